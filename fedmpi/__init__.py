@@ -1,0 +1,44 @@
+"""fedmpi: federated learning under data heterogeneity, on HPC clusters.
+
+    fedmpi.run(config, overrides=()) -> Summary      one experiment in this process (or this rank)
+    fedmpi.load(run_dir) -> nn.Module                the final global model of a run
+    fedmpi.Method, fedmpi.Task, fedmpi.Dataset       what a user's own method, task, data set are made of
+    fedmpi.methods.registry, fedmpi.models.registry, fedmpi.datasets.registry, fedmpi.partitions.registry
+Names are looked up when first used: importing fedmpi imports no torch and has no effect.
+"""
+
+from __future__ import annotations
+
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from fedmpi.api import Summary, load, run
+    from fedmpi.data.dataset import Dataset
+    from fedmpi.method import Method
+    from fedmpi.tasks import Task
+
+__version__ = "0.1.0"
+__all__ = ["Dataset", "Method", "Summary", "Task", "load", "run"]
+
+_PLACES = {
+    "run": "fedmpi.api:run",
+    "load": "fedmpi.api:load",
+    "Summary": "fedmpi.api:Summary",
+    "Method": "fedmpi.method:Method",
+    "Task": "fedmpi.tasks:Task",
+    "Dataset": "fedmpi.data.dataset:Dataset",
+    "rules": "fedmpi.rules",
+    "methods": "fedmpi.methods",
+    "models": "fedmpi.models",
+    "datasets": "fedmpi.data.sources",
+    "partitions": "fedmpi.data.partition",
+}
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _PLACES:
+        raise AttributeError(f"module 'fedmpi' has no attribute {name!r}")
+    module, _, attribute = _PLACES[name].partition(":")
+    found = import_module(module)
+    return getattr(found, attribute) if attribute else found

@@ -1,0 +1,219 @@
+"""Settings -> objects. With launch.py the only place that knows all the others."""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
+
+import numpy as np
+import torch
+from torch import nn
+
+from fedmpi import cohort, memory, methods, models, options, plugins, seeds, server_rules, tasks
+from fedmpi.comm import Communicator, Job
+from fedmpi.data import sources
+from fedmpi.data.federated import Federated, split
+from fedmpi.data.silos import describe, label_table, open_silos, silo_federation
+from fedmpi.errors import UserError
+from fedmpi.federation import Direction, Federation, Plan, Sink
+from fedmpi.layout import NORM_LAYERS, FlatModel
+from fedmpi.local import LocalSGD, Trainer
+from fedmpi.method import CLASSES, FEATURES, PLAIN_SGD, Method, Server, Uploads
+from fedmpi.models.net import Net
+from fedmpi.schedule import learning_rate
+from fedmpi.server_optim import ServerOptim
+from fedmpi.settings import Settings
+from fedmpi.wire import Wire
+
+
+def training_ranks(settings: Settings, size: int) -> list[int]:
+    """The ranks that train: all but rank 0, unless it is alone or told to."""
+    return list(range(0 if size == 1 or settings.server.trains else 1, size))
+
+
+def open_source(settings: Settings) -> tuple[Callable[..., Any], dict[str, Any]]:
+    """The data source and its checked options."""
+    found = plugins.load(settings.data.source, sources.registry, "data.source")
+    given = dict(settings.data.options)
+    if settings.data.download:
+        given["download"] = True
+    checked = options.check(found, given, "data", supplied=("root", "site"), origins=settings.origins("data"))
+    return found, checked
+
+
+def partitioned(settings: Settings) -> Federated:
+    """The federation whose data every rank holds."""
+    source, given = open_source(settings)
+    cut = settings.data.partition
+    assert cut is not None
+    dataset = source(settings.data.root, **given)
+    return split(dataset, cut.scheme, cut.clients, settings.seed, settings.data.client_test, **cut.options)
+
+
+def siloed(settings: Settings, comm: Communicator) -> Federated:
+    """The federation of silos: this rank opens its own clients' files, the ranks tell each other sizes and label counts."""
+    source, given = open_source(settings)
+    names = settings.data.silos
+    assert names is not None
+    owner = cohort.pinned(range(len(names)), training_ranks(settings, comm.size))
+    mine = [k for k in owner if owner[k] == comm.rank]
+    datasets = open_silos(source, settings.data.root, names, mine, **given)
+    sizes = describe(datasets)
+    table = np.zeros((len(names), sizes.shape[1] if len(sizes) else describe_width()), dtype=np.int64)
+    table[mine] = sizes
+    table = total(comm, table)
+    counts = total(comm, label_table(datasets, table, names))
+    return silo_federation(datasets, table, counts, names)
+
+
+def describe_width() -> int:
+    return describe({}).shape[1]
+
+
+def total(comm: Communicator, table: np.ndarray) -> np.ndarray:
+    """Sum of an int64 table over ranks, on every rank."""
+    flat = torch.from_numpy(table).flatten().to(comm.device)
+    if comm.rank == 0:
+        parts = [torch.empty_like(flat) for _ in range(1, comm.size)]
+        comm.swap([], list(enumerate(parts, 1)))
+        flat = sum(parts, flat)
+    else:
+        comm.swap([(0, flat)], [])
+    comm.broadcast(flat)
+    return flat.cpu().view(table.shape).numpy()
+
+
+@dataclass(frozen=True, eq=False)
+class Experiment:
+    """Everything of an experiment on one rank but its communicator."""
+
+    settings: Settings
+    data: Federated
+    method: Method
+    task: Any
+    net: Net
+    model: FlatModel
+    wire: Wire
+
+    @property
+    def itemsize(self) -> int:
+        return self.model.w.element_size()
+
+
+def make_method(settings: Settings) -> Method:
+    """The method with its checked hyperparameters."""
+    found = plugins.load(settings.method.name, methods.registry, "method.name")
+    if not (isinstance(found, type) and issubclass(found, Method)):
+        raise UserError(f"method.name: {settings.method.name} is no subclass of fedmpi.Method")
+    given = options.check(found, settings.method.options, "method", origins=settings.origins("method"))
+    made: Method = found(**given)
+    return made
+
+
+def make_module(settings: Settings, input_shape: tuple[int, ...], classes: int) -> nn.Module:
+    """The architecture with its initial weights, a function of the seed alone."""
+    found = plugins.load(settings.model.name, models.registry, "model.name")
+    given = options.check(
+        found, settings.model.options, "model", supplied=("input_shape", "classes"), origins=settings.origins("model")
+    )
+    with seeds.scoped(settings.seed, "init"):
+        module = found(input_shape, classes, **given)
+    if not isinstance(module, nn.Module) or not any(p.requires_grad for p in module.parameters()):
+        raise UserError(f"model.name: {settings.model.name} must return a torch.nn.Module with trainable parameters")
+    return module
+
+
+def experiment(settings: Settings, data: Federated, device: torch.device) -> Experiment:
+    """Model, task and method for the data at hand; what they need of each other is checked."""
+    method = make_method(settings)
+    task_class = plugins.load(settings.task.name, tasks.registry, "task.name")
+    given = options.check(task_class, settings.task.options, "task", supplied=("classes",), origins=settings.origins("task"))
+    task = task_class(data.classes, **given)
+    module = make_module(settings, data.input_shape, data.classes).to(device)
+    net = Net(module, data.input_shape)
+    model = FlatModel(module, net.head_names(), channels_last=settings.compute.channels_last)
+    _check_needs(settings, method, task, net, module)
+    wire = Wire(method, model, data.classes, net.feature_dim or 0, data.clients)
+    moved = data.to(device, channels_last=settings.compute.channels_last)
+    if settings.compute.compile:
+        module.compile()
+    return Experiment(settings, moved, method, task, net, model, wire)
+
+
+def _check_needs(settings: Settings, method: Method, task: Any, net: Net, module: nn.Module) -> None:
+    name = settings.method.name
+    lacking = {
+        FEATURES: not net.has_features and f"model {settings.model.name} does not end in a linear layer that can be split off",
+        CLASSES: not isinstance(task, tasks.Classification) and f"task.name is {settings.task.name}",
+        PLAIN_SGD: settings.train.momentum and f"train.momentum is {settings.train.momentum}",
+    }  # fmt: skip
+    for needed in sorted(method.needs):
+        if lacking[needed]:
+            raise UserError(f"method {name} needs {needed}, but {lacking[needed]}")
+    batch_norm = any(isinstance(m, NORM_LAYERS[0]) for m in module.modules())
+    if batch_norm and settings.train.batch_size == 1:
+        raise UserError("train.batch_size: 1 gives batch normalisation nothing to normalise over; use at least 2")
+    if settings.train.drop_last and settings.train.batch_size == "full":
+        warnings.warn("train.drop_last has no effect with batch_size: full", stacklevel=2)
+
+
+def make_direction(settings: Settings, method: Method) -> Direction:
+    """The server's rule: the method's own, or the one that the config puts in its place."""
+    rule = settings.server.rule
+    if rule.name == "auto":
+        return lambda up, s: method.direction(s, up)
+    found = plugins.load(rule.name, server_rules.registry, "server.rule")
+    given = options.check(found, rule.options, "server.rule", supplied=("up", "s"), origins=settings.origins("server.rule"))
+    chosen: Callable[[Uploads, Server], torch.Tensor] = partial(found, **given)
+    return chosen
+
+
+def make_trainer(made: Experiment, stop: Callable[[], bool]) -> Trainer:
+    train, compute = made.settings.train, made.settings.compute
+    sgd = LocalSGD(
+        epochs=train.epochs,
+        batch_size=None if train.batch_size == "full" else train.batch_size,
+        momentum=train.momentum,
+        weight_decay=train.weight_decay,
+        drop_last=train.drop_last,
+    )
+    bf16 = compute.precision == "bf16"
+    return Trainer(
+        made.model, made.net, made.task, made.method, made.data, made.wire, sgd, made.settings.seed, bf16=bf16, stop=stop
+    )
+
+
+def federation(made: Experiment, comm: Communicator, stop: Callable[[], bool], sink: Sink | None = None) -> Federation:
+    """The experiment, ready to run on this rank."""
+    s = made.settings
+    plan = Plan(
+        rounds=s.rounds,
+        seed=s.seed,
+        learning_rate=lambda t: learning_rate(
+            s.train.lr, s.train.schedule, t, max(s.rounds, 1), s.train.decay, s.train.warmup_rounds
+        ),
+        fraction=s.cohort.fraction,
+        placement="pinned" if s.data.silos else s.cohort.placement,
+        weighting=s.cohort.weighting,
+        server_trains=s.server.trains,
+        every=s.evaluate.every,
+        protocol=s.evaluate.protocol,
+        eval_batch=s.evaluate.batch_size,
+    )
+    shared = torch.empty(made.wire.shared.size, dtype=made.model.w.dtype, device=comm.device)
+    beta1 = s.server.momentum if s.server.optim == "momentum" else s.server.beta1
+    optim = ServerOptim(s.server.optim, shared, s.server.lr, beta1, s.server.beta2, s.server.eps)
+    return Federation(plan, comm, make_trainer(made, stop), optim, make_direction(s, made.method), sink)
+
+
+def check_memory(made: Experiment, job: Job) -> dict[str, int]:
+    """What the ranks need, in bytes; UserError where this host has less."""
+    s = made.settings
+    members = max(int(s.cohort.fraction * made.data.clients + 1e-9), 1)
+    ranks = training_ranks(s, job.size)
+    needed = memory.need(made.wire, made.itemsize, cohort=members, clients=made.data.clients, trainers=len(ranks))
+    memory.check(needed, job.local_size, alone=job.size == 1)
+    return needed

@@ -1,0 +1,120 @@
+"""What every means of communication promises: flat tensors between ranks, counted, bounded in time.
+
+All sizes are known beforehand on every rank, so nothing but the numbers themselves travels: no headers, no pickles.
+A tensor is sent from, and received into, its own memory.
+
+    broadcast(x)                    rank 0's x on every rank
+    swap(outgoing, incoming)        a set of point-to-point messages, posted together, then waited for
+    meet(payload, deadline_s)       a few bytes of each rank on every rank; the only call that names who is silent
+    abort(code)                     the end of this job, on every rank, now
+
+`W` ranks; a message is a contiguous tensor (n,) of any element type on `Communicator.device`.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Iterator, Sequence
+from typing import NoReturn
+
+import torch
+from torch import Tensor
+
+Message = tuple[int, Tensor]  # (peer, tensor (n,))
+MEET_BYTES = 4096  # most bytes of one rank in one meeting
+
+
+class Lost(RuntimeError):  # noqa: N818  (reads as it is meant: `except Lost`)
+    """A rank is dead, silent or late; the message names it. The job cannot go on: `abort` follows."""
+
+
+class Communicator(ABC):
+    """The ranks of one job as seen by one of them. Subclasses move bytes; this class checks, cuts and counts them."""
+
+    piece = 2**30 - 1  # elements: one below what 32-bit counts of all back ends (MPI, gloo, NCCL) are known to bear
+
+    def __init__(self, rank: int, size: int, device: torch.device) -> None:
+        self.rank = rank
+        self.size = size
+        self.device = torch.empty(0, device=device).device  # where message tensors must live; "cuda" becomes "cuda:0"
+        self.sent_bytes = 0
+        self.received_bytes = 0
+
+    def broadcast(self, x: Tensor) -> None:
+        """Overwrite x (n,) on every rank with that of rank 0. Raises Lost past the round time-out.
+
+        Counted: n bytes per receiver as sent by rank 0 (one receiver where it is alone), n as received elsewhere.
+        """
+        self._check(x)
+        for piece in self._pieces(x):
+            self._broadcast(piece)
+        if self.rank == 0:
+            self.sent_bytes += x.nbytes * max(1, self.size - 1)
+        else:
+            self.received_bytes += x.nbytes
+
+    def swap(self, outgoing: Sequence[Message], incoming: Sequence[Message]) -> None:
+        """Send all of `outgoing` and fill all of `incoming`; returns when both are done.
+
+        Between two ranks messages arrive in the order of the lists; lengths and types must agree on both sides. A
+        message to oneself is a copy, counted like any other. Raises Lost past the round time-out, naming the peer.
+        """
+        for peer, x in (*outgoing, *incoming):
+            self._check(x, peer)
+        to_self = [x for peer, x in outgoing if peer == self.rank]
+        from_self = [x for peer, x in incoming if peer == self.rank]
+        for source, target in zip(to_self, from_self, strict=True):
+            target.copy_(source)
+        self._swap(self._cut(outgoing), self._cut(incoming))
+        self.sent_bytes += sum(x.nbytes for _, x in outgoing)
+        self.received_bytes += sum(x.nbytes for _, x in incoming)
+
+    def meet(self, payload: bytes, deadline_s: float) -> list[bytes]:
+        """The payloads of all ranks, by rank, at most MEET_BYTES each. Raises Lost past the deadline: who is silent."""
+        if len(payload) > MEET_BYTES:
+            raise ValueError(f"a meeting carries at most {MEET_BYTES} bytes a rank, not {len(payload)}")
+        return self._meet(payload, deadline_s)
+
+    @abstractmethod
+    def close(self) -> None:
+        """Leave in peace: every rank calls it, once, after the last message."""
+
+    @abstractmethod
+    def abort(self, code: int) -> NoReturn:
+        """End this process now with exit code `code`, and with it the job."""
+
+    @abstractmethod
+    def _broadcast(self, x: Tensor) -> None: ...
+
+    @abstractmethod
+    def _swap(self, outgoing: Sequence[Message], incoming: Sequence[Message]) -> None: ...
+
+    @abstractmethod
+    def _meet(self, payload: bytes, deadline_s: float) -> list[bytes]: ...
+
+    def _check(self, x: Tensor, peer: int = 0) -> None:
+        if x.dim() != 1 or not x.is_contiguous() or x.device != self.device:
+            raise ValueError(
+                f"a message is a contiguous tensor (n,) on {self.device}, "
+                f"not one of shape {tuple(x.shape)}, strides {x.stride()} on {x.device}"
+            )
+        if not 0 <= peer < self.size:
+            raise ValueError(f"peer {peer} is not a rank: there are {self.size}")
+
+    def _pieces(self, x: Tensor) -> Iterator[Tensor]:
+        return (x[start : start + self.piece] for start in range(0, len(x), self.piece))
+
+    def _cut(self, messages: Sequence[Message]) -> list[Message]:
+        return [(peer, piece) for peer, x in messages if peer != self.rank for piece in self._pieces(x)]
+
+
+def relay(x: Tensor, rank: int, size: int, swap: Callable[[list[Message], list[Message]], None]) -> None:
+    """Broadcast x (n,) from rank 0 down a binomial tree, out of point-to-point messages, which can name who is late.
+
+    The parent of a rank is the rank without its lowest bit; the children have one more bit, below that one.
+    """
+    lowest = rank & -rank if rank else size
+    bits = [1 << i for i in range(size.bit_length()) if 1 << i < lowest]
+    if rank > 0:
+        swap([], [(rank - lowest, x)])
+    swap([(rank + bit, x) for bit in reversed(bits) if rank + bit < size], [])

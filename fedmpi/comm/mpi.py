@@ -1,0 +1,175 @@
+"""MPI through mpi4py: buffers only (the calls with a capital letter), never pickles.
+
+Nothing here blocks inside MPI: most libraries spin while they wait and would take the core from a rank that trains. Requests
+are posted, then tested with pauses between, until a deadline.
+"""
+
+from __future__ import annotations
+
+import faulthandler
+import sys
+import time
+from collections.abc import Iterable, Sequence
+from typing import Any, NoReturn, final
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from fedmpi.comm.base import MEET_BYTES, Communicator, Lost, Message, relay
+from fedmpi.comm.job import Job
+from fedmpi.comm.solo import leave
+from fedmpi.errors import UserError
+
+DATA, CONTROL = 0, 1  # tags
+EAGER_S = 0.05  # test without pause for so long: a message under way needs the processor to move
+PAUSE_S = 1e-3  # the longest pause: 0.1 % of a second's round, and hardly any processor time
+GRACE_S = 5.0  # for rank 0's verdict to reach the others after a meeting's deadline
+SILENT = 2**32 - 1  # in place of a payload's length
+CARRIER = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}  # bytes of an element -> what MPI calls it
+
+
+REMEDY = {  # where MPI and launcher do not belong together
+    "mpi": "Start with the mpirun of that MPI; or make mpi4py load the launcher's: set MPI4PY_LIBMPI to its libmpi.so, or, "
+    "with its mpicc on PATH, `pip install --force-reinstall --no-binary mpi4py mpi4py`; or use srun or torchrun.",
+    "slurm": "Name the PMI that it speaks, e.g. `srun --mpi=pmix` (`srun --mpi=list` shows which there are), or start with "
+    "mpirun inside the allocation, or use comm.backend=gloo.",
+    "torchrun": "comm.backend=mpi needs mpirun (or srun --mpi=...); torchrun goes with comm.backend=gloo or nccl.",
+}
+
+
+def connect(job: Job, start_timeout_s: float, round_timeout_s: float) -> Communicator:
+    return Mpi(world(job, start_timeout_s), round_timeout_s)
+
+
+def load() -> Any:
+    """mpi4py.MPI, not initialised. Raises UserError where mpi4py or its MPI library is missing."""
+    try:
+        import mpi4py
+
+        mpi4py.rc.initialize = False  # importing has no effect
+        from mpi4py import MPI  # noqa: N811
+    except (ImportError, RuntimeError) as error:
+        raise UserError(
+            f"this job was started by an MPI launcher (or asks for comm.backend=mpi), but mpi4py does not load: {error}\n"
+            f"Install it with `pip install 'fedmpi[mpi]'`, or start with torchrun or srun and comm.backend=gloo."
+        ) from error
+    return MPI
+
+
+def world(job: Job, timeout_s: float) -> Any:
+    """COMM_WORLD of `job`, initialised.
+
+    Raises UserError where the launcher's MPI is not the one that mpi4py loaded. MPI_Init waits for all ranks and cannot be
+    interrupted: past the time-out this process prints where it stands and exits.
+    """
+    MPI = load()  # noqa: N806
+    if not MPI.Is_initialized():
+        faulthandler.dump_traceback_later(max(1.0, timeout_s), exit=True)
+        MPI.Init_thread(MPI.THREAD_SERIALIZED)
+        faulthandler.cancel_dump_traceback_later()
+    if MPI.COMM_WORLD.size != job.size:
+        raise UserError(
+            f"{job.launcher} started {job.size} ranks, but MPI sees {MPI.COMM_WORLD.size}: the MPI that mpi4py loaded does "
+            f"not know this launcher ({library()}).\n{REMEDY[job.launcher]}"
+        )
+    return MPI.COMM_WORLD
+
+
+def library() -> str:
+    return str(load().Get_library_version()).split(",")[0].splitlines()[0]
+
+
+def identity() -> Job:
+    """Who this process is, asked of MPI itself."""
+    MPI = load()  # noqa: N806
+    if not MPI.Is_initialized():
+        MPI.Init_thread(MPI.THREAD_SERIALIZED)
+    here = MPI.COMM_WORLD.Split_type(MPI.COMM_TYPE_SHARED)
+    return Job("mpi", MPI.COMM_WORLD.rank, MPI.COMM_WORLD.size, here.rank, here.size, MPI.Get_processor_name())
+
+
+def finalize() -> None:
+    MPI = load()  # noqa: N806
+    if not MPI.Is_finalized():
+        MPI.Finalize()
+
+
+def abort(code: int) -> NoReturn:
+    sys.stdout.flush()
+    sys.stderr.flush()
+    load().COMM_WORLD.Abort(code)
+    leave(code)  # not reached where Abort works
+
+
+def buffer(x: Tensor) -> np.ndarray:
+    """x's own memory as an array of a type that MPI has: bfloat16 travels as 16-bit integers, bit for bit."""
+    return x.detach().view(CARRIER[x.element_size()]).numpy()
+
+
+@final
+class Mpi(Communicator):
+    def __init__(self, comm: Any, round_timeout_s: float) -> None:
+        Communicator.__init__(self, comm.rank, comm.size, torch.device("cpu"))
+        self.comm = comm
+        self.round_timeout_s = round_timeout_s
+
+    def close(self) -> None:
+        if self._wait([(0, self.comm.Ibarrier())], self.round_timeout_s):
+            raise Lost(f"rank {self.rank}: not all ranks came to the end within {self.round_timeout_s:.0f} s")
+        finalize()
+
+    def abort(self, code: int) -> NoReturn:
+        abort(code)
+
+    def _broadcast(self, x: Tensor) -> None:
+        relay(x, self.rank, self.size, self._swap)
+
+    def _swap(self, outgoing: Sequence[Message], incoming: Sequence[Message]) -> None:
+        requests = [(peer, self.comm.Irecv(buffer(x), peer, DATA)) for peer, x in incoming]
+        requests += [(peer, self.comm.Isend(buffer(x), peer, DATA)) for peer, x in outgoing]
+        late = self._wait(requests, self.round_timeout_s)
+        if late:
+            raise Lost(
+                f"rank {self.rank}: no message from or to {ranks(late)} for {self.round_timeout_s:.0f} s; "
+                f"dead, hung, or later than comm.round_timeout_s"
+            )
+
+    def _meet(self, payload: bytes, deadline_s: float) -> list[bytes]:
+        """Rank 0 gathers and alone decides who is silent, so that all ranks hear the same."""
+        frames = torch.zeros(self.size, 4 + MEET_BYTES, dtype=torch.uint8)  # length, payload
+        mine = bytearray(len(payload).to_bytes(4, "little") + payload)
+        frames[self.rank, : len(mine)] = torch.frombuffer(mine, dtype=torch.uint8)
+        silent = torch.zeros(self.size, dtype=torch.uint8)
+        others = range(1, self.size)
+        if self.rank == 0:
+            posted = [(peer, self.comm.Irecv(buffer(frames[peer]), peer, CONTROL)) for peer in others]
+            silent[list(self._wait(posted, deadline_s))] = 1
+            told = [(peer, self.comm.Isend(buffer(silent), peer, CONTROL)) for peer in others if not silent[peer]]
+            self._wait(told, GRACE_S)
+        else:
+            posted = [(0, self.comm.Isend(buffer(frames[self.rank]), 0, CONTROL))]
+            posted += [(0, self.comm.Irecv(buffer(silent), 0, CONTROL))]
+            silent[list(self._wait(posted, deadline_s + GRACE_S))] = 1
+        if silent.any():
+            raise Lost(f"silent for {deadline_s:.0f} s: {ranks(silent.nonzero().flatten().tolist())} of {self.size}")
+        relay(frames.flatten(), self.rank, self.size, self._swap)
+        return [frame[4 : 4 + int.from_bytes(frame[:4], "little")] for frame in map(bytes, frames.numpy())]
+
+    def _wait(self, requests: list[tuple[int, Any]], timeout_s: float) -> set[int]:
+        """Wait for all; the peers of those requests that are not done in time."""
+        handles = [request for _, request in requests]
+        began = time.monotonic()
+        pause_s = 0.0
+        while not load().Request.Testall(handles):
+            waited_s = time.monotonic() - began
+            if waited_s > timeout_s:
+                return {peer for peer, request in requests if not request.Test()}
+            time.sleep(pause_s)
+            pause_s = 0.0 if waited_s < EAGER_S else min(PAUSE_S, 2 * pause_s + 1e-5)
+        return set()
+
+
+def ranks(those: Iterable[int]) -> str:
+    names = sorted(those)
+    return ("rank " if len(names) == 1 else "ranks ") + ", ".join(map(str, names))

@@ -1,0 +1,124 @@
+"""Where the ranks of a job first meet: a TCPStore whose address follows from the launcher and is never asked for.
+
+torchrun   MASTER_ADDR and MASTER_PORT; the agent holds the store, or rank 0 does
+mpirun     rank 0 takes a free port and tells it by an MPI broadcast
+srun       rank 0 is on the first host of the step; hello.py finds the port
+"""
+
+from __future__ import annotations
+
+import os
+import socket
+import time
+from collections.abc import Callable, Mapping
+from datetime import timedelta
+
+import torch
+from torch.distributed import DistError, PrefixStore, Store, TCPStore
+
+from fedmpi.comm import hello, hosts
+from fedmpi.comm.base import Lost
+from fedmpi.comm.job import Job
+from fedmpi.errors import UserError
+
+ADDRESS_BYTES = 1024
+
+
+def find_store(job: Job, timeout_s: float, env: Mapping[str, str] | None = None) -> tuple[Store, Callable[[], None]]:
+    """The job's store, and what to call once all ranks have it.
+
+    Raises Lost if rank 0 cannot be reached in time, UserError for what its user can mend.
+    """
+    env = os.environ if env is None else env
+    deadline = time.monotonic() + timeout_s
+    if job.launcher == "torchrun":
+        return under_torchrun(job, env, deadline), nothing
+    if job.launcher == "mpi":
+        return under_mpi(job, deadline), nothing
+    return under_slurm(job, env, deadline)
+
+
+def nothing() -> None:
+    pass
+
+
+def under_torchrun(job: Job, env: Mapping[str, str], deadline: float) -> Store:
+    for name in ("MASTER_ADDR", "MASTER_PORT"):
+        if not env.get(name):
+            raise UserError(
+                f"environment variable {name} is not set, though RANK and WORLD_SIZE are: start with torchrun."
+            )
+    agent_holds_it = env.get("TORCHELASTIC_USE_AGENT_STORE") == "True"
+    host, port = env["MASTER_ADDR"], int(env["MASTER_PORT"])
+    store = open_store(host, port, job.rank == 0 and not agent_holds_it, deadline)
+    # A restarted attempt finds the keys of the one before in the agent's store.
+    return PrefixStore(f"attempt {env.get('TORCHELASTIC_RESTART_COUNT', '0')}", store)
+
+
+def under_mpi(job: Job, deadline: float) -> Store:
+    from fedmpi.comm import mpi
+
+    world = mpi.world(job, deadline - time.monotonic())
+    address = torch.zeros(ADDRESS_BYTES, dtype=torch.uint8)  # "port host host ..." and zeros
+    if job.rank == 0:
+        store = open_store("127.0.0.1", 0, True, deadline)
+        text = " ".join([str(store.port), *my_names(job)]).encode()[:ADDRESS_BYTES]
+        address[: len(text)] = torch.frombuffer(bytearray(text), dtype=torch.uint8)
+    world.Bcast(address.numpy(), root=0)
+    if job.rank == 0:
+        return store
+    port, *names = bytes(address.tolist()).rstrip(b"\0").decode().split()
+    return open_store(first_reachable(names, int(port), deadline), int(port), False, deadline)
+
+
+def under_slurm(job: Job, env: Mapping[str, str], deadline: float) -> tuple[Store, Callable[[], None]]:
+    word = hello.magic(env)
+    if job.rank == 0:
+        store = open_store("127.0.0.1", 0, True, deadline)
+        return store, hello.serve(word, store.port)
+    source = "SLURM_STEP_NODELIST" if "SLURM_STEP_NODELIST" in env else "SLURM_NODELIST"
+    nodes = hosts.expand(env[source])
+    host = "127.0.0.1" if len(nodes) == 1 else hosts.resolve(nodes[0], source)
+    return open_store(host, hello.ask(host, word, deadline), False, deadline), nothing
+
+
+def open_store(host: str, port: int, master: bool, deadline: float) -> TCPStore:
+    """Rank 0 does not wait here for the others, which would not say who is missing: the first meeting does."""
+    patience = timedelta(seconds=max(1.0, deadline - time.monotonic()))
+    try:
+        return TCPStore(host, port, is_master=master, timeout=patience, wait_for_workers=False)
+    except DistError as error:
+        if master:
+            raise UserError(
+                f"rank 0 cannot listen on port {port} of {host}: {error}\n"
+                f"Give torchrun another one, e.g. --master-port 0 or --rdzv-endpoint HOST:PORT."
+            ) from error
+        raise Lost(
+            f"rank 0 is silent: no store at {host}:{port} after {patience.total_seconds():.0f} s ({error})"
+        ) from error
+
+
+def my_names(job: Job) -> list[str]:
+    """What other ranks may call this host, best first."""
+    if job.local_size == job.size:
+        return ["127.0.0.1"]
+    try:
+        addresses = socket.gethostbyname_ex(job.host)[2]
+    except OSError:
+        addresses = []
+    return [job.host, *(address for address in addresses if not address.startswith("127."))]
+
+
+def first_reachable(names: list[str], port: int, deadline: float) -> str:
+    while time.monotonic() < deadline:
+        for name in names:
+            try:
+                socket.create_connection((name, port), timeout=3).close()
+            except OSError:
+                continue
+            return name
+        time.sleep(0.1)
+    raise Lost(
+        f"rank 0 is silent: {socket.gethostname()} cannot reach port {port} of {' or '.join(names)}; "
+        f"does the name resolve there, and does a firewall stand between the nodes?"
+    )

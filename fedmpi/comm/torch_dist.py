@@ -1,0 +1,196 @@
+"""torch.distributed: gloo between CPUs, NCCL between GPUs. Control traffic goes through the store, never on NCCL."""
+
+from __future__ import annotations
+
+import json
+import os
+import socket
+import time
+from collections import Counter
+from collections.abc import Callable, Sequence
+from datetime import timedelta
+from typing import NoReturn, final
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+from fedmpi.comm import hosts, rendezvous
+from fedmpi.comm.base import Communicator, Lost, Message, relay
+from fedmpi.comm.job import Job
+from fedmpi.comm.meeting import GRACE_S, Meeting
+from fedmpi.comm.solo import leave
+from fedmpi.errors import UserError
+
+
+def connect(
+    job: Job, backend: str, device: torch.device, start_timeout_s: float, round_timeout_s: float
+) -> Communicator:
+    """All ranks meet, agree on the back end by what they have, and build its group."""
+    deadline = time.monotonic() + start_timeout_s
+    store, all_here = rendezvous.find_store(job, start_timeout_s)
+    meeting = Meeting(store, job.rank, job.size)
+    card = {"backend": backend, "host": job.host, "gpu": gpu_uuid(device)}
+    cards = [json.loads(text) for text in meeting(json.dumps(card).encode(), max(1.0, deadline - time.monotonic()))]
+    all_here()
+    chosen = choose(backend, cards)
+    choose_interface(cards[job.rank]["host"], [card["host"] for card in cards])
+    # gloo's time-out bounds the building of the group only, as each wait has its own. NCCL's is a watchdog that kills the
+    # process: it must come after our own, which can name the rank.
+    patience_s = round_timeout_s + 60 if chosen == "nccl" else start_timeout_s
+    dist.init_process_group(
+        chosen,
+        store=dist.PrefixStore("group", store),
+        rank=job.rank,
+        world_size=job.size,
+        timeout=timedelta(seconds=patience_s),
+        device_id=device if chosen == "nccl" else None,
+    )
+    return Nccl(job, device, meeting, round_timeout_s) if chosen == "nccl" else Gloo(job, meeting, round_timeout_s)
+
+
+def gpu_uuid(device: torch.device) -> str:
+    return str(torch.cuda.get_device_properties(device).uuid) if device.type == "cuda" else ""
+
+
+def choose(backend: str, cards: Sequence[dict[str, str]]) -> str:
+    """nccl or gloo, for all ranks alike. Raises UserError where ranks disagree, or NCCL would refuse.
+
+    A card is what a rank says of itself: the back end of its config, its host, the UUID of its GPU ("" for none).
+    """
+    asked = Counter(card["backend"] for card in cards)
+    if len(asked) > 1:
+        raise UserError(f"comm.backend differs between ranks: {dict(asked)}; give all ranks one config.")
+    without = [rank for rank, card in enumerate(cards) if not card["gpu"]]
+    seen: dict[str, int] = {}
+    shared = [(seen.setdefault(card["gpu"], rank), rank) for rank, card in enumerate(cards) if card["gpu"]]
+    shared = [(first, rank) for first, rank in shared if first != rank]
+    if backend == "auto":
+        return "gloo" if without or shared else "nccl"
+    if backend == "nccl" and without:
+        raise UserError(
+            f"comm.backend=nccl, but rank {without[0]} on {cards[without[0]]['host']} computes without a GPU "
+            f"({len(without)} of {len(cards)} ranks).\nUse comm.backend=gloo (or auto), or give every rank a GPU."
+        )
+    if backend == "nccl" and shared:
+        first, rank = shared[0]
+        raise UserError(
+            f"comm.backend=nccl, but ranks {first} and {rank} share GPU {cards[rank]['gpu']} of {cards[rank]['host']}, "
+            f"which NCCL refuses.\nStart one rank fewer and let rank 0 train (server.trains=true), or use comm.backend=gloo."
+        )
+    return backend
+
+
+def choose_interface(mine: str, all_hosts: Sequence[str]) -> None:
+    """Keep gloo off the loopback where the job spans hosts: it binds to what the own host name resolves to, which is
+    127.0.1.1 by Debian's /etc/hosts. A user's GLOO_SOCKET_IFNAME is respected."""
+    others = [host for host in all_hosts if host != mine]
+    if not others or "GLOO_SOCKET_IFNAME" in os.environ:
+        return
+    try:
+        loopback = socket.gethostbyname(mine).startswith("127.")
+    except OSError:
+        loopback = True
+    interface = hosts.interface_towards(others[0]) if loopback else None
+    if interface:
+        os.environ["GLOO_SOCKET_IFNAME"] = interface
+
+
+@final
+class Gloo(Communicator):
+    def __init__(self, job: Job, meeting: Meeting, round_timeout_s: float) -> None:
+        Communicator.__init__(self, job.rank, job.size, torch.device("cpu"))
+        self.job = job
+        self.meeting = meeting
+        self.round_timeout_s = round_timeout_s
+
+    def close(self) -> None:
+        part(self.job, self.meeting, self.round_timeout_s)
+
+    def abort(self, code: int) -> NoReturn:
+        end(self.job, code)
+
+    def _broadcast(self, x: Tensor) -> None:
+        relay(x, self.rank, self.size, self._swap)
+
+    def _swap(self, outgoing: Sequence[Message], incoming: Sequence[Message]) -> None:
+        deadline = time.monotonic() + self.round_timeout_s
+        way, peer = "", 0
+        try:
+            posted = [("from", peer, dist.irecv(x, peer)) for peer, x in incoming]
+            posted += [("to", peer, dist.isend(x, peer)) for peer, x in outgoing]
+            for way, peer, work in posted:
+                work.wait(timedelta(seconds=max(0.001, deadline - time.monotonic())))
+        except RuntimeError as error:
+            raise Lost(
+                f"rank {self.rank}: message {way} rank {peer} failed; rank {peer} is dead, or later than "
+                f"{self.round_timeout_s:.0f} s ({error})"
+            ) from error
+
+    def _meet(self, payload: bytes, deadline_s: float) -> list[bytes]:
+        return self.meeting(payload, deadline_s)
+
+
+@final
+class Nccl(Communicator):
+    def __init__(self, job: Job, device: torch.device, meeting: Meeting, round_timeout_s: float) -> None:
+        Communicator.__init__(self, job.rank, job.size, device)
+        self.job = job
+        self.meeting = meeting
+        self.round_timeout_s = round_timeout_s
+
+    def close(self) -> None:
+        part(self.job, self.meeting, self.round_timeout_s)
+
+    def abort(self, code: int) -> NoReturn:
+        end(self.job, code)
+
+    def _broadcast(self, x: Tensor) -> None:
+        self._wait(lambda: [dist.broadcast(x, 0, async_op=True)])
+
+    def _swap(self, outgoing: Sequence[Message], incoming: Sequence[Message]) -> None:
+        operations = [dist.P2POp(dist.isend, x, peer) for peer, x in outgoing]
+        operations += [dist.P2POp(dist.irecv, x, peer) for peer, x in incoming]
+        if operations:  # NCCL posts them as one group, which cannot deadlock
+            self._wait(lambda: dist.batch_isend_irecv(operations))
+
+    def _meet(self, payload: bytes, deadline_s: float) -> list[bytes]:
+        return self.meeting(payload, deadline_s)
+
+    def _wait(self, post: Callable[[], list[dist.Work]]) -> None:
+        """NCCL names no peer and cannot be cancelled: past the deadline all ranks are called by way of the store."""
+        deadline = time.monotonic() + self.round_timeout_s
+        try:
+            works = post()
+            while not all(work.is_completed() for work in works):
+                if time.monotonic() > deadline:
+                    raise RuntimeError(f"no answer for {self.round_timeout_s:.0f} s")
+                time.sleep(1e-4)
+            for work in works:
+                work.wait()
+        except RuntimeError as error:
+            try:
+                self.meeting(b"", GRACE_S)
+            except Lost as lost:
+                raise Lost(f"rank {self.rank}: NCCL failed ({error}); {lost}") from error
+            raise Lost(f"rank {self.rank}: NCCL failed, though all ranks are there ({error})") from error
+
+
+def part(job: Job, meeting: Meeting, timeout_s: float) -> None:
+    """All ranks leave together: a socket closed while its other end still reads would take the last message with it."""
+    meeting(b"", timeout_s)
+    dist.destroy_process_group()
+    meeting.leave(timeout_s)
+    if job.launcher == "mpi":
+        from fedmpi.comm import mpi
+
+        mpi.finalize()
+
+
+def end(job: Job, code: int) -> NoReturn:
+    """mpirun must be told; torchrun and `srun --kill-on-bad-exit` end the others when one rank exits with an error."""
+    if job.launcher == "mpi":
+        from fedmpi.comm import mpi
+
+        mpi.abort(code)
+    leave(code)

@@ -1,0 +1,85 @@
+"""What a run shows while it runs: a live line on a terminal, else (a Slurm log) one plain line a round."""
+
+import math
+import sys
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, TextIO
+
+from rich.console import Console as Terminal
+from rich.progress import BarColumn, Progress, TextColumn
+
+
+class Console:
+    """Shows rounds as they end; every line goes to `log` too.
+
+    Args:
+        rounds: of the whole run.
+        names: the metrics to show, such as ("loss", "accuracy").
+        log: takes each line, such as `RunDirectory.log`.
+        first: rounds done before, by a run that this one continues.
+        stream: where to show; a terminal gets the live line.
+    """
+
+    def __init__(
+        self,
+        rounds: int,
+        names: Sequence[str],
+        log: Callable[[str], None],
+        first: int = 0,
+        stream: TextIO | None = None,
+    ) -> None:
+        self.rounds, self.names, self.log = rounds, tuple(names), log
+        self.stream = stream or sys.stdout
+        self.wall_s: list[float] = []
+        self.progress: Progress | None = None
+        if self.stream.isatty():
+            columns = (BarColumn(), TextColumn("{task.description}", markup=False))
+            self.progress = Progress(*columns, console=Terminal(file=self.stream))
+            self.task = self.progress.add_task("starting", total=max(rounds, 1), completed=first)
+            self.progress.start()
+
+    def say(self, text: str) -> None:
+        """A line of its own, above the live one."""
+        self.log(text)
+        if self.progress is not None:
+            self.progress.console.print(text, markup=False, highlight=False)
+        else:
+            print(text, file=self.stream, flush=True)
+
+    def round(self, row: Mapping[str, Any]) -> None:
+        """One finished round: `row` as in metrics.jsonl (round, wall_s, metrics where it was evaluated)."""
+        self.wall_s.append(float(row["wall_s"]))
+        done = int(row["round"]) + 1
+        parts = [f"round {done}/{self.rounds}"]
+        parts += [f"{name} {_figure(row[name])}" for name in self.names if row.get(name) is not None]
+        parts.append(f"{row['wall_s']:.1f} s")
+        left_s = max(self.rounds - done, 0) * sum(self.wall_s) / len(self.wall_s)
+        if left_s > 0:
+            parts.append(f"eta {duration(left_s)}")
+        line = "  ".join(parts)
+        if self.progress is None:
+            self.say(line)
+        else:
+            self.log(line)
+            self.progress.update(self.task, completed=done, description=line)
+
+    def close(self) -> None:
+        """Ends the live line, so that what follows starts on a line of its own."""
+        if self.progress is not None:
+            self.progress.stop()
+
+
+def duration(seconds: float) -> str:
+    """To two digits or so.
+
+    >>> duration(45), duration(75), duration(3600), duration(9000)
+    ('45 s', '1 min', '60 min', '2.5 h')
+    """
+    if seconds < 60:
+        return f"{math.ceil(seconds)} s"
+    return f"{seconds / 60:.0f} min" if seconds < 2 * 3600 else f"{seconds / 3600:.1f} h"
+
+
+def _figure(value: float) -> str:
+    """Three digits below 10 (losses), two decimals above (percent)."""
+    return f"{value:.3g}" if abs(value) < 10 else f"{value:.2f}"

@@ -1,0 +1,1 @@
+"""From files to what a client trains on: sources -> Dataset -> partition -> Federated -> batches."""

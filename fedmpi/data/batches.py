@@ -1,0 +1,42 @@
+"""Mini-batches of one client: one permutation an epoch, drawn on the CPU so that every device sees the same order."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import TYPE_CHECKING
+
+import torch
+from torch import Tensor
+
+if TYPE_CHECKING:
+    from fedmpi.data.federated import Shard
+
+
+def batches(
+    shard: Shard, size: int | None, generator: torch.Generator | None, drop_last: bool = False
+) -> Iterator[tuple[Tensor, Tensor]]:
+    """One epoch of (x, y), `size` rows each; the last, partial batch is kept unless drop_last.
+
+    size None: all rows at once. generator None (evaluation) and size None keep the order of the index and draw nothing.
+    A shard smaller than `size` gives its one batch even with drop_last: a client that takes no step has no update.
+    """
+    n = len(shard)
+    index = shard.index if size is None or generator is None else shard.index[torch.randperm(n, generator=generator)]
+    index = index.to(shard.x.device)  # once an epoch, not once a batch
+    step = size or max(n, 1)
+    stop = n - n % step if drop_last and n >= step else n
+    for start in range(0, stop, step):
+        rows = index[start : min(start + step, stop)]
+        yield gather(shard.x, rows), shard.y.index_select(0, rows)
+
+
+def gather(x: Tensor, rows: Tensor) -> Tensor:
+    """x[rows]; images stored as (n, H, W, C) blocks are gathered as such and so come out channels_last at once."""
+    if stored_channels_last(x):
+        return x.permute(0, 2, 3, 1).index_select(0, rows).permute(0, 3, 1, 2)
+    return x.index_select(0, rows)
+
+
+def stored_channels_last(x: Tensor) -> bool:
+    """By strides, as convolutions tell: with one channel `is_contiguous` says yes to both formats."""
+    return x.ndim == 4 and x.stride(1) == 1 and x.permute(0, 2, 3, 1).is_contiguous()

@@ -1,0 +1,61 @@
+"""Which test rows are a client's own.
+
+class_match  all test rows of the classes it trains on (FedRep 2021, wherever its shards do not divide)
+aligned      of class c  min(t_c, floor(1000 n_kc / n_k))  rows, without replacement; clients overlap (FedSOL 2024)
+global       the whole test part
+site         the test rows of its site
+auto         site where clients are sites and the data set says whose the test rows are; else aligned, or for
+             regression global
+"""
+
+from __future__ import annotations
+
+from typing import Literal, get_args
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from fedmpi import seeds
+from fedmpi.data.dataset import Dataset
+from fedmpi.errors import UserError
+
+ClientTest = Literal["auto", "site", "aligned", "class_match", "global"]
+ALIGNED_SIZE = 1000  # FedSOL's choice; a class of share n_kc / n_k gets that share of it
+
+
+def client_tests(
+    dataset: Dataset, counts: np.ndarray, client_test: ClientTest, by_site: bool, seed: int
+) -> list[Tensor]:
+    """Test indices (t_k,) of every client.
+
+    counts: (N, classes) training labels; by_site: client k is site k. Raises UserError for what the data cannot give.
+    """
+    if client_test not in get_args(ClientTest):
+        raise UserError(f"data.client_test is {client_test!r}; allowed: {', '.join(get_args(ClientTest))}")
+    regression = dataset.train_y.is_floating_point()
+    if client_test == "auto":
+        known = by_site and dataset.test_site is not None
+        client_test = "site" if known else "global" if regression else "aligned"
+    if client_test == "global":
+        return [torch.arange(len(dataset.test_y))] * len(counts)
+    if client_test == "site":
+        if not by_site or dataset.test_site is None:
+            raise UserError(
+                "data.client_test: site needs partition scheme site and a data set with test_site; take aligned"
+            )
+        return [torch.nonzero(dataset.test_site == k).flatten() for k in range(len(counts))]
+    if regression:
+        raise UserError(f"data.client_test: {client_test} selects by class, but the targets are numbers; take global")
+    if client_test == "class_match":
+        owned = torch.from_numpy(counts > 0)
+        return [torch.nonzero(owned[k][dataset.test_y]).flatten() for k in range(len(counts))]
+    return [
+        _aligned(dataset.test_y.numpy(), row, seeds.numpy_rng(seed, "client_test", k)) for k, row in enumerate(counts)
+    ]
+
+
+def _aligned(test_y: np.ndarray, row: np.ndarray, rng: np.random.Generator) -> Tensor:
+    quota = ALIGNED_SIZE * row // row.sum()  # whole-number arithmetic: floor(1000 * .29) is 289 in floating point
+    rows = [rng.permutation(np.flatnonzero(test_y == c))[: quota[c]] for c in np.flatnonzero(quota)]
+    return torch.from_numpy(np.sort(np.concatenate(rows)))

@@ -1,0 +1,154 @@
+"""What a rank sees of the federation's data: training and test rows by client, sizes and label counts of all clients.
+
+Without silos every rank holds the whole data set once; clients are index arrays into it (`split`). With silos a rank
+opens only the sites of its own clients (data/silos.py).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from fedmpi import plugins, seeds
+from fedmpi.data import partition
+from fedmpi.data.batches import stored_channels_last
+from fedmpi.data.client_test import ClientTest, client_tests
+from fedmpi.data.dataset import Dataset
+from fedmpi.errors import UserError
+from fedmpi.options import check
+
+
+@dataclass(frozen=True, eq=False)
+class Shard:
+    """Rows `index` of x and y; x and y may be shared with other shards. The index stays on the CPU."""
+
+    x: Tensor
+    y: Tensor
+    index: Tensor  # (n,) int64
+
+    def __len__(self) -> int:
+        return len(self.index)
+
+
+@dataclass(frozen=True, eq=False)
+class Federated:
+    """The data of N clients as one rank sees them."""
+
+    classes: int
+    input_shape: tuple[int, ...]
+    clients: int
+    train_sizes: np.ndarray  # (N,) int64
+    test_sizes: np.ndarray  # (N,) int64
+    label_counts: np.ndarray  # (N, classes) int64, training part; zeros for regression
+    train: Mapping[int, Shard]  # of the clients this rank can train
+    test: Mapping[int, Shard]  # their own test splits; one may be empty
+    global_test: Shard | None  # None in silo mode: no rank sees it
+    parts: list[np.ndarray] | None  # training indices by client; None in silo mode
+    site_names: tuple[str, ...] = ()
+
+    def to(self, device: torch.device | str, channels_last: bool = False) -> Federated:
+        """The same federation with x and y on `device`, each tensor moved once however many shards share it.
+
+        channels_last: images are stored as (n, H, W, C) blocks and shown as (n, C, H, W) views.
+        """
+        moved: dict[int, Tensor] = {}
+
+        def move(tensor: Tensor) -> Tensor:
+            if id(tensor) not in moved:
+                new = tensor.to(device)
+                if new.ndim == 4 and stored_channels_last(new) != channels_last:
+                    # clone, not to(): the latter leaves one-channel images as they are, see stored_channels_last
+                    new = new.clone(memory_format=torch.channels_last if channels_last else torch.contiguous_format)
+                moved[id(tensor)] = new
+            return moved[id(tensor)]
+
+        def shard(old: Shard) -> Shard:
+            return Shard(move(old.x), move(old.y), old.index)
+
+        return replace(
+            self,
+            train={k: shard(old) for k, old in self.train.items()},
+            test={k: shard(old) for k, old in self.test.items()},
+            global_test=None if self.global_test is None else shard(self.global_test),
+        )
+
+
+def split(
+    dataset: Dataset, scheme: str, clients: int | None, seed: int, client_test: ClientTest = "auto", **options: Any
+) -> Federated:
+    """Divide a data set among clients.
+
+    scheme: a name in data/partition.py, path/to/file.py:function or package.module:function; options: of that scheme.
+    clients None: as many as there are sites (scheme site only).
+    client_test: how a client's own test rows are chosen, see client_test.py.
+    Raises UserError for what the data cannot give.
+    """
+    cut = plugins.load(scheme, partition.registry, "partition")
+    options = check(cut, options, "data.partition", supplied=("labels", "clients", "rng"))
+    labels = dataset.train_y.numpy()
+    by_site = cut is partition.site
+    keys = _sites(dataset) if by_site else labels
+    if clients is None:
+        if not by_site:
+            raise UserError(f"data.partition: scheme {scheme} needs `clients`, the number of clients")
+        clients = len(dataset.site_names) or int(keys.max()) + 1
+    if clients < 1:
+        raise UserError(f"data.partition: clients={clients}; at least 1 is needed")
+    parts = _checked(cut(keys, clients, seeds.numpy_rng(seed, "partition"), **options), len(labels), clients, scheme)
+
+    counts = np.stack([count_labels(dataset.train_y[torch.from_numpy(part)], dataset.classes) for part in parts])
+    tests = client_tests(dataset, counts, client_test, by_site, seed)
+    return Federated(
+        classes=dataset.classes,
+        input_shape=dataset.input_shape,
+        clients=clients,
+        train_sizes=np.array([len(part) for part in parts], dtype=np.int64),
+        test_sizes=np.array([len(index) for index in tests], dtype=np.int64),
+        label_counts=counts,
+        train={k: Shard(dataset.train_x, dataset.train_y, torch.from_numpy(part)) for k, part in enumerate(parts)},
+        test={k: Shard(dataset.test_x, dataset.test_y, index) for k, index in enumerate(tests)},
+        global_test=Shard(dataset.test_x, dataset.test_y, torch.arange(len(dataset.test_x))),
+        parts=parts,
+        site_names=dataset.site_names if by_site else (),
+    )
+
+
+def count_labels(y: Tensor, classes: int) -> np.ndarray:
+    """(classes,) int64: how often each class occurs; zeros for float targets."""
+    if y.is_floating_point():
+        return np.zeros(classes, dtype=np.int64)
+    return torch.bincount(y, minlength=classes).numpy()
+
+
+def _sites(dataset: Dataset) -> np.ndarray:
+    if dataset.site is None:
+        raise UserError(
+            "data.partition: scheme site needs a data set that says whose each sample is, and this one does not "
+            "(Dataset.site is None); take iid, shards or dirichlet"
+        )
+    return dataset.site.numpy()
+
+
+def _checked(parts: list[np.ndarray], samples: int, clients: int, scheme: str) -> list[np.ndarray]:
+    """A partition may be the user's own, so what it returns is looked at. It may leave samples out."""
+    where = f"data.partition: scheme {scheme}"
+    if len(parts) != clients:
+        raise UserError(f"{where} returned {len(parts)} index arrays for clients={clients}")
+    parts = [np.sort(np.asarray(part)) for part in parts]
+    for k, part in enumerate(parts):
+        if len(part) == 0:
+            raise UserError(f"{where} left client {k} without a training sample; lower `clients` or its skew")
+        if part.dtype.kind not in "iu" or part[0] < 0 or part[-1] >= samples:
+            raise UserError(
+                f"{where} gave client {k} indices {part[0]}..{part[-1]} ({part.dtype}); whole numbers "
+                f"0..{samples - 1} are allowed"
+            )
+    indices, times = np.unique(np.concatenate(parts), return_counts=True)
+    if (times > 1).any():
+        raise UserError(f"{where} handed out sample {indices[times > 1][0]} more than once")
+    return [part.astype(np.int64) for part in parts]

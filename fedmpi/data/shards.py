@@ -1,0 +1,110 @@
+"""Pathological label skew: a few shards, each of one class, to every client."""
+
+from __future__ import annotations
+
+import warnings
+from typing import Annotated
+
+import numpy as np
+from pydantic import Field
+
+from fedmpi.data.partition import ascending, check_classes, check_enough
+from fedmpi.errors import UserError
+
+
+def shards(
+    labels: np.ndarray,
+    clients: int,
+    rng: np.random.Generator,
+    *,
+    s: Annotated[int, Field(ge=1)] = 2,
+    distinct: bool = False,
+    sorted: bool = False,
+) -> list[np.ndarray]:
+    """Every client gets s shards of one class each, so at most s classes (McMahan 2017; FedRep, Collins 2021).
+
+    r = floor(s N / C); each of the C classes is cut into r equal shards (its remainder goes one each to the first
+    ones). The list of labels, each r times, is shuffled and reshaped (N, s): client k takes, for each of its s labels,
+    a random unused shard of that label.
+    If C does not divide s N, the first s N - r C classes are cut into r + 1, with a warning.
+    distinct: exactly s classes a client, by random exchanges of labels between clients.
+    sorted: McMahan's own form: sort by label, cut s N equal shards (they may straddle two classes), deal s to each.
+    """
+    check_classes(labels, "shards")
+    check_enough(len(labels), clients * s, "shards", unit=f"clients x s = {clients} x {s} shards")
+    if sorted:
+        if distinct:
+            raise UserError("data.partition: `sorted` shards straddle classes, so `distinct` cannot hold; choose one")
+        pieces = np.array_split(np.argsort(labels, kind="stable"), clients * s)
+        deal = rng.permutation(clients * s).reshape(clients, s)
+        return ascending([np.concatenate([pieces[j] for j in row]) for row in deal])
+
+    classes = np.unique(labels)
+    cuts = _shards_per_class(len(classes), clients * s)
+    names = _label_matrix(cuts, clients, s, rng, distinct)  # (N, s) positions in `classes`
+    parts: list[list[np.ndarray]] = [[] for _ in range(clients)]
+    for c, label in enumerate(classes):
+        rows = np.flatnonzero(labels == label)
+        if len(rows) < cuts[c]:
+            raise UserError(
+                f"data.partition: class {label} has {len(rows)} samples, fewer than the {cuts[c]} shards it must "
+                f"be cut into for clients={clients}, s={s}; lower one of them"
+            )
+        pieces = np.array_split(rows, cuts[c])
+        owners = np.repeat(np.arange(clients), (names == c).sum(1))  # one entry a shard of this class
+        for owner, j in zip(owners, rng.permutation(cuts[c]), strict=True):
+            parts[owner].append(pieces[j])
+    return ascending([np.concatenate(part) for part in parts])
+
+
+def _shards_per_class(classes: int, total: int) -> np.ndarray:
+    if total < classes:
+        raise UserError(
+            f"data.partition: clients x s = {total} shards are fewer than the {classes} classes, so some would be "
+            "left out; raise `clients` or `s`"
+        )
+    cuts = np.full(classes, total // classes)
+    rest = total % classes
+    if rest:
+        warnings.warn(
+            f"data.partition: {classes} classes do not divide clients x s = {total} shards; the first {rest} "
+            f"classes are cut into {cuts[0] + 1} shards, the others into {cuts[0]}",
+            stacklevel=3,
+        )
+        cuts[:rest] += 1
+    return cuts
+
+
+def _label_matrix(cuts: np.ndarray, clients: int, s: int, rng: np.random.Generator, distinct: bool) -> np.ndarray:
+    """(N, s) classes; class c occurs cuts[c] times."""
+    if distinct and s > len(cuts):
+        raise UserError(
+            f"data.partition: s={s} distinct classes a client, but there are {len(cuts)} classes; lower `s`"
+        )
+    names = rng.permutation(np.repeat(np.arange(len(cuts)), cuts)).reshape(clients, s)
+    while distinct and not _exchange(names, len(cuts), rng):
+        names = rng.permutation(names.ravel()).reshape(clients, s)
+    return names
+
+
+def _exchange(names: np.ndarray, classes: int, rng: np.random.Generator) -> bool:
+    """Swap labels in place until no client has one twice; False if stuck, which only tiny cases can be.
+
+    Client i holds a twice. It takes b, which it lacks, from a client j that lacks a: i loses one repetition and j
+    gains none, so the number of repetitions falls with every swap.
+    """
+    has = np.zeros((len(names), classes), dtype=np.int64)  # how often client k holds class c
+    np.add.at(has, (np.arange(len(names))[:, None], names), 1)
+    while (has > 1).any():
+        i, a = rng.choice(np.argwhere(has > 1))
+        able = (has[:, a] == 0)[:, None] & (has[i][names] == 0)  # (N, s) slots that may be swapped with
+        if not able.any():
+            return False
+        j, slot = rng.choice(np.argwhere(able))
+        b = names[j, slot]
+        names[i, np.flatnonzero(names[i] == a)[0]], names[j, slot] = b, a
+        has[i, a] -= 1
+        has[i, b] += 1
+        has[j, b] -= 1
+        has[j, a] += 1
+    return True

@@ -1,0 +1,60 @@
+"""What several sources need: finding a file, standardising pixels, holding out a test part, sites put together."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from fedmpi import seeds
+from fedmpi.data.dataset import Dataset
+from fedmpi.errors import UserError
+
+
+def find(root: Path, candidates: Sequence[str], what: str, remedy: str) -> Path:
+    """The first of the candidate paths under root that is there."""
+    for candidate in candidates:
+        if (root / candidate).is_file():
+            return root / candidate
+    looked = " or ".join(str(root / candidate) for candidate in candidates)
+    raise UserError(f"{what}: there is no file {looked} (data.root = {root}); {remedy}")
+
+
+def holdout(labels: np.ndarray, fraction: float) -> tuple[np.ndarray, np.ndarray]:
+    """Training and test indices, sorted: of each class round(fraction n_c) samples are test, but never its last one.
+
+    A property of the data, not of the experiment: the draw does not depend on the experiment's seed. Numbers
+    (regression) count as one class.
+    """
+    rng = seeds.numpy_rng(0, "holdout")
+    groups = labels if labels.dtype.kind in "iu" else np.zeros(len(labels), dtype=np.int64)
+    test = []
+    for group in np.unique(groups):
+        rows = rng.permutation(np.flatnonzero(groups == group))
+        test.append(rows[: min(round(fraction * len(rows)), len(rows) - 1)])
+    held = np.sort(np.concatenate(test))
+    return np.setdiff1d(np.arange(len(labels)), held), held
+
+
+def pixels(images: np.ndarray, mean: Sequence[float], std: Sequence[float], channels: int) -> Tensor:
+    """(v / 255 - mean) / std per channel.  (n, C, H, W) uint8 -> (n, channels, H, W) float32; C = 1 may be repeated."""
+    x = torch.from_numpy(np.ascontiguousarray(images)).float().div_(255)
+    x.sub_(torch.tensor(mean).view(1, -1, 1, 1)).div_(torch.tensor(std).view(1, -1, 1, 1))
+    return x if x.shape[1] == channels else x.repeat(1, channels, 1, 1)
+
+
+def joined(sites: Sequence[Dataset], names: Sequence[str]) -> Dataset:
+    """Sites one after the other in one data set that says whose each row is."""
+    return Dataset(
+        train_x=torch.cat([d.train_x for d in sites]),
+        train_y=torch.cat([d.train_y for d in sites]),
+        test_x=torch.cat([d.test_x for d in sites]),
+        test_y=torch.cat([d.test_y for d in sites]),
+        classes=sites[0].classes,
+        site=torch.repeat_interleave(torch.tensor([len(d.train_y) for d in sites])),
+        test_site=torch.repeat_interleave(torch.tensor([len(d.test_y) for d in sites])),
+        site_names=tuple(names),
+    )

@@ -1,0 +1,86 @@
+"""UCI Heart Disease: four hospitals, 13 measurements a patient, heart disease or not."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import numpy as np
+import torch
+from pydantic import Field
+
+from fedmpi.data.dataset import Dataset
+from fedmpi.data.sources.common import find, holdout, joined
+from fedmpi.errors import UserError
+
+HOSPITALS = ("cleveland", "hungarian", "switzerland", "va")
+FEATURES = 13  # age, sex, cp, trestbps, chol, fbs, restecg, thalach, exang, oldpeak, slope, ca, thal
+CHOLESTEROL = 4
+
+
+def heart_disease(
+    root: Path, *, site: str | None = None, test_fraction: Annotated[float, Field(ge=0, lt=1)] = 0.2
+) -> Dataset:
+    """UCI Heart Disease (Detrano 1989): 303 + 294 + 123 + 200 patients of four hospitals, 13 features, 2 classes.
+
+    Files processed.{cleveland,hungarian,switzerland,va}.data in root/heart_disease or in root. y = num > 0.
+    Each hospital is prepared with what it has itself: a missing value becomes the column's mean over the hospital's
+    training part, then the column is standardised there. A column constant or wholly missing there is 0.
+    test_fraction of each class of each hospital is its test part, the same for every seed.
+    """
+    if site is not None:
+        return _hospital(root, site, test_fraction)
+    return joined([_hospital(root, name, test_fraction) for name in HOSPITALS], HOSPITALS)
+
+
+def _hospital(root: Path, name: str, test_fraction: float) -> Dataset:
+    if name not in HOSPITALS:
+        raise UserError(f"heart_disease: there is no hospital {name!r}; allowed: {', '.join(HOSPITALS)}")
+    file = f"processed.{name}.data"
+    path = find(root, (f"heart_disease/{file}", file), "heart_disease", "correct data.root; the files are UCI's")
+    table = _read(path)  # (n, 14)
+    x, y = table[:, :-1], (table[:, -1] > 0).astype(np.int64)
+    cholesterol = x[:, CHOLESTEROL]
+    cholesterol[cholesterol == 0] = np.nan  # nobody has 0 mg/dl: it was not measured (all of Switzerland)
+    train, test = holdout(y, test_fraction)
+    mean, std = moments(x[train])
+    x = np.divide(np.where(np.isnan(x), mean, x) - mean, std, out=np.zeros_like(x), where=std > 0)
+    tx, ty = torch.from_numpy(x).float(), torch.from_numpy(y)
+    return Dataset(tx[train], ty[train], tx[test], ty[test], classes=2)
+
+
+def moments(x: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """Mean (f,) of what is there and deviation (f,) once gaps are filled with it; 0, 0 for a column that is all gap."""
+    there = ~np.isnan(x)
+    count = there.sum(0)
+    mean = np.where(there, x, 0).sum(0) / np.maximum(count, 1)
+    deviation = np.where(there, x - mean, 0)
+    # Asked of the values, not of the deviation: the rounded mean of equal numbers may differ from them by 1e-17.
+    varies = np.where(there, x, -np.inf).max(0) > np.where(there, x, np.inf).min(0)
+    return mean, np.where(varies, np.sqrt((deviation**2).mean(0)), 0.0)
+
+
+def _read(path: Path) -> np.ndarray:
+    """(n, 14) float64; a `?` is NaN."""
+    rows = []
+    try:
+        lines = path.read_text(encoding="ascii").splitlines()
+    except (OSError, UnicodeDecodeError) as error:
+        raise UserError(f"{path} cannot be read: {error}") from error
+    for number, line in enumerate(lines, 1):
+        if not line.strip():
+            continue
+        fields = line.split(",")
+        try:
+            row = [float("nan" if field.strip() == "?" else field) for field in fields]
+        except ValueError as error:
+            raise UserError(f"{path}, line {number}: {error}; a number or ? is allowed; fetch the file anew") from error
+        if len(row) != FEATURES + 1 or not row[-1] >= 0:
+            raise UserError(
+                f"{path}, line {number}: {FEATURES} features and a diagnosis 0..4 are needed, found {line!r}; "
+                f"fetch the file anew"
+            )
+        rows.append(row)
+    if not rows:
+        raise UserError(f"{path} is empty; fetch the file anew")
+    return np.array(rows)

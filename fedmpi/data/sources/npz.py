@@ -1,0 +1,88 @@
+"""Any data set as arrays in one .npz file."""
+
+from __future__ import annotations
+
+import zipfile
+import zlib
+from pathlib import Path
+from typing import Annotated
+
+import numpy as np
+import torch
+from pydantic import Field
+from torch import Tensor
+
+from fedmpi.data.dataset import Dataset
+from fedmpi.data.sources.common import find, holdout
+from fedmpi.errors import UserError
+
+KEYS = ("x", "y", "site", "test_x", "test_y", "test_site")
+
+
+def npz(
+    root: Path,
+    *,
+    site: str | None = None,
+    path: str | None = None,
+    classes: Annotated[int, Field(ge=1)] | None = None,
+    test_fraction: Annotated[float, Field(ge=0, lt=1)] = 0.2,
+) -> Dataset:
+    """Arrays x, y and, if there, site, test_x, test_y, test_site of the file root/path; a silo is a file of its own.
+
+    x: (n, C, H, W), (n, H, W) grey, or (n, f); uint8 is scaled to 0..1, other numbers are taken as they are.
+    y: whole numbers are classes (their number: `classes`, else the largest + 1), other numbers targets of a regression.
+    Without test_x, test_fraction of each class is the test part, the same for every seed.
+    """
+    file = site or path
+    if file is None:
+        raise UserError("npz: data.path is missing; it names the .npz file, relative to data.root")
+    at = find(root, (file,), "npz", "correct data.root, or data.path (data.silos in silo mode)")
+    arrays = _read(at)
+    for name, need in (("x", "y"), ("y", "x"), ("test_x", "test_y"), ("test_y", "test_x"), ("test_site", "test_x")):
+        if need not in arrays and (name in arrays or need in ("x", "y")):
+            raise UserError(
+                f"{at} has no array {need!r}; it holds {', '.join(arrays) or 'none'}; known: {', '.join(KEYS)}"
+            )
+    x, y, owner = _x(arrays["x"]), _y(arrays["y"]), _owner(arrays.get("site"))
+    if "test_x" in arrays:
+        test_x, test_y, test_owner = _x(arrays["test_x"]), _y(arrays["test_y"]), _owner(arrays.get("test_site"))
+    else:
+        if len({len(part) for part in (x, y, owner) if part is not None}) > 1:
+            raise UserError(f"{at}: x, y and site, if there, must have one row a sample; x has {len(x)}, y {len(y)}")
+        train, test = (torch.from_numpy(rows) for rows in holdout(y.numpy(), test_fraction))
+        test_x, test_y, test_owner = x[test], y[test], None if owner is None else owner[test]
+        x, y, owner = x[train], y[train], None if owner is None else owner[train]
+    if classes is None:
+        classes = 1 if y.is_floating_point() else int(torch.cat([y, test_y]).max()) + 1
+    return Dataset(x, y, test_x, test_y, classes, site=owner, test_site=test_owner)
+
+
+def _read(path: Path) -> dict[str, np.ndarray]:
+    try:
+        archive = np.load(path, allow_pickle=False)
+        if not isinstance(archive, np.lib.npyio.NpzFile):
+            raise ValueError("it holds one array without a name")
+        with archive:
+            arrays = {key: archive[key] for key in archive.files if key in KEYS}
+        for key, array in arrays.items():
+            if array.dtype.kind not in "biuf" or array.ndim == 0:
+                raise ValueError(f"{key} is {array.dtype} of shape {array.shape}, not rows of numbers")
+        return arrays
+    except (OSError, ValueError, EOFError, zipfile.BadZipFile, zlib.error) as error:
+        raise UserError(
+            f"{path} is no readable .npz file of plain arrays: {error}; write it anew with numpy.savez"
+        ) from error
+
+
+def _x(array: np.ndarray) -> Tensor:
+    scale = 255 if array.dtype == np.uint8 else 1
+    x = torch.from_numpy(array.astype(np.float32) / np.float32(scale))
+    return x.unsqueeze(1) if x.ndim == 3 else x
+
+
+def _y(array: np.ndarray) -> Tensor:
+    return torch.from_numpy(array.astype(np.int64 if array.dtype.kind in "iub" else np.float32))
+
+
+def _owner(array: np.ndarray | None) -> Tensor | None:
+    return None if array is None else torch.from_numpy(array.astype(np.int64))

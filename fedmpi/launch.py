@@ -1,0 +1,221 @@
+"""One run on one rank, from settings to exit code."""
+
+from __future__ import annotations
+
+import json
+import os
+import platform
+import sys
+import time
+import traceback
+from typing import Any
+
+import torch
+
+from fedmpi import build, digest, environment
+from fedmpi.comm import Communicator, Job, Lost, connect, detect
+from fedmpi.config import Settings
+from fedmpi.console import Console
+from fedmpi.errors import UserError
+from fedmpi.federation import Sink
+from fedmpi.memory import gib
+from fedmpi.record import RunDirectory
+from fedmpi.signals import StopRequest
+from fedmpi.summary import summary
+
+
+def pick_device(settings: Settings, job: Job) -> torch.device:
+    """compute.device for this rank: GPUs are dealt out by local rank."""
+    wanted = settings.compute.device
+    if wanted == "cuda" and not torch.cuda.is_available():
+        if job.rank == 0 and job.size > 1:
+            return torch.device("cpu")  # a server needs no GPU
+        raise UserError(f"compute.device is cuda, but host {job.host} has no usable GPU; use auto or cpu")
+    if wanted == "cpu" or not torch.cuda.is_available():
+        return torch.device("cpu")
+    device = torch.device("cuda", job.local_rank % torch.cuda.device_count())
+    torch.cuda.set_device(device)
+    return device
+
+
+def set_numerics(settings: Settings) -> None:
+    """Threads and kernels that decide the last bits."""
+    torch.set_num_threads(settings.compute.threads)
+    if settings.compute.deterministic:
+        os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
+        torch.use_deterministic_algorithms(True)
+        torch.backends.cudnn.benchmark = False
+
+
+def run(settings: Settings) -> int:
+    """The console's run: 0 finished, 2 the user's to mend, 1 lost or broken, 128 + n stopped by signal n."""
+    return execute(settings)[1]
+
+
+def execute(settings: Settings) -> tuple[dict[str, Any], int]:
+    """One rank's run: (summary at rank 0, exit code). Mistakes that show before ranks meet are raised, later ones end the job."""
+    job = detect(os.environ)
+    set_numerics(settings)
+    device = pick_device(settings, job)
+    data = None if settings.data.silos else build.partitioned(settings)  # mistakes show before anybody waits for anybody
+    build.make_method(settings)
+    comm = connect(job, settings.comm.backend, device, settings.comm.start_timeout_s, settings.comm.round_timeout_s)
+    stop = StopRequest().listen()
+    try:
+        result = _connected(settings, job, comm, device, data, stop)
+    except Exception as error:
+        if job.size == 1:
+            raise
+        if isinstance(error, UserError | Lost):
+            _complain(job, f"error: {error}")
+        else:
+            _complain(job, f"this is a defect of fedmpi or of a plug-in:\n{traceback.format_exc()}")
+        comm.abort(2 if isinstance(error, UserError) else 1)
+    finally:
+        stop.deaf()
+    comm.close()
+    return result
+
+
+def _complain(job: Job, text: str) -> None:
+    """Rank 0 at once; another rank with its name, and after a moment in which the launcher may have ended it (then rank 0 spoke)."""
+    if job.rank:
+        time.sleep(1.0)
+    where = f"fedmpi [rank {job.rank} on {job.host}]" if job.rank else "fedmpi"
+    print(f"{where}: {text}", file=sys.stderr, flush=True)
+
+
+def _connected(
+    settings: Settings, job: Job, comm: Communicator, device: torch.device, data: Any, stop: StopRequest
+) -> tuple[dict[str, Any], int]:
+    timeout_s = settings.comm.start_timeout_s
+    items = {key: digest.of(text) for key, text in settings.digest_items().items()}
+    digest.agree(comm, {**items, **(digest.data(data) if data else {})}, timeout_s)
+    data = data or build.siloed(settings, comm)
+    made = build.experiment(settings, data, device)
+    same = digest.code(type(made.method), type(made.task), type(made.net.module))
+    digest.agree(comm, {**same, "(layout)": digest.of(made.model.layout.describe())}, timeout_s)
+    build.check_memory(made, job)
+
+    facts = {"host": job.host, "device": _device_name(device)}
+    ranks = [json.loads(said) for said in comm.meet(json.dumps(facts).encode(), timeout_s)]
+    if comm.rank:
+        build.federation(made, comm, stop).run()
+        return {}, 128 + stop.signal if stop() else 0
+    return _rank0(made, job, comm, stop, ranks)
+
+
+def _rank0(
+    made: build.Experiment, job: Job, comm: Communicator, stop: StopRequest, ranks: list[dict[str, Any]]
+) -> tuple[dict[str, Any], int]:
+    settings, data = made.settings, made.data
+    directory = RunDirectory.create(settings.output, settings.name)
+    directory.write_config(settings.resolved())
+    backend = type(comm).__name__.lower()
+    directory.write_environment(environment.describe(job.launcher, backend, ranks, settings.compute.threads))
+    scheme = settings.data.partition.scheme if settings.data.partition else "silos"
+    directory.write_partition(scheme, settings.seed, data.train_sizes, data.label_counts, data.parts)
+
+    headline = made.task.names[0]
+    prefix = "" if "global" in settings.evaluate.protocol else f"{settings.evaluate.protocol[0]}_"
+    shown = [f"{prefix}{name}" for name in ("loss", *made.task.names)]
+    console = Console(settings.rounds, shown, directory.log)
+    last_clients: list[dict[str, Any]] = []
+
+    def on_round(row: dict[str, Any]) -> None:
+        directory.add_metrics(row)
+        console.round(row)
+
+    def on_clients(rows: list[dict[str, Any]]) -> None:
+        last_clients[:] = rows or last_clients
+        for row in rows:
+            directory.add_client(row)
+
+    for line in headlines(made, job, backend):
+        console.say(line)
+    fed = build.federation(made, comm, stop, Sink(on_round, on_clients))
+    reason = fed.run()
+    console.close()
+    facts = {"input_shape": ",".join(map(str, data.input_shape)), "classes": str(data.classes)}
+    directory.write_model(made.model.state_dict(fed.w, fed.b), facts)
+    result = summary(directory.metrics(), _summed(directory.metrics()), reason if not stop() else f"signal {stop.signal}")
+    directory.write_summary(result)
+    _farewell(console, directory, result, f"{prefix}{headline}", last_clients, made)
+    return {**result, "directory": str(directory.path)}, 128 + stop.signal if stop() else 0
+
+
+def headlines(made: build.Experiment, job: Job, backend: str) -> list[str]:
+    """What is about to run, in three lines."""
+    s, data, wire = made.settings, made.data, made.wire
+    upload, download = wire.upload.size * made.itemsize, (wire.download.size + wire.own_download.size) * made.itemsize
+    sizes = data.train_sizes
+    ranks = "one process" if job.size == 1 else f"{job.size} ranks ({job.launcher}, {backend})"
+    return [
+        f"{s.name}: {s.method.name} on {s.data.source}, {s.model.name} with {made.model.layout.size:,} parameters",
+        f"{data.clients} clients with {sizes.min()} to {sizes.max()} samples, {data.classes} classes; {ranks}, "
+        f"{_device_name(made.model.w.device)}, {s.compute.threads} thread(s) a rank",
+        f"a client sends {gib(upload)} and receives {gib(download)} a round",
+    ]
+
+
+def _device_name(device: torch.device) -> str:
+    return torch.cuda.get_device_name(device) if device.type == "cuda" else f"cpu ({platform.machine()})"
+
+
+def _summed(rows: list[dict[str, Any]]) -> list[str]:
+    """The metrics worth a summary: all numbers that are neither bookkeeping nor time."""
+    other = {"round", "cohort", "sent_bytes", "received_bytes", "wall_s", "train_s", "wait_s", "server_s", "evaluate_s"}
+    seen = dict.fromkeys(name for row in rows for name, value in row.items() if isinstance(value, (int, float)))
+    return [name for name in seen if name not in other]
+
+
+def _farewell(
+    console: Console,
+    directory: RunDirectory,
+    result: dict[str, Any],
+    headline: str,
+    clients: list[dict[str, Any]],
+    made: build.Experiment,
+) -> None:
+    if clients and len(clients) <= 20:
+        names = ("samples", "loss", *made.task.names)
+        console.say("  ".join(["client".ljust(14), "protocol".ljust(10), *(n.rjust(9) for n in names)]))
+        for row in clients:
+            who = str(row.get("site", row["client"])).ljust(14)
+            figures = (f"{row[n]:9.4g}" if row[n] == row[n] else "        -" for n in names)
+            console.say("  ".join([who, row["protocol"].ljust(10), *figures]))
+    if headline in result["last"]:
+        last = result["last"]
+        mean = result["mean_last_10"]
+        console.say(f"{headline} {last[headline]:.2f} after the last round, {mean[headline]:.2f} on average over the last 10")
+    if result["exit_reason"] != "finished":
+        console.say(f"stopped early ({result['exit_reason']}): {result['rounds']} of {made.settings.rounds} rounds are complete")
+    console.say(f"run directory: {directory.path}")
+
+
+def validate(settings: Settings) -> list[tuple[str, str]]:
+    """Everything that can be checked without training, data included."""
+    from fedmpi.comm.solo import Solo
+
+    set_numerics(settings)
+    job = detect({})
+    comm = Solo(torch.device("cpu"))
+    data = build.siloed(settings, comm) if settings.data.silos else build.partitioned(settings)
+    made = build.experiment(settings, data, torch.device("cpu"))
+    needed = build.check_memory(made, job)
+    fed = build.federation(made, comm, lambda: False)  # optimiser, rule and state are made too
+    sizes, tests = data.train_sizes, data.test_sizes
+    return [
+        *((line.partition(": ")[0], line.partition(": ")[2]) for line in headlines(made, job, "solo")[:1]),
+        ("clients", f"{data.clients}, {sizes.min()} to {sizes.max()} training samples (median {int(np_median(sizes))})"),
+        ("test", f"{len(data.global_test) if data.global_test else 0} samples, {tests.min()} to {tests.max()} a client"),
+        ("message", f"up {gib(made.wire.upload.size * made.itemsize)}, down {gib(made.wire.download.size * made.itemsize)}"),
+        ("client state", gib(made.wire.kept.size * made.itemsize)),
+        ("server state", gib(fed.server_row.numel() * made.itemsize)),
+        ("memory", f"about {gib(needed['rank 0'])} on rank 0 and {gib(needed['a training rank'])} on a training rank"),
+        ("result", "ok"),
+    ]
+
+
+def np_median(values: Any) -> float:
+    return float(sorted(values.tolist())[len(values) // 2])

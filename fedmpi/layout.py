@@ -1,0 +1,225 @@
+"""The flat model: every parameter is a view of one vector.
+
+    w = [ p_1 | p_2 | ... ]   (d,)     in state_dict order
+Loading a client and sending an update are one operation each, and a server rule sees one matrix of rows. Convolution
+weights may lie in the vector as O,H,W,I blocks (channels-last kernels read them in place); the order inside a segment
+is the vector's own affair, `canonical` gives the outside world's (state_dict shapes, row-major).
+Float buffers (batch-norm statistics) are a second vector `b`; integer buffers stay where they are and do not travel.
+"""
+
+from __future__ import annotations
+
+import copy
+import hashlib
+from collections.abc import Collection, Iterable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor, nn
+
+HEAD, NORM, BODY = "head", "norm", "body"
+NORM_LAYERS = (nn.modules.batchnorm._BatchNorm, nn.LayerNorm, nn.GroupNorm, nn.modules.instancenorm._InstanceNorm)
+
+
+@dataclass(frozen=True)
+class Segment:
+    """One tensor's place in the flat vector."""
+
+    name: str
+    shape: tuple[int, ...]
+    start: int
+    group: str  # body | norm | head (a model may declare more: atom, coef)
+    channels_last: bool = False  # stored as an O,H,W,I block
+
+    @property
+    def stop(self) -> int:
+        return self.start + torch.Size(self.shape).numel()
+
+    def view(self, flat: Tensor) -> Tensor:
+        """This segment of a flat vector, in the tensor's own shape; no copy."""
+        piece = flat[self.start : self.stop]
+        if not self.channels_last:
+            return piece.view(self.shape)
+        o, i, h, w = self.shape
+        return piece.view(o, h, w, i).permute(0, 3, 1, 2)
+
+
+@dataclass(frozen=True)
+class Layout:
+    """Names, shapes and groups of a flat vector of `size` entries."""
+
+    segments: tuple[Segment, ...]
+
+    @property
+    def size(self) -> int:
+        return self.segments[-1].stop if self.segments else 0
+
+    def groups(self) -> set[str]:
+        return {s.group for s in self.segments}
+
+    def ranges(self, groups: Collection[str]) -> tuple[tuple[int, int], ...]:
+        """The maximal [start, stop) ranges that the groups cover, ascending."""
+        found: list[tuple[int, int]] = []
+        for s in self.segments:
+            if s.group not in groups or s.start == s.stop:
+                continue
+            if found and found[-1][1] == s.start:
+                found[-1] = (found[-1][0], s.stop)
+            else:
+                found.append((s.start, s.stop))
+        return tuple(found)
+
+    def tensors(self, flat: Tensor) -> dict[str, Tensor]:
+        """name -> view of `flat` in the tensor's own shape."""
+        return {s.name: s.view(flat) for s in self.segments}
+
+    def describe(self) -> str:
+        """Canonical text, for the digest that ranks compare at the start."""
+        return "\n".join(f"{s.name} {s.shape} {s.start} {s.group} {s.channels_last}" for s in self.segments)
+
+    def sha256(self, flat: Tensor) -> str:
+        """SHA-256 of the values as little-endian bytes, tensor after tensor in state_dict order and row-major."""
+        digest = hashlib.sha256()
+        for s in self.segments:
+            digest.update(s.view(flat).detach().cpu().contiguous().numpy().data)
+        return digest.hexdigest()
+
+
+class Part:
+    """Some ranges of a flat vector as one contiguous vector (what travels, what a client keeps)."""
+
+    def __init__(self, size: int, ranges: Iterable[tuple[int, int]]) -> None:
+        self.ranges = tuple(ranges)
+        self.size = sum(b - a for a, b in self.ranges)
+        self.whole = self.size == size
+
+    def take(self, flat: Tensor) -> Tensor:
+        """The part of `flat`: a view where the part is one range, else a copy."""
+        if len(self.ranges) == 1:
+            a, b = self.ranges[0]
+            return flat[a:b]
+        return torch.cat([flat[a:b] for a, b in self.ranges]) if self.ranges else flat[:0]
+
+    def put(self, part: Tensor, flat: Tensor) -> None:
+        """Write the part's values into `flat`."""
+        at = 0
+        for a, b in self.ranges:
+            flat[a:b] = part[at : at + b - a]
+            at += b - a
+
+
+def _group(name: str, module: nn.Module, head: Collection[str], declared: dict[str, str]) -> str:
+    if name in declared:
+        return declared[name]
+    if name in head:
+        return HEAD
+    return NORM if isinstance(module, NORM_LAYERS) else BODY
+
+
+class FlatModel:
+    """A module whose parameters and float buffers are views of two vectors, `w` (d,) and `b`.
+
+    `head` holds the parameter names of the head. A module may declare groups of its own through
+    `parameter_groups() -> {parameter name: group}`.
+    """
+
+    def __init__(self, module: nn.Module, head: Collection[str] = (), *, channels_last: bool = True) -> None:
+        self.module = module
+        declared = module.parameter_groups() if hasattr(module, "parameter_groups") else {}
+        owners = {f"{path}.{leaf}" if path else leaf: (owner, leaf) for path, owner, leaf in _leaves(module)}
+        named = dict(module.named_parameters())
+        self.layout = _lay_out(named, owners, head, declared, channels_last)
+        buffers = {n: b for n, b in module.named_buffers() if b.is_floating_point() and n in module.state_dict()}
+        self.buffer_layout = _lay_out(buffers, owners, head, declared, False)
+
+        first = next(iter(named.values()))
+        self.w = torch.empty(self.layout.size, dtype=first.dtype, device=first.device)
+        self.b = torch.empty(self.buffer_layout.size, dtype=first.dtype, device=first.device)
+        self._g: Tensor | None = None
+        self.parameters: list[nn.Parameter] = []
+        with torch.no_grad():
+            for s in self.layout.segments:
+                # .data gives each view its own version counter: rewriting `w` between two passes is the engine's
+                # business, not autograd's.
+                view = s.view(self.w.data)
+                view.copy_(named[s.name])
+                named[s.name].data = view
+                self.parameters.append(named[s.name])
+            for s in self.buffer_layout.segments:
+                view = s.view(self.b.data)
+                view.copy_(buffers[s.name])
+                owner, leaf = owners[s.name]
+                owner._buffers[leaf] = view
+
+    def members(self) -> Iterator[tuple[Segment, nn.Parameter]]:
+        """Segments and their parameters, in flat order."""
+        return zip(self.layout.segments, self.parameters, strict=True)
+
+    def attach_gradient(self) -> Tensor:
+        """(d,) flat gradient; until `drop_gradient`, autograd accumulates straight into it."""
+        if self._g is None:
+            self._g = torch.zeros_like(self.w)
+            for s, p in self.members():
+                p.grad = s.view(self._g)
+        return self._g
+
+    def drop_gradient(self) -> None:
+        """Back to gradients that autograd allocates itself (the fastest form while no hook reads them)."""
+        self._g = None
+        for p in self.parameters:
+            p.grad = None
+
+    def load(self, w: Tensor, b: Tensor | None = None) -> None:
+        """Copy weights (and float buffers) in: one operation each."""
+        with torch.no_grad():
+            self.w.copy_(w)
+            if b is not None:
+                self.b.copy_(b)
+
+    @contextmanager
+    def only(self, groups: Collection[str] | None) -> Iterator[list[nn.Parameter]]:
+        """Train these groups alone (None: all); yields their parameters."""
+        chosen = [groups is None or s.group in groups for s in self.layout.segments]
+        before = [p.requires_grad for p in self.parameters]
+        try:
+            for p, on, was in zip(self.parameters, chosen, before, strict=True):
+                p.requires_grad_(on and was)
+            yield [p for p, on, was in zip(self.parameters, chosen, before, strict=True) if on and was]
+        finally:
+            for p, was in zip(self.parameters, before, strict=True):
+                p.requires_grad_(was)
+
+    def twin(self) -> FlatModel:
+        """An independent frozen copy with the same layout (teachers, anchors)."""
+        module = copy.deepcopy(self.module).requires_grad_(False).eval()
+        head = [s.name for s in self.layout.segments if s.group == HEAD]
+        return FlatModel(module, head, channels_last=any(s.channels_last for s in self.layout.segments))
+
+    def state_dict(self, w: Tensor, b: Tensor) -> dict[str, Tensor]:
+        """name -> value under the module's own names: parameters from `w`, float buffers from `b`, the rest its own."""
+        values = self.module.state_dict()
+        return {**values, **self.layout.tensors(w), **self.buffer_layout.tensors(b)}
+
+
+def _leaves(module: nn.Module) -> Iterator[tuple[str, nn.Module, str]]:
+    for path, owner in module.named_modules():
+        for leaf in (*owner._parameters, *owner._buffers):
+            yield path, owner, leaf
+
+
+def _lay_out(
+    tensors: dict[str, Tensor] | dict[str, nn.Parameter],
+    owners: dict[str, tuple[nn.Module, str]],
+    head: Collection[str],
+    declared: dict[str, str],
+    channels_last: bool,
+) -> Layout:
+    segments, at = [], 0
+    for name, t in tensors.items():
+        segment = Segment(
+            name, tuple(t.shape), at, _group(name, owners[name][0], head, declared), channels_last and t.dim() == 4
+        )
+        segments.append(segment)
+        at = segment.stop
+    return Layout(tuple(segments))

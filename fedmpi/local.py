@@ -1,0 +1,287 @@
+"""Training of ONE client: what a hook sees, and the only batch loop of the project.
+
+The hot path is flat. While no hook reads gradients, autograd allocates its own and torch's fused SGD walks the views; a
+hook that reads them gets one flat g that autograd accumulates into. Neither changes the bits.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager, contextmanager
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from fedmpi import seeds
+from fedmpi.data.batches import batches
+from fedmpi.data.federated import Federated
+from fedmpi.layout import HEAD, FlatModel, Segment
+from fedmpi.method import Client, Loss, Method, overrides
+from fedmpi.models.net import Net
+from fedmpi.slots import Views
+from fedmpi.wire import Wire, group_part
+
+
+EVALUATION_BATCH = 100  # samples; small batches stay in the cache
+
+
+@dataclass(frozen=True)
+class LocalSGD:
+    """How clients train."""
+
+    epochs: int
+    batch_size: int | None  # None: full batch
+    momentum: float = 0.0
+    weight_decay: float = 0.0
+    drop_last: bool = False
+
+
+class Trainer:
+    """What one rank needs to train any client: a model to load it into, the data, the method. Reused for all clients."""
+
+    def __init__(
+        self,
+        model: FlatModel,
+        net: Net,
+        task: Any,
+        method: Method,
+        data: Federated,
+        wire: Wire,
+        sgd: LocalSGD,
+        seed: int,
+        *,
+        bf16: bool = False,
+        stop: Callable[[], bool] = lambda: False,
+    ) -> None:
+        self.model, self.net, self.task, self.method = model, net, task, method
+        self.data, self.wire, self.sgd, self.seed = data, wire, sgd, seed
+        self.bf16, self.stop = bf16, stop
+        self._twin: tuple[FlatModel, Net] | None = None
+
+    def precision(self) -> AbstractContextManager[Any]:
+        """bf16 autocast where asked for; weights, gradients and messages stay in the model's type."""
+        return torch.autocast(self.model.w.device.type, torch.bfloat16, enabled=self.bf16)
+
+    def twin(self) -> tuple[FlatModel, Net]:
+        """A second, frozen model of the same layout; made on first use."""
+        if self._twin is None:
+            model = self.model.twin()
+            self._twin = model, Net(model.module, self.data.input_shape)
+        return self._twin
+
+    def train(self, client: LocalClient, row: Tensor) -> None:
+        """One client's round: load, train, write its upload into `row` and its new state into its kept row."""
+        began = time.perf_counter()
+        wire, model = self.wire, self.model
+        model.load(client.w0, client.b0)
+        model.module.train()
+        with seeds.scoped(self.seed, "torch", client.round, client.id):  # dropout, and whatever else draws globally
+            state = self.method.train(client)
+            sent, more = self.method.upload(client)
+        if "dw" in wire.upload.shapes and "dw" not in sent:
+            a, b = wire.upload.spans["dw"]
+            if wire.shared.whole and row.device == model.w.device:
+                torch.sub(model.w, client.w0, out=row[a:b])
+            else:
+                row[a:b] = wire.shared.take(model.w) - wire.shared.take(client.w0)
+        engine = {
+            "_b": wire.shared_b.take(model.b),
+            "_loss": client.mean_loss(),
+            "_stop": float(self.stop()),
+            "_seconds": time.perf_counter() - began,
+        }
+        wire.upload.write(row, {**sent, **engine})
+        wire.kept.write(client.kept, {"_w": wire.own.take(model.w), "_b": wire.own_b.take(model.b), **state, **more})
+
+
+class LocalClient(Client):
+    """The engine's side of `method.Client`, for one client in one round.
+
+    inbox, own, kept: the flat rows download, own and kept of wire.py, on the model's device. Only `Trainer.train` writes kept.
+    """
+
+    def __init__(self, t: Trainer, k: int, round_: int, lr: float, inbox: Tensor, own: Tensor, kept: Tensor) -> None:
+        self._t, self.id, self.round, self.lr, self.kept = t, k, round_, lr, kept
+        wire, data = t.wire, t.data
+        self.n, self.classes = int(data.train_sizes[k]), data.classes
+        self.label_counts = torch.from_numpy(data.label_counts[k]).to(kept.device)
+        self.epochs, self.epoch, self.last_epoch = t.sgd.epochs, 0, False
+        self.steps, self.a, self._fits = 0, 0.0, 0
+        self.w = t.model.w
+
+        received, self.state = wire.download.views(inbox), wire.kept.views(kept)
+        personal = wire.own_download.views(own)
+        self.down = Views({n: getattr(v, n) for v in (received, personal) for n in v})
+        self.scratch = wire.scratch.views(torch.zeros(wire.scratch.size, dtype=kept.dtype, device=kept.device))
+        self.b0 = wire.compose(wire.shared_b, received._b, wire.own_b, self.state._b)
+        self.received = self.w0 = wire.compose(wire.shared, received._w, wire.own, self.state._w)
+        self.w0 = t.method.receive(self)
+
+        self._loss_sum = torch.zeros((), dtype=torch.float64, device=kept.device)
+        self._loss_steps = 0
+        self._loss: Tensor | None = None  # of the step at hand
+        self._frozen: Net | None = None
+
+    # ---- forward passes ----
+    def logits(self, x: Tensor) -> Tensor:
+        with self._t.precision():
+            f: Tensor = self._t.model.module(x)
+        return f.to(self.w.dtype)
+
+    def forward(self, x: Tensor) -> tuple[Tensor, Tensor]:
+        with self._t.precision():
+            z, f = self._t.net.forward(x)
+        assert z is not None  # methods that call this declare needs = {FEATURES}, checked at the start
+        return z.to(self.w.dtype), f.to(self.w.dtype)
+
+    def frozen(self, x: Tensor) -> tuple[Tensor, Tensor]:
+        if self._frozen is None:
+            model, self._frozen = self._t.twin()
+            model.load(self.w0, self.b0)
+        with torch.no_grad(), self._t.precision():
+            z, f = self._frozen.forward(x)
+        return (f if z is None else z).to(self.w.dtype), f.to(self.w.dtype)
+
+    def task_loss(self, f: Tensor, x: Tensor, y: Tensor) -> Tensor:
+        loss: Tensor = self._t.task.loss(lambda _: f, x, y)
+        return loss
+
+    # ---- gradient oracles ----
+    def grad(self, x: Tensor, y: Tensor, *, at: Tensor | None = None, loss: Loss | None = None) -> Tensor:
+        model = self._t.model
+        with self._elsewhere(at):
+            model.attach_gradient().zero_()
+            value = (loss or self._t.method.loss)(self, x, y)
+            value.backward()
+        if loss is None:
+            self._note(value)
+        return model.attach_gradient().clone()
+
+    def head_grad(self, z: Tensor, loss: Callable[[Tensor], Tensor]) -> Tensor:
+        g = torch.zeros_like(self.w)
+        members = [(s, p) for s, p in self._t.model.members() if s.group == HEAD]
+        found = torch.autograd.grad(loss(self._head(z.detach())), [p for _, p in members])
+        for (s, _), piece in zip(members, found, strict=True):
+            s.view(g).copy_(piece)
+        return g
+
+    def grad_through(self, z: Tensor, loss: Callable[[Tensor], Tensor], *, at: Tensor) -> Tensor:
+        model, part = self._t.model, self._t.wire.head
+        before = part.take(model.w).clone()
+        part.put(part.take(at), model.w)
+        model.attach_gradient().zero_()
+        value = loss(self._head(z))
+        value.backward()
+        part.put(before, model.w)  # copied back, not subtracted: exactly the weights from before
+        self._note(value)
+        return model.attach_gradient().clone()
+
+    def _head(self, z: Tensor) -> Tensor:
+        head = self._t.net.head
+        assert head is not None
+        with self._t.precision():
+            f: Tensor = head(z)
+        return f.to(self.w.dtype)
+
+    # ---- the flat vector's parts, the client's data ----
+    def take(self, group: str, flat: Tensor) -> Tensor:
+        return group_part(self._t.model, {group}).take(flat)
+
+    def lift(self, group: str, part: Tensor, into: Tensor) -> Tensor:
+        out = into.clone()
+        group_part(self._t.model, {group}).put(part, out)
+        return out
+
+    def segments(self, groups: Sequence[str] | None = None) -> Sequence[Segment]:
+        return [s for s in self._t.model.layout.segments if groups is None or s.group in groups]
+
+    def passes(self) -> Iterator[tuple[Tensor, Tensor, Tensor]]:
+        module = self._t.model.module
+        module.eval()
+        with torch.no_grad():
+            for x, y in batches(self._t.data.train[self.id], EVALUATION_BATCH, None):
+                yield (*self.forward(x), y)
+        module.train()
+
+    # ---- the batch loop ----
+    def fit(
+        self,
+        epochs: int | None = None,
+        *,
+        groups: Sequence[str] | None = None,
+        lr: float | None = None,
+        start: Tensor | None = None,
+        gradient: Callable[[Client, Tensor], Tensor] | None = None,
+    ) -> Tensor:
+        t, sgd, model = self._t, self._t.sgd, self._t.model
+        steps, a = self.steps, self.a
+        generator = seeds.generator(t.seed, "batches", self.round, self.id, self._fits)
+        self._fits += 1
+        hook = gradient or (t.method.gradient if overrides(t.method, "gradient") else None)
+        multipass = overrides(t.method, "step") and gradient is None
+        epochs = self.epochs if epochs is None else epochs
+        with self._elsewhere(start), model.only(groups) as parameters:
+            optimiser = torch.optim.SGD(
+                parameters, self.lr if lr is None else lr, sgd.momentum, weight_decay=sgd.weight_decay, fused=True
+            )
+            if not (hook or multipass):
+                model.drop_gradient()
+            carry = 0.0
+            for self.epoch in range(epochs):
+                self.last_epoch = self.epoch == epochs - 1
+                for x, y in batches(t.data.train[self.id], sgd.batch_size, generator, sgd.drop_last):
+                    if t.stop():
+                        break
+                    self._loss = None
+                    if multipass:
+                        g = t.method.step(self, x, y)
+                        model.attach_gradient().copy_(hook(self, g) if hook else g)
+                    elif hook:
+                        g = model.attach_gradient().zero_()
+                        self._descend(x, y)
+                        corrected = hook(self, g)
+                        if corrected is not g:
+                            g.copy_(corrected)
+                    else:
+                        optimiser.zero_grad()
+                        self._descend(x, y)
+                    optimiser.step()
+                    carry = sgd.momentum * carry + 1
+                    self.steps, self.a = self.steps + 1, self.a + carry
+                    if self._loss is not None and start is None:
+                        self._loss_sum += self._loss
+                        self._loss_steps += 1
+            trained = model.w.clone() if start is not None else model.w
+        if start is not None:
+            self.steps, self.a = steps, a
+        return trained
+
+    def _descend(self, x: Tensor, y: Tensor) -> None:
+        loss = self._t.method.loss(self, x, y)
+        loss.backward()
+        self._note(loss)
+
+    def _note(self, loss: Tensor) -> None:
+        if self._loss is None:  # the first loss of a step is the one at the live weights
+            self._loss = loss.detach()
+
+    def mean_loss(self) -> Tensor:
+        """Mean over the steps made, (); 0 where none was."""
+        return self._loss_sum / max(self._loss_steps, 1)
+
+    @contextmanager
+    def _elsewhere(self, w: Tensor | None) -> Iterator[None]:
+        """At other weights; afterwards weights and float buffers are again exactly what they were. None: stay."""
+        if w is None:
+            yield
+            return
+        model = self._t.model
+        before = model.w.clone(), model.b.clone()
+        model.load(w)
+        try:
+            yield
+        finally:
+            model.load(*before)

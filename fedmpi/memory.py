@@ -1,0 +1,59 @@
+"""Whether an experiment fits: refused before it starts, not killed in its third hour."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from fedmpi.errors import UserError
+from fedmpi.wire import Wire
+
+
+def available_bytes() -> int | None:
+    """Free memory of this host or of this container, whichever is less; None where neither can be told."""
+    found = []
+    for line in _lines("/proc/meminfo"):
+        if line.startswith("MemAvailable:"):
+            found.append(int(line.split()[1]) * 1024)
+    limit, used = _lines("/sys/fs/cgroup/memory.max"), _lines("/sys/fs/cgroup/memory.current")
+    if limit and used and limit[0].isdigit():
+        found.append(int(limit[0]) - int(used[0]))
+    return min(found) if found else None
+
+
+def need(wire: Wire, itemsize: int, *, cohort: int, clients: int, trainers: int) -> dict[str, int]:
+    """Bytes: rank 0's gathered rows and model; a training rank's models and the state of its clients."""
+    model = wire.sizes["d"] + wire.sizes["b"]
+    kept = -(-clients // trainers) * wire.kept.size
+    mine = -(-cohort // trainers) * wire.upload.size
+    return {
+        "rank 0": itemsize * (cohort * wire.upload.size + wire.download.size + 3 * model + wire.server.size),
+        "a training rank": itemsize * (mine + wire.download.size + 6 * model + kept),
+        "of which client state": itemsize * kept,
+    }
+
+
+def check(needed: dict[str, int], ranks_here: int, alone: bool) -> None:
+    """Raises UserError where the ranks of this host ask for more than it has."""
+    has = available_bytes()
+    asked = needed["rank 0"] + needed["a training rank"] * (1 if alone else max(ranks_here - 1, 1))
+    if has is not None and asked > has:
+        state = needed["of which client state"]
+        raise UserError(
+            f"memory: {ranks_here} rank(s) on this host need about {gib(asked)} (rank 0 {gib(needed['rank 0'])}, a training rank "
+            f"{gib(needed['a training rank'])}, of which {gib(state)} is the state of its clients), but {gib(has)} are free. "
+            "Use fewer clients (data.partition.clients, cohort.fraction), more ranks on more hosts, or a smaller model"
+        )
+
+
+def gib(n: int) -> str:
+    """>>> gib(3 << 29)
+    '1.5 GiB'
+    """
+    return f"{n / 2**30:.1f} GiB" if n >= 2**28 else f"{n / 2**20:.1f} MiB"
+
+
+def _lines(path: str) -> list[str]:
+    try:
+        return Path(path).read_text().splitlines()
+    except OSError:
+        return []

@@ -1,0 +1,222 @@
+"""A method is its equations: hooks with neutral defaults, and the views that the engine hands to them.
+
+The defaults of all hooks together are FedAvg. A method overrides the smallest hook that can express its equation,
+    loss < gradient < step < train < upload        direction < remember
+and declares what it keeps, sends and receives. Hooks map tensors to tensors; only the engine writes, stores and sends.
+Methods derive from `Method` and from nothing else, are frozen dataclasses (fields = hyperparameters), and never call super().
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any, ClassVar, Protocol
+
+import torch
+from torch import Tensor
+
+from fedmpi import rules
+from fedmpi.layout import Segment
+from fedmpi.slots import SHARED, Slots, Views
+
+# What a method may need of the experiment; checked before anything runs.
+PLAIN_SGD = "plain SGD (train.momentum: 0)"
+FEATURES = "a model with features and a last linear layer"
+CLASSES = "a classification task"
+
+EVERYTHING = "*"  # `shared`: all groups of the layout travel
+
+
+class Row(dict[str, Tensor]):
+    """What a client uploads: Row(dw=..., dc=...)."""
+
+
+class State(dict[str, Tensor]):
+    """New values of declared state: State(c=...). What is not named stays as it was."""
+
+
+Loss = Callable[["Client", Tensor, Tensor], Tensor]
+
+
+class Client(Protocol):
+    """What a hook sees of the client that is training (or being evaluated). Tensors are the engine's: read, do not write."""
+
+    id: int
+    round: int
+    n: int  # training samples
+    label_counts: Tensor  # (c,) int64
+    classes: int
+    lr: float  # eta_t, the learning rate of this round
+    epochs: int
+    epoch: int  # of the running `fit`, from 0
+    last_epoch: bool
+    steps: int  # K, optimiser steps made by `fit` on k.w
+    a: float  # sum of the weights with which a constant gradient enters w: K without momentum (FedNova's a_k)
+    w: Tensor  # (d,) live weights
+    w0: Tensor  # (d,) weights at the start of the round: what was received, and the client's own parts
+    state: Views  # client_state
+    down: Views  # receives, receives_own
+    scratch: Views  # accumulators of this round, zero at its start; the one thing that hooks may add to
+
+    def logits(self, x: Tensor) -> Tensor:
+        """f(x)  (B, c) at the live weights."""
+
+    def forward(self, x: Tensor) -> tuple[Tensor, Tensor]:
+        """z(x), f(x)  (B, z), (B, c) in one pass."""
+
+    def frozen(self, x: Tensor) -> tuple[Tensor, Tensor]:
+        """z(x), f(x) of the model received (weights w0), evaluation mode, no gradient."""
+
+    def task_loss(self, f: Tensor, x: Tensor, y: Tensor) -> Tensor:
+        """The task's loss of given outputs, ()."""
+
+    def grad(self, x: Tensor, y: Tensor, *, at: Tensor | None = None, loss: Loss | None = None) -> Tensor:
+        """(d,) gradient of `loss` (default: the method's) at the live weights, or at the weights `at`.
+
+        A pass at other weights leaves batch-norm statistics alone.
+        """
+
+    def head_grad(self, z: Tensor, loss: Callable[[Tensor], Tensor]) -> Tensor:
+        """(d,) gradient of loss(f), f = head(z), with respect to the head alone; zero elsewhere. The body is not touched."""
+
+    def grad_through(self, z: Tensor, loss: Callable[[Tensor], Tensor], *, at: Tensor) -> Tensor:
+        """(d,) gradient of loss(head(z)) with the head at the weights `at` (d,), through the graph of z: no second body pass."""
+
+    def take(self, group: str, flat: Tensor) -> Tensor:
+        """The entries of a (d,) vector that belong to a group ("head", "body", ...)."""
+
+    def lift(self, group: str, part: Tensor, into: Tensor) -> Tensor:
+        """A copy of the (d,) vector `into` with a group's entries replaced."""
+
+    def segments(self, groups: Sequence[str] | None = None) -> Sequence[Segment]:
+        """The parameter tensors' places in the flat vector; segment.view(flat) has the tensor's shape."""
+
+    def passes(self) -> Iterator[tuple[Tensor, Tensor, Tensor]]:
+        """z, f, y over the client's training rows, batch after batch: evaluation mode, no gradient."""
+
+    def fit(
+        self,
+        epochs: int | None = None,
+        *,
+        groups: Sequence[str] | None = None,
+        lr: float | None = None,
+        start: Tensor | None = None,
+        gradient: Callable[[Client, Tensor], Tensor] | None = None,
+    ) -> Tensor:
+        """The batch loop: SGD with a fresh optimiser. Returns the trained (d,) weights.
+
+        With `start` it trains another model from there and leaves k.w, its buffers and counters as they were.
+        `groups` trains those alone; `gradient` replaces the method's hook.
+        """
+
+
+class Uploads:
+    """The cohort's gathered rows, ascending client id.   up.dw -> (m, s), one attribute a declared slot."""
+
+    def __init__(self, clients: Sequence[int], n: Tensor, p: Tensor, views: Views) -> None:
+        self.clients = tuple(clients)
+        self.n = n  # (m,) float64 training samples
+        self.p = p  # (m,) float64 weights, sum 1 (cohort.weighting)
+        self._views = views
+
+    def __getattr__(self, name: str) -> Tensor:
+        return getattr(self._views, name)
+
+    def __len__(self) -> int:
+        return len(self.clients)
+
+    @property
+    def uniform(self) -> Tensor:
+        """(m,) float64, all 1/m."""
+        return torch.full((len(self),), 1 / len(self), dtype=torch.float64)
+
+    def mean(self, slot: str = "dw", p: Tensor | None = None) -> Tensor:
+        """sum_i p_i slot_i, summed in float64; weights default to the cohort's."""
+        return self.combine(self.p if p is None else p, slot)
+
+    def combine(self, coefficients: Tensor, slot: str = "dw") -> Tensor:
+        """sum_i c_i slot_i.   (m,) -> the slot's shape."""
+        x = getattr(self, slot)
+        return rules.combine(x.flatten(1) if x.dim() > 1 else x[:, None], coefficients).view(x.shape[1:])
+
+    def gram(self, slot: str = "dw", span: tuple[int, int] | None = None) -> Tensor:
+        """(m, m) float64 inner products of the clients' rows, over all columns wherever they are (or over one span)."""
+        x = getattr(self, slot)
+        return rules.gram(x if span is None else x[:, span[0] : span[1]])
+
+
+class Server:
+    """What a server hook sees."""
+
+    def __init__(
+        self, *, clients: int, classes: int, lr: float, segments: Sequence[tuple[str, int, int]], train_lr: float = 0.0
+    ) -> None:
+        self.clients = clients  # N
+        self.classes = classes
+        self.lr = lr  # server.lr
+        self.segments = tuple(segments)  # (name, start, stop) of the tensors that travel, in the shared vector (s,)
+        self.train_lr = train_lr  # eta_t of the round
+        self.round = 0
+        self.state: Views = Views({})
+
+
+class Method:
+    """FedAvg, and the base of every method."""
+
+    paper: ClassVar[str] = ""
+    client_state: ClassVar[Slots] = Slots()  # kept with the client, wherever it trains
+    server_state: ClassVar[Slots] = Slots()
+    receives: ClassVar[tuple[str, ...]] = ()  # server_state that travels with the weights, the same for all
+    receives_own: ClassVar[Slots] = Slots()  # a different download for each client (hook `download`)
+    sends: ClassVar[Slots] = Slots(dw=SHARED)
+    scratch: ClassVar[Slots] = Slots()
+    shared: ClassVar[tuple[str, ...]] = (EVERYTHING,)  # layout groups that travel; the others are the client's own
+    needs: ClassVar[frozenset[str]] = frozenset()
+    neutral: ClassVar[Mapping[str, Any] | None] = None  # hyperparameters at which it is FedAvg, bit for bit
+
+    # ---- client ----
+    def loss(self, k: Client, x: Tensor, y: Tensor) -> Tensor:
+        """What a step descends on, ()."""
+        return k.task_loss(k.logits(x), x, y)
+
+    def gradient(self, k: Client, g: Tensor) -> Tensor:
+        """Correction of a batch's flat gradient.   (d,) -> (d,)"""
+        return g
+
+    def step(self, k: Client, x: Tensor, y: Tensor) -> Tensor:
+        """The direction that the optimiser descends along, for rules that need more than one gradient.   -> (d,)"""
+        return k.grad(x, y)
+
+    def receive(self, k: Client) -> Tensor:
+        """Weights that the client starts from.   -> (d,)"""
+        return k.w0
+
+    def train(self, k: Client) -> State:
+        """The client's round, in phases; returns new client state."""
+        k.fit()
+        return State()
+
+    def upload(self, k: Client) -> tuple[Row, State]:
+        """What the client sends besides dw = w - w0 (which the engine forms where it is declared), and new client state."""
+        return Row(), State()
+
+    def weights(self, k: Client) -> Tensor:
+        """What is evaluated as this client's model.   -> (d,)"""
+        return k.w0
+
+    # ---- server ----
+    def download(self, s: Server, client: int) -> Row:
+        """Values of `receives_own` for one client."""
+        return Row()
+
+    def direction(self, s: Server, up: Uploads) -> Tensor:
+        """The server's step:  w <- server_optim(w, direction).   -> (s,)"""
+        return up.mean("dw")
+
+    def remember(self, s: Server, up: Uploads) -> State:
+        """New server state."""
+        return State()
+
+
+def overrides(method: Method, hook: str) -> bool:
+    """Whether a method has its own version of a hook."""
+    return getattr(type(method), hook) is not getattr(Method, hook)

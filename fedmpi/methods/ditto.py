@@ -1,0 +1,35 @@
+"""Ditto. Li, Hu, Beirami, Smith. ICML 2021. https://arxiv.org/abs/2012.04221
+
+w_k: FedAvg's, uploaded.      v_k <- v_k - lr (grad F_k(v_k) + lam (v_k - w0))      (2)
+v_k is the client's own, starts as the initial model, and is what the client uses; w0 is the global model RECEIVED. The global
+pass comes first, the personal pass after it, the same number of epochs; the prox term enters before momentum.
+"""
+
+from dataclasses import dataclass
+from typing import final
+
+from torch import Tensor
+
+from fedmpi.method import Client, Method, State
+from fedmpi.options import option
+from fedmpi.slots import INITIAL, Slots
+
+
+@final
+@dataclass(frozen=True)
+class Ditto(Method):
+    lam: float = option(0.75, "pull of the personal model towards the global one", ge=0)
+
+    paper = "Li et al., ICML 2021"
+    client_state = Slots(v=INITIAL)
+    neutral = {}  # its global model is FedAvg's for every lam
+
+    def train(self, k: Client) -> State:
+        k.fit()
+        return State(v=k.fit(start=k.state.v, gradient=self.pull))
+
+    def pull(self, k: Client, g: Tensor) -> Tensor:
+        return g.add_(k.w - k.w0, alpha=self.lam)  # (2); k.w is v here
+
+    def weights(self, k: Client) -> Tensor:
+        return k.state.v

@@ -1,0 +1,17 @@
+"""FedAvg. McMahan, Moore, Ramage, Hampson, Aguera y Arcas. AISTATS 2017. https://arxiv.org/abs/1602.05629
+
+w_k = E epochs of SGD on F_k from w;     w <- w + sum_k p_k (w_k - w),   p_k = n_k / sum_j n_j over the cohort.
+It is what remains when a method adds nothing.
+"""
+
+from dataclasses import dataclass
+from typing import final
+
+from fedmpi.method import Method
+
+
+@final
+@dataclass(frozen=True)
+class FedAvg(Method):
+    paper = "McMahan et al., AISTATS 2017"
+    neutral = {}

@@ -1,0 +1,98 @@
+"""FedPAC. Xu, Tong, Huang. ICLR 2023. https://arxiv.org/abs/2306.11867
+
+Client k, from the shared body theta and its own mixture phi_k of heads, with class shares pi_c = n_kc / n_k:
+    mu_c = mean z(x) over class c,   h_k[c] = pi_c mu_c,   V_k = (1/n_k) sum_c (pi_c E_c ||z||^2 - pi_c^2 ||mu_c||^2)    (1)
+    head phase: theta fixed;   body phase: phi fixed,  L = CE + lam MSE(z, P_y)                                          (2)
+Server: theta by weighted mean;  P[c] = sum_k n_kc proto_k[c] / sum_k n_kc;                                              (3)
+    phi_i = sum_j a_ij phi_j,   a_i = argmin_{a >= 0, sum a = 1}  a' (diag V + Delta^i) a,                                (4)
+    Delta^i_jl = sum_c <h_i[c] - h_j[c], h_i[c] - h_l[c]>
+(1) uses the body received; prototypes are taken anew after training. Entries of a_i up to 1e-3 count as zero. A class without a
+global prototype uses the client's own from (1). In round 0 there are no prototypes and no mixture yet.
+"""
+
+from dataclasses import dataclass
+from typing import final
+
+import torch
+from torch import Tensor
+
+from fedmpi.layout import BODY, HEAD, NORM
+from fedmpi.method import CLASSES, FEATURES, Client, Method, Row, Server, State, Uploads
+from fedmpi.options import option
+from fedmpi.rules import class_means, prototype_loss, simplex_minimum
+from fedmpi.slots import HEAD as HEAD_SLOT
+from fedmpi.slots import PER_CLASS, PROTOTYPES, SCALAR, SHARED, Slot, Slots
+
+
+@final
+@dataclass(frozen=True)
+class FedPAC(Method):
+    lam: float = option(1.0, "weight of the prototype term", ge=0)
+    head_epochs: int = option(1, "epochs of the head phase", ge=0)
+    head_lr: float = option(0.1, "learning rate of the head phase, the same in every round", ge=0)
+    mix_heads: bool = option(True, "give each client its best mixture of heads (4); false: its own head")
+
+    paper = "Xu et al., ICLR 2023"
+    shared = (BODY, NORM)
+    server_state = Slots(heads=Slot(("N", "h"), initial=True), protos=PROTOTYPES, known=PER_CLASS)
+    receives = ("protos", "known")
+    receives_own = Slots(head=HEAD_SLOT)
+    sends = Slots(dw=SHARED, head=HEAD_SLOT, h=PROTOTYPES, V=SCALAR, protos=PROTOTYPES, counts=PER_CLASS)
+    scratch = Slots(h=PROTOTYPES, V=SCALAR, targets=PROTOTYPES, known=PER_CLASS)
+    needs = frozenset({FEATURES, CLASSES})
+
+    def download(self, s: Server, client: int) -> Row:
+        return Row(head=s.state.heads[client])
+
+    def receive(self, k: Client) -> Tensor:
+        return k.lift(HEAD, k.down.head, into=k.w0)
+
+    def loss(self, k: Client, x: Tensor, y: Tensor) -> Tensor:
+        z, f = k.forward(x)
+        loss = k.task_loss(f, x, y)
+        if not self.lam or k.round == 0:
+            return loss
+        return loss + self.lam * prototype_loss(z, y, k.scratch.targets, k.scratch.known)  # (2)
+
+    def train(self, k: Client) -> State:
+        sums, counts, squares = self.statistics(k)
+        mu, held = class_means(sums, counts)
+        pi = counts / counts.sum()
+        k.scratch.h.copy_(pi[:, None] * mu)  # (1)
+        mean_square = squares / counts.clamp(min=1)
+        k.scratch.V.copy_((pi * mean_square - pi**2 * mu.square().sum(1)).sum() / k.n)  # (1)
+        lacking = (1 - k.down.known)[:, None]
+        k.scratch.targets.copy_(k.down.protos + lacking * mu)
+        k.scratch.known.copy_(k.down.known.maximum(held))
+        k.fit(self.head_epochs, groups=(HEAD,), lr=self.head_lr)
+        k.fit(groups=(BODY, NORM))
+        return State()
+
+    def upload(self, k: Client) -> tuple[Row, State]:
+        sums, counts, _ = self.statistics(k)
+        protos, _ = class_means(sums, counts)
+        return Row(head=k.take(HEAD, k.w), h=k.scratch.h, V=k.scratch.V, protos=protos, counts=counts), State()
+
+    def statistics(self, k: Client) -> tuple[Tensor, Tensor, Tensor]:
+        """Per class: sums of z (c, z), counts (c,), sums of ||z||^2 (c,); at the live weights."""
+        sums, counts, squares = (torch.zeros_like(t) for t in (k.scratch.h, k.scratch.known, k.scratch.known))
+        for z, _, y in k.passes():
+            sums.index_add_(0, y, z)
+            counts.index_add_(0, y, z.new_ones(len(y)))
+            squares.index_add_(0, y, z.square().sum(1))
+        return sums, counts, squares
+
+    def remember(self, s: Server, up: Uploads) -> State:
+        protos, seen = class_means((up.counts[:, :, None] * up.protos).sum(0), up.counts.sum(0))  # (3)
+        stay = (1 - seen)[:, None]
+        heads = s.state.heads.clone()
+        for i, client in enumerate(up.clients):
+            heads[client] = up.combine(self.mixture(up, i), "head") if self.mix_heads else up.head[i]  # (4)
+        return State(heads=heads, protos=protos + stay * s.state.protos, known=seen.maximum(s.state.known))
+
+    def mixture(self, up: Uploads, i: int) -> Tensor:
+        """a_i of (4), (m,) float64."""
+        apart = (up.h[i] - up.h).flatten(1).double().cpu()  # (m, c z)
+        a = simplex_minimum(up.V.double().cpu().diag() + apart @ apart.T)
+        a = a * (a > 1e-3)
+        return a / a.sum()

@@ -1,0 +1,56 @@
+"""FedProto. Tan, Long, Liu, Zhou, Lu, Jiang, Zhang. AAAI 2022. https://arxiv.org/abs/2105.00243
+
+Models are the clients' own; only class prototypes travel:
+    proto_k[c] = mean of z(x) over the client's samples of class c, as they drift through the last local epoch    (1)
+    P[c]       = mean over the clients that hold class c, unweighted as in the authors' code                      (2)
+    L          = CE + lam MSE(z, P_y)       MSE: mean over B d; a sample without a prototype adds 0               (3)
+share_weights averages the models too (FedUV's comparison runs it so).
+"""
+
+from dataclasses import dataclass
+from typing import final
+
+from torch import Tensor
+
+from fedmpi.method import CLASSES, EVERYTHING, FEATURES, Client, Method, Row, Server, State, Uploads
+from fedmpi.options import option
+from fedmpi.rules import class_means, prototype_loss
+from fedmpi.slots import PER_CLASS, PROTOTYPES, SHARED, Slots
+
+
+@final
+@dataclass(frozen=True)
+class FedProto(Method):
+    lam: float = option(1.0, "weight of the prototype term", ge=0)
+    share_weights: bool = option(False, "average the models too")
+
+    paper = "Tan et al., AAAI 2022"
+    server_state = Slots(protos=PROTOTYPES, known=PER_CLASS)
+    receives = ("protos", "known")
+    sends = Slots(dw=SHARED, protos=PROTOTYPES, held=PER_CLASS)
+    scratch = Slots(sums=PROTOTYPES, counts=PER_CLASS)
+    needs = frozenset({FEATURES, CLASSES})
+    neutral = {"lam": 0.0, "share_weights": True}
+
+    @property
+    def shared(self) -> tuple[str, ...]:  # type: ignore[override]
+        return (EVERYTHING,) if self.share_weights else ()
+
+    def loss(self, k: Client, x: Tensor, y: Tensor) -> Tensor:
+        z, f = k.forward(x)
+        if k.last_epoch:
+            k.scratch.sums.index_add_(0, y, z.detach())
+            k.scratch.counts.index_add_(0, y, z.new_ones(len(y)))
+        loss = k.task_loss(f, x, y)
+        if not self.lam:
+            return loss
+        return loss + self.lam * prototype_loss(z, y, k.down.protos, k.down.known)  # (3)
+
+    def upload(self, k: Client) -> tuple[Row, State]:
+        protos, held = class_means(k.scratch.sums, k.scratch.counts)  # (1)
+        return Row(protos=protos, held=held), State()
+
+    def remember(self, s: Server, up: Uploads) -> State:
+        protos, seen = class_means(up.protos.sum(0), up.held.sum(0))  # (2): absent classes are zero rows
+        stay = (1 - seen)[:, None]
+        return State(protos=protos + stay * s.state.protos, known=seen.maximum(s.state.known))

@@ -1,0 +1,25 @@
+"""FedProx. Li, Sahu, Zaheer, Sanjabi, Talwalkar, Smith. MLSys 2020. https://arxiv.org/abs/1812.06127
+
+Client k minimises  F_k(w) + (mu/2) ||w - w0||^2      (2)
+with w0 the weights received; the server is FedAvg's. mu = 0 is FedAvg.
+"""
+
+from dataclasses import dataclass
+from typing import final
+
+from torch import Tensor
+
+from fedmpi.method import Client, Method
+from fedmpi.options import option
+
+
+@final
+@dataclass(frozen=True)
+class FedProx(Method):
+    mu: float = option(0.01, "weight of the proximal term", ge=0)
+
+    paper = "Li et al., MLSys 2020"
+    neutral = {"mu": 0.0}
+
+    def gradient(self, k: Client, g: Tensor) -> Tensor:
+        return g.add_(k.w - k.w0, alpha=self.mu) if self.mu else g  # gradient of (2)

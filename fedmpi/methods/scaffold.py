@@ -1,0 +1,39 @@
+"""SCAFFOLD. Karimireddy, Kale, Mohri, Reddi, Stich, Suresh. ICML 2020. https://arxiv.org/abs/1910.06378
+
+    y   <- y - lr (g - c_i + c)                              local step                (1)
+    c_i' = c_i - c + (x - y) / (a lr)                        option II                 (2)
+    x'   = x + sum_i p_i (y_i - x)                                                     (3)
+    c'   = c + (m/N) mean_i (c_i' - c_i)                     N all clients, m cohort   (4)
+Symbols: x = k.w0, y = k.w. The paper has plain SGD, where a = K, the steps made; with momentum a is the total weight of a constant
+gradient (else c is over-estimated by about 1/(1 - momentum)). The paper's (3) is uniform: cohort.weighting: uniform.
+"""
+
+from dataclasses import dataclass
+from typing import final
+
+from torch import Tensor
+
+from fedmpi.method import Client, Method, Row, Server, State, Uploads
+from fedmpi.slots import FLAT, SHARED, Slots
+
+
+@final
+@dataclass(frozen=True)
+class Scaffold(Method):
+    paper = "Karimireddy et al., ICML 2020"
+    client_state = Slots(c_i=FLAT)
+    server_state = Slots(c=FLAT)
+    receives = ("c",)
+    sends = Slots(dw=SHARED, dc=FLAT)
+
+    def gradient(self, k: Client, g: Tensor) -> Tensor:
+        return g.sub_(k.state.c_i).add_(k.down.c)  # (1)
+
+    def upload(self, k: Client) -> tuple[Row, State]:
+        if not k.steps or not k.lr:
+            return Row(dc=k.state.c_i * 0), State()
+        dc = (k.w0 - k.w) / (k.a * k.lr) - k.down.c  # (2)
+        return Row(dc=dc), State(c_i=k.state.c_i + dc)
+
+    def remember(self, s: Server, up: Uploads) -> State:
+        return State(c=s.state.c + len(up) / s.clients * up.mean("dc", up.uniform))  # (4)

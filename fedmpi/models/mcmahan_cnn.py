@@ -1,0 +1,42 @@
+"""The small convolutional network of the paper that named FedAvg.
+
+McMahan, Moore, Ramage, Hampson, Agüera y Arcas: Communication-Efficient Learning of Deep Networks from Decentralized
+Data, AISTATS 2017, https://arxiv.org/abs/1602.05629
+"""
+
+from torch import Tensor, nn
+
+from fedmpi.models.shapes import image
+
+
+class McMahanCNN(nn.Module):
+    """conv 5x5 (32), ReLU, max pool 2; conv 5x5 (64), ReLU, max pool 2; linear 512, ReLU; linear `classes`."""
+
+    def __init__(self, channels: int, height: int, width: int, classes: int) -> None:
+        super().__init__()
+        self.body = nn.Sequential(
+            nn.Conv2d(channels, 32, 5, padding=2),
+            nn.ReLU(),
+            nn.MaxPool2d(2),
+            nn.Conv2d(32, 64, 5, padding=2),
+            nn.ReLU(),
+            nn.MaxPool2d(2),
+            nn.Flatten(),
+            nn.Linear(64 * (height // 4) * (width // 4), 512),
+            nn.ReLU(),
+        )
+        self.head = nn.Linear(512, classes)
+
+    def features(self, x: Tensor) -> Tensor:
+        return self.body(x)  # (B, 512)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.head(self.features(x))  # (B, C)
+
+
+def mcmahan_cnn(input_shape: tuple[int, ...], classes: int) -> McMahanCNN:
+    """CNN of the FedAvg paper (McMahan 2017): two 5x5 convolutions, one hidden layer of 512; images from 4 x 4 pixels.
+
+    1 x 28 x 28 images of 10 classes: 1,663,370 parameters.
+    """
+    return McMahanCNN(*image("mcmahan_cnn", input_shape, least=4), classes)

@@ -1,0 +1,113 @@
+"""One view of every architecture: features z, head, logits, whatever the module calls them."""
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+import torch
+from torch import Tensor, nn
+
+from fedmpi.errors import UserError
+
+
+class Net:
+    """A module and the cut between its features and its head: logits = head(z), z (B, `feature_dim`).
+
+    The head is the part whose output the module returns: `module.head` where there is one, else an `nn.Linear`; z is
+    what that part is given. Where no part is the last one (a softmax behind it, say), `has_features` is False, `head`
+    and `feature_dim` are None, and `forward` gives (None, logits). The logits are the module's own output in any case.
+
+    Which part it is shows in one dry run, in evaluation mode on two samples of zeros of shape `input_shape`; the modes
+    and buffers of the module are afterwards what they were. `outputs` is the number of logits of a sample.
+
+    Raises UserError for a module that fails on such samples, or does not return one row of outputs for each.
+
+    >>> net = Net(nn.Sequential(nn.Linear(4, 3), nn.ReLU(), nn.Linear(3, 2)), (4,))
+    >>> z, logits = net.forward(torch.zeros(5, 4))
+    >>> z.shape, logits.shape, sorted(net.head_names())
+    (torch.Size([5, 3]), torch.Size([5, 2]), ['2.bias', '2.weight'])
+    """
+
+    def __init__(self, module: nn.Module, input_shape: tuple[int, ...]) -> None:
+        self.module = module
+        like = next(module.parameters(), torch.empty(0))
+        x = torch.zeros(2, *input_shape, dtype=like.dtype, device=like.device)
+        with _undisturbed(module):
+            logits, self.head, z = _last_part(module, x)
+        self.outputs: int = logits.shape[1]
+        self.feature_dim: int | None = None if z is None else z.shape[1]
+
+    @property
+    def has_features(self) -> bool:
+        return self.head is not None
+
+    def forward(self, x: Tensor) -> tuple[Tensor | None, Tensor]:
+        """(z, logits) in one pass; z is None where `has_features` is False."""
+        if self.head is None:
+            return None, self.module(x)
+        # The hook (5 us) lives for this call only: one that stayed would keep z, and the graph behind it, alive.
+        seen: list[Tensor] = []
+        hook = self.head.register_forward_pre_hook(lambda _, inputs: seen.append(inputs[0]))
+        try:
+            logits = self.module(x)
+        finally:
+            hook.remove()
+        return seen[-1], logits
+
+    def head_names(self) -> set[str]:
+        """Names, as in `module.named_parameters()`, of the parameters that belong to the head."""
+        if self.head is None:
+            return set()
+        own = {id(parameter) for parameter in self.head.parameters()}
+        return {name for name, parameter in self.module.named_parameters() if id(parameter) in own}
+
+
+def _last_part(module: nn.Module, x: Tensor) -> tuple[Tensor, nn.Module | None, Tensor | None]:
+    """(logits, the head, its input) of one pass of `module` over x; (logits, None, None) if it has no such part."""
+    last: tuple[nn.Module, Tensor, Tensor] | None = None
+
+    def note(part: nn.Module, inputs: tuple[Tensor, ...], output: Tensor) -> None:
+        nonlocal last
+        if inputs:
+            last = (part, inputs[0], output)
+
+    candidates: list[nn.Module] = [part for part in module.modules() if isinstance(part, nn.Linear)]
+    named = getattr(module, "head", None)
+    if isinstance(named, nn.Module) and not isinstance(named, nn.Linear):
+        candidates.append(named)  # its own end may be a linear layer too; of the two it ends last and is the head
+    hooks = [part.register_forward_hook(note) for part in candidates]
+    try:
+        logits = module(x)
+    except Exception as error:
+        raise UserError(
+            f"model {type(module).__name__} fails on a batch of two samples of the data set, shape {tuple(x.shape)}: "
+            f"{error}; choose a model for samples of this shape"
+        ) from error
+    finally:
+        for hook in hooks:
+            hook.remove()
+    if not isinstance(logits, Tensor) or logits.ndim != 2 or len(logits) != len(x):
+        found = f"shape {tuple(logits.shape)}" if isinstance(logits, Tensor) else type(logits).__name__
+        raise UserError(
+            f"model {type(module).__name__} returns {found} for a batch of {len(x)} samples; "
+            f"it must return one tensor of shape ({len(x)}, outputs)"
+        )
+    if last is None or last[2] is not logits or last[1].ndim != 2:
+        return logits, None, None
+    return logits, last[0], last[1]
+
+
+@contextmanager
+def _undisturbed(module: nn.Module) -> Iterator[None]:
+    """Evaluation mode without gradients; afterwards every submodule's mode and every buffer is what it was."""
+    modes = [(part, part.training) for part in module.modules()]
+    buffers = [(buffer, buffer.clone()) for buffer in module.buffers()]
+    module.eval()
+    try:
+        with torch.no_grad():
+            yield
+    finally:
+        with torch.no_grad():
+            for buffer, before in buffers:
+                buffer.copy_(before)
+        for part, training in modes:
+            part.training = training

@@ -1,0 +1,114 @@
+"""Server rules and their parts: pure functions on flat tensors.
+
+A rule is linear wherever it can be:   Gram matrix K (m, m) -> coefficients (m,) -> one weighted sum,
+so that it costs what an average costs and can work on any block of columns. Sums over clients run in ascending client
+id; sums over d run in float64 over fixed chunks of columns, so the bits depend on neither ranks nor placement.
+"""
+
+from __future__ import annotations
+
+from math import floor
+
+import torch
+from torch import Tensor
+from torch.nn.functional import kl_div
+
+CHUNK = 1 << 16  # columns a pass: (12, CHUNK) float64 is 6 MiB, a cache's worth, and few enough calls
+
+
+def combine(rows: Tensor, coefficients: Tensor) -> Tensor:
+    """sum_i c_i rows_i.   (m, n), (m,) float64 -> (n,) in the rows' type; summed in float64."""
+    m, n = rows.shape
+    out = torch.empty(n, dtype=rows.dtype, device=rows.device)
+    wide = torch.empty(m, min(CHUNK, n), dtype=torch.float64, device=rows.device)
+    c = coefficients.to(device=rows.device, dtype=torch.float64)
+    for a in range(0, n, CHUNK):
+        b = min(a + CHUNK, n)
+        out[a:b] = c @ wide[:, : b - a].copy_(rows[:, a:b])
+    return out
+
+
+def gram(rows: Tensor) -> Tensor:
+    """K_ij = <rows_i, rows_j>.   (m, n) -> (m, m) float64 on the CPU."""
+    m, n = rows.shape
+    K = torch.zeros(m, m, dtype=torch.float64, device=rows.device)
+    wide = torch.empty(m, min(CHUNK, n), dtype=torch.float64, device=rows.device)
+    for a in range(0, n, CHUNK):
+        b = min(a + CHUNK, n)
+        block = wide[:, : b - a].copy_(rows[:, a:b])
+        K.addmm_(block, block.T)
+    return K.cpu()
+
+
+def principal_coefficients(K: Tensor, p: Tensor, keep: float = 0.8, share: str = "sum") -> Tensor:
+    """Coefficients of the clients' updates in FedLD's aggregate.   (m, m), (m,) -> (m,) float64.
+
+    K / m = E diag(lam) E' (largest first); v_l = G e_l / sqrt(m lam_l) is the l-th principal direction. Client i keeps of
+    its projection on v_l the sign, and lends it its own length:
+        g_i' = ||g_i|| sum_{l <= L} omega_l sgn(e_l[i]) v_l          omega_l = lam_l / sum_z lam_z       (share="sum")
+        sum_i p_i g_i' = G c                                         omega_l = lam_l / ||lam_1..L||_2    (share="l2")
+    Nothing of size d is formed here. Turning e_l around changes nothing: its sign enters twice. L = max(1, floor(keep m)),
+    at most the numerical rank; a projection that is zero up to rounding (cosine <= 1e-9) adds nothing; all-zero updates give zeros.
+    Zeng et al., FedLD, MICCAI 2024, Eq. 4-5.
+    """
+    m = len(K)
+    lam, E = torch.linalg.eigh(K / m)
+    lam, E = lam.flip(0).clamp(min=0), E.flip(1)
+    if lam[0] == 0:
+        return torch.zeros_like(lam)
+    L = min(max(1, floor(keep * m + 1e-9)), int((lam > 1e-10 * lam[0]).sum()))
+    top, E = lam[:L], E[:, :L]  # (L,), (m, L)
+    lengths = K.diagonal().clamp(min=0).sqrt()  # (m,)
+    cosine = (m * top).sqrt() * E.abs() / lengths[:, None].clamp(min=torch.finfo(torch.float64).tiny)
+    signs = E.sign() * (cosine > 1e-9)  # (m, L)
+    omega = top / (lam.sum() if share == "sum" else top.norm())
+    return (E * (omega / (m * top).sqrt())) @ ((p.double() * lengths) @ signs)
+
+
+def principal_mean(G: Tensor, p: Tensor, keep: float = 0.8, share: str = "sum") -> Tensor:
+    """FedLD's aggregate of updates G (m, d) with weights p (m,) -> (d,).   See `principal_coefficients`.
+
+    >>> principal_mean(torch.tensor([[2.0, 0, 0], [0, 1, 0]]), torch.tensor([0.5, 0.5]), keep=1.0)
+    tensor([0.8000, 0.1000, 0.0000])
+    """
+    return combine(G, principal_coefficients(gram(G), p, keep, share))
+
+
+def class_means(sums: Tensor, counts: Tensor) -> tuple[Tensor, Tensor]:
+    """Means of classes that occur, zeros for the others; and which occur.   (c, z), (c,) -> (c, z), (c,) of 0 or 1."""
+    held = (counts > 0).to(sums.dtype)
+    return sums / counts.clamp(min=1)[:, None], held
+
+
+def prototype_loss(z: Tensor, y: Tensor, protos: Tensor, known: Tensor) -> Tensor:
+    """MSE(z, P_y), mean over B and z; samples whose class has no prototype add 0.   (B, z), (B,), (c, z), (c,) -> ()"""
+    return ((z - protos[y]).square() * known[y][:, None]).mean()
+
+
+def distillation(f: Tensor, teacher: Tensor, tau: float) -> Tensor:
+    """KL(softmax(teacher / tau) || softmax(f / tau)), batch mean, without the factor tau^2.   (B, c), (B, c) -> ()
+
+    >>> t, s = torch.tensor([[1.0, 1, 0], [0, 0, 2]]), torch.tensor([[2.0, 0, 0], [0, 1, 0]])
+    >>> round(distillation(s, t, 1.0).item(), 6)
+    0.578458
+    """
+    return kl_div((f / tau).log_softmax(1), (teacher / tau).log_softmax(1), reduction="batchmean", log_target=True)
+
+
+def simplex_minimum(P: Tensor) -> Tensor:
+    """argmin_a a' P a  subject to  a >= 0, sum a = 1,  P (m, m) symmetric positive semidefinite -> (m,) float64.
+
+    The optimality conditions are those of  min_{x >= 0} x' P x / 2 - sum x  with a = x / sum x; with P = R' R that is a
+    non-negative least squares problem, solved exactly by its active-set method.
+
+    >>> simplex_minimum(torch.tensor([[2.0, 0.5], [0.5, 1.0]]))
+    tensor([0.2500, 0.7500], dtype=torch.float64)
+    """
+    from scipy.optimize import nnls  # a quarter of a second to import, for the one method that mixes heads
+
+    m = len(P)
+    ridge = 1e-12 * P.diagonal().sum().clamp(min=1e-30) * torch.eye(m, dtype=torch.float64)
+    R = torch.linalg.cholesky(P.double() + ridge, upper=True)
+    b = torch.linalg.solve_triangular(R.T, torch.ones(m, 1, dtype=torch.float64), upper=False)[:, 0]
+    x, _ = nnls(R.numpy(), b.numpy())
+    return torch.from_numpy(x / x.sum())

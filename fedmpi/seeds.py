@@ -1,0 +1,40 @@
+"""The only source of randomness: (experiment seed, purpose...) -> generator.
+
+A generator is a function of what it is for, never of what was drawn before it, so that a resumed run, another number of
+ranks or another order of clients draws the same numbers:  seeds.generator(0, "batches", round_, client).
+All of them live on the CPU; a GPU run moves what they drew.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+import numpy as np
+import torch
+
+
+def derive(seed: int, *purpose: str | int) -> int:
+    """63-bit seed for one purpose: the head of SHA-256 over the words, so no two purposes share a stream."""
+    words = "/".join(str(word) for word in (seed, *purpose))
+    return int.from_bytes(hashlib.sha256(words.encode()).digest()[:8], "little") >> 1
+
+
+def generator(seed: int, *purpose: str | int) -> torch.Generator:
+    """A torch CPU generator for one purpose."""
+    return torch.Generator().manual_seed(derive(seed, *purpose))
+
+
+def numpy_rng(seed: int, *purpose: str | int) -> np.random.Generator:
+    """A numpy generator for one purpose (partitions, cohorts)."""
+    return np.random.Generator(np.random.PCG64(derive(seed, *purpose)))
+
+
+@contextmanager
+def scoped(seed: int, *purpose: str | int) -> Iterator[None]:
+    """torch's global generators (parameter initialisation, dropout) seeded for one purpose, and put back afterwards."""
+    devices = range(torch.cuda.device_count()) if torch.cuda.is_initialized() else []
+    with torch.random.fork_rng(devices=devices):
+        torch.manual_seed(derive(seed, *purpose))
+        yield

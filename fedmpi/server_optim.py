@@ -1,0 +1,43 @@
+"""w <- w + server_optim(direction): composes with every method and every server rule.
+
+Reddi, Charles, Zaheer, Garrett, Rush, Konecny, Kumar, McMahan. Adaptive Federated Optimization. ICLR 2021. Algorithm 2.
+    sgd       w += lr D                              momentum  m = beta1 m + D;                     w += lr m
+    adagrad   m = beta1 m + (1-beta1) D;  v += D^2;                                                w += lr m / (sqrt v + eps)
+    yogi      ...  v -= (1-beta2) D^2 sgn(v - D^2)   adam      ...  v = beta2 v + (1-beta2) D^2
+No bias correction and v_0 = eps^2, as there. Everything is local to columns.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+
+class ServerOptim:
+    """State and step of one rule. `state` (slots, s) is what a checkpoint must hold; sgd has none."""
+
+    def __init__(self, name: str, size: Tensor, lr: float = 1.0, beta1: float = 0.9, beta2: float = 0.99, eps: float = 1e-3) -> None:
+        self.name, self.lr, self.beta1, self.beta2, self.eps = name, lr, beta1, beta2, eps
+        slots = {"sgd": 0, "momentum": 1}.get(name, 2)
+        self.state = torch.zeros(slots, *size.shape, dtype=size.dtype, device=size.device)
+        if slots == 2:
+            self.state[1].fill_(eps**2)
+
+    def step(self, w: Tensor, direction: Tensor) -> None:
+        """One server step on w (s,), in place."""
+        if self.name == "sgd":
+            w.add_(direction, alpha=self.lr)
+            return
+        if self.name == "momentum":
+            w.add_(self.state[0].mul_(self.beta1).add_(direction), alpha=self.lr)
+            return
+        m, v = self.state
+        m.mul_(self.beta1).add_(direction, alpha=1 - self.beta1)
+        square = direction.square()
+        if self.name == "adagrad":
+            v.add_(square)
+        elif self.name == "yogi":
+            v.sub_((v - square).sign_().mul_(square), alpha=1 - self.beta2)
+        else:
+            v.mul_(self.beta2).add_(square, alpha=1 - self.beta2)
+        w.addcdiv_(m, v.sqrt().add_(self.eps), value=self.lr)

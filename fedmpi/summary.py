@@ -1,0 +1,47 @@
+"""What remains of a run when it is over: summary.json."""
+
+from collections.abc import Collection, Mapping, Sequence
+from statistics import fmean
+from typing import Any
+
+LOWER_IS_BETTER = ("loss", "mse")
+
+
+def summary(
+    rows: Sequence[Mapping[str, Any]],
+    names: Sequence[str],
+    exit_reason: str,
+    lower_is_better: Collection[str] = LOWER_IS_BETTER,
+) -> dict[str, Any]:
+    """The figures to report.
+
+    Args:
+        rows: those of metrics.jsonl, one a round; rounds without evaluation lack the metrics, or hold None.
+        names: the metrics to sum up, such as ("accuracy", "loss").
+        exit_reason: "finished", or why not.
+
+    Returns:
+        rounds       rounds done
+        last         the last value of each metric, with its round in last_round
+        mean_last_10 the mean over the (up to) ten last evaluated rounds
+        best         the best value and in best_round its round: chosen on the test set, so no estimate of anything
+        wall_s, sent_bytes, received_bytes   sums over the rounds
+    """
+    facts: dict[str, Any] = {"exit_reason": exit_reason, "rounds": len(rows)}
+    for part in ("last", "last_round", "mean_last_10", "best", "best_round"):
+        facts[part] = {}
+    for name in names:
+        values = [(row[name], row["round"]) for row in rows if _is_number(row.get(name))]
+        if not values:
+            continue
+        facts["last"][name], facts["last_round"][name] = values[-1]
+        facts["mean_last_10"][name] = fmean(value for value, _ in values[-10:])
+        sign = 1 if name in lower_is_better else -1
+        facts["best"][name], facts["best_round"][name] = min(values, key=lambda pair: sign * pair[0])
+    for name in ("wall_s", "sent_bytes", "received_bytes"):
+        facts[name] = sum(row.get(name) or 0 for row in rows)
+    return facts
+
+
+def _is_number(value: Any) -> bool:
+    return isinstance(value, (int, float)) and value == value  # not NaN

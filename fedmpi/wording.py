@@ -1,0 +1,55 @@
+"""Words for messages: what was meant, what is allowed, what was given."""
+
+import difflib
+from collections.abc import Iterable, Sequence
+from typing import Any
+
+
+def nearest(word: str, known: Iterable[str]) -> str:
+    """The advice that follows a wrong word: `did you mean 'epochs'? allowed: batch_size, epochs, lr`."""
+    allowed = sorted(known)
+    folded = {key.casefold(): key for key in allowed}
+    close = difflib.get_close_matches(word.casefold(), list(folded), n=1, cutoff=0.5)
+    guess = f"did you mean '{folded[close[0]]}'? " if close else ""
+    return f"{guess}allowed: {', '.join(allowed) or 'none'}"
+
+
+_WORDS = {
+    "int_type": "a whole number",
+    "int_from_float": "a whole number",
+    "float_type": "a number",
+    "finite_number": "a finite number",
+    "bool_type": "true or false",
+    "string_type": "text",
+    "path_type": "text",
+    "list_type": "a list",
+    "tuple_type": "a list",
+    "dict_type": "a mapping (`key: value` lines)",
+    "model_type": "a mapping (`key: value` lines)",
+    "none_required": "null",
+    "greater_than": "> {gt}",
+    "greater_than_equal": ">= {ge}",
+    "less_than": "< {lt}",
+    "less_than_equal": "<= {le}",
+    "literal_error": "{expected}",
+    "too_short": "a list of at least {min_length}",
+    "string_too_short": "text that is not empty",
+}
+
+
+def allowed(errors: Sequence[Any]) -> str:
+    """What pydantic's complaints about one value say is allowed, in words: `a whole number or 'full'`."""
+    words = []
+    for error in errors:
+        template = _WORDS.get(error["type"], error["msg"].replace("{", "{{").replace("}", "}}"))
+        word = template.format(**error.get("ctx", {}))
+        if error["type"] == "string_type" and not isinstance(error["input"], (list, dict, type(None))):
+            word += " (in quotes, for YAML reads yes, no, on, off as true, false, and digits as a number)"
+        words.append(word)
+    return " or ".join(dict.fromkeys(words))
+
+
+def show(value: Any) -> str:
+    """A value for a message, cut to a readable length."""
+    text = repr(value)
+    return text if len(text) <= 60 else f"{text[:57]}..."

@@ -1,0 +1,10 @@
+#!/usr/bin/env bash
+# One process that is server and all clients: no launcher, no network; for a laptop and for debugging.
+#
+#   launch/local.sh CONFIG.yaml [key=value ...]
+#   launch/local.sh configs/quickstart.yaml rounds=3
+set -euo pipefail
+[[ $# -ge 1 ]] || { sed -n '2,5s/^# \{0,1\}//p' "$0" >&2; exit 2; }
+
+export OMP_NUM_THREADS=${OMP_NUM_THREADS:-1}
+exec fedmpi run "$@"

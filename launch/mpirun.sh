@@ -1,0 +1,20 @@
+#!/usr/bin/env bash
+# One machine, or an allocation that mpirun knows of: ranks by MPI (Open MPI or MPICH; whichever mpirun is first on PATH).
+#
+#   launch/mpirun.sh RANKS CONFIG.yaml [key=value ...]
+#   launch/mpirun.sh 5 configs/quickstart.yaml rounds=3
+#
+# Rank 0 is the server, the others train. OMP_NUM_THREADS is 1 unless set: ranks share the cores.
+set -euo pipefail
+[[ $# -ge 2 && $1 =~ ^[1-9][0-9]*$ ]] || { sed -n '2,7s/^# \{0,1\}//p' "$0" >&2; exit 2; }
+ranks=$1
+shift
+
+export OMP_NUM_THREADS=${OMP_NUM_THREADS:-1}
+options=(-n "$ranks")
+if mpirun --version | grep -q 'Open MPI'; then  # MPICH needs, and knows, none of these
+    options+=(--bind-to none)                   # pinned by default, several ranks would share one core
+    [[ $EUID -ne 0 ]] || options+=(--allow-run-as-root)
+    [[ $ranks -le $(nproc) || -n ${SLURM_JOB_ID:-} ]] || options+=(--oversubscribe)
+fi
+exec mpirun "${options[@]}" fedmpi run "$@"

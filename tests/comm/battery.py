@@ -1,0 +1,144 @@
+"""What every means of communication must do. Started once per rank:  python battery.py FOLDER BACKEND
+
+Each check runs on all ranks of one communicator, with numbers that tell who sent what: entry i of a message from a to b is
+1000 a + 100 b + i, so that a wrong peer, order or cut shows. Reports {check, error} into FOLDER/rank.jsonl.
+"""
+
+import json
+import os
+import sys
+import traceback
+from pathlib import Path
+
+import torch
+
+from fedmpi.comm import connect, detect
+
+TYPES = (torch.float32, torch.float64, torch.uint8, torch.int64, torch.bfloat16)
+
+
+def message(source, target, n, dtype=torch.float32):
+    return (torch.arange(n) + 1000 * source + 100 * target).to(dtype)
+
+
+def check_broadcast_of_every_type(comm):
+    for dtype in TYPES:
+        x = message(comm.rank, 0, 1001, dtype)
+        comm.broadcast(x)
+        assert torch.equal(x, message(0, 0, 1001, dtype)), dtype
+
+
+def check_ring(comm):
+    left, right = (comm.rank - 1) % comm.size, (comm.rank + 1) % comm.size
+    for dtype in TYPES:
+        got = torch.zeros(17, dtype=dtype)
+        comm.swap([(right, message(comm.rank, right, 17, dtype))], [(left, got)])
+        assert torch.equal(got, message(left, comm.rank, 17, dtype)), dtype
+
+
+def check_gather_rows_in_place(comm):
+    """Rows of one matrix at rank 0, each received into its own memory; rank 0's row is a copy."""
+    rows = torch.zeros(comm.size, 1000)
+    comm.swap([(0, message(comm.rank, 0, 1000))], [(r, rows[r]) for r in range(comm.size)] if comm.rank == 0 else [])
+    if comm.rank == 0:
+        assert torch.equal(rows, torch.stack([message(r, 0, 1000) for r in range(comm.size)]))
+
+
+def check_exchange_of_unequal_columns(comm):
+    """From a to b go a + 2 b numbers: none at all from 0 to 0."""
+    got = [torch.zeros(a + 2 * comm.rank) for a in range(comm.size)]
+    out = [(b, message(comm.rank, b, comm.rank + 2 * b)) for b in range(comm.size)]
+    comm.swap(out, list(enumerate(got)))
+    for a, x in enumerate(got):
+        assert torch.equal(x, message(a, comm.rank, a + 2 * comm.rank)), a
+
+
+def check_large_messages_both_ways(comm):
+    """2 MB each way between all pairs: too large for any library to buffer, so both must be posted before either waits."""
+    others = [r for r in range(comm.size) if r != comm.rank]
+    got = {r: torch.zeros(500_000) for r in others}
+    comm.swap([(r, message(comm.rank, r, 500_000)) for r in others], list(got.items()))
+    for r, x in got.items():
+        assert torch.equal(x, message(r, comm.rank, 500_000)), r
+
+
+def check_order_within_a_pair(comm):
+    """Five messages from each rank to the next, of different lengths and types, the largest first."""
+    left, right = (comm.rank - 1) % comm.size, (comm.rank + 1) % comm.size
+    kinds = list(zip((70_000, 3, 50, 1, 0), TYPES, strict=True))
+    got = [torch.zeros(n, dtype=dtype) for n, dtype in kinds]
+    comm.swap([(right, message(comm.rank, right, *kind)) for kind in kinds], [(left, x) for x in got])
+    for x, kind in zip(got, kinds, strict=True):
+        assert torch.equal(x, message(left, comm.rank, *kind)), kind
+
+
+def check_order_across_calls(comm):
+    """Rank 0 is a call behind everybody else: what was sent first arrives first."""
+    got = torch.zeros(2, 4)
+    for call in range(2):
+        outgoing = [(0, message(comm.rank, call, 4))] if comm.rank == comm.size - 1 else []
+        comm.swap(outgoing, [(comm.size - 1, got[call])] if comm.rank == 0 else [])
+    if comm.rank == 0:
+        assert torch.equal(got, torch.stack([message(comm.size - 1, call, 4) for call in range(2)]))
+
+
+def check_pieces(comm):
+    """100 numbers in pieces of 7 arrive as in one."""
+    comm.piece = 7
+    check_ring(comm)
+    check_order_within_a_pair(comm)
+    x = message(comm.rank, 0, 100)
+    comm.broadcast(x)
+    assert torch.equal(x, message(0, 0, 100))
+    del comm.piece
+
+
+def check_bytes(comm):
+    """10 float64 broadcast = 80 bytes to each other rank (one where alone); 3 + 4 float32 round the ring = 28 bytes each way."""
+    left, right = (comm.rank - 1) % comm.size, (comm.rank + 1) % comm.size
+    sent, received = comm.sent_bytes, comm.received_bytes
+    comm.broadcast(torch.zeros(10, dtype=torch.float64))
+    comm.swap([(right, torch.zeros(3)), (right, torch.zeros(4))], [(left, torch.zeros(3)), (left, torch.zeros(4))])
+    comm.meet(b"control traffic does not count", 30)
+    assert comm.sent_bytes - sent == 28 + (80 * max(1, comm.size - 1) if comm.rank == 0 else 0)
+    assert comm.received_bytes - received == 28 + (80 if comm.rank > 0 else 0)
+
+
+def check_meet(comm):
+    for length in (0, 1, 4096):
+        got = comm.meet(bytes([comm.rank + 1]) * length, 30)
+        assert got == [bytes([r + 1]) * length for r in range(comm.size)]
+
+
+def check_refusals(comm):
+    """Programming errors stop before anything is sent, alike on all ranks."""
+    wrong = [torch.zeros(2, 2), torch.zeros(8)[::2], torch.zeros(3, device="meta")]
+    calls = [lambda x=x: comm.broadcast(x) for x in wrong]
+    calls += [lambda: comm.swap([(comm.size, torch.zeros(1))], []), lambda: comm.meet(b"x" * 4097, 1)]
+    for i, call in enumerate(calls):
+        try:
+            call()
+        except ValueError:
+            continue
+        raise AssertionError(f"call {i} was accepted")
+
+
+CHECKS = {name: check for name, check in list(globals().items()) if name.startswith("check_")}
+
+
+def main() -> None:
+    torch.set_num_threads(1)
+    comm = connect(detect(os.environ), sys.argv[2], start_timeout_s=30, round_timeout_s=20)
+    with Path(sys.argv[1], f"{comm.rank}.jsonl").open("w") as report:
+        for name, check in CHECKS.items():
+            error = ""
+            try:
+                check(comm)
+            except Exception:
+                error = traceback.format_exc()
+            print(json.dumps({"check": name, "error": error, "class": type(comm).__name__}), file=report, flush=True)
+    comm.close()
+
+
+if __name__ == "__main__":
+    main()

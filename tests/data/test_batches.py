@@ -1,0 +1,60 @@
+"""One epoch: every row once, in an order that only the generator decides."""
+
+import pytest
+import torch
+
+from fedmpi.data.batches import batches
+from fedmpi.data.federated import Shard
+
+
+def shard(n=10):
+    """Rows 2, 4, 6, ... of 3 n + 1; x holds the row's number."""
+    x = torch.arange(3.0 * n + 1).view(-1, 1)
+    return Shard(x, torch.arange(3 * n + 1), 2 + 2 * torch.arange(n))
+
+
+def generator(seed=0):
+    return torch.Generator().manual_seed(seed)
+
+
+@pytest.mark.parametrize(
+    ("n", "size", "drop_last", "sizes"),
+    [
+        (10, 4, False, [4, 4, 2]),
+        (10, 4, True, [4, 4]),
+        (8, 4, True, [4, 4]),
+        (10, 50, False, [10]),
+        (10, 50, True, [10]),  # never an epoch without a step
+        (10, None, False, [10]),
+        (1, 4, False, [1]),
+        (0, 4, False, []),
+        (0, None, False, []),
+    ],
+)
+def test_sizes(n, size, drop_last, sizes):
+    assert [len(x) for x, _ in batches(shard(n), size, generator(), drop_last)] == sizes
+
+
+def test_every_row_once_and_x_belongs_to_y():
+    pairs = list(batches(shard(), 3, generator()))
+    rows = torch.cat([y for _, y in pairs])
+    assert sorted(rows.tolist()) == list(range(2, 22, 2))
+    assert torch.equal(torch.cat([x for x, _ in pairs]).flatten().long(), rows)
+
+
+def test_order_is_one_randperm_of_the_generator():
+    rows = torch.cat([y for _, y in batches(shard(), 3, generator(5))])
+    assert torch.equal(rows, shard().index[torch.randperm(10, generator=generator(5))])
+    one = generator(5)
+    first, second = (torch.cat([y for _, y in batches(shard(), 3, one)]) for _ in range(2))
+    assert torch.equal(first, rows)
+    assert not torch.equal(second, rows)
+
+
+def test_full_batch_and_evaluation_keep_the_index_order_and_draw_nothing():
+    one = generator(5)
+    before = one.get_state()
+    ((_, rows),) = batches(shard(), None, one)
+    assert torch.equal(rows, shard().index)
+    assert torch.equal(one.get_state(), before)
+    assert torch.equal(torch.cat([y for _, y in batches(shard(), 3, None)]), shard().index)

@@ -1,0 +1,157 @@
+"""split: shared tensors, counts, the clients' own test rows, refusals; user partitions are held to the contract."""
+
+import numpy as np
+import pytest
+import torch
+
+from fedmpi.data.batches import batches, stored_channels_last
+from fedmpi.data.dataset import Dataset
+from fedmpi.data.federated import split
+from fedmpi.errors import UserError
+
+
+def images(n=400, t=200, classes=4, channels=3):
+    """Sample i is an image of the constant i, so that a row can be recognised; labels go round."""
+    x = torch.arange(n, dtype=torch.float32).view(n, 1, 1, 1).expand(n, channels, 5, 6).contiguous()
+    test = -1 - torch.arange(t, dtype=torch.float32).view(t, 1, 1, 1).expand(t, channels, 5, 6).contiguous()
+    return Dataset(x, torch.arange(n) % classes, test, torch.arange(t) % classes, classes)
+
+
+def sited():
+    owner = torch.tensor([0] * 10 + [1] * 20 + [2] * 30)
+    y = torch.arange(60) % 2
+    test_owner = torch.tensor([2, 1, 1])
+    return Dataset(
+        torch.rand(60, 4), y, torch.rand(3, 4), y[:3], 2, site=owner, test_site=test_owner, site_names=("a", "b", "c")
+    )
+
+
+def test_split_shares_one_tensor_and_counts():
+    data = images()
+    fed = split(data, "dirichlet", 5, seed=3, alpha=0.5)
+    assert (fed.clients, fed.classes, fed.input_shape) == (5, 4, (3, 5, 6))
+    assert all(fed.train[k].x is data.train_x and fed.test[k].y is data.test_y for k in range(5))
+    assert np.array_equal(np.sort(np.concatenate(fed.parts)), np.arange(400))
+    for k in range(5):
+        assert fed.train[k].index.tolist() == fed.parts[k].tolist()
+        assert fed.label_counts[k].tolist() == [int((data.train_y[fed.parts[k]] == c).sum()) for c in range(4)]
+    assert fed.train_sizes.tolist() == fed.label_counts.sum(1).tolist()
+    assert fed.test_sizes.tolist() == [len(fed.test[k]) for k in range(5)]
+    assert fed.global_test.index.tolist() == list(range(200))
+
+
+def test_split_is_a_function_of_the_seed():
+    first, again, other = (split(images(), "iid", 5, seed=seed) for seed in (0, 0, 1))
+    assert all(torch.equal(first.test[k].index, again.test[k].index) for k in range(5))
+    assert all(map(np.array_equal, first.parts, again.parts))
+    assert not all(map(np.array_equal, first.parts, other.parts))
+
+
+def test_aligned_test_rows():
+    """of class c: min(t_c, floor(1000 n_kc / n_k)), here with 1,000 test rows of each of two classes."""
+    y = torch.tensor([0] * 71 + [1] * 29)
+    test_y = torch.arange(2000) % 2
+    data = Dataset(torch.zeros(100, 1), y, torch.zeros(2000, 1), test_y, 2)
+    fed = split(data, "iid", 1, seed=0, client_test="aligned")
+    assert torch.bincount(test_y[fed.test[0].index]).tolist() == [710, 290]  # 1000 * .29 is 289.99.. in floating point
+    assert fed.test[0].index.unique().numel() == 1000
+    few = Dataset(torch.zeros(100, 1), y, torch.zeros(300, 1), test_y[:300], 2)
+    fed = split(few, "iid", 1, seed=0)
+    assert torch.bincount(test_y[fed.test[0].index]).tolist() == [150, 150]
+
+
+def test_class_match_and_global():
+    data = images()
+    fed = split(data, "shards", 4, seed=0, client_test="class_match", s=1)
+    for k in range(4):
+        owned = set(data.train_y[fed.parts[k]].tolist())
+        assert fed.test[k].index.tolist() == [i for i in range(200) if i % 4 in owned]
+    fed = split(data, "iid", 4, seed=0, client_test="global")
+    assert fed.test_sizes.tolist() == [200] * 4
+
+
+def test_sites():
+    fed = split(sited(), "site", None, seed=0)
+    assert fed.train_sizes.tolist() == [10, 20, 30]
+    assert [fed.test[k].index.tolist() for k in range(3)] == [[], [1, 2], [0]]
+    assert fed.site_names == ("a", "b", "c")
+    assert split(sited(), "site", 3, seed=0, client_test="global").test_sizes.tolist() == [3, 3, 3]
+    assert split(sited(), "iid", 4, seed=0).site_names == ()
+
+
+def test_regression_counts_nothing_and_tests_on_everything():
+    data = Dataset(torch.rand(20, 2), torch.rand(20), torch.rand(6, 2), torch.rand(6), 1)
+    fed = split(data, "iid", 4, seed=0)
+    assert fed.label_counts.tolist() == [[0]] * 4
+    assert fed.test_sizes.tolist() == [6] * 4
+    with pytest.raises(UserError, match="take global"):
+        split(data, "iid", 4, seed=0, client_test="aligned")
+    with pytest.raises(UserError, match="regression"):
+        split(data, "shards", 4, seed=0)
+
+
+@pytest.mark.parametrize("channels", [1, 3])
+def test_channels_last_is_stored_once_and_gathered_as_such(channels):
+    data = images(channels=channels)
+    fed = split(data, "iid", 4, seed=0)
+    moved = fed.to("cpu", channels_last=True)
+    x = moved.train[0].x
+    assert x.stride() == (5 * 6 * channels, 1, 6 * channels, channels)
+    assert all(moved.train[k].x is x for k in range(4))
+    assert moved.global_test.x is moved.test[3].x
+    assert torch.equal(x, data.train_x)
+    generators = (torch.Generator().manual_seed(1) for _ in range(2))
+    plain, last = (list(batches(f.train[2], 7, g)) for f, g in zip((fed, moved), generators, strict=True))
+    for (a, _), (b, _) in zip(plain, last, strict=True):
+        assert torch.equal(a, b)
+        assert stored_channels_last(b)
+        assert not stored_channels_last(a)
+    back = moved.to("cpu", channels_last=False)
+    assert back.train[0].x.stride() == data.train_x.stride()
+
+
+def write_scheme(tmp_path, body):
+    file = tmp_path / "mine.py"
+    file.write_text(f"import numpy as np\n\n\ndef cut(y, n, generator, *, odd: bool = False):\n    {body}\n")
+    return f"{file}:cut"
+
+
+def test_a_scheme_of_the_users_own(tmp_path):
+    scheme = write_scheme(tmp_path, "return [np.arange(1 if odd else 0, 400, 2), np.array([200 + odd])][:n]")
+    assert split(images(), scheme, 1, seed=0, odd=True).parts[0][:3].tolist() == [1, 3, 5]
+    with pytest.raises(UserError, match=r"data\.partition\.odd"):
+        split(images(), scheme, 1, seed=0, odd=3)
+
+
+@pytest.mark.parametrize(
+    ("body", "words"),
+    [
+        ("return [np.arange(3)]", "returned 1 index arrays for clients=2"),
+        ("return [np.arange(3), np.arange(0)]", "left client 1 without a training sample"),
+        ("return [np.arange(3), np.arange(2, 5)]", "sample 2 more than once"),
+        ("return [np.arange(3), np.array([3, 400])]", r"client 1 indices 3\.\.400.*0\.\.399"),
+        ("return [np.arange(3), np.array([3.5])]", "float64"),
+    ],
+)
+def test_a_wrong_scheme_is_named(tmp_path, body, words):
+    with pytest.raises(UserError, match=words):
+        split(images(), write_scheme(tmp_path, body), 2, seed=0)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        ({"scheme": "site", "clients": None}, "says whose each sample is"),
+        ({"scheme": "iid", "clients": None}, "needs `clients`"),
+        ({"scheme": "iid", "clients": 0}, "clients=0"),
+        ({"scheme": "dirichlet", "clients": 4, "alhpa": 1.0}, "alpha"),
+        ({"scheme": "dirichlet", "clients": 4, "alpha": 0.0}, r"data\.partition\.alpha: 0\.0 is not allowed"),
+        ({"scheme": "dirichlet", "clients": 4, "convention": "klass"}, "class_plain"),
+        ({"scheme": "dirichlte", "clients": 4}, "did you mean 'dirichlet'"),
+        ({"scheme": "iid", "clients": 4, "client_test": "site"}, "scheme site"),
+        ({"scheme": "iid", "clients": 4, "client_test": "alligned"}, "allowed: auto, site, aligned"),
+    ],
+)
+def test_refused(arguments, words):
+    with pytest.raises(UserError, match=words):
+        split(images(), seed=0, **arguments)

@@ -1,0 +1,215 @@
+"""Partitions: every index once, closed-form sizes, the limits of the Dirichlet parameter, refusals with numbers."""
+
+import numpy as np
+import pytest
+
+from fedmpi import plugins
+from fedmpi.data import dirichlet as dirichlet_module
+from fedmpi.data.dirichlet import dirichlet
+from fedmpi.data.partition import iid, registry, site
+from fedmpi.data.shards import shards
+from fedmpi.errors import UserError
+
+
+def balanced(classes, each):
+    """Shuffled labels, `each` of every class."""
+    return np.random.default_rng(7).permutation(np.repeat(np.arange(classes), each))
+
+
+def rng(seed=0):
+    return np.random.default_rng(seed)
+
+
+def histograms(labels, parts, classes):
+    return np.stack([np.bincount(labels[part], minlength=classes) for part in parts])
+
+
+SCHEMES = [
+    ("iid", {}),
+    ("shards", {"s": 2}),
+    ("shards", {"s": 3, "distinct": True}),
+    ("shards", {"s": 2, "sorted": True}),
+    ("dirichlet", {"alpha": 0.5}),
+    ("dirichlet", {"alpha": 0.5, "convention": "class_plain"}),
+    ("dirichlet", {"alpha": 0.5, "convention": "client"}),
+    ("dirichlet", {"alpha": 1e-3, "convention": "client"}),
+]
+
+
+@pytest.mark.parametrize(("scheme", "options"), SCHEMES)
+def test_every_index_once_and_deterministic(scheme, options):
+    labels = balanced(10, 103)  # 103: nothing divides evenly
+    cut = plugins.load(scheme, registry, "partition")
+    parts = cut(labels, 20, rng(), **options)
+    assert len(parts) == 20
+    assert np.array_equal(np.sort(np.concatenate(parts)), np.arange(len(labels)))
+    assert all(part.dtype == np.int64 and (np.diff(part) > 0).all() for part in parts)
+    again, other = cut(labels, 20, rng(), **options), cut(labels, 20, rng(1), **options)
+    assert all(map(np.array_equal, parts, again))
+    assert not all(map(np.array_equal, parts, other))
+
+
+def test_iid_keeps_the_remainder():
+    # 103 = 10 * 10 + 3: three clients hold 11
+    assert [len(part) for part in iid(np.zeros(103, dtype=int), 10, rng())] == [11] * 3 + [10] * 7
+
+
+def test_site():
+    owner = np.array([1, 0, 2, 1, 0])
+    assert [part.tolist() for part in site(owner, 3, rng())] == [[1, 4], [0, 3], [2]]
+    with pytest.raises(UserError, match=r"clients=4.*sites \[0, 1, 2\]"):
+        site(owner, 4, rng())
+
+
+@pytest.mark.parametrize(
+    ("classes", "each", "clients", "s", "sizes"),
+    [  # the sizes of published settings: shards of |class| / (s N / C)
+        (10, 5000, 100, 2, {500}),  # CIFAR-10, 200 shards of 250
+        (10, 5000, 100, 5, {500}),  # CIFAR-10, 500 of 100
+        (100, 500, 100, 5, {500}),  # CIFAR-100, 500 of 100
+        (100, 500, 1000, 5, {50}),  # CIFAR-100, 5,000 of 10
+        (100, 500, 1000, 20, set(range(40, 61))),  # CIFAR-100, 20,000 of 2 or 3
+    ],
+)
+def test_shards_of_published_sizes(classes, each, clients, s, sizes):
+    labels = balanced(classes, each)
+    parts = shards(labels, clients, rng(), s=s)
+    counts = histograms(labels, parts, classes)
+    assert {len(part) for part in parts} <= sizes
+    assert ((counts > 0).sum(1) <= s).all()
+    per_class = s * clients // classes
+    if each % per_class == 0:
+        assert (counts % (each // per_class) == 0).all()  # whole shards of one class only
+    assert np.array_equal(np.sort(np.concatenate(parts)), np.arange(len(labels)))
+
+
+def test_cifar10_shards_are_250():
+    labels = balanced(10, 5000)
+    counts = histograms(labels, shards(labels, 100, rng(), s=2), 10)
+    assert set(np.unique(counts)) == {0, 250, 500}  # 500: a class drawn twice
+
+
+@pytest.mark.parametrize(("clients", "s"), [(100, 2), (100, 5), (10, 10), (5, 8), (20, 9)])
+def test_distinct_shards_give_exactly_s_classes(clients, s):
+    labels = balanced(10, 1000)
+    counts = histograms(labels, shards(labels, clients, rng(), s=s, distinct=True), 10)
+    assert ((counts > 0).sum(1) == s).all()
+    assert (counts.sum(0) == 1000).all()
+
+
+def test_remainder_goes_to_the_first_shards():
+    # one class of 11, 4 clients, s = 1: 11 = 3 + 3 + 3 + 2
+    assert sorted(len(part) for part in shards(np.zeros(11, dtype=int), 4, rng(), s=1)) == [2, 3, 3, 3]
+
+
+def test_shards_that_classes_do_not_divide_warn_and_use_everything():
+    labels = balanced(10, 60)
+    with pytest.warns(UserWarning, match="first 4 classes are cut into 2 shards, the others into 1"):  # 14 = 10 + 4
+        parts = shards(labels, 7, rng(), s=2)
+    assert np.array_equal(np.sort(np.concatenate(parts)), np.arange(600))
+
+
+def test_sorted_shards_may_straddle():
+    labels = balanced(3, 100)
+    parts = shards(labels, 10, rng(), s=2, sorted=True)  # 20 shards of 15; 100 is no multiple of 15
+    assert {len(part) for part in parts} == {30}
+    assert ((histograms(labels, parts, 3) % 15) != 0).any()
+
+
+@pytest.mark.parametrize("convention", ["class", "class_plain", "client"])
+def test_large_alpha_is_the_global_histogram(convention):
+    labels = balanced(10, 1000)
+    counts = histograms(labels, dirichlet(labels, 10, rng(), alpha=1e6, convention=convention), 10)
+    # `client` draws 1,000 labels a client, each class binomial with deviation sqrt(1000 * .1 * .9) = 9.5: 5 deviations,
+    # save the last client, which takes what nine others left: deviation 9.5 * sqrt(9) = 28. The others are exact to 1.
+    tolerance = {"class": 2, "class_plain": 2, "client": 48}[convention]
+    assert np.abs(counts[:-1] - 100).max() <= tolerance
+    assert np.abs(counts[-1] - 100).max() <= 3 * tolerance
+
+
+def test_small_alpha_by_client_is_one_class_until_it_is_exhausted():
+    labels = balanced(10, 100)
+    counts = histograms(labels, dirichlet(labels, 10, rng(3), alpha=1e-6, convention="client"), 10)
+    assert (counts.sum(1) == 100).all()
+    assert (np.sort(counts, 1)[:, -1] == 100).all()  # a client's size is a class's: each takes a whole one
+    # 25 samples a client: a client's class is exhausted only by whole clients, so each again has one class
+    counts = histograms(labels, dirichlet(labels, 40, rng(3), alpha=1e-6, convention="client"), 10)
+    assert ((counts > 0).sum(1) == 1).all()
+
+
+def test_by_client_follows_the_sample_by_sample_law():
+    """Two classes of 3 and 5, one client of 4 drawn by hand against many draws: the law of the class-0 count."""
+    labels = np.array([0] * 3 + [1] * 5)
+    draws, alpha = 4000, 0.7
+    ours = np.zeros(5)
+    naive = np.zeros(5)
+    generator = rng(11)
+    for _ in range(draws):
+        part = dirichlet(labels, 2, generator, alpha=alpha, convention="client", min_size=1)[0]
+        ours[(labels[part] == 0).sum()] += 1
+        q, left = generator.dirichlet([alpha, alpha]), [3, 5]
+        for _ in range(4):
+            c = int(generator.random() < q[1])
+            if left[c] == 0:
+                c = 1 - c
+            left[c] -= 1
+        naive[3 - left[0]] += 1
+    # each share has deviation at most sqrt(.25 / 4000) = .0079, the difference of two 1.41 times that: 4 deviations
+    assert np.abs(ours - naive).max() / draws < 4 * 1.415 * 0.0079
+
+
+def test_mask_bounds_the_sizes():
+    """Who holds n/N gets nothing more, so nobody exceeds n/N plus one class."""
+    labels = balanced(10, 500)
+    for seed in range(20):
+        sizes = [len(part) for part in dirichlet(labels, 10, rng(seed), alpha=0.1, min_size=1)]
+        assert max(sizes) < 500 + 500
+    plain = [
+        max(map(len, dirichlet(labels, 10, rng(seed), alpha=0.1, convention="class_plain", min_size=1)))
+        for seed in range(20)
+    ]
+    assert max(plain) > 1000  # without the mask the bound does not hold
+
+
+def test_min_size_holds():
+    labels = balanced(10, 200)
+    for convention in ("class", "class_plain"):
+        assert min(map(len, dirichlet(labels, 20, rng(), alpha=0.3, convention=convention, min_size=25))) >= 25
+
+
+def test_labels_need_not_be_contiguous():
+    labels = np.repeat([3, 8], 50)
+    for parts in (dirichlet(labels, 4, rng(), alpha=1.0), shards(labels, 4, rng(), s=1)):
+        assert np.array_equal(np.sort(np.concatenate(parts)), np.arange(100))
+
+
+@pytest.mark.parametrize(
+    ("cut", "labels", "clients", "options", "words"),
+    [
+        (iid, np.zeros(3, dtype=int), 4, {}, "3 samples into clients=4"),
+        (
+            dirichlet,
+            balanced(2, 20),
+            5,
+            {},
+            r"min_size=10 cannot hold: 40 samples for clients=5 are 8\.0 each.*at most 8",
+        ),
+        (dirichlet, balanced(2, 1), 5, {}, "cannot cut 2 samples"),
+        (dirichlet, np.zeros(50), 2, {}, "float64"),
+        (shards, balanced(10, 50), 4, {"s": 2}, "8 shards are fewer than the 10 classes"),
+        (shards, balanced(10, 50), 300, {"s": 2}, "cannot cut 500 samples into clients x s = 300 x 2"),
+        (shards, np.array([0] * 99 + [1]), 4, {"s": 1}, "class 1 has 1 samples, fewer than the 2 shards"),
+        (shards, balanced(3, 50), 3, {"s": 4, "distinct": True}, "s=4 distinct classes"),
+        (shards, balanced(3, 50), 3, {"s": 2, "distinct": True, "sorted": True}, "straddle"),
+    ],
+)
+def test_refused_with_numbers(cut, labels, clients, options, words):
+    with pytest.raises(UserError, match=words):
+        cut(labels, clients, rng(), **options)
+
+
+def test_redraws_are_capped(monkeypatch):
+    monkeypatch.setattr(dirichlet_module, "MAX_DRAWS", 50)
+    # 2 classes at alpha -> 0 go to one client each, so of 10 clients 8 stay empty in every draw
+    with pytest.raises(UserError, match=r"none of 50 draws.*alpha=1e-05, clients=10.*the best gave 0.*raise alpha"):
+        dirichlet(balanced(2, 100), 10, rng(), alpha=1e-5)

@@ -1,0 +1,97 @@
+"""Silo mode: a rank opens its own site's file only; tables carry what all must know."""
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+from fedmpi.data.dataset import Dataset
+from fedmpi.data.silos import COLUMNS, describe, label_table, open_silos, silo_federation
+from fedmpi.data.sources.digits import digits
+from fedmpi.data.sources.heart_disease import heart_disease
+from fedmpi.data.sources.npz import npz
+from fedmpi.errors import UserError
+
+SILOS = ["north.npz", "south.npz", "west.npz"]
+
+
+def write_sites(root, widths=(4, 4, 4), classes=(2, 2, 2)):
+    for k, (name, f, c) in enumerate(zip(SILOS, widths, classes, strict=True)):
+        n = 10 * (k + 1)
+        np.savez(root / name, x=np.full((n, f), float(k), dtype=np.float32), y=np.arange(n) % c)
+
+
+def test_only_the_own_file_is_opened(tmp_path):
+    (tmp_path / "heart_disease").mkdir()
+    line = "63,1,1,145,233,1,2,150,0,2.3,3,0,6,{}\n"
+    (tmp_path / "heart_disease/processed.va.data").write_text("".join(line.format(i % 2) for i in range(20)))
+    for other in ("cleveland", "hungarian"):  # switzerland is absent
+        (tmp_path / f"heart_disease/processed.{other}.data").write_text("not to be read")
+    silos = ["cleveland", "hungarian", "switzerland", "va"]
+    opened = open_silos(heart_disease, tmp_path, silos, [3])
+    assert list(opened) == [3]
+    assert len(opened[3].train_y) == 16
+    with pytest.raises(UserError, match="switzerland"):
+        open_silos(heart_disease, tmp_path, silos, [2, 3])
+
+
+def test_two_ranks_see_their_own_and_know_the_sizes_of_all(tmp_path):
+    write_sites(tmp_path)
+    ranks = [open_silos(npz, tmp_path, SILOS, mine) for mine in ([], [0, 2], [1])]
+    table = np.concatenate([describe(opened) for opened in ranks])
+    assert table.dtype == np.int64
+    assert table.shape == (3, len(COLUMNS))
+    counts = sum(label_table(opened, table, SILOS) for opened in ranks)
+    views = [silo_federation(opened, table, counts, SILOS) for opened in ranks]
+    for view, mine in zip(views, ([], [0, 2], [1]), strict=True):
+        assert sorted(view.train) == sorted(view.test) == mine
+        assert view.train_sizes.tolist() == [8, 16, 24]  # a fifth of each class is test
+        assert view.test_sizes.tolist() == [2, 4, 6]
+        assert view.label_counts.tolist() == [[4, 4], [8, 8], [12, 12]]
+        assert (view.input_shape, view.classes, view.clients) == ((4,), 2, 3)
+        assert view.global_test is None
+        assert view.parts is None
+        assert view.site_names == tuple(SILOS)
+    assert views[1].train[2].x.unique().tolist() == [2.0]
+
+
+@pytest.mark.parametrize(
+    ("differ", "words"),
+    [
+        ({"widths": (4, 4, 5)}, r"north\.npz has 2 classes and samples of shape \(4,\), west\.npz .*\(5,\)"),
+        ({"classes": (2, 3, 2)}, r"north\.npz has 2 classes.*south\.npz has 3 classes.*option of the source"),
+    ],
+)
+def test_sites_that_differ_are_named(tmp_path, differ, words):
+    write_sites(tmp_path, **differ)
+    opened = open_silos(npz, tmp_path, SILOS, range(3))
+    with pytest.raises(UserError, match=words):
+        label_table(opened, describe(opened), SILOS)
+
+
+def test_an_option_says_what_a_site_cannot_know(tmp_path):
+    write_sites(tmp_path, classes=(2, 3, 2))
+    opened = open_silos(npz, tmp_path, SILOS, range(3), classes=3)
+    assert label_table(opened, describe(opened), SILOS).tolist() == [
+        [4, 4, 0],
+        [6, 6, 5],
+        [12, 12, 0],
+    ]  # 20 = 7 + 7 + 6, less 1 each
+
+
+def test_refused(tmp_path):
+    write_sites(tmp_path)
+    opened = open_silos(npz, tmp_path, SILOS, [0, 1])
+    with pytest.raises(UserError, match=r"clients \[0, 1\]; each of 0\.\.2 must be opened once"):
+        label_table(opened, describe(opened), SILOS)
+    with pytest.raises(UserError, match="twice"):
+        open_silos(npz, tmp_path, ["a", "b", "a"], [0])
+    with pytest.raises(UserError, match="digits cannot open a single site"):
+        open_silos(digits, Path(), ["a", "b"], [0])
+
+
+def test_describe_pads_the_shape():
+    data = Dataset(torch.zeros(3, 2, 5, 6), torch.zeros(3).long(), torch.zeros(1, 2, 5, 6), torch.zeros(1).long(), 7)
+    assert describe({4: data}).tolist() == [[4, 3, 1, 7, 3, 2, 5, 6, 0, 0, 0, 0, 0]]
+    assert describe({}).shape == (0, 13)

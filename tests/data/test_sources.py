@@ -1,0 +1,382 @@
+"""Sources on small files in the real layouts: what they read, and what they say when a file is missing or damaged."""
+
+import gzip
+import hashlib
+import pickle
+
+import numpy as np
+import pytest
+import torch
+from PIL import Image
+
+from fedmpi import plugins
+from fedmpi.data.sources import registry
+from fedmpi.data.sources.cifar10 import cifar10
+from fedmpi.data.sources.common import holdout
+from fedmpi.data.sources.digits import digits
+from fedmpi.data.sources.heart_disease import heart_disease
+from fedmpi.data.sources.image_folder import image_folder
+from fedmpi.data.sources.mnist import fashion_mnist, mnist
+from fedmpi.data.sources.npz import npz
+from fedmpi.errors import UserError
+from fedmpi.vision import torchvision
+
+
+def test_registry_names_functions():
+    for name in registry:
+        assert plugins.load(name, registry, "data source").__doc__
+
+
+def test_holdout_is_stratified_and_leaves_every_class_one_sample():
+    labels = np.array([0] * 50 + [1] * 10 + [2])
+    train, test = holdout(labels, 0.2)
+    assert np.bincount(labels[test], minlength=3).tolist() == [10, 2, 0]
+    assert np.array_equal(np.sort(np.concatenate([train, test])), np.arange(61))
+    assert len(holdout(np.linspace(0, 1, 50), 0.2)[1]) == 10  # numbers are one class
+    assert len(holdout(labels, 0.0)[1]) == 0
+
+
+def test_digits(tmp_path):
+    data = digits(tmp_path)
+    assert data.train_x.shape == (1438, 1, 8, 8)
+    assert data.test_x.shape == (359, 1, 8, 8)
+    assert (data.train_x.min(), data.train_x.max()) == (0, 1)
+    totals = np.array([178, 182, 177, 183, 181, 182, 181, 179, 174, 180])  # scikit-learn's counts
+    assert torch.bincount(data.test_y).tolist() == [round(0.2 * n) for n in totals]
+    assert torch.equal(digits(tmp_path).test_x, data.test_x)
+
+
+# ---- idx
+
+
+def write_idx(path, array, packed):
+    data = bytes((0, 0, 8, array.ndim)) + np.array(array.shape, ">u4").tobytes() + array.tobytes()
+    path.parent.mkdir(parents=True, exist_ok=True)
+    if packed:
+        path.with_name(path.name + ".gz").write_bytes(gzip.compress(data))
+    else:
+        path.write_bytes(data)
+
+
+def write_mnist(root, name="MNIST", packed=True):
+    rng = np.random.default_rng(0)
+    arrays = {}
+    for part, n in (("train", 30), ("t10k", 7)):
+        images, labels = rng.integers(0, 256, (n, 28, 28), np.uint8), rng.integers(0, 10, n, np.uint8)
+        write_idx(root / name / "raw" / f"{part}-images-idx3-ubyte", images, packed)
+        write_idx(root / name / "raw" / f"{part}-labels-idx1-ubyte", labels, packed)
+        arrays[part] = images, labels
+    return arrays
+
+
+@pytest.mark.parametrize("packed", [True, False])
+def test_mnist_from_a_folder_nothing_is_written_to(tmp_path, packed):
+    arrays = write_mnist(tmp_path, packed=packed)
+    before = sorted(path.name for path in tmp_path.rglob("*"))
+    data = mnist(tmp_path)
+    assert sorted(path.name for path in tmp_path.rglob("*")) == before
+    images, labels = arrays["train"]
+    expected = (torch.from_numpy(images).double() / 255 - 0.1307) / 0.3081
+    assert torch.allclose(data.train_x[:, 0].double(), expected, atol=1e-6)
+    assert data.train_y.tolist() == labels.tolist()
+    assert data.test_x.shape == (7, 1, 28, 28)
+    assert data.classes == 10
+
+
+def test_torchvision_reads_the_same(tmp_path):
+    write_mnist(tmp_path, "FashionMNIST", packed=False)
+    theirs = torchvision.datasets.FashionMNIST(tmp_path, train=False)
+    ours = fashion_mnist(tmp_path, channels=3)
+    assert ours.test_x.shape == (7, 3, 28, 28)
+    expected = (theirs.data.double() / 255 - 0.2860) / 0.3530
+    assert all(torch.allclose(ours.test_x[:, c].double(), expected, atol=1e-6) for c in range(3))
+    assert torch.equal(ours.test_y, theirs.targets)
+
+
+def damage(path, how):
+    data = path.read_bytes()
+    path.write_bytes(how(data))
+
+
+@pytest.mark.parametrize(
+    ("packed", "name", "how", "words"),
+    [
+        (True, "train-images-idx3-ubyte.gz", lambda d: d[: len(d) // 2], "cannot be read"),
+        (True, "train-images-idx3-ubyte.gz", lambda d: d[:-20] + bytes(12) + d[-8:], "cannot be read"),
+        (True, "t10k-labels-idx1-ubyte.gz", lambda d: b"<html>no</html>", "cannot be read"),
+        (False, "train-images-idx3-ubyte", lambda d: d[:-1], "30 x 28 x 28 = 23520 bytes, 23519 follow"),
+        (False, "train-images-idx3-ubyte", lambda d: d + b"x", "23521 follow"),
+        (False, "t10k-labels-idx1-ubyte", lambda d: b"<html>no</html>", "starts with 3c68746d, not 00000801"),
+        (False, "t10k-labels-idx1-ubyte", lambda d: b"", "not an idx file"),
+        (False, "t10k-labels-idx1-ubyte", lambda d: d[:4] + b"\0\0\0\6" + d[8:-1], "holds 7 images.*6 labels"),
+    ],
+)
+def test_damaged_idx(tmp_path, packed, name, how, words):
+    write_mnist(tmp_path, packed=packed)
+    damage(tmp_path / "MNIST/raw" / name, how)
+    with pytest.raises(UserError, match=words) as caught:
+        mnist(tmp_path)
+    assert name.removesuffix(".gz") in str(caught.value)
+    assert "data.download=true" in str(caught.value)
+
+
+def test_missing_mnist_says_where_it_looked(tmp_path):
+    with pytest.raises(UserError) as caught:
+        mnist(tmp_path)
+    for word in (f"{tmp_path}/MNIST/raw/train-images-idx3-ubyte", ".gz", "data.root", "data.download=true"):
+        assert word in str(caught.value)
+
+
+def test_download_is_asked_for_only_when_needed(tmp_path, monkeypatch):
+    calls = []
+
+    def fetch(root, train, download):
+        calls.append(root)
+        write_mnist(root)
+
+    monkeypatch.setattr(torchvision.datasets, "MNIST", fetch)
+    assert len(mnist(tmp_path, download=True).train_y) == 30
+    assert len(mnist(tmp_path, download=True).train_y) == 30
+    assert calls == [tmp_path]
+
+
+def test_a_failing_download_is_the_users_to_mend(tmp_path, monkeypatch):
+    def fetch(root, train, download):
+        raise RuntimeError("Error downloading train-images-idx3-ubyte.gz")
+
+    monkeypatch.setattr(torchvision.datasets, "MNIST", fetch)
+    with pytest.raises(UserError, match=r"Error downloading.*reach the internet"):
+        mnist(tmp_path, download=True)
+
+
+# ---- CIFAR-10
+
+
+def write_cifar(root, monkeypatch):
+    """Tiny batches in torchvision's layout, and their checksums where torchvision compares them."""
+    folder = root / "cifar-10-batches-py"
+    folder.mkdir()
+    rng = np.random.default_rng(0)
+    sums = {}
+    for name in [f"data_batch_{i}" for i in range(1, 6)] + ["test_batch", "batches.meta"]:
+        content = {"data": rng.integers(0, 256, (4, 3072), np.uint8), "labels": rng.integers(0, 10, 4).tolist()}
+        if name == "batches.meta":
+            content = {"label_names": list("abcdefghij")}
+        data = pickle.dumps(content)
+        (folder / name).write_bytes(data)
+        sums[name] = hashlib.md5(data).hexdigest()
+    kind = torchvision.datasets.CIFAR10
+    monkeypatch.setattr(kind, "train_list", [[f"data_batch_{i}", sums[f"data_batch_{i}"]] for i in range(1, 6)])
+    monkeypatch.setattr(kind, "test_list", [["test_batch", sums["test_batch"]]])
+    monkeypatch.setattr(kind, "meta", {**kind.meta, "md5": sums["batches.meta"]})
+    return folder
+
+
+def test_cifar10(tmp_path, monkeypatch):
+    folder = write_cifar(tmp_path, monkeypatch)
+    data = cifar10(tmp_path)
+    assert data.train_x.shape == (20, 3, 32, 32)
+    assert data.train_x.is_contiguous()
+    raw = pickle.loads((folder / "test_batch").read_bytes())
+    assert data.test_y.tolist() == raw["labels"]
+    green = (raw["data"][2].reshape(3, 32, 32)[1] / 255 - 0.4822) / 0.2435
+    assert np.allclose(data.test_x[2, 1].numpy(), green, atol=1e-6)
+
+
+def test_cifar10_with_another_checksum_is_not_opened(tmp_path, monkeypatch):
+    folder = write_cifar(tmp_path, monkeypatch)
+
+    class Opened:
+        def __reduce__(self):
+            return (open, (str(tmp_path / "opened"), "w"))
+
+    (folder / "data_batch_3").write_bytes(pickle.dumps(Opened()))
+    with pytest.raises(UserError, match=r"checksums differ.*data\.download=true"):
+        cifar10(tmp_path)
+    assert not (tmp_path / "opened").exists()
+
+
+def test_missing_cifar10(tmp_path):
+    with pytest.raises(UserError, match=r"cifar-10-batches-py is missing.*data\.root"):
+        cifar10(tmp_path)
+
+
+# ---- heart disease
+
+
+def write_heart(path, rows):
+    path.write_text("\n".join(",".join(map(str, row)) for row in rows) + "\n")
+
+
+def patients(n=20):
+    """age 40 + i; chol 0 for even i, else 200 + i; ca missing for all; thal 3; num i mod 2 * 2"""
+    return [
+        [40 + i, 1, i % 4, 120 + i, 0 if i % 2 == 0 else 200 + i, 0, 0, 100 + i, 0, 0.1 * i, 1, "?", 3, 2 * (i % 2)]
+        for i in range(n)
+    ]
+
+
+def test_heart_disease_standardises_with_the_training_part(tmp_path):
+    write_heart(tmp_path / "processed.va.data", patients())
+    data = heart_disease(tmp_path, site="va", test_fraction=0.3)
+    assert (len(data.train_y), len(data.test_y)) == (14, 6)
+    assert torch.bincount(data.train_y).tolist() == [7, 7]
+    age = torch.cat([data.train_x[:, 0], data.test_x[:, 0]])
+    assert data.train_x[:, 0].mean().abs() < 1e-6
+    assert abs(data.train_x[:, 0].std(correction=0) - 1) < 1e-6
+    assert abs(data.test_x[:, 0].std(correction=0) - 1) > 1e-3
+    steps = age.sort().values.diff()
+    assert torch.allclose(steps, steps[0].expand(19), atol=1e-5)  # test rows by the same mean and deviation
+    chol = data.train_x[:, 4]
+    assert (chol[data.train_y == 0].abs() < 1e-6).all()  # 0 is missing, so the mean, which is 0
+    assert chol[data.train_y == 1].std() > 0.1
+    for column in (1, 11, 12):  # constant, wholly missing, constant
+        assert (data.train_x[:, column] == 0).all()
+        assert (data.test_x[:, column] == 0).all()
+
+
+def test_heart_disease_sites_in_order(tmp_path):
+    for k, name in enumerate(("cleveland", "hungarian", "switzerland", "va")):
+        write_heart(tmp_path / f"processed.{name}.data", patients(10 * (k + 1)))
+    data = heart_disease(tmp_path)
+    assert torch.bincount(data.site).tolist() == [8, 16, 24, 32]
+    assert torch.bincount(data.test_site).tolist() == [2, 4, 6, 8]
+    alone = heart_disease(tmp_path, site="switzerland")
+    assert torch.equal(data.train_x[data.site == 2], alone.train_x)
+    assert torch.equal(data.test_y[data.test_site == 2], alone.test_y)
+
+
+@pytest.mark.parametrize(
+    ("row", "words"),
+    [
+        (["x"] * 14, "line 2: could not convert"),
+        ([1] * 13, "line 2: 13 features and a diagnosis"),
+        ([1] * 13 + ["?"], "line 2: 13 features and a diagnosis"),
+    ],
+)
+def test_heart_disease_damaged(tmp_path, row, words):
+    write_heart(tmp_path / "processed.va.data", [patients(1)[0], row])
+    with pytest.raises(UserError, match=words):
+        heart_disease(tmp_path, site="va")
+    with pytest.raises(UserError, match=r"heart_disease/processed\.cleveland\.data or .*data\.root"):
+        heart_disease(tmp_path)
+    with pytest.raises(UserError, match="allowed: cleveland, hungarian, switzerland, va"):
+        heart_disease(tmp_path, site="vienna")
+
+
+# ---- npz
+
+
+def test_npz_holds_out_a_stratified_part(tmp_path):
+    y = np.repeat([0, 1, 2], [50, 30, 20])
+    np.savez(tmp_path / "a.npz", x=np.arange(100.0)[:, None], y=y, site=np.arange(100) % 4)
+    data = npz(tmp_path, path="a.npz")
+    assert torch.bincount(data.test_y).tolist() == [10, 6, 4]
+    assert data.classes == 3
+    rows = data.test_x.flatten().long()
+    assert torch.equal(data.test_y, torch.from_numpy(y)[rows])
+    assert torch.equal(data.test_site, rows % 4)
+    assert torch.equal(data.site, data.train_x.flatten().long() % 4)
+
+
+def test_npz_own_test_part_bytes_and_grey(tmp_path):
+    x = np.full((4, 5, 5), 51, np.uint8)
+    np.savez(tmp_path / "a.npz", x=x, y=[0, 1, 0, 1], test_x=x[:2], test_y=[1, 2])
+    data = npz(tmp_path, path="a.npz")
+    assert data.train_x.shape == (4, 1, 5, 5)
+    assert data.train_x.unique().tolist() == [pytest.approx(0.2)]  # 51 / 255
+    assert data.classes == 3
+    assert npz(tmp_path, site="a.npz", classes=5).classes == 5
+
+
+def test_npz_regression(tmp_path):
+    np.savez(tmp_path / "a.npz", x=np.zeros((10, 2)), y=np.linspace(0, 1, 10))
+    data = npz(tmp_path, path="a.npz")
+    assert data.classes == 1
+    assert data.train_y.dtype == torch.float32
+
+
+@pytest.mark.parametrize(
+    ("arrays", "words"),
+    [
+        ({"x": np.zeros((3, 1))}, "has no array 'y'; it holds x"),
+        ({"x": np.zeros((3, 1)), "y": np.zeros(3, int), "test_y": np.zeros(1, int)}, "no array 'test_x'"),
+        ({"x": np.zeros((3, 1)), "y": np.zeros(2, int)}, "x has 3, y 2"),
+        ({"x": np.zeros((3, 1)), "y": np.array(["a", "b", "c"])}, "y is <U1"),
+        ({"x": np.zeros((3, 1)), "y": np.array([0, 1, None])}, "allow_pickle=False"),
+    ],
+)
+def test_npz_refused(tmp_path, arrays, words):
+    np.savez(tmp_path / "a.npz", **arrays)
+    with pytest.raises(UserError, match=words):
+        npz(tmp_path, path="a.npz")
+
+
+def test_npz_missing_or_damaged(tmp_path):
+    with pytest.raises(UserError, match=r"no file .*b\.npz \(data\.root"):
+        npz(tmp_path, path="b.npz")
+    with pytest.raises(UserError, match=r"data\.path is missing"):
+        npz(tmp_path)
+    np.savez(tmp_path / "a.npz", x=np.zeros((300, 10)), y=np.zeros(300, int))
+    damage(tmp_path / "a.npz", lambda d: d[: len(d) // 2])
+    with pytest.raises(UserError, match=r"no readable \.npz"):
+        npz(tmp_path, path="a.npz")
+    np.save(tmp_path / "c.npz.npy", np.zeros(3))
+    (tmp_path / "c.npz.npy").rename(tmp_path / "c.npz")
+    with pytest.raises(UserError, match="one array without a name"):
+        npz(tmp_path, path="c.npz")
+
+
+# ---- image folder
+
+
+def write_pictures(folder, colours, each=5):
+    for name, colour in colours.items():
+        (folder / name).mkdir(parents=True)
+        for i in range(each):
+            Image.new("RGB", (12, 8), colour).save(folder / name / f"{i}.png")
+        (folder / name / "notes.txt").write_text("not a picture")
+
+
+def test_image_folder(tmp_path):
+    write_pictures(tmp_path / "train", {"red": (255, 0, 0), "blue": (0, 0, 255)})
+    data = image_folder(tmp_path, size=4)
+    assert data.train_x.shape == (8, 3, 4, 4)
+    assert data.test_x.shape == (2, 3, 4, 4)
+    assert data.train_y.tolist() == [0] * 4 + [1] * 4  # blue, red
+    assert data.train_x[0, :, 2, 2].tolist() == [-1, -1, 1]
+    write_pictures(tmp_path / "test", {"red": (255, 255, 255)}, each=3)
+    data = image_folder(tmp_path, size=4, channels=1, mean=(0.0,), std=(1.0,))
+    assert data.train_x.shape == (10, 1, 4, 4)
+    assert data.test_y.tolist() == [1] * 3
+    assert data.test_x.unique().tolist() == [1]
+
+
+def test_image_folder_agrees_with_torchvision_on_classes_and_order(tmp_path):
+    write_pictures(tmp_path / "train", {"b": (255, 0, 0), "a": (0, 0, 255), "c": (0, 9, 0)})
+    theirs = torchvision.datasets.ImageFolder(tmp_path / "train")
+    assert image_folder(tmp_path, test_fraction=0.0).train_y.tolist() == theirs.targets
+
+
+def test_image_folder_silos_agree_on_the_classes(tmp_path):
+    write_pictures(tmp_path / "north/train", {"cat": (0, 0, 0), "dog": (255, 255, 255)})
+    write_pictures(tmp_path / "south/train", {"dog": (255, 255, 255)})
+    names = ("cat", "dog")
+    assert image_folder(tmp_path, site="south", class_names=names).train_y.unique().tolist() == [1]
+    with pytest.raises(UserError, match=r"data\.class_names is missing"):
+        image_folder(tmp_path, site="south")
+    with pytest.raises(UserError, match="holds the class 'dog'; the classes are cat, fox"):
+        image_folder(tmp_path, site="south", class_names=("cat", "fox"))
+
+
+def test_image_folder_refused(tmp_path):
+    with pytest.raises(UserError, match=r"no folder .*train \(data\.root"):
+        image_folder(tmp_path)
+    (tmp_path / "train/a").mkdir(parents=True)
+    with pytest.raises(UserError, match="holds no picture"):
+        image_folder(tmp_path)
+    (tmp_path / "train/a/x.png").write_bytes(b"no picture")
+    with pytest.raises(UserError, match=r"x\.png cannot be read as a picture"):
+        image_folder(tmp_path)
+    with pytest.raises(UserError, match=r"data\.mean has 3 numbers"):
+        image_folder(tmp_path, channels=1, mean=(0.1, 0.2, 0.3))

@@ -1,0 +1,170 @@
+"""Net on modules that are not ours."""
+
+import gc
+import weakref
+
+import pytest
+import torch
+from torch import nn
+
+from fedmpi.errors import UserError
+from fedmpi.models.mcmahan_cnn import mcmahan_cnn
+from fedmpi.models.net import Net
+from fedmpi.vision import torchvision
+
+
+class Backwards(nn.Module):
+    """The last layer applied is the first one registered."""
+
+    def __init__(self):
+        super().__init__()
+        self.out = nn.Linear(3, 2)
+        self.inner = nn.Linear(4, 3)
+
+    def forward(self, x):
+        return self.out(self.inner(x).tanh())
+
+
+class Dropping(nn.Module):
+    """features and head, with a dropout between them: head(features(x)) alone would train another model."""
+
+    def __init__(self):
+        super().__init__()
+        self.features = nn.Linear(4, 64)
+        self.drop = nn.Dropout(0.5)
+        self.head = nn.Linear(64, 2)
+
+    def forward(self, x):
+        return self.head(self.drop(self.features(x)))
+
+
+class Counting(nn.Module):
+    """Changes its buffer even in evaluation mode."""
+
+    def __init__(self):
+        super().__init__()
+        self.register_buffer("calls", torch.zeros((), dtype=torch.int64))
+        self.fc = nn.Linear(2, 2)
+
+    def forward(self, x):
+        self.calls += 1
+        return self.fc(x)
+
+
+def test_last_applied_not_last_registered():
+    module = Backwards()
+    net = Net(module, (4,))
+    x = torch.randn(5, 4)
+    z, logits = net.forward(x)
+    assert net.head is module.out
+    assert net.head_names() == {"out.weight", "out.bias"}
+    assert torch.equal(z, module.inner(x).tanh())
+    assert torch.equal(logits, module(x))
+
+
+def test_the_modules_own_forward_decides():
+    torch.manual_seed(0)
+    module = Dropping().train()
+    z, logits = Net(module, (4,)).forward(torch.randn(5, 4))
+    assert (z == 0).float().mean().item() == pytest.approx(0.5, abs=0.15)  # z is what the head was given
+    assert torch.equal(module.head(z), logits)
+
+
+def test_head_may_be_more_than_a_linear_layer():
+    module = nn.Sequential()
+    module.add_module("body", nn.Linear(4, 3))
+    module.add_module("head", nn.Sequential(nn.LayerNorm(3), nn.Linear(3, 2)))
+    net = Net(module, (4,))
+    z, logits = net.forward(torch.randn(2, 4))
+    assert net.head is module.head
+    assert net.head_names() == {f"head.{layer}.{kind}" for layer in (0, 1) for kind in ("weight", "bias")}
+    assert torch.equal(module.head(z), logits)
+
+
+@pytest.mark.parametrize(
+    "module",
+    [
+        nn.Sequential(nn.Linear(4, 3), nn.Softmax(1)),  # its outputs are no logits of the linear layer
+        nn.Sequential(nn.Unflatten(1, (2, 2)), nn.Flatten(), nn.LayerNorm(4)),
+        nn.Sequential(nn.Linear(4, 4), nn.ReLU(), nn.Unflatten(1, (2, 2)), nn.Conv1d(2, 2, 1), nn.Flatten()),
+    ],
+    ids=["softmax", "no linear layer", "convolution"],
+)
+def test_without_a_cut(module):
+    net = Net(module, (4,))
+    x = torch.randn(2, 4)
+    z, logits = net.forward(x)
+    assert (net.has_features, net.head, net.feature_dim, net.head_names()) == (False, None, None, set())
+    assert z is None
+    assert torch.equal(logits, module(x))
+    assert net.outputs == logits.shape[1]
+
+
+def test_torchvisions_swin_has_both_names_and_work_between_them():
+    module = torchvision.models.SwinTransformer([4, 4], 24, [2], [2], [2, 2], num_classes=3).eval()
+    net = Net(module, (3, 16, 16))
+    x = torch.randn(2, 3, 16, 16)
+    z, logits = net.forward(x)
+    assert (net.head, z.shape) == (module.head, (2, 24))
+    assert torch.equal(net.head(z), logits)
+    assert torch.equal(logits, module(x))
+
+
+def test_one_pass_and_its_gradients():
+    """A loss on z and logits together, against the same composed by hand."""
+    module = Backwards()
+    x = torch.randn(5, 4)
+    features = module.inner(x).tanh()
+    loss = features.square().sum() + module.out(features).exp().sum()
+    expected = torch.autograd.grad(loss, list(module.parameters()))
+    passes = []
+    module.inner.register_forward_hook(lambda *_: passes.append(1))
+    net = Net(module, (4,))
+    passes.clear()
+    z, logits = net.forward(x)
+    assert len(passes) == 1
+    got = torch.autograd.grad(z.square().sum() + logits.exp().sum(), list(module.parameters()))
+    assert all(torch.equal(a, b) for a, b in zip(got, expected, strict=True))
+
+
+def test_nothing_outlives_the_pass():
+    net = Net(mcmahan_cnn((1, 8, 8), 3), (1, 8, 8))
+    z, logits = net.forward(torch.randn(2, 1, 8, 8))
+    alive = [weakref.ref(z), weakref.ref(logits)]
+    del z, logits
+    gc.collect()
+    assert [reference() for reference in alive] == [None, None]
+
+
+def test_hook_is_removed_when_the_pass_fails():
+    net = Net(Backwards(), (4,))
+    with pytest.raises(RuntimeError):
+        net.forward(torch.randn(2, 5))
+    assert not net.head._forward_pre_hooks
+
+
+def test_dry_run_leaves_no_trace():
+    module = nn.Sequential(nn.Linear(2, 2), nn.BatchNorm1d(2), nn.Dropout(), Counting())
+    module.train()
+    module[1].eval()  # a module may be in mixed modes
+    before = {name: value.clone() for name, value in module.state_dict().items()}
+    generator = torch.get_rng_state()
+    Net(module, (2,))
+    assert [part.training for part in module] == [True, False, True, True]
+    assert all(torch.equal(value, before[name]) for name, value in module.state_dict().items())
+    assert torch.equal(torch.get_rng_state(), generator)
+    assert all(parameter.grad is None for parameter in module.parameters())
+    assert not any(part._forward_hooks for part in module.modules())
+
+
+@pytest.mark.parametrize(
+    ("module", "message"),
+    [
+        (nn.Linear(3, 2), r"Linear fails .*\(2, 4\).*mat1 and mat2"),
+        (nn.Flatten(0), r"Flatten returns shape \(8,\) for a batch of 2"),
+        (nn.LSTM(4, 2), "LSTM returns tuple"),
+    ],
+)
+def test_misfits_are_named(module, message):
+    with pytest.raises(UserError, match=message):
+        Net(module, (4,))

@@ -1,0 +1,201 @@
+"""The command line: exit codes, who reports what, and how soon."""
+
+import os
+import subprocess
+import sys
+import time
+import types
+
+import pytest
+
+import fedmpi
+from fedmpi import cli, listing
+from fedmpi.errors import UserError
+
+GOOD = """\
+data: {source: digits, partition: {scheme: iid, clients: 4}}
+model: {name: mlp}
+method: {name: fedavg}
+compute: {threads: 3}
+"""
+
+
+@pytest.fixture
+def path(tmp_path):
+    file = tmp_path / "run.yaml"
+    file.write_text(GOOD)
+    return file
+
+
+@pytest.fixture
+def engine(monkeypatch):
+    """Stands for fedmpi.run, which trains; remembers the settings that it was given."""
+    fake = types.SimpleNamespace(seen=[], outcome=0)
+
+    def run(settings):
+        fake.seen.append((settings, os.environ["OMP_NUM_THREADS"], os.environ["MKL_NUM_THREADS"]))
+        if isinstance(fake.outcome, BaseException):
+            raise fake.outcome
+        return fake.outcome
+
+    fake.run, fake.validate = run, lambda settings: [("clients", "4"), ("model", settings.model.name)]
+    monkeypatch.setitem(sys.modules, "fedmpi.run", fake)
+    monkeypatch.setattr(fedmpi, "run", fake, raising=False)
+    return fake
+
+
+@pytest.fixture(autouse=True)
+def alone(monkeypatch):
+    """No launcher, and an environment and a search path that the test may change."""
+    for name in list(os.environ):
+        if name.startswith(("OMPI_", "PMI", "SLURM_", "TORCHELASTIC_", "MPI_LOCAL")):
+            monkeypatch.delenv(name)
+    for name in cli.THREAD_VARIABLES:
+        monkeypatch.setenv(name, "7")
+    monkeypatch.setattr(sys, "path", list(sys.path))
+    monkeypatch.setattr(cli, "PATIENCE_S", 0.2)
+
+
+def rank(monkeypatch, number, size=2):
+    for name, value in {"RANK": number, "SIZE": size, "LOCAL_RANK": number, "LOCAL_SIZE": size}.items():
+        monkeypatch.setenv(f"OMPI_COMM_WORLD_{name}", str(value))
+
+    def leave(code):  # os._exit would end the tests too
+        raise SystemExit(code)
+
+    monkeypatch.setattr(os, "_exit", leave)
+
+
+def main(monkeypatch, *arguments):
+    monkeypatch.setattr(sys, "argv", ["fedmpi", *map(str, arguments)])
+    with pytest.raises(SystemExit) as caught:
+        cli.main()
+    return caught.value.code
+
+
+@pytest.mark.parametrize("code", [0, 75])
+def test_run_hands_settings_over_and_returns_the_exit_code(monkeypatch, path, engine, code):
+    engine.outcome = code
+    assert main(monkeypatch, "run", path, "seed=5", "train.lr=-0") == code
+    settings, *threads = engine.seen[0]
+    assert (settings.seed, settings.method.name) == (5, "fedavg")
+    assert threads == ["3", "3"]  # the config's, not the shell's
+
+
+def test_validate_shows_a_table(monkeypatch, path, engine, capsys):
+    assert main(monkeypatch, "validate", path, "model.name=cnn") == 0
+    assert capsys.readouterr().out == "clients  4\nmodel    cnn\n"
+    assert engine.seen == []
+
+
+@pytest.mark.parametrize(
+    ("arguments", "text"),
+    [
+        (["run", "{path}", "seed=x"], "command line: seed=x: seed: 'x' is not allowed; must be a whole number"),
+        (["run", "{path}.none"], "{path}.none: there is no such config file"),
+        (["validate", "{path}", "sede=1"], "command line: sede=1: sede: unknown key; did you mean 'seed'? allowed: "),
+        (["run"], "Missing argument 'CONFIG'"),
+        (["rnu"], "No such command 'rnu'"),
+        (["list", "method"], "list: unknown kind 'method'; did you mean 'methods'? allowed: datasets, methods, models"),
+    ],
+)
+def test_a_users_mistake_is_one_message_and_code_2(monkeypatch, path, engine, capsys, arguments, text):
+    assert main(monkeypatch, *[argument.format(path=path) for argument in arguments]) == 2
+    out, err = capsys.readouterr()
+    assert err.startswith(f"fedmpi: error: {text.format(path=path)}")
+    assert err.count("\n") == 1
+    assert out == ""
+
+
+def test_a_mistake_found_by_the_engine_is_reported_likewise(monkeypatch, path, engine, capsys):
+    engine.outcome = UserError("data/x.npz: damaged")
+    assert main(monkeypatch, "run", path) == 2
+    assert capsys.readouterr().err == "fedmpi: error: data/x.npz: damaged\n"
+
+
+def test_rank_0_reports_at_once_and_another_rank_after_a_while_by_name(monkeypatch, path, engine, capsys):
+    rank(monkeypatch, 0)
+    started = time.monotonic()
+    assert main(monkeypatch, "run", path, "seed=x") == 2
+    assert time.monotonic() - started < 0.2
+    assert capsys.readouterr().err.startswith("fedmpi: error: command line")
+    rank(monkeypatch, 1)
+    started = time.monotonic()
+    assert main(monkeypatch, "run", path, "seed=x") == 2
+    assert time.monotonic() - started >= 0.2
+    assert capsys.readouterr().err.startswith(f"fedmpi [rank 1 on {os.uname().nodename}]: error: command line")
+
+
+def test_a_wrong_launcher_is_reported_too(monkeypatch, path, engine, capsys):
+    monkeypatch.setenv("SLURM_JOB_ID", "12")
+    monkeypatch.setenv("SLURM_NTASKS", "5")
+    engine.outcome = UserError("5 tasks allocated but world size 1")
+    assert main(monkeypatch, "run", path) == 2
+    assert capsys.readouterr().err == "fedmpi: error: 5 tasks allocated but world size 1\n"
+
+
+def test_an_interrupt_is_one_line(monkeypatch, path, engine, capsys):
+    engine.outcome = KeyboardInterrupt()
+    assert main(monkeypatch, "run", path) == 130
+    assert capsys.readouterr().err.strip() == "fedmpi: interrupted"
+
+
+def test_a_defect_shows_its_traceback_and_its_rank(monkeypatch, path, engine, capsys):
+    rank(monkeypatch, 1)
+    engine.outcome = ZeroDivisionError("division by zero")
+    assert main(monkeypatch, "run", path) == 1
+    err = capsys.readouterr().err
+    assert err.startswith(f"fedmpi [rank 1 on {os.uname().nodename}]: ")
+    assert "Traceback" in err
+    assert err.endswith("ZeroDivisionError: division by zero\n")
+
+
+def test_list_reads_registries_and_docstrings_without_importing(monkeypatch, tmp_path, capsys):
+    (tmp_path / "methods").mkdir()
+    (tmp_path / "methods" / "__init__.py").write_text('registry: dict[str, str] = {"prox": "fedmpi.methods.prox:P"}')
+    (tmp_path / "methods" / "prox.py").write_text(
+        '"""FedProx: stay near w.\n\nMore."""\nimport nothing\nclass P:\n    """A class."""\n'
+    )
+    (tmp_path / "tasks.py").write_text(
+        'registry = {"plain": "fedmpi.tasks:f", "bare": "fedmpi.tasks:g"}\n'
+        'import nothing\ndef f():\n    """Does f."""\ng = f\n'
+    )
+    monkeypatch.setattr(listing, "_ROOT", tmp_path)
+    assert main(monkeypatch, "list", "methods") == 0
+    assert capsys.readouterr().out == "methods:\n  prox  FedProx: stay near w.\n"
+    assert main(monkeypatch, "list", "tasks") == 0
+    assert capsys.readouterr().out == "tasks:\n  plain  Does f.\n  bare\n"
+
+
+@pytest.mark.parametrize("kind", listing.KINDS)
+def test_every_entry_of_ours_says_what_it_is(kind):
+    entries = listing.entries(kind)
+    assert entries
+    assert [entry.name for entry in entries if not entry.summary] == []
+
+
+def test_help_and_version(monkeypatch, capsys):
+    for arguments in ([], ["--help"]):
+        assert main(monkeypatch, *arguments) == 0
+        out = capsys.readouterr().out
+        assert [word for word in ("run", "validate", "list", "--version") if word not in out] == []
+    assert main(monkeypatch, "--version") == 0
+    assert capsys.readouterr().out.startswith("fedmpi ")
+
+
+def test_help_and_list_import_no_torch():
+    code = (
+        "import sys\nfrom fedmpi import cli\n"
+        "for arguments in (['--help'], ['list']):\n    cli.app(arguments, standalone_mode=False)\n"
+        "sys.exit('torch' in sys.modules)"
+    )
+    assert subprocess.run([sys.executable, "-c", code], capture_output=True, timeout=60).returncode == 0
+
+
+def test_a_mistake_is_reported_within_five_seconds(path):
+    started = time.monotonic()
+    command = [sys.executable, "-m", "fedmpi", "run", str(path), "seed=x"]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=60)
+    assert time.monotonic() - started < 5
+    assert done.returncode == 2
+    assert done.stderr.startswith("fedmpi: error: command line: seed=x: ")
