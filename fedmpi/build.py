@@ -36,7 +36,7 @@ def training_ranks(settings: Settings, size: int) -> list[int]:
 
 def open_source(settings: Settings) -> tuple[Callable[..., Any], dict[str, Any]]:
     """The data source and its checked options."""
-    found = plugins.load(settings.data.source, sources.registry, "data.source")
+    found = plugins.load(settings.data.source, sources.registry, "data set", settings.origin("data.source"))
     given = dict(settings.data.options)
     if settings.data.download:
         given["download"] = True
@@ -54,7 +54,9 @@ def partitioned(settings: Settings) -> Federated:
 
 
 def siloed(settings: Settings, comm: Communicator) -> Federated:
-    """The federation of silos: this rank opens its own clients' files, the ranks tell each other sizes and label counts."""
+    """The federation of silos: this rank opens its own clients' files, the ranks tell each other sizes and label
+    counts.
+    """
     source, given = open_source(settings)
     names = settings.data.silos
     assert names is not None
@@ -105,7 +107,7 @@ class Experiment:
 
 def make_method(settings: Settings) -> Method:
     """The method with its checked hyperparameters."""
-    found = plugins.load(settings.method.name, methods.registry, "method.name")
+    found = plugins.load(settings.method.name, methods.registry, "method", settings.origin("method.name"))
     if not (isinstance(found, type) and issubclass(found, Method)):
         raise UserError(f"method.name: {settings.method.name} is no subclass of fedmpi.Method")
     given = options.check(found, settings.method.options, "method", origins=settings.origins("method"))
@@ -115,7 +117,7 @@ def make_method(settings: Settings) -> Method:
 
 def make_module(settings: Settings, input_shape: tuple[int, ...], classes: int) -> nn.Module:
     """The architecture with its initial weights, a function of the seed alone."""
-    found = plugins.load(settings.model.name, models.registry, "model.name")
+    found = plugins.load(settings.model.name, models.registry, "model", settings.origin("model.name"))
     given = options.check(
         found, settings.model.options, "model", supplied=("input_shape", "classes"), origins=settings.origins("model")
     )
@@ -129,8 +131,10 @@ def make_module(settings: Settings, input_shape: tuple[int, ...], classes: int) 
 def experiment(settings: Settings, data: Federated, device: torch.device) -> Experiment:
     """Model, task and method for the data at hand; what they need of each other is checked."""
     method = make_method(settings)
-    task_class = plugins.load(settings.task.name, tasks.registry, "task.name")
-    given = options.check(task_class, settings.task.options, "task", supplied=("classes",), origins=settings.origins("task"))
+    task_class = plugins.load(settings.task.name, tasks.registry, "task", settings.origin("task.name"))
+    given = options.check(
+        task_class, settings.task.options, "task", supplied=("classes",), origins=settings.origins("task")
+    )
     task = task_class(data.classes, **given)
     module = make_module(settings, data.input_shape, data.classes).to(device)
     net = Net(module, data.input_shape)
@@ -145,11 +149,12 @@ def experiment(settings: Settings, data: Federated, device: torch.device) -> Exp
 
 def _check_needs(settings: Settings, method: Method, task: Any, net: Net, module: nn.Module) -> None:
     name = settings.method.name
+    model, momentum = settings.model.name, settings.train.momentum
     lacking = {
-        FEATURES: not net.has_features and f"model {settings.model.name} does not end in a linear layer that can be split off",
+        FEATURES: not net.has_features and f"model {model} does not end in a linear layer that can be split off",
         CLASSES: not isinstance(task, tasks.Classification) and f"task.name is {settings.task.name}",
-        PLAIN_SGD: settings.train.momentum and f"train.momentum is {settings.train.momentum}",
-    }  # fmt: skip
+        PLAIN_SGD: momentum and f"train.momentum is {momentum}",
+    }
     for needed in sorted(method.needs):
         if lacking[needed]:
             raise UserError(f"method {name} needs {needed}, but {lacking[needed]}")
@@ -165,8 +170,10 @@ def make_direction(settings: Settings, method: Method) -> Direction:
     rule = settings.server.rule
     if rule.name == "auto":
         return lambda up, s: method.direction(s, up)
-    found = plugins.load(rule.name, server_rules.registry, "server.rule")
-    given = options.check(found, rule.options, "server.rule", supplied=("up", "s"), origins=settings.origins("server.rule"))
+    found = plugins.load(rule.name, server_rules.registry, "server rule", settings.origin("server.rule.name"))
+    given = options.check(
+        found, rule.options, "server.rule", supplied=("up", "s"), origins=settings.origins("server.rule")
+    )
     chosen: Callable[[Uploads, Server], torch.Tensor] = partial(found, **given)
     return chosen
 
@@ -182,7 +189,16 @@ def make_trainer(made: Experiment, stop: Callable[[], bool]) -> Trainer:
     )
     bf16 = compute.precision == "bf16"
     return Trainer(
-        made.model, made.net, made.task, made.method, made.data, made.wire, sgd, made.settings.seed, bf16=bf16, stop=stop
+        made.model,
+        made.net,
+        made.task,
+        made.method,
+        made.data,
+        made.wire,
+        sgd,
+        made.settings.seed,
+        bf16=bf16,
+        stop=stop,
     )
 
 

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-import numpy as np
-
 from fedmpi import seeds
 
 
@@ -17,7 +15,9 @@ def sample(seed: int, round_: int, clients: int, fraction: float) -> list[int]:
 
 
 def balanced(cohort: Sequence[int], costs: Sequence[float], ranks: Sequence[int]) -> dict[int, int]:
-    """client -> rank so that ranks finish together: longest processing time first.   Graham, 1969 (at most 4/3 of optimal)."""
+    """client -> rank so that ranks finish together: longest processing time first.   Graham, 1969 (at most 4/3 of
+    optimal).
+    """
     load = dict.fromkeys(ranks, 0.0)
     placed = {}
     for k, cost in sorted(zip(cohort, costs, strict=True), key=lambda kc: (-kc[1], kc[0])):

@@ -30,7 +30,9 @@ def of(*parts: str | bytes) -> str:
 def code(*plugins: Any) -> dict[str, str]:
     """fedmpi's own source files, and those of plug-ins in use."""
     package = Path(__file__).parent
-    own = [part for path in sorted(package.rglob("*.py")) for part in (str(path.relative_to(package)), path.read_bytes())]
+    own = [
+        part for path in sorted(package.rglob("*.py")) for part in (str(path.relative_to(package)), path.read_bytes())
+    ]
     files = {sys.modules[p.__module__].__file__ for p in plugins if getattr(p, "__module__", None) in sys.modules}
     foreign = [Path(f).read_bytes() for f in sorted(f for f in files if f) if package not in Path(f).parents]
     return {"(code of fedmpi)": of(*own), "(code of plug-ins)": of(*foreign), "(torch version)": of(torch.__version__)}

@@ -1,10 +1,12 @@
 """How good a model is: on the global test set, on each client's own, and how evenly.
 
-    global               the global model on the global test set; in silo mode, where no rank sees one, on every client's
+    global            the global model on the global test set; in silo mode, where no rank sees one, on every client's
                          own and pooled by samples
-    personal             what a client uses (the method's `weights`) on the client's own test split: mean, standard deviation and worst tenth
+    personal    what a client uses (the method's `weights`) on the client's own test split: mean, standard deviation
+    and worst tenth
     personal_on_global   the same models on the global test set
-Figures are functions of outputs gathered in a fixed order: neither the rank that computes them nor the number of ranks matters.
+Figures are functions of outputs gathered in a fixed order: neither the rank that computes them nor the number of
+ranks matters.
 """
 
 from __future__ import annotations
@@ -27,7 +29,8 @@ Figures = dict[str, float]
 
 
 def figures(trainer: Trainer, shard: Shard, batch_size: int) -> Figures:
-    """{loss, and the task's metrics} of the trainer's model over a shard, evaluation mode. Loss is the mean over samples.
+    """{loss, and the task's metrics} of the trainer's model over a shard, evaluation mode. Loss is the mean over
+    samples.
 
     nan for every figure where the shard is empty.
     """
@@ -46,7 +49,8 @@ def figures(trainer: Trainer, shard: Shard, batch_size: int) -> Figures:
 
 
 def spread(name: str, values: Sequence[float]) -> Figures:
-    """Mean, standard deviation over clients (population), and mean of the worst tenth, at least one client; nan left out.
+    """Mean, standard deviation over clients (population), and mean of the worst tenth, at least one client; nan
+    left out.
 
     >>> spread("accuracy", [90.0, 70.0])
     {'accuracy': 80.0, 'accuracy_std': 10.0, 'accuracy_worst_decile': 70.0}
@@ -87,20 +91,22 @@ class Evaluator:
         return self.silo or self.protocol != ("global",)
 
     def __call__(
-        self, t: int, lr: float, w: Tensor | None, b: Tensor | None, inbox: Tensor, own: Mapping[int, Tensor]
+        self, t: int, lr: float, model: tuple[Tensor, Tensor] | None, inbox: Tensor, own: Mapping[int, Tensor]
     ) -> tuple[Figures, list[dict[str, Any]]]:
-        """Round t's figures and a line a client.   w, b: the global model (rank 0); inbox, own: what clients received."""
+        """Round t's figures and a line a client.   model: w, b of the global model (rank 0); inbox, own: what clients
+        received.
+        """
         found: Figures = {}
         lines: list[dict[str, Any]] = []
         for protocol in self.protocol:
             if protocol == "global" and not self.silo:
-                if w is not None:
-                    self.trainer.model.load(w, b)
+                if model is not None:
+                    self.trainer.model.load(*model)
                     assert self.data.global_test is not None
                     found |= figures(self.trainer, self.data.global_test, self.batch_size)
                 continue
             rows = self._ask(protocol, t, lr, inbox, own)
-            if w is None:
+            if model is None:
                 continue
             if protocol == "global":
                 found |= pooled(rows, self.data.test_sizes.tolist())
@@ -110,9 +116,7 @@ class Evaluator:
             lines += [self._line(t, k, protocol, rows[k]) for k in sorted(rows)]
         return found, lines
 
-    def _ask(
-        self, protocol: str, t: int, lr: float, inbox: Tensor, own: Mapping[int, Tensor]
-    ) -> dict[int, Figures]:
+    def _ask(self, protocol: str, t: int, lr: float, inbox: Tensor, own: Mapping[int, Tensor]) -> dict[int, Figures]:
         """Every client's figures, computed where the client's state is; complete on rank 0."""
         comm, owner = self.comm, self.clients.owner
         rows: dict[int, Tensor] = {}

@@ -87,9 +87,7 @@ class Federation:
         if self.root:
             self.server_row = self.wire.initial_server_state(self.w, self.b, comm.device)
             segments = self.wire.shared_segments()
-            self.server = Server(
-                clients=self.data.clients, classes=self.data.classes, lr=optim.lr, segments=segments
-            )
+            self.server = Server(clients=self.data.clients, classes=self.data.classes, lr=optim.lr, segments=segments)
             self.server.state = self.wire.server.views(self.server_row)
 
     def _own_model(self) -> tuple[Tensor, Tensor]:
@@ -185,7 +183,9 @@ class Federation:
         return cohort.balanced(members, [float(self.data.train_sizes[k]) for k in members], self.ranks)
 
     def _deliver(self, members: Sequence[int], where: dict[int, int]) -> dict[int, Tensor]:
-        """The download that differs from client to client, for this rank's clients; empty rows where none is declared."""
+        """The download that differs from client to client, for this rank's clients; empty rows where none is
+        declared.
+        """
         packing, rank = self.wire.own_download, self.comm.rank
         inbox = {k: self.message.new_zeros(packing.size) for k in members if self.root or where[k] == rank}
         if packing.size and self.root:
@@ -220,7 +220,9 @@ class Federation:
         wire.server.write(self.server_row, state)
 
     def _check(self, t: int, up: Uploads, *made: Tensor) -> None:
-        """A number that is not finite ends the run and its client is named. Looked for in what came out: one vector, not m."""
+        """A number that is not finite ends the run and its client is named. Looked for in what came out: one
+        vector, not m.
+        """
         if all(bool(v.isfinite().all()) for v in made):
             return
         bad = [str(k) for k, row in zip(up.clients, self.rows, strict=True) if not bool(row.isfinite().all())]
@@ -237,8 +239,8 @@ class Federation:
         figures: dict[str, float] = {}
         if due and (self.root or self.evaluator.asks_clients):
             own = self._deliver(range(self.data.clients), self.clients.owner) if self.evaluator.asks_clients else {}
-            model = (self.w, self.b) if self.root else (None, None)
-            figures, lines = self.evaluator(t, self.lr, *model, self.inbox, own)
+            model = (self.w, self.b) if self.root else None
+            figures, lines = self.evaluator(t, self.lr, model, self.inbox, own)
             self.sink.clients(lines)
         if line is None:
             return

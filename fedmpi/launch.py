@@ -53,11 +53,15 @@ def run(settings: Settings) -> int:
 
 
 def execute(settings: Settings) -> tuple[dict[str, Any], int]:
-    """One rank's run: (summary at rank 0, exit code). Mistakes that show before ranks meet are raised, later ones end the job."""
+    """One rank's run: (summary at rank 0, exit code). Mistakes that show before ranks meet are raised, later ones
+    end the job.
+    """
     job = detect(os.environ)
     set_numerics(settings)
     device = pick_device(settings, job)
-    data = None if settings.data.silos else build.partitioned(settings)  # mistakes show before anybody waits for anybody
+    data = (
+        None if settings.data.silos else build.partitioned(settings)
+    )  # mistakes show before anybody waits for anybody
     build.make_method(settings)
     comm = connect(job, settings.comm.backend, device, settings.comm.start_timeout_s, settings.comm.round_timeout_s)
     stop = StopRequest().listen()
@@ -78,7 +82,9 @@ def execute(settings: Settings) -> tuple[dict[str, Any], int]:
 
 
 def _complain(job: Job, text: str) -> None:
-    """Rank 0 at once; another rank with its name, and after a moment in which the launcher may have ended it (then rank 0 spoke)."""
+    """Rank 0 at once; another rank with its name, and after a moment in which the launcher may have ended it (then
+    rank 0 spoke).
+    """
     if job.rank:
         time.sleep(1.0)
     where = f"fedmpi [rank {job.rank} on {job.host}]" if job.rank else "fedmpi"
@@ -138,7 +144,9 @@ def _rank0(
     console.close()
     facts = {"input_shape": ",".join(map(str, data.input_shape)), "classes": str(data.classes)}
     directory.write_model(made.model.state_dict(fed.w, fed.b), facts)
-    result = summary(directory.metrics(), _summed(directory.metrics()), reason if not stop() else f"signal {stop.signal}")
+    result = summary(
+        directory.metrics(), _summed(directory.metrics()), reason if not stop() else f"signal {stop.signal}"
+    )
     directory.write_summary(result)
     _farewell(console, directory, result, f"{prefix}{headline}", last_clients, made)
     return {**result, "directory": str(directory.path)}, 128 + stop.signal if stop() else 0
@@ -187,9 +195,13 @@ def _farewell(
     if headline in result["last"]:
         last = result["last"]
         mean = result["mean_last_10"]
-        console.say(f"{headline} {last[headline]:.2f} after the last round, {mean[headline]:.2f} on average over the last 10")
+        console.say(
+            f"{headline} {last[headline]:.2f} after the last round, {mean[headline]:.2f} on average over the last 10"
+        )
     if result["exit_reason"] != "finished":
-        console.say(f"stopped early ({result['exit_reason']}): {result['rounds']} of {made.settings.rounds} rounds are complete")
+        console.say(
+            f"stopped early ({result['exit_reason']}): {result['rounds']} of {made.settings.rounds} rounds are complete"
+        )
     console.say(f"run directory: {directory.path}")
 
 
@@ -207,9 +219,18 @@ def validate(settings: Settings) -> list[tuple[str, str]]:
     sizes, tests = data.train_sizes, data.test_sizes
     return [
         *((line.partition(": ")[0], line.partition(": ")[2]) for line in headlines(made, job, "solo")[:1]),
-        ("clients", f"{data.clients}, {sizes.min()} to {sizes.max()} training samples (median {int(np_median(sizes))})"),
-        ("test", f"{len(data.global_test) if data.global_test else 0} samples, {tests.min()} to {tests.max()} a client"),
-        ("message", f"up {gib(made.wire.upload.size * made.itemsize)}, down {gib(made.wire.download.size * made.itemsize)}"),
+        (
+            "clients",
+            f"{data.clients}, {sizes.min()} to {sizes.max()} training samples (median {int(np_median(sizes))})",
+        ),
+        (
+            "test",
+            f"{len(data.global_test) if data.global_test else 0} samples, {tests.min()} to {tests.max()} a client",
+        ),
+        (
+            "message",
+            f"up {gib(made.wire.upload.size * made.itemsize)}, down {gib(made.wire.download.size * made.itemsize)}",
+        ),
         ("client state", gib(made.wire.kept.size * made.itemsize)),
         ("server state", gib(fed.server_row.numel() * made.itemsize)),
         ("memory", f"about {gib(needed['rank 0'])} on rank 0 and {gib(needed['a training rank'])} on a training rank"),

@@ -126,7 +126,8 @@ class FlatModel:
 
     def __init__(self, module: nn.Module, head: Collection[str] = (), *, channels_last: bool = True) -> None:
         self.module = module
-        declared = module.parameter_groups() if hasattr(module, "parameter_groups") else {}
+        groups = getattr(module, "parameter_groups", None)
+        declared: dict[str, str] = groups() if callable(groups) else {}
         owners = {f"{path}.{leaf}" if path else leaf: (owner, leaf) for path, owner, leaf in _leaves(module)}
         named = dict(module.named_parameters())
         self.layout = _lay_out(named, owners, head, declared, channels_last)

@@ -24,7 +24,6 @@ from fedmpi.models.net import Net
 from fedmpi.slots import Views
 from fedmpi.wire import Wire, group_part
 
-
 EVALUATION_BATCH = 100  # samples; small batches stay in the cache
 
 
@@ -40,7 +39,9 @@ class LocalSGD:
 
 
 class Trainer:
-    """What one rank needs to train any client: a model to load it into, the data, the method. Reused for all clients."""
+    """What one rank needs to train any client: a model to load it into, the data, the method. Reused for all
+    clients.
+    """
 
     def __init__(
         self,
@@ -100,7 +101,8 @@ class Trainer:
 class LocalClient(Client):
     """The engine's side of `method.Client`, for one client in one round.
 
-    inbox, own, kept: the flat rows download, own and kept of wire.py, on the model's device. Only `Trainer.train` writes kept.
+    inbox, own, kept: the flat rows download, own and kept of wire.py, on the model's device. Only `Trainer.train`
+    writes kept.
     """
 
     def __init__(self, t: Trainer, k: int, round_: int, lr: float, inbox: Tensor, own: Tensor, kept: Tensor) -> None:

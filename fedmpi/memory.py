@@ -37,11 +37,11 @@ def check(needed: dict[str, int], ranks_here: int, alone: bool) -> None:
     has = available_bytes()
     asked = needed["rank 0"] + needed["a training rank"] * (1 if alone else max(ranks_here - 1, 1))
     if has is not None and asked > has:
-        state = needed["of which client state"]
+        root, trainer = gib(needed["rank 0"]), gib(needed["a training rank"])
         raise UserError(
-            f"memory: {ranks_here} rank(s) on this host need about {gib(asked)} (rank 0 {gib(needed['rank 0'])}, a training rank "
-            f"{gib(needed['a training rank'])}, of which {gib(state)} is the state of its clients), but {gib(has)} are free. "
-            "Use fewer clients (data.partition.clients, cohort.fraction), more ranks on more hosts, or a smaller model"
+            f"memory: {ranks_here} rank(s) on this host need about {gib(asked)}, but {gib(has)} are free: rank 0 {root}, "
+            f"a training rank {trainer}, of which {gib(needed['of which client state'])} is the state of its clients. "
+            "Use fewer clients (data.partition.clients, cohort.fraction), more hosts, or a smaller model"
         )
 
 

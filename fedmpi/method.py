@@ -3,7 +3,8 @@
 The defaults of all hooks together are FedAvg. A method overrides the smallest hook that can express its equation,
     loss < gradient < step < train < upload        direction < remember
 and declares what it keeps, sends and receives. Hooks map tensors to tensors; only the engine writes, stores and sends.
-Methods derive from `Method` and from nothing else, are frozen dataclasses (fields = hyperparameters), and never call super().
+Methods derive from `Method` and from nothing else, are frozen dataclasses (fields = hyperparameters), and never
+call super().
 """
 
 from __future__ import annotations
@@ -38,7 +39,9 @@ Loss = Callable[["Client", Tensor, Tensor], Tensor]
 
 
 class Client(Protocol):
-    """What a hook sees of the client that is training (or being evaluated). Tensors are the engine's: read, do not write."""
+    """What a hook sees of the client that is training (or being evaluated). Tensors are the engine's: read, do not
+    write.
+    """
 
     id: int
     round: int
@@ -76,10 +79,14 @@ class Client(Protocol):
         """
 
     def head_grad(self, z: Tensor, loss: Callable[[Tensor], Tensor]) -> Tensor:
-        """(d,) gradient of loss(f), f = head(z), with respect to the head alone; zero elsewhere. The body is not touched."""
+        """(d,) gradient of loss(f), f = head(z), with respect to the head alone; zero elsewhere. The body is not
+        touched.
+        """
 
     def grad_through(self, z: Tensor, loss: Callable[[Tensor], Tensor], *, at: Tensor) -> Tensor:
-        """(d,) gradient of loss(head(z)) with the head at the weights `at` (d,), through the graph of z: no second body pass."""
+        """(d,) gradient of loss(head(z)) with the head at the weights `at` (d,), through the graph of z: no second
+        body pass.
+        """
 
     def take(self, group: str, flat: Tensor) -> Tensor:
         """The entries of a (d,) vector that belong to a group ("head", "body", ...)."""
@@ -196,7 +203,9 @@ class Method:
         return State()
 
     def upload(self, k: Client) -> tuple[Row, State]:
-        """What the client sends besides dw = w - w0 (which the engine forms where it is declared), and new client state."""
+        """What the client sends besides dw = w - w0 (which the engine forms where it is declared), and new client
+        state.
+        """
         return Row(), State()
 
     def weights(self, k: Client) -> Tensor:

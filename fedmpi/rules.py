@@ -43,12 +43,15 @@ def gram(rows: Tensor) -> Tensor:
 def principal_coefficients(K: Tensor, p: Tensor, keep: float = 0.8, share: str = "sum") -> Tensor:
     """Coefficients of the clients' updates in FedLD's aggregate.   (m, m), (m,) -> (m,) float64.
 
-    K / m = E diag(lam) E' (largest first); v_l = G e_l / sqrt(m lam_l) is the l-th principal direction. Client i keeps of
+    K / m = E diag(lam) E' (largest first); v_l = G e_l / sqrt(m lam_l) is the l-th principal direction. Client i
+    keeps of
     its projection on v_l the sign, and lends it its own length:
         g_i' = ||g_i|| sum_{l <= L} omega_l sgn(e_l[i]) v_l          omega_l = lam_l / sum_z lam_z       (share="sum")
         sum_i p_i g_i' = G c                                         omega_l = lam_l / ||lam_1..L||_2    (share="l2")
-    Nothing of size d is formed here. Turning e_l around changes nothing: its sign enters twice. L = max(1, floor(keep m)),
-    at most the numerical rank; a projection that is zero up to rounding (cosine <= 1e-9) adds nothing; all-zero updates give zeros.
+    Nothing of size d is formed here. Turning e_l around changes nothing: its sign enters twice. L = max(1,
+    floor(keep m)),
+    at most the numerical rank; a projection that is zero up to rounding (cosine <= 1e-9) adds nothing; all-zero
+    updates give zeros.
     Zeng et al., FedLD, MICCAI 2024, Eq. 4-5.
     """
     m = len(K)

@@ -1,4 +1,6 @@
-"""eta_t, the learning rate of round t: constant inside a round.   Papers 001/002 constant, 003 exponential, 004 cosine."""
+"""eta_t, the learning rate of round t: constant inside a round.   Papers 001/002 constant, 003 exponential, 004
+cosine.
+"""
 
 from __future__ import annotations
 

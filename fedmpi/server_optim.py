@@ -2,7 +2,7 @@
 
 Reddi, Charles, Zaheer, Garrett, Rush, Konecny, Kumar, McMahan. Adaptive Federated Optimization. ICLR 2021. Algorithm 2.
     sgd       w += lr D                              momentum  m = beta1 m + D;                     w += lr m
-    adagrad   m = beta1 m + (1-beta1) D;  v += D^2;                                                w += lr m / (sqrt v + eps)
+    adagrad   m = beta1 m + (1-beta1) D;  v += D^2;                                         w += lr m / (sqrt v + eps)
     yogi      ...  v -= (1-beta2) D^2 sgn(v - D^2)   adam      ...  v = beta2 v + (1-beta2) D^2
 No bias correction and v_0 = eps^2, as there. Everything is local to columns.
 """
@@ -16,7 +16,9 @@ from torch import Tensor
 class ServerOptim:
     """State and step of one rule. `state` (slots, s) is what a checkpoint must hold; sgd has none."""
 
-    def __init__(self, name: str, size: Tensor, lr: float = 1.0, beta1: float = 0.9, beta2: float = 0.99, eps: float = 1e-3) -> None:
+    def __init__(
+        self, name: str, size: Tensor, lr: float = 1.0, beta1: float = 0.9, beta2: float = 0.99, eps: float = 1e-3
+    ) -> None:
         self.name, self.lr, self.beta1, self.beta2, self.eps = name, lr, beta1, beta2, eps
         slots = {"sgd": 0, "momentum": 1}.get(name, 2)
         self.state = torch.zeros(slots, *size.shape, dtype=size.dtype, device=size.device)

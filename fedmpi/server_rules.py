@@ -1,4 +1,5 @@
-"""Server rules that a config may choose in place of the method's own:  server.rule: principal | {name: principal, keep: 0.5}.
+"""Server rules that a config may choose in place of the method's own:  server.rule: principal | {name: principal,
+keep: 0.5}.
 
 A rule is `f(up, s, **options) -> (s,)`: the gathered updates and the server's view in, the direction out.
 """
@@ -32,7 +33,9 @@ def principal(
     share: Literal["sum", "l2"] = "sum",
     scope: Literal["model", "tensor"] = "model",
 ) -> Tensor:
-    """Updates revised along their leading principal directions (FedLD): `keep` of m directions, over the model or each tensor."""
+    """Updates revised along their leading principal directions (FedLD): `keep` of m directions, over the model or
+    each tensor.
+    """
     if scope == "model":
         return up.combine(rules.principal_coefficients(up.gram("dw"), up.p, keep, share))
     parts = [

@@ -1,4 +1,6 @@
-"""Being told to stop. The first signal asks: the round is left, results are written. The second ends the process at once."""
+"""Being told to stop. The first signal asks: the round is left, results are written. The second ends the process at
+once.
+"""
 
 from __future__ import annotations
 

@@ -84,13 +84,14 @@ class Views:
     def __init__(self, tensors: Mapping[str, Tensor]) -> None:
         object.__setattr__(self, "_tensors", dict(tensors))
 
+    _tensors: dict[str, Tensor]
+
     def __getattr__(self, name: str) -> Tensor:
         try:
-            tensor: Tensor = self._tensors[name]
+            return self._tensors[name]
         except KeyError:
             declared = ", ".join(self._tensors) or "none"
             raise AttributeError(f"no slot {name!r} is declared here (declared: {declared})") from None
-        return tensor
 
     def __setattr__(self, name: str, value: object) -> None:
         raise AttributeError(f"slot {name!r} is read-only: return the new value, the engine stores it")

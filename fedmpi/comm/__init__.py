@@ -1,39 +1,25 @@
-"""How ranks find each other and exchange flat tensors: `detect` the job, `connect` to the others."""
+"""How ranks find each other and exchange flat tensors: `detect` the job, `connect` to the others.
+
+What needs torch is imported when first used: a mistake in a config is reported before that, by every rank.
+"""
 
 from __future__ import annotations
 
-import torch
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
 
-from fedmpi.comm.base import Communicator, Lost
 from fedmpi.comm.job import Job, detect
-from fedmpi.comm.solo import Solo
+
+if TYPE_CHECKING:
+    from fedmpi.comm.base import Communicator, Lost
+    from fedmpi.comm.connection import connect
 
 __all__ = ["Communicator", "Job", "Lost", "connect", "detect"]
 
+_PLACES = {"Communicator": "base", "Lost": "base", "connect": "connection"}
 
-def connect(
-    job: Job,
-    backend: str = "auto",
-    device: torch.device | None = None,
-    start_timeout_s: float = 300,
-    round_timeout_s: float = 1800,
-) -> Communicator:
-    """The communicator of `job`, once all its ranks are there.
 
-    backend           auto | nccl | gloo | mpi; auto is NCCL when every rank has a GPU of its own, else gloo
-    device            where this rank computes (default: CPU)
-    start_timeout_s   until all ranks are there, else Lost names the silent ones
-    round_timeout_s   of one message, the training before it included, else Lost names the peer
-
-    Raises UserError for a mistake in launcher or config, Lost for ranks that do not come.
-    """
-    device = device or torch.device("cpu")
-    if job.size == 1:
-        return Solo(device)
-    if backend == "mpi":
-        from fedmpi.comm import mpi
-
-        return mpi.connect(job, start_timeout_s, round_timeout_s)
-    from fedmpi.comm import torch_dist
-
-    return torch_dist.connect(job, backend, device, start_timeout_s, round_timeout_s)
+def __getattr__(name: str) -> Any:
+    if name not in _PLACES:
+        raise AttributeError(f"module 'fedmpi.comm' has no attribute {name!r}")
+    return getattr(import_module(f"fedmpi.comm.{_PLACES[name]}"), name)

@@ -1,8 +1,8 @@
 """How ranks under `srun` find rank 0's port: a tiny service on one of a few ports that all ranks can derive.
 
-Slurm tells everyone which host rank 0 is on, not which port is free there. Rank 0 listens on the first free candidate and
-answers its own job's magic line with the port of its store. A taken port, or a foreign service on one, costs a
-second: the answer is not ours, so the next candidate is asked.
+Slurm tells everyone which host rank 0 is on, not which port is free there. Rank 0 listens on the first free candidate
+and answers its own job's magic line with the port of its store. A taken port, or a foreign service on one, costs a
+second at most: the answer is not ours, so the next candidate is asked.
 
     client   fedmpi 4711.0.0\n              (job id, step id, restarts)
     rank 0   fedmpi 4711.0.0 41873\n

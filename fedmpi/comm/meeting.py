@@ -1,7 +1,7 @@
 """A few bytes of every rank on every rank, by way of a store, within a deadline that names who is silent.
 
-Rank 0 alone decides who came and writes its verdict, so that all ranks hear the same: one that sees everybody and one that
-does not would part ways.
+Rank 0 alone decides who came and writes its verdict, so that all ranks hear the same: one that sees everybody and one
+that does not would part ways.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ class Meeting:
         verdict = f"meet/{self.held}/silent"
         self.held += 1
         try:
-            self.store.set(keys[self.rank], b"=" + payload)  # never empty: a store tells an empty value from none badly
+            self.store.set(keys[self.rank], b"=" + payload)  # type: ignore[arg-type]  # the stub knows no bytes
             if self.rank == 0:
                 self.store.set(verdict, " ".join(map(str, self.absent(keys, began + deadline_s))))
             if self.absent([verdict], began + deadline_s + GRACE_S):

@@ -1,7 +1,7 @@
 """MPI through mpi4py: buffers only (the calls with a capital letter), never pickles.
 
-Nothing here blocks inside MPI: most libraries spin while they wait and would take the core from a rank that trains. Requests
-are posted, then tested with pauses between, until a deadline.
+Nothing here blocks inside MPI: most libraries spin while they wait and would take the core from a rank that trains.
+Requests are posted, then tested with pauses between, until a deadline.
 """
 
 from __future__ import annotations
@@ -30,10 +30,10 @@ CARRIER = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}  # by
 
 
 REMEDY = {  # where MPI and launcher do not belong together
-    "mpi": "Start with the mpirun of that MPI; or make mpi4py load the launcher's: set MPI4PY_LIBMPI to its libmpi.so, or, "
-    "with its mpicc on PATH, `pip install --force-reinstall --no-binary mpi4py mpi4py`; or use srun or torchrun.",
-    "slurm": "Name the PMI that it speaks, e.g. `srun --mpi=pmix` (`srun --mpi=list` shows which there are), or start with "
-    "mpirun inside the allocation, or use comm.backend=gloo.",
+    "mpi": "Start with the mpirun of that MPI; or make mpi4py load the launcher's: set MPI4PY_LIBMPI to its libmpi.so, "
+    "or, with its mpicc on PATH, `pip install --force-reinstall --no-binary mpi4py mpi4py`; or use srun or torchrun.",
+    "slurm": "Name the PMI that it speaks, e.g. `srun --mpi=pmix` (`srun --mpi=list` shows which there are), or start "
+    "with mpirun inside the allocation, or use comm.backend=gloo.",
     "torchrun": "comm.backend=mpi needs mpirun (or srun --mpi=...); torchrun goes with comm.backend=gloo or nccl.",
 }
 
@@ -48,10 +48,10 @@ def load() -> Any:
         import mpi4py
 
         mpi4py.rc.initialize = False  # importing has no effect
-        from mpi4py import MPI  # noqa: N811
+        from mpi4py import MPI
     except (ImportError, RuntimeError) as error:
         raise UserError(
-            f"this job was started by an MPI launcher (or asks for comm.backend=mpi), but mpi4py does not load: {error}\n"
+            f"started by an MPI launcher, or asked for comm.backend=mpi, but mpi4py does not load: {error}\n"
             f"Install it with `pip install 'fedmpi[mpi]'`, or start with torchrun or srun and comm.backend=gloo."
         ) from error
     return MPI
@@ -60,18 +60,18 @@ def load() -> Any:
 def world(job: Job, timeout_s: float) -> Any:
     """COMM_WORLD of `job`, initialised.
 
-    Raises UserError where the launcher's MPI is not the one that mpi4py loaded. MPI_Init waits for all ranks and cannot be
-    interrupted: past the time-out this process prints where it stands and exits.
+    Raises UserError where the launcher's MPI is not the one that mpi4py loaded. MPI_Init waits for all ranks and cannot
+    be interrupted: past the time-out this process prints where it stands and exits.
     """
-    MPI = load()  # noqa: N806
+    MPI = load()
     if not MPI.Is_initialized():
         faulthandler.dump_traceback_later(max(1.0, timeout_s), exit=True)
         MPI.Init_thread(MPI.THREAD_SERIALIZED)
         faulthandler.cancel_dump_traceback_later()
     if MPI.COMM_WORLD.size != job.size:
         raise UserError(
-            f"{job.launcher} started {job.size} ranks, but MPI sees {MPI.COMM_WORLD.size}: the MPI that mpi4py loaded does "
-            f"not know this launcher ({library()}).\n{REMEDY[job.launcher]}"
+            f"{job.launcher} started {job.size} ranks, but MPI sees {MPI.COMM_WORLD.size}: the MPI that mpi4py loaded "
+            f"({library()}) was not started by this launcher.\n{REMEDY[job.launcher]}"
         )
     return MPI.COMM_WORLD
 
@@ -82,7 +82,7 @@ def library() -> str:
 
 def identity() -> Job:
     """Who this process is, asked of MPI itself."""
-    MPI = load()  # noqa: N806
+    MPI = load()
     if not MPI.Is_initialized():
         MPI.Init_thread(MPI.THREAD_SERIALIZED)
     here = MPI.COMM_WORLD.Split_type(MPI.COMM_TYPE_SHARED)
@@ -90,7 +90,7 @@ def identity() -> Job:
 
 
 def finalize() -> None:
-    MPI = load()  # noqa: N806
+    MPI = load()
     if not MPI.Is_finalized():
         MPI.Finalize()
 

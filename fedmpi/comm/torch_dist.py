@@ -7,9 +7,10 @@ import os
 import socket
 import time
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from datetime import timedelta
-from typing import NoReturn, final
+from typing import NoReturn, cast, final
 
 import torch
 import torch.distributed as dist
@@ -35,8 +36,8 @@ def connect(
     all_here()
     chosen = choose(backend, cards)
     choose_interface(cards[job.rank]["host"], [card["host"] for card in cards])
-    # gloo's time-out bounds the building of the group only, as each wait has its own. NCCL's is a watchdog that kills the
-    # process: it must come after our own, which can name the rank.
+    # gloo's time-out bounds the building of the group only, as each wait has its own. NCCL's is a watchdog that kills
+    # the process: it must come after our own, which can name the rank.
     patience_s = round_timeout_s + 60 if chosen == "nccl" else start_timeout_s
     dist.init_process_group(
         chosen,
@@ -76,7 +77,8 @@ def choose(backend: str, cards: Sequence[dict[str, str]]) -> str:
         first, rank = shared[0]
         raise UserError(
             f"comm.backend=nccl, but ranks {first} and {rank} share GPU {cards[rank]['gpu']} of {cards[rank]['host']}, "
-            f"which NCCL refuses.\nStart one rank fewer and let rank 0 train (server.trains=true), or use comm.backend=gloo."
+            f"which NCCL refuses.\n"
+            f"Start one rank fewer and let rank 0 train (server.trains=true), or use comm.backend=gloo."
         )
     return backend
 
@@ -115,15 +117,22 @@ class Gloo(Communicator):
 
     def _swap(self, outgoing: Sequence[Message], incoming: Sequence[Message]) -> None:
         deadline = time.monotonic() + self.round_timeout_s
-        way, peer = "", 0
-        try:
-            posted = [("from", peer, dist.irecv(x, peer)) for peer, x in incoming]
-            posted += [("to", peer, dist.isend(x, peer)) for peer, x in outgoing]
-            for way, peer, work in posted:
+        works = []
+        for post, messages in ((dist.irecv, incoming), (dist.isend, outgoing)):
+            for peer, x in messages:
+                with self._naming(peer):
+                    works.append((peer, cast(dist.Work, post(x, peer))))
+        for peer, work in works:
+            with self._naming(peer):
                 work.wait(timedelta(seconds=max(0.001, deadline - time.monotonic())))
+
+    @contextmanager
+    def _naming(self, peer: int) -> Iterator[None]:
+        try:
+            yield
         except RuntimeError as error:
             raise Lost(
-                f"rank {self.rank}: message {way} rank {peer} failed; rank {peer} is dead, or later than "
+                f"rank {self.rank}: rank {peer} is dead, or later than comm.round_timeout_s = "
                 f"{self.round_timeout_s:.0f} s ({error})"
             ) from error
 

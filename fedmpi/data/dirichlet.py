@@ -87,7 +87,7 @@ def _by_client(labels: np.ndarray, clients: int, rng: np.random.Generator, alpha
         taken = np.zeros_like(left)
         q = rng.dirichlet(np.full(len(stock), alpha))
         while (need := len(piece) - int(taken.sum())) > 0:
-            q = np.where(taken <= left, q, 1e-9)
+            q = np.where(taken < left, q, 0.0)
             if q.sum() < TINY:  # no mass on what is left; Dir restricted to some classes is Dir on them, so draw that
                 q[taken < left] = rng.dirichlet(np.full(int((taken < left).sum()), alpha))
             q = q / q.sum()

@@ -4,9 +4,11 @@ https://arxiv.org/abs/2408.12300
 Client, margin control:         L = CE(f(x), y) + lambda mean_b log(1 + ||f(x_b)||^2)                    (3)
 Server, principal gradients:    w <- w + sum_i p_i g_i',   g_i = w_i - w,                                (4)
     g_i' = ||g_i|| sum_{l <= L} omega_l sgn<g_i, v_l> v_l                                                (5)
-with v_l the leading directions of the updates (rules.principal_coefficients). Each half has its switch: margin: 0, principal: false.
+with v_l the leading directions of the updates (rules.principal_coefficients). Each half has its switch: margin: 0,
+principal: false.
 The published code differs from the paper: margin_on: probs, margin_norm: batch; scope: tensor; plain_first_round: true;
-cohort.weighting: uniform; train.warmup_rounds: 5 reproduce it. Its vote for the sign of v_l changes nothing: the sign enters (5) twice.
+cohort.weighting: uniform; train.warmup_rounds: 5 reproduce it. Its vote for the sign of v_l changes nothing: the
+sign enters (5) twice.
 """
 
 from dataclasses import dataclass
@@ -32,7 +34,9 @@ class FedLD(Method):
     margin: float = option(0.03, "lambda, weight of the margin term; 0: off", ge=0)
     principal: bool = option(True, "aggregate along principal directions; false: FedAvg's server")
     keep: float = option(0.8, "kept share of the m principal directions", gt=0, le=1)
-    share: str = option("sum", "omega_l: lam_l over the sum of all, or over the l2 norm of the kept", choices=("sum", "l2"))
+    share: str = option(
+        "sum", "omega_l: lam_l over the sum of all, or over the l2 norm of the kept", choices=("sum", "l2")
+    )
     scope: str = option("model", "directions of the whole model, or of each tensor", choices=("model", "tensor"))
     margin_on: str = option("logits", "what the margin term holds down", choices=("logits", "probs"))
     margin_norm: str = option("sample", "mean over samples, or one norm over the batch", choices=("sample", "batch"))

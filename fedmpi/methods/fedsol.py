@@ -6,7 +6,8 @@ Each step, at weights w with the received model w0 as frozen teacher:
     Lambda^(m) = |w^(m) - w0^(m)| / ||w^(m) - w0^(m)||      for each perturbed tensor m, elementwise          (7)
     eps = rho Lambda g_p / ||g_p||                                                                           (6)
     w <- w - lr grad CE(f_{w + eps}(x), y)                   taken at w, all parameters                       (4)
-At the first step of a round w = w0, so eps = 0 exactly. With layers: head the body is unperturbed and one body pass serves both gradients.
+At the first step of a round w = w0, so eps = 0 exactly. With layers: head the body is unperturbed and one body pass
+serves both gradients.
 norm: dim0 is the authors' code (Lambda per column); Table 5 compares layers, adaptive: false is the fixed Lambda = 1.
 """
 

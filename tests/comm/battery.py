@@ -1,7 +1,7 @@
 """What every means of communication must do. Started once per rank:  python battery.py FOLDER BACKEND
 
-Each check runs on all ranks of one communicator, with numbers that tell who sent what: entry i of a message from a to b is
-1000 a + 100 b + i, so that a wrong peer, order or cut shows. Reports {check, error} into FOLDER/rank.jsonl.
+Each check runs on all ranks of one communicator, with numbers that tell who sent what: entry i of a message from a to b
+is 1000 a + 100 b + i, so that a wrong peer, order or cut shows. Reports {check, error} into FOLDER/rank.jsonl.
 """
 
 import json
@@ -54,7 +54,7 @@ def check_exchange_of_unequal_columns(comm):
 
 
 def check_large_messages_both_ways(comm):
-    """2 MB each way between all pairs: too large for any library to buffer, so both must be posted before either waits."""
+    """2 MB each way between all pairs, too large to be buffered: all must be posted before any is waited for."""
     others = [r for r in range(comm.size) if r != comm.rank]
     got = {r: torch.zeros(500_000) for r in others}
     comm.swap([(r, message(comm.rank, r, 500_000)) for r in others], list(got.items()))
@@ -94,7 +94,7 @@ def check_pieces(comm):
 
 
 def check_bytes(comm):
-    """10 float64 broadcast = 80 bytes to each other rank (one where alone); 3 + 4 float32 round the ring = 28 bytes each way."""
+    """10 float64 broadcast = 80 bytes to each other rank (one where alone); 3 + 4 float32 in the ring = 28 bytes."""
     left, right = (comm.rank - 1) % comm.size, (comm.rank + 1) % comm.size
     sent, received = comm.sent_bytes, comm.received_bytes
     comm.broadcast(torch.zeros(10, dtype=torch.float64))
@@ -105,9 +105,11 @@ def check_bytes(comm):
 
 
 def check_meet(comm):
+    def payload(rank, length):
+        return bytes((rank + i) % 256 for i in range(length))
+
     for length in (0, 1, 4096):
-        got = comm.meet(bytes([comm.rank + 1]) * length, 30)
-        assert got == [bytes([r + 1]) * length for r in range(comm.size)]
+        assert comm.meet(payload(comm.rank, length), 30) == [payload(rank, length) for rank in range(comm.size)]
 
 
 def check_refusals(comm):

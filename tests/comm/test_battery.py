@@ -1,4 +1,4 @@
-"""The battery of battery.py on one process, on gloo (started as by torchrun), and on MPI and gloo under a real mpirun."""
+"""The battery of battery.py: one process, gloo (started as by torchrun), MPI and gloo under a real mpirun."""
 
 import ast
 from pathlib import Path

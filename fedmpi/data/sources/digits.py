@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Annotated
 
@@ -11,6 +12,7 @@ from pydantic import Field
 
 from fedmpi.data.dataset import Dataset
 from fedmpi.data.sources.common import holdout
+from fedmpi.errors import UserError
 
 
 def digits(root: Path, *, test_fraction: Annotated[float, Field(ge=0, lt=1)] = 0.2) -> Dataset:
@@ -18,10 +20,12 @@ def digits(root: Path, *, test_fraction: Annotated[float, Field(ge=0, lt=1)] = 0
 
     Pixels 0..16 are scaled to 0..1. test_fraction of each class is the test part, the same for every seed.
     """
-    from sklearn.datasets import load_digits  # a second to import, and only this source needs it
-
-    bunch = load_digits()
-    x = torch.from_numpy(bunch.images / 16).float().unsqueeze(1)  # (1797, 1, 8, 8)
-    y = torch.from_numpy(bunch.target.astype(np.int64))
+    # scikit-learn's file is read without importing scikit-learn, which takes every rank a second.
+    package = find_spec("sklearn")
+    if package is None or not package.submodule_search_locations:
+        raise UserError("data.source: digits is a file of scikit-learn, which is not installed; pip install scikit-learn")
+    table = np.loadtxt(Path(package.submodule_search_locations[0]) / "datasets/data/digits.csv.gz", delimiter=",")
+    x = torch.from_numpy(table[:, :-1] / 16).float().view(-1, 1, 8, 8)  # (1797, 1, 8, 8)
+    y = torch.from_numpy(table[:, -1].astype(np.int64))
     train, test = (torch.from_numpy(rows) for rows in holdout(y.numpy(), test_fraction))
     return Dataset(x[train], y[train], x[test], y[test], classes=10)

@@ -1,0 +1,61 @@
+"""launch/*.sh with a stand-in for the `fedmpi` command that prints how it was called."""
+
+import os
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[2]
+SCRIPTS = sorted([*ROOT.glob("launch/*.sh"), *ROOT.glob("slurm/*.sbatch"), ROOT / "tests" / "slurm_cluster.sh"])
+
+
+@pytest.fixture
+def stand_in(tmp_path):
+    """An environment in which `fedmpi` prints its threads and its arguments, one per bar."""
+    command = tmp_path / "fedmpi"
+    command.write_text('#!/bin/sh\nprintf "%s" "$OMP_NUM_THREADS"; printf "|%s" "$@"; echo\n')
+    command.chmod(0o755)
+    names = ("OMP_NUM_THREADS", "SLURM_JOB_ID")
+    env = {name: value for name, value in os.environ.items() if name not in names}
+    return env | {"PATH": f"{tmp_path}:{Path(sys.executable).parent}:{env['PATH']}"}
+
+
+def start(script, *args, env):
+    command = [str(ROOT / "launch" / script), *args]
+    return subprocess.run(command, env=env, capture_output=True, text=True, timeout=60)
+
+
+@pytest.mark.parametrize(("script", "ranks"), [("local.sh", None), ("mpirun.sh", 3), ("torchrun.sh", 2)])
+def test_every_rank_gets_the_command_as_given(script, ranks, stand_in):
+    if script == "mpirun.sh" and not shutil.which("mpirun", path=stand_in["PATH"]):
+        pytest.skip("no mpirun on PATH")
+    arguments = ["a config.yaml", "rounds=3", "name=two words"]
+    done = start(script, *([str(ranks)] if ranks else []), *arguments, env=stand_in)
+    lines = [line for line in done.stdout.splitlines() if line]
+    assert lines == ["1|run|a config.yaml|rounds=3|name=two words"] * (ranks or 1), done.stderr
+    assert done.returncode == 0
+
+
+def test_threads_are_the_users_if_set(stand_in):
+    assert start("local.sh", "c.yaml", env=stand_in | {"OMP_NUM_THREADS": "4"}).stdout == "4|run|c.yaml\n"
+
+
+@pytest.mark.parametrize(
+    ("script", "args"), [("local.sh", []), ("mpirun.sh", ["c.yaml", "x=1"]), ("torchrun.sh", ["3"])]
+)
+def test_a_wrong_call_shows_the_usage(script, args, stand_in):
+    done = start(script, *args, env=stand_in)
+    assert done.returncode == 2
+    assert f"launch/{script}" in done.stderr
+    assert "CONFIG.yaml [key=value ...]" in done.stderr
+
+
+@pytest.mark.parametrize("script", SCRIPTS, ids=lambda script: script.name)
+def test_shellcheck(script):
+    if not shutil.which("shellcheck"):
+        pytest.skip("no shellcheck on PATH")
+    done = subprocess.run(["shellcheck", str(script)], capture_output=True, text=True)
+    assert done.returncode == 0, done.stdout

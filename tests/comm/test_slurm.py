@@ -1,0 +1,68 @@
+"""A real Slurm: ranks under srun, the sbatch files, the forgotten srun, a rank that fails."""
+
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+HERE = Path(__file__).parent
+ROOT = HERE.parents[1]
+pytestmark = pytest.mark.cluster
+
+
+@pytest.fixture
+def submit(slurm, tmp_path):
+    """Runs a batch file to its end in a folder where `fedmpi` is `body`; gives exit code and log."""
+
+    def run(body, file, *args, options=()):
+        (tmp_path / "fedmpi").write_text(f"#!/usr/bin/env bash\n{body}\n")
+        (tmp_path / "fedmpi").chmod(0o755)
+        (tmp_path / "launch").symlink_to(ROOT / "launch")
+        env = slurm | {"PATH": f"{tmp_path}:{Path(sys.executable).parent}:{slurm['PATH']}"}
+        command = ["sbatch", "--wait", "--output=log.txt", *options, str(file), *args]
+        done = subprocess.run(command, env=env, cwd=tmp_path, capture_output=True, text=True, timeout=120)
+        log = tmp_path / "log.txt"
+        return done.returncode, log.read_text() if log.exists() else done.stderr
+
+    return run
+
+
+def battery(ranks, backend="gloo"):
+    return f'{sys.executable} {HERE / "battery.py"} {ranks.folder} {backend} && echo "args $*"'
+
+
+@pytest.mark.parametrize(
+    ("file", "options", "backend"),
+    [
+        ("srun.sbatch", ["--ntasks=3"], "gloo"),
+        ("mpirun.sbatch", ["--ntasks=3"], "mpi"),
+        ("torchrun.sbatch", ["--cpus-per-task=3"], "gloo"),
+    ],
+)
+def test_sbatch_files(submit, ranks, file, options, backend):
+    if backend == "mpi":
+        pytest.importorskip("mpi4py")
+    code, log = submit(battery(ranks, backend), ROOT / "slurm" / file, "c.yaml", "name=two words", options=options)
+    outcome = ranks.outcome([code], log)
+    assert code == 0, log
+    assert sorted(outcome.reports) == [0, 1, 2]
+    assert not [report for reports in outcome.reports.values() for report in reports if report["error"]]
+    assert log.count("args run c.yaml name=two words") == 3
+
+
+def test_a_batch_script_without_srun_is_told_its_cure(submit, ranks, tmp_path):
+    (tmp_path / "mistake.sh").write_text("#!/bin/sh\nfedmpi run c.yaml\n")
+    code, log = submit(battery(ranks), tmp_path / "mistake.sh", options=["--ntasks=4"])
+    assert code == 1
+    assert "4 tasks allocated but world size 1: start it with `srun fedmpi run ...`" in log
+
+
+def test_a_rank_that_fails_brings_all_down(submit):
+    began = time.monotonic()
+    code, log = submit(
+        "[ $SLURM_PROCID = 1 ] && exit 3; sleep 100", ROOT / "slurm" / "srun.sbatch", "c.yaml", options=["-n3"]
+    )
+    assert code != 0, log
+    assert time.monotonic() - began < 60
