@@ -64,7 +64,7 @@ class Packing:
     def views(self, rows: Tensor) -> Views:
         """Views into a row (size,) or rows (m, size); each has the row's leading shape, then the slot's own."""
         lead = rows.shape[:-1]
-        return Views({n: rows[..., a:b].view(*lead, *self.shapes[n]) for n, (a, b) in self.spans.items()})
+        return Views({n: rows[..., a:b].view((*lead, *self.shapes[n])) for n, (a, b) in self.spans.items()})
 
     def write(self, row: Tensor, values: Mapping[str, Any]) -> None:
         """Write named values into a row, in place."""
