@@ -191,7 +191,9 @@ class Federation:
         if packing.size and self.root:
             for k, row in inbox.items():
                 packing.write(row, self.method.download(self.server, k))
-            self.comm.swap([(where[k], row) for k, row in inbox.items() if where[k] != 0], [])
+            # As with uploads: the root's own clients' rows pass the communicator onto themselves.
+            own = [(0, row) for k, row in inbox.items() if where[k] == 0]
+            self.comm.swap([(where[k], row) for k, row in inbox.items()], own)
         elif packing.size:
             self.comm.swap([], [(0, row) for row in inbox.values()])
         return inbox
