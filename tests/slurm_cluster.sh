@@ -16,6 +16,10 @@ alive() {  # does the process of this pid file run?
     [[ -s $dir/$1.pid ]] && kill -0 "$(<"$dir/$1.pid")" 2>/dev/null
 }
 
+gone() {  # has this process ended? In a container without an init it may stay as a zombie.
+    [[ ! -e /proc/$1/stat || $(</proc/"$1"/stat) == *") Z "* ]]
+}
+
 configure() {
     mkdir -p "$dir"/{state,spool}
     chmod 755 "$dir"
@@ -73,10 +77,15 @@ start() {
 }
 
 stop() {
-    if alive slurmctld; then timeout 5 scancel --full --user="$(id -un)" || true; fi
+    if alive slurmctld; then
+        timeout 5 scancel --full --user="$(id -un)" || true
+        for _ in {1..100}; do [[ -n $(timeout 5 squeue --noheader) ]] || break; sleep 0.1; done
+    fi
     for daemon in slurmd slurmctld munged; do
-        if alive "$daemon"; then kill "$(<"$dir/$daemon.pid")"; fi
-        for _ in {1..50}; do alive "$daemon" || break; sleep 0.1; done
+        alive "$daemon" || continue
+        pid=$(<"$dir/$daemon.pid")
+        kill "$pid"
+        for _ in {1..100}; do gone "$pid" && break; sleep 0.1; done
     done
     [[ ! -f $SLURM_CONF ]] || rm -rf "$dir"
 }

@@ -39,14 +39,21 @@ def connect(
     # gloo's time-out bounds the building of the group only, as each wait has its own. NCCL's is a watchdog that kills
     # the process: it must come after our own, which can name the rank.
     patience_s = round_timeout_s + 60 if chosen == "nccl" else start_timeout_s
-    dist.init_process_group(
-        chosen,
-        store=dist.PrefixStore("group", store),
-        rank=job.rank,
-        world_size=job.size,
-        timeout=timedelta(seconds=patience_s),
-        device_id=device if chosen == "nccl" else None,
-    )
+    try:
+        dist.init_process_group(
+            chosen,
+            store=dist.PrefixStore("group", store),
+            rank=job.rank,
+            world_size=job.size,
+            timeout=timedelta(seconds=patience_s),
+            device_id=torch.empty(0, device=device).device if chosen == "nccl" else None,  # "cuda" with its index
+        )
+    except RuntimeError as error:
+        raise Lost(
+            f"rank {job.rank} on {job.host}: all ranks came, but {chosen} does not connect them ({error}).\n"
+            f"A rank has died since, or the network interface is wrong: set GLOO_SOCKET_IFNAME (or NCCL_SOCKET_IFNAME) "
+            f"to one that leads to the other hosts."
+        ) from error
     return Nccl(job, device, meeting, round_timeout_s) if chosen == "nccl" else Gloo(job, meeting, round_timeout_s)
 
 

@@ -18,13 +18,13 @@ def batches(
     """One epoch of (x, y), `size` rows each; the last, partial batch is kept unless drop_last.
 
     size None: all rows at once. generator None (evaluation) and size None keep the order of the index and draw nothing.
-    A shard smaller than `size` gives its one batch even with drop_last: a client that takes no step has no update.
+    With drop_last a shard smaller than `size` gives no batch: its client makes no step and its update is zero.
     """
     n = len(shard)
     index = shard.index if size is None or generator is None else shard.index[torch.randperm(n, generator=generator)]
     index = index.to(shard.x.device)  # once an epoch, not once a batch
     step = size or max(n, 1)
-    stop = n - n % step if drop_last and n >= step else n
+    stop = n - n % step if drop_last else n
     for start in range(0, stop, step):
         rows = index[start : min(start + step, stop)]
         yield gather(shard.x, rows), shard.y.index_select(0, rows)

@@ -56,6 +56,6 @@ def client_tests(
 
 
 def _aligned(test_y: np.ndarray, row: np.ndarray, rng: np.random.Generator) -> Tensor:
-    quota = ALIGNED_SIZE * row // row.sum()  # whole-number arithmetic: floor(1000 * .29) is 289 in floating point
+    quota = ALIGNED_SIZE * row // row.sum()  # (classes,)
     rows = [rng.permutation(np.flatnonzero(test_y == c))[: quota[c]] for c in np.flatnonzero(quota)]
     return torch.from_numpy(np.sort(np.concatenate(rows)))

@@ -209,9 +209,10 @@ def write_heart(path, rows):
 
 
 def patients(n=20):
-    """age 40 + i; chol 0 for even i, else 200 + i; ca missing for all; thal 3; num i mod 2 * 2"""
+    """age 40 + i; chol 0 for even i, else 200 + i; slope 1.1, whose rounded mean over 14 is not 1.1;
+    ca missing for all; thal 3; num i mod 2 * 2"""
     return [
-        [40 + i, 1, i % 4, 120 + i, 0 if i % 2 == 0 else 200 + i, 0, 0, 100 + i, 0, 0.1 * i, 1, "?", 3, 2 * (i % 2)]
+        [40 + i, 1, i % 4, 120 + i, 0 if i % 2 == 0 else 200 + i, 0, 0, 100 + i, 0, 0.1 * i, 1.1, "?", 3, 2 * (i % 2)]
         for i in range(n)
     ]
 
@@ -230,7 +231,7 @@ def test_heart_disease_standardises_with_the_training_part(tmp_path):
     chol = data.train_x[:, 4]
     assert (chol[data.train_y == 0].abs() < 1e-6).all()  # 0 is missing, so the mean, which is 0
     assert chol[data.train_y == 1].std() > 0.1
-    for column in (1, 11, 12):  # constant, wholly missing, constant
+    for column in (1, 10, 11, 12):  # constant, constant, wholly missing, constant
         assert (data.train_x[:, column] == 0).all()
         assert (data.test_x[:, column] == 0).all()
 

@@ -23,7 +23,9 @@ def digits(root: Path, *, test_fraction: Annotated[float, Field(ge=0, lt=1)] = 0
     # scikit-learn's file is read without importing scikit-learn, which takes every rank a second.
     package = find_spec("sklearn")
     if package is None or not package.submodule_search_locations:
-        raise UserError("data.source: digits is a file of scikit-learn, which is not installed; pip install scikit-learn")
+        raise UserError(
+            "data.source: digits is a file of scikit-learn, which is not installed; pip install scikit-learn"
+        )
     table = np.loadtxt(Path(package.submodule_search_locations[0]) / "datasets/data/digits.csv.gz", delimiter=",")
     x = torch.from_numpy(table[:, :-1] / 16).float().view(-1, 1, 8, 8)  # (1797, 1, 8, 8)
     y = torch.from_numpy(table[:, -1].astype(np.int64))

@@ -1,0 +1,46 @@
+# `make help` lists the targets. All is installed into .venv, nothing outside of it.
+.DEFAULT_GOAL := help
+.PHONY: setup demo test test-slow check bench clean help
+
+PYTHON ?= python3
+# Ahead of the rest of PATH, so that an mpirun in .venv meets the MPI library in .venv.
+export PATH := $(CURDIR)/.venv/bin:$(PATH)
+# The ranks of one machine share its cores.
+export OMP_NUM_THREADS ?= 1
+
+setup: .venv/.installed  ## install fedmpi and all that it needs into .venv, once (PYTHON=python3.12 chooses the Python)
+
+.venv/.installed: pyproject.toml constraints.txt .ci/setup
+	@.ci/setup $(PYTHON)
+	@touch $@
+
+demo: setup  ## the main job: FedLD on handwritten digits, five ranks on this machine
+	@launch/mpirun.sh 5 configs/quickstart.yaml
+	@printf '%s\n' '' 'What to try next:' \
+	    '  source .venv/bin/activate' \
+	    '  launch/mpirun.sh 5 configs/quickstart.yaml method.name=fedavg name=fedavg    the same without FedLD' \
+	    '  fedmpi run configs/quickstart.yaml data.partition.alpha=0.1 name=skewed      labels more skewed; one process' \
+	    '  fedmpi list                                                                  what else a config may name'
+
+test: setup  ## the tests, in less than ten minutes on two cores
+	pytest
+
+test-slow: setup  ## the tests that take longer
+	pytest -m slow
+
+check: setup  ## lint, format, types, shell scripts, spelling
+	ruff check .
+	ruff format --check .
+	mypy
+	shellcheck launch/*.sh slurm/*.sbatch tests/*.sh .ci/*
+	codespell fedmpi tests benchmarks configs docs launch slurm Makefile .ci *.md
+
+bench: setup  ## speed next to the same work written by hand in PyTorch
+	@set -e; for script in benchmarks/*.py; do echo "== $$script"; python "$$script"; done
+
+clean:  ## remove .venv and caches; runs and data stay
+	rm -rf .venv build dist *.egg-info .pytest_cache .mypy_cache .ruff_cache
+	find . -name __pycache__ -type d -prune -exec rm -rf {} +
+
+help:
+	@sed -n 's/^\([a-z-]*\):.*  ## \(.*\)/\1|\2/p' Makefile | while IFS='|' read -r target what; do printf '%-10s %s\n' "$$target" "$$what"; done

@@ -1,0 +1,61 @@
+"""Every method on a tiny federation, in one job of any size. Started once per rank:  every_method.py FILE BACKEND
+
+Rank 0 writes {case: what must not depend on ranks} into FILE, and what each rank counted.
+"""
+
+import json
+import os
+import sys
+from pathlib import Path
+
+import torch
+from helpers import NETS, digest, prepare, record, settings
+
+from fedmpi.comm import connect, detect
+from fedmpi.methods import registry
+
+# Beside each method as it comes: options, rules and placements that take other ways through the engine.
+VARIANTS = {
+    "fedld, tensor by tensor": ("fedld", "norm", {"options": {"scope": "tensor"}}),
+    "fedsol, all layers": ("fedsol", "norm", {"options": {"layers": "all"}}),
+    "fedproto with weights": ("fedproto", "norm", {"options": {"share_weights": True}}),
+    "fedavg, adam": ("fedavg", "mlp", {"server": {"optim": "adam", "lr": 0.01}}),
+    "scaffold, pinned": ("scaffold", "mlp", {"cohort": {"placement": "pinned"}}),
+    "ditto, rank 0 trains": ("ditto", "norm", {"server": {"trains": True}}),
+    "fedpac, rank 0 trains": ("fedpac", "mlp", {"server": {"trains": True}, "train": {"batch_size": "full"}}),
+    "fedrep, evaluated at the end": ("fedrep", "mlp", {"evaluate": {"every": 3}}),
+}
+
+
+def cases():
+    plain = {f"{method}, {net}": (method, net, {}) for net in NETS for method in sorted(registry)}
+    return {name: settings(method, net, **changes) for name, (method, net, changes) in (plain | VARIANTS).items()}
+
+
+def main() -> None:
+    comm = connect(detect(os.environ), sys.argv[2], start_timeout_s=60, round_timeout_s=60)
+    found = {}
+    for name, config in cases().items():
+        counted = comm.sent_bytes, comm.received_bytes
+        it = prepare(config, comm=comm)
+        it.fed.run()
+        mine = {
+            "kept": {k: digest(row) for k, row in it.fed.clients.kept.items()},
+            "bytes": (comm.sent_bytes - counted[0], comm.received_bytes - counted[1]),
+        }
+        ranks = [json.loads(said) for said in comm.meet(json.dumps(mine).encode(), 60)]
+        wire = it.made.wire
+        found[name] = record(it) | {
+            "kept": {k: row for rank in ranks for k, row in rank["kept"].items()},
+            "bytes": [rank["bytes"] for rank in ranks],
+            "rounds": [(row["sent_bytes"], row["received_bytes"], len(row["cohort"])) for row in it.rows],
+            "sizes": [wire.download.size, wire.own_download.size, wire.upload.size],
+        }
+    if comm.rank == 0:
+        Path(sys.argv[1]).write_text(json.dumps(found))
+    comm.close()
+
+
+if __name__ == "__main__":
+    torch.set_num_threads(1)
+    main()

@@ -1,0 +1,173 @@
+"""What several tests start from: a tiny federation in which states migrate, one way to run it, and the launchers."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import shutil
+import subprocess
+import sys
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import nn
+
+from fedmpi import build
+from fedmpi.comm.solo import Solo
+from fedmpi.data.dataset import Dataset
+from fedmpi.data.federated import Federated, split
+from fedmpi.federation import Federation, Sink
+from fedmpi.method import PLAIN_SGD
+from fedmpi.methods import registry
+from fedmpi.plugins import load
+from fedmpi.settings import Settings
+
+ROOT = Path(__file__).parents[1]
+BIN = Path(sys.executable).parent  # where fedmpi, mpirun and torchrun of this environment are
+CPU = torch.device("cpu")
+NETS: dict[str, dict[str, Any]] = {
+    "mlp": {"name": "mlp", "hidden": [16]},
+    "norm": {"name": "helpers:norm_net"},  # batch statistics travel, and dropout draws
+    "cnn": {"name": "mcmahan_cnn"},  # convolution weights lie channels-last in the flat vector
+}
+# What a method needs beyond its registry line; everything else about it is read off its declarations.
+SPECIAL: dict[str, dict[str, Any]] = {
+    "fedrep": {"head_epochs": 2},  # ten, the paper's, only take longer
+    "ditto": {"lam": 0.3},
+}
+
+
+def norm_net(input_shape: tuple[int, ...], classes: int) -> nn.Module:
+    """(C, 8, 8) -> convolution, batch normalisation, pool, dropout -> linear `classes`."""
+    channels, height, width = input_shape
+    return nn.Sequential(
+        nn.Conv2d(channels, 6, 3, padding=1),
+        nn.BatchNorm2d(6),
+        nn.ReLU(),
+        nn.MaxPool2d(2),
+        nn.Flatten(),
+        nn.Dropout(0.2),
+        nn.Linear(6 * (height // 2) * (width // 2), classes),
+    )
+
+
+def images(n: int = 170, tests: int = 60, classes: int = 4, seed: int = 0) -> Dataset:
+    """Noisy pictures (1, 8, 8) of `classes` random patterns; learnable, but not in one round."""
+    g = torch.Generator().manual_seed(seed)
+    patterns = torch.randn(classes, 1, 8, 8, generator=g)
+    y = torch.randint(classes, (n + tests,), generator=g)
+    y[:classes] = y[n : n + classes] = torch.arange(classes)  # no class is missing
+    x = 0.6 * patterns[y] + torch.randn(n + tests, 1, 8, 8, generator=g)
+    return Dataset(x[:n], y[:n], x[n:], y[n:], classes)
+
+
+def federated(clients: int = 7, seed: int = 0, client_test: Any = "aligned") -> Federated:
+    """Seven clients with skewed labels and 10 to 50 samples each, so that batches differ in size, and the last of 10
+    is not full."""
+    return split(images(), "dirichlet", clients, seed, client_test, alpha=0.5, min_size=7)
+
+
+def settings(method: str = "fedavg", net: str = "mlp", **changes: Any) -> Settings:
+    """A tiny experiment; `changes` are sections to merge: train={"lr": 0.1}, rounds=2, method options as options={}."""
+    options = changes.pop("options", SPECIAL.get(method, {}))
+    needs = load(method, registry, "method").needs
+    tree: dict[str, Any] = {
+        "rounds": 3,
+        "data": {"source": "digits", "partition": {"scheme": "dirichlet", "clients": 7}},
+        "model": NETS[net],
+        "method": {"name": method, **options},
+        "train": {"batch_size": 10, "lr": 0.05, "momentum": 0.0 if PLAIN_SGD in needs else 0.9},
+        "cohort": {"fraction": 0.6},
+        "evaluate": {"protocol": ["global", "personal"]},
+    }
+    for key, value in changes.items():
+        tree[key] = {**tree.get(key, {}), **value} if isinstance(value, dict) else value
+    return Settings.model_validate(tree)
+
+
+@dataclass
+class Play:
+    """One experiment that was run: `rows` as in metrics.jsonl, `lines` as in clients.jsonl."""
+
+    fed: Federation
+    made: build.Experiment
+    rows: list[dict[str, Any]]
+    lines: list[dict[str, Any]]
+    reason: str
+
+    @property
+    def w(self) -> torch.Tensor:
+        return self.fed.w
+
+    @property
+    def hashes(self) -> list[str]:
+        return [row["sha256"] for row in self.rows]
+
+
+def prepare(config: Settings, data: Federated | None = None, comm: Any = None, stop: Any = lambda: False) -> Play:
+    """The experiment, ready to run."""
+    torch.set_num_threads(1)
+    made = build.experiment(config, data or federated(), CPU)
+    rows: list[dict[str, Any]] = []
+    lines: list[dict[str, Any]] = []
+    fed = build.federation(made, comm or Solo(CPU), stop, Sink(rows.append, lines.extend))
+    return Play(fed, made, rows, lines, "")
+
+
+def play(config: Settings, data: Federated | None = None, comm: Any = None) -> Play:
+    """The experiment, run."""
+    it = prepare(config, data, comm)
+    it.reason = it.fed.run()
+    return it
+
+
+def digest(x: torch.Tensor) -> str:
+    """Of the bits, so that -0 is not 0 and a nan equals itself."""
+    return hashlib.sha256(x.detach().contiguous().numpy().tobytes()).hexdigest()[:16]
+
+
+def record(it: Play) -> dict[str, Any]:
+    """All that must not depend on ranks: every round's bits and figures, and at the root the final state."""
+    times = ("wall_s", "train_s", "wait_s", "server_s", "evaluate_s", "sent_bytes", "received_bytes")
+    return {
+        "rows": [{name: value for name, value in row.items() if name not in times} for row in it.rows],
+        "lines": it.lines,
+        "w": digest(it.fed.w),
+        "b": digest(it.fed.b),
+        "server": digest(it.fed.server_row),
+    }
+
+
+# ---- processes ----
+def clean_env(**more: str) -> dict[str, str]:
+    """The caller's environment without launcher variables: the suite itself may run under srun or mpirun."""
+    launchers = ("SLURM_", "OMPI_", "PMI", "PRTE", "MPI_LOCAL", "TORCHELASTIC")
+    ranks = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
+    env = {k: v for k, v in os.environ.items() if not k.startswith(launchers) and k not in ranks}
+    return env | {"OMP_NUM_THREADS": "1", "PATH": f"{BIN}:{env['PATH']}"} | more
+
+
+def launcher(kind: str, size: int) -> list[str]:
+    """The words before `program arguments` that start `size` ranks; `alone` starts one."""
+    if kind == "alone":
+        return []
+    command = shutil.which(kind, path=clean_env()["PATH"])
+    if command is None:
+        import pytest
+
+        pytest.skip(f"no {kind} on PATH")
+    if kind == "torchrun":
+        return [command, "--standalone", "--max-restarts", "0", "--nproc-per-node", str(size), "--no-python"]
+    found = subprocess.run([command, "--version"], capture_output=True, text=True).stdout
+    options = ["--oversubscribe", "--bind-to", "none"] if "Open MPI" in found else []
+    options += ["--allow-run-as-root"] if options and os.geteuid() == 0 else []
+    return [command, *options, "-n", str(size)]
+
+
+def fedmpi(*arguments: object, kind: str = "alone", size: int = 1, limit_s: float = 120, **options: Any) -> Any:
+    """`fedmpi arguments` under a launcher, to its end."""
+    command = [*launcher(kind, size), str(BIN / "fedmpi"), *map(str, arguments)]
+    options = {"env": clean_env(), "cwd": ROOT, **options}
+    return subprocess.run(command, capture_output=True, text=True, timeout=limit_s, **options)
