@@ -138,6 +138,7 @@ def experiment(settings: Settings, data: Federated, device: torch.device) -> Exp
     task = task_class(data.classes, **given)
     module = make_module(settings, data.input_shape, data.classes).to(device)
     net = Net(module, data.input_shape)
+    task.names = tasks.metric_names(task, net.outputs, data.classes)
     model = FlatModel(module, net.head_names(), channels_last=settings.compute.channels_last)
     _check_needs(settings, method, task, net, module)
     wire = Wire(method, model, data.classes, net.feature_dim or 0, data.clients)

@@ -1,10 +1,11 @@
 """What is learned: the loss that clients descend and the figures by which a model is judged.
 
-A user's task derives from `Task`, or has its three names.
+A user's task derives from `Task`, or has a `loss` and `metrics` like it; `names` may be left out.
 """
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable
+from typing import Any
 
 import numpy as np
 import torch
@@ -84,6 +85,22 @@ class Regression(Task):
         total = (y - y.mean()).square().sum()
         r2 = 1 - left / total if total > 0 else torch.tensor(torch.nan)  # a constant target has nothing to explain
         return {"mse": (left / len(y)).item(), "r2": r2.item()}
+
+
+def metric_names(task: Any, outputs: int, classes: int) -> tuple[str, ...]:
+    """`task.names`, or where a user's task has none the keys of its metrics for two samples with zero outputs."""
+    if not getattr(task, "names", ()):
+        y = torch.arange(2.0) if classes == 1 else torch.arange(2)
+        try:
+            task.names = tuple(task.metrics(torch.zeros(2, outputs), y))
+        except Exception as error:
+            raise UserError(
+                f"task {type(task).__name__}: its metrics fail on two samples with zero outputs: {error}; mend them, or "
+                "say what they are called: names = ('accuracy',)"
+            ) from error
+        if not task.names:
+            raise UserError(f"task {type(task).__name__}: metrics gives no figure; at least one is needed")
+    return tuple(task.names)
 
 
 def _auroc(outputs: Tensor, y: Tensor) -> float:
