@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import fcntl
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -49,8 +52,21 @@ def partitioned(settings: Settings) -> Federated:
     source, given = open_source(settings)
     cut = settings.data.partition
     assert cut is not None
-    dataset = source(settings.data.root, **given)
+    with _one_at_a_time(settings.data.root if settings.data.download else None):
+        dataset = source(settings.data.root, **given)
     return split(dataset, cut.scheme, cut.clients, settings.seed, settings.data.client_test, **cut.options)
+
+
+@contextmanager
+def _one_at_a_time(root: Path | None) -> Iterator[None]:
+    """Of all ranks on one file system the first downloads; the others wait and find the files. None: no download."""
+    if root is None:
+        yield
+        return
+    root.mkdir(parents=True, exist_ok=True)
+    with (root / ".fedmpi-download.lock").open("w") as file:
+        fcntl.flock(file, fcntl.LOCK_EX)  # released with the file, so a killed rank blocks nobody
+        yield
 
 
 def siloed(settings: Settings, comm: Communicator) -> Federated:

@@ -17,7 +17,8 @@ class Console:
         names: the metrics to show, such as ("loss", "accuracy").
         log: takes each line, such as `RunDirectory.log`.
         first: rounds done before, by a run that this one continues.
-        stream: where to show; a terminal gets the live line.
+        stream: where to show; a terminal gets the live line, unless
+        live: is false, for a terminal that is none: mpirun gives its ranks one even if its own output goes to a file.
     """
 
     def __init__(
@@ -27,12 +28,13 @@ class Console:
         log: Callable[[str], None],
         first: int = 0,
         stream: TextIO | None = None,
+        live: bool = True,
     ) -> None:
         self.rounds, self.names, self.log = rounds, tuple(names), log
         self.stream = stream or sys.stdout
         self.wall_s: list[float] = []
         self.progress: Progress | None = None
-        if self.stream.isatty():
+        if live and self.stream.isatty():
             columns = (BarColumn(), TextColumn("{task.description}", markup=False))
             self.progress = Progress(*columns, console=Terminal(file=self.stream))
             self.task = self.progress.add_task("starting", total=max(rounds, 1), completed=first)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import os
-import platform
 import sys
 import time
 import traceback
@@ -12,13 +11,12 @@ from typing import Any
 
 import torch
 
-from fedmpi import build, digest, environment
+from fedmpi import build, digest, environment, narrate
 from fedmpi.comm import Communicator, Job, Lost, connect, detect
 from fedmpi.config import Settings
 from fedmpi.console import Console
 from fedmpi.errors import UserError
 from fedmpi.federation import Sink
-from fedmpi.memory import gib
 from fedmpi.record import RunDirectory
 from fedmpi.signals import StopRequest
 from fedmpi.summary import summary
@@ -103,7 +101,7 @@ def _connected(
     digest.agree(comm, {**same, "(layout)": digest.of(made.model.layout.describe())}, timeout_s)
     build.check_memory(made, job)
 
-    facts = {"host": job.host, "device": _device_name(device)}
+    facts = {"host": job.host, "device": narrate.device_name(device)}
     ranks = [json.loads(said) for said in comm.meet(json.dumps(facts).encode(), timeout_s)]
     if comm.rank:
         build.federation(made, comm, stop).run()
@@ -125,7 +123,7 @@ def _rank0(
     headline = made.task.names[0]
     prefix = "" if "global" in settings.evaluate.protocol else f"{settings.evaluate.protocol[0]}_"
     shown = [f"{prefix}{name}" for name in ("loss", *made.task.names)]
-    console = Console(settings.rounds, shown, directory.log)
+    console = Console(settings.rounds, shown, directory.log, live=job.launcher != "mpi")
     last_clients: list[dict[str, Any]] = []
 
     def on_round(row: dict[str, Any]) -> None:
@@ -137,7 +135,7 @@ def _rank0(
         for row in rows:
             directory.add_client(row)
 
-    for line in headlines(made, job, backend):
+    for line in narrate.headlines(made, job, backend):
         console.say(line)
     fed = build.federation(made, comm, stop, Sink(on_round, on_clients))
     reason = fed.run()
@@ -145,64 +143,11 @@ def _rank0(
     facts = {"input_shape": ",".join(map(str, data.input_shape)), "classes": str(data.classes)}
     directory.write_model(made.model.state_dict(fed.w, fed.b), facts)
     result = summary(
-        directory.metrics(), _summed(directory.metrics()), reason if not stop() else f"signal {stop.signal}"
+        directory.metrics(), narrate.figures_in(directory.metrics()), reason if not stop() else f"signal {stop.signal}"
     )
     directory.write_summary(result)
-    _farewell(console, directory, result, f"{prefix}{headline}", last_clients, made)
+    narrate.farewell(console, directory, result, f"{prefix}{headline}", last_clients, made)
     return {**result, "directory": str(directory.path)}, 128 + stop.signal if stop() else 0
-
-
-def headlines(made: build.Experiment, job: Job, backend: str) -> list[str]:
-    """What is about to run, in three lines."""
-    s, data, wire = made.settings, made.data, made.wire
-    upload, download = wire.upload.size * made.itemsize, (wire.download.size + wire.own_download.size) * made.itemsize
-    sizes = data.train_sizes
-    ranks = "one process" if job.size == 1 else f"{job.size} ranks ({job.launcher}, {backend})"
-    return [
-        f"{s.name}: {s.method.name} on {s.data.source}, {s.model.name} with {made.model.layout.size:,} parameters",
-        f"{data.clients} clients with {sizes.min()} to {sizes.max()} samples, {data.classes} classes; {ranks}, "
-        f"{_device_name(made.model.w.device)}, {s.compute.threads} thread(s) a rank",
-        f"a client sends {gib(upload)} and receives {gib(download)} a round",
-    ]
-
-
-def _device_name(device: torch.device) -> str:
-    return torch.cuda.get_device_name(device) if device.type == "cuda" else f"cpu ({platform.machine()})"
-
-
-def _summed(rows: list[dict[str, Any]]) -> list[str]:
-    """The metrics worth a summary: all numbers that are neither bookkeeping nor time."""
-    other = {"round", "cohort", "sent_bytes", "received_bytes", "wall_s", "train_s", "wait_s", "server_s", "evaluate_s"}
-    seen = dict.fromkeys(name for row in rows for name, value in row.items() if isinstance(value, (int, float)))
-    return [name for name in seen if name not in other]
-
-
-def _farewell(
-    console: Console,
-    directory: RunDirectory,
-    result: dict[str, Any],
-    headline: str,
-    clients: list[dict[str, Any]],
-    made: build.Experiment,
-) -> None:
-    if clients and len(clients) <= 20:
-        names = ("samples", "loss", *made.task.names)
-        console.say("  ".join(["client".ljust(14), "protocol".ljust(10), *(n.rjust(9) for n in names)]))
-        for row in clients:
-            who = str(row.get("site", row["client"])).ljust(14)
-            figures = (f"{row[n]:9.4g}" if row[n] == row[n] else "        -" for n in names)
-            console.say("  ".join([who, row["protocol"].ljust(10), *figures]))
-    if headline in result["last"]:
-        last = result["last"]
-        mean = result["mean_last_10"]
-        console.say(
-            f"{headline} {last[headline]:.2f} after the last round, {mean[headline]:.2f} on average over the last 10"
-        )
-    if result["exit_reason"] != "finished":
-        console.say(
-            f"stopped early ({result['exit_reason']}): {result['rounds']} of {made.settings.rounds} rounds are complete"
-        )
-    console.say(f"run directory: {directory.path}")
 
 
 def validate(settings: Settings) -> list[tuple[str, str]]:
@@ -216,27 +161,4 @@ def validate(settings: Settings) -> list[tuple[str, str]]:
     made = build.experiment(settings, data, torch.device("cpu"))
     needed = build.check_memory(made, job)
     fed = build.federation(made, comm, lambda: False)  # optimiser, rule and state are made too
-    sizes, tests = data.train_sizes, data.test_sizes
-    return [
-        *((line.partition(": ")[0], line.partition(": ")[2]) for line in headlines(made, job, "solo")[:1]),
-        (
-            "clients",
-            f"{data.clients}, {sizes.min()} to {sizes.max()} training samples (median {int(np_median(sizes))})",
-        ),
-        (
-            "test",
-            f"{len(data.global_test) if data.global_test else 0} samples, {tests.min()} to {tests.max()} a client",
-        ),
-        (
-            "message",
-            f"up {gib(made.wire.upload.size * made.itemsize)}, down {gib(made.wire.download.size * made.itemsize)}",
-        ),
-        ("client state", gib(made.wire.kept.size * made.itemsize)),
-        ("server state", gib(fed.server_row.numel() * made.itemsize)),
-        ("memory", f"about {gib(needed['rank 0'])} on rank 0 and {gib(needed['a training rank'])} on a training rank"),
-        ("result", "ok"),
-    ]
-
-
-def np_median(values: Any) -> float:
-    return float(sorted(values.tolist())[len(values) // 2])
+    return narrate.check_list(made, fed, needed)

@@ -37,19 +37,24 @@ def check(needed: dict[str, int], ranks_here: int, alone: bool) -> None:
     has = available_bytes()
     asked = needed["rank 0"] + needed["a training rank"] * (1 if alone else max(ranks_here - 1, 1))
     if has is not None and asked > has:
-        root, trainer = gib(needed["rank 0"]), gib(needed["a training rank"])
+        all_, root, trainer, state = (size_text(n) for n in (asked, *needed.values()))
         raise UserError(
-            f"memory: {ranks_here} rank(s) on this host need about {gib(asked)}, but {gib(has)} are free: rank 0 {root}, "
-            f"a training rank {trainer}, of which {gib(needed['of which client state'])} is the state of its clients. "
+            f"memory: {ranks_here} rank(s) on this host need about {all_}, but {size_text(has)} are free: "
+            f"rank 0 {root}, a training rank {trainer}, of which {state} is the state of its clients. "
             "Use fewer clients (data.partition.clients, cohort.fraction), more hosts, or a smaller model"
         )
 
 
-def gib(n: int) -> str:
-    """>>> gib(3 << 29)
-    '1.5 GiB'
+def size_text(count: float) -> str:
+    """Bytes for people.
+
+    >>> size_text(800), size_text(3 << 29)
+    ('800 B', '1.5 GiB')
     """
-    return f"{n / 2**30:.1f} GiB" if n >= 2**28 else f"{n / 2**20:.1f} MiB"
+    if count < 1024:
+        return f"{count:.0f} B"
+    power = 1 if count < 2**20 else 2 if count < 2**30 else 3
+    return f"{count / 1024**power:.1f} {'KMG'[power - 1]}iB"
 
 
 def _lines(path: str) -> list[str]:

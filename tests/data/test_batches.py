@@ -24,7 +24,7 @@ def generator(seed=0):
         (10, 4, True, [4, 4]),
         (8, 4, True, [4, 4]),
         (10, 50, False, [10]),
-        (10, 50, True, [10]),  # never an epoch without a step
+        (10, 50, True, []),  # a client smaller than a batch makes no step
         (10, None, False, [10]),
         (1, 4, False, [1]),
         (0, 4, False, []),
