@@ -4,7 +4,7 @@ from collections.abc import Collection, Mapping, Sequence
 from statistics import fmean
 from typing import Any
 
-LOWER_IS_BETTER = ("loss", "mse")
+LOWER_IS_BETTER = ("loss", "mse", "std")  # and names made with them: train_loss, personal_accuracy_std
 
 
 def summary(
@@ -36,7 +36,7 @@ def summary(
             continue
         facts["last"][name], facts["last_round"][name] = values[-1]
         facts["mean_last_10"][name] = fmean(value for value, _ in values[-10:])
-        sign = 1 if name in lower_is_better else -1
+        sign = 1 if set(name.split("_")) & set(lower_is_better) else -1
         facts["best"][name], facts["best_round"][name] = min(values, key=lambda pair: sign * pair[0])
     for name in ("wall_s", "sent_bytes", "received_bytes"):
         facts[name] = sum(row.get(name) or 0 for row in rows)

@@ -126,6 +126,12 @@ def test_summary():
     assert (facts["wall_s"], facts["sent_bytes"], facts["received_bytes"]) == (23.0, 9 + 24, 0)
 
 
+@pytest.mark.parametrize("name", ["loss", "train_loss", "personal_mse", "personal_loss_worst_decile", "accuracy_std"])
+def test_summary_knows_what_had_better_be_small(name):
+    rows = [{"round": 0, name: 3.0}, {"round": 1, name: 1.0}, {"round": 2, name: 2.0}]
+    assert summary(rows, (name,), "finished")["best_round"] == {name: 1}
+
+
 def test_summary_of_nothing_and_of_nan():
     assert summary([], ("loss",), "rounds: 0")["last"] == {}
     assert summary([{"round": 0, "loss": math.nan}], ("loss",), "finished")["best"] == {}
