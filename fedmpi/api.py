@@ -42,6 +42,7 @@ def load(run_dir: str | Path) -> nn.Module:
     with safe_open(weights, framework="pt") as file:
         facts = file.metadata()
     shape = tuple(int(size) for size in facts["input_shape"].split(",") if size)
-    module = build.make_module(config.load(run_dir / "config.yaml"), shape, int(facts["classes"]))
+    settings, classes = config.load(run_dir / "config.yaml"), int(facts["classes"])
+    module = build.make_method(settings).prepare(build.make_module(settings, shape, classes), classes)
     module.load_state_dict(load_file(weights))
     return module.eval()

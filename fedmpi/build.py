@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import fcntl
 import warnings
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, fields, is_dataclass
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -123,11 +123,23 @@ class Experiment:
 
 def make_method(settings: Settings) -> Method:
     """The method with its checked hyperparameters."""
-    found = plugins.load(settings.method.name, methods.registry, "method", settings.origin("method.name"))
+    origins = settings.origins("method")
+    return _method(settings.method.name, settings.method.options, "method", origins, settings.origin("method.name"))
+
+
+def _method(name: str, given: Mapping[str, Any], where: str, origins: Mapping[str, str], origin: str) -> Method:
+    """An option that is a method itself (what FedSOL perturbs along) is written like one: a name, or {name, ...options}."""
+    found = plugins.load(name, methods.registry, "method", origin)
     if not (isinstance(found, type) and issubclass(found, Method)):
-        raise UserError(f"method.name: {settings.method.name} is no subclass of fedmpi.Method")
-    given = options.check(found, settings.method.options, "method", origins=settings.origins("method"))
-    made: Method = found(**given)
+        raise UserError(f"{where}: {name} is no subclass of fedmpi.Method")
+    inner = {f.name for f in fields(found) if f.metadata.get("method")} if is_dataclass(found) else set()
+    checked = options.check(found, {k: v for k, v in given.items() if k not in inner}, where, origins=origins)
+    for key in inner & set(given):
+        said = given[key] if isinstance(given[key], dict) else {"name": given[key]}
+        rest = {k: v for k, v in said.items() if k != "name"}
+        if said.get("name") is not None:
+            checked[key] = _method(str(said["name"]), rest, f"{where}.{key}", {}, origins.get(key, ""))
+    made: Method = found(**checked)
     return made
 
 
@@ -152,7 +164,9 @@ def experiment(settings: Settings, data: Federated, device: torch.device) -> Exp
         task_class, settings.task.options, "task", supplied=("classes",), origins=settings.origins("task")
     )
     task = task_class(data.classes, **given)
-    module = make_module(settings, data.input_shape, data.classes).to(device)
+    module = make_module(settings, data.input_shape, data.classes)
+    with seeds.scoped(settings.seed, "prepare"):
+        module = method.prepare(module, data.classes).to(device)
     net = Net(module, data.input_shape)
     task.names = tasks.metric_names(task, net.outputs, data.classes)
     model = FlatModel(module, net.head_names(), channels_last=settings.compute.channels_last)
@@ -203,6 +217,7 @@ def make_trainer(made: Experiment, stop: Callable[[], bool]) -> Trainer:
         momentum=train.momentum,
         weight_decay=train.weight_decay,
         drop_last=train.drop_last,
+        margin=train.margin,
     )
     bf16 = compute.precision == "bf16"
     return Trainer(

@@ -5,13 +5,14 @@
     personal    what a client uses (the method's `weights`) on the client's own test split: mean, standard deviation
     and worst tenth
     personal_on_global   the same models on the global test set
+    ft(e)                the personal models after e epochs of plain fine-tuning, own test split; after the last round only
 Figures are functions of outputs gathered in a fixed order: neither the rank that computes them nor the number of
 ranks matters.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import nullcontext
 from typing import Any
 
@@ -28,10 +29,12 @@ from fedmpi.local import Trainer
 Figures = dict[str, float]
 
 
-def figures(trainer: Trainer, shard: Shard, batch_size: int) -> Figures:
-    """{loss, and the task's metrics} of the trainer's model over a shard, evaluation mode. Loss is the mean over
-    samples.
+def figures(
+    trainer: Trainer, shard: Shard, batch_size: int, predict: Callable[[Tensor], Tensor] | None = None
+) -> Figures:
+    """{loss, and the task's metrics} of the trainer's model over a shard, evaluation mode.
 
+    Loss is the mean over samples; predict (x -> outputs) stands in for the model's own forward pass where it is given;
     nan for every figure where the shard is empty.
     """
     task, module = trainer.task, trainer.model.module
@@ -41,7 +44,7 @@ def figures(trainer: Trainer, shard: Shard, batch_size: int) -> Figures:
     loss, outputs, targets = torch.zeros((), dtype=torch.float64), [], []
     with torch.inference_mode(), trainer.precision() if trainer.bf16 else nullcontext():
         for x, y in batches(shard, batch_size, None):
-            f = module(x).to(trainer.model.w.dtype)
+            f = (predict or module)(x).to(trainer.model.w.dtype)
             loss = loss + (task.loss(lambda _, f=f: f, x, y).double() * len(y)).cpu()
             outputs.append(f)
             targets.append(y)
@@ -91,14 +94,24 @@ class Evaluator:
         return self.silo or self.protocol != ("global",)
 
     def __call__(
-        self, t: int, lr: float, model: tuple[Tensor, Tensor] | None, inbox: Tensor, own: Mapping[int, Tensor]
+        self,
+        t: int,
+        lr: float,
+        model: tuple[Tensor, Tensor] | None,
+        inbox: Tensor,
+        own: Mapping[int, Tensor],
+        *,
+        last: bool,
     ) -> tuple[Figures, list[dict[str, Any]]]:
-        """Round t's figures and a line a client.   model: w, b of the global model (rank 0); inbox, own: what clients
-        received.
+        """Round t's figures and a line a client.
+
+        model: w, b of the global model (rank 0); inbox, own: what clients received; last: no round follows.
         """
         found: Figures = {}
         lines: list[dict[str, Any]] = []
         for protocol in self.protocol:
+            if protocol.startswith("ft(") and not last:
+                continue
             if protocol == "global" and not self.silo:
                 if model is not None:
                     self.trainer.model.load(*model)
@@ -125,9 +138,12 @@ class Evaluator:
                 client = self.clients.view(k, t, lr, inbox, own[k])
                 w = client.received if protocol == "global" else self.trainer.method.weights(client)
                 self.trainer.model.load(w, client.b0)
+                if protocol.startswith("ft("):
+                    client.fine_tune(int(protocol[3:-1]))
                 shard = self.data.global_test if protocol == "personal_on_global" else self.data.test[k]
                 assert shard is not None
-                row = figures(self.trainer, shard, self.batch_size)
+                predict = None if protocol == "global" else self.trainer.method.predict(client)
+                row = figures(self.trainer, shard, self.batch_size, predict)
                 rows[k] = torch.tensor([row[n] for n in self.names], dtype=torch.float64, device=comm.device)
             elif comm.rank == 0:
                 rows[k] = torch.empty(len(self.names), dtype=torch.float64, device=comm.device)

@@ -108,7 +108,7 @@ class Federation:
             word = self._announce(ABANDONED if self.root and t and line is None else word)
             announced = self._bytes(counted)
             if t and word != ABANDONED:
-                self._report(t - 1, line, due=word != GO or t % self.plan.every == 0)
+                self._report(t - 1, line, due=word != GO or t % self.plan.every == 0, last=word != GO)
             if word != GO:
                 return "finished" if word == DONE else "stopped"
             counted = self._bytes()
@@ -235,14 +235,14 @@ class Federation:
         )
 
     # ---- evaluation ----
-    def _report(self, t: int, line: dict[str, Any] | None, *, due: bool) -> None:
+    def _report(self, t: int, line: dict[str, Any] | None, *, due: bool, last: bool) -> None:
         """Evaluate round t and hand its line on. Every rank takes part where clients evaluate."""
         began = time.perf_counter()
         figures: dict[str, float] = {}
         if due and (self.root or self.evaluator.asks_clients):
             own = self._deliver(range(self.data.clients), self.clients.owner) if self.evaluator.asks_clients else {}
             model = (self.w, self.b) if self.root else None
-            figures, lines = self.evaluator(t, self.lr, model, self.inbox, own)
+            figures, lines = self.evaluator(t, self.lr, model, self.inbox, own, last=last)
             self.sink.clients(lines)
         if line is None:
             return

@@ -4,14 +4,15 @@
 Loading a client and sending an update are one operation each, and a server rule sees one matrix of rows. Convolution
 weights may lie in the vector as O,H,W,I blocks (channels-last kernels read them in place); the order inside a segment
 is the vector's own affair, `canonical` gives the outside world's (state_dict shapes, row-major).
-Float buffers (batch-norm statistics) are a second vector `b`; integer buffers stay where they are and do not travel.
+Float buffers (batch-norm statistics) are a second vector `b`; integer buffers (counters of batches) do not travel:
+they start every client's round as they started the experiment.
 """
 
 from __future__ import annotations
 
 import copy
 import hashlib
-from collections.abc import Collection, Iterable, Iterator
+from collections.abc import Collection, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 
@@ -19,6 +20,7 @@ import torch
 from torch import Tensor, nn
 
 HEAD, NORM, BODY = "head", "norm", "body"
+EVERYTHING = "*"  # all groups
 NORM_LAYERS = (nn.modules.batchnorm._BatchNorm, nn.LayerNorm, nn.GroupNorm, nn.modules.instancenorm._InstanceNorm)
 
 
@@ -137,6 +139,9 @@ class FlatModel:
         first = next(iter(named.values()))
         self.w = torch.empty(self.layout.size, dtype=first.dtype, device=first.device)
         self.b = torch.empty(self.buffer_layout.size, dtype=first.dtype, device=first.device)
+        states = module.state_dict()
+        self.counters = [b for n, b in module.named_buffers() if not b.is_floating_point() and n in states]
+        self._counters0 = [counter.clone() for counter in self.counters]
         self._g: Tensor | None = None
         self.parameters: list[nn.Parameter] = []
         with torch.no_grad():
@@ -171,17 +176,19 @@ class FlatModel:
         for p in self.parameters:
             p.grad = None
 
-    def load(self, w: Tensor, b: Tensor | None = None) -> None:
-        """Copy weights (and float buffers) in: one operation each."""
+    def load(self, w: Tensor, b: Tensor | None = None, counters: Sequence[Tensor] | None = None) -> None:
+        """Copy weights in, and with float buffers all buffers; the counters start anew where none are given."""
         with torch.no_grad():
             self.w.copy_(w)
             if b is not None:
                 self.b.copy_(b)
+                for counter, value in zip(self.counters, counters or self._counters0, strict=True):
+                    counter.copy_(value)
 
     @contextmanager
-    def only(self, groups: Collection[str] | None) -> Iterator[list[nn.Parameter]]:
-        """Train these groups alone (None: all); yields their parameters."""
-        chosen = [groups is None or s.group in groups for s in self.layout.segments]
+    def only(self, groups: Collection[str]) -> Iterator[list[nn.Parameter]]:
+        """Train these groups alone; yields their parameters."""
+        chosen = [EVERYTHING in groups or s.group in groups for s in self.layout.segments]
         before = [p.requires_grad for p in self.parameters]
         try:
             for p, on, was in zip(self.parameters, chosen, before, strict=True):

@@ -15,7 +15,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from fedmpi import seeds
+from fedmpi import rules, seeds
 from fedmpi.data.batches import batches
 from fedmpi.data.federated import Federated
 from fedmpi.layout import HEAD, FlatModel, Segment
@@ -27,6 +27,9 @@ from fedmpi.wire import Wire, group_part
 EVALUATION_BATCH = 100  # samples; small batches stay in the cache
 
 
+PLAIN = Method()  # FedAvg's client
+
+
 @dataclass(frozen=True)
 class LocalSGD:
     """How clients train."""
@@ -36,6 +39,7 @@ class LocalSGD:
     momentum: float = 0.0
     weight_decay: float = 0.0
     drop_last: bool = False
+    margin: float = 0.0  # weight of FedLD's margin term, for any method
 
 
 class Trainer:
@@ -60,18 +64,18 @@ class Trainer:
         self.model, self.net, self.task, self.method = model, net, task, method
         self.data, self.wire, self.sgd, self.seed = data, wire, sgd, seed
         self.bf16, self.stop = bf16, stop
-        self._twin: tuple[FlatModel, Net] | None = None
+        self._twins: list[tuple[FlatModel, Net]] = []
 
     def precision(self) -> AbstractContextManager[Any]:
         """bf16 autocast where asked for; weights, gradients and messages stay in the model's type."""
         return torch.autocast(self.model.w.device.type, torch.bfloat16, enabled=self.bf16)
 
-    def twin(self) -> tuple[FlatModel, Net]:
-        """A second, frozen model of the same layout; made on first use."""
-        if self._twin is None:
+    def twin(self, number: int) -> tuple[FlatModel, Net]:
+        """One of the frozen models of the same layout; made on first use."""
+        while len(self._twins) <= number:
             model = self.model.twin()
-            self._twin = model, Net(model.module, self.data.input_shape)
-        return self._twin
+            self._twins.append((model, Net(model.module, self.data.input_shape)))
+        return self._twins[number]
 
     def train(self, client: LocalClient, row: Tensor) -> None:
         """One client's round: load, train, write its upload into `row` and its new state into its kept row."""
@@ -125,7 +129,7 @@ class LocalClient(Client):
         self._loss_sum = torch.zeros((), dtype=torch.float64, device=kept.device)
         self._loss_steps = 0
         self._loss: Tensor | None = None  # of the step at hand
-        self._frozen: Net | None = None
+        self._frozen: dict[int | None, Net] = {}
 
     # ---- forward passes ----
     def logits(self, x: Tensor) -> Tensor:
@@ -139,17 +143,18 @@ class LocalClient(Client):
         assert z is not None  # methods that call this declare needs = {FEATURES}, checked at the start
         return z.to(self.w.dtype), f.to(self.w.dtype)
 
-    def frozen(self, x: Tensor) -> tuple[Tensor, Tensor]:
-        if self._frozen is None:
-            model, self._frozen = self._t.twin()
-            model.load(self.w0, self.b0)
+    def frozen(self, x: Tensor, at: Tensor | None = None) -> tuple[Tensor, Tensor]:
+        key = None if at is None else id(at)
+        if key not in self._frozen:
+            model, self._frozen[key] = self._t.twin(len(self._frozen))
+            model.load(self.w0 if at is None else at, self.b0)
         with torch.no_grad(), self._t.precision():
-            z, f = self._frozen.forward(x)
+            z, f = self._frozen[key].forward(x)
         return (f if z is None else z).to(self.w.dtype), f.to(self.w.dtype)
 
     def task_loss(self, f: Tensor, x: Tensor, y: Tensor) -> Tensor:
         loss: Tensor = self._t.task.loss(lambda _: f, x, y)
-        return loss
+        return loss + self._t.sgd.margin * rules.margin(f) if self._t.sgd.margin else loss
 
     # ---- gradient oracles ----
     def grad(self, x: Tensor, y: Tensor, *, at: Tensor | None = None, loss: Loss | None = None) -> Tensor:
@@ -161,6 +166,18 @@ class LocalClient(Client):
         if loss is None:
             self._note(value)
         return model.attach_gradient().clone()
+
+    def hessian_vector(self, x: Tensor, y: Tensor, v: Tensor) -> Tensor:
+        members = [(s, p) for s, p in self._t.model.members() if p.requires_grad]
+        parameters = [p for _, p in members]
+        loss = self._t.method.loss(self, x, y)
+        g = torch.autograd.grad(loss, parameters, create_graph=True)
+        along = torch.stack([(piece * s.view(v)).sum() for (s, _), piece in zip(members, g, strict=True)]).sum()
+        pieces = torch.autograd.grad(along, parameters, allow_unused=True, materialize_grads=True)
+        out = torch.zeros_like(self.w)
+        for (s, _), piece in zip(members, pieces, strict=True):
+            s.view(out).copy_(piece)
+        return out
 
     def head_grad(self, z: Tensor, loss: Callable[[Tensor], Tensor]) -> Tensor:
         g = torch.zeros_like(self.w)
@@ -217,13 +234,16 @@ class LocalClient(Client):
         lr: float | None = None,
         start: Tensor | None = None,
         gradient: Callable[[Client, Tensor], Tensor] | None = None,
+        method: Method | None = None,
     ) -> Tensor:
         t, sgd, model = self._t, self._t.sgd, self._t.model
+        method = method or t.method
         steps, a = self.steps, self.a
         generator = seeds.generator(t.seed, "batches", self.round, self.id, self._fits)
         self._fits += 1
-        hook = gradient or (t.method.gradient if overrides(t.method, "gradient") else None)
-        multipass = overrides(t.method, "step") and gradient is None
+        hook = gradient or (method.gradient if overrides(method, "gradient") else None)
+        multipass = overrides(method, "step") and gradient is None
+        groups = method.trains if groups is None else groups
         epochs = self.epochs if epochs is None else epochs
         with self._elsewhere(start), model.only(groups) as parameters:
             optimiser = torch.optim.SGD(
@@ -234,22 +254,22 @@ class LocalClient(Client):
             carry = 0.0
             for self.epoch in range(epochs):
                 self.last_epoch = self.epoch == epochs - 1
-                for x, y in batches(t.data.train[self.id], sgd.batch_size, generator, sgd.drop_last):
+                for x, y in self._steps(generator, method.batches_a_step):
                     if t.stop():
                         break
                     self._loss = None
                     if multipass:
-                        g = t.method.step(self, x, y)
+                        g = method.step(self, x, y)
                         model.attach_gradient().copy_(hook(self, g) if hook else g)
                     elif hook:
                         g = model.attach_gradient().zero_()
-                        self._descend(x, y)
+                        self._descend(method, x, y)
                         corrected = hook(self, g)
                         if corrected is not g:
                             g.copy_(corrected)
                     else:
                         optimiser.zero_grad()
-                        self._descend(x, y)
+                        self._descend(method, x, y)
                     optimiser.step()
                     carry = sgd.momentum * carry + 1
                     self.steps, self.a = self.steps + 1, self.a + carry
@@ -261,8 +281,25 @@ class LocalClient(Client):
             self.steps, self.a = steps, a
         return trained
 
-    def _descend(self, x: Tensor, y: Tensor) -> None:
-        loss = self._t.method.loss(self, x, y)
+    def _steps(self, generator: torch.Generator, many: int) -> Iterator[tuple[Tensor, Tensor]]:
+        """One epoch's batches, `many` at a time; an incomplete group is left out unless it is the only one."""
+        sgd = self._t.sgd
+        drawn = batches(self._t.data.train[self.id], sgd.batch_size, generator, sgd.drop_last)
+        if many == 1:
+            yield from drawn
+            return
+        held: list[tuple[Tensor, Tensor]] = []
+        groups = 0
+        for batch in drawn:
+            held.append(batch)
+            if len(held) == many:
+                yield torch.cat([x for x, _ in held]), torch.cat([y for _, y in held])
+                held, groups = [], groups + 1
+        if held and not groups:
+            yield torch.cat([x for x, _ in held]), torch.cat([y for _, y in held])
+
+    def _descend(self, method: Method, x: Tensor, y: Tensor) -> None:
+        loss = method.loss(self, x, y)
         loss.backward()
         self._note(loss)
 
@@ -270,18 +307,22 @@ class LocalClient(Client):
         if self._loss is None:  # the first loss of a step is the one at the live weights
             self._loss = loss.detach()
 
+    def fine_tune(self, epochs: int) -> None:
+        """Plain SGD on the task's loss from the weights at hand, all parameters; nothing of it is kept.   FT(e)"""
+        self.fit(epochs, method=PLAIN)
+
     def mean_loss(self) -> Tensor:
         """Mean over the steps made, (); 0 where none was."""
         return self._loss_sum / max(self._loss_steps, 1)
 
     @contextmanager
     def _elsewhere(self, w: Tensor | None) -> Iterator[None]:
-        """At other weights; afterwards weights and float buffers are again exactly what they were. None: stay."""
+        """At other weights; afterwards weights and buffers are again exactly what they were. None: stay."""
         if w is None:
             yield
             return
         model = self._t.model
-        before = model.w.clone(), model.b.clone()
+        before = model.w.clone(), model.b.clone(), [counter.clone() for counter in model.counters]
         model.load(w)
         try:
             yield

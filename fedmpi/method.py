@@ -13,18 +13,16 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, ClassVar, Protocol
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from fedmpi import rules
-from fedmpi.layout import Segment
+from fedmpi.layout import EVERYTHING, Segment
 from fedmpi.slots import SHARED, Slots, Views
 
 # What a method may need of the experiment; checked before anything runs.
 PLAIN_SGD = "plain SGD (train.momentum: 0)"
 FEATURES = "a model with features and a last linear layer"
 CLASSES = "a classification task"
-
-EVERYTHING = "*"  # `shared`: all groups of the layout travel
 
 
 class Row(dict[str, Tensor]):
@@ -66,8 +64,8 @@ class Client(Protocol):
     def forward(self, x: Tensor) -> tuple[Tensor, Tensor]:
         """z(x), f(x)  (B, z), (B, c) in one pass."""
 
-    def frozen(self, x: Tensor) -> tuple[Tensor, Tensor]:
-        """z(x), f(x) of the model received (weights w0), evaluation mode, no gradient."""
+    def frozen(self, x: Tensor, at: Tensor | None = None) -> tuple[Tensor, Tensor]:
+        """z(x), f(x) of the model received (w0), or of another one of this round: evaluation mode, no gradient."""
 
     def task_loss(self, f: Tensor, x: Tensor, y: Tensor) -> Tensor:
         """The task's loss of given outputs, ()."""
@@ -77,6 +75,9 @@ class Client(Protocol):
 
         A pass at other weights leaves batch-norm statistics alone.
         """
+
+    def hessian_vector(self, x: Tensor, y: Tensor, v: Tensor) -> Tensor:
+        """(d,) exact H v of the method's loss at the live weights, by differentiating twice."""
 
     def head_grad(self, z: Tensor, loss: Callable[[Tensor], Tensor]) -> Tensor:
         """(d,) gradient of loss(f), f = head(z), with respect to the head alone; zero elsewhere. The body is not
@@ -177,8 +178,14 @@ class Method:
     sends: ClassVar[Slots] = Slots(dw=SHARED)
     scratch: ClassVar[Slots] = Slots()
     shared: ClassVar[tuple[str, ...]] = (EVERYTHING,)  # layout groups that travel; the others are the client's own
+    trains: ClassVar[tuple[str, ...]] = (EVERYTHING,)  # layout groups that local training changes
+    batches_a_step: ClassVar[int] = 1  # batches that one step is given, as one x, y to cut up (x.chunk)
     needs: ClassVar[frozenset[str]] = frozenset()
     neutral: ClassVar[Mapping[str, Any] | None] = None  # hyperparameters at which it is FedAvg, bit for bit
+
+    def prepare(self, module: nn.Module, classes: int) -> nn.Module:
+        """The architecture that the method needs, made of the configured one before anything is laid out."""
+        return module
 
     # ---- client ----
     def loss(self, k: Client, x: Tensor, y: Tensor) -> Tensor:
@@ -188,6 +195,13 @@ class Method:
     def gradient(self, k: Client, g: Tensor) -> Tensor:
         """Correction of a batch's flat gradient.   (d,) -> (d,)"""
         return g
+
+    def proximal(self, k: Client, x: Tensor, y: Tensor) -> Tensor | None:
+        """Gradient of the term that holds w near the global model, at the live weights; None: there is none.   -> (d,)
+
+        What FedSOL perturbs along. It is already part of `loss` or `gradient`; the engine does not add it.
+        """
+        return None
 
     def step(self, k: Client, x: Tensor, y: Tensor) -> Tensor:
         """The direction that the optimiser descends along, for rules that need more than one gradient.   -> (d,)"""
@@ -211,6 +225,10 @@ class Method:
     def weights(self, k: Client) -> Tensor:
         """What is evaluated as this client's model.   -> (d,)"""
         return k.w0
+
+    def predict(self, k: Client) -> Callable[[Tensor], Tensor] | None:
+        """x -> outputs of this client where that is more than its model's own; called at the weights evaluated."""
+        return None
 
     # ---- server ----
     def download(self, s: Server, client: int) -> Row:

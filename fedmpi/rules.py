@@ -111,6 +111,13 @@ def principal_mean(G: Tensor, p: Tensor, keep: float = 0.8, share: str = "sum") 
     return combine(G, principal_coefficients(gram(G), p, keep, share))
 
 
+def margin(f: Tensor, norm: str = "sample") -> Tensor:
+    """mean_b log(1 + ||f_b||^2), what FedLD holds logits down with.   (B, c) -> ();  norm="batch": one log over the batch."""
+    if norm == "batch":
+        return f.square().sum().log1p()
+    return f.square().sum(1).log1p().mean()
+
+
 def class_means(sums: Tensor, counts: Tensor) -> tuple[Tensor, Tensor]:
     """Means of classes that occur, zeros for the others; and which occur.   (c, z), (c,) -> (c, z), (c,) of 0 or 1."""
     held = (counts > 0).to(sums.dtype)

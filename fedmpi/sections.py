@@ -15,7 +15,7 @@ Positive = Annotated[float, Field(gt=0)]
 NonNegative = Annotated[float, Field(ge=0)]
 Fading = Annotated[float, Field(ge=0, lt=1)]  # a coefficient of the past in a running mean
 Name = Annotated[str, Field(min_length=1)]
-Protocol = Literal["global", "personal", "personal_on_global"]
+Protocol = Annotated[str, Field(pattern=r"^(global|personal|personal_on_global|ft\([1-9][0-9]*\))$")]
 Place = Annotated[Path, AfterValidator(Path.expanduser)]
 
 
@@ -85,6 +85,7 @@ class Train(Section):
     schedule: Literal["constant", "exponential", "cosine", "step"] = "constant"  # of lr, over rounds
     decay: Positive | None = None  # factor of exponential (per round) and step (at 1/2 and 3/4); null: 0.99 and 0.1
     warmup_rounds: Annotated[int, Field(ge=0)] = 0  # lr rises linearly from 0 over so many rounds
+    margin: NonNegative = 0.0  # weight of FedLD's margin term on logits, for any method (FedLD has its own)
     drop_last: bool = False  # leave out the last batch of an epoch if it is smaller
 
 
@@ -117,9 +118,7 @@ class Server(Section):
 
 class Evaluate(Section):
     every: Count = 1  # rounds; the last round is always evaluated
-    protocol: Annotated[tuple[Literal["global", "personal", "personal_on_global"], ...], Field(min_length=1)] = (
-        "global",
-    )
+    protocol: Annotated[tuple[Protocol, ...], Field(min_length=1)] = ("global",)
     batch_size: Count = 100  # samples
 
 

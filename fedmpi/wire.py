@@ -14,8 +14,8 @@ from collections.abc import Collection
 import torch
 from torch import Tensor
 
-from fedmpi.layout import HEAD, FlatModel, Part
-from fedmpi.method import EVERYTHING, Method
+from fedmpi.layout import EVERYTHING, HEAD, FlatModel, Part
+from fedmpi.method import Method
 from fedmpi.slots import Packing, Slots
 
 

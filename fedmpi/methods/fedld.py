@@ -16,16 +16,9 @@ from typing import final
 
 from torch import Tensor
 
-from fedmpi import server_rules
+from fedmpi import rules, server_rules
 from fedmpi.method import CLASSES, Client, Method, Server, Uploads
 from fedmpi.options import option
-
-
-def margin(f: Tensor, norm: str = "sample") -> Tensor:
-    """Second term of (3) without lambda.   (B, c) -> ();  norm="batch": one log over the whole batch's squared norm."""
-    if norm == "batch":
-        return f.square().sum().log1p()
-    return f.square().sum(1).log1p().mean()
 
 
 @final
@@ -51,7 +44,7 @@ class FedLD(Method):
         if not self.margin:
             return k.task_loss(f, x, y)
         held = f.softmax(1) if self.margin_on == "probs" else f
-        return k.task_loss(f, x, y) + self.margin * margin(held, self.margin_norm)  # (3)
+        return k.task_loss(f, x, y) + self.margin * rules.margin(held, self.margin_norm)  # (3)
 
     def direction(self, s: Server, up: Uploads) -> Tensor:
         if not self.principal or (self.plain_first_round and s.round == 0):

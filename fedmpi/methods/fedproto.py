@@ -12,7 +12,8 @@ from typing import final
 
 from torch import Tensor
 
-from fedmpi.method import CLASSES, EVERYTHING, FEATURES, Client, Method, Row, Server, State, Uploads
+from fedmpi.layout import EVERYTHING
+from fedmpi.method import CLASSES, FEATURES, Client, Method, Row, Server, State, Uploads
 from fedmpi.options import option
 from fedmpi.rules import class_means, prototype_loss
 from fedmpi.slots import PER_CLASS, PROTOTYPES, SHARED, Slots
