@@ -128,11 +128,11 @@ def make_method(settings: Settings) -> Method:
 
 
 def _method(name: str, given: Mapping[str, Any], where: str, origins: Mapping[str, str], origin: str) -> Method:
-    """An option that is a method itself (what FedSOL perturbs along) is written like one: a name, or {name, ...options}."""
+    """A method by name. An option that is itself a method is written like one: a name, or {name, ...options}."""
     found = plugins.load(name, methods.registry, "method", origin)
     if not (isinstance(found, type) and issubclass(found, Method)):
         raise UserError(f"{where}: {name} is no subclass of fedmpi.Method")
-    inner = {f.name for f in fields(found) if f.metadata.get("method")} if is_dataclass(found) else set()
+    inner: set[str] = {f.name for f in fields(found) if f.metadata.get("method")} if is_dataclass(found) else set()
     checked = options.check(found, {k: v for k, v in given.items() if k not in inner}, where, origins=origins)
     for key in inner & set(given):
         said = given[key] if isinstance(given[key], dict) else {"name": given[key]}
