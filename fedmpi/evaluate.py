@@ -1,11 +1,11 @@
 """How good a model is: on the global test set, on each client's own, and how evenly.
 
-    global            the global model on the global test set; in silo mode, where no rank sees one, on every client's
-                         own and pooled by samples
-    personal    what a client uses (the method's `weights`) on the client's own test split: mean, standard deviation
-    and worst tenth
+    global               the global model on the global test set; in silo mode, where no rank sees one, on every
+                         client's own and pooled by samples
+    personal             what a client uses (the method's `weights`) on the client's own test split: mean, standard
+                         deviation and worst tenth over all clients
     personal_on_global   the same models on the global test set
-    ft(e)                the personal models after e epochs of plain fine-tuning, own test split; after the last round only
+    ft(e)                the same models after e epochs of plain fine-tuning, own test split; after the last round only
 Figures are functions of outputs gathered in a fixed order: neither the rank that computes them nor the number of
 ranks matters.
 """

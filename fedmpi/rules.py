@@ -112,7 +112,7 @@ def principal_mean(G: Tensor, p: Tensor, keep: float = 0.8, share: str = "sum") 
 
 
 def margin(f: Tensor, norm: str = "sample") -> Tensor:
-    """mean_b log(1 + ||f_b||^2), what FedLD holds logits down with.   (B, c) -> ();  norm="batch": one log over the batch."""
+    """mean_b log(1 + ||f_b||^2), by which FedLD holds logits down.   (B, c) -> ();  norm="batch": one log for all."""
     if norm == "batch":
         return f.square().sum().log1p()
     return f.square().sum(1).log1p().mean()
