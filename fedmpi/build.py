@@ -115,6 +115,7 @@ class Experiment:
     net: Net
     model: FlatModel
     wire: Wire
+    direction: Direction  # the server's rule
 
     @property
     def itemsize(self) -> int:
@@ -175,7 +176,7 @@ def experiment(settings: Settings, data: Federated, device: torch.device) -> Exp
     moved = data.to(device, channels_last=settings.compute.channels_last)
     if settings.compute.compile:
         module.compile()
-    return Experiment(settings, moved, method, task, net, model, wire)
+    return Experiment(settings, moved, method, task, net, model, wire, make_direction(settings, method))
 
 
 def _check_needs(settings: Settings, method: Method, task: Any, net: Net, module: nn.Module) -> None:
@@ -254,7 +255,7 @@ def federation(made: Experiment, comm: Communicator, stop: Callable[[], bool], s
     shared = torch.empty(made.wire.shared.size, dtype=made.model.w.dtype, device=comm.device)
     beta1 = s.server.momentum if s.server.optim == "momentum" else s.server.beta1
     optim = ServerOptim(s.server.optim, shared, s.server.lr, beta1, s.server.beta2, s.server.eps)
-    return Federation(plan, comm, make_trainer(made, stop), optim, make_direction(s, made.method), sink)
+    return Federation(plan, comm, make_trainer(made, stop), optim, made.direction, sink)
 
 
 def check_memory(made: Experiment, job: Job) -> dict[str, int]:

@@ -15,6 +15,7 @@ from fedmpi import build, digest, environment, narrate
 from fedmpi.comm import Communicator, Job, Lost, connect, detect
 from fedmpi.config import Settings
 from fedmpi.console import Console
+from fedmpi.data.federated import Federated
 from fedmpi.errors import UserError
 from fedmpi.federation import Sink
 from fedmpi.record import RunDirectory
@@ -57,14 +58,13 @@ def execute(settings: Settings) -> tuple[dict[str, Any], int]:
     job = detect(os.environ)
     set_numerics(settings)
     device = pick_device(settings, job)
-    data = (
-        None if settings.data.silos else build.partitioned(settings)
-    )  # mistakes show before anybody waits for anybody
+    # Mistakes show before anybody waits for anybody; silos are opened later, when it is known which are this rank's.
+    made = None if settings.data.silos else _made(settings, job, build.partitioned(settings), device)
     build.make_method(settings)
     comm = connect(job, settings.comm.backend, device, settings.comm.start_timeout_s, settings.comm.round_timeout_s)
     stop = StopRequest().listen()
     try:
-        result = _connected(settings, job, comm, device, data, stop)
+        result = _connected(settings, job, comm, device, made, stop)
     except Exception as error:
         if job.size == 1:
             raise
@@ -80,26 +80,33 @@ def execute(settings: Settings) -> tuple[dict[str, Any], int]:
 
 
 def _complain(job: Job, text: str) -> None:
-    """Rank 0 at once; another rank with its name, and after a moment in which the launcher may have ended it (then
-    rank 0 spoke).
-    """
+    """Rank 0 speaks at once; another rank says who it is, after a moment in which the launcher may have ended it."""
     if job.rank:
         time.sleep(1.0)
     where = f"fedmpi [rank {job.rank} on {job.host}]" if job.rank else "fedmpi"
     print(f"{where}: {text}", file=sys.stderr, flush=True)
 
 
+def _made(settings: Settings, job: Job, data: Federated, device: torch.device) -> build.Experiment:
+    made = build.experiment(settings, data, device)
+    build.check_memory(made, job)
+    return made
+
+
 def _connected(
-    settings: Settings, job: Job, comm: Communicator, device: torch.device, data: Any, stop: StopRequest
+    settings: Settings,
+    job: Job,
+    comm: Communicator,
+    device: torch.device,
+    made: build.Experiment | None,
+    stop: StopRequest,
 ) -> tuple[dict[str, Any], int]:
     timeout_s = settings.comm.start_timeout_s
-    items = {key: digest.of(text) for key, text in settings.digest_items().items()}
-    digest.agree(comm, {**items, **(digest.data(data) if data else {})}, timeout_s)
-    data = data or build.siloed(settings, comm)
-    made = build.experiment(settings, data, device)
-    same = digest.code(type(made.method), type(made.task), type(made.net.module))
-    digest.agree(comm, {**same, "(layout)": digest.of(made.model.layout.describe())}, timeout_s)
-    build.check_memory(made, job)
+    digest.agree(comm, {key: digest.of(text) for key, text in settings.digest_items().items()}, timeout_s)
+    made = made or _made(settings, job, build.siloed(settings, comm), device)
+    code = digest.code(type(made.method), type(made.task), type(made.net.module))
+    layout = {"(layout)": digest.of(made.model.layout.describe())}
+    digest.agree(comm, {**code, **digest.data(made.data), **layout}, timeout_s)
 
     facts = {"host": job.host, "device": narrate.device_name(device)}
     ranks = [json.loads(said) for said in comm.meet(json.dumps(facts).encode(), timeout_s)]
@@ -155,10 +162,7 @@ def validate(settings: Settings) -> list[tuple[str, str]]:
     from fedmpi.comm.solo import Solo
 
     set_numerics(settings)
-    job = detect({})
-    comm = Solo(torch.device("cpu"))
+    comm, cpu = Solo(torch.device("cpu")), torch.device("cpu")
     data = build.siloed(settings, comm) if settings.data.silos else build.partitioned(settings)
-    made = build.experiment(settings, data, torch.device("cpu"))
-    needed = build.check_memory(made, job)
-    fed = build.federation(made, comm, lambda: False)  # optimiser, rule and state are made too
-    return narrate.check_list(made, fed, needed)
+    made = build.experiment(settings, data, cpu)
+    return narrate.check_list(made, build.federation(made, comm, lambda: False), build.check_memory(made, detect({})))

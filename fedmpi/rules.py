@@ -78,17 +78,17 @@ def principal_coefficients(K: Tensor, p: Tensor, keep: float = 0.8, share: str =
     """Coefficients of the clients' updates in FedLD's aggregate.   (m, m), (m,) -> (m,) float64.
 
     K / m = E diag(lam) E' (largest first); v_l = G e_l / sqrt(m lam_l) is the l-th principal direction. Client i
-    keeps of
-    its projection on v_l the sign, and lends it its own length:
+    keeps of its projection on v_l the sign, and lends it its own length:
         g_i' = ||g_i|| sum_{l <= L} omega_l sgn(e_l[i]) v_l          omega_l = lam_l / sum_z lam_z       (share="sum")
         sum_i p_i g_i' = G c                                         omega_l = lam_l / ||lam_1..L||_2    (share="l2")
     Nothing of size d is formed here. Turning e_l around changes nothing: its sign enters twice. L = max(1,
-    floor(keep m)),
-    at most the numerical rank; a projection that is zero up to rounding (cosine <= 1e-9) adds nothing; all-zero
-    updates give zeros.
+    floor(keep m)), at most the numerical rank; a projection that is zero up to rounding (cosine <= 1e-9) adds nothing;
+    all-zero updates give zeros. Equal eigenvalues leave the directions, and so the result, to chance. nan gives nan.
     Zeng et al., FedLD, MICCAI 2024, Eq. 4-5.
     """
     m = len(K)
+    if not K.isfinite().all():
+        return K.new_full((m,), torch.nan)  # a client diverged; the engine names it
     lam, E = torch.linalg.eigh(K / m)
     lam, E = lam.flip(0).clamp(min=0), E.flip(1)
     if lam[0] == 0:
@@ -151,6 +151,8 @@ def simplex_minimum(P: Tensor) -> Tensor:
     from scipy.optimize import nnls  # a quarter of a second to import, for the one method that mixes heads
 
     m = len(P)
+    if not P.isfinite().all():
+        return torch.full((m,), torch.nan, dtype=torch.float64)  # a client diverged; the engine names it
     ridge = 1e-12 * P.diagonal().sum().clamp(min=1e-30) * torch.eye(m, dtype=torch.float64)
     R = torch.linalg.cholesky(P.double() + ridge, upper=True)
     b = torch.linalg.solve_triangular(R.T, torch.ones(m, 1, dtype=torch.float64), upper=False)[:, 0]
