@@ -43,10 +43,10 @@ def data(federated: Federated) -> dict[str, str]:
     if federated.parts is None or federated.global_test is None:
         return {}
     shard = next(iter(federated.train.values()))
-    some = shard.x[:: max(1, len(shard.x) // 64)].contiguous()
+    some = shard.x[:: max(1, len(shard.x) // 64)].cpu().contiguous()
     return {
         "(partition)": of(*(part.tobytes() for part in federated.parts)),
-        "(data)": of(shard.y.numpy().tobytes(), some.numpy().tobytes(), str(tuple(shard.x.shape))),
+        "(data)": of(shard.y.cpu().numpy().tobytes(), some.numpy().tobytes(), str(tuple(shard.x.shape))),
     }
 
 

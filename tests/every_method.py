@@ -40,13 +40,13 @@ def main() -> None:
         it = prepare(config, comm=comm)
         it.fed.run()
         mine = {
-            "kept": {k: digest(row) for k, row in it.fed.clients.kept.items()},
+            "kept": {k: digest(row) for k, row in it.fed.clients.kept.items() if len(row)},
             "bytes": (comm.sent_bytes - counted[0], comm.received_bytes - counted[1]),
         }
         ranks = [json.loads(said) for said in comm.meet(json.dumps(mine).encode(), 60)]
         wire = it.made.wire
         found[name] = record(it) | {
-            "kept": {k: row for rank in ranks for k, row in rank["kept"].items()},
+            "kept": sorted(pair for rank in ranks for pair in rank["kept"].items()),  # a client held twice would show
             "bytes": [rank["bytes"] for rank in ranks],
             "rounds": [(row["sent_bytes"], row["received_bytes"], len(row["cohort"])) for row in it.rows],
             "sizes": [wire.download.size, wire.own_download.size, wire.upload.size],

@@ -11,6 +11,9 @@ from torch import nn
 
 from fedmpi.data.dataset import Dataset
 
+# algorithms.md 3.1: a = (1, 3), b = (0, 4), so the optimum of the sum is 12 / 4 = 3; eta = .05, K = 10, start x = 1.
+TWO = {"a": [[1.0], [3.0]], "b": [[0.0], [4.0]], "copies": [1, 1]}
+
 
 class Point(nn.Module):
     """x (n,), the same answer to every sample."""

@@ -243,10 +243,7 @@ def test_no_nan(method, edge, net):
 @every_method
 def test_identical_clients_make_their_common_step(method):
     """Any sensible server rule gives back the update on which all agree: three identical clients are as good as one."""
-    three = play(settings(method, cohort={"fraction": 1.0}, train={"batch_size": "full"}), EDGES["identical clients"][0]())
-    data = twins()
-    one = play(
-        settings(method, cohort={"fraction": 1.0}, train={"batch_size": "full"}), clients_of(range(10), data=data)
-    )
+    config = settings(method, cohort={"fraction": 1.0}, train={"batch_size": "full"})
+    three, one = play(config, EDGES["identical clients"][0]()), play(config, clients_of(range(10), data=twins()))
     moved = float((one.w - one.fed.clients.w0).abs().max())
     torch.testing.assert_close(three.w, one.w, rtol=0, atol=1e-4 * moved + 1e-12)
