@@ -1,0 +1,29 @@
+"""What several files share: a Slurm to run in."""
+
+import os
+import shutil
+import subprocess
+
+import pytest
+from helpers import ROOT, clean_env
+
+
+@pytest.fixture(scope="session")
+def slurm_env():
+    """The environment of a running Slurm: the caller's, or one of our own for as long as the tests run."""
+    if not shutil.which("sbatch"):
+        pytest.skip("no sbatch on PATH")
+    env = clean_env()
+    running = subprocess.run(["sinfo"], env=env, capture_output=True).returncode == 0
+    if running:
+        yield env
+        return
+    script = str(ROOT / "tests" / "slurm_cluster.sh")
+    if os.geteuid() != 0 or not shutil.which("slurmctld", path="/usr/sbin:/usr/bin"):
+        pytest.skip("no Slurm is running, and starting one needs root, slurm-wlm and munge")
+    # The daemons keep the script's stderr: captured, it would never end.
+    started = subprocess.run([script, "start"], env=env, stdout=subprocess.PIPE, text=True)
+    if started.returncode:
+        pytest.skip("the Slurm of the tests does not start here; its log stands above")
+    yield env | {"SLURM_CONF": started.stdout.strip()}
+    subprocess.run([script, "stop"], env=env, check=True)

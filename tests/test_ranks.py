@@ -1,0 +1,90 @@
+"""One experiment, the same bits: alone, under mpirun and torchrun, over gloo and MPI, whoever trains whom."""
+
+import json
+import subprocess
+import sys
+
+import pytest
+from helpers import ROOT, clean_env, digest, fedmpi, launcher
+from safetensors.torch import load_file
+
+TIMES = ("wall_s", "train_s", "wait_s", "server_s", "evaluate_s")
+BYTES = ("sent_bytes", "received_bytes")  # rank 0's: they depend on how many ranks there are
+
+
+# ---- every method, in one job per way to start ----
+@pytest.fixture(scope="module")
+def every_method(tmp_path_factory):
+    """{case: results} of a job of `size` ranks."""
+
+    def start(kind, size, backend):
+        file = tmp_path_factory.mktemp("ranks") / "found.json"
+        program = [sys.executable, str(ROOT / "tests" / "every_method.py"), str(file), backend]
+        command = [*launcher(kind, size), *program]
+        done = subprocess.run(command, env=clean_env(), capture_output=True, text=True, timeout=180)
+        assert done.returncode == 0, done.stderr[-3000:]
+        return json.loads(file.read_text())
+
+    return start
+
+
+@pytest.fixture(scope="module")
+def one_process(every_method):
+    return every_method("alone", 1, "auto")
+
+
+@pytest.mark.parametrize(
+    ("kind", "size", "backend"),
+    [("torchrun", 2, "gloo"), ("mpirun", 4, "gloo"), ("mpirun", 3, "mpi")],
+    ids=lambda value: str(value),
+)
+def test_every_method_gives_the_bits_of_one_process(every_method, one_process, kind, size, backend):
+    found = every_method(kind, size, backend)
+    assert found.keys() == one_process.keys()
+    for case, mine in found.items():
+        for part in ("rows", "lines", "w", "b", "server", "kept"):
+            assert mine[part] == one_process[case][part], f"{case}: {part}"
+        assert sum(sent for sent, _ in mine["bytes"]) == sum(received for _, received in mine["bytes"]), case
+        download, own, upload = mine["sizes"]
+        for sent, received, m in mine["rounds"] if "rank 0 trains" not in case else ():
+            assert sent == 4 * (download * (size - 1) + own * m), case  # bytes: float32
+            assert received == 4 * upload * m, case
+
+
+# ---- the main job, as users start it ----
+def main_job(folder, *overrides, **start):
+    done = fedmpi("run", "configs/quickstart.yaml", "rounds=3", f"output={folder}", *overrides, **start)
+    assert done.returncode == 0, done.stderr[-3000:]
+    run = folder / "quickstart"
+    rows = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
+    facts = [{name: value for name, value in row.items() if name not in (*TIMES, *BYTES)} for row in rows]
+    model = {name: digest(x) for name, x in load_file(run / "model.safetensors").items()}
+    return facts, (run / "clients.jsonl").read_text(), model
+
+
+@pytest.fixture(scope="module")
+def alone(tmp_path_factory):
+    return main_job(tmp_path_factory.mktemp("alone"))
+
+
+def test_alone(alone):
+    rows, _, _ = alone
+    assert [row["round"] for row in rows] == [0, 1, 2]
+    assert len({row["sha256"] for row in rows}) == 3
+    assert {"loss", "accuracy", "train_loss", "personal_loss", "personal_accuracy_worst_decile"} <= rows[0].keys()
+    assert rows[2]["loss"] < rows[0]["loss"]
+
+
+@pytest.mark.parametrize(
+    ("kind", "size", "overrides"),
+    [
+        ("mpirun", 2, []),
+        ("mpirun", 5, ["comm.backend=mpi"]),
+        ("torchrun", 3, []),
+        ("mpirun", 3, ["comm.backend=gloo", "server.trains=true"]),
+        ("torchrun", 2, ["cohort.placement=pinned", "server.trains=true"]),
+    ],
+    ids=lambda value: ",".join(value) if isinstance(value, list) else str(value),
+)
+def test_the_main_job_gives_the_bits_of_one_process(tmp_path, alone, kind, size, overrides):
+    assert main_job(tmp_path, *overrides, kind=kind, size=size) == alone
