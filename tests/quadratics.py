@@ -1,4 +1,4 @@
-"""A federation whose mathematics fits on a line: client k holds rows (a, b) and minimises mean sum_j a_j (x_j - b_j)^2 / 2.
+"""A federation whose mathematics fits on a line: client k minimises f_k(x) = sum_j a_kj (x_j - b_kj)^2 / 2.
 
 Written as a user would write it, and named in a config as `tests/quadratics.py:point` and so on: one float64 vector x
 as the model, targets that mean nothing, a task that says neither what it derives from nor what its metrics are called.
@@ -11,7 +11,7 @@ from torch import nn
 
 from fedmpi.data.dataset import Dataset
 
-# algorithms.md 3.1: a = (1, 3), b = (0, 4), so the optimum of the sum is 12 / 4 = 3; eta = .05, K = 10, start x = 1.
+# f_0 = x^2 / 2, f_1 = 3 (x - 4)^2 / 2: the sum is least at 12 / 4 = 3. The tests take 10 steps of .05 from x = 1.
 TWO = {"a": [[1.0], [3.0]], "b": [[0.0], [4.0]], "copies": [1, 1]}
 
 
@@ -32,7 +32,7 @@ def point(input_shape: tuple[int, ...], classes: int, start: list[float]) -> Poi
 
 
 def bowls(root: Path, *, a: list[list[float]], b: list[list[float]], copies: list[int]) -> Dataset:
-    """Client k's a_k and b_k, (n,) each; its row stands `copies[k]` times, which changes its weight and nothing else."""
+    """One row (a_k, b_k) a client; it stands `copies[k]` times, which changes the client's weight and nothing else."""
     sites = torch.arange(len(copies)).repeat_interleave(torch.tensor(copies))
     rows = torch.cat([torch.tensor(a), torch.tensor(b)], 1)[sites]  # (N, 2 n)
     y = torch.zeros(len(rows))

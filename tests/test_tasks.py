@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from fedmpi.errors import UserError
-from fedmpi.tasks import Classification, Regression, Task, registry
+from fedmpi.tasks import Classification, Regression, Task, metric_names, registry
 
 
 def naive_auroc(score, truth):
@@ -102,3 +102,27 @@ def test_r2_of_a_constant_target():
 def test_the_wrong_task_for_the_data(task, classes, other):
     with pytest.raises(UserError, match=rf"{classes} class.*task\.name={other}"):
         task(classes)
+
+
+class Nameless:
+    def __init__(self, figures):
+        self.figures = figures
+
+    def metrics(self, outputs, y):
+        return self.figures(outputs, y)
+
+
+def test_names_of_a_users_task():
+    """Its own where it has them, else the keys of its metrics, for targets as its data have them."""
+    assert metric_names(Classification(2), 2, 2) == ("accuracy", "auroc")
+    found = metric_names(Nameless(lambda f, y: {"f1": f[y, 0].sum().item(), "kappa": 0.0}), 3, 3)
+    assert found == ("f1", "kappa")
+    assert metric_names(Nameless(lambda f, y: {"mae": (f[:, 0] - y).abs().mean()}), 1, 1) == ("mae",)
+
+
+@pytest.mark.parametrize(
+    ("figures", "message"), [(lambda f, y: {}, "no figure"), (lambda f, y: 1 / 0, "division by zero.*names =")]
+)
+def test_metrics_without_names_that_cannot_be_asked(figures, message):
+    with pytest.raises(UserError, match=f"task Nameless: .*{message}"):
+        metric_names(Nameless(figures), 2, 2)

@@ -1,0 +1,63 @@
+"""FedRep: which weights move in which phase, and what is left without the first."""
+
+import pytest
+import torch
+from helpers import federated, play, prepare, settings
+
+TRAIN = {"momentum": 0.9, "weight_decay": 1e-2}  # either would move weights that a careless optimiser still holds
+
+
+def parts(it, w):
+    model = it.made.model
+    return {group: torch.cat([s.view(w).flatten() for s in model.layout.segments if s.group == group]) for group in
+            model.layout.groups()}  # fmt: skip
+
+
+@pytest.mark.parametrize(("epochs", "moves"), [((2, 0), {"head"}), ((0, 2), {"body", "norm"})])
+def test_each_phase_moves_its_part_alone(client, epochs, moves):
+    options = dict(zip(("head_epochs", "body_epochs"), epochs, strict=True))
+    it = prepare(settings("fedrep", "norm", options=options, train=TRAIN))
+    k = client(it)
+    it.made.method.train(k)
+    before, after = parts(it, k.w0), parts(it, k.w)
+    assert {group for group in before if not torch.equal(before[group], after[group])} == moves
+    # the body is in training mode in both phases: its batch statistics move
+    assert not torch.equal(it.made.model.b, k.b0)
+
+
+def test_phases_in_their_order(client):
+    """Head first: the two phases one after the other are the method's `train`."""
+    it = prepare(settings("fedrep", options={"head_epochs": 2, "body_epochs": 1}, train=TRAIN))
+    it.made.method.train(client(it))
+    whole = it.made.model.w.clone()
+    k = client(it)
+    k.fit(2, groups=("head",))
+    middle = k.w.clone()
+    k.fit(1, groups=("body",))
+    assert torch.equal(k.w, whole)
+    assert not torch.equal(middle, whole)
+
+
+def test_without_a_head_phase_it_is_fedavg_with_a_frozen_head():
+    """Full batches: no order enters, the head stays the initial one everywhere."""
+    config = settings(
+        "fedrep", options={"head_epochs": 0, "body_epochs": 3}, train={"batch_size": "full", **TRAIN}, rounds=3
+    )
+    mine = play(config)
+    theirs = prepare(settings("fedavg", train={"batch_size": "full", "epochs": 3, **TRAIN}, rounds=3))
+    for parameter in theirs.made.net.head.parameters():
+        parameter.requires_grad_(False)
+    theirs.fed.run()
+    assert mine.hashes == theirs.hashes
+    assert not torch.equal(mine.w, mine.fed.clients.w0)
+
+
+def test_heads_stay_with_their_clients():
+    """What is evaluated for a client is the common body with its own head; the head never travels."""
+    it = play(settings("fedrep", cohort={"fraction": 1.0}), federated())
+    wire = it.made.wire
+    heads = torch.stack([wire.kept.views(row)._w for _, row in sorted(it.fed.clients.kept.items())])
+    assert heads.shape == (7, wire.head.size)
+    assert torch.cdist(heads, heads).fill_diagonal_(1).min() > 1e-3
+    assert wire.upload.shapes["dw"] == (it.w.numel() - wire.head.size,)
+    assert torch.equal(wire.head.take(it.w), wire.head.take(it.fed.clients.w0))

@@ -1,0 +1,103 @@
+"""SCAFFOLD: traces by hand, its fixed point, its control variates."""
+
+import pytest
+import torch
+from helpers import federated, play, settings
+
+from fedmpi import cohort
+
+BOWLS = ((1.0, 0.0), (3.0, 4.0))  # (a, b) of quadratics.TWO
+
+
+def controls(it):
+    """c, [c_k]"""
+    kept = it.made.wire.kept
+    rows = [kept.views(row).c_i.item() for _, row in sorted(it.fed.clients.kept.items())]
+    return it.fed.server.state.c.item(), rows
+
+
+def by_hand(bowls, seed, rounds, fraction=1.0, eta=0.05, steps=10, x=1.0):
+    """The algorithm as its paper prints it, plain numbers, uniform weights."""
+    N, c, c_k = len(bowls), 0.0, [0.0] * len(bowls)
+    for t in range(rounds):
+        members = cohort.sample(seed, t, N, fraction)
+        ends, changes = [], []
+        for k in members:
+            a, b = bowls[k]
+            y = x
+            for _ in range(steps):
+                y -= eta * (a * (y - b) - c_k[k] + c)
+            new = c_k[k] - c + (x - y) / (steps * eta)
+            ends.append(y - x)
+            changes.append(new - c_k[k])
+            c_k[k] = new
+        x += sum(ends) / len(members)
+        c += sum(changes) / N
+    return x, c, c_k
+
+
+def test_two_rounds_from_one(play_quadratic):
+    """Round 0 is FedAvg's, since c = c_k = 0:  y_k - b_k = (1 - .05 a_k)^10 (1 - b_k) gives y = (.5987369, 3.4093768),
+    x their mean, c_k = (1 - y_k) / .5 and c the mean of the c_k. Round 1 by the loop above.
+    """
+    it = play_quadratic("scaffold", rounds=1)
+    assert it.w.item() == pytest.approx(2.0040569, abs=5e-8)
+    c, c_k = controls(it)
+    assert c == pytest.approx(-2.0081137, abs=5e-8)
+    assert c_k == pytest.approx([0.8025261, -4.8187536], abs=5e-8)
+    assert by_hand(BOWLS, 0, 2)[0] == pytest.approx(2.5911632, abs=5e-8)
+    assert play_quadratic("scaffold", rounds=2).w.item() == pytest.approx(2.5911632, abs=5e-8)
+
+
+def test_the_fixed_point_is_the_optimum(play_quadratic):
+    """x* = 3 minimises the sum, and c_k -> grad f_k(3) = (1 (3 - 0), 3 (3 - 4)) = (3, -3)."""
+    it = play_quadratic("scaffold", rounds=100)
+    c, c_k = controls(it)
+    assert it.w.item() == pytest.approx(3, abs=1e-9)
+    assert c == pytest.approx(0, abs=1e-8)
+    assert c_k == pytest.approx([3, -3], abs=1e-8)
+
+
+def test_sampled_clients(play_quadratic):
+    """Two of four clients a round: c moves by the mean over all N, and who is absent keeps its c_k."""
+    bowls = ((1.0, 0.0), (3.0, 4.0), (2.0, -1.0), (0.5, 7.0))
+    tree = {"a": [[a] for a, _ in bowls], "b": [[b] for _, b in bowls], "copies": [1, 2, 3, 4]}
+    it = play_quadratic("scaffold", tree, rounds=7, seed=5, cohort={"fraction": 0.5})
+    assert {len(row["cohort"]) for row in it.rows} == {2}
+    x, c, c_k = by_hand(bowls, 5, 7, fraction=0.5)
+    assert it.w.item() == pytest.approx(x, abs=1e-12)
+    found, each = controls(it)
+    assert found == pytest.approx(c, abs=1e-12)
+    assert each == pytest.approx(c_k, abs=1e-12)
+
+
+def test_full_participation_keeps_c_the_mean_of_c_k():
+    """c and all c_k start at 0, and c moves by the mean of the c_k's moves."""
+    it = play(settings("scaffold", cohort={"fraction": 1.0}))
+    rows = torch.stack([it.made.wire.kept.views(row).c_i for row in it.fed.clients.kept.values()])
+    assert rows.abs().max() > 0.1
+    torch.testing.assert_close(it.fed.server.state.c, rows.mean(0), rtol=0, atol=1e-6)
+
+
+def test_one_client_is_fedavg():
+    """c = c_1, so the correction is c_1 - c = 0; and round 0 is FedAvg's with any number of clients."""
+    data = federated(1)
+    one = {"data": {"partition": {"scheme": "iid", "clients": 1}}, "cohort": {"fraction": 1.0}}
+    mine, theirs = (play(settings(name, **one), data) for name in ("scaffold", "fedavg"))
+    assert mine.fed.server.state.c.abs().max() > 0.01
+    torch.testing.assert_close(mine.w, theirs.w, rtol=0, atol=1e-6)
+    many = [play(settings(name)) for name in ("scaffold", "fedavg")]
+    assert many[0].hashes[0] == many[1].hashes[0]
+    assert many[0].hashes[1] != many[1].hashes[1]
+
+
+def test_momentum_counts_how_often_a_gradient_enters(play_quadratic):
+    """A constant gradient g enters w with a = (K - r (1 - r^K) / (1 - r)) / (1 - r), FedNova's a_k: (2) gives g itself.
+
+    Almost constant: curvature 1e-6 at distance 1e6.
+    """
+    bowl = {"a": [[1e-6]], "b": [[1e6]], "copies": [1]}
+    it = play_quadratic("scaffold", bowl, (0.0,), rounds=1, train={"momentum": 0.9})
+    a = (10 - 0.9 * (1 - 0.9**10) / 0.1) / 0.1
+    assert it.w.item() == pytest.approx(0.05 * a, rel=1e-4)  # against the gradient -1
+    assert controls(it)[1] == pytest.approx([-1.0], rel=1e-4)

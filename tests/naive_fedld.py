@@ -1,0 +1,31 @@
+"""FedLD's server as its paper prints it: loops over clients and directions, vectors in R^d.
+
+The principal directions come from a singular value decomposition of the updates, not from their Gram matrix, so that
+the two have nothing in common.
+"""
+
+import numpy as np
+
+
+def principal_mean(G, p, keep=0.8, share="sum"):
+    """G (m, d) float64, p (m,) -> (d,).   No ties among the singular values, please: directions are then arbitrary."""
+    m = len(G)
+    U, s, _ = np.linalg.svd(G.T, full_matrices=False)  # (d, min), (min,)
+    lam = np.zeros(m)
+    lam[: len(s)] = s**2 / m
+    kept = min(max(1, int(np.floor(keep * m + 1e-9))), int((lam > 1e-10 * lam[0]).sum()))
+    mean = G.mean(0)
+    omega = lam / (lam.sum() if share == "sum" else np.sqrt((lam[:kept] ** 2).sum()))
+    total = np.zeros(G.shape[1])
+    for i in range(m):
+        revised = np.zeros(G.shape[1])
+        for j in range(kept):
+            v = U[:, j] * np.sqrt(m * lam[j])
+            if v @ mean < 0:
+                v = -v
+            projection = (G[i] @ v) / (v @ v) * v
+            if np.linalg.norm(projection) <= 1e-9 * np.linalg.norm(G[i]):
+                continue
+            revised += omega[j] * np.linalg.norm(G[i]) / np.linalg.norm(projection) * projection
+        total += p[i] * revised
+    return total
