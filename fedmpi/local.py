@@ -116,7 +116,7 @@ class LocalClient(Client):
         self.label_counts = torch.from_numpy(data.label_counts[k]).to(kept.device)
         self.epochs, self.epoch, self.last_epoch = t.sgd.epochs, 0, False
         self.steps, self.a, self._fits = 0, 0.0, 0
-        self.w = t.model.w
+        self.w, self.b = t.model.w, t.model.b
 
         received, self.state = wire.download.views(inbox), wire.kept.views(kept)
         personal = wire.own_download.views(own)
@@ -129,6 +129,7 @@ class LocalClient(Client):
         self._loss_sum = torch.zeros((), dtype=torch.float64, device=kept.device)
         self._loss_steps = 0
         self._loss: Tensor | None = None  # of the step at hand
+        self._passed = False  # whether the step at hand has made a pass that moved batch statistics
         self._frozen: dict[int | None, Net] = {}
 
     # ---- forward passes ----
@@ -143,11 +144,11 @@ class LocalClient(Client):
         assert z is not None  # methods that call this declare needs = {FEATURES}, checked at the start
         return z.to(self.w.dtype), f.to(self.w.dtype)
 
-    def frozen(self, x: Tensor, at: Tensor | None = None) -> tuple[Tensor, Tensor]:
+    def frozen(self, x: Tensor, at: Tensor | None = None, buffers: Tensor | None = None) -> tuple[Tensor, Tensor]:
         key = None if at is None else id(at)
         if key not in self._frozen:
             model, self._frozen[key] = self._t.twin(len(self._frozen))
-            model.load(self.w0 if at is None else at, self.b0)
+            model.load(self.w0 if at is None else at, self.b0 if buffers is None else buffers)
         with torch.no_grad(), self._t.precision():
             z, f = self._frozen[key].forward(x)
         return (f if z is None else z).to(self.w.dtype), f.to(self.w.dtype)
@@ -159,7 +160,7 @@ class LocalClient(Client):
     # ---- gradient oracles ----
     def grad(self, x: Tensor, y: Tensor, *, at: Tensor | None = None, loss: Loss | None = None) -> Tensor:
         model = self._t.model
-        with self._elsewhere(at):
+        with self._pass(at):
             model.attach_gradient().zero_()
             value = (loss or self._t.method.loss)(self, x, y)
             value.backward()
@@ -170,7 +171,8 @@ class LocalClient(Client):
     def hessian_vector(self, x: Tensor, y: Tensor, v: Tensor) -> Tensor:
         members = [(s, p) for s, p in self._t.model.members() if p.requires_grad]
         parameters = [p for _, p in members]
-        loss = self._t.method.loss(self, x, y)
+        with self._pass(None):
+            loss = self._t.method.loss(self, x, y)
         g = torch.autograd.grad(loss, parameters, create_graph=True)
         along = torch.stack([(piece * s.view(v)).sum() for (s, _), piece in zip(members, g, strict=True)]).sum()
         pieces = torch.autograd.grad(along, parameters, allow_unused=True, materialize_grads=True)
@@ -257,7 +259,7 @@ class LocalClient(Client):
                 for x, y in self._steps(generator, method.batches_a_step):
                     if t.stop():
                         break
-                    self._loss = None
+                    self._loss, self._passed = None, False
                     if multipass:
                         g = method.step(self, x, y)
                         model.attach_gradient().copy_(hook(self, g) if hook else g)
@@ -314,6 +316,21 @@ class LocalClient(Client):
     def mean_loss(self) -> Tensor:
         """Mean over the steps made, (); 0 where none was."""
         return self._loss_sum / max(self._loss_steps, 1)
+
+    @contextmanager
+    def _pass(self, at: Tensor | None) -> Iterator[None]:
+        """One of a step's passes. The first moves batch statistics, wherever it is; the others leave them alone."""
+        model, again = self._t.model, self._passed
+        self._passed = True
+        w = None if at is None else model.w.clone()
+        statistics = (model.b.clone(), [counter.clone() for counter in model.counters]) if again else ()
+        if at is not None:
+            model.load(at)
+        try:
+            yield
+        finally:
+            if statistics or w is not None:
+                model.load(model.w if w is None else w, *statistics)
 
     @contextmanager
     def _elsewhere(self, w: Tensor | None) -> Iterator[None]:

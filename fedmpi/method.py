@@ -53,6 +53,7 @@ class Client(Protocol):
     steps: int  # K, optimiser steps made by `fit` on k.w
     a: float  # sum of the weights with which a constant gradient enters w: K without momentum (FedNova's a_k)
     w: Tensor  # (d,) live weights
+    b: Tensor  # (b,) live float buffers (batch statistics)
     w0: Tensor  # (d,) weights at the start of the round: what was received, and the client's own parts
     state: Views  # client_state
     down: Views  # receives, receives_own
@@ -64,8 +65,11 @@ class Client(Protocol):
     def forward(self, x: Tensor) -> tuple[Tensor, Tensor]:
         """z(x), f(x)  (B, z), (B, c) in one pass."""
 
-    def frozen(self, x: Tensor, at: Tensor | None = None) -> tuple[Tensor, Tensor]:
-        """z(x), f(x) of the model received (w0), or of another one of this round: evaluation mode, no gradient."""
+    def frozen(self, x: Tensor, at: Tensor | None = None, buffers: Tensor | None = None) -> tuple[Tensor, Tensor]:
+        """z(x), f(x) of the model received (w0), or of another one of this round: evaluation mode, no gradient.
+
+        Buffers are those received where none are given.
+        """
 
     def task_loss(self, f: Tensor, x: Tensor, y: Tensor) -> Tensor:
         """The task's loss of given outputs, ()."""
@@ -73,7 +77,7 @@ class Client(Protocol):
     def grad(self, x: Tensor, y: Tensor, *, at: Tensor | None = None, loss: Loss | None = None) -> Tensor:
         """(d,) gradient of `loss` (default: the method's) at the live weights, or at the weights `at`.
 
-        A pass at other weights leaves batch-norm statistics alone.
+        Of a step's passes the first moves batch-norm statistics, the others leave them alone.
         """
 
     def hessian_vector(self, x: Tensor, y: Tensor, v: Tensor) -> Tensor:
@@ -246,4 +250,27 @@ class Method:
 
 def overrides(method: Method, hook: str) -> bool:
     """Whether a method has its own version of a hook."""
-    return getattr(type(method), hook) is not getattr(Method, hook)
+    return getattr(method, hook).__func__ is not getattr(Method, hook)
+
+
+class declared(property):  # noqa: N801 - written where `property` would be
+    """A declaration that depends on hyperparameters. Read on the class it is that of the defaults."""
+
+    def __get__(self, method: Any, owner: type | None = None) -> Any:
+        return super().__get__(owner() if method is None and owner else method, owner)
+
+
+def borrows(option: str, *names: str) -> Callable[[type], type]:
+    """Class decorator: these declarations and hooks are those of the method that the option holds, FedAvg's where it
+    holds None.
+    """
+
+    def borrowed(name: str) -> declared:
+        return declared(lambda method: getattr(getattr(method, option) or Method(), name))
+
+    def decorate(cls: type) -> type:
+        for name in names:
+            setattr(cls, name, borrowed(name))
+        return cls
+
+    return decorate

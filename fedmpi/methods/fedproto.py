@@ -13,7 +13,7 @@ from typing import final
 from torch import Tensor
 
 from fedmpi.layout import EVERYTHING
-from fedmpi.method import CLASSES, FEATURES, Client, Method, Row, Server, State, Uploads
+from fedmpi.method import CLASSES, FEATURES, Client, Method, Row, Server, State, Uploads, declared
 from fedmpi.options import option
 from fedmpi.rules import class_means, prototype_loss
 from fedmpi.slots import PER_CLASS, PROTOTYPES, SHARED, Slots
@@ -33,8 +33,8 @@ class FedProto(Method):
     needs = frozenset({FEATURES, CLASSES})
     neutral = {"lam": 0.0, "share_weights": True}
 
-    @property
-    def shared(self) -> tuple[str, ...]:  # type: ignore[override]
+    @declared
+    def shared(self) -> tuple[str, ...]:
         return (EVERYTHING,) if self.share_weights else ()
 
     def loss(self, k: Client, x: Tensor, y: Tensor) -> Tensor:
