@@ -102,6 +102,18 @@ def test_orthogonal_updates_by_hand():
     assert each[1] == pytest.approx([0, 0.2, 0], abs=1e-12)
 
 
+@pytest.mark.parametrize("seed", range(5))
+def test_a_projection_that_is_zero_up_to_rounding_adds_nothing(seed):
+    """Three updates in one space, two in another that is orthogonal to it, all turned at random: the first three are
+    orthogonal to the others' directions but for 1e-16, whose sign is chance and would be lent the whole length."""
+    G = torch.zeros(5, 8, dtype=torch.float64)
+    G[:3, :3] = torch.tensor([[2.0, 0.3, 0.1], [1, 1, -0.4], [0.2, -1, 0.7]])
+    G[3:, 3:5] = torch.tensor([[1.3, 0.2], [-0.5, 0.8]])
+    p, Q = weights(5), torch.linalg.qr(rows(8, 8, seed, torch.float64)).Q
+    expected = torch.from_numpy(literal(G.numpy(), p.numpy(), 1.0)) @ Q
+    torch.testing.assert_close(rules.principal_mean(G @ Q, p, keep=1.0), expected, rtol=0, atol=1e-12)
+
+
 @pytest.mark.parametrize(
     ("keep", "share", "expected"),
     [

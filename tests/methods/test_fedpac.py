@@ -156,6 +156,21 @@ def test_one_step_of_the_body_against_autograd(client):
     torch.testing.assert_close((body.take(k.w0) - body.take(k.w)) / 0.05, g, rtol=0, atol=1e-5)
 
 
+def test_one_step_of_the_head_at_its_own_rate(client):
+    """The rate of the head phase is head_lr in every round, whatever train.lr has fallen to; the body stays."""
+    train = {"batch_size": "full", "momentum": 0.0, "epochs": 0, "schedule": "exponential", "decay": 0.1}
+    it = prepare(settings("fedpac", options={"head_lr": 0.3}, train=train))
+    module = copy.deepcopy(it.made.net.module)
+    k = client(it, 0, round_=2)
+    x, y = rows_of(it, 0)
+    cross_entropy(module(x), y).backward()
+    it.made.method.train(k)
+    head, body = it.made.wire.head, it.made.wire.shared
+    g = torch.cat([module.head.weight.grad.flatten(), module.head.bias.grad])
+    torch.testing.assert_close((head.take(k.w0) - head.take(k.w)) / 0.3, g, rtol=0, atol=1e-5)
+    assert torch.equal(body.take(k.w), body.take(k.w0))
+
+
 def test_alternating_phases_without_prototypes_and_mixtures():
     """lam = 0, own heads: FedRep with one head epoch at the same rate, bit for bit."""
     config = {"rounds": 3, "train": {"lr": 0.05, "weight_decay": 1e-3}}

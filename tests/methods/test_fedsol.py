@@ -87,6 +87,20 @@ def test_batch_statistics_that_count_batches(client):
     assert it.made.net.module[1].num_batches_tracked == 4
 
 
+def test_the_teacher_is_the_received_model(client):
+    """In evaluation mode with the received batch statistics, whoever's teacher it was before; the student moves."""
+    it = experiment({"rho": 2.0}, 2, rounds=2)
+    it.fed.run()
+    x, _ = rows_of(it, 0)
+    k = client(it, 0, round_=2)
+    received = copy.deepcopy(it.made.net.module).eval()
+    it.made.method.train(k)
+    _, teacher = k.frozen(x)
+    assert torch.equal(teacher, received(x))
+    assert not torch.equal(it.made.net.module.eval()(x), teacher)
+    assert (k.b0 - it.fed.clients.b0).abs().max() > 1e-3
+
+
 @pytest.mark.parametrize("options", [{"rho": 0.0}, {"rho": 0.0, "layers": "all", "adaptive": False}])
 def test_without_perturbation_it_is_fedavg(options):
     mine, theirs = play(settings("fedsol", "norm", options=options)), play(settings("fedavg", "norm"))
