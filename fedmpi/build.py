@@ -22,7 +22,7 @@ from fedmpi.data.federated import Federated, split
 from fedmpi.data.silos import describe, label_table, open_silos, silo_federation
 from fedmpi.errors import UserError
 from fedmpi.federation import Direction, Federation, Plan, Sink
-from fedmpi.layout import NORM_LAYERS, FlatModel
+from fedmpi.layout import EVERYTHING, NORM_LAYERS, FlatModel
 from fedmpi.local import LocalSGD, Trainer
 from fedmpi.method import CLASSES, FEATURES, PLAIN_SGD, Method, Server, Uploads
 from fedmpi.models.net import Net
@@ -173,6 +173,9 @@ def experiment(settings: Settings, data: Federated, device: torch.device) -> Exp
     model = FlatModel(module, net.head_names(), channels_last=settings.compute.channels_last)
     _check_needs(settings, method, task, net, module)
     wire = Wire(method, model, data.classes, net.feature_dim or 0, data.clients)
+    if EVERYTHING not in method.shared and wire.shared.whole:
+        travels = f"all of model {settings.model.name} travels"
+        warnings.warn(f"method {settings.method.name} keeps parts with the client, but {travels}", stacklevel=2)
     moved = data.to(device, channels_last=settings.compute.channels_last)
     if settings.compute.compile:
         module.compile()

@@ -260,16 +260,18 @@ class declared(property):  # noqa: N801 - written where `property` would be
         return super().__get__(owner() if method is None and owner else method, owner)
 
 
-def borrows(option: str, *names: str) -> Callable[[type], type]:
-    """Class decorator: these declarations and hooks are those of the method that the option holds, FedAvg's where it
-    holds None.
+def borrows(option: str) -> Callable[[type], type]:
+    """Class decorator for a method with a step of its own: whatever does not make the step is as in the method that
+    the option holds, as in FedAvg where it holds None.
     """
+    data = "client_state server_state receives receives_own sends scratch shared trains"
+    hooks = "prepare receive train upload weights predict download direction remember"
 
     def borrowed(name: str) -> declared:
         return declared(lambda method: getattr(getattr(method, option) or Method(), name))
 
     def decorate(cls: type) -> type:
-        for name in names:
+        for name in f"{data} {hooks}".split():
             setattr(cls, name, borrowed(name))
         return cls
 

@@ -139,6 +139,19 @@ def distillation(f: Tensor, teacher: Tensor, tau: float) -> Tensor:
     return kl_div((f / tau).log_softmax(1), (teacher / tau).log_softmax(1), reduction="batchmean", log_target=True)
 
 
+def perturbation(g: Tensor, rho: float, strength: Tensor | None = None) -> Tensor:
+    """eps = rho strength g / ||g||, strength 1 if not given; 0 where g is nothing but rounding noise.   (d,) -> (d,)"""
+    length = g.norm()
+    if length < 1e-10:
+        return torch.zeros_like(g)
+    return (g if strength is None else strength * g) * (rho / length)
+
+
+def share_of_norm(moved: Tensor, norm: str = "layer") -> Tensor:
+    """|moved| / ||moved||, elementwise in [0, 1]; norm of the whole tensor, or along its first dimension (dim0)."""
+    return moved.abs() / moved.norm(dim=0 if norm == "dim0" else None, keepdim=True).clamp(min=1e-12)
+
+
 def simplex_minimum(P: Tensor) -> Tensor:
     """argmin_a a' P a  subject to  a >= 0, sum a = 1,  P (m, m) symmetric positive semidefinite -> (m,) float64.
 

@@ -23,3 +23,6 @@ class FedProx(Method):
 
     def gradient(self, k: Client, g: Tensor) -> Tensor:
         return g.add_(k.w - k.w0, alpha=self.mu) if self.mu else g  # gradient of (2)
+
+    def proximal(self, k: Client, x: Tensor, y: Tensor) -> Tensor:
+        return self.mu * (k.w - k.w0)

@@ -6,24 +6,29 @@ Each step, at weights w with the received model w0 as frozen teacher:
     Lambda^(m) = |w^(m) - w0^(m)| / ||w^(m) - w0^(m)||      for each perturbed tensor m, elementwise          (7)
     eps = rho Lambda g_p / ||g_p||                                                                           (6)
     w <- w - lr grad CE(f_{w + eps}(x), y)                   taken at w, all parameters                       (4)
-At the first step of a round w = w0, so eps = 0 exactly. With layers: head the body is unperturbed and one body pass
-serves both gradients.
-norm: dim0 is the authors' code (Lambda per column); Table 5 compares layers, adaptive: false is the fixed Lambda = 1.
+At the first step of a round w = w0, so eps = 0 exactly. With layers: head one body pass serves both gradients. norm:
+dim0 is the authors' code; Table 5: layers, adaptive. prox (Table 4): g_p of another method's proximal term, whose states
+and server stay. objective (Table 10): CE and L_p each at w or w + eps; in A4 eps is that of g_p + grad CE  (T10)
 """
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import final
 
 import torch
 from torch import Tensor
 
+from fedmpi.errors import UserError
 from fedmpi.layout import HEAD
-from fedmpi.method import CLASSES, FEATURES, Client, Method
+from fedmpi.method import CLASSES, FEATURES, Client, Method, borrows, declared, overrides
 from fedmpi.options import option
-from fedmpi.rules import distillation
+from fedmpi.rules import distillation, perturbation, share_of_norm
+
+# objective: where the gradient of CE is taken, and where that of L_p; w, e: w + eps, -: nowhere
+TABLE_10 = {"A0": "w-", "A1": "e-", "A2": "we", "A3": "ee", "A4": "ee", "A5": "ww", "A6": "ew"}
 
 
 @final
+@borrows("prox")
 @dataclass(frozen=True)
 class FedSOL(Method):
     rho: float = option(2.0, "length of the perturbation; 0: FedAvg", ge=0)
@@ -31,33 +36,45 @@ class FedSOL(Method):
     layers: str = option("head", "what is perturbed", choices=("head", "body", "all"))
     adaptive: bool = option(True, "scale the perturbation by how far each weight has moved (7); false: Lambda = 1")
     norm: str = option("layer", "norm in (7): of the tensor, or along its first dimension", choices=("layer", "dim0"))
+    prox: Method | None = field(default=None, metadata={"doc": "method to perturb along, null: (5)", "method": True})
+    objective: str = option("A1", "ablation of Table 10; A1 is FedSOL", choices=TABLE_10)
 
     paper = "Lee et al., CVPR 2024"
-    needs = frozenset({FEATURES, CLASSES})
     neutral = {"rho": 0.0}
 
+    def __post_init__(self) -> None:
+        if self.prox and (self.objective != "A1" or not overrides(self.prox, "proximal")):
+            have = "a proximal term: fedprox, scaffold, feddyn, moon or {name: fednova, ccvr: true}"
+            raise UserError(f"method.prox: not {self.prox}; it takes objective: A1 and a method with {have}")
+
+    @declared
+    def needs(self) -> frozenset[str]:
+        term = self.prox.needs if self.prox else frozenset({CLASSES})
+        return term if self.layers == "all" else term | {FEATURES}
+
     def step(self, k: Client, x: Tensor, y: Tensor) -> Tensor:
-        if not self.rho:
+        if self.objective == "A0" or (self.objective == "A1" and not self.rho):
             return k.grad(x, y)
-        _, teacher = k.frozen(x)
-        if self.layers == "head":
-            z, _ = k.forward(x)
+        if self.layers == "head" and self.objective == "A1" and not self.prox:
+            (_, teacher), (z, _) = k.frozen(x), k.forward(x)
             g_p = k.head_grad(z, lambda f: distillation(f, teacher, self.tau))  # (5)
             return k.grad_through(z, lambda f: k.task_loss(f, x, y), at=k.w + self.perturbation(k, g_p))  # (4)
-        g_p = k.grad(x, y, loss=lambda k, x, _: distillation(k.logits(x), teacher, self.tau))  # (5)
-        for s in k.segments((HEAD,)) if self.layers == "body" else ():
-            s.view(g_p).zero_()
-        return k.grad(x, y, at=k.w + self.perturbation(k, g_p))  # (4)
+        g_p = self.prox.proximal(k, x, y) if self.prox else self.distil(k, x, y)  # type: ignore[assignment]
+        eps = self.perturbation(k, g_p + k.grad(x, y) if self.objective == "A4" else g_p)
+        at, (ce, aux) = {"w": None, "e": k.w + eps}, tuple(TABLE_10[self.objective])
+        g = k.grad(x, y, at=at[ce])  # (4)
+        return g if aux == "-" else g + self.distil(k, x, y, at[aux])  # (T10)
+
+    def distil(self, k: Client, x: Tensor, y: Tensor, at: Tensor | None = None) -> Tensor:
+        _, teacher = k.frozen(x)
+        return k.grad(x, y, at=at, loss=lambda k, x, _: distillation(k.logits(x), teacher, self.tau))  # (5)
 
     def perturbation(self, k: Client, g_p: Tensor) -> Tensor:
-        """eps of (6), (d,); 0 where g_p is nothing but rounding noise."""
-        length = g_p.norm()
-        if length < 1e-10:
-            return torch.zeros_like(g_p)
-        if not self.adaptive:
-            return g_p * (self.rho / length)
-        strength = (k.w - k.w0).abs_()
-        for s in k.segments() if self.layers != "head" else k.segments((HEAD,)):
-            moved = s.view(strength)
-            moved /= moved.norm(dim=0 if self.norm == "dim0" else None, keepdim=True).clamp(min=1e-12)  # (7)
-        return strength.mul_(g_p).mul_(self.rho / length)  # (6)
+        """eps of (6), (d,), zero outside the perturbed tensors."""
+        g, strength = torch.zeros_like(g_p), torch.zeros_like(g_p)
+        for s in k.segments():
+            if self.layers == "all" or (s.group == HEAD) == (self.layers == "head"):
+                s.view(g).copy_(s.view(g_p))
+                moved = s.view(k.w) - s.view(k.w0)
+                s.view(strength).copy_(share_of_norm(moved, self.norm) if self.adaptive else torch.ones_like(moved))
+        return perturbation(g, self.rho, strength)  # (6)

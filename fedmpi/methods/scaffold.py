@@ -30,6 +30,9 @@ class Scaffold(Method):
     def gradient(self, k: Client, g: Tensor) -> Tensor:
         return g.sub_(k.state.c_i).add_(k.down.c)  # (1)
 
+    def proximal(self, k: Client, x: Tensor, y: Tensor) -> Tensor:
+        return k.down.c - k.state.c_i
+
     def upload(self, k: Client) -> tuple[Row, State]:
         if not k.steps or not k.lr:
             return Row(dc=k.state.c_i * 0), State()

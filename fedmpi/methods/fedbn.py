@@ -1,0 +1,42 @@
+"""FedBN. Li, Jiang, Zhang, Kamp, Dou. ICLR 2021. https://arxiv.org/abs/2102.07623
+
+w_k = (w received outside batch normalisation, client k's own inside it)                       (1)
+All that belongs to a normalisation layer, weight, bias and running statistics, stays with its client from round to
+round; the rest is FedAvg's. Which layers these are is told by their type. The authors' code looks for "bn" in names
+instead (bn_match: name), which misses the normalisation in the shortcuts of torchvision's ResNets.
+"""
+
+from dataclasses import dataclass
+from typing import final
+
+from torch import nn
+
+from fedmpi.layout import BODY, HEAD, NORM, NORM_LAYERS
+from fedmpi.method import Method
+from fedmpi.options import option
+
+
+@final
+@dataclass(frozen=True)
+class FedBN(Method):
+    bn_match: str = option(
+        "type",
+        "what stays: batch normalisation, every normalisation layer, or what has bn in its name",
+        choices=("type", "any", "name"),
+    )
+
+    paper = "Li et al., ICLR 2021"
+    shared = (BODY, HEAD)  # (1)
+
+    def prepare(self, module: nn.Module, classes: int) -> nn.Module:
+        """Says of each tensor of a normalisation layer, and of each with bn in its name, whether it stays."""
+        groups: dict[str, str] = getattr(module, "parameter_groups", dict)()
+        local = NORM_LAYERS[:1] if self.bn_match == "type" else NORM_LAYERS
+        for path, layer in module.named_modules():
+            for leaf in (*layer._parameters, *layer._buffers):
+                name = f"{path}.{leaf}" if path else leaf
+                stays = "bn" in name if self.bn_match == "name" else isinstance(layer, local)
+                if stays or isinstance(layer, NORM_LAYERS):
+                    groups[name] = NORM if stays else BODY
+        module.parameter_groups = lambda: groups  # type: ignore[assignment]
+        return module

@@ -1,0 +1,41 @@
+"""FedCM. Xu, Wang, Wang, Yao. Federated Learning with Client-level Momentum. 2021. https://arxiv.org/abs/2106.10874
+
+v      = alpha g + (1 - alpha) Delta,   w_k <- w_k - lr v          local step                            (1)
+Delta <- sum_k p_k (w - w_k) / (lr a_k)                            the mean direction of the round's steps (2)
+w     <- sum_k p_k w_k                                                                                   (3)
+The paper has plain SGD and K steps everywhere, so a_k = K, and (3) is w - lr K Delta; with momentum a_k is the weight
+with which a constant direction enters w_k. The paper's p_k are equal: cohort.weighting: uniform.
+"""
+
+from dataclasses import dataclass
+from typing import final
+
+from torch import Tensor
+
+from fedmpi.method import Client, Method, Row, Server, State, Uploads
+from fedmpi.options import option
+from fedmpi.slots import FLAT, SCALAR, SHARED, Slots
+
+
+@final
+@dataclass(frozen=True)
+class FedCM(Method):
+    alpha: float = option(0.1, "share of the batch's gradient in (1); 1: FedAvg", gt=0, le=1)
+
+    paper = "Xu et al., 2021"
+    server_state = Slots(delta=FLAT)
+    receives = ("delta",)
+    sends = Slots(dw=SHARED, a=SCALAR)
+    neutral = {"alpha": 1.0}
+
+    def gradient(self, k: Client, g: Tensor) -> Tensor:
+        return g if self.alpha == 1 else g.mul_(self.alpha).add_(k.down.delta, alpha=1 - self.alpha)  # (1)
+
+    def upload(self, k: Client) -> tuple[Row, State]:
+        return Row(a=k.w.new_tensor(k.a)), State()
+
+    def remember(self, s: Server, up: Uploads) -> State:
+        if not s.train_lr:
+            return State()
+        # A client without steps has dw = 0, whatever it is divided by.
+        return State(delta=up.combine(-up.p / (up.a.double().cpu().clamp(min=1) * s.train_lr)))  # (2)

@@ -1,0 +1,55 @@
+"""FedDyn. Acar, Zhao, Navarro, Mattina, Whatmough, Saligrama. ICLR 2021. https://arxiv.org/abs/2111.04263
+
+w_k  = argmin F_k(v) - <g_k, v> + (alpha/2) ||v - w||^2                                               (1)
+g_k <- g_k - alpha (w_k - w)                                                                          (2)
+h   <- h - (alpha/N) sum_{k in cohort} (w_k - w)       N all clients; h is the mean of all g_k        (3)
+w   <- sum_k p_k w_k - h / alpha                                                                      (4)
+The paper's (4) has equal p_k: cohort.weighting: uniform. report: avg makes m = sum_k p_k w_k the global model, as the
+authors' code does in its reports; clients get m and h and start from w = m - h / alpha all the same.
+"""
+
+from dataclasses import dataclass
+from typing import final
+
+from torch import Tensor
+
+from fedmpi.method import Client, Method, Row, Server, State, Uploads, declared
+from fedmpi.options import option
+from fedmpi.slots import FLAT, Slots
+
+
+@final
+@dataclass(frozen=True)
+class FedDyn(Method):
+    alpha: float = option(0.1, "weight of the quadratic term", gt=0)
+    report: str = option("w", "the global model: w of (4), or the mean of the clients'", choices=("w", "avg"))
+
+    paper = "Acar et al., ICLR 2021"
+    client_state = Slots(g_k=FLAT)
+    server_state = Slots(h=FLAT)
+
+    @declared
+    def receives(self) -> tuple[str, ...]:
+        return ("h",) if self.report == "avg" else ()
+
+    def receive(self, k: Client) -> Tensor:
+        return k.w0 - k.down.h / self.alpha if self.report == "avg" else k.w0
+
+    def weights(self, k: Client) -> Tensor:
+        return k.w0 + k.down.h / self.alpha if self.report == "avg" else k.w0
+
+    def gradient(self, k: Client, g: Tensor) -> Tensor:
+        return g.sub_(k.state.g_k).add_(k.w - k.w0, alpha=self.alpha)  # (1)
+
+    def proximal(self, k: Client, x: Tensor, y: Tensor) -> Tensor:
+        return self.alpha * (k.w - k.w0) - k.state.g_k
+
+    def upload(self, k: Client) -> tuple[Row, State]:
+        return Row(), State(g_k=k.state.g_k - self.alpha * (k.w - k.w0))  # (2)
+
+    def remember(self, s: Server, up: Uploads) -> State:
+        return State(h=s.state.h - self.alpha * len(up) / s.clients * up.mean("dw", up.uniform))  # (3)
+
+    def direction(self, s: Server, up: Uploads) -> Tensor:
+        h = s.state.h if self.report == "avg" else self.remember(s, up)["h"]
+        return up.mean("dw") - h / self.alpha  # (4); from m instead, the h that led to w is what comes off

@@ -1,0 +1,66 @@
+"""FedNova. Wang, Liu, Liang, Joshi, Poor. NeurIPS 2020. https://arxiv.org/abs/2007.07481
+
+A client's move is divided by the steps that went into it, so that who makes more steps does not pull harder:
+    d_k = (w - w_k) / a_k       a_k: weight with which a constant gradient enters w_k; the steps, without momentum  (1)
+    w  <- w - tau sum_k p_k d_k     tau = sum_k p_k a_k                                                             (2)
+ccvr corrects local gradients as the FedSOL authors' code has it:   g - d_k + d,   d = sum_k p_k d_k, each from the last
+round that formed it and per unit of learning rate (their code leaves d at 0).                                      (3)
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import final
+
+from torch import Tensor
+
+from fedmpi.method import Client, Method, Row, Server, State, Uploads, declared
+from fedmpi.options import option
+from fedmpi.slots import FLAT, SCALAR, SHARED, Slots
+
+
+@final
+@dataclass(frozen=True)
+class FedNova(Method):
+    ccvr: bool = option(False, "correct local gradients by the difference of the cohort's direction and one's own")
+
+    paper = "Wang et al., NeurIPS 2020"
+    sends = Slots(dw=SHARED, a=SCALAR)
+
+    @declared
+    def client_state(self) -> Slots:
+        return Slots(d_k=FLAT) if self.ccvr else Slots()
+
+    @declared
+    def server_state(self) -> Slots:
+        return Slots(d=FLAT) if self.ccvr else Slots()
+
+    @declared
+    def receives(self) -> tuple[str, ...]:
+        return tuple(self.server_state)
+
+    def gradient(self, k: Client, g: Tensor) -> Tensor:
+        return g.sub_(k.state.d_k).add_(k.down.d) if self.ccvr else g  # (3)
+
+    @declared
+    def proximal(self) -> Callable[[Client, Tensor, Tensor], Tensor | None]:
+        return self.correction if self.ccvr else Method().proximal
+
+    def correction(self, k: Client, x: Tensor, y: Tensor) -> Tensor:
+        return k.down.d - k.state.d_k
+
+    def upload(self, k: Client) -> tuple[Row, State]:
+        sent = Row(a=k.w.new_tensor(k.a))
+        if not self.ccvr or not k.steps or not k.lr:
+            return sent, State()
+        return sent, State(d_k=(k.w0 - k.w) / (k.a * k.lr))  # (1)
+
+    def direction(self, s: Server, up: Uploads) -> Tensor:
+        a = up.a.double().cpu()
+        # tau / a_k, written so that equal a give exactly 1 and FedAvg's bits; a client without steps has dw = 0.
+        ratio = 1 + ((a / a.clamp(min=1)[:, None] - 1) @ up.p)
+        return up.combine(up.p * ratio)  # (2)
+
+    def remember(self, s: Server, up: Uploads) -> State:
+        if not self.ccvr or not s.train_lr:
+            return State()
+        return State(d=up.combine(-up.p / (up.a.double().cpu().clamp(min=1) * s.train_lr)))

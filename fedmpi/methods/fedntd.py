@@ -1,0 +1,46 @@
+"""FedNTD. Lee, Jeong, Shin, Bae, Yun. Preservation of the Global Knowledge by Not-True Distillation. NeurIPS 2022.
+https://arxiv.org/abs/2106.03097
+
+L = CE(f, y) + beta tau^2 KL(softmax(f0~ / tau) || softmax(f~ / tau))                       (1)
+f: logits of the live model, f0: of the model received; ~ leaves out the true class, so that C - 1 logits remain.  (2)
+"""
+
+from dataclasses import dataclass
+from typing import final
+
+import torch
+from torch import Tensor
+
+from fedmpi.method import CLASSES, Client, Method
+from fedmpi.options import option
+from fedmpi.rules import distillation
+
+
+@final
+@dataclass(frozen=True)
+class FedNTD(Method):
+    beta: float = option(1.0, "weight of the distillation", ge=0)
+    tau: float = option(1.0, "temperature of teacher and student", gt=0)
+
+    paper = "Lee et al., NeurIPS 2022"
+    needs = frozenset({CLASSES})
+    neutral = {"beta": 0.0}
+
+    def loss(self, k: Client, x: Tensor, y: Tensor) -> Tensor:
+        f = k.logits(x)
+        if not self.beta:
+            return k.task_loss(f, x, y)
+        _, f0 = k.frozen(x)
+        kept = distillation(not_true(f, y), not_true(f0, y), self.tau)
+        return k.task_loss(f, x, y) + self.beta * self.tau**2 * kept  # (1)
+
+
+def not_true(f: Tensor, y: Tensor) -> Tensor:
+    """Logits without the true class's, the others in order.   (B, c), (B,) -> (B, c - 1)
+
+    >>> not_true(torch.tensor([[2.0, 0, 1], [0, 1, 3]]), torch.tensor([0, 1]))
+    tensor([[0., 1.],
+            [0., 3.]])
+    """
+    others = torch.arange(f.shape[1] - 1, device=f.device)
+    return f.gather(1, others + (others >= y[:, None]))  # (2)

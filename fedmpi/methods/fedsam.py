@@ -1,0 +1,28 @@
+"""FedSAM. Qu, Li, Duan, Liu, Tang, Lu. Generalized Federated Learning via Sharpness Aware Minimization. ICML 2022.
+https://arxiv.org/abs/2206.02618
+
+eps = rho g / ||g||,   g = grad F_k(w)       one norm over all parameters, the same batch in both passes       (1)
+w  <- w - lr grad F_k(w + eps)               taken at w                                                        (2)
+"""
+
+from dataclasses import dataclass
+from typing import final
+
+from torch import Tensor
+
+from fedmpi.method import Client, Method
+from fedmpi.options import option
+from fedmpi.rules import perturbation
+
+
+@final
+@dataclass(frozen=True)
+class FedSAM(Method):
+    rho: float = option(0.1, "length of the perturbation; 0: FedAvg", ge=0)
+
+    paper = "Qu et al., ICML 2022"
+    neutral = {"rho": 0.0}
+
+    def step(self, k: Client, x: Tensor, y: Tensor) -> Tensor:
+        g = k.grad(x, y)
+        return k.grad(x, y, at=k.w + perturbation(g, self.rho)) if self.rho else g  # (1), (2)

@@ -1,0 +1,65 @@
+"""FedUV. Son, Kim, Chung, Rao, Liu. Uniformity and Variance for Heterogeneous Federated Learning. CVPR 2024.
+https://arxiv.org/abs/2402.18372
+
+L = CE + mu U(z) + lam V(softmax f)                                                                          (1)
+U = mean_{i<j} exp(-||z_i - z_j||^2 / sigma),   sigma = median of those distances that are not 0             (2)
+V = mean_c h(1/sqrt(C) - std_b P_bc)            h(t) = max(t, 0); std unbiased, 1/sqrt(C) that of one-hot P  (3)
+z: what the head is given; U and V of a batch of one are 0. Table 6 compares h(t) = t (hinge: none) and t^2 (squared).
+The gradient goes through sigma too, as in the authors' code (detach_sigma: true stops it).
+"""
+
+from dataclasses import dataclass
+from typing import final
+
+from torch import Tensor
+from torch.nn.functional import pdist
+
+from fedmpi.method import CLASSES, FEATURES, Client, Method
+from fedmpi.options import option
+
+
+@final
+@dataclass(frozen=True)
+class FedUV(Method):
+    mu: float = option(0.5, "weight of the uniformity U", ge=0)
+    lam: float | None = option(None, "weight of the variance term V; null: a quarter of the classes", ge=0)
+    detach_sigma: bool = option(False, "take sigma of (2) as a constant")
+    hinge: str = option("linear", "h of (3)", choices=("linear", "none", "squared"))
+
+    paper = "Son et al., CVPR 2024"
+    needs = frozenset({FEATURES, CLASSES})
+    neutral = {"mu": 0.0, "lam": 0.0}
+
+    def loss(self, k: Client, x: Tensor, y: Tensor) -> Tensor:
+        z, f = k.forward(x)
+        loss = k.task_loss(f, x, y)
+        lam = k.classes / 4 if self.lam is None else self.lam
+        if self.mu:
+            loss = loss + self.mu * uniformity(z, self.detach_sigma)
+        return loss + lam * variance(f.softmax(1), self.hinge) if lam else loss  # (1)
+
+
+def uniformity(z: Tensor, detach_sigma: bool = False) -> Tensor:
+    """U of features (B, z) -> (); 1 where all of them coincide.
+
+    >>> round(uniformity(torch.tensor([[0.0, 0], [1, 0], [0, 2]])).item(), 7)  # distances 1, 4, 5
+    0.4777283
+    """
+    d = pdist(z).square()  # (B (B - 1) / 2,)
+    if not len(d):
+        return z.new_zeros(())
+    apart = d[d > 0]
+    if not len(apart):
+        return z.new_ones(())
+    sigma = apart.median()  # of an even number the lower of the two in the middle
+    return (-d / (sigma.detach() if detach_sigma else sigma)).exp().mean()  # (2)
+
+
+def variance(P: Tensor, hinge: str = "linear") -> Tensor:
+    """V of probabilities (B, c) -> ()."""
+    if len(P) < 2:
+        return P.new_zeros(())
+    lacking = P.shape[1] ** -0.5 - P.std(0)
+    if hinge == "squared":
+        return lacking.square().mean()
+    return (lacking.clamp(min=0) if hinge == "linear" else lacking).mean()  # (3)

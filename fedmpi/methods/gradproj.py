@@ -1,0 +1,36 @@
+"""GradProj, the orthogonal projection that FedSOL is compared with. Lee et al. CVPR 2024, Table 1.
+https://arxiv.org/abs/2308.12532
+
+g_l = grad CE(f_w(x), y),   g_p = grad KL(softmax(f_w0 / tau) || softmax(f_w / tau))     all parameters as one vector
+g   = g_l - (<g_l, g_p> / ||g_p||^2) g_p   where <g_l, g_p> < 0,   else g_l                                      (1)
+"""
+
+from dataclasses import dataclass
+from typing import final
+
+from torch import Tensor
+
+from fedmpi.method import CLASSES, Client, Method
+from fedmpi.options import option
+from fedmpi.rules import distillation
+
+
+@final
+@dataclass(frozen=True)
+class GradProj(Method):
+    tau: float = option(3.0, "temperature of teacher and student", gt=0)
+
+    paper = "Lee et al., CVPR 2024"
+    needs = frozenset({CLASSES})
+
+    def step(self, k: Client, x: Tensor, y: Tensor) -> Tensor:
+        g_l = k.grad(x, y)
+        _, teacher = k.frozen(x)
+        g_p = k.grad(x, y, loss=lambda k, x, _: distillation(k.logits(x), teacher, self.tau))
+        return without_conflict(g_l, g_p)
+
+
+def without_conflict(g_l: Tensor, g_p: Tensor) -> Tensor:
+    """g_l without what points against g_p.   (d,), (d,) -> (d,); a g_p of rounding noise counts as none."""
+    along, square = g_l @ g_p, g_p @ g_p
+    return g_l - along / square * g_p if along < 0 and square >= 1e-24 else g_l  # (1)

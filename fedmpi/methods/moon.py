@@ -1,0 +1,55 @@
+"""MOON. Li, He, Song. Model-Contrastive Federated Learning. CVPR 2021. https://arxiv.org/abs/2103.16257
+
+z, z0, z': features by the live model, the model received and the one that the client sent last (before that: the
+initial model), the latter two frozen;   s(a, b) = <a, b> / (||a|| ||b||)
+    l_con = -log( exp(s(z, z0)/tau) / (exp(s(z, z0)/tau) + exp(s(z, z')/tau)) )          batch mean           (1)
+          = log(1 + exp((s(z, z') - s(z, z0)) / tau))
+    L     = CE + mu l_con                                                                                     (2)
+z is what the head is given; the authors' projection of it belongs to the model, if wanted.
+"""
+
+from dataclasses import dataclass
+from typing import final
+
+from torch import Tensor
+from torch.nn.functional import normalize, softplus
+
+from fedmpi.method import FEATURES, Client, Method, Row, State
+from fedmpi.options import option
+from fedmpi.slots import INITIAL, INITIAL_BUFFERS, Slots
+
+
+@final
+@dataclass(frozen=True)
+class MOON(Method):
+    mu: float = option(1.0, "weight of the contrastive term; 0: FedAvg", ge=0)
+    tau: float = option(0.5, "temperature", gt=0)
+
+    paper = "Li et al., CVPR 2021"
+    client_state = Slots(last=INITIAL, last_b=INITIAL_BUFFERS)
+    needs = frozenset({FEATURES})
+    neutral = {"mu": 0.0}
+
+    def loss(self, k: Client, x: Tensor, y: Tensor) -> Tensor:
+        z, f = k.forward(x)
+        return k.task_loss(f, x, y) + self.mu * self.contrast(k, x, z) if self.mu else k.task_loss(f, x, y)  # (2)
+
+    def proximal(self, k: Client, x: Tensor, y: Tensor) -> Tensor:
+        return k.grad(x, y, loss=lambda k, x, _: self.mu * self.contrast(k, x, k.forward(x)[0]))
+
+    def contrast(self, k: Client, x: Tensor, z: Tensor) -> Tensor:
+        z0, _ = k.frozen(x)
+        last, _ = k.frozen(x, at=k.state.last, buffers=k.state.last_b)
+        return contrastive(z, z0, last, self.tau)
+
+    def upload(self, k: Client) -> tuple[Row, State]:
+        return Row(), State(last=k.w, last_b=k.b)
+
+
+def contrastive(z: Tensor, near: Tensor, far: Tensor, tau: float) -> Tensor:
+    """l_con: z (B, z) is to be like `near`, unlike `far`.   -> ()
+
+    The difference of the unit vectors is formed first: where near is far it is 0, and so is the gradient, exactly.
+    """
+    apart = normalize(far, eps=1e-8) - normalize(near, eps=1e-8)
+    return softplus((normalize(z, eps=1e-8) * apart).sum(1) / tau).mean()  # (1)
