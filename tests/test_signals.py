@@ -1,0 +1,206 @@
+"""Being told to stop leaves a readable result; a rank that dies ends the job. Nobody hangs."""
+
+import json
+import os
+import signal
+import subprocess
+import time
+from pathlib import Path
+
+import pytest
+import yaml
+from helpers import BIN, ROOT, clean_env, launcher
+from safetensors.torch import load_file
+
+CONFIG = {
+    "name": "run",
+    "rounds": 100_000,
+    "data": {"source": "digits", "partition": {"scheme": "iid", "clients": 6}},
+    "model": {"name": "mlp"},
+    "method": {"name": "scaffold"},
+    "evaluate": {"protocol": ["global", "personal"]},
+}
+
+
+class Job:
+    """A run that would take hours, in the middle of it."""
+
+    def __init__(self, folder, kind, size, **changes):
+        self.folder = folder
+        folder.mkdir()
+        (folder / "run.yaml").write_text(yaml.safe_dump({**CONFIG, "output": str(folder), **changes}))
+        command = [*launcher(kind, size), str(BIN / "fedmpi"), "run", str(folder / "run.yaml")]
+        self.log = (folder / "out").open("w")
+        # A session of its own: what a terminal's Ctrl-C reaches is the launcher and whoever shares its group.
+        self.process = subprocess.Popen(
+            command, env=clean_env(), cwd=ROOT, stdout=self.log, stderr=subprocess.STDOUT, start_new_session=True
+        )
+
+    def wait_for_rounds(self, n):
+        began = time.monotonic()
+        while len(self.rows()) < n:
+            assert self.process.poll() is None, self.text()
+            assert time.monotonic() - began < 60, self.text()
+            time.sleep(0.05)
+
+    def rows(self):
+        file = self.folder / "run" / "metrics.jsonl"
+        return file.read_text().splitlines() if file.exists() else []
+
+    def text(self):
+        return (self.folder / "out").read_text()
+
+    def rank(self, number):
+        """The process of a rank, by what its launcher told it."""
+        for path in Path("/proc").glob("[0-9]*"):
+            try:
+                mine = str(self.folder / "run.yaml") in (path / "cmdline").read_text()
+                told = (path / "environ").read_text().split("\0")
+            except OSError:
+                continue
+            if mine and (f"OMPI_COMM_WORLD_RANK={number}" in told or f"RANK={number}" in told):
+                return int(path.name)
+        raise AssertionError(f"no rank {number}: {self.text()}")
+
+    def alive(self):
+        """How many processes of this job are left."""
+        found = 0
+        for path in Path("/proc").glob("[0-9]*/cmdline"):
+            try:
+                found += str(self.folder / "run.yaml") in path.read_text()
+            except OSError:
+                continue
+        return found
+
+    def ends_within(self, limit_s):
+        """The exit code; no process of the job outlives it."""
+        began = time.monotonic()
+        try:
+            code = self.process.wait(limit_s)
+        except subprocess.TimeoutExpired:
+            raise AssertionError(f"still running after {limit_s} s: {self.text()}") from None
+        while self.alive() and time.monotonic() < began + limit_s:
+            time.sleep(0.1)
+        assert not self.alive()
+        return code
+
+    def end(self):
+        if self.process.poll() is None:
+            os.killpg(self.process.pid, signal.SIGKILL)
+        self.log.close()
+
+
+@pytest.fixture
+def start(tmp_path):
+    jobs = []
+
+    def start(kind="alone", size=1, **changes):
+        jobs.append(Job(tmp_path / f"job{len(jobs)}", kind, size, **changes))
+        return jobs[-1]
+
+    yield start
+    for job in jobs:
+        job.end()
+
+
+def whole(job, number):
+    """The run directory of a run that was stopped by a signal; None: by one that rank 0 did not hear itself."""
+    run = job.folder / "run"
+    rows = [json.loads(line) for line in job.rows()]
+    assert [row["round"] for row in rows] == list(range(len(rows)))
+    summary = json.loads((run / "summary.json").read_text())
+    assert summary["rounds"] == len(rows)
+    assert summary["exit_reason"] == ("stopped" if number is None else f"signal {int(number)}")
+    assert all(bool(x.isfinite().all()) for x in load_file(run / "model.safetensors").values())
+    assert not list(run.glob(".*.tmp"))
+    assert "Traceback" not in job.text()
+    assert "defect" not in job.text()
+    return rows
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGUSR1], ids=lambda s: s.name)
+def test_a_signal_alone(start, number):
+    job = start()
+    job.wait_for_rounds(2)
+    os.killpg(job.process.pid, number)
+    assert job.ends_within(10) == 128 + number
+    assert len(whole(job, number)) >= 2
+    assert f"stopped early (signal {int(number)})" in job.text()
+
+
+STUCK = """
+import time
+from pathlib import Path
+from torch import nn
+
+class Stuck(nn.Module):
+    def __init__(self, inputs, classes):
+        super().__init__()
+        self.head = nn.Linear(inputs, classes)
+
+    def forward(self, x):
+        if self.training:
+            Path("MARK").touch()
+            time.sleep(100)
+        return self.head(x.flatten(1))
+
+def stuck(input_shape, classes):
+    return Stuck(64, classes)
+"""
+
+
+def test_a_second_signal_ends_the_process_at_once(start, tmp_path):
+    """The first is heard after the batch, and this batch takes 100 s."""
+    mark = tmp_path / "mark"
+    (tmp_path / "stuck.py").write_text(STUCK.replace("MARK", str(mark)))
+    job = start(model={"name": f"{tmp_path / 'stuck.py'}:stuck"})
+    for _ in range(600):
+        if mark.exists():
+            break
+        time.sleep(0.05)
+    os.kill(job.process.pid, signal.SIGINT)
+    time.sleep(1)
+    assert job.process.poll() is None
+    os.kill(job.process.pid, signal.SIGINT)
+    assert job.ends_within(3) == 128 + signal.SIGINT
+
+
+def test_ctrl_c_under_mpirun(start):
+    """mpirun turns it into SIGTERM and, Open MPI 5, a quarter of a second later into SIGKILL: time enough for this
+    model on a machine that is not too busy, hence three attempts."""
+    for _ in range(3):
+        job = start("mpirun", 3)
+        job.wait_for_rounds(2)
+        os.killpg(job.process.pid, signal.SIGINT)
+        assert job.ends_within(10) != 0
+        assert "Traceback" not in job.text()
+        if (job.folder / "run" / "summary.json").exists():
+            break
+    assert len(whole(job, signal.SIGTERM)) >= 2
+
+
+def test_a_signal_that_mpirun_hands_on(start):
+    """SIGUSR1, as Slurm sends it before the time is up: every rank hears it, and all leave together."""
+    job = start("mpirun", 3)
+    job.wait_for_rounds(2)
+    os.kill(job.process.pid, signal.SIGUSR1)
+    assert job.ends_within(10) == 128 + signal.SIGUSR1
+    assert len(whole(job, signal.SIGUSR1)) >= 2
+
+
+def test_one_rank_is_told_and_all_stop(start):
+    """Its upload says so, the round is abandoned, rank 0 tells the others; nobody is left waiting."""
+    job = start("mpirun", 3)
+    job.wait_for_rounds(2)
+    os.kill(job.rank(2), signal.SIGTERM)
+    assert job.ends_within(10) == 128 + signal.SIGTERM  # that rank's
+    assert len(whole(job, None)) >= 2
+
+
+@pytest.mark.parametrize(("kind", "backend"), [("mpirun", "mpi"), ("torchrun", "gloo")])
+def test_a_killed_rank_ends_the_job(start, kind, backend):
+    job = start(kind, 3, comm={"backend": backend})
+    job.wait_for_rounds(2)
+    os.kill(job.rank(2), signal.SIGKILL)
+    assert job.ends_within(30) != 0
+    assert all(json.loads(line)["round"] == i for i, line in enumerate(job.rows()))
