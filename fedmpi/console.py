@@ -18,7 +18,8 @@ class Console:
         log: takes each line, such as `RunDirectory.log`.
         first: rounds done before, by a run that this one continues.
         stream: where to show; a terminal gets the live line, unless
-        live: is false, for a terminal that is none: mpirun gives its ranks one even if its own output goes to a file.
+        live: is false, for a terminal that is none: mpirun, and srun --unbuffered, give their ranks one even if their
+            own output goes to a file.
     """
 
     def __init__(
@@ -44,7 +45,7 @@ class Console:
         """A line of its own, above the live one."""
         self.log(text)
         if self.progress is not None:
-            self.progress.console.print(text, markup=False, highlight=False)
+            self.progress.console.print(text, markup=False, highlight=False, soft_wrap=True)
         else:
             print(text, file=self.stream, flush=True)
 

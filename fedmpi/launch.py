@@ -130,7 +130,8 @@ def _rank0(
     headline = made.task.names[0]
     prefix = "" if "global" in settings.evaluate.protocol else f"{settings.evaluate.protocol[0]}_"
     shown = [f"{prefix}{name}" for name in ("loss", *made.task.names)]
-    console = Console(settings.rounds, shown, directory.log, live=job.launcher != "mpi")
+    live = job.launcher in ("single", "torchrun") and "SLURM_JOB_ID" not in os.environ
+    console = Console(settings.rounds, shown, directory.log, live=live)
     last_clients: list[dict[str, Any]] = []
 
     def on_round(row: dict[str, Any]) -> None:

@@ -1,0 +1,78 @@
+"""The main job in a real Slurm, by each sbatch file: the bits of one process."""
+
+import json
+import re
+import subprocess
+import time
+
+import pytest
+from helpers import ROOT, fedmpi
+
+LIMIT_S = 120
+pytestmark = pytest.mark.cluster
+
+
+def hashes(folder):
+    rows = (folder / "quickstart" / "metrics.jsonl").read_text().splitlines()
+    return [json.loads(row)["sha256"] for row in rows]
+
+
+@pytest.fixture(scope="module")
+def alone(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("alone")
+    done = fedmpi("run", "configs/quickstart.yaml", "rounds=3", f"output={folder}")
+    assert done.returncode == 0, done.stderr
+    return hashes(folder)
+
+
+def submit(env, log, *words):
+    """Runs a batch file to its end; (state, exit code)."""
+    say = {
+        "env": env,
+        "cwd": ROOT,
+        "check": True,
+        "capture_output": True,
+        "text": True,
+    }
+    job = subprocess.run(["sbatch", "--parsable", f"--output={log}", *words], **say).stdout.strip()
+    began = time.monotonic()
+    while time.monotonic() < began + LIMIT_S:  # sbatch --wait would look every ten seconds only
+        shown = subprocess.run(["scontrol", "show", "job", job], **say).stdout
+        state = re.search(r"JobState=(\w+)", shown).group(1)
+        if state not in ("PENDING", "CONFIGURING", "RUNNING", "COMPLETING"):
+            return state, int(re.search(r"ExitCode=(\d+)", shown).group(1))
+        time.sleep(0.2)
+    subprocess.run(["scancel", job], **say)
+    raise AssertionError(f"job {job} is still {state} after {LIMIT_S} s")
+
+
+@pytest.mark.parametrize(
+    ("file", "options", "overrides"),
+    [
+        ("srun.sbatch", ["--ntasks=3"], []),
+        ("mpirun.sbatch", ["--ntasks=3"], ["comm.backend=mpi"]),
+        ("torchrun.sbatch", ["--cpus-per-task=3"], []),
+    ],
+)
+def test_a_real_job_gives_the_bits_of_one_process(slurm_env, tmp_path, alone, file, options, overrides):
+    log = tmp_path / "log.txt"
+    settings = ["configs/quickstart.yaml", "rounds=3", f"output={tmp_path}", *overrides]
+    state, code = submit(slurm_env, log, *options, f"slurm/{file}", *settings)
+    assert (state, code) == ("COMPLETED", 0), log.read_text()
+    assert hashes(tmp_path) == alone
+    environment = json.loads((tmp_path / "quickstart" / "environment.json").read_text())
+    assert environment["launcher"] == {"srun": "slurm", "mpirun": "mpi", "torchrun": "torchrun"}[file.split(".")[0]]
+    assert len(environment["ranks"]) == 3
+    lines = log.read_text().splitlines()
+    assert sum(line.startswith("round ") for line in lines) == 3  # one plain line a round
+    assert "\x1b" not in log.read_text()
+
+
+def test_a_mistake_ends_a_real_job(slurm_env, tmp_path):
+    log = tmp_path / "log.txt"
+    settings = ["configs/quickstart.yaml", "data.partition.clients=5000", f"output={tmp_path}"]
+    state, code = submit(slurm_env, log, "--ntasks=3", "slurm/srun.sbatch", *settings)
+    assert state == "FAILED"  # the code is srun's: the largest, that of the ranks it ended
+    assert code != 0
+    assert log.read_text().count("error: data.partition") == 1, log.read_text()
+    assert "Traceback" not in log.read_text()
