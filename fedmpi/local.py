@@ -227,6 +227,9 @@ class LocalClient(Client):
                 yield (*self.forward(x), y)
         module.train()
 
+    def generator(self, *purpose: str | int) -> torch.Generator:
+        return seeds.generator(self._t.seed, "client", self.id, *purpose)
+
     # ---- the batch loop ----
     def fit(
         self,
@@ -236,10 +239,10 @@ class LocalClient(Client):
         lr: float | None = None,
         start: Tensor | None = None,
         gradient: Callable[[Client, Tensor], Tensor] | None = None,
-        method: Method | None = None,
+        plain: bool = False,
     ) -> Tensor:
         t, sgd, model = self._t, self._t.sgd, self._t.model
-        method = method or t.method
+        method = PLAIN if plain else t.method
         steps, a = self.steps, self.a
         generator = seeds.generator(t.seed, "batches", self.round, self.id, self._fits)
         self._fits += 1
@@ -310,8 +313,10 @@ class LocalClient(Client):
             self._loss = loss.detach()
 
     def fine_tune(self, epochs: int) -> None:
-        """Plain SGD on the task's loss from the weights at hand, all parameters; nothing of it is kept.   FT(e)"""
-        self.fit(epochs, method=PLAIN)
+        """The method's fine-tuning from the weights at hand; nothing of it is kept.   FT(e)"""
+        self._t.model.module.train()
+        with seeds.scoped(self._t.seed, "tune", self.round, self.id):
+            self._t.method.tune(self, epochs)
 
     def mean_loss(self) -> Tensor:
         """Mean over the steps made, (); 0 where none was."""

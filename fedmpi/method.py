@@ -113,12 +113,16 @@ class Client(Protocol):
         lr: float | None = None,
         start: Tensor | None = None,
         gradient: Callable[[Client, Tensor], Tensor] | None = None,
+        plain: bool = False,
     ) -> Tensor:
         """The batch loop: SGD with a fresh optimiser. Returns the trained (d,) weights.
 
         With `start` it trains another model from there and leaves k.w, its buffers and counters as they were.
-        `groups` trains those alone; `gradient` replaces the method's hook.
+        `groups` trains those alone; `gradient` replaces the method's hook; `plain`: FedAvg's steps on all parameters.
         """
+
+    def generator(self, *purpose: str | int) -> torch.Generator:
+        """A generator (CPU) of this experiment and client for one purpose, the same in every round."""
 
 
 class Uploads:
@@ -229,6 +233,10 @@ class Method:
     def weights(self, k: Client) -> Tensor:
         """What is evaluated as this client's model.   -> (d,)"""
         return k.w0
+
+    def tune(self, k: Client, epochs: int) -> None:
+        """Fine-tuning before evaluation, ft(epochs), from the weights evaluated; nothing of it is kept."""
+        k.fit(epochs, plain=True)
 
     def predict(self, k: Client) -> Callable[[Tensor], Tensor] | None:
         """x -> outputs of this client where that is more than its model's own; called at the weights evaluated."""

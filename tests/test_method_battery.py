@@ -101,7 +101,7 @@ def test_client_ids_do_not_matter(method, net):
 def test_a_client_trains_the_same_whoever_trained_before(method, net):
     """And leaves the others' state, the message and the data bit-unchanged: nothing leaks through the shared model."""
     it = play(settings(method, net))
-    fed, slots = it.fed, it.made.wire.kept
+    fed = it.fed
     before = {k: digest(row) for k, row in fed.clients.kept.items()}
     received, x = digest(fed.inbox), digest(it.made.data.train[0].x)
     own = fed._deliver(range(7), fed.clients.owner)
@@ -118,7 +118,7 @@ def test_a_client_trains_the_same_whoever_trained_before(method, net):
     kept = {k: row.clone() for k, row in fed.clients.kept.items()}
     assert len(kept) == 7
     alone = train([4])
-    assert {k for k in before if digest(fed.clients.kept[k]) != before[k]} == ({4} if slots.size else set())
+    assert {k for k in before if digest(fed.clients.kept[k]) != before[k]} == ({4} if _keeps_news(it.made) else set())
     for k, row in kept.items():
         fed.clients.kept[k].copy_(row)
     first = train([0, 4, 2])
@@ -128,6 +128,13 @@ def test_a_client_trains_the_same_whoever_trained_before(method, net):
     assert first == last
     assert first[4] == alone[4]
     assert (digest(fed.inbox), digest(it.made.data.train[0].x)) == (received, x)
+
+
+def _keeps_news(made):
+    """Whether a client's round changes what it keeps: its declared state, or own parts that are trained."""
+    method, groups = made.method, made.model.layout.groups()
+    own = set() if "*" in method.shared else groups - set(method.shared)
+    return bool(method.client_state) or bool(own & (groups if "*" in method.trains else set(method.trains)))
 
 
 @pytest.mark.parametrize("net", ["mlp", "norm"])
@@ -158,8 +165,8 @@ def test_the_declared_bytes_are_the_sum_of_what_the_method_names(method):
     engine's."""
     it = prepare(settings(method, "norm"))
     made, wire = it.made, it.made.wire
-    shared = sum(p.numel() for name, p in made.net.module.named_parameters() if _travels(made, name))
-    buffers = 2 * 6 if _travels(made, "1.weight") else 0  # running mean and variance of the six maps
+    shared, all_weights = _travels(made, made.model.layout), made.model.layout.size
+    buffers, all_buffers = _travels(made, made.model.buffer_layout), 2 * 6  # mean and variance of the six maps
     sizes = {**wire.sizes, "s": shared}
 
     def entries(slots):
@@ -169,13 +176,15 @@ def test_the_declared_bytes_are_the_sum_of_what_the_method_names(method):
     assert wire.download.size == shared + buffers + received + 1
     assert wire.upload.size == entries(made.method.sends) + buffers + 3
     assert wire.own_download.size == entries(made.method.receives_own)
-    total, all_buffers = sum(p.numel() for p in made.net.module.parameters()), 12
-    assert wire.kept.size == (total - shared) + (all_buffers - buffers) + entries(made.method.client_state)
+    kept = (all_weights - shared) + (all_buffers - buffers)
+    assert wire.kept.size == kept + entries(made.method.client_state)
+    assert all_weights == sum(p.numel() for p in made.net.module.parameters())
 
 
-def _travels(made, name):
-    group = {"6.weight": "head", "6.bias": "head", "1.weight": "norm", "1.bias": "norm"}.get(name, "body")
-    return "*" in made.method.shared or group in made.method.shared
+def _travels(made, layout):
+    """Entries of the tensors whose group is shared, one by one."""
+    groups = made.method.shared
+    return sum(int(np.prod(s.shape)) for s in layout.segments if "*" in groups or s.group in groups)
 
 
 # ---- the edges ----

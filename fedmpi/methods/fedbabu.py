@@ -1,0 +1,29 @@
+"""FedBABU. Oh, Kim, Yun. Federated Averaging with Body Aggregation and Body Update. ICLR 2022.
+https://arxiv.org/abs/2106.06042
+
+Rounds:        theta_h = theta_h^0 everywhere, the initial random head;   theta_b <- sum_k p_k theta_b,k       (1)
+Evaluation:    e epochs of fine-tuning at each client, of the full network, the head or the body: ft(e)        (2)
+"""
+
+from dataclasses import dataclass
+from typing import final
+
+from fedmpi.layout import BODY, EVERYTHING, HEAD, NORM
+from fedmpi.method import FEATURES, Client, Method
+from fedmpi.options import option
+
+TUNED = {"full": (EVERYTHING,), "head": (HEAD,), "body": (BODY, NORM)}
+
+
+@final
+@dataclass(frozen=True)
+class FedBABU(Method):
+    tuned: str = option("full", "what ft(e) changes", choices=tuple(TUNED))
+
+    paper = "Oh et al., ICLR 2022"
+    shared = (BODY, NORM)  # (1)
+    trains = (BODY, NORM)
+    needs = frozenset({FEATURES})
+
+    def tune(self, k: Client, epochs: int) -> None:
+        k.fit(epochs, groups=TUNED[self.tuned], plain=True)  # (2)

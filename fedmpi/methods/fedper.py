@@ -1,0 +1,21 @@
+"""FedPer. Arivazhagan, Aggarwal, Singh, Choudhary. Federated Learning with Personalization Layers. 2019.
+https://arxiv.org/abs/1912.00818
+
+(theta_b,k, theta_h,k) <- SGD on F_k from (theta_b, theta_h,k), jointly;   theta_b <- sum_k p_k theta_b,k        (1)
+The body is common; the head, the last linear layer, stays with its client. A client that was not sampled is evaluated
+with the new body and the head from its last round.
+"""
+
+from dataclasses import dataclass
+from typing import final
+
+from fedmpi.layout import BODY, NORM
+from fedmpi.method import FEATURES, Method
+
+
+@final
+@dataclass(frozen=True)
+class FedPer(Method):
+    paper = "Arivazhagan et al., 2019"
+    shared = (BODY, NORM)  # (1)
+    needs = frozenset({FEATURES})

@@ -1,0 +1,22 @@
+"""Freeze. The fixed classifier that FedUV is compared with. Son, Kim, Chung, Hur, Choi. CVPR 2024.
+https://arxiv.org/abs/2402.18372
+
+theta_h = theta_h^0 everywhere, the initial random head;   theta_b <- sum_k p_k theta_b,k            (1)
+The head gets no gradient and no weight decay, and does not travel. (Their code trains it in every round and throws the
+result away, because "Freeze" and "freeze" differ.)
+"""
+
+from dataclasses import dataclass
+from typing import final
+
+from fedmpi.layout import BODY, NORM
+from fedmpi.method import FEATURES, Method
+
+
+@final
+@dataclass(frozen=True)
+class Freeze(Method):
+    paper = "Son et al., CVPR 2024"
+    shared = (BODY, NORM)  # (1)
+    trains = (BODY, NORM)
+    needs = frozenset({FEATURES})

@@ -1,0 +1,41 @@
+"""LG-FedAvg. Liang, Liu, Ziyin, Allen, Auerbach, Brent, Salakhutdinov, Morency. Think Locally, Act Globally. 2020.
+https://arxiv.org/abs/2001.01523
+
+(theta_l,k, theta_g) <- SGD on F_k, jointly;     theta_g <- sum_k p_k theta_g,k                        (1)
+theta_g: the last n_shared linear layers (n_shared: 2 is the authors' choice); theta_l,k, everything below, is the
+client's own and never travels. The authors average uniformly (cohort.weighting: uniform), and start from a model that
+FedAvg has trained; here all clients start from the same initial model.
+"""
+
+from dataclasses import dataclass
+from typing import final
+
+from torch import nn
+
+from fedmpi.errors import UserError
+from fedmpi.layout import HEAD
+from fedmpi.method import FEATURES, Method
+from fedmpi.options import option
+
+GLOBAL = "global"  # layout group of the shared layers below the head
+
+
+@final
+@dataclass(frozen=True)
+class LGFedAvg(Method):
+    n_shared: int = option(1, "number of linear layers that are shared, the last ones", ge=1)
+
+    paper = "Liang et al., 2020"
+    shared = (HEAD, GLOBAL)  # (1)
+    needs = frozenset({FEATURES})
+
+    def prepare(self, module: nn.Module, classes: int) -> nn.Module:
+        """Puts the linear layers below the head, the last n_shared - 1 of them, into the group that travels."""
+        linear = [name for name, layer in module.named_modules() if isinstance(layer, nn.Linear)]
+        if len(linear) < self.n_shared:
+            raise UserError(f"method.n_shared is {self.n_shared}, but the model has {len(linear)} linear layer(s)")
+        groups: dict[str, str] = getattr(module, "parameter_groups", dict)()
+        for layer in linear[-self.n_shared : -1]:
+            groups |= {f"{layer}.{leaf}": GLOBAL for leaf, _ in module.get_submodule(layer).named_parameters()}
+        module.parameter_groups = lambda: groups  # type: ignore[assignment]
+        return module

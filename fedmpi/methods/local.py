@@ -1,0 +1,18 @@
+"""Local training alone: what each client reaches without the others.
+
+w_k <- SGD on F_k from w_k, all clients from the same initial model; nothing travels.            (1)
+A client trains in the rounds in which it is sampled: cohort.fraction: 1 gives everybody rounds x epochs epochs, a
+smaller one the epochs that it would have spent in a federation. Judge it by evaluate.protocol: [personal].
+"""
+
+from dataclasses import dataclass
+from typing import final
+
+from fedmpi.method import Method
+
+
+@final
+@dataclass(frozen=True)
+class Local(Method):
+    paper = "baseline of Chen et al., 2024 and Lee et al., CVPR 2024"
+    shared = ()  # (1)

@@ -1,0 +1,67 @@
+"""FedBABU (4.7): the head is the initial one until fine-tuning, which is plain SGD on what `tuned` says."""
+
+import copy
+
+import pytest
+import torch
+from helpers import play, prepare, settings
+from torch.nn.functional import cross_entropy
+
+from fedmpi import seeds
+
+MOVES = {"full": {"body", "norm", "head"}, "head": {"head"}, "body": {"body", "norm"}}
+
+
+def test_the_head_is_the_initial_one_until_fine_tuning():
+    it = play(settings("fedbabu", evaluate={"protocol": ["personal", "ft(2)"]}, train={"weight_decay": 1e-2}))
+    wire, first = it.made.wire, it.fed.clients.w0
+    for row in it.fed.clients.kept.values():
+        assert torch.equal(wire.kept.views(row)._w, wire.head.take(first))
+    assert torch.equal(wire.head.take(it.w), wire.head.take(first))
+    last = it.rows[-1]
+    assert last["ft(2)_loss"] != last["personal_loss"]
+    assert "ft(2)_loss" not in it.rows[0]
+
+
+@pytest.mark.parametrize("tuned", MOVES)
+def test_fine_tuning_moves_what_it_is_told(client, tuned):
+    it = prepare(settings("fedbabu", "norm", options={"tuned": tuned}, train={"weight_decay": 1e-2}))
+    k = client(it)
+    k.fine_tune(1)
+    moved = {s.group for s in k.segments() if not torch.equal(s.view(k.w), s.view(k.w0))}
+    assert moved == MOVES[tuned]
+
+
+def test_fine_tuning_by_hand(client):
+    """ft(2) at client 3: two epochs of SGD on cross-entropy, a fresh optimiser, the last round's rate."""
+    it = prepare(settings("fedbabu", train={"schedule": "exponential", "decay": 0.5, "weight_decay": 1e-3}))
+    module = copy.deepcopy(it.made.net.module)
+    k = client(it, 3, round_=2)
+    shard = it.made.data.train[3]
+    x, y = shard.x[shard.index], shard.y[shard.index]
+    sgd = torch.optim.SGD(module.parameters(), 0.05 / 4, 0.9, weight_decay=1e-3)
+    generator = seeds.generator(0, "batches", 2, 3, 0)
+    for _ in range(2):
+        for rows in torch.randperm(len(x), generator=generator).split(10):
+            sgd.zero_grad()
+            cross_entropy(module(x[rows]), y[rows]).backward()
+            sgd.step()
+    k.fine_tune(2)
+    torch.testing.assert_close(k.w, torch.nn.utils.parameters_to_vector(module.parameters()), rtol=0, atol=1e-6)
+
+
+def test_fine_tuning_trains_in_training_mode_whoever_was_evaluated_before(client):
+    """Dropout draws and batch statistics move, from the client's own random numbers."""
+    it = prepare(settings("fedbabu", "norm"))
+
+    def tuned():
+        k = client(it, 2)
+        it.made.net.module.eval()  # as the evaluation of another client leaves it
+        torch.manual_seed(torch.seed())
+        k.fine_tune(1)
+        return k.w.clone(), k.b.clone(), k.b0
+
+    (w, b, b0), (again, b_again, _) = tuned(), tuned()
+    assert torch.equal(w, again)
+    assert torch.equal(b, b_again)
+    assert not torch.equal(b, b0)
