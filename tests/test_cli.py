@@ -29,7 +29,7 @@ def path(tmp_path):
 
 @pytest.fixture
 def engine(monkeypatch):
-    """Stands for fedmpi.run, which trains; remembers the settings that it was given."""
+    """Stands for fedmpi.launch, which trains; remembers the settings that it was given."""
     fake = types.SimpleNamespace(seen=[], outcome=0)
 
     def run(settings):
@@ -39,8 +39,8 @@ def engine(monkeypatch):
         return fake.outcome
 
     fake.run, fake.validate = run, lambda settings: [("clients", "4"), ("model", settings.model.name)]
-    monkeypatch.setitem(sys.modules, "fedmpi.run", fake)
-    monkeypatch.setattr(fedmpi, "run", fake, raising=False)
+    monkeypatch.setitem(sys.modules, "fedmpi.launch", fake)
+    monkeypatch.setattr(fedmpi, "launch", fake, raising=False)
     return fake
 
 
