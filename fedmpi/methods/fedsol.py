@@ -7,7 +7,7 @@ Each step, at weights w with the received model w0 as frozen teacher:
     eps = rho Lambda g_p / ||g_p||                                                                           (6)
     w <- w - lr grad CE(f_{w + eps}(x), y)                   taken at w, all parameters                       (4)
 At the first step of a round w = w0, so eps = 0 exactly. With layers: head one body pass serves both gradients. norm:
-dim0 is the authors' code; Table 5: layers, adaptive. prox (Table 4): g_p of another method's proximal term, whose states
+dim0 is the authors' code; Table 5: layers, adaptive. prox (Table 4): g_p of another method's proximal term; its states
 and server stay. objective (Table 10): CE and L_p each at w or w + eps; in A4 eps is that of g_p + grad CE  (T10)
 """
 

@@ -1,0 +1,96 @@
+"""FedUV: features spread, probabilities vary."""
+
+import copy
+
+import pytest
+import torch
+from naive import assert_same, descend, experiment, features, gradient, rows_of
+from torch.nn.functional import cross_entropy, softmax
+
+from fedmpi.methods.feduv import uniformity, variance
+
+Z = torch.tensor([[0.0, 0], [1, 0], [0, 2]], dtype=torch.float64)  # algorithms.md 2.4 (b): d = 1, 4, 5
+F = torch.tensor([[2.0, 0, 0], [0, 1, 0], [0, 0, 3]], dtype=torch.float64)  # (c)
+
+
+def test_uniformity_by_hand():
+    """sigma = 4: (e^-1/4 + e^-1 + e^-5/4) / 3."""
+    assert uniformity(Z).item() == pytest.approx(0.4777283, abs=5e-8)
+
+
+def test_variance_by_hand():
+    assert variance(F.softmax(1)).item() == pytest.approx(0.2053841, abs=5e-8)
+    one_hot = torch.eye(4, dtype=torch.float64)
+    assert variance(one_hot).item() == pytest.approx(0, abs=1e-12)
+    assert variance(one_hot.repeat(2, 1), "none").item() == pytest.approx(0.5 - (1.5 / 7) ** 0.5, abs=1e-12)
+    assert variance(one_hot[[0, 0, 0, 0, 1, 1, 1, 1]][:, :2]).item() > 0
+
+
+def test_the_variants_of_table_6():
+    """More spread than c0: the hinge stops at 0, the others count it."""
+    P = torch.tensor([[1.0, 0], [0, 1]], dtype=torch.float64)  # s = 1/sqrt 2 = c0
+    assert variance(P, "squared").item() == pytest.approx(0, abs=1e-12)
+    P = torch.tensor([[2.0, 0.5], [0, 0.5]], dtype=torch.float64)  # s = sqrt 2 and 0
+    c0 = 0.5**0.5
+    assert variance(P).item() == pytest.approx((0 + c0) / 2, abs=1e-12)
+    assert variance(P, "none").item() == pytest.approx((c0 - 2**0.5 + c0) / 2, abs=1e-12)
+    assert variance(P, "squared").item() == pytest.approx(((c0 - 2**0.5) ** 2 + c0**2) / 2, abs=1e-12)
+
+
+def test_constant_probabilities():
+    """V = c0, and the gradient of a standard deviation of 0 is 0, not nan."""
+    f = torch.zeros(5, 3, dtype=torch.float64, requires_grad=True)
+    value = variance(f.softmax(1))
+    assert value.item() == pytest.approx(3**-0.5, abs=1e-12)
+    (g,) = torch.autograd.grad(value, f)
+    assert g.abs().max() == 0
+
+
+def test_uniformity_sees_shape_alone():
+    """Translated, turned, scaled."""
+    g = torch.Generator().manual_seed(0)
+    z = torch.randn(9, 4, generator=g, dtype=torch.float64)
+    turn, _ = torch.linalg.qr(torch.randn(4, 4, generator=g, dtype=torch.float64))
+    assert uniformity(5 * z @ turn + 3).item() == pytest.approx(uniformity(z).item(), abs=1e-12)
+
+
+def test_coinciding_features():
+    """Zero distances count 1 each and do not enter sigma; all of them zero: 1; a batch of one: 0. No nan behind them."""
+    twice = torch.cat([Z, Z[:1]])  # d = 1, 4, 0, 5, 1, 4: sigma = the lower of 1, 1, 4, 4, 5's middle, 4
+    e = torch.tensor([1.0, 4, 0, 5, 1, 4], dtype=torch.float64)
+    assert uniformity(twice).item() == pytest.approx((-e / 4).exp().mean().item(), abs=1e-12)
+    z = twice.clone().requires_grad_()
+    (g,) = torch.autograd.grad(uniformity(z), z)
+    assert g.isfinite().all()
+    assert uniformity(Z[:1].expand(4, 2)).item() == 1
+    assert (uniformity(Z[:1]).item(), variance(F[:1].softmax(1)).item()) == (0, 0)
+
+
+def test_the_gradient_goes_through_sigma():
+    """U does not change with scale, so its gradient has no part along z; with sigma held it has."""
+    z = Z.clone().requires_grad_()
+    along = [(torch.autograd.grad(uniformity(z, held), z)[0] * z).sum().item() for held in (False, True)]
+    assert along[0] == pytest.approx(0, abs=1e-12)
+    assert along[1] < -0.1
+
+
+@pytest.mark.parametrize(("options", "lam"), [({}, 1.0), ({"mu": 1.0, "lam": 2.5}, 2.5)])
+def test_five_steps_against_the_formula(client, options, lam):
+    """lam is a quarter of the four classes where it is not given."""
+    it = experiment("feduv", options)
+    x, y = rows_of(it)
+    module = copy.deepcopy(it.made.net.module)
+    n = len(y)
+
+    def direction():
+        z, f = features(module, x)
+        d = torch.stack([(z[i] - z[j]).square().sum() for i in range(n) for j in range(i + 1, n)])
+        U = (-d / d[d > 0].median()).exp().mean()
+        P = softmax(f, 1)
+        s = ((P - P.mean(0)).square().sum(0) / (n - 1)).sqrt()
+        V = torch.relu(0.5 - s).mean()
+        return gradient(module, cross_entropy(f, y) + options.get("mu", 0.5) * U + lam * V)
+
+    descend(module, 5, direction)
+    it.made.method.train(client(it))
+    assert_same(it, module)

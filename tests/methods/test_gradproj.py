@@ -1,0 +1,50 @@
+"""GradProj: no step against what the received model knows."""
+
+import copy
+
+import pytest
+import torch
+from naive import assert_same, descend, displaced, experiment, gradient, rows_of
+from torch.nn.functional import cross_entropy, kl_div, log_softmax, softmax
+
+from fedmpi.methods.gradproj import without_conflict
+
+
+def test_by_hand():
+    """<g_l, g_p> = -2, ||g_p||^2 = 4: (1, 1) - (-1/2) (-2, 0) = (0, 1)."""
+    g_l, g_p = torch.tensor([1.0, 1]), torch.tensor([-2.0, 0])
+    assert without_conflict(g_l, g_p).tolist() == [0, 1]
+    assert without_conflict(g_l, -g_p).tolist() == [1, 1]
+    assert without_conflict(g_l, 1e-13 * g_p).tolist() == [1, 1]  # noise
+
+
+def test_what_is_left_is_orthogonal():
+    g = torch.Generator().manual_seed(0)
+    for _ in range(9):
+        g_l, g_p = torch.randn(2, 50, generator=g, dtype=torch.float64)
+        left = without_conflict(g_l, g_p)
+        assert (left @ g_p).item() == pytest.approx(max((g_l @ g_p).item(), 0), abs=1e-12)
+
+
+def test_five_steps_against_the_formula(client):
+    """Two passes at w; the first alone moves batch statistics."""
+    it = experiment("gradproj", {"tau": 2.0})
+    x, y = rows_of(it)
+    module = copy.deepcopy(it.made.net.module)
+    teacher = copy.deepcopy(module).eval()
+    conflicts = []
+
+    def direction():
+        q = softmax(teacher(x) / 2, 1).detach()
+        g_l = gradient(module, cross_entropy(module(x), y))
+        with displaced(module, [torch.zeros_like(p) for p in module.parameters()]):
+            g_p = gradient(module, kl_div(log_softmax(module(x) / 2, 1), q, reduction="batchmean"))
+        along = sum((a * b).sum() for a, b in zip(g_l, g_p, strict=True))
+        square = sum(b.square().sum() for b in g_p)
+        conflicts.append(bool(along < 0))
+        return [a - along / square * b for a, b in zip(g_l, g_p, strict=True)] if along < 0 else g_l
+
+    descend(module, 5, direction)
+    it.made.method.train(client(it))
+    assert_same(it, module)
+    assert any(conflicts)
