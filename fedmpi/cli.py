@@ -79,7 +79,7 @@ def show(
         raise UserError(f"list: unknown kind '{kind}'; {nearest(kind, listing.KINDS)}")
     for each in [kind] if kind else listing.KINDS:
         typer.echo(f"{each}:")
-        _table([(f"  {entry.name}", entry.summary) for entry in listing.entries(each)])
+        _table([(f"  {entry.name}", entry.line) for entry in listing.entries(each)])
 
 
 def main() -> NoReturn:

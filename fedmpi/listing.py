@@ -4,7 +4,7 @@ Importing would load torch, which takes seconds; reading takes milliseconds.
 """
 
 import ast
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 
 KINDS = {
@@ -14,6 +14,10 @@ KINDS = {
     "partitions": "fedmpi.data.partition",
     "tasks": "fedmpi.tasks",
 }
+HOOKS = (
+    *("prepare", "loss", "gradient", "proximal", "step", "receive", "train", "upload", "weights", "tune", "predict"),
+    *("download", "direction", "remember"),
+)
 _ROOT = Path(__file__).parent
 
 
@@ -21,6 +25,15 @@ _ROOT = Path(__file__).parent
 class Entry:
     name: str
     summary: str  # of a method: its module's, which is the reference; else the function's or class's
+    facts: dict[str, str] = field(default_factory=dict)  # of a method: paper, what it changes, keeps and sends
+
+    @property
+    def line(self) -> str:
+        """What `fedmpi list` shows."""
+        if not self.facts:
+            return self.summary
+        parts = [self.facts["paper"], *(f"{key} {self.facts[key]}" for key in ("changes", "keeps", "sends"))]
+        return "; ".join(part for part in parts if not part.endswith(" "))
 
 
 def entries(kind: str) -> list[Entry]:
@@ -30,8 +43,33 @@ def entries(kind: str) -> list[Entry]:
         module, _, attribute = target.partition(":")
         tree = _tree(module)
         node = next((each for each in tree.body if getattr(each, "name", None) == attribute), None)
-        found.append(Entry(name, _first_line(tree if kind == "methods" else node)))
+        if kind == "methods" and isinstance(node, ast.ClassDef):
+            found.append(Entry(name, _first_line(tree), _facts(node)))
+        else:
+            found.append(Entry(name, _first_line(node)))
     return found
+
+
+def _facts(node: ast.ClassDef) -> dict[str, str]:
+    """What a method's class body declares: paper, the hooks it changes, the slots it keeps and sends."""
+    assigned = [(t, s.value) for s in node.body if isinstance(s, ast.Assign) for t in s.targets]
+    values = {target.id: value for target, value in assigned if isinstance(target, ast.Name)}
+    hooks = [s.name for s in node.body if isinstance(s, ast.FunctionDef) and s.name in HOOKS]
+    paper = ast.literal_eval(values["paper"]) if "paper" in values else ""
+    keeps = [
+        f"{name} ({where})"
+        for where, key in (("client", "client_state"), ("server", "server_state"))
+        for name in _slots(values.get(key))
+    ]
+    sends = _slots(values.get("sends")) or ["dw"]
+    if isinstance(values.get("shared"), ast.Tuple):
+        groups = ast.unparse(values["shared"]).strip("(),").lower()
+        sends = [f"{slot} ({groups or 'nothing'})" if slot == "dw" else slot for slot in sends]
+    return {"paper": paper, "changes": ", ".join(hooks), "keeps": ", ".join(keeps), "sends": ", ".join(sends)}
+
+
+def _slots(value: ast.expr | None) -> list[str]:
+    return [k.arg for k in value.keywords if k.arg] if isinstance(value, ast.Call) else []
 
 
 def _tree(module: str) -> ast.Module:

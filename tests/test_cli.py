@@ -155,6 +155,7 @@ def test_list_reads_registries_and_docstrings_without_importing(monkeypatch, tmp
     (tmp_path / "methods" / "__init__.py").write_text('registry: dict[str, str] = {"prox": "fedmpi.methods.prox:P"}')
     (tmp_path / "methods" / "prox.py").write_text(
         '"""FedProx: stay near w.\n\nMore."""\nimport nothing\nclass P:\n    """A class."""\n'
+        '    paper = "Li, 2020"\n    client_state = Slots(h=FLAT)\n    shared = (BODY,)\n    def gradient(self): ...\n'
     )
     (tmp_path / "tasks.py").write_text(
         'registry = {"plain": "fedmpi.tasks:f", "bare": "fedmpi.tasks:g"}\n'
@@ -162,7 +163,9 @@ def test_list_reads_registries_and_docstrings_without_importing(monkeypatch, tmp
     )
     monkeypatch.setattr(listing, "_ROOT", tmp_path)
     assert main(monkeypatch, "list", "methods") == 0
-    assert capsys.readouterr().out == "methods:\n  prox  FedProx: stay near w.\n"
+    assert (
+        capsys.readouterr().out == "methods:\n  prox  Li, 2020; changes gradient; keeps h (client); sends dw (body)\n"
+    )
     assert main(monkeypatch, "list", "tasks") == 0
     assert capsys.readouterr().out == "tasks:\n  plain  Does f.\n  bare\n"
 
