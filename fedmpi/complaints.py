@@ -16,7 +16,11 @@ def complaints(error: ValidationError, document: Document, source: str) -> list[
     """One line for each key, in the order in which the keys were written. `source`: named for keys that are missing."""
     order = {where: position for position, where in enumerate(document.origins.values())}
     lines = []
-    located = [(_key(document.data, each), each) for each in error.errors(include_url=False)]
+    errors = error.errors(include_url=False)
+    wrong = {each["loc"][:-1] for each in errors}  # a list that is too short only because its items are wrong is not
+    located = [
+        (_key(document.data, each), each) for each in errors if each["type"] != "too_short" or each["loc"] not in wrong
+    ]
     for key, group in itertools.groupby(located, key=lambda pair: pair[0]):
         where = _origin(document, key, source)
         text = _describe(key, [each for _, each in group], document.data)

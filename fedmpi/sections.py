@@ -5,6 +5,7 @@ takes that thing's own options; they are checked against its signature when it i
 """
 
 import os
+import re
 from pathlib import Path
 from typing import Annotated, Any, ClassVar, Literal
 
@@ -15,7 +16,15 @@ Positive = Annotated[float, Field(gt=0)]
 NonNegative = Annotated[float, Field(ge=0)]
 Fading = Annotated[float, Field(ge=0, lt=1)]  # a coefficient of the past in a running mean
 Name = Annotated[str, Field(min_length=1)]
-Protocol = Annotated[str, Field(pattern=r"^(global|personal|personal_on_global|ft\([1-9][0-9]*\))$")]
+
+
+def _protocol(name: str) -> str:
+    if not re.fullmatch(r"global|personal|personal_on_global|ft\([1-9][0-9]*\)", name):
+        raise ValueError(f"{name!r} is not allowed; must be 'global', 'personal', 'personal_on_global' or 'ft(EPOCHS)'")
+    return name
+
+
+Protocol = Annotated[str, AfterValidator(_protocol)]
 Place = Annotated[Path, AfterValidator(Path.expanduser)]
 
 

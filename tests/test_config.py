@@ -155,6 +155,11 @@ EDITS = [
         "evaluate: {protocol: [global, persnal]}",
         "{path}:7: evaluate.protocol.1: 'persnal' is not allowed; must be 'global'",
     ),
+    (
+        "evaluate: {protocol: [globl]}",  # and not, besides, that a list without it is too short
+        "{path}:7: evaluate.protocol.0: 'globl' is not allowed; must be 'global', 'personal', 'personal_on_global' or "
+        "'ft(EPOCHS)'",
+    ),
     ("evaluate: {protocol: []}", "{path}:7: evaluate.protocol: [] is not allowed; must be a list of at least 1"),
     ("server: {rule: 3}", "{path}:7: server.rule: 3 is not allowed; must be a mapping"),
     ("no: 3", "{path}:7: the key 'no' is not text; put it in quotes"),
