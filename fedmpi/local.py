@@ -130,7 +130,7 @@ class LocalClient(Client):
         self._loss_steps = 0
         self._loss: Tensor | None = None  # of the step at hand
         self._passed = False  # whether the step at hand has made a pass that moved batch statistics
-        self._frozen: dict[int | None, Net] = {}
+        self._frozen: dict[int | None, tuple[Tensor | None, Net]] = {}
 
     # ---- forward passes ----
     def logits(self, x: Tensor) -> Tensor:
@@ -147,10 +147,11 @@ class LocalClient(Client):
     def frozen(self, x: Tensor, at: Tensor | None = None, buffers: Tensor | None = None) -> tuple[Tensor, Tensor]:
         key = None if at is None else id(at)
         if key not in self._frozen:
-            model, self._frozen[key] = self._t.twin(len(self._frozen))
+            model, net = self._t.twin(len(self._frozen))
+            self._frozen[key] = at, net  # held on to: the id of a tensor that is gone may be another's
             model.load(self.w0 if at is None else at, self.b0 if buffers is None else buffers)
         with torch.no_grad(), self._t.precision():
-            z, f = self._frozen[key].forward(x)
+            z, f = self._frozen[key][1].forward(x)
         return (f if z is None else z).to(self.w.dtype), f.to(self.w.dtype)
 
     def task_loss(self, f: Tensor, x: Tensor, y: Tensor) -> Tensor:

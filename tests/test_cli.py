@@ -163,7 +163,8 @@ def test_list_reads_registries_and_docstrings_without_importing(monkeypatch, tmp
     )
     monkeypatch.setattr(listing, "_ROOT", tmp_path)
     assert main(monkeypatch, "list", "methods") == 0
-    assert (
+    expected = "methods:\n  prox  Li, 2020; changes gradient; keeps h (client); sends dw (body)\n"
+    assert capsys.readouterr().out == expected
         capsys.readouterr().out == "methods:\n  prox  Li, 2020; changes gradient; keeps h (client); sends dw (body)\n"
     )
     assert main(monkeypatch, "list", "tasks") == 0

@@ -21,8 +21,10 @@ registry: dict[str, str] = {
     "feduv": "fedmpi.methods.feduv:FedUV",
     "freeze": "fedmpi.methods.freeze:Freeze",
     "gradproj": "fedmpi.methods.gradproj:GradProj",
+    "knnper": "fedmpi.methods.knnper:KNNPer",
     "lg_fedavg": "fedmpi.methods.lg_fedavg:LGFedAvg",
     "local": "fedmpi.methods.local:Local",
     "moon": "fedmpi.methods.moon:MOON",
+    "perfedavg": "fedmpi.methods.perfedavg:PerFedAvg",
     "scaffold": "fedmpi.methods.scaffold:Scaffold",
 }

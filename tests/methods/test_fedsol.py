@@ -229,5 +229,5 @@ def test_equilibrium_of_the_toy(quadratic):
     ray = (2**0.5 - 0.5) / 2**0.5
     assert ray == pytest.approx(0.6464466, abs=5e-8)
     at = torch.tensor([ray, ray], dtype=torch.float64)
-    eps = FedSOL(rho=0.5, adaptive=False, layers="all").perturbation(SimpleNamespace(w=at, w0=0 * at), at)
+    eps = FedSOL(rho=0.5, adaptive=False, layers="all").perturbation(standing_on(at), at)
     assert (at + eps).tolist() == pytest.approx([1, 1], abs=1e-12)  # where the local gradient is zero
