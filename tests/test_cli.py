@@ -165,8 +165,6 @@ def test_list_reads_registries_and_docstrings_without_importing(monkeypatch, tmp
     assert main(monkeypatch, "list", "methods") == 0
     expected = "methods:\n  prox  Li, 2020; changes gradient; keeps h (client); sends dw (body)\n"
     assert capsys.readouterr().out == expected
-        capsys.readouterr().out == "methods:\n  prox  Li, 2020; changes gradient; keeps h (client); sends dw (body)\n"
-    )
     assert main(monkeypatch, "list", "tasks") == 0
     assert capsys.readouterr().out == "tasks:\n  plain  Does f.\n  bare\n"
 
