@@ -1,0 +1,64 @@
+"""kNN-Per. Marfoq, Neglia, Vidal, Kameni. Personalized Federated Learning through Local Memorization. ICML 2022.
+https://arxiv.org/abs/2111.09360
+
+Training is FedAvg's. When client i is evaluated, its training samples (z_j, y_j), z by the model at hand, are a memory:
+    d_j^2 = ||z(x) - z_j||^2,  s_j = exp(-d_j^2 / (dim z scale))      over the k nearest j                        (1)
+    p_knn[c] = sum_{j: y_j = c} s_j / sum_j s_j                                                                   (2)
+    p = lam p_knn + (1 - lam) softmax f(x)                                                                        (3)
+With evaluate.protocol ft(e) that model is the fine-tuned one. mix: logits has f in place of softmax f in (3), as the
+FedSOL authors' code has it. One lam for all clients; the paper's choose each their own.
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import final
+
+import torch
+from torch import Tensor
+from torch.nn.functional import one_hot
+
+from fedmpi.method import CLASSES, FEATURES, Client, Method
+from fedmpi.options import option
+
+
+@final
+@dataclass(frozen=True)
+class KNNPer(Method):
+    k: int = option(5, "number of neighbours", ge=1)
+    lam: float = option(0.5, "share of the neighbours in the prediction; 0: the model alone", ge=0, le=1)
+    scale: float = option(1.0, "squared distance over which similarity falls to 1/e, per dimension of z", gt=0)
+    capacity: int = option(500, "samples that a client remembers at most, a uniform subset of its own", ge=1)
+    mix: str = option("softmax", "what the neighbours are mixed with", choices=("softmax", "logits"))
+
+    paper = "Marfoq et al., ICML 2022"
+    needs = frozenset({FEATURES, CLASSES})
+    neutral = {"lam": 0.0}
+
+    def predict(self, k: Client) -> Callable[[Tensor], Tensor] | None:
+        if not self.lam:
+            return None
+        z_k, y_k = (torch.cat(parts) for parts in zip(*((z, y) for z, _, y in k.passes()), strict=True))
+        if len(y_k) > self.capacity:
+            chosen = torch.randperm(len(y_k), generator=k.generator("memory"))[: self.capacity].to(y_k.device)
+            z_k, y_k = z_k[chosen], y_k[chosen]
+
+        def outputs(x: Tensor) -> Tensor:
+            z, f = k.forward(x)
+            d2 = torch.cdist(z, z_k, compute_mode="donot_use_mm_for_euclid_dist").square()  # (B, n)
+            p_knn = neighbours(d2, y_k, self.k, f.shape[1], z.shape[1] * self.scale)
+            if self.mix == "logits":
+                return self.lam * p_knn + (1 - self.lam) * f
+            p = self.lam * p_knn + (1 - self.lam) * f.softmax(1)  # (3)
+            return p.clamp(min=torch.finfo(p.dtype).tiny).log()  # outputs are logits: their softmax is p
+
+        return outputs
+
+
+def neighbours(d2: Tensor, y: Tensor, k: int, classes: int, width: float) -> Tensor:
+    """p_knn of (2).   squared distances (B, n), labels (n,) -> (B, classes)
+
+    The nearest distance is subtracted first, so that not all similarities can vanish; it cancels in (2).
+    """
+    nearest, j = d2.topk(min(k, len(y)), largest=False)  # (B, k), ascending
+    s = (-(nearest - nearest[:, :1]) / width).exp()  # (1)
+    return (s[:, :, None] * one_hot(y[j], classes)).sum(1) / s.sum(1, keepdim=True)

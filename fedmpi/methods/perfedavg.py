@@ -1,0 +1,59 @@
+"""Per-FedAvg. Fallah, Mokhtari, Ozdaglar. Personalized Federated Learning: A Meta-Learning Approach. NeurIPS 2020.
+https://arxiv.org/abs/2002.07948
+
+A model that is good after one step of each client's own. A step of local training, on batches b1, b2, b3:
+    w' = w - alpha grad F(w; b1)                                                                   (1)
+    first_order   w <- w - beta grad F(w'; b2)                                                     (2)
+    hessian_free  w <- w - beta (v - alpha (grad F(w + delta v; b3) - grad F(w - delta v; b3)) / (2 delta))
+                  with v = grad F(w'; b2)                                                          (3)
+    exact         w <- w - beta (v - alpha H(w; b3) v)                                             (4)
+beta is train.lr, and the optimiser with its momentum and weight decay makes the outer step alone; alpha is the rate of
+the inner one. floor(batches / 2) steps an epoch, for (3) and (4) floor(batches / 3). alpha: 0 leaves FedAvg, and then
+b1 and b3 are not drawn. ft(e) is plain SGD of rate alpha; tuning: meta has more such steps (FedSOL authors' code).
+"""
+
+from dataclasses import dataclass
+from typing import final
+
+from torch import Tensor
+
+from fedmpi.method import Client, Method, declared
+from fedmpi.options import option
+
+
+@final
+@dataclass(frozen=True)
+class PerFedAvg(Method):
+    alpha: float = option(0.01, "learning rate of the inner step; 0: FedAvg", ge=0)
+    variant: str = option(
+        "first_order",
+        "second-order term of the outer gradient: left out, by differences, or exact",
+        choices=("first_order", "hessian_free", "exact"),
+    )
+    delta: float = option(0.001, "length of the difference in (3), per unit of gradient", gt=0)
+    tuning: str = option("plain", "what ft(e) does", choices=("plain", "meta"))
+
+    paper = "Fallah et al., NeurIPS 2020"
+    neutral = {"alpha": 0.0}
+
+    @declared
+    def batches_a_step(self) -> int:
+        return 1 if not self.alpha else 2 if self.variant == "first_order" else 3
+
+    def step(self, k: Client, x: Tensor, y: Tensor) -> Tensor:
+        if not self.alpha:
+            return k.grad(x, y)
+        batches = list(zip(x.chunk(self.batches_a_step), y.chunk(self.batches_a_step), strict=True))
+        b1, b2, b3 = batches[0], batches[1 % len(batches)], batches[-1]  # too few samples to cut: b1 again
+        inner = k.w - self.alpha * k.grad(*b1)  # (1)
+        v = k.grad(*b2, at=inner)  # (2)
+        if self.variant == "hessian_free":
+            ahead, behind = (k.grad(*b3, at=k.w + sign * self.delta * v) for sign in (1, -1))
+            return v - (ahead - behind) * (self.alpha / (2 * self.delta))  # (3)
+        return v - self.alpha * k.hessian_vector(*b3, v) if self.variant == "exact" else v  # (4)
+
+    def tune(self, k: Client, epochs: int) -> None:
+        if self.tuning == "meta":
+            k.fit(epochs)
+        else:
+            k.fit(epochs, lr=self.alpha, plain=True)

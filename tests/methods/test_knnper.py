@@ -1,0 +1,115 @@
+"""kNN-Per (4.8): neighbours and mixtures against naive loops; lam = 0 is the fine-tuned model."""
+
+import math
+
+import pytest
+import torch
+from helpers import play, prepare, settings
+
+from fedmpi.evaluate import figures
+from fedmpi.methods.knnper import neighbours
+
+
+def naive(z, memory, labels, k, classes, scale):
+    """p_knn (classes,) of one z, in float64."""
+    d2 = sorted((float((z - m).double().square().sum()), j) for j, m in enumerate(memory))[:k]
+    votes = [0.0] * classes
+    for d, j in d2:
+        votes[int(labels[j])] += math.exp(-d / (len(z) * scale))
+    return [v / sum(votes) for v in votes]
+
+
+@pytest.mark.parametrize("k", [1, 3, 7, 50])
+def test_neighbours_against_a_naive_loop(k):
+    """More neighbours than samples: all of them."""
+    g = torch.Generator().manual_seed(k)
+    z, memory = torch.randn(9, 5, generator=g), torch.randn(20, 5, generator=g)
+    labels = torch.randint(4, (20,), generator=g)
+    found = neighbours(torch.cdist(z, memory).square(), labels, k, 4, 5 * 0.3)
+    for row, each in zip(found, z, strict=True):
+        assert row.tolist() == pytest.approx(naive(each, memory, labels, k, 4, 0.3), abs=1e-6)
+
+
+def test_a_common_shift_of_distances_changes_nothing():
+    """Not even one so large that every exp underflows."""
+    g = torch.Generator().manual_seed(0)
+    d2 = torch.rand(6, 12, generator=g, dtype=torch.float64)
+    y = torch.randint(3, (12,), generator=g)
+    plain = neighbours(d2, y, 4, 3, 2.0)
+    torch.testing.assert_close(neighbours(d2 + 1e6, y, 4, 3, 2.0), plain, rtol=0, atol=1e-9)
+    assert plain.sum(1).tolist() == pytest.approx([1] * 6)
+
+
+def test_a_training_point_is_its_own_nearest(client):
+    """k = 1, lam = 1, no augmentation: the label of the point with probability 1."""
+    it = prepare(settings("knnper", options={"k": 1, "lam": 1.0}))
+    k = client(it, 2)
+    shard = it.made.data.train[2]
+    x, y = shard.x[shard.index], shard.y[shard.index]
+    p = it.made.method.predict(k)(x).exp()
+    assert p[torch.arange(len(y)), y].tolist() == [1.0] * len(y)
+    assert p.sum(1).tolist() == pytest.approx([1.0] * len(y))
+
+
+@pytest.mark.parametrize("mix", ["softmax", "logits"])
+def test_prediction_by_hand(client, mix):
+    """(3) at the live weights, sample by sample; outputs are log p, so that cross-entropy is -log p[y]."""
+    it = prepare(settings("knnper", "norm", options={"k": 3, "lam": 0.3, "scale": 0.02, "mix": mix}))
+    k = client(it, 1)
+    k.fine_tune(1)
+    module, net = it.made.net.module.eval(), it.made.net
+    shard, test = it.made.data.train[1], it.made.data.global_test
+    with torch.no_grad():
+        memory, _ = net.forward(shard.x[shard.index])
+        z, f = net.forward(test.x)
+    labels = shard.y[shard.index]
+    predict = it.made.method.predict(k)
+    module.eval()
+    with torch.inference_mode():
+        found = predict(test.x)
+    for i in range(len(z)):
+        p_knn = torch.tensor(naive(z[i], memory, labels, 3, 4, 0.02))
+        other = f[i].softmax(0) if mix == "softmax" else f[i]
+        expected = 0.3 * p_knn + 0.7 * other
+        torch.testing.assert_close(found[i].exp() if mix == "softmax" else found[i], expected, rtol=0, atol=1e-5)
+    if mix == "softmax":
+        loss = figures(it.fed.trainer, test, 100, predict)["loss"]
+        picked = found.exp()[torch.arange(len(test.y)), test.y]
+        assert loss == pytest.approx(-picked.double().log().mean().item(), rel=1e-5)
+
+
+def test_memory_is_a_uniform_subset_and_the_same_in_every_round(client):
+    it = prepare(settings("knnper", options={"capacity": 4, "k": 1, "lam": 1.0}))
+    shard = it.made.data.train[2]
+    x = shard.x[shard.index]
+    assert len(x) > 8
+
+    def remembered(round_):
+        """Rows that are at distance zero from their own memory: those with similarity to nothing nearer."""
+        k = client(it, 2, round_)
+        z, y = next((z, y) for z, _, y in k.passes())
+        chosen = torch.randperm(len(y), generator=k.generator("memory"))[:4]
+        found = it.made.method.predict(k)(x).argmax(1)
+        d2 = torch.cdist(z, z[chosen])
+        assert torch.equal(found, y[chosen][d2.argmin(1)])
+        return chosen.tolist()
+
+    assert remembered(0) == remembered(5)
+    other = client(it, 3)
+    assert torch.randperm(len(x), generator=other.generator("memory"))[:4].tolist() != remembered(0)
+
+
+def test_lam_zero_is_the_fine_tuned_model():
+    changes = {"evaluate": {"protocol": ["global", "personal", "ft(2)"]}}
+    mine = play(settings("knnper", "norm", options={"lam": 0.0}, **changes))
+    theirs = play(settings("fedavg", "norm", **changes))
+    assert mine.lines == theirs.lines
+
+
+def test_training_is_fedavgs_and_the_memory_tells():
+    changes = {"evaluate": {"protocol": ["global", "personal", "ft(2)"]}}
+    mine, theirs = play(settings("knnper", "norm", **changes)), play(settings("fedavg", "norm", **changes))
+    assert mine.hashes == theirs.hashes
+    assert [row["loss"] for row in mine.rows] == [row["loss"] for row in theirs.rows]
+    for protocol in ("personal", "ft(2)"):
+        assert mine.rows[-1][f"{protocol}_loss"] != theirs.rows[-1][f"{protocol}_loss"]

@@ -1,0 +1,99 @@
+"""Per-FedAvg (4.9): its three outer gradients on quadratics and against autograd, its batches, its fine-tuning."""
+
+import copy
+
+import pytest
+import torch
+from helpers import play, prepare, settings
+from torch.nn.functional import cross_entropy
+from torch.nn.utils import parameters_to_vector, vector_to_parameters
+
+from fedmpi import seeds
+from fedmpi.errors import UserError
+
+VARIANTS = ("first_order", "hessian_free", "exact")
+BOWL = {"a": [[3.0]], "b": [[4.0]], "copies": [1]}
+
+
+@pytest.mark.parametrize(("variant", "expected"), [("first_order", 1.315), ("hessian_free", 1.2205), ("exact", 1.2205)])
+def test_one_step_on_a_quadratic(play_quadratic, variant, expected):
+    """a = 3, b = 4, w = 1, alpha = .1, beta = .05: w' = 1.9, v = -6.3, (1 - .3) v = -4.41. A quadratic's differences
+    are its Hessian."""
+    options = {"alpha": 0.1, "variant": variant}
+    it = play_quadratic("perfedavg", BOWL, rounds=1, options=options, train={"epochs": 1, "lr": 0.05})
+    assert it.w.item() == pytest.approx(expected, abs=1e-11)
+
+
+def outer(module, w, batches, alpha, variant, delta):
+    """The outer gradient on three batches, by autograd through the inner step where it is exact."""
+    shape = copy.deepcopy(module)
+
+    def grad(at, batch):
+        vector_to_parameters(at, shape.parameters())
+        x, y = batch
+        return parameters_to_vector(torch.autograd.grad(cross_entropy(shape(x), y), list(shape.parameters())))
+
+    v = grad(w - alpha * grad(w, batches[0]), batches[1])
+    if variant == "first_order":
+        return v
+    if variant == "hessian_free":
+        difference = grad(w + delta * v, batches[2]) - grad(w - delta * v, batches[2])
+        return v - alpha / (2 * delta) * difference
+    x, y = batches[2]
+    names = [name for name, _ in module.named_parameters()]
+
+    def loss(flat):
+        pieces = flat.split([p.numel() for p in module.parameters()])
+        shaped = {n: piece.view_as(p) for n, piece, p in zip(names, pieces, module.parameters(), strict=True)}
+        return cross_entropy(torch.func.functional_call(module, shaped, (x,)), y)
+
+    return v - alpha * torch.autograd.functional.hvp(loss, w, v)[1]
+
+
+@pytest.mark.parametrize("variant", VARIANTS)
+def test_one_client_by_hand(client, variant):
+    """Batches in pairs or triples, what is left over unused; momentum and decay in the outer step alone."""
+    many = 2 if variant == "first_order" else 3
+    options = {"alpha": 0.1, "variant": variant, "delta": 0.01}
+    it = prepare(settings("perfedavg", options=options, train={"batch_size": 4, "epochs": 2, "weight_decay": 1e-2}))
+    k, module = client(it, 2), copy.deepcopy(it.made.net.module)
+    shard = it.made.data.train[2]
+    x, y = shard.x[shard.index], shard.y[shard.index]
+    w = parameters_to_vector(module.parameters()).detach().requires_grad_(True)
+    sgd = torch.optim.SGD([w], 0.05, 0.9, weight_decay=1e-2)
+    generator, steps = seeds.generator(0, "batches", 0, 2, 0), 0
+    for _ in range(2):
+        cut = torch.randperm(len(x), generator=generator).split(4)
+        for at in range(0, len(cut) - len(cut) % many, many):
+            rows = torch.cat(cut[at : at + many]).chunk(many)
+            batches = [(x[i], y[i]) for i in (rows if many == 3 else (*rows, rows[1]))]
+            w.grad = outer(module, w.detach(), batches, 0.1, variant, 0.01)
+            sgd.step()
+            steps += 1
+    it.made.method.train(k)
+    assert k.steps == steps
+    assert steps >= 4
+    torch.testing.assert_close(k.w, w.detach(), rtol=0, atol=2e-5)
+    assert (k.w - k.w0).abs().max() > 0.01
+
+
+def test_variants_differ():
+    hashes = [play(settings("perfedavg", options={"alpha": 0.2, "variant": v}, rounds=1)).hashes[0] for v in VARIANTS]
+    assert len(set(hashes)) == 3
+
+
+@pytest.mark.parametrize(("tuning", "lr"), [("plain", 0.02), ("meta", None)])
+def test_fine_tuning(client, tuning, lr):
+    """Plain SGD of rate alpha with its own optimiser, or more of the same steps."""
+    it = prepare(settings("perfedavg", options={"alpha": 0.02, "tuning": tuning}))
+    client(it, 2).fine_tune(2)
+    found = it.made.model.w.clone()
+    k = client(it, 2)
+    k.fit(2, lr=lr, plain=tuning == "plain")
+    assert torch.equal(found, k.w)
+    assert not torch.equal(k.w, k.w0)
+
+
+def test_bounds():
+    with pytest.raises(UserError, match=r"method\.variant"):
+        prepare(settings("perfedavg", options={"variant": "second_order"}))
