@@ -21,7 +21,8 @@ ALLOWED = {
     "cli": "launch config listing comm.job fedmpi",
     "fedmpi": "api data.dataset method tasks",  # fedmpi/__init__.py: the version, and names looked up when first used
     "api": "launch build config",
-    "launch": "narrate build federation comm data.federated digest environment record console summary signals config",
+    "launch": "narrate build federation comm data.federated digest environment record console summary signals config "
+    "data.federated",
     "narrate": "build federation comm memory record console",
     "build": "federation local wire memory cohort schedule server_optim server_rules methods method layout "
     "comm data models tasks settings",
