@@ -1,9 +1,10 @@
-"""Engine overhead: fedmpi's round against the same work written by hand in PyTorch, side by side.   python benchmarks/engine.py
+"""Engine overhead: fedmpi's round against the same work written by hand in PyTorch.   python benchmarks/engine.py
 
 100 clients, 10 a round, the 1.66 M-parameter CNN on 28x28 images, batch 50, 600 samples a client, one local epoch; then
-the global model on 10,000 test images in batches of 100. Random images: speed does not depend on what they show. The hand-written
-loop does forward, backward, torch's fused SGD step, a running average and the evaluation, and nothing else. Both run on the same
-cores with one thread, in turn (fedmpi, bare, fedmpi, ...), each in the same memory format; the ratio is that of the medians.
+the global model on 10,000 test images in batches of 100. Random images: speed does not depend on what they show. The
+hand-written loop does forward, backward, torch's fused SGD step, a running average and the evaluation, and nothing
+else. Both run on the same cores with one thread, in turn (fedmpi, bare, fedmpi, ...), each in the same memory format;
+the ratio is that of the medians.
 """
 
 import argparse
@@ -88,7 +89,7 @@ def compare(rounds, channels_last, samples=600, test=10_000):
     members = range(10)
 
     def between(_):
-        """fedmpi hands over the line of round t when it has evaluated it: one round of ours has passed. Now one of theirs."""
+        """fedmpi hands over the line of a round when it has evaluated it: one round of ours has passed. Now theirs."""
         nonlocal mark
         ours.append(time.perf_counter() - mark)
         theirs.append(bare(module, made.data, members, channels_last))
@@ -97,10 +98,11 @@ def compare(rounds, channels_last, samples=600, test=10_000):
     fed.sink.round = between
     mark = time.perf_counter()
     fed.run()
+    ratios = [a / b for a, b in zip(ours[1:], theirs[1:], strict=True)]
     print(
         f"channels_last={channels_last!s:5}  fedmpi {median(ours[1:]):.3f} s  bare {median(theirs[1:]):.3f} s  "
-        f"ratio {median(ours[1:]) / median(theirs[1:]):.3f}  (pairs {min(a / b for a, b in zip(ours[1:], theirs[1:], strict=True)):.3f} to "
-        f"{max(a / b for a, b in zip(ours[1:], theirs[1:], strict=True)):.3f}, {rounds - 1} rounds)"
+        f"ratio {median(ours[1:]) / median(theirs[1:]):.3f}  "
+        f"(pairs {min(ratios):.3f} to {max(ratios):.3f}, {rounds - 1} rounds)"
     )
 
 

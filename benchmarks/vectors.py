@@ -1,8 +1,11 @@
-"""What moving and adding vectors costs: fedmpi's whole round against a hand-written loop.   python benchmarks/vectors.py
+"""What moving and adding vectors costs: fedmpi's whole round against a hand-written loop.
 
-A model that is one vector of 25.6 M parameters, trivial training (one step on one sample whose gradient is a constant), 8 clients.
-    in one process:       by hand = copy w into the model, take the same step, keep the difference; add the rows; copy w out
-    mpirun -n 3 python benchmarks/vectors.py    the same over ranks: broadcast, clients, point-to-point to rank 0, sum (torch.distributed)
+A model that is one vector of 25.6 M parameters, trivial training (one step on one sample whose gradient is a constant),
+8 clients. By hand:
+    python benchmarks/vectors.py                copy w into the model, take the same step, keep the difference; add the
+                                                rows; copy w out
+    mpirun -n 3 python benchmarks/vectors.py    the same over ranks: broadcast, clients, point-to-point to rank 0, sum
+                                                (torch.distributed)
 Both forms add in float32 by hand, in float64 in fedmpi. The two run in turn in one process; medians and their ratio.
 Then the server alone: FedLD's rule against the weighted mean of the same 12 rows.
 """

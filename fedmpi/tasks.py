@@ -95,8 +95,8 @@ def metric_names(task: Any, outputs: int, classes: int) -> tuple[str, ...]:
             task.names = tuple(task.metrics(torch.zeros(2, outputs), y))
         except Exception as error:
             raise UserError(
-                f"task {type(task).__name__}: its metrics fail on two samples with zero outputs: {error}; mend them, or "
-                "say what they are called: names = ('accuracy',)"
+                f"task {type(task).__name__}: its metrics fail on two samples with zero outputs: {error}; mend them, "
+                "or say what they are called: names = ('accuracy',)"
             ) from error
         if not task.names:
             raise UserError(f"task {type(task).__name__}: metrics gives no figure; at least one is needed")
