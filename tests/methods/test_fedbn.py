@@ -36,7 +36,8 @@ def test_the_own_part_changes_when_its_client_trains_and_at_no_other_time():
                 idle += 1
                 assert torch.equal(w, before)
                 assert b is None or torch.equal(b, b_before)
-    assert idle and trained
+    assert idle
+    assert trained
 
 
 def test_clients_share_all_but_their_normalisation(client):

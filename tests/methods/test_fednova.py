@@ -46,7 +46,7 @@ def test_the_form_of_the_fedsol_authors():
 
 
 def test_a_client_without_a_step_adds_nothing():
-    """Fewer samples than a batch and drop_last: a_k = 0 and dw = 0. The others' mean is as if its share were moved 0."""
+    """Fewer samples than a batch and drop_last: a_k = 0 and dw = 0; d_k counts as 0."""
     it = play(settings("fednova", rounds=1, cohort={"fraction": 1.0}, train={"batch_size": 30, "drop_last": True}))
     up = it.made.wire.upload.views(it.fed.rows)
     assert (up.a == 0).any()

@@ -4,15 +4,18 @@ import copy
 from pathlib import Path
 from types import SimpleNamespace
 
+import naive
 import pytest
 import torch
 from helpers import play, prepare, settings
 from torch.nn.functional import cross_entropy, kl_div, log_softmax, softmax
 
-from fedmpi import build
+from fedmpi.errors import UserError
 from fedmpi.layout import Segment
-from fedmpi.method import Method
+from fedmpi.method import CLASSES, FEATURES
+from fedmpi.methods.fedprox import FedProx
 from fedmpi.methods.fedsol import FedSOL
+from fedmpi.methods.moon import MOON
 
 NET = {"name": f"{Path(__file__).parent / 'nets.py'}:norm64"}
 FULL = {"batch_size": "full", "lr": 0.1, "momentum": 0.9, "weight_decay": 1e-2}
@@ -201,25 +204,19 @@ def test_never_longer_than_rho(client, adaptive):
     assert eps.norm() > 0.01
 
 
-class Toy(Method):
-    """FedSOL's perturbation along the gradient of |w|^2 / 2, for a model without a teacher."""
-
-    def step(self, k, x, y):
-        return k.grad(x, y, at=k.w + FedSOL(rho=0.5, adaptive=False, layers="all").perturbation(k, k.w))
-
-
-def test_equilibrium_of_the_toy(quadratic):
+def test_equilibrium_of_the_toy(play_quadratic):
     """L_local = ((u - 1)^2 + .1 (v - 1)^2) / 2, L_p = (u^2 + v^2) / 2, Lambda = 1, rho = .5.
 
     At rest w + eps is the local optimum, and eps points along w, so w lies on the ray to (1, 1) at length sqrt 2 - .5:
     (.6464466, .6464466).
 
-    L_p's gradient at w is w itself. 4000 steps of .01 from the origin come near.
+    L_p's gradient at w is w itself: FedProx's term with mu = 1, received at the origin. 4000 steps of .01 from there
+    come near. FedProx itself ends at (1 / 2, .1 / 1.1).
     """
     bowl = {"a": [[1.0, 0.1]], "b": [[1.0, 1.0]], "copies": [1]}
-    config = quadratic(f"{__file__}:Toy", bowl, (0.0, 0.0), rounds=1, train={"epochs": 4000, "lr": 0.01})
-    it = prepare(config, build.partitioned(config))
-    it.fed.run()
+    train = {"epochs": 4000, "lr": 0.01}
+    options = {"rho": 0.5, "layers": "all", "adaptive": False, "prox": {"name": "fedprox", "mu": 1.0}}
+    it = play_quadratic("fedsol", bowl, (0.0, 0.0), rounds=1, train=train, options=options)
     u = v = 0.0
     for _ in range(4000):
         r = (u * u + v * v) ** 0.5 or 1.0
@@ -229,5 +226,209 @@ def test_equilibrium_of_the_toy(quadratic):
     ray = (2**0.5 - 0.5) / 2**0.5
     assert ray == pytest.approx(0.6464466, abs=5e-8)
     at = torch.tensor([ray, ray], dtype=torch.float64)
-    eps = FedSOL(rho=0.5, adaptive=False, layers="all").perturbation(standing_on(at), at)
+    k = SimpleNamespace(w=at, w0=0 * at, segments=lambda: [Segment("x", (2,), 0, "body")])
+    eps = FedSOL(rho=0.5, adaptive=False, layers="all").perturbation(k, at)
     assert (at + eps).tolist() == pytest.approx([1, 1], abs=1e-12)  # where the local gradient is zero
+    prox = play_quadratic("fedprox", bowl, (0.0, 0.0), rounds=1, train=train, options={"mu": 1.0})
+    assert prox.w.tolist() == pytest.approx([0.5, 0.0909091], abs=5e-8)
+
+
+# ---- Table 10 ----
+@pytest.mark.parametrize("adaptive", [True, False])
+@pytest.mark.parametrize("objective", ["A0", "A1", "A2", "A3", "A4", "A5", "A6"])
+def test_the_ablations_of_table_10(client, objective, adaptive):
+    """As the table prints them, beta = 1, four steps on all layers; batch statistics are those of passes at w."""
+    rho, tau = 0.5, 3.0
+    options = {"rho": rho, "layers": "all", "adaptive": adaptive, "objective": objective}
+    it = experiment(options, 4)
+    x, y = rows_of(it, 0)
+    module = copy.deepcopy(it.made.net.module)
+    teacher, start = copy.deepcopy(module).eval(), [p.detach().clone() for p in module.parameters()]
+
+    def at(eps, *terms):
+        """Sum of the terms' gradients at w + eps."""
+        with naive.displaced(module, eps):
+            f = module(x)
+            losses = {
+                "CE": cross_entropy(f, y),
+                "L_p": kl_div(log_softmax(f / tau, 1), softmax(teacher(x) / tau, 1).detach(), reduction="batchmean"),
+            }
+            return naive.gradient(module, sum(losses[name] for name in terms))
+
+    def eps(g):
+        pairs = zip(module.parameters(), start, strict=True)
+        moved = [strength(p.detach(), w0, "layer") if adaptive else 1.0 for p, w0 in pairs]
+        size = naive.length(g)
+        return [rho * m * piece / size if size > 1e-10 else 0 * piece for m, piece in zip(moved, g, strict=True)]
+
+    def direction():
+        here = [torch.zeros_like(p) for p in module.parameters()]
+        e_p, e_c = eps(at(here, "L_p")), eps(at(here, "L_p", "CE"))
+        parts = {
+            "A0": [(here, "CE")],
+            "A1": [(e_p, "CE")],
+            "A2": [(here, "CE"), (e_p, "L_p")],
+            "A3": [(e_p, "CE", "L_p")],
+            "A4": [(e_c, "CE", "L_p")],
+            "A5": [(here, "CE", "L_p")],
+            "A6": [(e_p, "CE"), (here, "L_p")],
+        }[objective]
+        pieces = [sum(each) for each in zip(*(at(*part) for part in parts), strict=True)]
+        with torch.no_grad():
+            module(x)  # moves the statistics
+        return pieces
+
+    naive.descend(module, 4, direction)
+    it.made.method.train(client(it))
+    naive.assert_same(it, module)
+
+
+# ---- Table 4: other proximal terms ----
+def sign(value):
+    return (value > 0) - (value < 0)
+
+
+def by_hand_along(prox, rounds, eta=0.05, steps=10, rho=0.3, mu=0.7, alpha=1.0, x=1.0):
+    """Two one-dimensional clients, where eps is rho times the sign of the term's gradient, 0 at the first step."""
+    c, own = 0.0, [0.0, 0.0]
+    for _ in range(rounds):
+        ends, changes = [], []
+        for k, (a, b) in enumerate(((1.0, 0.0), (3.0, 4.0))):
+            y = x
+            for _ in range(steps):
+                g_p = {
+                    "fedprox": mu * (y - x),
+                    "scaffold": c - own[k],
+                    "fednova": c - own[k],
+                    "feddyn": alpha * (y - x) - own[k],
+                }[prox]
+                y -= eta * a * (y + (rho * sign(g_p) if y != x else 0.0) - b)
+            ends.append(y)
+            new = {
+                "fedprox": 0.0,
+                "scaffold": own[k] - c + (x - y) / (steps * eta),
+                "fednova": (x - y) / (steps * eta),
+                "feddyn": own[k] - alpha * (y - x),
+            }[prox]
+            changes.append(new - own[k])
+            own[k] = new
+        c = sum(own) / 2 if prox == "fednova" else c + sum(changes) / 2  # FedDyn's h
+        x = sum(ends) / 2 - (c / alpha if prox == "feddyn" else 0.0)
+    return x, c, own
+
+
+PROX = {
+    "fedprox": {"name": "fedprox", "mu": 0.7},
+    "scaffold": "scaffold",
+    "fednova": {"name": "fednova", "ccvr": True},
+    "feddyn": {"name": "feddyn", "alpha": 1.0},
+    "moon": {"name": "moon", "mu": 0.5},
+}
+
+
+@pytest.mark.parametrize("prox", ["fedprox", "scaffold", "fednova", "feddyn"])
+def test_along_other_terms(play_quadratic, prox):
+    """States and server are the other method's, the local gradient is the plain one at w + eps."""
+    options = {"rho": 0.3, "layers": "all", "prox": PROX[prox]}
+    for rounds in (1, 2, 5):
+        it = play_quadratic("fedsol", rounds=rounds, options=options)
+        x, c, own = by_hand_along(prox, rounds)
+        assert it.w.item() == pytest.approx(x, abs=1e-12)
+        slots = {"scaffold": ("c", "c_i"), "fednova": ("d", "d_k"), "feddyn": ("h", "g_k")}.get(prox)
+        if slots:
+            assert getattr(it.fed.server.state, slots[0]).item() == pytest.approx(c, abs=1e-11)
+            rows = [it.made.wire.kept.views(row) for _, row in sorted(it.fed.clients.kept.items())]
+            assert [getattr(row, slots[1]).item() for row in rows] == pytest.approx(own, abs=1e-11)
+
+
+@pytest.mark.parametrize("layers", TARGETS)
+def test_along_moons_term(client, layers):
+    """The contrastive term's gradient on the perturbed tensors; a last model unlike the received one."""
+    it = prepare(
+        settings(
+            "fedsol",
+            "norm",
+            model=NET,
+            options={"rho": 2.0, "layers": layers, "prox": PROX["moon"]},
+            train={**FULL, "epochs": 5},
+        )
+    )
+    x, y = rows_of(it, 0)
+    module = copy.deepcopy(it.made.net.module)
+    received, start = copy.deepcopy(module).eval(), [p.detach().clone() for p in module.parameters()]
+    k = client(it)
+    k.state.last.add_(0.1)
+    last = copy.deepcopy(module)
+    last.load_state_dict(it.made.model.state_dict(k.state.last, k.state.last_b))
+    last.eval()
+    held = [TARGETS[layers](name) for name, _ in module.named_parameters()]
+
+    def direction():
+        z, _ = naive.features(module, x)
+        anchors = [naive.features(model, x)[0].detach() for model in (received, last)]
+        near, far = (torch.cosine_similarity(z, anchor, dim=1) / 0.5 for anchor in anchors)
+        term = (near.exp() / (near.exp() + far.exp())).log().mean().neg()
+        g_p = [g * on for g, on in zip(naive.gradient(module, 0.5 * term), held, strict=True)]
+        size = naive.length(g_p)
+        eps = [
+            2.0 * strength(p.detach(), w0, "layer") * g / size if size > 1e-10 else 0 * g
+            for p, w0, g in zip(module.parameters(), start, g_p, strict=True)
+        ]
+        with naive.displaced(module, eps):
+            return naive.gradient(module, cross_entropy(module(x), y))
+
+    naive.descend(module, 5, direction)
+    state = it.made.method.train(k)
+    _, kept = it.made.method.upload(k)
+    naive.assert_same(it, module)
+    assert not state
+    assert torch.equal(kept["last"], k.w)  # MOON's memory goes on
+
+
+@pytest.mark.parametrize("prox", ["fedprox", "scaffold", "fednova", "moon"])
+def test_one_step_along_any_term_is_the_method_s_own_server(prox):
+    """At the first step eps = 0, in the first round these methods' servers average: FedAvg's bits, statistics too."""
+    train = {"batch_size": "full", "epochs": 1}
+    options = {"layers": "all", "prox": PROX[prox]}
+    mine = play(settings("fedsol", "norm", model=NET, rounds=1, options=options, train=train))  # no dropout: no draws
+    theirs = play(settings("fedavg", "norm", model=NET, rounds=1, train=train))
+    assert mine.hashes == theirs.hashes
+    assert torch.equal(mine.fed.b, theirs.fed.b)
+
+
+@pytest.mark.parametrize("prox", PROX)
+def test_it_sends_and_keeps_what_the_other_method_does(prox):
+    config = PROX[prox] if isinstance(PROX[prox], dict) else {"name": PROX[prox]}
+    mine = prepare(settings("fedsol", options={"prox": PROX[prox]}))
+    theirs = prepare(settings(config["name"], options={key: v for key, v in config.items() if key != "name"}))
+    for name in ("download", "upload", "kept", "server", "scratch", "own_download"):
+        assert getattr(mine.made.wire, name).shapes == getattr(theirs.made.wire, name).shapes
+
+
+def test_without_perturbation_the_other_method_s_server_remains():
+    train = {"batch_size": "full"}
+    options = {"rho": 0.0, "prox": {"name": "fednova", "ccvr": True}}
+    mine, theirs = play(settings("fedsol", options=options, train=train)), play(settings("fedavg", train=train))
+    assert mine.hashes == theirs.hashes  # equal steps: FedNova's server is FedAvg's
+
+
+@pytest.mark.parametrize(
+    ("options", "said"),
+    [
+        ({"prox": "fedavg"}, "not FedAvg"),
+        ({"prox": "fednova"}, "not FedNova"),  # has none without ccvr
+        ({"prox": "scaffold", "objective": "A3"}, "objective: A1"),
+    ],
+)
+def test_what_does_not_go_together(options, said):
+    with pytest.raises(UserError, match=said):
+        prepare(settings("fedsol", options=options))
+
+
+def test_it_needs_what_the_term_needs():
+    """A regression without features will do where nothing asks for them."""
+    assert FedSOL().needs == {FEATURES, CLASSES}
+    assert FedSOL(layers="all").needs == {CLASSES}
+    assert FedSOL(layers="all", prox=FedProx()).needs == set()
+    assert FedSOL(layers="all", prox=MOON()).needs == {FEATURES}
+    assert FedSOL.needs == {FEATURES, CLASSES}

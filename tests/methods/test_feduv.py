@@ -55,7 +55,7 @@ def test_uniformity_sees_shape_alone():
 
 
 def test_coinciding_features():
-    """Zero distances count 1 each and do not enter sigma; all of them zero: 1; a batch of one: 0. No nan behind them."""
+    """Zero distances count 1 each and do not enter sigma; all of them zero: 1; a batch of one: 0. No nan."""
     twice = torch.cat([Z, Z[:1]])  # d = 1, 4, 0, 5, 1, 4: sigma = the lower of 1, 1, 4, 4, 5's middle, 4
     e = torch.tensor([1.0, 4, 0, 5, 1, 4], dtype=torch.float64)
     assert uniformity(twice).item() == pytest.approx((-e / 4).exp().mean().item(), abs=1e-12)
