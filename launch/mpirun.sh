@@ -12,9 +12,9 @@ shift
 
 export OMP_NUM_THREADS=${OMP_NUM_THREADS:-1}
 options=(-n "$ranks")
-if mpirun --version | grep -q 'Open MPI'; then  # MPICH needs, and knows, none of these
-    options+=(--bind-to none)                   # pinned by default, several ranks would share one core
+if [[ $(mpirun --version) == *'Open MPI'* ]]; then  # MPICH needs, and knows, none of these
+    options+=(--bind-to none)                       # pinned by default, several ranks would share one core
     [[ $EUID -ne 0 ]] || options+=(--allow-run-as-root)
-    [[ $ranks -le $(nproc) || -n ${SLURM_JOB_ID:-} ]] || options+=(--oversubscribe)
+    [[ -n ${SLURM_JOB_ID:-} ]] || options+=(--oversubscribe)  # more ranks than cores (which are fewer than nproc says)
 fi
 exec mpirun "${options[@]}" fedmpi run "$@"
