@@ -1,0 +1,82 @@
+"""docs/methods.md from the methods' own sources.   python docs/make_methods.py > docs/methods.md
+
+Formulas are the modules' docstrings, options the dataclasses' fields. What a round costs is not written down anywhere:
+it is read from the packings of the messages and counted while one client trains.
+"""
+
+import dataclasses
+import sys
+from importlib import import_module
+
+import torch
+
+from fedmpi import build, config, methods
+from fedmpi.comm.solo import Solo
+
+HEAD = """# Methods
+
+Made by `python docs/make_methods.py > docs/methods.md` from the sources; a test compares.
+
+Numbers are those of the defaults. Messages and state are in multiples of d, the number of parameters (mcmahan_cnn on 8x8
+images, 188,810; ten classes). Passes are forward and backward passes through the body per optimiser step of one
+local epoch, statistics before and after training included; FedAvg has 1 and 1.
+"""
+
+
+class Passes:
+    """Counts passes through a module's first layer with parameters."""
+
+    def __init__(self, module):
+        self.forward, self.backward = 0, 0
+        first = next(m for m in module.modules() if any(True for _ in m.parameters(recurse=False)))
+        first.register_forward_pre_hook(lambda *_: self._add("forward"))
+        first.register_full_backward_hook(lambda *_: self._add("backward"))
+
+    def _add(self, which):
+        setattr(self, which, getattr(self, which) + 1)
+
+
+def cost(name):
+    """(up, down, client state, server state) in multiples of d; (forward, backward) passes a step."""
+    overrides = [f"method={{name: {name}}}", "train.epochs=1", "train.momentum=0.0"]
+    settings = config.load("configs/quickstart.yaml", overrides)
+    made = build.experiment(settings, build.partitioned(settings), torch.device("cpu"))
+    fed = build.federation(made, Solo(torch.device("cpu")), lambda: False)
+    modules = [fed.trainer.twin(i)[1].module for i in range(2)]  # before any hook: a twin would copy it
+    counts = [Passes(module) for module in (made.net.module, *modules)]
+    fed.lr = settings.train.lr
+    fed._announce(0.0)
+    own = torch.zeros(made.wire.own_download.size)
+    client = fed.clients.view(0, 1, fed.lr, fed.inbox, own)  # round 1: methods that warm up in round 0 are past it
+    fed.trainer.train(client, torch.zeros(made.wire.upload.size))
+    wire, d = made.wire, made.wire.sizes["d"]
+    sizes = (wire.upload.size, wire.download.size + wire.own_download.size, wire.kept.size, fed.server_row.numel())
+    steps = max(client.steps, 1)
+    return [size / d for size in sizes], [sum(getattr(c, w) for c in counts) / steps for w in ("forward", "backward")]
+
+
+def section(name, target):
+    module, _, attribute = target.partition(":")
+    source = import_module(module)
+    lines = [f"## {name}", "", "```text", (source.__doc__ or "").strip(), "```", ""]
+    fields = dataclasses.fields(getattr(source, attribute))
+    if fields:
+        lines += ["| option | default | meaning |", "| --- | --- | --- |"]
+        lines += [f"| `{f.name}` | `{f.default!r}` | {f.metadata.get('doc', '')} |" for f in fields]
+        lines.append("")
+    (up, down, client, server), (forward, backward) = cost(name)
+    lines += [
+        f"Up {up:.2f} d, down {down:.2f} d; state {client:.2f} d a client, {server:.2f} d on the server; "
+        f"{forward:.1f} forward and {backward:.1f} backward passes a step.",
+        "",
+    ]
+    return "\n".join(lines)
+
+
+def main():
+    torch.set_num_threads(1)
+    sys.stdout.write("\n".join([HEAD, *(section(*entry) for entry in methods.registry.items())]))
+
+
+if __name__ == "__main__":
+    main()
