@@ -33,7 +33,7 @@ ALLOWED = {
     "memory": "wire",
     "digest": "comm data",
     "wire": "method slots layout",
-    "methods": "method server_rules rules slots layout",
+    "methods": "method server_rules rules slots layout models",
     "server_rules": "method rules",
     "method": "slots layout rules",
     "data": "vision",

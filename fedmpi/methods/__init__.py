@@ -12,6 +12,7 @@ registry: dict[str, str] = {
     "fednova": "fedmpi.methods.fednova:FedNova",
     "fedntd": "fedmpi.methods.fedntd:FedNTD",
     "fedpac": "fedmpi.methods.fedpac:FedPAC",
+    "fedpara": "fedmpi.methods.fedpara:FedPara",
     "fedper": "fedmpi.methods.fedper:FedPer",
     "fedproto": "fedmpi.methods.fedproto:FedProto",
     "fedprox": "fedmpi.methods.fedprox:FedProx",
@@ -26,5 +27,6 @@ registry: dict[str, str] = {
     "local": "fedmpi.methods.local:Local",
     "moon": "fedmpi.methods.moon:MOON",
     "perfedavg": "fedmpi.methods.perfedavg:PerFedAvg",
+    "pfedpara": "fedmpi.methods.pfedpara:PFedPara",
     "scaffold": "fedmpi.methods.scaffold:Scaffold",
 }

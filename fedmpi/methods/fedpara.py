@@ -1,0 +1,28 @@
+"""FedPara. Hyeon-Woo, Ye-Bin, Oh. Low-Rank Hadamard Product for Communication-Efficient Federated Learning. ICLR 2022.
+https://arxiv.org/abs/2108.06098
+
+W = (X_1 Y_1^T) . (X_2 Y_2^T), and for convolutions the like with a core (models/fedpara.py)          (1)
+FedAvg on the factors: they are trained, sent and averaged, W is not.                                 (2)
+`ratio` of a layer's weights are left, more where W would lose full rank; layers that would not shrink stay dense, and
+so does the head.
+"""
+
+from dataclasses import dataclass
+from typing import final
+
+from torch import nn
+
+from fedmpi.method import Method
+from fedmpi.models.fedpara import factorise
+from fedmpi.options import option
+
+
+@final
+@dataclass(frozen=True)
+class FedPara(Method):
+    ratio: float = option(0.5, "factors' entries over the dense weight's, per layer", gt=0, lt=1)
+
+    paper = "Hyeon-Woo et al., ICLR 2022"  # (2): all parameters are shared
+
+    def prepare(self, module: nn.Module, classes: int) -> nn.Module:
+        return factorise(module, self.ratio, personal=False)  # (1)

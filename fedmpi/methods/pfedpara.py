@@ -1,0 +1,29 @@
+"""pFedPara. Hyeon-Woo, Ye-Bin, Oh. Low-Rank Hadamard Product for Communication-Efficient Federated Learning. ICLR 2022.
+https://arxiv.org/abs/2108.06098
+
+W_k = W_1 . (W_2,k + 1) = W_1 + W_1 . W_2,k,    W_s = X_s Y_s^T or its like for convolutions          (1)
+The factors of W_1 are averaged like everything else; those of W_2,k are the client's own.            (2)
+Layers that would not shrink stay dense, and so does the head: they are shared.
+"""
+
+from dataclasses import dataclass
+from typing import final
+
+from torch import nn
+
+from fedmpi.layout import BODY, HEAD, NORM
+from fedmpi.method import Method
+from fedmpi.models.fedpara import factorise
+from fedmpi.options import option
+
+
+@final
+@dataclass(frozen=True)
+class PFedPara(Method):
+    ratio: float = option(0.5, "factors' entries over the dense weight's, per layer", gt=0, lt=1)
+
+    paper = "Hyeon-Woo et al., ICLR 2022"
+    shared = (BODY, NORM, HEAD)  # (2)
+
+    def prepare(self, module: nn.Module, classes: int) -> nn.Module:
+        return factorise(module, self.ratio, personal=True)  # (1)

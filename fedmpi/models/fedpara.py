@@ -1,0 +1,107 @@
+"""Layers whose weight is the Hadamard product of two low-rank ones, and a network made of them.
+
+FedPara. Hyeon-Woo, Ye-Bin, Oh. Low-Rank Hadamard Product for Communication-Efficient Federated Learning. ICLR 2022.
+https://arxiv.org/abs/2108.06098
+
+    linear        W_s = X_s Y_s^T                                            X_s (m, r), Y_s (n, r)            (1)
+    convolution   W_s[o,i,u,v] = sum_{x,y} T_s[x,y,u,v] O_s[x,o] I_s[y,i]    (r, r, k, k), (r, O), (r, I)      (2)
+    W = W_1 . W_2,     or with a personal second factor     W = W_1 . (W_2 + 1)                                (3)
+of rank up to r^2 where W_s alone has r. Biases stay dense.
+"""
+
+import math
+import warnings
+
+import torch
+from torch import Tensor, nn
+from torch.nn.functional import conv2d, linear
+
+OWN = "own"  # layout group of the factors behind a personal W_2
+
+
+class Factors(nn.Module):
+    """W_s of a linear layer (1) or of a convolution (2); N(0, 2 / fan_in) in each factor, fan_in as it is stored."""
+
+    def __init__(self, shape: torch.Size, rank: int) -> None:
+        super().__init__()
+        out, into, *kernel = shape
+        if kernel:
+            self.T = nn.Parameter(torch.empty(rank, rank, *kernel))
+            self.O = nn.Parameter(torch.empty(rank, out))
+            self.I = nn.Parameter(torch.empty(rank, into))
+        else:
+            self.X = nn.Parameter(torch.empty(out, rank))
+            self.Y = nn.Parameter(torch.empty(into, rank))
+        for factor in self.parameters():
+            nn.init.normal_(factor, std=math.sqrt(2 / factor[0].numel()))
+
+    def forward(self) -> Tensor:
+        if hasattr(self, "X"):
+            return self.X @ self.Y.T  # (1)
+        return torch.einsum("xyuv,xo,yi->oiuv", self.T, self.O, self.I)  # (2)
+
+
+class Factorised(nn.Module):
+    """A linear layer or a convolution with W of (3) in place of its weight."""
+
+    def __init__(self, dense: nn.Linear | nn.Conv2d, rank: int, personal: bool) -> None:
+        super().__init__()
+        self.one, self.two = Factors(dense.weight.shape, rank), Factors(dense.weight.shape, rank)
+        self.bias, self.personal = dense.bias, personal
+        self.window = {n: getattr(dense, n) for n in ("stride", "padding", "dilation") if hasattr(dense, n)}
+
+    def weight(self) -> Tensor:
+        one, two = self.one(), self.two()
+        return one * (two + 1) if self.personal else one * two  # (3)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return (conv2d if self.window else linear)(x, self.weight(), self.bias, **self.window)
+
+
+def rank_for(shape: torch.Size | tuple[int, ...], ratio: float) -> int:
+    """r at which the two factors have `ratio` of the dense weight's entries, at least ceil(sqrt(max(m, n))).
+
+    The least r is that at which W can have full rank. A convolution's r solves 2 r (O + I + r k^2) = ratio O I k^2.
+
+    >>> [rank_for((256, 256, 3, 3), ratio) for ratio in (0.1, 0.3, 0.5)], rank_for((200, 100), 0.5)
+    ([36, 75, 103], 17)
+    """
+    out, into, *kernel = shape
+    target, area = ratio * math.prod(shape), math.prod(kernel)
+    if kernel:
+        half = (out + into) / (2 * area)
+        r = math.sqrt(half**2 + target / (2 * area)) - half
+    else:
+        r = target / (2 * (out + into))
+    return max(math.ceil(r), math.isqrt(max(out, into) - 1) + 1)
+
+
+def factorise(module: nn.Module, ratio: float, personal: bool) -> nn.Module:
+    """`module` with every convolution and linear layer factorised that becomes smaller by it; the head stays dense.
+
+    The head is the last linear layer. Convolutions in groups and with other paddings than zeros stay dense too.
+    personal: (3) with W_2's factors in the layout group OWN.
+    """
+    head = [layer for layer in module.modules() if isinstance(layer, nn.Linear)][-1:]
+    groups: dict[str, str] = getattr(module, "parameter_groups", dict)()
+    for path, layer in list(module.named_modules()):
+        if layer in head or not isinstance(layer, (nn.Linear, nn.Conv2d)) or not _pays(layer, ratio):
+            continue
+        made = Factorised(layer, rank_for(layer.weight.shape, ratio), personal)
+        parent, _, name = path.rpartition(".")
+        setattr(module.get_submodule(parent), name, made)
+        if personal:
+            groups |= {f"{path}.two.{leaf}": OWN for leaf, _ in made.two.named_parameters()}
+    if not any(isinstance(layer, Factorised) for layer in module.modules()):
+        warnings.warn(
+            f"no layer of the model below its head gets smaller at ratio {ratio}; all stay dense", stacklevel=3
+        )
+    module.parameter_groups = lambda: groups  # type: ignore[assignment]
+    return module
+
+
+def _pays(layer: nn.Linear | nn.Conv2d, ratio: float) -> bool:
+    if isinstance(layer, nn.Conv2d) and (layer.groups > 1 or layer.padding_mode != "zeros"):
+        return False
+    (out, into, *kernel), r = layer.weight.shape, rank_for(layer.weight.shape, ratio)
+    return 2 * r * (out + into + (r * math.prod(kernel) if kernel else 0)) < layer.weight.numel()

@@ -1,0 +1,96 @@
+"""Factorised layers (FedPara): sizes of the paper, weights by loops, ranks."""
+
+import copy
+
+import pytest
+import torch
+from torch import nn
+
+from fedmpi.models.fedpara import OWN, Factorised, factorise, rank_for
+
+
+@pytest.mark.parametrize(("ratio", "r", "size"), [(0.1, 36, 60_192), (0.3, 75, 178_050), (0.5, 103, 296_434)])
+def test_sizes_of_256_to_256_3x3(ratio, r, size):
+    """The authors' own numbers, of 589,824 dense weights."""
+    dense = nn.Conv2d(256, 256, 3, bias=False)
+    assert rank_for(dense.weight.shape, ratio) == r
+    made = Factorised(dense, r, personal=False)
+    assert sum(p.numel() for p in made.parameters()) == size == 2 * r * (256 + 256 + r * 9)
+
+
+@pytest.mark.parametrize(("shape", "ratio", "r"), [((30, 50), 1e-6, 8), ((49, 10), 1e-6, 7), ((200, 100), 0.5, 17)])
+def test_rank_of_linear_layers(shape, ratio, r):
+    """2 r (m + n) reaches ratio m n; r^2 reaches the larger side: 7^2 < 50 <= 8^2, 7^2 = 49; 17 = ceil(10000 / 600)."""
+    assert rank_for(shape, ratio) == r
+
+
+def test_weight_of_a_convolution_by_loops():
+    torch.manual_seed(0)
+    r, dense = 3, nn.Conv2d(4, 5, (2, 3))
+    for personal in (False, True):
+        made = Factorised(dense, r, personal).double()
+        sides = []
+        for side in (made.one, made.two):
+            w = torch.zeros(5, 4, 2, 3, dtype=torch.float64)
+            for x in range(r):
+                for y in range(r):
+                    w += side.T[x, y][None, None] * (side.O[x][:, None] * side.I[y][None, :])[:, :, None, None]
+            sides.append(w)
+        expected = sides[0] * (sides[1] + personal)
+        torch.testing.assert_close(made.weight(), expected, rtol=0, atol=1e-12)
+
+
+def test_weight_of_a_linear_layer():
+    """(1) as sums over r; its rank is more than r and at most r^2."""
+    torch.manual_seed(0)
+    made = Factorised(nn.Linear(30, 20), 3, personal=False).double()
+    w = made.weight()
+    i, j = 4, 17
+    expected = sum(made.one.X[i, q] * made.one.Y[j, q] for q in range(3))
+    expected *= sum(made.two.X[i, q] * made.two.Y[j, q] for q in range(3))
+    assert w[i, j].item() == pytest.approx(expected.item())
+    assert torch.linalg.matrix_rank(w) == 9
+    assert torch.linalg.matrix_rank(made.one()) == 3
+
+
+def test_a_factorised_layer_applies_its_weight():
+    """Stride, padding, dilation and bias are those of the dense layer."""
+    torch.manual_seed(0)
+    for dense, x in (
+        (nn.Conv2d(4, 6, 3, stride=2, padding=1, dilation=2), torch.randn(2, 4, 11, 9)),
+        (nn.Linear(7, 5, bias=False), torch.randn(3, 7)),
+    ):
+        made = Factorised(dense, 4, personal=False)
+        twin = copy.deepcopy(dense)
+        with torch.no_grad():
+            twin.weight.copy_(made.weight())
+        torch.testing.assert_close(made(x), twin(x))
+
+
+def test_initial_factors():
+    """Standard deviation sqrt(2 / fan_in) of each factor as it is stored; 4 sigma of the estimate's own spread."""
+    torch.manual_seed(0)
+    conv, fc = Factorised(nn.Conv2d(90, 60, 3), 40, False), Factorised(nn.Linear(500, 300), 60, False)
+    for factor, fan_in in ((conv.one.T, 360), (conv.two.O, 60), (conv.one.I, 90), (fc.one.X, 60), (fc.two.Y, 60)):
+        std = (2 / fan_in) ** 0.5
+        assert factor.std().item() == pytest.approx(std, rel=4 / (2 * factor.numel()) ** 0.5)
+
+
+@pytest.mark.parametrize("personal", [False, True])
+def test_what_is_replaced(personal):
+    """Layers that shrink; not the head, not the layers that would grow, not a grouped convolution."""
+    net = nn.Sequential(
+        nn.Conv2d(3, 8, 1),  # r = 3: 66 of 24
+        nn.Conv2d(8, 64, 5),
+        nn.Conv2d(64, 64, 5, groups=2),
+        nn.Sequential(nn.Flatten(), nn.Linear(256, 128)),
+        nn.Linear(128, 100),
+    )
+    made = factorise(net, 0.2, personal)
+    kinds = {path: type(layer) for path, layer in made.named_modules() if "." not in path and path}
+    assert [kinds[str(i)] for i in (0, 1, 2, 4)] == [nn.Conv2d, Factorised, nn.Conv2d, nn.Linear]
+    assert type(made[3][1]) is Factorised
+    groups = made.parameter_groups()
+    own = {f"1.two.{leaf}" for leaf in "TOI"} | {f"3.1.two.{leaf}" for leaf in "XY"}
+    assert groups == (dict.fromkeys(own, OWN) if personal else {})
+    assert made(torch.randn(2, 3, 10, 10)).shape == (2, 100)
