@@ -21,8 +21,9 @@ from fedmpi.options import option
 @dataclass(frozen=True)
 class FedPara(Method):
     ratio: float = option(0.5, "factors' entries over the dense weight's, per layer", gt=0, lt=1)
+    init: str = option("factors", "what starts with variance 2 / fan_in", choices=("factors", "product"))
 
     paper = "Hyeon-Woo et al., ICLR 2022"  # (2): all parameters are shared
 
     def prepare(self, module: nn.Module, classes: int) -> nn.Module:
-        return factorise(module, self.ratio, personal=False)  # (1)
+        return factorise(module, self.ratio, personal=False, init=self.init)  # (1)

@@ -21,9 +21,10 @@ from fedmpi.options import option
 @dataclass(frozen=True)
 class PFedPara(Method):
     ratio: float = option(0.5, "factors' entries over the dense weight's, per layer", gt=0, lt=1)
+    init: str = option("product", "what starts with variance 2 / fan_in", choices=("factors", "product"))
 
     paper = "Hyeon-Woo et al., ICLR 2022"
     shared = (BODY, NORM, HEAD)  # (2)
 
     def prepare(self, module: nn.Module, classes: int) -> nn.Module:
-        return factorise(module, self.ratio, personal=True)  # (1)
+        return factorise(module, self.ratio, personal=True, init=self.init)  # (1)

@@ -20,9 +20,12 @@ OWN = "own"  # layout group of the factors behind a personal W_2
 
 
 class Factors(nn.Module):
-    """W_s of a linear layer (1) or of a convolution (2); N(0, 2 / fan_in) in each factor, fan_in as it is stored."""
+    """W_s of a linear layer (1) or of a convolution (2), with entries of `variance` at the start.
 
-    def __init__(self, shape: torch.Size, rank: int) -> None:
+    None: N(0, 2 / fan_in) in each factor, fan_in as it is stored, whatever W_s then has.
+    """
+
+    def __init__(self, shape: torch.Size, rank: int, variance: float | None) -> None:
         super().__init__()
         out, into, *kernel = shape
         if kernel:
@@ -32,8 +35,12 @@ class Factors(nn.Module):
         else:
             self.X = nn.Parameter(torch.empty(out, rank))
             self.Y = nn.Parameter(torch.empty(into, rank))
-        for factor in self.parameters():
-            nn.init.normal_(factor, std=math.sqrt(2 / factor[0].numel()))
+        factors = list(self.parameters())
+        each = [2 / factor[0].numel() for factor in factors]
+        given = rank ** (len(factors) - 1) * math.prod(each)  # a sum over one index in (1), over two in (2)
+        scale = 1.0 if variance is None else (variance / given) ** (1 / len(factors))
+        for factor, own in zip(factors, each, strict=True):
+            nn.init.normal_(factor, std=math.sqrt(own * scale))
 
     def forward(self) -> Tensor:
         if hasattr(self, "X"):
@@ -44,9 +51,11 @@ class Factors(nn.Module):
 class Factorised(nn.Module):
     """A linear layer or a convolution with W of (3) in place of its weight."""
 
-    def __init__(self, dense: nn.Linear | nn.Conv2d, rank: int, personal: bool) -> None:
+    def __init__(self, dense: nn.Linear | nn.Conv2d, rank: int, personal: bool, init: str) -> None:
         super().__init__()
-        self.one, self.two = Factors(dense.weight.shape, rank), Factors(dense.weight.shape, rank)
+        he = 2 / dense.weight[0].numel()  # wanted of W: v v, or v (v + 1)
+        v = None if init == "factors" else (math.sqrt(1 + 4 * he) - 1) / 2 if personal else math.sqrt(he)
+        self.one, self.two = (Factors(dense.weight.shape, rank, v) for _ in range(2))
         self.bias, self.personal = dense.bias, personal
         self.window = {n: getattr(dense, n) for n in ("stride", "padding", "dilation") if hasattr(dense, n)}
 
@@ -76,18 +85,19 @@ def rank_for(shape: torch.Size | tuple[int, ...], ratio: float) -> int:
     return max(math.ceil(r), math.isqrt(max(out, into) - 1) + 1)
 
 
-def factorise(module: nn.Module, ratio: float, personal: bool) -> nn.Module:
+def factorise(module: nn.Module, ratio: float, personal: bool, init: str) -> nn.Module:
     """`module` with every convolution and linear layer factorised that becomes smaller by it; the head stays dense.
 
     The head is the last linear layer. Convolutions in groups and with other paddings than zeros stay dense too.
     personal: (3) with W_2's factors in the layout group OWN.
+    init: variance 2 / fan_in of each factor as it is stored (factors), or of W as of a dense weight (product).
     """
     head = [layer for layer in module.modules() if isinstance(layer, nn.Linear)][-1:]
     groups: dict[str, str] = getattr(module, "parameter_groups", dict)()
     for path, layer in list(module.named_modules()):
         if layer in head or not isinstance(layer, (nn.Linear, nn.Conv2d)) or not _pays(layer, ratio):
             continue
-        made = Factorised(layer, rank_for(layer.weight.shape, ratio), personal)
+        made = Factorised(layer, rank_for(layer.weight.shape, ratio), personal, init)
         parent, _, name = path.rpartition(".")
         setattr(module.get_submodule(parent), name, made)
         if personal:

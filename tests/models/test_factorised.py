@@ -14,7 +14,7 @@ def test_sizes_of_256_to_256_3x3(ratio, r, size):
     """The authors' own numbers, of 589,824 dense weights."""
     dense = nn.Conv2d(256, 256, 3, bias=False)
     assert rank_for(dense.weight.shape, ratio) == r
-    made = Factorised(dense, r, personal=False)
+    made = Factorised(dense, r, personal=False, init="factors")
     assert sum(p.numel() for p in made.parameters()) == size == 2 * r * (256 + 256 + r * 9)
 
 
@@ -28,7 +28,7 @@ def test_weight_of_a_convolution_by_loops():
     torch.manual_seed(0)
     r, dense = 3, nn.Conv2d(4, 5, (2, 3))
     for personal in (False, True):
-        made = Factorised(dense, r, personal).double()
+        made = Factorised(dense, r, personal, "factors").double()
         sides = []
         for side in (made.one, made.two):
             w = torch.zeros(5, 4, 2, 3, dtype=torch.float64)
@@ -43,7 +43,7 @@ def test_weight_of_a_convolution_by_loops():
 def test_weight_of_a_linear_layer():
     """(1) as sums over r; its rank is more than r and at most r^2."""
     torch.manual_seed(0)
-    made = Factorised(nn.Linear(30, 20), 3, personal=False).double()
+    made = Factorised(nn.Linear(30, 20), 3, personal=False, init="factors").double()
     w = made.weight()
     i, j = 4, 17
     expected = sum(made.one.X[i, q] * made.one.Y[j, q] for q in range(3))
@@ -60,7 +60,7 @@ def test_a_factorised_layer_applies_its_weight():
         (nn.Conv2d(4, 6, 3, stride=2, padding=1, dilation=2), torch.randn(2, 4, 11, 9)),
         (nn.Linear(7, 5, bias=False), torch.randn(3, 7)),
     ):
-        made = Factorised(dense, 4, personal=False)
+        made = Factorised(dense, 4, personal=False, init="factors")
         twin = copy.deepcopy(dense)
         with torch.no_grad():
             twin.weight.copy_(made.weight())
@@ -70,10 +70,23 @@ def test_a_factorised_layer_applies_its_weight():
 def test_initial_factors():
     """Standard deviation sqrt(2 / fan_in) of each factor as it is stored; 4 sigma of the estimate's own spread."""
     torch.manual_seed(0)
-    conv, fc = Factorised(nn.Conv2d(90, 60, 3), 40, False), Factorised(nn.Linear(500, 300), 60, False)
+    conv, fc = (
+        Factorised(layer, r, False, "factors") for layer, r in ((nn.Conv2d(90, 60, 3), 40), (nn.Linear(500, 300), 60))
+    )
     for factor, fan_in in ((conv.one.T, 360), (conv.two.O, 60), (conv.one.I, 90), (fc.one.X, 60), (fc.two.Y, 60)):
         std = (2 / fan_in) ** 0.5
         assert factor.std().item() == pytest.approx(std, rel=4 / (2 * factor.numel()) ** 0.5)
+
+
+@pytest.mark.parametrize("personal", [False, True])
+@pytest.mark.parametrize(("dense", "r"), [(nn.Conv2d(90, 60, 3), 40), (nn.Linear(500, 300), 60)])
+def test_initial_product(dense, r, personal):
+    """W starts with the variance of a dense weight, 2 / fan_in."""
+    torch.manual_seed(0)
+    made = Factorised(dense, r, personal, "product")
+    wanted = 2 / (810 if isinstance(dense, nn.Conv2d) else 500)
+    assert made.weight().var().item() == pytest.approx(wanted, rel=0.05)
+    assert made.one().var().item() == pytest.approx(made.two().var().item(), rel=0.05)
 
 
 @pytest.mark.parametrize("personal", [False, True])
@@ -86,7 +99,7 @@ def test_what_is_replaced(personal):
         nn.Sequential(nn.Flatten(), nn.Linear(256, 128)),
         nn.Linear(128, 100),
     )
-    made = factorise(net, 0.2, personal)
+    made = factorise(net, 0.2, personal, "factors")
     kinds = {path: type(layer) for path, layer in made.named_modules() if "." not in path and path}
     assert [kinds[str(i)] for i in (0, 1, 2, 4)] == [nn.Conv2d, Factorised, nn.Conv2d, nn.Linear]
     assert type(made[3][1]) is Factorised
