@@ -2,8 +2,8 @@
 
 Handwritten digits over ten clients, Dirichlet(0.1), every client in every round, the same training for all. `accuracy`
 is the global model's on the global test set, left out where parts of the model never travel; `personal` is the mean
-over clients of what each client uses, on its own test split; `up` and `down` are bytes that rank 0 received and sent in all
-rounds. Options beside a method's defaults stand in OPTIONS with their reason.
+over clients of what each client uses, on its own test split; `up` and `down` are bytes that rank 0 received and sent in
+all rounds. Options beside a method's defaults stand in OPTIONS with their reason.
 """
 
 import argparse

@@ -17,8 +17,8 @@ HEAD = """# Methods
 
 Made by `python docs/make_methods.py > docs/methods.md` from the sources; a test compares.
 
-Numbers are those of the defaults. Messages and state are in multiples of d, the number of parameters (mcmahan_cnn on 8x8
-images, 188,810; ten classes). Passes are forward and backward passes through the body per optimiser step of one
+Numbers are those of the defaults. Messages and state are in multiples of d, the number of parameters (mcmahan_cnn on
+8x8 images, 188,810; ten classes). Passes are forward and backward passes through the body per optimiser step of one
 local epoch, statistics before and after training included; FedAvg has 1 and 1.
 """
 

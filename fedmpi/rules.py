@@ -118,17 +118,6 @@ def margin(f: Tensor, norm: str = "sample") -> Tensor:
     return f.square().sum(1).log1p().mean()
 
 
-def class_means(sums: Tensor, counts: Tensor) -> tuple[Tensor, Tensor]:
-    """Means of classes that occur, zeros for the others; and which occur.   (c, z), (c,) -> (c, z), (c,) of 0 or 1."""
-    held = (counts > 0).to(sums.dtype)
-    return sums / counts.clamp(min=1)[:, None], held
-
-
-def prototype_loss(z: Tensor, y: Tensor, protos: Tensor, known: Tensor) -> Tensor:
-    """MSE(z, P_y), mean over B and z; samples whose class has no prototype add 0.   (B, z), (B,), (c, z), (c,) -> ()"""
-    return ((z - protos[y]).square() * known[y][:, None]).mean()
-
-
 def distillation(f: Tensor, teacher: Tensor, tau: float) -> Tensor:
     """KL(softmax(teacher / tau) || softmax(f / tau)), batch mean, without the factor tau^2.   (B, c), (B, c) -> ()
 
@@ -150,24 +139,3 @@ def perturbation(g: Tensor, rho: float, strength: Tensor | None = None) -> Tenso
 def share_of_norm(moved: Tensor, norm: str = "layer") -> Tensor:
     """|moved| / ||moved||, elementwise in [0, 1]; norm of the whole tensor, or along its first dimension (dim0)."""
     return moved.abs() / moved.norm(dim=0 if norm == "dim0" else None, keepdim=True).clamp(min=1e-12)
-
-
-def simplex_minimum(P: Tensor) -> Tensor:
-    """argmin_a a' P a  subject to  a >= 0, sum a = 1,  P (m, m) symmetric positive semidefinite -> (m,) float64.
-
-    The optimality conditions are those of  min_{x >= 0} x' P x / 2 - sum x  with a = x / sum x; with P = R' R that is a
-    non-negative least squares problem, solved exactly by its active-set method.
-
-    >>> simplex_minimum(torch.tensor([[2.0, 0.5], [0.5, 1.0]]))
-    tensor([0.2500, 0.7500], dtype=torch.float64)
-    """
-    from scipy.optimize import nnls  # a quarter of a second to import, for the one method that mixes heads
-
-    m = len(P)
-    if not P.isfinite().all():
-        return torch.full((m,), torch.nan, dtype=torch.float64)  # a client diverged; the engine names it
-    ridge = 1e-12 * P.diagonal().sum().clamp(min=1e-30) * torch.eye(m, dtype=torch.float64)
-    R = torch.linalg.cholesky(P.double() + ridge, upper=True)
-    b = torch.linalg.solve_triangular(R.T, torch.ones(m, 1, dtype=torch.float64), upper=False)[:, 0]
-    x, _ = nnls(R.numpy(), b.numpy())
-    return torch.from_numpy(x / x.sum())

@@ -6,7 +6,7 @@ import torch
 from naive_fedld import principal_mean as literal
 from torch.nn.functional import mse_loss
 
-from fedmpi import rules
+from fedmpi import prototypes, rules
 
 
 def rows(m, n, seed=0, dtype=torch.float32):
@@ -190,13 +190,13 @@ def test_a_diverged_update_stays_visible():
     G = rows(3, 5)
     G[1, 2] = torch.nan
     assert rules.principal_mean(G, weights(3)).isnan().any()
-    assert rules.simplex_minimum(torch.full((2, 2), torch.inf)).isnan().any()
+    assert prototypes.simplex_minimum(torch.full((2, 2), torch.inf)).isnan().any()
 
 
 # ---- prototypes, distillation ----
 def test_class_means():
     sums, counts = torch.tensor([[4.0, 2], [0, 0], [9, 3]]), torch.tensor([2.0, 0, 3])
-    means, held = rules.class_means(sums, counts)
+    means, held = prototypes.class_means(sums, counts)
     assert means.tolist() == [[2, 1], [0, 0], [3, 1]]
     assert held.tolist() == [1, 0, 1]
 
@@ -204,12 +204,12 @@ def test_class_means():
 def test_prototype_loss():
     """torch's MSE where all classes have a prototype; samples of others count in the mean and add nothing."""
     z, y, protos = rows(6, 4), torch.tensor([0, 1, 2, 0, 1, 1]), rows(3, 4, 1)
-    everyone = rules.prototype_loss(z, y, protos, torch.ones(3))
+    everyone = prototypes.prototype_loss(z, y, protos, torch.ones(3))
     torch.testing.assert_close(everyone, mse_loss(z, protos[y]))
-    some = rules.prototype_loss(z, y, protos, torch.tensor([1.0, 0.0, 1.0]))
+    some = prototypes.prototype_loss(z, y, protos, torch.tensor([1.0, 0.0, 1.0]))
     expected = sum(((z[b] - protos[y[b]]) ** 2).sum() for b in (0, 2, 3)) / (6 * 4)
     torch.testing.assert_close(some, expected)
-    assert rules.prototype_loss(protos[y], y, protos, torch.ones(3)) == 0
+    assert prototypes.prototype_loss(protos[y], y, protos, torch.ones(3)) == 0
 
 
 STUDENT = torch.tensor([[2.0, 0, 0], [0, 1, 0]], dtype=torch.float64)
@@ -236,7 +236,7 @@ def test_gradient_of_distillation():
 # ---- the simplex ----
 def test_simplex_minimum_of_two():
     """a' P a with a = (t, 1 - t) is 2 t^2 + t (1 - t) + (1 - t)^2, least where 4 t - 1 = 0."""
-    found = rules.simplex_minimum(torch.tensor([[2.0, 0.5], [0.5, 1.0]]))
+    found = prototypes.simplex_minimum(torch.tensor([[2.0, 0.5], [0.5, 1.0]]))
     assert found.tolist() == pytest.approx([0.25, 0.75], abs=1e-9)
 
 
@@ -246,7 +246,7 @@ def test_simplex_minimum_is_optimal(m, rank):
     """Convex, so these suffice: on the simplex, and the slope 2 P a is least, and equal, where a > 0."""
     R = rows(rank, m, m, torch.float64)
     P = R.T @ R + (0 if rank > m else 1e-3) * torch.eye(m, dtype=torch.float64)
-    a = rules.simplex_minimum(P)
+    a = prototypes.simplex_minimum(P)
     assert a.sum().item() == pytest.approx(1, abs=1e-12)
     assert a.min() >= 0
     slope = P @ a
@@ -257,4 +257,4 @@ def test_simplex_minimum_is_optimal(m, rank):
 
 def test_simplex_minimum_without_preference_is_uniform():
     for P in (torch.eye(4), torch.zeros(4, 4), 1e-20 * torch.eye(4)):
-        assert rules.simplex_minimum(P).tolist() == pytest.approx([0.25] * 4)
+        assert prototypes.simplex_minimum(P).tolist() == pytest.approx([0.25] * 4)

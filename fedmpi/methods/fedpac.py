@@ -15,13 +15,12 @@ global prototype uses the client's own from (1). In round 0 there are no prototy
 from dataclasses import dataclass
 from typing import final
 
-import torch
 from torch import Tensor
 
 from fedmpi.layout import BODY, HEAD, NORM
 from fedmpi.method import CLASSES, FEATURES, Client, Method, Row, Server, State, Uploads
 from fedmpi.options import option
-from fedmpi.rules import class_means, prototype_loss, simplex_minimum
+from fedmpi.prototypes import class_means, class_sums, head_mixture, prototype_loss
 from fedmpi.slots import HEAD as HEAD_SLOT
 from fedmpi.slots import PER_CLASS, PROTOTYPES, SCALAR, SHARED, Slot, Slots
 
@@ -51,50 +50,31 @@ class FedPAC(Method):
 
     def loss(self, k: Client, x: Tensor, y: Tensor) -> Tensor:
         z, f = k.forward(x)
-        loss = k.task_loss(f, x, y)
         if not self.lam or k.round == 0:
-            return loss
-        return loss + self.lam * prototype_loss(z, y, k.scratch.targets, k.scratch.known)  # (2)
+            return k.task_loss(f, x, y)
+        return k.task_loss(f, x, y) + self.lam * prototype_loss(z, y, k.scratch.targets, k.scratch.known)  # (2)
 
     def train(self, k: Client) -> State:
-        sums, counts, squares = self.statistics(k)
+        sums, counts, squares = class_sums(k.passes(), k.classes)
         mu, held = class_means(sums, counts)
         pi = counts / counts.sum()
         k.scratch.h.copy_(pi[:, None] * mu)  # (1)
-        mean_square = squares / counts.clamp(min=1)
-        k.scratch.V.copy_((pi * mean_square - pi**2 * mu.square().sum(1)).sum() / k.n)  # (1)
-        lacking = (1 - k.down.known)[:, None]
-        k.scratch.targets.copy_(k.down.protos + lacking * mu)
+        k.scratch.V.copy_((pi * squares / counts.clamp(min=1) - pi**2 * mu.square().sum(1)).sum() / k.n)  # (1)
+        k.scratch.targets.copy_(k.down.protos + (1 - k.down.known)[:, None] * mu)
         k.scratch.known.copy_(k.down.known.maximum(held))
         k.fit(self.head_epochs, groups=(HEAD,), lr=self.head_lr)
         k.fit(groups=(BODY, NORM))
         return State()
 
     def upload(self, k: Client) -> tuple[Row, State]:
-        sums, counts, _ = self.statistics(k)
+        sums, counts, _ = class_sums(k.passes(), k.classes)
         protos, _ = class_means(sums, counts)
         return Row(head=k.take(HEAD, k.w), h=k.scratch.h, V=k.scratch.V, protos=protos, counts=counts), State()
 
-    def statistics(self, k: Client) -> tuple[Tensor, Tensor, Tensor]:
-        """Per class: sums of z (c, z), counts (c,), sums of ||z||^2 (c,); at the live weights."""
-        sums, counts, squares = (torch.zeros_like(t) for t in (k.scratch.h, k.scratch.known, k.scratch.known))
-        for z, _, y in k.passes():
-            sums.index_add_(0, y, z)
-            counts.index_add_(0, y, z.new_ones(len(y)))
-            squares.index_add_(0, y, z.square().sum(1))
-        return sums, counts, squares
-
     def remember(self, s: Server, up: Uploads) -> State:
         protos, seen = class_means((up.counts[:, :, None] * up.protos).sum(0), up.counts.sum(0))  # (3)
-        stay = (1 - seen)[:, None]
+        protos += (1 - seen)[:, None] * s.state.protos  # a class that nobody held keeps its prototype
         heads = s.state.heads.clone()
         for i, client in enumerate(up.clients):
-            heads[client] = up.combine(self.mixture(up, i), "head") if self.mix_heads else up.head[i]  # (4)
-        return State(heads=heads, protos=protos + stay * s.state.protos, known=seen.maximum(s.state.known))
-
-    def mixture(self, up: Uploads, i: int) -> Tensor:
-        """a_i of (4), (m,) float64."""
-        apart = (up.h[i] - up.h).flatten(1).double().cpu()  # (m, c z)
-        a = simplex_minimum(up.V.double().cpu().diag() + apart @ apart.T)
-        a = a * (a > 1e-3)
-        return a / a.sum()
+            heads[client] = up.combine(head_mixture(up.h, up.V, i), "head") if self.mix_heads else up.head[i]  # (4)
+        return State(heads=heads, protos=protos, known=seen.maximum(s.state.known))

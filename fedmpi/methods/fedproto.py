@@ -15,7 +15,7 @@ from torch import Tensor
 from fedmpi.layout import EVERYTHING
 from fedmpi.method import CLASSES, FEATURES, Client, Method, Row, Server, State, Uploads, declared
 from fedmpi.options import option
-from fedmpi.rules import class_means, prototype_loss
+from fedmpi.prototypes import class_means, prototype_loss
 from fedmpi.slots import PER_CLASS, PROTOTYPES, SHARED, Slots
 
 

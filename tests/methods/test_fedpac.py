@@ -9,7 +9,7 @@ from helpers import play, prepare, settings
 from torch.nn.functional import cross_entropy
 
 from fedmpi.method import Uploads
-from fedmpi.methods.fedpac import FedPAC
+from fedmpi.prototypes import head_mixture
 from fedmpi.slots import Views
 
 
@@ -77,7 +77,7 @@ def test_mixture_minimises_its_quadratic_form(m):
         assert not delta[i].any()
         assert not delta[:, i].any()
         P = np.diag(V.numpy()) + delta
-        a = FedPAC().mixture(uploads(h, V), i).numpy()
+        a = head_mixture(h, V, i).numpy()
         assert a.sum() == pytest.approx(1, abs=1e-12)
         assert a.min() >= 0
         assert not ((a > 0) & (a <= 1e-3)).any()
@@ -85,7 +85,7 @@ def test_mixture_minimises_its_quadratic_form(m):
         used = a > 0
         assert np.ptp(slope[used]) <= 1e-2 * abs(slope).max()
         assert slope.min() >= slope[used].max() * (1 - 1e-2)
-    assert (FedPAC().mixture(uploads(h, V), 0) - 1 / m).abs().max() > 0.01
+    assert (head_mixture(h, V, 0) - 1 / m).abs().max() > 0.01
 
 
 def test_two_clients_by_hand():
@@ -94,22 +94,22 @@ def test_two_clients_by_hand():
     h = torch.zeros(2, 1, 1, dtype=torch.float64)
     h[1] = 0.5**0.5
     up = uploads(h, torch.tensor([1.0, 0.5], dtype=torch.float64))
-    assert FedPAC().mixture(up, 0).tolist() == pytest.approx([0.5, 0.5])
-    assert FedPAC().mixture(up, 1).tolist() == pytest.approx([0.25, 0.75])
+    assert head_mixture(up.h, up.V, 0).tolist() == pytest.approx([0.5, 0.5])
+    assert head_mixture(up.h, up.V, 1).tolist() == pytest.approx([0.25, 0.75])
 
 
 def test_identical_clients_mix_uniformly():
     """Delta = 0 and equal V: a' a is least at 1/m."""
     up = uploads(torch.ones(5, 2, 3), torch.full((5,), 0.3))
-    assert FedPAC().mixture(up, 2).tolist() == pytest.approx([0.2] * 5)
+    assert head_mixture(up.h, up.V, 2).tolist() == pytest.approx([0.2] * 5)
 
 
 def test_small_entries_are_cut():
     """V = (1, 2000): a = (2000, 1) / 2001, and 1/2001 < 1e-3."""
     up = uploads(torch.zeros(2, 1, 1), torch.tensor([1.0, 2000.0]))
-    assert FedPAC().mixture(up, 0).tolist() == [1.0, 0.0]
+    assert head_mixture(up.h, up.V, 0).tolist() == [1.0, 0.0]
     up = uploads(torch.zeros(2, 1, 1), torch.tensor([1.0, 900.0]))  # 1/901 > 1e-3
-    assert FedPAC().mixture(up, 0).tolist() == pytest.approx([900 / 901, 1 / 901])
+    assert head_mixture(up.h, up.V, 0).tolist() == pytest.approx([900 / 901, 1 / 901])
 
 
 def test_a_round_of_the_server():
@@ -127,7 +127,7 @@ def test_a_round_of_the_server():
         assert torch.equal(state.heads[k], first)
     gathered = uploads(up.h, up.V)
     for i, k in enumerate(members):
-        a = FedPAC().mixture(gathered, i)
+        a = head_mixture(gathered.h, gathered.V, i)
         expected = sum(a[j] * up.head[j].double() for j in range(len(members)))
         torch.testing.assert_close(state.heads[k].double(), expected, rtol=0, atol=1e-6)
         assert (state.heads[k] - up.head[i]).abs().max() > 1e-4
