@@ -19,6 +19,7 @@ registry: dict[str, str] = {
     "fedrep": "fedmpi.methods.fedrep:FedRep",
     "fedsam": "fedmpi.methods.fedsam:FedSAM",
     "fedsol": "fedmpi.methods.fedsol:FedSOL",
+    "fedsr": "fedmpi.methods.fedsr:FedSR",
     "feduv": "fedmpi.methods.feduv:FedUV",
     "freeze": "fedmpi.methods.freeze:Freeze",
     "gradproj": "fedmpi.methods.gradproj:GradProj",

@@ -1,0 +1,57 @@
+"""FedSR. Nguyen, Torr, Lim. A Simple and Effective Domain Generalization Method for Federated Learning. NeurIPS 2022.
+https://openreview.net/forum?id=mrt90D00aQX
+
+Features are Gaussian, z ~ N(mu(x), sigma(x)^2), and near a learned reference r(z|y) of each class (models/gaussian.py):
+    L = CE + l2r mean_b ||z_b|| + cmi mean_b KL( N(C mu_b, (C sigma_b)^2) || r(.|y_b) )          norm not squared    (1)
+As in the authors' code r and C stay with the client (share_reference: true averages them too); a model is evaluated
+at z = mu, where that code averages 20 draws. probabilistic: false leaves the model as it is: their FedL2R.
+"""
+
+from dataclasses import dataclass
+from typing import final
+
+from torch import Tensor, nn
+
+from fedmpi.errors import UserError
+from fedmpi.layout import BODY, EVERYTHING, HEAD, NORM
+from fedmpi.method import CLASSES, FEATURES, Client, Method, declared
+from fedmpi.models.gaussian import Gaussian
+from fedmpi.options import option
+
+
+@final
+@dataclass(frozen=True)
+class FedSR(Method):
+    l2r: float = option(0.01, "weight of the features' norm", ge=0)
+    cmi: float = option(0.001, "weight of the divergence from the class's reference", ge=0)
+    probabilistic: bool = option(True, "Gaussian features; false: those of the model")
+    share_reference: bool = option(False, "average the references too")
+
+    paper = "Nguyen et al., NeurIPS 2022"
+    needs = frozenset({FEATURES, CLASSES})
+    neutral = {"l2r": 0.0, "cmi": 0.0, "probabilistic": False}
+
+    def __post_init__(self) -> None:
+        if self.cmi and not self.probabilistic:
+            raise UserError(f"method.cmi: {self.cmi} needs Gaussian features; set cmi: 0 or probabilistic: true")
+
+    @declared
+    def shared(self) -> tuple[str, ...]:
+        return (EVERYTHING,) if self.share_reference or not self.probabilistic else (BODY, NORM, HEAD)
+
+    def prepare(self, module: nn.Module, classes: int) -> nn.Module:
+        if not self.probabilistic:
+            return module
+        if not any(isinstance(layer, nn.Linear) for layer in module.modules()):
+            raise UserError("method fedsr needs a model with a last linear layer")
+        return Gaussian(module, classes)
+
+    def loss(self, k: Client, x: Tensor, y: Tensor) -> Tensor:
+        if not self.l2r and not self.cmi:
+            return k.task_loss(k.logits(x), x, y)
+        z, f = k.forward(x)
+        loss = k.task_loss(f, x, y)
+        if self.probabilistic:
+            z, divergences = z.split([z.shape[1] - k.classes, k.classes], 1)
+            loss = loss + self.cmi * divergences.gather(1, y[:, None]).mean()
+        return loss + self.l2r * z.norm(dim=1).mean()  # (1)

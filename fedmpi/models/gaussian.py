@@ -1,0 +1,70 @@
+"""Any network with a last linear layer, its features made Gaussian: what FedSR regularises.
+
+FedSR. Nguyen, Torr, Lim. A Simple and Effective Domain Generalization Method for Federated Learning. NeurIPS 2022.
+https://openreview.net/forum?id=mrt90D00aQX
+
+    (mu, s) = A h(x) + a,   sigma = softplus(s),   z ~ N(mu, sigma^2)         h: what the last layer was given       (1)
+    r(z|c) = N(r_mu[c], softplus(r_sigma[c])^2)                                                                      (2)
+    KL_c   = sum over dims of KL( N(C mu, (C sigma)^2) || r(.|c) )                                                   (3)
+r_mu, r_sigma and the number C are learned. In evaluation mode z = mu.
+"""
+
+import torch
+from torch import Tensor, nn
+from torch.nn.functional import softplus
+
+REFERENCE = "reference"  # layout group of r_mu, r_sigma, C
+
+
+class First(nn.Module):
+    """A linear layer on the first columns of its input."""
+
+    def __init__(self, layer: nn.Linear) -> None:
+        super().__init__()
+        self.layer = layer
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.layer(x[:, : self.layer.in_features])
+
+
+class Gaussian(nn.Module):
+    """`module` with Gaussian features.   features(x) = [z | KL_1 ... KL_c]  (B, z + c),   forward(x) = head(z)  (B, c)
+
+    The divergences travel with the features, so that one pass gives a loss all it needs.
+    """
+
+    def __init__(self, module: nn.Module, classes: int) -> None:
+        super().__init__()
+        path, last = [(n, layer) for n, layer in module.named_modules() if isinstance(layer, nn.Linear)][-1]
+        parent, _, name = path.rpartition(".")
+        if path:
+            setattr(module.get_submodule(parent), name, nn.Identity())
+        width = last.in_features
+        self.body = module if path else nn.Identity()
+        self.encode = nn.Linear(width, 2 * width)
+        self.r_mu, self.r_sigma = nn.Parameter(torch.zeros(classes, width)), nn.Parameter(torch.ones(classes, width))
+        self.C = nn.Parameter(torch.ones(()))
+        self.head = First(last)
+
+    def parameter_groups(self) -> dict[str, str]:
+        inner: dict[str, str] = getattr(self.body, "parameter_groups", dict)()
+        named = {f"body.{name}": group for name, group in inner.items()}
+        return named | dict.fromkeys(("r_mu", "r_sigma", "C"), REFERENCE)
+
+    def features(self, x: Tensor) -> Tensor:
+        mu, s = self.encode(self.body(x)).chunk(2, 1)
+        sigma = softplus(s)
+        z = mu + sigma * torch.randn_like(mu) if self.training else mu  # (1)
+        return torch.cat([z, self.divergences(self.C * mu, (self.C * sigma).abs())], 1)
+
+    def divergences(self, mu: Tensor, sigma: Tensor) -> Tensor:
+        """KL of N(mu, sigma^2) from each reference (3).   (B, z), (B, z) -> (B, c)"""
+        r = softplus(self.r_sigma)  # (c, z)  (2)
+        narrow = r.square().reciprocal() / 2
+        # sum over dims of (sigma^2 + (mu - r_mu)^2) / 2 r^2 as matrix products: nothing of size B c z
+        spread = (sigma.square() + mu.square()) @ narrow.T
+        apart = spread - 2 * mu @ (self.r_mu * narrow).T + (self.r_mu.square() * narrow).sum(1)
+        return r.log().sum(1) - sigma.log().sum(1, keepdim=True) + apart - mu.shape[1] / 2
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.head(self.features(x))

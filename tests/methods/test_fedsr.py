@@ -1,0 +1,104 @@
+"""FedSR (5): its objective against torch.distributions, its layers, and what stays with the client."""
+
+import copy
+
+import pytest
+import torch
+from helpers import play, prepare, settings
+from torch import nn
+from torch.distributions import Normal, kl_divergence
+from torch.nn.functional import cross_entropy, softplus
+
+from fedmpi import seeds
+from fedmpi.errors import UserError
+from fedmpi.models.gaussian import REFERENCE, Gaussian
+
+
+def gaussian(inputs=6, width=5, classes=3):
+    torch.manual_seed(0)
+    made = Gaussian(nn.Sequential(nn.Linear(inputs, width), nn.Tanh(), nn.Linear(width, classes)), classes).double()
+    with torch.no_grad():
+        for p in (made.r_mu, made.r_sigma):
+            p.add_(torch.randn_like(p))
+        made.C.fill_(-1.3)  # its sign means nothing to a width
+    return made
+
+
+def test_divergences_are_those_of_torch():
+    made, x = gaussian(), torch.randn(4, 6, dtype=torch.float64)
+    mu, s = made.encode(made.body(x)).chunk(2, 1)
+    found = made.features(x)[:, 5:]
+    for c in range(3):
+        reference = Normal(made.r_mu[c], softplus(made.r_sigma[c]))
+        expected = kl_divergence(Normal(made.C * mu, (made.C * softplus(s)).abs()), reference).sum(1)
+        torch.testing.assert_close(found[:, c], expected, rtol=0, atol=1e-10)
+
+
+def test_features_are_draws_in_training_and_means_in_evaluation():
+    made, x = gaussian(), torch.randn(1, 6, dtype=torch.float64).expand(20_000, 6)
+    mu, s = made.encode(made.body(x[:1])).chunk(2, 1)
+    z = made.features(x)[:, :5]
+    torch.testing.assert_close(z.mean(0), mu[0], rtol=0, atol=0.05)
+    torch.testing.assert_close(z.std(0), softplus(s[0]), rtol=0.03, atol=0)
+    made.eval()
+    torch.testing.assert_close(made.features(x[:1])[:, :5], mu, rtol=0, atol=1e-14)
+    torch.testing.assert_close(made(x[:1]), made.head.layer(mu))
+
+
+def test_the_models_own_head_is_the_classifier():
+    net = nn.Sequential(nn.Flatten(), nn.Linear(4, 3), nn.ReLU(), nn.Linear(3, 2))
+    weight = net[3].weight
+    made = Gaussian(net, 2)
+    assert made.head.layer.weight is weight
+    assert made.encode.weight.shape == (6, 3)
+    alone = Gaussian(nn.Linear(4, 2), 2)
+    assert alone(torch.randn(5, 4)).shape == (5, 2)
+
+
+@pytest.mark.parametrize("options", [{}, {"l2r": 0.0, "cmi": 0.3}, {"l2r": 0.4, "cmi": 0.0}])
+def test_one_round_of_a_client_by_hand(client, options):
+    it = prepare(settings("fedsr", options=options, train={"batch_size": "full", "epochs": 2, "weight_decay": 1e-3}))
+    l2r, cmi = options.get("l2r", 0.01), options.get("cmi", 0.001)
+    k, module = client(it, 2), copy.deepcopy(it.made.net.module)
+    shard = it.made.data.train[2]
+    x, y = shard.x[shard.index], shard.y[shard.index]
+    sgd = torch.optim.SGD(module.parameters(), 0.05, 0.9, weight_decay=1e-3)
+    with seeds.scoped(0, "torch", 0, 2):
+        for _ in range(2):
+            mu, s = module.encode(module.body(x)).chunk(2, 1)
+            z = mu + softplus(s) * torch.randn_like(mu)
+            own = Normal(module.C * mu, module.C * softplus(s))
+            kl = kl_divergence(own, Normal(module.r_mu[y], softplus(module.r_sigma[y]))).sum(1)
+            loss = cross_entropy(module.head.layer(z), y) + l2r * z.norm(dim=1).mean() + cmi * kl.mean()
+            sgd.zero_grad()
+            loss.backward()
+            sgd.step()
+    with seeds.scoped(0, "torch", 0, 2):
+        it.made.method.train(k)
+    torch.testing.assert_close(k.w, nn.utils.parameters_to_vector(module.parameters()), rtol=0, atol=1e-5)
+
+
+@pytest.mark.parametrize("share", [False, True])
+def test_references_stay_with_the_client(client, share):
+    it = play(settings("fedsr", options={"share_reference": share}, cohort={"fraction": 1.0}))
+    segments = [s for s in it.made.model.layout.segments if s.group == REFERENCE]
+    assert {s.name for s in segments} == {"r_mu", "r_sigma", "C"}
+    used = [it.made.method.weights(client(it, k)).clone() for k in range(7)]
+    for s in segments:
+        assert torch.equal(s.view(it.w), s.view(it.fed.clients.w0)) != share
+        assert torch.equal(s.view(used[0]), s.view(used[1])) == share
+
+
+def test_without_gaussians_it_is_a_penalty_on_the_norm(client):
+    it = prepare(settings("fedsr", options={"probabilistic": False, "cmi": 0.0, "l2r": 0.2}))
+    k, module = client(it, 1), it.made.net.module
+    shard = it.made.data.train[1]
+    x, y = shard.x[shard.index], shard.y[shard.index]
+    z = module.features(x)
+    expected = cross_entropy(module.head(z), y) + 0.2 * z.square().sum(1).sqrt().mean()
+    assert it.made.method.loss(k, x, y).item() == pytest.approx(expected.item(), rel=1e-6)
+
+
+def test_what_it_cannot_do():
+    with pytest.raises(UserError, match=r"method\.cmi: 0\.1 needs Gaussian"):
+        prepare(settings("fedsr", options={"probabilistic": False, "cmi": 0.1}))
