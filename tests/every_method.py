@@ -26,6 +26,8 @@ VARIANTS = {
     "fedproto with weights": ("fedproto", "norm", {"options": {"share_weights": True}}),
     "fedavg, adam": ("fedavg", "mlp", {"server": {"optim": "adam", "lr": 0.01}}),
     "scaffold, pinned": ("scaffold", "mlp", {"cohort": {"placement": "pinned"}}),
+    "scaffold, more ranks than clients in a round": ("scaffold", "mlp", {"cohort": {"fraction": 0.2}}),
+    "fedavg, statistics over all batches": ("fedavg", "norm", {"model": {"name": "helpers:cumulative_net"}}),
     "ditto, rank 0 trains": ("ditto", "norm", {"server": {"trains": True}}),
     "fedpac, rank 0 trains": ("fedpac", "mlp", {"server": {"trains": True}, "train": {"batch_size": "full"}}),
     "fedrep, evaluated at the end": ("fedrep", "mlp", {"evaluate": {"every": 3}}),

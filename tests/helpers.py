@@ -53,6 +53,13 @@ def norm_net(input_shape: tuple[int, ...], classes: int) -> nn.Module:
     )
 
 
+def cumulative_net(input_shape: tuple[int, ...], classes: int) -> nn.Module:
+    """norm_net whose batch statistics are means over all batches so far: the count is an integer that stays home."""
+    net = norm_net(input_shape, classes)
+    net[1].momentum = None
+    return net
+
+
 def images(n: int = 170, tests: int = 60, classes: int = 4, seed: int = 0) -> Dataset:
     """Noisy pictures (1, 8, 8) of `classes` random patterns; learnable, but not in one round."""
     g = torch.Generator().manual_seed(seed)
@@ -141,6 +148,14 @@ def record(it: Play) -> dict[str, Any]:
 
 
 # ---- processes ----
+def by_rank(script: Path, *commands: str) -> Path:
+    """A program that does another command on each rank of an mpirun (the last one also on all ranks beyond)."""
+    cases = [f'[ "$OMPI_COMM_WORLD_RANK" = {rank} ] && exec {command}' for rank, command in enumerate(commands)]
+    script.write_text("\n".join(["#!/bin/sh", *cases, f"exec {commands[-1]}", ""]))
+    script.chmod(0o755)
+    return script
+
+
 def clean_env(**more: str) -> dict[str, str]:
     """The caller's environment without launcher variables: the suite itself may run under srun or mpirun."""
     launchers = ("SLURM_", "OMPI_", "PMI", "PRTE", "MPI_LOCAL", "TORCHELASTIC")

@@ -10,7 +10,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from helpers import BIN, ROOT, clean_env, fedmpi, launcher
+from helpers import BIN, ROOT, by_rank, clean_env, fedmpi, launcher
 
 from fedmpi import cli, memory
 
@@ -230,40 +230,43 @@ def test_divergence_ends_all_ranks(config):
     assert gone(str(path))
 
 
-def by_rank(tmp_path, paths, rank):
-    """A program that starts `fedmpi run` with another config on one rank."""
-    script = tmp_path / "start.sh"
-    script.write_text(
-        f'#!/bin/sh\n[ "$OMPI_COMM_WORLD_RANK" = {rank} ] && exec {BIN}/fedmpi run {paths[1]}\n'
-        f"exec {BIN}/fedmpi run {paths[0]}\n"
-    )
-    script.chmod(0o755)
-    return script
+def ranks_of(tmp_path, *paths):
+    """An mpirun of `fedmpi run`, each rank with its own config."""
+    script = by_rank(tmp_path / "start.sh", *(f"{BIN}/fedmpi run {path}" for path in paths))
+    command = [*launcher("mpirun", len(paths)), str(script)]
+    return subprocess.run(command, env=clean_env(), cwd=ROOT, capture_output=True, text=True, timeout=60)
 
 
 def test_a_rank_with_another_config_is_named(config, tmp_path):
-    more = "comm: {backend: mpi}\ntrain:\n"
+    more = "name: run\ncomm: {backend: mpi}\ntrain:\n"
     one = config("train:\n", more)
     other = config("train:\n  lr: 0.1", f"{more}  lr: 0.2\nseed: 5", name="other.yaml")
-    other.write_text(other.read_text() + "name: run\n")  # else the file's own
-    one.write_text(one.read_text() + "name: run\n")
-    script = by_rank(tmp_path, (one, other), rank=2)
-    command = [*launcher("mpirun", 3), str(script)]
-    done = subprocess.run(command, env=clean_env(), cwd=ROOT, capture_output=True, text=True, timeout=60)
+    done = ranks_of(tmp_path, one, one, other)
     check(done, r"rank 2 differs from rank 0 in seed, train\.lr")
-    assert not re.search(r"rank 1 differs", done.stderr)
+    assert "rank 1 differs" not in done.stderr
     assert gone(str(tmp_path))
 
 
-def test_a_rank_with_other_data_is_named(config, tmp_path):
-    paths = []
-    for name, labels in (("one", np.arange(40) % 2), ("other", np.arange(40) // 20)):
-        root = tmp_path / name
-        root.mkdir()
+def own_data(config, tmp_path, name, labels):
+    """A config whose data.root holds a table with these labels; None: no table."""
+    root = tmp_path / name
+    root.mkdir()
+    if labels is not None:
         np.savez(root / "a.npz", x=np.random.default_rng(0).normal(size=(40, 3)), y=labels)
-        path = config("source: digits", "source: npz\n  path: a.npz", name=f"{name}.yaml")
-        path.write_text(path.read_text().replace(f"root: {tmp_path}", f"root: {root}") + "name: run\n")
-        paths.append(path)
-    command = [*launcher("mpirun", 3), str(by_rank(tmp_path, paths, rank=1))]
-    done = subprocess.run(command, env=clean_env(), cwd=ROOT, capture_output=True, text=True, timeout=60)
-    check(done, r"rank 1 differs from rank 0 in .*\(data\)")
+    path = config("source: digits", "source: npz\n  path: a.npz", name=f"{name}.yaml")
+    path.write_text(path.read_text().replace(f"root: {tmp_path}", f"root: {root}") + "name: run\n")
+    return path
+
+
+def test_a_rank_with_other_data_is_named(config, tmp_path):
+    one = own_data(config, tmp_path, "one", np.arange(40) % 2)
+    other = own_data(config, tmp_path, "other", np.arange(40) // 20)
+    check(ranks_of(tmp_path, one, other, one), r"rank 1 differs from rank 0 in .*\(data\)")
+
+
+def test_a_rank_that_alone_lacks_its_data_is_named(config, tmp_path):
+    """The others wait for it at the start; the launcher ends them."""
+    one = own_data(config, tmp_path, "one", np.arange(40) % 2)
+    done = ranks_of(tmp_path, one, own_data(config, tmp_path, "other", None))
+    check(done, r"fedmpi \[rank 1 on .*there is no file .*other/a\.npz")
+    assert gone(str(tmp_path))

@@ -4,8 +4,9 @@ import json
 import subprocess
 import sys
 
+import numpy as np
 import pytest
-from helpers import ROOT, clean_env, digest, fedmpi, launcher
+from helpers import BIN, ROOT, by_rank, clean_env, digest, fedmpi, launcher
 from safetensors.torch import load_file
 
 TIMES = ("wall_s", "train_s", "wait_s", "server_s", "evaluate_s")
@@ -56,10 +57,17 @@ def main_job(folder, *overrides, **start):
     done = fedmpi("run", "configs/quickstart.yaml", "rounds=3", f"output={folder}", *overrides, **start)
     assert done.returncode == 0, done.stderr[-3000:]
     run = folder / "quickstart"
-    rows = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
-    facts = [{name: value for name, value in row.items() if name not in (*TIMES, *BYTES)} for row in rows]
     model = {name: digest(x) for name, x in load_file(run / "model.safetensors").items()}
-    return facts, (run / "clients.jsonl").read_text(), model
+    return _facts(run), _lines(run), model
+
+
+def _facts(run):
+    rows = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
+    return [{name: value for name, value in row.items() if name not in (*TIMES, *BYTES)} for row in rows]
+
+
+def _lines(run):
+    return [json.loads(line) for line in (run / "clients.jsonl").read_text().splitlines()]
 
 
 @pytest.fixture(scope="module")
@@ -78,13 +86,47 @@ def test_alone(alone):
 @pytest.mark.parametrize(
     ("kind", "size", "overrides"),
     [
-        ("mpirun", 2, []),
+        ("mpirun", 2, ["comm.backend=gloo"]),
         ("mpirun", 5, ["comm.backend=mpi"]),
         ("torchrun", 3, []),
-        ("mpirun", 3, ["comm.backend=gloo", "server.trains=true"]),
         ("torchrun", 2, ["cohort.placement=pinned", "server.trains=true"]),
     ],
     ids=lambda value: ",".join(value) if isinstance(value, list) else str(value),
 )
 def test_the_main_job_gives_the_bits_of_one_process(tmp_path, alone, kind, size, overrides):
     assert main_job(tmp_path, *overrides, kind=kind, size=size) == alone
+
+
+# ---- silos ----
+SILOS = """
+name: silos
+rounds: 3
+data: {source: npz, silos: [north.npz, south.npz]}
+model: {name: mlp, hidden: [8]}
+method: {name: fedavg}
+evaluate: {protocol: [global, personal]}
+"""
+
+
+def test_a_rank_needs_the_files_of_its_own_silos_only(tmp_path):
+    """Three folders, one a rank: rank 0's is empty, each other holds one hospital's file. Alone: both in one."""
+    rng = np.random.default_rng(0)
+    (tmp_path / "silos.yaml").write_text(SILOS)
+    roots = [tmp_path / name for name in ("all", "0", "1", "2")]
+    for root in roots:
+        root.mkdir()
+    for k, name in enumerate(("north", "south")):
+        x = rng.normal(size=(40 + 20 * k, 5)).astype("float32")
+        for root in (roots[0], roots[2 + k]):
+            np.savez(root / f"{name}.npz", x=x, y=(x[:, 0] + 0.3 * k > 0).astype(int))
+    start = f"{BIN}/fedmpi run {tmp_path}/silos.yaml output={tmp_path}/runs data.root={tmp_path}"
+    script = by_rank(tmp_path / "start.sh", *(f"{start}/{rank}" for rank in range(3)))
+    for command in ([*launcher("mpirun", 3), str(script)], [*f"{start}/all".split()]):
+        done = subprocess.run(command, env=clean_env(), capture_output=True, text=True, timeout=60)
+        assert done.returncode == 0, done.stderr
+    spread, together = (_facts(tmp_path / "runs" / name) for name in ("silos", "silos-2"))
+    assert len(together) == 3
+    assert {"auroc", "personal_auroc"} <= together[0].keys()
+    assert spread == together
+    assert _lines(tmp_path / "runs" / "silos") == _lines(tmp_path / "runs" / "silos-2")
+    assert {line["site"] for line in _lines(tmp_path / "runs" / "silos")} == {"north.npz", "south.npz"}
