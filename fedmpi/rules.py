@@ -33,7 +33,7 @@ def combine(rows: Tensor, coefficients: Tensor) -> Tensor:
     def block(columns: slice, wide: Tensor) -> None:
         out[columns] = c @ wide
 
-    _by_columns(rows, block)
+    by_columns(rows, block)
     return out
 
 
@@ -44,12 +44,21 @@ def gram(rows: Tensor) -> Tensor:
         return wide @ wide.T
 
     K = torch.zeros(len(rows), len(rows), dtype=torch.float64, device=rows.device)
-    for part in _by_columns(rows, block):
+    for part in by_columns(rows, block):
         K += part
     return K.cpu()
 
 
-def _by_columns(rows: Tensor, block: Callable[[slice, Tensor], Work]) -> Iterable[Work]:
+def products(rows: Tensor, v: Tensor) -> Tensor:
+    """<rows_i, v>.   (m, n), (n,) -> (m,) float64 on the CPU."""
+
+    def block(columns: slice, wide: Tensor) -> Tensor:
+        return wide @ v[columns].double()
+
+    return torch.stack(list(by_columns(rows, block))).sum(0).cpu()
+
+
+def by_columns(rows: Tensor, block: Callable[[slice, Tensor], Work]) -> Iterable[Work]:
     """block(columns, those columns in float64) for all chunks, results in order.
 
     On the CPU the chunks are spread over the cores that this process may use: the other ranks wait for the server, and

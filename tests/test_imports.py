@@ -15,8 +15,8 @@ PACKAGE = ROOT / "fedmpi"
 # all that is in it. Everybody may import LEAVES, and a package its own parts (files in methods/ not each other).
 # Imports inside functions and for type checkers count.
 LEAVES = "errors seeds plugins options wording"
-ALONE = "layout slots rules prototypes cohort schedule server_optim tasks vision listing sections yaml_lines record "
-ALONE += "console"
+ALONE = "layout slots rules harmony prototypes cohort schedule server_optim tasks vision listing sections "
+ALONE += "yaml_lines record console"
 ALLOWED = {
     "__main__": "cli",
     "cli": "launch config listing comm.job fedmpi",
@@ -34,8 +34,9 @@ ALLOWED = {
     "memory": "wire",
     "digest": "comm data",
     "wire": "method slots layout",
-    "methods": "method server_rules rules prototypes slots layout models",
-    "server_rules": "method rules",
+    "methods": "method server_rules rules harmony prototypes slots layout models",
+    "server_rules": "method rules robust harmony",
+    "robust": "rules",
     "method": "slots layout rules",
     "data": "vision",
     "models": "vision",

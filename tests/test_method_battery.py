@@ -17,8 +17,8 @@ from fedmpi.plugins import load
 
 METHODS = sorted(registry)
 NEUTRAL = [name for name in METHODS if load(name, registry, "method").neutral is not None]
-# Noise is drawn for a client's id; where ids are to choose nothing, these do without.
-WITHOUT_NOISE = {"fedsr": {"probabilistic": False, "cmi": 0.0}}
+# What follows clients' ids by its nature, and how to do without: noise is drawn for an id, FedGH takes pairs in order.
+WITHOUT_IDS = {"fedsr": {"probabilistic": False, "cmi": 0.0}, "fedgh": {"variant": "hierarchical"}}
 every_method = pytest.mark.parametrize("method", METHODS)
 every_net = pytest.mark.parametrize("net", NETS)
 
@@ -78,7 +78,7 @@ def by_hand(it):
 @every_method
 def test_client_ids_do_not_matter(method):
     """Full batches of all clients: ids choose neither batches nor cohorts, only the order of the sums."""
-    options = WITHOUT_NOISE.get(method, SPECIAL.get(method, {}))
+    options = WITHOUT_IDS.get(method, SPECIAL.get(method, {}))
     config = settings(method, options=options, cohort={"fraction": 1.0}, train={"batch_size": "full"})
     data = federated(client_test="global")
     new = [3, 0, 6, 1, 5, 2, 4]  # client k of the second run is client new[k] of the first
@@ -253,7 +253,7 @@ def test_no_nan(method, edge):
 @every_method
 def test_identical_clients_make_their_common_step(method):
     """Any sensible server rule gives back the update on which all agree: three identical clients are as good as one."""
-    options = WITHOUT_NOISE.get(method, SPECIAL.get(method, {}))
+    options = WITHOUT_IDS.get(method, SPECIAL.get(method, {}))
     config = settings(method, options=options, cohort={"fraction": 1.0}, train={"batch_size": "full"})
     three, one = play(config, EDGES["identical clients"][0]()), play(config, clients_of(range(10), data=twins()))
     moved = float((one.w - one.fed.clients.w0).abs().max())

@@ -6,7 +6,7 @@ import torch
 from helpers import play, settings
 from naive_fedld import principal_mean as literal
 
-from fedmpi import server_rules
+from fedmpi import harmony, robust, server_rules
 from fedmpi.method import Server, Uploads
 from fedmpi.slots import Views
 
@@ -67,3 +67,34 @@ def test_uploads_sum_any_slot():
     K = up.gram("dw", (1, 3))
     assert K[0, 2].item() == pytest.approx(float(slots["dw"][0, 1:3].double() @ slots["dw"][2, 1:3].double()))
     assert len(up) == 3
+
+
+@pytest.mark.parametrize(
+    ("rule", "options", "expected"),
+    [
+        ("median", {}, lambda up: robust.trimmed_mean(up.dw, 0.5)),
+        ("trimmed_mean", {"trim": 0.3}, lambda up: robust.trimmed_mean(up.dw, 0.3)),
+        ("krum", {"byzantine": 2, "select": 2}, lambda up: robust.krum(up.dw @ up.dw.T, 2, 2) @ up.dw),
+        ("geometric_median", {}, lambda up: robust.geometric_median(up.dw @ up.dw.T, up.p, 100, 1e-6) @ up.dw),
+        ("harmonize", {}, lambda up: harmony.pairwise(up.dw @ up.dw.T, up.p) @ up.dw),
+    ],
+)
+@pytest.mark.parametrize("m", [1, 2, 5])
+def test_rules_are_their_functions(rule, options, expected, m):
+    """Options reach them, and the mean is something else. Cohorts of one and of two give finite directions."""
+    up = gathered(m)
+    found = getattr(server_rules, rule)(up, SERVER, **options)
+    torch.testing.assert_close(found, expected(up), rtol=0, atol=1e-12)
+    assert found.isfinite().all()
+    if m == 5:
+        assert (found - up.mean("dw")).abs().max() > 1e-3
+
+
+@pytest.mark.parametrize("rule", [name for name in server_rules.registry if name != "mean"])
+@pytest.mark.parametrize("method", ["scaffold", "fedper", "local"])
+def test_rules_combine_with_any_client(rule, method):
+    """Also with updates of which a part, or nothing, travels, and with a cohort of one."""
+    for fraction in (0.15, 0.6):
+        it = play(settings(method, "norm", rounds=2, server={"rule": rule}, cohort={"fraction": fraction}))
+        assert it.reason == "finished"
+        assert it.w.isfinite().all()

@@ -8,6 +8,7 @@ registry: dict[str, str] = {
     "fedbn": "fedmpi.methods.fedbn:FedBN",
     "fedcm": "fedmpi.methods.fedcm:FedCM",
     "feddyn": "fedmpi.methods.feddyn:FedDyn",
+    "fedgh": "fedmpi.methods.fedgh:FedGH",
     "fedld": "fedmpi.methods.fedld:FedLD",
     "fednova": "fedmpi.methods.fednova:FedNova",
     "fedntd": "fedmpi.methods.fedntd:FedNTD",

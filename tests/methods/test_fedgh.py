@@ -1,0 +1,78 @@
+"""FedGH (3.4): the rule in a federation, as a method and under other clients, and the hierarchical variant's state."""
+
+import numpy as np
+import torch
+from helpers import play, prepare, settings
+from test_harmony import literal_hierarchy, literal_pairs
+
+from fedmpi.harmony import pairwise
+
+FULL = {"cohort": {"fraction": 1.0}}
+
+
+def updates(it):
+    return it.made.wire.upload.views(it.fed.rows).dw.double().numpy()
+
+
+def test_a_round_of_the_server():
+    it = prepare(settings("fedgh", rounds=1, train={"epochs": 3}, **FULL))
+    w0 = it.w.double().numpy().copy()
+    it.fed.run()
+    G, n = updates(it), it.made.data.train_sizes
+    assert (G @ G.T < 0).any(), "or no pair conflicts"
+    expected = w0 + sum(n_k / n.sum() * g for n_k, g in zip(n, literal_pairs(G), strict=True))
+    np.testing.assert_allclose(it.w.double().numpy(), expected, rtol=0, atol=1e-6)
+
+
+def test_it_is_fedavg_with_the_rule_harmonize():
+    mine, plain = play(settings("fedgh", train={"epochs": 3})), play(settings("fedavg", train={"epochs": 3}))
+    rule = {"server": {"rule": "harmonize"}, "train": {"epochs": 3}}
+    assert play(settings("fedavg", **rule)).hashes == mine.hashes != plain.hashes
+    assert play(settings("scaffold", server={"rule": "harmonize"})).reason == "finished"
+
+
+def test_without_conflicts_it_is_fedavg():
+    """Clients of one class distribution, one step each: all updates point the same way."""
+    from helpers import images
+
+    from fedmpi.data.federated import split
+
+    config, data = {"train": {"batch_size": "full"}, "rounds": 2, **FULL}, split(images(), "iid", 4, 0)
+    mine, theirs = play(settings("fedgh", **config), data), play(settings("fedavg", **config), data)
+    up = mine.made.wire.upload.views(mine.fed.rows).dw
+    assert (up @ up.T).min() > 0
+    assert mine.hashes == theirs.hashes
+
+
+def test_the_hierarchical_variant_over_three_rounds():
+    """Tensor by tensor against vectors; round 0 is the plain unweighted mean, the history follows with .99."""
+    config = settings("fedgh", options={"variant": "hierarchical"}, train={"epochs": 2})
+    it = prepare(config)
+    history, seen = None, []
+    step = it.fed._step
+
+    def checked(t, up):
+        nonlocal history
+        before, G = it.w.double().clone(), up.dw.double().numpy().copy()
+        step(t, up)
+        if history is None:
+            direction = history = G.mean(0)
+        else:
+            tensors = [(s.start, s.stop) for s in it.made.model.layout.segments]
+            direction = np.concatenate([literal_hierarchy(G[:, a:b], history[a:b]) for a, b in tensors])
+            history = 0.99 * history + 0.01 * direction
+        np.testing.assert_allclose((it.w.double() - before).numpy(), direction, rtol=0, atol=1e-6)
+        np.testing.assert_allclose(it.fed.server.state.history.double().numpy(), history, rtol=0, atol=1e-6)
+        seen.append(np.abs(direction - G.mean(0)).max())
+
+    it.fed._step = checked
+    it.fed.run()
+    assert len(seen) == 3
+    assert min(seen[1:]) > 1e-4, "or nothing conflicted"
+
+
+def test_pairwise_keeps_nothing():
+    assert prepare(settings("fedgh")).made.wire.server.size == 0
+    made = prepare(settings("fedgh", options={"variant": "hierarchical"})).made
+    assert made.wire.server.size == made.model.layout.size
+    assert torch.equal(pairwise(torch.eye(2), torch.ones(2) / 2), torch.full((2,), 0.5, dtype=torch.float64))
