@@ -56,7 +56,7 @@ class Data(OpenSection):
     source: Name  # where the samples come from
     root: Place = Field(default_factory=lambda: Path(os.environ.get("FEDMPI_DATA") or "data"))  # relative to the cwd
     download: bool = False  # fetch what is missing in root, where the source can
-    client_test: Literal["auto", "site", "aligned", "class_match", "global"] = "auto"  # what a client's test split is
+    client_test: Literal["auto", "site", "aligned", "shards", "class_match", "global"] = "auto"  # a client's test rows
     partition: Partition | None = None  # one pool of samples, dealt out to clients; or
     silos: Annotated[tuple[Name, ...], Field(min_length=1)] | None = (
         None  # one client per site, its data stay where it is

@@ -1,6 +1,8 @@
 """Which test rows are a client's own.
 
-class_match  all test rows of the classes it trains on (FedRep 2021, wherever its shards do not divide)
+shards       the test part cut into shards and dealt like the training part, by the same label matrix (FedRep 2021);
+             class_match, with a warning, where a class has fewer test rows than shards
+class_match  all test rows of the classes it trains on
 aligned      of class c  min(t_c, floor(1000 n_kc / n_k))  rows, without replacement; clients overlap (FedSOL 2024)
 global       the whole test part
 site         the test rows of its site
@@ -10,6 +12,7 @@ auto         site where clients are sites and the data set says whose the test r
 
 from __future__ import annotations
 
+import warnings
 from typing import Literal, get_args
 
 import numpy as np
@@ -18,18 +21,25 @@ from torch import Tensor
 
 from fedmpi import seeds
 from fedmpi.data.dataset import Dataset
+from fedmpi.data.shards import deal
 from fedmpi.errors import UserError
 
-ClientTest = Literal["auto", "site", "aligned", "class_match", "global"]
+ClientTest = Literal["auto", "site", "aligned", "shards", "class_match", "global"]
 ALIGNED_SIZE = 1000  # FedSOL's choice; a class of share n_kc / n_k gets that share of it
 
 
 def client_tests(
-    dataset: Dataset, counts: np.ndarray, client_test: ClientTest, by_site: bool, seed: int
+    dataset: Dataset,
+    counts: np.ndarray,
+    client_test: ClientTest,
+    by_site: bool,
+    seed: int,
+    names: np.ndarray | None = None,
 ) -> list[Tensor]:
     """Test indices (t_k,) of every client.
 
-    counts: (N, classes) training labels; by_site: client k is site k. Raises UserError for what the data cannot give.
+    counts: (N, classes) training labels; by_site: client k is site k; names: (N, s) the class of each training shard,
+    where clients hold shards. Raises UserError for what the data cannot give.
     """
     if client_test not in get_args(ClientTest):
         raise UserError(f"data.client_test is {client_test!r}; allowed: {', '.join(get_args(ClientTest))}")
@@ -47,6 +57,22 @@ def client_tests(
         return [torch.nonzero(dataset.test_site == k).flatten() for k in range(len(counts))]
     if regression:
         raise UserError(f"data.client_test: {client_test} selects by class, but the targets are numbers; take global")
+    if client_test == "shards":
+        if names is None:
+            raise UserError(
+                "data.client_test: shards needs partition scheme shards without `sorted`; take aligned or class_match"
+            )
+        test_y = dataset.test_y.numpy()
+        scarce = [c for c in np.unique(names) if (test_y == c).sum() < (names == c).sum()]
+        if not scarce:
+            return [torch.from_numpy(part) for part in deal(test_y, names, seeds.numpy_rng(seed, "test shards"))]
+        rows, shards = (test_y == scarce[0]).sum(), (names == scarce[0]).sum()
+        warnings.warn(
+            f"data.client_test: shards cannot cut the {rows} test rows of class {scarce[0]} into {shards}; every "
+            "client is tested on all test rows of its classes instead (class_match)",
+            stacklevel=3,
+        )
+        client_test = "class_match"
     if client_test == "class_match":
         owned = torch.from_numpy(counts > 0)
         return [torch.nonzero(owned[k][dataset.test_y]).flatten() for k in range(len(counts))]

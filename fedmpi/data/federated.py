@@ -6,6 +6,7 @@ opens only the sites of its own clients (data/silos.py).
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Any
@@ -15,7 +16,7 @@ import torch
 from torch import Tensor
 
 from fedmpi import plugins, seeds
-from fedmpi.data import partition
+from fedmpi.data import partition, shards
 from fedmpi.data.batches import stored_channels_last
 from fedmpi.data.client_test import ClientTest, client_tests
 from fedmpi.data.dataset import Dataset
@@ -102,7 +103,9 @@ def split(
     parts = _checked(cut(keys, clients, seeds.numpy_rng(seed, "partition"), **options), len(labels), clients, scheme)
 
     counts = np.stack([count_labels(dataset.train_y[torch.from_numpy(part)], dataset.classes) for part in parts])
-    tests = client_tests(dataset, counts, client_test, by_site, seed)
+    dealt = client_test == "shards" and cut is shards.shards and not options.get("sorted")
+    names = _label_matrix(labels, clients, seed, **options) if dealt else None
+    tests = client_tests(dataset, counts, client_test, by_site, seed, names)
     return Federated(
         classes=dataset.classes,
         input_shape=dataset.input_shape,
@@ -116,6 +119,15 @@ def split(
         parts=parts,
         site_names=dataset.site_names if by_site else (),
     )
+
+
+def _label_matrix(
+    labels: np.ndarray, clients: int, seed: int, s: int = 2, distinct: bool = False, **_: Any
+) -> np.ndarray:
+    """(N, s) the class of each shard that partition scheme shards dealt, drawn again."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # what there was to say was said when the shards were dealt
+        return shards.label_matrix(labels, clients, seeds.numpy_rng(seed, "partition"), s, distinct)
 
 
 def count_labels(y: Tensor, classes: int) -> np.ndarray:

@@ -36,23 +36,34 @@ def shards(
         if distinct:
             raise UserError("data.partition: `sorted` shards straddle classes, so `distinct` cannot hold; choose one")
         pieces = np.array_split(np.argsort(labels, kind="stable"), clients * s)
-        deal = rng.permutation(clients * s).reshape(clients, s)
-        return ascending([np.concatenate([pieces[j] for j in row]) for row in deal])
+        hands = rng.permutation(clients * s).reshape(clients, s)
+        return ascending([np.concatenate([pieces[j] for j in hand]) for hand in hands])
 
+    return deal(labels, label_matrix(labels, clients, rng, s, distinct), rng)
+
+
+def label_matrix(
+    labels: np.ndarray, clients: int, rng: np.random.Generator, s: int = 2, distinct: bool = False
+) -> np.ndarray:
+    """(N, s) the class of each shard of each client. The first that `shards` draws from its generator."""
     classes = np.unique(labels)
-    cuts = _shards_per_class(len(classes), clients * s)
-    names = _label_matrix(cuts, clients, s, rng, distinct)  # (N, s) positions in `classes`
+    return classes[_label_matrix(_shards_per_class(len(classes), clients * s), clients, s, rng, distinct)]
+
+
+def deal(labels: np.ndarray, names: np.ndarray, rng: np.random.Generator) -> list[np.ndarray]:
+    """Each class cut into as many shards as the label matrix `names` (N, s) asks for, dealt at random to who asks."""
+    clients, s = names.shape
     parts: list[list[np.ndarray]] = [[] for _ in range(clients)]
-    for c, label in enumerate(classes):
+    for label, cuts in zip(*np.unique(names, return_counts=True), strict=True):
         rows = np.flatnonzero(labels == label)
-        if len(rows) < cuts[c]:
+        if len(rows) < cuts:
             raise UserError(
-                f"data.partition: class {label} has {len(rows)} samples, fewer than the {cuts[c]} shards it must "
+                f"data.partition: class {label} has {len(rows)} samples, fewer than the {cuts} shards it must "
                 f"be cut into for clients={clients}, s={s}; lower one of them"
             )
-        pieces = np.array_split(rows, cuts[c])
-        owners = np.repeat(np.arange(clients), (names == c).sum(1))  # one entry a shard of this class
-        for owner, j in zip(owners, rng.permutation(cuts[c]), strict=True):
+        pieces = np.array_split(rows, cuts)
+        owners = np.repeat(np.arange(clients), (names == label).sum(1))  # one entry a shard of this class
+        for owner, j in zip(owners, rng.permutation(cuts), strict=True):
             parts[owner].append(pieces[j])
     return ascending([np.concatenate(part) for part in parts])
 

@@ -4,9 +4,11 @@ import numpy as np
 import pytest
 import torch
 
+from fedmpi import seeds
 from fedmpi.data.batches import batches, stored_channels_last
 from fedmpi.data.dataset import Dataset
 from fedmpi.data.federated import split
+from fedmpi.data.shards import label_matrix
 from fedmpi.errors import UserError
 
 
@@ -68,6 +70,41 @@ def test_class_match_and_global():
         assert fed.test[k].index.tolist() == [i for i in range(200) if i % 4 in owned]
     fed = split(data, "iid", 4, seed=0, client_test="global")
     assert fed.test_sizes.tolist() == [200] * 4
+
+
+@pytest.mark.parametrize("distinct", [False, True])
+@pytest.mark.parametrize("clients", [8, 7])
+@pytest.mark.filterwarnings("ignore:data.partition")
+def test_shards_of_test_rows(clients, distinct):
+    """T1: the label matrix of the training part. Of 4 classes with 50 rows of 200 each, a client that holds t of a
+    class's r training shards gets t of its r test shards; every test row is somebody's."""
+    data = images()
+    fed = split(data, "shards", clients, seed=3, client_test="shards", s=3, distinct=distinct)
+    names = label_matrix(data.train_y.numpy(), clients, seeds.numpy_rng(3, "partition"), 3, distinct)
+    for k in range(clients):
+        mine = data.test_y[fed.test[k].index]
+        for c in range(4):
+            shards, held = (names == c).sum(), (names[k] == c).sum()
+            low, high = held * (50 // shards), held * -(-50 // shards)
+            assert low <= (mine == c).sum() <= high
+            train = (data.train_y == c).sum() // shards
+            assert held * train <= fed.label_counts[k, c] <= held * (train + 1)
+    rows = torch.cat([fed.test[k].index for k in range(clients)])
+    assert rows.sort().values.tolist() == list(range(200))
+    assert all(torch.equal(fed.test[k].index, fed.test[k].index.sort().values) for k in range(clients))
+
+
+def test_shards_where_test_rows_do_not_suffice():
+    """Fewer test rows than shards: class_match, and it says so. Without shards in the training part: no."""
+    data = images()
+    few = Dataset(data.train_x, data.train_y, data.test_x[:12], data.test_y[:12], 4)
+    with pytest.warns(UserWarning, match=r"cannot cut the 3 test rows of class 0 into 4; .* \(class_match\)"):
+        fed = split(few, "shards", 8, seed=0, client_test="shards", s=2)
+    matched = split(few, "shards", 8, seed=0, client_test="class_match", s=2)
+    assert all(torch.equal(fed.test[k].index, matched.test[k].index) for k in range(8))
+    for scheme, options in (("iid", {}), ("shards", {"sorted": True})):
+        with pytest.raises(UserError, match="client_test: shards needs partition scheme shards"):
+            split(data, scheme, 4, seed=0, client_test="shards", **options)
 
 
 def test_sites():
