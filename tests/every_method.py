@@ -35,7 +35,7 @@ VARIANTS = {
 
 
 def cases():
-    plain = {method: (method, "norm", {}) for method in sorted(registry)}
+    plain = {method: (method, "norm", {"rounds": 2}) for method in sorted(registry)}
     return {name: settings(method, net, **changes) for name, (method, net, changes) in (plain | VARIANTS).items()}
 
 
