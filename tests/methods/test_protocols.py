@@ -1,0 +1,105 @@
+"""The protocols (algorithms: personal, personal_on_global, ft(e), global) against their definitions."""
+
+import copy
+
+import numpy as np
+import pytest
+import torch
+from helpers import federated, play, prepare, settings
+
+from fedmpi import seeds
+from fedmpi.evaluate import spread
+
+ALL = {"evaluate": {"protocol": ["global", "personal", "personal_on_global", "ft(2)"]}}
+
+
+def accuracy(module, x, y):
+    """Percent, by a loop; of equal logits the lowest class."""
+    module.eval()
+    with torch.no_grad():
+        outputs = module(x).numpy()
+    hits = sum(int(min(np.flatnonzero(row == row.max()))) == int(label) for row, label in zip(outputs, y, strict=True))
+    return 100 * hits / len(y)
+
+
+def used(it, client, k, round_):
+    """A module that holds what client k is evaluated with, batch statistics included."""
+    view = client(it, k, round_)
+    module = copy.deepcopy(it.made.net.module)
+    module.load_state_dict(it.made.model.state_dict(it.made.method.weights(view), view.b0))
+    return module
+
+
+@pytest.mark.parametrize("method", ["fedavg", "fedper", "ditto", "local"])
+def test_personal_is_over_all_clients_sampled_or_not(client, method):
+    """Each its own split; the mean unweighted, the standard deviation that of the population, the worst tenth of seven
+    clients the worst one."""
+    data = federated(client_test="aligned")
+    it = play(settings(method, "norm", **ALL), data)
+    assert len(it.rows[-1]["cohort"]) < 7
+    assert len(set(data.test_sizes.tolist())) > 1, "or weights would not show"
+    x, y, last = data.global_test.x, data.global_test.y, it.rows[-1]
+    own, everybody = [], []
+    for k in range(7):
+        module, mine = used(it, client, k, 2), data.test[k].index
+        own.append(accuracy(module, x[mine], y[mine]))
+        everybody.append(accuracy(module, x, y))
+    for protocol, figures in (("personal", own), ("personal_on_global", everybody)):
+        assert last[f"{protocol}_accuracy"] == pytest.approx(np.mean(figures), abs=1e-4)
+        assert last[f"{protocol}_accuracy_std"] == pytest.approx(np.std(figures), abs=1e-4)
+        assert last[f"{protocol}_accuracy_worst_decile"] == pytest.approx(min(figures), abs=1e-4)
+        lines = [line for line in it.lines if line["round"] == 2 and line["protocol"] == protocol]
+        assert [line["accuracy"] for line in lines] == pytest.approx(figures, abs=1e-4)
+    module = copy.deepcopy(it.made.net.module)
+    module.load_state_dict(it.made.model.state_dict(it.fed.w, it.fed.b))
+    assert last["accuracy"] == pytest.approx(accuracy(module, x, y), abs=1e-4)
+
+
+def test_the_worst_tenth_of_many():
+    """Of 25 clients two; where less is better the highest; clients without the figure do not count."""
+    values = [float(v) for v in range(25)]
+    found = spread("accuracy", [*values, float("nan")])
+    assert found == pytest.approx({"accuracy": 12, "accuracy_std": np.std(values), "accuracy_worst_decile": 0.5})
+    assert spread("personal_loss", values)["personal_loss_worst_decile"] == 23.5
+    assert all(np.isnan(v) for v in spread("accuracy", [float("nan")]).values())
+
+
+def test_fine_tuning_comes_after_the_last_round_with_its_rate():
+    """From the final global model, a fresh optimiser, cross-entropy, all parameters; each client on its own split."""
+    train = {"schedule": "exponential", "decay": 0.5, "weight_decay": 1e-3}
+    data = federated(client_test="aligned")
+    it = play(settings("fedprox", options={"mu": 1.0}, train=train, **ALL), data)
+    assert all("ft(2)_accuracy" not in row for row in it.rows[:-1])
+    lines = [line for line in it.lines if line["protocol"] == "ft(2)"]
+    assert [(line["round"], line["client"]) for line in lines] == [(2, k) for k in range(7)]
+    losses = []
+    for k in range(7):
+        module = copy.deepcopy(it.made.net.module)
+        module.load_state_dict(it.made.model.state_dict(it.fed.w, it.fed.b))
+        module.train()
+        shard = data.train[k]
+        x, y = shard.x[shard.index], shard.y[shard.index]
+        sgd = torch.optim.SGD(module.parameters(), 0.05 / 4, 0.9, weight_decay=1e-3)
+        generator = seeds.generator(0, "batches", 2, k, 0)
+        for _ in range(2):
+            for rows in torch.randperm(len(x), generator=generator).split(10):
+                sgd.zero_grad()
+                torch.nn.functional.cross_entropy(module(x[rows]), y[rows]).backward()
+                sgd.step()
+        test = data.test[k]
+        with torch.no_grad():
+            losses.append(torch.nn.functional.cross_entropy(module(test.x[test.index]), test.y[test.index]).item())
+    assert [line["loss"] for line in lines] == pytest.approx(losses, rel=1e-4)
+    assert it.rows[-1]["ft(2)_loss"] == pytest.approx(np.mean(losses), rel=1e-4)
+
+
+def test_fine_tuning_leaves_the_run_alone():
+    """And repeats itself: it draws from the clients' own random numbers, not from torch's global ones."""
+    config = settings("fedavg", "norm", **ALL)
+    first = play(config)
+    torch.randn(7)
+    again = prepare(config)
+    torch.randn(3)
+    again.fed.run()
+    assert first.rows[-1]["ft(2)_loss"] == again.rows[-1]["ft(2)_loss"]
+    assert first.hashes == play(settings("fedavg", "norm")).hashes
