@@ -49,7 +49,8 @@ def cost(name):
     own = torch.zeros(made.wire.own_download.size)
     client = fed.clients.view(0, 1, fed.lr, fed.inbox, own)  # round 1: methods that warm up in round 0 are past it
     fed.trainer.train(client, torch.zeros(made.wire.upload.size))
-    wire, d = made.wire, made.wire.sizes["d"]
+    wire, plain = made.wire, build.make_module(settings, made.data.input_shape, made.data.classes)
+    d = sum(p.numel() for p in plain.parameters())  # before the method has prepared it
     sizes = (wire.upload.size, wire.download.size + wire.own_download.size, wire.kept.size, fed.server_row.numel())
     steps = max(client.steps, 1)
     return [size / d for size in sizes], [sum(getattr(c, w) for c in counts) / steps for w in ("forward", "backward")]

@@ -3,8 +3,8 @@
 The defaults of all hooks together are FedAvg. A method overrides the smallest hook that can express its equation,
     loss < gradient < step < train < upload        direction < remember
 and declares what it keeps, sends and receives. Hooks map tensors to tensors; only the engine writes, stores and sends.
-Methods derive from `Method` and from nothing else, are frozen dataclasses (fields = hyperparameters), and never
-call super().
+Methods derive from `Method` and from nothing else, are frozen dataclasses (fields = hyperparameters), and never call
+super().
 """
 
 from __future__ import annotations

@@ -1,9 +1,11 @@
 """w <- w + server_optim(direction): composes with every method and every server rule.
 
 Reddi, Charles, Zaheer, Garrett, Rush, Konecny, Kumar, McMahan. Adaptive Federated Optimization. ICLR 2021. Algorithm 2.
-    sgd       w += lr D                              momentum  m = beta1 m + D;                     w += lr m
-    adagrad   m = beta1 m + (1-beta1) D;  v += D^2;                                         w += lr m / (sqrt v + eps)
-    yogi      ...  v -= (1-beta2) D^2 sgn(v - D^2)   adam      ...  v = beta2 v + (1-beta2) D^2
+    sgd       w += lr D
+    momentum  m = beta1 m + D;                                                     w += lr m
+    adagrad   m = beta1 m + (1-beta1) D;   v += D^2;                               w += lr m / (sqrt v + eps)
+    yogi      m likewise;                  v -= (1-beta2) D^2 sgn(v - D^2);        w likewise
+    adam      m likewise;                  v  = beta2 v + (1-beta2) D^2;           w likewise
 No bias correction and v_0 = eps^2, as there. Everything is local to columns.
 """
 

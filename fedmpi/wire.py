@@ -1,9 +1,9 @@
 """What crosses between server and client, as flat rows whose size every rank knows beforehand.
 
-    download  [w shared | float buffers shared | declared server state | word]           broadcast, one for all
-    own       [declared receives_own]                                                 one row a client, where declared
-    upload    [declared slots | float buffers shared | loss, seconds, stop flag]         one row a client
-    kept      [own weights | own float buffers | declared client state]                  stays with the client
+    download  [w shared | float buffers shared | declared server state | word]      broadcast, one for all
+    own       [declared receives_own]                                               one row a client, where declared
+    upload    [declared slots | float buffers shared | loss, seconds, stop flag]    one row a client
+    kept      [own weights | own float buffers | declared client state]             stays with the client
 Entries have the model's type. The engine's own fields begin with an underscore.
 """
 

@@ -1,9 +1,8 @@
 """Ditto. Li, Hu, Beirami, Smith. ICML 2021. https://arxiv.org/abs/2012.04221
 
 w_k: FedAvg's, uploaded.      v_k <- v_k - lr (grad F_k(v_k) + lam (v_k - w0))      (2)
-v_k is the client's own, starts as the initial model, and is what the client uses; w0 is the global model RECEIVED.
-The global
-pass comes first, the personal pass after it, the same number of epochs; the prox term enters before momentum.
+v_k is the client's own, starts as the initial model, and is what the client uses; w0 is the global model RECEIVED. The
+global pass comes first, the personal pass after it, the same number of epochs; the prox term enters before momentum.
 """
 
 from dataclasses import dataclass

@@ -4,11 +4,11 @@ https://arxiv.org/abs/2408.12300
 Client, margin control:         L = CE(f(x), y) + lambda mean_b log(1 + ||f(x_b)||^2)                    (3)
 Server, principal gradients:    w <- w + sum_i p_i g_i',   g_i = w_i - w,                                (4)
     g_i' = ||g_i|| sum_{l <= L} omega_l sgn<g_i, v_l> v_l                                                (5)
-with v_l the leading directions of the updates (rules.principal_coefficients). Each half has its switch: margin: 0,
-principal: false.
+with v_l the leading directions of the updates (rules.principal_coefficients). Each half has its switch: margin: 0 and
+principal: false. share: sum shortens steps, by about sqrt(L)/m where updates are nearly orthogonal; share: l2 does not.
 The published code differs from the paper: margin_on: probs, margin_norm: batch; scope: tensor; plain_first_round: true;
-cohort.weighting: uniform; train.warmup_rounds: 5 reproduce it. Its vote for the sign of v_l changes nothing: the
-sign enters (5) twice.
+cohort.weighting: uniform; train.warmup_rounds: 5 reproduce it. Its vote for the sign of v_l changes nothing: the sign
+enters (5) twice.
 """
 
 from dataclasses import dataclass

@@ -1,15 +1,13 @@
 """FedPAC. Xu, Tong, Huang. ICLR 2023. https://arxiv.org/abs/2306.11867
 
 Client k, from the shared body theta and its own mixture phi_k of heads, with class shares pi_c = n_kc / n_k:
-    mu_c = mean z(x) over class c,   h_k[c] = pi_c mu_c,   V_k = (1/n_k) sum_c (pi_c E_c ||z||^2 - pi_c^2
-    ||mu_c||^2)    (1)
-    head phase: theta fixed;   body phase: phi fixed,  L = CE + lam MSE(z, P_y)                                    (2)
-Server: theta by weighted mean;  P[c] = sum_k n_kc proto_k[c] / sum_k n_kc;                                        (3)
-    phi_i = sum_j a_ij phi_j,   a_i = argmin_{a >= 0, sum a = 1}  a' (diag V + Delta^i) a,                         (4)
+    mu_c = mean z(x) over class c,  h_k[c] = pi_c mu_c,  V_k = sum_c (pi_c E_c ||z||^2 - pi_c^2 ||mu_c||^2) / n_k    (1)
+    head phase: theta fixed;   body phase: phi fixed,  L = CE + lam MSE(z, P_y)                                      (2)
+Server: theta by weighted mean;  P[c] = sum_k n_kc proto_k[c] / sum_k n_kc;                                          (3)
+    phi_i = sum_j a_ij phi_j,   a_i = argmin_{a >= 0, sum a = 1}  a' (diag V + Delta^i) a,                           (4)
     Delta^i_jl = sum_c <h_i[c] - h_j[c], h_i[c] - h_l[c]>
-(1) uses the body received; prototypes are taken anew after training. Entries of a_i up to 1e-3 count as zero. A
-class without a
-global prototype uses the client's own from (1). In round 0 there are no prototypes and no mixture yet.
+(1) uses the body received; prototypes are taken anew after training. A class without a global prototype uses the
+client's own from (1). In round 0 there are no prototypes and no mixture yet.
 """
 
 from dataclasses import dataclass

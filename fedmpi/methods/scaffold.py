@@ -4,9 +4,9 @@
     c_i' = c_i - c + (x - y) / (a lr)                        option II                 (2)
     x'   = x + sum_i p_i (y_i - x)                                                     (3)
     c'   = c + (m/N) mean_i (c_i' - c_i)                     N all clients, m cohort   (4)
-Symbols: x = k.w0, y = k.w. The paper has plain SGD, where a = K, the steps made; with momentum a is the total
-weight of a constant
-gradient (else c is over-estimated by about 1/(1 - momentum)). The paper's (3) is uniform: cohort.weighting: uniform.
+Symbols: x = k.w0, y = k.w. The paper has plain SGD, where a = K, the steps made; with momentum a is the total weight of
+a constant gradient (else c is over-estimated by about 1/(1 - momentum)). The paper's (3) is uniform, here
+cohort.weighting: uniform.
 """
 
 from dataclasses import dataclass
