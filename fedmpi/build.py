@@ -70,9 +70,7 @@ def _one_at_a_time(root: Path | None) -> Iterator[None]:
 
 
 def siloed(settings: Settings, comm: Communicator) -> Federated:
-    """The federation of silos: this rank opens its own clients' files, the ranks tell each other sizes and label
-    counts.
-    """
+    """The federation of silos: this rank opens its own clients' files; ranks exchange sizes and label counts."""
     source, given = open_source(settings)
     names = settings.data.silos
     assert names is not None

@@ -13,8 +13,9 @@ from fedmpi.local import LocalClient, Trainer
 
 
 class Clients:
-    """The clients of one experiment as one rank knows them. `owner` is the same on every rank; `kept` holds this
-    rank's own.
+    """The clients of one experiment as one rank knows them.
+
+    `owner` is the same on every rank; `kept` holds this rank's own.
     """
 
     def __init__(self, comm: Communicator, trainer: Trainer, ranks: Sequence[int]) -> None:

@@ -2,6 +2,4 @@
 
 
 class UserError(Exception):
-    """A mistake that its user can mend: printed as it stands (what, where, value, allowed, remedy); exit code 2, no
-    traceback.
-    """
+    """A mistake that its user can mend: what, where, value, allowed, remedy. Printed as it stands; exit code 2."""

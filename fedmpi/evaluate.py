@@ -52,8 +52,7 @@ def figures(
 
 
 def spread(name: str, values: Sequence[float]) -> Figures:
-    """Mean, standard deviation over clients (population), and mean of the worst tenth, at least one client; nan
-    left out.
+    """Mean, population standard deviation and mean of the worst tenth (at least one) of the clients; nan left out.
 
     >>> spread("accuracy", [90.0, 70.0])
     {'accuracy': 80.0, 'accuracy_std': 10.0, 'accuracy_worst_decile': 70.0}

@@ -183,9 +183,7 @@ class Federation:
         return cohort.balanced(members, [float(self.data.train_sizes[k]) for k in members], self.ranks)
 
     def _deliver(self, members: Sequence[int], where: dict[int, int]) -> dict[int, Tensor]:
-        """The download that differs from client to client, for this rank's clients; empty rows where none is
-        declared.
-        """
+        """The download that differs from client to client, for this rank's clients; empty where none is declared."""
         packing, rank = self.wire.own_download, self.comm.rank
         inbox = {k: self.message.new_zeros(packing.size) for k in members if self.root or where[k] == rank}
         if packing.size and self.root:
@@ -222,9 +220,7 @@ class Federation:
         wire.server.write(self.server_row, state)
 
     def _check(self, t: int, up: Uploads, *made: Tensor) -> None:
-        """A number that is not finite ends the run and its client is named. Looked for in what came out: one
-        vector, not m.
-        """
+        """A number that is not finite ends the run, and its client is named. Looked for in one vector, not in m."""
         if all(bool(v.isfinite().all()) for v in made):
             return
         bad = [str(k) for k, row in zip(up.clients, self.rows, strict=True) if not bool(row.isfinite().all())]

@@ -52,8 +52,9 @@ def run(settings: Settings) -> int:
 
 
 def execute(settings: Settings) -> tuple[dict[str, Any], int]:
-    """One rank's run: (summary at rank 0, exit code). Mistakes that show before ranks meet are raised, later ones
-    end the job.
+    """One rank's run: (summary at rank 0, exit code).
+
+    Mistakes that show before ranks meet are raised; later ones are printed and end the job.
     """
     job = detect(os.environ)
     set_numerics(settings)

@@ -43,9 +43,7 @@ class LocalSGD:
 
 
 class Trainer:
-    """What one rank needs to train any client: a model to load it into, the data, the method. Reused for all
-    clients.
-    """
+    """What one rank needs to train any client: a model to load it into, the data, the method."""
 
     def __init__(
         self,

@@ -37,9 +37,7 @@ Loss = Callable[["Client", Tensor, Tensor], Tensor]
 
 
 class Client(Protocol):
-    """What a hook sees of the client that is training (or being evaluated). Tensors are the engine's: read, do not
-    write.
-    """
+    """What a hook sees of the client that trains or is evaluated. Tensors are the engine's: read, do not write."""
 
     id: int
     round: int
@@ -225,9 +223,7 @@ class Method:
         return State()
 
     def upload(self, k: Client) -> tuple[Row, State]:
-        """What the client sends besides dw = w - w0 (which the engine forms where it is declared), and new client
-        state.
-        """
+        """What the client sends besides dw = w - w0 (formed by the engine where declared), and new client state."""
         return Row(), State()
 
     def weights(self, k: Client) -> Tensor:
