@@ -33,7 +33,7 @@ check: setup  ## lint, format, types, shell scripts, spelling
 	ruff format --check .
 	mypy
 	shellcheck launch/*.sh slurm/*.sbatch tests/*.sh .ci/*
-	codespell --ignore-words-list alhpa,alligned --check-hidden --skip './.git,./.venv,./.*_cache,./runs,./data,./build'
+	codespell --ignore-words-list alhpa,alligned,toi --check-hidden --skip './.git,./.venv,./.*_cache,./runs,./data,./build'
 
 bench: setup  ## speed next to the same work written by hand in PyTorch
 	@set -e; for script in benchmarks/*.py; do echo "== $$script"; python "$$script"; done
