@@ -30,6 +30,11 @@ VARIANTS = {
     "fedavg, statistics over all batches": ("fedavg", "norm", {"model": {"name": "helpers:cumulative_net"}}),
     "ditto, rank 0 trains": ("ditto", "norm", {"server": {"trains": True}}),
     "fedpac, rank 0 trains": ("fedpac", "mlp", {"server": {"trains": True}, "train": {"batch_size": "full"}}),
+    "fedgh, hierarchical": ("fedgh", "norm", {"options": {"variant": "hierarchical"}}),
+    "perfedavg, exact": ("perfedavg", "norm", {"options": {"variant": "exact"}, "train": {"batch_size": 4}}),
+    "fedbabu, fine-tuned": ("fedbabu", "norm", {"evaluate": {"protocol": ["personal", "ft(1)"]}}),
+    "fedavg, geometric median": ("fedavg", "cnn", {"server": {"rule": "geometric_median"}}),
+    "fedavg, median": ("fedavg", "cnn", {"server": {"rule": "median"}}),
     "fedrep, evaluated at the end": ("fedrep", "mlp", {"evaluate": {"every": 3}}),
 }
 
