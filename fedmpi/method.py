@@ -269,7 +269,7 @@ def borrows(option: str) -> Callable[[type], type]:
     the option holds, as in FedAvg where it holds None.
     """
     data = "client_state server_state receives receives_own sends scratch shared trains"
-    hooks = "prepare receive train upload weights predict download direction remember"
+    hooks = "prepare receive train upload weights tune predict download direction remember"
 
     def borrowed(name: str) -> declared:
         return declared(lambda method: getattr(getattr(method, option) or Method(), name))
