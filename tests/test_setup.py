@@ -42,5 +42,7 @@ def test_the_version_has_one_place():
 def test_make_help_shows_every_target():
     makefile = (ROOT / "Makefile").read_text(encoding="utf-8")
     targets = re.search(r"^\.PHONY: (.*)", makefile, flags=re.MULTILINE)[1].split()
-    shown = subprocess.run(["make", "--no-print-directory", "help"], cwd=ROOT, capture_output=True, text=True, check=True).stdout
+    shown = subprocess.run(
+        ["make", "--no-print-directory", "help"], cwd=ROOT, capture_output=True, text=True, check=True
+    ).stdout
     assert [line.split()[0] for line in shown.splitlines()] == [name for name in targets if name != "help"]
