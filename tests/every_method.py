@@ -9,7 +9,7 @@ import sys
 from pathlib import Path
 
 import torch
-from helpers import digest, prepare, record, settings
+from helpers import digest, prepare, record, trial
 
 from fedmpi.comm import connect, detect
 from fedmpi.methods import registry
@@ -41,7 +41,7 @@ VARIANTS = {
 
 def cases():
     plain = {method: (method, "norm", {"rounds": 2}) for method in sorted(registry)}
-    return {name: settings(method, net, **changes) for name, (method, net, changes) in (plain | VARIANTS).items()}
+    return {name: trial(method, net, **changes) for name, (method, net, changes) in (plain | VARIANTS).items()}
 
 
 def main() -> None:

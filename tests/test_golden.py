@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from helpers import ROOT, play, settings
+from helpers import ROOT, play, trial
 
 from fedmpi.methods import registry
 
@@ -35,7 +35,7 @@ def machine():
 
 
 def measure(method):
-    return {net: rounds(play(settings(method, net, train={"epochs": 2}))) for net in ("mlp", "norm")}
+    return {net: rounds(play(trial(method, net, train={"epochs": 2}))) for net in ("mlp", "norm")}
 
 
 def rounds(it):
