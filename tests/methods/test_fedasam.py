@@ -11,7 +11,7 @@ from torch.nn.functional import cross_entropy
 from fedmpi.layout import Segment
 from fedmpi.methods.fedasam import FedASAM
 
-W = torch.tensor([1.0, -2, 0.5], dtype=torch.float64)  # algorithms.md 3.8
+W = torch.tensor([1.0, -2, 0.5], dtype=torch.float64)  # eps below: by hand
 G = torch.tensor([0.3, 0.4, 0], dtype=torch.float64)
 
 

@@ -17,7 +17,7 @@ def states(it):
 
 
 def test_exact_inner_solutions(play_quadratic):
-    """algorithms.md 3.9: alpha = .1 from x = 1. Client k's answer is (a b + g + alpha x) / (a + alpha)."""
+    """Numbers computed in numpy: alpha = .1 from x = 1. Client k's answer is (a b + g + alpha x) / (a + alpha)."""
     it = play_quadratic("feddyn", rounds=1, train=EXACT)
     moved = it.made.wire.upload.views(it.fed.rows).dw.flatten() + 1
     assert moved.tolist() == pytest.approx([0.0909091, 3.9032258], abs=5e-8)
@@ -26,7 +26,7 @@ def test_exact_inner_solutions(play_quadratic):
 
 
 def test_the_fixed_point_is_the_optimum(play_quadratic):
-    """3, where FedAvg stops at 2.667 (algorithms.md 3.1): exact inner solutions or the ten steps of 3.1 alike."""
+    """3, where FedAvg stops at 2.667: exact inner solutions or the ten steps of 3.1 alike."""
     assert play_quadratic("feddyn", rounds=300, train=EXACT).w.item() == pytest.approx(3, abs=1e-6)
     options = {"alpha": 1.0}
     it = play_quadratic("feddyn", rounds=300, options=options)

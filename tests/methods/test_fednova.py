@@ -11,7 +11,7 @@ SAME = {**TWO, "copies": [2, 10]}  # one sample a step: 2 and 10 steps, the same
 
 
 def test_one_round_of_unequal_steps(play_quadratic):
-    """algorithms.md 3.5: K = (2, 10), equal weights, from x = 1."""
+    """Numbers computed in numpy, float64: K = (2, 10), equal weights, from x = 1."""
     train = {"epochs": 1, "batch_size": 1}
     assert play_quadratic("fednova", SAME, rounds=1, train=train).w.item() == pytest.approx(1.5765630, abs=5e-8)
     assert play_quadratic("fedavg", SAME, rounds=1, train=train).w.item() == pytest.approx(2.1559384, abs=5e-8)

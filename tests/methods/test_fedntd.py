@@ -10,7 +10,7 @@ from torch.nn.functional import cross_entropy, kl_div, log_softmax, softmax
 from fedmpi.methods.fedntd import not_true
 from fedmpi.rules import distillation
 
-F = torch.tensor([[2.0, 0, 0], [0, 1, 0]], dtype=torch.float64)  # algorithms.md 2.3 (e); labels of 3.7
+F = torch.tensor([[2.0, 0, 0], [0, 1, 0]], dtype=torch.float64)  # labels 0, 1; numbers below: computed in numpy
 TEACHER = torch.tensor([[1.0, 1, 0], [0, 0, 2]], dtype=torch.float64)
 Y = torch.tensor([0, 1])
 

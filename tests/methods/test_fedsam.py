@@ -11,7 +11,7 @@ from fedmpi.rules import perturbation
 
 
 def test_by_hand():
-    """algorithms.md 3.8: g = (.3, .4, 0), rho = .1."""
+    """By hand: g = (.3, .4, 0), rho = .1."""
     eps = perturbation(torch.tensor([0.3, 0.4, 0], dtype=torch.float64), 0.1)
     assert eps.tolist() == pytest.approx([0.06, 0.08, 0], abs=1e-12)
 

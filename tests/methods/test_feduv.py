@@ -9,7 +9,7 @@ from torch.nn.functional import cross_entropy, softmax
 
 from fedmpi.methods.feduv import uniformity, variance
 
-Z = torch.tensor([[0.0, 0], [1, 0], [0, 2]], dtype=torch.float64)  # algorithms.md 2.4 (b): d = 1, 4, 5
+Z = torch.tensor([[0.0, 0], [1, 0], [0, 2]], dtype=torch.float64)  # d = 1, 4, 5
 F = torch.tensor([[2.0, 0, 0], [0, 1, 0], [0, 0, 3]], dtype=torch.float64)  # (c)
 
 

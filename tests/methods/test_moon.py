@@ -11,7 +11,7 @@ from torch.nn.functional import cosine_similarity, cross_entropy
 
 from fedmpi.methods.moon import contrastive
 
-Z = torch.tensor([[1.0, 0], [1, 1]], dtype=torch.float64)  # algorithms.md 3.10
+Z = torch.tensor([[1.0, 0], [1, 1]], dtype=torch.float64)  # numbers below: computed in numpy, float64
 NEAR = torch.tensor([[1.0, 1], [1, 0]], dtype=torch.float64)
 FAR = torch.tensor([[0.0, 1], [1, 1]], dtype=torch.float64)
 
