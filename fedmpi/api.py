@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -40,7 +41,7 @@ def load(run_dir: str | Path) -> nn.Module:
     if not weights.exists():
         raise UserError(f"{run_dir} holds no model.safetensors: not a run directory, or the run has not ended yet")
     with safe_open(weights, framework="pt") as file:
-        facts = file.metadata()
+        facts = json.loads(file.metadata()["fedmpi"])
     shape = tuple(int(size) for size in facts["input_shape"].split(",") if size)
     settings, classes = config.load(run_dir / "config.yaml"), int(facts["classes"])
     module = build.make_method(settings).prepare(build.make_module(settings, shape, classes), classes)

@@ -9,6 +9,7 @@ import os
 import sys
 import time
 import traceback
+import warnings
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, NoReturn
 
@@ -84,6 +85,7 @@ def show(
 
 def main() -> NoReturn:
     """The console entry: runs the command and turns what it raises into a message and an exit code."""
+    warnings.showwarning = _warn
     sys.path.append(os.getcwd())  # where `package.module:Name` in a config is looked for last
     try:
         code = _invoke()
@@ -109,6 +111,13 @@ def _invoke() -> int:
     except typer.Exit as done:
         return done.exit_code
     return 0
+
+
+def _warn(message: Warning | str, *_: object, **__: object) -> None:
+    """A warning is one plain line, on rank 0: all ranks would say the same."""
+    job = _job()
+    if job is None or job.rank == 0:
+        sys.stderr.write(f"fedmpi: warning: {message}\n")
 
 
 def _report(message: str) -> int:

@@ -108,7 +108,9 @@ class Federation:
             word = self._announce(ABANDONED if self.root and t and line is None else word)
             announced = self._bytes(counted)
             if t and word != ABANDONED:
-                self._report(t - 1, line, due=word != GO or t % self.plan.every == 0, last=word != GO)
+                # Who was told to stop has moments, not minutes: the model is written, not evaluated.
+                due = word == DONE or (word == GO and t % self.plan.every == 0)
+                self._report(t - 1, line, due=due, last=word == DONE)
             if word != GO:
                 return "finished" if word == DONE else "stopped"
             counted = self._bytes()

@@ -114,10 +114,13 @@ class RunDirectory:
         return [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines()] if path.exists() else []
 
     def write_model(self, tensors: Mapping[str, torch.Tensor], facts: Mapping[str, str] | None = None) -> None:
-        """Row-major copies under state_dict names; `facts` is what it takes to build the module again."""
+        """Row-major copies under state_dict names; `facts` is what it takes to build the module again.
+
+        One key of metadata holds them all: the format keeps several in no fixed order, and equal runs give equal files.
+        """
         dense = torch.contiguous_format
         copies = {name: tensor.detach().cpu().clone(memory_format=dense) for name, tensor in tensors.items()}
-        self._write("model.safetensors", safetensors.torch.save(copies, dict(facts or {})))
+        self._write("model.safetensors", safetensors.torch.save(copies, {"fedmpi": json.dumps(dict(facts or {}))}))
 
     def write_summary(self, facts: Mapping[str, Any]) -> None:
         self._write_json("summary.json", facts)

@@ -176,7 +176,7 @@ def test_a_stop_leaves_whole_rounds(method):
         assert torch.equal(it.w, expected.w)
         assert torch.equal(it.fed.b, expected.fed.b)
         assert torch.equal(it.fed.server_row, expected.fed.server_row)
-        assert n == 0 or "loss" in it.rows[-1]
+        assert all("loss" in row for row in it.rows[:-1])  # the last one may have had no time to be evaluated
         done.add(n)
     assert done == {0, 1, 2}
 
