@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import fcntl
 import warnings
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, fields, is_dataclass
 from functools import partial
@@ -24,7 +24,7 @@ from fedmpi.errors import UserError
 from fedmpi.federation import Direction, Federation, Plan, Sink
 from fedmpi.layout import EVERYTHING, NORM_LAYERS, FlatModel
 from fedmpi.local import LocalSGD, Trainer
-from fedmpi.method import CLASSES, FEATURES, PLAIN_SGD, Method, Server, Uploads
+from fedmpi.method import CLASSES, FEATURES, PLAIN_SGD, Method
 from fedmpi.models.net import Net
 from fedmpi.schedule import learning_rate
 from fedmpi.server_optim import ServerOptim
@@ -177,7 +177,7 @@ def experiment(settings: Settings, data: Federated, device: torch.device) -> Exp
     moved = data.to(device, channels_last=settings.compute.channels_last)
     if settings.compute.compile:
         module.compile()
-    return Experiment(settings, moved, method, task, net, model, wire, make_direction(settings, method))
+    return Experiment(settings, moved, method, task, net, model, wire, make_direction(settings, method, wire.groups))
 
 
 def _check_needs(settings: Settings, method: Method, task: Any, net: Net, module: nn.Module) -> None:
@@ -198,17 +198,23 @@ def _check_needs(settings: Settings, method: Method, task: Any, net: Net, module
         warnings.warn("train.drop_last has no effect with batch_size: full", stacklevel=2)
 
 
-def make_direction(settings: Settings, method: Method) -> Direction:
-    """The server's rule: the method's own, or the one that the config puts in its place."""
+def make_direction(settings: Settings, method: Method, groups: Collection[str]) -> Direction:
+    """The server's rule: the method's own, or the one that the config puts in its place, for all `groups` or some."""
     rule = settings.server.rule
+    for group in rule.groups or ():
+        if group not in groups:
+            has = f"model {settings.model.name} with method {settings.method.name} has {', '.join(sorted(groups))}"
+            raise UserError(f"server.rule.groups: there is no group {group}; {has}")
     if rule.name == "auto":
+        if rule.groups:
+            raise UserError("server.rule.groups needs server.rule.name: which rule these groups take")
         return lambda up, s: method.direction(s, up)
     found = plugins.load(rule.name, server_rules.registry, "server rule", settings.origin("server.rule.name"))
     given = options.check(
         found, rule.options, "server.rule", supplied=("up", "s"), origins=settings.origins("server.rule")
     )
-    chosen: Callable[[Uploads, Server], torch.Tensor] = partial(found, **given)
-    return chosen
+    chosen: Direction = partial(found, **given)
+    return server_rules.over(rule.groups, chosen) if rule.groups else chosen
 
 
 def make_trainer(made: Experiment, stop: Callable[[], bool]) -> Trainer:

@@ -80,14 +80,15 @@ class Federation:
         self.lr = 0.0
 
         self.message = torch.zeros(self.wire.download.size, dtype=self.model.w.dtype, device=comm.device)
-        self.inbox = self.message
+        self.inbox = self.message.to(self.model.w.device, copy=self.message.device != self.model.w.device)
+        self.news = self.wire.shared.size  # entries of the shared vector that not all ranks have yet: its beginning
+        self.stale: dict[int, int] = {}  # client -> the same for it; all where it never took part
         self.rows = self.message.new_empty(0, self.wire.upload.size)  # (m, row) at the root; kept from round to round
         self.w, self.b = self._own_model()
         self.server_row = self.message[:0]
         if self.root:
             self.server_row = self.wire.initial_server_state(self.w, self.b, comm.device)
-            segments = self.wire.shared_segments()
-            self.server = Server(clients=self.data.clients, classes=self.data.classes, lr=optim.lr, segments=segments)
+            self.server = Server(clients=self.data.clients, classes=self.data.classes, lr=optim.lr, segments=())
             self.server.state = self.wire.server.views(self.server_row)
 
     def _own_model(self) -> tuple[Tensor, Tensor]:
@@ -132,9 +133,11 @@ class Federation:
             if not wire.shared_b.whole:
                 news["_b"] = wire.shared_b.take(self.b)
             wire.download.write(self.message, {**news, "_word": word})
-        self.comm.broadcast(self.message)
-        self.inbox = self.message.to(self.model.w.device)
-        return float(self.message[-1])
+        message = self.message[: self.wire.announced(self.news)]
+        self.comm.broadcast(message)
+        if self.inbox is not self.message:
+            self.inbox[: len(message)] = message
+        return float(message[0])
 
     def _round(self, t: int, began: float) -> dict[str, Any] | None:
         """One round; at the root its line of metrics so far, None where the round was abandoned or elsewhere."""
@@ -145,22 +148,24 @@ class Federation:
 
         mine = [k for k in members if where[k] == self.comm.rank]
         place = {k: i for i, k in enumerate(members if self.root else mine)}
+        self.news = self.wire.columns(t)
         if len(self.rows) != len(place):
             self.rows = self.message.new_zeros(len(place), self.wire.upload.size)
+        sent = self.rows[:, : self.wire.uploaded(t)]
         for k in mine:
             client = self.clients.view(k, t, self.lr, self.inbox, own[k])
-            self.trainer.train(client, self.rows[place[k]])
+            self.trainer.train(client, sent[place[k]])
         trained = time.perf_counter()
         # The root's own clients' rows pass the communicator too, onto themselves: counted like the others, not copied.
-        out = [(0, self.rows[place[k]]) for k in mine]
+        out = [(0, sent[place[k]]) for k in mine]
         if not self.root:
             self.comm.swap(out, [])
             return None
         own_rows = dict(zip(mine, (row for _, row in out), strict=True))
-        self.comm.swap(out, [(where[k], own_rows[k] if k in own_rows else self.rows[place[k]]) for k in members])
+        self.comm.swap(out, [(where[k], own_rows[k] if k in own_rows else sent[place[k]]) for k in members])
         arrived = time.perf_counter()
 
-        rows = self.wire.upload.views(self.rows)
+        rows = self.wire.upload.views(sent)
         if bool(rows._stop.any()):
             return None
         up = self._uploads(members, rows)
@@ -172,12 +177,23 @@ class Federation:
             "round": t,
             "train_loss": float(up.p @ rows._loss.double().cpu()),
             "cohort": members,
+            **self._transmitted(t, members),
             "wall_s": time.perf_counter() - began,
             "train_s": max(busy.values()),
             "wait_s": arrived - trained,
             "server_s": time.perf_counter() - arrived,
             "sha256": self.model.layout.sha256(self.w),
         }
+
+    def _transmitted(self, t: int, members: Sequence[int]) -> dict[str, int]:
+        """What the cohort's clients sent and received, in numbers: a client that has what rests does not get it again.
+
+        Counted client by client, as papers do, whichever rank trains whom; the engine's own numbers are left out.
+        """
+        wire, changed = self.wire, self.news
+        own = [wire.announced(self.stale.get(k, wire.shared.size)) + wire.own_download.size - 1 for k in members]
+        self.stale = {k: max(old, changed) for k, old in self.stale.items()} | dict.fromkeys(members, changed)
+        return {"up_parameters": len(members) * (wire.uploaded(t) - 3), "down_parameters": sum(own)}
 
     def _place(self, members: Sequence[int]) -> dict[int, int]:
         if self.plan.placement == "pinned":
@@ -208,14 +224,15 @@ class Federation:
         """w <- server_optim(w, direction); float buffers by weighted mean; the server remembers."""
         s, wire = self.server, self.wire
         s.round, s.train_lr = t, self.lr
+        s.segments = tuple(wire.shared_segments(self.news))
         direction = self.direction(up, s)
         state = self.method.remember(s, up)
         self._check(t, up, direction, *state.values())
         if wire.shared.whole:
-            self.optim.step(self.w, direction)
+            self.optim.step(self.w[: self.news], direction)
         elif wire.shared.size:
             part = wire.shared.take(self.w).clone()
-            self.optim.step(part, direction)
+            self.optim.step(part[: self.news], direction)
             wire.shared.put(part, self.w)
         if wire.shared_b.size:
             wire.shared_b.put(up.mean("_b"), self.b)

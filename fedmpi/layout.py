@@ -1,9 +1,10 @@
 """The flat model: every parameter is a view of one vector.
 
-    w = [ p_1 | p_2 | ... ]   (d,)     in state_dict order
-Loading a client and sending an update are one operation each, and a server rule sees one matrix of rows. Convolution
-weights may lie in the vector as O,H,W,I blocks (channels-last kernels read them in place); the order inside a segment
-is the vector's own affair, `canonical` gives the outside world's (state_dict shapes, row-major).
+    w = [ p_1 | p_2 | ... ]   (d,)     in state_dict order, but for atom coefficients, which come last
+Loading a client and sending an update are one operation each, and a server rule sees one matrix of rows. A method may
+leave the coefficients out of a round: what travels then is the beginning of the vector. Convolution weights may lie in
+it as O,H,W,I blocks (channels-last kernels read them in place); the order is the vector's own affair, state_dict names,
+order and row-major shapes are the outside world's.
 Float buffers (batch-norm statistics) are a second vector `b`; integer buffers (counters of batches) do not travel:
 they start every client's round as they started the experiment.
 """
@@ -19,7 +20,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor, nn
 
-HEAD, NORM, BODY = "head", "norm", "body"
+HEAD, NORM, BODY, ATOM, COEF = "head", "norm", "body", "atom", "coef"
 EVERYTHING = "*"  # all groups
 NORM_LAYERS = (nn.modules.batchnorm._BatchNorm, nn.LayerNorm, nn.GroupNorm, nn.modules.instancenorm._InstanceNorm)
 
@@ -31,7 +32,7 @@ class Segment:
     name: str
     shape: tuple[int, ...]
     start: int
-    group: str  # body | norm | head (a model may declare more: atom, coef)
+    group: str  # body | norm | head | atom | coef (a model may declare more)
     channels_last: bool = False  # stored as an O,H,W,I block
 
     @property
@@ -49,13 +50,17 @@ class Segment:
 
 @dataclass(frozen=True)
 class Layout:
-    """Names, shapes and groups of a flat vector of `size` entries."""
+    """Names, shapes and groups of a flat vector of `size` entries. `segments` are in state_dict order."""
 
     segments: tuple[Segment, ...]
 
     @property
     def size(self) -> int:
-        return self.segments[-1].stop if self.segments else 0
+        return max((s.stop for s in self.segments), default=0)
+
+    @property
+    def in_flat_order(self) -> list[Segment]:
+        return sorted(self.segments, key=lambda s: s.start)
 
     def groups(self) -> set[str]:
         return {s.group for s in self.segments}
@@ -63,7 +68,7 @@ class Layout:
     def ranges(self, groups: Collection[str]) -> tuple[tuple[int, int], ...]:
         """The maximal [start, stop) ranges that the groups cover, ascending."""
         found: list[tuple[int, int]] = []
-        for s in self.segments:
+        for s in self.in_flat_order:
             if s.group not in groups or s.start == s.stop:
                 continue
             if found and found[-1][1] == s.start:
@@ -159,7 +164,7 @@ class FlatModel:
                 owner._buffers[leaf] = view
 
     def members(self) -> Iterator[tuple[Segment, nn.Parameter]]:
-        """Segments and their parameters, in flat order."""
+        """Segments and their parameters."""
         return zip(self.layout.segments, self.parameters, strict=True)
 
     def attach_gradient(self) -> Tensor:
@@ -223,11 +228,14 @@ def _lay_out(
     declared: dict[str, str],
     channels_last: bool,
 ) -> Layout:
-    segments, at = [], 0
-    for name, t in tensors.items():
-        segment = Segment(
-            name, tuple(t.shape), at, _group(name, owners[name][0], head, declared), channels_last and t.dim() == 4
+    groups = {name: _group(name, owners[name][0], head, declared) for name in tensors}
+    starts, at = {}, 0
+    for name in sorted(tensors, key=lambda name: groups[name] == COEF):
+        starts[name] = at
+        at += tensors[name].numel()
+    return Layout(
+        tuple(
+            Segment(name, tuple(t.shape), starts[name], groups[name], channels_last and t.dim() == 4)
+            for name, t in tensors.items()
         )
-        segments.append(segment)
-        at = segment.stop
-    return Layout(tuple(segments))
+    )

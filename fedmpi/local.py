@@ -76,7 +76,10 @@ class Trainer:
         return self._twins[number]
 
     def train(self, client: LocalClient, row: Tensor) -> None:
-        """One client's round: load, train, write its upload into `row` and its new state into its kept row."""
+        """One client's round: load, train, write its upload into `row` and its new state into its kept row.
+
+        row: (`wire.uploaded(round)`,).
+        """
         began = time.perf_counter()
         wire, model = self.wire, self.model
         model.load(client.w0, client.b0)
@@ -85,11 +88,12 @@ class Trainer:
             state = self.method.train(client)
             sent, more = self.method.upload(client)
         if "dw" in wire.upload.shapes and "dw" not in sent:
-            a, b = wire.upload.spans["dw"]
-            if wire.shared.whole and row.device == model.w.device:
-                torch.sub(model.w, client.w0, out=row[a:b])
+            dw = row[wire.upload.spans["dw"][0] :]
+            w, w0 = (wire.shared.take(x)[: len(dw)] for x in (model.w, client.w0))
+            if row.device == w.device:
+                torch.sub(w, w0, out=dw)
             else:
-                row[a:b] = wire.shared.take(model.w) - wire.shared.take(client.w0)
+                dw.copy_(w - w0)
         engine = {
             "_b": wire.shared_b.take(model.b),
             "_loss": client.mean_loss(),
@@ -250,6 +254,8 @@ class LocalClient(Client):
         groups = method.trains if groups is None else groups
         epochs = self.epochs if epochs is None else epochs
         with self._elsewhere(start), model.only(groups) as parameters:
+            if not parameters:  # the model has nothing in these groups
+                return model.w
             optimiser = torch.optim.SGD(
                 parameters, self.lr if lr is None else lr, sgd.momentum, weight_decay=sgd.weight_decay, fused=True
             )

@@ -52,7 +52,8 @@ class Client(Protocol):
     a: float  # sum of the weights with which a constant gradient enters w: K without momentum (FedNova's a_k)
     w: Tensor  # (d,) live weights
     b: Tensor  # (b,) live float buffers (batch statistics)
-    w0: Tensor  # (d,) weights at the start of the round: what was received, and the client's own parts
+    received: Tensor  # (d,) what was received, and the client's own parts
+    w0: Tensor  # (d,) weights at the start of the round: the same, where the hook `receive` did not change it
     state: Views  # client_state
     down: Views  # receives, receives_own
     scratch: Views  # accumulators of this round, zero at its start; the one thing that hooks may add to
@@ -162,12 +163,18 @@ class Server:
     """What a server hook sees."""
 
     def __init__(
-        self, *, clients: int, classes: int, lr: float, segments: Sequence[tuple[str, int, int]], train_lr: float = 0.0
+        self,
+        *,
+        clients: int,
+        classes: int,
+        lr: float,
+        segments: Sequence[tuple[str, str, int, int]],
+        train_lr: float = 0.0,
     ) -> None:
         self.clients = clients  # N
         self.classes = classes
         self.lr = lr  # server.lr
-        self.segments = tuple(segments)  # (name, start, stop) of the tensors that travel, in the shared vector (s,)
+        self.segments = tuple(segments)  # (name, group, start, stop) of this round's tensors, as columns of dw
         self.train_lr = train_lr  # eta_t of the round
         self.round = 0
         self.state: Views = Views({})
@@ -192,6 +199,12 @@ class Method:
     def prepare(self, module: nn.Module, classes: int) -> nn.Module:
         """The architecture that the method needs, made of the configured one before anything is laid out."""
         return module
+
+    def rests(self, t: int) -> tuple[str, ...]:
+        """Layout groups that do not travel up in round t: the server keeps its own, and tells them again only once
+        they have changed. Only what lies at the end of the flat vector can rest (layout.COEF).
+        """
+        return ()
 
     # ---- client ----
     def loss(self, k: Client, x: Tensor, y: Tensor) -> Tensor:
@@ -244,7 +257,7 @@ class Method:
         return Row()
 
     def direction(self, s: Server, up: Uploads) -> Tensor:
-        """The server's step:  w <- server_optim(w, direction).   -> (s,)"""
+        """The server's step:  w <- server_optim(w, direction).   -> (s,), as wide as up.dw"""
         return up.mean("dw")
 
     def remember(self, s: Server, up: Uploads) -> State:
@@ -264,19 +277,21 @@ class declared(property):  # noqa: N801 - written where `property` would be
         return super().__get__(owner() if method is None and owner else method, owner)
 
 
-def borrows(option: str) -> Callable[[type], type]:
-    """Class decorator for a method with a step of its own: whatever does not make the step is as in the method that
-    the option holds, as in FedAvg where it holds None.
+def borrows(option: str, step: bool = False) -> Callable[[type], type]:
+    """Class decorator: whatever does not make the step, or with `step` that too, is as in the method that the option
+    holds, as in FedAvg where it holds None. What the class says itself comes first.
     """
     data = "client_state server_state receives receives_own sends scratch shared trains"
     hooks = "prepare receive train upload weights tune predict download direction remember"
+    hooks += " loss gradient proximal step batches_a_step needs" if step else ""
 
     def borrowed(name: str) -> declared:
         return declared(lambda method: getattr(getattr(method, option) or Method(), name))
 
     def decorate(cls: type) -> type:
         for name in f"{data} {hooks}".split():
-            setattr(cls, name, borrowed(name))
+            if name not in vars(cls):
+                setattr(cls, name, borrowed(name))
         return cls
 
     return decorate

@@ -37,7 +37,8 @@ def device_name(device: torch.device) -> str:
 
 def figures_in(rows: list[dict[str, Any]]) -> list[str]:
     """The metrics worth a summary: all numbers that are neither bookkeeping nor time."""
-    other = {"round", "cohort", "sent_bytes", "received_bytes", "wall_s", "train_s", "wait_s", "server_s", "evaluate_s"}
+    other = {"round", "cohort", "sent_bytes", "received_bytes", "up_parameters", "down_parameters"}
+    other |= {"wall_s", "train_s", "wait_s", "server_s", "evaluate_s"}
     seen = dict.fromkeys(name for row in rows for name, value in row.items() if isinstance(value, (int, float)))
     return [name for name in seen if name not in other]
 

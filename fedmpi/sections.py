@@ -106,6 +106,8 @@ class Cohort(Section):
 
 class Rule(OpenSection):
     name: Name = "auto"  # auto = the method's own
+    # layout groups that the rule is for, the others take the mean; null: all
+    groups: Annotated[list[Name], Field(min_length=1)] | None = None
 
     @model_validator(mode="before")
     @classmethod

@@ -28,14 +28,14 @@ class ServerOptim:
             self.state[1].fill_(eps**2)
 
     def step(self, w: Tensor, direction: Tensor) -> None:
-        """One server step on w (s,), in place."""
+        """One server step on w (s,), in place; where w and direction are the beginning of it, the rest rests."""
         if self.name == "sgd":
             w.add_(direction, alpha=self.lr)
             return
         if self.name == "momentum":
-            w.add_(self.state[0].mul_(self.beta1).add_(direction), alpha=self.lr)
+            w.add_(self.state[0, : len(w)].mul_(self.beta1).add_(direction), alpha=self.lr)
             return
-        m, v = self.state
+        m, v = self.state[:, : len(w)]
         m.mul_(self.beta1).add_(direction, alpha=1 - self.beta1)
         square = direction.square()
         if self.name == "adagrad":

@@ -1,11 +1,14 @@
 """Server rules that a config may choose in place of the method's own:  server.rule: principal | {name: principal,
 keep: 0.5}.
 
-A rule is `f(up, s, **options) -> (s,)`: the gathered updates and the server's view in, the direction out.
+A rule is `f(up, s, **options) -> (s,)`: the gathered updates and the server's view in, the direction out. With
+server.rule.groups (coef, say) it is for those groups of the layout alone.
 """
 
 from __future__ import annotations
 
+from collections.abc import Callable, Collection
+from copy import copy
 from typing import Annotated, Literal
 
 import torch
@@ -14,6 +17,7 @@ from torch import Tensor
 
 from fedmpi import harmony, robust, rules
 from fedmpi.method import Server, Uploads
+from fedmpi.slots import Views
 
 registry: dict[str, str] = {
     "geometric_median": "fedmpi.server_rules:geometric_median",
@@ -24,6 +28,36 @@ registry: dict[str, str] = {
     "principal": "fedmpi.server_rules:principal",
     "trimmed_mean": "fedmpi.server_rules:trimmed_mean",
 }
+
+
+def over(groups: Collection[str], rule: Callable[[Uploads, Server], Tensor]) -> Callable[[Uploads, Server], Tensor]:
+    """`rule` for the columns of these layout groups, the weighted mean for the others."""
+
+    def direction(up: Uploads, s: Server) -> Tensor:
+        out = up.dw.new_empty(up.dw.shape[1])
+        for chosen, each in ((True, rule), (False, mean)):
+            here = [segment for segment in s.segments if (segment[1] in groups) == chosen]
+            if not here:
+                continue  # they rest in this round
+            part, moved, at = copy(s), [], 0
+            for name, group, a, b in here:
+                moved.append((name, group, at, at + b - a))
+                at += b - a
+            part.segments = tuple(moved)
+            columns = _columns(up.dw, [(a, b) for *_, a, b in here])
+            found = each(Uploads(up.clients, up.n, up.p, Views({"dw": columns})), part)
+            for (*_, a, b), (*_, c, d) in zip(here, moved, strict=True):
+                out[a:b] = found[c:d]
+        return out
+
+    return direction
+
+
+def _columns(rows: Tensor, spans: list[tuple[int, int]]) -> Tensor:
+    """The columns of ascending spans: a view where they are one piece."""
+    if spans[-1][1] - spans[0][0] == sum(b - a for a, b in spans):
+        return rows[:, spans[0][0] : spans[-1][1]]
+    return torch.cat([rows[:, a:b] for a, b in spans], 1)
 
 
 def mean(up: Uploads, s: Server) -> Tensor:
@@ -45,7 +79,7 @@ def principal(
         return up.combine(rules.principal_coefficients(up.gram("dw"), up.p, keep, share))
     parts = [
         rules.combine(up.dw[:, a:b], rules.principal_coefficients(up.gram("dw", (a, b)), up.p, keep, share))
-        for _, a, b in s.segments
+        for *_, a, b in s.segments
     ]
     return torch.cat(parts)
 

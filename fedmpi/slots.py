@@ -4,7 +4,8 @@
         client_state = Slots(c_i=FLAT)          # the engine creates, stores, moves and checkpoints it
         sends = Slots(dw=SHARED, dc=FLAT)       # one flat row a client, gathered without headers
 A slot's shape is written in dimension letters that the engine fills in for the model at hand:
-    d parameters, s those of them that travel, h those of the head, b float buffers, c classes, z features, N clients.
+    d parameters, s those of them that travel, h those of the head, b float buffers, c classes, z features, N clients,
+or as the name of a layout group.
 """
 
 from __future__ import annotations
@@ -19,7 +20,7 @@ from torch import Tensor
 
 @dataclass(frozen=True)
 class Slot:
-    """Shape in dimension letters; starts at zero, or at the initial model's values (`initial`, for d, h and b)."""
+    """Shape in dimension letters or groups; starts at 0, or as the initial model does (`initial`; d, h, b)."""
 
     dims: tuple[str, ...] = ()
     initial: bool = False
@@ -62,16 +63,20 @@ class Packing:
         self.size = at
 
     def views(self, rows: Tensor) -> Views:
-        """Views into a row (size,) or rows (m, size); each has the row's leading shape, then the slot's own."""
-        lead = rows.shape[:-1]
-        return Views({n: rows[..., a:b].view((*lead, *self.shapes[n])) for n, (a, b) in self.spans.items()})
+        """Views into a row (size,) or rows (m, size); each has the row's leading shape, then the slot's own.
+
+        Rows that end early hold the beginning of their last slot, which is flat.
+        """
+        *lead, length = rows.shape
+        shapes = {n: shape if self.spans[n][1] <= length else (-1,) for n, shape in self.shapes.items()}
+        return Views({n: rows[..., a:b].view((*lead, *shapes[n])) for n, (a, b) in self.spans.items()})
 
     def write(self, row: Tensor, values: Mapping[str, Any]) -> None:
-        """Write named values into a row, in place."""
+        """Write named values into a row, in place; what a row that ends early has no place for is left out."""
         for name, value in values.items():
             a, b = self.spans[name]
             if isinstance(value, Tensor):
-                row[a:b] = value.reshape(-1)
+                row[a:b] = value.reshape(-1)[: len(row) - a]
             else:
                 row[a:b] = value
 

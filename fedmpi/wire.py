@@ -1,10 +1,11 @@
 """What crosses between server and client, as flat rows whose size every rank knows beforehand.
 
-    download  [w shared | float buffers shared | declared server state | word]      broadcast, one for all
+    download  [word | declared server state | float buffers shared | w shared]      broadcast, one for all
     own       [declared receives_own]                                               one row a client, where declared
-    upload    [declared slots | float buffers shared | loss, seconds, stop flag]    one row a client
+    upload    [loss, seconds, stop flag | float buffers shared | declared slots]    one row a client; dw last
     kept      [own weights | own float buffers | declared client state]             stays with the client
-Entries have the model's type. The engine's own fields begin with an underscore.
+Entries have the model's type. The engine's own fields begin with an underscore. What rests in a round (`Method.rests`)
+lies at the end of w, and so of both messages: they are sent up to there, and a receiver's buffer keeps the rest.
 """
 
 from __future__ import annotations
@@ -14,7 +15,7 @@ from collections.abc import Collection
 import torch
 from torch import Tensor
 
-from fedmpi.layout import EVERYTHING, HEAD, FlatModel, Part
+from fedmpi.layout import ATOM, BODY, COEF, EVERYTHING, HEAD, NORM, FlatModel, Part
 from fedmpi.method import Method
 from fedmpi.slots import Packing, Slots
 
@@ -31,8 +32,10 @@ class Wire:
         self.shared_b = Part(buffers.size, buffers.ranges(shared))
         self.own = Part(layout.size, layout.ranges(every - shared))
         self.own_b = Part(buffers.size, buffers.ranges(every - shared))
+        self.method, self.groups = method, shared
         self.head = Part(layout.size, layout.ranges({HEAD}))
         self.sizes = {
+            **{group: group_part(model, {group}).size for group in (BODY, NORM, HEAD, ATOM, COEF, *layout.groups())},
             "d": layout.size,
             "s": self.shared.size,
             "h": self.head.size,
@@ -44,21 +47,38 @@ class Wire:
         self.server_slots, self.client_slots = method.server_state, method.client_state
         self.server = method.server_state.bind(self.sizes)
         received = {name: method.server_state[name].shape(self.sizes) for name in method.receives}
-        self.download = Packing({"_w": (self.shared.size,), "_b": (self.shared_b.size,), **received, "_word": (1,)})
+        self.download = Packing({"_word": (1,), **received, "_b": (self.shared_b.size,), "_w": (self.shared.size,)})
         self.own_download = method.receives_own.bind(self.sizes)
-        sent = method.sends.bind(self.sizes).shapes
-        self.upload = Packing({**sent, "_b": (self.shared_b.size,), "_loss": (), "_seconds": (), "_stop": ()})
+        sent = dict(sorted(method.sends.bind(self.sizes).shapes.items(), key=lambda slot: slot[0] == "dw"))
+        self.upload = Packing({"_loss": (), "_seconds": (), "_stop": (), "_b": (self.shared_b.size,), **sent})
         kept = method.client_state.bind(self.sizes).shapes
         self.kept = Packing({"_w": (self.own.size,), "_b": (self.own_b.size,), **kept})
         self.scratch = method.scratch.bind(self.sizes)
 
-    def shared_segments(self) -> list[tuple[str, int, int]]:
-        """(name, start, stop) of the tensors that travel, in the shared vector (s,)."""
+    def columns(self, t: int) -> int:
+        """How many entries of the shared vector travel up, and change, in round t: its beginning."""
+        rests = set(self.method.rests(t))
+        kept = group_part(self.model, self.groups - rests)
+        last = max((b for _, b in kept.ranges), default=0)
+        if rests and ("dw" not in self.upload.shapes or any(a < last for a, _ in group_part(self.model, rests).ranges)):
+            raise ValueError(f"method.rests: only what lies at the end of dw, {COEF}, can rest, not {sorted(rests)}")
+        return kept.size
+
+    def uploaded(self, t: int) -> int:
+        """Length of an upload in round t."""
+        return self.upload.size - (self.shared.size - self.columns(t))
+
+    def announced(self, columns: int) -> int:
+        """Length of a download that tells so much of the shared vector."""
+        return self.download.size - (self.shared.size - columns)
+
+    def shared_segments(self, columns: int | None = None) -> list[tuple[str, str, int, int]]:
+        """(name, group, start, stop) of the tensors that travel, in the shared vector (s,) or its first columns."""
         found, at = [], 0
-        for segment in self.model.layout.segments:
-            if any(a <= segment.start and segment.stop <= b for a, b in self.shared.ranges):
-                found.append((segment.name, at, at + segment.stop - segment.start))
-                at = found[-1][2]
+        for segment in self.model.layout.in_flat_order:
+            if segment.group in self.groups and (columns is None or at < columns):
+                found.append((segment.name, segment.group, at, at + segment.stop - segment.start))
+                at = found[-1][3]
         return found
 
     def initial_server_state(self, w: Tensor, b: Tensor, device: torch.device) -> Tensor:

@@ -35,6 +35,14 @@ VARIANTS = {
     "fedbabu, fine-tuned": ("fedbabu", "norm", {"evaluate": {"protocol": ["personal", "ft(1)"]}}),
     "fedavg, geometric median": ("fedavg", "cnn", {"server": {"rule": "geometric_median"}}),
     "fedavg, median": ("fedavg", "cnn", {"server": {"rule": "median"}}),
+    "fedatom, fast and slow": ("fedatom", "norm", {"rounds": 4, "options": {"period": 3, "pers_head": "local"}}),
+    "fedatom, alpha kept": ("fedatom", "norm", {"rounds": 4, "options": {"period": 3, "alpha_fast": "keep"}}),
+    "fedatom, fedsol's clients, principal coefficients": (
+        "fedatom",
+        "cnn",
+        {"options": {"period": 2, "client": "fedsol"}, "server": {"rule": {"name": "principal", "groups": ["coef"]}}},
+    ),
+    "fedatom, alexnet_s": ("fedatom", "cnn", {"rounds": 2, "model": {"name": "alexnet_s"}, "options": {"period": 2}}),
     "fedrep, evaluated at the end": ("fedrep", "mlp", {"evaluate": {"every": 3}}),
 }
 
@@ -42,6 +50,13 @@ VARIANTS = {
 def cases():
     plain = {method: (method, "norm", {"rounds": 2}) for method in sorted(registry)}
     return {name: trial(method, net, **changes) for name, (method, net, changes) in (plain | VARIANTS).items()}
+
+
+def sizes(wire, t):
+    """Entries of a download, of a client's own and of an upload in round t: what rested in the round before is not
+    told again."""
+    told = wire.columns(t - 1) if t else wire.shared.size
+    return wire.announced(told), wire.own_download.size, wire.uploaded(t)
 
 
 def main() -> None:
@@ -61,7 +76,7 @@ def main() -> None:
             "kept": sorted(pair for rank in ranks for pair in rank["kept"].items()),  # a client held twice would show
             "bytes": [rank["bytes"] for rank in ranks],
             "rounds": [(row["sent_bytes"], row["received_bytes"], len(row["cohort"])) for row in it.rows],
-            "sizes": [wire.download.size, wire.own_download.size, wire.upload.size],
+            "sizes": [sizes(wire, row["round"]) for row in it.rows],
         }
     if comm.rank == 0:
         Path(sys.argv[1]).write_text(json.dumps(found))

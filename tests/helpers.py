@@ -41,7 +41,9 @@ SPECIAL: dict[str, dict[str, Any]] = {
 
 # A layer in factors is smaller than a dense one only where that is wide enough.
 WIDE: dict[str, dict[str, Any]] = {"mlp": {"name": "mlp", "hidden": [32]}, "norm": {"name": "helpers:wide_net"}}
-NETS_OF = {"fedpara": NETS | WIDE, "pfedpara": NETS | WIDE}
+# There are atoms where there are convolutions.
+CONVOLUTIONS: dict[str, dict[str, Any]] = {"mlp": {"name": "helpers:conv_net"}}
+NETS_OF = {"fedpara": NETS | WIDE, "pfedpara": NETS | WIDE, "fedatom": NETS | CONVOLUTIONS}
 
 
 def norm_net(input_shape: tuple[int, ...], classes: int) -> nn.Module:
@@ -56,6 +58,12 @@ def norm_net(input_shape: tuple[int, ...], classes: int) -> nn.Module:
         nn.Dropout(0.2),
         nn.Linear(6 * (height // 2) * (width // 2), classes),
     )
+
+
+def conv_net(input_shape: tuple[int, ...], classes: int) -> nn.Module:
+    """(1, 8, 8) -> two convolutions, the second one 1x1, pool -> linear 12 -> linear `classes`; nothing but weights."""
+    layers = [nn.Conv2d(input_shape[0], 4, 3, stride=2), nn.ReLU(), nn.Conv2d(4, 5, 1), nn.ReLU(), nn.Flatten()]
+    return nn.Sequential(*layers, nn.Linear(5 * 9, 12), nn.ReLU(), nn.Linear(12, classes))
 
 
 def wide_net(input_shape: tuple[int, ...], classes: int) -> nn.Module:
@@ -101,7 +109,8 @@ def settings(method: str = "fedavg", net: str = "mlp", **changes: Any) -> Settin
         "evaluate": {"protocol": ["global", "personal"]},
     }
     for key, value in changes.items():
-        tree[key] = {**tree.get(key, {}), **value} if isinstance(value, dict) else value
+        merged = isinstance(value, dict) and key != "model"  # another model has other options
+        tree[key] = {**tree.get(key, {}), **value} if merged else value
     return Settings.model_validate(tree)
 
 

@@ -17,7 +17,7 @@ def gathered(m=5, d=14, seed=0):
     return Uploads(range(m), n, n / n.sum(), Views({"dw": torch.randn(m, d, generator=g, dtype=torch.float64)}))
 
 
-SERVER = Server(clients=5, classes=2, lr=1.0, segments=[("a", 0, 6), ("b", 6, 7), ("c", 7, 14)])
+SERVER = Server(clients=5, classes=2, lr=1.0, segments=[("a", "body", 0, 6), ("b", "body", 6, 7), ("c", "head", 7, 14)])
 
 
 def test_mean():

@@ -3,6 +3,7 @@
 registry: dict[str, str] = {
     "ditto": "fedmpi.methods.ditto:Ditto",
     "fedasam": "fedmpi.methods.fedasam:FedASAM",
+    "fedatom": "fedmpi.methods.fedatom:FedAtom",
     "fedavg": "fedmpi.methods.fedavg:FedAvg",
     "fedbabu": "fedmpi.methods.fedbabu:FedBABU",
     "fedbn": "fedmpi.methods.fedbn:FedBN",

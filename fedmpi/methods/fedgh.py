@@ -40,7 +40,7 @@ class FedGH(Method):
         if s.round == 0:
             return up.mean("dw", up.uniform)  # (4)
         parts = []
-        for _, a, b in s.segments:
+        for *_, a, b in s.segments:
             rows, along = up.dw[:, a:b], rules.products(up.dw[:, a:b], s.state.history[a:b])
             parts.append(rules.combine(rows, harmony.hierarchical(up.gram("dw", (a, b)), along)))  # (3)
         return torch.cat(parts)

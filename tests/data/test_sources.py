@@ -265,6 +265,9 @@ def test_heart_disease_damaged(tmp_path, row, words):
         heart_disease(tmp_path, site="vienna")
 
 
+MEDMNIST = ("train_images", "train_labels", "test_images", "test_labels")
+
+
 # ---- npz
 
 
@@ -288,6 +291,22 @@ def test_npz_own_test_part_bytes_and_grey(tmp_path):
     assert data.train_x.unique().tolist() == [pytest.approx(0.2)]  # 51 / 255
     assert data.classes == 3
     assert npz(tmp_path, site="a.npz", classes=5).classes == 5
+
+
+@pytest.mark.parametrize("names", [("x_train", "y_train", "x_test", "y_test"), MEDMNIST], ids=["keras", "medmnist"])
+def test_npz_under_other_names_with_channels_last(tmp_path, names):
+    x = np.arange(4 * 6 * 5 * 3, dtype=np.uint8).reshape(4, 6, 5, 3)
+    y = np.array([[0], [1], [2], [1]], dtype=np.uint8)
+    arrays = dict(zip(names, (x, y, x[:2], y[:2]), strict=True))
+    np.savez(tmp_path / "a.npz", **arrays, val_images=x, classes=np.array(["a", "b", "c"]))
+    data = npz(tmp_path, path="a.npz", mean=[0.1, 0.2, 0.3], std=[1.0, 0.5, 2.0])
+    assert (data.train_x.shape, data.test_x.shape, data.classes) == ((4, 3, 6, 5), (2, 3, 6, 5), 3)
+    assert data.train_y.tolist() == [0, 1, 2, 1]
+    expected = (torch.from_numpy(x[3, 4, 2] / 255).float() - torch.tensor([0.1, 0.2, 0.3])) / torch.tensor([1, 0.5, 2])
+    torch.testing.assert_close(data.train_x[3, :, 4, 2], expected)
+    assert torch.equal(data.test_x, data.train_x[:2])
+    with pytest.raises(UserError, match=r"data.mean has 1 numbers; x has 3 channels"):
+        npz(tmp_path, path="a.npz", mean=[0.1])
 
 
 def test_npz_regression(tmp_path):

@@ -30,6 +30,12 @@ def count(module):
         ("mcmahan_cnn", (3, 28, 28), 10, {}, 1_664_970),
         ("mcmahan_cnn", (1, 28, 28), 10, {}, 1_663_370),  # also the figure in McMahan et al. 2017, section 3
         ("mcmahan_cnn", (1, 8, 8), 10, {}, 832 + 51_264 + 131_584 + 5_130),
+        ("alexnet_s", (3, 32, 32), 10, {}, 1_822_602),
+        ("alexnet_s", (3, 32, 32), 100, {}, 1_834_212),
+        ("alexnet_s", (3, 64, 64), 200, {}, 4_992_840),
+        # eight convolutions (9 in + 1) out: 9,220,480; two layers of 513 * 512; the head 513 * 10
+        ("vgg11", (3, 32, 32), 10, {}, 9_220_480 + 2 * 262_656 + 5_130),
+        ("vgg11", (1, 28, 28), 10, {}, 9_220_480 + 2 * 262_656 + 5_130 - 2 * 9 * 64),
         ("logistic", (1, 28, 28), 10, {}, 784 * 10 + 10),
         ("mlp", (1, 28, 28), 10, {}, 199_210),  # the 2NN of McMahan et al. 2017, section 3
         ("mlp", (30,), 2, {"hidden": [7]}, 31 * 7 + 8 * 2),
@@ -47,6 +53,10 @@ def test_parameter_counts(name, input_shape, classes, given, expected):
 SMALL = [
     ("mcmahan_cnn", (1, 8, 8), {}, 512, {"head.weight", "head.bias"}),
     ("mcmahan_cnn", (3, 13, 9), {}, 512, {"head.weight", "head.bias"}),
+    ("alexnet_s", (1, 8, 8), {}, 128, {"14.weight", "14.bias"}),
+    ("alexnet_s", (3, 20, 9), {}, 128, {"14.weight", "14.bias"}),
+    ("vgg11", (1, 28, 28), {}, 512, {"head.weight", "head.bias"}),
+    ("vgg11", (3, 32, 32), {}, 512, {"head.weight", "head.bias"}),
     ("logistic", (3, 5), {}, 15, {"head.weight", "head.bias"}),
     ("mlp", (6,), {"hidden": [5, 4]}, 4, {"head.weight", "head.bias"}),
     ("resnet18", (1, 8, 8), {"stem": "small", "norm": "bn_nostats"}, 512, {"fc.weight", "fc.bias"}),

@@ -16,7 +16,14 @@ from fedmpi.data.dataset import Dataset
 from fedmpi.data.sources.common import find, holdout
 from fedmpi.errors import UserError
 
-KEYS = ("x", "y", "site", "test_x", "test_y", "test_site")
+KEYS = {  # ours: the names that Keras and MedMNIST give to the same
+    "x": ("x_train", "train_images"),
+    "y": ("y_train", "train_labels"),
+    "site": (),
+    "test_x": ("x_test", "test_images"),
+    "test_y": ("y_test", "test_labels"),
+    "test_site": (),
+}
 
 
 def npz(
@@ -26,12 +33,18 @@ def npz(
     path: str | None = None,
     classes: Annotated[int, Field(ge=1)] | None = None,
     test_fraction: Annotated[float, Field(ge=0, lt=1)] = 0.2,
+    mean: list[float] | None = None,
+    std: list[Annotated[float, Field(gt=0)]] | None = None,
 ) -> Dataset:
     """Arrays x, y and, if there, site, test_x, test_y, test_site of the file root/path; a silo is a file of its own.
 
-    x: (n, C, H, W), (n, H, W) grey, or (n, f); uint8 is scaled to 0..1, other numbers are taken as they are.
-    y: whole numbers are classes (their number: `classes`, else the largest + 1), other numbers targets of a regression.
+    Also under the names of Keras (x_train, ...) and MedMNIST (train_images, ...; its validation part is left out).
+    x: (n, C, H, W), (n, H, W, C) with 1 or 3 channels, (n, H, W) grey, or (n, f); uint8 is scaled to 0..1, other
+    numbers are taken as they are.
+    y: (n,) or (n, 1); whole numbers are classes (their number: `classes`, else the largest + 1), other numbers targets
+    of a regression.
     Without test_x, test_fraction of each class is the test part, the same for every seed.
+    mean, std: one number a channel; x becomes (x - mean) / std, both parts alike.
     """
     file = site or path
     if file is None:
@@ -44,8 +57,10 @@ def npz(
                 f"{at} has no array {need!r}; it holds {', '.join(arrays) or 'none'}; known: {', '.join(KEYS)}"
             )
     x, y, owner = _x(arrays["x"]), _y(arrays["y"]), _owner(arrays.get("site"))
+    x = _normalised(x, mean, std)
     if "test_x" in arrays:
         test_x, test_y, test_owner = _x(arrays["test_x"]), _y(arrays["test_y"]), _owner(arrays.get("test_site"))
+        test_x = _normalised(test_x, mean, std)
     else:
         if len({len(part) for part in (x, y, owner) if part is not None}) > 1:
             raise UserError(f"{at}: x, y and site, if there, must have one row a sample; x has {len(x)}, y {len(y)}")
@@ -63,7 +78,8 @@ def _read(path: Path) -> dict[str, np.ndarray]:
         if not isinstance(archive, np.lib.npyio.NpzFile):
             raise ValueError("it holds one array without a name")
         with archive:
-            arrays = {key: archive[key] for key in archive.files if key in KEYS}
+            names = {other: key for key, others in KEYS.items() for other in (key, *others)}
+            arrays = {names[key]: archive[key] for key in archive.files if key in names}
         for key, array in arrays.items():
             if array.dtype.kind not in "biuf" or array.ndim == 0:
                 raise ValueError(f"{key} is {array.dtype} of shape {array.shape}, not rows of numbers")
@@ -77,10 +93,22 @@ def _read(path: Path) -> dict[str, np.ndarray]:
 def _x(array: np.ndarray) -> Tensor:
     scale = 255 if array.dtype == np.uint8 else 1
     x = torch.from_numpy(array.astype(np.float32) / np.float32(scale))
+    if x.ndim == 4 and x.shape[3] in (1, 3) and x.shape[1] not in (1, 3):
+        x = x.permute(0, 3, 1, 2)
     return x.unsqueeze(1) if x.ndim == 3 else x
 
 
+def _normalised(x: Tensor, mean: list[float] | None, std: list[float] | None) -> Tensor:
+    for name, given in (("mean", mean), ("std", std)):
+        if given is not None and len(given) != x.shape[1]:
+            raise UserError(f"data.{name} has {len(given)} numbers; x has {x.shape[1]} channels: give one for each")
+    each = (-1, *[1] * (x.ndim - 2))
+    x = x if mean is None else x - torch.tensor(mean).view(each)
+    return x if std is None else x / torch.tensor(std).view(each)
+
+
 def _y(array: np.ndarray) -> Tensor:
+    array = array[:, 0] if array.ndim == 2 and array.shape[1] == 1 else array
     return torch.from_numpy(array.astype(np.int64 if array.dtype.kind in "iub" else np.float32))
 
 

@@ -1,0 +1,104 @@
+"""Filter decomposition. Chen, Qiu. Extra Clients at No Extra Cost: Overcome Data Heterogeneity in Federated Learning
+with Filter Decomposition. 2025. https://arxiv.org/abs/2503.08652
+
+Kernels W = alpha D, coefficients times atoms (models/atoms.py); theta_h, the linear layers, beside them. Client k:
+    (alpha, D, theta_h)_k <- SGD on F_k, jointly, by the steps of `client`                                      (1)
+    alpha <- sum_k p_k alpha_k,   D <- sum_k p_k D_k,   theta_h <- sum_k p_k theta_h,k;   W is never averaged   (2)
+Rounds that `period` = 1 / beta does not divide are fast: D and theta_h travel, the server keeps alpha          (3)
+    and the clients' own alpha_k: discard, they train it for nothing (Algorithm 2); freeze, they do not train it;
+    keep, they go on from it, the next slow round included, and send it there (the drift of the proof, A.4.2)
+Personal atoms never travel; after (1), alpha and theta_h as received:  D_l,k <- SGD on F_k, from D at first    (4)
+    client k uses (alpha, D_l,k, theta_h); with pers_head: local a theta_h of its own is trained along with D_l,k
+Batch normalisation travels in every round.
+"""
+
+from dataclasses import dataclass, field
+from typing import final
+
+import torch
+from torch import Tensor, nn
+
+from fedmpi.errors import UserError
+from fedmpi.layout import ATOM, BODY, COEF, EVERYTHING, HEAD, NORM
+from fedmpi.method import Client, Method, Row, State, borrows, declared, overrides
+from fedmpi.models.atoms import decompose
+from fedmpi.options import option
+from fedmpi.slots import SCALAR, Slot, Slots
+
+
+@final
+@borrows("client", step=True)
+@dataclass(frozen=True)
+class FedAtom(Method):
+    atoms: int = option(9, "m_a, atoms of a layer", ge=1)
+    init: str = option("he", "start of alpha and D, see models/atoms.py", choices=("he", "dcf", "from_conv"))
+    period: int = option(1, "1 / beta, rounds from one slow round to the next", ge=1)
+    alpha_fast: str = option("discard", "alpha_k in fast rounds (3)", choices=("discard", "freeze", "keep"))
+    personal: bool = option(True, "personal atoms (4); false: clients use the global model")
+    pers_head: str = option("global", "theta_h of the personal model (4)", choices=("global", "local"))
+    client: Method | None = field(default=None, metadata={"doc": "method behind (1), null: FedAvg", "method": True})
+
+    paper = "Chen, Qiu, 2025"
+
+    def __post_init__(self) -> None:
+        inner, phases = self.inner, ("train", "receive", "upload")
+        whole = EVERYTHING in inner.shared and EVERYTHING in inner.trains and not isinstance(inner, FedAtom)
+        own_model = overrides(inner, "weights") or overrides(inner, "predict")
+        only_dw = set(inner.sends) == {"dw"} and not inner.server_state
+        for needed, met in {
+            "a method that shares and trains the whole model": whole,
+            "personal: false with a method that says itself what its clients use": not (self.personal and own_model),
+            "period: 1 with a method that sends or keeps more on the server than dw": self.period == 1 or only_dw,
+            "alpha_fast: discard with a method that has phases itself": self.alpha_fast == "discard"
+            or not any(overrides(inner, hook) for hook in phases),
+        }.items():
+            if not met:
+                raise UserError(f"method.client: fedatom takes {needed}; {type(inner).__name__} does not fit")
+
+    @property
+    def inner(self) -> Method:
+        return self.client or Method()
+
+    @property
+    def own(self) -> tuple[str, ...]:
+        """Groups of the personal model that are the client's."""
+        return () if not self.personal else (ATOM,) if self.pers_head == "global" else (ATOM, BODY, HEAD)
+
+    @declared
+    def client_state(self) -> Slots:
+        mine = {f"own_{group}": Slot((group,)) for group in self.own} | ({"began": SCALAR} if self.own else {})
+        kept = {"alpha": Slot((COEF,)), "trained": SCALAR} if self.alpha_fast == "keep" else {}
+        return Slots(**self.inner.client_state, **mine, **kept)
+
+    def rests(self, t: int) -> tuple[str, ...]:
+        return (COEF,) if t % self.period else ()  # (3)
+
+    def prepare(self, module: nn.Module, classes: int) -> nn.Module:
+        return decompose(self.inner.prepare(module, classes), self.atoms, self.init)  # type: ignore[arg-type]
+
+    def receive(self, k: Client) -> Tensor:
+        slow = max(k.round - 1, 0) // self.period * self.period  # the last one before this round
+        keeps = self.alpha_fast == "keep" and k.state.trained > slow + 1  # rounds are counted from 1 here
+        return k.lift(COEF, k.state.alpha, into=k.w0) if keeps else self.inner.receive(k)
+
+    def train(self, k: Client) -> State:
+        if self.alpha_fast == "freeze" and self.rests(k.round):
+            k.fit(groups=(ATOM, NORM, BODY, HEAD))
+            state = State()
+        else:
+            state = self.inner.train(k)  # (1)
+        if not self.own:
+            return state
+        w = k.fit(start=self.weights(k), groups=self.own, plain=True)  # (4)
+        return State(state | {"began": torch.ones(())} | {f"own_{group}": k.take(group, w) for group in self.own})
+
+    def upload(self, k: Client) -> tuple[Row, State]:
+        if self.alpha_fast == "keep":
+            return Row(dw=k.w - k.received), State(alpha=k.take(COEF, k.w), trained=torch.tensor(k.round + 1))
+        return self.inner.upload(k)
+
+    def weights(self, k: Client) -> Tensor:
+        w = k.received if self.own else self.inner.weights(k)
+        for group in self.own if self.own and k.state.began else ():
+            w = k.lift(group, getattr(k.state, f"own_{group}"), into=w)
+        return w

@@ -1,0 +1,101 @@
+"""Convolutions whose kernels are linear combinations of a few small filters, and a network made of them.
+
+Filter decomposition. Chen, Qiu. Extra Clients at No Extra Cost: Overcome Data Heterogeneity in Federated
+Learning with Filter Decomposition. 2025. https://arxiv.org/abs/2503.08652; the layer is that of DCFNet. Qiu, Cheng,
+Calderbank, Sapiro. ICML 2018. https://arxiv.org/abs/1802.04145
+
+    W[o,i,u,v] = sum_a alpha[o,i,a] D[a,u,v]         coefficients alpha (o, i, m_a), atoms D (m_a, u, v)        (1)
+Atoms are a layer's own and shared by all its channels. Two equal evaluations:
+    build W, then one convolution                                        (layer(x); less memory)               (A)
+    convolve every input channel with every atom, then 1x1 with alpha    (layer.by_atoms(x); a test's oracle)  (B)
+"""
+
+import math
+import warnings
+from typing import Any, Literal
+
+import torch
+from torch import Tensor, nn
+from torch.nn.functional import conv2d
+
+from fedmpi.layout import ATOM, COEF
+
+GEOMETRY = ["in_channels", "out_channels", "kernel_size", "stride", "padding", "dilation", "groups", "padding_mode"]
+Init = Literal["he", "dcf", "from_conv"]
+
+
+class AtomConv2d(nn.Conv2d):
+    """A convolution with W of (1) in place of its weight; all else (stride, padding, groups, bias ...) as it was.
+
+    init he: D ~ N(0, 1/k^2), alpha ~ N(0, 2/(i m_a)), so that Var W = 2/(i k^2), what ReLU networks need; dcf:
+    D ~ N(0, 1), alpha ~ N(0, 1/(i m_a)), k^2/2 times that variance, for networks with batch normalisation; from_conv:
+    the m_a leading right singular vectors of the given kernels (o i, k^2) and the coefficients that go with them:
+    W itself where m_a >= k^2, the nearest W of rank m_a else.
+    """
+
+    coef: nn.Parameter  # (o, i / groups, m_a)
+    atoms: nn.Parameter  # (m_a, u, v)
+
+    def __init__(self, dense: nn.Conv2d, atoms: int, init: Init) -> None:
+        super().__init__(**{name: getattr(dense, name) for name in GEOMETRY}, bias=False, device="meta")
+        del self.weight
+        (out, into, *kernel), like = dense.weight.shape, dense.weight
+        self.coef = nn.Parameter(like.new_zeros(out, into, atoms))
+        self.atoms = nn.Parameter(like.new_zeros(atoms, *kernel))
+        self.bias = dense.bias
+        area = math.prod(kernel)
+        with torch.no_grad():
+            nn.init.normal_(self.atoms, std=1 if init == "dcf" else math.sqrt(1 / area))
+            if init == "from_conv":
+                u, s, v = torch.linalg.svd(dense.weight.reshape(out * into, area).double(), full_matrices=False)
+                found = min(atoms, len(s))  # atoms beyond stay as drawn, with coefficients 0
+                self.atoms[:found] = v[:found].view(found, *kernel)
+                self.coef[..., :found] = (u * s)[:, :found].view(out, into, found)
+            else:
+                nn.init.normal_(self.coef, std=math.sqrt((1 if init == "dcf" else 2) / (into * atoms)))
+                if init == "dcf" and self.bias is not None:
+                    nn.init.zeros_(self.bias)
+
+    @property
+    def kernels(self) -> Tensor:
+        """W of (1), (o, i / groups, u, v)."""
+        return (self.coef @ self.atoms.flatten(1)).view(*self.coef.shape[:2], *self.atoms.shape[1:])
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self._conv_forward(x, self.kernels, self.bias)  # (A)
+
+    def by_atoms(self, x: Tensor) -> Tensor:
+        """The same by (B).   (B, c, h, w) -> (B, o, h', w')"""
+        (out, into, m_a), channels = self.coef.shape, x.shape[1]
+        same: dict[str, Any] = {name: getattr(self, name) for name in GEOMETRY}
+        same |= {"in_channels": channels, "out_channels": channels * m_a, "groups": channels}
+        each = nn.Conv2d(**same, bias=False, device="meta")
+        maps = each._conv_forward(x, self.atoms.repeat(channels, 1, 1)[:, None], None)  # (B, c m_a, h', w')
+        return conv2d(maps, self.coef.view(out, into * m_a, 1, 1), self.bias, groups=self.groups)
+
+    def extra_repr(self) -> str:
+        return f"{super().extra_repr()}, atoms={len(self.atoms)}"
+
+
+def decompose(module: nn.Module, atoms: int = 9, init: Init = "he") -> nn.Module:
+    """`module`, in place, with every Conv2d of more than one pixel made an AtomConv2d of m_a = `atoms`.
+
+    Groups of the layout: atoms in ATOM, coefficients and the convolutions' biases in COEF; so are 1x1 convolutions,
+    which have nothing to decompose and stay as they are. Every linear layer, the whole of theta_h, keeps its group.
+    """
+    groups: dict[str, str] = getattr(module, "parameter_groups", dict)()
+    made: dict[nn.Module, nn.Module] = {}  # a layer that stands in two places stays one layer
+    for path, layer in list(module.named_modules(remove_duplicate=False)):
+        if type(layer).forward is not nn.Conv2d.forward or not path:
+            continue
+        if math.prod(layer.kernel_size) > 1:
+            layer = made.setdefault(layer, made.get(layer) or AtomConv2d(layer, atoms, init))
+            parent, _, name = path.rpartition(".")
+            setattr(module.get_submodule(parent), name, layer)
+        groups |= {f"{path}.{leaf}": ATOM if leaf == "atoms" else COEF for leaf, _ in layer.named_parameters()}
+    if ATOM not in groups.values():
+        warnings.warn(
+            "the model has no convolution to decompose; there are neither atoms nor coefficients", stacklevel=3
+        )
+    module.parameter_groups = lambda: groups  # type: ignore[assignment]
+    return module

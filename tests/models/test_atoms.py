@@ -1,0 +1,193 @@
+"""Decomposed convolutions (2.2): two evaluations that agree, three ways to start, networks made of them."""
+
+import copy
+
+import pytest
+import torch
+from torch import nn
+
+from fedmpi.layout import ATOM, BODY, COEF, HEAD, NORM, FlatModel
+from fedmpi.models.alexnet import alexnet_s
+from fedmpi.models.atoms import AtomConv2d, decompose
+from fedmpi.models.net import Net
+from fedmpi.models.resnet import resnet18
+from fedmpi.models.vgg import vgg11
+from fedmpi.vision import torchvision
+
+CONVOLUTIONS = {
+    "plain": nn.Conv2d(6, 8, 3),
+    "padded, no bias": nn.Conv2d(6, 8, 3, padding=1, bias=False),
+    "stride and padding": nn.Conv2d(6, 8, 5, stride=2, padding=2),
+    "uneven": nn.Conv2d(6, 8, (3, 2), stride=(1, 2), padding=(2, 0), dilation=(2, 1)),
+    "dilation": nn.Conv2d(6, 8, 3, padding=2, dilation=2),
+    "same": nn.Conv2d(6, 8, 5, padding="same", dilation=2),
+    "groups": nn.Conv2d(6, 8, 3, groups=2),
+    "depthwise": nn.Conv2d(6, 12, 3, padding=1, groups=6),
+    "mirrored edges": nn.Conv2d(6, 8, 3, padding=2, padding_mode="reflect"),
+    "wrapped edges": nn.Conv2d(6, 8, 3, padding=1, padding_mode="circular", stride=2),
+}
+every_convolution = pytest.mark.parametrize("dense", CONVOLUTIONS.values(), ids=CONVOLUTIONS)
+
+
+@every_convolution
+@pytest.mark.parametrize("atoms", [3, 9, 12])
+def test_both_evaluations_agree(dense, atoms):
+    """(B) convolves every channel with every atom and never forms W; 1e-5 of values of order 1, in float32."""
+    torch.manual_seed(0)
+    layer, x = AtomConv2d(dense, atoms, "he"), torch.randn(2, 6, 11, 10)
+    assert layer(x).shape == dense(x).shape
+    torch.testing.assert_close(layer(x), layer.by_atoms(x), rtol=1e-5, atol=1e-5)
+    one, other = (torch.autograd.grad(f(x).square().sum(), (layer.coef, layer.atoms)) for f in (layer, layer.by_atoms))
+    for a, b in zip(one, other, strict=True):
+        torch.testing.assert_close(a, b, rtol=1e-4, atol=1e-4 * float(b.abs().max()))
+
+
+def test_kernels_by_loops():
+    layer = AtomConv2d(nn.Conv2d(2, 3, (2, 3)), 4, "he")
+    for o in range(3):
+        for i in range(2):
+            w = sum(layer.coef[o, i, a] * layer.atoms[a] for a in range(4))
+            torch.testing.assert_close(layer.kernels[o, i], w, rtol=0, atol=1e-6)
+
+
+@every_convolution
+@pytest.mark.parametrize("more", [0, 3])
+def test_as_many_atoms_as_pixels_reproduce_the_dense_convolution(dense, more):
+    """Oracle (e): m_a >= k^2 right singular vectors are a basis."""
+    torch.manual_seed(0)
+    layer, x = AtomConv2d(dense, dense.weight[0, 0].numel() + more, "from_conv"), torch.randn(2, 6, 11, 10)
+    torch.testing.assert_close(layer.kernels, dense.weight, rtol=0, atol=1e-6)
+    torch.testing.assert_close(layer(x), dense(x), rtol=1e-5, atol=1e-5)
+
+
+def test_fewer_atoms_are_the_nearest_of_their_rank():
+    """Eckart-Young: what is lost are the singular values beyond m_a."""
+    dense = nn.Conv2d(5, 7, 3)
+    lost = (AtomConv2d(dense, 4, "from_conv").kernels - dense.weight).square().sum()
+    beyond = torch.linalg.svdvals(dense.weight.detach().view(35, 9))[4:].square().sum()
+    torch.testing.assert_close(lost, beyond, rtol=1e-4, atol=0)
+
+
+def test_one_channel_has_one_atom():
+    """1 -> 1 channel: rank one, whatever m_a; atoms beyond have coefficients zero."""
+    dense = nn.Conv2d(1, 1, 3)
+    layer = AtomConv2d(dense, 9, "from_conv")
+    assert int((layer.coef != 0).sum()) == 1
+    torch.testing.assert_close(layer.kernels, dense.weight, rtol=0, atol=1e-6)
+
+
+@pytest.mark.parametrize(
+    ("init", "atom", "coef", "kernel"), [("he", 1 / 9, 2 / 576, 2 / 576), ("dcf", 1, 1 / 576, 1 / 64)]
+)
+def test_variances_at_the_start(init, atom, coef, kernel):
+    """64 channels, 3x3, m_a = 9: i m_a = 576. Var W = m_a var(alpha) var(D): 2/(i k^2), and 1/i, k^2/2 times it."""
+    torch.manual_seed(0)
+    layers = [AtomConv2d(nn.Conv2d(64, 64, 3), 9, init) for _ in range(40)]
+    for found, expected in (
+        (torch.cat([layer.atoms.flatten() for layer in layers]), atom),
+        (torch.cat([layer.coef.flatten() for layer in layers]), coef),
+        (torch.cat([layer.kernels.flatten() for layer in layers]), kernel),
+    ):
+        assert found.var().item() == pytest.approx(expected, rel=0.05)  # 3240 atoms' entries: sd 2.5 %
+        assert abs(found.mean().item()) < 0.1 * expected**0.5
+
+
+def test_the_bias_stays():
+    dense = nn.Conv2d(2, 3, 3)
+    assert AtomConv2d(dense, 9, "he").bias is dense.bias
+    assert not AtomConv2d(copy.deepcopy(dense), 9, "dcf").bias.any()
+
+
+# ---- networks ----
+def flat(net, shape):
+    cut = Net(net, shape)
+    return FlatModel(net, cut.head_names())
+
+
+def sizes(model):
+    groups = model.layout.groups()
+    return {g: sum(s.stop - s.start for s in model.layout.segments if s.group == g) for g in groups}
+
+
+def test_alexnet_grows_by_243():
+    """Three layers of nine 3x3 atoms; 739,584 coefficients and biases on one's own count: (3 64 + 64 256 + 256 256) 9
+    + 576."""
+    model = flat(decompose(alexnet_s((3, 32, 32), 10)), (3, 32, 32))
+    assert model.layout.size == 1_822_602 + 243
+    assert sizes(model) == {ATOM: 243, COEF: (3 * 64 + 64 * 256 + 256 * 256) * 9 + 576, BODY: 1_081_728, HEAD: 1_290}
+    assert sizes(model)[COEF] == 739_584
+
+
+def test_the_papers_sizes_for_cifar_100():
+    """Algorithm 2's fast rounds send atoms and theta_h, 1,094,628: of all 1,834,455, at beta = .2 a mean of 0.677."""
+    found = sizes(flat(decompose(alexnet_s((3, 32, 32), 100)), (3, 32, 32)))
+    fast = found[ATOM] + found[BODY] + found[HEAD]
+    assert (found[COEF], fast) == (739_584, 243 + 1_094_628)
+    assert 0.2 + 0.8 * fast / (fast + found[COEF]) == pytest.approx(0.677, abs=5e-4)
+
+
+def test_resnet_keeps_its_downsampling_among_the_coefficients():
+    net = decompose(resnet18((3, 32, 32), 10, stem="small"))
+    model = flat(net, (3, 32, 32))
+    groups = {s.name: s.group for s in model.layout.segments}
+    assert groups["layer2.0.downsample.0.weight"] == COEF
+    assert type(net.layer2[0].downsample[0]) is nn.Conv2d
+    assert {groups["conv1.atoms"], groups["layer4.1.conv2.atoms"]} == {ATOM}
+    assert {groups["bn1.weight"], groups["layer2.0.downsample.1.bias"]} == {NORM}
+    assert {groups["fc.weight"], groups["fc.bias"]} == {HEAD}
+    assert sizes(model)[ATOM] == 17 * 81
+    assert model.layout.size == 11_173_962 + 17 * 81
+
+
+@pytest.mark.parametrize(
+    ("make", "shape"),
+    [
+        (lambda: vgg11((3, 32, 32), 10), (3, 32, 32)),
+        (lambda: resnet18((3, 32, 32), 10, stem="small"), (3, 32, 32)),
+        (lambda: torchvision.models.mobilenet_v3_small(weights=None, num_classes=5), (3, 64, 64)),
+        (lambda: torchvision.models.googlenet(weights=None, num_classes=5, aux_logits=False), (3, 64, 64)),
+    ],
+    ids=["vgg11", "resnet18", "mobilenet", "googlenet"],
+)  # fmt: skip
+def test_networks_compute_what_they_did(make, shape):
+    """With as many atoms as the largest kernel has pixels."""
+    torch.manual_seed(0)
+    net, x = make().eval(), torch.randn(2, *shape)
+    before = net(x)
+    largest = max(m.weight[0, 0].numel() for m in net.modules() if isinstance(m, nn.Conv2d))
+    after = decompose(net, atoms=largest, init="from_conv").eval()(x)
+    torch.testing.assert_close(after, before, rtol=1e-3, atol=1e-3 * before.abs().max().item())
+
+
+def test_coefficients_come_last():
+    """What rests in fast rounds is the end of the vector; names and hashes keep the order of state_dict."""
+    model = flat(decompose(alexnet_s((3, 32, 32), 10)), (3, 32, 32))
+    order = [s.group for s in model.layout.in_flat_order]
+    assert order == sorted(order, key=lambda group: group == COEF)
+    assert [s.name for s in model.layout.segments] == list(model.module.state_dict())
+    assert model.layout.ranges({COEF}) == ((model.layout.size - 739_584, model.layout.size),)
+    for s, p in model.members():
+        assert torch.equal(s.view(model.w), p)
+
+
+def test_a_layer_in_two_places_stays_one():
+    shared = nn.Conv2d(4, 4, 3, padding=1)
+    net = decompose(nn.Sequential(shared, nn.ReLU(), shared, nn.Flatten(), nn.Linear(64, 2)))
+    assert net[0] is net[2]
+    assert sum(p.numel() for p in net.parameters()) == 4 * 4 * 9 + 4 + 81 + 130
+
+
+def test_nothing_to_decompose():
+    with pytest.warns(UserWarning, match="no convolution to decompose"):
+        net = decompose(nn.Sequential(nn.Flatten(), nn.Linear(4, 2)))
+    assert not any(isinstance(m, AtomConv2d) for m in net.modules())
+
+
+def test_a_convolution_with_a_forward_of_its_own_is_left_alone():
+    class Standardised(nn.Conv2d):
+        def forward(self, x):
+            return self._conv_forward(x, self.weight / self.weight.norm(), self.bias)
+
+    net = nn.Sequential(Standardised(1, 2, 3), nn.Conv2d(2, 2, 3))
+    decompose(net)
+    assert [type(m) for m in net] == [Standardised, AtomConv2d]
