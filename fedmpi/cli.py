@@ -1,4 +1,4 @@
-"""The command line: `fedmpi run | validate | list`.
+"""The command line: `fedmpi run | validate | list | analyse`.
 
 A mistake that the user can mend ends in one message and exit code 2. Under a launcher all ranks read the same config
 and find the same mistake: rank 0 reports it and exits, whereupon the launcher ends the others. They wait `PATIENCE_S`
@@ -29,6 +29,8 @@ Config = Annotated[Path, typer.Argument(metavar="CONFIG", help="The YAML file.")
 Overrides = Annotated[
     list[str] | None, typer.Argument(metavar="KEY=VALUE", help="Settings that win over the file: train.epochs=3")
 ]
+RunDir = Annotated[Path, typer.Argument(metavar="RUN_DIR", help="What `fedmpi run` wrote.")]
+To = Annotated[Path, typer.Option(metavar="DIR", help="Where to write; what is there under the same names goes.")]
 THREAD_VARIABLES = ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS")
 
 app = typer.Typer(
@@ -38,6 +40,9 @@ app = typer.Typer(
     help="Federated learning under data heterogeneity, on HPC clusters.",
     epilog="The same command under every launcher: mpirun -n 5 fedmpi run CONFIG.yaml, srun, torchrun --no-python.",
 )
+
+analyse = typer.Typer(help="Look into filter decomposition, in one process; writes numbers and pictures.")
+app.add_typer(analyse, name="analyse", short_help="Look into filter decomposition.")
 
 
 @app.callback(invoke_without_command=True)
@@ -81,6 +86,74 @@ def show(
     for each in [kind] if kind else listing.KINDS:
         typer.echo(f"{each}:")
         _table([(f"  {entry.name}", entry.line) for entry in listing.entries(each)])
+
+
+@analyse.callback(invoke_without_command=True)
+def analyses(context: typer.Context) -> None:
+    if context.invoked_subcommand is None:
+        typer.echo(context.get_help())
+
+
+@analyse.command(short_help="How much aggregated kernels vary.")
+def variance(
+    config: Config,
+    overrides: Overrides = None,
+    replicates: Annotated[int, typer.Option(min=2, help="How often a measured round is made.")] = 5,
+    to: To = Path("analysis"),
+) -> None:
+    """Train as CONFIG says and measure, every `evaluate.every` rounds, how much the aggregated kernels vary with
+    cohort and training, averaged as kernels and as atoms and coefficients.
+
+    Each measured round costs `--replicates` rounds on top of its own; method.personal=false makes them cheaper.
+    """
+    settings = configs.load(config, overrides or ())
+    _fix_threads(settings.compute.threads)
+    _alone()
+    from fedmpi.analysis import variance
+
+    variance.analyse(settings, replicates, to, typer.echo)
+
+
+@analyse.command(short_help="The models behind an aggregate.")
+def virtual(run: RunDir, to: To = Path("analysis")) -> None:
+    """Make one more round from the final model of RUN_DIR and evaluate every product of one client's coefficients and
+    another's atoms."""
+    if not (run / "config.yaml").is_file():
+        raise UserError(f"{run} is no run directory: it holds no config.yaml")
+    settings = configs.load(run / "config.yaml")
+    _fix_threads(settings.compute.threads)
+    _alone()
+    from fedmpi.analysis import virtual
+
+    virtual.analyse(run, settings, to, typer.echo)
+
+
+@analyse.command(short_help="A metric by parameters transmitted.")
+def communication(
+    runs: Annotated[
+        list[Path], typer.Argument(metavar="RUN_DIR...", help="What `fedmpi run` wrote; ratios are to the first.")
+    ],
+    metric: Annotated[str, typer.Option(help="A figure of metrics.jsonl.")] = "accuracy",
+    to: To = Path("analysis"),
+) -> None:
+    """Compare runs: a metric by what their clients have sent and received until then."""
+    _fix_threads(1)
+    _alone()
+    from fedmpi.analysis import communication
+
+    communication.analyse(runs, metric, to, typer.echo)
+
+
+@analyse.command(short_help="Averages of 5 and 25 linear models.")
+def gaussians(
+    seed: Annotated[int, typer.Option(min=0, help="Of all that is drawn.")] = 0, to: To = Path("analysis")
+) -> None:
+    """Show averages of 5 and of 25 linear models of two weights on their loss landscape."""
+    _fix_threads(1)
+    _alone()
+    from fedmpi.analysis import gaussians
+
+    gaussians.analyse(seed, to, typer.echo)
 
 
 def main() -> NoReturn:
@@ -142,6 +215,16 @@ def _job() -> "Job | None":
         return detect(os.environ)
     except UserError:  # the launcher itself is what is wrong: then there is one process, and it reports
         return None
+
+
+def _alone() -> None:
+    from fedmpi.comm.job import detect
+
+    job = detect(os.environ)
+    if job.size > 1:
+        raise UserError(
+            f"analyse works in one process, and the launcher ({job.launcher}) started {job.size}; leave it out"
+        )
 
 
 def _leave(code: int) -> NoReturn:

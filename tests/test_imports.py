@@ -19,9 +19,11 @@ ALONE = "layout slots rules harmony prototypes cohort schedule server_optim task
 ALONE += "yaml_lines record console"
 ALLOWED = {
     "__main__": "cli",
-    "cli": "launch config listing comm.job fedmpi",
+    "cli": "launch config listing comm.job analysis fedmpi",
     "fedmpi": "api data.dataset method tasks",  # fedmpi/__init__.py: the version, and names looked up when first used
     "api": "launch build config",
+    "analysis": "launch api build narrate federation evaluate local wire layout cohort rules comm record settings "
+    "models.atoms",
     "launch": "narrate build federation comm data.federated digest environment record console summary signals config "
     "data.federated",
     "narrate": "build federation comm memory record console",
@@ -58,6 +60,7 @@ OUTSIDE = {  # packages that one place shields the others from
     "sklearn": {"tasks"},
     "scipy": {"prototypes"},
     "safetensors": {"api", "record"},
+    "matplotlib": {"analysis.figures"},
     "PIL": {"data.sources.image_folder"},
 }
 METHOD_FILES_MAY = {"torch"}  # besides the standard library

@@ -1,0 +1,82 @@
+"""A metric against the parameters that clients have sent and received by then.
+
+What a run counts is its metrics.jsonl's: `up_parameters`, `down_parameters` of each round, summed over its cohort.
+The value after round t stands over the sums of rounds 0 .. t. Ratios are of averages per round, to the first run; that
+rounds without coefficients cost beta of a full one, as the paper puts it, holds only where theta_h is small.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Sequence
+from itertools import accumulate
+from pathlib import Path
+from typing import Any
+
+from fedmpi.analysis import figures, report
+from fedmpi.errors import UserError
+from fedmpi.narrate import figures_in
+from fedmpi.record import RunDirectory
+from fedmpi.wording import nearest
+
+COLUMNS = ("run", "rounds", "up", "down", "up + down", "ratio up", "ratio down", "ratio")
+
+
+def analyse(runs: Sequence[Path], metric: str, to: Path, say: Callable[[str], None]) -> None:
+    """`fedmpi analyse communication`."""
+    to = report.folder(to)
+    curves = [curve(run, metric) for run in runs]
+    for text in table(curves, metric):
+        say(text)
+    say(f"written: {report.write(to / 'communication.json', {'metric': metric, 'runs': curves})}")
+    say(f"written: {figures.save(figures.communication(curves, metric), to / 'communication.png')}")
+
+
+def curve(run: Path, metric: str) -> dict[str, Any]:
+    """One run: its totals, and {round, up, down, value} for each round in which the metric was measured.
+
+    Raises:
+        UserError: no run directory, no such metric, measured in fewer than two rounds, nothing counted.
+    """
+    rows = _rows(run)
+    names = figures_in(rows)
+    if metric not in names:
+        raise UserError(f"--metric: {run} has no '{metric}'; {nearest(metric, names)}")
+    if any("up_parameters" not in row for row in rows):
+        raise UserError(f"{run}: metrics.jsonl counts no parameters (up_parameters); repeat the run with this version")
+    up, down = (list(accumulate(int(row[f"{way}_parameters"]) for row in rows)) for way in ("up", "down"))
+    points = [
+        {"round": row["round"], "up": up[i], "down": down[i], "value": row[metric]}
+        for i, row in enumerate(rows)
+        if row.get(metric) is not None
+    ]
+    if len(points) < 2:
+        raise UserError(f"{run}: {metric} was measured after {len(points)} round; a curve needs 2 or more")
+    return {"run": str(run), "rounds": len(rows), "up": up[-1], "down": down[-1], "points": points}
+
+
+def table(curves: Sequence[dict[str, Any]], metric: str) -> list[str]:
+    """Parameters of an average round, their ratio to the first run's, the last value."""
+    rows: list[list[object]] = [[*COLUMNS, metric]]
+    averages = [[one[way] / one["rounds"] for way in ("up", "down")] for one in curves]
+    first = [*averages[0], sum(averages[0])]
+    for one, (up, down) in zip(curves, averages, strict=True):
+        each = [up, down, up + down]
+        ratios = [f"{a / b:.3f}" if b else "-" for a, b in zip(each, first, strict=True)]
+        rows.append([one["run"], one["rounds"], *map(round, each), *ratios, float(one["points"][-1]["value"])])
+    return [
+        "parameters transmitted in an average round, over all its clients, and ratios to the first run",
+        *report.table(rows),
+    ]
+
+
+def _rows(run: Path) -> list[dict[str, Any]]:
+    if not (run / "metrics.jsonl").is_file():
+        raise UserError(f"{run} is no run directory: it holds no metrics.jsonl")
+    try:
+        rows = RunDirectory(run).metrics()
+    except (json.JSONDecodeError, UnicodeDecodeError) as error:
+        raise UserError(f"{run}/metrics.jsonl is damaged: {error}") from error
+    if not rows:
+        raise UserError(f"{run}: metrics.jsonl is empty: no round is complete")
+    return rows

@@ -1,0 +1,125 @@
+"""The pictures: the one file that imports matplotlib, and only when a picture is made.
+
+Figures are made without pyplot, which would choose a window system and keep global state. Colours are Okabe and Ito's,
+which colour-blind readers tell apart too; lines also differ in marker or dash.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
+BLUE, ORANGE, GREEN, PURPLE, SKY, RED, BLACK = (
+    *("#0072B2", "#E69F00", "#009E73", "#CC79A7"),
+    *("#56B4E9", "#D55E00", "#000000"),
+)
+COLOURS, DASHES, MARKERS = (BLUE, RED, GREEN, PURPLE, ORANGE, SKY, BLACK), ("-", "--", "-.", ":"), "os^Dv"
+DPI = 150
+SHOWN = 400  # dots of a cloud; more would hide it
+UNITS = {"accuracy": "%"}  # of metrics; others have none
+
+
+def save(figure: Figure, path: Path) -> Path:
+    """As PNG; equal figures give equal files."""
+    figure.savefig(path, dpi=DPI, metadata={"Software": None})
+    return path
+
+
+def variance(rows: Sequence[Mapping[str, Any]]) -> Figure:
+    """Above: variances by round, the clients' and both aggregates'. Below: the ratio of these two."""
+    figure = _new(6.4, 5.2)
+    above, below = figure.subplots(2, 1, sharex=True, height_ratios=[3, 2])
+    t = [row["round"] for row in rows]
+    lines = (
+        ("clients", "clients' own kernels", BLACK, ":", "o"),
+        ("kernel_mean", "kernels averaged (FedAvg)", BLUE, "-", "s"),
+        ("product_mean", "product of averages (decomposition)", RED, "--", "^"),
+    )
+    for key, label, colour, dash, marker in lines:
+        above.plot(t, [row[key] for row in rows], dash, color=colour, marker=marker, markersize=4, label=label)
+    above.set_ylim(bottom=0)
+    above.set_ylabel("variance (squared weights)")
+    above.legend(frameon=False)
+    below.axhline(1, color=BLUE)
+    below.plot(t, [row["ratio"] for row in rows], "--", color=RED, marker="^", markersize=4)
+    below.set_ylabel("product of averages /\nkernels averaged")
+    below.set_xlabel("communication round")
+    figure.align_ylabels()
+    _whole_numbers(below.xaxis)
+    return _plain(figure)
+
+
+def communication(curves: Sequence[Mapping[str, Any]], metric: str) -> Figure:
+    """The metric of each run over all parameters transmitted so far, up and down."""
+    from matplotlib.ticker import EngFormatter
+
+    figure = _new(6.4, 4.2)
+    axes = figure.subplots()
+    names = [Path(curve["run"]).name for curve in curves]
+    for i, curve in enumerate(curves):
+        x = [point["up"] + point["down"] for point in curve["points"]]
+        y = [point["value"] for point in curve["points"]]
+        style: dict[str, Any] = {"color": COLOURS[i % len(COLOURS)], "linestyle": DASHES[i % len(DASHES)]}
+        label = names[i] if names.count(names[i]) == 1 else curve["run"]
+        axes.plot(x, y, marker=MARKERS[i % len(MARKERS)], markersize=4, label=label, **style)
+    axes.set_xlim(left=0)
+    axes.xaxis.set_major_formatter(EngFormatter())
+    axes.set_xlabel("transmitted parameters, up and down, all clients")
+    axes.set_ylabel(f"{metric.replace('_', ' ')} ({UNITS[metric]})" if metric in UNITS else metric.replace("_", " "))
+    axes.legend(frameon=False)
+    return _plain(figure)
+
+
+def landscapes(
+    models: Mapping[int, Tensor], loss: Callable[[Tensor], Tensor], start: Tensor, optimum: Tensor
+) -> Figure:
+    """Side by side, for each number of clients: averaged models (R, 2) over the contours of the mean squared error."""
+    figure = _new(9, 4.5)
+    panels = figure.subplots(1, len(models), sharex=True, sharey=True, squeeze=False)[0]
+    seen = torch.cat([*models.values(), start[None], optimum[None]])
+    low, high = seen.amin(0), seen.amax(0)
+    margin = 0.15 * (high - low)
+    x, y = (torch.linspace(*ends, 121, dtype=torch.float64) for ends in zip(low - margin, high + margin, strict=True))
+    height = loss(torch.stack(torch.meshgrid(x, y, indexing="xy"), -1))
+    least = loss(optimum)
+    levels = least + (height.max() - least) * torch.linspace(0, 1, 9, dtype=torch.float64)[1:] ** 2  # closer lower down
+    for axes, (clients, w) in zip(panels, models.items(), strict=True):
+        lines = axes.contour(
+            x.numpy(), y.numpy(), height.numpy(), levels=levels.tolist(), colors="0.55", linewidths=0.8
+        )
+        axes.clabel(lines, fontsize="x-small", fmt="%.2f")
+        dots: dict[str, Any] = {"s": 9, "color": BLUE, "alpha": 0.5, "linewidth": 0}
+        axes.scatter(w[:SHOWN, 0].numpy(), w[:SHOWN, 1].numpy(), label=f"averages of {clients} clients", **dots)
+        axes.plot(*start.tolist(), "s", color=ORANGE, markeredgecolor=BLACK, label="start of every client")
+        axes.plot(*optimum.tolist(), "*", color=RED, markeredgecolor=BLACK, markersize=13, label="least loss")
+        axes.set_xlabel("weight $w_1$")
+        axes.plot([], [], color="0.55", linewidth=0.8, label="mean squared error")
+        axes.legend(loc="lower left", fontsize="small", framealpha=1)
+    panels[0].set_ylabel("weight $w_2$")
+    return _plain(figure)
+
+
+def _new(width_in: float, height_in: float) -> Figure:
+    from matplotlib.figure import Figure
+
+    return Figure(figsize=(width_in, height_in), layout="constrained")
+
+
+def _plain(figure: Figure) -> Figure:
+    for axes in figure.axes:
+        axes.spines[["top", "right"]].set_visible(False)
+        axes.grid(alpha=0.3)
+    return figure
+
+
+def _whole_numbers(axis: Any) -> None:
+    from matplotlib.ticker import MaxNLocator
+
+    axis.set_major_locator(MaxNLocator(integer=True))

@@ -1,0 +1,154 @@
+"""`fedmpi analyse`: what it prints and writes, and mistakes in one line."""
+
+import json
+import os
+import subprocess
+import sys
+
+import pytest
+from helpers import ROOT, clean_env
+
+from fedmpi import cli
+
+CONFIG = f"""\
+name: atoms
+rounds: 2
+data: {{source: digits, partition: {{scheme: iid, clients: 6}}}}
+model: {{name: "{ROOT}/tests/helpers.py:norm_net"}}
+method: {{name: fedatom, atoms: 3, personal: false}}
+train: {{batch_size: 50, lr: 0.05}}
+cohort: {{fraction: 0.5}}
+"""
+
+
+@pytest.fixture(autouse=True)
+def alone(monkeypatch):
+    """No launcher, and an environment and a search path that the test may change."""
+    for name in list(os.environ):
+        if name.startswith(("OMPI_", "PMI", "SLURM_", "TORCHELASTIC", "MPI_LOCAL")):
+            monkeypatch.delenv(name)
+    for name in cli.THREAD_VARIABLES:
+        monkeypatch.setenv(name, "1")
+    monkeypatch.setattr(sys, "path", list(sys.path))
+
+
+def main(monkeypatch, *arguments):
+    monkeypatch.setattr(sys, "argv", ["fedmpi", *map(str, arguments)])
+    with pytest.raises(SystemExit) as caught:
+        cli.main()
+    return caught.value.code
+
+
+@pytest.fixture(scope="module")
+def place(tmp_path_factory):
+    """A directory with a config and two runs of it: atoms (period 1) and fast (period 2)."""
+    path = tmp_path_factory.mktemp("analyse")
+    (path / "atoms.yaml").write_text(CONFIG)
+    for more in ([], ["name=fast", "method.period=2"]):
+        command = [sys.executable, "-m", "fedmpi", "run", str(path / "atoms.yaml"), f"output={path}", *more]
+        done = subprocess.run(command, capture_output=True, text=True, timeout=120, env=clean_env(), cwd=ROOT)
+        assert done.returncode == 0, done.stderr
+    return path
+
+
+def test_variance(monkeypatch, capsys, place):
+    assert main(monkeypatch, "analyse", "variance", place / "atoms.yaml", "--replicates", 2, "--to", place / "new") == 0
+    out = capsys.readouterr().out.splitlines()
+    assert out[1].split() == ["round", "kernels", "averaged", "product", "of", "averages", "ratio", "clients"]
+    assert [line.split()[0] for line in out[2:4]] == ["0", "1"]
+    facts = json.loads((place / "new" / "variance.json").read_text())
+    last = json.loads((place / "atoms" / "metrics.jsonl").read_text().splitlines()[-1])
+    assert facts["sha256"] == last["sha256"]  # the run that was measured is the run
+    assert (facts["replicates"], facts["config"]["method"]["name"]) == (2, "fedatom")
+    assert (place / "new" / "variance.png").stat().st_size > 10_000
+
+
+def test_virtual(monkeypatch, capsys, place):
+    assert main(monkeypatch, "analyse", "virtual", place / "atoms", "--to", place / "new") == 0
+    out = capsys.readouterr().out
+    assert out.startswith("round 2: 3 clients train, then 11 models are evaluated\naccuracy on the global test set of")
+    facts = json.loads((place / "new" / "virtual.json").read_text())
+    assert (facts["round"], len(facts["models"]), facts["run"]) == (2, 9, str(place / "atoms"))
+
+
+def test_virtual_starts_from_the_runs_model(monkeypatch, capsys, place):
+    """Without training all models are the run's: its last accuracy."""
+    config = (place / "atoms" / "config.yaml").read_text()
+    still = place / "still"
+    still.mkdir()
+    (still / "config.yaml").write_text(config.replace("epochs: 1", "epochs: 0"))
+    (still / "model.safetensors").write_bytes((place / "atoms" / "model.safetensors").read_bytes())
+    assert main(monkeypatch, "analyse", "virtual", still, "--to", still) == 0
+    last = json.loads((place / "atoms" / "metrics.jsonl").read_text().splitlines()[-1])
+    facts = json.loads((still / "virtual.json").read_text())
+    assert facts["aggregate"]["accuracy"] == last["accuracy"]
+    assert {row["accuracy"] for row in facts["models"]} == {last["accuracy"]}
+
+
+def test_communication(monkeypatch, capsys, place):
+    runs = [place / "atoms", place / "fast"]
+    assert main(monkeypatch, "analyse", "communication", *runs, "--metric", "loss", "--to", place / "new") == 0
+    out = capsys.readouterr().out.splitlines()
+    # a 3x3 convolution of 6 on 1 with 3 atoms: 18 coefficients and 6 biases rest in the second of two rounds
+    up = [float(line.split()[2].replace(",", "")) for line in out[2:4]]
+    assert up[0] - up[1] == 3 * 24 / 2
+    facts = json.loads((place / "new" / "communication.json").read_text())
+    assert [len(run["points"]) for run in facts["runs"]] == [2, 2]
+    assert (place / "new" / "communication.png").stat().st_size > 10_000
+
+
+def test_gaussians_repeat(monkeypatch, capsys, tmp_path):
+    for name in ("a", "b"):
+        assert main(monkeypatch, "analyse", "gaussians", "--to", tmp_path / name) == 0
+    out = capsys.readouterr().out
+    assert "ratio of the variances: " in out
+    for file in ("gaussians.json", "gaussians.png"):
+        assert (tmp_path / "a" / file).read_bytes() == (tmp_path / "b" / file).read_bytes()
+
+
+@pytest.mark.parametrize(
+    ("arguments", "text"),
+    [
+        (["variance", "{place}/atoms.yaml", "method={{name: fedavg}}"], "method.name: fedavg on model "),
+        (["variance", "{place}/none.yaml"], "{place}/none.yaml: there is no such config file"),
+        (["variance", "{place}/atoms.yaml", "--replicates", "1"], "Invalid value for '--replicates'"),
+        (["virtual", "{place}"], "{place} is no run directory: it holds no config.yaml"),
+        (["communication", "{place}"], "{place} is no run directory: it holds no metrics.jsonl"),
+        (["communication", "{place}/atoms", "--metric", "lost"], "--metric: {place}/atoms has no 'lost'; did you mean"),
+        (["communication"], "Missing argument 'RUN_DIR"),
+        (["gaussians", "--to", "{place}/atoms.yaml"], "--to: cannot create {place}/atoms.yaml: "),
+        (["gaussian"], "No such command 'gaussian'"),
+    ],
+)
+def test_a_users_mistake_is_one_line_and_code_2(monkeypatch, capsys, place, arguments, text):
+    words = [word.format(place=place) for word in arguments]
+    elsewhere = ["--to", place / "bad"] if "--to" not in words and words[1:] else []
+    assert main(monkeypatch, "analyse", *words, *elsewhere) == 2
+    out, err = capsys.readouterr()
+    assert err.startswith(f"fedmpi: error: {text.format(place=place)}")
+    assert err.count("\n") == 1
+    assert out == ""
+
+
+def test_one_process_only(monkeypatch, capsys):
+    for name, value in {"RANK": 0, "SIZE": 3, "LOCAL_RANK": 0, "LOCAL_SIZE": 3}.items():
+        monkeypatch.setenv(f"OMPI_COMM_WORLD_{name}", str(value))
+
+    def leave(code):  # os._exit would end the tests too
+        raise SystemExit(code)
+
+    monkeypatch.setattr(os, "_exit", leave)
+    assert main(monkeypatch, "analyse", "gaussians") == 2
+    expected = "fedmpi: error: analyse works in one process, and the launcher (mpi) started 3; leave it out\n"
+    assert capsys.readouterr().err == expected
+
+
+def test_help_imports_no_torch(monkeypatch, capsys):
+    assert main(monkeypatch, "analyse") == 0
+    out = capsys.readouterr().out
+    assert [word for word in ("variance", "virtual", "communication", "gaussians") if word not in out] == []
+    code = (
+        "import sys\nfrom fedmpi import cli\ncli.app(['analyse', 'variance', '--help'], standalone_mode=False)\n"
+        "sys.exit('torch' in sys.modules or 'matplotlib' in sys.modules)"
+    )
+    assert subprocess.run([sys.executable, "-c", code], capture_output=True, timeout=60).returncode == 0

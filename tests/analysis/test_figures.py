@@ -1,0 +1,83 @@
+"""The pictures: what is on them, and that making them leaves nothing behind."""
+
+import subprocess
+import sys
+
+import pytest
+import torch
+
+from fedmpi.analysis import figures, gaussians
+
+
+def rows():
+    return [
+        {"round": t, "kernel_mean": 2.0 + t, "product_mean": 1.9 + t, "ratio": (1.9 + t) / (2 + t), "clients": 9.0}
+        for t in range(4)
+    ]
+
+
+def curves(*runs):
+    points = [{"round": t, "up": 10**6 * (t + 1), "down": 10**5, "value": 50.0 + t} for t in range(3)]
+    return [{"run": run, "points": points} for run in runs]
+
+
+def landscapes():
+    models = {m: gaussians.averaged(m, 0)[:50] for m in (5, 25)}
+    return figures.landscapes(models, gaussians.loss, gaussians.START, gaussians.OPTIMUM)
+
+
+@pytest.mark.parametrize(
+    "make", [lambda: figures.variance(rows()), lambda: figures.communication(curves("a"), "loss"), landscapes]
+)
+def test_a_figure_is_a_png_and_equal_ones_are_equal_files(make, tmp_path):
+    one, two = (figures.save(make(), tmp_path / name).read_bytes() for name in ("1.png", "2.png"))
+    assert one.startswith(b"\x89PNG")
+    assert one == two
+
+
+def labels(axes):
+    return axes.get_xlabel(), axes.get_ylabel(), [text.get_text() for text in axes.get_legend().get_texts()]
+
+
+def test_axes_and_lines_say_what_they_are():
+    above, below = figures.variance(rows()).axes
+    assert above.get_ylabel() == "variance (squared weights)"
+    assert len(above.get_legend().get_texts()) == 3
+    assert (below.get_xlabel(), below.get_ylabel()) == (
+        "communication round",
+        "product of averages /\nkernels averaged",
+    )
+    (axes,) = figures.communication(curves("runs/a", "runs/b"), "personal_accuracy_std").axes
+    assert labels(axes) == ("transmitted parameters, up and down, all clients", "personal accuracy std", ["a", "b"])
+    assert axes.get_lines()[0].get_xdata().tolist() == [1.1e6, 2.1e6, 3.1e6]
+    (axes,) = figures.communication(curves("x/a", "y/a"), "accuracy").axes
+    assert labels(axes)[1:] == ("accuracy (%)", ["x/a", "y/a"])  # not two times a
+    for axes, m in zip(landscapes().axes, (5, 25), strict=True):
+        names = [f"averages of {m} clients", "start of every client", "least loss", "mean squared error"]
+        assert labels(axes)[2] == names
+
+
+def test_runs_are_told_apart_by_more_than_colour():
+    (axes,) = figures.communication(curves(*"abcdefgh"), "loss").axes
+    looks = [(line.get_color(), line.get_linestyle(), line.get_marker()) for line in axes.get_lines()]
+    assert len(set(looks)) == 8
+    assert len({look[1:] for look in looks}) == 8
+
+
+def test_no_global_state_is_left():
+    program = (
+        "import sys, matplotlib\nfrom fedmpi.analysis import figures\n"
+        "def state(): return {k: matplotlib.rcParams[k] for k in matplotlib.rcParams if k != 'backend'}\n"
+        "before = state()\n"  # not the backend: to ask for it is to choose it
+        "figures.communication([{'run': 'a', 'points': [{'up': 1, 'down': 1, 'value': 1.0}]}], 'loss')\n"
+        "print('matplotlib.pyplot' in sys.modules, state() == before)"
+    )
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=60)
+    assert done.stdout == "False True\n", done.stderr
+
+
+def test_a_cloud_of_many_averages_is_thinned():
+    w = torch.zeros(1000, 2, dtype=torch.float64)
+    figure = figures.landscapes({5: w}, gaussians.loss, gaussians.START, gaussians.OPTIMUM)
+    clouds = [each for each in figure.axes[0].collections if hasattr(each, "get_sizes") and len(each.get_sizes())]
+    assert len(clouds[0].get_offsets()) == figures.SHOWN

@@ -1,0 +1,34 @@
+"""Tables and files."""
+
+import doctest
+import json
+
+import pytest
+
+from fedmpi.analysis import products, report
+from fedmpi.errors import UserError
+
+
+@pytest.mark.parametrize("module", [products, report])
+def test_examples_in_docstrings_hold(module):
+    found = doctest.testmod(module)
+    assert found.attempted > 0
+    assert found.failed == 0
+
+
+def test_columns_are_as_wide_as_need_be_or_as_told():
+    rows = [("round", "ratio"), ("10", 0.5)]
+    assert report.table(rows) == ["round  ratio", "10       0.5"]
+    assert report.table(rows, (6, 8)) == ["round      ratio", "10           0.5"]
+
+
+def test_numbers_that_are_not_finite_are_null(tmp_path):
+    path = report.write(tmp_path / "a.json", {"ratio": float("nan"), "rounds": 2})
+    assert json.loads(path.read_text()) == {"ratio": None, "rounds": 2}
+
+
+def test_a_folder_is_made_or_it_is_said_why_not(tmp_path):
+    assert report.folder(tmp_path / "a" / "b").is_dir()
+    (tmp_path / "file").write_text("")
+    with pytest.raises(UserError, match=r"--to: cannot create .*file: File exists; choose another directory"):
+        report.folder(tmp_path / "file")
