@@ -15,20 +15,31 @@ from fedmpi.console import Console
 from fedmpi.federation import Federation
 from fedmpi.memory import size_text
 from fedmpi.record import RunDirectory
+from fedmpi.wire import Wire
 
 
 def headlines(made: Experiment, job: Job, backend: str) -> list[str]:
     """What is about to run, in three lines."""
     s, data, wire = made.settings, made.data, made.wire
-    upload, download = wire.upload.size * made.itemsize, (wire.download.size + wire.own_download.size) * made.itemsize
     sizes = data.train_sizes
     ranks = "one process" if job.size == 1 else f"{job.size} ranks ({job.launcher}, {backend})"
     return [
         f"{s.name}: {s.method.name} on {s.data.source}, {s.model.name} with {made.model.layout.size:,} parameters",
         f"{data.clients} clients with {sizes.min()} to {sizes.max()} samples, {data.classes} classes; {ranks}, "
         f"{device_name(made.model.w.device)}, {s.compute.threads} thread(s) a rank",
-        f"a client sends {size_text(upload)} and receives {size_text(download)} a round",
+        traffic(wire, s.rounds, made.itemsize),
     ]
+
+
+def traffic(wire: Wire, rounds: int, itemsize: int) -> str:
+    """What a client sends and receives in a round, and the share of it that is left where not all travels always."""
+    up = [wire.uploaded(t) for t in range(max(rounds, 1))]
+    full = wire.upload.size, wire.download.size + wire.own_download.size
+    sends, receives = (size_text(size * itemsize) for size in full)
+    if min(up) == full[0]:
+        return f"a client sends {sends} and receives {receives} a round"
+    fast, mean = size_text(min(up) * itemsize), sum(up) / len(up) / full[0]
+    return f"a client sends {sends} and receives {receives} in a full round; {fast} in fast ones, {mean:.3f} on average"
 
 
 def device_name(device: torch.device) -> str:
@@ -64,11 +75,21 @@ def farewell(
         console.say(
             f"{headline} {last[headline]:.2f} after the last round, {mean[headline]:.2f} on average over the last 10"
         )
+    console.say(sums(directory.metrics(), made.wire))
     if result["exit_reason"] != "finished":
         console.say(
             f"stopped early ({result['exit_reason']}): {result['rounds']} of {made.settings.rounds} rounds are complete"
         )
     console.say(f"run directory: {directory.path}")
+
+
+def sums(rows: list[dict[str, Any]], wire: Wire) -> str:
+    """What all clients sent and received in all rounds, and its share of everything in every round."""
+    visits = max(sum(len(row["cohort"]) for row in rows), 1)
+    up, down = (sum(row[key] for row in rows) for key in ("up_parameters", "down_parameters"))
+    share = up / visits / (wire.upload.size - 3), down / visits / (wire.download.size - 1 + wire.own_download.size)
+    text = f"clients sent {up / 1e6:,.1f} M and received {down / 1e6:,.1f} M parameters"
+    return text if min(share) == 1 else f"{text}, {share[0]:.3f} and {share[1]:.3f} of sending all in every round"
 
 
 def check_list(made: Experiment, fed: Federation, needed: Mapping[str, int]) -> list[tuple[str, str]]:
@@ -81,7 +102,7 @@ def check_list(made: Experiment, fed: Federation, needed: Mapping[str, int]) -> 
         (s.name, f"{s.method.name} on {s.data.source}, {s.model.name} with {made.model.layout.size:,} parameters"),
         ("clients", f"{data.clients}, {sizes.min()} to {sizes.max()} training samples (median {np.median(sizes):.0f})"),
         ("test", f"{shared}; {tests.min()} to {tests.max()} samples a client"),
-        ("message", f"up {size_text(wire.upload.size * entry)}, down {size_text(wire.download.size * entry)}"),
+        ("message", traffic(wire, s.rounds, entry)),
         ("state", f"{size_text(wire.kept.size * entry)} a client, {size_text(fed.server_row.nbytes)} on the server"),
         ("memory", f"about {root} on rank 0 and {trainer} on a training rank"),
         ("result", "ok"),

@@ -26,7 +26,7 @@ ALLOWED = {
     "models.atoms",
     "launch": "narrate build federation comm data.federated digest environment record console summary signals config "
     "data.federated",
-    "narrate": "build federation comm memory record console",
+    "narrate": "build federation comm memory record console wire",
     "build": "federation local wire memory cohort schedule server_optim server_rules methods method layout "
     "comm data models tasks settings",
     "federation": "evaluate clients local cohort server_optim comm method slots",
@@ -37,11 +37,11 @@ ALLOWED = {
     "digest": "comm data",
     "wire": "method slots layout",
     "methods": "method server_rules rules harmony prototypes slots layout models",
-    "server_rules": "method rules robust harmony",
+    "server_rules": "method rules robust harmony slots",
     "robust": "rules",
     "method": "slots layout rules",
     "data": "vision",
-    "models": "vision",
+    "models": "vision layout",
     "config": "settings sections complaints yaml_lines",
     "complaints": "settings yaml_lines",
     "settings": "sections",
