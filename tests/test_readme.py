@@ -5,7 +5,7 @@ fedmpi. Commands run in a directory that looks like a checkout and holds those f
 
     source .venv/bin/activate   nothing: the environment of the tests is the one
     make TARGET                 make --dry-run TARGET: setting up takes minutes, and `make test` would come back here
-    what trains                 with rounds=1, and two ranks in place of four or five
+    what trains                 with rounds=1 (2 where its curve is asked for), and two ranks in place of four or five
     data.root=/data             where the real data are; skipped where they are not
     srun, sbatch                in the Slurm of the tests, skipped without
     mpirun                      told by variables what launch/mpirun.sh tells it: root, more ranks than cores
@@ -43,6 +43,7 @@ FILES = {name: text for language, text in BLOCKS if (name := file_name(language,
 QUOTED = [text for language, text in BLOCKS if language == "python" and not file_name(language, text)]
 LINES = [line for language, text in BLOCKS if language == "sh" for line in text.splitlines()]
 BATCH = ("srun", "sbatch")
+COMPARED = [word for line in LINES if line.startswith("fedmpi analyse communication") for word in line.split()[3:]]
 
 
 def words(line, rounds="rounds=1"):
@@ -51,6 +52,8 @@ def words(line, rounds="rounds=1"):
     trains = "run" in command or command[0].startswith("launch/") or command[0] == "sbatch"
     if not trains:
         return command
+    if set(command) & {f"name={Path(run).name}" for run in COMPARED}:
+        rounds = "rounds=2"
     return [re.sub(r"^(--ntasks=|--cpus-per-task=|)[45]$", r"\g<1>2", word) for word in command] + [rounds]
 
 

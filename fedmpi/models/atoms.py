@@ -40,8 +40,8 @@ class AtomConv2d(nn.Conv2d):
         super().__init__(**{name: getattr(dense, name) for name in GEOMETRY}, bias=False, device="meta")
         del self.weight
         (out, into, *kernel), like = dense.weight.shape, dense.weight
-        self.coef = nn.Parameter(like.new_zeros(out, into, atoms))
-        self.atoms = nn.Parameter(like.new_zeros(atoms, *kernel))
+        self.coef = nn.Parameter(like.new_zeros(out, into, atoms), like.requires_grad)
+        self.atoms = nn.Parameter(like.new_zeros(atoms, *kernel), like.requires_grad)
         self.bias = dense.bias
         area = math.prod(kernel)
         with torch.no_grad():
@@ -86,8 +86,8 @@ def decompose(module: nn.Module, atoms: int = 9, init: Init = "he") -> nn.Module
     groups: dict[str, str] = getattr(module, "parameter_groups", dict)()
     made: dict[nn.Module, nn.Module] = {}  # a layer that stands in two places stays one layer
     for path, layer in list(module.named_modules(remove_duplicate=False)):
-        if type(layer).forward is not nn.Conv2d.forward or not path:
-            continue
+        if type(layer).forward is not nn.Conv2d.forward or not isinstance(layer.weight, nn.Parameter) or not path:
+            continue  # a forward or a weight of its own (weight norm, say) is not ours to replace
         if math.prod(layer.kernel_size) > 1:
             layer = made.setdefault(layer, made.get(layer) or AtomConv2d(layer, atoms, init))
             parent, _, name = path.rpartition(".")

@@ -183,11 +183,14 @@ def test_nothing_to_decompose():
     assert not any(isinstance(m, AtomConv2d) for m in net.modules())
 
 
-def test_a_convolution_with_a_forward_of_its_own_is_left_alone():
+def test_a_convolution_with_a_forward_or_a_weight_of_its_own_is_left_alone():
     class Standardised(nn.Conv2d):
         def forward(self, x):
             return self._conv_forward(x, self.weight / self.weight.norm(), self.bias)
 
-    net = nn.Sequential(Standardised(1, 2, 3), nn.Conv2d(2, 2, 3))
+    normed = nn.utils.parametrizations.weight_norm(nn.Conv2d(2, 2, 3))
+    net = nn.Sequential(Standardised(1, 2, 3), nn.Conv2d(2, 2, 3).requires_grad_(False), normed)
     decompose(net)
-    assert [type(m) for m in net] == [Standardised, AtomConv2d]
+    assert net[2] is normed
+    assert [type(m) for m in net[:2]] == [Standardised, AtomConv2d]
+    assert not any(p.requires_grad for p in net[1].parameters())
