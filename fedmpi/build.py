@@ -136,8 +136,15 @@ def _method(name: str, given: Mapping[str, Any], where: str, origins: Mapping[st
     for key in inner & set(given):
         said = given[key] if isinstance(given[key], dict) else {"name": given[key]}
         rest = {k: v for k, v in said.items() if k != "name"}
+        at, own = (
+            origins.get(key, ""),
+            {k.removeprefix(f"{key}."): v for k, v in origins.items() if k.startswith(f"{key}.")},
+        )
+        if rest and not said.get("name"):
+            prefix = f"{at}: " if at else ""
+            raise UserError(f"{prefix}{where}.{key}: name is missing: of the method whose {', '.join(rest)} this is")
         if said.get("name") is not None:
-            checked[key] = _method(str(said["name"]), rest, f"{where}.{key}", {}, origins.get(key, ""))
+            checked[key] = _method(str(said["name"]), rest, f"{where}.{key}", own, own.get("name", at))
     made: Method = found(**checked)
     return made
 
