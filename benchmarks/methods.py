@@ -12,7 +12,7 @@ import time
 
 import torch
 
-from fedmpi import build, config, methods
+from fedmpi import build, build_data, config, methods
 from fedmpi.comm.solo import Solo
 from fedmpi.federation import Sink
 from fedmpi.memory import size_text
@@ -36,7 +36,7 @@ def run(name, rounds):
     settings = config.load(
         "configs/quickstart.yaml", [*SETTINGS, f"rounds={rounds}", f"method={{name: {name}}}", *OPTIONS.get(name, [])]
     )
-    made = build.experiment(settings, build.partitioned(settings), torch.device("cpu"))
+    made = build.experiment(settings, build_data.partitioned(settings), torch.device("cpu"))
     comm, lines = Solo(torch.device("cpu")), []
     fed = build.federation(made, comm, lambda: False, Sink(lines.append))
     began = time.perf_counter()

@@ -10,8 +10,9 @@ from importlib import import_module
 
 import torch
 
-from fedmpi import build, config, methods
+from fedmpi import build, build_data, config, methods
 from fedmpi.comm.solo import Solo
+from fedmpi.local import take_part
 
 HEAD = """# Methods
 
@@ -40,7 +41,7 @@ def cost(name):
     """(up, down, client state, server state) in multiples of d; (forward, backward) passes a step."""
     overrides = [f"method={{name: {name}}}", "train.epochs=1", "train.momentum=0.0"]
     settings = config.load("configs/quickstart.yaml", overrides)
-    made = build.experiment(settings, build.partitioned(settings), torch.device("cpu"))
+    made = build.experiment(settings, build_data.partitioned(settings), torch.device("cpu"))
     fed = build.federation(made, Solo(torch.device("cpu")), lambda: False)
     modules = [fed.trainer.twin(i)[1].module for i in range(2)]  # before any hook: a twin would copy it
     counts = [Passes(module) for module in (made.net.module, *modules)]
@@ -48,7 +49,7 @@ def cost(name):
     fed._announce(0.0)
     own = torch.zeros(made.wire.own_download.size)
     client = fed.clients.view(0, 1, fed.lr, fed.inbox, own)  # round 1: methods that warm up in round 0 are past it
-    fed.trainer.train(client, torch.zeros(made.wire.upload.size))
+    take_part(client, torch.zeros(made.wire.upload.size))
     wire, plain = made.wire, build.make_module(settings, made.data.input_shape, made.data.classes)
     d = sum(p.numel() for p in plain.parameters())  # before the method has prepared it
     sizes = (wire.upload.size, wire.download.size + wire.own_download.size, wire.kept.size, fed.server_row.numel())

@@ -9,7 +9,8 @@ from torch import Tensor
 
 from fedmpi import cohort
 from fedmpi.comm import Communicator
-from fedmpi.local import LocalClient, Trainer
+from fedmpi.local import LocalClient
+from fedmpi.trainer import Trainer
 
 
 class Clients:

@@ -24,7 +24,7 @@ from fedmpi.clients import Clients
 from fedmpi.data.batches import batches
 from fedmpi.data.federated import Shard
 from fedmpi.errors import UserError
-from fedmpi.local import Trainer
+from fedmpi.trainer import Trainer
 
 Figures = dict[str, float]
 

@@ -24,10 +24,11 @@ from fedmpi.clients import Clients
 from fedmpi.comm import Communicator
 from fedmpi.errors import UserError
 from fedmpi.evaluate import Evaluator
-from fedmpi.local import Trainer
+from fedmpi.local import take_part
 from fedmpi.method import Server, Uploads
 from fedmpi.server_optim import ServerOptim
 from fedmpi.slots import Views
+from fedmpi.trainer import Trainer
 
 GO, DONE, STOPPED, ABANDONED = 0.0, 1.0, 2.0, 3.0  # rank 0's word at the start of a round
 Direction = Callable[[Uploads, Server], Tensor]
@@ -154,7 +155,7 @@ class Federation:
         sent = self.rows[:, : self.wire.uploaded(t)]
         for k in mine:
             client = self.clients.view(k, t, self.lr, self.inbox, own[k])
-            self.trainer.train(client, sent[place[k]])
+            take_part(client, sent[place[k]])
         trained = time.perf_counter()
         # The root's own clients' rows pass the communicator too, onto themselves: counted like the others, not copied.
         out = [(0, sent[place[k]]) for k in mine]

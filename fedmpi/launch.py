@@ -11,7 +11,7 @@ from typing import Any
 
 import torch
 
-from fedmpi import build, digest, environment, narrate
+from fedmpi import build, build_data, digest, environment, narrate
 from fedmpi.comm import Communicator, Job, Lost, connect, detect
 from fedmpi.config import Settings
 from fedmpi.console import Console
@@ -60,7 +60,7 @@ def execute(settings: Settings) -> tuple[dict[str, Any], int]:
     set_numerics(settings)
     device = pick_device(settings, job)
     # Mistakes show before anybody waits for anybody; silos are opened later, when it is known which are this rank's.
-    made = None if settings.data.silos else _made(settings, job, build.partitioned(settings), device)
+    made = None if settings.data.silos else _made(settings, job, build_data.partitioned(settings), device)
     build.make_method(settings)
     comm = connect(job, settings.comm.backend, device, settings.comm.start_timeout_s, settings.comm.round_timeout_s)
     stop = StopRequest().listen()
@@ -104,7 +104,7 @@ def _connected(
 ) -> tuple[dict[str, Any], int]:
     timeout_s = settings.comm.start_timeout_s
     digest.agree(comm, {key: digest.of(text) for key, text in settings.digest_items().items()}, timeout_s)
-    made = made or _made(settings, job, build.siloed(settings, comm), device)
+    made = made or _made(settings, job, build_data.siloed(settings, comm), device)
     code = digest.code(type(made.method), type(made.task), type(made.net.module))
     layout = {"(layout)": digest.of(made.model.layout.describe())}
     digest.agree(comm, {**code, **digest.data(made.data), **layout}, timeout_s)
@@ -165,6 +165,6 @@ def validate(settings: Settings) -> list[tuple[str, str]]:
 
     set_numerics(settings)
     comm, cpu = Solo(torch.device("cpu")), torch.device("cpu")
-    data = build.siloed(settings, comm) if settings.data.silos else build.partitioned(settings)
+    data = build_data.siloed(settings, comm) if settings.data.silos else build_data.partitioned(settings)
     made = build.experiment(settings, data, cpu)
     return narrate.check_list(made, build.federation(made, comm, lambda: False), build.check_memory(made, detect({})))

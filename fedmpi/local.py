@@ -8,111 +8,62 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import AbstractContextManager, contextmanager
-from dataclasses import dataclass
-from typing import Any
+from contextlib import contextmanager
 
 import torch
 from torch import Tensor
 
 from fedmpi import rules, seeds
 from fedmpi.data.batches import batches
-from fedmpi.data.federated import Federated
-from fedmpi.layout import HEAD, FlatModel, Segment
+from fedmpi.layout import HEAD, Segment
 from fedmpi.method import Client, Loss, Method, overrides
 from fedmpi.models.net import Net
 from fedmpi.slots import Views
-from fedmpi.wire import Wire, group_part
+from fedmpi.trainer import Trainer
+from fedmpi.wire import group_part
 
 EVALUATION_BATCH = 100  # samples; small batches stay in the cache
-
-
 PLAIN = Method()  # FedAvg's client
 
 
-@dataclass(frozen=True)
-class LocalSGD:
-    """How clients train."""
+def take_part(client: LocalClient, row: Tensor) -> None:
+    """One client's round: load, train, write its upload into `row` and its new state into its kept row.
 
-    epochs: int
-    batch_size: int | None  # None: full batch
-    momentum: float = 0.0
-    weight_decay: float = 0.0
-    drop_last: bool = False
-    margin: float = 0.0  # weight of FedLD's margin term, for any method
-
-
-class Trainer:
-    """What one rank needs to train any client: a model to load it into, the data, the method."""
-
-    def __init__(
-        self,
-        model: FlatModel,
-        net: Net,
-        task: Any,
-        method: Method,
-        data: Federated,
-        wire: Wire,
-        sgd: LocalSGD,
-        seed: int,
-        *,
-        bf16: bool = False,
-        stop: Callable[[], bool] = lambda: False,
-    ) -> None:
-        self.model, self.net, self.task, self.method = model, net, task, method
-        self.data, self.wire, self.sgd, self.seed = data, wire, sgd, seed
-        self.bf16, self.stop = bf16, stop
-        self._twins: list[tuple[FlatModel, Net]] = []
-
-    def precision(self) -> AbstractContextManager[Any]:
-        """bf16 autocast where asked for; weights, gradients and messages stay in the model's type."""
-        return torch.autocast(self.model.w.device.type, torch.bfloat16, enabled=self.bf16)
-
-    def twin(self, number: int) -> tuple[FlatModel, Net]:
-        """One of the frozen models of the same layout; made on first use."""
-        while len(self._twins) <= number:
-            model = self.model.twin()
-            self._twins.append((model, Net(model.module, self.data.input_shape)))
-        return self._twins[number]
-
-    def train(self, client: LocalClient, row: Tensor) -> None:
-        """One client's round: load, train, write its upload into `row` and its new state into its kept row.
-
-        row: (`wire.uploaded(round)`,).
-        """
-        began = time.perf_counter()
-        wire, model = self.wire, self.model
-        model.load(client.w0, client.b0)
-        model.module.train()
-        with seeds.scoped(self.seed, "torch", client.round, client.id):  # dropout, and whatever else draws globally
-            state = self.method.train(client)
-            sent, more = self.method.upload(client)
-        if "dw" in wire.upload.shapes and "dw" not in sent:
-            dw = row[wire.upload.spans["dw"][0] :]
-            w, w0 = (wire.shared.take(x)[: len(dw)] for x in (model.w, client.w0))
-            if row.device == w.device:
-                torch.sub(w, w0, out=dw)
-            else:
-                dw.copy_(w - w0)
-        engine = {
-            "_b": wire.shared_b.take(model.b),
-            "_loss": client.mean_loss(),
-            "_stop": float(self.stop()),
-            "_seconds": time.perf_counter() - began,
-        }
-        wire.upload.write(row, {**sent, **engine})
-        wire.kept.write(client.kept, {"_w": wire.own.take(model.w), "_b": wire.own_b.take(model.b), **state, **more})
+    row: (`wire.uploaded(round)`,).
+    """
+    began = time.perf_counter()
+    t, wire, model = client.trainer, client.trainer.wire, client.trainer.model
+    model.load(client.w0, client.b0)
+    model.module.train()
+    with seeds.scoped(t.seed, "torch", client.round, client.id):  # dropout, and whatever else draws globally
+        state = t.method.train(client)
+        sent, more = t.method.upload(client)
+    if "dw" in wire.upload.shapes and "dw" not in sent:
+        dw = row[wire.upload.spans["dw"][0] :]
+        w, w0 = (wire.shared.take(x)[: len(dw)] for x in (model.w, client.w0))
+        if row.device == w.device:
+            torch.sub(w, w0, out=dw)
+        else:
+            dw.copy_(w - w0)
+    engine = {
+        "_b": wire.shared_b.take(model.b),
+        "_loss": client.mean_loss(),
+        "_stop": float(t.stop()),
+        "_seconds": time.perf_counter() - began,
+    }
+    wire.upload.write(row, {**sent, **engine})
+    wire.kept.write(client.kept, {"_w": wire.own.take(model.w), "_b": wire.own_b.take(model.b), **state, **more})
 
 
 class LocalClient(Client):
     """The engine's side of `method.Client`, for one client in one round.
 
-    inbox, own, kept: the flat rows download, own and kept of wire.py, on the model's device. Only `Trainer.train`
+    inbox, own, kept: the flat rows download, own and kept of wire.py, on the model's device. Only `take_part`
     writes kept.
     """
 
     def __init__(self, t: Trainer, k: int, round_: int, lr: float, inbox: Tensor, own: Tensor, kept: Tensor) -> None:
-        self._t, self.id, self.round, self.lr, self.kept = t, k, round_, lr, kept
+        self.trainer, self.id, self.round, self.lr, self.kept = t, k, round_, lr, kept
         wire, data = t.wire, t.data
         self.n, self.classes = int(data.train_sizes[k]), data.classes
         self.label_counts = torch.from_numpy(data.label_counts[k]).to(kept.device)
@@ -136,46 +87,46 @@ class LocalClient(Client):
 
     # ---- forward passes ----
     def logits(self, x: Tensor) -> Tensor:
-        with self._t.precision():
-            f: Tensor = self._t.model.module(x)
+        with self.trainer.precision():
+            f: Tensor = self.trainer.model.module(x)
         return f.to(self.w.dtype)
 
     def forward(self, x: Tensor) -> tuple[Tensor, Tensor]:
-        with self._t.precision():
-            z, f = self._t.net.forward(x)
+        with self.trainer.precision():
+            z, f = self.trainer.net.forward(x)
         assert z is not None  # methods that call this declare needs = {FEATURES}, checked at the start
         return z.to(self.w.dtype), f.to(self.w.dtype)
 
     def frozen(self, x: Tensor, at: Tensor | None = None, buffers: Tensor | None = None) -> tuple[Tensor, Tensor]:
         key = None if at is None else id(at)
         if key not in self._frozen:
-            model, net = self._t.twin(len(self._frozen))
+            model, net = self.trainer.twin(len(self._frozen))
             self._frozen[key] = at, net  # held on to: the id of a tensor that is gone may be another's
             model.load(self.w0 if at is None else at, self.b0 if buffers is None else buffers)
-        with torch.no_grad(), self._t.precision():
+        with torch.no_grad(), self.trainer.precision():
             z, f = self._frozen[key][1].forward(x)
         return (f if z is None else z).to(self.w.dtype), f.to(self.w.dtype)
 
     def task_loss(self, f: Tensor, x: Tensor, y: Tensor) -> Tensor:
-        loss: Tensor = self._t.task.loss(lambda _: f, x, y)
-        return loss + self._t.sgd.margin * rules.margin(f) if self._t.sgd.margin else loss
+        loss: Tensor = self.trainer.task.loss(lambda _: f, x, y)
+        return loss + self.trainer.sgd.margin * rules.margin(f) if self.trainer.sgd.margin else loss
 
     # ---- gradient oracles ----
     def grad(self, x: Tensor, y: Tensor, *, at: Tensor | None = None, loss: Loss | None = None) -> Tensor:
-        model = self._t.model
+        model = self.trainer.model
         with self._pass(at):
             model.attach_gradient().zero_()
-            value = (loss or self._t.method.loss)(self, x, y)
+            value = (loss or self.trainer.method.loss)(self, x, y)
             value.backward()
         if loss is None:
             self._note(value)
         return model.attach_gradient().clone()
 
     def hessian_vector(self, x: Tensor, y: Tensor, v: Tensor) -> Tensor:
-        members = [(s, p) for s, p in self._t.model.members() if p.requires_grad]
+        members = [(s, p) for s, p in self.trainer.model.members() if p.requires_grad]
         parameters = [p for _, p in members]
         with self._pass(None):
-            loss = self._t.method.loss(self, x, y)
+            loss = self.trainer.method.loss(self, x, y)
         g = torch.autograd.grad(loss, parameters, create_graph=True)
         along = torch.stack([(piece * s.view(v)).sum() for (s, _), piece in zip(members, g, strict=True)]).sum()
         pieces = torch.autograd.grad(along, parameters, allow_unused=True, materialize_grads=True)
@@ -186,14 +137,14 @@ class LocalClient(Client):
 
     def head_grad(self, z: Tensor, loss: Callable[[Tensor], Tensor]) -> Tensor:
         g = torch.zeros_like(self.w)
-        members = [(s, p) for s, p in self._t.model.members() if s.group == HEAD]
+        members = [(s, p) for s, p in self.trainer.model.members() if s.group == HEAD]
         found = torch.autograd.grad(loss(self._head(z.detach())), [p for _, p in members])
         for (s, _), piece in zip(members, found, strict=True):
             s.view(g).copy_(piece)
         return g
 
     def grad_through(self, z: Tensor, loss: Callable[[Tensor], Tensor], *, at: Tensor) -> Tensor:
-        model, part = self._t.model, self._t.wire.head
+        model, part = self.trainer.model, self.trainer.wire.head
         before = part.take(model.w).clone()
         part.put(part.take(at), model.w)
         model.attach_gradient().zero_()
@@ -204,34 +155,34 @@ class LocalClient(Client):
         return model.attach_gradient().clone()
 
     def _head(self, z: Tensor) -> Tensor:
-        head = self._t.net.head
+        head = self.trainer.net.head
         assert head is not None
-        with self._t.precision():
+        with self.trainer.precision():
             f: Tensor = head(z)
         return f.to(self.w.dtype)
 
     # ---- the flat vector's parts, the client's data ----
     def take(self, group: str, flat: Tensor) -> Tensor:
-        return group_part(self._t.model, {group}).take(flat)
+        return group_part(self.trainer.model, {group}).take(flat)
 
     def lift(self, group: str, part: Tensor, into: Tensor) -> Tensor:
         out = into.clone()
-        group_part(self._t.model, {group}).put(part, out)
+        group_part(self.trainer.model, {group}).put(part, out)
         return out
 
     def segments(self, groups: Sequence[str] | None = None) -> Sequence[Segment]:
-        return [s for s in self._t.model.layout.segments if groups is None or s.group in groups]
+        return [s for s in self.trainer.model.layout.segments if groups is None or s.group in groups]
 
     def passes(self) -> Iterator[tuple[Tensor, Tensor, Tensor]]:
-        module = self._t.model.module
+        module = self.trainer.model.module
         module.eval()
         with torch.no_grad():
-            for x, y in batches(self._t.data.train[self.id], EVALUATION_BATCH, None):
+            for x, y in batches(self.trainer.data.train[self.id], EVALUATION_BATCH, None):
                 yield (*self.forward(x), y)
         module.train()
 
     def generator(self, *purpose: str | int) -> torch.Generator:
-        return seeds.generator(self._t.seed, "client", self.id, *purpose)
+        return seeds.generator(self.trainer.seed, "client", self.id, *purpose)
 
     # ---- the batch loop ----
     def fit(
@@ -244,7 +195,7 @@ class LocalClient(Client):
         gradient: Callable[[Client, Tensor], Tensor] | None = None,
         plain: bool = False,
     ) -> Tensor:
-        t, sgd, model = self._t, self._t.sgd, self._t.model
+        t, sgd, model = self.trainer, self.trainer.sgd, self.trainer.model
         method = PLAIN if plain else t.method
         steps, a = self.steps, self.a
         generator = seeds.generator(t.seed, "batches", self.round, self.id, self._fits)
@@ -293,8 +244,8 @@ class LocalClient(Client):
 
     def _steps(self, generator: torch.Generator, many: int) -> Iterator[tuple[Tensor, Tensor]]:
         """One epoch's batches, `many` at a time; an incomplete group is left out unless it is the only one."""
-        sgd = self._t.sgd
-        drawn = batches(self._t.data.train[self.id], sgd.batch_size, generator, sgd.drop_last)
+        sgd = self.trainer.sgd
+        drawn = batches(self.trainer.data.train[self.id], sgd.batch_size, generator, sgd.drop_last)
         if many == 1:
             yield from drawn
             return
@@ -319,9 +270,9 @@ class LocalClient(Client):
 
     def fine_tune(self, epochs: int) -> None:
         """The method's fine-tuning from the weights at hand; nothing of it is kept.   FT(e)"""
-        self._t.model.module.train()
-        with seeds.scoped(self._t.seed, "tune", self.round, self.id):
-            self._t.method.tune(self, epochs)
+        self.trainer.model.module.train()
+        with seeds.scoped(self.trainer.seed, "tune", self.round, self.id):
+            self.trainer.method.tune(self, epochs)
 
     def mean_loss(self) -> Tensor:
         """Mean over the steps made, (); 0 where none was."""
@@ -330,7 +281,7 @@ class LocalClient(Client):
     @contextmanager
     def _pass(self, at: Tensor | None) -> Iterator[None]:
         """One of a step's passes. The first moves batch statistics, wherever it is; the others leave them alone."""
-        model, again = self._t.model, self._passed
+        model, again = self.trainer.model, self._passed
         self._passed = True
         w = None if at is None else model.w.clone()
         statistics = (model.b.clone(), [counter.clone() for counter in model.counters]) if again else ()
@@ -348,7 +299,7 @@ class LocalClient(Client):
         if w is None:
             yield
             return
-        model = self._t.model
+        model = self.trainer.model
         before = model.w.clone(), model.b.clone(), [counter.clone() for counter in model.counters]
         model.load(w)
         try:

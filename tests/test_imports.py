@@ -22,24 +22,27 @@ ALLOWED = {
     "cli": "launch config listing comm.job analysis fedmpi",
     "fedmpi": "api data.dataset method tasks",  # fedmpi/__init__.py: the version, and names looked up when first used
     "api": "launch build config",
-    "analysis": "launch api build narrate federation evaluate local wire layout cohort rules comm record settings "
-    "models.atoms",
-    "launch": "narrate build federation comm data.federated digest environment record console summary signals config "
-    "data.federated",
+    "analysis": "launch api build build_data narrate federation evaluate local trainer wire layout cohort rules comm "
+    "record settings models.atoms",
+    "launch": "narrate build build_data federation comm data.federated digest environment record console summary "
+    "signals config",
     "narrate": "build federation comm memory record console wire",
-    "build": "federation local wire memory cohort schedule server_optim server_rules methods method layout "
+    "build": "build_data federation trainer wire memory schedule server_optim server_rules methods method layout "
     "comm data models tasks settings",
-    "federation": "evaluate clients local cohort server_optim comm method slots",
-    "evaluate": "clients local data",
-    "clients": "local cohort comm",
-    "local": "wire method slots layout rules data models.net",
+    "build_data": "cohort comm data settings",
+    "federation": "evaluate clients local trainer cohort server_optim comm method slots",
+    "evaluate": "clients trainer data",
+    "clients": "local trainer cohort comm",
+    "local": "trainer wire method slots layout rules data models.net",
+    "trainer": "wire method layout data models.net",
     "memory": "wire",
     "digest": "comm data",
     "wire": "method slots layout",
     "methods": "method server_rules rules harmony prototypes slots layout models",
     "server_rules": "method rules robust harmony slots",
     "robust": "rules",
-    "method": "slots layout rules",
+    "method": "views slots layout",
+    "views": "slots layout rules",
     "data": "vision",
     "models": "vision layout",
     "config": "settings sections complaints yaml_lines",

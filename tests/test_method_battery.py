@@ -12,6 +12,7 @@ from torch import nn
 from fedmpi import seeds
 from fedmpi.data.dataset import Dataset
 from fedmpi.data.federated import Shard, split
+from fedmpi.local import take_part
 from fedmpi.methods import registry
 from fedmpi.plugins import load
 
@@ -111,7 +112,7 @@ def test_a_client_trains_the_same_whoever_trained_before(method, net):
     def train(order):
         rows = {k: torch.zeros(it.made.wire.upload.size) for k in order}
         for k in order:
-            it.fed.trainer.train(fed.clients.view(k, 3, fed.lr, fed.inbox, own[k]), rows[k])
+            take_part(fed.clients.view(k, 3, fed.lr, fed.inbox, own[k]), rows[k])
         a, b = it.made.wire.upload.spans["_seconds"]
         for row in rows.values():
             row[a:b] = 0  # a time, not a result

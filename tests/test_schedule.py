@@ -3,6 +3,7 @@
 import pytest
 from helpers import prepare, settings
 
+from fedmpi.local import take_part
 from fedmpi.schedule import learning_rate
 
 
@@ -34,15 +35,15 @@ def test_warm_up_multiplies():
     assert rates == pytest.approx([0, 0.2 * 0.5, 0.4 * 0.25, 0.6 * 0.125, 0.8 / 16, 1 / 32, 1 / 64])
 
 
-def test_the_run_uses_it():
+def test_the_run_uses_it(monkeypatch):
     """Every client of round t has eta_t: the plan is asked with t, and SGD is given what it answers."""
     fed = prepare(settings(rounds=4, train={"lr": 0.4, "schedule": "cosine"})).fed
     assert [fed.plan.learning_rate(t) for t in range(4)] == pytest.approx(
         [learning_rate(0.4, "cosine", t, 4) for t in range(4)]
     )
     seen = []
-    train = fed.trainer.train
-    fed.trainer.train = lambda client, row: (seen.append((client.round, client.lr)), train(client, row))
+    see = lambda client, row: (seen.append((client.round, client.lr)), take_part(client, row))  # noqa: E731
+    monkeypatch.setattr("fedmpi.federation.take_part", see)
     fed.run()
     assert {t for t, _ in seen} == {0, 1, 2, 3}
     assert all(lr == fed.plan.learning_rate(t) for t, lr in seen)

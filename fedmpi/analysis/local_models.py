@@ -8,20 +8,21 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor
 
-from fedmpi import build, launch
+from fedmpi import build, build_data, launch
 from fedmpi.build import Experiment
 from fedmpi.comm import detect
 from fedmpi.comm.solo import Solo
 from fedmpi.federation import Federation
-from fedmpi.local import LocalClient, Trainer
+from fedmpi.local import LocalClient, take_part
 from fedmpi.settings import Settings
+from fedmpi.trainer import Trainer
 
 
 def experiment(settings: Settings) -> Experiment:
     """The experiment, all of it in this process."""
     launch.set_numerics(settings)
     device = launch.pick_device(settings, detect({}))
-    data = build.siloed(settings, Solo(device)) if settings.data.silos else build.partitioned(settings)
+    data = build_data.siloed(settings, Solo(device)) if settings.data.silos else build_data.partitioned(settings)
     return build.experiment(settings, data, device)
 
 
@@ -57,7 +58,7 @@ def local_models(fed: Federation, trainer: Trainer, members: Sequence[int], t: i
         own = fed.message.new_zeros(wire.own_download.size)
         wire.own_download.write(own, fed.method.download(server, k))
         kept = fed.clients.kept.get(k, fresh).clone()
-        trainer.train(LocalClient(trainer, k, t, fed.lr, inbox.to(device), own.to(device), kept), row)
+        take_part(LocalClient(trainer, k, t, fed.lr, inbox.to(device), own.to(device), kept), row)
         w.append(model.w.clone())
         b.append(model.b.clone())
     n = torch.tensor([float(fed.data.train_sizes[k]) for k in members], dtype=torch.float64)

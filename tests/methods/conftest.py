@@ -8,7 +8,8 @@ import yaml
 from helpers import prepare
 from quadratics import TWO
 
-from fedmpi import build, config
+from fedmpi import build_data, config
+from fedmpi.local import take_part
 
 QUADRATICS = Path(__file__).parents[1] / "quadratics.py"
 
@@ -45,7 +46,7 @@ def play_quadratic(quadratic):
 
     def play(*arguments, **changes):
         settings = quadratic(*arguments, **changes)
-        it = prepare(settings, build.partitioned(settings))
+        it = prepare(settings, build_data.partitioned(settings))
         it.reason = it.fed.run()
         return it
 
@@ -75,7 +76,7 @@ def trained(client):
     def make(it, k=0, round_=0):
         wire, one = it.made.wire, client(it, k, round_)
         row = torch.zeros(wire.upload.size, dtype=it.made.model.w.dtype)
-        it.fed.trainer.train(one, row)
+        take_part(one, row)
         return one, wire.upload.views(row)
 
     return make

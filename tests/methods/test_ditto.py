@@ -7,7 +7,7 @@ import torch
 from helpers import federated, play, prepare, settings
 from torch.nn.functional import cross_entropy
 
-from fedmpi import seeds
+from fedmpi import build_data, seeds
 
 
 def test_one_step_of_the_personal_model(quadratic, client):
@@ -15,10 +15,9 @@ def test_one_step_of_the_personal_model(quadratic, client):
 
     The global model makes its own step before, 1 - .05 * 3 (1 - 4) = 1.45; a pull towards that would give 2.279375.
     """
-    from fedmpi import build
 
     config = quadratic("ditto", {"a": [[3.0]], "b": [[4.0]], "copies": [1]}, options={"lam": 0.75}, train={"epochs": 1})
-    it = prepare(config, build.partitioned(config))
+    it = prepare(config, build_data.partitioned(config))
     k = client(it)
     k.state.v.fill_(2.0)
     state = it.made.method.train(k)

@@ -4,7 +4,7 @@ import pytest
 import torch
 from helpers import federated, play, prepare, settings
 
-from fedmpi import build
+from fedmpi import build_data
 
 EXACT = {"epochs": 150, "lr": 0.3}  # |1 - .3 (1 + .1)|^150: the inner problem solved to the last digit
 
@@ -40,7 +40,7 @@ def test_the_fixed_point_is_the_optimum(play_quadratic):
 def test_the_optimum_stays(quadratic, client):
     """From x = 3 with g_k = grad f_k(3) = (3, -3), so h = 0: nobody moves."""
     config = quadratic("feddyn", start=(3.0,), rounds=3)
-    it = prepare(config, build.partitioned(config))
+    it = prepare(config, build_data.partitioned(config))
     for k, g in enumerate((3.0, -3.0)):
         client(it, k).state.g_k.fill_(g)
     it.fed.run()

@@ -7,7 +7,7 @@ from helpers import CPU, play, prepare, settings
 from naive_fedld import principal_mean as literal
 from torch.nn.functional import cross_entropy
 
-from fedmpi import build
+from fedmpi import build_data
 from fedmpi.comm.solo import Solo
 from fedmpi.errors import UserError
 from fedmpi.rules import margin
@@ -101,7 +101,7 @@ def test_both_halves_off_is_fedavg_on_the_digits():
         ("fedavg", None),
     ):
         config = settings("fedavg" if options is None else "fedld", rounds=2, options=options or {})
-        runs[name] = play(config, build.partitioned(config)).hashes
+        runs[name] = play(config, build_data.partitioned(config)).hashes
     assert runs["off"] == runs["fedavg"]
     assert len({hashes[-1] for hashes in runs.values()}) == 3
 
