@@ -42,7 +42,14 @@ VARIANTS = {
         "cnn",
         {"options": {"period": 2, "client": "fedsol"}, "server": {"rule": {"name": "principal", "groups": ["coef"]}}},
     ),
-    "fedatom, alexnet_s": ("fedatom", "cnn", {"rounds": 2, "model": {"name": "alexnet_s"}, "options": {"period": 2}}),
+    **{
+        f"fedatom, {net['name']}": (
+            "fedatom",
+            "cnn",
+            {"rounds": 2, "model": net, "options": {"period": 2}, "evaluate": {"every": 100}},
+        )
+        for net in ({"name": "alexnet_s"}, {"name": "vgg11"}, {"name": "resnet18", "stem": "small"})
+    },
     "fedrep, evaluated at the end": ("fedrep", "mlp", {"evaluate": {"every": 3}}),
 }
 
