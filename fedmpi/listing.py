@@ -14,10 +14,8 @@ KINDS = {
     "partitions": "fedmpi.data.partition",
     "tasks": "fedmpi.tasks",
 }
-HOOKS = (
-    *("prepare", "loss", "gradient", "proximal", "step", "receive", "train", "upload", "weights", "tune", "predict"),
-    *("download", "direction", "remember"),
-)
+HOOKS = {"rests", "prepare", "loss", "gradient", "proximal", "step", "receive", "train", "upload", "weights", "tune"}
+HOOKS |= {"predict", "download", "direction", "remember"}
 _ROOT = Path(__file__).parent
 
 
@@ -54,12 +52,13 @@ def _facts(node: ast.ClassDef) -> dict[str, str]:
     """What a method's class body declares: paper, the hooks it changes, the slots it keeps and sends."""
     assigned = [(t, s.value) for s in node.body if isinstance(s, ast.Assign) for t in s.targets]
     values = {target.id: value for target, value in assigned if isinstance(target, ast.Name)}
-    hooks = [s.name for s in node.body if isinstance(s, ast.FunctionDef) and s.name in HOOKS]
+    functions = {s.name: s for s in node.body if isinstance(s, ast.FunctionDef)}
+    hooks = [name for name in functions if name in HOOKS]
     paper = ast.literal_eval(values["paper"]) if "paper" in values else ""
     keeps = [
         f"{name} ({where})"
         for where, key in (("client", "client_state"), ("server", "server_state"))
-        for name in _slots(values.get(key))
+        for name in _slots(values.get(key) or functions.get(key))
     ]
     sends = _slots(values.get("sends")) or ["dw"]
     if isinstance(values.get("shared"), ast.Tuple):
@@ -68,8 +67,10 @@ def _facts(node: ast.ClassDef) -> dict[str, str]:
     return {"paper": paper, "changes": ", ".join(hooks), "keeps": ", ".join(keeps), "sends": ", ".join(sends)}
 
 
-def _slots(value: ast.expr | None) -> list[str]:
-    return [k.arg for k in value.keywords if k.arg] if isinstance(value, ast.Call) else []
+def _slots(value: ast.AST | None) -> list[str]:
+    """Names in all Slots(name=...) of an expression, or of a function that declares by hyperparameters."""
+    calls = [n for n in ast.walk(value) if isinstance(n, ast.Call) and ast.unparse(n.func) == "Slots"] if value else []
+    return [k.arg for call in calls for k in call.keywords if k.arg]
 
 
 def _tree(module: str) -> ast.Module:

@@ -66,9 +66,10 @@ class FedAtom(Method):
 
     @declared
     def client_state(self) -> Slots:
-        mine = {f"own_{group}": Slot((group,)) for group in self.own} | ({"began": SCALAR} if self.own else {})
-        kept = {"alpha": Slot((COEF,)), "trained": SCALAR} if self.alpha_fast == "keep" else {}
-        return Slots(**self.inner.client_state, **mine, **kept)
+        own = Slots(own_atom=Slot((ATOM,)), began=SCALAR) if self.personal else Slots()
+        head = Slots(own_body=Slot((BODY,)), own_head=Slot((HEAD,))) if HEAD in self.own else Slots()
+        kept = Slots(alpha=Slot((COEF,)), trained=SCALAR) if self.alpha_fast == "keep" else Slots()
+        return Slots(**self.inner.client_state, **own, **head, **kept)
 
     def rests(self, t: int) -> tuple[str, ...]:
         return (COEF,) if t % self.period else ()  # (3)
