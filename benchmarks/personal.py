@@ -33,8 +33,11 @@ RUNS = {
 
 
 def run(name: str, data: Path, output: Path, extra: list[str]) -> None:
-    if (output / name / "summary.json").exists():
-        return
+    if (output / name).exists():
+        summary = output / name / "summary.json"
+        if summary.exists() and json.loads(summary.read_text())["exit_reason"] == "finished":
+            return
+        sys.exit(f"{output / name} holds a run that did not finish: remove it")
     settings = [f"name={name}", f"output={output}", f"data.root={data.parent}", f"data.path={data.name}"]
     command = [sys.executable, "-m", "fedmpi", "run", "configs/cifar10_two_classes.yaml", *settings, *RUNS[name]]
     print(f"{name} ...", file=sys.stderr, flush=True)

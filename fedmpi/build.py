@@ -18,7 +18,7 @@ from fedmpi.data.federated import Federated
 from fedmpi.errors import UserError
 from fedmpi.federation import Direction, Federation, Plan, Sink
 from fedmpi.layout import EVERYTHING, NORM_LAYERS, FlatModel
-from fedmpi.method import CLASSES, FEATURES, PLAIN_SGD, Method
+from fedmpi.method import CLASSES, FEATURES, PLAIN_SGD, Method, overrides
 from fedmpi.models.net import Net
 from fedmpi.schedule import learning_rate
 from fedmpi.server_optim import ServerOptim
@@ -141,6 +141,9 @@ def make_direction(settings: Settings, method: Method, groups: Collection[str]) 
         if rule.groups:
             raise UserError("server.rule.groups needs server.rule.name: which rule these groups take")
         return lambda up, s: method.direction(s, up)
+    if rule.groups and overrides(method, "direction"):
+        name = settings.method.name
+        raise UserError(f"server.rule.groups: method {name} has a server rule of its own, for all groups; leave it out")
     found = plugins.load(rule.name, server_rules.registry, "server rule", settings.origin("server.rule.name"))
     given = options.check(
         found, rule.options, "server.rule", supplied=("up", "s"), origins=settings.origins("server.rule")

@@ -129,7 +129,7 @@ def borrows(option: str, step: bool = False) -> Callable[[type], type]:
     holds, as in FedAvg where it holds None. What the class says itself comes first.
     """
     data = "client_state server_state receives receives_own sends scratch shared trains"
-    hooks = "prepare receive train upload weights tune predict download direction remember"
+    hooks = "rests prepare receive train upload weights tune predict download direction remember"
     hooks += " loss gradient proximal step batches_a_step needs" if step else ""
 
     def borrowed(name: str) -> declared:

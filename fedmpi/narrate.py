@@ -39,7 +39,9 @@ def traffic(wire: Wire, rounds: int, itemsize: int) -> str:
     if min(up) == full[0]:
         return f"a client sends {sends} and receives {receives} a round"
     fast, mean = size_text(min(up) * itemsize), sum(up) / len(up) / full[0]
-    return f"a client sends {sends} and receives {receives} in a full round; {fast} in fast ones, {mean:.3f} on average"
+    return (
+        f"a client sends {sends} in full rounds, {fast} in fast ones, {mean:.3f} on average; it gets up to {receives}"
+    )
 
 
 def device_name(device: torch.device) -> str:
@@ -85,11 +87,13 @@ def farewell(
 
 def sums(rows: list[dict[str, Any]], wire: Wire) -> str:
     """What all clients sent and received in all rounds, and its share of everything in every round."""
-    visits = max(sum(len(row["cohort"]) for row in rows), 1)
+    visits = sum(len(row["cohort"]) for row in rows)
     up, down = (sum(row[key] for row in rows) for key in ("up_parameters", "down_parameters"))
-    share = up / visits / (wire.upload.size - 3), down / visits / (wire.download.size - 1 + wire.own_download.size)
-    text = f"clients sent {up / 1e6:,.1f} M and received {down / 1e6:,.1f} M parameters"
-    return text if min(share) == 1 else f"{text}, {share[0]:.3f} and {share[1]:.3f} of sending all in every round"
+    full = visits * (wire.upload.size - 3), visits * (wire.download.size - 1 + wire.own_download.size)
+    text = f"clients sent {up:,} and received {down:,} parameters"
+    if (up, down) == full:
+        return text
+    return f"{text}, {up / full[0]:.3f} and {down / full[1]:.3f} of sending all in every round"
 
 
 def check_list(made: Experiment, fed: Federation, needed: Mapping[str, int]) -> list[tuple[str, str]]:

@@ -76,6 +76,8 @@ class Packing:
         for name, value in values.items():
             a, b = self.spans[name]
             if isinstance(value, Tensor):
+                if value.numel() not in (b - a, len(row) - a):
+                    raise ValueError(f"slot {name!r} holds {self.shapes[name]}, not {tuple(value.shape)}")
                 row[a:b] = value.reshape(-1)[: len(row) - a]
             else:
                 row[a:b] = value

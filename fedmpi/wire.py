@@ -58,10 +58,14 @@ class Wire:
     def columns(self, t: int) -> int:
         """How many entries of the shared vector travel up, and change, in round t: its beginning."""
         rests = set(self.method.rests(t))
+        if rests - self.model.layout.groups() - {COEF}:
+            raise ValueError(f"method.rests: {sorted(rests)}; the model has {sorted(self.model.layout.groups())}")
         kept = group_part(self.model, self.groups - rests)
         last = max((b for _, b in kept.ranges), default=0)
         if rests and ("dw" not in self.upload.shapes or any(a < last for a, _ in group_part(self.model, rests).ranges)):
-            raise ValueError(f"method.rests: only what lies at the end of dw, {COEF}, can rest, not {sorted(rests)}")
+            raise ValueError(
+                f"method.rests: only what lies at the end of dw can rest, such as {COEF}, not {sorted(rests)}"
+            )
         return kept.size
 
     def uploaded(self, t: int) -> int:

@@ -55,8 +55,14 @@ def test_write_and_read_back():
 
 def test_write_refuses_what_does_not_fit():
     packing = Packing({"x": (3,), "y": (2,)})
-    with pytest.raises(RuntimeError, match="size"):
-        packing.write(torch.zeros(5), {"x": torch.zeros(2)})
+    for size in (2, 4, 1):
+        with pytest.raises(ValueError, match=r"slot 'x' holds \(3,\), not"):
+            packing.write(torch.zeros(5), {"x": torch.zeros(size)})
+    with pytest.raises(ValueError, match=r"slot 'y' holds"):
+        packing.write(torch.zeros(4), {"y": torch.zeros(3)})
+    row = torch.zeros(4)
+    packing.write(row, {"y": torch.ones(2)})  # a row that ends early takes the beginning
+    assert row.tolist() == [0, 0, 0, 1]
     with pytest.raises(KeyError):
         packing.write(torch.zeros(5), {"w": torch.zeros(3)})
 

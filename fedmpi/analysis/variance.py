@@ -5,7 +5,8 @@ replicate r give two aggregates from the same alpha_k, D_k, over the kernels of 
     W_r by (1) or (2) of products.py            variance = 1/(R-1) sum_r ||W_r - mean W||^2
 Beside them stands the variance of the clients' own kernels, sum_k p_k ||W_k - W_bar||^2, as a mean over replicates.
 The paper does not say how it measured; this is an unbiased estimate, in squared units of the weights. The server's
-optimiser plays no part in it. Rounds 0, every, 2 every, ... of `evaluate.every` are measured.
+optimiser plays no part in it; in rounds in which the server keeps its coefficients the table says so. Rounds 0, every,
+2 every, ... of `evaluate.every` are measured.
 """
 
 from __future__ import annotations
@@ -38,7 +39,8 @@ def analyse(settings: Settings, replicates: int, to: Path, say: Callable[[str], 
         if row["round"] == 0:
             say("variance of the aggregated kernels, and of the clients' own")
             say(report.table([COLUMNS], WIDTHS)[0])
-        say(report.table([[str(row["round"]), *list(row.values())[1:]]], WIDTHS)[0])
+        rests = "  (coefficients rest)" if made.method.rests(row["round"]) else ""
+        say(report.table([[str(row["round"]), *list(row.values())[1:]]], WIDTHS)[0] + rests)
 
     facts = measure(made, replicates, each)
     say(f"written: {report.write(to / 'variance.json', facts)}")

@@ -1,11 +1,12 @@
 """The m x m models alpha_i x D_j that an aggregated model of atoms stands for.   Eq. 10
 
-One more round of local training is made from the final model of a run. alpha_bar x D_bar is the weighted mean of
-alpha_i x D_j over all i, j: on the diagonal the m clients, beside it m (m - 1) virtual clients (the paper counts
-unordered pairs, 6 of 4 clients). From client i comes its group COEF, the coefficients with the biases and 1x1
-convolutions that go with them; from client j its atoms. Of the rest (theta_h, normalisation layers, batch statistics)
-the paper says nothing: all models here have the aggregate's, so they differ in their kernels alone, and the diagonal is
-not quite what the clients had. Compared with them: the aggregate, and the same with sum_k p_k alpha_k D_k as kernels.
+One more round of local training, the next slow one, is made from the final model of a run. alpha_bar x D_bar is the
+weighted mean of alpha_i x D_j over all i, j: on the diagonal the m clients, beside it m (m - 1) virtual clients (the
+paper counts unordered pairs, 6 of 4 clients). From client i comes its group COEF, the coefficients with the biases and
+1x1 convolutions that go with them; from client j its atoms. Of the rest (theta_h, normalisation layers, batch
+statistics) the paper says nothing: all models here have the aggregate's, so they differ in their kernels alone, and
+the diagonal is not quite what the clients had. Compared with them: the aggregate, and the same with sum_k p_k alpha_k
+D_k as kernels.
 
 A run directory holds the global model only. What a server or client kept besides starts as at the start of a run.
 """
@@ -51,9 +52,10 @@ def measure(made: Experiment, say: Callable[[str], None] = lambda text: None) ->
     s, trainer = made.settings, build.make_trainer(made, lambda: False)
     fed = build.federation(made, Solo(made.model.w.device), lambda: False)
     fed.lr = fed.plan.learning_rate(max(s.rounds - 1, 0))
-    members = cohort.sample(s.seed, s.rounds, made.data.clients, s.cohort.fraction)
-    say(f"round {s.rounds}: {len(members)} clients train, then {len(members) ** 2 + 2} models are evaluated")
-    found = local_models(fed, trainer, members, s.rounds)
+    t = next((t for t in range(s.rounds, 2 * s.rounds + 1) if not made.method.rests(t)), s.rounds)
+    members = cohort.sample(s.seed, t, made.data.clients, s.cohort.fraction)
+    say(f"round {t}: {len(members)} clients train, then {len(members) ** 2 + 2} models are evaluated")
+    found = local_models(fed, trainer, members, t)
     w, b = rules.combine(found.w, found.p), rules.combine(found.b, found.p)
 
     def judge(at: Tensor, predict: Callable[[Tensor], Tensor] | None = None) -> Figures:
@@ -67,7 +69,7 @@ def measure(made: Experiment, say: Callable[[str], None] = lambda text: None) ->
         for j, D in zip(members, found.w, strict=True)
     ]
     return {
-        "round": s.rounds,
+        "round": t,
         "clients": members,
         "weights": found.p,
         "headline": made.task.names[0],

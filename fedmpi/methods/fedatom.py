@@ -19,7 +19,7 @@ import torch
 from torch import Tensor, nn
 
 from fedmpi.errors import UserError
-from fedmpi.layout import ATOM, BODY, COEF, EVERYTHING, HEAD, NORM
+from fedmpi.layout import ATOM, BODY, COEF, EVERYTHING, HEAD
 from fedmpi.method import Client, Method, Row, State, borrows, declared, overrides
 from fedmpi.models.atoms import decompose
 from fedmpi.options import option
@@ -31,7 +31,11 @@ from fedmpi.slots import SCALAR, Slot, Slots
 @dataclass(frozen=True)
 class FedAtom(Method):
     atoms: int = option(9, "m_a, atoms of a layer", ge=1)
-    init: str = option("he", "start of alpha and D, see models/atoms.py", choices=("he", "dcf", "from_conv"))
+    init: str = option(
+        "he",
+        "start of alpha and D (models/atoms.py); from_conv keeps the weights there are",
+        choices=("he", "dcf", "from_conv"),
+    )
     period: int = option(1, "1 / beta, rounds from one slow round to the next", ge=1)
     alpha_fast: str = option("discard", "alpha_k in fast rounds (3)", choices=("discard", "freeze", "keep"))
     personal: bool = option(True, "personal atoms (4); false: clients use the global model")
@@ -47,6 +51,7 @@ class FedAtom(Method):
         only_dw = set(inner.sends) == {"dw"} and not inner.server_state
         for needed, met in {
             "a method that shares and trains the whole model": whole,
+            "a method that leaves the architecture alone": not overrides(inner, "prepare"),
             "personal: false with a method that says itself what its clients use": not (self.personal and own_model),
             "period: 1 with a method that sends or keeps more on the server than dw": self.period == 1 or only_dw,
             "alpha_fast: discard with a method that has phases itself": self.alpha_fast == "discard"
@@ -75,7 +80,7 @@ class FedAtom(Method):
         return (COEF,) if t % self.period else ()  # (3)
 
     def prepare(self, module: nn.Module, classes: int) -> nn.Module:
-        return decompose(self.inner.prepare(module, classes), self.atoms, self.init)  # type: ignore[arg-type]
+        return decompose(module, self.atoms, self.init)  # type: ignore[arg-type]
 
     def receive(self, k: Client) -> Tensor:
         slow = max(k.round - 1, 0) // self.period * self.period  # the last one before this round
@@ -84,7 +89,7 @@ class FedAtom(Method):
 
     def train(self, k: Client) -> State:
         if self.alpha_fast == "freeze" and self.rests(k.round):
-            k.fit(groups=(ATOM, NORM, BODY, HEAD))
+            k.fit(groups=sorted({s.group for s in k.segments()} - {COEF}))
             state = State()
         else:
             state = self.inner.train(k)  # (1)
@@ -99,7 +104,7 @@ class FedAtom(Method):
         return self.inner.upload(k)
 
     def weights(self, k: Client) -> Tensor:
-        w = k.received if self.own else self.inner.weights(k)
+        w = k.received if self.own or self.alpha_fast == "keep" else self.inner.weights(k)
         for group in self.own if self.own and k.state.began else ():
             w = k.lift(group, getattr(k.state, f"own_{group}"), into=w)
         return w

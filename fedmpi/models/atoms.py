@@ -77,18 +77,31 @@ class AtomConv2d(nn.Conv2d):
         return f"{super().extra_repr()}, atoms={len(self.atoms)}"
 
 
+def _special(layer: nn.Conv2d, module: nn.Module) -> bool:
+    """A convolution that is more than its weight: with a forward, a weight (weight norm) or hooks of its own, with a
+    weight that other layers use too, or a frozen one.
+    """
+    kind, weight = type(layer), layer.weight
+    own_forward = (kind.forward, kind._conv_forward) != (nn.Conv2d.forward, nn.Conv2d._conv_forward)
+    hooks = layer._forward_hooks or layer._forward_pre_hooks or layer._backward_hooks
+    users = {id(m) for m in module.modules() if getattr(m, "weight", None) is weight}
+    plain = isinstance(weight, nn.Parameter) and weight.requires_grad and len(users) == 1
+    return own_forward or bool(hooks) or not plain
+
+
 def decompose(module: nn.Module, atoms: int = 9, init: Init = "he") -> nn.Module:
     """`module`, in place, with every Conv2d of more than one pixel made an AtomConv2d of m_a = `atoms`.
 
-    Groups of the layout: atoms in ATOM, coefficients and the convolutions' biases in COEF; so are 1x1 convolutions,
-    which have nothing to decompose and stay as they are. Every linear layer, the whole of theta_h, keeps its group.
+    Groups of the layout: atoms in ATOM, coefficients and the convolutions' biases in COEF; so are convolutions that
+    stay as they are: 1x1, where there is nothing to decompose, frozen ones, and those that are more than their weight
+    (a forward or hooks of their own, weight norm, tied weights). Linear layers, all of theta_h, keep their group.
     """
     groups: dict[str, str] = getattr(module, "parameter_groups", dict)()
     made: dict[nn.Module, nn.Module] = {}  # a layer that stands in two places stays one layer
     for path, layer in list(module.named_modules(remove_duplicate=False)):
-        if type(layer).forward is not nn.Conv2d.forward or not isinstance(layer.weight, nn.Parameter) or not path:
-            continue  # a forward or a weight of its own (weight norm, say) is not ours to replace
-        if math.prod(layer.kernel_size) > 1:
+        if not path or not isinstance(layer, nn.Conv2d) or isinstance(layer, AtomConv2d):
+            continue
+        if math.prod(layer.kernel_size) > 1 and not _special(layer, module):
             layer = made.setdefault(layer, made.get(layer) or AtomConv2d(layer, atoms, init))
             parent, _, name = path.rpartition(".")
             setattr(module.get_submodule(parent), name, layer)

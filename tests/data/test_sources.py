@@ -307,6 +307,9 @@ def test_npz_under_other_names_with_channels_last(tmp_path, names):
     assert torch.equal(data.test_x, data.train_x[:2])
     with pytest.raises(UserError, match=r"data.mean has 1 numbers; x has 3 channels"):
         npz(tmp_path, path="a.npz", mean=[0.1])
+    np.savez(tmp_path / "b.npz", **arrays, x=x)
+    with pytest.raises(UserError, match=r"each once, under one of its names: x or x_train or train_images"):
+        npz(tmp_path, path="b.npz")
 
 
 def test_npz_regression(tmp_path):

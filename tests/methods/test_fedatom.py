@@ -5,7 +5,7 @@ from itertools import pairwise
 
 import pytest
 import torch
-from helpers import Play, federated, norm_net, play, prepare, settings, trial
+from helpers import Play, conv_net, federated, norm_net, play, prepare, settings, trial
 from torch.nn.functional import cross_entropy
 
 from fedmpi import rules, seeds
@@ -74,13 +74,18 @@ def test_the_exact_gap_to_the_mean_of_kernels(one_round):
 
 
 @pytest.mark.parametrize("fixed", [ATOM, COEF])
-def test_equal_atoms_or_equal_coefficients_give_the_mean_of_kernels(one_round, fixed):
-    """With nobody's atoms (or coefficients) moved there is no gap."""
-    p, clients = clients_of(one_round)
-    for layer, (alpha, D) in enumerate(pieces(one_round, one_round.start)):
-        each = [(alpha, b[layer][1]) if fixed == COEF else (b[layer][0], D) for b in clients]
-        mean = kernels(*(sum(p[i] * x[part] for i, x in enumerate(each)) for part in (0, 1)))
-        torch.testing.assert_close(mean, sum(p[i] * kernels(*x) for i, x in enumerate(each)), rtol=0, atol=1e-12)
+def test_equal_atoms_or_equal_coefficients_give_the_mean_of_kernels(monkeypatch, fixed):
+    """Where clients do not train the atoms (or the coefficients), the server's kernels are FedAvg's."""
+    monkeypatch.setattr(FedAtom, "trains", tuple({ATOM, COEF, BODY, HEAD} - {fixed}))
+    it = atoms(rounds=1)
+    it.start = it.w.clone()
+    it.fed.run()
+    p, clients = clients_of(it)
+    for layer, (alpha, D) in enumerate(pieces(it, it.w)):
+        start = kernels(*pieces(it, it.start)[layer])
+        assert (kernels(alpha, D) - start).abs().max() > 1e-3
+        fedavg = sum(p[i] * kernels(*a[layer]) for i, a in enumerate(clients))
+        torch.testing.assert_close(kernels(alpha, D), fedavg, rtol=0, atol=1e-6)
 
 
 # ---- (d): fast and slow ----
@@ -186,6 +191,32 @@ def test_a_kept_alpha_does_not_outlive_a_slow_round(client, trained):
     assert torch.equal(first.w0, first.received)
 
 
+def test_clients_are_evaluated_with_the_servers_alpha():
+    """alpha_k is what a client trains from, not what it uses: without personal atoms all use the global model."""
+    it = play(trial("fedatom", "mlp", rounds=7, options={"personal": False, "period": 3, "alpha_fast": "keep"}))
+    for row in it.rows:
+        lines = [line for line in it.lines if line["round"] == row["round"]]
+        assert len(lines) == 7
+    used = [it.made.method.weights(it.fed.clients.view(k, 6, 0.1, it.fed.inbox, torch.zeros(0))) for k in range(7)]
+    assert all(torch.equal(w, it.w) for w in used)
+
+
+def test_freeze_trains_groups_that_the_model_declares(trained):
+    it = prepare(
+        trial("fedatom", model={"name": "methods.test_fedatom:adapted"}, options={"alpha_fast": "freeze", "period": 2})
+    )
+    k, _ = trained(it, 0, 1)
+    assert it.made.model.layout.groups() == {ATOM, COEF, BODY, HEAD, "adapter"}
+    assert k.take("adapter", k.w - k.w0).any()
+    assert not k.take(COEF, k.w - k.w0).any()
+
+
+def adapted(input_shape, classes):
+    net = conv_net(input_shape, classes)
+    net.parameter_groups = lambda: {"5.bias": "adapter"}
+    return net
+
+
 # ---- (f) ----
 @pytest.mark.parametrize("period", [1, 4])
 def test_one_client_one_step_is_sgd_on_the_factors(period):
@@ -287,6 +318,14 @@ def test_a_client_side_of_another_method():
     assert principal.hashes == rule.hashes
 
 
+def test_a_method_around_it_has_its_fast_rounds():
+    """fedsol along fedatom's clients: whatever does not make the step is fedatom's, fast rounds included."""
+    inner = {"name": "fedatom", "client": "fedprox", "period": 5, "personal": False}
+    it = play(trial("fedsol", model={"name": "helpers:conv_net"}, options={"prox": inner, "layers": "all"}))
+    full, coef = it.made.wire.sizes["d"], it.made.wire.sizes[COEF]
+    assert [row["up_parameters"] // len(row["cohort"]) for row in it.rows] == [full, full - coef, full - coef]
+
+
 def test_principal_directions_of_the_coefficients_alone():
     """server.rule.groups: atoms and theta_h by the mean, coefficients by the rule; in fast rounds there are none."""
     mean = play(trial("fedatom", "mlp", options={"period": 2}, rounds=2))
@@ -328,6 +367,7 @@ REFUSED = {
     "fedper": ({}, "shares and trains the whole model; FedPer"),
     "fedrep": ({}, "shares and trains the whole model; FedRep"),
     "fedatom": ({}, "shares and trains the whole model; FedAtom"),
+    "fedpara": ({}, "leaves the architecture alone; FedPara"),
     "ditto": ({}, "personal: false"),
     "knnper": ({}, "personal: false"),
     "scaffold": ({"period": 5}, "period: 1"),
@@ -348,6 +388,9 @@ def test_groups_that_are_not_there():
         prepare(trial("fedatom", "norm", server={"rule": {"name": "krum", "groups": ["atoms"]}}))
     with pytest.raises(UserError, match=r"server.rule.groups needs server.rule.name"):
         prepare(trial("fedatom", "norm", server={"rule": {"groups": ["atom"]}}))
+    rule = {"rule": {"name": "median", "groups": ["coef"]}}
+    with pytest.raises(UserError, match=r"server.rule.groups: method fedatom has a server rule of its own"):
+        prepare(trial("fedatom", "norm", options={"client": "fednova"}, server=rule))
 
 
 def test_only_coefficients_can_rest():
@@ -358,5 +401,8 @@ def test_only_coefficients_can_rest():
     it: Play = atoms("mlp")
     it.made.wire.method = Resting()
     with pytest.raises(ValueError, match="only what lies at the end of dw"):
+        it.made.wire.columns(0)
+    Resting.rests = lambda self, t: ("coefs",)
+    with pytest.raises(ValueError, match="the model has"):
         it.made.wire.columns(0)
     assert NORM not in it.made.wire.groups

@@ -2,8 +2,9 @@
 
 import copy
 
+import pytest
 import torch
-from helpers import play, prepare, settings
+from helpers import fedmpi, play, prepare, settings
 from torch.nn.functional import cross_entropy
 
 from fedmpi import seeds
@@ -40,3 +41,17 @@ def test_nothing_travels():
     assert torch.equal(it.fed.b, it.fed.clients.b0)
     assert it.rows[-1]["personal_loss"] != it.rows[0]["personal_loss"]
     assert it.rows[-1]["loss"] == it.rows[0]["loss"]
+
+
+@pytest.mark.parametrize("rounds", [0, 1])
+def test_a_whole_run_in_which_nothing_travels(tmp_path, rounds):
+    done = fedmpi(
+        "run",
+        "configs/quickstart.yaml",
+        "method.name=local",
+        f"rounds={rounds}",
+        f"output={tmp_path}",
+        "model={name: mlp}",
+    )
+    assert done.returncode == 0, done.stderr
+    assert "clients sent 0 and received 0 parameters\n" in done.stdout

@@ -183,14 +183,30 @@ def test_nothing_to_decompose():
     assert not any(isinstance(m, AtomConv2d) for m in net.modules())
 
 
-def test_a_convolution_with_a_forward_or_a_weight_of_its_own_is_left_alone():
-    class Standardised(nn.Conv2d):
-        def forward(self, x):
-            return self._conv_forward(x, self.weight / self.weight.norm(), self.bias)
+def test_a_convolution_that_is_more_than_its_weight_stays():
+    """A forward, a weight or hooks of its own, a weight that another layer uses too, a frozen weight: as they were."""
 
-    normed = nn.utils.parametrizations.weight_norm(nn.Conv2d(2, 2, 3))
-    net = nn.Sequential(Standardised(1, 2, 3), nn.Conv2d(2, 2, 3).requires_grad_(False), normed)
+    class Standardised(nn.Conv2d):
+        def _conv_forward(self, x, weight, bias):
+            return super()._conv_forward(x, weight / weight.norm(), bias)
+
+    normed = nn.utils.parametrizations.weight_norm(nn.Conv2d(2, 2, 3, padding=1))
+    hooked, tied, frozen = (nn.Conv2d(2, 2, 3, padding=1) for _ in range(3))
+    hooked.register_forward_hook(lambda *given: 2 * given[2])
+    other = nn.Conv2d(2, 2, 3, padding=1)
+    other.weight = tied.weight
+    net = nn.Sequential(Standardised(1, 2, 3), normed, hooked, tied, other, frozen.requires_grad_(False))
+    net.append(nn.Conv2d(2, 2, 3, padding=1))
+    before, x = list(net), torch.randn(2, 1, 8, 8)
+    expected = net[:6](x)
     decompose(net)
-    assert net[2] is normed
-    assert [type(m) for m in net[:2]] == [Standardised, AtomConv2d]
-    assert not any(p.requires_grad for p in net[1].parameters())
+    assert list(net)[:6] == before[:6]
+    assert type(net[6]) is AtomConv2d
+    assert torch.equal(net[:6](x), expected)
+    assert {net.parameter_groups()[name] for name in ("0.weight", "3.weight", "5.bias")} == {COEF}
+
+
+def test_twice_is_once():
+    net = decompose(nn.Sequential(nn.Conv2d(1, 2, 3)))
+    layer = net[0]
+    assert decompose(net)[0] is layer

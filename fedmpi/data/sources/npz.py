@@ -24,6 +24,7 @@ KEYS = {  # ours: the names that Keras and MedMNIST give to the same
     "test_y": ("y_test", "test_labels"),
     "test_site": (),
 }
+ACCEPTED = "; ".join(" or ".join((key, *others)) for key, others in KEYS.items())
 
 
 def npz(
@@ -39,8 +40,8 @@ def npz(
     """Arrays x, y and, if there, site, test_x, test_y, test_site of the file root/path; a silo is a file of its own.
 
     Also under the names of Keras (x_train, ...) and MedMNIST (train_images, ...; its validation part is left out).
-    x: (n, C, H, W), (n, H, W, C) with 1 or 3 channels, (n, H, W) grey, or (n, f); uint8 is scaled to 0..1, other
-    numbers are taken as they are.
+    x: (n, C, H, W), (n, H, W) grey, (n, f), or (n, H, W, C) where only this has 1 or 3 channels; uint8 is scaled
+    to 0..1, other numbers are taken as they are.
     y: (n,) or (n, 1); whole numbers are classes (their number: `classes`, else the largest + 1), other numbers targets
     of a regression.
     Without test_x, test_fraction of each class is the test part, the same for every seed.
@@ -50,12 +51,10 @@ def npz(
     if file is None:
         raise UserError("npz: data.path is missing; it names the .npz file, relative to data.root")
     at = find(root, (file,), "npz", "correct data.root, or data.path (data.silos in silo mode)")
-    arrays = _read(at)
+    arrays, files = _read(at)
     for name, need in (("x", "y"), ("y", "x"), ("test_x", "test_y"), ("test_y", "test_x"), ("test_site", "test_x")):
         if need not in arrays and (name in arrays or need in ("x", "y")):
-            raise UserError(
-                f"{at} has no array {need!r}; it holds {', '.join(arrays) or 'none'}; known: {', '.join(KEYS)}"
-            )
+            raise UserError(f"{at} has no array {need!r}; it holds {', '.join(files) or 'none'}; known: {ACCEPTED}")
     x, y, owner = _x(arrays["x"]), _y(arrays["y"]), _owner(arrays.get("site"))
     x = _normalised(x, mean, std)
     if "test_x" in arrays:
@@ -72,18 +71,23 @@ def npz(
     return Dataset(x, y, test_x, test_y, classes, site=owner, test_site=test_owner)
 
 
-def _read(path: Path) -> dict[str, np.ndarray]:
+def _read(path: Path) -> tuple[dict[str, np.ndarray], list[str]]:
+    """The arrays that are known, under our names, and the names of all that the file holds."""
     try:
         archive = np.load(path, allow_pickle=False)
         if not isinstance(archive, np.lib.npyio.NpzFile):
             raise ValueError("it holds one array without a name")
         with archive:
             names = {other: key for key, others in KEYS.items() for other in (key, *others)}
+            known = [names[key] for key in archive.files if key in names]
+            if len(set(known)) < len(known):
+                raise ValueError(f"it holds {', '.join(archive.files)}; each once, under one of its names: {ACCEPTED}")
+            files = list(archive.files)
             arrays = {names[key]: archive[key] for key in archive.files if key in names}
         for key, array in arrays.items():
             if array.dtype.kind not in "biuf" or array.ndim == 0:
                 raise ValueError(f"{key} is {array.dtype} of shape {array.shape}, not rows of numbers")
-        return arrays
+        return arrays, files
     except (OSError, ValueError, EOFError, zipfile.BadZipFile, zlib.error) as error:
         raise UserError(
             f"{path} is no readable .npz file of plain arrays: {error}; write it anew with numpy.savez"
