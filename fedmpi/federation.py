@@ -29,6 +29,7 @@ from fedmpi.method import Server, Uploads
 from fedmpi.server_optim import ServerOptim
 from fedmpi.slots import Views
 from fedmpi.trainer import Trainer
+from fedmpi.wire import ENGINE_DOWN, ENGINE_UP
 
 GO, DONE, STOPPED, ABANDONED = 0.0, 1.0, 2.0, 3.0  # rank 0's word at the start of a round
 Direction = Callable[[Uploads, Server], Tensor]
@@ -192,9 +193,10 @@ class Federation:
         Counted client by client, as papers do, whichever rank trains whom; the engine's own numbers are left out.
         """
         wire, changed = self.wire, self.news
-        own = [wire.announced(self.stale.get(k, wire.shared.size)) + wire.own_download.size - 1 for k in members]
+        told = [wire.announced(self.stale.get(k, wire.shared.size)) - ENGINE_DOWN for k in members]
         self.stale = {k: max(old, changed) for k, old in self.stale.items()} | dict.fromkeys(members, changed)
-        return {"up_parameters": len(members) * (wire.uploaded(t) - 3), "down_parameters": sum(own)}
+        down = sum(told) + len(members) * wire.own_download.size
+        return {"up_parameters": len(members) * (wire.uploaded(t) - ENGINE_UP), "down_parameters": down}
 
     def _place(self, members: Sequence[int]) -> dict[int, int]:
         if self.plan.placement == "pinned":
@@ -216,10 +218,13 @@ class Federation:
         return inbox
 
     # ---- server ----
-    def _uploads(self, members: Sequence[int], rows: Views) -> Uploads:
+    def weights(self, members: Sequence[int]) -> tuple[Tensor, Tensor]:
+        """Training samples n_k and weights p_k of a cohort, (m,) float64 each."""
         n = torch.tensor([float(self.data.train_sizes[k]) for k in members], dtype=torch.float64)
-        p = n / n.sum() if self.plan.weighting == "samples" else torch.full_like(n, 1 / len(n))
-        return Uploads(members, n, p, rows)
+        return n, n / n.sum() if self.plan.weighting == "samples" else torch.full_like(n, 1 / len(n))
+
+    def _uploads(self, members: Sequence[int], rows: Views) -> Uploads:
+        return Uploads(members, *self.weights(members), rows)
 
     def _step(self, t: int, up: Uploads) -> None:
         """w <- server_optim(w, direction); float buffers by weighted mean; the server remembers."""

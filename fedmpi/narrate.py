@@ -15,7 +15,7 @@ from fedmpi.console import Console
 from fedmpi.federation import Federation
 from fedmpi.memory import size_text
 from fedmpi.record import RunDirectory
-from fedmpi.wire import Wire
+from fedmpi.wire import ENGINE_DOWN, ENGINE_UP, Wire
 
 
 def headlines(made: Experiment, job: Job, backend: str) -> list[str]:
@@ -89,7 +89,7 @@ def sums(rows: list[dict[str, Any]], wire: Wire) -> str:
     """What all clients sent and received in all rounds, and its share of everything in every round."""
     visits = sum(len(row["cohort"]) for row in rows)
     up, down = (sum(row[key] for row in rows) for key in ("up_parameters", "down_parameters"))
-    full = visits * (wire.upload.size - 3), visits * (wire.download.size - 1 + wire.own_download.size)
+    full = visits * (wire.upload.size - ENGINE_UP), visits * (wire.download.size - ENGINE_DOWN + wire.own_download.size)
     text = f"clients sent {up:,} and received {down:,} parameters"
     if (up, down) == full:
         return text

@@ -19,6 +19,8 @@ from fedmpi.layout import ATOM, BODY, COEF, EVERYTHING, HEAD, NORM, FlatModel, P
 from fedmpi.method import Method
 from fedmpi.slots import Packing, Slots
 
+ENGINE_DOWN, ENGINE_UP = 1, 3  # numbers of the engine's own: the word; loss, seconds, stop flag
+
 
 class Wire:
     """Sizes and packings of all messages of one experiment."""

@@ -269,19 +269,19 @@ def test_anchors_and_merge_keys(tmp_path):
 
 
 def test_a_plugin_lies_beside_the_config_that_names_it_else_in_the_working_directory(tmp_path, monkeypatch):
-    for place in ("configs/parts/mine.py", "work/mine.py", "work/only.py"):
+    for place in ("configs/parts/mine.py", "here/mine.py", "here/only.py"):
         write(tmp_path, "", place)
     write(tmp_path, "method: {name: 'mine.py:M'}", "configs/parts/part.yaml")
     text = "base: [parts/part.yaml]\n" + GOOD.replace("method: {name: fedld, margin: 0.03}\n", "")
     path = write(tmp_path, text.replace("mlp", "only.py:f"), "configs/run.yaml")
-    monkeypatch.chdir(tmp_path / "work")
+    monkeypatch.chdir(tmp_path / "here")
     settings = config.load(path)
     assert settings.method.name == f"{tmp_path}/configs/parts/mine.py:M"
-    assert settings.model.name == f"{tmp_path}/work/only.py:f"
-    assert config.load(path, ["method.name=mine.py:M"]).method.name == f"{tmp_path}/work/mine.py:M"
-    assert config.load(path, ["server.rule=mine.py:r"]).server.rule.name == f"{tmp_path}/work/mine.py:r"
+    assert settings.model.name == f"{tmp_path}/here/only.py:f"
+    assert config.load(path, ["method.name=mine.py:M"]).method.name == f"{tmp_path}/here/mine.py:M"
+    assert config.load(path, ["server.rule=mine.py:r"]).server.rule.name == f"{tmp_path}/here/mine.py:r"
     missing = message(path, "model.name=none.py:f")
-    assert missing == f"command line: model.name=none.py:f: model.name: there is no file {tmp_path}/work/none.py"
+    assert missing == f"command line: model.name=none.py:f: model.name: there is no file {tmp_path}/here/none.py"
 
 
 def test_loading_imports_no_torch_and_no_numpy(tmp_path):

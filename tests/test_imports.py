@@ -30,7 +30,7 @@ ALLOWED = {
     "build": "build_data federation trainer wire memory schedule server_optim server_rules methods method layout "
     "comm data models tasks settings",
     "build_data": "cohort comm data settings",
-    "federation": "evaluate clients local trainer cohort server_optim comm method slots",
+    "federation": "evaluate clients local trainer wire cohort server_optim comm method slots",
     "evaluate": "clients trainer data",
     "clients": "local trainer cohort comm",
     "local": "trainer wire method slots layout rules data models.net",

@@ -61,6 +61,4 @@ def local_models(fed: Federation, trainer: Trainer, members: Sequence[int], t: i
         take_part(LocalClient(trainer, k, t, fed.lr, inbox.to(device), own.to(device), kept), row)
         w.append(model.w.clone())
         b.append(model.b.clone())
-    n = torch.tensor([float(fed.data.train_sizes[k]) for k in members], dtype=torch.float64)
-    p = n / n.sum() if fed.plan.weighting == "samples" else torch.full_like(n, 1 / len(n))
-    return LocalModels(tuple(members), p, torch.stack(w), torch.stack(b))
+    return LocalModels(tuple(members), fed.weights(members)[1], torch.stack(w), torch.stack(b))
