@@ -102,8 +102,9 @@ def decompose(module: nn.Module, atoms: int = 9, init: Init = "he") -> nn.Module
         if not path or not isinstance(layer, nn.Conv2d) or isinstance(layer, AtomConv2d):
             continue
         if math.prod(layer.kernel_size) > 1 and not _special(layer, module):
-            layer = made.setdefault(layer, made.get(layer) or AtomConv2d(layer, atoms, init))
-            parent, _, name = path.rpartition(".")
+            if layer not in made:
+                made[layer] = AtomConv2d(layer, atoms, init)
+            layer, (parent, _, name) = made[layer], path.rpartition(".")
             setattr(module.get_submodule(parent), name, layer)
         groups |= {f"{path}.{leaf}": ATOM if leaf == "atoms" else COEF for leaf, _ in layer.named_parameters()}
     if ATOM not in groups.values():
