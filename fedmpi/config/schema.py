@@ -146,6 +146,15 @@ class CommSettings(Section):
     round_timeout_s: Positive = 1800
 
 
+class FaultSettings(Section):
+    """What becomes of an upload that cannot be meant (engine/faults.py)."""
+
+    # norm of an update beyond which it is bad; auto: 1,000 x the median of the cohort's; null: any
+    max_norm: Positive | Literal["auto"] | None = "auto"
+    # drop: the round goes on without that client, as if it had not taken part; not finite is bad, too
+    on_bad_update: Literal["abort", "drop"] = "abort"
+
+
 class ComputeSettings(Section):
     device: Literal["auto", "cpu", "cuda"] = "auto"
     precision: Literal["fp32", "bf16"] = "fp32"
@@ -178,6 +187,7 @@ class Settings(Section):
     evaluate: EvaluateSettings = EvaluateSettings()
     comm: CommSettings = CommSettings()
     compute: ComputeSettings = ComputeSettings()
+    faults: FaultSettings = FaultSettings()
 
     _origins: dict[str, str] = PrivateAttr(default_factory=dict)
 

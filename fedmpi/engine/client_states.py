@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 
 import torch
 from torch import Tensor
@@ -23,14 +23,31 @@ class ClientStates:
         self.comm, self.worker, self.messages = comm, worker, worker.messages
         self.owner = sampling.pinned(range(worker.data.clients), ranks)
         self.rows: dict[int, Tensor] = {}  # client -> its state row, on the model's device; made when first needed
+        self._before: dict[int, Tensor] = {}  # rows as they were before this round, where they may be needed again
         self.w0, self.b0 = worker.model.w.clone(), worker.model.b.clone()  # where every client's own parts start
 
     def view(self, client: int, t: int, lr: float, announcement: Tensor, download: Tensor) -> LocalClient:
         """A client with the rows that it received (on any device) and what it kept."""
-        if client not in self.rows:
-            self.rows[client] = self.messages.initial_client_state(self.w0, self.b0)
+        self._make(client)
         download = download.to(self.w0.device)
         return LocalClient(self.worker, client, t, lr, announcement, download, self.rows[client])
+
+    def _make(self, client: int) -> None:
+        if client not in self.rows:
+            self.rows[client] = self.messages.initial_client_state(self.w0, self.b0)
+
+    # ---- rounds that are undone ----
+    def remember(self, client: int) -> None:
+        """A copy of the client's state, for `settle`."""
+        self._make(client)
+        self._before[client] = self.rows[client].clone()
+
+    def settle(self, undone: Collection[int]) -> None:
+        """The round is over: those clients are as they were before it, the others as they are."""
+        for client, row in self._before.items():
+            if client in undone:
+                self.rows[client].copy_(row)
+        self._before.clear()
 
     def move(self, where: Mapping[int, int]) -> None:
         """client -> rank from now on: state rows travel from the rank that trained the client last."""
@@ -46,6 +63,5 @@ class ClientStates:
         self.rows |= {k: row.to(self.w0.device) for k, row in coming.items()}
 
     def _pop(self, client: int) -> Tensor:
-        if client in self.rows:
-            return self.rows.pop(client)
-        return self.messages.initial_client_state(self.w0, self.b0)
+        self._make(client)
+        return self.rows.pop(client)

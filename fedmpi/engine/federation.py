@@ -26,6 +26,7 @@ from fedmpi.engine.checks import check_figures
 from fedmpi.engine.client_states import ClientStates
 from fedmpi.engine.evaluate import Evaluator
 from fedmpi.engine.exchange import Exchange
+from fedmpi.engine.faults import Guard
 from fedmpi.engine.local_client import LocalClient
 from fedmpi.engine.server import FederationServer, Rule, ServerView
 from fedmpi.engine.worker import Worker
@@ -33,6 +34,7 @@ from fedmpi.method.base import overrides
 from fedmpi.method.context import Uploads
 
 GO, DONE, STOPPED, ABANDONED = 0.0, 1.0, 2.0, 3.0  # rank 0's word at the start of a round
+UNDO = 4.0  # added to the word: whose round is undone follows
 LATER = ("loss", "sent_bytes", "received_bytes", "evaluate_s")  # what a round's line gets after its step
 
 
@@ -50,6 +52,8 @@ class Plan:
     every: int = 1
     protocol: Sequence[str] = ("global",)
     eval_batch: int = 100
+    max_norm: float | str | None = "auto"  # of an update; "auto", a number, or no bound
+    drop: bool = False  # do without bad uploads, rather than end the run
 
 
 @dataclass
@@ -83,6 +87,8 @@ class Federation:
             view = ServerView(self.data, optimizer.lr, plan.rounds, plan.seed)
             storage, initial = self.exchange.model_storage(), (worker.model.w, worker.model.b)
             self.server = FederationServer(worker.messages, storage, initial, optimizer, view, rule)
+        self.guard, self.refused = Guard(plan.max_norm, plan.drop), list[int]()  # rank 0's
+        self.undoes = plan.drop and worker.messages.client_state.size > 0
 
     # ---- the loop ----
     def run(self) -> str:
@@ -90,7 +96,7 @@ class Federation:
         line: dict[str, Any] | None = None
         for t in range(self.plan.rounds + 1):
             began, counted = time.perf_counter(), self._bytes()
-            word = self.exchange.announce(self._word(t, line), self.server)
+            word = self._settled(t, self.exchange.announce(self._word(t, line), self.server))
             announced = self._bytes(counted)
             if t and word != ABANDONED:
                 # The other ranks train round t meanwhile. Who was told to stop has moments, not minutes: the model is
@@ -110,15 +116,30 @@ class Federation:
         """What rank 0 says at the start of round t; `line` is that of the round before, None where it was abandoned."""
         if self.server is not None and t and line is None:
             return ABANDONED
-        return DONE if t == self.plan.rounds else STOPPED if self.worker.stop() else GO
+        word = DONE if t == self.plan.rounds else STOPPED if self.worker.stop() else GO
+        return word + UNDO if self.undoes and self.refused else word
+
+    def _settled(self, t: int, word: float) -> float:
+        """The word itself. What clients keep of round t - 1 stands, or is undone where their upload was refused."""
+        undone: list[int] = []
+        if word >= UNDO:
+            members = self._cohort(t - 1)
+            told = torch.tensor([float(k in self.refused) for k in members], device=self.comm.device)
+            self.comm.broadcast(told)
+            undone = [k for k, bad in zip(members, told.tolist(), strict=True) if bad]
+        self.states.settle(undone)
+        return word % UNDO
 
     def _bytes(self, since: tuple[int, int] = (0, 0)) -> tuple[int, int]:
         return self.comm.sent_bytes - since[0], self.comm.received_bytes - since[1]
 
+    def _cohort(self, t: int) -> list[int]:
+        return sampling.cohort(self.plan.seed, t, self.data.clients, self.plan.fraction)
+
     # ---- a round ----
     def round(self, t: int, began: float) -> dict[str, Any] | None:
         """Round t, announced at `began`; at the root its line of metrics, None where it was abandoned or elsewhere."""
-        members = sampling.cohort(self.plan.seed, t, self.data.clients, self.plan.fraction)
+        members = self._cohort(t)
         where = self.place(members)
         self.states.move(where)
         downloads = self.exchange.deliver(t, members, where, self.server)
@@ -133,21 +154,42 @@ class Federation:
         sent = upload.packing.views(rows)
         if bool(sent._stop.any()):
             return None
-        up = Uploads(members, *self.weights(members), sent)
-        figures = self.server.step(t, self.plan.learning_rate(t), up, upload, rows)
+        train_s = _busiest(where, members, sent._seconds.tolist())
+        refused = self.guard.refused(t, members, rows, upload, upload.w.take(self.server.w))
+        self.refused = [each["client"] for each in refused]
+        loss, figures = self._step(t, members, rows)
         line = {
             "round": t,
-            "train_loss": float(up.p @ sent._loss.double().cpu()),
+            "train_loss": loss,
             "cohort": list(members),
+            "refused": refused,
             **self.exchange.versions.count(t, members),
             "wall_s": time.perf_counter() - began,
-            "train_s": _busiest(where, members, sent._seconds.tolist()),
+            "train_s": train_s,
             "wait_s": arrived - trained,
             "server_s": time.perf_counter() - arrived,
             "sha256": self.worker.model.layout.sha256(self.server.w),
         }
         check_figures(self.worker.method, figures, (*line, *LATER, *self.worker.task.names), f"round {t}")
         return line | figures
+
+    def _step(self, t: int, members: Sequence[int], rows: Tensor) -> tuple[float, dict[str, float]]:
+        """The server's step with the uploads that count: mean loss of training, and the method's own figures.
+
+        rows: those that count close up, in place. Where none counts nothing changes.
+        """
+        assert self.server is not None
+        good = [k for k in members if k not in self.refused]
+        if not good:
+            return float("nan"), {}
+        if self.refused:
+            for place, k in enumerate(good):
+                rows[place] = rows[members.index(k)]
+        rows, upload = rows[: len(good)], self.worker.messages.upload(t)
+        sent = upload.packing.views(rows)
+        up = Uploads(good, *self.weights(good), sent)
+        figures = self.server.step(t, self.plan.learning_rate(t), up, upload, rows)
+        return float(up.p @ sent._loss.double().cpu()), figures
 
     def place(self, members: Sequence[int]) -> dict[int, int]:
         """client -> rank that trains it in this round."""
@@ -163,6 +205,8 @@ class Federation:
         rows = self.exchange.rows(t, len(here))
         for client, row in zip(here, rows, strict=True):
             if where[client] == self.comm.rank:
+                if self.undoes:
+                    self.states.remember(client)
                 self.client(client, t, downloads[client]).take_part(row)
         return rows
 

@@ -16,6 +16,7 @@ from fedmpi.common.blame import blaming
 from fedmpi.common.errors import UserError
 from fedmpi.data.federated import Federated
 from fedmpi.engine.checks import check_names, check_pair, check_tensor, check_unwritten, check_values, versions_of
+from fedmpi.engine.faults import NOT_FINITE, REMEDY
 from fedmpi.engine.messages import Messages, Upload
 from fedmpi.flat.layout import Segment
 from fedmpi.method.context import Server, State, Uploads
@@ -112,8 +113,5 @@ def _check_finite(t: int, up: Uploads, rows: Tensor, *made: Tensor) -> None:
     if all(bool(v.isfinite().all()) for v in made):
         return
     bad = [str(k) for k, row in zip(up.clients, rows, strict=True) if not bool(row.isfinite().all())]
-    who = f"client {', '.join(bad)} sent" if bad else "the server's direction has"
-    raise UserError(
-        f"round {t}: {who} values that are not finite (nan or inf); the round was dropped. "
-        "The usual cause is divergence: lower train.lr, or the weights of the method's own terms"
-    )
+    who = f"client {', '.join(bad)} sent" if bad else "the server's direction or state has"
+    raise UserError(f"round {t}: {who} {NOT_FINITE}; the round was dropped. {REMEDY}")

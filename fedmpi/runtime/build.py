@@ -234,6 +234,8 @@ def federation(made: Experiment, comm: Communicator, stop: Callable[[], bool], s
         every=s.evaluate.every,
         protocol=s.evaluate.protocol,
         eval_batch=s.evaluate.batch_size,
+        max_norm=s.faults.max_norm,
+        drop=s.faults.on_bad_update == "drop",
     )
     beta1 = s.server.momentum if s.server.optim == "momentum" else s.server.beta1
     like = torch.empty(0 if comm.rank else made.model.layout.size, dtype=made.model.w.dtype, device=comm.device)
@@ -246,6 +248,13 @@ def check_memory(made: Experiment, job: Job) -> dict[str, int]:
     s = made.settings
     members = max(int(s.cohort.fraction * made.data.clients + 1e-9), 1)
     ranks = training_ranks(s, job.size)
-    needed = memory.need(made.messages, made.itemsize, cohort=members, clients=made.data.clients, trainers=len(ranks))
+    needed = memory.need(
+        made.messages,
+        made.itemsize,
+        cohort=members,
+        clients=made.data.clients,
+        trainers=len(ranks),
+        undoes=s.faults.on_bad_update == "drop",
+    )
     memory.check(needed, job.local_size, alone=job.size == 1)
     return needed

@@ -20,16 +20,19 @@ def available_bytes() -> int | None:
     return min(found) if found else None
 
 
-def need(messages: Messages, itemsize: int, *, cohort: int, clients: int, trainers: int) -> dict[str, int]:
+def need(
+    messages: Messages, itemsize: int, *, cohort: int, clients: int, trainers: int, undoes: bool = False
+) -> dict[str, int]:
     """Bytes that rank 0 needs (gathered uploads, model, server state), that a training rank needs (uploads, models,
-    client states), and how many of the latter are client state. `itemsize`: bytes of one entry."""
+    client states), and how many of the latter are client state. `itemsize`: bytes of one entry; `undoes`: the states
+    of those who train are kept twice."""
     model = messages.sizes["d"] + messages.sizes["b"]
     upload, announcement = messages.largest_upload(), messages.announcement().packing.size
-    kept = -(-clients // trainers) * messages.client_state.size
-    mine = -(-cohort // trainers) * upload
+    mine = -(-cohort // trainers)
+    kept = (-(-clients // trainers) + mine * undoes) * messages.client_state.size
     return {
         "rank 0": itemsize * (cohort * upload + announcement + 3 * model + messages.server_state.size),
-        "a training rank": itemsize * (mine + announcement + 6 * model + kept),
+        "a training rank": itemsize * (mine * upload + announcement + 6 * model + kept),
         "of which client state": itemsize * kept,
     }
 

@@ -1,0 +1,114 @@
+"""Uploads that cannot be meant: numbers that are not finite, updates far longer than the others'. Judged at rank 0.
+
+    bound = max(1000 median_k ||dw_k||, ||w||)                                   faults.max_norm: auto
+The median is that of the cohort's updates that are not zero: a client that made no step says nothing about the others.
+Of one or two none is the middle; then the latest norms of earlier rounds stand beside them, and while all of these are
+fewer than ENOUGH there is no bound. An update no longer than the model itself (what travels of it) is never refused:
+where the others have nothing left to learn, a client with something new is far from their median.
+A client whose upload is refused is, with faults.on_bad_update: drop, as if it had not taken part: the weights of the
+others sum to 1, nothing that it sent reaches `aggregate`, and its own state is that of before the round.
+"""
+
+from __future__ import annotations
+
+import warnings
+from collections import deque
+from collections.abc import Sequence
+from statistics import median_low
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from fedmpi.common.errors import UserError
+from fedmpi.engine.messages import Upload
+
+TIMES = 1000.0
+ENOUGH = 3  # norms of which one is the middle
+LATEST = 30  # norms of earlier rounds that are kept
+IDLE = 3  # rounds in a row without a good upload, of which the last one ends the run
+SHOWN = 5  # clients in a message
+NOT_FINITE = "values that are not finite (nan or inf)"
+REMEDY = "The usual cause is divergence: lower train.lr, or the weights of the method's own terms"
+Refused = list[dict[str, Any]]  # client, norm (nan: something is not finite), bound (None: there is none)
+
+
+class Guard:
+    """max_norm: "auto", a number or None (no bound). drop: do without bad uploads, rather than end the run."""
+
+    def __init__(self, max_norm: float | str | None = "auto", drop: bool = False) -> None:
+        self.max_norm, self.drop = max_norm, drop
+        self.latest: deque[float] = deque(maxlen=LATEST)
+        self.idle = 0
+
+    def refused(self, t: int, members: Sequence[int], rows: Tensor, upload: Upload, w: Tensor) -> Refused:
+        """Whose uploads do not count in round t; one warning line names them.
+
+        rows: (m, row) the uploads whole; w: (s,) what travels of the global model.
+        Raises UserError where they are not to be dropped, and in the third round in a row in which none is good.
+        """
+        a, b = upload.packing.spans.get("dw", (0, 0))
+        norms = lengths(rows[:, a:b]).tolist()
+        if self.drop:  # else the step looks whether anything that it makes is not finite, and ends the run
+            others = (lengths(rows[:, :a]) + lengths(rows[:, b:])).tolist()
+            norms = [n if other < torch.inf else torch.nan for n, other in zip(norms, others, strict=True)]
+        bound, source = self._bound(norms, w)
+        bad = [
+            {"client": k, "norm": norm, "bound": bound}
+            for k, norm in zip(members, norms, strict=True)
+            if not norm < torch.inf or (bound is not None and norm > bound)
+        ]
+        self.latest.extend(n for n in norms if 0 < n <= (torch.inf if bound is None else bound))
+        self.idle = self.idle + 1 if len(bad) == len(members) else 0
+        if bad:
+            said = f"round {t}: {_told(bad, source)}"
+            if not self.drop:
+                raise UserError(f"{said}; the round was dropped. {REMEDY}; faults.on_bad_update: drop goes on without")
+            if self.idle == IDLE:
+                raise UserError(f"{said}; for {IDLE} rounds not one upload was good, and the run ends. {REMEDY}")
+            all_ = ", which are all of it: nothing changes" if self.idle else ""
+            warnings.warn(f"{said}; left out of the round{all_} (faults.on_bad_update: drop)", stacklevel=2)
+        return bad
+
+    def _bound(self, norms: Sequence[float], w: Tensor) -> tuple[float | None, str]:
+        """The bound of this round, None where there is none, and what it comes from."""
+        if not isinstance(self.max_norm, str):
+            return self.max_norm, "faults.max_norm"
+        known = [norm for norm in norms if 0 < norm < torch.inf]
+        if len(known) < ENOUGH:
+            known += self.latest
+        if len(known) < ENOUGH:
+            return None, ""
+        middle = median_low(known)
+        bound = TIMES * middle
+        if any(norm > bound for norm in norms):  # else its own length does not matter
+            bound = max(bound, float(lengths(w[None])))
+        return bound, f"faults.max_norm: auto; the median norm is {middle:.3g}"
+
+
+def lengths(rows: Tensor) -> Tensor:
+    """||rows_i||, (m, n) -> (m,) float64 on the CPU; nan where a number is not finite.
+
+    One pass without a copy, a seventh of what an average takes.
+    """
+    if not rows.shape[1]:
+        return torch.zeros(len(rows), dtype=torch.float64)
+    kind = torch.float32 if rows.element_size() < 4 else rows.dtype
+    found = torch.linalg.vector_norm(rows, dim=1, dtype=kind).double().cpu()
+    for i in (~found.isfinite()).nonzero().flatten().tolist():
+        largest = rows[i].abs().max().to(kind)  # the squares of 1e20 overflow, the number does not
+        found[i] = float(largest) * float(torch.linalg.vector_norm(rows[i] / largest, dtype=kind))
+    return torch.where(found.isfinite(), found, torch.nan)
+
+
+def _told(bad: Refused, source: str) -> str:
+    """`client 1, 2 sent values that are not finite (nan or inf); client 4 sent an update of norm 1e+30, beyond ...`"""
+    broken = [str(each["client"]) for each in bad if each["norm"] != each["norm"]]
+    long = [each for each in bad if each["norm"] == each["norm"]]
+    said = [f"client {', '.join(broken)} sent {NOT_FINITE}"] if broken else []
+    if long:
+        of = ", ".join(f"client {each['client']} of norm {each['norm']:.3g}" for each in long[:SHOWN])
+        more = f" and {len(long) - SHOWN} more" if len(long) > SHOWN else ""
+        of = f"{of}{more}".replace(" of norm", " sent an update of norm", 1)
+        said.append(f"{of}, beyond the bound of {long[0]['bound']:.4g} ({source})")
+    return "; ".join(said)

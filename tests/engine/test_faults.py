@@ -1,0 +1,235 @@
+"""Uploads that cannot be meant end the run, or are left out of it as if their client had not taken part."""
+
+import json
+import math
+import warnings
+from types import SimpleNamespace
+
+import pytest
+import torch
+import yaml
+from helpers import digest, federated, fedmpi, play, prepare, settings
+
+from fedmpi.common.errors import UserError
+from fedmpi.engine import faults, sampling
+from fedmpi.engine.faults import Guard
+from fedmpi.engine.local_client import LocalClient
+
+
+def upload(n):
+    """Rows of n numbers, of which the last n - 1 are dw."""
+    return SimpleNamespace(packing=SimpleNamespace(spans={"_loss": (0, 1), "dw": (1, n)}))
+
+
+def judged(guard, norms, t=0, w=0.0):
+    """Who is refused, for updates of these norms and a model of norm w."""
+    rows = torch.zeros(len(norms), 3)
+    rows[:, 2] = torch.tensor(norms)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        found = guard.refused(t, range(len(norms)), rows, upload(3), torch.tensor([w, 0.0]))
+    return [each["client"] for each in found]
+
+
+# ---- the bound ----
+@pytest.mark.parametrize(
+    ("norms", "bad"),
+    [
+        ([1, 2, 3, 1e6], [3]),
+        ([1, 2, 3, 1e30], [3]),
+        ([1, 1, 1000, 1], []),
+        ([1, 1, 1001, 1], [2]),
+        ([1e4, 1e4, 1, 1], [0, 1]),  # of an even number the lower of the two in the middle
+        ([0, 0, 0, 5], []),  # clients that made no step say nothing about the one that did
+        ([0, 0, 1, 1, 5e6], [4]),
+        ([1, 1e9], []),  # which of two is the wrong one?
+        ([1e9], []),
+        ([1, math.nan, 1], [1]),
+        ([math.inf, 1, 1, 1], [0]),
+        ([1e-30, 1e-30, 1e-30, 1], []),  # as zero: their squares are
+    ],
+)
+def test_a_thousand_medians(norms, bad):
+    assert judged(Guard("auto", drop=True), norms) == bad
+
+
+def test_small_cohorts_are_compared_with_the_rounds_before():
+    guard = Guard("auto", drop=True)
+    assert judged(guard, [1, 2], 0) == []
+    assert judged(guard, [1e7, 2], 1) == [0]
+    assert judged(guard, [1e7], 2) == [0]
+    assert judged(guard, [3], 3) == []
+    assert max(guard.latest) == 3  # what was refused is no measure of what comes
+
+
+def test_an_update_no_longer_than_the_model_is_never_refused():
+    """Where the others have nothing left to learn a client with something new is far from their median."""
+    assert judged(Guard("auto", drop=True), [1e-6, 1e-6, 1e-6, 5.0], w=6.0) == []
+    assert judged(Guard("auto", drop=True), [1e-6, 1e-6, 1e-6, 7.0], w=6.0) == [3]
+
+
+def test_an_absolute_bound_and_none():
+    assert judged(Guard(2.0, drop=True), [1, 2, 2.5], w=100.0) == [2]
+    assert judged(Guard(None, drop=True), [1, 1, 1, 1e30]) == []
+    assert judged(Guard(None, drop=True), [1, 1, 1, math.nan]) == [3]
+
+
+@pytest.mark.parametrize("kind", [torch.float32, torch.float64, torch.bfloat16])
+def test_lengths(kind):
+    """Against float64, also where float32 squares overflow; nan where a number is not finite."""
+    x = torch.randn(4, 1000, generator=torch.Generator().manual_seed(0))
+    x[1] *= 1e25
+    x[2] = 0
+    x = x.to(kind)
+    x[3, 5] = torch.inf
+    found = faults.lengths(x)
+    assert found.dtype == torch.float64
+    assert found[:3].tolist() == pytest.approx(x[:3].double().norm(dim=1).tolist(), rel=1e-3)
+    assert math.isnan(found[3])
+    assert faults.lengths(x[:, :0]).tolist() == [0.0] * 4
+
+
+# ---- in a run ----
+BAD = 2  # the client
+
+
+def spoil(monkeypatch, factor, rounds=(1,), slot="dw"):
+    """Client BAD's upload in these rounds is times `factor`."""
+    honest = LocalClient.take_part
+
+    def spoiled(self, row):
+        honest(self, row)
+        if self.id == BAD and self.round in rounds:
+            getattr(self.worker.messages.upload(self.round).packing.views(row), slot).mul_(factor)
+
+    monkeypatch.setattr(LocalClient, "take_part", spoiled)
+
+
+def everyone(method="fedavg", **more):
+    return settings(method, cohort={"fraction": 1.0}, **more)
+
+
+@pytest.mark.parametrize("factor", [1e6, 1e30])
+def test_a_huge_update_ends_the_run_by_default(monkeypatch, factor):
+    spoil(monkeypatch, factor)
+    with pytest.raises(UserError) as caught:
+        play(everyone())
+    said = str(caught.value)
+    assert said.startswith("round 1: client 2 sent an update of norm ")
+    assert "beyond the bound of" in said
+    assert "faults.max_norm: auto; the median norm is 0." in said
+    assert "the round was dropped" in said
+    assert "faults.on_bad_update: drop" in said
+
+
+def test_the_bound_can_be_taken_away(monkeypatch):
+    spoil(monkeypatch, 1e6)
+    it = play(everyone(faults={"max_norm": None}, rounds=2))
+    assert it.w.norm() > 1e3
+
+
+SPOILED = [*((m, "dw") for m in ("fedavg", "scaffold", "feddyn", "fedper", "fedbn", "apfl", "fednova"))]
+SPOILED += [("scaffold", "dc"), ("feddyn", "_b"), ("fedper", "_b"), ("apfl", "_b")]
+
+
+@pytest.mark.parametrize(("method", "slot"), SPOILED)
+def test_dropped_is_not_having_taken_part(monkeypatch, method, slot):
+    """To the bit: server, other clients, and its own state, whose next rounds start as if this one had not been."""
+    config = everyone(method, net="norm", rounds=4, faults={"on_bad_update": "drop"})
+    with monkeypatch.context() as patch, warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        spoil(patch, 1e6 if slot == "dw" else torch.nan, slot=slot)
+        spoiled = play(config, federated())
+    said = [str(w.message) for w in caught if "sent" in str(w.message)]
+    assert len(said) == 1
+    assert said[0].startswith(f"round 1: client 2 sent {'an update of norm' if slot == 'dw' else 'values that are'}")
+    whole = sampling.cohort
+
+    def without(seed, t, clients, fraction):
+        return [k for k in whole(seed, t, clients, fraction) if (t, k) != (1, BAD)]
+
+    monkeypatch.setattr(sampling, "cohort", without)
+    clean = play(config, federated())
+    assert spoiled.hashes == clean.hashes
+    assert digest(spoiled.fed.server.state_row) == digest(clean.fed.server.state_row)
+    assert digest(spoiled.b) == digest(clean.b)
+    for k, row in clean.fed.states.rows.items():
+        assert digest(spoiled.fed.states.rows[k]) == digest(row), k
+    names = ("loss", "train_loss", "personal_accuracy", "accuracy")
+    assert [[row[n] for n in names] for row in spoiled.rows] == [[row[n] for n in names] for row in clean.rows]
+    refused = [row["refused"] for row in spoiled.rows]
+    assert [len(each) for each in refused] == [0, 1, 0, 0]
+    assert refused[1][0]["client"] == BAD
+    assert math.isnan(refused[1][0]["norm"]) == (slot != "dw")
+    assert all(row["cohort"] == list(range(7)) for row in spoiled.rows)  # they did take part, and sent
+
+
+def test_a_round_in_which_all_are_refused_changes_nothing():
+    config = everyone(rounds=2, faults={"max_norm": 1e-9, "on_bad_update": "drop"})
+    with pytest.warns(UserWarning, match="client 0 sent .* which are all of it: nothing changes"):
+        it = play(config)
+    assert torch.equal(it.w, it.w0)
+    assert [len(row["refused"]) for row in it.rows] == [7, 7]
+    assert math.isnan(it.rows[0]["train_loss"])
+    it = prepare(everyone(rounds=4, faults={"max_norm": 1e-9, "on_bad_update": "drop"}))
+    with (
+        pytest.warns(UserWarning, match="round 1: client 0"),
+        pytest.raises(UserError, match=r"round 2: .*for 3 rounds"),
+    ):
+        it.fed.run()
+
+
+def test_what_no_client_did_still_ends_the_run(monkeypatch):
+    """The server's own numbers are nobody's upload."""
+    it = prepare(everyone(faults={"on_bad_update": "drop"}))
+    it.fed.server.rule = lambda up, s: up.mean("dw") * torch.inf
+    with pytest.raises(UserError, match="round 0: the server's direction or state has values that are not finite"):
+        it.fed.run()
+
+
+METHOD = """
+import torch
+from dataclasses import dataclass
+import fedmpi
+from fedmpi.method import FLAT, SHARED, Client, Row, Slots, State
+
+@dataclass(frozen=True)
+class Wild(fedmpi.Method):
+    client_state = Slots(drift=FLAT)
+
+    def upload(self, k):
+        dw = k.w - k.w0
+        return Row(dw=dw * 1e7 if (k.id, k.round) == (1, 1) else dw), State(drift=k.state.drift + dw)
+
+    def weights(self, k):
+        return k.received + k.state.drift
+"""
+
+
+def test_the_record_and_any_number_of_ranks(tmp_path):
+    """Named and counted in metrics.jsonl and summary.json, one warning line; the same bits alone and on three ranks,
+    where clients move and take their states with them."""
+    (tmp_path / "wild.py").write_text(METHOD)
+    tree = {
+        "rounds": 4,
+        "seed": 1,
+        "output": str(tmp_path / "runs"),
+        "data": {"source": "digits", "partition": {"scheme": "dirichlet", "clients": 5, "alpha": 0.5}},
+        "model": {"name": "logistic"},
+        "method": {"name": f"{tmp_path}/wild.py:Wild"},
+        "cohort": {"fraction": 0.8},
+        "evaluate": {"protocol": ["global", "personal"]},
+        "faults": {"on_bad_update": "drop"},
+    }
+    records = []
+    for kind, size in (("alone", 1), ("mpirun", 3)):
+        (tmp_path / "run.yaml").write_text(yaml.safe_dump(tree | {"name": kind}))
+        done = fedmpi("run", tmp_path / "run.yaml", kind=kind, size=size)
+        assert done.returncode == 0, done.stderr
+        assert done.stderr.count("warning: round 1: client 1 sent an update of norm") == 1, done.stderr
+        rows = [json.loads(line) for line in (tmp_path / "runs" / kind / "metrics.jsonl").read_text().splitlines()]
+        assert [[each["client"] for each in row["refused"]] for row in rows] == [[], [1], [], []]
+        assert rows[1]["refused"][0]["norm"] > rows[1]["refused"][0]["bound"] > 0
+        assert json.loads((tmp_path / "runs" / kind / "summary.json").read_text())["refused_uploads"] == 1
+        records.append([(row["sha256"], row["personal_loss"], row["refused"]) for row in rows])
+    assert records[0] == records[1]
