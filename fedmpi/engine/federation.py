@@ -24,6 +24,7 @@ from fedmpi.comm import Communicator
 from fedmpi.engine import sampling
 from fedmpi.engine.checks import check_figures
 from fedmpi.engine.client_states import ClientStates
+from fedmpi.engine.divergence import Watch
 from fedmpi.engine.evaluate import Evaluator
 from fedmpi.engine.exchange import Exchange
 from fedmpi.engine.faults import Guard
@@ -88,6 +89,7 @@ class Federation:
             storage, initial = self.exchange.model_storage(), (worker.model.w, worker.model.b)
             self.server = FederationServer(worker.messages, storage, initial, optimizer, view, rule)
         self.guard, self.refused = Guard(plan.max_norm, plan.drop), list[int]()  # rank 0's
+        self.watch = self._watch()
         self.undoes = plan.drop and worker.messages.client_state.size > 0
 
     # ---- the loop ----
@@ -233,7 +235,17 @@ class Federation:
         if line is None:
             return
         first = {"round": t, **{n: figures[n] for n in ("loss", *self.worker.task.names) if n in figures}}
-        self.sink.round({**first, **line, **figures, "evaluate_s": time.perf_counter() - began})
+        row = {**first, **line, **figures, "evaluate_s": time.perf_counter() - began}
+        since = self.watch.see(row, last)
+        self.sink.round(row if since is None else {**row, "diverged": since})
+
+    def _watch(self) -> Watch:
+        """A global model of which parts stay with the clients is nobody's: there the personal ones are looked at."""
+        plan, data, task = self.plan, self.data, self.worker.task
+        whole = self.worker.messages.shared.whole
+        looked = [p for p in plan.protocol if not p.startswith("ft(") and (whole or p == "personal")]
+        names = [f"{p}_loss" if p != "global" else "loss" for p in looked] if data.test_sizes.any() else []
+        return Watch(data.classes if getattr(task, "classification", False) else None, next(iter(names), None))
 
     def _evaluation_downloads(self, t: int) -> dict[int, Tensor]:
         """What differs from client to client goes to all of them where the method's evaluation may look at it."""

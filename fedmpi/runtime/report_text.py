@@ -51,7 +51,7 @@ def device_name(device: torch.device) -> str:
 def figures_in(rows: list[dict[str, Any]]) -> list[str]:
     """The metrics worth a summary: all numbers that are neither bookkeeping nor time."""
     other = {"round", "cohort", "sent_bytes", "received_bytes", "up_parameters", "down_parameters"}
-    other |= {"wall_s", "train_s", "wait_s", "server_s", "evaluate_s"}
+    other |= {"diverged", "wall_s", "train_s", "wait_s", "server_s", "evaluate_s"}
     seen = dict.fromkeys(name for row in rows for name, value in row.items() if isinstance(value, (int, float)))
     return [name for name in seen if name not in other]
 
@@ -78,6 +78,10 @@ def farewell(
         console.say(
             f"{headline} {last[headline]:.2f} after the last round, {mean[headline]:.2f} on average over the last 10"
         )
+    if result["diverged"] is not None:
+        console.say(f"training came apart from round {result['diverged']} on (see the warning)")
+    if result["refused_uploads"]:
+        console.say(f"{result['refused_uploads']} uploads were refused (`refused` in metrics.jsonl)")
     console.say(sums(directory.metrics(), made.messages))
     if result["exit_reason"] != "finished":
         console.say(

@@ -179,6 +179,7 @@ def summary(
         last         the last value of each metric, with its round in last_round
         mean_last_10 the mean over the (up to) ten last evaluated rounds
         best         the best value, with its round in best_round; being chosen on the test set, it is biased
+        diverged     the round since which a loss was far above its best (engine/divergence.py), or None
         refused_uploads   how many did not count (faults.on_bad_update: drop)
         wall_s, sent_bytes, received_bytes, up_parameters, down_parameters   sums over the rounds
     """
@@ -193,6 +194,7 @@ def summary(
         facts["mean_last_10"][name] = fmean(value for value, _ in values[-10:])
         sign = 1 if set(name.split("_")) & set(lower_is_better) else -1
         facts["best"][name], facts["best_round"][name] = min(values, key=lambda pair: sign * pair[0])
+    facts["diverged"] = next((row["diverged"] for row in rows if "diverged" in row), None)
     facts["refused_uploads"] = sum(len(row.get("refused") or ()) for row in rows)
     for name in ("wall_s", "sent_bytes", "received_bytes", "up_parameters", "down_parameters"):
         facts[name] = sum(row.get(name) or 0 for row in rows)

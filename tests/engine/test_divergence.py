@@ -1,0 +1,108 @@
+"""A run that has come apart says so, once, in a warning and in its record; one that learns does not."""
+
+import json
+import math
+import warnings
+
+import pytest
+from helpers import fedmpi, play, settings
+
+from fedmpi.engine.divergence import Loss, Watch
+
+
+def rounds(losses, chance=None, from_chance=False):
+    """The rounds in which a loss with these values is bad, at the end."""
+    loss = Loss("loss", chance, from_chance)
+    for t, value in enumerate(losses):
+        loss.see(t, value)
+    return loss.bad
+
+
+GUESS = math.log(10)
+
+
+@pytest.mark.parametrize(
+    ("losses", "classes", "bad"),
+    [
+        ([2.0, 1.0, 9.0, 8.0], True, []),  # not ten times the best
+        ([2.0, 0.1, 1.5, 1.6, 2.0], True, []),  # ten times the best, but better than a guess
+        ([2.0, 0.1, 2.5, 2.6], True, [2, 3]),
+        ([346.0], True, [0]),  # an evaluation is measured against a guess from the start
+        ([20.0, 21.0], True, []),
+        ([2.0, 0.1, 30.0, 1.0, 30.0], True, [4]),  # in a row
+        ([2.0, math.nan, math.inf], True, [1, 2]),
+        ([5.0, 1.0, 11.0, 12.0], False, [2, 3]),
+        ([50.0, 1.0, 11.0], False, []),  # less than at first
+        ([-1.0, -5.0, -0.1, 7.0], False, []),  # a loss below zero has no multiple
+    ],
+)
+def test_bad(losses, classes, bad):
+    assert rounds(losses, GUESS if classes else None, from_chance=classes) == bad
+
+
+def test_the_loss_of_training_is_measured_against_itself():
+    """It holds the method's own terms, of which a guess knows nothing."""
+    assert rounds([346.0, 340.0], GUESS) == []
+    assert rounds([346.0, 1.0, 11.0], GUESS) == [2]
+
+
+def line(t, loss, **more):
+    return {"round": t, "loss": loss, "cohort": [0], "refused": [], **more}
+
+
+def test_told_once_after_three_or_at_the_end():
+    watch = Watch(10, "loss")
+    assert [watch.see(line(t, 99.0), last=False) for t in range(2)] == [None, None]
+    with pytest.warns(UserWarning, match=r"come apart since round 0: loss is 99, against 2\.3 of a mere guess; lower"):
+        assert watch.see(line(2, 99.0), last=False) == 0
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        assert watch.see(line(3, 99.0), last=True) is None
+    watch = Watch(10, "loss")
+    assert watch.see(line(0, 0.01), last=False) is None
+    with pytest.warns(UserWarning, match=r"come apart in round 1: loss is no number, against 0\.01 in round 0"):
+        assert watch.see(line(1, math.nan), last=True) == 1
+
+
+def test_rounds_without_an_evaluation_or_a_good_upload_do_not_count():
+    watch = Watch(10, "loss")
+    rows = [line(0, 99.0), {"round": 1, "cohort": [0], "refused": []}, line(2, 99.0)]
+    rows += [line(3, 99.0, refused=[{"client": 0}]), {"round": 4, "cohort": [0], "refused": []}]
+    assert [watch.see(row, last=False) for row in rows] == [None] * 5
+
+
+@pytest.mark.parametrize("method", ["fedavg", "scaffold", "fedper", "fedld", "feddyn", "local"])
+def test_no_alarm_where_it_learns(method):
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        it = play(settings(method, rounds=8))
+    assert not [w for w in caught if "come apart" in str(w.message)]
+    assert not any("diverged" in row for row in it.rows)
+
+
+def test_a_learning_rate_too_high():
+    with pytest.warns(UserWarning, match=r"come apart since round \d: loss is .*lower train\.lr"):
+        it = play(settings(rounds=6, train={"lr": 4.0, "momentum": 0.9}))
+    assert it.reason == "finished"
+    assert it.w.isfinite().all()
+    assert sum("diverged" in row for row in it.rows) == 1
+
+
+def test_a_global_model_of_which_parts_stay_at_home_is_not_looked_at():
+    it = play(settings("fedper", rounds=1))
+    assert [loss.name for loss in it.fed.watch.losses] == ["train_loss", "personal_loss"]
+    assert [loss.name for loss in play(settings(rounds=1)).fed.watch.losses] == ["train_loss", "loss"]
+
+
+def test_the_record(tmp_path):
+    done = fedmpi(
+        "run", "configs/quickstart.yaml", "rounds=2", "train.lr=500", "faults.max_norm=null", f"output={tmp_path}",
+        "method={name: fedavg}", "model={name: logistic}",
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    assert done.stderr.count("warning: training has come apart") == 1, done.stderr
+    assert "training came apart from round" in done.stdout
+    facts = json.loads(next(tmp_path.glob("*/summary.json")).read_text())
+    assert facts["exit_reason"] == "finished"
+    assert isinstance(facts["diverged"], int)
+    assert "diverged" not in facts["last"]
