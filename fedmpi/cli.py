@@ -116,17 +116,23 @@ def variance(
 
 
 @analyse.command(short_help="The models behind an aggregate.")
-def virtual(run: RunDir, to: To = Path("analysis")) -> None:
+def virtual(
+    run: RunDir,
+    overrides: Overrides = None,
+    to: To = Path("analysis"),
+    trust: Annotated[bool, typer.Option("--trust", help="Run the code of others that its config names.")] = False,
+) -> None:
     """Make one more round from the final model of RUN_DIR and evaluate every product of one client's coefficients and
     another's atoms."""
-    if not (run / "config.yaml").is_file():
-        raise UserError(f"{run} is no run directory: it holds no config.yaml")
-    settings = configs.load(run / "config.yaml")
+    from fedmpi.runtime.trust import guard, run_settings
+
+    settings = run_settings(run, trust, overrides or ())
     _fix_threads(settings.compute.threads)
     _alone()
     from fedmpi.analysis.filter_decomposition import virtual
 
-    virtual.analyse(run, settings, to, typer.echo)
+    with guard(trust):
+        virtual.analyse(run, settings, to, typer.echo)
 
 
 @analyse.command(short_help="A metric against parameters transmitted.")

@@ -13,6 +13,7 @@ from typing import Annotated, Any, Literal, get_type_hints
 from pydantic import ConfigDict, Field, TypeAdapter, ValidationError
 
 from fedmpi.common.errors import UserError
+from fedmpi.common.redaction import MARK, is_marked, smells
 from fedmpi.common.text import allowed, nearest, show
 
 _BOUNDS = ("ge", "gt", "le", "lt")
@@ -71,11 +72,14 @@ def check(
         problems.append(f"{prefix}{where}.{key}: {text}")
 
     for key, value in given.items():
-        if key in declared:
+        if is_marked(value):
+            complain(key, f"was left out of the run directory, for it may be a secret; give it: {where}.{key}=VALUE")
+        elif key in declared:
             try:
                 checked[key] = _convert(declared[key], value)
             except ValidationError as error:
-                complain(key, f"{show(value)} is not allowed; must be {allowed(error.errors())}")
+                said = MARK if smells(key, value) else show(value)
+                complain(key, f"{said} is not allowed; must be {allowed(error.errors())}")
         elif open_ended:
             checked[key] = value
         else:

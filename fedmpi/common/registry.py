@@ -7,7 +7,7 @@ Wherever a method, model, task, data source, partition or server rule is named, 
     package.module:Name         `Name` in an importable module
 
 Registries map keys to "package.module:Name" strings, so reading them imports nothing. `make` is the way from a section
-of a config, a name and its options, to the object.
+of a config, a name and its options, to the object. Within `own_code_only()` the last two spellings are refused.
 """
 
 import hashlib
@@ -16,7 +16,9 @@ import importlib.util
 import inspect
 import sys
 import traceback
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from contextvars import ContextVar
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
@@ -26,6 +28,18 @@ from typing import Any, Protocol
 from fedmpi.common import options
 from fedmpi.common.errors import UserError
 from fedmpi.common.text import nearest
+
+_own_only = ContextVar("own_only", default=False)
+
+
+@contextmanager
+def own_code_only() -> Iterator[None]:
+    """Refuse, while this lasts, to import what is not in a registry: the config is somebody else's."""
+    token = _own_only.set(True)
+    try:
+        yield
+    finally:
+        _own_only.reset(token)
 
 
 @dataclass(frozen=True)
@@ -74,6 +88,12 @@ def is_file(name: str) -> bool:
     return name.rpartition(":")[0].endswith(".py")
 
 
+def is_foreign(name: str, registry: Mapping[str, str]) -> bool:
+    """Whether `load` would import something for `name` that the registry does not name."""
+    place, _, attribute = name.rpartition(":")
+    return bool(place and attribute) and name not in registry and name not in registry.values()
+
+
 def load(name: str, registry: Mapping[str, str], kind: str, origin: str = "") -> Any:
     """The object that `name` stands for.
 
@@ -97,6 +117,8 @@ def load(name: str, registry: Mapping[str, str], kind: str, origin: str = "") ->
     if not place or not attribute:
         advice = nearest(name, registry)
         raise UserError(f"{prefix}unknown {kind} '{name}'; {advice}; or path/to/file.py:Name, or package.module:Name")
+    if _own_only.get() and is_foreign(name, registry):
+        raise UserError(f"{prefix}{kind} '{name}' is code that is not fedmpi's own, and this run is not trusted")
     try:
         module = _from_file(Path(place)) if is_file(name) else importlib.import_module(place)
     except UserError as error:

@@ -15,6 +15,7 @@ from typing import Any
 
 from pydantic import ValidationError
 
+from fedmpi.common import redaction
 from fedmpi.common.errors import UserError
 from fedmpi.common.registry import is_file
 from fedmpi.common.text import show
@@ -81,11 +82,28 @@ def _file(path: Path, around: tuple[Path, ...]) -> Document:
     return _merge(below, own)
 
 
+def shown(text: str) -> str:
+    """A `key=value` of a command line as it may be shown and written down: without secrets.
+
+    >>> shown("data.token=abc"), shown("data={source: web, token: abc}"), shown("rounds=3")
+    ('data.token=<redacted>', 'data={source: web, token: <redacted>}', 'rounds=3')
+    """
+    key, equals, value = text.partition("=")
+    if not equals:
+        return text
+    try:
+        tree = read_value(value, "", key, Document())
+    except UserError:  # not YAML: all of it is left out if any of it smells
+        return f"{key}={redaction.MARK}" if redaction.smells(text) else text
+    clean = redaction.MARK if redaction.smells(key, tree) else redaction.redacted(tree)
+    return text if clean == tree else f"{key}={redaction.flow(clean)}"
+
+
 def _command_line(overrides: Sequence[str]) -> Document:
     """The overrides as one layer."""
     document = Document()
     for text in overrides:
-        origin = f"command line: {text}"
+        origin = f"command line: {shown(text)}"
         key, equals, value = text.partition("=")
         parts = key.split(".")
         if not equals or not all(parts):

@@ -177,6 +177,7 @@ class Settings(Section):
     seed: Annotated[int, Field(ge=0, lt=2**63)] = 0
     rounds: Annotated[int, Field(ge=0)] = 20  # 0 = only initialise
     output: Place = Path("runs")
+    output_mode: Literal["umask", "private"] = "umask"  # private: nobody else may read the run
     data: DataSettings
     model: ModelSettings
     task: TaskSettings = TaskSettings()

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import fcntl
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import replace
 from functools import partial
@@ -72,27 +72,30 @@ def siloed(settings: Settings, comm: Communicator) -> Federated:
     sizes = describe(datasets)
     table = np.zeros((len(names), sizes.shape[1] if len(sizes) else describe_width()), dtype=np.int64)
     table[mine] = sizes
-    table = total(comm, table)
-    counts = total(comm, label_table(datasets, table, names))
+    table = from_owners(comm, table, owner)
+    counts = from_owners(comm, label_table(datasets, table, names), owner)
     whole = silo_federation(datasets, table, counts, names)
     if not settings.data.validation:
         return whole
     held = hold_out(whole, settings.data.validation, settings.seed)
-    return replace(held, label_counts=total(comm, held.label_counts))
+    return replace(held, label_counts=from_owners(comm, held.label_counts, owner))
 
 
 def describe_width() -> int:
     return describe({}).shape[1]
 
 
-def total(comm: Communicator, table: np.ndarray) -> np.ndarray:
-    """Sum of an int64 table over ranks, on every rank."""
-    flat = torch.from_numpy(table).flatten().to(comm.device)
+def from_owners(comm: Communicator, table: np.ndarray, owner: Mapping[int, int]) -> np.ndarray:
+    """(N, columns) int64 on every rank, row k as `owner[k]` has it: nobody is asked about another's client."""
+    rows = torch.from_numpy(table).to(comm.device)
+    held = {rank: [k for k in owner if owner[k] == rank] for rank in set(owner.values())}
     if comm.rank == 0:
-        parts = [torch.empty_like(flat) for _ in range(1, comm.size)]
-        comm.exchange([], list(enumerate(parts, 1)))
-        flat = sum(parts, flat)
-    else:
-        comm.exchange([(0, flat)], [])
+        came = {rank: rows[clients].flatten() for rank, clients in held.items() if rank != 0}
+        comm.exchange([], list(came.items()))
+        for rank, part in came.items():
+            rows[held[rank]] = part.view(-1, rows.shape[1])
+    elif comm.rank in held:
+        comm.exchange([(0, rows[held[comm.rank]].flatten())], [])
+    flat = rows.flatten()
     comm.broadcast(flat)
     return flat.cpu().view(table.shape).numpy()

@@ -13,6 +13,7 @@ KINDS = {
     "datasets": "fedmpi.data.sources",
     "partitions": "fedmpi.data.partition",
     "tasks": "fedmpi.tasks",
+    "rules": "fedmpi.aggregation.rules",
 }
 _ROOT = Path(__file__).parents[1]
 
@@ -35,7 +36,7 @@ class Entry:
 def entries(kind: str) -> list[Entry]:
     """The entries of one of `KINDS`, in the order of its registry."""
     found = []
-    for name, target in _registry(_tree(KINDS[kind])).items():
+    for name, target in registry(kind).items():
         module, _, attribute = target.partition(":")
         tree = _tree(module)
         node = next((each for each in tree.body if getattr(each, "name", None) == attribute), None)
@@ -44,6 +45,11 @@ def entries(kind: str) -> list[Entry]:
         else:
             found.append(Entry(name, _first_line(node)))
     return found
+
+
+def registry(kind: str) -> dict[str, str]:
+    """Name -> "package.module:Name" of one of `KINDS`."""
+    return _registry(_tree(KINDS[kind]))
 
 
 def _facts(node: ast.ClassDef) -> dict[str, str]:

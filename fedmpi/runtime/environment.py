@@ -11,7 +11,9 @@ from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
 
+from fedmpi.common.redaction import MARK, smells
 from fedmpi.common.version import __version__
+from fedmpi.config.loading import shown
 
 PACKAGES = ("torch", "torchvision", "numpy", "scipy", "scikit-learn", "pydantic", "safetensors", "mpi4py")
 
@@ -29,7 +31,7 @@ def describe(launcher: str, backend: str, ranks: Sequence[Mapping[str, Any]], th
 
     return {
         "started": datetime.now(timezone.utc).isoformat(timespec="seconds"),
-        "command": shlex.join(sys.argv),
+        "command": command(sys.argv),
         "directory": os.getcwd(),
         "launcher": launcher,
         "backend": backend,
@@ -43,6 +45,17 @@ def describe(launcher: str, backend: str, ranks: Sequence[Mapping[str, Any]], th
         "cuda": torch.version.cuda,
         "mpi": _mpi_library(),
     }
+
+
+def command(words: Sequence[str]) -> str:
+    """The command line without secrets, in any of its forms: `data.token=abc`, `--token=abc`, `--token abc`.
+
+    >>> command(["fedmpi", "run", "a b.yaml", "data.token=abc", "--token", "abc"])
+    "fedmpi run 'a b.yaml' 'data.token=<redacted>' --token '<redacted>'"
+    """
+    flags = ["", *words]
+    hidden = [flag.startswith("-") and "=" not in flag and smells(flag) for flag in flags[:-1]]
+    return shlex.join(MARK if hide else shown(word) for word, hide in zip(words, hidden, strict=True))
 
 
 def git(directory: Path) -> dict[str, Any] | None:

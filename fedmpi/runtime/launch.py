@@ -124,7 +124,7 @@ def _rank0(
     made: build.Experiment, job: Job, comm: Communicator, stop: StopRequest, ranks: list[dict[str, Any]]
 ) -> tuple[dict[str, Any], int]:
     settings, data = made.settings, made.data
-    directory = RunDirectory.create(settings.output, settings.name)
+    directory = RunDirectory.create(settings.output, settings.name, settings.output_mode == "private")
     directory.write_config(settings.resolved())
     backend = type(comm).__name__.lower()
     directory.write_environment(environment.describe(job.launcher, backend, ranks, settings.compute.threads))

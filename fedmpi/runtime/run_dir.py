@@ -8,7 +8,7 @@
     model.safetensors   final global model, state_dict names    summary.json       last, mean of last 10, best, ...
 
 Only rank 0 writes. A file that is written once is written whole or not at all; lines are flushed as they come. JSON
-has no NaN: numbers that are not finite are written as null.
+has no NaN: numbers that are not finite are written as null. Secrets are left out (common/redaction.py).
 """
 
 import io
@@ -26,6 +26,7 @@ import torch
 import yaml
 
 from fedmpi.common.errors import UserError
+from fedmpi.common.redaction import redacted
 
 
 def plain(value: Any) -> Any:
@@ -46,14 +47,16 @@ def plain(value: Any) -> Any:
 
 
 class RunDirectory:
-    """One run's directory; `path` exists."""
+    """One run's directory; `path` exists. Files have the modes that the umask leaves, or are the user's alone."""
 
-    def __init__(self, path: Path) -> None:
-        self.path = path
+    def __init__(self, path: Path, private: bool = False) -> None:
+        self.path, self.private = path, private
 
     @classmethod
-    def create(cls, output: str | Path, name: str) -> "RunDirectory":
+    def create(cls, output: str | Path, name: str, private: bool = False) -> "RunDirectory":
         """A new directory output/name, or name-2, name-3, ...: never an existing one, even if two runs start at once.
+
+        private: mode 0700, whatever the umask; files 0600.
 
         Raises:
             UserError: `output` cannot be written to.
@@ -63,8 +66,8 @@ class RunDirectory:
             path = Path(output) / (name if number == 1 else f"{name}-{number}")
             try:
                 Path(output).mkdir(parents=True, exist_ok=True)
-                path.mkdir()
-                return cls(path)
+                path.mkdir(mode=0o700 if private else 0o777)
+                return cls(path, private)
             except FileExistsError:
                 if not Path(output).is_dir():
                     raise UserError(f"output: {output} is a file; it must be a directory") from None
@@ -73,7 +76,9 @@ class RunDirectory:
                 raise UserError(f"output: cannot create {path}: {error.strerror}; choose another output") from error
 
     def write_config(self, resolved: Mapping[str, Any]) -> None:
-        self._write("config.yaml", yaml.safe_dump(dict(resolved), sort_keys=False, allow_unicode=True).encode())
+        """All settings but secrets: with the mark of common/redaction.py in their place."""
+        shown = redacted(dict(resolved))
+        self._write("config.yaml", yaml.safe_dump(shown, sort_keys=False, allow_unicode=True).encode())
 
     def write_environment(self, environment: Mapping[str, Any]) -> None:
         self._write_json("environment.json", environment)
@@ -132,7 +137,8 @@ class RunDirectory:
         self._write_json("summary.json", facts)
 
     def _append(self, name: str, line: str) -> None:
-        with (self.path / name).open("a", encoding="utf-8") as file:  # closed, and so flushed, line by line
+        # closed, and so flushed, line by line
+        with open(self.path / name, "a", encoding="utf-8", opener=self._open) as file:
             file.write(f"{line}\n")
 
     def _write_json(self, name: str, facts: Mapping[str, Any]) -> None:
@@ -141,11 +147,14 @@ class RunDirectory:
     def _write(self, name: str, content: bytes) -> None:
         """Write under a temporary name, then rename: a reader sees the whole file or none."""
         temporary = self.path / f".{name}.tmp"
-        with temporary.open("wb") as file:
+        with open(temporary, "wb", opener=self._open) as file:
             file.write(content)
             file.flush()
             os.fsync(file.fileno())
         temporary.replace(self.path / name)
+
+    def _open(self, path: str, flags: int) -> int:
+        return os.open(path, flags, 0o600 if self.private else 0o666)
 
 
 def _packed(parts: Sequence[np.ndarray]) -> dict[str, np.ndarray]:

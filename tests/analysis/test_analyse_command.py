@@ -64,8 +64,9 @@ def test_variance(monkeypatch, capsys, place):
 
 
 def test_virtual(monkeypatch, capsys, place):
-    assert main(monkeypatch, "analyse", "virtual", place / "atoms", "--to", place / "new") == 0
-    out = capsys.readouterr().out
+    assert main(monkeypatch, "analyse", "virtual", place / "atoms", "--trust", "--to", place / "new") == 0
+    data, out = capsys.readouterr().out.split("\n", 1)
+    assert data == "data: digits, files below data"
     assert out.startswith("round 2: 3 clients train, then 11 models are evaluated\naccuracy on the global test set of")
     facts = json.loads((place / "new" / "virtual.json").read_text())
     assert (facts["round"], len(facts["models"]), facts["run"]) == (2, 9, str(place / "atoms"))
@@ -78,7 +79,7 @@ def test_virtual_starts_from_the_runs_model(monkeypatch, capsys, place):
     still.mkdir()
     (still / "config.yaml").write_text(config.replace("epochs: 1", "epochs: 0"))
     (still / "model.safetensors").write_bytes((place / "atoms" / "model.safetensors").read_bytes())
-    assert main(monkeypatch, "analyse", "virtual", still, "--to", still) == 0
+    assert main(monkeypatch, "analyse", "virtual", still, "--trust", "--to", still) == 0
     last = json.loads((place / "atoms" / "metrics.jsonl").read_text().splitlines()[-1])
     facts = json.loads((still / "virtual.json").read_text())
     assert facts["aggregate"]["accuracy"] == last["accuracy"]

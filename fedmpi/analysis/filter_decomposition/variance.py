@@ -23,6 +23,7 @@ from fedmpi.analysis.filter_decomposition.products import client_variance, kerne
 from fedmpi.comm.solo import Solo
 from fedmpi.common import seeds
 from fedmpi.common.errors import UserError
+from fedmpi.common.redaction import redacted
 from fedmpi.config.schema import Settings
 from fedmpi.engine import sampling
 from fedmpi.engine.federation import Federation, Sink
@@ -69,7 +70,7 @@ def measure(made: Experiment, replicates: int, each: Callable[[Row], None] = lam
     fed = build.federation(made, Solo(made.model.w.device), lambda: False, Sink(on_round))
     at(0)
     fed.run()
-    return {"config": s.resolved(), "replicates": replicates, "sha256": final[0], "rounds": rows}
+    return {"config": redacted(s.resolved()), "replicates": replicates, "sha256": final[0], "rounds": rows}
 
 
 def one_round(made: Experiment, fed: Federation, layers: list[AtomLayer], t: int, replicates: int) -> Row:

@@ -25,6 +25,7 @@ from fedmpi.analysis.filter_decomposition.products import kernel_mean
 from fedmpi.analysis.local_models import LocalModels, experiment, local_models
 from fedmpi.comm.solo import Solo
 from fedmpi.common.errors import UserError
+from fedmpi.common.redaction import flow, redacted
 from fedmpi.config.schema import Settings
 from fedmpi.engine import sampling
 from fedmpi.engine.evaluate import Figures, figures
@@ -36,7 +37,9 @@ from fedmpi.runtime.build import Experiment
 
 def analyse(run: Path, settings: Settings, to: Path, say: Callable[[str], None]) -> None:
     """`fedmpi analyse virtual`; settings: those of the run."""
-    to, module = report.folder(to), saved_model.load(run)
+    to, module = report.folder(to), saved_model.rebuilt(run, settings)
+    options = f" {flow(redacted(settings.data.options))}" if settings.data.options else ""
+    say(f"data: {settings.data.source}{options}, files below {settings.data.root}")
     made = experiment(settings)
     made.model.module.load_state_dict(module.state_dict())
     facts = measure(made, say)

@@ -1,0 +1,84 @@
+"""Whose code a run directory may start.
+
+A config is code: wherever it names `file.py:Name` or `package.module:Name`, that file is executed. A run directory has
+a config of its own, and may be somebody else's. Unless it is trusted, one that names code which is not fedmpi's own is
+refused, as is one whose config leads to further files (`base`; fedmpi writes none), and nothing is downloaded for it.
+
+This imports no torch: the number of threads stands in the settings.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from contextlib import AbstractContextManager, nullcontext
+from pathlib import Path
+from typing import Any
+
+from fedmpi import config
+from fedmpi.common import registry
+from fedmpi.common.errors import UserError
+from fedmpi.config.yaml_source import read
+from fedmpi.runtime import catalog
+
+NAMED = {  # where a config names code, and what
+    ("data", "source"): "datasets",
+    ("data", "partition", "scheme"): "partitions",
+    ("model", "name"): "models",
+    ("task", "name"): "tasks",
+    ("method", "name"): "methods",
+    ("server", "rule"): "rules",
+    ("server", "rule", "name"): "rules",
+}
+
+
+def run_settings(run_dir: Path, trust: bool, overrides: Sequence[str] = ()) -> config.Settings:
+    """The settings of a run directory; those that `overrides` gives are the caller's own, and trusted.
+
+    Raises:
+        UserError: no run directory; or it is not trusted, and names code or files of its own.
+    """
+    path = run_dir / "config.yaml"
+    if not path.is_file():
+        raise UserError(f"{run_dir} is no run directory: it holds no config.yaml")
+    if trust:
+        return config.load(path, overrides)
+    tree = read(path).data
+    how = "if it is yours, or you trust who made it: trust=True in Python, --trust on the command line"
+    if "base" in tree:
+        raise UserError(
+            f"{path} names other files (base), which the config of a run never does: it was changed. "
+            f"They are not read; {how}"
+        )
+    if found := foreign(tree):
+        named = ", ".join(f"{name} ({where})" for where, name in found.items())
+        raise UserError(f"{run_dir} would run code that is not fedmpi's own: {named}. It was not run; {how}")
+    return config.load(path, ["data.download=false", *overrides])
+
+
+def guard(trust: bool) -> AbstractContextManager[None]:
+    """What comes of the settings is made within this: code that `foreign` did not find is not run either."""
+    return nullcontext() if trust else registry.own_code_only()
+
+
+def foreign(tree: Any) -> dict[str, str]:
+    """Where a config names code that is not fedmpi's own -> that name; `tree` is the config as it was read."""
+    places = [(keys, _at(tree, keys), kind) for keys, kind in NAMED.items()]
+    places += [(("method", *keys), text, "methods") for keys, text in _texts(_at(tree, ("method",)))]  # methods within
+    known = {kind: catalog.registry(kind) for kind in catalog.KINDS}
+    named = [(keys, text, kind) for keys, text, kind in places if isinstance(text, str)]
+    return {".".join(keys): text for keys, text, kind in named if registry.is_foreign(text, known[kind])}
+
+
+def _at(tree: Any, keys: Sequence[str]) -> Any:
+    for key in keys:
+        tree = tree.get(key) if isinstance(tree, dict) else None
+    return tree
+
+
+def _texts(tree: Any, keys: tuple[str, ...] = ()) -> Iterator[tuple[tuple[str, ...], str]]:
+    """Every text inside a tree, with its keys."""
+    if isinstance(tree, str):
+        yield keys, tree
+    elif isinstance(tree, (dict, list)):
+        for key, value in tree.items() if isinstance(tree, dict) else enumerate(tree):
+            yield from _texts(value, (*keys, str(key)))
