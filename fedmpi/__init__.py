@@ -12,6 +12,7 @@ from __future__ import annotations
 from importlib import import_module
 from typing import Any
 
+from fedmpi.common import parent as _parent  # noqa: F401  (the earlier it looks, the better)
 from fedmpi.common.version import __version__
 
 __all__ = ["Dataset", "Method", "Summary", "Task", "__version__", "load", "run"]
