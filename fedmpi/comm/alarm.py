@@ -13,13 +13,11 @@ sees that the launcher has died, whose ranks would otherwise train on for good.
 from __future__ import annotations
 
 import contextlib
-import os
 import sys
 import threading
 import time
 from collections.abc import Callable
 from datetime import timedelta
-from pathlib import Path
 from typing import TYPE_CHECKING, NoReturn
 
 from fedmpi.comm.job import Job
@@ -34,13 +32,9 @@ ALL_WELL = b"0"  # in place of a cause, once every rank is at its end
 LOOK_S = 1.0  # between two looks at the launcher
 ANSWER_S = 5.0  # allowed for the store to take a cause, and for rank 0 to say it
 PATIENCE_S = 3.0  # before a rank that cannot tell rank 0 speaks itself: rank 0 may have found the same mistake
-ENDED_S = 10.0  # in which a launcher ends the ranks of a job that has failed
+ENDED_S = 2.0  # in which a launcher ends the ranks of a job that has failed
+REACTS_S = 1.5  # before a rank tells that its connection to another one has ended, which may have told why
 DAY = timedelta(days=1)
-RANK = {  # launcher -> what it calls a rank
-    "torchrun": ("RANK",),
-    "mpi": ("OMPI_COMM_WORLD_RANK", "PMIX_RANK", "PMI_RANK"),
-    "slurm": ("SLURM_PROCID",),
-}
 
 
 class Alarm:
@@ -53,12 +47,17 @@ class Alarm:
         self._ear: threading.Thread | None = None
         self._ending = threading.Lock()
         if job.size > 1:
-            threading.Thread(target=self._watch, args=(launcher_pid(job),), daemon=True).start()
+            threading.Thread(target=self._watch, args=(job.launcher_pid(),), daemon=True).start()
 
     # ---- a failure of this rank ----
-    def fail(self, text: str, code: int) -> NoReturn:
-        """End the job for a failure of this rank, or for the one that came before it."""
+    def fail(self, text: str, code: int, reacts: bool = False) -> NoReturn:
+        """End the job for a failure of this rank, or for the one that came before it.
+
+        reacts: this rank has only lost another one, and who knows more goes first.
+        """
         cause = f"{code} {who(self.job)}: {text}"
+        if reacts:
+            time.sleep(REACTS_S)
         if self.job.rank == 0:
             self._end(self._tell(cause)[0] or cause)
         if self._open is None:
@@ -71,7 +70,7 @@ class Alarm:
             say(cause.partition(" ")[2])
         else:
             time.sleep(ENDED_S)
-        end_job(code)
+        end_job(int((first or cause).split()[0]) or code)
 
     def _find(self) -> None:
         """The ranks' store, for one that failed before it met the others. Under MPI that would take all of them."""
@@ -152,7 +151,7 @@ class Alarm:
 
     # ---- the launcher ----
     def _watch(self, launcher: int) -> None:
-        while alive(launcher) and (launcher != parent.PID or os.getppid() == launcher):
+        while parent.alive(launcher):
             time.sleep(LOOK_S)
         if self.job.local_rank and self.job.rank:  # one of this host says so; it would not be heard from others either
             time.sleep(ANSWER_S + ENDED_S)
@@ -181,28 +180,3 @@ def end_job(code: int) -> NoReturn:
 
         mpi.abort(code)
     leave(code)
-
-
-def launcher_pid(job: Job) -> int:
-    """The process that started this rank: the parent, or, where that is a script which the launcher started as this
-    rank, the one above it."""
-    mine = {f"{name}={os.environ[name]}".encode() for name in RANK[job.launcher] if name in os.environ}
-    pid = parent.PID
-    with contextlib.suppress(OSError, ValueError, IndexError):  # another user's process, or no /proc
-        while mine & set(Path(f"/proc/{pid}/environ").read_bytes().split(b"\0")):
-            pid = int(stat(pid)[1])
-    return pid
-
-
-def alive(pid: int) -> bool:
-    try:
-        return stat(pid)[0] != "Z"
-    except FileNotFoundError:
-        return not os.path.isdir("/proc/self")  # where there is no /proc, the parent's number has to do
-    except (OSError, IndexError):
-        return True
-
-
-def stat(pid: int) -> list[str]:
-    """State, parent, ... of a process: what follows its name in /proc/PID/stat."""
-    return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()

@@ -32,6 +32,10 @@ class Lost(RuntimeError):  # noqa: N818  (reads as it is meant: `except Lost`)
     """A rank is dead, silent or late; the message names it. The job cannot go on."""
 
 
+class Gone(Lost):
+    """The connection to a rank has ended. That rank knows why, if it still could say so."""
+
+
 class Communicator(ABC):
     """The ranks of one job as seen by one of them. Subclasses move bytes; this class checks, cuts and counts them."""
 

@@ -18,7 +18,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from fedmpi.comm.base import ALLGATHER_BYTES, Communicator, Lost, Message, relay
+from fedmpi.comm.base import ALLGATHER_BYTES, Communicator, Gone, Lost, Message, relay
 from fedmpi.comm.job import Job
 from fedmpi.comm.leaving import leave
 from fedmpi.common.errors import UserError
@@ -30,6 +30,18 @@ ABORT_S = 3.0  # allowed for MPI_Abort
 GRACE_S = 5.0  # allowed after the deadline of allgather_bytes for rank 0's verdict to reach the others
 SILENT = 2**32 - 1  # in place of a payload's length
 CARRIER = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}  # bytes of an element -> type that MPI knows
+
+
+GUARD = """
+left=$3
+while kill -0 $1 2>/dev/null && sleep 1; do
+    left=$((left - 1)) said= state=
+    [ $left -gt 0 ] || said=$4
+    [ ! -d /proc/self ] || { read -r _ _ state _ < /proc/$2/stat; } 2>/dev/null
+    [ ! -d /proc/self ] || [ -n "${state#Z}" ] || said=$5
+    [ -z "$said" ] || { echo "$said" >&2; kill -9 $1; exit; }
+done
+"""  # of process $1, which the launcher $2 has started, for $3 seconds
 
 
 REMEDY = {  # launcher -> advice if it does not belong to the MPI that mpi4py loaded
@@ -100,21 +112,19 @@ def finalize(job: Job, timeout_s: float) -> None:
 
 @contextmanager
 def bounded(job: Job, where: str, timeout_s: float) -> Iterator[None]:
-    """End the process, with a word, if the block takes longer.
+    """End the process, with a word, if the block takes longer, or if the launcher dies meanwhile.
 
-    Such a call holds the interpreter, so that no thread of Python runs: faulthandler's own ends the process, and wakes
-    a shell that speaks. The shell ends without a word when its input does, as it does with this process.
+    Such a call holds the interpreter: no thread of Python runs beside it, and a shell has to look after it.
     """
-    who = f"fedmpi [rank {job.rank} on {job.host}]"
-    text = f"{who}: error: still in {where}, after {timeout_s:.0f} s; a rank is dead, hung or was never started"
-    speaker = subprocess.Popen(["sh", "-c", 'read -r line && echo "$0" >&2', text], stdin=subprocess.PIPE)
-    assert speaker.stdin is not None
-    faulthandler.dump_traceback_later(max(1.0, timeout_s), exit=True, file=speaker.stdin)
+    who = f"fedmpi [rank {job.rank} on {job.host}]: error: still in {where}"
+    words = (f"{who}, after {timeout_s:.0f} s; a rank is dead, hung or was never started", f"{who}; the launcher died")
+    pids = (str(os.getpid()), str(job.launcher_pid()))
+    guard = subprocess.Popen(["sh", "-c", GUARD, "sh", *pids, str(max(1, int(timeout_s))), *words])
     try:
         yield
     finally:
-        faulthandler.cancel_dump_traceback_later()
-        speaker.communicate()
+        guard.terminate()
+        guard.wait()
 
 
 def abort(code: int) -> NoReturn:
@@ -197,7 +207,7 @@ class Mpi(Communicator):
         try:
             return bool(load().Request.Testall(handles))
         except load().Exception as error:
-            raise Lost(f"MPI has lost a rank ({error})") from error
+            raise Gone(f"MPI has lost a rank ({error})") from error
 
 
 def ranks(those: Iterable[int]) -> str:

@@ -23,7 +23,7 @@ from fedmpi.common.errors import UserError
 
 ADDRESS_BYTES = 1024
 ANOTHER_S = 5.0  # allowed for one more connection to a store that has answered before
-SLACK_S = 2.0  # after which a store that keeps no time-out of its own is given up
+SLACK_S = 5.0  # after which a store that keeps no time-out of its own is given up
 
 
 def find_store(job: Job, timeout_s: float, env: Mapping[str, str] | None = None) -> tuple[Store, Callable[[], None]]:
@@ -78,7 +78,11 @@ def under_mpi(job: Job, deadline: float) -> Store:
         store = open_store("127.0.0.1", 0, True, deadline)
         text = " ".join([str(store.port), *my_names(job)]).encode()[:ADDRESS_BYTES]
         address[: len(text)] = torch.frombuffer(bytearray(text), dtype=torch.uint8)
-    world.Bcast(address.numpy(), root=0)
+    told = world.Ibcast(address.numpy(), root=0)
+    while not told.Test():  # Bcast has no time-out
+        if time.monotonic() > deadline:
+            raise Lost("rank 0 is silent: it has not told the address of its store")
+        time.sleep(1e-3)
     if job.rank == 0:
         return store
     port, *names = bytes(address.tolist()).rstrip(b"\0").decode().split()
@@ -105,6 +109,8 @@ def open_store(host: str, port: int, master: bool, deadline: float) -> TCPStore:
     seconds = max(1.0, deadline - time.monotonic())
     silent = f"rank 0 is silent: no store at {host}:{port} after {seconds:.0f} s"
     patience = timedelta(seconds=seconds)
+    if not master:  # torch would fill the screen while nobody listens there
+        first_reachable([host], port, deadline)
     try:
         return within(
             seconds + SLACK_S,
@@ -146,6 +152,6 @@ def first_reachable(names: list[str], port: int, deadline: float) -> str:
             return name
         time.sleep(0.1)
     raise Lost(
-        f"rank 0 is silent: {socket.gethostname()} cannot reach port {port} of {' or '.join(names)}; "
-        f"does the name resolve there, and does a firewall stand between the nodes?"
+        f"rank 0 is silent: nothing answers at {' or '.join(f'{name}:{port}' for name in names)}; is rank 0 there, "
+        "does the name resolve here, and does a firewall stand between the hosts?"
     )

@@ -12,7 +12,7 @@ from typing import final
 
 from torch.distributed import DistError, Store
 
-from fedmpi.comm.base import Lost, within
+from fedmpi.comm.base import Gone, Lost, within
 
 GRACE_S = 5.0  # allowed after the deadline for rank 0's verdict to reach the others
 
@@ -49,7 +49,7 @@ class StoreAllgather:
                 return [value[1:] for value in self.store.multi_get(keys)]
             self.tell(keys, silent)
         except DistError as error:
-            raise Lost(f"rank 0 is gone: its store no longer answers ({error})") from error
+            raise Gone("rank 0 is dead: its store no longer answers") from error
         names = ", ".join(map(str, silent))
         raise Lost(f"silent for {deadline_s:.0f} s: {'rank' if len(silent) == 1 else 'ranks'} {names} of {self.size}")
 

@@ -19,7 +19,7 @@ from torch import Tensor
 
 from fedmpi.comm import rendezvous, slurm_hosts
 from fedmpi.comm.alarm import Alarm
-from fedmpi.comm.base import Communicator, Lost, Message, relay, within
+from fedmpi.comm.base import Communicator, Gone, Lost, Message, relay, within
 from fedmpi.comm.job import Job
 from fedmpi.comm.store_allgather import GRACE_S, StoreAllgather
 from fedmpi.common.errors import UserError
@@ -152,7 +152,7 @@ class Gloo(Communicator):
                     f"rank {peer} is silent: no message from or to it for {self.round_timeout_s:g} s "
                     "(comm.round_timeout_s)"
                 ) from error
-            raise Lost(f"rank {peer} is dead: its connection has ended") from error
+            raise Gone(f"rank {peer} is dead: its connection has ended") from error
 
     def _allgather_bytes(self, payload: bytes, deadline_s: float) -> list[bytes]:
         return self.allgather(payload, deadline_s)

@@ -12,6 +12,7 @@ import torch
 
 from fedmpi.comm import Communicator, Job, Lost, connect, detect
 from fedmpi.comm.alarm import Alarm, reason
+from fedmpi.comm.base import Gone
 from fedmpi.common.blame import remedy
 from fedmpi.common.errors import UserError
 from fedmpi.config import Settings
@@ -70,18 +71,20 @@ def execute(settings: Settings) -> tuple[dict[str, Any], int]:
         comm = connect(
             job, settings.comm.backend, device, settings.comm.start_timeout_s, settings.comm.round_timeout_s, alarm
         )
-        with stop:
-            result = _connected(settings, job, comm, device, made, stop, alarm)
+        stop.listen()
+        result = _connected(settings, job, comm, device, made, stop, alarm)
         comm.close()
         return result
     except Exception as error:
-        if job.size > 1:
-            alarm.fail(*_explained(error))
+        if job.size > 1:  # still listening: the launcher, which sees a dead rank, too, must not end rank 0 unheard
+            alarm.fail(*_explained(error), reacts=isinstance(error, Gone))
         alarm.will(reason(_explained(error)[0]))
         known = remedy(error)
         if known is None:
             raise
         raise UserError(known) from error
+    finally:
+        stop.deaf()
 
 
 def _explained(error: Exception) -> tuple[str, int]:

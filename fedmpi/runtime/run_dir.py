@@ -12,7 +12,6 @@ has no NaN: numbers that are not finite are written as null.
 """
 
 import contextlib
-import errno
 import io
 import json
 import math
@@ -152,9 +151,8 @@ class RunDirectory:
         with self._writing(name) as path, path.open("ab", buffering=0) as file:  # flushed line by line
             before, content = file.tell(), f"{line}\n".encode()
             try:
-                written = file.write(content)
-                if written != len(content):  # the last bytes of a disk
-                    raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+                while content:  # a disk that fills up takes a part
+                    content = content[file.write(content) :]
             except OSError:
                 file.truncate(before)
                 raise
