@@ -1,13 +1,12 @@
 """The command line: `fedmpi run | validate | list | analyse`.
 
-A mistake that the user can correct ends in one message and exit code 2. Under a launcher all ranks read the same config
-and find the same mistake: rank 0 reports it and exits, whereupon the launcher ends the others. They wait `PATIENCE_S`
-for that, then each reports on its own, so that a mistake seen by only one of them is reported too.
+A mistake that the user can correct ends in one message and exit code 2; under a launcher `fedmpi/comm/alarm.py` sees to
+that, since ranks may find the same one or a single rank one of its own.
 """
 
 import os
+import signal
 import sys
-import time
 import traceback
 import warnings
 from pathlib import Path
@@ -16,6 +15,7 @@ from typing import TYPE_CHECKING, Annotated, Any, NoReturn
 import typer
 
 from fedmpi import config as configs
+from fedmpi.comm.leaving import say
 from fedmpi.common.errors import UserError
 from fedmpi.common.text import nearest
 from fedmpi.common.version import __version__
@@ -24,7 +24,6 @@ from fedmpi.runtime import catalog
 if TYPE_CHECKING:
     from fedmpi.comm.job import Job
 
-PATIENCE_S = 3.0
 USAGE_ERROR: Any = typer.BadParameter.__bases__[0]  # of click, which newer versions of typer carry inside
 Config = Annotated[Path, typer.Argument(metavar="CONFIG", help="The YAML file.")]
 Overrides = Annotated[
@@ -165,21 +164,37 @@ def gaussians(
 
 def main() -> NoReturn:
     """The console entry: run the command and turn what it raises into a message and an exit code."""
+    _open_streams()
+    signal.signal(signal.SIGINT, _interrupted)
     warnings.showwarning = _warn
     sys.path.append(os.getcwd())  # where `package.module:Name` in a config is looked for last
     try:
         code = _invoke()
     except UserError as error:
-        code = _report(str(error))
+        code = _report(f"error: {error}", 2)
     except USAGE_ERROR as error:
-        code = _report(f"{error.format_message()} (see fedmpi --help)")
+        code = _report(f"error: {error.format_message()} (see fedmpi --help)", 2)
     except KeyboardInterrupt:
-        sys.stderr.write("fedmpi: interrupted\n")
-        code = 130
+        code = _report("interrupted", 130)
     except Exception:
-        sys.stderr.write(f"{_who(_job())}: this is a defect of fedmpi or of a plug-in:\n{traceback.format_exc()}")
-        code = 1
+        code = _report(f"this is a defect of fedmpi or of a plug-in:\n{traceback.format_exc()}", 1)
     _leave(code)
+
+
+def _open_streams() -> None:
+    """Where the shell has closed one of the standard streams, its number would go to the next file that is opened."""
+    while (number := os.open(os.devnull, os.O_RDWR)) <= 2:
+        os.set_inheritable(number, True)
+    os.close(number)
+    sys.stdout = sys.stdout or open(1, "w")  # noqa: SIM115  (for as long as the process lives)
+    sys.stderr = sys.stderr or open(2, "w")  # noqa: SIM115
+
+
+def _interrupted(number: int, frame: object) -> NoReturn:
+    """Ctrl-C before training, or in a command that does not train: no exception, which an import could make into
+    another one."""
+    say(f"{_who(_job())}: interrupted")
+    os._exit(128 + number)
 
 
 def _invoke() -> int:
@@ -197,22 +212,22 @@ def _warn(message: Warning | str, *_: object, **__: object) -> None:
     """A warning is one plain line, on rank 0 only, as all ranks would say the same."""
     job = _job()
     if job is None or job.rank == 0:
-        sys.stderr.write(f"fedmpi: warning: {message}\n")
+        say(f"fedmpi: warning: {message}")
 
 
-def _report(message: str) -> int:
-    """Write the message: rank 0 at once, another rank (with rank and host) only if it is not ended meanwhile."""
+def _report(message: str, code: int) -> int:
+    """Say the message and return the code; one of several ranks ends the job with it."""
     job = _job()
-    if job is not None and job.rank > 0:
-        time.sleep(PATIENCE_S)
-        sys.stderr.write(f"{_who(job)}: error: {message}\n")
-    else:
-        sys.stderr.write(f"fedmpi: error: {message}\n")
-    return 2
+    if job is not None and job.size > 1:
+        from fedmpi.comm.alarm import Alarm
+
+        Alarm(job).fail(message, code)
+    say(f"fedmpi: {message}")
+    return code
 
 
 def _who(job: "Job | None") -> str:
-    return f"fedmpi [rank {job.rank} on {job.host}]" if job is not None and job.size > 1 else "fedmpi"
+    return f"fedmpi [rank {job.rank} on {job.host}]" if job is not None and job.rank else "fedmpi"
 
 
 def _job() -> "Job | None":

@@ -55,7 +55,11 @@ class Classification(Task):
                 f"task classification: the data set has {classes} class, but it needs 2 or more; "
                 "choose task.name=regression for a real-valued target"
             )
-        self.names = ("accuracy", "auroc") if classes == 2 else ("accuracy",)
+        self.names = ("accuracy",)
+        if classes == 2:
+            from sklearn.metrics import roc_auc_score  # takes a second to import; only two-class tasks need it
+
+            self.names, self._area = ("accuracy", "auroc"), roc_auc_score
 
     def loss(self, model: Callable[[Tensor], Tensor], x: Tensor, y: Tensor) -> Tensor:
         return functional.cross_entropy(model(x), y)
@@ -64,8 +68,17 @@ class Classification(Task):
         correct = (outputs.argmax(1) == y).sum(dtype=torch.float64)  # argmax: of equal logits the lowest class
         figures = {"accuracy": (100 * correct / len(y)).item()}  # no rows: 0 / 0 = nan
         if "auroc" in self.names:
-            figures["auroc"] = _auroc(outputs, y)
+            figures["auroc"] = self._auroc(outputs, y)
         return figures
+
+    def _auroc(self, outputs: Tensor, y: Tensor) -> float:
+        """P(score of a positive > that of a negative) + P(equal)/2, score = logit 1 - logit 0; nan without both
+        classes."""
+        score = (outputs[:, 1].double() - outputs[:, 0].double()).cpu().numpy()  # (n,)
+        truth = y.cpu().numpy()
+        if len(np.unique(truth)) < 2 or not np.isfinite(score).all():
+            return float("nan")
+        return float(self._area(truth, score))
 
 
 class Regression(Task):
@@ -106,14 +119,3 @@ def metric_names(task: Any, outputs: int, classes: int) -> tuple[str, ...]:
         if not task.names:
             raise UserError(f"task {type(task).__name__}: metrics gives no figure; at least one is needed")
     return tuple(task.names)
-
-
-def _auroc(outputs: Tensor, y: Tensor) -> float:
-    """P(score of a positive > that of a negative) + P(equal)/2, score = logit 1 - logit 0; nan without both classes."""
-    from sklearn.metrics import roc_auc_score  # takes a second to import; only two-class tasks need it
-
-    score = (outputs[:, 1].double() - outputs[:, 0].double()).cpu().numpy()  # (n,)
-    truth = y.cpu().numpy()
-    if len(np.unique(truth)) < 2 or not np.isfinite(score).all():
-        return float("nan")
-    return float(roc_auc_score(truth, score))

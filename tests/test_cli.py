@@ -10,6 +10,7 @@ import pytest
 from helpers import BIN, ROOT, clean_env
 
 from fedmpi import cli, runtime
+from fedmpi.comm import alarm
 from fedmpi.common.errors import UserError
 from fedmpi.runtime import catalog
 
@@ -54,7 +55,7 @@ def alone(monkeypatch):
     for name in cli.THREAD_VARIABLES:
         monkeypatch.setenv(name, "7")
     monkeypatch.setattr(sys, "path", list(sys.path))
-    monkeypatch.setattr(cli, "PATIENCE_S", 0.2)
+    monkeypatch.setattr(alarm, "PATIENCE_S", 0.2)
 
 
 def rank(monkeypatch, number, size=2):

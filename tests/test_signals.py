@@ -1,5 +1,6 @@
 """Being told to stop leaves a readable result; a rank that dies ends the job. Nobody hangs."""
 
+import contextlib
 import json
 import os
 import signal
@@ -29,12 +30,15 @@ class Job:
         self.folder = folder
         folder.mkdir()
         (folder / "run.yaml").write_text(yaml.safe_dump({**CONFIG, "output": str(folder), **changes}))
-        command = [*launcher(kind, size), str(BIN / "fedmpi"), "run", str(folder / "run.yaml")]
+        command = [*self.command(kind, size), str(BIN / "fedmpi"), "run", str(folder / "run.yaml")]
         self.log = (folder / "out").open("w")
         # A session of its own: what a terminal's Ctrl-C reaches is the launcher and whoever shares its group.
         self.process = subprocess.Popen(
             command, env=clean_env(), cwd=ROOT, stdout=self.log, stderr=subprocess.STDOUT, start_new_session=True
         )
+
+    def command(self, kind, size):
+        return launcher(kind, size)
 
     def wait_for_rounds(self, n):
         began = time.monotonic()
@@ -50,7 +54,7 @@ class Job:
     def text(self):
         return (self.folder / "out").read_text()
 
-    def rank(self, number):
+    def rank(self, number, or_none=False):
         """The process of a rank, by what its launcher told it."""
         for path in Path("/proc").glob("[0-9]*"):
             try:
@@ -60,16 +64,17 @@ class Job:
                 continue
             if mine and (f"OMPI_COMM_WORLD_RANK={number}" in told or f"RANK={number}" in told):
                 return int(path.name)
+        if or_none:
+            return None
         raise AssertionError(f"no rank {number}: {self.text()}")
 
     def alive(self):
-        """How many processes of this job are left."""
-        found = 0
+        """The processes of this job that are left."""
+        found = []
         for path in Path("/proc").glob("[0-9]*/cmdline"):
-            try:
-                found += str(self.folder / "run.yaml") in path.read_text()
-            except OSError:
-                continue
+            with contextlib.suppress(OSError):
+                if str(self.folder / "run.yaml") in path.read_text():
+                    found.append(int(path.parent.name))
         return found
 
     def ends_within(self, limit_s):
@@ -87,7 +92,24 @@ class Job:
     def end(self):
         if self.process.poll() is None:
             os.killpg(self.process.pid, signal.SIGKILL)
+        for pid in self.alive():
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGKILL)
         self.log.close()
+
+
+class Faulty(Job):
+    """`Job`, with what its ranks say apart from what torchrun says, which prints a traceback of its own."""
+
+    def command(self, kind, size):
+        first, *rest = super().command(kind, size)
+        apart = ["--redirects", "3", "--log-dir", str(self.folder / "ranks")] if kind == "torchrun" else []
+        return [first, *apart, *rest]
+
+    def said(self):
+        logs = sorted((self.folder / "ranks").rglob("*.log"))
+        texts = [path.read_text(errors="replace") for path in (logs or [self.folder / "out"])]
+        return "".join(texts)
 
 
 @pytest.fixture
@@ -147,6 +169,27 @@ class Stuck(nn.Module):
 def stuck(input_shape, classes):
     return Stuck(64, classes)
 """
+
+
+def test_sighup_is_a_request_to_stop(start):
+    job = start()
+    job.wait_for_rounds(2)
+    os.kill(job.process.pid, signal.SIGHUP)
+    assert job.ends_within(10) == 128 + signal.SIGHUP
+    assert len(whole(job, signal.SIGHUP)) >= 2
+
+
+def test_nohup_goes_on(start):
+    before = signal.signal(signal.SIGHUP, signal.SIG_IGN)  # which the process inherits
+    try:
+        job = start()
+    finally:
+        signal.signal(signal.SIGHUP, before)
+    job.wait_for_rounds(2)
+    os.kill(job.process.pid, signal.SIGHUP)
+    job.wait_for_rounds(len(job.rows()) + 2)
+    os.kill(job.process.pid, signal.SIGTERM)
+    assert job.ends_within(10) == 128 + signal.SIGTERM
 
 
 def test_a_second_signal_ends_the_process_at_once(start, tmp_path):

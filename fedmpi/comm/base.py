@@ -6,16 +6,17 @@ A tensor is sent from, and received into, its own memory.
     broadcast(x)                              rank 0's x on every rank
     exchange(outgoing, incoming)              a set of point-to-point messages, posted together, then waited for
     allgather_bytes(payload, deadline_s)      a few bytes of each rank on every rank; names all silent ranks
-    abort(code)                               ends this job on every rank at once
+    close()                                   leaves in good order, together with all ranks
 
 A message is a contiguous tensor (n,) of any element type on `Communicator.device`.
 """
 
 from __future__ import annotations
 
+import threading
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Sequence
-from typing import NoReturn
+from typing import TypeVar
 
 import torch
 from torch import Tensor
@@ -24,8 +25,15 @@ Message = tuple[int, Tensor]  # (peer, tensor (n,))
 ALLGATHER_BYTES = 4096  # the most bytes that a rank may give to one allgather_bytes
 
 
+T = TypeVar("T")
+
+
 class Lost(RuntimeError):  # noqa: N818  (reads as it is meant: `except Lost`)
-    """A rank is dead, silent or late; the message names it. The job cannot go on: `abort` follows."""
+    """A rank is dead, silent or late; the message names it. The job cannot go on."""
+
+
+class Gone(Lost):
+    """The connection to a rank has ended. That rank knows why, if it still could say so."""
 
 
 class Communicator(ABC):
@@ -39,6 +47,7 @@ class Communicator(ABC):
         self.device = torch.empty(0, device=device).device  # where message tensors must live; "cuda" becomes "cuda:0"
         self.sent_bytes = 0
         self.received_bytes = 0
+        self.at_end: Callable[[], None] = lambda: None  # called once every rank has come to its end
 
     def broadcast(self, x: Tensor) -> None:
         """Overwrite x (n,) on every rank with that of rank 0. Raises Lost past the round time-out.
@@ -78,13 +87,19 @@ class Communicator(ABC):
             raise ValueError(f"allgather_bytes carries at most {ALLGATHER_BYTES} bytes a rank, not {len(payload)}")
         return self._allgather_bytes(payload, deadline_s)
 
-    @abstractmethod
     def close(self) -> None:
-        """Leave the job in good order; every rank calls this once, after its last message."""
+        """Leave the job in good order; every rank calls this once, after its last message. Raises Lost as others do."""
+        self._meet()
+        self.at_end()
+        self._part()
 
     @abstractmethod
-    def abort(self, code: int) -> NoReturn:
-        """End this process now with exit code `code`, and with it the job."""
+    def _meet(self) -> None:
+        """Wait until all ranks are here."""
+
+    @abstractmethod
+    def _part(self) -> None:
+        """Close what connects this rank to the others."""
 
     @abstractmethod
     def _broadcast(self, x: Tensor) -> None: ...
@@ -121,3 +136,27 @@ def relay(x: Tensor, rank: int, size: int, exchange: Callable[[list[Message], li
     if rank > 0:
         exchange([], [(rank - lowest, x)])
     exchange([(rank + bit, x) for bit in reversed(bits) if rank + bit < size], [])
+
+
+def within(seconds: float, call: Callable[[], T], otherwise: str) -> T:
+    """call(), in a thread of its own; raises Lost(otherwise) if that takes longer.
+
+    Torch's own time-outs do not cover a host that takes a connection and never answers.
+    """
+    results: list[T] = []
+    errors: list[BaseException] = []
+
+    def work() -> None:
+        try:
+            results.append(call())
+        except BaseException as error:
+            errors.append(error)
+
+    worker = threading.Thread(target=work, daemon=True)
+    worker.start()
+    worker.join(seconds)
+    if errors:
+        raise errors[0]
+    if not results:
+        raise Lost(otherwise)
+    return results[0]

@@ -2,11 +2,17 @@
 
 from __future__ import annotations
 
+import contextlib
+import time
+
 import torch
 
-from fedmpi.comm.base import Communicator
+from fedmpi.comm.alarm import Alarm
+from fedmpi.comm.base import Communicator, Lost
 from fedmpi.comm.job import Job
 from fedmpi.comm.solo import Solo
+
+TCP_S = 10.0  # allowed for a rank to reach rank 0 by TCP where all but the alarm goes over MPI
 
 
 def connect(
@@ -15,6 +21,7 @@ def connect(
     device: torch.device | None = None,
     start_timeout_s: float = 300,
     round_timeout_s: float = 1800,
+    alarm: Alarm | None = None,
 ) -> Communicator:
     """The communicator of `job`, once all its ranks are there.
 
@@ -22,16 +29,24 @@ def connect(
     device            where this rank computes (default: CPU)
     start_timeout_s   seconds until all ranks must be there; after that, Lost names the silent ones
     round_timeout_s   seconds for one message, including the training before it; after that, Lost names the peer
+    alarm             told of the ranks' store as soon as it is found, hushed when the communicator is closed
 
     Raises UserError for a mistake in launcher or config, Lost for ranks that do not arrive.
     """
     device = device or torch.device("cpu")
     if job.size == 1:
         return Solo(device)
+    alarm = alarm or Alarm(job)
     if backend == "mpi":
-        from fedmpi.comm import mpi
+        from fedmpi.comm import mpi, rendezvous
 
-        return mpi.connect(job, start_timeout_s, round_timeout_s)
-    from fedmpi.comm import torch_dist
+        comm: Communicator = mpi.connect(job, start_timeout_s, round_timeout_s)
+        with contextlib.suppress(Lost):  # MPI needs no TCP between the hosts; without it each rank speaks for itself
+            store = rendezvous.under_mpi(job, time.monotonic() + min(start_timeout_s, TCP_S))
+            alarm.listen(lambda: rendezvous.another(store))
+    else:
+        from fedmpi.comm import torch_dist
 
-    return torch_dist.connect(job, backend, device, start_timeout_s, round_timeout_s)
+        comm = torch_dist.connect(job, backend, device, start_timeout_s, round_timeout_s, alarm)
+    comm.at_end = alarm.hush
+    return comm

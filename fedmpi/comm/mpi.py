@@ -7,26 +7,41 @@ Requests are posted, then tested with pauses in between, until a deadline.
 from __future__ import annotations
 
 import faulthandler
-import sys
+import os
+import subprocess
 import time
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from typing import Any, NoReturn, final
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from fedmpi.comm.base import ALLGATHER_BYTES, Communicator, Lost, Message, relay
+from fedmpi.comm.base import ALLGATHER_BYTES, Communicator, Gone, Lost, Message, relay
 from fedmpi.comm.job import Job
-from fedmpi.comm.solo import leave
+from fedmpi.comm.leaving import leave
 from fedmpi.common.errors import UserError
 
 DATA, CONTROL = 0, 1  # tags
 EAGER_S = 0.05  # requests are first tested without pauses for so long: MPI moves messages only inside its calls
 PAUSE_S = 1e-3  # the longest pause: 0.1 % of a round of one second, and hardly any processor time
+ABORT_S = 3.0  # allowed for MPI_Abort
 GRACE_S = 5.0  # allowed after the deadline of allgather_bytes for rank 0's verdict to reach the others
 SILENT = 2**32 - 1  # in place of a payload's length
 CARRIER = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}  # bytes of an element -> type that MPI knows
+
+
+GUARD = """
+left=$3
+while kill -0 $1 2>/dev/null && sleep 1; do
+    left=$((left - 1)) said= state=
+    [ $left -gt 0 ] || said=$4
+    [ ! -d /proc/self ] || { read -r _ _ state _ < /proc/$2/stat; } 2>/dev/null
+    [ ! -d /proc/self ] || [ -n "${state#Z}" ] || said=$5
+    [ -z "$said" ] || { echo "$said" >&2; kill -9 $1; exit; }
+done
+"""  # of process $1, which the launcher $2 has started, for $3 seconds
 
 
 REMEDY = {  # launcher -> advice if it does not belong to the MPI that mpi4py loaded
@@ -39,7 +54,7 @@ REMEDY = {  # launcher -> advice if it does not belong to the MPI that mpi4py lo
 
 
 def connect(job: Job, start_timeout_s: float, round_timeout_s: float) -> Communicator:
-    return Mpi(world(job, start_timeout_s), round_timeout_s)
+    return Mpi(job, world(job, start_timeout_s), round_timeout_s)
 
 
 def load() -> Any:
@@ -61,13 +76,12 @@ def world(job: Job, timeout_s: float) -> Any:
     """COMM_WORLD of `job`, initialised.
 
     Raises UserError if the launcher's MPI is not the one that mpi4py loaded. MPI_Init waits for all ranks and cannot
-    be interrupted: past the time-out this process prints its traceback and exits.
+    be interrupted: past the time-out this process says so and exits.
     """
     MPI = load()
     if not MPI.Is_initialized():
-        faulthandler.dump_traceback_later(max(1.0, timeout_s), exit=True)
-        MPI.Init_thread(MPI.THREAD_SERIALIZED)
-        faulthandler.cancel_dump_traceback_later()
+        with bounded(job, "MPI_Init, which waits for all ranks", timeout_s):
+            MPI.Init_thread(MPI.THREAD_SERIALIZED)
     if MPI.COMM_WORLD.size != job.size:
         raise UserError(
             f"{job.launcher} started {job.size} ranks, but MPI sees {MPI.COMM_WORLD.size}: the MPI that mpi4py loaded "
@@ -89,17 +103,38 @@ def identity() -> Job:
     return Job("mpi", MPI.COMM_WORLD.rank, MPI.COMM_WORLD.size, here.rank, here.size, MPI.Get_processor_name())
 
 
-def finalize() -> None:
+def finalize(job: Job, timeout_s: float) -> None:
     MPI = load()
     if not MPI.Is_finalized():
-        MPI.Finalize()
+        with bounded(job, "MPI_Finalize, which waits for all ranks", timeout_s):
+            MPI.Finalize()
+
+
+@contextmanager
+def bounded(job: Job, where: str, timeout_s: float) -> Iterator[None]:
+    """End the process, with a word, if the block takes longer, or if the launcher dies meanwhile.
+
+    Such a call holds the interpreter: no thread of Python runs beside it, and a shell has to look after it.
+    """
+    who = f"fedmpi [rank {job.rank} on {job.host}]: error: still in {where}"
+    words = (f"{who}, after {timeout_s:.0f} s; a rank is dead, hung or was never started", f"{who}; the launcher died")
+    pids = (str(os.getpid()), str(job.launcher_pid()))
+    guard = subprocess.Popen(["sh", "-c", GUARD, "sh", *pids, str(max(1, int(timeout_s))), *words])
+    try:
+        yield
+    finally:
+        guard.terminate()
+        guard.wait()
 
 
 def abort(code: int) -> NoReturn:
-    sys.stdout.flush()
-    sys.stderr.flush()
-    load().COMM_WORLD.Abort(code)
-    leave(code)  # not reached where Abort works
+    """End this process, and all others of the job where MPI works; at once where it does not."""
+    MPI = load()
+    if MPI.Is_initialized() and not MPI.Is_finalized():
+        with open(os.devnull, "w") as nowhere:
+            faulthandler.dump_traceback_later(ABORT_S, exit=True, file=nowhere)  # if Abort waits for a dead launcher
+            MPI.COMM_WORLD.Abort(code)
+    leave(code)
 
 
 def buffer(x: Tensor) -> np.ndarray:
@@ -109,18 +144,17 @@ def buffer(x: Tensor) -> np.ndarray:
 
 @final
 class Mpi(Communicator):
-    def __init__(self, comm: Any, round_timeout_s: float) -> None:
+    def __init__(self, job: Job, comm: Any, round_timeout_s: float) -> None:
         Communicator.__init__(self, comm.rank, comm.size, torch.device("cpu"))
+        self.job = job
         self.comm = comm
         self.round_timeout_s = round_timeout_s
 
-    def close(self) -> None:
-        if self._wait([(0, self.comm.Ibarrier())], self.round_timeout_s):
-            raise Lost(f"rank {self.rank}: not all ranks came to the end within {self.round_timeout_s:.0f} s")
-        finalize()
+    def _meet(self) -> None:
+        self.allgather_bytes(b"", self.round_timeout_s)
 
-    def abort(self, code: int) -> NoReturn:
-        abort(code)
+    def _part(self) -> None:
+        finalize(self.job, self.round_timeout_s)
 
     def _broadcast(self, x: Tensor) -> None:
         relay(x, self.rank, self.size, self._exchange)
@@ -131,8 +165,8 @@ class Mpi(Communicator):
         late = self._wait(requests, self.round_timeout_s)
         if late:
             raise Lost(
-                f"rank {self.rank}: no message from or to {ranks(late)} for {self.round_timeout_s:.0f} s; "
-                f"dead, hung, or later than comm.round_timeout_s"
+                f"{ranks(late)} {'is' if len(late) == 1 else 'are'} silent: no message from or to "
+                f"{'it' if len(late) == 1 else 'them'} for {self.round_timeout_s:g} s (comm.round_timeout_s)"
             )
 
     def _allgather_bytes(self, payload: bytes, deadline_s: float) -> list[bytes]:
@@ -161,13 +195,19 @@ class Mpi(Communicator):
         handles = [request for _, request in requests]
         began = time.monotonic()
         pause_s = 0.0
-        while not load().Request.Testall(handles):
+        while not self._all_done(handles):
             waited_s = time.monotonic() - began
             if waited_s > timeout_s:
                 return {peer for peer, request in requests if not request.Test()}
             time.sleep(pause_s)
             pause_s = 0.0 if waited_s < EAGER_S else min(PAUSE_S, 2 * pause_s + 1e-5)
         return set()
+
+    def _all_done(self, handles: list[Any]) -> bool:
+        try:
+            return bool(load().Request.Testall(handles))
+        except load().Exception as error:
+            raise Gone(f"MPI has lost a rank ({error})") from error
 
 
 def ranks(those: Iterable[int]) -> str:

@@ -17,11 +17,13 @@ import torch
 from torch.distributed import DistError, PrefixStore, Store, TCPStore
 
 from fedmpi.comm import slurm_hosts, slurm_port
-from fedmpi.comm.base import Lost
+from fedmpi.comm.base import Lost, within
 from fedmpi.comm.job import Job
 from fedmpi.common.errors import UserError
 
 ADDRESS_BYTES = 1024
+ANOTHER_S = 5.0  # allowed for one more connection to a store that has answered before
+SLACK_S = 5.0  # after which a store that keeps no time-out of its own is given up
 
 
 def find_store(job: Job, timeout_s: float, env: Mapping[str, str] | None = None) -> tuple[Store, Callable[[], None]]:
@@ -51,8 +53,20 @@ def under_torchrun(job: Job, env: Mapping[str, str], deadline: float) -> Store:
     agent_holds_it = env.get("TORCHELASTIC_USE_AGENT_STORE") == "True"
     host, port = env["MASTER_ADDR"], int(env["MASTER_PORT"])
     store = open_store(host, port, job.rank == 0 and not agent_holds_it, deadline)
-    # After a restart the agent's store still holds the keys of the attempt before, so each attempt has its own prefix.
-    return PrefixStore(f"attempt {env.get('TORCHELASTIC_RESTART_COUNT', '0')}", store)
+    return PrefixStore(attempt(env), store)
+
+
+def attempt(env: Mapping[str, str]) -> str:
+    """After a restart the agent's store still holds the keys of the attempt before, so each one has its own prefix."""
+    return f"attempt {env.get('TORCHELASTIC_RESTART_COUNT', '0')}"
+
+
+def another(store: Store) -> Store:
+    """One more connection to a store: a call that waits keeps its own for itself."""
+    held = store.underlying_store if isinstance(store, PrefixStore) else store
+    assert isinstance(held, TCPStore)
+    more = open_store(held.host, held.port, False, time.monotonic() + ANOTHER_S)
+    return PrefixStore(attempt(os.environ), more) if held is not store else more
 
 
 def under_mpi(job: Job, deadline: float) -> Store:
@@ -64,7 +78,11 @@ def under_mpi(job: Job, deadline: float) -> Store:
         store = open_store("127.0.0.1", 0, True, deadline)
         text = " ".join([str(store.port), *my_names(job)]).encode()[:ADDRESS_BYTES]
         address[: len(text)] = torch.frombuffer(bytearray(text), dtype=torch.uint8)
-    world.Bcast(address.numpy(), root=0)
+    told = world.Ibcast(address.numpy(), root=0)
+    while not told.Test():  # Bcast has no time-out
+        if time.monotonic() > deadline:
+            raise Lost("rank 0 is silent: it has not told the address of its store")
+        time.sleep(1e-3)
     if job.rank == 0:
         return store
     port, *names = bytes(address.tolist()).rstrip(b"\0").decode().split()
@@ -88,18 +106,29 @@ def open_store(host: str, port: int, master: bool, deadline: float) -> TCPStore:
     Rank 0 does not wait for the other ranks here, since TCPStore could not name the missing ones; the first allgather
     can.
     """
-    patience = timedelta(seconds=max(1.0, deadline - time.monotonic()))
+    seconds = max(1.0, deadline - time.monotonic())
+    silent = f"rank 0 is silent: no store at {host}:{port} after {seconds:.0f} s"
+    patience = timedelta(seconds=seconds)
+    if not master:  # torch would fill the screen while nobody listens there
+        first_reachable([host], port, deadline)
     try:
-        return TCPStore(host, port, is_master=master, timeout=patience, wait_for_workers=False)
+        return within(
+            seconds + SLACK_S,
+            lambda: TCPStore(host, port, is_master=master, timeout=patience, wait_for_workers=False),
+            f"{silent}; something takes connections there and never answers, such as another service on this port",
+        )
     except DistError as error:
         if master:
             raise UserError(
                 f"rank 0 cannot listen on port {port} of {host}: {error}\n"
                 f"Give torchrun another one, e.g. --master-port 0 or --rdzv-endpoint HOST:PORT."
             ) from error
-        raise Lost(
-            f"rank 0 is silent: no store at {host}:{port} after {patience.total_seconds():.0f} s ({error})"
-        ) from error
+        raise Lost(f"{silent} ({line(error)})") from error
+
+
+def line(error: Exception) -> str:
+    """The first line of an error of torch, which may append a stack of its own."""
+    return (str(error).strip().splitlines() or [type(error).__name__])[0]
 
 
 def my_names(job: Job) -> list[str]:
@@ -123,6 +152,6 @@ def first_reachable(names: list[str], port: int, deadline: float) -> str:
             return name
         time.sleep(0.1)
     raise Lost(
-        f"rank 0 is silent: {socket.gethostname()} cannot reach port {port} of {' or '.join(names)}; "
-        f"does the name resolve there, and does a firewall stand between the nodes?"
+        f"rank 0 is silent: nothing answers at {' or '.join(f'{name}:{port}' for name in names)}; is rank 0 there, "
+        "does the name resolve here, and does a firewall stand between the hosts?"
     )

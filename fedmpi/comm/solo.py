@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import os
-import sys
 from collections.abc import Sequence
-from typing import NoReturn, final
+from typing import final
 
 import torch
 from torch import Tensor
@@ -18,11 +16,11 @@ class Solo(Communicator):
     def __init__(self, device: torch.device) -> None:
         Communicator.__init__(self, rank=0, size=1, device=device)
 
-    def close(self) -> None:
+    def _meet(self) -> None:
         """There are no other ranks to wait for."""
 
-    def abort(self, code: int) -> NoReturn:
-        leave(code)
+    def _part(self) -> None:
+        """Nor is anything open."""
 
     def _broadcast(self, x: Tensor) -> None:
         """The only rank has x already."""
@@ -32,10 +30,3 @@ class Solo(Communicator):
 
     def _allgather_bytes(self, payload: bytes, deadline_s: float) -> list[bytes]:
         return [payload]
-
-
-def leave(code: int) -> NoReturn:
-    """Exit at once, without the clean-up that would wait for ranks that are gone."""
-    sys.stdout.flush()
-    sys.stderr.flush()
-    os._exit(code)

@@ -12,7 +12,7 @@ from typing import final
 
 from torch.distributed import DistError, Store
 
-from fedmpi.comm.base import Lost
+from fedmpi.comm.base import Gone, Lost, within
 
 GRACE_S = 5.0  # allowed after the deadline for rank 0's verdict to reach the others
 
@@ -27,6 +27,11 @@ class StoreAllgather:
 
     def __call__(self, payload: bytes, deadline_s: float) -> list[bytes]:
         """All payloads, by rank. Raises Lost naming the ranks that are not there by the deadline."""
+        limit_s = deadline_s + 3 * GRACE_S
+        gone = f"rank 0 is silent: its store has not answered for {limit_s:.0f} s"
+        return within(limit_s, lambda: self.gather(payload, deadline_s), gone)
+
+    def gather(self, payload: bytes, deadline_s: float) -> list[bytes]:
         began = time.monotonic()
         keys = [f"allgather/{self.calls}/{rank}" for rank in range(self.size)]
         verdict = f"allgather/{self.calls}/silent"
@@ -44,7 +49,7 @@ class StoreAllgather:
                 return [value[1:] for value in self.store.multi_get(keys)]
             self.tell(keys, silent)
         except DistError as error:
-            raise Lost(f"rank 0 is gone: its store no longer answers ({error})") from error
+            raise Gone("rank 0 is dead: its store no longer answers") from error
         names = ", ".join(map(str, silent))
         raise Lost(f"silent for {deadline_s:.0f} s: {'rank' if len(silent) == 1 else 'ranks'} {names} of {self.size}")
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import os
 import socket
 import time
@@ -10,26 +11,27 @@ from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from datetime import timedelta
-from typing import NoReturn, cast, final
+from typing import cast, final
 
 import torch
 import torch.distributed as dist
 from torch import Tensor
 
 from fedmpi.comm import rendezvous, slurm_hosts
-from fedmpi.comm.base import Communicator, Lost, Message, relay
+from fedmpi.comm.alarm import Alarm
+from fedmpi.comm.base import Communicator, Gone, Lost, Message, relay, within
 from fedmpi.comm.job import Job
-from fedmpi.comm.solo import leave
 from fedmpi.comm.store_allgather import GRACE_S, StoreAllgather
 from fedmpi.common.errors import UserError
 
 
 def connect(
-    job: Job, backend: str, device: torch.device, start_timeout_s: float, round_timeout_s: float
+    job: Job, backend: str, device: torch.device, start_timeout_s: float, round_timeout_s: float, alarm: Alarm
 ) -> Communicator:
     """Find the other ranks, agree with them on a back end that suits their devices, and build its process group."""
     deadline = time.monotonic() + start_timeout_s
     store, all_here = rendezvous.find_store(job, start_timeout_s)
+    alarm.listen(lambda: rendezvous.another(store))
     allgather = StoreAllgather(store, job.rank, job.size)
     card = {"backend": backend, "host": job.host, "gpu": gpu_uuid(device)}
     cards = [json.loads(text) for text in allgather(json.dumps(card).encode(), max(1.0, deadline - time.monotonic()))]
@@ -39,21 +41,28 @@ def connect(
     # gloo's time-out bounds the building of the group only, as each wait has its own. NCCL's is a watchdog that kills
     # the process: it must fire after our own time-out, which can name the rank.
     patience_s = round_timeout_s + 60 if chosen == "nccl" else start_timeout_s
+    remedy = (
+        "A rank has died since, or the network interface is wrong: set GLOO_SOCKET_IFNAME (or NCCL_SOCKET_IFNAME) "
+        "to one that leads to the other hosts."
+    )
     try:
-        dist.init_process_group(
-            chosen,
-            store=dist.PrefixStore("group", store),
-            rank=job.rank,
-            world_size=job.size,
-            timeout=timedelta(seconds=patience_s),
-            device_id=torch.empty(0, device=device).device if chosen == "nccl" else None,  # "cuda" with its index
+        within(
+            patience_s + GRACE_S,
+            lambda: dist.init_process_group(
+                chosen,
+                store=dist.PrefixStore("group", store),
+                rank=job.rank,
+                world_size=job.size,
+                timeout=timedelta(seconds=patience_s),
+                device_id=torch.empty(0, device=device).device if chosen == "nccl" else None,  # "cuda" with its index
+            ),
+            f"all ranks came, but {chosen} has not connected them after {patience_s:.0f} s.\n{remedy}",
         )
     except RuntimeError as error:
-        raise Lost(
-            f"rank {job.rank} on {job.host}: all ranks came, but {chosen} does not connect them ({error}).\n"
-            f"A rank has died since, or the network interface is wrong: set GLOO_SOCKET_IFNAME (or NCCL_SOCKET_IFNAME) "
-            f"to one that leads to the other hosts."
-        ) from error
+        if isinstance(error, Lost):
+            raise
+        said = rendezvous.line(error)
+        raise Lost(f"all ranks came, but {chosen} does not connect them ({said}).\n{remedy}") from error
     return Nccl(job, device, allgather, round_timeout_s) if chosen == "nccl" else Gloo(job, allgather, round_timeout_s)
 
 
@@ -113,11 +122,11 @@ class Gloo(Communicator):
         self.allgather = allgather
         self.round_timeout_s = round_timeout_s
 
-    def close(self) -> None:
-        part(self.job, self.allgather, self.round_timeout_s)
+    def _meet(self) -> None:
+        self.allgather(b"", self.round_timeout_s)
 
-    def abort(self, code: int) -> NoReturn:
-        end(self.job, code)
+    def _part(self) -> None:
+        part(self.job, self.allgather, self.round_timeout_s)
 
     def _broadcast(self, x: Tensor) -> None:
         relay(x, self.rank, self.size, self._exchange)
@@ -130,18 +139,20 @@ class Gloo(Communicator):
                 with self._naming(peer):
                     works.append((peer, cast(dist.Work, post(x, peer))))
         for peer, work in works:
-            with self._naming(peer):
+            with self._naming(peer, deadline):
                 work.wait(timedelta(seconds=max(0.001, deadline - time.monotonic())))
 
     @contextmanager
-    def _naming(self, peer: int) -> Iterator[None]:
+    def _naming(self, peer: int, deadline: float = math.inf) -> Iterator[None]:
         try:
             yield
         except RuntimeError as error:
-            raise Lost(
-                f"rank {self.rank}: rank {peer} is dead, or later than comm.round_timeout_s = "
-                f"{self.round_timeout_s:.0f} s ({error})"
-            ) from error
+            if time.monotonic() >= deadline:
+                raise Lost(
+                    f"rank {peer} is silent: no message from or to it for {self.round_timeout_s:g} s "
+                    "(comm.round_timeout_s)"
+                ) from error
+            raise Gone(f"rank {peer} is dead: its connection has ended") from error
 
     def _allgather_bytes(self, payload: bytes, deadline_s: float) -> list[bytes]:
         return self.allgather(payload, deadline_s)
@@ -155,11 +166,11 @@ class Nccl(Communicator):
         self.allgather = allgather
         self.round_timeout_s = round_timeout_s
 
-    def close(self) -> None:
-        part(self.job, self.allgather, self.round_timeout_s)
+    def _meet(self) -> None:
+        self.allgather(b"", self.round_timeout_s)
 
-    def abort(self, code: int) -> NoReturn:
-        end(self.job, code)
+    def _part(self) -> None:
+        part(self.job, self.allgather, self.round_timeout_s)
 
     def _broadcast(self, x: Tensor) -> None:
         self._wait(lambda: [dist.broadcast(x, 0, async_op=True)])
@@ -188,28 +199,15 @@ class Nccl(Communicator):
             try:
                 self.allgather(b"", GRACE_S)
             except Lost as lost:
-                raise Lost(f"rank {self.rank}: NCCL failed ({error}); {lost}") from error
-            raise Lost(f"rank {self.rank}: NCCL failed, though all ranks are there ({error})") from error
+                raise Lost(f"NCCL failed ({error}); {lost}") from error
+            raise Lost(f"NCCL failed, though all ranks are there ({error})") from error
 
 
 def part(job: Job, allgather: StoreAllgather, timeout_s: float) -> None:
-    """Leave together with all ranks: closing a socket while its other end still reads could lose the last message."""
-    allgather(b"", timeout_s)
+    """Leave after all ranks have met: closing a socket while its other end still reads could lose the last message."""
     dist.destroy_process_group()
-    allgather.leave(timeout_s)
+    within(timeout_s + GRACE_S, lambda: allgather.leave(timeout_s), "rank 0 is silent: its store does not answer")
     if job.launcher == "mpi":
         from fedmpi.comm import mpi
 
-        mpi.finalize()
-
-
-def end(job: Job, code: int) -> NoReturn:
-    """End this process and the job.
-
-    mpirun must be told; torchrun and `srun --kill-on-bad-exit` end the other ranks when one exits with an error.
-    """
-    if job.launcher == "mpi":
-        from fedmpi.comm import mpi
-
-        mpi.abort(code)
-    leave(code)
+        mpi.finalize(job, timeout_s)

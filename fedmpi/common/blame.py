@@ -33,10 +33,29 @@ def blaming(where: str) -> Iterator[None]:
         said = str(error)
         raise _placed(said if said.startswith(f"{where}:") else f"{where}: {said}") from error
     except (Exception, SystemExit) as error:  # sys.exit() in a user's file would end the run with code 0
-        found = in_user_code(error)
+        found, known = in_user_code(error), remedy(error)
+        if known is not None:
+            raise _placed(": ".join(each for each in (where, found, known) if each)) from error
         if found is None:
             raise RuntimeError(f"{where}: {type(error).__name__}: {error}") from error
         raise _placed(f"{where}: {found}: {type(error).__name__}: {error}") from error
+
+
+def remedy(error: BaseException) -> str | None:
+    """What a user can do about an error that torch or Python words for nobody in particular; None if unknown."""
+    said = (str(error).strip().splitlines() or [""])[0]
+    no_memory = ("out of memory", "can't allocate memory", "not enough memory", "CUBLAS_STATUS_ALLOC_FAILED")
+    if isinstance(error, MemoryError) or (isinstance(error, RuntimeError) and any(word in said for word in no_memory)):
+        return (
+            f"out of memory ({said or type(error).__name__}); lower train.batch_size or evaluate.batch_size, take a "
+            "smaller model, or start fewer ranks on a host"
+        )
+    if isinstance(error, ValueError) and said.startswith("Expected more than 1 value per channel when training"):
+        return (
+            "a batch of one sample gives batch normalisation nothing to normalise over; set train.drop_last=true, or a "
+            "train.batch_size that leaves no single sample over"
+        )
+    return None
 
 
 def _placed(text: str) -> UserError:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 import torch
+from scipy.optimize import nnls
 from torch import Tensor
 
 
@@ -39,7 +40,6 @@ def simplex_minimum(P: Tensor) -> Tensor:
     >>> simplex_minimum(torch.tensor([[2.0, 0.5], [0.5, 1.0]]))
     tensor([0.2500, 0.7500], dtype=torch.float64)
     """
-    from scipy.optimize import nnls  # a quarter of a second to import, for the one method that mixes heads
 
     m = len(P)
     if not P.isfinite().all():

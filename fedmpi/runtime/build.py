@@ -218,6 +218,11 @@ def make_worker(made: Experiment, stop: Callable[[], bool]) -> Worker:
     return Worker(*what, bf16=s.compute.precision == "bf16", stop=stop)
 
 
+def warm_up() -> None:
+    """What torch imports for its first optimiser takes seconds: they belong to no round, and to no round's deadline."""
+    torch.optim.SGD([torch.zeros(1, requires_grad=True)])
+
+
 def federation(made: Experiment, comm: Communicator, stop: Callable[[], bool], sink: Sink | None = None) -> Federation:
     """The experiment, ready to run on this rank."""
     s = made.settings

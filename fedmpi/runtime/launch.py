@@ -4,14 +4,16 @@ from __future__ import annotations
 
 import json
 import os
-import sys
-import time
 import traceback
+from functools import partial
 from typing import Any
 
 import torch
 
 from fedmpi.comm import Communicator, Job, Lost, connect, detect
+from fedmpi.comm.alarm import Alarm, reason
+from fedmpi.comm.base import Gone
+from fedmpi.common.blame import remedy
 from fedmpi.common.errors import UserError
 from fedmpi.config import Settings
 from fedmpi.data.federated import Federated
@@ -56,38 +58,41 @@ def run(settings: Settings) -> int:
 def execute(settings: Settings) -> tuple[dict[str, Any], int]:
     """One rank's run: (summary at rank 0, exit code).
 
-    Mistakes found before the ranks connect are raised; later ones are printed and end the job.
+    In a single process mistakes are raised; in a job of several ranks they are printed once, and end it.
     """
     job = detect(os.environ)
-    set_numerics(settings)
-    device = pick_device(settings, job)
-    # Mistakes are found before any rank waits for another; silos are opened later, when this rank knows which are its.
-    made = None if settings.data.silos else _made(settings, job, build_data.partitioned(settings), device)
-    build.make_method(settings)
-    comm = connect(job, settings.comm.backend, device, settings.comm.start_timeout_s, settings.comm.round_timeout_s)
-    stop = StopRequest().listen()
+    alarm, stop = Alarm(job), StopRequest()
     try:
-        result = _connected(settings, job, comm, device, made, stop)
+        set_numerics(settings)
+        device = pick_device(settings, job)
+        # Mistakes are found before any rank waits for another; silos are opened later, when this rank knows its own.
+        made = None if settings.data.silos else _made(settings, job, build_data.partitioned(settings), device)
+        build.make_method(settings)
+        comm = connect(
+            job, settings.comm.backend, device, settings.comm.start_timeout_s, settings.comm.round_timeout_s, alarm
+        )
+        stop.listen()
+        result = _connected(settings, job, comm, device, made, stop, alarm)
+        comm.close()
+        return result
     except Exception as error:
-        if job.size == 1:
+        if job.size > 1:  # still listening: the launcher, which sees a dead rank, too, must not end rank 0 unheard
+            alarm.fail(*_explained(error), reacts=isinstance(error, Gone))
+        alarm.will(reason(_explained(error)[0]))
+        known = remedy(error)
+        if known is None:
             raise
-        if isinstance(error, UserError | Lost):
-            _complain(job, f"error: {error}")
-        else:
-            _complain(job, f"this is a defect of fedmpi or of a plug-in:\n{traceback.format_exc()}")
-        comm.abort(2 if isinstance(error, UserError) else 1)
+        raise UserError(known) from error
     finally:
         stop.deaf()
-    comm.close()
-    return result
 
 
-def _complain(job: Job, text: str) -> None:
-    """Rank 0 reports at once; another rank adds who it is, after a moment in which the launcher may have ended it."""
-    if job.rank:
-        time.sleep(1.0)
-    where = f"fedmpi [rank {job.rank} on {job.host}]" if job.rank else "fedmpi"
-    print(f"{where}: {text}", file=sys.stderr, flush=True)
+def _explained(error: Exception) -> tuple[str, int]:
+    """What to say of an error, and the exit code."""
+    known = remedy(error)
+    if known is None and not isinstance(error, UserError | Lost):
+        return f"this is a defect of fedmpi or of a plug-in:\n{traceback.format_exc()}", 1
+    return f"error: {known or error}", 1 if isinstance(error, Lost) else 2
 
 
 def _made(settings: Settings, job: Job, data: Federated, device: torch.device) -> build.Experiment:
@@ -103,6 +108,7 @@ def _connected(
     device: torch.device,
     made: build.Experiment | None,
     stop: StopRequest,
+    alarm: Alarm,
 ) -> tuple[dict[str, Any], int]:
     timeout_s = settings.comm.start_timeout_s
     consistency.agree(comm, {key: consistency.of(text) for key, text in settings.digest_items().items()}, timeout_s)
@@ -112,19 +118,26 @@ def _connected(
     data = consistency.data(made.data) if job.size > 1 else {}  # hashing all of it takes a moment
     consistency.agree(comm, {**code, **data, **layout}, timeout_s)
 
+    build.warm_up()
     facts = {"host": job.host, "device": report_text.device_name(device)}
     ranks = [json.loads(said) for said in comm.allgather_bytes(json.dumps(facts).encode(), timeout_s)]
     if comm.rank:
         build.federation(made, comm, stop).run()
         return {}, 128 + stop.signal if stop() else 0
-    return _rank0(made, job, comm, stop, ranks)
+    return _rank0(made, job, comm, stop, alarm, ranks)
 
 
 def _rank0(
-    made: build.Experiment, job: Job, comm: Communicator, stop: StopRequest, ranks: list[dict[str, Any]]
+    made: build.Experiment,
+    job: Job,
+    comm: Communicator,
+    stop: StopRequest,
+    alarm: Alarm,
+    ranks: list[dict[str, Any]],
 ) -> tuple[dict[str, Any], int]:
     settings, data = made.settings, made.data
     directory = RunDirectory.create(settings.output, settings.name, settings.output_mode == "private")
+    alarm.will = partial(_close_failed, directory)
     directory.write_config(settings.resolved())
     backend = type(comm).__name__.lower()
     directory.write_environment(environment.describe(job.launcher, backend, ranks, settings.compute.threads))
@@ -161,6 +174,13 @@ def _rank0(
     directory.write_summary(result)
     report_text.farewell(console, directory, result, f"{prefix}{headline}", last_clients, made)
     return {**result, "directory": str(directory.path)}, 128 + stop.signal if stop() else 0
+
+
+def _close_failed(directory: RunDirectory, reason: str) -> None:
+    """A run that fails leaves whole lines and a summary of the rounds that it has done."""
+    if directory.end():
+        rows = directory.metrics()
+        directory.write_summary(summary(rows, report_text.figures_in(rows), f"failed: {reason}"))
 
 
 def validate(settings: Settings) -> list[tuple[str, str]]:

@@ -3,10 +3,38 @@
 import math
 import sys
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from typing import Any, TextIO
+from typing import Any, TextIO, cast
 
 from rich.console import Console as Terminal
 from rich.progress import BarColumn, Progress, TextColumn
+
+
+class Lenient:
+    """A stream that may be closed (`>&-`), full (`> /dev/full`) or left by its reader (`| head`): then it takes no
+    more, and training goes on."""
+
+    def __init__(self, stream: TextIO | None) -> None:
+        self.stream, self.broken = stream, stream is None
+
+    def write(self, text: str) -> int:
+        self._try("write", text)
+        return len(text)
+
+    def flush(self) -> None:
+        self._try("flush")
+
+    def _try(self, call: str, *arguments: str) -> None:
+        if not self.broken:
+            try:
+                getattr(self.stream, call)(*arguments)
+            except (OSError, ValueError):
+                self.broken = True
+
+    def __getattr__(self, name: str) -> Any:  # isatty, fileno, encoding
+        return getattr(self.stream, name)
+
+    def isatty(self) -> bool:
+        return self.stream is not None and self.stream.isatty()
 
 
 class Console:
@@ -32,13 +60,12 @@ class Console:
         live: bool = True,
     ) -> None:
         self.rounds, self.names, self.log = rounds, tuple(names), log
-        self.stream = stream or sys.stdout
+        self.stream = Lenient(stream or sys.stdout)
         self.wall_s: list[float] = []
-        self.broken = False  # whether the stream takes no more lines
         self.progress: Progress | None = None
         if live and self.stream.isatty():
             columns = (BarColumn(), TextColumn("{task.description}", markup=False))
-            self.progress = Progress(*columns, console=Terminal(file=self.stream))
+            self.progress = Progress(*columns, console=Terminal(file=cast(TextIO, self.stream)))
             self.task = self.progress.add_task("starting", total=max(rounds, 1), completed=first)
             self.progress.start()
 
@@ -48,15 +75,7 @@ class Console:
         if self.progress is not None:
             self.progress.console.print(text, markup=False, highlight=False, soft_wrap=True)
         else:
-            self._print(text)
-
-    def _print(self, text: str) -> None:
-        """A reader that went away (`| head`), or a full disk, does not end training; the log goes on."""
-        if not self.broken:
-            try:
-                print(text, file=self.stream, flush=True)
-            except (OSError, ValueError):
-                self.broken = True
+            print(text, file=self.stream, flush=True)
 
     def round(self, row: Mapping[str, Any], more: Iterable[str] = ()) -> None:
         """One finished round: `row` as in metrics.jsonl (round, wall_s, metrics where it was evaluated).

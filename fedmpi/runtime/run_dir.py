@@ -11,11 +11,14 @@ Only rank 0 writes. A file that is written once is written whole or not at all; 
 has no NaN: numbers that are not finite are written as null. Secrets are left out (common/redaction.py).
 """
 
+import contextlib
 import io
 import json
 import math
 import os
-from collections.abc import Collection, Mapping, Sequence
+import threading
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from statistics import fmean
 from typing import Any
@@ -27,6 +30,8 @@ import yaml
 
 from fedmpi.common.errors import UserError
 from fedmpi.common.redaction import redacted
+
+END_S = 5.0  # allowed for a write in progress where a run is ended
 
 
 def plain(value: Any) -> Any:
@@ -51,6 +56,7 @@ class RunDirectory:
 
     def __init__(self, path: Path, private: bool = False) -> None:
         self.path, self.private = path, private
+        self._lock = threading.RLock()  # of the one thread that writes: the main one, or one that ends the run
 
     @classmethod
     def create(cls, output: str | Path, name: str, private: bool = False) -> "RunDirectory":
@@ -136,22 +142,56 @@ class RunDirectory:
     def write_summary(self, facts: Mapping[str, Any]) -> None:
         self._write_json("summary.json", facts)
 
+    def end(self) -> bool:
+        """The run has failed: this thread has the last word; no other can write from now on. False: it was finished
+        before, or a write of another thread does not end. Half a line is cut off."""
+        if not self._lock.acquire(timeout=END_S) or (self.path / "summary.json").exists():
+            return False
+        for path in self.path.glob("*.jsonl"):
+            with path.open("rb+") as file:
+                file.truncate(file.read().rfind(b"\n") + 1)
+        return True
+
     def _append(self, name: str, line: str) -> None:
-        # closed, and so flushed, line by line
-        with open(self.path / name, "a", encoding="utf-8", opener=self._open) as file:
-            file.write(f"{line}\n")
+        # flushed line by line
+        with self._writing(name) as path, open(path, "ab", buffering=0, opener=self._open) as file:
+            before, content = file.tell(), f"{line}\n".encode()
+            try:
+                while content:  # a disk that fills up takes a part
+                    content = content[file.write(content) :]
+            except OSError:
+                file.truncate(before)
+                raise
 
     def _write_json(self, name: str, facts: Mapping[str, Any]) -> None:
         self._write(name, (json.dumps(plain(facts), indent=2, allow_nan=False) + "\n").encode())
 
     def _write(self, name: str, content: bytes) -> None:
         """Write under a temporary name, then rename: a reader sees the whole file or none."""
-        temporary = self.path / f".{name}.tmp"
-        with open(temporary, "wb", opener=self._open) as file:
-            file.write(content)
-            file.flush()
-            os.fsync(file.fileno())
-        temporary.replace(self.path / name)
+        with self._writing(name) as path:
+            temporary = path.with_name(f".{name}.tmp")
+            try:
+                with open(temporary, "wb", opener=self._open) as file:
+                    file.write(content)
+                    file.flush()
+                    os.fsync(file.fileno())
+                temporary.replace(path)
+            except OSError:
+                with contextlib.suppress(OSError):
+                    temporary.unlink()
+                raise
+
+    @contextmanager
+    def _writing(self, name: str) -> Iterator[Path]:
+        path = self.path / name
+        try:
+            with self._lock:
+                yield path
+        except OSError as error:
+            raise UserError(
+                f"run directory: cannot write {path}: {error.strerror or error}; what is there stays readable. Free "
+                "some space, or choose another output"
+            ) from error
 
     def _open(self, path: str, flags: int) -> int:
         return os.open(path, flags, 0o600 if self.private else 0o666)

@@ -8,8 +8,9 @@ import os
 import signal
 import threading
 from types import FrameType
+from typing import Any
 
-SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGUSR1, signal.SIGUSR2)
+SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGUSR1, signal.SIGUSR2, signal.SIGHUP)
 
 
 class StopRequest:
@@ -17,22 +18,23 @@ class StopRequest:
 
     def __init__(self) -> None:
         self.signal = 0
+        self._before: dict[int, Any] = {}  # signal -> its handler before `listen`
 
     def __call__(self) -> bool:
         return self.signal != 0
 
-    def listen(self) -> StopRequest:
+    def listen(self) -> None:
         """Start to listen; only a main thread can (in a notebook's worker thread signals stay as they are)."""
         if threading.current_thread() is threading.main_thread():
             for number in SIGNALS:
-                signal.signal(number, self._hear)
-        return self
+                if number != signal.SIGHUP or signal.getsignal(number) != signal.SIG_IGN:  # nohup ignores it
+                    self._before[number] = signal.signal(number, self._hear)
 
     def deaf(self) -> None:
-        """Stop listening: the signals have their default handlers again."""
-        if threading.current_thread() is threading.main_thread():
-            for number in SIGNALS:
-                signal.signal(number, signal.default_int_handler if number == signal.SIGINT else signal.SIG_DFL)
+        """Stop listening: the signals have the handlers that they had before."""
+        for number, handler in self._before.items():
+            signal.signal(number, signal.SIG_DFL if handler is None else handler)
+        self._before = {}
 
     def _hear(self, number: int, frame: FrameType | None) -> None:
         if self.signal:

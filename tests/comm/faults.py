@@ -16,6 +16,7 @@ from pathlib import Path
 import torch
 
 from fedmpi.comm import Lost, connect, detect
+from fedmpi.comm.alarm import end_job
 
 HANG_S = 5
 N = 500_000  # 2 MB: more than sockets and libraries buffer
@@ -54,7 +55,7 @@ def main() -> None:
         attempt("receive", lambda: comm.exchange([], [(1, torch.zeros(N))]))
     else:
         attempt("send", lambda: comm.exchange([(1, torch.zeros(N))], []))
-    comm.abort(7)
+    end_job(7)
 
 
 if __name__ == "__main__":

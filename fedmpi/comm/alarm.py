@@ -1,0 +1,182 @@
+"""One cause for the end of a job, said once: by rank 0.
+
+A rank that fails writes the cause into the ranks' store before it leaves. The first writer wins: who fails only because
+another has left comes second and is silent. A thread on every rank hears the cause:
+
+    rank 0        closes the run, says the cause, ends the job
+    other ranks   wait to be ended by the launcher, and leave by themselves if it does not
+
+If rank 0 does not take the cause in time, since it is itself what fails, the rank that wrote it speaks. A second thread
+sees that the launcher has died, whose ranks would otherwise train on for good.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import sys
+import threading
+import time
+from collections.abc import Callable
+from datetime import timedelta
+from typing import TYPE_CHECKING, NoReturn
+
+from fedmpi.comm.job import Job
+from fedmpi.comm.leaving import leave, say
+from fedmpi.common import parent
+
+if TYPE_CHECKING:
+    from torch.distributed import Store
+
+CAUSE, SAID = "cause", "said"  # keys
+ALL_WELL = b"0"  # in place of a cause, once every rank is at its end
+LOOK_S = 1.0  # between two looks at the launcher
+ANSWER_S = 5.0  # allowed for the store to take a cause, and for rank 0 to say it
+PATIENCE_S = 3.0  # before a rank that cannot tell rank 0 speaks itself: rank 0 may have found the same mistake
+ENDED_S = 2.0  # in which a launcher ends the ranks of a job that has failed
+REACTS_S = 1.5  # before a rank tells that its connection to another one has ended, which may have told why
+DAY = timedelta(days=1)
+
+
+class Alarm:
+    """One a rank. `will(reason)`: what rank 0 does first where the job fails (it closes the run directory)."""
+
+    def __init__(self, job: Job) -> None:
+        self.job = job
+        self.will: Callable[[str], None] = lambda reason: None
+        self._open: Callable[[], Store] | None = None
+        self._ear: threading.Thread | None = None
+        self._ending = threading.Lock()
+        if job.size > 1:
+            threading.Thread(target=self._watch, args=(job.launcher_pid(),), daemon=True).start()
+
+    # ---- a failure of this rank ----
+    def fail(self, text: str, code: int, reacts: bool = False) -> NoReturn:
+        """End the job for a failure of this rank, or for the one that came before it.
+
+        reacts: this rank has only lost another one, and who knows more goes first.
+        """
+        cause = f"{code} {who(self.job)}: {text}"
+        if reacts:
+            time.sleep(REACTS_S)
+        if self.job.rank == 0:
+            self._end(self._tell(cause)[0] or cause)
+        if self._open is None:
+            time.sleep(PATIENCE_S)
+            self._find()
+        first, said = self._tell(cause)
+        if self._open is not None and first is None:  # rank 0 is gone with its store: one rank speaks first
+            time.sleep(PATIENCE_S if self.job.rank == 1 else 2 * PATIENCE_S)
+        if first in (None, cause) and not said:
+            say(cause.partition(" ")[2])
+        else:
+            time.sleep(ENDED_S)
+        end_job(int((first or cause).split()[0]) or code)
+
+    def _find(self) -> None:
+        """The ranks' store, for one that failed before it met the others. Under MPI that would take all of them."""
+        if self.job.launcher == "mpi":
+            return
+        from fedmpi.comm import rendezvous
+
+        with contextlib.suppress(Exception):
+            store = rendezvous.find_store(self.job, ANSWER_S)[0]
+            self._open = lambda: rendezvous.another(store)
+
+    def _tell(self, cause: str) -> tuple[str | None, bool]:
+        """Write the cause; (the first one, whether rank 0 has said it). None: the store does not answer."""
+        found: list[str] = []
+
+        def tell() -> None:
+            with contextlib.suppress(Exception):
+                assert self._open is not None
+                store = self._open()
+                found.append(store.compare_set(CAUSE, "", cause).decode())
+                if self.job.rank:
+                    store.wait([SAID], timedelta(seconds=ANSWER_S))
+                    found.append("said")
+
+        talk = threading.Thread(target=tell, daemon=True)  # a store on a host that is gone may never answer
+        talk.start()
+        talk.join(2 * ANSWER_S)
+        return (found[0] if found else None), len(found) > 1
+
+    # ---- a cause, from whichever rank ----
+    def listen(self, open_store: Callable[[], Store]) -> None:
+        """Hear the causes that other ranks tell. open_store() makes another connection to the ranks' store."""
+        store = open_store()
+        self._open = open_store
+        self._ear = threading.Thread(target=self._hear, args=(store,), daemon=True)
+        self._ear.start()
+
+    def hush(self) -> None:
+        """Every rank is at its end: stop listening, while the store is still there."""
+        if self._ear is not None:
+            with contextlib.suppress(Exception):
+                assert self._open is not None
+                self._open().compare_set(CAUSE, "", ALL_WELL.decode())
+            self._ear.join(ANSWER_S)
+
+    def _hear(self, store: Store) -> None:
+        try:
+            store.wait([CAUSE], DAY)
+            cause = store.get(CAUSE)
+        except Exception:  # whoever held the store is gone; the next message notices it, too
+            return
+        if cause == ALL_WELL:
+            return
+        if self.job.rank == 0:
+            self._end(cause.decode())
+        time.sleep(ANSWER_S + ENDED_S)
+        leave(int(cause.split()[0]))
+
+    def _end(self, cause: str) -> NoReturn:
+        """Rank 0 ends the job."""
+        if not self._ending.acquire(blocking=False):  # another thread does
+            time.sleep(DAY.total_seconds())
+        code, text = cause.split(" ", 1)
+        with contextlib.suppress(Exception):  # the cause is said, whatever becomes of the run directory
+            self.will(reason(text))
+        say(text)
+        if self._open is not None:
+            talk = threading.Thread(target=self._said, daemon=True)
+            talk.start()
+            talk.join(ANSWER_S)
+        end_job(int(code))
+
+    def _said(self) -> None:
+        with contextlib.suppress(Exception):
+            assert self._open is not None
+            self._open().set(SAID, "1")
+            time.sleep(0.5)  # the store may be this process's own: others read it meanwhile
+
+    # ---- the launcher ----
+    def _watch(self, launcher: int) -> None:
+        while parent.alive(launcher):
+            time.sleep(LOOK_S)
+        if self.job.local_rank and self.job.rank:  # one of this host says so; it would not be heard from others either
+            time.sleep(ANSWER_S + ENDED_S)
+            leave(1)
+        self.fail(f"error: the launcher ({self.job.launcher}, process {launcher}) has died", 1)
+
+
+def who(job: Job) -> str:
+    return f"fedmpi [rank {job.rank} on {job.host}]" if job.rank else "fedmpi"
+
+
+def reason(text: str) -> str:
+    """A message in one line: a mistake's first, a traceback's last."""
+    lines = text.strip().splitlines()
+    first = lines[0].removeprefix("fedmpi").lstrip(": ")
+    return first.replace(": error: ", ": ", 1).removeprefix("error: ") if "error: " in first else lines[-1]
+
+
+def end_job(code: int) -> NoReturn:
+    """End this process and the job.
+
+    MPI must be told; torchrun and `srun --kill-on-bad-exit` end the other ranks when one exits with an error.
+    """
+    if "mpi4py.MPI" in sys.modules:
+        from fedmpi.comm import mpi
+
+        mpi.abort(code)
+    leave(code)

@@ -1,0 +1,250 @@
+"""What a job says when one of its ranks fails: one message, on rank 0, which names the cause; then nobody is left."""
+
+import json
+import os
+import re
+import shlex
+import signal
+import socket
+import subprocess
+import sys
+import time
+
+import numpy as np
+import pytest
+import yaml
+from helpers import BIN, ROOT, clean_env, fedmpi
+from test_signals import CONFIG, Faulty
+
+PLUGIN = """
+import os, time
+from pathlib import Path
+import torch
+from torch import nn
+
+RANK = int(os.environ.get("OMPI_COMM_WORLD_RANK", os.environ.get("RANK", 0)))
+
+class Net(nn.Module):
+    def __init__(self, kind):
+        super().__init__()
+        self.kind, self.steps = kind, 0
+        self.norm, self.head = nn.BatchNorm1d(64), nn.Linear(64, 10)
+
+    def forward(self, x):
+        x = x.flatten(1)
+        self.steps += self.training
+        if RANK == 2 and self.steps > 100:
+            if self.kind == "error":
+                raise ValueError("the ninth wave")
+            if self.kind == "memory":
+                torch.empty(10**15)
+            if self.kind == "single":
+                x = x[:1]
+            if self.kind == "stuck":
+                Path(__file__).with_name("stuck.mark").touch()
+                time.sleep(100)
+        return self.head(self.norm(x))
+
+def error(input_shape, classes): return Net("error")
+def memory(input_shape, classes): return Net("memory")
+def single(input_shape, classes): return Net("single")
+def stuck(input_shape, classes): return Net("stuck")
+
+def alone(input_shape, classes):
+    if RANK == 2:
+        raise ValueError("this one cannot be built here")
+    return Net("")
+"""
+GLOO, MPI, TORCHRUN = ("mpirun", "gloo"), ("mpirun", "mpi"), ("torchrun", "gloo")
+
+
+@pytest.fixture
+def start(tmp_path):
+    jobs = []
+    (tmp_path / "plugin.py").write_text(PLUGIN)
+
+    def start(how, model=None, **changes):
+        kind, backend = how
+        comm = {"backend": backend, "start_timeout_s": 30, **changes.pop("comm", {})}
+        if model:
+            changes["model"] = {"name": f"{tmp_path}/plugin.py:{model}"}
+        jobs.append(Faulty(tmp_path / f"job{len(jobs)}", kind, 3, comm=comm, **changes))
+        return jobs[-1]
+
+    yield start
+    for job in jobs:
+        job.end()
+
+
+def only_message(job):
+    """What the job says of its failure: a single message."""
+    said = [line for line in job.said().splitlines() if line.startswith("fedmpi")]
+    assert len(said) == 1, job.said()
+    assert "Traceback" not in job.said()
+    return said[0]
+
+
+def reason(job):
+    return json.loads((job.folder / "run" / "summary.json").read_text())["exit_reason"]
+
+
+CAUSES = {
+    "error": r"forward at .*plugin\.py:\d+: ValueError: the ninth wave",
+    "memory": r"out of memory \(.*lower train\.batch_size",
+    "single": r"a batch of one sample gives batch normalisation nothing.*train\.drop_last=true",
+}
+
+
+@pytest.mark.parametrize(
+    ("how", "cause"),
+    [(GLOO, "error"), (MPI, "error"), (TORCHRUN, "error"), (TORCHRUN, "memory"), (MPI, "single")],
+    ids=lambda value: value if isinstance(value, str) else "-".join(value),
+)
+def test_a_client_that_fails_is_named_with_rank_and_round(start, how, cause):
+    job = start(how, cause)
+    code = job.ends_within(60)
+    assert code == (1 if how is TORCHRUN else 2)  # torchrun has its own
+    assert re.search(rf"^fedmpi \[rank 2 on .*\]: error: round \d+, client \d: .*{CAUSES[cause]}", only_message(job))
+    assert re.search(r"^failed: \[rank 2 on .*\]: round \d+, client \d: ", reason(job))
+    rounds = [json.loads(line)["round"] for line in job.rows()]
+    assert rounds == list(range(len(rounds)))
+    assert json.loads((job.folder / "run" / "summary.json").read_text())["rounds"] == len(rounds)
+
+
+def test_a_mistake_of_one_rank_alone_before_the_ranks_meet(start):
+    """Rank 0 waits for it, and hears why it does not come."""
+    job = start(TORCHRUN, "alone", comm={"start_timeout_s": 200})
+    job.ends_within(60)
+    assert re.search(r"^fedmpi \[rank 2 on .*\]: error: .*this one cannot be built here", only_message(job))
+
+
+@pytest.mark.parametrize("rank", [0, 2])
+def test_a_killed_rank_is_named(start, rank):
+    job = start(TORCHRUN)
+    job.wait_for_rounds(2)
+    os.kill(job.rank(rank), signal.SIGKILL)
+    assert job.ends_within(30) != 0
+    assert f"rank {rank} is dead" in only_message(job)
+    if rank:
+        assert reason(job) == "failed: rank 2 is dead: its connection has ended"
+
+
+@pytest.mark.parametrize("how", [GLOO, MPI, TORCHRUN], ids="-".join)
+def test_a_frozen_rank_is_named_and_not_left_behind(start, how):
+    job = start(how, comm={"round_timeout_s": 3})
+    job.wait_for_rounds(2)
+    os.kill(job.rank(2), signal.SIGSTOP)
+    assert job.ends_within(60) != 0  # torchrun kills after 30 s what does not end
+    assert "rank 2 is silent: no message from or to it for 3 s (comm.round_timeout_s)" in only_message(job)
+    assert "rank 2 is silent" in reason(job)
+
+
+@pytest.mark.parametrize("how", [MPI, TORCHRUN], ids="-".join)
+def test_a_dead_launcher_ends_its_ranks(start, tmp_path, how):
+    """Even one that is stuck in a batch."""
+    job = start(how, "stuck")
+    while not (tmp_path / "stuck.mark").exists():
+        assert job.process.poll() is None, job.said()
+        time.sleep(0.1)
+    job.process.kill()
+    began = time.monotonic()
+    while job.alive():
+        assert time.monotonic() - began < 30, job.said()
+        time.sleep(0.1)
+    if how is TORCHRUN:  # Open MPI ends ranks without a daemon by itself
+        assert re.search(r"error: the launcher \(torchrun, process \d+\) has died", only_message(job))
+        assert "the launcher" in reason(job)
+
+
+def test_a_port_held_by_a_silent_service(tmp_path):
+    (tmp_path / "run.yaml").write_text(yaml.safe_dump({**CONFIG, "comm": {"start_timeout_s": 2}}))
+    with socket.create_server(("127.0.0.1", 0)) as silent:
+        port = silent.getsockname()[1]
+        names = {"RANK": "1", "WORLD_SIZE": "2", "LOCAL_RANK": "1", "LOCAL_WORLD_SIZE": "2", "MASTER_PORT": str(port)}
+        env = clean_env(**names, TORCHELASTIC_RUN_ID="x", MASTER_ADDR="127.0.0.1")
+        done = fedmpi("run", tmp_path / "run.yaml", env=env, limit_s=60)
+    assert done.returncode == 1
+    assert re.fullmatch(rf"fedmpi \[rank 1 on .*: error: rank 0 is silent: .*127\.0\.0\.1:{port}.*\n", done.stderr)
+
+
+INIT = """
+import os, sys, time
+from fedmpi.comm import mpi
+from fedmpi.comm.job import Job
+if os.environ["OMPI_COMM_WORLD_RANK"] == "1":
+    time.sleep(30)
+mpi.world(Job("mpi", 0, 2, 0, 2, "here"), 2)
+"""
+
+
+def test_mpi_init_past_its_time_out_is_one_line():
+    from helpers import launcher
+
+    command = [*launcher("mpirun", 2), sys.executable, "-c", INIT]
+    done = subprocess.run(command, env=clean_env(), cwd=ROOT, capture_output=True, text=True, timeout=60)
+    assert done.returncode == 1
+    assert done.stderr.count("fedmpi [rank 0 on here]: error: still in MPI_Init, which waits for all ranks") == 1
+    assert "most recent call" not in done.stderr
+
+
+# ---- one process: disk and streams ----
+def config(tmp_path, **changes):
+    file = tmp_path / "run.yaml"
+    file.write_text(yaml.safe_dump({**CONFIG, "name": "run", "output": str(tmp_path), "rounds": 3, **changes}))
+    return file
+
+
+def shell(words, env=None):
+    command = f"PATH={BIN}:$PATH; {words}"
+    return subprocess.run(["bash", "-c", command], env=env or clean_env(), capture_output=True, text=True, timeout=60)
+
+
+def test_a_disk_that_fills_up_is_one_message(tmp_path):
+    """A limit on the size of files stands for it: writes are cut short, then fail."""
+    done = shell(f"ulimit -f 16; fedmpi run {shlex.quote(str(config(tmp_path, rounds=10_000)))}")
+    assert done.returncode == 2
+    assert re.fullmatch(r"fedmpi: error: run directory: cannot write .*jsonl: File too large; .*\n", done.stderr)
+    for name in ("metrics.jsonl", "clients.jsonl"):
+        assert (tmp_path / "run" / name).read_text().endswith("}\n")
+    assert not list((tmp_path / "run").glob(".*"))
+    summary = json.loads((tmp_path / "run" / "summary.json").read_text())
+    rounds = [json.loads(line)["round"] for line in (tmp_path / "run" / "metrics.jsonl").read_text().splitlines()]
+    assert summary["rounds"] == len(rounds) > 0
+    assert summary["exit_reason"].startswith("failed: run directory: cannot write")
+
+
+@pytest.mark.parametrize("to", [">&-", "> /dev/full", "2>&-", "2> /dev/full", ">&- 2>&-", "<&- >&- 2>&-", "| head -1"])
+def test_streams_that_take_nothing_do_not_end_a_run(tmp_path, to):
+    shell(f"fedmpi run {shlex.quote(str(config(tmp_path)))} {to}")
+    assert json.loads((tmp_path / "run" / "summary.json").read_text())["exit_reason"] == "finished"
+    assert len((tmp_path / "run" / "metrics.jsonl").read_text().splitlines()) == 3
+    assert (tmp_path / "run" / "log.txt").read_text().startswith("run: scaffold on digits")
+
+
+IMPORTS = """
+import sys
+from fedmpi import config
+from fedmpi.engine.federation import Federation
+from fedmpi.runtime import launch
+
+run = Federation.run
+def watched(self):
+    before = set(sys.modules)
+    reason = run(self)
+    print("imported in rounds:", sorted(set(sys.modules) - before))
+    return reason
+Federation.run = watched
+launch.execute(config.load(sys.argv[1], []))
+"""
+
+
+def test_no_round_waits_for_imports(tmp_path):
+    """torch's compiler by way of the optimiser, scikit-learn for the area under the curve, scipy for mixed heads."""
+    rng = np.random.default_rng(0)
+    np.savez(tmp_path / "a.npz", x=rng.normal(size=(80, 5)).astype("float32"), y=np.arange(80) % 2)
+    data = {"source": "npz", "path": "a.npz", "root": str(tmp_path), "partition": {"scheme": "iid", "clients": 4}}
+    file = config(tmp_path, data=data, method={"name": "fedpac"}, rounds=2)
+    command = [sys.executable, "-c", IMPORTS, str(file)]
+    done = subprocess.run(command, env=clean_env(), cwd=ROOT, capture_output=True, text=True, timeout=60)
+    assert "auroc" in (tmp_path / "run" / "metrics.jsonl").read_text(), done.stderr
+    assert "imported in rounds: []" in done.stdout
