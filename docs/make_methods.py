@@ -67,7 +67,7 @@ def section(name, target):
     module, _, attribute = target.partition(":")
     source = import_module(module)
     lines = [f"## {name}", "", "```text", (source.__doc__ or "").strip(), "```", ""]
-    fields = dataclasses.fields(getattr(source, attribute))
+    fields = [f for f in dataclasses.fields(getattr(source, attribute)) if f.init]
     if fields:
         lines += ["| option | default | meaning |", "| --- | --- | --- |"]
         lines += [f"| `{f.name}` | `{f.default!r}` | {f.metadata.get('doc', '')} |" for f in fields]

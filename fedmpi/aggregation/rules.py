@@ -17,6 +17,7 @@ from torch import Tensor
 
 from fedmpi.aggregation import conflicts, robust
 from fedmpi.aggregation.principal import principal_coefficients, principal_mean
+from fedmpi.common.errors import UserError
 from fedmpi.common.registry import Kind
 from fedmpi.flat import linear
 from fedmpi.flat.layout import Layout
@@ -71,6 +72,8 @@ def principal(
     """Updates revised along their leading principal directions (FedLD): `keep` of m directions, over the model or
     each tensor; what is corrected to the updates' lengths, the weighted sum (text) or each projection (axis, `share`).
     """
+    if share == "sum" and correction == "text":
+        raise UserError("server.rule.share: sum is a weight of correction: axis; text has none: add correction: axis")
     if scope == "model":
         return up.combine(principal_coefficients(up.gram("dw"), up.p, keep, share, correction))
     parts = [

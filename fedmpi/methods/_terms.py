@@ -6,6 +6,8 @@ import torch
 from torch import Tensor
 from torch.nn.functional import kl_div
 
+from fedmpi.method import Client
+
 
 def margin(f: Tensor, norm: str = "sample") -> Tensor:
     """mean_b log(1 + ||f_b||^2), by which FedLD holds logits down.   (B, c) -> ();  norm="batch": one log for all."""
@@ -27,15 +29,26 @@ def distillation(f: Tensor, teacher: Tensor, tau: float) -> Tensor:
 def retention(f: Tensor, teacher: Tensor, tau: float) -> Tensor:
     """`distillation` whose gradient is exactly 0 where student and teacher say the same.   (B, c), (B, c) -> ()
 
-    At w = w0 the gradient is zero, but in floating point it is what rounding leaves of it, some 1e-8 long. A rule that
-    asks for its direction alone (FedSOL, GradProj) would take that noise for one. "The same" is up to rounding: kernels
-    may round differently with autograd.
+    Near w0 the gradient is what rounding leaves of it, some 1e-8 long. A rule that asks for its direction alone
+    (FedSOL, GradProj) would take that noise for one. "The same" is up to rounding: kernels may round differently with
+    autograd. For w = w0 itself there is `unmoved`.
     """
     return distillation(f, teacher, tau) if differ(f.detach(), teacher) else 0 * f.sum()
 
 
+def unmoved(k: Client) -> bool:
+    """Whether w = w0, bit for bit: there `retention` is least, so its gradient is 0.
+
+    Logits cannot tell: the student trains, the teacher does not, so with dropout or batch normalisation they differ.
+    """
+    return torch.equal(k.w, k.w0)
+
+
 def differ(x: Tensor, y: Tensor) -> bool:
-    """Whether two tensors differ by more than rounding: 8 units in the last place of the largest entry."""
+    """Whether two tensors differ by more than rounding: 8 units in the last place of the largest entry.
+
+    Logits that differ by less give a gradient in float32 that has little to do with the true one (cosine below .9).
+    """
     return bool((x - y).abs().max() > 8 * torch.finfo(x.dtype).eps * y.abs().max())
 
 

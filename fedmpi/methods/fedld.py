@@ -19,6 +19,7 @@ from typing import final
 from torch import Tensor
 
 from fedmpi.aggregation import rules
+from fedmpi.common.errors import UserError
 from fedmpi.common.options import option
 from fedmpi.method import CLASSES, Client, Method, Server, State, Uploads
 from fedmpi.methods import _terms
@@ -54,6 +55,8 @@ class FedLD(Method):
     neutral = {"margin": 0.0, "principal": False}
 
     def __post_init__(self) -> None:
+        if self.share == "sum" and self.correction == "text" and not self.published:
+            raise UserError("method.share: sum is a weight of correction: axis; text has none: add correction: axis")
         for name, value in PUBLISHED.items() if self.published else ():
             object.__setattr__(self, name, value)
 

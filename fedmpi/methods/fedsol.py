@@ -6,14 +6,17 @@ Each step, at weights w with the received model w0 as frozen teacher:
     Lambda^(l) = |w^(l) - w0^(l)| / ||w^(l) - w0^(l)||      for each perturbed layer l, elementwise          (7)
     eps = rho Lambda g_p / ||g_p||                                                                           (6)
     w <- w - lr grad CE(f_{w + eps}(x), y)                   taken at w, all parameters                       (4)
-At the first step of a round w = w0, so eps = 0 exactly. With layers: head one body pass serves both gradients. The norm
-in (7) is over a layer, weight and bias together; norm: tensor takes each alone, norm: dim0 is the authors' code. Table
-5: layers, adaptive. prox (Table 4): g_p of another method's proximal term; its states and server stay, and as the
-steps are (4), SCAFFOLD's c_i is their mean gradient. objective (Table 10): CE and beta L_p each at w or w + eps; in A4
-eps is that of g_p + grad CE and, as printed, without Lambda                                                 (T10)
+At w = w0, the first step of a round, L_p is least: g_p = 0 and eps = 0 exactly, with Lambda and without, whatever
+rounding, dropout or batch statistics make of that gradient. With layers: head one body pass serves both gradients. The
+norm in (7) is over a layer, weight and bias together; norm: tensor takes each alone, norm: dim0 is the authors' code.
+Table 5: layers, adaptive. prox (Table 4): g_p of another method's proximal term; its server stays, and its client state
+where that is not estimated from corrected steps: (4) is not corrected, so SCAFFOLD's c_i and FedDyn's g_k are the mean
+gradient of the steps. objective (Table 10): CE and beta L_p each at w or w + eps; in A4 eps is that of g_p + grad CE
+and, as printed, without Lambda                                                                              (T10)
 """
 
-from dataclasses import dataclass, field, replace
+from copy import copy
+from dataclasses import dataclass, field
 from itertools import groupby
 from typing import final
 
@@ -24,7 +27,7 @@ from fedmpi.common.errors import UserError
 from fedmpi.common.options import option
 from fedmpi.flat.layout import HEAD, Segment
 from fedmpi.method import CLASSES, FEATURES, Client, Method, borrows, declared, overrides
-from fedmpi.methods._terms import perturbation, retention, share_of_norm
+from fedmpi.methods._terms import perturbation, retention, share_of_norm, unmoved
 
 # objective: where the gradient of CE is taken, and where that of L_p; w, e: w + eps, -: nowhere
 TABLE_10 = {"A0": "w-", "A1": "e-", "A2": "we", "A3": "ee", "A4": "ee", "A5": "ww", "A6": "ew"}
@@ -52,8 +55,10 @@ class FedSOL(Method):
         if self.prox and (self.objective != "A1" or not overrides(self.prox, "proximal")):
             have = "a proximal term: fedprox, scaffold, feddyn, moon or {name: fednova, ccvr: true}"
             raise UserError(f"method.prox: not {self.prox}; it takes objective: A1 and a method with {have}")
-        if hasattr(self.prox, "corrected"):  # (4) is not corrected by c - c_i
-            object.__setattr__(self, "prox", replace(self.prox, corrected=False))  # type: ignore[type-var]
+        if hasattr(self.prox, "corrected"):  # its client state is estimated from steps that (4) does not make
+            prox = copy(self.prox)
+            object.__setattr__(prox, "corrected", False)
+            object.__setattr__(self, "prox", prox)
 
     @declared
     def needs(self) -> frozenset[str]:
@@ -61,7 +66,8 @@ class FedSOL(Method):
         return term if self.layers == "all" else term | {FEATURES}
 
     def step(self, k: Client, x: Tensor, y: Tensor) -> Tensor:
-        if self.objective == "A0" or (self.objective == "A1" and not self.rho):
+        least = not self.prox and unmoved(k)  # then g_p = 0
+        if self.objective == "A0" or (self.objective == "A1" and (least or not self.rho)):
             return k.grad(x, y)
         if self.layers == "head" and self.objective == "A1" and not self.prox:
             (_, teacher), (z, _) = k.frozen(x), k.forward(x)
@@ -71,7 +77,7 @@ class FedSOL(Method):
         if self.objective == "A4":
             eps = self.perturbation(k, g_p + k.grad(x, y), adaptive=False)
         else:
-            eps = self.perturbation(k, g_p)
+            eps = self.perturbation(k, torch.zeros_like(g_p) if least else g_p)
         at, (ce, aux) = {"w": None, "e": k.w + eps}, tuple(TABLE_10[self.objective])
         g = k.grad(x, y, at=at[ce])  # (4)
         return g if aux == "-" else g.add_(self.distil(k, x, y, at[aux]), alpha=self.beta)  # (T10)

@@ -3,7 +3,8 @@ https://arxiv.org/abs/2308.12532
 
 g_l = grad CE(f_w(x), y),   g_p = grad KL(softmax(f_w0 / tau) || softmax(f_w / tau))     all parameters as one vector
 g   = g_l - (<g_l, g_p> / ||g_p||^2) g_p   where <g_l, g_p> < 0,   else g_l                                      (1)
-distance: l2 takes g_p = w - w0, the gradient of ||w - w0||^2 / 2. At the first step of a round g_p = 0 exactly.
+distance: l2 takes g_p = w - w0, the gradient of ||w - w0||^2 / 2. At w = w0 both distances are least and g_p is 0,
+whatever rounding, dropout or batch statistics make of it: the first step of a round is FedAvg's.
 """
 
 from dataclasses import dataclass
@@ -13,7 +14,7 @@ from torch import Tensor
 
 from fedmpi.common.options import option
 from fedmpi.method import CLASSES, Client, Method
-from fedmpi.methods._terms import retention
+from fedmpi.methods._terms import retention, unmoved
 
 
 @final
@@ -27,6 +28,8 @@ class GradProj(Method):
 
     def step(self, k: Client, x: Tensor, y: Tensor) -> Tensor:
         g_l = k.grad(x, y)
+        if unmoved(k):
+            return g_l
         if self.distance == "l2":
             return without_conflict(g_l, k.w - k.w0)
         _, teacher = k.frozen(x)

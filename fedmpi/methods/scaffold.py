@@ -9,19 +9,18 @@ a constant gradient (else c is over-estimated by about 1/(1 - momentum)). The pa
 cohort.weighting: uniform. Weight decay is part of the steps, and so of (x - y).
 """
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import final
 
 from torch import Tensor
 
-from fedmpi.common.options import option
 from fedmpi.method import FLAT, SHARED, Client, Method, Row, Server, Slots, State, Uploads
 
 
 @final
 @dataclass(frozen=True)
 class Scaffold(Method):
-    corrected: bool = option(True, "steps follow (1); FedSOL, whose own steps are not corrected, sets false")
+    corrected: bool = field(default=True, init=False)  # FedSOL, whose own steps do not follow (1), makes it False
 
     paper = "Karimireddy et al., ICML 2020"
     client_state = Slots(c_i=FLAT)
@@ -38,10 +37,8 @@ class Scaffold(Method):
     def upload(self, k: Client) -> tuple[Row, State]:
         if not k.steps or not k.lr:
             return Row(dc=k.state.c_i * 0), k.state
-        step = (k.w0 - k.w) / (k.a * k.lr)
-        dc = step - (
-            k.down.c if self.corrected else k.state.c_i
-        )  # (2); without (1) the mean gradient is the step itself
+        step = (k.w0 - k.w) / (k.a * k.lr)  # the mean gradient of steps without (1)
+        dc = step - (k.down.c if self.corrected else k.state.c_i)  # (2)
         return Row(dc=dc), State(c_i=k.state.c_i + dc)
 
     def aggregate(self, s: Server, up: Uploads) -> tuple[Tensor, State]:

@@ -177,12 +177,84 @@ def test_text_is_continuous_where_axis_jumps():
     assert jumps["l2", "axis"] > 0.3
 
 
-def test_equal_eigenvalues_are_harmless_for_text():
+@pytest.mark.parametrize("keep", [0.2, 0.8, 1.0])
+def test_equal_eigenvalues_are_harmless_for_text(keep):
     """Orthogonal updates of equal length: every basis of their space is one of eigenvectors. Turning the basis, here by
-    a change of G in the last digits, leaves `text` where it is: every update is its own projection."""
+    a change of G in the last digits and by the order of clients, leaves `text` where it is: every update is its own
+    projection. That no direction comes before another holds for the last one kept, too."""
     g = torch.Generator().manual_seed(0)
     Q = torch.linalg.qr(torch.randn(9, 9, generator=g, dtype=torch.float64)).Q[:4]
     p = weights(4)
     for seed in range(4):
         noise = 1e-14 * torch.randn(4, 9, generator=g.manual_seed(seed), dtype=torch.float64)
-        torch.testing.assert_close(principal.principal_mean(Q + noise, p, keep=1.0), p @ Q, rtol=0, atol=1e-11)
+        order = torch.randperm(4, generator=g)
+        found = principal.principal_mean((Q + noise)[order], p[order], keep)
+        torch.testing.assert_close(found, p @ Q, rtol=0, atol=1e-11)
+
+
+@pytest.mark.parametrize(("keep", "kept"), [(0.2, 1), (0.4, 4), (0.6, 4), (0.8, 4), (1.0, 5)])
+def test_a_tie_is_kept_whole(keep, kept):
+    """Lengths 3, 2, 2, 2, 1 along axes, lam = (9, 4, 4, 4, 1) / 5: L = 2 ends within the tie, so the 2s stay."""
+    p = torch.full((5,), 0.2, dtype=torch.float64)
+    found = principal.principal_mean(torch.diag(torch.tensor([3.0, 2, 2, 2, 1], dtype=torch.float64)), p, keep)
+    expected = [length / 5 if i < kept else 0.0 for i, length in enumerate((3, 2, 2, 2, 1))]
+    assert found.tolist() == pytest.approx(expected, abs=1e-12)
+
+
+def test_each_update_twice_is_each_update_once():
+    """Twice the clients with half the weight each, where the same space is kept: the same step."""
+    for reading in READINGS:
+        G, p = rows(5, 30, dtype=torch.float64), weights(5)
+        once = principal.principal_mean(G, p, 1.0, *reading)
+        twice = principal.principal_mean(G.repeat(2, 1), p.repeat(2) / 2, 1.0, *reading)
+        torch.testing.assert_close(twice, once, rtol=0, atol=1e-11)
+
+
+# ---- from the paper's sentences, without the code's formulas ----
+@pytest.mark.parametrize("angle", [0.2, 0.7, 1.2])
+def test_two_updates_at_an_angle_by_hand(angle):
+    """Unit updates at +-t about an axis v_1, v_2 across: lam = (cos^2 t, sin^2 t), <g_i, v_1> = cos t, <g_i, v_2> = +-sin
+    t. One direction kept (t < 45 deg): both updates become v_1. Both kept: u = (cos^3 t, +-sin^3 t), of length one again;
+    Eq. 7 axis by axis: (cos^2 t, +-sin^2 t) over sqrt(cos^4 + sin^4) with l2, over 1 with sum. The mean is along v_1."""
+    C, S = np.cos(angle / 2), np.sin(angle / 2)
+    G = torch.tensor([[C, S], [C, -S]], dtype=torch.float64)
+    for keep, reading, along in (
+        (0.8, ("l2", "text"), 1.0),
+        (1.0, ("l2", "text"), C**3 / np.hypot(C**3, S**3)),
+        (1.0, ("l2", "axis"), C**2 / np.hypot(C**2, S**2)),
+        (1.0, ("sum", "axis"), C**2),
+    ):
+        found = principal.principal_mean(G, torch.full((2,), 0.5), keep, *reading)
+        assert found.tolist() == pytest.approx([along, 0], abs=1e-12)
+
+
+def in_space(G, p, keep, share, correction):
+    """(4) in R^d: eigenvectors of sum_i g_i g_i' / m itself; then the sentence before Eq. 7, or Eq. 7."""
+    m, total = len(G), 0
+    lam, V = np.linalg.eigh(G.T @ G / m)
+    lam, V = lam[::-1].clip(0), V[:, ::-1]
+    L = min(max(1, int(keep * m + 1e-9)), int((lam > 1e-10 * lam[0]).sum()))
+    for g, weight in zip(G, p, strict=True):
+        length, parts = np.linalg.norm(g), [(g @ V[:, j]) * V[:, j] for j in range(L)]
+        if correction == "text":
+            revised = sum(lam[j] * parts[j] for j in range(L))
+            revised = revised * length / np.linalg.norm(revised)
+        else:
+            over = lam.sum() if share == "sum" else np.linalg.norm(lam[:L])
+            revised = sum(lam[j] / over * length / np.linalg.norm(parts[j]) * parts[j] for j in range(L))
+        assert share == "sum" or np.linalg.norm(revised) == pytest.approx(length, rel=1e-12)
+        total = total + weight * revised
+    return total
+
+
+@pytest.mark.parametrize("reading", READINGS)
+def test_against_the_papers_matrix(reading):
+    """Random cohorts of 1 to 11 updates, of sizes over six orders of magnitude, with and without a common part."""
+    rng = np.random.default_rng(0)
+    for _ in range(100):
+        m, d, keep = rng.integers(1, 12), rng.integers(2, 30), rng.choice([0.2, 0.5, 0.8, 1.0])
+        G = rng.normal(size=(m, d)) * 10 ** rng.uniform(-3, 3) + rng.normal(size=d) * rng.choice([0, 3])
+        p = rng.dirichlet(np.ones(m))
+        found = principal.principal_mean(torch.from_numpy(G), torch.from_numpy(p), keep, *reading)
+        expected = in_space(G, p, keep, *reading)
+        np.testing.assert_allclose(found.numpy(), expected, rtol=0, atol=1e-10 * np.abs(expected).max())

@@ -92,6 +92,18 @@ def test_published_is_the_authors_program():
     assert runs[0] == runs[1]
 
 
+@pytest.mark.parametrize(
+    "config",
+    [
+        settings("fedld", options={"share": "sum"}),  # what the default was, in an older config
+        settings("fedavg", server={"rule": {"name": "principal", "share": "sum"}}),
+    ],
+)
+def test_a_share_that_would_do_nothing(config):
+    with pytest.raises(UserError, match="share: sum is a weight of correction: axis"):
+        play(config)
+
+
 def test_the_first_round_may_be_plain():
     plain = play(settings("fedld", rounds=2, options={"margin": 0.0, "plain_first_round": True}))
     fedavg = play(settings("fedavg", rounds=2))

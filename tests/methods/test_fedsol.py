@@ -13,9 +13,11 @@ from torch.nn.functional import cross_entropy, kl_div, log_softmax, softmax
 from fedmpi.common.errors import UserError
 from fedmpi.flat.layout import Segment
 from fedmpi.method.base import CLASSES, FEATURES
+from fedmpi.methods.feddyn import FedDyn
 from fedmpi.methods.fedprox import FedProx
 from fedmpi.methods.fedsol import FedSOL
 from fedmpi.methods.moon import MOON
+from fedmpi.methods.scaffold import Scaffold
 
 NET = {"name": f"{Path(__file__).parent / 'nets.py'}:norm64"}
 FULL = {"batch_size": "full", "lr": 0.1, "momentum": 0.9, "weight_decay": 1e-2}
@@ -141,12 +143,14 @@ def test_no_perturbation_from_rounding_noise(client, adaptive):
 
 
 def test_the_fixed_variant_with_cross_entropy_is_sam(client, monkeypatch):
-    """KL(one-hot || softmax f) at tau = 1 is CE; with Lambda = 1 the step is SAM's: grad CE at w + rho g / ||g||."""
+    """KL(one-hot || softmax f) at tau = 1 is CE; with Lambda = 1 the step is SAM's: grad CE at w + rho g / ||g||. That
+    L_p is not least at w0, so its gradient there counts."""
     it = experiment({"rho": 0.5, "layers": "all", "adaptive": False, "tau": 1.0}, 4)
     x, y = rows_of(it, 0)
     k = client(it)
     certain = 1e4 * torch.eye(4, dtype=torch.float64)[y]
     monkeypatch.setattr(k, "frozen", lambda rows: (None, certain))
+    monkeypatch.setattr("fedmpi.methods.fedsol.unmoved", lambda k: False)
     module = copy.deepcopy(it.made.net.module)
     sgd = torch.optim.SGD(module.parameters(), FULL["lr"], FULL["momentum"], weight_decay=FULL["weight_decay"])
     parameters = list(module.parameters())
@@ -265,7 +269,8 @@ def test_equilibrium_of_the_toy(play_quadratic):
 @pytest.mark.parametrize("adaptive", [True, False])
 @pytest.mark.parametrize("objective", ["A0", "A1", "A2", "A3", "A4", "A5", "A6"])
 def test_the_ablations_of_table_10(client, objective, adaptive):
-    """As the table prints them, A4 without Lambda; four steps on all layers. Batch statistics come from passes at w."""
+    """As the table prints them, A4 without Lambda; four steps on all layers. Batch statistics come from passes at w.
+    At w0 L_p is least, so that there is nothing to perturb along; as a term of the loss it is what the network says."""
     rho, tau, beta = 0.5, 3.0, 0.6
     options = {"rho": rho, "layers": "all", "adaptive": adaptive, "objective": objective, "beta": beta}
     it = experiment(options, 4)
@@ -293,7 +298,8 @@ def test_the_ablations_of_table_10(client, objective, adaptive):
 
     def direction():
         here = [torch.zeros_like(p) for p in module.parameters()]
-        e_p, e_c = eps(at(here, "L_p"), adaptive), eps(at(here, "L_p", "CE"), False)
+        moved = any(not torch.equal(p, start[name]) for name, p in module.named_parameters())
+        e_p, e_c = eps(at(here, "L_p"), adaptive) if moved else here, eps(at(here, "L_p", "CE"), False)
         parts = {
             "A0": [(here, "CE")],
             "A1": [(e_p, "CE")],
@@ -338,9 +344,9 @@ def by_hand_along(prox, rounds, eta=0.05, steps=10, rho=0.3, mu=0.7, alpha=1.0, 
                 "fedprox": 0.0,
                 "scaffold": (x - y) / (steps * eta),  # the steps are not corrected: their mean is the mean gradient
                 "fednova": (x - y) / (steps * eta),
-                "feddyn": own[k] - alpha * (y - x),
+                "feddyn": (x - y) / (steps * eta),  # FedDyn's own would add alpha times every drift
             }[prox]
-            changes.append(new - own[k])
+            changes.append(-alpha * (y - x) if prox == "feddyn" else new - own[k])  # FedDyn's h stays what it is
             own[k] = new
         c = sum(own) / 2 if prox == "fednova" else c + sum(changes) / 2  # FedDyn's h
         x = sum(ends) / 2 - (c / alpha if prox == "feddyn" else 0.0)
@@ -369,6 +375,32 @@ def test_along_other_terms(play_quadratic, prox):
             assert getattr(it.fed.server.state, slots[0]).item() == pytest.approx(c, abs=1e-11)
             rows = [it.kept(k) for k in sorted(it.fed.states.rows)]
             assert [getattr(row, slots[1]).item() for row in rows] == pytest.approx(own, abs=1e-11)
+
+
+@pytest.mark.parametrize("prox", ["scaffold", "feddyn"])
+def test_client_states_are_gradients_however_long_it_runs(play_quadratic, prox):
+    """Clients whose optima differ drift in every round; what they keep is their steps' mean gradient all the same.
+    At rest the two are opposite. The method's own update, meant for its own steps, would grow by a drift a round."""
+    options = {"rho": 0.3, "layers": "all", "prox": PROX[prox]}
+    slot = {"scaffold": "c_i", "feddyn": "g_k"}[prox]
+    for rounds in (20, 50):
+        it = play_quadratic("fedsol", rounds=rounds, options=options)
+        one, other = (getattr(it.kept(k), slot).item() for k in range(2))
+        x = it.w.item()
+        for k, (a, b) in enumerate(((1.0, 0.0), (3.0, 4.0))):
+            ends = [a * (y + e - b) for y in (x, x + it.uploads.dw[k].item()) for e in (-0.3, 0.3)]
+            assert min(ends) <= (one, other)[k] <= max(ends)  # of gradients between where it starts and where it ends
+        assert one == pytest.approx(-other, abs=1e-3)
+        assert abs(one) == pytest.approx(1.8391, abs=1e-3)  # FedDyn's own update: 4.598 after 50 rounds
+
+
+def test_whose_client_states_change_is_no_option():
+    """`corrected` is between FedSOL and the method that it borrows; nobody can switch SCAFFOLD's steps off by it."""
+    for name, prox in (("scaffold", Scaffold()), ("feddyn", FedDyn())):
+        with pytest.raises(UserError, match="corrected: unknown key"):
+            prepare(settings(name, options={"corrected": False}))
+        assert not FedSOL(prox=prox).prox.corrected
+        assert prox.corrected
 
 
 @pytest.mark.parametrize("layers", TARGETS)

@@ -27,7 +27,8 @@ def test_what_is_left_is_orthogonal():
 
 
 def test_five_steps_against_the_formula(client):
-    """Two passes at w; the first alone moves batch statistics."""
+    """Two passes at w; the first alone moves batch statistics. At w0 g_p is 0, though the student in training mode and
+    the teacher in evaluation do not say the same."""
     it = experiment("gradproj", {"tau": 2.0})
     x, y = rows_of(it)
     module = copy.deepcopy(it.made.net.module)
@@ -37,6 +38,9 @@ def test_five_steps_against_the_formula(client):
     def direction():
         q = softmax(teacher(x) / 2, 1).detach()
         g_l = gradient(module, cross_entropy(module(x), y))
+        if not conflicts:
+            conflicts.append(False)
+            return g_l
         with displaced(module, [torch.zeros_like(p) for p in module.parameters()]):
             g_p = gradient(module, kl_div(log_softmax(module(x) / 2, 1), q, reduction="batchmean"))
         along = sum((a * b).sum() for a, b in zip(g_l, g_p, strict=True))
@@ -48,3 +52,4 @@ def test_five_steps_against_the_formula(client):
     it.made.method.train(client(it))
     assert_same(it, module)
     assert any(conflicts)
+    assert len(conflicts) == 5
