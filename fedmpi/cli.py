@@ -266,6 +266,7 @@ def _fix_threads(threads: int) -> None:
     """Set the number of threads before torch is imported: it decides the last bits of sums, so the shell must not."""
     for variable in THREAD_VARIABLES:
         os.environ[variable] = str(threads)
+    os.environ.setdefault("TORCH_CPP_LOG_LEVEL", "ERROR")  # what it warns of at length, we say in a line
 
 
 def _table(rows: list[tuple[str, str]]) -> None:

@@ -23,7 +23,10 @@ MOMENTS = ("start", "import", "training", "end")
 FEW, MANY = 6, int(os.environ.get("FEDMPI_FAULTS", 60))
 # An interrupt while Python itself starts, before it has read a line of fedmpi, is Python's to report.
 STARTING = re.compile(r"Traceback(?:(?!fedmpi/|Traceback).)*?KeyboardInterrupt\n", re.S)
-ORPHANS_S = 60  # after the fault; of which torchrun alone gives a rank that does not answer 30
+ORPHANS_S = 60  # after the fault, or a moment after the launcher's own end
+ENDED_S = (
+    120  # after the fault: imports, the start's time-out, and 30 s that torchrun gives a rank that does not answer
+)
 
 
 def wait_until(limit_s, true):
@@ -64,7 +67,7 @@ def strike(folder, number):
         rng.randrange(3),
     )
     rounds, delay_s = 30 if moment == "end" else 100_000, rng.random()
-    comm = {"backend": backend, "start_timeout_s": 20, "round_timeout_s": 6}
+    comm = {"backend": backend, "start_timeout_s": 15, "round_timeout_s": 6}
     job = Faulty(folder, kind, 3, comm=comm, rounds=rounds)
     label = f"fault {number}: {fault} of rank {rank} at {moment} + {delay_s:.2f} under {kind}, {backend}"
     try:
@@ -80,9 +83,9 @@ def strike(folder, number):
         struck = time.monotonic()
         if pid is not None and job.process.poll() is None:
             os.kill(pid, signal.SIGKILL if fault == "launcher" else getattr(signal, f"SIG{fault}"))
-        assert wait_until(ORPHANS_S, lambda: job.process.poll() is not None and not job.alive()), (
-            f"{label}: {job.alive()} processes after {ORPHANS_S} s: {job.said()}"
-        )
+        assert wait_until(ENDED_S, lambda: job.process.poll() is not None), f"{label}: goes on: {job.said()}"
+        left_s = max(ORPHANS_S - (time.monotonic() - struck), 5)
+        assert wait_until(left_s, lambda: not job.alive()), f"{label}: {job.alive()} are left: {job.said()}"
         seconds, code, run = time.monotonic() - struck, job.process.returncode, job.folder / "run"
         said = STARTING.sub("", job.said())
         for word in ("Traceback", "defect"):

@@ -44,7 +44,7 @@ class Job:
         began = time.monotonic()
         while len(self.rows()) < n:
             assert self.process.poll() is None, self.text()
-            assert time.monotonic() - began < 60, self.text()
+            assert time.monotonic() - began < 120, self.text()
             time.sleep(0.05)
 
     def rows(self):

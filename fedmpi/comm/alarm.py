@@ -90,7 +90,10 @@ class Alarm:
             with contextlib.suppress(Exception):
                 assert self._open is not None
                 store = self._open()
-                found.append(store.compare_set(CAUSE, "", cause).decode())
+                first = store.compare_set(CAUSE, "", cause)
+                if first == ALL_WELL:  # nobody listens any more
+                    return
+                found.append(first.decode())
                 if self.job.rank:
                     store.wait([SAID], timedelta(seconds=ANSWER_S))
                     found.append("said")

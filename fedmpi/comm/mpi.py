@@ -21,6 +21,7 @@ from torch import Tensor
 from fedmpi.comm.base import ALLGATHER_BYTES, Communicator, Gone, Lost, Message, relay
 from fedmpi.comm.job import Job
 from fedmpi.comm.leaving import leave
+from fedmpi.common import parent
 from fedmpi.common.errors import UserError
 
 DATA, CONTROL = 0, 1  # tags
@@ -34,14 +35,14 @@ CARRIER = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}  # by
 
 GUARD = """
 left=$3
-while kill -0 $1 2>/dev/null && sleep 1; do
-    left=$((left - 1)) said= state=
+while sleep 1 && kill -0 $1 2>/dev/null; do
+    left=$((left - 1)) said= parent=$2
     [ $left -gt 0 ] || said=$4
-    [ ! -d /proc/self ] || { read -r _ _ state _ < /proc/$2/stat; } 2>/dev/null
-    [ ! -d /proc/self ] || [ -n "${state#Z}" ] || said=$5
+    { read -r line < /proc/$1/stat && line=${line##*) } && line=${line#* } && parent=${line%% *}; } 2>/dev/null
+    [ $parent = $2 ] || said=$5
     [ -z "$said" ] || { echo "$said" >&2; kill -9 $1; exit; }
 done
-"""  # of process $1, which the launcher $2 has started, for $3 seconds
+"""  # of process $1, whose parent is $2, for $3 seconds
 
 
 REMEDY = {  # launcher -> advice if it does not belong to the MPI that mpi4py loaded
@@ -118,7 +119,7 @@ def bounded(job: Job, where: str, timeout_s: float) -> Iterator[None]:
     """
     who = f"fedmpi [rank {job.rank} on {job.host}]: error: still in {where}"
     words = (f"{who}, after {timeout_s:.0f} s; a rank is dead, hung or was never started", f"{who}; the launcher died")
-    pids = (str(os.getpid()), str(job.launcher_pid()))
+    pids = (str(os.getpid()), str(parent.PID))
     guard = subprocess.Popen(["sh", "-c", GUARD, "sh", *pids, str(max(1, int(timeout_s))), *words])
     try:
         yield

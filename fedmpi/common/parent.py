@@ -17,22 +17,22 @@ def launcher(names: Iterable[str]) -> int:
     """
     mine = {f"{name}={os.environ[name]}".encode() for name in names if name in os.environ}
     pid = PID
-    with contextlib.suppress(OSError, ValueError, IndexError):  # another user's process, or no /proc
+    with contextlib.suppress(OSError, ValueError, IndexError):  # no /proc, or one that hides other users' processes
         while mine & set(Path(f"/proc/{pid}/environ").read_bytes().split(b"\0")):
-            pid = int(_stat(pid)[1])
+            above = int(_stat(pid)[1])
+            _stat(above)
+            pid = above
     return pid
 
 
 def alive(pid: int) -> bool:
     """Whether the launcher `pid` is; a process that is dead but not buried is not."""
-    if pid == PID and os.getppid() != PID:
-        return False
+    if pid == PID:  # where /proc hides it, too: who loses its parent gets another one
+        return os.getppid() == PID
     try:
         return _stat(pid)[0] != "Z"
-    except FileNotFoundError:
-        return not os.path.isdir("/proc/self")  # where there is no /proc, the parent's number has to do
-    except (OSError, IndexError):
-        return True
+    except OSError:
+        return False
 
 
 def _stat(pid: int) -> list[str]:

@@ -7,6 +7,9 @@
     clients.jsonl       one object per client and evaluation    log.txt            what the console said
     model.safetensors   final global model, state_dict names    summary.json       last, mean of last 10, best, ...
 
+summary.json says in `exit_reason` how the run ended: "finished", "stopped" or "signal 15" on request, "failed: ..." and
+of what. A run that was killed has no summary.json; all else in its directory can be read.
+
 Only rank 0 writes. A file that is written once is written whole or not at all; lines are flushed as they come. JSON
 has no NaN: numbers that are not finite are written as null. Secrets are left out (common/redaction.py).
 """
@@ -221,7 +224,7 @@ def summary(
     Args:
         rows: those of metrics.jsonl, one per round; rounds without evaluation lack the metrics, or hold None.
         names: the metrics to sum up, such as ("accuracy", "loss").
-        exit_reason: "finished", or why not.
+        exit_reason: "finished", "stopped", "signal 15", "failed: rank 2 is dead: ...".
 
     Returns:
         rounds       rounds done

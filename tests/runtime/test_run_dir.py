@@ -1,10 +1,13 @@
 """The run directory, its summary, its environment, and the console."""
 
+import errno
 import io
 import json
 import math
+import os
 import re
 import subprocess
+import threading
 
 import numpy as np
 import pytest
@@ -13,7 +16,7 @@ import torch
 import yaml
 
 from fedmpi.common.errors import UserError
-from fedmpi.runtime import environment
+from fedmpi.runtime import environment, run_dir
 from fedmpi.runtime.progress import Console, duration
 from fedmpi.runtime.run_dir import RunDirectory, summary
 
@@ -34,6 +37,63 @@ def test_an_output_that_cannot_be_written_to(tmp_path):
         RunDirectory.create(tmp_path / "file", "a")
     with pytest.raises(UserError, match=r"cannot create .*: Not a directory; choose another output"):
         RunDirectory.create(tmp_path / "file" / "deeper", "a")
+
+
+# ---- a disk that takes no more ----
+class Full(io.FileIO):
+    """A file on a disk with room for seven more bytes."""
+
+    left = 7
+
+    def write(self, content):
+        if not self.left:
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+        taken, self.left = bytes(content[: self.left]), max(self.left - len(content), 0)
+        return super().write(taken)
+
+
+def fill(monkeypatch):
+    monkeypatch.setattr(run_dir.Path, "open", lambda path, mode, **_: Full(path, mode.replace("b", "")))
+
+
+def test_a_line_that_does_not_fit_is_cut_off_again(record, monkeypatch):
+    record.add_metrics({"round": 0})
+    with monkeypatch.context() as patch:
+        fill(patch)
+        with pytest.raises(UserError, match=r"run directory: cannot write .*metrics\.jsonl: No space left on device"):
+            record.add_metrics({"round": 1})
+    assert record.metrics() == [{"round": 0}]
+    record.add_metrics({"round": 1})
+    assert record.metrics() == [{"round": 0}, {"round": 1}]
+
+
+def test_a_file_that_does_not_fit_leaves_none_behind(record, monkeypatch):
+    record.write_summary({"rounds": 1})
+    monkeypatch.setattr(os, "fsync", lambda number: os.write(os.open("/dev/full", os.O_WRONLY), b"x"))
+    with pytest.raises(UserError, match=r"cannot write .*summary\.json: No space left on device"):
+        record.write_summary({"rounds": 2})
+    assert json.loads((record.path / "summary.json").read_text()) == {"rounds": 1}
+    assert [path.name for path in record.path.iterdir()] == ["summary.json"]
+
+
+@pytest.mark.parametrize("write", [lambda d: d.add_metrics({"round": 0}), lambda d: d.write_summary({})])
+def test_a_directory_that_was_deleted_under_way(record, write):
+    record.path.rmdir()
+    with pytest.raises(UserError, match=r"cannot write .*/a/\w+\.json.*: No such file or directory"):
+        write(record)
+
+
+def test_who_ends_a_run_has_the_last_word(record):
+    """Half a line is cut off; a thread that would still write waits for the end of the process."""
+    (record.path / "metrics.jsonl").write_text('{"round": 0}\n{"rou')
+    assert record.end()
+    late = threading.Thread(target=record.add_metrics, args=({"round": 9},), daemon=True)
+    late.start()
+    late.join(0.2)
+    assert late.is_alive()
+    assert record.metrics() == [{"round": 0}]
+    record.write_summary({"rounds": 1})
+    assert not record.end()  # what is finished stays as it is
 
 
 def test_config_is_yaml_in_its_own_order(record):
@@ -100,14 +160,6 @@ def test_the_model_of_views_of_one_vector_is_stored(record):
     stored = safetensors.torch.load_file(record.path / "model.safetensors")
     assert stored.keys() == tensors.keys()
     assert all(torch.equal(stored[name], tensors[name]) for name in tensors)
-
-
-def test_nothing_half_written_is_left(record, monkeypatch):
-    record.write_summary({"rounds": 1})
-    monkeypatch.setattr("os.fsync", lambda _: (_ for _ in ()).throw(OSError("disk full")))
-    with pytest.raises(OSError, match="disk full"):
-        record.write_summary({"rounds": 2})
-    assert json.loads((record.path / "summary.json").read_text()) == {"rounds": 1}
 
 
 def test_summary():
@@ -201,6 +253,31 @@ def test_a_terminal_gets_a_live_line_and_the_log_the_same_lines(record):
     assert (record.path / "log.txt").read_text().splitlines() == [*LINES, "done [bold]"]
     assert "done [bold]" in stream.getvalue()
     assert "round 3/3" in stream.getvalue()
+
+
+def test_a_terminal_that_goes_away_does_not_end_the_run(record):
+    """Its window is closed, and the run goes on under nohup: every write to it fails, from rich's own thread, too."""
+
+    class Closed(io.StringIO):
+        gone = False
+
+        def isatty(self):
+            return True
+
+        def write(self, text):
+            if self.gone:
+                raise OSError(errno.EIO, os.strerror(errno.EIO))
+            return len(text)
+
+    stream = Closed()
+    console = Console(3, ("loss", "accuracy"), record.log, stream=stream)
+    console.round(ROWS[0])
+    stream.gone = True
+    for row in ROWS[1:]:
+        console.round(row)
+    console.say("done")
+    console.close()
+    assert (record.path / "log.txt").read_text().splitlines() == [*LINES, "done"]
 
 
 def test_a_continued_run_estimates_from_its_own_rounds(record):
