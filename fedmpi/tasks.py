@@ -4,7 +4,7 @@ A user's task derives from `Task`, or has a `loss` and `metrics` like it; `names
 """
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import numpy as np
@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
+from fedmpi.common.blame import in_user_code, told
 from fedmpi.common.errors import UserError
 from fedmpi.common.registry import Kind
 
@@ -40,7 +41,8 @@ class Task(ABC):
 
     @abstractmethod
     def metrics(self, outputs: Tensor, y: Tensor) -> dict[str, float]:
-        """The figures in `names` for a split's outputs, (n, outputs), and targets, (n,); nan where undefined."""
+        """The figures in `names`, and no others, of a split's outputs, (n, outputs), and targets, (n,); nan where
+        undefined."""
 
 
 class Classification(Task):
@@ -105,17 +107,84 @@ class Regression(Task):
         return {"mse": (left / len(y)).item(), "r2": r2.item()}
 
 
+# What a line of metrics.jsonl or clients.jsonl holds besides the task's figures.
+TAKEN = {
+    *(
+        "round",
+        "loss",
+        "train_loss",
+        "cohort",
+        "refused",
+        "diverged",
+        "sha256",
+        "client",
+        "site",
+        "protocol",
+        "samples",
+    ),
+    *("wall_s", "train_s", "wait_s", "server_s", "evaluate_s"),
+    *("sent_bytes", "received_bytes", "up_parameters", "down_parameters"),
+}
+
+
+def check_task(task: Any) -> None:
+    """A user's task need not derive from `Task`, but it has what a task has."""
+    for needed in ("loss", "metrics"):
+        if not callable(getattr(task, needed, None)):
+            have = f"task.name stands for {type(task).__name__}, which has no function {needed}"
+            raise told(f"{have}; a task has loss and metrics (fedmpi.Task)", task)
+
+
 def metric_names(task: Any, outputs: int, classes: int) -> tuple[str, ...]:
     """`task.names`; if a user's task has none, the keys of its metrics for two samples with zero outputs."""
-    if not getattr(task, "names", ()):
+    said = f"task {type(task).__name__}"
+    names: Any = getattr(task, "names", ())
+    if isinstance(names, str):
+        raise told(f"{said}: names is the text {names!r}; it must be a tuple of names: ({names!r},)", task)
+    if not names:
         y = torch.arange(2.0) if classes == 1 else torch.arange(2)
         try:
-            task.names = tuple(task.metrics(torch.zeros(2, outputs), y))
-        except Exception as error:
+            names = figures(task, torch.zeros(2, outputs), y)
+        except UserError:
+            raise
+        except (Exception, SystemExit) as error:
+            found = f" ({place})" if (place := in_user_code(error)) else ""
             raise UserError(
-                f"task {type(task).__name__}: its metrics fail on two samples with zero outputs: {error}; mend them, "
-                "or say what they are called: names = ('accuracy',)"
+                f"{said}: its metrics fail on two samples with zero outputs: {type(error).__name__}: {error}; mend "
+                f"them, or say what they are called: names = ('accuracy',){found}"
             ) from error
-        if not task.names:
-            raise UserError(f"task {type(task).__name__}: metrics gives no figure; at least one is needed")
-    return tuple(task.names)
+    names = tuple(names)
+    if not names:
+        raise told(f"{said}: metrics gives no figure; at least one is needed", task)
+    spread = {f"{name}{end}" for name in names for end in ("_std", "_worst_decile")}  # made of each by the engine
+    for i, name in enumerate(names):
+        if not isinstance(name, str) or not name:
+            raise told(f"{said}: a metric is called {name!r}; a name is a text", task)
+        if name in TAKEN | spread or name in names[:i]:
+            raise told(
+                f"{said}: a metric is called {name!r}, which is the name of something else; choose another", task
+            )
+    return names
+
+
+def figures(task: Any, outputs: Tensor, y: Tensor) -> dict[str, float]:
+    """The task's metrics, checked: numbers under the names that it declares."""
+    found = task.metrics(outputs, y)
+    said = f"task {type(task).__name__}: metrics"
+    if not isinstance(found, Mapping):
+        raise told(f"{said} returned {type(found).__name__}; it must return {{name: number}}", task.metrics)
+    names = getattr(task, "names", ()) or tuple(found)
+    odd = [name for name in found if name not in names] + [name for name in names if name not in found]
+    if odd:
+        have = f"{said} returned {', '.join(map(repr, found)) or 'nothing'}"
+        raise told(f"{have}, but names is {tuple(names)}: they must agree in {odd[0]!r}", task.metrics)
+    checked = {}
+    for name, value in found.items():
+        one = value.numel() == 1 if isinstance(value, Tensor) else isinstance(value, np.generic)
+        plain = value.item() if one else value
+        if not isinstance(plain, (int, float)):
+            shape = f" of shape {tuple(value.shape)}" if hasattr(value, "shape") else ""
+            text = f"{said} returned {type(value).__name__}{shape} for {name!r}; a number is needed"
+            raise told(text, task.metrics)
+        checked[name] = float(plain)
+    return checked

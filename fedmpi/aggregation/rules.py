@@ -17,6 +17,7 @@ from torch import Tensor
 
 from fedmpi.aggregation import conflicts, robust
 from fedmpi.aggregation.principal import principal_coefficients, principal_mean
+from fedmpi.common.blame import told
 from fedmpi.common.errors import UserError
 from fedmpi.common.registry import Kind
 from fedmpi.flat import linear
@@ -50,7 +51,12 @@ def over(groups: Collection[str], rule: Callable[[Uploads, Server], Tensor]) -> 
                 part, here = copy(s), columns.select(chosen)
                 part.segments = columns.part(chosen).segments
                 rows = Views({"dw": here.take(up.dw)})
-                here.put(each(Uploads(up.clients, up.n, up.p, rows), part), out)
+                made = each(Uploads(up.clients, up.n, up.p, rows), part)
+                if not isinstance(made, Tensor) or made.shape != (here.size,):
+                    found = tuple(made.shape) if isinstance(made, Tensor) else type(made).__name__
+                    what = f"server.rule for the groups {', '.join(sorted(chosen))} returned {found}"
+                    raise told(f"{what}; it must return a tensor ({here.size},) of floats", each)
+                here.put(made.detach(), out)
         return out
 
     return direction

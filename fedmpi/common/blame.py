@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 import site
 import sysconfig
 import traceback
@@ -9,6 +10,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from types import FrameType
+from typing import Any
 
 from fedmpi.common.errors import UserError
 
@@ -23,22 +25,24 @@ _INSTALLED = (
 def blaming(where: str) -> Iterator[None]:
     """Put `where` ("round 3, client 4") in front of errors; one from a user's file becomes a UserError that names it.
 
-    An error without a user's file in its traceback is a defect of fedmpi; it becomes a RuntimeError.
+    So does a lack of memory, and a batch that cannot be normalised. Any other error without a user's file in its
+    traceback is a defect of fedmpi; it becomes a RuntimeError.
     """
     try:
         yield
     except UserError as error:
         if getattr(error, "placed", False):
             raise
-        said = str(error)
-        raise _placed(said if said.startswith(f"{where}:") else f"{where}: {said}") from error
+        said, found = str(error), None if getattr(error, "located", False) else in_user_code(error)
+        kind = where.partition(" ")[0]  # "round 0: method Mine, ..." is not put behind "round 0" once more
+        said = said if said.startswith((f"{kind} ", f"{kind}.", f"{kind}:", "round ")) else f"{where}: {said}"
+        raise _placed(f"{said} ({found})" if found else said) from error
     except (Exception, SystemExit) as error:  # sys.exit() in a user's file would end the run with code 0
         found, known = in_user_code(error), remedy(error)
-        if known is not None:
-            raise _placed(": ".join(each for each in (where, found, known) if each)) from error
-        if found is None:
+        said = known or (f"{type(error).__name__}: {error}" if found else "")
+        if not said:
             raise RuntimeError(f"{where}: {type(error).__name__}: {error}") from error
-        raise _placed(f"{where}: {found}: {type(error).__name__}: {error}") from error
+        raise _placed(": ".join(each for each in (where, found, said) if each)) from error
 
 
 def remedy(error: BaseException) -> str | None:
@@ -50,11 +54,8 @@ def remedy(error: BaseException) -> str | None:
             f"out of memory ({said or type(error).__name__}); lower train.batch_size or evaluate.batch_size, take a "
             "smaller model, or start fewer ranks on a host"
         )
-    if isinstance(error, ValueError) and said.startswith("Expected more than 1 value per channel when training"):
-        return (
-            "a batch of one sample gives batch normalisation nothing to normalise over; set train.drop_last=true, or a "
-            "train.batch_size that leaves no single sample over"
-        )
+    if isinstance(error, ValueError) and said.startswith("Expected more than 1 value per channel"):
+        return f"a batch of one sample gives batch normalisation nothing to normalise over; {ONE_SAMPLE}"
     return None
 
 
@@ -62,6 +63,29 @@ def _placed(text: str) -> UserError:
     error = UserError(text)
     error.placed = True  # type: ignore[attr-defined]  # an outer `blaming` has nothing to add
     return error
+
+
+ONE_SAMPLE = "set train.drop_last: true, or another train.batch_size"
+
+
+def told(text: str, *made_by: Any) -> UserError:
+    """A UserError with the line of the first of `made_by` that is a user's own; no other is added to it."""
+    place = next((found for each in made_by if (found := place_of(each))), "")
+    error = UserError(f"{text} ({place})" if place else text)
+    error.located = True  # type: ignore[attr-defined]
+    return error
+
+
+def place_of(what: Any) -> str:
+    """`Bounded.loss at mine.py:12` of a user's function, class, or object of such a class; "" of anything else."""
+    what = inspect.unwrap(getattr(what, "func", what))  # of a partial
+    what = getattr(what, "__func__", what)
+    what = what if inspect.isfunction(what) or inspect.isclass(what) else type(what)
+    try:
+        file, line = inspect.getsourcefile(what), inspect.getsourcelines(what)[1]
+    except (OSError, TypeError):  # typed in, or built in
+        return ""
+    return f"{what.__qualname__} at {file}:{line}" if file and _is_users_file(file) else ""
 
 
 def in_user_code(error: BaseException) -> str | None:
@@ -75,7 +99,10 @@ def in_user_code(error: BaseException) -> str | None:
 
 
 def _is_users(frame: FrameType) -> bool:
-    file = frame.f_code.co_filename
+    return _is_users_file(frame.f_code.co_filename)
+
+
+def _is_users_file(file: str) -> bool:
     return not file.startswith(("<", f"{PACKAGE}/", *(f"{path}/" for path in _INSTALLED if path)))
 
 

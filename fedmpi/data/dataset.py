@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -31,8 +33,12 @@ class Dataset:
     site_names: tuple[str, ...] = ()  # name of site 0, 1, ...
 
     def __post_init__(self) -> None:
-        if not isinstance(self.classes, int) or self.classes < 1:
+        if isinstance(self.classes, np.integer):
+            object.__setattr__(self, "classes", int(self.classes))
+        if not isinstance(self.classes, int) or isinstance(self.classes, bool) or self.classes < 1:
             raise UserError(f"data set: classes is {self.classes!r}; a whole number >= 1 is needed (1 = regression)")
+        for name in ("train_x", "train_y", "test_x", "test_y", "site", "test_site"):
+            _check_tensor(name, getattr(self, name), optional=name in ("site", "test_site"))
         if len(self.train_x) == 0:
             raise UserError("data set: there is no training sample")
         _check_rows("train_x", self.train_x, "train_y", self.train_y)
@@ -53,6 +59,21 @@ class Dataset:
     def input_shape(self) -> tuple[int, ...]:
         """Shape of one sample: (C, H, W) or (f,)."""
         return tuple(self.train_x.shape[1:])
+
+
+def _check_tensor(name: str, x: Any, optional: bool) -> None:
+    """A dense tensor of rows on the CPU without a graph."""
+    if x is None and optional:
+        return
+    if not isinstance(x, Tensor):
+        advice = ": torch.from_numpy(...)" if isinstance(x, np.ndarray) else ""
+        raise UserError(f"data set: {name} is {type(x).__name__}; a torch.Tensor is needed{advice}")
+    odd = "a number without rows" if x.ndim == 0 else "a complex tensor" if x.is_complex() else ""
+    odd = odd or ("a sparse tensor" if x.layout is not torch.strided else "")
+    odd = odd or (f"a tensor on {x.device}" if x.device.type != "cpu" else "")
+    odd = odd or ("a tensor that requires gradients (.detach() it)" if x.requires_grad else "")
+    if odd:
+        raise UserError(f"data set: {name} is {odd}; a dense tensor of real numbers on the CPU is needed")
 
 
 def _look(x: Tensor) -> str:

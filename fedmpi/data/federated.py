@@ -7,7 +7,7 @@ opens only the sites of its own clients (data/silos.py).
 from __future__ import annotations
 
 import warnings
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -16,6 +16,7 @@ import torch
 from torch import Tensor
 
 from fedmpi.common import registry, seeds
+from fedmpi.common.blame import told
 from fedmpi.common.errors import UserError
 from fedmpi.data import partition, shards
 from fedmpi.data.batches import Shard, stored_channels_last
@@ -39,6 +40,12 @@ class Federated:
     parts: list[np.ndarray] | None  # training indices by client; None in silo mode
     site_names: tuple[str, ...] = ()
     validation: Mapping[int, Shard] = field(default_factory=dict)  # held out of train, if data.validation > 0
+
+    @property
+    def x_dtype(self) -> torch.dtype | None:
+        """Type of the samples; None on a rank that sees none."""
+        seen = [*self.train.values(), *self.test.values()]
+        return seen[0].x.dtype if seen else None
 
     def to(self, device: torch.device | str, channels_last: bool = False) -> Federated:
         """The same federation with x and y on `device`, each tensor moved once however many shards share it.
@@ -90,7 +97,7 @@ def split(
         clients = len(dataset.site_names) or int(keys.max()) + 1
     if clients < 1:
         raise UserError(f"data.partition: clients={clients}; at least 1 is needed")
-    parts = _checked(made(keys, clients, seeds.numpy_rng(seed, "partition")), len(labels), clients, scheme)
+    parts = _checked(made(keys, clients, seeds.numpy_rng(seed, "partition")), len(labels), clients, scheme, cut)
 
     _warn_of_absent_classes(dataset)
     counts = np.stack([count_labels(dataset.train_y[torch.from_numpy(part)], dataset.classes) for part in parts])
@@ -149,21 +156,41 @@ def _sites(dataset: Dataset) -> np.ndarray:
     return dataset.site.numpy()
 
 
-def _checked(parts: list[np.ndarray], samples: int, clients: int, scheme: str) -> list[np.ndarray]:
-    """`parts`, sorted and checked, as the partition may be the user's own. It may leave samples out."""
+def _checked(given: Any, samples: int, clients: int, scheme: str, cut: Any) -> list[np.ndarray]:
+    """The parts, sorted and checked, as the partition may be the user's own. It may leave samples out."""
     where = f"data.partition: scheme {scheme}"
+    if not isinstance(given, Iterable) or isinstance(given, (str, Mapping)):
+        raise told(f"{where} returned {type(given).__name__}; it must return a list of {clients} index arrays", cut)
+    parts = [_part(f"{where} gave client {k}", part, samples, cut) for k, part in enumerate(given)]
     if len(parts) != clients:
-        raise UserError(f"{where} returned {len(parts)} index arrays for clients={clients}")
-    parts = [np.sort(np.asarray(part)) for part in parts]
+        raise told(f"{where} returned {len(parts)} index arrays for clients={clients}", cut)
     for k, part in enumerate(parts):
         if len(part) == 0:
-            raise UserError(f"{where} left client {k} without a training sample; lower `clients` or its skew")
-        if part.dtype.kind not in "iu" or part[0] < 0 or part[-1] >= samples:
-            raise UserError(
-                f"{where} gave client {k} indices {part[0]}..{part[-1]} ({part.dtype}); whole numbers "
-                f"0..{samples - 1} are allowed"
-            )
+            raise told(f"{where} left client {k} without a training sample; lower `clients` or its skew", cut)
     indices, times = np.unique(np.concatenate(parts), return_counts=True)
     if (times > 1).any():
-        raise UserError(f"{where} handed out sample {indices[times > 1][0]} more than once")
-    return [part.astype(np.int64) for part in parts]
+        raise told(f"{where} handed out sample {indices[times > 1][0]} more than once", cut)
+    if len(indices) < samples:
+        missing = f"{samples - len(indices)} of {samples} training samples"
+        warnings.warn(f"{where} leaves {missing} with nobody", stacklevel=3)
+    return parts
+
+
+def _part(said: str, part: Any, samples: int, cut: Any) -> np.ndarray:
+    """One client's indices, (n,) int64, ascending."""
+    needed = f"whole numbers 0..{samples - 1} are allowed, in an array (n,)"
+    try:
+        indices = np.asarray(part)
+    except (TypeError, ValueError) as error:
+        raise told(f"{said} {type(part).__name__} ({error}); {needed}", cut) from error
+    if indices.ndim != 1:
+        raise told(f"{said} {type(part).__name__} of shape {indices.shape}; {needed}", cut)
+    if len(indices) == 0:
+        return indices.astype(np.int64)
+    if indices.dtype == bool:
+        raise told(f"{said} a mask of bool; {needed}: np.flatnonzero(mask)", cut)
+    if indices.dtype.kind not in "iu" or indices.min() < 0 or indices.max() >= samples:
+        numbers = indices.dtype.kind in "iuf"
+        span = f"indices {indices.min()}..{indices.max()}" if numbers else "indices"
+        raise told(f"{said} {span} ({indices.dtype}); {needed}", cut)
+    return np.sort(indices.astype(np.int64))

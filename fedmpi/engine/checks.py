@@ -1,31 +1,40 @@
-"""Whether a hook returned what its method declares. Told with hook, slot, client and round, which nobody else knows."""
+"""Whether a hook returned what its method declares. Told with hook, slot, client, round and line of the hook."""
 
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping, Sequence
 from typing import Any
 
-from torch import Tensor
+import torch
+from torch import Tensor, nn
 
+from fedmpi.common.blame import in_user_code, place_of, remedy, told
 from fedmpi.common.errors import UserError
 from fedmpi.common.text import nearest
 from fedmpi.flat.packing import Packing
-from fedmpi.method.base import Method
+from fedmpi.method.base import Method, overrides
+
+
+def wrong(method: Method, hook: str, where: str, text: str, by: Any = None) -> UserError:
+    """`round 0, client 0: method Mine, hook loss TEXT (Mine.loss at mine.py:12)`. by: what was called, if not the
+    method's own hook."""
+    own = getattr(method, hook.partition(",")[0], None)
+    return told(f"{where}: method {type(method).__name__}, hook {hook} {text}", by or own, type(method))
 
 
 def check_names(
     method: Method, hook: str, given: Any, declared: Collection[str], where: str, due: Collection[str] | None = None
 ) -> None:
     """No slot that is not declared, and all that are `due` (default: all declared). `where`: round and client."""
-    said = f"{where}: method {type(method).__name__}, hook {hook}"
     if not isinstance(given, Mapping):
-        raise UserError(f"{said} returned {type(given).__name__}; it must return Row(...) or State(...)")
+        raise wrong(method, hook, where, f"returned {_name(given)}; it must return Row(...) or State(...)")
     for name in given:
         if name not in declared:
-            raise UserError(f"{said} returned slot {name!r}, which is not declared; {nearest(name, declared)}")
+            text = f"returned slot {name!r}, which is not declared; {nearest(str(name), declared)}"
+            raise wrong(method, hook, where, text)
     missing = [name for name in (declared if due is None else due) if name not in given]
     if missing:
-        raise UserError(f"{said} left out the declared slot {missing[0]!r}{_remedy(hook)}")
+        raise wrong(method, hook, where, f"left out the declared slot {missing[0]!r}{_remedy(hook)}")
 
 
 def _remedy(hook: str) -> str:
@@ -34,57 +43,118 @@ def _remedy(hook: str) -> str:
     return "; return k.state for state that stays as it was" if hook == "train, upload" else ""
 
 
-def check_values(method: Method, hook: str, given: Mapping[str, Any], packing: Packing, where: str) -> None:
-    """Tensors of the declared shapes, or numbers, where the packing has a place for them."""
+def check_values(
+    method: Method, hook: str, given: Mapping[str, Any], packing: Packing, where: str, like: Tensor
+) -> None:
+    """Dense tensors of real numbers and of the declared shapes, or numbers, where the packing has a place for them."""
     for name, value in given.items():
-        shape = tuple(value.shape) if isinstance(value, Tensor) else None
-        if name in packing.shapes and shape != packing.shapes[name] and not isinstance(value, (int, float)):
-            raise UserError(
-                f"{where}: method {type(method).__name__}, hook {hook}: slot {name!r} is {packing.shapes[name]}, "
-                f"but it returned {type(value).__name__ if shape is None else shape}"
-            )
+        if name not in packing.shapes or isinstance(value, (int, float)):
+            continue
+        found = _odd(value, packing.shapes[name], ("cpu", like.device.type), floats=False)
+        if found:
+            raise wrong(method, f"{hook}:", where, f"slot {name!r} is {packing.shapes[name]}, but it returned {found}")
+
+
+def finite(row: Tensor) -> bool:
+    """No nan or inf. The sum is read first: one pass without a copy, which says no where it overflows, too."""
+    return bool(row.sum().isfinite()) or bool(row.isfinite().all())
+
+
+def check_finite(method: Method, hook: str, packing: Packing, row: Tensor, where: str) -> None:
+    """No nan or inf in a row that stays or is sent on: what is written there is read for the rest of the run."""
+    if finite(row):
+        return
+    views = packing.views(row)
+    slot = next(name for name in views if not bool(getattr(views, name).isfinite().all()))
+    what = f"slot {slot!r} is" if not slot.startswith("_") else "the client's own part of the model is"
+    raise wrong(
+        method, hook, where, f"gave values that are not finite (nan or inf) in {row.dtype}: {what}; the usual cause is "
+        "divergence: lower train.lr"
+    )  # fmt: skip
 
 
 def check_pair(method: Method, hook: str, given: Any, where: str) -> tuple[Any, Any]:
     """Two values."""
     if not isinstance(given, tuple) or len(given) != 2:
         needed = "Row(...), State(...)" if hook == "upload" else "direction, State(...)"
-        raise UserError(
-            f"{where}: method {type(method).__name__}, hook {hook} returned {type(given).__name__}; "
-            f"it must return the pair {needed}"
-        )
+        raise wrong(method, hook, where, f"returned {_name(given)}; it must return the pair {needed}")
     return given
 
 
-def check_tensor(method: Method, hook: str, value: Any, shape: tuple[int, ...], where: str) -> None:
-    """A tensor of this shape: one of another, (1,) say, would be spread over all entries without a word."""
-    if not isinstance(value, Tensor) or tuple(value.shape) != shape:
-        found = f"shape {tuple(value.shape)}" if isinstance(value, Tensor) else type(value).__name__
-        raise UserError(
-            f"{where}: method {type(method).__name__}, hook {hook} returned {found}; it must return a tensor {shape}"
-        )
+def check_tensor(
+    method: Method, hook: str, value: Any, shape: tuple[int, ...], where: str, like: Tensor, by: Any = None
+) -> None:
+    """A tensor of this shape: one of another, (1,) say, would be spread over all entries without a word.
+
+    like: any tensor of the device; by: the function that returned the value, if not the method's own hook.
+    """
+    found = _odd(value, shape, (like.device.type,))
+    if found:
+        raise wrong(method, hook, where, f"returned {found}; it must return a tensor {shape} of floats", by)
+
+
+def check_rule(value: Any, shape: tuple[int, ...], where: str, like: Tensor, by: Any) -> None:
+    """The same of the server rule that stands in the config."""
+    found = _odd(value, shape, (like.device.type,))
+    if found:
+        raise told(f"{where}: the server rule returned {found}; it must return a tensor {shape} of floats", by)
+
+
+def _odd(value: Any, shape: tuple[int, ...], devices: Sequence[str], floats: bool = True) -> str:
+    """What a value is instead of a dense tensor of this shape with real numbers; "" if it is one."""
+    if not isinstance(value, Tensor):
+        return _name(value)
+    if value.shape != shape:
+        return f"shape {tuple(value.shape)}" if floats else str(tuple(value.shape))
+    if value.layout is not torch.strided:
+        return f"a {str(value.layout).removeprefix('torch.')} tensor"
+    if not value.is_floating_point() if floats else value.is_complex():
+        return f"a tensor of {value.dtype}"
+    return "" if value.device.type in devices else f"a tensor on {value.device}"
+
+
+def _name(value: Any) -> str:
+    return type(value).__name__
+
+
+def not_passed(module: nn.Module, x: Tensor, error: Exception) -> Exception:
+    """A failed forward pass is the model's, though no line of a user's file may be in the traceback."""
+    if in_user_code(error) or isinstance(error, (MemoryError, UserError)) or remedy(error):
+        return error
+    name, place = type(module).__name__, place_of(module)
+    text = f"model {name} fails on a batch of shape {tuple(x.shape)}, {x.dtype}: {type(error).__name__}: {error}"
+    return UserError(f"{text} ({place})" if place else text)
 
 
 def check_figures(method: Method, figures: Collection[str], taken: Collection[str], where: str) -> None:
     """The method's own figures stand beside the engine's in a round's line, not in their place."""
     for name in figures:
         if name in taken:
-            raise UserError(
-                f"{where}: method {type(method).__name__}, hook aggregate: figures({name}=...) has the name of a "
-                "figure that every round has; choose another"
-            )
+            text = f"figures({name}=...) has the name of a figure that every round has; choose another"
+            raise wrong(method, "aggregate:", where, text)
 
 
-def versions_of(tensors: Mapping[str, Tensor]) -> list[int]:
-    """How often each has been written to; a write to a view of it counts."""
-    return [tensor._version for tensor in tensors.values()]
+class Untouched:
+    """Tensors that hooks may read, and nothing more: another client, or the next round, would see what they write.
 
+    How often each has been written to is counted by torch; a write to a view of it counts.
+    """
 
-def check_unwritten(method: Method, tensors: Mapping[str, Tensor], before: Sequence[int], where: str) -> None:
-    """What hooks may read they have not written to: another client, or the next round, would see it."""
-    for (name, tensor), version in zip(tensors.items(), before, strict=True):
-        if tensor._version != version:
-            raise UserError(
-                f"{where}: a hook of method {type(method).__name__} wrote to {name}, which hooks may only read "
-                "(an operation that ends in _, or an assignment to [...]); make a copy, and return it as new state"
-            )
+    def __init__(self, method: Method, tensors: Mapping[str, Tensor]) -> None:
+        self.method, self.tensors = method, tensors
+        self.before = [tensor._version for tensor in tensors.values()]
+
+    def check(self, where: str, *hooks: str, by: Any = None) -> None:
+        """None of `hooks`, which were called, has written to them. by: the server rule, if that was called."""
+        for (name, tensor), version in zip(self.tensors.items(), self.before, strict=True):
+            if tensor._version != version:
+                method = type(self.method).__name__
+                own = [hook for hook in hooks if overrides(self.method, hook)]
+                who = f"a hook of method {method} wrote" if hooks else "the server rule wrote"
+                raise told(
+                    f"{where}: {who} to {name}, which hooks may only read (an operation that ends in _, or an "
+                    f"assignment to [...]); make a copy, and return it as new state"
+                    + (f". It was {' or '.join(own)}" if own else ""),
+                    *(getattr(self.method, hook) for hook in own[:1]),
+                    by,
+                )

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from typing import Any
 
 import torch
 from torch import Tensor
 
 from fedmpi.common import seeds
 from fedmpi.data.batches import Shard, batches
-from fedmpi.engine.checks import check_tensor
+from fedmpi.engine.checks import check_tensor, not_passed, wrong
 from fedmpi.engine.worker import Worker
 from fedmpi.flat.layout import Segment
 from fedmpi.flat.packing import Views
@@ -71,15 +72,21 @@ class ClientView(Client):
 
     # ---- forward passes ----
     def logits(self, x: Tensor) -> Tensor:
-        with self.worker.precision():
-            f: Tensor = self.worker.model.module(x)
-        return f.to(self.w.dtype)
+        try:
+            with self.worker.precision():
+                f: Tensor = self.worker.model.module(x)
+            return f.to(self.w.dtype)
+        except Exception as error:
+            raise not_passed(self.worker.model.module, x, error) from error
 
     def forward(self, x: Tensor) -> tuple[Tensor, Tensor]:
-        with self.worker.precision():
-            z, f = self.worker.net.forward(x)
-        assert z is not None  # methods that call this declare needs = {FEATURES}, checked at the start
-        return z.to(self.w.dtype), f.to(self.w.dtype)
+        try:
+            with self.worker.precision():
+                z, f = self.worker.net.forward(x)
+            assert z is not None  # methods that call this declare needs = {FEATURES}, checked at the start
+            return z.to(self.w.dtype), f.to(self.w.dtype)
+        except Exception as error:
+            raise not_passed(self.worker.model.module, x, error) from error
 
     def frozen(self, x: Tensor, at: Tensor | None = None, buffers: Tensor | None = None) -> tuple[Tensor, Tensor]:
         key = None if at is None else id(at)
@@ -112,7 +119,7 @@ class ClientView(Client):
         model = self.worker.model
         with self._one_pass(at):
             model.attach_gradient().zero_()
-            value = self.check("loss", (loss or self.worker.method.loss)(self, x, y), ())
+            value = self.checked_loss((loss or self.worker.method.loss)(self, x, y), loss)
             value.backward()
         if loss is None:
             self.note(value)
@@ -122,7 +129,7 @@ class ClientView(Client):
         members = [(s, p) for s, p in self.worker.model.members() if p.requires_grad]
         parameters = [p for _, p in members]
         with self._one_pass(None):
-            loss = self.worker.method.loss(self, x, y)
+            loss = self.checked_loss(self.worker.method.loss(self, x, y))
         g = torch.autograd.grad(loss, parameters, create_graph=True)
         along = torch.stack([(piece * s.view(v)).sum() for (s, _), piece in zip(members, g, strict=True)]).sum()
         pieces = torch.autograd.grad(along, parameters, allow_unused=True, materialize_grads=True)
@@ -135,22 +142,34 @@ class ClientView(Client):
         model, head = self.worker.model, self.worker.messages.head
         before = None if at is None else head.take(model.w).clone()
         if at is not None:
-            head.put(head.take(at), model.w)
+            head.put(head.take(at), model.live)
         model.attach_gradient().zero_()
         assert self.worker.net.head is not None  # as in `forward`
         with self.worker.precision():
             f: Tensor = self.worker.net.head(z)
-        value = loss(f.to(self.w.dtype))
+        value = self.checked_loss(loss(f.to(self.w.dtype)), loss)
         value.backward()
         if before is not None:
-            head.put(before, model.w)  # copied back, not subtracted: exactly the weights from before
+            head.put(before, model.live)  # copied back, not subtracted: exactly the weights from before
         if z.requires_grad:
             self.note(value)
         return model.attach_gradient().clone()
 
-    def check(self, hook: str, value: Tensor, shape: tuple[int, ...] | None = None) -> Tensor:
-        """`value` if it has the shape that the hook must return, (d,) where none is given."""
-        check_tensor(self.worker.method, hook, value, tuple(self.w.shape) if shape is None else shape, self.where)
+    def check(self, hook: str, value: Any, shape: tuple[int, ...] | None = None, by: Any = None) -> Tensor:
+        """`value` without its graph if it has the shape that the hook must return, (d,) where none is given."""
+        shape = tuple(self.w.shape) if shape is None else shape
+        check_tensor(self.worker.method, hook, value, shape, self.where, self.w, by)
+        return value.detach() if shape and value.requires_grad else value
+
+    def checked_loss(self, value: Any, by: Any = None) -> Tensor:
+        """A loss to descend on. by: the function that gave it, if it is not the hook."""
+        self.check("loss", value, (), by)
+        if not value.requires_grad:
+            text = (
+                "returned a loss that depends on no weight that is being trained, so that there is no gradient: it was "
+                "made under no_grad, with .detach() or .item(), or of outputs that are not the model's"
+            )
+            raise wrong(self.worker.method, "loss", self.where, text, by)
         return value
 
     def note(self, loss: Tensor) -> None:
@@ -160,14 +179,21 @@ class ClientView(Client):
 
     # ---- the flat vector's parts, the client's data ----
     def take(self, group: str, flat: Tensor) -> Tensor:
+        self._check_groups((group,), "take")
         return self.worker.model.layout.select({group}).take(flat)
 
     def lift(self, group: str, part: Tensor, into: Tensor) -> Tensor:
+        self._check_groups((group,), "lift")
         out = into.clone()
         self.worker.model.layout.select({group}).put(part, out)
         return out
 
+    def _check_groups(self, groups: Sequence[str], where: str) -> None:
+        """A name that no model has would be an empty part without a word."""
+        self.worker.messages.check_groups(groups, f"k.{where}")
+
     def segments(self, groups: Sequence[str] | None = None) -> Sequence[Segment]:
+        self._check_groups(groups or (), "segments")
         return [s for s in self.worker.model.layout.segments if groups is None or s.group in groups]
 
     def _rows(self, part: Part) -> Shard:

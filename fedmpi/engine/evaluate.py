@@ -20,9 +20,11 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from fedmpi.common.blame import blaming
+from fedmpi import tasks
+from fedmpi.common.blame import blaming, told
 from fedmpi.common.errors import UserError
 from fedmpi.data.batches import Shard, batches
+from fedmpi.engine.checks import not_passed, wrong
 from fedmpi.engine.client_states import ClientStates
 from fedmpi.engine.local_client import LocalClient
 from fedmpi.engine.worker import Worker
@@ -38,18 +40,41 @@ def figures(
     Loss is the mean over samples; predict (x -> outputs) stands in for the model's own forward pass where it is given;
     nan for every figure where the shard is empty.
     """
-    task, module = worker.task, worker.model.module
+    task = worker.task
     if not len(shard):
         return {"loss": float("nan"), **dict.fromkeys(task.names, float("nan"))}
-    module.eval()
+    worker.model.module.eval()
     loss, outputs, targets = torch.zeros((), dtype=torch.float64), [], []
     with torch.inference_mode(), worker.precision() if worker.bf16 else nullcontext():
         for x, y in batches(shard, batch_size, None):
-            f = (predict or module)(x).to(worker.model.w.dtype)
-            loss = loss + (task.loss(lambda _, f=f: f, x, y).double() * len(y)).cpu()
+            f = _outputs(worker, x, predict)
+            loss = loss + (_mean_loss(task, f, x, y).double() * len(y)).cpu()
             outputs.append(f)
             targets.append(y)
-        return {"loss": loss.item() / len(shard), **task.metrics(torch.cat(outputs), torch.cat(targets))}
+        return {"loss": loss.item() / len(shard), **tasks.figures(task, torch.cat(outputs), torch.cat(targets))}
+
+
+def _outputs(worker: Worker, x: Tensor, predict: Callable[[Tensor], Tensor] | None) -> Tensor:
+    """(B, outputs) of the model, or of what the method's hook `predict` gave."""
+    module = worker.model.module
+    try:
+        f = (predict or module)(x)
+    except Exception as error:
+        raise not_passed(module, x, error) from error
+    shape = (len(x), worker.net.outputs)
+    if not isinstance(f, Tensor) or f.shape != shape or f.is_complex():
+        found = f"{f.dtype} {tuple(f.shape)}" if isinstance(f, Tensor) else type(f).__name__
+        who = "the function that hook predict gave" if predict else f"model {type(module).__name__}"
+        raise told(f"{who} returned {found} for {len(x)} samples; it must return a tensor {shape}", predict or module)
+    return f.to(worker.model.w.dtype)
+
+
+def _mean_loss(task: Any, f: Tensor, x: Tensor, y: Tensor) -> Tensor:
+    loss = task.loss(lambda _: f, x, y)
+    if not isinstance(loss, Tensor) or loss.shape != () or loss.is_complex():
+        found = f"shape {tuple(loss.shape)}" if isinstance(loss, Tensor) else type(loss).__name__
+        raise told(f"task {type(task).__name__}: loss returned {found}; it must return a tensor ()", task.loss)
+    return loss
 
 
 def spread(name: str, values: Sequence[float]) -> Figures:
@@ -151,7 +176,8 @@ class Evaluator:
 
     def _judge(self, protocol: str, client: LocalClient) -> Figures:
         """One client's figures under one protocol."""
-        worker, method = self.worker, self.worker.method
+        worker, method, where = self.worker, self.worker.method, client.where
+        untouched = client.untouched()
         w = client.received if protocol == "global" else client.check("weights", method.weights(client))
         worker.model.load(w, client.b0)
         if protocol.startswith("ft("):
@@ -159,7 +185,12 @@ class Evaluator:
         shard = self.data.global_test if protocol == "personal_on_global" else self.data.test[client.id]
         assert shard is not None
         predict = None if protocol == "global" else method.predict(client)
-        return figures(worker, shard, self.batch_size, predict)
+        if predict is not None and not callable(predict):
+            text = f"returned {type(predict).__name__}; it must return None or a function x (B, ...) -> (B, outputs)"
+            raise wrong(method, "predict", where, text)
+        found = figures(worker, shard, self.batch_size, predict)
+        untouched.check(where, "weights", "tune", "predict")
+        return found
 
     def _line(self, t: int, k: int, protocol: str, row: Figures) -> dict[str, Any]:
         names, shared = self.data.site_names, self.data.global_test

@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 
 from fedmpi.comm import Communicator
+from fedmpi.engine.checks import check_finite
 from fedmpi.engine.messages import WORD, Announcement, Messages
 from fedmpi.engine.server import FederationServer
 from fedmpi.engine.versions import Versions
@@ -96,6 +97,7 @@ class Exchange:
             return rows
         for k, row in rows.items():
             packing.write(row, server.download(t, k))
+            check_finite(server.method, "download", packing, row, f"round {t}, client {k}")
         # As with uploads: the root's own clients' rows pass the communicator onto themselves.
         own = [(0, row) for k, row in rows.items() if where[k] == 0]
         self.comm.exchange([(where[k], row) for k, row in rows.items()], own)

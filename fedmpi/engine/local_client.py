@@ -15,9 +15,10 @@ import torch
 from torch import Tensor
 
 from fedmpi.common import seeds
-from fedmpi.common.blame import blaming
+from fedmpi.common.blame import blaming, told
+from fedmpi.common.errors import UserError
 from fedmpi.data.batches import batches
-from fedmpi.engine.checks import check_names, check_pair, check_unwritten, check_values, versions_of
+from fedmpi.engine.checks import Untouched, check_finite, check_names, check_pair, check_values, finite
 from fedmpi.engine.client_view import ClientView, LossMeter
 from fedmpi.engine.messages import Upload
 from fedmpi.flat.packing import share_memory
@@ -50,18 +51,15 @@ class LocalClient(ClientView):
         upload = messages.upload(self.round)
         model.load(self.received, self.b0)
         model.module.train()
-        only_read = {
-            "k.w0 (k.received) or k.down": self.announcement,
-            "k.down": self.download,
-            "k.state": self.state_row,
-        }
-        versions = versions_of(only_read)
+        untouched = self.untouched()
         # Dropout, and whatever else draws from torch's global generators, is seeded.
         with blaming(self.where), seeds.scoped(worker.seed, "torch", self.round, self.id):
             self._receive()
+            untouched.check(self.where, "receive")
             trained = method.train(self)
+            untouched.check(self.where, "train", "loss", "gradient", "step", "proximal")
             sent, more = check_pair(method, "upload", method.upload(self), self.where)
-        check_unwritten(method, only_read, versions, self.where)
+            untouched.check(self.where, "upload")
         self._check(upload, trained, sent, more)
         if "dw" in upload.packing.shapes and "dw" not in sent:
             upload.w.subtract(model.w, self.w0, upload.packing.views(row).dw)
@@ -75,6 +73,25 @@ class LocalClient(ClientView):
         state = {name: value for new in (trained, more) if new is not self.state for name, value in new.items()}
         own = {"_w": messages.personal.take(model.w), "_b": messages.personal_b.take(model.b)}
         messages.client_state.write(self.state_row, {**own, **state})
+        if not worker.drop:
+            check_finite(method, "train, upload", messages.client_state, self.state_row, self.where)
+        elif not finite(self.state_row):
+            upload.packing.write(row, {"_loss": torch.nan})  # the server refuses the upload, which undoes the round
+
+    def untouched(self) -> Untouched:
+        """What the client's hooks only read, as it is now."""
+        return Untouched(
+            self.worker.method,
+            {
+                "k.w0 (k.received) or k.down": self.announcement,
+                "k.down": self.download,
+                "k.state": self.state_row,
+                "k.w0 (k.received)": self.received,  # its own vector where parts stay with the client
+                "k.w": self.w,
+                "k.b": self.b,
+                "k.label_counts": self.label_counts,
+            },
+        )
 
     def _receive(self) -> None:
         """The weights that training starts from; looking for them moves neither buffers nor counters."""
@@ -90,10 +107,10 @@ class LocalClient(ClientView):
         method, where, declared = self.worker.method, self.where, self.worker.method.client_state
         due = [name for name in upload.packing.shapes if name in method.sends and name != "dw"]
         check_names(method, "upload", sent, method.sends, where, due)
-        check_values(method, "upload", sent, upload.packing, where)
+        check_values(method, "upload", sent, upload.packing, where, self.w)
         for hook, new in (("train", trained), ("upload", more)):
             check_names(method, hook, new, declared, where, ())
-            check_values(method, hook, new, self.worker.messages.client_state, where)
+            check_values(method, hook, new, self.worker.messages.client_state, where, self.w)
         check_names(method, "train, upload", dict.fromkeys([*trained, *more]), declared, where)
 
     # ---- the batch loop ----
@@ -117,7 +134,7 @@ class LocalClient(ClientView):
             correct=gradient or (method.gradient if overrides(method, "gradient") else None),
             step=method.step if overrides(method, "step") and gradient is None and loss is None else None,
         )
-        epochs = self.epochs if epochs is None else epochs
+        epochs = self._checked_epochs(epochs, groups)
         counted, meter = (self.steps, self.a, self.meter), self.meter if start is None else LossMeter(self.w.device)
         before, self.meter = (meter.sum.clone(), meter.steps), meter
         with self.elsewhere(start), model.only(method.trains if groups is None else groups) as parameters:
@@ -133,7 +150,10 @@ class LocalClient(ClientView):
                         if worker.stop():
                             break
                         self.step_loss, self.passed = None, False
+                        untouched = x._version, y._version
                         self._gradient(how, optimiser, x, y)
+                        if (x._version, y._version) != untouched:
+                            raise self._touched()
                         optimiser.step()
                         self.passed = True
                         carry = sgd.momentum * carry + 1
@@ -145,24 +165,44 @@ class LocalClient(ClientView):
             self.steps, self.a, self.meter = counted
         return Fitted(w, (meter.sum - before[0]) / max(meter.steps - before[1], 1))
 
+    def _checked_epochs(self, epochs: int | None, groups: Sequence[str] | None) -> int:
+        self._check_groups(() if groups is None else groups, "fit, groups")
+        if epochs is None:
+            return self.epochs
+        if not isinstance(epochs, int) or epochs < 0:
+            raise UserError(f"k.fit: epochs is {epochs!r}; a whole number >= 0 is needed")
+        return epochs
+
+    def _touched(self) -> UserError:
+        """Of an x or y that is not what it was before its step."""
+        said = (
+            f"{self.where}: the model ({type(self.worker.model.module).__name__}) or a hook of method "
+            f"{type(self.worker.method).__name__} wrote to its batch, x or y (an operation that ends in _, an "
+            "assignment to [...], or ReLU(inplace=True) as the first layer): other passes would see it; make a copy"
+        )
+        return told(said, self.worker.model.module, type(self.worker.method))
+
     def _gradient(self, how: Descent, optimiser: torch.optim.Optimizer, x: Tensor, y: Tensor) -> None:
         """One batch's gradient, to where the optimiser looks for it."""
         model = self.worker.model
         if how.step:
             g = self.check("step", how.step(self, x, y))
-            model.attach_gradient().copy_(self.check("gradient", how.correct(self, g)) if how.correct else g)
+            model.attach_gradient().copy_(self._corrected(how.correct, g) if how.correct else g)
         elif how.correct:
             g = model.attach_gradient().zero_()
             self._backward(how.loss, x, y)
-            corrected = self.check("gradient", how.correct(self, g))
+            corrected = self._corrected(how.correct, g)
             if corrected is not g:
                 g.copy_(corrected)
         else:
             optimiser.zero_grad()
             self._backward(how.loss, x, y)
 
+    def _corrected(self, correct: Callable[[Client, Tensor], Tensor], g: Tensor) -> Tensor:
+        return self.check("gradient", correct(self, g), by=correct)
+
     def _backward(self, loss: Loss, x: Tensor, y: Tensor) -> None:
-        value = self.check("loss", loss(self, x, y), ())
+        value = self.checked_loss(loss(self, x, y), loss)
         value.backward()
         self.note(value)
 

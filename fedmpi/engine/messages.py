@@ -16,6 +16,7 @@ from dataclasses import dataclass, fields, is_dataclass
 import torch
 from torch import Tensor
 
+from fedmpi.common.blame import blaming, told
 from fedmpi.common.errors import UserError
 from fedmpi.flat.layout import ATOM, BODY, COEF, EVERYTHING, HEAD, NORM, Layout, Selection
 from fedmpi.flat.model import FlatModel
@@ -58,7 +59,7 @@ class Messages:
         self.method, self.model, self.rounds = method, model, rounds
         _check_declarations(method)
         self.every: Groups = frozenset(model.layout.groups() | model.buffer_layout.groups())
-        self._check_groups(method.trains, "trains")
+        self.check_groups(method.trains, "trains")
         self.shared_groups: Groups = frozenset[str]().union(*(self.groups(t) for t in range(max(rounds, 1))))
         self.shared, self.shared_b = self._select(self.shared_groups)
         self.personal, self.personal_b = self._select(self.every - self.shared_groups)
@@ -78,8 +79,10 @@ class Messages:
         own = {"_w": (self.personal.size,), "_b": (self.personal_b.size,)}
         self.client_state = Packing(own | self._bind("client_state").shapes)
 
-    def _check_groups(self, groups: Collection[str], where: str) -> None:
+    def check_groups(self, groups: Collection[str], where: str) -> None:
         """Groups that there are, or that there may be in other models."""
+        if isinstance(groups, str):
+            raise UserError(f"method {type(self.method).__name__}, {where}: {groups!r} is text; write ({groups!r},)")
         for group in groups:
             if group not in (EVERYTHING, *STANDARD_GROUPS, *self.every):
                 raise UserError(
@@ -90,9 +93,14 @@ class Messages:
     # ---- rounds ----
     def travel(self, t: int) -> Travel:
         """The method's word on round t, checked against the model and its own declarations."""
-        said = self.method.travels(t, self.rounds)
+        with blaming(f"round {t}"):
+            said = self.method.travels(t, self.rounds)
         name = type(self.method).__name__
-        self._check_groups((*said.groups, *said.but), f"hook travels, round {t}")
+        if not isinstance(said, Travel):
+            text = f"method {name}, hook travels, round {t} returned {type(said).__name__}; it must return Travel(...)"
+            raise told(text, self.method.travels)
+        for groups in (said.groups, said.but):
+            self.check_groups(groups, f"hook travels, round {t}")
         for slot in said.slots or ():
             if slot not in self.method.sends:
                 raise UserError(f"method {name}, hook travels, round {t}: sends declares no slot {slot!r}")

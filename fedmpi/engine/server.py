@@ -15,7 +15,15 @@ from fedmpi.common import seeds
 from fedmpi.common.blame import blaming
 from fedmpi.common.errors import UserError
 from fedmpi.data.federated import Federated
-from fedmpi.engine.checks import check_names, check_pair, check_tensor, check_unwritten, check_values, versions_of
+from fedmpi.engine.checks import (
+    Untouched,
+    check_names,
+    check_pair,
+    check_rule,
+    check_tensor,
+    check_values,
+    finite,
+)
 from fedmpi.engine.faults import NOT_FINITE, REMEDY
 from fedmpi.engine.messages import Messages, Upload
 from fedmpi.flat.layout import Segment
@@ -68,28 +76,43 @@ class FederationServer:
     def download(self, t: int, client: int) -> Mapping[str, Tensor]:
         """What the method's hook `download` has for one client in round t, checked."""
         self.view.round, where = t, f"round {t}, client {client}"
+        untouched = self._untouched()
         with blaming(where):
             row = self.method.download(self.view, client)
+        untouched.check(where, "download")
         check_names(self.method, "download", row, self.method.per_client_download, where)
-        check_values(self.method, "download", row, self.messages.per_client, where)
+        check_values(self.method, "download", row, self.messages.per_client, where, self.w)
         return row
+
+    def _untouched(self, **more: Tensor) -> Untouched:
+        """What the server's hooks only read, as it is now."""
+        view = self.view
+        return Untouched(
+            self.method, {"s.w": self.w, "s.state": self.state_row, "s.label_counts": view.label_counts, **more}
+        )
 
     def step(self, t: int, train_lr: float, up: Uploads, upload: Upload, rows: Tensor) -> dict[str, float]:
         """One round's step; returns the method's own figures. `rows` (m, row) are the uploads whole."""
         view, where = self.view, f"round {t}"
         view.round, view.train_lr, view.noted = t, train_lr, {}
         view.segments, view.shared = upload.columns.segments, upload.w.take(self.w)
-        only_read = {"s.w": self.w, "s.state": self.state_row, "up": rows}
-        versions = versions_of(only_read)
+        untouched = self._untouched(up=rows, **{"up.p": up.p, "up.n": up.n})
+        size, ruled = (upload.columns.size,), None
         with blaming(where):
             direction, state = check_pair(self.method, "aggregate", self.method.aggregate(view, up), where)
+            untouched.check(where, "aggregate")
             if self.rule is not None:
-                direction = self.rule(up, view)
-        check_unwritten(self.method, only_read, versions, where)
-        check_tensor(self.method, "aggregate", direction, (upload.columns.size,), where)
+                ruled = self.rule(up, view)
+                untouched.check(where, by=self.rule)
+        check_tensor(self.method, "aggregate", direction, size, where, self.w)
         check_names(self.method, "aggregate", state, self.method.server_state, where)
-        check_values(self.method, "aggregate", state, self.messages.server_state, where)
-        _check_finite(t, up, rows, direction, *state.values())
+        check_values(self.method, "aggregate", state, self.messages.server_state, where, self.w)
+        if self.rule is not None:
+            check_rule(ruled, size, where, self.w, self.rule)
+            direction = ruled
+        direction = direction.detach().to(self.w.dtype)
+        tensors = (value.to(self.w.dtype) for value in state.values() if isinstance(value, Tensor))
+        _check_finite(t, up, rows, direction, *tensors)
         self._move(direction, upload)
         if upload.b.size:
             upload.b.put(up.mean("_b"), self.b)
@@ -110,7 +133,7 @@ class FederationServer:
 
 def _check_finite(t: int, up: Uploads, rows: Tensor, *made: Tensor) -> None:
     """A number that is not finite ends the run, and its client is named. Looked for in one vector, not in m."""
-    if all(bool(v.isfinite().all()) for v in made):
+    if all(finite(v) for v in made):
         return
     bad = [str(k) for k, row in zip(up.clients, rows, strict=True) if not bool(row.isfinite().all())]
     who = f"client {', '.join(bad)} sent" if bad else "the server's direction or state has"

@@ -42,11 +42,13 @@ class Worker:
         seed: int,
         *,
         bf16: bool = False,
+        drop: bool = False,
         stop: Callable[[], bool] = lambda: False,
     ) -> None:
+        """drop: clients whose numbers are not finite are for the server to refuse."""
         self.model, self.net, self.task, self.method = model, net, task, method
         self.data, self.messages, self.sgd, self.seed = data, messages, sgd, seed
-        self.bf16, self.stop = bf16, stop
+        self.bf16, self.drop, self.stop = bf16, drop, stop
         self._twins: list[tuple[FlatModel, Net]] = []
 
     def precision(self) -> AbstractContextManager[Any]:
@@ -57,5 +59,5 @@ class Worker:
         """One of the frozen models of the same layout; made on first use."""
         while len(self._twins) <= number:
             model = self.model.twin()
-            self._twins.append((model, Net(model.module, self.data.input_shape)))
+            self._twins.append((model, Net(model.module, self.data.input_shape, self.data.x_dtype)))
         return self._twins[number]

@@ -89,12 +89,13 @@ class Selection:
     """Some ranges of a flat vector as one contiguous vector of `size` entries."""
 
     def __init__(self, full_size: int, ranges: Iterable[tuple[int, int]]) -> None:
-        self.ranges = tuple(ranges)  # ascending
+        self.full_size, self.ranges = full_size, tuple(ranges)  # ascending
         self.size = sum(b - a for a, b in self.ranges)
         self.whole = self.size == full_size
 
     def take(self, flat: Tensor) -> Tensor:
         """The selected entries of `flat` (..., full size): a view where they are one range, else a copy."""
+        _check(flat, self.full_size)
         if len(self.ranges) == 1:
             a, b = self.ranges[0]
             return flat[..., a:b]
@@ -102,6 +103,7 @@ class Selection:
 
     def put(self, selected: Tensor, flat: Tensor) -> None:
         """Write the selected entries (..., size) into `flat`."""
+        _check(selected, self.size)
         at = 0
         for a, b in self.ranges:
             flat[..., a:b] = selected[..., at : at + b - a]
@@ -117,3 +119,9 @@ class Selection:
             else:
                 piece.copy_(x[a:b] - y[a:b])
             at += b - a
+
+
+def _check(x: Tensor, size: int) -> None:
+    """ValueError for another size: a slice would be cut short, one entry spread over all."""
+    if x.shape[-1:] != (size,):
+        raise ValueError(f"a tensor of shape {tuple(x.shape)} where {size} entries are needed")

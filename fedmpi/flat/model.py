@@ -43,6 +43,8 @@ class FlatModel:
         declared: dict[str, str] = groups() if callable(groups) else {}
         owners = {f"{path}.{leaf}" if path else leaf: (owner, leaf) for path, owner, leaf in _leaves(module)}
         named = dict(module.named_parameters())
+        first_name = {id(p): name for name, p in named.items()}  # of tied weights, which lie in w once
+        self.names = {n: first_name[id(p)] for n, p in module.named_parameters(remove_duplicate=False)}
         self.layout = _lay_out(named, owners, head, declared, channels_last)
         buffers = {n: b for n, b in module.named_buffers() if b.is_floating_point() and n in module.state_dict()}
         self.buffer_layout = _lay_out(buffers, owners, head, declared, False)
@@ -50,6 +52,8 @@ class FlatModel:
         first = next(iter(named.values()))
         self.w = torch.empty(self.layout.size, dtype=first.dtype, device=first.device)
         self.b = torch.empty(self.buffer_layout.size, dtype=first.dtype, device=first.device)
+        # What the engine writes does not count as written to `w` or `b` (engine/checks.py: Untouched).
+        self.live, self.live_b = self.w.data, self.b.data
         states = module.state_dict()
         self.counters = [b for n, b in module.named_buffers() if not b.is_floating_point() and n in states]
         self._counters0 = [counter.clone() for counter in self.counters]
@@ -88,11 +92,17 @@ class FlatModel:
             p.grad = None
 
     def load(self, w: Tensor, b: Tensor | None = None, counters: Sequence[Tensor] | None = None) -> None:
-        """Copy weights in, and with float buffers all buffers; the counters start anew where none are given."""
+        """Copy weights in, and with float buffers all buffers; the counters start anew where none are given.
+
+        Raises ValueError for weights of another shape: one number would be spread over all.
+        """
+        if w.shape != self.w.shape or (b is not None and b.shape != self.b.shape):
+            found = tuple(w.shape) if b is None else (tuple(w.shape), tuple(b.shape))
+            raise ValueError(f"weights of shape {found} for a model of {tuple(self.w.shape)}, {tuple(self.b.shape)}")
         with torch.no_grad():
-            self.w.copy_(w)
+            self.live.copy_(w)
             if b is not None:
-                self.b.copy_(b)
+                self.live_b.copy_(b)
                 for counter, value in zip(self.counters, counters or self._counters0, strict=True):
                     counter.copy_(value)
 
@@ -118,7 +128,8 @@ class FlatModel:
     def state_dict(self, w: Tensor, b: Tensor) -> dict[str, Tensor]:
         """name -> value under the module's own names: parameters from `w`, float buffers from `b`, the rest its own."""
         values = self.module.state_dict()
-        return {**values, **self.layout.tensors(w), **self.buffer_layout.tensors(b)}
+        tensors = self.layout.tensors(w)
+        return {**values, **{n: tensors[first] for n, first in self.names.items()}, **self.buffer_layout.tensors(b)}
 
 
 def _leaves(module: nn.Module) -> Iterator[tuple[str, nn.Module, str]]:

@@ -32,13 +32,13 @@ class Packing:
         values: tensors of the slot's shape, or numbers for all of its entries; they may be views of the row itself, in
         any order. Raises ValueError for another shape.
         """
-        of_row = {n: v.clone() for n, v in values.items() if isinstance(v, Tensor) and share_memory(v, row)}
+        of_row = {n: v.detach().clone() for n, v in values.items() if isinstance(v, Tensor) and share_memory(v, row)}
         for name, value in {**values, **of_row}.items():
             a, b = self.spans[name]
             if not isinstance(value, Tensor):
                 row[a:b] = value
             elif tuple(value.shape) == self.shapes[name]:
-                row[a:b] = value.reshape(-1)
+                row[a:b] = value.detach().reshape(-1)  # a row keeps no graph alive
             else:
                 raise ValueError(f"slot {name!r} holds {self.shapes[name]}, not {tuple(value.shape)}")
 
@@ -62,7 +62,7 @@ class Views:
         try:
             return self._tensors[name]
         except KeyError:
-            declared = ", ".join(self._tensors) or "none"
+            declared = ", ".join(each for each in self._tensors if not each.startswith("_")) or "none"
             raise AttributeError(f"no slot {name!r} is declared here (declared: {declared})") from None
 
     def __setattr__(self, name: str, value: object) -> None:

@@ -53,7 +53,11 @@ Part = Literal["train", "validation"]  # of a client's own training rows
 
 
 class Client(Protocol):
-    """What a hook sees of the client that trains or is evaluated. Tensors are the engine's: read, do not write."""
+    """What a hook sees of the client that trains or is evaluated.
+
+    Tensors are the engine's: read, do not write. They are used again in the next round; what a client is to keep is
+    declared state, which follows it to whichever rank trains it.
+    """
 
     id: int
     round: int  # from 0
@@ -233,7 +237,7 @@ class Uploads:
 
 
 class Server(Protocol):
-    """What a server hook sees. Tensors are the engine's: read, do not write."""
+    """What a server hook sees. Tensors are the engine's: read, do not write; the next round uses them again."""
 
     clients: int  # N
     classes: int

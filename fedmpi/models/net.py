@@ -6,6 +6,7 @@ from contextlib import contextmanager
 import torch
 from torch import Tensor, nn
 
+from fedmpi.common.blame import in_user_code, place_of, told
 from fedmpi.common.errors import UserError
 
 
@@ -16,7 +17,8 @@ class Net:
     the input of that part. Where no part is the last one (a softmax behind it, say), `has_features` is False, `head`
     and `feature_dim` are None, and `forward` gives (None, logits). The logits are the module's own output in any case.
 
-    The head is found in one dry run, in evaluation mode on two samples of zeros of shape `input_shape`; the modes and
+    The head is found in one dry run, in evaluation mode on two samples of zeros of shape `input_shape` and type `dtype`
+    (default: that of the parameters); the modes and
     buffers of the module are afterwards what they were. `outputs` is the number of logits of a sample.
 
     Raises UserError for a module that fails on such samples, or does not return one row of outputs for each.
@@ -27,14 +29,24 @@ class Net:
     (torch.Size([5, 3]), torch.Size([5, 2]), ['2.bias', '2.weight'])
     """
 
-    def __init__(self, module: nn.Module, input_shape: tuple[int, ...]) -> None:
+    def __init__(self, module: nn.Module, input_shape: tuple[int, ...], dtype: torch.dtype | None = None) -> None:
         self.module = module
         like = next(module.parameters(), torch.empty(0))
-        x = torch.zeros(2, *input_shape, dtype=like.dtype, device=like.device)
+        x = self._samples = torch.zeros(2, *input_shape, dtype=dtype or like.dtype, device=like.device)
         with _undisturbed(module):
             logits, self.head, z = _last_part(module, x)
         self.outputs: int = logits.shape[1]
         self.feature_dim: int | None = None if z is None else z.shape[1]
+
+    def takes_one(self) -> bool:
+        """Whether a batch of one sample can be trained on: batch normalisation of vectors cannot."""
+        with _undisturbed(self.module):
+            self.module.train()
+            try:
+                self.module(self._samples[:1].clone())
+            except ValueError as error:
+                return "Expected more than 1 value per channel" not in str(error)
+        return True
 
     @property
     def has_features(self) -> bool:
@@ -75,21 +87,30 @@ def _last_part(module: nn.Module, x: Tensor) -> tuple[Tensor, nn.Module | None, 
     if isinstance(named, nn.Module) and not isinstance(named, nn.Linear):
         candidates.append(named)  # it may itself end in a linear layer; of the two it finishes last and is the head
     hooks = [part.register_forward_hook(note) for part in candidates]
+    name, before = f"model {type(module).__name__}", x._version
     try:
         logits = module(x)
     except Exception as error:
+        place = in_user_code(error) or place_of(module)
         raise UserError(
-            f"model {type(module).__name__} fails on a batch of two samples of the data set, shape {tuple(x.shape)}: "
-            f"{error}; choose a model for samples of this shape"
+            f"{name} fails on a batch of two samples of the data set, shape {tuple(x.shape)}, {x.dtype}: "
+            f"{error}; choose a model for samples of this shape{f' ({place})' if place else ''}"
         ) from error
     finally:
         for hook in hooks:
             hook.remove()
+    if x._version != before:
+        raise told(
+            f"{name} writes to its input (an operation that ends in _, or ReLU(inplace=True) as the first layer): "
+            "other passes over the batch would see it; work on a copy, such as x = x - mean",
+            module,
+        )
     if not isinstance(logits, Tensor) or logits.ndim != 2 or len(logits) != len(x):
         found = f"shape {tuple(logits.shape)}" if isinstance(logits, Tensor) else type(logits).__name__
-        raise UserError(
-            f"model {type(module).__name__} returns {found} for a batch of {len(x)} samples; "
-            f"it must return one tensor of shape ({len(x)}, outputs)"
+        raise told(
+            f"{name} returns {found} for a batch of {len(x)} samples; it must return one tensor of shape "
+            f"({len(x)}, outputs)",
+            module,
         )
     if last is None or last[2] is not logits or last[1].ndim != 2:
         return logits, None, None

@@ -9,6 +9,7 @@ from typing import Any
 
 import torch
 from torch import nn
+from torch.nn.parameter import is_lazy
 
 from fedmpi import methods, models, tasks
 from fedmpi.aggregation import rules
@@ -24,11 +25,11 @@ from fedmpi.engine.messages import Messages
 from fedmpi.engine.schedule import learning_rate
 from fedmpi.engine.server import Rule
 from fedmpi.engine.worker import LocalSGD, Worker
-from fedmpi.flat.model import NORM_LAYERS, FlatModel
-from fedmpi.method.base import CLASSES, FEATURES, PLAIN_SERVER, PLAIN_SGD, VALIDATION, Method, overrides
+from fedmpi.flat.model import FlatModel
+from fedmpi.method.base import Method, overrides
 from fedmpi.method.slots import Travel
 from fedmpi.models.net import Net
-from fedmpi.runtime import memory
+from fedmpi.runtime import fitting, memory
 from fedmpi.runtime.build_data import training_ranks
 
 
@@ -93,8 +94,12 @@ def make_module(settings: Settings, input_shape: tuple[int, ...], classes: int) 
     made = registry.make(models.KIND, settings.model, settings.origins("model"))
     with blaming(f"model {settings.model.name}"), seeds.scoped(settings.seed, "init"):
         module = made(input_shape, classes)
-    if not isinstance(module, nn.Module) or not any(p.requires_grad for p in module.parameters()):
-        raise UserError(f"model.name: {settings.model.name} must return a torch.nn.Module with trainable parameters")
+        fitting.check_module(f"model.name: {settings.model.name}", module, made)
+        if any(is_lazy(p) for p in (*module.parameters(), *module.buffers())):  # made by the first pass: here, seeded
+            training = module.training
+            with torch.no_grad():
+                module.eval()(torch.zeros(2, *input_shape))
+            module.train(training)
     return module
 
 
@@ -104,17 +109,25 @@ def experiment(settings: Settings, data: Federated, device: torch.device) -> Exp
     make_task = registry.make(tasks.KIND, settings.task, settings.origins("task"))
     with blaming(f"task {settings.task.name}"):
         task = make_task(data.classes)
+        tasks.check_task(task)
     module = make_module(settings, data.input_shape, data.classes)
     with blaming(f"method {settings.method.name}, hook prepare"), seeds.scoped(settings.seed, "prepare"):
-        module = method.prepare(module, data.classes).to(device)
-    net = Net(module, data.input_shape)
+        module = method.prepare(module, data.classes)
+        fitting.check_module(f"method {settings.method.name}, hook prepare", module, method.prepare)
+        module = module.to(device)
+    with blaming(f"model {settings.model.name}"):
+        net = Net(module, data.input_shape, data.x_dtype)
     task.names = tasks.metric_names(task, net.outputs, data.classes)
-    _check_buffers(settings, module)
-    model = FlatModel(module, net.head_names(), channels_last=settings.compute.channels_last)
-    _check_needs(settings, method, task, net, module)
-    _check_sense(settings, data, task, net)
-    messages = Messages(method, model, data.classes, net.feature_dim or 0, data.clients, settings.rounds)
-    first = method.travels(0, settings.rounds)
+    fitting.check_buffers(settings, module)
+    with blaming(f"model {settings.model.name}"):
+        model = FlatModel(module, net.head_names(), channels_last=settings.compute.channels_last)
+    if not bool(torch.cat([model.w, model.b]).isfinite().all()):
+        raise UserError(f"model {settings.model.name}: its initial weights hold values that are not finite")
+    fitting.check_needs(settings, method, task, net, module)
+    fitting.check_sense(settings, method, data, task, net)
+    with blaming(f"method {settings.method.name}"):
+        messages = Messages(method, model, data.classes, net.feature_dim or 0, data.clients, settings.rounds)
+    first = messages.travel(0)
     if (first.groups, first.but) != (Travel().groups, ()) and messages.shared.whole:
         travels = f"all of model {settings.model.name} travels"
         warnings.warn(f"method {settings.method.name} keeps parts with the client, but {travels}", stacklevel=2)
@@ -123,67 +136,6 @@ def experiment(settings: Settings, data: Federated, device: torch.device) -> Exp
         module.compile()
     rule = make_rule(settings, method, messages.shared_groups)
     return Experiment(settings, moved, method, task, net, model, messages, rule)
-
-
-def _check_needs(settings: Settings, method: Method, task: Any, net: Net, module: nn.Module) -> None:
-    name = settings.method.name
-    model, momentum, server = settings.model.name, settings.train.momentum, settings.server
-    lacking = {
-        FEATURES: not net.has_features and f"model {model} does not end in a linear layer that can be split off",
-        CLASSES: not getattr(task, "classification", False)
-        and f"task {settings.task.name} does not say that it is one (classification = True in the class)",
-        PLAIN_SGD: momentum and f"train.momentum is {momentum}",
-        PLAIN_SERVER: (server.optim, server.lr, server.rule.name) != ("sgd", 1.0, "auto")
-        and f"server is {{optim: {server.optim}, lr: {server.lr:g}, rule: {server.rule.name}}}",
-        VALIDATION: not settings.data.validation and "data.validation is 0",
-    }
-    for needed in sorted(method.needs):
-        if needed not in lacking:
-            known = "PLAIN_SGD, PLAIN_SERVER, FEATURES, CLASSES, VALIDATION of fedmpi.method"
-            raise UserError(f"method {name}: needs holds {needed!r}; it takes {known}")
-        if lacking[needed]:
-            raise UserError(f"method {name} needs {needed}, but {lacking[needed]}")
-    batch_norm = any(isinstance(m, NORM_LAYERS[0]) for m in module.modules())
-    if batch_norm and settings.train.batch_size == 1:
-        raise UserError("train.batch_size: 1 gives batch normalisation nothing to normalise over; use at least 2")
-    if settings.train.drop_last and settings.train.batch_size == "full":
-        warnings.warn("train.drop_last has no effect with batch_size: full", stacklevel=2)
-
-
-def _check_sense(settings: Settings, data: Federated, task: Any, net: Net) -> None:
-    """What would run, and mean nothing."""
-    train = settings.train
-    if getattr(task, "classification", False) and net.outputs != data.classes:
-        raise UserError(
-            f"model {settings.model.name} has {net.outputs} outputs, but the data have {data.classes} classes; "
-            "a classification needs one output a class"
-        )
-    if train.drop_last and train.batch_size != "full":
-        without = int((data.train_sizes < train.batch_size).sum())
-        if without == data.clients:
-            raise UserError(
-                f"train.drop_last: true leaves out every batch: train.batch_size is {train.batch_size}, and the "
-                f"largest client has {data.train_sizes.max()} samples; lower train.batch_size, or set drop_last: false"
-            )
-        if without:
-            warnings.warn(
-                f"train.drop_last: {without} of {data.clients} clients have fewer than train.batch_size = "
-                f"{train.batch_size} samples and will not train",
-                stacklevel=3,
-            )
-    if data.global_test is not None and not len(data.global_test):
-        warnings.warn("data: the test set is empty; the global model will have no loss and no metrics", stacklevel=3)
-
-
-def _check_buffers(settings: Settings, module: nn.Module) -> None:
-    """Float buffers travel in the type of the parameters."""
-    kind = next(module.parameters()).dtype
-    for name, buffer in module.named_buffers():
-        if buffer.is_floating_point() and buffer.isfinite().all() and not buffer.to(kind).isfinite().all():
-            raise UserError(
-                f"model {settings.model.name}: buffer {name} ({buffer.dtype}) holds numbers beyond {kind}, the "
-                "parameters' type, in which buffers travel"
-            )
 
 
 def make_rule(settings: Settings, method: Method, groups: Collection[str]) -> Rule | None:
@@ -215,7 +167,8 @@ def make_worker(made: Experiment, stop: Callable[[], bool]) -> Worker:
         drop_last=train.drop_last,
     )
     what = (made.model, made.net, made.task, made.method, made.data, made.messages, sgd, s.seed)
-    return Worker(*what, bf16=s.compute.precision == "bf16", stop=stop)
+    drop = s.faults.on_bad_update == "drop"
+    return Worker(*what, bf16=s.compute.precision == "bf16", drop=drop, stop=stop)
 
 
 def warm_up() -> None:

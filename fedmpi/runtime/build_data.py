@@ -15,9 +15,10 @@ import torch
 
 from fedmpi.comm import Communicator
 from fedmpi.common import registry
-from fedmpi.common.blame import blaming
+from fedmpi.common.blame import blaming, told
 from fedmpi.config.schema import Settings
 from fedmpi.data import sources
+from fedmpi.data.dataset import Dataset
 from fedmpi.data.federated import Federated, split
 from fedmpi.data.silos import describe, label_table, open_silos, silo_federation
 from fedmpi.data.validation import hold_out
@@ -40,10 +41,19 @@ def partitioned(settings: Settings) -> Federated:
     source, cut = open_source(settings), settings.data.partition
     assert cut is not None
     with _one_at_a_time(settings.data.root if settings.data.download else None), blaming("data"):
-        dataset = source(settings.data.root)
+        dataset = checked(source(settings.data.root), source.func)
     with blaming("data.partition"):
         whole = split(dataset, cut.scheme, cut.clients, settings.seed, settings.data.client_test, **cut.options)
     return hold_out(whole, settings.data.validation, settings.seed)
+
+
+def checked(dataset: Any, source: Any) -> Dataset:
+    """What a source returned, if that is a data set."""
+    if not isinstance(dataset, Dataset):
+        name = getattr(source, "__name__", type(source).__name__)
+        text = f"source {name} returned {type(dataset).__name__}; it must return fedmpi.Dataset(...)"
+        raise told(f"data: {text}", source)
+    return dataset
 
 
 @contextmanager
@@ -68,7 +78,8 @@ def siloed(settings: Settings, comm: Communicator) -> Federated:
     owner = sampling.pinned(range(len(names)), training_ranks(settings, comm.size))
     mine = [k for k in owner if owner[k] == comm.rank]
     with blaming("data"):
-        datasets = open_silos(source.func, settings.data.root, names, mine, **source.keywords)
+        opened = open_silos(source.func, settings.data.root, names, mine, **source.keywords)
+        datasets = {k: checked(dataset, source.func) for k, dataset in opened.items()}
     sizes = describe(datasets)
     table = np.zeros((len(names), sizes.shape[1] if len(sizes) else describe_width()), dtype=np.int64)
     table[mine] = sizes
