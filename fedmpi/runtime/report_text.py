@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import platform
 from collections.abc import Mapping, Sequence
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -31,7 +32,7 @@ def headlines(made: Experiment, job: Job, backend: str, ranks: Sequence[Mapping[
     where = "one process" if job.size == 1 else f"{job.size} ranks ({job.launcher}, {backend})"
     classes = f", {data.classes} classes" if getattr(made.task, "classification", False) else ""
     return [
-        f"{s.name}: {s.method.name} on {s.data.source}, {s.model.name} with {made.model.layout.size:,} parameters",
+        f"{s.name}: {what(made)}",
         f"{count(data.clients, 'client')} with {sizes.min()} to {sizes.max()} samples{classes}; {where}, "
         f"{device_name(made.model.w.device)}, {count(s.compute.threads, 'thread')} a rank",
         *sites(s, ranks),
@@ -39,6 +40,13 @@ def headlines(made: Experiment, job: Job, backend: str, ranks: Sequence[Mapping[
         *(f"from {file}: {said}" for file, said in brought(s, ("rounds", "train.", "cohort."))),
         traffic(messages, s.rounds, made.itemsize),
     ]
+
+
+def what(made: Experiment) -> str:
+    """Method, data and model; of a plug-in the file's name is enough."""
+    s = made.settings
+    method, source, model = (Path(name).name for name in (s.method.name, s.data.source, s.model.name))
+    return f"{method} on {source}, {model} with {made.model.layout.size:,} parameters"
 
 
 def sites(s: Settings, ranks: Sequence[Mapping[str, Any]]) -> list[str]:
@@ -150,7 +158,7 @@ def check_list(made: Experiment, fed: Federation, needed: Mapping[str, int]) -> 
     training = f"{sizes.min()} to {sizes.max()} training samples (median {np.median(sizes):.0f})"
     held_out = f", {held.min()} to {held.max()} more for validation" if len(held) else ""
     return [
-        (s.name, f"{s.method.name} on {s.data.source}, {s.model.name} with {made.model.layout.size:,} parameters"),
+        (s.name, what(made)),
         ("clients", f"{data.clients}, {training}{held_out}"),
         ("rounds", f"{s.rounds}, with {schedule(s, data.clients)}"),
         ("test", f"{shared}; {tests.min()} to {tests.max()} samples a client"),

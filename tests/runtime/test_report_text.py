@@ -38,6 +38,11 @@ def test_classes_are_those_of_a_classification():
     )
 
 
+def test_a_plug_in_is_called_by_its_file_and_not_its_path():
+    name = f"{ROOT}/tests/helpers.py:norm_net"
+    assert told(prepare(settings(model={"name": name})).made).startswith("run: fedavg on digits, helpers.py:norm_net ")
+
+
 def finished(tmp_path, names, rows, every=1):
     """The farewell of a run with these rows, whose last one has these figures for each of two clients."""
     directory, stream = RunDirectory.create(tmp_path, "a"), io.StringIO()
