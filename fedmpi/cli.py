@@ -9,6 +9,7 @@ import signal
 import sys
 import traceback
 import warnings
+from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, NoReturn
 
@@ -84,7 +85,7 @@ def show(
     if kind is not None and kind not in catalog.KINDS:
         raise UserError(f"list: unknown kind '{kind}'; {nearest(kind, catalog.KINDS)}")
     for each in [kind] if kind else catalog.KINDS:
-        typer.echo(f"{each}:")
+        _say(f"{each}:")
         _table([(f"  {entry.name}", entry.line) for entry in catalog.entries(each)])
 
 
@@ -111,7 +112,7 @@ def variance(
     _alone()
     from fedmpi.analysis.filter_decomposition import variance
 
-    variance.analyse(settings, replicates, to, typer.echo)
+    variance.analyse(settings, replicates, to, _say)
 
 
 @analyse.command(short_help="The models behind an aggregate.")
@@ -131,7 +132,7 @@ def virtual(
     from fedmpi.analysis.filter_decomposition import virtual
 
     with guard(trust):
-        virtual.analyse(run, settings, to, typer.echo)
+        virtual.analyse(run, settings, to, _say)
 
 
 @analyse.command(short_help="A metric against parameters transmitted.")
@@ -147,7 +148,7 @@ def communication(
     _alone()
     from fedmpi.analysis import communication
 
-    communication.analyse(runs, metric, to, typer.echo)
+    communication.analyse(runs, metric, to, _say)
 
 
 @analyse.command(short_help="Averages of 5 and 25 linear models.")
@@ -159,7 +160,7 @@ def gaussians(
     _alone()
     from fedmpi.analysis.filter_decomposition import gaussians
 
-    gaussians.analyse(seed, to, typer.echo)
+    gaussians.analyse(seed, to, _say)
 
 
 def main() -> NoReturn:
@@ -269,7 +270,13 @@ def _fix_threads(threads: int) -> None:
     os.environ.setdefault("TORCH_CPP_LOG_LEVEL", "ERROR")  # what it warns of at length, we say in a line
 
 
+def _say(text: str) -> None:
+    """A line on the console. A reader that went away (`| head`) ends nothing: what is still to be written is."""
+    with suppress(OSError):
+        typer.echo(text)
+
+
 def _table(rows: list[tuple[str, str]]) -> None:
     width = max((len(left) for left, _ in rows), default=0)
     for left, right in rows:
-        typer.echo(f"{left:<{width}}  {right}".rstrip())
+        _say(f"{left:<{width}}  {right}".rstrip())

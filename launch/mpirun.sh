@@ -10,6 +10,11 @@ set -euo pipefail
 ranks=$1
 shift
 
+# An environment that is active stays so; else .venv is taken, from the working directory or from beside launch/.
+for place in . "$(dirname "$0")/.."; do
+    # shellcheck source=/dev/null
+    if [[ -z ${VIRTUAL_ENV:-} && -f $place/.venv/bin/activate ]]; then source "$place/.venv/bin/activate"; fi
+done
 export OMP_NUM_THREADS=${OMP_NUM_THREADS:-1}
 options=(-n "$ranks")
 if [[ $(mpirun --version) == *'Open MPI'* ]]; then  # MPICH needs, and knows, none of these

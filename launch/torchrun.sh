@@ -10,6 +10,11 @@ set -euo pipefail
 ranks=$1
 shift
 
+# An environment that is active stays so; else .venv is taken, from the working directory or from beside launch/.
+for place in . "$(dirname "$0")/.."; do
+    # shellcheck source=/dev/null
+    if [[ -z ${VIRTUAL_ENV:-} && -f $place/.venv/bin/activate ]]; then source "$place/.venv/bin/activate"; fi
+done
 export OMP_NUM_THREADS=${OMP_NUM_THREADS:-1}
 # --standalone takes a free port by itself. A failed rank is not restarted: it ends the job, which says why.
 exec torchrun --standalone --max-restarts 0 --nproc-per-node "$ranks" --no-python fedmpi run "$@"

@@ -227,3 +227,9 @@ def test_a_reader_that_goes_away_does_not_end_the_run(tmp_path, reader):
 def test_base_on_the_command_line_says_where_it_belongs(monkeypatch, capsys):
     assert main(monkeypatch, "run", str(ROOT / "configs" / "quickstart.yaml"), "base=[a.yaml]") == 2
     assert "base can stand in a file only" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("kind", catalog.KINDS)
+def test_a_line_of_the_list_is_a_whole_sentence(kind):
+    if kind != "methods":  # their line is put together from what they declare
+        assert [entry.name for entry in catalog.entries(kind) if not entry.summary.endswith((".", ")"))] == []

@@ -1,6 +1,7 @@
 """One experiment, the same bits: alone, under mpirun and torchrun, over gloo and MPI, whoever trains whom."""
 
 import json
+import os
 import subprocess
 import sys
 
@@ -130,3 +131,25 @@ def test_a_rank_needs_the_files_of_its_own_silos_only(tmp_path):
     assert spread == together
     assert _lines(tmp_path / "runs" / "silos") == _lines(tmp_path / "runs" / "silos-2")
     assert {line["site"] for line in _lines(tmp_path / "runs" / "silos")} == {"north.npz", "south.npz"}
+    host = os.uname().nodename
+    log = (tmp_path / "runs" / "silos" / "log.txt").read_text()
+    assert f"\nsite north.npz  rank 1 on {host}\nsite south.npz  rank 2 on {host}\n" in log
+    alone = "\nthis process opens the files of all 2 sites: north.npz, south.npz\n"
+    assert alone in (tmp_path / "runs" / "silos-2" / "log.txt").read_text()
+
+
+def test_a_rank_opens_two_sites_files_only_if_allowed(tmp_path):
+    """Two sites, and one rank to train: nothing is opened (there is nothing)."""
+    (tmp_path / "silos.yaml").write_text(SILOS)
+    words = ["run", tmp_path / "silos.yaml", f"data.root={tmp_path}", f"output={tmp_path}"]
+    done = fedmpi(*words, kind="mpirun", size=2)
+    assert done.returncode == 2
+    refused = "data.silos: 2 sites, but 1 rank to train: rank 1 would open the files of north.npz, south.npz. Start 3"
+    assert f"fedmpi: error: {refused} ranks (rank 0 is the server), or let sites share a rank: " in done.stderr
+    assert not (tmp_path / "silos").exists()
+    for k, name in enumerate(("north", "south")):
+        x = np.random.default_rng(k).normal(size=(20, 5))
+        np.savez(tmp_path / f"{name}.npz", x=x, y=(x[:, 0] > 0).astype(int))
+    for more in ("data.share_ranks=true", "server.trains=true"):
+        done = fedmpi(*words, more, "rounds=1", kind="mpirun", size=2)
+        assert done.returncode == 0, done.stderr

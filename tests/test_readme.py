@@ -5,7 +5,8 @@ fedmpi. Commands run in a directory that looks like a checkout and holds those f
 
     source .venv/bin/activate   nothing: the environment of the tests is the one
     make TARGET                 make --dry-run TARGET: setting up takes minutes, and `make test` would come back here
-    what trains                 with rounds=1 (2 where its curve is asked for), and two ranks in place of four or five
+    what trains                 with rounds=1 (2 where its curve is asked for), and two ranks in place of four or five,
+                                unless each has a site
     data.root=/data             where the real data are; skipped where they are not
     srun, sbatch                in the Slurm of the tests, skipped without
     mpirun                      told by variables what launch/mpirun.sh tells it: root, more ranks than cores
@@ -54,6 +55,8 @@ def words(line, rounds="rounds=1"):
         return command
     if set(command) & {f"name={Path(run).name}" for run in COMPARED}:
         rounds = "rounds=2"
+    if "configs/heart_disease.yaml" in command:  # a rank a site
+        return [*command, rounds]
     return [re.sub(r"^(--ntasks=|--cpus-per-task=|)[45]$", r"\g<1>2", word) for word in command] + [rounds]
 
 

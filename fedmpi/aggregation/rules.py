@@ -75,8 +75,10 @@ def principal(
     scope: Literal["model", "tensor"] = "model",
     correction: Literal["text", "axis"] = "text",
 ) -> Tensor:
-    """Updates revised along their leading principal directions (FedLD): `keep` of m directions, over the model or
-    each tensor; what is corrected to the updates' lengths, the weighted sum (text) or each projection (axis, `share`).
+    """Weighted mean of the updates, revised along their leading principal directions (FedLD).
+
+    `keep` of m directions, over the model or each tensor; what is corrected to the updates' lengths is the weighted sum
+    (text) or each projection (axis, `share`).
     """
     if share == "sum" and correction == "text":
         raise UserError("server.rule.share: sum is a weight of correction: axis; text has none: add correction: axis")
@@ -107,8 +109,9 @@ def trimmed_mean(up: Uploads, s: Server, trim: Annotated[float, Field(ge=0, lt=0
 def krum(
     up: Uploads, s: Server, byzantine: Annotated[int, Field(ge=0)] = 1, select: Annotated[int, Field(ge=1)] = 1
 ) -> Tensor:
-    """The update that lies closest to the others, or the mean of the `select` closest; up to `byzantine` of them may
-    be anything (Krum, Multi-Krum; Blanchard 2017).
+    """The update that lies closest to the others, or the mean of the `select` closest (Multi-Krum; Blanchard 2017).
+
+    Up to `byzantine` of them may be anything.
     """
     return up.combine(robust.krum(up.gram("dw"), byzantine, select))
 

@@ -15,7 +15,7 @@ from typing import Any
 
 from fedmpi.analysis import figures, report
 from fedmpi.common.errors import UserError
-from fedmpi.common.text import nearest
+from fedmpi.common.text import figure, nearest
 from fedmpi.runtime.report_text import figures_in
 from fedmpi.runtime.run_dir import RunDirectory
 
@@ -63,7 +63,9 @@ def table(curves: Sequence[dict[str, Any]], metric: str) -> list[str]:
     for one, (up, down) in zip(curves, averages, strict=True):
         each = [up, down, up + down]
         ratios = [f"{a / b:.3f}" if b else "-" for a, b in zip(each, first, strict=True)]
-        rows.append([one["run"], one["rounds"], *map(round, each), *ratios, float(one["points"][-1]["value"])])
+        rows.append(
+            [one["run"], one["rounds"], *map(round, each), *ratios, figure(metric, one["points"][-1]["value"], 4)]
+        )
     return [
         "parameters transmitted in an average round, over all its clients, and ratios to the first run",
         *report.table(rows),

@@ -5,6 +5,7 @@ A key smells of a secret by one of its words (`api_key`, `dbPassword`). null, tr
 or `token` is not the last word, a number is none either: `key_dim: 64` is a size.
 """
 
+import json
 import re
 from typing import Any
 
@@ -49,4 +50,6 @@ def flow(value: Any) -> str:
     """
     if isinstance(value, dict):
         return "{" + ", ".join(f"{key}: {flow(each)}" for key, each in value.items()) + "}"
-    return "[" + ", ".join(map(flow, value)) + "]" if isinstance(value, (list, tuple)) else str(value)
+    if isinstance(value, (list, tuple)):
+        return "[" + ", ".join(map(flow, value)) + "]"
+    return value if isinstance(value, str) else json.dumps(value)

@@ -1,6 +1,7 @@
 """Words for messages: what was meant, what is allowed, what was given."""
 
 import difflib
+import re
 from collections.abc import Iterable, Sequence
 from typing import Any
 
@@ -47,6 +48,29 @@ def allowed(errors: Sequence[Any]) -> str:
             word += " (in quotes, for YAML reads yes, no, on, off as true, false, and digits as a number)"
         words.append(word)
     return " or ".join(dict.fromkeys(words))
+
+
+_FRACTION = re.compile(r"(^|_)(auroc|auprc|auc|c_?index|concordance|r2|f1|dice|iou|kappa|mcc)(_|$)", re.IGNORECASE)
+
+
+def figure(name: str, value: float, digits: int = 3) -> str:
+    """A figure of a run: percentages with two decimals, fractions of 1 with four, others below 10 to `digits` digits.
+
+    >>> figure("accuracy", 9.876), figure("personal_auroc_std", 0.5), figure("loss", 0.0797123), figure("mse", 12.0)
+    ('9.88', '0.5000', '0.0797', '12.00')
+    """
+    if _FRACTION.search(name):
+        return f"{value:.4f}"
+    return f"{value:.2f}" if "accuracy" in name or 10 <= abs(value) < 1e6 else f"{value:.{digits}g}"
+
+
+def count(number: int, thing: str) -> str:
+    """A number of things.
+
+    >>> count(1, "client"), count(4, "client")
+    ('1 client', '4 clients')
+    """
+    return f"{number} {thing}{'' if number == 1 else 's'}"
 
 
 def show(value: Any) -> str:

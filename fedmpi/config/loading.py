@@ -58,6 +58,7 @@ def load(path: str | Path, overrides: Sequence[str] = ()) -> Settings:
         lines = list(dict.fromkeys(document.problems))  # a base that is named twice repeats its mistakes
         raise UserError("\n  ".join(lines if len(lines) == 1 else [f"{len(lines)} mistakes in the config", *lines]))
     settings._origins.update(document.origins)
+    settings._file = str(path)
     return settings
 
 

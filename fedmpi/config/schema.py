@@ -12,6 +12,8 @@ from typing import Annotated, Any, ClassVar, Literal, get_args
 
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field, PrivateAttr, model_validator
 
+from fedmpi.common.redaction import redacted
+
 Count = Annotated[int, Field(ge=1)]
 Positive = Annotated[float, Field(gt=0)]
 NonNegative = Annotated[float, Field(ge=0)]
@@ -55,7 +57,13 @@ class OpenSection(BaseModel):
 class PartitionSettings(OpenSection):
     selector = "scheme"
     scheme: Name  # iid | shards | dirichlet | site, or a plug-in
-    clients: Count  # N
+    clients: Count | None = None  # N; scheme site finds it in the data
+
+    @model_validator(mode="after")
+    def _number_of_clients(self) -> "PartitionSettings":
+        if self.clients is None and self.scheme != "site":
+            raise ValueError(f"clients is missing; scheme {self.scheme} needs it (only `site` finds it in the data)")
+        return self
 
 
 class DataSettings(OpenSection):
@@ -69,6 +77,7 @@ class DataSettings(OpenSection):
     silos: Annotated[tuple[Name, ...], Field(min_length=1)] | None = (
         None  # one client per site; only the rank of a client opens its files
     )
+    share_ranks: bool = False  # whether a rank may open the files of several silos; one process alone opens all
 
     @model_validator(mode="after")
     def _one_origin_of_clients(self) -> "DataSettings":
@@ -191,6 +200,7 @@ class Settings(Section):
     faults: FaultSettings = FaultSettings()
 
     _origins: dict[str, str] = PrivateAttr(default_factory=dict)
+    _file: str = PrivateAttr("")  # the config itself
 
     def origin(self, key: str) -> str:
         """Where a dotted key, else its section, was written: "run.yaml:7", "command line: train.lr=1"; or ""."""
@@ -202,6 +212,16 @@ class Settings(Section):
         keys = {key[len(start) :]: where for key, where in self._origins.items() if key.startswith(start)}
         return keys | {"": self.origin(start + selector)}
 
+    def fragments(self) -> dict[str, dict[str, Any]]:
+        """What the files under `base` brought in and nothing else set: {file: {dotted key: value}}."""
+        found: dict[str, dict[str, Any]] = {}
+        for key, value in _flat(redacted(self.resolved()), "").items():
+            origin = self._origins.get(key, "")
+            file = origin.rpartition(":")[0]
+            if file not in ("", self._file) and not origin.startswith("command line"):
+                found.setdefault(file, {})[key] = value
+        return found
+
     def resolved(self) -> dict[str, Any]:
         """All settings, defaults included, as plain values that YAML can hold; loading them gives the same settings."""
         return self.model_dump(mode="json")
@@ -209,7 +229,7 @@ class Settings(Section):
     def digest_items(self) -> dict[str, str]:
         """Dotted key -> repr(value), which ranks compare; without data.root and output, which may differ by host."""
         items = _flat(self.resolved(), "")
-        return {key: text for key, text in items.items() if key not in ("data.root", "output")}
+        return {key: repr(value) for key, value in items.items() if key not in ("data.root", "output")}
 
 
 def section(path: tuple[str | int, ...]) -> type[BaseModel] | None:
@@ -224,11 +244,11 @@ def section(path: tuple[str | int, ...]) -> type[BaseModel] | None:
     return known if inspect.isclass(known) and issubclass(known, BaseModel) else None
 
 
-def _flat(tree: dict[str, Any], path: str) -> dict[str, str]:
-    flat = {}
+def _flat(tree: dict[str, Any], path: str) -> dict[str, Any]:
+    flat: dict[str, Any] = {}
     for key, value in tree.items():
         if isinstance(value, dict) and value:
             flat.update(_flat(value, f"{path}{key}."))
         else:
-            flat[f"{path}{key}"] = repr(value)
+            flat[f"{path}{key}"] = value
     return flat

@@ -102,4 +102,5 @@ def _agreed(table: np.ndarray, silos: Sequence[str]) -> np.ndarray:
 
 
 def _look(row: np.ndarray) -> str:
-    return f"{row[3]} classes and samples of shape {tuple(row[5 : 5 + row[4]].tolist())}"
+    target = "a real-valued target" if row[3] == 1 else f"{row[3]} classes"
+    return f"{target} and samples of shape {tuple(row[5 : 5 + row[4]].tolist())}"

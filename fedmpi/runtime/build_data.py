@@ -16,6 +16,8 @@ import torch
 from fedmpi.comm import Communicator
 from fedmpi.common import registry
 from fedmpi.common.blame import blaming, told
+from fedmpi.common.errors import UserError
+from fedmpi.common.text import count
 from fedmpi.config.schema import Settings
 from fedmpi.data import sources
 from fedmpi.data.dataset import Dataset
@@ -71,11 +73,31 @@ def _one_at_a_time(root: Path | None) -> Iterator[None]:
         yield
 
 
+def site_ranks(settings: Settings, size: int) -> dict[int, int]:
+    """site -> rank that opens its files, by numbers.
+
+    Raises:
+        UserError: a rank would open the files of two sites, and data.share_ranks does not allow it. One process alone
+            opens all, as it must.
+    """
+    names, ranks = settings.data.silos, training_ranks(settings, size)
+    assert names is not None
+    owner = sampling.pinned(range(len(names)), ranks)
+    if len(names) > len(ranks) and size > 1 and not settings.data.share_ranks:
+        both = ", ".join(names[k] for k in owner if owner[k] == ranks[0])
+        needed = f"{len(names)} ranks" if settings.server.trains else f"{len(names) + 1} ranks (rank 0 is the server)"
+        raise UserError(
+            f"data.silos: {len(names)} sites, but {count(len(ranks), 'rank')} to train: rank {ranks[0]} would open the "
+            f"files of {both}. Start {needed}, or let sites share a rank: data.share_ranks=true"
+        )
+    return owner
+
+
 def siloed(settings: Settings, comm: Communicator) -> Federated:
     """The federation of silos: this rank opens its own clients' files; ranks exchange sizes and label counts."""
     source, names = open_source(settings), settings.data.silos
     assert names is not None
-    owner = sampling.pinned(range(len(names)), training_ranks(settings, comm.size))
+    owner = site_ranks(settings, comm.size)
     mine = [k for k in owner if owner[k] == comm.rank]
     with blaming("data"):
         opened = open_silos(source.func, settings.data.root, names, mine, **source.keywords)

@@ -30,6 +30,11 @@ def pick_device(settings: Settings, job: Job) -> torch.device:
     if wanted == "cuda" and not torch.cuda.is_available():
         if job.rank == 0 and job.size > 1:
             return torch.device("cpu")  # a server needs no GPU
+        if torch.version.cuda is None and getattr(torch.version, "hip", None) is None:
+            raise UserError(
+                f"compute.device is cuda, but this PyTorch ({torch.__version__}) was built without CUDA; install a "
+                "wheel with it (https://pytorch.org/get-started/locally), or use auto or cpu"
+            )
         raise UserError(f"compute.device is cuda, but host {job.host} has no usable GPU; use auto or cpu")
     if wanted == "cpu" or not torch.cuda.is_available():
         return torch.device("cpu")
@@ -161,7 +166,7 @@ def _rank0(
         for row in rows:
             directory.add_client(row)
 
-    for line in report_text.headlines(made, job, backend):
+    for line in report_text.headlines(made, job, backend, ranks):
         console.say(line)
     fed = build.federation(made, comm, stop, Sink(on_round, on_clients))
     reason = fed.run()

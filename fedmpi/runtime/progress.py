@@ -8,6 +8,8 @@ from typing import Any, TextIO, cast
 from rich.console import Console as Terminal
 from rich.progress import BarColumn, Progress, TextColumn
 
+from fedmpi.common.text import figure
+
 
 class Lenient:
     """A stream that may be closed (`>&-`), full (`> /dev/full`) or left by its reader (`| head`): then it takes no
@@ -85,7 +87,7 @@ class Console:
         self.wall_s.append(float(row["wall_s"]))
         done = int(row["round"]) + 1
         parts = [f"round {done}/{self.rounds}"]
-        parts += [f"{name} {_figure(row[name])}" for name in (*self.names, *more) if row.get(name) is not None]
+        parts += [f"{name} {figure(name, row[name])}" for name in (*self.names, *more) if row.get(name) is not None]
         parts.append(f"{row['wall_s']:.1f} s")
         left_s = max(self.rounds - done, 0) * sum(self.wall_s) / len(self.wall_s)
         if left_s > 0:
@@ -112,8 +114,3 @@ def duration(seconds: float) -> str:
     if seconds < 60:
         return f"{math.ceil(seconds)} s"
     return f"{seconds / 60:.0f} min" if seconds < 2 * 3600 else f"{seconds / 3600:.1f} h"
-
-
-def _figure(value: float) -> str:
-    """Three digits below 10 (losses), two decimals above (percent)."""
-    return f"{value:.3g}" if abs(value) < 10 else f"{value:.2f}"

@@ -3,32 +3,79 @@
 from __future__ import annotations
 
 import platform
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
 
 from fedmpi.comm import Job
+from fedmpi.common.redaction import flow
+from fedmpi.common.text import count, figure
+from fedmpi.config.schema import Settings
+from fedmpi.engine import sampling
 from fedmpi.engine.federation import Federation
 from fedmpi.engine.messages import ENGINE_DOWN, ENGINE_UP, Messages
+from fedmpi.engine.schedule import learning_rate
+from fedmpi.runtime import build_data
 from fedmpi.runtime.build import Experiment
 from fedmpi.runtime.memory import size_text
 from fedmpi.runtime.progress import Console
 from fedmpi.runtime.run_dir import RunDirectory
 
 
-def headlines(made: Experiment, job: Job, backend: str) -> list[str]:
-    """What is about to run, in three lines."""
+def headlines(made: Experiment, job: Job, backend: str, ranks: Sequence[Mapping[str, Any]]) -> list[str]:
+    """What is about to run, in a few lines. ranks: facts about each, with its host."""
     s, data, messages = made.settings, made.data, made.messages
     sizes = data.train_sizes
-    ranks = "one process" if job.size == 1 else f"{job.size} ranks ({job.launcher}, {backend})"
+    where = "one process" if job.size == 1 else f"{job.size} ranks ({job.launcher}, {backend})"
+    classes = f", {data.classes} classes" if getattr(made.task, "classification", False) else ""
     return [
-        f"{s.name}: {s.method.name} on {s.data.source}, {s.model.name} with {made.model.layout.size:,} parameters",
-        f"{data.clients} clients with {sizes.min()} to {sizes.max()} samples, {data.classes} classes; {ranks}, "
-        f"{device_name(made.model.w.device)}, {s.compute.threads} thread(s) a rank",
+        f"{s.name}: {what(made)}",
+        f"{count(data.clients, 'client')} with {sizes.min()} to {sizes.max()} samples{classes}; {where}, "
+        f"{device_name(made.model.w.device)}, {count(s.compute.threads, 'thread')} a rank",
+        *sites(s, ranks),
+        f"{count(s.rounds, 'round')} with {schedule(s, data.clients)}",
+        *(f"from {file}: {said}" for file, said in brought(s, ("rounds", "train.", "cohort."))),
         traffic(messages, s.rounds, made.itemsize),
     ]
+
+
+def what(made: Experiment) -> str:
+    """Method, data and model; of a plug-in the file's name is enough."""
+    s = made.settings
+    method, source, model = (Path(name).name for name in (s.method.name, s.data.source, s.model.name))
+    return f"{method} on {source}, {model} with {made.model.layout.size:,} parameters"
+
+
+def sites(s: Settings, ranks: Sequence[Mapping[str, Any]]) -> list[str]:
+    """In silo mode which rank opens whose files, side by side."""
+    if not s.data.silos:
+        return []
+    if len(ranks) == 1:
+        return [f"this process opens the files of all {len(s.data.silos)} sites: {', '.join(s.data.silos)}"]
+    owner = build_data.site_ranks(s, len(ranks))
+    width = max(map(len, s.data.silos))
+    where = [f"rank {owner[k]} on {ranks[owner[k]]['host']}" for k in range(len(s.data.silos))]
+    return [f"site {name:<{width}}  {rank}" for name, rank in zip(s.data.silos, where, strict=True)]
+
+
+def schedule(s: Settings, clients: int) -> str:
+    """Who trains in a round, how much, and at which learning rate."""
+    train, members = s.train, len(sampling.cohort(0, 0, clients, s.cohort.fraction))
+    batches = "full batches" if train.batch_size == "full" else f"batches of {train.batch_size}"
+    last = learning_rate(train.lr, train.schedule, max(s.rounds - 1, 0), max(s.rounds, 1), train.decay)
+    lr = f"lr {train.lr:g}, {train.schedule}" + ("" if train.schedule == "constant" else f", {last:.3g} at last")
+    lr += f", after a warm-up of {count(train.warmup_rounds, 'round')}" if train.warmup_rounds else ""
+    who = f"{members} of {count(clients, 'client')}{' each' if s.rounds > 1 else ''}"
+    return f"{who}, {count(train.epochs, 'epoch')} in {batches}; {lr}; momentum {train.momentum:g}"
+
+
+def brought(s: Settings, starts: tuple[str, ...] = ("",)) -> list[tuple[str, str]]:
+    """What came from files under `base`, of the keys that start so: (file, its keys and values)."""
+    found = {file: {k: v for k, v in keys.items() if k.startswith(starts)} for file, keys in s.fragments().items()}
+    return [(file, ", ".join(f"{k} {flow(v)}" for k, v in keys.items())) for file, keys in found.items() if keys]
 
 
 def traffic(messages: Messages, rounds: int, itemsize: int) -> str:
@@ -66,23 +113,24 @@ def farewell(
 ) -> None:
     """Show the last figures of up to 20 clients, the headline metric, the traffic, and where the results are."""
     if clients and len(clients) <= 20:
-        names = ("samples", "loss", *made.task.names)
-        console.say("  ".join(["client".ljust(14), "protocol".ljust(10), *(n.rjust(9) for n in names)]))
+        names = ("loss", *made.task.names)
+        console.say("  ".join(["client".ljust(14), "protocol".ljust(10), *(n.rjust(9) for n in ("samples", *names))]))
         for row in clients:
             who = str(row.get("site", row["client"])).ljust(14)
-            figures = (f"{row[n]:9.4g}" if row[n] == row[n] else "        -" for n in names)
-            console.say("  ".join([who, row["protocol"].ljust(10), *figures]))
+            figures = (("-" if row[n] != row[n] else figure(n, row[n], 4)).rjust(9) for n in names)
+            console.say("  ".join([who, row["protocol"].ljust(10), str(row["samples"]).rjust(9), *figures]))
+    rows = directory.metrics()
     if headline in result["last"]:
-        last = result["last"]
-        mean = result["mean_last_10"]
-        console.say(
-            f"{headline} {last[headline]:.2f} after the last round, {mean[headline]:.2f} on average over the last 10"
-        )
+        at, mean = result["last_round"][headline] + 1, figure(headline, result["mean_last_10"][headline], 4)
+        values = min(sum(row.get(headline) is not None for row in rows), 10)
+        text = f"{headline} {figure(headline, result['last'][headline], 4)} after "
+        text += "the last round" if at == result["rounds"] else f"round {at}"
+        console.say(text if values == 1 else f"{text}, {mean} on average over the last {values}")
     if result["diverged"] is not None:
         console.say(f"training came apart from round {result['diverged']} on (see the warning)")
     if result["refused_uploads"]:
         console.say(f"{result['refused_uploads']} uploads were refused (`refused` in metrics.jsonl)")
-    console.say(sums(directory.metrics(), made.messages))
+    console.say(sums(rows, made.messages))
     if result["exit_reason"] != "finished":
         console.say(
             f"stopped early ({result['exit_reason']}): {result['rounds']} of {made.settings.rounds} rounds are complete"
@@ -114,11 +162,13 @@ def check_list(made: Experiment, fed: Federation, needed: Mapping[str, int]) -> 
     training = f"{sizes.min()} to {sizes.max()} training samples (median {np.median(sizes):.0f})"
     held_out = f", {held.min()} to {held.max()} more for validation" if len(held) else ""
     return [
-        (s.name, f"{s.method.name} on {s.data.source}, {s.model.name} with {made.model.layout.size:,} parameters"),
+        (s.name, what(made)),
         ("clients", f"{data.clients}, {training}{held_out}"),
+        ("rounds", f"{s.rounds}, with {schedule(s, data.clients)}"),
         ("test", f"{shared}; {tests.min()} to {tests.max()} samples a client"),
         ("message", traffic(messages, s.rounds, entry)),
         ("state", f"{state} a client, {size_text(messages.server_state.size * entry)} on the server"),
         ("memory", f"about {root} on rank 0 and {trainer} on a training rank"),
+        *((f"from {file}", said) for file, said in brought(s)),
         ("result", "ok"),
     ]

@@ -153,3 +153,10 @@ def test_help_imports_no_torch(monkeypatch, capsys):
         "sys.exit('torch' in sys.modules or 'matplotlib' in sys.modules)"
     )
     assert subprocess.run([sys.executable, "-c", code], capture_output=True, timeout=60).returncode == 0
+
+
+def test_a_reader_that_goes_away_loses_no_file(place):
+    line = f"{sys.executable} -m fedmpi analyse communication {place}/atoms --to {place}/unread | true"
+    done = subprocess.run(["bash", "-c", line], env=clean_env(), cwd=ROOT, capture_output=True, text=True, timeout=60)
+    assert done.stderr == ""
+    assert (place / "unread" / "communication.png").exists()

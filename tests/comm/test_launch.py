@@ -23,7 +23,7 @@ def stand_in(tmp_path):
     command.chmod(0o755)
     names = ("OMP_NUM_THREADS", "SLURM_JOB_ID")
     env = {name: value for name, value in os.environ.items() if name not in names}
-    return env | {"PATH": f"{tmp_path}:{Path(sys.executable).parent}:{env['PATH']}"}
+    return env | {"VIRTUAL_ENV": "/of/tests", "PATH": f"{tmp_path}:{Path(sys.executable).parent}:{env['PATH']}"}
 
 
 def start(script, *args, env):
@@ -44,6 +44,28 @@ def test_every_rank_gets_the_command_as_given(script, ranks, stand_in):
 
 def test_threads_are_the_users_if_set(stand_in):
     assert start("local.sh", "c.yaml", env=stand_in | {"OMP_NUM_THREADS": "4"}).stdout == "4|run|c.yaml\n"
+
+
+@pytest.mark.parametrize("place", ["here", "beside launch"])
+@pytest.mark.parametrize(("script", "ranks"), [("local.sh", None), ("mpirun.sh", 1), ("torchrun.sh", 1)])
+def test_venv_is_found_unless_another_environment_is_active(tmp_path, script, ranks, place):
+    """As Slurm's scripts find it: a shell in which nothing is activated has no fedmpi."""
+    checkout, elsewhere = tmp_path / "checkout", tmp_path / "elsewhere"
+    shutil.copytree(ROOT / "launch", checkout / "launch")
+    elsewhere.mkdir()
+    tools = ((checkout if place != "here" else elsewhere) / ".venv", tmp_path / "active")
+    for venv in tools:
+        (venv / "bin").mkdir(parents=True)
+        for name in ("fedmpi", "mpirun", "torchrun"):
+            (venv / "bin" / name).write_text(f"#!/bin/sh\necho {venv.name} {name}\n")
+            (venv / "bin" / name).chmod(0o755)
+        (venv / "bin" / "activate").write_text(f'VIRTUAL_ENV={venv}\nPATH="{venv}/bin:$PATH"\n')
+    bare = {"PATH": "/usr/bin:/bin"}
+    active = {"PATH": f"{tools[1]}/bin:/usr/bin:/bin", "VIRTUAL_ENV": str(tools[1])}
+    command = [str(checkout / "launch" / script), *([str(ranks)] if ranks else []), "c.yaml"]
+    for env, expected in ((bare, ".venv"), (active, "active")):
+        done = subprocess.run(command, env=env, cwd=elsewhere, capture_output=True, text=True, timeout=60)
+        assert done.stdout == f"{expected} {'fedmpi' if script == 'local.sh' else script[:-3]}\n", done.stderr
 
 
 @pytest.mark.parametrize(

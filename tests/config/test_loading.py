@@ -211,7 +211,7 @@ def test_missing_keys(tmp_path):
     path = write(tmp_path, "data: {source: digits, partition: {scheme: iid}}\nmethod:\n  mu: 3\n")
     assert message(path).splitlines()[1:] == [
         f"  {path}: model: missing; it must be given",
-        f"  {path}:1: data.partition.clients: missing; it must be given",
+        f"  {path}:1: data.partition: clients is missing; scheme iid needs it (only `site` finds it in the data)",
         f"  {path}:2: method.name: missing; it must be given",
     ]
 

@@ -26,6 +26,7 @@ from fedmpi.analysis.local_models import LocalModels, experiment, local_models
 from fedmpi.comm.solo import Solo
 from fedmpi.common.errors import UserError
 from fedmpi.common.redaction import flow, redacted
+from fedmpi.common.text import figure
 from fedmpi.config.schema import Settings
 from fedmpi.engine import sampling
 from fedmpi.engine.evaluate import Figures, figures
@@ -98,11 +99,15 @@ def kernel_averaged(made: Experiment, found: LocalModels, w: Tensor, b: Tensor) 
     return dense(made.model.module, {each.path: kernel_mean(p, *each.factors(found.w)) for each in atom_layers(made)})
 
 
+def shown(name: str, value: float) -> str:
+    return "-" if value != value else figure(name, value, 4)
+
+
 def lines(facts: dict[str, Any]) -> list[str]:
     """Lines of text: the matrix of the headline metric, and the means and aggregates to compare it with."""
     name, clients = facts["headline"], facts["clients"]
     at = {(row["alpha"], row["atoms"]): row[name] for row in facts["models"]}
-    matrix = [[f"alpha {i}", *(at[i, j] for j in clients)] for i in clients]
+    matrix = [[f"alpha {i}", *(shown(name, at[i, j]) for j in clients)] for i in clients]
     groups: dict[str, list[Figures]] = {
         "clients (diagonal), mean of {}": [row for row in facts["models"] if row["alpha"] == row["atoms"]],
         "virtual clients, mean of {}": [row for row in facts["models"] if row["alpha"] != row["atoms"]],
@@ -110,7 +115,7 @@ def lines(facts: dict[str, Any]) -> list[str]:
         "kernels averaged": [facts["kernel_mean"]],
     }
     rows = [
-        [label.format(len(found)), *(sum(row[key] for row in found) / len(found) for key in (name, "loss"))]
+        [label.format(len(found)), *(shown(key, sum(row[key] for row in found) / len(found)) for key in (name, "loss"))]
         for label, found in groups.items()
         if found
     ]
