@@ -123,6 +123,10 @@ def pooled(n: Tensor, mu: Tensor, sigma: Tensor) -> tuple[float, Tensor, Tensor]
 
 
 def draws(mu: Tensor, sigma: Tensor, n: int, g: torch.Generator) -> Tensor:
-    """n draws of N(mu, Sigma), also where Sigma is singular.   (z,), (z, z) -> (n, z) float64"""
+    """n draws of N(mu, Sigma), also where Sigma is singular.   (z,), (z, z) -> (n, z) float64
+
+    By the symmetric root of Sigma, of which there is one: eigenvectors have signs that processors choose otherwise.
+    """
     lam, E = torch.linalg.eigh(sigma)
-    return mu + torch.randn(n, len(mu), generator=g, dtype=torch.float64) @ (E * lam.clamp(min=0).sqrt()).T
+    root = (E * lam.clamp(min=0).sqrt()) @ E.T
+    return mu + torch.randn(n, len(mu), generator=g, dtype=torch.float64) @ root

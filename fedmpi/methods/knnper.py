@@ -6,8 +6,8 @@ Training is FedAvg's. When client i is evaluated, its training samples (z_j, y_j
     p_knn[c] = sum_{j: y_j = c} s_j / sum_j s_j                                                                   (2)
     p = lam p_knn + (1 - lam) softmax f(x)                                                                        (3)
 With evaluate.protocol ft(e) that model is the fine-tuned one. mix: logits has f in place of softmax f in (3), as the
-FedSOL authors' code has it. (1) is the authors' code; similarity: paper has exp(-d_j / sqrt(dim z scale)), the paper's
-kernel of the distance itself. One lam for all clients; the paper's choose each their own.
+FedSOL authors' code has it. (1) is the kNN-Per authors' code, similarity: code; their paper prints exp(-d_j), which is
+similarity: paper at scale 1, exp(-d_j / scale). One lam for all clients; the paper's choose each their own.
 """
 
 from collections.abc import Callable
@@ -27,9 +27,9 @@ from fedmpi.method import CLASSES, FEATURES, Client, Method
 class KNNPer(Method):
     k: int = option(5, "number of neighbours", ge=1)
     lam: float = option(0.5, "share of the neighbours in the prediction; 0: the model alone", ge=0, le=1)
-    scale: float = option(1.0, "squared distance over which similarity falls to 1/e, per dimension of z", gt=0)
+    scale: float = option(1.0, "over which similarity falls to 1/e: d^2 / dim z with code, d with paper", gt=0)
     capacity: int = option(500, "samples that a client remembers at most, a uniform subset of its own", ge=1)
-    similarity: str = option("code", "s_j: of squared distances, or of distances", choices=("code", "paper"))
+    similarity: str = option("code", "s_j: exp of minus squared distances, or of distances", choices=("code", "paper"))
     mix: str = option("softmax", "what the neighbours are mixed with", choices=("softmax", "logits"))
 
     paper = "Marfoq et al., ICML 2022"
@@ -49,7 +49,7 @@ class KNNPer(Method):
             d2 = torch.cdist(z, z_k, compute_mode="donot_use_mm_for_euclid_dist").square()  # (B, n)
             far, width = d2, z.shape[1] * self.scale
             if self.similarity == "paper":
-                far, width = d2.sqrt(), width**0.5
+                far, width = d2.sqrt(), self.scale
             p_knn = neighbours(far, y_k, self.k, f.shape[1], width)
             if self.mix == "logits":
                 return self.lam * p_knn + (1 - self.lam) * f

@@ -213,10 +213,11 @@ def test_each_update_twice_is_each_update_once():
 # ---- from the paper's sentences, without the code's formulas ----
 @pytest.mark.parametrize("angle", [0.2, 0.7, 1.2])
 def test_two_updates_at_an_angle_by_hand(angle):
-    """Unit updates at +-t about an axis v_1, v_2 across: lam = (cos^2 t, sin^2 t), <g_i, v_1> = cos t,
-    <g_i, v_2> = +-sin t. One direction kept (t < 45 deg): both updates become v_1. Both kept: u = (cos^3 t, +-sin^3 t),
-    of length one again; Eq. 7 axis by axis: (cos^2 t, +-sin^2 t) over sqrt(cos^4 + sin^4) with l2, over 1 with sum. The
-    mean is along v_1."""
+    """Unit updates at +-t about v_1, v_2 across: lam = (cos^2 t, sin^2 t), <g_i, v_1> = cos t, <g_i, v_2> = +-sin t.
+
+    One direction kept (t < 45 degrees): both become v_1. Both kept: u = (cos^3 t, +-sin^3 t), made of length one again;
+    Eq. 7: (cos^2 t, +-sin^2 t) over sqrt(cos^4 t + sin^4 t) with l2, over 1 with sum. The mean is along v_1.
+    """
     C, S = np.cos(angle / 2), np.sin(angle / 2)
     G = torch.tensor([[C, S], [C, -S]], dtype=torch.float64)
     for keep, reading, along in (

@@ -9,6 +9,7 @@ import torch
 from fedmpi.data.federated import split
 from fedmpi.data.sources.heart_disease import heart_disease
 from fedmpi.data.sources.mnist import fashion_mnist, mnist
+from fedmpi.data.sources.npz import npz
 
 ROOT = Path(os.environ.get("FEDMPI_DATA") or Path(__file__).parents[3] / "shared" / "data")
 
@@ -51,3 +52,11 @@ def test_fashion_mnist():
     assert torch.bincount(data.test_y).tolist() == [1000] * 10
     assert abs(data.train_x.mean()) < 1e-3
     assert abs(data.train_x.std() - 1) < 1e-3
+
+
+@needs("medmnist")
+def test_pneumoniamnist():
+    """The published counts are 4,708 + 524 + 624."""
+    for val, n in (("join", 4708 + 524), ("leave", 4708)):
+        data = npz(ROOT, path="medmnist/pneumoniamnist.npz", val=val)
+        assert (len(data.train_y), len(data.test_y), data.classes) == (n, 624, 2)

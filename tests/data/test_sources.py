@@ -265,6 +265,7 @@ def test_heart_disease_damaged(tmp_path, row, words):
         heart_disease(tmp_path, site="vienna")
 
 
+VAL = {"x": np.zeros((3, 1)), "y": np.zeros(3, int), "val_x": np.zeros((2, 1)), "val_y": np.zeros(2, int)}
 MEDMNIST = ("train_images", "train_labels", "test_images", "test_labels")
 
 
@@ -298,7 +299,7 @@ def test_npz_under_other_names_with_channels_last(tmp_path, names):
     x = np.arange(4 * 6 * 5 * 3, dtype=np.uint8).reshape(4, 6, 5, 3)
     y = np.array([[0], [1], [2], [1]], dtype=np.uint8)
     arrays = dict(zip(names, (x, y, x[:2], y[:2]), strict=True))
-    np.savez(tmp_path / "a.npz", **arrays, val_images=x, classes=np.array(["a", "b", "c"]))
+    np.savez(tmp_path / "a.npz", **arrays, classes=np.array(["a", "b", "c"]))
     data = npz(tmp_path, path="a.npz", mean=[0.1, 0.2, 0.3], std=[1.0, 0.5, 2.0])
     assert (data.train_x.shape, data.test_x.shape, data.classes) == ((4, 3, 6, 5), (2, 3, 6, 5), 3)
     assert data.train_y.tolist() == [0, 1, 2, 1]
@@ -310,6 +311,25 @@ def test_npz_under_other_names_with_channels_last(tmp_path, names):
     np.savez(tmp_path / "b.npz", **arrays, x=x)
     with pytest.raises(UserError, match=r"each once, under one of its names: x or x_train or train_images"):
         npz(tmp_path, path="b.npz")
+
+
+def test_npz_validation_part_joins_the_training_part(tmp_path):
+    """MedMNIST's, behind the training rows and with their normalisation; val: leave has none of it."""
+    x = np.arange(7 * 2 * 2, dtype=np.uint8).reshape(7, 2, 2)
+    y = np.array([[0], [1], [2], [1], [0], [2], [1]], dtype=np.uint8)
+    parts = {"train": slice(0, 3), "val": slice(3, 5), "test": slice(5, 7)}
+    arrays = {f"{part}_{n}": a[rows] for part, rows in parts.items() for n, a in (("images", x), ("labels", y))}
+    np.savez(tmp_path / "a.npz", **arrays)
+    data = npz(tmp_path, path="a.npz", mean=[0.1], std=[0.5])
+    assert data.train_y.tolist() == [0, 1, 2, 1, 0]
+    torch.testing.assert_close(data.train_x[:, 0], (torch.from_numpy(x[:5] / 255).float() - 0.1) / 0.5)
+    assert data.test_y.tolist() == [2, 1]
+    left = npz(tmp_path, path="a.npz", val="leave", mean=[0.1], std=[0.5])
+    assert left.train_y.tolist() == [0, 1, 2]
+    assert torch.equal(left.train_x, data.train_x[:3])
+    rows = {"x": x[:3], "y": y[:3], "val_x": x[3:5], "val_y": y[3:5], "site": [0, 1, 0], "val_site": [2, 1]}
+    np.savez(tmp_path / "b.npz", **rows, test_x=x[5:], test_y=y[5:])
+    assert npz(tmp_path, path="b.npz").site.tolist() == [0, 1, 0, 2, 1]
 
 
 def test_npz_regression(tmp_path):
@@ -325,6 +345,11 @@ def test_npz_regression(tmp_path):
         ({"x": np.zeros((3, 1))}, "has no array 'y'; it holds x"),
         ({"x": np.zeros((3, 1)), "y": np.zeros(3, int), "test_y": np.zeros(1, int)}, "no array 'test_x'"),
         ({"x": np.zeros((3, 1)), "y": np.zeros(2, int)}, "x has 3, y 2"),
+        ({"x": np.zeros((3, 1)), "y": np.zeros(3, int), "val_x": np.zeros((2, 1))}, "no array 'val_y'"),
+        ({**VAL, "val_x": np.zeros((2, 4))}, r"x and val_x do not join: \(3, 1\) torch.float32 and \(2, 4\)"),
+        ({**VAL, "val_y": np.zeros(2)}, r"y and val_y do not join: .*data\.val: leave"),
+        ({**VAL, "site": np.zeros(3, int)}, r"has site but no val_site; say data\.val: leave"),
+        ({**VAL, "val_site": np.zeros(2, int)}, "no array 'site'"),
         ({"x": np.zeros((3, 1)), "y": np.array(["a", "b", "c"])}, "y is <U1"),
         ({"x": np.zeros((3, 1)), "y": np.array([0, 1, None])}, "allow_pickle=False"),
     ],

@@ -1,6 +1,7 @@
 """CCVR: pooled statistics and their draws by hand, and a calibration against the paper's steps."""
 
 import copy
+import math
 import warnings
 from types import SimpleNamespace
 
@@ -84,6 +85,16 @@ def test_draws_have_the_moments():
     assert z.std(0).min() > 1
 
 
+def test_draws_do_not_depend_on_which_eigenvectors_a_processor_takes(monkeypatch):
+    """Signs are chance, and where eigenvalues are equal every basis of their space will do."""
+    sigma = torch.diag(tensor(2.0, 2.0, 0.5))
+    plain = draws(torch.zeros(3), sigma, 5, torch.Generator().manual_seed(0))
+    C, S = math.cos(0.7), math.sin(0.7)
+    turned = tensor((0, C, S), (0, -S, C), (-1, 0, 0))
+    monkeypatch.setattr(torch.linalg, "eigh", lambda _: (tensor(0.5, 2, 2), turned))
+    near(draws(torch.zeros(3), sigma, 5, torch.Generator().manual_seed(0)), plain)
+
+
 @pytest.mark.parametrize(
     ("options", "weight"),
     [
@@ -137,7 +148,7 @@ def test_calibration_against_the_paper(data, rounds, options):
         if (y == c).sum() > 1:
             lam, E = torch.linalg.eigh(torch.cov(z[y == c].T))
             noise = torch.randn(options["samples"], z.shape[1], generator=g, dtype=torch.float64)
-            virtual.append(z[y == c].mean(0) + noise @ (E * lam.clamp(min=0).sqrt()).T)
+            virtual.append(z[y == c].mean(0) + noise @ E @ torch.diag(lam.clamp(min=0).sqrt()) @ E.T)
             labels += [c] * options["samples"]
     head = module[-1].requires_grad_()
     sgd = torch.optim.SGD(head.parameters(), options["lr"], options["momentum"])

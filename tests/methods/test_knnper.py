@@ -10,12 +10,12 @@ from fedmpi.engine.evaluate import figures
 from fedmpi.methods.knnper import neighbours
 
 
-def naive(z, memory, labels, k, classes, scale, power=1.0):
+def naive(z, memory, labels, k, classes, scale, similarity="code"):
     """p_knn (classes,) of one z, in float64."""
     d2 = sorted((float((z - m).double().square().sum()), j) for j, m in enumerate(memory))[:k]
     votes = [0.0] * classes
     for d, j in d2:
-        votes[int(labels[j])] += math.exp(-((d / (len(z) * scale)) ** power))
+        votes[int(labels[j])] += math.exp(-d / (len(z) * scale) if similarity == "code" else -math.sqrt(d) / scale)
     return [v / sum(votes) for v in votes]
 
 
@@ -70,7 +70,7 @@ def test_prediction_by_hand(client, mix, similarity):
     with torch.inference_mode():
         found = predict(test.x)
     for i in range(len(z)):
-        p_knn = torch.tensor(naive(z[i], memory, labels, 3, 4, 0.02, 0.5 if similarity == "paper" else 1.0))
+        p_knn = torch.tensor(naive(z[i], memory, labels, 3, 4, 0.02, similarity))
         other = f[i].softmax(0) if mix == "softmax" else f[i]
         expected = 0.3 * p_knn + 0.7 * other
         torch.testing.assert_close(found[i].exp() if mix == "softmax" else found[i], expected, rtol=0, atol=1e-5)

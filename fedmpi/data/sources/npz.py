@@ -5,7 +5,7 @@ from __future__ import annotations
 import zipfile
 import zlib
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Literal
 
 import numpy as np
 import torch
@@ -20,10 +20,17 @@ KEYS = {  # our name of an array: the names that Keras and MedMNIST give to it
     "x": ("x_train", "train_images"),
     "y": ("y_train", "train_labels"),
     "site": (),
+    "val_x": ("val_images",),
+    "val_y": ("val_labels",),
+    "val_site": (),
     "test_x": ("x_test", "test_images"),
     "test_y": ("y_test", "test_labels"),
     "test_site": (),
 }
+NEEDS = (  # an array, and the one that it cannot be without
+    *(("x", "y"), ("y", "x"), ("val_x", "val_y"), ("val_y", "val_x"), ("val_site", "val_x"), ("val_site", "site")),
+    *(("test_x", "test_y"), ("test_y", "test_x"), ("test_site", "test_x")),
+)
 ACCEPTED = "; ".join(" or ".join((key, *others)) for key, others in KEYS.items())
 
 
@@ -36,11 +43,13 @@ def npz(
     test_fraction: Annotated[float, Field(ge=0, lt=1)] = 0.2,
     mean: list[float] | None = None,
     std: list[Annotated[float, Field(gt=0)]] | None = None,
+    val: Literal["join", "leave"] = "join",
 ) -> Dataset:
     """Arrays x, y and, if there, site, test_x, test_y, test_site of the file root/path; a silo is a file of its own.
 
-    The arrays may also have the names of Keras (x_train, ...) or MedMNIST (train_images, ...; its validation part is
-    left out).
+    The arrays may also have the names of Keras (x_train, ...) or MedMNIST (train_images, ...).
+    val: val_x, val_y (val_images, val_labels; val_site), if there, join the training part, as in FedSOL's TissueMNIST
+    (189,106 = 165,466 + 23,640), or are left out. `data.validation` takes its rows from what there is then.
     x: (n, C, H, W), (n, H, W) grey, (n, f), or (n, H, W, C) where only this reading gives 1 or 3 channels; uint8 is
     scaled to 0..1, other numbers are taken as they are.
     y: (n,) or (n, 1); whole numbers are classes (their number: `classes`, else the largest + 1), other numbers are the
@@ -53,10 +62,14 @@ def npz(
         raise UserError("npz: data.path is missing; it names the .npz file, relative to data.root")
     at = find(root, (file,), "npz", "correct data.root, or data.path (data.silos in silo mode)")
     arrays, files = _read(at)
-    for name, need in (("x", "y"), ("y", "x"), ("test_x", "test_y"), ("test_y", "test_x"), ("test_site", "test_x")):
+    if val == "leave":
+        arrays = {name: array for name, array in arrays.items() if not name.startswith("val_")}
+    for name, need in NEEDS:
         if need not in arrays and (name in arrays or need in ("x", "y")):
             raise UserError(f"{at} has no array {need!r}; it holds {', '.join(files) or 'none'}; known: {ACCEPTED}")
     x, y, owner = _x(arrays["x"]), _y(arrays["y"]), _owner(arrays.get("site"), at)
+    if "val_x" in arrays:
+        x, y, owner = _joined((x, y, owner), arrays, at)
     x = _normalised(x, mean, std)
     if "test_x" in arrays:
         test_x, test_y, test_owner = _x(arrays["test_x"]), _y(arrays["test_y"]), _owner(arrays.get("test_site"), at)
@@ -101,6 +114,25 @@ def _x(array: np.ndarray) -> Tensor:
     if x.ndim == 4 and x.shape[3] in (1, 3) and x.shape[1] not in (1, 3):
         x = x.permute(0, 3, 1, 2)
     return x.unsqueeze(1) if x.ndim == 3 else x
+
+
+Part = tuple[Tensor, Tensor, Tensor | None]  # x, y, site
+
+
+def _joined(part: Part, arrays: dict[str, np.ndarray], at: Path) -> Part:
+    """The training part with the validation part behind it."""
+    more = _x(arrays["val_x"]), _y(arrays["val_y"]), _owner(arrays.get("val_site"), at)
+    for name, a, b in zip(("x", "y", "site"), part, more, strict=True):
+        if (a is None) != (b is None):
+            raise UserError(
+                f"{at} has {name} but no val_{name}; say data.val: leave to train without the validation part"
+            )
+        if a is not None and b is not None and (a.shape[1:], a.dtype) != (b.shape[1:], b.dtype):
+            has = f"{tuple(a.shape)} {a.dtype} and {tuple(b.shape)} {b.dtype}"
+            raise UserError(f"{at}: {name} and val_{name} do not join: {has}; say data.val: leave to leave it out")
+    (x, y, site), (val_x, val_y, val_site) = part, more
+    both = None if site is None or val_site is None else torch.cat([site, val_site])
+    return torch.cat([x, val_x]), torch.cat([y, val_y]), both
 
 
 def _normalised(x: Tensor, mean: list[float] | None, std: list[float] | None) -> Tensor:
