@@ -63,7 +63,7 @@ def _method(choice: registry.Choice, origins: Mapping[str, str], where: str) -> 
         raise UserError(f"{where}: {choice.chosen} is no subclass of fedmpi.Method")
     inner: set[str] = {f.name for f in fields(found) if f.metadata.get("method")} if is_dataclass(found) else set()
     plain = {key: value for key, value in choice.options.items() if key not in inner}
-    made = registry.make(kind, registry.Chosen(choice.chosen, plain), origins)
+    made = registry.make(kind, registry.Chosen(choice.chosen, plain, ("name", *inner)), origins)
     held = {key: _inner_method(key, choice.options[key], origins, where) for key in inner & set(choice.options)}
     try:
         with blaming(f"{where}: {choice.chosen}"):
@@ -91,8 +91,15 @@ def _inner_method(key: str, given: Any, origins: Mapping[str, str], where: str) 
 def make_module(settings: Settings, input_shape: tuple[int, ...], classes: int) -> nn.Module:
     """The architecture with its initial weights, a function of the seed alone."""
     made = registry.make(models.KIND, settings.model, settings.origins("model"))
-    with blaming(f"model {settings.model.name}"), seeds.scoped(settings.seed, "init"):
-        module = made(input_shape, classes)
+    try:
+        with blaming(f"model {settings.model.name}"), seeds.scoped(settings.seed, "init"):
+            module = made(input_shape, classes)
+    except RuntimeError as error:
+        if "allocate memory" not in str(error):
+            raise
+        raise UserError(
+            f"model {settings.model.name} does not fit into the memory; make it smaller: {error}"
+        ) from error
     if not isinstance(module, nn.Module) or not any(p.requires_grad for p in module.parameters()):
         raise UserError(f"model.name: {settings.model.name} must return a torch.nn.Module with trainable parameters")
     return module

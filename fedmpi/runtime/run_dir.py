@@ -23,9 +23,9 @@ from typing import Any
 import numpy as np
 import safetensors.torch
 import torch
-import yaml
 
 from fedmpi.common.errors import UserError
+from fedmpi.config.yaml_source import text_for
 
 
 def plain(value: Any) -> Any:
@@ -73,7 +73,7 @@ class RunDirectory:
                 raise UserError(f"output: cannot create {path}: {error.strerror}; choose another output") from error
 
     def write_config(self, resolved: Mapping[str, Any]) -> None:
-        self._write("config.yaml", yaml.safe_dump(dict(resolved), sort_keys=False, allow_unicode=True).encode())
+        self._write("config.yaml", text_for(dict(resolved)).encode())
 
     def write_environment(self, environment: Mapping[str, Any]) -> None:
         self._write_json("environment.json", environment)
