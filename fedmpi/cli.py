@@ -20,6 +20,7 @@ from fedmpi.comm.leaving import say
 from fedmpi.common.errors import UserError
 from fedmpi.common.text import nearest
 from fedmpi.common.version import __version__
+from fedmpi.config import machine
 from fedmpi.runtime import catalog
 
 if TYPE_CHECKING:
@@ -61,7 +62,7 @@ def root(
 def run(config: Config, overrides: Overrides = None) -> None:
     """Train as CONFIG says; the results are written to a new directory under `output`."""
     settings = configs.load(config, overrides or ())
-    _fix_threads(settings.compute.threads)
+    _fit(settings)
     from fedmpi.runtime import launch
 
     raise typer.Exit(launch.run(settings))
@@ -71,7 +72,7 @@ def run(config: Config, overrides: Overrides = None) -> None:
 def validate(config: Config, overrides: Overrides = None) -> None:
     """Check CONFIG, its data and its partition, and show what would be run, without training."""
     settings = configs.load(config, overrides or ())
-    _fix_threads(settings.compute.threads)
+    _fit(settings)
     from fedmpi.runtime import launch
 
     _table(launch.validate(settings))
@@ -108,7 +109,7 @@ def variance(
     Each measured round costs `--replicates` rounds on top of its own; method.personal=false makes them cheaper.
     """
     settings = configs.load(config, overrides or ())
-    _fix_threads(settings.compute.threads)
+    _fit(settings)
     _alone()
     from fedmpi.analysis.filter_decomposition import variance
 
@@ -127,7 +128,7 @@ def virtual(
     from fedmpi.runtime.trust import guard, run_settings
 
     settings = run_settings(run, trust, overrides or ())
-    _fix_threads(settings.compute.threads)
+    _fix_threads(min(settings.compute.threads, machine.cores()))  # the run may be of a larger machine
     _alone()
     from fedmpi.analysis.filter_decomposition import virtual
 
@@ -261,6 +262,12 @@ def _leave(code: int) -> NoReturn:
     if job is not None and job.size > 1:
         os._exit(code)
     sys.exit(code)
+
+
+def _fit(settings: configs.Settings) -> None:
+    job = _job()
+    machine.check(settings, writes=job is None or job.rank == 0)
+    _fix_threads(settings.compute.threads)
 
 
 def _fix_threads(threads: int) -> None:

@@ -55,7 +55,7 @@ class Classification(Task):
         if classes < 2:
             raise UserError(
                 f"task classification: the data set has {classes} class, but it needs 2 or more; "
-                "choose task.name=regression for a real-valued target"
+                "store class numbers as whole numbers, or choose task.name=regression for a real-valued target"
             )
         self.names = ("accuracy",)
         if classes == 2:

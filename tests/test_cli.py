@@ -18,7 +18,7 @@ GOOD = """\
 data: {source: digits, partition: {scheme: iid, clients: 4}}
 model: {name: mlp}
 method: {name: fedavg}
-compute: {threads: 3}
+compute: {threads: 1}
 """
 
 
@@ -81,7 +81,7 @@ def test_run_hands_settings_over_and_returns_the_exit_code(monkeypatch, path, en
     assert main(monkeypatch, "run", path, "seed=5", "train.lr=-0") == code
     settings, *threads = engine.seen[0]
     assert (settings.seed, settings.method.name) == (5, "fedavg")
-    assert threads == ["3", "3"]  # the config's, not the shell's
+    assert threads == ["1", "1"]  # the config's, not the shell's
 
 
 def test_validate_shows_a_table(monkeypatch, path, engine, capsys):

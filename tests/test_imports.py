@@ -18,7 +18,7 @@ OUTSIDE = {  # packages that one place shields the others from
     "mpi4py": {"comm.mpi"},
     "typer": {"cli"},
     "rich": {"runtime.progress"},
-    "yaml": {"config.yaml_source", "runtime.run_dir"},
+    "yaml": {"config.yaml_source"},
     "sklearn": {"tasks"},
     "scipy": {"methods._prototypes"},
     "safetensors": {"runtime.saved_model", "runtime.run_dir"},

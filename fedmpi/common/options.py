@@ -14,7 +14,8 @@ from pydantic import ConfigDict, Field, TypeAdapter, ValidationError
 
 from fedmpi.common.errors import UserError
 from fedmpi.common.redaction import MARK, is_marked, smells
-from fedmpi.common.text import allowed, nearest, show
+from fedmpi.common.synonyms import advice
+from fedmpi.common.text import allowed, show
 
 _BOUNDS = ("ge", "gt", "le", "lt")
 
@@ -28,8 +29,11 @@ def option(
     le: float | None = None,
     lt: float | None = None,
     choices: Collection[Any] | None = None,
+    inf: bool = False,
 ) -> Any:
     """A hyperparameter: a dataclass field with its meaning and unit, its bounds, or the values it may take.
+
+    Numbers are finite, unless `inf` says that infinity means something.
 
     >>> @dataclasses.dataclass(frozen=True)
     ... class Prox:
@@ -37,7 +41,7 @@ def option(
     >>> Prox().mu
     0.01
     """
-    metadata = {"doc": doc, "ge": ge, "gt": gt, "le": le, "lt": lt, "choices": choices}
+    metadata = {"doc": doc, "ge": ge, "gt": gt, "le": le, "lt": lt, "choices": choices, "inf": inf}
     if isinstance(default, (list, dict, set)):
         return dataclasses.field(default_factory=default.copy, metadata=metadata)
     return dataclasses.field(default=default, metadata=metadata)
@@ -49,6 +53,8 @@ def check(
     where: str,
     supplied: Sequence[str] = (),
     origins: Mapping[str, str] | None = None,
+    named: str = "",
+    beside: Collection[str] = (),
 ) -> dict[str, Any]:
     """`given`, converted to the declared types (a whole number for a float becomes a float, a list a tuple).
 
@@ -58,6 +64,8 @@ def check(
         where: the section in the config ("method"); messages name `where.key`.
         supplied: parameters that the engine passes itself, in their order; a user's function may name them differently.
         origins: key -> where it was written ("run.yaml:7"); see `Settings.origins`.
+        named: what the target is to the user ("method fedavg"), for messages.
+        beside: the keys that the section has besides.
 
     Raises:
         UserError: one line for each key that is unknown, missing, of a wrong type or out of bounds.
@@ -66,6 +74,8 @@ def check(
     origins = origins or {}
     checked: dict[str, Any] = {}
     problems = []
+    named = named or getattr(target, "__name__", str(target))
+    keys = [*declared, *beside]
 
     def complain(key: str, text: str) -> None:
         prefix = f"{origins[key]}: " if key in origins else ""
@@ -83,12 +93,23 @@ def check(
         elif open_ended:
             checked[key] = value
         else:
-            complain(key, f"unknown key; {nearest(key, declared)}")
+            complain(key, f"unknown key; {_untyped(target, key)}{_none(named, declared)}{advice(key, where, keys)}")
     for key in required - set(given):
-        complain(key, f"missing; it must be given for {getattr(target, '__name__', target)}")
+        complain(key, f"missing; it must be given for {named}")
     if problems:
         raise UserError("\n".join(problems))
     return checked
+
+
+def _none(named: str, declared: Collection[str]) -> str:
+    return "" if declared else f"{named} has no options; "
+
+
+def _untyped(target: Callable[..., Any], key: str) -> str:
+    """`mu = 0.1` in a dataclass is no field: the mistake of its author, not of who gives `mu`."""
+    if dataclasses.is_dataclass(target) and not key.startswith("_") and key in vars(target):
+        return f"{getattr(target, '__name__', target)}.{key} is no option without a type: write {key}: float = ...; "
+    return ""
 
 
 def _declared(
@@ -128,10 +149,13 @@ def _bounded(hint: Any, metadata: Mapping[str, Any]) -> Any:
     if metadata.get("choices") is not None:
         return Literal[tuple(metadata["choices"])]
     bounds = {name: metadata[name] for name in _BOUNDS if metadata.get(name) is not None}
+    if metadata.get("inf"):
+        bounds["allow_inf_nan"] = True
     return Annotated[hint, Field(**bounds)] if bounds else hint
 
 
 def _convert(hint: Any, value: Any) -> Any:
     """`value` as a `hint`, strictly, through JSON: a list may become a tuple and text a path, but "1" is no number."""
-    adapter: TypeAdapter[Any] = TypeAdapter(hint, config=ConfigDict(arbitrary_types_allowed=True))
+    config = ConfigDict(arbitrary_types_allowed=True, allow_inf_nan=False)
+    adapter: TypeAdapter[Any] = TypeAdapter(hint, config=config)
     return adapter.validate_json(json.dumps(value), strict=True)

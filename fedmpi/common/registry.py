@@ -14,6 +14,7 @@ import hashlib
 import importlib
 import importlib.util
 import inspect
+import os
 import sys
 import traceback
 from collections.abc import Iterator, Mapping
@@ -27,7 +28,7 @@ from typing import Any, Protocol
 
 from fedmpi.common import options
 from fedmpi.common.errors import UserError
-from fedmpi.common.text import nearest
+from fedmpi.common.text import brief, nearest, show
 
 _own_only = ContextVar("own_only", default=False)
 
@@ -59,6 +60,8 @@ class Choice(Protocol):
     def chosen(self) -> str: ...
     @property
     def options(self) -> Mapping[str, Any]: ...
+    @property
+    def beside(self) -> tuple[str, ...]: ...  # keys of the section that are not the thing's own
 
 
 @dataclass(frozen=True)
@@ -67,6 +70,7 @@ class Chosen:
 
     chosen: str
     options: Mapping[str, Any] = field(default_factory=dict)
+    beside: tuple[str, ...] = ()
 
 
 def make(kind: Kind, choice: Choice, origins: Mapping[str, str] | None = None) -> partial[Any]:
@@ -80,7 +84,23 @@ def make(kind: Kind, choice: Choice, origins: Mapping[str, str] | None = None) -
     """
     origins = origins or {}
     found = load(choice.chosen, kind.registry, kind.label, origins.get("", ""))
-    return partial(found, **options.check(found, choice.options, kind.section, kind.supplied, origins))
+    named = f"{kind.label} {choice.chosen}"
+    _check_call(found, kind, named, origins.get("", ""))
+    given = options.check(found, choice.options, kind.section, kind.supplied, origins, named, choice.beside)
+    return partial(found, **given)
+
+
+def _check_call(found: Any, kind: Kind, named: str, origin: str) -> None:
+    """Whether it can be called with what the engine passes, by position; a `site` is passed by its name, or not."""
+    prefix = f"{origin}: " if origin else ""
+    passed = [name for name in kind.supplied if name != "site"]
+    if not callable(found):
+        raise UserError(f"{prefix}{named}: is {show(found)}, but a function or class is needed")
+    try:
+        inspect.signature(found).bind_partial(*passed)
+    except (TypeError, ValueError) as error:  # ValueError: written in C, and it does not tell
+        wanted = f"({', '.join(passed)}, **options)" if passed else "options only"
+        raise UserError(f"{prefix}{named}: cannot be called with {wanted}: {error}") from error
 
 
 def is_file(name: str) -> bool:
@@ -114,9 +134,11 @@ def load(name: str, registry: Mapping[str, str], kind: str, origin: str = "") ->
         module_name, _, attribute = registry[name].partition(":")
         return getattr(importlib.import_module(module_name), attribute)
     place, _, attribute = name.rpartition(":")
-    if not place or not attribute:
+    if not place or not attribute or place.startswith("."):
         advice = nearest(name, registry)
-        raise UserError(f"{prefix}unknown {kind} '{name}'; {advice}; or path/to/file.py:Name, or package.module:Name")
+        raise UserError(
+            f"{prefix}unknown {kind} '{brief(name)}'; {advice}; or path/to/file.py:Name, or package.module:Name"
+        )
     if _own_only.get() and is_foreign(name, registry):
         raise UserError(f"{prefix}{kind} '{name}' is code that is not fedmpi's own, and this run is not trusted")
     try:
@@ -134,8 +156,8 @@ def load(name: str, registry: Mapping[str, str], kind: str, origin: str = "") ->
 def _from_file(path: Path) -> ModuleType:
     """Imports one file under a name of its own: the same text at the same path is the same module, so that two names
     taken from one file share their classes, and an edited file is read anew."""
-    if not path.is_file():
-        what = "is a directory" if path.is_dir() else "there is no such file"
+    if not os.path.isfile(path):
+        what = "is a directory" if os.path.isdir(path) else "there is no such file"
         raise UserError(f"{what}: {path.absolute()}")
     text = path.read_bytes()
     unique = f"fedmpi_plugin_{path.stem}_{hashlib.sha256(bytes(path.resolve()) + text).hexdigest()[:16]}"

@@ -5,6 +5,10 @@ import re
 from collections.abc import Iterable, Sequence
 from typing import Any
 
+LARGEST = 2**53  # of whole numbers: beyond it a float, and JSON's reader elsewhere, has no room for them
+
+_CONTROL = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f\u2028\u2029\ud800-\udfff]")
+
 
 def nearest(word: str, known: Iterable[str]) -> str:
     """The advice that follows a wrong word: `did you mean 'epochs'? allowed: batch_size, epochs, lr`."""
@@ -75,5 +79,18 @@ def count(number: int, thing: str) -> str:
 
 def show(value: Any) -> str:
     """A value for a message, cut to a readable length."""
-    text = repr(value)
-    return text if len(text) <= 60 else f"{text[:57]}..."
+    return brief(repr(value))
+
+
+def brief(text: str, length: int = 60) -> str:
+    """Text for a message, cut to a readable length."""
+    return text if len(text) <= length else f"{text[: length - 3]}..."
+
+
+def control(text: str) -> str:
+    """What `text` holds that no name or path should: `the control character '\\x00'`; "" if there is nothing.
+
+    Line feed and tab are left to those who read longer texts.
+    """
+    odd = _CONTROL.search(text)
+    return f"the control character {odd[0]!r}" if odd else ""

@@ -5,7 +5,8 @@ from typing import Any
 
 from pydantic import ValidationError
 
-from fedmpi.common.text import allowed, nearest, show
+from fedmpi.common.synonyms import advice
+from fedmpi.common.text import allowed, brief, show
 from fedmpi.config.schema import Settings, section
 from fedmpi.config.yaml_source import Document
 
@@ -24,7 +25,7 @@ def complaints(error: ValidationError, document: Document, source: str) -> list[
     for key, group in itertools.groupby(located, key=lambda pair: pair[0]):
         where = _origin(document, key, source)
         text = _describe(key, [each for _, each in group], document.data)
-        lines.append((order.get(where, -1), f"{where}: {'.'.join(map(str, key))}{text}"))
+        lines.append((order.get(where, -1), f"{where}: {'.'.join(brief(str(part)) for part in key)}{text}"))
     return [line for _, line in sorted(lines, key=lambda pair: pair[0])]
 
 
@@ -35,7 +36,9 @@ def _describe(key: Key, errors: list[Any], data: dict[str, Any]) -> str:
     if first["type"] == "extra_forbidden":
         return f": unknown key; {_advice(key)}"
     if first["type"] == "value_error":  # from our own validators
-        return f": {first['ctx']['error']}"
+        said = str(first["ctx"]["error"])
+        named = {".".join(map(str, key[depth:])) for depth in range(len(key))}
+        return f": {said.partition(': ')[2] if said.partition(': ')[0] in named else said}"
     return f": {show(_value(data, key))} is not allowed; must be {allowed(errors)}"
 
 
@@ -44,10 +47,9 @@ def _advice(key: Key) -> str:
     known = section(key[:-1])
     assert known is not None  # only a declared section forbids keys
     keys = [*known.model_fields, *(["base"] if len(key) == 1 else [])]
-    homes = [f"{name}.{key[-1]}" for name in Settings.model_fields if key[-1] in _keys(name)]
-    if len(key) == 1 and homes:
-        return f"did you mean {' or '.join(homes)}? allowed: {', '.join(sorted(keys))}"
-    return nearest(str(key[-1]), keys)
+    where, last = ".".join(map(str, key[:-1])), str(key[-1])
+    homes = [f"{name}.{last}" for name in Settings.model_fields if name != where and last in _keys(name)]
+    return advice(last, where, keys, homes)
 
 
 def _keys(name: str) -> tuple[str | int, ...]:
@@ -65,7 +67,20 @@ def _key(data: Any, error: Any) -> Key:
         if not inside:
             return loc[:depth]
         data = data[part]
-    return loc
+    return (*loc, *_named(error, data))
+
+
+def _named(error: Any, data: Any) -> Key:
+    """The keys in this section, train and lr, with which one of our own complaints about it begins: `train.lr: ...`."""
+    said = str(error["ctx"]["error"]) if error["type"] == "value_error" else ""
+    named = tuple(said.partition(":")[0].split("."))
+    if said.partition(": ")[2].startswith("missing"):
+        return named
+    for part in named:
+        if not isinstance(data, dict) or part not in data:
+            return ()
+        data = data[part]
+    return named
 
 
 def _value(data: Any, key: Key) -> Any:

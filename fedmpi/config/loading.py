@@ -9,7 +9,9 @@ Loading does not import torch, so that every rank reports a mistake at once.
 """
 
 import json
+import os
 from collections.abc import Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -18,10 +20,10 @@ from pydantic import ValidationError
 from fedmpi.common import redaction
 from fedmpi.common.errors import UserError
 from fedmpi.common.registry import is_file
-from fedmpi.common.text import show
+from fedmpi.common.text import brief, control, show
 from fedmpi.config.error_text import complaints
 from fedmpi.config.schema import OpenSection, Settings, section
-from fedmpi.config.yaml_source import Document, read, read_value
+from fedmpi.config.yaml_source import MAX_DEPTH, Document, read, read_value
 
 __all__ = ["Settings", "load"]
 
@@ -35,6 +37,8 @@ PLUGINS = (
     "server.rule.name",
     "server.rule",
 )
+MAX_FILES = 100  # a config and all that it is based on
+MAX_SHOWN = 20  # mistakes in one message
 
 
 def load(path: str | Path, overrides: Sequence[str] = ()) -> Settings:
@@ -48,7 +52,7 @@ def load(path: str | Path, overrides: Sequence[str] = ()) -> Settings:
         UserError: for each mistake the file and line (or the override), the key, the value and what is allowed.
     """
     path = Path(path)
-    document = _merge(_file(path, ()), _command_line(overrides))
+    document = _merge(_Files().merged(path, ()), _command_line(overrides))
     document.data.setdefault("name", path.stem)
     try:
         settings = Settings.model_validate_json(json.dumps(document.data), strict=True)
@@ -56,31 +60,46 @@ def load(path: str | Path, overrides: Sequence[str] = ()) -> Settings:
         document.problems += complaints(error, document, str(path))
     if document.problems:
         lines = list(dict.fromkeys(document.problems))  # a base that is named twice repeats its mistakes
-        raise UserError("\n  ".join(lines if len(lines) == 1 else [f"{len(lines)} mistakes in the config", *lines]))
+        more = [f"... and {len(lines) - MAX_SHOWN} more"] if len(lines) > MAX_SHOWN else []
+        lines = lines if len(lines) == 1 else [f"{len(lines)} mistakes in the config", *lines[:MAX_SHOWN], *more]
+        raise UserError("\n  ".join(lines))
     settings._origins.update(document.origins)
     settings._file = str(path)
     return settings
 
 
-def _file(path: Path, around: tuple[Path, ...]) -> Document:
-    """A file merged over its bases. `around`: the files whose base it is, the outermost first."""
-    if path.resolve() in around:
-        circle = [*around[around.index(path.resolve()) :], path.resolve()]
-        raise UserError(f"base files form a circle: {' -> '.join(map(str, circle))}")
-    own = read(path)
-    bases = own.data.pop("base", [])
-    origin = own.origins.pop("base", "")
-    _anchor_plugins(own, path.parent)
-    below = Document()
-    if not isinstance(bases, list) or not all(isinstance(base, str) for base in bases):
-        own.problems.append(f"{origin}: base: {show(bases)} is not allowed; must be a list of files")
-        bases = []
-    for base in bases:
-        try:
-            below = _merge(below, _file(path.parent / base, (*around, path.resolve())))
-        except UserError as error:
-            own.problems.append(f"{origin}: base: {error}")
-    return _merge(below, own)
+@dataclass
+class _Files:
+    """The files of one config, each read once, however many others start from it."""
+
+    done: dict[str, Document] = field(default_factory=dict)
+
+    def merged(self, path: Path, around: tuple[str, ...]) -> Document:
+        """A file merged over its bases. `around`: the files whose base it is, the outermost first."""
+        place = os.path.realpath(path)  # not resolve(): a link to itself is an error of its own there
+        if place in around:
+            raise UserError(f"base files form a circle: {' -> '.join([*around[around.index(place) :], place])}")
+        if place not in self.done:
+            if len(self.done) + len(around) >= MAX_FILES:
+                raise UserError(f"more than {MAX_FILES} base files; a config starts from a few")
+            self.done[place] = self.read(path, (*around, place))
+        return self.done[place]
+
+    def read(self, path: Path, around: tuple[str, ...]) -> Document:
+        own = read(path)
+        bases = own.data.pop("base", [])
+        origin = own.origins.pop("base", "")
+        _anchor_plugins(own, path.parent)
+        below = Document()
+        if not isinstance(bases, list) or not all(isinstance(base, str) and base for base in bases):
+            own.problems.append(f"{origin}: base: {show(bases)} is not allowed; must be a list of files")
+            bases = []
+        for base in bases:
+            try:
+                below = _merge(below, self.merged(path.parent / base, around))
+            except UserError as error:
+                own.problems.append(f"{origin}: base: {error}")
+        return _merge(below, own)
 
 
 def shown(text: str) -> str:
@@ -104,16 +123,19 @@ def _command_line(overrides: Sequence[str]) -> Document:
     """The overrides as one layer."""
     document = Document()
     for text in overrides:
-        origin = f"command line: {shown(text)}"
+        origin = f"command line: {brief(repr(shown(text)) if control(text) else shown(text), 200)}"
         key, equals, value = text.partition("=")
         parts = key.split(".")
         if not equals or not all(parts):
             document.problems.append(f"{origin}: must be KEY=VALUE, such as train.lr=0.1")
             continue
-        if key == "base":
+        if parts[0] == "base":
             document.problems.append(
                 f"{origin}: base can stand in a file only; write one that names its bases, and run it"
             )
+            continue
+        if len(parts) > MAX_DEPTH:
+            document.problems.append(f"{origin}: nested deeper than {MAX_DEPTH} levels")
             continue
         one = Document(origins={".".join(parts[: depth + 1]): origin for depth in range(len(parts))})
         try:
@@ -130,7 +152,8 @@ def _command_line(overrides: Sequence[str]) -> Document:
 
 
 def _merge(low: Document, high: Document) -> Document:
-    return Document(_merge_trees(low.data, high.data, ()), low.origins | high.origins, [*low.problems, *high.problems])
+    problems = list(dict.fromkeys([*low.problems, *high.problems]))  # files that share a base bring its mistakes twice
+    return Document(_merge_trees(low.data, high.data, ()), low.origins | high.origins, problems)
 
 
 def _merge_trees(low: dict[str, Any], high: dict[str, Any], path: tuple[str, ...]) -> dict[str, Any]:
@@ -141,10 +164,18 @@ def _merge_trees(low: dict[str, Any], high: dict[str, Any], path: tuple[str, ...
             low = {key: value for key, value in low.items() if key in kind.model_fields}
     merged = dict(low)
     for key, value in high.items():
-        below = low.get(key)
+        below = _named(low.get(key), (*path, key))
         both = isinstance(below, dict) and isinstance(value, dict)
-        merged[key] = _merge_trees(below, value, (*path, key)) if both else value  # type: ignore[arg-type]
+        merged[key] = _merge_trees(below, value, (*path, key)) if both else value
     return merged
+
+
+def _named(value: Any, path: tuple[str, ...]) -> Any:
+    """`server.rule: krum` as {name: krum}, so that `server.rule.f=1` adds to it."""
+    kind = section(path)
+    if isinstance(value, str) and kind is not None and issubclass(kind, OpenSection):
+        return {kind.selector: value}
+    return value
 
 
 def _anchor_plugins(document: Document, directory: Path) -> None:
@@ -159,7 +190,7 @@ def _anchor_plugins(document: Document, directory: Path) -> None:
             continue
         place, _, attribute = name.rpartition(":")
         tried = [(directory / place).absolute(), Path(place).absolute()]
-        found = next((path for path in tried if path.is_file()), None)
+        found = next((path for path in tried if os.path.isfile(path)), None)
         if found is not None:
             tree[last] = f"{found}:{attribute}"
         else:

@@ -13,22 +13,52 @@ from typing import Annotated, Any, ClassVar, Literal, get_args
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field, PrivateAttr, model_validator
 
 from fedmpi.common.redaction import redacted
+from fedmpi.common.text import LARGEST, control, show
 
-Count = Annotated[int, Field(ge=1)]
-Positive = Annotated[float, Field(gt=0)]
+# Upper bounds are far beyond what anybody trains, and below what would end in an endless loop or an overflow.
+Count = Annotated[int, Field(ge=1, le=1_000_000_000)]
+Rounds = Annotated[int, Field(ge=0, le=1_000_000)]
+Seconds = Annotated[float, Field(ge=0.01, le=30 * 86400)]
 NonNegative = Annotated[float, Field(ge=0)]
 Fading = Annotated[float, Field(ge=0, lt=1)]  # a coefficient of the past in a running mean
-Name = Annotated[str, Field(min_length=1)]
+
+
+def _plain(text: str) -> str:
+    odd = next((c for c in "\n\t" if c in text), "")
+    if odd or control(text):
+        raise ValueError(f"{show(text)} is not allowed; a name or path without {control(text) or repr(odd)}")
+    return text
 
 
 def _protocol(name: str) -> str:
-    if not re.fullmatch(r"global|personal|personal_on_global|ft\([1-9][0-9]*\)", name):
-        raise ValueError(f"{name!r} is not allowed; must be 'global', 'personal', 'personal_on_global' or 'ft(EPOCHS)'")
+    if not re.fullmatch(r"global|personal|personal_on_global|ft\([1-9][0-9]{0,4}\)", name):
+        raise ValueError(
+            f"{show(name)} is not allowed; must be 'global', 'personal', 'personal_on_global' or 'ft(EPOCHS)', "
+            "EPOCHS from 1 to 99999"
+        )
     return name
 
 
+def _each_once(items: tuple[str, ...]) -> tuple[str, ...]:
+    twice = next((name for position, name in enumerate(items) if name in items[:position]), None)
+    if twice is not None:
+        raise ValueError(f"each name once; {show(twice)} stands twice")
+    return items
+
+
+def _at_home(path: Path) -> Path:
+    _plain(str(path))
+    try:
+        return path.expanduser()
+    except RuntimeError as error:  # ~nobody/data
+        raise ValueError(
+            f"{str(path)!r} is not allowed; there is no such user's home directory; write it out"
+        ) from error
+
+
+Name = Annotated[str, Field(min_length=1), AfterValidator(_plain)]
 Protocol = Annotated[str, AfterValidator(_protocol)]
-Place = Annotated[Path, AfterValidator(Path.expanduser)]
+Place = Annotated[Path, AfterValidator(_at_home)]
 
 
 class Section(BaseModel):
@@ -53,11 +83,16 @@ class OpenSection(BaseModel):
         """The thing's own options."""
         return dict(self.model_extra or {})
 
+    @property
+    def beside(self) -> tuple[str, ...]:
+        """The section's other keys."""
+        return tuple(type(self).model_fields)
+
 
 class PartitionSettings(OpenSection):
     selector = "scheme"
     scheme: Name  # iid | shards | dirichlet | site, or a plug-in
-    clients: Count | None = None  # N; scheme site finds it in the data
+    clients: Annotated[int, Field(ge=1, le=1_000_000)] | None = None  # N; scheme site finds it in the data
 
     @model_validator(mode="after")
     def _number_of_clients(self) -> "PartitionSettings":
@@ -74,7 +109,7 @@ class DataSettings(OpenSection):
     client_test: Literal["auto", "site", "aligned", "shards", "class_match", "global"] = "auto"  # a client's test rows
     validation: Annotated[float, Field(ge=0, lt=1)] = 0.0  # share of each client's training samples that is held out
     partition: PartitionSettings | None = None  # one pool of samples, divided among clients; or
-    silos: Annotated[tuple[Name, ...], Field(min_length=1)] | None = (
+    silos: Annotated[tuple[Name, ...], Field(min_length=1), AfterValidator(_each_once)] | None = (
         None  # one client per site; only the rank of a client opens its files
     )
     share_ranks: bool = False  # whether a rank may open the files of several silos; one process alone opens all
@@ -84,9 +119,10 @@ class DataSettings(OpenSection):
         if (self.partition is None) == (self.silos is None):
             got = "got neither" if self.partition is None else "got both (set one to null)"
             raise ValueError(f"needs either partition: {{scheme, clients}} or silos: [names]; {got}")
-        if self.silos and len(set(self.silos)) < len(self.silos):
-            twice = next(name for name in self.silos if self.silos.count(name) > 1)
-            raise ValueError(f"silos: each name once; '{twice}' stands twice")
+        if self.silos and self.client_test != "auto":
+            raise ValueError(
+                f"client_test: {self.client_test} does not go with silos, whose files say it; leave it out"
+            )
         return self
 
 
@@ -103,15 +139,25 @@ class MethodSettings(OpenSection):
 
 
 class TrainSettings(Section):
-    epochs: Annotated[int, Field(ge=0)] = 1  # passes over a client's samples in a round
+    epochs: Annotated[int, Field(ge=0, le=100_000)] = 1  # passes over a client's samples in a round
     batch_size: Count | Literal["full"] = 50  # samples
     lr: NonNegative = 0.01
     momentum: Fading = 0.9
     weight_decay: NonNegative = 0.0  # coupled, as in SGD
     schedule: Literal["constant", "exponential", "cosine", "step"] = "constant"  # of lr, over rounds
-    decay: Positive | None = None  # factor of exponential (per round) and step (at 1/2 and 3/4); null: 0.99 and 0.1
-    warmup_rounds: Annotated[int, Field(ge=0)] = 0  # lr rises linearly from 0 over so many rounds
+    # factor of exponential (per round) and step (at 1/2 and 3/4); null: 0.99 and 0.1
+    decay: Annotated[float, Field(gt=0, le=1)] | None = None
+    warmup_rounds: Rounds = 0  # lr rises linearly from 0 over so many rounds
     drop_last: bool = False  # leave out the last batch of an epoch if it is smaller
+
+    @model_validator(mode="after")
+    def _decay_of_what(self) -> "TrainSettings":
+        if self.decay is not None and self.schedule not in ("exponential", "step"):
+            raise ValueError(
+                f"decay: {self.decay:g} has no effect with schedule: {self.schedule}; take schedule: exponential or "
+                "step, or leave decay out"
+            )
+        return self
 
 
 class CohortSettings(Section):
@@ -130,6 +176,13 @@ class RuleSettings(OpenSection):
     def _bare_name(cls, value: Any) -> Any:
         return {"name": value} if isinstance(value, str) else value
 
+    @model_validator(mode="after")
+    def _options_of_what(self) -> "RuleSettings":
+        if self.name == "auto" and self.options:
+            key = next(iter(self.options))
+            raise ValueError(f"{key}: is an option of no rule: server.rule.name is auto; name the rule")
+        return self
+
 
 class ServerSettings(Section):
     rule: RuleSettings = RuleSettings()
@@ -139,27 +192,27 @@ class ServerSettings(Section):
     momentum: Fading = 0.9  # of optim: momentum
     beta1: Fading = 0.9  # of adam, yogi, adagrad
     beta2: Fading = 0.99  # of adam, yogi
-    eps: Positive = 1e-3  # of adam, yogi, adagrad (tau in Reddi et al. 2021)
+    eps: Annotated[float, Field(gt=0, le=1)] = 1e-3  # of adam, yogi, adagrad (tau in Reddi et al. 2021)
     trains: bool = False  # rank 0 trains clients too
 
 
 class EvaluateSettings(Section):
     every: Count = 1  # rounds; the last round is always evaluated
-    protocol: Annotated[tuple[Protocol, ...], Field(min_length=1)] = ("global",)
+    protocol: Annotated[tuple[Protocol, ...], Field(min_length=1), AfterValidator(_each_once)] = ("global",)
     batch_size: Count = 100  # samples
 
 
 class CommSettings(Section):
     backend: Literal["auto", "nccl", "gloo", "mpi"] = "auto"
-    start_timeout_s: Positive = 300
-    round_timeout_s: Positive = 1800
+    start_timeout_s: Seconds = 300
+    round_timeout_s: Seconds = 1800
 
 
 class FaultSettings(Section):
     """What becomes of an upload that cannot be meant (engine/faults.py)."""
 
     # norm of an update beyond which it is bad; auto: 1,000 x the median of the cohort's; null: any
-    max_norm: Positive | Literal["auto"] | None = "auto"
+    max_norm: Annotated[float, Field(gt=0)] | Literal["auto"] | None = "auto"
     # drop: the round goes on without that client, as if it had not taken part; not finite is bad, too
     on_bad_update: Literal["abort", "drop"] = "abort"
 
@@ -170,12 +223,14 @@ class ComputeSettings(Section):
     channels_last: bool = True
     compile: bool = False
     deterministic: bool = False  # deterministic kernels only, on GPUs
-    threads: Count = 1  # per rank; they change the last bits of sums
+    threads: Count = 1  # per rank; they change the last bits of sums; at most the cores (machine.py)
 
 
 def _directory_name(name: str) -> str:
-    if not re.fullmatch(r"[^/\\\s.][^/\\\s]*", name):
-        raise ValueError(f"{name!r} cannot name a directory; no spaces or slashes, no dot in front")
+    if control(name) or len(os.fsencode(name)) > 200 or not re.fullmatch(r"[^/\\\s.][^/\\\s]*", name):
+        raise ValueError(
+            f"{show(name)} cannot name a directory; no spaces or slashes, no dot in front, at most 200 bytes"
+        )
     return name
 
 
@@ -183,8 +238,8 @@ class Settings(Section):
     """All of a run's settings; made by `fedmpi.config.load`."""
 
     name: Annotated[str, AfterValidator(_directory_name)] = "run"  # the run directory is output/name
-    seed: Annotated[int, Field(ge=0, lt=2**63)] = 0
-    rounds: Annotated[int, Field(ge=0)] = 20  # 0 = only initialise
+    seed: Annotated[int, Field(ge=0, le=LARGEST)] = 0
+    rounds: Rounds = 20  # 0 = only initialise
     output: Place = Path("runs")
     output_mode: Literal["umask", "private"] = "umask"  # private: nobody else may read the run
     data: DataSettings
@@ -201,6 +256,15 @@ class Settings(Section):
 
     _origins: dict[str, str] = PrivateAttr(default_factory=dict)
     _file: str = PrivateAttr("")  # the config itself
+
+    @model_validator(mode="after")
+    def _some_round_trains(self) -> "Settings":
+        if self.train.warmup_rounds >= self.rounds > 0:
+            raise ValueError(
+                f"train.warmup_rounds: {self.train.warmup_rounds} are not fewer than rounds: {self.rounds}, so lr "
+                "would never be reached; lower one or raise the other"
+            )
+        return self
 
     def origin(self, key: str) -> str:
         """Where a dotted key, else its section, was written: "run.yaml:7", "command line: train.lr=1"; or ""."""

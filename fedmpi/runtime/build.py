@@ -64,7 +64,7 @@ def _method(choice: registry.Choice, origins: Mapping[str, str], where: str) -> 
         raise UserError(f"{where}: {choice.chosen} is no subclass of fedmpi.Method")
     inner: set[str] = {f.name for f in fields(found) if f.metadata.get("method")} if is_dataclass(found) else set()
     plain = {key: value for key, value in choice.options.items() if key not in inner}
-    made = registry.make(kind, registry.Chosen(choice.chosen, plain), origins)
+    made = registry.make(kind, registry.Chosen(choice.chosen, plain, ("name", *inner)), origins)
     held = {key: _inner_method(key, choice.options[key], origins, where) for key in inner & set(choice.options)}
     try:
         with blaming(f"{where}: {choice.chosen}"):

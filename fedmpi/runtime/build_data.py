@@ -19,7 +19,7 @@ from fedmpi.common.blame import blaming, told
 from fedmpi.common.errors import UserError
 from fedmpi.common.text import count
 from fedmpi.config.schema import Settings
-from fedmpi.data import sources
+from fedmpi.data import partition, sources
 from fedmpi.data.dataset import Dataset
 from fedmpi.data.federated import Federated, split
 from fedmpi.data.silos import describe, label_table, open_silos, silo_federation
@@ -35,13 +35,15 @@ def training_ranks(settings: Settings, size: int) -> list[int]:
 def open_source(settings: Settings) -> partial[Any]:
     """The data source with its checked options; call it with data.root."""
     given = dict(settings.data.options) | ({"download": True} if settings.data.download else {})
-    return registry.make(sources.KIND, registry.Chosen(settings.data.source, given), settings.origins("data"))
+    chosen = registry.Chosen(settings.data.source, given, settings.data.beside)
+    return registry.make(sources.KIND, chosen, settings.origins("data"))
 
 
 def partitioned(settings: Settings) -> Federated:
     """The federation of one partitioned data set, which every rank holds as a whole."""
     source, cut = open_source(settings), settings.data.partition
     assert cut is not None
+    registry.make(partition.KIND, cut, settings.origins("data.partition"))  # before data are read, and with the line
     with _one_at_a_time(settings.data.root if settings.data.download else None), blaming("data"):
         dataset = checked(source(settings.data.root), source.func)
     with blaming("data.partition"):
@@ -67,8 +69,12 @@ def _one_at_a_time(root: Path | None) -> Iterator[None]:
     if root is None:
         yield
         return
-    root.mkdir(parents=True, exist_ok=True)
-    with (root / ".fedmpi-download.lock").open("w") as file:
+    try:
+        root.mkdir(parents=True, exist_ok=True)
+        file = (root / ".fedmpi-download.lock").open("w")
+    except OSError as error:
+        raise UserError(f"data.download: {root} cannot be written to: {error.strerror}; correct data.root") from error
+    with file:
         fcntl.flock(file, fcntl.LOCK_EX)  # released with the file, so a killed rank blocks nobody
         yield
 

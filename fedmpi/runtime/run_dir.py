@@ -29,10 +29,10 @@ from typing import Any
 import numpy as np
 import safetensors.torch
 import torch
-import yaml
 
 from fedmpi.common.errors import UserError
 from fedmpi.common.redaction import redacted
+from fedmpi.config.yaml_source import text_for
 
 END_S = 5.0  # allowed for a write in progress where a run is ended
 
@@ -86,8 +86,7 @@ class RunDirectory:
 
     def write_config(self, resolved: Mapping[str, Any]) -> None:
         """All settings but secrets: with the mark of common/redaction.py in their place."""
-        shown = redacted(dict(resolved))
-        self._write("config.yaml", yaml.safe_dump(shown, sort_keys=False, allow_unicode=True).encode())
+        self._write("config.yaml", text_for(redacted(dict(resolved))).encode())
 
     def write_environment(self, environment: Mapping[str, Any]) -> None:
         self._write_json("environment.json", environment)

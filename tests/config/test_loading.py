@@ -9,6 +9,7 @@ import yaml
 
 from fedmpi import config
 from fedmpi.common.errors import UserError
+from fedmpi.config.yaml_source import text_for
 
 GOOD = """\
 data: {source: digits, partition: {scheme: dirichlet, clients: 4, alpha: 0.3}}
@@ -207,6 +208,13 @@ def test_silos_instead_of_a_partition(tmp_path):
     assert "silos: each name once; 'a' stands twice" in message(path, "data.partition=null", "data.silos=[a, b, a]")
 
 
+def test_sites_need_no_number(tmp_path):
+    text = GOOD.replace("{scheme: dirichlet, clients: 4, alpha: 0.3}", "{scheme: site}")
+    partition = config.load(write(tmp_path, text)).data.partition
+    assert partition is not None
+    assert partition.clients is None
+
+
 def test_missing_keys(tmp_path):
     path = write(tmp_path, "data: {source: digits, partition: {scheme: iid}}\nmethod:\n  mu: 3\n")
     assert message(path).splitlines()[1:] == [
@@ -254,7 +262,7 @@ def test_files_that_are_no_config(tmp_path):
     assert "is empty" in message(write(tmp_path, "# nothing\n", "empty.yaml"))
     assert "must hold `key: value` lines, not [1]" in message(write(tmp_path, "[1]", "list.yaml"))
     (tmp_path / "binary.yaml").write_bytes(b"\xff\xfe\x00")
-    assert "binary.yaml: cannot be read as text" in message(tmp_path / "binary.yaml")
+    assert "binary.yaml:1: cannot be read as text" in message(tmp_path / "binary.yaml")
     assert "special characters are not allowed" in message(write(tmp_path, "a: \x07", "bell.yaml"))
     assert "expected a single document" in message(write(tmp_path, "a: 1\n---\nb: 1", "two.yaml"))
 
@@ -288,3 +296,30 @@ def test_loading_imports_no_torch_and_no_numpy(tmp_path):
     code = f"import sys\nfrom fedmpi import config\nconfig.load({str(write(tmp_path, GOOD))!r})\n"
     code += "sys.exit('torch' in sys.modules or 'numpy' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", code], timeout=60).returncode == 0
+
+
+@pytest.mark.parametrize("text", ["1e-3", "010", "1:30", "0x1F", "yes", "2024-05-01", "~", "1_0", "1.5"])
+def test_text_that_looks_like_a_number_stays_text(tmp_path, text):
+    """A run directory's config.yaml held `name: 1e-3`, which is a number."""
+    settings = config.load(write(tmp_path, GOOD), [f"name='{text}'"])
+    assert settings.name == text
+    assert config.load(write(tmp_path, text_for(settings.resolved()), "again.yaml")).name == text
+
+
+def test_an_option_is_added_to_a_rule_that_was_named_alone(tmp_path):
+    rule = config.load(write(tmp_path, GOOD), ["server.rule=krum", "server.rule.byzantine=1"]).server.rule
+    assert (rule.name, rule.options) == ("krum", {"byzantine": 1})
+
+
+def test_files_that_share_their_bases_are_read_once(tmp_path):
+    """Thirty files, each of which names the one before twice: 2^30 readings."""
+    write(tmp_path, "rounds: x", "b0.yaml")
+    for i in range(1, 31):
+        write(tmp_path, f"base: [b{i - 1}.yaml, b{i - 1}.yaml]\n", f"b{i}.yaml")
+    said = message(write(tmp_path, f"base: [b30.yaml]\n{GOOD}"))
+    assert said.startswith(f"{tmp_path}/b0.yaml:1: rounds: 'x' is not allowed")
+
+
+def test_at_most_twenty_mistakes_are_shown(tmp_path):
+    lines = message(write(tmp_path, GOOD + "".join(f"k{i}: 1\n" for i in range(500)))).splitlines()
+    assert (len(lines), lines[-1]) == (22, "  ... and 480 more")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -15,12 +16,29 @@ from fedmpi.data.dataset import Dataset
 
 
 def find(root: Path, candidates: Sequence[str], what: str, remedy: str) -> Path:
-    """The first of the candidate paths under root that exists; UserError if none does."""
-    for candidate in candidates:
-        if (root / candidate).is_file():
-            return root / candidate
-    looked = " or ".join(str(root / candidate) for candidate in candidates)
-    raise UserError(f"{what}: there is no file {looked} (data.root = {root}); {remedy}")
+    """The first of the candidate paths under root that is a regular file; UserError if none is."""
+    paths = [root / candidate for candidate in candidates]
+    for path in paths:
+        if os.path.isfile(path):
+            return path
+    for path in paths:
+        if os.path.lexists(path):
+            odd = "a directory" if os.path.isdir(path) else "a broken link, pipe or device"
+            raise UserError(f"{what}: {path} is {odd}, not a file (data.root = {root}); {remedy}")
+    raise UserError(f"{what}: there is no file {' or '.join(map(str, paths))} (data.root = {root}); {remedy}")
+
+
+def finite(x: Tensor, name: str, at: Path) -> Tensor:
+    """x, (n, ...); UserError with the first row that holds NaN or an infinity."""
+    good = torch.isfinite(x)
+    if not bool(good.all()):
+        row = int((~good.flatten(1).all(1) if x.ndim > 1 else ~good).nonzero()[0, 0])
+        odd = x[row][~good[row]].flatten()[0].item()
+        raise UserError(
+            f"{at}: {name} holds {odd} in row {row} (of float32, which ends at 3.4e38); finite numbers are needed: "
+            "fill or drop it"
+        )
+    return x
 
 
 def holdout(labels: np.ndarray, fraction: float) -> tuple[np.ndarray, np.ndarray]:

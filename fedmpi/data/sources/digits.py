@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import zlib
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Annotated
@@ -26,7 +27,11 @@ def digits(root: Path, *, test_fraction: Annotated[float, Field(ge=0, lt=1)] = 0
         raise UserError(
             "data.source: digits is a file of scikit-learn, which is not installed; pip install scikit-learn"
         )
-    table = np.loadtxt(Path(package.submodule_search_locations[0]) / "datasets/data/digits.csv.gz", delimiter=",")
+    file = Path(package.submodule_search_locations[0]) / "datasets/data/digits.csv.gz"
+    try:
+        table = np.loadtxt(file, delimiter=",")
+    except (OSError, EOFError, ValueError, zlib.error) as error:
+        raise UserError(f"{file} cannot be read: {error}; pip install --force-reinstall scikit-learn") from error
     x = torch.from_numpy(table[:, :-1] / 16).float().view(-1, 1, 8, 8)  # (1797, 1, 8, 8)
     y = torch.from_numpy(table[:, -1].astype(np.int64))
     train, test = (torch.from_numpy(rows) for rows in holdout(y.numpy(), test_fraction))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 from typing import Annotated
 
@@ -10,12 +11,15 @@ import torch
 from pydantic import Field
 
 from fedmpi.common.errors import UserError
+from fedmpi.common.text import show
 from fedmpi.data.dataset import Dataset
 from fedmpi.data.sources.common import find, holdout, joined
 
 HOSPITALS = ("cleveland", "hungarian", "switzerland", "va")
 FEATURES = 13  # age, sex, cp, trestbps, chol, fbs, restecg, thalach, exang, oldpeak, slope, ca, thal
 CHOLESTEROL = 4
+NUMBER = re.compile(r"\s*[-+]?([0-9]+\.?[0-9]*|\.[0-9]+)([eE][-+]?[0-9]+)?\s*")  # float() reads nan, inf and 1_000
+LARGEST = 1e6  # no measurement comes near
 
 
 def heart_disease(
@@ -71,13 +75,16 @@ def _read(path: Path) -> np.ndarray:
         if not line.strip():
             continue
         fields = line.split(",")
-        try:
-            row = [float("nan" if field.strip() == "?" else field) for field in fields]
-        except ValueError as error:
-            raise UserError(f"{path}, line {number}: {error}; a number or ? is allowed; fetch the file anew") from error
-        if len(row) != FEATURES + 1 or not row[-1] >= 0:
+        for field in fields:
+            if field.strip() != "?" and not (NUMBER.fullmatch(field) and abs(float(field)) <= LARGEST):
+                raise UserError(
+                    f"{path}, line {number}: {show(field)} is not allowed; a number of at most {LARGEST:.0f} or ? is; "
+                    "fetch the file anew"
+                )
+        row = [float("nan" if field.strip() == "?" else field) for field in fields]
+        if len(row) != FEATURES + 1 or row[-1] not in range(5):
             raise UserError(
-                f"{path}, line {number}: {FEATURES} features and a diagnosis 0..4 are needed, found {line!r}; "
+                f"{path}, line {number}: {FEATURES} features and a diagnosis 0..4 are needed, found {show(line)}; "
                 f"fetch the file anew"
             )
         rows.append(row)

@@ -6,6 +6,7 @@ Big-endian header: 0x0000, type (0x08 = unsigned byte), number of dimensions, th
 from __future__ import annotations
 
 import gzip
+import math
 import zlib
 from pathlib import Path
 
@@ -27,10 +28,12 @@ def read_idx(path: Path, ndim: int, remedy: str) -> np.ndarray:
             f"000008{ndim:02x}; {remedy}"
         )
     shape = tuple(int(size) for size in np.frombuffer(data, ">u4", ndim, offset=4))
-    size = int(np.prod(shape, dtype=np.int64))
+    size = math.prod(shape)  # numpy's would wrap around at 2^64
     if len(data) - head != size:
         raise UserError(
             f"{path} is damaged: its header says {' x '.join(map(str, shape))} = {size} bytes, {len(data) - head} "
             f"follow; {remedy}"
         )
+    if size == 0:
+        raise UserError(f"{path} is empty: its header says {' x '.join(map(str, shape))}; {remedy}")
     return np.frombuffer(data, np.uint8, offset=head).reshape(shape).copy()  # frombuffer's view is read-only

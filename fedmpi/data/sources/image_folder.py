@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Annotated, Literal
@@ -23,11 +24,11 @@ def image_folder(
     *,
     site: str | None = None,
     path: str = ".",
-    size: Annotated[int, Field(ge=1)] = 32,
+    size: Annotated[int, Field(ge=1, le=4096)] = 32,
     channels: Literal[1, 3] = 3,
     mean: tuple[float, ...] = (0.5,),
-    std: tuple[float, ...] = (0.5,),
-    class_names: tuple[str, ...] | None = None,
+    std: tuple[Annotated[float, Field(gt=0)], ...] = (0.5,),
+    class_names: Annotated[tuple[str, ...], Field(min_length=1)] | None = None,
     test_fraction: Annotated[float, Field(ge=0, lt=1)] = 0.2,
 ) -> Dataset:
     """Pictures root/path/train/CLASS/* and, if there, test/CLASS/*; a silo is a folder of that form, root/path/SITE.
@@ -42,10 +43,16 @@ def image_folder(
             raise UserError(
                 f"image_folder: data.{name} has {len(numbers)} numbers; 1 or channels={channels} are needed"
             )
+    given = class_names or ()
+    odd = [name for k, name in enumerate(given) if name in given[:k] or Path(name).name != name]
+    if odd:
+        raise UserError(
+            f"image_folder: data.class_names holds {odd[0]!r}; each is the name of a folder, and stands once"
+        )
     if site is not None and class_names is None:
         raise UserError("image_folder: data.class_names is missing; silos need it, for a site may not have every class")
     folder = root / path / (site or "")
-    if not (folder / "train").is_dir():
+    if not os.path.isdir(folder / "train"):
         raise UserError(
             f"image_folder: there is no folder {folder / 'train'} (data.root = {root}); correct data.root or data.path"
         )
@@ -53,7 +60,7 @@ def image_folder(
     shape = (channels, size)
     images, y = _read(folder / "train", names, *shape)
     x = pixels(images, mean, std, channels)
-    if (folder / "test").is_dir():
+    if os.path.isdir(folder / "test"):
         images, test_y = _read(folder / "test", names, *shape)
         return Dataset(x, y, pixels(images, mean, std, channels), test_y, classes=len(names))
     train, test = (torch.from_numpy(rows) for rows in holdout(y.numpy(), test_fraction))
@@ -61,7 +68,11 @@ def image_folder(
 
 
 def _folders(folder: Path) -> list[Path]:
-    return sorted(entry for entry in folder.iterdir() if entry.is_dir())
+    """Hidden ones (.ipynb_checkpoints) are nobody's class."""
+    try:
+        return sorted(entry for entry in folder.iterdir() if entry.is_dir() and not entry.name.startswith("."))
+    except OSError as error:
+        raise UserError(f"{folder} cannot be read: {error.strerror}; correct its permissions") from error
 
 
 def _read(folder: Path, names: Sequence[str], channels: int, size: int) -> tuple[np.ndarray, torch.Tensor]:
@@ -88,7 +99,9 @@ def _read(folder: Path, names: Sequence[str], channels: int, size: int) -> tuple
 def _picture(file: Path, channels: int, size: int) -> np.ndarray:
     try:
         with Image.open(file) as image:
+            if image.mode[0] in "IF":  # 16 or 32 bits: PIL would cut them off at 255
+                raise ValueError(f"its pixels are of mode {image.mode}, not of 8 bits")
             pixel = np.asarray(ImageOps.fit(image.convert(MODES[channels]), (size, size), Image.Resampling.BILINEAR))
-    except (OSError, ValueError, SyntaxError, Image.DecompressionBombError) as error:
+    except Exception as error:  # what a damaged file makes of a decoder is not to be foreseen
         raise UserError(f"{file} cannot be read as a picture: {error}; mend or remove it") from error
     return pixel[None] if channels == 1 else pixel.transpose(2, 0, 1)

@@ -43,6 +43,9 @@ def _load(name: str, root: Path, download: bool, channels: int, mean: float, std
 def _read(name: str, root: Path, channels: int, mean: float, std: float) -> Dataset:
     train_x, train_y = _pair(name, root, "train")
     test_x, test_y = _pair(name, root, "t10k")
+    if train_x.shape[1:] != test_x.shape[1:]:
+        sizes = " and ".join(" x ".join(map(str, x.shape[2:])) for x in (train_x, test_x))
+        raise UserError(f"{root / name / 'raw'}: the images of train and t10k are {sizes}; they must agree")
     return Dataset(
         pixels(train_x, [mean], [std], channels), train_y, pixels(test_x, [mean], [std], channels), test_y, classes=10
     )
@@ -57,6 +60,11 @@ def _pair(name: str, root: Path, part: str) -> tuple[np.ndarray, torch.Tensor]:
         raise UserError(
             f"{images_at} holds {len(images)} images, {labels_at.name} {len(labels)} labels; they are not of one set, "
             f"delete both and set data.download=true"
+        )
+    if labels.max() > 9:
+        row = int((labels > 9).argmax())
+        raise UserError(
+            f"{labels_at} holds the label {labels[row]} in row {row}; 0..9 is allowed; {_remedy(labels_at)}"
         )
     return images[:, None], torch.from_numpy(labels.astype(np.int64))
 

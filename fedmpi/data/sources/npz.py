@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import zipfile
-import zlib
 from pathlib import Path
 from typing import Annotated, Literal
 
@@ -14,7 +12,7 @@ from torch import Tensor
 
 from fedmpi.common.errors import UserError
 from fedmpi.data.dataset import Dataset
-from fedmpi.data.sources.common import find, holdout
+from fedmpi.data.sources.common import find, finite, holdout
 
 KEYS = {  # our name of an array: the names that Keras and MedMNIST give to it
     "x": ("x_train", "train_images"),
@@ -39,7 +37,7 @@ def npz(
     *,
     site: str | None = None,
     path: str | None = None,
-    classes: Annotated[int, Field(ge=1)] | None = None,
+    classes: Annotated[int, Field(ge=1, le=1_000_000)] | None = None,
     test_fraction: Annotated[float, Field(ge=0, lt=1)] = 0.2,
     mean: list[float] | None = None,
     std: list[Annotated[float, Field(gt=0)]] | None = None,
@@ -58,7 +56,7 @@ def npz(
     mean, std: one number per channel; x becomes (x - mean) / std, both parts alike.
     """
     file = site or path
-    if file is None:
+    if not file:
         raise UserError("npz: data.path is missing; it names the .npz file, relative to data.root")
     at = find(root, (file,), "npz", "correct data.root, or data.path (data.silos in silo mode)")
     arrays, files = _read(at)
@@ -67,22 +65,55 @@ def npz(
     for name, need in NEEDS:
         if need not in arrays and (name in arrays or need in ("x", "y")):
             raise UserError(f"{at} has no array {need!r}; it holds {', '.join(files) or 'none'}; known: {ACCEPTED}")
-    x, y, owner = _x(arrays["x"]), _y(arrays["y"]), _owner(arrays.get("site"), at)
+    x, y, owner = _part(arrays, "", at, mean, std)
     if "val_x" in arrays:
-        x, y, owner = _joined((x, y, owner), arrays, at)
-    x = _normalised(x, mean, std)
+        x, y, owner = _joined((x, y, owner), _part(arrays, "val_", at, mean, std), at)
     if "test_x" in arrays:
-        test_x, test_y, test_owner = _x(arrays["test_x"]), _y(arrays["test_y"]), _owner(arrays.get("test_site"), at)
-        test_x = _normalised(test_x, mean, std)
+        test_x, test_y, test_owner = _part(arrays, "test_", at, mean, std)
+        if (y.dtype, x.shape[1:]) != (test_y.dtype, test_x.shape[1:]):
+            raise UserError(
+                f"{at}: a row of x is {tuple(x.shape[1:])} with y {arrays['y'].dtype}, one of test_x "
+                f"{tuple(test_x.shape[1:])} with test_y {arrays['test_y'].dtype}; they must agree"
+            )
     else:
-        if len({len(part) for part in (x, y, owner) if part is not None}) > 1:
-            raise UserError(f"{at}: x, y and site, if there, must have one row a sample; x has {len(x)}, y {len(y)}")
         train, test = (torch.from_numpy(rows) for rows in holdout(y.numpy(), test_fraction))
         test_x, test_y, test_owner = x[test], y[test], None if owner is None else owner[test]
         x, y, owner = x[train], y[train], None if owner is None else owner[train]
-    if classes is None:
-        classes = 1 if y.is_floating_point() else int(torch.cat([y, test_y]).max()) + 1
+    if y.is_floating_point():
+        if classes not in (None, 1):
+            raise UserError(
+                f"{at}: y holds {arrays['y'].dtype} numbers; with data.classes={classes} whole ones are needed"
+            )
+        return Dataset(x, y, test_x, test_y, 1, site=owner, test_site=test_owner)
+    largest = _largest(y, test_y, at)
+    classes = classes or largest + 1
+    if largest >= classes:
+        raise UserError(f"{at}: y holds the label {largest}; with data.classes={classes} 0..{classes - 1} is allowed")
     return Dataset(x, y, test_x, test_y, classes, site=owner, test_site=test_owner)
+
+
+def _part(
+    arrays: dict[str, np.ndarray], prefix: str, at: Path, mean: list[float] | None, std: list[float] | None
+) -> tuple[Tensor, Tensor, Tensor | None]:
+    """x, y, site of the training part (prefix "") or the test part ("test_"), one row a sample."""
+    names = [f"{prefix}{name}" for name in ("x", "y", "site") if f"{prefix}{name}" in arrays]
+    rows = {name: len(arrays[name]) for name in names}
+    if len(set(rows.values())) > 1 or 0 in rows.values():
+        said = ", ".join(f"{name} {n}" for name, n in rows.items())
+        raise UserError(f"{at}: the arrays must have one row a sample, and at least one; found {said}")
+    x = finite(_normalised(_x(arrays[f"{prefix}x"], f"{prefix}x", at), mean, std), f"{prefix}x", at)
+    return x, _y(arrays[f"{prefix}y"], f"{prefix}y", at), _owner(arrays.get(f"{prefix}site"), f"{prefix}site", at)
+
+
+def _largest(y: Tensor, test_y: Tensor, at: Path) -> int:
+    """The largest label; one far beyond the number of samples is no class but a mistake (an id, a price in cents)."""
+    largest = int(torch.cat([y, test_y]).max())
+    if largest > 10 * (len(y) + len(test_y)) + 1000:
+        raise UserError(
+            f"{at}: y holds the label {largest}, but there are {len(y) + len(test_y)} samples; number the classes 0, "
+            "1, 2, ..., or store the targets of a regression as float32"
+        )
+    return largest
 
 
 def _read(path: Path) -> tuple[dict[str, np.ndarray], list[str]]:
@@ -102,15 +133,19 @@ def _read(path: Path) -> tuple[dict[str, np.ndarray], list[str]]:
             if array.dtype.kind not in "biuf" or array.ndim == 0:
                 raise ValueError(f"{key} is {array.dtype} of shape {array.shape}, not rows of numbers")
         return arrays, files
-    except (OSError, ValueError, EOFError, zipfile.BadZipFile, zlib.error) as error:
+    except Exception as error:  # zip, zlib, numpy's header: what a damaged file makes of them is not to be foreseen
+        said = "it holds objects, which are never unpickled" if "pickle" in str(error) else error
         raise UserError(
-            f"{path} is no readable .npz file of plain arrays: {error}; write it anew with numpy.savez"
+            f"{path} is no readable .npz file of plain arrays: {said}; write it anew with numpy.savez"
         ) from error
 
 
-def _x(array: np.ndarray) -> Tensor:
+def _x(array: np.ndarray, name: str, at: Path) -> Tensor:
+    if array.ndim < 2 or 0 in array.shape:
+        raise UserError(f"{at}: {name} has the shape {array.shape}; (n, f) or (n, C, H, W) is needed, without a 0")
     scale = 255 if array.dtype == np.uint8 else 1
-    x = torch.from_numpy(array.astype(np.float32) / np.float32(scale))
+    with np.errstate(over="ignore"):  # what float32 has no room for is told by its row
+        x = torch.from_numpy(array.astype(np.float32) / np.float32(scale))
     if x.ndim == 4 and x.shape[3] in (1, 3) and x.shape[1] not in (1, 3):
         x = x.permute(0, 3, 1, 2)
     return x.unsqueeze(1) if x.ndim == 3 else x
@@ -119,9 +154,8 @@ def _x(array: np.ndarray) -> Tensor:
 Part = tuple[Tensor, Tensor, Tensor | None]  # x, y, site
 
 
-def _joined(part: Part, arrays: dict[str, np.ndarray], at: Path) -> Part:
+def _joined(part: Part, more: Part, at: Path) -> Part:
     """The training part with the validation part behind it."""
-    more = _x(arrays["val_x"]), _y(arrays["val_y"]), _owner(arrays.get("val_site"), at)
     for name, a, b in zip(("x", "y", "site"), part, more, strict=True):
         if (a is None) != (b is None):
             raise UserError(
@@ -144,14 +178,25 @@ def _normalised(x: Tensor, mean: list[float] | None, std: list[float] | None) ->
     return x if std is None else x / torch.tensor(std).view(each)
 
 
-def _y(array: np.ndarray) -> Tensor:
+def _y(array: np.ndarray, name: str, at: Path) -> Tensor:
     array = array[:, 0] if array.ndim == 2 and array.shape[1] == 1 else array
-    return torch.from_numpy(array.astype(np.int64 if array.dtype.kind in "iub" else np.float32))
+    if array.ndim != 1:
+        raise UserError(f"{at}: {name} has the shape {array.shape}; (n,) is needed: of one-hot rows {name}.argmax(1)")
+    if array.dtype.kind in "iub":
+        if int(array.min()) < 0:
+            row = int((array < 0).argmax())
+            raise UserError(f"{at}: {name} holds the label {array[row]} in row {row}; 0, 1, 2, ... are allowed")
+        return torch.from_numpy(array.astype(np.int64))
+    return finite(torch.from_numpy(array.astype(np.float32)), name, at)
 
 
-def _owner(array: np.ndarray | None, at: Path) -> Tensor | None:
+def _owner(array: np.ndarray | None, name: str, at: Path) -> Tensor | None:
     if array is None:
         return None
-    if array.dtype.kind not in "iub" and not np.array_equal(array, np.floor(array)):
-        raise UserError(f"{at}: site holds {array.dtype} numbers that are not whole; a site is 0, 1, 2, ...")
+    if array.ndim != 1:
+        raise UserError(f"{at}: {name} has the shape {array.shape}; (n,) is needed")
+    if array.dtype.kind not in "iub" and not (np.isfinite(array).all() and np.array_equal(array, np.floor(array))):
+        raise UserError(f"{at}: {name} holds {array.dtype} numbers that are not whole; a site is 0, 1, 2, ...")
+    if array.min() < 0 or array.max() >= 1_000_000:
+        raise UserError(f"{at}: {name} holds sites {array.min()}..{array.max()}; number them 0, 1, 2, ...")
     return torch.from_numpy(array.astype(np.int64))

@@ -1,0 +1,50 @@
+"""Whether this machine can do what the settings ask of it: what a file alone cannot tell, and no library need be
+imported for. A run directory's config.yaml may be read on another machine, so loading does not ask."""
+
+import os
+
+from fedmpi.common.errors import UserError
+from fedmpi.common.text import brief
+from fedmpi.config.schema import Settings
+
+
+def cores() -> int:
+    """How many this process may use: a launcher, a container or Slurm may have bound it to a few."""
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+
+
+def check(settings: Settings, writes: bool = True) -> None:
+    """What asks more than there is.
+
+    Args:
+        writes: whether this process is the one that writes the run directory.
+
+    Raises:
+        UserError: more threads than cores; an output that is a file or that cannot be written to.
+    """
+    threads = settings.compute.threads
+    if threads > cores():
+        raise UserError(
+            f"{_at(settings, 'compute.threads')}: {threads} is not allowed; this process may use {cores()} core(s): "
+            "lower it, or give each rank more (mpirun --bind-to none, srun --cpus-per-task)"
+        )
+    if writes:
+        _check_output(settings)
+
+
+def _check_output(settings: Settings) -> None:
+    where, output = _at(settings, "output"), settings.output
+    above = next(path for path in (output, *output.absolute().parents) if os.path.lexists(path))  # `/` if nothing else
+    if not os.path.isdir(above):
+        raise UserError(f"{where}: {above} is a file; it must be a directory")
+    if not os.access(above, os.W_OK | os.X_OK):
+        raise UserError(f"{where}: {above} cannot be written to; choose another output")
+    if max(map(len, map(os.fsencode, output.parts))) > os.pathconf(above, "PC_NAME_MAX"):
+        raise UserError(
+            f"{where}: {brief(str(output), 200)} has a part that is too long for a name; choose another output"
+        )
+
+
+def _at(settings: Settings, key: str) -> str:
+    origin = settings.origin(key)
+    return f"{origin}: {key}" if origin else key

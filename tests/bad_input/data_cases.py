@@ -1,0 +1,250 @@
+"""What is wrong with the files of a data set: (`data` in the config, what lies in the folder, what is said)."""
+
+import gzip
+import io
+import os
+import struct
+import zipfile
+
+import numpy as np
+from PIL import Image
+
+X = np.random.default_rng(0).normal(size=(40, 3))
+Y = np.arange(40) % 2
+NPZ = "source: npz, path: a.npz"
+
+
+def _with(array, place, value):
+    array = np.array(array, dtype=np.result_type(array, type(value)))
+    array[place] = value
+    return array
+
+
+def table(more="", **arrays):
+    """A table of 40 rows, with arrays put in place of its own or beside them."""
+    return f"{NPZ}{more}", lambda folder: np.savez(folder / "a.npz", **{"x": X, "y": Y, **arrays})
+
+
+def _put(name, content):
+    return lambda folder: (folder / name).write_bytes(content)
+
+
+def _npy(header):
+    """An array file with a header of one's own, and no data."""
+    text = header.encode()
+    text += b" " * (64 - (len(text) + 11) % 64) + b"\n"
+    return b"\x93NUMPY\x01\x00" + struct.pack("<H", len(text)) + text
+
+
+def _zip(**members):
+    buffer = io.BytesIO()
+    with zipfile.ZipFile(buffer, "w") as archive:
+        for name, content in members.items():
+            archive.writestr(f"{name}.npy", content)
+    return buffer.getvalue()
+
+
+def _flipped():
+    buffer = io.BytesIO()
+    np.savez_compressed(buffer, x=X, y=Y)
+    content = bytearray(buffer.getvalue())
+    content[200] ^= 255
+    return bytes(content)
+
+
+HUGE = "{'descr': '<f8', 'fortran_order': False, 'shape': (1000000000000, 3), }"
+UNREAD = r"a\.npz is no readable \.npz file of plain arrays: "
+SITES = ", partition: {scheme: site, clients: 2}"
+
+TABLES = {
+    "nan": (*table(x=_with(X, (3, 1), np.nan)), r"a\.npz: x holds nan in row 3 .*fill or drop it"),
+    "inf": (*table(x=_with(X, (3, 1), np.inf)), r"a\.npz: x holds inf in row 3"),
+    "beyond float32": (*table(x=_with(X, (3, 1), 1e300)), r"a\.npz: x holds inf in row 3 \(of float32"),
+    "nan in the test part": (*table(test_x=_with(X, 5, np.nan), test_y=Y), r"a\.npz: test_x holds nan in row 5"),
+    "objects": (*table(x=np.array([None] * 40)), UNREAD + "it holds objects, which are never unpickled"),
+    "object labels": (*table(y=np.array([0, "a"] * 20, dtype=object)), r"objects, which are never unpickled"),
+    "text": (*table(y=Y.astype(str)), UNREAD + r"y is <U21 of shape \(40,\), not rows of numbers"),
+    "complex": (*table(x=X.astype(complex)), UNREAD + "x is complex128"),
+    "dates": (*table(x=X.astype("datetime64[s]")), UNREAD + r"x is datetime64\[s\]"),
+    "records": (*table(x=np.zeros(40, dtype=[("a", int)])), UNREAD + r"x is \[\('a', '<i8'\)\]"),
+    "a scalar": (*table(y=np.array(3)), UNREAD + r"y is int64 of shape \(\)"),
+    "one number a row": (*table(x=X[:, 0]), r"a\.npz: x has the shape \(40,\); \(n, f\) or \(n, C, H, W\)"),
+    "no number a row": (*table(x=X[:, :0]), r"a\.npz: x has the shape \(40, 0\)"),
+    "no row": (*table(x=X[:0], y=Y[:0]), r"one row a sample, and at least one; found x 0, y 0"),
+    "fewer labels": (*table(y=Y[:30]), r"found x 40, y 30"),
+    "fewer test labels": (*table(test_x=X, test_y=Y[:3]), r"found test_x 40, test_y 3"),
+    "fewer sites": (*table(site=Y[:3]), r"found x 40, y 40, site 3"),
+    "negative labels": (*table(y=Y - 1), r"a\.npz: y holds the label -1 in row 0; 0, 1, 2, \.\.\. are allowed"),
+    "labels that are ids": (*table(y=Y + 10**12), r"y holds the label 1000000000001, but there are 40 samples"),
+    "float labels": (*table(y=Y * 1.0), r"has 1 class, .*store class numbers as whole numbers"),
+    "float labels, classes": (*table(", classes: 2", y=Y * 1.0), r"y holds float64 .*data\.classes=2 whole ones"),
+    "one class": (*table(y=Y * 0), r"the data set has 1 class, but it needs 2 or more"),
+    "a label beyond classes": (*table(", classes: 2", y=Y * 3), r"label 3; with data\.classes=2 0\.\.1 is allowed"),
+    "a test label beyond": (*table(", classes: 2", test_x=X, test_y=Y + 5), r"label 6; with data\.classes=2"),
+    "one-hot labels": (*table(y=np.eye(2)[Y]), r"y has the shape \(40, 2\); .* of one-hot rows y\.argmax\(1\)"),
+    "nan targets": (*table(y=_with(Y, 0, np.nan)), r"a\.npz: y holds nan in row 0"),
+    "other test rows": (*table(test_x=X[:, :2], test_y=Y), r"a row of x is \(3,\) .*test_x \(2,\)"),
+    "other test labels": (*table(test_x=X, test_y=Y * 1.0), r"y int64, .*test_y float64; they must agree"),
+    "no test_x": (*table(test_y=Y), r"has no array 'test_x'; it holds x, y, test_y"),
+    "x twice": (*table(x_train=X), r"each once, under one of its names"),
+    "negative sites": (*table(SITES, site=Y - 1), r"site holds sites -1\.\.0; number them 0, 1"),
+    "sites that are ids": (*table(SITES, site=Y * 10**12), r"site holds sites 0\.\.1000000000000"),
+    "half a site": (*table(site=Y / 2), r"site holds float64 numbers that are not whole"),
+    "infinite sites": (*table(site=_with(Y, 0, np.inf)), r"site holds float64 numbers that are not whole"),
+    "a mean too few": (*table(", mean: [1.0]"), r"data\.mean has 1 numbers; x has 3 channels"),
+    "deviation 0": (*table(", std: [0, 1, 1]"), r"data\.std: \[0, 1, 1\] .*> 0"),
+    "infinite mean": (*table(", mean: [.inf, 0, 0]"), r"data\.mean: \[inf, 0, 0\] .*a finite number"),
+    "no such file": (NPZ, None, r"there is no file .*a\.npz \(data\.root = .*correct data\.root, or data\.path"),
+    "no path": ("source: npz", None, r"npz: data\.path is missing"),
+    "a directory": (NPZ, lambda folder: (folder / "a.npz").mkdir(), r"a\.npz is a directory, not a file"),
+    "a pipe": (NPZ, lambda folder: os.mkfifo(folder / "a.npz"), r"a\.npz is a broken link, pipe or device"),
+    "a broken link": (NPZ, lambda folder: (folder / "a.npz").symlink_to("gone"), r"a\.npz is a broken link"),
+    "a long name": (f"source: npz, path: {'x' * 300}", None, r"npz: there is no file"),
+    "an empty file": (NPZ, _put("a.npz", b""), UNREAD + "No data left"),
+    "a .csv": (NPZ, _put("a.npz", b"x,y\n1,2\n"), UNREAD),
+    "a damaged file": (NPZ, _put("a.npz", _flipped()), UNREAD),
+    "half a file": (NPZ, _put("a.npz", _flipped()[:300]), UNREAD),
+    "more than there is memory": (NPZ, _put("a.npz", _zip(x=_npy(HUGE), y=b"")), UNREAD + "Unable to allocate"),
+    "a wrong header": (
+        NPZ,
+        _put(
+            "a.npz",
+            _zip(x=_npy("{'descr': (((")),
+        ),
+        UNREAD,
+    ),
+    "a member that is no array": (NPZ, _put("a.npz", _zip(x=b"hello", y=b"")), UNREAD),
+}
+
+
+def _idx(kind, shape, content):
+    return bytes((0, 0, kind, len(shape))) + b"".join(n.to_bytes(4, "big") for n in shape) + content
+
+
+def _mnist(**files):
+    """8 + 8 pictures of 4 x 4 in MNIST's files; in place of one of them (train_images, ...) other bytes or a folder."""
+    names = {"images": "images-idx3", "labels": "labels-idx1"}
+    sound = {"images": _idx(8, (8, 4, 4), bytes(128)), "labels": _idx(8, (8,), bytes(range(8)))}
+
+    def write(folder):
+        raw = folder / "MNIST" / "raw"
+        raw.mkdir(parents=True)
+        for part in ("train", "t10k"):
+            for kind, name in names.items():
+                content = files.get(f"{part}_{kind}", sound[kind])
+                path = raw / f"{part}-{name}-ubyte"
+                if content is None:
+                    path.mkdir()
+                else:
+                    path.with_suffix(".gz").write_bytes(
+                        content if content[:2] == b"\x1f\x8b" else gzip.compress(content)
+                    )
+
+    return "source: mnist", write
+
+
+PACKED = gzip.compress(_idx(8, (8, 4, 4), bytes(128)))
+ANEW = r"delete .* and set data\.download=true"
+IDX = {
+    "idx: no such file": (
+        "source: mnist",
+        None,
+        r"there is no file .*train-images-idx3-ubyte.*set data\.download=true",
+    ),
+    "idx: half a .gz": (*_mnist(train_images=PACKED[: len(PACKED) // 2]), rf"cannot be read .*{ANEW}"),
+    "idx: shortened": (*_mnist(train_images=_idx(8, (8, 4, 4), bytes(100))), r"damaged: its header says 8 x 4 x 4"),
+    "idx: floats": (*_mnist(train_images=_idx(13, (8, 4, 4), bytes(512))), r"starts with 00000d03, not 00000803"),
+    "idx: empty": (*_mnist(t10k_labels=b""), r"t10k-labels.* is not an idx file"),
+    "idx: no picture": (*_mnist(train_images=_idx(8, (0, 4, 4), b"")), r"is empty: its header says 0 x 4 x 4"),
+    "idx: a size that wraps": (*_mnist(train_images=_idx(8, (2**31, 2**31, 4), b"")), r"18446744073709551616 bytes"),
+    "idx: a folder": (*_mnist(train_images=None), r"train-images-idx3-ubyte is a directory, not a file"),
+    "idx: a label of 200": (*_mnist(train_labels=_idx(8, (8,), bytes([0] * 7 + [200]))), r"label 200 in row 7; 0\.\.9"),
+    "idx: fewer labels": (*_mnist(train_labels=_idx(8, (7,), bytes(7))), r"holds 8 images, .*7 labels"),
+    "idx: other test pictures": (*_mnist(t10k_images=_idx(8, (8, 5, 5), bytes(200))), r"are 4 x 4 and 5 x 5"),
+    "idx: root is a file": (
+        "source: mnist, download: true, root: run.yaml",
+        None,
+        r"data\.download: .*cannot be written",
+    ),
+    "cifar: missing": ("source: cifar10", None, r"cifar-10-batches-py is missing or its checksums differ"),
+    "cifar: another pickle": (
+        "source: cifar10",
+        lambda folder: (
+            (folder / "cifar-10-batches-py").mkdir() or _put("cifar-10-batches-py/data_batch_1", b"x")(folder)
+        ),
+        r"its checksums differ .*set data\.download=true",
+    ),
+}
+
+PATIENT = "40,1,2,120,200,0,0,150,0,1.0,1,0,3,{}\n"
+
+
+def _patients(last):
+    """Four hospitals of 20 patients, the last one with one more; None: a folder in its place."""
+
+    def write(folder):
+        for name in ("cleveland", "hungarian", "switzerland", "va"):
+            (folder / f"processed.{name}.data").write_text("".join(PATIENT.format(i % 2) for i in range(20)))
+        path = folder / "processed.va.data"
+        if last is None:
+            path.unlink()
+            path.mkdir()
+        else:
+            path.write_bytes(last if isinstance(last, bytes) else (path.read_text() + last).encode())
+
+    return "source: heart_disease", write
+
+
+AT = r"processed\.va\.data, line 21: "
+HEART = {
+    "csv: inf": (*_patients(PATIENT.replace("120", "inf")), AT + r"'inf' is not allowed; a number .*or \? is"),
+    "csv: nan": (*_patients(PATIENT.replace("120", "nan")), AT + "'nan' is not allowed"),
+    "csv: 1e999": (*_patients(PATIENT.replace("120", "1e999")), AT + "'1e999' is not allowed"),
+    "csv: 1e300": (*_patients(PATIENT.replace("120", "1e300")), AT + "'1e300' is not allowed; a number of at most"),
+    "csv: 1_0": (*_patients(PATIENT.replace("120", "1_0")), AT + "'1_0' is not allowed"),
+    "csv: nothing": (*_patients(PATIENT.replace("120", "")), AT + "'' is not allowed"),
+    "csv: another diagnosis": (*_patients(PATIENT.format(5)), AT + r"13 features and a diagnosis 0\.\.4 are needed"),
+    "csv: half a diagnosis": (*_patients(PATIENT.format(0.5)), AT + "13 features"),
+    "csv: no diagnosis": (*_patients(PATIENT.format("?")), AT + "13 features"),
+    "csv: a column less": (*_patients("1,2,3\n"), AT + "13 features .*found '1,2,3'"),
+    "csv: semicolons": (*_patients(PATIENT.replace(",", ";")), AT),
+    "csv: empty": (*_patients(b""), r"processed\.va\.data is empty; fetch the file anew"),
+    "csv: bytes": (*_patients(b"\xff\xfe\0"), r"processed\.va\.data cannot be read"),
+    "csv: a folder": (*_patients(None), r"processed\.va\.data is a directory, not a file"),
+}
+
+
+def _pictures(change=lambda folder: None):
+    def write(folder):
+        for name in "ab":
+            (folder / "train" / name).mkdir(parents=True)
+            for i in range(6):
+                Image.new("RGB", (9, 9), (i * 9, 0, 0)).save(folder / "train" / name / f"{i}.png")
+        change(folder)
+
+    return write
+
+
+def _sixteen_bits(folder):
+    Image.fromarray(np.full((9, 9), 40000, np.uint16)).save(folder / "train" / "a" / "0.png")
+
+
+FOLDER = "source: image_folder, size: 8"
+PICTURES = {
+    "pictures: no folder": (FOLDER, None, r"there is no folder .*train .*correct data\.root or data\.path"),
+    "pictures: no class": (FOLDER, lambda folder: (folder / "train").mkdir(), r"there is no folder\)"),
+    "pictures: text": (FOLDER, _pictures(_put("train/a/0.png", b"hello")), r"0\.png cannot be read as a picture"),
+    "pictures: empty": (FOLDER, _pictures(_put("train/a/0.png", b"")), r"cannot be read .*mend or remove it"),
+    "pictures: 16 bits": (FOLDER, _pictures(_sixteen_bits), r"its pixels are of mode I;16, not of 8 bits"),
+    "pictures: another test class": (
+        FOLDER,
+        _pictures(lambda folder: (folder / "test" / "z").mkdir(parents=True)),
+        r"test holds the class 'z'; the classes are a, b",
+    ),
+    "pictures: a class twice": (f"{FOLDER}, class_names: [a, b, a]", _pictures(), r"class_names holds 'a'; .*once"),
+    "pictures: a path for a class": (f"{FOLDER}, class_names: [a, b, ../a]", _pictures(), r"holds '\.\./a'; each is"),
+    "pictures: too few names": (f"{FOLDER}, class_names: [a]", _pictures(), r"holds the class 'b'; the classes are a"),
+    "pictures: large": ("source: image_folder, size: 5000", _pictures(), r"data\.size: 5000 .*<= 4096"),
+    "pictures: deviation 0": (f"{FOLDER}, std: [0]", _pictures(), r"data\.std: \[0\] .*> 0"),
+    "pictures: two channels": (f"{FOLDER}, channels: 2", _pictures(), r"data\.channels: 2 .*must be 1 or 3"),
+}
