@@ -46,7 +46,9 @@ class Said(Communicator):
     def _allgather_bytes(self, payload: bytes, deadline_s: float) -> list[bytes]:
         return [payload] * 3
 
-    def close(self) -> None: ...
+    def _meet(self) -> None: ...
+
+    def _part(self) -> None: ...
 
     def abort(self, code: int) -> None:
         raise AssertionError
