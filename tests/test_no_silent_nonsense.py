@@ -2,6 +2,7 @@
 
 import subprocess
 import textwrap
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -14,7 +15,7 @@ from fedmpi import config
 from fedmpi.common.errors import UserError
 from fedmpi.data.dataset import Dataset
 from fedmpi.data.federated import split
-from fedmpi.runtime import build_data
+from fedmpi.runtime import build_data, consistency
 
 
 def wide_net(input_shape, classes):
@@ -137,3 +138,15 @@ def test_sys_exit_in_a_users_file_is_no_success(tmp_path):
     assert done.returncode == 2, done.stderr
     assert f"Net.forward at {tmp_path}/net.py:12: SystemExit" in done.stderr
     assert "Traceback" not in done.stderr
+
+
+def test_one_differing_row_is_noticed():
+    """All of the data are digested, not a sample of them: a rank would quietly train something else."""
+    whole = images(n=9000)  # more than two pieces of the stream
+    same = consistency.data(split(images(n=9000), "iid", 3, 0))
+    for part, row in (("train_x", 5000), ("train_y", 8999), ("test_x", 30), ("test_y", 59)):
+        values = getattr(whole, part).clone()
+        values[row] = 1 - values[row].clamp(max=1)
+        other = consistency.data(split(replace(whole, **{part: values}), "iid", 3, 0))
+        name = "(training data)" if part.startswith("train") else "(test data)"
+        assert {key for key in same if same[key] != other[key]} == {name}, part
