@@ -72,7 +72,10 @@ def _key(data: Any, error: Any) -> Key:
 
 def _named(error: Any, data: Any) -> Key:
     """The keys in this section, train and lr, with which one of our own complaints about it begins: `train.lr: ...`."""
-    named = tuple(str(error["ctx"]["error"]).partition(":")[0].split(".")) if error["type"] == "value_error" else ()
+    said = str(error["ctx"]["error"]) if error["type"] == "value_error" else ""
+    named = tuple(said.partition(":")[0].split("."))
+    if said.partition(": ")[2].startswith("missing"):
+        return named
     for part in named:
         if not isinstance(data, dict) or part not in data:
             return ()

@@ -91,7 +91,13 @@ class OpenSection(BaseModel):
 class PartitionSettings(OpenSection):
     selector = "scheme"
     scheme: Name  # iid | shards | dirichlet | site, or a plug-in
-    clients: Annotated[int, Field(ge=1, le=1_000_000)]  # N
+    clients: Annotated[int, Field(ge=1, le=1_000_000)] | None = None  # N; of scheme site as many as there are sites
+
+    @model_validator(mode="after")
+    def _how_many(self) -> "PartitionSettings":
+        if self.clients is None and self.scheme != "site":
+            raise ValueError("clients: missing; it must be given")
+        return self
 
 
 class DataSettings(OpenSection):

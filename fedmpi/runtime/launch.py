@@ -13,7 +13,7 @@ import torch
 
 from fedmpi.comm import Communicator, Job, Lost, connect, detect
 from fedmpi.common.errors import UserError
-from fedmpi.config import Settings
+from fedmpi.config import Settings, machine
 from fedmpi.data.federated import Federated
 from fedmpi.engine.federation import Sink
 from fedmpi.runtime import build, build_data, consistency, environment, report_text
@@ -38,6 +38,7 @@ def pick_device(settings: Settings, job: Job) -> torch.device:
 
 def set_numerics(settings: Settings) -> None:
     """Set the threads and kernels that decide the last bits of results."""
+    machine.check(settings, writes=False)
     torch.set_num_threads(settings.compute.threads)
     if settings.compute.deterministic:
         os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")

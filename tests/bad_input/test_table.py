@@ -39,3 +39,13 @@ def test_the_config_itself_is_sound(fedmpi, tmp_path):
     case = CASES["rounds=-1"]._replace(overrides=())
     done = fedmpi("validate", *write(case, tmp_path), cwd=tmp_path)
     assert done.returncode == 0, done.stderr
+
+
+def test_sites_need_no_number_of_clients(fedmpi, tmp_path):
+    case = CASES["csv: inf"]._replace(data="source: heart_disease, partition: {scheme: site}")
+    arguments = write(case, tmp_path)
+    path = tmp_path / "processed.va.data"
+    path.write_text(path.read_text().replace("inf", "120"))
+    done = fedmpi("validate", *arguments, cwd=tmp_path)
+    assert done.returncode == 0, done.stderr
+    assert [line.split()[1] for line in done.stdout.splitlines() if line.startswith("clients")] == ["4,"]

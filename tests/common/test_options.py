@@ -60,6 +60,41 @@ def test_what_is_wrong_is_named(given, text):
     assert message(Prox, given).startswith(text)
 
 
+@dataclass(frozen=True)
+class Bounded:
+    low: float = option(0.0, "finite", ge=0)
+    plain: float = option(1.0, "finite, though it has no bounds")
+    far: float = option(1.0, "may be infinite", ge=0, inf=True)
+    loose = 0.5  # its author forgot the type
+
+
+@pytest.mark.parametrize("value", [float("inf"), float("nan"), float("-inf")])
+@pytest.mark.parametrize("key", ["low", "plain"])
+def test_numbers_are_finite(key, value):
+    assert f"method.{key}: {value} is not allowed; must be a finite number" in message(Bounded, {key: value})
+
+
+def test_infinity_where_it_means_something():
+    assert check(Bounded, {"far": float("inf")}, "method") == {"far": float("inf")}
+    assert "must be >= 0" in message(Bounded, {"far": float("-inf")})
+
+
+def test_an_option_without_a_type_is_told():
+    assert "Bounded.loose is no option without a type: write loose: float = ..." in message(Bounded, {"loose": 1})
+    with pytest.raises(TypeError, match="'mu' is a field but has no type annotation"):
+        dataclass(type("Untyped", (), {"mu": option(0.1, "weight")}))
+
+
+def test_what_has_no_options_says_so():
+    def bare(root): ...
+
+    said = message(bare, {"width": 1, "lr": 2}, supplied=("root",), named="model bare", beside=("name",))
+    assert said.splitlines() == [
+        "method.width: unknown key; model bare has no options; allowed: name",
+        "method.lr: unknown key; model bare has no options; did you mean train.lr? allowed: name",
+    ]
+
+
 def test_every_mistake_has_a_line_with_its_origin():
     lines = message(Prox, {"mu": "a", "kep": 1}, origins={"mu": "a.yaml:3", "kep": "b.yaml:4"}).splitlines()
     assert [line.split(" ")[:2] for line in lines] == [["a.yaml:3:", "method.mu:"], ["b.yaml:4:", "method.kep:"]]

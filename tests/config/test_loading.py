@@ -208,6 +208,13 @@ def test_silos_instead_of_a_partition(tmp_path):
     assert "silos: each name once; 'a' stands twice" in message(path, "data.partition=null", "data.silos=[a, b, a]")
 
 
+def test_sites_need_no_number(tmp_path):
+    text = GOOD.replace("{scheme: dirichlet, clients: 4, alpha: 0.3}", "{scheme: site}")
+    partition = config.load(write(tmp_path, text)).data.partition
+    assert partition is not None
+    assert partition.clients is None
+
+
 def test_missing_keys(tmp_path):
     path = write(tmp_path, "data: {source: digits, partition: {scheme: iid}}\nmethod:\n  mu: 3\n")
     assert message(path).splitlines()[1:] == [
