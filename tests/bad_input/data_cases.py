@@ -197,17 +197,23 @@ def _patients(last):
 
 AT = r"processed\.va\.data, line 21: "
 HEART = {
-    "csv: inf": (*_patients(PATIENT.replace("120", "inf")), AT + r"'inf' is not allowed; a number .*or \? is"),
-    "csv: nan": (*_patients(PATIENT.replace("120", "nan")), AT + "'nan' is not allowed"),
-    "csv: 1e999": (*_patients(PATIENT.replace("120", "1e999")), AT + "'1e999' is not allowed"),
-    "csv: 1e300": (*_patients(PATIENT.replace("120", "1e300")), AT + "'1e300' is not allowed; a number of at most"),
-    "csv: 1_0": (*_patients(PATIENT.replace("120", "1_0")), AT + "'1_0' is not allowed"),
-    "csv: nothing": (*_patients(PATIENT.replace("120", "")), AT + "'' is not allowed"),
+    "csv: inf": (
+        *_patients(PATIENT.replace("120", "inf").format(1)),
+        AT + r"'inf' is not allowed; a number .*or \? is",
+    ),
+    "csv: nan": (*_patients(PATIENT.replace("120", "nan").format(1)), AT + "'nan' is not allowed"),
+    "csv: 1e999": (*_patients(PATIENT.replace("120", "1e999").format(1)), AT + "'1e999' is not allowed"),
+    "csv: 1e300": (
+        *_patients(PATIENT.replace("120", "1e300").format(1)),
+        AT + "'1e300' is not allowed; a number of at most",
+    ),
+    "csv: 1_0": (*_patients(PATIENT.replace("120", "1_0").format(1)), AT + "'1_0' is not allowed"),
+    "csv: nothing": (*_patients(PATIENT.replace("120", "").format(1)), AT + "'' is not allowed"),
     "csv: another diagnosis": (*_patients(PATIENT.format(5)), AT + r"13 features and a diagnosis 0\.\.4 are needed"),
     "csv: half a diagnosis": (*_patients(PATIENT.format(0.5)), AT + "13 features"),
     "csv: no diagnosis": (*_patients(PATIENT.format("?")), AT + "13 features"),
     "csv: a column less": (*_patients("1,2,3\n"), AT + "13 features .*found '1,2,3'"),
-    "csv: semicolons": (*_patients(PATIENT.replace(",", ";")), AT),
+    "csv: semicolons": (*_patients(PATIENT.replace(",", ";").format(1)), AT),
     "csv: empty": (*_patients(b""), r"processed\.va\.data is empty; fetch the file anew"),
     "csv: bytes": (*_patients(b"\xff\xfe\0"), r"processed\.va\.data cannot be read"),
     "csv: a folder": (*_patients(None), r"processed\.va\.data is a directory, not a file"),
