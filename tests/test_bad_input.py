@@ -152,7 +152,7 @@ MISTAKES = {
         r"model mcmahan_cnn: a sample has shape \(3,\), but it needs images",
     ),
     "output is a file": ("rounds: 1", "rounds: 1", lambda r: (r / "runs").write_text(""), r"runs is a file"),
-    "no such device": ("rounds: 1", "rounds: 1\ncompute: {device: cuda}", None, r"no usable GPU"),
+    "no such device": ("rounds: 1", "rounds: 1\ncompute: {device: cuda}", None, r"no usable GPU|built without CUDA"),
 }
 
 
