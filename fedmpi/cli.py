@@ -252,13 +252,13 @@ def _alone() -> None:
 
 
 def _leave(code: int) -> NoReturn:
-    """End the process. A rank that fails must not wait for the others in MPI_Finalize: they wait for it elsewhere."""
+    """End the process; a rank at once: what Python tidies up could wait for ranks that are gone."""
     for stream in (sys.stdout, sys.stderr):
         try:
             stream.flush()
         except OSError:  # nobody reads it any more; Python would try once more, and end with a code of its own
             os.dup2(os.open(os.devnull, os.O_WRONLY), stream.fileno())
-    job = _job() if code else None
+    job = _job()
     if job is not None and job.size > 1:
         os._exit(code)
     sys.exit(code)

@@ -182,7 +182,7 @@ def test_mpi_init_past_its_time_out_is_one_line():
 
     command = [*launcher("mpirun", 2), sys.executable, "-c", INIT]
     done = subprocess.run(command, env=clean_env(), cwd=ROOT, capture_output=True, text=True, timeout=120)
-    assert done.returncode == 1
+    assert done.returncode != 0
     assert done.stderr.count("fedmpi [rank 0 on here]: error: still in MPI_Init, which waits for all ranks") == 1
     assert "most recent call" not in done.stderr
 
@@ -247,4 +247,5 @@ def test_no_round_waits_for_imports(tmp_path):
     command = [sys.executable, "-c", IMPORTS, str(file)]
     done = subprocess.run(command, env=clean_env(), cwd=ROOT, capture_output=True, text=True, timeout=120)
     assert "auroc" in (tmp_path / "run" / "metrics.jsonl").read_text(), done.stderr
-    assert "imported in rounds: []" in done.stdout
+    imported = next(line for line in done.stdout.splitlines() if line.startswith("imported in rounds: "))
+    assert imported == "imported in rounds: []"

@@ -114,9 +114,7 @@ class Alarm:
     def hush(self) -> None:
         """Every rank is at its end: stop listening, while the store is still there."""
         if self._ear is not None:
-            with contextlib.suppress(Exception):
-                assert self._open is not None
-                self._open().compare_set(CAUSE, "", ALL_WELL.decode())
+            self._tell(ALL_WELL.decode())
             self._ear.join(ANSWER_S)
 
     def _hear(self, store: Store) -> None:

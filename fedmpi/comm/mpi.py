@@ -28,6 +28,7 @@ DATA, CONTROL = 0, 1  # tags
 EAGER_S = 0.05  # requests are first tested without pauses for so long: MPI moves messages only inside its calls
 PAUSE_S = 1e-3  # the longest pause: 0.1 % of a round of one second, and hardly any processor time
 ABORT_S = 3.0  # allowed for MPI_Abort
+RANK_0_FIRST_S = 3  # in which the launcher ends the others, so that one rank says what all have found
 GRACE_S = 5.0  # allowed after the deadline of allgather_bytes for rank 0's verdict to reach the others
 SILENT = 2**32 - 1  # in place of a payload's length
 CARRIER = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}  # bytes of an element -> type that MPI knows
@@ -120,7 +121,8 @@ def bounded(job: Job, where: str, timeout_s: float) -> Iterator[None]:
     who = f"fedmpi [rank {job.rank} on {job.host}]: error: still in {where}"
     words = (f"{who}, after {timeout_s:.0f} s; a rank is dead, hung or was never started", f"{who}; the launcher died")
     pids = (str(os.getpid()), str(parent.PID))
-    guard = subprocess.Popen(["sh", "-c", GUARD, "sh", *pids, str(max(1, int(timeout_s))), *words])
+    limit_s = max(1, int(timeout_s)) + (RANK_0_FIRST_S if job.rank else 0)
+    guard = subprocess.Popen(["sh", "-c", GUARD, "sh", *pids, str(limit_s), *words])
     try:
         yield
     finally:

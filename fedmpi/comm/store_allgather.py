@@ -75,9 +75,15 @@ class StoreAllgather:
             self.absent(present, time.monotonic() + GRACE_S)
 
     def leave(self, timeout_s: float) -> None:
-        """The last call of every rank. Rank 0 holds the store, so it leaves last."""
-        key = f"left/{self.rank}"
-        if self.rank > 0:
-            self.store.set(key, "1")
-        else:
-            self.absent([f"left/{rank}" for rank in range(1, self.size)], time.monotonic() + timeout_s)
+        """The last call of every rank. Rank 0 may hold the store, so it leaves last. Raises Lost if a rank does not."""
+        others = [0] if self.rank else list(range(1, self.size))
+        try:
+            if self.rank:
+                self.store.set(f"left/{self.rank}", "1")
+            late = self.absent([f"left/{rank}" for rank in others], time.monotonic() + timeout_s)
+            if not self.rank:
+                self.store.set("left/0", "1")
+        except DistError:  # it has left, and the store with it
+            return
+        if late:
+            raise Lost(f"rank {others[late[0]]} is silent: it has not left for {timeout_s:g} s after the last message")

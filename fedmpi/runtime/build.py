@@ -172,8 +172,8 @@ def make_worker(made: Experiment, stop: Callable[[], bool]) -> Worker:
 
 
 def warm_up() -> None:
-    """What torch imports for its first optimiser takes seconds: they belong to no round, and to no round's deadline."""
-    torch.optim.SGD([torch.zeros(1, requires_grad=True)])
+    """What torch imports for its first step takes seconds: they belong to no round, and to no round's deadline."""
+    torch.optim.SGD([torch.zeros(1, requires_grad=True)]).step()
 
 
 def federation(made: Experiment, comm: Communicator, stop: Callable[[], bool], sink: Sink | None = None) -> Federation:

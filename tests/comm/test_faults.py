@@ -3,6 +3,10 @@
 import time
 
 import pytest
+from torch.distributed import TCPStore
+
+from fedmpi.comm.base import Lost
+from fedmpi.comm.store_allgather import StoreAllgather
 
 SLACK_S = 10  # for a busy machine; the bounds under test are 1 to 3 s, and 300 and 1800 s by default
 
@@ -54,3 +58,14 @@ def test_a_rank_that_dies_does_not_leave_the_others_waiting(ranks, backend):
         assert by_step(outcome, 0)["receive"]["seconds"] < SLACK_S
     else:  # mpirun ends the job
         assert outcome.codes != [0], outcome.text
+
+
+def test_a_rank_that_freezes_after_its_last_message_is_named():
+    """Else the launcher would wait for it for good."""
+    store = TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
+    with pytest.raises(Lost, match="rank 0 is silent: it has not left"):
+        StoreAllgather(store, 1, 3).leave(0.2)
+    with pytest.raises(Lost, match="rank 2 is silent: it has not left"):
+        StoreAllgather(store, 0, 3).leave(0.2)
+    StoreAllgather(store, 2, 3).leave(0.2)
+    StoreAllgather(store, 0, 3).leave(0.2)
