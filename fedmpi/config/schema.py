@@ -6,59 +6,25 @@ takes that thing's own options; they are checked against its signature when it i
 
 import inspect
 import os
-import re
 from pathlib import Path
 from typing import Annotated, Any, ClassVar, Literal, get_args
 
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field, PrivateAttr, model_validator
 
 from fedmpi.common.redaction import redacted
-from fedmpi.common.text import LARGEST, control, show
-
-# Upper bounds are far beyond what anybody trains, and below what would end in an endless loop or an overflow.
-Count = Annotated[int, Field(ge=1, le=1_000_000_000)]
-Rounds = Annotated[int, Field(ge=0, le=1_000_000)]
-Seconds = Annotated[float, Field(ge=0.01, le=30 * 86400)]
-NonNegative = Annotated[float, Field(ge=0)]
-Fading = Annotated[float, Field(ge=0, lt=1)]  # a coefficient of the past in a running mean
-
-
-def _plain(text: str) -> str:
-    odd = next((c for c in "\n\t" if c in text), "")
-    if odd or control(text):
-        raise ValueError(f"{show(text)} is not allowed; a name or path without {control(text) or repr(odd)}")
-    return text
-
-
-def _protocol(name: str) -> str:
-    if not re.fullmatch(r"global|personal|personal_on_global|ft\([1-9][0-9]{0,4}\)", name):
-        raise ValueError(
-            f"{show(name)} is not allowed; must be 'global', 'personal', 'personal_on_global' or 'ft(EPOCHS)', "
-            "EPOCHS from 1 to 99999"
-        )
-    return name
-
-
-def _each_once(items: tuple[str, ...]) -> tuple[str, ...]:
-    twice = next((name for position, name in enumerate(items) if name in items[:position]), None)
-    if twice is not None:
-        raise ValueError(f"each name once; {show(twice)} stands twice")
-    return items
-
-
-def _at_home(path: Path) -> Path:
-    _plain(str(path))
-    try:
-        return path.expanduser()
-    except RuntimeError as error:  # ~nobody/data
-        raise ValueError(
-            f"{str(path)!r} is not allowed; there is no such user's home directory; write it out"
-        ) from error
-
-
-Name = Annotated[str, Field(min_length=1), AfterValidator(_plain)]
-Protocol = Annotated[str, AfterValidator(_protocol)]
-Place = Annotated[Path, AfterValidator(_at_home)]
+from fedmpi.common.text import LARGEST
+from fedmpi.config.values import (
+    Count,
+    DirectoryName,
+    Fading,
+    Name,
+    NonNegative,
+    Place,
+    Protocol,
+    Rounds,
+    Seconds,
+    each_once,
+)
 
 
 class Section(BaseModel):
@@ -109,7 +75,7 @@ class DataSettings(OpenSection):
     client_test: Literal["auto", "site", "aligned", "shards", "class_match", "global"] = "auto"  # a client's test rows
     validation: Annotated[float, Field(ge=0, lt=1)] = 0.0  # share of each client's training samples that is held out
     partition: PartitionSettings | None = None  # one pool of samples, divided among clients; or
-    silos: Annotated[tuple[Name, ...], Field(min_length=1), AfterValidator(_each_once)] | None = (
+    silos: Annotated[tuple[Name, ...], Field(min_length=1), AfterValidator(each_once)] | None = (
         None  # one client per site; only the rank of a client opens its files
     )
     share_ranks: bool = False  # whether a rank may open the files of several silos; one process alone opens all
@@ -198,7 +164,7 @@ class ServerSettings(Section):
 
 class EvaluateSettings(Section):
     every: Count = 1  # rounds; the last round is always evaluated
-    protocol: Annotated[tuple[Protocol, ...], Field(min_length=1), AfterValidator(_each_once)] = ("global",)
+    protocol: Annotated[tuple[Protocol, ...], Field(min_length=1), AfterValidator(each_once)] = ("global",)
     batch_size: Count = 100  # samples
 
 
@@ -226,18 +192,10 @@ class ComputeSettings(Section):
     threads: Count = 1  # per rank; they change the last bits of sums; at most the cores (machine.py)
 
 
-def _directory_name(name: str) -> str:
-    if control(name) or len(os.fsencode(name)) > 200 or not re.fullmatch(r"[^/\\\s.][^/\\\s]*", name):
-        raise ValueError(
-            f"{show(name)} cannot name a directory; no spaces or slashes, no dot in front, at most 200 bytes"
-        )
-    return name
-
-
 class Settings(Section):
     """All of a run's settings; made by `fedmpi.config.load`."""
 
-    name: Annotated[str, AfterValidator(_directory_name)] = "run"  # the run directory is output/name
+    name: DirectoryName = "run"  # the run directory is output/name
     seed: Annotated[int, Field(ge=0, le=LARGEST)] = 0
     rounds: Rounds = 20  # 0 = only initialise
     output: Place = Path("runs")

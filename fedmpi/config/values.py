@@ -1,0 +1,64 @@
+"""The kinds of values that the keys of a config take."""
+
+import os
+import re
+from pathlib import Path
+from typing import Annotated
+
+from pydantic import AfterValidator, Field
+
+from fedmpi.common.text import control, show
+
+# Upper bounds are far beyond what anybody trains, and below what would end in an endless loop or an overflow.
+Count = Annotated[int, Field(ge=1, le=1_000_000_000)]
+Rounds = Annotated[int, Field(ge=0, le=1_000_000)]
+Seconds = Annotated[float, Field(ge=0.01, le=30 * 86400)]
+NonNegative = Annotated[float, Field(ge=0)]
+Fading = Annotated[float, Field(ge=0, lt=1)]  # a coefficient of the past in a running mean
+
+
+def _plain(text: str) -> str:
+    odd = next((c for c in "\n\t" if c in text), "")
+    if odd or control(text):
+        raise ValueError(f"{show(text)} is not allowed; a name or path without {control(text) or repr(odd)}")
+    return text
+
+
+def _protocol(name: str) -> str:
+    if not re.fullmatch(r"global|personal|personal_on_global|ft\([1-9][0-9]{0,4}\)", name):
+        raise ValueError(
+            f"{show(name)} is not allowed; must be 'global', 'personal', 'personal_on_global' or 'ft(EPOCHS)', "
+            "EPOCHS from 1 to 99999"
+        )
+    return name
+
+
+def each_once(items: tuple[str, ...]) -> tuple[str, ...]:
+    twice = next((name for position, name in enumerate(items) if name in items[:position]), None)
+    if twice is not None:
+        raise ValueError(f"each name once; {show(twice)} stands twice")
+    return items
+
+
+def _at_home(path: Path) -> Path:
+    _plain(str(path))
+    try:
+        return path.expanduser()
+    except RuntimeError as error:  # ~nobody/data
+        raise ValueError(
+            f"{str(path)!r} is not allowed; there is no such user's home directory; write it out"
+        ) from error
+
+
+def _directory_name(name: str) -> str:
+    if control(name) or len(os.fsencode(name)) > 200 or not re.fullmatch(r"[^/\\\s.][^/\\\s]*", name):
+        raise ValueError(
+            f"{show(name)} cannot name a directory; no spaces or slashes, no dot in front, at most 200 bytes"
+        )
+    return name
+
+
+Name = Annotated[str, Field(min_length=1), AfterValidator(_plain)]
+Protocol = Annotated[str, AfterValidator(_protocol)]
+Place = Annotated[Path, AfterValidator(_at_home)]
+DirectoryName = Annotated[str, AfterValidator(_directory_name)]
