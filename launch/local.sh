@@ -6,10 +6,10 @@
 set -euo pipefail
 [[ $# -ge 1 ]] || { sed -n '2,5s/^# \{0,1\}//p' "$0" >&2; exit 2; }
 
-# An environment that is active stays so; else .venv is taken, from the working directory or from beside launch/.
+# A fedmpi that is on PATH is taken; else .venv, of the working directory or from beside launch/.
 for place in . "$(dirname "$0")/.."; do
     # shellcheck source=/dev/null
-    if [[ -z ${VIRTUAL_ENV:-} && -f $place/.venv/bin/activate ]]; then source "$place/.venv/bin/activate"; fi
+    if ! command -v fedmpi >/dev/null && [[ -f $place/.venv/bin/activate ]]; then source "$place/.venv/bin/activate"; fi
 done
 export OMP_NUM_THREADS=${OMP_NUM_THREADS:-1}
 exec fedmpi run "$@"

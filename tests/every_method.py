@@ -46,7 +46,13 @@ VARIANTS = {
         f"fedatom, {net['name']}": (
             "fedatom",
             "cnn",
-            {"rounds": 2, "model": net, "options": {"period": 2}, "evaluate": {"every": 100}},
+            {
+                "rounds": 2,
+                "model": net,
+                "options": {"period": 2},
+                "evaluate": {"every": 100},
+                "train": {"batch_size": 8},
+            },
         )
         for net in ({"name": "alexnet_s"}, {"name": "vgg11"}, {"name": "resnet18", "stem": "small"})
     },

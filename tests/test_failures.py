@@ -91,7 +91,7 @@ def reason(job):
 CAUSES = {
     "error": r"forward at .*plugin\.py:\d+: ValueError: the ninth wave",
     "memory": r"out of memory \(.*lower train\.batch_size",
-    "single": r"a batch of one sample gives batch normalisation nothing.*train\.drop_last=true",
+    "single": r"a batch of one sample gives batch normalisation nothing.*train\.drop_last: true",
 }
 
 

@@ -145,7 +145,7 @@ def test_a_rank_opens_two_sites_files_only_if_allowed(tmp_path):
     done = fedmpi(*words, kind="mpirun", size=2)
     assert done.returncode == 2
     refused = "data.silos: 2 sites, but 1 rank to train: rank 1 would open the files of north.npz, south.npz. Start 3"
-    assert f"fedmpi: error: {refused} ranks (rank 0 is the server), or let sites share a rank: " in done.stderr
+    assert f"error: {refused} ranks (rank 0 is the server), or let sites share a rank: " in done.stderr
     assert not (tmp_path / "silos").exists()
     for k, name in enumerate(("north", "south")):
         x = np.random.default_rng(k).normal(size=(20, 5))
