@@ -40,7 +40,7 @@ SETS = {  # data set: settings of its runs
     ],
     "pneumonia": [
         "data={source: npz, path: pneumoniamnist.npz}",
-        CNN,
+        "model={name: mlp}",
         "rounds=25",
         "train={epochs: 1, batch_size: 50, lr: 0.01, momentum: 0.5, weight_decay: 0.0005}",
     ],

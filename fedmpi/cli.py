@@ -1,9 +1,10 @@
-"""The command line: `fedmpi run | validate | list | analyse`.
+"""The command line: `fedmpi run | resume | validate | list | analyse`.
 
 A mistake that the user can correct ends in one message and exit code 2; under a launcher `fedmpi/comm/alarm.py` sees to
 that, since ranks may find the same one or a single rank one of its own.
 """
 
+import json
 import os
 import signal
 import sys
@@ -52,10 +53,8 @@ def root(
     context: typer.Context,
     version: Annotated[bool, typer.Option("--version", help="Show the version and exit.")] = False,
 ) -> None:
-    if version:
-        typer.echo(f"fedmpi {__version__}")
-    elif context.invoked_subcommand is None:
-        typer.echo(context.get_help())
+    if version or context.invoked_subcommand is None:
+        typer.echo(f"fedmpi {__version__}" if version else context.get_help())
 
 
 @app.command(short_help="Train, and write a run directory.")
@@ -66,6 +65,17 @@ def run(config: Config, overrides: Overrides = None) -> None:
     from fedmpi.runtime import launch
 
     raise typer.Exit(launch.run(settings))
+
+
+@app.command(short_help="Go on with a run.")
+def resume(directory: RunDir, overrides: Overrides = None) -> None:
+    """Go on with the run in RUN_DIR, on any number of ranks; rounds=N asks for more. Code, data and settings must be
+    those of its start, unless checkpoint.changes=accept."""
+    if not (directory / "config.yaml").is_file():
+        raise UserError(f"{directory} is no run directory: it holds no config.yaml")
+    here = directory.resolve()
+    place = [f"output={json.dumps(str(here.parent))}", f"name={json.dumps(here.name)}", "checkpoint.resume=must"]
+    run(here / "config.yaml", [*(overrides or ()), *place])
 
 
 @app.command(short_help="Check a config and its data.")

@@ -199,9 +199,20 @@ def shell(words, env=None):
     return subprocess.run(["bash", "-c", command], env=env or clean_env(), capture_output=True, text=True, timeout=120)
 
 
+def test_a_checkpoint_that_does_not_fit_is_one_message(tmp_path):
+    done = shell(f"ulimit -f 16; fedmpi run {shlex.quote(str(config(tmp_path, rounds=10_000)))}")
+    assert done.returncode == 2
+    assert re.fullmatch(
+        r"fedmpi: error: (checkpoint|run directory): cannot write .*: File too large; .*\n", done.stderr
+    )
+    assert not list((tmp_path / "run").rglob(".*"))
+    assert json.loads((tmp_path / "run" / "summary.json").read_text())["exit_reason"].startswith("failed: ")
+
+
 def test_a_disk_that_fills_up_is_one_message(tmp_path):
     """A limit on the size of files stands for it: writes are cut short, then fail."""
-    done = shell(f"ulimit -f 16; fedmpi run {shlex.quote(str(config(tmp_path, rounds=10_000)))}")
+    words = f"{shlex.quote(str(config(tmp_path, rounds=10_000)))} checkpoint.every=0"
+    done = shell(f"ulimit -f 16; fedmpi run {words}")
     assert done.returncode == 2
     assert re.fullmatch(r"fedmpi: error: run directory: cannot write .*jsonl: File too large; .*\n", done.stderr)
     for name in ("metrics.jsonl", "clients.jsonl"):

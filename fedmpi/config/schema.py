@@ -4,6 +4,7 @@ Sections are frozen. An open section has one key that names something (`selector
 takes that thing's own options; they are checked against its signature when it is built (see common/options.py).
 """
 
+import hashlib
 import inspect
 import os
 from pathlib import Path
@@ -192,6 +193,18 @@ class ComputeSettings(Section):
     threads: Count = 1  # per rank; they change the last bits of sums; at most the cores (machine.py)
 
 
+class CheckpointSettings(Section):
+    every: Annotated[int, Field(ge=0, le=1_000_000)] = 1  # rounds; the last one always; 0: none, and no resuming
+    keep: Count = 2  # checkpoints, the newest
+    resume: Literal["never", "auto", "must"] = "never"  # go on with the run in output/name; auto: if there is one
+    changes: Literal["refuse", "accept"] = "refuse"  # to settings, code or data, when a run goes on
+
+
+class StateSettings(Section):
+    # GiB of client state that a rank holds; the rest lies in files. null: all of it
+    memory: Annotated[float, Field(gt=0)] | None = None
+
+
 class Settings(Section):
     """All of a run's settings; made by `fedmpi.config.load`."""
 
@@ -211,6 +224,8 @@ class Settings(Section):
     comm: CommSettings = CommSettings()
     compute: ComputeSettings = ComputeSettings()
     faults: FaultSettings = FaultSettings()
+    checkpoint: CheckpointSettings = CheckpointSettings()
+    state: StateSettings = StateSettings()
 
     _origins: dict[str, str] = PrivateAttr(default_factory=dict)
     _file: str = PrivateAttr("")  # the config itself
@@ -247,6 +262,14 @@ class Settings(Section):
     def resolved(self) -> dict[str, Any]:
         """All settings, defaults included, as plain values that YAML can hold; loading them gives the same settings."""
         return self.model_dump(mode="json")
+
+    def identity(self) -> dict[str, str]:
+        """`digest_items` as they may be written down: of what may be a secret its SHA-256."""
+        items = _flat(redacted(self.resolved()), "")
+        return {
+            key: text if repr(items.get(key)) == text else hashlib.sha256(text.encode()).hexdigest()
+            for key, text in self.digest_items().items()
+        }
 
     def digest_items(self) -> dict[str, str]:
         """Dotted key -> repr(value), which ranks compare; without data.root and output, which may differ by host."""

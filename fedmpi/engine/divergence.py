@@ -45,6 +45,15 @@ class Watch:
         self.losses += [Loss(evaluation, chance, from_chance=True)] if evaluation else []
         self.told = False
 
+    def memory(self) -> dict[str, Any]:
+        """What earlier rounds have left, for `recall` when a run goes on."""
+        return {"told": self.told, "losses": [vars(loss) for loss in self.losses]}
+
+    def recall(self, memory: dict[str, Any]) -> None:
+        self.told = memory["told"]
+        for loss, before in zip(self.losses, memory["losses"], strict=True):
+            vars(loss).update(before)
+
     def see(self, row: Mapping[str, Any], last: bool) -> int | None:
         """A round's line of metrics. The round since which a loss is bad, when that is told; else None."""
         if self.told or len(row["refused"]) == len(row["cohort"]):  # nobody's loss counted

@@ -70,6 +70,14 @@ class Guard:
             warnings.warn(f"{said}; left out of the round{all_} (faults.on_bad_update: drop)", stacklevel=2)
         return bad
 
+    def memory(self) -> dict[str, Any]:
+        """What earlier rounds have left, for `recall` when a run goes on."""
+        return {"latest": list(self.latest), "idle": self.idle}
+
+    def recall(self, memory: dict[str, Any]) -> None:
+        self.latest.extend(memory["latest"])
+        self.idle = memory["idle"]
+
     def _bound(self, norms: Sequence[float], w: Tensor) -> tuple[float | None, str]:
         """The bound of this round, None where there is none, and what it comes from."""
         if not isinstance(self.max_norm, str):

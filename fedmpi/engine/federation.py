@@ -59,10 +59,11 @@ class Plan:
 
 @dataclass
 class Sink:
-    """Where the results go (rank 0)."""
+    """Where results go, at rank 0; and, on every rank, the state when a round t is over: keep(fed, t, line, last)."""
 
     round: Callable[[dict[str, Any]], None] = field(default=lambda row: None)
     clients: Callable[[list[dict[str, Any]]], None] = field(default=lambda rows: None)
+    keep: Callable[[Federation, int, dict[str, Any] | None, bool], None] = field(default=lambda *_: None)
 
 
 class Federation:
@@ -83,6 +84,8 @@ class Federation:
         self.states = ClientStates(comm, worker, self.ranks)
         self.exchange = Exchange(comm, worker.messages, worker.model.w)
         self.evaluator = Evaluator(self.states, plan.protocol, plan.eval_batch)
+        self.first = 0  # the round to begin with
+        self.line: dict[str, Any] | None = None  # that of the round before it, if any
         self.server: FederationServer | None = None
         if comm.rank == 0:
             view = ServerView(self.data, optimizer.lr, plan.rounds, plan.seed)
@@ -95,11 +98,13 @@ class Federation:
     # ---- the loop ----
     def run(self) -> str:
         """All rounds; returns why it ended: "finished" or "stopped"."""
-        line: dict[str, Any] | None = None
-        for t in range(self.plan.rounds + 1):
+        line = self.line
+        for t in range(self.first, self.plan.rounds + 1):
             began, counted = time.perf_counter(), self._bytes()
             word = self._settled(t, self.exchange.announce(self._word(t, line), self.server))
             announced = self._bytes(counted)
+            if t > self.first and word != ABANDONED:
+                self.sink.keep(self, t - 1, line, word != GO)
             if t and word != ABANDONED:
                 # The other ranks train round t meanwhile. Who was told to stop has moments, not minutes: the model is
                 # written, not evaluated.
@@ -116,7 +121,7 @@ class Federation:
 
     def _word(self, t: int, line: dict[str, Any] | None) -> float:
         """What rank 0 says at the start of round t; `line` is that of the round before, None where it was abandoned."""
-        if self.server is not None and t and line is None:
+        if self.server is not None and t > self.first and line is None:
             return ABANDONED
         word = DONE if t == self.plan.rounds else STOPPED if self.worker.stop() else GO
         return word + UNDO if self.undoes and self.refused else word
@@ -132,11 +137,31 @@ class Federation:
         self.states.settle(undone)
         return word % UNDO
 
-    def _bytes(self, since: tuple[int, int] = (0, 0)) -> tuple[int, int]:
-        return self.comm.sent_bytes - since[0], self.comm.received_bytes - since[1]
+    def memory(self, line: dict[str, Any] | None) -> dict[str, Any]:
+        """What rank 0 needs, beside the server's tensors, to go on after a round with this line."""
+        return {"line": line, "guard": self.guard.memory(), "watch": self.watch.memory()}
+
+    def go_on(self, t: int, memory: Mapping[str, Any] | None, server: Mapping[str, Tensor] | None) -> None:
+        """Begin after round t. memory, server (its snapshot): rank 0's; client states are on the shelf."""
+        self.first = t + 1
+        for earlier in range(t + 1):
+            self.exchange.versions.count(earlier, self._cohort(earlier))
+        self.states.trained, self.states.shelved_to = self.last_rounds(t), t
+        if self.server is not None and memory and server:
+            self.line = memory["line"]
+            self.guard.recall(memory["guard"])
+            self.watch.recall(memory["watch"])
+            self.server.restore(server)
+
+    def last_rounds(self, t: int) -> dict[int, int]:
+        """client -> the last of the rounds 0..t that it takes part in."""
+        return {client: earlier for earlier in range(t + 1) for client in self._cohort(earlier)}
 
     def _cohort(self, t: int) -> list[int]:
         return sampling.cohort(self.plan.seed, t, self.data.clients, self.plan.fraction)
+
+    def _bytes(self, since: tuple[int, int] = (0, 0)) -> tuple[int, int]:
+        return self.comm.sent_bytes - since[0], self.comm.received_bytes - since[1]
 
     # ---- a round ----
     def round(self, t: int, began: float) -> dict[str, Any] | None:
@@ -150,6 +175,7 @@ class Federation:
         self.exchange.gather(rows, members, where)
         arrived = time.perf_counter()
         self.exchange.close_round(t)
+        self.states.took_part(t, members)
         if self.server is None:
             return None
         upload = self.worker.messages.upload(t)
@@ -210,6 +236,7 @@ class Federation:
                 if self.undoes:
                     self.states.remember(client)
                 self.client(client, t, downloads[client]).take_part(row)
+                self.states.took_part(t, [client])  # before another client needs the memory of its row
         return rows
 
     def client(self, client: int, t: int, download: Tensor) -> LocalClient:

@@ -73,6 +73,18 @@ class FederationServer:
         self.state = State({name: getattr(views, name) for name in views})
         view.state, view.w = self.state, self.w
 
+    def snapshot(self) -> dict[str, Tensor]:
+        """Copies, on the CPU, of all that changes from round to round."""
+        return {name: tensor.to("cpu", copy=True) for name, tensor in self._lasting().items()}
+
+    def restore(self, tensors: Mapping[str, Tensor]) -> None:
+        """Back to what `snapshot` gave."""
+        for name, tensor in self._lasting().items():
+            tensor.copy_(tensors[name])
+
+    def _lasting(self) -> dict[str, Tensor]:
+        return {"w": self.w, "b": self.b, "state": self.state_row, "optimizer": self.optimizer.state}
+
     def download(self, t: int, client: int) -> Mapping[str, Tensor]:
         """What the method's hook `download` has for one client in round t, checked."""
         self.view.round, where = t, f"round {t}, client {client}"

@@ -47,6 +47,12 @@ class Experiment:
     rule: Rule | None  # a server rule that replaces the method's own
 
     @property
+    def room(self) -> int | None:
+        """The most client rows that a rank holds in memory, at least one (state.memory); None: all of its clients'."""
+        limit, row = self.settings.state.memory, self.itemsize * self.messages.client_state.size
+        return None if limit is None or not row else max(int(limit * 2**30) // row, 1)
+
+    @property
     def itemsize(self) -> int:
         return self.model.w.element_size()
 
@@ -213,6 +219,7 @@ def check_memory(made: Experiment, job: Job) -> dict[str, int]:
         clients=made.data.clients,
         trainers=len(ranks),
         undoes=s.faults.on_bad_update == "drop",
+        room=made.room if s.checkpoint.every else None,
     )
     memory.check(needed, job.local_size, alone=job.size == 1)
     return needed

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import signal
 import traceback
 from functools import partial
 from typing import Any
@@ -18,10 +19,13 @@ from fedmpi.common.errors import UserError
 from fedmpi.config import Settings, machine
 from fedmpi.data.federated import Federated
 from fedmpi.engine.federation import Sink
-from fedmpi.runtime import build, build_data, consistency, environment, report_text
+from fedmpi.runtime import build, build_data, consistency, environment, keeping, report_text, resume
+from fedmpi.runtime.checkpoints import Checkpoints
 from fedmpi.runtime.progress import Console
 from fedmpi.runtime.run_dir import RunDirectory, summary
 from fedmpi.runtime.signals import StopRequest
+
+COME_AGAIN = 75  # BSD's EX_TEMPFAIL: stopped by a signal; starting again would help
 
 
 def pick_device(settings: Settings, job: Job) -> torch.device:
@@ -54,15 +58,15 @@ def set_numerics(settings: Settings) -> None:
 
 
 def run(settings: Settings) -> int:
-    """Run for the console. Returns the exit code: 0 finished, 128 + n stopped by signal n.
+    """Run for the console. Returns the exit code: 0 finished, 75 stopped by a signal, 128 + n without checkpoints.
 
     A job of several ranks ends with 2 for a mistake that the user can correct, 1 for a lost rank or a defect.
     """
-    return execute(settings)[1]
+    return execute(settings, process_ends=True)[1]
 
 
-def execute(settings: Settings) -> tuple[dict[str, Any], int]:
-    """One rank's run: (summary at rank 0, exit code).
+def execute(settings: Settings, process_ends: bool = False) -> tuple[dict[str, Any], int]:
+    """One rank's run: (summary at rank 0, exit code). process_ends: soon, so that a request to stop can be forgotten.
 
     In a single process mistakes are raised; in a job of several ranks they are printed once, and end it.
     """
@@ -90,7 +94,7 @@ def execute(settings: Settings) -> tuple[dict[str, Any], int]:
             raise
         raise UserError(known) from error
     finally:
-        stop.deaf()
+        stop.deaf(process_ends)
 
 
 def _explained(error: Exception) -> tuple[str, int]:
@@ -121,16 +125,25 @@ def _connected(
     made = made or _made(settings, job, build_data.siloed(settings, comm), device)
     code = consistency.code(type(made.method), type(made.task), type(made.net.module))
     layout = {"(layout)": consistency.of(made.model.layout.describe())}
-    data = consistency.data(made.data) if job.size > 1 else {}  # hashing all of it takes a moment
+    # Hashing all data takes a moment.
+    data = consistency.data(made.data) if job.size > 1 or settings.checkpoint.every else {}
     consistency.agree(comm, {**code, **data, **layout}, timeout_s)
 
     build.warm_up()
     facts = {"host": job.host, "device": report_text.device_name(device)}
     ranks = [json.loads(said) for said in comm.allgather_bytes(json.dumps(facts).encode(), timeout_s)]
     if comm.rank:
-        build.federation(made, comm, stop).run()
-        return {}, 128 + stop.signal if stop() else 0
-    return _rank0(made, job, comm, stop, alarm, ranks)
+        fed = build.federation(made, comm, stop)
+        kept, _ = keeping.start(fed, made, None, False, lambda text: None)
+        return {}, _code(fed.run(), stop, kept)
+    return _rank0(made, job, comm, stop, alarm, ranks, {**settings.identity(), **code, **data, **layout})
+
+
+def _code(ended: str, stop: StopRequest, kept: Checkpoints | None) -> int:
+    """The exit code of a run that was not lost; `ended`: why the engine's loop did."""
+    if ended == "finished":
+        return 0
+    return COME_AGAIN if kept is not None else 128 + (stop.signal or signal.SIGTERM)  # another rank was told
 
 
 def _rank0(
@@ -140,10 +153,12 @@ def _rank0(
     stop: StopRequest,
     alarm: Alarm,
     ranks: list[dict[str, Any]],
+    identity: dict[str, str],
 ) -> tuple[dict[str, Any], int]:
     settings, data = made.settings, made.data
-    directory = RunDirectory.create(settings.output, settings.name, settings.output_mode == "private")
+    directory, going_on = resume.directory(settings, identity)
     alarm.will = partial(_close_failed, directory)
+    directory.write_identity(identity)
     directory.write_config(settings.resolved())
     backend = type(comm).__name__.lower()
     directory.write_environment(environment.describe(job.launcher, backend, ranks, settings.compute.threads))
@@ -170,16 +185,23 @@ def _rank0(
     for line in report_text.headlines(made, job, backend, ranks):
         console.say(line)
     fed = build.federation(made, comm, stop, Sink(on_round, on_clients))
+    kept, after = keeping.start(fed, made, directory, going_on, console.say)
+    if going_on:
+        directory.begin_after(after)
+        console.say(f"going on after round {after}" if after >= 0 else "no round was complete: from the start")
     reason = fed.run()
     console.close()
     facts = {"input_shape": ",".join(map(str, data.input_shape)), "classes": str(data.classes)}
     assert fed.server is not None  # this is rank 0
     directory.write_model(made.model.state_dict(fed.server.w, fed.server.b), facts)
     rows = directory.metrics()
-    result = summary(rows, report_text.figures_in(rows), reason if not stop() else f"signal {stop.signal}")
+    ended = f"signal {stop.signal}" if reason != "finished" and stop() else reason
+    result = summary(rows, report_text.figures_in(rows), ended)
     directory.write_summary(result)
     report_text.farewell(console, directory, result, f"{prefix}{headline}", last_clients, made)
-    return {**result, "directory": str(directory.path)}, 128 + stop.signal if stop() else 0
+    if reason != "finished" and kept is not None:
+        console.say(f"go on with: fedmpi resume {directory.path}")
+    return {**result, "directory": str(directory.path)}, _code(reason, stop, kept)
 
 
 def _close_failed(directory: RunDirectory, reason: str) -> None:

@@ -21,15 +21,22 @@ def available_bytes() -> int | None:
 
 
 def need(
-    messages: Messages, itemsize: int, *, cohort: int, clients: int, trainers: int, undoes: bool = False
+    messages: Messages,
+    itemsize: int,
+    *,
+    cohort: int,
+    clients: int,
+    trainers: int,
+    undoes: bool = False,
+    room: int | None = None,
 ) -> dict[str, int]:
     """Bytes that rank 0 needs (gathered uploads, model, server state), that a training rank needs (uploads, models,
     client states), and how many of the latter are client state. `itemsize`: bytes of one entry; `undoes`: the states
-    of those who train are kept twice."""
+    of those who train are kept twice; `room`: the most client rows that a rank holds, the others lying in files."""
     model = messages.sizes["d"] + messages.sizes["b"]
     upload, announcement = messages.largest_upload(), messages.announcement().packing.size
-    mine = -(-cohort // trainers)
-    kept = (-(-clients // trainers) + mine * undoes) * messages.client_state.size
+    mine, held = -(-cohort // trainers), -(-clients // trainers)
+    kept = ((held if room is None else min(held, room)) + mine * undoes) * messages.client_state.size
     return {
         "rank 0": itemsize * (cohort * upload + announcement + 3 * model + messages.server_state.size),
         "a training rank": itemsize * (mine * upload + announcement + 6 * model + kept),
@@ -46,7 +53,8 @@ def check(needed: dict[str, int], ranks_here: int, alone: bool) -> None:
         raise UserError(
             f"memory: {ranks_here} rank(s) on this host need about {all_}, but {size_text(has)} are free: "
             f"rank 0 {root}, a training rank {trainer}, of which {state} is the state of its clients. "
-            "Use fewer clients (data.partition.clients, cohort.fraction), more hosts, or a smaller model"
+            "Use fewer clients (data.partition.clients, cohort.fraction), more hosts, or a smaller model; or let "
+            "state.memory (GiB) leave the state of most clients on disk"
         )
 
 

@@ -4,6 +4,8 @@
     partition.npz       indices: client after client; offsets: N+1 (client k holds indices[offsets[k]:offsets[k+1]]);
                         validation_indices, validation_offsets: what is held out, if anything
     partition.json      scheme, seed, sizes, label counts       metrics.jsonl      one object per round
+    identity.json       settings, digests of code and data: what a resumed run must share
+    checkpoints, state  see checkpoints.py
     clients.jsonl       one object per client and evaluation    log.txt            what the console said
     model.safetensors   final global model, state_dict names    summary.json       last, mean of last 10, best, ...
 
@@ -14,7 +16,6 @@ Only rank 0 writes. A file that is written once is written whole or not at all; 
 has no NaN: numbers that are not finite are written as null. Secrets are left out (common/redaction.py).
 """
 
-import contextlib
 import io
 import json
 import math
@@ -33,6 +34,7 @@ import torch
 from fedmpi.common.errors import UserError
 from fedmpi.common.redaction import redacted
 from fedmpi.config.yaml_source import text_for
+from fedmpi.runtime import durable
 
 END_S = 5.0  # allowed for a write in progress where a run is ended
 
@@ -83,6 +85,19 @@ class RunDirectory:
                 number += 1
             except OSError as error:
                 raise UserError(f"output: cannot create {path}: {error.strerror}; choose another output") from error
+
+    def begin_after(self, t: int) -> None:
+        """Going on after round t, whose line is told again: leave the lines of the rounds before it."""
+        for name in ("metrics.jsonl", "clients.jsonl"):
+            path = self.path / name
+            if path.exists():
+                lines = path.read_text(encoding="utf-8").splitlines()
+                self._write(name, "".join(f"{line}\n" for line in lines if _round(line) < t).encode())
+        for name in ("summary.json", "model.safetensors"):
+            (self.path / name).unlink(missing_ok=True)
+
+    def write_identity(self, identity: Mapping[str, str]) -> None:
+        self._write_json("identity.json", identity)
 
     def write_config(self, resolved: Mapping[str, Any]) -> None:
         """All settings but secrets: with the mark of common/redaction.py in their place."""
@@ -171,17 +186,7 @@ class RunDirectory:
     def _write(self, name: str, content: bytes) -> None:
         """Write under a temporary name, then rename: a reader sees the whole file or none."""
         with self._writing(name) as path:
-            temporary = path.with_name(f".{name}.tmp")
-            try:
-                with open(temporary, "wb", opener=self._open) as file:
-                    file.write(content)
-                    file.flush()
-                    os.fsync(file.fileno())
-                temporary.replace(path)
-            except OSError:
-                with contextlib.suppress(OSError):
-                    temporary.unlink()
-                raise
+            durable.write(path, content, self.private)
 
     @contextmanager
     def _writing(self, name: str) -> Iterator[Path]:
@@ -203,6 +208,14 @@ def _packed(parts: Sequence[np.ndarray]) -> dict[str, np.ndarray]:
     """indices: client after client; offsets (N + 1,): client k has indices[offsets[k]:offsets[k+1]]."""
     offsets = np.cumsum([0, *map(len, parts)], dtype=np.int64)
     return {"indices": np.concatenate(parts).astype(np.int64), "offsets": offsets}
+
+
+def _round(line: str) -> float:
+    """The round of a line; of half a line, which a crash has left, infinity."""
+    try:
+        return float(json.loads(line)["round"])
+    except ValueError:
+        return math.inf
 
 
 def _line(row: Mapping[str, Any]) -> str:

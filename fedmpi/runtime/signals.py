@@ -1,5 +1,6 @@
-"""Stopping by signal. At the first signal the run leaves its round and writes its results; the second ends the process
-at once.
+"""Stopping by signal. At the first signal the run leaves its round and writes its results; another request ends the
+process at once. Launchers and Slurm repeat themselves, in other signals too: what comes within REPEAT_S is the same
+request, but for a second Ctrl-C, for which a person needs HAND_S.
 """
 
 from __future__ import annotations
@@ -7,9 +8,11 @@ from __future__ import annotations
 import os
 import signal
 import threading
+import time
 from types import FrameType
 from typing import Any
 
+REPEAT_S, HAND_S = 10.0, 0.5
 SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGUSR1, signal.SIGUSR2, signal.SIGHUP)
 
 
@@ -17,7 +20,7 @@ class StopRequest:
     """Callable: whether somebody asked this process to stop. `signal` is the number, 0 before."""
 
     def __init__(self) -> None:
-        self.signal = 0
+        self.signal, self.heard = 0, 0.0
         self._before: dict[int, Any] = {}  # signal -> its handler before `listen`
 
     def __call__(self) -> bool:
@@ -30,13 +33,18 @@ class StopRequest:
                 if number != signal.SIGHUP or signal.getsignal(number) != signal.SIG_IGN:  # nohup ignores it
                     self._before[number] = signal.signal(number, self._hear)
 
-    def deaf(self) -> None:
-        """Stop listening: the signals have the handlers that they had before."""
+    def deaf(self, process_ends: bool = False) -> None:
+        """Stop listening: the signals have the handlers that they had before.
+
+        process_ends: repeats of a request that was heard are ignored instead; one of them would end it with its code.
+        """
         for number, handler in self._before.items():
-            signal.signal(number, signal.SIG_DFL if handler is None else handler)
+            ignore = process_ends and self.signal
+            signal.signal(number, signal.SIG_IGN if ignore else signal.SIG_DFL if handler is None else handler)
         self._before = {}
 
     def _hear(self, number: int, frame: FrameType | None) -> None:
-        if self.signal:
+        if not self.signal:
+            self.signal, self.heard = number, time.monotonic()
+        elif time.monotonic() - self.heard > (HAND_S if number == self.signal == signal.SIGINT else REPEAT_S):
             os._exit(128 + number)
-        self.signal = number

@@ -128,7 +128,7 @@ def test_settings_are_frozen(tmp_path):
 EDITS = [
     (
         "trainn: {epochs: 1}",
-        "{path}:7: trainn: unknown key; did you mean 'train'? allowed: base, cohort, comm, compute,",
+        "{path}:7: trainn: unknown key; did you mean 'train'? allowed: base, checkpoint, cohort, comm, compute,",
     ),
     ("lr: 0.1", "{path}:7: lr: unknown key; did you mean train.lr or server.lr? allowed: base,"),
     (

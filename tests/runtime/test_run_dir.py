@@ -16,7 +16,7 @@ import torch
 import yaml
 
 from fedmpi.common.errors import UserError
-from fedmpi.runtime import environment, run_dir
+from fedmpi.runtime import durable, environment, run_dir
 from fedmpi.runtime.progress import Console, duration
 from fedmpi.runtime.run_dir import RunDirectory, summary
 
@@ -54,7 +54,8 @@ class Full(io.FileIO):
 
 def fill(monkeypatch):
     opened = lambda path, mode, **_: Full(path, mode.replace("b", ""))  # noqa: E731
-    monkeypatch.setattr(run_dir, "open", opened, raising=False)
+    for module in (run_dir, durable):
+        monkeypatch.setattr(module, "open", opened, raising=False)
 
 
 def test_a_line_that_does_not_fit_is_cut_off_again(record, monkeypatch):

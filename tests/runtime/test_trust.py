@@ -1,6 +1,7 @@
 """A run directory of somebody else: none of its code runs unasked, its paths are told, and none tells a secret."""
 
 import json
+import os
 import shutil
 import subprocess
 import sys
@@ -226,7 +227,7 @@ def test_secrets_are_written_nowhere(tmp_path, plugin):
     done = fedmpi("run", tmp_path / "c.yaml", *words, env=clean_env(MY_TOKEN=SECRET, SOME_OTHER=SECRET))
     assert done.returncode == 0, done.stderr
     assert SECRET not in done.stdout + done.stderr
-    for path in (tmp_path / "runs" / "mine").iterdir():
+    for path in filter(os.path.isfile, (tmp_path / "runs" / "mine").rglob("*")):
         assert SECRET.encode() not in path.read_bytes(), path
     told = yaml.safe_load((tmp_path / "runs" / "mine" / "config.yaml").read_text())
     assert told["data"]["token"] == told["model"]["api_key"] == redaction.MARK
@@ -314,6 +315,6 @@ def test_modes(tmp_path, umask, private, folder, file):
     assert done.returncode == 0, done.stderr
     run = tmp_path / "theirs"
     assert run.stat().st_mode & 0o777 == folder
-    modes = {path.name: oct(path.stat().st_mode & 0o777) for path in run.iterdir()}
+    modes = {path.name: oct(path.stat().st_mode & 0o777) for path in run.rglob("*") if path.is_file()}
     assert set(modes.values()) == {oct(file)}, modes
-    assert len(modes) == 9
+    assert len(modes) == 11

@@ -1,0 +1,79 @@
+"""Files that are there whole or not at all, also after a power cut, and that know if they are as they were written.
+
+Written under a temporary name, fsync, rename, fsync of the folder. A file of tensors holds its manifest as safetensors
+metadata: {"facts": ..., "sha256": of facts, names, shapes, types and values}.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import safetensors.torch
+import torch
+from safetensors import SafetensorError
+from torch import Tensor
+
+
+class Damaged(Exception):  # noqa: N818  (reads as it is meant: `except Damaged`)
+    """A file is missing, cut short or changed; the message says which and how."""
+
+
+def write(path: Path, content: bytes, private: bool = False) -> None:
+    """Write a file, in place of one of that name if there is one. Raises OSError, leaving no temporary file.
+
+    private: mode 0600, whatever the umask.
+    """
+    temporary = path.with_name(f".{path.name}.tmp")
+    try:
+        mode = 0o600 if private else 0o666
+        with open(temporary, "wb", opener=lambda name, flags: os.open(name, flags, mode)) as file:
+            file.write(content)
+            file.flush()
+            os.fsync(file.fileno())
+        temporary.replace(path)
+    except BaseException:
+        temporary.unlink(missing_ok=True)
+        raise
+    folder = os.open(path.parent, os.O_RDONLY)
+    try:
+        os.fsync(folder)
+    finally:
+        os.close(folder)
+
+
+def write_tensors(path: Path, tensors: Mapping[str, Tensor], facts: Any = None, private: bool = False) -> None:
+    """Write tensors (on the CPU) and `facts` (what JSON can hold) as one file."""
+    said = json.dumps(facts, sort_keys=True)
+    manifest = {"facts": said, "sha256": _digest(tensors, said)}
+    write(path, safetensors.torch.save(dict(tensors), {"fedmpi": json.dumps(manifest)}), private)
+
+
+def read_tensors(path: Path) -> tuple[dict[str, Tensor], Any]:
+    """(tensors, facts) of `write_tensors`. Raises Damaged."""
+    try:
+        content = path.read_bytes()
+        tensors = safetensors.torch.load(content)
+        header = json.loads(content[8 : 8 + int.from_bytes(content[:8], "little")])
+        manifest = json.loads(header["__metadata__"]["fedmpi"])
+        facts, recorded = manifest["facts"], manifest["sha256"]
+    except OSError as error:
+        raise Damaged(f"{path}: {error.strerror}") from error
+    except (SafetensorError, ValueError, KeyError, TypeError) as error:
+        raise Damaged(f"{path} is damaged: no whole file of tensors ({error})") from error
+    if _digest(tensors, facts) != recorded:
+        raise Damaged(f"{path} is damaged: its content is not that of the SHA-256 recorded in it")
+    return tensors, json.loads(facts)
+
+
+def _digest(tensors: Mapping[str, Tensor], facts: str) -> str:
+    digest = hashlib.sha256(facts.encode())
+    for name in sorted(tensors):
+        x = tensors[name]
+        digest.update(f"{name} {tuple(x.shape)} {x.dtype} ".encode())
+        digest.update(x.contiguous().view(-1).view(torch.uint8).numpy().data)
+    return digest.hexdigest()

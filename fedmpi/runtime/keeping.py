@@ -1,0 +1,49 @@
+"""Sets up, on one rank, where a run's state is kept, and brings it to where it was."""
+
+from __future__ import annotations
+
+import json
+import warnings
+from collections.abc import Callable
+from pathlib import Path
+
+from fedmpi.common.errors import UserError
+from fedmpi.engine.federation import Federation
+from fedmpi.runtime import resume
+from fedmpi.runtime.build import Experiment
+from fedmpi.runtime.checkpoints import Checkpoints, Rows
+from fedmpi.runtime.run_dir import RunDirectory
+
+
+def start(
+    fed: Federation, made: Experiment, directory: RunDirectory | None, going_on: bool, say: Callable[[str], None]
+) -> tuple[Checkpoints | None, int]:
+    """This rank's checkpoints, None where there are none, and the round after which the run goes on (-1: anew).
+
+    directory, going_on: rank 0's; the other ranks hear of them.
+    """
+    settings, comm = made.settings, fed.comm
+    timeout_s, asked = settings.comm.start_timeout_s, settings.checkpoint
+    told = json.dumps({"name": directory.path.name, "going_on": going_on}) if directory is not None else ""
+    heard = json.loads(comm.allgather_bytes(told.encode(), timeout_s)[0])
+    path = Path(settings.output) / heard["name"] if directory is None else directory.path
+    if asked.every == 0:
+        return None, -1
+    stateful, silos = bool(made.messages.client_state.size), settings.data.silos
+    seen = comm.allgather_bytes(b"seen" if (path / resume.IDENTITY).is_file() else b"", timeout_s)
+    blind = [rank for rank, said in enumerate(seen) if said != b"seen"]
+    if stateful and blind and not silos:
+        where = f"rank {blind[0]} does not see {path}, where the clients' state would be kept"
+        if heard["going_on"] or asked.resume == "must":
+            raise UserError(f"checkpoint: {where}; put output on a file system that all ranks share")
+        if comm.rank == 0:
+            warnings.warn(f"checkpoint: {where}; this run cannot be gone on with", stacklevel=2)
+        return None, -1
+    rows = Rows(path / "state", silos, settings.output_mode == "private")
+    if comm.rank == 0:
+        (path / "checkpoints").mkdir(exist_ok=True)
+    kept = Checkpoints(path / "checkpoints", rows, asked.every, asked.keep)
+    if stateful:
+        fed.states.shelf, fed.states.room = rows, made.room or made.data.clients
+    fed.sink.keep = kept.save
+    return kept, resume.go_on(fed, kept, timeout_s, say) if heard["going_on"] else -1

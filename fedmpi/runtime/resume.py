@@ -1,0 +1,104 @@
+"""Going on with a run that ended early, or that is to have more rounds: on any number of ranks, by any launcher.
+
+Rank 0 looks into the run directory and proposes its newest whole checkpoint; each rank looks at the client rows that it
+answers for; the first checkpoint that all find whole is taken, and every refused file is named.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+from torch import Tensor
+
+from fedmpi.common.errors import UserError
+from fedmpi.config import Settings
+from fedmpi.engine.federation import Federation
+from fedmpi.runtime.checkpoints import Checkpoints
+from fedmpi.runtime.durable import Damaged, read_tensors
+from fedmpi.runtime.run_dir import RunDirectory
+
+IDENTITY = "identity.json"
+# What a run may change when it goes on: none of it moves a bit of the rounds to come (rounds may, by the schedule).
+FREE = ("rounds", "name", "checkpoint.", "state.", "comm.", "cohort.placement", "server.trains", "compute.device")
+
+
+def directory(settings: Settings, identity: Mapping[str, str]) -> tuple[RunDirectory, bool]:
+    """The run directory, and whether it is that of a run to go on with (rank 0).
+
+    identity: what makes this experiment: settings, digests of code and data.
+    Raises UserError where there must be a run and is none, or where it was another experiment.
+    """
+    path, how = Path(settings.output) / settings.name, settings.checkpoint.resume
+    if how != "never" and (path / IDENTITY).is_file():
+        _refuse_changes(path, identity, settings.checkpoint.changes == "accept")
+        return RunDirectory(path, settings.output_mode == "private"), True
+    if how == "must":
+        raise UserError(f"checkpoint.resume is must, but {path} holds no run to go on with (no {IDENTITY})")
+    return RunDirectory.create(settings.output, settings.name, settings.output_mode == "private"), False
+
+
+def _refuse_changes(path: Path, now: Mapping[str, str], accept: bool) -> None:
+    try:
+        before = json.loads((path / IDENTITY).read_text(encoding="utf-8"))
+    except (OSError, ValueError) as error:
+        raise UserError(f"{path / IDENTITY} cannot be read ({error}); start a new run under another name") from error
+    found = [key for key in {**before, **now} if before.get(key) != now.get(key) and not key.startswith(FREE)]
+    if found and not accept:
+        told = "; ".join(_difference(key, before, now) for key in found)
+        raise UserError(
+            f"{path} cannot go on as this experiment: {told}. Undo the change, start a new run (another name), "
+            "or go on all the same with checkpoint.changes=accept"
+        )
+
+
+def _difference(key: str, before: Mapping[str, str], now: Mapping[str, str]) -> str:
+    if key.startswith("("):  # a digest says nothing to anybody
+        return f"{key[1:-1]} changed"
+    return f"{key} is {now.get(key, 'unset')}, was {before.get(key, 'unset')}"
+
+
+def go_on(fed: Federation, kept: Checkpoints, timeout_s: float, say: Callable[[str], None]) -> int:
+    """Bring all ranks to the newest checkpoint that is whole; returns its round, -1 where there is none."""
+    comm, found = fed.comm, _proposals(kept, say) if fed.comm.rank == 0 else iter(())
+    while True:
+        t, server, memory = next(found, (-1, {}, {}))
+        t = int(comm.allgather_bytes(str(t).encode(), timeout_s)[0])
+        if t < 0:
+            return -1
+        answers = [said.decode() for said in comm.allgather_bytes(_harm(fed, kept, t).encode()[:4000], timeout_s)]
+        harm = next(filter(None, answers), None)
+        if harm is None:
+            fed.go_on(t, memory, server)
+            kept.begin_after(t, fed)
+            return t
+        say(f"checkpoint of round {t}: {harm}; trying the one before")
+
+
+def _proposals(
+    kept: Checkpoints, say: Callable[[str], None]
+) -> Iterator[tuple[int, dict[str, Tensor], dict[str, Any]]]:
+    """(round, server's tensors, rank 0's memory) of the checkpoints whose server's part is whole, the newest first."""
+    for path in sorted(kept.folder.glob("[0-9]*.safetensors"), reverse=True):
+        try:
+            tensors, facts = read_tensors(path)
+        except Damaged as error:
+            say(f"{error}; trying the checkpoint before")
+            continue
+        yield facts["round"], tensors, facts["memory"]
+
+
+def _harm(fed: Federation, kept: Checkpoints, t: int) -> str:
+    """What is wrong with the rows that this rank answers for; "" where nothing is."""
+    if not fed.worker.messages.client_state.size:
+        return ""
+    last = fed.last_rounds(t)
+    for client, owner in fed.states.owner.items():
+        if owner == fed.comm.rank and client in last:
+            try:
+                kept.rows.get(client, last[client])
+            except Damaged as error:
+                return str(error)
+    return ""

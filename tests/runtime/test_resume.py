@@ -1,0 +1,158 @@
+"""A run that was cut anywhere goes on as if it had not been."""
+
+import re
+
+import pytest
+import torch
+from helpers import digest, prepare, record, trial
+
+from fedmpi.methods import registry
+from fedmpi.runtime import resume
+from fedmpi.runtime.checkpoints import Checkpoints, Rows
+from fedmpi.runtime.durable import Damaged
+
+ROUNDS = 4
+
+
+class Killed(Exception):  # noqa: N818
+    pass
+
+
+def kept_in(folder, every=1, keep=2):
+    (folder / "checkpoints").mkdir(exist_ok=True)
+    return Checkpoints(folder / "checkpoints", Rows(folder / "state"), every, keep)
+
+
+def begin(folder, config, *, cut=None, room=0, every=1):
+    """A run that writes checkpoints, goes on where the one before left off, and dies when it reports round `cut`."""
+    it, kept = prepare(config), kept_in(folder, every)
+    it.fed.sink.keep = kept.save
+    if it.made.messages.client_state.size:
+        it.fed.states.shelf, it.fed.states.room = kept.rows, room or 10**6
+    said = []
+    t = resume.go_on(it.fed, kept, 10, said.append)
+    rows = it.fed.sink.round
+
+    def on_round(row):
+        if row["round"] == cut:
+            raise Killed
+        rows(row)
+
+    it.fed.sink.round = on_round
+    try:
+        it.reason = it.fed.run()
+    except Killed:
+        kept.wait()
+    return it, t, said
+
+
+def whole(it):
+    kept = {k: digest(it.fed.states._pop(k)) for k in range(it.fed.data.clients)}  # from memory or shelf
+    return record(it) | {"kept": kept}
+
+
+def config(method):
+    return trial(method, "norm", rounds=ROUNDS, evaluate={"protocol": ["global", "personal"]})
+
+
+@pytest.mark.parametrize("method", sorted(registry))
+def test_every_method_goes_on_with_the_same_bits(tmp_path, method):
+    """Killed twice, with room for two clients' rows in memory."""
+    it = prepare(config(method))
+    it.reason = it.fed.run()
+    undisturbed = whole(it)
+    cuts = torch.randperm(ROUNDS, generator=torch.Generator().manual_seed(len(method)))[:2].sort().values.tolist()
+    rows, lines = {}, {}
+    for cut in (*cuts, None):
+        it, _, _ = begin(tmp_path, config(method), cut=cut, room=2)
+        rows |= {row["round"]: row for row in it.rows}
+        lines |= {(line["round"], line["client"], line["protocol"]): line for line in it.lines}
+    it.rows, it.lines = [rows[t] for t in sorted(rows)], list(lines.values())
+    found = whole(it)
+    assert {name: found[name] for name in found if name != "lines"} == {
+        name: undisturbed[name] for name in undisturbed if name != "lines"
+    }
+    assert sorted(map(str, found["lines"])) == sorted(map(str, undisturbed["lines"]))
+
+
+def flip(path):
+    content = bytearray(path.read_bytes())
+    content[len(content) // 2] ^= 1
+    path.write_bytes(content)
+
+
+def cut_off(path):
+    path.write_bytes(path.read_bytes()[: path.stat().st_size // 16])
+
+
+@pytest.mark.parametrize("harm", [flip, cut_off, lambda path: path.write_bytes(b""), lambda path: path.unlink()])
+@pytest.mark.parametrize("what", ["server", "row"])
+def test_a_damaged_checkpoint_is_named_and_the_one_before_is_taken(tmp_path, harm, what):
+    for name in "ab":
+        (tmp_path / name).mkdir()
+    undisturbed, _, _ = begin(tmp_path / "a", config("scaffold"))
+    it, _, _ = begin(tmp_path / "b", config("scaffold"), cut=2)
+    newest = it.fed.states.trained
+    client = next(k for k, t in newest.items() if t == 2)
+    path = tmp_path / "b" / {"server": "checkpoints/000002", "row": f"state/{client:06}.000002"}[what]
+    path = path.with_name(f"{path.name}.safetensors")
+    harm(path)
+    gone = not path.exists()
+    again, t, said = begin(tmp_path / "b", config("scaffold"))
+    assert t == 1
+    assert (gone and what == "server" and not said) or (len(said) == 1 and str(path) in said[0]), said
+    assert again.rows[-1]["sha256"] == undisturbed.rows[-1]["sha256"]
+    assert whole(again)["kept"] == whole(undisturbed)["kept"]
+
+
+def test_every_byte_counts(tmp_path):
+    """Of a row's file, flipped one by one."""
+    rows = Rows(tmp_path)
+    rows.put(3, 7, torch.arange(5.0))
+    path, good = rows.path(3, 7), rows.path(3, 7).read_bytes()
+    assert torch.equal(rows.get(3, 7), torch.arange(5.0))
+    for at in range(len(good)):
+        path.write_bytes(good[:at] + bytes([good[at] ^ 4]) + good[at + 1 :])
+        with pytest.raises(Damaged, match=re.escape(str(path))):
+            rows.get(3, 7)
+
+
+@pytest.mark.parametrize("every", [1, 2])
+def test_a_checkpoint_costs_what_changed_and_nothing_is_left_over(tmp_path, every):
+    """Rows on disk: those of the kept checkpoints, no others; a client that rests is not written again."""
+    config_ = trial("scaffold", "mlp", rounds=12, cohort={"fraction": 0.3}, evaluate={"every": 100})
+    it, kept = prepare(config_), kept_in(tmp_path, every)
+    it.fed.states.shelf, it.fed.states.room = kept.rows, 10**6
+    seen, before = [], set()
+
+    def keep(fed, t, line, last):
+        nonlocal before
+        kept.save(fed, t, line, last)
+        kept.wait()
+        checkpoints = sorted(int(path.stem) for path in (tmp_path / "checkpoints").glob("*"))
+        now = set(kept.rows.found())
+        needed = {(k, label) for c in checkpoints for k, label in fed.last_rounds(c).items()}
+        assert now == needed
+        assert len(checkpoints) == min(2, (t + 1) // every)
+        if (t + 1) % every == 0:
+            changed = {k for r in range(t - every + 1, t + 1) for k in fed._cohort(r)}
+            assert {k for k, _ in now - before} == changed
+            before = now
+        seen.append(t)
+
+    it.fed.sink.keep = keep
+    it.fed.run()
+    assert seen == list(range(12))
+    assert not list(tmp_path.rglob(".*.tmp"))
+
+
+def test_a_finished_run_goes_on_with_more_rounds(tmp_path):
+    longer = trial("scaffold", "norm", rounds=ROUNDS + 2)
+    begin(tmp_path, config("scaffold"))
+    it, t, _ = begin(tmp_path, longer)
+    assert t == ROUNDS - 1
+    undisturbed = prepare(longer)
+    undisturbed.fed.run()
+    found, expected = whole(it), whole(undisturbed)
+    assert (found["w"], found["kept"]) == (expected["w"], expected["kept"])
+    assert [row["round"] for row in it.rows] == [ROUNDS - 1, ROUNDS, ROUNDS + 1]

@@ -1,0 +1,136 @@
+"""Real jobs that are killed and gone on with, elsewhere: the bits of the undisturbed run. And what is refused."""
+
+import json
+import os
+import signal
+import subprocess
+import time
+
+import pytest
+import yaml
+from helpers import BIN, ROOT, clean_env, fedmpi, launcher
+
+CONFIG = {
+    "name": "run",
+    "rounds": 24,
+    "data": {"source": "digits", "partition": {"scheme": "dirichlet", "clients": 6, "alpha": 0.3}},
+    "model": {"name": "mlp"},
+    "method": {"name": "scaffold"},
+    "cohort": {"fraction": 0.5},
+    "evaluate": {"protocol": ["global", "personal"]},
+    "state": {"memory": 0.0005},  # two or three of the six rows
+}
+
+
+@pytest.fixture(scope="module")
+def place(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("runs")
+    (folder / "run.yaml").write_text(yaml.safe_dump({**CONFIG, "output": str(folder)}))
+    done = fedmpi("run", folder / "run.yaml", "name=whole")
+    assert done.returncode == 0, done.stderr
+    return folder
+
+
+def rows(folder):
+    path = folder / "metrics.jsonl"
+    return [json.loads(line) for line in path.read_text().splitlines()] if path.exists() else []
+
+
+def same(a, b):
+    """Rounds, bits and figures; each round once."""
+    times = ("wall_s", "train_s", "wait_s", "server_s", "evaluate_s", "sent_bytes", "received_bytes")
+    left, right = ([{k: v for k, v in row.items() if k not in times} for row in rows(x)] for x in (a, b))
+    assert left == right
+    lines = [sorted((x / "clients.jsonl").read_text().splitlines()) for x in (a, b)]
+    assert lines[0] == lines[1]
+    assert (a / "model.safetensors").read_bytes() == (b / "model.safetensors").read_bytes()
+
+
+def killed(place, name, rounds, *command):
+    """A job of its own session, killed whole when it has told so many rounds."""
+    process = subprocess.Popen(
+        command, env=clean_env(), cwd=ROOT, start_new_session=True, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL
+    )
+    began = time.monotonic()
+    while len(rows(place / name)) < rounds:
+        assert time.monotonic() - began < 90
+        if process.poll() is not None:
+            break
+        time.sleep(0.02)
+    for path in [p for p in os.listdir("/proc") if p.isdigit()]:
+        try:
+            with open(f"/proc/{path}/cmdline") as said:
+                mine = f"name={name}" in said.read() or f"{place}/{name}" in said.read()
+            if mine:
+                os.kill(int(path), signal.SIGKILL)
+        except (OSError, ProcessLookupError):
+            continue
+    process.wait(20)
+
+
+def test_killed_twice_and_ended_on_other_ranks(place):
+    run = [str(BIN / "fedmpi"), "run", str(place / "run.yaml"), "name=torn", "checkpoint.resume=auto"]
+    killed(place, "torn", 5, *launcher("mpirun", 3), *run)
+    before = len(rows(place / "torn"))
+    assert 5 <= before < 24
+    killed(place, "torn", before + 4, *launcher("torchrun", 2), *run)
+    done = fedmpi("resume", place / "torn", "comm.backend=mpi", kind="mpirun", size=4)
+    assert done.returncode == 0, done.stderr
+    assert "going on after round" in done.stdout
+    same(place / "torn", place / "whole")
+
+
+def test_a_request_to_stop_is_gone_on_with(place):
+    """Repeated, as by Slurm at a time limit; exit code 75, and the command to go on with."""
+    command = [str(BIN / "fedmpi"), "run", str(place / "run.yaml"), "name=asked"]
+    process = subprocess.Popen(command, env=clean_env(), cwd=ROOT, stdout=subprocess.PIPE, text=True)
+    while len(rows(place / "asked")) < 3:
+        time.sleep(0.02)
+    for _ in range(2):
+        process.send_signal(signal.SIGTERM)
+        time.sleep(0.1)
+    said = process.communicate(timeout=30)[0]
+    assert process.returncode == 75, said
+    assert f"fedmpi resume {place / 'asked'}" in said
+    assert json.loads((place / "asked" / "summary.json").read_text())["exit_reason"] == "signal 15"
+    done = fedmpi("resume", place / "asked")
+    assert done.returncode == 0, done.stderr
+    same(place / "asked", place / "whole")
+
+
+def test_more_rounds(place):
+    done = fedmpi("run", place / "run.yaml", "name=more", "rounds=9")
+    assert done.returncode == 0, done.stderr
+    done = fedmpi("resume", place / "more", "rounds=24")
+    assert done.returncode == 0, done.stderr
+    same(place / "more", place / "whole")
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (["train.lr=0.5"], r"cannot go on as this experiment: train.lr is 0.5, was 0.01"),
+        (["seed=3"], "seed is 3, was 0"),
+        (["data.partition.alpha=5"], "data.partition.alpha is 5, was 0.3; partition changed"),
+    ],
+)
+def test_another_experiment_is_refused(place, words, said):
+    done = fedmpi("resume", place / "whole", *words)
+    assert done.returncode == 2
+    assert said in done.stderr
+    assert done.stderr.count("error:") == 1
+    assert len(rows(place / "whole")) == 24
+
+
+def test_must_and_what_is_no_run(place, tmp_path):
+    done = fedmpi("run", place / "run.yaml", "name=none", "checkpoint.resume=must")
+    assert (done.returncode, "holds no run to go on with" in done.stderr) == (2, True)
+    done = fedmpi("resume", tmp_path)
+    assert (done.returncode, "is no run directory" in done.stderr) == (2, True)
+
+
+def test_nothing_is_kept_where_nothing_is_asked_for(place):
+    done = fedmpi("run", place / "run.yaml", "name=bare", "rounds=2", "checkpoint.every=0", "state.memory=null")
+    assert done.returncode == 0, done.stderr
+    assert not (place / "bare" / "checkpoints").exists()
+    assert not (place / "bare" / "state").exists()
