@@ -4,7 +4,7 @@
 """
 
 UNKNOWN = {
-    "colour=red": r"colour: unknown key; .*allowed: base, cohort, comm",
+    "colour=red": r"colour: unknown key; .*allowed: base, checkpoint, cohort, comm",
     "trainn.lr=1": r"trainn: unknown key; did you mean 'train'\?",
     "train.epoch=1": r"train\.epoch: unknown key; did you mean 'epochs'\?",
     "train.optim=adam": r"clients take SGD steps .* did you mean server\.optim\? allowed: batch_size",
