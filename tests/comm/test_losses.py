@@ -86,18 +86,15 @@ def test_ranks_that_die_while_the_others_regroup(ranks):
 
 def test_a_frozen_rank_is_left_out_and_ends_by_itself_when_it_wakes(ranks):
     """It stops in its training; patience_s notices it; it wakes up while the others go on."""
-    plan = [
-        step(2, "middle", "stop", 1, patience=3),
-        step(0, "begin", "wake", 2, of=2),
-        step(0, "begin", "sleep", 3, s=2),
-    ]
-    outcome = play(ranks, 4, 5, *plan, step(0, "begin", "sleep", 3, s=2))
+    plan = [step(2, "middle", "stop", 1, patience=4), step(0, "begin", "wake", 2, of=2)]
+    plan += [step(0, "begin", "sleep", t, s=2) for t in (3, 4)]  # less than the patience of the others
+    outcome = play(ranks, 4, 5, *plan)
     assert agree(outcome, [0, 1, 3], 4) == [[0, 1, 3]]
     assert outcome.codes == [0, 0, 1, 0]
     assert len(said(outcome)) == 1, outcome.text
     assert "[rank 2 on" in said(outcome)[0]
     assert "this rank was taken for lost at" in said(outcome)[0]
-    assert "rank 2 is silent: no message from or to it for 3 s" in events(outcome, 0, "regrouped")[0]["lost"]
+    assert "rank 2 is silent: no message from or to it for 4 s" in events(outcome, 0, "regrouped")[0]["lost"]
 
 
 def test_a_rank_that_is_only_late_stays(ranks):
@@ -131,8 +128,8 @@ def test_a_mistake_of_a_rank_still_ends_the_job(ranks):
 def test_an_mpirun_that_lets_ranks_die(ranks, backend):
     """One is killed while another one is busy, one freezes and wakes up later; then mpirun ends in good order."""
     plan = [step(1, "middle", "kill", 1), step(3, "middle", "sleep", 1, s=2), step(0, "middle", "wake", 3, of=2)]
-    plan += [step(2, "begin", "stop", 2, patience=4), step(0, "begin", "sleep", 4, s=2)]
-    outcome = play(ranks, 4, 5, *plan, mpirun=backend)
+    plan += [step(2, "begin", "stop", 2, patience=4), *(step(0, "begin", "sleep", t, s=2) for t in (4, 5))]
+    outcome = play(ranks, 4, 6, *plan, mpirun=backend)
     assert agree(outcome, [0, 3], 4) == [[0, 2, 3], [0, 3]]
     assert outcome.codes == [0]
     assert len(said(outcome)) == 1, outcome.text
