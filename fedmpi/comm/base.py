@@ -44,6 +44,7 @@ class Communicator(ABC):
     def __init__(self, rank: int, size: int, device: torch.device) -> None:
         self.rank = rank
         self.size = size
+        self.alive = list(range(size))  # the ranks that take part, ascending
         self.device = torch.empty(0, device=device).device  # where message tensors must live; "cuda" becomes "cuda:0"
         self.sent_bytes = 0
         self.received_bytes = 0

@@ -176,12 +176,15 @@ class CommSettings(Section):
 
 
 class FaultSettings(Section):
-    """What becomes of an upload that cannot be meant (engine/faults.py)."""
+    """What becomes of a round in which something goes wrong (engine/faults)."""
 
     # norm of an update beyond which it is bad; auto: 1,000 x the median of the cohort's; null: any
     max_norm: Annotated[float, Field(gt=0)] | Literal["auto"] | None = "auto"
     # drop: the round goes on without that client, as if it had not taken part; not finite is bad, too
     on_bad_update: Literal["abort", "drop"] = "abort"
+    # a rank that dies or freezes. drop: the round closes without the clients that it had to train; redo: the others
+    # train them, with the bits of a run without the fault (engine/faults/recovery.py)
+    on_lost_rank: Literal["abort", "drop", "redo"] = "abort"
 
 
 class ComputeSettings(Section):

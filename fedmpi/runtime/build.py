@@ -20,8 +20,9 @@ from fedmpi.common.blame import blaming
 from fedmpi.common.errors import UserError
 from fedmpi.config.schema import Settings
 from fedmpi.data.federated import Federated
-from fedmpi.engine.federation import Federation, Plan, Sink
+from fedmpi.engine.federation import Federation
 from fedmpi.engine.messages import Messages
+from fedmpi.engine.plan import Plan, Sink
 from fedmpi.engine.schedule import learning_rate
 from fedmpi.engine.server import Rule
 from fedmpi.engine.worker import LocalSGD, Worker
@@ -200,6 +201,8 @@ def federation(made: Experiment, comm: Communicator, stop: Callable[[], bool], s
         eval_batch=s.evaluate.batch_size,
         max_norm=s.faults.max_norm,
         drop=s.faults.on_bad_update == "drop",
+        on_lost=s.faults.on_lost_rank,
+        timeout_s=s.comm.round_timeout_s,
     )
     beta1 = s.server.momentum if s.server.optim == "momentum" else s.server.beta1
     like = torch.empty(0 if comm.rank else made.model.layout.size, dtype=made.model.w.dtype, device=comm.device)

@@ -18,7 +18,7 @@ from fedmpi.common.blame import remedy
 from fedmpi.common.errors import UserError
 from fedmpi.config import Settings, machine
 from fedmpi.data.federated import Federated
-from fedmpi.engine.federation import Sink
+from fedmpi.engine.plan import Sink
 from fedmpi.runtime import build, build_data, consistency, environment, keeping, report_text, resume
 from fedmpi.runtime.checkpoints import Checkpoints
 from fedmpi.runtime.progress import Console

@@ -243,7 +243,7 @@ def summary(
         last         the last value of each metric, with its round in last_round
         mean_last_10 the mean over the (up to) ten last evaluated rounds
         best         the best value, with its round in best_round; being chosen on the test set, it is biased
-        diverged     the round since which a loss was far above its best (engine/divergence.py), or None
+        diverged     the round since which a loss was far above its best (engine/faults/divergence.py), or None
         refused_uploads   how many did not count (faults.on_bad_update: drop)
         wall_s, sent_bytes, received_bytes, up_parameters, down_parameters   sums over the rounds
     """

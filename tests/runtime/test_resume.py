@@ -135,7 +135,7 @@ def test_a_checkpoint_costs_what_changed_and_nothing_is_left_over(tmp_path, ever
         assert now == needed
         assert len(checkpoints) == min(2, (t + 1) // every)
         if (t + 1) % every == 0:
-            changed = {k for r in range(t - every + 1, t + 1) for k in fed._cohort(r)}
+            changed = {k for r in range(t - every + 1, t + 1) for k in fed.cohort(r)}
             assert {k for k, _ in now - before} == changed
             before = now
         seen.append(t)
