@@ -148,7 +148,7 @@ def buffer(x: Tensor) -> np.ndarray:
 @final
 class Mpi(Communicator):
     def __init__(self, job: Job, comm: Any, round_timeout_s: float) -> None:
-        Communicator.__init__(self, comm.rank, comm.size, torch.device("cpu"))
+        Communicator.__init__(self, comm.rank, comm.size, torch.device("cpu"), round_timeout_s)
         self.job = job
         self.comm = comm
         self.round_timeout_s = round_timeout_s
@@ -160,7 +160,7 @@ class Mpi(Communicator):
         finalize(self.job, self.round_timeout_s)
 
     def _broadcast(self, x: Tensor) -> None:
-        relay(x, self.rank, self.size, self._exchange)
+        relay(x, self.rank, self.alive, self._exchange)
 
     def _exchange(self, outgoing: Sequence[Message], incoming: Sequence[Message]) -> None:
         requests = [(peer, self.comm.Irecv(buffer(x), peer, DATA)) for peer, x in incoming]
@@ -190,7 +190,7 @@ class Mpi(Communicator):
             silent[list(self._wait(posted, deadline_s + GRACE_S))] = 1
         if silent.any():
             raise Lost(f"silent for {deadline_s:.0f} s: {ranks(silent.nonzero().flatten().tolist())} of {self.size}")
-        relay(frames.flatten(), self.rank, self.size, self._exchange)
+        relay(frames.flatten(), self.rank, self.alive, self._exchange)
         return [frame[4 : 4 + int.from_bytes(frame[:4], "little")] for frame in map(bytes, frames.numpy())]
 
     def _wait(self, requests: list[tuple[int, Any]], timeout_s: float) -> set[int]:
