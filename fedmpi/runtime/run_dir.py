@@ -7,6 +7,7 @@
     identity.json       settings, digests of code and data: what a resumed run must share
     checkpoints, state  see checkpoints.py
     clients.jsonl       one object per client and evaluation    log.txt            what the console said
+    lock                who is at work here, see lock.py
     model.safetensors   final global model, state_dict names    summary.json       last, mean of last 10, best, ...
 
 summary.json says in `exit_reason` how the run ended: "finished", "stopped" or "signal 15" on request, "failed: ..." and
