@@ -55,15 +55,16 @@ class Plan:
     eval_batch: int = 100
     max_norm: float | str | None = "auto"  # of an update; "auto", a number, or no bound
     drop: bool = False  # do without bad uploads, rather than end the run
+    undo: bool = False  # a round that is abandoned leaves no trace in what clients keep
 
 
 @dataclass
 class Sink:
-    """Where results go, at rank 0; and, on every rank, the state when a round t is over: keep(fed, t, line, last)."""
+    """Where results go, at rank 0; and, on every rank, the state when a round t is over: keep(fed, t, memory, last)."""
 
     round: Callable[[dict[str, Any]], None] = field(default=lambda row: None)
     clients: Callable[[list[dict[str, Any]]], None] = field(default=lambda rows: None)
-    keep: Callable[[Federation, int, dict[str, Any] | None, bool], None] = field(default=lambda *_: None)
+    keep: Callable[[Federation, int, dict[str, Any], bool], None] = field(default=lambda *_: None)
 
 
 class Federation:
@@ -93,18 +94,21 @@ class Federation:
             self.server = FederationServer(worker.messages, storage, initial, optimizer, view, rule)
         self.guard, self.refused = Guard(plan.max_norm, plan.drop), list[int]()  # rank 0's
         self.watch = self._watch()
-        self.undoes = plan.drop and worker.messages.client_state.size > 0
+        self.undoes = (plan.drop or plan.undo) and worker.messages.client_state.size > 0
 
     # ---- the loop ----
     def run(self) -> str:
         """All rounds; returns why it ended: "finished" or "stopped"."""
-        line = self.line
+        line, before = self.line, dict[str, Any]()
         for t in range(self.first, self.plan.rounds + 1):
             began, counted = time.perf_counter(), self._bytes()
             word = self._settled(t, self.exchange.announce(self._word(t, line), self.server))
             announced = self._bytes(counted)
             if t > self.first and word != ABANDONED:
-                self.sink.keep(self, t - 1, line, word != GO)
+                before = self.memory(line)
+                self.sink.keep(self, t - 1, before, word != GO)
+            elif t > self.first + 1:  # the state is that of the last complete round
+                self.sink.keep(self, t - 2, before, True)
             if t and word != ABANDONED:
                 # The other ranks train round t meanwhile. Who was told to stop has moments, not minutes: the model is
                 # written, not evaluated.
@@ -127,8 +131,11 @@ class Federation:
         return word + UNDO if self.undoes and self.refused else word
 
     def _settled(self, t: int, word: float) -> float:
-        """The word itself. What clients keep of round t - 1 stands, or is undone where their upload was refused."""
+        """The word itself. What clients keep of round t - 1 stands, or is undone where their upload was refused, and
+        for all of them where it was abandoned."""
         undone: list[int] = []
+        if word == ABANDONED and self.undoes:
+            undone, self.states.trained = self._cohort(t - 1), self.last_rounds(t - 2)
         if word >= UNDO:
             members = self._cohort(t - 1)
             told = torch.tensor([float(k in self.refused) for k in members], device=self.comm.device)

@@ -200,11 +200,20 @@ def federation(made: Experiment, comm: Communicator, stop: Callable[[], bool], s
         eval_batch=s.evaluate.batch_size,
         max_norm=s.faults.max_norm,
         drop=s.faults.on_bad_update == "drop",
+        undo=undoes(s),
     )
     beta1 = s.server.momentum if s.server.optim == "momentum" else s.server.beta1
     like = torch.empty(0 if comm.rank else made.model.layout.size, dtype=made.model.w.dtype, device=comm.device)
     optimizer = ServerOptimizer(s.server.optim, like, s.server.lr, beta1, s.server.beta2, s.server.eps)
     return Federation(plan, comm, make_worker(made, stop), optimizer, made.rule, sink)
+
+
+def undoes(s: Settings) -> bool:
+    """Whether the state of those who train is kept twice: their round may have to be undone.
+
+    With a checkpoint a round, the last one is all that an abandoned round needs.
+    """
+    return s.faults.on_bad_update == "drop" or s.checkpoint.every > 1
 
 
 def check_memory(made: Experiment, job: Job) -> dict[str, int]:
@@ -218,7 +227,7 @@ def check_memory(made: Experiment, job: Job) -> dict[str, int]:
         cohort=members,
         clients=made.data.clients,
         trainers=len(ranks),
-        undoes=s.faults.on_bad_update == "drop",
+        undoes=undoes(s),
         room=made.room if s.checkpoint.every else None,
     )
     memory.check(needed, job.local_size, alone=job.size == 1)

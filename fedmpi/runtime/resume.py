@@ -77,7 +77,8 @@ def go_on(fed: Federation, kept: Checkpoints, timeout_s: float, say: Callable[[s
         t, server, memory = next(found, (-1, {}, {}))
         t = int(comm.allgather_bytes(str(t).encode(), timeout_s)[0])
         if t < 0:
-            return -1
+            kept.begin_after(t, fed)
+            return t
         answers = [said.decode() for said in comm.allgather_bytes(_harm(fed, kept, t).encode()[:4000], timeout_s)]
         harm = next(filter(None, answers), None)
         if harm is None:

@@ -94,8 +94,8 @@ class RunDirectory:
             if path.exists():
                 lines = path.read_text(encoding="utf-8").splitlines()
                 self._write(name, "".join(f"{line}\n" for line in lines if _round(line) < t).encode())
-        for name in ("summary.json", "model.safetensors"):
-            (self.path / name).unlink(missing_ok=True)
+        for path in (self.path / "summary.json", self.path / "model.safetensors", *self.path.glob(".*.tmp")):
+            path.unlink(missing_ok=True)
 
     def write_identity(self, identity: Mapping[str, str]) -> None:
         self._write_json("identity.json", identity)
