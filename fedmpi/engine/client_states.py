@@ -25,6 +25,8 @@ class Shelf(Protocol):
 
     def whole(self, client: int, t: int) -> bool: ...
 
+    def take_over(self, keys: Iterable[tuple[int, int]]) -> None: ...
+
 
 START = -1  # in place of a round: before any
 
@@ -136,7 +138,9 @@ class ClientStates:
         if self.shelf is None:
             return {}
         rows: dict[int, list[int]] = {k: [] for k in clients if k in self.trained}
-        for k, t in self.shelf.found():
+        found = [(k, t) for k, t in self.shelf.found() if k in clients]
+        self.shelf.take_over(found)
+        for k, t in found:
             if k in rows and t <= self.trained[k] and took_part(k, t):
                 rows[k].append(t)
         newest = {k: next((t for t in sorted(rows[k], reverse=True) if self.shelf.whole(k, t)), START) for k in rows}

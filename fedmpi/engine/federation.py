@@ -36,6 +36,7 @@ from fedmpi.method.context import Uploads
 
 GO, DONE, STOPPED, ABANDONED = 0.0, 1.0, 2.0, 3.0  # rank 0's word at the start of a round
 UNDO = 4.0  # added to the word: whose round is undone follows
+PATIENCE_S, TIMES = 10.0, 5.0  # where a lost rank is done without: silence to ask after, in seconds and in rounds
 LATER = ("loss", "sent_bytes", "received_bytes", "evaluate_s")  # what a round's line gets after its step
 
 
@@ -68,10 +69,11 @@ class Federation:
         self.report = Reporter(self)
         self.losses, self.careful = Losses(), plan.on_lost != "abort"
         self.dead: dict[int, int] = {}  # rank -> the round in which it was lost
-        self.undoes = (plan.drop or self.careful) and worker.messages.client_state.size > 0
+        self.undoes = (plan.drop or plan.undo or self.careful) and worker.messages.client_state.size > 0
         self.states.careful, self.sites = self.careful, self.data.global_test is None
         self.alive, self.hosts = list(comm.alive), dict[int, str]()  # rank 0's: as it last knew; for messages
-        self.begun = Begun()
+        self.begun, self.before = Begun(), dict[str, Any]()
+        self.longest_s = 0.0  # a round's
 
     # ---- the loop ----
     def run(self) -> str:
@@ -103,8 +105,8 @@ class Federation:
         self.begin(t)
         now, word = self.begun, self._settled(t, word)
         announced = self._bytes(counted)
-        if t > self.first and word != ABANDONED and not now.kept:
-            self.sink.keep(self, t - 1, self.line, word != GO)
+        if not now.kept:
+            self._keep(t, word)
         now.kept = True
         if t and word != ABANDONED and not now.reported:
             # The other ranks train round t meanwhile. Who was told to stop has moments, not minutes: the model is
@@ -121,8 +123,18 @@ class Federation:
         if line is not None:
             sent, received = (a + b for a, b in zip(announced, self._bytes(counted), strict=True))
             line |= {"sent_bytes": sent, "received_bytes": received}
-        self.line = line
+        self.line, self.longest_s = line, max(self.longest_s, time.perf_counter() - began)
+        if self.careful:  # who is silent for so long is asked whether it lives
+            self.comm.patience_s = min(self.plan.timeout_s, max(PATIENCE_S, TIMES * self.longest_s))
         return None
+
+    def _keep(self, t: int, word: float) -> None:
+        """Hand out the state of the last complete round."""
+        if t > self.first and word != ABANDONED:
+            self.before = self.memory()
+            self.sink.keep(self, t - 1, self.before, word != GO)
+        elif t > self.first + 1:
+            self.sink.keep(self, t - 2, self.before, True)
 
     def begin(self, t: int) -> None:
         """This rank is in round t, and the one before is over: rank 0 says so, who has sent its uploads cannot know."""
@@ -145,8 +157,11 @@ class Federation:
         return self.begun.word is not None and self.begun.word % UNDO == GO
 
     def _settled(self, t: int, word: float) -> float:
-        """The word itself. What clients keep of round t - 1 stands, or is undone where their upload was refused."""
+        """The word itself. What clients keep of round t - 1 stands, or is undone where their upload was refused, and
+        for all of them where it was abandoned."""
         undone: list[int] = []
+        if word == ABANDONED and self.undoes:
+            undone, self.states.trained = self.cohort(t - 1), self.last_rounds(t - 2)
         if word >= UNDO:
             members = self.cohort(t - 1)
             told = torch.tensor([float(k in self.refused) for k in members], device=self.comm.device)
@@ -160,9 +175,9 @@ class Federation:
         self.begun.settled = True
         return word % UNDO
 
-    def memory(self, line: dict[str, Any] | None) -> dict[str, Any]:
-        """What rank 0 needs, beside the server's tensors, to go on after a round with this line."""
-        return {"line": line, "guard": self.guard.memory(), "watch": self.report.watch.memory()}
+    def memory(self) -> dict[str, Any]:
+        """What rank 0 needs, beside the server's tensors, to go on after the round of this line."""
+        return {"line": self.line, "guard": self.guard.memory(), "watch": self.report.watch.memory()}
 
     def go_on(self, t: int, memory: Mapping[str, Any] | None, server: Mapping[str, Tensor] | None) -> None:
         """Begin after round t. memory, server (its snapshot): rank 0's; client states are on the shelf."""
@@ -221,6 +236,7 @@ class Federation:
             "train_loss": loss,
             "cohort": list(members),
             "refused": refused,
+            **({"lost": lost} if (lost := [k for k in self.drawn(t) if k not in members]) else {}),
             **self.exchange.versions.count(t, members),
             "wall_s": time.perf_counter() - began,
             "train_s": train_s,

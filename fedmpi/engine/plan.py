@@ -29,6 +29,7 @@ class Plan:
     eval_batch: int = 100
     max_norm: float | str | None = "auto"  # of an update; "auto", a number, or no bound
     drop: bool = False  # do without bad uploads, rather than end the run
+    undo: bool = False  # a round that is abandoned leaves no trace in what clients keep
     on_lost: str = "abort"  # abort | drop | redo: what becomes of a round in which a rank is lost
     timeout_s: float = inf  # in which a rank that is alive comes to its next message
     replay: bool = False  # the losses are given, and nobody is lost
@@ -36,12 +37,12 @@ class Plan:
 
 @dataclass
 class Sink:
-    """Where results go, at rank 0; and, on every rank, the state when a round t is over: keep(fed, t, line, last)."""
+    """Where results go, at rank 0; and, on every rank, the state when a round t is over: keep(fed, t, memory, last)."""
 
     round: Callable[[dict[str, Any]], None] = field(default=lambda row: None)
     clients: Callable[[list[dict[str, Any]]], None] = field(default=lambda rows: None)
-    keep: Callable[[Federation, int, dict[str, Any] | None, bool], None] = field(default=lambda *_: None)
-    loss: Callable[[dict[str, Any]], None] = field(default=lambda row: None)  # a row of engine/faults/losses.py
+    keep: Callable[[Federation, int, dict[str, Any], bool], None] = field(default=lambda *_: None)
+    loss: Callable[[dict[str, Any]], None] = field(default=lambda row: None)  # of ranks: engine/faults/losses.py
 
 
 @dataclass

@@ -6,6 +6,7 @@ import json
 import os
 import signal
 import traceback
+from contextlib import ExitStack
 from functools import partial
 from typing import Any
 
@@ -71,7 +72,7 @@ def execute(settings: Settings, process_ends: bool = False) -> tuple[dict[str, A
     In a single process mistakes are raised; in a job of several ranks they are printed once, and end it.
     """
     job = detect(os.environ)
-    alarm, stop = Alarm(job), StopRequest()
+    alarm, stop, until_end = Alarm(job), StopRequest(), ExitStack()
     try:
         set_numerics(settings)
         device = pick_device(settings, job)
@@ -82,7 +83,7 @@ def execute(settings: Settings, process_ends: bool = False) -> tuple[dict[str, A
             job, settings.comm.backend, device, settings.comm.start_timeout_s, settings.comm.round_timeout_s, alarm
         )
         stop.listen()
-        result = _connected(settings, job, comm, device, made, stop, alarm)
+        result = _connected(settings, job, comm, device, made, stop, alarm, until_end)
         comm.close()
         return result
     except Exception as error:
@@ -94,6 +95,7 @@ def execute(settings: Settings, process_ends: bool = False) -> tuple[dict[str, A
             raise
         raise UserError(known) from error
     finally:
+        until_end.close()
         stop.deaf(process_ends)
 
 
@@ -119,6 +121,7 @@ def _connected(
     made: build.Experiment | None,
     stop: StopRequest,
     alarm: Alarm,
+    until_end: ExitStack,
 ) -> tuple[dict[str, Any], int]:
     timeout_s = settings.comm.start_timeout_s
     consistency.agree(comm, {key: consistency.of(text) for key, text in settings.digest_items().items()}, timeout_s)
@@ -136,7 +139,7 @@ def _connected(
         fed = build.federation(made, comm, stop)
         kept, _ = keeping.start(fed, made, None, False, lambda text: None)
         return {}, _code(fed.run(), stop, kept)
-    return _rank0(made, job, comm, stop, alarm, ranks, {**settings.identity(), **code, **data, **layout})
+    return _rank0(made, job, comm, stop, alarm, until_end, ranks, {**settings.identity(), **code, **data, **layout})
 
 
 def _code(ended: str, stop: StopRequest, kept: Checkpoints | None) -> int:
@@ -152,11 +155,12 @@ def _rank0(
     comm: Communicator,
     stop: StopRequest,
     alarm: Alarm,
+    until_end: ExitStack,
     ranks: list[dict[str, Any]],
     identity: dict[str, str],
 ) -> tuple[dict[str, Any], int]:
     settings, data = made.settings, made.data
-    directory, going_on = resume.directory(settings, identity)
+    directory, going_on = resume.directory(settings, identity, until_end)
     alarm.will = partial(_close_failed, directory)
     directory.write_identity(identity)
     directory.write_config(settings.resolved())

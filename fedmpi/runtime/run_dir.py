@@ -7,6 +7,8 @@
     identity.json       settings, digests of code and data: what a resumed run must share
     checkpoints, state  see checkpoints.py
     clients.jsonl       one object per client and evaluation    log.txt            what the console said
+    faults.jsonl        ranks that were lost, if any: who, in which round, what it means for the numbers (losses.py)
+    lock                who is at work here, see lock.py
     model.safetensors   final global model, state_dict names    summary.json       last, mean of last 10, best, ...
 
 summary.json says in `exit_reason` how the run ended: "finished", "stopped" or "signal 15" on request, "failed: ..." and
@@ -93,8 +95,8 @@ class RunDirectory:
             if path.exists():
                 lines = path.read_text(encoding="utf-8").splitlines()
                 self._write(name, "".join(f"{line}\n" for line in lines if _round(line) < t).encode())
-        for name in ("summary.json", "model.safetensors"):
-            (self.path / name).unlink(missing_ok=True)
+        for path in (self.path / "summary.json", self.path / "model.safetensors", *self.path.glob(".*.tmp")):
+            path.unlink(missing_ok=True)
 
     def write_identity(self, identity: Mapping[str, str]) -> None:
         self._write_json("identity.json", identity)
@@ -139,6 +141,12 @@ class RunDirectory:
     def add_client(self, row: Mapping[str, Any]) -> None:
         self._append("clients.jsonl", _line(row))
 
+    def add_loss(self, row: Mapping[str, Any]) -> None:
+        self._append("faults.jsonl", _line(row), sync=True)
+
+    def write_losses(self, rows: Sequence[Mapping[str, Any]]) -> None:
+        self._write("faults.jsonl", "".join(f"{_line(row)}\n" for row in rows).encode())
+
     def log(self, text: str) -> None:
         self._append("log.txt", text)
 
@@ -169,13 +177,15 @@ class RunDirectory:
                 file.truncate(file.read().rfind(b"\n") + 1)
         return True
 
-    def _append(self, name: str, line: str) -> None:
+    def _append(self, name: str, line: str, sync: bool = False) -> None:
         # flushed line by line
         with self._writing(name) as path, open(path, "ab", buffering=0, opener=self._open) as file:
             before, content = file.tell(), f"{line}\n".encode()
             try:
                 while content:  # a disk that fills up takes a part
                     content = content[file.write(content) :]
+                if sync:
+                    os.fsync(file.fileno())
             except OSError:
                 file.truncate(before)
                 raise

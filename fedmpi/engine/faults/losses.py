@@ -6,7 +6,7 @@
 These rows, which faults.jsonl holds, define the bits of a run with faults: a run without any that is given them
 (`fedmpi replay`) has the same ones.
 
-    {"round": 7, "ranks": {"2": "node5"}, "clients": [3], "gone": [], "back": [], "reverted": {"3": 6}}
+    {"round": 7, "ranks": {"2": "node5"}, "clients": [3], "gone": [], "back": [], "reverted": {"3": 6}, "why": "..."}
 """
 
 from __future__ import annotations
@@ -25,6 +25,7 @@ def row(
     gone: Iterable[int] = (),
     back: Iterable[int] = (),
     reverted: dict[int, int] | None = None,
+    why: str = "",
 ) -> Row:
     """ranks: number -> host; clients: not in round t; gone: nor in a later one; back: again from round t on."""
     return {
@@ -34,6 +35,7 @@ def row(
         "gone": sorted(gone),
         "back": sorted(back),
         "reverted": {str(k): r for k, r in sorted((reverted or {}).items())},
+        "why": why,
     }
 
 
@@ -45,6 +47,10 @@ class Losses:
 
     def of(self, t: int) -> list[Row]:
         return [each for each in self.rows if each["round"] == t]
+
+    def until(self, t: int) -> Losses:
+        """Those of rounds 0..t."""
+        return Losses(each for each in self.rows if each["round"] <= t)
 
     def replace(self, t: int, rows: Sequence[Row]) -> None:
         """What round t is known to have lost is these rows, and no later round is known."""

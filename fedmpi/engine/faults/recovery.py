@@ -71,9 +71,10 @@ def _agree(fed: Federation, t: int, why: Sequence[str]) -> None:
                 clients=[k for k, rank in where.items() if rank in lost],
                 gone=set(orphans) - states.gone if fed.sites else (),
                 reverted={k: r for k, r in found.items() if r != states.trained.get(k, START)},
+                why=next(iter(why), ""),
             )
             fed.losses.replace(t, [*fed.losses.of(t), row])
-            fed.sink.loss({**row, "why": next(iter(why), "")})
+            fed.sink.loss(row)
             fed.alive = list(comm.alive)
     commit(fed, t, told(comm, fed.losses.of(t)))
     fed.dead |= {int(rank): t for row in fed.losses.of(t) for rank in row["ranks"]}
