@@ -98,6 +98,7 @@ class Federation:
         began, counted = time.perf_counter(), self._bytes()
         if self.server is not None:
             self.begin(t)
+            began = self.begun.began  # that of the first time
             self.begun.word = self._word(t) if self.begun.word is None else self.begun.word
         if t > self.first:
             self.exchange.close_round(t - 1)

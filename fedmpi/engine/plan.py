@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from math import inf
@@ -49,6 +50,7 @@ class Sink:
 class Begun:
     """How far a rank has come in a round that may have to begin once more."""
 
+    began: float = field(default_factory=time.perf_counter)
     word: float | None = None
     settled: bool = False
     kept: bool = False

@@ -144,6 +144,10 @@ class RunDirectory:
     def add_loss(self, row: Mapping[str, Any]) -> None:
         self._append("faults.jsonl", _line(row), sync=True)
 
+    def losses(self) -> list[dict[str, Any]]:
+        path = self.path / "faults.jsonl"
+        return losses(path) if path.exists() else []
+
     def write_losses(self, rows: Sequence[Mapping[str, Any]]) -> None:
         self._write("faults.jsonl", "".join(f"{_line(row)}\n" for row in rows).encode())
 
@@ -218,6 +222,15 @@ def _packed(parts: Sequence[np.ndarray]) -> dict[str, np.ndarray]:
     """indices: client after client; offsets (N + 1,): client k has indices[offsets[k]:offsets[k+1]]."""
     offsets = np.cumsum([0, *map(len, parts)], dtype=np.int64)
     return {"indices": np.concatenate(parts).astype(np.int64), "offsets": offsets}
+
+
+def losses(path: Path) -> list[dict[str, Any]]:
+    """The rows of a faults.jsonl; a line that a crash has cut is none. Raises UserError."""
+    try:
+        text = path.read_text(encoding="utf-8")
+        return [json.loads(line) for line in text[: text.rfind("\n") + 1].splitlines()]
+    except (OSError, ValueError) as error:
+        raise UserError(f"{path}: the losses of a run cannot be read ({error})") from error
 
 
 def _round(line: str) -> float:
