@@ -15,6 +15,7 @@ lost, go to `heed` (membership.py).
 from __future__ import annotations
 
 import contextlib
+import socket
 import sys
 import threading
 import time
@@ -77,13 +78,23 @@ class Alarm:
             time.sleep(PATIENCE_S)
             self._find()
         first, said = self._tell(cause)
-        if self._open is not None and first is None:  # rank 0 is gone with its store: one rank speaks first
-            time.sleep(PATIENCE_S if self.job.rank == 1 else 2 * PATIENCE_S)
-        if first in (None, cause) and not said:
+        speaks = True
+        if self._open is not None and first is None:  # rank 0 is gone with its store: one rank of a host speaks
+            speaks = self._first_here()
+            time.sleep(PATIENCE_S * (3 - speaks - (self.job.rank == self.job.local_rank)))
+        if speaks and first in (None, cause) and not said:
             say(f"{who(self.job)}: {text}")
         else:
             time.sleep(ENDED_S)
         end_job(int((first or cause).split()[2]))
+
+    def _first_here(self) -> bool:
+        """Whether no other rank of this host has asked before; while that one lives."""
+        self._held = socket.socket(socket.AF_UNIX)
+        with contextlib.suppress(OSError):
+            self._held.bind(f"\0fedmpi of {self.job.launcher_pid()}")
+            return True
+        return False
 
     def _find(self) -> None:
         """The ranks' store, for one that failed before it met the others. Under MPI that would take all of them."""

@@ -2,7 +2,8 @@
 
 The rank that notices a loss calls the others through the ranks' news (news.py). Whoever is called gives its vote, by
 coming to `settle`. A rank in the middle of its training comes late; that it lives, a thread of it says at once. Rank 0
-asks it again and again, and waits; it does not wait for who no longer answers, be it dead or frozen. Then
+asks it again and again, and waits; it does not wait for who no longer answers, be it dead (whose connections have
+ended as well) or frozen. Then
 
     rank 0        writes who the members are; from there on, nobody listens to others
     members       connect to each other anew, and say so
@@ -18,7 +19,7 @@ import queue
 import signal
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import Any, final
 
 from torch.distributed import DistError, Store
@@ -30,7 +31,8 @@ from fedmpi.comm.leaving import leave, say
 from fedmpi.comm.news import News
 
 CALL, ASK, GO, AGAIN = "regroup", "ask", "go", "again"  # lines of the news
-ANSWER_S = 1.5  # in which a living rank answers, busy or not
+ANSWER_S = 1.5  # in which a living rank answers, busy or not, if somebody's connection to it has ended
+FROZEN_S = 5.0  # in which any living rank answers, whatever its threads do
 LOOK_S = 2.0  # between two looks whether rank 0 still lives, for one that waits for its word
 STORE_S = 10.0  # in which a living rank 0's store answers
 POLL_S = 0.01
@@ -85,17 +87,19 @@ class Membership:
 
     # ---- settling ----
     def settle(
-        self, payload: bytes, deadline_s: float, build: Callable[[Store, int, list[int]], T]
+        self, payload: bytes, ended: Iterable[int], deadline_s: float, build: Callable[[Store, int, list[int]], T]
     ) -> tuple[T, dict[int, bytes]]:
         """(what connects the members, their payloads). build(store, generation, members) connects this rank to them.
 
+        ended: the ranks to which this one's connection has ended, be it that they are dead or that they let go.
         Raises Lost if rank 0 is dead or silent, or no members could connect by the deadline.
         """
         until = time.monotonic() + deadline_s
+        vote = " ".join(map(str, ended)).encode() + b"=" + payload
         try:
             while True:
                 self.generation += 1
-                found = self._attempt(payload, until, build)
+                found = self._attempt(vote, until, build)
                 if found is not None:
                     return found
                 if time.monotonic() > until:
@@ -104,10 +108,10 @@ class Membership:
             raise Gone("rank 0 is dead: its store no longer answers") from error
 
     def _attempt(
-        self, payload: bytes, until: float, build: Callable[[Store, int, list[int]], T]
+        self, vote: bytes, until: float, build: Callable[[Store, int, list[int]], T]
     ) -> tuple[T, dict[int, bytes]] | None:
         here = self.generation
-        self._ask(lambda: self.store.set(f"vote/{here}/{self.rank}", b"=" + payload))  # type: ignore[arg-type]
+        self._ask(lambda: self.store.set(f"vote/{here}/{self.rank}", vote))  # type: ignore[arg-type]
         if self.called < here:
             self._add(f"{CALL} {here}")
         if self.rank == 0:
@@ -117,14 +121,15 @@ class Membership:
         self.alive = [int(word) for word in line.split()[3:]]
         made = self._build(here, build)
         if self.rank == 0:
-            well = self._those(f"built/{here}", self.alive, time.monotonic() + BUILD_S) == self.alive
-            well = well and all(self.store.get(f"built/{here}/{rank}") == b"1" for rank in self.alive)
+            members = self.alive
+            self.alive = self._those(f"built/{here}", members, time.monotonic() + BUILD_S, every=True)
+            well = self.alive == members and all(self.store.get(f"built/{here}/{rank}") == b"1" for rank in members)
             self._add(f"{GO if well else AGAIN} {here}")
         word = self._word(GO, until + BUILD_S, AGAIN)
         if word.startswith(AGAIN):
             return None
         votes = self._ask(lambda: self.store.multi_get([f"vote/{here}/{rank}" for rank in self.alive]))
-        return made[0], {rank: vote[1:] for rank, vote in zip(self.alive, votes, strict=True)}
+        return made[0], {rank: vote.partition(b"=")[2] for rank, vote in zip(self.alive, votes, strict=True)}
 
     def _build(self, here: int, build: Callable[[Store, int, list[int]], T]) -> list[T]:
         """Connect, in a thread that is left behind if a member dies meanwhile; what it makes comes into the list."""
@@ -141,24 +146,39 @@ class Membership:
         threading.Thread(target=work, daemon=True).start()
         return made
 
-    def _those(self, name: str, ranks: list[int], until: float) -> list[int]:
-        """Those of `ranks` that live and have written the key name/RANK. Waits for who lives; for rank 0."""
+    def _those(self, name: str, ranks: list[int], until: float, every: bool = False) -> list[int]:
+        """Those of `ranks` that live and have written the key name/RANK; for rank 0. Waits for all that live.
+
+        every: none of them may be missing, so that there is nothing to wait for once one is lost.
+        """
+        asked = ranks
         while True:
             self.asked += 1
             self._add(f"{ASK} {self.asked}")
-            ranks = self._present(f"answer/{self.asked}", ranks, ANSWER_S)
-            present = self._present(name, ranks, max(0.01, min(ANSWER_S, until - time.monotonic())))
-            if present == ranks or time.monotonic() > until:
-                return present
+            silent = self._absent(f"answer/{self.asked}", ranks, ANSWER_S)
+            ended = self._ended() if silent else set()
+            frozen = self._absent(f"answer/{self.asked}", [r for r in silent if r not in ended], FROZEN_S - ANSWER_S)
+            ranks = [rank for rank in ranks if rank not in frozen and rank not in ended.intersection(silent)]
+            if every and ranks != asked:
+                return ranks
+            absent = self._absent(name, ranks, min(ANSWER_S, until - time.monotonic()))
+            if not absent or time.monotonic() > until:
+                return [rank for rank in ranks if rank not in absent]
 
-    def _present(self, name: str, ranks: list[int], seconds: float) -> list[int]:
-        """Those of `ranks` that have written name/RANK; returns as soon as all have."""
+    def _absent(self, name: str, ranks: list[int], seconds: float) -> list[int]:
+        """Those of `ranks` that have not written name/RANK after so long; returns as soon as all have."""
         until = time.monotonic() + seconds
-        missing = ranks
-        while missing and time.monotonic() < until:  # a wait past its time-out would fill the screen
-            time.sleep(POLL_S)
-            missing = [rank for rank in missing if not self.store.check([f"{name}/{rank}"])]
-        return [rank for rank in ranks if rank not in missing]
+        while ranks := [rank for rank in ranks if not self.store.check([f"{name}/{rank}"])]:
+            if time.monotonic() > until:
+                break
+            time.sleep(POLL_S)  # a wait past its time-out would fill the screen
+        return ranks
+
+    def _ended(self) -> set[int]:
+        """The ranks of which a voter says that its connection to them has ended."""
+        votes = [f"vote/{self.generation}/{rank}" for rank in self.alive]
+        found = [self.store.get(vote).partition(b"=")[0].split() for vote in votes if self.store.check([vote])]
+        return {int(rank) for each in found for rank in each}
 
     def _word(self, kind: str, until: float, other: str = "") -> str:
         """The next line of this kind about this attempt; looks now and then whether rank 0 still lives."""

@@ -130,6 +130,7 @@ class Gloo(Communicator):
         self.job = job
         self.group = group
         self.place = {rank: rank for rank in self.alive}  # rank -> its number in the group
+        self.ended: set[int] = set()  # the ranks to which the connection has ended
         self.allgather = allgather
         allgather.wanted = membership.wanted
         self.membership = membership
@@ -142,7 +143,7 @@ class Gloo(Communicator):
 
     def _part(self) -> None:
         self.group = None
-        part(self.job, self.allgather, self.round_timeout_s)
+        part(self.job, self.allgather, self.round_timeout_s, whole=len(self.alive) == self.size)
 
     def _broadcast(self, x: Tensor) -> None:
         relay(x, self.place[self.rank], self.alive, self._exchange)
@@ -170,6 +171,7 @@ class Gloo(Communicator):
                 setting = " (comm.round_timeout_s)" if self.patience_s == self.round_timeout_s else ""
                 silent = f"rank {peer} is silent: no message from or to it for {self.patience_s:g} s{setting}"
                 raise Lost(silent) from error
+            self.ended.add(peer)
             raise Gone(f"rank {peer} is dead: its connection has ended") from error
 
     def _allgather_bytes(self, payload: bytes, deadline_s: float) -> list[bytes]:
@@ -177,7 +179,8 @@ class Gloo(Communicator):
 
     def _regroup(self, payload: bytes, deadline_s: float) -> dict[int, bytes]:
         self.group = None
-        self.group, payloads = self.membership.settle(payload, deadline_s, self._connect)
+        self.group, payloads = self.membership.settle(payload, self.ended, deadline_s, self._connect)
+        self.ended.clear()
         self.alive = list(payloads)
         self.place = {rank: place for place, rank in enumerate(self.alive)}
         name = f"allgather {self.membership.generation}"
@@ -239,10 +242,13 @@ class Nccl(Communicator):
             raise Lost(f"NCCL failed, though all ranks are there ({error})") from error
 
 
-def part(job: Job, allgather: StoreAllgather, timeout_s: float) -> None:
-    """Leave after all ranks have met: closing a socket while its other end still reads could lose the last message."""
+def part(job: Job, allgather: StoreAllgather, timeout_s: float, whole: bool = True) -> None:
+    """Leave after all ranks have met: closing a socket while its other end still reads could lose the last message.
+
+    whole: no rank is lost. MPI_Finalize would wait for it.
+    """
     within(timeout_s + GRACE_S, lambda: allgather.leave(timeout_s), "rank 0 is silent: its store does not answer")
-    if job.launcher == "mpi":
+    if job.launcher == "mpi" and whole:
         from fedmpi.comm import mpi
 
         mpi.finalize(job, timeout_s)

@@ -32,6 +32,7 @@ def main() -> None:
     gc.disable()  # sockets must close without its help
     folder, backend, rounds, plan = Path(sys.argv[1]), sys.argv[2], int(sys.argv[3]), json.loads(sys.argv[4])
     job = detect(os.environ)
+    os.environ["TORCH_CPP_LOG_LEVEL"] = "ERROR"  # as the command does
     mine = [step for step in plan if step["rank"] == job.rank]
     alarm = Alarm(job)
     comm = connect(job, backend, start_timeout_s=30, round_timeout_s=30, alarm=alarm)
