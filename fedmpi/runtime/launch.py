@@ -16,6 +16,7 @@ import torch
 from fedmpi.comm import Communicator, Job, Lost, connect, detect
 from fedmpi.comm.alarm import Alarm, reason
 from fedmpi.comm.base import Gone
+from fedmpi.comm.leaving import tell_fatal_signals
 from fedmpi.common.blame import remedy
 from fedmpi.common.errors import UserError
 from fedmpi.config import Settings, machine
@@ -72,6 +73,7 @@ def execute(settings: Settings, process_ends: bool = False) -> tuple[dict[str, A
 
     In a single process mistakes are raised; in a job of several ranks they are printed once, and end it.
     """
+    tell_fatal_signals()
     job = detect(os.environ)
     alarm, stop, until_end = Alarm(job), StopRequest(), ExitStack()
     try:
