@@ -71,11 +71,12 @@ def run(config: Config, overrides: Overrides = None) -> None:
 def resume(directory: RunDir, overrides: Overrides = None) -> None:
     """Go on with the run in RUN_DIR, on any number of ranks; rounds=N asks for more. Code, data and settings must be
     those of its start, unless checkpoint.changes=accept."""
-    if not (directory / "config.yaml").is_file():
+    if not ((here := directory.resolve()) / "config.yaml").is_file():
         raise UserError(f"{directory} is no run directory: it holds no config.yaml")
-    here = directory.resolve()
     place = [f"output={json.dumps(str(here.parent))}", f"name={json.dumps(here.name)}", "checkpoint.resume=must"]
-    run(here / "config.yaml", [*(overrides or ()), *place])
+    copy = here / "initial.safetensors"  # of what it started from
+    given = [f"init.from={json.dumps(str(copy))}"] if copy.is_file() else []
+    run(here / "config.yaml", [*given, *(overrides or ()), *place])
 
 
 @app.command(short_help="Check a config and its data.")

@@ -24,7 +24,7 @@ from fedmpi.comm import Communicator
 from fedmpi.engine import sampling
 from fedmpi.engine.checks import check_figures
 from fedmpi.engine.client_states import ClientStates
-from fedmpi.engine.divergence import Watch
+from fedmpi.engine.divergence import watch
 from fedmpi.engine.evaluate import Evaluator
 from fedmpi.engine.exchange import Exchange
 from fedmpi.engine.faults import Guard
@@ -93,7 +93,7 @@ class Federation:
             storage, initial = self.exchange.model_storage(), (worker.model.w, worker.model.b)
             self.server = FederationServer(worker.messages, storage, initial, optimizer, view, rule)
         self.guard, self.refused = Guard(plan.max_norm, plan.drop), list[int]()  # rank 0's
-        self.watch = self._watch()
+        self.watch = watch(plan.protocol, worker)
         self.undoes = (plan.drop or plan.undo) and worker.messages.client_state.size > 0
 
     # ---- the loop ----
@@ -114,6 +114,8 @@ class Federation:
                 # written, not evaluated.
                 due = word == DONE or (word == GO and t % self.plan.every == 0)
                 self.report(t - 1, line, due=due, last=word == DONE)
+            elif word == DONE:  # rounds: 0
+                self.report(-1, self._initial_line(began), due=True, last=True)
             if word != GO:
                 return "finished" if word == DONE else "stopped"
             counted = self._bytes()
@@ -189,7 +191,7 @@ class Federation:
         sent = upload.packing.views(rows)
         if bool(sent._stop.any()):
             return None
-        train_s = _busiest(where, members, sent._seconds.tolist())
+        train_s = sampling.busiest(where, members, sent._seconds.tolist())
         refused = self.guard.refused(t, members, rows, upload, upload.w.take(self.server.w))
         self.refused = [each["client"] for each in refused]
         loss, figures = self._step(t, members, rows)
@@ -207,6 +209,14 @@ class Federation:
         }
         check_figures(self.worker.method, figures, (*line, *LATER, *self.worker.task.names), f"round {t}")
         return line | figures
+
+    def _initial_line(self, began: float) -> dict[str, Any] | None:
+        """That of no round, for the model as it starts."""
+        if self.server is None:
+            return None
+        nothing = dict.fromkeys(("up_parameters", "down_parameters", "sent_bytes", "received_bytes"), 0)
+        digest = self.worker.model.layout.sha256(self.server.w)
+        return {"cohort": [], "refused": [], **nothing, "wall_s": time.perf_counter() - began, "sha256": digest}
 
     def _step(self, t: int, members: Sequence[int], rows: Tensor) -> tuple[float, dict[str, float]]:
         """The server's step with the uploads that count: mean loss of training, and the method's own figures.
@@ -261,11 +271,11 @@ class Federation:
         began = time.perf_counter()
         figures: dict[str, float] = {}
         if due and (self.server is not None or self.evaluator.asks_clients):
-            downloads = self._evaluation_downloads(t) if self.evaluator.asks_clients else {}
+            downloads = self._evaluation_downloads(max(t, 0)) if self.evaluator.asks_clients else {}
             model = None if self.server is None else (self.server.w, self.server.b)
             lr = self.plan.learning_rate(min(t + 1, max(self.plan.rounds - 1, 0)))
-            figures, lines = self.evaluator(t, lr, model, self.exchange.inbox, downloads, last=last)
-            self.sink.clients(lines)
+            figures, lines = self.evaluator(max(t, 0), lr, model, self.exchange.inbox, downloads, last=last)
+            self.sink.clients([{**each, "round": t} for each in lines])
         if line is None:
             return
         first = {"round": t, **{n: figures[n] for n in ("loss", *self.worker.task.names) if n in figures}}
@@ -273,25 +283,9 @@ class Federation:
         since = self.watch.see(row, last)
         self.sink.round(row if since is None else {**row, "diverged": since})
 
-    def _watch(self) -> Watch:
-        """A global model of which parts stay with the clients is nobody's: there the personal ones are looked at."""
-        plan, data, task = self.plan, self.data, self.worker.task
-        whole = self.worker.messages.shared.whole
-        looked = [p for p in plan.protocol if not p.startswith("ft(") and (whole or p == "personal")]
-        names = [f"{p}_loss" if p != "global" else "loss" for p in looked] if data.test_sizes.any() else []
-        return Watch(data.classes if getattr(task, "classification", False) else None, next(iter(names), None))
-
     def _evaluation_downloads(self, t: int) -> dict[int, Tensor]:
         """What differs from client to client goes to all of them where the method's evaluation may look at it."""
         method = self.worker.method
         if any(overrides(method, hook) for hook in ("weights", "predict", "tune")):
             return self.exchange.deliver(t, range(self.data.clients), self.states.owner, self.server)
         return dict.fromkeys(range(self.data.clients), self.exchange.no_download())
-
-
-def _busiest(where: Mapping[int, int], members: Sequence[int], seconds: Sequence[float]) -> float:
-    """Training seconds of the rank that trained longest."""
-    busy: dict[int, float] = {}
-    for client, each in zip(members, seconds, strict=True):
-        busy[where[client]] = busy.get(where[client], 0.0) + each
-    return max(busy.values())

@@ -128,6 +128,7 @@ def _connected(
     made = made or _made(settings, job, build_data.siloed(settings, comm), device)
     code = consistency.code(type(made.method), type(made.task), type(made.net.module))
     layout = {"(layout)": consistency.of(made.model.layout.describe())}
+    layout |= {} if made.initial is None else {"(initial weights)": made.initial.digest}
     # Hashing all data takes a moment.
     data = consistency.data(made.data) if job.size > 1 or settings.checkpoint.every else {}
     consistency.agree(comm, {**code, **data, **layout}, timeout_s)
@@ -164,6 +165,8 @@ def _rank0(
     alarm.will = partial(_close_failed, directory)
     directory.write_identity(identity)
     directory.write_config(settings.resolved())
+    if made.initial is not None:
+        directory.write_initial(made.initial.content)
     backend = type(comm).__name__.lower()
     directory.write_environment(environment.describe(job.launcher, backend, ranks, settings.compute.threads))
     scheme = settings.data.partition.scheme if settings.data.partition else "silos"

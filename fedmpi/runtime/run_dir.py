@@ -7,7 +7,7 @@
     identity.json       settings, digests of code and data: what a resumed run must share
     checkpoints, state  see checkpoints.py
     clients.jsonl       one object per client and evaluation    log.txt            what the console said
-    lock                who is at work here, see lock.py
+    initial.safetensors the file that init.from named       lock   who is at work here, see lock.py
     model.safetensors   final global model, state_dict names    summary.json       last, mean of last 10, best, ...
 
 summary.json says in `exit_reason` how the run ended: "finished", "stopped" or "signal 15" on request, "failed: ..." and
@@ -134,6 +134,9 @@ class RunDirectory:
             np.savez(buffer, **arrays)  # type: ignore[arg-type]  # numpy's stub takes allow_pickle for the first one
             self._write("partition.npz", buffer.getvalue())
 
+    def write_initial(self, content: bytes) -> None:
+        self._write("initial.safetensors", content)
+
     def add_metrics(self, row: Mapping[str, Any]) -> None:
         self._append("metrics.jsonl", _line(row))
 
@@ -248,7 +251,7 @@ def summary(
         refused_uploads   how many did not count (faults.on_bad_update: drop)
         wall_s, sent_bytes, received_bytes, up_parameters, down_parameters   sums over the rounds
     """
-    facts: dict[str, Any] = {"exit_reason": exit_reason, "rounds": len(rows)}
+    facts: dict[str, Any] = {"exit_reason": exit_reason, "rounds": sum(row["round"] >= 0 for row in rows)}
     for part in ("last", "last_round", "mean_last_10", "best", "best_round"):
         facts[part] = {}
     for name in names:
