@@ -5,7 +5,7 @@
                         validation_indices, validation_offsets: what is held out, if anything
     partition.json      scheme, seed, sizes, label counts       metrics.jsonl      one object per round
     identity.json       settings, digests of code and data: what a resumed run must share
-    checkpoints, state  see checkpoints.py
+    checkpoints, state  see checkpoints.py                      plugins   copies of the user's own code, see plugins.py
     clients.jsonl       one object per client and evaluation    log.txt            what the console said
     initial.safetensors the file that init.from named       lock   who is at work here, see lock.py
     model.safetensors   final global model, state_dict names    summary.json       last, mean of last 10, best, ...
@@ -17,6 +17,7 @@ Only rank 0 writes. A file that is written once is written whole or not at all; 
 has no NaN: numbers that are not finite are written as null. Secrets are left out (common/redaction.py).
 """
 
+import hashlib
 import io
 import json
 import math
@@ -136,6 +137,17 @@ class RunDirectory:
 
     def write_initial(self, content: bytes) -> None:
         self._write("initial.safetensors", content)
+
+    def write_plugins(self, files: Mapping[str, bytes], origins: Sequence[Path]) -> list[dict[str, str]]:
+        """Copies of the user's own code; returns what environment.json says of each. origins: where they lie."""
+        for name, content in files.items():
+            with self._writing(f"plugins/{name}") as path:
+                path.parent.mkdir(0o700 if self.private else 0o777, exist_ok=True)
+                durable.write(path, content, self.private)
+        return [
+            {"copy": f"plugins/{name}", "file": str(path), "sha256": hashlib.sha256(content).hexdigest()}
+            for (name, content), path in zip(files.items(), origins, strict=True)
+        ]
 
     def add_metrics(self, row: Mapping[str, Any]) -> None:
         self._append("metrics.jsonl", _line(row))
