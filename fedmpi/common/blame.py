@@ -85,7 +85,7 @@ def place_of(what: Any) -> str:
         file, line = inspect.getsourcefile(what), inspect.getsourcelines(what)[1]
     except (OSError, TypeError):  # typed in, or built in
         return ""
-    return f"{what.__qualname__} at {file}:{line}" if file and _is_users_file(file) else ""
+    return f"{what.__qualname__} at {file}:{line}" if file and is_users_file(file) else ""
 
 
 def in_user_code(error: BaseException) -> str | None:
@@ -99,10 +99,10 @@ def in_user_code(error: BaseException) -> str | None:
 
 
 def _is_users(frame: FrameType) -> bool:
-    return _is_users_file(frame.f_code.co_filename)
+    return is_users_file(frame.f_code.co_filename)
 
 
-def _is_users_file(file: str) -> bool:
+def is_users_file(file: str) -> bool:
     return not file.startswith(("<", f"{PACKAGE}/", *(f"{path}/" for path in _INSTALLED if path)))
 
 

@@ -8,12 +8,13 @@ import hashlib
 import inspect
 import os
 from pathlib import Path
-from typing import Annotated, Any, ClassVar, Literal, get_args
+from typing import Annotated, Any, Literal, get_args
 
-from pydantic import AfterValidator, BaseModel, ConfigDict, Field, PrivateAttr, model_validator
+from pydantic import AfterValidator, BaseModel, Field, PrivateAttr, model_validator
 
 from fedmpi.common.redaction import redacted
 from fedmpi.common.text import LARGEST
+from fedmpi.config.sections import InitSettings, OpenSection, Section
 from fedmpi.config.values import (
     Count,
     DirectoryName,
@@ -27,33 +28,7 @@ from fedmpi.config.values import (
     each_once,
 )
 
-
-class Section(BaseModel):
-    """Closed: any key that is not declared is an error."""
-
-    model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False, ser_json_inf_nan="constants")
-
-
-class OpenSection(BaseModel):
-    """Keys that are not declared are the options of the thing that `selector` names."""
-
-    model_config = ConfigDict(frozen=True, extra="allow", allow_inf_nan=False, ser_json_inf_nan="constants")
-    selector: ClassVar[str] = "name"
-
-    @property
-    def chosen(self) -> str:
-        """The name of the thing."""
-        return str(getattr(self, self.selector))
-
-    @property
-    def options(self) -> dict[str, Any]:
-        """The thing's own options."""
-        return dict(self.model_extra or {})
-
-    @property
-    def beside(self) -> tuple[str, ...]:
-        """The section's other keys."""
-        return tuple(type(self).model_fields)
+NOT_COMPARED = ("data.root", "output", "init.from")  # places: what lies there is compared
 
 
 class PartitionSettings(OpenSection):
@@ -220,11 +195,12 @@ class Settings(Section):
 
     name: DirectoryName = "run"  # the run directory is output/name
     seed: Annotated[int, Field(ge=0, le=LARGEST)] = 0
-    rounds: Rounds = 20  # 0 = only initialise
+    rounds: Rounds = 20  # 0: only evaluate the initial model
     output: Place = Path("runs")
     output_mode: Literal["umask", "private"] = "umask"  # private: nobody else may read the run
     data: DataSettings
     model: ModelSettings
+    init: InitSettings = InitSettings()
     task: TaskSettings = TaskSettings()
     method: MethodSettings
     train: TrainSettings = TrainSettings()
@@ -282,9 +258,9 @@ class Settings(Section):
         }
 
     def digest_items(self) -> dict[str, str]:
-        """Dotted key -> repr(value), which ranks compare; without data.root and output, which may differ by host."""
+        """Dotted key -> repr(value), which ranks compare; without the places, which may differ by host."""
         items = _flat(self.resolved(), "")
-        return {key: repr(value) for key, value in items.items() if key not in ("data.root", "output")}
+        return {key: repr(value) for key, value in items.items() if key not in NOT_COMPARED}
 
 
 def section(path: tuple[str | int, ...]) -> type[BaseModel] | None:

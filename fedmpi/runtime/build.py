@@ -30,8 +30,9 @@ from fedmpi.flat.model import FlatModel
 from fedmpi.method.base import Method, overrides
 from fedmpi.method.slots import Travel
 from fedmpi.models.net import Net
-from fedmpi.runtime import fitting, memory
+from fedmpi.runtime import fitting, initial, memory
 from fedmpi.runtime.build_data import training_ranks
+from fedmpi.runtime.initial import Initial
 
 
 @dataclass(frozen=True, eq=False)
@@ -46,6 +47,7 @@ class Experiment:
     model: FlatModel
     messages: Messages
     rule: Rule | None  # a server rule that replaces the method's own
+    initial: Initial | None = None  # what the model starts from, where it is given
 
     @property
     def room(self) -> int | None:
@@ -122,6 +124,8 @@ def experiment(settings: Settings, data: Federated, device: torch.device) -> Exp
         module = method.prepare(module, data.classes)
         fitting.check_module(f"method {settings.method.name}, hook prepare", module, method.prepare)
         module = module.to(device)
+    source = settings.init.source
+    given = initial.fill(module, source, settings.init.strict) if source is not None else None
     with blaming(f"model {settings.model.name}"):
         net = Net(module, data.input_shape, data.x_dtype)
     task.names = tasks.metric_names(task, net.outputs, data.classes)
@@ -142,7 +146,7 @@ def experiment(settings: Settings, data: Federated, device: torch.device) -> Exp
     if settings.compute.compile:
         module.compile()
     rule = make_rule(settings, method, messages.shared_groups)
-    return Experiment(settings, moved, method, task, net, model, messages, rule)
+    return Experiment(settings, moved, method, task, net, model, messages, rule, given)
 
 
 def make_rule(settings: Settings, method: Method, groups: Collection[str]) -> Rule | None:

@@ -28,7 +28,7 @@ def start(
     timeout_s, asked = settings.comm.start_timeout_s, settings.checkpoint
     told = {"name": directory.path.name, "going_on": going_on, **_losses(made, directory)} if directory else {}
     heard = recovery.told(comm, told)
-    fed.losses = Losses(heard["losses"])
+    fed.roster.losses = Losses(heard["losses"])
     path = Path(settings.output) / heard["name"] if directory is None else directory.path
     if asked.every == 0:
         return None, -1

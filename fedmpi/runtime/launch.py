@@ -9,6 +9,7 @@ import traceback
 import warnings
 from contextlib import ExitStack, suppress
 from functools import partial
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -22,7 +23,7 @@ from fedmpi.common.errors import UserError
 from fedmpi.config import Settings, machine
 from fedmpi.data.federated import Federated
 from fedmpi.engine.plan import Sink
-from fedmpi.runtime import build, build_data, consistency, environment, keeping, report_text, resume
+from fedmpi.runtime import build, build_data, consistency, environment, keeping, plugins, report_text, resume
 from fedmpi.runtime.checkpoints import Checkpoints
 from fedmpi.runtime.progress import Console
 from fedmpi.runtime.run_dir import RunDirectory, summary
@@ -130,8 +131,10 @@ def _connected(
     timeout_s = settings.comm.start_timeout_s
     consistency.agree(comm, {key: consistency.of(text) for key, text in settings.digest_items().items()}, timeout_s)
     made = made or _made(settings, job, build_data.siloed(settings, comm), device)
-    code = consistency.code(type(made.method), type(made.task), type(made.net.module))
+    own = plugins.files(settings, made.method, made.task, made.net.module)
+    code = consistency.code() | plugins.digests(own)
     layout = {"(layout)": consistency.of(made.model.layout.describe())}
+    layout |= {} if made.initial is None else {"(initial weights)": made.initial.digest}
     # Hashing all data takes a moment.
     data = consistency.data(made.data) if job.size > 1 or settings.checkpoint.every else {}
     consistency.agree(comm, {**code, **data, **layout}, timeout_s)
@@ -143,7 +146,8 @@ def _connected(
         fed = build.federation(made, comm, stop, regroups=not _stuck(ranks))
         kept, _ = keeping.start(fed, made, None, False, lambda text: None)
         return {}, _code(fed.run(), stop, kept)
-    return _rank0(made, job, comm, stop, alarm, until_end, ranks, {**settings.identity(), **code, **data, **layout})
+    identity = {**settings.identity(), **code, **data, **layout}
+    return _rank0(made, job, comm, stop, alarm, until_end, ranks, own, identity)
 
 
 def _stuck(ranks: list[dict[str, Any]]) -> str:
@@ -166,6 +170,7 @@ def _rank0(
     alarm: Alarm,
     until_end: ExitStack,
     ranks: list[dict[str, Any]],
+    own: dict[Path, bytes],
     identity: dict[str, str],
 ) -> tuple[dict[str, Any], int]:
     settings, data = made.settings, made.data
@@ -173,8 +178,11 @@ def _rank0(
     alarm.will = partial(_close_failed, directory)
     directory.write_identity(identity)
     directory.write_config(settings.resolved())
+    if made.initial is not None:
+        directory.write_initial(made.initial.content)
     backend = type(comm).__name__.lower()
-    directory.write_environment(environment.describe(job.launcher, backend, ranks, settings.compute.threads))
+    about = environment.describe(job.launcher, backend, ranks, settings.compute.threads)
+    directory.write_environment({**about, "plugins": directory.write_plugins(plugins.copies(own), list(own))})
     scheme = settings.data.partition.scheme if settings.data.partition else "silos"
     held = [data.validation[k].index.numpy() for k in sorted(data.validation)] if data.parts is not None else []
     directory.write_partition(scheme, settings.seed, data.train_sizes, data.label_counts, data.parts, held)
@@ -208,8 +216,8 @@ def _rank0(
     kept, after = keeping.start(fed, made, directory, going_on, console.say)
     if going_on:
         directory.begin_after(after)
-        if fed.losses.rows or directory.losses():
-            directory.write_losses(fed.losses.rows)
+        if fed.roster.losses.rows or directory.losses():
+            directory.write_losses(fed.roster.losses.rows)
         console.say(f"going on after round {after}" if after >= 0 else "no round was complete: from the start")
     reason = fed.run()
     console.close()

@@ -5,10 +5,10 @@
                         validation_indices, validation_offsets: what is held out, if anything
     partition.json      scheme, seed, sizes, label counts       metrics.jsonl      one object per round
     identity.json       settings, digests of code and data: what a resumed run must share
-    checkpoints, state  see checkpoints.py
+    checkpoints, state  see checkpoints.py                      plugins   copies of the user's own code, see plugins.py
     clients.jsonl       one object per client and evaluation    log.txt            what the console said
     faults.jsonl        ranks that were lost, if any: who, in which round, what it means for the numbers (losses.py)
-    lock                who is at work here, see lock.py
+    initial.safetensors the file that init.from named       lock   who is at work here, see lock.py
     model.safetensors   final global model, state_dict names    summary.json       last, mean of last 10, best, ...
 
 summary.json says in `exit_reason` how the run ended: "finished", "stopped" or "signal 15" on request, "failed: ..." and
@@ -18,6 +18,7 @@ Only rank 0 writes. A file that is written once is written whole or not at all; 
 has no NaN: numbers that are not finite are written as null. Secrets are left out (common/redaction.py).
 """
 
+import hashlib
 import io
 import json
 import math
@@ -134,6 +135,20 @@ class RunDirectory:
             buffer = io.BytesIO()
             np.savez(buffer, **arrays)  # type: ignore[arg-type]  # numpy's stub takes allow_pickle for the first one
             self._write("partition.npz", buffer.getvalue())
+
+    def write_initial(self, content: bytes) -> None:
+        self._write("initial.safetensors", content)
+
+    def write_plugins(self, files: Mapping[str, bytes], origins: Sequence[Path]) -> list[dict[str, str]]:
+        """Copies of the user's own code; returns what environment.json says of each. origins: where they lie."""
+        for name, content in files.items():
+            with self._writing(f"plugins/{name}") as path:
+                path.parent.mkdir(0o700 if self.private else 0o777, exist_ok=True)
+                durable.write(path, content, self.private)
+        return [
+            {"copy": f"plugins/{name}", "file": str(path), "sha256": hashlib.sha256(content).hexdigest()}
+            for (name, content), path in zip(files.items(), origins, strict=True)
+        ]
 
     def add_metrics(self, row: Mapping[str, Any]) -> None:
         self._append("metrics.jsonl", _line(row))
@@ -270,7 +285,7 @@ def summary(
         refused_uploads   how many did not count (faults.on_bad_update: drop)
         wall_s, sent_bytes, received_bytes, up_parameters, down_parameters   sums over the rounds
     """
-    facts: dict[str, Any] = {"exit_reason": exit_reason, "rounds": len(rows)}
+    facts: dict[str, Any] = {"exit_reason": exit_reason, "rounds": sum(row["round"] >= 0 for row in rows)}
     for part in ("last", "last_round", "mean_last_10", "best", "best_round"):
         facts[part] = {}
     for name in names:

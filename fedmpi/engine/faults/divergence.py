@@ -9,9 +9,11 @@ Bad three times in a row, or at the last evaluation, is told.
 from __future__ import annotations
 
 import warnings
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from math import inf, isfinite, isnan, log
 from typing import Any
+
+from fedmpi.engine.worker import Worker
 
 TIMES, IN_A_ROW = 10.0, 3
 
@@ -68,6 +70,14 @@ class Watch:
                 warnings.warn(_told(loss), stacklevel=2)
                 return loss.bad[0]
         return None
+
+
+def watch(protocol: Sequence[str], worker: Worker) -> Watch:
+    """A global model of which parts stay with the clients is nobody's: there the personal ones are looked at."""
+    data, whole = worker.data, worker.messages.shared.whole
+    looked = [p for p in protocol if not p.startswith("ft(") and (whole or p == "personal")]
+    names = [f"{p}_loss" if p != "global" else "loss" for p in looked] if data.test_sizes.any() else []
+    return Watch(data.classes if getattr(worker.task, "classification", False) else None, next(iter(names), None))
 
 
 def _told(loss: Loss) -> str:
