@@ -157,7 +157,8 @@ class _Builder:
     def scalar(self, node: yaml.Node, path: str) -> Any:
         said = references.resolved(node.value, f"{self.where(node)}: {path}")
         if said != node.value:
-            plain = node.style is None and node.tag == _TAG + "str"  # in quotes it stays text
+            quoted = isinstance(node, yaml.ScalarNode) and node.style is not None  # then it stays text
+            plain = not quoted and node.tag == _TAG + "str"
             tag = self.loader.resolve(yaml.ScalarNode, said, (True, False)) if plain else node.tag
             node = yaml.ScalarNode(tag if tag in _SCALARS else _TAG + "str", said, node.start_mark)
         try:
