@@ -13,11 +13,12 @@ goes_on=("name=${SLURM_JOB_NAME//[^[:alnum:]._-]/-}-$me" checkpoint.resume=auto)
 again() {
     local code=0 told='' fresh=1 shown
     # Rank 0's exit code, which torchrun does not hand on, and the rounds it completed; in a directory that all nodes see.
-    export FEDMPI_OUTCOME=$PWD/.fedmpi-$me
-    rm -f "$FEDMPI_OUTCOME"
+    export FEDMPI_OUTCOME=$PWD/.fedmpi-$me/outcome
+    rm -rf ".fedmpi-$me"
+    mkdir ".fedmpi-$me"
     gently "$@" || code=$?
     read -r told fresh 2>/dev/null <"$FEDMPI_OUTCOME" || true
-    rm -f "$FEDMPI_OUTCOME"
+    rm -rf ".fedmpi-$me"  # a rank that outlives its launcher writes nothing any more
     [[ $code -eq 75 || $told -eq 75 ]] || exit "$code"
 
     shown=$(scontrol show job "$me" 2>/dev/null) || true
