@@ -32,7 +32,7 @@ check: setup  ## lint, format, types, shell scripts, spelling
 	ruff check .
 	ruff format --check .
 	mypy
-	shellcheck launch/*.sh slurm/*.sbatch tests/*.sh .ci/*
+	shellcheck launch/*.sh slurm/* tests/*.sh .ci/*
 	codespell --ignore-words-list alhpa,alligned,toi --check-hidden --skip './.git,./.venv,./.*_cache,./runs,./data,./build'
 
 bench: setup  ## speed next to the same work written by hand in PyTorch

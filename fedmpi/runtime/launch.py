@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import signal
+import time
 import traceback
 import warnings
 from contextlib import ExitStack, suppress
@@ -20,16 +21,17 @@ from fedmpi.comm.base import Gone
 from fedmpi.comm.leaving import tell_fatal_signals
 from fedmpi.common.blame import remedy
 from fedmpi.common.errors import UserError
+from fedmpi.common.signals import COMMAND, StopRequest
 from fedmpi.config import Settings, machine
 from fedmpi.data.federated import Federated
 from fedmpi.engine.plan import Sink
-from fedmpi.runtime import build, build_data, consistency, environment, keeping, plugins, report_text, resume
-from fedmpi.runtime.checkpoints import Checkpoints
+from fedmpi.runtime import build, build_data, consistency, durable, environment, keeping, plugins, report_text, resume
 from fedmpi.runtime.progress import Console
 from fedmpi.runtime.run_dir import RunDirectory, summary
-from fedmpi.runtime.signals import StopRequest
 
 COME_AGAIN = 75  # BSD's EX_TEMPFAIL: stopped by a signal; starting again would help
+OUTCOME = "FEDMPI_OUTCOME"  # environment variable: a file for rank 0's exit code and the rounds it completed
+LAST_S = 1.0  # by which rank 0 leaves after the others: a launcher that sees its exit code ends them
 
 
 def pick_device(settings: Settings, job: Job) -> torch.device:
@@ -64,20 +66,24 @@ def set_numerics(settings: Settings) -> None:
 def run(settings: Settings) -> int:
     """Run for the console. Returns the exit code: 0 finished, 75 stopped by a signal, 128 + n without checkpoints.
 
-    A job of several ranks ends with 2 for a mistake that the user can correct, 1 for a lost rank or a defect.
+    Of the ranks of a job that was stopped rank 0 has that code, and leaves last; the others have 0. A job ends with 2
+    for a mistake that the user can correct, 1 for a lost rank or a defect.
     """
-    return execute(settings, process_ends=True)[1]
+    return execute(settings, COMMAND)[1]
 
 
-def execute(settings: Settings, process_ends: bool = False) -> tuple[dict[str, Any], int]:
-    """One rank's run: (summary at rank 0, exit code). process_ends: soon, so that a request to stop can be forgotten.
+def execute(settings: Settings, command: StopRequest | None = None) -> tuple[dict[str, Any], int]:
+    """One rank's run: (summary at rank 0, exit code). command: its ear, if the process is `fedmpi run` and ends soon.
 
     In a single process mistakes are raised; in a job of several ranks they are printed once, and end it.
     """
     tell_fatal_signals()
     job = detect(os.environ)
-    alarm, stop, until_end = Alarm(job), StopRequest(), ExitStack()
+    alarm, stop, until_end = Alarm(job), command or StopRequest(), ExitStack()
     try:
+        if command is not None:
+            stop.listen(signal.SIGINT)
+        stop.alone(_stopped(settings.checkpoint.every > 0, stop))
         set_numerics(settings)
         device = pick_device(settings, job)
         # Mistakes are found before any rank waits for another; silos are opened later, when this rank knows its own.
@@ -87,9 +93,12 @@ def execute(settings: Settings, process_ends: bool = False) -> tuple[dict[str, A
             job, settings.comm.backend, device, settings.comm.start_timeout_s, settings.comm.round_timeout_s, alarm
         )
         stop.listen()
+        stop.alone(None)
         result = _connected(settings, job, comm, device, made, stop, alarm, until_end)
         with suppress(*([Lost] if settings.faults.on_lost_rank != "abort" else [])):  # all of the run is on disk
             comm.close()
+        if result[1] and job.size > 1:
+            time.sleep(LAST_S)
         return result
     except Exception as error:
         if job.size > 1:  # still listening: the launcher, which sees a dead rank, too, must not end rank 0 unheard
@@ -101,7 +110,8 @@ def execute(settings: Settings, process_ends: bool = False) -> tuple[dict[str, A
         raise UserError(known) from error
     finally:
         until_end.close()
-        stop.deaf(process_ends)
+        stop.alone(None)
+        stop.deaf(command is not None)
 
 
 def _explained(error: Exception) -> tuple[str, int]:
@@ -144,8 +154,9 @@ def _connected(
     ranks = [json.loads(said) for said in comm.allgather_bytes(json.dumps(facts).encode(), timeout_s)]
     if comm.rank:
         fed = build.federation(made, comm, stop, regroups=not _stuck(ranks))
-        kept, _ = keeping.start(fed, made, None, False, lambda text: None)
-        return {}, _code(fed.run(), stop, kept)
+        keeping.start(fed, made, None, False, lambda text: None)
+        fed.run()
+        return {}, 0
     identity = {**settings.identity(), **code, **data, **layout}
     return _rank0(made, job, comm, stop, alarm, until_end, ranks, own, identity)
 
@@ -155,11 +166,9 @@ def _stuck(ranks: list[dict[str, Any]]) -> str:
     return next((each["no_regroup"] for each in ranks if each["no_regroup"]), "")
 
 
-def _code(ended: str, stop: StopRequest, kept: Checkpoints | None) -> int:
-    """The exit code of a run that was not lost; `ended`: why the engine's loop did."""
-    if ended == "finished":
-        return 0
-    return COME_AGAIN if kept is not None else 128 + (stop.signal or signal.SIGTERM)  # another rank was told
+def _stopped(kept: bool, stop: StopRequest) -> int:
+    """The exit code of a run that was told to stop, maybe on another rank."""
+    return COME_AGAIN if kept else 128 + (stop.signal or signal.SIGTERM)
 
 
 def _rank0(
@@ -231,7 +240,13 @@ def _rank0(
     report_text.farewell(console, directory, result, f"{prefix}{headline}", last_clients, made)
     if reason != "finished" and kept is not None:
         console.say(f"go on with: fedmpi resume {directory.path}")
-    return {**result, "directory": str(directory.path)}, _code(reason, stop, kept)
+    code = 0 if reason == "finished" else _stopped(kept is not None, stop)
+    if os.environ.get(OUTCOME):
+        fresh = len(rows) - (after + 1 if going_on else 0)
+        with suppress(OSError):  # its reader has the launcher's exit code, too
+            durable.write(Path(os.environ[OUTCOME]), f"{code} {fresh}\n".encode())
+            code = 0 if job.launcher == "torchrun" else code  # which would make it 1, and print a traceback
+    return {**result, "directory": str(directory.path)}, code
 
 
 def _close_failed(directory: RunDirectory, reason: str) -> None:

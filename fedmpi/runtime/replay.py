@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from fedmpi.common.errors import UserError
+from fedmpi.common.signals import COMMAND
 from fedmpi.common.text import count
 from fedmpi.runtime import trust
 
@@ -20,7 +21,7 @@ def run(directory: Path, settings: Settings, trusted: bool, say: Callable[[str],
     from fedmpi.runtime import launch
 
     with trust.guard(trusted):
-        result, code = launch.execute(settings, process_ends=True)
+        result, code = launch.execute(settings, COMMAND)
     if code or "directory" not in result:  # the other ranks have nothing to compare
         return code
     said, same = compare(directory, Path(result["directory"]))
