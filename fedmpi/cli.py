@@ -18,7 +18,7 @@ import typer
 
 from fedmpi import config as configs
 from fedmpi.comm.leaving import say
-from fedmpi.common.errors import UserError
+from fedmpi.common.errors import RankWarning, UserError
 from fedmpi.common.text import nearest
 from fedmpi.common.version import __version__
 from fedmpi.config import machine
@@ -222,10 +222,10 @@ def _invoke() -> int:
 
 
 def _warn(message: Warning | str, *_: object, **__: object) -> None:
-    """A warning is one plain line, on rank 0 only, as all ranks would say the same."""
+    """A warning is one plain line; most on rank 0 only (RankWarning)."""
     job = _job()
-    if job is None or job.rank == 0:
-        say(f"fedmpi: warning: {message}")
+    if job is None or job.rank == 0 or isinstance(message, RankWarning):
+        say(f"{_who(job)}: warning: {message}")
 
 
 def _report(message: str, code: int) -> int:

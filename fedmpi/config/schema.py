@@ -151,12 +151,15 @@ class CommSettings(Section):
 
 
 class FaultSettings(Section):
-    """What becomes of an upload that cannot be meant (engine/faults.py)."""
+    """What becomes of uploads that cannot be meant, clients that fail (engine/faults.py), runs that come apart."""
 
     # norm of an update beyond which it is bad; auto: 1,000 x the median of the cohort's; null: any
     max_norm: Annotated[float, Field(gt=0)] | Literal["auto"] | None = "auto"
     # drop: the round goes on without that client, as if it had not taken part; not finite is bad, too
-    on_bad_update: Literal["abort", "drop"] = "abort"
+    # clip: dw is scaled to max_norm, the rest of the upload stays as it is; what is not finite is dropped
+    on_bad_update: Literal["abort", "drop", "clip"] = "abort"
+    on_client_error: Literal["abort", "drop"] = "abort"  # out of memory, a bad sample, an error in a plug-in
+    on_divergence: Literal["warn", "stop"] = "warn"  # stop: exit code 1 (engine/divergence.py)
 
 
 class ComputeSettings(Section):

@@ -29,13 +29,14 @@ from fedmpi.engine.evaluate import Evaluator
 from fedmpi.engine.exchange import Exchange
 from fedmpi.engine.faults import Guard
 from fedmpi.engine.local_client import LocalClient
+from fedmpi.engine.messages import FAILED, STOP
 from fedmpi.engine.server import FederationServer, Rule, ServerView
 from fedmpi.engine.worker import Worker
 from fedmpi.method.base import overrides
 from fedmpi.method.context import Uploads
 
-GO, DONE, STOPPED, ABANDONED = 0.0, 1.0, 2.0, 3.0  # rank 0's word at the start of a round
-UNDO = 4.0  # added to the word: whose round is undone follows
+GO, DONE, STOPPED, ABANDONED, APART = 0.0, 1.0, 2.0, 3.0, 4.0  # rank 0's word at the start of a round
+UNDO = 8.0  # added to the word: whose round is undone follows
 LATER = ("loss", "sent_bytes", "received_bytes", "evaluate_s")  # what a round's line gets after its step
 
 
@@ -55,6 +56,8 @@ class Plan:
     eval_batch: int = 100
     max_norm: float | str | None = "auto"  # of an update; "auto", a number, or no bound
     drop: bool = False  # do without bad uploads, rather than end the run
+    clip: bool = False  # take updates that are too long at the bound
+    stop_apart: bool = False  # end a run that has come apart
     undo: bool = False  # a round that is abandoned leaves no trace in what clients keep
 
 
@@ -92,13 +95,13 @@ class Federation:
             view = ServerView(self.data, optimizer.lr, plan.rounds, plan.seed)
             storage, initial = self.exchange.model_storage(), (worker.model.w, worker.model.b)
             self.server = FederationServer(worker.messages, storage, initial, optimizer, view, rule)
-        self.guard, self.refused = Guard(plan.max_norm, plan.drop), list[int]()  # rank 0's
-        self.watch = watch(plan.protocol, worker)
-        self.undoes = (plan.drop or plan.undo) and worker.messages.client_state.size > 0
+        self.guard, self.refused = Guard(plan.max_norm, plan.drop, plan.clip), list[int]()  # rank 0's
+        self.watch = watch(plan.protocol, worker, plan.stop_apart)
+        self.undoes = plan.undo and worker.messages.client_state.size > 0
 
     # ---- the loop ----
     def run(self) -> str:
-        """All rounds; returns why it ended: "finished" or "stopped"."""
+        """All rounds; returns why it ended: "finished", "stopped" or "apart"."""
         line, before = self.line, dict[str, Any]()
         for t in range(self.first, self.plan.rounds + 1):
             began, counted = time.perf_counter(), self._bytes()
@@ -116,6 +119,8 @@ class Federation:
                 self.report(t - 1, line, due=due, last=word == DONE)
             elif word == DONE:  # rounds: 0
                 self.report(-1, self._initial_line(began), due=True, last=True)
+            if word == APART or (word == DONE and self.watch.ends):  # at the end only rank 0 knows
+                return "apart"
             if word != GO:
                 return "finished" if word == DONE else "stopped"
             counted = self._bytes()
@@ -129,7 +134,8 @@ class Federation:
         """What rank 0 says at the start of round t; `line` is that of the round before, None where it was abandoned."""
         if self.server is not None and t > self.first and line is None:
             return ABANDONED
-        word = DONE if t == self.plan.rounds else STOPPED if self.worker.stop() else GO
+        early = STOPPED if self.worker.stop() else APART if self.watch.ends else GO
+        word = DONE if t == self.plan.rounds else early
         return word + UNDO if self.undoes and self.refused else word
 
     def _settled(self, t: int, word: float) -> float:
@@ -189,10 +195,11 @@ class Federation:
             return None
         upload = self.worker.messages.upload(t)
         sent = upload.packing.views(rows)
-        if bool(sent._stop.any()):
+        if bool((sent._flag == STOP).any()):
             return None
+        failed = [k for k, flag in zip(members, sent._flag.tolist(), strict=True) if flag == FAILED]
         train_s = sampling.busiest(where, members, sent._seconds.tolist())
-        refused = self.guard.refused(t, members, rows, upload, upload.w.take(self.server.w))
+        refused = self.guard.refused(t, members, rows, upload, upload.w.take(self.server.w), failed)
         self.refused = [each["client"] for each in refused]
         loss, figures = self._step(t, members, rows)
         line = {
@@ -200,6 +207,7 @@ class Federation:
             "train_loss": loss,
             "cohort": list(members),
             "refused": refused,
+            **({"clipped": self.guard.clipped} if self.plan.clip else {}),
             **self.exchange.versions.count(t, members),
             "wall_s": time.perf_counter() - began,
             "train_s": train_s,
@@ -280,7 +288,7 @@ class Federation:
             return
         first = {"round": t, **{n: figures[n] for n in ("loss", *self.worker.task.names) if n in figures}}
         row = {**first, **line, **figures, "evaluate_s": time.perf_counter() - began}
-        since = self.watch.see(row, last)
+        since = self.watch.see(row, last, self.evaluator.only if due else None)
         self.sink.round(row if since is None else {**row, "diverged": since})
 
     def _evaluation_downloads(self, t: int) -> dict[int, Tensor]:

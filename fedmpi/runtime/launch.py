@@ -60,7 +60,8 @@ def set_numerics(settings: Settings) -> None:
 
 
 def run(settings: Settings) -> int:
-    """Run for the console. Returns the exit code: 0 finished, 75 stopped by a signal, 128 + n without checkpoints.
+    """Run for the console. Returns the exit code: 0 finished, 75 stopped by a signal, 128 + n without checkpoints, 1
+    come apart (faults.on_divergence: stop).
 
     A job of several ranks ends with 2 for a mistake that the user can correct, 1 for a lost rank or a defect.
     """
@@ -148,8 +149,8 @@ def _connected(
 
 def _code(ended: str, stop: StopRequest, kept: Checkpoints | None) -> int:
     """The exit code of a run that was not lost; `ended`: why the engine's loop did."""
-    if ended == "finished":
-        return 0
+    if ended in ("finished", "apart"):
+        return int(ended == "apart")
     return COME_AGAIN if kept is not None else 128 + (stop.signal or signal.SIGTERM)  # another rank was told
 
 
@@ -207,11 +208,12 @@ def _rank0(
     assert fed.server is not None  # this is rank 0
     directory.write_model(made.model.state_dict(fed.server.w, fed.server.b), facts)
     rows = directory.metrics()
-    ended = f"signal {stop.signal}" if reason != "finished" and stop() else reason
+    ended = f"signal {stop.signal}" if reason == "stopped" and stop() else reason
+    ended = f"diverged: {fed.watch.said}" if reason == "apart" else ended
     result = summary(rows, report_text.figures_in(rows), ended)
     directory.write_summary(result)
     report_text.farewell(console, directory, result, f"{prefix}{headline}", last_clients, made)
-    if reason != "finished" and kept is not None:
+    if reason == "stopped" and kept is not None:
         console.say(f"go on with: fedmpi resume {directory.path}")
     return {**result, "directory": str(directory.path)}, _code(reason, stop, kept)
 
