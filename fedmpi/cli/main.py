@@ -17,7 +17,7 @@ from fedmpi.cli.analyses import analyse
 from fedmpi.cli.runs import app
 from fedmpi.cli.shared import current_job
 from fedmpi.comm.leaving import prepare, say
-from fedmpi.common.errors import UserError
+from fedmpi.common.errors import RankWarning, UserError
 
 if TYPE_CHECKING:
     from fedmpi.comm.job import Job
@@ -64,10 +64,10 @@ def _invoke() -> int:
 
 
 def _warn(message: Warning | str, *_: object, **__: object) -> None:
-    """A warning is one plain line, on rank 0 only, as all ranks would say the same."""
+    """A warning is one plain line; most on rank 0 only (RankWarning)."""
     job = current_job()
-    if job is None or job.rank == 0:
-        say(f"fedmpi: warning: {message}")
+    if job is None or job.rank == 0 or isinstance(message, RankWarning):
+        say(f"{_who(job)}: warning: {message}")
 
 
 def _report(message: str, code: int) -> int:

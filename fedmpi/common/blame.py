@@ -59,6 +59,20 @@ def remedy(error: BaseException) -> str | None:
     return None
 
 
+def once(error: BaseException, where: str) -> str:
+    """An error in a line, with its place: `round 3, client 4: ... (at file.py:12)`."""
+    while error.__cause__ is not None and not isinstance(error, UserError):
+        error = error.__cause__
+    said = (str(error).strip().splitlines() or [""])[0] if isinstance(error, UserError) else remedy(error)
+    said = said or f"{type(error).__name__}: {error}".strip().splitlines()[0]
+    while error.__cause__ is not None:
+        error = error.__cause__
+    last = traceback.extract_tb(error.__traceback__)[-1:]
+    place = f"{last[0].filename}:{last[0].lineno}" if last else ""
+    said = said if said.startswith(where) else f"{where}: {said}"
+    return said if not place or place in said else f"{said} (at {place})"
+
+
 def _placed(text: str) -> UserError:
     error = UserError(text)
     error.placed = True  # type: ignore[attr-defined]  # an outer `blaming` has nothing to add

@@ -156,7 +156,10 @@ class FaultSettings(Section):
     # norm of an update beyond which it is bad; auto: 1,000 x the median of the cohort's; null: any
     max_norm: Annotated[float, Field(gt=0)] | Literal["auto"] | None = "auto"
     # drop: the round goes on without that client, as if it had not taken part; not finite is bad, too
-    on_bad_update: Literal["abort", "drop"] = "abort"
+    # clip: dw is scaled to max_norm, the rest of the upload stays as it is; what is not finite is dropped
+    on_bad_update: Literal["abort", "drop", "clip"] = "abort"
+    on_client_error: Literal["abort", "drop"] = "abort"  # out of memory, a bad sample, an error in a plug-in
+    on_divergence: Literal["warn", "stop"] = "warn"  # stop: exit code 1 (engine/faults/divergence.py)
     # a rank that dies or freezes. drop: the round closes without the clients that it had to train; redo: the others
     # train them, with the bits of a run without the fault (engine/faults/recovery.py)
     on_lost_rank: Literal["abort", "drop", "redo"] = "abort"

@@ -27,6 +27,7 @@ from fedmpi.engine.exchange import Exchange
 from fedmpi.engine.faults import recovery
 from fedmpi.engine.faults.uploads import Guard
 from fedmpi.engine.local_client import LocalClient
+from fedmpi.engine.messages import FAILED, STOP
 from fedmpi.engine.plan import Begun, Plan, Sink
 from fedmpi.engine.reporting import Reporter
 from fedmpi.engine.sampling import Roster
@@ -34,8 +35,8 @@ from fedmpi.engine.server import FederationServer, Rule, ServerView
 from fedmpi.engine.worker import Worker
 from fedmpi.method.context import Uploads
 
-GO, DONE, STOPPED, ABANDONED = 0.0, 1.0, 2.0, 3.0  # rank 0's word at the start of a round
-UNDO = 4.0  # added to the word: whose round is undone follows
+GO, DONE, STOPPED, ABANDONED, APART = 0.0, 1.0, 2.0, 3.0, 4.0  # rank 0's word at the start of a round
+UNDO = 8.0  # added to the word: whose round is undone follows
 PATIENCE_S, TIMES = 10.0, 5.0  # where a lost rank is done without: silence to ask after, in seconds and in rounds
 LATER = ("loss", "sent_bytes", "received_bytes", "evaluate_s")  # what a round's line gets after its step
 
@@ -66,10 +67,10 @@ class Federation:
             view = ServerView(self.data, optimizer.lr, plan.rounds, plan.seed)
             storage, initial = self.exchange.model_storage(), (worker.model.w, worker.model.b)
             self.server = FederationServer(worker.messages, storage, initial, optimizer, view, rule)
-        self.guard, self.refused = Guard(plan.max_norm, plan.drop), list[int]()  # rank 0's
+        self.guard, self.refused = Guard(plan.max_norm, plan.drop, plan.clip), list[int]()  # rank 0's
         self.report = Reporter(self)
         self.careful = plan.on_lost != "abort"
-        self.undoes = (plan.drop or plan.undo or self.careful) and worker.messages.client_state.size > 0
+        self.undoes = (plan.undo or self.careful) and worker.messages.client_state.size > 0
         self.states.careful, self.sites = self.careful, self.data.global_test is None
         self.alive, self.hosts = list(comm.alive), dict[int, str]()  # rank 0's: as it last knew; for messages
         self.begun, self.before = Begun(), dict[str, Any]()
@@ -77,7 +78,7 @@ class Federation:
 
     # ---- the loop ----
     def run(self) -> str:
-        """All rounds; returns why it ended: "finished" or "stopped"."""
+        """All rounds; returns why it ended: "finished", "stopped" or "apart"."""
         t, self.at = self.first, self.first - 1
         while True:
             try:
@@ -120,6 +121,8 @@ class Federation:
         if word != GO:
             if self.careful:  # nobody leaves while another one may still ask
                 self.comm.allgather_bytes(b"", self.plan.timeout_s)
+            if word == APART or (word == DONE and self.report.watch.ends):  # at the end only rank 0 knows
+                return "apart"
             return "finished" if word == DONE else "stopped"
         counted = self._bytes()
         line = self.round(t, began)
@@ -152,7 +155,8 @@ class Federation:
         """What rank 0 says at the start of round t."""
         if self.server is not None and t > self.first and self.line is None:  # the round before was abandoned
             return ABANDONED
-        word = DONE if t == self.plan.rounds else STOPPED if self.worker.stop() else GO
+        early = STOPPED if self.worker.stop() else APART if self.report.watch.ends else GO
+        word = DONE if t == self.plan.rounds else early
         return word + UNDO if self.undoes and self.refused else word
 
     def goes(self) -> bool:
@@ -211,10 +215,11 @@ class Federation:
             return None
         upload = self.worker.messages.upload(t)
         sent = upload.packing.views(rows)
-        if bool(sent._stop.any()):
+        if bool((sent._flag == STOP).any()):
             return None
+        failed = [k for k, flag in zip(members, sent._flag.tolist(), strict=True) if flag == FAILED]
         train_s = sampling.busiest(where, members, sent._seconds.tolist())
-        refused = self.guard.refused(t, members, rows, upload, upload.w.take(self.server.w))
+        refused = self.guard.refused(t, members, rows, upload, upload.w.take(self.server.w), failed)
         self.refused = [each["client"] for each in refused]
         loss, figures = self._step(t, members, rows)
         line = {
@@ -223,6 +228,7 @@ class Federation:
             "cohort": list(members),
             "refused": refused,
             **({"lost": lost} if (lost := [k for k in self.roster.drawn(t) if k not in members]) else {}),
+            **({"clipped": self.guard.clipped} if self.plan.clip else {}),
             **self.exchange.versions.count(t, members),
             "wall_s": time.perf_counter() - began,
             "train_s": train_s,

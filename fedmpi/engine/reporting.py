@@ -21,7 +21,7 @@ class Reporter:
     def __init__(self, fed: Federation) -> None:
         self.fed = fed
         self.evaluator = Evaluator(fed.states, fed.plan.protocol, fed.plan.eval_batch)
-        self.watch = watch(fed.plan.protocol, fed.worker)
+        self.watch = watch(fed.plan.protocol, fed.worker, fed.plan.stop_apart)
 
     def __call__(self, t: int, line: dict[str, Any] | None, *, due: bool, last: bool) -> None:
         """Evaluate round t and hand its line on. Every rank takes part where clients evaluate."""
@@ -37,7 +37,7 @@ class Reporter:
             return
         first = {"round": t, **{n: figures[n] for n in ("loss", *fed.worker.task.names) if n in figures}}
         row = {**first, **line, **figures, "evaluate_s": time.perf_counter() - began}
-        since = self.watch.see(row, last)
+        since = self.watch.see(row, last, self.evaluator.only if due else None)
         fed.sink.round(row if since is None else {**row, "diverged": since})
 
     def initial(self, began: float) -> None:

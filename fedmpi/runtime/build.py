@@ -178,8 +178,8 @@ def make_worker(made: Experiment, stop: Callable[[], bool]) -> Worker:
         drop_last=train.drop_last,
     )
     what = (made.model, made.net, made.task, made.method, made.data, made.messages, sgd, s.seed)
-    drop = s.faults.on_bad_update == "drop"
-    return Worker(*what, bf16=s.compute.precision == "bf16", drop=drop, stop=stop)
+    drop, spares = s.faults.on_bad_update != "abort", s.faults.on_client_error == "drop"
+    return Worker(*what, bf16=s.compute.precision == "bf16", drop=drop, spares=spares, stop=stop)
 
 
 def warm_up() -> None:
@@ -206,7 +206,9 @@ def federation(
         protocol=s.evaluate.protocol,
         eval_batch=s.evaluate.batch_size,
         max_norm=s.faults.max_norm,
-        drop=s.faults.on_bad_update == "drop",
+        drop=s.faults.on_bad_update != "abort",
+        clip=s.faults.on_bad_update == "clip",
+        stop_apart=s.faults.on_divergence == "stop",
         on_lost=s.faults.on_lost_rank if regroups else "abort",
         replay=s.faults.replay is not None,
         timeout_s=s.comm.round_timeout_s,
@@ -223,7 +225,8 @@ def undoes(s: Settings) -> bool:
 
     With a checkpoint a round, the last one is all that an abandoned round needs.
     """
-    return s.faults.on_bad_update == "drop" or s.checkpoint.every > 1 or s.faults.on_lost_rank != "abort"
+    drops = s.faults.on_bad_update != "abort" or s.faults.on_client_error == "drop"
+    return drops or s.checkpoint.every > 1 or s.faults.on_lost_rank != "abort"
 
 
 def check_memory(made: Experiment, job: Job) -> dict[str, int]:

@@ -64,7 +64,8 @@ def set_numerics(settings: Settings) -> None:
 
 
 def run(settings: Settings) -> int:
-    """Run for the console. Returns the exit code: 0 finished, 75 stopped by a signal, 128 + n without checkpoints.
+    """Run for the console. Returns the exit code: 0 finished, 75 stopped by a signal, 128 + n without checkpoints, 1
+    come apart (faults.on_divergence: stop).
 
     Of the ranks of a job that was stopped rank 0 has that code, and leaves last; the others have 0. A job ends with 2
     for a mistake that the user can correct, 1 for a lost rank or a defect.
@@ -234,13 +235,15 @@ def _rank0(
     assert fed.server is not None  # this is rank 0
     directory.write_model(made.model.state_dict(fed.server.w, fed.server.b), facts)
     rows = directory.metrics()
-    ended = f"signal {stop.signal}" if reason != "finished" and stop() else reason
+    ended = f"signal {stop.signal}" if reason == "stopped" and stop() else reason
+    ended = f"diverged: {fed.watch.said}" if reason == "apart" else ended
     result = summary(rows, report_text.figures_in(rows), ended)
     directory.write_summary(result)
     report_text.farewell(console, directory, result, f"{prefix}{headline}", last_clients, made)
-    if reason != "finished" and kept is not None:
+    if reason == "stopped" and kept is not None:
         console.say(f"go on with: fedmpi resume {directory.path}")
-    code = 0 if reason == "finished" else _stopped(kept is not None, stop)
+    ended_so = {"finished": 0, "apart": 1}
+    code = ended_so[reason] if reason in ended_so else _stopped(kept is not None, stop)
     if os.environ.get(OUTCOME):
         fresh = len(rows) - (after + 1 if going_on else 0)
         with suppress(OSError):  # its reader has the launcher's exit code, too

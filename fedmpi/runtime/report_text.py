@@ -132,6 +132,10 @@ def farewell(
         console.say(f"training came apart from round {result['diverged']} on (see the warning)")
     if result["refused_uploads"]:
         console.say(f"{result['refused_uploads']} uploads were refused (`refused` in metrics.jsonl)")
+    if result["client_errors"]:
+        console.say(f"{result['client_errors']} of them came of errors while a client trained")
+    if result["clipped_uploads"]:
+        console.say(f"{result['clipped_uploads']} uploads were taken at the bound (`clipped` in metrics.jsonl)")
     console.say(sums(rows, made.messages))
     if result["exit_reason"] != "finished":
         console.say(

@@ -11,8 +11,8 @@
     initial.safetensors the file that init.from named       lock   who is at work here, see lock.py
     model.safetensors   final global model, state_dict names    summary.json       last, mean of last 10, best, ...
 
-summary.json says in `exit_reason` how the run ended: "finished", "stopped" or "signal 15" on request, "failed: ..." and
-of what. A run that was killed has no summary.json; all else in its directory can be read.
+summary.json says in `exit_reason` how the run ended: "finished", "stopped" or "signal 15" on request, "diverged: ...",
+or "failed: ..." and of what. A run that was killed has no summary.json; all else in its directory can be read.
 
 Only rank 0 writes. A file that is written once is written whole or not at all; lines are flushed as they come. JSON
 has no NaN: numbers that are not finite are written as null. Secrets are left out (common/redaction.py).
@@ -282,7 +282,9 @@ def summary(
         mean_last_10 the mean over the (up to) ten last evaluated rounds
         best         the best value, with its round in best_round; being chosen on the test set, it is biased
         diverged     the round since which a loss was far above its best (engine/faults/divergence.py), or None
-        refused_uploads   how many did not count (faults.on_bad_update: drop)
+        refused_uploads   how many did not count (faults.on_bad_update, faults.on_client_error: drop)
+        client_errors     how many of these came of an error while the client trained
+        clipped_uploads   how many were taken at the bound (faults.on_bad_update: clip)
         wall_s, sent_bytes, received_bytes, up_parameters, down_parameters   sums over the rounds
     """
     facts: dict[str, Any] = {"exit_reason": exit_reason, "rounds": sum(row["round"] >= 0 for row in rows)}
@@ -298,6 +300,8 @@ def summary(
         facts["best"][name], facts["best_round"][name] = min(values, key=lambda pair: sign * pair[0])
     facts["diverged"] = next((row["diverged"] for row in rows if "diverged" in row), None)
     facts["refused_uploads"] = sum(len(row.get("refused") or ()) for row in rows)
+    facts["client_errors"] = sum("error" in each for row in rows for each in row.get("refused") or ())
+    facts["clipped_uploads"] = sum(len(row.get("clipped") or ()) for row in rows)
     for name in ("wall_s", "sent_bytes", "received_bytes", "up_parameters", "down_parameters"):
         facts[name] = sum(row.get(name) or 0 for row in rows)
     return facts
