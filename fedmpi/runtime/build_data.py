@@ -100,7 +100,8 @@ def site_ranks(settings: Settings, size: int) -> dict[int, int]:
 
 
 def siloed(settings: Settings, comm: Communicator) -> Federated:
-    """The federation of silos: this rank opens its own clients' files; ranks exchange sizes and label counts."""
+    """The federation of silos: this rank opens its own clients' files; ranks exchange sizes and, where
+    data.share_label_counts is true, label counts."""
     source, names = open_source(settings), settings.data.silos
     assert names is not None
     owner = site_ranks(settings, comm.size)
@@ -112,11 +113,11 @@ def siloed(settings: Settings, comm: Communicator) -> Federated:
     table = np.zeros((len(names), sizes.shape[1] if len(sizes) else describe_width()), dtype=np.int64)
     table[mine] = sizes
     table = from_owners(comm, table, owner)
-    counts = from_owners(comm, label_table(datasets, table, names), owner)
-    whole = silo_federation(datasets, table, counts, names)
-    if not settings.data.validation:
-        return whole
-    held = hold_out(whole, settings.data.validation, settings.seed)
+    own, shared = label_table(datasets, table, names), settings.data.share_label_counts
+    whole = silo_federation(datasets, table, from_owners(comm, own, owner) if shared else own, names)
+    held = replace(hold_out(whole, settings.data.validation, settings.seed), counts_shared=shared)
+    if not settings.data.validation or not shared:
+        return held
     return replace(held, label_counts=from_owners(comm, held.label_counts, owner))
 
 

@@ -166,7 +166,7 @@ def _rank0(
     directory.write_environment(environment.describe(job.launcher, backend, ranks, settings.compute.threads))
     scheme = settings.data.partition.scheme if settings.data.partition else "silos"
     held = [data.validation[k].index.numpy() for k in sorted(data.validation)] if data.parts is not None else []
-    directory.write_partition(scheme, settings.seed, data.train_sizes, data.label_counts, data.parts, held)
+    directory.write_partition(scheme, settings.seed, data.train_sizes, data.shared_counts(), data.parts, held)
 
     headline = made.task.names[0]
     prefix = "" if "global" in settings.evaluate.protocol else f"{settings.evaluate.protocol[0]}_"

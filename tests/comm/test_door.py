@@ -250,7 +250,7 @@ def test_ranks_talk_on_under_attack(server):
 
 
 # ---- a job ----
-@pytest.mark.parametrize("kind", ["mpirun", "torchrun"])
+@pytest.mark.parametrize("kind", ["torchrun", pytest.param("mpirun", marks=pytest.mark.slow)])
 def test_a_job_under_attack_ends_with_the_same_model(tmp_path, kind):
     """Every port on which its ranks listen is on loopback, and strangers there change nothing. MPI's own and the
     torchrun agent's are others' and left out (docs/security.md)."""
