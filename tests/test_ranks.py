@@ -208,3 +208,55 @@ def test_what_a_site_says_of_itself_at_the_start(tmp_path, share, sent):
 
     build_data.siloed(settings, Rank1())
     assert said == sent
+
+
+HASHES = """
+import hashlib, json
+from dataclasses import dataclass
+from pathlib import Path
+import torch
+from fedmpi.method import Method
+
+@dataclass(frozen=True)
+class Hashes(Method):
+    def aggregate(self, s, up):
+        slots = up._views._tensors  # whole rows, as they came from the sites
+        for i, k in enumerate(up.clients):
+            row = torch.cat([slot[i].reshape(-1) for slot in slots.values()])
+            line = [s.round, k, list(slots), row.nbytes, hashlib.sha256(row.numpy().tobytes()).hexdigest()]
+            with Path(__file__).with_name("came.jsonl").open("a") as file:
+                file.write(json.dumps(line) + "\\n")
+        return up.mean(), s.state
+"""
+
+
+def test_a_site_writes_down_what_has_left_it(tmp_path):
+    """Its hashes are those of what rank 0 received; nothing that went out is missing."""
+    (tmp_path / "silos.yaml").write_text(SILOS)
+    (tmp_path / "hashes.py").write_text(HASHES)
+    for k, name in enumerate(("north", "south")):
+        x = np.random.default_rng(k).normal(size=(20, 5))
+        np.savez(tmp_path / f"{name}.npz", x=x, y=(x[:, 0] > 0).astype(int))
+    method = f"method={{name: '{tmp_path}/hashes.py:Hashes'}}"
+    words = ["run", tmp_path / "silos.yaml", f"data.root={tmp_path}", f"output={tmp_path}", "output_mode=private"]
+    done = fedmpi(*words, method, kind="mpirun", size=3)
+    assert done.returncode == 0, done.stderr
+    came = [json.loads(line) for line in (tmp_path / "came.jsonl").read_text().splitlines()]
+    assert len(came) == 6
+    for k in range(2):
+        path = tmp_path / "silos" / "audit" / f"rank-{k + 1}.jsonl"
+        assert path.stat().st_mode & 0o777 == 0o600
+        lines = [json.loads(line) for line in path.read_text().splitlines()]
+        assert all(set(line) == {"time", "round", "what", "to", "bytes", "sha256"} for line in lines)
+        assert all(line["what"] for line in lines)  # nothing leaves without a name
+        updates = [line for line in lines if "dw" in line["what"]]
+        found = [[line["round"], k, line["what"], line["bytes"], line["sha256"]] for line in updates]
+        assert found == [line for line in came if line[1] == k]
+        assert {line["to"] for line in updates} == {0}
+        others = [line["what"] for line in lines if "dw" not in line["what"]]
+        assert ["label counts"] in others
+        assert any("n_train" in what for what in others)
+        assert sum("accuracy" in what for what in others) == 6  # three rounds, two protocols
+    done = fedmpi(*words, "data.audit=false", kind="mpirun", size=3)
+    assert done.returncode == 0, done.stderr
+    assert not (tmp_path / "silos-2" / "audit").exists()

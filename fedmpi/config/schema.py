@@ -81,6 +81,7 @@ class DataSettings(OpenSection):
         None  # one client per site; only the rank of a client opens its files
     )
     share_label_counts: bool = True  # of each site, with all ranks; false: its number of samples alone
+    audit: bool = True  # of silos: each rank but the server writes what has left it, with its SHA-256
     share_ranks: bool = False  # whether a rank may open the files of several silos; one process alone opens all
 
     @model_validator(mode="after")

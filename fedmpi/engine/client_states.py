@@ -77,6 +77,7 @@ class ClientStates:
         # A client that never trained has nothing yet; its old rank says so by sending the initial row all the same.
         leaving = [(to, self._pop(client).to(device)) for client, source, to in moves if source == rank]
         coming = {k: torch.empty(size, dtype=self.w0.dtype, device=device) for k, _, to in moves if to == rank}
+        self.comm.about = None, ("client state",)
         self.comm.exchange(leaving, [(source, coming[k]) for k, source, to in moves if to == rank])
         self.rows |= {k: row.to(self.w0.device) for k, row in coming.items()}
 

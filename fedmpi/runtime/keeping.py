@@ -27,6 +27,8 @@ def start(
     told = json.dumps({"name": directory.path.name, "going_on": going_on}) if directory is not None else ""
     heard = json.loads(comm.allgather_bytes(told.encode(), timeout_s)[0])
     path = Path(settings.output) / heard["name"] if directory is None else directory.path
+    if comm.audit is not None:  # here, if this host does not see rank 0's directory
+        comm.audit.open(path / "audit" / f"rank-{comm.rank}.jsonl", settings.output_mode == "private")
     if asked.every == 0:
         return None, -1
     stateful, silos = bool(made.messages.client_state.size), settings.data.silos

@@ -13,6 +13,7 @@ import torch
 
 from fedmpi.comm import Communicator, Job, Lost, connect, detect
 from fedmpi.comm.alarm import Alarm, reason
+from fedmpi.comm.audit import Audit
 from fedmpi.comm.base import Gone
 from fedmpi.comm.leaving import tell_fatal_signals
 from fedmpi.common.blame import remedy
@@ -123,6 +124,8 @@ def _connected(
     alarm: Alarm,
 ) -> tuple[dict[str, Any], int]:
     timeout_s = settings.comm.start_timeout_s
+    if settings.data.silos and settings.data.audit and comm.rank:
+        comm.audit = Audit()
     consistency.agree(comm, {key: consistency.of(text) for key, text in settings.digest_items().items()}, timeout_s)
     made = made or _made(settings, job, build_data.siloed(settings, comm), device)
     code = consistency.code(type(made.method), type(made.task), type(made.net.module))
