@@ -26,6 +26,7 @@ from fedmpi.config.values import (
     Rounds,
     Seconds,
     each_once,
+    flat,
 )
 
 NOT_COMPARED = ("data.root", "output", "init.from")  # places: what lies there is compared
@@ -54,6 +55,8 @@ class DataSettings(OpenSection):
     silos: Annotated[tuple[Name, ...], Field(min_length=1), AfterValidator(each_once)] | None = (
         None  # one client per site; only the rank of a client opens its files
     )
+    share_label_counts: bool = True  # of each site, with all ranks; false: its number of samples alone
+    audit: bool = True  # of silos: each rank but the server writes what has left it, with its SHA-256
     share_ranks: bool = False  # whether a rank may open the files of several silos; one process alone opens all
 
     @model_validator(mode="after")
@@ -61,6 +64,10 @@ class DataSettings(OpenSection):
         if (self.partition is None) == (self.silos is None):
             got = "got neither" if self.partition is None else "got both (set one to null)"
             raise ValueError(f"needs either partition: {{scheme, clients}} or silos: [names]; {got}")
+        if not self.silos and not self.share_label_counts:
+            raise ValueError(
+                "share_label_counts: false goes with silos; with a partition all ranks hold all data; leave it out"
+            )
         if self.silos and self.client_test != "auto":
             raise ValueError(
                 f"client_test: {self.client_test} does not go with silos, whose files say it; leave it out"
@@ -241,7 +248,7 @@ class Settings(Section):
     def fragments(self) -> dict[str, dict[str, Any]]:
         """What the files under `base` brought in and nothing else set: {file: {dotted key: value}}."""
         found: dict[str, dict[str, Any]] = {}
-        for key, value in _flat(redacted(self.resolved()), "").items():
+        for key, value in flat(redacted(self.resolved()), "").items():
             origin = self._origins.get(key, "")
             file = origin.rpartition(":")[0]
             if file not in ("", self._file) and not origin.startswith("command line"):
@@ -254,7 +261,7 @@ class Settings(Section):
 
     def identity(self) -> dict[str, str]:
         """`digest_items` as they may be written down: of what may be a secret its SHA-256."""
-        items = _flat(redacted(self.resolved()), "")
+        items = flat(redacted(self.resolved()), "")
         return {
             key: text if repr(items.get(key)) == text else hashlib.sha256(text.encode()).hexdigest()
             for key, text in self.digest_items().items()
@@ -262,7 +269,7 @@ class Settings(Section):
 
     def digest_items(self) -> dict[str, str]:
         """Dotted key -> repr(value), which ranks compare; without the places, which may differ by host."""
-        items = _flat(self.resolved(), "")
+        items = flat(self.resolved(), "")
         return {key: repr(value) for key, value in items.items() if key not in NOT_COMPARED}
 
 
@@ -276,13 +283,3 @@ def section(path: tuple[str | int, ...]) -> type[BaseModel] | None:
         kind = fields[part].annotation
         known = next((each for each in (kind, *get_args(kind)) if inspect.isclass(each)), None)
     return known if inspect.isclass(known) and issubclass(known, BaseModel) else None
-
-
-def _flat(tree: dict[str, Any], path: str) -> dict[str, Any]:
-    flat: dict[str, Any] = {}
-    for key, value in tree.items():
-        if isinstance(value, dict) and value:
-            flat.update(_flat(value, f"{path}{key}."))
-        else:
-            flat[f"{path}{key}"] = value
-    return flat

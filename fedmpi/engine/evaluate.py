@@ -188,6 +188,7 @@ class Evaluator:
         if comm.rank == 0:
             comm.exchange([], [(owner[k], row) for k, row in rows.items() if owner[k] != 0])
         else:
+            comm.about = t, self.names
             comm.exchange([(0, row) for row in rows.values()], [])
         return {k: dict(zip(self.names, row.tolist(), strict=True)) for k, row in rows.items()}
 

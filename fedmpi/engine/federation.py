@@ -209,6 +209,7 @@ class Federation:
         downloads = self.exchange.deliver(t, members, where, self.server)
         rows = self._train(t, members, where, downloads)
         trained = time.perf_counter()
+        self.comm.about = t, tuple(self.worker.messages.upload(t).packing.shapes)
         self.exchange.gather(rows, members, where)
         arrived = time.perf_counter()
         if self.server is None:

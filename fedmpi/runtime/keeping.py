@@ -30,6 +30,8 @@ def start(
     heard = recovery.told(comm, told)
     fed.roster.losses = Losses(heard["losses"])
     path = Path(settings.output) / heard["name"] if directory is None else directory.path
+    if comm.audit is not None:  # here, if this host does not see rank 0's directory
+        comm.audit.open(path / "audit" / f"rank-{comm.rank}.jsonl", settings.output_mode == "private")
     if asked.every == 0:
         return None, -1
     stateful, silos = bool(made.messages.client_state.size), settings.data.silos

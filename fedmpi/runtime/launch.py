@@ -17,6 +17,7 @@ import torch
 
 from fedmpi.comm import Communicator, Job, Lost, connect, detect
 from fedmpi.comm.alarm import Alarm, reason
+from fedmpi.comm.audit import Audit
 from fedmpi.comm.base import Gone
 from fedmpi.comm.leaving import tell_fatal_signals
 from fedmpi.common.blame import remedy
@@ -140,6 +141,8 @@ def _connected(
     until_end: ExitStack,
 ) -> tuple[dict[str, Any], int]:
     timeout_s = settings.comm.start_timeout_s
+    if settings.data.silos and settings.data.audit and comm.rank:
+        comm.audit = Audit()
     consistency.agree(comm, {key: consistency.of(text) for key, text in settings.digest_items().items()}, timeout_s)
     made = made or _made(settings, job, build_data.siloed(settings, comm), device)
     own = plugins.files(settings, made.method, made.task, made.net.module)
@@ -195,7 +198,7 @@ def _rank0(
     directory.write_environment({**about, "plugins": directory.write_plugins(plugins.copies(own), list(own))})
     scheme = settings.data.partition.scheme if settings.data.partition else "silos"
     held = [data.validation[k].index.numpy() for k in sorted(data.validation)] if data.parts is not None else []
-    directory.write_partition(scheme, settings.seed, data.train_sizes, data.label_counts, data.parts, held)
+    directory.write_partition(scheme, settings.seed, data.train_sizes, data.shared_counts(), data.parts, held)
 
     headline = made.task.names[0]
     prefix = "" if "global" in settings.evaluate.protocol else f"{settings.evaluate.protocol[0]}_"
@@ -236,7 +239,7 @@ def _rank0(
     directory.write_model(made.model.state_dict(fed.server.w, fed.server.b), facts)
     rows = directory.metrics()
     ended = f"signal {stop.signal}" if reason == "stopped" and stop() else reason
-    ended = f"diverged: {fed.watch.said}" if reason == "apart" else ended
+    ended = f"diverged: {fed.report.watch.said}" if reason == "apart" else ended
     result = summary(rows, report_text.figures_in(rows), ended)
     directory.write_summary(result)
     report_text.farewell(console, directory, result, f"{prefix}{headline}", last_clients, made)

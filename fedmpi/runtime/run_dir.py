@@ -114,7 +114,7 @@ class RunDirectory:
         scheme: str,
         seed: int,
         sizes: np.ndarray,
-        label_counts: np.ndarray,
+        label_counts: np.ndarray | None,
         parts: Sequence[np.ndarray] | None = None,
         validation: Sequence[np.ndarray] = (),
     ) -> None:
@@ -122,7 +122,7 @@ class RunDirectory:
 
         Args:
             sizes: (N,) training samples by client.
-            label_counts: (N, classes).
+            label_counts: (N, classes); None where sites keep theirs to themselves.
             parts: training indices by client; None in silo mode, where there is no common numbering of samples.
             validation: indices by client that data.validation has held out, if any.
         """
