@@ -21,7 +21,8 @@ from fedmpi.config.schema import Settings
 from fedmpi.data.dataset import Dataset
 from fedmpi.data.federated import Federated, split
 from fedmpi.data.validation import hold_out
-from fedmpi.engine.federation import Federation, Sink
+from fedmpi.engine.federation import Federation
+from fedmpi.engine.plan import Sink
 from fedmpi.flat.packing import Views
 from fedmpi.method.base import PLAIN_SGD, VALIDATION
 from fedmpi.methods import registry

@@ -151,7 +151,7 @@ class CommSettings(Section):
 
 
 class FaultSettings(Section):
-    """What becomes of uploads that cannot be meant, clients that fail (engine/faults.py), runs that come apart."""
+    """What becomes of a round in which something goes wrong (engine/faults)."""
 
     # norm of an update beyond which it is bad; auto: 1,000 x the median of the cohort's; null: any
     max_norm: Annotated[float, Field(gt=0)] | Literal["auto"] | None = "auto"
@@ -159,7 +159,17 @@ class FaultSettings(Section):
     # clip: dw is scaled to max_norm, the rest of the upload stays as it is; what is not finite is dropped
     on_bad_update: Literal["abort", "drop", "clip"] = "abort"
     on_client_error: Literal["abort", "drop"] = "abort"  # out of memory, a bad sample, an error in a plug-in
-    on_divergence: Literal["warn", "stop"] = "warn"  # stop: exit code 1 (engine/divergence.py)
+    on_divergence: Literal["warn", "stop"] = "warn"  # stop: exit code 1 (engine/faults/divergence.py)
+    # a rank that dies or freezes. drop: the round closes without the clients that it had to train; redo: the others
+    # train them, with the bits of a run without the fault (engine/faults/recovery.py)
+    on_lost_rank: Literal["abort", "drop", "redo"] = "abort"
+    replay: Place | None = None  # the faults.jsonl of a run, whose losses this one is given
+
+    @model_validator(mode="after")
+    def _loses_or_is_told(self) -> "FaultSettings":
+        if self.replay is not None and self.on_lost_rank != "abort":
+            raise ValueError(f"replay needs on_lost_rank: abort, not {self.on_lost_rank}: it is told who was lost")
+        return self
 
 
 class ComputeSettings(Section):

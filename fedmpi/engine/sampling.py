@@ -37,4 +37,4 @@ def busiest(where: Mapping[int, int], members: Sequence[int], seconds: Sequence[
     busy: dict[int, float] = {}
     for client, each in zip(members, seconds, strict=True):
         busy[where[client]] = busy.get(where[client], 0.0) + each
-    return max(busy.values())
+    return max(busy.values(), default=0.0)

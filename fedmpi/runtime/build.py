@@ -20,8 +20,9 @@ from fedmpi.common.blame import blaming
 from fedmpi.common.errors import UserError
 from fedmpi.config.schema import Settings
 from fedmpi.data.federated import Federated
-from fedmpi.engine.federation import Federation, Plan, Sink
+from fedmpi.engine.federation import Federation
 from fedmpi.engine.messages import Messages
+from fedmpi.engine.plan import Plan, Sink
 from fedmpi.engine.schedule import learning_rate
 from fedmpi.engine.server import Rule
 from fedmpi.engine.worker import LocalSGD, Worker
@@ -186,8 +187,10 @@ def warm_up() -> None:
     torch.optim.SGD([torch.zeros(1, requires_grad=True)]).step()
 
 
-def federation(made: Experiment, comm: Communicator, stop: Callable[[], bool], sink: Sink | None = None) -> Federation:
-    """The experiment, ready to run on this rank."""
+def federation(
+    made: Experiment, comm: Communicator, stop: Callable[[], bool], sink: Sink | None = None, regroups: bool = True
+) -> Federation:
+    """The experiment, ready to run on this rank. regroups: whether the job can go on without a rank."""
     s = made.settings
     plan = Plan(
         rounds=s.rounds,
@@ -206,6 +209,9 @@ def federation(made: Experiment, comm: Communicator, stop: Callable[[], bool], s
         drop=s.faults.on_bad_update != "abort",
         clip=s.faults.on_bad_update == "clip",
         stop_apart=s.faults.on_divergence == "stop",
+        on_lost=s.faults.on_lost_rank if regroups else "abort",
+        replay=s.faults.replay is not None,
+        timeout_s=s.comm.round_timeout_s,
         undo=undoes(s),
     )
     beta1 = s.server.momentum if s.server.optim == "momentum" else s.server.beta1
@@ -219,7 +225,8 @@ def undoes(s: Settings) -> bool:
 
     With a checkpoint a round, the last one is all that an abandoned round needs.
     """
-    drops = s.faults.on_bad_update != "abort" or s.faults.on_client_error == "drop"
+    faults = s.faults
+    drops = faults.on_bad_update != "abort" or faults.on_client_error == "drop" or faults.on_lost_rank != "abort"
     return drops or s.checkpoint.every > 1
 
 

@@ -15,7 +15,7 @@ to be kept ranks wait for their disks.
 from __future__ import annotations
 
 import json
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
@@ -30,7 +30,7 @@ Key = tuple[int, int]  # client, the round that made its row
 
 
 class Rows:
-    """The rows of one run; in silo mode each site's in a folder of its name. An engine's shelf has `put` and `get`."""
+    """The rows of one run; in silo mode each site's in a folder of its name. They are an engine's shelf."""
 
     def __init__(self, folder: Path, sites: Sequence[str] | None = None, private: bool = False) -> None:
         self.folder, self.sites, self.private = folder, sites, private
@@ -57,6 +57,17 @@ class Rows:
         if facts != {"client": client, "round": t}:
             raise Damaged(f"{self.path(client, t)} holds client {facts['client']} after round {facts['round']}")
         return tensors["row"]
+
+    def whole(self, client: int, t: int) -> bool:
+        try:
+            self.get(client, t)
+        except Damaged:
+            return False
+        return True
+
+    def take_over(self, keys: Iterable[Key]) -> None:
+        """Another rank, which is gone, wrote these rows; from now on this one removes them."""
+        self.written.update(keys)
 
     def put_waiting(self) -> None:
         for client, t in list(self.waiting):
@@ -106,6 +117,8 @@ class Checkpoints:
         self._written = self._writer.submit(self._write, t, server, dict(fed.states.trained))
         if last or self.keep == 1:
             self.wait()
+        if last:
+            self._writer.shutdown()
 
     def begin_after(self, t: int, fed: Federation) -> None:
         """Going on after the checkpoint of round t, or anew (-1): what is not needed for it is removed."""

@@ -6,7 +6,8 @@ import json
 import os
 import signal
 import traceback
-from contextlib import ExitStack
+import warnings
+from contextlib import ExitStack, suppress
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -16,16 +17,18 @@ import torch
 from fedmpi.comm import Communicator, Job, Lost, connect, detect
 from fedmpi.comm.alarm import Alarm, reason
 from fedmpi.comm.base import Gone
+from fedmpi.comm.leaving import tell_fatal_signals
 from fedmpi.common.blame import remedy
 from fedmpi.common.errors import UserError
 from fedmpi.config import Settings, machine
 from fedmpi.data.federated import Federated
-from fedmpi.engine.federation import Sink
+from fedmpi.engine.plan import Sink
 from fedmpi.runtime import build, build_data, consistency, environment, keeping, plugins, report_text, resume
 from fedmpi.runtime.checkpoints import Checkpoints
 from fedmpi.runtime.progress import Console
-from fedmpi.runtime.run_dir import RunDirectory, summary
+from fedmpi.runtime.run_dir import RunDirectory
 from fedmpi.runtime.signals import StopRequest
+from fedmpi.runtime.summary import summary
 
 COME_AGAIN = 75  # BSD's EX_TEMPFAIL: stopped by a signal; starting again would help
 
@@ -73,6 +76,7 @@ def execute(settings: Settings, process_ends: bool = False) -> tuple[dict[str, A
 
     In a single process mistakes are raised; in a job of several ranks they are printed once, and end it.
     """
+    tell_fatal_signals()
     job = detect(os.environ)
     alarm, stop, until_end = Alarm(job), StopRequest(), ExitStack()
     try:
@@ -86,7 +90,8 @@ def execute(settings: Settings, process_ends: bool = False) -> tuple[dict[str, A
         )
         stop.listen()
         result = _connected(settings, job, comm, device, made, stop, alarm, until_end)
-        comm.close()
+        with suppress(*([Lost] if settings.faults.on_lost_rank != "abort" else [])):  # all of the run is on disk
+            comm.close()
         return result
     except Exception as error:
         if job.size > 1:  # still listening: the launcher, which sees a dead rank, too, must not end rank 0 unheard
@@ -137,14 +142,19 @@ def _connected(
     consistency.agree(comm, {**code, **data, **layout}, timeout_s)
 
     build.warm_up()
-    facts = {"host": job.host, "device": report_text.device_name(device)}
+    facts = {"host": job.host, "device": report_text.device_name(device), "no_regroup": comm.can_regroup}
     ranks = [json.loads(said) for said in comm.allgather_bytes(json.dumps(facts).encode(), timeout_s)]
     if comm.rank:
-        fed = build.federation(made, comm, stop)
+        fed = build.federation(made, comm, stop, regroups=not _stuck(ranks))
         kept, _ = keeping.start(fed, made, None, False, lambda text: None)
         return {}, _code(fed.run(), stop, kept)
     identity = {**settings.identity(), **code, **data, **layout}
     return _rank0(made, job, comm, stop, alarm, until_end, ranks, own, identity)
+
+
+def _stuck(ranks: list[dict[str, Any]]) -> str:
+    """Why the job cannot go on without one of its ranks; "" where it can."""
+    return next((each["no_regroup"] for each in ranks if each["no_regroup"]), "")
 
 
 def _code(ended: str, stop: StopRequest, kept: Checkpoints | None) -> int:
@@ -195,12 +205,21 @@ def _rank0(
         for row in rows:
             directory.add_client(row)
 
+    def on_loss(row: dict[str, Any]) -> None:
+        directory.add_loss(row)
+        console.say(report_text.loss(row, data.site_names))
+
     for line in report_text.headlines(made, job, backend, ranks):
         console.say(line)
-    fed = build.federation(made, comm, stop, Sink(on_round, on_clients))
+    if made.settings.faults.on_lost_rank != "abort" and comm.size > 1 and _stuck(ranks):
+        warnings.warn(f"faults.on_lost_rank: a rank that is lost ends this run: {_stuck(ranks)}", stacklevel=2)
+    fed = build.federation(made, comm, stop, Sink(on_round, on_clients, loss=on_loss), not _stuck(ranks))
+    fed.hosts = {rank: each["host"] for rank, each in enumerate(ranks)}
     kept, after = keeping.start(fed, made, directory, going_on, console.say)
     if going_on:
         directory.begin_after(after)
+        if fed.losses.rows or directory.losses():
+            directory.write_losses(fed.losses.rows)
         console.say(f"going on after round {after}" if after >= 0 else "no round was complete: from the start")
     reason = fed.run()
     console.close()
@@ -209,7 +228,7 @@ def _rank0(
     directory.write_model(made.model.state_dict(fed.server.w, fed.server.b), facts)
     rows = directory.metrics()
     ended = f"signal {stop.signal}" if reason == "stopped" and stop() else reason
-    ended = f"diverged: {fed.watch.said}" if reason == "apart" else ended
+    ended = f"diverged: {fed.report.watch.said}" if reason == "apart" else ended
     result = summary(rows, report_text.figures_in(rows), ended)
     directory.write_summary(result)
     report_text.farewell(console, directory, result, f"{prefix}{headline}", last_clients, made)

@@ -17,6 +17,7 @@ from torch import Tensor
 from fedmpi.common.errors import UserError
 from fedmpi.common.redaction import redacted
 from fedmpi.config import Settings
+from fedmpi.engine.faults import recovery
 from fedmpi.engine.federation import Federation
 from fedmpi.runtime import lock
 from fedmpi.runtime.checkpoints import Checkpoints
@@ -78,18 +79,25 @@ def _difference(key: str, before: Mapping[str, str], now: Mapping[str, str], set
 
 
 def go_on(fed: Federation, kept: Checkpoints, timeout_s: float, say: Callable[[str], None]) -> int:
-    """Bring all ranks to the newest checkpoint that is whole; returns its round, -1 where there is none."""
+    """Bring all ranks to the newest checkpoint that is whole; returns its round, -1 where there is none.
+
+    Of the losses that the run knows those of later rounds than the next are forgotten.
+    """
     comm, found = fed.comm, _proposals(kept, say) if fed.comm.rank == 0 else iter(())
+    losses = fed.losses
     while True:
         t, server, memory = next(found, (-1, {}, {}))
         t = int(comm.allgather_bytes(str(t).encode(), timeout_s)[0])
+        fed.losses = losses if fed.plan.replay else losses.until(t + 1)
         if t < 0:
+            recovery.welcome_back(fed, 0)
             kept.begin_after(t, fed)
             return t
         answers = [said.decode() for said in comm.allgather_bytes(_harm(fed, kept, t).encode()[:4000], timeout_s)]
         harm = next(filter(None, answers), None)
         if harm is None:
             fed.go_on(t, memory, server)
+            recovery.welcome_back(fed, t + 1)
             kept.begin_after(t, fed)
             return t
         say(f"checkpoint of round {t}: {harm}; trying the one before")
@@ -112,9 +120,9 @@ def _harm(fed: Federation, kept: Checkpoints, t: int) -> str:
     """What is wrong with the rows that this rank answers for; "" where nothing is."""
     if not fed.worker.messages.client_state.size:
         return ""
-    last = fed.last_rounds(t)
+    last, gone = fed.last_rounds(t), fed.losses.gone(t + 1)
     for client, owner in fed.states.owner.items():
-        if owner == fed.comm.rank and client in last:
+        if owner == fed.comm.rank and client in last and client not in gone:
             try:
                 kept.rows.get(client, last[client])
             except Damaged as error:

@@ -7,7 +7,8 @@
     identity.json       settings, digests of code and data: what a resumed run must share
     checkpoints, state  see checkpoints.py                      plugins   copies of the user's own code, see plugins.py
     clients.jsonl       one object per client and evaluation    log.txt            what the console said
-    initial.safetensors the file that init.from named       lock   who is at work here, see lock.py
+    faults.jsonl        ranks that were lost, if any: who, in which round, what it means for the numbers (losses.py)
+    initial.safetensors the file that init.from named           lock      who is at work here, see lock.py
     model.safetensors   final global model, state_dict names    summary.json       last, mean of last 10, best, ...
 
 summary.json says in `exit_reason` how the run ended: "finished", "stopped" or "signal 15" on request, "diverged: ...",
@@ -23,10 +24,9 @@ import json
 import math
 import os
 import threading
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from statistics import fmean
 from typing import Any
 
 import numpy as np
@@ -155,6 +155,16 @@ class RunDirectory:
     def add_client(self, row: Mapping[str, Any]) -> None:
         self._append("clients.jsonl", _line(row))
 
+    def add_loss(self, row: Mapping[str, Any]) -> None:
+        self._append("faults.jsonl", _line(row), sync=True)
+
+    def losses(self) -> list[dict[str, Any]]:
+        path = self.path / "faults.jsonl"
+        return losses(path) if path.exists() else []
+
+    def write_losses(self, rows: Sequence[Mapping[str, Any]]) -> None:
+        self._write("faults.jsonl", "".join(f"{_line(row)}\n" for row in rows).encode())
+
     def log(self, text: str) -> None:
         self._append("log.txt", text)
 
@@ -185,13 +195,15 @@ class RunDirectory:
                 file.truncate(file.read().rfind(b"\n") + 1)
         return True
 
-    def _append(self, name: str, line: str) -> None:
+    def _append(self, name: str, line: str, sync: bool = False) -> None:
         # flushed line by line
         with self._writing(name) as path, open(path, "ab", buffering=0, opener=self._open) as file:
             before, content = file.tell(), f"{line}\n".encode()
             try:
                 while content:  # a disk that fills up takes a part
                     content = content[file.write(content) :]
+                if sync:
+                    os.fsync(file.fileno())
             except OSError:
                 file.truncate(before)
                 raise
@@ -226,6 +238,15 @@ def _packed(parts: Sequence[np.ndarray]) -> dict[str, np.ndarray]:
     return {"indices": np.concatenate(parts).astype(np.int64), "offsets": offsets}
 
 
+def losses(path: Path) -> list[dict[str, Any]]:
+    """The rows of a faults.jsonl; a line that a crash has cut is none. Raises UserError."""
+    try:
+        text = path.read_text(encoding="utf-8")
+        return [json.loads(line) for line in text[: text.rfind("\n") + 1].splitlines()]
+    except (OSError, ValueError) as error:
+        raise UserError(f"{path}: the losses of a run cannot be read ({error})") from error
+
+
 def _round(line: str) -> float:
     """The round of a line; of half a line, which a crash has left, infinity."""
     try:
@@ -236,54 +257,3 @@ def _round(line: str) -> float:
 
 def _line(row: Mapping[str, Any]) -> str:
     return json.dumps(plain(row), allow_nan=False)
-
-
-LOWER_IS_BETTER = ("loss", "mse", "std")  # and names made with them: train_loss, personal_accuracy_std
-
-
-def summary(
-    rows: Sequence[Mapping[str, Any]],
-    names: Sequence[str],
-    exit_reason: str,
-    lower_is_better: Collection[str] = LOWER_IS_BETTER,
-) -> dict[str, Any]:
-    """The figures to report.
-
-    Args:
-        rows: those of metrics.jsonl, one per round; rounds without evaluation lack the metrics, or hold None.
-        names: the metrics to sum up, such as ("accuracy", "loss").
-        exit_reason: "finished", "stopped", "signal 15", "failed: rank 2 is dead: ...".
-
-    Returns:
-        rounds       rounds done
-        last         the last value of each metric, with its round in last_round
-        mean_last_10 the mean over the (up to) ten last evaluated rounds
-        best         the best value, with its round in best_round; being chosen on the test set, it is biased
-        diverged     the round since which a loss was far above its best (engine/divergence.py), or None
-        refused_uploads   how many did not count (faults.on_bad_update, faults.on_client_error: drop)
-        client_errors     how many of these came of an error while the client trained
-        clipped_uploads   how many were taken at the bound (faults.on_bad_update: clip)
-        wall_s, sent_bytes, received_bytes, up_parameters, down_parameters   sums over the rounds
-    """
-    facts: dict[str, Any] = {"exit_reason": exit_reason, "rounds": sum(row["round"] >= 0 for row in rows)}
-    for part in ("last", "last_round", "mean_last_10", "best", "best_round"):
-        facts[part] = {}
-    for name in names:
-        values = [(row[name], row["round"]) for row in rows if _is_number(row.get(name))]
-        if not values:
-            continue
-        facts["last"][name], facts["last_round"][name] = values[-1]
-        facts["mean_last_10"][name] = fmean(value for value, _ in values[-10:])
-        sign = 1 if set(name.split("_")) & set(lower_is_better) else -1
-        facts["best"][name], facts["best_round"][name] = min(values, key=lambda pair: sign * pair[0])
-    facts["diverged"] = next((row["diverged"] for row in rows if "diverged" in row), None)
-    facts["refused_uploads"] = sum(len(row.get("refused") or ()) for row in rows)
-    facts["client_errors"] = sum("error" in each for row in rows for each in row.get("refused") or ())
-    facts["clipped_uploads"] = sum(len(row.get("clipped") or ()) for row in rows)
-    for name in ("wall_s", "sent_bytes", "received_bytes", "up_parameters", "down_parameters"):
-        facts[name] = sum(row.get(name) or 0 for row in rows)
-    return facts
-
-
-def _is_number(value: Any) -> bool:
-    return isinstance(value, (int, float)) and value == value  # not NaN
