@@ -20,7 +20,6 @@ from torch import Tensor
 
 from fedmpi.aggregation.optimizers import ServerOptimizer
 from fedmpi.comm import Communicator, Lost
-from fedmpi.engine import sampling
 from fedmpi.engine.checks import check_figures
 from fedmpi.engine.client_states import ClientStates
 from fedmpi.engine.exchange import Exchange
@@ -115,7 +114,7 @@ class Federation:
             # written, not evaluated.
             due = word == DONE or (word == GO and t % self.plan.every == 0)
             self.report(t - 1, self.line, due=due, last=word == DONE)
-        elif word == DONE and not now.reported:
+        elif word == DONE and not now.reported:  # rounds: 0
             self.report.initial(began)
         now.reported = True
         if word != GO:
@@ -219,7 +218,6 @@ class Federation:
         if bool((sent._flag == STOP).any()):
             return None
         failed = [k for k, flag in zip(members, sent._flag.tolist(), strict=True) if flag == FAILED]
-        train_s = sampling.busiest(where, members, sent._seconds.tolist())
         refused = self.guard.refused(t, members, rows, upload, upload.w.take(self.server.w), failed)
         self.refused = [each["client"] for each in refused]
         loss, figures = self._step(t, members, rows)

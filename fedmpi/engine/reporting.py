@@ -41,12 +41,11 @@ class Reporter:
         fed.sink.round(row if since is None else {**row, "diverged": since})
 
     def initial(self, began: float) -> None:
-        """The line of no round (-1), for the model as it starts: of a run of 0 rounds."""
-        fed, line = self.fed, None
-        if fed.server is not None:
+        """The same of the model as it starts, as round -1."""
+        line, server = None, self.fed.server
+        if server is not None:
             nothing = dict.fromkeys(("up_parameters", "down_parameters", "sent_bytes", "received_bytes"), 0)
-            digest = fed.worker.model.layout.sha256(fed.server.w)
-            wall_s = time.perf_counter() - began
+            wall_s, digest = time.perf_counter() - began, self.fed.worker.model.layout.sha256(server.w)
             line = {"cohort": [], "refused": [], **nothing, "wall_s": wall_s, "sha256": digest}
         self(-1, line, due=True, last=True)
 

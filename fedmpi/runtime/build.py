@@ -225,8 +225,9 @@ def undoes(s: Settings) -> bool:
 
     With a checkpoint a round, the last one is all that an abandoned round needs.
     """
-    drops = s.faults.on_bad_update != "abort" or s.faults.on_client_error == "drop"
-    return drops or s.checkpoint.every > 1 or s.faults.on_lost_rank != "abort"
+    faults = s.faults
+    drops = faults.on_bad_update != "abort" or faults.on_client_error == "drop" or faults.on_lost_rank != "abort"
+    return drops or s.checkpoint.every > 1
 
 
 def check_memory(made: Experiment, job: Job) -> dict[str, int]:

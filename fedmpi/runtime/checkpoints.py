@@ -117,6 +117,8 @@ class Checkpoints:
         self._written = self._writer.submit(self._write, t, server, dict(fed.states.trained))
         if last or self.keep == 1:
             self.wait()
+        if last:
+            self._writer.shutdown()
 
     def begin_after(self, t: int, fed: Federation) -> None:
         """Going on after the checkpoint of round t, or anew (-1): what is not needed for it is removed."""

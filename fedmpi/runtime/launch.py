@@ -28,7 +28,8 @@ from fedmpi.data.federated import Federated
 from fedmpi.engine.plan import Sink
 from fedmpi.runtime import build, build_data, consistency, durable, environment, keeping, plugins, report_text, resume
 from fedmpi.runtime.progress import Console
-from fedmpi.runtime.run_dir import RunDirectory, summary
+from fedmpi.runtime.run_dir import RunDirectory
+from fedmpi.runtime.summary import summary
 
 COME_AGAIN = 75  # BSD's EX_TEMPFAIL: stopped by a signal; starting again would help
 OUTCOME = "FEDMPI_OUTCOME"  # environment variable: a file for rank 0's exit code and the rounds it completed

@@ -27,6 +27,7 @@ import fedmpi.comm.torch_dist  # noqa: F401  (before any fork)
 from fedmpi.comm import Lost, connect, detect
 from fedmpi.comm.alarm import Alarm
 from fedmpi.comm.base import Gone
+from fedmpi.comm.leaving import leave
 from fedmpi.common import parent
 
 N = 300_000  # 1.2 MB: more than sockets buffer
@@ -105,6 +106,7 @@ def main() -> None:
                 t = max(int(payload.split()[2]) for payload in payloads.values())
         comm.close()
         report("end")
+        leave(0)  # as the command does: a thread that a regroup has left behind may be within torch
     except Lost as error:
         report("lost", lost=str(error))
         alarm.fail(f"error: {error}", 1, reacts=isinstance(error, Gone))

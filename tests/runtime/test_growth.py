@@ -22,7 +22,8 @@ def test_nothing_grows(tmp_path, names):
     done = subprocess.run(command, env=clean_env(), cwd=ROOT / "tests", capture_output=True, text=True, timeout=1500)
     assert done.returncode == 0, done.stderr
     for name, (early, late) in json.loads(done.stdout.splitlines()[-1]).items():
-        for what in ("kB", "files", "threads"):
-            assert late[what] <= 1.02 * early[what], (name, what, early, late)
-        assert late["kept"] <= early["kept"], (name, early, late)
+        for what in ("kB", "files", "threads"):  # one file may just be being written
+            assert late[what] <= 1.02 * early[what] + (what == "files"), (name, what, early, late)
+        assert late["threads"] <= 3, (name, late)  # those of the runs before have ended
+        assert late["kept"] <= 3 + 3 * 4 + 1, (name, late)  # checkpoints, rows of three clients, one in the making
         assert late["bytes"] / early["bytes"] == pytest.approx(10, rel=0.1), (name, early, late)

@@ -18,7 +18,8 @@ from fedmpi.data.dataset import Dataset
 from fedmpi.data.federated import split
 from fedmpi.runtime import launch, report_text
 from fedmpi.runtime.progress import Console
-from fedmpi.runtime.run_dir import RunDirectory, summary
+from fedmpi.runtime.run_dir import RunDirectory
+from fedmpi.runtime.summary import summary
 
 HERE = [{"host": "node1", "device": "cpu"}]
 

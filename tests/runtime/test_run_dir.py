@@ -18,7 +18,8 @@ import yaml
 from fedmpi.common.errors import UserError
 from fedmpi.runtime import durable, environment, run_dir
 from fedmpi.runtime.progress import Console, duration
-from fedmpi.runtime.run_dir import RunDirectory, summary
+from fedmpi.runtime.run_dir import RunDirectory
+from fedmpi.runtime.summary import summary
 
 
 @pytest.fixture

@@ -11,11 +11,9 @@ So is a model that gives all test samples one class in three evaluations in a ro
 from __future__ import annotations
 
 import warnings
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from math import inf, isfinite, isnan, log
 from typing import Any
-
-from fedmpi.engine.worker import Worker
 
 TIMES, IN_A_ROW = 10.0, 3
 REMEDY = "lower train.lr (or server.lr, the weights of the method's own terms), or let it fall with train.schedule"
@@ -95,15 +93,6 @@ class Watch:
                 "clients that have one class each",
                 stacklevel=3,
             )
-
-
-def watch(protocol: Sequence[str], worker: Worker, stop: bool) -> Watch:
-    """A global model of which parts stay with the clients is nobody's: there the personal ones are looked at."""
-    data, whole = worker.data, worker.messages.shared.whole
-    looked = [p for p in protocol if not p.startswith("ft(") and (whole or p == "personal")]
-    names = [f"{p}_loss" if p != "global" else "loss" for p in looked] if data.test_sizes.any() else []
-    classes = data.classes if getattr(worker.task, "classification", False) else None
-    return Watch(classes, next(iter(names), None), stop)
 
 
 def _told(loss: Loss) -> str:

@@ -1,0 +1,57 @@
+"""The figures of a run that are worth reporting: summary.json."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping, Sequence
+from statistics import fmean
+from typing import Any
+
+LOWER_IS_BETTER = ("loss", "mse", "std")  # and names made with them: train_loss, personal_accuracy_std
+
+
+def summary(
+    rows: Sequence[Mapping[str, Any]],
+    names: Sequence[str],
+    exit_reason: str,
+    lower_is_better: Collection[str] = LOWER_IS_BETTER,
+) -> dict[str, Any]:
+    """The figures to report.
+
+    Args:
+        rows: those of metrics.jsonl, one per round; rounds without evaluation lack the metrics, or hold None.
+        names: the metrics to sum up, such as ("accuracy", "loss").
+        exit_reason: "finished", "stopped", "signal 15", "failed: rank 2 is dead: ...".
+
+    Returns:
+        rounds       rounds done
+        last         the last value of each metric, with its round in last_round
+        mean_last_10 the mean over the (up to) ten last evaluated rounds
+        best         the best value, with its round in best_round; being chosen on the test set, it is biased
+        diverged     the round since which a loss was far above its best (engine/faults/divergence.py), or None
+        refused_uploads   how many did not count (faults.on_bad_update, faults.on_client_error: drop)
+        client_errors     how many of these came of an error while the client trained
+        clipped_uploads   how many were taken at the bound (faults.on_bad_update: clip)
+        wall_s, sent_bytes, received_bytes, up_parameters, down_parameters   sums over the rounds
+    """
+    facts: dict[str, Any] = {"exit_reason": exit_reason, "rounds": sum(row["round"] >= 0 for row in rows)}
+    for part in ("last", "last_round", "mean_last_10", "best", "best_round"):
+        facts[part] = {}
+    for name in names:
+        values = [(row[name], row["round"]) for row in rows if _is_number(row.get(name))]
+        if not values:
+            continue
+        facts["last"][name], facts["last_round"][name] = values[-1]
+        facts["mean_last_10"][name] = fmean(value for value, _ in values[-10:])
+        sign = 1 if set(name.split("_")) & set(lower_is_better) else -1
+        facts["best"][name], facts["best_round"][name] = min(values, key=lambda pair: sign * pair[0])
+    facts["diverged"] = next((row["diverged"] for row in rows if "diverged" in row), None)
+    facts["refused_uploads"] = sum(len(row.get("refused") or ()) for row in rows)
+    facts["client_errors"] = sum("error" in each for row in rows for each in row.get("refused") or ())
+    facts["clipped_uploads"] = sum(len(row.get("clipped") or ()) for row in rows)
+    for name in ("wall_s", "sent_bytes", "received_bytes", "up_parameters", "down_parameters"):
+        facts[name] = sum(row.get(name) or 0 for row in rows)
+    return facts
+
+
+def _is_number(value: Any) -> bool:
+    return isinstance(value, (int, float)) and value == value  # not NaN
