@@ -217,6 +217,7 @@ class Federation:
         sent = upload.packing.views(rows)
         if bool((sent._flag == STOP).any()):
             return None
+        train_s = sampling.busiest(where, members, sent._seconds.tolist())
         failed = [k for k, flag in zip(members, sent._flag.tolist(), strict=True) if flag == FAILED]
         refused = self.guard.refused(t, members, rows, upload, upload.w.take(self.server.w), failed)
         self.refused = [each["client"] for each in refused]

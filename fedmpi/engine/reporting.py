@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 from torch import Tensor
 
 from fedmpi.engine.evaluate import Evaluator
-from fedmpi.engine.faults.divergence import watch
+from fedmpi.engine.faults.divergence import Watch
 from fedmpi.method.base import overrides
 
 if TYPE_CHECKING:
@@ -21,7 +21,7 @@ class Reporter:
     def __init__(self, fed: Federation) -> None:
         self.fed = fed
         self.evaluator = Evaluator(fed.states, fed.plan.protocol, fed.plan.eval_batch)
-        self.watch = watch(fed.plan.protocol, fed.worker, fed.plan.stop_apart)
+        self.watch = self._watch()
 
     def __call__(self, t: int, line: dict[str, Any] | None, *, due: bool, last: bool) -> None:
         """Evaluate round t and hand its line on. Every rank takes part where clients evaluate."""
@@ -48,6 +48,16 @@ class Reporter:
             wall_s, digest = time.perf_counter() - began, self.fed.worker.model.layout.sha256(server.w)
             line = {"cohort": [], "refused": [], **nothing, "wall_s": wall_s, "sha256": digest}
         self(-1, line, due=True, last=True)
+
+    def _watch(self) -> Watch:
+        """A global model of which parts stay with the clients is nobody's: there the personal ones are looked at."""
+        fed = self.fed
+        plan, data, task = fed.plan, fed.data, fed.worker.task
+        whole = fed.worker.messages.shared.whole
+        looked = [p for p in plan.protocol if not p.startswith("ft(") and (whole or p == "personal")]
+        names = [f"{p}_loss" if p != "global" else "loss" for p in looked] if data.test_sizes.any() else []
+        classes = data.classes if getattr(task, "classification", False) else None
+        return Watch(classes, next(iter(names), None), plan.stop_apart)
 
     def _downloads(self, t: int) -> dict[int, Tensor]:
         """What differs from client to client goes to all of them where the method's evaluation may look at it."""
