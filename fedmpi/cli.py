@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Annotated, Any, NoReturn
 import typer
 
 from fedmpi import config as configs
-from fedmpi.comm.leaving import say
+from fedmpi.comm.leaving import prepare, say
 from fedmpi.common.errors import UserError
 from fedmpi.common.text import nearest
 from fedmpi.common.version import __version__
@@ -176,7 +176,7 @@ def gaussians(
 
 def main() -> NoReturn:
     """The console entry: run the command and turn what it raises into a message and an exit code."""
-    _open_streams()
+    prepare()
     signal.signal(signal.SIGINT, _interrupted)
     warnings.showwarning = _warn
     sys.path.append(os.getcwd())  # where `package.module:Name` in a config is looked for last
@@ -188,18 +188,9 @@ def main() -> NoReturn:
         code = _report(f"error: {error.format_message()} (see fedmpi --help)", 2)
     except KeyboardInterrupt:
         code = _report("interrupted", 130)
-    except Exception:
+    except BaseException:  # GeneratorExit, CancelledError and SystemExit, too: a rank does not go without a word
         code = _report(f"this is a defect of fedmpi or of a plug-in:\n{traceback.format_exc()}", 1)
     _leave(code)
-
-
-def _open_streams() -> None:
-    """Where the shell has closed one of the standard streams, its number would go to the next file that is opened."""
-    while (number := os.open(os.devnull, os.O_RDWR)) <= 2:
-        os.set_inheritable(number, True)
-    os.close(number)
-    sys.stdout = sys.stdout or open(1, "w")  # noqa: SIM115  (for as long as the process lives)
-    sys.stderr = sys.stderr or open(2, "w")  # noqa: SIM115
 
 
 def _interrupted(number: int, frame: object) -> NoReturn:

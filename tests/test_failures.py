@@ -17,7 +17,7 @@ from helpers import BIN, ROOT, clean_env, fedmpi
 from test_signals import CONFIG, Faulty
 
 PLUGIN = """
-import os, time
+import ctypes, os, time
 from pathlib import Path
 import torch
 from torch import nn
@@ -40,6 +40,8 @@ class Net(nn.Module):
                 torch.empty(10**15)
             if self.kind == "single":
                 x = x[:1]
+            if self.kind == "crash":
+                ctypes.string_at(0)
             if self.kind == "stuck":
                 Path(__file__).with_name("stuck.mark").touch()
                 time.sleep(100)
@@ -48,6 +50,7 @@ class Net(nn.Module):
 def error(input_shape, classes): return Net("error")
 def memory(input_shape, classes): return Net("memory")
 def single(input_shape, classes): return Net("single")
+def crash(input_shape, classes): return Net("crash")
 def stuck(input_shape, classes): return Net("stuck")
 
 def alone(input_shape, classes):
@@ -86,6 +89,28 @@ def only_message(job):
 
 def reason(job):
     return json.loads((job.folder / "run" / "summary.json").read_text())["exit_reason"]
+
+
+@pytest.mark.parametrize("how", [GLOO, TORCHRUN], ids="-".join)
+def test_a_rank_that_a_signal_ends_shows_where_it_was(start, how):
+    job = start(how, "crash")
+    assert job.ends_within(120)
+    said = job.said()
+    assert "Fatal Python error: Segmentation fault" in said
+    assert re.search(r'plugin\.py", line \d+ in forward', said)
+
+
+def test_what_is_no_exception_of_anybodys_is_told_all_the_same(tmp_path):
+    """CancelledError and the like pass `except Exception`."""
+    (tmp_path / "model.py").write_text(
+        "import asyncio\ndef net(input_shape, classes):\n    raise asyncio.CancelledError('tenth wave')\n"
+    )
+    path = tmp_path / "c.yaml"
+    path.write_text(yaml.safe_dump(CONFIG | {"model": {"name": "model.py:net"}}))
+    done = fedmpi("run", path, cwd=tmp_path)
+    assert done.returncode == 1
+    assert done.stderr.startswith("fedmpi: this is a defect of fedmpi or of a plug-in:"), done.stderr
+    assert done.stderr.strip().endswith("CancelledError: tenth wave")
 
 
 CAUSES = {

@@ -80,22 +80,30 @@ def test_killed_twice_and_ended_on_other_ranks(place):
     same(place / "torn", place / "whole")
 
 
-def test_a_request_to_stop_is_gone_on_with(place):
-    """Repeated, as by Slurm at a time limit; exit code 75, and the command to go on with."""
-    command = [str(BIN / "fedmpi"), "run", str(place / "run.yaml"), "name=asked"]
+@pytest.mark.parametrize(
+    ("kind", "size", "number", "every"), [("alone", 1, signal.SIGTERM, 1), ("mpirun", 3, signal.SIGUSR1, 50)]
+)
+def test_a_request_to_stop_is_gone_on_with(place, kind, size, number, every):
+    """Repeated, as by Slurm at a time limit; exit code 75, and the command to go on with. Nothing that was complete
+    is lost, however rare checkpoints are."""
+    name = f"asked{every}"
+    command = [*launcher(kind, size), str(BIN / "fedmpi"), "run", str(place / "run.yaml"), f"name={name}"]
+    command += [f"checkpoint.every={every}"]
     process = subprocess.Popen(command, env=clean_env(), cwd=ROOT, stdout=subprocess.PIPE, text=True)
-    while len(rows(place / "asked")) < 3:
+    while len(rows(place / name)) < 3:
         time.sleep(0.02)
     for _ in range(2):
-        process.send_signal(signal.SIGTERM)
+        process.send_signal(number)
         time.sleep(0.1)
     said = process.communicate(timeout=30)[0]
     assert process.returncode == 75, said
-    assert f"fedmpi resume {place / 'asked'}" in said
-    assert json.loads((place / "asked" / "summary.json").read_text())["exit_reason"] == "signal 15"
-    done = fedmpi("resume", place / "asked")
+    assert f"fedmpi resume {place / name}" in said
+    assert json.loads((place / name / "summary.json").read_text())["exit_reason"] == f"signal {int(number)}"
+    complete = rows(place / name)[-1]["round"]
+    done = fedmpi("resume", place / name)
     assert done.returncode == 0, done.stderr
-    same(place / "asked", place / "whole")
+    assert f"going on after round {complete}\n" in done.stdout
+    same(place / name, place / "whole")
 
 
 def test_more_rounds(place):

@@ -176,12 +176,22 @@ class CommSettings(Section):
 
 
 class FaultSettings(Section):
-    """What becomes of an upload that cannot be meant (engine/faults.py)."""
+    """What becomes of a round in which something goes wrong (engine/faults)."""
 
     # norm of an update beyond which it is bad; auto: 1,000 x the median of the cohort's; null: any
     max_norm: Annotated[float, Field(gt=0)] | Literal["auto"] | None = "auto"
     # drop: the round goes on without that client, as if it had not taken part; not finite is bad, too
     on_bad_update: Literal["abort", "drop"] = "abort"
+    # a rank that dies or freezes. drop: the round closes without the clients that it had to train; redo: the others
+    # train them, with the bits of a run without the fault (engine/faults/recovery.py)
+    on_lost_rank: Literal["abort", "drop", "redo"] = "abort"
+    replay: Place | None = None  # the faults.jsonl of a run, whose losses this one is given
+
+    @model_validator(mode="after")
+    def _loses_or_is_told(self) -> "FaultSettings":
+        if self.replay is not None and self.on_lost_rank != "abort":
+            raise ValueError(f"replay needs on_lost_rank: abort, not {self.on_lost_rank}: it is told who was lost")
+        return self
 
 
 class ComputeSettings(Section):
@@ -195,7 +205,7 @@ class ComputeSettings(Section):
 
 class CheckpointSettings(Section):
     every: Annotated[int, Field(ge=0, le=1_000_000)] = 1  # rounds; the last one always; 0: none, and no resuming
-    keep: Count = 2  # checkpoints, the newest
+    keep: Count = 2  # checkpoints, the newest, and at most one more
     resume: Literal["never", "auto", "must"] = "never"  # go on with the run in output/name; auto: if there is one
     changes: Literal["refuse", "accept"] = "refuse"  # to settings, code or data, when a run goes on
 

@@ -118,6 +118,10 @@ class Evaluator:
         """Whether clients evaluate (rank 0 alone does not do)."""
         return self.silo or self.protocol != ("global",)
 
+    def asked(self) -> list[int]:
+        """The clients that can evaluate."""
+        return [k for k in range(self.data.clients) if k not in self.states.gone]
+
     def __call__(
         self,
         t: int,
@@ -161,7 +165,7 @@ class Evaluator:
         """Every client's figures, computed where the client's state is; complete on rank 0."""
         comm, owner = self.comm, self.states.owner
         rows: dict[int, Tensor] = {}
-        for client in range(self.data.clients):
+        for client in self.asked():
             if owner[client] == comm.rank:
                 with blaming(f"evaluation after round {t}, client {client}"):
                     row = self._judge(protocol, self.states.view(client, t, lr, inbox, downloads[client]))

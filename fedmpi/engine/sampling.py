@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 from fedmpi.common import seeds
 
@@ -30,3 +30,11 @@ def balanced(members: Sequence[int], costs: Sequence[float], ranks: Sequence[int
 def pinned(members: Sequence[int], ranks: Sequence[int]) -> dict[int, int]:
     """client -> rank, the same in every round."""
     return {k: ranks[k % len(ranks)] for k in members}
+
+
+def busiest(where: Mapping[int, int], members: Sequence[int], seconds: Sequence[float]) -> float:
+    """Training seconds of the rank that trained longest."""
+    busy: dict[int, float] = {}
+    for client, each in zip(members, seconds, strict=True):
+        busy[where[client]] = busy.get(where[client], 0.0) + each
+    return max(busy.values(), default=0.0)

@@ -20,8 +20,9 @@ from fedmpi.common.blame import blaming
 from fedmpi.common.errors import UserError
 from fedmpi.config.schema import Settings
 from fedmpi.data.federated import Federated
-from fedmpi.engine.federation import Federation, Plan, Sink
+from fedmpi.engine.federation import Federation
 from fedmpi.engine.messages import Messages
+from fedmpi.engine.plan import Plan, Sink
 from fedmpi.engine.schedule import learning_rate
 from fedmpi.engine.server import Rule
 from fedmpi.engine.worker import LocalSGD, Worker
@@ -182,8 +183,10 @@ def warm_up() -> None:
     torch.optim.SGD([torch.zeros(1, requires_grad=True)]).step()
 
 
-def federation(made: Experiment, comm: Communicator, stop: Callable[[], bool], sink: Sink | None = None) -> Federation:
-    """The experiment, ready to run on this rank."""
+def federation(
+    made: Experiment, comm: Communicator, stop: Callable[[], bool], sink: Sink | None = None, regroups: bool = True
+) -> Federation:
+    """The experiment, ready to run on this rank. regroups: whether the job can go on without a rank."""
     s = made.settings
     plan = Plan(
         rounds=s.rounds,
@@ -200,11 +203,23 @@ def federation(made: Experiment, comm: Communicator, stop: Callable[[], bool], s
         eval_batch=s.evaluate.batch_size,
         max_norm=s.faults.max_norm,
         drop=s.faults.on_bad_update == "drop",
+        on_lost=s.faults.on_lost_rank if regroups else "abort",
+        replay=s.faults.replay is not None,
+        timeout_s=s.comm.round_timeout_s,
+        undo=undoes(s),
     )
     beta1 = s.server.momentum if s.server.optim == "momentum" else s.server.beta1
     like = torch.empty(0 if comm.rank else made.model.layout.size, dtype=made.model.w.dtype, device=comm.device)
     optimizer = ServerOptimizer(s.server.optim, like, s.server.lr, beta1, s.server.beta2, s.server.eps)
     return Federation(plan, comm, make_worker(made, stop), optimizer, made.rule, sink)
+
+
+def undoes(s: Settings) -> bool:
+    """Whether the state of those who train is kept twice: their round may have to be undone.
+
+    With a checkpoint a round, the last one is all that an abandoned round needs.
+    """
+    return s.faults.on_bad_update == "drop" or s.checkpoint.every > 1 or s.faults.on_lost_rank != "abort"
 
 
 def check_memory(made: Experiment, job: Job) -> dict[str, int]:
@@ -218,7 +233,7 @@ def check_memory(made: Experiment, job: Job) -> dict[str, int]:
         cohort=members,
         clients=made.data.clients,
         trainers=len(ranks),
-        undoes=s.faults.on_bad_update == "drop",
+        undoes=undoes(s),
         room=made.room if s.checkpoint.every else None,
     )
     memory.check(needed, job.local_size, alone=job.size == 1)

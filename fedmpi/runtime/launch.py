@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-import contextlib
 import json
 import os
 import signal
 import time
 import traceback
+import warnings
+from contextlib import ExitStack, suppress
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -17,12 +18,13 @@ import torch
 from fedmpi.comm import Communicator, Job, Lost, connect, detect
 from fedmpi.comm.alarm import Alarm, reason
 from fedmpi.comm.base import Gone
+from fedmpi.comm.leaving import tell_fatal_signals
 from fedmpi.common.blame import remedy
 from fedmpi.common.errors import UserError
 from fedmpi.common.signals import COMMAND, StopRequest
 from fedmpi.config import Settings, machine
 from fedmpi.data.federated import Federated
-from fedmpi.engine.federation import Sink
+from fedmpi.engine.plan import Sink
 from fedmpi.runtime import build, build_data, consistency, durable, environment, keeping, report_text, resume
 from fedmpi.runtime.progress import Console
 from fedmpi.runtime.run_dir import RunDirectory, summary
@@ -75,8 +77,9 @@ def execute(settings: Settings, command: StopRequest | None = None) -> tuple[dic
 
     In a single process mistakes are raised; in a job of several ranks they are printed once, and end it.
     """
+    tell_fatal_signals()
     job = detect(os.environ)
-    alarm, stop = Alarm(job), command or StopRequest()
+    alarm, stop, until_end = Alarm(job), command or StopRequest(), ExitStack()
     try:
         if command is not None:
             stop.listen(signal.SIGINT)
@@ -91,8 +94,9 @@ def execute(settings: Settings, command: StopRequest | None = None) -> tuple[dic
         )
         stop.listen()
         stop.alone(None)
-        result = _connected(settings, job, comm, device, made, stop, alarm)
-        comm.close()
+        result = _connected(settings, job, comm, device, made, stop, alarm, until_end)
+        with suppress(*([Lost] if settings.faults.on_lost_rank != "abort" else [])):  # all of the run is on disk
+            comm.close()
         if result[1] and job.size > 1:
             time.sleep(LAST_S)
         return result
@@ -105,6 +109,7 @@ def execute(settings: Settings, command: StopRequest | None = None) -> tuple[dic
             raise
         raise UserError(known) from error
     finally:
+        until_end.close()
         stop.alone(None)
         stop.deaf(command is not None)
 
@@ -131,6 +136,7 @@ def _connected(
     made: build.Experiment | None,
     stop: StopRequest,
     alarm: Alarm,
+    until_end: ExitStack,
 ) -> tuple[dict[str, Any], int]:
     timeout_s = settings.comm.start_timeout_s
     consistency.agree(comm, {key: consistency.of(text) for key, text in settings.digest_items().items()}, timeout_s)
@@ -142,14 +148,19 @@ def _connected(
     consistency.agree(comm, {**code, **data, **layout}, timeout_s)
 
     build.warm_up()
-    facts = {"host": job.host, "device": report_text.device_name(device)}
+    facts = {"host": job.host, "device": report_text.device_name(device), "no_regroup": comm.can_regroup}
     ranks = [json.loads(said) for said in comm.allgather_bytes(json.dumps(facts).encode(), timeout_s)]
     if comm.rank:
-        fed = build.federation(made, comm, stop)
+        fed = build.federation(made, comm, stop, regroups=not _stuck(ranks))
         keeping.start(fed, made, None, False, lambda text: None)
         fed.run()
         return {}, 0
-    return _rank0(made, job, comm, stop, alarm, ranks, {**settings.identity(), **code, **data, **layout})
+    return _rank0(made, job, comm, stop, alarm, until_end, ranks, {**settings.identity(), **code, **data, **layout})
+
+
+def _stuck(ranks: list[dict[str, Any]]) -> str:
+    """Why the job cannot go on without one of its ranks; "" where it can."""
+    return next((each["no_regroup"] for each in ranks if each["no_regroup"]), "")
 
 
 def _stopped(kept: bool, stop: StopRequest) -> int:
@@ -163,11 +174,12 @@ def _rank0(
     comm: Communicator,
     stop: StopRequest,
     alarm: Alarm,
+    until_end: ExitStack,
     ranks: list[dict[str, Any]],
     identity: dict[str, str],
 ) -> tuple[dict[str, Any], int]:
     settings, data = made.settings, made.data
-    directory, going_on = resume.directory(settings, identity)
+    directory, going_on = resume.directory(settings, identity, until_end)
     alarm.will = partial(_close_failed, directory)
     directory.write_identity(identity)
     directory.write_config(settings.resolved())
@@ -193,12 +205,21 @@ def _rank0(
         for row in rows:
             directory.add_client(row)
 
+    def on_loss(row: dict[str, Any]) -> None:
+        directory.add_loss(row)
+        console.say(report_text.loss(row, data.site_names))
+
     for line in report_text.headlines(made, job, backend, ranks):
         console.say(line)
-    fed = build.federation(made, comm, stop, Sink(on_round, on_clients))
+    if made.settings.faults.on_lost_rank != "abort" and comm.size > 1 and _stuck(ranks):
+        warnings.warn(f"faults.on_lost_rank: a rank that is lost ends this run: {_stuck(ranks)}", stacklevel=2)
+    fed = build.federation(made, comm, stop, Sink(on_round, on_clients, loss=on_loss), not _stuck(ranks))
+    fed.hosts = {rank: each["host"] for rank, each in enumerate(ranks)}
     kept, after = keeping.start(fed, made, directory, going_on, console.say)
     if going_on:
         directory.begin_after(after)
+        if fed.losses.rows or directory.losses():
+            directory.write_losses(fed.losses.rows)
         console.say(f"going on after round {after}" if after >= 0 else "no round was complete: from the start")
     reason = fed.run()
     console.close()
@@ -215,7 +236,7 @@ def _rank0(
     code = 0 if reason == "finished" else _stopped(kept is not None, stop)
     if os.environ.get(OUTCOME):
         fresh = len(rows) - (after + 1 if going_on else 0)
-        with contextlib.suppress(OSError):  # its reader has the launcher's exit code, too
+        with suppress(OSError):  # its reader has the launcher's exit code, too
             durable.write(Path(os.environ[OUTCOME]), f"{code} {fresh}\n".encode())
             code = 0 if job.launcher == "torchrun" else code  # which would make it 1, and print a traceback
     return {**result, "directory": str(directory.path)}, code

@@ -172,3 +172,16 @@ def check_list(made: Experiment, fed: Federation, needed: Mapping[str, int]) -> 
         *((f"from {file}", said) for file, said in brought(s)),
         ("result", "ok"),
     ]
+
+
+def loss(row: Mapping[str, Any], sites: Sequence[str] | None) -> str:
+    """A line about lost ranks (engine/faults/losses.py)."""
+    ranks = ", ".join(f"rank {rank} on {host}" if host else f"rank {rank}" for rank, host in row["ranks"].items())
+    said = f"round {row['round']}: {ranks} is lost ({row['why']}); going on without"
+    for key, what in (("clients", "sits this round out"), ("gone", "is gone")):
+        names = [sites[k] if sites else str(k) for k in row[key]]
+        said += f"; {'site' if sites else 'client'} {', '.join(names)} {what}" if names else ""
+    if row["reverted"]:
+        back = ", ".join(f"{k} ({'the start' if r < 0 else f'round {r}'})" for k, r in row["reverted"].items())
+        said += f"; back to an earlier state: client {back}"
+    return said

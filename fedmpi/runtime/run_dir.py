@@ -7,6 +7,8 @@
     identity.json       settings, digests of code and data: what a resumed run must share
     checkpoints, state  see checkpoints.py
     clients.jsonl       one object per client and evaluation    log.txt            what the console said
+    faults.jsonl        ranks that were lost, if any: who, in which round, what it means for the numbers (losses.py)
+    lock                who is at work here, see lock.py
     model.safetensors   final global model, state_dict names    summary.json       last, mean of last 10, best, ...
 
 summary.json says in `exit_reason` how the run ended: "finished", "stopped" or "signal 15" on request, "failed: ..." and
@@ -93,8 +95,8 @@ class RunDirectory:
             if path.exists():
                 lines = path.read_text(encoding="utf-8").splitlines()
                 self._write(name, "".join(f"{line}\n" for line in lines if _round(line) < t).encode())
-        for name in ("summary.json", "model.safetensors"):
-            (self.path / name).unlink(missing_ok=True)
+        for path in (self.path / "summary.json", self.path / "model.safetensors", *self.path.glob(".*.tmp")):
+            path.unlink(missing_ok=True)
 
     def write_identity(self, identity: Mapping[str, str]) -> None:
         self._write_json("identity.json", identity)
@@ -139,6 +141,16 @@ class RunDirectory:
     def add_client(self, row: Mapping[str, Any]) -> None:
         self._append("clients.jsonl", _line(row))
 
+    def add_loss(self, row: Mapping[str, Any]) -> None:
+        self._append("faults.jsonl", _line(row), sync=True)
+
+    def losses(self) -> list[dict[str, Any]]:
+        path = self.path / "faults.jsonl"
+        return losses(path) if path.exists() else []
+
+    def write_losses(self, rows: Sequence[Mapping[str, Any]]) -> None:
+        self._write("faults.jsonl", "".join(f"{_line(row)}\n" for row in rows).encode())
+
     def log(self, text: str) -> None:
         self._append("log.txt", text)
 
@@ -169,13 +181,15 @@ class RunDirectory:
                 file.truncate(file.read().rfind(b"\n") + 1)
         return True
 
-    def _append(self, name: str, line: str) -> None:
+    def _append(self, name: str, line: str, sync: bool = False) -> None:
         # flushed line by line
         with self._writing(name) as path, open(path, "ab", buffering=0, opener=self._open) as file:
             before, content = file.tell(), f"{line}\n".encode()
             try:
                 while content:  # a disk that fills up takes a part
                     content = content[file.write(content) :]
+                if sync:
+                    os.fsync(file.fileno())
             except OSError:
                 file.truncate(before)
                 raise
@@ -208,6 +222,15 @@ def _packed(parts: Sequence[np.ndarray]) -> dict[str, np.ndarray]:
     """indices: client after client; offsets (N + 1,): client k has indices[offsets[k]:offsets[k+1]]."""
     offsets = np.cumsum([0, *map(len, parts)], dtype=np.int64)
     return {"indices": np.concatenate(parts).astype(np.int64), "offsets": offsets}
+
+
+def losses(path: Path) -> list[dict[str, Any]]:
+    """The rows of a faults.jsonl; a line that a crash has cut is none. Raises UserError."""
+    try:
+        text = path.read_text(encoding="utf-8")
+        return [json.loads(line) for line in text[: text.rfind("\n") + 1].splitlines()]
+    except (OSError, ValueError) as error:
+        raise UserError(f"{path}: the losses of a run cannot be read ({error})") from error
 
 
 def _round(line: str) -> float:
@@ -243,7 +266,7 @@ def summary(
         last         the last value of each metric, with its round in last_round
         mean_last_10 the mean over the (up to) ten last evaluated rounds
         best         the best value, with its round in best_round; being chosen on the test set, it is biased
-        diverged     the round since which a loss was far above its best (engine/divergence.py), or None
+        diverged     the round since which a loss was far above its best (engine/faults/divergence.py), or None
         refused_uploads   how many did not count (faults.on_bad_update: drop)
         wall_s, sent_bytes, received_bytes, up_parameters, down_parameters   sums over the rounds
     """

@@ -11,8 +11,9 @@ import yaml
 from helpers import digest, federated, fedmpi, play, prepare, settings
 
 from fedmpi.common.errors import UserError
-from fedmpi.engine import faults, sampling
-from fedmpi.engine.faults import Guard
+from fedmpi.engine import sampling
+from fedmpi.engine.faults import uploads
+from fedmpi.engine.faults.uploads import Guard
 from fedmpi.engine.local_client import LocalClient
 
 
@@ -82,11 +83,11 @@ def test_lengths(kind):
     x[2] = 0
     x = x.to(kind)
     x[3, 5] = torch.inf
-    found = faults.lengths(x)
+    found = uploads.lengths(x)
     assert found.dtype == torch.float64
     assert found[:3].tolist() == pytest.approx(x[:3].double().norm(dim=1).tolist(), rel=1e-3)
     assert math.isnan(found[3])
-    assert faults.lengths(x[:, :0]).tolist() == [0.0] * 4
+    assert uploads.lengths(x[:, :0]).tolist() == [0.0] * 4
 
 
 # ---- in a run ----

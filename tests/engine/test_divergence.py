@@ -7,7 +7,7 @@ import warnings
 import pytest
 from helpers import fedmpi, play, settings
 
-from fedmpi.engine.divergence import Loss, Watch
+from fedmpi.engine.faults.divergence import Loss, Watch
 
 
 def rounds(losses, chance=None, from_chance=False):
@@ -90,8 +90,8 @@ def test_a_learning_rate_too_high():
 
 def test_a_global_model_of_which_parts_stay_at_home_is_not_looked_at():
     it = play(settings("fedper", rounds=1))
-    assert [loss.name for loss in it.fed.watch.losses] == ["train_loss", "personal_loss"]
-    assert [loss.name for loss in play(settings(rounds=1)).fed.watch.losses] == ["train_loss", "loss"]
+    assert [loss.name for loss in it.fed.report.watch.losses] == ["train_loss", "personal_loss"]
+    assert [loss.name for loss in play(settings(rounds=1)).fed.report.watch.losses] == ["train_loss", "loss"]
 
 
 def test_the_record(tmp_path):

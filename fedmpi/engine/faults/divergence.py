@@ -47,7 +47,7 @@ class Watch:
 
     def memory(self) -> dict[str, Any]:
         """What earlier rounds have left, for `recall` when a run goes on."""
-        return {"told": self.told, "losses": [vars(loss) for loss in self.losses]}
+        return {"told": self.told, "losses": [dict(vars(loss)) for loss in self.losses]}
 
     def recall(self, memory: dict[str, Any]) -> None:
         self.told = memory["told"]
