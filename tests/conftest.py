@@ -1,11 +1,14 @@
 """What several files share: a Slurm to run in."""
 
 import os
+import secrets
 import shutil
 import subprocess
 
 import pytest
 from helpers import ROOT, clean_env
+
+os.environ.setdefault("FEDMPI_SECRET", secrets.token_hex(32))  # no test writes into the home of who starts it
 
 
 @pytest.fixture(scope="session")

@@ -7,8 +7,12 @@ import sys
 
 import numpy as np
 import pytest
+import torch
 from helpers import BIN, ROOT, by_rank, clean_env, digest, fedmpi, launcher
 from safetensors.torch import load_file
+
+from fedmpi.config.schema import Settings
+from fedmpi.runtime import build_data
 
 TIMES = ("wall_s", "train_s", "wait_s", "server_s", "evaluate_s")
 BYTES = ("sent_bytes", "received_bytes")  # rank 0's: they depend on how many ranks there are
@@ -153,3 +157,106 @@ def test_a_rank_opens_two_sites_files_only_if_allowed(tmp_path):
     for more in ("data.share_ranks=true", "server.trains=true"):
         done = fedmpi(*words, more, "rounds=1", kind="mpirun", size=2)
         assert done.returncode == 0, done.stderr
+
+
+def test_a_site_may_keep_its_label_counts_to_itself(tmp_path):
+    """The model is the same; partition.json has none; a method that needs them, or a plug-in that looks, is refused."""
+    (tmp_path / "silos.yaml").write_text(SILOS)
+    (tmp_path / "nosy.py").write_text(
+        "from dataclasses import dataclass\nfrom fedmpi.method import Method\n\n@dataclass(frozen=True)\n"
+        "class Nosy(Method):\n    def aggregate(self, s, up):\n"
+        "        s.label_counts\n        return up.mean(), s.state\n"
+    )
+    for k, name in enumerate(("north", "south")):
+        x = np.random.default_rng(k).normal(size=(20, 5))
+        np.savez(tmp_path / f"{name}.npz", x=x, y=(x[:, 0] > 0).astype(int))
+    words = ["run", tmp_path / "silos.yaml", f"data.root={tmp_path}", f"output={tmp_path}", "data.validation=0.2"]
+    keeps = "data.share_label_counts=false"
+    for more in ([], [keeps]):
+        done = fedmpi(*words, *more, kind="mpirun", size=3)
+        assert done.returncode == 0, done.stderr
+    told, kept = (tmp_path / name for name in ("silos", "silos-2"))
+    assert _facts(told) == _facts(kept)
+    assert json.loads((kept / "partition.json").read_text())["label_counts"] is None
+    assert json.loads((told / "partition.json").read_text())["label_counts"]
+    for method in ("feddisco", "fedpac", "ccvr"):
+        done = fedmpi(*words, keeps, f"method={{name: {method}}}")
+        assert done.returncode == 2
+        assert f"error: method {method} needs the label counts of all clients" in done.stderr
+    done = fedmpi(*words, keeps, f"method={{name: '{tmp_path}/nosy.py:Nosy'}}")
+    assert done.returncode == 2, done.stderr
+    assert "s.label_counts: the sites do not tell how many samples they have of each class" in done.stderr
+    assert "Traceback" not in done.stderr
+
+
+@pytest.mark.parametrize(("share", "sent"), [(True, [13, 2]), (False, [13])])
+def test_what_a_site_says_of_itself_at_the_start(tmp_path, share, sent):
+    """Rank 1's messages: sizes and shape, 13 integers; its two label counts only where it shares them."""
+    np.savez(tmp_path / "north.npz", x=np.zeros((20, 5), dtype="float32"), y=np.arange(20) % 2)
+    data = {"source": "npz", "silos": ["north.npz"], "root": str(tmp_path), "share_label_counts": share}
+    settings = Settings.model_validate({"data": data, "model": {"name": "mlp"}, "method": {"name": "fedavg"}})
+    said = []
+
+    class Rank1:
+        rank, size, device = 1, 2, torch.device("cpu")
+
+        def exchange(self, outgoing, incoming):
+            said.extend(len(x) for _, x in outgoing)
+
+        def broadcast(self, x):
+            pass
+
+    build_data.siloed(settings, Rank1())
+    assert said == sent
+
+
+HASHES = """
+import hashlib, json
+from dataclasses import dataclass
+from pathlib import Path
+import torch
+from fedmpi.method import Method
+
+@dataclass(frozen=True)
+class Hashes(Method):
+    def aggregate(self, s, up):
+        slots = up._views._tensors  # whole rows, as they came from the sites
+        for i, k in enumerate(up.clients):
+            row = torch.cat([slot[i].reshape(-1) for slot in slots.values()])
+            line = [s.round, k, list(slots), row.nbytes, hashlib.sha256(row.numpy().tobytes()).hexdigest()]
+            with Path(__file__).with_name("came.jsonl").open("a") as file:
+                file.write(json.dumps(line) + "\\n")
+        return up.mean(), s.state
+"""
+
+
+def test_a_site_writes_down_what_has_left_it(tmp_path):
+    """Its hashes are those of what rank 0 received; nothing that went out is missing."""
+    (tmp_path / "silos.yaml").write_text(SILOS)
+    (tmp_path / "hashes.py").write_text(HASHES)
+    for k, name in enumerate(("north", "south")):
+        x = np.random.default_rng(k).normal(size=(20, 5))
+        np.savez(tmp_path / f"{name}.npz", x=x, y=(x[:, 0] > 0).astype(int))
+    method = f"method={{name: '{tmp_path}/hashes.py:Hashes'}}"
+    words = ["run", tmp_path / "silos.yaml", f"data.root={tmp_path}", f"output={tmp_path}", "output_mode=private"]
+    done = fedmpi(*words, method, kind="mpirun", size=3)
+    assert done.returncode == 0, done.stderr
+    came = [json.loads(line) for line in (tmp_path / "came.jsonl").read_text().splitlines()]
+    assert len(came) == 6
+    for k in range(2):
+        path = tmp_path / "silos" / "audit" / f"rank-{k + 1}.jsonl"
+        assert path.stat().st_mode & 0o777 == 0o600
+        lines = [json.loads(line) for line in path.read_text().splitlines()]
+        assert all(set(line) == {"time", "round", "what", "to", "bytes", "sha256"} for line in lines)
+        assert all(line["what"] for line in lines)  # nothing leaves without a name
+        updates = [line for line in lines if "dw" in line["what"]]
+        found = [[line["round"], k, line["what"], line["bytes"], line["sha256"]] for line in updates]
+        assert found == [line for line in came if line[1] == k]
+        assert {line["to"] for line in updates} == {0}
+        others = [line["what"] for line in lines if "dw" not in line["what"]]
+        assert ["label counts"] in others
+        assert any("n_train" in what for what in others)
+        assert sum("accuracy" in what for what in others) == 6  # three rounds, two protocols
+    done = fedmpi(*words, "data.audit=false", kind="mpirun", size=3)
+    assert done.returncode == 0, done.stderr
+    assert not (tmp_path / "silos-2" / "audit").exists()

@@ -103,7 +103,7 @@ class Alarm:
         from fedmpi.comm import rendezvous
 
         with contextlib.suppress(Exception):
-            store = rendezvous.find_store(self.job, ANSWER_S)[0]
+            store = rendezvous.find_store(self.job, ANSWER_S)
             self._open = lambda: rendezvous.another(store)
 
     def _tell(self, line: str) -> tuple[str | None, bool]:

@@ -24,6 +24,9 @@ from typing import TypeVar
 import torch
 from torch import Tensor
 
+from fedmpi.comm.audit import Audit
+
+About = tuple[int | None, tuple[str, ...]]
 Message = tuple[int, Tensor]  # (peer, tensor (n,))
 ALLGATHER_BYTES = 4096  # the most bytes that a rank may give to one allgather_bytes
 
@@ -53,6 +56,8 @@ class Communicator(ABC):
         self.device = torch.empty(0, device=device).device  # where message tensors must live; "cuda" becomes "cuda:0"
         self.sent_bytes = 0
         self.received_bytes = 0
+        self.audit: Audit | None = None  # told of all that leaves this rank
+        self.about: About = None, ()  # round and slots of the next `exchange`, for the audit
         self.at_end: Callable[[], None] = lambda: None  # called once every rank has come to its end
 
     def broadcast(self, x: Tensor) -> None:
@@ -76,6 +81,11 @@ class Communicator(ABC):
         """
         for peer, x in (*outgoing, *incoming):
             self._check(x, peer)
+        if self.audit is not None:
+            for peer, x in outgoing:
+                if peer != self.rank:
+                    self.audit.sent(self.about, peer, x)
+        self.about = None, ()
         to_self = [x for peer, x in outgoing if peer == self.rank]
         from_self = [x for peer, x in incoming if peer == self.rank]
         for source, target in zip(to_self, from_self, strict=True):
@@ -90,6 +100,8 @@ class Communicator(ABC):
         Raises Lost past the deadline, naming the silent ranks.
         """
         self._check_payload(payload)
+        if self.audit is not None and payload:
+            self.audit.said((None, ("text",)), "all", payload)
         return self._allgather_bytes(payload, deadline_s)
 
     def regroup(self, payload: bytes, deadline_s: float) -> dict[int, bytes]:

@@ -66,7 +66,7 @@ class Mpi(Communicator):
 
     def outlive(self, store: Store, alarm: Alarm) -> None:
         """Have the ranks settle who goes on after a loss, if MPI and its launcher outlive one."""
-        if launcher_env.survivors(self.job, os.environ):
+        if self.job.launcher != "mpi" or launcher_env.survivors(self.job, os.environ):
             return
         self.comm.Set_errhandler(load().ERRORS_RETURN)
         self.membership = Membership(store, self.rank, self.size, alarm)
@@ -76,10 +76,7 @@ class Mpi(Communicator):
         if self.membership is None:
             raise Lost(f"the job cannot go on without a rank: {self.can_regroup}")
         until = time.monotonic() + deadline_s
-        failed = self.comm.Get_failed()
-        ended = self.comm.Get_group().Translate_ranks(range(self.size), failed)
-        dead = [rank for rank, place in enumerate(ended) if place >= 0]
-        payloads = self.membership.settle(payload, dead, deadline_s, lambda *_: None)[1]
+        payloads = self.membership.settle(payload, self._failed(), deadline_s, lambda *_: None)[1]
         self.alive = list(payloads)
         self._forget(until)
         return payloads
@@ -158,8 +155,19 @@ class Mpi(Communicator):
                 pause_s = 0.0 if waited_s < EAGER_S else min(PAUSE_S, 2 * pause_s + 1e-5)
         except load().Exception as error:
             self.past += requests
-            raise Gone(f"MPI has lost a rank ({error})") from error
+            failed = [rank for rank in self._failed() if rank in self.alive]
+            if not failed:
+                raise Gone(f"MPI has lost a rank ({error})") from error
+            verb = "is" if len(failed) == 1 else "are"
+            raise Gone(f"{ranks(failed)} {verb} dead: the connection has ended") from error
         return set()
+
+    def _failed(self) -> list[int]:
+        """The ranks that MPI knows to be dead; only ULFM does."""
+        if self.membership is None:
+            return []
+        places = self.comm.Get_group().Translate_ranks(range(self.size), self.comm.Get_failed())
+        return [rank for rank, place in enumerate(places) if place >= 0]
 
     def _forget(self, until: float) -> None:
         """Take back what was to be received before a loss, lest it come into memory that is in use again.

@@ -1,47 +1,59 @@
-"""The TCPStore through which the ranks of a job find each other; its address follows from the launcher.
+"""The store through which the ranks of a job find each other. Rank 0 holds it; where, follows from the launcher.
 
-torchrun   MASTER_ADDR and MASTER_PORT; the agent holds the store, or rank 0 does
-mpirun     rank 0 takes a free port and announces it by an MPI broadcast
-srun       rank 0 is on the first host of the step; slurm_port.py finds the port
+torchrun   rank 0 tells through the agent's store; without one it is at MASTER_ADDR and MASTER_PORT
+mpirun     rank 0 takes a free port and tells by an MPI broadcast, with a random key
+srun       rank 0 is on the first host of the step, on the first free one of a few ports that all ranks can derive
 """
 
 from __future__ import annotations
 
+import hashlib
+import itertools
 import os
+import secrets
 import socket
+import subprocess
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Iterable, Mapping
 from datetime import timedelta
 
 import torch
 from torch.distributed import DistError, PrefixStore, Store, TCPStore
 
-from fedmpi.comm import slurm_hosts, slurm_port
+from fedmpi.comm import door, slurm_hosts, store_server
 from fedmpi.comm.base import Lost, within
 from fedmpi.comm.job import Job
+from fedmpi.comm.store import RankStore
 from fedmpi.common.errors import UserError
 
-ADDRESS_BYTES = 1024
+Address = tuple[str, int]
+
+TOLD_BYTES = 1024
 ANOTHER_S = 5.0  # allowed for one more connection to a store that has answered before
 SLACK_S = 5.0  # after which a store that keeps no time-out of its own is given up
+PATIENCE_S = 1.0, 10.0  # with who answers at one address: at first, at most
+PORTS, FIRST_PORT, SPAN = 16, 10_000, 20_000  # below Linux's ephemeral range (32768..60999), which any program may use
+
+processes: list[subprocess.Popen[bytes]] = []  # rank 0's stores
+meetings = itertools.count()  # of this process: under torchrun each has a key of its own in the agent's store
 
 
-def find_store(job: Job, timeout_s: float, env: Mapping[str, str] | None = None) -> tuple[Store, Callable[[], None]]:
-    """The job's store, and a function to call once all ranks have it.
+def find_store(job: Job, timeout_s: float, env: Mapping[str, str] | None = None) -> Store:
+    """The job's store.
 
     Raises Lost if rank 0 cannot be reached in time, UserError for mistakes that the user can correct.
     """
     env = os.environ if env is None else env
     deadline = time.monotonic() + timeout_s
     if job.launcher == "torchrun":
-        return under_torchrun(job, env, deadline), nothing
-    if job.launcher == "mpi":
-        return under_mpi(job, deadline), nothing
-    return under_slurm(job, env, deadline)
+        return under_torchrun(job, env, deadline)
+    return under_mpi(job, deadline) if job.launcher == "mpi" else under_slurm(job, env, deadline)
 
 
-def nothing() -> None:
-    pass
+def another(store: Store) -> RankStore:
+    """One more connection to a store: a call that waits keeps its own for itself."""
+    assert isinstance(store, RankStore)
+    return store.another(ANOTHER_S)
 
 
 def under_torchrun(job: Job, env: Mapping[str, str], deadline: float) -> Store:
@@ -50,108 +62,186 @@ def under_torchrun(job: Job, env: Mapping[str, str], deadline: float) -> Store:
             raise UserError(
                 f"environment variable {name} is not set, though RANK and WORLD_SIZE are: start with torchrun."
             )
-    agent_holds_it = env.get("TORCHELASTIC_USE_AGENT_STORE") == "True"
     host, port = env["MASTER_ADDR"], int(env["MASTER_PORT"])
-    store = open_store(host, port, job.rank == 0 and not agent_holds_it, deadline)
-    return PrefixStore(attempt(env), store)
+    attempt = f"attempt {env.get('TORCHELASTIC_RESTART_COUNT', '0')}"  # the agent's store keeps what earlier ones said
+    key = door.job_key(f"torchrun {host} {port} {env.get('TORCHELASTIC_RUN_ID', '')} {attempt}", env)
+    if env.get("TORCHELASTIC_USE_AGENT_STORE") != "True":
+        if job.rank:
+            return arrive([(host, port)], key, deadline)
+        try:
+            listener = door.listen(own_address(job, host), port)
+        except OSError as error:
+            raise UserError(
+                f"rank 0 cannot listen on port {port} of {host}: {error.strerror}\n"
+                f"Give torchrun another one, e.g. --master-port 0 or --rdzv-endpoint HOST:PORT."
+            ) from error
+        return hold(listener, key, deadline)
+    agent = PrefixStore(attempt, agent_store(host, port, deadline))
+    place = f"fedmpi {next(meetings)}"
+    if job.rank == 0:
+        store = hold(door.listen(own_address(job, job.host), 0), key, deadline)
+        agent.set(place, told(job, store))
+        return store
+    silent = "rank 0 is silent: it has not told the address of its store"
+    try:
+        return arrive(addresses(within(seconds(deadline), lambda: agent.get(place).decode(), silent)), key, deadline)
+    except DistError as error:
+        raise Lost(f"{silent} ({line(error)})") from error
 
 
-def attempt(env: Mapping[str, str]) -> str:
-    """After a restart the agent's store still holds the keys of the attempt before, so each one has its own prefix."""
-    return f"attempt {env.get('TORCHELASTIC_RESTART_COUNT', '0')}"
-
-
-def another(store: Store) -> Store:
-    """One more connection to a store: a call that waits keeps its own for itself."""
-    held = store.underlying_store if isinstance(store, PrefixStore) else store
-    assert isinstance(held, TCPStore)
-    more = open_store(held.host, held.port, False, time.monotonic() + ANOTHER_S)
-    return PrefixStore(attempt(os.environ), more) if held is not store else more
+def agent_store(host: str, port: int, deadline: float) -> TCPStore:
+    patience_s = seconds(deadline)
+    silent = f"torchrun's agent is silent: no store at {host}:{port} after {patience_s:.0f} s"
+    reachable(host, port, deadline)  # torch would fill the screen while nobody listens there
+    try:
+        return within(
+            patience_s + SLACK_S,
+            lambda: TCPStore(host, port, timeout=timedelta(seconds=patience_s), wait_for_workers=False),
+            f"{silent}; something takes connections there and never answers, such as another service on this port",
+        )
+    except DistError as error:
+        raise Lost(f"{silent} ({line(error)})") from error
 
 
 def under_mpi(job: Job, deadline: float) -> Store:
     from fedmpi.comm import mpi
 
     world = mpi.world(job, deadline - time.monotonic())
-    address = torch.zeros(ADDRESS_BYTES, dtype=torch.uint8)  # "port host host ...", padded with zeros
+    words = torch.zeros(TOLD_BYTES, dtype=torch.uint8)  # "key port host host ...", padded with zeros
     if job.rank == 0:
-        store = open_store("127.0.0.1", 0, True, deadline)
-        text = " ".join([str(store.port), *my_names(job)]).encode()[:ADDRESS_BYTES]
-        address[: len(text)] = torch.frombuffer(bytearray(text), dtype=torch.uint8)
-    told = world.Ibcast(address.numpy(), root=0)
-    while not told.Test():  # Bcast has no time-out
+        key = secrets.token_bytes(door.DIGEST)
+        store = hold(door.listen(own_address(job, job.host), 0), key, deadline)
+        text = f"{key.hex()} {told(job, store)}".encode()[:TOLD_BYTES]
+        words[: len(text)] = torch.frombuffer(bytearray(text), dtype=torch.uint8)
+    sent = world.Ibcast(words.numpy(), root=0)
+    while not sent.Test():  # Bcast has no time-out
         if time.monotonic() > deadline:
             raise Lost("rank 0 is silent: it has not told the address of its store")
         time.sleep(1e-3)
     if job.rank == 0:
         return store
-    port, *names = bytes(address.tolist()).rstrip(b"\0").decode().split()
-    return open_store(first_reachable(names, int(port), deadline), int(port), False, deadline)
+    said, where = bytes(words.tolist()).rstrip(b"\0").decode().split(" ", 1)
+    return arrive(addresses(where), bytes.fromhex(said), deadline)
 
 
-def under_slurm(job: Job, env: Mapping[str, str], deadline: float) -> tuple[Store, Callable[[], None]]:
-    word = slurm_port.magic(env)
-    if job.rank == 0:
-        store = open_store("127.0.0.1", 0, True, deadline)
-        return store, slurm_port.serve(word, store.port)
+def under_slurm(job: Job, env: Mapping[str, str], deadline: float) -> Store:
+    """Slurm tells every rank which host rank 0 is on, but not which port is free there."""
     source = "SLURM_STEP_NODELIST" if "SLURM_STEP_NODELIST" in env else "SLURM_NODELIST"
-    nodes = slurm_hosts.expand(env[source])
-    host = "127.0.0.1" if len(nodes) == 1 else slurm_hosts.resolve(nodes[0], source)
-    return open_store(host, slurm_port.ask(host, word, deadline), False, deadline), nothing
+    step = slurm_step(env)
+    key = door.job_key(f"slurm {step}", env)
+    if job.rank:
+        first = slurm_hosts.expand(env[source])[0]
+        host = "127.0.0.1" if job.local_size == job.size else slurm_hosts.resolve(first, source)
+        return arrive([(host, port) for port in ports(step)], key, deadline)
+    for port in ports(step):
+        try:
+            listener = door.listen(own_address(job, slurm_hosts.expand(env[source])[0]), port)
+        except OSError:
+            continue
+        return hold(listener, key, deadline)
+    raise UserError(
+        f"{job.host}: none of the ports {ports(step)} is free, so other ranks could not find rank 0.\n"
+        f"Start the job again (another job id means other ports) or with torchrun."
+    )
 
 
-def open_store(host: str, port: int, master: bool, deadline: float) -> TCPStore:
-    """The store at host:port; `master`: this process holds it.
+def slurm_step(env: Mapping[str, str]) -> str:
+    """A text that distinguishes this job step from all others, including its own run before a requeue."""
+    return f"{env['SLURM_JOB_ID']}.{env['SLURM_STEP_ID']}.{env.get('SLURM_RESTART_COUNT', '0')}"
 
-    Rank 0 does not wait for the other ranks here, since TCPStore could not name the missing ones; the first allgather
-    can.
-    """
-    seconds = max(1.0, deadline - time.monotonic())
-    silent = f"rank 0 is silent: no store at {host}:{port} after {seconds:.0f} s"
-    patience = timedelta(seconds=seconds)
-    if not master:  # torch would fill the screen while nobody listens there
-        first_reachable([host], port, deadline)
+
+def ports(step: str) -> list[int]:
+    """The ports to try, the same on every rank of a job; what another job has there, has another key."""
+    digests = (hashlib.sha256(f"{step}/{i}".encode()).digest() for i in range(PORTS))
+    return [FIRST_PORT + int.from_bytes(digest[:4], "little") % SPAN for digest in digests]
+
+
+# ---- rank 0's side ----
+def hold(listener: socket.socket, key: bytes, deadline: float) -> RankStore:
+    """The store at rank 0, which does not wait for the other ranks: the first allgather can name the missing ones."""
+    host, port = listener.getsockname()[:2]
+    here = host if host not in ("::", "0.0.0.0") else "127.0.0.1"
+    processes.append(store_server.start(listener, key))
+    return arrive([(here, port)], key, deadline)
+
+
+def own_address(job: Job, name: str) -> str:
+    """Where rank 0 listens: loopback where that is enough, else the address that this host has by the name under which
+    others know it; "" (everywhere) where that is no name of other hosts' for it."""
+    if job.local_size == job.size:
+        return "127.0.0.1"
     try:
-        return within(
-            seconds + SLACK_S,
-            lambda: TCPStore(host, port, is_master=master, timeout=patience, wait_for_workers=False),
-            f"{silent}; something takes connections there and never answers, such as another service on this port",
+        address = socket.gethostbyname(name)
+    except OSError:
+        return ""
+    return "" if address.startswith("127.") else address
+
+
+def told(job: Job, store: RankStore) -> str:
+    """ "port host host ...": names and addresses under which other ranks may reach this host, best first."""
+    names = ["127.0.0.1"]
+    if job.local_size < job.size:
+        try:
+            found = socket.gethostbyname_ex(job.host)[2]
+        except OSError:
+            found = []
+        names = [job.host, *(address for address in found if not address.startswith("127."))]
+    return " ".join([str(store.address[1]), *names])
+
+
+# ---- the others' side ----
+def addresses(text: str) -> list[Address]:
+    port, *names = text.split()
+    return [(name, int(port)) for name in names]
+
+
+def arrive(where: list[Address], key: bytes, deadline: float) -> RankStore:
+    """A connection to rank 0's store, which is at one of these addresses, or will be. Raises Lost past the deadline."""
+    patience_s, most_s = PATIENCE_S
+    strange = False
+    while True:
+        for address in where:
+            try:
+                return RankStore(address, key, door.enter(address, key, min(patience_s, seconds(deadline))))
+            except door.Stranger:
+                strange = True
+            except OSError:  # no service there, or another one
+                continue
+        if time.monotonic() > deadline:
+            break
+        time.sleep(0.1)
+        patience_s = min(2 * patience_s, most_s)
+    why = "is rank 0 there, does the name resolve here, and does a firewall stand between the hosts?"
+    if strange:
+        why = (
+            "what answers there is of another job, or has another secret: all ranks need the same file "
+            "~/.fedmpi/secret, or the same FEDMPI_SECRET in their environment"
         )
-    except DistError as error:
-        if master:
-            raise UserError(
-                f"rank 0 cannot listen on port {port} of {host}: {error}\n"
-                f"Give torchrun another one, e.g. --master-port 0 or --rdzv-endpoint HOST:PORT."
-            ) from error
-        raise Lost(f"{silent} ({line(error)})") from error
+    raise Lost(f"rank 0 is silent: no store of this job answers at {shown(where)}; {why}")
+
+
+def shown(where: Iterable[Address]) -> str:
+    """host:port or host:port; of one host with many ports, each host once."""
+    hosts: dict[str, list[int]] = {}
+    for host, port in where:
+        hosts.setdefault(host, []).append(port)
+    return " or ".join(f"{host}:{','.join(map(str, found))}" for host, found in hosts.items())
+
+
+def reachable(host: str, port: int, deadline: float) -> None:
+    """Wait until something listens there."""
+    while time.monotonic() < deadline:
+        try:
+            return socket.create_connection((host, port), timeout=3).close()
+        except OSError:
+            time.sleep(0.1)
+    raise Lost(f"torchrun's agent is silent: nothing answers at {host}:{port}; does the name resolve here?")
+
+
+def seconds(deadline: float) -> float:
+    return max(1.0, deadline - time.monotonic())
 
 
 def line(error: Exception) -> str:
     """The first line of an error of torch, which may append a stack of its own."""
     return (str(error).strip().splitlines() or [type(error).__name__])[0]
-
-
-def my_names(job: Job) -> list[str]:
-    """Names and addresses under which other ranks may reach this host, best first."""
-    if job.local_size == job.size:
-        return ["127.0.0.1"]
-    try:
-        addresses = socket.gethostbyname_ex(job.host)[2]
-    except OSError:
-        addresses = []
-    return [job.host, *(address for address in addresses if not address.startswith("127."))]
-
-
-def first_reachable(names: list[str], port: int, deadline: float) -> str:
-    while time.monotonic() < deadline:
-        for name in names:
-            try:
-                socket.create_connection((name, port), timeout=3).close()
-            except OSError:
-                continue
-            return name
-        time.sleep(0.1)
-    raise Lost(
-        f"rank 0 is silent: nothing answers at {' or '.join(f'{name}:{port}' for name in names)}; is rank 0 there, "
-        "does the name resolve here, and does a firewall stand between the hosts?"
-    )

@@ -24,6 +24,7 @@ from fedmpi.comm.store_allgather import GRACE_S, StoreAllgather
 from fedmpi.common.errors import UserError
 
 Group = Any  # dist.ProcessGroupGloo, whose stub lacks what it has
+LOOPBACK = "lo"  # Linux's name for it
 
 
 def connect(
@@ -31,12 +32,11 @@ def connect(
 ) -> Communicator:
     """Find the other ranks, agree with them on a back end that suits their devices, and build its process group."""
     deadline = time.monotonic() + start_timeout_s
-    store, all_here = rendezvous.find_store(job, start_timeout_s)
+    store = rendezvous.find_store(job, start_timeout_s)
     alarm.listen(lambda: rendezvous.another(store))
     allgather = StoreAllgather(store, job.rank, range(job.size))
     card = {"backend": backend, "host": job.host, "gpu": gpu_uuid(device)}
     cards = [json.loads(text) for text in allgather(json.dumps(card).encode(), max(1.0, deadline - time.monotonic()))]
-    all_here()
     chosen = choose(backend, cards)
     choose_interface(cards[job.rank]["host"], [card["host"] for card in cards])
     # gloo's time-out bounds the building of the group only, as each wait has its own. NCCL's is a watchdog that kills
@@ -108,9 +108,14 @@ def choose(backend: str, cards: Sequence[dict[str, str]]) -> str:
 
 def choose_interface(mine: str, all_hosts: Sequence[str]) -> None:
     """Keep gloo off the loopback interface if the job spans hosts: gloo binds to the address of the host's own name,
-    which is 127.0.1.1 in Debian's /etc/hosts. A GLOO_SOCKET_IFNAME set by the user is respected."""
+    which is 127.0.1.1 in Debian's /etc/hosts; and on it if the job does not. A GLOO_SOCKET_IFNAME set by the user is
+    respected."""
     others = [host for host in all_hosts if host != mine]
-    if not others or "GLOO_SOCKET_IFNAME" in os.environ:
+    if "GLOO_SOCKET_IFNAME" in os.environ:
+        return
+    if not others:
+        if LOOPBACK in (name for _, name in socket.if_nameindex()):
+            os.environ["GLOO_SOCKET_IFNAME"] = LOOPBACK
         return
     try:
         loopback = socket.gethostbyname(mine).startswith("127.")

@@ -8,12 +8,13 @@ import hashlib
 import inspect
 import os
 from pathlib import Path
-from typing import Annotated, Any, ClassVar, Literal, get_args
+from typing import Annotated, Any, Literal, get_args
 
-from pydantic import AfterValidator, BaseModel, ConfigDict, Field, PrivateAttr, model_validator
+from pydantic import AfterValidator, BaseModel, Field, PrivateAttr, model_validator
 
 from fedmpi.common.redaction import redacted
 from fedmpi.common.text import LARGEST
+from fedmpi.config.sections import InitSettings, OpenSection, Section
 from fedmpi.config.values import (
     Count,
     DirectoryName,
@@ -25,35 +26,10 @@ from fedmpi.config.values import (
     Rounds,
     Seconds,
     each_once,
+    flat,
 )
 
-
-class Section(BaseModel):
-    """Closed: any key that is not declared is an error."""
-
-    model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False, ser_json_inf_nan="constants")
-
-
-class OpenSection(BaseModel):
-    """Keys that are not declared are the options of the thing that `selector` names."""
-
-    model_config = ConfigDict(frozen=True, extra="allow", allow_inf_nan=False, ser_json_inf_nan="constants")
-    selector: ClassVar[str] = "name"
-
-    @property
-    def chosen(self) -> str:
-        """The name of the thing."""
-        return str(getattr(self, self.selector))
-
-    @property
-    def options(self) -> dict[str, Any]:
-        """The thing's own options."""
-        return dict(self.model_extra or {})
-
-    @property
-    def beside(self) -> tuple[str, ...]:
-        """The section's other keys."""
-        return tuple(type(self).model_fields)
+NOT_COMPARED = ("data.root", "output", "init.from")  # places: what lies there is compared
 
 
 class PartitionSettings(OpenSection):
@@ -79,6 +55,8 @@ class DataSettings(OpenSection):
     silos: Annotated[tuple[Name, ...], Field(min_length=1), AfterValidator(each_once)] | None = (
         None  # one client per site; only the rank of a client opens its files
     )
+    share_label_counts: bool = True  # of each site, with all ranks; false: its number of samples alone
+    audit: bool = True  # of silos: each rank but the server writes what has left it, with its SHA-256
     share_ranks: bool = False  # whether a rank may open the files of several silos; one process alone opens all
 
     @model_validator(mode="after")
@@ -86,6 +64,10 @@ class DataSettings(OpenSection):
         if (self.partition is None) == (self.silos is None):
             got = "got neither" if self.partition is None else "got both (set one to null)"
             raise ValueError(f"needs either partition: {{scheme, clients}} or silos: [names]; {got}")
+        if not self.silos and not self.share_label_counts:
+            raise ValueError(
+                "share_label_counts: false goes with silos; with a partition all ranks hold all data; leave it out"
+            )
         if self.silos and self.client_test != "auto":
             raise ValueError(
                 f"client_test: {self.client_test} does not go with silos, whose files say it; leave it out"
@@ -181,7 +163,10 @@ class FaultSettings(Section):
     # norm of an update beyond which it is bad; auto: 1,000 x the median of the cohort's; null: any
     max_norm: Annotated[float, Field(gt=0)] | Literal["auto"] | None = "auto"
     # drop: the round goes on without that client, as if it had not taken part; not finite is bad, too
-    on_bad_update: Literal["abort", "drop"] = "abort"
+    # clip: dw is scaled to max_norm, the rest of the upload stays as it is; what is not finite is dropped
+    on_bad_update: Literal["abort", "drop", "clip"] = "abort"
+    on_client_error: Literal["abort", "drop"] = "abort"  # out of memory, a bad sample, an error in a plug-in
+    on_divergence: Literal["warn", "stop"] = "warn"  # stop: exit code 1 (engine/faults/divergence.py)
     # a rank that dies or freezes. drop: the round closes without the clients that it had to train; redo: the others
     # train them, with the bits of a run without the fault (engine/faults/recovery.py)
     on_lost_rank: Literal["abort", "drop", "redo"] = "abort"
@@ -220,11 +205,12 @@ class Settings(Section):
 
     name: DirectoryName = "run"  # the run directory is output/name
     seed: Annotated[int, Field(ge=0, le=LARGEST)] = 0
-    rounds: Rounds = 20  # 0 = only initialise
+    rounds: Rounds = 20  # 0: only evaluate the initial model
     output: Place = Path("runs")
     output_mode: Literal["umask", "private"] = "umask"  # private: nobody else may read the run
     data: DataSettings
     model: ModelSettings
+    init: InitSettings = InitSettings()
     task: TaskSettings = TaskSettings()
     method: MethodSettings
     train: TrainSettings = TrainSettings()
@@ -262,7 +248,7 @@ class Settings(Section):
     def fragments(self) -> dict[str, dict[str, Any]]:
         """What the files under `base` brought in and nothing else set: {file: {dotted key: value}}."""
         found: dict[str, dict[str, Any]] = {}
-        for key, value in _flat(redacted(self.resolved()), "").items():
+        for key, value in flat(redacted(self.resolved()), "").items():
             origin = self._origins.get(key, "")
             file = origin.rpartition(":")[0]
             if file not in ("", self._file) and not origin.startswith("command line"):
@@ -275,16 +261,16 @@ class Settings(Section):
 
     def identity(self) -> dict[str, str]:
         """`digest_items` as they may be written down: of what may be a secret its SHA-256."""
-        items = _flat(redacted(self.resolved()), "")
+        items = flat(redacted(self.resolved()), "")
         return {
             key: text if repr(items.get(key)) == text else hashlib.sha256(text.encode()).hexdigest()
             for key, text in self.digest_items().items()
         }
 
     def digest_items(self) -> dict[str, str]:
-        """Dotted key -> repr(value), which ranks compare; without data.root and output, which may differ by host."""
-        items = _flat(self.resolved(), "")
-        return {key: repr(value) for key, value in items.items() if key not in ("data.root", "output")}
+        """Dotted key -> repr(value), which ranks compare; without the places, which may differ by host."""
+        items = flat(self.resolved(), "")
+        return {key: repr(value) for key, value in items.items() if key not in NOT_COMPARED}
 
 
 def section(path: tuple[str | int, ...]) -> type[BaseModel] | None:
@@ -297,13 +283,3 @@ def section(path: tuple[str | int, ...]) -> type[BaseModel] | None:
         kind = fields[part].annotation
         known = next((each for each in (kind, *get_args(kind)) if inspect.isclass(each)), None)
     return known if inspect.isclass(known) and issubclass(known, BaseModel) else None
-
-
-def _flat(tree: dict[str, Any], path: str) -> dict[str, Any]:
-    flat: dict[str, Any] = {}
-    for key, value in tree.items():
-        if isinstance(value, dict) and value:
-            flat.update(_flat(value, f"{path}{key}."))
-        else:
-            flat[f"{path}{key}"] = value
-    return flat

@@ -3,7 +3,7 @@
 import os
 import re
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 from pydantic import AfterValidator, Field
 
@@ -62,3 +62,14 @@ Name = Annotated[str, Field(min_length=1), AfterValidator(_plain)]
 Protocol = Annotated[str, AfterValidator(_protocol)]
 Place = Annotated[Path, AfterValidator(_at_home)]
 DirectoryName = Annotated[str, AfterValidator(_directory_name)]
+
+
+def flat(tree: dict[str, Any], path: str) -> dict[str, Any]:
+    """A tree of settings as one dict with dotted keys."""
+    found: dict[str, Any] = {}
+    for key, value in tree.items():
+        if isinstance(value, dict) and value:
+            found.update(flat(value, f"{path}{key}."))
+        else:
+            found[f"{path}{key}"] = value
+    return found

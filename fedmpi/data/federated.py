@@ -39,7 +39,12 @@ class Federated:
     global_test: Shard | None  # None in silo mode: no rank sees it
     parts: list[np.ndarray] | None  # training indices by client; None in silo mode
     site_names: tuple[str, ...] = ()
+    counts_shared: bool = True  # False: label_counts holds this rank's own clients alone, zeros for the others
     validation: Mapping[int, Shard] = field(default_factory=dict)  # held out of train, if data.validation > 0
+
+    def shared_counts(self) -> np.ndarray | None:
+        """label_counts, where all ranks know all of it."""
+        return self.label_counts if self.counts_shared else None
 
     @property
     def x_dtype(self) -> torch.dtype | None:

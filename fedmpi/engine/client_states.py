@@ -99,6 +99,7 @@ class ClientStates:
         self._moves, self._left = moves, left if self.careful else {}
         coming = {k: torch.empty(size, dtype=self.w0.dtype, device=device) for k, _, to in moves if to == rank}
         leaving = [(to, left[k]) for k, source, to in moves if source == rank]
+        self.comm.about = None, ("client state",)
         self.comm.exchange(leaving, [(source, coming[k]) for k, source, to in moves if to == rank])
         self.rows |= {k: row.to(self.w0.device) for k, row in coming.items()}
         self.moved = True

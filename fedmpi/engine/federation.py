@@ -12,7 +12,7 @@ broadcast after the last round carries the final model and the word that ends th
 from __future__ import annotations
 
 import time
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import torch
@@ -25,17 +25,18 @@ from fedmpi.engine.checks import check_figures
 from fedmpi.engine.client_states import ClientStates
 from fedmpi.engine.exchange import Exchange
 from fedmpi.engine.faults import recovery
-from fedmpi.engine.faults.losses import START, Losses
 from fedmpi.engine.faults.uploads import Guard
 from fedmpi.engine.local_client import LocalClient
+from fedmpi.engine.messages import FAILED, STOP
 from fedmpi.engine.plan import Begun, Plan, Sink
 from fedmpi.engine.reporting import Reporter
+from fedmpi.engine.sampling import Roster
 from fedmpi.engine.server import FederationServer, Rule, ServerView
 from fedmpi.engine.worker import Worker
 from fedmpi.method.context import Uploads
 
-GO, DONE, STOPPED, ABANDONED = 0.0, 1.0, 2.0, 3.0  # rank 0's word at the start of a round
-UNDO = 4.0  # added to the word: whose round is undone follows
+GO, DONE, STOPPED, ABANDONED, APART = 0.0, 1.0, 2.0, 3.0, 4.0  # rank 0's word at the start of a round
+UNDO = 8.0  # added to the word: whose round is undone follows
 PATIENCE_S, TIMES = 10.0, 5.0  # where a lost rank is done without: silence to ask after, in seconds and in rounds
 LATER = ("loss", "sent_bytes", "received_bytes", "evaluate_s")  # what a round's line gets after its step
 
@@ -55,6 +56,7 @@ class Federation:
         """rule: in place of the method's own direction."""
         self.plan, self.comm, self.worker, self.data, self.sink = plan, comm, worker, worker.data, sink or Sink()
         self.ranks = list(range(0 if comm.size == 1 or plan.server_trains else 1, comm.size))  # those that train
+        self.roster = Roster(plan, self.data, comm, self.ranks)
         self.states = ClientStates(comm, worker, self.ranks)
         self.exchange = Exchange(comm, worker.messages, worker.model.w)
         self.first = 0  # the round to begin with
@@ -65,11 +67,10 @@ class Federation:
             view = ServerView(self.data, optimizer.lr, plan.rounds, plan.seed)
             storage, initial = self.exchange.model_storage(), (worker.model.w, worker.model.b)
             self.server = FederationServer(worker.messages, storage, initial, optimizer, view, rule)
-        self.guard, self.refused = Guard(plan.max_norm, plan.drop), list[int]()  # rank 0's
+        self.guard, self.refused = Guard(plan.max_norm, plan.drop, plan.clip), list[int]()  # rank 0's
         self.report = Reporter(self)
-        self.losses, self.careful = Losses(), plan.on_lost != "abort"
-        self.dead: dict[int, int] = {}  # rank -> the round in which it was lost
-        self.undoes = (plan.drop or plan.undo or self.careful) and worker.messages.client_state.size > 0
+        self.careful = plan.on_lost != "abort"
+        self.undoes = (plan.undo or self.careful) and worker.messages.client_state.size > 0
         self.states.careful, self.sites = self.careful, self.data.global_test is None
         self.alive, self.hosts = list(comm.alive), dict[int, str]()  # rank 0's: as it last knew; for messages
         self.begun, self.before = Begun(), dict[str, Any]()
@@ -77,7 +78,7 @@ class Federation:
 
     # ---- the loop ----
     def run(self) -> str:
-        """All rounds; returns why it ended: "finished" or "stopped"."""
+        """All rounds; returns why it ended: "finished", "stopped" or "apart"."""
         t, self.at = self.first, self.first - 1
         while True:
             try:
@@ -114,10 +115,14 @@ class Federation:
             # written, not evaluated.
             due = word == DONE or (word == GO and t % self.plan.every == 0)
             self.report(t - 1, self.line, due=due, last=word == DONE)
+        elif word == DONE and not now.reported:
+            self.report.initial(began)
         now.reported = True
         if word != GO:
             if self.careful:  # nobody leaves while another one may still ask
                 self.comm.allgather_bytes(b"", self.plan.timeout_s)
+            if word == APART or (word == DONE and self.report.watch.ends):  # at the end only rank 0 knows
+                return "apart"
             return "finished" if word == DONE else "stopped"
         counted = self._bytes()
         line = self.round(t, began)
@@ -142,7 +147,7 @@ class Federation:
         if self.at == t:
             return
         if self.at >= self.first:
-            self.states.took_part(self.at, self.cohort(self.at))
+            self.states.took_part(self.at, self.roster.cohort(self.at))
             self.states.close()
         self.at, self.begun = t, Begun()
 
@@ -150,7 +155,8 @@ class Federation:
         """What rank 0 says at the start of round t."""
         if self.server is not None and t > self.first and self.line is None:  # the round before was abandoned
             return ABANDONED
-        word = DONE if t == self.plan.rounds else STOPPED if self.worker.stop() else GO
+        early = STOPPED if self.worker.stop() else APART if self.report.watch.ends else GO
+        word = DONE if t == self.plan.rounds else early
         return word + UNDO if self.undoes and self.refused else word
 
     def goes(self) -> bool:
@@ -162,15 +168,15 @@ class Federation:
         for all of them where it was abandoned."""
         undone: list[int] = []
         if word == ABANDONED and self.undoes:
-            undone, self.states.trained = self.cohort(t - 1), self.last_rounds(t - 2)
+            undone, self.states.trained = self.roster.cohort(t - 1), self.roster.last_rounds(t - 2)
         if word >= UNDO:
-            members = self.cohort(t - 1)
+            members = self.roster.cohort(t - 1)
             told = torch.tensor([float(k in self.refused) for k in members], device=self.comm.device)
             self.comm.broadcast(told)
             undone = [k for k, bad in zip(members, told.tolist(), strict=True) if bad]
         if not self.begun.settled:
             self.states.settle(undone)
-            self.states.gone = self.losses.gone(t)
+            self.states.gone = self.roster.losses.gone(t)
             if self.plan.replay:
                 recovery.replay(self, t)
         self.begun.settled = True
@@ -184,30 +190,13 @@ class Federation:
         """Begin after round t. memory, server (its snapshot): rank 0's; client states are on the shelf."""
         self.first = t + 1
         for earlier in range(t + 1):
-            self.exchange.versions.count(earlier, self.cohort(earlier))
-        self.states.trained, self.states.shelved_to = self.last_rounds(t), t
+            self.exchange.versions.count(earlier, self.roster.cohort(earlier))
+        self.states.trained, self.states.shelved_to = self.roster.last_rounds(t), t
         if self.server is not None and memory and server:
             self.line = memory["line"]
             self.guard.recall(memory["guard"])
             self.report.watch.recall(memory["watch"])
             self.server.restore(server)
-
-    def last_rounds(self, t: int) -> dict[int, int]:
-        """client -> the round, of 0..t, that made the state with which it goes into round t + 1."""
-        found: dict[int, int] = {}
-        for earlier in range(t + 2):
-            back = self.losses.reverted(earlier)
-            found = {k: r for k, r in (found | back).items() if r != START} if back else found
-            if earlier <= t:
-                found |= dict.fromkeys(self.cohort(earlier), earlier)
-        return found
-
-    def drawn(self, t: int) -> list[int]:
-        return sampling.cohort(self.plan.seed, t, self.data.clients, self.plan.fraction)
-
-    def cohort(self, t: int) -> list[int]:
-        """Who takes part in round t, ascending."""
-        return self.losses.present(t, self.drawn(t))
 
     def _bytes(self, since: tuple[int, int] = (0, 0)) -> tuple[int, int]:
         return self.comm.sent_bytes - since[0], self.comm.received_bytes - since[1]
@@ -215,21 +204,23 @@ class Federation:
     # ---- a round ----
     def round(self, t: int, began: float) -> dict[str, Any] | None:
         """Round t, announced at `began`; at the root its line of metrics, None where it was abandoned or elsewhere."""
-        members, where = self.cohort(t), self.placed(t)
+        members, where = self.roster.cohort(t), self.roster.placed(t)
         self.states.move(where)
         downloads = self.exchange.deliver(t, members, where, self.server)
         rows = self._train(t, members, where, downloads)
         trained = time.perf_counter()
+        self.comm.about = t, tuple(self.worker.messages.upload(t).packing.shapes)
         self.exchange.gather(rows, members, where)
         arrived = time.perf_counter()
         if self.server is None:
             return None
         upload = self.worker.messages.upload(t)
         sent = upload.packing.views(rows)
-        if bool(sent._stop.any()):
+        if bool((sent._flag == STOP).any()):
             return None
+        failed = [k for k, flag in zip(members, sent._flag.tolist(), strict=True) if flag == FAILED]
         train_s = sampling.busiest(where, members, sent._seconds.tolist())
-        refused = self.guard.refused(t, members, rows, upload, upload.w.take(self.server.w))
+        refused = self.guard.refused(t, members, rows, upload, upload.w.take(self.server.w), failed)
         self.refused = [each["client"] for each in refused]
         loss, figures = self._step(t, members, rows)
         line = {
@@ -237,7 +228,8 @@ class Federation:
             "train_loss": loss,
             "cohort": list(members),
             "refused": refused,
-            **({"lost": lost} if (lost := [k for k in self.drawn(t) if k not in members]) else {}),
+            **({"lost": lost} if (lost := [k for k in self.roster.drawn(t) if k not in members]) else {}),
+            **({"clipped": self.guard.clipped} if self.plan.clip else {}),
             **self.exchange.versions.count(t, members),
             "wall_s": time.perf_counter() - began,
             "train_s": train_s,
@@ -265,25 +257,6 @@ class Federation:
         up = Uploads(good, *self.weights(good), sent)
         figures = self.server.step(t, self.plan.learning_rate(t), up, upload, rows)
         return float(up.p @ sent._loss.double().cpu()), figures
-
-    def place(self, members: Sequence[int], ranks: Sequence[int] | None = None) -> dict[int, int]:
-        """client -> rank that trains it."""
-        ranks = self.ranks if ranks is None else ranks
-        if self.plan.placement == "pinned":
-            return sampling.pinned(members, ranks)
-        return sampling.balanced(members, [float(self.data.train_sizes[k]) for k in members], ranks)
-
-    def placed(self, t: int, alive: Collection[int] | None = None) -> dict[int, int]:
-        """client -> rank that trains it in round t. Where a rank is lost in it, those of the others stay with them."""
-        alive = self.comm.alive if alive is None else alive
-        living = [rank for rank in self.ranks if rank in alive]
-        pinned = self.plan.placement == "pinned"
-        where = self.place(self.drawn(t), [r for r in self.ranks if pinned or self.dead.get(r, t) >= t])
-        moved = [k for k, rank in where.items() if rank not in alive]
-        if moved:
-            sizes = [float(self.data.train_sizes[k]) for k in moved]
-            where |= sampling.balanced(moved, sizes, living)
-        return {k: where[k] for k in self.cohort(t)} if self.losses.rows else where
 
     def _train(
         self, t: int, members: Sequence[int], where: Mapping[int, int], downloads: Mapping[int, Tensor]

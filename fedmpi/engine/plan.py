@@ -30,6 +30,8 @@ class Plan:
     eval_batch: int = 100
     max_norm: float | str | None = "auto"  # of an update; "auto", a number, or no bound
     drop: bool = False  # do without bad uploads, rather than end the run
+    clip: bool = False  # take updates that are too long at the bound
+    stop_apart: bool = False  # end a run that has come apart
     undo: bool = False  # a round that is abandoned leaves no trace in what clients keep
     on_lost: str = "abort"  # abort | drop | redo: what becomes of a round in which a rank is lost
     timeout_s: float = inf  # in which a rank that is alive comes to its next message

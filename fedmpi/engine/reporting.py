@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 from torch import Tensor
 
 from fedmpi.engine.evaluate import Evaluator
-from fedmpi.engine.faults.divergence import Watch
+from fedmpi.engine.faults.divergence import watch
 from fedmpi.method.base import overrides
 
 if TYPE_CHECKING:
@@ -21,33 +21,34 @@ class Reporter:
     def __init__(self, fed: Federation) -> None:
         self.fed = fed
         self.evaluator = Evaluator(fed.states, fed.plan.protocol, fed.plan.eval_batch)
-        self.watch = self._watch()
+        self.watch = watch(fed.plan.protocol, fed.worker, fed.plan.stop_apart)
 
     def __call__(self, t: int, line: dict[str, Any] | None, *, due: bool, last: bool) -> None:
         """Evaluate round t and hand its line on. Every rank takes part where clients evaluate."""
         began, fed = time.perf_counter(), self.fed
         figures: dict[str, float] = {}
         if due and (fed.server is not None or self.evaluator.asks_clients):
-            downloads = self._downloads(t) if self.evaluator.asks_clients else {}
+            downloads = self._downloads(max(t, 0)) if self.evaluator.asks_clients else {}
             model = None if fed.server is None else (fed.server.w, fed.server.b)
             lr = fed.plan.learning_rate(min(t + 1, max(fed.plan.rounds - 1, 0)))
-            figures, lines = self.evaluator(t, lr, model, fed.exchange.inbox, downloads, last=last)
-            fed.sink.clients(lines)
+            figures, lines = self.evaluator(max(t, 0), lr, model, fed.exchange.inbox, downloads, last=last)
+            fed.sink.clients([{**each, "round": t} for each in lines])
         if line is None:
             return
         first = {"round": t, **{n: figures[n] for n in ("loss", *fed.worker.task.names) if n in figures}}
         row = {**first, **line, **figures, "evaluate_s": time.perf_counter() - began}
-        since = self.watch.see(row, last)
+        since = self.watch.see(row, last, self.evaluator.only if due else None)
         fed.sink.round(row if since is None else {**row, "diverged": since})
 
-    def _watch(self) -> Watch:
-        """A global model of which parts stay with the clients is nobody's: there the personal ones are looked at."""
-        fed = self.fed
-        plan, data, task = fed.plan, fed.data, fed.worker.task
-        whole = fed.worker.messages.shared.whole
-        looked = [p for p in plan.protocol if not p.startswith("ft(") and (whole or p == "personal")]
-        names = [f"{p}_loss" if p != "global" else "loss" for p in looked] if data.test_sizes.any() else []
-        return Watch(data.classes if getattr(task, "classification", False) else None, next(iter(names), None))
+    def initial(self, began: float) -> None:
+        """The line of no round (-1), for the model as it starts: of a run of 0 rounds."""
+        fed, line = self.fed, None
+        if fed.server is not None:
+            nothing = dict.fromkeys(("up_parameters", "down_parameters", "sent_bytes", "received_bytes"), 0)
+            digest = fed.worker.model.layout.sha256(fed.server.w)
+            wall_s = time.perf_counter() - began
+            line = {"cohort": [], "refused": [], **nothing, "wall_s": wall_s, "sha256": digest}
+        self(-1, line, due=True, last=True)
 
     def _downloads(self, t: int) -> dict[int, Tensor]:
         """What differs from client to client goes to all of them where the method's evaluation may look at it."""

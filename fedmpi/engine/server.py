@@ -37,13 +37,22 @@ class ServerView(Server):
 
     def __init__(self, data: Federated, lr: float, rounds: int, seed: int) -> None:
         self.clients, self.classes, self.rounds, self.lr = data.clients, data.classes, rounds, lr
-        self.label_counts = torch.from_numpy(data.label_counts)
+        self.counts, self.counts_shared = torch.from_numpy(data.label_counts), data.counts_shared
         self.round, self.train_lr = 0, 0.0
         self.segments: Sequence[Segment] = ()
         self.w = self.shared = torch.empty(0)  # set by FederationServer, like the state
         self.state = State()
         self.noted: dict[str, float] = {}
         self._seed = seed
+
+    @property
+    def label_counts(self) -> Tensor:  # type: ignore[override]
+        if not self.counts_shared:
+            raise UserError(
+                "s.label_counts: the sites do not tell how many samples they have of each class "
+                "(data.share_label_counts is false); a method that asks for it declares needs = {LABEL_COUNTS}"
+            )
+        return self.counts
 
     def figures(self, **values: float | Tensor) -> None:
         self.noted |= {name: float(value) for name, value in values.items()}
@@ -99,9 +108,7 @@ class FederationServer:
     def _untouched(self, **more: Tensor) -> Untouched:
         """What the server's hooks only read, as it is now."""
         view = self.view
-        return Untouched(
-            self.method, {"s.w": self.w, "s.state": self.state_row, "s.label_counts": view.label_counts, **more}
-        )
+        return Untouched(self.method, {"s.w": self.w, "s.state": self.state_row, "s.label_counts": view.counts, **more})
 
     def step(self, t: int, train_lr: float, up: Uploads, upload: Upload, rows: Tensor) -> dict[str, float]:
         """One round's step; returns the method's own figures. `rows` (m, row) are the uploads whole."""

@@ -6,6 +6,7 @@ All that the author of a method needs stands here: `from fedmpi.method import Cl
 from fedmpi.method.base import (
     CLASSES,
     FEATURES,
+    LABEL_COUNTS,
     PLAIN_SERVER,
     PLAIN_SGD,
     VALIDATION,
@@ -31,6 +32,7 @@ from fedmpi.method.slots import (
 
 __all__ = [
     "CLASSES",
+    "LABEL_COUNTS",
     "FEATURES",
     "FLAT",
     "HEAD_FLAT",

@@ -25,6 +25,7 @@ PLAIN_SGD = "plain SGD (train.momentum: 0)"
 FEATURES = "a model with features and a last linear layer"
 CLASSES = "a classification task"
 PLAIN_SERVER = "a plain server step (server.optim: sgd, server.lr: 1, server.rule: auto)"
+LABEL_COUNTS = "the label counts of all clients (data.share_label_counts: true)"
 VALIDATION = "validation rows (data.validation: 0.1, say)"
 
 

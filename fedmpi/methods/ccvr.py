@@ -25,6 +25,7 @@ from fedmpi.flat.layout import HEAD
 from fedmpi.method import (
     CLASSES,
     FEATURES,
+    LABEL_COUNTS,
     PER_CLASS,
     PLAIN_SERVER,
     PROTOTYPES,
@@ -52,7 +53,7 @@ class CCVR(Method):
 
     paper = "Luo et al., NeurIPS 2021"
     sends = Slots(dw=SHARED, counts=PER_CLASS, means=PROTOTYPES, covariances=Slot(("c", "z", "z")))
-    needs = frozenset({FEATURES, CLASSES, PLAIN_SERVER})
+    needs = frozenset({FEATURES, CLASSES, PLAIN_SERVER, LABEL_COUNTS})
 
     def travels(self, t: int, rounds: int) -> Travel:
         if t < rounds - 1:

@@ -14,7 +14,7 @@ from typing import final
 from torch import Tensor
 
 from fedmpi.common.options import option
-from fedmpi.method import CLASSES, Method, Server, State, Uploads
+from fedmpi.method import CLASSES, LABEL_COUNTS, Method, Server, State, Uploads
 
 
 @final
@@ -26,7 +26,7 @@ class FedDisco(Method):
     normalise: bool = option(True, "divide discrepancies by their sum over the cohort")
 
     paper = "Ye et al., ICML 2023"
-    needs = frozenset({CLASSES})
+    needs = frozenset({CLASSES, LABEL_COUNTS})
     neutral = {"a": 0.0, "b": 0.0}
 
     def aggregate(self, s: Server, up: Uploads) -> tuple[Tensor, State]:

@@ -21,6 +21,7 @@ from fedmpi.method import (
     CLASSES,
     FEATURES,
     HEAD_FLAT,
+    LABEL_COUNTS,
     PER_CLASS,
     PROTOTYPES,
     SCALAR,
@@ -52,7 +53,7 @@ class FedPAC(Method):
     per_client_download = Slots(head=HEAD_FLAT)
     sends = Slots(dw=SHARED, head=HEAD_FLAT, h=PROTOTYPES, V=SCALAR, protos=PROTOTYPES, counts=PER_CLASS)
     scratch = Slots(h=PROTOTYPES, V=SCALAR, targets=PROTOTYPES, known=PER_CLASS)
-    needs = frozenset({FEATURES, CLASSES})
+    needs = frozenset({FEATURES, CLASSES, LABEL_COUNTS})
 
     def travels(self, t: int, rounds: int) -> Travel:
         return Travel(but=(HEAD,))

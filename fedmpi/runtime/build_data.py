@@ -22,9 +22,11 @@ from fedmpi.config.schema import Settings
 from fedmpi.data import partition, sources
 from fedmpi.data.dataset import Dataset
 from fedmpi.data.federated import Federated, split
-from fedmpi.data.silos import describe, label_table, open_silos, silo_federation
+from fedmpi.data.silos import COLUMNS, describe, label_table, open_silos, silo_federation
 from fedmpi.data.validation import hold_out
 from fedmpi.engine import sampling
+
+LABELS = ("label counts",)
 
 
 def training_ranks(settings: Settings, size: int) -> list[int]:
@@ -100,7 +102,8 @@ def site_ranks(settings: Settings, size: int) -> dict[int, int]:
 
 
 def siloed(settings: Settings, comm: Communicator) -> Federated:
-    """The federation of silos: this rank opens its own clients' files; ranks exchange sizes and label counts."""
+    """The federation of silos: this rank opens its own clients' files; ranks exchange sizes and, where
+    data.share_label_counts is true, label counts."""
     source, names = open_source(settings), settings.data.silos
     assert names is not None
     owner = site_ranks(settings, comm.size)
@@ -111,20 +114,20 @@ def siloed(settings: Settings, comm: Communicator) -> Federated:
     sizes = describe(datasets)
     table = np.zeros((len(names), sizes.shape[1] if len(sizes) else describe_width()), dtype=np.int64)
     table[mine] = sizes
-    table = from_owners(comm, table, owner)
-    counts = from_owners(comm, label_table(datasets, table, names), owner)
-    whole = silo_federation(datasets, table, counts, names)
-    if not settings.data.validation:
-        return whole
-    held = hold_out(whole, settings.data.validation, settings.seed)
-    return replace(held, label_counts=from_owners(comm, held.label_counts, owner))
+    table = from_owners(comm, table, owner, COLUMNS)
+    own, shared = label_table(datasets, table, names), settings.data.share_label_counts
+    whole = silo_federation(datasets, table, from_owners(comm, own, owner, LABELS) if shared else own, names)
+    held = replace(hold_out(whole, settings.data.validation, settings.seed), counts_shared=shared)
+    if not settings.data.validation or not shared:
+        return held
+    return replace(held, label_counts=from_owners(comm, held.label_counts, owner, LABELS))
 
 
 def describe_width() -> int:
     return describe({}).shape[1]
 
 
-def from_owners(comm: Communicator, table: np.ndarray, owner: Mapping[int, int]) -> np.ndarray:
+def from_owners(comm: Communicator, table: np.ndarray, owner: Mapping[int, int], what: tuple[str, ...]) -> np.ndarray:
     """(N, columns) int64 on every rank, row k as `owner[k]` has it: nobody is asked about another's client."""
     rows = torch.from_numpy(table).to(comm.device)
     held = {rank: [k for k in owner if owner[k] == rank] for rank in set(owner.values())}
@@ -134,6 +137,7 @@ def from_owners(comm: Communicator, table: np.ndarray, owner: Mapping[int, int])
         for rank, part in came.items():
             rows[held[rank]] = part.view(-1, rows.shape[1])
     elif comm.rank in held:
+        comm.about = None, what
         comm.exchange([(0, rows[held[comm.rank]].flatten())], [])
     flat = rows.flatten()
     comm.broadcast(flat)

@@ -14,7 +14,7 @@ from fedmpi.common.errors import UserError
 from fedmpi.config.schema import Settings
 from fedmpi.data.federated import Federated
 from fedmpi.flat.model import NORM_LAYERS
-from fedmpi.method.base import CLASSES, FEATURES, PLAIN_SERVER, PLAIN_SGD, VALIDATION, Method
+from fedmpi.method.base import CLASSES, FEATURES, LABEL_COUNTS, PLAIN_SERVER, PLAIN_SGD, VALIDATION, Method
 from fedmpi.models.net import Net
 
 
@@ -49,11 +49,12 @@ def check_needs(settings: Settings, method: Method, task: Any, net: Net, module:
         PLAIN_SGD: momentum and f"train.momentum is {momentum}",
         PLAIN_SERVER: (server.optim, server.lr, server.rule.name) != ("sgd", 1.0, "auto")
         and f"server is {{optim: {server.optim}, lr: {server.lr:g}, rule: {server.rule.name}}}",
+        LABEL_COUNTS: not settings.data.share_label_counts and "data.share_label_counts is false",
         VALIDATION: not settings.data.validation and "data.validation is 0",
     }
     for needed in sorted(method.needs):
         if needed not in lacking:
-            known = "PLAIN_SGD, PLAIN_SERVER, FEATURES, CLASSES, VALIDATION of fedmpi.method"
+            known = "PLAIN_SGD, PLAIN_SERVER, FEATURES, CLASSES, LABEL_COUNTS, VALIDATION of fedmpi.method"
             raise UserError(f"method {name}: needs holds {needed!r}; it takes {known}")
         if lacking[needed]:
             raise UserError(f"method {name} needs {needed}, but {lacking[needed]}")

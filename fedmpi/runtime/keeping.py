@@ -28,8 +28,10 @@ def start(
     timeout_s, asked = settings.comm.start_timeout_s, settings.checkpoint
     told = {"name": directory.path.name, "going_on": going_on, **_losses(made, directory)} if directory else {}
     heard = recovery.told(comm, told)
-    fed.losses = Losses(heard["losses"])
+    fed.roster.losses = Losses(heard["losses"])
     path = Path(settings.output) / heard["name"] if directory is None else directory.path
+    if comm.audit is not None:  # here, if this host does not see rank 0's directory
+        comm.audit.open(path / "audit" / f"rank-{comm.rank}.jsonl", settings.output_mode == "private")
     if asked.every == 0:
         return None, -1
     stateful, silos = bool(made.messages.client_state.size), settings.data.silos

@@ -17,6 +17,7 @@ import torch
 
 from fedmpi.comm import Communicator, Job, Lost, connect, detect
 from fedmpi.comm.alarm import Alarm, reason
+from fedmpi.comm.audit import Audit
 from fedmpi.comm.base import Gone
 from fedmpi.comm.leaving import tell_fatal_signals
 from fedmpi.common.blame import remedy
@@ -25,7 +26,7 @@ from fedmpi.common.signals import COMMAND, StopRequest
 from fedmpi.config import Settings, machine
 from fedmpi.data.federated import Federated
 from fedmpi.engine.plan import Sink
-from fedmpi.runtime import build, build_data, consistency, durable, environment, keeping, report_text, resume
+from fedmpi.runtime import build, build_data, consistency, durable, environment, keeping, plugins, report_text, resume
 from fedmpi.runtime.progress import Console
 from fedmpi.runtime.run_dir import RunDirectory, summary
 
@@ -64,7 +65,8 @@ def set_numerics(settings: Settings) -> None:
 
 
 def run(settings: Settings) -> int:
-    """Run for the console. Returns the exit code: 0 finished, 75 stopped by a signal, 128 + n without checkpoints.
+    """Run for the console. Returns the exit code: 0 finished, 75 stopped by a signal, 128 + n without checkpoints, 1
+    come apart (faults.on_divergence: stop).
 
     Of the ranks of a job that was stopped rank 0 has that code, and leaves last; the others have 0. A job ends with 2
     for a mistake that the user can correct, 1 for a lost rank or a defect.
@@ -139,10 +141,14 @@ def _connected(
     until_end: ExitStack,
 ) -> tuple[dict[str, Any], int]:
     timeout_s = settings.comm.start_timeout_s
+    if settings.data.silos and settings.data.audit and comm.rank:
+        comm.audit = Audit()
     consistency.agree(comm, {key: consistency.of(text) for key, text in settings.digest_items().items()}, timeout_s)
     made = made or _made(settings, job, build_data.siloed(settings, comm), device)
-    code = consistency.code(type(made.method), type(made.task), type(made.net.module))
+    own = plugins.files(settings, made.method, made.task, made.net.module)
+    code = consistency.code() | plugins.digests(own)
     layout = {"(layout)": consistency.of(made.model.layout.describe())}
+    layout |= {} if made.initial is None else {"(initial weights)": made.initial.digest}
     # Hashing all data takes a moment.
     data = consistency.data(made.data) if job.size > 1 or settings.checkpoint.every else {}
     consistency.agree(comm, {**code, **data, **layout}, timeout_s)
@@ -155,7 +161,8 @@ def _connected(
         keeping.start(fed, made, None, False, lambda text: None)
         fed.run()
         return {}, 0
-    return _rank0(made, job, comm, stop, alarm, until_end, ranks, {**settings.identity(), **code, **data, **layout})
+    identity = {**settings.identity(), **code, **data, **layout}
+    return _rank0(made, job, comm, stop, alarm, until_end, ranks, own, identity)
 
 
 def _stuck(ranks: list[dict[str, Any]]) -> str:
@@ -176,6 +183,7 @@ def _rank0(
     alarm: Alarm,
     until_end: ExitStack,
     ranks: list[dict[str, Any]],
+    own: dict[Path, bytes],
     identity: dict[str, str],
 ) -> tuple[dict[str, Any], int]:
     settings, data = made.settings, made.data
@@ -183,11 +191,14 @@ def _rank0(
     alarm.will = partial(_close_failed, directory)
     directory.write_identity(identity)
     directory.write_config(settings.resolved())
+    if made.initial is not None:
+        directory.write_initial(made.initial.content)
     backend = type(comm).__name__.lower()
-    directory.write_environment(environment.describe(job.launcher, backend, ranks, settings.compute.threads))
+    about = environment.describe(job.launcher, backend, ranks, settings.compute.threads)
+    directory.write_environment({**about, "plugins": directory.write_plugins(plugins.copies(own), list(own))})
     scheme = settings.data.partition.scheme if settings.data.partition else "silos"
     held = [data.validation[k].index.numpy() for k in sorted(data.validation)] if data.parts is not None else []
-    directory.write_partition(scheme, settings.seed, data.train_sizes, data.label_counts, data.parts, held)
+    directory.write_partition(scheme, settings.seed, data.train_sizes, data.shared_counts(), data.parts, held)
 
     headline = made.task.names[0]
     prefix = "" if "global" in settings.evaluate.protocol else f"{settings.evaluate.protocol[0]}_"
@@ -218,8 +229,8 @@ def _rank0(
     kept, after = keeping.start(fed, made, directory, going_on, console.say)
     if going_on:
         directory.begin_after(after)
-        if fed.losses.rows or directory.losses():
-            directory.write_losses(fed.losses.rows)
+        if fed.roster.losses.rows or directory.losses():
+            directory.write_losses(fed.roster.losses.rows)
         console.say(f"going on after round {after}" if after >= 0 else "no round was complete: from the start")
     reason = fed.run()
     console.close()
@@ -227,13 +238,15 @@ def _rank0(
     assert fed.server is not None  # this is rank 0
     directory.write_model(made.model.state_dict(fed.server.w, fed.server.b), facts)
     rows = directory.metrics()
-    ended = f"signal {stop.signal}" if reason != "finished" and stop() else reason
+    ended = f"signal {stop.signal}" if reason == "stopped" and stop() else reason
+    ended = f"diverged: {fed.report.watch.said}" if reason == "apart" else ended
     result = summary(rows, report_text.figures_in(rows), ended)
     directory.write_summary(result)
     report_text.farewell(console, directory, result, f"{prefix}{headline}", last_clients, made)
-    if reason != "finished" and kept is not None:
+    if reason == "stopped" and kept is not None:
         console.say(f"go on with: fedmpi resume {directory.path}")
-    code = 0 if reason == "finished" else _stopped(kept is not None, stop)
+    ended_so = {"finished": 0, "apart": 1}
+    code = ended_so[reason] if reason in ended_so else _stopped(kept is not None, stop)
     if os.environ.get(OUTCOME):
         fresh = len(rows) - (after + 1 if going_on else 0)
         with suppress(OSError):  # its reader has the launcher's exit code, too

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from fedmpi.common.errors import UserError
+from fedmpi.common.signals import COMMAND
 from fedmpi.common.text import count
 from fedmpi.runtime import trust
 
@@ -14,7 +16,20 @@ if TYPE_CHECKING:
     from fedmpi.config import Settings
 
 
-def settings(directory: Path, trusted: bool) -> Settings:
+def run(directory: Path, settings: Settings, trusted: bool, say: Callable[[str], None]) -> int:
+    """Replay and compare; the exit code: 0 where every round has the same bits, 1 where not."""
+    from fedmpi.runtime import launch
+
+    with trust.guard(trusted):
+        result, code = launch.execute(settings, COMMAND)
+    if code or "directory" not in result:  # the other ranks have nothing to compare
+        return code
+    said, same = compare(directory, Path(result["directory"]))
+    say(said)
+    return 0 if same else 1
+
+
+def settings(directory: Path, trusted: bool, overrides: Sequence[str] = ()) -> Settings:
     """Those of the run in `directory`, to be run beside it (NAME-replay) with its faults.jsonl, if it has one.
 
     Raises UserError as `trust.run_settings` does.
@@ -24,7 +39,7 @@ def settings(directory: Path, trusted: bool) -> Settings:
     if faults.exists():
         given[-1] = f"faults.replay={json.dumps(str(faults))}"
     place = [f"output={json.dumps(str(directory.parent))}", f"name={json.dumps(f'{directory.name}-replay')}"]
-    return trust.run_settings(directory, trusted, [*given, *place])
+    return trust.run_settings(directory, trusted, [*overrides, *given, *place])
 
 
 def compare(directory: Path, again: Path) -> tuple[str, bool]:
@@ -34,8 +49,8 @@ def compare(directory: Path, again: Path) -> tuple[str, bool]:
     if not different:
         return f"{count(len(before), 'round')} of {directory}: the same bits in {again}", True
     t = different[0]
-    said = f"{different and len(different)} of {count(len(before), 'round')} differ from round {t} on: {directory} has "
-    return f"{said}{before[t][:12]}, {again} {now.get(t, 'no such round')[:12]}", False
+    said = f"{len(different)} of {count(len(before), 'round')} differ, round {t} first: {directory} has "
+    return f"{said}{before[t][:12]}, {again} {now.get(t, 'no such round')[:13]}", False
 
 
 def _hashes(path: Path) -> dict[int, str]:

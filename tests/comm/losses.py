@@ -1,4 +1,7 @@
-"""Rounds among ranks of which some die or freeze.  python losses.py FOLDER BACKEND ROUNDS PLAN
+"""Rounds among ranks of which some die or freeze.  python losses.py FOLDER BACKEND ROUNDS PLAN [SIZE]
+
+With SIZE it is the launcher, too, whose ranks are forks that need not import torch anew; it writes their exit
+codes into FOLDER/codes.
 
 PLAN (JSON): [{"rank", "round", "where", "do", ...}]: what a rank does to itself, once, and where:
     where    begin | middle (all others wait for its row) | vote (it has voted in a regroup) | build (it is to connect)
@@ -13,15 +16,18 @@ import gc
 import json
 import os
 import signal
+import socket
 import sys
 import time
 from pathlib import Path
 
 import torch
 
+import fedmpi.comm.torch_dist  # noqa: F401  (before any fork)
 from fedmpi.comm import Lost, connect, detect
 from fedmpi.comm.alarm import Alarm
 from fedmpi.comm.base import Gone
+from fedmpi.common import parent
 
 N = 300_000  # 1.2 MB: more than sockets buffer
 DEADLINE_S = 20
@@ -31,6 +37,8 @@ def main() -> None:
     torch.set_num_threads(1)
     gc.disable()  # sockets must close without its help
     folder, backend, rounds, plan = Path(sys.argv[1]), sys.argv[2], int(sys.argv[3]), json.loads(sys.argv[4])
+    if len(sys.argv) > 5:
+        launch(int(sys.argv[5]), folder / "codes")
     job = detect(os.environ)
     os.environ["TORCH_CPP_LOG_LEVEL"] = "ERROR"  # as the command does
     mine = [step for step in plan if step["rank"] == job.rank]
@@ -100,6 +108,22 @@ def main() -> None:
     except Lost as error:
         report("lost", lost=str(error))
         alarm.fail(f"error: {error}", 1, reacts=isinstance(error, Gone))
+
+
+def launch(size, codes):
+    """Become one of `size` ranks; the launcher itself does not come back."""
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        port = str(listener.getsockname()[1])
+    children = []
+    for rank in range(size):
+        children.append(os.fork())
+        if not children[-1]:
+            parent.PID = os.getppid()
+            os.environ.update(RANK=str(rank), LOCAL_RANK=str(rank), WORLD_SIZE=str(size), LOCAL_WORLD_SIZE=str(size))
+            os.environ.update(TORCHELASTIC_RUN_ID="test", MASTER_ADDR="127.0.0.1", MASTER_PORT=port)
+            return
+    codes.write_text(json.dumps([os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) for child in children]))
+    os._exit(0)
 
 
 if __name__ == "__main__":

@@ -3,6 +3,13 @@
 import json
 
 import pytest
+import torch
+
+from fedmpi.comm import launcher_env
+from fedmpi.comm.base import Lost
+from fedmpi.comm.job import Job
+from fedmpi.comm.solo import Solo
+from fedmpi.comm.torch_dist import Nccl
 
 SETTLED_S = 2.0  # from a death to the end of the last survivor's regroup, on a machine of its own
 SLACK_S = 8.0  # for one that others use
@@ -17,7 +24,9 @@ def play(ranks, size, rounds, *plan, mpirun=None):
         return ranks.mpirun(
             "losses.py", str(rounds), json.dumps(plan), size=size, backend=mpirun, options=("--with-ft", "ulfm")
         )
-    return ranks.torchrun("losses.py", str(rounds), json.dumps(plan), size=size)
+    outcome = ranks.start("losses.py", str(rounds), json.dumps(plan), str(size), envs=[{}])
+    outcome.codes = json.loads((ranks.folder / "codes").read_text())
+    return outcome
 
 
 def events(outcome, rank, kind):
@@ -118,10 +127,42 @@ def test_a_mistake_of_a_rank_still_ends_the_job(ranks):
     assert said(outcome)[0].endswith("error: the ninth wave")
 
 
-def test_gloo_under_an_mpirun_that_lets_ranks_die(ranks):
-    plan = [step(1, "middle", "kill", 1), step(2, "begin", "stop", 2, patience=3), step(0, "middle", "wake", 3, of=2)]
-    outcome = play(ranks, 4, 5, *plan, step(0, "begin", "sleep", 4, s=2), mpirun="gloo")
+@pytest.mark.parametrize("backend", ["gloo", "mpi"])
+def test_an_mpirun_that_lets_ranks_die(ranks, backend):
+    """One is killed while another one is busy, one freezes and wakes up later; then mpirun ends in good order."""
+    plan = [step(1, "middle", "kill", 1), step(3, "middle", "sleep", 1, s=2), step(0, "middle", "wake", 3, of=2)]
+    plan += [step(2, "begin", "stop", 2, patience=4), step(0, "begin", "sleep", 4, s=2)]
+    outcome = play(ranks, 4, 5, *plan, mpirun=backend)
     assert agree(outcome, [0, 3], 4) == [[0, 2, 3], [0, 3]]
     assert outcome.codes == [0]
     assert len(said(outcome)) == 1, outcome.text
     assert "this rank was taken for lost at" in said(outcome)[0]
+
+
+@pytest.mark.parametrize(
+    ("launcher", "env", "reason"),
+    [
+        ("torchrun", {}, "torchrun ends all ranks"),
+        ("mpi", {}, "mpirun ends all ranks"),
+        ("mpi", {"OMPI_MCA_mpi_ft_enable": "1"}, ""),
+        ("slurm", {"SLURM_KILL_BAD_EXIT": "1"}, "--kill-on-bad-exit=0"),
+        ("slurm", {}, ""),
+    ],
+)
+def test_where_ranks_cannot_outlive_one(launcher, env, reason):
+    found = launcher_env.survivors(Job(launcher, 1, 3, 1, 3, "here"), env)
+    assert reason in found
+    assert bool(reason) == bool(found)
+
+
+def test_one_rank_and_nccl_cannot_regroup():
+    solo = Solo(torch.device("cpu"))
+    assert solo.alive == [0]
+    assert solo.can_regroup == "there is a single process"
+    with pytest.raises(Lost, match="there is a single process"):
+        solo.regroup(b"", 1)
+    with pytest.raises(ValueError, match="at most 4096 bytes"):
+        solo.regroup(b"x" * 4097, 1)
+    nccl = Nccl(Job("slurm", 1, 3, 1, 3, "here"), torch.device("cpu"), None, 60)
+    assert "NCCL cannot" in nccl.can_regroup
+    assert nccl.patience_s == 60

@@ -1,15 +1,20 @@
-"""Several ranks find each other by Slurm's variables alone, a foreign service on the derived port included."""
+"""Several ranks find each other by the launcher's variables alone, a foreign service on the derived port included."""
 
+import os
 import socket
+import stat
+import threading
+import time
 
 import pytest
 
-from fedmpi.comm import rendezvous, slurm_port
+from fedmpi.comm import door, rendezvous
+from fedmpi.comm.base import Lost
 from fedmpi.comm.job import Job
 from fedmpi.common.errors import UserError
 
 
-def step_env(rank, size, job_id):
+def step_env(rank, size, job_id, **more):
     return {
         "SLURM_JOB_ID": str(job_id),
         "SLURM_STEP_ID": "0",
@@ -19,16 +24,15 @@ def step_env(rank, size, job_id):
         "SLURM_NODEID": "0",
         "SLURM_STEP_TASKS_PER_NODE": str(size),
         "SLURM_STEP_NODELIST": "no-such-host",  # one host needs no name
+        **more,
     }
 
 
-def test_ranks_of_a_step_meet_although_the_first_port_is_taken(ranks):
-    jobs = ((job_id, slurm_port.candidates(f"{job_id}.0.0")[:2]) for job_id in range(10**6, 2 * 10**6))
-    job_id, ports = next((job_id, ports) for job_id, ports in jobs if free(*ports))
-    with socket.create_server(("", ports[0])):  # accepts (the kernel does), never answers
-        outcome = ranks.start("battery.py", envs=[step_env(rank, 2, job_id) for rank in range(2)])
-    assert outcome.codes == [0, 0], outcome.text
-    assert not [report for reports in outcome.reports.values() for report in reports if report["error"]]
+@pytest.fixture
+def job_id():
+    """A job whose first ports are free here and now."""
+    jobs = ((job_id, rendezvous.ports(f"{job_id}.0.0")[:4]) for job_id in range(10**6, 2 * 10**6))
+    return next(job_id for job_id, ports in jobs if free(*ports))
 
 
 def free(*ports):
@@ -40,20 +44,139 @@ def free(*ports):
     return True
 
 
-def test_candidates_are_few_below_the_ephemeral_range_and_differ_between_jobs():
-    here, there = slurm_port.candidates("1.0.0"), slurm_port.candidates("2.0.0")
-    assert here == slurm_port.candidates("1.0.0")
+def test_ranks_of_a_step_meet_by_the_secret_in_their_home_although_the_first_port_is_taken(ranks, job_id, tmp_path):
+    home = {"HOME": str(tmp_path), "FEDMPI_SECRET": ""}
+    with socket.create_server(("", rendezvous.ports(f"{job_id}.0.0")[0])):  # accepts (the kernel does), never answers
+        outcome = ranks.start("battery.py", envs=[step_env(rank, 2, job_id, **home) for rank in range(2)])
+    assert outcome.codes == [0, 0], outcome.text
+    assert not [report for reports in outcome.reports.values() for report in reports if report["error"]]
+    made = tmp_path / ".fedmpi"
+    assert [path.name for path in made.iterdir()] == ["secret"]
+    assert [stat.S_IMODE(path.stat().st_mode) for path in (made, made / "secret")] == [0o700, 0o600]
+
+
+def test_a_rank_with_another_secret_is_told_so_and_another_job_is_not_ours(job_id):
+    here = Job("slurm", 0, 2, 0, 2, "here")
+    envs = [step_env(rank, 2, job_id, FEDMPI_SECRET=text * 32) for rank, text in enumerate("ab")]
+    rendezvous.find_store(here, 5, envs[0])
+    there = Job("slurm", 1, 2, 1, 2, "here")
+    with pytest.raises(Lost, match=r"rank 0 is silent.*another secret.*~/\.fedmpi/secret, or the same FEDMPI_SECRET"):
+        rendezvous.find_store(there, 1, envs[1])
+    began = time.monotonic()
+    ours = rendezvous.find_store(there, 5, envs[0] | {"SLURM_PROCID": "1"})
+    ours.set("a", "1")
+    assert time.monotonic() - began < 4
+    with pytest.raises(Lost):  # the same user's step of another name, on a port of ours
+        rendezvous.arrive([ours.address], door.job_key("slurm 4711.0.0", envs[0]), time.monotonic() + 0.5)
+
+
+def test_foreign_services_are_passed_over_and_who_comes_early_waits(job_id):
+    """One never answers, one speaks HTTP, one sends what is no text; rank 0 comes last."""
+    env = step_env(1, 2, job_id, FEDMPI_SECRET="s" * 32)
+    listeners = []
+
+    def foreign(port, line):
+        listeners.append(socket.create_server(("", port)))
+
+        def answer(listener):
+            while True:
+                try:
+                    guest, _ = listener.accept()
+                except OSError:
+                    return
+                listeners.append(guest)
+                guest.sendall(line)
+
+        threading.Thread(target=answer, args=(listeners[-1],), daemon=True).start()
+
+    first = rendezvous.ports(rendezvous.slurm_step(env))
+    foreign(first[0], b"")
+    foreign(first[1], b"HTTP/1.1 400 Bad Request\r\n\r\n" * 9)
+    foreign(first[2], b"\xff\xfe\x00 fedmpi\n" * 9)
+    timer = threading.Timer(0.7, rendezvous.find_store, (Job("slurm", 0, 2, 0, 2, "here"), 5, env))
+    timer.start()
+    store = rendezvous.find_store(Job("slurm", 1, 2, 1, 2, "here"), 20, env)
+    assert store.address[1] == first[3]
+    for each in listeners:
+        each.close()
+
+
+def test_no_free_port_is_said(monkeypatch, job_id):
+    with socket.create_server(("", 0)) as taken:
+        monkeypatch.setattr(rendezvous, "ports", lambda step: [taken.getsockname()[1]])
+        with pytest.raises(UserError, match="none of the ports"):
+            rendezvous.find_store(Job("slurm", 0, 2, 0, 2, "here"), 5, step_env(0, 2, 1, FEDMPI_SECRET="s" * 32))
+
+
+def test_ports_are_few_below_the_ephemeral_range_and_differ_between_jobs_and_requeues():
+    env = step_env(0, 2, 4711)
+    assert rendezvous.slurm_step(env) == "4711.0.0"
+    assert rendezvous.slurm_step(env | {"SLURM_RESTART_COUNT": "1"}) == "4711.0.1"
+    here, there = rendezvous.ports("4711.0.0"), rendezvous.ports("4711.0.1")
+    assert here == rendezvous.ports("4711.0.0")
     assert len(here) == 16
     assert all(10_000 <= port < 30_000 for port in here + there)
     assert set(here) != set(there)
 
 
+def test_rank_0_listens_where_it_must_and_nowhere_else(monkeypatch):
+    alone, spread = Job("slurm", 0, 2, 0, 2, "here"), Job("slurm", 0, 2, 0, 1, "here")
+    monkeypatch.setattr(socket, "gethostbyname", {"far": "192.0.2.7", "near": "127.0.1.1"}.__getitem__)
+    assert rendezvous.own_address(alone, "far") == "127.0.0.1"
+    assert rendezvous.own_address(spread, "far") == "192.0.2.7"
+    assert rendezvous.own_address(spread, "near") == ""
+    with door.listen("127.0.0.1", 0) as listener:
+        assert listener.getsockname()[0] == "127.0.0.1"
+    with door.listen("192.0.2.7", 0) as listener:  # not of this host: other hosts' name for it
+        assert listener.getsockname()[0] in ("::", "0.0.0.0")
+
+
 def test_a_first_host_that_does_not_resolve_is_said_at_once():
     env = {"SLURM_JOB_ID": "1", "SLURM_STEP_ID": "0", "SLURM_STEP_NODELIST": "no-such-host-[1-2].invalid"}
     with pytest.raises(UserError, match="'no-such-host-1"):
-        rendezvous.find_store(Job("slurm", 1, 2, 0, 1, "here"), 30, env)
+        rendezvous.find_store(Job("slurm", 1, 2, 0, 1, "here"), 30, env | {"FEDMPI_SECRET": "s" * 32})
 
 
 def test_torchrun_without_an_address_is_said():
     with pytest.raises(UserError, match="MASTER_ADDR is not set"):
         rendezvous.find_store(Job("torchrun", 1, 2, 0, 1, "here"), 30, {})
+
+
+# ---- the user's secret ----
+def test_the_secret_is_made_once_however_many_ranks_start(tmp_path):
+    env, found = {"HOME": str(tmp_path)}, set()
+    threads = [threading.Thread(target=lambda: found.add(door.user_secret(env))) for _ in range(16)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert len(found) == 1
+    assert [path.name for path in (tmp_path / ".fedmpi").iterdir()] == ["secret"]
+
+
+def test_a_variable_comes_before_the_file_and_keys_differ_by_job(tmp_path):
+    env = {"HOME": str(tmp_path), "FEDMPI_SECRET": "x" * 32}
+    assert door.job_key("a", env) != door.job_key("b", env) != door.job_key("b", env | {"FEDMPI_SECRET": "y" * 32})
+    assert not list(tmp_path.iterdir())
+
+
+@pytest.mark.parametrize(
+    ("spoil", "message"),
+    [
+        (lambda file: file.chmod(0o640), "others may read this secret; chmod 600 it"),
+        (lambda file: file.write_text("short\n"), "holds no secret; delete it"),
+        (lambda file: (file.unlink(), file.symlink_to("/etc/passwd")), "Too many levels of symbolic links"),
+        (lambda file: (file.unlink(), file.parent.rmdir(), file.parent.write_text("")), "Not a directory|File exists"),
+    ],
+)
+def test_a_secret_that_is_none_is_refused(tmp_path, spoil, message):
+    env = {"HOME": str(tmp_path)}
+    door.user_secret(env)
+    spoil(tmp_path / ".fedmpi" / "secret")
+    with pytest.raises(UserError, match=rf"\.fedmpi/secret: ({message}).*export FEDMPI_SECRET"):
+        door.user_secret(env)
+
+
+def test_a_short_variable_is_refused():
+    with pytest.raises(UserError, match="FEDMPI_SECRET has 5 characters; at least 32"):
+        door.user_secret(dict(os.environ) | {"FEDMPI_SECRET": "guess"})

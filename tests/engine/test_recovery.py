@@ -41,7 +41,7 @@ def lossy(method, **changes):
 def replayed(config, rows) -> Play:
     """The run without faults that is given the losses of another."""
     it = prepare(config)
-    it.fed.losses, it.fed.plan = Losses(rows), replace(it.fed.plan, replay=True)
+    it.fed.roster.losses, it.fed.plan = Losses(rows), replace(it.fed.plan, replay=True)
     return run(it)
 
 
@@ -63,6 +63,6 @@ def test_at_every_message(method, policy, placement):
             it = with_deaths(config, size, {rank: [number]})
             if policy == "redo" and stateless:
                 assert it.hashes == quiet.hashes, (rank, number)
-            again = replayed(config, it.fed.losses.rows)
-            assert it.hashes == again.hashes, (rank, number, it.fed.losses.rows)
+            again = replayed(config, it.fed.roster.losses.rows)
+            assert it.hashes == again.hashes, (rank, number, it.fed.roster.losses.rows)
             assert digest(it.b) == digest(again.b)

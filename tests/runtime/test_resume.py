@@ -135,12 +135,12 @@ def test_a_checkpoint_costs_what_changed_and_nothing_is_left_over(tmp_path, ever
         kept.wait()
         checkpoints = sorted(int(path.stem) for path in (tmp_path / "checkpoints").glob("*"))
         now = set(kept.rows.found())
-        needed = {(k, label) for c in checkpoints for k, label in fed.last_rounds(c).items()}
+        needed = {(k, label) for c in checkpoints for k, label in fed.roster.last_rounds(c).items()}
         assert now >= needed
         assert len(checkpoints) == min(keep + 1, (t + 1) // every)
         if (t + 1) % every == 0:
             assert now == needed
-            changed = {k for r in range(t - every + 1, t + 1) for k in fed.cohort(r)}
+            changed = {k for r in range(t - every + 1, t + 1) for k in fed.roster.cohort(r)}
             assert {k for k, label in now - before} == changed
             before = now
         else:
@@ -184,7 +184,7 @@ def test_what_a_kill_has_left_is_removed(tmp_path):
         cut_off(path)
     it, t, said = begin(tmp_path, config("scaffold"), cut=0)
     assert (t, len(said)) == (-1, 2)
-    assert set(Rows(tmp_path / "state").found()) == {(k, 0) for k in it.fed.cohort(0)}
+    assert set(Rows(tmp_path / "state").found()) == {(k, 0) for k in it.fed.roster.cohort(0)}
 
 
 class StopAt:

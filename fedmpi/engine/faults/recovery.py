@@ -64,7 +64,7 @@ def _agree(fed: Federation, t: int, why: Sequence[str]) -> None:
     if comm.rank == 0:
         lost = [rank for rank in fed.alive if rank not in comm.alive]
         if lost:
-            where = fed.placed(t, fed.alive) if fed.plan.on_lost == "drop" and fed.goes() else {}
+            where = fed.roster.placed(t, fed.alive) if fed.plan.on_lost == "drop" and fed.goes() else {}
             row = losses.row(
                 t,
                 {rank: fed.hosts.get(rank, "") for rank in lost},
@@ -73,18 +73,18 @@ def _agree(fed: Federation, t: int, why: Sequence[str]) -> None:
                 reverted={k: r for k, r in found.items() if r != states.trained.get(k, START)},
                 why=next(iter(why), ""),
             )
-            fed.losses.replace(t, [*fed.losses.of(t), row])
+            fed.roster.losses.replace(t, [*fed.roster.losses.of(t), row])
             fed.sink.loss(row)
             fed.alive = list(comm.alive)
-    commit(fed, t, told(comm, fed.losses.of(t)))
-    fed.dead |= {int(rank): t for row in fed.losses.of(t) for rank in row["ranks"]}
+    commit(fed, t, told(comm, fed.roster.losses.of(t)))
+    fed.roster.dead |= {int(rank): t for row in fed.roster.losses.of(t) for rank in row["ranks"]}
 
 
 def commit(fed: Federation, t: int, rows: list[Row]) -> None:
     """From now on these are the losses of round t."""
-    fed.losses.replace(t, rows)
-    fed.states.gone = fed.losses.gone(t)
-    fed.states.revert(fed.losses.reverted(t))
+    fed.roster.losses.replace(t, rows)
+    fed.states.gone = fed.roster.losses.gone(t)
+    fed.states.revert(fed.roster.losses.reverted(t))
 
 
 def stock(fed: Federation, t: int, orphans: Sequence[int]) -> dict[int, int]:
@@ -92,7 +92,7 @@ def stock(fed: Federation, t: int, orphans: Sequence[int]) -> dict[int, int]:
     comm, states = fed.comm, fed.states
     if not orphans or not states.messages.client_state.size:
         return {}
-    mine = states.newest([k for k in orphans if states.owner[k] == comm.rank], lambda k, r: k in fed.cohort(r))
+    mine = states.newest([k for k in orphans if states.owner[k] == comm.rank], lambda k, r: k in fed.roster.cohort(r))
     rows = torch.tensor([mine.get(k, START) for k in orphans], dtype=torch.float64, device=comm.device)
     if comm.rank:
         comm.exchange([(0, rows)], [])
@@ -115,11 +115,11 @@ def told(comm: Communicator, rows: Any) -> Any:
 
 def welcome_back(fed: Federation, t: int) -> None:
     """A run goes on before round t with all ranks: sites that were gone take part again, as they were."""
-    away = sorted(fed.losses.gone(t))
+    away = sorted(fed.roster.losses.gone(t))
     if not away:
         return
     found = stock(fed, t, away)
-    rows = fed.losses.of(t)
+    rows = fed.roster.losses.of(t)
     if fed.comm.rank == 0:
         back = {k: r for k, r in found.items() if r != fed.states.trained.get(k, START)}
         rows = [*rows, losses.row(t, {}, back=away, reverted=back)]
@@ -132,10 +132,10 @@ def replay(fed: Federation, t: int) -> None:
     states, comm = fed.states, fed.comm
     if not states.messages.client_state.size:
         return
-    for k, r in fed.losses.needed():
+    for k, r in fed.roster.losses.needed():
         if r == t - 1:
             states.hold(k, r)
-    back = fed.losses.reverted(t)
+    back = fed.roster.losses.reverted(t)
     leaving, coming = [], {}
     for k, r in sorted(back.items()):
         source, to = states.holder.get((k, r), states.owner[k]), states.owner[k]

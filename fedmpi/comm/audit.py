@@ -1,0 +1,54 @@
+"""What has left this rank: one line a message, for the site whose data lie here.
+
+    {"time": ..., "round": 3, "what": ["_loss", ..., "dw"], "to": 0, "bytes": 220852, "sha256": ...}
+
+sha256 is that of the message's bytes as they were handed to the network. `what` are the slots of its packing, by the
+engine's names. `to` is a rank; "all" where a few bytes of text went to everybody.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+from datetime import datetime, timezone
+from pathlib import Path
+
+from torch import Tensor, uint8
+
+
+class Audit:
+    """Lines wait in memory until `open` says where to write them: the run directory is not known at the start."""
+
+    def __init__(self) -> None:
+        self.waiting: list[str] = []
+        self.path: Path | None = None
+        self.private = False
+
+    def open(self, path: Path, private: bool) -> None:
+        path.parent.mkdir(mode=0o700 if private else 0o777, parents=True, exist_ok=True)
+        self.path, self.private = path, private
+        self._write(self.waiting)
+
+    def sent(self, about: tuple[int | None, tuple[str, ...]], to: int, x: Tensor) -> None:
+        self.said(about, to, x.detach().cpu().contiguous().view(uint8).numpy().tobytes())
+
+    def said(self, about: tuple[int | None, tuple[str, ...]], to: int | str, content: bytes) -> None:
+        line = {
+            "time": datetime.now(timezone.utc).isoformat(timespec="milliseconds"),
+            "round": about[0],
+            "what": list(about[1]),
+            "to": to,
+            "bytes": len(content),
+            "sha256": hashlib.sha256(content).hexdigest(),
+        }
+        if self.path is None:
+            self.waiting.append(json.dumps(line))
+        else:
+            self._write([json.dumps(line)])
+
+    def _write(self, lines: list[str]) -> None:
+        assert self.path is not None
+        flags = os.O_WRONLY | os.O_APPEND | os.O_CREAT
+        with open(os.open(self.path, flags, 0o600 if self.private else 0o666), "w") as file:
+            file.write("".join(f"{line}\n" for line in lines))
