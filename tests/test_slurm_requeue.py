@@ -181,7 +181,7 @@ def test_no_round_no_requeue(cluster):
 
 @pytest.mark.slow
 def test_time_limits(cluster):
-    """Nobody's hand: two minutes are not enough for these rounds; nor for those of an array, each task with its seed."""
+    """Two minutes are not enough for these rounds, nor for those of an array, whose tasks have seeds of their own."""
     limit = ["--time=2", "--signal=B:USR1@5"]
     jobs = {cluster.submit(*limit, *words, pace="0.5"): "seed=0" for words in SCRIPTS.values()}
     array = cluster.submit(*limit, "--array=0-2", *SCRIPTS["srun"], "seed=${env:SLURM_ARRAY_TASK_ID}", pace="0.5")
