@@ -3,12 +3,25 @@
 #
 # Whoever tells this shell to stop (TERM, HUP, USR1, Ctrl-C) asks the ranks, by `tell PID`: with SIGUSR1, which mpirun and
 # srun hand on. SIGTERM Open MPI follows up with SIGKILL after a quarter of a second, too soon to write anything.
-# Again 1, 3 and 6 s later, for a launcher that had no ranks yet; ranks take what comes within 10 s for one request.
 tell() { kill -USR1 "$1" 2>/dev/null; }
 asked=${asked:-}
 
+# As soon as the launcher PID has ranks, for a signal before that breaks its own start; then twice more, for ranks that
+# have just begun. They take what comes within 10 s for one request.
+tell_ranks() {
+    local pause
+    for _ in {1..50}; do
+        if pgrep -P "$1" >/dev/null || ! kill -0 "$1" 2>/dev/null; then break; fi
+        sleep 0.2
+    done
+    for pause in 0 1 3; do
+        sleep "$pause"
+        tell "$1" || return 0
+    done
+}
+
 gently() {
-    local job now code=0 interrupts='' repeating='' pause
+    local job now code=0 interrupts='' repeating=''
     trap 'asked=yes' TERM HUP USR1
     trap 'asked=yes; interrupts+=x' INT
     set -m  # a process group of its own: Ctrl-C reaches this shell alone
@@ -18,10 +31,9 @@ gently() {
     while :; do
         if [[ $asked ]]; then
             asked=
-            tell "$job" || true
             [[ $interrupts != x?* ]] || kill "$job" 2>/dev/null || true  # Ctrl-C, again: who types it means it
-            if [[ ! $repeating ]]; then
-                for pause in 1 2 3; do sleep "$pause"; tell "$job" || break; done </dev/null >/dev/null 2>&1 &
+            if [[ ! $repeating ]] || ! kill -0 "$repeating" 2>/dev/null; then
+                tell_ranks "$job" </dev/null >/dev/null 2>&1 &
                 repeating=$!
             fi
         fi

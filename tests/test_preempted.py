@@ -57,10 +57,10 @@ def trial(place, times, rounds, seed):
 
 
 def test_three_preemptions(tmp_path):
-    assert trial(tmp_path, 3, 100, 0) == 3
+    assert trial(tmp_path, 3, 60, 0) == 3
 
 
 @pytest.mark.slow
 def test_twenty_preemptions(tmp_path):
-    count = trial(tmp_path, 20, 400, random.randrange(10**6))
+    count = trial(tmp_path, 20, 150, random.randrange(10**6))
     assert count == 20, f"finished after {count}: give it more rounds"

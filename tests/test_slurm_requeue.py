@@ -181,10 +181,10 @@ def test_no_round_no_requeue(cluster):
 
 @pytest.mark.slow
 def test_time_limits(cluster):
-    """Nobody's hand: one minute is not enough for these rounds; nor for those of an array, each task with its seed."""
-    limit = ["--time=1", "--signal=B:USR1@5"]
-    jobs = {cluster.submit(*limit, *words, pace="0.3"): "seed=0" for words in SCRIPTS.values()}
-    array = cluster.submit(*limit, "--array=0-2", *SCRIPTS["srun"], "seed=${env:SLURM_ARRAY_TASK_ID}", pace="0.3")
+    """Two minutes are not enough for these rounds, nor for those of an array, whose tasks have seeds of their own."""
+    limit = ["--time=2", "--signal=B:USR1@5"]
+    jobs = {cluster.submit(*limit, *words, pace="0.5"): "seed=0" for words in SCRIPTS.values()}
+    array = cluster.submit(*limit, "--array=0-2", *SCRIPTS["srun"], "seed=${env:SLURM_ARRAY_TASK_ID}", pace="0.5")
     jobs |= {f"{array}_{task}": f"seed={task}" for task in range(3)}
     wholes = {seed: cluster.whole(seed.replace("=", ""), seed) for seed in set(jobs.values())}
     for job, seed in jobs.items():
