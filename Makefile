@@ -32,11 +32,11 @@ check: setup  ## lint, format, types, shell scripts, spelling
 	ruff check .
 	ruff format --check .
 	mypy
-	shellcheck launch/*.sh slurm/*.sbatch tests/*.sh .ci/*
+	shellcheck launch/*.sh slurm/* tests/*.sh .ci/*
 	codespell --ignore-words-list alhpa,alligned,toi --check-hidden --skip './.git,./.venv,./.*_cache,./runs,./data,./build'
 
 bench: setup  ## speed next to the same work written by hand in PyTorch
-	@set -e; for script in engine vectors methods; do echo "== $$script"; python "benchmarks/$$script.py"; done
+	@set -e; for script in engine vectors methods checkpoint; do echo "== $$script"; python "benchmarks/$$script.py"; done
 
 clean:  ## remove .venv and caches; runs and data stay
 	rm -rf .venv build dist *.egg-info .pytest_cache .mypy_cache .ruff_cache

@@ -17,7 +17,7 @@ import torch
 
 from fedmpi import config
 from fedmpi.comm.solo import Solo
-from fedmpi.engine.federation import Sink
+from fedmpi.engine.plan import Sink
 from fedmpi.runtime import build, build_data
 from fedmpi.runtime.run_dir import summary
 

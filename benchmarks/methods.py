@@ -16,7 +16,7 @@ import torch
 from fedmpi import config, methods
 from fedmpi.comm.solo import Solo
 from fedmpi.common.registry import load
-from fedmpi.engine.federation import Sink
+from fedmpi.engine.plan import Sink
 from fedmpi.method import PLAIN_SGD, VALIDATION
 from fedmpi.runtime import build, build_data
 from fedmpi.runtime.memory import size_text

@@ -15,6 +15,10 @@ import sys
 
 if os.path.basename(next(iter(getattr(sys, "argv", [])), "")) == "fedmpi":  # the command, which imports for a second:
     signal.signal(signal.SIGINT, signal.SIG_DFL)  # until it has its own handler, Ctrl-C ends it without a traceback
+    if sys.argv[1:2] in (["run"], ["resume"]):
+        from fedmpi.common.signals import COMMAND
+
+        COMMAND.listen(signal.SIGINT)
 
 from importlib import import_module
 from typing import Any

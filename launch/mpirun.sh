@@ -5,8 +5,10 @@
 #   launch/mpirun.sh 5 configs/quickstart.yaml rounds=3
 #
 # Rank 0 is the server, the others train. OMP_NUM_THREADS is 1 unless set: ranks share the cores.
+# FEDMPI_ULFM=1 keeps mpirun from ending the job when a rank dies (Open MPI 5).
+# Told to stop (TERM, Ctrl-C), it lets the ranks write what they have; exit code 75: start it again.
 set -euo pipefail
-[[ $# -ge 2 && $1 =~ ^[1-9][0-9]*$ ]] || { sed -n '2,7s/^# \{0,1\}//p' "$0" >&2; exit 2; }
+[[ $# -ge 2 && $1 =~ ^[1-9][0-9]*$ ]] || { sed -n '2,9s/^# \{0,1\}//p' "$0" >&2; exit 2; }
 ranks=$1
 shift
 
@@ -19,7 +21,11 @@ export OMP_NUM_THREADS=${OMP_NUM_THREADS:-1}
 options=(-n "$ranks")
 if [[ $(mpirun --version) == *'Open MPI'* ]]; then  # MPICH needs, and knows, none of these
     options+=(--bind-to none)                       # Open MPI pins ranks by default, and several would share one core
+    [[ ${FEDMPI_ULFM:-0} != 1 ]] || options+=(--with-ft ulfm)
+    [[ -z ${FEDMPI_OUTCOME:-} ]] || options+=(-x FEDMPI_OUTCOME)
     [[ $EUID -ne 0 ]] || options+=(--allow-run-as-root)
     [[ -n ${SLURM_JOB_ID:-} ]] || options+=(--oversubscribe)  # more ranks than cores, which are fewer than nproc says
 fi
-exec mpirun "${options[@]}" fedmpi run "$@"
+# shellcheck source=launch/gently.sh
+source "$(dirname "$0")/gently.sh"
+gently mpirun "${options[@]}" fedmpi run "$@"

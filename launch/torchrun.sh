@@ -5,8 +5,9 @@
 #   launch/torchrun.sh 5 configs/quickstart.yaml rounds=3
 #
 # Rank 0 is the server, the others train. For several machines see slurm/torchrun.sbatch.
+# Told to stop (TERM, Ctrl-C), it lets the ranks write what they have; exit code 75: start it again.
 set -euo pipefail
-[[ $# -ge 2 && $1 =~ ^[1-9][0-9]*$ ]] || { sed -n '2,7s/^# \{0,1\}//p' "$0" >&2; exit 2; }
+[[ $# -ge 2 && $1 =~ ^[1-9][0-9]*$ ]] || { sed -n '2,8s/^# \{0,1\}//p' "$0" >&2; exit 2; }
 ranks=$1
 shift
 
@@ -16,5 +17,16 @@ for place in . "$(dirname "$0")/.."; do
     if ! command -v fedmpi >/dev/null && [[ -f $place/.venv/bin/activate ]]; then source "$place/.venv/bin/activate"; fi
 done
 export OMP_NUM_THREADS=${OMP_NUM_THREADS:-1}
+# shellcheck source=launch/gently.sh
+source "$(dirname "$0")/gently.sh"
+# torchrun knows no SIGUSR1, and would make any exit code 1: the ranks are told, and asked for theirs, by this script.
+tell() { pkill -USR1 -P "$1"; }
+outcome=$(mktemp)
+trap 'rm -f "$outcome"' EXIT
+export FEDMPI_OUTCOME=${FEDMPI_OUTCOME:-$outcome}
+code=0
 # --standalone takes a free port by itself. A failed rank is not restarted: it ends the job, which says why.
-exec torchrun --standalone --max-restarts 0 --nproc-per-node "$ranks" --no-python fedmpi run "$@"
+gently torchrun --standalone --max-restarts 0 --nproc-per-node "$ranks" --no-python fedmpi run "$@" || code=$?
+read -r told _ <"$FEDMPI_OUTCOME" || true
+[[ ${told:-0} -eq 0 ]] || code=$told
+exit "$code"

@@ -7,6 +7,7 @@ import os
 import shutil
 import subprocess
 import sys
+import time
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -20,7 +21,8 @@ from fedmpi.config.schema import Settings
 from fedmpi.data.dataset import Dataset
 from fedmpi.data.federated import Federated, split
 from fedmpi.data.validation import hold_out
-from fedmpi.engine.federation import Federation, Sink
+from fedmpi.engine.federation import Federation
+from fedmpi.engine.plan import Sink
 from fedmpi.flat.packing import Views
 from fedmpi.method.base import PLAIN_SGD, VALIDATION
 from fedmpi.methods import registry
@@ -238,3 +240,24 @@ def fedmpi(*arguments: object, kind: str = "alone", size: int = 1, limit_s: floa
     command = [*launcher(kind, size), str(BIN / "fedmpi"), *map(str, arguments)]
     options = {"env": clean_env(), "cwd": ROOT, **options}
     return subprocess.run(command, capture_output=True, text=True, timeout=limit_s, **options)
+
+
+def left_over(word: str) -> list[str]:
+    """Processes that were started with this word among their arguments."""
+    found = []
+    for path in Path("/proc").glob("[0-9]*/cmdline"):
+        try:
+            if word in path.read_text():
+                found.append(path.parent.name)
+        except OSError:
+            continue
+    return found
+
+
+def gone(word: str) -> bool:
+    """Whether none of them is left within ten seconds."""
+    for _ in range(100):
+        if not left_over(word):
+            return True
+        time.sleep(0.1)
+    return False

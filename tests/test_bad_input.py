@@ -3,13 +3,11 @@
 import re
 import subprocess
 import sys
-import time
-from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
-from helpers import BIN, ROOT, by_rank, clean_env, fedmpi, launcher
+from helpers import BIN, ROOT, by_rank, clean_env, fedmpi, gone, launcher
 
 from fedmpi import cli
 from fedmpi.runtime import memory
@@ -80,26 +78,6 @@ def test_more_than_the_memory_allows(config, monkeypatch, capsys, tmp_path):
 
 
 # ---- under a launcher ----
-def left_over(word):
-    """Processes that were started with this word among their arguments."""
-    found = []
-    for path in Path("/proc").glob("[0-9]*/cmdline"):
-        try:
-            if word in path.read_text():
-                found.append(path.parent.name)
-        except OSError:
-            continue
-    return found
-
-
-def gone(word):
-    for _ in range(50):
-        if not left_over(word):
-            return True
-        time.sleep(0.1)
-    return False
-
-
 def test_divergence_ends_all_ranks(config):
     path = config("lr: 0.1", "lr: 1.0e+30", net="mlp")
     done = fedmpi("run", path, kind="mpirun", size=3, limit_s=60)

@@ -1,11 +1,14 @@
 """Real jobs that are killed and gone on with, elsewhere: the bits of the undisturbed run. And what is refused."""
 
+import hashlib
 import json
 import os
 import signal
 import subprocess
 import time
+from pathlib import Path
 
+import numpy as np
 import pytest
 import yaml
 from helpers import BIN, ROOT, clean_env, fedmpi, launcher
@@ -80,22 +83,30 @@ def test_killed_twice_and_ended_on_other_ranks(place):
     same(place / "torn", place / "whole")
 
 
-def test_a_request_to_stop_is_gone_on_with(place):
-    """Repeated, as by Slurm at a time limit; exit code 75, and the command to go on with."""
-    command = [str(BIN / "fedmpi"), "run", str(place / "run.yaml"), "name=asked"]
+@pytest.mark.parametrize(
+    ("kind", "size", "number", "every"), [("alone", 1, signal.SIGTERM, 1), ("mpirun", 3, signal.SIGUSR1, 50)]
+)
+def test_a_request_to_stop_is_gone_on_with(place, kind, size, number, every):
+    """Repeated, as by Slurm at a time limit; exit code 75, and the command to go on with. Nothing that was complete
+    is lost, however rare checkpoints are."""
+    name = f"asked{every}"
+    command = [*launcher(kind, size), str(BIN / "fedmpi"), "run", str(place / "run.yaml"), f"name={name}"]
+    command += [f"checkpoint.every={every}"]
     process = subprocess.Popen(command, env=clean_env(), cwd=ROOT, stdout=subprocess.PIPE, text=True)
-    while len(rows(place / "asked")) < 3:
+    while len(rows(place / name)) < 3:
         time.sleep(0.02)
     for _ in range(2):
-        process.send_signal(signal.SIGTERM)
+        process.send_signal(number)
         time.sleep(0.1)
     said = process.communicate(timeout=30)[0]
     assert process.returncode == 75, said
-    assert f"fedmpi resume {place / 'asked'}" in said
-    assert json.loads((place / "asked" / "summary.json").read_text())["exit_reason"] == "signal 15"
-    done = fedmpi("resume", place / "asked")
+    assert f"fedmpi resume {place / name}" in said
+    assert json.loads((place / name / "summary.json").read_text())["exit_reason"] == f"signal {int(number)}"
+    complete = rows(place / name)[-1]["round"]
+    done = fedmpi("resume", place / name)
     assert done.returncode == 0, done.stderr
-    same(place / "asked", place / "whole")
+    assert f"going on after round {complete}\n" in done.stdout
+    same(place / name, place / "whole")
 
 
 def test_more_rounds(place):
@@ -120,6 +131,58 @@ def test_another_experiment_is_refused(place, words, said):
     assert said in done.stderr
     assert done.stderr.count("error:") == 1
     assert len(rows(place / "whole")) == 24
+
+
+PLUGIN = """
+from torch import nn
+
+def net(input_shape, classes):
+    return nn.Sequential(nn.Flatten(), nn.Linear(64, classes))
+"""
+
+
+def test_plug_ins_and_data_that_changed_are_named(tmp_path):
+    """And copied, for the user's eyes alone where that was asked for. A function that makes a module of torch's own
+    counts as well."""
+    (tmp_path / "mine.py").write_text(PLUGIN)
+    (tmp_path / "other").mkdir()
+    (tmp_path / "other" / "mine.py").write_text("from fedmpi.data.partition import iid as deal\n")
+    table = {"x": np.random.default_rng(0).normal(size=(90, 64)), "y": np.arange(90) % 3}
+    np.savez(tmp_path / "a.npz", **table)
+    deal = {"scheme": f"{tmp_path}/other/mine.py:deal", "clients": 3}
+    tree = {
+        "name": "own",
+        "rounds": 1,
+        "output": str(tmp_path),
+        "output_mode": "private",
+        "data": {"source": "npz", "path": "a.npz", "root": str(tmp_path), "partition": deal},
+        "model": {"name": f"{tmp_path}/mine.py:net"},
+        "method": {"name": "fedavg"},
+    }
+    (tmp_path / "run.yaml").write_text(yaml.safe_dump(tree))
+    done = fedmpi("run", tmp_path / "run.yaml")
+    assert done.returncode == 0, done.stderr
+    run = tmp_path / "own"
+    told = {each["copy"]: each for each in json.loads((run / "environment.json").read_text())["plugins"]}
+    assert sorted(told) == ["plugins/mine-2.py", "plugins/mine.py"]
+    for copy, each in told.items():
+        content = (run / copy).read_bytes()
+        assert Path(each["file"]).read_bytes() == content
+        assert hashlib.sha256(content).hexdigest() == each["sha256"]
+        assert (run / copy).stat().st_mode & 0o777 == 0o600
+    assert (run / "plugins").stat().st_mode & 0o777 == 0o700
+    (tmp_path / "mine.py").write_text(PLUGIN + "# edited\n")
+    np.savez(tmp_path / "a.npz", **{**table, "x": table["x"] + 1})
+    done = fedmpi("resume", run, "rounds=2")
+    assert done.returncode == 2
+    assert done.stderr.count("error:") == 1
+    for said in ("plug-in mine-2.py changed (as", f"training data changed (npz a.npz, below {tmp_path})", "=accept"):
+        assert said in done.stderr
+    assert "mine.py" not in done.stderr
+    done = fedmpi("resume", run, "rounds=2", "checkpoint.changes=accept")
+    assert done.returncode == 0, done.stderr
+    assert len(rows(run)) == 2
+    assert (run / "plugins" / "mine-2.py").read_text().endswith("# edited\n")
 
 
 def test_must_and_what_is_no_run(place, tmp_path):

@@ -21,7 +21,7 @@ OUTSIDE = {  # packages that one place shields the others from
     "yaml": {"config.yaml_source"},
     "sklearn": {"tasks"},
     "scipy": {"methods._prototypes"},
-    "safetensors": {"runtime.durable", "runtime.saved_model", "runtime.run_dir"},
+    "safetensors": {"runtime.durable", "runtime.initial", "runtime.saved_model", "runtime.run_dir"},
     "matplotlib": {"analysis.figures"},
     "PIL": {"data.sources.image_folder"},
 }

@@ -5,6 +5,7 @@ import json
 import os
 import signal
 import subprocess
+import sys
 import time
 from pathlib import Path
 
@@ -27,11 +28,13 @@ CONFIG = {
 class Job:
     """A run that would take hours, in the middle of it."""
 
+    words = (str(BIN / "fedmpi"), "run")
+
     def __init__(self, folder, kind, size, **changes):
         self.folder = folder
         folder.mkdir()
         (folder / "run.yaml").write_text(yaml.safe_dump({**CONFIG, "output": str(folder), **changes}))
-        command = [*self.command(kind, size), str(BIN / "fedmpi"), "run", str(folder / "run.yaml")]
+        command = [*self.command(kind, size), *self.words, str(folder / "run.yaml")]
         self.log = (folder / "out").open("w")
         # A session of its own: what a terminal's Ctrl-C reaches is the launcher and whoever shares its group.
         self.process = subprocess.Popen(
@@ -117,8 +120,8 @@ class Faulty(Job):
 def start(tmp_path):
     jobs = []
 
-    def start(kind="alone", size=1, **changes):
-        jobs.append(Job(tmp_path / f"job{len(jobs)}", kind, size, **changes))
+    def start(kind="alone", size=1, made=Job, **changes):
+        jobs.append(made(tmp_path / f"job{len(jobs)}", kind, size, **changes))
         return jobs[-1]
 
     yield start
@@ -239,6 +242,61 @@ def test_one_rank_is_told_and_all_stop(start):
     os.kill(job.rank(2), signal.SIGTERM)
     assert job.ends_within(10) == AGAIN
     assert len(whole(job, None)) >= 2
+
+
+class Scripted(Job):
+    """Started by the script of launch/."""
+
+    def command(self, kind, size):
+        launcher(kind, size)  # or skip
+        return [str(ROOT / "launch" / f"{kind}.sh"), str(size)]
+
+    words = ()  # the script says `fedmpi run` itself
+
+
+@pytest.mark.parametrize("kind", ["mpirun", "torchrun"])
+def test_the_script_of_a_launcher_is_told(start, kind):
+    """The ranks write what they have and close their round, and the script ends as rank 0 does."""
+    job = start(kind, 3, Scripted)
+    job.wait_for_rounds(2)
+    job.process.terminate()
+    assert job.ends_within(30) == AGAIN, job.text()
+    assert len(whole(job, signal.SIGUSR1)) >= 2
+    checkpoints = sorted((job.folder / "run" / "checkpoints").iterdir())
+    assert checkpoints[-1].name == f"{len(job.rows()) - 1:06}.safetensors"
+
+
+@pytest.mark.parametrize("after_s", [0.0, 0.2, 1.0, 2.5])
+def test_the_script_of_a_launcher_is_told_in_the_start(start, after_s):
+    """Before the launcher listens, before the ranks do, while they import and meet."""
+    job = start("mpirun", 3, Scripted)
+    time.sleep(0.3 + after_s)  # until the shell has begun
+    job.process.terminate()
+    assert job.ends_within(60) == AGAIN, job.text()
+    assert "Traceback" not in job.text()
+
+
+@pytest.mark.parametrize(("kind", "size"), [("alone", 1), ("mpirun", 3)])
+def test_one_rank_is_told_in_the_start(start, kind, size):
+    job = start(kind, size)
+    while (pid := job.rank(size - 1, or_none=True) if size > 1 else job.process.pid) is None:
+        time.sleep(0.02)
+    time.sleep(0.5)  # Python itself has begun, torch has not
+    os.kill(pid, signal.SIGTERM)
+    assert job.ends_within(60) == AGAIN, job.text()
+    whole(job, None if size > 1 else signal.SIGTERM)
+
+
+def test_who_is_told_while_the_others_do_not_come_leaves_soon(tmp_path):
+    (tmp_path / "run.yaml").write_text(yaml.safe_dump({**CONFIG, "output": str(tmp_path)}))
+    code = "import sys; sys.argv = ['fedmpi', 'run', sys.argv[1]]; from fedmpi.common import signals; "
+    code += "signals.START_S = 1; from fedmpi.cli import main; main()"
+    told = {"RANK": "0", "WORLD_SIZE": "2", "LOCAL_RANK": "0", "LOCAL_WORLD_SIZE": "2", "TORCHELASTIC_RUN_ID": "x"}
+    env = clean_env(MASTER_ADDR="127.0.0.1", MASTER_PORT="29571", **told)
+    process = subprocess.Popen([sys.executable, "-c", code, str(tmp_path / "run.yaml")], env=env, cwd=ROOT)
+    time.sleep(1)
+    process.terminate()
+    assert process.wait(60) == AGAIN  # far less than the 300 s of comm.start_timeout_s
 
 
 @pytest.mark.parametrize(("kind", "backend"), [("mpirun", "mpi"), ("torchrun", "gloo")])

@@ -56,7 +56,7 @@ def submit(env, log, *words):
 )
 def test_a_real_job_gives_the_bits_of_one_process(slurm_env, tmp_path, alone, file, options, overrides):
     log = tmp_path / "log.txt"
-    settings = ["configs/quickstart.yaml", "rounds=3", f"output={tmp_path}", *overrides]
+    settings = ["configs/quickstart.yaml", "rounds=3", f"output={tmp_path}", "name=quickstart", *overrides]
     state, code = submit(slurm_env, log, *options, f"slurm/{file}", *settings)
     assert (state, code) == ("COMPLETED", 0), log.read_text()
     assert hashes(tmp_path) == alone

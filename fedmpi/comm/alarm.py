@@ -1,18 +1,21 @@
 """One cause for the end of a job, said once: by rank 0.
 
-A rank that fails writes the cause into the ranks' store before it leaves. The first writer wins: who fails only because
-another has left comes second and is silent. A thread on every rank hears the cause:
+A rank that fails adds the cause to the ranks' news (news.py) before it leaves. The first one counts: who fails only
+because another has left comes second and is silent. So is a rank that was taken for lost before. A thread on every rank
+hears the cause:
 
     rank 0        closes the run, says the cause, ends the job
     other ranks   wait to be ended by the launcher, and leave by themselves if it does not
 
 If rank 0 does not take the cause in time, since it is itself what fails, the rank that wrote it speaks. A second thread
-sees that the launcher has died, whose ranks would otherwise train on for good.
+sees that the launcher has died, whose ranks would otherwise train on for good. Other news, such as who is taken for
+lost, go to `heed` (membership.py).
 """
 
 from __future__ import annotations
 
 import contextlib
+import socket
 import sys
 import threading
 import time
@@ -27,22 +30,33 @@ from fedmpi.common import parent
 if TYPE_CHECKING:
     from torch.distributed import Store
 
-CAUSE, SAID = "cause", "said"  # keys
-ALL_WELL = b"0"  # in place of a cause, once every rank is at its end
+    from fedmpi.comm.news import News
+
+CAUSE = "cause"  # line of the news: "cause RANK CODE TEXT"
+MEMBERS = "members"  # "members GENERATION TIME RANK RANK ...": those that take part from here on
+WELL = "well"  # every rank is at its end
+SAID = "said"  # key
 LOOK_S = 1.0  # between two looks at the launcher
 ANSWER_S = 5.0  # allowed for the store to take a cause, and for rank 0 to say it
 PATIENCE_S = 3.0  # before a rank that cannot tell rank 0 speaks itself: rank 0 may have found the same mistake
 ENDED_S = 2.0  # in which a launcher ends the ranks of a job that has failed
+DAY_S = 86_400.0
 REACTS_S = 1.5  # before a rank tells that its connection to another one has ended, which may have told why
-DAY = timedelta(days=1)
 
 
 class Alarm:
-    """One a rank. `will(reason)`: what rank 0 does first where the job fails (it closes the run directory)."""
+    """One a rank.
+
+    will(reason)         what rank 0 does first where the job fails (it closes the run directory)
+    heed(line, store)    what becomes of other news, with the connection that they came over; None: rank 0 is gone
+    """
 
     def __init__(self, job: Job) -> None:
         self.job = job
         self.will: Callable[[str], None] = lambda reason: None
+        self.heed: Callable[[str | None, Store], None] = lambda line, store: None
+        self.members = set(range(job.size))  # whose causes count
+        self.at = 0  # lines of the news that are read
         self._open: Callable[[], Store] | None = None
         self._ear: threading.Thread | None = None
         self._ending = threading.Lock()
@@ -55,7 +69,7 @@ class Alarm:
 
         reacts: this rank has only lost another one, and who knows more goes first.
         """
-        cause = f"{code} {who(self.job)}: {text}"
+        cause = f"{CAUSE} {self.job.rank} {code} {who(self.job)}: {text}"
         if reacts:
             time.sleep(REACTS_S)
         if self.job.rank == 0:
@@ -64,13 +78,23 @@ class Alarm:
             time.sleep(PATIENCE_S)
             self._find()
         first, said = self._tell(cause)
-        if self._open is not None and first is None:  # rank 0 is gone with its store: one rank speaks first
-            time.sleep(PATIENCE_S if self.job.rank == 1 else 2 * PATIENCE_S)
-        if first in (None, cause) and not said:
-            say(cause.partition(" ")[2])
+        speaks = True
+        if self._open is not None and first is None:  # rank 0 is gone with its store: one rank of a host speaks
+            speaks = self._first_here()
+            time.sleep(PATIENCE_S * (3 - speaks - (self.job.rank == self.job.local_rank)))
+        if speaks and first in (None, cause) and not said:
+            say(f"{who(self.job)}: {text}")
         else:
             time.sleep(ENDED_S)
-        end_job(int((first or cause).split()[0]) or code)
+        end_job(int((first or cause).split()[2]))
+
+    def _first_here(self) -> bool:
+        """Whether no other rank of this host has asked before; while that one lives."""
+        self._held = socket.socket(socket.AF_UNIX)
+        with contextlib.suppress(OSError):
+            self._held.bind(f"\0fedmpi of {self.job.launcher_pid()}")
+            return True
+        return False
 
     def _find(self) -> None:
         """The ranks' store, for one that failed before it met the others. Under MPI that would take all of them."""
@@ -82,20 +106,20 @@ class Alarm:
             store = rendezvous.find_store(self.job, ANSWER_S)
             self._open = lambda: rendezvous.another(store)
 
-    def _tell(self, cause: str) -> tuple[str | None, bool]:
-        """Write the cause; (the first one, whether rank 0 has said it). None: the store does not answer."""
+    def _tell(self, line: str) -> tuple[str | None, bool]:
+        """Add a cause to the news; (the first one, whether rank 0 has said it). None: the store does not answer."""
         found: list[str] = []
 
         def tell() -> None:
             with contextlib.suppress(Exception):
                 assert self._open is not None
-                store = self._open()
-                first = store.compare_set(CAUSE, "", cause)
-                if first == ALL_WELL:  # nobody listens any more
+                news = self._news(self._open())
+                first = news.add(line, self._decisive(set(self.members)))
+                if first is None or not first.startswith(CAUSE):  # nobody listens any more
                     return
-                found.append(first.decode())
+                found.append(first)
                 if self.job.rank:
-                    store.wait([SAID], timedelta(seconds=ANSWER_S))
+                    news.store.wait([SAID], timedelta(seconds=ANSWER_S))
                     found.append("said")
 
         talk = threading.Thread(target=tell, daemon=True)  # a store on a host that is gone may never answer
@@ -103,38 +127,58 @@ class Alarm:
         talk.join(2 * ANSWER_S)
         return (found[0] if found else None), len(found) > 1
 
+    def _news(self, store: Store) -> News:
+        from fedmpi.comm.news import News
+
+        return News(store, self.at)
+
+    def _decisive(self, members: set[int]) -> Callable[[str], bool]:
+        """Whether a line ends the job, in good order or not, or this rank's part in it. To be asked of each in turn."""
+
+        def decisive(line: str) -> bool:
+            kind, *words = line.split(maxsplit=2)
+            if kind == MEMBERS:
+                members.intersection_update(map(int, line.split()[3:]))
+                return self.job.rank not in members
+            return kind == WELL or (kind == CAUSE and int(words[0]) in members)
+
+        return decisive
+
     # ---- a cause, from whichever rank ----
     def listen(self, open_store: Callable[[], Store]) -> None:
         """Hear the causes that other ranks tell. open_store() makes another connection to the ranks' store."""
         store = open_store()
         self._open = open_store
-        self._ear = threading.Thread(target=self._hear, args=(store,), daemon=True)
+        self._ear = threading.Thread(target=self._hear, args=(self._news(store),), daemon=True)
         self._ear.start()
 
     def hush(self) -> None:
         """Every rank is at its end: stop listening, while the store is still there."""
         if self._ear is not None:
-            self._tell(ALL_WELL.decode())
+            self._tell(WELL)
             self._ear.join(ANSWER_S)
 
-    def _hear(self, store: Store) -> None:
+    def _hear(self, news: News) -> None:
+        decisive = self._decisive(self.members)
         try:
-            store.wait([CAUSE], DAY)
-            cause = store.get(CAUSE)
+            while not decisive(line := news.next()) or line.startswith(MEMBERS):
+                self.at = news.at
+                self.heed(line, news.store)
         except Exception:  # whoever held the store is gone; the next message notices it, too
+            self.heed(None, news.store)
             return
-        if cause == ALL_WELL:
+        if line == WELL:
             return
         if self.job.rank == 0:
-            self._end(cause.decode())
+            self._end(line)
         time.sleep(ANSWER_S + ENDED_S)
-        leave(int(cause.split()[0]))
+        leave(int(line.split()[2]))
 
     def _end(self, cause: str) -> NoReturn:
         """Rank 0 ends the job."""
         if not self._ending.acquire(blocking=False):  # another thread does
-            time.sleep(DAY.total_seconds())
-        code, text = cause.split(" ", 1)
+            time.sleep(DAY_S)
+        _, _, code, text = cause.split(" ", 3)
         with contextlib.suppress(Exception):  # the cause is said, whatever becomes of the run directory
             self.will(reason(text))
         say(text)

@@ -6,13 +6,16 @@ A tensor is sent from, and received into, its own memory.
     broadcast(x)                              rank 0's x on every rank
     exchange(outgoing, incoming)              a set of point-to-point messages, posted together, then waited for
     allgather_bytes(payload, deadline_s)      a few bytes of each rank on every rank; names all silent ranks
-    close()                                   leaves in good order, together with all ranks
+    regroup(payload, deadline_s)              the ranks that live, connected anew, after a loss
+    close()                                   leaves in good order, together with all ranks that are left
 
+Ranks keep their numbers when others are lost.
 A message is a contiguous tensor (n,) of any element type on `Communicator.device`.
 """
 
 from __future__ import annotations
 
+import math
 import threading
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Sequence
@@ -32,7 +35,7 @@ T = TypeVar("T")
 
 
 class Lost(RuntimeError):  # noqa: N818  (reads as it is meant: `except Lost`)
-    """A rank is dead, silent or late; the message names it. The job cannot go on."""
+    """A rank is dead, silent or late; the message names it. The job goes on if all that are left `regroup`."""
 
 
 class Gone(Lost):
@@ -44,9 +47,12 @@ class Communicator(ABC):
 
     piece = 2**30 - 1  # elements sent at once: below the limits of the 32-bit counts of MPI, gloo and NCCL
 
-    def __init__(self, rank: int, size: int, device: torch.device) -> None:
+    def __init__(self, rank: int, size: int, device: torch.device, patience_s: float = math.inf) -> None:
         self.rank = rank
         self.size = size
+        self.alive = list(range(size))  # the ranks that take part, ascending
+        self.can_regroup = "this way of starting ranks cannot do without one"  # why not; "" where it can
+        self.patience_s = patience_s  # seconds for one message, including the training before it
         self.device = torch.empty(0, device=device).device  # where message tensors must live; "cuda" becomes "cuda:0"
         self.sent_bytes = 0
         self.received_bytes = 0
@@ -55,7 +61,7 @@ class Communicator(ABC):
         self.at_end: Callable[[], None] = lambda: None  # called once every rank has come to its end
 
     def broadcast(self, x: Tensor) -> None:
-        """Overwrite x (n,) on every rank with that of rank 0. Raises Lost past the round time-out.
+        """Overwrite x (n,) on every rank with that of rank 0. Raises Lost past patience_s.
 
         Rank 0 counts the bytes of x as sent once per receiver (once if it is alone), every other rank as received.
         """
@@ -63,7 +69,7 @@ class Communicator(ABC):
         for piece in self._pieces(x):
             self._broadcast(piece)
         if self.rank == 0:
-            self.sent_bytes += x.nbytes * max(1, self.size - 1)
+            self.sent_bytes += x.nbytes * max(1, len(self.alive) - 1)
         else:
             self.received_bytes += x.nbytes
 
@@ -71,7 +77,7 @@ class Communicator(ABC):
         """Send all of `outgoing` and fill all of `incoming`; returns when both are done.
 
         Between two ranks messages arrive in the order of the lists; lengths and types must agree on both sides. A
-        message to oneself is a copy, counted like any other. Raises Lost past the round time-out, naming the peer.
+        message to oneself is a copy, counted like any other. Raises Lost past patience_s, naming the peer.
         """
         for peer, x in (*outgoing, *incoming):
             self._check(x, peer)
@@ -89,21 +95,33 @@ class Communicator(ABC):
         self.received_bytes += sum(x.nbytes for _, x in incoming)
 
     def allgather_bytes(self, payload: bytes, deadline_s: float) -> list[bytes]:
-        """The payloads of all ranks, by rank; a payload has at most ALLGATHER_BYTES bytes.
+        """The payloads of all ranks of `alive`, in its order; a payload has at most ALLGATHER_BYTES bytes.
 
         Raises Lost past the deadline, naming the silent ranks.
         """
-        if len(payload) > ALLGATHER_BYTES:
-            raise ValueError(f"allgather_bytes carries at most {ALLGATHER_BYTES} bytes a rank, not {len(payload)}")
+        self._check_payload(payload)
         if self.audit is not None and payload:
             self.audit.said((None, ("text",)), "all", payload)
         return self._allgather_bytes(payload, deadline_s)
+
+    def regroup(self, payload: bytes, deadline_s: float) -> dict[int, bytes]:
+        """Go on without the ranks that are dead or frozen: sets `alive`; {rank: its payload} for all of it.
+
+        To be called on every rank after Lost; whoever has not met it yet does so at its next message, if not before.
+        Ranks that are busy are waited for until the deadline, ranks that are dead or frozen are not; one of these that
+        wakes up later ends by itself. Raises Lost where that cannot be, as when rank 0 is dead.
+        """
+        self._check_payload(payload)
+        return self._regroup(payload, deadline_s)
 
     def close(self) -> None:
         """Leave the job in good order; every rank calls this once, after its last message. Raises Lost as others do."""
         self._meet()
         self.at_end()
         self._part()
+
+    def _regroup(self, payload: bytes, deadline_s: float) -> dict[int, bytes]:
+        raise Lost(f"the job cannot go on without a rank: {self.can_regroup}")
 
     @abstractmethod
     def _meet(self) -> None:
@@ -122,6 +140,10 @@ class Communicator(ABC):
     @abstractmethod
     def _allgather_bytes(self, payload: bytes, deadline_s: float) -> list[bytes]: ...
 
+    def _check_payload(self, payload: bytes) -> None:
+        if len(payload) > ALLGATHER_BYTES:
+            raise ValueError(f"a payload has at most {ALLGATHER_BYTES} bytes a rank, not {len(payload)}")
+
     def _check(self, x: Tensor, peer: int = 0) -> None:
         if x.dim() != 1 or not x.is_contiguous() or x.device != self.device:
             raise ValueError(
@@ -138,16 +160,18 @@ class Communicator(ABC):
         return [(peer, piece) for peer, x in messages if peer != self.rank for piece in self._pieces(x)]
 
 
-def relay(x: Tensor, rank: int, size: int, exchange: Callable[[list[Message], list[Message]], None]) -> None:
-    """Broadcast x (n,) from rank 0 down a binomial tree of point-to-point messages, which can name a late peer.
+def relay(x: Tensor, me: int, ranks: Sequence[int], exchange: Callable[[list[Message], list[Message]], None]) -> None:
+    """Broadcast x (n,) from ranks[0] down a binomial tree of point-to-point messages, which can name a late peer.
 
-    The parent of a rank is its number without the lowest set bit; its children have one more bit set, below that one.
+    `me` is this rank's place in `ranks`. The parent of a place is its number without the lowest set bit; its children
+    have one more bit set, below that one.
     """
-    lowest = rank & -rank if rank else size
+    size = len(ranks)
+    lowest = me & -me if me else size
     bits = [1 << i for i in range(size.bit_length()) if 1 << i < lowest]
-    if rank > 0:
-        exchange([], [(rank - lowest, x)])
-    exchange([(rank + bit, x) for bit in reversed(bits) if rank + bit < size], [])
+    if me > 0:
+        exchange([], [(ranks[me - lowest], x)])
+    exchange([(ranks[me + bit], x) for bit in reversed(bits) if me + bit < size], [])
 
 
 def within(seconds: float, call: Callable[[], T], otherwise: str) -> T:

@@ -38,12 +38,14 @@ def connect(
         return Solo(device)
     alarm = alarm or Alarm(job)
     if backend == "mpi":
-        from fedmpi.comm import mpi, rendezvous
+        from fedmpi.comm import mpi_comm, rendezvous
 
-        comm: Communicator = mpi.connect(job, start_timeout_s, round_timeout_s)
+        mine = mpi_comm.connect(job, start_timeout_s, round_timeout_s)
         with contextlib.suppress(Lost):  # MPI needs no TCP between the hosts; without it each rank speaks for itself
             store = rendezvous.under_mpi(job, time.monotonic() + min(start_timeout_s, TCP_S))
             alarm.listen(lambda: rendezvous.another(store))
+            mine.outlive(store, alarm)
+        comm: Communicator = mine
     else:
         from fedmpi.comm import torch_dist
 

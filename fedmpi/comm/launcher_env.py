@@ -94,6 +94,17 @@ def number(env: Mapping[str, str], name: str) -> int:
     return int(env[name])
 
 
+def survivors(job: Job, env: Mapping[str, str]) -> str:
+    """Why the ranks of `job` cannot outlive one of them, as its launcher ends them all; "" if they can."""
+    if job.launcher == "torchrun":
+        return "torchrun ends all ranks of a host when one of them dies (use `mpirun --with-ft ulfm`, or srun)"
+    if job.launcher == "mpi" and env.get("OMPI_MCA_mpi_ft_enable") != "1":
+        return "mpirun ends all ranks when one of them dies (Open MPI 5 does not with `mpirun --with-ft ulfm`)"
+    if job.launcher == "slurm" and env.get("SLURM_KILL_BAD_EXIT") == "1":
+        return "srun ends all ranks when one of them dies (start it with --kill-on-bad-exit=0)"
+    return ""
+
+
 def ask_mpi() -> Job:
     """The job according to MPI itself: a PMIx launcher (prterun, flux) does not tell a process how many ranks exist."""
     from fedmpi.comm import mpi

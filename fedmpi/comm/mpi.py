@@ -1,37 +1,21 @@
-"""MPI through mpi4py: buffers only (the calls with a capital letter), never pickles.
-
-Nothing here blocks inside MPI: most libraries spin while they wait and would take the core from a rank that trains.
-Requests are posted, then tested with pauses in between, until a deadline.
-"""
+"""MPI itself, through mpi4py: it is found, initialised and ended here; mpi_comm.py sends and receives."""
 
 from __future__ import annotations
 
 import faulthandler
 import os
 import subprocess
-import time
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import Any, NoReturn, final
+from typing import Any, NoReturn
 
-import numpy as np
-import torch
-from torch import Tensor
-
-from fedmpi.comm.base import ALLGATHER_BYTES, Communicator, Gone, Lost, Message, relay
 from fedmpi.comm.job import Job
 from fedmpi.comm.leaving import leave
 from fedmpi.common import parent
 from fedmpi.common.errors import UserError
 
-DATA, CONTROL = 0, 1  # tags
-EAGER_S = 0.05  # requests are first tested without pauses for so long: MPI moves messages only inside its calls
-PAUSE_S = 1e-3  # the longest pause: 0.1 % of a round of one second, and hardly any processor time
 ABORT_S = 3.0  # allowed for MPI_Abort
 RANK_0_FIRST_S = 3  # in which the launcher ends the others, so that one rank says what all have found
-GRACE_S = 5.0  # allowed after the deadline of allgather_bytes for rank 0's verdict to reach the others
-SILENT = 2**32 - 1  # in place of a payload's length
-CARRIER = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}  # bytes of an element -> type that MPI knows
 
 
 GUARD = """
@@ -53,10 +37,6 @@ REMEDY = {  # launcher -> advice if it does not belong to the MPI that mpi4py lo
     "with mpirun inside the allocation, or use comm.backend=gloo.",
     "torchrun": "comm.backend=mpi needs mpirun (or srun --mpi=...); torchrun goes with comm.backend=gloo or nccl.",
 }
-
-
-def connect(job: Job, start_timeout_s: float, round_timeout_s: float) -> Communicator:
-    return Mpi(job, world(job, start_timeout_s), round_timeout_s)
 
 
 def load() -> Any:
@@ -138,81 +118,3 @@ def abort(code: int) -> NoReturn:
             faulthandler.dump_traceback_later(ABORT_S, exit=True, file=nowhere)  # if Abort waits for a dead launcher
             MPI.COMM_WORLD.Abort(code)
     leave(code)
-
-
-def buffer(x: Tensor) -> np.ndarray:
-    """x's own memory as an array of a type that MPI has: bfloat16 travels as 16-bit integers, bit for bit."""
-    return x.detach().view(CARRIER[x.element_size()]).numpy()
-
-
-@final
-class Mpi(Communicator):
-    def __init__(self, job: Job, comm: Any, round_timeout_s: float) -> None:
-        Communicator.__init__(self, comm.rank, comm.size, torch.device("cpu"))
-        self.job = job
-        self.comm = comm
-        self.round_timeout_s = round_timeout_s
-
-    def _meet(self) -> None:
-        self.allgather_bytes(b"", self.round_timeout_s)
-
-    def _part(self) -> None:
-        finalize(self.job, self.round_timeout_s)
-
-    def _broadcast(self, x: Tensor) -> None:
-        relay(x, self.rank, self.size, self._exchange)
-
-    def _exchange(self, outgoing: Sequence[Message], incoming: Sequence[Message]) -> None:
-        requests = [(peer, self.comm.Irecv(buffer(x), peer, DATA)) for peer, x in incoming]
-        requests += [(peer, self.comm.Isend(buffer(x), peer, DATA)) for peer, x in outgoing]
-        late = self._wait(requests, self.round_timeout_s)
-        if late:
-            raise Lost(
-                f"{ranks(late)} {'is' if len(late) == 1 else 'are'} silent: no message from or to "
-                f"{'it' if len(late) == 1 else 'them'} for {self.round_timeout_s:g} s (comm.round_timeout_s)"
-            )
-
-    def _allgather_bytes(self, payload: bytes, deadline_s: float) -> list[bytes]:
-        """Rank 0 gathers the payloads and alone decides which ranks are silent, so that all ranks act alike."""
-        frames = torch.zeros(self.size, 4 + ALLGATHER_BYTES, dtype=torch.uint8)  # length, payload
-        mine = bytearray(len(payload).to_bytes(4, "little") + payload)
-        frames[self.rank, : len(mine)] = torch.frombuffer(mine, dtype=torch.uint8)
-        silent = torch.zeros(self.size, dtype=torch.uint8)
-        others = range(1, self.size)
-        if self.rank == 0:
-            posted = [(peer, self.comm.Irecv(buffer(frames[peer]), peer, CONTROL)) for peer in others]
-            silent[list(self._wait(posted, deadline_s))] = 1
-            told = [(peer, self.comm.Isend(buffer(silent), peer, CONTROL)) for peer in others if not silent[peer]]
-            self._wait(told, GRACE_S)
-        else:
-            posted = [(0, self.comm.Isend(buffer(frames[self.rank]), 0, CONTROL))]
-            posted += [(0, self.comm.Irecv(buffer(silent), 0, CONTROL))]
-            silent[list(self._wait(posted, deadline_s + GRACE_S))] = 1
-        if silent.any():
-            raise Lost(f"silent for {deadline_s:.0f} s: {ranks(silent.nonzero().flatten().tolist())} of {self.size}")
-        relay(frames.flatten(), self.rank, self.size, self._exchange)
-        return [frame[4 : 4 + int.from_bytes(frame[:4], "little")] for frame in map(bytes, frames.numpy())]
-
-    def _wait(self, requests: list[tuple[int, Any]], timeout_s: float) -> set[int]:
-        """Wait for all requests and return the peers of those that are not done in time."""
-        handles = [request for _, request in requests]
-        began = time.monotonic()
-        pause_s = 0.0
-        while not self._all_done(handles):
-            waited_s = time.monotonic() - began
-            if waited_s > timeout_s:
-                return {peer for peer, request in requests if not request.Test()}
-            time.sleep(pause_s)
-            pause_s = 0.0 if waited_s < EAGER_S else min(PAUSE_S, 2 * pause_s + 1e-5)
-        return set()
-
-    def _all_done(self, handles: list[Any]) -> bool:
-        try:
-            return bool(load().Request.Testall(handles))
-        except load().Exception as error:
-            raise Gone(f"MPI has lost a rank ({error})") from error
-
-
-def ranks(those: Iterable[int]) -> str:
-    names = sorted(those)
-    return ("rank " if len(names) == 1 else "ranks ") + ", ".join(map(str, names))

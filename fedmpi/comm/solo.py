@@ -15,6 +15,7 @@ from fedmpi.comm.base import Communicator, Message
 class Solo(Communicator):
     def __init__(self, device: torch.device) -> None:
         Communicator.__init__(self, rank=0, size=1, device=device)
+        self.can_regroup = "there is a single process"
 
     def _meet(self) -> None:
         """There are no other ranks to wait for."""

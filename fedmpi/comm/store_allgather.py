@@ -7,6 +7,7 @@ has seen all others would go on while one that has not gives up.
 from __future__ import annotations
 
 import time
+from collections.abc import Callable, Sequence
 from datetime import timedelta
 from typing import final
 
@@ -14,69 +15,99 @@ from torch.distributed import DistError, Store
 
 from fedmpi.comm.base import Gone, Lost, within
 
+RELEASED = b"?"  # what a key holds that was set only to end a wait
 GRACE_S = 5.0  # allowed after the deadline for rank 0's verdict to reach the others
 
 
 @final
 class StoreAllgather:
-    def __init__(self, store: Store, rank: int, size: int) -> None:
+    def __init__(
+        self,
+        store: Store,
+        rank: int,
+        ranks: Sequence[int],
+        name: str = "allgather",
+        wanted: Callable[[], bool] = lambda: False,
+    ) -> None:
+        """ranks: those that take part, ascending. name: of the keys. wanted: whether to give up, as a rank is lost."""
         self.store = store
         self.rank = rank
-        self.size = size
+        self.ranks = ranks
+        self.name = name
+        self.wanted = wanted
+        self.awaited: list[str] = []  # the keys waited for
         self.calls = 0  # number of calls so far: each call has keys of its own
 
     def __call__(self, payload: bytes, deadline_s: float) -> list[bytes]:
-        """All payloads, by rank. Raises Lost naming the ranks that are not there by the deadline."""
+        """All payloads, in the order of the ranks. Raises Lost naming the ranks that are not there by the deadline."""
         limit_s = deadline_s + 3 * GRACE_S
         gone = f"rank 0 is silent: its store has not answered for {limit_s:.0f} s"
         return within(limit_s, lambda: self.gather(payload, deadline_s), gone)
 
     def gather(self, payload: bytes, deadline_s: float) -> list[bytes]:
         began = time.monotonic()
-        keys = [f"allgather/{self.calls}/{rank}" for rank in range(self.size)]
-        verdict = f"allgather/{self.calls}/silent"
+        name = f"{self.name}/{self.calls}"
+        keys = [f"{name}/{rank}" for rank in self.ranks]
+        mine, verdict = f"{name}/{self.rank}", f"{name}/silent"
         self.calls += 1
         try:
-            self.store.set(keys[self.rank], b"=" + payload)  # type: ignore[arg-type]  # the stub knows no bytes
+            self.store.set(mine, b"=" + payload)  # type: ignore[arg-type]  # the stub knows no bytes
             if self.rank == 0:
-                self.store.set(verdict, " ".join(map(str, self.absent(keys, began + deadline_s))))
+                self.store.set(verdict, " ".join(str(self.ranks[i]) for i in self.absent(keys, began + deadline_s)))
             if self.absent([verdict], began + deadline_s + GRACE_S):
-                silent = [rank for rank, key in enumerate(keys) if not self.store.check([key])] or [0]
+                silent = [rank for rank in self.ranks if not self.store.check([f"{name}/{rank}"])] or [0]
             else:
-                silent = [int(rank) for rank in self.store.get(verdict).split()]
+                told = self.store.get(verdict)
+                self.give_up(told == RELEASED)
+                silent = [int(rank) for rank in told.split()]
             if not silent:
                 self.forget_the_last()
                 return [value[1:] for value in self.store.multi_get(keys)]
-            self.tell(keys, silent)
+            self.tell(keys, mine, silent)
         except DistError as error:
             raise Gone("rank 0 is dead: its store no longer answers") from error
         names = ", ".join(map(str, silent))
-        raise Lost(f"silent for {deadline_s:.0f} s: {'rank' if len(silent) == 1 else 'ranks'} {names} of {self.size}")
+        noun = "rank" if len(silent) == 1 else "ranks"
+        raise Lost(f"silent for {deadline_s:.0f} s: {noun} {names} of {len(self.ranks)}")
 
     def forget_the_last(self) -> None:
         """Delete the keys of the call before: all ranks are in this call, so all have read them."""
         if self.rank == 0 and self.calls > 1:
-            for name in ("silent", *range(self.size)):
-                self.store.delete_key(f"allgather/{self.calls - 2}/{name}")
+            for name in ("silent", *self.ranks):
+                self.store.delete_key(f"{self.name}/{self.calls - 2}/{name}")
 
     def absent(self, keys: list[str], deadline: float) -> list[int]:
         """Wait for the keys; the positions of those that are not in the store by the deadline."""
+        self.awaited = keys
+        self.give_up()
         try:
             self.store.wait(keys, timedelta(seconds=max(0.01, deadline - time.monotonic())))
         except DistError:
             return [i for i, key in enumerate(keys) if not self.store.check([key])]
+        finally:
+            self.awaited = []
+        self.give_up()
         return []
 
-    def tell(self, keys: list[str], silent: list[int]) -> None:
+    def give_up(self, released: bool = False) -> None:
+        if released or self.wanted():
+            raise Lost("another rank has lost one")
+
+    def release(self, store: Store) -> None:
+        """End a wait from another thread, with a connection of its own, once `wanted` holds."""
+        for key in self.awaited:
+            store.compare_set(key, "", RELEASED.decode())
+
+    def tell(self, keys: list[str], mine: str, silent: list[int]) -> None:
         """Let rank 0, which holds the store, stay until the ranks present have read which ranks are silent."""
-        self.store.set(keys[self.rank] + "/heard", "1")
+        self.store.set(mine + "/heard", "1")
         if self.rank == 0:
-            present = [key + "/heard" for rank, key in enumerate(keys) if rank not in silent]
+            present = [key + "/heard" for rank, key in zip(self.ranks, keys, strict=True) if rank not in silent]
             self.absent(present, time.monotonic() + GRACE_S)
 
     def leave(self, timeout_s: float) -> None:
         """The last call of every rank. Rank 0 may hold the store, so it leaves last. Raises Lost if a rank does not."""
-        others = [0] if self.rank else list(range(1, self.size))
+        others = [0] if self.rank else [rank for rank in self.ranks if rank]
         try:
             if self.rank:
                 self.store.set(f"left/{self.rank}", "1")

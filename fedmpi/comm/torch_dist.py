@@ -3,27 +3,27 @@
 from __future__ import annotations
 
 import json
-import math
 import os
 import socket
 import time
 from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Sequence
 from datetime import timedelta
-from typing import cast, final
+from typing import Any, final
 
 import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from fedmpi.comm import rendezvous, slurm_hosts
+from fedmpi.comm import launcher_env, rendezvous, slurm_hosts
 from fedmpi.comm.alarm import Alarm
 from fedmpi.comm.base import Communicator, Gone, Lost, Message, relay, within
 from fedmpi.comm.job import Job
+from fedmpi.comm.membership import BUILD_S, Membership
 from fedmpi.comm.store_allgather import GRACE_S, StoreAllgather
 from fedmpi.common.errors import UserError
 
+Group = Any  # dist.ProcessGroupGloo, whose stub lacks what it has
 LOOPBACK = "lo"  # Linux's name for it
 
 
@@ -34,7 +34,7 @@ def connect(
     deadline = time.monotonic() + start_timeout_s
     store = rendezvous.find_store(job, start_timeout_s)
     alarm.listen(lambda: rendezvous.another(store))
-    allgather = StoreAllgather(store, job.rank, job.size)
+    allgather = StoreAllgather(store, job.rank, range(job.size))
     card = {"backend": backend, "host": job.host, "gpu": gpu_uuid(device)}
     cards = [json.loads(text) for text in allgather(json.dumps(card).encode(), max(1.0, deadline - time.monotonic()))]
     chosen = choose(backend, cards)
@@ -47,16 +47,9 @@ def connect(
         "to one that leads to the other hosts."
     )
     try:
-        within(
+        group = within(
             patience_s + GRACE_S,
-            lambda: dist.init_process_group(
-                chosen,
-                store=dist.PrefixStore("group", store),
-                rank=job.rank,
-                world_size=job.size,
-                timeout=timedelta(seconds=patience_s),
-                device_id=torch.empty(0, device=device).device if chosen == "nccl" else None,  # "cuda" with its index
-            ),
+            lambda: build(chosen, job, device, store, patience_s),
             f"all ranks came, but {chosen} has not connected them after {patience_s:.0f} s.\n{remedy}",
         )
     except RuntimeError as error:
@@ -64,7 +57,20 @@ def connect(
             raise
         said = rendezvous.line(error)
         raise Lost(f"all ranks came, but {chosen} does not connect them ({said}).\n{remedy}") from error
-    return Nccl(job, device, allgather, round_timeout_s) if chosen == "nccl" else Gloo(job, allgather, round_timeout_s)
+    if chosen == "nccl":
+        return Nccl(job, device, allgather, round_timeout_s)
+    return Gloo(job, group, allgather, Membership(store, job.rank, job.size, alarm), round_timeout_s)
+
+
+def build(chosen: str, job: Job, device: torch.device, store: dist.Store, timeout_s: float) -> Group | None:
+    """Connect all ranks. NCCL's process group is torch's own default one; gloo's is returned, that it can be let go."""
+    patience = timedelta(seconds=timeout_s)
+    if chosen == "gloo":
+        return dist.ProcessGroupGloo(dist.PrefixStore("group", store), job.rank, job.size, patience)
+    where = torch.empty(0, device=device).device  # "cuda" with its index
+    store = dist.PrefixStore("group", store)
+    dist.init_process_group(chosen, None, patience, job.size, job.rank, store, device_id=where)
+    return None
 
 
 def gpu_uuid(device: torch.device) -> str:
@@ -122,52 +128,83 @@ def choose_interface(mine: str, all_hosts: Sequence[str]) -> None:
 
 @final
 class Gloo(Communicator):
-    def __init__(self, job: Job, allgather: StoreAllgather, round_timeout_s: float) -> None:
-        Communicator.__init__(self, job.rank, job.size, torch.device("cpu"))
+    def __init__(
+        self, job: Job, group: Group | None, allgather: StoreAllgather, membership: Membership, round_timeout_s: float
+    ) -> None:
+        Communicator.__init__(self, job.rank, job.size, torch.device("cpu"), round_timeout_s)
         self.job = job
+        self.group = group
+        self.place = {rank: rank for rank in self.alive}  # rank -> its number in the group
+        self.ended: set[int] = set()  # the ranks to which the connection has ended
         self.allgather = allgather
+        allgather.wanted = membership.wanted
+        self.membership = membership
+        membership.release = lambda store: self.allgather.release(store)
         self.round_timeout_s = round_timeout_s
+        self.can_regroup = launcher_env.survivors(job, os.environ)
 
     def _meet(self) -> None:
         self.allgather(b"", self.round_timeout_s)
 
     def _part(self) -> None:
-        part(self.job, self.allgather, self.round_timeout_s)
+        self.group = None
+        part(self.job, self.allgather, self.round_timeout_s, whole=len(self.alive) == self.size)
 
     def _broadcast(self, x: Tensor) -> None:
-        relay(x, self.rank, self.size, self._exchange)
+        relay(x, self.place[self.rank], self.alive, self._exchange)
 
     def _exchange(self, outgoing: Sequence[Message], incoming: Sequence[Message]) -> None:
-        deadline = time.monotonic() + self.round_timeout_s
-        works = []
-        for post, messages in ((dist.irecv, incoming), (dist.isend, outgoing)):
-            for peer, x in messages:
-                with self._naming(peer):
-                    works.append((peer, cast(dist.Work, post(x, peer))))
-        for peer, work in works:
-            with self._naming(peer, deadline):
-                work.wait(timedelta(seconds=max(0.001, deadline - time.monotonic())))
-
-    @contextmanager
-    def _naming(self, peer: int, deadline: float = math.inf) -> Iterator[None]:
+        if not outgoing and not incoming:
+            return
+        if self.group is None:
+            raise Gone("a rank was lost, and the ranks that are left have not regrouped")
+        deadline = time.monotonic() + self.patience_s
+        works: list[tuple[int, Any]] = []
+        peer, post, work = 0, None, None
         try:
-            yield
+            for post, messages in ((self.group.recv, incoming), (self.group.send, outgoing)):
+                for peer, x in messages:
+                    works.append((peer, post([x], self.place[peer], 0)))
+            for peer, work in works:  # noqa: B007  (the peer is named below)
+                work.wait(timedelta(seconds=max(0.001, deadline - time.monotonic())))
         except RuntimeError as error:
-            if time.monotonic() >= deadline:
-                raise Lost(
-                    f"rank {peer} is silent: no message from or to it for {self.round_timeout_s:g} s "
-                    "(comm.round_timeout_s)"
-                ) from error
+            late = time.monotonic() >= deadline
+            # Nothing may hold the group any more, not even a traceback: its sockets close, and all others notice.
+            error.__traceback__ = post = work = self.group = None
+            works.clear()
+            if late:
+                setting = " (comm.round_timeout_s)" if self.patience_s == self.round_timeout_s else ""
+                silent = f"rank {peer} is silent: no message from or to it for {self.patience_s:g} s{setting}"
+                raise Lost(silent) from error
+            self.ended.add(peer)
             raise Gone(f"rank {peer} is dead: its connection has ended") from error
 
     def _allgather_bytes(self, payload: bytes, deadline_s: float) -> list[bytes]:
         return self.allgather(payload, deadline_s)
 
+    def _regroup(self, payload: bytes, deadline_s: float) -> dict[int, bytes]:
+        self.group = None
+        self.group, payloads = self.membership.settle(payload, self.ended, deadline_s, self._connect)
+        self.ended.clear()
+        self.alive = list(payloads)
+        self.place = {rank: place for place, rank in enumerate(self.alive)}
+        name = f"allgather {self.membership.generation}"
+        self.allgather = StoreAllgather(self.allgather.store, self.rank, self.alive, name, self.membership.wanted)
+        return payloads
+
+    def _connect(self, store: dist.Store, generation: int, members: list[int]) -> Group | None:
+        if len(members) == 1:
+            return None
+        patience = timedelta(seconds=BUILD_S)
+        store = dist.PrefixStore(f"group {generation}", store)
+        return dist.ProcessGroupGloo(store, members.index(self.rank), len(members), patience)
+
 
 @final
 class Nccl(Communicator):
     def __init__(self, job: Job, device: torch.device, allgather: StoreAllgather, round_timeout_s: float) -> None:
-        Communicator.__init__(self, job.rank, job.size, device)
+        Communicator.__init__(self, job.rank, job.size, device, round_timeout_s)
+        self.can_regroup = "NCCL cannot (use comm.backend=gloo)"
         self.job = job
         self.allgather = allgather
         self.round_timeout_s = round_timeout_s
@@ -176,6 +213,7 @@ class Nccl(Communicator):
         self.allgather(b"", self.round_timeout_s)
 
     def _part(self) -> None:
+        dist.destroy_process_group()
         part(self.job, self.allgather, self.round_timeout_s)
 
     def _broadcast(self, x: Tensor) -> None:
@@ -192,12 +230,12 @@ class Nccl(Communicator):
 
     def _wait(self, post: Callable[[], list[dist.Work]]) -> None:
         """NCCL names no peer and cannot be cancelled: past the deadline an allgather finds the silent ranks."""
-        deadline = time.monotonic() + self.round_timeout_s
+        deadline = time.monotonic() + self.patience_s
         try:
             works = post()
             while not all(work.is_completed() for work in works):
                 if time.monotonic() > deadline:
-                    raise RuntimeError(f"no answer for {self.round_timeout_s:.0f} s")
+                    raise RuntimeError(f"no answer for {self.patience_s:.0f} s")
                 time.sleep(1e-4)
             for work in works:
                 work.wait()
@@ -209,11 +247,13 @@ class Nccl(Communicator):
             raise Lost(f"NCCL failed, though all ranks are there ({error})") from error
 
 
-def part(job: Job, allgather: StoreAllgather, timeout_s: float) -> None:
-    """Leave after all ranks have met: closing a socket while its other end still reads could lose the last message."""
-    dist.destroy_process_group()
+def part(job: Job, allgather: StoreAllgather, timeout_s: float, whole: bool = True) -> None:
+    """Leave after all ranks have met: closing a socket while its other end still reads could lose the last message.
+
+    whole: no rank is lost. MPI_Finalize would wait for it.
+    """
     within(timeout_s + GRACE_S, lambda: allgather.leave(timeout_s), "rank 0 is silent: its store does not answer")
-    if job.launcher == "mpi":
+    if job.launcher == "mpi" and whole:
         from fedmpi.comm import mpi
 
         mpi.finalize(job, timeout_s)

@@ -59,6 +59,20 @@ def remedy(error: BaseException) -> str | None:
     return None
 
 
+def once(error: BaseException, where: str) -> str:
+    """An error in a line, with its place: `round 3, client 4: ... (at file.py:12)`."""
+    while error.__cause__ is not None and not isinstance(error, UserError):
+        error = error.__cause__
+    said = (str(error).strip().splitlines() or [""])[0] if isinstance(error, UserError) else remedy(error)
+    said = said or f"{type(error).__name__}: {error}".strip().splitlines()[0]
+    while error.__cause__ is not None:
+        error = error.__cause__
+    last = traceback.extract_tb(error.__traceback__)[-1:]
+    place = f"{last[0].filename}:{last[0].lineno}" if last else ""
+    said = said if said.startswith(where) else f"{where}: {said}"
+    return said if not place or place in said else f"{said} (at {place})"
+
+
 def _placed(text: str) -> UserError:
     error = UserError(text)
     error.placed = True  # type: ignore[attr-defined]  # an outer `blaming` has nothing to add
@@ -85,7 +99,7 @@ def place_of(what: Any) -> str:
         file, line = inspect.getsourcefile(what), inspect.getsourcelines(what)[1]
     except (OSError, TypeError):  # typed in, or built in
         return ""
-    return f"{what.__qualname__} at {file}:{line}" if file and _is_users_file(file) else ""
+    return f"{what.__qualname__} at {file}:{line}" if file and is_users_file(file) else ""
 
 
 def in_user_code(error: BaseException) -> str | None:
@@ -99,10 +113,10 @@ def in_user_code(error: BaseException) -> str | None:
 
 
 def _is_users(frame: FrameType) -> bool:
-    return _is_users_file(frame.f_code.co_filename)
+    return is_users_file(frame.f_code.co_filename)
 
 
-def _is_users_file(file: str) -> bool:
+def is_users_file(file: str) -> bool:
     return not file.startswith(("<", f"{PACKAGE}/", *(f"{path}/" for path in _INSTALLED if path)))
 
 

@@ -6,3 +6,7 @@ class UserError(Exception):
 
     The message says what is wrong, where, the value, what is allowed and the remedy.
     """
+
+
+class RankWarning(UserWarning):
+    """A warning that any rank may have to tell; of others only rank 0's are shown, as all would say the same."""

@@ -8,12 +8,13 @@ import hashlib
 import inspect
 import os
 from pathlib import Path
-from typing import Annotated, Any, ClassVar, Literal, get_args
+from typing import Annotated, Any, Literal, get_args
 
-from pydantic import AfterValidator, BaseModel, ConfigDict, Field, PrivateAttr, model_validator
+from pydantic import AfterValidator, BaseModel, Field, PrivateAttr, model_validator
 
 from fedmpi.common.redaction import redacted
 from fedmpi.common.text import LARGEST
+from fedmpi.config.sections import InitSettings, OpenSection, Section
 from fedmpi.config.values import (
     Count,
     DirectoryName,
@@ -28,33 +29,7 @@ from fedmpi.config.values import (
     flat,
 )
 
-
-class Section(BaseModel):
-    """Closed: any key that is not declared is an error."""
-
-    model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False, ser_json_inf_nan="constants")
-
-
-class OpenSection(BaseModel):
-    """Keys that are not declared are the options of the thing that `selector` names."""
-
-    model_config = ConfigDict(frozen=True, extra="allow", allow_inf_nan=False, ser_json_inf_nan="constants")
-    selector: ClassVar[str] = "name"
-
-    @property
-    def chosen(self) -> str:
-        """The name of the thing."""
-        return str(getattr(self, self.selector))
-
-    @property
-    def options(self) -> dict[str, Any]:
-        """The thing's own options."""
-        return dict(self.model_extra or {})
-
-    @property
-    def beside(self) -> tuple[str, ...]:
-        """The section's other keys."""
-        return tuple(type(self).model_fields)
+NOT_COMPARED = ("data.root", "output", "init.from")  # places: what lies there is compared
 
 
 class PartitionSettings(OpenSection):
@@ -183,12 +158,25 @@ class CommSettings(Section):
 
 
 class FaultSettings(Section):
-    """What becomes of an upload that cannot be meant (engine/faults.py)."""
+    """What becomes of a round in which something goes wrong (engine/faults)."""
 
     # norm of an update beyond which it is bad; auto: 1,000 x the median of the cohort's; null: any
     max_norm: Annotated[float, Field(gt=0)] | Literal["auto"] | None = "auto"
     # drop: the round goes on without that client, as if it had not taken part; not finite is bad, too
-    on_bad_update: Literal["abort", "drop"] = "abort"
+    # clip: dw is scaled to max_norm, the rest of the upload stays as it is; what is not finite is dropped
+    on_bad_update: Literal["abort", "drop", "clip"] = "abort"
+    on_client_error: Literal["abort", "drop"] = "abort"  # out of memory, a bad sample, an error in a plug-in
+    on_divergence: Literal["warn", "stop"] = "warn"  # stop: exit code 1 (engine/faults/divergence.py)
+    # a rank that dies or freezes. drop: the round closes without the clients that it had to train; redo: the others
+    # train them, with the bits of a run without the fault (engine/faults/recovery.py)
+    on_lost_rank: Literal["abort", "drop", "redo"] = "abort"
+    replay: Place | None = None  # the faults.jsonl of a run, whose losses this one is given
+
+    @model_validator(mode="after")
+    def _loses_or_is_told(self) -> "FaultSettings":
+        if self.replay is not None and self.on_lost_rank != "abort":
+            raise ValueError(f"replay needs on_lost_rank: abort, not {self.on_lost_rank}: it is told who was lost")
+        return self
 
 
 class ComputeSettings(Section):
@@ -202,7 +190,7 @@ class ComputeSettings(Section):
 
 class CheckpointSettings(Section):
     every: Annotated[int, Field(ge=0, le=1_000_000)] = 1  # rounds; the last one always; 0: none, and no resuming
-    keep: Count = 2  # checkpoints, the newest
+    keep: Count = 2  # checkpoints, the newest, and at most one more
     resume: Literal["never", "auto", "must"] = "never"  # go on with the run in output/name; auto: if there is one
     changes: Literal["refuse", "accept"] = "refuse"  # to settings, code or data, when a run goes on
 
@@ -217,11 +205,12 @@ class Settings(Section):
 
     name: DirectoryName = "run"  # the run directory is output/name
     seed: Annotated[int, Field(ge=0, le=LARGEST)] = 0
-    rounds: Rounds = 20  # 0 = only initialise
+    rounds: Rounds = 20  # 0: only evaluate the initial model
     output: Place = Path("runs")
     output_mode: Literal["umask", "private"] = "umask"  # private: nobody else may read the run
     data: DataSettings
     model: ModelSettings
+    init: InitSettings = InitSettings()
     task: TaskSettings = TaskSettings()
     method: MethodSettings
     train: TrainSettings = TrainSettings()
@@ -279,9 +268,9 @@ class Settings(Section):
         }
 
     def digest_items(self) -> dict[str, str]:
-        """Dotted key -> repr(value), which ranks compare; without data.root and output, which may differ by host."""
+        """Dotted key -> repr(value), which ranks compare; without the places, which may differ by host."""
         items = flat(self.resolved(), "")
-        return {key: repr(value) for key, value in items.items() if key not in ("data.root", "output")}
+        return {key: repr(value) for key, value in items.items() if key not in NOT_COMPARED}
 
 
 def section(path: tuple[str | int, ...]) -> type[BaseModel] | None:

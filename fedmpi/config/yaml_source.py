@@ -2,7 +2,8 @@
 
 Differences from plain YAML 1.1: `1e-3` is a number (1.1 asks for `1.0e-3`); dates stay text, so that `name: 2024-05-01`
 is a name, and so do 010 and 1:30, which 1.1 reads as 8 and as 90; only the types of JSON are read, so no tag can build
-an object. What a text may cost is bounded: its size, its depth, and what its aliases unfold to.
+an object; values may refer to environment variables (references.py). What a text may cost is bounded: its size, its
+depth, and what its aliases unfold to.
 """
 
 import math
@@ -15,6 +16,7 @@ import yaml
 
 from fedmpi.common.errors import UserError
 from fedmpi.common.text import LARGEST, control, show
+from fedmpi.config import references
 from fedmpi.config.text_file import text_of
 
 _TAG = "tag:yaml.org,2002:"
@@ -116,7 +118,7 @@ class _Builder:
 
     def parse(self, text: str, path: str) -> Any:
         try:
-            self.loader = _Loader(text)
+            self.loader = _Loader(references.hide(text))
             node = self.loader.get_single_node()
             return None if node is None else self.build(node, path, ())
         except yaml.MarkedYAMLError as error:
@@ -153,6 +155,12 @@ class _Builder:
             )
 
     def scalar(self, node: yaml.Node, path: str) -> Any:
+        said = references.resolved(node.value, f"{self.where(node)}: {path}")
+        if said != node.value:
+            quoted = isinstance(node, yaml.ScalarNode) and node.style is not None  # then it stays text
+            plain = not quoted and node.tag == _TAG + "str"
+            tag = self.loader.resolve(yaml.ScalarNode, said, (True, False)) if plain else node.tag
+            node = yaml.ScalarNode(tag if tag in _SCALARS else _TAG + "str", said, node.start_mark)
         try:
             value = self.loader.construct_object(node)
         except (ValueError, KeyError, yaml.YAMLError) as error:  # `!!int x`, `!!bool x`, 5,000 digits
@@ -208,6 +216,9 @@ class _Builder:
             elif key.value in first:
                 earlier = self.where(first[key.value])
                 self.complain(key, _join(path, key.value), f"duplicate key; it already stands at {earlier}")
+            elif references.BEGIN in key.value:
+                name = show(references.written(key.value))
+                raise UserError(f"{self.where(key)}: the key {name} holds a reference; they stand in values only")
             elif control(key.value):
                 self.complain(key, path, f"the key {show(key.value)} holds {control(key.value)}")
             else:

@@ -33,12 +33,16 @@ Figures = dict[str, float]
 
 
 def figures(
-    worker: Worker, shard: Shard, batch_size: int, predict: Callable[[Tensor], Tensor] | None = None
+    worker: Worker,
+    shard: Shard,
+    batch_size: int,
+    predict: Callable[[Tensor], Tensor] | None = None,
+    see: Callable[[Tensor, Tensor], None] = lambda outputs, targets: None,
 ) -> Figures:
     """{loss, and the task's metrics} of the worker's model over a shard, evaluation mode.
 
     Loss is the mean over samples; predict (x -> outputs) stands in for the model's own forward pass where it is given;
-    nan for every figure where the shard is empty.
+    nan for every figure where the shard is empty. see: is shown all outputs and targets.
     """
     task = worker.task
     if not len(shard):
@@ -51,7 +55,9 @@ def figures(
             loss = loss + (_mean_loss(task, f, x, y).double() * len(y)).cpu()
             outputs.append(f)
             targets.append(y)
-        return {"loss": loss.item() / len(shard), **tasks.figures(task, torch.cat(outputs), torch.cat(targets))}
+        f, y = torch.cat(outputs), torch.cat(targets)
+        see(f, y)
+        return {"loss": loss.item() / len(shard), **tasks.figures(task, f, y)}
 
 
 def _outputs(worker: Worker, x: Tensor, predict: Callable[[Tensor], Tensor] | None) -> Tensor:
@@ -109,14 +115,25 @@ class Evaluator:
         self.states, self.protocol, self.batch_size = states, tuple(protocol), batch_size
         self.worker, self.comm = states.worker, states.comm
         self.data, self.names = self.worker.data, ("loss", *self.worker.task.names)
+        self.only: int | None = None  # the one class that the global model gives all of the global test set, if it does
         self.silo = self.data.global_test is None
         if self.silo and "personal_on_global" in self.protocol:
             raise UserError("evaluate.protocol: personal_on_global needs a global test set, which silos do not have")
+
+    def _see(self, f: Tensor, y: Tensor) -> None:
+        self.only = None
+        if getattr(self.worker.task, "classification", False) and bool(f.isfinite().all()) and bool((y != y[0]).any()):
+            given = f.argmax(1)
+            self.only = int(given[0]) if bool((given == given[0]).all()) else None
 
     @property
     def asks_clients(self) -> bool:
         """Whether clients evaluate (rank 0 alone does not do)."""
         return self.silo or self.protocol != ("global",)
+
+    def asked(self) -> list[int]:
+        """The clients that can evaluate."""
+        return [k for k in range(self.data.clients) if k not in self.states.gone]
 
     def __call__(
         self,
@@ -142,7 +159,7 @@ class Evaluator:
                     self.worker.model.load(*model)
                     assert self.data.global_test is not None
                     with blaming(f"evaluation after round {t}"):
-                        found |= figures(self.worker, self.data.global_test, self.batch_size)
+                        found |= figures(self.worker, self.data.global_test, self.batch_size, see=self._see)
                 continue
             rows = self._ask(protocol, t, lr, inbox, downloads)
             if model is None:
@@ -161,7 +178,7 @@ class Evaluator:
         """Every client's figures, computed where the client's state is; complete on rank 0."""
         comm, owner = self.comm, self.states.owner
         rows: dict[int, Tensor] = {}
-        for client in range(self.data.clients):
+        for client in self.asked():
             if owner[client] == comm.rank:
                 with blaming(f"evaluation after round {t}, client {client}"):
                     row = self._judge(protocol, self.states.view(client, t, lr, inbox, downloads[client]))

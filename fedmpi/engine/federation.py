@@ -12,58 +12,33 @@ broadcast after the last round carries the final model and the word that ends th
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import torch
 from torch import Tensor
 
 from fedmpi.aggregation.optimizers import ServerOptimizer
-from fedmpi.comm import Communicator
+from fedmpi.comm import Communicator, Lost
 from fedmpi.engine import sampling
 from fedmpi.engine.checks import check_figures
 from fedmpi.engine.client_states import ClientStates
-from fedmpi.engine.divergence import Watch
-from fedmpi.engine.evaluate import Evaluator
 from fedmpi.engine.exchange import Exchange
-from fedmpi.engine.faults import Guard
+from fedmpi.engine.faults import recovery
+from fedmpi.engine.faults.uploads import Guard
 from fedmpi.engine.local_client import LocalClient
+from fedmpi.engine.messages import FAILED, STOP
+from fedmpi.engine.plan import Begun, Plan, Sink
+from fedmpi.engine.reporting import Reporter
+from fedmpi.engine.sampling import Roster
 from fedmpi.engine.server import FederationServer, Rule, ServerView
 from fedmpi.engine.worker import Worker
-from fedmpi.method.base import overrides
 from fedmpi.method.context import Uploads
 
-GO, DONE, STOPPED, ABANDONED = 0.0, 1.0, 2.0, 3.0  # rank 0's word at the start of a round
-UNDO = 4.0  # added to the word: whose round is undone follows
+GO, DONE, STOPPED, ABANDONED, APART = 0.0, 1.0, 2.0, 3.0, 4.0  # rank 0's word at the start of a round
+UNDO = 8.0  # added to the word: whose round is undone follows
+PATIENCE_S, TIMES = 10.0, 5.0  # where a lost rank is done without: silence to ask after, in seconds and in rounds
 LATER = ("loss", "sent_bytes", "received_bytes", "evaluate_s")  # what a round's line gets after its step
-
-
-@dataclass(frozen=True)
-class Plan:
-    """What the loop needs to know of the settings."""
-
-    rounds: int
-    seed: int
-    learning_rate: Callable[[int], float]  # round -> eta_t
-    fraction: float = 1.0
-    placement: str = "balanced"  # balanced | pinned
-    weighting: str = "samples"  # samples | uniform
-    server_trains: bool = False
-    every: int = 1
-    protocol: Sequence[str] = ("global",)
-    eval_batch: int = 100
-    max_norm: float | str | None = "auto"  # of an update; "auto", a number, or no bound
-    drop: bool = False  # do without bad uploads, rather than end the run
-
-
-@dataclass
-class Sink:
-    """Where results go, at rank 0; and, on every rank, the state when a round t is over: keep(fed, t, line, last)."""
-
-    round: Callable[[dict[str, Any]], None] = field(default=lambda row: None)
-    clients: Callable[[list[dict[str, Any]]], None] = field(default=lambda rows: None)
-    keep: Callable[[Federation, int, dict[str, Any] | None, bool], None] = field(default=lambda *_: None)
 
 
 class Federation:
@@ -81,84 +56,147 @@ class Federation:
         """rule: in place of the method's own direction."""
         self.plan, self.comm, self.worker, self.data, self.sink = plan, comm, worker, worker.data, sink or Sink()
         self.ranks = list(range(0 if comm.size == 1 or plan.server_trains else 1, comm.size))  # those that train
+        self.roster = Roster(plan, self.data, comm, self.ranks)
         self.states = ClientStates(comm, worker, self.ranks)
         self.exchange = Exchange(comm, worker.messages, worker.model.w)
-        self.evaluator = Evaluator(self.states, plan.protocol, plan.eval_batch)
         self.first = 0  # the round to begin with
-        self.line: dict[str, Any] | None = None  # that of the round before it, if any
+        self.line: dict[str, Any] | None = None  # that of the round before, if any
+        self.at = -1  # the round in which this rank is
         self.server: FederationServer | None = None
         if comm.rank == 0:
             view = ServerView(self.data, optimizer.lr, plan.rounds, plan.seed)
             storage, initial = self.exchange.model_storage(), (worker.model.w, worker.model.b)
             self.server = FederationServer(worker.messages, storage, initial, optimizer, view, rule)
-        self.guard, self.refused = Guard(plan.max_norm, plan.drop), list[int]()  # rank 0's
-        self.watch = self._watch()
-        self.undoes = plan.drop and worker.messages.client_state.size > 0
+        self.guard, self.refused = Guard(plan.max_norm, plan.drop, plan.clip), list[int]()  # rank 0's
+        self.report = Reporter(self)
+        self.careful = plan.on_lost != "abort"
+        self.undoes = (plan.undo or self.careful) and worker.messages.client_state.size > 0
+        self.states.careful, self.sites = self.careful, self.data.global_test is None
+        self.alive, self.hosts = list(comm.alive), dict[int, str]()  # rank 0's: as it last knew; for messages
+        self.begun, self.before = Begun(), dict[str, Any]()
+        self.longest_s = 0.0  # a round's
 
     # ---- the loop ----
     def run(self) -> str:
-        """All rounds; returns why it ended: "finished" or "stopped"."""
-        line = self.line
-        for t in range(self.first, self.plan.rounds + 1):
-            began, counted = time.perf_counter(), self._bytes()
-            word = self._settled(t, self.exchange.announce(self._word(t, line), self.server))
-            announced = self._bytes(counted)
-            if t > self.first and word != ABANDONED:
-                self.sink.keep(self, t - 1, line, word != GO)
-            if t and word != ABANDONED:
-                # The other ranks train round t meanwhile. Who was told to stop has moments, not minutes: the model is
-                # written, not evaluated.
-                due = word == DONE or (word == GO and t % self.plan.every == 0)
-                self.report(t - 1, line, due=due, last=word == DONE)
-            if word != GO:
-                return "finished" if word == DONE else "stopped"
-            counted = self._bytes()
-            line = self.round(t, began)
-            if line is not None:
-                sent, received = (a + b for a, b in zip(announced, self._bytes(counted), strict=True))
-                line |= {"sent_bytes": sent, "received_bytes": received}
-        raise AssertionError("unreachable: the last announcement ends the loop")
+        """All rounds; returns why it ended: "finished", "stopped" or "apart"."""
+        t, self.at = self.first, self.first - 1
+        while True:
+            try:
+                ended = self._turn(t)
+                if ended:
+                    return ended
+                t += 1
+                continue
+            except Lost as error:
+                if not self.careful:
+                    raise
+                why = str(error)
+            # Nothing holds the error here: with its last reference the sockets of a broken group close.
+            t = recovery.recover(self, why)
 
-    def _word(self, t: int, line: dict[str, Any] | None) -> float:
-        """What rank 0 says at the start of round t; `line` is that of the round before, None where it was abandoned."""
-        if self.server is not None and t > self.first and line is None:
+    def _turn(self, t: int) -> str | None:
+        """Round t; why the run has ended, if it has. It may begin once more where it was cut by a loss."""
+        began, counted = time.perf_counter(), self._bytes()
+        if self.server is not None:
+            self.begin(t)
+            began = self.begun.began  # that of the first time
+            self.begun.word = self._word(t) if self.begun.word is None else self.begun.word
+        if t > self.first:
+            self.exchange.close_round(t - 1)
+        word = self.exchange.announce(self.begun.word or GO, self.server)
+        self.begin(t)
+        now, word = self.begun, self._settled(t, word)
+        announced = self._bytes(counted)
+        if not now.kept:
+            self._keep(t, word)
+        now.kept = True
+        if t and word != ABANDONED and not now.reported:
+            # The other ranks train round t meanwhile. Who was told to stop has moments, not minutes: the model is
+            # written, not evaluated.
+            due = word == DONE or (word == GO and t % self.plan.every == 0)
+            self.report(t - 1, self.line, due=due, last=word == DONE)
+        elif word == DONE and not now.reported:
+            self.report.initial(began)
+        now.reported = True
+        if word != GO:
+            if self.careful:  # nobody leaves while another one may still ask
+                self.comm.allgather_bytes(b"", self.plan.timeout_s)
+            if word == APART or (word == DONE and self.report.watch.ends):  # at the end only rank 0 knows
+                return "apart"
+            return "finished" if word == DONE else "stopped"
+        counted = self._bytes()
+        line = self.round(t, began)
+        if line is not None:
+            sent, received = (a + b for a, b in zip(announced, self._bytes(counted), strict=True))
+            line |= {"sent_bytes": sent, "received_bytes": received}
+        self.line, self.longest_s = line, max(self.longest_s, time.perf_counter() - began)
+        if self.careful:  # who is silent for so long is asked whether it lives
+            self.comm.patience_s = min(self.plan.timeout_s, max(PATIENCE_S, TIMES * self.longest_s))
+        return None
+
+    def _keep(self, t: int, word: float) -> None:
+        """Hand out the state of the last complete round."""
+        if t > self.first and word != ABANDONED:
+            self.before = self.memory()
+            self.sink.keep(self, t - 1, self.before, word != GO)
+        elif t > self.first + 1:
+            self.sink.keep(self, t - 2, self.before, True)
+
+    def begin(self, t: int) -> None:
+        """This rank is in round t, and the one before is over: rank 0 says so, who has sent its uploads cannot know."""
+        if self.at == t:
+            return
+        if self.at >= self.first:
+            self.states.took_part(self.at, self.roster.cohort(self.at))
+            self.states.close()
+        self.at, self.begun = t, Begun()
+
+    def _word(self, t: int) -> float:
+        """What rank 0 says at the start of round t."""
+        if self.server is not None and t > self.first and self.line is None:  # the round before was abandoned
             return ABANDONED
-        word = DONE if t == self.plan.rounds else STOPPED if self.worker.stop() else GO
+        early = STOPPED if self.worker.stop() else APART if self.report.watch.ends else GO
+        word = DONE if t == self.plan.rounds else early
         return word + UNDO if self.undoes and self.refused else word
 
+    def goes(self) -> bool:
+        """Whether the round that rank 0 has announced is one to train in."""
+        return self.begun.word is not None and self.begun.word % UNDO == GO
+
     def _settled(self, t: int, word: float) -> float:
-        """The word itself. What clients keep of round t - 1 stands, or is undone where their upload was refused."""
+        """The word itself. What clients keep of round t - 1 stands, or is undone where their upload was refused, and
+        for all of them where it was abandoned."""
         undone: list[int] = []
+        if word == ABANDONED and self.undoes:
+            undone, self.states.trained = self.roster.cohort(t - 1), self.roster.last_rounds(t - 2)
         if word >= UNDO:
-            members = self._cohort(t - 1)
+            members = self.roster.cohort(t - 1)
             told = torch.tensor([float(k in self.refused) for k in members], device=self.comm.device)
             self.comm.broadcast(told)
             undone = [k for k, bad in zip(members, told.tolist(), strict=True) if bad]
-        self.states.settle(undone)
+        if not self.begun.settled:
+            self.states.settle(undone)
+            self.states.gone = self.roster.losses.gone(t)
+            if self.plan.replay:
+                recovery.replay(self, t)
+        self.begun.settled = True
         return word % UNDO
 
-    def memory(self, line: dict[str, Any] | None) -> dict[str, Any]:
-        """What rank 0 needs, beside the server's tensors, to go on after a round with this line."""
-        return {"line": line, "guard": self.guard.memory(), "watch": self.watch.memory()}
+    def memory(self) -> dict[str, Any]:
+        """What rank 0 needs, beside the server's tensors, to go on after the round of this line."""
+        return {"line": self.line, "guard": self.guard.memory(), "watch": self.report.watch.memory()}
 
     def go_on(self, t: int, memory: Mapping[str, Any] | None, server: Mapping[str, Tensor] | None) -> None:
         """Begin after round t. memory, server (its snapshot): rank 0's; client states are on the shelf."""
         self.first = t + 1
         for earlier in range(t + 1):
-            self.exchange.versions.count(earlier, self._cohort(earlier))
-        self.states.trained, self.states.shelved_to = self.last_rounds(t), t
+            self.exchange.versions.count(earlier, self.roster.cohort(earlier))
+        self.states.trained, self.states.shelved_to = self.roster.last_rounds(t), t
         if self.server is not None and memory and server:
             self.line = memory["line"]
             self.guard.recall(memory["guard"])
-            self.watch.recall(memory["watch"])
+            self.report.watch.recall(memory["watch"])
             self.server.restore(server)
-
-    def last_rounds(self, t: int) -> dict[int, int]:
-        """client -> the last of the rounds 0..t that it takes part in."""
-        return {client: earlier for earlier in range(t + 1) for client in self._cohort(earlier)}
-
-    def _cohort(self, t: int) -> list[int]:
-        return sampling.cohort(self.plan.seed, t, self.data.clients, self.plan.fraction)
 
     def _bytes(self, since: tuple[int, int] = (0, 0)) -> tuple[int, int]:
         return self.comm.sent_bytes - since[0], self.comm.received_bytes - since[1]
@@ -166,8 +204,7 @@ class Federation:
     # ---- a round ----
     def round(self, t: int, began: float) -> dict[str, Any] | None:
         """Round t, announced at `began`; at the root its line of metrics, None where it was abandoned or elsewhere."""
-        members = self._cohort(t)
-        where = self.place(members)
+        members, where = self.roster.cohort(t), self.roster.placed(t)
         self.states.move(where)
         downloads = self.exchange.deliver(t, members, where, self.server)
         rows = self._train(t, members, where, downloads)
@@ -175,16 +212,15 @@ class Federation:
         self.comm.about = t, tuple(self.worker.messages.upload(t).packing.shapes)
         self.exchange.gather(rows, members, where)
         arrived = time.perf_counter()
-        self.exchange.close_round(t)
-        self.states.took_part(t, members)
         if self.server is None:
             return None
         upload = self.worker.messages.upload(t)
         sent = upload.packing.views(rows)
-        if bool(sent._stop.any()):
+        if bool((sent._flag == STOP).any()):
             return None
-        train_s = _busiest(where, members, sent._seconds.tolist())
-        refused = self.guard.refused(t, members, rows, upload, upload.w.take(self.server.w))
+        failed = [k for k, flag in zip(members, sent._flag.tolist(), strict=True) if flag == FAILED]
+        train_s = sampling.busiest(where, members, sent._seconds.tolist())
+        refused = self.guard.refused(t, members, rows, upload, upload.w.take(self.server.w), failed)
         self.refused = [each["client"] for each in refused]
         loss, figures = self._step(t, members, rows)
         line = {
@@ -192,6 +228,8 @@ class Federation:
             "train_loss": loss,
             "cohort": list(members),
             "refused": refused,
+            **({"lost": lost} if (lost := [k for k in self.roster.drawn(t) if k not in members]) else {}),
+            **({"clipped": self.guard.clipped} if self.plan.clip else {}),
             **self.exchange.versions.count(t, members),
             "wall_s": time.perf_counter() - began,
             "train_s": train_s,
@@ -220,12 +258,6 @@ class Federation:
         figures = self.server.step(t, self.plan.learning_rate(t), up, upload, rows)
         return float(up.p @ sent._loss.double().cpu()), figures
 
-    def place(self, members: Sequence[int]) -> dict[int, int]:
-        """client -> rank that trains it in this round."""
-        if self.plan.placement == "pinned":
-            return sampling.pinned(members, self.ranks)
-        return sampling.balanced(members, [float(self.data.train_sizes[k]) for k in members], self.ranks)
-
     def _train(
         self, t: int, members: Sequence[int], where: Mapping[int, int], downloads: Mapping[int, Tensor]
     ) -> Tensor:
@@ -234,11 +266,22 @@ class Federation:
         rows = self.exchange.rows(t, len(here))
         for client, row in zip(here, rows, strict=True):
             if where[client] == self.comm.rank:
-                if self.undoes:
-                    self.states.remember(client)
-                self.client(client, t, downloads[client]).take_part(row)
-                self.states.took_part(t, [client])  # before another client needs the memory of its row
+                self._one(client, t, downloads[client], row)
         return rows
+
+    def _one(self, client: int, t: int, download: Tensor, row: Tensor) -> None:
+        """One client's upload, into `row`; the one that it has made already, where a loss has cut the round."""
+        if self.undoes:
+            self.states.remember(client)
+        made = self.begun.made.get(client)
+        if made is None:
+            self.client(client, t, download).take_part(row)
+        else:
+            row.copy_(made[0])
+            if made[1] is not None:
+                self.states.put(client, made[1])
+        self.states.took_part(t, [client])  # before another client needs the memory of its row
+        self.begun.uploads[client] = row
 
     def client(self, client: int, t: int, download: Tensor) -> LocalClient:
         """A client in round t with what it received."""
@@ -248,44 +291,3 @@ class Federation:
         """Training samples n_k and weights p_k of a cohort, (m,) float64 each."""
         n = torch.tensor([float(self.data.train_sizes[k]) for k in members], dtype=torch.float64)
         return n, n / n.sum() if self.plan.weighting == "samples" else torch.full_like(n, 1 / len(n))
-
-    # ---- evaluation ----
-    def report(self, t: int, line: dict[str, Any] | None, *, due: bool, last: bool) -> None:
-        """Evaluate round t and hand its line on. Every rank takes part where clients evaluate."""
-        began = time.perf_counter()
-        figures: dict[str, float] = {}
-        if due and (self.server is not None or self.evaluator.asks_clients):
-            downloads = self._evaluation_downloads(t) if self.evaluator.asks_clients else {}
-            model = None if self.server is None else (self.server.w, self.server.b)
-            lr = self.plan.learning_rate(min(t + 1, max(self.plan.rounds - 1, 0)))
-            figures, lines = self.evaluator(t, lr, model, self.exchange.inbox, downloads, last=last)
-            self.sink.clients(lines)
-        if line is None:
-            return
-        first = {"round": t, **{n: figures[n] for n in ("loss", *self.worker.task.names) if n in figures}}
-        row = {**first, **line, **figures, "evaluate_s": time.perf_counter() - began}
-        since = self.watch.see(row, last)
-        self.sink.round(row if since is None else {**row, "diverged": since})
-
-    def _watch(self) -> Watch:
-        """A global model of which parts stay with the clients is nobody's: there the personal ones are looked at."""
-        plan, data, task = self.plan, self.data, self.worker.task
-        whole = self.worker.messages.shared.whole
-        looked = [p for p in plan.protocol if not p.startswith("ft(") and (whole or p == "personal")]
-        names = [f"{p}_loss" if p != "global" else "loss" for p in looked] if data.test_sizes.any() else []
-        return Watch(data.classes if getattr(task, "classification", False) else None, next(iter(names), None))
-
-    def _evaluation_downloads(self, t: int) -> dict[int, Tensor]:
-        """What differs from client to client goes to all of them where the method's evaluation may look at it."""
-        method = self.worker.method
-        if any(overrides(method, hook) for hook in ("weights", "predict", "tune")):
-            return self.exchange.deliver(t, range(self.data.clients), self.states.owner, self.server)
-        return dict.fromkeys(range(self.data.clients), self.exchange.no_download())
-
-
-def _busiest(where: Mapping[int, int], members: Sequence[int], seconds: Sequence[float]) -> float:
-    """Training seconds of the rank that trained longest."""
-    busy: dict[int, float] = {}
-    for client, each in zip(members, seconds, strict=True):
-        busy[where[client]] = busy.get(where[client], 0.0) + each
-    return max(busy.values())

@@ -7,6 +7,7 @@ hook that reads them gets one flat g that autograd accumulates into. Neither cha
 from __future__ import annotations
 
 import time
+import warnings
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, final
@@ -15,16 +16,17 @@ import torch
 from torch import Tensor
 
 from fedmpi.common import seeds
-from fedmpi.common.blame import blaming, told
-from fedmpi.common.errors import UserError
+from fedmpi.common.blame import blaming, once, told
+from fedmpi.common.errors import RankWarning, UserError
 from fedmpi.data.batches import batches
 from fedmpi.engine.checks import Untouched, check_finite, check_names, check_pair, check_values, finite
 from fedmpi.engine.client_view import ClientView, LossMeter
-from fedmpi.engine.messages import Upload
+from fedmpi.engine.messages import FAILED, STOP, Upload
 from fedmpi.flat.packing import share_memory
 from fedmpi.method.base import Method, overrides
 from fedmpi.method.context import Client, Fitted, Loss
 
+LEFT_OUT = "left out of the round (faults.on_client_error: drop)"
 PLAIN = Method()  # FedAvg's client
 
 
@@ -44,11 +46,30 @@ class LocalClient(ClientView):
     def take_part(self, row: Tensor) -> None:
         """The client's round: load, train, write its upload into `row` and its new state into its state row.
 
-        row: one row of `messages.upload(round)`.
+        row: one row of `messages.upload(round)`. With worker.spares an error on the way is told and marks the row.
         """
         began, worker = time.perf_counter(), self.worker
-        method, model, messages = worker.method, worker.model, worker.messages
+        method, messages = worker.method, worker.messages
         upload = messages.upload(self.round)
+        try:
+            state = self._trained(upload, row, began)
+        except Exception as error:
+            if not worker.spares:
+                raise
+            # Its state row, too, is undone by the server's word.
+            warnings.warn(RankWarning(f"{once(error, self.where)}; {LEFT_OUT}"), stacklevel=2)
+            flag = STOP if worker.stop() else FAILED
+            upload.packing.write(row.zero_(), {"_flag": flag, "_seconds": time.perf_counter() - began})
+            return
+        messages.client_state.write(self.state_row, state)
+        if not worker.drop:
+            check_finite(method, "train, upload", messages.client_state, self.state_row, self.where)
+        elif not finite(self.state_row):
+            upload.packing.write(row, {"_loss": torch.nan})  # the server refuses the upload, which undoes the round
+
+    def _trained(self, upload: Upload, row: Tensor, began: float) -> dict[str, Tensor]:
+        """Load, train, write the upload; returns what becomes of the client's state."""
+        worker, method, model, messages = self.worker, self.worker.method, self.worker.model, self.worker.messages
         model.load(self.received, self.b0)
         model.module.train()
         untouched = self.untouched()
@@ -66,17 +87,13 @@ class LocalClient(ClientView):
         engine = {
             "_b": upload.b.take(model.b),
             "_loss": self.meter.mean(),
-            "_stop": float(worker.stop()),
+            "_flag": STOP if worker.stop() else 0.0,
             "_seconds": time.perf_counter() - began,
         }
         upload.packing.write(row, {**{name: sent[name] for name in sent if name in upload.packing.shapes}, **engine})
         state = {name: value for new in (trained, more) if new is not self.state for name, value in new.items()}
         own = {"_w": messages.personal.take(model.w), "_b": messages.personal_b.take(model.b)}
-        messages.client_state.write(self.state_row, {**own, **state})
-        if not worker.drop:
-            check_finite(method, "train, upload", messages.client_state, self.state_row, self.where)
-        elif not finite(self.state_row):
-            upload.packing.write(row, {"_loss": torch.nan})  # the server refuses the upload, which undoes the round
+        return {**own, **state}
 
     def untouched(self) -> Untouched:
         """What the client's hooks only read, as it is now."""

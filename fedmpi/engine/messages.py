@@ -2,7 +2,7 @@
 
     announcement   [word | declared server state | float buffers | w]             broadcast, one for all
     per client     [declared per_client_download]                                 one row a client, where declared
-    upload         [loss, seconds, stop flag | float buffers | declared slots]    one row a client
+    upload         [loss, seconds, flag | float buffers | declared slots]    one row a client
     client state   [own weights | own float buffers | declared client state]      stays with the client
 Entries have the model's type. The engine's own fields begin with an underscore. Which layout groups of w and of the
 buffers a message holds is a matter of the round (`Method.travels`): every set of groups has a layout of its own.
@@ -26,7 +26,8 @@ from fedmpi.method.slots import Slots, Travel
 
 STANDARD_GROUPS = (BODY, NORM, HEAD, ATOM, COEF)
 WORD = "_word"
-ENGINE_DOWN, ENGINE_UP = 1, 3  # numbers of the engine's own: the word; loss, seconds, stop flag
+ENGINE_DOWN, ENGINE_UP = 1, 3  # numbers of the engine's own: the word; loss, seconds, flag
+STOP, FAILED = 1.0, 2.0  # flags, else 0: its rank was told to stop; an error came while the client trained
 Groups = frozenset[str]
 
 
@@ -136,7 +137,7 @@ class Messages:
     def _make_upload(self, groups: Groups, slots: Collection[str]) -> Upload:
         w, b = self._select(groups)
         declared = Slots(**{name: self.method.sends[name] for name in slots}).bind(self.sizes | {"s": w.size})
-        packing = Packing({"_loss": (), "_seconds": (), "_stop": (), "_b": (b.size,), **declared.shapes})
+        packing = Packing({"_loss": (), "_seconds": (), "_flag": (), "_b": (b.size,), **declared.shapes})
         return Upload(packing, groups, w, b, self.model.layout.part(groups))
 
     def _bind(self, declaration: str) -> Packing:

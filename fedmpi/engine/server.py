@@ -24,7 +24,7 @@ from fedmpi.engine.checks import (
     check_values,
     finite,
 )
-from fedmpi.engine.faults import NOT_FINITE, REMEDY
+from fedmpi.engine.faults.uploads import NOT_FINITE, REMEDY
 from fedmpi.engine.messages import Messages, Upload
 from fedmpi.flat.layout import Segment
 from fedmpi.method.context import Server, State, Uploads

@@ -43,12 +43,13 @@ class Worker:
         *,
         bf16: bool = False,
         drop: bool = False,
+        spares: bool = False,
         stop: Callable[[], bool] = lambda: False,
     ) -> None:
-        """drop: clients whose numbers are not finite are for the server to refuse."""
+        """drop: clients whose numbers are not finite are for the server to refuse; spares: those with an error, too."""
         self.model, self.net, self.task, self.method = model, net, task, method
         self.data, self.messages, self.sgd, self.seed = data, messages, sgd, seed
-        self.bf16, self.drop, self.stop = bf16, drop, stop
+        self.bf16, self.drop, self.spares, self.stop = bf16, drop, spares, stop
         self._twins: list[tuple[FlatModel, Net]] = []
 
     def precision(self) -> AbstractContextManager[Any]:

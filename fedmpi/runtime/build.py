@@ -20,8 +20,9 @@ from fedmpi.common.blame import blaming
 from fedmpi.common.errors import UserError
 from fedmpi.config.schema import Settings
 from fedmpi.data.federated import Federated
-from fedmpi.engine.federation import Federation, Plan, Sink
+from fedmpi.engine.federation import Federation
 from fedmpi.engine.messages import Messages
+from fedmpi.engine.plan import Plan, Sink
 from fedmpi.engine.schedule import learning_rate
 from fedmpi.engine.server import Rule
 from fedmpi.engine.worker import LocalSGD, Worker
@@ -29,8 +30,9 @@ from fedmpi.flat.model import FlatModel
 from fedmpi.method.base import Method, overrides
 from fedmpi.method.slots import Travel
 from fedmpi.models.net import Net
-from fedmpi.runtime import fitting, memory
+from fedmpi.runtime import fitting, initial, memory
 from fedmpi.runtime.build_data import training_ranks
+from fedmpi.runtime.initial import Initial
 
 
 @dataclass(frozen=True, eq=False)
@@ -45,6 +47,7 @@ class Experiment:
     model: FlatModel
     messages: Messages
     rule: Rule | None  # a server rule that replaces the method's own
+    initial: Initial | None = None  # what the model starts from, where it is given
 
     @property
     def room(self) -> int | None:
@@ -121,6 +124,8 @@ def experiment(settings: Settings, data: Federated, device: torch.device) -> Exp
         module = method.prepare(module, data.classes)
         fitting.check_module(f"method {settings.method.name}, hook prepare", module, method.prepare)
         module = module.to(device)
+    source = settings.init.source
+    given = initial.fill(module, source, settings.init.strict) if source is not None else None
     with blaming(f"model {settings.model.name}"):
         net = Net(module, data.input_shape, data.x_dtype)
     task.names = tasks.metric_names(task, net.outputs, data.classes)
@@ -141,7 +146,7 @@ def experiment(settings: Settings, data: Federated, device: torch.device) -> Exp
     if settings.compute.compile:
         module.compile()
     rule = make_rule(settings, method, messages.shared_groups)
-    return Experiment(settings, moved, method, task, net, model, messages, rule)
+    return Experiment(settings, moved, method, task, net, model, messages, rule, given)
 
 
 def make_rule(settings: Settings, method: Method, groups: Collection[str]) -> Rule | None:
@@ -173,8 +178,8 @@ def make_worker(made: Experiment, stop: Callable[[], bool]) -> Worker:
         drop_last=train.drop_last,
     )
     what = (made.model, made.net, made.task, made.method, made.data, made.messages, sgd, s.seed)
-    drop = s.faults.on_bad_update == "drop"
-    return Worker(*what, bf16=s.compute.precision == "bf16", drop=drop, stop=stop)
+    drop, spares = s.faults.on_bad_update != "abort", s.faults.on_client_error == "drop"
+    return Worker(*what, bf16=s.compute.precision == "bf16", drop=drop, spares=spares, stop=stop)
 
 
 def warm_up() -> None:
@@ -182,8 +187,10 @@ def warm_up() -> None:
     torch.optim.SGD([torch.zeros(1, requires_grad=True)]).step()
 
 
-def federation(made: Experiment, comm: Communicator, stop: Callable[[], bool], sink: Sink | None = None) -> Federation:
-    """The experiment, ready to run on this rank."""
+def federation(
+    made: Experiment, comm: Communicator, stop: Callable[[], bool], sink: Sink | None = None, regroups: bool = True
+) -> Federation:
+    """The experiment, ready to run on this rank. regroups: whether the job can go on without a rank."""
     s = made.settings
     plan = Plan(
         rounds=s.rounds,
@@ -199,12 +206,27 @@ def federation(made: Experiment, comm: Communicator, stop: Callable[[], bool], s
         protocol=s.evaluate.protocol,
         eval_batch=s.evaluate.batch_size,
         max_norm=s.faults.max_norm,
-        drop=s.faults.on_bad_update == "drop",
+        drop=s.faults.on_bad_update != "abort",
+        clip=s.faults.on_bad_update == "clip",
+        stop_apart=s.faults.on_divergence == "stop",
+        on_lost=s.faults.on_lost_rank if regroups else "abort",
+        replay=s.faults.replay is not None,
+        timeout_s=s.comm.round_timeout_s,
+        undo=undoes(s),
     )
     beta1 = s.server.momentum if s.server.optim == "momentum" else s.server.beta1
     like = torch.empty(0 if comm.rank else made.model.layout.size, dtype=made.model.w.dtype, device=comm.device)
     optimizer = ServerOptimizer(s.server.optim, like, s.server.lr, beta1, s.server.beta2, s.server.eps)
     return Federation(plan, comm, make_worker(made, stop), optimizer, made.rule, sink)
+
+
+def undoes(s: Settings) -> bool:
+    """Whether the state of those who train is kept twice: their round may have to be undone.
+
+    With a checkpoint a round, the last one is all that an abandoned round needs.
+    """
+    drops = s.faults.on_bad_update != "abort" or s.faults.on_client_error == "drop"
+    return drops or s.checkpoint.every > 1 or s.faults.on_lost_rank != "abort"
 
 
 def check_memory(made: Experiment, job: Job) -> dict[str, int]:
@@ -218,7 +240,7 @@ def check_memory(made: Experiment, job: Job) -> dict[str, int]:
         cohort=members,
         clients=made.data.clients,
         trainers=len(ranks),
-        undoes=s.faults.on_bad_update == "drop",
+        undoes=undoes(s),
         room=made.room if s.checkpoint.every else None,
     )
     memory.check(needed, job.local_size, alone=job.size == 1)

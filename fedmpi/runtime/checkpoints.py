@@ -6,12 +6,16 @@
 So a checkpoint costs what changed. It is whole if the server's file is and every client's newest row up to that round
 is; which rows these are follows from the cohorts. Rows are written by the rank that trained the client, in silo mode
 into a folder of its own; the server's file by rank 0. They are copied when a round ends, and written during the next.
+
+Ranks write at their own speed, but none trains while the checkpoint before the last is not written. So each removes
+what is too old only before it writes the next, and of those left, keep + 1 at most, one is whole. Where a single one is
+to be kept ranks wait for their disks.
 """
 
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
@@ -26,11 +30,12 @@ Key = tuple[int, int]  # client, the round that made its row
 
 
 class Rows:
-    """The rows of one run; in silo mode each site's in a folder of its name. An engine's shelf has `put` and `get`."""
+    """The rows of one run; in silo mode each site's in a folder of its name. They are an engine's shelf."""
 
     def __init__(self, folder: Path, sites: Sequence[str] | None = None, private: bool = False) -> None:
         self.folder, self.sites, self.private = folder, sites, private
         self.waiting: dict[Key, Tensor] = {}  # copied, not written yet
+        self.written: set[Key] = set()  # by this rank, and not removed
 
     def path(self, client: int, t: int) -> Path:
         folder = self.folder if self.sites is None else self.folder / self.sites[client]
@@ -41,6 +46,7 @@ class Rows:
         if not path.parent.exists():
             path.parent.mkdir(0o700 if self.private else 0o777, parents=True, exist_ok=True)
         write_tensors(path, {"row": row}, {"client": client, "round": t}, self.private)
+        self.written.add((client, t))
 
     def get(self, client: int, t: int) -> Tensor:
         """Raises Damaged."""
@@ -52,6 +58,17 @@ class Rows:
             raise Damaged(f"{self.path(client, t)} holds client {facts['client']} after round {facts['round']}")
         return tensors["row"]
 
+    def whole(self, client: int, t: int) -> bool:
+        try:
+            self.get(client, t)
+        except Damaged:
+            return False
+        return True
+
+    def take_over(self, keys: Iterable[Key]) -> None:
+        """Another rank, which is gone, wrote these rows; from now on this one removes them."""
+        self.written.update(keys)
+
     def put_waiting(self) -> None:
         for client, t in list(self.waiting):
             self.put(client, t, self.waiting[client, t])
@@ -59,11 +76,16 @@ class Rows:
 
     def remove(self, client: int, t: int) -> None:
         self.path(client, t).unlink(missing_ok=True)
+        self.written.discard((client, t))
 
     def found(self) -> list[Key]:
         """(client, round) of all rows in the folder."""
-        names = (path.name.split(".") for path in self.folder.rglob("*.*.safetensors"))
+        names = (path.name.split(".") for path in self.folder.rglob("[0-9]*.*.safetensors"))
         return [(int(client), int(t)) for client, t, _ in names]
+
+    def cut_short(self, clients: Collection[int]) -> list[Path]:
+        """What writing rows of these clients has left, where it was killed."""
+        return [path for path in self.folder.rglob(".*.tmp") if int(path.name[1:].split(".")[0]) in clients]
 
 
 class Checkpoints:
@@ -72,36 +94,44 @@ class Checkpoints:
     def __init__(self, folder: Path, rows: Rows, every: int, keep: int) -> None:
         self.folder, self.rows, self.every, self.keep = folder, rows, every, keep
         self.kept: list[int] = []  # rounds, ascending
-        self.labels: dict[int, list[int]] = {}  # client -> rounds whose row of it some kept checkpoint needs, ascending
+        self.needed: dict[int, dict[int, int]] = {}  # kept round -> client -> the round that made its row
         self._writer = ThreadPoolExecutor(1, thread_name_prefix="checkpoint")
         self._written: Future[None] | None = None
 
     def path(self, t: int) -> Path:
         return self.folder / f"{t:06}.safetensors"
 
-    def save(self, fed: Federation, t: int, line: dict[str, Any] | None, last: bool) -> None:
-        """Round t is over: copy what is new, and let it be written. Raises what the last writing raised."""
-        if not ((t + 1) % self.every == 0 or last) or t in self.kept:
+    def save(self, fed: Federation, t: int, memory: dict[str, Any], last: bool) -> None:
+        """Round t is over: copy what is new, and let it be written. Raises what the last writing raised.
+
+        memory: what rank 0 needs beside the server's tensors.
+        """
+        if not ((t + 1) % self.every == 0 or last):
             return
         self.wait()
+        if t in self.kept:
+            return
         if fed.worker.messages.client_state.size:
             self.rows.waiting = {(k, fed.states.trained[k]): row for k, row in fed.states.news().items()}
-        server = None if fed.server is None else (fed.server.snapshot(), json.dumps(fed.memory(line)))
-        mine = [k for k in fed.states.trained if fed.states.owner[k] == fed.comm.rank]
-        self._written = self._writer.submit(self._write, t, server, dict(fed.states.trained), mine)
-        if last:
+        server = None if fed.server is None else (fed.server.snapshot(), json.dumps(memory))
+        self._written = self._writer.submit(self._write, t, server, dict(fed.states.trained))
+        if last or self.keep == 1:
             self.wait()
 
     def begin_after(self, t: int, fed: Federation) -> None:
-        """Going on after the checkpoint of round t: what it does not need, left by rounds lost since, is removed."""
-        self.kept, self.labels = [t], {client: [label] for client, label in fed.states.trained.items()}
+        """Going on after the checkpoint of round t, or anew (-1): what is not needed for it is removed."""
+        self.kept, self.needed = ([t], {t: dict(fed.states.trained)}) if t >= 0 else ([], {})
+        mine = [client for client, owner in fed.states.owner.items() if owner == fed.comm.rank]
         if fed.comm.rank == 0:
-            for path in self.folder.glob("*.safetensors"):
+            for path in self.folder.glob("*.safetensors*"):  # .NAME.tmp too
                 if path != self.path(t):
                     path.unlink()
-        for client, label in self.rows.found():
-            if fed.states.owner.get(client) == fed.comm.rank and fed.states.trained.get(client) != label:
-                self.rows.remove(client, label)
+        for path in self.rows.cut_short(mine):
+            path.unlink()
+        found = {(client, label) for client, label in self.rows.found() if client in mine}
+        self.rows.written = found & fed.states.trained.items()
+        for client, label in found - self.rows.written:
+            self.rows.remove(client, label)
 
     def wait(self) -> None:
         """Until all that was copied is on disk."""
@@ -115,33 +145,23 @@ class Checkpoints:
                     "before are whole. Free some space, or choose another output, then go on with `fedmpi resume`"
                 ) from error
 
-    def _write(
-        self,
-        t: int,
-        server: tuple[Mapping[str, Tensor], str] | None,
-        trained: Mapping[int, int],
-        mine: Iterable[int],
-    ) -> None:
+    def _write(self, t: int, server: tuple[Mapping[str, Tensor], str] | None, trained: Mapping[int, int]) -> None:
+        self._prune(t, trained, server is not None)
         self.rows.put_waiting()
         if server is not None:
             tensors, memory = server
             write_tensors(self.path(t), tensors, {"round": t, "memory": json.loads(memory)}, self.rows.private)
         self.kept.append(t)
-        for client, label in trained.items():
-            labels = self.labels.setdefault(client, [])
-            if label not in labels[-1:]:
-                labels.append(label)
-        if len(self.kept) > self.keep:
-            self._prune(frozenset(mine), server is not None)
+        self.needed[t] = dict(trained)
 
-    def _prune(self, mine: frozenset[int], root: bool) -> None:
-        """Leave the last `keep` checkpoints and the rows that they need: a client's newest up to each of them."""
+    def _prune(self, t: int, trained: Mapping[int, int], root: bool) -> None:
+        """Before that of round t is written: leave the last `keep` checkpoints, and of the rows what they need."""
         gone, self.kept = self.kept[: -self.keep], self.kept[-self.keep :]
-        if root:
-            for t in gone:
-                self.path(t).unlink(missing_ok=True)
-        for client, labels in self.labels.items():
-            while len(labels) > 1 and labels[1] <= self.kept[0]:
-                old = labels.pop(0)
-                if client in mine:
-                    self.rows.remove(client, old)
+        for old in gone:
+            del self.needed[old]
+            if root:
+                self.path(old).unlink(missing_ok=True)
+        wanted = [*self.needed.values(), trained]
+        for client, label in list(self.rows.written):  # to which the engine's thread adds those of round t + 1
+            if label <= t and not any(each.get(client) == label for each in wanted):
+                self.rows.remove(client, label)

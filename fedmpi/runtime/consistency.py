@@ -6,11 +6,9 @@ A rank that runs other code, another config or other data would not fail: it wou
 from __future__ import annotations
 
 import hashlib
-import sys
 from collections.abc import Iterable, Iterator, Mapping
 from itertools import chain
 from pathlib import Path
-from typing import Any
 
 import torch
 from torch import Tensor
@@ -36,15 +34,13 @@ def streamed(parts: Iterable[str | bytes]) -> str:
     return digest.hexdigest()[: 2 * SHORT]
 
 
-def code(*plugins: Any) -> dict[str, str]:
-    """Digests of fedmpi's own source files, of those of the plug-ins in use, and of the version of torch."""
+def code() -> dict[str, str]:
+    """Digests of fedmpi's own source files, and of the version of torch."""
     package = Path(__file__).parents[1]
     own = [
         part for path in sorted(package.rglob("*.py")) for part in (str(path.relative_to(package)), path.read_bytes())
     ]
-    files = {sys.modules[p.__module__].__file__ for p in plugins if getattr(p, "__module__", None) in sys.modules}
-    foreign = [Path(f).read_bytes() for f in sorted(f for f in files if f) if package not in Path(f).parents]
-    return {"(code of fedmpi)": of(*own), "(code of plug-ins)": of(*foreign), "(torch version)": of(torch.__version__)}
+    return {"(code of fedmpi)": of(*own), "(torch version)": of(torch.__version__)}
 
 
 def data(federated: Federated) -> dict[str, str]:

@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
-import json
 import warnings
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 from fedmpi.common.errors import UserError
+from fedmpi.engine.faults import recovery
+from fedmpi.engine.faults.losses import Losses
 from fedmpi.engine.federation import Federation
-from fedmpi.runtime import resume
+from fedmpi.runtime import resume, run_dir
 from fedmpi.runtime.build import Experiment
 from fedmpi.runtime.checkpoints import Checkpoints, Rows
 from fedmpi.runtime.run_dir import RunDirectory
@@ -24,8 +26,9 @@ def start(
     """
     settings, comm = made.settings, fed.comm
     timeout_s, asked = settings.comm.start_timeout_s, settings.checkpoint
-    told = json.dumps({"name": directory.path.name, "going_on": going_on}) if directory is not None else ""
-    heard = json.loads(comm.allgather_bytes(told.encode(), timeout_s)[0])
+    told = {"name": directory.path.name, "going_on": going_on, **_losses(made, directory)} if directory else {}
+    heard = recovery.told(comm, told)
+    fed.roster.losses = Losses(heard["losses"])
     path = Path(settings.output) / heard["name"] if directory is None else directory.path
     if comm.audit is not None:  # here, if this host does not see rank 0's directory
         comm.audit.open(path / "audit" / f"rank-{comm.rank}.jsonl", settings.output_mode == "private")
@@ -49,3 +52,9 @@ def start(
         fed.states.shelf, fed.states.room = rows, made.room or made.data.clients
     fed.sink.keep = kept.save
     return kept, resume.go_on(fed, kept, timeout_s, say) if heard["going_on"] else -1
+
+
+def _losses(made: Experiment, directory: RunDirectory) -> dict[str, Any]:
+    """Those of the run to go on with, or of the one that is replayed."""
+    given = made.settings.faults.replay
+    return {"losses": directory.losses() if given is None else run_dir.losses(Path(given))}

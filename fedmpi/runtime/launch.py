@@ -5,8 +5,12 @@ from __future__ import annotations
 import json
 import os
 import signal
+import time
 import traceback
+import warnings
+from contextlib import ExitStack, suppress
 from functools import partial
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -18,16 +22,17 @@ from fedmpi.comm.base import Gone
 from fedmpi.comm.leaving import tell_fatal_signals
 from fedmpi.common.blame import remedy
 from fedmpi.common.errors import UserError
+from fedmpi.common.signals import COMMAND, StopRequest
 from fedmpi.config import Settings, machine
 from fedmpi.data.federated import Federated
-from fedmpi.engine.federation import Sink
-from fedmpi.runtime import build, build_data, consistency, environment, keeping, report_text, resume
-from fedmpi.runtime.checkpoints import Checkpoints
+from fedmpi.engine.plan import Sink
+from fedmpi.runtime import build, build_data, consistency, durable, environment, keeping, plugins, report_text, resume
 from fedmpi.runtime.progress import Console
 from fedmpi.runtime.run_dir import RunDirectory, summary
-from fedmpi.runtime.signals import StopRequest
 
 COME_AGAIN = 75  # BSD's EX_TEMPFAIL: stopped by a signal; starting again would help
+OUTCOME = "FEDMPI_OUTCOME"  # environment variable: a file for rank 0's exit code and the rounds it completed
+LAST_S = 1.0  # by which rank 0 leaves after the others: a launcher that sees its exit code ends them
 
 
 def pick_device(settings: Settings, job: Job) -> torch.device:
@@ -60,22 +65,27 @@ def set_numerics(settings: Settings) -> None:
 
 
 def run(settings: Settings) -> int:
-    """Run for the console. Returns the exit code: 0 finished, 75 stopped by a signal, 128 + n without checkpoints.
+    """Run for the console. Returns the exit code: 0 finished, 75 stopped by a signal, 128 + n without checkpoints, 1
+    come apart (faults.on_divergence: stop).
 
-    A job of several ranks ends with 2 for a mistake that the user can correct, 1 for a lost rank or a defect.
+    Of the ranks of a job that was stopped rank 0 has that code, and leaves last; the others have 0. A job ends with 2
+    for a mistake that the user can correct, 1 for a lost rank or a defect.
     """
-    return execute(settings, process_ends=True)[1]
+    return execute(settings, COMMAND)[1]
 
 
-def execute(settings: Settings, process_ends: bool = False) -> tuple[dict[str, Any], int]:
-    """One rank's run: (summary at rank 0, exit code). process_ends: soon, so that a request to stop can be forgotten.
+def execute(settings: Settings, command: StopRequest | None = None) -> tuple[dict[str, Any], int]:
+    """One rank's run: (summary at rank 0, exit code). command: its ear, if the process is `fedmpi run` and ends soon.
 
     In a single process mistakes are raised; in a job of several ranks they are printed once, and end it.
     """
     tell_fatal_signals()
     job = detect(os.environ)
-    alarm, stop = Alarm(job), StopRequest()
+    alarm, stop, until_end = Alarm(job), command or StopRequest(), ExitStack()
     try:
+        if command is not None:
+            stop.listen(signal.SIGINT)
+        stop.alone(_stopped(settings.checkpoint.every > 0, stop))
         set_numerics(settings)
         device = pick_device(settings, job)
         # Mistakes are found before any rank waits for another; silos are opened later, when this rank knows its own.
@@ -85,8 +95,12 @@ def execute(settings: Settings, process_ends: bool = False) -> tuple[dict[str, A
             job, settings.comm.backend, device, settings.comm.start_timeout_s, settings.comm.round_timeout_s, alarm
         )
         stop.listen()
-        result = _connected(settings, job, comm, device, made, stop, alarm)
-        comm.close()
+        stop.alone(None)
+        result = _connected(settings, job, comm, device, made, stop, alarm, until_end)
+        with suppress(*([Lost] if settings.faults.on_lost_rank != "abort" else [])):  # all of the run is on disk
+            comm.close()
+        if result[1] and job.size > 1:
+            time.sleep(LAST_S)
         return result
     except Exception as error:
         if job.size > 1:  # still listening: the launcher, which sees a dead rank, too, must not end rank 0 unheard
@@ -97,7 +111,9 @@ def execute(settings: Settings, process_ends: bool = False) -> tuple[dict[str, A
             raise
         raise UserError(known) from error
     finally:
-        stop.deaf(process_ends)
+        until_end.close()
+        stop.alone(None)
+        stop.deaf(command is not None)
 
 
 def _explained(error: Exception) -> tuple[str, int]:
@@ -122,33 +138,41 @@ def _connected(
     made: build.Experiment | None,
     stop: StopRequest,
     alarm: Alarm,
+    until_end: ExitStack,
 ) -> tuple[dict[str, Any], int]:
     timeout_s = settings.comm.start_timeout_s
     if settings.data.silos and settings.data.audit and comm.rank:
         comm.audit = Audit()
     consistency.agree(comm, {key: consistency.of(text) for key, text in settings.digest_items().items()}, timeout_s)
     made = made or _made(settings, job, build_data.siloed(settings, comm), device)
-    code = consistency.code(type(made.method), type(made.task), type(made.net.module))
+    own = plugins.files(settings, made.method, made.task, made.net.module)
+    code = consistency.code() | plugins.digests(own)
     layout = {"(layout)": consistency.of(made.model.layout.describe())}
+    layout |= {} if made.initial is None else {"(initial weights)": made.initial.digest}
     # Hashing all data takes a moment.
     data = consistency.data(made.data) if job.size > 1 or settings.checkpoint.every else {}
     consistency.agree(comm, {**code, **data, **layout}, timeout_s)
 
     build.warm_up()
-    facts = {"host": job.host, "device": report_text.device_name(device)}
+    facts = {"host": job.host, "device": report_text.device_name(device), "no_regroup": comm.can_regroup}
     ranks = [json.loads(said) for said in comm.allgather_bytes(json.dumps(facts).encode(), timeout_s)]
     if comm.rank:
-        fed = build.federation(made, comm, stop)
-        kept, _ = keeping.start(fed, made, None, False, lambda text: None)
-        return {}, _code(fed.run(), stop, kept)
-    return _rank0(made, job, comm, stop, alarm, ranks, {**settings.identity(), **code, **data, **layout})
+        fed = build.federation(made, comm, stop, regroups=not _stuck(ranks))
+        keeping.start(fed, made, None, False, lambda text: None)
+        fed.run()
+        return {}, 0
+    identity = {**settings.identity(), **code, **data, **layout}
+    return _rank0(made, job, comm, stop, alarm, until_end, ranks, own, identity)
 
 
-def _code(ended: str, stop: StopRequest, kept: Checkpoints | None) -> int:
-    """The exit code of a run that was not lost; `ended`: why the engine's loop did."""
-    if ended == "finished":
-        return 0
-    return COME_AGAIN if kept is not None else 128 + (stop.signal or signal.SIGTERM)  # another rank was told
+def _stuck(ranks: list[dict[str, Any]]) -> str:
+    """Why the job cannot go on without one of its ranks; "" where it can."""
+    return next((each["no_regroup"] for each in ranks if each["no_regroup"]), "")
+
+
+def _stopped(kept: bool, stop: StopRequest) -> int:
+    """The exit code of a run that was told to stop, maybe on another rank."""
+    return COME_AGAIN if kept else 128 + (stop.signal or signal.SIGTERM)
 
 
 def _rank0(
@@ -157,16 +181,21 @@ def _rank0(
     comm: Communicator,
     stop: StopRequest,
     alarm: Alarm,
+    until_end: ExitStack,
     ranks: list[dict[str, Any]],
+    own: dict[Path, bytes],
     identity: dict[str, str],
 ) -> tuple[dict[str, Any], int]:
     settings, data = made.settings, made.data
-    directory, going_on = resume.directory(settings, identity)
+    directory, going_on = resume.directory(settings, identity, until_end)
     alarm.will = partial(_close_failed, directory)
     directory.write_identity(identity)
     directory.write_config(settings.resolved())
+    if made.initial is not None:
+        directory.write_initial(made.initial.content)
     backend = type(comm).__name__.lower()
-    directory.write_environment(environment.describe(job.launcher, backend, ranks, settings.compute.threads))
+    about = environment.describe(job.launcher, backend, ranks, settings.compute.threads)
+    directory.write_environment({**about, "plugins": directory.write_plugins(plugins.copies(own), list(own))})
     scheme = settings.data.partition.scheme if settings.data.partition else "silos"
     held = [data.validation[k].index.numpy() for k in sorted(data.validation)] if data.parts is not None else []
     directory.write_partition(scheme, settings.seed, data.train_sizes, data.shared_counts(), data.parts, held)
@@ -187,12 +216,21 @@ def _rank0(
         for row in rows:
             directory.add_client(row)
 
+    def on_loss(row: dict[str, Any]) -> None:
+        directory.add_loss(row)
+        console.say(report_text.loss(row, data.site_names))
+
     for line in report_text.headlines(made, job, backend, ranks):
         console.say(line)
-    fed = build.federation(made, comm, stop, Sink(on_round, on_clients))
+    if made.settings.faults.on_lost_rank != "abort" and comm.size > 1 and _stuck(ranks):
+        warnings.warn(f"faults.on_lost_rank: a rank that is lost ends this run: {_stuck(ranks)}", stacklevel=2)
+    fed = build.federation(made, comm, stop, Sink(on_round, on_clients, loss=on_loss), not _stuck(ranks))
+    fed.hosts = {rank: each["host"] for rank, each in enumerate(ranks)}
     kept, after = keeping.start(fed, made, directory, going_on, console.say)
     if going_on:
         directory.begin_after(after)
+        if fed.roster.losses.rows or directory.losses():
+            directory.write_losses(fed.roster.losses.rows)
         console.say(f"going on after round {after}" if after >= 0 else "no round was complete: from the start")
     reason = fed.run()
     console.close()
@@ -200,13 +238,21 @@ def _rank0(
     assert fed.server is not None  # this is rank 0
     directory.write_model(made.model.state_dict(fed.server.w, fed.server.b), facts)
     rows = directory.metrics()
-    ended = f"signal {stop.signal}" if reason != "finished" and stop() else reason
+    ended = f"signal {stop.signal}" if reason == "stopped" and stop() else reason
+    ended = f"diverged: {fed.report.watch.said}" if reason == "apart" else ended
     result = summary(rows, report_text.figures_in(rows), ended)
     directory.write_summary(result)
     report_text.farewell(console, directory, result, f"{prefix}{headline}", last_clients, made)
-    if reason != "finished" and kept is not None:
+    if reason == "stopped" and kept is not None:
         console.say(f"go on with: fedmpi resume {directory.path}")
-    return {**result, "directory": str(directory.path)}, _code(reason, stop, kept)
+    ended_so = {"finished": 0, "apart": 1}
+    code = ended_so[reason] if reason in ended_so else _stopped(kept is not None, stop)
+    if os.environ.get(OUTCOME):
+        fresh = len(rows) - (after + 1 if going_on else 0)
+        with suppress(OSError):  # its reader has the launcher's exit code, too
+            durable.write(Path(os.environ[OUTCOME]), f"{code} {fresh}\n".encode())
+            code = 0 if job.launcher == "torchrun" else code  # which would make it 1, and print a traceback
+    return {**result, "directory": str(directory.path)}, code
 
 
 def _close_failed(directory: RunDirectory, reason: str) -> None:

@@ -63,7 +63,7 @@ class Console:
     ) -> None:
         self.rounds, self.names, self.log = rounds, tuple(names), log
         self.stream = Lenient(stream or sys.stdout)
-        self.wall_s: list[float] = []
+        self.told, self.wall_s = 0, 0.0  # rounds, and the seconds that they took
         self.progress: Progress | None = None
         if live and self.stream.isatty():
             columns = (BarColumn(), TextColumn("{task.description}", markup=False))
@@ -84,12 +84,12 @@ class Console:
 
         more: names of further figures of `row` to show, such as a method's own.
         """
-        self.wall_s.append(float(row["wall_s"]))
+        self.told, self.wall_s = self.told + 1, self.wall_s + float(row["wall_s"])
         done = int(row["round"]) + 1
         parts = [f"round {done}/{self.rounds}"]
         parts += [f"{name} {figure(name, row[name])}" for name in (*self.names, *more) if row.get(name) is not None]
         parts.append(f"{row['wall_s']:.1f} s")
-        left_s = max(self.rounds - done, 0) * sum(self.wall_s) / len(self.wall_s)
+        left_s = max(self.rounds - done, 0) * self.wall_s / self.told
         if left_s > 0:
             parts.append(f"eta {duration(left_s)}")
         line = "  ".join(parts)

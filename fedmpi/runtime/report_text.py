@@ -39,6 +39,7 @@ def headlines(made: Experiment, job: Job, backend: str, ranks: Sequence[Mapping[
         f"{count(s.rounds, 'round')} with {schedule(s, data.clients)}",
         *(f"from {file}: {said}" for file, said in brought(s, ("rounds", "train.", "cohort."))),
         traffic(messages, s.rounds, made.itemsize),
+        *(made.initial.lines if made.initial is not None else ()),
     ]
 
 
@@ -125,11 +126,16 @@ def farewell(
         values = min(sum(row.get(headline) is not None for row in rows), 10)
         text = f"{headline} {figure(headline, result['last'][headline], 4)} after "
         text += "the last round" if at == result["rounds"] else f"round {at}"
+        text = text if at else text.replace("after the last round", "of the initial model")
         console.say(text if values == 1 else f"{text}, {mean} on average over the last {values}")
     if result["diverged"] is not None:
         console.say(f"training came apart from round {result['diverged']} on (see the warning)")
     if result["refused_uploads"]:
         console.say(f"{result['refused_uploads']} uploads were refused (`refused` in metrics.jsonl)")
+    if result["client_errors"]:
+        console.say(f"{result['client_errors']} of them came of errors while a client trained")
+    if result["clipped_uploads"]:
+        console.say(f"{result['clipped_uploads']} uploads were taken at the bound (`clipped` in metrics.jsonl)")
     console.say(sums(rows, made.messages))
     if result["exit_reason"] != "finished":
         console.say(
@@ -168,7 +174,21 @@ def check_list(made: Experiment, fed: Federation, needed: Mapping[str, int]) -> 
         ("test", f"{shared}; {tests.min()} to {tests.max()} samples a client"),
         ("message", traffic(messages, s.rounds, entry)),
         ("state", f"{state} a client, {size_text(messages.server_state.size * entry)} on the server"),
+        *(("initial", said) for said in (made.initial.lines if made.initial is not None else ())),
         ("memory", f"about {root} on rank 0 and {trainer} on a training rank"),
         *((f"from {file}", said) for file, said in brought(s)),
         ("result", "ok"),
     ]
+
+
+def loss(row: Mapping[str, Any], sites: Sequence[str] | None) -> str:
+    """A line about lost ranks (engine/faults/losses.py)."""
+    ranks = ", ".join(f"rank {rank} on {host}" if host else f"rank {rank}" for rank, host in row["ranks"].items())
+    said = f"round {row['round']}: {ranks} is lost ({row['why']}); going on without"
+    for key, what in (("clients", "sits this round out"), ("gone", "is gone")):
+        names = [sites[k] if sites else str(k) for k in row[key]]
+        said += f"; {'site' if sites else 'client'} {', '.join(names)} {what}" if names else ""
+    if row["reverted"]:
+        back = ", ".join(f"{k} ({'the start' if r < 0 else f'round {r}'})" for k, r in row["reverted"].items())
+        said += f"; back to an earlier state: client {back}"
+    return said

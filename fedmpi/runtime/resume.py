@@ -8,14 +8,18 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Iterator, Mapping
+from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
 from torch import Tensor
 
 from fedmpi.common.errors import UserError
+from fedmpi.common.redaction import redacted
 from fedmpi.config import Settings
+from fedmpi.engine.faults import recovery
 from fedmpi.engine.federation import Federation
+from fedmpi.runtime import lock
 from fedmpi.runtime.checkpoints import Checkpoints
 from fedmpi.runtime.durable import Damaged, read_tensors
 from fedmpi.runtime.run_dir import RunDirectory
@@ -25,53 +29,75 @@ IDENTITY = "identity.json"
 FREE = ("rounds", "name", "checkpoint.", "state.", "comm.", "cohort.placement", "server.trains", "compute.device")
 
 
-def directory(settings: Settings, identity: Mapping[str, str]) -> tuple[RunDirectory, bool]:
+def directory(settings: Settings, identity: Mapping[str, str], until_end: ExitStack) -> tuple[RunDirectory, bool]:
     """The run directory, and whether it is that of a run to go on with (rank 0).
 
-    identity: what makes this experiment: settings, digests of code and data.
-    Raises UserError where there must be a run and is none, or where it was another experiment.
+    identity: what makes this experiment: settings, digests of code and data. until_end: holds the directory's lock.
+    Raises UserError where there must be a run and is none, where another process has it, or where it was another
+    experiment.
     """
     path, how = Path(settings.output) / settings.name, settings.checkpoint.resume
-    if how != "never" and (path / IDENTITY).is_file():
-        _refuse_changes(path, identity, settings.checkpoint.changes == "accept")
-        return RunDirectory(path, settings.output_mode == "private"), True
+    private = settings.output_mode == "private"
+    if how != "never" and ((path / IDENTITY).is_file() or (path / lock.NAME).is_file()):
+        until_end.enter_context(lock.held(path, private))
+        if (path / IDENTITY).is_file():
+            _refuse_changes(path, identity, settings)
+            return RunDirectory(path, private), True
+        if how == "auto":  # a job ended before it had said what it is
+            return RunDirectory(path, private), False
     if how == "must":
         raise UserError(f"checkpoint.resume is must, but {path} holds no run to go on with (no {IDENTITY})")
-    return RunDirectory.create(settings.output, settings.name, settings.output_mode == "private"), False
+    made = RunDirectory.create(settings.output, settings.name, private)
+    until_end.enter_context(lock.held(made.path, private))
+    return made, False
 
 
-def _refuse_changes(path: Path, now: Mapping[str, str], accept: bool) -> None:
+def _refuse_changes(path: Path, now: Mapping[str, str], settings: Settings) -> None:
     try:
         before = json.loads((path / IDENTITY).read_text(encoding="utf-8"))
     except (OSError, ValueError) as error:
         raise UserError(f"{path / IDENTITY} cannot be read ({error}); start a new run under another name") from error
     found = [key for key in {**before, **now} if before.get(key) != now.get(key) and not key.startswith(FREE)]
-    if found and not accept:
-        told = "; ".join(_difference(key, before, now) for key in found)
+    if found and settings.checkpoint.changes != "accept":
+        told = "; ".join(_difference(key, before, now, settings) for key in found)
         raise UserError(
             f"{path} cannot go on as this experiment: {told}. Undo the change, start a new run (another name), "
             "or go on all the same with checkpoint.changes=accept"
         )
 
 
-def _difference(key: str, before: Mapping[str, str], now: Mapping[str, str]) -> str:
+def _difference(key: str, before: Mapping[str, str], now: Mapping[str, str], settings: Settings) -> str:
     if key.startswith("("):  # a digest says nothing to anybody
-        return f"{key[1:-1]} changed"
+        how = "changed" if key in before and key in now else "is new" if key in now else "is no longer used"
+        of, data = "", settings.data
+        if key.startswith("(plug-in "):
+            of = f" (as it was: plugins/{key[9:-1]} there)"
+        elif key.endswith(" data)"):
+            of = f" ({' '.join(map(str, (data.source, *redacted(data.options).values())))}, below {data.root})"
+        return f"{key[1:-1]} {how}{of}"
     return f"{key} is {now.get(key, 'unset')}, was {before.get(key, 'unset')}"
 
 
 def go_on(fed: Federation, kept: Checkpoints, timeout_s: float, say: Callable[[str], None]) -> int:
-    """Bring all ranks to the newest checkpoint that is whole; returns its round, -1 where there is none."""
+    """Bring all ranks to the newest checkpoint that is whole; returns its round, -1 where there is none.
+
+    Of the losses that the run knows those of later rounds than the next are forgotten.
+    """
     comm, found = fed.comm, _proposals(kept, say) if fed.comm.rank == 0 else iter(())
+    losses = fed.roster.losses
     while True:
         t, server, memory = next(found, (-1, {}, {}))
         t = int(comm.allgather_bytes(str(t).encode(), timeout_s)[0])
+        fed.roster.losses = losses if fed.plan.replay else losses.until(t + 1)
         if t < 0:
-            return -1
+            recovery.welcome_back(fed, 0)
+            kept.begin_after(t, fed)
+            return t
         answers = [said.decode() for said in comm.allgather_bytes(_harm(fed, kept, t).encode()[:4000], timeout_s)]
         harm = next(filter(None, answers), None)
         if harm is None:
             fed.go_on(t, memory, server)
+            recovery.welcome_back(fed, t + 1)
             kept.begin_after(t, fed)
             return t
         say(f"checkpoint of round {t}: {harm}; trying the one before")
@@ -94,9 +120,9 @@ def _harm(fed: Federation, kept: Checkpoints, t: int) -> str:
     """What is wrong with the rows that this rank answers for; "" where nothing is."""
     if not fed.worker.messages.client_state.size:
         return ""
-    last = fed.last_rounds(t)
+    last, gone = fed.roster.last_rounds(t), fed.roster.losses.gone(t + 1)
     for client, owner in fed.states.owner.items():
-        if owner == fed.comm.rank and client in last:
+        if owner == fed.comm.rank and client in last and client not in gone:
             try:
                 kept.rows.get(client, last[client])
             except Damaged as error:

@@ -5,17 +5,20 @@
                         validation_indices, validation_offsets: what is held out, if anything
     partition.json      scheme, seed, sizes, label counts       metrics.jsonl      one object per round
     identity.json       settings, digests of code and data: what a resumed run must share
-    checkpoints, state  see checkpoints.py
+    checkpoints, state  see checkpoints.py                      plugins   copies of the user's own code, see plugins.py
     clients.jsonl       one object per client and evaluation    log.txt            what the console said
+    faults.jsonl        ranks that were lost, if any: who, in which round, what it means for the numbers (losses.py)
+    initial.safetensors the file that init.from named       lock   who is at work here, see lock.py
     model.safetensors   final global model, state_dict names    summary.json       last, mean of last 10, best, ...
 
-summary.json says in `exit_reason` how the run ended: "finished", "stopped" or "signal 15" on request, "failed: ..." and
-of what. A run that was killed has no summary.json; all else in its directory can be read.
+summary.json says in `exit_reason` how the run ended: "finished", "stopped" or "signal 15" on request, "diverged: ...",
+or "failed: ..." and of what. A run that was killed has no summary.json; all else in its directory can be read.
 
 Only rank 0 writes. A file that is written once is written whole or not at all; lines are flushed as they come. JSON
 has no NaN: numbers that are not finite are written as null. Secrets are left out (common/redaction.py).
 """
 
+import hashlib
 import io
 import json
 import math
@@ -93,8 +96,8 @@ class RunDirectory:
             if path.exists():
                 lines = path.read_text(encoding="utf-8").splitlines()
                 self._write(name, "".join(f"{line}\n" for line in lines if _round(line) < t).encode())
-        for name in ("summary.json", "model.safetensors"):
-            (self.path / name).unlink(missing_ok=True)
+        for path in (self.path / "summary.json", self.path / "model.safetensors", *self.path.glob(".*.tmp")):
+            path.unlink(missing_ok=True)
 
     def write_identity(self, identity: Mapping[str, str]) -> None:
         self._write_json("identity.json", identity)
@@ -133,11 +136,35 @@ class RunDirectory:
             np.savez(buffer, **arrays)  # type: ignore[arg-type]  # numpy's stub takes allow_pickle for the first one
             self._write("partition.npz", buffer.getvalue())
 
+    def write_initial(self, content: bytes) -> None:
+        self._write("initial.safetensors", content)
+
+    def write_plugins(self, files: Mapping[str, bytes], origins: Sequence[Path]) -> list[dict[str, str]]:
+        """Copies of the user's own code; returns what environment.json says of each. origins: where they lie."""
+        for name, content in files.items():
+            with self._writing(f"plugins/{name}") as path:
+                path.parent.mkdir(0o700 if self.private else 0o777, exist_ok=True)
+                durable.write(path, content, self.private)
+        return [
+            {"copy": f"plugins/{name}", "file": str(path), "sha256": hashlib.sha256(content).hexdigest()}
+            for (name, content), path in zip(files.items(), origins, strict=True)
+        ]
+
     def add_metrics(self, row: Mapping[str, Any]) -> None:
         self._append("metrics.jsonl", _line(row))
 
     def add_client(self, row: Mapping[str, Any]) -> None:
         self._append("clients.jsonl", _line(row))
+
+    def add_loss(self, row: Mapping[str, Any]) -> None:
+        self._append("faults.jsonl", _line(row), sync=True)
+
+    def losses(self) -> list[dict[str, Any]]:
+        path = self.path / "faults.jsonl"
+        return losses(path) if path.exists() else []
+
+    def write_losses(self, rows: Sequence[Mapping[str, Any]]) -> None:
+        self._write("faults.jsonl", "".join(f"{_line(row)}\n" for row in rows).encode())
 
     def log(self, text: str) -> None:
         self._append("log.txt", text)
@@ -169,13 +196,15 @@ class RunDirectory:
                 file.truncate(file.read().rfind(b"\n") + 1)
         return True
 
-    def _append(self, name: str, line: str) -> None:
+    def _append(self, name: str, line: str, sync: bool = False) -> None:
         # flushed line by line
         with self._writing(name) as path, open(path, "ab", buffering=0, opener=self._open) as file:
             before, content = file.tell(), f"{line}\n".encode()
             try:
                 while content:  # a disk that fills up takes a part
                     content = content[file.write(content) :]
+                if sync:
+                    os.fsync(file.fileno())
             except OSError:
                 file.truncate(before)
                 raise
@@ -208,6 +237,15 @@ def _packed(parts: Sequence[np.ndarray]) -> dict[str, np.ndarray]:
     """indices: client after client; offsets (N + 1,): client k has indices[offsets[k]:offsets[k+1]]."""
     offsets = np.cumsum([0, *map(len, parts)], dtype=np.int64)
     return {"indices": np.concatenate(parts).astype(np.int64), "offsets": offsets}
+
+
+def losses(path: Path) -> list[dict[str, Any]]:
+    """The rows of a faults.jsonl; a line that a crash has cut is none. Raises UserError."""
+    try:
+        text = path.read_text(encoding="utf-8")
+        return [json.loads(line) for line in text[: text.rfind("\n") + 1].splitlines()]
+    except (OSError, ValueError) as error:
+        raise UserError(f"{path}: the losses of a run cannot be read ({error})") from error
 
 
 def _round(line: str) -> float:
@@ -243,11 +281,13 @@ def summary(
         last         the last value of each metric, with its round in last_round
         mean_last_10 the mean over the (up to) ten last evaluated rounds
         best         the best value, with its round in best_round; being chosen on the test set, it is biased
-        diverged     the round since which a loss was far above its best (engine/divergence.py), or None
-        refused_uploads   how many did not count (faults.on_bad_update: drop)
+        diverged     the round since which a loss was far above its best (engine/faults/divergence.py), or None
+        refused_uploads   how many did not count (faults.on_bad_update, faults.on_client_error: drop)
+        client_errors     how many of these came of an error while the client trained
+        clipped_uploads   how many were taken at the bound (faults.on_bad_update: clip)
         wall_s, sent_bytes, received_bytes, up_parameters, down_parameters   sums over the rounds
     """
-    facts: dict[str, Any] = {"exit_reason": exit_reason, "rounds": len(rows)}
+    facts: dict[str, Any] = {"exit_reason": exit_reason, "rounds": sum(row["round"] >= 0 for row in rows)}
     for part in ("last", "last_round", "mean_last_10", "best", "best_round"):
         facts[part] = {}
     for name in names:
@@ -260,6 +300,8 @@ def summary(
         facts["best"][name], facts["best_round"][name] = min(values, key=lambda pair: sign * pair[0])
     facts["diverged"] = next((row["diverged"] for row in rows if "diverged" in row), None)
     facts["refused_uploads"] = sum(len(row.get("refused") or ()) for row in rows)
+    facts["client_errors"] = sum("error" in each for row in rows for each in row.get("refused") or ())
+    facts["clipped_uploads"] = sum(len(row.get("clipped") or ()) for row in rows)
     for name in ("wall_s", "sent_bytes", "received_bytes", "up_parameters", "down_parameters"):
         facts[name] = sum(row.get(name) or 0 for row in rows)
     return facts

@@ -41,7 +41,7 @@ def run_settings(run_dir: Path, trust: bool, overrides: Sequence[str] = ()) -> c
     if not path.is_file():
         raise UserError(f"{run_dir} is no run directory: it holds no config.yaml")
     if trust:
-        return config.load(path, overrides)
+        return config.load(path, ["init.from=null", *overrides])  # the run has a model of its own
     tree = read(path).data
     how = "if it is yours, or you trust who made it: trust=True in Python, --trust on the command line"
     if "base" in tree:
@@ -52,7 +52,7 @@ def run_settings(run_dir: Path, trust: bool, overrides: Sequence[str] = ()) -> c
     if found := foreign(tree):
         named = ", ".join(f"{name} ({where})" for where, name in found.items())
         raise UserError(f"{run_dir} would run code that is not fedmpi's own: {named}. It was not run; {how}")
-    return config.load(path, ["data.download=false", *overrides])
+    return config.load(path, ["data.download=false", "init.from=null", *overrides])
 
 
 def guard(trust: bool) -> AbstractContextManager[None]:

@@ -1,11 +1,10 @@
 """The same mistakes under a launcher: rank 0 alone speaks, once; exit code 2, at once, and no rank is left."""
 
 import time
-from pathlib import Path
 
 import pytest
 from harness import CASES, check, soon_s, write
-from helpers import fedmpi
+from helpers import fedmpi, gone
 
 # Found before torch is imported, and after: what files of data hold, what the parts say about each other.
 EARLY = [
@@ -42,26 +41,6 @@ LATE = [
     "objects",
     "negative labels",
 ]
-
-
-def left_over(word):
-    """Processes that were started with this word among their arguments."""
-    found = []
-    for path in Path("/proc").glob("[0-9]*/cmdline"):
-        try:
-            if word in path.read_text():
-                found.append(path.parent.name)
-        except OSError:
-            continue
-    return found
-
-
-def gone(word):
-    for _ in range(100):
-        if not left_over(word):
-            return True
-        time.sleep(0.1)
-    return False
 
 
 @pytest.mark.parametrize("label", [*EARLY, *LATE])

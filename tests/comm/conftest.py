@@ -70,7 +70,9 @@ class Ranks:
         envs = [torchrun_env(rank, size, port) for rank in range(size) if rank not in absent]
         return self.start(program, *args, envs=envs)
 
-    def mpirun(self, program: str, *args: str, size: int, backend: str = "mpi") -> Outcome:
+    def mpirun(
+        self, program: str, *args: str, size: int, backend: str = "mpi", options: tuple[str, ...] = ()
+    ) -> Outcome:
         mpirun = shutil.which("mpirun", path=f"{Path(sys.executable).parent}:{os.environ['PATH']}")
         if not mpirun:
             pytest.skip("no mpirun on PATH")
@@ -83,6 +85,7 @@ class Ranks:
                 "none",
                 *(["--allow-run-as-root"] if os.geteuid() == 0 else []),
             ]
+        command[1:1] = options
         done = subprocess.run(command, env=clean_env(), capture_output=True, text=True, timeout=LIMIT_S)
         return self.outcome([done.returncode], done.stdout + done.stderr)
 

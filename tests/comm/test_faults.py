@@ -64,8 +64,8 @@ def test_a_rank_that_freezes_after_its_last_message_is_named():
     """Else the launcher would wait for it for good."""
     store = TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
     with pytest.raises(Lost, match="rank 0 is silent: it has not left"):
-        StoreAllgather(store, 1, 3).leave(0.2)
+        StoreAllgather(store, 1, range(3)).leave(0.2)
     with pytest.raises(Lost, match="rank 2 is silent: it has not left"):
-        StoreAllgather(store, 0, 3).leave(0.2)
-    StoreAllgather(store, 2, 3).leave(0.2)
-    StoreAllgather(store, 0, 3).leave(0.2)
+        StoreAllgather(store, 0, range(3)).leave(0.2)
+    StoreAllgather(store, 2, range(3)).leave(0.2)
+    StoreAllgather(store, 0, range(3)).leave(0.2)

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).parents[2]
-SCRIPTS = sorted([*ROOT.glob("launch/*.sh"), *ROOT.glob("slurm/*.sbatch"), ROOT / "tests" / "slurm_cluster.sh"])
+SCRIPTS = sorted([*ROOT.glob("launch/*.sh"), *ROOT.glob("slurm/*"), ROOT / "tests" / "slurm_cluster.sh"])
 
 
 @pytest.fixture

@@ -9,6 +9,8 @@ import yaml
 
 from fedmpi import config
 from fedmpi.common.errors import UserError
+from fedmpi.common.redaction import redacted
+from fedmpi.config.loading import shown
 from fedmpi.config.yaml_source import text_for
 
 GOOD = """\
@@ -323,3 +325,67 @@ def test_files_that_share_their_bases_are_read_once(tmp_path):
 def test_at_most_twenty_mistakes_are_shown(tmp_path):
     lines = message(write(tmp_path, GOOD + "".join(f"k{i}: 1\n" for i in range(500)))).splitlines()
     assert (len(lines), lines[-1]) == (22, "  ... and 480 more")
+
+
+# ---- references to environment variables ----
+def test_references_have_the_types_that_their_texts_have(tmp_path, monkeypatch):
+    for name, value in {"N": "7", "X": "2e-4", "S": "fedprox", "T": "null", "P": "a: b # c"}.items():
+        monkeypatch.setenv(name, value)
+    monkeypatch.delenv("GONE", raising=False)
+    text = GOOD.replace("lr: 1e-3", "lr: ${env:X}  # and ${env:GONE} is a comment") + "name: run-${env:N}-${env:S}\n"
+    path = write(tmp_path, text)
+    settings = config.load(
+        path,
+        [
+            "seed=${env:N}",
+            "rounds=${env:GONE:-4}",
+            "train.epochs=1${env:N}",
+            "method={name: ${env:S}, mu: ${env:X}, what: [${env:N}, '${env:N}', ${env:T}, ${env:P}, -${env:N}]}",
+            "output=${env:GONE:-}out",
+        ],
+    )
+    assert (settings.seed, settings.rounds, settings.train.epochs, settings.train.lr) == (7, 4, 17, 2e-4)
+    assert (settings.name, settings.output) == ("run-7-fedprox", Path("out"))
+    assert settings.method.options == {"mu": 2e-4, "what": [7, "7", None, "a: b # c", -7]}
+    again = config.load(write(tmp_path, text_for(settings.resolved()), "again.yaml"))  # values, not references
+    assert "env:" not in text_for(settings.resolved())
+    assert (again.seed, again.name, again.method) == (settings.seed, settings.name, settings.method)
+
+
+@pytest.mark.parametrize(
+    ("override", "said"),
+    [
+        ("seed=${env:GONE}", "command line: seed=${env:GONE}: seed: the environment variable GONE is not set; set it"),
+        ("method={name: fedprox, mu: ${env:GONE}}", "method.mu: the environment variable GONE is not set"),
+        ("seed=${env:TEXT}", "seed: 'seven' is not allowed; must be a whole number"),
+        ("seed=${env:2 B}", "seed: '${env:2 B}': write ${env:NAME} or ${env:NAME:-text}"),
+        ("seed=${env:}", "seed: '${env:}': write ${env:NAME}"),
+        ("name=a${env:TEXT", "name: 'a${env:TEXT': '${env:' without its '}'"),
+        ("name=${env:CIRCLE}", "name: the environment variable CIRCLE holds a reference itself"),
+        ("name='${env:CONTROL}'", "holds the control character"),
+        ("train={${env:TEXT}: 3}", "the key '${env:TEXT}' holds a reference; they stand in values only"),
+    ],
+)
+def test_what_no_reference_stands_for_is_one_mistake(tmp_path, monkeypatch, override, said):
+    monkeypatch.delenv("GONE", raising=False)
+    for name, value in {"TEXT": "seven", "CIRCLE": "${env:TEXT}", "CONTROL": "a\x07"}.items():
+        monkeypatch.setenv(name, value)
+    told = message(write(tmp_path, GOOD), override)
+    assert said in told
+    assert told.count("\n") == 0
+    if "GONE" in said:
+        told = message(write(tmp_path, GOOD + "seed: ${env:GONE}\n"))
+        assert (
+            told
+            == f"{tmp_path / 'run.yaml'}:7: seed: the environment variable GONE is not set; set it, or write "
+            + ("${env:GONE:-text} with what is to stand in its place")
+        )
+
+
+def test_a_secret_from_a_variable_is_not_shown(tmp_path, monkeypatch):
+    monkeypatch.setenv("HIDDEN", "hunter2")
+    settings = config.load(write(tmp_path, GOOD), ["method.token=${env:HIDDEN}"])
+    assert settings.method.options["token"] == "hunter2"
+    assert "hunter2" not in text_for(redacted(settings.resolved()))
+    for text in ("method.token=${env:HIDDEN}", "method={token: ${env:HIDDEN}}"):
+        assert "hunter2" not in shown(text)

@@ -72,7 +72,7 @@ def test_rows_are_those_of_the_rank_that_trains_the_client(placement):
     assert len(seen) == 2
     for t, (clients, n, p, first, last) in enumerate(seen):
         assert clients == sampling.cohort(0, t, data.clients, 0.6)
-        where = it.fed.place(clients)
+        where = it.fed.roster.place(clients)
         assert set(where.values()) == {1, 2}
         assert first == last == [float(where[k]) for k in clients]
         sizes = [float(data.train_sizes[k]) for k in clients]  # the partition's, whatever was sent

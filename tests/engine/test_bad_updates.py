@@ -10,9 +10,10 @@ import torch
 import yaml
 from helpers import digest, federated, fedmpi, play, prepare, settings
 
-from fedmpi.common.errors import UserError
-from fedmpi.engine import faults, sampling
-from fedmpi.engine.faults import Guard
+from fedmpi.common.errors import RankWarning, UserError
+from fedmpi.engine import sampling
+from fedmpi.engine.faults import uploads
+from fedmpi.engine.faults.uploads import Guard
 from fedmpi.engine.local_client import LocalClient
 
 
@@ -82,11 +83,11 @@ def test_lengths(kind):
     x[2] = 0
     x = x.to(kind)
     x[3, 5] = torch.inf
-    found = faults.lengths(x)
+    found = uploads.lengths(x)
     assert found.dtype == torch.float64
     assert found[:3].tolist() == pytest.approx(x[:3].double().norm(dim=1).tolist(), rel=1e-3)
     assert math.isnan(found[3])
-    assert faults.lengths(x[:, :0]).tolist() == [0.0] * 4
+    assert uploads.lengths(x[:, :0]).tolist() == [0.0] * 4
 
 
 # ---- in a run ----
@@ -231,5 +232,152 @@ def test_the_record_and_any_number_of_ranks(tmp_path):
         assert [[each["client"] for each in row["refused"]] for row in rows] == [[], [1], [], []]
         assert rows[1]["refused"][0]["norm"] > rows[1]["refused"][0]["bound"] > 0
         assert json.loads((tmp_path / "runs" / kind / "summary.json").read_text())["refused_uploads"] == 1
+        records.append([(row["sha256"], row["personal_loss"], row["refused"]) for row in rows])
+    assert records[0] == records[1]
+
+
+# ---- clip ----
+@pytest.mark.parametrize("factor", [1e6, 1e25, 1e36])
+def test_clipped_is_taken_at_the_bound(monkeypatch, factor):
+    """Beside the update of which nothing was changed: dw * bound / ||dw||, and all else that the client sent."""
+    seen = {}
+    refused = Guard.refused
+
+    def look(self, t, members, rows, upload, w, failed=()):
+        before = upload.packing.views(rows[BAD].clone())
+        found = refused(self, t, members, rows, upload, w, failed)
+        seen[t] = before, upload.packing.views(rows[BAD].clone())
+        return found
+
+    monkeypatch.setattr(Guard, "refused", look)
+    spoil(monkeypatch, factor)
+    with pytest.warns(UserWarning, match=r"round 1: client 2 sent an update of norm .*; taken at the bound"):
+        it = play(everyone("scaffold", net="norm", rounds=3, faults={"on_bad_update": "clip", "max_norm": 5.0}))
+    before, after = seen[1]
+    assert float(after.dw.double().norm()) == pytest.approx(5.0, rel=1e-4)
+    small = before.dw.double() / before.dw.double().norm()
+    assert torch.allclose(after.dw.double() / 5, small, atol=1e-6)
+    assert all(torch.equal(getattr(before, name), getattr(after, name)) for name in before if name != "dw")
+    assert [len(row["clipped"]) for row in it.rows] == [0, 1, 0]
+    assert it.rows[1]["clipped"][0] | {"norm": 0} == {"client": BAD, "bound": 5.0, "norm": 0}
+    assert all(row["refused"] == [] for row in it.rows)
+
+
+def test_what_is_not_finite_cannot_be_clipped():
+    guard = Guard(2.0, drop=True, clip=True)
+    assert judged(guard, [1, math.nan, 9]) == [1]
+    assert [each["client"] for each in guard.clipped] == [2]
+
+
+# ---- a client that comes to an error ----
+def fail(monkeypatch, error, rounds=(1,), after=2):
+    """Client BAD's training in these rounds ends in an error after some batches."""
+    honest, steps = LocalClient._gradient, []
+
+    def failing(self, *of_a_batch):
+        if self.id == BAD and self.round in rounds:
+            steps.append(self.round)
+            if steps.count(self.round) == after:
+                steps[:] = [t for t in steps if t != self.round]
+                raise error
+        honest(self, *of_a_batch)
+
+    monkeypatch.setattr(LocalClient, "_gradient", failing)
+
+
+ERRORS = [
+    MemoryError(),
+    torch.OutOfMemoryError("CUDA out of memory. Tried to"),
+    OSError(5, "bad sample"),
+    KeyError("a"),
+]
+
+
+@pytest.mark.parametrize("error", ERRORS, ids=lambda e: type(e).__name__)
+def test_an_error_in_one_client_ends_the_run_by_default(monkeypatch, error):
+    fail(monkeypatch, error)
+    with pytest.raises((UserError, RuntimeError), match="round 1, client 2"):
+        play(everyone(net="norm"))
+
+
+@pytest.mark.parametrize(
+    ("method", "error"), zip(("fedavg", "scaffold", "fedper", "ditto", "apfl"), [*ERRORS, ERRORS[0]], strict=True)
+)
+def test_an_error_is_not_having_taken_part(monkeypatch, method, error):
+    """The bits of a run in which that upload was refused; told once, with client, round and line."""
+    faults_ = {"on_bad_update": "drop", "on_client_error": "drop"}
+    config = everyone(method, net="norm", rounds=3, faults=faults_)
+    with monkeypatch.context() as patch, warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        fail(patch, error)
+        failed = play(config, federated())
+    said = [str(w.message) for w in caught if "client 2" in str(w.message)]
+    assert len(said) == 1
+    assert said[0].startswith("round 1, client 2: ")
+    assert f"{__file__}:" in said[0]
+    assert said[0].endswith("left out of the round (faults.on_client_error: drop)")
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        spoil(monkeypatch, torch.nan)
+        refused = play(config, federated())
+    assert failed.hashes == refused.hashes
+    assert digest(failed.b) == digest(refused.b)
+    assert {k: digest(x) for k, x in failed.fed.states.rows.items()} == {
+        k: digest(x) for k, x in refused.fed.states.rows.items()
+    }
+    assert failed.rows[1]["refused"] == [{"client": BAD, "norm": pytest.approx(math.nan, nan_ok=True)} | {
+        "bound": failed.rows[1]["refused"][0]["bound"], "error": True
+    }]  # fmt: skip
+
+
+def test_errors_alone_are_forgiven_where_bad_uploads_are_not(monkeypatch):
+    fail(monkeypatch, MemoryError())
+    with pytest.warns(UserWarning, match="client 2: .*out of memory"):
+        it = play(everyone(rounds=2, faults={"on_client_error": "drop"}))
+    assert [len(row["refused"]) for row in it.rows] == [0, 1]
+    spoil(monkeypatch, torch.nan)
+    with pytest.raises(UserError, match="sent values that are not finite"), pytest.warns(RankWarning):
+        play(everyone(rounds=2, faults={"on_client_error": "drop"}), federated())
+
+
+def test_errors_everywhere_end_the_run(monkeypatch):
+    it = prepare(everyone(rounds=9, faults={"on_client_error": "drop"}))
+    monkeypatch.setattr(LocalClient, "_gradient", None)
+    said = r"round 2: client 0, 1, .* came to an error; for 3 rounds"
+    with pytest.warns(UserWarning, match="which are all of it"), pytest.raises(UserError, match=said):
+        it.fed.run()
+
+
+FAILING = METHOD.replace(
+    "def upload(self, k):",
+    """def upload(self, k):
+        if (k.id, k.round) == (1, 1):
+            raise ValueError("this sample cannot be read")""",
+)
+
+
+def test_an_error_on_another_rank(tmp_path):
+    """Told by the rank that trains the client; nobody waits, and the bits are those of one process."""
+    (tmp_path / "wild.py").write_text(FAILING)
+    tree = {
+        "rounds": 3,
+        "seed": 1,
+        "output": str(tmp_path / "runs"),
+        "data": {"source": "digits", "partition": {"scheme": "dirichlet", "clients": 5, "alpha": 0.5}},
+        "model": {"name": "logistic"},
+        "method": {"name": f"{tmp_path}/wild.py:Wild"},
+        "evaluate": {"protocol": ["global", "personal"]},
+        "faults": {"on_client_error": "drop"},
+    }
+    records = []
+    for kind, size in (("alone", 1), ("mpirun", 3)):
+        (tmp_path / "run.yaml").write_text(yaml.safe_dump(tree | {"name": kind}))
+        done = fedmpi("run", tmp_path / "run.yaml", kind=kind, size=size)
+        assert done.returncode == 0, done.stderr
+        assert done.stderr.count("warning: round 1, client 1: ") == 1, done.stderr
+        assert f"{tmp_path}/wild.py:13" in done.stderr
+        assert "this sample cannot be read" in done.stderr
+        rows = [json.loads(line) for line in (tmp_path / "runs" / kind / "metrics.jsonl").read_text().splitlines()]
+        assert json.loads((tmp_path / "runs" / kind / "summary.json").read_text())["client_errors"] == 1
         records.append([(row["sha256"], row["personal_loss"], row["refused"]) for row in rows])
     assert records[0] == records[1]

@@ -5,9 +5,10 @@ import math
 import warnings
 
 import pytest
-from helpers import fedmpi, play, settings
+import torch
+from helpers import fedmpi, play, prepare, settings
 
-from fedmpi.engine.divergence import Loss, Watch
+from fedmpi.engine.faults.divergence import Loss, Watch
 
 
 def rounds(losses, chance=None, from_chance=False):
@@ -90,8 +91,8 @@ def test_a_learning_rate_too_high():
 
 def test_a_global_model_of_which_parts_stay_at_home_is_not_looked_at():
     it = play(settings("fedper", rounds=1))
-    assert [loss.name for loss in it.fed.watch.losses] == ["train_loss", "personal_loss"]
-    assert [loss.name for loss in play(settings(rounds=1)).fed.watch.losses] == ["train_loss", "loss"]
+    assert [loss.name for loss in it.fed.report.watch.losses] == ["train_loss", "personal_loss"]
+    assert [loss.name for loss in play(settings(rounds=1)).fed.report.watch.losses] == ["train_loss", "loss"]
 
 
 def test_the_record(tmp_path):
@@ -106,3 +107,68 @@ def test_the_record(tmp_path):
     assert facts["exit_reason"] == "finished"
     assert isinstance(facts["diverged"], int)
     assert "diverged" not in facts["last"]
+
+
+def test_stop_ends_the_run_with_the_round_under_way():
+    """On every rank; its model is complete."""
+    more = {"rounds": 40, "train": {"lr": 4.0, "momentum": 0.9}}
+    with pytest.warns(UserWarning, match="come apart"):
+        it = play(settings(**more, faults={"on_divergence": "stop"}))
+    assert it.reason == "apart"
+    told = next(row["round"] for row in it.rows if "diverged" in row)
+    assert [row["round"] for row in it.rows] == list(range(told + 2))
+    assert it.rows[-1]["sha256"] == it.made.model.layout.sha256(it.w)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        on = play(settings(**{**more, "rounds": told + 2}))
+    assert on.reason == "finished"
+    assert on.hashes == it.hashes
+
+
+def test_who_goes_on_after_a_stop_is_looked_at_anew():
+    watch = Watch(10, "loss", stop=True)
+    with pytest.warns(UserWarning, match="come apart"):
+        assert [watch.see(line(t, 99.0), last=False) for t in range(3)][-1] == 0
+    assert watch.ends
+    again = Watch(10, "loss", stop=True)
+    again.recall(json.loads(json.dumps(watch.memory())))
+    assert not again.ends
+    with pytest.warns(UserWarning, match="come apart since round 2"):
+        assert [again.see(line(t, 99.0), last=False) for t in (2, 3, 4)][-1] == 2
+    assert again.ends
+
+
+def test_one_class_for_all_is_told_after_three_evaluations():
+    watch = Watch(10, "loss")
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        for t, only in enumerate([4, 4, None, 3, 3, 4, 4]):
+            watch.see(line(t, 1.0), False, only)
+    with pytest.warns(UserWarning, match=r"3 evaluations in a row, the last after round 7, .* samples class 4"):
+        watch.see(line(7, 1.0), False, 4)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        watch.see(line(8, 1.0), False, 4)
+
+
+def test_what_one_class_is():
+    it = prepare(settings(rounds=3, train={"lr": 0.0}))
+    with torch.no_grad():
+        it.made.net.head.bias[2] = 1e6
+    it.fed.server.w.copy_(it.made.model.w)
+    with pytest.warns(UserWarning, match="all test samples class 2"):
+        it.fed.run()
+
+
+@pytest.mark.parametrize(("kind", "size"), [("alone", 1), ("mpirun", 3)])
+def test_the_command_that_stops(tmp_path, kind, size):
+    done = fedmpi(
+        "run", "configs/quickstart.yaml", "rounds=30", "train.lr=500", "faults={max_norm: null, on_divergence: stop}",
+        f"output={tmp_path}", "method={name: fedavg}", "model={name: logistic}", "name=run", kind=kind, size=size,
+    )  # fmt: skip
+    assert done.returncode == 1, done.stderr
+    assert "Traceback" not in done.stderr
+    facts = json.loads((tmp_path / "run" / "summary.json").read_text())
+    assert facts["exit_reason"].startswith("diverged: training has come apart since round 0: loss is")
+    assert facts["rounds"] == 4
+    assert sorted(path.name for path in (tmp_path / "run" / "checkpoints").iterdir())[-1] == "000003.safetensors"

@@ -1,13 +1,14 @@
 """A run that was cut anywhere goes on as if it had not been."""
 
 import re
+from pathlib import Path
 
 import pytest
 import torch
 from helpers import digest, prepare, record, trial
 
 from fedmpi.methods import registry
-from fedmpi.runtime import resume
+from fedmpi.runtime import checkpoints, resume
 from fedmpi.runtime.checkpoints import Checkpoints, Rows
 from fedmpi.runtime.durable import Damaged
 
@@ -23,9 +24,9 @@ def kept_in(folder, every=1, keep=2):
     return Checkpoints(folder / "checkpoints", Rows(folder / "state"), every, keep)
 
 
-def begin(folder, config, *, cut=None, room=0, every=1):
+def begin(folder, config, *, cut=None, room=0, every=1, keep=2, stop=lambda: False):
     """A run that writes checkpoints, goes on where the one before left off, and dies when it reports round `cut`."""
-    it, kept = prepare(config), kept_in(folder, every)
+    it, kept = prepare(config, stop=stop), kept_in(folder, every, keep)
     it.fed.sink.keep = kept.save
     if it.made.messages.client_state.size:
         it.fed.states.shelf, it.fed.states.room = kept.rows, room or 10**6
@@ -43,6 +44,7 @@ def begin(folder, config, *, cut=None, room=0, every=1):
         it.reason = it.fed.run()
     except Killed:
         kept.wait()
+    kept._writer.shutdown()
     return it, t, said
 
 
@@ -117,33 +119,109 @@ def test_every_byte_counts(tmp_path):
             rows.get(3, 7)
 
 
-@pytest.mark.parametrize("every", [1, 2])
-def test_a_checkpoint_costs_what_changed_and_nothing_is_left_over(tmp_path, every):
-    """Rows on disk: those of the kept checkpoints, no others; a client that rests is not written again."""
+@pytest.mark.parametrize("room", [10**6, 1])
+@pytest.mark.parametrize(("every", "keep"), [(1, 2), (2, 2), (1, 1), (3, 1)])
+def test_a_checkpoint_costs_what_changed_and_nothing_is_left_over(tmp_path, every, keep, room):
+    """Rows on disk: those of the checkpoints there, no others; a client that rests is not written again. Between two
+    checkpoints: beside them what left memory since."""
     config_ = trial("scaffold", "mlp", rounds=12, cohort={"fraction": 0.3}, evaluate={"every": 100})
-    it, kept = prepare(config_), kept_in(tmp_path, every)
-    it.fed.states.shelf, it.fed.states.room = kept.rows, 10**6
+    it, kept = prepare(config_), kept_in(tmp_path, every, keep)
+    it.fed.states.shelf, it.fed.states.room = kept.rows, room
     seen, before = [], set()
 
-    def keep(fed, t, line, last):
+    def saved(fed, t, memory, last):
         nonlocal before
-        kept.save(fed, t, line, last)
+        kept.save(fed, t, memory, last)
         kept.wait()
         checkpoints = sorted(int(path.stem) for path in (tmp_path / "checkpoints").glob("*"))
         now = set(kept.rows.found())
-        needed = {(k, label) for c in checkpoints for k, label in fed.last_rounds(c).items()}
-        assert now == needed
-        assert len(checkpoints) == min(2, (t + 1) // every)
+        needed = {(k, label) for c in checkpoints for k, label in fed.roster.last_rounds(c).items()}
+        assert now >= needed
+        assert len(checkpoints) == min(keep + 1, (t + 1) // every)
         if (t + 1) % every == 0:
-            changed = {k for r in range(t - every + 1, t + 1) for k in fed._cohort(r)}
-            assert {k for k, _ in now - before} == changed
+            assert now == needed
+            changed = {k for r in range(t - every + 1, t + 1) for k in fed.roster.cohort(r)}
+            assert {k for k, label in now - before} == changed
             before = now
+        else:
+            assert all(label > max(checkpoints, default=-1) for _, label in now - needed)
         seen.append(t)
 
-    it.fed.sink.keep = keep
+    it.fed.sink.keep = saved
     it.fed.run()
     assert seen == list(range(12))
     assert not list(tmp_path.rglob(".*.tmp"))
+
+
+@pytest.mark.parametrize("keep", [1, 2])
+def test_at_most_one_checkpoint_more_than_asked_for_and_always_a_whole_one(tmp_path, monkeypatch, keep):
+    """Looked at whenever a file has come or is about to go."""
+    most = []
+
+    def look(*_):
+        names = [path.name for path in (tmp_path / "checkpoints").iterdir() if not path.name.startswith(".")]
+        most.append(len(names))
+
+    write, unlink = checkpoints.write_tensors, Path.unlink
+    monkeypatch.setattr(checkpoints, "write_tensors", lambda *a: (look(), write(*a), look()))
+    monkeypatch.setattr(Path, "unlink", lambda *a, **k: (look(), unlink(*a, **k)))
+    config_ = trial("scaffold", "mlp", rounds=6)
+    begin(tmp_path, config_, cut=3, keep=keep)
+    begin(tmp_path, config_, keep=keep)
+    assert max(most) == keep + 1
+    assert min(most[most.index(1) :]) == 1
+
+
+def test_what_a_kill_has_left_is_removed(tmp_path):
+    """Files cut short in writing; and everything where nothing is whole."""
+    begin(tmp_path, config("scaffold"), cut=2)
+    left = [tmp_path / "checkpoints" / ".000002.safetensors.tmp", tmp_path / "state" / ".000001.000002.safetensors.tmp"]
+    for path in left:
+        path.write_bytes(b"half")
+    assert begin(tmp_path, config("scaffold"), cut=3)[1] == 2
+    assert not list(tmp_path.rglob(".*"))
+    for path in (tmp_path / "checkpoints").iterdir():
+        cut_off(path)
+    it, t, said = begin(tmp_path, config("scaffold"), cut=0)
+    assert (t, len(said)) == (-1, 2)
+    assert set(Rows(tmp_path / "state").found()) == {(k, 0) for k in it.fed.roster.cohort(0)}
+
+
+class StopAt:
+    """Asks for a stop when it is looked at for the n-th time."""
+
+    def __init__(self, n):
+        self.n, self.seen = n, 0
+
+    def __call__(self):
+        self.seen += 1
+        return self.seen >= self.n
+
+
+@pytest.mark.parametrize(("method", "room"), [("fedavg", 0), ("scaffold", 0), ("fedper", 2)])
+def test_a_stop_leaves_the_last_complete_round_however_rare_checkpoints_are(tmp_path, method, room):
+    """In the midst of a round, whose traces in clients' rows are undone."""
+    config_ = trial(method, "norm", rounds=6, checkpoint={"every": 4}, evaluate={"protocol": ["global", "personal"]})
+    it = prepare(config_)
+    it.reason = it.fed.run()
+    undisturbed, counted = whole(it), StopAt(10**9)
+    prepare(config_, stop=counted).fed.run()
+    rounds = set()
+    for number, n in enumerate(range(counted.seen // 7, counted.seen, counted.seen // 3)):
+        folder = tmp_path / str(number)
+        folder.mkdir()
+        it, _, _ = begin(folder, config_, room=room, every=4, stop=StopAt(n))
+        assert it.reason == "stopped"
+        complete = it.rows[-1]["round"] if it.rows else -1
+        again, t, _ = begin(folder, config_, room=room, every=4)
+        assert t == complete
+        rounds.add(t)
+        found = whole(again)
+        assert {name: found[name] for name in ("w", "b", "server", "kept")} == {
+            name: undisturbed[name] for name in ("w", "b", "server", "kept")
+        }
+        assert found["rows"] == undisturbed["rows"][t if t >= 0 else 0 :]
+    assert any((t + 1) % 4 for t in rounds - {-1})
 
 
 def test_a_finished_run_goes_on_with_more_rounds(tmp_path):

@@ -317,4 +317,4 @@ def test_modes(tmp_path, umask, private, folder, file):
     assert run.stat().st_mode & 0o777 == folder
     modes = {path.name: oct(path.stat().st_mode & 0o777) for path in run.rglob("*") if path.is_file()}
     assert set(modes.values()) == {oct(file)}, modes
-    assert len(modes) == 11
+    assert len(modes) == 12

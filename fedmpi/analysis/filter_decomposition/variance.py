@@ -26,7 +26,8 @@ from fedmpi.common.errors import UserError
 from fedmpi.common.redaction import redacted
 from fedmpi.config.schema import Settings
 from fedmpi.engine import sampling
-from fedmpi.engine.federation import Federation, Sink
+from fedmpi.engine.federation import Federation
+from fedmpi.engine.plan import Sink
 from fedmpi.flat.layout import COEF
 from fedmpi.runtime import build
 from fedmpi.runtime.build import Experiment

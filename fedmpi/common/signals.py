@@ -1,6 +1,7 @@
 """Stopping by signal. At the first signal the run leaves its round and writes its results; another request ends the
 process at once. Launchers and Slurm repeat themselves, in other signals too: what comes within REPEAT_S is the same
-request, but for a second Ctrl-C, for which a person needs HAND_S.
+request, but for a second Ctrl-C, for which a person needs HAND_S. The command `fedmpi run` listens before it imports
+the rest: a rank that a signal kills would take the others with it. Until all ranks have met it waits for START_S only.
 """
 
 from __future__ import annotations
@@ -13,6 +14,7 @@ from types import FrameType
 from typing import Any
 
 REPEAT_S, HAND_S = 10.0, 0.5
+START_S = 20.0  # below the 30 s that Slurm, by default, leaves between SIGTERM and SIGKILL
 SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGUSR1, signal.SIGUSR2, signal.SIGHUP)
 
 
@@ -22,16 +24,31 @@ class StopRequest:
     def __init__(self) -> None:
         self.signal, self.heard = 0, 0.0
         self._before: dict[int, Any] = {}  # signal -> its handler before `listen`
+        self._alone: int | None = None  # exit code of a rank that has not met the others
 
     def __call__(self) -> bool:
         return self.signal != 0
 
-    def listen(self) -> None:
-        """Start to listen; only a main thread can (in a notebook's worker thread signals stay as they are)."""
+    def listen(self, *but: int) -> None:
+        """Start to listen to all SIGNALS but these; only a main thread can (in a notebook's worker thread signals stay
+        as they are)."""
         if threading.current_thread() is threading.main_thread():
             for number in SIGNALS:
+                if number in but or number in self._before:
+                    continue
                 if number != signal.SIGHUP or signal.getsignal(number) != signal.SIG_IGN:  # nohup ignores it
                     self._before[number] = signal.signal(number, self._hear)
+
+    def alone(self, code: int | None) -> None:
+        """code: with which a rank that was told to stop leaves if it does not meet the others soon. None: it has."""
+        self._alone = code
+        if self.signal and code is not None:
+            self._bound()
+
+    def _bound(self) -> None:
+        bound = threading.Timer(START_S, lambda: None if self._alone is None else os._exit(self._alone))
+        bound.daemon = True
+        bound.start()
 
     def deaf(self, process_ends: bool = False) -> None:
         """Stop listening: the signals have the handlers that they had before.
@@ -46,5 +63,10 @@ class StopRequest:
     def _hear(self, number: int, frame: FrameType | None) -> None:
         if not self.signal:
             self.signal, self.heard = number, time.monotonic()
+            if self._alone is not None:
+                self._bound()
         elif time.monotonic() - self.heard > (HAND_S if number == self.signal == signal.SIGINT else REPEAT_S):
             os._exit(128 + number)
+
+
+COMMAND = StopRequest()  # of a process that is the command `fedmpi`

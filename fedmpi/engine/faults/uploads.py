@@ -5,6 +5,10 @@ The median is that of the cohort's updates that are not zero: a client that made
 Of one or two none is the middle; then the latest norms of earlier rounds stand beside them, and while all of these are
 fewer than ENOUGH there is no bound. An update no longer than the model itself (what travels of it) is never refused:
 where the others have nothing left to learn, a client with something new is far from their median.
+Beyond it an update is bad; on_bad_update: clip takes it at the bound, dw <- dw * bound / ||dw||, and the rest of the
+upload as it came (other slots, buffers, what the client keeps). What is not finite cannot be clipped: there clip is
+drop. With on_client_error: drop a client that an error has kept from training is refused like one that sent what is not
+finite; three rounds in a row in which nobody's upload counts end the run in any case.
 A client whose upload is refused is, with faults.on_bad_update: drop, as if it had not taken part: the weights of the
 others sum to 1, nothing that it sent reaches `aggregate`, and its own state is that of before the round.
 """
@@ -13,7 +17,7 @@ from __future__ import annotations
 
 import warnings
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from statistics import median_low
 from typing import Any
 
@@ -30,21 +34,26 @@ IDLE = 3  # rounds in a row without a good upload, of which the last one ends th
 SHOWN = 5  # clients in a message
 NOT_FINITE = "values that are not finite (nan or inf)"
 REMEDY = "The usual cause is divergence: lower train.lr, or the weights of the method's own terms"
-Refused = list[dict[str, Any]]  # client, norm (nan: something is not finite), bound (None: there is none)
+# client, norm (nan: something is not finite), bound (None: there is none); "error" where it came to no upload
+Refused = list[dict[str, Any]]
 
 
 class Guard:
-    """max_norm: "auto", a number or None (no bound). drop: do without bad uploads, rather than end the run."""
+    """max_norm: "auto", a number or None (no bound). drop: do without bad uploads, rather than end the run; clip: take
+    those that are too long at the bound. `clipped`: which ones, in the round that was judged last."""
 
-    def __init__(self, max_norm: float | str | None = "auto", drop: bool = False) -> None:
-        self.max_norm, self.drop = max_norm, drop
+    def __init__(self, max_norm: float | str | None = "auto", drop: bool = False, clip: bool = False) -> None:
+        self.max_norm, self.drop, self.clip = max_norm, drop, clip
+        self.clipped: Refused = []
         self.latest: deque[float] = deque(maxlen=LATEST)
         self.idle = 0
 
-    def refused(self, t: int, members: Sequence[int], rows: Tensor, upload: Upload, w: Tensor) -> Refused:
-        """Whose uploads do not count in round t; one warning line names them.
+    def refused(
+        self, t: int, members: Sequence[int], rows: Tensor, upload: Upload, w: Tensor, failed: Collection[int] = ()
+    ) -> Refused:
+        """Whose uploads do not count in round t; one warning line names them, but for those who failed.
 
-        rows: (m, row) the uploads whole; w: (s,) what travels of the global model.
+        rows: (m, row) the uploads whole; w: (s,) what travels of the global model. failed: of whom there are none.
         Raises UserError where they are not to be dropped, and in the third round in a row in which none is good.
         """
         a, b = upload.packing.spans.get("dw", (0, 0))
@@ -58,17 +67,28 @@ class Guard:
             for k, norm in zip(members, norms, strict=True)
             if not norm < torch.inf or (bound is not None and norm > bound)
         ]
+        if self.clip:
+            self.clipped = [each for each in bad if each["norm"] < torch.inf]
+            bad = [each for each in bad if each not in self.clipped]
+            for each in self.clipped:
+                _scale(rows[members.index(each["client"]), a:b], each["bound"])
+            if self.clipped:
+                said = f"round {t}: {_told(self.clipped, source)}; taken at the bound (faults.on_bad_update: clip)"
+                warnings.warn(said, stacklevel=2)
         self.latest.extend(n for n in norms if 0 < n <= (torch.inf if bound is None else bound))
-        self.idle = self.idle + 1 if len(bad) == len(members) else 0
-        if bad:
-            said = f"round {t}: {_told(bad, source)}"
-            if not self.drop:
+        errors = [{"client": k, "norm": torch.nan, "bound": bound, "error": True} for k in members if k in failed]
+        self.idle = self.idle + 1 if len(bad) + len(errors) == len(members) else 0
+        if bad or self.idle:
+            lost = [f"client {', '.join(str(each['client']) for each in errors)} came to an error"] if errors else []
+            said = f"round {t}: {'; '.join(([_told(bad, source)] if bad else []) + lost)}"
+            if bad and not self.drop:
                 raise UserError(f"{said}; the round was dropped. {REMEDY}; faults.on_bad_update: drop goes on without")
             if self.idle == IDLE:
                 raise UserError(f"{said}; for {IDLE} rounds not one upload was good, and the run ends. {REMEDY}")
             all_ = ", which are all of it: nothing changes" if self.idle else ""
-            warnings.warn(f"{said}; left out of the round{all_} (faults.on_bad_update: drop)", stacklevel=2)
-        return bad
+            key = "faults.on_bad_update" if bad else "faults.on_client_error"
+            warnings.warn(f"{said}; left out of the round{all_} ({key}: drop)", stacklevel=2)
+        return sorted(bad + errors, key=lambda each: members.index(each["client"]))
 
     def memory(self) -> dict[str, Any]:
         """What earlier rounds have left, for `recall` when a run goes on."""
@@ -107,6 +127,12 @@ def lengths(rows: Tensor) -> Tensor:
         largest = rows[i].abs().max().to(kind)  # the squares of 1e20 overflow, the number does not
         found[i] = float(largest) * float(torch.linalg.vector_norm(rows[i] / largest, dtype=kind))
     return torch.where(found.isfinite(), found, torch.nan)
+
+
+def _scale(dw: Tensor, bound: float) -> None:
+    """dw <- dw * bound / ||dw||, in place, whatever its squares overflow to."""
+    dw.div_(dw.abs().max())
+    dw.mul_(bound / float(lengths(dw[None])))
 
 
 def _told(bad: Refused, source: str) -> str:

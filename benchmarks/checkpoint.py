@@ -1,0 +1,63 @@
+"""What a checkpoint a round costs.   python benchmarks/checkpoint.py [METHOD]
+
+100 clients, 10 a round, the 1.66 M-parameter CNN on 28x28 images, batch 50, 600 samples a client, one local epoch; then
+the global model on 10,000 test images. One process, one run: every other round is followed by a checkpoint, as with
+checkpoint.every=1, the rounds between by none, as with every=0. A checkpoint is copied when its round ends and written
+during the next one, whose time is the one that counts. Seconds are medians of a round, the ratio is that of the
+medians; the first two rounds do not count. A method that keeps client state (scaffold) writes ten rows more a round.
+"""
+
+import argparse
+import tempfile
+import time
+from pathlib import Path
+from statistics import median
+
+import torch
+from engine import images, settings
+
+from fedmpi.comm.solo import Solo
+from fedmpi.data.federated import split
+from fedmpi.runtime import build
+from fedmpi.runtime.checkpoints import Checkpoints, Rows
+
+
+def main():
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("method", nargs="?", default="fedavg")
+    parser.add_argument("--pairs", type=int, default=20, help="rounds of either kind")
+    parser.add_argument("--samples", type=int, default=600, help="of a client")
+    parser.add_argument("--folder", type=Path, help="where to write; default: the system's temporary folder")
+    asked = parser.parse_args()
+    torch.set_num_threads(1)
+    config = settings(2 * asked.pairs + 2, False)
+    config = type(config).model_validate({**config.resolved(), "method": {"name": asked.method}})
+    data = split(images(100, asked.samples, 10_000 * asked.samples // 600), "iid", 100, 0, "global")
+    made = build.experiment(config, data, torch.device("cpu"))
+    fed = build.federation(made, Solo(torch.device("cpu")), lambda: False)
+    with tempfile.TemporaryDirectory(dir=asked.folder) as folder:
+        (Path(folder) / "checkpoints").mkdir()
+        kept = Checkpoints(Path(folder) / "checkpoints", Rows(Path(folder) / "state"), 1, 2)
+        seconds, stamps = {True: [], False: []}, []
+
+        def keep(fed, t, memory, last):
+            stamps.append(time.perf_counter())
+            if t >= 2:
+                seconds[(t - 1) % 2 == 0].append(stamps[-1] - stamps[-2])
+            if t % 2 == 0:
+                kept.save(fed, t, memory, last)
+            else:  # that round's rows are nobody's
+                fed.states.shelved_to = t
+
+        fed.sink.keep = keep
+        fed.run()
+        kept.wait()
+        size = sum(path.stat().st_size for path in Path(folder).rglob("*.safetensors"))
+    with_, without = median(seconds[True]), median(seconds[False])
+    rounds = f"{len(seconds[True])} rounds with, {len(seconds[False])} without"
+    print(f"{asked.method}: {rounds}; {size / 2**20:.0f} MiB in all")
+    print(f"a round with a checkpoint {with_:.3f} s, without {without:.3f} s: ratio {with_ / without:.3f}")
+
+
+if __name__ == "__main__":
+    main()

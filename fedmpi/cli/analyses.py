@@ -1,0 +1,86 @@
+"""The commands that analyse: numbers and pictures, in one process."""
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from fedmpi import config as configs
+from fedmpi.cli.shared import Config, Overrides, RunDir, To, Trust, alone, fit, fix_threads, show
+from fedmpi.config import machine
+
+analyse = typer.Typer(help="Analyse filter decomposition in one process; write numbers and pictures.")
+
+
+@analyse.callback(invoke_without_command=True)
+def analyses(context: typer.Context) -> None:
+    if context.invoked_subcommand is None:
+        typer.echo(context.get_help())
+
+
+@analyse.command(short_help="How much aggregated kernels vary.")
+def variance(
+    config: Config,
+    overrides: Overrides = None,
+    replicates: Annotated[int, typer.Option(min=2, help="How many times each measured round is made.")] = 5,
+    to: To = Path("analysis"),
+) -> None:
+    """Train as CONFIG says and measure, every `evaluate.every` rounds, how much the aggregated kernels vary with
+    cohort and training, averaged as kernels and as atoms and coefficients.
+
+    Each measured round costs `--replicates` rounds on top of its own; method.personal=false makes them cheaper.
+    """
+    settings = configs.load(config, overrides or ())
+    fit(settings)
+    alone()
+    from fedmpi.analysis.filter_decomposition import variance
+
+    variance.analyse(settings, replicates, to, show)
+
+
+@analyse.command(short_help="The models behind an aggregate.")
+def virtual(
+    run: RunDir,
+    overrides: Overrides = None,
+    to: To = Path("analysis"),
+    trust: Trust = False,
+) -> None:
+    """Make one more round from the final model of RUN_DIR and evaluate every product of one client's coefficients and
+    another's atoms."""
+    from fedmpi.runtime.trust import guard, run_settings
+
+    settings = run_settings(run, trust, overrides or ())
+    fix_threads(min(settings.compute.threads, machine.cores()))  # the run may be of a larger machine
+    alone()
+    from fedmpi.analysis.filter_decomposition import virtual
+
+    with guard(trust):
+        virtual.analyse(run, settings, to, show)
+
+
+@analyse.command(short_help="A metric against parameters transmitted.")
+def communication(
+    runs: Annotated[
+        list[Path], typer.Argument(metavar="RUN_DIR...", help="Written by `fedmpi run`; ratios are to the first.")
+    ],
+    metric: Annotated[str, typer.Option(help="A metric in metrics.jsonl.")] = "accuracy",
+    to: To = Path("analysis"),
+) -> None:
+    """Compare runs: a metric against the parameters that their clients have sent and received by then."""
+    fix_threads(1)
+    alone()
+    from fedmpi.analysis import communication
+
+    communication.analyse(runs, metric, to, show)
+
+
+@analyse.command(short_help="Averages of 5 and 25 linear models.")
+def gaussians(
+    seed: Annotated[int, typer.Option(min=0, help="Seed of all random numbers.")] = 0, to: To = Path("analysis")
+) -> None:
+    """Show averages of 5 and of 25 linear models of two weights on their loss landscape."""
+    fix_threads(1)
+    alone()
+    from fedmpi.analysis.filter_decomposition import gaussians
+
+    gaussians.analyse(seed, to, show)

@@ -1,0 +1,68 @@
+"""What the commands share: their arguments, threads, lines on the console."""
+
+import os
+from contextlib import suppress
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from fedmpi import config as configs
+from fedmpi.common.errors import UserError
+from fedmpi.config import machine
+
+if TYPE_CHECKING:
+    from fedmpi.comm.job import Job
+
+Config = Annotated[Path, typer.Argument(metavar="CONFIG", help="The YAML file.")]
+Overrides = Annotated[
+    list[str] | None, typer.Argument(metavar="KEY=VALUE", help="Settings that override the file: train.epochs=3")
+]
+RunDir = Annotated[Path, typer.Argument(metavar="RUN_DIR", help="A directory written by `fedmpi run`.")]
+To = Annotated[Path, typer.Option(metavar="DIR", help="Where to write; files of the same names there are replaced.")]
+Trust = Annotated[bool, typer.Option("--trust", help="Run the code of others that its config names.")]
+THREAD_VARIABLES = ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS")
+
+
+def current_job() -> "Job | None":
+    from fedmpi.comm.launcher_env import detect
+
+    try:
+        return detect(os.environ)
+    except UserError:  # the launcher itself is used wrongly: report as a single process
+        return None
+
+
+def alone() -> None:
+    from fedmpi.comm.launcher_env import detect
+
+    job = detect(os.environ)
+    if job.size > 1:
+        raise UserError(
+            f"analyse works in one process, and the launcher ({job.launcher}) started {job.size}; leave it out"
+        )
+
+
+def fit(settings: configs.Settings) -> None:
+    job = current_job()
+    machine.check(settings, writes=job is None or job.rank == 0)
+    fix_threads(settings.compute.threads)
+
+
+def fix_threads(threads: int) -> None:
+    """Set the number of threads before torch is imported: it decides the last bits of sums, so the shell must not."""
+    for variable in THREAD_VARIABLES:
+        os.environ[variable] = str(threads)
+    os.environ.setdefault("TORCH_CPP_LOG_LEVEL", "ERROR")  # what it warns of at length, we say in a line
+
+
+def show(text: str) -> None:
+    """A line on the console. A reader that went away (`| head`) ends nothing: what is still to be written is."""
+    with suppress(OSError):
+        typer.echo(text)
+
+
+def table(rows: list[tuple[str, str]]) -> None:
+    width = max((len(left) for left, _ in rows), default=0)
+    for left, right in rows:
+        show(f"{left:<{width}}  {right}".rstrip())

@@ -1,0 +1,203 @@
+"""Who still takes part in a job, settled anew after a loss: all living ranks, or nobody goes on.
+
+The rank that notices a loss calls the others through the ranks' news (news.py). Whoever is called gives its vote, by
+coming to `settle`. A rank in the middle of its training comes late; that it lives, a thread of it says at once. Rank 0
+asks it again and again, and waits; it does not wait for who no longer answers, be it dead (whose connections have
+ended as well) or frozen. Then
+
+    rank 0        writes who the members are; from there on, nobody listens to others
+    members       connect to each other anew, and say so
+    rank 0        says `go`; or `again`, if one more rank was lost meanwhile: all begin anew, with the members left
+
+A rank that finds itself left out ends by itself.
+"""
+
+from __future__ import annotations
+
+import os
+import queue
+import signal
+import threading
+import time
+from collections.abc import Callable, Iterable
+from typing import Any, final
+
+from torch.distributed import DistError, Store
+
+from fedmpi.comm import rendezvous
+from fedmpi.comm.alarm import MEMBERS, Alarm, who
+from fedmpi.comm.base import Gone, Lost, T, within
+from fedmpi.comm.leaving import leave, say
+from fedmpi.comm.news import News
+
+CALL, ASK, GO, AGAIN = "regroup", "ask", "go", "again"  # lines of the news
+ANSWER_S = 1.5  # in which a living rank answers, busy or not, if somebody's connection to it has ended
+FROZEN_S = 5.0  # in which any living rank answers, whatever its threads do
+LOOK_S = 2.0  # between two looks whether rank 0 still lives, for one that waits for its word
+STORE_S = 10.0  # in which a living rank 0's store answers
+POLL_S = 0.01
+BUILD_S = 20.0  # allowed for the members to connect to each other
+SLACK_S = 10.0  # allowed beyond the deadline for rank 0's word to reach the others
+
+
+@final
+class Membership:
+    """One a rank. `store` holds votes; the news come over the alarm's connection."""
+
+    def __init__(self, store: Store, rank: int, size: int, alarm: Alarm) -> None:
+        self.store, self.rank, self.alarm = store, rank, alarm
+        self.alive = list(range(size))
+        self.generation = 0  # attempts to settle so far, with or without success
+        self.asked = 0  # questions so far; rank 0's
+        self.called = 0  # the attempt that somebody has called for; beyond `generation` if this rank must come to it
+        self._news: queue.SimpleQueue[str | None] = queue.SimpleQueue()
+        self._gone = False  # rank 0, with its store
+        self.release: Callable[[Store], None] = lambda store: None  # ends a wait of this rank for others' bytes
+        alarm.heed = self._heed
+
+    def wanted(self) -> bool:
+        """Whether the other ranks wait for this one to `settle`, or have no rank 0 left."""
+        return self.called > self.generation or self._gone
+
+    # ---- the thread that reads the news ----
+    def _heed(self, line: str | None, store: Store) -> None:
+        if line is None:
+            self._gone = True
+            self._news.put(None)
+            return
+        kind, *words = line.split()
+        if kind == CALL:
+            self.called = max(self.called, int(words[0]))
+            if self.wanted():
+                self.release(store)
+        elif kind == ASK:
+            store.set(f"answer/{words[0]}/{self.rank}", "1")
+            self._news.put(line)
+        elif kind == MEMBERS and self.rank not in self.alarm.members:
+            self._leave(words[1])
+        else:
+            self._news.put(line)
+
+    def _leave(self, when: str) -> None:
+        at = time.strftime("%H:%M:%S", time.localtime(int(when)))
+        say(f"{who(self.alarm.job)}: error: this rank was taken for lost at {at}: it was frozen, or came too late")
+        if self.alarm.job.launcher == "mpi":  # mpirun takes any other end of a rank for the failure of the whole job
+            os.kill(os.getpid(), signal.SIGKILL)
+        leave(1)
+
+    # ---- settling ----
+    def settle(
+        self, payload: bytes, ended: Iterable[int], deadline_s: float, build: Callable[[Store, int, list[int]], T]
+    ) -> tuple[T, dict[int, bytes]]:
+        """(what connects the members, their payloads). build(store, generation, members) connects this rank to them.
+
+        ended: the ranks to which this one's connection has ended, be it that they are dead or that they let go.
+        Raises Lost if rank 0 is dead or silent, or no members could connect by the deadline.
+        """
+        until = time.monotonic() + deadline_s
+        vote = " ".join(map(str, ended)).encode() + b"=" + payload
+        try:
+            while True:
+                self.generation += 1
+                found = self._attempt(vote, until, build)
+                if found is not None:
+                    return found
+                if time.monotonic() > until:
+                    raise Lost(f"the ranks left ({', '.join(map(str, self.alive))}) do not connect to each other")
+        except DistError as error:
+            raise Gone("rank 0 is dead: its store no longer answers") from error
+
+    def _attempt(
+        self, vote: bytes, until: float, build: Callable[[Store, int, list[int]], T]
+    ) -> tuple[T, dict[int, bytes]] | None:
+        here = self.generation
+        self._ask(lambda: self.store.set(f"vote/{here}/{self.rank}", vote))  # type: ignore[arg-type]
+        if self.called < here:
+            self._add(f"{CALL} {here}")
+        if self.rank == 0:
+            others = self._those(f"vote/{here}", self.alive[1:], until)
+            self._add(f"{MEMBERS} {here} {int(time.time())} {' '.join(map(str, [0, *others]))}")
+        line = self._word(MEMBERS, until)
+        self.alive = [int(word) for word in line.split()[3:]]
+        made = self._build(here, build)
+        if self.rank == 0:
+            members = self.alive
+            self.alive = self._those(f"built/{here}", members, time.monotonic() + BUILD_S, every=True)
+            well = self.alive == members and all(self.store.get(f"built/{here}/{rank}") == b"1" for rank in members)
+            self._add(f"{GO if well else AGAIN} {here}")
+        word = self._word(GO, until + BUILD_S, AGAIN)
+        if word.startswith(AGAIN):
+            return None
+        votes = self._ask(lambda: self.store.multi_get([f"vote/{here}/{rank}" for rank in self.alive]))
+        return made[0], {rank: vote.partition(b"=")[2] for rank, vote in zip(self.alive, votes, strict=True)}
+
+    def _build(self, here: int, build: Callable[[Store, int, list[int]], T]) -> list[T]:
+        """Connect, in a thread that is left behind if a member dies meanwhile; what it makes comes into the list."""
+        made: list[T] = []
+        store, alive = rendezvous.another(self.store), list(self.alive)
+
+        def work() -> None:
+            try:
+                made.append(build(store, here, alive))
+                store.set(f"built/{here}/{self.rank}", "1")
+            except Exception as error:
+                store.set(f"built/{here}/{self.rank}", f"{type(error).__name__}: {error}")
+
+        threading.Thread(target=work, daemon=True).start()
+        return made
+
+    def _those(self, name: str, ranks: list[int], until: float, every: bool = False) -> list[int]:
+        """Those of `ranks` that live and have written the key name/RANK; for rank 0. Waits for all that live.
+
+        every: none of them may be missing, so that there is nothing to wait for once one is lost.
+        """
+        asked = ranks
+        while True:
+            self.asked += 1
+            self._add(f"{ASK} {self.asked}")
+            silent = self._absent(f"answer/{self.asked}", ranks, ANSWER_S)
+            ended = self._ended() if silent else set()
+            frozen = self._absent(f"answer/{self.asked}", [r for r in silent if r not in ended], FROZEN_S - ANSWER_S)
+            ranks = [rank for rank in ranks if rank not in frozen and rank not in ended.intersection(silent)]
+            if every and ranks != asked:
+                return ranks
+            absent = self._absent(name, ranks, min(ANSWER_S, until - time.monotonic()))
+            if not absent or time.monotonic() > until:
+                return [rank for rank in ranks if rank not in absent]
+
+    def _absent(self, name: str, ranks: list[int], seconds: float) -> list[int]:
+        """Those of `ranks` that have not written name/RANK after so long; returns as soon as all have."""
+        until = time.monotonic() + seconds
+        while ranks := [rank for rank in ranks if not self.store.check([f"{name}/{rank}"])]:
+            if time.monotonic() > until:
+                break
+            time.sleep(POLL_S)  # a wait past its time-out would fill the screen
+        return ranks
+
+    def _ended(self) -> set[int]:
+        """The ranks of which a voter says that its connection to them has ended."""
+        votes = [f"vote/{self.generation}/{rank}" for rank in self.alive]
+        found = [self.store.get(vote).partition(b"=")[0].split() for vote in votes if self.store.check([vote])]
+        return {int(rank) for each in found for rank in each}
+
+    def _word(self, kind: str, until: float, other: str = "") -> str:
+        """The next line of this kind about this attempt; looks now and then whether rank 0 still lives."""
+        while time.monotonic() < until + SLACK_S:
+            try:
+                line = self._news.get(timeout=LOOK_S)
+            except queue.Empty:
+                self._ask(lambda: self.store.check(["vote"]))
+                continue
+            if line is None:
+                raise Gone("rank 0 is dead: its store no longer answers")
+            if line.startswith(ASK):  # rank 0 waits, too
+                until = max(until, time.monotonic())
+            elif line.split()[0] in (kind, other) and int(line.split()[1]) == self.generation:
+                return line
+        raise Lost("rank 0 is silent: it has not said which ranks go on")
+
+    def _add(self, line: str) -> None:
+        self._ask(lambda: News(self.store, self.alarm.at).add(line))
+
+    def _ask(self, call: Callable[[], Any]) -> Any:
+        return within(STORE_S, call, f"rank 0 is silent: its store has not answered for {STORE_S:.0f} s")

@@ -1,0 +1,196 @@
+"""MPI through mpi4py: buffers only (the calls with a capital letter), never pickles.
+
+Nothing here blocks inside MPI: most libraries spin while they wait and would take the core from a rank that trains.
+Requests are posted, then tested with pauses in between, until a deadline.
+
+After a loss no new communicator is made: messages between two ranks need none, where MPI lives on (ULFM). What is left
+of the messages before is told apart by its tag.
+"""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Iterable, Sequence
+from typing import Any, NamedTuple, final
+
+import numpy as np
+import torch
+from torch import Tensor
+from torch.distributed import Store
+
+from fedmpi.comm import launcher_env
+from fedmpi.comm.alarm import Alarm
+from fedmpi.comm.base import ALLGATHER_BYTES, Communicator, Gone, Lost, Message, relay
+from fedmpi.comm.job import Job
+from fedmpi.comm.membership import Membership
+from fedmpi.comm.mpi import finalize, load, world
+from fedmpi.comm.store_allgather import StoreAllgather
+
+DATA, CONTROL = 0, 1  # tags
+EAGER_S = 0.05  # requests are first tested without pauses for so long: MPI moves messages only inside its calls
+PAUSE_S = 1e-3  # the longest pause: 0.1 % of a round of one second, and hardly any processor time
+GRACE_S = 5.0  # allowed after the deadline of allgather_bytes for rank 0's verdict to reach the others
+SILENT = 2**32 - 1  # in place of a payload's length
+CARRIER = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}  # bytes of an element -> type that MPI knows
+
+
+def connect(job: Job, start_timeout_s: float, round_timeout_s: float) -> Mpi:
+    return Mpi(job, world(job, start_timeout_s), round_timeout_s)
+
+
+def buffer(x: Tensor) -> np.ndarray:
+    """x's own memory as an array of a type that MPI has: bfloat16 travels as 16-bit integers, bit for bit."""
+    return x.detach().view(CARRIER[x.element_size()]).numpy()
+
+
+class Posted(NamedTuple):
+    """A message under way, and the memory that it uses."""
+
+    peer: int
+    request: Any
+    x: Tensor
+    comes: bool
+
+
+@final
+class Mpi(Communicator):
+    def __init__(self, job: Job, comm: Any, round_timeout_s: float) -> None:
+        Communicator.__init__(self, comm.rank, comm.size, torch.device("cpu"), round_timeout_s)
+        self.job = job
+        self.comm = comm
+        self.round_timeout_s = round_timeout_s
+        self.can_regroup = "MPI goes on without a rank only where it has ULFM: Open MPI 5 and `mpirun --with-ft ulfm`"
+        self.membership: Membership | None = None
+        self.past: list[Posted] = []  # messages that came to nothing
+
+    def outlive(self, store: Store, alarm: Alarm) -> None:
+        """Have the ranks settle who goes on after a loss, if MPI and its launcher outlive one."""
+        if self.job.launcher != "mpi" or launcher_env.survivors(self.job, os.environ):
+            return
+        self.comm.Set_errhandler(load().ERRORS_RETURN)
+        self.membership = Membership(store, self.rank, self.size, alarm)
+        self.can_regroup = ""
+
+    def _regroup(self, payload: bytes, deadline_s: float) -> dict[int, bytes]:
+        if self.membership is None:
+            raise Lost(f"the job cannot go on without a rank: {self.can_regroup}")
+        until = time.monotonic() + deadline_s
+        payloads = self.membership.settle(payload, self._failed(), deadline_s, lambda *_: None)[1]
+        self.alive = list(payloads)
+        self._forget(until)
+        return payloads
+
+    def _meet(self) -> None:
+        self.allgather_bytes(b"", self.round_timeout_s)
+
+    def _part(self) -> None:
+        if len(self.alive) == self.size or self.membership is None:
+            finalize(self.job, self.round_timeout_s)
+        else:  # MPI_Finalize would wait for who is lost
+            StoreAllgather(self.membership.store, self.rank, self.alive).leave(self.round_timeout_s)
+
+    def _broadcast(self, x: Tensor) -> None:
+        relay(x, self.alive.index(self.rank), self.alive, self._exchange)
+
+    def _exchange(self, outgoing: Sequence[Message], incoming: Sequence[Message]) -> None:
+        requests = [self._receive(peer, x, DATA) for peer, x in incoming]
+        requests += [self._send(peer, x, DATA) for peer, x in outgoing]
+        late = self._wait(requests, self.patience_s)
+        if late:
+            setting = " (comm.round_timeout_s)" if self.patience_s == self.round_timeout_s else ""
+            raise Lost(
+                f"{ranks(late)} {'is' if len(late) == 1 else 'are'} silent: no message from or to "
+                f"{'it' if len(late) == 1 else 'them'} for {self.patience_s:g} s{setting}"
+            )
+
+    def _receive(self, peer: int, x: Tensor, kind: int) -> Posted:
+        return Posted(peer, self.comm.Irecv(buffer(x), peer, kind + self._tag()), x, True)
+
+    def _send(self, peer: int, x: Tensor, kind: int) -> Posted:
+        return Posted(peer, self.comm.Isend(buffer(x), peer, kind + self._tag()), x, False)
+
+    def _tag(self) -> int:
+        """Of the messages since the last loss: what is under way from before it meets no receiver."""
+        return 2 * self.membership.generation if self.membership else 0
+
+    def _allgather_bytes(self, payload: bytes, deadline_s: float) -> list[bytes]:
+        """Rank 0 gathers the payloads and alone decides which ranks are silent, so that all ranks act alike."""
+        frames = torch.zeros(self.size, 4 + ALLGATHER_BYTES, dtype=torch.uint8)  # length, payload
+        mine = bytearray(len(payload).to_bytes(4, "little") + payload)
+        frames[self.rank, : len(mine)] = torch.frombuffer(mine, dtype=torch.uint8)
+        silent = torch.zeros(self.size, dtype=torch.uint8)
+        others = self.alive[1:]
+        if self.rank == 0:
+            posted = [self._receive(peer, frames[peer], CONTROL) for peer in others]
+            silent[list(self._wait(posted, deadline_s))] = 1
+            told = [self._send(peer, silent, CONTROL) for peer in others if not silent[peer]]
+            self._wait(told, GRACE_S)
+        else:
+            posted = [self._send(0, frames[self.rank], CONTROL), self._receive(0, silent, CONTROL)]
+            silent[list(self._wait(posted, deadline_s + GRACE_S))] = 1
+        if silent.any():
+            raise Lost(
+                f"silent for {deadline_s:.0f} s: {ranks(silent.nonzero().flatten().tolist())} of {len(self.alive)}"
+            )
+        relay(frames.flatten(), self.alive.index(self.rank), self.alive, self._exchange)
+        found = map(bytes, frames[self.alive].numpy())
+        return [frame[4 : 4 + int.from_bytes(frame[:4], "little")] for frame in found]
+
+    def _wait(self, requests: list[Posted], timeout_s: float) -> set[int]:
+        """Wait for all requests and return the peers of those that are not done in time."""
+        handles = [posted.request for posted in requests]
+        began = time.monotonic()
+        pause_s = 0.0
+        try:
+            while not load().Request.Testall(handles):
+                waited_s = time.monotonic() - began
+                if waited_s > timeout_s:
+                    self.past += requests
+                    return {posted.peer for posted in requests if not posted.request.Test()}
+                if self.membership is not None and self.membership.wanted():
+                    self.past += requests
+                    raise Lost("another rank has lost one")
+                time.sleep(pause_s)
+                pause_s = 0.0 if waited_s < EAGER_S else min(PAUSE_S, 2 * pause_s + 1e-5)
+        except load().Exception as error:
+            self.past += requests
+            failed = [rank for rank in self._failed() if rank in self.alive]
+            if not failed:
+                raise Gone(f"MPI has lost a rank ({error})") from error
+            verb = "is" if len(failed) == 1 else "are"
+            raise Gone(f"{ranks(failed)} {verb} dead: the connection has ended") from error
+        return set()
+
+    def _failed(self) -> list[int]:
+        """The ranks that MPI knows to be dead; only ULFM does."""
+        if self.membership is None:
+            return []
+        places = self.comm.Get_group().Translate_ranks(range(self.size), self.comm.Get_failed())
+        return [rank for rank, place in enumerate(places) if place >= 0]
+
+    def _forget(self, until: float) -> None:
+        """Take back what was to be received before a loss, lest it come into memory that is in use again.
+
+        A message half received cannot be taken back, and is waited for. One that was to be sent stays, with its memory:
+        nobody asks for it.
+        """
+        pending = [posted for posted in self.past if posted.comes and posted.request]
+        for posted in pending:
+            posted.request.Cancel()
+        while pending := [posted for posted in pending if not self._over(posted.request)]:
+            if time.monotonic() > until:
+                raise Lost(f"{ranks({posted.peer for posted in pending})} stopped in the middle of a message")
+            time.sleep(PAUSE_S)
+        self.past = [posted for posted in self.past if not posted.comes]
+
+    def _over(self, request: Any) -> bool:
+        try:
+            return bool(request.Test())
+        except load().Exception:  # its rank is dead
+            return True
+
+
+def ranks(those: Iterable[int]) -> str:
+    names = sorted(those)
+    return ("rank " if len(names) == 1 else "ranks ") + ", ".join(map(str, names))

@@ -1,0 +1,152 @@
+"""A round that has lost ranks: the others meet, agree on what is left, and begin it once more.
+
+    regroup    who is alive; rank 0 says which round it is in, and all go back to the start of that round
+    stock      the clients of dead ranks get living ones (a site has none), with the newest state that lies on the shelf
+    losses     rank 0 writes down what this means for the numbers (engine/faults/losses.py) and tells it to all
+What living ranks have trained in this round they keep, and send it again. drop: the clients that the dead rank had to
+train sit the round out; redo: living ranks train them, and the bits are those of a run without the fault.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from fedmpi.comm import Lost
+from fedmpi.engine.faults import losses
+from fedmpi.engine.faults.losses import START, Row
+
+if TYPE_CHECKING:
+    from fedmpi.comm import Communicator
+    from fedmpi.engine.federation import Federation
+
+
+def recover(fed: Federation, why: str) -> int:
+    """After a message has failed: the round to begin (again), with the ranks that are left.
+
+    Raises Lost where the run cannot go on: rank 0 or all that train are gone, or this rank was left out.
+    """
+    while True:
+        facts = {"t": fed.at, "moved": fed.states.moved, "reported": fed.begun.reported, "why": why[:500]}
+        payload = json.dumps(facts)
+        said = {rank: json.loads(text) for rank, text in fed.comm.regroup(payload.encode(), fed.plan.timeout_s).items()}
+        if not any(rank in said for rank in fed.ranks):
+            raise Lost(f"no rank that trains is left: {why}")
+        t = _back(fed, said)
+        try:
+            _agree(fed, t, [each["why"] for each in said.values() if each["why"]])
+            return t
+        except Lost as error:  # one more is lost
+            why = str(error)
+
+
+def _back(fed: Federation, said: Mapping[int, Mapping[str, Any]]) -> int:
+    """To the start of rank 0's round, which it returns; what was trained in it is kept for when it is needed again."""
+    root = said[0]
+    fed.begin(root["t"])  # where it has not heard of that round: all of the one before has reached rank 0
+    stay = all(each["t"] == root["t"] and each["moved"] for each in said.values())
+    states = fed.states.back(stay) if fed.begun.settled else {}
+    new = {k: (row.clone(), states.get(k)) for k, row in fed.begun.uploads.items()}
+    orphans = fed.states.reassign(fed.comm.alive, [r for r in fed.ranks if r in said], move=not fed.sites)
+    fed.begun.made = {k: made for k, made in (fed.begun.made | new).items() if k not in orphans}
+    fed.begun.uploads, fed.begun.reported = {}, root["reported"]
+    return int(root["t"])
+
+
+def _agree(fed: Federation, t: int, why: Sequence[str]) -> None:
+    """What the loss means, on all ranks alike. Raises Lost."""
+    comm, states = fed.comm, fed.states
+    orphans = sorted(states.orphans)
+    found = {} if fed.sites else stock(fed, t, orphans)
+    if comm.rank == 0:
+        lost = [rank for rank in fed.alive if rank not in comm.alive]
+        if lost:
+            where = fed.roster.placed(t, fed.alive) if fed.plan.on_lost == "drop" and fed.goes() else {}
+            row = losses.row(
+                t,
+                {rank: fed.hosts.get(rank, "") for rank in lost},
+                clients=[k for k, rank in where.items() if rank in lost],
+                gone=set(orphans) - states.gone if fed.sites else (),
+                reverted={k: r for k, r in found.items() if r != states.trained.get(k, START)},
+                why=next(iter(why), ""),
+            )
+            fed.roster.losses.replace(t, [*fed.roster.losses.of(t), row])
+            fed.sink.loss(row)
+            fed.alive = list(comm.alive)
+    commit(fed, t, told(comm, fed.roster.losses.of(t)))
+    fed.roster.dead |= {int(rank): t for row in fed.roster.losses.of(t) for rank in row["ranks"]}
+
+
+def commit(fed: Federation, t: int, rows: list[Row]) -> None:
+    """From now on these are the losses of round t."""
+    fed.roster.losses.replace(t, rows)
+    fed.states.gone = fed.roster.losses.gone(t)
+    fed.states.revert(fed.roster.losses.reverted(t))
+
+
+def stock(fed: Federation, t: int, orphans: Sequence[int]) -> dict[int, int]:
+    """client -> the round, before t, that made the newest state of it that can be read; at rank 0, elsewhere {}."""
+    comm, states = fed.comm, fed.states
+    if not orphans or not states.messages.client_state.size:
+        return {}
+    mine = states.newest([k for k in orphans if states.owner[k] == comm.rank], lambda k, r: k in fed.roster.cohort(r))
+    rows = torch.tensor([mine.get(k, START) for k in orphans], dtype=torch.float64, device=comm.device)
+    if comm.rank:
+        comm.exchange([(0, rows)], [])
+        return {}
+    came = {rank: torch.empty_like(rows) for rank in comm.alive if rank}
+    comm.exchange([], list(came.items()))
+    came[0] = rows
+    return {k: int(came[states.owner[k]][i]) for i, k in enumerate(orphans)}
+
+
+def told(comm: Communicator, rows: Any) -> Any:
+    """Rank 0's rows on all ranks."""
+    text = json.dumps(rows).encode() if comm.rank == 0 else b""
+    size = torch.tensor([len(text)], device=comm.device)
+    comm.broadcast(size)
+    body = torch.frombuffer(bytearray(text or bytes(int(size))), dtype=torch.uint8).to(comm.device)
+    comm.broadcast(body)
+    return json.loads(bytes(body.tolist()))
+
+
+def welcome_back(fed: Federation, t: int) -> None:
+    """A run goes on before round t with all ranks: sites that were gone take part again, as they were."""
+    away = sorted(fed.roster.losses.gone(t))
+    if not away:
+        return
+    found = stock(fed, t, away)
+    rows = fed.roster.losses.of(t)
+    if fed.comm.rank == 0:
+        back = {k: r for k, r in found.items() if r != fed.states.trained.get(k, START)}
+        rows = [*rows, losses.row(t, {}, back=away, reverted=back)]
+    commit(fed, t, told(fed.comm, rows))
+
+
+# ---- a run without faults that is given the losses of another ----
+def replay(fed: Federation, t: int) -> None:
+    """Hold the states of after round t - 1 to which clients revert later; let those revert that do so in round t."""
+    states, comm = fed.states, fed.comm
+    if not states.messages.client_state.size:
+        return
+    for k, r in fed.roster.losses.needed():
+        if r == t - 1:
+            states.hold(k, r)
+    back = fed.roster.losses.reverted(t)
+    leaving, coming = [], {}
+    for k, r in sorted(back.items()):
+        source, to = states.holder.get((k, r), states.owner[k]), states.owner[k]
+        if r != START and source != to and comm.rank in (source, to):
+            row = states.held[k, r].to(comm.device) if source == comm.rank else states.blank().to(comm.device)
+            if source == comm.rank:
+                leaving.append((to, row))
+            else:
+                coming[k] = (source, row)
+    comm.exchange(leaving, list(coming.values()))
+    states.revert(back)
+    for k, r in back.items():
+        if states.owner[k] == comm.rank and r != START:
+            states.put_back(k, coming[k][1] if k in coming else states.held[k, r])

@@ -1,0 +1,61 @@
+"""What the loop is told: its settings, where results go, how far it has come in a round."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from math import inf
+from typing import TYPE_CHECKING, Any
+
+from torch import Tensor
+
+if TYPE_CHECKING:
+    from fedmpi.engine.federation import Federation
+
+
+@dataclass(frozen=True)
+class Plan:
+    """What the loop needs to know of the settings."""
+
+    rounds: int
+    seed: int
+    learning_rate: Callable[[int], float]  # round -> eta_t
+    fraction: float = 1.0
+    placement: str = "balanced"  # balanced | pinned
+    weighting: str = "samples"  # samples | uniform
+    server_trains: bool = False
+    every: int = 1
+    protocol: Sequence[str] = ("global",)
+    eval_batch: int = 100
+    max_norm: float | str | None = "auto"  # of an update; "auto", a number, or no bound
+    drop: bool = False  # do without bad uploads, rather than end the run
+    clip: bool = False  # take updates that are too long at the bound
+    stop_apart: bool = False  # end a run that has come apart
+    undo: bool = False  # a round that is abandoned leaves no trace in what clients keep
+    on_lost: str = "abort"  # abort | drop | redo: what becomes of a round in which a rank is lost
+    timeout_s: float = inf  # in which a rank that is alive comes to its next message
+    replay: bool = False  # the losses are given, and nobody is lost
+
+
+@dataclass
+class Sink:
+    """Where results go, at rank 0; and, on every rank, the state when a round t is over: keep(fed, t, memory, last)."""
+
+    round: Callable[[dict[str, Any]], None] = field(default=lambda row: None)
+    clients: Callable[[list[dict[str, Any]]], None] = field(default=lambda rows: None)
+    keep: Callable[[Federation, int, dict[str, Any], bool], None] = field(default=lambda *_: None)
+    loss: Callable[[dict[str, Any]], None] = field(default=lambda row: None)  # of ranks: engine/faults/losses.py
+
+
+@dataclass
+class Begun:
+    """How far a rank has come in a round that may have to begin once more."""
+
+    began: float = field(default_factory=time.perf_counter)
+    word: float | None = None
+    settled: bool = False
+    kept: bool = False
+    reported: bool = False  # whether the line of the round before is out
+    uploads: dict[int, Tensor] = field(default_factory=dict)  # client -> its row in memory that the next round reuses
+    made: dict[int, tuple[Tensor, Tensor | None]] = field(default_factory=dict)  # before the cut: upload, state

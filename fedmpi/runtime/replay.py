@@ -1,0 +1,61 @@
+"""A run once more, without its faults but with what they meant for the numbers: the same bits in every round."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from fedmpi.common.errors import UserError
+from fedmpi.common.signals import COMMAND
+from fedmpi.common.text import count
+from fedmpi.runtime import trust
+
+if TYPE_CHECKING:
+    from fedmpi.config import Settings
+
+
+def run(directory: Path, settings: Settings, trusted: bool, say: Callable[[str], None]) -> int:
+    """Replay and compare; the exit code: 0 where every round has the same bits, 1 where not."""
+    from fedmpi.runtime import launch
+
+    with trust.guard(trusted):
+        result, code = launch.execute(settings, COMMAND)
+    if code or "directory" not in result:  # the other ranks have nothing to compare
+        return code
+    said, same = compare(directory, Path(result["directory"]))
+    say(said)
+    return 0 if same else 1
+
+
+def settings(directory: Path, trusted: bool, overrides: Sequence[str] = ()) -> Settings:
+    """Those of the run in `directory`, to be run beside it (NAME-replay) with its faults.jsonl, if it has one.
+
+    Raises UserError as `trust.run_settings` does.
+    """
+    faults = directory / "faults.jsonl"
+    given = ["faults.on_lost_rank=abort", "checkpoint.resume=never", "faults.replay=null"]
+    if faults.exists():
+        given[-1] = f"faults.replay={json.dumps(str(faults))}"
+    place = [f"output={json.dumps(str(directory.parent))}", f"name={json.dumps(f'{directory.name}-replay')}"]
+    return trust.run_settings(directory, trusted, [*overrides, *given, *place])
+
+
+def compare(directory: Path, again: Path) -> tuple[str, bool]:
+    """A line on the rounds of the run and of its replay, and whether all of them have the same bits."""
+    before, now = (_hashes(path / "metrics.jsonl") for path in (directory, again))
+    different = [t for t in sorted(before) if before[t] != now.get(t)]
+    if not different:
+        return f"{count(len(before), 'round')} of {directory}: the same bits in {again}", True
+    t = different[0]
+    said = f"{len(different)} of {count(len(before), 'round')} differ, round {t} first: {directory} has "
+    return f"{said}{before[t][:12]}, {again} {now.get(t, 'no such round')[:13]}", False
+
+
+def _hashes(path: Path) -> dict[int, str]:
+    """round -> sha256 of the global model after it."""
+    if not path.exists():
+        raise UserError(f"{path} is missing: no round of this run was written")
+    rows = [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines()]
+    return {row["round"]: row["sha256"] for row in rows}

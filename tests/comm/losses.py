@@ -1,0 +1,130 @@
+"""Rounds among ranks of which some die or freeze.  python losses.py FOLDER BACKEND ROUNDS PLAN [SIZE]
+
+With SIZE it is the launcher, too, whose ranks are forks that need not import torch anew; it writes their exit
+codes into FOLDER/codes.
+
+PLAN (JSON): [{"rank", "round", "where", "do", ...}]: what a rank does to itself, once, and where:
+    where    begin | middle (all others wait for its row) | vote (it has voted in a regroup) | build (it is to connect)
+             | gather (all others are in allgather_bytes)
+    do       kill | stop | sleep (`s` seconds, in Python) | raise | wake (the stopped rank `of`)
+
+A round: rank 0's numbers to all; a row of each to rank 0, checked there; 1 KB of each on all, likewise.
+Reports {"event": "death" | "regrouped" | "end" | "lost", "time", "alive", ...} into FOLDER/rank.jsonl.
+"""
+
+import gc
+import json
+import os
+import signal
+import socket
+import sys
+import time
+from pathlib import Path
+
+import torch
+
+import fedmpi.comm.torch_dist  # noqa: F401  (before any fork)
+from fedmpi.comm import Lost, connect, detect
+from fedmpi.comm.alarm import Alarm
+from fedmpi.comm.base import Gone
+from fedmpi.common import parent
+
+N = 300_000  # 1.2 MB: more than sockets buffer
+DEADLINE_S = 20
+
+
+def main() -> None:
+    torch.set_num_threads(1)
+    gc.disable()  # sockets must close without its help
+    folder, backend, rounds, plan = Path(sys.argv[1]), sys.argv[2], int(sys.argv[3]), json.loads(sys.argv[4])
+    if len(sys.argv) > 5:
+        launch(int(sys.argv[5]), folder / "codes")
+    job = detect(os.environ)
+    os.environ["TORCH_CPP_LOG_LEVEL"] = "ERROR"  # as the command does
+    mine = [step for step in plan if step["rank"] == job.rank]
+    alarm = Alarm(job)
+    comm = connect(job, backend, start_timeout_s=30, round_timeout_s=30, alarm=alarm)
+    comm.patience_s = next((step["patience"] for step in plan if "patience" in step), 30)
+    (folder / f"{job.rank}.pid").write_text(str(os.getpid()))
+
+    def report(event, **more):
+        line = json.dumps({"event": event, "time": time.time(), "alive": comm.alive, **more})
+        with (folder / f"{job.rank}.jsonl").open("a") as file:
+            print(line, file=file, flush=True)
+
+    def act(where, t=None):
+        for step in [step for step in mine if step["where"] == where and step["round"] in (t, None)]:
+            mine.remove(step)
+            do = step["do"]
+            report("death" if do in ("kill", "stop") else do)
+            if do == "sleep":
+                time.sleep(step["s"])
+            elif do == "raise":
+                alarm.fail("error: the ninth wave", 2)
+            elif do == "wake":
+                os.kill(int((folder / f"{step['of']}.pid").read_text()), signal.SIGCONT)
+            else:
+                os.kill(os.getpid(), {"kill": signal.SIGKILL, "stop": signal.SIGSTOP}[do])
+
+    def around(owner, name, where):
+        plain = getattr(owner, name)
+
+        def wrapped(*args):
+            act(where)
+            return plain(*args)
+
+        setattr(owner, name, wrapped)
+
+    if hasattr(comm, "membership"):
+        around(comm.membership, "_word", "vote")
+        around(comm.membership, "_build", "build")
+
+    def play(t):
+        act("begin", t)
+        x = torch.full((N,), float(t if comm.rank == 0 else -1))
+        comm.broadcast(x)
+        assert (x == t).all()
+        act("middle", t)
+        rows = {rank: torch.zeros(N) for rank in comm.alive} if comm.rank == 0 else {}
+        comm.exchange([(0, x + comm.rank)], list(rows.items()))
+        assert all((row == t + rank).all() for rank, row in rows.items())
+        act("gather", t)
+        got = comm.allgather_bytes(f"{comm.rank} in {t}".encode() * 100, DEADLINE_S)
+        assert got == [f"{rank} in {t}".encode() * 100 for rank in comm.alive]
+
+    t = 0
+    try:
+        while t < rounds:
+            try:
+                play(t)
+                t += 1
+            except Lost as error:
+                began = time.time()
+                payloads = comm.regroup(f"{comm.rank} at {t}".encode(), DEADLINE_S)
+                report("regrouped", lost=str(error), began=began, payloads={r: p.decode() for r, p in payloads.items()})
+                t = max(int(payload.split()[2]) for payload in payloads.values())
+        comm.close()
+        report("end")
+    except Lost as error:
+        report("lost", lost=str(error))
+        alarm.fail(f"error: {error}", 1, reacts=isinstance(error, Gone))
+
+
+def launch(size, codes):
+    """Become one of `size` ranks; the launcher itself does not come back."""
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        port = str(listener.getsockname()[1])
+    children = []
+    for rank in range(size):
+        children.append(os.fork())
+        if not children[-1]:
+            parent.PID = os.getppid()
+            os.environ.update(RANK=str(rank), LOCAL_RANK=str(rank), WORLD_SIZE=str(size), LOCAL_WORLD_SIZE=str(size))
+            os.environ.update(TORCHELASTIC_RUN_ID="test", MASTER_ADDR="127.0.0.1", MASTER_PORT=port)
+            return
+    codes.write_text(json.dumps([os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) for child in children]))
+    os._exit(0)
+
+
+if __name__ == "__main__":
+    main()

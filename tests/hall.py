@@ -1,0 +1,154 @@
+"""Ranks as threads of one process, of which any may die at any of its messages: the engine's side of a lost rank."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections import defaultdict, deque
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+
+from fedmpi.comm.base import Communicator, Gone, Lost, Message
+
+LIMIT_S = 60.0
+
+
+class Dead(BaseException):
+    """Ends the thread of a rank."""
+
+
+class Hall:
+    """What the ranks share: boxes for messages, who is dead, who has come to meet."""
+
+    def __init__(self, size: int, dies: dict[int, Sequence[int]]) -> None:
+        """dies: rank -> the numbers of the messages before which it dies; the first one counts."""
+        self.size, self.dies = size, dies
+        self.changed = threading.Condition()
+        self.boxes: dict[tuple[int, int, int], deque[torch.Tensor]] = defaultdict(deque)  # generation, from, to
+        self.dead: set[int] = set()
+        self.generation = 0
+        self.members: dict[int, list[int]] = {}  # by generation
+        self.votes: dict[int, dict[int, bytes]] = defaultdict(dict)
+        self.texts: dict[tuple[int, int], dict[int, bytes]] = defaultdict(dict)
+
+    def wait(self, true: Callable[[], bool]) -> None:
+        if not self.changed.wait_for(true, LIMIT_S):
+            raise AssertionError("a rank waits for ever")
+
+
+class Seat(Communicator):
+    """One rank's place in the hall."""
+
+    can_regroup = ""
+
+    def __init__(self, hall: Hall, rank: int) -> None:
+        Communicator.__init__(self, rank, hall.size, torch.device("cpu"))
+        self.hall, self.generation, self.count, self.gathers = hall, 0, 0, 0
+        self.patience_s = LIMIT_S
+
+    def step(self) -> None:
+        """One more message; perhaps the last one."""
+        self.count += 1
+        hall = self.hall
+        if self.count in hall.dies.get(self.rank, ()):
+            with hall.changed:
+                hall.dead.add(self.rank)
+                hall.changed.notify_all()
+            raise Dead
+        if hall.generation > self.generation:
+            raise Gone("the group is broken")
+
+    def _broadcast(self, x: torch.Tensor) -> None:
+        if self.rank == 0:
+            self._exchange([(rank, x) for rank in self.alive if rank], [])
+        else:
+            self._exchange([], [(0, x)])
+
+    def _exchange(self, outgoing: Sequence[Message], incoming: Sequence[Message]) -> None:
+        self.step()
+        hall, mine = self.hall, self.generation
+        with hall.changed:
+            for peer, x in outgoing:
+                if peer in hall.dead:
+                    raise Gone(f"rank {peer} is dead")
+                hall.boxes[mine, self.rank, peer].append(x.clone())
+            hall.changed.notify_all()
+            for peer, x in incoming:
+                box = hall.boxes[mine, peer, self.rank]
+                hall.wait(lambda box=box, peer=peer: bool(box) or peer in hall.dead or hall.generation > mine)
+                if not box:
+                    raise Gone(f"rank {peer} is dead" if peer in hall.dead else "the group is broken")
+                x.copy_(box.popleft())
+
+    def _allgather_bytes(self, payload: bytes, deadline_s: float) -> list[bytes]:
+        self.step()
+        hall, mine = self.hall, self.generation
+        self.gathers += 1
+        with hall.changed:
+            texts = hall.texts[mine, self.gathers]
+            texts[self.rank] = payload
+            hall.changed.notify_all()
+            broken = lambda: bool(hall.dead & set(self.alive)) or hall.generation > mine  # noqa: E731
+            hall.wait(lambda: len(texts) == len(self.alive) or broken())
+            if len(texts) < len(self.alive):
+                raise Gone("the group is broken")
+            return [texts[rank] for rank in self.alive]
+
+    def regroup(self, payload: bytes, deadline_s: float) -> dict[int, bytes]:
+        hall = self.hall
+        while True:
+            with hall.changed:
+                if 0 in hall.dead:
+                    raise Lost("rank 0 is dead")
+                mine = self.generation = self.generation + 1
+                hall.generation = max(hall.generation, mine)
+                hall.votes[mine][self.rank] = payload
+                hall.changed.notify_all()
+                votes = hall.votes[mine]
+                if self.rank == 0:
+                    hall.wait(lambda mine=mine: not set(self.alive) - hall.dead - set(hall.votes[mine]))
+                    hall.members[mine] = sorted(set(votes) - hall.dead)
+                    hall.changed.notify_all()
+                hall.wait(lambda mine=mine: mine in hall.members or 0 in hall.dead or hall.generation > mine)
+                if mine not in hall.members:
+                    continue
+                self.alive = hall.members[mine]
+                self.gathers = 0
+            return {rank: votes[rank] for rank in self.alive}
+
+    def _meet(self) -> None: ...
+
+    def _part(self) -> None: ...
+
+
+def play_in_threads(
+    size: int, dies: dict[int, Sequence[int]], make: Callable[[Seat], Any], one: Callable[[Any], Any]
+) -> dict[int, Any]:
+    """rank -> what one(make(its seat)) returned, or the error that it raised; dead ranks are left out.
+
+    What is made is made by one rank after another: torch's global generator gives the initial weights.
+    """
+    hall, found = Hall(size, dies), dict[int, Any]()
+    made = [make(Seat(hall, rank)) for rank in range(size)]
+
+    def body(rank: int) -> None:
+        try:
+            found[rank] = one(made[rank])
+        except Dead:
+            return
+        except Exception as error:
+            found[rank] = error
+            with hall.changed:  # whoever waits for it must not wait for ever
+                hall.dead.add(rank)
+                hall.changed.notify_all()
+
+    threads = [threading.Thread(target=body, args=(rank,), daemon=True) for rank in range(size)]
+    for thread in threads:
+        thread.start()
+    deadline = time.monotonic() + LIMIT_S
+    for thread in threads:
+        thread.join(max(0.0, deadline - time.monotonic()))
+        assert not thread.is_alive(), "a rank does not end"
+    return found

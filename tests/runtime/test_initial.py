@@ -1,0 +1,135 @@
+"""A run that starts from given weights: those that fit, told one by one, the same on any number of ranks."""
+
+import json
+import re
+
+import pytest
+import torch
+import yaml
+from helpers import fedmpi, norm_net, play, prepare, settings
+from safetensors.torch import save_file
+
+from fedmpi.common.errors import UserError
+from fedmpi.runtime.initial import fill
+
+
+@pytest.fixture
+def file(tmp_path):
+    """Weights of norm_net's shapes, from elsewhere."""
+    torch.manual_seed(5)
+    save_file(norm_net((1, 8, 8), 4).state_dict(), tmp_path / "x.safetensors")
+    return tmp_path / "x.safetensors"
+
+
+def changed(file, **tensors):
+    state = {name: x.clone() for name, x in given(file).items()}
+    for name, x in tensors.items():
+        state.pop(name.replace("_", "."), None)
+        if x is not None:
+            state[name.replace("_", ".")] = x
+    save_file(state, file)
+    return file
+
+
+def given(file):
+    from safetensors.torch import load_file
+
+    return load_file(file)
+
+
+def test_all_of_a_model_is_taken_buffers_too(file):
+    it = prepare(settings("fedavg", "norm", init={"from": str(file)}))
+    state = it.made.model.state_dict(it.fed.server.w, it.fed.server.b)
+    assert all(torch.equal(state[name], x) for name, x in given(file).items())
+    assert it.made.initial.lines == [f"9 of 9 tensors of the model start from {file}"]
+    assert torch.equal(it.fed.states.w0, it.fed.server.w)
+
+
+def test_what_does_not_fit_is_told_and_stays_as_the_seed_made_it(file):
+    changed(file, **{"6_weight": torch.zeros(3, 5), "6_bias": None, "old_head": torch.zeros(2)})
+    plain = prepare(settings("fedavg", "norm"))
+    it = prepare(settings("fedavg", "norm", init={"from": str(file)}))
+    state, before = (x.made.model.state_dict(x.fed.server.w, x.fed.server.b) for x in (it, plain))
+    assert torch.equal(state["6.weight"], before["6.weight"])
+    assert torch.equal(state["6.bias"], before["6.bias"])
+    assert torch.equal(state["0.weight"], given(file)["0.weight"])
+    assert it.made.initial.lines == [
+        f"7 of 9 tensors of the model start from {file}",
+        "of another shape or type: 6.weight (4, 96), in the file torch.float32 (3, 5)",
+        "only in the file: old.head",
+        "as the seed made them: 6.weight, 6.bias",
+    ]
+    with pytest.raises(UserError, match=r"init\.strict: .* differ; of another shape or type: 6\.weight"):
+        prepare(settings("fedavg", "norm", init={"from": str(file), "strict": True}))
+
+
+@pytest.mark.parametrize(
+    ("harm", "said"),
+    [
+        (lambda f: f.unlink(), r"x\.safetensors: No such file"),
+        (lambda f: f.write_bytes(b"PK not this"), "is no whole file of safetensors"),
+        (
+            lambda f: save_file({"a": torch.zeros(2)}, f),
+            r"nothing in .*; only in the file: a; as the seed made",
+        ),
+        (lambda f: changed(f, **{"0_bias": torch.full((6,), torch.nan)}), r"0\.bias in .* not finite"),
+    ],
+)
+def test_files_that_do_not_do(file, harm, said):
+    harm(file)
+    with pytest.raises(UserError, match=said):
+        prepare(settings("fedavg", "norm", init={"from": str(file)}))
+
+
+def test_a_directory_without_a_model(tmp_path):
+    with pytest.raises(UserError, match=re.escape(f"init.from: {tmp_path} holds no model.safetensors")):
+        fill(torch.nn.Linear(1, 1), tmp_path, False)
+
+
+def test_a_run_started_from_its_end_has_the_figures_of_its_end(tmp_path, file):
+    for method in ("fedavg", "fednova", "fedatom"):
+        it = play(settings(method, "cnn", rounds=2))
+        state = it.made.model.state_dict(it.w, it.b)
+        save_file({name: x.clone(memory_format=torch.contiguous_format) for name, x in state.items()}, file)
+        again = play(settings(method, "cnn", rounds=0, init={"from": str(file), "strict": True}))
+        names = ("loss", "accuracy", "sha256")
+        assert [again.rows[-1][n] for n in names] == [it.rows[-1][n] for n in names]
+
+
+CONFIG = {
+    "rounds": 3,
+    "data": {"source": "digits", "partition": {"scheme": "dirichlet", "clients": 5, "alpha": 0.5}},
+    "model": {"name": "logistic"},
+    "method": {"name": "fedper"},
+    "cohort": {"fraction": 0.4},
+    "evaluate": {"protocol": ["personal"]},
+}
+
+
+def test_a_command_on_any_ranks_and_gone_on_with_without_the_file(tmp_path):
+    """Clients that train for the first time after that start from the given weights, too."""
+    (tmp_path / "run.yaml").write_text(yaml.safe_dump({**CONFIG, "output": str(tmp_path)}))
+
+    def run(*words, **how):
+        done = fedmpi(*words, **how)
+        assert done.returncode == 0, done.stderr
+        return done.stdout
+
+    def hashes(name):
+        rows = [json.loads(line) for line in (tmp_path / name / "metrics.jsonl").read_text().splitlines()]
+        return [(row["sha256"], row["personal_loss"]) for row in rows]
+
+    run("run", tmp_path / "run.yaml", "name=first", "rounds=1", "seed=4")
+    first = tmp_path / "first"
+    said = run("run", tmp_path / "run.yaml", "name=alone", f"init.from={first}")
+    assert "2 of 2 tensors of the model start from" in said
+    run("run", tmp_path / "run.yaml", "name=ranks", f"init.from={first}", kind="mpirun", size=3)
+    run("run", tmp_path / "run.yaml", "name=cut", f"init.from={first}", "rounds=1")
+    (first / "model.safetensors").unlink()
+    run("resume", tmp_path / "cut", "rounds=3")
+    assert hashes("alone") == hashes("ranks") == hashes("cut")
+    other = tmp_path / "other.safetensors"
+    save_file({"head.bias": torch.zeros(10)}, other)
+    done = fedmpi("run", tmp_path / "run.yaml", "name=cut", f"init.from={other}", "checkpoint.resume=auto")
+    assert done.returncode == 2
+    assert "initial weights changed" in done.stderr
