@@ -20,6 +20,7 @@ from torch import Tensor
 
 from fedmpi.aggregation.optimizers import ServerOptimizer
 from fedmpi.comm import Communicator, Lost
+from fedmpi.engine import sampling
 from fedmpi.engine.checks import check_figures
 from fedmpi.engine.client_states import ClientStates
 from fedmpi.engine.exchange import Exchange
@@ -67,7 +68,7 @@ class Federation:
             storage, initial = self.exchange.model_storage(), (worker.model.w, worker.model.b)
             self.server = FederationServer(worker.messages, storage, initial, optimizer, view, rule)
         self.guard, self.refused = Guard(plan.max_norm, plan.drop, plan.clip), list[int]()  # rank 0's
-        self.report = Reporter(self)
+        self.report = Reporter(plan, self.states, self.exchange, self.server, self.sink)
         self.careful = plan.on_lost != "abort"
         self.undoes = (plan.undo or self.careful) and worker.messages.client_state.size > 0
         self.states.careful, self.sites = self.careful, self.data.global_test is None

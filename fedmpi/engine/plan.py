@@ -6,12 +6,9 @@ import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from math import inf
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from torch import Tensor
-
-if TYPE_CHECKING:
-    from fedmpi.engine.federation import Federation
 
 
 @dataclass(frozen=True)
@@ -44,7 +41,7 @@ class Sink:
 
     round: Callable[[dict[str, Any]], None] = field(default=lambda row: None)
     clients: Callable[[list[dict[str, Any]]], None] = field(default=lambda rows: None)
-    keep: Callable[[Federation, int, dict[str, Any], bool], None] = field(default=lambda *_: None)
+    keep: Callable[[Any, int, dict[str, Any], bool], None] = field(default=lambda *_: None)
     loss: Callable[[dict[str, Any]], None] = field(default=lambda row: None)  # of ranks: engine/faults/losses.py
 
 

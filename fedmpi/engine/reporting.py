@@ -3,57 +3,59 @@
 from __future__ import annotations
 
 import time
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from torch import Tensor
 
+from fedmpi.engine.client_states import ClientStates
 from fedmpi.engine.evaluate import Evaluator
+from fedmpi.engine.exchange import Exchange
 from fedmpi.engine.faults.divergence import Watch
+from fedmpi.engine.plan import Plan, Sink
+from fedmpi.engine.server import FederationServer
 from fedmpi.method.base import overrides
-
-if TYPE_CHECKING:
-    from fedmpi.engine.federation import Federation
 
 
 class Reporter:
     """Evaluates rounds, and hands their lines on. Every rank has one; the lines are rank 0's."""
 
-    def __init__(self, fed: Federation) -> None:
-        self.fed = fed
-        self.evaluator = Evaluator(fed.states, fed.plan.protocol, fed.plan.eval_batch)
+    def __init__(
+        self, plan: Plan, states: ClientStates, exchange: Exchange, server: FederationServer | None, sink: Sink
+    ) -> None:
+        self.plan, self.exchange, self.server, self.sink, self.worker = plan, exchange, server, sink, states.worker
+        self.states, self.evaluator = states, Evaluator(states, plan.protocol, plan.eval_batch)
         self.watch = self._watch()
 
     def __call__(self, t: int, line: dict[str, Any] | None, *, due: bool, last: bool) -> None:
         """Evaluate round t and hand its line on. Every rank takes part where clients evaluate."""
-        began, fed = time.perf_counter(), self.fed
+        began = time.perf_counter()
         figures: dict[str, float] = {}
-        if due and (fed.server is not None or self.evaluator.asks_clients):
+        if due and (self.server is not None or self.evaluator.asks_clients):
             downloads = self._downloads(max(t, 0)) if self.evaluator.asks_clients else {}
-            model = None if fed.server is None else (fed.server.w, fed.server.b)
-            lr = fed.plan.learning_rate(min(t + 1, max(fed.plan.rounds - 1, 0)))
-            figures, lines = self.evaluator(max(t, 0), lr, model, fed.exchange.inbox, downloads, last=last)
-            fed.sink.clients([{**each, "round": t} for each in lines])
+            model = None if self.server is None else (self.server.w, self.server.b)
+            lr = self.plan.learning_rate(min(t + 1, max(self.plan.rounds - 1, 0)))
+            figures, lines = self.evaluator(max(t, 0), lr, model, self.exchange.inbox, downloads, last=last)
+            self.sink.clients([{**each, "round": t} for each in lines])
         if line is None:
             return
-        first = {"round": t, **{n: figures[n] for n in ("loss", *fed.worker.task.names) if n in figures}}
+        first = {"round": t, **{n: figures[n] for n in ("loss", *self.worker.task.names) if n in figures}}
         row = {**first, **line, **figures, "evaluate_s": time.perf_counter() - began}
         since = self.watch.see(row, last, self.evaluator.only if due else None)
-        fed.sink.round(row if since is None else {**row, "diverged": since})
+        self.sink.round(row if since is None else {**row, "diverged": since})
 
     def initial(self, began: float) -> None:
         """The same of the model as it starts, as round -1."""
-        line, server = None, self.fed.server
+        line, server = None, self.server
         if server is not None:
             nothing = dict.fromkeys(("up_parameters", "down_parameters", "sent_bytes", "received_bytes"), 0)
-            wall_s, digest = time.perf_counter() - began, self.fed.worker.model.layout.sha256(server.w)
+            wall_s, digest = time.perf_counter() - began, self.worker.model.layout.sha256(server.w)
             line = {"cohort": [], "refused": [], **nothing, "wall_s": wall_s, "sha256": digest}
         self(-1, line, due=True, last=True)
 
     def _watch(self) -> Watch:
         """A global model of which parts stay with the clients is nobody's: there the personal ones are looked at."""
-        fed = self.fed
-        plan, data, task = fed.plan, fed.data, fed.worker.task
-        whole = fed.worker.messages.shared.whole
+        plan, data, task = self.plan, self.worker.data, self.worker.task
+        whole = self.worker.messages.shared.whole
         looked = [p for p in plan.protocol if not p.startswith("ft(") and (whole or p == "personal")]
         names = [f"{p}_loss" if p != "global" else "loss" for p in looked] if data.test_sizes.any() else []
         classes = data.classes if getattr(task, "classification", False) else None
@@ -61,8 +63,7 @@ class Reporter:
 
     def _downloads(self, t: int) -> dict[int, Tensor]:
         """What differs from client to client goes to all of them where the method's evaluation may look at it."""
-        fed = self.fed
         asked = self.evaluator.asked()
-        if any(overrides(fed.worker.method, hook) for hook in ("weights", "predict", "tune")):
-            return fed.exchange.deliver(t, asked, fed.states.owner, fed.server)
-        return dict.fromkeys(asked, fed.exchange.no_download())
+        if any(overrides(self.worker.method, hook) for hook in ("weights", "predict", "tune")):
+            return self.exchange.deliver(t, asked, self.states.owner, self.server)
+        return dict.fromkeys(asked, self.exchange.no_download())

@@ -11,20 +11,39 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any, Protocol
 
 import torch
 
-from fedmpi.comm import Lost
+from fedmpi.comm import Communicator, Lost
+from fedmpi.engine.client_states import ClientStates
 from fedmpi.engine.faults import losses
 from fedmpi.engine.faults.losses import START, Row
-
-if TYPE_CHECKING:
-    from fedmpi.comm import Communicator
-    from fedmpi.engine.federation import Federation
+from fedmpi.engine.plan import Begun, Plan, Sink
+from fedmpi.engine.sampling import Roster
 
 
-def recover(fed: Federation, why: str) -> int:
+class Run(Protocol):
+    """What this needs of a run on one rank (engine/federation.py)."""
+
+    plan: Plan
+    comm: Communicator
+    sink: Sink
+    states: ClientStates
+    roster: Roster
+    ranks: list[int]  # those that train
+    sites: bool  # whether a client's data lie with one rank alone
+    at: int  # the round that it is in
+    begun: Begun
+    alive: list[int]  # rank 0's: as it last knew
+    hosts: dict[int, str]
+
+    def begin(self, t: int) -> None: ...
+
+    def goes(self) -> bool: ...
+
+
+def recover(fed: Run, why: str) -> int:
     """After a message has failed: the round to begin (again), with the ranks that are left.
 
     Raises Lost where the run cannot go on: rank 0 or all that train are gone, or this rank was left out.
@@ -43,7 +62,7 @@ def recover(fed: Federation, why: str) -> int:
             why = str(error)
 
 
-def _back(fed: Federation, said: Mapping[int, Mapping[str, Any]]) -> int:
+def _back(fed: Run, said: Mapping[int, Mapping[str, Any]]) -> int:
     """To the start of rank 0's round, which it returns; what was trained in it is kept for when it is needed again."""
     root = said[0]
     fed.begin(root["t"])  # where it has not heard of that round: all of the one before has reached rank 0
@@ -56,7 +75,7 @@ def _back(fed: Federation, said: Mapping[int, Mapping[str, Any]]) -> int:
     return int(root["t"])
 
 
-def _agree(fed: Federation, t: int, why: Sequence[str]) -> None:
+def _agree(fed: Run, t: int, why: Sequence[str]) -> None:
     """What the loss means, on all ranks alike. Raises Lost."""
     comm, states = fed.comm, fed.states
     orphans = sorted(states.orphans)
@@ -80,14 +99,14 @@ def _agree(fed: Federation, t: int, why: Sequence[str]) -> None:
     fed.roster.dead |= {int(rank): t for row in fed.roster.losses.of(t) for rank in row["ranks"]}
 
 
-def commit(fed: Federation, t: int, rows: list[Row]) -> None:
+def commit(fed: Run, t: int, rows: list[Row]) -> None:
     """From now on these are the losses of round t."""
     fed.roster.losses.replace(t, rows)
     fed.states.gone = fed.roster.losses.gone(t)
     fed.states.revert(fed.roster.losses.reverted(t))
 
 
-def stock(fed: Federation, t: int, orphans: Sequence[int]) -> dict[int, int]:
+def stock(fed: Run, t: int, orphans: Sequence[int]) -> dict[int, int]:
     """client -> the round, before t, that made the newest state of it that can be read; at rank 0, elsewhere {}."""
     comm, states = fed.comm, fed.states
     if not orphans or not states.messages.client_state.size:
@@ -113,7 +132,7 @@ def told(comm: Communicator, rows: Any) -> Any:
     return json.loads(bytes(body.tolist()))
 
 
-def welcome_back(fed: Federation, t: int) -> None:
+def welcome_back(fed: Run, t: int) -> None:
     """A run goes on before round t with all ranks: sites that were gone take part again, as they were."""
     away = sorted(fed.roster.losses.gone(t))
     if not away:
@@ -127,7 +146,7 @@ def welcome_back(fed: Federation, t: int) -> None:
 
 
 # ---- a run without faults that is given the losses of another ----
-def replay(fed: Federation, t: int) -> None:
+def replay(fed: Run, t: int) -> None:
     """Hold the states of after round t - 1 to which clients revert later; let those revert that do so in round t."""
     states, comm = fed.states, fed.comm
     if not states.messages.client_state.size:
