@@ -2,7 +2,7 @@
 # Sourced by the batch scripts beside it:  again COMMAND...  runs COMMAND, which starts the ranks, to its end; where the run
 # was told to stop and can be gone on with (exit code 75), Slurm is asked to start this job again. docs/slurm.md says more.
 # shellcheck source=launch/gently.sh
-source launch/gently.sh
+source "$(dirname "${BASH_SOURCE[0]}")/../launch/gently.sh"
 
 me=$SLURM_JOB_ID  # in an array it may be the number of the whole array
 [[ -z ${SLURM_ARRAY_TASK_ID:-} ]] || me=${SLURM_ARRAY_JOB_ID}_$SLURM_ARRAY_TASK_ID

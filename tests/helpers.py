@@ -162,7 +162,7 @@ class Play:
 
     @property
     def hashes(self) -> list[str]:
-        return [row["sha256"] for row in self.rows]
+        return [row["sha256"] for row in self.rows if row["round"] >= 0]
 
 
 def prepare(config: Settings, data: Federated | None = None, comm: Any = None, stop: Any = lambda: False) -> Play:

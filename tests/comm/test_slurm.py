@@ -60,7 +60,7 @@ def test_sbatch_files(submit, ranks, file, options, backend):
     assert code == 0, log
     assert sorted(outcome.reports) == [0, 1, 2]
     assert not [report for reports in outcome.reports.values() for report in reports if report["error"]]
-    assert log.count("args run c.yaml name=two words") == 3
+    assert len(re.findall(r"args run c.yaml name=\S+-\d+ checkpoint.resume=auto name=two words", log)) == 3
 
 
 def test_a_batch_script_without_srun_is_told_its_cure(submit, ranks, tmp_path):

@@ -91,5 +91,5 @@ def test_tables_of_silos_are_read_by_owner():
     """Rank 0's view of what the sites say of themselves: a rank has no place in which to speak of another's client."""
     owner = {0: 1, 1: 2, 2: 1, 3: 0}
     table = np.full((4, 3), 7, dtype=np.int64)
-    found = build_data.from_owners(Said(), table, owner)
+    found = build_data.from_owners(Said(), table, owner, ("sizes",))
     assert found.tolist() == [[1] * 3, [2] * 3, [1] * 3, [7] * 3]
