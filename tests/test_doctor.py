@@ -263,6 +263,20 @@ def test_what_a_config_gets(monkeypatch, tmp_path):
     assert wants("faults.on_lost_rank=redo", job=FOUR, monkeypatch=monkeypatch)["lost rank"].mark == FINE
 
 
+def test_a_back_end_that_does_not_outlive_a_rank_is_told(monkeypatch):
+    under_slurm = Job("slurm", 0, 2, 0, 2, "here")
+    for gpus, override, mark in (
+        ([], "comm.backend=gloo", FINE),
+        ([], "comm.backend=mpi", ODD),
+        ([(9, 0), (9, 0)], "comm.backend=auto", ODD),  # NCCL
+    ):
+        cards(monkeypatch, *gpus)
+        monkeypatch.setattr(mpi, "load", lambda: None)
+        line = wants("faults.on_lost_rank=drop", override, job=under_slurm, monkeypatch=monkeypatch)["lost rank"]
+        assert line.mark == mark
+        assert ("does not go on without a rank here" in line.text) == (mark == ODD)
+
+
 def test_gpus_are_picked_and_dealt_out(monkeypatch):
     cards(monkeypatch, (7, 0), (7, 0))
     monkeypatch.setattr(torch.version, "cuda", "12.8")

@@ -124,7 +124,7 @@ def _started(job: Job | None, trouble: str) -> Line:
     if job.size == 1:
         return Line("started", f"one process ({job.launcher})")
     text = f"{job.size} ranks by {job.launcher}, {job.local_size} on this host"
-    return Line("started", f"{text}; {survivors(job, os.environ) or 'a lost rank can be done without'}")
+    return Line("started", f"{text}; {survivors(job, os.environ) or 'the others outlive a lost rank'}")
 
 
 def _python() -> list[Line]:

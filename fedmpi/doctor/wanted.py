@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import shutil
 import warnings
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
 
@@ -106,7 +106,16 @@ def precision(settings: configs.Settings, job: Job) -> Line:
 
 
 def backend(settings: configs.Settings, job: Job) -> Line:
-    """As far as this host can tell: its own ranks stand for all."""
+    if job.size > 1:
+        others = f"if other hosts are like this one ({job.host})" * (job.local_size < job.size)
+        return Line("back end", joined([chosen(settings, job), others]))
+    asked = chosen(settings, job) if settings.comm.backend == "mpi" else settings.comm.backend
+    under = {"auto": "nccl under a launcher if each rank has a GPU of its own, else gloo"}.get(asked, asked)
+    return Line("back end", f"none in one process; {under}")
+
+
+def chosen(settings: configs.Settings, job: Job) -> str:
+    """gloo | nccl | mpi, as far as this host can tell: its own ranks stand for all. Raises UserError."""
     import torch
 
     from fedmpi.comm import mpi, torch_dist
@@ -117,10 +126,7 @@ def backend(settings: configs.Settings, job: Job) -> Line:
         mpi.load()
         if job.launcher == "torchrun":
             raise UserError(mpi.REMEDY["torchrun"])
-        return Line("back end", "mpi" if job.size > 1 else "none in one process; mpi under mpirun or srun")
-    if job.size == 1:
-        under = {"auto": "nccl under a launcher if each rank has a GPU of its own, else gloo"}.get(asked, asked)
-        return Line("back end", f"none in one process; {under}")
+        return "mpi"
     cards = []
     for rank in range(job.local_size):
         try:
@@ -128,10 +134,7 @@ def backend(settings: configs.Settings, job: Job) -> Line:
         except UserError:  # the device's line says it
             where = torch.device("cpu")
         cards.append({"backend": asked, "host": job.host, "gpu": torch_dist.gpu_uuid(where)})
-    chosen = torch_dist.choose(asked, cards)
-    return Line(
-        "back end", joined([chosen, f"if other hosts are like this one ({job.host})" * (len(cards) < job.size)])
-    )
+    return torch_dist.choose(asked, cards)
 
 
 def threads(settings: configs.Settings, job: Job) -> Line:
@@ -141,15 +144,19 @@ def threads(settings: configs.Settings, job: Job) -> Line:
     return Line("threads", text)
 
 
-def lost_rank(settings: configs.Settings, job: Job, env: Mapping[str, str] | None = None) -> Line:
+def lost_rank(settings: configs.Settings, job: Job) -> Line:
     """Whether the job could go on without one, and whether the config asks for it (faults.on_lost_rank)."""
     wanted = settings.faults.on_lost_rank
     asked = f"faults.on_lost_rank: {wanted}"
     if job.size == 1:
         return Line("lost rank", f"{asked}; there is one process alone")
-    why = survivors(job, os.environ if env is None else env)
-    if settings.comm.backend == "nccl" and not why:
-        why = "NCCL does not go on without a rank (comm.backend=gloo does)"
+    why = survivors(job, os.environ)
+    try:
+        by = chosen(settings, job)
+    except UserError:  # the back end's line says it
+        by = settings.comm.backend
+    if by == "nccl" or (by == "mpi" and job.launcher != "mpi"):
+        why = why or f"{by} does not go on without a rank here (comm.backend=gloo does)"
     if wanted == "abort":
         return Line("lost rank", f"ends the run ({asked}); {why or 'drop or redo would go on without it'}")
     return Line("lost rank", f"{asked}, but {why}" if why else f"{asked}: the run goes on", ODD if why else " ")
