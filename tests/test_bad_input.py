@@ -67,7 +67,7 @@ def test_more_than_the_memory_allows(config, monkeypatch, capsys, tmp_path):
     monkeypatch.setattr(memory, "available_bytes", lambda: 10_000)
     monkeypatch.setattr(sys, "argv", ["fedmpi", "run", str(config("name: fedavg", "name: scaffold"))])
     monkeypatch.setattr(sys, "path", list(sys.path))
-    for name in cli.THREAD_VARIABLES:
+    for name in cli.shared.THREAD_VARIABLES:
         monkeypatch.setenv(name, "1")
     with pytest.raises(SystemExit) as ended:
         cli.main()

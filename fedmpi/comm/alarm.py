@@ -15,6 +15,7 @@ lost, go to `heed` (membership.py).
 from __future__ import annotations
 
 import contextlib
+import signal
 import socket
 import sys
 import threading
@@ -59,6 +60,7 @@ class Alarm:
         self.at = 0  # lines of the news that are read
         self._open: Callable[[], Store] | None = None
         self._ear: threading.Thread | None = None
+        self._heard: str | None = None  # the cause that all heard of
         self._ending = threading.Lock()
         if job.size > 1:
             threading.Thread(target=self._watch, args=(job.launcher_pid(),), daemon=True).start()
@@ -75,9 +77,12 @@ class Alarm:
         if self.job.rank == 0:
             self._end(self._tell(cause)[0] or cause)
         if self._open is None:
+            with contextlib.suppress(ValueError):  # of a thread; the launcher may end a rank that has nothing to add
+                signal.signal(signal.SIGTERM, signal.SIG_DFL)
             time.sleep(PATIENCE_S)
             self._find()
         first, said = self._tell(cause)
+        first = first or self._heard  # by which rank 0 ended the job
         speaks = True
         if self._open is not None and first is None:  # rank 0 is gone with its store: one rank of a host speaks
             speaks = self._first_here()
@@ -169,6 +174,7 @@ class Alarm:
             return
         if line == WELL:
             return
+        self._heard = line
         if self.job.rank == 0:
             self._end(line)
         time.sleep(ANSWER_S + ENDED_S)

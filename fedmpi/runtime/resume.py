@@ -26,7 +26,17 @@ from fedmpi.runtime.run_dir import RunDirectory
 
 IDENTITY = "identity.json"
 # What a run may change when it goes on: none of it moves a bit of the rounds to come (rounds may, by the schedule).
-FREE = ("rounds", "name", "checkpoint.", "state.", "comm.", "cohort.placement", "server.trains", "compute.device")
+FREE = (
+    "rounds",
+    "name",
+    "checkpoint.",
+    "faults.on_lost_rank",
+    "state.",
+    "comm.",
+    "cohort.placement",
+    "server.trains",
+    "compute.device",
+)
 
 
 def directory(settings: Settings, identity: Mapping[str, str], until_end: ExitStack) -> tuple[RunDirectory, bool]:

@@ -27,7 +27,7 @@ def alone(monkeypatch):
     for name in list(os.environ):
         if name.startswith(("OMPI_", "PMI", "SLURM_", "TORCHELASTIC", "MPI_LOCAL")):
             monkeypatch.delenv(name)
-    for name in cli.THREAD_VARIABLES:
+    for name in cli.shared.THREAD_VARIABLES:
         monkeypatch.setenv(name, "1")
     monkeypatch.setattr(sys, "path", list(sys.path))
 

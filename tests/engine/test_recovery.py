@@ -1,20 +1,42 @@
 """A rank may die at any of its messages: the others go on, and the numbers are those that faults.jsonl defines."""
 
+import random
 from dataclasses import replace
+from functools import lru_cache
 
 import pytest
 from hall import Seat, play_in_threads
 from helpers import Play, digest, prepare, trial
 
+from fedmpi.engine.faults import losses
 from fedmpi.engine.faults.losses import Losses
+from fedmpi.methods import registry
+from fedmpi.runtime import resume
+from fedmpi.runtime.checkpoints import Checkpoints, Rows
 
-ROUNDS = 5
+ROUNDS, SIZE = 5, 4
 
 
-def make(config):
+def lossy(method, policy="drop", placement="balanced", **changes):
+    cohort = {"placement": placement, "fraction": 0.6}
+    faults = {"on_lost_rank": policy, **changes.pop("faults", {})}
+    return trial(method, "mlp", rounds=ROUNDS, faults=faults, cohort=cohort, **changes)
+
+
+def checkpoints(folder, room):
+    (folder / "checkpoints").mkdir(parents=True, exist_ok=True)
+    return Checkpoints(folder / "checkpoints", Rows(folder / "state"), 1, 2)
+
+
+def make(config, folder=None, room=10**6):
     def on(seat: Seat) -> Play:
         it = prepare(config, comm=seat)
         it.told, it.fed.sink.loss = [], lambda row: it.told.append(row)
+        if folder is not None:
+            it.kept = checkpoints(folder, room)
+            it.fed.sink.keep = it.kept.save
+            if it.made.messages.client_state.size:
+                it.fed.states.shelf, it.fed.states.room = it.kept.rows, room
         return it
 
     return on
@@ -25,17 +47,15 @@ def run(it: Play) -> Play:
     return it
 
 
-def with_deaths(config, size, dies):
-    """Rank 0's run; every other living rank has come to its end, too."""
-    done = play_in_threads(size, dies, make(config), run)
-    assert set(done) == set(range(size)) - set(dies)
-    assert all(isinstance(each, Play) for each in done.values()), done
+def with_deaths(config, dies, folder=None, room=10**6):
+    """Rank 0's run, after which every other living rank has come to its end, too."""
+    done = play_in_threads(SIZE, dies, make(config, folder, room), run)
+    wrong = {rank: it for rank, it in done.items() if not isinstance(it, Play)}
+    assert not wrong, wrong
+    assert set(done) >= set(range(SIZE)) - set(dies)
     assert (done[0].reason, len(done[0].rows)) == ("finished", config.rounds)
+    assert done[0].told == done[0].fed.roster.losses.rows
     return done[0]
-
-
-def lossy(method, **changes):
-    return trial(method, "mlp", rounds=ROUNDS, **{"faults": {"on_lost_rank": "drop"}, **changes})
 
 
 def replayed(config, rows) -> Play:
@@ -45,24 +65,107 @@ def replayed(config, rows) -> Play:
     return run(it)
 
 
-def undisturbed(config, size):
+def same(it, again):
+    assert it.hashes == again.hashes, it.told
+    assert digest(it.b) == digest(again.b)
+    assert str([row["train_loss"] for row in it.rows]) == str([row["train_loss"] for row in again.rows])  # nan too
+
+
+@lru_cache(maxsize=4)
+def undisturbed(config):
     """Such a run, and how many messages each rank has in it."""
-    done = play_in_threads(size, {}, make(config), run)
+    done = play_in_threads(SIZE, {}, make(config), run)
     return done[0], {rank: it.fed.comm.count for rank, it in done.items()}
 
 
+def deaths(config, rng, ranks):
+    """rank -> the number of its last message."""
+    _, counts = undisturbed(config)
+    return {rank: [rng.randint(1, counts[rank])] for rank in ranks}
+
+
+@pytest.mark.parametrize("placement", ["balanced", "pinned"])
 @pytest.mark.parametrize("policy", ["drop", "redo"])
 @pytest.mark.parametrize("method", ["fedavg", "scaffold", "fedper"])
-@pytest.mark.parametrize("placement", ["balanced", "pinned"])
-def test_at_every_message(method, policy, placement):
-    config = lossy(method, faults={"on_lost_rank": policy}, cohort={"placement": placement, "fraction": 0.6})
-    size, stateless = 4, method == "fedavg"
-    quiet, counts = undisturbed(config, size)
-    for rank in range(1, size):
-        for number in range(1, counts[rank] + 1):
-            it = with_deaths(config, size, {rank: [number]})
-            if policy == "redo" and stateless:
-                assert it.hashes == quiet.hashes, (rank, number)
-            again = replayed(config, it.fed.roster.losses.rows)
-            assert it.hashes == again.hashes, (rank, number, it.fed.roster.losses.rows)
-            assert digest(it.b) == digest(again.b)
+def test_one_or_two_die(tmp_path, method, policy, placement):
+    """At any message; some with states on disk, of which few stay in memory."""
+    config, rng = lossy(method, policy, placement), random.Random(f"{method} {policy} {placement}")
+    for number in range(3):
+        dies = deaths(config, rng, rng.sample([1, 2, 3], 1 + number % 2))
+        folder = tmp_path / str(number) if number % 2 else None
+        it = with_deaths(config, dies, folder, room=2)
+        same(it, replayed(config, it.fed.roster.losses.rows))
+        if policy == "redo" and not any(row["reverted"] for row in it.told):
+            same(it, undisturbed(config)[0])
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("method", sorted(registry))
+def test_every_method_at_many_messages(tmp_path, method):
+    rng = random.Random(method)
+    for number in range(20):
+        config = lossy(method, rng.choice(["drop", "redo"]), rng.choice(["balanced", "pinned"]))
+        dies = deaths(config, rng, rng.sample([1, 2, 3], rng.choice([1, 1, 2])))
+        it = with_deaths(config, dies, tmp_path / str(number) if number % 2 else None, room=2)
+        same(it, replayed(config, it.fed.roster.losses.rows))
+        if config.faults.on_lost_rank == "redo" and not any(row["reverted"] for row in it.told):
+            same(it, undisturbed(config)[0])
+
+
+def test_whose_upload_was_refused_in_the_same_round(tmp_path):
+    """Rounds that are undone for a bad upload, and rounds that are cut: both at once."""
+    config = lossy("scaffold", faults={"on_bad_update": "drop", "max_norm": 0.6})
+    rng = random.Random(1)
+    for number in range(6):
+        it = with_deaths(config, deaths(config, rng, [1 + number % 3]), tmp_path / str(number), room=2)
+        assert any(row["refused"] for row in it.rows)
+        same(it, replayed(config, it.fed.roster.losses.rows))
+
+
+@pytest.mark.parametrize("method", ["scaffold", "feddyn"])
+def test_it_goes_on_from_a_checkpoint_after_losses(tmp_path, method):
+    """Killed as a whole later on; gone on with in one process; the bits are those of the losses."""
+    config, rng = lossy(method), random.Random(method)
+    short = config.model_copy(update={"rounds": 3})
+    for number in range(4):
+        folder = tmp_path / str(number)
+        first = with_deaths(short, deaths(short, rng, [2]), folder, room=2)
+        rows = first.fed.roster.losses.rows
+        it = prepare(config.model_copy(update={"faults": config.faults.model_copy(update={"on_lost_rank": "abort"})}))
+        kept = checkpoints(folder, 10**6)
+        it.fed.sink.keep, it.fed.states.shelf, it.fed.states.room = kept.save, kept.rows, 10**6
+        it.fed.roster.losses = Losses(rows)
+        t = resume.go_on(it.fed, kept, 10, lambda text: None)
+        assert t == 2
+        run(it)
+        again = replayed(config, [row for row in rows if row["round"] <= 3])
+        assert it.hashes == again.hashes[t:]
+
+
+def test_all_that_train_are_lost():
+    config = lossy("fedavg")
+    done = play_in_threads(3, {1: [4], 2: [4]}, make(config), run)
+    assert "no rank that trains is left" in str(done[0])
+
+
+def test_without_the_policy_a_lost_rank_ends_the_run():
+    config = lossy("fedavg", "abort")
+    done = play_in_threads(SIZE, {2: [4]}, make(config), run)
+    assert all("dead" in str(done[rank]) or "broken" in str(done[rank]) for rank in (0, 1, 3))
+
+
+def test_what_losses_mean():
+    rows = [
+        losses.row(1, {2: "a"}, clients=[3], reverted={5: 0}),
+        losses.row(2, {1: "b"}, clients=[0], gone=[4]),
+        losses.row(4, {}, back=[4], reverted={4: 1}),
+    ]
+    found = Losses(rows)
+    assert [found.present(t, range(6)) for t in range(5)] == [
+        [0, 1, 2, 3, 4, 5], [0, 1, 2, 4, 5], [1, 2, 3, 5], [0, 1, 2, 3, 5], [0, 1, 2, 3, 4, 5],
+    ]  # fmt: skip
+    assert [found.reverted(t) for t in (0, 1, 4)] == [{}, {5: 0}, {4: 1}]
+    assert found.needed() == {(5, 0), (4, 1)}
+    assert found.until(2).rows == rows[:2]
+    found.replace(2, [])
+    assert found.rows == rows[:1]

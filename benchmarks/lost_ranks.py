@@ -1,0 +1,127 @@
+"""What a lost rank costs where the others go on: python benchmarks/lost_ranks.py [--ranks 8] [--kills 5] [--every 20]
+
+Runs a small experiment under `mpirun --with-ft ulfm` (Open MPI 5) twice: undisturbed, and with a random rank killed
+every so many seconds. Prints for each kill the seconds from the death until the round goes on (the line
+about it in log.txt) and until that round was closed, and the throughput kept: rounds a second while ranks die against
+rounds a second of the undisturbed run. Then replays the run, and compares the hashes of every round.
+"""
+
+import argparse
+import json
+import os
+import random
+import signal
+import statistics
+import subprocess
+import tempfile
+import time
+from pathlib import Path
+
+import yaml
+
+SETTINGS = {
+    "data": {"source": "digits", "partition": {"scheme": "dirichlet", "clients": 24, "alpha": 0.5}},
+    "model": {"name": "mlp"},
+    "method": {"name": "scaffold"},
+    "train": {"epochs": 4, "batch_size": 10, "momentum": 0},
+    "rounds": 100_000,
+}
+
+
+class Job:
+    def __init__(self, folder, name, backend, policy, ranks):
+        self.run = folder / name
+        settings = {**SETTINGS, "output": str(folder), "name": name, "comm": {"backend": backend}}
+        self.file = folder / f"{name}.yaml"
+        self.file.write_text(yaml.safe_dump({**settings, "faults": {"on_lost_rank": policy}}))
+        root = ["--allow-run-as-root"] if os.geteuid() == 0 else []
+        command = ["mpirun", *root, "--oversubscribe", "--bind-to", "none", "--with-ft", "ulfm", "-n", str(ranks)]
+        command += ["fedmpi", "run", str(self.file)]
+        self.log = (folder / f"{name}.log").open("w")
+        self.process = subprocess.Popen(command, stdout=self.log, stderr=subprocess.STDOUT)
+
+    def rank(self, number):
+        """The process of a rank."""
+        for path in Path("/proc").glob("[0-9]*"):
+            try:
+                mine = str(self.file) in (path / "cmdline").read_text()
+                if mine and f"OMPI_COMM_WORLD_RANK={number}" in (path / "environ").read_text().split("\0"):
+                    return int(path.name)
+            except OSError:
+                continue
+        raise SystemExit(f"no rank {number}; see {self.log.name}")
+
+    def rounds(self):
+        file = self.run / "metrics.jsonl"
+        return len(file.read_bytes().splitlines()) if file.exists() else 0
+
+    def until(self, true, limit_s=120):
+        began = time.time()
+        while not true():
+            if self.process.poll() is not None or time.time() > began + limit_s:
+                raise SystemExit(f"it ended, or does not go on; see {self.log.name}")
+            time.sleep(0.005)
+        return time.time()
+
+    def stop(self):
+        os.kill(self.rank(0), signal.SIGUSR1)
+        self.process.wait(60)
+
+
+def losses(job):
+    file = job.run / "faults.jsonl"
+    return len(file.read_bytes().splitlines()) if file.exists() else 0
+
+
+def measure(folder, backend, policy, ranks, kills, every_s, seed):
+    rng, alive = random.Random(seed), list(range(1, ranks))
+    seconds = kills * every_s
+    quiet = Job(folder, f"quiet-{backend}-{policy}", backend, policy, ranks)
+    quiet.until(lambda: quiet.rounds() >= 3)
+    began, before = time.time(), quiet.rounds()
+    time.sleep(seconds)
+    undisturbed = (quiet.rounds() - before) / (time.time() - began)
+    quiet.stop()
+
+    job = Job(folder, f"lossy-{backend}-{policy}", backend, policy, ranks)
+    job.until(lambda: job.rounds() >= 3)
+    began, before, waits, closed = time.time(), job.rounds(), [], []
+    for number in range(kills):
+        time.sleep(max(0.0, began + (number + rng.random()) * every_s - time.time()))
+        rank = alive.pop(rng.randrange(len(alive)))
+        pid = job.rank(rank)
+        death = time.time()
+        os.kill(pid, signal.SIGKILL)
+        waits.append(job.until(lambda due=number + 1: losses(job) >= due) - death)
+        done = job.rounds()
+        closed.append(job.until(lambda done=done: job.rounds() > done) - death)
+    time.sleep(max(0.0, began + seconds - time.time()))
+    lossy = (job.rounds() - before) / (time.time() - began)
+    job.stop()
+    replay = subprocess.run(["fedmpi", "replay", str(job.run)], capture_output=True, text=True)
+    return {
+        "backend": backend, "policy": policy, "ranks": ranks, "kills": kills, "every_s": every_s,
+        "going_on_s": [round(x, 2) for x in waits], "next_line_s": [round(x, 2) for x in closed],
+        "median_s": round(statistics.median(waits), 2), "rounds_a_second": [round(undisturbed, 2), round(lossy, 2)],
+        "kept": round(lossy / undisturbed, 3), "replay": replay.stdout.strip().splitlines()[-1:],
+    }  # fmt: skip
+
+
+def main():
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--ranks", type=int, default=8)
+    parser.add_argument("--kills", type=int, default=5)
+    parser.add_argument("--every", type=float, default=20.0, help="seconds")
+    parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--backends", nargs="+", default=["gloo", "mpi"])
+    parser.add_argument("--policies", nargs="+", default=["drop", "redo"])
+    arguments = parser.parse_args()
+    with tempfile.TemporaryDirectory() as folder:
+        for backend in arguments.backends:
+            for policy in arguments.policies:
+                case = (backend, policy, arguments.ranks, arguments.kills, arguments.every, arguments.seed)
+                print(json.dumps(measure(Path(folder), *case)), flush=True)
+
+
+if __name__ == "__main__":
+    main()
