@@ -6,7 +6,8 @@ from typing import Annotated
 import typer
 
 from fedmpi import config as configs
-from fedmpi.cli.shared import Config, Overrides, RunDir, Trust, fit, show, table
+from fedmpi.cli.shared import Config, MaybeConfig, Overrides, RunDir, Trust, fit, show, table
+from fedmpi.comm.leaving import leave
 from fedmpi.common.errors import UserError
 from fedmpi.common.text import nearest
 from fedmpi.common.version import __version__
@@ -75,6 +76,15 @@ def validate(config: Config, overrides: Overrides = None) -> None:
     from fedmpi.runtime import launch
 
     table(launch.validate(settings))
+
+
+@app.command(short_help="Show what this machine has.")
+def doctor(config: MaybeConfig = None, overrides: Overrides = None) -> None:
+    """Show what this machine has, what CONFIG would get here, and what is wrong, to be read or put into a bug report.
+    Exit code 1 if something keeps CONFIG from running."""
+    from fedmpi.doctor import report
+
+    leave(0 if report.silent() else report.report(show, config, overrides or ()))
 
 
 @app.command("list", short_help="Show what a config may name.")

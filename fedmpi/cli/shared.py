@@ -15,6 +15,7 @@ if TYPE_CHECKING:
     from fedmpi.comm.job import Job
 
 Config = Annotated[Path, typer.Argument(metavar="CONFIG", help="The YAML file.")]
+MaybeConfig = Annotated[Path | None, typer.Argument(metavar="[CONFIG]", help="The YAML file.")]
 Overrides = Annotated[
     list[str] | None, typer.Argument(metavar="KEY=VALUE", help="Settings that override the file: train.epochs=3")
 ]

@@ -46,7 +46,7 @@ def start(
         return None, -1
     rows = Rows(path / "state", silos, settings.output_mode == "private")
     if comm.rank == 0:
-        (path / "checkpoints").mkdir(exist_ok=True)
+        (path / "checkpoints").mkdir(0o700 if settings.output_mode == "private" else 0o777, exist_ok=True)
     kept = Checkpoints(path / "checkpoints", rows, asked.every, asked.keep)
     if stateful:
         fed.states.shelf, fed.states.room = rows, made.room or made.data.clients

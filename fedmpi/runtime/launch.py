@@ -263,8 +263,11 @@ def _close_failed(directory: RunDirectory, reason: str) -> None:
         directory.write_summary(summary(rows, report_text.figures_in(rows), f"failed: {reason}"))
 
 
-def validate(settings: Settings) -> list[tuple[str, str]]:
-    """Check everything that can be checked without training, data included. Returns rows (label, text) to show."""
+def validate(settings: Settings, job: Job | None = None) -> list[tuple[str, str]]:
+    """Check everything that can be checked without training, data included. Returns rows (label, text) to show.
+
+    job: whose ranks need memory; None: a single process.
+    """
     from fedmpi.comm.solo import Solo
 
     set_numerics(settings)
@@ -272,4 +275,4 @@ def validate(settings: Settings) -> list[tuple[str, str]]:
     data = build_data.siloed(settings, comm) if settings.data.silos else build_data.partitioned(settings)
     made = build.experiment(settings, data, cpu)
     fed = build.federation(made, comm, lambda: False)
-    return report_text.check_list(made, fed, build.check_memory(made, detect({})))
+    return report_text.check_list(made, fed, build.check_memory(made, job or detect({})))

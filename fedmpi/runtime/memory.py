@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from fedmpi.common.errors import UserError
-from fedmpi.engine.messages import Messages
+
+if TYPE_CHECKING:  # messages need torch, the sizes of memory do not
+    from fedmpi.engine.messages import Messages
 
 
 def available_bytes() -> int | None:

@@ -1,0 +1,132 @@
+"""What the operating system says: processors, memory, limits, disks, names. No library is imported for it."""
+
+from __future__ import annotations
+
+import os
+import platform
+import re
+import resource
+import shutil
+import socket
+import tempfile
+from pathlib import Path
+
+from fedmpi.comm.job import Job
+from fedmpi.common.text import count
+from fedmpi.config import machine
+from fedmpi.doctor.lines import ODD, Line, joined
+
+THREADS = ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS")
+UNITS = ("avx2", "avx512f", "avx512_bf16", "amx_tile", "amx_bf16", "asimd", "sve", "bf16")  # names in /proc/cpuinfo
+FEW_FILES, LITTLE_BYTES = 256, 100 << 20
+
+
+def cpu() -> list[Line]:
+    flags = re.search(r"^(?:flags|Features)\s*:(.*)$", _text("/proc/cpuinfo"), re.MULTILINE)
+    model = re.search(r"^model name\s*:\s*(.*)$", _text("/proc/cpuinfo"), re.MULTILINE)
+    has = [unit for unit in UNITS if flags and unit in flags[1].split()]
+    said = " ".join(has) if flags else "instructions unknown"
+    threads = joined(f"{name}={os.environ[name]}" for name in THREADS if name in os.environ)
+    return [
+        Line("cpu", joined([platform.machine(), model[1] if model else "", said])),
+        Line("cores", f"{machine.cores()} usable of {os.cpu_count() or 'unknown'}"),
+        Line("threads", threads or "no variable sets them; fedmpi takes compute.threads"),
+    ]
+
+
+def memory() -> list[Line]:
+    from fedmpi.runtime.memory import available_bytes, size_text
+
+    total = re.search(r"^MemTotal:\s+(\d+) kB", _text("/proc/meminfo"), re.MULTILINE)
+    free, limit = available_bytes(), group_limit()
+    text = [size_text(free) + " free" if free is not None else "free memory unknown"]
+    text += [size_text(1024 * int(total[1])) + " in all"] if total else []
+    text += [size_text(limit) + " is the control group's limit" if limit else "no limit of a control group"]
+    return [Line("memory", joined(text))]
+
+
+def group_limit(proc: str = "/proc/self/cgroup", mount: str = "/sys/fs/cgroup") -> int | None:
+    """The least memory limit of this process's control groups, version 1 or 2; None if there is none."""
+    found = []
+    for row in _text(proc).splitlines():
+        _, kinds, path = [*row.split(":", 2), "", ""][:3]
+        if kinds and "memory" not in kinds.split(","):
+            continue
+        base, file = (f"{mount}/memory", "memory.limit_in_bytes") if kinds else (mount, "memory.max")
+        places = [Path(path.strip("/")), *Path(path.strip("/")).parents]
+        found += [text for place in places if (text := _text(f"{base}/{place}/{file}").strip()).isdigit()]
+    return min((int(text) for text in found if int(text) < 1 << 60), default=None)  # version 1 says 2^63 for none
+
+
+def limits() -> list[Line]:
+    files = resource.getrlimit(resource.RLIMIT_NOFILE)[0]
+    locked = resource.getrlimit(resource.RLIMIT_MEMLOCK)[0]
+    few = 0 <= files < FEW_FILES
+    bound = 0 <= locked < 1 << 30 and os.path.isdir("/sys/class/infiniband")
+    advice = f"; a rank may need more than {FEW_FILES}: ulimit -n 4096"
+    pinned = "; InfiniBand needs it unlimited: ulimit -l unlimited, for Slurm in its unit's LimitMEMLOCK"
+    return [
+        Line("open files", _amount(files) + advice * few, ODD if few else " "),
+        Line("locked memory", _bytes(locked) + pinned * bound, ODD if bound else " "),
+    ]
+
+
+def temporary() -> list[Line]:
+    """torch and MPI keep files there, and MPI's ranks of one host memory that they share."""
+    lines = []
+    for name, place in (("temporary", tempfile.gettempdir()), ("shared memory", "/dev/shm")):
+        if os.path.isdir(place):
+            free = shutil.disk_usage(place).free
+            little = free < LITTLE_BYTES
+            advice = "; little: make room, or name another in TMPDIR" if name == "temporary" else "; little for MPI"
+            lines.append(Line(name, f"{place}, {_bytes(free)} free{advice * little}", ODD if little else " "))
+    return lines
+
+
+def names(job: Job | None) -> list[Line]:
+    """The host's name, where it leads, and the interfaces."""
+    host = socket.gethostname()
+    several = job is not None and job.local_size < job.size
+    several |= os.environ.get("SLURM_JOB_NUM_NODES", "1") not in ("", "1")
+    interfaces = [name for _, name in socket.if_nameindex()]
+    states = {name: _text(f"/sys/class/net/{name}/operstate").strip() for name in interfaces}
+    shown = [f"{name} (down)" if states[name] == "down" else name for name in interfaces]
+    lines = [Line("interfaces", joined(shown) or "none")]
+    try:
+        address = socket.gethostbyname(host)
+    except OSError as error:
+        advice = "; other hosts may not find it: add it to DNS or /etc/hosts"
+        return [Line("host", f"{host}, which does not resolve ({error}){advice}", ODD), *lines]
+    if address.startswith("127.") and several:
+        advice = (
+            "; other hosts cannot reach that: give the name its address in /etc/hosts, or name the interface to them "
+            "in GLOO_SOCKET_IFNAME and NCCL_SOCKET_IFNAME"
+        )
+        return [Line("host", f"{host}, resolves to {address}{advice}", ODD), *lines]
+    return [Line("host", f"{host}, resolves to {address}"), *lines]
+
+
+def slurm() -> list[Line]:
+    env = os.environ
+    if "SLURM_JOB_ID" not in env:
+        return [Line("slurm", "not inside a job")]
+    tasks, nodes = env.get("SLURM_NTASKS", ""), env.get("SLURM_JOB_NUM_NODES", "")
+    size = [count(int(n), thing) for n, thing in ((tasks, "task"), (nodes, "node")) if n.isdigit()]
+    return [Line("slurm", joined([f"inside job {env['SLURM_JOB_ID']}", *size]))]
+
+
+def _amount(limit: int) -> str:
+    return "unlimited" if limit == resource.RLIM_INFINITY else f"{limit:,}"
+
+
+def _bytes(limit: int) -> str:
+    from fedmpi.runtime.memory import size_text
+
+    return "unlimited" if limit == resource.RLIM_INFINITY else size_text(limit)
+
+
+def _text(path: str) -> str:
+    try:
+        return Path(path).read_text(errors="replace")
+    except OSError:
+        return ""

@@ -1,0 +1,108 @@
+"""What torch, torchvision and MPI say of themselves. Run in a child process: importing them may hang or crash."""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import re
+from collections.abc import Iterator
+
+from fedmpi.common.errors import UserError
+from fedmpi.common.text import count
+from fedmpi.doctor.lines import ODD, Line, joined
+
+BF16_UNITS = 8  # compute capability (major) from which NVIDIA's GPUs have them
+
+
+def torch() -> Iterator[Line]:
+    """Version, what it was built with, back ends between ranks, what it takes from the processor."""
+    import torch
+
+    hip = getattr(torch.version, "hip", None)
+    built = f"built with CUDA {torch.version.cuda}" if torch.version.cuda else f"built with ROCm {hip}" if hip else ""
+    yield Line("torch", joined([torch.__version__, built or "built without CUDA or ROCm"]))
+    capability, threads = torch.backends.cpu.get_cpu_capability(), count(torch.get_num_threads(), "thread")
+    yield Line("torch on cpu", f"uses {capability}; {threads} by itself, compute.threads in a run")
+    there = torch.distributed.is_available()
+    gloo = there and torch.distributed.is_gloo_available()
+    yield Line("gloo", "yes" if gloo else "not in this torch", " " if gloo else ODD)
+    yield Line("nccl", _nccl() if there and torch.distributed.is_nccl_available() else "not in this torch")
+
+
+def _nccl() -> str:
+    import torch
+
+    found = torch.cuda.nccl.version()
+    return ".".join(map(str, found)) if isinstance(found, tuple) else str(found)
+
+
+def gpus() -> Iterator[Line]:
+    """Each one's name, memory, and whether it has bf16 units."""
+    import torch
+
+    from fedmpi.runtime.memory import size_text
+
+    if not torch.cuda.is_available():
+        device = os.path.exists("/dev/nvidiactl") or os.path.exists("/dev/kfd")
+        why = "; a driver is there: this torch cannot use it, or none is given to this job" if device else ""
+        yield Line("gpu", f"none that torch can use{why}", ODD if device else " ")
+        return
+    for number in range(torch.cuda.device_count()):
+        about = torch.cuda.get_device_properties(number)
+        text = f"{about.name}, {size_text(about.total_memory)}, compute capability {about.major}.{about.minor}"
+        yield Line(f"gpu {number}", f"{text}, {'bf16 units' if about.major >= BF16_UNITS else 'no bf16 units'}")
+
+
+def torchvision() -> Iterator[Line]:
+    """Whether its own operators loaded; fedmpi calls none of them."""
+    from fedmpi.common import torchvision_compat
+
+    own = not torchvision_compat._declared
+    text = "" if own else "its own operators did not load, built for another torch; fedmpi needs none of them"
+    yield Line("torchvision", joined([torchvision_compat.torchvision.__version__, text or "with its own operators"]))
+
+
+def mpi() -> Iterator[Line]:
+    """The library that mpi4py loads."""
+    from fedmpi.comm import mpi
+
+    try:
+        MPI = mpi.load()
+    except UserError as error:
+        yield Line("mpi", str(error).partition("does not load: ")[2] or str(error), ODD)
+        return
+    text = " ".join(str(MPI.Get_library_version()).rstrip("\0").split())
+    yield Line("mpi", f"{text.split(', ')[0][:100].rstrip(',')}, which mpi4py loads")
+    yield Line("mpi and gpus", _gpu_aware())
+
+
+def mpi_init() -> Iterator[Line]:
+    """Whether MPI initialises, in one process, and what it can do then."""
+    from fedmpi.comm import mpi
+
+    try:
+        MPI = mpi.load()
+    except UserError:  # said above
+        return
+    MPI.Init_thread(MPI.THREAD_SERIALIZED)
+    level = "" if MPI.Query_thread() >= MPI.THREAD_SERIALIZED else "; with fewer threads than fedmpi asks for"
+    yield Line("mpi_init", f"works in one process{level}", ODD if level else " ")
+    try:
+        MPI.COMM_SELF.Is_revoked()
+        yield Line("ulfm", "in this MPI; a lost rank can be done without if started by `mpirun --with-ft ulfm`")
+    except (NotImplementedError, MPI.Exception):
+        yield Line("ulfm", "not in this MPI: a lost rank ends the job under its mpirun")
+    MPI.Finalize()
+
+
+def _gpu_aware() -> str:
+    """Asked of the library itself (Open MPI's extension; MPICH has one of its own)."""
+    with open("/proc/self/maps") as maps:
+        loaded = {row.split()[-1] for row in maps if re.search(r"/lib\w*mpi[^/]*\.so", row)}
+    for path in sorted(loaded):
+        library = ctypes.CDLL(path)
+        if hasattr(library, "MPIX_Query_cuda_support"):
+            kinds = [kind for kind in ("cuda", "rocm") if hasattr(library, f"MPIX_Query_{kind}_support")]
+            found = [kind.upper() for kind in kinds if getattr(library, f"MPIX_Query_{kind}_support")()]
+            return f"aware of {' and '.join(found)}" if found else "not aware of CUDA"
+    return "unknown whether it is aware of CUDA"

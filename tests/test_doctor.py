@@ -1,0 +1,400 @@
+"""`fedmpi doctor`: each probe says what it finds; none that fails, hangs or dies keeps the report from being made."""
+
+import os
+import signal
+import socket
+import subprocess
+import sys
+import time
+from types import SimpleNamespace
+
+import pytest
+import torch
+from helpers import BIN, ROOT, clean_env, fedmpi, gone, left_over
+
+from fedmpi.comm import mpi
+from fedmpi.comm.job import Job
+from fedmpi.common import torchvision_compat
+from fedmpi.common.errors import UserError
+from fedmpi.doctor import asking, host, launchers, libraries, report, wanted
+from fedmpi.doctor.lines import BAD, FINE, ODD, Line, shown
+
+QUICK = str(ROOT / "configs" / "quickstart.yaml")
+FOUR = Job("mpi", 0, 4, 0, 4, "here")
+NEEDS_CPU_TORCH = pytest.mark.skipif(torch.version.cuda is not None, reason="this torch was built with CUDA")
+
+
+@pytest.fixture(autouse=True)
+def alone(monkeypatch):
+    """No launcher."""
+    for name in set(os.environ) - set(clean_env()):
+        monkeypatch.delenv(name)
+
+
+def program(path, text):
+    path.write_text(f"#!/bin/sh\n{text}\n")
+    path.chmod(0o755)
+    return path
+
+
+# ---- programs ----
+@pytest.mark.parametrize(
+    ("text", "mark", "said"),
+    [
+        ("echo 'mpirun (Open MPI) 5.0.7'; echo; echo Report bugs to", FINE, "mpirun (Open MPI) 5.0.7 ("),
+        ("printf 'HYDRA build details:\\n  Version:   4.2.0\\n'", FINE, "Version:   4.2.0 ("),
+        ("echo hello", FINE, "which does not say its version"),
+        ("echo no PMIx >&2; exit 1", ODD, "ends with exit code 1: no PMIx"),
+        ("kill -SEGV $$", ODD, "was ended by SIGSEGV"),
+        ("sleep 987.25 & wait", ODD, "gave no answer within 0.5 s"),
+        ("trap '' TERM INT; while :; do sleep 987.25; done", ODD, "gave no answer within 0.5 s"),
+        ("exec no-such-thing", ODD, "ends with exit code 127"),
+    ],
+)
+def test_an_mpirun_of_any_kind_is_one_line(tmp_path, monkeypatch, text, mark, said):
+    program(tmp_path / "mpirun", text)
+    monkeypatch.setenv("PATH", f"{tmp_path}:/usr/bin:/bin")
+    monkeypatch.setattr(launchers, "LIMIT_S", 0.5 if "sleep" in text else 20)
+    [[line]] = asking.all_at_once([("mpirun", lambda: launchers.launcher("mpirun"), 20.0)])
+    assert (line.name, line.mark) == ("mpirun", mark)
+    assert said in line.text
+    assert gone("987.25")
+    assert not asking.running
+
+
+def test_a_launcher_that_is_missing_or_cannot_be_started(tmp_path, monkeypatch):
+    monkeypatch.setenv("PATH", str(tmp_path))
+    assert launchers.launcher("srun") == [Line("srun", "not on PATH")]
+    assert launchers.torchrun() == [Line("torchrun", "not on PATH")]
+    (tmp_path / "srun").write_bytes(b"\x7fELF")
+    (tmp_path / "srun").chmod(0o755)
+    [[line]] = asking.all_at_once([("srun", lambda: launchers.launcher("srun"), 20.0)])
+    assert line.mark == ODD
+    assert line.text.startswith("does not start: Exec format error")
+    program(tmp_path / "torchrun", "exit 0")
+    assert launchers.torchrun()[0].mark == ODD
+    monkeypatch.setenv("PATH", str(BIN))
+    assert launchers.torchrun()[0].text.startswith("of this Python")
+
+
+def test_an_mpirun_of_another_mpi_is_told():
+    ours = Line("mpi", "Open MPI v5.0.7, which mpi4py loads")
+    assert report.mismatch([ours, Line("mpirun", "mpirun (Open MPI) 5.0.7 (/bin/mpirun)")]) == []
+    assert report.mismatch([ours, Line("mpirun", "gave no answer within 5 s", ODD)]) == []
+    assert report.mismatch([Line("mpi", "MPICH Version: 4.2.0"), Line("mpirun", "Version:   4.2.0 (/bin/m)")]) == []
+    for other in ("mpirun (Open MPI) 4.1.4 (/bin/mpirun)", "Version:   4.2.0 (/bin/mpirun)"):
+        [line] = report.mismatch([ours, Line("mpirun", other)])
+        assert line.mark == ODD
+        assert "MPI4PY_LIBMPI" in line.text
+
+
+# ---- probes that fail ----
+def test_a_probe_that_raises_or_hangs_is_one_line_and_stops_no_other():
+    def wrong():
+        raise ValueError("odd\nsecond line")
+
+    def leaves():
+        sys.exit(3)
+
+    start = time.monotonic()
+    probes = [("wrong", wrong, 9.0), ("leaves", leaves, 9.0), ("hangs", lambda: time.sleep(60), -3.5)]
+    found = asking.all_at_once([*probes, ("fine", lambda: [Line("fine", "yes")], 9.0)])
+    assert found == [
+        [Line("wrong", "could not be found out: ValueError: odd", ODD)],
+        [Line("leaves", "could not be found out: SystemExit: 3", ODD)],
+        [Line("hangs", "gave no answer within -3.5 s", ODD)],
+        [Line("fine", "yes")],
+    ]
+    assert time.monotonic() - start < 5
+
+
+@pytest.mark.parametrize(
+    ("topic", "end", "mark", "said"),
+    [
+        ("mpi", "import time; time.sleep(987.5)", ODD, "gave no answer within 3 s"),
+        ("mpi", "import os; os.kill(os.getpid(), 4)", ODD, "was ended by SIGILL"),
+        ("config", "import os; os.kill(os.getpid(), 9)", BAD, "was ended by SIGKILL"),
+        ("config", "import time; time.sleep(987.5)", ODD, "gave no answer within 3 s"),
+    ],
+)
+def test_a_library_that_hangs_or_dies_keeps_what_was_said_before(monkeypatch, topic, end, mark, said):
+    first = f'print(\'["at", "{topic}"]\\n["line", "a", "b", " "]\\nnoise of a library\', flush=True)'
+    monkeypatch.setattr(asking, "CHILD", f"{first}; {end}")
+    lines = asking.child(topic, limit_s=3)
+    assert lines[0] == Line("a", "b")
+    assert (lines[1].name, lines[1].mark) == (topic, mark)
+    assert said in lines[1].text
+    assert gone("987.5")
+
+
+def test_ctrl_c_ends_the_programs_that_are_asked(tmp_path):
+    program(tmp_path / "mpirun", "exec sleep 987.75")
+    env = clean_env()
+    doctor = subprocess.Popen(
+        [BIN / "fedmpi", "doctor"], env=env | {"PATH": f"{tmp_path}:{env['PATH']}"}, stdout=subprocess.DEVNULL
+    )
+    for _ in range(300):
+        if left_over("987.75"):
+            break
+        time.sleep(0.1)
+    doctor.send_signal(signal.SIGINT)
+    assert doctor.wait(20) == 130
+    assert gone("987.75")
+
+
+# ---- libraries ----
+def test_torchvision_with_and_without_its_own_operators(monkeypatch):
+    monkeypatch.setattr(torchvision_compat, "_declared", [])
+    assert next(libraries.torchvision()).text.endswith(", with its own operators")
+    monkeypatch.setattr(torchvision_compat, "_declared", [object()])
+    assert "its own operators did not load" in next(libraries.torchvision()).text
+
+
+def cards(monkeypatch, *capabilities):
+    about = [SimpleNamespace(name="Card", total_memory=80 << 30, major=a, minor=b, uuid=n)
+             for n, (a, b) in enumerate(capabilities)]  # fmt: skip
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: bool(about))
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: len(about))
+    monkeypatch.setattr(torch.cuda, "set_device", lambda device: None)
+    monkeypatch.setattr(torch.cuda, "get_device_name", lambda device: "Card")
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: capabilities[device.index])
+    monkeypatch.setattr(torch.cuda, "get_device_properties", lambda n: about[getattr(n, "index", n)])
+
+
+def test_gpus_and_their_bf16_units(monkeypatch):
+    cards(monkeypatch, (7, 0), (9, 0))
+    assert [tuple(line) for line in libraries.gpus()] == [
+        ("gpu 0", "Card, 80.0 GiB, compute capability 7.0, no bf16 units", FINE),
+        ("gpu 1", "Card, 80.0 GiB, compute capability 9.0, bf16 units", FINE),
+    ]
+    cards(monkeypatch)
+    monkeypatch.setattr(os.path, "exists", lambda path: path == "/dev/nvidiactl")
+    [line] = libraries.gpus()
+    assert (line.name, line.mark) == ("gpu", ODD)
+
+
+def test_an_mpi_that_is_missing_or_without_ulfm(monkeypatch):
+    def missing():
+        raise UserError("asked for comm.backend=mpi, but mpi4py does not load: no libmpi.so\nInstall it")
+
+    monkeypatch.setattr(mpi, "load", missing)
+    assert list(libraries.mpi()) == [Line("mpi", "no libmpi.so\nInstall it", ODD)]
+    assert list(libraries.mpi_init()) == []
+
+    def not_there():
+        raise NotImplementedError
+
+    old = SimpleNamespace(
+        THREAD_SERIALIZED=2, Init_thread=lambda level: None, Query_thread=lambda: 0, Finalize=lambda: None,
+        Exception=RuntimeError, COMM_SELF=SimpleNamespace(Is_revoked=not_there),
+    )  # fmt: skip
+    monkeypatch.setattr(mpi, "load", lambda: old)
+    started, ulfm = libraries.mpi_init()
+    assert (started.mark, "fewer threads" in started.text) == (ODD, True)
+    assert ulfm.text.startswith("not in this MPI")
+
+
+# ---- the machine ----
+def test_the_least_limit_of_a_control_group_counts(tmp_path):
+    proc = tmp_path / "cgroup"
+    for version, row, base, file in (
+        (2, "0::/user/job\n", tmp_path / "v2", "memory.max"),
+        (1, "9:name=systemd:/\n4:cpu,memory:/user/job\n", tmp_path / "v1", "memory.limit_in_bytes"),
+    ):
+        proc.write_text(row)
+        root = base / "memory" if version == 1 else base
+        (root / "user" / "job").mkdir(parents=True)
+        assert host.group_limit(str(proc), str(base)) is None
+        (root / "user" / "job" / file).write_text("max\n" if version == 2 else f"{2**63 - 4096}\n")
+        assert host.group_limit(str(proc), str(base)) is None
+        (root / "user" / file).write_text("4096\n")
+        assert host.group_limit(str(proc), str(base)) == 4096
+
+
+def test_limits_that_are_low(monkeypatch):
+    monkeypatch.setattr(host.resource, "getrlimit", lambda which: (64, 64))
+    monkeypatch.setattr(os.path, "isdir", lambda path: True)
+    assert [(line.mark, "ulimit" in line.text) for line in host.limits()] == [(ODD, True)] * 2
+    monkeypatch.setattr(host.resource, "getrlimit", lambda which: (-1, -1))
+    assert [tuple(line)[1:] for line in host.limits()] == [("unlimited", FINE)] * 2
+
+
+def test_temporary_files_want_room(monkeypatch):
+    monkeypatch.setattr(host.shutil, "disk_usage", lambda place: SimpleNamespace(free=1 << 20))
+    lines = host.temporary()
+    assert lines[0].mark == ODD
+    assert "TMPDIR" in lines[0].text
+
+
+def test_a_host_name_that_leads_to_loopback_matters_between_hosts_only(monkeypatch):
+    monkeypatch.setattr(socket, "gethostbyname", lambda name: "127.0.1.1")
+    assert host.names(FOUR)[0].mark == FINE
+    line = host.names(Job("slurm", 0, 4, 0, 2, "here"))[0]
+    assert line.mark == ODD
+    assert "GLOO_SOCKET_IFNAME" in line.text
+
+    def unknown(name):
+        raise socket.gaierror("Name or service not known")
+
+    monkeypatch.setattr(socket, "gethostbyname", unknown)
+    assert "does not resolve" in host.names(None)[0].text
+
+
+# ---- a config ----
+def wants(*overrides, job=None, monkeypatch=None):
+    if job is not None:
+        monkeypatch.setattr(wanted, "detect", lambda env: job)
+    return {line.name: line for line in wanted.config(QUICK, *overrides)}
+
+
+def test_what_a_config_gets(monkeypatch, tmp_path):
+    cards(monkeypatch)
+    found = wants(f"output={tmp_path}", "name=x")
+    assert {line.mark for line in found.values()} == {FINE}
+    assert found["device"].text == "cpu"
+    assert found["ranks"].text.startswith("one process")
+    assert found["memory"].text.startswith("about ")
+    assert found["output"].text.startswith(f"{tmp_path / 'x'}, ")
+    on_four = wants("faults.on_lost_rank=redo", job=FOUR, monkeypatch=monkeypatch)
+    assert on_four["back end"].text == "gloo"
+    assert on_four["lost rank"].mark == ODD
+    assert "--with-ft ulfm" in on_four["lost rank"].text
+    monkeypatch.setenv("OMPI_MCA_mpi_ft_enable", "1")
+    assert wants("faults.on_lost_rank=redo", job=FOUR, monkeypatch=monkeypatch)["lost rank"].mark == FINE
+
+
+def test_a_back_end_that_does_not_outlive_a_rank_is_told(monkeypatch):
+    under_slurm = Job("slurm", 0, 2, 0, 2, "here")
+    for gpus, override, mark in (
+        ([], "comm.backend=gloo", FINE),
+        ([], "comm.backend=mpi", ODD),
+        ([(9, 0), (9, 0)], "comm.backend=auto", ODD),  # NCCL
+    ):
+        cards(monkeypatch, *gpus)
+        monkeypatch.setattr(mpi, "load", lambda: None)
+        line = wants("faults.on_lost_rank=drop", override, job=under_slurm, monkeypatch=monkeypatch)["lost rank"]
+        assert line.mark == mark
+        assert ("does not go on without a rank here" in line.text) == (mark == ODD)
+
+
+def test_gpus_are_picked_and_dealt_out(monkeypatch):
+    cards(monkeypatch, (7, 0), (7, 0))
+    monkeypatch.setattr(torch.version, "cuda", "12.8")
+    two = Job("mpi", 0, 2, 0, 2, "here")
+    found = wants("compute.precision=bf16", job=two, monkeypatch=monkeypatch)
+    assert found["device"].text == "cuda:1, Card"
+    assert found["back end"].text == "nccl"
+    assert found["precision"].mark == ODD
+    assert wants("comm.backend=nccl", job=FOUR, monkeypatch=monkeypatch)["back end"].mark == BAD  # four on two
+
+
+@NEEDS_CPU_TORCH
+@pytest.mark.parametrize(
+    ("override", "name", "said"),
+    [
+        ("compute.device=cuda", "device", "was built without CUDA; install a wheel with it"),
+        ("compute.threads=100000", "threads", "compute.threads: 100000 is not allowed; this process may use"),
+        ("output=/dev/null", "output", "/dev/null is a file; it must be a directory"),
+        ("data.root=/nowhere", "", ""),
+        ("data={source: mnist, root: /nowhere}", "memory", "/nowhere"),
+        ("method.name=fedprxo", "memory", "did you mean 'fedprox'?"),
+        ("comm.backend=nccl", "back end", "computes without a GPU"),
+        ("sede=1", "config", "did you mean 'seed'?"),
+    ],
+)
+def test_what_keeps_a_config_from_running_is_marked(monkeypatch, override, name, said):
+    found = wants(override, job=FOUR, monkeypatch=monkeypatch)
+    assert [line.name for line in found.values() if line.mark == BAD] == [name] * bool(name)
+    assert not name or said in found[name].text
+
+
+def test_too_few_ranks_for_the_sites(monkeypatch):
+    monkeypatch.setattr(wanted, "detect", lambda env: Job("mpi", 0, 2, 0, 2, "here"))
+    lines = list(wanted.config(str(ROOT / "configs" / "heart_disease.yaml")))
+    assert lines[0].mark == BAD
+    assert "4 sites, but 1 rank to train" in lines[0].text
+
+
+def test_bf16_without_units_and_mpi_without_mpi(monkeypatch):
+    cards(monkeypatch)
+    monkeypatch.setattr(wanted, "cpu", lambda: [Line("cpu", "x86_64, avx2")])
+    assert wants("compute.precision=bf16")["precision"].mark == ODD
+    monkeypatch.setattr(wanted, "cpu", lambda: [Line("cpu", "x86_64, avx2 amx_bf16")])
+    assert wants("compute.precision=bf16")["precision"].mark == FINE
+
+    def missing():
+        raise UserError("mpi4py does not load")
+
+    monkeypatch.setattr(mpi, "load", missing)
+    assert wants("comm.backend=mpi")["back end"] == Line("back end", "mpi4py does not load", BAD)
+
+
+# ---- the command ----
+def test_lines_have_no_control_characters_and_no_home(monkeypatch):
+    monkeypatch.setenv("HOME", "/home/me")
+    assert shown(Line("a", "/home/me/x \x1b[31m\nmore", BAD)) == f"! a{' ' * 14}~/x  [31m\n{' ' * 17}more"
+    assert shown(Line("a", "/home/meyer", FINE)).endswith("/home/meyer")
+
+
+@pytest.mark.parametrize(
+    ("env", "silent"),
+    [
+        ({}, False),
+        ({"PMIX_RANK": "0"}, False),
+        ({"PMIX_RANK": "3"}, True),
+        ({"SLURM_JOB_ID": "1", "SLURM_NTASKS": "5"}, False),  # srun was forgotten: said in the report
+        ({f"OMPI_COMM_WORLD_{n}": "1" for n in ("RANK", "SIZE", "LOCAL_RANK", "LOCAL_SIZE")}, True),
+    ],
+)
+def test_only_rank_0_speaks_and_mpi_is_not_asked(monkeypatch, env, silent):
+    monkeypatch.setattr(mpi, "identity", lambda: pytest.fail("MPI was started"))
+    for name, value in env.items():
+        monkeypatch.setenv(name, value)
+    assert report.silent() == silent
+    assert (report._job()[0] is None) == (len(env) == 2 or "PMIX_RANK" in env)
+
+
+def test_the_command_itself_loads_no_library_that_could_hang():
+    program = "import sys, fedmpi.cli, fedmpi.doctor.report as r\n"
+    program += "print([found for found in (r.host.memory(), r._python(), r._packages()) if not found])\n"
+    program += "print([name for name in ('torch', 'mpi4py', 'torchvision') if name in sys.modules])"
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, env=clean_env())
+    assert done.stdout == "[]\n[]\n", done.stderr
+
+
+@NEEDS_CPU_TORCH
+def test_a_report_with_everything_wrong(tmp_path):
+    """An mpirun that hangs, a config that cannot run, and a secret on the command line and in the environment."""
+    program(tmp_path / "mpirun", "exec sleep 986.5")
+    env = clean_env(MY_TOKEN="hunter2")
+    env["PATH"] = f"{tmp_path}:{env['PATH']}"
+    done = fedmpi("doctor", QUICK, "compute.device=cuda", "data.token=hunter2", "output=/dev/null", env=env)
+    assert done.returncode == 1, done.stderr
+    assert done.stderr == ""
+    assert "hunter2" not in done.stdout
+    marked = [row.split()[1] for row in done.stdout.splitlines() if row.startswith("! ")]
+    assert marked == ["device", "memory", "output", "keeps"]
+    assert "\n? mpirun         gave no answer within 5 s\n" in done.stdout
+    assert [row for row in done.stdout.splitlines() if row[0] not in " !?"] == [
+        "software",
+        "ranks",
+        "machine",
+        "config",
+    ]
+    assert gone("986.5")
+
+
+def test_one_table_under_a_launcher(tmp_path):
+    done = fedmpi("doctor", QUICK, f"output={tmp_path}", kind="mpirun", size=2)
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert done.stdout.count("\n  python ") == 1
+    assert "\n  ranks          2 (mpi), 2 of them on this host\n" in done.stdout
+    assert "\n  mpi_init       works in one process\n" in done.stdout
+    assert not list(tmp_path.iterdir())
+
+
+def test_without_a_config_nothing_keeps_it_from_running():
+    done = fedmpi("doctor")
+    assert (done.returncode, done.stderr) == (0, "")
+    assert "\n! " not in done.stdout.rpartition("! keeps")[0]
+    assert "config\n" not in done.stdout
