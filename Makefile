@@ -1,6 +1,6 @@
 # `make help` lists the targets. All is installed into .venv, nothing outside of it.
 .DEFAULT_GOAL := help
-.PHONY: setup demo test test-slow check bench clean help
+.PHONY: setup demo test test-slow test-faults check bench clean help
 
 PYTHON ?= python3
 # Ahead of the rest of PATH, so that an mpirun in .venv meets the MPI library in .venv.
@@ -22,11 +22,14 @@ demo: setup  ## the main job: FedLD on handwritten digits, five ranks on this ma
 	    '  fedmpi run configs/quickstart.yaml data.partition.scheme=iid name=even       labels spread evenly; one process' \
 	    '  fedmpi list                                                                  what else a config may name'
 
-test: setup  ## the tests, in less than ten minutes on two cores
+test: setup  ## the tests
 	pytest
 
 test-slow: setup  ## the tests that take longer
 	pytest -m slow
+
+test-faults: setup  ## random faults on real jobs, FEDMPI_FAULTS of them (300 take two hours on two cores)
+	FEDMPI_FAULTS=$${FEDMPI_FAULTS:-300} pytest -m slow tests/test_random_faults.py
 
 check: setup  ## lint, format, types, shell scripts, spelling
 	ruff check .
