@@ -175,8 +175,19 @@ def stuck(input_shape, classes):
 """
 
 
+@contextlib.contextmanager
+def inherited(number, handler):
+    """What a process that is started meanwhile does with a signal; the suite itself may be under nohup."""
+    before = signal.signal(number, handler)
+    try:
+        yield
+    finally:
+        signal.signal(number, before)
+
+
 def test_sighup_is_a_request_to_stop(start):
-    job = start()
+    with inherited(signal.SIGHUP, signal.SIG_DFL):
+        job = start()
     job.wait_for_rounds(2)
     os.kill(job.process.pid, signal.SIGHUP)
     assert job.ends_within(10) == AGAIN
@@ -184,11 +195,8 @@ def test_sighup_is_a_request_to_stop(start):
 
 
 def test_nohup_goes_on(start):
-    before = signal.signal(signal.SIGHUP, signal.SIG_IGN)  # which the process inherits
-    try:
+    with inherited(signal.SIGHUP, signal.SIG_IGN):
         job = start()
-    finally:
-        signal.signal(signal.SIGHUP, before)
     job.wait_for_rounds(2)
     os.kill(job.process.pid, signal.SIGHUP)
     job.wait_for_rounds(len(job.rows()) + 2)
