@@ -133,7 +133,7 @@ class Gloo(Communicator):
     ) -> None:
         Communicator.__init__(self, job.rank, job.size, torch.device("cpu"), round_timeout_s)
         self.job = job
-        self.group = group
+        self.group, self.broken = group, None  # broken: a group that has failed
         self.place = {rank: rank for rank in self.alive}  # rank -> its number in the group
         self.ended: set[int] = set()  # the ranks to which the connection has ended
         self.allgather = allgather
@@ -147,7 +147,7 @@ class Gloo(Communicator):
         self.allgather(b"", self.round_timeout_s)
 
     def _part(self) -> None:
-        self.group = None
+        self.group = self.broken = None
         part(self.job, self.allgather, self.round_timeout_s, whole=len(self.alive) == self.size)
 
     def _broadcast(self, x: Tensor) -> None:
@@ -169,8 +169,10 @@ class Gloo(Communicator):
                 work.wait(timedelta(seconds=max(0.001, deadline - time.monotonic())))
         except RuntimeError as error:
             late = time.monotonic() >= deadline
-            # Nothing may hold the group any more, not even a traceback: its sockets close, and all others notice.
-            error.__traceback__ = post = work = self.group = None
+            # Nothing else may hold the group, not even a traceback: where the ranks regroup its sockets close, and all
+            # others notice. A job that ends keeps them: who has lost nobody must not blame this rank.
+            error.__traceback__ = post = work = None
+            self.broken, self.group = self.group, None
             works.clear()
             if late:
                 setting = " (comm.round_timeout_s)" if self.patience_s == self.round_timeout_s else ""
@@ -183,7 +185,7 @@ class Gloo(Communicator):
         return self.allgather(payload, deadline_s)
 
     def _regroup(self, payload: bytes, deadline_s: float) -> dict[int, bytes]:
-        self.group = None
+        self.group = self.broken = None
         self.group, payloads = self.membership.settle(payload, self.ended, deadline_s, self._connect)
         self.ended.clear()
         self.alive = list(payloads)
