@@ -9,6 +9,7 @@ import pytest
 import yaml
 from helpers import ROOT, clean_env, fedmpi, launcher
 from test_going_on import CONFIG, rows, same
+from test_signals import inherited
 
 AGAIN = 75
 
@@ -16,9 +17,15 @@ AGAIN = 75
 def start(place, name):
     command = [str(ROOT / "launch" / "mpirun.sh"), "3", str(place / "run.yaml"), f"name={name}"]
     log = (place / f"{name}.log").open("a")
-    return subprocess.Popen(
-        [*command, "checkpoint.resume=auto"], env=clean_env(), cwd=ROOT, stdout=log, stderr=log, start_new_session=True
-    )
+    with inherited(signal.SIGHUP, signal.SIG_DFL):  # a shell cannot trap what it was started to ignore
+        return subprocess.Popen(
+            [*command, "checkpoint.resume=auto"],
+            env=clean_env(),
+            cwd=ROOT,
+            stdout=log,
+            stderr=log,
+            start_new_session=True,
+        )
 
 
 def preempted(place, times, seed):
