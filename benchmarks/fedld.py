@@ -19,7 +19,7 @@ from fedmpi import config
 from fedmpi.comm.solo import Solo
 from fedmpi.engine.plan import Sink
 from fedmpi.runtime import build, build_data
-from fedmpi.runtime.run_dir import summary
+from fedmpi.runtime.summary import summary
 
 READINGS = {
     "fedavg": "{name: fedavg}",

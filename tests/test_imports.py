@@ -1,6 +1,8 @@
 """The house: rooms import downwards only, as docs/architecture.md draws them; importing does nothing."""
 
 import ast
+import importlib
+import pkgutil
 import re
 import subprocess
 import sys
@@ -152,6 +154,19 @@ def test_no_pickles():
 
 def _is_numpy(function):
     return getattr(function.value, "id", "") in ("np", "numpy")
+
+
+@pytest.mark.parametrize("path", sorted([*ROOT.glob("benchmarks/**/*.py"), *ROOT.glob("docs/**/*.py")]), ids=str)
+def test_scripts_name_what_there_is(path):
+    for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+        if isinstance(node, ast.ImportFrom) and (node.module or "").split(".")[0] == "fedmpi":
+            home = importlib.import_module(node.module)
+            missing = {name.name for name in node.names if not hasattr(home, name.name)}
+            assert missing <= {name.removeprefix(f"{node.module}.") for name in submodules(home)}, missing
+
+
+def submodules(package):
+    return {found.name for found in pkgutil.iter_modules(getattr(package, "__path__", []), f"{package.__name__}.")}
 
 
 EFFECTS = """

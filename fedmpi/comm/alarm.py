@@ -26,7 +26,7 @@ from typing import TYPE_CHECKING, NoReturn
 
 from fedmpi.comm.job import Job
 from fedmpi.comm.leaving import leave, say
-from fedmpi.common import parent
+from fedmpi.common import parent, signals
 
 if TYPE_CHECKING:
     from torch.distributed import Store
@@ -81,6 +81,8 @@ class Alarm:
                 signal.signal(signal.SIGTERM, signal.SIG_DFL)
             time.sleep(PATIENCE_S)
             self._find()
+            if self._open is None and signals.COMMAND.signal == signal.SIGTERM:  # another rank did fail
+                end_job(code)
         first, said = self._tell(cause)
         first = first or self._heard  # by which rank 0 ended the job
         speaks = True

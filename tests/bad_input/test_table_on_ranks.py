@@ -1,10 +1,13 @@
 """The same mistakes under a launcher: rank 0 alone speaks, once; exit code 2, at once, and no rank is left."""
 
+import signal
+import subprocess
 import time
+from pathlib import Path
 
 import pytest
 from harness import CASES, check, soon_s, write
-from helpers import fedmpi, gone
+from helpers import BIN, clean_env, fedmpi, gone
 
 # Found before torch is imported, and after: what files of data hold, what the parts say about each other.
 EARLY = [
@@ -78,3 +81,29 @@ def test_torchrun(tmp_path):
     assert "fedmpi [rank" not in said
     assert "fedmpi/" not in said
     assert gone(str(tmp_path))
+
+
+def test_a_rank_that_torchrun_ends_adds_nothing(tmp_path):
+    """Rank 0 has found the mistake and gone; one that imports longer is told to end, and then finds it, too."""
+    arguments = write(CASES["data.partition.clients=5000"], tmp_path)
+    env = clean_env(
+        RANK="1",
+        WORLD_SIZE="2",
+        LOCAL_RANK="1",
+        LOCAL_WORLD_SIZE="2",
+        MASTER_ADDR="127.0.0.1",
+        MASTER_PORT="9",
+        TORCHELASTIC_RUN_ID="a",
+    )
+    command = [str(BIN / "fedmpi"), "run", *arguments]
+    with subprocess.Popen(command, cwd=tmp_path, env=env, stderr=subprocess.PIPE, text=True) as rank:
+        while not handles(rank.pid, signal.SIGTERM):
+            time.sleep(0.01)
+        rank.terminate()
+        assert rank.communicate(timeout=120)[1] == ""
+    assert rank.returncode == 2
+
+
+def handles(pid, number):
+    caught = next(line for line in Path(f"/proc/{pid}/status").read_text().splitlines() if line.startswith("SigCgt"))
+    return int(caught.split()[1], 16) >> (number - 1) & 1

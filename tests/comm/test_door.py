@@ -272,20 +272,19 @@ def test_a_job_under_attack_ends_with_the_same_model(tmp_path, kind):
         attacks = {}
         end = time.monotonic() + 120
         while job.poll() is None and time.monotonic() < end:
-            for where, pid in listeners(below(job.pid)).items() if attacked else ():
+            for where in listeners(below(job.pid)) if attacked else ():
                 if where[0] == "127.0.0.1" and where not in attacks:
-                    attacks[where] = pid, Attacker([where], pause_s=0.1)
+                    attacks[where] = Attacker([where], pause_s=0.1)
                 if where[0] not in ("127.0.0.1", "::1"):
                     assert kind == "mpirun", f"a rank listens at {where}"  # Open MPI's
             time.sleep(0.02)
         job.kill()
         log.seek(0)
         assert job.wait() == 0, log.read()
-        for _, attack in attacks.values():
+        for attack in attacks.values():
             attack.stop()
         if attacked:
-            assert len({pid for pid, _ in attacks.values()}) == 4  # the store's process, and gloo's port of each rank
-            assert len(attacks) >= 4
+            assert len(attacks) >= 4  # the store's process, and gloo's port of each rank
         lines = (tmp_path / name / "metrics.jsonl").read_text().splitlines()
         assert len(lines) == rounds
         digests.append([json.loads(line)["sha256"] for line in lines])
