@@ -22,6 +22,7 @@ from fedmpi.data.batches import batches
 from fedmpi.engine.checks import Untouched, check_finite, check_names, check_pair, check_values, finite
 from fedmpi.engine.client_view import ClientView, LossMeter
 from fedmpi.engine.messages import FAILED, STOP, Upload
+from fedmpi.engine.sgd import SGD
 from fedmpi.flat.packing import share_memory
 from fedmpi.method.base import Method, overrides
 from fedmpi.method.context import Client, Fitted, Loss
@@ -157,7 +158,7 @@ class LocalClient(ClientView):
         with self.elsewhere(start), model.only(method.trains if groups is None else groups) as parameters:
             if parameters:  # else the model has nothing in these groups
                 rate = self.lr if lr is None else lr
-                optimiser = torch.optim.SGD(parameters, rate, sgd.momentum, weight_decay=sgd.weight_decay, fused=True)
+                optimiser = SGD(parameters, rate, sgd.momentum, sgd.weight_decay)
                 if not (how.correct or how.step):
                     model.drop_gradient()
                 carry = 0.0
@@ -199,7 +200,7 @@ class LocalClient(ClientView):
         )
         return told(said, self.worker.model.module, type(self.worker.method))
 
-    def _gradient(self, how: Descent, optimiser: torch.optim.Optimizer, x: Tensor, y: Tensor) -> None:
+    def _gradient(self, how: Descent, optimiser: SGD, x: Tensor, y: Tensor) -> None:
         """One batch's gradient, to where the optimiser looks for it."""
         model = self.worker.model
         if how.step:
@@ -212,7 +213,7 @@ class LocalClient(ClientView):
             if corrected is not g:
                 g.copy_(corrected)
         else:
-            optimiser.zero_grad()
+            optimiser.forget()
             self._backward(how.loss, x, y)
 
     def _corrected(self, correct: Callable[[Client, Tensor], Tensor], g: Tensor) -> Tensor:

@@ -182,11 +182,6 @@ def make_worker(made: Experiment, stop: Callable[[], bool]) -> Worker:
     return Worker(*what, bf16=s.compute.precision == "bf16", drop=drop, spares=spares, stop=stop)
 
 
-def warm_up() -> None:
-    """What torch imports for its first step takes seconds: they belong to no round, and to no round's deadline."""
-    torch.optim.SGD([torch.zeros(1, requires_grad=True)]).step()
-
-
 def federation(
     made: Experiment, comm: Communicator, stop: Callable[[], bool], sink: Sink | None = None, regroups: bool = True
 ) -> Federation:

@@ -154,7 +154,6 @@ def _connected(
     data = consistency.data(made.data) if job.size > 1 or settings.checkpoint.every else {}
     consistency.agree(comm, {**code, **data, **layout}, timeout_s)
 
-    build.warm_up()
     facts = {"host": job.host, "device": report_text.device_name(device), "no_regroup": comm.can_regroup}
     ranks = [json.loads(said) for said in comm.allgather_bytes(json.dumps(facts).encode(), timeout_s)]
     if comm.rank:
