@@ -33,7 +33,8 @@ MOVED = Path(__file__).parents[1] / "benchmarks" / "results" / "moved.csv"
 CHANGED = """## What an audit against the papers changed
 
 Accuracy on the task of the digits table in docs/results.md (ten clients, Dirichlet(0.1), 20 rounds of two epochs, lr
-0.05, momentum 0.5, with `prox` none), mean of the last ten rounds, over seeds 0 to 2 (benchmarks/results/moved.csv).
+0.05, momentum 0.5, with `prox` none), mean of the last ten rounds, over seeds 0 to 2 (benchmarks/results/moved.csv);
+kNN-Per's is the clients' own accuracy.
 
 | method | what changed | before | after |
 | --- | --- | --- | --- |
@@ -46,6 +47,8 @@ WHY = {
     "{name: gradproj}": "the same; along the L2 distance, too; equal weights in its config",
     "{name: fedsol, prox: {name: scaffold}}": "c_i is the mean gradient of the steps: it grew without bound",
     "{name: fedsol, prox: {name: feddyn}}": "g_k likewise",
+    "{name: ccvr}": "features are drawn by the symmetric root of the covariance, the same on every processor",
+    "{name: knnper, similarity: paper}": "new: exp(-d), as printed; before, and still by default, the code's exp(-d^2)",
     "{name: fedsol, objective: A4}": "eps without Lambda, as printed",
 }
 

@@ -19,6 +19,11 @@ for place in . "$(dirname "$0")/.."; do
 done
 export OMP_NUM_THREADS=${OMP_NUM_THREADS:-1}
 options=(-n "$ranks")
+if [[ ${FEDMPI_ULFM:-0} == 1 && -z ${FEDMPI_OUTCOME:-} ]]; then
+    FEDMPI_OUTCOME=$(mktemp)
+    trap 'rm -f "$FEDMPI_OUTCOME"' EXIT
+    export FEDMPI_OUTCOME
+fi
 if [[ $(mpirun --version) == *'Open MPI'* ]]; then  # MPICH needs, and knows, none of these
     options+=(--bind-to none)                       # Open MPI pins ranks by default, and several would share one core
     [[ ${FEDMPI_ULFM:-0} != 1 ]] || options+=(--with-ft ulfm)
@@ -28,4 +33,15 @@ if [[ $(mpirun --version) == *'Open MPI'* ]]; then  # MPICH needs, and knows, no
 fi
 # shellcheck source=launch/gently.sh
 source "$(dirname "$0")/gently.sh"
-gently mpirun "${options[@]}" fedmpi run "$@"
+code=0
+gently mpirun "${options[@]}" fedmpi run "$@" || code=$?
+if [[ ${FEDMPI_ULFM:-0} == 1 ]]; then  # mpirun's code is that of ranks which may die, and 0 where none has met another
+    told=
+    read -r told _ 2>/dev/null <"$FEDMPI_OUTCOME" || true
+    if [[ ! $told && $code -eq 0 ]]; then
+        echo "$0: the run did not come to its end; what rank 0 said of it stands above" >&2
+        told=1
+    fi
+    code=${told:-$code}
+fi
+exit "$code"

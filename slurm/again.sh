@@ -19,7 +19,8 @@ again() {
     gently "$@" || code=$?
     read -r told fresh 2>/dev/null <"$FEDMPI_OUTCOME" || true
     rm -rf ".fedmpi-$me"  # a rank that outlives its launcher writes nothing any more
-    [[ $code -eq 75 || $told -eq 75 ]] || exit "$code"
+    code=${told:-$code}   # the launcher's may be that of a rank that was lost on the way (faults.on_lost_rank)
+    [[ $code -eq 75 ]] || exit "$code"
 
     shown=$(scontrol show job "$me" 2>/dev/null) || true
     if [[ $shown != *JobState=RUNNING* && $shown != *Reason=TimeLimit* ]]; then  # scancel, requeue, preemption

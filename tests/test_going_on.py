@@ -3,6 +3,8 @@
 import hashlib
 import json
 import os
+import re
+import shutil
 import signal
 import subprocess
 import time
@@ -13,6 +15,7 @@ import pytest
 import yaml
 from helpers import BIN, ROOT, clean_env, fedmpi, launcher
 
+ULFM = bool(shutil.which("ompi_info", path=clean_env()["PATH"]))  # Open MPI's
 CONFIG = {
     "name": "run",
     "rounds": 24,
@@ -81,6 +84,40 @@ def test_killed_twice_and_ended_on_other_ranks(place):
     assert done.returncode == 0, done.stderr
     assert "going on after round" in done.stdout
     same(place / "torn", place / "whole")
+
+
+@pytest.mark.skipif(not ULFM, reason="no Open MPI 5")
+def test_a_job_does_without_a_rank_that_is_killed(place):
+    """The command that docs/reliability.md gives; its exit code is rank 0's. The replay has the same bits."""
+    command = [str(ROOT / "launch" / "mpirun.sh"), "4", str(place / "run.yaml")]
+    command += ["name=lossy", "faults.on_lost_rank=drop"]
+    env = clean_env(FEDMPI_ULFM="1")
+    with subprocess.Popen(command, env=env, cwd=place, stdout=subprocess.PIPE, text=True) as job:
+        began = time.monotonic()
+        while len(rows(place / "lossy")) < 3:
+            assert time.monotonic() - began < 90
+            time.sleep(0.02)
+        os.kill(rank(2, "name=lossy"), signal.SIGKILL)
+        said = job.communicate(timeout=120)[0]
+    assert job.returncode == 0, said
+    assert re.search(r"ranks lost on the way: 2 \(round \d+\)", said)
+    summary = json.loads((place / "lossy" / "summary.json").read_text())
+    assert (summary["exit_reason"], summary["rounds"], list(summary["lost_ranks"])) == ("finished", 24, ["2"])
+    done = fedmpi("replay", place / "lossy")
+    assert done.returncode == 0, done.stderr
+    assert f"24 rounds of {place / 'lossy'}: the same bits in" in done.stdout
+
+
+def rank(number, word):
+    """The process of a rank of the job whose command line has `word`."""
+    for path in Path("/proc").glob("[0-9]*"):
+        try:
+            environment = (path / "environ").read_text().split("\0")
+            if word in (path / "cmdline").read_text() and f"OMPI_COMM_WORLD_RANK={number}" in environment:
+                return int(path.name)
+        except OSError:
+            continue
+    raise AssertionError(f"no rank {number}")
 
 
 @pytest.mark.parametrize(

@@ -235,6 +235,15 @@ class Settings(Section):
             )
         return self
 
+    @model_validator(mode="after")
+    def _sites_stay_alone(self) -> "Settings":
+        if self.data.silos and self.faults.on_lost_rank == "redo":
+            raise ValueError(
+                "faults.on_lost_rank: redo has other ranks train the clients of a lost one, and with data.silos nobody "
+                "else has their data; use drop (the run goes on without that site) or abort"
+            )
+        return self
+
     def origin(self, key: str) -> str:
         """Where a dotted key, else its section, was written: "run.yaml:7", "command line: train.lr=1"; or ""."""
         return self._origins.get(key) or self._origins.get(key.rpartition(".")[0], "")

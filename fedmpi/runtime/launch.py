@@ -240,7 +240,7 @@ def _rank0(
     rows = directory.metrics()
     ended = f"signal {stop.signal}" if reason == "stopped" and stop() else reason
     ended = f"diverged: {fed.report.watch.said}" if reason == "apart" else ended
-    result = summary(rows, report_text.figures_in(rows), ended)
+    result = summary(rows, report_text.figures_in(rows), ended, directory.losses())
     directory.write_summary(result)
     report_text.farewell(console, directory, result, f"{prefix}{headline}", last_clients, made)
     if reason == "stopped" and kept is not None:
@@ -259,7 +259,8 @@ def _close_failed(directory: RunDirectory, reason: str) -> None:
     """A run that fails leaves whole lines and a summary of the rounds that it has done."""
     if directory.end():
         rows = directory.metrics()
-        directory.write_summary(summary(rows, report_text.figures_in(rows), f"failed: {reason}"))
+        facts = summary(rows, report_text.figures_in(rows), f"failed: {reason}", directory.losses())
+        directory.write_summary(facts)
 
 
 def validate(settings: Settings, job: Job | None = None) -> list[tuple[str, str]]:

@@ -134,6 +134,9 @@ def farewell(
         console.say(f"{result['refused_uploads']} uploads were refused (`refused` in metrics.jsonl)")
     if result["client_errors"]:
         console.say(f"{result['client_errors']} of them came of errors while a client trained")
+    if result["lost_ranks"]:
+        gone = ", ".join(f"{rank} (round {t})" for rank, t in result["lost_ranks"].items())
+        console.say(f"ranks lost on the way: {gone}; faults.jsonl says what that means, `fedmpi replay` checks it")
     if result["clipped_uploads"]:
         console.say(f"{result['clipped_uploads']} uploads were taken at the bound (`clipped` in metrics.jsonl)")
     console.say(sums(rows, made.messages))

@@ -13,6 +13,7 @@ def summary(
     rows: Sequence[Mapping[str, Any]],
     names: Sequence[str],
     exit_reason: str,
+    losses: Sequence[Mapping[str, Any]] = (),
     lower_is_better: Collection[str] = LOWER_IS_BETTER,
 ) -> dict[str, Any]:
     """The figures to report.
@@ -20,6 +21,7 @@ def summary(
     Args:
         rows: those of metrics.jsonl, one per round; rounds without evaluation lack the metrics, or hold None.
         names: the metrics to sum up, such as ("accuracy", "loss").
+        losses: the rows of faults.jsonl.
         exit_reason: "finished", "stopped", "signal 15", "failed: rank 2 is dead: ...".
 
     Returns:
@@ -31,6 +33,7 @@ def summary(
         refused_uploads   how many did not count (faults.on_bad_update, faults.on_client_error: drop)
         client_errors     how many of these came of an error while the client trained
         clipped_uploads   how many were taken at the bound (faults.on_bad_update: clip)
+        lost_ranks   rank -> the round in which it was lost (the last time, of a run that went on with all)
         wall_s, sent_bytes, received_bytes, up_parameters, down_parameters   sums over the rounds
     """
     facts: dict[str, Any] = {"exit_reason": exit_reason, "rounds": sum(row["round"] >= 0 for row in rows)}
@@ -48,6 +51,7 @@ def summary(
     facts["refused_uploads"] = sum(len(row.get("refused") or ()) for row in rows)
     facts["client_errors"] = sum("error" in each for row in rows for each in row.get("refused") or ())
     facts["clipped_uploads"] = sum(len(row.get("clipped") or ()) for row in rows)
+    facts["lost_ranks"] = {rank: row["round"] for row in losses for rank in row["ranks"]}
     for name in ("wall_s", "sent_bytes", "received_bytes", "up_parameters", "down_parameters"):
         facts[name] = sum(row.get(name) or 0 for row in rows)
     return facts

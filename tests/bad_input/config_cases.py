@@ -164,6 +164,7 @@ TOGETHER = {
     "data.partition=null": r"needs either partition: .*got neither",
     "data.partition=null;;data.silos=[a, a]": r"silos: each name once; 'a' stands twice",
     "data.partition=null;;data.silos=[a];;data.client_test=global": r"client_test: global does not go with silos",
+    "data.partition=null;;data.silos=[a];;faults.on_lost_rank=redo": r"on_lost_rank: redo has other ranks .*; use drop",
     "data.partition=null;;data.silos=[a, b]": r"the source digits cannot open a single site",
     "train.decay=0.5": r"train\.decay: 0\.5 has no effect with schedule: constant",
     "train.warmup_rounds=1": r"train\.warmup_rounds: 1 are not fewer than rounds: 1",

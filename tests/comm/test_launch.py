@@ -42,6 +42,18 @@ def test_every_rank_gets_the_command_as_given(script, ranks, stand_in):
     assert done.returncode == 0
 
 
+def test_ranks_that_end_without_a_run_are_no_success(stand_in, tmp_path):
+    """Where ranks may die mpirun's exit code says nothing; rank 0's does, or that there is none."""
+    if not shutil.which("mpirun", path=stand_in["PATH"]):
+        pytest.skip("no mpirun on PATH")
+    lets_die = stand_in | {"FEDMPI_ULFM": "1"}
+    done = start("mpirun.sh", "2", "c.yaml", env=lets_die)
+    assert done.returncode == 1
+    assert "did not come to its end" in done.stderr
+    (tmp_path / "fedmpi").write_text('#!/bin/sh\n[ "$OMPI_COMM_WORLD_RANK" = 1 ] || echo "75 3" >"$FEDMPI_OUTCOME"\n')
+    assert start("mpirun.sh", "2", "c.yaml", env=lets_die).returncode == 75
+
+
 def test_threads_are_the_users_if_set(stand_in):
     assert start("local.sh", "c.yaml", env=stand_in | {"OMP_NUM_THREADS": "4"}).stdout == "4|run|c.yaml\n"
 

@@ -6,10 +6,11 @@ from functools import lru_cache
 
 import pytest
 from hall import Seat, play_in_threads
-from helpers import Play, digest, prepare, trial
+from helpers import Play, digest, federated, prepare, trial
 
 from fedmpi.engine.faults import losses
 from fedmpi.engine.faults.losses import Losses
+from fedmpi.engine.sampling import pinned
 from fedmpi.methods import registry
 from fedmpi.runtime import resume
 from fedmpi.runtime.checkpoints import Checkpoints, Rows
@@ -28,9 +29,19 @@ def checkpoints(folder, room):
     return Checkpoints(folder / "checkpoints", Rows(folder / "state"), 1, 2)
 
 
+def sites(seat=None):
+    """The federation of which each client is a site, whose data only its own rank has; None: one process has all."""
+    data = replace(federated(), global_test=None)
+    if seat is None:
+        return data
+    mine = [k for k, rank in pinned(range(data.clients), range(1, SIZE)).items() if rank == seat.rank]
+    own = ({k: shards[k] for k in mine} for shards in (data.train, data.test))
+    return replace(data, **dict(zip(("train", "test"), own, strict=True)))
+
+
 def make(config, folder=None, room=10**6):
     def on(seat: Seat) -> Play:
-        it = prepare(config, comm=seat)
+        it = prepare(config, sites(seat) if "global" not in config.evaluate.protocol else None, comm=seat)
         it.told, it.fed.sink.loss = [], lambda row: it.told.append(row)
         if folder is not None:
             it.kept = checkpoints(folder, room)
@@ -60,7 +71,7 @@ def with_deaths(config, dies, folder=None, room=10**6):
 
 def replayed(config, rows) -> Play:
     """The run without faults that is given the losses of another."""
-    it = prepare(config)
+    it = prepare(config, sites() if "global" not in config.evaluate.protocol else None)
     it.fed.roster.losses, it.fed.plan = Losses(rows), replace(it.fed.plan, replay=True)
     return run(it)
 
@@ -143,6 +154,33 @@ def test_it_goes_on_from_a_checkpoint_after_losses(tmp_path, method):
         run(it)
         again = replayed(config, [row for row in rows if row["round"] <= 3])
         assert it.hashes == again.hashes[t:]
+
+
+@pytest.mark.parametrize("method", ["fedavg", "scaffold", "fedper"])
+def test_a_site_is_gone_until_the_run_goes_on_with_it(tmp_path, method):
+    """Nobody else has its data; when all are there again it takes part as it was, by what it keeps on its own disk."""
+    config = lossy(method, "drop", "pinned", evaluate={"protocol": ["personal"]})
+    short, rng = config.model_copy(update={"rounds": 3}), random.Random(f"sites {method}")
+    for number in range(6):
+        folder = tmp_path / str(number)
+        dead = rng.sample([1, 2, 3], 1 + number % 2)
+        first = with_deaths(short, deaths(short, rng, dead), folder, room=2)
+        rows = first.fed.roster.losses.rows
+        same(first, replayed(short, rows))
+        mine = {k for k, rank in pinned(range(7), range(1, SIZE)).items() if rank in dead}
+        assert first.fed.roster.losses.gone(3) == mine
+        assert all(not mine & set(row["cohort"]) for row in first.rows if row["round"] > rows[-1]["round"])
+
+        it = prepare(config, sites())
+        kept = checkpoints(folder, 10**6)
+        it.fed.sink.keep, it.fed.states.room = kept.save, 10**6
+        it.fed.states.shelf = kept.rows if it.made.messages.client_state.size else None
+        it.fed.roster.losses = Losses([row for row in rows if row["round"] <= 2])
+        t = resume.go_on(it.fed, kept, 10, lambda text: None)
+        run(it)
+        assert not it.fed.roster.losses.gone(3)
+        assert any(mine & set(row["cohort"]) for row in it.rows if row["round"] > 2)
+        assert it.hashes == replayed(config, it.fed.roster.losses.rows).hashes[t:]
 
 
 def test_all_that_train_are_lost():

@@ -186,6 +186,11 @@ def test_summary_knows_what_had_better_be_small(name):
     assert summary(rows, (name,), "finished")["best_round"] == {name: 1}
 
 
+def test_summary_names_the_ranks_that_were_lost():
+    losses = [{"round": 3, "ranks": {"2": "a", "4": "b"}}, {"round": 5, "ranks": {}}, {"round": 9, "ranks": {"2": "a"}}]
+    assert summary([], (), "finished", losses)["lost_ranks"] == {"2": 9, "4": 3}
+
+
 def test_summary_of_nothing_and_of_nan():
     assert summary([], ("loss",), "rounds: 0")["last"] == {}
     assert summary([{"round": 0, "loss": math.nan}], ("loss",), "finished")["best"] == {}
