@@ -48,7 +48,7 @@ class Membership:
         self.store, self.rank, self.alarm = store, rank, alarm
         self.alive = list(range(size))
         self.generation = 0  # attempts to settle so far, with or without success
-        self.asked = 0  # questions so far; rank 0's
+        self.asked = 0  # questions of this rank so far
         self.called = 0  # the attempt that somebody has called for; beyond `generation` if this rank must come to it
         self._news: queue.SimpleQueue[str | None] = queue.SimpleQueue()
         self._gone = False  # rank 0, with its store
@@ -187,14 +187,24 @@ class Membership:
                 line = self._news.get(timeout=LOOK_S)
             except queue.Empty:
                 self._ask(lambda: self.store.check(["vote"]))
+                if self.rank:
+                    self._look_at_rank_0()
                 continue
             if line is None:
                 raise Gone("rank 0 is dead: its store no longer answers")
-            if line.startswith(ASK):  # rank 0 waits, too
+            if line.startswith(ASK) and "/" not in line:  # rank 0 waits, too
                 until = max(until, time.monotonic())
             elif line.split()[0] in (kind, other) and int(line.split()[1]) == self.generation:
                 return line
         raise Lost("rank 0 is silent: it has not said which ranks go on")
+
+    def _look_at_rank_0(self) -> None:
+        """Its store may be a process of its own, which answers although rank 0 is frozen."""
+        self.asked += 1
+        question = f"{self.rank}/{self.asked}"
+        self._add(f"{ASK} {question}")
+        if self._absent(f"answer/{question}", [0], FROZEN_S):
+            raise Lost("rank 0 is silent: it is frozen, or its host does not answer")
 
     def _add(self, line: str) -> None:
         self._ask(lambda: News(self.store, self.alarm.at).add(line))

@@ -120,7 +120,7 @@ class Federation:
         now.reported = True
         if word != GO:
             if self.careful:  # nobody leaves while another one may still ask
-                self.comm.allgather_bytes(b"", self.plan.timeout_s)
+                self.comm.allgather_bytes(b"", self.comm.patience_s)
             if word == APART or (word == DONE and self.report.watch.ends):  # at the end only rank 0 knows
                 return "apart"
             return "finished" if word == DONE else "stopped"

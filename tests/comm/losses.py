@@ -124,7 +124,10 @@ def launch(size, codes):
             os.environ.update(RANK=str(rank), LOCAL_RANK=str(rank), WORLD_SIZE=str(size), LOCAL_WORLD_SIZE=str(size))
             os.environ.update(TORCHELASTIC_RUN_ID="test", MASTER_ADDR="127.0.0.1", MASTER_PORT=port)
             return
-    codes.write_text(json.dumps([os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) for child in children]))
+    ended = [os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) for child in children[1:]]
+    if Path(f"/proc/{children[0]}/stat").read_text().rpartition(")")[2].split()[0] == "T":  # frozen for good
+        os.kill(children[0], signal.SIGKILL)
+    codes.write_text(json.dumps([os.waitstatus_to_exitcode(os.waitpid(children[0], 0)[1]), *ended]))
     os._exit(0)
 
 

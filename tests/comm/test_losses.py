@@ -8,6 +8,7 @@ import torch
 from fedmpi.comm import launcher_env
 from fedmpi.comm.base import Lost
 from fedmpi.comm.job import Job
+from fedmpi.comm.membership import FROZEN_S, LOOK_S
 from fedmpi.comm.solo import Solo
 from fedmpi.comm.torch_dist import Nccl
 
@@ -113,6 +114,19 @@ def test_without_rank_0_all_end_with_one_message(ranks):
         assert lost["time"] - died < 1 + SLACK_S
     assert len(said(outcome)) == 1, outcome.text
     assert "error: rank 0 is dead" in said(outcome)[0]
+
+
+def test_with_rank_0_frozen_all_end(ranks):
+    """Its store, a process of its own, still answers."""
+    outcome = play(ranks, 4, 4, step(0, "middle", "stop", 2, patience=4))
+    assert outcome.codes == [-9, 1, 1, 1]
+    died = events(outcome, 0, "death")[0]["time"]
+    for rank in (1, 2, 3):
+        (lost,) = events(outcome, rank, "lost")
+        assert "rank 0 is silent" in lost["lost"]
+        assert lost["time"] - died < 4 + LOOK_S + FROZEN_S + SLACK_S
+    assert len(said(outcome)) == 1, outcome.text
+    assert "error: rank 0 is silent" in said(outcome)[0]
 
 
 def test_a_mistake_of_a_rank_still_ends_the_job(ranks):
