@@ -195,22 +195,6 @@ def test_an_mpi_that_is_missing_or_without_ulfm(monkeypatch):
 
 
 # ---- the machine ----
-def test_the_least_limit_of_a_control_group_counts(tmp_path):
-    proc = tmp_path / "cgroup"
-    for version, row, base, file in (
-        (2, "0::/user/job\n", tmp_path / "v2", "memory.max"),
-        (1, "9:name=systemd:/\n4:cpu,memory:/user/job\n", tmp_path / "v1", "memory.limit_in_bytes"),
-    ):
-        proc.write_text(row)
-        root = base / "memory" if version == 1 else base
-        (root / "user" / "job").mkdir(parents=True)
-        assert host.group_limit(str(proc), str(base)) is None
-        (root / "user" / "job" / file).write_text("max\n" if version == 2 else f"{2**63 - 4096}\n")
-        assert host.group_limit(str(proc), str(base)) is None
-        (root / "user" / file).write_text("4096\n")
-        assert host.group_limit(str(proc), str(base)) == 4096
-
-
 def test_limits_that_are_low(monkeypatch):
     monkeypatch.setattr(host.resource, "getrlimit", lambda which: (64, 64))
     monkeypatch.setattr(os.path, "isdir", lambda path: True)

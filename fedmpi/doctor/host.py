@@ -35,27 +35,14 @@ def cpu() -> list[Line]:
 
 
 def memory() -> list[Line]:
-    from fedmpi.runtime.memory import available_bytes, size_text
+    from fedmpi.runtime.memory import available_bytes, groups, size_text
 
     total = re.search(r"^MemTotal:\s+(\d+) kB", _text("/proc/meminfo"), re.MULTILINE)
-    free, limit = available_bytes(), group_limit()
+    free, limit = available_bytes(), min((limit for limit, _ in groups()), default=None)
     text = [size_text(free) + " free" if free is not None else "free memory unknown"]
     text += [size_text(1024 * int(total[1])) + " in all"] if total else []
     text += [size_text(limit) + " is the control group's limit" if limit else "no limit of a control group"]
     return [Line("memory", joined(text))]
-
-
-def group_limit(proc: str = "/proc/self/cgroup", mount: str = "/sys/fs/cgroup") -> int | None:
-    """The least memory limit of this process's control groups, version 1 or 2; None if there is none."""
-    found = []
-    for row in _text(proc).splitlines():
-        _, kinds, path = [*row.split(":", 2), "", ""][:3]
-        if kinds and "memory" not in kinds.split(","):
-            continue
-        base, file = (f"{mount}/memory", "memory.limit_in_bytes") if kinds else (mount, "memory.max")
-        places = [Path(path.strip("/")), *Path(path.strip("/")).parents]
-        found += [text for place in places if (text := _text(f"{base}/{place}/{file}").strip()).isdigit()]
-    return min((int(text) for text in found if int(text) < 1 << 60), default=None)  # version 1 says 2^63 for none
 
 
 def limits() -> list[Line]:

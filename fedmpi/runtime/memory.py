@@ -11,16 +11,40 @@ if TYPE_CHECKING:  # messages need torch, the sizes of memory do not
     from fedmpi.engine.messages import Messages
 
 
-def available_bytes() -> int | None:
-    """Free memory of this host or of this container, whichever is less; None if neither is known."""
+def available_bytes(root: Path = Path("/")) -> int | None:
+    """Free memory of this host, or what its control groups leave to this process, whichever is less; None if nothing is
+    known."""
+    found = [int(line.split()[1]) * 1024 for line in _lines(root / "proc/meminfo") if line.startswith("MemAvailable:")]
+    return min([*found, *(left for _, left in groups(root))], default=None)
+
+
+def groups(root: Path = Path("/")) -> list[tuple[int, int]]:
+    """(limit, what is left of it) of the control groups above this process that have one, version 1 or 2: Slurm and
+    containers set such limits."""
     found = []
-    for line in _lines("/proc/meminfo"):
-        if line.startswith("MemAvailable:"):
-            found.append(int(line.split()[1]) * 1024)
-    limit, used = _lines("/sys/fs/cgroup/memory.max"), _lines("/sys/fs/cgroup/memory.current")
-    if limit and used and limit[0].isdigit():
-        found.append(int(limit[0]) - int(used[0]))
-    return min(found) if found else None
+    for line in _lines(root / "proc/self/cgroup"):
+        _, kinds, path = [*line.split(":", 2), "", ""][:3]
+        if kinds and "memory" not in kinds.split(","):
+            continue
+        top = root / "sys/fs/cgroup" / ("memory" if kinds else "")
+        names = ("memory.limit_in_bytes", "memory.usage_in_bytes") if kinds else ("memory.max", "memory.current")
+        here = Path(path.strip("/"))
+        for place in (here, *here.parents):  # of a container's path, the host's, maybe only the top is there
+            limit, used = (_number(top / place / name) for name in names)
+            if limit is not None and used is not None and limit < 1 << 60:  # version 1 says 2^63 for none
+                found.append((limit, limit - used + _cached(top / place)))
+    return found
+
+
+def _number(path: Path) -> int | None:
+    said = "".join(_lines(path))
+    return int(said) if said.isdigit() else None
+
+
+def _cached(group: Path) -> int:
+    """Bytes of files that count as used and are given up when memory is short."""
+    words = dict(line.split()[:2] for line in _lines(group / "memory.stat"))
+    return int(words.get("total_inactive_file", words.get("inactive_file", 0)))
 
 
 def need(
@@ -73,8 +97,8 @@ def size_text(count: float) -> str:
     return f"{count / 1024**power:.1f} {'KMG'[power - 1]}iB"
 
 
-def _lines(path: str) -> list[str]:
+def _lines(path: Path) -> list[str]:
     try:
-        return Path(path).read_text().splitlines()
+        return path.read_text().splitlines()
     except OSError:
         return []
