@@ -28,8 +28,9 @@ test: setup  ## the tests
 test-slow: setup  ## the tests that take longer
 	pytest -m slow
 
-test-faults: setup  ## random faults on real jobs, FEDMPI_FAULTS of them (300 take two hours on two cores)
-	FEDMPI_FAULTS=$${FEDMPI_FAULTS:-300} pytest -m slow tests/test_random_faults.py
+test-faults: setup  ## full disks, cut files; then random faults on real jobs, FEDMPI_FAULTS of them (300: two hours)
+	pytest tests/test_failures.py tests/runtime/test_resume.py
+	FEDMPI_FAULTS=$${FEDMPI_FAULTS:-300} pytest -m slow tests/test_random_faults.py tests/test_preempted.py
 
 check: setup  ## lint, format, types, shell scripts, spelling
 	ruff check .

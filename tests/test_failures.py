@@ -249,6 +249,35 @@ def test_a_disk_that_fills_up_is_one_message(tmp_path):
     assert summary["exit_reason"].startswith("failed: run directory: cannot write")
 
 
+def test_a_disk_that_is_full_and_has_room_again(tmp_path):
+    """A real one, of 3 MB, in the middle of a checkpoint; once there is room the run goes on with the bits that it
+    would have had."""
+    disk = tmp_path / "disk"
+    disk.mkdir()
+    mount = ["mount", "-t", "tmpfs", "-o", "size=3m", "tmpfs", str(disk)]
+    if os.geteuid() or subprocess.run(mount, capture_output=True).returncode:
+        pytest.skip("mounting a file system needs root")
+    try:
+        changes = {"model": {"name": "mlp"}, "rounds": 10_000}
+        done = shell(f"fedmpi run {shlex.quote(str(config(tmp_path, **changes)))} output={disk}")
+        assert done.returncode == 2
+        assert re.fullmatch(r"fedmpi: error: .*: cannot write .*: No space left on device.*\n", done.stderr), (
+            done.stderr
+        )
+        assert not list((disk / "run").rglob(".*"))
+        told = len((disk / "run" / "metrics.jsonl").read_text().splitlines())
+        subprocess.run(["mount", "-o", "remount,size=30m", str(disk)], check=True)
+        done = shell(f"fedmpi resume {disk}/run rounds={told + 3}")
+        assert done.returncode == 0, done.stderr
+        found = [json.loads(line)["sha256"] for line in (disk / "run" / "metrics.jsonl").read_text().splitlines()]
+    finally:
+        subprocess.run(["umount", "-l", str(disk)], check=True)
+    assert len(found) == told + 3
+    assert shell(f"fedmpi run {shlex.quote(str(config(tmp_path, **changes | {'rounds': len(found)})))}").returncode == 0
+    lines = (tmp_path / "run" / "metrics.jsonl").read_text().splitlines()
+    assert [json.loads(line)["sha256"] for line in lines] == found
+
+
 @pytest.mark.parametrize("to", [">&-", "> /dev/full", "2>&-", "2> /dev/full", ">&- 2>&-", "<&- >&- 2>&-", "| head -1"])
 def test_streams_that_take_nothing_do_not_end_a_run(tmp_path, to):
     shell(f"fedmpi run {shlex.quote(str(config(tmp_path)))} {to}")

@@ -119,6 +119,20 @@ def test_every_byte_counts(tmp_path):
             rows.get(3, 7)
 
 
+def test_a_file_cut_at_every_sixteenth(tmp_path):
+    """The server's part, by whatever does not survive a power cut: never taken, the one before is."""
+    begin(tmp_path, config("scaffold"), cut=2)
+    path = tmp_path / "checkpoints" / "000002.safetensors"
+    good = path.read_bytes()
+    for sixteenth in range(16):
+        path.write_bytes(good[: len(good) * sixteenth // 16])
+        it = prepare(config("scaffold"))
+        kept, said = Checkpoints(tmp_path / "checkpoints", Rows(tmp_path / "state"), 1, 2), []
+        it.fed.states.shelf = kept.rows
+        assert resume.go_on(it.fed, kept, 10, said.append) == 1
+        assert [str(path) in line for line in said] == [True], said
+
+
 @pytest.mark.parametrize("room", [10**6, 1])
 @pytest.mark.parametrize(("every", "keep"), [(1, 2), (2, 2), (1, 1), (3, 1)])
 def test_a_checkpoint_costs_what_changed_and_nothing_is_left_over(tmp_path, every, keep, room):
