@@ -16,10 +16,10 @@ from statistics import median
 import torch
 from engine import images, settings
 
-from fedmpi.comm.solo import Solo
+from fedmpi.comm.backends.solo import Solo
 from fedmpi.data.federated import split
 from fedmpi.runtime import build
-from fedmpi.runtime.checkpoints import Checkpoints, Rows
+from fedmpi.runtime.resuming.checkpoints import Checkpoints, Rows
 
 
 def main():

@@ -16,10 +16,10 @@ from pathlib import Path
 import torch
 
 from fedmpi import config
-from fedmpi.comm.solo import Solo
+from fedmpi.comm.backends.solo import Solo
 from fedmpi.engine.plan import Sink
 from fedmpi.runtime import build, build_data
-from fedmpi.runtime.summary import summary
+from fedmpi.runtime.record.summary import summary
 
 READINGS = {
     "fedavg": "{name: fedavg}",

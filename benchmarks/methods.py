@@ -14,7 +14,7 @@ import time
 import torch
 
 from fedmpi import config, methods
-from fedmpi.comm.solo import Solo
+from fedmpi.comm.backends.solo import Solo
 from fedmpi.common.registry import load
 from fedmpi.engine.plan import Sink
 from fedmpi.method import PLAIN_SGD, VALIDATION

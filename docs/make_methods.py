@@ -14,7 +14,7 @@ from statistics import mean
 import torch
 
 from fedmpi import config, methods
-from fedmpi.comm.solo import Solo
+from fedmpi.comm.backends.solo import Solo
 from fedmpi.common.registry import load
 from fedmpi.engine.federation import GO
 from fedmpi.method import VALIDATION

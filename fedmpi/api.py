@@ -8,7 +8,7 @@ from typing import Any
 
 from fedmpi import config
 from fedmpi.runtime import launch
-from fedmpi.runtime.saved_model import load
+from fedmpi.runtime.record.saved_model import load
 
 __all__ = ["Summary", "load", "run"]
 

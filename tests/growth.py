@@ -14,7 +14,7 @@ import torch
 from helpers import trial
 
 from fedmpi.runtime import launch
-from fedmpi.runtime.run_dir import RunDirectory
+from fedmpi.runtime.record.run_dir import RunDirectory
 
 EARLY, LATE = 20, 200
 

@@ -15,7 +15,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from fedmpi.comm.solo import Solo
+from fedmpi.comm.backends.solo import Solo
 from fedmpi.common.registry import load
 from fedmpi.config.schema import Settings
 from fedmpi.data.dataset import Dataset

@@ -10,7 +10,7 @@ import pytest
 from helpers import BIN, ROOT, clean_env
 
 from fedmpi import cli, runtime
-from fedmpi.comm import alarm
+from fedmpi.comm.loss import alarm
 from fedmpi.common.errors import UserError
 from fedmpi.runtime import catalog
 

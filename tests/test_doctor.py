@@ -12,8 +12,8 @@ import pytest
 import torch
 from helpers import BIN, ROOT, clean_env, fedmpi, gone, left_over
 
-from fedmpi.comm import mpi
-from fedmpi.comm.job import Job
+from fedmpi.comm.backends import mpi
+from fedmpi.comm.launchers.job import Job
 from fedmpi.common import torchvision_compat
 from fedmpi.common.errors import UserError
 from fedmpi.doctor import asking, host, launchers, libraries, report, wanted

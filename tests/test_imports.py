@@ -212,7 +212,7 @@ def test_importing_everything_changes_nothing(tmp_path):
 def test_mistakes_are_found_before_torch_is_imported():
     """It takes every rank a second or more; a config, a launcher and `fedmpi list` need none."""
     program = "import sys, fedmpi, fedmpi.cli, fedmpi.config, fedmpi.runtime.catalog\n"
-    program += "import fedmpi.common.options, fedmpi.comm.launcher_env\n"
+    program += "import fedmpi.common.options, fedmpi.comm.launchers.launcher_env\n"
     program += "print('torch' in sys.modules)"
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, env=clean_env())
     assert done.stdout == "False\n", done.stderr

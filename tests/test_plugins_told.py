@@ -21,7 +21,7 @@ from fedmpi.common.errors import UserError
 from fedmpi.config.schema import Settings
 from fedmpi.method import FLAT, SCALAR, SHARED, Row, Slots, State, Travel
 from fedmpi.runtime import build_data
-from fedmpi.runtime.run_dir import plain
+from fedmpi.runtime.record.run_dir import plain
 
 HERE = __file__
 

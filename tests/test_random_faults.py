@@ -21,8 +21,9 @@ from helpers import launcher
 from test_signals import CONFIG, Faulty
 
 from fedmpi import config
-from fedmpi.runtime import launch, replay
-from fedmpi.runtime.durable import read_tensors
+from fedmpi.runtime import launch
+from fedmpi.runtime.resuming import replay
+from fedmpi.runtime.record.durable import read_tensors
 
 STARTS = (  # launcher, back end, faults.on_lost_rank
     ("mpirun", "gloo", "abort"),

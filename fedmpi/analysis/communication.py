@@ -16,8 +16,8 @@ from typing import Any
 from fedmpi.analysis import figures, report
 from fedmpi.common.errors import UserError
 from fedmpi.common.text import figure, nearest
-from fedmpi.runtime.report_text import figures_in
-from fedmpi.runtime.run_dir import RunDirectory
+from fedmpi.runtime.record.report_text import figures_in
+from fedmpi.runtime.record.run_dir import RunDirectory
 
 COLUMNS = ("run", "rounds", "up", "down", "up + down", "ratio up", "ratio down", "ratio")
 

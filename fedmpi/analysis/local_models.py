@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from fedmpi.comm import detect
-from fedmpi.comm.solo import Solo
+from fedmpi.comm.backends.solo import Solo
 from fedmpi.config.schema import Settings
 from fedmpi.engine.federation import Federation
 from fedmpi.engine.local_client import LocalClient

@@ -1,6 +1,6 @@
 """The command line: `fedmpi run | resume | replay | validate | list | analyse`.
 
-A mistake that the user can correct ends in one message and exit code 2; under a launcher `fedmpi/comm/alarm.py` sees to
+A mistake that the user can correct ends in one message and exit code 2; under a launcher `fedmpi/comm/loss/alarm.py` sees to
 that, since ranks may find the same one or a single rank one of its own.
 """
 
@@ -16,11 +16,11 @@ import typer
 from fedmpi.cli.analyses import analyse
 from fedmpi.cli.runs import app
 from fedmpi.cli.shared import current_job
-from fedmpi.comm.leaving import prepare, say
+from fedmpi.comm.loss.leaving import prepare, say
 from fedmpi.common.errors import RankWarning, UserError
 
 if TYPE_CHECKING:
-    from fedmpi.comm.job import Job
+    from fedmpi.comm.launchers.job import Job
 
 USAGE_ERROR: Any = typer.BadParameter.__bases__[0]  # of click, which newer versions of typer carry inside
 app.add_typer(analyse, name="analyse", short_help="Analyse filter decomposition.")
@@ -74,7 +74,7 @@ def _report(message: str, code: int) -> int:
     """Say the message and return the code; one of several ranks ends the job with it."""
     job = current_job()
     if job is not None and job.size > 1:
-        from fedmpi.comm.alarm import Alarm
+        from fedmpi.comm.loss.alarm import Alarm
 
         Alarm(job).fail(message, code)
     say(f"fedmpi: {message}")

@@ -7,7 +7,7 @@ import typer
 
 from fedmpi import config as configs
 from fedmpi.cli.shared import Config, MaybeConfig, Overrides, RunDir, Trust, fit, show, table
-from fedmpi.comm.leaving import leave
+from fedmpi.comm.loss.leaving import leave
 from fedmpi.common.errors import UserError
 from fedmpi.common.text import nearest
 from fedmpi.common.version import __version__
@@ -61,7 +61,7 @@ def replay(
 ) -> None:
     """Train as in RUN_DIR once more, on any number of ranks, without its faults but with the clients that they cost in
     each round, and compare the model of every round bit by bit. Written beside it, as NAME-replay."""
-    from fedmpi.runtime import replay as again
+    from fedmpi.runtime.resuming import replay as again
 
     settings = again.settings(directory.resolve(), trust, overrides or ())
     fit(settings)

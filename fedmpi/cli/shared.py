@@ -12,7 +12,7 @@ from fedmpi.common.errors import UserError
 from fedmpi.config import machine
 
 if TYPE_CHECKING:
-    from fedmpi.comm.job import Job
+    from fedmpi.comm.launchers.job import Job
 
 Config = Annotated[Path, typer.Argument(metavar="CONFIG", help="The YAML file.")]
 MaybeConfig = Annotated[Path | None, typer.Argument(metavar="[CONFIG]", help="The YAML file.")]
@@ -26,7 +26,7 @@ THREAD_VARIABLES = ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS"
 
 
 def current_job() -> "Job | None":
-    from fedmpi.comm.launcher_env import detect
+    from fedmpi.comm.launchers.launcher_env import detect
 
     try:
         return detect(os.environ)
@@ -35,7 +35,7 @@ def current_job() -> "Job | None":
 
 
 def alone() -> None:
-    from fedmpi.comm.launcher_env import detect
+    from fedmpi.comm.launchers.launcher_env import detect
 
     job = detect(os.environ)
     if job.size > 1:

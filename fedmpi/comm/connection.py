@@ -7,10 +7,10 @@ import time
 
 import torch
 
-from fedmpi.comm.alarm import Alarm
+from fedmpi.comm.loss.alarm import Alarm
 from fedmpi.comm.base import Communicator, Lost
-from fedmpi.comm.job import Job
-from fedmpi.comm.solo import Solo
+from fedmpi.comm.launchers.job import Job
+from fedmpi.comm.backends.solo import Solo
 
 TCP_S = 10.0  # allowed for a rank to reach rank 0 by TCP where all but the alarm goes over MPI
 
@@ -38,7 +38,8 @@ def connect(
         return Solo(device)
     alarm = alarm or Alarm(job)
     if backend == "mpi":
-        from fedmpi.comm import mpi_comm, rendezvous
+        from fedmpi.comm.backends import mpi_comm
+        from fedmpi.comm.meeting import rendezvous
 
         mine = mpi_comm.connect(job, start_timeout_s, round_timeout_s)
         with contextlib.suppress(Lost):  # MPI needs no TCP between the hosts; without it each rank speaks for itself
@@ -47,7 +48,7 @@ def connect(
             mine.outlive(store, alarm)
         comm: Communicator = mine
     else:
-        from fedmpi.comm import torch_dist
+        from fedmpi.comm.backends import torch_dist
 
         comm = torch_dist.connect(job, backend, device, start_timeout_s, round_timeout_s, alarm)
     comm.at_end = alarm.hush

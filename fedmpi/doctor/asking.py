@@ -17,6 +17,7 @@ from fedmpi.doctor.lines import BAD, ODD, Line, said
 
 Probe = Callable[[], list[Line]]
 running: set[int] = set()  # process groups of programs that are being asked
+starting = threading.Lock()  # held while there is one that `running` does not know yet
 SLACK_S = 2.0  # in which a program that took too long is ended
 
 # `python -c` looks for modules in the working directory first; a run does so last.
@@ -80,6 +81,7 @@ def ended_together() -> Iterator[None]:
     """A signal that ends this process ends the programs that it has asked, too: Ctrl-C does not reach them."""
 
     def end(number: int, frame: object) -> None:
+        starting.acquire(timeout=1)
         for group in list(running):
             _kill(group)
         os._exit(128 + number)
@@ -98,12 +100,13 @@ def _run(words: Sequence[str], limit_s: float, env: Mapping[str, str] | None) ->
     with tempfile.TemporaryFile() as out:
         try:
             # A session of its own: its children end with it.
-            started = subprocess.Popen(
-                words, stdin=subprocess.DEVNULL, stdout=out, stderr=out, env=env, start_new_session=True
-            )
+            with starting:
+                started = subprocess.Popen(
+                    words, stdin=subprocess.DEVNULL, stdout=out, stderr=out, env=env, start_new_session=True
+                )
+                running.add(started.pid)
         except OSError as error:
             raise Unanswered(f"does not start: {error.strerror or error}") from error
-        running.add(started.pid)
         code: int | None = None
         with contextlib.suppress(subprocess.TimeoutExpired):
             code = started.wait(limit_s)

@@ -11,7 +11,7 @@ import socket
 import tempfile
 from pathlib import Path
 
-from fedmpi.comm.job import Job
+from fedmpi.comm.launchers.job import Job
 from fedmpi.common.text import count
 from fedmpi.config import machine
 from fedmpi.doctor.lines import ODD, Line, joined

@@ -64,7 +64,7 @@ def torchvision() -> Iterator[Line]:
 
 def mpi() -> Iterator[Line]:
     """The library that mpi4py loads."""
-    from fedmpi.comm import mpi
+    from fedmpi.comm.backends import mpi
 
     try:
         MPI = mpi.load()
@@ -78,7 +78,7 @@ def mpi() -> Iterator[Line]:
 
 def mpi_init() -> Iterator[Line]:
     """Whether MPI initialises, in one process, and what it can do then."""
-    from fedmpi.comm import mpi
+    from fedmpi.comm.backends import mpi
 
     try:
         MPI = mpi.load()

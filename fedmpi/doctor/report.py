@@ -9,8 +9,8 @@ from collections.abc import Callable, Sequence
 from functools import partial
 from pathlib import Path
 
-from fedmpi.comm.job import Job
-from fedmpi.comm.launcher_env import detect, survivors
+from fedmpi.comm.launchers.job import Job
+from fedmpi.comm.launchers.launcher_env import detect, survivors
 from fedmpi.common.errors import UserError
 from fedmpi.common.version import __version__
 from fedmpi.doctor import host, launchers
@@ -128,7 +128,7 @@ def _started(job: Job | None, trouble: str) -> Line:
 
 
 def _python() -> list[Line]:
-    from fedmpi.runtime import environment
+    from fedmpi.runtime.record import environment
 
     at = environment.git(Path(__file__).parent)
     commit = f"commit {at['commit'][:12]}{' with changes' * at['modified']}" if at else ""
@@ -137,6 +137,6 @@ def _python() -> list[Line]:
 
 
 def _packages() -> list[Line]:
-    from fedmpi.runtime.environment import installed
+    from fedmpi.runtime.record.environment import installed
 
     return [Line(name, installed(name) or "not installed") for name in PACKAGES]

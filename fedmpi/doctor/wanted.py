@@ -10,8 +10,8 @@ from dataclasses import replace
 from pathlib import Path
 
 from fedmpi import config as configs
-from fedmpi.comm.job import Job
-from fedmpi.comm.launcher_env import detect, survivors
+from fedmpi.comm.launchers.job import Job
+from fedmpi.comm.launchers.launcher_env import detect, survivors
 from fedmpi.common.blame import remedy
 from fedmpi.common.errors import UserError
 from fedmpi.common.text import count
@@ -78,7 +78,8 @@ def ranks(settings: configs.Settings, job: Job) -> Line:
 
 
 def device(settings: configs.Settings, job: Job) -> Line:
-    from fedmpi.runtime import launch, report_text
+    from fedmpi.runtime import launch
+    from fedmpi.runtime.record import report_text
 
     picked = launch.pick_device(settings, trainer(job))
     return Line("device", f"{picked}, {report_text.device_name(picked)}" if picked.type == "cuda" else "cpu")
@@ -118,7 +119,7 @@ def chosen(settings: configs.Settings, job: Job) -> str:
     """gloo | nccl | mpi, as far as this host can tell: its own ranks stand for all. Raises UserError."""
     import torch
 
-    from fedmpi.comm import mpi, torch_dist
+    from fedmpi.comm.backends import mpi, torch_dist
     from fedmpi.runtime import launch
 
     asked = settings.comm.backend

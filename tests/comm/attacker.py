@@ -10,7 +10,7 @@ import struct
 import threading
 from pathlib import Path
 
-from fedmpi.comm import door
+from fedmpi.comm.meeting import door
 
 CLAIMS = [struct.pack(form, size) for form in ("<I", ">I", "<Q", ">Q") for size in (2**31, 2**31 - 1, 0)]
 GARBAGE = [

@@ -16,7 +16,7 @@ from pathlib import Path
 import torch
 
 from fedmpi.comm import Lost, connect, detect
-from fedmpi.comm.alarm import end_job
+from fedmpi.comm.loss.alarm import end_job
 
 HANG_S = 5
 N = 500_000  # 2 MB: more than sockets and libraries buffer

@@ -23,11 +23,11 @@ from pathlib import Path
 
 import torch
 
-import fedmpi.comm.torch_dist  # noqa: F401  (before any fork)
+import fedmpi.comm.backends.torch_dist  # noqa: F401  (before any fork)
 from fedmpi.comm import Lost, connect, detect
-from fedmpi.comm.alarm import Alarm
+from fedmpi.comm.loss.alarm import Alarm
 from fedmpi.comm.base import Gone
-from fedmpi.comm.leaving import leave
+from fedmpi.comm.loss.leaving import leave
 from fedmpi.common import parent
 
 N = 300_000  # 1.2 MB: more than sockets buffer

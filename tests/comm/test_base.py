@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from fedmpi.comm.base import relay
-from fedmpi.comm.torch_dist import choose
+from fedmpi.comm.backends.torch_dist import choose
 from fedmpi.common.errors import UserError
 
 

@@ -16,9 +16,9 @@ from attacker import GARBAGE, Attacker, listeners
 from helpers import BIN, ROOT, clean_env, launcher
 from torch.distributed import DistError, DistNetworkError, DistStoreError, TCPStore
 
-from fedmpi.comm import door, store_server
-from fedmpi.comm.store import RankStore
-from fedmpi.comm.store_server import LENGTH, StoreServer, packed, unpacked
+from fedmpi.comm.meeting import door, store_server
+from fedmpi.comm.meeting.store import RankStore
+from fedmpi.comm.meeting.store_server import LENGTH, StoreServer, packed, unpacked
 
 KEY = bytes(range(32))
 
@@ -128,8 +128,8 @@ def test_the_process_is_no_burden_and_ends_with_rank_0(tmp_path):
     """Rank 0 is killed: its store ends, as the others expect. Signals to the job do not end it before."""
     program = """
 import os, signal, sys, time
-from fedmpi.comm import rendezvous
-from fedmpi.comm.job import Job
+from fedmpi.comm.meeting import rendezvous
+from fedmpi.comm.launchers.job import Job
 store = rendezvous.find_store(Job("slurm", 0, 2, 0, 2, "here"), 30)
 child = rendezvous.processes[0]
 assert "torch" not in open(f"/proc/{child.pid}/maps").read()
@@ -301,7 +301,7 @@ def below(pid):
     while new:
         found |= new
         new = {child for child, parent in parents.items() if parent in found} - found
-    return [each for each in found if {str(BIN / "fedmpi"), "fedmpi.comm.store_server"} & set(words(each)[:3])]
+    return [each for each in found if {str(BIN / "fedmpi"), "fedmpi.comm.meeting.store_server"} & set(words(each)[:3])]
 
 
 def words(pid):

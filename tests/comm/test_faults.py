@@ -6,7 +6,7 @@ import pytest
 from torch.distributed import TCPStore
 
 from fedmpi.comm.base import Lost
-from fedmpi.comm.store_allgather import StoreAllgather
+from fedmpi.comm.meeting.store_allgather import StoreAllgather
 
 SLACK_S = 10  # for a busy machine; the bounds under test are 1 to 3 s, and 300 and 1800 s by default
 

@@ -2,9 +2,9 @@
 
 import pytest
 
-from fedmpi.comm import launcher_env as job_module
-from fedmpi.comm.job import Job
-from fedmpi.comm.launcher_env import detect, tasks_per_node
+from fedmpi.comm.launchers import launcher_env as job_module
+from fedmpi.comm.launchers.job import Job
+from fedmpi.comm.launchers.launcher_env import detect, tasks_per_node
 from fedmpi.common.errors import UserError
 
 OPEN_MPI = {

@@ -4,7 +4,7 @@ import sys
 
 import pytest
 
-from fedmpi.comm import mpi
+from fedmpi.comm.backends import mpi
 from fedmpi.common.errors import UserError
 
 

@@ -2,7 +2,7 @@ import socket
 
 import pytest
 
-from fedmpi.comm.slurm_hosts import expand, interface_towards, resolve
+from fedmpi.comm.launchers.slurm_hosts import expand, interface_towards, resolve
 from fedmpi.common.errors import UserError
 
 

@@ -12,8 +12,8 @@ from fedmpi.engine.faults import losses
 from fedmpi.engine.faults.losses import Losses
 from fedmpi.engine.sampling import pinned
 from fedmpi.methods import registry
-from fedmpi.runtime import resume
-from fedmpi.runtime.checkpoints import Checkpoints, Rows
+from fedmpi.runtime.resuming import resume
+from fedmpi.runtime.resuming.checkpoints import Checkpoints, Rows
 
 ROUNDS, SIZE = 5, 4
 

@@ -10,7 +10,7 @@ from helpers import fedmpi, norm_net, play, prepare, settings
 from safetensors.torch import save_file
 
 from fedmpi.common.errors import UserError
-from fedmpi.runtime.initial import fill
+from fedmpi.runtime.resuming.initial import fill
 
 
 @pytest.fixture

@@ -14,7 +14,8 @@ import yaml
 from helpers import BIN, ROOT, clean_env, fedmpi, settings
 
 from fedmpi.common.errors import UserError
-from fedmpi.runtime import lock, resume
+from fedmpi.runtime.record import lock
+from fedmpi.runtime.resuming import resume
 
 CONFIG = {
     "name": "run",

@@ -16,10 +16,11 @@ from fedmpi.common.errors import UserError
 from fedmpi.common.text import figure
 from fedmpi.data.dataset import Dataset
 from fedmpi.data.federated import split
-from fedmpi.runtime import launch, report_text
-from fedmpi.runtime.progress import Console
-from fedmpi.runtime.run_dir import RunDirectory
-from fedmpi.runtime.summary import summary
+from fedmpi.runtime import launch
+from fedmpi.runtime.record import report_text
+from fedmpi.runtime.record.progress import Console
+from fedmpi.runtime.record.run_dir import RunDirectory
+from fedmpi.runtime.record.summary import summary
 
 HERE = [{"host": "node1", "device": "cpu"}]
 

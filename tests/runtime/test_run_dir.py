@@ -16,10 +16,10 @@ import torch
 import yaml
 
 from fedmpi.common.errors import UserError
-from fedmpi.runtime import durable, environment, run_dir
-from fedmpi.runtime.progress import Console, duration
-from fedmpi.runtime.run_dir import RunDirectory
-from fedmpi.runtime.summary import summary
+from fedmpi.runtime.record import durable, environment, run_dir
+from fedmpi.runtime.record.progress import Console, duration
+from fedmpi.runtime.record.run_dir import RunDirectory
+from fedmpi.runtime.record.summary import summary
 
 
 @pytest.fixture

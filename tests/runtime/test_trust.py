@@ -18,7 +18,7 @@ from fedmpi.common import options, redaction, registry
 from fedmpi.common.errors import UserError
 from fedmpi.data.sources.npz import npz
 from fedmpi.runtime import catalog, launch, trust
-from fedmpi.runtime.run_dir import RunDirectory
+from fedmpi.runtime.record.run_dir import RunDirectory
 
 CONFIG = f"""\
 name: theirs

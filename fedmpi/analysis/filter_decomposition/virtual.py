@@ -23,7 +23,7 @@ from fedmpi.analysis import report
 from fedmpi.analysis.filter_decomposition.kernels import atom_layers, dense
 from fedmpi.analysis.filter_decomposition.products import kernel_mean
 from fedmpi.analysis.local_models import LocalModels, experiment, local_models
-from fedmpi.comm.solo import Solo
+from fedmpi.comm.backends.solo import Solo
 from fedmpi.common.errors import UserError
 from fedmpi.common.redaction import flow, redacted
 from fedmpi.common.text import figure
@@ -32,7 +32,8 @@ from fedmpi.engine import sampling
 from fedmpi.engine.evaluate import Figures, figures
 from fedmpi.flat import linear
 from fedmpi.flat.layout import ATOM, COEF
-from fedmpi.runtime import build, saved_model
+from fedmpi.runtime import build
+from fedmpi.runtime.record import saved_model
 from fedmpi.runtime.build import Experiment
 
 

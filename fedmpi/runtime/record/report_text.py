@@ -21,8 +21,8 @@ from fedmpi.engine.schedule import learning_rate
 from fedmpi.runtime import build_data
 from fedmpi.runtime.build import Experiment
 from fedmpi.runtime.memory import size_text
-from fedmpi.runtime.progress import Console
-from fedmpi.runtime.run_dir import RunDirectory
+from fedmpi.runtime.record.progress import Console
+from fedmpi.runtime.record.run_dir import RunDirectory
 
 
 def headlines(made: Experiment, job: Job, backend: str, ranks: Sequence[Mapping[str, Any]]) -> list[str]:

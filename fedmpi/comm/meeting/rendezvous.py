@@ -20,10 +20,11 @@ from datetime import timedelta
 import torch
 from torch.distributed import DistError, PrefixStore, Store, TCPStore
 
-from fedmpi.comm import door, slurm_hosts, store_server
+from fedmpi.comm.launchers import slurm_hosts
+from fedmpi.comm.meeting import door, store_server
 from fedmpi.comm.base import Lost, within
-from fedmpi.comm.job import Job
-from fedmpi.comm.store import RankStore
+from fedmpi.comm.launchers.job import Job
+from fedmpi.comm.meeting.store import RankStore
 from fedmpi.common.errors import UserError
 
 Address = tuple[str, int]
@@ -104,7 +105,7 @@ def agent_store(host: str, port: int, deadline: float) -> TCPStore:
 
 
 def under_mpi(job: Job, deadline: float) -> Store:
-    from fedmpi.comm import mpi
+    from fedmpi.comm.backends import mpi
 
     world = mpi.world(job, deadline - time.monotonic())
     words = torch.zeros(TOLD_BYTES, dtype=torch.uint8)  # "key port host host ...", padded with zeros

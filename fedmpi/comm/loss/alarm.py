@@ -24,14 +24,14 @@ from collections.abc import Callable
 from datetime import timedelta
 from typing import TYPE_CHECKING, NoReturn
 
-from fedmpi.comm.job import Job
-from fedmpi.comm.leaving import leave, say
+from fedmpi.comm.launchers.job import Job
+from fedmpi.comm.loss.leaving import leave, say
 from fedmpi.common import parent, signals
 
 if TYPE_CHECKING:
     from torch.distributed import Store
 
-    from fedmpi.comm.news import News
+    from fedmpi.comm.loss.news import News
 
 CAUSE = "cause"  # line of the news: "cause RANK CODE TEXT"
 MEMBERS = "members"  # "members GENERATION TIME RANK RANK ...": those that take part from here on
@@ -107,7 +107,7 @@ class Alarm:
         """The ranks' store, for one that failed before it met the others. Under MPI that would take all of them."""
         if self.job.launcher == "mpi":
             return
-        from fedmpi.comm import rendezvous
+        from fedmpi.comm.meeting import rendezvous
 
         with contextlib.suppress(Exception):
             store = rendezvous.find_store(self.job, ANSWER_S)
@@ -135,7 +135,7 @@ class Alarm:
         return (found[0] if found else None), len(found) > 1
 
     def _news(self, store: Store) -> News:
-        from fedmpi.comm.news import News
+        from fedmpi.comm.loss.news import News
 
         return News(store, self.at)
 
@@ -229,7 +229,7 @@ def end_job(code: int) -> NoReturn:
     MPI must be told; torchrun and `srun --kill-on-bad-exit` end the other ranks when one exits with an error.
     """
     if "mpi4py.MPI" in sys.modules:
-        from fedmpi.comm import mpi
+        from fedmpi.comm.backends import mpi
 
         mpi.abort(code)
     leave(code)

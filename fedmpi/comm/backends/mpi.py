@@ -9,8 +9,8 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any, NoReturn
 
-from fedmpi.comm.job import Job
-from fedmpi.comm.leaving import leave
+from fedmpi.comm.launchers.job import Job
+from fedmpi.comm.loss.leaving import leave
 from fedmpi.common import parent
 from fedmpi.common.errors import UserError
 

@@ -36,7 +36,7 @@ import torch
 from fedmpi.common.errors import UserError
 from fedmpi.common.redaction import redacted
 from fedmpi.config.yaml_source import text_for
-from fedmpi.runtime import durable
+from fedmpi.runtime.record import durable
 
 END_S = 5.0  # allowed for a write in progress where a run is ended
 

@@ -25,7 +25,7 @@ import time
 from pathlib import Path
 from typing import final
 
-from fedmpi.comm import door
+from fedmpi.comm.meeting import door
 
 LENGTH = struct.Struct("<I")
 YES, NO = b"yes", b"no"

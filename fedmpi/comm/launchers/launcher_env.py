@@ -13,7 +13,7 @@ import re
 import socket
 from collections.abc import Mapping
 
-from fedmpi.comm.job import Job
+from fedmpi.comm.launchers.job import Job
 from fedmpi.common.errors import UserError
 
 FIELDS = ("rank", "size", "local_rank", "local_size")
@@ -107,6 +107,6 @@ def survivors(job: Job, env: Mapping[str, str]) -> str:
 
 def ask_mpi() -> Job:
     """The job according to MPI itself: a PMIx launcher (prterun, flux) does not tell a process how many ranks exist."""
-    from fedmpi.comm import mpi
+    from fedmpi.comm.backends import mpi
 
     return mpi.identity()

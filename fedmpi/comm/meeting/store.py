@@ -1,4 +1,4 @@
-"""A few named values that all ranks of a job see. Rank 0 holds them, behind comm/door.py.
+"""A few named values that all ranks of a job see. Rank 0 holds them, behind comm/meeting/door.py.
 
 torch's own TCPStore lets everybody in who can reach its port, and listens on all of the host's addresses. This one is
 a torch Store, too, so gloo and NCCL find their peers through it.
@@ -13,8 +13,8 @@ from typing import final
 
 from torch.distributed import DistNetworkError, DistStoreError, Store
 
-from fedmpi.comm import door
-from fedmpi.comm.store_server import LENGTH, YES, packed, unpacked
+from fedmpi.comm.meeting import door
+from fedmpi.comm.meeting.store_server import LENGTH, YES, packed, unpacked
 
 SLACK_S = 5.0  # allowed for rank 0 to answer, beyond what it was asked to wait
 WAIT = timedelta(seconds=300)

@@ -19,13 +19,13 @@ import torch
 from torch import Tensor
 from torch.distributed import Store
 
-from fedmpi.comm import launcher_env
-from fedmpi.comm.alarm import Alarm
+from fedmpi.comm.launchers import launcher_env
+from fedmpi.comm.loss.alarm import Alarm
 from fedmpi.comm.base import ALLGATHER_BYTES, Communicator, Gone, Lost, Message, relay
-from fedmpi.comm.job import Job
-from fedmpi.comm.membership import Membership
-from fedmpi.comm.mpi import finalize, load, world
-from fedmpi.comm.store_allgather import StoreAllgather
+from fedmpi.comm.launchers.job import Job
+from fedmpi.comm.loss.membership import Membership
+from fedmpi.comm.backends.mpi import finalize, load, world
+from fedmpi.comm.meeting.store_allgather import StoreAllgather
 
 DATA, CONTROL = 0, 1  # tags
 EAGER_S = 0.05  # requests are first tested without pauses for so long: MPI moves messages only inside its calls

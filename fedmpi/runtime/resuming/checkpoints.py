@@ -24,7 +24,7 @@ from torch import Tensor
 
 from fedmpi.common.errors import UserError
 from fedmpi.engine.federation import Federation
-from fedmpi.runtime.durable import Damaged, read_tensors, write_tensors
+from fedmpi.runtime.record.durable import Damaged, read_tensors, write_tensors
 
 Key = tuple[int, int]  # client, the round that made its row
 

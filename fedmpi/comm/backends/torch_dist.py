@@ -15,12 +15,13 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from fedmpi.comm import launcher_env, rendezvous, slurm_hosts
-from fedmpi.comm.alarm import Alarm
+from fedmpi.comm.launchers import launcher_env, slurm_hosts
+from fedmpi.comm.meeting import rendezvous
+from fedmpi.comm.loss.alarm import Alarm
 from fedmpi.comm.base import Communicator, Gone, Lost, Message, relay, within
-from fedmpi.comm.job import Job
-from fedmpi.comm.membership import BUILD_S, Membership
-from fedmpi.comm.store_allgather import GRACE_S, StoreAllgather
+from fedmpi.comm.launchers.job import Job
+from fedmpi.comm.loss.membership import BUILD_S, Membership
+from fedmpi.comm.meeting.store_allgather import GRACE_S, StoreAllgather
 from fedmpi.common.errors import UserError
 
 Group = Any  # dist.ProcessGroupGloo, whose stub lacks what it has
@@ -256,6 +257,6 @@ def part(job: Job, allgather: StoreAllgather, timeout_s: float, whole: bool = Tr
     """
     within(timeout_s + GRACE_S, lambda: allgather.leave(timeout_s), "rank 0 is silent: its store does not answer")
     if job.launcher == "mpi" and whole:
-        from fedmpi.comm import mpi
+        from fedmpi.comm.backends import mpi
 
         mpi.finalize(job, timeout_s)

@@ -1,0 +1,1 @@
+"""Who started this process, as which rank, and where the others are."""

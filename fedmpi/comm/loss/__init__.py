@@ -1,0 +1,1 @@
+"""What becomes of a job whose ranks fail, die or freeze."""

@@ -1,0 +1,1 @@
+"""Where the ranks of a job find each other: a store behind a door."""
