@@ -22,8 +22,8 @@ from test_signals import CONFIG, Faulty
 
 from fedmpi import config
 from fedmpi.runtime import launch
-from fedmpi.runtime.resuming import replay
 from fedmpi.runtime.record.durable import read_tensors
+from fedmpi.runtime.resuming import replay
 
 STARTS = (  # launcher, back end, faults.on_lost_rank
     ("mpirun", "gloo", "abort"),

@@ -1,7 +1,7 @@
 """The command line: `fedmpi run | resume | replay | validate | list | analyse`.
 
-A mistake that the user can correct ends in one message and exit code 2; under a launcher `fedmpi/comm/loss/alarm.py` sees to
-that, since ranks may find the same one or a single rank one of its own.
+A mistake that the user can correct ends in one message and exit code 2; under a launcher `fedmpi/comm/loss/alarm.py`
+sees to that, since ranks may find the same one or a single rank one of its own.
 """
 
 import os

@@ -7,10 +7,10 @@ import time
 
 import torch
 
-from fedmpi.comm.loss.alarm import Alarm
+from fedmpi.comm.backends.solo import Solo
 from fedmpi.comm.base import Communicator, Lost
 from fedmpi.comm.launchers.job import Job
-from fedmpi.comm.backends.solo import Solo
+from fedmpi.comm.loss.alarm import Alarm
 
 TCP_S = 10.0  # allowed for a rank to reach rank 0 by TCP where all but the alarm goes over MPI
 

@@ -31,8 +31,8 @@ from fedmpi.method.base import Method, overrides
 from fedmpi.method.slots import Travel
 from fedmpi.models.net import Net
 from fedmpi.runtime import fitting, memory
-from fedmpi.runtime.resuming import initial
 from fedmpi.runtime.build_data import training_ranks
+from fedmpi.runtime.resuming import initial
 from fedmpi.runtime.resuming.initial import Initial
 
 

@@ -16,9 +16,9 @@ from typing import Any
 import torch
 
 from fedmpi.comm import Communicator, Job, Lost, connect, detect
-from fedmpi.comm.loss.alarm import Alarm, reason
 from fedmpi.comm.audit import Audit
 from fedmpi.comm.base import Gone
+from fedmpi.comm.loss.alarm import Alarm, reason
 from fedmpi.comm.loss.leaving import tell_fatal_signals
 from fedmpi.common.blame import remedy
 from fedmpi.common.errors import UserError
@@ -28,10 +28,10 @@ from fedmpi.data.federated import Federated
 from fedmpi.engine.plan import Sink
 from fedmpi.runtime import build, build_data, consistency
 from fedmpi.runtime.record import durable, environment, plugins, report_text
-from fedmpi.runtime.resuming import keeping, resume
 from fedmpi.runtime.record.progress import Console
 from fedmpi.runtime.record.run_dir import RunDirectory
 from fedmpi.runtime.record.summary import summary
+from fedmpi.runtime.resuming import keeping, resume
 
 COME_AGAIN = 75  # BSD's EX_TEMPFAIL: stopped by a signal; starting again would help
 OUTCOME = "FEDMPI_OUTCOME"  # environment variable: a file for rank 0's exit code and the rounds it completed

@@ -25,8 +25,8 @@ import torch
 
 import fedmpi.comm.backends.torch_dist  # noqa: F401  (before any fork)
 from fedmpi.comm import Lost, connect, detect
-from fedmpi.comm.loss.alarm import Alarm
 from fedmpi.comm.base import Gone
+from fedmpi.comm.loss.alarm import Alarm
 from fedmpi.comm.loss.leaving import leave
 from fedmpi.common import parent
 

@@ -3,8 +3,8 @@
 import pytest
 import torch
 
-from fedmpi.comm.base import relay
 from fedmpi.comm.backends.torch_dist import choose
+from fedmpi.comm.base import relay
 from fedmpi.common.errors import UserError
 
 

@@ -5,12 +5,12 @@ import json
 import pytest
 import torch
 
-from fedmpi.comm.launchers import launcher_env
-from fedmpi.comm.base import Lost
-from fedmpi.comm.launchers.job import Job
-from fedmpi.comm.loss.membership import FROZEN_S, LOOK_S
 from fedmpi.comm.backends.solo import Solo
 from fedmpi.comm.backends.torch_dist import Nccl
+from fedmpi.comm.base import Lost
+from fedmpi.comm.launchers import launcher_env
+from fedmpi.comm.launchers.job import Job
+from fedmpi.comm.loss.membership import FROZEN_S, LOOK_S
 
 SETTLED_S = 2.0  # from a death to the end of the last survivor's regroup, on a machine of its own
 SLACK_S = 8.0  # for one that others use

@@ -8,9 +8,9 @@ import time
 
 import pytest
 
-from fedmpi.comm.meeting import door, rendezvous
 from fedmpi.comm.base import Lost
 from fedmpi.comm.launchers.job import Job
+from fedmpi.comm.meeting import door, rendezvous
 from fedmpi.common.errors import UserError
 
 

@@ -8,9 +8,9 @@ import torch
 from helpers import digest, prepare, record, trial
 
 from fedmpi.methods import registry
+from fedmpi.runtime.record.durable import Damaged
 from fedmpi.runtime.resuming import checkpoints, resume
 from fedmpi.runtime.resuming.checkpoints import Checkpoints, Rows
-from fedmpi.runtime.record.durable import Damaged
 
 ROUNDS = 4
 

@@ -33,8 +33,8 @@ from fedmpi.engine.evaluate import Figures, figures
 from fedmpi.flat import linear
 from fedmpi.flat.layout import ATOM, COEF
 from fedmpi.runtime import build
-from fedmpi.runtime.record import saved_model
 from fedmpi.runtime.build import Experiment
+from fedmpi.runtime.record import saved_model
 
 
 def analyse(run: Path, settings: Settings, to: Path, say: Callable[[str], None]) -> None:

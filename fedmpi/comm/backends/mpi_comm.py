@@ -19,12 +19,12 @@ import torch
 from torch import Tensor
 from torch.distributed import Store
 
-from fedmpi.comm.launchers import launcher_env
-from fedmpi.comm.loss.alarm import Alarm
-from fedmpi.comm.base import ALLGATHER_BYTES, Communicator, Gone, Lost, Message, relay
-from fedmpi.comm.launchers.job import Job
-from fedmpi.comm.loss.membership import Membership
 from fedmpi.comm.backends.mpi import finalize, load, world
+from fedmpi.comm.base import ALLGATHER_BYTES, Communicator, Gone, Lost, Message, relay
+from fedmpi.comm.launchers import launcher_env
+from fedmpi.comm.launchers.job import Job
+from fedmpi.comm.loss.alarm import Alarm
+from fedmpi.comm.loss.membership import Membership
 from fedmpi.comm.meeting.store_allgather import StoreAllgather
 
 DATA, CONTROL = 0, 1  # tags

@@ -15,12 +15,12 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from fedmpi.comm.launchers import launcher_env, slurm_hosts
-from fedmpi.comm.meeting import rendezvous
-from fedmpi.comm.loss.alarm import Alarm
 from fedmpi.comm.base import Communicator, Gone, Lost, Message, relay, within
+from fedmpi.comm.launchers import launcher_env, slurm_hosts
 from fedmpi.comm.launchers.job import Job
+from fedmpi.comm.loss.alarm import Alarm
 from fedmpi.comm.loss.membership import BUILD_S, Membership
+from fedmpi.comm.meeting import rendezvous
 from fedmpi.comm.meeting.store_allgather import GRACE_S, StoreAllgather
 from fedmpi.common.errors import UserError
 

@@ -24,11 +24,11 @@ from typing import Any, final
 
 from torch.distributed import DistError, Store
 
-from fedmpi.comm.meeting import rendezvous
-from fedmpi.comm.loss.alarm import MEMBERS, Alarm, who
 from fedmpi.comm.base import Gone, Lost, T, within
+from fedmpi.comm.loss.alarm import MEMBERS, Alarm, who
 from fedmpi.comm.loss.leaving import leave, say
 from fedmpi.comm.loss.news import News
+from fedmpi.comm.meeting import rendezvous
 
 CALL, ASK, GO, AGAIN = "regroup", "ask", "go", "again"  # lines of the news
 ANSWER_S = 1.5  # in which a living rank answers, busy or not, if somebody's connection to it has ended

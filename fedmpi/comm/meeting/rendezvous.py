@@ -20,10 +20,10 @@ from datetime import timedelta
 import torch
 from torch.distributed import DistError, PrefixStore, Store, TCPStore
 
-from fedmpi.comm.launchers import slurm_hosts
-from fedmpi.comm.meeting import door, store_server
 from fedmpi.comm.base import Lost, within
+from fedmpi.comm.launchers import slurm_hosts
 from fedmpi.comm.launchers.job import Job
+from fedmpi.comm.meeting import door, store_server
 from fedmpi.comm.meeting.store import RankStore
 from fedmpi.common.errors import UserError
 

@@ -248,7 +248,7 @@ class StoreServer:
 
 def start(listener: socket.socket, key: bytes) -> subprocess.Popen[bytes]:
     """The process; it takes the listening socket over, and the key through a pipe whose end tells it that we have."""
-    package = str(Path(__file__).parents[2])
+    package = str(Path(__file__).parents[3])
     path = os.pathsep.join(filter(None, (package, os.environ.get("PYTHONPATH"))))
     process = subprocess.Popen(
         [sys.executable, "-m", __name__, str(listener.fileno())],

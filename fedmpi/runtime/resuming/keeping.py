@@ -11,11 +11,11 @@ from fedmpi.common.errors import UserError
 from fedmpi.engine.faults import recovery
 from fedmpi.engine.faults.losses import Losses
 from fedmpi.engine.federation import Federation
-from fedmpi.runtime.record import run_dir
-from fedmpi.runtime.resuming import resume
 from fedmpi.runtime.build import Experiment
-from fedmpi.runtime.resuming.checkpoints import Checkpoints, Rows
+from fedmpi.runtime.record import run_dir
 from fedmpi.runtime.record.run_dir import RunDirectory
+from fedmpi.runtime.resuming import resume
+from fedmpi.runtime.resuming.checkpoints import Checkpoints, Rows
 
 
 def start(

@@ -20,9 +20,9 @@ from fedmpi.config import Settings
 from fedmpi.engine.faults import recovery
 from fedmpi.engine.federation import Federation
 from fedmpi.runtime.record import lock
-from fedmpi.runtime.resuming.checkpoints import Checkpoints
 from fedmpi.runtime.record.durable import Damaged, read_tensors
 from fedmpi.runtime.record.run_dir import RunDirectory
+from fedmpi.runtime.resuming.checkpoints import Checkpoints
 
 IDENTITY = "identity.json"
 # What a run may change when it goes on: none of it moves a bit of the rounds to come (rounds may, by the schedule).
