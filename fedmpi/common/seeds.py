@@ -34,7 +34,15 @@ def numpy_rng(seed: int, *purpose: str | int) -> np.random.Generator:
 @contextmanager
 def scoped(seed: int, *purpose: str | int) -> Iterator[None]:
     """torch's global generators (parameter initialisation, dropout) seeded for one purpose, and put back afterwards."""
-    devices = range(torch.cuda.device_count()) if torch.cuda.is_initialized() else []
-    with torch.random.fork_rng(devices=devices):
-        torch.manual_seed(derive(seed, *purpose))
+    number, gpus = derive(seed, *purpose), torch.cuda.is_initialized()
+    before, on_gpus = torch.get_rng_state(), torch.cuda.get_rng_state_all() if gpus else []
+    # torch.manual_seed would do it, and note a stack trace for each kind of device that is not there.
+    torch.default_generator.manual_seed(number)
+    if gpus:
+        torch.cuda.manual_seed_all(number)
+    try:
         yield
+    finally:
+        torch.set_rng_state(before)
+        if gpus:
+            torch.cuda.set_rng_state_all(on_gpus)

@@ -13,6 +13,7 @@ auto         site if clients are sites and the data set knows the sites of the t
 from __future__ import annotations
 
 import warnings
+from collections.abc import Sequence
 from typing import Literal, get_args
 
 import numpy as np
@@ -76,12 +77,12 @@ def client_tests(
     if client_test == "class_match":
         owned = torch.from_numpy(counts > 0)
         return [torch.nonzero(owned[k][dataset.test_y]).flatten() for k in range(len(counts))]
-    return [
-        _aligned(dataset.test_y.numpy(), row, seeds.numpy_rng(seed, "client_test", k)) for k, row in enumerate(counts)
-    ]
+    test_y = dataset.test_y.numpy()
+    of_class = [np.flatnonzero(test_y == c) for c in range(counts.shape[1])]
+    return [_aligned(of_class, row, seeds.numpy_rng(seed, "client_test", k)) for k, row in enumerate(counts)]
 
 
-def _aligned(test_y: np.ndarray, row: np.ndarray, rng: np.random.Generator) -> Tensor:
+def _aligned(of_class: Sequence[np.ndarray], row: np.ndarray, rng: np.random.Generator) -> Tensor:
     quota = ALIGNED_SIZE * row // row.sum()  # (classes,)
-    rows = [rng.permutation(np.flatnonzero(test_y == c))[: quota[c]] for c in np.flatnonzero(quota)]
+    rows = [rng.permutation(of_class[c])[: quota[c]] for c in np.flatnonzero(quota).tolist()]
     return torch.from_numpy(np.sort(np.concatenate(rows)))
