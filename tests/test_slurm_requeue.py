@@ -139,6 +139,7 @@ def test_a_cancelled_job_stays_cancelled(cluster):
     assert "decide what becomes of it; sbatch it again" in cluster.log(jobs[0])
 
 
+@pytest.mark.slow
 def test_a_job_that_is_requeued_in_a_round_goes_on(cluster):
     """As preemption does it, too: SIGTERM, later SIGKILL, and a start that the job has not asked for."""
     whole = cluster.whole("whole")
@@ -168,6 +169,7 @@ def test_a_job_whose_node_fails_goes_on(cluster):
     same(cluster.run(job), whole)
 
 
+@pytest.mark.slow
 def test_no_round_no_requeue(cluster):
     """A round that the job's time does not suffice for: it is started again once, not for ever."""
     job = cluster.submit(*SCRIPTS["srun"], pace="0.5")
