@@ -38,7 +38,7 @@ from fedmpi.method.context import Uploads
 GO, DONE, STOPPED, ABANDONED, APART = 0.0, 1.0, 2.0, 3.0, 4.0  # rank 0's word at the start of a round
 UNDO = 8.0  # added to the word: whose round is undone follows
 PATIENCE_S, TIMES = 10.0, 5.0  # where a lost rank is done without: silence to ask after, in seconds and in rounds
-LATER = ("loss", "sent_bytes", "received_bytes", "evaluate_s")  # what a round's line gets after its step
+LATER = ("sha256", "loss", "sent_bytes", "received_bytes", "evaluate_s")  # what a round's line gets after its step
 
 
 class Federation:
@@ -105,6 +105,8 @@ class Federation:
             self.exchange.close_round(t - 1)
         word = self.exchange.announce(self.begun.word or GO, self.server)
         self.begin(t)
+        if self.server is not None and self.line and "sha256" not in self.line:  # the other ranks do not wait for it
+            self.line["sha256"] = self.worker.model.layout.sha256(self.server.w)
         now, word = self.begun, self._settled(t, word)
         announced = self._bytes(counted)
         if not now.kept:
@@ -235,7 +237,6 @@ class Federation:
             "train_s": train_s,
             "wait_s": arrived - trained,
             "server_s": time.perf_counter() - arrived,
-            "sha256": self.worker.model.layout.sha256(self.server.w),
         }
         check_figures(self.worker.method, figures, (*line, *LATER, *self.worker.task.names), f"round {t}")
         return line | figures
