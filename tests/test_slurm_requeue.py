@@ -193,6 +193,7 @@ def test_time_limits(cluster):
         state, restarts = cluster.ended(job, limit_s=900)
         assert state == "COMPLETED", cluster.log(job)
         assert restarts >= 1
-        assert cluster.log(job).count("is requeued, and will go on") == restarts
+        # Slurm may end the shell before it has said so.
+        assert 1 <= cluster.log(job).count("is requeued, and will go on") <= restarts
         same(cluster.run(job), wholes[seed])
         assert yaml.safe_load((cluster.run(job) / "config.yaml").read_text())["seed"] == int(seed[5:])

@@ -37,9 +37,12 @@ def batches(
     index = index.to(shard.x.device)  # once an epoch, not once a batch
     step = size or max(n, 1)
     stop = n - n % step if drop_last else n
+    blocks = stored_channels_last(shard.x)
+    x = shard.x.permute(0, 2, 3, 1) if blocks else shard.x
     for start in range(0, stop, step):
         rows = index[start : min(start + step, stop)]
-        yield gather(shard.x, rows), shard.y.index_select(0, rows)
+        found = x.index_select(0, rows)
+        yield found.permute(0, 3, 1, 2) if blocks else found, shard.y.index_select(0, rows)
 
 
 def gather(x: Tensor, rows: Tensor) -> Tensor:

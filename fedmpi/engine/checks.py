@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Collection, Mapping, Sequence
 from typing import Any
 
@@ -57,7 +58,7 @@ def check_values(
 
 def finite(row: Tensor) -> bool:
     """No nan or inf. The sum is read first: one pass without a copy, which says no where it overflows, too."""
-    return bool(row.sum().isfinite()) or bool(row.isfinite().all())
+    return not row.numel() or math.isfinite(row.sum().item()) or bool(row.isfinite().all())
 
 
 def check_finite(method: Method, hook: str, packing: Packing, row: Tensor, where: str) -> None:

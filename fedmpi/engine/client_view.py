@@ -14,7 +14,6 @@ from fedmpi.data.batches import Shard, batches
 from fedmpi.engine.checks import check_tensor, not_passed, wrong
 from fedmpi.engine.worker import Worker
 from fedmpi.flat.layout import Segment
-from fedmpi.flat.packing import Views
 from fedmpi.method.context import Batch, Client, Loss, Part, State
 from fedmpi.models.net import Net
 
@@ -22,18 +21,17 @@ EVALUATION_BATCH = 100  # samples; small batches stay in the cache
 
 
 class LossMeter:
-    """Mean loss over optimiser steps, () float64; 0 where none was made."""
+    """The losses of optimiser steps. They are added up when somebody asks: once, not once a step."""
 
     def __init__(self, device: torch.device) -> None:
-        self.sum = torch.zeros((), dtype=torch.float64, device=device)
-        self.steps = 0
+        self.device, self.losses = device, list[Tensor]()
 
-    def add(self, loss: Tensor) -> None:
-        self.sum += loss
-        self.steps += 1
-
-    def mean(self) -> Tensor:
-        return self.sum / max(self.steps, 1)
+    def mean(self, since: int = 0) -> Tensor:
+        """() float64, over the steps from number `since` on; 0 where none was made."""
+        losses = self.losses[since:]
+        return (
+            torch.stack(losses).double().mean() if losses else torch.zeros((), dtype=torch.float64, device=self.device)
+        )
 
 
 class ClientView(Client):
@@ -50,7 +48,7 @@ class ClientView(Client):
         self.where = f"round {t}, client {client}"  # in messages
         messages, data, sgd = worker.messages, worker.data, worker.sgd
         self.n, self.classes, self.rounds = int(data.train_sizes[client]), data.classes, messages.rounds
-        self.label_counts = torch.from_numpy(data.label_counts[client]).to(state_row.device)
+        self.label_counts = worker.label_counts[client]
         self.batch_size, self.epochs, self.epoch, self.last_epoch = sgd.batch_size, sgd.epochs, 0, False
         self.steps, self.a, self.fits = 0, 0.0, 0
         self.w, self.b = worker.model.w, worker.model.b
@@ -58,7 +56,7 @@ class ClientView(Client):
         told, kept = messages.announcement().packing.views(announcement), messages.client_state.views(state_row)
         personal = messages.per_client.views(download)
         self.state = State({name: getattr(kept, name) for name in worker.method.client_state})
-        self.down = Views({name: getattr(v, name) for v in (told, personal) for name in v})
+        self.down = told.beside(personal)
         self.scratch = messages.scratch.views(
             torch.zeros(messages.scratch.size, dtype=state_row.dtype, device=state_row.device)
         )

@@ -62,7 +62,8 @@ class LocalClient(ClientView):
             flag = STOP if worker.stop() else FAILED
             upload.packing.write(row.zero_(), {"_flag": flag, "_seconds": time.perf_counter() - began})
             return
-        messages.client_state.write(self.state_row, state)
+        if len(self.state_row):
+            messages.client_state.write(self.state_row, state)
         if not worker.drop:
             check_finite(method, "train, upload", messages.client_state, self.state_row, self.where)
         elif not finite(self.state_row):
@@ -93,6 +94,8 @@ class LocalClient(ClientView):
         }
         upload.packing.write(row, {**{name: sent[name] for name in sent if name in upload.packing.shapes}, **engine})
         state = {name: value for new in (trained, more) if new is not self.state for name, value in new.items()}
+        if not len(self.state_row):
+            return state
         own = {"_w": messages.personal.take(model.w), "_b": messages.personal_b.take(model.b)}
         return {**own, **state}
 
@@ -154,7 +157,7 @@ class LocalClient(ClientView):
         )
         epochs = self._checked_epochs(epochs, groups)
         counted, meter = (self.steps, self.a, self.meter), self.meter if start is None else LossMeter(self.w.device)
-        before, self.meter = (meter.sum.clone(), meter.steps), meter
+        before, self.meter = len(meter.losses), meter
         with self.elsewhere(start), model.only(method.trains if groups is None else groups) as parameters:
             if parameters:  # else the model has nothing in these groups
                 rate = self.lr if lr is None else lr
@@ -177,11 +180,11 @@ class LocalClient(ClientView):
                         carry = sgd.momentum * carry + 1
                         self.steps, self.a = self.steps + 1, self.a + carry
                         if self.step_loss is not None:
-                            meter.add(self.step_loss)
+                            meter.losses.append(self.step_loss)
             w = model.w if start is None else model.w.clone()
         if start is not None:
             self.steps, self.a, self.meter = counted
-        return Fitted(w, (meter.sum - before[0]) / max(meter.steps - before[1], 1))
+        return Fitted(w, meter.mean(before))
 
     def _checked_epochs(self, epochs: int | None, groups: Sequence[str] | None) -> int:
         self._check_groups(() if groups is None else groups, "fit, groups")

@@ -66,6 +66,7 @@ class Messages:
         self.personal, self.personal_b = self._select(self.every - self.shared_groups)
         self._shared_layouts = (model.layout.part(self.shared_groups), model.buffer_layout.part(self.shared_groups))
         self._uploads: dict[tuple[Groups, tuple[str, ...]], Upload] = {}
+        self._last: tuple[int, Upload | None] = (-1, None)  # the round that was asked for last
         self._announcements: dict[Groups, Announcement] = {}
         self.head = model.layout.select({HEAD})
         self.options = _numbers(method)
@@ -114,11 +115,13 @@ class Messages:
 
     def upload(self, t: int) -> Upload:
         """The uploads of round t."""
-        slots = self.travel(t).slots
-        key = self.groups(t), tuple(self.method.sends) if slots is None else slots
-        if key not in self._uploads:
-            self._uploads[key] = self._make_upload(*key)
-        return self._uploads[key]
+        last, upload = self._last
+        if upload is None or t != last:
+            slots = self.travel(t).slots
+            key = self.groups(t), tuple(self.method.sends) if slots is None else slots
+            upload = self._uploads[key] = self._uploads.get(key) or self._make_upload(*key)
+            self._last = t, upload
+        return upload
 
     def largest_upload(self) -> int:
         """Entries of the longest row that any round sends."""
@@ -160,6 +163,8 @@ class Messages:
     def initial_client_state(self, w: Tensor, b: Tensor) -> Tensor:
         """A client's row at the start: the initial model's own parts, declared slots at their start values."""
         row = torch.zeros(self.client_state.size, dtype=w.dtype, device=w.device)
+        if not len(row):
+            return row
         self.client_state.write(row, {"_w": self.personal.take(w), "_b": self.personal_b.take(b)})
         self._fill(self.client_state, self.method.client_state, row, w, b)
         return row

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from contextlib import AbstractContextManager
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from typing import Any
 
@@ -51,10 +51,11 @@ class Worker:
         self.data, self.messages, self.sgd, self.seed = data, messages, sgd, seed
         self.bf16, self.drop, self.spares, self.stop = bf16, drop, spares, stop
         self._twins: list[tuple[FlatModel, Net]] = []
+        self.label_counts = torch.from_numpy(data.label_counts).to(model.w.device)  # (N, classes)
 
     def precision(self) -> AbstractContextManager[Any]:
         """bf16 autocast where asked for; weights, gradients and messages stay in the model's type."""
-        return torch.autocast(self.model.w.device.type, torch.bfloat16, enabled=self.bf16)
+        return torch.autocast(self.model.w.device.type, torch.bfloat16) if self.bf16 else nullcontext()
 
     def twin(self, number: int) -> tuple[FlatModel, Net]:
         """One of the frozen models of the same layout; made on first use."""

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
+from functools import partial
 from math import prod
 from typing import Any
 
@@ -23,8 +24,11 @@ class Packing:
 
     def views(self, rows: Tensor) -> Views:
         """Views into a row (size,) or rows (m, size); each has the row's leading shape, then the slot's own."""
-        lead = rows.shape[:-1]
-        return Views({n: rows[..., a:b].view((*lead, *self.shapes[n])) for n, (a, b) in self.spans.items()})
+        return Views({}, self.spans, partial(self._view, rows))
+
+    def _view(self, rows: Tensor, name: str) -> Tensor:
+        a, b = self.spans[name]
+        return rows[..., a:b].view((*rows.shape[:-1], *self.shapes[name]))
 
     def write(self, row: Tensor, values: Mapping[str, Any]) -> None:
         """Write named values into a row, in place; slots that are not named stay as they were.
@@ -32,15 +36,20 @@ class Packing:
         values: tensors of the slot's shape, or numbers for all of its entries; they may be views of the row itself, in
         any order. Raises ValueError for another shape.
         """
-        of_row = {n: v.detach().clone() for n, v in values.items() if isinstance(v, Tensor) and share_memory(v, row)}
+        place = row.untyped_storage().data_ptr()
+        of_row = {
+            n: v.detach().clone()
+            for n, v in values.items()
+            if isinstance(v, Tensor) and v.untyped_storage().data_ptr() == place
+        }
         for name, value in {**values, **of_row}.items():
             a, b = self.spans[name]
             if not isinstance(value, Tensor):
                 row[a:b] = value
-            elif tuple(value.shape) == self.shapes[name]:
-                row[a:b] = value.detach().reshape(-1)  # a row keeps no graph alive
-            else:
+            elif tuple(value.shape) != self.shapes[name]:
                 raise ValueError(f"slot {name!r} holds {self.shapes[name]}, not {tuple(value.shape)}")
+            elif a < b:
+                row[a:b] = value.detach().reshape(-1)  # a row keeps no graph alive
 
 
 def share_memory(x: Tensor, y: Tensor) -> bool:
@@ -49,27 +58,41 @@ def share_memory(x: Tensor, y: Tensor) -> bool:
 
 
 class Views:
-    """Read-only attribute access to named tensors: views.c_i."""
+    """Read-only attribute access to named tensors: views.c_i. A view is made when it is first asked for."""
 
-    __slots__ = ("_tensors",)
+    __slots__ = ("_make", "_names", "_tensors")
 
-    def __init__(self, tensors: Mapping[str, Tensor]) -> None:
+    def __init__(
+        self, tensors: Mapping[str, Tensor], names: Collection[str] = (), make: Callable[[str], Tensor] | None = None
+    ) -> None:
+        """make: of the `names` that are not among `tensors`."""
         object.__setattr__(self, "_tensors", dict(tensors))
+        object.__setattr__(self, "_names", names or self._tensors)
+        object.__setattr__(self, "_make", make)
 
     _tensors: dict[str, Tensor]
+    _names: Collection[str]
+    _make: Callable[[str], Tensor]
+
+    def beside(self, other: Views) -> Views:
+        """These and the other's, which go first."""
+        names = dict.fromkeys((*self._names, *other._names))
+        return Views({}, names, lambda name: getattr(other if name in other else self, name)) if names else self
 
     def __getattr__(self, name: str) -> Tensor:
-        try:
-            return self._tensors[name]
-        except KeyError:
-            declared = ", ".join(each for each in self._tensors if not each.startswith("_")) or "none"
-            raise AttributeError(f"no slot {name!r} is declared here (declared: {declared})") from None
+        found = self._tensors.get(name)
+        if found is None:
+            if name not in self._names:
+                declared = ", ".join(each for each in self._names if not each.startswith("_")) or "none"
+                raise AttributeError(f"no slot {name!r} is declared here (declared: {declared})")
+            found = self._tensors[name] = self._make(name)
+        return found
 
     def __setattr__(self, name: str, value: object) -> None:
         raise AttributeError(f"slot {name!r} is read-only: return the new value, the engine stores it")
 
     def __iter__(self) -> Iterator[str]:
-        return iter(self._tensors)
+        return iter(self._names)
 
     def __contains__(self, name: str) -> bool:
-        return name in self._tensors
+        return name in self._names
