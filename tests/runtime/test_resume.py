@@ -1,10 +1,12 @@
 """A run that was cut anywhere goes on as if it had not been."""
 
+import random
 import re
 from pathlib import Path
 
 import pytest
 import torch
+from hall import play_in_threads
 from helpers import digest, prepare, record, trial
 
 from fedmpi.methods import registry
@@ -75,6 +77,50 @@ def test_every_method_goes_on_with_the_same_bits(tmp_path, method):
         name: undisturbed[name] for name in undisturbed if name != "lines"
     }
     assert sorted(map(str, found["lines"])) == sorted(map(str, undisturbed["lines"]))
+
+
+DRAWS = {"fedsr"}  # from torch's own generator, which the ranks of one process share
+
+
+@pytest.mark.parametrize("method", sorted(set(registry) - DRAWS))
+def test_every_method_goes_on_on_other_numbers_of_ranks(tmp_path, method):
+    """Four ranks, killed; two, killed; three to the end: the bits of one process."""
+    rng = random.Random(method)
+    cohort = {"fraction": 0.6, "placement": rng.choice(["balanced", "pinned"])}
+    config = trial(method, "mlp", rounds=6, cohort=cohort)
+    whole = prepare(config)
+    whole.fed.run()
+    cuts, hashes = sorted(rng.sample(range(5), 2)), {}
+
+    def start(seat):
+        it = prepare(config, comm=seat)
+        it.kept = kept_in(tmp_path)
+        it.fed.sink.keep = it.kept.save
+        if it.made.messages.client_state.size:
+            it.fed.states.shelf, it.fed.states.room = it.kept.rows, 2
+        return it
+
+    def play(it, cut):
+        resume.go_on(it.fed, it.kept, 30, lambda text: None)
+        rows = it.fed.sink.round
+
+        def on_round(row):
+            if row["round"] == cut:
+                raise Killed
+            rows(row)
+
+        it.fed.sink.round = on_round
+        try:
+            it.fed.run()
+        finally:
+            it.kept.wait()
+            it.kept._writer.shutdown()
+            hashes.update({row["round"]: row["sha256"] for row in it.rows})
+
+    for size, cut in ((4, cuts[0]), (2, cuts[1]), (3, None)):
+        ended = play_in_threads(size, {}, start, lambda it, cut=cut: play(it, cut))
+        assert all(end is None for end in ended.values()) == (cut is None), ended
+    assert [hashes[t] for t in range(6)] == whole.hashes
 
 
 def flip(path):
