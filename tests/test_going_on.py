@@ -108,6 +108,18 @@ def test_a_job_does_without_a_rank_that_is_killed(place):
     assert f"24 rounds of {place / 'lossy'}: the same bits in" in done.stdout
 
 
+def test_a_replay_ends_where_its_run_did(place):
+    """A run of 24 rounds that was stopped after five: their learning rates are those of 24."""
+    folder = place / "short"
+    shutil.copytree(place / "whole", folder)
+    (folder / "metrics.jsonl").write_text("".join(f"{json.dumps(row)}\n" for row in rows(place / "whole")[:5]))
+    done = fedmpi("replay", folder)
+    assert done.returncode == 0, done.stderr
+    assert f"5 rounds of {folder}: the same bits in" in done.stdout
+    assert [row["round"] for row in rows(place / "short-replay")] == [0, 1, 2, 3, 4]
+    assert json.loads((place / "short-replay" / "summary.json").read_text())["exit_reason"] == "stopped"
+
+
 def rank(number, word):
     """The process of a rank of the job whose command line has `word`."""
     for path in Path("/proc").glob("[0-9]*"):

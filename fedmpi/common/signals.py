@@ -19,15 +19,21 @@ SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGUSR1, signal.SIGUSR2, signal
 
 
 class StopRequest:
-    """Callable: whether somebody asked this process to stop. `signal` is the number, 0 before."""
+    """Callable: whether somebody asked this process to stop. `signal` is the number, 0 before. `after`: the rounds that
+    are asked for, where they are fewer than those of the config; `enough`: these are done."""
 
     def __init__(self) -> None:
         self.signal, self.heard = 0, 0.0
+        self.after, self.enough = 0, False
         self._before: dict[int, Any] = {}  # signal -> its handler before `listen`
         self._alone: int | None = None  # exit code of a rank that has not met the others
 
     def __call__(self) -> bool:
-        return self.signal != 0
+        return self.enough or self.signal != 0
+
+    def done(self, rounds: int) -> None:
+        """So many rounds are complete."""
+        self.enough = 0 < self.after <= rounds
 
     def listen(self, *but: int) -> None:
         """Start to listen to all SIGNALS but these; only a main thread can (in a notebook's worker thread signals stay

@@ -212,6 +212,7 @@ def _rank0(
     def on_round(row: dict[str, Any]) -> None:
         directory.add_metrics(row)
         console.round(row, fed.server.view.noted if fed.server is not None else ())
+        stop.done(row["round"] + 1)
 
     def on_clients(rows: list[dict[str, Any]]) -> None:
         last_clients[:] = rows or last_clients
@@ -240,12 +241,12 @@ def _rank0(
     assert fed.server is not None  # this is rank 0
     directory.write_model(made.model.state_dict(fed.server.w, fed.server.b), facts)
     rows = directory.metrics()
-    ended = f"signal {stop.signal}" if reason == "stopped" and stop() else reason
+    ended = f"signal {stop.signal}" if reason == "stopped" and stop.signal else reason
     ended = f"diverged: {fed.report.watch.said}" if reason == "apart" else ended
     result = summary(rows, report_text.figures_in(rows), ended, directory.losses())
     directory.write_summary(result)
     report_text.farewell(console, directory, result, f"{prefix}{headline}", last_clients, made)
-    if reason == "stopped" and kept is not None:
+    if reason == "stopped" and kept is not None and not stop.enough:
         console.say(f"go on with: fedmpi resume {directory.path}")
     ended_so = {"finished": 0, "apart": 1}
     code = ended_so[reason] if reason in ended_so else _stopped(kept is not None, stop)
