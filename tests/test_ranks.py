@@ -220,7 +220,7 @@ from fedmpi.method import Method
 @dataclass(frozen=True)
 class Hashes(Method):
     def aggregate(self, s, up):
-        slots = up._views._tensors  # whole rows, as they came from the sites
+        slots = {name: getattr(up._views, name) for name in up._views}  # whole rows, as they came from the sites
         for i, k in enumerate(up.clients):
             row = torch.cat([slot[i].reshape(-1) for slot in slots.values()])
             line = [s.round, k, list(slots), row.nbytes, hashlib.sha256(row.numpy().tobytes()).hexdigest()]
