@@ -73,13 +73,13 @@ def losses(job):
     return len(file.read_bytes().splitlines()) if file.exists() else 0
 
 
-def measure(folder, backend, policy, ranks, kills, every_s, seed):
+def measure(folder, backend, policy, ranks, kills, every_s, seed, quiet_s):
     rng, alive = random.Random(seed), list(range(1, ranks))
     seconds = kills * every_s
     quiet = Job(folder, f"quiet-{backend}-{policy}", backend, policy, ranks)
     quiet.until(lambda: quiet.rounds() >= 3)
     began, before = time.time(), quiet.rounds()
-    time.sleep(seconds)
+    time.sleep(quiet_s or seconds)
     undisturbed = (quiet.rounds() - before) / (time.time() - began)
     quiet.stop()
 
@@ -113,14 +113,23 @@ def main():
     parser.add_argument("--kills", type=int, default=5)
     parser.add_argument("--every", type=float, default=20.0, help="seconds")
     parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--quiet", type=float, default=0.0, help="seconds undisturbed; as long as the other by default")
     parser.add_argument("--backends", nargs="+", default=["gloo", "mpi"])
     parser.add_argument("--policies", nargs="+", default=["drop", "redo"])
     arguments = parser.parse_args()
     with tempfile.TemporaryDirectory() as folder:
         for backend in arguments.backends:
             for policy in arguments.policies:
-                case = (backend, policy, arguments.ranks, arguments.kills, arguments.every, arguments.seed)
-                print(json.dumps(measure(Path(folder), *case)), flush=True)
+                case = (
+                    backend,
+                    policy,
+                    arguments.ranks,
+                    arguments.kills,
+                    arguments.every,
+                    arguments.seed,
+                    arguments.quiet,
+                )
+                print(json.dumps(measure(Path(folder), *case, arguments.seed, arguments.quiet)), flush=True)
 
 
 if __name__ == "__main__":

@@ -10,7 +10,7 @@ from typing import Any
 
 import torch
 
-from fedmpi.comm.base import Communicator, Gone, Lost, Message
+from fedmpi.comm.base import Communicator, Gone, Lost, Message, Posted
 
 LIMIT_S = 60.0
 
@@ -66,7 +66,7 @@ class Seat(Communicator):
         else:
             self._exchange([], [(0, x)])
 
-    def _exchange(self, outgoing: Sequence[Message], incoming: Sequence[Message]) -> None:
+    def _post(self, outgoing: Sequence[Message], incoming: Sequence[Message]) -> Posted:
         self.step()
         hall, mine = self.hall, self.generation
         with hall.changed:
@@ -75,9 +75,16 @@ class Seat(Communicator):
                     raise Gone(f"rank {peer} is dead")
                 hall.boxes[mine, self.rank, peer].append(x.clone())
             hall.changed.notify_all()
-            for peer, x in incoming:
+        return [(mine, peer, x) for peer, x in incoming]
+
+    def _finish(self, posted: Posted) -> None:
+        hall = self.hall
+        with hall.changed:
+            for mine, peer, x in posted:
                 box = hall.boxes[mine, peer, self.rank]
-                hall.wait(lambda box=box, peer=peer: bool(box) or peer in hall.dead or hall.generation > mine)
+                hall.wait(
+                    lambda box=box, peer=peer, mine=mine: bool(box) or peer in hall.dead or hall.generation > mine
+                )
                 if not box:
                     raise Gone(f"rank {peer} is dead" if peer in hall.dead else "the group is broken")
                 x.copy_(box.popleft())

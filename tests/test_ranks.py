@@ -27,7 +27,7 @@ def every_method(tmp_path_factory):
         file = tmp_path_factory.mktemp("ranks") / "found.json"
         program = [sys.executable, str(ROOT / "tests" / "every_method.py"), str(file), backend]
         command = [*launcher(kind, size), *program]
-        done = subprocess.run(command, env=clean_env(), capture_output=True, text=True, timeout=180)
+        done = subprocess.run(command, env=clean_env(), capture_output=True, text=True, timeout=600)
         assert done.returncode == 0, done.stderr[-3000:]
         return json.loads(file.read_text())
 
@@ -51,7 +51,8 @@ def test_every_method_gives_the_bits_of_one_process(every_method, one_process, k
         for part in ("rows", "lines", "w", "b", "server", "kept"):
             assert mine[part] == one_process[case][part], f"{case}: {part}"
         assert sum(sent for sent, _ in mine["bytes"]) == sum(received for _, received in mine["bytes"]), case
-        rounds = zip(mine["rounds"], mine["sizes"], strict=True) if "rank 0 trains" not in case else ()
+        plain = "rank 0 trains" not in case and "shard" not in case
+        rounds = zip(mine["rounds"], mine["sizes"], strict=True) if plain else ()
         for (sent, received, m), (download, own, upload) in rounds:
             assert sent == 4 * (download * (size - 1) + own * m), case  # bytes: float32
             assert received == 4 * upload * m, case

@@ -1,31 +1,7 @@
 """Server rules that some wrong updates cannot carry away: pure functions, linear ones in Gram form."""
 
-from math import floor
-
 import torch
 from torch import Tensor
-
-from fedmpi.flat.linear import by_columns
-
-
-def trimmed_mean(rows: Tensor, trim: float) -> Tensor:
-    """Per coordinate the mean without the b = floor(trim m) smallest and b largest.   (m, n) -> (n,)
-
-    trim towards 1/2 is the coordinate-wise median, of an even number the mean of the two in the middle.
-    Yin, Chen, Ramchandran, Bartlett. Byzantine-Robust Distributed Learning. ICML 2018. https://arxiv.org/abs/1803.01498
-
-    >>> trimmed_mean(torch.tensor([[0.0, 9.0], [1.0, 5.0], [-50.0, 7.0]]), 0.4)
-    tensor([0., 7.])
-    """
-    m = len(rows)
-    b = min(floor(trim * m + 1e-9), (m - 1) // 2)
-    out = torch.empty(rows.shape[1], dtype=rows.dtype, device=rows.device)
-
-    def block(columns: slice, wide: Tensor) -> None:
-        out[columns] = wide.sort(0).values[b : m - b].mean(0)
-
-    by_columns(rows, block)
-    return out
 
 
 def krum(K: Tensor, byzantine: int, select: int) -> Tensor:

@@ -20,7 +20,6 @@ from fedmpi.aggregation.principal import principal_coefficients, principal_mean
 from fedmpi.common.blame import told
 from fedmpi.common.errors import UserError
 from fedmpi.common.registry import Kind
-from fedmpi.flat import linear
 from fedmpi.flat.layout import Layout
 from fedmpi.flat.packing import Views
 from fedmpi.method.context import Server, Uploads
@@ -85,8 +84,8 @@ def principal(
     if scope == "model":
         return up.combine(principal_coefficients(up.gram("dw"), up.p, keep, share, correction))
     parts = [
-        linear.combine(up.dw[:, a:b], principal_coefficients(up.gram("dw", (a, b)), up.p, keep, share, correction))
-        for a, b in ((segment.start, segment.stop) for segment in s.segments)
+        up.combine(principal_coefficients(up.gram("dw", span), up.p, keep, share, correction), "dw", span)
+        for span in ((segment.start, segment.stop) for segment in s.segments)
     ]
     return torch.cat(parts)
 
@@ -98,12 +97,12 @@ def harmonize(up: Uploads, s: Server) -> Tensor:
 
 def median(up: Uploads, s: Server) -> Tensor:
     """Median of every coordinate, all clients alike (Yin 2018)."""
-    return robust.trimmed_mean(up.dw, 0.5)
+    return up.trimmed(0.5)
 
 
 def trimmed_mean(up: Uploads, s: Server, trim: Annotated[float, Field(ge=0, lt=0.5)] = 0.1) -> Tensor:
     """Mean of every coordinate without its floor(trim m) smallest and largest values, all clients alike (Yin 2018)."""
-    return robust.trimmed_mean(up.dw, trim)
+    return up.trimmed(trim)
 
 
 def krum(

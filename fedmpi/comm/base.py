@@ -5,6 +5,7 @@ A tensor is sent from, and received into, its own memory.
 
     broadcast(x)                              rank 0's x on every rank
     exchange(outgoing, incoming)              a set of point-to-point messages, posted together, then waited for
+    post(outgoing, incoming), finish(these)   the same in two halves, with work between them
     allgather_bytes(payload, deadline_s)      a few bytes of each rank on every rank; names all silent ranks
     regroup(payload, deadline_s)              the ranks that live, connected anew, after a loss
     close()                                   leaves in good order, together with all ranks that are left
@@ -19,7 +20,7 @@ import math
 import threading
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Sequence
-from typing import TypeVar
+from typing import Any, TypeVar
 
 import torch
 from torch import Tensor
@@ -28,6 +29,7 @@ from fedmpi.comm.audit import Audit
 
 About = tuple[int | None, tuple[str, ...]]
 Message = tuple[int, Tensor]  # (peer, tensor (n,))
+Posted = list[Any]  # messages under way, as the back end knows them
 ALLGATHER_BYTES = 4096  # the most bytes that a rank may give to one allgather_bytes
 
 
@@ -79,6 +81,13 @@ class Communicator(ABC):
         Between two ranks messages arrive in the order of the lists; lengths and types must agree on both sides. A
         message to oneself is a copy, counted like any other. Raises Lost past patience_s, naming the peer.
         """
+        self.finish(self.post(outgoing, incoming))
+
+    def post(self, outgoing: Sequence[Message], incoming: Sequence[Message]) -> Posted:
+        """Begin an exchange: until `finish` has returned the messages' memory is not to be touched.
+
+        Of several that are under way the messages between two ranks arrive in the order in which they were posted.
+        """
         for peer, x in (*outgoing, *incoming):
             self._check(x, peer)
         if self.audit is not None:
@@ -90,9 +99,18 @@ class Communicator(ABC):
         from_self = [x for peer, x in incoming if peer == self.rank]
         for source, target in zip(to_self, from_self, strict=True):
             target.copy_(source)
-        self._exchange(self._cut(outgoing), self._cut(incoming))
         self.sent_bytes += sum(x.nbytes for _, x in outgoing)
         self.received_bytes += sum(x.nbytes for _, x in incoming)
+        return self._post(self._cut(outgoing), self._cut(incoming))
+
+    def finish(self, posted: Posted) -> None:
+        """Wait for what one `post` has begun. Raises Lost patience_s after this call, naming the peer."""
+        self._finish(posted)
+
+    def count_own(self, nbytes: int) -> None:
+        """Count a message to oneself that needs no copy."""
+        self.sent_bytes += nbytes
+        self.received_bytes += nbytes
 
     def allgather_bytes(self, payload: bytes, deadline_s: float) -> list[bytes]:
         """The payloads of all ranks of `alive`, in its order; a payload has at most ALLGATHER_BYTES bytes.
@@ -134,8 +152,14 @@ class Communicator(ABC):
     @abstractmethod
     def _broadcast(self, x: Tensor) -> None: ...
 
+    def _exchange(self, outgoing: Sequence[Message], incoming: Sequence[Message]) -> None:
+        self._finish(self._post(outgoing, incoming))
+
     @abstractmethod
-    def _exchange(self, outgoing: Sequence[Message], incoming: Sequence[Message]) -> None: ...
+    def _post(self, outgoing: Sequence[Message], incoming: Sequence[Message]) -> Posted: ...
+
+    @abstractmethod
+    def _finish(self, posted: Posted) -> None: ...
 
     @abstractmethod
     def _allgather_bytes(self, payload: bytes, deadline_s: float) -> list[bytes]: ...

@@ -135,7 +135,6 @@ class RuleSettings(OpenSection):
 
 class ServerSettings(Section):
     rule: RuleSettings = RuleSettings()
-    placement: Literal["root"] = "root"
     optim: Literal["sgd", "momentum", "adam", "yogi", "adagrad"] = "sgd"  # turns the direction into a step
     lr: NonNegative = 1.0
     momentum: Fading = 0.9  # of optim: momentum
@@ -143,6 +142,7 @@ class ServerSettings(Section):
     beta2: Fading = 0.99  # of adam, yogi
     eps: Annotated[float, Field(gt=0, le=1)] = 1e-3  # of adam, yogi, adagrad (tau in Reddi et al. 2021)
     trains: bool = False  # rank 0 trains clients too
+    placement: Literal["root", "sharded"] = "root"  # who holds the uploads: rank 0, or every rank some columns of them
 
 
 class EvaluateSettings(Section):

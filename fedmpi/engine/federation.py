@@ -23,7 +23,6 @@ from fedmpi.comm import Communicator, Lost
 from fedmpi.engine import sampling
 from fedmpi.engine.checks import check_figures
 from fedmpi.engine.client_states import ClientStates
-from fedmpi.engine.exchange import Exchange
 from fedmpi.engine.faults import recovery
 from fedmpi.engine.faults.uploads import Guard
 from fedmpi.engine.local_client import LocalClient
@@ -32,8 +31,9 @@ from fedmpi.engine.plan import Begun, Plan, Sink
 from fedmpi.engine.reporting import Reporter
 from fedmpi.engine.sampling import Roster
 from fedmpi.engine.server import FederationServer, Rule, ServerView
+from fedmpi.engine.travel.exchange import Exchange
+from fedmpi.engine.travel.gathering import Received
 from fedmpi.engine.worker import Worker
-from fedmpi.method.context import Uploads
 
 GO, DONE, STOPPED, ABANDONED, APART = 0.0, 1.0, 2.0, 3.0, 4.0  # rank 0's word at the start of a round
 UNDO = 8.0  # added to the word: whose round is undone follows
@@ -58,7 +58,11 @@ class Federation:
         self.ranks = list(range(0 if comm.size == 1 or plan.server_trains else 1, comm.size))  # those that train
         self.roster = Roster(plan, self.data, comm, self.ranks)
         self.states = ClientStates(comm, worker, self.ranks)
-        self.exchange = Exchange(comm, worker.messages, worker.model.w)
+        self.careful = plan.on_lost != "abort"
+        every = not (plan.drop or plan.clip or worker.spares or rule) and (comm.size == 1 or not plan.server_trains)
+        self.exchange = Exchange(
+            comm, worker.messages, worker.model.w, plan.sharded, sums=every and not self.careful, keep=self.careful
+        )
         self.first = 0  # the round to begin with
         self.line: dict[str, Any] | None = None  # that of the round before, if any
         self.at = -1  # the round in which this rank is
@@ -69,7 +73,6 @@ class Federation:
             self.server = FederationServer(worker.messages, storage, initial, optimizer, view, rule)
         self.guard, self.refused = Guard(plan.max_norm, plan.drop, plan.clip), list[int]()  # rank 0's
         self.report = Reporter(plan, self.states, self.exchange, self.server, self.sink)
-        self.careful = plan.on_lost != "abort"
         self.undoes = (plan.undo or self.careful) and worker.messages.client_state.size > 0
         self.states.careful, self.sites = self.careful, self.data.global_test is None
         self.alive, self.hosts = list(comm.alive), dict[int, str]()  # rank 0's: as it last knew; for messages
@@ -209,22 +212,34 @@ class Federation:
         members, where = self.roster.cohort(t), self.roster.placed(t)
         self.states.move(where)
         downloads = self.exchange.deliver(t, members, where, self.server)
-        rows = self._train(t, members, where, downloads)
+        gathering = self.exchange.gathering(t, members, where, self.weights(members)[1])
+        for client in members:
+            if where[client] == self.comm.rank:
+                self._one(client, t, downloads[client], gathering.row(client))
+                gathering.done(client)
         trained = time.perf_counter()
-        self.comm.about = t, tuple(self.worker.messages.upload(t).packing.shapes)
-        self.exchange.gather(rows, members, where)
+        came = gathering.finish()
         arrived = time.perf_counter()
-        if self.server is None:
+        if came is None or self.server is None:
             return None
-        upload = self.worker.messages.upload(t)
-        sent = upload.packing.views(rows)
+        line = self._stepped(t, members, where, came, (began, trained, arrived))
+        came.release()
+        return line
+
+    def _stepped(
+        self, t: int, members: Sequence[int], where: Mapping[int, int], came: Received, times: tuple[float, ...]
+    ) -> dict[str, Any] | None:
+        """What rank 0 makes of the uploads: round t's line. times: announced, trained, all uploads arrived."""
+        assert self.server is not None
+        began, trained, arrived = times
+        sent, shared = came.small, self.worker.messages.upload(t).w
         if bool((sent._flag == STOP).any()):
             return None
         train_s = sampling.busiest(where, members, sent._seconds.tolist())
         failed = [k for k, flag in zip(members, sent._flag.tolist(), strict=True) if flag == FAILED]
-        refused = self.guard.refused(t, members, rows, upload, upload.w.take(self.server.w), failed)
+        refused = self.guard.refused(t, members, came, shared.take(self.server.w), failed)
         self.refused = [each["client"] for each in refused]
-        loss, figures = self._step(t, members, rows)
+        loss, figures = self._step(t, members, came)
         line = {
             "round": t,
             "train_loss": loss,
@@ -241,34 +256,20 @@ class Federation:
         check_figures(self.worker.method, figures, (*line, *LATER, *self.worker.task.names), f"round {t}")
         return line | figures
 
-    def _step(self, t: int, members: Sequence[int], rows: Tensor) -> tuple[float, dict[str, float]]:
+    def _step(self, t: int, members: Sequence[int], came: Received) -> tuple[float, dict[str, float]]:
         """The server's step with the uploads that count: mean loss of training, and the method's own figures.
 
-        rows: those that count close up, in place. Where none counts nothing changes.
+        Where none counts nothing changes.
         """
         assert self.server is not None
         good = [k for k in members if k not in self.refused]
         if not good:
             return float("nan"), {}
         if self.refused:
-            for place, k in enumerate(good):
-                rows[place] = rows[members.index(k)]
-        rows, upload = rows[: len(good)], self.worker.messages.upload(t)
-        sent = upload.packing.views(rows)
-        up = Uploads(good, *self.weights(good), sent)
-        figures = self.server.step(t, self.plan.learning_rate(t), up, upload, rows)
-        return float(up.p @ sent._loss.double().cpu()), figures
-
-    def _train(
-        self, t: int, members: Sequence[int], where: Mapping[int, int], downloads: Mapping[int, Tensor]
-    ) -> Tensor:
-        """This rank's clients train. Returns their uploads (m, row); at the root with places for all members."""
-        here = [client for client in members if self.server is not None or where[client] == self.comm.rank]
-        rows = self.exchange.rows(t, len(here))
-        for client, row in zip(here, rows, strict=True):
-            if where[client] == self.comm.rank:
-                self._one(client, t, downloads[client], row)
-        return rows
+            came.only([members.index(k) for k in good])
+        up = came.uploads(good, *self.weights(good))
+        figures = self.server.step(t, self.plan.learning_rate(t), up, self.worker.messages.upload(t), came)
+        return float(up.p @ came.small._loss.double().cpu()), figures
 
     def _one(self, client: int, t: int, download: Tensor, row: Tensor) -> None:
         """One client's upload, into `row`; the one that it has made already, where a loss has cut the round."""

@@ -31,7 +31,7 @@ STOP, FAILED = 1.0, 2.0  # flags, else 0: its rank was told to stop; an error ca
 Groups = frozenset[str]
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class Upload:
     """One round's uploads: a row's packing, and what of a client's w and b goes into it."""
 

@@ -22,6 +22,7 @@ class Plan:
     placement: str = "balanced"  # balanced | pinned
     weighting: str = "samples"  # samples | uniform
     server_trains: bool = False
+    sharded: bool = False  # all ranks hold columns of the uploads, not rank 0 the whole of them
     every: int = 1
     protocol: Sequence[str] = ("global",)
     eval_batch: int = 100

@@ -9,10 +9,10 @@ from torch import Tensor
 
 from fedmpi.engine.client_states import ClientStates
 from fedmpi.engine.evaluate import Evaluator
-from fedmpi.engine.exchange import Exchange
 from fedmpi.engine.faults.divergence import Watch
 from fedmpi.engine.plan import Plan, Sink
 from fedmpi.engine.server import FederationServer
+from fedmpi.engine.travel.exchange import Exchange
 from fedmpi.method.base import overrides
 
 

@@ -26,6 +26,7 @@ from fedmpi.engine.checks import (
 )
 from fedmpi.engine.faults.uploads import NOT_FINITE, REMEDY
 from fedmpi.engine.messages import Messages, Upload
+from fedmpi.engine.travel.gathering import Received
 from fedmpi.flat.layout import Segment
 from fedmpi.method.context import Server, State, Uploads
 
@@ -110,12 +111,12 @@ class FederationServer:
         view = self.view
         return Untouched(self.method, {"s.w": self.w, "s.state": self.state_row, "s.label_counts": view.counts, **more})
 
-    def step(self, t: int, train_lr: float, up: Uploads, upload: Upload, rows: Tensor) -> dict[str, float]:
-        """One round's step; returns the method's own figures. `rows` (m, row) are the uploads whole."""
+    def step(self, t: int, train_lr: float, up: Uploads, upload: Upload, came: Received) -> dict[str, float]:
+        """One round's step; returns the method's own figures. `up` is what `came` from the clients."""
         view, where = self.view, f"round {t}"
         view.round, view.train_lr, view.noted = t, train_lr, {}
         view.segments, view.shared = upload.columns.segments, upload.w.take(self.w)
-        untouched = self._untouched(up=rows, **{"up.p": up.p, "up.n": up.n})
+        untouched = self._untouched(**came.tensors(), **{"up.p": up.p, "up.n": up.n})
         size, ruled = (upload.columns.size,), None
         with blaming(where):
             direction, state = check_pair(self.method, "aggregate", self.method.aggregate(view, up), where)
@@ -131,7 +132,7 @@ class FederationServer:
             direction = ruled
         direction = direction.detach().to(self.w.dtype)
         tensors = (value.to(self.w.dtype) for value in state.values() if isinstance(value, Tensor))
-        _check_finite(t, up, rows, direction, *tensors)
+        _check_finite(t, up, came, direction, *tensors)
         self._move(direction, upload)
         if upload.b.size:
             upload.b.put(up.mean("_b"), self.b)
@@ -150,10 +151,10 @@ class FederationServer:
             upload.w.put(state, self.optimizer.state)
 
 
-def _check_finite(t: int, up: Uploads, rows: Tensor, *made: Tensor) -> None:
+def _check_finite(t: int, up: Uploads, came: Received, *made: Tensor) -> None:
     """A number that is not finite ends the run, and its client is named. Looked for in one vector, not in m."""
     if all(finite(v) for v in made):
         return
-    bad = [str(k) for k, row in zip(up.clients, rows, strict=True) if not bool(row.isfinite().all())]
+    bad = [str(k) for k, whole in zip(up.clients, came.finite(), strict=True) if not whole]
     who = f"client {', '.join(bad)} sent" if bad else "the server's direction or state has"
     raise UserError(f"round {t}: {who} {NOT_FINITE}; the round was dropped. {REMEDY}")

@@ -38,6 +38,9 @@ class Method:
     receives: ClassVar[tuple[str, ...]] = ()  # server_state that travels with the weights, the same for all
     per_client_download: ClassVar[Slots] = Slots()  # a different download for each client (hook `download`)
     sends: ClassVar[Slots] = Slots(dw=SHARED)
+    # Large slots that `aggregate` reads through up.mean alone, and with which weights; None: it reads rows. It goes
+    # with the `aggregate` beside it: one that a class writes without it reads rows.
+    means: ClassVar[Mapping[str, tuple[str, ...]] | None] = {"dw": ("p",)}  # weights: "p", "uniform"
     scratch: ClassVar[Slots] = Slots()  # what hooks of one client and round may write to: sums over its batches
     trains: ClassVar[tuple[str, ...]] = (EVERYTHING,)  # layout groups that local training changes
     batches_a_step: ClassVar[int] = 1  # batches given to one step as one x, y to cut up (Per-FedAvg's b1, b2, b3)
@@ -135,6 +138,16 @@ def overrides(method: Method, hook: str) -> bool:
     return getattr(method, hook).__func__ is not getattr(Method, hook)
 
 
+def means_of(method: Method) -> Mapping[str, tuple[str, ...]] | None:
+    """`means` where it is that of the method's `aggregate`, not of one that a class further down has replaced."""
+    for owner in type(method).__mro__:
+        if "means" in vars(owner):
+            return method.means
+        if "aggregate" in vars(owner):
+            return None
+    return None
+
+
 class declared(property):  # noqa: N801 - written where `property` would be
     """A declaration that depends on hyperparameters. Read on the class it is that of the defaults."""
 
@@ -154,8 +167,9 @@ def borrows(option: str, step: bool = False) -> Callable[[type], type]:
         return declared(lambda method: getattr(getattr(method, option) or Method(), name))
 
     def decorate(cls: type) -> type:
+        own = {"paper", "neutral", *vars(cls)} | ({"means"} if "aggregate" in vars(cls) else set())
         for name in (*HOOKS, *DECLARATIONS):
-            if name not in vars(cls) and name not in ("paper", "neutral") and (step or name not in STEP):
+            if name not in own and (step or name not in STEP):
                 setattr(cls, name, borrowed(name))
         return cls
 

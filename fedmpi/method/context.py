@@ -199,6 +199,9 @@ class Client(Protocol):
         """A generator (CPU) of this client for one purpose, the same in every round unless the purpose names it."""
 
 
+Span = tuple[int, int]
+
+
 class Uploads:
     """The cohort's gathered rows, ascending client id.   up.dw -> (m, s), one attribute a declared slot."""
 
@@ -225,15 +228,34 @@ class Uploads:
         """sum_i p_i slot_i, summed in float64; weights default to the cohort's."""
         return self.combine(self.p if p is None else p, slot)
 
-    def combine(self, coefficients: Tensor, slot: str = "dw") -> Tensor:
-        """sum_i c_i slot_i.   (m,) -> the slot's shape."""
+    def combine(self, coefficients: Tensor, slot: str = "dw", span: Span | None = None) -> Tensor:
+        """sum_i c_i slot_i.   (m,) -> the slot's shape, or (b - a,) of the columns [a, b) of the flat slot."""
         x = getattr(self, slot)
-        return linear.combine(x.flatten(1) if x.dim() > 1 else x[:, None], coefficients).view(x.shape[1:])
+        columns, start, width = _columns(x, span)
+        found = linear.combine(columns, coefficients, start, width)
+        return found if span else found.view(x.shape[1:])
 
-    def gram(self, slot: str = "dw", span: tuple[int, int] | None = None) -> Tensor:
+    def gram(self, slot: str = "dw", span: Span | None = None) -> Tensor:
         """(m, m) float64 inner products of the clients' rows, over all columns wherever they are (or over one span)."""
+        columns, start, _ = _columns(getattr(self, slot), span)
+        return linear.gram(columns, start)
+
+    def products(self, v: Tensor, slot: str = "dw", span: Span | None = None) -> Tensor:
+        """(m,) float64 inner products of the clients' rows with v, over all columns or over one span (v as long)."""
+        columns, start, _ = _columns(getattr(self, slot), span)
+        return linear.products(columns, v.flatten(), start)
+
+    def trimmed(self, trim: float, slot: str = "dw") -> Tensor:
+        """Per entry the mean without the floor(trim m) smallest and as many largest; towards 1/2 the median."""
         x = getattr(self, slot)
-        return linear.gram(x if span is None else x[:, span[0] : span[1]])
+        return linear.trimmed_mean(_columns(x)[0], trim).view(x.shape[1:])
+
+
+def _columns(x: Tensor, span: Span | None = None) -> tuple[Tensor, int, int]:
+    """Rows (m, n) of a slot, or of a span of its columns; the first column; the columns of the whole slot."""
+    rows = x.flatten(1) if x.dim() > 1 else x[:, None]
+    a, b = span or (0, rows.shape[1])
+    return rows[:, a:b], a, rows.shape[1]
 
 
 class Server(Protocol):

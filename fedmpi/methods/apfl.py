@@ -43,6 +43,7 @@ class APFL(Method):
     paper = "Deng et al., 2020"
     client_state = Slots(v=INITIAL, alpha=Slot(start="alpha"))
     sends = Slots(dw=SHARED, alpha=SCALAR)
+    means = {"dw": ("p",)}
     scratch = Slots(v=FLAT, alpha=SCALAR)
     needs = frozenset({PLAIN_SGD})
     neutral = {"alpha": 0.0, "adapt": "never"}

@@ -53,6 +53,7 @@ class CCVR(Method):
 
     paper = "Luo et al., NeurIPS 2021"
     sends = Slots(dw=SHARED, counts=PER_CLASS, means=PROTOTYPES, covariances=Slot(("c", "z", "z")))
+    means = {"dw": ("p",)}
     needs = frozenset({FEATURES, CLASSES, PLAIN_SERVER, LABEL_COUNTS})
 
     def travels(self, t: int, rounds: int) -> Travel:

@@ -33,6 +33,7 @@ class FedDyn(Method):
     paper = "Acar et al., ICLR 2021"
     client_state = Slots(g_k=FLAT)
     server_state = Slots(h=FLAT)
+    means = {"dw": ("p", "uniform")}
 
     @declared
     def needs(self) -> frozenset[str]:

@@ -17,7 +17,6 @@ from torch import Tensor
 
 from fedmpi.aggregation import conflicts, rules
 from fedmpi.common.options import option
-from fedmpi.flat import linear
 from fedmpi.method import SHARED, Method, Server, Slots, State, Uploads, declared
 
 KEPT = 0.99  # of the history, a round
@@ -43,8 +42,7 @@ class FedGH(Method):
         parts = []
         for segment in s.segments:
             span = segment.start, segment.stop
-            rows, history = up.dw[:, slice(*span)], s.state.history[slice(*span)]
-            mixture = conflicts.hierarchical(up.gram("dw", span), linear.products(rows, history))
-            parts.append(linear.combine(rows, mixture))  # (3)
+            along = up.products(s.state.history[slice(*span)], "dw", span)
+            parts.append(up.combine(conflicts.hierarchical(up.gram("dw", span), along), "dw", span))  # (3)
         direction = torch.cat(parts)
         return direction, State(history=KEPT * s.state.history + (1 - KEPT) * direction)  # (4)

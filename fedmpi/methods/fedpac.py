@@ -52,6 +52,7 @@ class FedPAC(Method):
     receives = ("protos", "known")
     per_client_download = Slots(head=HEAD_FLAT)
     sends = Slots(dw=SHARED, head=HEAD_FLAT, h=PROTOTYPES, V=SCALAR, protos=PROTOTYPES, counts=PER_CLASS)
+    means = {"dw": ("p",)}
     scratch = Slots(h=PROTOTYPES, V=SCALAR, targets=PROTOTYPES, known=PER_CLASS)
     needs = frozenset({FEATURES, CLASSES, LABEL_COUNTS})
 

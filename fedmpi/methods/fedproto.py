@@ -41,6 +41,7 @@ class FedProto(Method):
     server_state = Slots(protos=PROTOTYPES, known=PER_CLASS)
     receives = ("protos", "known")
     sends = Slots(dw=SHARED, protos=PROTOTYPES, held=PER_CLASS)
+    means = {"dw": ("p",)}
     scratch = Slots(sums=PROTOTYPES, counts=PER_CLASS)
     needs = frozenset({FEATURES, CLASSES})
     neutral = {"lam": 0.0, "share_weights": True}

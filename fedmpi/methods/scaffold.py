@@ -27,6 +27,7 @@ class Scaffold(Method):
     server_state = Slots(c=FLAT)
     receives = ("c",)
     sends = Slots(dw=SHARED, dc=FLAT)
+    means = {"dw": ("p",), "dc": ("uniform",)}
 
     def gradient(self, k: Client, g: Tensor) -> Tensor:
         return g.sub_(k.state.c_i).add_(k.down.c) if self.corrected else g  # (1)

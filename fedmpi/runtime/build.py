@@ -198,6 +198,7 @@ def federation(
         placement="pinned" if s.data.silos else s.cohort.placement,
         weighting=s.cohort.weighting,
         server_trains=s.server.trains,
+        sharded=s.server.placement == "sharded",
         every=s.evaluate.every,
         protocol=s.evaluate.protocol,
         eval_batch=s.evaluate.batch_size,

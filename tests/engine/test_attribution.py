@@ -11,7 +11,7 @@ import torch
 from helpers import CPU, federated, prepare, settings
 
 import fedmpi
-from fedmpi.comm.base import Communicator, Message
+from fedmpi.comm.base import Communicator, Message, Posted
 from fedmpi.engine import sampling
 from fedmpi.method import State
 from fedmpi.runtime import build_data
@@ -35,11 +35,14 @@ class Said(Communicator):
         Communicator.__init__(self, rank=0, size=3, device=CPU)
         self.upload, self.stop = upload, stop or {}
 
-    def _exchange(self, outgoing: Sequence[Message], incoming: Sequence[Message]) -> None:
+    def _post(self, outgoing: Sequence[Message], incoming: Sequence[Message]) -> Posted:
         for peer, x in incoming:
             x.fill_(peer)
             if len(x) == self.upload:
                 x[2] = self.stop.get(peer, 0.0)  # loss, seconds, stop flag, ... of engine/messages.py
+        return []
+
+    def _finish(self, posted: Posted) -> None: ...
 
     def _broadcast(self, x: torch.Tensor) -> None: ...
 

@@ -3,7 +3,6 @@
 import json
 import math
 import warnings
-from types import SimpleNamespace
 
 import pytest
 import torch
@@ -12,14 +11,11 @@ from helpers import digest, federated, fedmpi, play, prepare, settings
 
 from fedmpi.common.errors import RankWarning, UserError
 from fedmpi.engine import sampling
-from fedmpi.engine.faults import uploads
 from fedmpi.engine.faults.uploads import Guard
 from fedmpi.engine.local_client import LocalClient
-
-
-def upload(n):
-    """Rows of n numbers, of which the last n - 1 are dw."""
-    return SimpleNamespace(packing=SimpleNamespace(spans={"_loss": (0, 1), "dw": (1, n)}))
+from fedmpi.engine.travel.gathering import Held
+from fedmpi.flat import linear
+from fedmpi.flat.packing import Packing
 
 
 def judged(guard, norms, t=0, w=0.0):
@@ -28,7 +24,9 @@ def judged(guard, norms, t=0, w=0.0):
     rows[:, 2] = torch.tensor(norms)
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
-        found = guard.refused(t, range(len(norms)), rows, upload(3), torch.tensor([w, 0.0]))
+        found = guard.refused(
+            t, range(len(norms)), Held(rows, Packing({"_loss": (), "dw": (2,)})), torch.tensor([w, 0.0])
+        )
     return [each["client"] for each in found]
 
 
@@ -83,11 +81,11 @@ def test_lengths(kind):
     x[2] = 0
     x = x.to(kind)
     x[3, 5] = torch.inf
-    found = uploads.lengths(x)
+    found = linear.norms(linear.norm_parts(x))
     assert found.dtype == torch.float64
     assert found[:3].tolist() == pytest.approx(x[:3].double().norm(dim=1).tolist(), rel=1e-3)
     assert math.isnan(found[3])
-    assert uploads.lengths(x[:, :0]).tolist() == [0.0] * 4
+    assert linear.norms(linear.norm_parts(x[:, :0])).tolist() == [0.0] * 4
 
 
 # ---- in a run ----
@@ -243,10 +241,10 @@ def test_clipped_is_taken_at_the_bound(monkeypatch, factor):
     seen = {}
     refused = Guard.refused
 
-    def look(self, t, members, rows, upload, w, failed=()):
-        before = upload.packing.views(rows[BAD].clone())
-        found = refused(self, t, members, rows, upload, w, failed)
-        seen[t] = before, upload.packing.views(rows[BAD].clone())
+    def look(self, t, members, came, w, failed=()):
+        before = came.packing.views(came.rows[BAD].clone())
+        found = refused(self, t, members, came, w, failed)
+        seen[t] = before, came.packing.views(came.rows[BAD].clone())
         return found
 
     monkeypatch.setattr(Guard, "refused", look)

@@ -62,6 +62,7 @@ class Mpi(Communicator):
         self.round_timeout_s = round_timeout_s
         self.can_regroup = "MPI goes on without a rank only where it has ULFM: Open MPI 5 and `mpirun --with-ft ulfm`"
         self.membership: Membership | None = None
+        self.under_way: dict[int, list[Posted]] = {}  # that somebody will wait for
         self.past: list[Posted] = []  # messages that came to nothing
 
     def outlive(self, store: Store, alarm: Alarm) -> None:
@@ -93,10 +94,15 @@ class Mpi(Communicator):
     def _broadcast(self, x: Tensor) -> None:
         relay(x, self.alive.index(self.rank), self.alive, self._exchange)
 
-    def _exchange(self, outgoing: Sequence[Message], incoming: Sequence[Message]) -> None:
+    def _post(self, outgoing: Sequence[Message], incoming: Sequence[Message]) -> list[Posted]:
         requests = [self._receive(peer, x, DATA) for peer, x in incoming]
         requests += [self._send(peer, x, DATA) for peer, x in outgoing]
-        late = self._wait(requests, self.patience_s)
+        self.under_way[id(requests)] = requests
+        return requests
+
+    def _finish(self, posted: list[Posted]) -> None:
+        late = self._wait(posted, self.patience_s)
+        self.under_way.pop(id(posted), None)
         if late:
             setting = " (comm.round_timeout_s)" if self.patience_s == self.round_timeout_s else ""
             raise Lost(
@@ -175,6 +181,9 @@ class Mpi(Communicator):
         A message half received cannot be taken back, and is waited for. One that was to be sent stays, with its memory:
         nobody asks for it.
         """
+        every = [*self.past, *(posted for each in self.under_way.values() for posted in each)]
+        self.past = list({id(posted): posted for posted in every}.values())
+        self.under_way.clear()
         pending = [posted for posted in self.past if posted.comes and posted.request]
         for posted in pending:
             posted.request.Cancel()

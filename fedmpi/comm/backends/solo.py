@@ -8,7 +8,7 @@ from typing import final
 import torch
 from torch import Tensor
 
-from fedmpi.comm.base import Communicator, Message
+from fedmpi.comm.base import Communicator, Message, Posted
 
 
 @final
@@ -26,8 +26,12 @@ class Solo(Communicator):
     def _broadcast(self, x: Tensor) -> None:
         """The only rank has x already."""
 
-    def _exchange(self, outgoing: Sequence[Message], incoming: Sequence[Message]) -> None:
+    def _post(self, outgoing: Sequence[Message], incoming: Sequence[Message]) -> Posted:
         """The caller has copied messages to oneself, and there are no other ranks."""
+        return []
+
+    def _finish(self, posted: Posted) -> None:
+        """Nothing is under way."""
 
     def _allgather_bytes(self, payload: bytes, deadline_s: float) -> list[bytes]:
         return [payload]

@@ -9,13 +9,13 @@ import time
 from collections import Counter
 from collections.abc import Callable, Sequence
 from datetime import timedelta
-from typing import Any, final
+from typing import Any, NoReturn, final
 
 import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from fedmpi.comm.base import Communicator, Gone, Lost, Message, relay, within
+from fedmpi.comm.base import Communicator, Gone, Lost, Message, Posted, relay, within
 from fedmpi.comm.launchers import launcher_env, slurm_hosts
 from fedmpi.comm.launchers.job import Job
 from fedmpi.comm.loss.alarm import Alarm
@@ -154,33 +154,46 @@ class Gloo(Communicator):
     def _broadcast(self, x: Tensor) -> None:
         relay(x, self.place[self.rank], self.alive, self._exchange)
 
-    def _exchange(self, outgoing: Sequence[Message], incoming: Sequence[Message]) -> None:
+    def _post(self, outgoing: Sequence[Message], incoming: Sequence[Message]) -> Posted:
         if not outgoing and not incoming:
-            return
+            return []
         if self.group is None:
             raise Gone("a rank was lost, and the ranks that are left have not regrouped")
-        deadline = time.monotonic() + self.patience_s
-        works: list[tuple[int, Any]] = []
-        peer, post, work = 0, None, None
+        works: Posted = []
+        peer, post = 0, None
         try:
             for post, messages in ((self.group.recv, incoming), (self.group.send, outgoing)):
                 for peer, x in messages:
-                    works.append((peer, post([x], self.place[peer], 0)))
-            for peer, work in works:  # noqa: B007  (the peer is named below)
+                    works.append((peer, post([x], self.place[peer], 0), x))
+            return works
+        except RuntimeError as error:
+            post = None
+            works.clear()
+            self._part_from(peer, error)
+
+    def _finish(self, posted: Posted) -> None:
+        deadline = time.monotonic() + self.patience_s
+        peer, work = 0, None
+        try:
+            for peer, work, _ in posted:  # noqa: B007  (the peer is named below)
                 work.wait(timedelta(seconds=max(0.001, deadline - time.monotonic())))
         except RuntimeError as error:
-            late = time.monotonic() >= deadline
-            # Nothing else may hold the group, not even a traceback: where the ranks regroup its sockets close, and all
-            # others notice. A job that ends keeps them: who has lost nobody must not blame this rank.
-            error.__traceback__ = post = work = None
-            self.broken, self.group = self.group, None
-            works.clear()
-            if late:
-                setting = " (comm.round_timeout_s)" if self.patience_s == self.round_timeout_s else ""
-                silent = f"rank {peer} is silent: no message from or to it for {self.patience_s:g} s{setting}"
-                raise Lost(silent) from error
-            self.ended.add(peer)
-            raise Gone(f"rank {peer} is dead: its connection has ended") from error
+            work = None
+            posted.clear()
+            self._part_from(peer, error, late=time.monotonic() >= deadline)
+
+    def _part_from(self, peer: int, error: RuntimeError, late: bool = False) -> NoReturn:
+        """A message to or from a rank has failed. Nothing else may hold the group, not even a traceback: where the
+        ranks regroup its sockets close, and all others notice. A job that ends keeps them: who has lost nobody must not
+        blame this rank."""
+        error.__traceback__ = None
+        self.broken, self.group = self.group, None
+        if late:
+            setting = " (comm.round_timeout_s)" if self.patience_s == self.round_timeout_s else ""
+            silent = f"rank {peer} is silent: no message from or to it for {self.patience_s:g} s{setting}"
+            raise Lost(silent) from error
+        self.ended.add(peer)
+        raise Gone(f"rank {peer} is dead: its connection has ended") from error
 
     def _allgather_bytes(self, payload: bytes, deadline_s: float) -> list[bytes]:
         return self.allgather(payload, deadline_s)
@@ -222,11 +235,14 @@ class Nccl(Communicator):
     def _broadcast(self, x: Tensor) -> None:
         self._wait(lambda: [dist.broadcast(x, 0, async_op=True)])
 
-    def _exchange(self, outgoing: Sequence[Message], incoming: Sequence[Message]) -> None:
+    def _post(self, outgoing: Sequence[Message], incoming: Sequence[Message]) -> Posted:
+        """Nothing is sent before `_finish`: what NCCL is given as one group cannot deadlock, in any order."""
         operations = [dist.P2POp(dist.isend, x, peer) for peer, x in outgoing]
-        operations += [dist.P2POp(dist.irecv, x, peer) for peer, x in incoming]
-        if operations:  # NCCL posts them as one group, which cannot deadlock
-            self._wait(lambda: dist.batch_isend_irecv(operations))
+        return operations + [dist.P2POp(dist.irecv, x, peer) for peer, x in incoming]
+
+    def _finish(self, posted: Posted) -> None:
+        if posted:
+            self._wait(lambda: dist.batch_isend_irecv(posted))
 
     def _allgather_bytes(self, payload: bytes, deadline_s: float) -> list[bytes]:
         return self.allgather(payload, deadline_s)

@@ -25,7 +25,8 @@ import torch
 from torch import Tensor
 
 from fedmpi.common.errors import UserError
-from fedmpi.engine.messages import Upload
+from fedmpi.engine.travel.gathering import Received
+from fedmpi.flat import linear
 
 TIMES = 1000.0
 ENOUGH = 3  # norms of which one is the middle
@@ -49,18 +50,16 @@ class Guard:
         self.idle = 0
 
     def refused(
-        self, t: int, members: Sequence[int], rows: Tensor, upload: Upload, w: Tensor, failed: Collection[int] = ()
+        self, t: int, members: Sequence[int], came: Received, w: Tensor, failed: Collection[int] = ()
     ) -> Refused:
         """Whose uploads do not count in round t; one warning line names them, but for those who failed.
 
-        rows: (m, row) the uploads whole; w: (s,) what travels of the global model. failed: of whom there are none.
+        w: (s,) what travels of the global model. failed: of whom there are none.
         Raises UserError where they are not to be dropped, and in the third round in a row in which none is good.
         """
-        a, b = upload.packing.spans.get("dw", (0, 0))
-        norms = lengths(rows[:, a:b]).tolist()
+        norms = came.norms().tolist()
         if self.drop:  # else the step looks whether anything that it makes is not finite, and ends the run
-            others = (lengths(rows[:, :a]) + lengths(rows[:, b:])).tolist()
-            norms = [n if other < torch.inf else torch.nan for n, other in zip(norms, others, strict=True)]
+            norms = [n if whole else torch.nan for n, whole in zip(norms, came.finite(), strict=True)]
         bound, source = self._bound(norms, w)
         bad = [
             {"client": k, "norm": norm, "bound": bound}
@@ -71,7 +70,7 @@ class Guard:
             self.clipped = [each for each in bad if each["norm"] < torch.inf]
             bad = [each for each in bad if each not in self.clipped]
             for each in self.clipped:
-                _scale(rows[members.index(each["client"]), a:b], each["bound"])
+                came.scale(members.index(each["client"]), each["bound"] / each["norm"])
             if self.clipped:
                 said = f"round {t}: {_told(self.clipped, source)}; taken at the bound (faults.on_bad_update: clip)"
                 warnings.warn(said, stacklevel=2)
@@ -110,29 +109,8 @@ class Guard:
         middle = median_low(known)
         bound = TIMES * middle
         if any(norm > bound for norm in norms):  # else its own length does not matter
-            bound = max(bound, float(lengths(w[None])))
+            bound = max(bound, float(linear.norms(linear.norm_parts(w[None]))))
         return bound, f"faults.max_norm: auto; the median norm is {middle:.3g}"
-
-
-def lengths(rows: Tensor) -> Tensor:
-    """||rows_i||, (m, n) -> (m,) float64 on the CPU; nan where a number is not finite.
-
-    One pass without a copy, a seventh of what an average takes.
-    """
-    if not rows.shape[1]:
-        return torch.zeros(len(rows), dtype=torch.float64)
-    kind = torch.float32 if rows.element_size() < 4 else rows.dtype
-    found = torch.linalg.vector_norm(rows, dim=1, dtype=kind).double().cpu()
-    for i in (~found.isfinite()).nonzero().flatten().tolist():
-        largest = rows[i].abs().max().to(kind)  # the squares of 1e20 overflow, the number does not
-        found[i] = float(largest) * float(torch.linalg.vector_norm(rows[i] / largest, dtype=kind))
-    return torch.where(found.isfinite(), found, torch.nan)
-
-
-def _scale(dw: Tensor, bound: float) -> None:
-    """dw <- dw * bound / ||dw||, in place, whatever its squares overflow to."""
-    dw.div_(dw.abs().max())
-    dw.mul_(bound / float(lengths(dw[None])))
 
 
 def _told(bad: Refused, source: str) -> str:

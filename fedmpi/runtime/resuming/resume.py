@@ -34,6 +34,7 @@ FREE = (
     "state.",
     "comm.",
     "cohort.placement",
+    "server.placement",
     "server.trains",
     "compute.device",
 )

@@ -13,9 +13,14 @@ from torch import Tensor
 
 from fedmpi.comm import Communicator
 from fedmpi.engine.checks import check_finite
-from fedmpi.engine.messages import WORD, Announcement, Messages
+from fedmpi.engine.messages import WORD, Announcement, Messages, Upload
 from fedmpi.engine.server import FederationServer
-from fedmpi.engine.versions import Versions
+from fedmpi.engine.travel.cuts import Cuts
+from fedmpi.engine.travel.gathering import Gathering, Memory, Trip, Whole
+from fedmpi.engine.travel.sharded import Sharded
+from fedmpi.engine.travel.streamed import Streamed
+from fedmpi.engine.travel.versions import Versions
+from fedmpi.method.base import means_of
 
 Placement = Mapping[int, int]  # client -> rank
 
@@ -24,17 +29,33 @@ class Exchange:
     """What this rank sends and receives.
 
     message: the full announcement, where messages live (the communicator's device); inbox: the same where clients
-    train. changed: the groups of the model that the other ranks do not have yet. model: any tensor of the clients'.
+    train. changed: the groups of the model that the other ranks do not have yet.
     """
 
-    def __init__(self, comm: Communicator, messages: Messages, model: Tensor) -> None:
+    def __init__(
+        self,
+        comm: Communicator,
+        messages: Messages,
+        model: Tensor,
+        sharded: bool = False,
+        *,
+        sums: bool = False,
+        keep: bool = False,
+    ) -> None:
+        """model: any tensor of the clients'.
+
+        sharded: all ranks hold columns of the uploads' large slots; sums: rank 0 need not hold rows, where the method
+        reads means alone; keep: rows stay where they were written until the round is over, to be sent once more.
+        """
         self.comm, self.messages = comm, messages
+        self.sharded, self.sums, self.keep = sharded, sums, keep
         self.full = messages.announcement()
         self.message = torch.zeros(self.full.packing.size, dtype=model.dtype, device=comm.device)
         self.inbox = self.message.to(model.device, copy=self.message.device != model.device)
         self.changed = messages.shared_groups
         self.versions = Versions(messages)
-        self._rows = self.message[:0]
+        self.memory = Memory(self.message)
+        self._cuts: dict[Upload, Cuts] = {}
 
     def model_storage(self) -> tuple[Tensor, Tensor]:
         """Where the global w and b live at the root: in the next message, if it holds all of them; else beside it."""
@@ -108,23 +129,19 @@ class Exchange:
         return self.message.new_zeros(self.messages.per_client.size)
 
     # ---- up ----
-    def rows(self, t: int, count: int) -> Tensor:
-        """(count, row) to write round t's uploads into; memory is kept from round to round."""
-        size = self.messages.upload(t).packing.size
-        if len(self._rows) < count * size:
-            self._rows = self.message.new_empty(count * size)
-        return self._rows[: count * size].view(count, size)
-
-    def gather(self, rows: Tensor, members: Sequence[int], where: Placement) -> None:
-        """Everybody's rows at the root, in the order of `members`. rows: the own clients' elsewhere, all at the root.
-
-        The root's own clients' rows pass the communicator too, onto themselves: counted like the others, not copied.
-        """
-        if self.comm.rank != 0:
-            self.comm.exchange([(0, row) for row in rows], [])
-            return
-        incoming = [(where[client], row) for client, row in zip(members, rows, strict=True)]
-        self.comm.exchange([message for message in incoming if message[0] == 0], incoming)
+    def gathering(self, t: int, members: Sequence[int], where: Placement, p: Tensor) -> Gathering:
+        """This rank's part in round t's uploads. p: (m,) the cohort's weights."""
+        upload, comm = self.messages.upload(t), self.comm
+        if upload not in self._cuts:
+            self._cuts[upload] = Cuts(upload.packing, self.message)
+        cuts = self._cuts[upload]
+        trip = Trip(comm, t, upload, cuts, members, where, self.memory, self.keep)
+        if self.sharded and cuts.large and len(comm.alive) > 1:
+            return Sharded(trip)
+        means = means_of(self.messages.method) if self.sums and cuts.large else None
+        if means is not None and set(cuts.large) <= {*means, "_b"}:
+            return Streamed(trip, means, p)
+        return Whole(trip)
 
     def close_round(self, t: int) -> None:
         """The server has stepped the groups of round t: they are what the next announcement tells."""

@@ -1,0 +1,219 @@
+"""One round's uploads on their way from the clients to the server: what the three ways have in common.
+
+    whole      rank 0 holds every row                                       any rule
+    streamed   rank 0 adds them up as they come, and holds sums             rules that read means alone
+    sharded    every rank holds the same columns of all rows                any rule
+On each rank, in the order of its clients:  row(client), write it, done(client); then finish().
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+
+from torch import Tensor
+
+from fedmpi.comm import Communicator
+from fedmpi.comm.base import Message, Posted
+from fedmpi.engine.messages import Upload
+from fedmpi.engine.travel.cuts import Cuts
+from fedmpi.flat import linear
+from fedmpi.flat.packing import Packing, Views
+from fedmpi.method.context import Uploads
+
+UNSENT = 1 << 30  # bytes of rows that a rank may have written and not yet sent
+
+
+class Memory:
+    """Tensors that are kept from round to round."""
+
+    def __init__(self, like: Tensor) -> None:
+        self.like = like
+        self.held: dict[str, Tensor] = {}
+
+    def rows(self, name: str, count: int, size: int) -> Tensor:
+        """(count, size)"""
+        held = self.held.get(name)
+        if held is None or len(held) < count * size:
+            self.held.pop(name, None)  # before the new one is made
+            held = self.held[name] = self.like.new_empty(count * size)
+        return held[: count * size].view(count, size)
+
+
+@dataclass
+class Trip:
+    """What a gathering is told of its round."""
+
+    comm: Communicator
+    t: int
+    upload: Upload
+    cuts: Cuts
+    members: Sequence[int]
+    where: Mapping[int, int]  # client -> rank
+    memory: Memory
+    keep: bool  # whether rows stay until the round is over, to be sent once more
+    here: list[int] = field(init=False)  # this rank's clients
+
+    def __post_init__(self) -> None:
+        self.here = [k for k in self.members if self.where[k] == self.comm.rank]
+
+
+class Received(ABC):
+    """A round's uploads as rank 0 has them: `small` has the views of all small slots, the engine's own among them."""
+
+    small: Views
+
+    @abstractmethod
+    def norms(self) -> Tensor:
+        """(m,) float64, ||dw_i||; nan where a number is not finite, 0 where none is sent."""
+
+    @abstractmethod
+    def finite(self) -> list[bool]:
+        """Of each row, whether all of it is."""
+
+    @abstractmethod
+    def scale(self, place: int, factor: float) -> None:
+        """dw <- factor dw, for one row."""
+
+    @abstractmethod
+    def only(self, places: Sequence[int]) -> None:
+        """From now on these rows are all there are."""
+
+    @abstractmethod
+    def uploads(self, clients: Sequence[int], n: Tensor, p: Tensor) -> Uploads: ...
+
+    @abstractmethod
+    def tensors(self) -> dict[str, Tensor]:
+        """What hooks may read and not write."""
+
+    def release(self) -> None:  # noqa: B027  (there is nothing to let go of where rows are held)
+        """Nobody asks for them any more."""
+
+
+class Held(Received):
+    """Rows (m, row) in rank 0's own memory."""
+
+    def __init__(self, rows: Tensor, packing: Packing) -> None:
+        self.rows, self.packing = rows, packing
+        self.small = packing.views(rows)
+        self.dw = packing.spans.get("dw", (0, 0))
+
+    def norms(self) -> Tensor:
+        return linear.norms(linear.norm_parts(self.rows[:, slice(*self.dw)]))
+
+    def finite(self) -> list[bool]:
+        return [found.isfinite().item() for found in linear.norm_parts(self.rows).sum(0)]
+
+    def scale(self, place: int, factor: float) -> None:
+        scale(self.rows[place, slice(*self.dw)], factor)
+
+    def only(self, places: Sequence[int]) -> None:
+        self.rows = close_up(self.rows, places)
+        self.small = self.packing.views(self.rows)
+
+    def uploads(self, clients: Sequence[int], n: Tensor, p: Tensor) -> Uploads:
+        return Uploads(clients, n, p, self.small)
+
+    def tensors(self) -> dict[str, Tensor]:
+        return {"up": self.rows}
+
+
+def scale(x: Tensor, factor: float) -> None:
+    """x <- factor x, in place; the factor may be smaller than the type of x knows numbers."""
+    for a, b in linear.chunks(x, 0, len(x)):
+        x[a:b] = x[a:b].double() * factor
+
+
+def close_up(rows: Tensor, places: Sequence[int]) -> Tensor:
+    """These rows, moved to the front."""
+    for to, place in enumerate(places):
+        if to != place:
+            rows[to] = rows[place]
+    return rows[: len(places)]
+
+
+class Gathering(ABC):
+    """This rank's part in one round's uploads."""
+
+    def __init__(self, trip: Trip) -> None:
+        self.trip, self.comm, self.cuts = trip, trip.comm, trip.cuts
+
+    @abstractmethod
+    def row(self, client: int) -> Tensor:
+        """Where this client's upload is to be written; it may wait for an earlier one to have gone."""
+
+    @abstractmethod
+    def done(self, client: int) -> None:
+        """It has been written."""
+
+    @abstractmethod
+    def finish(self) -> Received | None:
+        """Wait for what is under way; at rank 0 the uploads, None elsewhere. Raises Lost."""
+
+
+class Ring:
+    """A rank's rows on their way out: written, sent, and written again once they have gone."""
+
+    def __init__(self, trip: Trip, least: int = 2, unsent: int = UNSENT) -> None:
+        """Where rows need not be kept: how many are held at least, and as many as fit into `unsent` bytes."""
+        size, count = trip.upload.packing.size, len(trip.here)
+        held = max(least, unsent // max(size * trip.memory.like.element_size(), 1))
+        self.trip, self.order = trip, {client: i for i, client in enumerate(trip.here)}
+        self.rows = trip.memory.rows("rows", count if trip.keep else min(count, held), size)
+        self.gone: list[Posted | None] = [None] * len(self.rows)
+
+    def row(self, client: int) -> Tensor:
+        place = self.order[client] % len(self.rows)
+        self._wait(place)
+        return self.rows[place]
+
+    def of(self, client: int) -> Tensor:
+        """The same, while it is written."""
+        return self.rows[self.order[client] % len(self.rows)]
+
+    def send(self, client: int, messages: Sequence[Message]) -> None:
+        """Post its parts."""
+        comm, trip = self.trip.comm, self.trip
+        comm.about = trip.t, tuple(trip.upload.packing.shapes)
+        self.gone[self.order[client] % len(self.rows)] = comm.post(messages, [])
+
+    def wait(self) -> None:
+        for place in range(len(self.rows)):
+            self._wait(place)
+
+    def _wait(self, place: int) -> None:
+        posted = self.gone[place]
+        if posted is not None:
+            self.trip.comm.finish(posted)
+        self.gone[place] = None
+
+
+class Whole(Gathering):
+    """Rows as they are, into rank 0's memory."""
+
+    def __init__(self, trip: Trip) -> None:
+        super().__init__(trip)
+        if self.comm.rank:
+            self.ring = Ring(trip)
+            return
+        size = trip.upload.packing.size
+        self.rows = trip.memory.rows("rows", len(trip.members), size)
+        self.place = {client: i for i, client in enumerate(trip.members)}
+        coming = [(trip.where[k], self.rows[i]) for k, i in self.place.items() if trip.where[k]]
+        self.comm.count_own(self.rows.element_size() * size * len(trip.here))
+        self.posted = self.comm.post([], coming)
+
+    def row(self, client: int) -> Tensor:
+        return self.ring.row(client) if self.comm.rank else self.rows[self.place[client]]
+
+    def done(self, client: int) -> None:
+        if self.comm.rank:
+            self.ring.send(client, [(0, self.ring.of(client))])
+
+    def finish(self) -> Received | None:
+        if self.comm.rank:
+            self.ring.wait()
+            return None
+        self.comm.finish(self.posted)
+        return Held(self.rows, self.trip.upload.packing)
