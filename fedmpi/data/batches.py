@@ -11,6 +11,8 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+AHEAD, ALIGNED = 1 << 18, 64  # bytes
+
 
 @dataclass(frozen=True, eq=False)
 class Shard:
@@ -33,16 +35,34 @@ def batches(
     With drop_last a shard smaller than `size` gives no batch: its client makes no step and its update is zero.
     """
     n = len(shard)
-    index = shard.index if size is None or generator is None else shard.index[torch.randperm(n, generator=generator)]
-    index = index.to(shard.x.device)  # once an epoch, not once a batch
+    index = order(shard, size, generator).to(shard.x.device)  # once an epoch, not once a batch
     step = size or max(n, 1)
     stop = n - n % step if drop_last else n
     blocks = stored_channels_last(shard.x)
     x = shard.x.permute(0, 2, 3, 1) if blocks else shard.x
-    for start in range(0, stop, step):
-        rows = index[start : min(start + step, stop)]
-        found = x.index_select(0, rows)
-        yield found.permute(0, 3, 1, 2) if blocks else found, shard.y.index_select(0, rows)
+    ahead = _ahead(x, step)
+    for begin in range(0, stop, ahead):
+        rows = index[begin : min(begin + ahead, stop)]
+        found, y = x.index_select(0, rows), shard.y.index_select(0, rows)
+        found = found.permute(0, 3, 1, 2) if blocks else found
+        if len(rows) <= step:
+            yield found, y
+            continue
+        for start in range(0, len(rows), step):
+            yield found[start : start + step], y[start : start + step]
+
+
+def order(shard: Shard, size: int | None, generator: torch.Generator | None) -> Tensor:
+    """(n,) the rows of one epoch, in the order in which `batches` cuts them up."""
+    if size is None or generator is None:
+        return shard.index
+    return shard.index[torch.randperm(len(shard), generator=generator)]
+
+
+def _ahead(x: Tensor, step: int) -> int:
+    """How many rows are read at once: small batches come in one piece of memory, each of them aligned like its own."""
+    size = step * x[:1].numel() * x.element_size()
+    return step * max(AHEAD // size, 1) if size and size % ALIGNED == 0 else step
 
 
 def gather(x: Tensor, rows: Tensor) -> Tensor:

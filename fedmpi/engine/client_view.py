@@ -14,9 +14,11 @@ from fedmpi.data.batches import Shard, batches
 from fedmpi.engine.checks import check_tensor, not_passed, wrong
 from fedmpi.engine.worker import Worker
 from fedmpi.flat.layout import Segment
+from fedmpi.flat.packing import Views
 from fedmpi.method.context import Batch, Client, Loss, Part, State
 from fedmpi.models.net import Net
 
+NOTHING = Views({})
 EVALUATION_BATCH = 100  # samples; small batches stay in the cache
 
 
@@ -26,9 +28,9 @@ class LossMeter:
     def __init__(self, device: torch.device) -> None:
         self.device, self.losses = device, list[Tensor]()
 
-    def mean(self, since: int = 0) -> Tensor:
-        """() float64, over the steps from number `since` on; 0 where none was made."""
-        losses = self.losses[since:]
+    def mean(self, since: int = 0, until: int | None = None) -> Tensor:
+        """() float64, over the steps from number `since` on, up to `until`; 0 where none was made."""
+        losses = self.losses[since:until]
         return (
             torch.stack(losses).double().mean() if losses else torch.zeros((), dtype=torch.float64, device=self.device)
         )
@@ -53,13 +55,12 @@ class ClientView(Client):
         self.steps, self.a, self.fits = 0, 0.0, 0
         self.w, self.b = worker.model.w, worker.model.b
 
-        told, kept = messages.announcement().packing.views(announcement), messages.client_state.views(state_row)
+        told, kept = worker.told(announcement), messages.client_state.views(state_row)
         personal = messages.per_client.views(download)
         self.state = State({name: getattr(kept, name) for name in worker.method.client_state})
         self.down = told.beside(personal)
-        self.scratch = messages.scratch.views(
-            torch.zeros(messages.scratch.size, dtype=state_row.dtype, device=state_row.device)
-        )
+        size = messages.scratch.size
+        self.scratch = messages.scratch.views(state_row.new_zeros(size)) if size else NOTHING
         self.received, self.b0 = messages.client_model(told, kept)
         self.w0 = self.received  # until local training begins
 
@@ -70,12 +71,16 @@ class ClientView(Client):
 
     # ---- forward passes ----
     def logits(self, x: Tensor) -> Tensor:
+        worker = self.worker
         try:
-            with self.worker.precision():
-                f: Tensor = self.worker.model.module(x)
+            if worker.bf16:
+                with worker.precision():
+                    f: Tensor = worker.model.module(x)
+            else:
+                f = worker.model.module(x)
             return f.to(self.w.dtype)
         except Exception as error:
-            raise not_passed(self.worker.model.module, x, error) from error
+            raise not_passed(worker.model.module, x, error) from error
 
     def forward(self, x: Tensor) -> tuple[Tensor, Tensor]:
         try:
@@ -161,6 +166,9 @@ class ClientView(Client):
 
     def checked_loss(self, value: Any, by: Any = None) -> Tensor:
         """A loss to descend on. by: the function that gave it, if it is not the hook."""
+        fine = type(value) is Tensor and value.requires_grad and not value.shape and value.layout is torch.strided
+        if fine and value.is_floating_point() and value.device == self.w.device:
+            return value  # as nearly all are; what follows says what is wrong
         self.check("loss", value, (), by)
         if not value.requires_grad:
             text = (

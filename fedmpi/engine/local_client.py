@@ -9,8 +9,8 @@ from __future__ import annotations
 import time
 import warnings
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
-from typing import Any, final
+from functools import partial
+from typing import Any, NamedTuple, final
 
 import torch
 from torch import Tensor
@@ -31,8 +31,7 @@ LEFT_OUT = "left out of the round (faults.on_client_error: drop)"
 PLAIN = Method()  # FedAvg's client
 
 
-@dataclass(frozen=True)
-class Descent:
+class Descent(NamedTuple):
     """What a local step descends along: a loss, its gradient corrected, or a rule with gradients of its own."""
 
     loss: Loss
@@ -73,7 +72,7 @@ class LocalClient(ClientView):
         """Load, train, write the upload; returns what becomes of the client's state."""
         worker, method, model, messages = self.worker, self.worker.method, self.worker.model, self.worker.messages
         model.load(self.received, self.b0)
-        model.module.train()
+        worker.training()
         untouched = self.untouched()
         # Dropout, and whatever else draws from torch's global generators, is seeded.
         with blaming(self.where), seeds.scoped(worker.seed, "torch", self.round, self.id):
@@ -184,7 +183,7 @@ class LocalClient(ClientView):
             w = model.w if start is None else model.w.clone()
         if start is not None:
             self.steps, self.a, self.meter = counted
-        return Fitted(w, meter.mean(before))
+        return Fitted(w, partial(meter.mean, before, len(meter.losses)))
 
     def _checked_epochs(self, epochs: int | None, groups: Sequence[str] | None) -> int:
         self._check_groups(() if groups is None else groups, "fit, groups")

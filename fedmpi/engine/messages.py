@@ -179,8 +179,9 @@ class Messages:
 
     def client_model(self, received: Views, own: Views) -> tuple[Tensor, Tensor]:
         """w (d,) and b of a client: what was received, and its own parts. No copy where everything travels."""
-        w = _compose(self.shared, received._w, self.personal, own._w)
-        return w, _compose(self.shared_b, received._b, self.personal_b, own._b)
+        w = received._w if self.shared.whole else _compose(self.shared, received._w, self.personal, own._w)
+        b = received._b if self.shared_b.whole else _compose(self.shared_b, received._b, self.personal_b, own._b)
+        return w, b
 
 
 def _check_declarations(method: Method) -> None:
@@ -207,8 +208,6 @@ def _numbers(method: Method) -> dict[str, float]:
 
 
 def _compose(shared: Selection, received: Tensor, personal: Selection, own: Tensor) -> Tensor:
-    if shared.whole:
-        return received
     out = torch.empty(shared.size + personal.size, dtype=received.dtype, device=received.device)
     shared.put(received, out)
     personal.put(own, out)

@@ -4,9 +4,10 @@ a second on every rank."""
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import nn
 
 
 class SGD:
@@ -18,30 +19,33 @@ class SGD:
     def __init__(self, parameters: Sequence[nn.Parameter], lr: float, momentum: float, weight_decay: float) -> None:
         self.parameters = parameters
         self.lr, self.momentum, self.weight_decay = lr, momentum, weight_decay
-        self.v: dict[nn.Parameter, Tensor] = {}
+        self.w = [p.detach() for p in parameters]  # the same memory, which may be written to without no_grad
+        self.v: list[Any] = [None] * len(parameters)  # made when a gradient first comes
 
     def forget(self) -> None:
         """The gradients of the step before; autograd allocates those of the next one."""
         for p in self.parameters:
             p.grad = None
 
-    @torch.no_grad()
     def step(self) -> None:
-        moved = [(p, p.grad) for p in self.parameters if p.grad is not None]
-        new = {p for p, _ in moved if p not in self.v} if self.momentum else set()
+        g = [p.grad for p in self.parameters]
+        moved = [i for i, each in enumerate(g) if each is not None]
+        new = [i for i in moved if self.v[i] is None] if self.momentum else []
         if not new:
-            self._move(moved, begins=False)
+            self._move(moved, g, begins=False)
             return
-        self.v.update((p, torch.empty_like(p)) for p in new)
-        for begins in (True, False):
-            self._move([(p, g) for p, g in moved if (p in new) == begins], begins)
+        old = [i for i in moved if self.v[i] is not None]
+        for i in new:
+            self.v[i] = torch.empty_like(self.w[i])
+        self._move(new, g, begins=True)
+        self._move(old, g, begins=False)
 
-    def _move(self, moved: list[tuple[nn.Parameter, Tensor]], begins: bool) -> None:
+    def _move(self, moved: list[int], g: list[Any], begins: bool) -> None:
         if moved:
             torch._fused_sgd_(
-                [p for p, _ in moved],
-                [g for _, g in moved],
-                [self.v[p] for p, _ in moved] if self.momentum else [],
+                [self.w[i] for i in moved],
+                [g[i] for i in moved],
+                [self.v[i] for i in moved] if self.momentum else [],
                 lr=self.lr,
                 momentum=self.momentum,
                 weight_decay=self.weight_decay,

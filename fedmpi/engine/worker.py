@@ -8,10 +8,12 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
+from torch import Tensor, nn
 
 from fedmpi.data.federated import Federated
 from fedmpi.engine.messages import Messages
 from fedmpi.flat.model import FlatModel
+from fedmpi.flat.packing import Views
 from fedmpi.method.base import Method
 from fedmpi.models.net import Net
 
@@ -51,11 +53,25 @@ class Worker:
         self.data, self.messages, self.sgd, self.seed = data, messages, sgd, seed
         self.bf16, self.drop, self.spares, self.stop = bf16, drop, spares, stop
         self._twins: list[tuple[FlatModel, Net]] = []
+        self._told: tuple[Tensor | None, Views] = (None, Views({}))
+        self._parts = tuple(model.module.modules())
+        self._own_train = any(type(part).train is not nn.Module.train for part in self._parts)
         self.label_counts = torch.from_numpy(data.label_counts).to(model.w.device)  # (N, classes)
 
     def precision(self) -> AbstractContextManager[Any]:
         """bf16 autocast where asked for; weights, gradients and messages stay in the model's type."""
         return torch.autocast(self.model.w.device.type, torch.bfloat16) if self.bf16 else nullcontext()
+
+    def told(self, announcement: Tensor) -> Views:
+        """The fields of an announcement, which is the same tensor for all clients of a rank."""
+        if self._told[0] is not announcement:
+            self._told = announcement, self.messages.announcement().packing.views(announcement)
+        return self._told[1]
+
+    def training(self) -> None:
+        """Training mode. nn.Module.train() writes to every submodule, in Python; mostly all are in it."""
+        if self._own_train or not all(part.training for part in self._parts):
+            self.model.module.train()
 
     def twin(self, number: int) -> tuple[FlatModel, Net]:
         """One of the frozen models of the same layout; made on first use."""

@@ -109,7 +109,10 @@ class FlatModel:
     @contextmanager
     def only(self, groups: Collection[str]) -> Iterator[list[nn.Parameter]]:
         """Train these groups alone; yields their parameters."""
-        chosen = [EVERYTHING in groups or s.group in groups for s in self.layout.segments]
+        if EVERYTHING in groups:
+            yield [p for p in self.parameters if p.requires_grad]
+            return
+        chosen = [s.group in groups for s in self.layout.segments]
         before = [p.requires_grad for p in self.parameters]
         try:
             for p, on, was in zip(self.parameters, chosen, before, strict=True):

@@ -36,20 +36,20 @@ class Packing:
         values: tensors of the slot's shape, or numbers for all of its entries; they may be views of the row itself, in
         any order. Raises ValueError for another shape.
         """
-        place = row.untyped_storage().data_ptr()
-        of_row = {
-            n: v.detach().clone()
-            for n, v in values.items()
-            if isinstance(v, Tensor) and v.untyped_storage().data_ptr() == place
-        }
-        for name, value in {**values, **of_row}.items():
+        place, new = row.untyped_storage().data_ptr(), list[tuple[int, int, Any]]()
+        for name, value in values.items():
             a, b = self.spans[name]
-            if not isinstance(value, Tensor):
-                row[a:b] = value
-            elif tuple(value.shape) != self.shapes[name]:
-                raise ValueError(f"slot {name!r} holds {self.shapes[name]}, not {tuple(value.shape)}")
-            elif a < b:
-                row[a:b] = value.detach().reshape(-1)  # a row keeps no graph alive
+            if isinstance(value, Tensor):
+                if value.shape != self.shapes[name]:
+                    raise ValueError(f"slot {name!r} holds {self.shapes[name]}, not {tuple(value.shape)}")
+                value = value.detach()  # a row keeps no graph alive
+                if value.untyped_storage().data_ptr() == place:
+                    value = value.clone()
+                value = value.reshape(-1)
+            if a < b:
+                new.append((a, b, value))
+        for a, b, value in new:
+            row[a:b] = value
 
 
 def share_memory(x: Tensor, y: Tensor) -> bool:
@@ -76,6 +76,8 @@ class Views:
 
     def beside(self, other: Views) -> Views:
         """These and the other's, which go first."""
+        if not other._names:
+            return self
         names = dict.fromkeys((*self._names, *other._names))
         return Views({}, names, lambda name: getattr(other if name in other else self, name)) if names else self
 

@@ -9,7 +9,7 @@ them in the cohort, B samples in a batch.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from typing import Literal, NamedTuple, Protocol
+from typing import Literal, Protocol
 
 import torch
 from torch import Tensor
@@ -40,11 +40,24 @@ class State(dict[str, Tensor]):
         raise AttributeError(f"state {name!r} is read-only: return the new value, the engine stores it")
 
 
-class Fitted(NamedTuple):
-    """What `Client.fit` gives back."""
+class Fitted:
+    """What `Client.fit` gives back: `w`, `loss`, and both of them where it is unpacked."""
 
     w: Tensor  # (d,) trained weights
     loss: Tensor  # () float64, mean over the steps made; 0 where none was
+
+    def __init__(self, w: Tensor, mean: Callable[[], Tensor]) -> None:
+        """mean: gives the loss; few ask for it."""
+        self.w, self._mean = w, mean
+
+    def __getattr__(self, name: str) -> Tensor:
+        if name != "loss":
+            raise AttributeError(f"k.fit() gives w and loss, not {name!r}")
+        self.loss = self._mean()
+        return self.loss
+
+    def __iter__(self) -> Iterator[Tensor]:
+        return iter((self.w, self.loss))
 
 
 Loss = Callable[["Client", Tensor, Tensor], Tensor]

@@ -57,3 +57,23 @@ def test_full_batch_and_evaluation_keep_the_index_order_and_draw_nothing():
     assert torch.equal(rows, shard().index)
     assert torch.equal(one.get_state(), before)
     assert torch.equal(torch.cat([y for _, y in batches(shard(), 3, None)]), shard().index)
+
+
+@pytest.mark.parametrize("shape", [(16,), (3, 4, 4), (1, 28, 28), (5,)])
+@pytest.mark.parametrize("blocks", [False, True])
+def test_rows_read_ahead_are_those_of_their_batch(shape, blocks):
+    """Small batches are cut from one piece of memory: the values, strides and alignment of batches read one by one."""
+    x = torch.randn(400, *shape)
+    if blocks and len(shape) == 3:
+        x = x.permute(0, 2, 3, 1).contiguous().permute(0, 3, 1, 2)
+    rows = Shard(x, torch.arange(400), torch.arange(7, 390))
+    found = list(batches(rows, 16, None))
+    assert len(found) == 24
+    for i, (part, y) in enumerate(found):
+        index = rows.index[16 * i : 16 * (i + 1)]
+        assert torch.equal(y, index)
+        assert torch.equal(part, x[index])
+        assert part.data_ptr() % 64 == 0
+        assert [s for s, n in zip(part.stride(), part.shape, strict=True) if n > 1] == [
+            s for s, n in zip(x.stride(), x.shape, strict=True) if n > 1
+        ]

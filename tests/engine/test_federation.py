@@ -2,6 +2,8 @@
 
 import hashlib
 import math
+from dataclasses import dataclass
+from typing import ClassVar
 
 import numpy as np
 import pytest
@@ -15,6 +17,7 @@ from fedmpi.common.errors import UserError
 from fedmpi.data.dataset import Dataset
 from fedmpi.data.federated import split
 from fedmpi.engine import sampling
+from fedmpi.method import Method, State
 from fedmpi.runtime import build
 
 
@@ -216,3 +219,37 @@ def test_modes_of_the_module_follow_what_it_does():
     with torch.no_grad():
         loss = nn.functional.cross_entropy(module(shard.x), shard.y).item()
     assert it.rows[-1]["loss"] == pytest.approx(loss, rel=1e-5)
+
+
+@dataclass(frozen=True)
+class Still(Method):
+    """Puts parts of the model into evaluation mode and leaves them so; looks at what `fit` gives back."""
+
+    modes: ClassVar[list] = []
+    fitted: ClassVar[list] = []
+
+    def train(self, k):
+        module = k.worker.model.module
+        self.modes.append(all(part.training for part in module.modules()))
+        first = k.fit(1)
+        w, loss = k.fit(1)
+        self.fitted.append((first.loss, loss, k.meter.losses, w is k.w))
+        next(part for part in module.modules() if isinstance(part, nn.BatchNorm2d)).eval()
+        return State()
+
+
+def test_every_client_starts_in_training_mode():
+    Still.modes.clear()
+    play(settings("test_federation:Still", "norm", rounds=2))
+    assert len(Still.modes) == 8
+    assert all(Still.modes)
+
+
+def test_a_fit_gives_the_mean_of_its_own_steps():
+    Still.fitted.clear()
+    play(settings("test_federation:Still", "norm", rounds=1))
+    for first, second, losses, live in Still.fitted:
+        half = len(losses) // 2
+        assert live
+        assert first == torch.stack(losses[:half]).double().mean()
+        assert second == torch.stack(losses[half:]).double().mean()
