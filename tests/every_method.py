@@ -51,8 +51,9 @@ VARIANTS = {
                 "rounds": 2,
                 "model": net,
                 "options": {"period": 2},
-                "evaluate": {"every": 100},
-                "train": {"batch_size": 8},
+                "cohort": {"fraction": 0.3},  # two clients, few steps, one evaluation: these nets take a while
+                "evaluate": {"every": 100, "protocol": ["global"]},
+                "train": {"batch_size": 25},
             },
         )
         for net in ({"name": "alexnet_s"}, {"name": "vgg11"}, {"name": "resnet18", "stem": "small"})

@@ -1,22 +1,37 @@
 """`fedmpi ...` by the hundred: a process that has imported what a run needs, and forks a child for each command.
 
-The child is what the console would have started: its own process, `fedmpi.cli.main()` with these arguments, its own
-directory and its own two streams. Only the seconds that importing torch takes are not spent anew for each.
+The child is what the console would have started: its own process, `fedmpi.cli.main()` with these arguments, this
+environment, its own directory and its own three streams. Only the seconds that importing torch takes are not
+spent anew.
+
+    server(...)     a command, from the tests themselves
+    WORDS           what a launcher may start in place of `fedmpi`, or of `python` with a program of the tests: a small
+                    process, which has it done by the server, hands its signals on, ends as it ends, and takes it with
+                    it where it is killed
 """
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
+import runpy
+import selectors
+import shlex
 import signal
+import socket
 import subprocess
 import sys
 import tempfile
 import time
+import traceback
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, NoReturn
 
 LIMIT_S = 20.0
+SOCKET = "FEDMPI_FORK_SERVER"  # environment variable: where the server listens
+WORDS = [sys.executable, "-I", "-S", __file__]
+HANDED_ON = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGUSR1, signal.SIGUSR2)
 
 
 class Done(NamedTuple):
@@ -29,79 +44,209 @@ class Done(NamedTuple):
 
 
 class Server:
-    """The parent's side."""
+    """The parent's side. It ends with the process that has started it."""
 
     def __init__(self, env: dict[str, str]) -> None:
-        words = [sys.executable, __file__]
-        self._process = subprocess.Popen(words, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, env=env)
+        self.env, self._folder = env, tempfile.TemporaryDirectory()  # which nobody else may enter
+        self.name = f"{self._folder.name}/socket"
+        words = [sys.executable, __file__, "serve", self.name]
+        self._process = subprocess.Popen(words, stdin=subprocess.PIPE, stdout=subprocess.PIPE, env=env)
+        assert self._process.stdout
+        assert self._process.stdout.readline() == b"ready\n"
+        command = Path(self._folder.name) / "fedmpi"
+        command.write_text(f'#!/bin/sh\nexec {shlex.join(WORDS)} "$@"\n')
+        command.chmod(0o755)
+
+    def known(self, env: dict[str, str]) -> dict[str, str]:
+        """An environment in which WORDS find this server, and `fedmpi` without a path is WORDS."""
+        return env | {SOCKET: self.name, "PATH": f"{self._folder.name}:{env['PATH']}"}
 
     def __call__(self, *arguments: object, cwd: Path) -> Done:
-        assert self._process.stdin
-        assert self._process.stdout
-        job = {"arguments": [str(each) for each in arguments], "cwd": str(cwd)}
-        self._process.stdin.write(json.dumps(job) + "\n")
-        self._process.stdin.flush()
-        return Done(**json.loads(self._process.stdout.readline()))
-
-    def close(self) -> None:
-        assert self._process.stdin
-        self._process.stdin.close()
-        self._process.wait(10)
-
-
-def _serve() -> None:
-    import fedmpi.common.torchvision_compat
-    import fedmpi.data.sources.image_folder
-    import fedmpi.runtime.launch  # noqa: F401
-
-    for line in sys.stdin:
-        job: dict[str, Any] = json.loads(line)
-        with tempfile.TemporaryFile() as out, tempfile.TemporaryFile() as err:
+        with tempfile.TemporaryFile() as out, tempfile.TemporaryFile() as err, open(os.devnull) as nothing:
             began = time.monotonic()
-            child = os.fork()
-            if not child:
-                _be(job["arguments"], job["cwd"], out.fileno(), err.fileno())
-            code = _wait(child, began + LIMIT_S)
+            files = [nothing.fileno(), out.fileno(), err.fileno()]
+            with _ask(self.name, [str(each) for each in arguments], str(cwd), self.env, files) as asked:
+                asked.settimeout(LIMIT_S)
+                try:
+                    code = _answer(asked)
+                except TimeoutError:
+                    code = -signal.SIGKILL
             seconds = time.monotonic() - began
             said = []
             for file in (out, err):
                 file.seek(0)
                 said.append(file.read().decode(errors="replace"))
-        print(json.dumps(Done(code, *said, seconds)._asdict()), flush=True)
+        return Done(code, *said, seconds)
+
+    def close(self) -> None:
+        assert self._process.stdin
+        self._process.stdin.close()
+        self._process.wait(10)
+        self._folder.cleanup()
 
 
-def _be(arguments: list[str], cwd: str, out: int, err: int) -> None:
+def _ask(name: str, arguments: list[str], cwd: str, env: dict[str, str], files: list[int]) -> socket.socket:
+    asked = socket.socket(socket.AF_UNIX)
+    asked.connect(name)
+    job = json.dumps({"arguments": arguments, "cwd": cwd, "env": env}).encode()
+    socket.send_fds(asked, [len(job).to_bytes(8, "big")], files)
+    asked.sendall(job)
+    return asked
+
+
+def _answer(asked: socket.socket) -> int:
+    """The exit code; -n: ended by signal n."""
+    said = asked.recv(8)
+    return int.from_bytes(said, "big", signed=True) if said else -signal.SIGKILL
+
+
+# ---- in place of the command ----
+def _stand_in() -> None:
+    asked = _ask(os.environ[SOCKET], sys.argv[1:], os.getcwd(), dict(os.environ), [0, 1, 2])
+
+    def hand_on(number: int, frame: object) -> None:
+        with contextlib.suppress(OSError):  # it has just ended
+            asked.send(bytes([number]))
+
+    for number in HANDED_ON:
+        signal.signal(number, hand_on)
+    code = _answer(asked)
+    if code < 0:
+        if code != -signal.SIGKILL:
+            signal.signal(-code, signal.SIG_DFL)
+        os.kill(os.getpid(), -code)
+    os._exit(code)
+
+
+# ---- the server ----
+def _serve(name: str) -> NoReturn:
+    del sys.path[0]  # this folder, where the command would not look
+    import fedmpi.common.torchvision_compat
+    import fedmpi.data.sources.image_folder
+    import fedmpi.runtime.launch  # noqa: F401
+
+    listener = socket.socket(socket.AF_UNIX)
+    listener.bind(name)
+    listener.listen(64)
+    wakes, woken = socket.socketpair()
+    woken.setblocking(False)
+    signal.set_wakeup_fd(woken.fileno(), warn_on_full_buffer=False)
+    signal.signal(signal.SIGCHLD, lambda number, frame: None)
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is for pytest
+    print("ready", flush=True)
+    selector, children = selectors.DefaultSelector(), dict[int, socket.socket]()
+    for each in (listener, wakes, sys.stdin):
+        selector.register(each, selectors.EVENT_READ)
+    while True:
+        for key, _ in selector.select():
+            if key.fileobj is sys.stdin:  # closed
+                for pid in children:
+                    _kill(pid, signal.SIGKILL)
+                os._exit(0)
+            if key.fileobj is listener:
+                asked, _ = listener.accept()
+                children[_fork(asked, (listener, wakes, woken, selector))] = asked
+                selector.register(asked, selectors.EVENT_READ)
+            elif key.fileobj is wakes:
+                wakes.recv(4096)
+                _bury(children, selector)
+            else:
+                _hand_on(key.fileobj, children, selector)
+
+
+def _fork(asked: socket.socket, own: tuple[Any, ...]) -> int:
+    head, files, *_ = socket.recv_fds(asked, 8, 3)
+    with asked.makefile("rb") as stream:
+        job = json.loads(stream.read(int.from_bytes(head, "big")))
+    child = os.fork()
+    if not child:
+        for each in (*own, asked):
+            each.close()
+        _be(job, files)
+    for file in files:
+        os.close(file)
+    return child
+
+
+def _bury(children: dict[int, socket.socket], selector: selectors.BaseSelector) -> None:
+    with contextlib.suppress(ChildProcessError):
+        while True:
+            pid, status = os.waitpid(-1, os.WNOHANG)
+            if not pid:
+                return
+            asked = children.pop(pid)
+            with contextlib.suppress(KeyError):
+                selector.unregister(asked)
+            with contextlib.suppress(OSError):
+                asked.sendall(os.waitstatus_to_exitcode(status).to_bytes(8, "big", signed=True))
+            asked.close()
+
+
+def _hand_on(asked: Any, children: dict[int, socket.socket], selector: selectors.BaseSelector) -> None:
+    """Signals that somebody has sent to the stand-in; nothing at all: it is dead, or waits no longer."""
+    pid = next((pid for pid, each in children.items() if each is asked), None)
+    if pid is None:  # buried in this very moment
+        return
+    numbers = b""
+    with contextlib.suppress(OSError):
+        numbers = asked.recv(64)
+    for number in numbers or [signal.SIGKILL]:
+        _kill(pid, number)
+    if not numbers:
+        selector.unregister(asked)
+
+
+def _kill(pid: int, number: int) -> None:
+    with contextlib.suppress(ProcessLookupError):
+        os.kill(pid, number)
+    if number == signal.SIGKILL:  # and what it has started
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(pid, number)
+
+
+def _be(job: dict[str, Any], files: list[int]) -> None:
     """Become the command, and never come back."""
     try:
+        signal.set_wakeup_fd(-1)
+        signal.signal(signal.SIGCHLD, signal.SIG_DFL)
+        signal.signal(signal.SIGINT, signal.default_int_handler)
         os.setsid()
-        os.dup2(os.open(os.devnull, os.O_RDONLY), 0)
-        os.dup2(out, 1)
-        os.dup2(err, 2)
-        os.chdir(cwd)
-        sys.argv = ["fedmpi", *arguments]
-        from fedmpi import cli
+        for number, file in enumerate(files):
+            os.dup2(file, number)
+            os.close(file)
+        os.chdir(job["cwd"])
+        os.environ.clear()
+        os.environ.update(job["env"])
+        from fedmpi.common import parent
 
-        try:
-            cli.main()
-        except SystemExit as ended:
-            code = ended.code if isinstance(ended.code, int) else 1
+        parent.PID = os.getppid()  # the server: a test of launchers that die starts the command itself
+        code = _run(job["arguments"])
         sys.stdout.flush()
         sys.stderr.flush()
         os._exit(code)
     finally:
-        os._exit(99)  # main() came back, or raised what it should have caught
+        os._exit(99)
 
 
-def _wait(child: int, until: float) -> int:
-    while time.monotonic() < until:
-        ended, status = os.waitpid(child, os.WNOHANG)
-        if ended:
-            return os.waitstatus_to_exitcode(status)
-        time.sleep(0.002)
-    os.killpg(child, signal.SIGKILL)
-    os.waitpid(child, 0)
-    return -signal.SIGKILL
+def _run(words: list[str]) -> int:
+    """The command with these arguments, or a program of the tests; the exit code."""
+    try:
+        if words[0].endswith(".py"):
+            sys.argv, sys.path[:0] = words, [os.path.dirname(words[0])]
+            runpy.run_path(words[0], run_name="__main__")
+            return 0
+        from fedmpi import cli
+
+        sys.argv = ["fedmpi", *words]
+        cli.main()
+    except SystemExit as ended:
+        return ended.code if isinstance(ended.code, int) else int(ended.code is not None)
+    except BaseException:
+        traceback.print_exc()
+    return 1
 
 
 if __name__ == "__main__":
-    _serve()
+    if sys.argv[1:2] == ["serve"]:
+        _serve(sys.argv[2])
+    _stand_in()

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import atexit
+import functools
 import hashlib
 import os
 import shutil
@@ -13,6 +15,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from fork_server import Server
 from torch import nn
 
 from fedmpi.comm.backends.solo import Solo
@@ -230,17 +233,38 @@ def launcher(kind: str, size: int) -> list[str]:
         pytest.skip(f"no {kind} on PATH")
     if kind == "torchrun":
         return [command, "--standalone", "--max-restarts", "0", "--nproc-per-node", str(size), "--no-python"]
-    found = subprocess.run([command, "--version"], capture_output=True, text=True).stdout
-    options = ["--oversubscribe", "--bind-to", "none"] if "Open MPI" in found else []
+    options = ["--oversubscribe", "--bind-to", "none"] if "Open MPI" in _version(command) else []
     options += ["--allow-run-as-root"] if options and os.geteuid() == 0 else []
     return [command, *options, "-n", str(size)]
 
 
-def fedmpi(*arguments: object, kind: str = "alone", size: int = 1, limit_s: float = 120, **options: Any) -> Any:
-    """`fedmpi arguments` under a launcher, to its end."""
-    command = [*launcher(kind, size), str(BIN / "fedmpi"), *map(str, arguments)]
-    options = {"env": clean_env(), "cwd": ROOT, **options}
-    return subprocess.run(command, capture_output=True, text=True, timeout=limit_s, **options)
+@functools.cache
+def fork_server() -> Server:
+    """The one that `fedmpi` below asks; it ends with the tests."""
+    server = Server(clean_env())
+    atexit.register(server.close)
+    return server
+
+
+def warm(env: dict[str, str] | None = None) -> dict[str, str]:
+    """An environment in which `fedmpi`, and WORDS of fork_server.py, have imported torch."""
+    return fork_server().known(clean_env() if env is None else env)
+
+
+@functools.cache
+def _version(command: str) -> str:
+    return subprocess.run([command, "--version"], capture_output=True, text=True).stdout
+
+
+def fedmpi(
+    *arguments: object, kind: str = "alone", size: int = 1, limit_s: float = 120, cold: bool = False, **options: Any
+) -> Any:
+    """`fedmpi arguments` under a launcher, to its end. Where it need not be `cold`, what it imports has been imported
+    (fork_server.py)."""
+    command = [*launcher(kind, size), "fedmpi", *map(str, arguments)]
+    env = options.pop("env", clean_env())
+    env = env if cold else warm(env)
+    return subprocess.run(command, capture_output=True, text=True, timeout=limit_s, env=env, **{"cwd": ROOT, **options})
 
 
 def left_over(word: str) -> list[str]:

@@ -7,7 +7,7 @@ import sys
 import numpy as np
 import pytest
 import torch
-from helpers import BIN, ROOT, by_rank, clean_env, fedmpi, gone, launcher
+from helpers import ROOT, by_rank, clean_env, fedmpi, gone, launcher, warm
 
 from fedmpi import cli
 from fedmpi.runtime import memory
@@ -87,9 +87,9 @@ def test_divergence_ends_all_ranks(config):
 
 def ranks_of(tmp_path, *paths):
     """An mpirun of `fedmpi run`, each rank with its own config."""
-    script = by_rank(tmp_path / "start.sh", *(f"{BIN}/fedmpi run {path}" for path in paths))
+    script = by_rank(tmp_path / "start.sh", *(f"fedmpi run {path}" for path in paths))
     command = [*launcher("mpirun", len(paths)), str(script)]
-    return subprocess.run(command, env=clean_env(), cwd=ROOT, capture_output=True, text=True, timeout=60)
+    return subprocess.run(command, env=warm(), cwd=ROOT, capture_output=True, text=True, timeout=60)
 
 
 def test_a_rank_with_another_config_is_named(config, tmp_path):

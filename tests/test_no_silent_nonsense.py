@@ -1,6 +1,5 @@
 """What would run and mean nothing is an error, or a warning that names the place."""
 
-import subprocess
 import textwrap
 from dataclasses import replace
 
@@ -8,7 +7,7 @@ import numpy as np
 import pytest
 import torch
 import yaml
-from helpers import BIN, clean_env, images, play, prepare, settings
+from helpers import fedmpi, images, play, prepare, settings
 from torch import nn
 
 from fedmpi import config
@@ -132,9 +131,9 @@ def test_sys_exit_in_a_users_file_is_no_success(tmp_path):
                 return self.head(x.flatten(1))
         """)
     )
-    command = [f"{BIN}/fedmpi", "run", "configs/quickstart.yaml", f"model={{name: {tmp_path}/net.py:Net}}"]
-    command += ["rounds=1", f"output={tmp_path}/runs", "method={name: fedavg}"]
-    done = subprocess.run(command, env=clean_env(), capture_output=True, text=True, timeout=60)
+    words = ["configs/quickstart.yaml", f"model={{name: {tmp_path}/net.py:Net}}"]
+    words += ["rounds=1", f"output={tmp_path}/runs", "method={name: fedavg}"]
+    done = fedmpi("run", *words)
     assert done.returncode == 2, done.stderr
     assert f"Net.forward at {tmp_path}/net.py:12: SystemExit" in done.stderr
     assert "Traceback" not in done.stderr

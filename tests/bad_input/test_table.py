@@ -1,17 +1,14 @@
 """Each mistake ends in one message that names the key or place and the remedy, exit code 2, at once, nothing begun."""
 
 import pytest
-from fork_server import Server
 from harness import CASES, check, soon_s, write
-from helpers import clean_env
+from helpers import fork_server
 
 
 @pytest.fixture(scope="module")
 def fedmpi():
     """`fedmpi ...` in a process of its own, without the seconds that importing torch takes."""
-    server = Server(clean_env())
-    yield server
-    server.close()
+    return fork_server()
 
 
 def test_there_are_enough():

@@ -44,6 +44,7 @@ LATE = [
     "objects",
     "negative labels",
 ]
+COLD = ["colour=red", "data.partition.clients=5000"]  # one of each as the ranks start, imports and all
 
 
 @pytest.mark.parametrize("label", [*EARLY, *LATE])
@@ -52,7 +53,7 @@ def test_three_ranks(tmp_path, label):
     arguments = write(case, tmp_path)
     for _ in range(2):  # once more where the machine was busy
         began = time.monotonic()
-        done = fedmpi("run", *arguments, kind="mpirun", size=3, limit_s=120, cwd=tmp_path)
+        done = fedmpi("run", *arguments, kind="mpirun", size=3, cold=label in COLD, cwd=tmp_path)
         seconds = time.monotonic() - began
         check(case, done.returncode, done.stdout, done.stderr)
         if seconds < soon_s():
@@ -66,7 +67,7 @@ def test_the_command_itself(tmp_path):
     """What the table of single processes tries in forked ones."""
     case = CASES["csv: inf"]
     began = time.monotonic()
-    done = fedmpi("run", *write(case, tmp_path), cwd=tmp_path)
+    done = fedmpi("run", *write(case, tmp_path), cold=True, cwd=tmp_path)
     check(case, done.returncode, done.stdout, done.stderr)
     assert time.monotonic() - began < soon_s()
 
@@ -74,7 +75,7 @@ def test_the_command_itself(tmp_path):
 def test_torchrun(tmp_path):
     """It has an exit code and frames of its own."""
     case = CASES["data.partition.clients=5000"]
-    done = fedmpi("run", *write(case, tmp_path), kind="torchrun", size=2, limit_s=120, cwd=tmp_path)
+    done = fedmpi("run", *write(case, tmp_path), kind="torchrun", size=2, cold=True, cwd=tmp_path)
     said = done.stderr + done.stdout
     assert done.returncode != 0
     assert said.count("fedmpi: error: ") == 1, said

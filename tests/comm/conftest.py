@@ -1,4 +1,5 @@
-"""Several real processes: a program of this folder is started once per rank, each rank reports into a file."""
+"""Several real processes: a program of this folder is started once per rank, each rank reports into a file. They have
+imported torch (fork_server.py)."""
 
 import json
 import os
@@ -10,6 +11,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
+from fork_server import WORDS
+from helpers import warm
 
 HERE = Path(__file__).parent
 ROOT = HERE.parents[1]
@@ -55,9 +58,9 @@ class Ranks:
 
     def start(self, program: str, *args: str, envs: list[dict[str, str]], backend: str = "gloo") -> Outcome:
         """One process for each environment, as a launcher would."""
-        command = [sys.executable, str(HERE / program), str(self.folder), backend, *args]
+        command = [*WORDS, str(HERE / program), str(self.folder), backend, *args]
         pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.STDOUT, "text": True}
-        processes = [subprocess.Popen(command, env=clean_env() | env, **pipes) for env in envs]
+        processes = [subprocess.Popen(command, env=warm(clean_env() | env), **pipes) for env in envs]
         try:
             texts = [process.communicate(timeout=LIMIT_S)[0] for process in processes]
         finally:
@@ -77,7 +80,7 @@ class Ranks:
         if not mpirun:
             pytest.skip("no mpirun on PATH")
         pytest.importorskip("mpi4py")
-        command = [mpirun, "-n", str(size), sys.executable, str(HERE / program), str(self.folder), backend, *args]
+        command = [mpirun, "-n", str(size), *WORDS, str(HERE / program), str(self.folder), backend, *args]
         if "Open MPI" in subprocess.run([mpirun, "--version"], capture_output=True, text=True).stdout:
             command[1:1] = [
                 "--oversubscribe",
@@ -86,7 +89,7 @@ class Ranks:
                 *(["--allow-run-as-root"] if os.geteuid() == 0 else []),
             ]
         command[1:1] = options
-        done = subprocess.run(command, env=clean_env(), capture_output=True, text=True, timeout=LIMIT_S)
+        done = subprocess.run(command, env=warm(clean_env()), capture_output=True, text=True, timeout=LIMIT_S)
         return self.outcome([done.returncode], done.stdout + done.stderr)
 
     def outcome(self, codes: list[int], text: str) -> Outcome:

@@ -1,12 +1,15 @@
 """A real Slurm: ranks under srun, the sbatch files, the forgotten srun, a rank that fails."""
 
 import re
+import shlex
 import subprocess
 import sys
 import time
 from pathlib import Path
 
 import pytest
+from fork_server import WORDS
+from helpers import warm
 
 HERE = Path(__file__).parent
 ROOT = HERE.parents[1]
@@ -22,7 +25,8 @@ def submit(slurm, tmp_path):
         (tmp_path / "fedmpi").write_text(f"#!/usr/bin/env bash\n{body}\n")
         (tmp_path / "fedmpi").chmod(0o755)
         (tmp_path / "launch").symlink_to(ROOT / "launch")
-        env = slurm | {"PATH": f"{tmp_path}:{Path(sys.executable).parent}:{slurm['PATH']}"}
+        env = warm(slurm)
+        env["PATH"] = f"{tmp_path}:{Path(sys.executable).parent}:{slurm['PATH']}"
         say = {"env": env, "cwd": tmp_path, "check": True, "stdout": subprocess.PIPE, "text": True}
         job = subprocess.run(
             ["sbatch", "--parsable", "--output=log.txt", *options, str(file), *args], **say
@@ -41,7 +45,7 @@ def submit(slurm, tmp_path):
 
 
 def battery(ranks, backend="gloo"):
-    return f'{sys.executable} {HERE / "battery.py"} {ranks.folder} {backend} && echo "args $*"'
+    return f'{shlex.join(WORDS)} {HERE / "battery.py"} {ranks.folder} {backend} && echo "args $*"'
 
 
 @pytest.mark.parametrize(
