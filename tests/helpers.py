@@ -139,6 +139,8 @@ class Play:
     rows: list[dict[str, Any]]
     lines: list[dict[str, Any]]
     reason: str
+    w0: torch.Tensor  # where the run began, and b0
+    b0: torch.Tensor
 
     @property
     def w(self) -> torch.Tensor:
@@ -147,11 +149,6 @@ class Play:
     @property
     def b(self) -> torch.Tensor:
         return self.fed.server.b
-
-    @property
-    def w0(self) -> torch.Tensor:
-        """Where the run began."""
-        return self.fed.states.w0
 
     @property
     def uploads(self) -> Views:
@@ -175,10 +172,11 @@ def prepare(config: Settings, data: Federated | None = None, comm: Any = None, s
     data = data or federated()
     data = data if data.validation else hold_out(data, config.data.validation, config.seed)
     made = build.experiment(config, data, CPU)
+    w0, b0 = made.model.w.detach().clone(), made.model.b.clone()
     rows: list[dict[str, Any]] = []
     lines: list[dict[str, Any]] = []
     fed = build.federation(made, comm or Solo(CPU), stop, Sink(rows.append, lines.extend))
-    return Play(fed, made, rows, lines, "")
+    return Play(fed, made, rows, lines, "", w0, b0)
 
 
 def play(config: Settings, data: Federated | None = None, comm: Any = None) -> Play:

@@ -71,7 +71,7 @@ def by_hand(it):
     train = config.train
     module = it.made.net.module
     with torch.no_grad():
-        it.made.model.load(it.w0, it.fed.states.b0)
+        it.made.model.load(it.w0, it.b0)
     for t in range(config.rounds):
         sgd = torch.optim.SGD(module.parameters(), train.lr, train.momentum, weight_decay=train.weight_decay)
         order = torch.randperm(len(x), generator=seeds.generator(config.seed, "batches", t, 0, 0))

@@ -44,7 +44,9 @@ class ClientStates:
         self.owner = sampling.pinned(range(worker.data.clients), ranks)
         self.rows: dict[int, Tensor] = {}  # client -> its state row, on the model's device; made when first needed
         self._before: dict[int, tuple[Tensor, int]] = {}  # row and round that made it, before this round; if asked for
-        self.w0, self.b0 = worker.model.w.clone(), worker.model.b.clone()  # where every client's own parts start
+        # Where every client's own parts start; nobody asks where there are none.
+        n = None if worker.messages.client_state.size else 0
+        self.w0, self.b0 = worker.model.w[:n].clone(), worker.model.b[:n].clone()
         self.trained: dict[int, int] = {}
         self.shelf: Shelf | None = None
         self.room, self.shelved_to = 0, -1

@@ -59,10 +59,8 @@ class Federation:
         self.roster = Roster(plan, self.data, comm, self.ranks)
         self.states = ClientStates(comm, worker, self.ranks)
         self.careful = plan.on_lost != "abort"
-        every = not (plan.drop or plan.clip or worker.spares or rule) and (comm.size == 1 or not plan.server_trains)
-        self.exchange = Exchange(
-            comm, worker.messages, worker.model.w, plan.sharded, sums=every and not self.careful, keep=self.careful
-        )
+        how = {"sums": plan.adds_up, "keep": self.careful}
+        self.exchange = Exchange(comm, worker.messages, worker.model.w, plan.sharded, **how)
         self.first = 0  # the round to begin with
         self.line: dict[str, Any] | None = None  # that of the round before, if any
         self.at = -1  # the round in which this rank is
@@ -71,6 +69,8 @@ class Federation:
             view = ServerView(self.data, optimizer.lr, plan.rounds, plan.seed)
             storage, initial = self.exchange.model_storage(), (worker.model.w, worker.model.b)
             self.server = FederationServer(worker.messages, storage, initial, optimizer, view, rule)
+            if comm.rank not in self.ranks and self.server.w.device == worker.model.w.device:
+                worker.model.move_into(self.server.w)  # which it evaluates; no client will be loaded into it
         self.guard, self.refused = Guard(plan.max_norm, plan.drop, plan.clip), list[int]()  # rank 0's
         self.report = Reporter(plan, self.states, self.exchange, self.server, self.sink)
         self.undoes = (plan.undo or self.careful) and worker.messages.client_state.size > 0

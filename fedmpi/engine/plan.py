@@ -23,6 +23,7 @@ class Plan:
     weighting: str = "samples"  # samples | uniform
     server_trains: bool = False
     sharded: bool = False  # all ranks hold columns of the uploads, not rank 0 the whole of them
+    adds_up: bool = False  # rank 0 may add uploads up as they come: none is left out, clipped, or sent once more
     every: int = 1
     protocol: Sequence[str] = ("global",)
     eval_batch: int = 100

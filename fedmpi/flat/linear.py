@@ -47,30 +47,29 @@ def chunks(x: Tensor, a: int, b: int) -> list[tuple[int, int]]:
     return list(pairwise(cuts)) if a < b else []
 
 
+def sum_type(width: int, kind: torch.dtype) -> torch.dtype:
+    """In which a sum of vectors of `width` entries is kept: float64, of more than WIDE entries their own type."""
+    return torch.float64 if width <= WIDE else kind
+
+
 class Sum:
-    """sum_i c_i x_i of vectors that come one after another, whole or in pieces.
+    """sum_i c_i x_i of vectors that come one after another, whole or in pieces."""
 
-    total (n,) is kept in float64, of vectors of more than WIDE entries in their own type.
-    """
+    def __init__(self, place: Tensor, kind: torch.dtype) -> None:
+        """place: (n,) of sum_type(n, kind), where the sum is kept; kind: the vectors' type."""
+        self.total, self.kind = place, kind
 
-    def __init__(self, n: int, like: Tensor, width: int | None = None) -> None:
-        """width: entries of the whole vector of which these n are a part."""
-        self.dtype = like.dtype
-        kind = torch.float64 if (n if width is None else width) <= WIDE else like.dtype
-        self.total = torch.empty(n, dtype=kind, device=like.device)
-
-    def add(self, x: Tensor, c: float, first: bool, at: int = 0, start: int = 0) -> None:
-        """Add c x to total[at : at + len(x)]; first: in place of what is there. start: the column of total[0]."""
+    def add(self, x: Tensor, c: float, first: bool, at: int = 0) -> None:
+        """Add c x to total[at : at + len(x)]; first: in place of what is there."""
 
         def piece(span: tuple[int, int]) -> None:
-            a, b = span[0] - start, span[1] - start
-            add(self.total[a:b], x[a - at : b - at], c, first)
+            add(self.total[slice(*span)], x[span[0] - at : span[1] - at], c, first)
 
-        spread(piece, chunks(x, start + at, start + at + len(x)), x)
+        spread(piece, chunks(x, at, at + len(x)), x)
 
     def value(self) -> Tensor:
         """(n,) in the vectors' type."""
-        return self.total.to(self.dtype)
+        return self.total.to(self.kind)
 
 
 def add(total: Tensor, x: Tensor, c: float, first: bool) -> None:
@@ -101,7 +100,7 @@ def combine(rows: Tensor, coefficients: Tensor, start: int = 0, width: int | Non
         spread(at_once, chunks(rows, start, start + n), rows)
         return out
 
-    each, direct = coefficients.tolist(), rows.dtype == torch.float64 or width > WIDE
+    each, direct = coefficients.tolist(), sum_type(width, rows.dtype) == rows.dtype
 
     def one_by_one(span: tuple[int, int]) -> None:
         a, b = span[0] - start, span[1] - start

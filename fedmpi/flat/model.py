@@ -77,6 +77,12 @@ class FlatModel:
         """Segments and their parameters."""
         return zip(self.layout.segments, self.parameters, strict=True)
 
+    def move_into(self, w: Tensor) -> None:
+        """Live in the memory of `w` (d,), with the values that are there."""
+        self.w, self.live = w, w.data
+        for s, p in self.members():
+            p.data = s.view(self.live)
+
     def attach_gradient(self) -> Tensor:
         """(d,) flat gradient; until `drop_gradient`, autograd accumulates straight into it."""
         if self._g is None:
@@ -100,7 +106,8 @@ class FlatModel:
             found = tuple(w.shape) if b is None else (tuple(w.shape), tuple(b.shape))
             raise ValueError(f"weights of shape {found} for a model of {tuple(self.w.shape)}, {tuple(self.b.shape)}")
         with torch.no_grad():
-            self.live.copy_(w)
+            if w.data_ptr() != self.live.data_ptr():
+                self.live.copy_(w)
             if b is not None:
                 self.live_b.copy_(b)
                 for counter, value in zip(self.counters, counters or self._counters0, strict=True):

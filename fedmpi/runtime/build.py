@@ -25,9 +25,10 @@ from fedmpi.engine.messages import Messages
 from fedmpi.engine.plan import Plan, Sink
 from fedmpi.engine.schedule import learning_rate
 from fedmpi.engine.server import Rule
+from fedmpi.engine.travel.gathering import rows_held
 from fedmpi.engine.worker import LocalSGD, Worker
 from fedmpi.flat.model import FlatModel
-from fedmpi.method.base import Method, overrides
+from fedmpi.method.base import Method, means_of, overrides
 from fedmpi.method.slots import Travel
 from fedmpi.models.net import Net
 from fedmpi.runtime import fitting, memory
@@ -199,6 +200,7 @@ def federation(
         weighting=s.cohort.weighting,
         server_trains=s.server.trains,
         sharded=s.server.placement == "sharded",
+        adds_up=adds_up(made, comm.size),
         every=s.evaluate.every,
         protocol=s.evaluate.protocol,
         eval_batch=s.evaluate.batch_size,
@@ -217,6 +219,17 @@ def federation(
     return Federation(plan, comm, make_worker(made, stop), optimizer, made.rule, sink)
 
 
+def adds_up(made: Experiment, ranks: int) -> bool:
+    """Whether rank 0 may add uploads up as they come, where the method reads means of them alone.
+
+    It holds rows where some may be left out, clipped or sent once more; where the config has a rule of its own; and
+    where it trains beside others, for whose turn it would have to wait.
+    """
+    faults, server = made.settings.faults, made.settings.server
+    all_count = faults.on_bad_update == "abort" and faults.on_client_error != "drop" and faults.on_lost_rank == "abort"
+    return all_count and made.rule is None and (ranks == 1 or not server.trains)
+
+
 def undoes(s: Settings) -> bool:
     """Whether the state of those who train is kept twice: their round may have to be undone.
 
@@ -232,6 +245,10 @@ def check_memory(made: Experiment, job: Job) -> dict[str, int]:
     s = made.settings
     members = max(int(s.cohort.fraction * made.data.clients + 1e-9), 1)
     ranks = training_ranks(s, job.size)
+    row = made.itemsize * made.messages.largest_upload()
+    sums = adds_up(made, job.size) and means_of(made.method) is not None and row > 1 << 20  # few bytes are not added up
+    sharded = s.server.placement == "sharded"
+    keep, mine = s.faults.on_lost_rank != "abort", -(-members // len(ranks))
     needed = memory.need(
         made.messages,
         made.itemsize,
@@ -240,6 +257,7 @@ def check_memory(made: Experiment, job: Job) -> dict[str, int]:
         trainers=len(ranks),
         undoes=undoes(s),
         room=made.room if s.checkpoint.every else None,
+        held=rows_held(row, members, mine, job.size, sharded, sums, keep),
     )
     memory.check(needed, job.local_size, alone=job.size == 1)
     return needed

@@ -56,17 +56,20 @@ def need(
     trainers: int,
     undoes: bool = False,
     room: int | None = None,
+    held: tuple[float, float] | None = None,
 ) -> dict[str, int]:
     """Bytes that rank 0 needs (gathered uploads, model, server state), that a training rank needs (uploads, models,
     client states), and how many of the latter are client state. `itemsize`: bytes of one entry; `undoes`: the states
-    of those who train are kept twice; `room`: the most client rows that a rank holds, the others lying in files."""
+    of those who train are kept twice; `room`: the most client rows that a rank holds, the others lying in files;
+    `held`: rows of uploads that rank 0, and a training rank, holds, if not all and its clients'."""
     model = messages.sizes["d"] + messages.sizes["b"]
     upload, announcement = messages.largest_upload(), messages.announcement().packing.size
-    mine, held = -(-cohort // trainers), -(-clients // trainers)
-    kept = ((held if room is None else min(held, room)) + mine * undoes) * messages.client_state.size
+    mine, own = -(-cohort // trainers), -(-clients // trainers)
+    kept = ((own if room is None else min(own, room)) + mine * undoes) * messages.client_state.size
+    root, rows = held or (cohort, mine)
     return {
-        "rank 0": itemsize * (cohort * upload + announcement + 3 * model + messages.server_state.size),
-        "a training rank": itemsize * (mine * upload + announcement + 6 * model + kept),
+        "rank 0": int(itemsize * (root * upload + announcement + 3 * model + messages.server_state.size)),
+        "a training rank": int(itemsize * (rows * upload + announcement + 6 * model + kept)),
         "of which client state": itemsize * kept,
     }
 

@@ -150,9 +150,9 @@ def test_no_round_leaves_the_initial_model_and_evaluates_it():
     it = play(settings("fedavg", rounds=0))
     assert (it.reason, [row["round"] for row in it.rows]) == ("finished", [-1])
     assert it.rows[0]["loss"] > 0
-    assert it.rows[0]["sha256"] == it.made.model.layout.sha256(it.fed.states.w0)
+    assert it.rows[0]["sha256"] == it.made.model.layout.sha256(it.w0)
     assert {line["round"] for line in it.lines} == {-1}
-    assert torch.equal(it.w, it.fed.states.w0)
+    assert torch.equal(it.w, it.w0)
 
 
 def test_evaluation_every_second_round_and_after_the_last():

@@ -213,4 +213,5 @@ def test_streamed_sums_hold_no_rows(monkeypatch):
     assert {name: x.numel() for name, x in it.exchange.memory.held.items()} == {
         "rows": packing.size,
         "heads": 7 * Cuts(packing, torch.empty(0)).small.size,
+        "sum dw p": it.worker.model.layout.size,
     }

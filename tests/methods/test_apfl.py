@@ -120,7 +120,7 @@ def test_three_rounds_against_a_loop(adapt, alpha, whole, fraction):
     train |= {"lr": 0.5, "schedule": "exponential", "decay": 0.8}
     options, cohort = {"alpha": alpha, "adapt": adapt}, {"fraction": fraction}
     it = play(settings("apfl", "norm", model=NET, options=options, cohort=cohort, train=train))
-    it.made.model.load(it.w0, it.fed.states.b0)
+    it.made.model.load(it.w0, it.b0)
     module = copy.deepcopy(it.made.net.module).train()
     own = {k: [[p.detach().clone() for p in module.parameters()], alpha] for k in range(7)}
     for t, row in enumerate(it.rows):

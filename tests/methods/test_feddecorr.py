@@ -121,7 +121,7 @@ def test_a_round_against_a_loop(beta, scale, train):
     options = {"beta": beta, "scale": scale}
     it = play(settings("feddecorr", "norm", model=NET, options=options, rounds=1, train={**FULL, **train}))
     train, ends = it.made.settings.train, []
-    it.made.model.load(it.w0, it.fed.states.b0)
+    it.made.model.load(it.w0, it.b0)
     for k in it.rows[0]["cohort"]:
         module = copy.deepcopy(it.made.net.module).train()
         x, y = rows_of(it, k)

@@ -101,7 +101,7 @@ def test_three_rounds_against_a_loop(weighting, metric, normalise):
     options = {"a": 0.9 if normalise else 0.4, "b": 0.02, "metric": metric, "normalise": normalise}
     changes = {"cohort": {"fraction": 0.6, "weighting": weighting}, "train": {**FULL, "epochs": 2}}
     it = play(settings("feddisco", "norm", model=NET, options=options, **changes))
-    it.made.model.load(it.w0, it.fed.states.b0)
+    it.made.model.load(it.w0, it.b0)
     module = it.made.net.module.train()
     state = {name: value.clone() for name, value in module.state_dict().items()}
     seen = []

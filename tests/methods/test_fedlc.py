@@ -73,7 +73,7 @@ def test_a_class_that_the_client_lacks():
 def by_hand(it, loss):
     """The rounds of a run again, as anybody would write them; loss(logits, y, y of all the client's rows) -> ()."""
     train = it.made.settings.train
-    it.made.model.load(it.w0, it.fed.states.b0)
+    it.made.model.load(it.w0, it.b0)
     module = copy.deepcopy(it.made.net.module).train()
     for t, row in enumerate(it.rows):
         start, ends = copy.deepcopy(module.state_dict()), []

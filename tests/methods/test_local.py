@@ -39,7 +39,7 @@ def test_nothing_travels():
     messages = it.made.messages
     assert (messages.announcement().packing.size, messages.upload(0).packing.size) == (1, 3)
     assert torch.equal(it.w, it.w0)
-    assert torch.equal(it.b, it.fed.states.b0)
+    assert torch.equal(it.b, it.b0)
     assert it.rows[-1]["personal_loss"] != it.rows[0]["personal_loss"]
     assert it.rows[-1]["loss"] == it.rows[0]["loss"]
 

@@ -42,7 +42,7 @@ def test_all_of_a_model_is_taken_buffers_too(file):
     state = it.made.model.state_dict(it.fed.server.w, it.fed.server.b)
     assert all(torch.equal(state[name], x) for name, x in given(file).items())
     assert it.made.initial.lines == [f"9 of 9 tensors of the model start from {file}"]
-    assert torch.equal(it.fed.states.w0, it.fed.server.w)
+    assert torch.equal(it.w0, it.fed.server.w)
 
 
 def test_what_does_not_fit_is_told_and_stays_as_the_seed_made_it(file):

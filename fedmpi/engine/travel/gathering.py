@@ -12,6 +12,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
+import torch
 from torch import Tensor
 
 from fedmpi.comm import Communicator
@@ -32,13 +33,25 @@ class Memory:
         self.like = like
         self.held: dict[str, Tensor] = {}
 
-    def rows(self, name: str, count: int, size: int) -> Tensor:
+    def rows(self, name: str, count: int, size: int, dtype: torch.dtype | None = None) -> Tensor:
         """(count, size)"""
         held = self.held.get(name)
         if held is None or len(held) < count * size:
             self.held.pop(name, None)  # before the new one is made
-            held = self.held[name] = self.like.new_empty(count * size)
+            held = self.held[name] = self.like.new_empty(count * size, dtype=dtype)
         return held[: count * size].view(count, size)
+
+
+def rows_held(
+    size: int, cohort: int, mine: int, ranks: int, sharded: bool, sums: bool, keep: bool
+) -> tuple[float, float]:
+    """How many rows of `size` bytes rank 0 holds, and a rank that trains `mine` of the cohort's clients."""
+    unsent = mine if keep else min(mine, max(1, UNSENT // max(size, 1)))
+    if sharded and ranks > 1:
+        return cohort / ranks, cohort / ranks + unsent
+    if ranks == 1:
+        return (3, 0) if sums else (cohort, 0)
+    return 2 if sums else cohort, unsent
 
 
 @dataclass
@@ -155,10 +168,10 @@ class Gathering(ABC):
 class Ring:
     """A rank's rows on their way out: written, sent, and written again once they have gone."""
 
-    def __init__(self, trip: Trip, least: int = 2, unsent: int = UNSENT) -> None:
-        """Where rows need not be kept: how many are held at least, and as many as fit into `unsent` bytes."""
+    def __init__(self, trip: Trip, unsent: int = UNSENT) -> None:
+        """Where rows need not be kept as many are held as fit into `unsent` bytes, at least one."""
         size, count = trip.upload.packing.size, len(trip.here)
-        held = max(least, unsent // max(size * trip.memory.like.element_size(), 1))
+        held = max(1, unsent // max(size * trip.memory.like.element_size(), 1))
         self.trip, self.order = trip, {client: i for i, client in enumerate(trip.here)}
         self.rows = trip.memory.rows("rows", count if trip.keep else min(count, held), size)
         self.gone: list[Posted | None] = [None] * len(self.rows)

@@ -90,7 +90,7 @@ class Sharded(Gathering):
         super().__init__(trip)
         self.shard, comm, cuts = Shard(trip), trip.comm, trip.cuts
         self.order = {client: i for i, client in enumerate(trip.members)}
-        self.ring = Ring(trip, 1, UNSENT // 8)  # what it sends is asked for already
+        self.ring = Ring(trip, UNSENT // 8)  # what it sends is asked for already
         coming = self.shard.coming()
         if comm.rank == 0:
             self.heads = trip.memory.rows("heads", len(trip.members), cuts.small.size)

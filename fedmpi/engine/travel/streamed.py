@@ -37,7 +37,8 @@ class Sums(Received):
         self.means: dict[tuple[str, str], tuple[linear.Sum, list[float]]] = {}
         for name, (_, n) in cuts.large.items():
             for kind in dict.fromkeys("p" if same else each for each in means.get(name, ("p",))):
-                self.means[name, kind] = linear.Sum(n, trip.memory.like), weights[kind].tolist()
+                place = trip.memory.rows(f"sum {name} {kind}", 1, n, linear.sum_type(n, trip.memory.like.dtype))[0]
+                self.means[name, kind] = linear.Sum(place, trip.memory.like.dtype), weights[kind].tolist()
         self.weights = weights
         self.parts: dict[str, list[list[Tensor]]] = {name: [[] for _ in range(m)] for name in cuts.large}
 
@@ -110,7 +111,7 @@ class Streamed(Gathering):
         super().__init__(trip)
         self.order = {client: i for i, client in enumerate(trip.members)}
         self.sums = Sums(trip, means, p) if self.comm.rank == 0 else None
-        self.ring = Ring(trip, 1, 0) if self.comm.size == 1 else Ring(trip)
+        self.ring = Ring(trip, 0) if self.comm.size == 1 else Ring(trip)
 
     def row(self, client: int) -> Tensor:
         return self.ring.row(client)
