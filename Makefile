@@ -40,7 +40,7 @@ check: setup  ## lint, format, types, shell scripts, spelling
 	codespell --ignore-words-list alhpa,alligned,toi --check-hidden --skip './.git,./.venv,./.*_cache,./runs,./data,./build'
 
 bench: setup  ## speed next to the same work written by hand in PyTorch
-	@set -e; for script in engine small vectors methods checkpoint; do echo "== $$script"; python "benchmarks/$$script.py"; done
+	@set -e; for script in engine small vectors methods checkpoint startup; do echo "== $$script"; python "benchmarks/$$script.py"; done
 
 clean:  ## remove .venv and caches; runs and data stay
 	rm -rf .venv build dist *.egg-info .pytest_cache .mypy_cache .ruff_cache

@@ -1,5 +1,7 @@
 """The command line: exit codes, who reports what, and how soon."""
 
+import gc
+import json
 import os
 import subprocess
 import sys
@@ -36,6 +38,7 @@ def engine(monkeypatch):
 
     def run(settings):
         fake.seen.append((settings, os.environ["OMP_NUM_THREADS"], os.environ["MKL_NUM_THREADS"]))
+        fake.garbage = gc.isenabled(), gc.get_freeze_count()
         if isinstance(fake.outcome, BaseException):
             raise fake.outcome
         return fake.outcome
@@ -82,6 +85,16 @@ def test_run_hands_settings_over_and_returns_the_exit_code(monkeypatch, path, en
     settings, *threads = engine.seen[0]
     assert (settings.seed, settings.method.name) == (5, "fedavg")
     assert threads == ["1", "1"]  # the config's, not the shell's
+
+
+def test_garbage_is_looked_for_in_a_run_but_not_in_its_imports(monkeypatch, path, engine):
+    with cli.shared.importing():
+        assert not gc.isenabled()
+    gc.unfreeze()
+    assert main(monkeypatch, "run", path) == 0
+    assert engine.garbage[0]
+    assert engine.garbage[1] > 0
+    gc.unfreeze()
 
 
 def test_validate_shows_a_table(monkeypatch, path, engine, capsys):
@@ -192,13 +205,39 @@ def test_help_and_version(monkeypatch, capsys):
     assert capsys.readouterr().out.startswith("fedmpi ")
 
 
-def test_help_and_list_import_no_torch():
-    code = (
-        "import sys\nfrom fedmpi import cli\n"
-        "for arguments in (['--help'], ['list']):\n    cli.app(arguments, standalone_mode=False)\n"
-        "sys.exit('torch' in sys.modules)"
-    )
-    assert subprocess.run([sys.executable, "-c", code], capture_output=True, timeout=60).returncode == 0
+LIGHT = """
+import json, sys
+from fedmpi import cli
+
+for words, expected in json.loads(sys.argv[1]):
+    sys.argv = ["fedmpi", *words]
+    try:
+        cli.main()
+    except SystemExit as ended:
+        code = ended.code or 0
+    heavy = sorted({"torch", "numpy", "scipy", "matplotlib", "rich.progress", "mpi4py"} & set(sys.modules))
+    if code != expected or heavy:
+        sys.exit(f"{words}: exit code {code}, {heavy} imported")
+"""
+
+
+def test_what_needs_no_torch_imports_none(path, tmp_path):
+    """It takes every rank a second or more. Whatever shows, and whatever mistake a config or a run directory has."""
+    commands = ["run", "resume", "replay", "validate", "doctor", "list"]
+    analyses = ["variance", "virtual", "communication", "gaussians"]
+    fine = [[], ["--help"], ["--version"], ["analyse"], ["list"], *(["list", kind] for kind in catalog.KINDS)]
+    fine += [[name, "--help"] for name in commands] + [["analyse", name, "--help"] for name in analyses]
+    config = str(path)
+    wrong = [["lsit"], ["list", "all"], ["run"], ["run", f"{config}.none"], ["run", config, "seed=x"]]
+    wrong += [["run", config, "model.name=none.py:f"]]
+    wrong += [["validate", config, "sede=1"], ["validate", config, "compute.threads=1000000"]]
+    wrong += [["resume", str(tmp_path)], ["replay", str(tmp_path)], ["analyse", "virtual", str(tmp_path)]]
+    wrong += [["analyse", "variance", config, "train.lr=x"], ["analyse", "communication"]]
+    words = json.dumps([(each, 0) for each in fine] + [(each, 2) for each in wrong])
+    done = subprocess.run([sys.executable, "-c", LIGHT, words], capture_output=True, text=True, timeout=60)
+    assert done.returncode == 0, done.stderr.splitlines()[-1:]
+    assert done.stderr.count("fedmpi: error: ") == len(wrong)
+    assert "Traceback" not in done.stderr
 
 
 def test_a_mistake_is_reported_within_five_seconds(path):

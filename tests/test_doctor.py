@@ -150,6 +150,14 @@ def test_torchvision_with_and_without_its_own_operators(monkeypatch):
     assert "its own operators did not load" in next(libraries.torchvision()).text
 
 
+def test_torch_without_bytecode_is_told_with_the_remedy(monkeypatch):
+    assert list(libraries.bytecode()) == []
+    monkeypatch.setattr(torch, "__file__", "/nowhere/torch/__init__.py")
+    [line] = libraries.bytecode()
+    assert line.mark == ODD
+    assert line.text.endswith(f"there do that once: python -m compileall -q {os.path.dirname(torch.__path__[0])}")
+
+
 def cards(monkeypatch, *capabilities):
     about = [SimpleNamespace(name="Card", total_memory=80 << 30, major=a, minor=b, uuid=n)
              for n, (a, b) in enumerate(capabilities)]  # fmt: skip
@@ -352,7 +360,7 @@ def test_a_report_with_everything_wrong(tmp_path):
     program(tmp_path / "mpirun", "exec sleep 986.5")
     env = clean_env(MY_TOKEN="hunter2")
     env["PATH"] = f"{tmp_path}:{env['PATH']}"
-    done = fedmpi("doctor", QUICK, "compute.device=cuda", "data.token=hunter2", "output=/dev/null", env=env)
+    done = fedmpi("doctor", QUICK, "compute.device=cuda", "data.token=hunter2", "output=/dev/null", env=env, cold=True)
     assert done.returncode == 1, done.stderr
     assert done.stderr == ""
     assert "hunter2" not in done.stdout
@@ -369,7 +377,7 @@ def test_a_report_with_everything_wrong(tmp_path):
 
 
 def test_one_table_under_a_launcher(tmp_path):
-    done = fedmpi("doctor", QUICK, f"output={tmp_path}", kind="mpirun", size=2)
+    done = fedmpi("doctor", QUICK, f"output={tmp_path}", kind="mpirun", size=2, cold=True)
     assert done.returncode == 0, done.stdout + done.stderr
     assert done.stdout.count("\n  python ") == 1
     assert "\n  ranks          2 (mpi), 2 of them on this host\n" in done.stdout
@@ -378,7 +386,7 @@ def test_one_table_under_a_launcher(tmp_path):
 
 
 def test_without_a_config_nothing_keeps_it_from_running():
-    done = fedmpi("doctor")
+    done = fedmpi("doctor", cold=True)
     assert (done.returncode, done.stderr) == (0, "")
     assert "\n! " not in done.stdout.rpartition("! keeps")[0]
     assert "config\n" not in done.stdout

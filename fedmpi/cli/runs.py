@@ -6,7 +6,7 @@ from typing import Annotated
 import typer
 
 from fedmpi import config as configs
-from fedmpi.cli.shared import Config, MaybeConfig, Overrides, RunDir, Trust, fit, show, table
+from fedmpi.cli.shared import Config, MaybeConfig, Overrides, RunDir, Trust, fit, importing, show, table
 from fedmpi.comm.loss.leaving import leave
 from fedmpi.common.errors import UserError
 from fedmpi.common.text import nearest
@@ -36,7 +36,8 @@ def run(config: Config, overrides: Overrides = None) -> None:
     """Train as CONFIG says; the results are written to a new directory under `output`."""
     settings = configs.load(config, overrides or ())
     fit(settings)
-    from fedmpi.runtime import launch
+    with importing():
+        from fedmpi.runtime import launch
 
     raise typer.Exit(launch.run(settings))
 
@@ -73,7 +74,8 @@ def validate(config: Config, overrides: Overrides = None) -> None:
     """Check CONFIG, its data and its partition, and show what would be run, without training."""
     settings = configs.load(config, overrides or ())
     fit(settings)
-    from fedmpi.runtime import launch
+    with importing():
+        from fedmpi.runtime import launch
 
     table(launch.validate(settings))
 

@@ -10,7 +10,7 @@ from fedmpi.doctor import libraries, wanted
 from fedmpi.doctor.lines import BAD, ODD, Line, said
 
 TOPICS: dict[str, tuple[Callable[..., Iterator[Line]], ...]] = {
-    "torch": (libraries.torch, libraries.gpus, libraries.torchvision),
+    "torch": (libraries.torch, libraries.bytecode, libraries.gpus, libraries.torchvision),
     "mpi": (libraries.mpi, libraries.mpi_init),
     "config": (wanted.config,),
 }

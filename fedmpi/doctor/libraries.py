@@ -6,6 +6,7 @@ import ctypes
 import os
 import re
 from collections.abc import Iterator
+from importlib.util import cache_from_source
 
 from fedmpi.common.errors import UserError
 from fedmpi.common.text import count
@@ -34,6 +35,16 @@ def _nccl() -> str:
 
     found = torch.cuda.nccl.version()
     return ".".join(map(str, found)) if isinstance(found, tuple) else str(found)
+
+
+def bytecode() -> Iterator[Line]:
+    """Some installers write none. Where Python cannot either, each process compiles torch anew, at every start."""
+    import torch
+
+    if not os.path.exists(cache_from_source(torch.__file__)):
+        place = os.path.dirname(torch.__path__[0])
+        text = f"torch's is not in {place}: each rank compiles it at every start, for many seconds; have who may write "
+        yield Line("bytecode", f"{text}there do that once: python -m compileall -q {place}", ODD)
 
 
 def gpus() -> Iterator[Line]:

@@ -3,12 +3,12 @@
 import math
 import sys
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from typing import Any, TextIO, cast
-
-from rich.console import Console as Terminal
-from rich.progress import BarColumn, Progress, TextColumn
+from typing import TYPE_CHECKING, Any, TextIO, cast
 
 from fedmpi.common.text import figure
+
+if TYPE_CHECKING:
+    from rich.progress import Progress
 
 
 class Lenient:
@@ -66,8 +66,11 @@ class Console:
         self.told, self.wall_s = 0, 0.0  # rounds, and the seconds that they took
         self.progress: Progress | None = None
         if live and self.stream.isatty():
-            columns = (BarColumn(), TextColumn("{task.description}", markup=False))
-            self.progress = Progress(*columns, console=Terminal(file=cast(TextIO, self.stream)))
+            from rich import progress
+            from rich.console import Console as Terminal
+
+            columns = (progress.BarColumn(), progress.TextColumn("{task.description}", markup=False))
+            self.progress = progress.Progress(*columns, console=Terminal(file=cast(TextIO, self.stream)))
             self.task = self.progress.add_task("starting", total=max(rounds, 1), completed=first)
             self.progress.start()
 

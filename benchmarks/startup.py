@@ -1,0 +1,112 @@
+"""How long a run takes to its first local step, and to its end.   python benchmarks/startup.py [--ranks 5]
+
+`fedmpi run configs/quickstart.yaml rounds=1`, in one process and under mpirun, beside a process that imports torch and
+reads the same file of digits. In turn, each a process of its own; bytecode is there. Seconds of processor time (of the
+process, the mean of the ranks that train) and of wall; medians. Ranks that share fewer cores wait for each other while
+they import: on two cores five of them take 2.5 times as long as one, at the least.
+"""
+
+import argparse
+import compileall
+import json
+import os
+import resource
+import shutil
+import subprocess
+import sys
+import tempfile
+import time
+from pathlib import Path
+from statistics import mean, median
+
+ROOT = Path(__file__).parents[1]
+REPORT = "FEDMPI_FIRST_STEP"  # environment variable: the file into which each process says what it has taken
+BY_HAND = """
+import runpy, sys
+import numpy, torch
+table = numpy.loadtxt(sys.argv[1], delimiter=",")
+x, y = torch.from_numpy(table[:, :-1]).float(), torch.from_numpy(table[:, -1]).long()
+runpy.run_path(sys.argv[2])["report"]("step")
+"""
+RUN = ["run", "configs/quickstart.yaml", "rounds=1", f"model={{name: {__file__}:net}}"]
+
+
+def report(what):
+    used = resource.getrusage(resource.RUSAGE_SELF)
+    line = json.dumps({"what": what, "cpu": used.ru_utime + used.ru_stime, "wall": time.time()})
+    with open(os.environ[REPORT], "a") as file:
+        file.write(f"{line}\n")
+
+
+def net(input_shape, classes):
+    """quickstart's model, which reports its first pass in training."""
+    import torch
+
+    from fedmpi.models.mcmahan_cnn import mcmahan_cnn
+
+    module = mcmahan_cnn(input_shape, classes)
+
+    def first(module, inputs):
+        if module.training and torch.is_grad_enabled():
+            handle.remove()
+            report("step")
+
+    handle = module.register_forward_pre_hook(first)
+    return module
+
+
+def measure(command, folder):
+    """{"to the first step": (processor, wall), "to the end": (processor of all processes, wall)}."""
+    file = folder / "report"
+    file.unlink(missing_ok=True)
+    env = {k: v for k, v in os.environ.items() if k != "PYTHONDONTWRITEBYTECODE"}
+    before, began = resource.getrusage(resource.RUSAGE_CHILDREN), time.time()
+    done = subprocess.run(command, cwd=ROOT, env=env | {REPORT: str(file)}, capture_output=True, text=True)
+    after, wall = resource.getrusage(resource.RUSAGE_CHILDREN), time.time() - began
+    if done.returncode:
+        raise SystemExit(done.stderr)
+    steps = [json.loads(line) for line in file.read_text().splitlines()]
+    in_all = after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime
+    return {
+        "to the first step": (mean(s["cpu"] for s in steps), max(s["wall"] for s in steps) - began),
+        "to the end": (in_all, wall),
+    }
+
+
+def main():
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--repeats", type=int, default=7)
+    parser.add_argument("--ranks", type=int, default=5, help="under mpirun; 1: leave it out")
+    asked = parser.parse_args()
+    import sklearn
+
+    digits = Path(sklearn.__file__).parent / "datasets/data/digits.csv.gz"
+    compileall.compile_dir(ROOT / "fedmpi", quiet=1)
+    with tempfile.TemporaryDirectory() as folder:
+        run = [shutil.which("fedmpi"), *RUN, f"output={folder}"]
+        root = ["--allow-run-as-root"] if os.geteuid() == 0 else []
+        mpirun = ["mpirun", "--oversubscribe", "--bind-to", "none", *root, "-n", str(asked.ranks)]
+        commands = {
+            "import torch, read": [sys.executable, "-c", BY_HAND, str(digits), __file__],
+            "fedmpi, one process": run,
+            f"fedmpi, {asked.ranks} ranks": [*mpirun, *run],
+        }
+        if asked.ranks == 1:
+            commands.popitem()
+        found = {name: [] for name in commands}
+        for _ in range(asked.repeats):
+            for name, command in commands.items():
+                found[name].append(measure(command, Path(folder)))
+    hand, *ours = found
+    for until in ("to the first step", "to the end"):
+        print(until)
+        base = [median(each["to the first step"][i] for each in found[hand]) for i in (0, 1)]
+        print(f"    {hand:20} processor {base[0]:.2f} s         wall {base[1]:.2f} s")
+        for name in ours:
+            cpu, wall = (median(each[until][i] for each in found[name]) for i in (0, 1))
+            ratios = cpu / base[0], wall / base[1]
+            print(f"    {name:20} processor {cpu:.2f} s {ratios[0]:5.2f} x wall {wall:.2f} s {ratios[1]:5.2f} x")
+
+
+if __name__ == "__main__":
+    main()
