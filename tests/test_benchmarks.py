@@ -18,6 +18,12 @@ from helpers import ROOT, clean_env, launcher
         ("vectors.py", ["--d", "1000", "--repeats", "2"], r"1 rank\(s\), 1,000 parameters.*\nserver, m=12.*\n"),
         ("methods.py", ["fedavg", "--rounds", "1"], r"method .*\nfedavg .*\n"),
         ("startup.py", ["--repeats", "1", "--ranks", "1"], r"to the first step\n.* x\nto the end\n.* x\n"),
+        ("methods.py", ["fedsam", "--passes", "--samples", "10"], r"method .*\nfedsam +2.00 .*perturbs.*\n"),
+        (
+            "cnn.py",
+            ["--threads", "1", "--samples", "5", "--test", "20", "--rounds", "1", "--blocks", "1"],
+            r"1 rank\(s\), fp32: fedmpi .* s a round .*, by hand .*ratio [\d.]+ .*\n",
+        ),
         ("checkpoint.py", ["--pairs", "1", "--samples", "20"], r"fedavg: 1 rounds with, 1 without.*\n.*ratio [\d.]+\n"),
     ],
 )

@@ -47,12 +47,16 @@ def figures(
     task = worker.task
     if not len(shard):
         return {"loss": float("nan"), **dict.fromkeys(task.names, float("nan"))}
-    worker.model.module.eval()
+    module = worker.model.module.eval()
+    untouched = shard.x._version
     loss, outputs, targets = torch.zeros((), dtype=torch.float64), [], []
     with torch.inference_mode(), worker.precision() if worker.bf16 else nullcontext():
-        for x, y in batches(shard, batch_size, None):
+        for x, y in batches(shard, batch_size, None, views=predict is None):
             f = _outputs(worker, x, predict)
             loss = loss + (_mean_loss(task, f, x, y).double() * len(y)).cpu()
+            if shard.x._version != untouched:
+                who = f"model {type(module).__name__} or task {type(task).__name__}"
+                raise told(f"{who} wrote to the test samples, x: make a copy", module, task)
             outputs.append(f)
             targets.append(y)
         f, y = torch.cat(outputs), torch.cat(targets)

@@ -4,7 +4,7 @@ Chen, Qiu: Extra Clients at No Extra Cost, 2025, https://arxiv.org/abs/2503.0865
 Krizhevsky, Sutskever, Hinton: ImageNet Classification with Deep Convolutional Neural Networks, NIPS 2012.
 
 The paper says three convolutions of 64, 256 and 256 filters and fully connected layers of 256 and 128; kernels and
-pooling are ours: 3x3 with padding 1, each followed by ReLU and a 2x2 max pool.
+pooling are ours: 3x3 with padding 1, each followed by a 2x2 max pool and ReLU (in either order the same to the bit).
 """
 
 from torch import nn
@@ -20,7 +20,7 @@ def alexnet_s(input_shape: tuple[int, ...], classes: int) -> nn.Module:
     channels, height, width = image("alexnet_s", input_shape, least=8)
     layers: list[nn.Module] = []
     for filters in (64, 256, 256):
-        layers += [nn.Conv2d(channels, filters, 3, padding=1), nn.ReLU(), nn.MaxPool2d(2)]
+        layers += [nn.Conv2d(channels, filters, 3, padding=1), nn.MaxPool2d(2), nn.ReLU()]
         channels = filters
     flat = channels * (height // 8) * (width // 8)
     layers += [nn.Flatten(), nn.Linear(flat, 256), nn.ReLU(), nn.Linear(256, 128), nn.ReLU(), nn.Linear(128, classes)]

@@ -23,7 +23,10 @@ class VGG11(nn.Module):
         self.resize = resize
         layers: list[nn.Module] = []
         for filters in CONFIGURATION_A:
-            layers += [nn.Conv2d(channels, filters, 3, padding=1), nn.ReLU()] if filters else [nn.MaxPool2d(2)]
+            if filters:
+                layers += [nn.Conv2d(channels, filters, 3, padding=1), nn.ReLU()]
+            else:
+                layers.insert(-1, nn.MaxPool2d(2))  # before its ReLU: the same to the bit, over fewer entries
             channels = filters or channels
         self.body = nn.Sequential(*layers, nn.Flatten(), nn.Linear(512, 512), nn.ReLU(), nn.Linear(512, 512), nn.ReLU())
         self.head = nn.Linear(512, classes)

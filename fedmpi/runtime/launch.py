@@ -20,6 +20,7 @@ from fedmpi.comm.audit import Audit
 from fedmpi.comm.base import Gone
 from fedmpi.comm.loss.alarm import Alarm, reason
 from fedmpi.comm.loss.leaving import tell_fatal_signals
+from fedmpi.common import heap
 from fedmpi.common.blame import remedy
 from fedmpi.common.errors import UserError
 from fedmpi.common.signals import COMMAND, StopRequest
@@ -58,8 +59,9 @@ def pick_device(settings: Settings, job: Job) -> torch.device:
 
 
 def set_numerics(settings: Settings) -> None:
-    """Set the threads and kernels that decide the last bits of results."""
+    """Set the threads and kernels that decide the last bits of results, and what becomes of freed memory."""
     machine.check(settings, writes=False)
+    heap.keep()
     torch.set_num_threads(settings.compute.threads)
     if settings.compute.deterministic:
         os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")

@@ -77,3 +77,31 @@ def test_rows_read_ahead_are_those_of_their_batch(shape, blocks):
         assert [s for s, n in zip(part.stride(), part.shape, strict=True) if n > 1] == [
             s for s, n in zip(x.stride(), x.shape, strict=True) if n > 1
         ]
+
+
+def test_views_are_given_where_rows_follow_one_another_and_lie_as_a_copy_would():
+    """Where a copy would begin at another place in a cache line, kernels would sum in another order."""
+    x = torch.arange(96.0).view(24, 4)  # 16 bytes a row: 4 rows are 64
+    for index, size, shared in [
+        (torch.arange(4, 20), 4, [True] * 4),
+        (torch.arange(4, 20), 6, [True, False, True]),
+        (torch.arange(5, 20), 4, [False] * 4),
+        (torch.tensor([0, 1, 2, 4]), 4, [False]),
+        (torch.tensor([3, 2, 1, 0]), 4, [False]),
+        (torch.arange(0), 4, []),
+    ]:
+        whole = Shard(x, torch.arange(24), index)
+        given = list(batches(whole, size, None, views=True))
+        assert [batch.data_ptr() == x[int(y[0])].data_ptr() for batch, y in given] == shared
+        for (found, y), (copy, y_copy) in zip(given, batches(whole, size, None), strict=True):
+            assert torch.equal(found, copy)
+            assert torch.equal(y, y_copy)
+
+
+def test_views_of_images_have_the_strides_of_their_copies():
+    x = torch.randn(6, 3, 4, 4).contiguous(memory_format=torch.channels_last)
+    whole = Shard(x, torch.arange(6), torch.arange(6))
+    for (view, _), (copy, _) in zip(batches(whole, 2, None, views=True), batches(whole, 2, None), strict=True):
+        assert view.stride() == copy.stride()
+        assert view.data_ptr() != copy.data_ptr()
+        assert torch.equal(view, copy)

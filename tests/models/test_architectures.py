@@ -1,5 +1,6 @@
 """What every registered architecture promises: counts, the cut between features and head, shapes, memory formats."""
 
+import copy
 import doctest
 from importlib import import_module
 
@@ -48,6 +49,26 @@ def count(module):
 )
 def test_parameter_counts(name, input_shape, classes, given, expected):
     assert count(build(name, input_shape, classes, **given)) == expected
+
+
+@pytest.mark.parametrize("name", ["mcmahan_cnn", "alexnet_s", "vgg11"])
+def test_a_pool_before_its_relu_is_a_pool_behind_it_to_the_bit(name):
+    """Max and max(., 0) commute; a gradient goes where the largest entry is, and nowhere where that is negative."""
+    torch.manual_seed(0)
+    module = build(name, (3, 32, 32), 10).to(memory_format=torch.channels_last)
+    papers = copy.deepcopy(module)
+    layers = next(part for part in papers.modules() if isinstance(part, nn.Sequential))
+    swapped = 0
+    for i, layer in enumerate(list(layers)):
+        if isinstance(layer, nn.MaxPool2d):
+            layers[i], layers[i + 1], swapped = nn.ReLU(), nn.MaxPool2d(2), swapped + 1
+    assert swapped >= 2
+    x = torch.randn(6, 3, 32, 32).contiguous(memory_format=torch.channels_last)
+    for net in (module, papers):
+        nn.functional.cross_entropy(net(x), torch.arange(6)).backward()
+    assert torch.equal(module(x), papers(x))
+    for p, q in zip(module.parameters(), papers.parameters(), strict=True):
+        assert torch.equal(p.grad, q.grad)
 
 
 SMALL = [

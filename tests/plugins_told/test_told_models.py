@@ -2,7 +2,7 @@
 
 import pytest
 import torch
-from plugin_play import check_told, play, sections_of
+from plugin_play import changed, check_told, play, sections_of, table
 from torch import nn
 
 from fedmpi.common.errors import UserError
@@ -75,6 +75,11 @@ class ModelWritesX(Base):
         return self.head(x.sub_(1))
 
 
+class ModelWritesXWhenJudged(Base):
+    def forward(self, x):
+        return self.head(x.mul_(2) if len(x) > 10 and not self.training else x)
+
+
 class ModelWritesXInTraining(Base):
     def forward(self, x):
         return self.head(x.mul_(2) if self.training else x)
@@ -126,3 +131,15 @@ def test_values_and_types_that_cannot_be_trained_are_told():
     for model in (model_half, model_double):
         with pytest.raises(UserError, match=r"fails on a batch of two samples .* torch.float32: .*dtype"):
             play(**sections_of("model", model))
+
+
+def source_at_an_address_of_its_own(root):
+    return changed(test_x=table(60)[0][40:].clone())
+
+
+def test_a_model_that_writes_when_it_is_judged_is_told():
+    """Evaluation reads the test samples where they lie."""
+    data = sections_of("source", source_at_an_address_of_its_own)
+    said = r"after round 0: model ModelWritesXWhenJudged or task Classification wrote to the test samples.*\(Model"
+    with pytest.raises(UserError, match=said):
+        play(**data, **sections_of("model", ModelWritesXWhenJudged))

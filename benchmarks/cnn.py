@@ -1,0 +1,191 @@
+"""A round that trains for seconds, fedmpi's next to the leanest one by hand.   python benchmarks/cnn.py [--threads 2]
+
+100 clients with 600 images of 1x28x28, 10 clients a round, the CNN with 1,663,370 parameters, one epoch in batches of
+50, momentum 0.9; then the global model on 10,000 images. By hand, in a process of its own, channels-last: w is copied
+into views of one vector, a batch is gathered by one call, torch's fused kernel takes the step with momentum that lies
+in a second vector, the mean is one call a client; evaluation reads views of the images, --judged at a time.
+    python benchmarks/cnn.py --threads 2 [--precision bf16]      fedmpi in one process with that many threads
+    mpirun -n 3 python benchmarks/cnn.py --threads 1 --hand 2    over ranks; by hand it is still one process
+By hand it is fp32, and memory is what the C library makes of it; --hand-precision and --hand-keeps (fedmpi's setting,
+common/heap.py) show what is left beside these. Blocks of --rounds rounds in turn; medians of a round's seconds, of
+processor seconds a second (of rank 0), and their ratios.
+"""
+
+import argparse
+import os
+import subprocess
+import sys
+import time
+from contextlib import nullcontext
+from statistics import median
+
+import torch
+from torch.nn.functional import cross_entropy
+
+from fedmpi.comm import connect, detect
+from fedmpi.common import heap
+from fedmpi.config import Settings
+from fedmpi.data.dataset import Dataset
+from fedmpi.data.federated import split
+from fedmpi.runtime import build
+
+CLIENTS, COHORT, SAMPLES, TEST, BATCH, LR, MOMENTUM = 100, 10, 600, 10_000, 50, 0.01, 0.9
+
+
+def settings(rounds, precision):
+    return Settings.model_validate(
+        {
+            "rounds": rounds,
+            "data": {"source": "benchmark", "partition": {"scheme": "iid", "clients": CLIENTS}},
+            "model": {"name": "mcmahan_cnn"},
+            "method": {"name": "fedavg"},
+            "train": {"batch_size": BATCH, "lr": LR, "momentum": MOMENTUM},
+            "cohort": {"fraction": COHORT / CLIENTS},
+            "compute": {"precision": precision},
+        }
+    )
+
+
+def images(samples, test):
+    """What they show does not matter to speed: pixels of 256 values, labels by chance."""
+    g, n = torch.Generator().manual_seed(0), CLIENTS * samples
+    x = torch.randint(256, (n + test, 1, 28, 28), generator=g) / 255
+    y = torch.randint(10, (len(x),), generator=g)
+    return Dataset(x[:n], y[:n], x[n:], y[n:], classes=10)
+
+
+class ByHand:
+    def __init__(self, module, data, judged, precision):
+        self.module, self.data, self.judged = module, data, judged
+        self.cast = torch.autocast("cpu", torch.bfloat16) if precision == "bf16" else nullcontext()
+        self.parameters = list(module.parameters())
+        d = sum(p.numel() for p in self.parameters)
+        self.live, self.v, self.total = torch.empty(d), torch.zeros(d), torch.empty(d)
+        self.momenta, at = [], 0
+        for p in self.parameters:
+            view, v = (self.shaped(flat[at : at + p.numel()], p) for flat in (self.live, self.v))
+            view.copy_(p.detach())
+            p.data = view
+            self.momenta.append(v)
+            at += p.numel()
+        self.w = self.live.clone()
+
+    @staticmethod
+    def shaped(flat, p):
+        if p.dim() != 4:
+            return flat.view(p.shape)
+        o, i, h, w = p.shape
+        return flat.view(o, h, w, i).permute(0, 3, 1, 2)
+
+    def step(self, x, y):
+        with self.cast:
+            f = self.module(x)
+        cross_entropy(f.float(), y).backward()
+        torch._fused_sgd_(
+            self.parameters, [p.grad for p in self.parameters], self.momenta, lr=LR, momentum=MOMENTUM,
+            weight_decay=0.0, dampening=0.0, nesterov=False, maximize=False, is_first_step=False,
+        )  # fmt: skip
+        for p in self.parameters:
+            p.grad = None
+
+    def round(self, members):
+        self.module.train()
+        self.total.zero_()
+        for k in members:
+            self.live.copy_(self.w)
+            self.v.zero_()
+            shard = self.data.train[k]
+            order = shard.index[torch.randperm(len(shard))]
+            for at in range(0, len(order), BATCH):
+                rows = order[at : at + BATCH]
+                self.step(shard.x.index_select(0, rows), shard.y.index_select(0, rows))
+            self.total.add_(self.live, alpha=1 / len(members))
+        self.w.copy_(self.total)
+        self.live.copy_(self.w)
+        return self.evaluate()
+
+    def evaluate(self):
+        self.module.eval()
+        x, y = self.data.global_test.x, self.data.global_test.y
+        loss, correct = torch.zeros(()), torch.zeros((), dtype=torch.int64)
+        with torch.inference_mode(), self.cast:
+            for at in range(0, len(y), self.judged):
+                f, here = self.module(x[at : at + self.judged]).float(), y[at : at + self.judged]
+                loss += cross_entropy(f, here, reduction="sum")
+                correct += (f.argmax(1) == here).sum()
+        return loss.item() / len(y), correct.item() / len(y)
+
+
+def timed(work):
+    """(seconds, processor seconds)."""
+    began, busy = time.perf_counter(), time.process_time()
+    work()
+    return time.perf_counter() - began, time.process_time() - busy
+
+
+def alone(a):
+    """The hand-written loop: a block for each line read, its times for an answer."""
+    if hasattr(os, "sched_setaffinity"):
+        os.sched_setaffinity(0, range(os.cpu_count()))  # a launcher may have bound rank 0 to one core
+    if a.hand_keeps:
+        heap.keep()
+    torch.set_num_threads(a.hand or a.threads)
+    data = split(images(a.samples, a.test), "iid", CLIENTS, 0, "global").to("cpu", channels_last=True)
+    module = build.make_module(settings(1, "fp32"), data.input_shape, data.classes)
+    hand = ByHand(module, data, a.judged, a.hand_precision)
+    for _ in sys.stdin:
+        print(*timed(lambda: [hand.round(range(COHORT)) for _ in range(a.rounds)]), flush=True)
+
+
+def compare(a):
+    job = detect(os.environ)
+    comm = connect(job, "gloo" if job.size > 1 else "auto")
+    heap.keep()
+    torch.set_num_threads(a.threads)
+    s = settings(a.rounds, a.precision)
+    data = split(images(a.samples, a.test), "iid", CLIENTS, 0, "global")
+    made = build.experiment(s, data, torch.device("cpu"))
+    if comm.rank == 0:
+        command = [sys.executable, __file__, *sys.argv[1:], "--alone"]
+        hand = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, bufsize=1)
+    ours, theirs = [], []
+    for _ in range(a.blocks + 1):
+        if comm.rank == 0:
+            hand.stdin.write("\n")
+            theirs.append([float(word) for word in hand.stdout.readline().split()])
+        comm.allgather_bytes(b"", 600)  # meanwhile the other ranks sleep
+        ours.append(timed(build.federation(made, comm, lambda: False).run))
+    if comm.rank == 0:
+        hand.stdin.close()
+        hand.wait()
+        told(a, comm.size, ours[1:], theirs[1:])
+
+
+def told(a, ranks, ours, theirs):
+    (ours_s, ours_cpu), (hand_s, hand_cpu) = zip(*ours, strict=True), zip(*theirs, strict=True)
+    pairs = [p / q for p, q in zip(ours_s, hand_s, strict=True)]
+    each = [
+        f"{who} {median(seconds) / a.rounds:.2f} s a round ({median(cpu) / median(seconds):.2f} cores)"
+        for who, seconds, cpu in (("fedmpi", ours_s, ours_cpu), ("by hand", hand_s, hand_cpu))
+    ]
+    print(
+        f"{ranks} rank(s), {a.precision}: {', '.join(each)}; ratio {median(ours_s) / median(hand_s):.3f} "
+        f"(pairs {min(pairs):.3f} to {max(pairs):.3f}), of processor seconds {median(ours_cpu) / median(hand_cpu):.3f}"
+    )
+
+
+if __name__ == "__main__":
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--threads", type=int, default=2, help="of each rank")
+    parser.add_argument("--hand", type=int, help="threads of the hand-written loop, if not the same")
+    parser.add_argument("--precision", choices=("fp32", "bf16"), default="fp32")
+    parser.add_argument("--hand-precision", choices=("fp32", "bf16"), default="fp32")
+    parser.add_argument("--hand-keeps", action="store_true")
+    parser.add_argument("--judged", type=int, default=100, help="images a batch of the hand-written evaluation")
+    parser.add_argument("--rounds", type=int, default=2, help="in a block")
+    parser.add_argument("--blocks", type=int, default=3)
+    parser.add_argument("--samples", type=int, default=SAMPLES, help="images a client")
+    parser.add_argument("--test", type=int, default=TEST)
+    parser.add_argument("--alone", action="store_true", help=argparse.SUPPRESS)
+    arguments = parser.parse_args()
+    (alone if arguments.alone else compare)(arguments)
