@@ -15,6 +15,11 @@ from fedmpi.comm import connect, detect
 from fedmpi.flat import linear
 from fedmpi.methods import registry
 
+
+def wire(up, down):
+    return {"comm": {"wire": {"up": up, "down": down}}}
+
+
 # Beside each method as it comes: options, rules and placements that take other ways through the engine.
 VARIANTS = {
     "fedavg, five by five kernels": ("fedavg", "cnn", {}),
@@ -58,6 +63,12 @@ VARIANTS = {
         )
         for net in ({"name": "alexnet_s"}, {"name": "vgg11"}, {"name": "resnet18", "stem": "small"})
     },
+    "fedavg, int8 up, topk down": ("fedavg", "norm", wire("int8", "topk")),
+    "fedavg, topk up, int8 down": ("fedavg", "cnn", wire("topk", "int8")),
+    "scaffold, bf16": ("scaffold", "norm", wire("bf16", "bf16")),
+    "scaffold, topk": ("scaffold", "norm", wire("topk", "topk")),
+    "fedpac, fp16 up, bf16 down": ("fedpac", "mlp", wire("fp16", "bf16")),
+    "fedatom, int8": ("fedatom", "norm", {"rounds": 4, "options": {"period": 2}, **wire("int8", "int8")}),
     **{
         f"{method}, sharded": (method, "norm", {"server": {"placement": "sharded"}, "cohort": {"fraction": 1.0}})
         for method in ("fedavg", "scaffold", "fedld", "fedfomo")
@@ -81,7 +92,9 @@ def sizes(messages, t):
     """Entries of a download, of a client's own and of an upload in round t: what rested in the round before is not
     told again."""
     told = messages.announcement(messages.groups(t - 1) if t else None)
-    return told.packing.size, messages.per_client.size, messages.upload(t).packing.size
+    exact = not t and messages.wire.down is not None and messages.wire.down.changes_only  # the first message
+    own = messages.personal_coding.entries if messages.personal_coding else messages.per_client.size
+    return told.packing.size if exact else told.size, own, messages.upload(t).size
 
 
 def main() -> None:

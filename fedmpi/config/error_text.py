@@ -48,12 +48,13 @@ def _advice(key: Key) -> str:
     assert known is not None  # only a declared section forbids keys
     keys = [*known.model_fields, *(["base"] if len(key) == 1 else [])]
     where, last = ".".join(map(str, key[:-1])), str(key[-1])
+    inside = [f"{where}.{name}.{last}" for name in known.model_fields if where and last in _keys(*key[:-1], name)]
     homes = [f"{name}.{last}" for name in Settings.model_fields if name != where and last in _keys(name)]
-    return advice(last, where, keys, homes)
+    return advice(last, where, keys, inside or homes)
 
 
-def _keys(name: str) -> tuple[str | int, ...]:
-    known = section((name,))
+def _keys(*path: str | int) -> tuple[str | int, ...]:
+    known = section(path)
     return tuple(known.model_fields) if known is not None else ()
 
 

@@ -23,7 +23,7 @@ from fedmpi.common.registry import is_file
 from fedmpi.common.text import brief, control, show
 from fedmpi.config.error_text import complaints
 from fedmpi.config.schema import Settings, section
-from fedmpi.config.sections import OpenSection
+from fedmpi.config.sections import OpenSection, ShortSection
 from fedmpi.config.yaml_source import MAX_DEPTH, Document, read, read_value
 
 __all__ = ["Settings", "load"]
@@ -172,10 +172,10 @@ def _merge_trees(low: dict[str, Any], high: dict[str, Any], path: tuple[str, ...
 
 
 def _named(value: Any, path: tuple[str, ...]) -> Any:
-    """`server.rule: krum` as {name: krum}, so that `server.rule.f=1` adds to it."""
+    """`server.rule: krum` as {name: krum}, so that `server.rule.f=1` adds to it; `comm.wire: int8` as {up: int8}."""
     kind = section(path)
-    if isinstance(value, str) and kind is not None and issubclass(kind, OpenSection):
-        return {kind.selector: value}
+    if isinstance(value, str) and kind is not None and issubclass(kind, OpenSection | ShortSection):
+        return {kind.selector if issubclass(kind, OpenSection) else kind.short: value}
     return value
 
 

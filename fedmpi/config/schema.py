@@ -28,6 +28,7 @@ from fedmpi.config.values import (
     each_once,
     flat,
 )
+from fedmpi.config.wire import WireSettings
 
 NOT_COMPARED = ("data.root", "output", "init.from")  # places: what lies there is compared
 
@@ -155,6 +156,7 @@ class CommSettings(Section):
     backend: Literal["auto", "nccl", "gloo", "mpi"] = "auto"
     start_timeout_s: Seconds = 300
     round_timeout_s: Seconds = 1800
+    wire: WireSettings = WireSettings()  # formats of what travels; `wire: bf16` is that of uploads
 
 
 class FaultSettings(Section):

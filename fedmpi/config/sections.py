@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar
 
-from pydantic import BaseModel, ConfigDict, create_model
+from pydantic import BaseModel, ConfigDict, create_model, model_validator
 
 from fedmpi.config.values import Place
 
@@ -14,6 +14,17 @@ class Section(BaseModel):
     """Closed: any key that is not declared is an error."""
 
     model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False, ser_json_inf_nan="constants")
+
+
+class ShortSection(Section):
+    """A bare text in place of the section is the value of its key `short`."""
+
+    short: ClassVar[str]
+
+    @model_validator(mode="before")
+    @classmethod
+    def _in_full(cls, value: Any) -> Any:
+        return {cls.short: value} if isinstance(value, str) else value
 
 
 class OpenSection(BaseModel):

@@ -68,7 +68,8 @@ class Federation:
         if comm.rank == 0:
             view = ServerView(self.data, optimizer.lr, plan.rounds, plan.seed)
             storage, initial = self.exchange.model_storage(), (worker.model.w, worker.model.b)
-            self.server = FederationServer(worker.messages, storage, initial, optimizer, view, rule)
+            held = self.exchange.held()
+            self.server = FederationServer(worker.messages, storage, initial, optimizer, view, rule, held)
             if comm.rank not in self.ranks and self.server.w.device == worker.model.w.device:
                 worker.model.move_into(self.server.w)  # which it evaluates; no client will be loaded into it
         self.guard, self.refused = Guard(plan.max_norm, plan.drop, plan.clip), list[int]()  # rank 0's
@@ -95,7 +96,7 @@ class Federation:
                     raise
                 why = str(error)
             # Nothing holds the error here: with its last reference the sockets of a broken group close.
-            t = recovery.recover(self, why)
+            t, self.exchange.fresh = recovery.recover(self, why), True
 
     def _turn(self, t: int) -> str | None:
         """Round t; why the run has ended, if it has. It may begin once more where it was cut by a loss."""
@@ -106,7 +107,7 @@ class Federation:
             self.begun.word = self._word(t) if self.begun.word is None else self.begun.word
         if t > self.first:
             self.exchange.close_round(t - 1)
-        word = self.exchange.announce(self.begun.word or GO, self.server)
+        word = self.exchange.announce(self.begun.word or GO, self.server, t, self.begun.word != ABANDONED)
         self.begin(t)
         if self.server is not None and self.line and "sha256" not in self.line:  # the other ranks do not wait for it
             self.line["sha256"] = self.worker.model.layout.sha256(self.server.w)
@@ -193,7 +194,7 @@ class Federation:
 
     def go_on(self, t: int, memory: Mapping[str, Any] | None, server: Mapping[str, Tensor] | None) -> None:
         """Begin after round t. memory, server (its snapshot): rank 0's; client states are on the shelf."""
-        self.first = t + 1
+        self.first = self.exchange.told = t + 1
         for earlier in range(t + 1):
             self.exchange.versions.count(earlier, self.roster.cohort(earlier))
         self.states.trained, self.states.shelved_to = self.roster.last_rounds(t), t

@@ -63,6 +63,10 @@ class LocalClient(ClientView):
             return
         if len(self.state_row):
             messages.client_state.write(self.state_row, state)
+        beyond = messages.settle(upload, row, self.state_row)
+        if beyond:
+            said = f"{self.where}: slot {beyond!r} is beyond fp16, which ends at 65,504, or not finite itself"
+            warnings.warn(RankWarning(f"{said}; comm.wire.up: bf16 has the range of fp32"), stacklevel=2)
         if not worker.drop:
             check_finite(method, "train, upload", messages.client_state, self.state_row, self.where)
         elif not finite(self.state_row):

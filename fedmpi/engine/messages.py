@@ -3,31 +3,37 @@
     announcement   [word | declared server state | float buffers | w]             broadcast, one for all
     per client     [declared per_client_download]                                 one row a client, where declared
     upload         [loss, seconds, flag | float buffers | declared slots]    one row a client
-    client state   [own weights | own float buffers | declared client state]      stays with the client
+    client state   [own weights | own float buffers | declared client state | unsent]      stays with the client
 Entries have the model's type. The engine's own fields begin with an underscore. Which layout groups of w and of the
 buffers a message holds is a matter of the round (`Method.travels`): every set of groups has a layout of its own.
+With comm.wire a row's large slots, those as wide as the model or a group of it, travel in another format
+(flat/formats.py): its coding. What an upload's format leaves out of a change the client keeps, and sends later.
 """
 
 from __future__ import annotations
 
 from collections.abc import Collection
 from dataclasses import dataclass, fields, is_dataclass
+from math import prod
 
 import torch
 from torch import Tensor
 
 from fedmpi.common.blame import blaming, told
 from fedmpi.common.errors import UserError
+from fedmpi.flat.coding import Coding, Wire
+from fedmpi.flat.formats import Format
 from fedmpi.flat.layout import ATOM, BODY, COEF, EVERYTHING, HEAD, NORM, Layout, Selection
 from fedmpi.flat.model import FlatModel
 from fedmpi.flat.packing import Packing, Views
 from fedmpi.method.base import Method
-from fedmpi.method.slots import Slots, Travel
+from fedmpi.method.slots import Slot, Slots, Travel
 
 STANDARD_GROUPS = (BODY, NORM, HEAD, ATOM, COEF)
 WORD = "_word"
 ENGINE_DOWN, ENGINE_UP = 1, 3  # numbers of the engine's own: the word; loss, seconds, flag
 STOP, FAILED = 1.0, 2.0  # flags, else 0: its rank was told to stop; an error came while the client trained
+UNSENT = "_unsent_"  # and the name of a slot: what its format has left out so far
 Groups = frozenset[str]
 
 
@@ -40,6 +46,13 @@ class Upload:
     w: Selection  # of (d,)
     b: Selection  # of the float buffers
     columns: Layout  # of dw
+    coding: Coding | None  # None: the row travels as it is
+    of_shared: Selection  # `w` among what travels in any round
+
+    @property
+    def size(self) -> int:
+        """What the row takes on its way, in entries of the model's type."""
+        return self.coding.entries if self.coding else self.packing.size
 
 
 @dataclass(frozen=True)
@@ -49,15 +62,28 @@ class Announcement:
     packing: Packing
     w: Selection  # of the shared vector (s,)
     b: Selection  # of the shared buffers
+    coding: Coding | None
+
+    @property
+    def size(self) -> int:
+        """What the row takes on its way, in entries of the model's type."""
+        return self.coding.entries if self.coding else self.packing.size
 
 
 class Messages:
     """Sizes and packings of all messages of one experiment."""
 
     def __init__(
-        self, method: Method, model: FlatModel, classes: int, features: int, clients: int, rounds: int
+        self,
+        method: Method,
+        model: FlatModel,
+        classes: int,
+        features: int,
+        clients: int,
+        rounds: int,
+        wire: Wire = Wire(),  # noqa: B008
     ) -> None:
-        self.method, self.model, self.rounds = method, model, rounds
+        self.method, self.model, self.rounds, self.wire = method, model, rounds, wire
         _check_declarations(method)
         self.every: Groups = frozenset(model.layout.groups() | model.buffer_layout.groups())
         self.check_groups(method.trains, "trains")
@@ -78,8 +104,12 @@ class Messages:
         self.server_state = self._bind("server_state")
         self.per_client = self._bind("per_client_download")
         self.scratch = self._bind("scratch")
+        values = None if wire.down is None or wire.down.changes_only else wire.down  # nobody has what was sent before
+        self.personal_coding = self._coding(self.per_client, method.per_client_download, values)
         own = {"_w": (self.personal.size,), "_b": (self.personal_b.size,)}
-        self.client_state = Packing(own | self._bind("client_state").shapes)
+        self.unsent = self._unsent()
+        unsent = {UNSENT + name: shape for name, shape in self.unsent.items()}
+        self.client_state = Packing(own | self._bind("client_state").shapes | unsent)
 
     def check_groups(self, groups: Collection[str], where: str) -> None:
         """Groups that there are, or that there may be in other models."""
@@ -127,6 +157,41 @@ class Messages:
         """Entries of the longest row that any round sends."""
         return max(self.upload(t).packing.size for t in range(max(self.rounds, 1)))
 
+    # ---- formats ----
+    def settle(self, upload: Upload, row: Tensor, state_row: Tensor) -> str:
+        """What is written in an upload becomes what will arrive of it; the rest goes into the client's state.
+
+        Returns the slot, if any, that holds a number beyond its format.
+        """
+        if upload.coding is None:
+            return ""
+        kept, sends = self.client_state.views(state_row), self.method.sends
+        memory = {
+            name: (getattr(kept, UNSENT + name), upload.of_shared if sends[name].dims[-1] == "s" else None)
+            for name in self.unsent
+            if name in upload.coding.formats
+        }
+        return upload.coding.settle(row, memory)
+
+    def _unsent(self) -> dict[str, tuple[int, ...]]:
+        """Slots of uploads whose format may leave out what a later one brings, with the shape of what that is."""
+        if self.wire.up is None or not self.wire.feedback:
+            return {}
+        kept = {n: slot for n, slot in self.method.sends.items() if is_change(n, slot) and self.large(slot)}
+        return {name: shape for name, shape in Slots(**kept).bind(self.sizes).shapes.items() if prod(shape)}
+
+    def _coding(self, packing: Packing, slots: Slots, form: Format | None) -> Coding | None:
+        """How the rows of a packing travel where large slots do so in a format; None: as they are."""
+        if form is None:
+            return None
+        takes = [n for n, slot in slots.items() if self.large(slot) and (is_change(n, slot) or not form.changes_only)]
+        coding = Coding(packing, dict.fromkeys(takes, form), self.model.w.dtype)
+        return coding if coding.formats else None
+
+    def large(self, slot: Slot) -> bool:
+        """As wide as the model, or as a group of its layout."""
+        return bool(slot.dims) and slot.dims[-1] in {"d", "s", "h", *STANDARD_GROUPS, *self.model.layout.groups()}
+
     def announcement(self, groups: Groups | None = None) -> Announcement:
         """The download that tells these groups of the model; None: all that are shared."""
         groups = self.shared_groups if groups is None else groups & self.shared_groups
@@ -134,14 +199,19 @@ class Messages:
             w, b = (layout.select(groups) for layout in self._shared_layouts)
             state = {name: self.server_state.shapes[name] for name in self.method.receives}
             packing = Packing({WORD: (), **state, "_b": (b.size,), "_w": (w.size,)})
-            self._announcements[groups] = Announcement(packing, w, b)
+            told = [name for name in self.method.receives if self.large(self.method.server_state[name])]
+            form = self.wire.down
+            coding = None if form is None else Coding(packing, dict.fromkeys((*told, "_w"), form), self.model.w.dtype)
+            self._announcements[groups] = Announcement(packing, w, b, coding)
         return self._announcements[groups]
 
     def _make_upload(self, groups: Groups, slots: Collection[str]) -> Upload:
         w, b = self._select(groups)
-        declared = Slots(**{name: self.method.sends[name] for name in slots}).bind(self.sizes | {"s": w.size})
+        sent = Slots(**{name: self.method.sends[name] for name in slots})
+        declared = sent.bind(self.sizes | {"s": w.size})
         packing = Packing({"_loss": (), "_seconds": (), "_flag": (), "_b": (b.size,), **declared.shapes})
-        return Upload(packing, groups, w, b, self.model.layout.part(groups))
+        coding, of_shared = self._coding(packing, sent, self.wire.up), self._shared_layouts[0].select(groups)
+        return Upload(packing, groups, w, b, self.model.layout.part(groups), coding, of_shared)
 
     def _bind(self, declaration: str) -> Packing:
         slots: Slots = getattr(self.method, declaration)
@@ -182,6 +252,11 @@ class Messages:
         w = received._w if self.shared.whole else _compose(self.shared, received._w, self.personal, own._w)
         b = received._b if self.shared_b.whole else _compose(self.shared_b, received._b, self.personal_b, own._b)
         return w, b
+
+
+def is_change(name: str, slot: Slot) -> bool:
+    """Whether what an upload's slot holds is added to what the server has; of dw that is known."""
+    return slot.change or name == "dw"
 
 
 def _check_declarations(method: Method) -> None:

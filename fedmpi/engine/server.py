@@ -73,15 +73,19 @@ class FederationServer:
         optimizer: ServerOptimizer,
         view: ServerView,
         rule: Rule | None = None,
+        held: Tensor | None = None,
     ) -> None:
-        """storage: where w and b live; initial: what they start as; rule: in place of the method's direction."""
+        """storage: where w and b live; initial: what they start as; rule: in place of the method's direction.
+
+        held: what the other ranks have of the model, where that is not the same.
+        """
         self.messages, self.method = messages, messages.method
         self.optimizer, self.view, self.rule = optimizer, view, rule
         self.w, self.b = (place.copy_(values) for place, values in zip(storage, initial, strict=True))
         self.state_row = messages.initial_server_state(self.w, self.b, self.w.device)
         views = messages.server_state.views(self.state_row)
         self.state = State({name: getattr(views, name) for name in views})
-        view.state, view.w = self.state, self.w
+        view.state, view.w, self.held = self.state, self.w, held
 
     def snapshot(self) -> dict[str, Tensor]:
         """Copies, on the CPU, of all that changes from round to round."""
@@ -93,7 +97,8 @@ class FederationServer:
             tensor.copy_(tensors[name])
 
     def _lasting(self) -> dict[str, Tensor]:
-        return {"w": self.w, "b": self.b, "state": self.state_row, "optimizer": self.optimizer.state}
+        lasting = {"w": self.w, "b": self.b, "state": self.state_row, "optimizer": self.optimizer.state}
+        return lasting if self.held is None else {**lasting, "held": self.held}
 
     def download(self, t: int, client: int) -> Mapping[str, Tensor]:
         """What the method's hook `download` has for one client in round t, checked."""

@@ -17,6 +17,7 @@ from fedmpi.method.base import (
 )
 from fedmpi.method.context import Client, Fitted, Loss, Row, Server, State, Uploads
 from fedmpi.method.slots import (
+    CHANGE,
     FLAT,
     HEAD_FLAT,
     INITIAL,
@@ -31,6 +32,7 @@ from fedmpi.method.slots import (
 )
 
 __all__ = [
+    "CHANGE",
     "CLASSES",
     "LABEL_COUNTS",
     "FEATURES",

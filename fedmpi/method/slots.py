@@ -23,11 +23,16 @@ RESERVED = {name for name in (*dir(Uploads), *Uploads.__annotations__, *dir(Stat
 
 @dataclass(frozen=True)
 class Slot:
-    """Shape, and what it starts at: a number, or the initial model (`initial`; the last dimension is d, s, h or b)."""
+    """Shape, and what it starts at: a number, or the initial model (`initial`; the last dimension is d, s, h or b).
+
+    change: what is sent is added to what the server has, as dw is, so that a client may send a part of it now and the
+    rest later (comm.wire: int8, topk).
+    """
 
     dims: tuple[str | int, ...] = ()
     initial: bool = False
     start: float | str = 0.0  # text: the name of an option
+    change: bool = False
 
     def shape(self, sizes: Mapping[str, int]) -> tuple[int, ...]:
         unknown = [dim for dim in self.dims if isinstance(dim, str) and dim not in sizes]
@@ -43,6 +48,7 @@ class Slot:
 SCALAR = Slot()
 FLAT = Slot(("d",))  # like the parameters
 SHARED = Slot(("s",))  # like the parameters that travel
+CHANGE = Slot(("d",), change=True)  # of something like the parameters
 HEAD_FLAT = Slot(("h",))  # like the head's parameters
 PER_CLASS = Slot(("c",))
 PROTOTYPES = Slot(("c", "z"))  # one feature vector a class

@@ -14,7 +14,7 @@ from typing import final
 
 from torch import Tensor
 
-from fedmpi.method import FLAT, SHARED, Client, Method, Row, Server, Slots, State, Uploads
+from fedmpi.method import CHANGE, FLAT, SHARED, Client, Method, Row, Server, Slots, State, Uploads
 
 
 @final
@@ -26,7 +26,7 @@ class Scaffold(Method):
     client_state = Slots(c_i=FLAT)
     server_state = Slots(c=FLAT)
     receives = ("c",)
-    sends = Slots(dw=SHARED, dc=FLAT)
+    sends = Slots(dw=SHARED, dc=CHANGE)
     means = {"dw": ("p",), "dc": ("uniform",)}
 
     def gradient(self, k: Client, g: Tensor) -> Tensor:

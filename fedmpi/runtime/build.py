@@ -31,7 +31,7 @@ from fedmpi.flat.model import FlatModel
 from fedmpi.method.base import Method, means_of, overrides
 from fedmpi.method.slots import Travel
 from fedmpi.models.net import Net
-from fedmpi.runtime import fitting, memory
+from fedmpi.runtime import fitting, memory, wire
 from fedmpi.runtime.build_data import training_ranks
 from fedmpi.runtime.resuming import initial
 from fedmpi.runtime.resuming.initial import Initial
@@ -139,7 +139,9 @@ def experiment(settings: Settings, data: Federated, device: torch.device) -> Exp
     fitting.check_needs(settings, method, task, net, module)
     fitting.check_sense(settings, method, data, task, net)
     with blaming(f"method {settings.method.name}"):
-        messages = Messages(method, model, data.classes, net.feature_dim or 0, data.clients, settings.rounds)
+        formats = wire.formats(settings, model.w.dtype)
+        messages = Messages(method, model, data.classes, net.feature_dim or 0, data.clients, settings.rounds, formats)
+    wire.check(settings, messages)
     first = messages.travel(0)
     if (first.groups, first.but) != (Travel().groups, ()) and messages.shared.whole:
         travels = f"all of model {settings.model.name} travels"

@@ -94,8 +94,21 @@ def test_server_rule_by_name_or_with_options(tmp_path):
     assert config.load(path, ["server.rule=krum"]).origin("server.rule.name") == "command line: server.rule=krum"
 
 
+def test_wire_by_name_or_in_full(tmp_path):
+    """`comm.wire: int8` is what clients send; what one layer says of downloads another one adds to."""
+    path = write(tmp_path, f"{GOOD}comm: {{wire: int8}}")
+    wire = config.load(path).comm.wire
+    assert (wire.up.name, wire.up.feedback, wire.down.name) == ("int8", True, "fp32")
+    wire = config.load(path, ["comm.wire.down=topk", "comm.wire.down.fraction=0.1"]).comm.wire
+    assert (wire.up.name, wire.down.name, wire.down.fraction) == ("int8", "topk", 0.1)
+    wire = config.load(path, ["comm.wire={up: {name: topk, fraction: 0.02, feedback: false}, down: bf16}"]).comm.wire
+    assert (wire.up.name, wire.up.fraction, wire.up.feedback, wire.down.name) == ("topk", 0.02, False, "bf16")
+    assert config.load(path, ["comm.wire.up=fp16"]).comm.wire.up.name == "fp16"
+
+
 def test_resolved_loads_to_the_same_settings(tmp_path):
-    settings = config.load(write(tmp_path, GOOD), ["evaluate.protocol=[global, personal]", "method.bound=.inf"])
+    more = ["evaluate.protocol=[global, personal]", "method.bound=.inf", "comm.wire={up: topk, down: bf16}"]
+    settings = config.load(write(tmp_path, GOOD), more)
     again = config.load(write(tmp_path, yaml.safe_dump(settings.resolved()), "again.yaml"))
     assert again.resolved() == settings.resolved()
     assert again.method.options["bound"] == float("inf")

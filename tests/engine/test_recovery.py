@@ -110,6 +110,19 @@ def test_one_or_two_die(tmp_path, method, policy, placement):
             same(it, undisturbed(config)[0])
 
 
+@pytest.mark.parametrize("policy", ["drop", "redo"])
+@pytest.mark.parametrize("wire", [{"up": "int8", "down": "topk"}, {"up": "topk", "down": "int8"}], ids=str)
+def test_what_formats_have_left_out_outlives_a_loss(tmp_path, wire, policy):
+    """What clients and server keep of it; and those who are left have what the server thinks that they have."""
+    for number, method in enumerate(("fedavg", "scaffold", "fedbabu", "fedavg")):
+        config, rng = lossy(method, policy, comm={"wire": wire}), random.Random(f"{method} {policy} {number}")
+        dies = deaths(config, rng, rng.sample([1, 2, 3], 1 + number % 2))
+        it = with_deaths(config, dies, tmp_path / str(number), room=2)
+        same(it, replayed(config, it.fed.roster.losses.rows))
+        if policy == "redo" and not any(row["reverted"] for row in it.told):
+            same(it, undisturbed(config)[0])
+
+
 DRAWS = {"fedsr"}  # from torch's own generator, which the ranks of one process share
 
 

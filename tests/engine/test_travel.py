@@ -19,7 +19,7 @@ from fedmpi.method.context import State
 from fedmpi.methods import registry
 from fedmpi.runtime import build
 
-SIZE = 4
+SIZE, BYTES = 4, ("sent_bytes", "received_bytes")
 RULES = ("geometric_median", "harmonize", "krum", "median", "principal", "trimmed_mean")
 
 
@@ -89,6 +89,25 @@ def test_sums_as_rows_come_are_those_of_rows_at_hand(method, monkeypatch, ways):
     large = set(Cuts(made.messages.upload(0).packing, torch.empty(0)).large)
     means = means_of(made.method)
     assert (streamed.Streamed in ways) == bool(means and large and large <= {*means, "_b"})
+
+
+@pytest.mark.parametrize("up", ["bf16", "int8", {"name": "topk", "fraction": 0.1}], ids=str)
+@pytest.mark.parametrize("method", ["fedavg", "scaffold", "fedbabu", "fedcm", "fedld"])
+def test_uploads_in_formats_travel_in_one_message_each(method, up, monkeypatch, ways):
+    """Summed as they come or held, whatever the number of ranks; and the downloads of shards."""
+    config = trial(method, "mlp", rounds=3, comm={"wire": {"up": up, "down": "int8"}})
+    expected = whole(config, monkeypatch)
+    assert record(play(config)) == expected
+    for size in (3, 4):
+        found = on_ranks(config, size)
+        assert record(found[0]) == expected
+        upload = found[0].made.messages.upload(0)
+        assert {row["received_bytes"] / len(row["cohort"]) for row in found[0].rows} == {upload.coding.nbytes}
+        sent, received = (sum(getattr(it.fed.comm, way) for it in found.values()) for way in BYTES)
+        assert sent == received
+    assert (streamed.Streamed in ways) == (means_of(found[0].made.method) is not None)
+    plain = trial(method, "mlp", rounds=3, comm={"wire": {"down": "topk"}})
+    assert record(on_ranks(at("sharded", plain))[0]) == whole(plain, monkeypatch)
 
 
 @pytest.mark.parametrize("rule", [*RULES, {"name": "principal", "scope": "tensor"}])

@@ -16,7 +16,7 @@ from fedmpi.common.errors import UserError
 from fedmpi.common.text import figure
 from fedmpi.data.dataset import Dataset
 from fedmpi.data.federated import split
-from fedmpi.runtime import launch
+from fedmpi.runtime import launch, memory
 from fedmpi.runtime.record import report_text
 from fedmpi.runtime.record.progress import Console
 from fedmpi.runtime.record.run_dir import RunDirectory
@@ -43,6 +43,30 @@ def test_classes_are_those_of_a_classification():
 def test_a_plug_in_is_called_by_its_file_and_not_its_path():
     name = f"{ROOT}/tests/helpers.py:norm_net"
     assert told(prepare(settings(model={"name": name})).made).startswith("run: fedavg on digits, helpers.py:norm_net ")
+
+
+def test_formats_and_what_they_cost():
+    """What travels how; bytes of a message are those of its format; who keeps and moves what is left out."""
+
+    def said(method, ranks=1, placement="balanced", **wire):
+        made = prepare(settings(method, "norm", comm={"wire": wire}, cohort={"placement": placement})).made
+        return report_text.wire(made, ranks), report_text.traffic(made.messages, 1, made.itemsize), made
+
+    text = memory.size_text
+    nothing, before, made = said("fedavg")
+    d = made.model.layout.size
+    assert (nothing, before) == ([], f"a client sends {text(4 * (d + 15))} and receives {text(4 * (d + 13))} a round")
+    keeps = f"what a format leaves out of an upload, {text(4 * d)}, a client keeps for its next"
+    lines, after, _ = said("fedavg", up="bf16")
+    assert lines == ["wire: up bf16 (dw)", keeps]
+    assert after.startswith(f"a client sends {text(64 + -(-2 * d // 8) * 8)} and receives")
+    lines, _, _ = said("fedpac", ranks=3, up={"name": "topk", "fraction": 0.1}, down="int8")
+    assert lines[0] == "wire: up topk of 0.1 (dw; whole: head), down int8 of the difference to what was sent before"
+    assert lines[1].endswith("keeps for its next, and moves it between ranks (cohort.placement: pinned does not)")
+    assert said("fedavg", ranks=3, placement="pinned", up="int8")[0][1] == keeps
+    assert said("fedavg", up={"name": "int8", "feedback": False}, down="fp16")[0] == [
+        "wire: up int8 (dw), down fp16 of the model"
+    ]
 
 
 def finished(tmp_path, names, rows, every=1):

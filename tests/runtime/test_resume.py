@@ -55,20 +55,29 @@ def whole(it):
     return record(it) | {"kept": kept}
 
 
-def config(method):
-    return trial(method, "norm", rounds=ROUNDS, evaluate={"protocol": ["global", "personal"]})
+def config(method, **more):
+    return trial(method, "norm", rounds=ROUNDS, evaluate={"protocol": ["global", "personal"]}, **more)
 
 
-@pytest.mark.parametrize("method", sorted(registry))
-def test_every_method_goes_on_with_the_same_bits(tmp_path, method):
-    """Killed twice, with room for two clients' rows in memory."""
-    it = prepare(config(method))
+# Formats in which what is left out, by clients or by the server, comes later.
+WIRES = [{"up": "int8", "down": "topk"}, {"up": {"name": "topk", "fraction": 0.1}, "down": "int8"}]
+WIRES += [{"up": "bf16", "down": "fp16"}, {"down": "int8"}]
+
+
+def wire_of(method):
+    """One of them; one for methods that send changes or not."""
+    return WIRES[2] if method == "fedfomo" else WIRES[sum(map(ord, method)) % len(WIRES)]
+
+
+def killed_twice(tmp_path, method, config):
+    """Goes on as if nothing had been, with room for two clients' rows in memory."""
+    it = prepare(config)
     it.reason = it.fed.run()
     undisturbed = whole(it)
     cuts = torch.randperm(ROUNDS, generator=torch.Generator().manual_seed(len(method)))[:2].sort().values.tolist()
     rows, lines = {}, {}
     for cut in (*cuts, None):
-        it, _, _ = begin(tmp_path, config(method), cut=cut, room=2)
+        it, _, _ = begin(tmp_path, config, cut=cut, room=2)
         rows |= {row["round"]: row for row in it.rows}
         lines |= {(line["round"], line["client"], line["protocol"]): line for line in it.lines}
     it.rows, it.lines = [rows[t] for t in sorted(rows)], list(lines.values())
@@ -79,15 +88,27 @@ def test_every_method_goes_on_with_the_same_bits(tmp_path, method):
     assert sorted(map(str, found["lines"])) == sorted(map(str, undisturbed["lines"]))
 
 
+@pytest.mark.parametrize("method", sorted(registry))
+def test_every_method_goes_on_with_the_same_bits(tmp_path, method):
+    killed_twice(tmp_path, method, config(method))
+
+
+@pytest.mark.parametrize("wire", WIRES, ids=str)
+@pytest.mark.parametrize("method", ["fedavg", "scaffold", "fedatom", "fedper", "fedpac"])
+def test_what_formats_have_left_out_is_there_again(tmp_path, method, wire):
+    killed_twice(tmp_path, method, config(method, comm={"wire": wire}))
+
+
 DRAWS = {"fedsr"}  # from torch's own generator, which the ranks of one process share
 
 
+@pytest.mark.parametrize("coded", [False, True], ids=["", "coded"])
 @pytest.mark.parametrize("method", sorted(set(registry) - DRAWS))
-def test_every_method_goes_on_on_other_numbers_of_ranks(tmp_path, method):
+def test_every_method_goes_on_on_other_numbers_of_ranks(tmp_path, method, coded):
     """Four ranks, killed; two, killed; three to the end: the bits of one process."""
     rng = random.Random(method)
     cohort = {"fraction": 0.6, "placement": rng.choice(["balanced", "pinned"])}
-    config = trial(method, "mlp", rounds=6, cohort=cohort)
+    config = trial(method, "mlp", rounds=6, cohort=cohort, comm={"wire": wire_of(method) if coded else {}})
     whole = prepare(config)
     whole.fed.run()
     cuts, hashes = sorted(rng.sample(range(5), 2)), {}
@@ -258,10 +279,14 @@ class StopAt:
         return self.seen >= self.n
 
 
-@pytest.mark.parametrize(("method", "room"), [("fedavg", 0), ("scaffold", 0), ("fedper", 2)])
-def test_a_stop_leaves_the_last_complete_round_however_rare_checkpoints_are(tmp_path, method, room):
+@pytest.mark.parametrize(
+    ("method", "room", "wire"),
+    [("fedavg", 0, {}), ("scaffold", 0, {}), ("fedper", 2, {}), ("fedavg", 2, WIRES[0]), ("scaffold", 0, WIRES[1])],
+)
+def test_a_stop_leaves_the_last_complete_round_however_rare_checkpoints_are(tmp_path, method, room, wire):
     """In the midst of a round, whose traces in clients' rows are undone."""
-    config_ = trial(method, "norm", rounds=6, checkpoint={"every": 4}, evaluate={"protocol": ["global", "personal"]})
+    more = {"checkpoint": {"every": 4}, "evaluate": {"protocol": ["global", "personal"]}, "comm": {"wire": wire}}
+    config_ = trial(method, "norm", rounds=6, **more)
     it = prepare(config_)
     it.reason = it.fed.run()
     undisturbed, counted = whole(it), StopAt(10**9)
@@ -284,9 +309,10 @@ def test_a_stop_leaves_the_last_complete_round_however_rare_checkpoints_are(tmp_
     assert any((t + 1) % 4 for t in rounds - {-1})
 
 
-def test_a_finished_run_goes_on_with_more_rounds(tmp_path):
-    longer = trial("scaffold", "norm", rounds=ROUNDS + 2)
-    begin(tmp_path, config("scaffold"))
+@pytest.mark.parametrize("wire", [{}, *WIRES[:2]], ids=str)
+def test_a_finished_run_goes_on_with_more_rounds(tmp_path, wire):
+    longer = trial("scaffold", "norm", rounds=ROUNDS + 2, comm={"wire": wire})
+    begin(tmp_path, config("scaffold", comm={"wire": wire}))
     it, t, _ = begin(tmp_path, longer)
     assert t == ROUNDS - 1
     undisturbed = prepare(longer)

@@ -2,6 +2,9 @@
 
 Every rank keeps a full announcement. In a round in which only some groups of the model have changed, the message holds
 those groups alone, and each rank writes them into the announcement that it keeps.
+With comm.wire.down the announcement that they keep, rank 0's too, has the model as it arrives, and the model itself
+lies beside it. Of a format for changes (int8, topk) the message holds the difference between the two, so that what it
+leaves out comes later; the first message of a job, and the first after a loss, is what rank 0 keeps, number by number.
 """
 
 from __future__ import annotations
@@ -12,6 +15,7 @@ import torch
 from torch import Tensor
 
 from fedmpi.comm import Communicator
+from fedmpi.common.errors import UserError
 from fedmpi.engine.checks import check_finite
 from fedmpi.engine.messages import WORD, Announcement, Messages, Upload
 from fedmpi.engine.server import FederationServer
@@ -20,6 +24,7 @@ from fedmpi.engine.travel.gathering import Gathering, Memory, Trip, Whole
 from fedmpi.engine.travel.sharded import Sharded
 from fedmpi.engine.travel.streamed import Streamed
 from fedmpi.engine.travel.versions import Versions
+from fedmpi.flat.coding import Coding
 from fedmpi.method.base import means_of
 
 Placement = Mapping[int, int]  # client -> rank
@@ -53,6 +58,8 @@ class Exchange:
         self.message = torch.zeros(self.full.packing.size, dtype=model.dtype, device=comm.device)
         self.inbox = self.message.to(model.device, copy=self.message.device != model.device)
         self.changed = messages.shared_groups
+        self.fresh = True  # whether the ranks do not all have what rank 0 keeps
+        self.told: int | None = None  # rank 0's: the round for which it was brought nearer to the model
         self.versions = Versions(messages)
         self.memory = Memory(self.message)
         self._cuts: dict[Upload, Cuts] = {}
@@ -60,17 +67,29 @@ class Exchange:
     def model_storage(self) -> tuple[Tensor, Tensor]:
         """Where the global w and b live at the root: in the next message, if it holds all of them; else beside it."""
         held, messages = self.full.packing.views(self.message), self.messages
-        w = held._w if messages.shared.whole else self.message.new_empty(messages.sizes["d"])
+        coded = self.full.coding is not None
+        w = held._w if messages.shared.whole and not coded else self.message.new_empty(messages.sizes["d"])
         b = held._b if messages.shared_b.whole else self.message.new_empty(messages.sizes["b"])
         return w, b
 
+    def held(self) -> Tensor | None:
+        """What the root keeps of what it has sent, where the next message is the difference to it."""
+        form = self.messages.wire.down
+        return self.message if form is not None and form.changes_only else None
+
     # ---- down ----
-    def announce(self, word: float, server: FederationServer | None) -> float:
-        """Rank 0's word and news to all ranks; returns the word. `server` is rank 0's, None elsewhere."""
+    def announce(self, word: float, server: FederationServer | None, t: int = 0, moves: bool = True) -> float:
+        """Rank 0's word and news to all ranks, before round t; returns the word. `server` is rank 0's, None elsewhere.
+
+        moves: whether the model has; else what was sent before stands.
+        """
         news = self.messages.announcement(self.changed)
         if server is not None:
             self._write(word, server)
-        if news is self.full:
+        if self.full.coding is not None:
+            begins, moves, self.told = self.told is None, moves and t != self.told, t  # before a loss can cut it
+            self._announce_coded(news, server, begins, moves)
+        elif news is self.full:
             self.comm.broadcast(self.message)
         elif server is not None:
             self.comm.broadcast(self._pack(news))
@@ -84,12 +103,48 @@ class Exchange:
 
     def _write(self, word: float, server: FederationServer) -> None:
         """The root's full message, apart from the model where that lies in it (`model_storage`)."""
-        messages, values = self.messages, {n: getattr(server.state, n) for n in self.messages.method.receives}
-        if not messages.shared.whole:
+        messages, coded = self.messages, self.full.coding.formats if self.full.coding else ()
+        values = {n: getattr(server.state, n) for n in messages.method.receives if n not in coded}
+        if not messages.shared.whole and "_w" not in coded:
             values["_w"] = messages.shared.take(server.w)
         if not messages.shared_b.whole:
             values["_b"] = messages.shared_b.take(server.b)
         self.full.packing.write(self.message, {**values, WORD: word})
+
+    def _announce_coded(self, news: Announcement, server: FederationServer | None, begins: bool, moves: bool) -> None:
+        """The same in a format. moves: whether rank 0 is to bring what it keeps nearer to the model; begins: to it."""
+        coding, form = news.coding, self.messages.wire.down
+        assert coding is not None
+        assert form is not None
+        packed = torch.empty(coding.nbytes, dtype=torch.uint8, device=self.message.device)
+        if server is not None:
+            held = self.message if news is self.full else self._pack(news)
+            now = held.clone()
+            if moves or not form.changes_only:
+                news.packing.write(now, self._current(news, server))
+            if form.changes_only and begins:
+                held.copy_(now)
+            coding.pack_news(now, held, packed)
+            if form.name == "fp16" and not bool(held.isfinite().all()):
+                raise UserError("comm.wire.down: fp16 ends at 65,504, and the model does not; use bf16")
+            if held is not self.message:
+                self._unpack(news, held)
+        if form.changes_only and self.fresh:
+            self.comm.broadcast(self.message)
+        else:
+            self.comm.broadcast(packed)
+            if server is None:
+                held = self.message if news is self.full else self._pack(news)
+                coding.unpack_news(packed, held)
+                if held is not self.message:
+                    self._unpack(news, held)
+        self.fresh = False
+
+    def _current(self, news: Announcement, server: FederationServer) -> dict[str, Tensor]:
+        """What the server has of the slots that travel in a format."""
+        assert news.coding is not None
+        w = news.w.take(self.messages.shared.take(server.w))
+        return {name: w if name == "_w" else getattr(server.state, name) for name in news.coding.formats}
 
     def _pack(self, news: Announcement) -> Tensor:
         """The part of the root's full message that is news."""
@@ -109,19 +164,25 @@ class Exchange:
         self, t: int, clients: Iterable[int], where: Placement, server: FederationServer | None
     ) -> dict[int, Tensor]:
         """Round t's download that differs from client to client, for this rank's clients; empty if none is declared."""
-        packing, rank = self.messages.per_client, self.comm.rank
+        packing, rank, coding = self.messages.per_client, self.comm.rank, self.messages.personal_coding
         rows = {k: self.no_download() for k in clients if server is not None or where[k] == rank}
         if not packing.size:
             return rows
         if server is None:
-            self.comm.exchange([], [(0, row) for row in rows.values()])
+            came = {k: coming(row, coding) for k, row in rows.items()}
+            self.comm.exchange([], [(0, message) for message in came.values()])
+            for k, message in came.items():
+                arrived(message, rows[k], coding)
             return rows
         for k, row in rows.items():
             packing.write(row, server.download(t, k))
+            if coding is not None:
+                coding.settle(row, {})
             check_finite(server.method, "download", packing, row, f"round {t}, client {k}")
         # As with uploads: the root's own clients' rows pass the communicator onto themselves.
-        own = [(0, row) for k, row in rows.items() if where[k] == 0]
-        self.comm.exchange([(where[k], row) for k, row in rows.items()], own)
+        sent = {k: leaving(row, coding) for k, row in rows.items()}
+        own = [(0, message) for k, message in sent.items() if where[k] == 0]
+        self.comm.exchange([(where[k], message) for k, message in sent.items()], own)
         return rows
 
     def no_download(self) -> Tensor:
@@ -146,3 +207,19 @@ class Exchange:
     def close_round(self, t: int) -> None:
         """The server has stepped the groups of round t: they are what the next announcement tells."""
         self.changed = self.messages.groups(t)
+
+
+def leaving(row: Tensor, coding: Coding | None) -> Tensor:
+    """What is sent of a row, which holds what will arrive of it."""
+    return row if coding is None else coding.pack(row)
+
+
+def coming(row: Tensor, coding: Coding | None) -> Tensor:
+    """Where that is received."""
+    return row if coding is None else torch.empty(coding.nbytes, dtype=torch.uint8, device=row.device)
+
+
+def arrived(message: Tensor, row: Tensor, coding: Coding | None) -> None:
+    """It is there: row <- what it says."""
+    if coding is not None:
+        coding.unpack(message, row)

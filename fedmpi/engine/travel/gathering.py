@@ -174,6 +174,7 @@ class Ring:
         held = max(1, unsent // max(size * trip.memory.like.element_size(), 1))
         self.trip, self.order = trip, {client: i for i, client in enumerate(trip.here)}
         self.rows = trip.memory.rows("rows", count if trip.keep else min(count, held), size)
+        self.packed = packed(trip, len(self.rows))
         self.gone: list[Posted | None] = [None] * len(self.rows)
 
     def row(self, client: int) -> Tensor:
@@ -184,6 +185,11 @@ class Ring:
     def of(self, client: int) -> Tensor:
         """The same, while it is written."""
         return self.rows[self.order[client] % len(self.rows)]
+
+    def message(self, client: int) -> Tensor:
+        """Its row in its formats, if it has some; else as it is."""
+        row, coding = self.of(client), self.trip.upload.coding
+        return row if coding is None else coding.pack(row, self.packed[self.order[client] % len(self.rows)])
 
     def send(self, client: int, messages: Sequence[Message]) -> None:
         """Post its parts."""
@@ -202,6 +208,12 @@ class Ring:
         self.gone[place] = None
 
 
+def packed(trip: Trip, count: int) -> Tensor:
+    """(count, bytes) for uploads in their formats; of no bytes where they travel as they are."""
+    coding, memory = trip.upload.coding, trip.memory
+    return memory.rows("packed", count, coding.entries).view(torch.uint8) if coding else memory.like[:0]
+
+
 class Whole(Gathering):
     """Rows as they are, into rank 0's memory."""
 
@@ -210,23 +222,27 @@ class Whole(Gathering):
         if self.comm.rank:
             self.ring = Ring(trip)
             return
-        size = trip.upload.packing.size
-        self.rows = trip.memory.rows("rows", len(trip.members), size)
+        self.rows = trip.memory.rows("rows", len(trip.members), trip.upload.packing.size)
         self.place = {client: i for i, client in enumerate(trip.members)}
-        coming = [(trip.where[k], self.rows[i]) for k, i in self.place.items() if trip.where[k]]
-        self.comm.count_own(self.rows.element_size() * size * len(trip.here))
-        self.posted = self.comm.post([], coming)
+        theirs = [k for k in trip.members if trip.where[k]]
+        places = packed(trip, len(theirs)) if trip.upload.coding else [self.rows[self.place[k]] for k in theirs]
+        self.coming = dict(zip(theirs, places, strict=True))
+        self.comm.count_own(self.rows.element_size() * trip.upload.size * len(trip.here))
+        self.posted = self.comm.post([], [(trip.where[k], place) for k, place in self.coming.items()])
 
     def row(self, client: int) -> Tensor:
         return self.ring.row(client) if self.comm.rank else self.rows[self.place[client]]
 
     def done(self, client: int) -> None:
         if self.comm.rank:
-            self.ring.send(client, [(0, self.ring.of(client))])
+            self.ring.send(client, [(0, self.ring.message(client))])
 
     def finish(self) -> Received | None:
         if self.comm.rank:
             self.ring.wait()
             return None
         self.comm.finish(self.posted)
+        if self.trip.upload.coding is not None:
+            for client, message in self.coming.items():
+                self.trip.upload.coding.unpack(message, self.rows[self.place[client]])
         return Held(self.rows, self.trip.upload.packing)

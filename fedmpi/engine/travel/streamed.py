@@ -1,7 +1,8 @@
 """Uploads that rank 0 adds up as they come, in the order of the clients: it holds sums, whatever the cohort's size.
 
-Rows come in pieces, the next ones while one is added. For rules that read large slots through `up.mean` alone, which
-their method declares (`means`); nothing may have to be left out or clipped, as that is known only at the end.
+Rows come in pieces, or whole where they travel in formats (comm.wire), the next ones while one is added. For rules that
+read large slots through `up.mean` alone, which their method declares (`means`); nothing may have to be left out or
+clipped, as that is known only at the end.
 """
 
 from __future__ import annotations
@@ -15,7 +16,7 @@ from torch import Tensor
 from fedmpi.comm.base import Message, Posted
 from fedmpi.common.errors import UserError
 from fedmpi.engine.travel.cuts import PIECE
-from fedmpi.engine.travel.gathering import Gathering, Received, Ring, Trip
+from fedmpi.engine.travel.gathering import Gathering, Received, Ring, Trip, packed
 from fedmpi.flat import linear
 from fedmpi.flat.packing import Views
 from fedmpi.method.context import Span, Uploads
@@ -48,6 +49,13 @@ class Sums(Received):
             if slot == name:
                 sum_.add(x, weights[i], i == 0, a)
         self.parts[name][i].append(linear.norm_parts(x[None])[:, 0])
+
+    def add_row(self, i: int, row: Tensor) -> None:
+        """All of row i, whose turn it is."""
+        for source, place in zip(self.cuts.small_parts(row), self.cuts.places(self.heads[i]), strict=True):
+            place.copy_(source)
+        for name, (_, n) in self.cuts.large.items():
+            self.add(i, name, 0, self.cuts.part(row, name, 0, n))
 
     def norms(self) -> Tensor:
         if "dw" in self.parts:
@@ -118,16 +126,14 @@ class Streamed(Gathering):
 
     def done(self, client: int) -> None:
         row, cuts = self.ring.of(client), self.cuts
-        if self.sums is None:
+        if self.sums is None and self.trip.upload.coding is not None:
+            self.ring.send(client, [(0, self.ring.message(client))])
+        elif self.sums is None:
             pieces = [*cuts.small_parts(row), *(cuts.part(row, *piece) for piece in cuts.pieces())]
             self.ring.send(client, [(0, x) for x in pieces])
-            return
-        i = self.order[client]
-        for source, place in zip(cuts.small_parts(row), cuts.places(self.sums.heads[i]), strict=True):
-            place.copy_(source)
-        for name, (_, n) in cuts.large.items():
-            self.sums.add(i, name, 0, cuts.part(row, name, 0, n))
-        self.comm.count_own(row.nbytes)
+        else:
+            self.sums.add_row(self.order[client], row)
+            self.comm.count_own(row.element_size() * self.trip.upload.size)
 
     def finish(self) -> Received | None:
         if self.sums is None:
@@ -139,11 +145,16 @@ class Streamed(Gathering):
     def _add_all(self, sums: Sums) -> None:
         """Rows in the order of the clients, piece by piece."""
         under_way: deque[tuple[Posted, int, str, int, Tensor]] = deque()
+        coding = self.trip.upload.coding
+        row = self.trip.memory.rows("row", 1, self.trip.upload.packing.size)[0] if coding else sums.heads[:0]
 
         def one() -> None:
             posted, i, name, a, x = under_way.popleft()
             self.comm.finish(posted)
-            if name:
+            if coding is not None:
+                coding.unpack(x, row)
+                sums.add_row(i, row)
+            elif name:
                 sums.add(i, name, a, x)
 
         for message, i, name, a in self._coming(sums):
@@ -156,6 +167,11 @@ class Streamed(Gathering):
     def _coming(self, sums: Sums) -> Iterator[tuple[Message, int, str, int]]:
         """All messages as they are sent, with places for them."""
         trip, cuts, turn = self.trip, self.cuts, 0
+        if trip.upload.coding is not None:
+            whole = packed(trip, AHEAD + 1)
+            for i, client in enumerate(trip.members):
+                yield (trip.where[client], whole[i % len(whole)]), i, "", 0
+            return
         longest = max((b - a for _, a, b in cuts.pieces()), default=0)
         places = trip.memory.rows("pieces", AHEAD + 1, min(longest, max(PIECE, cuts.block)))
         for i, client in enumerate(trip.members):

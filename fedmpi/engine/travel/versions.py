@@ -1,7 +1,8 @@
 """Which version of the model each client has, and from that how many numbers clients send and are sent.
 
 Counted client by client, as papers do, whichever rank trains whom: a client is not sent again what it has already. The
-engine's own numbers are left out.
+engine's own numbers are left out. Where the format of a message takes fewer bytes (comm.wire) so many numbers count as
+would take these bytes. Of a format for differences only who has the version before can make use.
 """
 
 from __future__ import annotations
@@ -24,12 +25,19 @@ class Versions:
         known = self.known.get(client, {})
         return frozenset(group for group, version in self.current.items() if known.get(group) != version)
 
+    def _told(self, client: int) -> int:
+        """Entries of the announcement that brings a client up to date."""
+        missing, known, form = self.missing(client), self.known.get(client, {}), self.messages.wire.down
+        news = self.messages.announcement(missing)
+        whole = form is not None and form.changes_only and any(known.get(g) != self.current[g] - 1 for g in missing)
+        return news.packing.size if whole else news.size
+
     def count(self, t: int, members: Sequence[int]) -> dict[str, int]:
         """Round t's up_parameters and down_parameters over its cohort, which from now on has the current versions."""
         messages = self.messages
-        each = len(members) * messages.per_client.size
-        down = sum(messages.announcement(self.missing(k)).packing.size - ENGINE_DOWN for k in members) + each
+        personal = messages.personal_coding.entries if messages.personal_coding else messages.per_client.size
+        down = sum(self._told(k) - ENGINE_DOWN for k in members) + len(members) * personal
         now = dict(self.current)
         self.known |= dict.fromkeys(members, now)
         self.current |= {group: self.current[group] + 1 for group in messages.groups(t)}
-        return {"up_parameters": len(members) * (messages.upload(t).packing.size - ENGINE_UP), "down_parameters": down}
+        return {"up_parameters": len(members) * (messages.upload(t).size - ENGINE_UP), "down_parameters": down}

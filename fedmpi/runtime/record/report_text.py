@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import platform
 from collections.abc import Mapping, Sequence
+from math import prod
 from pathlib import Path
 from typing import Any
 
@@ -39,6 +40,7 @@ def headlines(made: Experiment, job: Job, backend: str, ranks: Sequence[Mapping[
         f"{count(s.rounds, 'round')} with {schedule(s, data.clients)}",
         *(f"from {file}: {said}" for file, said in brought(s, ("rounds", "train.", "cohort."))),
         traffic(messages, s.rounds, made.itemsize),
+        *wire(made, job.size),
         *(made.initial.lines if made.initial is not None else ()),
     ]
 
@@ -81,8 +83,9 @@ def brought(s: Settings, starts: tuple[str, ...] = ("",)) -> list[tuple[str, str
 
 def traffic(messages: Messages, rounds: int, itemsize: int) -> str:
     """What a client sends and receives in a round; if some rounds send less, also how much that is on average."""
-    up = [messages.upload(t).packing.size for t in range(max(rounds, 1))]
-    full = max(up), messages.announcement().packing.size + messages.per_client.size
+    up = [messages.upload(t).size for t in range(max(rounds, 1))]
+    personal = messages.personal_coding.entries if messages.personal_coding else messages.per_client.size
+    full = max(up), messages.announcement().size + personal
     sends, receives = (size_text(size * itemsize) for size in full)
     if min(up) == full[0]:
         return f"a client sends {sends} and receives {receives} a round"
@@ -90,6 +93,27 @@ def traffic(messages: Messages, rounds: int, itemsize: int) -> str:
     return (
         f"a client sends {sends} in full rounds, {fast} in fast ones, {mean:.3f} on average; it gets up to {receives}"
     )
+
+
+def wire(made: Experiment, ranks: int) -> list[str]:
+    """What travels in which format, where that is not the model's own, and what it costs the clients."""
+    messages, wire_ = made.messages, made.messages.wire
+    said = []
+    if wire_.up:
+        uploads = [messages.upload(t).coding for t in range(max(messages.rounds, 1))]
+        coded = dict.fromkeys(name for coding in uploads if coding for name in coding.formats)
+        whole = [name for name, slot in made.method.sends.items() if messages.large(slot) and name not in coded]
+        said = [f"up {wire_.up} ({', '.join(coded) or 'nothing'}{'; whole: ' if whole else ''}{', '.join(whole)})"]
+    if wire_.down:
+        how = "of the difference to what was sent before" if wire_.down.changes_only else "of the model"
+        said.append(f"down {wire_.down} {how}")
+    row = size_text(made.itemsize * sum(map(prod, messages.unsent.values())))
+    lines = [f"wire: {', '.join(said)}"] if said else []
+    if messages.unsent:
+        moves = ranks > 1 and made.settings.cohort.placement == "balanced" and not made.settings.data.silos
+        more = ", and moves it between ranks (cohort.placement: pinned does not)" if moves else ""
+        lines.append(f"what a format leaves out of an upload, {row}, a client keeps for its next{more}")
+    return lines
 
 
 def device_name(device: torch.device) -> str:
@@ -176,6 +200,7 @@ def check_list(made: Experiment, fed: Federation, needed: Mapping[str, int]) -> 
         ("rounds", f"{s.rounds}, with {schedule(s, data.clients)}"),
         ("test", f"{shared}; {tests.min()} to {tests.max()} samples a client"),
         ("message", traffic(messages, s.rounds, entry)),
+        *(("wire", said.removeprefix("wire: ")) for said in wire(made, 1)),
         ("state", f"{state} a client, {size_text(messages.server_state.size * entry)} on the server"),
         *(("initial", said) for said in (made.initial.lines if made.initial is not None else ())),
         ("memory", f"about {root} on rank 0 and {trainer} on a training rank"),

@@ -1,0 +1,61 @@
+"""comm.wire -> formats; what would run in one, and mean nothing, is refused."""
+
+from __future__ import annotations
+
+import torch
+
+from fedmpi.common.errors import UserError
+from fedmpi.config.schema import Settings
+from fedmpi.config.wire import FRACTION, Down
+from fedmpi.engine.messages import Messages, is_change
+from fedmpi.flat.coding import Wire
+from fedmpi.flat.formats import Format, Half, Int8, TopK
+
+SORTING = ("median", "trimmed_mean")  # rules that look at one entry of all clients
+
+
+def formats(settings: Settings, dtype: torch.dtype) -> Wire:
+    """The formats of uploads and downloads of a model of this type.
+
+    Raises UserError for a model of half-precision numbers, uploads that are shared out, and topk beside a rule that
+    looks at single entries.
+    """
+    up, down = settings.comm.wire.up, settings.comm.wire.down
+    if (up.name, down.name) != ("fp32", "fp32") and dtype not in (torch.float32, torch.float64):
+        raise UserError(
+            f"comm.wire: up {up.name}, down {down.name}: the parameters of model {settings.model.name} are "
+            f"{str(dtype).removeprefix('torch.')}, and only float32 and float64 travel in another format than their "
+            "own; leave comm.wire out"
+        )
+    if up.name != "fp32" and settings.server.placement == "sharded":
+        raise UserError(
+            f"comm.wire.up: {up.name} does not go with server.placement: sharded, where each rank gets its columns of "
+            "an upload, number by number; use server.placement: root"
+        )
+    rule = settings.server.rule.name
+    if up.name == "topk" and rule in SORTING:
+        raise UserError(
+            f"comm.wire.up: topk does not go with server.rule: {rule}, which compares clients entry by entry: what "
+            "most of them leave out would be 0 for ever; use bf16, fp16 or int8, or another rule"
+        )
+    return Wire(_format(up), _format(down), up.feedback)
+
+
+def check(settings: Settings, messages: Messages) -> None:
+    """Raises UserError where no upload holds anything that the format is for."""
+    form, method = messages.wire.up, messages.method
+    large = [name for name, slot in method.sends.items() if messages.large(slot)]
+    if form is not None and form.changes_only and large and not any(is_change(n, method.sends[n]) for n in large):
+        raise UserError(
+            f"comm.wire.up: {form.name} is for changes, of which a client may send the rest later; method "
+            f"{settings.method.name} sends none, but {', '.join(large)}, which must arrive whole; use bf16 or fp16 "
+            "(Slot(..., change=True) in a method says that what a slot holds is added to what the server has)"
+        )
+
+
+def _format(chosen: Down) -> Format | None:
+    if chosen.name == "fp32":
+        return None
+    if chosen.name == "topk":
+        return TopK(FRACTION if chosen.fraction is None else chosen.fraction)
+    return Int8() if chosen.name == "int8" else Half(chosen.name)

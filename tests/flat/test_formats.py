@@ -1,0 +1,244 @@
+"""Formats of what travels: sizes known beforehand, bounds of what is lost, and numbers that are none."""
+
+import pytest
+import torch
+
+from fedmpi.flat.coding import Coding
+from fedmpi.flat.formats import BLOCK, TINY, Half, Int8, TopK, feed_back, largest
+from fedmpi.flat.layout import Selection
+from fedmpi.flat.packing import Packing
+
+FORMATS = [Half("bf16"), Half("fp16"), Int8(), TopK(0.01), TopK(0.3)]
+SIZES = [0, 1, 2, 3, 7, BLOCK - 1, BLOCK, BLOCK + 1, 3 * BLOCK, 5 * BLOCK + 13]
+each_format = pytest.mark.parametrize("form", FORMATS, ids=str)
+each_size = pytest.mark.parametrize("n", SIZES)
+
+
+def numbers(n, seed=0, dtype=torch.float32):
+    """Of all orders of magnitude that updates have, some of them 0, some equal."""
+    g = torch.Generator().manual_seed(seed + n)
+    x = torch.randn(n, generator=g) * 10 ** (4 * torch.rand(n, generator=g) - 4)
+    x[::7] = 0
+    x[3::11] = x[:1]
+    return x.to(dtype)
+
+
+def through(form, x):
+    packed = torch.full((form.size(len(x), x.element_size()),), 255, dtype=torch.uint8)
+    form.encode(x, packed)
+    out = torch.full_like(x, torch.nan)
+    form.decode(packed, out)
+    return packed, out
+
+
+@each_size
+@each_format
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+def test_what_went_through_goes_through_once_more_unchanged(form, n, dtype):
+    x = numbers(n, dtype=dtype)
+    before = x.clone()
+    packed, once = through(form, x)
+    assert torch.equal(x, before), "encode only reads"
+    again, twice = through(form, once)
+    assert torch.equal(once, twice)
+    assert torch.equal(through(form, x)[0], packed), "the same bytes from the same numbers"
+    if form.name != "topk":  # of zeros other ones may be named
+        assert torch.equal(again, packed)
+    settled = x.clone()
+    form.settle(settled)
+    assert torch.equal(settled, once)
+
+
+@each_size
+@each_format
+def test_bytes(form, n):
+    told = {"bf16": 2 * n, "fp16": 2 * n, "int8": n + 4 * -(-n // BLOCK)}
+    told["topk"] = 8 * min(n, max(1, round(getattr(form, "fraction", 0) * n)))
+    assert form.size(n, 4) == -(-told[form.name] // 8) * 8
+
+
+@each_size
+def test_what_is_lost(n):
+    x = numbers(n)
+    for name, bits, least in (("bf16", 8, 1e-38), ("fp16", 11, 2.0**-24)):
+        assert bool(((through(Half(name), x)[1] - x).abs() <= x.abs() * 2.0**-bits + least / 2).all())
+    out = through(Int8(), x)[1]
+    for at in range(0, n, BLOCK):
+        block = slice(at, at + BLOCK)
+        bound = x[block].abs().max() / 127 * (0.5 + 2.0**-15)
+        assert bool(((out[block] - x[block]).abs() <= bound).all())
+    for fraction in (0.01, 0.3, 0.49):
+        form = TopK(fraction)
+        out, k = through(form, x)[1], form.kept(n)
+        kept = sorted(range(n), key=lambda i: (-abs(x[i]), i))[:k]
+        naive = torch.zeros(n)
+        naive[kept] = x[kept]
+        assert torch.equal(out, naive)
+
+
+def test_of_equal_entries_the_first_travel():
+    x = torch.ones(1000)
+    x[::2] = -1
+    assert largest(x, 5).tolist() == [0, 1, 2, 3, 4]
+    x[[700, 900]] = 2
+    assert largest(x, 5).tolist() == [0, 1, 2, 700, 900]
+    assert largest(torch.zeros(4), 2).tolist() == [0, 1]
+
+
+def test_by_hand():
+    x = torch.tensor([127.0, -63.5, 0.4, 0.5, 1.5, -127.0])
+    assert through(Int8(), x)[1].tolist() == [127, -64, 0, 0, 2, -127]  # to the nearest, of two to the even one
+    assert through(TopK(1 / 3), x)[1].tolist() == [127, 0, 0, 0, 0, -127]
+    assert through(Half("bf16"), torch.tensor([1 + 2.0**-8, 1 + 3 * 2.0**-8]))[1].tolist() == [1, 1 + 2.0**-6]
+
+
+@pytest.mark.parametrize("bad", [torch.nan, torch.inf, -torch.inf])
+@pytest.mark.parametrize("n", [1, 5, BLOCK, 2 * BLOCK + 3])
+@each_format
+def test_what_is_not_finite_arrives_as_such(form, n, bad):
+    """And spoils no more than its block."""
+    for at in {0, n // 2, n - 1}:
+        x = numbers(n)
+        x[at] = bad
+        packed, out = through(form, x)
+        assert not bool(out[at].isfinite())
+        assert torch.equal(through(form, x)[0], packed)
+        others = torch.ones(n, dtype=torch.bool)
+        others[at // BLOCK * BLOCK : (at // BLOCK + 1) * BLOCK] = False
+        assert bool(out[others].isfinite().all())
+        if form.name != "int8":
+            others[:] = True
+            others[at] = False
+            assert bool(out[others].isfinite().all())
+
+
+def test_more_infinite_entries_than_topk_takes():
+    assert not bool(through(TopK(0.01), torch.full((500,), torch.nan))[1].isfinite().all())
+
+
+@each_format
+def test_the_largest_and_the_smallest_numbers(form):
+    """What is beyond a format becomes infinite, never another number; what is below it becomes 0."""
+    most = torch.finfo(torch.float32).max
+    for x in (torch.full((BLOCK + 5,), most), torch.full((9,), -most), torch.tensor([most, 0.0, 1.0])):
+        out = through(form, x)[1]
+        assert bool(((out == x) | ~out.isfinite() | ((out - x).abs() <= most / 100) | (out == 0)).all())
+    small = torch.tensor([1e-45, -1e-40, 0.0, -0.0, TINY, 126 * TINY, 1e-30])
+    for x in (small, small[:4], small[:6]):
+        out = through(form, x)[1]
+        assert bool(((out - x).abs() <= 128 * TINY + 1e-32 + 6e-8 * (form.name == "fp16")).all())
+        assert torch.equal(through(form, out)[1], out)
+
+
+def test_the_range_of_fp16_ends():
+    out = through(Half("fp16"), torch.tensor([65504.0, 65520.0, -1e6]))[1]
+    assert out.tolist() == [65504, torch.inf, -torch.inf]
+
+
+# ---- error feedback ----
+@each_format
+def test_nothing_is_lost_for_good(form):
+    """x_1 + ... + x_t = what arrived + what is left, exactly as far as float32 adds; and what is left stays bounded."""
+    left, arrived, sent = torch.zeros(3000), torch.zeros(3000, dtype=torch.float64), torch.zeros(3000).double()
+    largest_left = []
+    for t in range(60):
+        x = torch.randn(3000, generator=torch.Generator().manual_seed(t)) + 0.1
+        sent += x.double()
+        before, v = left.clone(), left + x
+        feed_back(form, x, left)
+        assert torch.equal(x, through(form, v)[1])
+        assert torch.equal(left, v - x)
+        assert not torch.equal(before, left)
+        arrived += x.double()
+        largest_left.append(float(left.norm()))
+    torch.testing.assert_close(arrived + left.double(), sent, atol=1e-4, rtol=0)
+    if form.name != "topk" or form.fraction > 0.1:
+        assert max(largest_left[30:]) < 1.5 * max(largest_left[:30])
+
+
+def test_what_is_left_comes_later():
+    """Of x = (2, 1), again and again, topk of one half takes one a time."""
+    left, seen = torch.zeros(2), []
+    for _ in range(6):
+        x = torch.tensor([2.0, 1.0])
+        feed_back(TopK(0.5), x, left)
+        seen.append(x.tolist())
+    assert seen == [[2, 0], [2, 0], [0, 3], [4, 0], [2, 0], [0, 3]]
+    assert left.tolist() == [2, 0]
+
+
+def test_an_infinite_upload_leaves_what_was_left():
+    left = torch.tensor([1.0, 2.0])
+    x = torch.tensor([torch.nan, 1.0])
+    feed_back(Int8(), x, left)
+    assert left.tolist() == [1, 2]
+    assert not bool(x.isfinite().all())
+
+
+# ---- rows ----
+SHAPES = {"_loss": (), "_b": (3,), "dw": (70,), "small": (2, 2), "dc": (2, 33), "last": (1,)}
+
+
+@each_format
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+def test_a_row(form, dtype):
+    """Slots with a format in theirs, the others bit for bit, and as many bytes as were told beforehand."""
+    packing = Packing(SHAPES)
+    coding = Coding(packing, {"dw": form, "dc": form}, dtype)
+    row = numbers(packing.size, dtype=dtype)
+    row[0] = torch.nan
+    packed, out = coding.pack(row), torch.empty_like(row)
+    assert (
+        packed.numel()
+        == coding.nbytes
+        == 8 * -(-9 * dtype.itemsize // 8) + sum(form.size(n, dtype.itemsize) for n in (70, 66))
+    )
+    assert coding.entries * dtype.itemsize == coding.nbytes
+    coding.unpack(packed, out)
+    found, sent = packing.views(out), packing.views(row)
+    for name in SHAPES:
+        x = getattr(sent, name)
+        if name in ("dw", "dc"):
+            assert torch.equal(getattr(found, name), through(form, x.flatten())[1].view(x.shape))
+        else:
+            assert torch.equal(getattr(found, name), x) or name == "_loss"
+    assert bool(found._loss.isnan())
+    settled = row.clone()
+    coding.settle(settled, {})
+    assert torch.equal(settled[1:], out[1:])
+    assert torch.equal(coding.pack(settled)[: 9 * dtype.itemsize], packed[: 9 * dtype.itemsize])
+    again = torch.empty_like(row)
+    coding.unpack(coding.pack(settled), again)
+    assert torch.equal(again[1:], out[1:])
+
+
+def test_a_memory_of_which_a_part_travels():
+    """Two ranges of a memory of ten take part; the rest stays as it is."""
+    coding = Coding(Packing({"dw": (5,)}), {"dw": TopK(0.2)}, torch.float32)
+    memory, part = torch.arange(10.0), Selection(10, [(1, 3), (6, 9)])
+    row = torch.tensor([1.0, 0, 0, 0, 0.5])
+    coding.settle(row, {"dw": (memory, part)})
+    assert row.tolist() == [0, 0, 0, 0, 8.5]
+    assert memory.tolist() == [0, 2, 2, 3, 4, 5, 6, 7, 0, 9]
+
+
+@each_format
+def test_receivers_follow(form):
+    """What is kept by those who send and those who receive is the same, and comes as near to the model as it can."""
+    packing = Packing({"_word": (), "_w": (400,)})
+    coding = Coding(packing, {"_w": form}, torch.float32)
+    now, held = numbers(401), torch.zeros(401)
+    theirs = held.clone()
+    for t in range(130):
+        if t < 10:
+            now = now + 0.1 * numbers(401, seed=t)
+        now[0] = t
+        packed = torch.empty(coding.nbytes, dtype=torch.uint8)
+        coding.pack_news(now, held, packed)
+        coding.unpack_news(packed, theirs)
+        assert torch.equal(theirs, held)
+        assert held[0] == t
+    if form.changes_only:
+        torch.testing.assert_close(held, now, atol=1e-6, rtol=0)
+    else:
+        assert torch.equal(held[1:], through(form, now[1:])[1])
