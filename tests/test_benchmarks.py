@@ -14,7 +14,7 @@ from helpers import ROOT, clean_env, launcher
 @pytest.mark.parametrize(
     ("program", "words", "said"),
     [
-        ("small.py", ["--rounds", "2"], r"logistic .* ratio [\d.]+\nmlp .* ratio [\d.]+\n"),
+        ("small.py", ["--rounds", "2"], r"logistic .* ratio [\d.]+ .*fast\nmlp .* ratio [\d.]+ .*fast\n"),
         ("vectors.py", ["--d", "1000", "--repeats", "2"], r"1 rank\(s\), 1,000 parameters.*\nserver, m=12.*\n"),
         ("methods.py", ["fedavg", "--rounds", "1"], r"method .*\nfedavg .*\n"),
         ("startup.py", ["--repeats", "1", "--ranks", "1"], r"to the first step\n.* x\nto the end\n.* x\n"),

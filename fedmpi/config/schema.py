@@ -187,6 +187,9 @@ class ComputeSettings(Section):
     channels_last: bool = True
     compile: bool = False
     deterministic: bool = False  # deterministic kernels only, on GPUs
+    # clients that a rank trains at once, where method and model allow it; auto: as many as caches hold. They change the
+    # last bits of what clients send (docs/packing.md)
+    pack: Annotated[int, Field(ge=1, le=100_000)] | Literal["auto"] = 1
     threads: Count = 1  # per rank; they change the last bits of sums; at most the cores (machine.py)
 
 

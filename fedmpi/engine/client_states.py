@@ -64,6 +64,10 @@ class ClientStates:
         download = download.to(self.w0.device)
         return LocalClient(self.worker, client, t, lr, announcement, download, row)
 
+    def at_once(self, clients: int) -> int:
+        """How many of so many clients' rows stay in memory together, at least one."""
+        return clients if self.shelf is None else min(clients, max(self.room, 1))
+
     def took_part(self, t: int, clients: Iterable[int]) -> None:
         """Their rows are those that round t made."""
         self.trained |= dict.fromkeys(clients, t)

@@ -60,7 +60,8 @@ class ClientView(Client):
         self.state = State({name: getattr(kept, name) for name in worker.method.client_state})
         self.down = told.beside(personal)
         size = messages.scratch.size
-        self.scratch = messages.scratch.views(state_row.new_zeros(size)) if size else NOTHING
+        self.scratch_row = state_row.new_zeros(size) if size else worker.nothing
+        self.scratch = messages.scratch.views(self.scratch_row) if size else NOTHING
         self.received, self.b0 = messages.client_model(told, kept)
         self.w0 = self.received  # until local training begins
 

@@ -27,12 +27,13 @@ from fedmpi.engine.faults import recovery
 from fedmpi.engine.faults.uploads import Guard
 from fedmpi.engine.local_client import LocalClient
 from fedmpi.engine.messages import FAILED, STOP
+from fedmpi.engine.packed import together
 from fedmpi.engine.plan import Begun, Plan, Sink
 from fedmpi.engine.reporting import Reporter
 from fedmpi.engine.sampling import Roster
 from fedmpi.engine.server import FederationServer, Rule, ServerView
 from fedmpi.engine.travel.exchange import Exchange
-from fedmpi.engine.travel.gathering import Received
+from fedmpi.engine.travel.gathering import Gathering, Received
 from fedmpi.engine.worker import Worker
 
 GO, DONE, STOPPED, ABANDONED, APART = 0.0, 1.0, 2.0, 3.0, 4.0  # rank 0's word at the start of a round
@@ -66,10 +67,10 @@ class Federation:
         self.at = -1  # the round in which this rank is
         self.server: FederationServer | None = None
         if comm.rank == 0:
+            places, initial = self.exchange.model_storage(), (worker.model.w, worker.model.b)
             view = ServerView(self.data, optimizer.lr, plan.rounds, plan.seed)
-            storage, initial = self.exchange.model_storage(), (worker.model.w, worker.model.b)
-            held = self.exchange.held()
-            self.server = FederationServer(worker.messages, storage, initial, optimizer, view, rule, held)
+            made = (places, initial, optimizer, view, rule, self.exchange.held())
+            self.server = FederationServer(worker.messages, *made)
             if comm.rank not in self.ranks and self.server.w.device == worker.model.w.device:
                 worker.model.move_into(self.server.w)  # which it evaluates; no client will be loaded into it
         self.guard, self.refused = Guard(plan.max_norm, plan.drop, plan.clip), list[int]()  # rank 0's
@@ -214,10 +215,9 @@ class Federation:
         self.states.move(where)
         downloads = self.exchange.deliver(t, members, where, self.server)
         gathering = self.exchange.gathering(t, members, where, self.weights(members)[1])
-        for client in members:
-            if where[client] == self.comm.rank:
-                self._one(client, t, downloads[client], gathering.row(client))
-                gathering.done(client)
+        mine, many = [k for k in members if where[k] == self.comm.rank], self.states.at_once(self.worker.pack)
+        for at in range(0, len(mine), many):
+            self._some(mine[at : at + many], t, downloads, gathering)
         trained = time.perf_counter()
         came = gathering.finish()
         arrived = time.perf_counter()
@@ -232,8 +232,7 @@ class Federation:
     ) -> dict[str, Any] | None:
         """What rank 0 makes of the uploads: round t's line. times: announced, trained, all uploads arrived."""
         assert self.server is not None
-        began, trained, arrived = times
-        sent, shared = came.small, self.worker.messages.upload(t).w
+        (began, trained, arrived), sent, shared = times, came.small, self.worker.messages.upload(t).w
         if bool((sent._flag == STOP).any()):
             return None
         train_s = sampling.busiest(where, members, sent._seconds.tolist())
@@ -272,19 +271,24 @@ class Federation:
         figures = self.server.step(t, self.plan.learning_rate(t), up, self.worker.messages.upload(t), came)
         return float(up.p @ came.small._loss.double().cpu()), figures
 
-    def _one(self, client: int, t: int, download: Tensor, row: Tensor) -> None:
-        """One client's upload, into `row`; the one that it has made already, where a loss has cut the round."""
-        if self.undoes:
+    def _some(self, clients: Sequence[int], t: int, downloads: Mapping[int, Tensor], gathering: Gathering) -> None:
+        """Uploads of clients that train together; those that they have made already, where a loss has cut the round."""
+        for client in clients if self.undoes else ():
             self.states.remember(client)
-        made = self.begun.made.get(client)
-        if made is None:
-            self.client(client, t, download).take_part(row)
-        else:
-            row.copy_(made[0])
-            if made[1] is not None:
-                self.states.put(client, made[1])
-        self.states.took_part(t, [client])  # before another client needs the memory of its row
-        self.begun.uploads[client] = row
+        new = [client for client in clients if client not in self.begun.made]
+        write = dict(zip(new, together.rounds([self.client(k, t, downloads[k]) for k in new]), strict=True))
+        for client in clients:
+            row = gathering.row(client)
+            if client in write:
+                write[client](row)
+            else:
+                made, state = self.begun.made[client]
+                row.copy_(made)
+                if state is not None:
+                    self.states.put(client, state)
+            self.states.took_part(t, [client])  # before another client needs the memory of its row
+            self.begun.uploads[client] = row
+            gathering.done(client)
 
     def client(self, client: int, t: int, download: Tensor) -> LocalClient:
         """A client in round t with what it received."""

@@ -23,6 +23,7 @@ from fedmpi.engine.checks import Untouched, check_finite, check_names, check_pai
 from fedmpi.engine.client_view import ClientView, LossMeter
 from fedmpi.engine.messages import FAILED, STOP, Upload
 from fedmpi.engine.sgd import SGD
+from fedmpi.flat.layout import Selection
 from fedmpi.flat.packing import share_memory
 from fedmpi.method.base import Method, overrides
 from fedmpi.method.context import Client, Fitted, Loss
@@ -39,20 +40,45 @@ class Descent(NamedTuple):
     step: Callable[[Client, Tensor, Tensor], Tensor] | None
 
 
+def _subtract(w: Tensor, part: Selection, w0: Tensor, out: Tensor) -> None:
+    part.subtract(w, w0, out)
+
+
 @final
 class LocalClient(ClientView):
     """A client that takes part in a round, or is evaluated."""
 
-    def take_part(self, row: Tensor) -> None:
+    def take_part(self, row: Tensor) -> bool:
         """The client's round: load, train, write its upload into `row` and its new state into its state row.
 
-        row: one row of `messages.upload(round)`. With worker.spares an error on the way is told and marks the row.
+        row: one row of `messages.upload(round)`. With worker.spares an error on the way is told and marks the row;
+        whether there was none.
         """
-        began, worker = time.perf_counter(), self.worker
-        method, messages = worker.method, worker.messages
+        began, worker, model = time.perf_counter(), self.worker, self.worker.model
+
+        def trained() -> dict[str, Tensor]:
+            model.load(self.received, self.b0)
+            worker.training()
+            untouched = self.untouched()
+            # Dropout, and whatever else draws from torch's global generators, is seeded.
+            with blaming(self.where), seeds.scoped(worker.seed, "torch", self.round, self.id):
+                self.begin()
+                untouched.check(self.where, "receive")
+                new = worker.method.train(self)
+                untouched.check(self.where, "train", "loss", "gradient", "step", "proximal")
+                sent, more = check_pair(worker.method, "upload", worker.method.upload(self), self.where)
+                untouched.check(self.where, "upload")
+            seconds = time.perf_counter() - began
+            return self.write(row, (new, sent, more), self.meter.mean(), seconds, partial(_subtract, model.w))
+
+        return self.kept(row, trained, began)
+
+    def kept(self, row: Tensor, trained: Callable[[], dict[str, Tensor]], began: float) -> bool:
+        """Store what `trained` makes of the client's state; whether it came to no error."""
+        worker, messages = self.worker, self.worker.messages
         upload = messages.upload(self.round)
         try:
-            state = self._trained(upload, row, began)
+            state = trained()
         except Exception as error:
             if not worker.spares:
                 raise
@@ -60,7 +86,7 @@ class LocalClient(ClientView):
             warnings.warn(RankWarning(f"{once(error, self.where)}; {LEFT_OUT}"), stacklevel=2)
             flag = STOP if worker.stop() else FAILED
             upload.packing.write(row.zero_(), {"_flag": flag, "_seconds": time.perf_counter() - began})
-            return
+            return False
         if len(self.state_row):
             messages.client_state.write(self.state_row, state)
         beyond = messages.settle(upload, row, self.state_row)
@@ -68,32 +94,33 @@ class LocalClient(ClientView):
             said = f"{self.where}: slot {beyond!r} is beyond fp16, which ends at 65,504, or not finite itself"
             warnings.warn(RankWarning(f"{said}; comm.wire.up: bf16 has the range of fp32"), stacklevel=2)
         if not worker.drop:
-            check_finite(method, "train, upload", messages.client_state, self.state_row, self.where)
+            check_finite(worker.method, "train, upload", messages.client_state, self.state_row, self.where)
         elif not finite(self.state_row):
             upload.packing.write(row, {"_loss": torch.nan})  # the server refuses the upload, which undoes the round
+        return True
 
-    def _trained(self, upload: Upload, row: Tensor, began: float) -> dict[str, Tensor]:
-        """Load, train, write the upload; returns what becomes of the client's state."""
-        worker, method, model, messages = self.worker, self.worker.method, self.worker.model, self.worker.messages
-        model.load(self.received, self.b0)
-        worker.training()
-        untouched = self.untouched()
-        # Dropout, and whatever else draws from torch's global generators, is seeded.
-        with blaming(self.where), seeds.scoped(worker.seed, "torch", self.round, self.id):
-            self._receive()
-            untouched.check(self.where, "receive")
-            trained = method.train(self)
-            untouched.check(self.where, "train", "loss", "gradient", "step", "proximal")
-            sent, more = check_pair(method, "upload", method.upload(self), self.where)
-            untouched.check(self.where, "upload")
+    def write(
+        self,
+        row: Tensor,
+        given: tuple[Any, Any, Any],
+        loss: Tensor,
+        seconds: float,
+        subtract: Callable[[Selection, Tensor, Tensor], None],
+    ) -> dict[str, Tensor]:
+        """Check what `train` and `upload` gave, write the upload; returns what becomes of the client's state.
+
+        loss: mean over the steps; subtract: (selection of w, w0, out) writes that part of w - w0.
+        """
+        worker, model, messages = self.worker, self.worker.model, self.worker.messages
+        upload, (trained, sent, more) = messages.upload(self.round), given
         self._check(upload, trained, sent, more)
         if "dw" in upload.packing.shapes and "dw" not in sent:
-            upload.w.subtract(model.w, self.w0, upload.packing.views(row).dw)
+            subtract(upload.w, self.w0, upload.packing.views(row).dw)
         engine = {
             "_b": upload.b.take(model.b),
-            "_loss": self.meter.mean(),
+            "_loss": loss,
             "_flag": STOP if worker.stop() else 0.0,
-            "_seconds": time.perf_counter() - began,
+            "_seconds": seconds,
         }
         upload.packing.write(row, {**{name: sent[name] for name in sent if name in upload.packing.shapes}, **engine})
         state = {name: value for new in (trained, more) if new is not self.state for name, value in new.items()}
@@ -117,7 +144,7 @@ class LocalClient(ClientView):
             },
         )
 
-    def _receive(self) -> None:
+    def begin(self) -> None:
         """The weights that training starts from; looking for them moves neither buffers nor counters."""
         model = self.worker.model
         w0 = self.check("receive", self.worker.method.receive(self))

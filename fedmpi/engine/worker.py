@@ -46,13 +46,19 @@ class Worker:
         bf16: bool = False,
         drop: bool = False,
         spares: bool = False,
+        pack: int = 1,
+        strict: bool = True,
         stop: Callable[[], bool] = lambda: False,
     ) -> None:
-        """drop: clients whose numbers are not finite are for the server to refuse; spares: those with an error, too."""
+        """drop: clients whose numbers are not finite are for the server to refuse; spares: those with an error, too.
+        pack: how many are trained at once; strict: where that turns out to be impossible the run ends.
+        """
         self.model, self.net, self.task, self.method = model, net, task, method
         self.data, self.messages, self.sgd, self.seed = data, messages, sgd, seed
         self.bf16, self.drop, self.spares, self.stop = bf16, drop, spares, stop
+        self.pack, self.strict = pack, strict
         self._twins: list[tuple[FlatModel, Net]] = []
+        self.nothing = model.w.new_empty(0)
         self._told: tuple[Tensor | None, Views] = (None, Views({}))
         self._parts = tuple(model.module.modules())
         self._own_train = any(type(part).train is not nn.Module.train for part in self._parts)

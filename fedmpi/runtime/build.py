@@ -50,6 +50,7 @@ class Experiment:
     messages: Messages
     rule: Rule | None  # a server rule that replaces the method's own
     initial: Initial | None = None  # what the model starts from, where it is given
+    pack: int = 1  # clients that a rank trains at once
 
     @property
     def room(self) -> int | None:
@@ -150,7 +151,8 @@ def experiment(settings: Settings, data: Federated, device: torch.device) -> Exp
     if settings.compute.compile:
         module.compile()
     rule = make_rule(settings, method, messages.shared_groups)
-    return Experiment(settings, moved, method, task, net, model, messages, rule, given)
+    pack = fitting.clients_at_once(settings, method, model)
+    return Experiment(settings, moved, method, task, net, model, messages, rule, given, pack)
 
 
 def make_rule(settings: Settings, method: Method, groups: Collection[str]) -> Rule | None:
@@ -183,7 +185,8 @@ def make_worker(made: Experiment, stop: Callable[[], bool]) -> Worker:
     )
     what = (made.model, made.net, made.task, made.method, made.data, made.messages, sgd, s.seed)
     drop, spares = s.faults.on_bad_update != "abort", s.faults.on_client_error == "drop"
-    return Worker(*what, bf16=s.compute.precision == "bf16", drop=drop, spares=spares, stop=stop)
+    packing: dict[str, Any] = {"pack": made.pack, "strict": s.compute.pack != "auto"}
+    return Worker(*what, bf16=s.compute.precision == "bf16", drop=drop, spares=spares, **packing, stop=stop)
 
 
 def federation(
@@ -259,6 +262,7 @@ def check_memory(made: Experiment, job: Job) -> dict[str, int]:
         trainers=len(ranks),
         undoes=undoes(s),
         room=made.room if s.checkpoint.every else None,
+        packed=made.pack if made.pack > 1 else 0,
         held=rows_held(row, members, mine, job.size, sharded, sums, keep),
     )
     memory.check(needed, job.local_size, alone=job.size == 1)

@@ -13,7 +13,8 @@ from fedmpi.common.blame import ONE_SAMPLE, blaming, told
 from fedmpi.common.errors import UserError
 from fedmpi.config.schema import Settings
 from fedmpi.data.federated import Federated
-from fedmpi.flat.model import NORM_LAYERS
+from fedmpi.engine.packed import together
+from fedmpi.flat.model import NORM_LAYERS, FlatModel
 from fedmpi.method.base import CLASSES, FEATURES, LABEL_COUNTS, PLAIN_SERVER, PLAIN_SGD, VALIDATION, Method
 from fedmpi.models.net import Net
 
@@ -107,6 +108,19 @@ def _check_single_samples(settings: Settings, data: Federated, net: Net) -> None
             f"train.batch_size: {size} leaves client {k}{more} with {sizes[k]} samples a batch of one sample, which "
             f"gives batch normalisation nothing to normalise over; {ONE_SAMPLE}"
         )
+
+
+def clients_at_once(settings: Settings, method: Method, model: FlatModel) -> int:
+    """How many clients a rank trains at once (compute.pack)."""
+    compute, pack = settings.compute, settings.compute.pack
+    many = together.many(pack, model.layout.size)
+    reason = together.why_not(method, model, bf16=compute.precision == "bf16", compiled=compute.compile)
+    if pack == 1 or not reason:
+        return many
+    if pack != "auto":
+        raise UserError(f"compute.pack: {pack}: clients cannot be trained together: {reason}; {together.REMEDY}")
+    warnings.warn(f"compute.pack: auto: {reason}; clients are trained one by one", stacklevel=3)
+    return 1
 
 
 def check_buffers(settings: Settings, module: nn.Module) -> None:

@@ -57,11 +57,13 @@ def need(
     undoes: bool = False,
     room: int | None = None,
     held: tuple[float, float] | None = None,
+    packed: int = 0,
 ) -> dict[str, int]:
     """Bytes that rank 0 needs (gathered uploads, model, server state), that a training rank needs (uploads, models,
     client states), and how many of the latter are client state. `itemsize`: bytes of one entry; `undoes`: the states
     of those who train are kept twice; `room`: the most client rows that a rank holds, the others lying in files;
-    `held`: rows of uploads that rank 0, and a training rank, holds, if not all and its clients'."""
+    `held`: rows of uploads that rank 0, and a training rank, holds, if not all and its clients'; `packed`: the clients
+    that it trains at once, each with weights, velocities and gradients."""
     model = messages.sizes["d"] + messages.sizes["b"]
     upload, announcement = messages.largest_upload(), messages.announcement().packing.size
     mine, own = -(-cohort // trainers), -(-clients // trainers)
@@ -72,7 +74,7 @@ def need(
     announcement += messages.announcement().size + model if wire.down else 0
     return {
         "rank 0": int(itemsize * (root * upload + announcement + 3 * model + messages.server_state.size)),
-        "a training rank": int(itemsize * (rows * upload + announcement + 6 * model + kept)),
+        "a training rank": int(itemsize * (rows * upload + announcement + (6 + 3 * packed) * model + kept)),
         "of which client state": itemsize * kept,
     }
 

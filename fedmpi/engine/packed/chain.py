@@ -1,0 +1,92 @@
+"""Models that are linear layers with pointwise functions between them, n clients at a time: batched matrix products.
+
+    y = x W' + b        x (n, B, i), W (n, o, i), b (n, o) -> (n, B, o)
+Backward, a layer's gradient g' x goes straight to where it is wanted: into w itself, where nobody asks for gradients.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, Protocol
+
+import torch
+from torch import Tensor, nn
+
+from fedmpi.models.mlp import MLP
+
+POINTWISE = (nn.ReLU, nn.Tanh, nn.Sigmoid, nn.GELU, nn.SiLU, nn.ELU, nn.LeakyReLU, nn.Softplus, nn.Identity)
+
+
+class Sink(Protocol):
+    """Where gradients go."""
+
+    def move(self, i: int, g: Tensor) -> None: ...
+
+    def move_by_product(self, i: int, a: Tensor, b: Tensor) -> None: ...
+
+
+def layers_of(module: nn.Module) -> list[nn.Module] | None:
+    """The layers one after the other; None where the module is no such model, or says it in a way not known here."""
+    if module._forward_hooks or module._forward_pre_hooks or module._backward_hooks:
+        return None
+    if type(module) in (MLP, nn.Sequential):
+        found = [layers_of(part) for part in module.children()]  # MLP: body, head
+        return None if None in found else [layer for each in found if each for layer in each]
+    flattens = type(module) is nn.Flatten and (module.start_dim, module.end_dim) == (1, -1)
+    return [module] if flattens or type(module) is nn.Linear or type(module) in POINTWISE else None
+
+
+class Chain:
+    """What `forward` goes through."""
+
+    def __init__(self, layers: Sequence[nn.Module], names: Sequence[str], module: nn.Module) -> None:
+        """names: of the tensors in the stack, in order."""
+        places = {id(p): names.index(name) for name, p in module.named_parameters()}
+        self.steps: list[tuple[nn.Module, int, int]] = []  # layer, places of its weight and bias (-1: there is none)
+        for layer in layers:
+            if isinstance(layer, nn.Linear):
+                bias = -1 if layer.bias is None else places[id(layer.bias)]
+                self.steps.append((layer, places[id(layer.weight)], bias))
+            else:
+                self.steps.append((layer, -1, -1))
+
+    @staticmethod
+    def of(module: nn.Module, names: Sequence[str]) -> Chain | None:
+        """None for other models; a layer that stands in two places is one, too."""
+        layers = layers_of(module)
+        linear = [layer for layer in layers or () if isinstance(layer, nn.Linear)]
+        weights = [id(p) for layer in linear for p in layer.parameters()]
+        if not layers or layers[-1] not in linear or len({*weights}) < len(weights):
+            return None
+        return Chain(layers, names, module)
+
+    def forward(self, leaves: Sequence[Tensor], x: Tensor, sink: Sink) -> tuple[Tensor, Tensor]:
+        """z (n, B, z) and f (n, B, c) of x (n, B, ...)."""
+        z = x
+        for layer, weight, bias in self.steps:
+            if weight >= 0:
+                z, x = x, _Linear.apply(x, leaves[weight], leaves[bias] if bias >= 0 else None, (sink, weight, bias))
+            elif isinstance(layer, nn.Flatten):
+                x = x.flatten(2)
+            else:
+                x = layer(x)
+        return z, x
+
+
+class _Linear(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, w: Tensor, b: Tensor | None, to: tuple[Sink, int, int]) -> Tensor:
+        ctx.save_for_backward(x, w)
+        ctx.to = to
+        return torch.bmm(x, w.mT) if b is None else torch.baddbmm(b[:, None], x, w.mT)
+
+    @staticmethod
+    @torch.autograd.function.once_differentiable
+    def backward(ctx: Any, g: Tensor) -> tuple[Tensor | None, None, None, None]:
+        (x, w), (sink, weight, bias) = ctx.saved_tensors, ctx.to
+        dx = torch.bmm(g, w) if ctx.needs_input_grad[0] else None  # before w moves
+        if ctx.needs_input_grad[1]:
+            sink.move_by_product(weight, g.mT, x)
+        if ctx.needs_input_grad[2]:
+            sink.move(bias, g.sum(1))
+        return dx, None, None, None

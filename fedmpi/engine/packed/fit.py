@@ -1,0 +1,229 @@
+"""The batch loop of n clients at once: each makes its own steps on its own batches, in its own order.
+
+Batches of one size are one batched pass. First come the full batches of an epoch, of all clients that have so many;
+then the smaller ones that are left over, size by size. What becomes of a client is a function of its own data and does
+not depend on who is trained beside it, but for the last bits of kernels.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.nn.functional import cross_entropy, mse_loss
+from torch.nn.utils.rnn import pad_sequence
+
+from fedmpi import tasks
+from fedmpi.common import seeds
+from fedmpi.data.batches import gather, order
+from fedmpi.engine.client_view import ClientView
+from fedmpi.engine.packed.chain import Chain
+from fedmpi.engine.packed.stack import Descent, Stack
+from fedmpi.engine.packed.view import CannotPackError, Together
+from fedmpi.engine.worker import Worker
+from fedmpi.flat.layout import EVERYTHING
+from fedmpi.method.base import overrides
+
+Members = slice | Tensor  # clients by their places
+
+
+class PackedFit:
+    """One `fit` of n clients. Afterwards `stack` holds their weights, `scratch` their accumulators, `loss` (n,) the
+    mean over the steps made; clients know their number of steps."""
+
+    def __init__(self, worker: Worker, clients: Sequence[ClientView]) -> None:
+        """clients: those with the most batches first (`by_batches`)."""
+        method, model, sgd, groups = worker.method, worker.model, worker.sgd, worker.method.trains
+        self.worker, self.method, self.clients, self.view = worker, method, clients, Together(worker, clients)
+        self.trained = [p.requires_grad and (EVERYTHING in groups or s.group in groups) for s, p in model.members()]
+        self.corrected = overrides(method, "gradient")
+        if overrides(method, "loss"):
+            worker.twin(0)  # for k.frozen; under vmap none can be made
+        descent = Descent(clients[0].lr, sgd.momentum, sgd.weight_decay)
+        self.stack = Stack(model.layout, [k.w0 for k in clients], descent, flat=self.corrected)
+        self.chain = Chain.of(model.module, [s.name for s in model.layout.segments])
+        self.plain = None if overrides(method, "loss") or self.chain is None else _each_loss(worker.task)
+        rows = {
+            "w0": [k.w0 for k in clients],
+            "received": [k.received for k in clients],
+            "state": [k.state_row for k in clients],
+            "download": [k.download.to(model.w.device) for k in clients],
+        }
+        self.alike = {name: found[0] for name, found in rows.items() if all(row is found[0] for row in found)}
+        self.each = {name: torch.stack(found) for name, found in rows.items() if name not in self.alike}
+        self.each["label_counts"] = torch.stack([k.label_counts for k in clients])
+        self.scratch = self.each["scratch"] = torch.stack([k.scratch_row for k in clients])
+        self.sum = torch.zeros(len(clients), dtype=torch.float64, device=model.w.device)
+        self.carry = [0.0] * len(clients)
+        # Of the step at hand: what moves; where gradients go that are asked for, and which tensors' are there.
+        self.at, self.g, self.written, self.direct = self.stack, torch.empty(0), set[int](), False
+
+    def __call__(self) -> None:
+        sgd, view = self.worker.sgd, self.view
+        generators = [seeds.generator(self.worker.seed, "batches", k.round, k.id, k.fits) for k in self.clients]
+        for view.epoch in range(sgd.epochs):
+            view.last_epoch = view.epoch == sgd.epochs - 1
+            for members, rows in self._batches(generators):
+                if self.worker.stop():
+                    break
+                self._step(members, rows)
+        for k in self.clients:
+            k.fits, k.epoch, k.last_epoch = k.fits + 1, view.epoch, view.last_epoch
+        steps = torch.tensor([max(k.steps, 1) for k in self.clients], dtype=torch.float64)
+        self.loss = self.sum / steps.to(self.sum.device)
+
+    def _batches(self, generators: Sequence[torch.Generator]) -> Iterator[tuple[Members, Tensor]]:
+        """One epoch: clients, and the rows (clients, B) of their next batches."""
+        size, shards = self.worker.sgd.batch_size, [self.worker.data.train[k.id] for k in self.clients]
+        drawn = [order(shard, size, g) for shard, g in zip(shards, generators, strict=True)]
+        cuts = [cut(self.worker, k) for k in self.clients]
+        padded = pad_sequence(drawn, batch_first=True).to(shards[0].x.device)
+        for s in range(cuts[0][0]):
+            assert size is not None
+            many = sum(full > s for full, _ in cuts)
+            yield slice(0, many), padded[:many, s * size : (s + 1) * size]
+        for rest in sorted({rest for _, rest in cuts if rest}, reverse=True):
+            places = [i for i, (_, each) in enumerate(cuts) if each == rest]
+            first = [cuts[i][0] * (size or 0) for i in places]
+            rows = torch.stack([padded[i, at : at + rest] for i, at in zip(places, first, strict=True)])
+            together = places[-1] - places[0] == len(places) - 1
+            yield slice(places[0], places[-1] + 1) if together else torch.tensor(places, device=rows.device), rows
+
+    def _read(self, rows: Tensor) -> tuple[Tensor, Tensor]:
+        """x (clients, B, ...), y (clients, B)."""
+        shards = [self.worker.data.train[self.clients[i].id] for i in self.view.members]
+        x, y = shards[0].x, shards[0].y
+        if all(shard.x is x and shard.y is y for shard in shards):
+            found = gather(x, rows.reshape(-1)), y.index_select(0, rows.reshape(-1))
+        else:
+            pairs = [(gather(k.x, each), k.y.index_select(0, each)) for k, each in zip(shards, rows, strict=True)]
+            found = torch.cat([x for x, _ in pairs]), torch.cat([y for _, y in pairs])
+        return found[0].unflatten(0, rows.shape), found[1].unflatten(0, rows.shape)
+
+    # ---- a step ----
+    def _step(self, members: Members, rows: Tensor) -> None:
+        view, whole = self.view, len(rows) == len(self.clients)
+        view.members = (
+            range(members.start, members.stop) if isinstance(members, slice) else tuple(map(int, members.tolist()))
+        )
+        self.at = self.stack if whole else self.stack.part(members)
+        each = self.each if whole else {name: value[members] for name, value in self.each.items()}
+        x, y = self._read(rows)
+        read = [x, y, *self.alike.values(), *(value for name, value in each.items() if name != "scratch")]
+        before = [tensor._version for tensor in read], self.at.versions()
+        leaves = self.at.leaves(self.trained)
+        losses = self._losses(leaves, x, y, each)
+        if not isinstance(losses, Tensor) or losses.shape != rows.shape[:1] or not losses.requires_grad:
+            raise CannotPackError("hook loss returned something else than a loss")
+        if ([tensor._version for tensor in read], self.at.versions()) != before:
+            raise CannotPackError("a hook or the model wrote to what it may only read")
+        self.direct = not self.corrected and not (self.chain and view.own_pass)
+        if not self.direct:
+            self._collect()
+        torch.autograd.backward(losses, torch.ones_like(losses))
+        for i, leaf in enumerate(leaves):
+            if leaf.grad is not None:
+                self.move(i, leaf.grad)
+        if not self.direct:
+            self._move_collected(each)
+        self.sum[members] += losses.detach().double()
+        for i in view.members:
+            k, self.carry[i] = self.clients[i], self.worker.sgd.momentum * self.carry[i] + 1
+            k.steps, k.a = k.steps + 1, k.a + self.carry[i]
+        if isinstance(members, Tensor) and not whole:
+            self.stack.put(members, self.at)
+            self.scratch[members] = each["scratch"]
+
+    def _losses(self, leaves: list[Tensor], x: Tensor, y: Tensor, each: dict[str, Tensor]) -> Any:
+        """(n,) the clients' losses of their batches."""
+        given, self.view.own_pass = {"x": x, "y": y, **each}, False
+        if self.at.flat is not None:
+            given["w"] = self.at.flat
+        if self.chain:
+            z, f = self.chain.forward(leaves, x, self)
+            if self.plain:
+                return self.plain(f, y)
+            given |= {"z": z, "f": f}
+
+        def loss(given: dict[str, Tensor], leaves: list[Tensor]) -> Tensor:
+            self.view.given, self.view.leaves = self.alike | given, leaves
+            return self.method.loss(self.view, given["x"], given["y"])  # type: ignore[arg-type]
+
+        return torch.vmap(loss)(given, leaves)
+
+    # ---- where gradients go ----
+    def move(self, i: int, g: Tensor) -> None:
+        """Gradients (n, *shape) of tensor i: a step, or to be collected."""
+        if self.direct:
+            self.at.move(i, g)
+        elif i in self.written:
+            self._collected(i).add_(g)
+        else:
+            self._collected(i).copy_(g)
+        self.written.add(i)
+
+    def move_by_product(self, i: int, a: Tensor, b: Tensor) -> None:
+        """The same for gradients a @ b."""
+        if self.direct:
+            self.at.move_by_product(i, a, b)
+        elif i in self.written:
+            self._collected(i).baddbmm_(a, b)
+        else:
+            torch.bmm(a, b, out=self._collected(i))
+        self.written.add(i)
+
+    def _collect(self) -> None:
+        self.written.clear()
+        if len(self.g) < len(self.at):
+            self.g = self.sum.new_empty(len(self.at), self.stack.layout.size, dtype=self.stack.raw[0].dtype)
+
+    def _collected(self, i: int) -> Tensor:
+        s = self.stack.layout.segments[i]
+        return self.stack.shaped(i, self.g[: len(self.at), s.start : s.stop])
+
+    def _move_collected(self, each: dict[str, Tensor]) -> None:
+        g = self.g[: len(self.at)]
+        if self.corrected:
+            for i in range(len(self.trained)):
+                if i not in self.written:
+                    self._collected(i).zero_()
+            g = self._corrected(g, each)
+        for i, (s, on) in enumerate(zip(self.stack.layout.segments, self.trained, strict=True)):
+            if on and (self.corrected or i in self.written):
+                self.at.move(i, self.stack.shaped(i, g[:, s.start : s.stop]))
+
+    def _corrected(self, g: Tensor, each: dict[str, Tensor]) -> Tensor:
+        """What the hook `gradient` makes of g (n, d)."""
+        assert self.at.flat is not None
+        read = [self.at.flat, *self.alike.values(), *(value for name, value in each.items() if name != "scratch")]
+        before = [tensor._version for tensor in read]
+
+        def gradient(given: dict[str, Tensor]) -> Tensor:
+            self.view.given = self.alike | given
+            return self.method.gradient(self.view, given["g"])  # type: ignore[arg-type]
+
+        new: Any = torch.vmap(gradient)({"g": g, "w": self.at.flat, **each})
+        if not isinstance(new, Tensor) or new.shape != g.shape or not new.is_floating_point():
+            raise CannotPackError("hook gradient returned something else than a gradient")
+        if [tensor._version for tensor in read] != before:
+            raise CannotPackError("hook gradient wrote to what it may only read")
+        return new
+
+
+def cut(worker: Worker, k: ClientView) -> tuple[int, int]:
+    """How many full batches an epoch of a client has, and how many samples are left over for one more."""
+    size = worker.sgd.batch_size
+    if size is None:
+        return 0, k.n
+    return k.n // size, 0 if worker.sgd.drop_last else k.n % size
+
+
+def _each_loss(task: Any) -> Callable[[Tensor, Tensor], Tensor] | None:
+    """f (n, B, c), y (n, B) -> (n,) of a task of fedmpi's own: what vmap would make of it, at a tenth of the calls."""
+    if type(task).loss is tasks.Classification.loss:
+        return lambda f, y: cross_entropy(f.flatten(0, 1), y.flatten(), reduction="none").view(y.shape).mean(1)
+    if type(task).loss is tasks.Regression.loss:
+        return lambda f, y: mse_loss(f.view_as(y), y, reduction="none").mean(1)
+    return None

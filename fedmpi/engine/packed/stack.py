@@ -1,0 +1,120 @@
+"""The weights of n clients, one below the other, and what moves them."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from fedmpi.flat.layout import Layout, Segment, Selection
+
+
+@dataclass(frozen=True)
+class Descent:
+    """Plain SGD, as in engine/sgd.py:  g <- g + weight_decay w,  v <- momentum v + g,  w <- w - lr v."""
+
+    lr: float
+    momentum: float
+    weight_decay: float
+
+
+class Stack:
+    """Tensor by tensor (n, *shape): weights `w`, velocities `v` (of momentum).
+
+    flat: the same memory as (n, d), where hooks want whole vectors; else each tensor of the model lies by itself, which
+    batched products write to faster.
+    """
+
+    def __init__(self, layout: Layout, rows: Sequence[Tensor], descent: Descent, flat: bool) -> None:
+        """rows: (d,) each client's weights at the start."""
+        n, like = len(rows), rows[0]
+        self.layout, self.descent = layout, descent
+        self.flat = like.new_empty(n, layout.size) if flat else None
+        self.raw = [self._cut(self.flat, s) if flat else like.new_empty(n, s.stop - s.start) for s in layout.segments]
+        alike = all(row is like for row in rows)
+        for s, raw in zip(layout.segments, self.raw, strict=True):
+            if alike:
+                raw.copy_(like[s.start : s.stop])
+            else:
+                torch.stack([row[s.start : s.stop] for row in rows], out=raw)
+        self.v = [torch.zeros_like(raw) for raw in self.raw] if descent.momentum else []
+
+    @staticmethod
+    def _cut(flat: Tensor | None, s: Segment) -> Tensor:
+        assert flat is not None
+        return flat[:, s.start : s.stop]
+
+    def part(self, members: slice | Tensor) -> Stack:
+        """Some of the clients: the same memory for a slice, a copy (see `put`) for indices."""
+        part = object.__new__(Stack)
+        part.layout, part.descent = self.layout, self.descent
+        part.flat = None if self.flat is None else self.flat[members]
+        if part.flat is None:
+            part.raw = [raw[members] for raw in self.raw]
+        else:
+            part.raw = [self._cut(part.flat, s) for s in self.layout.segments]
+        part.v = [v[members] for v in self.v]
+        return part
+
+    def put(self, members: Tensor, part: Stack) -> None:
+        """What has become of a part that was copied."""
+        for mine, new in zip((*self.raw, *self.v), (*part.raw, *part.v), strict=True):
+            mine[members] = new
+
+    def __len__(self) -> int:
+        return len(self.raw[0])
+
+    def versions(self) -> list[int]:
+        """How often the weights have been written to."""
+        return [raw._version for raw in self.raw]
+
+    # ---- shapes ----
+    def leaves(self, trained: Sequence[bool]) -> list[Tensor]:
+        """The weights in the tensors' own shapes, (n, *shape); those that are trained ask for gradients."""
+        return [
+            self.shaped(i, raw).detach().requires_grad_(on)
+            for i, (raw, on) in enumerate(zip(self.raw, trained, strict=True))
+        ]
+
+    def shaped(self, i: int, raw: Tensor) -> Tensor:
+        """(n, size of tensor i) as (n, *shape), no copy."""
+        s = self.layout.segments[i]
+        if not s.channels_last:
+            return raw.view(len(raw), *s.shape)
+        o, c, h, w = s.shape
+        return raw.view(len(raw), o, h, w, c).permute(0, 1, 4, 2, 3)
+
+    def row(self, i: int) -> Tensor:
+        """(d,) the weights of one client."""
+        return self.flat[i] if self.flat is not None else torch.cat([raw[i] for raw in self.raw])
+
+    def subtract(self, i: int, part: Selection, w0: Tensor, out: Tensor) -> None:
+        """out <- the part of w_i - w0."""
+        if self.flat is not None or not part.whole or out.device != w0.device:
+            part.subtract(self.row(i), w0, out)
+            return
+        for s, raw in zip(self.layout.segments, self.raw, strict=True):
+            torch.sub(raw[i], w0[s.start : s.stop], out=out[s.start : s.stop])
+
+    # ---- steps ----
+    def move(self, i: int, g: Tensor) -> None:
+        """One step of tensor i along its gradients (n, *shape)."""
+        how, w = self.descent, self.shaped(i, self.raw[i])
+        if how.weight_decay:
+            g = g.add(w, alpha=how.weight_decay)
+        if how.momentum:
+            g = self.shaped(i, self.v[i]).mul_(how.momentum).add_(g)
+        w.add_(g, alpha=-how.lr)
+
+    def move_by_product(self, i: int, a: Tensor, b: Tensor) -> None:
+        """The same along a @ b, (n, rows, k) and (n, k, columns), which is not written down anywhere."""
+        how, w = self.descent, self.shaped(i, self.raw[i])
+        if not how.momentum:
+            w.baddbmm_(a, b, beta=1 - how.lr * how.weight_decay, alpha=-how.lr)
+            return
+        v = self.shaped(i, self.v[i]).baddbmm_(a, b, beta=how.momentum)
+        if how.weight_decay:
+            v.add_(w, alpha=how.weight_decay)
+        w.add_(v, alpha=-how.lr)

@@ -1,0 +1,135 @@
+"""The rounds of several clients at once, or one by one where they cannot be trained together."""
+
+from __future__ import annotations
+
+import time
+import warnings
+from collections.abc import Callable, Sequence
+from functools import partial
+
+import torch
+from torch import Tensor, nn
+
+from fedmpi.common import seeds
+from fedmpi.common.blame import blaming
+from fedmpi.common.errors import RankWarning, UserError
+from fedmpi.engine.checks import Untouched, check_pair
+from fedmpi.engine.local_client import LocalClient
+from fedmpi.engine.packed.fit import PackedFit, cut
+from fedmpi.engine.worker import Worker
+from fedmpi.flat.model import FlatModel
+from fedmpi.method.base import Method, overrides
+from fedmpi.method.context import Row, State
+
+STACKED = 1 << 20  # entries of all weights that pack: auto trains at once: what caches hold
+MOST = 64  # clients of pack: auto
+REMEDY = "set compute.pack: 1 (one by one), or auto, which does so where it must"
+
+
+def why_not(method: Method, model: FlatModel, *, bf16: bool, compiled: bool) -> str | None:
+    """What keeps clients from being trained together, as far as it can be told beforehand; None if nothing does."""
+    name = type(method).__name__
+    parts = list(model.module.modules())
+    reasons = {
+        f"method {name} has phases of its own (hook train)": overrides(method, "train"),
+        f"method {name} has steps of its own (hook step)": overrides(method, "step"),
+        f"method {name} takes several batches for a step": method.batches_a_step != 1,
+        "the model has buffers (batch statistics)": bool(len(model.b) or model.counters),
+        "the model draws random numbers (dropout)": any(
+            isinstance(part, nn.modules.dropout._DropoutNd) and part.p for part in parts
+        ),
+        "compute.precision is bf16": bf16,
+        "compute.compile is true": compiled,
+    }
+    return next((reason for reason, holds in reasons.items() if holds), None)
+
+
+def many(pack: int | str, d: int) -> int:
+    """The clients to be trained at once for this setting of compute.pack and a model of d parameters."""
+    return pack if isinstance(pack, int) else min(max(STACKED // max(d, 1), 1), MOST)
+
+
+def rounds(clients: Sequence[LocalClient]) -> Sequence[Callable[[Tensor], object]]:
+    """The clients' rounds: what writes the upload of each into its row (`LocalClient.take_part`), to be called in turn.
+
+    Those that are trained together have been trained; one alone trains when it is called.
+    """
+    if len(clients) < 2 or clients[0].worker.pack == 1:
+        return [client.take_part for client in clients]
+    worker, began = clients[0].worker, time.perf_counter()
+    ordered = sorted(clients, key=lambda k: cut(worker, k), reverse=True)
+    try:
+        worker.training()
+        arrived = [_arrive(client) for client in ordered]
+        fit = PackedFit(worker, ordered)
+        fit()
+    except Exception as error:
+        # Nothing is written yet. One by one a client's own error is told as ever; else it is the packing's.
+        return _alone(clients, error)
+    seconds = (time.perf_counter() - began) / len(clients)
+    write = {client.id: partial(_finish, client, fit, i, seconds, *arrived[i]) for i, client in enumerate(ordered)}
+    return [write[client.id] for client in clients]
+
+
+def _alone(clients: Sequence[LocalClient], error: Exception) -> Sequence[Callable[[Tensor], object]]:
+    """One by one after all, from the start."""
+    fine: list[bool] = []
+
+    def write(k: LocalClient, row: Tensor) -> None:
+        new = LocalClient(k.worker, k.id, k.round, k.lr, k.announcement, k.download, k.state_row)
+        fine.append(new.take_part(row))
+        if len(fine) == len(clients) and all(fine):
+            _cannot(k.worker, error)
+
+    return [partial(write, client) for client in clients]
+
+
+def _arrive(client: LocalClient) -> tuple[Untouched, Tensor]:
+    """The client's round up to its training; where torch's generator then is, if a hook may have drawn from it."""
+    worker, untouched, drawn = client.worker, client.untouched(), client.worker.nothing
+    if overrides(worker.method, "receive"):
+        with blaming(client.where), seeds.scoped(worker.seed, "torch", client.round, client.id):
+            worker.model.load(client.received, client.b0)
+            client.begin()
+            drawn = torch.get_rng_state()
+        untouched.check(client.where, "receive")
+    return untouched, drawn
+
+
+def _finish(
+    client: LocalClient, fit: PackedFit, i: int, seconds: float, untouched: Untouched, drawn: Tensor, row: Tensor
+) -> None:
+    """The rest of the round, with the weights that are number i of the stack."""
+    if len(client.scratch_row):
+        client.scratch = client.worker.messages.scratch.views(fit.scratch[i])
+    leave = partial(_leave, client, fit, i, seconds, untouched, drawn, row)
+    client.kept(row, leave, time.perf_counter() - seconds)
+
+
+def _leave(
+    client: LocalClient, fit: PackedFit, i: int, seconds: float, untouched: Untouched, drawn: Tensor, row: Tensor
+) -> dict[str, Tensor]:
+    """Write the upload; what becomes of the client's state."""
+    worker, method = client.worker, client.worker.method
+    sent, more = Row(), State()
+    asked = overrides(method, "upload")
+    if asked or len(client.state_row):  # else nobody looks at k.w
+        worker.model.load(fit.stack.row(i), client.b0)
+    if asked:
+        with blaming(client.where), seeds.scoped(worker.seed, "torch", client.round, client.id):
+            if len(drawn):
+                torch.set_rng_state(drawn)
+            sent, more = check_pair(method, "upload", method.upload(client), client.where)
+        untouched.check(client.where, "upload")
+    return client.write(row, (State(), sent, more), fit.loss[i], seconds, partial(fit.stack.subtract, i))
+
+
+def _cannot(worker: Worker, error: Exception) -> None:
+    """These clients have been trained one by one."""
+    said = (str(error).strip().splitlines() or [type(error).__name__])[0]
+    name, module = type(worker.method).__name__, type(worker.model.module).__name__
+    text = f"clients of method {name} with model {module} cannot be trained together: {said}"
+    if worker.strict:
+        raise UserError(f"compute.pack: {worker.pack}: {text}; {REMEDY}")
+    worker.pack = 1
+    warnings.warn(RankWarning(f"compute.pack: auto: {text}; they are trained one by one"), stacklevel=2)
