@@ -1,6 +1,6 @@
 # `make help` lists the targets. All is installed into .venv, nothing outside of it.
 .DEFAULT_GOAL := help
-.PHONY: setup demo test test-slow test-faults check bench clean help
+.PHONY: setup demo test test-slow test-faults check bench gpu clean help
 
 PYTHON ?= python3
 # Ahead of the rest of PATH, so that an mpirun in .venv meets the MPI library in .venv.
@@ -39,8 +39,11 @@ check: setup  ## lint, format, types, shell scripts, spelling
 	shellcheck launch/*.sh slurm/* tests/*.sh .ci/*
 	codespell --ignore-words-list alhpa,alligned,toi --check-hidden --skip './.git,./.venv,./.*_cache,./runs,./data,./build'
 
-bench: setup  ## speed next to the same work written by hand in PyTorch
-	@set -e; for script in engine small vectors methods checkpoint startup; do echo "== $$script"; python "benchmarks/$$script.py"; done
+bench: setup  ## speed next to the same work by other means, 15 minutes of a quiet machine: docs/performance.md
+	@python benchmarks/suite.py; code=$$?; python docs/make_performance.py > docs/performance.md; exit $$code
+
+gpu:  ## all that a machine with one GPU can tell in ten minutes, without a network: docs/gpu.md
+	@python benchmarks/gpu/kit.py
 
 clean:  ## remove .venv and caches; runs and data stay
 	rm -rf .venv build dist *.egg-info .pytest_cache .mypy_cache .ruff_cache

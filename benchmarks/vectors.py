@@ -14,10 +14,12 @@ import argparse
 import os
 import socket
 import time
+from pathlib import Path
 from statistics import median
 
 import torch
 import torch.distributed as dist
+from measure import line, turns
 from torch import nn
 
 from fedmpi.aggregation import principal
@@ -43,42 +45,52 @@ class Vector(nn.Module):
         return self.v.mean() * x.new_ones(len(x), 1)
 
 
+def vector(input_shape: tuple[int, ...], classes: int, *, d: int) -> Vector:
+    return Vector(d)
+
+
 class Task:
+    """seconds: that a step takes beside, as if another device made it."""
+
     names = ("zero",)
 
-    def __init__(self, classes):
-        pass
+    def __init__(self, classes: int, seconds: float = 0.0) -> None:
+        self.seconds = seconds
 
     def loss(self, model, x, y):
+        time.sleep(self.seconds)
         return model(x).mean()
 
     def metrics(self, outputs, y):
         return {"zero": 0.0}
 
 
-def ours(d, rounds, comm):
+def federation(d, rounds, comm, clients=CLIENTS, device="cpu", seconds=0.0, epochs=1):
+    """fedmpi on such a model, one step a client and epoch."""
+    here = str(Path(__file__).resolve())
     s = Settings.model_validate(
         {
             "rounds": rounds,
-            "data": {"source": "x", "partition": {"scheme": "iid", "clients": CLIENTS}},
-            "model": {"name": f"{__file__}:Vector"},
+            "data": {"source": "x", "partition": {"scheme": "iid", "clients": clients}},
+            "model": {"name": f"{here}:vector", "d": d},
             "method": {"name": "fedavg"},
-            "task": {"name": f"{__file__}:Task"},
-            "train": {"batch_size": "full", "lr": 0.1, "momentum": 0.0},
+            "task": {"name": f"{here}:Task", "seconds": seconds},
+            "train": {"batch_size": "full", "lr": 0.1, "momentum": 0.0, "epochs": epochs},
             "evaluate": {"every": 10**6},
         }
     )
-    x, y = torch.zeros(CLIENTS, 1), torch.zeros(CLIENTS)
-    data = split(Dataset(x, y, x[:1], y[:1], classes=1), "iid", CLIENTS, 0, "global")
-    build.make_module, made_module = (lambda *_: Vector(d)), build.make_module
-    try:
-        made = build.experiment(s, data, torch.device("cpu"))
-    finally:
-        build.make_module = made_module
-    return build.federation(made, comm, lambda: False)
+    x, y = torch.zeros(clients, 1), torch.zeros(clients)
+    data = split(Dataset(x, y, x[:1], y[:1], classes=1), "iid", clients, 0, "global")
+    return build.federation(build.experiment(s, data, torch.device(device)), comm, lambda: False)
 
 
-def by_hand(model, w, rows, rank, size, comm_w):
+def one_round(fed, t):
+    """Round t on this rank, from its announcement to the server's step."""
+    fed.exchange.announce(GO, fed.server)
+    fed.round(t, time.perf_counter())
+
+
+def by_hand(model, rows, rank, size, comm_w):
     """One round; `rows` (clients, d) at rank 0, (own clients, d) elsewhere."""
     if size > 1:
         dist.broadcast(comm_w, 0)
@@ -88,7 +100,7 @@ def by_hand(model, w, rows, rank, size, comm_w):
         with torch.no_grad():
             p.copy_(comm_w)
         p.grad = None
-        model(torch.zeros(1, 1)).mean().backward()
+        model(p.new_zeros(1, 1)).mean().backward()
         with torch.no_grad():
             torch._fused_sgd_(
                 [p], [p.grad], [], lr=0.1, momentum=0.0, weight_decay=0.0, dampening=0.0, nesterov=False,
@@ -114,53 +126,58 @@ def group_by_hand(comm):
     dist.init_process_group("gloo", f"tcp://127.0.0.1:{port}", rank=comm.rank, world_size=comm.size)
 
 
-def rounds_of(d, repeats):
+def finished(device):
+    """Wait until the device has done what it was told."""
+    if device == "cuda":
+        torch.cuda.synchronize()
+
+
+def rounds_of(d, repeats, device):
     job = detect(os.environ)
-    comm = connect(job, "gloo" if job.size > 1 else "auto")
+    if job.size > 1 and device != "cpu":
+        raise SystemExit("--device goes with one process")
+    comm = connect(job, "gloo" if job.size > 1 else "auto", torch.device(device))
     if job.size > 1:
         group_by_hand(comm)
-    fed = ours(d, repeats, comm)
-    model, w = Vector(d), torch.zeros(d)
+    fed = federation(d, repeats, comm, device=device)
+    model, w = Vector(d).to(device), torch.zeros(d, device=device)
     held = CLIENTS if comm.rank == 0 else len(range(comm.rank - 1, CLIENTS, comm.size - 1))
-    rows = torch.empty(held, d)
+    rows = torch.empty(held, d, device=device)
     fedmpi_s, hand_s = [], []
     for t in range(repeats):
         began = time.perf_counter()
-        fed.exchange.announce(GO, fed.server)
-        fed.round(t, began)
+        one_round(fed, t)
+        finished(device)
         fedmpi_s.append(time.perf_counter() - began)
         began = time.perf_counter()
-        by_hand(model, w, rows, comm.rank, comm.size, w)
+        by_hand(model, rows, comm.rank, comm.size, w)
+        finished(device)
         hand_s.append(time.perf_counter() - began)
     if comm.rank == 0:
-        ratio = median(fedmpi_s[1:]) / median(hand_s[1:])
-        print(
-            f"{comm.size} rank(s), {d:,} parameters, {CLIENTS} clients: fedmpi {median(fedmpi_s[1:]):.3f} s  "
-            f"by hand {median(hand_s[1:]):.3f} s  ratio {ratio:.2f}"
-        )
+        peak = f"peak {torch.cuda.max_memory_allocated() / 2**20:.0f} MiB on the GPU" if device == "cuda" else ""
+        what = f"{comm.size} rank(s), {d:,} parameters, {CLIENTS} clients"
+        line(what, ("fedmpi", median(fedmpi_s[1:])), ("by hand", median(hand_s[1:])), note=peak)
     comm.close()
     return comm.rank
 
 
-def server(d, m=12, repeats=5):
-    rows, p = torch.randn(m, d), torch.full((m,), 1 / m, dtype=torch.float64)
-    means, principals = [], []
-    for _ in range(repeats):
-        began = time.perf_counter()
-        linear.combine(rows, p)
-        means.append(time.perf_counter() - began)
-        began = time.perf_counter()
-        principal.principal_mean(rows, p)
-        principals.append(time.perf_counter() - began)
-    a, b = median(principals[1:]), median(means[1:])
-    print(f"server, m={m}, d={d:,}: FedLD's rule {a:.3f} s  weighted mean {b:.3f} s  ratio {a / b:.2f}")
+def server(d, device, m=12, repeats=5):
+    rows, p = torch.randn(m, d, device=device), torch.full((m,), 1 / m, dtype=torch.float64)
+    sides = {
+        "mean": lambda: (linear.combine(rows, p), finished(device))[1],
+        "principal": lambda: (principal.principal_mean(rows, p), finished(device))[1],
+    }
+    seconds = turns(sides, repeats)
+    what = f"server, m={m}, d={d:,}"
+    line(what, ("FedLD's rule", seconds["principal"]), ("weighted mean", seconds["mean"]))
 
 
 if __name__ == "__main__":
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--d", type=int, default=25_600_000)
     parser.add_argument("--repeats", type=int, default=7)
+    parser.add_argument("--device", default="cpu")
     arguments = parser.parse_args()
     torch.set_num_threads(1)
-    if rounds_of(arguments.d, arguments.repeats) == 0:
-        server(arguments.d)
+    if rounds_of(arguments.d, arguments.repeats, arguments.device) == 0:
+        server(arguments.d, arguments.device)

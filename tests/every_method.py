@@ -1,4 +1,4 @@
-"""Every method on a tiny federation, in one job of any size. Started once per rank:  every_method.py FILE BACKEND
+"""Every method on a tiny federation, in one job of any size. Once per rank:  every_method.py FILE BACKEND [DEVICE]
 
 Rank 0 writes {case: what must not depend on ranks} into FILE, and what each rank counted.
 """
@@ -14,6 +14,7 @@ from helpers import digest, prepare, record, trial
 from fedmpi.comm import connect, detect
 from fedmpi.flat import linear
 from fedmpi.methods import registry
+from fedmpi.runtime.launch import set_numerics
 
 
 def wire(up, down):
@@ -99,14 +100,17 @@ def sizes(messages, t):
 
 def main() -> None:
     chunk, block = linear.CHUNK, linear.BLOCK
-    comm = connect(detect(os.environ), sys.argv[2], start_timeout_s=60, round_timeout_s=60)
+    device = torch.device(*sys.argv[3:] or ["cpu"])
+    if device.type == "cuda":
+        set_numerics(trial("fedavg", compute={"deterministic": True}))  # before the first kernel
+    comm = connect(detect(os.environ), sys.argv[2], device, start_timeout_s=60, round_timeout_s=60)
     found = {}
     for name, config in cases().items():
         # Slots of the tiny models are large, too: they are added as they come, or shared out.
         real = any(net in name for net in ("alexnet", "vgg", "resnet"))
         linear.CHUNK, linear.BLOCK = (chunk, block) if real else (64, 2)
         counted = comm.sent_bytes, comm.received_bytes
-        it = prepare(config, comm=comm)
+        it = prepare(config, comm=comm, device=device)
         it.fed.run()
         mine = {
             "kept": {k: digest(row) for k, row in it.fed.states.rows.items() if len(row)},

@@ -166,16 +166,22 @@ class Play:
         return [row["sha256"] for row in self.rows if row["round"] >= 0]
 
 
-def prepare(config: Settings, data: Federated | None = None, comm: Any = None, stop: Any = lambda: False) -> Play:
+def prepare(
+    config: Settings,
+    data: Federated | None = None,
+    comm: Any = None,
+    stop: Any = lambda: False,
+    device: torch.device = CPU,
+) -> Play:
     """The experiment, ready to run."""
     torch.set_num_threads(1)
     data = data or federated()
     data = data if data.validation else hold_out(data, config.data.validation, config.seed)
-    made = build.experiment(config, data, CPU)
+    made = build.experiment(config, data, device)
     w0, b0 = made.model.w.detach().clone(), made.model.b.clone()
     rows: list[dict[str, Any]] = []
     lines: list[dict[str, Any]] = []
-    fed = build.federation(made, comm or Solo(CPU), stop, Sink(rows.append, lines.extend))
+    fed = build.federation(made, comm or Solo(device), stop, Sink(rows.append, lines.extend))
     return Play(fed, made, rows, lines, "", w0, b0)
 
 
@@ -188,7 +194,7 @@ def play(config: Settings, data: Federated | None = None, comm: Any = None) -> P
 
 def digest(x: torch.Tensor) -> str:
     """Of the bits, so that -0 is not 0 and a nan equals itself."""
-    return hashlib.sha256(x.detach().contiguous().numpy().tobytes()).hexdigest()[:16]
+    return hashlib.sha256(x.detach().cpu().contiguous().numpy().tobytes()).hexdigest()[:16]
 
 
 def record(it: Play) -> dict[str, Any]:

@@ -1,36 +1,66 @@
-"""The programs in benchmarks/ run; what they measure is for a quiet machine."""
+"""The programs in benchmarks/ run, and what they print becomes pages; what they measure is for a quiet machine."""
 
+import json
 import re
 import runpy
 import subprocess
 import sys
 import warnings
+from importlib import import_module
 
 import pytest
 import torch
 from helpers import ROOT, clean_env, launcher
 
+SIDES = r"[^:]*: .* [\d.]+ \S+  .* [\d.]+ \S+  ratio [\d.]+"  # measure.line
+TINY = {  # program: (arguments, what it prints)
+    "small.py": (["--rounds", "2"], r"logistic .* ratio [\d.]+ .*fast\nmlp .* ratio [\d.]+ .*fast\n"),
+    "vectors.py": (["--d", "1000", "--repeats", "2"], r"1 rank\(s\), 1,000 parameters.*\nserver, m=12.*\n"),
+    "methods.py": (["fedavg", "--rounds", "1"], r"method .*\nfedavg .*\n"),
+    "methods.py --passes": (
+        ["fedsam", "--passes", "--samples", "10"],
+        r"method .*\nfedsam +2.00 .*perturbs.*\n",
+    ),
+    "startup.py": (["--repeats", "1", "--ranks", "1"], r"to the first step\n.* x\nto the end\n.* x\n"),
+    "cnn.py": (
+        ["--threads", "1", "--samples", "5", "--test", "20", "--rounds", "1", "--blocks", "1"],
+        r"1 rank\(s\), fp32: fedmpi .* s a round .*, by hand .*ratio [\d.]+ .*\n",
+    ),
+    "checkpoint.py": (["--pairs", "1", "--samples", "20"], r"fedavg: 1 rounds with, 1 without.*\n.*ratio [\d.]+\n"),
+    "rules.py": (
+        ["krum", "median", "--m", "3", "900", "--d", "2000", "--gib", "0.001", "--repeats", "1"],
+        rf"mean, m=3{SIDES}\nkrum, m=3{SIDES}.*\nmedian, m=3{SIDES}.*\nm=900, d=2,000 left out.*\n",
+    ),
+    "collectives.py": (
+        ["--ranks", "2", "--d", "1000", "--repeats", "2", "--backend", "mpi"],
+        "".join(rf"{what}, mpi, 2 ranks{SIDES}.*\n" for what in ("broadcast", "gather of rows")),
+    ),
+    "scaling.py": (
+        ["--ranks", "2", "--rounds", "1", "--train", "0.0001"],
+        rf"(strong, . ranks, 48 clients{SIDES}\nweak, . ranks, 3 clients{SIDES}\n){{2}}no fit: 4 points for 5.*\n",
+    ),
+    "states.py": (
+        ["--clients", "40", "--cohort", "10", "--rounds", "2", "--cap", "0.0001"],
+        rf"(40 stateful clients, 10 a round{SIDES}\n){{2}}(40 stateful.*, memory{SIDES}\n){{2}}",
+    ),
+    "exchange.py": (
+        ["--ranks", "2", "--gib", "0.001", "--rounds", "1", "--backend", "gloo"],
+        rf"(exchange of 0.001 GiB, 6 clients, 2 ranks, gloo.*{SIDES}\n){{2}}",
+    ),
+    "gpu/rounds.py": (["--device", "cpu", "--share", "100", "--rounds", "1"], rf"cnn, .*{SIDES}.*\ncifar10, .*\n"),
+}
 
-@pytest.mark.parametrize(
-    ("program", "words", "said"),
-    [
-        ("small.py", ["--rounds", "2"], r"logistic .* ratio [\d.]+ .*fast\nmlp .* ratio [\d.]+ .*fast\n"),
-        ("vectors.py", ["--d", "1000", "--repeats", "2"], r"1 rank\(s\), 1,000 parameters.*\nserver, m=12.*\n"),
-        ("methods.py", ["fedavg", "--rounds", "1"], r"method .*\nfedavg .*\n"),
-        ("startup.py", ["--repeats", "1", "--ranks", "1"], r"to the first step\n.* x\nto the end\n.* x\n"),
-        ("methods.py", ["fedsam", "--passes", "--samples", "10"], r"method .*\nfedsam +2.00 .*perturbs.*\n"),
-        (
-            "cnn.py",
-            ["--threads", "1", "--samples", "5", "--test", "20", "--rounds", "1", "--blocks", "1"],
-            r"1 rank\(s\), fp32: fedmpi .* s a round .*, by hand .*ratio [\d.]+ .*\n",
-        ),
-        ("checkpoint.py", ["--pairs", "1", "--samples", "20"], r"fedavg: 1 rounds with, 1 without.*\n.*ratio [\d.]+\n"),
-    ],
-)
-def test_it_runs(monkeypatch, capsys, program, words, said):
+
+@pytest.fixture
+def from_benchmarks(monkeypatch):
     monkeypatch.chdir(ROOT)
+    monkeypatch.setattr(sys, "path", [str(ROOT / "docs"), str(ROOT / "benchmarks"), *sys.path])
+
+
+@pytest.mark.parametrize("program", TINY)
+def test_it_runs(from_benchmarks, monkeypatch, capsys, program):
+    (words, said), program = TINY[program], program.split()[0]
     monkeypatch.setattr(sys, "argv", [program, *words])
-    monkeypatch.setattr(sys, "path", [str(ROOT / "benchmarks"), *sys.path])
     threads = torch.get_num_threads()
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
@@ -46,3 +76,115 @@ def test_vectors_over_ranks():
     )
     assert done.returncode == 0, done.stderr
     assert "3 rank(s), 1,000 parameters" in done.stdout
+
+
+def test_every_program_of_the_suite_is_there_and_tried(from_benchmarks):
+    suite = import_module("suite")
+    named = {file.name for part in suite.PARTS.values() for file in (suite.split(c)[1] for c in part.commands)}
+    optional = {"engine.py", "peers.py"}  # the first takes minutes, the second needs other programs
+    assert named - optional <= set(TINY)
+
+
+@pytest.mark.parametrize(
+    ("text", "what", "ours", "ratio", "note"),
+    [
+        ("a, b=1: fedmpi 1.200 s  by hand 1.000 s  ratio 1.20", "a, b=1", ("fedmpi", 1.2), 1.2, ""),
+        ("mlp    9 values   fedmpi 2.5 ms   by hand 2 ms   ratio 1.25", "mlp, 9 values", ("fedmpi", 2.5), 1.25, ""),
+        (
+            "x: a cap of 1 GiB 2,000.5 MiB  free 4 MiB  ratio 500.12  (so)",
+            "x",
+            ("a cap of 1 GiB", 2000.5),
+            500.12,
+            "so",
+        ),
+        ("c=True  fedmpi 1 s  bare 1 s  ratio 1.0  (pairs 1 to 2)", "c=True", ("fedmpi", 1.0), 1, "pairs 1 to 2"),
+    ],
+)
+def test_lines_are_read(from_benchmarks, text, what, ours, ratio, note):
+    found = import_module("measure").read(text)
+    assert (found["what"], found["ours"], found["ratio"], found["note"]) == (what, ours, ratio, note)
+
+
+def test_other_lines_are_no_rows(from_benchmarks, capsys):
+    measure = import_module("measure")
+    assert measure.read("costs in ms: 1.2 a round, 3 a client") is None
+    measure.line("of 3", ("fedmpi", 2.0), ("by hand", 4.0), note="twice as fast")
+    assert measure.read(capsys.readouterr().out)["ratio"] == 0.5
+
+
+def test_costs_are_found_again(from_benchmarks):
+    """Times made of known costs give these costs back, and predict what was left out."""
+    scaling = import_module("scaling")
+    costs, points = (0.003, 0.4, 0.0005, 0.0002, 0.7), []
+    for ranks in (2, 3, 4, 8, 16):
+        for d in scaling.D:
+            for clients in (48, 3 * (ranks - 1)):
+                point = {"kind": "strong", "ranks": ranks, "clients": clients, "d": d, "training": 0.1, "pause": 0.02}
+                beside = sum(c * t for c, t in zip(costs, scaling.terms(point), strict=True))
+                points.append(point | {"seconds": 0.1 + beside})
+    assert scaling.fit(points) == pytest.approx(costs, rel=1e-6)
+    assert max(scaling.errors(points)) < 1e-6
+
+
+def test_the_suite_keeps_what_is_printed(from_benchmarks, monkeypatch, tmp_path, capfd):
+    """A part that fails is said, keeps what was there, and does not keep the others from running."""
+    suite, page = import_module("suite"), import_module("make_performance")
+    scaled = [f"weak, {n} ranks, 3 clients, d=10: fedmpi {n}.0 s  training alone 1.0 s  ratio 1" for n in (2, 4)]
+    scaled.append("weak, 64 ranks, 3 clients, d=10: fit 9.0 s  training alone 1.0 s  ratio 9  (extrapolated)")
+    program = tmp_path / "says.py"
+    program.write_text("import sys; print('\\n'.join(sys.argv[1:]))")
+    bad = tmp_path / "fails.py"
+    bad.write_text("raise SystemExit('no')")
+    row = "one, two: fedmpi 1.0 s  by hand 2.0 s  ratio 0.50"
+    parts = {
+        "exchange": suite.Part("one thing", f"{program} '{row}' 'and so on'"),
+        "small": suite.Part("another", str(bad)),
+        "scaling": suite.Part("a third", f"{program} {' '.join(repr(text) for text in scaled)}"),
+    }
+    for module in (suite, page):
+        monkeypatch.setattr(module, "PARTS", parts)
+    monkeypatch.setattr(sys, "argv", ["suite.py", "--results", str(tmp_path / "results")])
+    with pytest.raises(SystemExit, match="failed: small"):
+        suite.main()
+    kept = json.loads((tmp_path / "results" / "exchange.json").read_text())
+    assert kept["commands"][0]["lines"] == [row, "and so on"]
+    assert {"processor", "torch", "date", "commit", "load_before"} <= set(kept["machine"])
+    assert not (tmp_path / "results" / "small.json").exists()
+
+    capfd.readouterr()
+    words = ["--results", str(tmp_path / "results"), "--figures", str(tmp_path)]
+    monkeypatch.setattr(sys, "argv", ["make_performance.py", *words])
+    page.main()
+    said = capfd.readouterr().out
+    assert "| one, two | fedmpi 1 s | by hand 2 s | 0.50 |  |" in said
+    assert "and so on" in said
+    assert "Not measured yet: `python benchmarks/suite.py small`." in said
+    assert all((tmp_path / f"performance_{name}.png").stat().st_size > 5000 for name in ("ratios", "scaling"))
+
+
+def test_the_page_is_what_was_measured():
+    made = subprocess.run(
+        [sys.executable, "-W", "ignore", "docs/make_performance.py", "--no-figures"],
+        cwd=ROOT, capture_output=True, text=True, timeout=60,
+    )  # fmt: skip
+    assert made.returncode == 0, made.stderr
+    assert (ROOT / "docs/performance.md").read_text() == made.stdout, (
+        "run: python docs/make_performance.py > docs/performance.md"
+    )
+
+
+def test_the_gpu_page_has_room_for_its_table(from_benchmarks, monkeypatch):
+    monkeypatch.setattr(sys, "path", [str(ROOT / "benchmarks" / "gpu"), *sys.path])
+    kit = import_module("kit")
+    parts = [
+        {"part": "tests", "code": 0, "lines": ["3 passed, 2 skipped"]},
+        {"part": "W2", "code": 0, "lines": ["v: fedmpi 1.0 s  by hand 2.0 s  ratio 0.50  (peak 3 MiB)"]},
+        {"part": "W1", "code": 1, "lines": ["RuntimeError: no"]},
+    ]
+    table = kit.table({"command": "make gpu", "seconds": 9, "machine": {"gpu": "a card", "cuda": None}, "parts": parts})
+    page = kit.fill(kit.PAGE.read_text(), table)
+    assert "| tests | 3 passed, 2 skipped |" in page
+    assert "| W2 | v | 1 s | 2 s | 0.5 | peak 3 MiB |" in page
+    assert "| W1 | FAILED: RuntimeError: no |" in page
+    assert "gpu a card." in page
+    assert kit.fill(page, table) == page

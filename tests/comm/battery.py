@@ -132,10 +132,9 @@ def check_refusals(comm):
 CHECKS = {name: check for name, check in list(globals().items()) if name.startswith("check_")}
 
 
-def main() -> None:
-    torch.set_num_threads(1)
-    comm = connect(detect(os.environ), sys.argv[2], start_timeout_s=30, round_timeout_s=20)
-    with Path(sys.argv[1], f"{comm.rank}.jsonl").open("w") as report:
+def run(comm, folder) -> None:
+    torch.set_default_device(comm.device)  # where messages must live
+    with Path(folder, f"{comm.rank}.jsonl").open("w") as report:
         for name, check in CHECKS.items():
             error = ""
             try:
@@ -143,6 +142,12 @@ def main() -> None:
             except Exception:
                 error = traceback.format_exc()
             print(json.dumps({"check": name, "error": error, "class": type(comm).__name__}), file=report, flush=True)
+
+
+def main() -> None:
+    torch.set_num_threads(1)
+    comm = connect(detect(os.environ), sys.argv[2], start_timeout_s=30, round_timeout_s=20)
+    run(comm, sys.argv[1])
     comm.close()
 
 

@@ -1,0 +1,43 @@
+"""fedmpi in one process, on the task as it is: no checkpoints, no evaluation."""
+
+import sys
+import time
+from itertools import pairwise
+
+import torch
+from task import TASKS, asked, images, report
+
+from fedmpi.comm.backends.solo import Solo
+from fedmpi.config import Settings
+from fedmpi.data.dataset import Dataset
+from fedmpi.data.federated import split
+from fedmpi.runtime import build
+
+MODELS = {"softmax": "logistic", "cnn": "mcmahan_cnn"}
+
+
+def main():
+    task, rounds = asked()
+    x, y = (each.flatten(0, 1) for each in images(task))
+    assert TASKS.keys() == MODELS.keys()
+    tree = {
+        "rounds": rounds,
+        "data": {"source": "benchmark", "partition": {"scheme": "iid", "clients": task["clients"]}},
+        "model": {"name": MODELS[sys.argv[1]]},
+        "method": {"name": "fedavg"},
+        "train": {"batch_size": task["batch"], "lr": task["lr"], "momentum": 0.0},
+        "cohort": {"fraction": task["cohort"] / task["clients"]},
+        "evaluate": {"every": 10**6},
+    }
+    settings = Settings.model_validate(tree)
+    data = split(Dataset(x, y, x[:10], y[:10], classes=10), "iid", task["clients"], 0, "global")
+    made = build.experiment(settings, data, torch.device("cpu"))
+    fed = build.federation(made, Solo(torch.device("cpu")), lambda: False)
+    stamps = [time.perf_counter()]
+    fed.sink.round = lambda row: stamps.append(time.perf_counter())
+    fed.run()
+    report([b - a for a, b in pairwise(stamps)])
+
+
+if __name__ == "__main__":
+    main()

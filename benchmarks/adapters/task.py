@@ -1,0 +1,44 @@
+"""The task of benchmarks/peers.py, for programs of any kind: needs torch alone.
+
+An adapter is a file of this folder that trains the task with another program and ends with `report(seconds)`; the first
+argument names the task, the second the rounds. Nothing is evaluated where the program lets one choose.
+"""
+
+import json
+import sys
+
+import torch
+from torch import nn
+
+TASKS = {
+    "softmax": {"clients": 1000, "cohort": 100, "samples": 30, "batch": 10, "lr": 0.05},
+    "cnn": {"clients": 100, "cohort": 10, "samples": 100, "batch": 50, "lr": 0.01},
+}
+
+
+def asked():
+    """(the task, rounds)"""
+    torch.set_num_threads(1)
+    return TASKS[sys.argv[1]], int(sys.argv[2])
+
+
+def images(task):
+    """x (clients, samples, 1, 28, 28), y (clients, samples)"""
+    g = torch.Generator().manual_seed(0)
+    shape = task["clients"], task["samples"]
+    return torch.randn(*shape, 1, 28, 28, generator=g), torch.randint(10, shape, generator=g)
+
+
+def model(name):
+    """Softmax regression, or the CNN of FedAvg's paper."""
+    torch.manual_seed(0)
+    if name == "softmax":
+        return nn.Sequential(nn.Flatten(), nn.Linear(784, 10))
+    convolutions = [nn.Conv2d(1, 32, 5, padding=2), nn.ReLU(), nn.MaxPool2d(2), nn.Conv2d(32, 64, 5, padding=2)]
+    dense = [nn.Linear(3136, 512), nn.ReLU(), nn.Linear(512, 10)]
+    return nn.Sequential(*convolutions, nn.ReLU(), nn.MaxPool2d(2), nn.Flatten(), *dense)
+
+
+def report(seconds):
+    """seconds: of each round."""
+    print(json.dumps(seconds))

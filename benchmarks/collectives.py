@@ -1,0 +1,109 @@
+"""W4: what travels in a round, through fedmpi's communicators and by the bare calls.
+
+    python benchmarks/collectives.py [--ranks 4] [--d 1700000 25600000]
+
+Over gloo and over MPI, on this host: the broadcast of d float32 from rank 0 to all (torch.distributed.broadcast;
+MPI.Bcast), and one row of d from each other rank to rank 0, each into its place of one matrix (isend and irecv; Isend
+and Irecv). fedmpi's calls check, count and bound by a deadline; its MPI pauses between tests so that a rank which waits
+takes no core, where the bare calls spin. In turn in one job; a barrier before each; seconds until the last rank is
+done, medians.
+"""
+
+import argparse
+import os
+import time
+
+import torch
+import torch.distributed as dist
+from measure import line, on_ranks, turns
+from vectors import group_by_hand
+
+from fedmpi.comm import connect, detect
+
+
+def bare_gloo(comm, x, rows):
+    def broadcast():
+        dist.broadcast(x, 0)
+
+    def gather():
+        if comm.rank == 0:
+            for work in [dist.irecv(rows[r], r) for r in range(1, comm.size)]:
+                work.wait()
+        else:
+            dist.send(x, 0)
+
+    return broadcast, gather, dist.barrier
+
+
+def bare_mpi(comm, x, rows):
+    from mpi4py import MPI
+
+    world = MPI.COMM_WORLD
+
+    def broadcast():
+        world.Bcast(x.numpy(), 0)
+
+    def gather():
+        if comm.rank == 0:
+            MPI.Request.Waitall([world.Irecv(rows[r].numpy(), r, 77) for r in range(1, comm.size)])
+        else:
+            world.Send(x.numpy(), 0, 77)
+
+    return broadcast, gather, world.Barrier
+
+
+def measure(comm, backend, d, repeats):
+    x, rows = torch.randn(d), torch.empty(comm.size if comm.rank == 0 else 0, d)
+
+    def gather():
+        incoming = [(r, rows[r]) for r in range(1, comm.size)] if comm.rank == 0 else []
+        comm.exchange([] if comm.rank == 0 else [(0, x)], incoming)
+
+    bare_broadcast, bare_gather, barrier = (bare_mpi if backend == "mpi" else bare_gloo)(comm, x, rows)
+
+    def timed(call):
+        """Seconds until the last rank is done."""
+        barrier()
+        began = time.perf_counter()
+        call()
+        barrier()
+        return time.perf_counter() - began
+
+    calls = {
+        "broadcast": (lambda: comm.broadcast(x), bare_broadcast),
+        "gather of rows": (gather, bare_gather),
+    }
+    for name, (ours, bare) in calls.items():
+        seconds = turns({"fedmpi": lambda f=ours: timed(f), "bare": lambda f=bare: timed(f)}, repeats)
+        if comm.rank == 0:
+            moved = 4 * d * (comm.size - 1) / seconds["fedmpi"] / 2**30
+            what = f"{name}, {backend}, {comm.size} ranks, d={d:,}"
+            pair = [(who, 1e3 * seconds[who]) for who in ("fedmpi", "bare")]
+            line(what, *pair, unit="ms", note=f"{moved:.2f} GiB/s in all", digits=2)
+
+
+def main():
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--ranks", type=int, default=4)
+    parser.add_argument("--d", type=int, nargs="+", default=[10_000, 1_700_000, 25_600_000], help="float32")
+    parser.add_argument("--repeats", type=int, default=9)
+    parser.add_argument("--backend", choices=["gloo", "mpi"], nargs="+", default=["gloo", "mpi"])
+    asked = parser.parse_args()
+    torch.set_num_threads(1)
+    job = detect(os.environ)
+    if job.size == 1:
+        for backend in asked.backend:
+            words = ["--d", *asked.d, "--repeats", asked.repeats, "--backend", backend]
+            on_ranks(asked.ranks, __file__, *words)
+        return
+    (backend,) = asked.backend
+    comm = connect(job, backend)
+    if backend == "gloo":
+        group_by_hand(comm)
+    for d in asked.d:
+        measure(comm, backend, d, asked.repeats)
+    comm.close()
+
+
+if __name__ == "__main__":
+    main()

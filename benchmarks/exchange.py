@@ -1,0 +1,96 @@
+"""W8: a large model and nothing but its exchange: 6 clients, each on a rank of its own, no training.
+
+    python benchmarks/exchange.py [--gib 0.25] [--ranks 7] [--backend gloo]
+
+NVIDIA FLARE's tensor-stream example (a model of 3.4 GB, 6 clients) reports 155 s a round and 82 GiB on the server; here
+all ranks share one host, which needs about 3 models a rank: --gib 3.2 wants some 70 GiB with seven ranks, and 30 with
+three, where a rank has three clients. A round: w to all ranks, one row of d from every client to rank 0, their weighted
+mean added to w. bare: the same transfers by torch.distributed or MPI in the same job, each row added to w as it comes,
+in float32. In turn, medians. Memory is rank 0's peak (VmHWM) over whole rounds beyond what it held before it had a
+model, counted in models; 2.5 are allowed.
+"""
+
+import argparse
+import os
+import time
+from statistics import median
+
+import torch
+import torch.distributed as dist
+from measure import forget_peak, line, memory, on_ranks
+from vectors import federation, group_by_hand, one_round
+
+from fedmpi.comm import connect, detect
+
+CLIENTS, ALLOWED = 6, 2.5
+
+
+def bare(comm, w, row, world):
+    """One round of transfers; `row` (d,) is where rank 0 receives, and what the others send."""
+    if world is None:
+        dist.broadcast(w, 0)
+    else:
+        world.Bcast(w.numpy(), 0)
+    for k in range(CLIENTS):
+        source = 1 + k % (comm.size - 1)
+        if comm.rank == source:
+            dist.send(row, 0) if world is None else world.Send(row.numpy(), 0, 77)
+        elif comm.rank == 0:
+            dist.recv(row, source) if world is None else world.Recv(row.numpy(), source, 77)
+            w.add_(row, alpha=1 / CLIENTS)
+
+
+def measure(asked):
+    comm = connect(detect(os.environ), asked.backend)
+    d = int(asked.gib * 2**30) // 4
+    forget_peak()
+    before = memory("VmRSS")
+    fed = federation(d, asked.rounds + 2, comm, CLIENTS, epochs=0)
+    for t in range(2):
+        one_round(fed, t)
+    models = (memory("VmHWM") - before) / (4 * d)
+    world = None
+    if asked.backend == "gloo":
+        group_by_hand(comm)
+    else:
+        from mpi4py import MPI
+
+        world = MPI.COMM_WORLD
+    w, row = torch.zeros(d), torch.zeros(d)
+    ours, theirs = [], []
+    for t in range(asked.rounds):
+        comm.allgather_bytes(b"", 600)
+        began = time.perf_counter()
+        one_round(fed, t + 2)
+        ours.append(time.perf_counter() - began)
+        comm.allgather_bytes(b"", 600)
+        began = time.perf_counter()
+        bare(comm, w, row, world)
+        theirs.append(time.perf_counter() - began)
+    if comm.rank == 0:
+        what = f"exchange of {asked.gib:g} GiB, {CLIENTS} clients, {comm.size} ranks, {asked.backend}"
+        line(what, ("fedmpi", median(ours)), ("bare transfers", median(theirs)))
+        line(f"{what}, memory of rank 0", ("fedmpi", models), ("allowed", ALLOWED), unit="models", digits=2)
+    comm.close()
+
+
+def main():
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--gib", type=float, default=0.25, help="of the model")
+    parser.add_argument("--ranks", type=int, default=CLIENTS + 1)
+    parser.add_argument("--rounds", type=int, default=5)
+    parser.add_argument("--backend", choices=["gloo", "mpi"], nargs="+", default=["gloo", "mpi"])
+    parser.add_argument("--inner", action="store_true", help=argparse.SUPPRESS)
+    asked = parser.parse_args()
+    torch.set_num_threads(1)
+    if asked.inner:
+        asked.backend = asked.backend[0]
+        measure(asked)
+        return
+    for backend in asked.backend:
+        words = ["--gib", asked.gib, "--rounds", asked.rounds, "--backend", backend]
+        on_ranks(asked.ranks, __file__, "--inner", *words)
+
+
+if __name__ == "__main__":
+    main()

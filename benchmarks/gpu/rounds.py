@@ -1,0 +1,164 @@
+"""A round on a device, next to the same work written by hand for it.   python benchmarks/gpu/rounds.py [cnn cifar10]
+
+cnn       100 clients of 600 grey 28x28 images, 10 a round, the 1.66 M-parameter CNN, batch 50, one local epoch,
+          momentum 0.9; the global model on 10,000 images
+cifar10   pfl-research's configuration (its benchmarks/image_classification/configs/baseline.yaml): 1,000 users of 50
+          colour 32x32 images, cohort 50, two 3x3 convolutions, pool, dropout, 128, 1.63 M parameters, batch 10, one
+          local epoch, SGD without momentum, all users alike; no evaluation
+By hand, per client: copy w into the model, take the steps with torch's fused kernel on the model's own parameters, add
+the difference to a sum. All images lie on the device. In turn in one process; medians and their ratio. Random images:
+speed does not depend on what they show. Memory is the most that torch held on the GPU while fedmpi's round ran.
+"""
+
+import argparse
+import math
+import sys
+import time
+from pathlib import Path
+from statistics import median
+
+import torch
+from torch import nn
+from torch.nn.functional import cross_entropy
+
+sys.path.insert(0, str(Path(__file__).parents[1]))
+
+from engine import images, settings
+from measure import line
+
+from fedmpi.comm.backends.solo import Solo
+from fedmpi.config import Settings
+from fedmpi.data.dataset import Dataset
+from fedmpi.data.federated import split
+from fedmpi.runtime import build
+
+LR = 0.1
+
+
+def simple_cnn(input_shape: tuple[int, ...], classes: int) -> nn.Sequential:
+    """The model of pfl-research's benchmarks."""
+    flat = 64 * math.prod((side - 4) // 2 for side in input_shape[1:])
+    layers = [nn.Conv2d(input_shape[0], 32, 3), nn.ReLU(), nn.Conv2d(32, 64, 3), nn.ReLU(), nn.MaxPool2d(2)]
+    layers += [nn.Dropout(0.25), nn.Flatten(), nn.Linear(flat, 128), nn.ReLU(), nn.Dropout(0.5)]
+    return nn.Sequential(*layers, nn.Linear(128, classes))
+
+
+def cnn(rounds, share):
+    """(settings, data), 1/share of it all."""
+    return settings(rounds, True), split(images(100, 600 // share, 10_000 // share), "iid", 100, 0, "global")
+
+
+def cifar10(rounds, share):
+    clients = 1000 // share
+    g = torch.Generator().manual_seed(0)
+    x, y = (
+        torch.randn(clients * 50 + 100, 3, 32, 32, generator=g),
+        torch.randint(10, (clients * 50 + 100,), generator=g),
+    )
+    data = Dataset(x[:-100], y[:-100], x[-100:], y[-100:], classes=10)
+    tree = {
+        "rounds": rounds,
+        "data": {"source": "benchmark", "partition": {"scheme": "iid", "clients": clients}},
+        "model": {"name": f"{Path(__file__).resolve()}:simple_cnn"},
+        "method": {"name": "fedavg"},
+        "train": {"batch_size": 10, "lr": LR, "momentum": 0.0},
+        "cohort": {"fraction": 50 / 1000, "weighting": "uniform"},
+        "evaluate": {"every": 10**6},
+    }
+    return Settings.model_validate(tree), split(data, "iid", clients, 0, "global")
+
+
+class ByHand:
+    """The leanest loop that does the same; parameters and gradients are the model's own."""
+
+    def __init__(self, s, module, data, evaluates):
+        self.module, self.data, self.evaluates = module, data, evaluates
+        self.batch, self.momentum, self.lr = s.train.batch_size, s.train.momentum, s.train.lr
+        self.p = list(module.parameters())
+        self.w = [p.detach().clone() for p in self.p]
+
+    def round(self, members):
+        total = [torch.zeros_like(w) for w in self.w]
+        self.module.train()
+        for k in members:
+            self.client(self.data.train[k])
+            torch._foreach_add_(total, torch._foreach_sub(self.p, self.w))
+        torch._foreach_add_(self.w, total, alpha=1 / len(members))
+        if self.evaluates:
+            self.test()
+
+    @torch.no_grad()
+    def client(self, shard):
+        torch._foreach_copy_(self.p, self.w)
+        v = [torch.empty_like(w) for w in self.w] if self.momentum else []
+        order = shard.index[torch.randperm(len(shard))].to(shard.x.device)
+        for at in range(0, len(order), self.batch):
+            rows = order[at : at + self.batch]
+            with torch.enable_grad():
+                loss = cross_entropy(self.module(shard.x[rows]), shard.y[rows])
+                grads = list(torch.autograd.grad(loss, self.p))
+            torch._fused_sgd_(
+                self.p, grads, v, lr=self.lr, momentum=self.momentum, weight_decay=0.0, dampening=0.0, nesterov=False,
+                maximize=False, is_first_step=at == 0,
+            )  # fmt: skip
+
+    @torch.inference_mode()
+    def test(self):
+        torch._foreach_copy_(self.p, self.w)
+        self.module.eval()
+        test, correct = self.data.global_test, 0
+        for at in range(0, len(test), 100):
+            correct += (self.module(test.x[at : at + 100]).argmax(1) == test.y[at : at + 100]).sum()
+        return int(correct)
+
+
+def wait(device):
+    """Until the device has done what it was told."""
+    if device.type == "cuda":
+        torch.cuda.synchronize(device)
+
+
+def compare(name, device, rounds, share):
+    s, data = {"cnn": cnn, "cifar10": cifar10}[name](rounds + 1, share)
+    made = build.experiment(s, data, device)
+    module = build.make_module(s, data.input_shape, data.classes).to(device, memory_format=torch.channels_last)
+    hand = ByHand(s, module, made.data, evaluates=s.evaluate.every == 1)
+    fed = build.federation(made, Solo(device), lambda: False)
+    ours, theirs, peaks, mark = [], [], [], [time.perf_counter()]
+
+    def between(row):
+        wait(device)
+        ours.append(time.perf_counter() - mark[0])
+        if device.type == "cuda":
+            peaks.append(torch.cuda.max_memory_allocated(device))
+        began = time.perf_counter()
+        hand.round(row["cohort"])
+        wait(device)
+        mark[0] = time.perf_counter()
+        theirs.append(mark[0] - began)
+        if device.type == "cuda":
+            torch.cuda.reset_peak_memory_stats(device)
+
+    fed.sink.round = between
+    fed.run()
+    note = (
+        f"peak {max(peaks[1:] or peaks) / 2**20:.0f} MiB on the GPU" if peaks else f"on the CPU, 1/{share} of the task"
+    )
+    what = f"{name}, {len(made.data.train)} clients, {len(fed.roster.cohort(0))} a round"
+    line(what, ("fedmpi", median(ours[1:])), ("by hand", median(theirs[1:])), note=note)
+
+
+def main():
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("names", nargs="*", default=["cnn", "cifar10"])
+    parser.add_argument("--rounds", type=int, default=10)
+    parser.add_argument("--share", type=int, default=1, help="1/share of the images, and of cifar10's clients")
+    parser.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu")
+    asked = parser.parse_args()
+    torch.set_num_threads(1)
+    for name in asked.names:
+        compare(name, torch.device(asked.device), asked.rounds, asked.share)
+
+
+if __name__ == "__main__":
+    main()

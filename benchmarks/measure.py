@@ -1,0 +1,123 @@
+"""What the benchmarks share: sides that take turns, lines that say what was found, launchers, and the machine.
+
+A line is for people and for programs alike:      WHAT: OURS 1.20 s  THEIRS 1.00 s  ratio 1.20  (a note)
+"""
+
+import datetime
+import os
+import platform
+import re
+import shutil
+import subprocess
+import sys
+import time
+from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
+from statistics import median
+
+HERE = Path(__file__).parent
+PACKAGES = ("torch", "numpy", "mpi4py", "openmpi")
+SIDE = re.compile(r"(?P<name>\S.*?) (?P<value>[\d.,e+-]+) (?P<unit>\S+)")
+RATIO = re.compile(r"ratio (?P<ratio>[\d.e+-]+)(?P<note>.*)")
+
+
+def turns(sides, repeats, limit_s=float("inf"), now=time.perf_counter):
+    """{name: median seconds} of functions that take turns; the first turn does not count where there are several.
+
+    limit_s: no turn begins after so many seconds. A function that returns a number has measured itself.
+    """
+    seconds, began = {name: [] for name in sides}, time.perf_counter()
+    for turn in range(repeats):
+        if turn and time.perf_counter() - began > limit_s:
+            break
+        for name, side in sides.items():
+            at = now()
+            own = side()
+            seconds[name].append(now() - at if own is None else own)
+    return {name: median(each[1:] or each) for name, each in seconds.items()}
+
+
+def line(what, ours, theirs, unit="s", note="", digits=3):
+    """Print one; ours, theirs: (name, value)."""
+    sides = "  ".join(f"{name} {value:.{digits}f} {unit}" for name, value in (ours, theirs))
+    ratio = ours[1] / theirs[1] if theirs[1] else float("nan")
+    print(f"{what}: {sides}  ratio {ratio:.2f}" + (f"  ({note})" if note else ""), flush=True)
+
+
+def read(text):
+    """A printed line as {what, ours, theirs, unit, ratio, note}, the sides as (name, value); None for other lines."""
+    cells = [cell for cell in re.split(r":\s+|\s{2,}", text.strip()) if cell]
+    at = next((i for i, cell in enumerate(cells) if cell.startswith("ratio ")), 0)
+    if at < 3:
+        return None
+    sides, ratio = [SIDE.fullmatch(cell) for cell in cells[at - 2 : at]], RATIO.match(cells[at])
+    if not all(sides) or not ratio:
+        return None
+    ours, theirs = ((side["name"], float(side["value"].replace(",", ""))) for side in sides)
+    note = " ".join([ratio["note"].strip(), *cells[at + 1 :]]).strip()
+    what = ", ".join(cells[: at - 2])
+    return {
+        "what": what, "ours": ours, "theirs": theirs, "unit": sides[0]["unit"], "ratio": float(ratio["ratio"]),
+        "note": note.removeprefix("(").removesuffix(")"),
+    }  # fmt: skip
+
+
+def mpirun(ranks, *words, options=()):
+    """The words of a command that starts a program of this interpreter on `ranks` ranks of this host."""
+    command = shutil.which("mpirun", path=f"{Path(sys.executable).parent}:{os.environ['PATH']}")
+    if command is None:
+        raise SystemExit("no mpirun on PATH; pip install 'fedmpi[mpi]'")
+    said = subprocess.run([command, "--version"], capture_output=True, text=True).stdout
+    here = ["--oversubscribe", "--bind-to", "none"] if "Open MPI" in said else []
+    here += ["--allow-run-as-root"] if here and os.geteuid() == 0 else []
+    return [command, *here, *options, "-n", str(ranks), sys.executable, "-W", "ignore", *map(str, words)]
+
+
+def on_ranks(ranks, *words, options=(), quiet=False):
+    """Run it; what it printed goes on to the console, and is returned."""
+    env = os.environ | {"OMP_NUM_THREADS": os.environ.get("OMP_NUM_THREADS", "1")}
+    done = subprocess.run(mpirun(ranks, *words, options=options), env=env, stdout=subprocess.PIPE, text=True)
+    if not quiet or done.returncode:
+        print(done.stdout, end="", flush=True)
+    if done.returncode:
+        raise SystemExit(f"{' '.join(map(str, words))} on {ranks} ranks ended with {done.returncode}")
+    return done.stdout
+
+
+def memory(key, pid="self"):
+    """VmHWM (the most so far), VmRSS (now), of a process, in bytes."""
+    found = re.search(rf"^{key}:\s+(\d+) kB", Path(f"/proc/{pid}/status").read_text(), re.MULTILINE)
+    return int(found[1]) * 1024
+
+
+def forget_peak():
+    """VmHWM begins anew from what is held now."""
+    Path("/proc/self/clear_refs").write_text("5")
+
+
+def machine():
+    """What numbers depend on, beside the code."""
+    file = Path("/proc/cpuinfo")
+    name = re.search(r"^model name\s*: (.*)$", file.read_text(), re.MULTILINE) if file.exists() else None
+    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
+    return {
+        "processor": f"{name[1].strip() if name else platform.processor()}, {cores} cores",
+        "memory_gib": round(os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") / 2**30),
+        "load_before": round(os.getloadavg()[0], 2),
+        "python": platform.python_version(),
+        **{package: installed(package) for package in PACKAGES},
+        "commit": commit(),
+        "date": datetime.date.today().isoformat(),
+    }
+
+
+def installed(package):
+    try:
+        return version(package)
+    except PackageNotFoundError:
+        return None
+
+
+def commit():
+    said = subprocess.run(["git", "describe", "--always", "--dirty"], cwd=HERE, capture_output=True, text=True)
+    return said.stdout.strip() or None

@@ -1,0 +1,76 @@
+"""Other programs on the same tasks, next to fedmpi and to a bare loop.
+
+    python benchmarks/peers.py [softmax cnn] [--python fluke_fl=/path/to/venv/bin/python ...]
+
+softmax: 1,000 clients of 30 samples, 100 a round, batches of 10. cnn: 100 clients of 100 images, 10 a round, the
+1.66 M-parameter CNN, batches of 50. One local epoch of SGD, one thread, one process, no evaluation where the program
+allows it. Each side is a process of its own (adapters/NAME.py), as the others may need other versions: --python names
+the interpreter that has one. Processes take turns; seconds are the median of all rounds but the first of a process. A
+program that is not installed is said to be so.
+"""
+
+import argparse
+import json
+import subprocess
+import sys
+from statistics import median
+
+from measure import HERE, line
+
+ADAPTERS = HERE / "adapters"
+PEERS = {  # adapter: (the package, the module that must import)
+    "pfl_research": ("pfl", "pfl.algorithm.federated_averaging"),
+    "fluke_fl": ("fluke-fl", "fluke"),
+}
+UNTRIED = ("flwr", "fedlab", "appfl", "blazefl")  # programs without an adapter
+FOUND = "import importlib.metadata as m; import {module}; print(m.version('{package}'))"
+
+
+def version(python, package, module):
+    """Of an installed program; None where it does not import."""
+    words = [python, "-W", "ignore", "-c", FOUND.format(package=package, module=module)]
+    done = subprocess.run(words, capture_output=True, text=True)
+    return done.stdout.split()[-1] if done.returncode == 0 else None
+
+
+def run(python, adapter, task, rounds):
+    """Seconds of each round but the first."""
+    words = [python, "-W", "ignore", str(ADAPTERS / f"{adapter}.py"), task, str(rounds + 1)]
+    done = subprocess.run(words, capture_output=True, text=True)
+    if done.returncode:
+        raise SystemExit(f"{adapter}, {task}: exit code {done.returncode}\n{done.stderr}")
+    return json.loads(done.stdout.splitlines()[-1])[1:]
+
+
+def main():
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("tasks", nargs="*", default=["softmax", "cnn"])
+    parser.add_argument("--rounds", type=int, default=10, help="of a process")
+    parser.add_argument("--turns", type=int, default=2)
+    parser.add_argument("--python", nargs="+", default=[], metavar="PEER=INTERPRETER")
+    asked = parser.parse_args()
+    given = dict(each.split("=", 1) for each in asked.python)
+    unknown = sorted(set(given) - set(PEERS))
+    if unknown:
+        parser.error(f"there is no adapter {unknown[0]}; there are {', '.join(PEERS)}")
+    sides = {"fedmpi": (sys.executable, "fedmpi_itself"), "by hand": (sys.executable, "by_hand")}
+    for peer, (package, module) in PEERS.items():
+        python = given.get(peer, sys.executable)
+        there = version(python, package, module)
+        if there is None:
+            print(f"{package}: not installed", flush=True)
+        else:
+            sides[f"{package} {there}"] = python, peer
+    print(f"without an adapter: {', '.join(UNTRIED)}", flush=True)
+    for task in asked.tasks:
+        seconds = {name: [] for name in sides}
+        for _ in range(asked.turns):
+            for name, (python, adapter) in sides.items():
+                seconds[name] += run(python, adapter, task, asked.rounds)
+        mine = 1e3 * median(seconds["fedmpi"])
+        for name in list(sides)[1:]:
+            line(f"{task}, a round", ("fedmpi", mine), (name, 1e3 * median(seconds[name])), unit="ms", digits=1)
+
+
+if __name__ == "__main__":
+    main()

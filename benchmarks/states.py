@@ -1,0 +1,147 @@
+"""W6: 10,000 clients that keep state (SCAFFOLD), under a memory cap, next to no cap and to a loop by hand.
+
+    python benchmarks/states.py [--clients 10000] [--cohort 500] [--rounds 12] [--cap 0.05]
+
+Softmax regression on 28x28 pixels (7,850 parameters, so a client keeps 31 kB), 2 samples a client, one step. Each side
+is a process of its own: a whole `fedmpi.run` with state.memory: --cap (GiB), which writes a checkpoint a round; the
+same without a cap; and by hand: a loop with the clients' rows in one memory-mapped file, which writes no checkpoint and
+survives no crash. Seconds are medians of a round. Memory is the peak of the process (VmHWM) beyond what it held before
+it had a model and data (63 MB); of the mapped file that which the system has left in memory counts.
+"""
+
+import argparse
+import json
+import subprocess
+import sys
+import tempfile
+import time
+from pathlib import Path
+from statistics import median
+
+import numpy as np
+import torch
+from measure import forget_peak, line, memory
+from torch.nn.functional import cross_entropy
+
+from fedmpi.data.dataset import Dataset
+
+SAMPLES, PIXELS, CLASSES, LR = 2, 784, 10, 0.05
+
+
+def samples(root: Path, *, clients: int) -> Dataset:
+    """A data source: random pixels."""
+    g = torch.Generator().manual_seed(0)
+    x = torch.rand(clients * SAMPLES + 100, 1, 28, 28, generator=g)
+    y = torch.randint(CLASSES, (len(x),), generator=g)
+    n = clients * SAMPLES
+    return Dataset(x[:n], y[:n], x[n:], y[n:], classes=CLASSES)
+
+
+def by_fedmpi(asked, folder, cap):
+    """Seconds of each round."""
+    import fedmpi
+    from fedmpi.config import Settings
+
+    tree = {
+        "name": "run",
+        "output": str(folder),
+        "rounds": asked.rounds,
+        "data": {
+            "source": f"{Path(__file__).resolve()}:samples",
+            "clients": asked.clients,
+            "client_test": "global",
+            "partition": {"scheme": "iid", "clients": asked.clients},
+        },
+        "model": {"name": "logistic"},
+        "method": {"name": "scaffold"},
+        "train": {"batch_size": "full", "lr": LR, "momentum": 0.0},
+        "cohort": {"fraction": asked.cohort / asked.clients},
+        "evaluate": {"every": 10**6},
+        "state": {"memory": cap},
+    }
+    fedmpi.run(Settings.model_validate(tree))
+    rows = (folder / "run" / "metrics.jsonl").read_text().splitlines()
+    return [json.loads(row)["wall_s"] for row in rows]
+
+
+def by_hand(asked, folder):
+    """SCAFFOLD with option II:  c_i+ = c_i - c + (w - w_i) / (K lr)."""
+    data = samples(folder, clients=asked.clients)
+    x, y = data.train_x.flatten(1), data.train_y
+    d = (PIXELS + 1) * CLASSES
+    kept = np.lib.format.open_memmap(folder / "states.npy", "w+", np.float32, (asked.clients, d))
+    w, c, took = torch.zeros(d), torch.zeros(d), []
+    rng = np.random.default_rng(0)
+    for _ in range(asked.rounds):
+        began = time.perf_counter()
+        dw, dc = torch.zeros(d), torch.zeros(d)
+        for k in sorted(rng.choice(asked.clients, asked.cohort, replace=False)):
+            c_k, live = torch.from_numpy(kept[k]), w.clone().requires_grad_()
+            rows = slice(k * SAMPLES, (k + 1) * SAMPLES)
+            weight, bias = live[:-CLASSES].view(CLASSES, PIXELS), live[-CLASSES:]
+            loss = cross_entropy(torch.addmm(bias, x[rows], weight.T), y[rows])
+            (g,) = torch.autograd.grad(loss, live)
+            step = g - c_k + c
+            new = c_k - c + step
+            dw.sub_(step, alpha=LR / asked.cohort)
+            dc.add_(new - c_k, alpha=1 / asked.clients)
+            c_k.copy_(new)
+        w.add_(dw)
+        c.add_(dc)
+        took.append(time.perf_counter() - began)
+    kept.flush()
+    return took
+
+
+def inner(asked):
+    """One side, in a process of its own: prints {seconds, bytes}."""
+    torch.set_num_threads(1)
+    with tempfile.TemporaryDirectory(dir=asked.folder) as name:
+        folder = Path(name)
+        torch.ones(1, requires_grad=True).sum().backward()  # autograd's own threads and memory are nobody's
+        before = memory("VmRSS")
+        forget_peak()
+        sys.stdout, out = sys.stderr, sys.stdout
+        took = by_hand(asked, folder) if asked.inner == "hand" else by_fedmpi(asked, folder, json.loads(asked.inner))
+        peak = memory("VmHWM") - before
+        print(json.dumps({"seconds": took, "bytes": peak}), file=out)
+
+
+def side(asked, which):
+    words = [sys.executable, "-W", "ignore", __file__, "--inner", which]
+    for key in ("clients", "cohort", "rounds"):
+        words += [f"--{key}", str(getattr(asked, key))]
+    words += ["--folder", str(asked.folder)] if asked.folder else []
+    done = subprocess.run(words, capture_output=True, text=True)
+    if done.returncode:
+        raise SystemExit(done.stderr)
+    return json.loads(done.stdout.splitlines()[-1])
+
+
+def main():
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--clients", type=int, default=10_000)
+    parser.add_argument("--cohort", type=int, default=500, help="clients a round")
+    parser.add_argument("--rounds", type=int, default=12)
+    parser.add_argument("--cap", type=float, default=0.05, help="GiB of client state in memory")
+    parser.add_argument("--folder", type=Path, help="where to write; default: the system's temporary folder")
+    parser.add_argument("--inner", help=argparse.SUPPRESS)
+    asked = parser.parse_args()
+    if asked.inner:
+        inner(asked)
+        return
+    found = {
+        name: side(asked, which) for name, which in (("capped", str(asked.cap)), ("free", "null"), ("hand", "hand"))
+    }
+    what = f"{asked.clients:,} stateful clients, {asked.cohort} a round"
+    seconds = {name: median(each["seconds"][1:] or each["seconds"]) for name, each in found.items()}
+    cap = f"capped at {asked.cap:g} GiB"
+    line(what, (cap, seconds["capped"]), ("by hand", seconds["hand"]))
+    line(what, (cap, seconds["capped"]), ("without a cap", seconds["free"]))
+    mib = {name: each["bytes"] / 2**20 for name, each in found.items()}
+    line(f"{what}, memory", (cap, mib["capped"]), ("without a cap", mib["free"]), unit="MiB", digits=0)
+    line(f"{what}, memory", (cap, mib["capped"]), ("by hand", mib["hand"]), unit="MiB", digits=0)
+
+
+if __name__ == "__main__":
+    main()

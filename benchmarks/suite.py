@@ -1,0 +1,104 @@
+"""The whole suite, or parts of it:   python benchmarks/suite.py [PART ...] [--results benchmarks/results]
+
+Runs the programs of this folder with quick defaults, one after another, on a machine that does nothing else; keeps what
+each has printed in results/PART.json with command, machine, versions and date. A part that fails is said and keeps
+what was there; the others go on; exit code 1 then. Then:   python docs/make_performance.py > docs/performance.md
+"""
+
+import argparse
+import json
+import shlex
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+from measure import HERE, machine, mpirun
+
+RESULTS = HERE / "results"
+
+
+class Part:
+    """commands: words after `python benchmarks/`; (ranks, words) under mpirun."""
+
+    def __init__(self, title, *commands):
+        self.title, self.commands = title, commands
+
+
+PARTS = {
+    "cnn": Part("W1: 100 clients, 10 a round, a CNN of 1.66 M parameters", "cnn.py"),
+    "engine": Part("W1 with one thread in one process", "engine.py --rounds 5"),
+    "vectors": Part("W2: a vector of 25.6 M, 8 clients", "vectors.py", (3, "vectors.py")),
+    "rules": Part("W3: the server's rules", "rules.py"),
+    "collectives": Part("W4: collectives", "collectives.py"),
+    "scaling": Part("W5: scaling", "scaling.py"),
+    "states": Part("W6: 10,000 clients that keep state", "states.py"),
+    "small": Part("W7: small models, 1,000 clients", "small.py"),
+    "exchange": Part("W8: exchange of a large model", "exchange.py"),
+    "startup": Part("Start-up: from the command to the first step", "startup.py"),
+    "checkpoint": Part("A checkpoint a round", "checkpoint.py --pairs 5"),
+    "peers": Part("Beside other programs", "peers.py"),
+}
+
+
+def split(command):
+    """(ranks, file, its arguments)"""
+    ranks, text = command if isinstance(command, tuple) else (1, command)
+    name, *words = shlex.split(text)
+    return ranks, HERE / name, words
+
+
+def words_of(command):
+    ranks, file, words = split(command)
+    return mpirun(ranks, file, *words) if ranks > 1 else [sys.executable, "-W", "ignore", str(file), *words]
+
+
+def said_of(command):
+    """As a person would type it."""
+    ranks, file, words = split(command)
+    start = f"mpirun -n {ranks} " if ranks > 1 else ""
+    return f"{start}{shlex.join(['python', f'benchmarks/{file.name}', *words])}"
+
+
+def run(command):
+    """(exit code, printed lines, seconds); the lines are shown as they come."""
+    began, lines = time.perf_counter(), []
+    with subprocess.Popen(words_of(command), stdout=subprocess.PIPE, text=True) as process:
+        for text in process.stdout:
+            print(text, end="", flush=True)
+            lines.append(text.rstrip())
+    return process.returncode, lines, round(time.perf_counter() - began, 1)
+
+
+def measure(name, results):
+    """Whether all its commands ended well."""
+    found = {"part": name, "machine": machine(), "commands": []}
+    for command in PARTS[name].commands:
+        print(f"== {name}: {said_of(command)}", flush=True)
+        code, lines, seconds = run(command)
+        print(f"   {seconds} s", flush=True)
+        if code:
+            print(f"{said_of(command)} ended with exit code {code}", file=sys.stderr)
+            return False
+        found["commands"].append({"command": said_of(command), "seconds": seconds, "lines": lines})
+    results.mkdir(parents=True, exist_ok=True)
+    (results / f"{name}.json").write_text(json.dumps(found, indent=1) + "\n")
+    return True
+
+
+def main():
+    there = {name: part for name, part in PARTS.items() if split(part.commands[0])[1].exists()}
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("parts", nargs="*", metavar="PART", help=f"of {', '.join(there)}; all where none is given")
+    parser.add_argument("--results", type=Path, default=RESULTS)
+    asked = parser.parse_args()
+    unknown = [name for name in asked.parts if name not in there]
+    if unknown:
+        parser.error(f"there is no part {unknown[0]}; there are {', '.join(there)}")
+    failed = [name for name in asked.parts or there if not measure(name, asked.results)]
+    if failed:
+        sys.exit(f"failed: {', '.join(failed)}")
+
+
+if __name__ == "__main__":
+    main()

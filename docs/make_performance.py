@@ -1,0 +1,159 @@
+"""docs/performance.md from what the benchmarks have printed.   python docs/make_performance.py > docs/performance.md
+
+Reads benchmarks/results/PART.json as benchmarks/suite.py has left them, and draws docs/figures/performance_*.png
+(--no-figures: only the page). What was not measured is said to be so.
+"""
+
+import argparse
+import json
+import re
+import sys
+from pathlib import Path
+
+ROOT = Path(__file__).parents[1]
+sys.path.insert(0, str(ROOT / "benchmarks"))
+
+from measure import read  # noqa: E402
+from suite import PARTS, RESULTS  # noqa: E402
+
+FIGURES = ROOT / "docs" / "figures"
+HEAD = """# Performance
+
+Made by `python docs/make_performance.py > docs/performance.md` from benchmarks/results; a test compares. `make bench`
+measures all of it anew, `python benchmarks/suite.py PART` a part, `python benchmarks/PART.py --help` tells what a part
+is and which sizes it takes.
+
+Ratios are fedmpi's seconds over the seconds of the same work by other means, mostly written by hand in PyTorch and kept
+in the suite: below 1 fedmpi is faster. Both sides take turns in one run; figures are medians. Seconds are this
+machine's, ratios less so.
+"""
+
+
+def results(folder=RESULTS):
+    """{part: what suite.py has kept}, in the suite's order."""
+    files = {name: folder / f"{name}.json" for name in PARTS}
+    return {name: json.loads(file.read_text()) for name, file in files.items() if file.exists()}
+
+
+def number(side):
+    value = side[1]
+    return f"{value:,.0f}" if value >= 1000 else f"{value:.3g}"
+
+
+def section(name, found):
+    lines = [f"## {PARTS[name].title}", ""]
+    if found is None:
+        return [*lines, f"Not measured yet: `python benchmarks/suite.py {name}`.", ""]
+    machine = found["machine"]
+    versions = ", ".join(
+        f"{key} {machine[key]}" for key in ("python", "torch", "mpi4py", "openmpi") if machine.get(key)
+    )
+    lines += [
+        f"{machine['date']}, {machine['commit']}: {machine['processor']}, {machine['memory_gib']} GiB, load before "
+        f"{machine['load_before']}; {versions}.",
+        "",
+    ]
+    for command in found["commands"]:
+        rows = [(text, read(text)) for text in command["lines"] if text.strip()]
+        lines += [f"`{command['command']}`, {command['seconds']} s", ""]
+        tabled = [row for _, row in rows if row]
+        if tabled:
+            lines += ["| what | | | ratio | |", "| --- | --- | --- | --- | --- |"]
+            for row in tabled:
+                sides = [f"{row[side][0]} {number(row[side])} {row['unit']}" for side in ("ours", "theirs")]
+                lines.append(f"| {row['what']} | {' | '.join(sides)} | {row['ratio']:.2f} | {row['note']} |")
+            lines.append("")
+        rest = [text for text, row in rows if not row]
+        if rest:
+            lines += ["```text", *rest, "```", ""]
+    return lines
+
+
+def points(found):
+    """Lines of the scaling part that tell a number of ranks: (kind, d, ranks, seconds, training, extrapolated)."""
+    for text in found["commands"][0]["lines"] if found else ():
+        row = read(text)
+        told = row and re.match(r"(strong|weak), (\d+) ranks, \d+ clients, d=([\d,]+)$", row["what"])
+        if told:
+            kind, ranks, d = told.groups()
+            yield kind, d, int(ranks), row["ours"][1], row["theirs"][1], row["ours"][0] == "fit"
+
+
+def draw_scaling(found, path):
+    from matplotlib.figure import Figure
+
+    from fedmpi.analysis.figures import COLOURS, MARKERS, save
+
+    all_points = list(points(found))
+    figure = Figure(figsize=(9, 4), layout="constrained")
+    kinds = list(dict.fromkeys(point[0] for point in all_points))
+    panels = figure.subplots(1, len(kinds), squeeze=False)[0]
+    for axes, kind in zip(panels, kinds, strict=True):
+        for i, d in enumerate(dict.fromkeys(point[1] for point in all_points)):
+            mine = sorted(point for point in all_points if point[:2] == (kind, d))
+            style = {"color": COLOURS[i], "marker": MARKERS[i], "markersize": 4}
+            measured, fitted = ([point for point in mine if point[5] == told] for told in (False, True))
+            axes.plot([p[2] for p in measured], [p[3] for p in measured], "-", label=f"d = {d}", **style)
+            if fitted:
+                style["markerfacecolor"] = "white"
+                axes.plot([p[2] for p in fitted], [p[3] for p in fitted], "--", label=f"d = {d}, by the fit", **style)
+        alone = sorted({(point[2], point[4]) for point in all_points if point[0] == kind})
+        axes.plot([p[0] for p in alone], [p[1] for p in alone], ":", color="0.4", label="training alone")
+        axes.set(xscale="log", yscale="log", xlabel="ranks", ylabel="seconds a round", title=f"{kind} scaling")
+        axes.set_xticks(sorted({point[2] for point in all_points if point[0] == kind}), minor=False)
+        axes.xaxis.set_major_formatter("{x:.0f}")
+        axes.minorticks_off()
+        axes.legend(frameon=False, fontsize="small")
+        axes.grid(alpha=0.3)
+    save(figure, path)
+
+
+def draw_ratios(found, path):
+    """All ratios to work by hand, bars by part."""
+    from matplotlib.figure import Figure
+
+    from fedmpi.analysis.figures import BLACK, COLOURS, save
+
+    bars = []
+    for i, name in enumerate(each for each in found if each not in ("scaling", "peers", "rules")):
+        lines = [text for command in found[name]["commands"] for text in command["lines"]]
+        rows = [row for text in lines if (row := read(text))]
+        bars += [(f"{row['what']}", row["ratio"], COLOURS[i % len(COLOURS)]) for row in rows]
+    figure = Figure(figsize=(9, 0.8 + 0.24 * len(bars)), layout="constrained")
+    axes = figure.subplots()
+    places = range(len(bars))
+    axes.barh(places, [ratio for _, ratio, _ in bars], color=[colour for *_, colour in bars], height=0.7)
+    axes.set_yticks(places, [what for what, *_ in bars], fontsize="x-small")
+    axes.axvline(1, color=BLACK, linewidth=1)
+    axes.invert_yaxis()
+    axes.set(xscale="log", xlabel="fedmpi over the other side")
+    axes.xaxis.set_major_formatter("{x:g}")
+    axes.xaxis.set_minor_formatter("{x:g}")
+    axes.grid(alpha=0.3, axis="x")
+    save(figure, path)
+    return bars
+
+
+def main():
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--no-figures", action="store_true")
+    parser.add_argument("--results", type=Path, default=RESULTS)
+    parser.add_argument("--figures", type=Path, default=FIGURES)
+    asked = parser.parse_args()
+    found = results(asked.results)
+    page = [HEAD]
+    if set(found) - {"scaling", "peers", "rules"}:
+        page += ["![ratios of all parts](figures/performance_ratios.png)", ""]
+        if not asked.no_figures:
+            draw_ratios(found, asked.figures / "performance_ratios.png")
+    for name in PARTS:
+        page += section(name, found.get(name))
+        if name == "scaling" and name in found:
+            page += ["![seconds a round by ranks](figures/performance_scaling.png)", ""]
+            if not asked.no_figures:
+                draw_scaling(found[name], asked.figures / "performance_scaling.png")
+    print("\n".join(page).rstrip())
+
+
+if __name__ == "__main__":
+    main()

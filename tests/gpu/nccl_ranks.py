@@ -1,0 +1,105 @@
+"""The battery of tests/comm on the class Nccl. Started once per rank:  nccl_ranks.py FOLDER gloo|nccl
+
+gloo: Nccl's own code over torch's default group of gloo, on CPUs, at any size. nccl: the real thing, alone on one GPU.
+"""
+
+import json
+import os
+import sys
+import time
+from datetime import timedelta
+from pathlib import Path
+from threading import Thread
+
+import torch
+import torch.distributed as dist
+
+ROOT = Path(__file__).parents[2]
+sys.path[:0] = [str(ROOT / "tests" / "comm")]
+
+import battery  # noqa: E402
+
+from fedmpi.comm import Lost, detect  # noqa: E402
+from fedmpi.comm.backends import torch_dist  # noqa: E402
+from fedmpi.comm.meeting import rendezvous  # noqa: E402
+from fedmpi.comm.meeting.store_allgather import StoreAllgather  # noqa: E402
+
+
+class Polled:
+    """A message of gloo, which is complete only once it has been waited for, as one that can be polled, as NCCL's."""
+
+    def __init__(self, work):
+        self.error, self.thread = None, Thread(target=self.wait_for, args=(work,), daemon=True)
+        self.thread.start()
+
+    def wait_for(self, work):
+        try:
+            work.wait()
+        except RuntimeError as error:
+            self.error = error
+
+    def is_completed(self):
+        return not self.thread.is_alive()
+
+    def wait(self):
+        self.thread.join()
+        if self.error:
+            raise self.error
+
+
+def connect(kind):
+    job = detect(os.environ)
+    device = torch.device("cuda", 0) if kind == "nccl" else torch.device("cpu")
+    store = rendezvous.find_store(job, 30) if job.size > 1 else dist.HashStore()
+    if kind == "nccl":
+        torch.cuda.set_device(device)
+        torch_dist.build("nccl", job, device, store, 60)
+    else:
+        torch_dist.choose_interface(job.host, [job.host] * job.size)
+        group = dist.PrefixStore("group", store)
+        dist.init_process_group("gloo", None, timedelta(seconds=60), job.size, job.rank, group)
+        post = dist.batch_isend_irecv
+        dist.batch_isend_irecv = lambda operations: [Polled(work) for work in post(operations)]
+    allgather = StoreAllgather(store, job.rank, range(job.size))
+    return torch_dist.Nccl(job, device, allgather, 20)
+
+
+def check_nccl_to_oneself(comm):
+    """Alone a rank has nobody to send to but itself; `exchange` would copy."""
+    x, y = battery.message(0, 0, 1000), torch.zeros(1000)
+    comm._exchange([(0, x), (0, x[:10])], [(0, y), (0, y[500:510])])
+    assert torch.equal(y[:500], x[:500])
+    assert torch.equal(y[500:510], x[:10])
+
+
+def silence(comm):
+    """What the others say of the last rank, which does not come."""
+    comm.patience_s = 1.0
+    try:
+        if comm.rank == comm.size - 1:
+            time.sleep(8)
+            return ""
+        x = torch.zeros(4)
+        comm.exchange(*(([], [(comm.size - 1, x)]) if comm.rank == 0 else ([(comm.size - 1, x)] * 2, [(0, x)])))
+    except Lost as error:
+        return str(error)
+    return "nothing"
+
+
+def main():
+    folder, kind = sys.argv[1:]
+    torch.set_num_threads(1)
+    comm = connect(kind)
+    if kind == "nccl":
+        battery.CHECKS["check_nccl_to_oneself"] = check_nccl_to_oneself
+    battery.run(comm, folder)
+    if comm.size > 1:
+        said = silence(comm)
+        Path(folder, f"{comm.rank}.silence").write_text(json.dumps(said))
+        time.sleep(1)  # rank 0 holds the store
+        os._exit(0)
+    comm.close()
+
+
+if __name__ == "__main__":
+    main()
