@@ -13,7 +13,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import yaml
-from helpers import BIN, ROOT, clean_env, fedmpi, launcher
+from helpers import BIN, ROOT, clean_env, fedmpi, launcher, warm
 
 ULFM = bool(shutil.which("ompi_info", path=clean_env()["PATH"]))  # Open MPI's
 CONFIG = {
@@ -139,9 +139,9 @@ def test_a_request_to_stop_is_gone_on_with(place, kind, size, number, every):
     """Repeated, as by Slurm at a time limit; exit code 75, and the command to go on with. Nothing that was complete
     is lost, however rare checkpoints are."""
     name = f"asked{every}"
-    command = [*launcher(kind, size), str(BIN / "fedmpi"), "run", str(place / "run.yaml"), f"name={name}"]
+    command = [*launcher(kind, size), "fedmpi", "run", str(place / "run.yaml"), f"name={name}"]
     command += [f"checkpoint.every={every}"]
-    process = subprocess.Popen(command, env=clean_env(), cwd=ROOT, stdout=subprocess.PIPE, text=True)
+    process = subprocess.Popen(command, env=warm(), cwd=ROOT, stdout=subprocess.PIPE, text=True)
     while len(rows(place / name)) < 3:
         time.sleep(0.02)
     for _ in range(2):

@@ -3,12 +3,12 @@
 import json
 import os
 import subprocess
-import sys
 
 import numpy as np
 import pytest
 import torch
-from helpers import BIN, ROOT, by_rank, clean_env, digest, fedmpi, launcher
+from fork_server import WORDS
+from helpers import ROOT, by_rank, digest, fedmpi, launcher, warm
 from safetensors.torch import load_file
 
 from fedmpi.config.schema import Settings
@@ -25,9 +25,9 @@ def every_method(tmp_path_factory):
 
     def start(kind, size, backend):
         file = tmp_path_factory.mktemp("ranks") / "found.json"
-        program = [sys.executable, str(ROOT / "tests" / "every_method.py"), str(file), backend]
+        program = [*WORDS, str(ROOT / "tests" / "every_method.py"), str(file), backend]
         command = [*launcher(kind, size), *program]
-        done = subprocess.run(command, env=clean_env(), capture_output=True, text=True, timeout=600)
+        done = subprocess.run(command, env=warm(), capture_output=True, text=True, timeout=600)
         assert done.returncode == 0, done.stderr[-3000:]
         return json.loads(file.read_text())
 
@@ -125,10 +125,10 @@ def test_a_rank_needs_the_files_of_its_own_silos_only(tmp_path):
         x = rng.normal(size=(40 + 20 * k, 5)).astype("float32")
         for root in (roots[0], roots[2 + k]):
             np.savez(root / f"{name}.npz", x=x, y=(x[:, :2] > 0).sum(1))
-    start = f"{BIN}/fedmpi run {tmp_path}/silos.yaml output={tmp_path}/runs data.root={tmp_path}"
+    start = f"fedmpi run {tmp_path}/silos.yaml output={tmp_path}/runs data.root={tmp_path}"
     script = by_rank(tmp_path / "start.sh", *(f"{start}/{rank}" for rank in range(3)))
-    for command in ([*launcher("mpirun", 3), str(script)], [*f"{start}/all".split()]):
-        done = subprocess.run(command, env=clean_env(), capture_output=True, text=True, timeout=60)
+    for command in ([*launcher("mpirun", 3), str(script)], f"{start}/all".split()):
+        done = subprocess.run(command, env=warm(), capture_output=True, text=True, timeout=60)
         assert done.returncode == 0, done.stderr
     spread, together = (_facts(tmp_path / "runs" / name) for name in ("silos", "silos-2"))
     assert len(together) == 3
