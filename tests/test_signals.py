@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 import yaml
-from helpers import BIN, ROOT, clean_env, launcher
+from helpers import ROOT, clean_env, launcher, warm
 from safetensors.torch import load_file
 
 AGAIN = 75  # the run can be gone on with
@@ -26,11 +26,11 @@ CONFIG = {
 
 
 class Job:
-    """A run that would take hours, in the middle of it."""
+    """A run that would take hours, in the middle of it. cold: it imports what it needs (fork_server.py)."""
 
-    words = (str(BIN / "fedmpi"), "run")
+    words = ("fedmpi", "run")
 
-    def __init__(self, folder, kind, size, **changes):
+    def __init__(self, folder, kind, size, cold=True, **changes):
         self.folder = folder
         folder.mkdir()
         (folder / "run.yaml").write_text(yaml.safe_dump({**CONFIG, "output": str(folder), **changes}))
@@ -38,15 +38,23 @@ class Job:
         self.log = (folder / "out").open("w")
         # A session of its own: what a terminal's Ctrl-C reaches is the launcher and whoever shares its group.
         self.process = subprocess.Popen(
-            command, env=clean_env(), cwd=ROOT, stdout=self.log, stderr=subprocess.STDOUT, start_new_session=True
+            command,
+            env=clean_env() if cold else warm(),
+            cwd=ROOT,
+            stdout=self.log,
+            stderr=subprocess.STDOUT,
+            start_new_session=True,
         )
 
     def command(self, kind, size):
         return launcher(kind, size)
 
     def wait_for_rounds(self, n):
+        self.wait_for(lambda: len(self.rows()) >= n)
+
+    def wait_for(self, true):
         began = time.monotonic()
-        while len(self.rows()) < n:
+        while not true():
             assert self.process.poll() is None, self.text()
             assert time.monotonic() - began < 120, self.text()
             time.sleep(0.05)
@@ -236,7 +244,7 @@ def test_ctrl_c_under_mpirun(start):
 
 def test_a_signal_that_mpirun_hands_on(start):
     """SIGUSR1, as Slurm sends it before the time is up: every rank hears it, and all leave together."""
-    job = start("mpirun", 3)
+    job = start("mpirun", 3, cold=False)
     job.wait_for_rounds(2)
     os.kill(job.process.pid, signal.SIGUSR1)
     assert job.ends_within(10) == AGAIN
@@ -245,7 +253,7 @@ def test_a_signal_that_mpirun_hands_on(start):
 
 def test_one_rank_is_told_and_all_stop(start):
     """Its upload says so, the round is abandoned, rank 0 tells the others; nobody is left waiting."""
-    job = start("mpirun", 3)
+    job = start("mpirun", 3, cold=False)
     job.wait_for_rounds(2)
     os.kill(job.rank(2), signal.SIGTERM)
     assert job.ends_within(10) == AGAIN
@@ -265,7 +273,7 @@ class Scripted(Job):
 @pytest.mark.parametrize("kind", ["mpirun", "torchrun"])
 def test_the_script_of_a_launcher_is_told(start, kind):
     """The ranks write what they have and close their round, and the script ends as rank 0 does."""
-    job = start(kind, 3, Scripted)
+    job = start(kind, 3, Scripted, cold=False)
     job.wait_for_rounds(2)
     job.process.terminate()
     assert job.ends_within(30) == AGAIN, job.text()
@@ -277,14 +285,14 @@ def test_the_script_of_a_launcher_is_told(start, kind):
 @pytest.mark.parametrize("after_s", [0.0, 0.2, 1.0, 2.5])
 def test_the_script_of_a_launcher_is_told_in_the_start(start, after_s):
     """Before the launcher listens, before the ranks do, while they import and meet."""
-    job = start("mpirun", 3, Scripted)
+    job = start("mpirun", 2, Scripted)
     time.sleep(0.3 + after_s)  # until the shell has begun
     job.process.terminate()
     assert job.ends_within(60) == AGAIN, job.text()
     assert "Traceback" not in job.text()
 
 
-@pytest.mark.parametrize(("kind", "size"), [("alone", 1), ("mpirun", 3)])
+@pytest.mark.parametrize(("kind", "size"), [("alone", 1), ("mpirun", 2)])
 def test_one_rank_is_told_in_the_start(start, kind, size):
     job = start(kind, size)
     while (pid := job.rank(size - 1, or_none=True) if size > 1 else job.process.pid) is None:
@@ -309,7 +317,7 @@ def test_who_is_told_while_the_others_do_not_come_leaves_soon(tmp_path):
 
 @pytest.mark.parametrize(("kind", "backend"), [("mpirun", "mpi"), ("torchrun", "gloo")])
 def test_a_killed_rank_ends_the_job(start, kind, backend):
-    job = start(kind, 3, comm={"backend": backend})
+    job = start(kind, 3, comm={"backend": backend}, cold=False)
     job.wait_for_rounds(2)
     os.kill(job.rank(2), signal.SIGKILL)
     assert job.ends_within(30) != 0
