@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 import yaml
-from helpers import ROOT, fedmpi
+from helpers import ROOT, fedmpi, warm
 from test_going_on import rows, same
 
 pytestmark = pytest.mark.cluster
@@ -110,7 +110,7 @@ UNDER_WAY = ("PENDING", "CONFIGURING", "RUNNING", "COMPLETING", "REQUEUED")
 
 @pytest.fixture
 def cluster(slurm_env, tmp_path):
-    it = Cluster(slurm_env, tmp_path)
+    it = Cluster(warm(slurm_env), tmp_path)
     yield it
     for job in it.jobs:
         it.say("scancel", job, check=False)

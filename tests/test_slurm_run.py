@@ -6,7 +6,7 @@ import subprocess
 import time
 
 import pytest
-from helpers import ROOT, fedmpi
+from helpers import ROOT, fedmpi, warm
 
 LIMIT_S = 120
 pytestmark = pytest.mark.cluster
@@ -57,7 +57,7 @@ def submit(env, log, *words):
 def test_a_real_job_gives_the_bits_of_one_process(slurm_env, tmp_path, alone, file, options, overrides):
     log = tmp_path / "log.txt"
     settings = ["configs/quickstart.yaml", "rounds=3", f"output={tmp_path}", "name=quickstart", *overrides]
-    state, code = submit(slurm_env, log, *options, f"slurm/{file}", *settings)
+    state, code = submit(warm(slurm_env), log, *options, f"slurm/{file}", *settings)
     assert (state, code) == ("COMPLETED", 0), log.read_text()
     assert hashes(tmp_path) == alone
     environment = json.loads((tmp_path / "quickstart" / "environment.json").read_text())
@@ -71,7 +71,7 @@ def test_a_real_job_gives_the_bits_of_one_process(slurm_env, tmp_path, alone, fi
 def test_a_mistake_ends_a_real_job(slurm_env, tmp_path):
     log = tmp_path / "log.txt"
     settings = ["configs/quickstart.yaml", "data.partition.clients=5000", f"output={tmp_path}"]
-    state, code = submit(slurm_env, log, "--ntasks=3", "slurm/srun.sbatch", *settings)
+    state, code = submit(warm(slurm_env), log, "--ntasks=3", "slurm/srun.sbatch", *settings)
     assert state == "FAILED"  # the code is srun's: the largest, that of the ranks it ended
     assert code != 0
     assert log.read_text().count("error: data.partition") == 1, log.read_text()
