@@ -9,6 +9,7 @@ fedmpi. Commands run in a directory that looks like a checkout and holds those f
                                 unless each has a site
     data.root=/data             where the real data are; skipped where they are not
     srun, sbatch                in the Slurm of the tests, skipped without
+    fedmpi                      has imported torch (fork_server.py)
     mpirun                      told by variables what launch/mpirun.sh tells it: root, more ranks than cores
 """
 
@@ -21,7 +22,7 @@ import time
 from pathlib import Path
 
 import pytest
-from helpers import ROOT, clean_env
+from helpers import ROOT, clean_env, warm
 
 README = (ROOT / "README.md").read_text(encoding="utf-8")
 BLOCKS = re.findall(r"^```(\w+)\n(.*?)^```$", README, flags=re.MULTILINE | re.DOTALL)  # (language, text)
@@ -74,7 +75,7 @@ def checkout(tmp_path_factory):
 
 def run(command, checkout, **variables):
     done = subprocess.run(
-        command, cwd=checkout, env=clean_env(**MPIRUN) | variables, capture_output=True, text=True, timeout=180
+        command, cwd=checkout, env=warm(clean_env(**MPIRUN) | variables), capture_output=True, text=True, timeout=180
     )
     assert done.returncode == 0, f"{shlex.join(command)}\n{done.stdout}\n{done.stderr}"
     return done.stdout
