@@ -139,6 +139,12 @@ def test_sys_exit_in_a_users_file_is_no_success(tmp_path):
     assert "Traceback" not in done.stderr
 
 
+def test_torch_compile_without_a_compiler_is_told_before_anything_runs(monkeypatch):
+    monkeypatch.setenv("CXX", "no-such-compiler")
+    with pytest.raises(UserError, match=r"compute.compile: true needs a C\+\+ compiler, .* has no no-such-compiler; "):
+        prepare(settings(compute={"compile": True}))
+
+
 def test_one_differing_row_is_noticed():
     """All of the data are digested, not a sample of them: a rank would quietly train something else."""
     whole = images(n=9000)  # more than two pieces of the stream

@@ -185,7 +185,7 @@ class ComputeSettings(Section):
     device: Literal["auto", "cpu", "cuda"] = "auto"
     precision: Literal["fp32", "bf16"] = "fp32"
     channels_last: bool = True
-    compile: bool = False
+    compile: bool = False  # by torch.compile; other last bits; passes that give features stay as they are
     deterministic: bool = False  # deterministic kernels only, on GPUs
     # clients that a rank trains at once, where method and model allow it; auto: as many as caches hold. They change the
     # last bits of what clients send (docs/packing.md)

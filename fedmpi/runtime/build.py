@@ -149,7 +149,8 @@ def experiment(settings: Settings, data: Federated, device: torch.device) -> Exp
         warnings.warn(f"method {settings.method.name} keeps parts with the client, but {travels}", stacklevel=2)
     moved = data.to(device, channels_last=settings.compute.channels_last)
     if settings.compute.compile:
-        module.compile()
+        fitting.compiler(device)
+        module.compile()  # one compilation for all clients of a rank
     rule = make_rule(settings, method, messages.shared_groups)
     pack = fitting.clients_at_once(settings, method, model)
     return Experiment(settings, moved, method, task, net, model, messages, rule, given, pack)

@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import os
+import platform
+import shutil
+import sys
 import warnings
 from typing import Any
 
@@ -38,6 +42,16 @@ def check_module(said: str, module: Any, made_by: Any) -> None:
     for name, part in module.named_modules():
         if getattr(part, "sparse", False) is True:
             raise told(f"{said}: {name} has sparse=True; gradients lie in one dense vector: sparse=False", made_by)
+
+
+def compiler(device: torch.device) -> None:
+    """UserError if torch.compile, which makes C++ for a CPU, would find no compiler at the first step."""
+    name = os.environ.get("CXX", "clang++" if sys.platform == "darwin" else "g++")
+    if device.type == "cpu" and shutil.which(name) is None:
+        raise UserError(
+            f"compute.compile: true needs a C++ compiler, and host {platform.node()} has no {name}; install it, name "
+            "another one in the environment variable CXX, or set compute.compile: false"
+        )
 
 
 def check_needs(settings: Settings, method: Method, task: Any, net: Net, module: nn.Module) -> None:

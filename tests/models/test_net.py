@@ -168,3 +168,15 @@ def test_dry_run_leaves_no_trace():
 def test_misfits_are_named(module, message):
     with pytest.raises(UserError, match=message):
         Net(module, (4,))
+
+
+def test_features_of_a_compiled_module():
+    """A compiled module calls no hooks of its parts: there were no features, and the run failed."""
+    module = Backwards()
+    net, x = Net(module, (4,)), torch.randn(5, 4)
+    z, logits = net.forward(x)
+    module.compile(backend="eager")
+    again, same = net.forward(x)
+    assert torch.equal(again, z)
+    assert torch.equal(same, logits)
+    assert torch.equal(module(x), logits)
