@@ -67,12 +67,13 @@ class FedFomo(Method):
     def receive(self, k: Client) -> Tensor:
         b, real = k.received if self.base == "trained" else k.state.base, k.down.who >= 0
         thetas = torch.cat([k.received[None], k.down.thetas[real]])
-        u = usefulness(k.mean_loss(b), torch.stack([k.mean_loss(theta) for theta in thetas]), thetas - b)
+        moves = thetas - b
+        u = usefulness(k.mean_loss(b), torch.stack([k.mean_loss(theta) for theta in thetas]), moves)
         if u.isnan().any():
             return k.received  # there are no validation rows
         k.scratch.u[real] = u[1:].to(b.dtype)
         share = u.clamp(min=0) / u.clamp(min=0).sum().clamp(min=1e-300)
-        return b + share.to(b.dtype) @ (thetas - b)  # (2)
+        return b + share.to(b.dtype) @ moves  # (2)
 
     def upload(self, k: Client) -> tuple[Row, State]:
         return Row(theta=k.w, who=k.down.who, u=k.scratch.u), State(base=k.w0)
