@@ -127,7 +127,7 @@ def _check_single_samples(settings: Settings, data: Federated, net: Net) -> None
 def clients_at_once(settings: Settings, method: Method, model: FlatModel) -> int:
     """How many clients a rank trains at once (compute.pack)."""
     compute, pack = settings.compute, settings.compute.pack
-    many = together.many(pack, model.layout.size)
+    many = together.many(pack, model)
     reason = together.why_not(method, model, bf16=compute.precision == "bf16", compiled=compute.compile)
     if pack == 1 or not reason:
         return many

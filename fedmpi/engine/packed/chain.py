@@ -6,12 +6,13 @@ Backward, a layer's gradient g' x goes straight to where it is wanted: into w it
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any, Protocol
 
 import torch
 from torch import Tensor, nn
 
+from fedmpi.engine.packed.thin import Thin
 from fedmpi.models.mlp import MLP
 
 POINTWISE = (nn.ReLU, nn.Tanh, nn.Sigmoid, nn.GELU, nn.SiLU, nn.ELU, nn.LeakyReLU, nn.Softplus, nn.Identity)
@@ -60,12 +61,15 @@ class Chain:
             return None
         return Chain(layers, names, module)
 
-    def forward(self, leaves: Sequence[Tensor], x: Tensor, sink: Sink) -> tuple[Tensor, Tensor]:
-        """z (n, B, z) and f (n, B, c) of x (n, B, ...)."""
+    def forward(
+        self, leaves: Sequence[Tensor], x: Tensor, sink: Sink, thin: Mapping[int, Thin]
+    ) -> tuple[Tensor, Tensor]:
+        """z (n, B, z) and f (n, B, c) of x (n, B, ...). thin: weights in factors, which stand in for leaves."""
         z = x
         for layer, weight, bias in self.steps:
             if weight >= 0:
-                z, x = x, _Linear.apply(x, leaves[weight], leaves[bias] if bias >= 0 else None, (sink, weight, bias))
+                b, to = leaves[bias] if bias >= 0 else None, (sink, weight, bias, thin.get(weight))
+                z, x = x, _Linear.apply(x, leaves[weight], b, to)
             elif isinstance(layer, nn.Flatten):
                 x = x.flatten(2)
             else:
@@ -75,16 +79,20 @@ class Chain:
 
 class _Linear(torch.autograd.Function):
     @staticmethod
-    def forward(ctx: Any, x: Tensor, w: Tensor, b: Tensor | None, to: tuple[Sink, int, int]) -> Tensor:
+    def forward(ctx: Any, x: Tensor, w: Tensor, b: Tensor | None, to: tuple[Sink, int, int, Thin | None]) -> Tensor:
         ctx.save_for_backward(x, w)
         ctx.to = to
+        if to[3]:
+            y = to[3].forward(x)
+            return y if b is None else y.add_(b[:, None])
         return torch.bmm(x, w.mT) if b is None else torch.baddbmm(b[:, None], x, w.mT)
 
     @staticmethod
     @torch.autograd.function.once_differentiable
     def backward(ctx: Any, g: Tensor) -> tuple[Tensor | None, None, None, None]:
-        (x, w), (sink, weight, bias) = ctx.saved_tensors, ctx.to
-        dx = torch.bmm(g, w) if ctx.needs_input_grad[0] else None  # before w moves
+        (x, w), (sink, weight, bias, thin), dx = ctx.saved_tensors, ctx.to, None
+        if ctx.needs_input_grad[0]:  # before w moves
+            dx = thin.backward(g) if thin else torch.bmm(g, w)
         if ctx.needs_input_grad[1]:
             sink.move_by_product(weight, g.mT, x)
         if ctx.needs_input_grad[2]:

@@ -21,6 +21,7 @@ from fedmpi.data.batches import gather, order
 from fedmpi.engine.client_view import ClientView
 from fedmpi.engine.packed.chain import Chain
 from fedmpi.engine.packed.stack import Descent, Stack
+from fedmpi.engine.packed.thin import Thin, pays
 from fedmpi.engine.packed.view import CannotPackError, Together
 from fedmpi.engine.worker import Worker
 from fedmpi.flat.layout import EVERYTHING
@@ -42,9 +43,10 @@ class PackedFit:
         if overrides(method, "loss"):
             worker.twin(0)  # for k.frozen; under vmap none can be made
         descent = Descent(clients[0].lr, sgd.momentum, sgd.weight_decay)
-        self.stack = Stack(model.layout, [k.w0 for k in clients], descent, flat=self.corrected)
         self.chain = Chain.of(model.module, [s.name for s in model.layout.segments])
         self.plain = None if overrides(method, "loss") or self.chain is None else _each_loss(worker.task)
+        thin = self._thin(descent)
+        self.stack = Stack(model.layout, [k.w0 for k in clients], descent, self.corrected, thin)
         rows = {
             "w0": [k.w0 for k in clients],
             "received": [k.received for k in clients],
@@ -59,6 +61,18 @@ class PackedFit:
         self.carry = [0.0] * len(clients)
         # Of the step at hand: what moves; where gradients go that are asked for, and which tensors' are there.
         self.at, self.g, self.written, self.direct = self.stack, torch.empty(0), set[int](), False
+
+    def _thin(self, descent: Descent) -> dict[int, Thin]:
+        """The layers whose weights are kept as factors."""
+        w0, sgd = self.clients[0].w0, self.worker.sgd
+        if not self.plain or self.corrected or descent.momentum or descent.weight_decay:
+            return {}
+        cuts = [cut(self.worker, k) for k in self.clients]
+        samples = sgd.epochs * (cuts[0][0] * (sgd.batch_size or 0) + sum({rest for _, rest in cuts}))
+        if not all(k.w0 is w0 for k in self.clients):
+            return {}
+        weights = {i: s.view(w0) for i, s in enumerate(self.worker.model.layout.segments) if self.trained[i]}
+        return {i: Thin.of(w, len(self.clients), samples) for i, w in weights.items() if pays(w, samples)}
 
     def __call__(self) -> None:
         sgd, view = self.worker.sgd, self.view
@@ -128,6 +142,7 @@ class PackedFit:
                 self.move(i, leaf.grad)
         if not self.direct:
             self._move_collected(each)
+        self.stack.seen(rows.shape[1])
         self.sum[members] += losses.detach().double()
         for i in view.members:
             k, self.carry[i] = self.clients[i], self.worker.sgd.momentum * self.carry[i] + 1
@@ -142,7 +157,7 @@ class PackedFit:
         if self.at.flat is not None:
             given["w"] = self.at.flat
         if self.chain:
-            z, f = self.chain.forward(leaves, x, self)
+            z, f = self.chain.forward(leaves, x, self, self.at.thin)
             if self.plain:
                 return self.plain(f, y)
             given |= {"z": z, "f": f}

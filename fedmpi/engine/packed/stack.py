@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
+from fedmpi.engine.packed.thin import Thin
 from fedmpi.flat.layout import Layout, Segment, Selection
 
 
@@ -21,20 +22,28 @@ class Descent:
 
 
 class Stack:
-    """Tensor by tensor (n, *shape): weights `w`, velocities `v` (of momentum).
+    """Tensor by tensor: weights `raw` (n, entries), velocities `v` (of momentum). Weights in factors are in `thin`.
 
     flat: the same memory as (n, d), where hooks want whole vectors; else each tensor of the model lies by itself, which
     batched products write to faster.
     """
 
-    def __init__(self, layout: Layout, rows: Sequence[Tensor], descent: Descent, flat: bool) -> None:
+    def __init__(
+        self, layout: Layout, rows: Sequence[Tensor], descent: Descent, flat: bool, thin: Mapping[int, Thin]
+    ) -> None:
         """rows: (d,) each client's weights at the start."""
         n, like = len(rows), rows[0]
-        self.layout, self.descent = layout, descent
+        self.layout, self.descent, self.thin = layout, descent, thin
         self.flat = like.new_empty(n, layout.size) if flat else None
-        self.raw = [self._cut(self.flat, s) if flat else like.new_empty(n, s.stop - s.start) for s in layout.segments]
+        sizes = [0 if i in thin else s.stop - s.start for i, s in enumerate(layout.segments)]
+        self.raw = [
+            self._cut(self.flat, s) if flat else like.new_empty(n, size)
+            for s, size in zip(layout.segments, sizes, strict=True)
+        ]
         alike = all(row is like for row in rows)
-        for s, raw in zip(layout.segments, self.raw, strict=True):
+        for i, (s, raw) in enumerate(zip(layout.segments, self.raw, strict=True)):
+            if i in thin:
+                continue
             if alike:
                 raw.copy_(like[s.start : s.stop])
             else:
@@ -50,6 +59,7 @@ class Stack:
         """Some of the clients: the same memory for a slice, a copy (see `put`) for indices."""
         part = object.__new__(Stack)
         part.layout, part.descent = self.layout, self.descent
+        part.thin = {i: thin.part(members) for i, thin in self.thin.items()}
         part.flat = None if self.flat is None else self.flat[members]
         if part.flat is None:
             part.raw = [raw[members] for raw in self.raw]
@@ -62,6 +72,13 @@ class Stack:
         """What has become of a part that was copied."""
         for mine, new in zip((*self.raw, *self.v), (*part.raw, *part.v), strict=True):
             mine[members] = new
+        for i, thin in self.thin.items():
+            thin.put(members, part.thin[i])
+
+    def seen(self, samples: int) -> None:
+        """After a step with batches of so many samples."""
+        for thin in self.thin.values():
+            thin.used += samples
 
     def __len__(self) -> int:
         return len(self.raw[0])
@@ -73,10 +90,8 @@ class Stack:
     # ---- shapes ----
     def leaves(self, trained: Sequence[bool]) -> list[Tensor]:
         """The weights in the tensors' own shapes, (n, *shape); those that are trained ask for gradients."""
-        return [
-            self.shaped(i, raw).detach().requires_grad_(on)
-            for i, (raw, on) in enumerate(zip(self.raw, trained, strict=True))
-        ]
+        tensors = [self.thin[i].w0 if i in self.thin else self.shaped(i, raw) for i, raw in enumerate(self.raw)]
+        return [tensor.detach().requires_grad_(on) for tensor, on in zip(tensors, trained, strict=True)]
 
     def shaped(self, i: int, raw: Tensor) -> Tensor:
         """(n, size of tensor i) as (n, *shape), no copy."""
@@ -88,15 +103,26 @@ class Stack:
 
     def row(self, i: int) -> Tensor:
         """(d,) the weights of one client."""
-        return self.flat[i] if self.flat is not None else torch.cat([raw[i] for raw in self.raw])
+        if self.flat is not None:
+            return self.flat[i]
+        out = torch.empty(self.layout.size, dtype=self.raw[0].dtype, device=self.raw[0].device)
+        for j, (s, raw) in enumerate(zip(self.layout.segments, self.raw, strict=True)):
+            if j in self.thin:
+                s.view(out).copy_(self.thin[j].w0).add_(self.thin[j].difference(i, out.new_empty(s.shape)))
+            else:
+                out[s.start : s.stop] = raw[i]
+        return out
 
     def subtract(self, i: int, part: Selection, w0: Tensor, out: Tensor) -> None:
         """out <- the part of w_i - w0."""
         if self.flat is not None or not part.whole or out.device != w0.device:
             part.subtract(self.row(i), w0, out)
             return
-        for s, raw in zip(self.layout.segments, self.raw, strict=True):
-            torch.sub(raw[i], w0[s.start : s.stop], out=out[s.start : s.stop])
+        for j, (s, raw) in enumerate(zip(self.layout.segments, self.raw, strict=True)):
+            if j in self.thin:
+                self.thin[j].difference(i, s.view(out))
+            else:
+                torch.sub(raw[i], w0[s.start : s.stop], out=out[s.start : s.stop])
 
     # ---- steps ----
     def move(self, i: int, g: Tensor) -> None:
@@ -110,7 +136,11 @@ class Stack:
 
     def move_by_product(self, i: int, a: Tensor, b: Tensor) -> None:
         """The same along a @ b, (n, rows, k) and (n, k, columns), which is not written down anywhere."""
-        how, w = self.descent, self.shaped(i, self.raw[i])
+        how = self.descent
+        if i in self.thin:
+            self.thin[i].add(a.mT, b, how.lr)
+            return
+        w = self.shaped(i, self.raw[i])
         if not how.momentum:
             w.baddbmm_(a, b, beta=1 - how.lr * how.weight_decay, alpha=-how.lr)
             return
