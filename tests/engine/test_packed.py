@@ -336,9 +336,7 @@ def test_weights_as_factors(monkeypatch):
         ("fedprox", {}, []),
         ("fedlc", {}, []),
         ("fedper", {}, []),
-        ("moon", {}, []),
-        ("fednova", {}, [2]),
-        ("freeze", {}, [2]),
+        ("fedexp", {}, [2]),
     ):
         one, several = both(method, **wide, train={"momentum": 0.0, **train})
         assert apart(one, several) < 2 * TOLERANCE, (method, train)
