@@ -71,6 +71,13 @@ def _refuse_changes(path: Path, now: Mapping[str, str], settings: Settings) -> N
     except (OSError, ValueError) as error:
         raise UserError(f"{path / IDENTITY} cannot be read ({error}); start a new run under another name") from error
     found = [key for key in {**before, **now} if before.get(key) != now.get(key) and not key.startswith(FREE)]
+    kept = [key for key in found if key.startswith("comm.wire.") and key in before]
+    if kept:
+        told = "; ".join(_difference(key, before, now, settings) for key in kept)
+        raise UserError(
+            f"{path} cannot go on with another comm.wire: {told}. What clients and server have kept belongs to it; "
+            "undo the change, or start a new run (another name)"
+        )
     if found and settings.checkpoint.changes != "accept":
         told = "; ".join(_difference(key, before, now, settings) for key in found)
         raise UserError(
