@@ -6,8 +6,8 @@ NVIDIA FLARE's tensor-stream example (a model of 3.4 GB, 6 clients) reports 155 
 all ranks share one host, which needs about 3 models a rank: --gib 3.2 wants some 70 GiB with seven ranks, and 30 with
 three, where a rank has three clients. A round: w to all ranks, one row of d from every client to rank 0, their weighted
 mean added to w. bare: the same transfers by torch.distributed or MPI in the same job, each row added to w as it comes,
-in float32. In turn, medians. Memory is rank 0's peak (VmHWM) over whole rounds beyond what it held before it had a
-model, counted in models; 2.5 are allowed.
+in float32. In turn, medians. Memory is rank 0's peak (VmHWM) beyond what it held before it had a model, while model and
+federation are made and then over whole rounds, counted in models; 2.5 are allowed. root, sharded: server.placement.
 """
 
 import argparse
@@ -45,10 +45,12 @@ def measure(asked):
     d = int(asked.gib * 2**30) // 4
     forget_peak()
     before = memory("VmRSS")
-    fed = federation(d, asked.rounds + 2, comm, CLIENTS, epochs=0)
+    fed = federation(d, asked.rounds + 2, comm, CLIENTS, epochs=0, placement=asked.placement)
+    models = {"made": (memory("VmHWM") - before) / (4 * d)}
+    forget_peak()
     for t in range(2):
         one_round(fed, t)
-    models = (memory("VmHWM") - before) / (4 * d)
+    models["in rounds"] = (memory("VmHWM") - before) / (4 * d)
     world = None
     if asked.backend == "gloo":
         group_by_hand(comm)
@@ -68,9 +70,12 @@ def measure(asked):
         bare(comm, w, row, world)
         theirs.append(time.perf_counter() - began)
     if comm.rank == 0:
-        what = f"exchange of {asked.gib:g} GiB, {CLIENTS} clients, {comm.size} ranks, {asked.backend}"
+        what = (
+            f"exchange of {asked.gib:g} GiB, {CLIENTS} clients, {comm.size} ranks, {asked.backend}, {asked.placement}"
+        )
         line(what, ("fedmpi", median(ours)), ("bare transfers", median(theirs)))
-        line(f"{what}, memory of rank 0", ("fedmpi", models), ("allowed", ALLOWED), unit="models", digits=2)
+        for when, most in models.items():
+            line(f"{what}, memory of rank 0, {when}", ("fedmpi", most), ("allowed", ALLOWED), unit="models", digits=2)
     comm.close()
 
 
@@ -80,16 +85,18 @@ def main():
     parser.add_argument("--ranks", type=int, default=CLIENTS + 1)
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--backend", choices=["gloo", "mpi"], nargs="+", default=["gloo", "mpi"])
+    parser.add_argument("--placement", choices=["root", "sharded"], nargs="+", default=["root", "sharded"])
     parser.add_argument("--inner", action="store_true", help=argparse.SUPPRESS)
     asked = parser.parse_args()
     torch.set_num_threads(1)
     if asked.inner:
-        asked.backend = asked.backend[0]
+        asked.backend, asked.placement = asked.backend[0], asked.placement[0]
         measure(asked)
         return
     for backend in asked.backend:
-        words = ["--gib", asked.gib, "--rounds", asked.rounds, "--backend", backend]
-        on_ranks(asked.ranks, __file__, "--inner", *words)
+        for placement in asked.placement:
+            words = ["--gib", asked.gib, "--rounds", asked.rounds, "--backend", backend, "--placement", placement]
+            on_ranks(asked.ranks, __file__, "--inner", *words)
 
 
 if __name__ == "__main__":

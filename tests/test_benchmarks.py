@@ -44,8 +44,8 @@ TINY = {  # program: (arguments, what it prints)
         rf"(40 stateful clients, 10 a round{SIDES}\n){{2}}(40 stateful.*, memory{SIDES}\n){{2}}",
     ),
     "exchange.py": (
-        ["--ranks", "2", "--gib", "0.001", "--rounds", "1", "--backend", "gloo"],
-        rf"(exchange of 0.001 GiB, 6 clients, 2 ranks, gloo.*{SIDES}\n){{2}}",
+        ["--ranks", "2", "--gib", "0.001", "--rounds", "1", "--backend", "gloo", "--placement", "sharded"],
+        rf"(exchange of 0.001 GiB, 6 clients, 2 ranks, gloo, sharded.*{SIDES}\n){{3}}",
     ),
     "gpu/rounds.py": (["--device", "cpu", "--share", "100", "--rounds", "1"], rf"cnn, .*{SIDES}.*\ncifar10, .*\n"),
 }
