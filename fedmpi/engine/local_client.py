@@ -26,7 +26,7 @@ from fedmpi.engine.sgd import SGD
 from fedmpi.flat.layout import Selection
 from fedmpi.flat.packing import share_memory
 from fedmpi.method.base import Method, overrides
-from fedmpi.method.context import Client, Fitted, Loss
+from fedmpi.method.context import Client, Fitted, Loss, Row, State
 
 LEFT_OUT = "left out of the round (faults.on_client_error: drop)"
 PLAIN = Method()  # FedAvg's client
@@ -116,13 +116,11 @@ class LocalClient(ClientView):
         self._check(upload, trained, sent, more)
         if "dw" in upload.packing.shapes and "dw" not in sent:
             subtract(upload.w, self.w0, upload.packing.views(row).dw)
-        engine = {
-            "_b": upload.b.take(model.b),
-            "_loss": loss,
-            "_flag": STOP if worker.stop() else 0.0,
-            "_seconds": seconds,
-        }
-        upload.packing.write(row, {**{name: sent[name] for name in sent if name in upload.packing.shapes}, **engine})
+        values = {name: sent[name] for name in sent if name in upload.packing.shapes}
+        values |= {"_loss": loss, "_flag": STOP if worker.stop() else 0.0, "_seconds": seconds}
+        if upload.b.size:
+            values["_b"] = upload.b.take(model.b)
+        upload.packing.write(row, values)
         state = {name: value for new in (trained, more) if new is not self.state for name, value in new.items()}
         if not len(self.state_row):
             return state
@@ -157,6 +155,12 @@ class LocalClient(ClientView):
         """What `train` and `upload` returned is what the method declares."""
         method, where, declared = self.worker.method, self.where, self.worker.method.client_state
         due = [name for name in upload.packing.shapes if name in method.sends and name != "dw"]
+        if (
+            type(sent) is Row
+            and type(trained) is type(more) is State
+            and not (sent or trained or more or due or declared)
+        ):
+            return  # as of many methods: nothing is given, nothing is due
         check_names(method, "upload", sent, method.sends, where, due)
         check_values(method, "upload", sent, upload.packing, where, self.w)
         for hook, new in (("train", trained), ("upload", more)):
