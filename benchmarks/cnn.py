@@ -159,6 +159,8 @@ def compare(a):
         hand.stdin.close()
         hand.wait()
         told(a, comm.size, ours[1:], theirs[1:])
+    comm.allgather_bytes(b"", 600)
+    comm.close()
 
 
 def told(a, ranks, ours, theirs):
