@@ -47,6 +47,7 @@ class Gone(Lost):
 class Communicator(ABC):
     """The ranks of one job as seen by one of them. Subclasses move bytes; this class checks, cuts and counts them."""
 
+    begins = True  # whether what is posted is under way before `finish`
     piece = 2**30 - 1  # elements sent at once: below the limits of the 32-bit counts of MPI, gloo and NCCL
 
     def __init__(self, rank: int, size: int, device: torch.device, patience_s: float = math.inf) -> None:

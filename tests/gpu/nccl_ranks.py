@@ -1,6 +1,7 @@
 """The battery of tests/comm on the class Nccl. Started once per rank:  nccl_ranks.py FOLDER gloo|nccl
 
-gloo: Nccl's own code over torch's default group of gloo, on CPUs, at any size. nccl: the real thing, alone on one GPU.
+gloo: Nccl's own code over torch's default group of gloo, on CPUs, at any size; then whole runs, and a rank that is
+silent. nccl: the real thing, alone on one GPU.
 """
 
 import json
@@ -15,7 +16,7 @@ import torch
 import torch.distributed as dist
 
 ROOT = Path(__file__).parents[2]
-sys.path[:0] = [str(ROOT / "tests" / "comm")]
+sys.path[:0] = [str(ROOT / "tests" / "comm"), str(ROOT / "tests")]
 
 import battery  # noqa: E402
 
@@ -72,6 +73,20 @@ def check_nccl_to_oneself(comm):
     assert torch.equal(y[500:510], x[:10])
 
 
+def runs(comm):
+    """The hashes of runs whose uploads are added as they come, or are shared out, in small pieces."""
+    from helpers import prepare, settings
+
+    from fedmpi.flat import linear
+
+    linear.CHUNK, linear.BLOCK, found = 64, 2, {}
+    for placement in ("root", "sharded"):
+        it = prepare(settings("scaffold", server={"placement": placement}), comm=comm)
+        it.fed.run()
+        found[placement] = it.hashes
+    return found
+
+
 def silence(comm):
     """What the others say of the last rank, which does not come."""
     comm.patience_s = 1.0
@@ -94,6 +109,9 @@ def main():
         battery.CHECKS["check_nccl_to_oneself"] = check_nccl_to_oneself
     battery.run(comm, folder)
     if comm.size > 1:
+        found = runs(comm)
+        if comm.rank == 0:
+            Path(folder, "hashes").write_text(json.dumps(found))
         said = silence(comm)
         Path(folder, f"{comm.rank}.silence").write_text(json.dumps(said))
         time.sleep(1)  # rank 0 holds the store

@@ -6,7 +6,9 @@ import sys
 
 import pytest
 import torch
-from helpers import ROOT, clean_env, launcher
+from helpers import ROOT, clean_env, launcher, play, settings
+
+from fedmpi.flat import linear
 
 NEEDS_GPU = pytest.mark.skipif(not torch.cuda.is_available(), reason="this machine has no GPU (NCCL has no other use)")
 KINDS = {"gloo": ("torchrun", 3), "nccl": ("alone", 1)}
@@ -33,6 +35,16 @@ def test_battery(battery):
         assert {report["class"] for report in reports} == {"Nccl"}
         assert not [report for report in reports if report["error"]], f"rank {rank}"
         assert len(reports) == CHECKS + (kind == "nccl")
+
+
+def test_runs_have_the_bits_of_one_process(battery, monkeypatch):
+    kind, folder, done = battery
+    if kind == "nccl":
+        pytest.skip("a single rank sends nothing")
+    monkeypatch.setattr(linear, "CHUNK", 64)
+    monkeypatch.setattr(linear, "BLOCK", 2)
+    alone = play(settings("scaffold")).hashes
+    assert json.loads((folder / "hashes").read_text()) == {"root": alone, "sharded": alone}, done.stderr
 
 
 def test_a_silent_rank_is_named(battery):

@@ -218,9 +218,12 @@ class Gloo(Communicator):
 
 @final
 class Nccl(Communicator):
+    begins = False
+
     def __init__(self, job: Job, device: torch.device, allgather: StoreAllgather, round_timeout_s: float) -> None:
         Communicator.__init__(self, job.rank, job.size, device, round_timeout_s)
         self.can_regroup = "NCCL cannot (use comm.backend=gloo)"
+        self.waiting: list[Posted] = []  # posted, not begun
         self.job = job
         self.allgather = allgather
         self.round_timeout_s = round_timeout_s
@@ -236,13 +239,18 @@ class Nccl(Communicator):
         self._wait(lambda: [dist.broadcast(x, 0, async_op=True)])
 
     def _post(self, outgoing: Sequence[Message], incoming: Sequence[Message]) -> Posted:
-        """Nothing is sent before `_finish`: what NCCL is given as one group cannot deadlock, in any order."""
+        """Nothing is sent before a `_finish`, which begins all that is posted: what NCCL is given as one group cannot
+        deadlock, in any order, as sends and receipts would that wait for each other."""
         operations = [dist.P2POp(dist.isend, x, peer) for peer, x in outgoing]
-        return operations + [dist.P2POp(dist.irecv, x, peer) for peer, x in incoming]
+        operations += [dist.P2POp(dist.irecv, x, peer) for peer, x in incoming]
+        self.waiting.append(operations)
+        return operations
 
     def _finish(self, posted: Posted) -> None:
-        if posted:
-            self._wait(lambda: dist.batch_isend_irecv(posted))
+        if any(each is posted for each in self.waiting):  # else another one's end was its own
+            operations, self.waiting = [each for several in self.waiting for each in several], []
+            if operations:
+                self._wait(lambda: dist.batch_isend_irecv(operations))
 
     def _allgather_bytes(self, payload: bytes, deadline_s: float) -> list[bytes]:
         return self.allgather(payload, deadline_s)

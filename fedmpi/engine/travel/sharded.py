@@ -90,7 +90,8 @@ class Sharded(Gathering):
         super().__init__(trip)
         self.shard, comm, cuts = Shard(trip), trip.comm, trip.cuts
         self.order = {client: i for i, client in enumerate(trip.members)}
-        self.ring = Ring(trip, UNSENT // 8)  # what it sends is asked for already
+        # What it sends is asked for already. Where nothing is under way before the end, no row may wait for another.
+        self.ring = Ring(trip, UNSENT // 8 if comm.begins else 2**62)
         coming = self.shard.coming()
         if comm.rank == 0:
             self.heads = trip.memory.rows("heads", len(trip.members), cuts.small.size)
