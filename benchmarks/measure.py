@@ -18,6 +18,11 @@ from statistics import median
 HERE = Path(__file__).parent
 PACKAGES = ("torch", "numpy", "mpi4py", "openmpi")
 SIDE = re.compile(r"(?P<name>\S.*?) (?P<value>[\d.,e+-]+) (?P<unit>\S+)")
+CNN = re.compile(r"(\d+ rank\(s\), \w+): fedmpi ([\d.]+) s a round.*by hand ([\d.]+) s.*; ratio ([\d.]+) (.*)")
+SMALL = re.compile(
+    r"(\w+) +[\d,]+ parameters +by hand ([\d.]+) ms +one by one ([\d.]+) ms, ratio ([\d.]+) +packed ([\d.]+) ms, "
+    r"([\d.]+) times as fast"
+)
 RATIO = re.compile(r"ratio (?P<ratio>[\d.e+-]+)(?P<note>.*)")
 
 
@@ -60,6 +65,30 @@ def read(text):
         "what": what, "ours": ours, "theirs": theirs, "unit": sides[0]["unit"], "ratio": float(ratio["ratio"]),
         "note": note.removeprefix("(").removesuffix(")"),
     }  # fmt: skip
+
+
+def rows(text):
+    """The rows of a printed line, those of programs that say it in words of their own, too."""
+    row = read(text)
+    if row:
+        return [row]
+    told = CNN.match(text)
+    if told:
+        what, x, y, ratio, note = told.groups()
+        return [made(what, ("fedmpi", x), ("by hand", y), "s", ratio, note)]
+    told = SMALL.match(text)
+    if not told:
+        return []
+    name, hand, one, ratio, packed, faster = told.groups()
+    return [
+        made(f"{name}, a client", ("fedmpi", one), ("by hand", hand), "ms", ratio),
+        made(f"{name}, packed", ("fedmpi packed", packed), ("one by one", one), "ms", 1 / float(faster)),
+    ]
+
+
+def made(what, ours, theirs, unit, ratio, note=""):
+    ours, theirs = ((name, float(value)) for name, value in (ours, theirs))
+    return {"what": what, "ours": ours, "theirs": theirs, "unit": unit, "ratio": float(ratio), "note": note}
 
 
 def mpirun(ranks, *words, options=()):

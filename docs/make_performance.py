@@ -13,7 +13,7 @@ from pathlib import Path
 ROOT = Path(__file__).parents[1]
 sys.path.insert(0, str(ROOT / "benchmarks"))
 
-from measure import read  # noqa: E402
+from measure import read, rows  # noqa: E402
 from suite import PARTS, RESULTS  # noqa: E402
 
 FIGURES = ROOT / "docs" / "figures"
@@ -54,16 +54,16 @@ def section(name, found):
         "",
     ]
     for command in found["commands"]:
-        rows = [(text, read(text)) for text in command["lines"] if text.strip()]
+        said = [(text, rows(text)) for text in command["lines"] if text.strip()]
         lines += [f"`{command['command']}`, {command['seconds']} s", ""]
-        tabled = [row for _, row in rows if row]
+        tabled = [row for _, several in said for row in several]
         if tabled:
             lines += ["| what | | | ratio | |", "| --- | --- | --- | --- | --- |"]
             for row in tabled:
                 sides = [f"{row[side][0]} {number(row[side])} {row['unit']}" for side in ("ours", "theirs")]
                 lines.append(f"| {row['what']} | {' | '.join(sides)} | {row['ratio']:.2f} | {row['note']} |")
             lines.append("")
-        rest = [text for text, row in rows if not row]
+        rest = [text for text, several in said if not several]
         if rest:
             lines += ["```text", *rest, "```", ""]
     return lines
@@ -117,8 +117,8 @@ def draw_ratios(found, path):
     bars = []
     for i, name in enumerate(each for each in found if each not in ("scaling", "peers", "rules")):
         lines = [text for command in found[name]["commands"] for text in command["lines"]]
-        rows = [row for text in lines if (row := read(text))]
-        bars += [(f"{row['what']}", row["ratio"], COLOURS[i % len(COLOURS)]) for row in rows]
+        mine = [row for text in lines for row in rows(text)]
+        bars += [(f"{row['what']}", row["ratio"], COLOURS[i % len(COLOURS)]) for row in mine]
     figure = Figure(figsize=(9, 0.8 + 0.24 * len(bars)), layout="constrained")
     axes = figure.subplots()
     places = range(len(bars))
@@ -128,7 +128,7 @@ def draw_ratios(found, path):
     axes.invert_yaxis()
     axes.set(xscale="log", xlabel="fedmpi over the other side")
     axes.xaxis.set_major_formatter("{x:g}")
-    axes.xaxis.set_minor_formatter("{x:g}")
+    axes.xaxis.set_minor_formatter(lambda x, _: f"{x:g}" if f"{x:e}"[0] in "235" else "")
     axes.grid(alpha=0.3, axis="x")
     save(figure, path)
     return bars

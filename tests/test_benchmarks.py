@@ -15,17 +15,14 @@ from helpers import ROOT, clean_env, launcher
 SIDES = r"[^:]*: .* [\d.]+ \S+  .* [\d.]+ \S+  ratio [\d.]+"  # measure.line
 TINY = {  # program: (arguments, what it prints)
     "small.py": (["--rounds", "2"], r"logistic .* ratio [\d.]+ .*fast\nmlp .* ratio [\d.]+ .*fast\n"),
-    "vectors.py": (["--d", "1000", "--repeats", "2"], r"1 rank\(s\), 1,000 parameters.*\nserver, m=12.*\n"),
-    "methods.py": (["fedavg", "--rounds", "1"], r"method .*\nfedavg .*\n"),
-    "methods.py --passes": (
-        ["fedsam", "--passes", "--samples", "10"],
-        r"method .*\nfedsam +2.00 .*perturbs.*\n",
-    ),
-    "startup.py": (["--repeats", "1", "--ranks", "1"], r"to the first step\n.* x\nto the end\n.* x\n"),
     "cnn.py": (
         ["--threads", "1", "--samples", "5", "--test", "20", "--rounds", "1", "--blocks", "1"],
         r"1 rank\(s\), fp32: fedmpi .* s a round .*, by hand .*ratio [\d.]+ .*\n",
     ),
+    "vectors.py": (["--d", "1000", "--repeats", "2"], r"1 rank\(s\), 1,000 parameters.*\nserver, m=12.*\n"),
+    "methods.py": (["fedavg", "--rounds", "1"], r"method .*\nfedavg .*\n"),
+    "methods.py --passes": (["fedsam", "--passes", "--samples", "10"], r"method .*\nfedsam +2.00 .*perturbs.*\n"),
+    "startup.py": (["--repeats", "1", "--ranks", "1"], r"to the first step\n.* x\nto the end\n.* x\n"),
     "checkpoint.py": (["--pairs", "1", "--samples", "20"], r"fedavg: 1 rounds with, 1 without.*\n.*ratio [\d.]+\n"),
     "rules.py": (
         ["krum", "median", "--m", "3", "900", "--d", "2000", "--gib", "0.001", "--repeats", "1"],
@@ -47,7 +44,10 @@ TINY = {  # program: (arguments, what it prints)
         ["--ranks", "2", "--gib", "0.001", "--rounds", "1", "--backend", "gloo", "--placement", "sharded"],
         rf"(exchange of 0.001 GiB, 6 clients, 2 ranks, gloo, sharded.*{SIDES}\n){{3}}",
     ),
-    "gpu/rounds.py": (["--device", "cpu", "--share", "100", "--rounds", "1"], rf"cnn, .*{SIDES}.*\ncifar10, .*\n"),
+    "gpu/rounds.py": (
+        ["--device", "cpu", "--share", "100", "--rounds", "1"],
+        rf"cnn, .*{SIDES}.*\ncifar10, .*\npacked, .*\n",
+    ),
 }
 
 
@@ -59,14 +59,15 @@ def from_benchmarks(monkeypatch):
 
 @pytest.mark.parametrize("program", TINY)
 def test_it_runs(from_benchmarks, monkeypatch, capsys, program):
-    (words, said), program = TINY[program], program.split()[0]
-    monkeypatch.setattr(sys, "argv", [program, *words])
+    words, said = TINY[program]
+    file = program.split()[0]
+    monkeypatch.setattr(sys, "argv", [file, *words])
     threads = torch.get_num_threads()
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
-        runpy.run_path(str(ROOT / "benchmarks" / program), run_name="__main__")
+        runpy.run_path(str(ROOT / "benchmarks" / file), run_name="__main__")
     torch.set_num_threads(threads)
-    assert re.fullmatch(said, capsys.readouterr().out, re.S)
+    assert re.fullmatch(said, capsys.readouterr().out)
 
 
 def test_vectors_over_ranks():
@@ -81,7 +82,7 @@ def test_vectors_over_ranks():
 def test_every_program_of_the_suite_is_there_and_tried(from_benchmarks):
     suite = import_module("suite")
     named = {file.name for part in suite.PARTS.values() for file in (suite.split(c)[1] for c in part.commands)}
-    optional = {"engine.py", "peers.py"}  # the first takes minutes, the second needs other programs
+    optional = {"peers.py"}  # which needs other programs
     assert named - optional <= set(TINY)
 
 
@@ -103,6 +104,16 @@ def test_every_program_of_the_suite_is_there_and_tried(from_benchmarks):
 def test_lines_are_read(from_benchmarks, text, what, ours, ratio, note):
     found = import_module("measure").read(text)
     assert (found["what"], found["ours"], found["ratio"], found["note"]) == (what, ours, ratio, note)
+
+
+def test_lines_of_other_words_are_read(from_benchmarks):
+    rows = import_module("measure").rows
+    told = "mlp   199,210 parameters   by hand 1.5 ms   one by one 1.8 ms, ratio 1.20   packed 0.6 ms, 3 times as fast"
+    assert [(row["what"], row["ours"][1], row["theirs"][1], round(row["ratio"], 2)) for row in rows(told)] == [
+        ("mlp, a client", 1.8, 1.5, 1.2),
+        ("mlp, packed", 0.6, 1.8, 0.33),
+    ]
+    assert rows("nothing of the kind") == []
 
 
 def test_other_lines_are_no_rows(from_benchmarks, capsys):

@@ -32,12 +32,9 @@ def parts(device):
     small = device == "cpu"
     rounds = ["benchmarks/gpu/rounds.py", "--device", device, *(["--share", "20", "--rounds", "2"] if small else [])]
     vectors = ["benchmarks/vectors.py", "--device", device, *(["--d", "100000", "--repeats", "3"] if small else [])]
-    packed = ["benchmarks/small.py", "--device", device, *(["--rounds", "2"] if small else [])]
     yield "tests", ["-m", "pytest", "-q", "-rs", "-p", "no:cacheprovider", "tests/gpu"]
-    yield "W1, pfl-research's CIFAR-10", rounds
+    yield "W1, CIFAR-10, packed", rounds
     yield "W2", vectors
-    if "--device" in (ROOT / packed[0]).read_text():
-        yield "W7", packed
 
 
 def run(words, limit_s):

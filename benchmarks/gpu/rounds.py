@@ -1,10 +1,12 @@
-"""A round on a device, next to the same work written by hand for it.   python benchmarks/gpu/rounds.py [cnn cifar10]
+"""A round on a device, next to the same work by hand.   python benchmarks/gpu/rounds.py [cnn cifar10 packed]
 
 cnn       100 clients of 600 grey 28x28 images, 10 a round, the 1.66 M-parameter CNN, batch 50, one local epoch,
           momentum 0.9; the global model on 10,000 images
 cifar10   pfl-research's configuration (its benchmarks/image_classification/configs/baseline.yaml): 1,000 users of 50
           colour 32x32 images, cohort 50, two 3x3 convolutions, pool, dropout, 128, 1.63 M parameters, batch 10, one
           local epoch, SGD without momentum, all users alike; no evaluation
+packed    1,000 clients of 30 images, 100 a round, softmax regression, batches of 10: fedmpi with compute.pack: 32 next
+          to fedmpi one client after another
 By hand, per client: copy w into the model, take the steps with torch's fused kernel on the model's own parameters, add
 the difference to a sum. All images lie on the device. In turn in one process; medians and their ratio. Random images:
 speed does not depend on what they show. Memory is the most that torch held on the GPU while fedmpi's round ran.
@@ -14,6 +16,8 @@ import argparse
 import math
 import sys
 import time
+from functools import partial
+from itertools import count
 from pathlib import Path
 from statistics import median
 
@@ -24,7 +28,8 @@ from torch.nn.functional import cross_entropy
 sys.path.insert(0, str(Path(__file__).parents[1]))
 
 from engine import images, settings
-from measure import line
+from measure import line, turns
+from vectors import one_round
 
 from fedmpi.comm.backends.solo import Solo
 from fedmpi.config import Settings
@@ -148,16 +153,35 @@ def compare(name, device, rounds, share):
     line(what, ("fedmpi", median(ours[1:])), ("by hand", median(theirs[1:])), note=note)
 
 
+def packed(device, rounds, share):
+    """32 clients at once, next to one by one."""
+    clients, sides = 1000 // share, {}
+    g = torch.Generator().manual_seed(0)
+    x, y = torch.randn(clients * 30, 1, 28, 28, generator=g), torch.randint(10, (clients * 30,), generator=g)
+    data = split(Dataset(x, y, x[:100], y[:100], classes=10), "iid", clients, 0, "global")
+    for pack in (32, 1):
+        tree = settings(rounds + 1, True, "logistic", clients).resolved()
+        tree["compute"]["pack"], tree["train"]["batch_size"], tree["train"]["momentum"] = pack, 10, 0.0
+        made = build.experiment(Settings.model_validate(tree), data, device)
+        fed, t = build.federation(made, Solo(device), lambda: False), count()
+        sides[pack] = partial(lambda fed, t: (one_round(fed, next(t)), wait(device))[1], fed, t)
+    seconds = turns(sides, rounds + 1)
+    line(f"packed, {clients} clients, {clients // 10} a round", ("32 at once", seconds[32]), ("one by one", seconds[1]))
+
+
 def main():
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("names", nargs="*", default=["cnn", "cifar10"])
+    parser.add_argument("names", nargs="*", default=["cnn", "cifar10", "packed"])
     parser.add_argument("--rounds", type=int, default=10)
     parser.add_argument("--share", type=int, default=1, help="1/share of the images, and of cifar10's clients")
     parser.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu")
     asked = parser.parse_args()
     torch.set_num_threads(1)
     for name in asked.names:
-        compare(name, torch.device(asked.device), asked.rounds, asked.share)
+        if name == "packed":
+            packed(torch.device(asked.device), asked.rounds, asked.share)
+        else:
+            compare(name, torch.device(asked.device), asked.rounds, asked.share)
 
 
 if __name__ == "__main__":
