@@ -20,6 +20,7 @@ from fedmpi.common.blame import blaming
 from fedmpi.common.errors import UserError
 from fedmpi.config.schema import Settings
 from fedmpi.data.federated import Federated
+from fedmpi.engine.checks import finite
 from fedmpi.engine.federation import Federation
 from fedmpi.engine.messages import Messages
 from fedmpi.engine.plan import Plan, Sink
@@ -135,7 +136,7 @@ def experiment(settings: Settings, data: Federated, device: torch.device) -> Exp
     fitting.check_buffers(settings, module)
     with blaming(f"model {settings.model.name}"):
         model = FlatModel(module, net.head_names(), channels_last=settings.compute.channels_last)
-    if not bool(torch.cat([model.w, model.b]).isfinite().all()):
+    if not (finite(model.w) and finite(model.b)):
         raise UserError(f"model {settings.model.name}: its initial weights hold values that are not finite")
     fitting.check_needs(settings, method, task, net, module)
     fitting.check_sense(settings, method, data, task, net)
