@@ -148,6 +148,19 @@ def test_rows_of_a_round_that_may_have_to_leave_some_out_are_held(size, ways):
     assert streamed.Streamed not in ways
 
 
+def test_rounds_of_which_some_are_wide(monkeypatch, ways):
+    """The sum of a wide round is of the rows' own type, and its memory not that of the next, narrow one."""
+    config = trial("fedatom", "mlp", rounds=4, options={"period": 2})
+    made = prepare(config).made
+    sizes = [Cuts(made.messages.upload(t).packing, torch.empty(0)).large["dw"][1] for t in (0, 1)]
+    monkeypatch.setattr(linear, "WIDE", sum(sizes) // 2)
+    expected = whole(config, monkeypatch)
+    assert record(play(config)) == expected
+    assert streamed.Streamed in ways
+    assert record(on_ranks(config, 3)[0]) == expected
+    assert record(on_ranks(at("sharded", config))[0]) == expected
+
+
 # ---- a user's own ----
 @dataclass(frozen=True)
 class Raw(fedmpi.Method):

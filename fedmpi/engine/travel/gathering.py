@@ -35,8 +35,9 @@ class Memory:
 
     def rows(self, name: str, count: int, size: int, dtype: torch.dtype | None = None) -> Tensor:
         """(count, size)"""
-        held = self.held.get(name)
-        if held is None or len(held) < count * size:
+        held, dtype = self.held.get(name), dtype or self.like.dtype
+        if held is None or held.dtype != dtype or len(held) < count * size:
+            held = None
             self.held.pop(name, None)  # before the new one is made
             held = self.held[name] = self.like.new_empty(count * size, dtype=dtype)
         return held[: count * size].view(count, size)
