@@ -22,14 +22,16 @@ _INSTALLED = (
 
 
 @contextmanager
-def blaming(where: str) -> Iterator[None]:
+def blaming(where: str, *passing: type[Exception]) -> Iterator[None]:
     """Put `where` ("round 3, client 4") in front of errors; one from a user's file becomes a UserError that names it.
 
     So does a lack of memory, and a batch that cannot be normalised. Any other error without a user's file in its
-    traceback is a defect of fedmpi; it becomes a RuntimeError.
+    traceback is a defect of fedmpi; it becomes a RuntimeError. passing: what nobody's code is to blame for.
     """
     try:
         yield
+    except passing:
+        raise
     except UserError as error:
         if getattr(error, "placed", False):
             raise

@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 
 from fedmpi.aggregation.optimizers import ServerOptimizer
+from fedmpi.comm import Lost
 from fedmpi.common import seeds
 from fedmpi.common.blame import blaming
 from fedmpi.common.errors import UserError
@@ -123,7 +124,7 @@ class FederationServer:
         view.segments, view.shared = upload.columns.segments, upload.w.take(self.w)
         untouched = self._untouched(**came.tensors(), **{"up.p": up.p, "up.n": up.n})
         size, ruled = (upload.columns.size,), None
-        with blaming(where):
+        with blaming(where, Lost):  # what it asks for may lie with other ranks
             direction, state = check_pair(self.method, "aggregate", self.method.aggregate(view, up), where)
             untouched.check(where, "aggregate")
             if self.rule is not None:
@@ -138,9 +139,11 @@ class FederationServer:
         direction = direction.detach().to(self.w.dtype)
         tensors = (value.to(self.w.dtype) for value in state.values() if isinstance(value, Tensor))
         _check_finite(t, up, came, direction, *tensors)
+        b = up.mean("_b") if upload.b.size else None
+        # From here on nobody is asked: a round that a loss cuts begins once more, and must have changed nothing.
         self._move(direction, upload)
-        if upload.b.size:
-            upload.b.put(up.mean("_b"), self.b)
+        if b is not None:
+            upload.b.put(b, self.b)
         if state is not self.state:  # else it stays as it was
             self.messages.server_state.write(self.state_row, state)
         return view.noted

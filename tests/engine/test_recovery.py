@@ -7,10 +7,12 @@ from functools import lru_cache
 import pytest
 from hall import Seat, play_in_threads
 from helpers import Play, digest, federated, prepare, trial
+from torch import nn
 
 from fedmpi.engine.faults import losses
 from fedmpi.engine.faults.losses import Losses
 from fedmpi.engine.sampling import pinned
+from fedmpi.flat import linear
 from fedmpi.methods import registry
 from fedmpi.runtime.resuming import resume
 from fedmpi.runtime.resuming.checkpoints import Checkpoints, Rows
@@ -121,6 +123,37 @@ def test_what_formats_have_left_out_outlives_a_loss(tmp_path, wire, policy):
         same(it, replayed(config, it.fed.roster.losses.rows))
         if policy == "redo" and not any(row["reverted"] for row in it.told):
             same(it, undisturbed(config)[0])
+
+
+def normed(input_shape, classes):
+    """Batch statistics travel, and nothing draws: the ranks of one process share torch's own generator."""
+    layers = [nn.Conv2d(input_shape[0], 6, 3), nn.BatchNorm2d(6), nn.ReLU(), nn.MaxPool2d(2), nn.Flatten()]
+    return nn.Sequential(*layers, nn.Linear(6 * 9, classes))
+
+
+@pytest.mark.parametrize(
+    ("net", "policy", "changes"),
+    [
+        ("norm", "drop", {"model": {"name": f"{__name__}:normed"}}),  # buffers that are asked for, too
+        ("mlp", "redo", {"faults": {"on_bad_update": "clip", "max_norm": 0.3}}),
+        ("mlp", "drop", {"cohort": {"fraction": 0.3}, "faults": {"on_bad_update": "drop"}}),  # two at a time: earlier
+    ],  # rounds' norms are asked
+    ids=str,
+)
+def test_one_dies_at_any_message_while_all_ranks_hold_columns(monkeypatch, net, policy, changes):
+    """Before, while and after rank 0 asks them: a round counts once, or not at all."""
+    monkeypatch.setattr(linear, "CHUNK", 4 if net == "norm" else 64)
+    monkeypatch.setattr(linear, "BLOCK", 1)
+    faults = {"on_lost_rank": policy, **changes.get("faults", {})}
+    server = {"placement": "sharded", "optim": "adam", "lr": 0.01}
+    config = trial("fedavg", net, rounds=2, server=server, **changes | {"faults": faults})
+    counts = undisturbed(config)[1]
+    for number in range(1, counts[2] + 1):
+        it = with_deaths(config, {2: [number]})
+        again = replayed(config, it.fed.roster.losses.rows)
+        same(it, again)
+        assert str(it.fed.guard.memory()) == str(again.fed.guard.memory())
+        assert [row["down_parameters"] for row in it.rows] == [row["down_parameters"] for row in again.rows]
 
 
 DRAWS = {"fedsr"}  # from torch's own generator, which the ranks of one process share

@@ -134,7 +134,7 @@ class Gloo(Communicator):
     ) -> None:
         Communicator.__init__(self, job.rank, job.size, torch.device("cpu"), round_timeout_s)
         self.job = job
-        self.group, self.broken = group, None  # broken: a group that has failed
+        self.group, self.broken, self.why = group, None, ""  # broken: a group that has failed, and why
         self.place = {rank: rank for rank in self.alive}  # rank -> its number in the group
         self.ended: set[int] = set()  # the ranks to which the connection has ended
         self.allgather = allgather
@@ -158,7 +158,7 @@ class Gloo(Communicator):
         if not outgoing and not incoming:
             return []
         if self.group is None:
-            raise Gone("a rank was lost, and the ranks that are left have not regrouped")
+            raise Gone(self.why)
         works: Posted = []
         peer, post = 0, None
         try:
@@ -190,10 +190,11 @@ class Gloo(Communicator):
         self.broken, self.group = self.group, None
         if late:
             setting = " (comm.round_timeout_s)" if self.patience_s == self.round_timeout_s else ""
-            silent = f"rank {peer} is silent: no message from or to it for {self.patience_s:g} s{setting}"
-            raise Lost(silent) from error
+            self.why = f"rank {peer} is silent: no message from or to it for {self.patience_s:g} s{setting}"
+            raise Lost(self.why) from error
         self.ended.add(peer)
-        raise Gone(f"rank {peer} is dead: its connection has ended") from error
+        self.why = f"rank {peer} is dead: its connection has ended"
+        raise Gone(self.why) from error
 
     def _allgather_bytes(self, payload: bytes, deadline_s: float) -> list[bytes]:
         return self.allgather(payload, deadline_s)

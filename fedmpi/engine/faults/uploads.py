@@ -48,6 +48,7 @@ class Guard:
         self.clipped: Refused = []
         self.latest: deque[float] = deque(maxlen=LATEST)
         self.idle = 0
+        self.judged = -1, self.memory()  # the latest round, and what was known before it
 
     def refused(
         self, t: int, members: Sequence[int], came: Received, w: Tensor, failed: Collection[int] = ()
@@ -57,6 +58,9 @@ class Guard:
         w: (s,) what travels of the global model. failed: of whom there are none.
         Raises UserError where they are not to be dropped, and in the third round in a row in which none is good.
         """
+        if t == self.judged[0]:  # a loss has cut the round: it is judged once more
+            self.recall(self.judged[1])
+        self.judged = t, self.memory()
         norms = came.norms().tolist()
         if self.drop:  # else the step looks whether anything that it makes is not finite, and ends the run
             norms = [n if whole else torch.nan for n, whole in zip(norms, came.finite(), strict=True)]
@@ -94,6 +98,7 @@ class Guard:
         return {"latest": list(self.latest), "idle": self.idle}
 
     def recall(self, memory: dict[str, Any]) -> None:
+        self.latest.clear()
         self.latest.extend(memory["latest"])
         self.idle = memory["idle"]
 

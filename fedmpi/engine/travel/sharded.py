@@ -9,11 +9,12 @@ that reads a slot itself is given all of it, at the price of its memory.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 
 import torch
 from torch import Tensor
 
-from fedmpi.comm.base import Message
+from fedmpi.comm.base import Lost, Message
 from fedmpi.engine.travel.gathering import UNSENT, Gathering, Received, Ring, Trip, close_up, scale
 from fedmpi.flat import linear
 from fedmpi.flat.packing import Views
@@ -238,7 +239,8 @@ class Spread(Received):
     def release(self) -> None:
         others = [rank for rank in self.shard.holders if rank != self.comm.rank]
         end = torch.tensor([END, 0, 0, 0, 0], device=self.comm.device)
-        self.comm.exchange([(rank, end) for rank in others], [])
+        with suppress(Lost):  # the round is over all the same; the next message meets the loss
+            self.comm.exchange([(rank, end) for rank in others], [])
 
 
 class ShardedUploads(Uploads):
