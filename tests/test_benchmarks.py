@@ -22,7 +22,10 @@ TINY = {  # program: (arguments, what it prints)
     "vectors.py": (["--d", "1000", "--repeats", "2"], r"1 rank\(s\), 1,000 parameters.*\nserver, m=12.*\n"),
     "methods.py": (["fedavg", "--rounds", "1"], r"method .*\nfedavg .*\n"),
     "methods.py --passes": (["fedsam", "--passes", "--samples", "10"], r"method .*\nfedsam +2.00 .*perturbs.*\n"),
-    "startup.py": (["--repeats", "1", "--ranks", "1"], r"to the first step\n(.* s *\n)(.* x\n)+to the end\n(.* s *\n)(.* x\n)+"),
+    "startup.py": (
+        ["--repeats", "1", "--ranks", "1"],
+        r"to the first step\n(.* s *\n)(.* x\n)+to the end\n(.* s *\n)(.* x\n)+",
+    ),
     "checkpoint.py": (["--pairs", "1", "--samples", "20"], r"fedavg: 1 rounds with, 1 without.*\n.*ratio [\d.]+\n"),
     "rules.py": (
         ["krum", "median", "--m", "3", "900", "--d", "2000", "--gib", "0.001", "--repeats", "1"],
