@@ -13,7 +13,7 @@ import threading
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from functools import cache
-from itertools import pairwise
+from itertools import chain, pairwise
 from math import floor
 from typing import TypeVar
 
@@ -208,7 +208,12 @@ def spread(work: Callable[[tuple[int, int]], Work], spans: Sequence[tuple[int, i
     On the CPU they are spread over the cores that this process may use: the other ranks wait for the server, and a
     chunk is one core's work whatever their number, so the bits do not depend on it.
     """
-    return iter(list(map(work, spans) if x.is_cuda or len(spans) < 4 else _workers().map(work, spans)))
+    cores = 1 if x.is_cuda or len(spans) < 4 else _cores()
+    if cores == 1:
+        return iter([work(span) for span in spans])
+    many = -(-len(spans) // (4 * cores))  # handing over a chunk costs as much as adding it
+    shares = [spans[at : at + many] for at in range(0, len(spans), many)]
+    return chain.from_iterable(list(_workers().map(lambda share: [work(span) for span in share], shares)))
 
 
 _buffers = threading.local()
@@ -225,7 +230,11 @@ def _wide(x: Tensor) -> Tensor:
     return held[:n].view(x.shape).copy_(x)
 
 
+def _cores() -> int:
+    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    return max(cores // torch.get_num_threads(), 1)
+
+
 @cache
 def _workers() -> ThreadPoolExecutor:
-    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-    return ThreadPoolExecutor(max(cores // torch.get_num_threads(), 1), thread_name_prefix="fedmpi-server")
+    return ThreadPoolExecutor(_cores(), thread_name_prefix="fedmpi-server")

@@ -54,8 +54,8 @@ class Sums(Received):
         """All of row i, whose turn it is."""
         for source, place in zip(self.cuts.small_parts(row), self.cuts.places(self.heads[i]), strict=True):
             place.copy_(source)
-        for name, (_, n) in self.cuts.large.items():
-            self.add(i, name, 0, self.cuts.part(row, name, 0, n))
+        for name, a, b in self.cuts.pieces():  # what is read twice is still in the cache
+            self.add(i, name, a, self.cuts.part(row, name, a, b))
 
     def norms(self) -> Tensor:
         if "dw" in self.parts:
