@@ -37,7 +37,7 @@ check: setup  ## lint, format, types, shell scripts, spelling
 	ruff format --check .
 	mypy
 	shellcheck launch/*.sh slurm/* tests/*.sh .ci/*
-	codespell --ignore-words-list alhpa,alligned,toi --check-hidden --skip './.git,./.venv,./.*_cache,./runs,./data,./build'
+	codespell --ignore-words-list alhpa,alligned,lsit,toi --check-hidden --skip './.git,./.venv,./.*_cache,./runs,./data,./build'
 
 bench: setup  ## speed next to the same work by other means, 15 minutes of a quiet machine: docs/performance.md
 	@python benchmarks/suite.py; code=$$?; python docs/make_performance.py > docs/performance.md; exit $$code
