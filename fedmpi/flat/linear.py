@@ -25,7 +25,8 @@ CHUNK = 1 << 15
 CHUNK_GPU = 1 << 20  # a GPU wants few launches
 BLOCK = 8  # chunks; columns are shared out in whole blocks
 # Entries of a vector beyond which a weighted sum over clients is kept in the rows' own type: twice the size of such a
-# model is what a server cannot spare. The error, m 2^-24 of the updates, is below the rounding of the weights.
+# model is what a server cannot spare. The error is at most m 2^-24 of the updates: less than what rounding takes from
+# weights that are m times as long.
 WIDE = 1 << 24
 
 Work = TypeVar("Work")

@@ -238,7 +238,7 @@ class Uploads:
         return torch.full((len(self),), 1 / len(self), dtype=torch.float64)
 
     def mean(self, slot: str = "dw", p: Tensor | None = None) -> Tensor:
-        """sum_i p_i slot_i, summed in float64; weights default to the cohort's."""
+        """sum_i p_i slot_i, in float64 (very wide slots: flat/linear.py, WIDE); weights default to the cohort's."""
         return self.combine(self.p if p is None else p, slot)
 
     def combine(self, coefficients: Tensor, slot: str = "dw", span: Span | None = None) -> Tensor:
