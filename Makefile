@@ -1,6 +1,6 @@
 # `make help` lists the targets. All is installed into .venv, nothing outside of it.
 .DEFAULT_GOAL := help
-.PHONY: setup demo test test-slow test-faults check bench gpu clean help
+.PHONY: setup demo table test test-slow test-faults check docs bench gpu papers-small clean help
 
 PYTHON ?= python3
 # Ahead of the rest of PATH, so that an mpirun in .venv meets the MPI library in .venv.
@@ -22,6 +22,11 @@ demo: setup  ## the main job: FedLD on handwritten digits, five ranks on this ma
 	    '  fedmpi run configs/quickstart.yaml data.partition.scheme=iid name=even       labels spread evenly; one process' \
 	    '  fedmpi list                                                                  what else a config may name'
 
+table: setup  ## five methods, three seeds, paired: a table and its report, in minutes
+	@fedmpi sweep configs/five_methods.yaml
+	@fedmpi table configs/five_methods.yaml
+	@fedmpi report runs/five_methods
+
 test: setup  ## the tests
 	pytest
 
@@ -37,13 +42,27 @@ check: setup  ## lint, format, types, shell scripts, spelling
 	ruff format --check .
 	mypy
 	shellcheck launch/*.sh slurm/* tests/*.sh .ci/*
-	codespell --ignore-words-list alhpa,alligned,lsit,toi --check-hidden --skip './.git,./.venv,./.*_cache,./runs,./data,./build'
+	codespell --ignore-words-list alhpa,alligned,autor,acuracy,lsit,shedule,toi --check-hidden --skip './.git,./.venv,./.*_cache,./runs,./data,./build'
+
+docs: .venv/.docs  ## the documentation as pages, in build/docs; LINKS=1: also whether what it links to answers
+	sphinx-build -q -W --keep-going docs build/docs
+	@test -z "$(LINKS)" || sphinx-build -q -b linkcheck docs build/links
+	@echo "docs: build/docs/index.html"
+
+.venv/.docs: .venv/.installed
+	@.venv/bin/python -m pip install --quiet --constraint constraints.txt --editable '.[docs]'
+	@touch $@
 
 bench: setup  ## speed next to the same work by other means, 15 minutes of a quiet machine: docs/performance.md
 	@python benchmarks/suite.py; code=$$?; python docs/make_performance.py > docs/performance.md; exit $$code
 
 gpu:  ## all that a machine with one GPU can tell in ten minutes, without a network: docs/gpu.md
 	@python benchmarks/gpu/kit.py
+
+papers-small: setup  ## every table and figure of configs/papers and configs/benchmarks in small, on bundled data: half an hour
+	@for file in configs/papers/*_small.yaml configs/benchmarks/*_small.yaml; do \
+	    echo "$$file"; fedmpi sweep "$$file" || failed="$$failed $$file"; \
+	done; test -z "$$failed" || { echo "failed:$$failed"; exit 1; }
 
 clean:  ## remove .venv and caches; runs and data stay
 	rm -rf .venv build dist *.egg-info .pytest_cache .mypy_cache .ruff_cache

@@ -8,16 +8,20 @@ in a second vector, the mean is one call a client; evaluation reads views of the
     mpirun -n 3 python benchmarks/cnn.py --threads 1 --hand 2    over ranks; by hand it is still one process
 By hand it is fp32, and memory is what the C library makes of it; --hand-precision and --hand-keeps (fedmpi's setting,
 common/heap.py) show what is left beside these. Blocks of --rounds rounds in turn; medians of a round's seconds, of
-processor seconds a second (of rank 0), and their ratios.
+processor seconds a second (of rank 0), and their ratios. Over ranks also how much of a round they wait (the timeline's
+laps `word` and `uploads`; rounds but the first of a block): the one that waits least in it, then each on average.
+The evaluation after a block's last round is rank 0's alone, on one core; those before run beside the training of the
+next round. Two rounds a block would show three ranks on two cores a seventh slower than they are in a long run.
 """
 
 import argparse
+import json
 import os
 import subprocess
 import sys
 import time
 from contextlib import nullcontext
-from statistics import median
+from statistics import fmean, median
 
 import torch
 from torch.nn.functional import cross_entropy
@@ -27,6 +31,7 @@ from fedmpi.common import heap
 from fedmpi.config import Settings
 from fedmpi.data.dataset import Dataset
 from fedmpi.data.federated import split
+from fedmpi.engine.timeline import WAITS
 from fedmpi.runtime import build
 
 CLIENTS, COHORT, SAMPLES, TEST, BATCH, LR, MOMENTUM = 100, 10, 600, 10_000, 50, 0.01, 0.9
@@ -148,19 +153,32 @@ def compare(a):
     if comm.rank == 0:
         command = [sys.executable, __file__, *sys.argv[1:], "--alone"]
         hand = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, bufsize=1)
-    ours, theirs = [], []
-    for _ in range(a.blocks + 1):
+    ours, theirs, waits = [], [], []
+    for block in range(a.blocks + 1):
         if comm.rank == 0:
             hand.stdin.write("\n")
             theirs.append([float(word) for word in hand.stdout.readline().split()])
         comm.allgather_bytes(b"", 600)  # meanwhile the other ranks sleep
-        ours.append(timed(build.federation(made, comm, lambda: False).run))
+        fed, lines = build.federation(made, comm, lambda: False), []
+        fed.timeline.to = lines.append
+        ours.append(timed(fed.run))
+        waits += [waiting(line) for line in lines if block and 0 < line["round"] < a.rounds]
+    waits = [json.loads(said) for said in comm.allgather_bytes(json.dumps(waits).encode(), 600)]
     if comm.rank == 0:
         hand.stdin.close()
         hand.wait()
         told(a, comm.size, ours[1:], theirs[1:])
+        if comm.size > 1 and waits[0]:
+            least = median(map(min, zip(*waits, strict=True)))
+            each = ", ".join(f"rank {rank} {100 * fmean(shares):.1f} %" for rank, shares in enumerate(waits))
+            print(f"waiting: the rank that waits least {100 * least:.1f} % of a round (median); {each}")
     comm.allgather_bytes(b"", 600)
     comm.close()
+
+
+def waiting(line):
+    """The share of a round that a rank waits."""
+    return round(sum(ms for what, _, ms, *_ in line["spans"] if what in WAITS) / 1e3 / line["s"], 4)
 
 
 def told(a, ranks, ours, theirs):
@@ -184,7 +202,7 @@ if __name__ == "__main__":
     parser.add_argument("--hand-precision", choices=("fp32", "bf16"), default="fp32")
     parser.add_argument("--hand-keeps", action="store_true")
     parser.add_argument("--judged", type=int, default=100, help="images a batch of the hand-written evaluation")
-    parser.add_argument("--rounds", type=int, default=2, help="in a block")
+    parser.add_argument("--rounds", type=int, default=5, help="in a block")
     parser.add_argument("--blocks", type=int, default=3)
     parser.add_argument("--samples", type=int, default=SAMPLES, help="images a client")
     parser.add_argument("--test", type=int, default=TEST)

@@ -73,6 +73,18 @@ def losses(job):
     return len(file.read_bytes().splitlines()) if file.exists() else 0
 
 
+def time_lost(job):
+    """What the rounds with a loss took beyond the median of the ten before and after each, as a share of all rounds."""
+    lines = [json.loads(line) for line in (job.run / "metrics.jsonl").read_text().splitlines()]
+    seconds = {line["round"]: line["wall_s"] for line in lines}
+    lost = {json.loads(line)["round"] for line in (job.run / "faults.jsonl").read_text().splitlines()}
+    usual = {
+        r: statistics.median([seconds[k] for k in range(r - 10, r + 11) if k in seconds and k not in lost])
+        for r in lost
+    }
+    return sum(seconds[r] - usual[r] for r in lost if r in seconds) / sum(seconds.values())
+
+
 def measure(folder, backend, policy, ranks, kills, every_s, seed, quiet_s):
     rng, alive = random.Random(seed), list(range(1, ranks))
     seconds = kills * every_s
@@ -103,7 +115,8 @@ def measure(folder, backend, policy, ranks, kills, every_s, seed, quiet_s):
         "backend": backend, "policy": policy, "ranks": ranks, "kills": kills, "every_s": every_s,
         "going_on_s": [round(x, 2) for x in waits], "next_line_s": [round(x, 2) for x in closed],
         "median_s": round(statistics.median(waits), 2), "rounds_a_second": [round(undisturbed, 2), round(lossy, 2)],
-        "kept": round(lossy / undisturbed, 3), "replay": replay.stdout.strip().splitlines()[-1:],
+        "kept": round(lossy / undisturbed, 3), "time_kept": round(1 - time_lost(job), 4),
+        "replay": replay.stdout.strip().splitlines()[-1:],
     }  # fmt: skip
 
 
@@ -120,15 +133,7 @@ def main():
     with tempfile.TemporaryDirectory() as folder:
         for backend in arguments.backends:
             for policy in arguments.policies:
-                case = (
-                    backend,
-                    policy,
-                    arguments.ranks,
-                    arguments.kills,
-                    arguments.every,
-                    arguments.seed,
-                    arguments.quiet,
-                )
+                case = backend, policy, arguments.ranks, arguments.kills, arguments.every
                 print(json.dumps(measure(Path(folder), *case, arguments.seed, arguments.quiet)), flush=True)
 
 

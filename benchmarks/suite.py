@@ -37,6 +37,7 @@ PARTS = {
     "exchange": Part("W8: exchange of a large model", "exchange.py"),
     "startup": Part("Start-up: from the command to the first step", "startup.py"),
     "checkpoint": Part("A checkpoint a round", "checkpoint.py --pairs 5"),
+    "augment": Part("An epoch of augmented pictures", "augment.py"),
     "peers": Part("Beside other programs", "peers.py"),
 }
 

@@ -27,7 +27,7 @@ from fedmpi.comm import connect, detect
 from fedmpi.config import Settings
 from fedmpi.data.dataset import Dataset
 from fedmpi.data.federated import split
-from fedmpi.engine.federation import GO
+from fedmpi.engine.plan import GO
 from fedmpi.flat import linear
 from fedmpi.runtime import build
 

@@ -33,13 +33,13 @@ _PLACES = {
     "load": "fedmpi.api:load",
     "Summary": "fedmpi.api:Summary",
     "Method": "fedmpi.method.base:Method",
-    "Task": "fedmpi.tasks:Task",
+    "Task": "fedmpi.tasks.base:Task",
     "Dataset": "fedmpi.data.dataset:Dataset",
     "rules": "fedmpi.aggregation.rules",
     "methods": "fedmpi.methods",
     "models": "fedmpi.models",
     "datasets": "fedmpi.data.sources",
-    "partitions": "fedmpi.data.partition",
+    "partitions": "fedmpi.data.partitions",
 }
 
 

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 from fedmpi import config
+from fedmpi.analysis.pages import report
 from fedmpi.runtime import launch
 from fedmpi.runtime.record.saved_model import load
 
@@ -29,4 +31,4 @@ def run(settings: str | Path | config.Settings, overrides: Sequence[str] = ()) -
     """
     if not isinstance(settings, config.Settings):
         settings = config.load(settings, overrides)
-    return Summary(launch.execute(settings)[0])
+    return Summary(launch.execute(settings, after=partial(report.after_run, settings))[0])

@@ -31,10 +31,17 @@ if [[ $(mpirun --version) == *'Open MPI'* ]]; then  # MPICH needs, and knows, no
     [[ $EUID -ne 0 ]] || options+=(--allow-run-as-root)
     [[ -n ${SLURM_JOB_ID:-} ]] || options+=(--oversubscribe)  # more ranks than cores, which are fewer than nproc says
 fi
+# Open MPI keeps files in a folder named by its process number. One that a killed mpirun has left would end the next of
+# that number with "The PMIx server's listener thread failed to start".
+# shellcheck disable=SC2329  # called by gently
+start() {
+    rm -rf "${TMPDIR:-/tmp}/ompi.$BASHPID"
+    exec mpirun "$@"
+}
 # shellcheck source=launch/gently.sh
 source "$(dirname "$0")/gently.sh"
 code=0
-gently mpirun "${options[@]}" fedmpi run "$@" || code=$?
+gently start "${options[@]}" fedmpi run "$@" || code=$?
 if [[ ${FEDMPI_ULFM:-0} == 1 ]]; then  # mpirun's code is that of ranks which may die, and 0 where none has met another
     told=
     read -r told _ 2>/dev/null <"$FEDMPI_OUTCOME" || true

@@ -21,6 +21,10 @@ def wire(up, down):
     return {"comm": {"wire": {"up": up, "down": down}}}
 
 
+ADAMW = {"optim": "adamw", "momentum": None, "lr": 0.003, "steps": 3, "clip_norm": 1.0, "keep_optim": True}
+DILOCO = {"train": ADAMW, "server": {"optim": "momentum", "nesterov": True, "lr": 0.7}}
+BEST = {"data": {"validation": 0.2}, "evaluate": {"best": {"metric": "accuracy", "patience": 1}}, "rounds": 5}
+
 # Beside each method as it comes: options, rules and placements that take other ways through the engine.
 VARIANTS = {
     "fedavg, five by five kernels": ("fedavg", "cnn", {}),
@@ -32,6 +36,10 @@ VARIANTS = {
     "feddyn, mean reported": ("feddyn", "mlp", {"options": {"report": "avg"}}),
     "fedproto with weights": ("fedproto", "norm", {"options": {"share_weights": True}}),
     "fedavg, adam": ("fedavg", "mlp", {"server": {"optim": "adam", "lr": 0.01}}),
+    "fedavg, adamw kept, then nesterov": ("fedavg", "norm", DILOCO),
+    "fedrep, rmsprop kept": ("fedrep", "mlp", {"train": {"optim": "rmsprop", "lr": 0.003, "keep_optim": True}}),
+    "fedavg, the best model": ("fedavg", "norm", BEST),
+    "fedper, the best model": ("fedper", "norm", BEST),
     "scaffold, pinned": ("scaffold", "mlp", {"cohort": {"placement": "pinned"}}),
     "scaffold, more ranks than clients in a round": ("scaffold", "mlp", {"cohort": {"fraction": 0.2}}),
     "fedavg, statistics over all batches": ("fedavg", "norm", {"model": {"name": "helpers:cumulative_net"}}),

@@ -122,7 +122,7 @@ def _stand_in() -> None:
 def _serve(name: str) -> NoReturn:
     del sys.path[0]  # this folder, where the command would not look
     import fedmpi.common.torchvision_compat
-    import fedmpi.data.sources.image_folder
+    import fedmpi.data.sources.pictures.image_folder
     import fedmpi.runtime.launch  # noqa: F401
 
     listener = socket.socket(socket.AF_UNIX)

@@ -9,6 +9,7 @@ import os
 import shutil
 import subprocess
 import sys
+import tempfile
 import time
 from dataclasses import dataclass
 from pathlib import Path
@@ -131,7 +132,7 @@ def trial(method: str, net: str = "mlp", **changes: Any) -> Settings:
 
 @dataclass
 class Play:
-    """One experiment that was run: `rows` as in metrics.jsonl, `lines` as in clients.jsonl."""
+    """One experiment that was run: `rows`, `lines` and `updates` as in metrics, clients and updates.jsonl."""
 
     fed: Federation
     made: build.Experiment
@@ -140,6 +141,7 @@ class Play:
     reason: str
     w0: torch.Tensor  # where the run began, and b0
     b0: torch.Tensor
+    updates: list[dict[str, Any]]
 
     @property
     def w(self) -> torch.Tensor:
@@ -180,8 +182,9 @@ def prepare(
     w0, b0 = made.model.w.detach().clone(), made.model.b.clone()
     rows: list[dict[str, Any]] = []
     lines: list[dict[str, Any]] = []
-    fed = build.federation(made, comm or Solo(device), stop, Sink(rows.append, lines.extend))
-    return Play(fed, made, rows, lines, "", w0, b0)
+    updates: list[dict[str, Any]] = []
+    fed = build.federation(made, comm or Solo(device), stop, Sink(rows.append, lines.extend, updates=updates.append))
+    return Play(fed, made, rows, lines, "", w0, b0, updates)
 
 
 def play(config: Settings, data: Federated | None = None, comm: Any = None) -> Play:
@@ -199,12 +202,15 @@ def digest(x: torch.Tensor) -> str:
 def record(it: Play) -> dict[str, Any]:
     """All that must not depend on ranks: every round's bits and figures, and at the root the final state."""
     times = ("wall_s", "train_s", "wait_s", "server_s", "evaluate_s", "sent_bytes", "received_bytes")
+    best = it.fed.server.best if it.fed.server else None
     return {
         "rows": [{name: value for name, value in row.items() if name not in times} for row in it.rows],
         "lines": it.lines,
+        "updates": it.updates,
         "w": it.made.model.layout.sha256(it.fed.server.w) if it.fed.server else None,
         "b": digest(it.fed.server.b) if it.fed.server else None,
         "server": digest(it.fed.server.state_row) if it.fed.server else None,
+        "best": [digest(x) for x in best.lasting.values()] if best else [],
     }
 
 
@@ -222,7 +228,19 @@ def clean_env(**more: str) -> dict[str, str]:
     launchers = ("SLURM_", "OMPI_", "PMI", "PRTE", "MPI_LOCAL", "TORCHELASTIC")
     ranks = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
     env = {k: v for k, v in os.environ.items() if not k.startswith(launchers) and k not in ranks}
-    return env | {"OMP_NUM_THREADS": "1", "PATH": f"{BIN}:{env['PATH']}"} | more
+    return env | {"OMP_NUM_THREADS": "1", "PATH": f"{BIN}:{env['PATH']}"} | mpirun_files() | more
+
+
+def mpirun_files() -> dict[str, str]:
+    """A place for one mpirun's own files: in a common one a killed mpirun's end the next of its process number."""
+    return {"PRTE_MCA_prte_tmpdir_base": tempfile.mkdtemp(dir=mpirun_places())}
+
+
+@functools.cache
+def mpirun_places() -> str:
+    places = tempfile.mkdtemp(prefix="mpirun-")
+    atexit.register(shutil.rmtree, places, ignore_errors=True)
+    return places
 
 
 def launcher(kind: str, size: int) -> list[str]:

@@ -49,7 +49,7 @@ SchedulerParameters=sched_min_interval=10000,batch_sched_delay=0
 SlurmdParameters=config_overrides
 MpiDefault=none
 ReturnToService=2
-KillWait=5
+KillWait=30
 InactiveLimit=0
 MinJobAge=300
 NodeName=$node NodeAddr=127.0.0.1 CPUs=8 State=UNKNOWN

@@ -26,6 +26,10 @@ TINY = {  # program: (arguments, what it prints)
         ["--repeats", "1", "--ranks", "1"],
         r"to the first step\n(.* s *\n)(.* x\n)+to the end\n(.* s *\n)(.* x\n)+",
     ),
+    "sweep.py": (
+        ["--runs", "2", "--parts", "1", "--rounds", "1"],
+        rf"runs of the quickstart, wall{SIDES}.*same hashes.*\nruns of the quickstart, processor{SIDES}.*\n",
+    ),
     "checkpoint.py": (["--pairs", "1", "--samples", "20"], r"fedavg: 1 rounds with, 1 without.*\n.*ratio [\d.]+\n"),
     "rules.py": (
         ["krum", "median", "--m", "3", "900", "--d", "2000", "--gib", "0.001", "--repeats", "1"],
@@ -45,7 +49,11 @@ TINY = {  # program: (arguments, what it prints)
     ),
     "exchange.py": (
         ["--ranks", "2", "--gib", "0.001", "--rounds", "1", "--backend", "gloo", "--placement", "sharded"],
-        rf"(exchange of 0.001 GiB, 6 clients, 2 ranks, gloo, sharded.*{SIDES}\n){{3}}",
+        rf"(exchange of 0.001 GiB, 6 clients, 2 ranks, gloo, sharded.*{SIDES}\n){{4}}",
+    ),
+    "augment.py": (
+        ["--pictures", "60", "--workers", "0", "--repeats", "1"],
+        rf"(augmented epoch, wall, {SIDES}.*\n){{4}}(augmented epoch, processor, {SIDES}.*\n){{4}}",
     ),
     "gpu/rounds.py": (
         ["--device", "cpu", "--share", "100", "--rounds", "1"],
@@ -80,6 +88,19 @@ def test_vectors_over_ranks():
     )
     assert done.returncode == 0, done.stderr
     assert "3 rank(s), 1,000 parameters" in done.stdout
+
+
+def test_the_cnn_over_ranks_says_who_waits():
+    words = ["--threads", "1", "--samples", "5", "--test", "20", "--rounds", "2", "--blocks", "1"]
+    program = [sys.executable, str(ROOT / "benchmarks" / "cnn.py"), *words]
+    done = subprocess.run(
+        [*launcher("mpirun", 3), *program], env=clean_env(), cwd=ROOT, capture_output=True, text=True, timeout=120
+    )
+    assert done.returncode == 0, done.stderr
+    said = (
+        r"waiting: the rank that waits least [\d.]+ % of a round \(median\); rank 0 [\d.]+ %, rank 1 .*, rank 2 .* %\n"
+    )
+    assert re.search(said, done.stdout)
 
 
 def test_every_program_of_the_suite_is_there_and_tried(from_benchmarks):

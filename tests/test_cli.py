@@ -1,6 +1,9 @@
 """The command line: exit codes, who reports what, and how soon."""
 
+import dataclasses
 import gc
+import importlib
+import inspect
 import json
 import os
 import subprocess
@@ -13,8 +16,11 @@ from helpers import BIN, ROOT, clean_env
 
 from fedmpi import cli, runtime
 from fedmpi.comm.loss import alarm
+from fedmpi.common import options, registry
 from fedmpi.common.errors import UserError
+from fedmpi.common.typewords import value_words
 from fedmpi.runtime import catalog
+from fedmpi.runtime.catalog_options import description
 
 GOOD = """\
 data: {source: digits, partition: {scheme: iid, clients: 4}}
@@ -36,14 +42,14 @@ def engine(monkeypatch):
     """Stands for fedmpi.runtime.launch, which trains; remembers the settings that it was given."""
     fake = types.SimpleNamespace(seen=[], outcome=0)
 
-    def run(settings):
+    def execute(settings, command, after):
         fake.seen.append((settings, os.environ["OMP_NUM_THREADS"], os.environ["MKL_NUM_THREADS"]))
         fake.garbage = gc.isenabled(), gc.get_freeze_count()
         if isinstance(fake.outcome, BaseException):
             raise fake.outcome
-        return fake.outcome
+        return {}, fake.outcome
 
-    fake.run, fake.validate = run, lambda settings: [("clients", "4"), ("model", settings.model.name)]
+    fake.execute, fake.validate = execute, lambda settings: [("clients", "4"), ("model", settings.model.name)]
     monkeypatch.setitem(sys.modules, "fedmpi.runtime.launch", fake)
     monkeypatch.setattr(runtime, "launch", fake, raising=False)
     return fake
@@ -111,7 +117,14 @@ def test_validate_shows_a_table(monkeypatch, path, engine, capsys):
         (["validate", "{path}", "sede=1"], "command line: sede=1: sede: unknown key; did you mean 'seed'? allowed: "),
         (["run"], "Missing argument 'CONFIG'"),
         (["rnu"], "No such command 'rnu'"),
-        (["list", "method"], "list: unknown kind 'method'; did you mean 'methods'? allowed: datasets, methods, models"),
+        (["list", "fedprx"], "list: unknown kind or name 'fedprx'; did you mean 'fedprox'"),
+        (["show", "train.shedule"], "show: there is no key 'train.shedule'; did you mean 'train.schedule'? "),
+        (["show", "lr"], "show: there is no key 'lr'; did you mean 'train.lr' or 'server.lr'? "),
+        (["show", "method.nu"], "show: there is no key 'method.nu'; "),
+        (
+            ["list", "method"],
+            "list: unknown kind or name 'method'; did you mean 'methods'? allowed: methods, models, datasets",
+        ),
     ],
 )
 def test_a_users_mistake_is_one_message_and_code_2(monkeypatch, path, engine, capsys, arguments, text):
@@ -189,6 +202,76 @@ def test_list_reads_registries_and_docstrings_without_importing(monkeypatch, tmp
     assert capsys.readouterr().out == "tasks:\n  plain  Does f.\n  bare\n"
 
 
+def test_show_explains_a_key(monkeypatch, capsys):
+    assert main(monkeypatch, "show", "train.decay") == 0
+    assert capsys.readouterr().out == (
+        "train.decay: factor of exponential (per round) and step (at 1/2 and 3/4); null: 0.99 and 0.1\n"
+        "  type     number > 0, <= 1; null\n  default  null\n"
+    )
+    assert main(monkeypatch, "show", "init") == 0
+    assert capsys.readouterr().out == (
+        "init: given weights to start from\n"
+        "  init.strict  true, false (default false): whether all tensors of the file and of the model must match\n"
+        "  init.from    path; null (default null): a run directory, or a file of safetensors under state_dict names; "
+        "null: weights are drawn\n"
+    )
+    assert main(monkeypatch, "show", "model") == 0
+    assert "required: `fedmpi list models`" in (out := capsys.readouterr().out)
+    assert out.endswith("options of what it names: `fedmpi list models`, `fedmpi list NAME`\n")
+    assert main(monkeypatch, "show", "method.mu") == 0
+    assert "\n  fedprox  number >= 0; default 0.01; weight of the proximal term\n" in capsys.readouterr().out
+
+
+def test_list_shows_the_options_of_one_thing(monkeypatch, capsys):
+    assert main(monkeypatch, "list", "crop") == 0
+    assert capsys.readouterr().out == (
+        "augmentations: crop\n\n"
+        "A window anywhere in the picture with a border around it: RandomCrop(size, padding) of torchvision.\n\n"
+        "options:\n"
+        "  padding  whole number >= 0, <= 4,096 (default 4): pixels on each side\n"
+        "  mode     zero, reflect (default zero): what the border holds: black (zero), or the picture mirrored\n"
+        "  size     whole number >= 1, <= 4,096; null (default null): height and width of the window; null: "
+        "those of the picture\n"
+    )
+    assert main(monkeypatch, "list", "fedavg") == 0
+    assert capsys.readouterr().out.endswith("\n\nno options\n")
+
+
+def test_list_shows_all_that_share_a_name(monkeypatch, capsys):
+    monkeypatch.setattr("fedmpi.runtime.catalog.KINDS", {kind: catalog.KINDS[kind] for kind in ("partitions", "rules")})
+    real = catalog.registry
+    monkeypatch.setattr(catalog, "registry", lambda kind: {"both": next(iter(real(kind).values()))})
+    assert main(monkeypatch, "list", "both") == 0
+    out = capsys.readouterr().out
+    assert out.startswith("partitions: both\n")
+    assert "\n\nrules: both\n" in out
+
+
+@pytest.mark.parametrize("kind", catalog.KINDS)
+def test_what_is_read_of_options_is_what_is_checked(kind):
+    """The names and defaults that the sources show, against those of the imported thing."""
+    module = importlib.import_module(catalog.KINDS[kind])
+    for name in catalog.registry(kind):
+        target = registry.load(name, module.registry, kind)
+        said = {each.name: each.default for each in description(kind, name).options}
+        declared, required, _ = options._declared(target, said, (*module.KIND.supplied, "download"))
+        assert set(said) == set(declared), name
+        assert {option for option, default in said.items() if default == "required"} == required, name
+        if dataclasses.is_dataclass(target):
+            given = {each.name: value_words(each.default) for each in dataclasses.fields(target) if each.init}
+            plain = {each.name for each in dataclasses.fields(target) if each.default is not dataclasses.MISSING}
+        else:
+            given = {p.name: value_words(p.default) for p in inspect.signature(target).parameters.values()}
+            plain = set(declared) - required
+        assert {key: said[key] for key in plain & set(said)} == {key: given[key] for key in plain & set(said)}, name
+
+
+@pytest.mark.parametrize("kind", catalog.KINDS)
+def test_every_option_has_a_meaning_and_a_type(kind):
+    told = [(name, each) for name in catalog.registry(kind) for each in description(kind, name).options]
+    assert [(name, each.name) for name, each in told if not each.meaning or not each.type or not each.default] == []
+
+
 @pytest.mark.parametrize("kind", catalog.KINDS)
 def test_every_entry_of_ours_says_what_it_is(kind):
     entries = catalog.entries(kind)
@@ -226,9 +309,18 @@ def test_what_needs_no_torch_imports_none(path, tmp_path):
     commands = ["run", "resume", "replay", "validate", "doctor", "list"]
     analyses = ["variance", "virtual", "communication", "gaussians"]
     fine = [[], ["--help"], ["--version"], ["analyse"], ["list"], *(["list", kind] for kind in catalog.KINDS)]
+    fine += [["show", "train.schedule"], ["show", "data"], ["show", "method.mu"], ["list", "fedsol"], ["list", "mlp"]]
     fine += [[name, "--help"] for name in commands] + [["analyse", name, "--help"] for name in analyses]
     config = str(path)
-    wrong = [["lsit"], ["list", "all"], ["run"], ["run", f"{config}.none"], ["run", config, "seed=x"]]
+    wrong = [
+        ["lsit"],
+        ["list", "all"],
+        ["show", "train.x"],
+        ["show", "model.x"],
+        ["run"],
+        ["run", f"{config}.none"],
+        ["run", config, "seed=x"],
+    ]
     wrong += [["run", config, "model.name=none.py:f"]]
     wrong += [["validate", config, "sede=1"], ["validate", config, "compute.threads=1000000"]]
     wrong += [["resume", str(tmp_path)], ["replay", str(tmp_path)], ["analyse", "virtual", str(tmp_path)]]

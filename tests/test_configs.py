@@ -1,6 +1,10 @@
-"""Every file in configs/ loads, and validates wherever its data are at hand; fragments on top of the quickstart."""
+"""Every file in configs/ loads, and validates wherever its data are at hand; fragments on top of the quickstart.
+
+A method's fragment is its section `method` alone: a config that changes one for another compares methods, not settings.
+"""
 
 import os
+import re
 from pathlib import Path
 
 import pytest
@@ -8,11 +12,15 @@ import yaml
 from helpers import ROOT
 
 from fedmpi import config
-from fedmpi.common.errors import UserError
+from fedmpi.common.errors import MissingDataError, UserError
+from fedmpi.config import sweep
+from fedmpi.data.augment.look import Look
 from fedmpi.methods import registry
-from fedmpi.runtime import launch
+from fedmpi.runtime import build_data, launch
+from fedmpi.runtime.sweeping import check
 
 CONFIGS = ROOT / "configs"
+MADE = str(CONFIGS / "benchmarks/cut/made.py")
 DATA = Path(os.environ.get("FEDMPI_DATA") or ROOT.parent / "shared" / "data")
 
 
@@ -29,7 +37,10 @@ def on_quickstart(tmp_path, *fragments):
 
 def checked(path, *overrides):
     """The settings, after everything that can be checked without training; skips where the data are missing."""
-    settings = config.load(path, [f"data.root={DATA}", *overrides])
+    return valid(config.load(path, [f"data.root={DATA}", *overrides]))
+
+
+def valid(settings):
     try:
         report = dict(launch.validate(settings))
     except UserError as error:
@@ -40,16 +51,41 @@ def checked(path, *overrides):
     return settings
 
 
-@pytest.mark.parametrize("name", names("."))
+@pytest.mark.parametrize("name", [name for name in names(".") if name != "five_methods"])
 def test_config(name):
     checked(CONFIGS / f"{name}.yaml")
 
 
+def test_the_table_of_the_readme():
+    """Five methods with three seeds each; whatever has to do with chance is the same for all."""
+    told = []
+    asked = sweep.load(CONFIGS / "five_methods.yaml")
+    check.validate(asked, told.append)
+    assert told[0].startswith("15 runs")
+    assert told[-1] == "ok"
+    for settings in (asked.settings(labels) for labels in asked.labels):
+        same = asked.settings({"method": "fedavg", "seed": str(settings.seed)}).resolved()
+        assert {**settings.resolved(), "name": "", "method": {}} == {**same, "name": "", "method": {}}
+
+
+NEEDS = {  # what a method cannot do without, and says so
+    "apfl": (r"plain SGD, but train\.momentum is 0\.9 \(.*quickstart\.yaml:10\)", "train.momentum=0"),
+    "pfedme": (r"plain SGD, but train\.momentum is 0\.9 \(.*quickstart\.yaml:10\)", "train.momentum=0"),
+    "fedfomo": (r"validation rows, but data\.validation is 0", "data.validation=0.1"),
+}
+
+
 @pytest.mark.parametrize("name", names("methods"))
 def test_method(tmp_path, name):
-    settings = checked(on_quickstart(tmp_path, f"methods/{name}"))
+    path = on_quickstart(tmp_path, f"methods/{name}")
+    found, remedy = NEEDS.get(name, ("", ""))
+    if remedy:
+        with pytest.raises(UserError, match=f"method {name} needs {found}; set {re.escape(remedy)}(, say)?$"):
+            checked(path)
+    settings = checked(path, *([remedy] if remedy else []))
     assert settings.method.name == name
-    assert (settings.data.source, settings.model.name) == ("digits", "mcmahan_cnn")  # it says nothing of data and model
+    brought = settings.fragments()[str(CONFIGS / f"methods/{name}.yaml")]
+    assert {key.partition(".")[0] for key in brought} == {"method"}
 
 
 def test_every_method_has_its_fragment():
@@ -62,3 +98,44 @@ def test_data(tmp_path, name):
     if name == "heart_disease_silos":  # the quickstart's partition is the other way to have clients
         path.write_text(f"{path.read_text()}data: {{partition: null}}\n")
     checked(path, "model.name=mlp")
+
+
+@pytest.mark.parametrize("name", ["flamby_brca", "flamby_heart"])
+def test_benchmark(name):
+    """Each method of a table, with one of its seeds."""
+    asked = sweep.load(CONFIGS / "benchmarks" / f"{name}.yaml", [f"data.root={DATA}"])
+    assert asked.published is not None
+    for labels in asked.covering():
+        if labels["seed"] == "42":
+            valid(asked.settings(labels))
+
+
+PAPERS = [f"papers/{name}" for name in names("papers")] + [f"benchmarks/{name}" for name in names("benchmarks")]
+
+
+@pytest.mark.parametrize("name", [name for name in PAPERS if not name.endswith("_small")])
+def test_published(tmp_path, name):
+    """Nothing is wrong with any label of any axis but that data are missing; and there is a file in small."""
+    path = CONFIGS / f"{name}.yaml"
+    asked = sweep.load(path, [f"data.root={tmp_path}"])
+    with pytest.raises(MissingDataError, match="nothing is wrong but"):
+        check.validate(asked, lambda _: None)
+    for settings in map(asked.settings, asked.covering()):
+        look = Look(bytes=True, channels=3, operations=tuple(build_data.operations(settings)))
+        assert look.steps is not None
+        assert look.out((3, 256, 256)) == look.out((3, 256, 256), drawn=True)
+    assert path.read_text().startswith("# ")
+    assert f"{name}_small" in PAPERS
+
+
+@pytest.mark.parametrize("name", [name for name in PAPERS if name.endswith("_small")])
+def test_published_small(name):
+    """A part of the file's runs, whose names and options the test above has seen, on data that are always there."""
+    small = sweep.load(CONFIGS / f"{name}.yaml")
+    every = [settings for _, settings in small.runs()]
+    made = name.startswith("benchmarks/flamby")
+    assert {each.data.source.partition(":")[0] for each in every} == {MADE if made else "digits"}
+    assert max(each.rounds for each in every) <= (15 if made else 20)
+    assert len(every) <= 12
+    assert small.published is None
+    assert dict(launch.validate(every[0]))["result"] == "ok"

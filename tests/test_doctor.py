@@ -218,6 +218,16 @@ def test_temporary_files_want_room(monkeypatch):
     assert "TMPDIR" in lines[0].text
 
 
+def test_folders_of_launchers_that_are_gone_are_told(monkeypatch, tmp_path):
+    monkeypatch.setattr(host.tempfile, "gettempdir", lambda: str(tmp_path))
+    for name in (f"ompi.{os.getpid()}", "ompi.0", "ompi.mine"):
+        (tmp_path / name).mkdir()
+    told = [line for line in host.temporary() if line.name == "left by mpirun"]
+    assert [(line.mark, line.text.split()[0]) for line in told] == [(ODD, "1")]
+    (tmp_path / "ompi.0").rmdir()
+    assert "left by mpirun" not in [line.name for line in host.temporary()]
+
+
 def test_a_host_name_that_leads_to_loopback_matters_between_hosts_only(monkeypatch):
     monkeypatch.setattr(socket, "gethostbyname", lambda name: "127.0.1.1")
     assert host.names(FOUR)[0].mark == FINE

@@ -308,7 +308,7 @@ launch.execute(config.load(sys.argv[1], []))
 
 
 def test_no_round_waits_for_imports(tmp_path):
-    """torch's compiler by way of the optimiser, scikit-learn for the area under the curve, scipy for mixed heads."""
+    """torch's compiler by way of the optimiser, scipy for mixed heads; metrics import nothing."""
     rng = np.random.default_rng(0)
     np.savez(tmp_path / "a.npz", x=rng.normal(size=(80, 5)).astype("float32"), y=np.arange(80) % 2)
     data = {"source": "npz", "path": "a.npz", "root": str(tmp_path), "partition": {"scheme": "iid", "clients": 4}}

@@ -1,19 +1,21 @@
 """What would run and mean nothing is an error, or a warning that names the place."""
 
 import textwrap
+import warnings
 from dataclasses import replace
 
 import numpy as np
 import pytest
 import torch
 import yaml
-from helpers import fedmpi, images, play, prepare, settings
+from helpers import fedmpi, images, play, prepare, settings, trial
 from torch import nn
 
 from fedmpi import config
 from fedmpi.common.errors import UserError
 from fedmpi.data.dataset import Dataset
 from fedmpi.data.federated import split
+from fedmpi.methods import registry
 from fedmpi.runtime import build_data, consistency
 
 
@@ -71,6 +73,25 @@ def test_an_empty_test_set_is_told():
     data = split(empty, "iid", 3, 0, "global")
     with pytest.warns(UserWarning, match="the test set is empty"):
         prepare(settings(evaluate={"protocol": ["global"]}), data)
+
+
+OWN = {"apfl", "ditto", "fedala", "fedatom", "fedfomo", "fedpac", "fedper", "fedproto", "fedrep", "knnper", "lg_fedavg"}
+OWN |= {"local", "pfedme", "pfedpara"}  # fedbn keeps what the test's model has none of
+
+
+@pytest.mark.filterwarnings("ignore:method fedbn keeps parts")
+@pytest.mark.parametrize("name", sorted(registry))
+def test_own_models_that_nobody_looks_at_are_told(name):
+    """A warning under `global` alone for methods whose clients have models of their own, for no other, and no more."""
+
+    def told(*protocol):
+        with warnings.catch_warnings(record=True) as seen:
+            warnings.simplefilter("always")
+            prepare(trial(name, evaluate={"protocol": protocol}))
+        return [str(each.message) for each in seen if "never looks at them" in str(each.message)]
+
+    assert len(told("global")) == (name in OWN)
+    assert not told("global", "personal")
 
 
 def test_sites_are_whole_numbers(tmp_path):

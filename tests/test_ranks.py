@@ -48,7 +48,7 @@ def test_every_method_gives_the_bits_of_one_process(every_method, one_process, k
     found = every_method(kind, size, backend)
     assert found.keys() == one_process.keys()
     for case, mine in found.items():
-        for part in ("rows", "lines", "w", "b", "server", "kept"):
+        for part in ("rows", "lines", "updates", "w", "b", "server", "kept"):
             assert mine[part] == one_process[case][part], f"{case}: {part}"
         assert sum(sent for sent, _ in mine["bytes"]) == sum(received for _, received in mine["bytes"]), case
         plain = "rank 0 trains" not in case and "shard" not in case
@@ -64,7 +64,7 @@ def main_job(folder, *overrides, **start):
     assert done.returncode == 0, done.stderr[-3000:]
     run = folder / "quickstart"
     model = {name: digest(x) for name, x in load_file(run / "model.safetensors").items()}
-    return _facts(run), _lines(run), model
+    return _facts(run), _lines(run), (run / "updates.jsonl").read_text(), model
 
 
 def _facts(run):
@@ -82,7 +82,7 @@ def alone(tmp_path_factory):
 
 
 def test_alone(alone):
-    rows, _, _ = alone
+    rows, _, _, _ = alone
     assert [row["round"] for row in rows] == [0, 1, 2]
     assert len({row["sha256"] for row in rows}) == 3
     assert {"loss", "accuracy", "train_loss", "personal_loss", "personal_accuracy_worst_decile"} <= rows[0].keys()
@@ -190,9 +190,10 @@ def test_a_site_may_keep_its_label_counts_to_itself(tmp_path):
     assert "Traceback" not in done.stderr
 
 
-@pytest.mark.parametrize(("share", "sent"), [(True, [13, 2]), (False, [13])])
+@pytest.mark.parametrize(("share", "sent"), [(True, [69, 2]), (False, [69])])
 def test_what_a_site_says_of_itself_at_the_start(tmp_path, share, sent):
-    """Rank 1's messages: sizes and shape, 13 integers; its two label counts only where it shares them."""
+    """Rank 1's messages: five numbers, and 64 columns of text, shapes and types; its two label counts only where it
+    shares them."""
     np.savez(tmp_path / "north.npz", x=np.zeros((20, 5), dtype="float32"), y=np.arange(20) % 2)
     data = {"source": "npz", "silos": ["north.npz"], "root": str(tmp_path), "share_label_counts": share}
     settings = Settings.model_validate({"data": data, "model": {"name": "mlp"}, "method": {"name": "fedavg"}})

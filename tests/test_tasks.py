@@ -6,7 +6,17 @@ import pytest
 import torch
 
 from fedmpi.common.errors import UserError
-from fedmpi.tasks import Classification, Regression, Task, metric_names, registry
+from fedmpi.common.registry import load
+from fedmpi.common.text import lower_is_better
+from fedmpi.tasks import measures, registry
+from fedmpi.tasks.base import Task, cross_entropy
+from fedmpi.tasks.classification import Classification
+from fedmpi.tasks.contract import check_targets, metric_names
+from fedmpi.tasks.multi_label import MultiLabel
+from fedmpi.tasks.next_symbol import NextSymbol
+from fedmpi.tasks.regression import Regression
+from fedmpi.tasks.segmentation import Segmentation
+from fedmpi.tasks.survival import Survival, negative_log_likelihood
 
 
 def naive_auroc(score, truth):
@@ -17,13 +27,28 @@ def naive_auroc(score, truth):
 
 
 def test_registry_names_tasks():
-    for path in registry.values():
-        assert issubclass(globals()[path.partition(":")[2]], Task)
+    assert set(registry) == {"classification", "multi_label", "regression", "survival", "next_symbol", "segmentation"}
+    assert all(issubclass(load(name, registry, "task"), Task) for name in registry)
 
 
-@pytest.mark.parametrize(("task", "y"), [(Classification(3), torch.tensor([0, 2])), (Regression(1), torch.zeros(2))])
-def test_loss_asks_the_model_once(task, y):
-    outputs = torch.randn(2, task.classes, requires_grad=True)
+@pytest.mark.parametrize(
+    ("task", "y", "shape"),
+    [
+        (Classification(3), torch.tensor([0, 2]), (3,)),
+        (Regression(1), torch.zeros(2), (1,)),
+        (Regression(3), torch.zeros(2, 3), (3,)),
+        (MultiLabel(4), torch.tensor([[0, 1, 1, 0.0]] * 2), (4,)),
+        (Survival(1), torch.tensor([[1.0, 3.0], [0.0, 2.0]]), (1,)),
+        (NextSymbol(5), torch.tensor([[4, 0, 1], [2, -100, 3]]), (3, 5)),
+        (NextSymbol(5), torch.tensor([[4, 0, 1], [2, -100, 3]]), (5, 3)),
+        (Segmentation(3), torch.tensor([[[0, 2], [1, 1]]] * 2), (3, 2, 2)),
+    ],
+    ids=lambda x: type(x).__name__ if isinstance(x, Task) else "",
+)
+def test_loss_asks_the_model_once_and_names_are_what_metrics_give(task, y, shape):
+    outputs = torch.randn(2, *shape, requires_grad=True)
+    assert task.check(y, shape) == ""
+    assert tuple(task.metrics(task.hold(outputs.detach(), y), y)) == task.names
     asked = []
     loss = task.loss(lambda x: asked.append(x) or outputs, torch.zeros(2, 5), y)
     assert len(asked) == 1
@@ -98,10 +123,38 @@ def test_r2_of_a_constant_target():
     assert math.isnan(figures["r2"])
 
 
-@pytest.mark.parametrize(("task", "classes", "other"), [(Classification, 1, "regression"), (Regression, 3, "classifi")])
-def test_the_wrong_task_for_the_data(task, classes, other):
-    with pytest.raises(UserError, match=rf"{classes} class.*task\.name={other}"):
-        task(classes)
+def test_the_wrong_task_for_the_data():
+    with pytest.raises(UserError, match=r"1 class.*task\.name=regression"):
+        Classification(1)
+
+
+WHOLE, HALVES = torch.tensor([0, 1, 1]), torch.rand(3)
+
+
+@pytest.mark.parametrize(
+    ("task", "y", "outputs", "words"),
+    [
+        (Regression(3), WHOLE, (3,), r"int64 \(n,\).*needs a real-valued target.*task\.name=classification"),
+        (Regression(3), HALVES, (3,), r"float32 \(n,\), but the model gives \(3,\)"),
+        (Classification(3), HALVES, (3,), r"float32 \(n,\); class numbers.*multi_label, regression, survival"),
+        (Classification(3), WHOLE[:, None], (3,), r"int64 \(n, 1\); class numbers, int64 \(n,\).*next_symbol"),
+        (MultiLabel(3), WHOLE, (3,), r"int64 \(n,\); one number a label, \(n, 3\)"),
+        (MultiLabel(2), torch.tensor([[0.0, 1], [1, 2]]), (2,), r"row 1 has 2 for label 1; 0 \(no\) and 1"),
+        (Survival(1), HALVES, (1,), r"float32 \(n,\); float32 \(n, 2\) is needed: event"),
+        (Survival(1), torch.rand(3, 2), (4,), r"the model gives \(4,\)"),
+        (Survival(1), torch.tensor([[1.0, 5], [30, 1]]), (1,), r"row 1 has the event 30"),
+        (NextSymbol(5), WHOLE, (3, 5), r"int64 \(n,\); the number of the symbol"),
+        (NextSymbol(5), torch.zeros(2, 3).long(), (5,), r"gives \(5,\).*\(3, 5\) or \(5, 3\)"),
+        (NextSymbol(5), torch.tensor([[0, 5, 1]]), (3, 5), r"row 0 holds the class 5; 0\.\.4 .*-100"),
+        (Segmentation(2), torch.zeros(2, 4, 4), (2, 4, 4), r"float32 \(n, 4, 4\)"),
+        (Segmentation(2), torch.zeros(2, 4, 4).long(), (2, 4, 3), r"gives \(2, 4, 3\).*\(2, 4, 4\) is needed"),
+        (Segmentation(2), torch.tensor([[[0, 1]], [[1, 7]]]), (2, 1, 2), r"row 1 holds the class 7; 0\.\.1"),
+        (Segmentation(2), torch.tensor([[[0, -100]]]), (2, 1, 2), r"row 0 holds the class -100"),
+    ],
+)
+def test_targets_that_do_not_suit_are_named(task, y, outputs, words):
+    with pytest.raises(UserError, match=f"task mine: training data: .*{words}"):
+        check_targets("mine", task, y, outputs, "training data")
 
 
 class Nameless:
@@ -114,10 +167,12 @@ class Nameless:
 
 def test_names_of_a_users_task():
     """Its own where it has them, else the keys of its metrics, for targets as its data have them."""
-    assert metric_names(Classification(2), 2, 2) == ("accuracy", "auroc")
-    found = metric_names(Nameless(lambda f, y: {"f1": f[y, 0].sum().item(), "kappa": 0.0}), 3, 3)
+    assert metric_names(Classification(2), (2,), torch.arange(2)) == ("accuracy", "auroc")
+    found = metric_names(Nameless(lambda f, y: {"f1": f[y, 0].sum().item(), "kappa": 0.0}), (3,), torch.arange(2))
     assert found == ("f1", "kappa")
-    assert metric_names(Nameless(lambda f, y: {"mae": (f[:, 0] - y).abs().mean()}), 1, 1) == ("mae",)
+    assert metric_names(Nameless(lambda f, y: {"mae": (f[:, 0] - y).abs().mean()}), (1,), torch.zeros(2)) == ("mae",)
+    found = metric_names(Nameless(lambda f, y: {"far": (f - y).norm()}), (4, 3), torch.zeros(2, 4, 3))
+    assert found == ("far",)
 
 
 @pytest.mark.parametrize(
@@ -125,4 +180,277 @@ def test_names_of_a_users_task():
 )
 def test_metrics_without_names_that_cannot_be_asked(figures, message):
     with pytest.raises(UserError, match=f"task Nameless: .*{message}"):
-        metric_names(Nameless(figures), 2, 2)
+        metric_names(Nameless(figures), (2,), torch.arange(2))
+
+
+# ---- metrics, against naive ones ----
+def draw(n=60, c=4, seed=0, absent=(), rows=0):
+    """Logits of few values, or few different rows, so that many are equal; and classes, without some of them."""
+    g = torch.Generator().manual_seed(seed)
+    few = torch.randn(rows, c, generator=g)[torch.randint(rows, (n,), generator=g)] if rows else None
+    f = torch.randint(-2, 3, (n, c), generator=g).float() if few is None else few
+    there = [k for k in range(c) if k not in absent]
+    return f, torch.tensor(there)[torch.randint(len(there), (n,), generator=g)]
+
+
+def naive_counts(guess, y, k):
+    pairs = list(zip(guess.flatten().tolist(), y.flatten().tolist(), strict=True))
+    return [sum((g == k) == a and (t == k) == b for g, t in pairs) for a, b in ((1, 1), (1, 0), (0, 1))]  # TP, FP, FN
+
+
+def naive_classification(f, y):
+    c, guess = f.shape[1], f.argmax(1)
+    counts = [naive_counts(guess, y, k) for k in range(c)]
+    recalls = [tp / (tp + fn) for tp, fp, fn in counts if tp + fn]
+    scores = [2 * tp / (2 * tp + fp + fn) for tp, fp, fn in counts if tp + fp + fn]
+    p = f.double().softmax(1)
+    areas = [naive_auroc(p[:, k].tolist(), (y == k).tolist()) for k in range(c) if 0 < (y == k).sum() < len(y)]
+    error = 0.0
+    for b in range(15):
+        rows = [i for i in range(len(y)) if b / 15 < p[i].max() <= (b + 1) / 15]
+        sure, right = sum(p[i].max().item() for i in rows), sum((guess[i] == y[i]).item() for i in rows)
+        error += abs(right - sure) / len(y)
+    found = {
+        "accuracy": 100 * (guess == y).double().mean().item(),
+        "balanced_accuracy": 100 * sum(recalls) / len(recalls),
+    }
+    ranks = [sorted(range(c), key=lambda k, i=i: (-f[i, k].item(), k)).index(int(y[i])) for i in range(len(y))]
+    found |= {f"top{k}": 100 * sum(rank < k for rank in ranks) / len(y) for k in (1, 2, 5)}
+    return found | {"auroc": sum(areas) / len(areas), "f1": sum(scores) / len(scores), "ece": error}
+
+
+@pytest.mark.parametrize("absent", [(), (2,), (0, 3)])
+@pytest.mark.parametrize("classes", [2, 4])
+@pytest.mark.parametrize("rows", [0, 9])
+def test_classification_metrics(classes, absent, rows):
+    f, y = draw(c=classes, absent=[k for k in absent if k < classes], seed=classes, rows=rows)
+    expected = naive_classification(f, y) if len(y.unique()) > 1 else {}
+    names = ("accuracy", "balanced_accuracy", "auroc", "f1", "ece", "top1", "top2", "top5")
+    figures = Classification(classes, names).metrics(f, y)
+    assert tuple(figures) == names
+    if not rows and classes > 2:
+        expected.pop("auroc")  # of permuted logits the softmax is equal but for rounding
+    for name in expected:
+        assert figures[name] == pytest.approx(expected[name], abs=1e-12), name
+    assert figures["top1"] == figures["accuracy"]
+    assert [name for name in names if lower_is_better(name, Classification.falling)] == ["ece"]
+
+
+def test_one_class_and_no_sample():
+    names = ("accuracy", "balanced_accuracy", "auroc", "f1", "ece", "top2")
+    f, _ = draw(c=3)
+    one = Classification(3, names).metrics(f, torch.ones(60).long())
+    assert math.isnan(one.pop("auroc"))
+    assert one["balanced_accuracy"] == one["accuracy"]  # recall of the one class
+    assert not any(map(math.isnan, one.values()))
+    none = Classification(3, names).metrics(f[:0], torch.zeros(0).long())
+    assert all(map(math.isnan, none.values()))
+
+
+def test_a_model_that_diverged_has_no_ranking_and_no_top():
+    f, y = torch.full((4, 3), torch.nan), torch.tensor([0, 1, 2, 2])
+    figures = Classification(3, ("accuracy", "auroc", "ece", "top2")).metrics(f, y)
+    assert (figures["accuracy"], figures["top2"]) == (25.0, 50.0)  # as argmax: the lowest classes
+    assert math.isnan(figures["auroc"])
+    assert math.isnan(figures["ece"])
+
+
+@pytest.mark.parametrize(
+    ("metrics", "words"),
+    [
+        (("acuracy",), "no metric 'acuracy'; did you mean 'accuracy'"),
+        (("f1", "f1"), "f1 is there twice"),
+        ((), "is empty; allowed: accuracy"),
+        (("top0",), "no metric 'top0'"),
+    ],
+)
+def test_metrics_that_there_are_not(metrics, words):
+    with pytest.raises(UserError, match=rf"task\.metrics.*{words}"):
+        Classification(3, metrics)
+
+
+def test_calibration_by_hand():
+    """Confidences 3/4 (right) and 3/4 (wrong) in one bin, 1/2 (right) in another: |1 - 1.5| / 3 + |1 - .5| / 3."""
+    f = torch.tensor([[0.0, math.log(3)], [0.0, math.log(3)], [0.0, 0.0]], dtype=torch.float64)
+    assert measures.calibration_error(f, torch.tensor([1, 0, 0])) == pytest.approx(1 / 3, abs=1e-9)
+
+
+def test_auroc_is_that_of_scikit_learn():
+    scores = pytest.importorskip("sklearn.metrics")
+    f, y = draw(200, 3, seed=5, rows=40)
+    expected = scores.roc_auc_score(y.numpy(), f.double().softmax(1).numpy(), multi_class="ovr")
+    assert measures.class_auroc(f, y) == pytest.approx(expected, abs=1e-12)
+    assert measures.overlap(f.argmax(1), y, 3)[0] == pytest.approx(
+        scores.f1_score(y, f.argmax(1), average="macro"), abs=1e-12
+    )
+
+
+def test_multi_label_metrics():
+    f, _ = draw(50, 3, seed=1)
+    y = torch.randint(0, 2, (50, 3), generator=torch.Generator().manual_seed(2)).float()
+    y[:, 2] = 0  # a label that nobody has
+    figures = MultiLabel(3, ("accuracy", "exact", "f1", "auroc")).metrics(f, y)
+    guess = f > 0
+    counts = [naive_counts(guess[:, k].long(), y[:, k].long(), 1) for k in range(3)]
+    assert figures["f1"] == pytest.approx(sum(2 * t / (2 * t + p + n) for t, p, n in counts) / 3, abs=1e-12)
+    areas = [naive_auroc(f[:, k].tolist(), (y[:, k] > 0).tolist()) for k in (0, 1)]
+    assert figures["auroc"] == pytest.approx(sum(areas) / 2, abs=1e-12)
+    assert figures["accuracy"] == pytest.approx(100 * (guess == (y > 0)).double().mean().item())
+    exact = sum(torch.equal(a, b) for a, b in zip(guess, y > 0, strict=True))
+    assert figures["exact"] == pytest.approx(100 * exact / 50)
+    loss = MultiLabel(3).loss(lambda x: torch.zeros(50, 3), None, y)
+    assert loss.item() == pytest.approx(math.log(2), abs=1e-6)
+    assert all(map(math.isnan, MultiLabel(3, ("f1", "exact", "auroc")).metrics(f[:0], y[:0]).values()))
+
+
+def test_regression_of_several_numbers():
+    """Errors 1, 1 of the first, 0, 0 of the second: r2 1 - 2/2 and 1; a constant third is left out."""
+    y = torch.tensor([[0.0, 5.0, 3.0], [2.0, 6.0, 3.0]])
+    f = torch.tensor([[1.0, 5.0, 4.0], [1.0, 6.0, 4.0]])
+    figures = Regression(3, ("mse", "rmse", "mae", "r2")).metrics(f, y)
+    assert figures == {"mse": pytest.approx(4 / 6), "rmse": pytest.approx((4 / 6) ** 0.5), "mae": 4 / 6, "r2": 0.5}
+
+
+# ---- survival ----
+def naive_cox(f, y):
+    total = 0.0
+    for i, (event, time) in enumerate(y.tolist()):
+        at_risk = [f[j].item() for j in range(len(y)) if y[j, 1].item() >= time]
+        total += event * (math.log(sum(map(math.exp, at_risk))) - f[i].item())
+    return total / len(y)
+
+
+def naive_concordance(risk, event, time):
+    """lifelines' definition, whose scores are expected times: -risk."""
+    right = pairs = 0.0
+    rows = list(zip((-risk).tolist(), event.tolist(), time.tolist(), strict=True))
+    for i, (score_a, event_a, time_a) in enumerate(rows):
+        for score_b, event_b, time_b in rows[i + 1 :]:
+            if time_a == time_b:
+                valid = event_a != event_b
+            else:
+                valid = (event_a and event_b) or (event_a and time_a < time_b) or (event_b and time_b < time_a)
+            if not valid:
+                continue
+            pairs += 1
+            if score_a == score_b:
+                right += 0.5
+            elif score_a < score_b:
+                right += time_a < time_b or (time_a == time_b and event_a and not event_b)
+            else:
+                right += time_a > time_b or (time_a == time_b and not event_a and event_b)
+    return right / pairs if pairs else math.nan
+
+
+def survivors(n=40, seed=0, values=12):
+    g = torch.Generator().manual_seed(seed)
+    y = torch.stack([torch.randint(0, 2, (n,), generator=g), torch.randint(1, values, (n,), generator=g)], 1).float()
+    return torch.randint(-4, 5, (n, 1), generator=g) / 2, y
+
+
+@pytest.mark.parametrize("values", [3, 12, 100_000])  # nearly all times equal, many, none
+def test_cox_loss_and_c_index(values):
+    f, y = survivors(values=values)
+    task = Survival(1)
+    assert task.loss(lambda x: f, None, y).item() == pytest.approx(naive_cox(f[:, 0], y), abs=1e-5)
+    assert task.whole_loss(f, y).item() == pytest.approx(naive_cox(f[:, 0], y), abs=1e-12)
+    expected = naive_concordance(f[:, 0], y[:, 0], y[:, 1])
+    assert task.metrics(f, y)["c_index"] == pytest.approx(expected, abs=1e-12)
+
+
+def test_c_index_of_more_samples_than_are_compared_at_once():
+    f, y = survivors(2500, values=300)
+    (event, time), risk = y.T, f[:, 0]
+    first = (event[:, None] > 0) & ((time[:, None] < time) | ((time[:, None] == time) & (event == 0)))
+    right = (risk[:, None] > risk).double() + (risk[:, None] == risk) / 2
+    expected = (right * first).sum() / first.sum()
+    assert measures.concordance(risk, event, time) == pytest.approx(expected.item(), abs=1e-12)
+
+
+def test_the_order_of_samples_does_not_matter():
+    f, y = survivors(values=5)
+    order = torch.randperm(40, generator=torch.Generator().manual_seed(3))
+    task = Survival(1)
+    assert task.whole_loss(f[order], y[order]).item() == pytest.approx(task.whole_loss(f, y).item(), abs=1e-12)
+
+
+def test_cox_by_hand():
+    """Times 1 (event), 2 (censored), 3 (event), all f = 0: ln 3 of the first, ln 1 of the last, over three samples."""
+    y = torch.tensor([[1.0, 1.0], [0.0, 2.0], [1.0, 3.0]])
+    assert negative_log_likelihood(torch.zeros(3), y).item() == pytest.approx(math.log(3) / 3, abs=1e-6)
+    assert Survival(1).metrics(torch.tensor([[2.0], [1.0], [0.0]]), y) == {"c_index": 1.0}
+    assert Survival(1).metrics(torch.tensor([[0.0], [1.0], [2.0]]), y) == {"c_index": 0.0}
+
+
+def test_cox_gradient():
+    f, y = survivors(12, values=4)
+    f = f[:, 0].double().requires_grad_()
+    assert torch.autograd.gradcheck(lambda f: negative_log_likelihood(f, y.double()), f)
+
+
+def test_nobody_has_an_event():
+    f, y = survivors()
+    y[:, 0] = 0
+    f.requires_grad_()
+    loss = Survival(1).loss(lambda x: f, None, y)
+    loss.backward()
+    assert loss.item() == 0
+    assert not f.grad.any()
+    assert math.isnan(Survival(1).metrics(f.detach(), y)["c_index"])
+
+
+# ---- a class at each place ----
+def test_next_symbol_by_hand():
+    """Probabilities (1/4, 3/4) at each place; targets 1, 0 | 1, none: -ln of 3/4, 1/4, 3/4; accuracy 2/3."""
+    f = torch.tensor([0.0, math.log(3)]).expand(2, 2, 2)  # (B, L, V)
+    y = torch.tensor([[1, 0], [1, -100]])
+    expected = (3 * math.log(4) - 2 * math.log(3)) / 3
+    task = NextSymbol(2)
+    assert task.loss(lambda x: f, None, y).item() == pytest.approx(expected, abs=1e-6)
+    held = task.hold(f, y)
+    assert held.shape == (2, 2, 2)
+    assert task.whole_loss(held, y).item() == pytest.approx(expected, abs=1e-6)
+    figures = task.metrics(held, y)
+    assert figures["accuracy"] == pytest.approx(200 / 3)
+    assert figures["perplexity"] == pytest.approx(math.exp(expected), rel=1e-6)
+
+
+def test_symbols_first_or_last():
+    g = torch.Generator().manual_seed(0)
+    f, y = torch.randn(3, 4, 6, generator=g), torch.randint(0, 6, (3, 4), generator=g)  # (B, L, V)
+    task = NextSymbol(6)
+    each = [torch.nn.functional.cross_entropy(f[b, i], y[b, i]) for b in range(3) for i in range(4)]
+    naive = torch.stack(each).mean()
+    for logits in (f, f.mT):
+        assert task.loss(lambda x: logits, None, y).item() == pytest.approx(naive.item(), abs=1e-6)  # noqa: B023
+        right = (f.argmax(2) == y).double().mean().item()
+        assert task.metrics(task.hold(logits, y), y)["accuracy"] == pytest.approx(100 * right)
+    nothing = torch.full((3, 4), -100)
+    assert task.loss(lambda x: f, None, nothing).item() == 0
+    assert all(map(math.isnan, task.metrics(task.hold(f, nothing), nothing).values()))
+
+
+@pytest.mark.parametrize("shape", [(3, 4, 5), (3, 4, 5, 6)])
+def test_row_by_row_is_the_same(shape):
+    """The form for GPUs, with its gradient, against that for CPUs."""
+    f = torch.randn(shape, dtype=torch.float64, requires_grad=True)
+    y = torch.randint(0, 4, (shape[0], *shape[2:]))
+    y[0, 0] = -100
+    losses = [cross_entropy(f, y, row_by_row=on) for on in (False, True)]
+    torch.testing.assert_close(*losses)
+    assert not losses[0][0, 0].any()
+    torch.testing.assert_close(*(torch.autograd.grad(each.sum(), f)[0] for each in losses))
+
+
+def test_segmentation_metrics():
+    g = torch.Generator().manual_seed(0)
+    f, y = torch.randn(3, 4, 5, 6, generator=g), torch.randint(0, 3, (3, 5, 6), generator=g)  # class 3 is never there
+    task = Segmentation(4)
+    figures = task.metrics(task.hold(f, y), y)
+    counts = [naive_counts(f.argmax(1), y, k) for k in (1, 2, 3)]
+    assert figures["dice"] == pytest.approx(sum(2 * t / (2 * t + p + n) for t, p, n in counts) / 3, abs=1e-12)
+    assert figures["iou"] == pytest.approx(sum(t / (t + p + n) for t, p, n in counts) / 3, abs=1e-12)
+    same = torch.nn.functional.one_hot(y, 4).permute(0, 3, 1, 2).float()
+    assert task.metrics(task.hold(same, y), y) == {"dice": 1.0, "iou": 1.0}
+    empty = torch.zeros(2, 5, 6).long()  # background alone, and nothing else is given
+    assert all(map(math.isnan, task.metrics(empty, empty).values()))

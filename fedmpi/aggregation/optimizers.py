@@ -3,6 +3,7 @@
 Reddi, Charles, Zaheer, Garrett, Rush, Konecny, Kumar, McMahan. Adaptive Federated Optimization. ICLR 2021. Algorithm 2.
     sgd       w += lr D
     momentum  m = beta1 m + D;                                                     w += lr m
+              nesterov (Sutskever et al. 2013, as torch.optim.SGD has it):         w += lr (D + beta1 m)
     adagrad   m = beta1 m + (1-beta1) D;   v += D^2;                               w += lr m / (sqrt v + eps)
     yogi      m likewise;                  v -= (1-beta2) D^2 sgn(v - D^2);        w likewise
     adam      m likewise;                  v  = beta2 v + (1-beta2) D^2;           w likewise
@@ -19,10 +20,17 @@ class ServerOptimizer:
     """State and step of one rule. `state` (slots, d) is what a checkpoint must hold; sgd has no slots."""
 
     def __init__(
-        self, name: str, like: Tensor, lr: float = 1.0, beta1: float = 0.9, beta2: float = 0.99, eps: float = 1e-3
+        self,
+        name: str,
+        like: Tensor,
+        lr: float = 1.0,
+        beta1: float = 0.9,
+        beta2: float = 0.99,
+        eps: float = 1e-3,
+        nesterov: bool = False,
     ) -> None:
         """like: a vector of the global model's size, type and device."""
-        self.name, self.lr, self.beta1, self.beta2, self.eps = name, lr, beta1, beta2, eps
+        self.name, self.lr, self.beta1, self.beta2, self.eps, self.nesterov = name, lr, beta1, beta2, eps, nesterov
         slots = {"sgd": 0, "momentum": 1}.get(name, 2)
         self.state = torch.zeros(slots, *like.shape, dtype=like.dtype, device=like.device)
         if slots == 2:
@@ -34,7 +42,11 @@ class ServerOptimizer:
             w.add_(direction, alpha=self.lr)
             return
         if self.name == "momentum":
-            w.add_(state[0].mul_(self.beta1).add_(direction), alpha=self.lr)
+            m = state[0].mul_(self.beta1).add_(direction)
+            if self.nesterov:
+                w.add_(direction, alpha=self.lr).add_(m, alpha=self.lr * self.beta1)
+            else:
+                w.add_(m, alpha=self.lr)
             return
         m, v = state
         m.mul_(self.beta1).add_(direction, alpha=1 - self.beta1)

@@ -76,8 +76,9 @@ def principal(
 ) -> Tensor:
     """Weighted mean of the updates, revised along their leading principal directions (FedLD).
 
-    `keep` of m directions, over the model or each tensor; what is corrected to the updates' lengths is the weighted sum
-    (text) or each projection (axis, `share`).
+    keep: share of the m directions that counts. scope: directions over the model, or of each tensor. correction: what
+    is corrected to the updates' lengths: the weighted sum (text) or each projection (axis). share: of correction: axis,
+    weights of directions are the eigenvalues over their sum or over their length (l2).
     """
     if share == "sum" and correction == "text":
         raise UserError("server.rule.share: sum is a weight of correction: axis; text has none: add correction: axis")
@@ -101,7 +102,10 @@ def median(up: Uploads, s: Server) -> Tensor:
 
 
 def trimmed_mean(up: Uploads, s: Server, trim: Annotated[float, Field(ge=0, lt=0.5)] = 0.1) -> Tensor:
-    """Mean of every coordinate without its floor(trim m) smallest and largest values, all clients alike (Yin 2018)."""
+    """Mean of every coordinate without its floor(trim m) smallest and largest values, all clients alike (Yin 2018).
+
+    trim: share of the m values that is left out at each end.
+    """
     return up.trimmed(trim)
 
 
@@ -110,7 +114,7 @@ def krum(
 ) -> Tensor:
     """The update that lies closest to the others, or the mean of the `select` closest (Multi-Krum; Blanchard 2017).
 
-    Up to `byzantine` of them may be anything.
+    byzantine: how many of them may be anything. select: how many updates the mean is of; 1: Krum.
     """
     return up.combine(robust.krum(up.gram("dw"), byzantine, select))
 
@@ -121,5 +125,9 @@ def geometric_median(
     iterations: Annotated[int, Field(ge=1)] = 100,
     smooth: Annotated[float, Field(gt=0)] = 1e-6,
 ) -> Tensor:
-    """The point with the least weighted sum of distances to the updates (RFA, Pillutla 2022)."""
+    """The point with the least weighted sum of distances to the updates (RFA, Pillutla 2022).
+
+    iterations: of Weiszfeld's algorithm, at most. smooth: the least distance that it
+    divides by, in mean distances from the mean.
+    """
     return up.combine(robust.geometric_median(up.gram("dw"), up.p, iterations, smooth))

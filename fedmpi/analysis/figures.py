@@ -27,8 +27,9 @@ UNITS = {"accuracy": "%"}  # of metrics; others have none
 
 
 def save(figure: Figure, path: Path) -> Path:
-    """As PNG; equal figures give equal files."""
-    figure.savefig(path, dpi=DPI, metadata={"Software": None})
+    """As its ending says, PNG mostly; equal figures give equal files."""
+    nameless = {".png": {"Software": None}, ".svg": {"Date": None}, ".pdf": {"CreationDate": None}}
+    figure.savefig(path, dpi=DPI, metadata=nameless[path.suffix])
     return path
 
 
@@ -77,6 +78,29 @@ def communication(curves: Sequence[Mapping[str, Any]], metric: str) -> Figure:
     return _plain(figure)
 
 
+def partition(counts: Any, sizes: Any) -> Figure:
+    """Left: who holds how much of which class, the area of a dot its samples. Right: samples a client."""
+    clients, classes = counts.shape
+    figure = _new(7.2, min(2 + 0.18 * clients, 12))
+    left, right = figure.subplots(1, 2, sharey=True, width_ratios=[3, 1])
+    if counts.any():
+        k, c = counts.nonzero()
+        share = counts[k, c] / counts.max()
+        left.scatter(c, k, s=min(120.0, 9000 / max(clients, 12)) * share, color=BLUE, linewidth=0)
+        left.set_xlim(-0.5, classes - 0.5)
+        left.set_xlabel("class")
+        _whole_numbers(left.xaxis)
+    else:
+        left.text(0.5, 0.5, "targets are numbers", ha="center", va="center", transform=left.transAxes)
+        left.set_xticks([])
+    right.barh(range(clients), sizes, color=ORANGE, height=0.8)
+    right.set_xlabel("training samples")
+    left.set_ylabel("client")
+    left.set_ylim(clients - 0.5, -0.5)
+    _whole_numbers(left.yaxis)
+    return _plain(figure)
+
+
 def landscapes(
     models: Mapping[int, Tensor], loss: Callable[[Tensor], Tensor], start: Tensor, optimum: Tensor
 ) -> Figure:
@@ -103,6 +127,22 @@ def landscapes(
         axes.plot([], [], color="0.55", linewidth=0.8, label="mean squared error")
         axes.legend(loc="lower left", fontsize="small", framealpha=1)
     panels[0].set_ylabel("weight $w_2$")
+    return _plain(figure)
+
+
+def landscape(axis: Sequence[float], height: Sequence[Sequence[float]]) -> Figure:
+    """Contours of the loss around a model, which lies at (0, 0)."""
+    figure = _new(5.2, 4.4)
+    axes = figure.subplots()
+    filled = axes.contourf(axis, axis, height, levels=14, cmap="cividis")
+    axes.plot(0, 0, "*", color=RED, markeredgecolor=BLACK, markersize=13, label="the model")
+    axes.set_xlabel("along the first eigenvector")
+    axes.set_ylabel("along the second")
+    axes.set_xticks([axis[0], 0, axis[-1]])
+    axes.set_yticks([axis[0], 0, axis[-1]])
+    axes.set_aspect("equal")
+    axes.legend(loc="lower left", fontsize="small", framealpha=1)
+    figure.colorbar(filled, label="training loss")
     return _plain(figure)
 
 

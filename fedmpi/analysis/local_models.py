@@ -10,9 +10,10 @@ from torch import Tensor
 
 from fedmpi.comm import detect
 from fedmpi.comm.backends.solo import Solo
+from fedmpi.common import seeds
 from fedmpi.config.schema import Settings
 from fedmpi.engine.federation import Federation
-from fedmpi.engine.local_client import LocalClient
+from fedmpi.engine.local.client import LocalClient
 from fedmpi.engine.worker import Worker
 from fedmpi.runtime import build, build_data, launch
 from fedmpi.runtime.build import Experiment
@@ -61,7 +62,8 @@ def local_models(fed: Federation, worker: Worker, members: Sequence[int], t: int
         download = inbox.new_zeros(messages.per_client.size)
         messages.per_client.write(download, server.download(t, client))
         kept = states.rows.get(client, messages.initial_client_state(states.w0, states.b0)).clone()
-        LocalClient(worker, client, t, lr, inbox, download, kept).take_part(row)
+        with seeds.restored():
+            LocalClient(worker, client, t, lr, inbox, download, kept).take_part(row)
         w.append(model.w.clone())
         b.append(model.b.clone())
-    return LocalModels(tuple(members), fed.weights(members)[1], torch.stack(w), torch.stack(b))
+    return LocalModels(tuple(members), fed.roster.weights(members)[1], torch.stack(w), torch.stack(b))

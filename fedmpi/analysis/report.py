@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from fedmpi.common.errors import UserError
-from fedmpi.runtime.record.run_dir import plain
+from fedmpi.runtime.record.lines import plain
 
 
 def folder(to: Path) -> Path:

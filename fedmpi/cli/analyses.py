@@ -9,7 +9,7 @@ from fedmpi import config as configs
 from fedmpi.cli.shared import Config, Overrides, RunDir, To, Trust, alone, fit, fix_threads, show
 from fedmpi.config import machine
 
-analyse = typer.Typer(help="Analyse filter decomposition in one process; write numbers and pictures.")
+analyse = typer.Typer(help="Look behind the figures of runs, in one process; write numbers and pictures.")
 
 
 @analyse.callback(invoke_without_command=True)
@@ -84,3 +84,41 @@ def gaussians(
     from fedmpi.analysis.filter_decomposition import gaussians
 
     gaussians.analyse(seed, to, show)
+
+
+@analyse.command(short_help="Which rank did what when.")
+def timeline(
+    run: RunDir,
+    rounds: Annotated[int, typer.Option(min=1, help="How many rounds are drawn, the last ones.")] = 10,
+    to: To = Path("analysis"),
+) -> None:
+    """Show how busy each rank of the run in RUN_DIR was and for what it waited, and draw its last rounds."""
+    fix_threads(1)
+    alone()
+    from fedmpi.analysis import timeline
+
+    timeline.analyse(run, rounds, to, show)
+
+
+@analyse.command(short_help="How sharp the minimum is.")
+def curvature(
+    run: RunDir,
+    overrides: Overrides = None,
+    samples: Annotated[int, typer.Option(min=1, help="Training samples that the loss is over.")] = 2048,
+    top: Annotated[int, typer.Option(min=1, max=50, help="How many eigenvalues, the largest ones.")] = 5,
+    grid: Annotated[int, typer.Option(min=3, max=201, help="Points a side of the landscape.")] = 21,
+    span: Annotated[float, typer.Option(min=1e-6, help="The landscape reaches from -span to span.")] = 1.0,
+    to: To = Path("analysis"),
+    trust: Trust = False,
+) -> None:
+    """The largest eigenvalues of the Hessian at the final model of RUN_DIR, by Lanczos on exact products, and the loss
+    along the first two eigenvectors."""
+    from fedmpi.runtime.trust import guard, run_settings
+
+    settings = run_settings(run, trust, overrides or ())
+    fix_threads(min(settings.compute.threads, machine.cores()))
+    alone()
+    from fedmpi.analysis import curvature as curved
+
+    with guard(trust):
+        curved.analyse(run, settings, curved.Asked(samples, top, grid, span), to, show)

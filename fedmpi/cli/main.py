@@ -1,55 +1,27 @@
-"""The command line: `fedmpi run | resume | replay | validate | list | analyse`.
+"""The command line; `fedmpi --help` shows its commands.
 
 A mistake that the user can correct ends in one message and exit code 2; under a launcher `fedmpi/comm/loss/alarm.py`
 sees to that, since ranks may find the same one or a single rank one of its own.
 """
 
-import os
-import signal
 import sys
-import traceback
-import warnings
-from typing import TYPE_CHECKING, Any, NoReturn
+from typing import NoReturn
 
 import typer
 
+from fedmpi.cli import compare, plan, reference, report, results, status, sweeps  # noqa: F401  register their commands
 from fedmpi.cli.analyses import analyse
+from fedmpi.cli.data import data
+from fedmpi.cli.ending import run_command
 from fedmpi.cli.runs import app
-from fedmpi.cli.shared import current_job
-from fedmpi.comm.loss.leaving import prepare, say
-from fedmpi.common.errors import RankWarning, UserError
 
-if TYPE_CHECKING:
-    from fedmpi.comm.launchers.job import Job
-
-USAGE_ERROR: Any = typer.BadParameter.__bases__[0]  # of click, which newer versions of typer carry inside
-app.add_typer(analyse, name="analyse", short_help="Analyse filter decomposition.")
+app.add_typer(data, name="data", short_help="List, check and fetch data sets.")
+app.add_typer(analyse, name="analyse", short_help="Look behind the figures of runs.")
 
 
 def main() -> NoReturn:
-    """The console entry: run the command and turn what it raises into a message and an exit code."""
-    prepare()
-    signal.signal(signal.SIGINT, _interrupted)
-    warnings.showwarning = _warn
-    sys.path.append(os.getcwd())  # where `package.module:Name` in a config is looked for last
-    try:
-        code = _invoke()
-    except UserError as error:
-        code = _report(f"error: {error}", 2)
-    except USAGE_ERROR as error:
-        code = _report(f"error: {error.format_message()} (see fedmpi --help)", 2)
-    except KeyboardInterrupt:
-        code = _report("interrupted", 130)
-    except BaseException:  # GeneratorExit, CancelledError and SystemExit, too: a rank does not go without a word
-        code = _report(f"this is a defect of fedmpi or of a plug-in:\n{traceback.format_exc()}", 1)
-    _leave(code)
-
-
-def _interrupted(number: int, frame: object) -> NoReturn:
-    """Ctrl-C before training, or in a command that does not train: no exception, which an import could make into
-    another one."""
-    say(f"{_who(current_job())}: interrupted")
-    os._exit(128 + number)
+    """The console entry."""
+    run_command(_invoke)
 
 
 def _invoke() -> int:
@@ -61,38 +33,3 @@ def _invoke() -> int:
     except typer.Exit as done:
         return done.exit_code
     return 0
-
-
-def _warn(message: Warning | str, *_: object, **__: object) -> None:
-    """A warning is one plain line; most on rank 0 only (RankWarning)."""
-    job = current_job()
-    if job is None or job.rank == 0 or isinstance(message, RankWarning):
-        say(f"{_who(job)}: warning: {message}")
-
-
-def _report(message: str, code: int) -> int:
-    """Say the message and return the code; one of several ranks ends the job with it."""
-    job = current_job()
-    if job is not None and job.size > 1:
-        from fedmpi.comm.loss.alarm import Alarm
-
-        Alarm(job).fail(message, code)
-    say(f"fedmpi: {message}")
-    return code
-
-
-def _who(job: "Job | None") -> str:
-    return f"fedmpi [rank {job.rank} on {job.host}]" if job is not None and job.rank else "fedmpi"
-
-
-def _leave(code: int) -> NoReturn:
-    """End the process; a rank at once: what Python tidies up could wait for ranks that are gone."""
-    for stream in (sys.stdout, sys.stderr):
-        try:
-            stream.flush()
-        except OSError:  # nobody reads it any more; Python would try once more, and end with a code of its own
-            os.dup2(os.open(os.devnull, os.O_WRONLY), stream.fileno())
-    job = current_job()
-    if job is not None and job.size > 1:
-        os._exit(code)
-    sys.exit(code)

@@ -1,17 +1,18 @@
 """The commands that train, check and list."""
 
 import json
+from pathlib import Path
 from typing import Annotated
 
 import typer
 
 from fedmpi import config as configs
 from fedmpi.cli.shared import Config, MaybeConfig, Overrides, RunDir, Trust, fit, importing, show, table
+from fedmpi.cli.training import train
 from fedmpi.comm.loss.leaving import leave
 from fedmpi.common.errors import UserError
-from fedmpi.common.text import nearest
 from fedmpi.common.version import __version__
-from fedmpi.runtime import catalog
+from fedmpi.config import sweep
 
 app = typer.Typer(
     add_completion=False,
@@ -37,9 +38,9 @@ def run(config: Config, overrides: Overrides = None) -> None:
     settings = configs.load(config, overrides or ())
     fit(settings)
     with importing():
-        from fedmpi.runtime import launch
+        from fedmpi.runtime import launch  # noqa: F401  without looking for garbage
 
-    raise typer.Exit(launch.run(settings))
+    raise typer.Exit(train(settings))
 
 
 @app.command(short_help="Go on with a run.")
@@ -71,13 +72,38 @@ def replay(
 
 @app.command(short_help="Check a config and its data.")
 def validate(config: Config, overrides: Overrides = None) -> None:
-    """Check CONFIG, its data and its partition, and show what would be run, without training."""
+    """Check CONFIG, its data and its partition, and show what would be run, without training. Of a sweep: all runs'
+    settings, and data, models and methods of so many that each of its values occurs."""
+    if sweep.is_one(config):
+        asked = sweep.load(config, overrides or ())
+        fit(asked.settings(asked.labels[0]))
+        with importing():
+            from fedmpi.runtime.sweeping import check
+
+        return check.validate(asked, show)
     settings = configs.load(config, overrides or ())
     fit(settings)
     with importing():
         from fedmpi.runtime import launch
 
     table(launch.validate(settings))
+
+
+@app.command(short_help="Show who holds which samples.")
+def partition(
+    config: Config,
+    overrides: Overrides = None,
+    write: Annotated[Path | None, typer.Option(metavar="FILE", help=".csv or .json, for scheme `file`.")] = None,
+    draw: Annotated[Path | None, typer.Option(metavar="FILE", help=".png, .svg or .pdf.")] = None,
+) -> None:
+    """Divide the data as CONFIG says and show the result, without training: sizes, classes, distances between clients,
+    and for few clients how much each holds of which class."""
+    settings = configs.load(config, overrides or ())
+    fit(settings)
+    with importing():
+        from fedmpi.analysis import partition as division
+
+    division.analyse(settings, write, draw, show)
 
 
 @app.command(short_help="Show what this machine has.")
@@ -87,15 +113,3 @@ def doctor(config: MaybeConfig = None, overrides: Overrides = None) -> None:
     from fedmpi.doctor import report
 
     leave(0 if report.silent() else report.report(show, config, overrides or ()))
-
-
-@app.command("list", short_help="Show what a config may name.")
-def list_(
-    kind: Annotated[str | None, typer.Argument(metavar="[KIND]", help=f"One of {', '.join(catalog.KINDS)}.")] = None,
-) -> None:
-    """Show the methods, models, datasets, partitions and tasks that a config may name."""
-    if kind is not None and kind not in catalog.KINDS:
-        raise UserError(f"list: unknown kind '{kind}'; {nearest(kind, catalog.KINDS)}")
-    for each in [kind] if kind else catalog.KINDS:
-        show(f"{each}:")
-        table([(f"  {entry.name}", entry.line) for entry in catalog.entries(each)])

@@ -36,13 +36,13 @@ def current_job() -> "Job | None":
         return None
 
 
-def alone() -> None:
+def alone(command: str = "analyse") -> None:
     from fedmpi.comm.launchers.launcher_env import detect
 
     job = detect(os.environ)
     if job.size > 1:
         raise UserError(
-            f"analyse works in one process, and the launcher ({job.launcher}) started {job.size}; leave it out"
+            f"{command} works in one process, and the launcher ({job.launcher}) started {job.size}; leave it out"
         )
 
 

@@ -8,5 +8,9 @@ class UserError(Exception):
     """
 
 
+class MissingDataError(UserError):
+    """Data that are not where they are looked for; all else may be right."""
+
+
 class RankWarning(UserWarning):
     """A warning that any rank may have to tell; of others only rank 0's are shown, as all would say the same."""

@@ -17,7 +17,7 @@ import torch
 
 def derive(seed: int, *purpose: str | int) -> int:
     """63-bit seed for one purpose: the first bytes of SHA-256 over the words, so no two purposes share a stream."""
-    words = "/".join(str(word) for word in (seed, *purpose))
+    words = "/".join(map(str, (seed, *purpose)))
     return int.from_bytes(hashlib.sha256(words.encode()).digest()[:8], "little") >> 1
 
 
@@ -31,18 +31,31 @@ def numpy_rng(seed: int, *purpose: str | int) -> np.random.Generator:
     return np.random.Generator(np.random.PCG64(derive(seed, *purpose)))
 
 
-@contextmanager
-def scoped(seed: int, *purpose: str | int) -> Iterator[None]:
-    """torch's global generators (parameter initialisation, dropout) seeded for one purpose, and put back afterwards."""
-    number, gpus = derive(seed, *purpose), torch.cuda.is_initialized()
-    before, on_gpus = torch.get_rng_state(), torch.cuda.get_rng_state_all() if gpus else []
+def reseed(seed: int, *purpose: str | int) -> None:
+    """Seed torch's global generators (parameter initialisation, dropout) for one purpose; within `restored`."""
+    number = derive(seed, *purpose)
     # torch.manual_seed would do it, and note a stack trace for each kind of device that is not there.
     torch.default_generator.manual_seed(number)
-    if gpus:
+    if torch.cuda.is_initialized():
         torch.cuda.manual_seed_all(number)
+
+
+@contextmanager
+def restored() -> Iterator[None]:
+    """torch's global generators are afterwards what they were."""
+    gpus = torch.cuda.is_initialized()
+    before, on_gpus = torch.get_rng_state(), torch.cuda.get_rng_state_all() if gpus else []
     try:
         yield
     finally:
         torch.set_rng_state(before)
         if gpus:
             torch.cuda.set_rng_state_all(on_gpus)
+
+
+@contextmanager
+def scoped(seed: int, *purpose: str | int) -> Iterator[None]:
+    """torch's global generators seeded for one purpose, and put back afterwards."""
+    with restored():
+        reseed(seed, *purpose)
+        yield

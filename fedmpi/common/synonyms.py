@@ -8,8 +8,11 @@ _OURS = {
     "train.lr": "lr learning_rate client_lr local_lr eta eta_l step_size",
     "train.epochs": "epochs epoch local_epochs num_epochs n_epochs local_ep inner_epochs",
     "train.batch_size": "batch_size batchsize batch bs local_batch_size local_bs train_batch_size",
+    "train.steps": "local_steps num_steps local_updates num_updates local_iterations iterations max_steps",
+    "train.optim": "optim optimizer optimiser local_optimizer client_optimizer client_optim",
     "train.momentum": "momentum",
     "train.weight_decay": "weight_decay wd l2",
+    "train.clip_norm": "clip clip_grad grad_clip max_grad_norm gradient_clip clip_grad_norm",
     "train.schedule": "schedule scheduler lr_scheduler lr_schedule",
     "train.decay": "lr_decay decay_rate",
     "rounds": "rounds num_rounds n_rounds communication_rounds comm_rounds comm_round global_rounds global_epochs",
@@ -29,7 +32,7 @@ _OURS = {
     "cohort.fraction": "fraction frac participation participation_rate client_fraction sample_rate join_ratio "
     "fraction_fit clients_per_round",
     "server.lr": "server_lr global_lr eta_g server_learning_rate",
-    "server.optim": "optim optimizer optimiser server_optimizer server_optim global_optimizer",
+    "server.optim": "server_optimizer server_optim global_optimizer",
     "server.rule": "rule aggregation aggregation_rule defense",
     "evaluate.every": "eval_every eval_interval test_every evaluate_every eval_freq",
     "evaluate.protocol": "protocol metrics metric",
@@ -56,11 +59,10 @@ def advice(key: str, where: str, known: Iterable[str], homes: Iterable[str] = ()
     allowed = f"allowed: {', '.join(known)}"
     meant = _MEANT.get(key.casefold().replace("-", "_"), "")
     section, _, last = meant.rpartition(".")
-    if meant and section == where and last in known:
+    if meant and last in known and (section == where or last == "optim"):
         return f"did you mean '{last}'? {allowed}"
-    if meant in ("server.optim", where + ".optim") and where == "train":
-        return f"clients take SGD steps (lr, momentum, weight_decay); did you mean server.optim? {allowed}"
     if homes:
+        homes = list(dict.fromkeys([meant, *homes] if meant else homes))
         return f"did you mean {' or '.join(homes)}? {allowed}"
     if "." in key:
         first, *rest = key.split(".")

@@ -54,7 +54,8 @@ def allowed(errors: Sequence[Any]) -> str:
     return " or ".join(dict.fromkeys(words))
 
 
-_FRACTION = re.compile(r"(^|_)(auroc|auprc|auc|c_?index|concordance|r2|f1|dice|iou|kappa|mcc)(_|$)", re.IGNORECASE)
+_FRACTION = re.compile(r"(^|_)(auroc|auprc|auc|c_?index|concordance|r2|f1|dice|iou|kappa|mcc|ece)(_|$)", re.IGNORECASE)
+_PERCENT = re.compile(r"accuracy|(^|_)(top\d+|exact)(_|$)")
 
 
 def figure(name: str, value: float, digits: int = 3) -> str:
@@ -65,7 +66,47 @@ def figure(name: str, value: float, digits: int = 3) -> str:
     """
     if _FRACTION.search(name):
         return f"{value:.4f}"
-    return f"{value:.2f}" if "accuracy" in name or 10 <= abs(value) < 1e6 else f"{value:.{digits}g}"
+    return f"{value:.2f}" if _PERCENT.search(name) or 10 <= abs(value) < 1e6 else f"{value:.{digits}g}"
+
+
+# and names made with them: train_loss, personal_accuracy_std
+LOWER_IS_BETTER = ("loss", "mse", "rmse", "mae", "ece", "perplexity", "std")
+
+
+def lower_is_better(name: str, more: Iterable[str] = ()) -> bool:
+    """Whether of two values of this figure the lower one is the better. more: other metrics of which that holds.
+
+    >>> lower_is_better("validation_loss"), lower_is_better("accuracy"), lower_is_better("best_error", ["error"])
+    (True, False, True)
+    """
+    return any(f"_{lower}_" in f"_{name}_" for lower in (*LOWER_IS_BETTER, *more))
+
+
+def headline(names: Iterable[str]) -> str | None:
+    """The figure by which runs are compared: the first that is no loss, else the first.
+
+    >>> headline(["train_loss", "loss_std", "c_index"]), headline(["personal_loss"]), headline([])
+    ('c_index', 'personal_loss', None)
+    """
+    names = list(names)
+    return next((name for name in names if "_loss_" not in f"_{name}_"), next(iter(names), None))
+
+
+def twins(words: Iterable[str]) -> tuple[str, str] | None:
+    """Two of the words that a slip tells apart: letters' case, or two spellings of one number.
+
+    >>> twins(["yes", "no", "Yes"]), twins(["1", "1.0"]), twins(["a", "b"])
+    (('yes', 'Yes'), ('1', '1.0'), None)
+    """
+    seen: dict[object, str] = {}
+    for word in words:
+        try:
+            key: object = float(word)
+        except ValueError:
+            key = word.casefold()
+        if seen.setdefault(key, word) != word:
+            return seen[key], word
+    return None
 
 
 def count(number: int, thing: str) -> str:

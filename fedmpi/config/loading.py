@@ -10,8 +10,9 @@ Loading does not import torch, so that every rank reports a mistake at once.
 
 import json
 import os
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import reduce
 from pathlib import Path
 from typing import Any
 
@@ -38,25 +39,36 @@ PLUGINS = (
     "server.rule.name",
     "server.rule",
 )
+SWEEP = ("over", "only", "leave_out", "published", "best")  # keys of a file that asks for many runs (sweep.py)
 MAX_FILES = 100  # a config and all that it is based on
 MAX_SHOWN = 20  # mistakes in one message
 
 
-def load(path: str | Path, overrides: Sequence[str] = ()) -> Settings:
+def load(path: str | Path, overrides: Sequence[str] = (), moved: Mapping[str, str] | None = None) -> Settings:
     """The settings of a run.
 
     Args:
         path: the YAML file.
         overrides: `train.epochs=3`: a dotted key and a value in YAML; the later of two wins.
+        moved: plug-ins that are elsewhere now than the file says: name -> name.
 
     Raises:
         UserError: for each mistake the file and line (or the override), the key, the value and what is allowed.
     """
     path = Path(path)
-    document = _merge(_Files().merged(path, ()), _command_line(overrides))
+    document = files(path, moved)
+    if asked := next((key for key in SWEEP if key in document.data), ""):
+        where = document.origins.get(asked, path)
+        raise UserError(f"{where}: {asked}: {path} asks for many runs; `fedmpi sweep {path}` trains them")
+    return settings([document, command_line(overrides)], path)
+
+
+def settings(layers: Sequence[Document], path: Path) -> Settings:
+    """The settings that layers make, the later one over the earlier. Raises UserError with all mistakes in them."""
+    document = reduce(merge, layers)
     document.data.setdefault("name", path.stem)
     try:
-        settings = Settings.model_validate_json(json.dumps(document.data), strict=True)
+        made = Settings.model_validate_json(json.dumps(document.data), strict=True)
     except ValidationError as error:
         document.problems += complaints(error, document, str(path))
     if document.problems:
@@ -64,15 +76,21 @@ def load(path: str | Path, overrides: Sequence[str] = ()) -> Settings:
         more = [f"... and {len(lines) - MAX_SHOWN} more"] if len(lines) > MAX_SHOWN else []
         lines = lines if len(lines) == 1 else [f"{len(lines)} mistakes in the config", *lines[:MAX_SHOWN], *more]
         raise UserError("\n  ".join(lines))
-    settings._origins.update(document.origins)
-    settings._file = str(path)
-    return settings
+    made._origins.update(document.origins)
+    made._file = str(path)
+    return made
+
+
+def files(path: Path, moved: Mapping[str, str] | None = None) -> Document:
+    """A file over its bases."""
+    return _Files(moved or {}).merged(path, ())
 
 
 @dataclass
 class _Files:
     """The files of one config, each read once, however many others start from it."""
 
+    moved: Mapping[str, str] = field(default_factory=dict)
     done: dict[str, Document] = field(default_factory=dict)
 
     def merged(self, path: Path, around: tuple[str, ...]) -> Document:
@@ -90,17 +108,28 @@ class _Files:
         own = read(path)
         bases = own.data.pop("base", [])
         origin = own.origins.pop("base", "")
+        own.data = _with(own.data, self.moved) if self.moved else own.data
         _anchor_plugins(own, path.parent)
+        _anchor_axes(own, path.parent)
         below = Document()
         if not isinstance(bases, list) or not all(isinstance(base, str) and base for base in bases):
             own.problems.append(f"{origin}: base: {show(bases)} is not allowed; must be a list of files")
             bases = []
         for base in bases:
             try:
-                below = _merge(below, self.merged(path.parent / base, around))
+                below = merge(below, self.merged(path.parent / base, around))
             except UserError as error:
                 own.problems.append(f"{origin}: base: {error}")
-        return _merge(below, own)
+        return merge(below, own)
+
+
+def _with(tree: Any, names: Mapping[str, str]) -> Any:
+    """A tree with other texts in place of some."""
+    if isinstance(tree, dict):
+        return {key: _with(value, names) for key, value in tree.items()}
+    if isinstance(tree, list):
+        return [_with(value, names) for value in tree]
+    return names.get(tree, tree) if isinstance(tree, str) else tree
 
 
 def shown(text: str) -> str:
@@ -120,7 +149,7 @@ def shown(text: str) -> str:
     return text if clean == tree else f"{key}={redaction.flow(clean)}"
 
 
-def _command_line(overrides: Sequence[str]) -> Document:
+def command_line(overrides: Sequence[str]) -> Document:
     """The overrides as one layer."""
     document = Document()
     for text in overrides:
@@ -147,12 +176,12 @@ def _command_line(overrides: Sequence[str]) -> Document:
         for part in reversed(parts):
             tree = {part: tree}
         one.data = tree
-        document = _merge(document, one)
+        document = merge(document, one)
     _anchor_plugins(document, Path())
     return document
 
 
-def _merge(low: Document, high: Document) -> Document:
+def merge(low: Document, high: Document) -> Document:
     problems = list(dict.fromkeys([*low.problems, *high.problems]))  # files that share a base bring its mistakes twice
     return Document(_merge_trees(low.data, high.data, ()), low.origins | high.origins, problems)
 
@@ -189,11 +218,60 @@ def _anchor_plugins(document: Document, directory: Path) -> None:
         name = tree.get(last) if isinstance(tree, dict) else None
         if not isinstance(name, str) or not is_file(name):
             continue
-        place, _, attribute = name.rpartition(":")
-        tried = [(directory / place).absolute(), Path(place).absolute()]
-        found = next((path for path in tried if os.path.isfile(path)), None)
-        if found is not None:
-            tree[last] = f"{found}:{attribute}"
-        else:
-            where = " nor ".join(dict.fromkeys(map(str, tried)))
-            document.problems.append(f"{document.origins[dotted]}: {dotted}: there is no file {where}")
+        tree[last] = _anchored(document, directory, dotted, name)
+    heard = document.data.get("callbacks")
+    heard = heard if isinstance(heard, list) else []
+    for i, item in enumerate(heard):
+        names = item if isinstance(item, dict) else {item: None}
+        made = {
+            _anchored(document, directory, "callbacks", name)
+            if isinstance(name, str) and is_file(name)
+            else name: options
+            for name, options in names.items()
+        }
+        heard[i] = made if isinstance(item, dict) else next(iter(made))
+
+
+def _anchored(document: Document, directory: Path, dotted: str, name: str) -> str:
+    place, _, attribute = name.rpartition(":")
+    tried = [(directory / place).absolute(), Path(place).absolute()]
+    found = next((path for path in tried if os.path.isfile(path)), None)
+    if found is not None:
+        return f"{found}:{attribute}"
+    where = " nor ".join(dict.fromkeys(map(str, tried)))
+    document.problems.append(f"{document.origins.get(dotted, directory)}: {dotted}: there is no file {where}")
+    return name
+
+
+def is_config(value: Any) -> bool:
+    """Whether a value of an axis is a file of settings."""
+    return isinstance(value, str) and value.endswith((".yaml", ".yml"))
+
+
+def nested(dotted: str, value: Any, origin: str) -> Document:
+    """One value under a dotted key."""
+    parts = dotted.split(".")
+    tree = value
+    for part in reversed(parts):
+        tree = {part: tree}
+    return Document(tree, {".".join(parts[: depth + 1]): origin for depth in range(len(parts))})
+
+
+def _anchor_axes(document: Document, directory: Path) -> None:
+    """Make the files that a sweep's axes name absolute: settings as `base` has them, plug-ins as elsewhere."""
+    _anchor_each(document, directory, "over", document.data.get("over"))
+    if isinstance(best := document.data.get("best"), dict):
+        _anchor_each(document, directory, "best.over", best.get("over"))
+
+
+def _anchor_each(document: Document, directory: Path, below: str, over: Any) -> None:
+    for name, axis in over.items() if isinstance(over, dict) else ():
+        if isinstance(axis, list):
+            over[name] = [os.path.abspath(directory / item) if is_config(item) else item for item in axis]
+        for label, tree in axis.items() if isinstance(axis, dict) else ():
+            if isinstance(tree, dict):
+                start = f"{below}.{name}.{label}."
+                named = {k.removeprefix(start): v for k, v in document.origins.items() if k.startswith(start)}
+                part = Document(tree, named)
+                _anchor_plugins(part, directory)
+                document.problems += part.problems

@@ -39,7 +39,7 @@ def _check_output(settings: Settings) -> None:
         raise UserError(f"{where}: {above} is a file; it must be a directory")
     if not os.access(above, os.W_OK | os.X_OK):
         raise UserError(f"{where}: {above} cannot be written to; choose another output")
-    if max(map(len, map(os.fsencode, output.parts))) > os.pathconf(above, "PC_NAME_MAX"):
+    if max(map(len, map(os.fsencode, output.parts)), default=0) > os.pathconf(above, "PC_NAME_MAX"):
         raise UserError(
             f"{where}: {brief(str(output), 200)} has a part that is too long for a name; choose another output"
         )

@@ -6,118 +6,81 @@ takes that thing's own options; they are checked against its signature when it i
 
 import hashlib
 import inspect
-import os
 from pathlib import Path
 from typing import Annotated, Any, Literal, get_args
 
-from pydantic import AfterValidator, BaseModel, Field, PrivateAttr, model_validator
+from pydantic import BaseModel, Field, PrivateAttr, model_validator
 
 from fedmpi.common.redaction import redacted
 from fedmpi.common.text import LARGEST
+from fedmpi.config.data import DataSettings
+from fedmpi.config.evaluate import EvaluateSettings
 from fedmpi.config.sections import InitSettings, OpenSection, Section
+from fedmpi.config.train import TrainSettings
 from fedmpi.config.values import (
     Count,
     DirectoryName,
     Fading,
+    Hearer,
     Name,
     NonNegative,
     Place,
-    Protocol,
     Rounds,
     Seconds,
-    each_once,
     flat,
 )
 from fedmpi.config.wire import WireSettings
 
+# What a run may change when it goes on: none of it moves a bit of the rounds to come (rounds may, by the schedule).
+FREE_LATER = (
+    "rounds",
+    "name",
+    "checkpoint.",
+    "evaluate.best.patience",
+    "faults.on_lost_rank",
+    "state.",
+    "comm.backend",
+    "comm.start_timeout_s",
+    "comm.round_timeout_s",
+    "cohort.placement",
+    "timeline",
+    "record.",
+    "report",
+    "track",
+    "callbacks",
+    "server.placement",
+    "server.trains",
+    "compute.device",
+)
 NOT_COMPARED = ("data.root", "output", "init.from")  # places: what lies there is compared
 
 
-class PartitionSettings(OpenSection):
-    selector = "scheme"
-    scheme: Name  # iid | shards | dirichlet | site, or a plug-in
-    clients: Annotated[int, Field(ge=1, le=1_000_000)] | None = None  # N; scheme site finds it in the data
-
-    @model_validator(mode="after")
-    def _number_of_clients(self) -> "PartitionSettings":
-        if self.clients is None and self.scheme != "site":
-            raise ValueError(f"clients is missing; scheme {self.scheme} needs it (only `site` finds it in the data)")
-        return self
-
-
-class DataSettings(OpenSection):
-    selector = "source"
-    source: Name  # where the samples come from
-    root: Place = Field(default_factory=lambda: Path(os.environ.get("FEDMPI_DATA") or "data"))  # relative to the cwd
-    download: bool = False  # fetch files missing in root, if the source can
-    client_test: Literal["auto", "site", "aligned", "shards", "class_match", "global"] = "auto"  # a client's test rows
-    validation: Annotated[float, Field(ge=0, lt=1)] = 0.0  # share of each client's training samples that is held out
-    partition: PartitionSettings | None = None  # one pool of samples, divided among clients; or
-    silos: Annotated[tuple[Name, ...], Field(min_length=1), AfterValidator(each_once)] | None = (
-        None  # one client per site; only the rank of a client opens its files
-    )
-    share_label_counts: bool = True  # of each site, with all ranks; false: its number of samples alone
-    audit: bool = True  # of silos: each rank but the server writes what has left it, with its SHA-256
-    share_ranks: bool = False  # whether a rank may open the files of several silos; one process alone opens all
-
-    @model_validator(mode="after")
-    def _one_origin_of_clients(self) -> "DataSettings":
-        if (self.partition is None) == (self.silos is None):
-            got = "got neither" if self.partition is None else "got both (set one to null)"
-            raise ValueError(f"needs either partition: {{scheme, clients}} or silos: [names]; {got}")
-        if not self.silos and not self.share_label_counts:
-            raise ValueError(
-                "share_label_counts: false goes with silos; with a partition all ranks hold all data; leave it out"
-            )
-        if self.silos and self.client_test != "auto":
-            raise ValueError(
-                f"client_test: {self.client_test} does not go with silos, whose files say it; leave it out"
-            )
-        return self
+Analysis = Literal["losses", "drift", "knowledge", "contribution"]  # engine/probes
 
 
 class ModelSettings(OpenSection):
-    name: Name
+    name: Name  # `fedmpi list models`, or file.py:function; the other keys are its own options
 
 
 class TaskSettings(OpenSection):
-    name: Name = "classification"
+    name: Name = "classification"  # `fedmpi list tasks`, or file.py:Class; the other keys are its own options
 
 
 class MethodSettings(OpenSection):
-    name: Name
-
-
-class TrainSettings(Section):
-    epochs: Annotated[int, Field(ge=0, le=100_000)] = 1  # passes over a client's samples in a round
-    batch_size: Count | Literal["full"] = 50  # samples
-    lr: NonNegative = 0.01
-    momentum: Fading = 0.9
-    weight_decay: NonNegative = 0.0  # coupled, as in SGD
-    schedule: Literal["constant", "exponential", "cosine", "step"] = "constant"  # of lr, over rounds
-    # factor of exponential (per round) and step (at 1/2 and 3/4); null: 0.99 and 0.1
-    decay: Annotated[float, Field(gt=0, le=1)] | None = None
-    warmup_rounds: Rounds = 0  # lr rises linearly from 0 over so many rounds
-    drop_last: bool = False  # leave out the last batch of an epoch if it is smaller
-
-    @model_validator(mode="after")
-    def _decay_of_what(self) -> "TrainSettings":
-        if self.decay is not None and self.schedule not in ("exponential", "step"):
-            raise ValueError(
-                f"decay: {self.decay:g} has no effect with schedule: {self.schedule}; take schedule: exponential or "
-                "step, or leave decay out"
-            )
-        return self
+    name: Name  # `fedmpi list methods`, or file.py:Class; the other keys are its own options
 
 
 class CohortSettings(Section):
     fraction: Annotated[float, Field(gt=0, le=1)] = 1.0  # of the clients, drawn each round
-    placement: Literal["balanced", "pinned"] = "balanced"  # which rank trains whom
-    weighting: Literal["samples", "uniform"] = "samples"  # p_k in the aggregate
+    placement: Literal["balanced", "pinned"] = "balanced"  # which rank trains whom; balanced: by what they took
+    replay: Place | None = None  # the placement.jsonl of a run, by which this one places on the same ranks
+    # p_k in the aggregate: by training samples, or all clients of the cohort alike
+    weighting: Literal["samples", "uniform"] = "samples"
 
 
 class RuleSettings(OpenSection):
-    name: Name = "auto"  # auto = the method's own
+    # `fedmpi list rules`, or file.py:function; auto: the method's own. A bare text in place of the section is this name
+    name: Name = "auto"
     # layout groups to which the rule applies, the others take the mean; null: all groups
     groups: Annotated[list[Name], Field(min_length=1)] | None = None
 
@@ -135,27 +98,33 @@ class RuleSettings(OpenSection):
 
 
 class ServerSettings(Section):
-    rule: RuleSettings = RuleSettings()
+    rule: RuleSettings = RuleSettings()  # how the cohort's updates become one
     optim: Literal["sgd", "momentum", "adam", "yogi", "adagrad"] = "sgd"  # turns the direction into a step
-    lr: NonNegative = 1.0
+    lr: NonNegative = 1.0  # of the server's step; 1 with sgd: the aggregate itself
     momentum: Fading = 0.9  # of optim: momentum
-    beta1: Fading = 0.9  # of adam, yogi, adagrad
-    beta2: Fading = 0.99  # of adam, yogi
-    eps: Annotated[float, Field(gt=0, le=1)] = 1e-3  # of adam, yogi, adagrad (tau in Reddi et al. 2021)
+    nesterov: bool = False  # of optim: momentum: the step looks ahead, along direction + momentum x velocity
+    beta1: Fading = 0.9  # of adam, yogi, adagrad: weight of the past in the mean
+    beta2: Fading = 0.99  # of adam, yogi: weight of the past in the mean of squares
+    eps: Annotated[float, Field(gt=0, le=1)] = (
+        1e-3  # of adam, yogi, adagrad: added to the root (tau in Reddi et al. 2021)
+    )
     trains: bool = False  # rank 0 trains clients too
     placement: Literal["root", "sharded"] = "root"  # who holds the uploads: rank 0, or every rank some columns of them
 
-
-class EvaluateSettings(Section):
-    every: Count = 1  # rounds; the last round is always evaluated
-    protocol: Annotated[tuple[Protocol, ...], Field(min_length=1), AfterValidator(each_once)] = ("global",)
-    batch_size: Count = 100  # samples
+    @model_validator(mode="after")
+    def _nesterov_of_what(self) -> "ServerSettings":
+        if self.nesterov and (self.optim != "momentum" or not self.momentum):
+            have = f"optim: {self.optim}, momentum: {self.momentum:g}"
+            raise ValueError(f"nesterov: true needs optim: momentum with momentum > 0, not {have}; or set it to false")
+        return self
 
 
 class CommSettings(Section):
-    backend: Literal["auto", "nccl", "gloo", "mpi"] = "auto"
-    start_timeout_s: Seconds = 300
-    round_timeout_s: Seconds = 1800
+    backend: Literal["auto", "nccl", "gloo", "mpi"] = (
+        "auto"  # auto: nccl where each rank has a GPU of its own, else gloo
+    )
+    start_timeout_s: Seconds = 300  # how long ranks wait for all to come
+    round_timeout_s: Seconds = 1800  # how long a rank waits for a message within a round
     wire: WireSettings = WireSettings()  # formats of what travels; `wire: bf16` is that of uploads
 
 
@@ -164,7 +133,7 @@ class FaultSettings(Section):
 
     # norm of an update beyond which it is bad; auto: 1,000 x the median of the cohort's; null: any
     max_norm: Annotated[float, Field(gt=0)] | Literal["auto"] | None = "auto"
-    # drop: the round goes on without that client, as if it had not taken part; not finite is bad, too
+    # drop: the round goes on without that client, as if it had not taken part; not finite is bad, too;
     # clip: dw is scaled to max_norm, the rest of the upload stays as it is; what is not finite is dropped
     on_bad_update: Literal["abort", "drop", "clip"] = "abort"
     on_client_error: Literal["abort", "drop"] = "abort"  # out of memory, a bad sample, an error in a plug-in
@@ -182,9 +151,9 @@ class FaultSettings(Section):
 
 
 class ComputeSettings(Section):
-    device: Literal["auto", "cpu", "cuda"] = "auto"
-    precision: Literal["fp32", "bf16"] = "fp32"
-    channels_last: bool = True
+    device: Literal["auto", "cpu", "cuda"] = "auto"  # auto: a GPU where there is one
+    precision: Literal["fp32", "bf16"] = "fp32"  # of passes; bf16: autocast, the weights stay as they are
+    channels_last: bool = True  # layout of pictures and convolutions in memory
     compile: bool = False  # by torch.compile; other last bits; passes that give features stay as they are
     deterministic: bool = False  # deterministic kernels only, on GPUs
     # clients that a rank trains at once, where method and model allow it; auto: as many as caches hold. They change the
@@ -200,6 +169,13 @@ class CheckpointSettings(Section):
     changes: Literal["refuse", "accept"] = "refuse"  # to settings, code or data, when a run goes on
 
 
+class RecordSettings(Section):
+    # what updates.jsonl says of each round's updates. norms: how long they are, which is known anyway, and, where the
+    # server's rule forms their Gram matrix, cosines and spectrum; gram: these in any case: rank 0 (or with
+    # server.placement: sharded all ranks) then holds all rows, and forms the matrix
+    updates: Literal[False, "norms", "gram"] = "norms"
+
+
 class StateSettings(Section):
     # GiB of client state that a rank holds; the rest lies in files. null: all of it
     memory: Annotated[float, Field(gt=0)] | None = None
@@ -209,24 +185,32 @@ class Settings(Section):
     """All of a run's settings; made by `fedmpi.config.load`."""
 
     name: DirectoryName = "run"  # the run directory is output/name
-    seed: Annotated[int, Field(ge=0, le=LARGEST)] = 0
+    seed: Annotated[int, Field(ge=0, le=LARGEST)] = (
+        0  # of everything that is drawn: partition, weights, cohorts, batches
+    )
     rounds: Rounds = 20  # 0: only evaluate the initial model
-    output: Place = Path("runs")
+    output: Place = Path("runs")  # where run directories are made
     output_mode: Literal["umask", "private"] = "umask"  # private: nobody else may read the run
-    data: DataSettings
-    model: ModelSettings
-    init: InitSettings = InitSettings()
-    task: TaskSettings = TaskSettings()
-    method: MethodSettings
-    train: TrainSettings = TrainSettings()
-    cohort: CohortSettings = CohortSettings()
-    server: ServerSettings = ServerSettings()
-    evaluate: EvaluateSettings = EvaluateSettings()
-    comm: CommSettings = CommSettings()
-    compute: ComputeSettings = ComputeSettings()
+    timeline: bool = True  # each rank writes what it did when (fedmpi analyse timeline)
+    record: RecordSettings = RecordSettings()  # what is written down of the training itself
+    report: bool = True  # rank 0 ends with report.html, a page of all that was recorded (fedmpi report)
+    track: tuple[Hearer, ...] = ()  # `fedmpi list trackers`: who else hears of each round
+    callbacks: tuple[Hearer, ...] = ()  # file.py:Class: your own code hears of each round (docs/campaigns.md)
+    data: DataSettings  # where samples come from, and whose they are
+    model: ModelSettings  # the architecture
+    init: InitSettings = InitSettings()  # given weights to start from
+    task: TaskSettings = TaskSettings()  # what is learned: the loss and the metrics
+    method: MethodSettings  # what clients and server do
+    train: TrainSettings = TrainSettings()  # what a client does in a round (docs/training.md)
+    cohort: CohortSettings = CohortSettings()  # who takes part, where, with which weight
+    server: ServerSettings = ServerSettings()  # how uploads become a step
+    evaluate: EvaluateSettings = EvaluateSettings()  # how good the model is, and which one is the best
+    analysis: tuple[Analysis, ...] = ()  # what else is measured in rounds that are evaluated (docs/analysis.md)
+    comm: CommSettings = CommSettings()  # how ranks talk
+    compute: ComputeSettings = ComputeSettings()  # on what, and how
     faults: FaultSettings = FaultSettings()
-    checkpoint: CheckpointSettings = CheckpointSettings()
-    state: StateSettings = StateSettings()
+    checkpoint: CheckpointSettings = CheckpointSettings()  # what it takes to go on
+    state: StateSettings = StateSettings()  # where what clients keep lies
 
     _origins: dict[str, str] = PrivateAttr(default_factory=dict)
     _file: str = PrivateAttr("")  # the config itself
@@ -237,6 +221,15 @@ class Settings(Section):
             raise ValueError(
                 f"train.warmup_rounds: {self.train.warmup_rounds} are not fewer than rounds: {self.rounds}, so lr "
                 "would never be reached; lower one or raise the other"
+            )
+        return self
+
+    @model_validator(mode="after")
+    def _best_on_what(self) -> "Settings":
+        if self.evaluate.best.metric is not None and not self.data.validation:
+            raise ValueError(
+                f"evaluate.best.metric: {self.evaluate.best.metric} is measured on validation rows; there are none: "
+                "set data.validation: 0.1, say"
             )
         return self
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar
 
-from pydantic import BaseModel, ConfigDict, create_model, model_validator
+from pydantic import BaseModel, ConfigDict, Field, create_model, model_validator
 
 from fedmpi.config.values import Place
 
@@ -49,6 +49,9 @@ class OpenSection(BaseModel):
         return tuple(type(self).model_fields)
 
 
+FROM = "a run directory, or a file of safetensors under state_dict names; null: weights are drawn"
+
+
 class Init(Section):
     """Given weights to start from, `from`: a run directory, or a file of safetensors under state_dict names."""
 
@@ -63,4 +66,6 @@ class Init(Section):
 if TYPE_CHECKING:
     InitSettings = Init
 else:
-    InitSettings = create_model("InitSettings", __base__=Init, **{"from": (Place | None, None)})
+    InitSettings = create_model(
+        "InitSettings", __base__=Init, **{"from": (Place | None, Field(None, description=FROM))}
+    )

@@ -58,7 +58,25 @@ def _directory_name(name: str) -> str:
     return name
 
 
+def _augmentation(item: Any) -> Any:
+    return _named(item, "an operation", "flip, {crop: 4}, {crop: {padding: 4, mode: reflect}}")
+
+
+def _hearer(item: Any) -> Any:
+    return _named(item, "one", "tensorboard, {wandb: {project: mine}}, {mine.py:Watch: {every: 5}}")
+
+
+def _named(item: Any, what: str, such: str) -> Any:
+    name = item if isinstance(item, str) else next(iter(item)) if isinstance(item, dict) and len(item) == 1 else ""
+    if not name:
+        raise ValueError(f"{show(item)} is not allowed; {what} is a name, or one name with its options: {such}")
+    _plain(name)
+    return item
+
+
 Name = Annotated[str, Field(min_length=1), AfterValidator(_plain)]
+Augmentation = Annotated[Any, AfterValidator(_augmentation)]
+Hearer = Annotated[Any, AfterValidator(_hearer)]
 Protocol = Annotated[str, AfterValidator(_protocol)]
 Place = Annotated[Path, AfterValidator(_at_home)]
 DirectoryName = Annotated[str, AfterValidator(_directory_name)]

@@ -16,7 +16,7 @@ class Down(ShortSection):
     """What the server sends. int8, topk: of the difference to what was sent before."""
 
     short = "name"
-    name: FormatName = "fp32"
+    name: FormatName = "fp32"  # the format (docs/wire.md)
     # of topk: the share of the entries that travels, by default 0.01; they take 8 bytes each, so that 1/2 saves nothing
     fraction: Annotated[float, Field(gt=0, lt=0.5)] | None = None
 
@@ -30,7 +30,7 @@ class Down(ShortSection):
 class Up(Down):
     """What clients send. With error feedback a client keeps what the format left out, and adds it the next time."""
 
-    feedback: bool = True
+    feedback: bool = True  # whether a client adds what the format left out the next time
 
     @model_validator(mode="after")
     def _feedback_of_what(self) -> Up:

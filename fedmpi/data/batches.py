@@ -5,11 +5,19 @@ The permutation is drawn on the CPU, so that every device sees the same order.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
+from contextlib import AbstractContextManager, closing, nullcontext
 from dataclasses import dataclass
+from math import prod
+from typing import Any
 
 import torch
 from torch import Tensor
+
+from fedmpi.common.inputs import Inputs, join
+from fedmpi.data.layout import stored_channels_last
+from fedmpi.data.pictures import Pictures
+from fedmpi.data.streaming.stream import Stream, in_turn
 
 AHEAD = 1 << 18  # bytes
 ALIGNED = 64  # bytes; torch's allocator gives no other addresses
@@ -19,12 +27,17 @@ ALIGNED = 64  # bytes; torch's allocator gives no other addresses
 class Shard:
     """Rows `index` of x and y; x and y may be shared with other shards. The index stays on the CPU."""
 
-    x: Tensor
+    x: Any  # (n, ...) tensor; Pictures; or Inputs: several under names
     y: Tensor
     index: Tensor  # (n,) int64
 
     def __len__(self) -> int:
-        return len(self.index)
+        return self.index.shape[0]  # len of a tensor goes a long way
+
+    @property
+    def draws(self) -> int:
+        """Uniform numbers that the augmentation of one sample takes."""
+        return self.x.look.columns if isinstance(self.x, Pictures) else 0
 
 
 def batches(
@@ -33,59 +46,91 @@ def batches(
     generator: torch.Generator | None,
     drop_last: bool = False,
     views: bool = False,
-) -> Iterator[tuple[Tensor, Tensor]]:
+    augment: torch.Generator | None = None,
+) -> Iterator[tuple[Any, Tensor]]:
     """One epoch of (x, y), `size` rows each; the last, partial batch is kept unless drop_last.
 
     size None: all rows at once. generator None (evaluation) and size None keep the order of the index and draw nothing.
     With drop_last a shard smaller than `size` gives no batch: its client makes no step and its update is zero.
     views: x may be a view of the shard's, where rows follow one another; not to be written to.
+    augment: pictures are changed as `data.augment` says, by numbers drawn from this generator.
     """
     n = len(shard)
     index = order(shard, size, generator).to(shard.x.device)  # once an epoch, not once a batch
     step = size or max(n, 1)
     stop = n - n % step if drop_last else n
-    blocks = stored_channels_last(shard.x)
-    x = shard.x.permute(0, 2, 3, 1) if blocks else shard.x
-    first = _first(index) if views else None
+    first = _first(index) if views and isinstance(shard.x, Tensor) else None
     if first is not None:
-        yield from _in_place(x, shard.y, index[:stop], first, step, blocks)
+        assert isinstance(shard.x, Tensor)
+        yield from _in_place(shard.x, shard.y, index[:stop], first, step)
         return
-    ahead = _ahead(x, step)
-    for begin in range(0, stop, ahead):
-        rows = index[begin : min(begin + ahead, stop)]
-        found, y = x.index_select(0, rows), shard.y.index_select(0, rows)
-        found = found.permute(0, 3, 1, 2) if blocks else found
-        if len(rows) <= step:
-            yield found, y
-            continue
-        for start in range(0, len(rows), step):
-            yield found[start : start + step], y[start : start + step]
+    u, ahead = drawn(shard, augment), _ahead(shard.x, step)
+    with _reading(shard.x, index[:stop], ahead) as read:
+        for begin in range(0, stop, ahead):
+            rows = index[begin : min(begin + ahead, stop)]
+            many = rows.shape[0]
+            v = None if u is None else u[begin : begin + many]
+            found = gather(shard.x, rows, v) if read is None else shard.x.shown(next(read), v)
+            y = shard.y.index_select(0, rows)
+            if many <= step:
+                yield found, y
+                continue
+            for start in range(0, many, step):
+                yield found[start : start + step], y[start : start + step]
+
+
+def _reading(x: Any, index: Tensor, many: int) -> AbstractContextManager[Iterator[Tensor] | None]:
+    """What lies on disk, `many` rows at a time, read ahead; None of what is in memory."""
+    if isinstance(x, Pictures) and isinstance(x.stored, Stream):
+        return closing(in_turn(x.raw, index.split(many)))
+    return nullcontext()
+
+
+def grouped(drawn: Iterable[tuple[Tensor, Tensor]], many: int) -> Iterator[tuple[Tensor, Tensor]]:
+    """Batches, `many` at a time in one; an incomplete group is left out unless it is the only one."""
+    held: list[tuple[Tensor, Tensor]] = []
+    groups = 0
+    for batch in drawn:
+        held.append(batch)
+        if len(held) == many:
+            yield join([x for x, _ in held]), torch.cat([y for _, y in held])
+            held, groups = [], groups + 1
+    if held and not groups:
+        yield join([x for x, _ in held]), torch.cat([y for _, y in held])
 
 
 def order(shard: Shard, size: int | None, generator: torch.Generator | None) -> Tensor:
     """(n,) the rows of one epoch, in the order in which `batches` cuts them up."""
     if size is None or generator is None:
         return shard.index
-    return shard.index[torch.randperm(len(shard), generator=generator)]
+    return shard.index.index_select(0, torch.randperm(len(shard), generator=generator))
 
 
-def _ahead(x: Tensor, step: int) -> int:
+def drawn(shard: Shard, augment: torch.Generator | None) -> Tensor | None:
+    """(n, columns) uniform in [0, 1): what the augmentation of one epoch draws, row i for the sample that comes as the
+    i-th; None where there is none."""
+    if augment is None or not shard.draws:
+        return None
+    return torch.rand(len(shard), shard.draws, generator=augment).to(shard.x.device)
+
+
+def _ahead(x: Any, step: int) -> int:
     """How many rows are read at once: small batches come in one piece of memory, each of them aligned like its own."""
-    size = step * x[:1].numel() * x.element_size()
+    if isinstance(x, Inputs):
+        return step
+    size = step * prod(x.shape[1:]) * x.dtype.itemsize
     return step * max(AHEAD // size, 1) if size and size % ALIGNED == 0 else step
 
 
-def _in_place(
-    x: Tensor, y: Tensor, index: Tensor, first: int, step: int, blocks: bool
-) -> Iterator[tuple[Tensor, Tensor]]:
+def _in_place(x: Tensor, y: Tensor, index: Tensor, first: int, step: int) -> Iterator[tuple[Tensor, Tensor]]:
     """Batches of rows that follow one another from `first` on: views, where data lie as a copy's would."""
     for start in range(0, len(index), step):
         rows = index[start : start + step]
         found = x[first + start : first + start + len(rows)]
         # Kernels sum in another order where data do not begin at a multiple of 64 bytes, as those of any tensor do.
         if found.data_ptr() % ALIGNED:
-            found = x.index_select(0, rows)
-        yield found.permute(0, 3, 1, 2) if blocks else found, y.index_select(0, rows)
+            found = gather(x, rows)
+        yield found, y.index_select(0, rows)
 
 
 def _first(index: Tensor) -> int | None:
@@ -96,13 +141,13 @@ def _first(index: Tensor) -> int | None:
     return first if bool((index == torch.arange(first, first + len(index), device=index.device)).all()) else None
 
 
-def gather(x: Tensor, rows: Tensor) -> Tensor:
-    """x[rows]; images stored as (n, H, W, C) blocks are gathered as such, so that the result is channels_last, too."""
+def gather(x: Any, rows: Tensor, u: Tensor | None = None) -> Tensor:
+    """x[rows]; images stored as (n, H, W, C) blocks are gathered as such, so that the result is channels_last, too.
+
+    u: (B, columns), the rows that `drawn` gave for these samples.
+    """
+    if isinstance(x, Pictures):
+        return x.read(rows, u)
     if stored_channels_last(x):
         return x.permute(0, 2, 3, 1).index_select(0, rows).permute(0, 3, 1, 2)
     return x.index_select(0, rows)
-
-
-def stored_channels_last(x: Tensor) -> bool:
-    """Whether x is channels_last by its strides, as convolutions see it: one channel is contiguous in both formats."""
-    return x.ndim == 4 and x.stride(1) == 1 and x.permute(0, 2, 3, 1).is_contiguous()

@@ -6,8 +6,8 @@ class_match  all test rows of the classes it trains on
 aligned      of class c  min(t_c, floor(1000 n_kc / n_k))  rows, without replacement; clients overlap (FedSOL 2024)
 global       the whole test part
 site         the test rows of its site
-auto         site if clients are sites and the data set knows the sites of the test rows; else aligned, or global for
-             regression
+auto         site if clients are sites and the data set knows the sites of the test rows; else aligned, or global where
+             targets are no class numbers
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from torch import Tensor
 from fedmpi.common import seeds
 from fedmpi.common.errors import UserError
 from fedmpi.data.dataset import Dataset
-from fedmpi.data.shards import deal
+from fedmpi.data.partitions.shards import deal
 
 ClientTest = Literal["auto", "site", "aligned", "shards", "class_match", "global"]
 ALIGNED_SIZE = 1000  # FedSOL's choice; a class of share n_kc / n_k gets that share of it
@@ -33,31 +33,34 @@ def client_tests(
     dataset: Dataset,
     counts: np.ndarray,
     client_test: ClientTest,
-    by_site: bool,
+    at: np.ndarray | None,
     seed: int,
     names: np.ndarray | None = None,
 ) -> list[Tensor]:
     """Test indices (t_k,) of every client.
 
-    counts: (N, classes) training labels; by_site: client k is site k; names: (N, s) the class of each training shard,
-    where clients hold shards. Raises UserError if the data do not allow `client_test`.
+    counts: (N, classes) training labels; at: (N,) its site, if it has one; names: (N, s) the class of each training
+    shard, where clients hold shards. Raises UserError if the data do not allow `client_test`.
     """
     if client_test not in get_args(ClientTest):
         raise UserError(f"data.client_test is {client_test!r}; allowed: {', '.join(get_args(ClientTest))}")
-    regression = dataset.train_y.is_floating_point()
+    regression = not dataset.labelled
     if client_test == "auto":
-        known = by_site and dataset.test_site is not None
+        known = at is not None and dataset.test_site is not None
         client_test = "site" if known else "global" if regression else "aligned"
     if client_test == "global":
         return [torch.arange(len(dataset.test_y))] * len(counts)
     if client_test == "site":
-        if not by_site or dataset.test_site is None:
+        if at is None or dataset.test_site is None:
             raise UserError(
-                "data.client_test: site needs partition scheme site and a data set with test_site; take aligned"
+                "data.client_test: site needs partition scheme site or domain, and a data set with test_site; take "
+                "aligned"
             )
-        return [torch.nonzero(dataset.test_site == k).flatten() for k in range(len(counts))]
+        return [torch.nonzero(dataset.test_site == k).flatten() for k in at.tolist()]
     if regression:
-        raise UserError(f"data.client_test: {client_test} selects by class, but the targets are numbers; take global")
+        raise UserError(
+            f"data.client_test: {client_test} selects by class, but targets are no class numbers; take global"
+        )
     if client_test == "shards":
         if names is None:
             raise UserError(

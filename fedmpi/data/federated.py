@@ -18,10 +18,17 @@ from torch import Tensor
 from fedmpi.common import registry, seeds
 from fedmpi.common.blame import told
 from fedmpi.common.errors import UserError
-from fedmpi.data import partition, shards
-from fedmpi.data.batches import Shard, stored_channels_last
+from fedmpi.common.inputs import Shape, Type
+from fedmpi.data.batches import Shard
 from fedmpi.data.client_test import ClientTest, client_tests
-from fedmpi.data.dataset import Dataset
+from fedmpi.data.dataset import Dataset, is_labels
+from fedmpi.data.layout import laid_out
+from fedmpi.data.partitions import KIND
+from fedmpi.data.partitions.given import file
+from fedmpi.data.partitions.noise import feature_noise, noisy
+from fedmpi.data.partitions.shards import label_matrix, shards
+from fedmpi.data.partitions.sites import domain, site
+from fedmpi.data.pictures import FLOATS, Pictures
 
 
 @dataclass(frozen=True, eq=False)
@@ -29,11 +36,14 @@ class Federated:
     """The data of N clients as one rank sees them."""
 
     classes: int
-    input_shape: tuple[int, ...]
+    input_shape: Shape
+    x_dtype: Type  # of the samples
+    target_shape: tuple[int, ...]  # of one sample
+    target_dtype: torch.dtype
     clients: int
     train_sizes: np.ndarray  # (N,) int64
     test_sizes: np.ndarray  # (N,) int64
-    label_counts: np.ndarray  # (N, classes) int64, training part; zeros for regression
+    label_counts: np.ndarray  # (N, classes) int64, training part; zeros where targets are no class numbers
     train: Mapping[int, Shard]  # of the clients this rank can train
     test: Mapping[int, Shard]  # their own test splits; one may be empty
     global_test: Shard | None  # None in silo mode: no rank sees it
@@ -41,32 +51,36 @@ class Federated:
     site_names: tuple[str, ...] = ()
     counts_shared: bool = True  # False: label_counts holds this rank's own clients alone, zeros for the others
     validation: Mapping[int, Shard] = field(default_factory=dict)  # held out of train, if data.validation > 0
+    validation_sizes: np.ndarray = field(default_factory=lambda: np.zeros(0, dtype=np.int64))  # (N,), if so
 
     def shared_counts(self) -> np.ndarray | None:
         """label_counts, where all ranks know all of it."""
         return self.label_counts if self.counts_shared else None
 
-    @property
-    def x_dtype(self) -> torch.dtype | None:
-        """Type of the samples; None on a rank that sees none."""
-        seen = [*self.train.values(), *self.test.values()]
-        return seen[0].x.dtype if seen else None
+    def two_targets(self) -> Tensor:
+        """(2, ...) targets as the data have them: zeros; the first two classes."""
+        y = torch.zeros(2, *self.target_shape, dtype=self.target_dtype)
+        return torch.arange(2) if is_labels(y) and self.classes > 1 else y
 
     def to(self, device: torch.device | str, channels_last: bool = False) -> Federated:
         """The same federation with x and y on `device`, each tensor moved once however many shards share it.
 
-        channels_last: images are stored as (n, H, W, C) blocks and shown as (n, C, H, W) views.
+        channels_last: images are stored as (n, H, W, C) blocks and shown as (n, C, H, W) views. Test pictures become
+        floats, unless they are many: they are looked at often, and always in the same way.
         """
-        moved: dict[int, Tensor] = {}
+        moved: dict[int, Any] = {}
+        trained = {id(shard.x) for shard in self.train.values()}
 
-        def move(tensor: Tensor) -> Tensor:
-            if id(tensor) not in moved:
-                new = tensor.to(device)
-                if new.ndim == 4 and stored_channels_last(new) != channels_last:
-                    # clone, not to(): the latter leaves one-channel images as they are, see stored_channels_last
-                    new = new.clone(memory_format=torch.channels_last if channels_last else torch.contiguous_format)
-                moved[id(tensor)] = new
-            return moved[id(tensor)]
+        def move(x: Any) -> Any:
+            if id(x) not in moved:
+                if isinstance(x, Pictures):
+                    new = x.to(device, channels_last)
+                    seldom = id(x) in trained or 4 * new.shape.numel() > FLOATS
+                    moved[id(x)] = new if seldom else new.floats()
+                else:
+                    new = x.to(device)
+                    moved[id(x)] = laid_out(new, channels_last) if isinstance(new, Tensor) else new
+            return moved[id(x)]
 
         def shard(old: Shard) -> Shard:
             return Shard(move(old.x), move(old.y), old.index)
@@ -85,42 +99,50 @@ def split(
 ) -> Federated:
     """Divide a data set among clients.
 
-    scheme: a name in data/partition.py, path/to/file.py:function or package.module:function; options: of the scheme.
+    scheme: a name in data/partitions, path/to/file.py:function or package.module:function; options: of the scheme.
     clients None: as many as there are sites (scheme site only).
     client_test: how a client's own test rows are chosen, see client_test.py.
     Raises UserError if the data do not allow this division.
     """
-    made = registry.make(partition.KIND, registry.Chosen(scheme, options))
+    made = registry.make(KIND, registry.Chosen(scheme, options))
     cut = made.func
     labels = dataset.train_y.numpy().copy()  # a scheme may be the user's own: what it writes to is not the data set
     labels.flags.writeable = False
-    by_site = cut is partition.site
-    keys = _sites(dataset) if by_site else labels
-    if clients is None:
-        if not by_site:
-            raise UserError(f"data.partition: scheme {scheme} needs `clients`, the number of clients")
+    keys = _sites(dataset, scheme) if cut in (site, domain) else labels
+    if clients is None and cut is site:
         clients = len(dataset.site_names) or int(keys.max()) + 1
-    if clients < 1:
+    if clients is None and cut is not file:
+        raise UserError(f"data.partition: scheme {scheme} needs `clients`, the number of clients")
+    if clients is not None and clients < 1:
         raise UserError(f"data.partition: clients={clients}; at least 1 is needed")
     parts = _checked(made(keys, clients, seeds.numpy_rng(seed, "partition")), len(labels), clients, scheme, cut)
+    clients = len(parts)
+    if cut is feature_noise:
+        x = dataset.train_x.floats() if isinstance(dataset.train_x, Pictures) else dataset.train_x
+        dataset = replace(dataset, train_x=noisy(x, parts, seed, **made.keywords))
 
     _warn_of_absent_classes(dataset)
     counts = np.stack([count_labels(dataset.train_y[torch.from_numpy(part)], dataset.classes) for part in parts])
-    dealt = client_test == "shards" and cut is shards.shards and not made.keywords.get("sorted")
+    at = np.array([keys[part[0]] for part in parts]) if cut in (site, domain) else None  # the site of each client
+    dealt = client_test == "shards" and cut is shards and not made.keywords.get("sorted")
     names = _label_matrix(labels, clients, seed, **made.keywords) if dealt else None
-    tests = client_tests(dataset, counts, client_test, by_site, seed, names)
+    tests = client_tests(dataset, counts, client_test, at, seed, names)
+    global_x = dataset.test_x if dataset.global_x is None else dataset.global_x
     return Federated(
         classes=dataset.classes,
         input_shape=dataset.input_shape,
+        x_dtype=dataset.train_x.dtype,
+        target_shape=tuple(dataset.train_y.shape[1:]),
+        target_dtype=dataset.train_y.dtype,
         clients=clients,
         train_sizes=np.array([len(part) for part in parts], dtype=np.int64),
         test_sizes=np.array([len(index) for index in tests], dtype=np.int64),
         label_counts=counts,
         train={k: Shard(dataset.train_x, dataset.train_y, torch.from_numpy(part)) for k, part in enumerate(parts)},
         test={k: Shard(dataset.test_x, dataset.test_y, index) for k, index in enumerate(tests)},
-        global_test=Shard(dataset.test_x, dataset.test_y, torch.arange(len(dataset.test_x))),
+        global_test=Shard(global_x, dataset.test_y, torch.arange(len(global_x))),
         parts=parts,
-        site_names=dataset.site_names if by_site else (),
+        site_names=tuple(dataset.site_names[k] for k in at) if at is not None and dataset.site_names else (),
     )
 
 
@@ -130,12 +152,12 @@ def _label_matrix(
     """(N, s) the class of each shard that the partition scheme `shards` dealt, drawn again from the same seed."""
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # the same warning was given when the shards were dealt
-        return shards.label_matrix(labels, clients, seeds.numpy_rng(seed, "partition"), s, distinct)
+        return label_matrix(labels, clients, seeds.numpy_rng(seed, "partition"), s, distinct)
 
 
 def count_labels(y: Tensor, classes: int) -> np.ndarray:
-    """(classes,) int64: how often each class occurs; zeros for float targets."""
-    if y.is_floating_point():
+    """(classes,) int64: how often each class occurs; zeros where targets are no class numbers."""
+    if not is_labels(y) or classes == 1:
         return np.zeros(classes, dtype=np.int64)
     return torch.bincount(y, minlength=classes).numpy()
 
@@ -143,7 +165,7 @@ def count_labels(y: Tensor, classes: int) -> np.ndarray:
 def _warn_of_absent_classes(dataset: Dataset) -> None:
     """A gap in the labels, or an empty class folder, makes an output that nothing is learned for."""
     absent = np.flatnonzero(count_labels(dataset.train_y, dataset.classes) == 0)
-    if len(absent) and dataset.classes > 1:
+    if len(absent) and dataset.labelled:
         shown = ", ".join(map(str, absent[:5])) + (", ..." if len(absent) > 5 else "")
         warnings.warn(
             f"data: no training sample is of class {shown}, though there are {dataset.classes} classes; number the "
@@ -152,22 +174,22 @@ def _warn_of_absent_classes(dataset: Dataset) -> None:
         )
 
 
-def _sites(dataset: Dataset) -> np.ndarray:
+def _sites(dataset: Dataset, scheme: str) -> np.ndarray:
     if dataset.site is None:
         raise UserError(
-            "data.partition: scheme site needs a data set that says whose each sample is, and this one does not "
+            f"data.partition: scheme {scheme} needs a data set that says whose each sample is, and this one does not "
             "(Dataset.site is None); take iid, shards or dirichlet"
         )
     return dataset.site.numpy()
 
 
-def _checked(given: Any, samples: int, clients: int, scheme: str, cut: Any) -> list[np.ndarray]:
+def _checked(given: Any, samples: int, clients: int | None, scheme: str, cut: Any) -> list[np.ndarray]:
     """The parts, sorted and checked, as the partition may be the user's own. It may leave samples out."""
     where = f"data.partition: scheme {scheme}"
     if not isinstance(given, Iterable) or isinstance(given, (str, Mapping)):
-        raise told(f"{where} returned {type(given).__name__}; it must return a list of {clients} index arrays", cut)
+        raise told(f"{where} returned {type(given).__name__}; it must return a list of index arrays, one a client", cut)
     parts = [_part(f"{where} gave client {k}", part, samples, cut) for k, part in enumerate(given)]
-    if len(parts) != clients:
+    if clients is not None and len(parts) != clients:
         raise told(f"{where} returned {len(parts)} index arrays for clients={clients}", cut)
     for k, part in enumerate(parts):
         if len(part) == 0:

@@ -6,7 +6,9 @@ those agree, label counts (`label_table`). `silo_federation` makes the Federated
 
 from __future__ import annotations
 
+import hashlib
 import inspect
+import json
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -15,11 +17,17 @@ import numpy as np
 import torch
 
 from fedmpi.common.errors import UserError
+from fedmpi.common.inputs import Shape, Type, from_text, to_text
 from fedmpi.data.dataset import Dataset
 from fedmpi.data.federated import Federated, Shard, count_labels
 
-MAX_DIMS = 8
-COLUMNS = ("client", "n_train", "n_test", "classes", "ndim", *tuple(f"dim{i}" for i in range(MAX_DIMS)))
+COLUMNS = (
+    *("client", "n_train", "n_test", "classes", "digest of names"),
+    "shapes and types of a sample and its target",
+)
+CLASSES, DIGEST = 3, 4
+NUMBERS, TEXT = 5, 512  # columns that are numbers; bytes of the text behind them, 8 a column
+WIDTH = NUMBERS + TEXT // 8
 
 
 def open_silos(
@@ -37,17 +45,27 @@ def open_silos(
 
 
 def describe(datasets: Mapping[int, Dataset]) -> np.ndarray:
-    """(clients of this rank, 13) int64, columns COLUMNS; the shape of a sample is padded with zeros."""
+    """(clients of this rank, WIDTH) int64: columns COLUMNS, the last of which is JSON, padded with blanks.
+
+    The digest is of `Dataset.meaning`, 0 where the source does not tell it.
+    """
     rows = []
     for k, data in sorted(datasets.items()):
-        shape = data.input_shape
-        if len(shape) > MAX_DIMS:
+        y = data.train_y
+        parts = (to_text(data.input_shape, data.train_x.dtype), to_text(tuple(y.shape[1:]), y.dtype))
+        text = f"[{','.join(parts)}]".encode()
+        if len(text) > TEXT:
             raise UserError(
-                f"data.silos: a sample of client {k} has {len(shape)} dimensions; at most {MAX_DIMS} are allowed"
+                f"data.silos: what a sample of client {k} looks like takes {len(text)} characters, of which {TEXT} are "
+                f"allowed: {text.decode()}; use fewer tensors, or shorter names"
             )
-        padding = (0,) * (MAX_DIMS - len(shape))
-        rows.append((k, len(data.train_y), len(data.test_y), data.classes, len(shape), *shape, *padding))
-    return np.array(rows, dtype=np.int64).reshape(-1, len(COLUMNS))
+        words = np.frombuffer(text.ljust(TEXT), dtype="<i8")
+        rows.append((k, len(y), len(data.test_y), data.classes, _digest(data.meaning), *words.tolist()))
+    return np.array(rows, dtype=np.int64).reshape(-1, WIDTH)
+
+
+def _digest(names: tuple[str, ...]) -> int:
+    return int.from_bytes(hashlib.sha256("\0".join(names).encode()).digest()[:8], "big") >> 1 if names else 0
 
 
 def label_table(datasets: Mapping[int, Dataset], table: np.ndarray, silos: Sequence[str]) -> np.ndarray:
@@ -68,10 +86,15 @@ def silo_federation(
 ) -> Federated:
     """This rank's view. table: all `describe` rows; label_counts: the sum of all `label_table`s."""
     table = _agreed(table, silos)
-    ndim = int(table[0, 4])
+    (shape, dtype), (target_shape, target_dtype) = _seen(table[0])
+    assert isinstance(target_shape, tuple)
+    assert isinstance(target_dtype, torch.dtype)
     return Federated(
         classes=int(table[0, 3]),
-        input_shape=tuple(int(size) for size in table[0, 5 : 5 + ndim]),
+        input_shape=shape,
+        x_dtype=dtype,
+        target_shape=target_shape,
+        target_dtype=target_dtype,
         clients=len(silos),
         train_sizes=table[:, 1].copy(),
         test_sizes=table[:, 2].copy(),
@@ -85,7 +108,7 @@ def silo_federation(
 
 
 def _agreed(table: np.ndarray, silos: Sequence[str]) -> np.ndarray:
-    """The rows by client; UserError unless each client is there once and all agree in classes and shape."""
+    """The rows by client; UserError unless each client is there once and all agree in classes, shapes and types."""
     table = table[np.argsort(table[:, 0], kind="stable")]
     if table[:, 0].tolist() != list(range(len(silos))):
         raise UserError(
@@ -93,14 +116,28 @@ def _agreed(table: np.ndarray, silos: Sequence[str]) -> np.ndarray:
             "opened once"
         )
     for row in table[1:]:
-        if not np.array_equal(row[3:], table[0, 3:]):
+        if row[CLASSES] != table[0, CLASSES] or not np.array_equal(row[NUMBERS:], table[0, NUMBERS:]):
             raise UserError(
                 f"data.silos: {silos[0]} has {_look(table[0])}, {silos[row[0]]} has {_look(row)}; all sites must agree "
                 f"(an option of the source, such as `classes`, may say what a site cannot know alone)"
             )
+        if row[DIGEST] != table[0, DIGEST]:
+            raise UserError(
+                f"data.silos: {silos[0]} and {silos[row[0]]} have as many columns and classes, but of other names, "
+                "or another order; name them in the config (data.features, data.categorical with its values, "
+                "data.class_names, data.alphabet: what the source has of these)"
+            )
     return table
 
 
+def _seen(row: np.ndarray) -> list[tuple[Shape, Type]]:
+    """Shape and type of a sample, and of its target."""
+    text = np.ascontiguousarray(row[NUMBERS:]).astype("<i8").tobytes().decode()
+    return [from_text(json.dumps(part)) for part in json.loads(text)]
+
+
 def _look(row: np.ndarray) -> str:
-    target = "a real-valued target" if row[3] == 1 else f"{row[3]} classes"
-    return f"{target} and samples of shape {tuple(row[5 : 5 + row[4]].tolist())}"
+    (shape, dtype), (target, kind) = _seen(row)
+    usual = dtype is torch.float32 and target == () and kind is (torch.float32 if row[3] == 1 else torch.int64)
+    more = "" if usual else f", {dtype}, and targets of shape {target}, {kind}"
+    return f"{'a real-valued target' if row[3] == 1 else f'{row[3]} classes'} and samples of shape {shape}{more}"

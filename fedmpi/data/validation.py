@@ -33,6 +33,7 @@ def hold_out(data: Federated, share: float, seed: int) -> Federated:
         validation[client] = Shard(shard.x, shard.y, shard.index[order[:cut].sort().values])
         train[client] = Shard(shard.x, shard.y, shard.index[order[cut:].sort().values])
         counts[client] = count_labels(shard.y[train[client].index], data.classes)
-    sizes = np.array([n - held_out(int(n), share) for n in data.train_sizes], dtype=np.int64)
+    held = np.array([held_out(int(n), share) for n in data.train_sizes], dtype=np.int64)
     parts = None if data.parts is None else [train[k].index.numpy() for k in range(data.clients)]
-    return replace(data, train=train, validation=validation, train_sizes=sizes, label_counts=counts, parts=parts)
+    left = replace(data, train_sizes=data.train_sizes - held, validation_sizes=held)
+    return replace(left, train=train, validation=validation, label_counts=counts, parts=parts)

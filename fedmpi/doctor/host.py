@@ -67,7 +67,16 @@ def temporary() -> list[Line]:
             little = free < LITTLE_BYTES
             advice = "; little: make room, or name another in TMPDIR" if name == "temporary" else "; little for MPI"
             lines.append(Line(name, f"{place}, {_bytes(free)} free{advice * little}", ODD if little else " "))
-    return lines
+    return [*lines, *_left_by_mpirun(tempfile.gettempdir())]
+
+
+def _left_by_mpirun(place: str) -> list[Line]:
+    """Folders of Open MPI's launchers that were killed: they end a later one that gets the same process number."""
+    names = [name for name in os.listdir(place) if name.startswith("ompi.") and name[5:].isdecimal()]
+    left = [name for name in names if not os.path.exists(f"/proc/{name[5:]}")] if os.path.isdir("/proc/self") else []
+    advice = f"; an mpirun with such a process number would not start: remove them (rm -r {place}/ompi.NUMBER)"
+    told = f"{len(left)} folders of launchers that are gone in {place}{advice}"
+    return [Line("left by mpirun", told, ODD)] if left else []
 
 
 def names(job: Job | None) -> list[Line]:

@@ -11,6 +11,7 @@ from torch import Tensor, nn
 
 from fedmpi.common.blame import in_user_code, place_of, remedy, told
 from fedmpi.common.errors import UserError
+from fedmpi.common.inputs import Samples, look
 from fedmpi.common.text import nearest
 from fedmpi.flat.packing import Packing
 from fedmpi.method.base import Method, overrides
@@ -118,12 +119,12 @@ def _name(value: Any) -> str:
     return type(value).__name__
 
 
-def not_passed(module: nn.Module, x: Tensor, error: Exception) -> Exception:
+def not_passed(module: nn.Module, x: Samples, error: Exception) -> Exception:
     """A failed forward pass is the model's, though no line of a user's file may be in the traceback."""
     if in_user_code(error) or isinstance(error, (MemoryError, UserError)) or remedy(error):
         return error
     name, place = type(module).__name__, place_of(module)
-    text = f"model {name} fails on a batch of shape {tuple(x.shape)}, {x.dtype}: {type(error).__name__}: {error}"
+    text = f"model {name} fails on a batch of {look(x)}: {type(error).__name__}: {error}"
     return UserError(f"{text} ({place})" if place else text)
 
 

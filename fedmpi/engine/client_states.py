@@ -10,7 +10,7 @@ from torch import Tensor
 
 from fedmpi.comm import Communicator
 from fedmpi.engine import sampling
-from fedmpi.engine.local_client import LocalClient
+from fedmpi.engine.local.client import LocalClient
 from fedmpi.engine.worker import Worker
 
 

@@ -6,6 +6,9 @@
                          deviation and worst tenth over all clients
     personal_on_global   the same models on the global test set
     ft(e)                the same models after e epochs of plain fine-tuning, own test split; after the last round only
+With evaluate.best also on what data.validation holds out (`validation_...`): the global model on these rows of all
+clients, or in silo mode on each client's own, pooled by samples; where parts of the model stay with clients, what each
+client uses on its own rows.
 Figures are functions of outputs gathered in a fixed order: neither the rank that computes them nor the number of
 ranks matters.
 """
@@ -20,16 +23,19 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from fedmpi import tasks
 from fedmpi.common.blame import blaming, told
 from fedmpi.common.errors import UserError
+from fedmpi.common.inputs import call
+from fedmpi.common.text import lower_is_better
 from fedmpi.data.batches import Shard, batches
 from fedmpi.engine.checks import not_passed, wrong
 from fedmpi.engine.client_states import ClientStates
-from fedmpi.engine.local_client import LocalClient
+from fedmpi.engine.local.client import LocalClient
 from fedmpi.engine.worker import Worker
+from fedmpi.tasks import contract
 
 Figures = dict[str, float]
+MOST_CLASSES = 100  # whose figures are kept; a line a round shall stay short
 
 
 def figures(
@@ -41,8 +47,9 @@ def figures(
 ) -> Figures:
     """{loss, and the task's metrics} of the worker's model over a shard, evaluation mode.
 
-    Loss is the mean over samples; predict (x -> outputs) stands in for the model's own forward pass where it is given;
-    nan for every figure where the shard is empty. see: is shown all outputs and targets.
+    Loss is the mean over samples, or what the task takes for that of a whole split; predict (x -> outputs) stands in
+    for the model's own forward pass where it is given; nan for every figure where the shard is empty. see: is shown
+    all outputs that the task holds, and targets.
     """
     task = worker.task
     if not len(shard):
@@ -53,25 +60,26 @@ def figures(
     with torch.inference_mode(), worker.precision() if worker.bf16 else nullcontext():
         for x, y in batches(shard, batch_size, None, views=predict is None):
             f = _outputs(worker, x, predict)
-            loss = loss + (_mean_loss(task, f, x, y).double() * len(y)).cpu()
+            loss = loss + (contract.mean_loss(task, f, x, y).double() * len(y)).cpu()
             if shard.x._version != untouched:
                 who = f"model {type(module).__name__} or task {type(task).__name__}"
                 raise told(f"{who} wrote to the test samples, x: make a copy", module, task)
-            outputs.append(f)
+            outputs.append(contract.hold(task, f, y))
             targets.append(y)
         f, y = torch.cat(outputs), torch.cat(targets)
         see(f, y)
-        return {"loss": loss.item() / len(shard), **tasks.figures(task, f, y)}
+        whole = contract.whole_loss(task, f, y)
+        return {"loss": (loss / len(shard) if whole is None else whole).item(), **contract.figures(task, f, y)}
 
 
 def _outputs(worker: Worker, x: Tensor, predict: Callable[[Tensor], Tensor] | None) -> Tensor:
-    """(B, outputs) of the model, or of what the method's hook `predict` gave."""
+    """(B, ...) of the model, or of what the method's hook `predict` gave."""
     module = worker.model.module
     try:
-        f = (predict or module)(x)
+        f = predict(x) if predict else call(module, x)
     except Exception as error:
         raise not_passed(module, x, error) from error
-    shape = (len(x), worker.net.outputs)
+    shape = (len(x), *worker.net.output_shape)
     if not isinstance(f, Tensor) or f.shape != shape or f.is_complex():
         found = f"{f.dtype} {tuple(f.shape)}" if isinstance(f, Tensor) else type(f).__name__
         who = "the function that hook predict gave" if predict else f"model {type(module).__name__}"
@@ -79,22 +87,15 @@ def _outputs(worker: Worker, x: Tensor, predict: Callable[[Tensor], Tensor] | No
     return f.to(worker.model.w.dtype)
 
 
-def _mean_loss(task: Any, f: Tensor, x: Tensor, y: Tensor) -> Tensor:
-    loss = task.loss(lambda _: f, x, y)
-    if not isinstance(loss, Tensor) or loss.shape != () or loss.is_complex():
-        found = f"shape {tuple(loss.shape)}" if isinstance(loss, Tensor) else type(loss).__name__
-        raise told(f"task {type(task).__name__}: loss returned {found}; it must return a tensor ()", task.loss)
-    return loss
-
-
-def spread(name: str, values: Sequence[float]) -> Figures:
+def spread(name: str, values: Sequence[float], falling: bool = False) -> Figures:
     """Mean, population standard deviation and mean of the worst tenth (at least one) of the clients; nan left out.
+    falling: less is better.
 
     >>> spread("accuracy", [90.0, 70.0])
     {'accuracy': 80.0, 'accuracy_std': 10.0, 'accuracy_worst_decile': 70.0}
     """
     found = np.sort(np.array([v for v in values if not np.isnan(v)], dtype=np.float64))
-    if name.endswith("loss") or name.endswith("mse"):
+    if falling:
         found = found[::-1]  # worst first
     if not len(found):
         return dict.fromkeys((name, f"{name}_std", f"{name}_worst_decile"), float("nan"))
@@ -103,7 +104,8 @@ def spread(name: str, values: Sequence[float]) -> Figures:
 
 
 def pooled(rows: Mapping[int, Figures], sizes: Sequence[int]) -> Figures:
-    """Sample-weighted mean of per-client figures, clients without the figure left out."""
+    """Sample-weighted mean of per-client figures, clients without the figure left out. That is what silos have of every
+    figure, of one of rankings (AUROC, C-index) too: outputs stay where their samples are."""
     out = {}
     for name in next(iter(rows.values())):
         pairs = [(sizes[k], row[name]) for k, row in sorted(rows.items()) if sizes[k] and not np.isnan(row[name])]
@@ -115,25 +117,32 @@ def pooled(rows: Mapping[int, Figures], sizes: Sequence[int]) -> Figures:
 class Evaluator:
     """The protocols of one experiment. Every rank calls it; the results are rank 0's."""
 
-    def __init__(self, states: ClientStates, protocol: Sequence[str], batch_size: int) -> None:
+    def __init__(self, states: ClientStates, protocol: Sequence[str], batch_size: int, validates: bool = False) -> None:
         self.states, self.protocol, self.batch_size = states, tuple(protocol), batch_size
         self.worker, self.comm = states.worker, states.comm
         self.data, self.names = self.worker.data, ("loss", *self.worker.task.names)
         self.only: int | None = None  # the one class that the global model gives all of the global test set, if it does
+        self.by_class: list[float] = []  # percent of each class's samples there that it recognises; [] where unknown
         self.silo = self.data.global_test is None
+        self.validates, self.whole = validates, self.worker.messages.shared.whole
         if self.silo and "personal_on_global" in self.protocol:
             raise UserError("evaluate.protocol: personal_on_global needs a global test set, which silos do not have")
 
     def _see(self, f: Tensor, y: Tensor) -> None:
-        self.only = None
-        if getattr(self.worker.task, "classification", False) and bool(f.isfinite().all()) and bool((y != y[0]).any()):
+        self.only, self.by_class = None, []
+        logits = getattr(self.worker.task, "classification", False) and f.ndim == 2
+        if logits and bool(f.isfinite().all()) and bool((y != y[0]).any()):
             given = f.argmax(1)
             self.only = int(given[0]) if bool((given == given[0]).all()) else None
+            known = y.dtype == torch.int64 and y.ndim == 1 and int(y.min()) >= 0 and int(y.max()) < f.shape[1]
+            if known and f.shape[1] <= MOST_CLASSES:
+                right, every = (torch.bincount(c, minlength=f.shape[1]).double() for c in (y[given == y], y))
+                self.by_class = (100 * right / every).cpu().tolist()
 
     @property
     def asks_clients(self) -> bool:
         """Whether clients evaluate (rank 0 alone does not do)."""
-        return self.silo or self.protocol != ("global",)
+        return self.silo or self.protocol != ("global",) or (self.validates and not self.whole)
 
     def asked(self) -> list[int]:
         """The clients that can evaluate."""
@@ -171,10 +180,30 @@ class Evaluator:
             if protocol == "global":
                 found |= pooled(rows, self.data.test_sizes.tolist())
             else:
+                own = getattr(self.worker.task, "falling", ())
                 for name in self.names:
-                    found |= spread(f"{protocol}_{name}", [rows[k][name] for k in sorted(rows)])
+                    values = [rows[k][name] for k in sorted(rows)]
+                    found |= spread(f"{protocol}_{name}", values, lower_is_better(name, own))
             lines += [self._line(t, k, protocol, rows[k]) for k in sorted(rows)]
+        if self.validates:
+            validated = self._validated(t, lr, model, inbox, downloads)
+            found |= {f"validation_{name}": value for name, value in validated.items()}
         return found, lines
+
+    def _validated(
+        self, t: int, lr: float, model: tuple[Tensor, Tensor] | None, inbox: Tensor, downloads: Mapping[int, Tensor]
+    ) -> Figures:
+        """Figures on the validation rows; rank 0's."""
+        if self.silo or not self.whole:
+            rows = self._ask("validation", t, lr, inbox, downloads)
+            return {} if model is None else pooled(rows, self.data.validation_sizes.tolist())
+        if model is None:
+            return {}
+        self.worker.model.load(*model)
+        shards = [self.data.validation[k] for k in sorted(self.data.validation)]
+        rows_of_all = Shard(shards[0].x, shards[0].y, torch.cat([shard.index for shard in shards]).sort().values)
+        with blaming(f"evaluation after round {t}"):
+            return figures(self.worker, rows_of_all, self.batch_size)
 
     def _ask(
         self, protocol: str, t: int, lr: float, inbox: Tensor, downloads: Mapping[int, Tensor]
@@ -200,13 +229,15 @@ class Evaluator:
         """One client's figures under one protocol."""
         worker, method, where = self.worker, self.worker.method, client.where
         untouched = client.untouched()
-        w = client.received if protocol == "global" else client.check("weights", method.weights(client))
+        shared = protocol == "global" or (protocol == "validation" and self.whole)
+        w = client.received if shared else client.check("weights", method.weights(client))
         worker.model.load(w, client.b0)
         if protocol.startswith("ft("):
             client.fine_tune(int(protocol[3:-1]))
-        shard = self.data.global_test if protocol == "personal_on_global" else self.data.test[client.id]
+        own = self.data.validation if protocol == "validation" else self.data.test
+        shard = self.data.global_test if protocol == "personal_on_global" else own[client.id]
         assert shard is not None
-        predict = None if protocol == "global" else method.predict(client)
+        predict = None if shared else method.predict(client)
         if predict is not None and not callable(predict):
             text = f"returned {type(predict).__name__}; it must return None or a function x (B, ...) -> (B, outputs)"
             raise wrong(method, "predict", where, text)

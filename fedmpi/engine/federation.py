@@ -15,31 +15,31 @@ import time
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-import torch
 from torch import Tensor
 
 from fedmpi.aggregation.optimizers import ServerOptimizer
 from fedmpi.comm import Communicator, Lost
+from fedmpi.common import seeds
 from fedmpi.engine import sampling
 from fedmpi.engine.checks import check_figures
 from fedmpi.engine.client_states import ClientStates
 from fedmpi.engine.faults import recovery
 from fedmpi.engine.faults.uploads import Guard
-from fedmpi.engine.local_client import LocalClient
+from fedmpi.engine.local.client import LocalClient
 from fedmpi.engine.messages import FAILED, STOP
 from fedmpi.engine.packed import together
-from fedmpi.engine.plan import Begun, Plan, Sink
-from fedmpi.engine.reporting import Reporter
+from fedmpi.engine.plan import ABANDONED, APART, DONE, ENOUGH, GO, UNDO, Begun, Plan, Sink
+from fedmpi.engine.probes.probes import Probes
+from fedmpi.engine.reporting import LATER, Reporter
 from fedmpi.engine.sampling import Roster
 from fedmpi.engine.server import FederationServer, Rule, ServerView
+from fedmpi.engine.timeline import Timeline
+from fedmpi.engine.travel import words
 from fedmpi.engine.travel.exchange import Exchange
 from fedmpi.engine.travel.gathering import Gathering, Received
 from fedmpi.engine.worker import Worker
 
-GO, DONE, STOPPED, ABANDONED, APART = 0.0, 1.0, 2.0, 3.0, 4.0  # rank 0's word at the start of a round
-UNDO = 8.0  # added to the word: whose round is undone follows
 PATIENCE_S, TIMES = 10.0, 5.0  # where a lost rank is done without: silence to ask after, in seconds and in rounds
-LATER = ("sha256", "loss", "sent_bytes", "received_bytes", "evaluate_s")  # what a round's line gets after its step
 
 
 class Federation:
@@ -68,27 +68,32 @@ class Federation:
         self.server: FederationServer | None = None
         if comm.rank == 0:
             places, initial = self.exchange.model_storage(), (worker.model.w, worker.model.b)
-            view = ServerView(self.data, optimizer.lr, plan.rounds, plan.seed)
-            made = (places, initial, optimizer, view, rule, self.exchange.held())
-            self.server = FederationServer(worker.messages, *made)
+            made = (places, initial, optimizer, ServerView(self.data, optimizer.lr, plan.rounds, plan.seed), rule)
+            self.server = FederationServer(worker.messages, *made, self.exchange.held(), plan.best, plan.updates)
             if comm.rank not in self.ranks and self.server.w.device == worker.model.w.device:
                 worker.model.move_into(self.server.w)  # which it evaluates; no client will be loaded into it
         self.guard, self.refused = Guard(plan.max_norm, plan.drop, plan.clip), list[int]()  # rank 0's
         self.report = Reporter(plan, self.states, self.exchange, self.server, self.sink)
+        self.probes = Probes(self, plan.probes)
         self.undoes = (plan.undo or self.careful) and worker.messages.client_state.size > 0
         self.states.careful, self.sites = self.careful, self.data.global_test is None
         self.alive, self.hosts = list(comm.alive), dict[int, str]()  # rank 0's: as it last knew; for messages
         self.begun, self.before = Begun(), dict[str, Any]()
-        self.longest_s = 0.0  # a round's
+        self.longest_s, self.timeline = 0.0, Timeline()  # a round's
 
     # ---- the loop ----
     def run(self) -> str:
-        """All rounds; returns why it ended: "finished", "stopped" or "apart"."""
+        """All rounds; returns why it ended: "finished", "stopped", "apart" or "enough"."""
+        try:
+            return self._rounds()
+        finally:
+            self.timeline.end()
+
+    def _rounds(self) -> str:
         t, self.at = self.first, self.first - 1
         while True:
             try:
-                ended = self._turn(t)
-                if ended:
+                if ended := self._turn(t):
                     return ended
                 t += 1
                 continue
@@ -98,40 +103,53 @@ class Federation:
                 why = str(error)
             # Nothing holds the error here: with its last reference the sockets of a broken group close.
             t, self.exchange.fresh = recovery.recover(self, why), True
+            self.timeline.lap("recover")
 
     def _turn(self, t: int) -> str | None:
         """Round t; why the run has ended, if it has. It may begin once more where it was cut by a loss."""
-        began, counted = time.perf_counter(), self._bytes()
+        began, counted, lap = time.perf_counter(), self._bytes(), self.timeline.lap
+        self.timeline.begin(t)
         if self.server is not None:
             self.begin(t)
             began = self.begun.began  # that of the first time
-            self.begun.word = self._word(t) if self.begun.word is None else self.begun.word
+            self.begun.word = words.word(self, t) if self.begun.word is None else self.begun.word
         if t > self.first:
             self.exchange.close_round(t - 1)
         word = self.exchange.announce(self.begun.word or GO, self.server, t, self.begun.word != ABANDONED)
+        lap("word" if self.server is None else "announce")
+        announced_at = time.perf_counter()
+        self.timeline.tell()
         self.begin(t)
+        now, word = self.begun, words.settled(self, t, word)
+        lap("settle")
         if self.server is not None and self.line and "sha256" not in self.line:  # the other ranks do not wait for it
             self.line["sha256"] = self.worker.model.layout.sha256(self.server.w)
-        now, word = self.begun, self._settled(t, word)
+            lap("hash")
         announced = self._bytes(counted)
         if not now.kept:
             self._keep(t, word)
         now.kept = True
+        lap("checkpoint")
         if t and word != ABANDONED and not now.reported:
             # The other ranks train round t meanwhile. Who was told to stop has moments, not minutes: the model is
             # written, not evaluated.
-            due = word == DONE or (word == GO and t % self.plan.every == 0)
-            self.report(t - 1, self.line, due=due, last=word == DONE)
+            last = word in (DONE, ENOUGH)
+            due = last or (word == GO and t % self.plan.every == 0)
+            self.report(t - 1, self.line, due=due, last=last)
+            if due:
+                self.roster.evaluated(time.perf_counter() - announced_at)
         elif word == DONE and not now.reported:  # rounds: 0
             self.report.initial(began)
         now.reported = True
+        lap("evaluate")
         if word != GO:
             if self.careful:  # nobody leaves while another one may still ask
                 self.comm.allgather_bytes(b"", self.comm.patience_s)
             if word == APART or (word == DONE and self.report.watch.ends):  # at the end only rank 0 knows
                 return "apart"
-            return "finished" if word == DONE else "stopped"
+            return {DONE: "finished", ENOUGH: "enough"}.get(word, "stopped")
         counted = self._bytes()
+        self.roster.consider(t + 1)
         line = self.round(t, began)
         if line is not None:
             sent, received = (a + b for a, b in zip(announced, self._bytes(counted), strict=True))
@@ -158,40 +176,14 @@ class Federation:
             self.states.close()
         self.at, self.begun = t, Begun()
 
-    def _word(self, t: int) -> float:
-        """What rank 0 says at the start of round t."""
-        if self.server is not None and t > self.first and self.line is None:  # the round before was abandoned
-            return ABANDONED
-        early = STOPPED if self.worker.stop() else APART if self.report.watch.ends else GO
-        word = DONE if t == self.plan.rounds else early
-        return word + UNDO if self.undoes and self.refused else word
-
     def goes(self) -> bool:
         """Whether the round that rank 0 has announced is one to train in."""
         return self.begun.word is not None and self.begun.word % UNDO == GO
 
-    def _settled(self, t: int, word: float) -> float:
-        """The word itself. What clients keep of round t - 1 stands, or is undone where their upload was refused, and
-        for all of them where it was abandoned."""
-        undone: list[int] = []
-        if word == ABANDONED and self.undoes:
-            undone, self.states.trained = self.roster.cohort(t - 1), self.roster.last_rounds(t - 2)
-        if word >= UNDO:
-            members = self.roster.cohort(t - 1)
-            told = torch.tensor([float(k in self.refused) for k in members], device=self.comm.device)
-            self.comm.broadcast(told)
-            undone = [k for k, bad in zip(members, told.tolist(), strict=True) if bad]
-        if not self.begun.settled:
-            self.states.settle(undone)
-            self.states.gone = self.roster.losses.gone(t)
-            if self.plan.replay:
-                recovery.replay(self, t)
-        self.begun.settled = True
-        return word % UNDO
-
     def memory(self) -> dict[str, Any]:
         """What rank 0 needs, beside the server's tensors, to go on after the round of this line."""
-        return {"line": self.line, "guard": self.guard.memory(), "watch": self.report.watch.memory()}
+        guard, pace = self.guard.memory(), self.roster.memory()
+        return {"line": self.line, "guard": guard, "pace": pace, **self.report.memory()}
 
     def go_on(self, t: int, memory: Mapping[str, Any] | None, server: Mapping[str, Tensor] | None) -> None:
         """Begin after round t. memory, server (its snapshot): rank 0's; client states are on the shelf."""
@@ -202,8 +194,9 @@ class Federation:
         if self.server is not None and memory and server:
             self.line = memory["line"]
             self.guard.recall(memory["guard"])
-            self.report.watch.recall(memory["watch"])
+            self.roster.recall(memory.get("pace"))  # which earlier versions did not keep
             self.server.restore(server)
+            self.report.recall(memory)
 
     def _bytes(self, since: tuple[int, int] = (0, 0)) -> tuple[int, int]:
         return self.comm.sent_bytes - since[0], self.comm.received_bytes - since[1]
@@ -213,18 +206,23 @@ class Federation:
         """Round t, announced at `began`; at the root its line of metrics, None where it was abandoned or elsewhere."""
         members, where = self.roster.cohort(t), self.roster.placed(t)
         self.states.move(where)
+        self.timeline.lap("move")
         downloads = self.exchange.deliver(t, members, where, self.server)
-        gathering = self.exchange.gathering(t, members, where, self.weights(members)[1])
+        self.probes.train(t, members, where, downloads)
+        gathering = self.exchange.gathering(t, members, where, self.roster.weights(members)[1])
+        self.timeline.lap("download")
         mine, many = [k for k in members if where[k] == self.comm.rank], self.states.at_once(self.worker.pack)
-        for at in range(0, len(mine), many):
-            self._some(mine[at : at + many], t, downloads, gathering)
-        trained = time.perf_counter()
-        came = gathering.finish()
-        arrived = time.perf_counter()
-        if came is None or self.server is None:
-            return None
-        line = self._stepped(t, members, where, came, (began, trained, arrived))
-        came.release()
+        with seeds.restored():  # every client seeds torch's generators for itself
+            for at in range(0, len(mine), many):
+                self._some(mine[at : at + many], t, downloads, gathering)
+        trained, came, arrived = time.perf_counter(), gathering.finish(), time.perf_counter()
+        self.timeline.lap("uploads")
+        line = None
+        if came is not None and self.server is not None:
+            line = self._stepped(t, members, where, came, (began, trained, arrived))
+            came.release()
+            self.timeline.lap("step")
+        self.probes.measure(t, members, where)
         return line
 
     def _stepped(
@@ -235,52 +233,57 @@ class Federation:
         (began, trained, arrived), sent, shared = times, came.small, self.worker.messages.upload(t).w
         if bool((sent._flag == STOP).any()):
             return None
-        train_s = sampling.busiest(where, members, sent._seconds.tolist())
-        failed = [k for k, flag in zip(members, sent._flag.tolist(), strict=True) if flag == FAILED]
+        seconds, flags = sent._seconds.tolist(), sent._flag.tolist()
+        failed = [k for k, flag in zip(members, flags, strict=True) if flag == FAILED]
+        self.roster.saw(t, members, where, [0.0 if flag else s for s, flag in zip(seconds, flags, strict=True)])
         refused = self.guard.refused(t, members, came, shared.take(self.server.w), failed)
         self.refused = [each["client"] for each in refused]
-        loss, figures = self._step(t, members, came)
+        said, figures = self._step(t, members, came)
         line = {
             "round": t,
-            "train_loss": loss,
+            **said,
             "cohort": list(members),
             "refused": refused,
             **({"lost": lost} if (lost := [k for k in self.roster.drawn(t) if k not in members]) else {}),
             **({"clipped": self.guard.clipped} if self.plan.clip else {}),
             **self.exchange.versions.count(t, members),
             "wall_s": time.perf_counter() - began,
-            "train_s": train_s,
+            "train_s": sampling.busiest(where, members, seconds),
             "wait_s": arrived - trained,
             "server_s": time.perf_counter() - arrived,
         }
         check_figures(self.worker.method, figures, (*line, *LATER, *self.worker.task.names), f"round {t}")
         return line | figures
 
-    def _step(self, t: int, members: Sequence[int], came: Received) -> tuple[float, dict[str, float]]:
-        """The server's step with the uploads that count: mean loss of training, and the method's own figures.
-
-        Where none counts nothing changes.
-        """
+    def _step(self, t: int, members: Sequence[int], came: Received) -> tuple[dict[str, Any], dict[str, float]]:
+        """The server's step with the uploads that count, if any: what it says of them, the method's own figures."""
         assert self.server is not None
         good = [k for k in members if k not in self.refused]
         if not good:
-            return float("nan"), {}
+            return {"train_loss": float("nan")}, {}
         if self.refused:
             came.only([members.index(k) for k in good])
-        up = came.uploads(good, *self.weights(good))
-        figures = self.server.step(t, self.plan.learning_rate(t), up, self.worker.messages.upload(t), came)
-        return float(up.p @ came.small._loss.double().cpu()), figures
+        up = came.uploads(good, *self.roster.weights(good))
+        lr, upload = self.plan.learning_rate(t), self.worker.messages.upload(t)
+        figures = self.server.step(t, lr, up, upload, came, self.guard.norms)
+        return {"train_loss": float(up.p @ came.small._loss.double().cpu()), **self.server.updates}, figures
 
     def _some(self, clients: Sequence[int], t: int, downloads: Mapping[int, Tensor], gathering: Gathering) -> None:
         """Uploads of clients that train together; those that they have made already, where a loss has cut the round."""
         for client in clients if self.undoes else ():
             self.states.remember(client)
-        new = [client for client in clients if client not in self.begun.made]
-        write = dict(zip(new, together.rounds([self.client(k, t, downloads[k]) for k in new]), strict=True))
+        # Those of one group are trained together again, if any is: alone they would have other bits.
+        new = [] if all(client in self.begun.made for client in clients) else clients
+        lap = self.timeline.lap if len(clients) == 1 else (lambda *_: None)  # a group is one lap
+        write = together.rounds([self.client(k, t, downloads[k]) for k in new], gathering.block)
+        if len(clients) > 1:
+            self.timeline.lap("train", list(clients))
         for client in clients:
             row = gathering.row(client)
-            if client in write:
+            lap("send")
+            if client not in self.begun.made:
                 write[client](row)
+                lap("train", client)
             else:
                 made, state = self.begun.made[client]
                 row.copy_(made)
@@ -289,12 +292,9 @@ class Federation:
             self.states.took_part(t, [client])  # before another client needs the memory of its row
             self.begun.uploads[client] = row
             gathering.done(client)
+            lap("send")
+        self.timeline.lap("send")
 
     def client(self, client: int, t: int, download: Tensor) -> LocalClient:
         """A client in round t with what it received."""
         return self.states.view(client, t, self.plan.learning_rate(t), self.exchange.inbox, download)
-
-    def weights(self, members: Sequence[int]) -> tuple[Tensor, Tensor]:
-        """Training samples n_k and weights p_k of a cohort, (m,) float64 each."""
-        n = torch.tensor([float(self.data.train_sizes[k]) for k in members], dtype=torch.float64)
-        return n, n / n.sum() if self.plan.weighting == "samples" else torch.full_like(n, 1 / len(n))

@@ -3,7 +3,7 @@
     announcement   [word | declared server state | float buffers | w]             broadcast, one for all
     per client     [declared per_client_download]                                 one row a client, where declared
     upload         [loss, seconds, flag | float buffers | declared slots]    one row a client
-    client state   [own weights | own float buffers | declared client state | unsent]      stays with the client
+    client state   [own weights | own float buffers | declared client state | unsent | optimiser's]   stays with it
 Entries have the model's type. The engine's own fields begin with an underscore. Which layout groups of w and of the
 buffers a message holds is a matter of the round (`Method.travels`): every set of groups has a layout of its own.
 With comm.wire a row's large slots, those as wide as the model or a group of it, travel in another format
@@ -12,7 +12,7 @@ With comm.wire a row's large slots, those as wide as the model or a group of it,
 
 from __future__ import annotations
 
-from collections.abc import Collection
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass, fields, is_dataclass
 from math import prod
 
@@ -54,6 +54,13 @@ class Upload:
         """What the row takes on its way, in entries of the model's type."""
         return self.coding.entries if self.coding else self.packing.size
 
+    def tell(self, row: Tensor, loss: Tensor | float, seconds: float, flag: float) -> None:
+        """Write the engine's own numbers, with which a row begins."""
+        if isinstance(loss, Tensor):
+            self.packing.write(row, {"_loss": loss, "_seconds": seconds, "_flag": flag})
+        else:
+            row[:ENGINE_UP] = torch.tensor((loss, seconds, flag), dtype=row.dtype)
+
 
 @dataclass(frozen=True)
 class Announcement:
@@ -82,7 +89,9 @@ class Messages:
         clients: int,
         rounds: int,
         wire: Wire = Wire(),  # noqa: B008
+        optim: Mapping[str, tuple[int, ...]] = {},
     ) -> None:
+        """optim: shapes of what a client keeps of its optimiser (engine/local/kept.py)."""
         self.method, self.model, self.rounds, self.wire = method, model, rounds, wire
         _check_declarations(method)
         self.every: Groups = frozenset(model.layout.groups() | model.buffer_layout.groups())
@@ -109,7 +118,7 @@ class Messages:
         own = {"_w": (self.personal.size,), "_b": (self.personal_b.size,)}
         self.unsent = self._unsent()
         unsent = {UNSENT + name: shape for name, shape in self.unsent.items()}
-        self.client_state = Packing(own | self._bind("client_state").shapes | unsent)
+        self.client_state = Packing(own | self._bind("client_state").shapes | unsent | dict(optim))
 
     def check_groups(self, groups: Collection[str], where: str) -> None:
         """Groups that there are, or that there may be in other models."""
@@ -233,7 +242,7 @@ class Messages:
     def initial_client_state(self, w: Tensor, b: Tensor) -> Tensor:
         """A client's row at the start: the initial model's own parts, declared slots at their start values."""
         row = torch.zeros(self.client_state.size, dtype=w.dtype, device=w.device)
-        if not len(row):
+        if not self.client_state.size:
             return row
         self.client_state.write(row, {"_w": self.personal.take(w), "_b": self.personal_b.take(b)})
         self._fill(self.client_state, self.method.client_state, row, w, b)

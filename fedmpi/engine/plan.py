@@ -10,6 +10,12 @@ from typing import Any
 
 from torch import Tensor
 
+from fedmpi.engine.best import Best, Choice
+
+# Rank 0's word at the start of a round. ENOUGH: as DONE, before all rounds are made.
+GO, DONE, STOPPED, ABANDONED, APART, ENOUGH = 0.0, 1.0, 2.0, 3.0, 4.0, 5.0
+UNDO, PACE = 8.0, 16.0  # added to the word: whose round is undone follows; by what clients are placed
+
 
 @dataclass(frozen=True)
 class Plan:
@@ -20,6 +26,7 @@ class Plan:
     learning_rate: Callable[[int], float]  # round -> eta_t
     fraction: float = 1.0
     placement: str = "balanced"  # balanced | pinned
+    measured: bool = True  # balanced by what ranks took; else by samples alone
     weighting: str = "samples"  # samples | uniform
     server_trains: bool = False
     sharded: bool = False  # all ranks hold columns of the uploads, not rank 0 the whole of them
@@ -27,13 +34,16 @@ class Plan:
     every: int = 1
     protocol: Sequence[str] = ("global",)
     eval_batch: int = 100
+    probes: Sequence[str] = ()  # what else is measured of rounds that are evaluated (engine/probes)
     max_norm: float | str | None = "auto"  # of an update; "auto", a number, or no bound
     drop: bool = False  # do without bad uploads, rather than end the run
     clip: bool = False  # take updates that are too long at the bound
     stop_apart: bool = False  # end a run that has come apart
     undo: bool = False  # a round that is abandoned leaves no trace in what clients keep
     on_lost: str = "abort"  # abort | drop | redo: what becomes of a round in which a rank is lost
+    best: Choice | None = None  # by which figure a best model is chosen; None: none is
     timeout_s: float = inf  # in which a rank that is alive comes to its next message
+    updates: str | bool = False  # what is said of each round's updates: False, "norms" or "gram"
     replay: bool = False  # the losses are given, and nobody is lost
 
 
@@ -44,7 +54,11 @@ class Sink:
     round: Callable[[dict[str, Any]], None] = field(default=lambda row: None)
     clients: Callable[[list[dict[str, Any]]], None] = field(default=lambda rows: None)
     keep: Callable[[Any, int, dict[str, Any], bool], None] = field(default=lambda *_: None)
+    best: Callable[[Best], None] = field(default=lambda best: None)  # there is a new one
     loss: Callable[[dict[str, Any]], None] = field(default=lambda row: None)  # of ranks: engine/faults/losses.py
+    updates: Callable[[dict[str, Any]], None] = field(default=lambda row: None)  # aggregation/agreement.py
+    placement: Callable[[dict[str, Any]], None] = field(default=lambda row: None)  # engine/pace.py
+    analysis: Callable[[dict[str, Any]], None] = field(default=lambda row: None)  # engine/probes
 
 
 @dataclass

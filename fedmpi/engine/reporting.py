@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Mapping
 from typing import Any
 
 from torch import Tensor
@@ -15,6 +16,9 @@ from fedmpi.engine.server import FederationServer
 from fedmpi.engine.travel.exchange import Exchange
 from fedmpi.method.base import overrides
 
+# What a round's line gets after its step.
+LATER = ("sha256", "loss", "sent_bytes", "received_bytes", "evaluate_s", "class_accuracy")
+
 
 class Reporter:
     """Evaluates rounds, and hands their lines on. Every rank has one; the lines are rank 0's."""
@@ -23,7 +27,7 @@ class Reporter:
         self, plan: Plan, states: ClientStates, exchange: Exchange, server: FederationServer | None, sink: Sink
     ) -> None:
         self.plan, self.exchange, self.server, self.sink, self.worker = plan, exchange, server, sink, states.worker
-        self.states, self.evaluator = states, Evaluator(states, plan.protocol, plan.eval_batch)
+        self.states, self.evaluator = states, Evaluator(states, plan.protocol, plan.eval_batch, plan.best is not None)
         self.watch = self._watch()
 
     def __call__(self, t: int, line: dict[str, Any] | None, *, due: bool, last: bool) -> None:
@@ -36,12 +40,36 @@ class Reporter:
             lr = self.plan.learning_rate(min(t + 1, max(self.plan.rounds - 1, 0)))
             figures, lines = self.evaluator(max(t, 0), lr, model, self.exchange.inbox, downloads, last=last)
             self.sink.clients([{**each, "round": t} for each in lines])
+            self._choose(t, figures)
         if line is None:
             return
         first = {"round": t, **{n: figures[n] for n in ("loss", *self.worker.task.names) if n in figures}}
         row = {**first, **line, **figures, "evaluate_s": time.perf_counter() - began}
+        if updates := row.pop("updates", None):
+            self.sink.updates({"round": t, **dict(sorted(updates.items()))})  # as they come out of a checkpoint
+        if due and self.evaluator.by_class:
+            row["class_accuracy"] = [round(v, 3) if v == v else None for v in self.evaluator.by_class]
         since = self.watch.see(row, last, self.evaluator.only if due else None)
         self.sink.round(row if since is None else {**row, "diverged": since})
+
+    def memory(self) -> dict[str, Any]:
+        """What earlier rounds have left, for `recall` when a run goes on."""
+        return {"watch": self.watch.memory(), "best": self.plan.best and self.plan.best.figure}
+
+    def recall(self, memory: Mapping[str, Any]) -> None:
+        """The server's tensors are back already."""
+        self.watch.recall(memory["watch"])
+        best = self.server.best if self.server else None
+        if best and memory.get("best") != best.choice.figure:
+            best.forget()  # it was chosen by another one
+
+    def _choose(self, t: int, figures: dict[str, float]) -> None:
+        """Keep the model that was evaluated, if it is the best one so far."""
+        if self.server is None or self.server.best is None:
+            return
+        best = self.server.best
+        if best.see(t, figures[best.choice.figure], self.server.w, self.server.b):
+            self.sink.best(best)
 
     def initial(self, began: float) -> None:
         """The same of the model as it starts, as round -1."""

@@ -6,16 +6,19 @@ w <- server_optim(w, direction),  float buffers by weighted mean,  state <- what
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from typing import Any
 
 import torch
 from torch import Tensor
 
+from fedmpi.aggregation import agreement
 from fedmpi.aggregation.optimizers import ServerOptimizer
 from fedmpi.comm import Lost
 from fedmpi.common import seeds
 from fedmpi.common.blame import blaming
 from fedmpi.common.errors import UserError
 from fedmpi.data.federated import Federated
+from fedmpi.engine.best import Best, Choice
 from fedmpi.engine.checks import (
     Untouched,
     check_names,
@@ -75,10 +78,13 @@ class FederationServer:
         view: ServerView,
         rule: Rule | None = None,
         held: Tensor | None = None,
+        choice: Choice | None = None,
+        records: str | bool = False,
     ) -> None:
         """storage: where w and b live; initial: what they start as; rule: in place of the method's direction.
 
-        held: what the other ranks have of the model, where that is not the same.
+        held: what the other ranks have of the model, where that is not the same; choice: of a best model; records: how
+        much of the updates (record.updates).
         """
         self.messages, self.method = messages, messages.method
         self.optimizer, self.view, self.rule = optimizer, view, rule
@@ -87,6 +93,8 @@ class FederationServer:
         views = messages.server_state.views(self.state_row)
         self.state = State({name: getattr(views, name) for name in views})
         view.state, view.w, self.held = self.state, self.w, held
+        self.best = Best(choice, self.w, self.b) if choice else None
+        self.records, self.updates = records, dict[str, Any]()  # of the last step (aggregation/agreement.py)
 
     def snapshot(self) -> dict[str, Tensor]:
         """Copies, on the CPU, of all that changes from round to round."""
@@ -95,11 +103,13 @@ class FederationServer:
     def restore(self, tensors: Mapping[str, Tensor]) -> None:
         """Back to what `snapshot` gave."""
         for name, tensor in self._lasting().items():
-            tensor.copy_(tensors[name])
+            if name in tensors or not name.startswith("best"):  # else a best model was not asked for before
+                tensor.copy_(tensors[name])
 
     def _lasting(self) -> dict[str, Tensor]:
         lasting = {"w": self.w, "b": self.b, "state": self.state_row, "optimizer": self.optimizer.state}
-        return lasting if self.held is None else {**lasting, "held": self.held}
+        lasting |= {} if self.held is None else {"held": self.held}
+        return lasting | (self.best.lasting if self.best else {})
 
     def download(self, t: int, client: int) -> Mapping[str, Tensor]:
         """What the method's hook `download` has for one client in round t, checked."""
@@ -117,8 +127,11 @@ class FederationServer:
         view = self.view
         return Untouched(self.method, {"s.w": self.w, "s.state": self.state_row, "s.label_counts": view.counts, **more})
 
-    def step(self, t: int, train_lr: float, up: Uploads, upload: Upload, came: Received) -> dict[str, float]:
-        """One round's step; returns the method's own figures. `up` is what `came` from the clients."""
+    def step(
+        self, t: int, train_lr: float, up: Uploads, upload: Upload, came: Received, norms: Mapping[int, float]
+    ) -> dict[str, float]:
+        """One round's step; returns the method's own figures. `up` is what `came` from the clients; norms: ||dw||."""
+        seen = up = agreement.Seen(up) if self.records and "dw" in upload.packing.shapes and upload.w.size else up
         view, where = self.view, f"round {t}"
         view.round, view.train_lr, view.noted = t, train_lr, {}
         view.segments, view.shared = upload.columns.segments, upload.w.take(self.w)
@@ -136,10 +149,13 @@ class FederationServer:
         if self.rule is not None:
             check_rule(ruled, size, where, self.w, self.rule)
             direction = ruled
-        direction = direction.detach().to(self.w.dtype)
+        given, direction = direction, direction.detach().to(self.w.dtype)
         tensors = (value.to(self.w.dtype) for value in state.values() if isinstance(value, Tensor))
         _check_finite(t, up, came, direction, *tensors)
         b = up.mean("_b") if upload.b.size else None
+        self.updates = {}
+        if isinstance(seen, agreement.Seen):
+            self.updates = {"updates": agreement.figures(seen, norms, given, self.records == "gram")}
         # From here on nobody is asked: a round that a loss cuts begins once more, and must have changed nothing.
         self._move(direction, upload)
         if b is not None:

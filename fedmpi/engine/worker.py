@@ -4,29 +4,26 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
-from dataclasses import dataclass
+from math import nan
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
+from fedmpi.common import seeds
 from fedmpi.data.federated import Federated
+from fedmpi.engine.local.by_hand import ByHand
+from fedmpi.engine.local.recipe import Recipe
 from fedmpi.engine.messages import Messages
 from fedmpi.flat.model import FlatModel
 from fedmpi.flat.packing import Views
-from fedmpi.method.base import Method
+from fedmpi.method.base import Method, overrides
+from fedmpi.models.chain import straight
 from fedmpi.models.net import Net
+from fedmpi.tasks.classification import Classification
+from fedmpi.tasks.regression import Regression
 
-
-@dataclass(frozen=True)
-class LocalSGD:
-    """How clients train."""
-
-    epochs: int
-    batch_size: int | None  # None: full batch
-    momentum: float = 0.0
-    weight_decay: float = 0.0
-    drop_last: bool = False
+HOOKS = ("receive", "train", "loss", "gradient", "proximal", "step", "upload")  # that are called while clients train
 
 
 class Worker:
@@ -40,7 +37,7 @@ class Worker:
         method: Method,
         data: Federated,
         messages: Messages,
-        sgd: LocalSGD,
+        recipe: Recipe,
         seed: int,
         *,
         bf16: bool = False,
@@ -54,15 +51,30 @@ class Worker:
         pack: how many are trained at once; strict: where that turns out to be impossible the run ends.
         """
         self.model, self.net, self.task, self.method = model, net, task, method
-        self.data, self.messages, self.sgd, self.seed = data, messages, sgd, seed
+        self.data, self.messages, self.recipe, self.seed = data, messages, recipe, seed
         self.bf16, self.drop, self.spares, self.stop = bf16, drop, spares, stop
         self.pack, self.strict = pack, strict
         self._twins: list[tuple[FlatModel, Net]] = []
         self.nothing = model.w.new_empty(0)
+        self.a0 = nan if recipe.beyond_sgd() else 0.0  # what a client's `a` begins with
         self._told: tuple[Tensor | None, Views] = (None, Views({}))
         self._parts = tuple(model.module.modules())
         self._own_train = any(type(part).train is not nn.Module.train for part in self._parts)
+        self.hooked = any(overrides(method, hook) for hook in HOOKS)  # whether training calls hooks of the method
+        self.direct = None if self.hooked or bf16 else _direct(model.module, task)
+        vectors = not isinstance(data.input_shape, dict) and len(data.input_shape) == 1
+        self.by_hand = ByHand.of(model.module, task, vectors) if self.direct else None
+        self.sizes: list[int] = data.train_sizes.tolist()  # of each client, training samples
         self.label_counts = torch.from_numpy(data.label_counts).to(model.w.device)  # (N, classes)
+        self._weigh: Callable[[Tensor], object] = getattr(task, "weigh", lambda counts: None)
+        if data.counts_shared:
+            self._weigh(self.label_counts.sum(0))
+
+    def generators(self, t: int, client: int, fit: int) -> tuple[torch.Generator, torch.Generator | None]:
+        """Of a client's `fit` number `fit` of round t: what draws the order of its samples; and their augmentation, if
+        there is one."""
+        augment = seeds.generator(self.seed, "augment", t, client, fit) if self.data.train[client].draws else None
+        return seeds.generator(self.seed, "batches", t, client, fit), augment
 
     def precision(self) -> AbstractContextManager[Any]:
         """bf16 autocast where asked for; weights, gradients and messages stay in the model's type."""
@@ -73,6 +85,11 @@ class Worker:
         if self._told[0] is not announcement:
             self._told = announcement, self.messages.announcement().packing.views(announcement)
         return self._told[1]
+
+    def meet(self, client: int) -> None:
+        """The task, too, is told whose turn it is, where label counts are a site's own."""
+        if not self.data.counts_shared:
+            self._weigh(self.label_counts[client])
 
     def training(self) -> None:
         """Training mode. nn.Module.train() writes to every submodule, in Python; mostly all are in it."""
@@ -85,3 +102,11 @@ class Worker:
             model = self.model.twin()
             self._twins.append((model, Net(model.module, self.data.input_shape, self.data.x_dtype)))
         return self._twins[number]
+
+
+def _direct(module: nn.Module, task: Any) -> Callable[[Any, Tensor, Tensor], Tensor] | None:
+    """FedAvg's hook `loss` where no code but fedmpi's runs in it, none that draws or keeps anything; else None."""
+    forward = straight(module)
+    if forward is None or type(task).loss not in (Classification.loss, Regression.loss):
+        return None
+    return lambda k, x, y: task.loss(forward, x, y)

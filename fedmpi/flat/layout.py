@@ -51,9 +51,13 @@ class Layout:
 
     def select(self, groups: Collection[str]) -> Selection:
         """What belongs to these groups."""
+        return self.entries([s for s in self.segments if s.group in groups])
+
+    def entries(self, segments: Iterable[Segment]) -> Selection:
+        """What belongs to these segments, in ascending order."""
         found: list[tuple[int, int]] = []
-        for s in self.segments:
-            if s.group not in groups or s.start == s.stop:
+        for s in segments:
+            if s.start == s.stop:
                 continue
             if found and found[-1][1] == s.start:
                 found[-1] = (found[-1][0], s.stop)
@@ -111,6 +115,9 @@ class Selection:
 
     def subtract(self, x: Tensor, y: Tensor, out: Tensor) -> None:
         """out <- take(x) - take(y) without a copy in between; `out` (size,) may be on another device."""
+        if self.whole and out.device == x.device:
+            torch.sub(x, y, out=out)
+            return
         at = 0
         for a, b in self.ranges:
             piece = out[at : at + b - a]

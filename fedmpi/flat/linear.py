@@ -13,7 +13,7 @@ import threading
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from functools import cache
-from itertools import chain, pairwise
+from itertools import chain, groupby, pairwise
 from math import floor
 from typing import TypeVar
 
@@ -66,7 +66,11 @@ class Sum:
         def piece(span: tuple[int, int]) -> None:
             add(self.total[slice(*span)], x[span[0] - at : span[1] - at], c, first)
 
-        spread(piece, chunks(x, at, at + len(x)), x)
+        spans = chunks(x, at, at + len(x))
+        if x.dtype == self.total.dtype and spans:  # nothing lies in between: as few calls as keep the cores busy
+            many = -(-len(spans) // 4)
+            spans = [(each[0], spans[min(i * many + many, len(spans)) - 1][1]) for i, each in enumerate(spans[::many])]
+        spread(piece, spans, x)
 
     def value(self) -> Tensor:
         """(n,) in the vectors' type."""
@@ -74,7 +78,7 @@ class Sum:
 
 
 def add(total: Tensor, x: Tensor, c: float, first: bool) -> None:
-    """total <- c x, or total + c x: the one way in which rows are added. Not more than a chunk."""
+    """total <- c x, or total + c x: the one way in which rows are added. Of another type not more than a chunk."""
     if x.dtype != total.dtype:
         x = _wide(x)
     if first:
@@ -94,9 +98,13 @@ def combine(rows: Tensor, coefficients: Tensor, start: int = 0, width: int | Non
     if width <= block_size(rows) or not len(rows):
         c = coefficients.to(device=rows.device, dtype=torch.float64)
 
+        # Of many rows fewer columns at a time: what is read twice is to stay in the cache.
+        step = max(12 * CHUNK // len(rows) // 64 * 64, 64) if len(rows) and not rows.is_cuda else n
+
         def at_once(span: tuple[int, int]) -> None:
-            a, b = span[0] - start, span[1] - start
-            out[a:b] = c @ _wide(rows[:, a:b])
+            for a in range(span[0] - start, span[1] - start, step):
+                b = min(a + step, span[1] - start)
+                out[a:b] = c @ _wide(rows[:, a:b])
 
         spread(at_once, chunks(rows, start, start + n), rows)
         return out
@@ -115,9 +123,56 @@ def combine(rows: Tensor, coefficients: Tensor, start: int = 0, width: int | Non
     return out
 
 
-def gram(rows: Tensor, start: int = 0) -> Tensor:
+class Gram:
+    """K_ij = <x_i, x_j> of rows that come one after another, whole or in pieces.
+
+    Wide rows are taken in groups, of which the second has half of what the first leaves, and so on: products of a group
+    with all rows up to it are formed together, and few are left to form when the last row has come.
+    """
+
+    def __init__(self, rows: Tensor, start: int = 0, width: int | None = None) -> None:
+        """rows: (m, n), where they are or will be; start, width: as of `combine`."""
+        (m, n), size = rows.shape, block_size(rows)
+        self.rows, self.start = rows, start
+        self.groups = _halves(m) if (n if width is None else width) > size else [(0, m)]
+        self.to = [start] * len(self.groups)  # columns that are done
+        self.first, blocks = start // size, -(-(start + n) // size) - start // size if n else 0
+        self.parts = torch.zeros(blocks, m, m, dtype=torch.float64, device=rows.device)
+
+    def come(self, whole: int, to: int = 0) -> None:
+        """So many rows are there, and the next one up to the column `to`, the end of a block: forms what can be."""
+        stop = self.start + self.rows.shape[1]
+        ends = [stop if b <= whole else min(to, stop) if b == whole + 1 else 0 for _, b in self.groups]
+        for (here, end), some in groupby(range(len(ends)), lambda g: (self.to[g], ends[g])):
+            if here < end:
+                self._form(list(some), here, end)
+
+    def _form(self, some: Sequence[int], here: int, end: int) -> None:
+        """The products of these groups in the columns from here to end."""
+        several, size = [self.groups[g] for g in some], block_size(self.rows)
+        rows, spans = self.rows[: several[-1][1]], chunks(self.rows, here, end)
+
+        def one(span: tuple[int, int]) -> list[Tensor]:
+            wide = _wide(rows[:, span[0] - self.start : span[1] - self.start])
+            return [wide[a:b] @ wide[:b].T for a, b in several]
+
+        for (column, _), found in zip(spans, spread(one, spans, rows), strict=True):
+            part = self.parts[column // size - self.first]
+            for (a, b), products in zip(several, found, strict=True):
+                part[a:b, :b] += products
+        for g in some:
+            self.to[g] = end
+
+    def value(self) -> Tensor:
+        """(blocks, m, m) float64 on the CPU, block by block of columns, of all rows, which are there."""
+        self.come(len(self.rows))
+        parts = self.parts.cpu()
+        return parts if len(self.groups) < 2 else parts.tril() + parts.tril(-1).mT
+
+
+def gram(rows: Tensor, start: int = 0, width: int | None = None) -> Tensor:
     """K_ij = <rows_i, rows_j>.   (m, n) -> (m, m) float64 on the CPU."""
-    return total(gram_parts(rows, start))
+    return total(Gram(rows, start, width).value())
 
 
 def products(rows: Tensor, v: Tensor, start: int = 0) -> Tensor:
@@ -145,14 +200,20 @@ def trimmed_mean(rows: Tensor, trim: float) -> Tensor:
     return out
 
 
-def gram_parts(rows: Tensor, start: int = 0) -> Tensor:
-    """(blocks, m, m) the Gram matrix block by block of columns."""
-    return _parts(rows, start, lambda a, b, wide: wide @ wide.T, (len(rows), len(rows)))
-
-
 def product_parts(rows: Tensor, v: Tensor, start: int = 0) -> Tensor:
-    """(blocks, m) the products block by block of columns."""
-    return _parts(rows, start, lambda a, b, wide: wide @ v[a:b].double(), (len(rows),))
+    """(blocks, m) the products block by block of columns, chunk by chunk within each."""
+    size, n = block_size(rows), rows.shape[1]
+    blocks = range(start // size, -(-(start + n) // size)) if n else range(0)
+    out = torch.zeros(len(blocks), len(rows), dtype=torch.float64, device=rows.device)
+    spans = chunks(rows, start, start + n)
+
+    def one(span: tuple[int, int]) -> Tensor:
+        a, b = span[0] - start, span[1] - start
+        return _wide(rows[:, a:b]) @ v[a:b].double()
+
+    for (a, _), part in zip(spans, spread(one, spans, rows), strict=True):
+        out[a // size - blocks.start] += part
+    return out.cpu()
 
 
 def norm_parts(rows: Tensor) -> Tensor:
@@ -188,19 +249,16 @@ def total(parts: Tensor) -> Tensor:
     return out
 
 
-def _parts(rows: Tensor, start: int, work: Callable[[int, int, Tensor], Tensor], shape: tuple[int, ...]) -> Tensor:
-    """work(columns a to b, those in float64) for every chunk, summed within each block."""
-    size, n = block_size(rows), rows.shape[1]
-    blocks = range(start // size, -(-(start + n) // size)) if n else range(0)
-    out = torch.zeros(len(blocks), *shape, dtype=torch.float64, device=rows.device)
-    spans = chunks(rows, start, start + n)
+def _halves(m: int) -> list[tuple[int, int]]:
+    """(0, m) cut in the middle, its rest again, and so on.
 
-    def one(span: tuple[int, int]) -> Tensor:
-        return work(span[0] - start, span[1] - start, _wide(rows[:, span[0] - start : span[1] - start]))
-
-    for (a, _), part in zip(spans, spread(one, spans, rows), strict=True):
-        out[a // size - blocks.start] += part
-    return out.cpu()
+    >>> _halves(12)
+    [(0, 6), (6, 9), (9, 11), (11, 12)]
+    """
+    ends = [0]
+    while ends[-1] < m:
+        ends.append(m - (m - ends[-1]) // 2)
+    return list(pairwise(ends))
 
 
 def spread(work: Callable[[tuple[int, int]], Work], spans: Sequence[tuple[int, int]], x: Tensor) -> Iterator[Work]:

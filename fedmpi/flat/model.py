@@ -4,6 +4,7 @@
 Loading a client and sending an update are one operation each, and a server rule sees one matrix of rows. Convolution
 weights may lie in the vector as O,H,W,I blocks, which channels-last kernels read in place; names, order and row-major
 shapes of the state_dict are what the outside world sees.
+A frozen parameter (requires_grad False in the module given) is no part of it, and stays what it is on every rank.
 Float buffers (batch-norm statistics) are a second vector `b`. Integer buffers (counters of batches) do not travel: they
 start every client's round as they started the experiment.
 """
@@ -37,14 +38,25 @@ class FlatModel:
     `parameter_groups() -> {parameter name: group}`.
     """
 
-    def __init__(self, module: nn.Module, head: Collection[str] = (), *, channels_last: bool = True) -> None:
+    def __init__(
+        self,
+        module: nn.Module,
+        head: Collection[str] = (),
+        *,
+        channels_last: bool = True,
+        names: Collection[str] | None = None,
+    ) -> None:
+        """names: the parameters in `w`, if not those that require gradients."""
         self.module = module
         groups = getattr(module, "parameter_groups", None)
         declared: dict[str, str] = groups() if callable(groups) else {}
         owners = {f"{path}.{leaf}" if path else leaf: (owner, leaf) for path, owner, leaf in _leaves(module)}
-        named = dict(module.named_parameters())
+        whole = dict(module.named_parameters())
+        named = {n: p for n, p in whole.items() if (p.requires_grad if names is None else n in names)}
+        self.frozen = {n: p for n, p in whole.items() if n not in named}
         first_name = {id(p): name for name, p in named.items()}  # of tied weights, which lie in w once
-        self.names = {n: first_name[id(p)] for n, p in module.named_parameters(remove_duplicate=False)}
+        every = module.named_parameters(remove_duplicate=False)
+        self.names = {n: first_name[id(p)] for n, p in every if id(p) in first_name}
         self.layout = _lay_out(named, owners, head, declared, channels_last)
         buffers = {n: b for n, b in module.named_buffers() if b.is_floating_point() and n in module.state_dict()}
         self.buffer_layout = _lay_out(buffers, owners, head, declared, False)
@@ -57,6 +69,7 @@ class FlatModel:
         states = module.state_dict()
         self.counters = [b for n, b in module.named_buffers() if not b.is_floating_point() and n in states]
         self._counters0 = [counter.clone() for counter in self.counters]
+        self.buffered = bool(self.counters) or self.buffer_layout.size > 0
         self._g: Tensor | None = None
         self.parameters: list[nn.Parameter] = []
         with torch.no_grad():
@@ -72,6 +85,9 @@ class FlatModel:
                 view.copy_(buffers[s.name])
                 owner, leaf = owners[s.name]
                 owner._buffers[leaf] = view
+            for p in self.frozen.values():
+                if channels_last and p.dim() == 4:
+                    p.data = p.data.contiguous(memory_format=torch.channels_last)
 
     def members(self) -> Iterator[tuple[Segment, nn.Parameter]]:
         """Segments and their parameters."""
@@ -108,7 +124,7 @@ class FlatModel:
         with torch.no_grad():
             if w.data_ptr() != self.live.data_ptr():
                 self.live.copy_(w)
-            if b is not None:
+            if b is not None and self.buffered:
                 self.live_b.copy_(b)
                 for counter, value in zip(self.counters, counters or self._counters0, strict=True):
                     counter.copy_(value)
@@ -130,10 +146,12 @@ class FlatModel:
                 p.requires_grad_(was)
 
     def twin(self) -> FlatModel:
-        """An independent frozen copy with the same layout (teachers, anchors)."""
-        module = copy.deepcopy(self.module).requires_grad_(False).eval()
-        head = [s.name for s in self.layout.segments if s.group == HEAD]
-        return FlatModel(module, head, channels_last=any(s.channels_last for s in self.layout.segments))
+        """An independent copy with the same layout, without gradients (teachers, anchors); what is frozen is shared."""
+        shared = {id(p): p for p in self.frozen.values()}
+        module = copy.deepcopy(self.module, shared).requires_grad_(False).eval()
+        head, names = [s.name for s in self.layout.segments if s.group == HEAD], [s.name for s in self.layout.segments]
+        channels_last = any(s.channels_last for s in self.layout.segments)
+        return FlatModel(module, head, channels_last=channels_last, names=names)
 
     def state_dict(self, w: Tensor, b: Tensor) -> dict[str, Tensor]:
         """name -> value under the module's own names: parameters from `w`, float buffers from `b`, the rest its own."""

@@ -24,11 +24,13 @@ class Packing:
 
     def views(self, rows: Tensor) -> Views:
         """Views into a row (size,) or rows (m, size); each has the row's leading shape, then the slot's own."""
-        return Views({}, self.spans, partial(self._view, rows))
+        return Views({}, self.spans, partial(self.view, rows))
 
-    def _view(self, rows: Tensor, name: str) -> Tensor:
-        a, b = self.spans[name]
-        return rows[..., a:b].view((*rows.shape[:-1], *self.shapes[name]))
+    def view(self, rows: Tensor, name: str) -> Tensor:
+        """One of them."""
+        (a, b), shape = self.spans[name], self.shapes[name]
+        found = rows.narrow(-1, a, b - a)
+        return found if len(shape) == 1 else found.view((*rows.shape[:-1], *shape))
 
     def write(self, row: Tensor, values: Mapping[str, Any]) -> None:
         """Write named values into a row, in place; slots that are not named stay as they were.

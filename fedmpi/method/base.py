@@ -21,12 +21,14 @@ from fedmpi.method.context import Client, Row, Server, State, Uploads
 from fedmpi.method.slots import SHARED, Slots, Travel
 
 # What a method may need of the experiment; checked before anything runs.
-PLAIN_SGD = "plain SGD (train.momentum: 0)"
+PLAIN_SGD = "plain SGD"  # SGD_STEPS without momentum
+SGD_STEPS = "steps of SGD (train.optim: sgd; without train.clip_norm, train.clip_value, train.keep_optim)"
 FEATURES = "a model with features and a last linear layer"
+LAST_LAYER = "a model with a last linear layer"  # of which nobody asks what it is given
 CLASSES = "a classification task"
 PLAIN_SERVER = "a plain server step (server.optim: sgd, server.lr: 1, server.rule: auto)"
-LABEL_COUNTS = "the label counts of all clients (data.share_label_counts: true)"
-VALIDATION = "validation rows (data.validation: 0.1, say)"
+LABEL_COUNTS = "the label counts of all clients"
+VALIDATION = "validation rows"
 
 
 class Method:

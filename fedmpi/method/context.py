@@ -2,8 +2,11 @@
 
 Client: the client that trains or is evaluated. Uploads: the cohort's gathered rows. Server: the server's side of a
 round. Hooks map tensors to tensors; only the engine writes, stores and sends.
-Shapes: d parameters, s those of them that travel in the round, b float buffers, c classes, z features, N clients, m of
-them in the cohort, B samples in a batch.
+Samples x are handed on, and cut by rows: x[a:b], x.chunk(n), len(x). Where the data have several tensors a sample, x is
+an `Inputs` of them by name (common/inputs.py), else a tensor. Targets are (B,) class numbers where a method has needs =
+{CLASSES}; without that they have the task's own shape, (B, ...), and so have outputs.
+Shapes: d parameters (frozen ones are none of them), s those of them that travel in the round, b float buffers, c
+classes, z features, N clients, m of them in the cohort, B samples in a batch.
 """
 
 from __future__ import annotations
@@ -80,11 +83,15 @@ class Client(Protocol):
     classes: int
     lr: float  # eta_t, the learning rate of this round
     batch_size: int | None  # samples; None: all at once
-    epochs: int
+    epochs: (
+        int  # passes over the samples that `fit` begins by default; train.steps and fractions cut the last one short
+    )
     epoch: int  # of the running `fit`, from 0
     last_epoch: bool
     steps: int  # K, optimiser steps made by `fit` on k.w
-    a: float  # sum of the weights with which a constant gradient enters w: K without momentum (FedNova's a_k)
+    # sum of the weights with which a constant gradient enters w: K without momentum (FedNova's a_k); nan where steps
+    # are not such sums. Declare needs = {SGD_STEPS}
+    a: float
     w: Tensor  # (d,) live weights
     b: Tensor  # (b,) live float buffers (batch statistics)
     received: Tensor  # (d,) what was received, and the client's own parts
@@ -186,7 +193,7 @@ class Client(Protocol):
 
     def fit(
         self,
-        epochs: int | None = None,
+        epochs: float | None = None,
         *,
         groups: Sequence[str] | None = None,
         lr: float | None = None,
@@ -195,17 +202,17 @@ class Client(Protocol):
         gradient: Callable[[Client, Tensor], Tensor] | None = None,
         plain: bool = False,
     ) -> Fitted:
-        """The batch loop: SGD with a fresh optimiser.
+        """The batch loop: steps of train.optim with a fresh optimiser, or with that which train.keep_optim has kept.
 
         Args:
-            epochs: default train.epochs.
+            epochs: passes, of a part of one the first batches; default train.epochs, or as many as make train.steps.
             groups: layout groups to train; default the method's `trains`.
             lr: default eta_t.
             start: (d,) weights of another model to train from there; k.w, its buffers, counters and recorded loss stay
-                what they were.
+                what they were. The optimiser is fresh.
             loss: in place of the hooks `loss` and `step`.
             gradient: in place of the hook of that name.
-            plain: FedAvg's steps on all parameters.
+            plain: FedAvg's steps on all parameters, with a fresh optimiser.
         """
 
     def generator(self, *purpose: str | int) -> torch.Generator:
@@ -250,8 +257,7 @@ class Uploads:
 
     def gram(self, slot: str = "dw", span: Span | None = None) -> Tensor:
         """(m, m) float64 inner products of the clients' rows, over all columns wherever they are (or over one span)."""
-        columns, start, _ = _columns(getattr(self, slot), span)
-        return linear.gram(columns, start)
+        return linear.gram(*_columns(getattr(self, slot), span))
 
     def products(self, v: Tensor, slot: str = "dw", span: Span | None = None) -> Tensor:
         """(m,) float64 inner products of the clients' rows with v, over all columns or over one span (v as long)."""

@@ -20,7 +20,7 @@ from torch import Tensor
 
 from fedmpi.common.options import option
 from fedmpi.flat.layout import HEAD
-from fedmpi.method import FEATURES, INITIAL, SCALAR, Client, Method, Row, Slot, Slots, State, declared
+from fedmpi.method import INITIAL, LAST_LAYER, SCALAR, Client, Method, Row, Slot, Slots, State, declared
 from fedmpi.methods._terms import differ
 
 FEWEST, MOST = 11, 100  # passes over the rows the first time
@@ -36,7 +36,7 @@ class FedALA(Method):
     threshold: float = option(0.1, "deviation of the loss at which the first learning of W ends", ge=0)
 
     paper = "Zhang et al., AAAI 2023"
-    needs = frozenset({FEATURES})
+    needs = frozenset({LAST_LAYER})
     neutral = {"rate": 0.0}
 
     @declared

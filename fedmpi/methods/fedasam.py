@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from fedmpi.common.options import option
-from fedmpi.method import Client, Method
+from fedmpi.method import SGD_STEPS, Client, Method
 
 
 @final
@@ -25,6 +25,7 @@ class FedASAM(Method):
     scaled: str = option("weights", "tensors whose perturbation scales with |w|", choices=("weights", "all"))
 
     paper = "Caldarola et al., ECCV 2022"
+    needs = frozenset({SGD_STEPS})
     neutral = {"rho": 0.0}
 
     def step(self, k: Client, x: Tensor, y: Tensor) -> Tensor:

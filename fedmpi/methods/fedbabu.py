@@ -10,7 +10,7 @@ from typing import final
 
 from fedmpi.common.options import option
 from fedmpi.flat.layout import BODY, EVERYTHING, HEAD, NORM
-from fedmpi.method import FEATURES, Client, Method, Travel
+from fedmpi.method import LAST_LAYER, Client, Method, Travel
 
 TUNED = {"full": (EVERYTHING,), "head": (HEAD,), "body": (BODY, NORM)}
 
@@ -22,7 +22,7 @@ class FedBABU(Method):
 
     paper = "Oh et al., ICLR 2022"
     trains = (BODY, NORM)
-    needs = frozenset({FEATURES})
+    needs = frozenset({LAST_LAYER})
 
     def travels(self, t: int, rounds: int) -> Travel:
         return Travel(but=(HEAD,))  # (1)

@@ -14,7 +14,7 @@ from typing import final
 from torch import Tensor
 
 from fedmpi.common.options import option
-from fedmpi.method import FLAT, SCALAR, SHARED, Client, Method, Row, Server, Slots, State, Uploads
+from fedmpi.method import FLAT, SCALAR, SGD_STEPS, SHARED, Client, Method, Row, Server, Slots, State, Uploads
 
 
 @final
@@ -23,6 +23,7 @@ class FedCM(Method):
     alpha: float = option(0.1, "share of the batch's gradient in (1); 1: FedAvg", gt=0, le=1)
 
     paper = "Xu et al., 2021"
+    needs = frozenset({SGD_STEPS})
     server_state = Slots(delta=FLAT)
     receives = ("delta",)
     sends = Slots(dw=SHARED, a=SCALAR)

@@ -20,7 +20,7 @@ from typing import final
 from torch import Tensor
 
 from fedmpi.common.options import option
-from fedmpi.method import FLAT, PLAIN_SERVER, Client, Method, Row, Server, Slots, State, Uploads, declared
+from fedmpi.method import FLAT, PLAIN_SERVER, SGD_STEPS, Client, Method, Row, Server, Slots, State, Uploads, declared
 
 
 @final
@@ -37,7 +37,8 @@ class FedDyn(Method):
 
     @declared
     def needs(self) -> frozenset[str]:
-        return frozenset({PLAIN_SERVER}) if self.report == "avg" else frozenset()  # else m and w part ways
+        one = frozenset({PLAIN_SERVER}) if self.report == "avg" else frozenset[str]()  # else m and w part ways
+        return one | {SGD_STEPS}
 
     @declared
     def receives(self) -> tuple[str, ...]:

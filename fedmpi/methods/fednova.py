@@ -14,7 +14,7 @@ from typing import final
 from torch import Tensor
 
 from fedmpi.common.options import option
-from fedmpi.method import FLAT, SCALAR, SHARED, Client, Method, Row, Server, Slots, State, Uploads, declared
+from fedmpi.method import FLAT, SCALAR, SGD_STEPS, SHARED, Client, Method, Row, Server, Slots, State, Uploads, declared
 
 
 @final
@@ -24,6 +24,7 @@ class FedNova(Method):
 
     paper = "Wang et al., NeurIPS 2020"
     sends = Slots(dw=SHARED, a=SCALAR)
+    needs = frozenset({SGD_STEPS})
 
     @declared
     def client_state(self) -> Slots:

@@ -10,14 +10,14 @@ from dataclasses import dataclass
 from typing import final
 
 from fedmpi.flat.layout import HEAD
-from fedmpi.method import FEATURES, Method, Travel
+from fedmpi.method import LAST_LAYER, Method, Travel
 
 
 @final
 @dataclass(frozen=True)
 class FedPer(Method):
     paper = "Arivazhagan et al., 2019"
-    needs = frozenset({FEATURES})
+    needs = frozenset({LAST_LAYER})
 
     def travels(self, t: int, rounds: int) -> Travel:
         return Travel(but=(HEAD,))  # (1)

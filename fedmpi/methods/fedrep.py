@@ -10,7 +10,7 @@ from typing import final
 
 from fedmpi.common.options import option
 from fedmpi.flat.layout import BODY, HEAD, NORM
-from fedmpi.method import FEATURES, Client, Method, State, Travel
+from fedmpi.method import LAST_LAYER, Client, Method, State, Travel
 
 
 @final
@@ -20,7 +20,7 @@ class FedRep(Method):
     body_epochs: int = option(1, "epochs of the body phase", ge=0)
 
     paper = "Collins et al., ICML 2021"
-    needs = frozenset({FEATURES})
+    needs = frozenset({LAST_LAYER})
 
     def travels(self, t: int, rounds: int) -> Travel:
         return Travel(but=(HEAD,))

@@ -11,7 +11,7 @@ from typing import final
 from torch import Tensor
 
 from fedmpi.common.options import option
-from fedmpi.method import Client, Method
+from fedmpi.method import SGD_STEPS, Client, Method
 from fedmpi.methods._terms import perturbation
 
 
@@ -21,6 +21,7 @@ class FedSAM(Method):
     rho: float = option(0.1, "length of the perturbation; 0: FedAvg", ge=0)
 
     paper = "Qu et al., ICML 2022"
+    needs = frozenset({SGD_STEPS})
     neutral = {"rho": 0.0}
 
     def step(self, k: Client, x: Tensor, y: Tensor) -> Tensor:

@@ -26,7 +26,7 @@ from torch import Tensor
 from fedmpi.common.errors import UserError
 from fedmpi.common.options import option
 from fedmpi.flat.layout import HEAD, Segment
-from fedmpi.method import CLASSES, FEATURES, Client, Method, borrows, declared, overrides
+from fedmpi.method import CLASSES, FEATURES, SGD_STEPS, Client, Method, borrows, declared, overrides
 from fedmpi.methods._terms import perturbation, retention, share_of_norm, unmoved
 
 # objective: where the gradient of CE is taken, and where that of L_p; w, e: w + eps, -: nowhere
@@ -62,8 +62,8 @@ class FedSOL(Method):
 
     @declared
     def needs(self) -> frozenset[str]:
-        term = self.prox.needs if self.prox else frozenset({CLASSES})
-        return term if self.layers == "all" else term | {FEATURES}
+        term = {SGD_STEPS} | (self.prox.needs if self.prox else frozenset({CLASSES}))
+        return frozenset(term if self.layers == "all" else term | {FEATURES})
 
     def step(self, k: Client, x: Tensor, y: Tensor) -> Tensor:
         least = not self.prox and unmoved(k)  # then g_p = 0

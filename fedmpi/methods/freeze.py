@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from typing import final
 
 from fedmpi.flat.layout import BODY, HEAD, NORM
-from fedmpi.method import FEATURES, Method, Travel
+from fedmpi.method import LAST_LAYER, Method, Travel
 
 
 @final
@@ -18,7 +18,7 @@ from fedmpi.method import FEATURES, Method, Travel
 class Freeze(Method):
     paper = "Son et al., CVPR 2024"
     trains = (BODY, NORM)
-    needs = frozenset({FEATURES})
+    needs = frozenset({LAST_LAYER})
 
     def travels(self, t: int, rounds: int) -> Travel:
         return Travel(but=(HEAD,))  # (1)

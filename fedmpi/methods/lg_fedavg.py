@@ -15,7 +15,7 @@ from torch import nn
 from fedmpi.common.errors import UserError
 from fedmpi.common.options import option
 from fedmpi.flat.layout import HEAD
-from fedmpi.method import FEATURES, Method, Travel
+from fedmpi.method import LAST_LAYER, Method, Travel
 
 GLOBAL = "global"  # layout group of the shared layers below the head
 
@@ -26,7 +26,7 @@ class LGFedAvg(Method):
     n_shared: int = option(1, "number of linear layers that are shared, the last ones", ge=1)
 
     paper = "Liang et al., 2020"
-    needs = frozenset({FEATURES})
+    needs = frozenset({LAST_LAYER})
 
     def travels(self, t: int, rounds: int) -> Travel:
         return Travel(groups=(HEAD, GLOBAL) if self.n_shared > 1 else (HEAD,))  # (1)

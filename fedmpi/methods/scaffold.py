@@ -4,6 +4,7 @@
     c_i' = c_i - c + (x - y) / (a lr)                        option II                 (2)
     x'   = x + sum_i p_i (y_i - x)                                                     (3)
     c'   = c + (m/N) mean_i (c_i' - c_i)                     N all clients, m cohort   (4)
+`mean_c: weighted` takes p_i in (4), too, as FLamby's program does: with all clients corrections then cancel in (3).
 Symbols: x = k.w0, y = k.w. The paper has plain SGD, where a = K, the steps made; with momentum a is the total weight of
 a constant gradient (else c is over-estimated by about 1/(1 - momentum)). The paper's (3) is uniform, here
 cohort.weighting: uniform. Weight decay is part of the steps, and so of (x - y).
@@ -14,20 +15,26 @@ from typing import final
 
 from torch import Tensor
 
-from fedmpi.method import CHANGE, FLAT, SHARED, Client, Method, Row, Server, Slots, State, Uploads
+from fedmpi.common.options import option
+from fedmpi.method import CHANGE, FLAT, SGD_STEPS, SHARED, Client, Method, Row, Server, Slots, State, Uploads, declared
 
 
 @final
 @dataclass(frozen=True)
 class Scaffold(Method):
+    mean_c: str = option("uniform", "mean over clients in (4); weighted: by p", choices=("uniform", "weighted"))
     corrected: bool = field(default=True, init=False)  # FedSOL, whose own steps do not follow (1), makes it False
 
     paper = "Karimireddy et al., ICML 2020"
+    needs = frozenset({SGD_STEPS})
     client_state = Slots(c_i=FLAT)
     server_state = Slots(c=FLAT)
     receives = ("c",)
     sends = Slots(dw=SHARED, dc=CHANGE)
-    means = {"dw": ("p",), "dc": ("uniform",)}
+
+    @declared
+    def means(self) -> dict[str, tuple[str, ...]]:
+        return {"dw": ("p",), "dc": ("uniform" if self.mean_c == "uniform" else "p",)}
 
     def gradient(self, k: Client, g: Tensor) -> Tensor:
         return g.sub_(k.state.c_i).add_(k.down.c) if self.corrected else g  # (1)
@@ -43,4 +50,5 @@ class Scaffold(Method):
         return Row(dc=dc), State(c_i=k.state.c_i + dc)
 
     def aggregate(self, s: Server, up: Uploads) -> tuple[Tensor, State]:
-        return up.mean("dw"), State(c=s.state.c + len(up) / s.clients * up.mean("dc", up.uniform))  # (3), (4)
+        dc = up.mean("dc", up.uniform if self.mean_c == "uniform" else up.p)
+        return up.mean("dw"), State(c=s.state.c + len(up) / s.clients * dc)  # (3), (4)

@@ -87,7 +87,8 @@ def rank_for(shape: torch.Size | tuple[int, ...], ratio: float) -> int:
 
 
 def factorise(module: nn.Module, ratio: float, personal: bool, init: str) -> nn.Module:
-    """`module` with every convolution and linear layer factorised that becomes smaller by it; the head stays dense.
+    """`module` with every convolution and linear layer factorised that becomes smaller by it; the head stays dense, and
+    so do layers that are frozen.
 
     The head is the last linear layer. Convolutions with groups or with a padding other than zeros stay dense too.
     personal: (3) with W_2's factors in the layout group OWN.
@@ -112,6 +113,8 @@ def factorise(module: nn.Module, ratio: float, personal: bool, init: str) -> nn.
 
 
 def _pays(layer: nn.Linear | nn.Conv2d, ratio: float) -> bool:
+    if not layer.weight.requires_grad:
+        return False
     if isinstance(layer, nn.Conv2d) and (layer.groups > 1 or layer.padding_mode != "zeros"):
         return False
     (out, into, *kernel), r = layer.weight.shape, rank_for(layer.weight.shape, ratio)

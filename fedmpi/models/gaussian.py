@@ -13,6 +13,8 @@ import torch
 from torch import Tensor, nn
 from torch.nn.functional import softplus
 
+from fedmpi.common.inputs import Samples, call
+
 REFERENCE = "reference"  # layout group of r_mu, r_sigma, C
 
 
@@ -51,8 +53,8 @@ class Gaussian(nn.Module):
         named = {f"body.{name}": group for name, group in inner.items()}
         return named | dict.fromkeys(("r_mu", "r_sigma", "C"), REFERENCE)
 
-    def features(self, x: Tensor) -> Tensor:
-        mu, s = self.encode(self.body(x)).chunk(2, 1)
+    def features(self, x: Samples) -> Tensor:
+        mu, s = self.encode(call(self.body, x)).chunk(2, 1)
         sigma = softplus(s)
         z = mu + sigma * torch.randn_like(mu) if self.training else mu  # (1)
         return torch.cat([z, self.divergences(self.C * mu, (self.C * sigma).abs())], 1)
@@ -66,5 +68,5 @@ class Gaussian(nn.Module):
         apart = spread - 2 * mu @ (self.r_mu * narrow).T + (self.r_mu.square() * narrow).sum(1)
         return r.log().sum(1) - sigma.log().sum(1, keepdim=True) + apart - mu.shape[1] / 2
 
-    def forward(self, x: Tensor) -> Tensor:
+    def forward(self, x: Samples) -> Tensor:
         return self.head(self.features(x))

@@ -17,7 +17,7 @@ class MLP(nn.Module):
         widths = [inputs, *hidden]
         layers = [layer for a, b in pairwise(widths) for layer in (nn.Linear(a, b), nn.ReLU())]
         self.body = nn.Sequential(nn.Flatten(), *layers)
-        self.head = nn.Linear(widths[-1], classes)
+        self.head: nn.Module = nn.Linear(widths[-1], classes)
 
     def features(self, x: Tensor) -> Tensor:
         return self.body(x)  # (B, hidden[-1]), or the flat sample without a hidden layer

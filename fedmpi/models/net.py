@@ -8,20 +8,23 @@ from torch import Tensor, nn
 
 from fedmpi.common.blame import in_user_code, place_of, told
 from fedmpi.common.errors import UserError
+from fedmpi.common.inputs import Samples, Shape, Type, call, each, look, zeros
 
 
 class Net:
     """A module and the cut between its features and its head: logits = head(z), z (B, `feature_dim`).
 
     The head is the part whose output the module returns: `module.head` where there is one, else an `nn.Linear`; z is
-    the input of that part. Where no part is the last one (a softmax behind it, say), `has_features` is False, `head`
-    and `feature_dim` are None, and `forward` gives (None, logits). The logits are the module's own output in any case.
+    the input of that part. Where no part is the last one (a softmax behind it, say), `head` is None; there, and where
+    features or logits of a sample are more than one row (text, a map), `has_features` is False, `feature_dim` None,
+    and `forward` gives (None, logits). The logits are the module's own output in any case.
 
     The head is found in one dry run, in evaluation mode on two samples of zeros of shape `input_shape` and type `dtype`
     (default: that of the parameters); the modes and
-    buffers of the module are afterwards what they were. `outputs` is the number of logits of a sample.
+    buffers of the module are afterwards what they were. `output_shape` is that of a sample's outputs, `outputs` the
+    first of its sizes: the number of logits of a sample.
 
-    Raises UserError for a module that fails on such samples, or does not return one row of outputs for each.
+    Raises UserError for a module that fails on such samples, or does not return outputs (B, ...) of each.
 
     >>> net = Net(nn.Sequential(nn.Linear(4, 3), nn.ReLU(), nn.Linear(3, 2)), (4,))
     >>> z, logits = net.forward(torch.zeros(5, 4))
@@ -29,38 +32,39 @@ class Net:
     (torch.Size([5, 3]), torch.Size([5, 2]), ['2.bias', '2.weight'])
     """
 
-    def __init__(self, module: nn.Module, input_shape: tuple[int, ...], dtype: torch.dtype | None = None) -> None:
+    def __init__(self, module: nn.Module, input_shape: Shape, dtype: Type | None = None) -> None:
         self.module = module
         like = next(module.parameters(), torch.empty(0))
-        x = self._samples = torch.zeros(2, *input_shape, dtype=dtype or like.dtype, device=like.device)
+        x = self._samples = zeros(2, input_shape, dtype or like.dtype, like.device)
         with _undisturbed(module):
             logits, self.head, z = _last_part(module, x)
+        self.output_shape = tuple(logits.shape[1:])
         self.outputs: int = logits.shape[1]
-        self.feature_dim: int | None = None if z is None else z.shape[1]
+        self.feature_dim: int | None = z.shape[1] if z is not None and z.ndim == logits.ndim == 2 else None
 
     def takes_one(self) -> bool:
         """Whether a batch of one sample can be trained on: batch normalisation of vectors cannot."""
         with _undisturbed(self.module):
             self.module.train()
             try:
-                self.module(self._samples[:1].clone())
+                call(self.module, self._samples[:1])
             except ValueError as error:
                 return "Expected more than 1 value per channel" not in str(error)
         return True
 
     @property
     def has_features(self) -> bool:
-        return self.head is not None
+        return self.feature_dim is not None
 
-    def forward(self, x: Tensor) -> tuple[Tensor | None, Tensor]:
+    def forward(self, x: Samples) -> tuple[Tensor | None, Tensor]:
         """(z, logits) in one pass; z is None where `has_features` is False."""
-        if self.head is None:
-            return None, self.module(x)
+        if self.head is None or self.feature_dim is None:
+            return None, call(self.module, x)
         # The hook (5 us) lives for this call only: one that stayed would keep z, and the graph behind it, alive.
         seen: list[Tensor] = []
         hook = self.head.register_forward_pre_hook(lambda _, inputs: seen.append(inputs[0]))
         try:
-            logits = self.module._call_impl(x)  # not what compute.compile has made of it: that calls no hook of a part
+            logits = call(self.module, x, self.module._call_impl)
         finally:
             hook.remove()
         return seen[-1], logits
@@ -73,7 +77,7 @@ class Net:
         return {name for name, parameter in self.module.named_parameters() if id(parameter) in own}
 
 
-def _last_part(module: nn.Module, x: Tensor) -> tuple[Tensor, nn.Module | None, Tensor | None]:
+def _last_part(module: nn.Module, x: Samples) -> tuple[Tensor, nn.Module | None, Tensor | None]:
     """(logits, the head, its input) of one pass of `module` over x; (logits, None, None) without a head."""
     last: tuple[nn.Module, Tensor, Tensor] | None = None
 
@@ -89,12 +93,12 @@ def _last_part(module: nn.Module, x: Tensor) -> tuple[Tensor, nn.Module | None, 
     hooks = [part.register_forward_hook(note) for part in candidates]
     name, before = f"model {type(module).__name__}", x._version
     try:
-        logits = module(x)
+        logits = call(module, x)
     except Exception as error:
         place = in_user_code(error) or place_of(module)
         raise UserError(
-            f"{name} fails on a batch of two samples of the data set, shape {tuple(x.shape)}, {x.dtype}: "
-            f"{error}; choose a model for samples of this shape{f' ({place})' if place else ''}"
+            f"{name} fails on a batch of two samples of the data set, {look(x)}: "
+            f"{error}; choose a model for samples of this shape{_symbols(x)}{f' ({place})' if place else ''}"
         ) from error
     finally:
         for hook in hooks:
@@ -105,16 +109,21 @@ def _last_part(module: nn.Module, x: Tensor) -> tuple[Tensor, nn.Module | None, 
             "other passes over the batch would see it; work on a copy, such as x = x - mean",
             module,
         )
-    if not isinstance(logits, Tensor) or logits.ndim != 2 or len(logits) != len(x):
+    if not isinstance(logits, Tensor) or logits.ndim < 2 or len(logits) != len(x):
         found = f"shape {tuple(logits.shape)}" if isinstance(logits, Tensor) else type(logits).__name__
         raise told(
             f"{name} returns {found} for a batch of {len(x)} samples; it must return one tensor of shape "
-            f"({len(x)}, outputs)",
+            f"({len(x)}, outputs), or ({len(x)}, ...)",
             module,
         )
-    if last is None or last[2] is not logits or last[1].ndim != 2:
+    if last is None or last[2] is not logits:
         return logits, None, None
     return logits, last[0], last[1]
+
+
+def _symbols(x: Samples) -> str:
+    whole = any(part.dtype == torch.int64 for _, part in each(x, ""))
+    return "; whole numbers are symbols, for nn.Embedding: measurements need floats, x.float()" if whole else ""
 
 
 @contextmanager

@@ -18,24 +18,28 @@ from fedmpi.comm import Communicator, Job
 from fedmpi.common import registry, seeds
 from fedmpi.common.blame import blaming
 from fedmpi.common.errors import UserError
+from fedmpi.common.inputs import Shape, Type, call, zeros
 from fedmpi.config.schema import Settings
 from fedmpi.data.federated import Federated
 from fedmpi.engine.checks import finite
 from fedmpi.engine.federation import Federation
+from fedmpi.engine.local import kept
+from fedmpi.engine.local.schedule import learning_rate
 from fedmpi.engine.messages import Messages
 from fedmpi.engine.plan import Plan, Sink
-from fedmpi.engine.schedule import learning_rate
 from fedmpi.engine.server import Rule
 from fedmpi.engine.travel.gathering import rows_held
-from fedmpi.engine.worker import LocalSGD, Worker
+from fedmpi.engine.worker import Worker
 from fedmpi.flat.model import FlatModel
 from fedmpi.method.base import Method, means_of, overrides
 from fedmpi.method.slots import Travel
 from fedmpi.models.net import Net
-from fedmpi.runtime import fitting, memory, wire
+from fedmpi.runtime import fitting, measuring, memory, wire
 from fedmpi.runtime.build_data import training_ranks
+from fedmpi.runtime.recipe import recipe
 from fedmpi.runtime.resuming import initial
 from fedmpi.runtime.resuming.initial import Initial
+from fedmpi.tasks import contract
 
 
 @dataclass(frozen=True, eq=False)
@@ -102,16 +106,22 @@ def _inner_method(key: str, given: Any, origins: Mapping[str, str], where: str) 
     return None
 
 
-def make_module(settings: Settings, input_shape: tuple[int, ...], classes: int) -> nn.Module:
-    """The architecture with its initial weights, a function of the seed alone."""
+def make_module(settings: Settings, input_shape: Shape, classes: int, dtype: Type = torch.float32) -> nn.Module:
+    """The architecture with its initial weights, a function of the seed alone. dtype: of the samples."""
     made = registry.make(models.KIND, settings.model, settings.origins("model"))
+    if isinstance(input_shape, dict) and settings.model.name in models.registry:
+        named = ", ".join(input_shape)
+        raise UserError(
+            f"model {settings.model.name} takes one tensor a sample, and the data set has several ({named}); write a "
+            f"model with forward(self, {named}): model.name=file.py:Name"
+        )
     with blaming(f"model {settings.model.name}"), seeds.scoped(settings.seed, "init"):
         module = made(input_shape, classes)
         fitting.check_module(f"model.name: {settings.model.name}", module, made)
         if any(is_lazy(p) for p in (*module.parameters(), *module.buffers())):  # made by the first pass: here, seeded
             training = module.training
             with torch.no_grad():
-                module.eval()(torch.zeros(2, *input_shape))
+                call(module.eval(), zeros(2, input_shape, dtype))
             module.train(training)
     return module
 
@@ -122,8 +132,8 @@ def experiment(settings: Settings, data: Federated, device: torch.device) -> Exp
     make_task = registry.make(tasks.KIND, settings.task, settings.origins("task"))
     with blaming(f"task {settings.task.name}"):
         task = make_task(data.classes)
-        tasks.check_task(task)
-    module = make_module(settings, data.input_shape, data.classes)
+        contract.check_task(task)
+    module = make_module(settings, data.input_shape, data.classes, data.x_dtype)
     with blaming(f"method {settings.method.name}, hook prepare"), seeds.scoped(settings.seed, "prepare"):
         module = method.prepare(module, data.classes)
         fitting.check_module(f"method {settings.method.name}, hook prepare", module, method.prepare)
@@ -132,18 +142,21 @@ def experiment(settings: Settings, data: Federated, device: torch.device) -> Exp
     given = initial.fill(module, source, settings.init.strict) if source is not None else None
     with blaming(f"model {settings.model.name}"):
         net = Net(module, data.input_shape, data.x_dtype)
-    task.names = tasks.metric_names(task, net.outputs, data.classes)
+    task.names = contract.metric_names(task, net.output_shape, data.two_targets())
     fitting.check_buffers(settings, module)
     with blaming(f"model {settings.model.name}"):
         model = FlatModel(module, net.head_names(), channels_last=settings.compute.channels_last)
-    if not (finite(model.w) and finite(model.b)):
+    floats = [p for p in model.frozen.values() if p.is_floating_point()]
+    if not all(map(finite, (model.w, model.b, *floats))):
         raise UserError(f"model {settings.model.name}: its initial weights hold values that are not finite")
     fitting.check_needs(settings, method, task, net, module)
     fitting.check_sense(settings, method, data, task, net)
     with blaming(f"method {settings.method.name}"):
         formats = wire.formats(settings, model.w.dtype)
-        messages = Messages(method, model, data.classes, net.feature_dim or 0, data.clients, settings.rounds, formats)
+        sizes = (data.classes, net.feature_dim or 0, data.clients, settings.rounds)
+        messages = Messages(method, model, *sizes, formats, kept.shapes(recipe(settings), model.layout))
     wire.check(settings, messages)
+    measuring.check(settings, method, task, data, messages)
     first = messages.travel(0)
     if (first.groups, first.but) != (Travel().groups, ()) and messages.shared.whole:
         travels = f"all of model {settings.model.name} travels"
@@ -153,7 +166,7 @@ def experiment(settings: Settings, data: Federated, device: torch.device) -> Exp
         fitting.compiler(device)
         module.compile()  # one compilation for all clients of a rank
     rule = make_rule(settings, method, messages.shared_groups)
-    pack = fitting.clients_at_once(settings, method, model)
+    pack = fitting.clients_at_once(settings, method, model, recipe(settings), data)
     return Experiment(settings, moved, method, task, net, model, messages, rule, given, pack)
 
 
@@ -177,15 +190,8 @@ def make_rule(settings: Settings, method: Method, groups: Collection[str]) -> Ru
 
 def make_worker(made: Experiment, stop: Callable[[], bool]) -> Worker:
     """The worker that trains clients on this rank; stop() is true once the run was asked to stop."""
-    s, train = made.settings, made.settings.train
-    sgd = LocalSGD(
-        epochs=train.epochs,
-        batch_size=None if train.batch_size == "full" else train.batch_size,
-        momentum=train.momentum,
-        weight_decay=train.weight_decay,
-        drop_last=train.drop_last,
-    )
-    what = (made.model, made.net, made.task, made.method, made.data, made.messages, sgd, s.seed)
+    s = made.settings
+    what = (made.model, made.net, made.task, made.method, made.data, made.messages, recipe(s), s.seed)
     drop, spares = s.faults.on_bad_update != "abort", s.faults.on_client_error == "drop"
     packing: dict[str, Any] = {"pack": made.pack, "strict": s.compute.pack != "auto"}
     return Worker(*what, bf16=s.compute.precision == "bf16", drop=drop, spares=spares, **packing, stop=stop)
@@ -204,6 +210,7 @@ def federation(
         ),
         fraction=s.cohort.fraction,
         placement="pinned" if s.data.silos else s.cohort.placement,
+        measured=made.pack == 1,  # whom a client is trained with moves its last bits: that must not be a matter of time
         weighting=s.cohort.weighting,
         server_trains=s.server.trains,
         sharded=s.server.placement == "sharded",
@@ -211,30 +218,35 @@ def federation(
         every=s.evaluate.every,
         protocol=s.evaluate.protocol,
         eval_batch=s.evaluate.batch_size,
+        probes=s.analysis,
         max_norm=s.faults.max_norm,
         drop=s.faults.on_bad_update != "abort",
         clip=s.faults.on_bad_update == "clip",
         stop_apart=s.faults.on_divergence == "stop",
         on_lost=s.faults.on_lost_rank if regroups else "abort",
         replay=s.faults.replay is not None,
+        best=fitting.choice(s, made.task, made.data),
         timeout_s=s.comm.round_timeout_s,
+        updates=s.record.updates,
         undo=undoes(s),
     )
     beta1 = s.server.momentum if s.server.optim == "momentum" else s.server.beta1
     like = torch.empty(0 if comm.rank else made.model.layout.size, dtype=made.model.w.dtype, device=comm.device)
-    optimizer = ServerOptimizer(s.server.optim, like, s.server.lr, beta1, s.server.beta2, s.server.eps)
+    constants = (s.server.lr, beta1, s.server.beta2, s.server.eps, s.server.nesterov)
+    optimizer = ServerOptimizer(s.server.optim, like, *constants)
     return Federation(plan, comm, make_worker(made, stop), optimizer, made.rule, sink)
 
 
 def adds_up(made: Experiment, ranks: int) -> bool:
     """Whether rank 0 may add uploads up as they come, where the method reads means of them alone.
 
-    It holds rows where some may be left out, clipped or sent once more; where the config has a rule of its own; and
-    where it trains beside others, for whose turn it would have to wait.
+    It holds rows where some may be left out, clipped or sent once more; where the config has a rule of its own, or has
+    their products recorded; and where it trains beside others, for whose turn it would have to wait.
     """
     faults, server = made.settings.faults, made.settings.server
     all_count = faults.on_bad_update == "abort" and faults.on_client_error != "drop" and faults.on_lost_rank == "abort"
-    return all_count and made.rule is None and (ranks == 1 or not server.trains)
+    reads = made.rule is not None or made.settings.record.updates == "gram"
+    return all_count and not reads and (ranks == 1 or not server.trains)
 
 
 def undoes(s: Settings) -> bool:
@@ -250,12 +262,7 @@ def undoes(s: Settings) -> bool:
 def check_memory(made: Experiment, job: Job) -> dict[str, int]:
     """What the ranks need, in bytes, as `memory.need` says. Raises UserError if this host has less."""
     s = made.settings
-    members = max(int(s.cohort.fraction * made.data.clients + 1e-9), 1)
-    ranks = training_ranks(s, job.size)
-    row = made.itemsize * made.messages.largest_upload()
-    sums = adds_up(made, job.size) and means_of(made.method) is not None and row > 1 << 20  # few bytes are not added up
-    sharded = s.server.placement == "sharded"
-    keep, mine = s.faults.on_lost_rank != "abort", -(-members // len(ranks))
+    members, ranks = cohort_size(made), training_ranks(s, job.size)
     needed = memory.need(
         made.messages,
         made.itemsize,
@@ -265,7 +272,22 @@ def check_memory(made: Experiment, job: Job) -> dict[str, int]:
         undoes=undoes(s),
         room=made.room if s.checkpoint.every else None,
         packed=made.pack if made.pack > 1 else 0,
-        held=rows_held(row, members, mine, job.size, sharded, sums, keep),
+        chooses=s.evaluate.best.metric is not None,
+        held=rows(made, job.size),
     )
     memory.check(needed, job.local_size, alone=job.size == 1)
     return needed
+
+
+def cohort_size(made: Experiment) -> int:
+    """m, the clients of a round."""
+    return max(int(made.settings.cohort.fraction * made.data.clients + 1e-9), 1)
+
+
+def rows(made: Experiment, size: int) -> tuple[float, float]:
+    """How many rows of uploads rank 0 of so many ranks holds, and a rank that trains."""
+    s, members = made.settings, cohort_size(made)
+    row = made.itemsize * made.messages.largest_upload()
+    sums = adds_up(made, size) and means_of(made.method) is not None and row > 1 << 20  # few bytes are not added up
+    keep, mine = s.faults.on_lost_rank != "abort", -(-members // len(training_ranks(s, size)))
+    return rows_held(row, members, mine, size, s.server.placement == "sharded", sums, keep)

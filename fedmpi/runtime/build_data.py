@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-import fcntl
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Mapping
+from contextlib import nullcontext
 from dataclasses import replace
 from functools import partial
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -19,10 +17,16 @@ from fedmpi.common.blame import blaming, told
 from fedmpi.common.errors import UserError
 from fedmpi.common.text import count
 from fedmpi.config.schema import Settings
-from fedmpi.data import partition, sources
+from fedmpi.data import partitions, sources
+from fedmpi.data.augment.chosen import augmented, operation
+from fedmpi.data.augment.operation import Operation
 from fedmpi.data.dataset import Dataset
 from fedmpi.data.federated import Federated, split
-from fedmpi.data.silos import COLUMNS, describe, label_table, open_silos, silo_federation
+from fedmpi.data.fetching.getting import one_at_a_time
+from fedmpi.data.pictures import Pictures
+from fedmpi.data.silos import COLUMNS, WIDTH, describe, label_table, open_silos, silo_federation
+from fedmpi.data.streaming import choosing
+from fedmpi.data.streaming.stream import Stream
 from fedmpi.data.validation import hold_out
 from fedmpi.engine import sampling
 
@@ -41,16 +45,37 @@ def open_source(settings: Settings) -> partial[Any]:
     return registry.make(sources.KIND, chosen, settings.origins("data"))
 
 
+def operations(settings: Settings) -> list[Operation]:
+    """data.augment as operations with checked options."""
+    found = []
+    for i, item in enumerate(settings.data.augment):
+        name, given = (item, None) if isinstance(item, str) else next(iter(item.items()))
+        found.append(operation(name, given, f"data.augment.{i}", settings.origins(f"data.augment.{i}.{name}")))
+    return found
+
+
 def partitioned(settings: Settings) -> Federated:
     """The federation of one partitioned data set, which every rank holds as a whole."""
-    source, cut = open_source(settings), settings.data.partition
+    source, cut, augment = open_source(settings), settings.data.partition, operations(settings)
     assert cut is not None
-    registry.make(partition.KIND, cut, settings.origins("data.partition"))  # before data are read, and with the line
-    with _one_at_a_time(settings.data.root if settings.data.download else None), blaming("data"):
-        dataset = checked(source(settings.data.root), source.func)
+    registry.make(partitions.KIND, cut, settings.origins("data.partition"))  # before data are read, and with the line
+    waiting = one_at_a_time(settings.data.root) if settings.data.download else nullcontext()
+    with waiting, blaming("data"):
+        with choosing(settings.data.stream):
+            dataset = checked(source(settings.data.root), source.func)
+        _check_stream(settings, dataset)
     with blaming("data.partition"):
         whole = split(dataset, cut.scheme, cut.clients, settings.seed, settings.data.client_test, **cut.options)
-    return hold_out(whole, settings.data.validation, settings.seed)
+    return augmented(hold_out(whole, settings.data.validation, settings.seed), augment)
+
+
+def _check_stream(settings: Settings, dataset: Dataset) -> None:
+    x = dataset.train_x
+    if settings.data.stream is True and not (isinstance(x, Pictures) and isinstance(x.stored, Stream)):
+        raise UserError(
+            f"data.stream: true, but source {settings.data.source} gives these samples as a whole: what can stay on "
+            "disk are uint8 pictures in a .npz that is not compressed (numpy.savez), and picture files; leave it out"
+        )
 
 
 def checked(dataset: Any, source: Any) -> Dataset:
@@ -60,25 +85,6 @@ def checked(dataset: Any, source: Any) -> Dataset:
         text = f"source {name} returned {type(dataset).__name__}; it must return fedmpi.Dataset(...)"
         raise told(f"data: {text}", source)
     return dataset
-
-
-@contextmanager
-def _one_at_a_time(root: Path | None) -> Iterator[None]:
-    """Hold a lock in `root`: the first rank on a file system downloads, the others wait and then find the files.
-
-    root None: there is no download, so no lock is needed.
-    """
-    if root is None:
-        yield
-        return
-    try:
-        root.mkdir(parents=True, exist_ok=True)
-        file = (root / ".fedmpi-download.lock").open("w")
-    except OSError as error:
-        raise UserError(f"data.download: {root} cannot be written to: {error.strerror}; correct data.root") from error
-    with file:
-        fcntl.flock(file, fcntl.LOCK_EX)  # released with the file, so a killed rank blocks nobody
-        yield
 
 
 def site_ranks(settings: Settings, size: int) -> dict[int, int]:
@@ -104,27 +110,26 @@ def site_ranks(settings: Settings, size: int) -> dict[int, int]:
 def siloed(settings: Settings, comm: Communicator) -> Federated:
     """The federation of silos: this rank opens its own clients' files; ranks exchange sizes and, where
     data.share_label_counts is true, label counts."""
-    source, names = open_source(settings), settings.data.silos
+    source, names, augment = open_source(settings), settings.data.silos, operations(settings)
     assert names is not None
     owner = site_ranks(settings, comm.size)
     mine = [k for k in owner if owner[k] == comm.rank]
     with blaming("data"):
-        opened = open_silos(source.func, settings.data.root, names, mine, **source.keywords)
+        with choosing(settings.data.stream):
+            opened = open_silos(source.func, settings.data.root, names, mine, **source.keywords)
         datasets = {k: checked(dataset, source.func) for k, dataset in opened.items()}
-    sizes = describe(datasets)
-    table = np.zeros((len(names), sizes.shape[1] if len(sizes) else describe_width()), dtype=np.int64)
-    table[mine] = sizes
+        for dataset in datasets.values():
+            _check_stream(settings, dataset)
+    table = np.zeros((len(names), WIDTH), dtype=np.int64)
+    table[mine] = describe(datasets)
     table = from_owners(comm, table, owner, COLUMNS)
     own, shared = label_table(datasets, table, names), settings.data.share_label_counts
     whole = silo_federation(datasets, table, from_owners(comm, own, owner, LABELS) if shared else own, names)
-    held = replace(hold_out(whole, settings.data.validation, settings.seed), counts_shared=shared)
+    whole = augmented(hold_out(whole, settings.data.validation, settings.seed), augment)
+    held = replace(whole, counts_shared=shared)
     if not settings.data.validation or not shared:
         return held
     return replace(held, label_counts=from_owners(comm, held.label_counts, owner, LABELS))
-
-
-def describe_width() -> int:
-    return describe({}).shape[1]
 
 
 def from_owners(comm: Communicator, table: np.ndarray, owner: Mapping[int, int], what: tuple[str, ...]) -> np.ndarray:

@@ -11,9 +11,11 @@ KINDS = {
     "methods": "fedmpi.methods",
     "models": "fedmpi.models",
     "datasets": "fedmpi.data.sources",
-    "partitions": "fedmpi.data.partition",
+    "partitions": "fedmpi.data.partitions",
+    "augmentations": "fedmpi.data.augment",
     "tasks": "fedmpi.tasks",
     "rules": "fedmpi.aggregation.rules",
+    "trackers": "fedmpi.runtime.record.tracking",
 }
 _ROOT = Path(__file__).parents[1]
 
@@ -38,10 +40,10 @@ def entries(kind: str) -> list[Entry]:
     found = []
     for name, target in registry(kind).items():
         module, _, attribute = target.partition(":")
-        tree = _tree(module)
-        node = next((each for each in tree.body if getattr(each, "name", None) == attribute), None)
+        source = tree(module)
+        node = next((each for each in source.body if getattr(each, "name", None) == attribute), None)
         if kind == "methods" and isinstance(node, ast.ClassDef):
-            found.append(Entry(name, _first_line(tree), _facts(node)))
+            found.append(Entry(name, _first_line(source), _facts(node)))
         else:
             found.append(Entry(name, _first_line(node)))
     return found
@@ -49,7 +51,7 @@ def entries(kind: str) -> list[Entry]:
 
 def registry(kind: str) -> dict[str, str]:
     """Name -> "package.module:Name" of one of `KINDS`."""
-    return _registry(_tree(KINDS[kind]))
+    return _registry(tree(KINDS[kind]))
 
 
 def _facts(node: ast.ClassDef) -> dict[str, str]:
@@ -72,7 +74,7 @@ def _facts(node: ast.ClassDef) -> dict[str, str]:
 
 def _hooks() -> set[str]:
     """The public functions of Method, in whose class body the hooks are listed."""
-    base = next(n for n in _tree("fedmpi.method.base").body if isinstance(n, ast.ClassDef) and n.name == "Method")
+    base = next(n for n in tree("fedmpi.method.base").body if isinstance(n, ast.ClassDef) and n.name == "Method")
     return {n.name for n in base.body if isinstance(n, ast.FunctionDef) and not n.name.startswith("_")}
 
 
@@ -93,15 +95,16 @@ def _slots(value: ast.AST | None) -> list[str]:
     return [k.arg for call in calls for k in call.keywords if k.arg]
 
 
-def _tree(module: str) -> ast.Module:
+def tree(module: str) -> ast.Module:
+    """A module of ours, parsed."""
     path = _ROOT.joinpath(*module.split(".")[1:])
     source = path / "__init__.py" if path.is_dir() else path.with_suffix(".py")
     return ast.parse(source.read_text(encoding="utf-8"), str(source))
 
 
-def _registry(tree: ast.Module) -> dict[str, str]:
+def _registry(source: ast.Module) -> dict[str, str]:
     """The right-hand side of `registry = ...` or `registry: type = ...`."""
-    for statement in tree.body:
+    for statement in source.body:
         targets = statement.targets if isinstance(statement, ast.Assign) else [getattr(statement, "target", None)]
         if any(isinstance(target, ast.Name) and target.id == "registry" for target in targets):
             registry: dict[str, str] = ast.literal_eval(statement.value)  # type: ignore[attr-defined]

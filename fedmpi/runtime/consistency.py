@@ -15,7 +15,10 @@ from torch import Tensor
 
 from fedmpi.comm import Communicator
 from fedmpi.common.errors import UserError
+from fedmpi.common.inputs import Samples, each
 from fedmpi.data.federated import Federated
+from fedmpi.data.pictures import Pictures
+from fedmpi.data.streaming.stream import Stream
 
 CHUNK = 4096  # rows hashed at a time
 SHORT = 6  # bytes of SHA-256 for one item: 60 of them, with their names, fit one allgather_bytes
@@ -55,11 +58,36 @@ def data(federated: Federated) -> dict[str, str]:
     }
 
 
-def _rows(x: Tensor) -> Iterator[bytes]:
-    """All of a tensor's values, a few thousand rows at a time: shape first, then row-major bytes."""
-    yield f"{tuple(x.shape)} {x.dtype}".encode()
-    for start in range(0, len(x), CHUNK):
-        yield x[start : start + CHUNK].cpu().contiguous().numpy().tobytes()
+def frozen(parameters: Mapping[str, Tensor]) -> dict[str, str]:
+    """Digest of the parameters that no message holds, by name; none where all are trained."""
+    if not parameters:
+        return {}
+    pieces = (
+        part
+        for name, p in parameters.items()
+        for part in (f"{name}{tuple(p.shape)} {p.dtype}".encode(), *_bytes(p.detach()))
+    )
+    return {"(frozen parameters)": streamed(pieces)}
+
+
+def _bytes(x: Tensor) -> Iterator[bytes]:
+    """Of a tensor of any type, row-major, some megabytes at a time."""
+    for piece in x.cpu().flatten().view(torch.uint8).split(1 << 24):
+        yield piece.numpy().tobytes()
+
+
+def _rows(x: Samples | Pictures) -> Iterator[bytes]:
+    """All of a tensor's values, a few thousand rows at a time: name and shape first, then row-major bytes."""
+    if isinstance(x, Pictures):
+        yield f"{x.look.normal} {x.look.channels}".encode()
+        if isinstance(x.stored, Stream):
+            yield from x.stored.look()
+            return
+        x = x.stored
+    for name, part in each(x, ""):
+        yield f"{name}{tuple(part.shape)} {part.dtype}".encode()
+        for start in range(0, len(part), CHUNK):
+            yield part[start : start + CHUNK].cpu().contiguous().numpy().tobytes()
 
 
 def agree(comm: Communicator, items: Mapping[str, str], timeout_s: float) -> None:

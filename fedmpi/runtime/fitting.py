@@ -15,12 +15,39 @@ from torch import nn
 
 from fedmpi.common.blame import ONE_SAMPLE, blaming, told
 from fedmpi.common.errors import UserError
+from fedmpi.common.text import lower_is_better, nearest
 from fedmpi.config.schema import Settings
 from fedmpi.data.federated import Federated
+from fedmpi.engine.best import Choice
+from fedmpi.engine.local.recipe import Recipe
 from fedmpi.engine.packed import together
 from fedmpi.flat.model import NORM_LAYERS, FlatModel
-from fedmpi.method.base import CLASSES, FEATURES, LABEL_COUNTS, PLAIN_SERVER, PLAIN_SGD, VALIDATION, Method
+from fedmpi.method.base import (
+    CLASSES,
+    FEATURES,
+    LABEL_COUNTS,
+    LAST_LAYER,
+    PLAIN_SERVER,
+    PLAIN_SGD,
+    SGD_STEPS,
+    VALIDATION,
+    Method,
+    overrides,
+)
 from fedmpi.models.net import Net
+from fedmpi.runtime.recipe import recipe
+from fedmpi.tasks import contract
+
+SHOWN = 5  # sites in a line
+REMEDIES = {  # what to set where a method needs something else
+    "train.optim": "sgd",
+    "train.clip_norm": "null",
+    "train.clip_value": "null",
+    "train.keep_optim": "false",
+    "train.momentum": "0",
+    "data.share_label_counts": "true",
+    "data.validation": "0.1, say",
+}
 
 
 def check_module(said: str, module: Any, made_by: Any) -> None:
@@ -28,11 +55,12 @@ def check_module(said: str, module: Any, made_by: Any) -> None:
     if not isinstance(module, nn.Module) or not any(p.requires_grad for p in module.parameters()):
         found = "a module without any" if isinstance(module, nn.Module) else type(module).__name__
         raise told(f"{said} must return a torch.nn.Module with trainable parameters; it returned {found}", made_by)
-    kinds = sorted({str(p.dtype) for p in module.parameters()})
-    if len(kinds) > 1 or not next(module.parameters()).is_floating_point():
+    trained = [p for p in module.parameters() if p.requires_grad]
+    kinds = sorted({str(p.dtype) for p in trained})
+    if len(kinds) > 1 or not trained[0].is_floating_point():
         raise told(
-            f"{said} has parameters of {', '.join(kinds)}; all must be of one type of floats, as they lie in one "
-            "vector: module.float()",
+            f"{said} has parameters of {', '.join(kinds)}; all that are trained must be of one type of floats, as they "
+            "lie in one vector: module.float()",
             made_by,
         )
     for name, p in module.named_parameters():
@@ -55,13 +83,17 @@ def compiler(device: torch.device) -> None:
 
 
 def check_needs(settings: Settings, method: Method, task: Any, net: Net, module: nn.Module) -> None:
-    name = settings.method.name
+    name, beyond = settings.method.name, recipe(settings).beyond_sgd()
     model, momentum, server = settings.model.name, settings.train.momentum, settings.server
+    cannot = f"model {model} does not end in a linear layer that can be split off"
+    rows = f"model {model} gives more than one row of features, or of outputs, a sample"
     lacking = {
-        FEATURES: not net.has_features and f"model {model} does not end in a linear layer that can be split off",
+        FEATURES: not net.has_features and (cannot if net.head is None else rows),
+        LAST_LAYER: net.head is None and cannot,
         CLASSES: not getattr(task, "classification", False)
         and f"task {settings.task.name} does not say that it is one (classification = True in the class)",
-        PLAIN_SGD: momentum and f"train.momentum is {momentum}",
+        SGD_STEPS: beyond,
+        PLAIN_SGD: beyond or (momentum and f"train.momentum is {momentum}"),
         PLAIN_SERVER: (server.optim, server.lr, server.rule.name) != ("sgd", 1.0, "auto")
         and f"server is {{optim: {server.optim}, lr: {server.lr:g}, rule: {server.rule.name}}}",
         LABEL_COUNTS: not settings.data.share_label_counts and "data.share_label_counts is false",
@@ -69,25 +101,45 @@ def check_needs(settings: Settings, method: Method, task: Any, net: Net, module:
     }
     for needed in sorted(method.needs):
         if needed not in lacking:
-            known = "PLAIN_SGD, PLAIN_SERVER, FEATURES, CLASSES, LABEL_COUNTS, VALIDATION of fedmpi.method"
+            known = (
+                "PLAIN_SGD, SGD_STEPS, PLAIN_SERVER, FEATURES, LAST_LAYER, CLASSES, LABEL_COUNTS, VALIDATION of "
+                "fedmpi.method"
+            )
             raise UserError(f"method {name}: needs holds {needed!r}; it takes {known}")
         if lacking[needed]:
-            raise UserError(f"method {name} needs {needed}, but {lacking[needed]}")
+            raise UserError(f"method {name} needs {needed}, but {_with_remedy(settings, str(lacking[needed]))}")
     batch_norm = any(isinstance(m, NORM_LAYERS[0]) for m in module.modules())
     if batch_norm and settings.train.batch_size == 1:
         raise UserError("train.batch_size: 1 gives batch normalisation nothing to normalise over; use at least 2")
+    kind = next(module.parameters()).dtype
+    if settings.train.keep_optim and kind.itemsize < 4:
+        raise UserError(f"train.keep_optim: model {model} is of {kind}, which cannot count an optimiser's steps")
     if settings.train.drop_last and settings.train.batch_size == "full":
         warnings.warn("train.drop_last has no effect with batch_size: full", stacklevel=2)
 
 
+def _with_remedy(settings: Settings, found: str) -> str:
+    """`train.momentum is 0.9`, where that was written, and what to set."""
+    key = found.partition(" ")[0]
+    if key not in REMEDIES:
+        return found
+    at = settings.origin(key)
+    return f"{found}{f' ({at})' if at and '=' not in at else ''}; set {key}={REMEDIES[key]}"
+
+
 def check_sense(settings: Settings, method: Method, data: Federated, task: Any, net: Net) -> None:
     """What would run, and mean nothing."""
+    choice(settings, task, data)
     train = settings.train
-    if getattr(task, "classification", False) and net.outputs != data.classes:
+    if getattr(task, "classification", False) and net.output_shape != (data.classes,):
+        has = net.outputs if len(net.output_shape) == 1 else net.output_shape
+        texts = len(net.output_shape) == 2 and data.classes in net.output_shape
         raise UserError(
-            f"model {settings.model.name} has {net.outputs} outputs, but the data have {data.classes} classes; "
-            "a classification needs one output a class"
+            f"model {settings.model.name} has {has} outputs, but the data have {data.classes} classes; "
+            f"a classification needs one output a class{' (of texts: task.name=next_symbol)' if texts else ''}"
         )
+    check_targets(settings.task.name, data, task, net)
+    _tell_of_poor_sites(data, task)
     if train.drop_last and train.batch_size != "full":
         without = int((data.train_sizes < train.batch_size).sum())
         if without == data.clients:
@@ -107,6 +159,33 @@ def check_sense(settings: Settings, method: Method, data: Federated, task: Any, 
         warnings.warn("data: the test set is empty; the global model will have no loss and no metrics", stacklevel=3)
 
 
+def check_targets(name: str, data: Federated, task: Any, net: Net) -> None:
+    """Whether targets are what the task is for; of clients whose rows this rank sees, each tensor once."""
+    whole = {} if data.global_test is None else {"test data": data.global_test.y}
+    parts = whole | {
+        f"{part} of {data.site_names[k] if data.site_names else f'client {k}'}" if data.parts is None else part: shard.y
+        for part, shards in (("training data", data.train), ("test data", data.test))
+        for k, shard in shards.items()
+    }
+    for part, y in parts.items():
+        contract.check_targets(name, task, y, net.output_shape, part)
+
+
+def _tell_of_poor_sites(data: Federated, task: Any) -> None:
+    """Sites with one sample, or with samples of one class, are often a mistake in a file, and sometimes the matter."""
+    single = [data.site_names[k] for k in np.flatnonzero(data.train_sizes == 1)] if data.site_names else []
+    alone = []
+    if data.site_names and getattr(task, "classification", False):
+        classes = (data.label_counts > 0).sum(1)
+        alone = [f"{data.site_names[k]} ({data.label_counts[k].argmax()})" for k in np.flatnonzero(classes == 1)]
+    if len(data.site_names) == 1:
+        warnings.warn(f"data: all samples are of one site, {data.site_names[0]}", stacklevel=4)
+    for names, what in ((single, "one training sample"), (alone, "training samples of one class alone")):
+        if names:
+            more = f" and {len(names) - SHOWN} more" if len(names) > SHOWN else ""
+            warnings.warn(f"data: {what} at {', '.join(names[:SHOWN])}{more}", stacklevel=4)
+
+
 def _check_single_samples(settings: Settings, data: Federated, net: Net) -> None:
     """A batch of one sample, which some clients' sizes leave over, has no batch statistics."""
     size, sizes = settings.train.batch_size, data.train_sizes
@@ -124,11 +203,37 @@ def _check_single_samples(settings: Settings, data: Federated, net: Net) -> None
         )
 
 
-def clients_at_once(settings: Settings, method: Method, model: FlatModel) -> int:
+def choice(settings: Settings, task: Any, data: Federated) -> Choice | None:
+    """By what the best model is chosen (evaluate.best)."""
+    best, names = settings.evaluate.best, ("loss", *task.names)
+    if best.metric is None:
+        return None
+    if best.metric not in names:
+        at = settings.origin("evaluate.best.metric")
+        raise UserError(
+            f"{f'{at}: ' if at else ''}evaluate.best.metric: task {settings.task.name} has no {best.metric!r}; "
+            f"{nearest(best.metric, names)}"
+        )
+    if not data.validation_sizes.any():
+        raise UserError(
+            f"evaluate.best.metric: {best.metric} is measured on validation rows, and no client has two samples, to "
+            "hold one out"
+        )
+    lowest = best.goal == "lowest" or (
+        best.goal == "auto" and lower_is_better(best.metric, getattr(task, "falling", ()))
+    )
+    return Choice(f"validation_{best.metric}", lowest, best.patience, best.min_delta)
+
+
+def clients_at_once(settings: Settings, method: Method, model: FlatModel, how: Recipe, data: Federated) -> int:
     """How many clients a rank trains at once (compute.pack)."""
-    compute, pack = settings.compute, settings.compute.pack
-    many = together.many(pack, model)
-    reason = together.why_not(method, model, bf16=compute.precision == "bf16", compiled=compute.compile)
+    compute, pack, named = settings.compute, settings.compute.pack, isinstance(data.input_shape, dict)
+    full = how.momentum or how.weight_decay or any(overrides(method, hook) for hook in ("loss", "gradient"))
+    many = together.many(pack, model, 0 if full else int(how.epochs or 0) * int(data.train_sizes.max(initial=0)))
+    reason = together.why_not(method, model, how, bf16=compute.precision == "bf16", compiled=compute.compile)
+    reason = "a sample is several tensors" if named else reason
+    if settings.task.options.get("weights") == "balanced" and not settings.data.share_label_counts:
+        reason = reason or "task.weights are each client's own (data.share_label_counts: false)"
     if pack == 1 or not reason:
         return many
     if pack != "auto":
@@ -139,7 +244,7 @@ def clients_at_once(settings: Settings, method: Method, model: FlatModel) -> int
 
 def check_buffers(settings: Settings, module: nn.Module) -> None:
     """Float buffers travel in the type of the parameters."""
-    kind = next(module.parameters()).dtype
+    kind = next(p for p in module.parameters() if p.requires_grad).dtype
     for name, buffer in module.named_buffers():
         if buffer.is_floating_point() and buffer.isfinite().all() and not buffer.to(kind).isfinite().all():
             raise UserError(

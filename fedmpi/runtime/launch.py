@@ -8,6 +8,7 @@ import signal
 import time
 import traceback
 import warnings
+from collections.abc import Callable
 from contextlib import ExitStack, suppress
 from functools import partial
 from pathlib import Path
@@ -23,15 +24,19 @@ from fedmpi.comm.loss.leaving import tell_fatal_signals
 from fedmpi.common import heap
 from fedmpi.common.blame import remedy
 from fedmpi.common.errors import UserError
-from fedmpi.common.signals import COMMAND, StopRequest
+from fedmpi.common.inputs import to_text
+from fedmpi.common.signals import StopRequest
 from fedmpi.config import Settings, machine
 from fedmpi.data.federated import Federated
+from fedmpi.engine.best import Best
 from fedmpi.engine.plan import Sink
 from fedmpi.runtime import build, build_data, consistency
-from fedmpi.runtime.record import durable, environment, plugins, report_text
+from fedmpi.runtime.record import durable, environment, plugins, report_text, whole
+from fedmpi.runtime.record.closing import close_failed
 from fedmpi.runtime.record.progress import Console
-from fedmpi.runtime.record.run_dir import RunDirectory
+from fedmpi.runtime.record.run_dir import BEST
 from fedmpi.runtime.record.summary import summary
+from fedmpi.runtime.record.tracking.hearing import hearing
 from fedmpi.runtime.resuming import keeping, resume
 
 COME_AGAIN = 75  # BSD's EX_TEMPFAIL: stopped by a signal; starting again would help
@@ -69,18 +74,16 @@ def set_numerics(settings: Settings) -> None:
         torch.backends.cudnn.benchmark = False
 
 
-def run(settings: Settings) -> int:
-    """Run for the console. Returns the exit code: 0 finished, 75 stopped by a signal, 128 + n without checkpoints, 1
-    come apart (faults.on_divergence: stop).
-
-    Of the ranks of a job that was stopped rank 0 has that code, and leaves last; the others have 0. A job ends with 2
-    for a mistake that the user can correct, 1 for a lost rank or a defect.
-    """
-    return execute(settings, COMMAND)[1]
-
-
-def execute(settings: Settings, command: StopRequest | None = None) -> tuple[dict[str, Any], int]:
+def execute(
+    settings: Settings,
+    command: StopRequest | None = None,
+    after: Callable[[dict[str, Any]], object] = lambda _: None,
+) -> tuple[dict[str, Any], int]:
     """One rank's run: (summary at rank 0, exit code). command: its ear, if the process is `fedmpi run` and ends soon.
+    after: what rank 0 does with the summary while the others wait: once they have left, launchers may end it.
+    The exit code: 0 finished, 75 stopped by a signal, 128 + n without checkpoints, 1 come apart (faults.on_divergence:
+    stop). Of the ranks of a job that was stopped rank 0 has that code, and leaves last; the others have 0. A job ends
+    with 2 for a mistake that the user can correct, 1 for a lost rank or a defect.
 
     In a single process mistakes are raised; in a job of several ranks they are printed once, and end it.
     """
@@ -102,6 +105,8 @@ def execute(settings: Settings, command: StopRequest | None = None) -> tuple[dic
         stop.listen()
         stop.alone(None)
         result = _connected(settings, job, comm, device, made, stop, alarm, until_end)
+        if comm.rank == 0:
+            after(result[0])
         with suppress(*([Lost] if settings.faults.on_lost_rank != "abort" else [])):  # all of the run is on disk
             comm.close()
         if result[1] and job.size > 1:
@@ -154,6 +159,7 @@ def _connected(
     code = consistency.code() | plugins.digests(own)
     layout = {"(layout)": consistency.of(made.model.layout.describe())}
     layout |= {} if made.initial is None else {"(initial weights)": made.initial.digest}
+    layout |= consistency.frozen(made.model.frozen)
     # Hashing all data takes a moment.
     data = consistency.data(made.data) if job.size > 1 or settings.checkpoint.every else {}
     consistency.agree(comm, {**code, **data, **layout}, timeout_s)
@@ -165,7 +171,7 @@ def _connected(
         keeping.start(fed, made, None, False, lambda text: None)
         fed.run()
         return {}, 0
-    identity = {**settings.identity(), **code, **data, **layout}
+    identity = {**whole.of(settings).identity(), **code, **data, **layout}
     return _rank0(made, job, comm, stop, alarm, until_end, ranks, own, identity)
 
 
@@ -191,10 +197,12 @@ def _rank0(
     identity: dict[str, str],
 ) -> tuple[dict[str, Any], int]:
     settings, data = made.settings, made.data
+    heard = hearing(settings)
     directory, going_on = resume.directory(settings, identity, until_end)
-    alarm.will = partial(_close_failed, directory)
+    falling = tuple(getattr(made.task, "falling", ()))
+    alarm.will = partial(close_failed, directory, falling)
     directory.write_identity(identity)
-    directory.write_config(settings.resolved())
+    directory.write_config(whole.of(settings).resolved())
     if made.initial is not None:
         directory.write_initial(made.initial.content)
     backend = type(comm).__name__.lower()
@@ -203,10 +211,10 @@ def _rank0(
     scheme = settings.data.partition.scheme if settings.data.partition else "silos"
     held = [data.validation[k].index.numpy() for k in sorted(data.validation)] if data.parts is not None else []
     directory.write_partition(scheme, settings.seed, data.train_sizes, data.shared_counts(), data.parts, held)
-
     headline = made.task.names[0]
     prefix = "" if "global" in settings.evaluate.protocol else f"{settings.evaluate.protocol[0]}_"
     shown = [f"{prefix}{name}" for name in ("loss", *made.task.names)]
+    shown += [f"validation_{settings.evaluate.best.metric}"] if settings.evaluate.best.metric else []
     live = job.launcher in ("single", "torchrun") and "SLURM_JOB_ID" not in os.environ
     console = Console(settings.rounds, shown, directory.log, live=live)
     last_clients: list[dict[str, Any]] = []
@@ -215,6 +223,7 @@ def _rank0(
         directory.add_metrics(row)
         console.round(row, fed.server.view.noted if fed.server is not None else ())
         stop.done(row["round"] + 1)
+        heard.round(row)
 
     def on_clients(rows: list[dict[str, Any]]) -> None:
         last_clients[:] = rows or last_clients
@@ -225,32 +234,45 @@ def _rank0(
         directory.add_loss(row)
         console.say(report_text.loss(row, data.site_names))
 
+    facts = {"input": to_text(data.input_shape, data.x_dtype), "classes": str(data.classes)}
+
+    def on_best(best: Best) -> None:
+        about = {**facts, "figure": best.choice.figure, "round": best.round, "value": best.value}
+        directory.write_model(made.model.state_dict(best.w, best.b), about, BEST)
+
     for line in report_text.headlines(made, job, backend, ranks):
         console.say(line)
     if made.settings.faults.on_lost_rank != "abort" and comm.size > 1 and _stuck(ranks):
         warnings.warn(f"faults.on_lost_rank: a rank that is lost ends this run: {_stuck(ranks)}", stacklevel=2)
-    fed = build.federation(made, comm, stop, Sink(on_round, on_clients, loss=on_loss), not _stuck(ranks))
+    sink = Sink(on_round, on_clients, best=on_best, loss=on_loss, placement=directory.add_placement)
+    sink.updates, sink.analysis = directory.add_updates, directory.add_analysis
+    fed = build.federation(made, comm, stop, sink, not _stuck(ranks))
     fed.hosts = {rank: each["host"] for rank, each in enumerate(ranks)}
     kept, after = keeping.start(fed, made, directory, going_on, console.say)
     if going_on:
         directory.begin_after(after)
+        if fed.server is not None and fed.server.best and fed.server.best.round is not None:
+            on_best(fed.server.best)
         if fed.roster.losses.rows or directory.losses():
             directory.write_losses(fed.roster.losses.rows)
+        fed.roster.recorded = {k: v for row in directory.placement()[-1:] for k, v in row.items() if k != "round"}
         console.say(f"going on after round {after}" if after >= 0 else "no round was complete: from the start")
+    heard.begin(settings, directory, max(after, 0), going_on)
     reason = fed.run()
     console.close()
-    facts = {"input_shape": ",".join(map(str, data.input_shape)), "classes": str(data.classes)}
     assert fed.server is not None  # this is rank 0
     directory.write_model(made.model.state_dict(fed.server.w, fed.server.b), facts)
     rows = directory.metrics()
     ended = f"signal {stop.signal}" if reason == "stopped" and stop.signal else reason
     ended = f"diverged: {fed.report.watch.said}" if reason == "apart" else ended
-    result = summary(rows, report_text.figures_in(rows), ended, directory.losses())
+    ended = f"enough: {fed.server.best.why}" if reason == "enough" and fed.server.best else ended
+    result = summary(rows, report_text.figures_in(rows), ended, directory.losses(), directory.best_model(), falling)
     directory.write_summary(result)
+    heard.end(result)
     report_text.farewell(console, directory, result, f"{prefix}{headline}", last_clients, made)
     if reason == "stopped" and kept is not None and not stop.enough:
         console.say(f"go on with: fedmpi resume {directory.path}")
-    ended_so = {"finished": 0, "apart": 1}
+    ended_so = {"finished": 0, "enough": 0, "apart": 1}
     code = ended_so[reason] if reason in ended_so else _stopped(kept is not None, stop)
     if os.environ.get(OUTCOME):
         fresh = len(rows) - (after + 1 if going_on else 0)
@@ -258,14 +280,6 @@ def _rank0(
             durable.write(Path(os.environ[OUTCOME]), f"{code} {fresh}\n".encode())
             code = 0 if job.launcher == "torchrun" else code  # which would make it 1, and print a traceback
     return {**result, "directory": str(directory.path)}, code
-
-
-def _close_failed(directory: RunDirectory, reason: str) -> None:
-    """A run that fails leaves whole lines and a summary of the rounds that it has done."""
-    if directory.end():
-        rows = directory.metrics()
-        facts = summary(rows, report_text.figures_in(rows), f"failed: {reason}", directory.losses())
-        directory.write_summary(facts)
 
 
 def validate(settings: Settings, job: Job | None = None) -> list[tuple[str, str]]:
@@ -280,4 +294,5 @@ def validate(settings: Settings, job: Job | None = None) -> list[tuple[str, str]
     data = build_data.siloed(settings, comm) if settings.data.silos else build_data.partitioned(settings)
     made = build.experiment(settings, data, cpu)
     fed = build.federation(made, comm, lambda: False)
+    hearing(settings)
     return report_text.check_list(made, fed, build.check_memory(made, job or detect({})))

@@ -19,7 +19,9 @@ from fedmpi.common import registry
 from fedmpi.common.errors import UserError
 from fedmpi.config.yaml_source import read
 from fedmpi.runtime import catalog
+from fedmpi.runtime.record import kept_copies
 
+DEAF = ("track=[]", "callbacks=[]")  # who looks at a run tells nobody of it
 NAMED = {  # where a config names code, and what
     ("data", "source"): "datasets",
     ("data", "partition", "scheme"): "partitions",
@@ -32,7 +34,8 @@ NAMED = {  # where a config names code, and what
 
 
 def run_settings(run_dir: Path, trust: bool, overrides: Sequence[str] = ()) -> config.Settings:
-    """The settings of a run directory; those that `overrides` gives are the caller's own, and trusted.
+    """The settings of a run directory; those that `overrides` gives are the caller's own, and trusted. Where the user's
+    own code is no longer where it was, they name the copy in the run directory.
 
     Raises:
         UserError: no run directory; or it is not trusted, and names code or files of its own.
@@ -40,9 +43,10 @@ def run_settings(run_dir: Path, trust: bool, overrides: Sequence[str] = ()) -> c
     path = run_dir / "config.yaml"
     if not path.is_file():
         raise UserError(f"{run_dir} is no run directory: it holds no config.yaml")
-    if trust:
-        return config.load(path, ["init.from=null", *overrides])  # the run has a model of its own
     tree = read(path).data
+    if trust:
+        moved = kept_copies.moved(run_dir, foreign(tree).values())
+        return config.load(path, ["init.from=null", *DEAF, *overrides], moved)  # the run has a model of its own
     how = "if it is yours, or you trust who made it: trust=True in Python, --trust on the command line"
     if "base" in tree:
         raise UserError(
@@ -52,7 +56,7 @@ def run_settings(run_dir: Path, trust: bool, overrides: Sequence[str] = ()) -> c
     if found := foreign(tree):
         named = ", ".join(f"{name} ({where})" for where, name in found.items())
         raise UserError(f"{run_dir} would run code that is not fedmpi's own: {named}. It was not run; {how}")
-    return config.load(path, ["data.download=false", "init.from=null", *overrides])
+    return config.load(path, ["data.download=false", "init.from=null", *DEAF, *overrides])
 
 
 def guard(trust: bool) -> AbstractContextManager[None]:

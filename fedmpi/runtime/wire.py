@@ -17,8 +17,7 @@ SORTING = ("median", "trimmed_mean")  # rules that look at one entry of all clie
 def formats(settings: Settings, dtype: torch.dtype) -> Wire:
     """The formats of uploads and downloads of a model of this type.
 
-    Raises UserError for a model of half-precision numbers, uploads that are shared out, and topk beside a rule that
-    looks at single entries.
+    Raises UserError for a model of half-precision numbers, and topk beside a rule that looks at single entries.
     """
     up, down = settings.comm.wire.up, settings.comm.wire.down
     if (up.name, down.name) != ("fp32", "fp32") and dtype not in (torch.float32, torch.float64):
@@ -26,11 +25,6 @@ def formats(settings: Settings, dtype: torch.dtype) -> Wire:
             f"comm.wire: up {up.name}, down {down.name}: the parameters of model {settings.model.name} are "
             f"{str(dtype).removeprefix('torch.')}, and only float32 and float64 travel in another format than their "
             "own; leave comm.wire out"
-        )
-    if up.name != "fp32" and settings.server.placement == "sharded":
-        raise UserError(
-            f"comm.wire.up: {up.name} does not go with server.placement: sharded, where each rank gets its columns of "
-            "an upload, number by number; use server.placement: root"
         )
     rule = settings.server.rule.name
     if up.name == "topk" and rule in SORTING:

@@ -42,6 +42,20 @@ def test_three_steps(name):
     np.testing.assert_allclose(w.numpy(), expected, rtol=0, atol=1e-14)
 
 
+@pytest.mark.parametrize("nesterov", [False, True])
+def test_momentum_is_torchs_sgd_along_the_negative_direction(nesterov):
+    """With nesterov and AdamW on the clients this is DiLoCo's outer step. Tolerance: torch adds before it scales."""
+    theirs = torch.nn.Parameter(torch.tensor([1.0, -1, 0.5, 2], dtype=torch.float64))
+    ours = theirs.detach().clone()
+    reference = torch.optim.SGD([theirs], LR, BETA1, nesterov=nesterov)
+    optim = ServerOptimizer("momentum", ours, LR, BETA1, nesterov=nesterov)
+    for d in torch.from_numpy(np.concatenate([D, -2 * D])):
+        optim.step(ours, d, optim.state)
+        theirs.grad = -d
+        reference.step()
+        torch.testing.assert_close(ours, theirs.detach(), rtol=1e-14, atol=1e-14)
+
+
 @pytest.mark.parametrize(("name", "slots"), [("sgd", 0), ("momentum", 1), ("adagrad", 2), ("adam", 2), ("yogi", 2)])
 def test_state_is_all_there_is(name, slots):
     """A step from a copied state is the same step: nothing else is remembered."""
@@ -70,8 +84,14 @@ def test_columns_are_independent():
 
 
 @pytest.mark.parametrize(
-    ("server", "beta1"), [({"optim": "momentum", "momentum": 0.5}, 0.5), ({"optim": "adam", "momentum": 0.5}, 0.9)]
+    ("server", "beta1"),
+    [
+        ({"optim": "momentum", "momentum": 0.5}, 0.5),
+        ({"optim": "momentum", "nesterov": True}, 0.9),
+        ({"optim": "adam", "momentum": 0.5}, 0.9),
+    ],
 )
 def test_keys_of_the_config(server, beta1):
     optim = prepare(settings(server={"lr": 0.25, **server})).fed.server.optimizer
     assert (optim.lr, optim.beta1, optim.beta2, optim.eps) == (0.25, beta1, 0.99, 1e-3)
+    assert optim.nesterov == server.get("nesterov", False)

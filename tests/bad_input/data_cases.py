@@ -81,7 +81,7 @@ TABLES = {
     "one class": (*table(y=Y * 0), r"the data set has 1 class, but it needs 2 or more"),
     "a label beyond classes": (*table(", classes: 2", y=Y * 3), r"label 3; with data\.classes=2 0\.\.1 is allowed"),
     "a test label beyond": (*table(", classes: 2", test_x=X, test_y=Y + 5), r"label 6; with data\.classes=2"),
-    "one-hot labels": (*table(y=np.eye(2)[Y]), r"y has the shape \(40, 2\); .* of one-hot rows y\.argmax\(1\)"),
+    "one-hot labels": (*table(y=np.eye(2)[Y]), r"y has the shape \(40, 2\); .* of one-hot rows store y\.argmax\(1\)"),
     "nan targets": (*table(y=_with(Y, 0, np.nan)), r"a\.npz: y holds nan in row 0"),
     "other test rows": (*table(test_x=X[:, :2], test_y=Y), r"a row of x is \(3,\) .*test_x \(2,\)"),
     "other test labels": (*table(test_x=X, test_y=Y * 1.0), r"y int64, .*test_y float64; they must agree"),
@@ -235,10 +235,149 @@ def _sixteen_bits(folder):
     Image.fromarray(np.full((9, 9), 40000, np.uint16)).save(folder / "train" / "a" / "0.png")
 
 
+def _png(width, height):
+    buffer = io.BytesIO()
+    Image.new("RGB", (width, height)).save(buffer, "PNG")
+    return buffer.getvalue()
+
+
+def _csv(text, change=lambda folder: None):
+    """Twelve pictures, and a CSV of `path,label,hospital`; TABLE in the text stands for its twelve rows."""
+
+    def write(folder):
+        rows = []
+        for i in range(12):
+            Image.new("RGB", (9, 9), (i * 9, 0, 0)).save(folder / f"{i}.png")
+            rows.append(f"{i}.png,{'ab'[i % 2]},{'nm'[i // 6]}\n")
+        content = text.replace("TABLE", "path,label,hospital\n" + "".join(rows))
+        (folder / "a.csv").write_bytes(content.encode("utf-8", "surrogateescape"))
+        change(folder)
+
+    return write
+
+
+CSV = "source: csv_images, path: a.csv, site_column: hospital"
+TABLE_OF_FILES = {
+    "csv of files: none": (CSV, None, r"there is no file .*a\.csv .*correct data\.root or data\.path"),
+    "csv of files: no path": ("source: csv_images", None, r"data\.path: missing; it must be given"),
+    "csv of files: no column": (
+        f"{CSV}, label_column: class",
+        _csv("TABLE"),
+        r"a\.csv has no column 'class' \(data\.label_column\); it has path, label, hospital",
+    ),
+    "csv of files: semicolons": (
+        CSV,
+        _csv("path;label;hospital\n0.png;a;n\n"),
+        r"no column 'path' .*; is the delimiter ';'\? data\.delimiter",
+    ),
+    "csv of files: a column twice": (CSV, _csv("path,label,label,hospital\n0.png,a,a,n\n"), r"column 'label' twice"),
+    "csv of files: a short row": (CSV, _csv("TABLE12.png,a\n"), r"a\.csv, line 14: 2 fields, but the header has 3"),
+    "csv of files: no label": (CSV, _csv("TABLE0.png,,n\n"), r"a\.csv, line 14: the column 'label' is empty"),
+    "csv of files: a header alone": (CSV, _csv("path,label,hospital\n"), r"a\.csv holds no row below its header"),
+    "csv of files: empty": (CSV, _csv(""), r"a\.csv holds no row below its header"),
+    "csv of files: bytes": (CSV, _csv("TABLE\udcff\udcfe"), r"a\.csv cannot be read as CSV: .*write it anew as UTF-8"),
+    "csv of files: a quotation that does not end": (CSV, _csv('TABLE0.png,"a,n\n'), r"cannot be read as CSV"),
+    "csv of files: no picture": (
+        CSV,
+        _csv("TABLEz.png,a,n\n"),
+        r"a\.csv, line 14: there is no picture .*z\.png; correct the row, or data\.root",
+    ),
+    "csv of files: text for a picture": (
+        CSV,
+        _csv("TABLE", _put("7.png", b"hello")),
+        r"a\.csv, line 9: .*7\.png cannot be read as a picture",
+    ),
+    "csv of files: several sizes": (
+        CSV,
+        _csv("TABLE", _put("7.png", _png(10, 9))),
+        r"a\.csv, line 9: .*7\.png is 10x9, .* is 9x9: give data\.size",
+    ),
+    "csv of files: a class that is none": (
+        f"{CSV}, class_names: [a, c]",
+        _csv("TABLE"),
+        r"a\.csv, line 3: the class 'b' \(label\) is not one of data\.class_names: a, c",
+    ),
+    "csv of files: a class twice": (f"{CSV}, class_names: [a, b, a]", _csv("TABLE"), r"class_names holds 'a' twice"),
+    "csv of files: a picture twice": (
+        CSV,
+        _csv("TABLE./3.png,a,m\n"),
+        r"a\.csv, line 14: the picture 3\.png is that of .*a\.csv, line 5, too; leave one of them out",
+    ),
+    "csv of files: other letters": (
+        CSV,
+        _csv("Path,label,hospital\n0.png,a,n\n"),
+        r"no column 'path' \(data\.picture_column\); .*did you mean 'Path'",
+    ),
+    "csv of files: a class in two spellings": (
+        CSV,
+        _csv("path,label,hospital\n0.png,a,n\n1.png,b,n\n2.png,A,n\n"),
+        r"a\.csv, line 4: the class is 'A', and in .*a\.csv, line 2 'a'; are they one",
+    ),
+    "csv of files: one class": (
+        CSV,
+        _csv("path,label,hospital\n0.png,a,n\n1.png,a,n\n"),
+        r"a\.csv: the column 'label' holds one class alone, 'a'",
+    ),
+    "csv of files: a site of one sample": (
+        CSV.replace("site_column", "partition: {scheme: site}, site_column"),
+        _csv("path,label,hospital\n0.png,a,n\n1.png,b,n\n2.png,a,m\n"),
+        r"a\.csv, line 4: site 'm', which begins there, has 1 training picture; say data\.small_sites: keep",
+    ),
+    "csv of files: a site of one class": (
+        CSV.replace("site_column", "partition: {scheme: site}, site_column"),
+        _csv("path,label,hospital\n0.png,a,n\n1.png,b,n\n2.png,a,m\n3.png,a,m\n"),
+        r"a\.csv, line 4: site 'm', .* has 2 training pictures of one class, 'a'",
+    ),
+    "csv of files: of Excel": (
+        CSV.replace("a.csv", "a.xlsx"),
+        _put("a.xlsx", b"PK"),
+        r"a\.xlsx is a spreadsheet program's own file",
+    ),
+    "csv of files: a part that is none": (
+        f"{CSV}, split_column: label",
+        _csv("TABLE"),
+        r"a\.csv, line 2: label is 'a'; allowed: train, training, val",
+    ),
+    "csv of files: a silo that is none": (
+        f"{CSV}, class_names: [a, b], partition: null, silos: [n, x]",
+        _csv("TABLE"),
+        r"a\.csv: no row is of the site 'x' \(hospital\); it has m, n",
+    ),
+    "csv of files: silos without classes": (
+        f"{CSV}, partition: null, silos: [n, m]",
+        _csv("TABLE"),
+        r"data\.class_names is missing; silos need it",
+    ),
+    "csv of files: two means": (
+        f"{CSV}, mean: [0.5, 0.5]",
+        _csv("TABLE"),
+        r"data\.mean has 2 numbers; 1 or channels=3",
+    ),
+}
+
+
 FOLDER = "source: image_folder, size: 8"
 PICTURES = {
-    "pictures: no folder": (FOLDER, None, r"there is no folder .*train .*correct data\.root or data\.path"),
-    "pictures: no class": (FOLDER, lambda folder: (folder / "train").mkdir(), r"there is no folder\)"),
+    "pictures: no folder": (
+        f"{FOLDER}, path: none",
+        None,
+        r"there is no folder .*none .*correct data\.root or data\.path",
+    ),
+    "pictures: no class": (
+        FOLDER,
+        lambda folder: (folder / "train").mkdir(),
+        r"there is no folder\); correct data\.root",
+    ),
+    "pictures: no train": (
+        FOLDER,
+        lambda folder: (folder / "test").mkdir(),
+        r"has a folder test, but no folder .*train",
+    ),
+    "pictures: several sizes": (
+        "source: image_folder",
+        _pictures(_put("train/b/5.png", _png(9, 10))),
+        r"b/5\.png is 9x10, .*a/0\.png is 9x9: give data\.size",
+    ),
     "pictures: text": (FOLDER, _pictures(_put("train/a/0.png", b"hello")), r"0\.png cannot be read as a picture"),
     "pictures: empty": (FOLDER, _pictures(_put("train/a/0.png", b"")), r"cannot be read .*mend or remove it"),
     "pictures: 16 bits": (FOLDER, _pictures(_sixteen_bits), r"its pixels are of mode I;16, not of 8 bits"),

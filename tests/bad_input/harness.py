@@ -11,6 +11,7 @@ from typing import Any, NamedTuple
 import config_cases
 import data_cases
 import file_cases
+import spreadsheet_cases
 
 CONFIG = """\
 rounds: 1
@@ -42,9 +43,10 @@ def _all() -> dict[str, Case]:
     cases |= {
         label: Case(says, behind=text, prepare=prepare) for label, (text, prepare, says) in file_cases.FILES.items()
     }
-    for files in (data_cases.TABLES, data_cases.IDX, data_cases.HEART, data_cases.PICTURES):
+    pictures = (data_cases.PICTURES, data_cases.TABLE_OF_FILES)
+    for files in (data_cases.TABLES, data_cases.IDX, data_cases.HEART, *pictures, *spreadsheet_cases.ALL):
         for label, (data, prepare, says) in files.items():
-            clients = "" if "partition" in data else ", partition: {scheme: iid, clients: 4}"
+            clients = "" if "partition" in data or "silos" in data else ", partition: {scheme: iid, clients: 4}"
             cases[label] = Case(says, data=data + clients, prepare=prepare)
     picky = ("model.name=mcmahan_cnn",)
     cases["a model for other data"] = cases["x twice"]._replace(

@@ -12,7 +12,7 @@ from helpers import BIN, clean_env, fedmpi, gone
 # Found before torch is imported, and after: what files of data hold, what the parts say about each other.
 EARLY = [
     "colour=red",
-    "train.optim=adam",
+    "train.optim=lion",
     "learning_rate=0.1",
     "base=[a.yaml]",
     "model.name=none.py:f",

@@ -12,18 +12,15 @@ from pathlib import Path
 
 import pytest
 from fork_server import WORDS
-from helpers import warm
+from helpers import clean_env, warm
 
 HERE = Path(__file__).parent
 ROOT = HERE.parents[1]
 LIMIT_S = 120  # of one start of several processes: all time-outs under test are far shorter
 
 
-def clean_env() -> dict[str, str]:
-    """The caller's environment without launcher variables: the suite itself may run under srun or mpirun."""
-    launchers = ("SLURM_", "OMPI_", "PMI", "PRTE", "MPI_LOCAL", "TORCHELASTIC")
-    env = {name: value for name, value in os.environ.items() if not name.startswith(launchers)}
-    return env | {"PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"}
+def environment() -> dict[str, str]:
+    return warm(clean_env(PYTHONPATH=str(ROOT)))
 
 
 def free_port() -> int:
@@ -60,7 +57,7 @@ class Ranks:
         """One process for each environment, as a launcher would."""
         command = [*WORDS, str(HERE / program), str(self.folder), backend, *args]
         pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.STDOUT, "text": True}
-        processes = [subprocess.Popen(command, env=warm(clean_env() | env), **pipes) for env in envs]
+        processes = [subprocess.Popen(command, env=environment() | env, **pipes) for env in envs]
         try:
             texts = [process.communicate(timeout=LIMIT_S)[0] for process in processes]
         finally:
@@ -89,7 +86,7 @@ class Ranks:
                 *(["--allow-run-as-root"] if os.geteuid() == 0 else []),
             ]
         command[1:1] = options
-        done = subprocess.run(command, env=warm(clean_env()), capture_output=True, text=True, timeout=LIMIT_S)
+        done = subprocess.run(command, env=environment(), capture_output=True, text=True, timeout=LIMIT_S)
         return self.outcome([done.returncode], done.stdout + done.stderr)
 
     def outcome(self, codes: list[int], text: str) -> Outcome:
@@ -114,7 +111,7 @@ def slurm():
     """The environment of a running Slurm: the caller's, or one of our own for as long as the tests run."""
     if not shutil.which("sbatch"):
         pytest.skip("no sbatch on PATH")
-    env = clean_env()
+    env = clean_env(PYTHONPATH=str(ROOT))
     script = str(ROOT / "tests" / "slurm_cluster.sh")
     running = subprocess.run(["sinfo"], env=env, capture_output=True).returncode == 0
     if not running:

@@ -54,6 +54,22 @@ def test_ranks_that_end_without_a_run_are_no_success(stand_in, tmp_path):
     assert start("mpirun.sh", "2", "c.yaml", env=lets_die).returncode == 75
 
 
+def test_what_a_killed_mpirun_left_stops_no_other(stand_in, tmp_path):
+    """Process numbers come again, in minutes on a busy machine: Open MPI refuses a number whose folder is there."""
+    real = shutil.which("mpirun", path=stand_in["PATH"])
+    if not real or "Open MPI" not in subprocess.run([real, "--version"], capture_output=True, text=True).stdout:
+        pytest.skip("no mpirun of Open MPI on PATH")
+    # What is left is there before the script looks, under the number that mpirun will have.
+    (tmp_path / "rm").write_text(
+        f'#!/bin/sh\nfor left in "$@"; do :; done\nmkdir -p "$left"\n'
+        f'touch "$left/pmix.$(hostname).tool.${{left##*.}}" {tmp_path}/asked\nexec /bin/rm "$@"\n'
+    )
+    (tmp_path / "rm").chmod(0o755)
+    done = start("mpirun.sh", "1", "c.yaml", env=stand_in)
+    assert (tmp_path / "asked").exists()
+    assert (done.stdout, done.returncode) == ("1|run|c.yaml\n", 0), done.stderr
+
+
 def test_threads_are_the_users_if_set(stand_in):
     assert start("local.sh", "c.yaml", env=stand_in | {"OMP_NUM_THREADS": "4"}).stdout == "4|run|c.yaml\n"
 

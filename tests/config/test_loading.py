@@ -143,9 +143,9 @@ def test_settings_are_frozen(tmp_path):
 EDITS = [
     (
         "trainn: {epochs: 1}",
-        "{path}:7: trainn: unknown key; did you mean 'train'? allowed: base, checkpoint, cohort, comm, compute,",
+        "{path}:7: trainn: unknown key; did you mean 'train'? allowed: analysis, base, callbacks, checkpoint,",
     ),
-    ("lr: 0.1", "{path}:7: lr: unknown key; did you mean train.lr or server.lr? allowed: base,"),
+    ("lr: 0.1", "{path}:7: lr: unknown key; did you mean train.lr or server.lr? allowed: analysis, base,"),
     (
         "cohort: {fractoin: 1}",
         "{path}:7: cohort.fractoin: unknown key; did you mean 'fraction'? allowed: fraction, placement",
@@ -198,10 +198,10 @@ def test_mistakes_in_a_file(tmp_path, text, expected):
 @pytest.mark.parametrize(
     ("override", "expected"),
     [
-        ("train.epochs=x", "command line: train.epochs=x: train.epochs: 'x' is not allowed; must be a whole number"),
+        ("train.epochs=x", "command line: train.epochs=x: train.epochs: 'x' is not allowed; must be a number"),
         (
             "train.epoch=3",
-            "command line: train.epoch=3: train.epoch: unknown key; did you mean 'epochs'? allowed: batch",
+            "command line: train.epoch=3: train.epoch: unknown key; did you mean 'epochs'? allowed: alpha",
         ),
         ("train.lr.x=3", "command line: train.lr.x=3: train.lr: {'x': 3} is not allowed; must be a number"),
         ("rounds", "command line: rounds: must be KEY=VALUE, such as train.lr=0.1"),
@@ -234,7 +234,7 @@ def test_missing_keys(tmp_path):
     path = write(tmp_path, "data: {source: digits, partition: {scheme: iid}}\nmethod:\n  mu: 3\n")
     assert message(path).splitlines()[1:] == [
         f"  {path}: model: missing; it must be given",
-        f"  {path}:1: data.partition: clients is missing; scheme iid needs it (only `site` finds it in the data)",
+        f"  {path}:1: data.partition: clients is missing; scheme iid needs it (`site` and `file` know it)",
         f"  {path}:2: method.name: missing; it must be given",
     ]
 

@@ -41,6 +41,12 @@ def test_output_that_may_be_made(load, tmp_path):
     assert not (tmp_path / "a").exists()
 
 
+def test_output_here(load, tmp_path, monkeypatch):
+    """`.` has no parts."""
+    monkeypatch.chdir(tmp_path)
+    machine.check(load("output=."))
+
+
 def test_output_below_a_file_or_without_permission(load, tmp_path, monkeypatch):
     (tmp_path / "f").write_text("")
     for place in ("f", "f/x"):

@@ -23,20 +23,56 @@ def test_whole():
     assert Dataset(**parts(test_x=torch.zeros(0, 3), test_y=torch.zeros(0, dtype=torch.int64))).classes == 3
 
 
-def test_regression_has_float_targets_and_one_class():
-    data = parts(train_y=torch.rand(4), test_y=torch.rand(2), classes=1)
-    assert Dataset(**data).train_y.dtype == torch.float32
-    with pytest.raises(UserError, match="int64 class numbers, or float32 with classes=1"):
-        Dataset(**{**data, "classes": 3})
+@pytest.mark.parametrize(
+    ("train_y", "test_y", "classes"),
+    [
+        (torch.rand(4), torch.rand(2), 1),
+        (torch.rand(4, 2), torch.rand(2, 2), 1),
+        (torch.rand(4, 3), torch.rand(2, 3), 3),
+        (torch.rand(4, 3) > 0.5, torch.rand(2, 3) > 0.5, 3),
+        (torch.randint(-100, 9, (4, 5, 6)), torch.randint(0, 9, (2, 5, 6)), 9),  # what may be skipped the task says
+        (torch.tensor([7, 0, 12, 3]), torch.tensor([1, 40]), 1),  # counts
+    ],
+)
+def test_targets_of_any_shape(train_y, test_y, classes):
+    data = Dataset(**parts(train_y=train_y, test_y=test_y, classes=classes))
+    assert not data.labelled
+    assert Dataset(**parts()).labelled
+
+
+def named(rows, tokens=5, **changes):
+    return {"ids": torch.zeros(rows, tokens).long(), "mask": torch.ones(rows, tokens) > 0, **changes}
+
+
+def test_samples_of_several_tensors():
+    data = Dataset(**parts(train_x=named(4), test_x=named(2)))
+    assert data.input_shape == {"ids": (5,), "mask": (5,)}
+    assert data.train_x["ids"].shape == (4, 5)
+    assert len(data.test_x) == 2
 
 
 @pytest.mark.parametrize(
     ("changes", "words"),
     [
         ({"train_x": torch.zeros(5, 3)}, "train_x has 5 rows"),
+        ({"train_x": {}, "test_x": {}}, "train_x is empty"),
+        ({"train_x": {3: torch.zeros(4, 3)}}, "train_x has the key 3"),
+        ({"train_x": named(4, ids=torch.zeros(3, 5).long()), "test_x": named(2)}, r"train_x\['ids'\] has 3 rows"),
+        ({"train_x": named(4), "test_x": named(2, 6)}, r"ids \(5,\) int64; mask \(5,\) bool, .*ids \(6,\)"),
+        ({"train_x": named(4), "test_x": torch.zeros(2, 5)}, r"ids \(5,\) .*test_x \(5,\) float32"),
+        ({"train_x": named(4, ids=[0] * 4), "test_x": named(2)}, r"train_x\['ids'\] is list"),
+        ({"train_x": named(4, f=torch.full((4, 1), torch.inf)), "test_x": named(2)}, r"train_x\['f'\] .* in row 0"),
+        ({"train_x": torch.zeros(4, 3).int(), "test_x": torch.zeros(2, 3).int()}, r"train_x\.long\(\) for symbols"),
+        ({"train_y": torch.zeros(4, 2), "test_y": torch.zeros(2)}, r"train_y is \(2,\) float32, one of test_y \(\)"),
+        ({"train_y": torch.zeros(4).int()}, r"train_y is torch\.int32; .*train_y\.long\(\) or train_y\.float"),
+        ({"train_y": torch.zeros(4).double()}, r"train_y\.float\(\)"),
+        ({"train_y": torch.tensor([[0.0], [1], [torch.nan], [2]])}, "train_y holds a target .* first in row 2"),
         ({"train_x": torch.zeros(0, 3), "train_y": torch.zeros(0, dtype=torch.int64)}, "no training sample"),
         ({"test_x": torch.zeros(2, 4)}, r"\(3,\) float32, one of test_x \(4,\)"),
-        ({"train_y": torch.tensor([0, 1, 3, 0])}, r"train_y holds labels 0\.\.3; with classes=3 0\.\.2 is allowed"),
+        (
+            {"train_y": torch.tensor([0, 1, 3, 0])},
+            r"labels 0\.\.3; with classes=3 0\.\.2 is allowed; .* in row 2",
+        ),
         ({"test_y": torch.tensor([-1, 0])}, r"test_y holds labels -1\.\.0"),
         ({"train_x": torch.tensor([[0.0] * 3] * 2 + [[0.0, float("nan"), 0.0]] * 2)}, "not finite, first in row 2"),
         ({"train_x": torch.zeros(4, 3).double(), "test_x": torch.zeros(2, 3).double()}, r"train_x\.float\(\)"),

@@ -9,7 +9,7 @@ from fedmpi.common.errors import UserError
 from fedmpi.data.batches import batches, stored_channels_last
 from fedmpi.data.dataset import Dataset
 from fedmpi.data.federated import split
-from fedmpi.data.shards import label_matrix
+from fedmpi.data.partitions.shards import label_matrix
 
 
 def images(n=400, t=200, classes=4, channels=3):

@@ -7,7 +7,7 @@ import yaml
 
 from fedmpi.common.options import check
 from fedmpi.common.registry import load
-from fedmpi.data import partition
+from fedmpi.data import partitions
 from fedmpi.data.sources import registry
 
 FRAGMENTS = sorted((Path(__file__).parents[2] / "configs" / "data").glob("*.yaml"))
@@ -28,6 +28,6 @@ def test_fragment(path):
     data.pop("client_test", None)
     check(source, data, "data", supplied=("root", "site", "download"))
     if division:
-        cut = load(division.pop("scheme"), partition.registry, "partition")
+        cut = load(division.pop("scheme"), partitions.registry, "partition")
         division.pop("clients", None)
         check(cut, division, "data.partition", supplied=("labels", "clients", "rng"))

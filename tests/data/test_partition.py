@@ -2,13 +2,19 @@
 
 import numpy as np
 import pytest
+import torch
 
 from fedmpi.common.errors import UserError
 from fedmpi.common.registry import load
-from fedmpi.data import dirichlet as dirichlet_module
-from fedmpi.data.dirichlet import dirichlet
-from fedmpi.data.partition import iid, registry, site
-from fedmpi.data.shards import shards
+from fedmpi.data.partitions import dirichlet as dirichlet_module
+from fedmpi.data.partitions import registry
+from fedmpi.data.partitions.classes import classes
+from fedmpi.data.partitions.dirichlet import dirichlet
+from fedmpi.data.partitions.even import iid, quantity
+from fedmpi.data.partitions.given import file
+from fedmpi.data.partitions.noise import noisy
+from fedmpi.data.partitions.shards import shards
+from fedmpi.data.partitions.sites import domain, site
 
 
 def balanced(classes, each):
@@ -26,6 +32,9 @@ def histograms(labels, parts, classes):
 
 SCHEMES = [
     ("iid", {}),
+    ("quantity", {"alpha": 0.5}),
+    ("feature_noise", {"level": 0.5}),
+    ("classes", {"k": 3}),
     ("shards", {"s": 2}),
     ("shards", {"s": 3, "distinct": True}),
     ("shards", {"s": 2, "sorted": True}),
@@ -209,7 +218,141 @@ def test_refused_with_numbers(cut, labels, clients, options, words):
 
 
 def test_redraws_are_capped(monkeypatch):
-    monkeypatch.setattr(dirichlet_module, "MAX_DRAWS", 50)
+    monkeypatch.setattr(dirichlet_module, "MAX_ENTRIES", 50 * 2 * 10)
     # 2 classes at alpha -> 0 go to one client each, so of 10 clients 8 stay empty in every draw
     with pytest.raises(UserError, match=r"none of 50 draws.*alpha=1e-05, clients=10.*the best gave 0.*raise alpha"):
         dirichlet(balanced(2, 100), 10, rng(), alpha=1e-5)
+
+
+def drawn_one_after_another(labels, clients, generator, alpha, balance, min_size):
+    """Convention class as the benchmark's authors write it: one draw a class, everything redrawn until all have enough;
+    a class whose mass fell on full clients is drawn among the others."""
+    n = len(labels)
+    while True:
+        parts = [[] for _ in range(clients)]
+        counts = []
+        for c in np.unique(labels):
+            total = int((labels == c).sum())
+            free = np.array([sum(part) < n / clients for part in parts]) if balance else np.ones(clients, dtype=bool)
+            q = np.where(free, generator.dirichlet([alpha] * clients), 0)
+            if q.sum() < 1e-300:
+                q[free] = generator.dirichlet([alpha] * int(free.sum()))
+            ends = [int(end) for end in np.cumsum(q / q.sum()) * total]
+            last = max(k for k in range(clients) if free[k])
+            ends[last:] = [total] * (clients - last)
+            row = [end - start for start, end in zip([0, *ends], ends, strict=False)]
+            counts.append(row)
+            for part, got in zip(parts, row, strict=True):
+                part.append(got)
+        if min(map(sum, parts)) >= min_size:
+            return np.array(counts).T
+
+
+@pytest.mark.parametrize("alpha", [0.004, 0.05, 0.3, 2.0])
+@pytest.mark.parametrize("convention", ["class", "class_plain"])
+def test_many_draws_at_once_are_draws_one_after_another(alpha, convention):
+    labels = balanced(6, 300)
+    for seed in range(8):
+        ours, naive = rng(seed), rng(seed)
+        parts = dirichlet(labels, 5, ours, alpha=alpha, convention=convention, min_size=3)
+        expected = drawn_one_after_another(labels, 5, naive, alpha, convention == "class", 3)
+        assert np.array_equal(histograms(labels, parts, 6), expected)
+        for label in range(6):  # the samples themselves come next, class after class
+            naive.permutation(np.flatnonzero(labels == label))
+        assert ours.random() == naive.random()
+
+
+def test_small_alpha_ends_soon():
+    """Where hardly any draw has mass on clients that are not full, and none will do."""
+    with pytest.raises(UserError, match=r"alpha=0\.001, clients=1000"):
+        dirichlet(balanced(10, 6000), 1000, rng(), alpha=1e-3)
+    assert len(dirichlet(balanced(10, 6000), 1000, rng(), alpha=1e-3, min_size=1, convention="client")) == 1000
+
+
+@pytest.mark.parametrize(("clients", "k"), [(10, 1), (10, 2), (25, 3), (7, 10)])
+def test_exactly_k_classes(clients, k):
+    labels = balanced(10, 600)
+    counts = histograms(labels, parts := classes(labels, clients, rng(), k=k), 10)
+    assert ((counts > 0).sum(1) == k).all()
+    for c in range(10):
+        held = counts[counts[:, c] > 0, c]
+        assert held.max(initial=0) - held.min(initial=600) <= 1  # in equal parts among those who hold it
+        assert held.sum() in (0, 600)
+    if clients >= 10:
+        assert sum(map(len, parts)) == 6000  # client i holds class i mod C, so nothing is left over
+
+
+def test_quantity_moves_sizes_alone():
+    labels = balanced(10, 1000)
+    parts = quantity(labels, 10, rng(), alpha=0.5)
+    sizes = np.array([len(part) for part in parts])
+    assert sizes.max() > 3 * np.median(sizes)
+    assert sizes.min() >= 10
+    large = histograms(labels, parts, 10)[sizes.argmax()]
+    # a share of n samples drawn without replacement: deviation below sqrt(n / 10)
+    assert np.abs(large - sizes.max() / 10).max() < 5 * (sizes.max() / 10) ** 0.5
+    even = [len(part) for part in quantity(labels, 10, rng(), alpha=1e7)]
+    assert max(even) - min(even) <= 5
+
+
+def test_domains_are_divided_among_their_own_clients():
+    owner = rng().permutation(np.repeat([0, 1, 2], [50, 70, 90]))
+    parts = domain(owner, 7, rng())
+    assert [np.unique(owner[part]).tolist() for part in parts] == [[0]] * 3 + [[1]] * 2 + [[2]] * 2
+    assert [len(part) for part in parts] == [17, 17, 16, 35, 35, 45, 45]
+    with pytest.raises(UserError, match="a client for each of the 3 sites, clients=2"):
+        domain(owner, 2, rng())
+
+
+def test_noise_grows_with_the_client():
+    x, parts = torch.zeros(900, 4, 5), iid(np.zeros(900), 3, rng())
+    seen = noisy(x, parts, seed=1, level=2.0)
+    deviations = [seen[torch.from_numpy(part)].std().item() for part in parts]
+    assert deviations[0] == 0
+    assert deviations[1:] == pytest.approx([1.0, 2.0], rel=0.05)  # 6,000 draws: 0.9 % each
+    assert not x.any()
+    assert torch.equal(seen, noisy(x, parts, seed=1, level=2.0))
+
+
+def test_a_file_says_who_holds_what(tmp_path):
+    labels, path = np.zeros(5, dtype=int), tmp_path / "parts.csv"
+    path.write_text("client\n1\n0\n-1\n1\n0\n")
+    assert [part.tolist() for part in file(labels, None, rng(), path=path)] == [[1, 4], [0, 3]]
+    for text in ("[[4, 1], [0, 3]]", '{"1": [0, 3], "0": [1, 4]}'):
+        (tmp_path / "parts.json").write_text(text)
+        assert [part.tolist() for part in file(labels, 2, rng(), path=tmp_path / "parts.json")] == [[1, 4], [0, 3]]
+    indices, offsets = np.array([4, 0, 3]), np.array([0, 1, 3])
+    held = {"validation_indices": np.array([1]), "validation_offsets": np.array([0, 1, 1])}
+    np.savez(tmp_path / "partition.npz", indices=indices, offsets=offsets, **held)
+    found = file(labels, None, rng(), path=tmp_path / "partition.npz")
+    assert [part.tolist() for part in found] == [[1, 4], [0, 3]]
+
+
+@pytest.mark.parametrize(
+    ("name", "text", "words"),
+    [
+        ("a.txt", "", "ends in .csv, .json or .npz"),
+        ("none/a.csv", None, "No such file"),
+        ("a.csv", "owner\n1\n", r"no column `client`: \['owner'\]"),
+        ("a.csv", "client\n0\nx\n", r"a\.csv:3: client is 'x'"),
+        ("a.csv", "client\n0\n-2\n", r"a\.csv:3: client is '-2'"),
+        ("a.csv", "client\n0\n", "1 lines, but there are 3 training samples"),
+        ("a.json", "[[0, 1]", "is no JSON"),
+        ("a.json", '{"0": [0], "2": [1]}', "without a gap"),
+        ("a.json", "[[0], [1.5]]", r"client 1: a list of whole numbers 0\.\.2"),
+        ("a.json", "[[0], [3]]", r"client 1: a list of whole numbers 0\.\.2"),
+        ("a.json", "3", r"client 0: a list of whole numbers 0\.\.2"),
+        ("a.npz", "text", "is no partition.npz of a run"),
+    ],
+)
+def test_a_file_that_says_nothing(tmp_path, name, text, words):
+    if text is not None:
+        (tmp_path / name).write_text(text)
+    with pytest.raises(UserError, match=words):
+        file(np.zeros(3, dtype=int), None, rng(), path=tmp_path / name)
+
+
+def test_a_file_of_another_number_of_clients(tmp_path):
+    (tmp_path / "a.json").write_text("[[0], [1]]")
+    with pytest.raises(UserError, match="has 2 clients, and clients=3"):
+        file(np.zeros(2, dtype=int), 3, rng(), path=tmp_path / "a.json")

@@ -1,15 +1,23 @@
 """The same sources on the real files, where they are at hand: $FEDMPI_DATA, or shared/data beside the repository."""
 
 import os
+import tarfile
 from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
 
+from fedmpi.common.errors import UserError
+from fedmpi.common.torchvision_compat import torchvision
 from fedmpi.data.federated import split
+from fedmpi.data.fetching import getting
 from fedmpi.data.sources.heart_disease import heart_disease
 from fedmpi.data.sources.mnist import fashion_mnist, mnist
 from fedmpi.data.sources.npz import npz
+from fedmpi.data.sources.pictures.image_folder import image_folder
+from fedmpi.data.sources.pictures.medmnist import medmnist
+from fedmpi.data.sources.tables.tcga_brca import tcga_brca
 
 ROOT = Path(os.environ.get("FEDMPI_DATA") or Path(__file__).parents[3] / "shared" / "data")
 
@@ -32,6 +40,42 @@ def test_heart_disease():
     fed = split(data, "site", None, seed=0)
     assert (fed.train_sizes + fed.test_sizes).tolist() == [303, 294, 123, 200]
     assert torch.equal(heart_disease(ROOT, site="va").train_x, data.train_x[data.site == 3])
+
+
+@needs("heart_disease")
+def test_heart_disease_as_flamby_has_it():
+    """Sizes of the FLamby paper's Table 1; its results are multiples of 1 / (test patients of a hospital)."""
+    data = heart_disease(ROOT, variant="flamby")
+    assert torch.bincount(data.site).tolist() == [199, 172, 30, 85]
+    assert torch.bincount(data.test_site).tolist() == [104, 89, 16, 45]
+    assert data.train_x.shape[1] == 13
+    for k in range(4):
+        mine = data.train_x[data.site == k]
+        varies = mine.std(0) > 0  # nobody's cholesterol was measured in Switzerland
+        assert mine.mean(0).abs().max() < 1e-5
+        assert (mine.std(0)[varies] - 1).abs().max() < 1e-5
+    fed = split(data, "site", None, seed=0)
+    assert torch.equal(fed.global_test.x, data.global_x)
+    shift = (data.global_x - data.test_x).abs().amax(1)
+    assert shift.min() > 0.01
+    # Of two tests of one hospital: the same patients, on two scales, in the same order.
+    age = [x[data.test_site == 0, 0].argsort(stable=True) for x in (data.global_x, data.test_x)]
+    assert torch.equal(*age)
+    assert torch.equal(heart_disease(ROOT, site="va", variant="flamby").train_x, data.train_x[data.site == 3])
+    with pytest.raises(UserError, match="has its own test part"):
+        heart_disease(ROOT, variant="flamby", test_fraction=0.5)
+
+
+@needs("tcga_brca")
+def test_tcga_brca():
+    data = tcga_brca(ROOT)
+    assert torch.bincount(data.site).tolist() == [248, 156, 164, 129, 129, 40]  # Table 1 of the FLamby paper: 311, 196,
+    assert torch.bincount(data.test_site).tolist() == [63, 40, 42, 33, 33, 11]  # 206, 162, 162, 51
+    assert (data.train_x.shape, data.test_x.shape) == ((866, 39), (222, 39))
+    y = torch.cat([data.train_y, data.test_y])
+    assert y[:, 0].unique().tolist() == [0, 1]
+    assert (y[:, 1] >= 0).all()
+    assert (data.train_x[:, 0].min(), data.train_x[:, 0].max()) == (26, 90)  # years of age
 
 
 @needs("MNIST")
@@ -60,3 +104,35 @@ def test_pneumoniamnist():
     for val, n in (("join", 4708 + 524), ("leave", 4708)):
         data = npz(ROOT, path="medmnist/pneumoniamnist.npz", val=val)
         assert (len(data.train_y), len(data.test_y), data.classes) == (n, 624, 2)
+        same = medmnist(ROOT, set="pneumoniamnist", val=val)
+        assert torch.equal(same.train_y, data.train_y)
+        torch.testing.assert_close(same.test_x[:].floats(), data.test_x * 2 - 1)
+
+
+@needs("MNIST")
+def test_what_is_checked_of_them():
+    """MNIST and Fashion-MNIST are the published files; a file that is not there is told."""
+    for name in ("mnist", "fashion_mnist"):
+        found = getting.check(name, ROOT)
+        assert len(found) == 4
+        assert {wrong for _, wrong in found} == {""}
+    assert getting.check("pathmnist", ROOT) == [(str(ROOT / "medmnist/pathmnist.npz"), "is missing")]
+
+
+@pytest.mark.skipif(not (ROOT / "cifar10/cifar10_jpeg.tar.xz").is_file(), reason="CIFAR-10 as JPEG is not there")
+def test_cifar10_as_pictures(tmp_path):
+    """A hundred of its JPEGs: classes, order and pixels as torchvision's loader has them."""
+    with tarfile.open(ROOT / "cifar10/cifar10_jpeg.tar.xz") as archive:
+        for member in archive:
+            if member.name.startswith("train"):
+                break
+            if member.isfile() and member.name.endswith("00.jpg"):
+                (tmp_path / member.name).parent.mkdir(parents=True, exist_ok=True)
+                (tmp_path / member.name).write_bytes(archive.extractfile(member).read())
+    data = image_folder(tmp_path, path="test", test_fraction=0.0)
+    theirs = torchvision.datasets.ImageFolder(tmp_path / "test")
+    assert data.train_y.tolist() == theirs.targets
+    assert torch.bincount(data.train_y).tolist() == [10] * 10
+    for k in range(0, len(theirs), 7):
+        expected = torch.from_numpy(np.array(theirs[k][0]).transpose(2, 0, 1) / 127.5 - 1)
+        torch.testing.assert_close(data.train_x[k].double(), expected, atol=1e-5, rtol=0)

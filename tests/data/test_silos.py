@@ -8,7 +8,7 @@ import torch
 
 from fedmpi.common.errors import UserError
 from fedmpi.data.dataset import Dataset
-from fedmpi.data.silos import COLUMNS, describe, label_table, open_silos, silo_federation
+from fedmpi.data.silos import WIDTH, describe, label_table, open_silos, silo_federation
 from fedmpi.data.sources.digits import digits
 from fedmpi.data.sources.heart_disease import heart_disease
 from fedmpi.data.sources.npz import npz
@@ -41,7 +41,7 @@ def test_two_ranks_see_their_own_and_know_the_sizes_of_all(tmp_path):
     ranks = [open_silos(npz, tmp_path, SILOS, mine) for mine in ([], [0, 2], [1])]
     table = np.concatenate([describe(opened) for opened in ranks])
     assert table.dtype == np.int64
-    assert table.shape == (3, len(COLUMNS))
+    assert table.shape == (3, WIDTH)
     counts = sum(label_table(opened, table, SILOS) for opened in ranks)
     views = [silo_federation(opened, table, counts, SILOS) for opened in ranks]
     for view, mine in zip(views, ([], [0, 2], [1]), strict=True):
@@ -50,6 +50,7 @@ def test_two_ranks_see_their_own_and_know_the_sizes_of_all(tmp_path):
         assert view.test_sizes.tolist() == [2, 4, 6]
         assert view.label_counts.tolist() == [[4, 4], [8, 8], [12, 12]]
         assert (view.input_shape, view.classes, view.clients) == ((4,), 2, 3)
+        assert (view.x_dtype, view.target_shape, view.target_dtype) == (torch.float32, (), torch.int64)
         assert view.global_test is None
         assert view.parts is None
         assert view.site_names == tuple(SILOS)
@@ -91,7 +92,21 @@ def test_refused(tmp_path):
         open_silos(digits, Path(), ["a", "b"], [0])
 
 
-def test_describe_pads_the_shape():
-    data = Dataset(torch.zeros(3, 2, 5, 6), torch.zeros(3).long(), torch.zeros(1, 2, 5, 6), torch.zeros(1).long(), 7)
-    assert describe({4: data}).tolist() == [[4, 3, 1, 7, 3, 2, 5, 6, 0, 0, 0, 0, 0]]
-    assert describe({}).shape == (0, 13)
+def several(n, tokens=5, name="ids"):
+    x = {name: torch.zeros(n, tokens).long(), "mask": torch.ones(n, tokens) > 0}
+    return Dataset(x, torch.rand(n, 2), {k: v[:1] for k, v in x.items()}, torch.rand(1, 2), 1)
+
+
+def test_a_rank_without_data_knows_what_samples_and_targets_look_like():
+    sites = {k: several(3 + k) for k in range(3)}
+    table = np.concatenate([describe({k: sites[k]}) for k in (2, 0, 1)] + [describe({})])
+    server = silo_federation({}, table, np.zeros((3, 1), dtype=np.int64), SILOS)
+    assert server.input_shape == {"ids": (5,), "mask": (5,)}
+    assert server.x_dtype == {"ids": torch.int64, "mask": torch.bool}
+    assert (server.target_shape, server.target_dtype) == ((2,), torch.float32)
+    assert torch.equal(server.two_targets(), torch.zeros(2, 2))
+    sites[1] = several(3, tokens=6)
+    with pytest.raises(UserError, match=r"north\.npz has .*'ids': \(5,\).*south\.npz .*'ids': \(6,\)"):
+        label_table(sites, describe(sites), SILOS)
+    with pytest.raises(UserError, match=r"client 4 looks like takes .* characters, of which 512 are allowed"):
+        describe({4: several(3, name="a" * 500)})

@@ -3,6 +3,7 @@
 import gzip
 import hashlib
 import pickle
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -12,14 +13,18 @@ from PIL import Image
 from fedmpi.common.errors import UserError
 from fedmpi.common.registry import load
 from fedmpi.common.torchvision_compat import torchvision
+from fedmpi.data.federated import split
+from fedmpi.data.fetching import http
+from fedmpi.data.fetching.getting import SETS
+from fedmpi.data.silos import open_silos
 from fedmpi.data.sources import registry
 from fedmpi.data.sources.cifar10 import cifar10
 from fedmpi.data.sources.common import holdout
 from fedmpi.data.sources.digits import digits
 from fedmpi.data.sources.heart_disease import heart_disease
-from fedmpi.data.sources.image_folder import image_folder
 from fedmpi.data.sources.mnist import fashion_mnist, mnist
 from fedmpi.data.sources.npz import npz
+from fedmpi.data.sources.pictures.image_folder import image_folder
 
 
 def test_registry_names_functions():
@@ -127,25 +132,32 @@ def test_missing_mnist_says_where_it_looked(tmp_path):
         assert word in str(caught.value)
 
 
+def without_checksums(monkeypatch, name):
+    """The set in the list, whose checksums small files cannot have."""
+    listing = SETS[name]
+    parts = tuple(replace(part, md5="") for part in listing.parts)
+    monkeypatch.setitem(SETS, name, replace(listing, parts=parts))
+
+
 def test_download_is_asked_for_only_when_needed(tmp_path, monkeypatch):
     calls = []
 
-    def fetch(root, train, download):
-        calls.append(root)
-        write_mnist(root)
+    def get(urls, to, md5, tell):
+        calls.append(to.name)
+        write_mnist(tmp_path)
 
-    monkeypatch.setattr(torchvision.datasets, "MNIST", fetch)
+    without_checksums(monkeypatch, "mnist")
+    monkeypatch.setattr(http, "get", get)
     assert len(mnist(tmp_path, download=True).train_y) == 30
     assert len(mnist(tmp_path, download=True).train_y) == 30
-    assert calls == [tmp_path]
+    assert sorted(calls) == sorted(each.path.rpartition("/")[2] for each in SETS["mnist"].downloads)  # once each
 
 
 def test_a_failing_download_is_the_users_to_mend(tmp_path, monkeypatch):
-    def fetch(root, train, download):
-        raise RuntimeError("Error downloading train-images-idx3-ubyte.gz")
-
-    monkeypatch.setattr(torchvision.datasets, "MNIST", fetch)
-    with pytest.raises(UserError, match=r"Error downloading.*reach the internet"):
+    monkeypatch.setattr(http, "WAITS_S", ())
+    downloads = tuple(replace(each, urls=("http://127.0.0.1:9/a.gz",)) for each in SETS["mnist"].downloads)
+    monkeypatch.setitem(SETS, "mnist", replace(SETS["mnist"], downloads=downloads))
+    with pytest.raises(UserError, match=r"a\.gz: .*refused\nDoes this machine reach the internet"):
         mnist(tmp_path, download=True)
 
 
@@ -410,15 +422,79 @@ def test_image_folder_silos_agree_on_the_classes(tmp_path):
     write_pictures(tmp_path / "north/train", {"cat": (0, 0, 0), "dog": (255, 255, 255)})
     write_pictures(tmp_path / "south/train", {"dog": (255, 255, 255)})
     names = ("cat", "dog")
-    assert image_folder(tmp_path, site="south", class_names=names).train_y.unique().tolist() == [1]
+    assert image_folder(tmp_path, site="south", small_sites="keep", class_names=names).train_y.unique().tolist() == [1]
     with pytest.raises(UserError, match=r"data\.class_names is missing"):
-        image_folder(tmp_path, site="south")
+        image_folder(tmp_path, site="south", small_sites="keep")
     with pytest.raises(UserError, match="holds the class 'dog'; the classes are cat, fox"):
-        image_folder(tmp_path, site="south", class_names=("cat", "fox"))
+        image_folder(tmp_path, site="south", small_sites="keep", class_names=("cat", "fox"))
+
+
+def write_sites(folder):
+    """north has cats and dogs in class folders, south dogs in train/ and test/; the grey says which picture it is."""
+    for k in range(5):
+        for name, grey in (
+            ("north/cat", k),
+            ("north/dog", 10 + k),
+            ("south/train/dog", 20 + k),
+            ("south/test/dog", 30),
+        ):
+            (folder / name).mkdir(parents=True, exist_ok=True)
+            Image.new("L", (6, 6), grey).save(folder / name / f"{k}.png")
+
+
+def test_image_folder_of_sites(tmp_path):
+    """A folder for each site, of either form, pooled for `scheme: site` or opened as silos, with the same split."""
+    write_sites(tmp_path / "hospitals")
+    (tmp_path / "hospitals/.cache").mkdir()
+    data = image_folder(
+        tmp_path, path="hospitals", sites=True, small_sites="keep", channels=1, mean=(0.0,), std=(1 / 255,)
+    )
+    assert data.site_names == ("north", "south")
+    assert (data.site.tolist(), data.test_site.tolist()) == ([0] * 8 + [1] * 5, [0] * 2 + [1] * 5)
+    assert data.train_y.tolist() == [0] * 4 + [1] * 9
+    greys = data.train_x[:, 0, 0, 0].round().int().tolist()
+    assert [grey // 10 for grey in greys] == [0] * 4 + [1] * 4 + [2] * 5
+    fed = split(data, "site", None, seed=0)
+    assert fed.label_counts.tolist() == [[4, 4], [0, 5]]
+    options = {"path": "hospitals", "class_names": ("cat", "dog"), "channels": 1, "mean": (0.0,), "std": (1 / 255,)}
+    options["small_sites"] = "keep"
+    with pytest.raises(
+        UserError, match="site 'south', which begins there, has 5 training pictures of one class, 'dog'"
+    ):
+        image_folder(tmp_path, path="hospitals", sites=True)
+    silos = open_silos(image_folder, tmp_path, ("south", "north"), [1], **options)
+    assert torch.equal(silos[1].train_x, data.train_x[:8])
+    (tmp_path / "hospitals/south/train").rename(tmp_path / "hospitals/south/dogs")  # now it looks like classes
+    (tmp_path / "hospitals/south/test").rename(tmp_path / "hospitals/south/cats")
+    with pytest.raises(UserError, match=r"the folders of .*hospitals hold no picture but .*data\.sites: true"):
+        image_folder(tmp_path, path="hospitals")
+    with pytest.raises(UserError, match=r"no folder .*hospitals/west \(data\.silos\); .* has north, south"):
+        image_folder(tmp_path, site="west", **options)
+
+
+def test_image_folder_without_a_training_part_in_a_folder_of_its_own(tmp_path):
+    write_pictures(tmp_path / "a", {"red": (255, 0, 0), "blue": (0, 0, 255)})
+    assert torch.equal(image_folder(tmp_path, path="a").train_y, torch.tensor([0] * 4 + [1] * 4))
+    write_pictures(tmp_path / "a/test", {"red": (255, 0, 0)})
+    with pytest.raises(UserError, match=r"has a folder test, but no folder .*a/train"):  # test is no class
+        image_folder(tmp_path, path="a")
+    with pytest.raises(UserError, match=r"a/test is a part, not a site; leave data\.sites out"):
+        image_folder(tmp_path, path="a", sites=True)
+
+
+def test_image_folder_of_several_sizes_needs_one(tmp_path):
+    write_pictures(tmp_path / "train", {"red": (255, 0, 0)}, each=300)  # several threads
+    assert image_folder(tmp_path).input_shape == (3, 8, 12)
+    Image.new("RGB", (9, 8)).save(tmp_path / "train/red/299.png")
+    with pytest.raises(UserError, match=r"299\.png is 9x8, .*0\.png is 12x8: give data\.size"):
+        image_folder(tmp_path)
+    assert image_folder(tmp_path, size=5).input_shape == (3, 5, 5)
 
 
 def test_image_folder_refused(tmp_path):
-    with pytest.raises(UserError, match=r"no folder .*train \(data\.root"):
+    with pytest.raises(UserError, match=r"no folder .*none \(data\.root"):
+        image_folder(tmp_path, path="none")
+    with pytest.raises(UserError, match=r"holds no picture .*there is no folder.*correct data\.root or data\.path"):
         image_folder(tmp_path)
     (tmp_path / "train/a").mkdir(parents=True)
     with pytest.raises(UserError, match="holds no picture"):
@@ -428,3 +504,21 @@ def test_image_folder_refused(tmp_path):
         image_folder(tmp_path)
     with pytest.raises(UserError, match=r"data\.mean has 3 numbers"):
         image_folder(tmp_path, channels=1, mean=(0.1, 0.2, 0.3))
+
+
+@pytest.mark.parametrize(
+    ("y", "classes", "dtype"),
+    [
+        (np.eye(3)[np.arange(10) % 3].astype(np.uint8), 3, torch.int64),
+        (np.arange(40).reshape(10, 2, 2) % 4 - 1, 4, torch.int64),  # -1, and -100, may be what does not count
+        (np.random.default_rng(0).random((10, 2)), 1, torch.float32),
+    ],
+)
+def test_npz_targets_of_any_shape(tmp_path, y, classes, dtype):
+    np.savez(tmp_path / "a.npz", x=np.zeros((10, 3)), y=y)
+    data = npz(tmp_path, path="a.npz", classes=classes, test_fraction=0)
+    assert (data.train_y.dtype, data.classes) == (dtype, classes)
+    assert torch.equal(data.train_y, torch.from_numpy(y).to(dtype))
+    assert npz(tmp_path, path="a.npz", classes=classes).test_y.shape == (2, *y.shape[1:])
+    with pytest.raises(UserError, match=r"y has the shape \(10, .*need data\.classes"):
+        npz(tmp_path, path="a.npz")

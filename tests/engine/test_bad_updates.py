@@ -12,8 +12,9 @@ from helpers import digest, federated, fedmpi, play, prepare, settings
 from fedmpi.common.errors import RankWarning, UserError
 from fedmpi.engine import sampling
 from fedmpi.engine.faults.uploads import Guard
-from fedmpi.engine.local_client import LocalClient
-from fedmpi.engine.travel.gathering import Held
+from fedmpi.engine.local.client import LocalClient
+from fedmpi.engine.travel.cuts import Cuts
+from fedmpi.engine.travel.whole import Held
 from fedmpi.flat import linear
 from fedmpi.flat.packing import Packing
 
@@ -22,11 +23,10 @@ def judged(guard, norms, t=0, w=0.0):
     """Who is refused, for updates of these norms and a model of norm w."""
     rows = torch.zeros(len(norms), 3)
     rows[:, 2] = torch.tensor(norms)
+    held = Held(rows, Cuts(Packing({"_loss": (), "dw": (2,)}), rows), set())
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
-        found = guard.refused(
-            t, range(len(norms)), Held(rows, Packing({"_loss": (), "dw": (2,)})), torch.tensor([w, 0.0])
-        )
+        found = guard.refused(t, range(len(norms)), held, torch.tensor([w, 0.0]))
     return [each["client"] for each in found]
 
 
@@ -242,9 +242,9 @@ def test_clipped_is_taken_at_the_bound(monkeypatch, factor):
     refused = Guard.refused
 
     def look(self, t, members, came, w, failed=()):
-        before = came.packing.views(came.rows[BAD].clone())
+        before = came.cuts.packing.views(came.rows[BAD].clone())
         found = refused(self, t, members, came, w, failed)
-        seen[t] = before, came.packing.views(came.rows[BAD].clone())
+        seen[t] = before, came.cuts.packing.views(came.rows[BAD].clone())
         return found
 
     monkeypatch.setattr(Guard, "refused", look)

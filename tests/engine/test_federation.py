@@ -8,7 +8,7 @@ from typing import ClassVar
 import numpy as np
 import pytest
 import torch
-from helpers import CPU, federated, images, play, prepare, settings
+from helpers import CPU, federated, images, play, prepare, settings, trial
 from torch import nn
 from torch.nn.functional import cross_entropy
 
@@ -253,3 +253,22 @@ def test_a_fit_gives_the_mean_of_its_own_steps():
         assert live
         assert first == torch.stack(losses[:half]).double().mean()
         assert second == torch.stack(losses[half:]).double().mean()
+
+
+def test_a_chain_without_hooks_takes_the_short_way_to_the_same_bits(monkeypatch):
+    """Layer to layer, and torch's generators not seeded, where nothing of a user's runs while clients train."""
+    short = play(trial("fedavg", "mlp"))
+    assert short.fed.worker.direct is not None
+    for method, net in (("fedprox", "mlp"), ("fedavg", "norm")):
+        assert play(trial(method, net, rounds=1)).fed.worker.direct is None
+    monkeypatch.setattr("fedmpi.engine.worker.straight", lambda module: None)
+    assert play(trial("fedavg", "mlp")).hashes == short.hashes
+
+
+def test_accuracy_by_class_is_that_of_the_global_model():
+    it = play(settings(rounds=2))
+    test = it.fed.worker.data.global_test
+    it.made.model.load(it.w, it.b)
+    given, y = it.made.model.module.eval()(test.x[test.index]).argmax(1), test.y[test.index]
+    naive = [100 * float((given[y == c] == c).double().mean()) for c in range(4)]
+    assert it.rows[-1]["class_accuracy"] == pytest.approx(naive, abs=1e-3)

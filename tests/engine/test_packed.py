@@ -17,11 +17,12 @@ from torch import nn
 from fedmpi.common.errors import UserError
 from fedmpi.data.federated import Shard, split
 from fedmpi.engine.packed import together
-from fedmpi.engine.packed.chain import Chain, layers_of
+from fedmpi.engine.packed.chain import Chain
 from fedmpi.engine.packed.fit import PackedFit
 from fedmpi.flat.model import FlatModel
 from fedmpi.method import FLAT, SHARED, Method, Row, Slots, State
 from fedmpi.methods import registry
+from fedmpi.models.chain import layers_of
 from fedmpi.models.mlp import MLP
 
 TOLERANCE = 1e-5
@@ -312,6 +313,9 @@ def test_auto_packs_what_caches_hold():
     )
     assert auto(nn.Softmax(1), *linear) == 1
     assert together.many(9, FlatModel(nn.Linear(3000, 3000))) == 9
+    wide = FlatModel(nn.Sequential(nn.Flatten(), *linear))
+    assert together.many("auto", wide, 30) == 64, "28 clients' weights in the first layer's factors"
+    assert together.many("auto", wide, 1000) == together.many("auto", wide)
 
 
 def test_weights_as_factors(monkeypatch):
@@ -391,3 +395,26 @@ def test_nothing_is_packed_by_default(packed):
     play(trial("fedavg", rounds=1))
     play(trial("fedavg", rounds=1, compute={"pack": 1}))
     assert packed == []
+
+
+@pytest.mark.parametrize("sizes", ["alike", "different"])
+def test_uploads_are_written_at_once_as_they_would_be_one_by_one(sizes, monkeypatch):
+    """Rows, losses and flags of a group, whether its clients stand in the order in which they are trained or not."""
+    data = federated()
+    if sizes == "alike":
+        data = replace(data, train={k: replace(s, index=s.index[:10]) for k, s in data.train.items()})
+        data = replace(data, train_sizes=data.train_sizes * 0 + 10)
+    found, blocks = [], []
+    for together_ in (True, False):
+        if not together_:
+            monkeypatch.setattr(together, "_alike", lambda fit: False)
+        honest = together._write_all
+        monkeypatch.setattr(together, "_write_all", lambda *a, honest=honest: (blocks.append(len(a[0])), honest(*a)))
+        config = trial("fedprox", rounds=1, compute={"pack": 7}, cohort={"fraction": 1.0})
+        it = play(config, data)
+        rows = it.fed.exchange.memory.rows("rows", 7, it.made.messages.upload(0).packing.size)
+        found.append((rows[:, [0]].clone(), rows[:, 2:].clone()))
+        samples = torch.tensor([float(len(data.train[k])) for k in range(7)])
+        assert torch.allclose(rows[:, 1] / samples, (rows[:, 1] / samples)[0]), "a client's part of the group's seconds"
+    assert blocks == [7]
+    assert all(torch.equal(a, b) for a, b in zip(*found, strict=True))

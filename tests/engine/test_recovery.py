@@ -45,6 +45,8 @@ def make(config, folder=None, room=10**6):
     def on(seat: Seat) -> Play:
         it = prepare(config, sites(seat) if "global" not in config.evaluate.protocol else None, comm=seat)
         it.told, it.fed.sink.loss = [], lambda row: it.told.append(row)
+        it.placements = []
+        it.fed.sink.placement = it.placements.append
         if folder is not None:
             it.kept = checkpoints(folder, room)
             it.fed.sink.keep = it.kept.save
@@ -110,6 +112,36 @@ def test_one_or_two_die(tmp_path, method, policy, placement):
         same(it, replayed(config, it.fed.roster.losses.rows))
         if policy == "redo" and not any(row["reverted"] for row in it.told):
             same(it, undisturbed(config)[0])
+
+
+@pytest.mark.parametrize("placement", ["balanced", "pinned"])
+def test_a_packed_run_that_dropped_ranks_is_replayed_on_as_many(placement):
+    """Where nobody is lost, whose clients are trained together follows from what was recorded. Ranks that die while
+    the uploads of a group are on their way are among them: the group is trained together once more."""
+    config = trial(
+        "scaffold", "mlp", rounds=ROUNDS, compute={"pack": 3}, cohort={"placement": placement, "fraction": 1.0},
+        faults={"on_lost_rank": "drop"},
+    )  # fmt: skip
+    calm = config.model_copy(update={"faults": config.faults.model_copy(update={"on_lost_rank": "abort"})})
+    counts, needed = undisturbed(config)[1], 0
+
+    def given(it, placed):
+        def on(seat):
+            again = prepare(calm, comm=seat)
+            again.fed.roster.losses, again.fed.plan = Losses(it.told), replace(again.fed.plan, replay=True)
+            again.fed.roster.given = placed
+            return again
+
+        return play_in_threads(SIZE, {}, on, run)[0]
+
+    for number in range(2, counts[2] - 8, 3):
+        it = with_deaths(config, {2: [number]})
+        if not it.told or it.told[0]["round"] >= ROUNDS - 1:  # how many messages there are is a matter of time
+            continue
+        assert [row["pace"]["2"] for row in it.placements][-1] == 0
+        same(it, given(it, it.placements))
+        needed += given(it, []).hashes != it.hashes
+    assert needed
 
 
 @pytest.mark.parametrize("policy", ["drop", "redo"])

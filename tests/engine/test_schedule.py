@@ -3,8 +3,8 @@
 import pytest
 from helpers import prepare, settings
 
-from fedmpi.engine.local_client import LocalClient
-from fedmpi.engine.schedule import learning_rate
+from fedmpi.engine.local.client import LocalClient
+from fedmpi.engine.local.schedule import learning_rate
 
 
 @pytest.mark.parametrize(

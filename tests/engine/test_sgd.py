@@ -1,4 +1,4 @@
-"""The clients' optimiser is torch's, to the bit."""
+"""The clients' optimisers are torch's: to the bit where a kernel of torch is called, else to rounding."""
 
 import copy
 import subprocess
@@ -8,37 +8,123 @@ import pytest
 import torch
 from helpers import ROOT, clean_env
 
-from fedmpi.engine.sgd import SGD
+from fedmpi.engine.local.adaptive import make
+from fedmpi.engine.local.autograd import backward
+from fedmpi.engine.local.recipe import Recipe
+
+SGDS = {
+    "plain": {},
+    "momentum": {"momentum": 0.9},
+    "dampening": {"momentum": 0.9, "dampening": 0.3},
+    "nesterov": {"momentum": 0.9, "nesterov": True},
+}
+OTHERS = {
+    "adam": {"optim": "adam", "betas": (0.8, 0.95), "eps": 1e-6},
+    "adamw": {"optim": "adamw", "betas": (0.9, 0.999), "eps": 1e-8},
+    "rmsprop": {"optim": "rmsprop", "alpha": 0.9, "eps": 1e-7},
+    "rmsprop, momentum": {"optim": "rmsprop", "alpha": 0.99, "momentum": 0.5},
+    "adagrad": {"optim": "adagrad", "eps": 1e-10},
+}
+TO_THE_BIT = (*SGDS, "adam", "adamw")
 
 
-@pytest.mark.parametrize("momentum", [0.0, 0.9])
-@pytest.mark.parametrize("weight_decay", [0.0, 5e-4])
-def test_it_is_torchs(momentum, weight_decay):
-    """Over views of one vector, a parameter without gradient from the start and one that has its first in step 2."""
+def torchs(how, p):
+    """torch's own, of one parameter: its fused kernel of SGD wants all of them to begin at once."""
+    common = {"lr": 0.01, "weight_decay": how.weight_decay}
+    if how.optim == "sgd":
+        more = {"momentum": how.momentum, "dampening": how.dampening, "nesterov": how.nesterov}
+        return torch.optim.SGD([p], **common, **more, fused=True)
+    if how.optim in ("adam", "adamw"):
+        kind = torch.optim.AdamW if how.optim == "adamw" else torch.optim.Adam
+        return kind([p], **common, betas=how.betas, eps=how.eps, fused=True)
+    if how.optim == "rmsprop":
+        return torch.optim.RMSprop([p], **common, alpha=how.alpha, eps=how.eps, momentum=how.momentum)
+    return torch.optim.Adagrad([p], **common, eps=how.eps)
+
+
+@pytest.mark.parametrize("weight_decay", [0.0, 5e-2])
+@pytest.mark.parametrize("name", [*SGDS, *OTHERS])
+def test_it_is_torchs(name, weight_decay):
+    """Over channels-last views of one vector; one has no gradient, and one its first in step 2."""
     torch.manual_seed(0)
-    flat = torch.randn(60)
-    ours = [torch.nn.Parameter(flat[i : i + 20].view(4, 5)) for i in (0, 20, 40)]
-    theirs = copy.deepcopy(ours)
-    optimiser = SGD(ours, 0.1, momentum, weight_decay)
-    # Of torch's, one a parameter: its fused kernel wants all of them to begin at once.
-    references = [torch.optim.SGD([p], 0.1, momentum, weight_decay=weight_decay, fused=True) for p in theirs]
-    for step in range(4):
+    how = Recipe(**{**SGDS, **OTHERS}[name], weight_decay=weight_decay)
+    flat = torch.randn(72)
+    ours = [torch.nn.Parameter(flat[i : i + 24].view(2, 3, 4, 1).permute(0, 3, 1, 2)) for i in (0, 24, 48)]
+    theirs = [torch.nn.Parameter(p.detach().clone()) for p in ours]
+    optimiser, references = make(how, ours, 0.01), [torchs(how, p) for p in theirs]
+    for step in range(60):
         optimiser.forget()
         assert all(p.grad is None for p in ours)
         for i, (p, q) in enumerate(zip(ours, theirs, strict=True)):
-            q.grad = torch.randn(4, 5) if i == 0 or (i == 1 and step >= 2) else None
+            g = torch.randn(p.shape).contiguous(memory_format=torch.channels_last)
+            q.grad = g if i == 0 or (i == 1 and step >= 2) else None
             p.grad = None if q.grad is None else q.grad.clone()
         optimiser.step()
         for reference in references:
             reference.step()
-        assert torch.equal(flat, torch.cat([q.detach().flatten() for q in theirs]))
+        for p, q in zip(ours, theirs, strict=True):
+            if name in TO_THE_BIT:
+                assert torch.equal(p, q)
+            else:
+                torch.testing.assert_close(p, q, rtol=1e-6, atol=1e-6)
 
 
-def test_a_run_imports_nothing_that_it_does_not_need(tmp_path):
+@pytest.mark.parametrize("name", [*SGDS, *OTHERS])
+def test_what_is_kept_goes_on(name):
+    """Ten fits of three steps each with what the one before left are thirty steps of one optimiser, bit for bit."""
+    torch.manual_seed(0)
+    how = Recipe(**{**SGDS, **OTHERS}[name])
+    whole = [torch.nn.Parameter(torch.randn(4, 5)) for _ in range(2)]
+    cut = copy.deepcopy(whole)
+    slots = 2 if how.optim in ("adam", "adamw") or (how.optim == "rmsprop" and how.momentum) else 1
+    kept = [[torch.zeros(4, 5) for _ in cut] for _ in range(slots)], [torch.zeros(()) for _ in cut]
+    one = make(how, whole, 0.01)
+    for fit in range(10):
+        again = make(how, cut, 0.01, kept)
+        for _ in range(3):
+            for p, q in zip(whole, cut, strict=True):
+                p.grad = torch.randn(4, 5)
+                q.grad = p.grad.clone()
+            if fit < 4:  # its second parameter comes later
+                whole[1].grad = cut[1].grad = None
+            one.step()
+            again.step()
+        assert all(torch.equal(p, q) for p, q in zip(whole, cut, strict=True))
+
+
+class Odd(torch.Tensor):
+    """A subclass, whose backward is its own business."""
+
+
+def test_backward_passes_are_torchs():
+    """Gradients, hooks of tensors and of parameters, what is added up over two passes, and what torch refuses."""
+    torch.manual_seed(0)
+    ours = torch.nn.Sequential(torch.nn.Linear(6, 5), torch.nn.Tanh(), torch.nn.Linear(5, 3))
+    theirs, x = copy.deepcopy(ours), torch.randn(7, 6)
+    for kind in (torch.Tensor, Odd):
+        for module, way in ((ours, backward), (theirs, torch.Tensor.backward)):
+            seen = []
+            module[0].weight.register_hook(lambda g: 2 * g)
+            module[0].bias.register_post_accumulate_grad_hook(lambda p, seen=seen: seen.append(p.grad.sum()))
+            for _ in range(2):
+                loss = module(x).square().mean()
+                loss.register_hook(lambda g: g + 1)
+                way(loss.as_subclass(kind))
+            assert len(seen) >= 2
+        for p, q in zip(ours.parameters(), theirs.parameters(), strict=True):
+            assert torch.equal(p.grad, q.grad)
+    with pytest.raises(RuntimeError, match="a second time"):
+        backward(loss)
+    with pytest.raises(RuntimeError, match="functorch"):
+        torch.func.grad(lambda w: (backward(ours(x).sum() + w), w)[1])(torch.ones(()))
+
+
+@pytest.mark.parametrize("train", ["train.optim=sgd", "train={optim: adamw, momentum: null, keep_optim: true}"])
+def test_a_run_imports_nothing_that_it_does_not_need(tmp_path, train):
     program = f"""
 import sys
 from fedmpi import run
-run({str(ROOT / "configs/quickstart.yaml")!r}, ["rounds=1", "checkpoint.every=1", {f"output={tmp_path}"!r}])
+run({str(ROOT / "configs/quickstart.yaml")!r}, ["rounds=1", "checkpoint.every=1", {f"output={tmp_path}"!r}, {train!r}])
 print(*sorted({{"torch._dynamo", "sklearn", "scipy", "matplotlib", "torchvision", "rich"}} & set(sys.modules)))
 """
     done = subprocess.run([sys.executable, "-c", program], env=clean_env(), capture_output=True, text=True, timeout=120)

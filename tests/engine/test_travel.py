@@ -1,5 +1,7 @@
 """Uploads travel in three ways, and the numbers do not tell in which."""
 
+import threading
+import time
 from dataclasses import dataclass
 
 import pytest
@@ -10,9 +12,9 @@ from helpers import CPU, play, prepare, record, trial
 import fedmpi
 from fedmpi.comm.backends.solo import Solo
 from fedmpi.common.errors import UserError
-from fedmpi.engine.travel import cuts, sharded, streamed
+from fedmpi.engine.travel import cuts, early, sharded, streamed
 from fedmpi.engine.travel.cuts import Cuts
-from fedmpi.flat import linear
+from fedmpi.flat import formats, linear
 from fedmpi.flat.packing import Packing
 from fedmpi.method.base import means_of
 from fedmpi.method.context import State
@@ -29,7 +31,6 @@ def small_blocks(monkeypatch):
     monkeypatch.setattr(linear, "CHUNK", 64)
     monkeypatch.setattr(linear, "BLOCK", 2)
     monkeypatch.setattr(cuts, "PIECE", 64)
-    monkeypatch.setattr(streamed, "PIECE", 64)
 
 
 @pytest.fixture
@@ -91,6 +92,33 @@ def test_sums_as_rows_come_are_those_of_rows_at_hand(method, monkeypatch, ways):
     assert (streamed.Streamed in ways) == bool(means and large and large <= {*means, "_b"})
 
 
+@pytest.mark.parametrize("wire", ["fp32", "bf16"])
+def test_rows_are_added_while_others_come(wire, monkeypatch):
+    """By a thread: MPI moves messages only inside its calls. Nothing is left to add when the rank goes on."""
+    config, adding, late = trial("fedavg", "mlp", rounds=2, comm={"wire": wire}), [], []
+    plain, finish = streamed.Sums.add, streamed.Streamed.finish
+
+    def add(self, *piece):
+        adding.append(threading.current_thread().name)
+        time.sleep(0.001)
+        plain(self, *piece)
+        adding.append("done")
+
+    def finished(self):
+        made = finish(self)
+        if made is not None:
+            late.append(adding.count("done") * 2 - len(adding))
+        return made
+
+    expected = whole(config, monkeypatch)
+    monkeypatch.setattr(streamed.Sums, "add", add)
+    monkeypatch.setattr(streamed.Streamed, "finish", finished)
+    assert record(on_ranks(config, 3)[0]) == expected
+    assert len(adding) > 2 * 7 * 2
+    assert {name.split("_")[0] for name in adding} == {"fedmpi-aside", "done"}
+    assert late == [0, 0]
+
+
 @pytest.mark.parametrize("up", ["bf16", "int8", {"name": "topk", "fraction": 0.1}], ids=str)
 @pytest.mark.parametrize("method", ["fedavg", "scaffold", "fedbabu", "fedcm", "fedld"])
 def test_uploads_in_formats_travel_in_one_message_each(method, up, monkeypatch, ways):
@@ -106,8 +134,33 @@ def test_uploads_in_formats_travel_in_one_message_each(method, up, monkeypatch, 
         sent, received = (sum(getattr(it.fed.comm, way) for it in found.values()) for way in BYTES)
         assert sent == received
     assert (streamed.Streamed in ways) == (means_of(found[0].made.method) is not None)
-    plain = trial(method, "mlp", rounds=3, comm={"wire": {"down": "topk"}})
-    assert record(on_ranks(at("sharded", plain))[0]) == whole(plain, monkeypatch)
+
+
+FORMS = [
+    "bf16",
+    "fp16",
+    "int8",
+    {"name": "topk", "fraction": 0.1},
+    {"name": "topk", "fraction": 0.1, "feedback": False},
+]
+
+
+@pytest.mark.parametrize("up", FORMS, ids=str)
+@pytest.mark.parametrize("method", ["fedavg", "scaffold", "fedbabu", "fedpac", "fedld"])
+def test_shards_in_formats_have_the_bits_of_whole_rows(method, up, monkeypatch, ways):
+    """Each holder is sent its columns; what a format leaves out stays with the client."""
+    monkeypatch.setattr(formats, "BLOCK", 16)  # of which a share has whole ones
+    config = trial(method, "mlp", rounds=3, comm={"wire": {"up": up, "down": "int8"}})
+    expected = whole(config, monkeypatch)
+    found = on_ranks(at("sharded", config))
+    assert record(found[0]) == expected
+    assert sharded.Sharded in ways
+    sent, received = (sum(getattr(it.fed.comm, way) for it in found.values()) for way in BYTES)
+    assert sent == received
+    if "topk" not in str(up):
+        plain = on_ranks(at("sharded", trial(method, "mlp", rounds=3, comm={"wire": {"down": "int8"}})))
+        came, of_plain = ([row["received_bytes"] for row in it[0].rows] for it in (found, plain))
+        assert all(a < 0.8 * b for a, b in zip(came, of_plain, strict=True))
 
 
 @pytest.mark.parametrize("rule", [*RULES, {"name": "principal", "scope": "tensor"}])
@@ -139,6 +192,56 @@ def test_shards_and_what_becomes_of_rows(method, changes, monkeypatch):
     if "max_norm" in str(changes):
         told = [row["refused"] or row.get("clipped") for row in expected["rows"]]
         assert any(told)
+
+
+GRAMS = [
+    ("fedld", {}),
+    ("fedld", {"options": {"scope": "tensor"}}),
+    ("fedexp", {}),
+    ("fedgh", {}),
+    ("fedavg", {"server": {"rule": "krum"}}),
+    ("fedld", {"comm": {"wire": "bf16"}}),
+    ("fedld", {"server": {"trains": True}}),
+    ("fedld", {"faults": {"on_bad_update": "drop", "max_norm": 0.4}}),
+    ("fedld", {"faults": {"on_bad_update": "clip", "max_norm": 0.3}}),
+]
+
+
+@pytest.mark.parametrize("placement", ["root", "sharded"])
+@pytest.mark.parametrize(("method", "changes"), GRAMS, ids=str)
+def test_gram_matrices_are_formed_while_rows_come(method, changes, placement, monkeypatch):
+    """Those of the round before, from the second one on; what was formed of rows that change is not used."""
+    monkeypatch.setattr(formats, "BLOCK", 16)
+    config = trial(method, "mlp", rounds=4, cohort={"fraction": 1.0}, **changes)
+    expected, formed, forgot = whole(config, monkeypatch), [], []
+    plain, forget = linear.Gram._form, early.Early.forget
+
+    def form(self, some, here, end):
+        formed.append((threading.current_thread().name.startswith("fedmpi-aside"), some, end))
+        plain(self, some, here, end)
+
+    monkeypatch.setattr(linear.Gram, "_form", form)
+    monkeypatch.setattr(early.Early, "forget", lambda self, rows: (forgot.append(bool(self.grams)), forget(self, rows)))
+    found = on_ranks(at(placement, config), 3)
+    assert record(found[0]) == expected
+    assert {before for before, *_ in formed} == {True, False}  # the first round's are formed at the end
+    assert any(forgot) == ("max_norm" in str(changes))
+
+
+@pytest.mark.parametrize("updates", ["norms", "gram"])
+@pytest.mark.parametrize(("method", "rule"), [("fedavg", "auto"), ("fedld", "auto"), ("fedavg", "median")])
+def test_what_is_recorded_of_updates_is_the_same_in_every_way(method, rule, updates, monkeypatch, ways):
+    """On any number of ranks; and the model is that of a run without a record."""
+    config = trial(method, "mlp", rounds=2, server={"rule": rule}, record={"updates": updates})
+    expected = whole(config, monkeypatch)
+    assert len(expected["updates"]) == 2
+    assert ("eigenvalues" in expected["updates"][0]) == (method == "fedld" or updates == "gram")
+    for size, placement in ((1, "root"), (3, "root"), (4, "sharded")):
+        assert record(on_ranks(at(placement, config), size)[0]) == expected
+    assert sharded.Sharded in ways
+    assert (streamed.Streamed in ways) == (method == "fedavg" and rule == "auto" and updates == "norms")
+    silent = trial(method, "mlp", rounds=2, server={"rule": rule}, record={"updates": False})
+    assert record(play(silent)) == expected | {"updates": []}
 
 
 @pytest.mark.parametrize("size", [1, 3])

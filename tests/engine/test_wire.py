@@ -8,7 +8,7 @@ from hall import play_in_threads
 from helpers import federated, norm_net, play, prepare, record, settings, trial
 
 from fedmpi.common.errors import UserError
-from fedmpi.engine.local_client import LocalClient
+from fedmpi.engine.local.client import LocalClient
 from fedmpi.engine.messages import UNSENT
 from fedmpi.flat.formats import BLOCK
 

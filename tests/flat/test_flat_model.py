@@ -57,14 +57,14 @@ def ordinary(channels_last, seed=0):
 @both
 def test_every_parameter_is_a_view_of_w_and_every_float_buffer_of_b(channels_last):
     model, plain = flat(channels_last), module()
-    assert model.w.numel() == sum(p.numel() for p in plain.parameters())
+    assert model.w.numel() == sum(p.numel() for p in plain.parameters() if p.requires_grad)
     assert model.b.numel() == 8 + 8 + 1  # running mean and variance, shift; neither the counter nor the table
     for name, p in plain.named_parameters():
         assert torch.equal(model.module.get_parameter(name), p)
     model.w.mul_(2)
     model.b.add_(1)
     for name, p in plain.named_parameters():
-        assert torch.equal(model.module.get_parameter(name), 2 * p)
+        assert torch.equal(model.module.get_parameter(name), p if name == "still" else 2 * p)
     for name, buffer in plain.named_buffers():
         expected = buffer if name == "table" or "num" in name else buffer + 1
         assert torch.equal(model.module.get_buffer(name), expected)
@@ -76,12 +76,12 @@ def test_every_parameter_is_a_view_of_w_and_every_float_buffer_of_b(channels_las
 def test_segments_lie_in_state_dict_order_without_gaps():
     model = flat(True)
     segments = model.layout.segments
-    assert [s.name for s in segments] == [name for name, _ in module().named_parameters()]
+    assert [s.name for s in segments] == [name for name, p in module().named_parameters() if p.requires_grad]
     assert [s.start for s in segments] == [0, *(s.stop for s in segments[:-1])]
     assert segments[-1].stop == model.layout.size
     groups = {s.name: s.group for s in segments}
     assert groups == {
-        "scale": "body", "still": "body", "body.0.weight": "body", "body.0.bias": "body", "body.1.weight": "norm",
+        "scale": "body", "body.0.weight": "body", "body.0.bias": "body", "body.1.weight": "norm",
         "body.1.bias": "norm", "body.2.weight": "body", "body.3.weight": "norm", "body.3.bias": "norm",
         "head.weight": "head", "head.bias": "head",
     }  # fmt: skip
@@ -112,7 +112,7 @@ def test_convolutions_lie_as_blocks_of_channels():
 
 def test_ranges_are_maximal():
     layout = flat(True).layout
-    one = 1 + 4 + 8 * 27 + 8  # scale, still, first convolution
+    one = 1 + 8 * 27 + 8  # scale, first convolution
     assert layout.select({"body"}).ranges == ((0, one), (one + 16, one + 16 + 32))  # a norm's 16 lie between
     assert layout.select({"body", "norm", "head"}).ranges == ((0, layout.size),)
     assert layout.select({"head"}).ranges == ((layout.size - 15, layout.size),)
@@ -126,7 +126,7 @@ def test_sha256_is_that_of_the_state_dict(channels_last):
     parameters = dict(plain.named_parameters())
     digest = hashlib.sha256()
     for name, value in plain.state_dict().items():
-        if name in parameters:
+        if name in parameters and parameters[name].requires_grad:
             digest.update(np.ascontiguousarray(value.numpy()).astype("<f4").tobytes())
     assert model.layout.sha256(model.w) == digest.hexdigest()
     other = model.w.clone()
@@ -262,3 +262,28 @@ def test_parts_take_and_put(ranges):
     target = torch.full((10,), -1.0)
     part.put(part.take(whole), target)
     assert target.tolist() == [float(i) if i in inside else -1.0 for i in range(10)]
+
+
+# ---- what is frozen ----
+@both
+def test_a_frozen_parameter_is_in_no_vector_and_is_there_once(channels_last):
+    net = module()
+    net.body[0].requires_grad_(False)
+    model = FlatModel(net, {"head.weight", "head.bias"}, channels_last=channels_last)
+    assert set(model.frozen) == {"still", "body.0.weight", "body.0.bias"}
+    assert not set(model.frozen) & {s.name for s in model.layout.segments}
+    before = {name: p.clone() for name, p in model.frozen.items()}
+    twin = model.twin()
+    assert twin.layout == model.layout
+    assert all(twin.frozen[name] is p for name, p in model.frozen.items())
+    twin.load(torch.zeros_like(model.w), model.b)
+    model.load(torch.ones_like(model.w))
+    assert all(torch.equal(p, before[name]) for name, p in model.frozen.items())
+    x, y = data(channels_last)
+    assert torch.equal(twin.module(x), torch.zeros(12, 3))
+    cross_entropy(model.module(x), y).backward()
+    assert all(p.grad is None for p in model.frozen.values())
+    saved = model.state_dict(torch.full_like(model.w, 2.0), model.b)
+    assert list(saved) == list(module().state_dict())
+    assert torch.equal(saved["body.0.weight"], before["body.0.weight"])
+    assert (saved["head.weight"] == 2).all()

@@ -57,6 +57,37 @@ def test_blocks_of_columns_give_the_same_bits():
     assert torch.equal(K, linear.gram(x))
 
 
+@pytest.mark.parametrize("m", [1, 2, 3, 12, 17])
+@pytest.mark.parametrize("span", [(0, 1000), (100, 900), (130, 140)])
+def test_a_gram_matrix_has_its_bits_however_rows_come(m, span, monkeypatch):
+    """In pieces or whole, one or more at a time; at once; and over ranks that have blocks of columns."""
+    monkeypatch.setattr(linear, "CHUNK", 16)
+    monkeypatch.setattr(linear, "BLOCK", 2)
+    (a, b), x = span, rows(m, 1000)
+    expected = linear.Gram(x[:, a:b], a, 1000).value()
+    steps = [(i, to) for i in range(m) for to in range(0, 1000, 96)]
+    for chosen in (steps, steps[::7], [(i, 0) for i in range(m)], [(m // 2, 320)]):
+        shown, gram = torch.full_like(x, torch.nan), None
+        for i, to in chosen:
+            shown[:i], shown[i, :to] = x[:i], x[i, :to]
+            gram = gram or linear.Gram(shown[:, a:b], a, 1000)
+            gram.come(i, to)
+        shown.copy_(x)
+        assert torch.equal(gram.value(), expected)
+    at = max(a, min(b, 512))
+    parts = [linear.Gram(x[:, a:at], a, 1000).value(), linear.Gram(x[:, at:b], at, 1000).value()]
+    assert torch.equal(linear.total(torch.cat(parts)), linear.total(expected))
+    wide = x[:, a:b].double().numpy()
+    np.testing.assert_allclose(linear.total(expected).numpy(), wide @ wide.T, rtol=1e-12, atol=1e-9)
+
+
+def test_few_products_are_left_when_the_last_row_comes():
+    gram, formed = linear.Gram(rows(12, 9 * linear.CHUNK)), []
+    gram._form = lambda some, here, end: formed.append((some, here, end))
+    gram.come(11)
+    assert formed == [([0, 1, 2], 0, 9 * linear.CHUNK)]
+
+
 def test_rows_may_be_a_slice_of_longer_ones():
     """Uploads are gathered with other fields beside them."""
     x, c = rows(3, 4 * linear.CHUNK + 50), weights(3)

@@ -9,7 +9,7 @@ from helpers import prepare
 from quadratics import TWO
 
 from fedmpi import config
-from fedmpi.engine.federation import GO
+from fedmpi.engine.plan import GO
 from fedmpi.runtime import build_data
 
 QUADRATICS = Path(__file__).parents[1] / "quadratics.py"

@@ -12,7 +12,7 @@ from torch.nn.functional import cross_entropy, kl_div, log_softmax, softmax
 
 from fedmpi.common.errors import UserError
 from fedmpi.flat.layout import Segment
-from fedmpi.method.base import CLASSES, FEATURES
+from fedmpi.method.base import CLASSES, FEATURES, SGD_STEPS
 from fedmpi.methods.feddyn import FedDyn
 from fedmpi.methods.fedprox import FedProx
 from fedmpi.methods.fedsol import FedSOL
@@ -490,8 +490,8 @@ def test_what_does_not_go_together(options, said):
 
 def test_it_needs_what_the_term_needs():
     """A regression without features will do where nothing asks for them."""
-    assert FedSOL().needs == {FEATURES, CLASSES}
-    assert FedSOL(layers="all").needs == {CLASSES}
-    assert FedSOL(layers="all", prox=FedProx()).needs == set()
-    assert FedSOL(layers="all", prox=MOON()).needs == {FEATURES}
-    assert FedSOL.needs == {FEATURES, CLASSES}
+    assert FedSOL().needs == {SGD_STEPS, FEATURES, CLASSES}
+    assert FedSOL(layers="all").needs == {SGD_STEPS, CLASSES}
+    assert FedSOL(layers="all", prox=FedProx()).needs == {SGD_STEPS}
+    assert FedSOL(layers="all", prox=MOON()).needs == {SGD_STEPS, FEATURES}
+    assert FedSOL.needs == {SGD_STEPS, FEATURES, CLASSES}

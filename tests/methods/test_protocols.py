@@ -60,7 +60,7 @@ def test_the_worst_tenth_of_many():
     values = [float(v) for v in range(25)]
     found = spread("accuracy", [*values, float("nan")])
     assert found == pytest.approx({"accuracy": 12, "accuracy_std": np.std(values), "accuracy_worst_decile": 0.5})
-    assert spread("personal_loss", values)["personal_loss_worst_decile"] == 23.5
+    assert spread("personal_loss", values, falling=True)["personal_loss_worst_decile"] == 23.5
     assert all(np.isnan(v) for v in spread("accuracy", [float("nan")]).values())
 
 

@@ -78,6 +78,19 @@ def test_full_participation_keeps_c_the_mean_of_c_k():
     torch.testing.assert_close(it.fed.server.state.c, rows.mean(0), rtol=0, atol=1e-6)
 
 
+def test_a_weighted_mean_of_c_has_the_optimum_of_weighted_clients(play_quadratic):
+    """p = (1, 3)/4: x* = sum p a b / sum p a = (3/4 * 3 * 4) / (1/4 * 1 + 3/4 * 3) = 3.6, where the uniform mean of c
+    leaves a correction sum_i p_i (c - c_i) that is not 0."""
+    bowls = {"a": [[1.0], [3.0]], "b": [[0.0], [4.0]], "copies": [1, 3]}
+    by_samples = {"rounds": 200, "cohort": {"weighting": "samples"}}
+    it = play_quadratic("scaffold", bowls, options={"mean_c": "weighted"}, **by_samples)
+    assert it.w.item() == pytest.approx(3.6, abs=1e-9)
+    c, c_k = controls(it)
+    assert c == pytest.approx(0, abs=1e-8)
+    assert c == pytest.approx(0.25 * c_k[0] + 0.75 * c_k[1], abs=1e-8)
+    assert abs(play_quadratic("scaffold", bowls, **by_samples).w.item() - 3.6) > 0.01
+
+
 def test_one_client_is_fedavg():
     """c = c_1, so the correction is c_1 - c = 0; and round 0 is FedAvg's with any number of clients."""
     data = federated(1)

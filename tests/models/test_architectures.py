@@ -10,7 +10,7 @@ from torch import nn
 
 from fedmpi.common import options
 from fedmpi.common.errors import UserError
-from fedmpi.models import registry, shapes
+from fedmpi.models import registry, shapes, sl_vit
 from fedmpi.models.net import Net
 
 
@@ -38,12 +38,44 @@ def count(module):
         ("vgg11", (3, 32, 32), 10, {}, 9_220_480 + 2 * 262_656 + 5_130),
         ("vgg11", (1, 28, 28), 10, {}, 9_220_480 + 2 * 262_656 + 5_130 - 2 * 9 * 64),
         ("logistic", (1, 28, 28), 10, {}, 784 * 10 + 10),
+        # embedding; four gates a layer, with two biases each, as torch has them; linear
+        ("char_lstm", (80,), 65, {}, 65 * 8 + 4 * 256 * (8 + 256 + 2) + 4 * 256 * (256 + 256 + 2) + 257 * 65),
+        ("char_lstm", (80,), 65, {}, 815_945),
+        ("logistic", (13,), 2, {"reference": True}, 14),
         ("mlp", (1, 28, 28), 10, {}, 199_210),  # the 2NN of McMahan et al. 2017, section 3
         ("mlp", (30,), 2, {"hidden": [7]}, 31 * 7 + 8 * 2),
+        # 432 + 4,608 + 13,824 + 55,296 of 3x3, 2,560 of 1x1, 2 x 336 of normalisation, 650 of the last layer
+        ("resnet8", (3, 32, 32), 10, {}, 78_042),
+        ("resnet8", (1, 28, 28), 10, {"norm": "gn"}, 78_042 - 288),
         ("resnet18", (3, 224, 224), 1000, {}, 11_689_512),  # torchvision's documentation of its weights
         ("resnet50", (3, 224, 224), 1000, {}, 25_557_032),  # likewise
         # the stem loses (49 - 9) * 3 * 64 weights, the head 513 * (1000 - 10)
         ("resnet18", (3, 32, 32), 10, {"stem": "small"}, 11_689_512 - 7_680 - 507_870),
+        # a shortcut of 64 * 64 weights and 2 * 64 of its normalisation; 513 * 256 + 257 * 256 + 4 * 256 of scales
+        # and shifts, and a head of 257 * 10 in place of 513 * 10
+        (
+            "resnet18",
+            (3, 32, 32),
+            10,
+            {"stem": "small", "stride": 2, "projection": True},
+            11_173_962 + 4_096 + 128 + 131_328 + 65_792 + 1_024 - 2_560,
+        ),
+        ("resnet18", (3, 32, 32), 10, {"stem": "small", "norm": "ln"}, 11_173_962),
+        # 2,049 * 256 + 257 * 256 + 1,024 + 257 * 10, without 2,049 * 1,000
+        (
+            "resnet50",
+            (3, 64, 64),
+            10,
+            {"stem": "no_pool", "projection": True},
+            25_557_032 + 593_930 - 2_049_000,
+        ),
+        ("small_cnn", (3, 32, 32), 10, {}, 1_331_402),  # with the biases of linear layers alone
+        ("small_cnn", (3, 32, 32), 7, {}, 1_330_631),
+        ("lenet5", (1, 28, 28), 10, {}, 156 + 2_416 + 257 * 120 + 121 * 84 + 85 * 10),
+        ("lenet5", (3, 32, 32), 10, {}, 62_006),  # the published count of this network on CIFAR-10
+        # patches 2 * 960 + 961 * 192; token and positions 18 * 192; nine layers of attention (384 + 1 + 192 * 2,304 +
+        # 769 * 192) and of two linear ones (384 + 2 * 193 * 192); LayerNorm and head 384 + 193 * 10
+        ("sl_vit", (3, 32, 32), 10, {}, 186_432 + 3_456 + 9 * (590_401 + 74_496) + 384 + 1_930),
         ("resnet18", (1, 28, 28), 10, {}, 11_689_512 - 2 * 49 * 64 - 507_870),
     ],
 )
@@ -51,7 +83,7 @@ def test_parameter_counts(name, input_shape, classes, given, expected):
     assert count(build(name, input_shape, classes, **given)) == expected
 
 
-@pytest.mark.parametrize("name", ["mcmahan_cnn", "alexnet_s", "vgg11"])
+@pytest.mark.parametrize("name", ["mcmahan_cnn", "alexnet_s", "vgg11", "lenet5"])
 def test_a_pool_before_its_relu_is_a_pool_behind_it_to_the_bit(name):
     """Max and max(., 0) commute; a gradient goes where the largest entry is, and nowhere where that is negative."""
     torch.manual_seed(0)
@@ -78,10 +110,20 @@ SMALL = [
     ("alexnet_s", (3, 20, 9), {}, 128, {"14.weight", "14.bias"}),
     ("vgg11", (1, 28, 28), {}, 512, {"head.weight", "head.bias"}),
     ("vgg11", (3, 32, 32), {}, 512, {"head.weight", "head.bias"}),
+    ("small_cnn", (3, 32, 32), {}, 256, {"head.weight", "head.bias"}),
+    ("small_cnn", (1, 21, 30), {"width": 4}, 256, {"head.weight", "head.bias"}),
+    ("lenet5", (1, 16, 19), {}, 84, {"head.weight", "head.bias"}),
+    ("sl_vit", (1, 28, 28), {"depth": 2}, 192, {"head.weight", "head.bias"}),
+    ("sl_vit", (3, 70, 64), {"depth": 1, "shift": "original"}, 192, {"head.weight", "head.bias"}),
+    ("resnet18", (3, 32, 32), {"stem": "small", "stride": 2, "projection": True}, 256, {"fc.1.weight", "fc.1.bias"}),
+    ("resnet50", (3, 32, 32), {"stem": "no_pool", "stride": 2, "norm": "ln"}, 2048, {"fc.weight", "fc.bias"}),
     ("logistic", (3, 5), {}, 15, {"head.weight", "head.bias"}),
+    ("logistic", (3, 5), {"reference": True}, 15, {"head.linear.weight", "head.linear.bias"}),
     ("mlp", (6,), {"hidden": [5, 4]}, 4, {"head.weight", "head.bias"}),
     ("resnet18", (1, 8, 8), {"stem": "small", "norm": "bn_nostats"}, 512, {"fc.weight", "fc.bias"}),
     ("resnet18", (3, 33, 20), {"norm": "gn"}, 512, {"fc.weight", "fc.bias"}),
+    ("resnet8", (3, 33, 20), {"norm": "ln"}, 64, {"fc.weight", "fc.bias"}),
+    ("resnet8", (1, 16, 16), {"projection": True}, 256, {"fc.weight", "fc.bias"}),
     ("resnet50", (3, 32, 32), {}, 2048, {"fc.weight", "fc.bias"}),
 ]
 
@@ -116,6 +158,36 @@ def test_memory_format_changes_nothing_but_rounding(name, input_shape):
     )
 
 
+def test_attention_by_hand():
+    """Against a loop over heads and tokens; nobody attends to itself, and one picture's tokens to its own alone."""
+    torch.manual_seed(0)
+    layer = sl_vit.Attention(6, heads=2, head=3).double()
+    x = torch.randn(2, 4, 6, dtype=torch.float64)
+    expected = torch.empty_like(x)
+    for b in range(2):
+        normed = nn.functional.layer_norm(x[b], (6,), layer.norm.weight, layer.norm.bias)
+        q, k, v = ((normed @ part.T).view(4, 2, 3) for part in layer.qkv.weight.chunk(3))
+        for i in range(4):
+            found = []
+            for h in range(2):
+                others = [j for j in range(4) if j != i]
+                scores = torch.stack([q[i, h] @ k[j, h] for j in others]) / 3**0.5
+                found.append(sum(a * v[j, h] for a, j in zip(scores.softmax(0), others, strict=True)))
+            expected[b, i] = layer.out(torch.cat(found))
+    torch.testing.assert_close(layer(x), expected)
+
+
+def test_shifts_by_hand():
+    x = torch.arange(1.0, 10).view(1, 1, 3, 3)
+    own, down, up, right, left = sl_vit.shifted(x, sl_vit.AXES, 1)[0].tolist()
+    assert own == [[1, 2, 3], [4, 5, 6], [7, 8, 9]]
+    assert down == [[0, 0, 0], [1, 2, 3], [4, 5, 6]]
+    assert up == [[4, 5, 6], [7, 8, 9], [0, 0, 0]]
+    assert right == [[0, 1, 2], [0, 4, 5], [0, 7, 8]]
+    assert left == [[2, 3, 0], [5, 6, 0], [8, 9, 0]]
+    assert sl_vit.shifted(x, sl_vit.DIAGONALS, 2)[0, 1].tolist() == [[0, 0, 0], [0, 0, 0], [0, 0, 1]]
+
+
 def test_mlp_by_hand():
     module = build("mlp", (2, 1), 1, hidden=[2])
     with torch.no_grad():
@@ -126,6 +198,36 @@ def test_mlp_by_hand():
     x = torch.tensor([[[1.0], [3.0]], [[3.0], [1.0]]])
     # rows: relu(1 - 3 + .5, 2 - 1) = (0, 1) -> 4.25; relu(3 - 1 + .5, 6 - 1) = (2.5, 5) -> 7.5 + 20 + .25
     assert module(x).flatten().tolist() == [4.25, 27.75]
+
+
+def test_logistic_with_a_reference_class_is_the_sigmoid():
+    """FLamby's heart disease: Linear(13, 1), sigmoid, binary cross-entropy; loss and gradients."""
+    torch.manual_seed(0)
+    module, x, y = build("logistic", (13,), 2, reference=True), torch.randn(6, 13), torch.tensor([0, 1, 1, 0, 1, 0])
+    twin = copy.deepcopy(module.head.linear)
+    loss = nn.functional.cross_entropy(module(x), y)
+    same = nn.functional.binary_cross_entropy(torch.sigmoid(twin(x))[:, 0], y.float())
+    loss.backward()
+    same.backward()
+    torch.testing.assert_close(loss, same)
+    torch.testing.assert_close(module.head.linear.weight.grad, twin.weight.grad)
+    torch.testing.assert_close(module.head.linear.bias.grad, twin.bias.grad)
+    with pytest.raises(UserError, match=r"model\.reference: true needs classes"):
+        build("logistic", (13,), 1, reference=True)
+
+
+def test_char_lstm_sees_what_came_before_and_nothing_after():
+    torch.manual_seed(0)
+    module = build("char_lstm", (6,), 5, hidden=7, layers=2)
+    x = torch.tensor([[0, 1, 2, 3, 4, 0]])
+    later = x.clone()
+    later[0, 3] = 0
+    before, after = module(x), module(later)
+    assert before.shape == (1, 6, 5)
+    assert torch.equal(before[:, :3], after[:, :3])
+    assert not torch.isclose(before[:, 3:], after[:, 3:]).all(2).any()
+    with pytest.raises(UserError, match=r"char_lstm: a sample has shape \(1, 8, 8\), but it needs texts"):
+        build("char_lstm", (1, 8, 8), 10)
 
 
 @pytest.mark.parametrize("name", ["mcmahan_cnn", "resnet18", "resnet50"])

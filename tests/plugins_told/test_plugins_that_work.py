@@ -13,7 +13,7 @@ from torch import nn
 
 import fedmpi
 from fedmpi.method import FLAT, SHARED, Row, Slots, State
-from fedmpi.runtime.record.run_dir import plain
+from fedmpi.runtime.record.lines import plain
 
 
 class Tied(nn.Module):
@@ -125,7 +125,7 @@ def test_the_final_model_of_tied_weights_is_the_global_one():
 
 
 def test_the_names_that_a_line_has_are_taken():
-    from fedmpi.tasks import TAKEN
+    from fedmpi.tasks.contract import TAKEN
 
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")

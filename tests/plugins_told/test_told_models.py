@@ -105,7 +105,7 @@ TOLD = [
     (model_none, "must return a torch.nn.Module with trainable parameters; it returned NoneType"),
     (model_no_parameters, "it returned a module without any"),
     (model_frozen, "it returned a module without any"),
-    (model_mixed, "parameters of torch.float16, torch.float32; all must be of one type"),
+    (model_mixed, "parameters of torch.float16, torch.float32; all that are trained must be of one type"),
     (model_complex, "parameters of torch.complex64"),
     (model_meta, "head.weight is on the device meta"),
     (ModelTuple, r"returns tuple for a batch of 2 samples; it must return one tensor of shape \(2, outputs\)"),

@@ -57,7 +57,7 @@ def part_raises(labels, clients, rng):
 
 TOLD = [
     # plug-in, what the message says
-    (part_none, "returned NoneType; it must return a list of 3 index arrays"),
+    (part_none, "returned NoneType; it must return a list of index arrays, one a client"),
     (part_text, "returned str; it must return"),
     (part_twice, "handed out sample 0 more than once"),
     (part_outside, r"gave client 2 indices 28..40 \(int64\); whole numbers 0..39 are allowed"),

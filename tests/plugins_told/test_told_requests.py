@@ -86,7 +86,7 @@ TOLD = [
     # plug-in, what the message says
     (MethodFitText, "k.fit, groups: 'hea' is text"),
     (MethodFitGroup, "there is no layout group 'haed'; this model has body, head"),
-    (MethodFitEpochs, "k.fit: epochs is -1; a whole number >= 0"),
+    (MethodFitEpochs, "k.fit: epochs is -1; a number >= 0"),
     (MethodFitStart, r"ValueError: weights of shape \(1,\) for a model of \(26,\)"),
     (MethodGradAt, r"ValueError: weights of shape \(1,\) for a model of \(26,\)"),
     (MethodLift, r"ValueError: a tensor of shape \(1,\) where \d+ entries are needed"),

@@ -88,7 +88,7 @@ TOLD = [
     (source_empty, "there is no training sample"),
     (source_short_labels, r"train_x has 40 rows, train_y the shape \(39,\)"),
     (source_negative, r"train_y holds labels -1..0; with classes=2 0..1 is allowed"),
-    (source_float_labels, "train_y is torch.float32; int64 class numbers"),
+    (source_float_labels, "a row of train_y is .. float32, one of test_y .. int64; they must agree"),
     (source_exits, "SystemExit: 0"),
     (source_stops, "StopIteration"),
     (source_memory, "MemoryError"),

@@ -118,7 +118,15 @@ def test_fractions_have_four_digits_and_percentages_two_wherever_they_are_shown(
 
 @pytest.mark.parametrize(
     ("name", "value", "text"),
-    [("cindex", 1.0, "1.0000"), ("r2", -3.0, "-3.0000"), ("aucs", 0.9, "0.9"), ("loss", 1e30, "1e+30")],
+    [
+        ("cindex", 1.0, "1.0000"),
+        ("ece", 0.125, "0.1250"),
+        ("personal_top5", 9.876, "9.88"),
+        ("exact", 2.0, "2.00"),
+        ("r2", -3.0, "-3.0000"),
+        ("aucs", 0.9, "0.9"),
+        ("loss", 1e30, "1e+30"),
+    ],
 )
 def test_figures(name, value, text):
     assert figure(name, value) == text
@@ -126,9 +134,13 @@ def test_figures(name, value, text):
 
 @pytest.fixture
 def combined(tmp_path):
-    """A config on top of a method's fragment that brings ten local epochs and a tenth of the clients."""
-    path = tmp_path / "mine.yaml"
-    base = [str(ROOT / "configs" / name) for name in ("quickstart.yaml", "methods/fedatom.yaml")]
+    """A config on top of a fragment that brings ten local epochs and a tenth of the clients."""
+    path, fragment = tmp_path / "mine.yaml", tmp_path / "paper.yaml"
+    fragment.write_text(
+        "method: {name: fedatom, personal: true}\ncohort: {fraction: 0.1}\n"
+        "train: {epochs: 10, batch_size: 10, lr: 0.01, momentum: 0.9}\n"
+    )
+    base = [str(ROOT / "configs" / "quickstart.yaml"), str(fragment)]
     path.write_text(
         yaml.safe_dump(
             {"base": base, "rounds": 4, "model": {"name": "mcmahan_cnn"}, "train": {"schedule": "step", "epochs": 1}}
@@ -137,12 +149,12 @@ def combined(tmp_path):
     return path
 
 
-def test_what_a_fragment_brought_in_is_told(combined):
+def test_what_a_fragment_brought_in_is_told(combined, tmp_path):
     rows = dict(launch.validate(config.load(combined, ["train.lr=0.5"])))
     assert rows["rounds"] == (
         "4, with 1 of 4 clients each, 1 epoch in batches of 10; lr 0.5, step, 0.005 at last; momentum 0.9"
     )
-    fragment = rows[f"from {ROOT}/configs/methods/fedatom.yaml"].split(", ")
+    fragment = rows[f"from {tmp_path}/paper.yaml"].split(", ")
     assert {"cohort.fraction 0.1", "train.batch_size 10", "method.personal true"} <= set(fragment)
     assert not {"train.lr 0.5", "train.epochs 1"} & set(fragment)  # set elsewhere
     said = dict(launch.validate(config.load(ROOT / "configs" / "quickstart.yaml")))
@@ -154,7 +166,7 @@ def test_a_run_says_it_too(combined, tmp_path):
     assert done.returncode == 0, done.stderr
     assert "0 rounds with 4 of 4 clients, 1 epoch in batches of 10; lr 0.01, step, 0.01 at last, after a" in done.stdout
     brought = "train.batch_size 10, train.lr 0.01, train.momentum 0.9"
-    assert f"from {ROOT}/configs/methods/fedatom.yaml: {brought}\n" in done.stdout
+    assert f"from {tmp_path}/paper.yaml: {brought}\n" in done.stdout
 
 
 def test_clients_of_scheme_site_are_counted_in_the_data(tmp_path):

@@ -9,6 +9,7 @@ import torch
 from hall import play_in_threads
 from helpers import digest, prepare, record, trial
 
+from fedmpi.common.errors import UserError
 from fedmpi.methods import registry
 from fedmpi.runtime.record.durable import Damaged
 from fedmpi.runtime.resuming import checkpoints, resume
@@ -52,7 +53,7 @@ def begin(folder, config, *, cut=None, room=0, every=1, keep=2, stop=lambda: Fal
 
 def whole(it):
     kept = {k: digest(it.fed.states._pop(k)) for k in range(it.fed.data.clients)}  # from memory or shelf
-    return record(it) | {"kept": kept}
+    return record(it) | {"kept": kept, "reason": it.reason}
 
 
 def config(method, **more):
@@ -75,17 +76,40 @@ def killed_twice(tmp_path, method, config):
     it.reason = it.fed.run()
     undisturbed = whole(it)
     cuts = torch.randperm(ROUNDS, generator=torch.Generator().manual_seed(len(method)))[:2].sort().values.tolist()
-    rows, lines = {}, {}
+    rows, lines, updates = {}, {}, {}
     for cut in (*cuts, None):
         it, _, _ = begin(tmp_path, config, cut=cut, room=2)
         rows |= {row["round"]: row for row in it.rows}
         lines |= {(line["round"], line["client"], line["protocol"]): line for line in it.lines}
+        updates |= {row["round"]: row for row in it.updates}
+    it.updates = [updates[t] for t in sorted(updates)]
     it.rows, it.lines = [rows[t] for t in sorted(rows)], list(lines.values())
     found = whole(it)
     assert {name: found[name] for name in found if name != "lines"} == {
         name: undisturbed[name] for name in undisturbed if name != "lines"
     }
     assert sorted(map(str, found["lines"])) == sorted(map(str, undisturbed["lines"]))
+
+
+KEPT = {"keep_optim": True, "clip_norm": 1.0}
+LOCAL = {
+    "adamw": {"optim": "adamw", "momentum": None, "lr": 0.003, "steps": 4, **KEPT},
+    "rmsprop": {"optim": "rmsprop", "momentum": 0.5, "lr": 0.003, "epochs": 0.5, **KEPT},
+    "sgd": {"nesterov": True, **KEPT},
+}
+
+
+@pytest.mark.parametrize("method", ["fedavg", "fedrep", "ditto"])
+@pytest.mark.parametrize("train", LOCAL)
+def test_what_an_optimiser_knows_is_there_again(tmp_path, method, train):
+    killed_twice(tmp_path, method, config(method, train=LOCAL[train]))
+
+
+@pytest.mark.parametrize("method", ["fedavg", "fedper"])
+@pytest.mark.parametrize("best", [{"metric": "loss"}, {"metric": "accuracy", "patience": 1, "min_delta": 3.0}])
+def test_the_best_model_so_far_is_known(tmp_path, method, best):
+    more = {"data": {"validation": 0.2}, "evaluate": {"best": best, "protocol": ["global", "personal"]}}
+    killed_twice(tmp_path, method, trial(method, "norm", rounds=ROUNDS, **more))
 
 
 @pytest.mark.parametrize("method", sorted(registry))
@@ -320,3 +344,13 @@ def test_a_finished_run_goes_on_with_more_rounds(tmp_path, wire):
     found, expected = whole(it), whole(undisturbed)
     assert (found["w"], found["kept"]) == (expected["w"], expected["kept"])
     assert [row["round"] for row in it.rows] == [ROUNDS - 1, ROUNDS, ROUNDS + 1]
+
+
+def test_no_fewer_rounds_than_are_done(tmp_path):
+    """It would never come to the last one."""
+    begin(tmp_path, config("fedavg"))
+    before = {path: path.read_bytes() for path in tmp_path.rglob("*") if path.is_file()}
+    said = rf"rounds: 1, but this run has completed {ROUNDS} of them.*ask for {ROUNDS} or more"
+    with pytest.raises(UserError, match=said):
+        begin(tmp_path, trial("fedavg", "norm", rounds=1))
+    assert all(path.read_bytes() == content for path, content in before.items())

@@ -76,7 +76,7 @@ def test_a_file_that_does_not_fit_leaves_none_behind(record, monkeypatch):
     with pytest.raises(UserError, match=r"cannot write .*summary\.json: No space left on device"):
         record.write_summary({"rounds": 2})
     assert json.loads((record.path / "summary.json").read_text()) == {"rounds": 1}
-    assert [path.name for path in record.path.iterdir()] == ["summary.json"]
+    assert sorted(path.name for path in record.path.iterdir()) == ["seal.json", "summary.json"]
 
 
 @pytest.mark.parametrize("write", [lambda d: d.add_metrics({"round": 0}), lambda d: d.write_summary({})])
@@ -180,10 +180,21 @@ def test_summary():
     assert (facts["wall_s"], facts["sent_bytes"], facts["received_bytes"]) == (23.0, 9 + 24, 0)
 
 
-@pytest.mark.parametrize("name", ["loss", "train_loss", "personal_mse", "personal_loss_worst_decile", "accuracy_std"])
+SMALL = ["loss", "train_loss", "personal_mse", "personal_loss_worst_decile", "accuracy_std"]
+SMALL += ["rmse", "mae_worst_decile", "ece", "personal_perplexity"]
+
+
+@pytest.mark.parametrize("name", SMALL)
 def test_summary_knows_what_had_better_be_small(name):
     rows = [{"round": 0, name: 3.0}, {"round": 1, name: 1.0}, {"round": 2, name: 2.0}]
     assert summary(rows, (name,), "finished")["best_round"] == {name: 1}
+
+
+def test_a_task_says_of_its_own_metrics_what_had_better_be_small():
+    rows = [{"round": t, "personal_mean_gap": value} for t, value in enumerate((3.0, 1.0, 2.0))]
+    assert summary(rows, ("personal_mean_gap",), "finished")["best_round"] == {"personal_mean_gap": 0}
+    told = summary(rows, ("personal_mean_gap",), "finished", falling=("mean_gap",))
+    assert told["best_round"] == {"personal_mean_gap": 1}
 
 
 def test_summary_names_the_ranks_that_were_lost():

@@ -35,10 +35,10 @@ from pathlib import Path
 from torch import nn
 import fedmpi
 from fedmpi.data.sources.digits import digits
-from fedmpi.data.partition import iid as deal
+from fedmpi.data.partitions.even import iid as deal
 from fedmpi.methods.fedavg import FedAvg as Mine
 from fedmpi.aggregation.rules import mean
-from fedmpi.tasks import Classification
+from fedmpi.tasks.classification import Classification
 (Path(__file__).parent / "was_run").touch()
 
 def web(root, token: str = "", retries: int = 1):
@@ -170,8 +170,8 @@ def test_nothing_is_downloaded_for_a_run_that_is_not_trusted(copied):
 def test_analyse_virtual_asks_for_trust_and_says_where_data_come_from(copied, plugin, run, tmp_path):
     words = ["analyse", "virtual", run, "--to", tmp_path / "new"]
     done = fedmpi(*words)
-    assert done.stdout.startswith("data: digits, files below their/files\n"), done.stderr
-    assert fedmpi(*words, "data.root=/mine").stdout.startswith("data: digits, files below /mine\n")
+    assert done.stdout.startswith("data: digits {test_fraction: 0.2}, files below their/files\n"), done.stderr
+    assert fedmpi(*words, "data.root=/mine").stdout.startswith("data: digits {test_fraction: 0.2}, files below /mine\n")
     theirs = copied(model__name=f"{plugin.parent / 'mine.py'}:net")
     words[2] = theirs
     done = fedmpi(*words)
@@ -318,7 +318,7 @@ def test_modes(tmp_path, umask, private, folder, file):
     assert run.stat().st_mode & 0o777 == folder
     modes = {path.name: oct(path.stat().st_mode & 0o777) for path in run.rglob("*") if path.is_file()}
     assert set(modes.values()) == {oct(file)}, modes
-    assert len(modes) == 12
+    assert len(modes) == 17
     inner = {path.name: oct(path.stat().st_mode & 0o777) for path in run.rglob("*") if path.is_dir()}
     assert "checkpoints" in inner
     assert set(inner.values()) == {oct(folder)}, inner

@@ -8,12 +8,30 @@ from fedmpi.common.registry import Kind
 
 registry: dict[str, str] = {
     "cifar10": "fedmpi.data.sources.cifar10:cifar10",
+    "cifar100": "fedmpi.data.sources.pictures.cifar100:cifar100",
+    "cinic10": "fedmpi.data.sources.pictures.cinic10:cinic10",
+    "covid_fl": "fedmpi.data.sources.pictures.ssl_fl:covid_fl",
+    "csv_images": "fedmpi.data.sources.pictures.csv_images:csv_images",
     "digits": "fedmpi.data.sources.digits:digits",
+    "emnist": "fedmpi.data.sources.pictures.emnist:emnist",
     "fashion_mnist": "fedmpi.data.sources.mnist:fashion_mnist",
+    "ham10000": "fedmpi.data.sources.pictures.ham10000:ham10000",
     "heart_disease": "fedmpi.data.sources.heart_disease:heart_disease",
-    "image_folder": "fedmpi.data.sources.image_folder:image_folder",
+    "image_folder": "fedmpi.data.sources.pictures.image_folder:image_folder",
+    "medmnist": "fedmpi.data.sources.pictures.medmnist:medmnist",
     "mnist": "fedmpi.data.sources.mnist:mnist",
     "npz": "fedmpi.data.sources.npz:npz",
+    "office_home": "fedmpi.data.sources.pictures.domains:office_home",
+    "pacs": "fedmpi.data.sources.pictures.domains:pacs",
+    "retina": "fedmpi.data.sources.pictures.ssl_fl:retina",
+    "saved_dataset": "fedmpi.data.sources.tables.saved_dataset:saved_dataset",
+    "shakespeare": "fedmpi.data.sources.texts.shakespeare:shakespeare",
+    "stl10": "fedmpi.data.sources.pictures.stl10:stl10",
+    "svhn": "fedmpi.data.sources.pictures.svhn:svhn",
+    "table": "fedmpi.data.sources.tables.table:table",
+    "tcga_brca": "fedmpi.data.sources.tables.tcga_brca:tcga_brca",
+    "text": "fedmpi.data.sources.texts.text:text",
+    "tiny_imagenet": "fedmpi.data.sources.pictures.tiny_imagenet:tiny_imagenet",
 }
 
 KIND = Kind("data set", registry, "data", ("root", "site"))

@@ -7,9 +7,10 @@ from pathlib import Path
 import numpy as np
 import torch
 
-from fedmpi.common.errors import UserError
+from fedmpi.common.errors import MissingDataError, UserError
 from fedmpi.data.dataset import Dataset
-from fedmpi.data.sources.common import pixels
+from fedmpi.data.fetching.getting import advice, find, ready
+from fedmpi.data.sources.common import pictures
 
 MEAN, STD = (0.4914, 0.4822, 0.4465), (0.2470, 0.2435, 0.2616)  # of the training images, per channel
 
@@ -19,24 +20,22 @@ def cifar10(root: Path, *, download: bool = False) -> Dataset:
 
     The files are pickles; they are opened by torchvision, which compares their checksums first, and by nothing else.
     """
-    train_x, train_y = _part(root, True, download)
-    test_x, test_y = _part(root, False, download)
-    return Dataset(pixels(train_x, MEAN, STD, 3), train_y, pixels(test_x, MEAN, STD, 3), test_y, classes=10)
+    train, test = part("cifar10", root, True, download), part("cifar10", root, False, download)
+    return pictures(train, test, 10, MEAN, STD, 3)
 
 
-def _part(root: Path, train: bool, download: bool) -> tuple[np.ndarray, torch.Tensor]:
+def part(name: str, root: Path, train: bool, download: bool) -> tuple[np.ndarray, torch.Tensor]:
+    """Images (n, 3, 32, 32) uint8 and labels (n,) of `cifar10` or `cifar100`."""
     from fedmpi.common.torchvision_compat import torchvision
 
+    ready(name, root, download)
+    folder = find(name).downloads[0].into
     try:
-        part = torchvision.datasets.CIFAR10(root, train=train, download=download)
+        read = getattr(torchvision.datasets, name.upper())(root, train=train)
     except (OSError, RuntimeError) as error:
-        remedy = (
-            "does this machine reach the internet? if not, copy the folder from one that does"
-            if download
-            else "correct data.root, or set data.download=true"
-        )
-        raise UserError(
-            f"CIFAR-10: {root / 'cifar-10-batches-py'} is missing or its checksums differ (data.root = {root}; "
-            f"{error}); {remedy}"
+        wrong = UserError if (root / folder).exists() else MissingDataError
+        raise wrong(
+            f"{name}: {root / folder} is missing or its checksums differ (data.root = {root}; {error}); "
+            f"{advice(name, root)}"
         ) from error
-    return part.data.transpose(0, 3, 1, 2), torch.tensor(part.targets)
+    return read.data.transpose(0, 3, 1, 2), torch.tensor(read.targets)

@@ -1,9 +1,9 @@
-"""What several sources need: finding a file, standardising pixels, holding out a test part, joining sites."""
+"""What several sources need: finding a file, pictures as a data set, holding out a test part, joining sites."""
 
 from __future__ import annotations
 
 import os
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import numpy as np
@@ -11,12 +11,14 @@ import torch
 from torch import Tensor
 
 from fedmpi.common import seeds
-from fedmpi.common.errors import UserError
+from fedmpi.common.errors import MissingDataError, UserError
 from fedmpi.data.dataset import Dataset
+from fedmpi.data.pictures import Pictures, of_bytes, stacked
+from fedmpi.data.streaming.stream import Stream
 
 
 def find(root: Path, candidates: Sequence[str], what: str, remedy: str) -> Path:
-    """The first of the candidate paths under root that is a regular file; UserError if none is."""
+    """The first of the candidate paths under root that is a regular file; MissingDataError if none is."""
     paths = [root / candidate for candidate in candidates]
     for path in paths:
         if os.path.isfile(path):
@@ -25,7 +27,7 @@ def find(root: Path, candidates: Sequence[str], what: str, remedy: str) -> Path:
         if os.path.lexists(path):
             odd = "a directory" if os.path.isdir(path) else "a broken link, pipe or device"
             raise UserError(f"{what}: {path} is {odd}, not a file (data.root = {root}); {remedy}")
-    raise UserError(f"{what}: there is no file {' or '.join(map(str, paths))} (data.root = {root}); {remedy}")
+    raise MissingDataError(f"{what}: there is no file {' or '.join(map(str, paths))} (data.root = {root}); {remedy}")
 
 
 def finite(x: Tensor, name: str, at: Path) -> Tensor:
@@ -57,22 +59,44 @@ def holdout(labels: np.ndarray, fraction: float) -> tuple[np.ndarray, np.ndarray
     return np.setdiff1d(np.arange(len(labels)), held), held
 
 
-def pixels(images: np.ndarray, mean: Sequence[float], std: Sequence[float], channels: int) -> Tensor:
-    """(v / 255 - mean) / std per channel.  (n, C, H, W) uint8 -> (n, channels, H, W) float32; C = 1 may be repeated."""
-    x = torch.from_numpy(np.ascontiguousarray(images)).float().div_(255)
-    x.sub_(torch.tensor(mean).view(1, -1, 1, 1)).div_(torch.tensor(std).view(1, -1, 1, 1))
-    return x if x.shape[1] == channels else x.repeat(1, channels, 1, 1)
+def pixels(images: np.ndarray | Stream, mean: Sequence[float], std: Sequence[float], channels: int) -> Pictures:
+    """(v / 255 - mean) / std per channel, when it is read.  (n, C, H, W) uint8; C = 1 may be repeated."""
+    held = images if isinstance(images, Stream) else torch.from_numpy(np.ascontiguousarray(images))
+    return of_bytes(held, mean, std, channels)
 
 
-def joined(sites: Sequence[Dataset], names: Sequence[str]) -> Dataset:
-    """One data set of all sites, one after the other, with the site of each row."""
+def pictures(
+    train: tuple[np.ndarray | Stream, Tensor],
+    test: tuple[np.ndarray | Stream, Tensor],
+    classes: int,
+    mean: Sequence[float],
+    std: Sequence[float],
+    channels: int,
+) -> Dataset:
+    """A data set of pictures. train, test: (n, C, H, W) uint8 and labels (n,) int64; see `pixels` for the rest."""
+    (x, y), (test_x, test_y) = train, test
+    return Dataset(pixels(x, mean, std, channels), y, pixels(test_x, mean, std, channels), test_y, classes)
+
+
+def by_site(what: str, names: Sequence[str], site: str | None, one: Callable[[str], Dataset]) -> Dataset:
+    """The data set of one site, or of all of them."""
+    if site is None:
+        return joined([one(name) for name in names], names)
+    if site not in names:
+        raise UserError(f"{what}: there is no site {site!r}; allowed: {', '.join(names)}")
+    return one(site)
+
+
+def joined(sites: Sequence[Dataset], names: Sequence[str], global_x: Tensor | None = None) -> Dataset:
+    """One data set of all sites, one after the other, with the site of each row; global_x: `Dataset.global_x`."""
     return Dataset(
-        train_x=torch.cat([d.train_x for d in sites]),
+        train_x=stacked([d.train_x for d in sites]),
         train_y=torch.cat([d.train_y for d in sites]),
-        test_x=torch.cat([d.test_x for d in sites]),
+        test_x=stacked([d.test_x for d in sites]),
         test_y=torch.cat([d.test_y for d in sites]),
         classes=sites[0].classes,
         site=torch.repeat_interleave(torch.tensor([len(d.train_y) for d in sites])),
         test_site=torch.repeat_interleave(torch.tensor([len(d.test_y) for d in sites])),
         site_names=tuple(names),
+        global_x=global_x,
     )

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Literal
 
 import numpy as np
 import torch
@@ -14,6 +14,8 @@ from fedmpi.common.errors import UserError
 from fedmpi.common.text import show
 from fedmpi.data.dataset import Dataset
 from fedmpi.data.sources.common import find, holdout, joined
+from fedmpi.data.sources.tables import flamby_heart
+from fedmpi.data.sources.tables.prepare import moments
 
 HOSPITALS = ("cleveland", "hungarian", "switzerland", "va")
 FEATURES = 13  # age, sex, cp, trestbps, chol, fbs, restecg, thalach, exang, oldpeak, slope, ca, thal
@@ -23,7 +25,11 @@ LARGEST = 1e6  # no measurement comes near
 
 
 def heart_disease(
-    root: Path, *, site: str | None = None, test_fraction: Annotated[float, Field(ge=0, lt=1)] = 0.2
+    root: Path,
+    *,
+    site: str | None = None,
+    variant: Literal["whole", "flamby"] = "whole",
+    test_fraction: Annotated[float, Field(ge=0, lt=1)] = 0.2,
 ) -> Dataset:
     """UCI Heart Disease (Detrano 1989): 303 + 294 + 123 + 200 patients of four hospitals, 13 features, 2 classes.
 
@@ -31,18 +37,27 @@ def heart_disease(
     Each hospital is prepared with its own data only: a missing value becomes the column's mean over the hospital's
     training part, then the column is standardised by that part. A column constant or wholly missing there becomes 0.
     test_fraction of each class of each hospital is its test part, the same for every seed.
+    variant: flamby is FLamby's Fed-Heart-Disease: slope, ca and thal left out, then patients with gaps (740 stay), cp
+    and restecg as columns of 0 and 1 (13 features), FLamby's own 66 % for training; the global test set is standardised
+    by the training part of all four.
     """
-    if site is not None:
-        return _hospital(root, site, test_fraction)
-    return joined([_hospital(root, name, test_fraction) for name in HOSPITALS], HOSPITALS)
+    if site is not None and site not in HOSPITALS:
+        raise UserError(f"heart_disease: there is no hospital {site!r}; allowed: {', '.join(HOSPITALS)}")
+    names = HOSPITALS if site is None else (site,)
+    if variant == "flamby":
+        if test_fraction != 0.2:
+            raise UserError("heart_disease: variant flamby has its own test part, 34 %; leave data.test_fraction out")
+        return flamby_heart.dataset([_file(root, name) for name in names], names)
+    hospitals = [_hospital(_file(root, name), test_fraction) for name in names]
+    return joined(hospitals, names) if site is None else hospitals[0]
 
 
-def _hospital(root: Path, name: str, test_fraction: float) -> Dataset:
-    if name not in HOSPITALS:
-        raise UserError(f"heart_disease: there is no hospital {name!r}; allowed: {', '.join(HOSPITALS)}")
+def _file(root: Path, name: str) -> np.ndarray:
     file = f"processed.{name}.data"
-    path = find(root, (f"heart_disease/{file}", file), "heart_disease", "correct data.root; the files are UCI's")
-    table = _read(path)  # (n, 14)
+    return _read(find(root, (f"heart_disease/{file}", file), "heart_disease", "correct data.root; the files are UCI's"))
+
+
+def _hospital(table: np.ndarray, test_fraction: float) -> Dataset:
     x, y = table[:, :-1], (table[:, -1] > 0).astype(np.int64)
     cholesterol = x[:, CHOLESTEROL]
     cholesterol[cholesterol == 0] = np.nan  # nobody has 0 mg/dl: it was not measured (all of Switzerland)
@@ -51,17 +66,6 @@ def _hospital(root: Path, name: str, test_fraction: float) -> Dataset:
     x = np.divide(np.where(np.isnan(x), mean, x) - mean, std, out=np.zeros_like(x), where=std > 0)
     tx, ty = torch.from_numpy(x).float(), torch.from_numpy(y)
     return Dataset(tx[train], ty[train], tx[test], ty[test], classes=2)
-
-
-def moments(x: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """Mean (f,) of the values present, and standard deviation (f,) after filling gaps with it; 0, 0 without values."""
-    there = ~np.isnan(x)
-    count = there.sum(0)
-    mean = np.where(there, x, 0).sum(0) / np.maximum(count, 1)
-    deviation = np.where(there, x - mean, 0)
-    # Decided by the values, not by the deviation: the rounded mean of equal numbers may differ from them by 1e-17.
-    varies = np.where(there, x, -np.inf).max(0) > np.where(there, x, np.inf).min(0)
-    return mean, np.where(varies, np.sqrt((deviation**2).mean(0)), 0.0)
 
 
 def _read(path: Path) -> np.ndarray:

@@ -10,8 +10,11 @@ import torch
 
 from fedmpi.common.errors import UserError
 from fedmpi.data.dataset import Dataset
-from fedmpi.data.sources.common import find, pixels
+from fedmpi.data.fetching.getting import advice, ready
+from fedmpi.data.sources.common import find, pictures
 from fedmpi.data.sources.idx import read_idx
+
+LISTED = {"MNIST": "mnist", "FashionMNIST": "fashion_mnist"}  # folder: name of `fedmpi data`
 
 
 def mnist(root: Path, *, download: bool = False, channels: Literal[1, 3] = 1) -> Dataset:
@@ -31,24 +34,13 @@ def fashion_mnist(root: Path, *, download: bool = False, channels: Literal[1, 3]
 
 
 def _load(name: str, root: Path, download: bool, channels: int, mean: float, std: float) -> Dataset:
-    try:
-        return _read(name, root, channels, mean, std)
-    except UserError:
-        if not download:
-            raise
-    _download(name, root)
-    return _read(name, root, channels, mean, std)
-
-
-def _read(name: str, root: Path, channels: int, mean: float, std: float) -> Dataset:
+    ready(LISTED[name], root, download)
     train_x, train_y = _pair(name, root, "train")
     test_x, test_y = _pair(name, root, "t10k")
     if train_x.shape[1:] != test_x.shape[1:]:
         sizes = " and ".join(" x ".join(map(str, x.shape[2:])) for x in (train_x, test_x))
         raise UserError(f"{root / name / 'raw'}: the images of train and t10k are {sizes}; they must agree")
-    return Dataset(
-        pixels(train_x, [mean], [std], channels), train_y, pixels(test_x, [mean], [std], channels), test_y, classes=10
-    )
+    return pictures((train_x, train_y), (test_x, test_y), 10, [mean], [std], channels)
 
 
 def _pair(name: str, root: Path, part: str) -> tuple[np.ndarray, torch.Tensor]:
@@ -71,20 +63,8 @@ def _pair(name: str, root: Path, part: str) -> tuple[np.ndarray, torch.Tensor]:
 
 def _find(name: str, root: Path, file: str) -> Path:
     candidates = (f"{name}/raw/{file}", f"{name}/raw/{file}.gz")
-    return find(root, candidates, name, "correct data.root, or set data.download=true")
+    return find(root, candidates, name, advice(LISTED[name], root))
 
 
 def _remedy(path: Path) -> str:
     return f"delete {path.name} and set data.download=true"
-
-
-def _download(name: str, root: Path) -> None:
-    from fedmpi.common.torchvision_compat import torchvision
-
-    try:
-        getattr(torchvision.datasets, name)(root, train=True, download=True)
-    except (OSError, RuntimeError) as error:
-        raise UserError(
-            f"data.download: {name} could not be fetched to {root} ({error}); does this machine reach the internet? "
-            f"if not, copy {root}/{name}/raw from one that does"
-        ) from error

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import Annotated, Any, Literal
 
 import numpy as np
 import torch
@@ -12,7 +12,11 @@ from torch import Tensor
 
 from fedmpi.common.errors import UserError
 from fedmpi.data.dataset import Dataset
+from fedmpi.data.pictures import Pictures, of_bytes, stacked
 from fedmpi.data.sources.common import find, finite, holdout
+from fedmpi.data.streaming import wanted
+from fedmpi.data.streaming.mapped import Mapped, in_archive
+from fedmpi.data.streaming.stream import Stream
 
 KEYS = {  # our name of an array: the names that Keras and MedMNIST give to it
     "x": ("x_train", "train_images"),
@@ -25,6 +29,7 @@ KEYS = {  # our name of an array: the names that Keras and MedMNIST give to it
     "test_y": ("y_test", "test_labels"),
     "test_site": (),
 }
+PICTURES = ("x", "val_x", "test_x")
 NEEDS = (  # an array, and the one that it cannot be without
     *(("x", "y"), ("y", "x"), ("val_x", "val_y"), ("val_y", "val_x"), ("val_site", "val_x"), ("val_site", "site")),
     *(("test_x", "test_y"), ("test_y", "test_x"), ("test_site", "test_x")),
@@ -51,7 +56,8 @@ def npz(
     x: (n, C, H, W), (n, H, W) grey, (n, f), or (n, H, W, C) where only this reading gives 1 or 3 channels; uint8 is
     scaled to 0..1, other numbers are taken as they are.
     y: (n,) or (n, 1); whole numbers are classes (their number: `classes`, else the largest + 1), other numbers are the
-    targets of a regression.
+    targets of a regression. Targets (n, ...) of several numbers need `classes`, the number of the model's outputs: of
+    labels for multi_label, of classes for segmentation, of symbols for next_symbol, 1 for survival.
     Without test_x, test_fraction of each class is the test part, the same for every seed.
     mean, std: one number per channel; x becomes (x - mean) / std, both parts alike.
     """
@@ -76,9 +82,15 @@ def npz(
                 f"{tuple(test_x.shape[1:])} with test_y {arrays['test_y'].dtype}; they must agree"
             )
     else:
-        train, test = (torch.from_numpy(rows) for rows in holdout(y.numpy(), test_fraction))
+        labels = y.numpy() if y.ndim == 1 else np.zeros(len(y), dtype=np.int64)
+        train, test = (torch.from_numpy(rows) for rows in holdout(labels, test_fraction))
         test_x, test_y, test_owner = x[test], y[test], None if owner is None else owner[test]
         x, y, owner = x[train], y[train], None if owner is None else owner[train]
+    if y.ndim > 1:
+        if classes is None:
+            several = f"y has the shape {arrays['y'].shape}; targets of several numbers need data.classes"
+            raise UserError(f"{at}: {several}, the model's outputs; of one-hot rows store y.argmax(1)")
+        return Dataset(x, y, test_x, test_y, classes, site=owner, test_site=test_owner)
     if y.is_floating_point():
         if classes not in (None, 1):
             raise UserError(
@@ -94,14 +106,15 @@ def npz(
 
 def _part(
     arrays: dict[str, np.ndarray], prefix: str, at: Path, mean: list[float] | None, std: list[float] | None
-) -> tuple[Tensor, Tensor, Tensor | None]:
+) -> Part:
     """x, y, site of the training part (prefix "") or the test part ("test_"), one row a sample."""
     names = [f"{prefix}{name}" for name in ("x", "y", "site") if f"{prefix}{name}" in arrays]
     rows = {name: len(arrays[name]) for name in names}
     if len(set(rows.values())) > 1 or 0 in rows.values():
         said = ", ".join(f"{name} {n}" for name, n in rows.items())
         raise UserError(f"{at}: the arrays must have one row a sample, and at least one; found {said}")
-    x = finite(_normalised(_x(arrays[f"{prefix}x"], f"{prefix}x", at), mean, std), f"{prefix}x", at)
+    x = _normalised(_x(arrays[f"{prefix}x"], f"{prefix}x", at), mean, std)
+    x = x if isinstance(x, Pictures) else finite(x, f"{prefix}x", at)
     return x, _y(arrays[f"{prefix}y"], f"{prefix}y", at), _owner(arrays.get(f"{prefix}site"), f"{prefix}site", at)
 
 
@@ -128,7 +141,7 @@ def _read(path: Path) -> tuple[dict[str, np.ndarray], list[str]]:
             if len(set(known)) < len(known):
                 raise ValueError(f"it holds {', '.join(archive.files)}; each once, under one of its names: {ACCEPTED}")
             files = list(archive.files)
-            arrays = {names[key]: archive[key] for key in archive.files if key in names}
+            arrays = {names[key]: array for key, array in _arrays(path, archive, names).items()}
         for key, array in arrays.items():
             if array.dtype.kind not in "biuf" or array.ndim == 0:
                 raise ValueError(f"{key} is {array.dtype} of shape {array.shape}, not rows of numbers")
@@ -140,18 +153,44 @@ def _read(path: Path) -> tuple[dict[str, np.ndarray], list[str]]:
         ) from error
 
 
-def _x(array: np.ndarray, name: str, at: Path) -> Tensor:
+def _arrays(path: Path, archive: Any, names: dict[str, str]) -> dict[str, np.ndarray]:
+    """The arrays with these names; those of pictures stay on disk where they shall and can."""
+    pictures = [key for key in archive.files if names.get(key) in PICTURES]
+    if wanted(sum(archive.zip.getinfo(f"{key}.npy").file_size for key in pictures)):
+        mapped = {key: in_archive(path, key) for key in pictures}
+    else:
+        mapped = {}
+    found = {}
+    for key in archive.files:
+        if key in names:
+            array = mapped.get(key)
+            found[key] = archive[key] if array is None else array
+    return found
+
+
+def _x(array: np.ndarray, name: str, at: Path) -> Tensor | Stream:
+    """(n, f) float32, or (n, C, H, W) float32 or, of bytes, uint8, which may stay on disk."""
     if array.ndim < 2 or 0 in array.shape:
         raise UserError(f"{at}: {name} has the shape {array.shape}; (n, f) or (n, C, H, W) is needed, without a 0")
-    scale = 255 if array.dtype == np.uint8 else 1
-    with np.errstate(over="ignore"):  # what float32 has no room for is told by its row
-        x = torch.from_numpy(array.astype(np.float32) / np.float32(scale))
-    if x.ndim == 4 and x.shape[3] in (1, 3) and x.shape[1] not in (1, 3):
+    if isinstance(array, np.memmap):
+        return Stream(Mapped(array, _colour_last(array)))
+    if array.dtype == np.uint8 and array.ndim in (3, 4):
+        x = torch.from_numpy(array)
+    else:
+        scale = 255 if array.dtype == np.uint8 else 1
+        with np.errstate(over="ignore"):  # what float32 has no room for is told by its row
+            x = torch.from_numpy(array.astype(np.float32) / np.float32(scale))
+    if _colour_last(x):
         x = x.permute(0, 3, 1, 2)
     return x.unsqueeze(1) if x.ndim == 3 else x
 
 
-Part = tuple[Tensor, Tensor, Tensor | None]  # x, y, site
+def _colour_last(x: np.ndarray | Tensor) -> bool:
+    """Whether (n, H, W, C) is the only reading that gives 1 or 3 channels."""
+    return x.ndim == 4 and x.shape[3] in (1, 3) and x.shape[1] not in (1, 3)
+
+
+Part = tuple[Tensor | Pictures, Tensor, Tensor | None]  # x, y, site
 
 
 def _joined(part: Part, more: Part, at: Path) -> Part:
@@ -166,13 +205,15 @@ def _joined(part: Part, more: Part, at: Path) -> Part:
             raise UserError(f"{at}: {name} and val_{name} do not join: {has}; say data.val: leave to leave it out")
     (x, y, site), (val_x, val_y, val_site) = part, more
     both = None if site is None or val_site is None else torch.cat([site, val_site])
-    return torch.cat([x, val_x]), torch.cat([y, val_y]), both
+    return stacked([x, val_x]), torch.cat([y, val_y]), both
 
 
-def _normalised(x: Tensor, mean: list[float] | None, std: list[float] | None) -> Tensor:
+def _normalised(x: Tensor | Stream, mean: list[float] | None, std: list[float] | None) -> Tensor | Pictures:
     for name, given in (("mean", mean), ("std", std)):
         if given is not None and len(given) != x.shape[1]:
             raise UserError(f"data.{name} has {len(given)} numbers; x has {x.shape[1]} channels: give one for each")
+    if isinstance(x, Stream) or x.dtype == torch.uint8:
+        return of_bytes(x, mean, std, x.shape[1])
     each = (-1, *[1] * (x.ndim - 2))
     x = x if mean is None else x - torch.tensor(mean).view(each)
     return x if std is None else x / torch.tensor(std).view(each)
@@ -180,10 +221,8 @@ def _normalised(x: Tensor, mean: list[float] | None, std: list[float] | None) ->
 
 def _y(array: np.ndarray, name: str, at: Path) -> Tensor:
     array = array[:, 0] if array.ndim == 2 and array.shape[1] == 1 else array
-    if array.ndim != 1:
-        raise UserError(f"{at}: {name} has the shape {array.shape}; (n,) is needed: of one-hot rows {name}.argmax(1)")
     if array.dtype.kind in "iub":
-        if int(array.min()) < 0:
+        if int(array.min()) < 0 and array.ndim == 1:
             row = int((array < 0).argmax())
             raise UserError(f"{at}: {name} holds the label {array[row]} in row {row}; 0, 1, 2, ... are allowed")
         return torch.from_numpy(array.astype(np.int64))

@@ -96,7 +96,6 @@ def _agree(fed: Run, t: int, why: Sequence[str]) -> None:
             fed.sink.loss(row)
             fed.alive = list(comm.alive)
     commit(fed, t, told(comm, fed.roster.losses.of(t)))
-    fed.roster.dead |= {int(rank): t for row in fed.roster.losses.of(t) for rank in row["ranks"]}
 
 
 def commit(fed: Run, t: int, rows: list[Row]) -> None:

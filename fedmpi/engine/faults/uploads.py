@@ -46,6 +46,7 @@ class Guard:
     def __init__(self, max_norm: float | str | None = "auto", drop: bool = False, clip: bool = False) -> None:
         self.max_norm, self.drop, self.clip = max_norm, drop, clip
         self.clipped: Refused = []
+        self.norms = dict[int, float]()  # client -> norm of its update as it counts, in that round
         self.latest: deque[float] = deque(maxlen=LATEST)
         self.idle = 0
         self.judged = -1, self.memory()  # the latest round, and what was known before it
@@ -64,6 +65,7 @@ class Guard:
         norms = came.norms().tolist()
         if self.drop:  # else the step looks whether anything that it makes is not finite, and ends the run
             norms = [n if whole else torch.nan for n, whole in zip(norms, came.finite(), strict=True)]
+        self.norms = dict(zip(members, norms, strict=True))
         bound, source = self._bound(norms, w)
         bad = [
             {"client": k, "norm": norm, "bound": bound}
@@ -76,6 +78,7 @@ class Guard:
             for each in self.clipped:
                 came.scale(members.index(each["client"]), each["bound"] / each["norm"])
             if self.clipped:
+                self.norms |= {each["client"]: each["bound"] for each in self.clipped}
                 said = f"round {t}: {_told(self.clipped, source)}; taken at the bound (faults.on_bad_update: clip)"
                 warnings.warn(said, stacklevel=2)
         self.latest.extend(n for n in norms if 0 < n <= (torch.inf if bound is None else bound))

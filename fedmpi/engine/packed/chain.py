@@ -13,9 +13,7 @@ import torch
 from torch import Tensor, nn
 
 from fedmpi.engine.packed.thin import Thin
-from fedmpi.models.mlp import MLP
-
-POINTWISE = (nn.ReLU, nn.Tanh, nn.Sigmoid, nn.GELU, nn.SiLU, nn.ELU, nn.LeakyReLU, nn.Softplus, nn.Identity)
+from fedmpi.models.chain import layers_of
 
 
 class Sink(Protocol):
@@ -26,23 +24,12 @@ class Sink(Protocol):
     def move_by_product(self, i: int, a: Tensor, b: Tensor) -> None: ...
 
 
-def layers_of(module: nn.Module) -> list[nn.Module] | None:
-    """The layers one after the other; None where the module is no such model, or says it in a way not known here."""
-    if module._forward_hooks or module._forward_pre_hooks or module._backward_hooks:
-        return None
-    if type(module) in (MLP, nn.Sequential):
-        found = [layers_of(part) for part in module.children()]  # MLP: body, head
-        return None if None in found else [layer for each in found if each for layer in each]
-    flattens = type(module) is nn.Flatten and (module.start_dim, module.end_dim) == (1, -1)
-    return [module] if flattens or type(module) is nn.Linear or type(module) in POINTWISE else None
-
-
 class Chain:
     """What `forward` goes through."""
 
     def __init__(self, layers: Sequence[nn.Module], names: Sequence[str], module: nn.Module) -> None:
         """names: of the tensors in the stack, in order."""
-        places = {id(p): names.index(name) for name, p in module.named_parameters()}
+        places = {id(p): names.index(name) for name, p in module.named_parameters() if name in names}
         self.steps: list[tuple[nn.Module, int, int]] = []  # layer, places of its weight and bias (-1: there is none)
         for layer in layers:
             if isinstance(layer, nn.Linear):
@@ -53,11 +40,12 @@ class Chain:
 
     @staticmethod
     def of(module: nn.Module, names: Sequence[str]) -> Chain | None:
-        """None for other models; a layer that stands in two places is one, too."""
+        """None for other models; a layer that stands in two places is one, too, and one that is frozen."""
         layers = layers_of(module)
         linear = [layer for layer in layers or () if isinstance(layer, nn.Linear)]
         weights = [id(p) for layer in linear for p in layer.parameters()]
-        if not layers or layers[-1] not in linear or len({*weights}) < len(weights):
+        known = {id(p) for name, p in module.named_parameters() if name in names}
+        if not layers or layers[-1] not in linear or len({*weights}) < len(weights) or not known.issuperset(weights):
             return None
         return Chain(layers, names, module)
 

@@ -15,10 +15,9 @@ from torch import Tensor
 from torch.nn.functional import cross_entropy, mse_loss
 from torch.nn.utils.rnn import pad_sequence
 
-from fedmpi import tasks
-from fedmpi.common import seeds
-from fedmpi.data.batches import gather, order
-from fedmpi.engine.client_view import ClientView
+from fedmpi.data.batches import drawn, gather, order
+from fedmpi.engine.local.autograd import backward
+from fedmpi.engine.local.view import ClientView
 from fedmpi.engine.packed.chain import Chain
 from fedmpi.engine.packed.stack import Descent, Stack
 from fedmpi.engine.packed.thin import Thin, pays
@@ -26,6 +25,8 @@ from fedmpi.engine.packed.view import CannotPackError, Together
 from fedmpi.engine.worker import Worker
 from fedmpi.flat.layout import EVERYTHING
 from fedmpi.method.base import overrides
+from fedmpi.tasks.classification import Classification
+from fedmpi.tasks.regression import Regression
 
 Members = slice | Tensor  # clients by their places
 
@@ -36,95 +37,113 @@ class PackedFit:
 
     def __init__(self, worker: Worker, clients: Sequence[ClientView]) -> None:
         """clients: those with the most batches first (`by_batches`)."""
-        method, model, sgd, groups = worker.method, worker.model, worker.sgd, worker.method.trains
+        method, model, recipe, groups = worker.method, worker.model, worker.recipe, worker.method.trains
         self.worker, self.method, self.clients, self.view = worker, method, clients, Together(worker, clients)
         self.trained = [p.requires_grad and (EVERYTHING in groups or s.group in groups) for s, p in model.members()]
         self.corrected = overrides(method, "gradient")
         if overrides(method, "loss"):
             worker.twin(0)  # for k.frozen; under vmap none can be made
-        descent = Descent(clients[0].lr, sgd.momentum, sgd.weight_decay)
+        descent = Descent(clients[0].lr, recipe.momentum, recipe.weight_decay)
         self.chain = Chain.of(model.module, [s.name for s in model.layout.segments])
         self.plain = None if overrides(method, "loss") or self.chain is None else _each_loss(worker.task)
+        self.cuts = [cut(worker, k) for k in clients]
         thin = self._thin(descent)
         self.stack = Stack(model.layout, [k.w0 for k in clients], descent, self.corrected, thin)
-        rows = {
-            "w0": [k.w0 for k in clients],
-            "received": [k.received for k in clients],
-            "state": [k.state_row for k in clients],
-            "download": [k.download.to(model.w.device) for k in clients],
-        }
-        self.alike = {name: found[0] for name, found in rows.items() if all(row is found[0] for row in found)}
-        self.each = {name: torch.stack(found) for name, found in rows.items() if name not in self.alike}
-        self.each["label_counts"] = torch.stack([k.label_counts for k in clients])
-        self.scratch = self.each["scratch"] = torch.stack([k.scratch_row for k in clients])
+        self.alike, self.each = ({}, {}) if self.plain and not self.corrected else self._seen()
+        self.scratch = self.each.get("scratch", worker.nothing)
         self.sum = torch.zeros(len(clients), dtype=torch.float64, device=model.w.device)
         self.carry = [0.0] * len(clients)
         # Of the step at hand: what moves; where gradients go that are asked for, and which tensors' are there.
         self.at, self.g, self.written, self.direct = self.stack, torch.empty(0), set[int](), False
 
+    def _seen(self) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
+        """What hooks see of the clients: tensors that they have in common, and those of which each has its own."""
+        clients, device = self.clients, self.worker.model.w.device
+        rows = {
+            "w0": [k.w0 for k in clients],
+            "received": [k.received for k in clients],
+            "state": [k.state_row for k in clients],
+            "download": [k.download.to(device) for k in clients],
+        }
+        alike = {name: found[0] for name, found in rows.items() if all(row is found[0] for row in found)}
+        each = {name: torch.stack(found) for name, found in rows.items() if name not in alike}
+        each["label_counts"] = self.worker.label_counts[[k.id for k in clients]]
+        each["scratch"] = torch.stack([k.scratch_row for k in clients])
+        return alike, each
+
     def _thin(self, descent: Descent) -> dict[int, Thin]:
         """The layers whose weights are kept as factors."""
-        w0, sgd = self.clients[0].w0, self.worker.sgd
+        w0, recipe = self.clients[0].w0, self.worker.recipe
         if not self.plain or self.corrected or descent.momentum or descent.weight_decay:
             return {}
-        cuts = [cut(self.worker, k) for k in self.clients]
-        samples = sgd.epochs * (cuts[0][0] * (sgd.batch_size or 0) + sum({rest for _, rest in cuts}))
+        a_pass = self.cuts[0][0] * (recipe.batch_size or 0) + sum({rest for _, rest in self.cuts})
+        samples = int(recipe.epochs or 0) * a_pass
         if not all(k.w0 is w0 for k in self.clients):
             return {}
         weights = {i: s.view(w0) for i, s in enumerate(self.worker.model.layout.segments) if self.trained[i]}
         return {i: Thin.of(w, len(self.clients), samples) for i, w in weights.items() if pays(w, samples)}
 
     def __call__(self) -> None:
-        sgd, view = self.worker.sgd, self.view
-        generators = [seeds.generator(self.worker.seed, "batches", k.round, k.id, k.fits) for k in self.clients]
-        for view.epoch in range(sgd.epochs):
-            view.last_epoch = view.epoch == sgd.epochs - 1
-            for members, rows in self._batches(generators):
+        epochs, view = int(self.worker.recipe.epochs or 0), self.view
+        generators = [self.worker.generators(k.round, k.id, k.fits) for k in self.clients]
+        for view.epoch in range(epochs):
+            view.last_epoch = view.epoch == epochs - 1
+            for members, rows, u in self._batches(generators):
                 if self.worker.stop():
                     break
-                self._step(members, rows)
+                self._step(members, rows, u)
         for k in self.clients:
             k.fits, k.epoch, k.last_epoch = k.fits + 1, view.epoch, view.last_epoch
         steps = torch.tensor([max(k.steps, 1) for k in self.clients], dtype=torch.float64)
         self.loss = self.sum / steps.to(self.sum.device)
 
-    def _batches(self, generators: Sequence[torch.Generator]) -> Iterator[tuple[Members, Tensor]]:
-        """One epoch: clients, and the rows (clients, B) of their next batches."""
-        size, shards = self.worker.sgd.batch_size, [self.worker.data.train[k.id] for k in self.clients]
-        drawn = [order(shard, size, g) for shard, g in zip(shards, generators, strict=True)]
-        cuts = [cut(self.worker, k) for k in self.clients]
-        padded = pad_sequence(drawn, batch_first=True).to(shards[0].x.device)
+    def _batches(
+        self, generators: Sequence[tuple[torch.Generator, torch.Generator | None]]
+    ) -> Iterator[tuple[Members, Tensor, Tensor | None]]:
+        """One epoch: clients, the rows (clients, B) of their next batches, and what augmentation draws for them."""
+        size, shards = self.worker.recipe.batch_size, [self.worker.data.train[k.id] for k in self.clients]
+        orders = [order(shard, size, g) for shard, (g, _) in zip(shards, generators, strict=True)]
+        numbers = [drawn(shard, g) for shard, (_, g) in zip(shards, generators, strict=True)]
+        cuts = self.cuts
+        padded = pad_sequence(orders, batch_first=True).to(shards[0].x.device)
+        u = pad_sequence([each for each in numbers if each is not None], batch_first=True) if shards[0].draws else None
         for s in range(cuts[0][0]):
             assert size is not None
             many = sum(full > s for full, _ in cuts)
-            yield slice(0, many), padded[:many, s * size : (s + 1) * size]
+            columns = slice(s * size, (s + 1) * size)
+            yield slice(0, many), padded[:many, columns], None if u is None else u[:many, columns]
         for rest in sorted({rest for _, rest in cuts if rest}, reverse=True):
             places = [i for i, (_, each) in enumerate(cuts) if each == rest]
             first = [cuts[i][0] * (size or 0) for i in places]
-            rows = torch.stack([padded[i, at : at + rest] for i, at in zip(places, first, strict=True)])
+            parts = [(i, slice(at, at + rest)) for i, at in zip(places, first, strict=True)]
+            rows, v = torch.stack([padded[part] for part in parts]), None
+            if u is not None:
+                v = torch.stack([u[part] for part in parts])
             together = places[-1] - places[0] == len(places) - 1
-            yield slice(places[0], places[-1] + 1) if together else torch.tensor(places, device=rows.device), rows
+            yield slice(places[0], places[-1] + 1) if together else torch.tensor(places, device=rows.device), rows, v
 
-    def _read(self, rows: Tensor) -> tuple[Tensor, Tensor]:
-        """x (clients, B, ...), y (clients, B)."""
+    def _read(self, rows: Tensor, u: Tensor | None) -> tuple[Tensor, Tensor]:
+        """x (clients, B, ...), y (clients, B). u: (clients, B, columns) that augmentation draws."""
         shards = [self.worker.data.train[self.clients[i].id] for i in self.view.members]
         x, y = shards[0].x, shards[0].y
         if all(shard.x is x and shard.y is y for shard in shards):
-            found = gather(x, rows.reshape(-1)), y.index_select(0, rows.reshape(-1))
+            flat = rows.reshape(-1)
+            found = gather(x, flat, None if u is None else u.flatten(0, 1)), y.index_select(0, flat)
         else:
-            pairs = [(gather(k.x, each), k.y.index_select(0, each)) for k, each in zip(shards, rows, strict=True)]
+            alone = zip(shards, rows, [None] * len(rows) if u is None else u, strict=True)
+            pairs = [(gather(k.x, each, v), k.y.index_select(0, each)) for k, each, v in alone]
             found = torch.cat([x for x, _ in pairs]), torch.cat([y for _, y in pairs])
         return found[0].unflatten(0, rows.shape), found[1].unflatten(0, rows.shape)
 
     # ---- a step ----
-    def _step(self, members: Members, rows: Tensor) -> None:
+    def _step(self, members: Members, rows: Tensor, u: Tensor | None) -> None:
         view, whole = self.view, len(rows) == len(self.clients)
         view.members = (
             range(members.start, members.stop) if isinstance(members, slice) else tuple(map(int, members.tolist()))
         )
         self.at = self.stack if whole else self.stack.part(members)
         each = self.each if whole else {name: value[members] for name, value in self.each.items()}
-        x, y = self._read(rows)
+        x, y = self._read(rows, u)
         read = [x, y, *self.alike.values(), *(value for name, value in each.items() if name != "scratch")]
         before = [tensor._version for tensor in read], self.at.versions()
         leaves = self.at.leaves(self.trained)
@@ -136,7 +155,7 @@ class PackedFit:
         self.direct = not self.corrected and not (self.chain and view.own_pass)
         if not self.direct:
             self._collect()
-        torch.autograd.backward(losses, torch.ones_like(losses))
+        backward(losses)
         for i, leaf in enumerate(leaves):
             if leaf.grad is not None:
                 self.move(i, leaf.grad)
@@ -145,11 +164,12 @@ class PackedFit:
         self.stack.seen(rows.shape[1])
         self.sum[members] += losses.detach().double()
         for i in view.members:
-            k, self.carry[i] = self.clients[i], self.worker.sgd.momentum * self.carry[i] + 1
+            k, self.carry[i] = self.clients[i], self.worker.recipe.momentum * self.carry[i] + 1
             k.steps, k.a = k.steps + 1, k.a + self.carry[i]
         if isinstance(members, Tensor) and not whole:
             self.stack.put(members, self.at)
-            self.scratch[members] = each["scratch"]
+            if each:
+                self.scratch[members] = each["scratch"]
 
     def _losses(self, leaves: list[Tensor], x: Tensor, y: Tensor, each: dict[str, Tensor]) -> Any:
         """(n,) the clients' losses of their batches."""
@@ -229,16 +249,16 @@ class PackedFit:
 
 def cut(worker: Worker, k: ClientView) -> tuple[int, int]:
     """How many full batches an epoch of a client has, and how many samples are left over for one more."""
-    size = worker.sgd.batch_size
+    size = worker.recipe.batch_size
     if size is None:
         return 0, k.n
-    return k.n // size, 0 if worker.sgd.drop_last else k.n % size
+    return k.n // size, 0 if worker.recipe.drop_last else k.n % size
 
 
 def _each_loss(task: Any) -> Callable[[Tensor, Tensor], Tensor] | None:
     """f (n, B, c), y (n, B) -> (n,) of a task of fedmpi's own: what vmap would make of it, at a tenth of the calls."""
-    if type(task).loss is tasks.Classification.loss:
+    if type(task).loss is Classification.loss and task.plain:
         return lambda f, y: cross_entropy(f.flatten(0, 1), y.flatten(), reduction="none").view(y.shape).mean(1)
-    if type(task).loss is tasks.Regression.loss:
-        return lambda f, y: mse_loss(f.view_as(y), y, reduction="none").mean(1)
+    if type(task).loss is Regression.loss:
+        return lambda f, y: mse_loss(f.view_as(y), y, reduction="none").flatten(1).mean(1)
     return None

@@ -14,7 +14,7 @@ from fedmpi.flat.layout import Layout, Segment, Selection
 
 @dataclass(frozen=True)
 class Descent:
-    """Plain SGD, as in engine/sgd.py:  g <- g + weight_decay w,  v <- momentum v + g,  w <- w - lr v."""
+    """Plain SGD, as in engine/local/sgd.py:  g <- g + weight_decay w,  v <- momentum v + g,  w <- w - lr v."""
 
     lr: float
     momentum: float
@@ -123,6 +123,20 @@ class Stack:
                 self.thin[j].difference(i, s.view(out))
             else:
                 torch.sub(raw[i], w0[s.start : s.stop], out=out[s.start : s.stop])
+
+    def differences(self, w0: Tensor, rows: Tensor, places: Sequence[int]) -> None:
+        """rows (m, d): number places[i] <- w_i - w0, for all of them."""
+        in_order = list(places) == list(range(len(rows)))
+        for j, (s, raw) in enumerate(zip(self.layout.segments, self.raw, strict=True)):
+            if j in self.thin and in_order:
+                self.thin[j].differences(rows[:, s.start : s.stop].view(len(rows), *s.shape))
+            elif j in self.thin:
+                for i, place in enumerate(places):
+                    self.thin[j].difference(i, s.view(rows[place]))
+            elif in_order:
+                torch.sub(raw, w0[s.start : s.stop], out=rows[:, s.start : s.stop])
+            else:
+                rows[places, s.start : s.stop] = raw - w0[s.start : s.stop]
 
     # ---- steps ----
     def move(self, i: int, g: Tensor) -> None:

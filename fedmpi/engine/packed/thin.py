@@ -53,3 +53,7 @@ class Thin:
     def difference(self, j: int, out: Tensor) -> Tensor:
         """out <- w_j - w0, (o, i)."""
         return torch.mm(self.a[j, : self.used].T, self.b[j, : self.used], out=out)
+
+    def differences(self, out: Tensor) -> None:
+        """out <- w_j - w0 of all of them, (n, o, i)."""
+        torch.bmm(self.a[:, : self.used].mT, self.b[:, : self.used], out=out)

@@ -10,13 +10,15 @@ from functools import partial
 import torch
 from torch import Tensor, nn
 
-from fedmpi.common import seeds
 from fedmpi.common.blame import blaming
 from fedmpi.common.errors import RankWarning, UserError
 from fedmpi.engine.checks import Untouched, check_pair
-from fedmpi.engine.local_client import LocalClient
+from fedmpi.engine.local.client import LocalClient
+from fedmpi.engine.local.recipe import Recipe
+from fedmpi.engine.messages import STOP
 from fedmpi.engine.packed.chain import Chain
 from fedmpi.engine.packed.fit import PackedFit, cut
+from fedmpi.engine.packed.thin import pays
 from fedmpi.engine.worker import Worker
 from fedmpi.flat.model import FlatModel
 from fedmpi.method.base import Method, overrides
@@ -28,7 +30,7 @@ CHAINED, OTHERS, MOST = 1 << 22, 1 << 17, 64
 REMEDY = "set compute.pack: 1 (one by one), or auto, which does so where it must"
 
 
-def why_not(method: Method, model: FlatModel, *, bf16: bool, compiled: bool) -> str | None:
+def why_not(method: Method, model: FlatModel, recipe: Recipe, *, bf16: bool, compiled: bool) -> str | None:
     """What keeps clients from being trained together, as far as it can be told beforehand; None if nothing does."""
     name = type(method).__name__
     parts = list(model.module.modules())
@@ -40,27 +42,42 @@ def why_not(method: Method, model: FlatModel, *, bf16: bool, compiled: bool) -> 
         "the model draws random numbers (dropout)": any(
             isinstance(part, nn.modules.dropout._DropoutNd) and part.p for part in parts
         ),
+        recipe.beyond_sgd(): bool(recipe.beyond_sgd()),
+        "train.nesterov is true": recipe.nesterov,
+        f"train.dampening is {recipe.dampening:g}": bool(recipe.dampening),
+        recipe.uneven(): bool(recipe.uneven()),
         "compute.precision is bf16": bf16,
         "compute.compile is true": compiled,
     }
     return next((reason for reason, holds in reasons.items() if holds), None)
 
 
-def many(pack: int | str, model: FlatModel) -> int:
-    """The clients to be trained at once for this setting of compute.pack."""
+def many(pack: int | str, model: FlatModel, samples: int = 0) -> int:
+    """The clients to be trained at once for this setting of compute.pack.
+
+    samples: that a client sees in a round, where wide layers may be kept as factors (thin.py); 0 where not.
+    """
     if isinstance(pack, int):
         return pack
-    chained = Chain.of(model.module, [s.name for s in model.layout.segments]) is not None
-    return min(max((CHAINED if chained else OTHERS) // max(model.layout.size, 1), 1), MOST)
+    if Chain.of(model.module, [s.name for s in model.layout.segments]) is None:
+        return min(max(OTHERS // max(model.layout.size, 1), 1), MOST)
+    held = 0
+    for s in model.layout.segments:
+        w = s.view(model.w)
+        held += samples * sum(w.shape) if samples and pays(w, samples) else w.numel()
+    return min(max(CHAINED // max(held, 1), 1), MOST)
 
 
-def rounds(clients: Sequence[LocalClient]) -> Sequence[Callable[[Tensor], object]]:
+def rounds(
+    clients: Sequence[LocalClient], block: Callable[[Sequence[int]], Tensor | None]
+) -> dict[int, Callable[[Tensor], object]]:
     """The clients' rounds: what writes the upload of each into its row (`LocalClient.take_part`), to be called in turn.
 
     Those that are trained together have been trained; one alone trains when it is called.
+    block: clients -> the rows of all of them, where these may be written at once.
     """
     if len(clients) < 2 or clients[0].worker.pack == 1:
-        return [client.take_part for client in clients]
+        return {client.id: client.take_part for client in clients}
     worker, began = clients[0].worker, time.perf_counter()
     ordered = sorted(clients, key=lambda k: cut(worker, k), reverse=True)
     try:
@@ -71,12 +88,17 @@ def rounds(clients: Sequence[LocalClient]) -> Sequence[Callable[[Tensor], object
     except Exception as error:
         # Nothing is written yet. One by one a client's own error is told as ever; else it is the packing's.
         return _alone(clients, error)
-    seconds = (time.perf_counter() - began) / len(clients)
-    write = {client.id: partial(_finish, client, fit, i, seconds, *arrived[i]) for i, client in enumerate(ordered)}
-    return [write[client.id] for client in clients]
+    sizes = {client.id: max(len(worker.data.train[client.id]), 1) for client in clients}
+    sample = (time.perf_counter() - began) / sum(sizes.values())  # seconds
+    seconds = {client: sample * size for client, size in sizes.items()}
+    rows = block([client.id for client in clients]) if _alike(fit) else None
+    if rows is not None and rows.device == worker.model.w.device:
+        _write_all(clients, fit, rows, list(seconds.values()))
+        return dict.fromkeys((client.id for client in clients), _written)
+    return {k.id: partial(_finish, k, fit, i, seconds[k.id], *arrived[i]) for i, k in enumerate(ordered)}
 
 
-def _alone(clients: Sequence[LocalClient], error: Exception) -> Sequence[Callable[[Tensor], object]]:
+def _alone(clients: Sequence[LocalClient], error: Exception) -> dict[int, Callable[[Tensor], object]]:
     """One by one after all, from the start."""
     fine: list[bool] = []
 
@@ -86,14 +108,47 @@ def _alone(clients: Sequence[LocalClient], error: Exception) -> Sequence[Callabl
         if len(fine) == len(clients) and all(fine):
             _cannot(k.worker, error)
 
-    return [partial(write, client) for client in clients]
+    return {client.id: partial(write, client) for client in clients}
+
+
+def _alike(fit: PackedFit) -> bool:
+    """Whether uploads are differences to one w0 and nothing else, and clients keep nothing: of no hook's making."""
+    worker, first = fit.worker, fit.clients[0]
+    upload, method = worker.messages.upload(first.round), worker.method
+    return (
+        not any(overrides(method, hook) for hook in ("receive", "upload"))
+        and list(method.client_state) == []
+        and not len(first.state_row)
+        and [name for name, shape in upload.packing.shapes.items() if name[:1] != "_"] == ["dw"]
+        and upload.w.whole
+        and not upload.b.size
+        and upload.coding is None
+        and all(k.w0 is first.w0 for k in fit.clients)
+    )
+
+
+def _write_all(clients: Sequence[LocalClient], fit: PackedFit, rows: Tensor, seconds: list[float]) -> None:
+    """All uploads at once, as `LocalClient.write` would write them."""
+    worker, first = fit.worker, fit.clients[0]
+    upload, place = worker.messages.upload(first.round), {client.id: i for i, client in enumerate(clients)}
+    places = [place[client.id] for client in fit.clients]
+    flag = STOP if worker.stop() else 0.0
+    fit.stack.differences(first.w0, upload.packing.view(rows, "dw"), places)
+    upload.packing.view(rows, "_loss")[places] = fit.loss.to(rows.dtype)
+    upload.packing.view(rows, "_seconds").copy_(torch.tensor(seconds))
+    upload.packing.view(rows, "_flag").fill_(flag)
+
+
+def _written(row: Tensor) -> None:
+    """There is nothing left to write."""
 
 
 def _arrive(client: LocalClient) -> tuple[Untouched, Tensor]:
     """The client's round up to its training; where torch's generator then is, if a hook may have drawn from it."""
     worker, untouched, drawn = client.worker, client.untouched(), client.worker.nothing
     if overrides(worker.method, "receive"):
-        with blaming(client.where), seeds.scoped(worker.seed, "torch", client.round, client.id):
+        client.reseed()
+        with blaming(client.where):
             worker.model.load(client.received, client.b0)
             client.begin()
             drawn = torch.get_rng_state()
@@ -105,7 +160,7 @@ def _finish(
     client: LocalClient, fit: PackedFit, i: int, seconds: float, untouched: Untouched, drawn: Tensor, row: Tensor
 ) -> None:
     """The rest of the round, with the weights that are number i of the stack."""
-    if len(client.scratch_row):
+    if len(fit.scratch):
         client.scratch = client.worker.messages.scratch.views(fit.scratch[i])
     leave = partial(_leave, client, fit, i, seconds, untouched, drawn, row)
     client.kept(row, leave, time.perf_counter() - seconds)
@@ -121,7 +176,8 @@ def _leave(
     if asked or len(client.state_row):  # else nobody looks at k.w
         worker.model.load(fit.stack.row(i), client.b0)
     if asked:
-        with blaming(client.where), seeds.scoped(worker.seed, "torch", client.round, client.id):
+        client.reseed()
+        with blaming(client.where):
             if len(drawn):
                 torch.set_rng_state(drawn)
             sent, more = check_pair(method, "upload", method.upload(client), client.where)

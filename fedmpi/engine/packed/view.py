@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 from torch.func import functional_call
 
-from fedmpi.engine.client_view import ClientView
+from fedmpi.engine.local.view import ClientView
 from fedmpi.engine.worker import Worker
 from fedmpi.flat.layout import Segment
 from fedmpi.flat.packing import Views

@@ -10,7 +10,8 @@ from torch import Tensor
 from fedmpi.flat import linear
 from fedmpi.flat.packing import Packing
 
-PIECE = 1 << 22  # entries of a large slot that travel as one message, in whole blocks
+PIECE = 1 << 21  # the most entries of a large slot that travel as one message, in whole blocks
+PIECES = 8  # messages, at least, if it has so many blocks: what is done with one is done while the next one comes
 
 
 class Cuts:
@@ -44,10 +45,14 @@ class Cuts:
 
     def pieces(self) -> Iterator[tuple[str, int, int]]:
         """(slot, its columns a to b) of all that is large, as it travels."""
-        size = max(PIECE // self.block, 1) * self.block
         for name, (_, n) in self.large.items():
+            size = max(min(PIECE, n // PIECES) // self.block, 1) * self.block
             for a in range(0, n, size):
                 yield name, a, min(a + size, n)
+
+    def parts(self, row: Tensor) -> list[Tensor]:
+        """All of a row, as it travels."""
+        return [*self.small_parts(row), *(self.part(row, *piece) for piece in self.pieces())]
 
     def part(self, row: Tensor, name: str, a: int, b: int) -> Tensor:
         """The columns a to b of a large slot in a row."""

@@ -20,10 +20,12 @@ from fedmpi.engine.checks import check_finite
 from fedmpi.engine.messages import WORD, Announcement, Messages, Upload
 from fedmpi.engine.server import FederationServer
 from fedmpi.engine.travel.cuts import Cuts
-from fedmpi.engine.travel.gathering import Gathering, Memory, Trip, Whole
+from fedmpi.engine.travel.early import Asked
+from fedmpi.engine.travel.gathering import Gathering, Memory, Trip
 from fedmpi.engine.travel.sharded import Sharded
 from fedmpi.engine.travel.streamed import Streamed
 from fedmpi.engine.travel.versions import Versions
+from fedmpi.engine.travel.whole import Whole
 from fedmpi.flat.coding import Coding
 from fedmpi.method.base import means_of
 
@@ -62,7 +64,7 @@ class Exchange:
         self.told: int | None = None  # rank 0's: the round for which it was brought nearer to the model
         self.versions = Versions(messages)
         self.memory = Memory(self.message)
-        self._cuts: dict[Upload, Cuts] = {}
+        self._cuts: dict[Upload, tuple[Cuts, set[Asked]]] = {}
 
     def model_storage(self) -> tuple[Tensor, Tensor]:
         """Where the global w and b live at the root: in the next message, if it holds all of them; else beside it."""
@@ -165,9 +167,10 @@ class Exchange:
     ) -> dict[int, Tensor]:
         """Round t's download that differs from client to client, for this rank's clients; empty if none is declared."""
         packing, rank, coding = self.messages.per_client, self.comm.rank, self.messages.personal_coding
-        rows = {k: self.no_download() for k in clients if server is not None or where[k] == rank}
+        mine = [k for k in clients if server is not None or where[k] == rank]
         if not packing.size:
-            return rows
+            return dict.fromkeys(mine, self.no_download())
+        rows = {k: self.no_download() for k in mine}
         if server is None:
             came = {k: coming(row, coding) for k, row in rows.items()}
             self.comm.exchange([], [(0, message) for message in came.values()])
@@ -194,9 +197,9 @@ class Exchange:
         """This rank's part in round t's uploads. p: (m,) the cohort's weights."""
         upload, comm = self.messages.upload(t), self.comm
         if upload not in self._cuts:
-            self._cuts[upload] = Cuts(upload.packing, self.message)
-        cuts = self._cuts[upload]
-        trip = Trip(comm, t, upload, cuts, members, where, self.memory, self.keep)
+            self._cuts[upload] = Cuts(upload.packing, self.message), set()
+        cuts, asked = self._cuts[upload]
+        trip = Trip(comm, t, upload, cuts, members, where, self.memory, self.keep, asked)
         if self.sharded and cuts.large and len(comm.alive) > 1:
             return Sharded(trip)
         means = means_of(self.messages.method) if self.sums and cuts.large else None

@@ -19,8 +19,9 @@ from fedmpi.comm import Communicator
 from fedmpi.comm.base import Message, Posted
 from fedmpi.engine.messages import Upload
 from fedmpi.engine.travel.cuts import Cuts
+from fedmpi.engine.travel.early import Asked
 from fedmpi.flat import linear
-from fedmpi.flat.packing import Packing, Views
+from fedmpi.flat.packing import Views
 from fedmpi.method.context import Uploads
 
 UNSENT = 1 << 30  # bytes of rows that a rank may have written and not yet sent
@@ -67,6 +68,7 @@ class Trip:
     where: Mapping[int, int]  # client -> rank
     memory: Memory
     keep: bool  # whether rows stay until the round is over, to be sent once more
+    asked: set[Asked]  # the Gram matrices that were asked for when such uploads last came
     here: list[int] = field(init=False)  # this rank's clients
 
     def __post_init__(self) -> None:
@@ -105,34 +107,6 @@ class Received(ABC):
         """Nobody asks for them any more."""
 
 
-class Held(Received):
-    """Rows (m, row) in rank 0's own memory."""
-
-    def __init__(self, rows: Tensor, packing: Packing) -> None:
-        self.rows, self.packing = rows, packing
-        self.small = packing.views(rows)
-        self.dw = packing.spans.get("dw", (0, 0))
-
-    def norms(self) -> Tensor:
-        return linear.norms(linear.norm_parts(self.rows[:, slice(*self.dw)]))
-
-    def finite(self) -> list[bool]:
-        return [found.isfinite().item() for found in linear.norm_parts(self.rows).sum(0)]
-
-    def scale(self, place: int, factor: float) -> None:
-        scale(self.rows[place, slice(*self.dw)], factor)
-
-    def only(self, places: Sequence[int]) -> None:
-        self.rows = close_up(self.rows, places)
-        self.small = self.packing.views(self.rows)
-
-    def uploads(self, clients: Sequence[int], n: Tensor, p: Tensor) -> Uploads:
-        return Uploads(clients, n, p, self.small)
-
-    def tensors(self) -> dict[str, Tensor]:
-        return {"up": self.rows}
-
-
 def scale(x: Tensor, factor: float) -> None:
     """x <- factor x, in place; the factor may be smaller than the type of x knows numbers."""
     for a, b in linear.chunks(x, 0, len(x)):
@@ -157,6 +131,10 @@ class Gathering(ABC):
     def row(self, client: int) -> Tensor:
         """Where this client's upload is to be written; it may wait for an earlier one to have gone."""
 
+    def block(self, clients: Sequence[int]) -> Tensor | None:
+        """(n, row) the rows of these clients, if they lie one below the other and may be written all at once."""
+        return None
+
     @abstractmethod
     def done(self, client: int) -> None:
         """It has been written."""
@@ -175,13 +153,19 @@ class Ring:
         held = max(1, unsent // max(size * trip.memory.like.element_size(), 1))
         self.trip, self.order = trip, {client: i for i, client in enumerate(trip.here)}
         self.rows = trip.memory.rows("rows", count if trip.keep else min(count, held), size)
-        self.packed = packed(trip, len(self.rows))
         self.gone: list[Posted | None] = [None] * len(self.rows)
 
     def row(self, client: int) -> Tensor:
         place = self.order[client] % len(self.rows)
         self._wait(place)
         return self.rows[place]
+
+    def block(self, clients: Sequence[int]) -> Tensor | None:
+        """The same of several, if they lie one below the other."""
+        places = [self.order[client] % len(self.rows) for client in clients]
+        for place in places:
+            self._wait(place)
+        return neighbours(self.rows, places)
 
     def of(self, client: int) -> Tensor:
         """The same, while it is written."""
@@ -190,7 +174,9 @@ class Ring:
     def message(self, client: int) -> Tensor:
         """Its row in its formats, if it has some; else as it is."""
         row, coding = self.of(client), self.trip.upload.coding
-        return row if coding is None else coding.pack(row, self.packed[self.order[client] % len(self.rows)])
+        if coding is None:
+            return row
+        return coding.pack(row, packed(self.trip, len(self.rows))[self.order[client] % len(self.rows)])
 
     def send(self, client: int, messages: Sequence[Message]) -> None:
         """Post its parts."""
@@ -209,41 +195,13 @@ class Ring:
         self.gone[place] = None
 
 
+def neighbours(rows: Tensor, places: Sequence[int]) -> Tensor | None:
+    """These rows, if they lie one below the other."""
+    first = places[0]
+    return rows[first : first + len(places)] if [*places] == [*range(first, first + len(places))] else None
+
+
 def packed(trip: Trip, count: int) -> Tensor:
     """(count, bytes) for uploads in their formats; of no bytes where they travel as they are."""
     coding, memory = trip.upload.coding, trip.memory
     return memory.rows("packed", count, coding.entries).view(torch.uint8) if coding else memory.like[:0]
-
-
-class Whole(Gathering):
-    """Rows as they are, into rank 0's memory."""
-
-    def __init__(self, trip: Trip) -> None:
-        super().__init__(trip)
-        if self.comm.rank:
-            self.ring = Ring(trip)
-            return
-        self.rows = trip.memory.rows("rows", len(trip.members), trip.upload.packing.size)
-        self.place = {client: i for i, client in enumerate(trip.members)}
-        theirs = [k for k in trip.members if trip.where[k]]
-        places = packed(trip, len(theirs)) if trip.upload.coding else [self.rows[self.place[k]] for k in theirs]
-        self.coming = dict(zip(theirs, places, strict=True))
-        self.comm.count_own(self.rows.element_size() * trip.upload.size * len(trip.here))
-        self.posted = self.comm.post([], [(trip.where[k], place) for k, place in self.coming.items()])
-
-    def row(self, client: int) -> Tensor:
-        return self.ring.row(client) if self.comm.rank else self.rows[self.place[client]]
-
-    def done(self, client: int) -> None:
-        if self.comm.rank:
-            self.ring.send(client, [(0, self.ring.message(client))])
-
-    def finish(self) -> Received | None:
-        if self.comm.rank:
-            self.ring.wait()
-            return None
-        self.comm.finish(self.posted)
-        if self.trip.upload.coding is not None:
-            for client, message in self.coming.items():
-                self.trip.upload.coding.unpack(message, self.rows[self.place[client]])
-        return Held(self.rows, self.trip.upload.packing)

@@ -10,78 +10,29 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from contextlib import suppress
+from itertools import pairwise
 
 import torch
 from torch import Tensor
 
 from fedmpi.comm.base import Lost, Message
 from fedmpi.engine.travel.gathering import UNSENT, Gathering, Received, Ring, Trip, close_up, scale
+from fedmpi.engine.travel.shard import (
+    COMBINE,
+    END,
+    FETCH,
+    GRAM,
+    NORMS,
+    ONLY,
+    PRODUCTS,
+    ROW_WISE,
+    SCALE,
+    TRIMMED,
+    Shard,
+)
 from fedmpi.flat import linear
 from fedmpi.flat.packing import Views
 from fedmpi.method.context import Span, Uploads
-
-END, COMBINE, GRAM, PRODUCTS, TRIMMED, NORMS, FETCH, SCALE, ONLY = range(9)  # what rank 0 may ask for
-ROW_WISE = (GRAM, PRODUCTS, NORMS)  # answered block by block, in float64; the others column by column
-
-
-class Shard:
-    """One holder's columns of the large slots, and what it can tell of them."""
-
-    def __init__(self, trip: Trip) -> None:
-        self.trip, self.cuts, self.holders = trip, trip.cuts, trip.comm.alive
-        self.me, self.m = self.holders.index(trip.comm.rank), len(trip.members)
-        self.names = list(self.cuts.large)
-        self.rows = {}
-        for name in self.names:
-            a, b = self.cuts.share(name, self.me, len(self.holders))
-            self.rows[name] = trip.memory.rows(f"shard {name}", self.m, b - a)
-
-    def coming(self) -> list[Message]:
-        """Of other ranks' clients, in the order in which they send."""
-        where = self.trip.where
-        return [
-            (where[k], self.rows[name][i])
-            for i, k in enumerate(self.trip.members)
-            if where[k] != self.trip.comm.rank
-            for name in self.names
-            if self.rows[name].shape[1]
-        ]
-
-    def within(self, holder: int, name: str, span: Span) -> Span:
-        """The part of a span of columns that a holder has."""
-        a, b = self.cuts.share(name, holder, len(self.holders))
-        return max(a, span[0]), max(max(a, span[0]), min(b, span[1]))
-
-    def answer(self, what: int, name: str, span: Span, numbers: Tensor) -> Tensor:
-        """This holder's part. numbers: coefficients, or this part of a vector, or the one number that is asked with."""
-        a, b = self.within(self.me, name, span)
-        first = self.cuts.share(name, self.me, len(self.holders))[0]
-        rows, width = self.rows[name][:, a - first : b - first], self.cuts.large[name][1]
-        if what == COMBINE:
-            return linear.combine(rows, numbers, a, width)
-        if what == GRAM:
-            return linear.gram_parts(rows, a)
-        if what == PRODUCTS:
-            return linear.product_parts(rows, numbers, a)
-        if what == TRIMMED:
-            return linear.trimmed_mean(rows, float(numbers))
-        return linear.norm_parts(rows) if what == NORMS else rows[int(numbers)]
-
-    def change(self, what: int, numbers: Sequence[float]) -> None:
-        if what == SCALE:
-            scale(self.rows["dw"][int(numbers[0])], numbers[1])
-        else:
-            self.m = len(numbers)
-            self.rows = {name: close_up(rows, [int(i) for i in numbers]) for name, rows in self.rows.items()}
-
-    def answer_size(self, what: int, holder: int, name: str, span: Span) -> tuple[int, ...]:
-        """Of what that holder answers."""
-        a, b = self.within(holder, name, span)
-        if what not in ROW_WISE:
-            return (b - a,)
-        block = self.cuts.block
-        blocks = -(-b // block) - a // block if a < b else 0
-        return (blocks, self.m, self.m) if what == GRAM else (blocks, self.m)
 
 
 class Sharded(Gathering):
@@ -93,45 +44,47 @@ class Sharded(Gathering):
         self.order = {client: i for i, client in enumerate(trip.members)}
         # What it sends is asked for already. Where nothing is under way before the end, no row may wait for another.
         self.ring = Ring(trip, UNSENT // 8 if comm.begins else 2**62)
-        coming = self.shard.coming()
+        self.coming = {}
         if comm.rank == 0:
             self.heads = trip.memory.rows("heads", len(trip.members), cuts.small.size)
-            heads = [
-                (trip.where[k], place)
-                for i, k in enumerate(trip.members)
-                if trip.where[k]
-                for place in cuts.places(self.heads[i])
-            ]
-            coming = _in_turn(trip, heads, coming)
-        self.posted = comm.post([], coming)
+        for i, client in enumerate(trip.members):
+            peer = trip.where[client]
+            if peer != comm.rank:
+                heads = self.shard.small_places(self.heads, i) if comm.rank == 0 else []
+                self.coming[i] = comm.post([], [(peer, x) for x in heads + self.shard.places(i)])
 
     def row(self, client: int) -> Tensor:
         return self.ring.row(client)
 
     def done(self, client: int) -> None:
         row, cuts, shard, rank = self.ring.of(client), self.cuts, self.shard, self.comm.rank
-        i, messages = self.order[client], list[Message]()
+        i, messages, own = self.order[client], list[Message](), 0
+        small = shard.small_parts(row)
         if rank == 0:
+            own = sum(x.nbytes for x in small)
             for source, place in zip(cuts.small_parts(row), cuts.places(self.heads[i]), strict=True):
                 place.copy_(source)
         else:
-            messages += [(0, part) for part in cuts.small_parts(row)]
-        own = 0 if rank else sum(b - a for a, b in cuts.runs)
+            messages += [(0, x) for x in small]
         for name in shard.names:
-            for number, holder in enumerate(shard.holders):
-                a, b = cuts.share(name, number, len(shard.holders))
-                part = cuts.part(row, name, a, b)
-                if holder == rank:
-                    shard.rows[name][i].copy_(part)
-                    own += b - a
-                elif a < b:
-                    messages.append((holder, part))
-        self.comm.count_own(own * row.element_size())
+            for number, part in enumerate(shard.parts(row, name)):
+                if shard.holders[number] != rank:
+                    messages += [(shard.holders[number], part)] if len(part) else []
+                    continue
+                own += part.nbytes
+                shard.rows[name][i].copy_(cuts.part(row, name, *cuts.share(name, number, len(shard.holders))))
+        self.comm.count_own(own)
         self.ring.send(client, messages)
 
     def finish(self) -> Received | None:
+        for i, whole in pairwise([*self.coming, len(self.trip.members)]):
+            self.comm.finish(self.coming[i])
+            self.shard.arrived(i)
+            if self.comm.rank == 0:
+                self.shard.small_arrived(self.heads, i)
+            for name in self.shard.names if self.comm.begins else ():  # else all come at once
+                self.shard.early.came(name, whole)
         self.ring.wait()
-        self.comm.finish(self.posted)
         if self.comm.rank == 0:
             return Spread(self.trip, self.shard, self.heads)
         while self._serve():
@@ -158,14 +111,6 @@ class Sharded(Gathering):
         if found.numel():
             comm.exchange([(0, found.flatten())], [])
         return True
-
-
-def _in_turn(trip: Trip, heads: list[Message], shards: list[Message]) -> list[Message]:
-    """Rank 0's messages in the order in which each client sends them: small parts, then its columns."""
-    a, b = iter(heads), iter(shards)
-    theirs = [k for k in trip.members if trip.where[k]]
-    many, more = (len(each) // max(len(theirs), 1) for each in (heads, shards))
-    return [next(source) for _ in theirs for source, count in ((a, many), (b, more)) for _ in range(count)]
 
 
 class Spread(Received):

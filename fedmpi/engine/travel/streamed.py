@@ -8,21 +8,23 @@ clipped, as that is known only at the end.
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from concurrent.futures import Future, wait
+from functools import partial
 
 import torch
 from torch import Tensor
 
 from fedmpi.comm.base import Message, Posted
 from fedmpi.common.errors import UserError
-from fedmpi.engine.travel.cuts import PIECE
+from fedmpi.engine.travel.early import aside
 from fedmpi.engine.travel.gathering import Gathering, Received, Ring, Trip, packed
 from fedmpi.flat import linear
 from fedmpi.flat.packing import Views
 from fedmpi.method.context import Span, Uploads
 
 Means = Mapping[str, tuple[str, ...]]  # large slot -> the weights of its means: "p", "uniform"
-AHEAD = 3  # pieces that may be under way while one is added
+AHEAD = 3  # pieces that are under way while one is added
 
 
 class Sums(Received):
@@ -120,17 +122,17 @@ class Streamed(Gathering):
         self.order = {client: i for i, client in enumerate(trip.members)}
         self.sums = Sums(trip, means, p) if self.comm.rank == 0 else None
         self.ring = Ring(trip, 0) if self.comm.size == 1 else Ring(trip)
+        self.ahead = AHEAD if trip.upload.coding is None else AHEAD - 1  # of whole rows fewer
 
     def row(self, client: int) -> Tensor:
         return self.ring.row(client)
 
     def done(self, client: int) -> None:
-        row, cuts = self.ring.of(client), self.cuts
+        row = self.ring.of(client)
         if self.sums is None and self.trip.upload.coding is not None:
             self.ring.send(client, [(0, self.ring.message(client))])
         elif self.sums is None:
-            pieces = [*cuts.small_parts(row), *(cuts.part(row, *piece) for piece in cuts.pieces())]
-            self.ring.send(client, [(0, x) for x in pieces])
+            self.ring.send(client, [(0, x) for x in self.cuts.parts(row)])
         else:
             self.sums.add_row(self.order[client], row)
             self.comm.count_own(row.element_size() * self.trip.upload.size)
@@ -143,41 +145,52 @@ class Streamed(Gathering):
         return self.sums
 
     def _add_all(self, sums: Sums) -> None:
-        """Rows in the order of the clients, piece by piece."""
-        under_way: deque[tuple[Posted, int, str, int, Tensor]] = deque()
-        coding = self.trip.upload.coding
-        row = self.trip.memory.rows("row", 1, self.trip.upload.packing.size)[0] if coding else sums.heads[:0]
+        """Rows in the order of the clients, piece by piece: one is added by a thread while others come, which with MPI
+        they do only inside its calls."""
+        under_way, adding = deque[tuple[Posted, Callable[[], None] | None]](), deque[Future[None]]()
 
         def one() -> None:
-            posted, i, name, a, x = under_way.popleft()
+            posted, add = under_way.popleft()
             self.comm.finish(posted)
-            if coding is not None:
-                coding.unpack(x, row)
-                sums.add_row(i, row)
-            elif name:
-                sums.add(i, name, a, x)
+            if add is not None:
+                adding.append(aside().submit(add))
+            if len(adding) > 1:
+                adding[0].result()
+                adding.popleft()
 
-        for message, i, name, a in self._coming(sums):
-            under_way.append((self.comm.post([], [message]), i, name, a, message[1]))
-            if len(under_way) > AHEAD:
+        try:
+            for message, add in self._coming(sums):
+                under_way.append((self.comm.post([], [message]), add))
+                if len(under_way) > self.ahead:
+                    one()
+            while under_way:
                 one()
-        while under_way:
-            one()
+            for each in adding:
+                each.result()
+        finally:
+            wait(adding)  # before anybody else uses the memory
 
-    def _coming(self, sums: Sums) -> Iterator[tuple[Message, int, str, int]]:
-        """All messages as they are sent, with places for them."""
-        trip, cuts, turn = self.trip, self.cuts, 0
-        if trip.upload.coding is not None:
-            whole = packed(trip, AHEAD + 1)
+    def _coming(self, sums: Sums) -> Iterator[tuple[Message, Callable[[], None] | None]]:
+        """All messages as they are sent, with places for them, and what adds them."""
+        trip, cuts, turn, coding = self.trip, self.cuts, 0, self.trip.upload.coding
+        many = self.ahead + 2  # one that is added, one that is about to be posted
+        if coding is not None:
+            whole, row = packed(trip, many), trip.memory.rows("row", 1, trip.upload.packing.size)[0]
+
+            def add(i: int, came: Tensor) -> None:
+                coding.unpack(came, row)
+                sums.add_row(i, row)
+
             for i, client in enumerate(trip.members):
-                yield (trip.where[client], whole[i % len(whole)]), i, "", 0
+                came = whole[i % many]
+                yield (trip.where[client], came), partial(add, i, came)
             return
-        longest = max((b - a for _, a, b in cuts.pieces()), default=0)
-        places = trip.memory.rows("pieces", AHEAD + 1, min(longest, max(PIECE, cuts.block)))
+        places = trip.memory.rows("pieces", many, max((b - a for _, a, b in cuts.pieces()), default=0))
         for i, client in enumerate(trip.members):
             peer = trip.where[client]
             for place in cuts.places(sums.heads[i]):
-                yield (peer, place), i, "", 0
+                yield (peer, place), None
             for name, a, b in cuts.pieces():
-                yield (peer, places[turn % len(places)][: b - a]), i, name, a
+                came = places[turn % many][: b - a]
+                yield (peer, came), partial(sums.add, i, name, a, came)
                 turn += 1

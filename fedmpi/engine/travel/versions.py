@@ -36,7 +36,13 @@ class Versions:
         """Round t's up_parameters and down_parameters over its cohort, which from now on has the current versions."""
         messages = self.messages
         personal = messages.personal_coding.entries if messages.personal_coding else messages.per_client.size
-        down = sum(self._told(k) - ENGINE_DOWN for k in members) + len(members) * personal
+        told: dict[int, int] = {}  # by the versions that clients have, which those of an earlier round share
+        down = len(members) * (personal - ENGINE_DOWN)
+        for k in members:
+            key = id(self.known.get(k))
+            if key not in told:
+                told[key] = self._told(k)
+            down += told[key]
         now = dict(self.current)
         self.known |= dict.fromkeys(members, now)
         self.current |= {group: self.current[group] + 1 for group in messages.groups(t)}

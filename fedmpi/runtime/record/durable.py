@@ -48,9 +48,14 @@ def write(path: Path, content: bytes, private: bool = False) -> None:
 
 def write_tensors(path: Path, tensors: Mapping[str, Tensor], facts: Any = None, private: bool = False) -> None:
     """Write tensors (on the CPU) and `facts` (what JSON can hold) as one file."""
+    write(path, packed(tensors, facts), private)
+
+
+def packed(tensors: Mapping[str, Tensor], facts: Any) -> bytes:
+    """The content of such a file; equal for equal tensors and facts."""
     said = json.dumps(facts, sort_keys=True)
     manifest = {"facts": said, "sha256": _digest(tensors, said)}
-    write(path, safetensors.torch.save(dict(tensors), {"fedmpi": json.dumps(manifest)}), private)
+    return safetensors.torch.save(dict(tensors), {"fedmpi": json.dumps(manifest)})
 
 
 def read_tensors(path: Path) -> tuple[dict[str, Tensor], Any]:
@@ -68,6 +73,11 @@ def read_tensors(path: Path) -> tuple[dict[str, Tensor], Any]:
     if _digest(tensors, facts) != recorded:
         raise Damaged(f"{path} is damaged: its content is not that of the SHA-256 recorded in it")
     return tensors, json.loads(facts)
+
+
+def weights(path: Path) -> dict[str, Tensor]:
+    """The tensors of any file of safetensors, as they are there."""
+    return safetensors.torch.load(path.read_bytes())
 
 
 def _digest(tensors: Mapping[str, Tensor], facts: str) -> str:

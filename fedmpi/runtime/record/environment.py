@@ -42,6 +42,7 @@ def describe(launcher: str, backend: str, ranks: Sequence[Mapping[str, Any]], th
         "python": platform.python_version(),
         "platform": platform.platform(),
         "packages": {"fedmpi": __version__, **{name: installed(name) for name in PACKAGES}},
+        "cpu": torch.backends.cpu.get_cpu_capability(),
         "cuda": torch.version.cuda,
         "mpi": _mpi_library(),
     }

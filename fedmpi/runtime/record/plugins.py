@@ -1,7 +1,7 @@
 """The files of the user's own code that a run is made with: compared by all ranks, copied into the run directory.
 
-They are those that the config names, and those that define its method, task and module. Copies are for people to read;
-fedmpi runs none of them.
+They are those that the config names, and those that define its method, task and module. Copies are for people to read,
+and for who loads the run when the files themselves are gone (kept_copies.py).
 """
 
 from __future__ import annotations

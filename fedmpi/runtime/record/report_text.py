@@ -15,10 +15,11 @@ from fedmpi.comm import Job
 from fedmpi.common.redaction import flow
 from fedmpi.common.text import count, figure
 from fedmpi.config.schema import Settings
+from fedmpi.config.train import OPTIONS, TrainSettings
 from fedmpi.engine import sampling
 from fedmpi.engine.federation import Federation
+from fedmpi.engine.local.schedule import learning_rate
 from fedmpi.engine.messages import ENGINE_DOWN, ENGINE_UP, Messages
-from fedmpi.engine.schedule import learning_rate
 from fedmpi.runtime import build_data
 from fedmpi.runtime.build import Experiment
 from fedmpi.runtime.memory import size_text
@@ -49,7 +50,9 @@ def what(made: Experiment) -> str:
     """Method, data and model; of a plug-in the file's name is enough."""
     s = made.settings
     method, source, model = (Path(name).name for name in (s.method.name, s.data.source, s.model.name))
-    return f"{method} on {source}, {model} with {made.model.layout.size:,} parameters"
+    still = sum(p.numel() for p in made.model.frozen.values())
+    frozen = f" and {still:,} frozen ones" if still else ""
+    return f"{method} on {source}, {model} with {made.model.layout.size:,} parameters{frozen}"
 
 
 def sites(s: Settings, ranks: Sequence[Mapping[str, Any]]) -> list[str]:
@@ -72,7 +75,25 @@ def schedule(s: Settings, clients: int) -> str:
     lr = f"lr {train.lr:g}, {train.schedule}" + ("" if train.schedule == "constant" else f", {last:.3g} at last")
     lr += f", after a warm-up of {count(train.warmup_rounds, 'round')}" if train.warmup_rounds else ""
     who = f"{members} of {count(clients, 'client')}{' each' if s.rounds > 1 else ''}"
-    return f"{who}, {count(train.epochs, 'epoch')} in {batches}; {lr}; momentum {train.momentum:g}"
+    return f"{who}, {work(train)} in {batches}; {lr}; {optimiser(train)}"
+
+
+def work(train: TrainSettings) -> str:
+    """How much a client trains in a round."""
+    if train.steps is not None:
+        return count(train.steps, "step")
+    return f"{train.epochs:g} epoch{'' if train.epochs == 1 else 's'}"
+
+
+def optimiser(train: TrainSettings) -> str:
+    """By which rule a client's steps are made, but for the learning rate."""
+    said: list[str] = [] if train.optim == "sgd" else [train.optim]
+    if "momentum" in OPTIONS[train.optim]:
+        said += [f"{'nesterov ' if train.nesterov else ''}momentum {train.momentum:g}"]
+    said += [f"dampening {train.dampening:g}"] if train.dampening else []
+    said += [f"gradients' norm at most {train.clip_norm:g}"] if train.clip_norm is not None else []
+    said += [f"their entries at most {train.clip_value:g}"] if train.clip_value is not None else []
+    return ", ".join([*said, *(["kept from round to round"] if train.keep_optim else [])])
 
 
 def brought(s: Settings, starts: tuple[str, ...] = ("",)) -> list[tuple[str, str]]:
@@ -163,6 +184,10 @@ def farewell(
         console.say(f"ranks lost on the way: {gone}; faults.jsonl says what that means, `fedmpi replay` checks it")
     if result["clipped_uploads"]:
         console.say(f"{result['clipped_uploads']} uploads were taken at the bound (`clipped` in metrics.jsonl)")
+    if result["best_model"]:
+        best = result["best_model"]
+        value = figure(best["figure"], best["value"], 4)
+        console.say(f"best model: {value} {best['figure']} in round {best['round']} ({best['file']})")
     console.say(sums(rows, made.messages))
     if result["exit_reason"] != "finished":
         console.say(

@@ -7,21 +7,30 @@
     identity.json       settings, digests of code and data: what a resumed run must share
     checkpoints, state  see checkpoints.py                      plugins   copies of the user's own code, see plugins.py
     clients.jsonl       one object per client and evaluation    log.txt            what the console said
+    updates.jsonl       one object per round: how long the updates are, how far they agree (aggregation/agreement.py)
     faults.jsonl        ranks that were lost, if any: who, in which round, what it means for the numbers (losses.py)
+    placement.jsonl     by what clients are placed from a round on, pace 0: the rank is lost (engine/pace.py)
+    analysis.jsonl      what `analysis` has measured of a round (engine/probes)
+    timeline            what each rank did when, see timeline.py
+    heard.json          which round each tracker and callback has heard of last, if there are any (tracking/hearing.py)
     initial.safetensors the file that init.from named           lock      who is at work here, see lock.py
     model.safetensors   final global model, state_dict names    summary.json       last, mean of last 10, best, ...
+    seal.json           SHA-256 of these, see seal.py
+    model-best.safetensors   the best one by evaluate.best, if that is asked for; written whenever there is a better one
+    report.html         all this to be looked at, written when the run is over (analysis/pages)
 
-summary.json says in `exit_reason` how the run ended: "finished", "stopped" or "signal 15" on request, "diverged: ...",
-or "failed: ..." and of what. A run that was killed has no summary.json; all else in its directory can be read.
+summary.json says in `exit_reason` how the run ended: "finished", "enough: ..." (evaluate.best.patience), "stopped" or
+"signal 15" on request, "diverged: ...", or "failed: ..." and of what. A run that was killed has no summary.json; all
+else in its directory can be read.
 
-Only rank 0 writes. A file that is written once is written whole or not at all; lines are flushed as they come. JSON
-has no NaN: numbers that are not finite are written as null. Secrets are left out (common/redaction.py).
+Only rank 0 writes; of timeline, state and audit each rank its own files. A file that is written once is written whole
+or not at all; lines are flushed as they come. JSON has no NaN: numbers that are not finite are written as null. Secrets
+are left out (common/redaction.py).
 """
 
 import hashlib
 import io
 import json
-import math
 import os
 import threading
 from collections.abc import Iterator, Mapping, Sequence
@@ -36,26 +45,11 @@ import torch
 from fedmpi.common.errors import UserError
 from fedmpi.common.redaction import redacted
 from fedmpi.config.yaml_source import text_for
-from fedmpi.runtime.record import durable
+from fedmpi.runtime.record import durable, seal
+from fedmpi.runtime.record.lines import as_line, plain, round_of, rows_of
 
+MODEL, BEST, REPORT = "model.safetensors", "model-best.safetensors", "report.html"
 END_S = 5.0  # allowed for a write in progress where a run is ended
-
-
-def plain(value: Any) -> Any:
-    """What JSON can hold: arrays and tensors as lists, paths as text, NaN and infinities as None.
-
-    >>> plain({"loss": float("nan"), "sizes": np.arange(2)})
-    {'loss': None, 'sizes': [0, 1]}
-    """
-    if isinstance(value, Mapping):
-        return {str(key): plain(each) for key, each in value.items()}
-    if isinstance(value, (list, tuple)):
-        return [plain(each) for each in value]
-    if isinstance(value, (np.ndarray, np.generic, torch.Tensor)):
-        return plain(value.tolist())
-    if isinstance(value, float):
-        return value if math.isfinite(value) else None
-    return value if value is None or isinstance(value, (bool, int, str)) else str(value)
 
 
 class RunDirectory:
@@ -90,12 +84,17 @@ class RunDirectory:
 
     def begin_after(self, t: int) -> None:
         """Going on after round t, whose line is told again: leave the lines of the rounds before it."""
-        for name in ("metrics.jsonl", "clients.jsonl"):
+        kept = {"metrics.jsonl": t, "clients.jsonl": t, "updates.jsonl": t, "analysis.jsonl": t + 1}
+        for name, end in kept.items():
             path = self.path / name
             if path.exists():
                 lines = path.read_text(encoding="utf-8").splitlines()
-                self._write(name, "".join(f"{line}\n" for line in lines if _round(line) < t).encode())
-        for path in (self.path / "summary.json", self.path / "model.safetensors", *self.path.glob(".*.tmp")):
+                self._write(name, "".join(f"{line}\n" for line in lines if round_of(line) < end).encode())
+        rows = [row for row in self.placement() if row["round"] <= t + 1]
+        if rows:
+            self._write("placement.jsonl", "".join(f"{as_line(row)}\n" for row in rows).encode())
+        ends = ("summary.json", seal.NAME, REPORT, MODEL, BEST)
+        for path in (*(self.path / name for name in ends), *self.path.glob(".*.tmp")):
             path.unlink(missing_ok=True)
 
     def write_identity(self, identity: Mapping[str, str]) -> None:
@@ -150,20 +149,33 @@ class RunDirectory:
         ]
 
     def add_metrics(self, row: Mapping[str, Any]) -> None:
-        self._append("metrics.jsonl", _line(row))
+        self._append("metrics.jsonl", as_line(row))
 
     def add_client(self, row: Mapping[str, Any]) -> None:
-        self._append("clients.jsonl", _line(row))
+        self._append("clients.jsonl", as_line(row))
+
+    def add_analysis(self, row: Mapping[str, Any]) -> None:
+        self._append("analysis.jsonl", as_line(row))
+
+    def add_updates(self, row: Mapping[str, Any]) -> None:
+        self._append("updates.jsonl", as_line(row))
 
     def add_loss(self, row: Mapping[str, Any]) -> None:
-        self._append("faults.jsonl", _line(row), sync=True)
+        self._append("faults.jsonl", as_line(row), sync=True)
+
+    def add_placement(self, row: Mapping[str, Any]) -> None:
+        self._append("placement.jsonl", as_line(row), sync=True)
+
+    def placement(self) -> list[dict[str, Any]]:
+        path = self.path / "placement.jsonl"
+        return rows_of(path) if path.exists() else []
 
     def losses(self) -> list[dict[str, Any]]:
         path = self.path / "faults.jsonl"
-        return losses(path) if path.exists() else []
+        return rows_of(path) if path.exists() else []
 
     def write_losses(self, rows: Sequence[Mapping[str, Any]]) -> None:
-        self._write("faults.jsonl", "".join(f"{_line(row)}\n" for row in rows).encode())
+        self._write("faults.jsonl", "".join(f"{as_line(row)}\n" for row in rows).encode())
 
     def log(self, text: str) -> None:
         self._append("log.txt", text)
@@ -173,17 +185,33 @@ class RunDirectory:
         path = self.path / "metrics.jsonl"
         return [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines()] if path.exists() else []
 
-    def write_model(self, tensors: Mapping[str, torch.Tensor], facts: Mapping[str, str] | None = None) -> None:
+    def write_model(
+        self, tensors: Mapping[str, torch.Tensor], facts: Mapping[str, Any] | None = None, name: str = MODEL
+    ) -> None:
         """Write row-major copies under state_dict names, and as metadata `facts`, which serve to rebuild the module.
 
         All facts are under one key: the format keeps several in no fixed order, but equal runs must give equal files.
         """
         dense = torch.contiguous_format
         copies = {name: tensor.detach().cpu().clone(memory_format=dense) for name, tensor in tensors.items()}
-        self._write("model.safetensors", safetensors.torch.save(copies, {"fedmpi": json.dumps(dict(facts or {}))}))
+        self._write(name, safetensors.torch.save(copies, {"fedmpi": json.dumps(dict(facts or {}))}))
+
+    def best_model(self) -> dict[str, Any] | None:
+        """What model-best.safetensors says of itself: its figure, round and value; None where there is none."""
+        path = self.path / BEST
+        if not path.exists():
+            return None
+        with safetensors.safe_open(path, framework="pt") as file:
+            facts = json.loads(file.metadata()["fedmpi"])
+        return {"file": BEST, **{key: facts[key] for key in ("figure", "round", "value")}}
+
+    def write_heard(self, facts: Mapping[str, Any]) -> None:
+        self._write_json("heard.json", facts)
 
     def write_summary(self, facts: Mapping[str, Any]) -> None:
+        """The last thing of a run; then what is there is sealed."""
         self._write_json("summary.json", facts)
+        self._write_json(seal.NAME, seal.of(self.path))
 
     def end(self) -> bool:
         """The run has failed: this thread has the last word; no other can write from now on. False: it was finished
@@ -236,24 +264,3 @@ def _packed(parts: Sequence[np.ndarray]) -> dict[str, np.ndarray]:
     """indices: client after client; offsets (N + 1,): client k has indices[offsets[k]:offsets[k+1]]."""
     offsets = np.cumsum([0, *map(len, parts)], dtype=np.int64)
     return {"indices": np.concatenate(parts).astype(np.int64), "offsets": offsets}
-
-
-def losses(path: Path) -> list[dict[str, Any]]:
-    """The rows of a faults.jsonl; a line that a crash has cut is none. Raises UserError."""
-    try:
-        text = path.read_text(encoding="utf-8")
-        return [json.loads(line) for line in text[: text.rfind("\n") + 1].splitlines()]
-    except (OSError, ValueError) as error:
-        raise UserError(f"{path}: the losses of a run cannot be read ({error})") from error
-
-
-def _round(line: str) -> float:
-    """The round of a line; of half a line, which a crash has left, infinity."""
-    try:
-        return float(json.loads(line)["round"])
-    except ValueError:
-        return math.inf
-
-
-def _line(row: Mapping[str, Any]) -> str:
-    return json.dumps(plain(row), allow_nan=False)

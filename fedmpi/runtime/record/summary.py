@@ -6,7 +6,7 @@ from collections.abc import Collection, Mapping, Sequence
 from statistics import fmean
 from typing import Any
 
-LOWER_IS_BETTER = ("loss", "mse", "std")  # and names made with them: train_loss, personal_accuracy_std
+from fedmpi.common.text import lower_is_better
 
 
 def summary(
@@ -14,7 +14,8 @@ def summary(
     names: Sequence[str],
     exit_reason: str,
     losses: Sequence[Mapping[str, Any]] = (),
-    lower_is_better: Collection[str] = LOWER_IS_BETTER,
+    best_model: Mapping[str, Any] | None = None,
+    falling: Collection[str] = (),
 ) -> dict[str, Any]:
     """The figures to report.
 
@@ -22,13 +23,16 @@ def summary(
         rows: those of metrics.jsonl, one per round; rounds without evaluation lack the metrics, or hold None.
         names: the metrics to sum up, such as ("accuracy", "loss").
         losses: the rows of faults.jsonl.
+        falling: a task's own metrics of which less is better.
         exit_reason: "finished", "stopped", "signal 15", "failed: rank 2 is dead: ...".
+        best_model: what is known of model-best.safetensors, if there is one.
 
     Returns:
         rounds       rounds done
         last         the last value of each metric, with its round in last_round
         mean_last_10 the mean over the (up to) ten last evaluated rounds
         best         the best value, with its round in best_round; being chosen on the test set, it is biased
+        best_model   of evaluate.best: file, figure, its value, and the round; None where no model was chosen
         diverged     the round since which a loss was far above its best (engine/faults/divergence.py), or None
         refused_uploads   how many did not count (faults.on_bad_update, faults.on_client_error: drop)
         client_errors     how many of these came of an error while the client trained
@@ -45,8 +49,9 @@ def summary(
             continue
         facts["last"][name], facts["last_round"][name] = values[-1]
         facts["mean_last_10"][name] = fmean(value for value, _ in values[-10:])
-        sign = 1 if set(name.split("_")) & set(lower_is_better) else -1
+        sign = 1 if lower_is_better(name, falling) else -1
         facts["best"][name], facts["best_round"][name] = min(values, key=lambda pair: sign * pair[0])
+    facts["best_model"] = dict(best_model) if best_model else None
     facts["diverged"] = next((row["diverged"] for row in rows if "diverged" in row), None)
     facts["refused_uploads"] = sum(len(row.get("refused") or ()) for row in rows)
     facts["client_errors"] = sum("error" in each for row in rows for each in row.get("refused") or ())

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import socket
+import time
 import warnings
 from collections.abc import Callable
 from pathlib import Path
@@ -11,9 +13,11 @@ from fedmpi.common.errors import UserError
 from fedmpi.engine.faults import recovery
 from fedmpi.engine.faults.losses import Losses
 from fedmpi.engine.federation import Federation
+from fedmpi.engine.pace import Pace, Row
 from fedmpi.runtime.build import Experiment
-from fedmpi.runtime.record import run_dir
+from fedmpi.runtime.record.lines import rows_of
 from fedmpi.runtime.record.run_dir import RunDirectory
+from fedmpi.runtime.record.timeline import TimelineFile
 from fedmpi.runtime.resuming import resume
 from fedmpi.runtime.resuming.checkpoints import Checkpoints, Rows
 
@@ -27,12 +31,17 @@ def start(
     """
     settings, comm = made.settings, fed.comm
     timeout_s, asked = settings.comm.start_timeout_s, settings.checkpoint
-    told = {"name": directory.path.name, "going_on": going_on, **_losses(made, directory)} if directory else {}
+    about = {"job": round(time.time(), 3)}
+    told = about | {"name": directory.path.name, "going_on": going_on, **_given(made, directory)} if directory else {}
     heard = recovery.told(comm, told)
-    fed.roster.losses = Losses(heard["losses"])
+    fed.roster.losses, fed.roster.given = Losses(heard["losses"]), _of_same_ranks(heard["placement"], fed, made)
     path = Path(settings.output) / heard["name"] if directory is None else directory.path
     if comm.audit is not None:  # here, if this host does not see rank 0's directory
         comm.audit.open(path / "audit" / f"rank-{comm.rank}.jsonl", settings.output_mode == "private")
+    if settings.timeline and path.is_dir():
+        head = {"job": heard["job"], "rank": comm.rank, "of": comm.size, "host": socket.gethostname()}
+        file = TimelineFile(path, head, settings.output_mode == "private")
+        fed.timeline.to, fed.timeline.ended, fed.timeline.early = file.add, file.flush, comm.rank > 0  # it waits then
     if asked.every == 0:
         return None, -1
     stateful, silos = bool(made.messages.client_state.size), settings.data.silos
@@ -55,7 +64,25 @@ def start(
     return kept, resume.go_on(fed, kept, timeout_s, say) if heard["going_on"] else -1
 
 
-def _losses(made: Experiment, directory: RunDirectory) -> dict[str, Any]:
-    """Those of the run to go on with, or of the one that is replayed."""
-    given = made.settings.faults.replay
-    return {"losses": directory.losses() if given is None else run_dir.losses(Path(given))}
+def _given(made: Experiment, directory: RunDirectory) -> dict[str, Any]:
+    """Losses of the run to go on with, or of the one that is replayed; the placement of this one."""
+    lost, placed = made.settings.faults.replay, made.settings.cohort.replay
+    losses = directory.losses() if lost is None else rows_of(Path(lost))
+    rows = [] if placed is None else rows_of(Path(placed))
+    try:
+        for row in rows:
+            Pace.of(row), int(row["round"])
+    except (KeyError, TypeError, ValueError, AttributeError) as error:
+        raise UserError(f"cohort.replay: {placed} is no placement.jsonl of a run; leave it out (null)") from error
+    return {"losses": losses, "placement": rows}
+
+
+def _of_same_ranks(rows: list[Row], fed: Federation, made: Experiment) -> list[Row]:
+    """The placement that is given, if it is one of these ranks: on others it means nothing, and only clients that are
+    trained together have other bits there."""
+    same = all(set(map(int, row["pace"])) == set(fed.roster.ranks) for row in rows)
+    if not same and made.pack > 1 and fed.comm.rank == 0:
+        ranks = ", ".join(rows[0]["pace"])
+        said = f"cohort.replay: those clients were trained by ranks {ranks}, others have other bits (compute.pack)"
+        warnings.warn(said, stacklevel=2)
+    return rows if same else []

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from fedmpi.common.errors import UserError
-from fedmpi.common.signals import COMMAND
+from fedmpi.common.signals import StopRequest
 from fedmpi.common.text import count
 from fedmpi.runtime import trust
 
@@ -20,26 +20,32 @@ def run(directory: Path, settings: Settings, trusted: bool, say: Callable[[str],
     """Replay the rounds that the run has and compare; the exit code: 0 where all have the same bits, 1 where not."""
     from fedmpi.runtime import launch
 
-    COMMAND.after = len(_hashes(directory / "metrics.jsonl"))
+    stop = StopRequest()
+    stop.after = len(_hashes(directory / "metrics.jsonl"))
     with trust.guard(trusted):
-        result, code = launch.execute(settings, COMMAND)
-    if "directory" not in result or (code and not COMMAND.enough):  # the other ranks have nothing to compare
+        result, code = launch.execute(settings, stop)
+    if "directory" not in result or (code and not stop.enough):  # the other ranks have nothing to compare
         return code
     said, same = compare(directory, Path(result["directory"]))
     say(said)
     return 0 if same else 1
 
 
-def settings(directory: Path, trusted: bool, overrides: Sequence[str] = ()) -> Settings:
-    """Those of the run in `directory`, to be run beside it (NAME-replay) with its faults.jsonl, if it has one.
+def settings(
+    directory: Path, trusted: bool, overrides: Sequence[str] = (), place: Sequence[str] | None = None
+) -> Settings:
+    """Those of the run in `directory`, to be run with its faults.jsonl and placement.jsonl, from the weights that it
+    started from. place: settings that say where; without them beside it, as NAME-replay.
 
     Raises UserError as `trust.run_settings` does.
     """
-    faults = directory / "faults.jsonl"
-    given = ["faults.on_lost_rank=abort", "checkpoint.resume=never", "faults.replay=null"]
-    if faults.exists():
-        given[-1] = f"faults.replay={json.dumps(str(faults))}"
-    place = [f"output={json.dumps(str(directory.parent))}", f"name={json.dumps(f'{directory.name}-replay')}"]
+    given = ["faults.on_lost_rank=abort", "checkpoint.resume=never"]
+    files = {"faults.replay": "faults.jsonl", "cohort.replay": "placement.jsonl", "init.from": "initial.safetensors"}
+    for key, file in files.items():
+        path = directory / file
+        given.append(f"{key}={json.dumps(str(path)) if path.exists() else 'null'}")
+    beside = [f"output={json.dumps(str(directory.parent))}", f"name={json.dumps(f'{directory.name}-replay')}"]
+    place = beside if place is None else place
     return trust.run_settings(directory, trusted, [*overrides, *given, *place])
 
 

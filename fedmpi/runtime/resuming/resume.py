@@ -15,8 +15,8 @@ from typing import Any
 from torch import Tensor
 
 from fedmpi.common.errors import UserError
-from fedmpi.common.redaction import redacted
 from fedmpi.config import Settings
+from fedmpi.config.schema import FREE_LATER
 from fedmpi.engine.faults import recovery
 from fedmpi.engine.federation import Federation
 from fedmpi.runtime.record import lock
@@ -25,21 +25,6 @@ from fedmpi.runtime.record.run_dir import RunDirectory
 from fedmpi.runtime.resuming.checkpoints import Checkpoints
 
 IDENTITY = "identity.json"
-# What a run may change when it goes on: none of it moves a bit of the rounds to come (rounds may, by the schedule).
-FREE = (
-    "rounds",
-    "name",
-    "checkpoint.",
-    "faults.on_lost_rank",
-    "state.",
-    "comm.backend",
-    "comm.start_timeout_s",
-    "comm.round_timeout_s",
-    "cohort.placement",
-    "server.placement",
-    "server.trains",
-    "compute.device",
-)
 
 
 def directory(settings: Settings, identity: Mapping[str, str], until_end: ExitStack) -> tuple[RunDirectory, bool]:
@@ -70,7 +55,7 @@ def _refuse_changes(path: Path, now: Mapping[str, str], settings: Settings) -> N
         before = json.loads((path / IDENTITY).read_text(encoding="utf-8"))
     except (OSError, ValueError) as error:
         raise UserError(f"{path / IDENTITY} cannot be read ({error}); start a new run under another name") from error
-    found = [key for key in {**before, **now} if before.get(key) != now.get(key) and not key.startswith(FREE)]
+    found = [key for key in {**before, **now} if before.get(key) != now.get(key) and not key.startswith(FREE_LATER)]
     kept = [key for key in found if key.startswith("comm.wire.") and key in before]
     if kept:
         told = "; ".join(_difference(key, before, now, settings) for key in kept)
@@ -86,6 +71,9 @@ def _refuse_changes(path: Path, now: Mapping[str, str], settings: Settings) -> N
         )
 
 
+WHICH = ("path", "set", "split", "variant")  # options that tell which data of a source are meant
+
+
 def _difference(key: str, before: Mapping[str, str], now: Mapping[str, str], settings: Settings) -> str:
     if key.startswith("("):  # a digest says nothing to anybody
         how = "changed" if key in before and key in now else "is new" if key in now else "is no longer used"
@@ -93,7 +81,8 @@ def _difference(key: str, before: Mapping[str, str], now: Mapping[str, str], set
         if key.startswith("(plug-in "):
             of = f" (as it was: plugins/{key[9:-1]} there)"
         elif key.endswith(" data)"):
-            of = f" ({' '.join(map(str, (data.source, *redacted(data.options).values())))}, below {data.root})"
+            said = [data.options[key] for key in WHICH if isinstance(data.options.get(key), str)]
+            of = f" ({' '.join((data.source, *said))}, below {data.root})"
         return f"{key[1:-1]} {how}{of}"
     return f"{key} is {now.get(key, 'unset')}, was {before.get(key, 'unset')}"
 
@@ -101,7 +90,8 @@ def _difference(key: str, before: Mapping[str, str], now: Mapping[str, str], set
 def go_on(fed: Federation, kept: Checkpoints, timeout_s: float, say: Callable[[str], None]) -> int:
     """Bring all ranks to the newest checkpoint that is whole; returns its round, -1 where there is none.
 
-    Of the losses that the run knows those of later rounds than the next are forgotten.
+    Of the losses that the run knows those of later rounds than the next are forgotten. Raises UserError where more
+    rounds are done than are asked for.
     """
     comm, found = fed.comm, _proposals(kept, say) if fed.comm.rank == 0 else iter(())
     losses = fed.roster.losses
@@ -116,6 +106,11 @@ def go_on(fed: Federation, kept: Checkpoints, timeout_s: float, say: Callable[[s
         answers = [said.decode() for said in comm.allgather_bytes(_harm(fed, kept, t).encode()[:4000], timeout_s)]
         harm = next(filter(None, answers), None)
         if harm is None:
+            if t >= fed.plan.rounds:
+                raise UserError(
+                    f"rounds: {fed.plan.rounds}, but this run has completed {t + 1} of them, and goes on after those; "
+                    f"ask for {t + 1} or more, or start a new run (another name)"
+                )
             fed.go_on(t, memory, server)
             recovery.welcome_back(fed, t + 1)
             kept.begin_after(t, fed)

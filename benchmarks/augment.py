@@ -1,0 +1,149 @@
+"""An epoch of augmented CIFAR-10 batches, next to torchvision's own way to make them.   python benchmarks/augment.py
+
+50,000 pictures of 3 x 32 x 32 bytes by chance (--pictures), batches of 50: crop with padding 4, flip, normalised with
+CIFAR-10's numbers, Cutout 16. Theirs: a map-style data set of PIL pictures as torchvision.datasets.CIFAR10 has it
+(array -> Image.fromarray), transforms of version 1 or 2, DataLoader with --workers worker processes. Also theirs: the
+transforms of version 2 on tensors, which leave PIL out. Ours: `batches` in one thread (--threads), which is what a
+rank has by default; it trains meanwhile in neither case. Both are given the same cores, as many as there are workers,
+and take turns; medians of wall time, and of processor time with that of the workers.
+"""
+
+import argparse
+import os
+import resource
+import time
+from dataclasses import replace
+
+import numpy as np
+import torch
+from measure import line, turns
+from PIL import Image
+from torch.utils.data import DataLoader, Dataset
+
+from fedmpi.common import heap
+from fedmpi.common.torchvision_compat import torchvision
+from fedmpi.data.augment.cuts import Crop, Cutout, Flip
+from fedmpi.data.batches import Shard, batches
+from fedmpi.data.pictures import of_bytes
+
+MEAN, STD, BATCH, SIZE = (0.4914, 0.4822, 0.4465), (0.2470, 0.2435, 0.2616), 50, 16
+
+
+class Square:
+    """Cutout as its authors wrote it (github.com/uoguelph-mlrg/Cutout), on a tensor."""
+
+    def __call__(self, x):
+        h, w = x.shape[1:]
+        y, z = np.random.randint(h), np.random.randint(w)
+        x[:, max(y - SIZE // 2, 0) : y + SIZE // 2, max(z - SIZE // 2, 0) : z + SIZE // 2] = 0
+        return x
+
+
+class Pictures(Dataset):
+    """torchvision.datasets.CIFAR10 without its files; `tensors`: pictures as tensors of bytes instead of PIL's."""
+
+    def __init__(self, data, targets, transform, tensors=False):
+        self.data, self.targets, self.transform = data, targets, transform
+        self.tensor = torch.from_numpy(data).permute(0, 3, 1, 2).contiguous() if tensors else None
+
+    def __len__(self):
+        return len(self.data)
+
+    def __getitem__(self, index):
+        picture = Image.fromarray(self.data[index]) if self.tensor is None else self.tensor[index]
+        return self.transform(picture), self.targets[index]
+
+
+def theirs(data, targets, workers):
+    """{name: one epoch}"""
+    from torchvision.transforms import v2
+
+    v1 = torchvision.transforms
+    chains = {
+        "v1 on PIL": [v1.RandomCrop(32, padding=4), v1.RandomHorizontalFlip(), v1.ToTensor(), v1.Normalize(MEAN, STD)],
+        "v2 on PIL": [
+            *(v2.RandomCrop(32, padding=4), v2.RandomHorizontalFlip(), v2.PILToTensor()),
+            *(v2.ToDtype(torch.float32, scale=True), v2.Normalize(MEAN, STD)),
+        ],
+        "v2 on tensors": [
+            *(v2.RandomCrop(32, padding=4), v2.RandomHorizontalFlip()),
+            *(v2.ToDtype(torch.float32, scale=True), v2.Normalize(MEAN, STD)),
+        ],
+    }
+    sides = {}
+    for name, chain in chains.items():
+        data_set = Pictures(data, targets, v1.Compose([*chain, Square()]), tensors="tensors" in name)
+        loader = DataLoader(data_set, batch_size=BATCH, shuffle=True, num_workers=workers)
+        sides[name] = lambda loader=loader: sum(len(y) for _, y in loader)
+    return sides
+
+
+def ours(data, targets, blocks):
+    """One epoch; blocks: stored as (n, H, W, C), for CNNs that are channels-last, as is fedmpi's default."""
+    kept = of_bytes(torch.from_numpy(data).permute(0, 3, 1, 2), MEAN, STD, 3).to("cpu", blocks)
+    kept = kept.seen(replace(kept.look, operations=(Crop(padding=4), Flip(), Cutout(size=SIZE))))
+    shard, seed = Shard(kept, torch.tensor(targets), torch.arange(len(kept))), 0
+
+    def epoch():
+        nonlocal seed
+        seed += 1
+        order, drawn = (torch.Generator().manual_seed(2 * seed + i) for i in (0, 1))
+        return sum(len(y) for _, y in batches(shard, BATCH, order, augment=drawn))
+
+    return epoch
+
+
+def processor_s():
+    """Of this process and of the workers that have ended."""
+    used = [resource.getrusage(who) for who in (resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN)]
+    return sum(each.ru_utime + each.ru_stime for each in used)
+
+
+def main():
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--pictures", type=int, default=50_000)
+    parser.add_argument("--workers", type=int, default=2, help="their worker processes; cores for both")
+    parser.add_argument("--threads", type=int, default=1, help="ours")
+    parser.add_argument("--repeats", type=int, default=4)
+    given = parser.parse_args()
+    heap.keep()  # as every rank of fedmpi does
+    allowed = os.sched_getaffinity(0)
+    cores = sorted(allowed)[: max(given.workers, 1)]
+    os.sched_setaffinity(0, cores)
+    torch.set_num_threads(given.threads)
+    rng = np.random.default_rng(0)
+    data = rng.integers(0, 256, (given.pictures, 32, 32, 3), dtype=np.uint8)
+    targets = rng.integers(0, 10, given.pictures).tolist()
+    sides = {"ours": ours(data, targets, True), "ours, planes": ours(data, targets, False)}
+    sides |= theirs(data, targets, given.workers)
+    wall, used = {}, {}
+
+    def counted(name, side):
+        def one():
+            began, before = time.perf_counter(), processor_s()
+            assert side() == given.pictures
+            wall.setdefault(name, []).append(time.perf_counter() - began)
+            used.setdefault(name, []).append(processor_s() - before)
+
+        return one
+
+    turns({name: counted(name, side) for name, side in sides.items()}, given.repeats)
+    os.sched_setaffinity(0, allowed)
+    for what, found in (("wall", wall), ("processor", used)):
+        best = {name: sorted(each[1:] or each)[len(each[1:] or each) // 2] for name, each in found.items()}
+        for name in sides:
+            if not name.startswith("ours"):
+                note = f"{best[name] / best['ours']:.1f} times as fast, {given.pictures} pictures, {len(cores)} cores"
+                line(
+                    f"augmented epoch, {what}, torchvision {name}",
+                    ("fedmpi", best["ours"]),
+                    ("torchvision", best[name]),
+                    note=note,
+                )
+        line(
+            f"augmented epoch, {what}, planes beside blocks", ("planes", best["ours, planes"]), ("blocks", best["ours"])
+        )
+
+
+if __name__ == "__main__":
+    main()

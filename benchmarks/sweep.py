@@ -1,0 +1,72 @@
+"""Runs of the quickstart by `fedmpi sweep` beside a loop over `fedmpi run`.   python benchmarks/sweep.py [--runs 30]
+
+In parts that take turns, a seed a run; wall and processor seconds, and whether the hashes are the same.
+"""
+
+import argparse
+import json
+import os
+import resource
+import shutil
+import subprocess
+import tempfile
+import time
+from pathlib import Path
+
+import measure
+
+ROOT = Path(__file__).parents[1]
+FILE = "base: [{base}]\nname: {name}\noutput: {output}\nreport: false\nover: {{seed: {seeds}}}\n"
+
+
+def timed(commands, folder):
+    """(wall, processor) seconds of commands, one after the other."""
+    before, began = resource.getrusage(resource.RUSAGE_CHILDREN), time.perf_counter()
+    for command in commands:
+        done = subprocess.run(list(map(str, command)), cwd=folder, capture_output=True, text=True)
+        if done.returncode:
+            raise SystemExit(done.stderr)
+    after = resource.getrusage(resource.RUSAGE_CHILDREN)
+    wall = time.perf_counter() - began
+    return wall, after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime
+
+
+def hashes(run):
+    return [json.loads(line)["sha256"] for line in (run / "metrics.jsonl").read_text().splitlines()]
+
+
+def main():
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--runs", type=int, default=30)
+    parser.add_argument("--parts", type=int, default=3, help="each side takes so many turns")
+    parser.add_argument("--rounds", type=int, default=20)
+    asked = parser.parse_args()
+    fedmpi, base = shutil.which("fedmpi"), ROOT / "configs" / "quickstart.yaml"
+    found = {"sweep": [], "loop": []}
+    with tempfile.TemporaryDirectory() as place:
+        folder = Path(place)
+        for part in range(asked.parts):
+            seeds = list(range(part, asked.runs, asked.parts))
+            file = folder / f"part{part}.yaml"
+            file.write_text(FILE.format(base=base, name=f"part{part}", output=folder, seeds=seeds))
+            loop = [
+                [fedmpi, "run", base, f"output={folder}", f"name=loop{seed}", f"seed={seed}", "report=false"]
+                for seed in seeds
+            ]
+            sides = {"sweep": [[fedmpi, "sweep", file]], "loop": loop}
+            for name in ("sweep", "loop") if part % 2 else ("loop", "sweep"):
+                commands = [[*command, f"rounds={asked.rounds}"] for command in sides[name]]
+                found[name].append(timed(commands, folder))
+        for seed in range(asked.runs):
+            ours = hashes(folder / f"part{seed % asked.parts}" / f"seed-{seed}")
+            if ours != hashes(folder / f"loop{seed}"):
+                raise SystemExit(f"seed {seed}: the hashes differ")
+    cores = len(os.sched_getaffinity(0))
+    for at, what in enumerate(("wall", "processor")):
+        ours, theirs = (sum(pair[at] for pair in found[name]) for name in ("sweep", "loop"))
+        note = f"{asked.runs} runs, {cores} cores, same hashes"
+        measure.line(f"runs of the quickstart, {what}", ("sweep", ours), ("loop", theirs), note=note, digits=1)
+
+
+if __name__ == "__main__":
+    main()

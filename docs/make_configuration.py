@@ -1,0 +1,74 @@
+"""docs/configuration.md from the schema and the sources.   python docs/make_configuration.py > docs/configuration.md
+
+`fedmpi show KEY` and `fedmpi list NAME` show the same, one thing at a time.
+"""
+
+import sys
+
+from fedmpi.config.reference import keys
+from fedmpi.runtime import catalog
+from fedmpi.runtime.catalog_options import description
+
+HEAD = """# Every key of a config
+
+Made by `python docs/make_configuration.py > docs/configuration.md` from the sources; a test compares.
+`fedmpi show train.schedule` explains one key, `fedmpi list dirichlet` shows one thing's options.
+
+`;` stands between the types that a key takes. A section that names something (`model: {name: mlp, hidden: [64]}`)
+also takes that thing's own options, which are below, by kind."""
+
+SECTIONS = {
+    "methods": "Options stand in the section `method`; formulas and costs are in [methods.md](methods.md).",
+    "models": "Options stand in the section `model`.",
+    "datasets": "Options stand in the section `data`; layouts of files are in [data.md](data.md).",
+    "partitions": "Options stand in the section `data.partition`.",
+    "augmentations": "Items of the list `data.augment`: `[{crop: {padding: 4}}, flip]`.",
+    "tasks": "Options stand in the section `task`; see [tasks.md](tasks.md).",
+    "rules": "Options stand in the section `server.rule`.",
+    "trackers": "Items of the list `track`: `[tensorboard, {wandb: {project: p}}]`; see [campaigns.md](campaigns.md).",
+}
+
+
+def row(*cells):
+    return "| " + " | ".join(cell.replace("|", "\\|") for cell in cells) + " |"
+
+
+def code(text):
+    return f"`{text}`" if text else ""
+
+
+def config():
+    lines = ["", "## The whole", "", "| key | type, bounds | default | meaning |", "| --- | --- | --- | --- |"]
+    top = [key for key in keys() if "." not in key.name]
+    lines += [row(code(key.name), key.kind, code(key.default), key.meaning) for key in top]
+    for section in (key for key in top if key.section):
+        lines += [
+            "",
+            f"## {section.name}",
+            "",
+            "| key | type, bounds | default | meaning |",
+            "| --- | --- | --- | --- |",
+        ]
+        inside = (key for key in keys((section.name,)))
+        lines += [row(code(key.name), key.kind, code(key.default), key.meaning) for key in inside]
+    return lines
+
+
+def things(kind):
+    lines = ["", f"## Options of {kind}", "", SECTIONS[kind], ""]
+    lines += ["| name | option | type, bounds | default | meaning |", "| --- | --- | --- | --- | --- |"]
+    for entry in catalog.entries(kind):
+        first = (f"**{entry.name}**", entry.summary)
+        lines.append(row(first[0], "", "", "", first[1]))
+        options = description(kind, entry.name).options
+        lines += [row("", code(each.name), each.type, code(each.default), each.meaning) for each in options]
+    return lines
+
+
+def main():
+    lines = [HEAD, *config(), *(line for kind in catalog.KINDS for line in things(kind))]
+    sys.stdout.write("\n".join(lines) + "\n")
+
+
+if __name__ == "__main__":
+    main()

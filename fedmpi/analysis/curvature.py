@@ -1,0 +1,120 @@
+"""How sharp the minimum is that a run has found (FedSOL, Fig. 8).
+
+The Hessian H of the mean loss of the run's final model over a fixed part of the training samples, in evaluation mode
+and without augmentation: its largest eigenvalues, and the loss at w + x v1 + y v2 along the unit eigenvectors of the
+first two. H is never formed: H v is the exact derivative of <gradient, v>. lambda_1 / lambda_5 tells whether one
+direction stands out.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from fedmpi.analysis import figures, report
+from fedmpi.analysis.lanczos import largest
+from fedmpi.analysis.local_models import experiment
+from fedmpi.common import seeds
+from fedmpi.common.errors import UserError
+from fedmpi.common.inputs import call
+from fedmpi.config.schema import Settings
+from fedmpi.data.batches import Shard, batches
+from fedmpi.runtime.build import Experiment
+from fedmpi.runtime.record import saved_model
+from fedmpi.tasks import contract
+
+
+@dataclass(frozen=True)
+class Asked:
+    samples: int = 2048  # training samples that the loss is over
+    top: int = 5  # eigenvalues
+    grid: int = 21  # points a side of the landscape
+    span: float = 1.0  # it reaches from -span to span along both vectors
+
+
+def analyse(run: Path, settings: Settings, asked: Asked, to: Path, say: Callable[[str], None]) -> None:
+    """`fedmpi analyse curvature`; settings: those of the run."""
+    to, module = report.folder(to), saved_model.rebuilt(run, settings)
+    made = experiment(settings)
+    made.model.module.load_state_dict(module.state_dict())
+    facts = measure(made, asked, say)
+    say(f"eigenvalues: {'  '.join(report.cell(value) for value in facts['eigenvalues'])}")
+    if facts["ratio"] is not None:
+        say(f"the first over the last of them: {report.cell(facts['ratio'])}")
+    if facts["residual"] > 0.01:
+        say(f"not settled after {facts['steps']} products: they are good to {facts['residual']:.2g} of the first")
+    figures.save(figures.landscape(facts["axis"], facts["loss"]), to / "landscape.png")
+    say(f"written: {report.write(to / 'curvature.json', {'run': str(run), **facts})}, {to / 'landscape.png'}")
+
+
+def measure(made: Experiment, asked: Asked, say: Callable[[str], None] = lambda text: None) -> dict[str, Any]:
+    loss = Loss(made, asked.samples)
+    of = f"{len(made.data.train)} clients, {made.model.w.numel()} weights"
+    say(f"loss over {len(loss.shard)} training samples of {of}")
+    w = made.model.w.detach().clone()
+    found = largest(lambda v: loss.hessian(w, v), w, asked.top, seeds.generator(made.settings.seed, "lanczos"))
+    axis = torch.linspace(-asked.span, asked.span, asked.grid)
+    first, second = found.vectors[0], found.vectors[min(1, len(found.vectors) - 1)]
+    height = [[loss(w + float(x) * first + float(y) * second) for x in axis] for y in axis]
+    made.model.load(w)
+    values = found.values.tolist()
+    return {
+        "samples": len(loss.shard),
+        "eigenvalues": values,
+        "ratio": values[0] / values[-1] if values[-1] else None,
+        "steps": found.steps,
+        "residual": found.residual,
+        "axis": axis,
+        "loss": height,
+    }
+
+
+class Loss:
+    """w (d,) -> mean loss over the first samples of a fixed order of all clients' training rows."""
+
+    BATCH = 512
+
+    def __init__(self, made: Experiment, samples: int) -> None:
+        self.made = made
+        shards = [shard for _, shard in sorted(made.data.train.items()) if len(shard)]
+        if not shards or any(shard.x is not shards[0].x for shard in shards):
+            raise UserError("curvature needs the clients' samples in one place, and those of silos are not")
+        rows = torch.cat([shard.index for shard in shards]).sort().values
+        order = torch.randperm(len(rows), generator=seeds.generator(made.settings.seed, "curvature"))
+        self.shard = Shard(shards[0].x, shards[0].y, rows[order[:samples]].sort().values)
+
+    def __call__(self, w: Tensor) -> float:
+        self.made.model.load(w)
+        with torch.no_grad():
+            return sum(self._part(x, y).item() for x, y in self._batches())
+
+    def hessian(self, w: Tensor, v: Tensor) -> Tensor:
+        """H v (d,), by two passes back."""
+        model = self.made.model
+        model.load(w)
+        segments = [(s, p) for s, p in model.members() if p.requires_grad]
+        parameters, out = [p for _, p in segments], torch.zeros_like(w)
+        along = [s.view(v) for s, _ in segments]
+        for x, y in self._batches():
+            first = torch.autograd.grad(self._part(x, y), parameters, create_graph=True, allow_unused=True)
+            slope = sum((g * u).sum() for g, u in zip(first, along, strict=True) if g is not None)
+            if isinstance(slope, Tensor) and slope.requires_grad:
+                second = torch.autograd.grad(slope, parameters, allow_unused=True)
+                for (s, _), h in zip(segments, second, strict=True):
+                    if h is not None:
+                        s.view(out).add_(h)
+        return out
+
+    def _batches(self) -> Any:
+        self.made.model.module.eval()
+        return batches(self.shard, self.BATCH, None)
+
+    def _part(self, x: Any, y: Tensor) -> Tensor:
+        """This batch's part of the mean."""
+        f = call(self.made.model.module, x)
+        return contract.mean_loss(self.made.task, f, x, y) * (len(y) / len(self.shard))

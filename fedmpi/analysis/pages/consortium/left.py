@@ -1,0 +1,179 @@
+"""What left a site: its audit file (comm/audit.py), summed up by what was in a message."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from fedmpi.analysis.pages.consortium.sites import Site
+from fedmpi.analysis.pages.runs import Row, Run
+from fedmpi.analysis.pages.section import Section, Table, Text, Value
+from fedmpi.runtime.memory import size_text
+
+MEANING = {
+    "_loss": "its mean training loss",
+    "_seconds": "the seconds that it took",
+    "_flag": "whether it could train",
+    "_b": "batch statistics of the model, where it has some",
+    "dw": "the change of the model's weights",
+    "n_train": "its number of training samples",
+    "n_test": "its number of test samples",
+    "client": "its number among the sites",
+    "classes": "the number of classes",
+    "label counts": "how many samples it has of each class",
+    "digest of names": "63 bits of a hash of its columns' names",
+    "shapes and types of a sample and its target": "shape and type of a sample",
+    "text": "host, versions, and hashes of settings and code",
+    "client state": "what the method keeps for the site",
+    "loss": "loss on its test samples",
+    "accuracy": "accuracy on its test samples",
+}
+FORMATS = {
+    "fp32": "as the model holds its numbers (32 bits each, mostly)",
+    "bf16": "bf16: 16 bits a number",
+    "fp16": "fp16: 16 bits a number",
+    "int8": "int8: 8 bits a number",
+    "topk": "topk: the largest entries alone",
+}
+HASHES = 400  # lines of a page
+
+
+@dataclass(frozen=True)
+class Audit:
+    """One rank's file. shared: other sites that the same rank answers for."""
+
+    path: Path
+    lines: list[Row]
+    sha256: str
+    shared: tuple[str, ...]
+
+    @property
+    def total(self) -> int:
+        return sum(_bytes(line) for line in self.lines)
+
+    @property
+    def uploads(self) -> list[Row]:
+        return [line for line in self.lines if isinstance(line.get("round"), int) and "_flag" in _what(line)]
+
+
+def rank_of(run: Run, site: Site) -> int | None:
+    """The rank that opened the site's files: sites are dealt out to the ranks that train, in turn."""
+    size = len(run.environment.get("ranks") or ())
+    first = 0 if size == 1 or run.config.get("server.trains") else 1
+    return first + site.client % (size - first) if size > first else None
+
+
+def audit(run: Run, site: Site, everybody: Sequence[Site]) -> Audit | None:
+    """What is here of the site's own record; None where there is nothing."""
+    rank = rank_of(run, site)
+    path = Path("audit") / f"rank-{rank}.jsonl"
+    if rank is None or not (run.path / path).is_file():
+        return None
+    others = tuple(each.name for each in everybody if each is not site and rank_of(run, each) == rank)
+    digest = hashlib.sha256((run.path / path).read_bytes()).hexdigest()
+    return Audit(path, run.lines(str(path)), digest, others)
+
+
+def section(run: Run, site: Site, found: Audit | None) -> Section:
+    """Names, formats, bytes and hashes of all that left the site."""
+    if found is None:
+        return Section("left", "What left the site", (Text(_why_none(run, site), warning=True),))
+    form = str(run.config.get("comm.wire.up.name"))
+    parts: list[Text | Table] = [
+        Text(
+            f"{len(found.lines)} messages left the rank that opens the site's files, {size_text(found.total)} in all. "
+            "Each is a line, with its hash, of the record that is written on the site's own host. " + _samples(run),
+            main=True,
+        ),
+        Table(("what", "messages", "rounds", "bytes each", "bytes in all", "to"), _rows(found), "Messages by content"),
+        Text(
+            f"Changes of the model travel {FORMATS.get(form, 'in the type of its numbers')}. They are not encrypted by "
+            "fedmpi, and tell something of the samples behind them: there is neither secure aggregation nor "
+            "differential privacy.",
+            main=True,
+        ),
+    ]
+    missing = set(site.took_part) - {line["round"] for line in found.uploads}
+    if missing:
+        said = f"The record lacks {len(missing)} of the {len(site.took_part)} rounds in which the site took part"
+        parts.append(Text(f"{said}, round {min(missing)} first: it is not whole.", warning=True))
+    if found.shared:
+        parts.append(
+            Text(f"The same rank answers for {', '.join(found.shared)}; the figures are for all of them.", True)
+        )
+    shown = found.uploads if len(found.uploads) <= HASHES else found.uploads[-HASHES:]
+    hashes: list[list[Value]] = [
+        [line["round"], str(line.get("time", "")), _bytes(line), str(line.get("sha256", ""))] for line in shown
+    ]
+    few = "" if len(shown) == len(found.uploads) else f", the last {HASHES}"
+    parts.append(
+        Table(("round", "time (UTC)", "bytes", "SHA-256"), hashes, "Hashes of what was sent for training",
+              folded=f"{len(found.uploads)} uploads{few}")
+    )  # fmt: skip
+    parts.append(Table(("file", "SHA-256"), [[str(found.path), found.sha256]], "The record itself",
+                       "A site that keeps a copy can tell that this page speaks of the same one."))  # fmt: skip
+    return Section("left", "What left the site", parts)
+
+
+def _rows(found: Audit) -> list[list[Value]]:
+    kinds: dict[tuple[tuple[str, ...], str], list[Row]] = {}
+    for line in found.lines:
+        kinds.setdefault((_what(line), str(line.get("to"))), []).append(line)
+    rows: list[list[Value]] = []
+    for (what, to), lines in kinds.items():
+        rounds, sizes = [line["round"] for line in lines if isinstance(line.get("round"), int)], [*map(_bytes, lines)]
+        when = (
+            "start"
+            if not rounds
+            else f"{min(rounds)} to {max(rounds)}"
+            if min(rounds) < max(rounds)
+            else str(rounds[0])
+        )
+        each = f"{min(sizes):,}" if min(sizes) == max(sizes) else f"{min(sizes):,} to {max(sizes):,}"
+        whom = {"0": "server", "all": "all ranks"}.get(to, f"rank {to}")
+        said = "; ".join(map(_meaning, what))
+        rows.append([said, len(lines), when, each, sum(sizes), whom])
+    return rows
+
+
+def _meaning(name: str) -> str:
+    """In words, and as the record has it."""
+    known = MEANING.get(name)
+    return name if known is None else known if name.startswith("_") or name in known else f"{known} ({name})"
+
+
+def _what(line: Row) -> tuple[str, ...]:
+    what: Any = line.get("what")
+    return tuple(map(str, what)) if isinstance(what, list) else ()
+
+
+def _bytes(line: Row) -> int:
+    return int(line.get("bytes") or 0)
+
+
+def _samples(run: Run) -> str:
+    method = str(run.config.get("method.name"))
+    if ":" not in method:
+        return "Samples are in none of them."
+    return (
+        f"fedmpi sends no samples; what else is sent is named by the method, code of the consortium's own ({method})."
+    )
+
+
+def _why_none(run: Run, site: Site) -> str:
+    if not run.config.get("data.silos"):
+        return "Nothing left it: all sites' samples lay on every rank's host. This was a rehearsal, not a federation."
+    if len(run.environment.get("ranks") or ()) == 1:
+        return "Nothing left it: one process opened the files of all sites. This was a rehearsal, not a federation."
+    if run.config.get("data.audit") is False:
+        return "No record was kept of what left the sites (data.audit: false)."
+    rank = rank_of(run, site)
+    if rank == 0:
+        return "The server itself opened this site's files (server.trains): what it sends to itself leaves no host."
+    return (
+        f"The record lies on the site's own host: audit/rank-{rank}.jsonl in its copy of this run directory. Put it "
+        "there beside the others, and make this page once more."
+    )

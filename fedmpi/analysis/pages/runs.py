@@ -1,0 +1,268 @@
+"""Run directories as they are read for a report: whole, cut short, still growing, or damaged."""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+from fedmpi.common.errors import UserError
+from fedmpi.common.text import count, lower_is_better
+from fedmpi.config import references, yaml_source
+from fedmpi.config.text_file import text_of
+from fedmpi.config.values import flat
+from fedmpi.runtime.record import timeline
+
+Row = dict[str, Any]
+MARKS = ("config.yaml", "metrics.jsonl", "summary.json")  # a directory that holds one of them is a run's
+BOOKKEEPING = {
+    *("round", "sent_bytes", "received_bytes", "up_parameters", "down_parameters", "diverged"),
+    *("wall_s", "train_s", "wait_s", "server_s", "evaluate_s"),
+}  # numbers of a round's line that are no figure of an evaluation
+UNLIKE = ("seed", "name", "output")  # settings in which runs of one group may differ
+
+
+class Run:
+    """One run directory. What cannot be read is empty, and said in `notes`."""
+
+    def __init__(self, path: Path) -> None:
+        self.path, self.notes = path, list[str]()
+        self.config = flat(self._yaml("config.yaml"), "")  # dotted key -> value
+        self.rows = [row for row in self.lines("metrics.jsonl") if isinstance(row.get("round"), int)]
+        self.clients = self.lines("clients.jsonl", needed=False)
+        self.summary, self.environment = self.object("summary.json", needed=False), self.object("environment.json")
+        self.identity, self.partition = self.object("identity.json", needed=False), self.object("partition.json")
+        self.faults = self.lines("faults.jsonl", needed=False)
+        self.updates = self.lines("updates.jsonl", needed=False)
+        self.analysis = self.lines("analysis.jsonl", needed=False)
+        self.name = str(self.config.get("name", path.name))
+
+    @cached_property
+    def timeline(self) -> list[dict[str, Any]]:
+        """The jobs, the oldest first (runtime/record/timeline.py)."""
+        try:
+            return timeline.read(self.path)
+        except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
+            self.notes.append(f"{timeline.FOLDER} cannot be read ({error!r})")
+            return []
+
+    @cached_property
+    def client_names(self) -> dict[int, str]:
+        """Of clients that are sites: their names, as the config or their evaluation tells them."""
+        silos = self.config.get("data.silos")
+        named = dict(enumerate(map(str, silos))) if isinstance(silos, list) else {}
+        told = [row for row in self.clients if "site" in row and isinstance(row.get("client"), int)]
+        return named | {row["client"]: str(row["site"]) for row in told}
+
+    def client_name(self, client: int) -> str:
+        """Its site's name, or its number."""
+        return self.client_names.get(client, str(client))
+
+    @property
+    def seed(self) -> str:
+        return str(self.config.get("seed", ""))
+
+    @property
+    def state(self) -> str:
+        """How it ended, or that it has not."""
+        return str(self.summary.get("exit_reason", "")) or "not ended: going on, or killed"
+
+    def series(self, name: str) -> tuple[list[int], list[float]]:
+        """(rounds, values) of a figure in metrics.jsonl, where it is a number."""
+        pairs = [(row["round"], value) for row in self.rows if (value := number(row.get(name))) is not None]
+        return [t for t, _ in pairs], [value for _, value in pairs]
+
+    @cached_property
+    def own_figures(self) -> list[str]:
+        """Numbers that the method has reported of its server's step: they stand between what the engine says of it and
+        what came later (engine/federation.py)."""
+        return [name for name in self._numbers if name in self._reported]
+
+    @cached_property
+    def figures(self) -> list[str]:
+        """Figures of training and evaluation in metrics.jsonl, those of which more is better first."""
+        found = [name for name in self._numbers if name not in BOOKKEEPING and name not in self._reported]
+        return sorted(found, key=lower_is_better)
+
+    @cached_property
+    def _numbers(self) -> list[str]:
+        return list(dict.fromkeys(k for row in self.rows for k, v in row.items() if number(v) is not None))
+
+    @cached_property
+    def _reported(self) -> set[str]:
+        found = set[str]()
+        for names in (list(row) for row in self.rows):
+            if "server_s" in names and "sent_bytes" in names:
+                found.update(names[names.index("server_s") + 1 : names.index("sent_bytes")])
+        return found
+
+    def lines(self, name: str, *, needed: bool = True) -> list[Row]:
+        """The objects of a .jsonl file; lines that are none are left out, and counted in `notes`."""
+        text = self._text(name, needed=needed)
+        found, bad = list[Row](), 0
+        for line in text.splitlines():
+            try:
+                value = json.loads(line)
+            except (ValueError, RecursionError):
+                value = None
+            if isinstance(value, dict):
+                found.append(value)
+            else:
+                bad += 1
+        if bad:
+            self.notes.append(f"{name}: {count(bad, 'line')} cut or damaged, and left out")
+        return found
+
+    def object(self, name: str, *, needed: bool = True) -> Row:
+        """The object in a .json file; {} where there is none."""
+        text = self._text(name, needed=needed)
+        try:
+            value = json.loads(text) if text else {}
+        except (ValueError, RecursionError):
+            value = None
+        if not isinstance(value, dict):
+            self.notes.append(f"{name} is damaged: no JSON object")
+            return {}
+        return value
+
+    def _yaml(self, name: str) -> Row:
+        """Without references to the environment: fedmpi writes none, and others shall not read what is in ours."""
+        path = self.path / name
+        if not path.exists():
+            return self._missing(name)
+        try:
+            if references.OPEN in text_of(path):
+                self.notes.append(f"{name} refers to environment variables, and is not read")
+                return {}
+            return yaml_source.read(path).data
+        except UserError as error:
+            self.notes.append(str(error))
+            return {}
+
+    def _text(self, name: str, *, needed: bool) -> str:
+        try:
+            return (self.path / name).read_text(encoding="utf-8", errors="replace")
+        except FileNotFoundError:
+            return "" if not needed else str(self._missing(name) or "")
+        except OSError as error:
+            self.notes.append(f"{name} cannot be read: {error.strerror}")
+            return ""
+
+    def _missing(self, name: str) -> Row:
+        self.notes.append(f"there is no {name}")
+        return {}
+
+
+@dataclass(frozen=True)
+class Group:
+    """Runs that differ in their seeds alone. label: in what they differ from the other groups; "" of a single one."""
+
+    label: str
+    runs: tuple[Run, ...]
+
+    def name(self) -> str:
+        alone = self.runs[0].name if len(self.runs) == 1 else f"mean of {len(self.runs)} runs"
+        return self.label or alone
+
+
+class Runs:
+    """What a report is about: `all` of the runs, and `groups` of them."""
+
+    def __init__(self, every: Sequence[Run]) -> None:
+        self.all = tuple(every)
+        self.differing = differing(self.all)
+        self.groups = grouped(self.all, self.differing)
+
+    def figures(self) -> list[str]:
+        """As of one run, of all of them."""
+        return sorted(dict.fromkeys(name for run in self.all for name in run.figures), key=lower_is_better)
+
+    @property
+    def alone(self) -> Run | None:
+        """The run, where there is but one."""
+        return self.all[0] if len(self.all) == 1 else None
+
+    def label(self, run: Run) -> str:
+        """What a run is called among the others."""
+        if len({each.name for each in self.all}) == len(self.all):
+            return run.name
+        return str(run.path)
+
+
+def named(value: Any) -> str:
+    """What a setting names, of a plug-in without the folders of its file.
+
+    >>> named("/home/me/mine.py:Mine"), named("fedavg")
+    ('mine.py:Mine', 'fedavg')
+    """
+    return "" if value is None else str(value).rpartition("/")[2]
+
+
+def number(value: Any) -> float | None:
+    """A finite number, or None."""
+    if isinstance(value, bool) or not isinstance(value, (int, float)):
+        return None
+    return float(value) if math.isfinite(value) else None
+
+
+def differing(runs: Sequence[Run]) -> list[str]:
+    """Keys of settings that are not the same in all runs, but `UNLIKE`."""
+    keys = dict.fromkeys(key for run in runs for key in run.config if key not in UNLIKE)
+    return [key for key in keys if len({_shown(run, key) for run in runs}) > 1]
+
+
+def grouped(runs: Sequence[Run], keys: Sequence[str]) -> list[Group]:
+    """Runs of the same settings, in the order in which they come. The label names as few keys as tell groups apart,
+    the method's first; all that differ are in the table of settings."""
+    found: dict[tuple[str, ...], list[Run]] = {}
+    for run in runs:
+        found.setdefault(tuple(_shown(run, key) for key in keys), []).append(run)
+    needed = list[int]()
+    for i in sorted(range(len(keys)), key=lambda i: (keys[i] != "method.name", keys[i].startswith("method."), i)):
+        if len({tuple(each[j] for j in (*needed, i)) for each in found}) > len(
+            {tuple(each[j] for j in needed) for each in found}
+        ):
+            needed.append(i)
+    return [Group(_label([(keys[i], each[i]) for i in needed]), tuple(members)) for each, members in found.items()]
+
+
+def _label(pairs: Sequence[tuple[str, str]]) -> str:
+    return ", ".join(
+        named(value) if key == "method.name" else f"{key.rpartition('.')[2]} {value}" for key, value in pairs
+    )
+
+
+def _shown(run: Run, key: str) -> str:
+    value = run.config.get(key, "-")
+    return value if isinstance(value, str) else json.dumps(value, default=str)
+
+
+def read(paths: Sequence[Path]) -> Runs:
+    """The runs in directories: of a run itself, or of all that lie in a sweep's.
+
+    Raises:
+        UserError: no such directory, or no run in it.
+    """
+    found: dict[Path, Run] = {}
+    for path in paths:
+        if not path.is_dir():
+            raise UserError(
+                f"{path}: {'is a file' if path.exists() else 'there is no such directory'}; name one that "
+                "`fedmpi run` or `fedmpi sweep` has written"
+            )
+        inside = [path] if is_run(path) else sorted(each for each in path.iterdir() if each.is_dir() and is_run(each))
+        if not inside:
+            raise UserError(
+                f"{path}: is no run directory, and holds none: no {', '.join(MARKS)} in it; name one that "
+                "`fedmpi run` or `fedmpi sweep` has written"
+            )
+        found |= {each.resolve(): Run(each) for each in inside}
+    return Runs(list(found.values()))
+
+
+def is_run(path: Path) -> bool:
+    return any((path / name).is_file() for name in MARKS)

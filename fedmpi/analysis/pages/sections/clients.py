@@ -1,0 +1,112 @@
+"""How evenly clients are served: the spread over clients round by round, and each one after the last round."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from functools import partial
+from statistics import fmean
+
+import numpy as np
+
+from fedmpi.analysis.pages.grouping import Curve, figure, means, spoken
+from fedmpi.analysis.pages.runs import Group, Run, Runs, number
+from fedmpi.analysis.pages.section import Bars, Figure, Lines, Section, Series, Table, Value
+from fedmpi.common.text import lower_is_better
+
+FIXED = ("round", "client", "site", "protocol", "samples")  # of a line of clients.jsonl; the rest are figures
+QUANTILES = {"10th percentile": 0.1, "median": 0.5, "90th percentile": 0.9}
+PARTS = ("worst", *QUANTILES)
+NAMED = 40  # clients that have a bar each; more are a curve
+
+
+def spread(runs: Runs) -> Section | None:
+    """Worst client, 10th, 50th and 90th percentile of what clients.jsonl tells of each."""
+    parts = list[Figure | Table]()
+    kinds = dict.fromkeys(kind for run in runs.all for kind in _kinds(run))
+    for protocol, name in kinds:
+        parts += _curves(runs, protocol, name)
+        parts += _last(runs, protocol, name)
+    return Section("clients", "Clients", parts) if parts else None
+
+
+def _kinds(run: Run) -> Iterator[tuple[str, str]]:
+    """(protocol, figure) of a run's lines, without the loss where there is another figure."""
+    found: dict[str, dict[str, None]] = {}
+    for line in run.clients:
+        found.setdefault(str(line.get("protocol")), {}).update(dict.fromkeys(k for k in line if k not in FIXED))
+    for protocol, names in found.items():
+        yield from ((protocol, name) for name in names if name != "loss" or len(names) == 1)
+
+
+def _rounds(run: Run, protocol: str, name: str) -> dict[int, dict[str, float]]:
+    """round -> client's name -> value."""
+    found: dict[int, dict[str, float]] = {}
+    for line in run.clients:
+        value = number(line.get(name))
+        if value is not None and str(line.get("protocol")) == protocol and isinstance(line.get("round"), int):
+            found.setdefault(line["round"], {})[str(line.get("site", line.get("client")))] = value
+    return found
+
+
+def _curve(run: Run, protocol: str, name: str, part: str) -> Curve:
+    worst = max if lower_is_better(name) else min
+    return {
+        t: worst(values.values()) if part == "worst" else float(np.quantile(list(values.values()), QUANTILES[part]))
+        for t, values in _rounds(run, protocol, name).items()
+    }
+
+
+def _curves(runs: Runs, protocol: str, name: str) -> list[Figure]:
+    slug = f"clients-{protocol}-{name}"
+    title, note = _title(protocol, name), "Over all clients that were evaluated."
+    if len(runs.groups) > 1:
+        each = [
+            figure(
+                runs, f"{slug}-{part.split()[0]}", f"{title}: {part} client".replace("percentile client", "percentile"),
+                spoken(name), partial(_curve, protocol=protocol, name=name, part=part), name, note,
+            )
+            for part in ("worst", "10th percentile")
+        ]  # fmt: skip
+        return [made for made in each if made is not None]
+    series, data = list[Series](), list[list[Value]]()
+    found = {part: means(_curve(run, protocol, name, part) for run in runs.all) for part in PARTS}
+    for part, curve in found.items():
+        series.append(Series(part, list(curve), [mean for mean, _, _ in curve.values()]))
+    for t in found["worst"]:
+        data.append([t, *(found[part][t][0] for part in PARTS)])
+    more = f" Means over {len(runs.all)} runs." if len(runs.all) > 1 else ""
+    chart = Lines(series, "round", spoken(name))
+    return [Figure(slug, f"{title} over clients", chart, ("round", *PARTS), data, note + more)] if data else []
+
+
+def _at_last(group: Group, protocol: str, name: str) -> list[float]:
+    """The parts in each run's last evaluated round, mean over the group's runs; [] where no run has any."""
+    curves = [[_curve(run, protocol, name, part) for part in PARTS] for run in group.runs]
+    ends = [[curve[max(curve)] for curve in each] for each in curves if each[0]]
+    return [fmean(column) for column in zip(*ends, strict=True)]
+
+
+def _last(runs: Runs, protocol: str, name: str) -> list[Figure | Table]:
+    """After the last evaluated round: of one run each client, of several the spread by group."""
+    title = f"{_title(protocol, name)}, last round"
+    if runs.alone is None:
+        rows: list[list[Value]] = [[group.name(), *_at_last(group, protocol, name)] for group in runs.groups]
+        rows = [row for row in rows if len(row) > 1]
+        more = "Means over the runs." if len(runs.all) > len(runs.groups) else ""
+        return [Table(("settings", *PARTS), rows, title, more)] if rows else []
+    rounds = _rounds(runs.alone, protocol, name)
+    if not rounds:
+        return []
+    last = rounds[max(rounds)]
+    order = sorted(last.items(), key=lambda pair: pair[1])
+    data: list[list[Value]] = [[client, value] for client, value in order]
+    slug, values = f"clients-{protocol}-{name}-last", [value for _, value in order]
+    if len(order) <= NAMED and values[0] >= 0:
+        chart: Bars | Lines = Bars([client for client, _ in order], {name: values}, spoken(name))
+    else:
+        chart = Lines([Series(name, list(range(1, len(order) + 1)), values)], "clients, the lowest first", spoken(name))
+    return [Figure(slug, title, chart, ("client", name), data)]
+
+
+def _title(protocol: str, name: str) -> str:
+    return f"{protocol} {name}".replace("_", " ")

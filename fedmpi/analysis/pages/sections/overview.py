@@ -1,0 +1,88 @@
+"""What the runs are, in a table."""
+
+from __future__ import annotations
+
+from statistics import fmean, stdev
+from typing import Any
+
+from fedmpi.analysis.pages.runs import Group, Run, Runs, named, number
+from fedmpi.analysis.pages.section import Section, Table, Text, Value
+from fedmpi.common.text import count, figure
+
+FIGURES = 4  # columns
+
+
+def summary(runs: Runs) -> Section | None:
+    """A row a group: its last figures, mean and standard deviation over the runs; of one run its figures in rows."""
+    warnings = [Text(text, warning=True) for text in _warnings(runs)]
+    names = [name for name in runs.figures() if not name.endswith(("_std", "_worst_decile"))]
+    if runs.alone is not None:
+        rows = _figures(runs.alone, names)
+        facts = Table(("what", "value"), _facts(runs.alone))
+        figures = (
+            [Table(("figure", "last", "mean of the last ten", "best", "in round"), rows, note=BIASED)] if rows else []
+        )
+        return Section("summary", "Summary", (*warnings, facts, *figures))
+    table = [[g.name(), f"{sum(r.state == 'finished' for r in g.runs)} of {len(g.runs)}",
+              *(_cell(g, name) for name in names[:FIGURES])] for g in runs.groups]  # fmt: skip
+    note = "Last evaluated round, mean ± sample standard deviation over the runs of these settings."
+    head = ("settings", "runs finished", *(name.replace("_", " ") for name in names[:FIGURES]))
+    return Section("summary", "Summary", (*warnings, Table(head, table, note=note)))
+
+
+BIASED = "The best round is chosen by the test set itself, so it flatters."
+
+
+def _warnings(runs: Runs) -> list[str]:
+    open_ = [run for run in runs.all if run.state != "finished" and not run.state.startswith("enough")]
+    found = (
+        [f"{count(len(open_), 'run')} of {len(runs.all)} not finished: figures are of the rounds so far."]
+        if open_ and not runs.alone
+        else []
+    )
+    if runs.alone and open_:
+        found = [f"This run has not finished ({runs.alone.state}): figures are of the rounds so far."]
+    notes = sum(len(run.notes) for run in runs.all)
+    return found + ([f"Not all files could be read; see Faults ({count(notes, 'note')})."] if notes else [])
+
+
+def _facts(run: Run) -> list[list[Value]]:
+    c, done = run.config, sum(row["round"] >= 0 for row in run.rows)
+    wall = sum(number(row.get("wall_s")) or 0.0 for row in run.rows)
+    facts = {
+        "method": named(c.get("method.name")),
+        "data": named(c.get("data.source")),
+        "model": named(c.get("model.name")),
+        "clients": run.partition.get("clients"),
+        "partition": run.partition.get("scheme"),
+        "rounds": f"{done} of {c.get('rounds', '?')}",
+        "ranks": len(run.environment.get("ranks") or ()) or None,
+        "seed": run.seed,
+        "ended": run.state,
+        "seconds in rounds": f"{wall:.1f}" if done else None,
+    }
+    return [[key, str(value)] for key, value in facts.items() if value not in (None, "")]
+
+
+def _figures(run: Run, names: list[str]) -> list[list[Value]]:
+    rows = list[list[Value]]()
+    for name in names:
+        parts: list[dict[str, Any]] = [
+            run.summary.get(part) or {} for part in ("last", "mean_last_10", "best", "best_round")
+        ]
+        values = dict(zip(*run.series(name), strict=True))
+        if not values:
+            continue
+        last, mean, best = (number(part.get(name)) for part in parts[:3])
+        last = values[max(values)] if last is None else last
+        said = [None if v is None else figure(name, v, 4) for v in (last, mean, best)]
+        rows.append([name.replace("_", " "), *said, parts[3].get(name)])
+    return rows
+
+
+def _cell(group: Group, name: str) -> str:
+    last = [values[-1] for run in group.runs if (values := run.series(name)[1])]
+    if not last:
+        return "-"
+    spread = f" ± {figure(name, stdev(last))}" if len(last) > 1 else ""
+    return f"{figure(name, fmean(last))}{spread}" + (f" ({len(last)} runs)" if len(last) < len(group.runs) else "")

@@ -1,0 +1,99 @@
+"""Who holds what under a config, before anything is trained: sizes, classes, how far clients are from the whole.
+
+The distance of a client is the total variation between its distribution of labels and that of all samples,
+1/2 sum_c |n_kc / n_k - n_c / n|: 0 for the same mixture, towards 1 for classes that nobody else holds. That between two
+clients is the same of their two distributions.
+"""
+
+from __future__ import annotations
+
+import csv
+import json
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+
+from fedmpi.analysis import figures, report
+from fedmpi.common.errors import UserError
+from fedmpi.config import Settings
+from fedmpi.data.federated import Federated
+from fedmpi.runtime import build_data
+
+CLIENTS, CLASSES = 40, 12  # at most, of a map on the console
+PAIRS = 1_000  # clients at most of which each two are compared
+
+
+def analyse(settings: Settings, write: Path | None, draw: Path | None, say: Callable[[str], None]) -> None:
+    """`fedmpi partition`: the division on the console, in a file that scheme `file` reads, and as a picture."""
+    if settings.data.silos:
+        raise UserError("partition: data.silos has no common pool to divide; `fedmpi validate` shows the sites")
+    for option, path, endings in (("--write", write, (".csv", ".json")), ("--draw", draw, (".png", ".svg", ".pdf"))):
+        if path is not None and path.suffix not in endings:
+            raise UserError(f"{option}: {path}: a name that ends in {', '.join(endings)} is needed")
+        if path is not None:
+            report.folder(path.parent)
+    data = build_data.partitioned(settings)
+    for line in lines(data):
+        say(line)
+    assert data.parts is not None
+    if write is not None:
+        owner = np.full(len(data.train[0].y), -1)
+        for k, part in enumerate(data.parts):
+            owner[part] = k
+            owner[data.validation[k].index.numpy() if data.validation else []] = k  # held out of its part
+        _write(write, owner)
+        say(f"written: {write}")
+    if draw is not None:
+        say(f"written: {figures.save(figures.partition(data.label_counts, data.train_sizes), draw)}")
+
+
+def lines(data: Federated) -> list[str]:
+    """What is said of a division."""
+    sizes, counts = data.train_sizes, data.label_counts
+    found = [f"{data.clients:,} clients, {sizes.sum():,} training samples", _spread("samples a client", sizes)]
+    if data.test_sizes.any():
+        found.append(_spread("test samples a client", data.test_sizes))
+    if not counts.any():
+        return found
+    found.append(_spread("classes a client", (counts > 0).sum(1)))
+    found.append(_spread("distance to all samples", distances(counts)))
+    if 1 < data.clients <= PAIRS:
+        found.append(_spread("distance of two clients", pairs(counts)))
+    if data.clients <= CLIENTS and data.classes <= CLASSES:
+        names = data.site_names or tuple(map(str, range(data.clients)))
+        rows = [("client", "samples", *(f"class {c}" for c in range(data.classes)))]
+        rows += [(name, str(n), *map(str, row)) for name, n, row in zip(names, sizes, counts.tolist(), strict=True)]
+        found += ["", *report.table(rows)]
+    return found
+
+
+def _spread(name: str, values: np.ndarray) -> str:
+    low, middle, high = np.quantile(values, (0, 0.5, 1))
+    return f"{name:<25} {values.mean():.4g} on average; least {low:.4g}, median {middle:.4g}, most {high:.4g}"
+
+
+def distances(counts: np.ndarray) -> np.ndarray:
+    """(N, C) label counts -> (N,) total variation between each client and all samples.
+
+    >>> distances(np.array([[4, 0], [2, 2]])).tolist()
+    [0.25, 0.25]
+    """
+    shares = counts / counts.sum(1, keepdims=True)
+    return np.abs(shares - counts.sum(0) / counts.sum()).sum(1) / 2
+
+
+def pairs(counts: np.ndarray) -> np.ndarray:
+    """(N, C) label counts -> (N (N - 1) / 2,) total variation between any two clients."""
+    shares = counts / counts.sum(1, keepdims=True)
+    return np.concatenate([np.abs(shares[k + 1 :] - row).sum(1) / 2 for k, row in enumerate(shares)])
+
+
+def _write(path: Path, owner: np.ndarray) -> None:
+    """(n,) the client of each training sample, -1 for nobody."""
+    if path.suffix == ".json":
+        parts = [np.flatnonzero(owner == k).tolist() for k in range(int(owner.max()) + 1)]
+        path.write_text(json.dumps(parts) + "\n", encoding="utf-8")
+        return
+    with path.open("w", newline="", encoding="utf-8") as file:
+        csv.writer(file).writerows([["client"], *([k] for k in owner.tolist())])

@@ -1,0 +1,255 @@
+"""`fedmpi table`: mean and standard deviation over seeds of every cell of a sweep, beside what others report.
+
+The rows are the first axis but `seed`, the columns all labels of the others. A cell is the mean over seeds of one
+figure of summary.json (where a run has no accuracy, that of the first protocol in evaluate.protocol which has one:
+personal_accuracy), +- the sample standard deviation (n - 1). A difference is paired: the mean over seeds that both
+rows have of (row - first row), +- its standard error s / sqrt(n); `*` where it is more than twice that. Beside a
+published figure: `=` within its standard deviation, `~` within two, `!` beyond (in ours where it has none; `?`: nobody
+has).
+"""
+
+from __future__ import annotations
+
+import math
+import shlex
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from statistics import fmean, stdev
+
+from fedmpi.common.errors import UserError
+from fedmpi.common.text import count, headline, lower_is_better, nearest
+from fedmpi.config.loading import shown
+from fedmpi.config.sweep import SEED, Axis, Published, Sweep
+from fedmpi.runtime.sweeping import choosing, progress
+
+WHAT = {"last": "after the last round", "mean_last_10": "mean of the last ten rounds", "best": "best round"}
+OF = tuple(WHAT)
+MOST_TOLD = 8  # cells with something missing
+Key = tuple[str, ...]  # a label of each axis but seed
+
+
+@dataclass(frozen=True)
+class Cells:
+    """What a sweep's runs have given. found: cell -> seed -> figure, of the runs that are done and whose figure is a
+    number; bad: cell -> the seeds whose figure is none; chosen: of each cell of `best` what was chosen."""
+
+    sweep: Sweep
+    metric: str
+    of: str
+    axes: tuple[Axis, ...]  # but seed; the rows' first
+    found: dict[Key, dict[str, float]]
+    bad: dict[Key, list[str]]
+    seeds: int  # asked for
+    chosen: list[str] = field(default_factory=list)
+    options: tuple[str, ...] = ()  # of the command that makes the table
+
+    @property
+    def keys(self) -> list[Key]:
+        return list(dict.fromkeys(self.key(labels) for labels in self.sweep.labels))
+
+    def key(self, labels: Mapping[str, str]) -> Key:
+        return tuple(labels[axis.name] for axis in self.axes)
+
+    def asked(self, key: Key) -> list[str]:
+        """The seeds that a cell is to have."""
+        return [labels.get(SEED, "") for labels in self.sweep.labels if self.key(labels) == key]
+
+
+def collect(sweep: Sweep, metric: str | None, of: str | None, rows: str | None = None) -> Cells:
+    """The figures of the runs that are done.
+
+    metric, of: default: the published one's (`best accuracy`: accuracy, of the best round), else the last accuracy.
+    rows: the axis whose labels are the rows; default: the first. Raises UserError where no run is done, or none has the
+    metric.
+    """
+    options = [*(["--metric", metric] if metric else []), *(["--of", of] if of else [])]
+    first, _, rest = (sweep.published.metric if sweep.published else "").partition(" ")
+    named, of_named = (rest, first) if first in OF and rest else (" ".join(filter(None, (first, rest))), "last")
+    metric, of = metric or named or None, of or (of_named if not metric else "last")
+    if of not in OF:
+        raise UserError(f"--of: {of}; allowed: {', '.join(OF)}")
+    axes = tuple(axis for axis in sweep.axes if axis.name != SEED)
+    names = [axis.name for axis in axes]
+    if rows is not None:
+        if rows not in names:
+            raise UserError(f"--rows: unknown axis '{rows}'; {nearest(rows, names)}")
+        axes = tuple(sorted(axes, key=lambda axis: axis.name != rows))
+        options += ["--rows", rows]
+    found: dict[Key, dict[str, float]] = {}
+    bad: dict[Key, list[str]] = {}
+    known: dict[str, None] = {}
+    done = 0
+    for labels, settings in choosing.final(sweep):
+        state = progress.state(settings) if settings else None
+        if settings is None or state is None or state.what != progress.DONE:
+            continue
+        done += 1
+        figures = state.summary.get(of, {})
+        looks = ["", *(f"{protocol}_" for protocol in settings.evaluate.protocol if protocol != "global")]
+        known |= dict.fromkeys((*figures, *(_plain(name, looks) for name in figures)))
+        metric = metric or _plain(headline(figures) or "", looks)
+        values = (state.figure(of, look + metric) for look in looks)
+        value = next((value for value in values if math.isfinite(value)), math.nan)
+        key, seed = tuple(labels[axis.name] for axis in axes), labels.get(SEED, str(settings.seed))
+        if math.isfinite(value):
+            found.setdefault(key, {})[seed] = value
+        else:
+            bad.setdefault(key, []).append(seed)
+    if not done:
+        raise UserError(f"none of {count(len(sweep.labels), 'run')} is done; fedmpi sweep {sweep.path}")
+    if not found or not metric or metric not in known:
+        raise UserError(f"--metric: no run has a figure '{metric}'; {nearest(str(metric), known)}")
+    seeds = {labels.get(SEED, "") for labels in sweep.labels}
+    return Cells(sweep, metric, of, axes, found, bad, len(seeds), _chosen(sweep), tuple(options))
+
+
+def _chosen(sweep: Sweep) -> list[str]:
+    return [] if sweep.best is None else [choosing.told(each) for each in choosing.choose(sweep).values()]
+
+
+def _plain(name: str, looks: Sequence[str]) -> str:
+    """accuracy of personal_accuracy: rows of one table may be judged by different protocols."""
+    return next((name.removeprefix(look) for look in looks if look and name.startswith(look)), name)
+
+
+def text(cells: Cells) -> list[str]:
+    """Lines for the console."""
+    lines = [caption(cells), "", *_aligned(list(grid(cells, " +- ")))]
+    apart = list(differences(cells))
+    if any(cell != "-" for row in apart[1:] for cell in row[1:]):
+        lines += ["", about_differences(apart[0][0]), "", *_aligned(apart)]
+    return [*lines, *(["", *gaps(cells)] if gaps(cells) else [])]
+
+
+def about_differences(first: str) -> str:
+    return f"paired differences to {first} over seeds that both have, +- standard error; * beyond twice that"
+
+
+def caption(cells: Cells) -> str:
+    """What the figures are, and the command that makes the table."""
+    words = [f"{cells.metric.replace('_', ' ')}, {WHAT[cells.of]}"]
+    words.append(f"mean and sample standard deviation (n - 1) over {count(cells.seeds, 'seed')}")
+    said = ", ".join(words)
+    if cells.sweep.published:
+        signs = "= within their standard deviation (ours where they give none), ~ within two, ! beyond, ? none is known"
+        said += f"; in brackets: {cells.sweep.published.source or 'published'}: {signs}"
+    if best := cells.sweep.best:
+        how = f"{best.figure.replace('_', ' ')} {WHAT[best.of]}"
+        over = f", seed {', '.join(best.using[SEED])}" if SEED in best.using else ""
+        said += f"; chosen by {how}{over}: {'; '.join(cells.chosen)}"
+    command = ["fedmpi", "table", str(cells.sweep.path), *map(shown, cells.sweep.given), *cells.options]
+    return f"{said}. Made by: {' '.join(map(shlex.quote, command))}"
+
+
+def gaps(cells: Cells) -> list[str]:
+    """What is missing, by cell and seed; what was no number."""
+    lines = []
+    have = {key: cells.found.get(key, {}).keys() | set(cells.bad.get(key, [])) for key in cells.keys}
+    missing = {  # a sweep without the axis seed asks for one run a cell, whatever its seed
+        key: [seed for seed in cells.asked(key) if (seed not in have[key] if seed else not have[key])]
+        for key in cells.keys
+    }
+    for what, of in (("missing", missing), ("not a number", cells.bad)):
+        told = [f"{' '.join(key)}{_seeds(seeds)}" for key, seeds in of.items() if seeds]
+        if told:
+            more = f"; and {len(told) - MOST_TOLD} more cells" if len(told) > MOST_TOLD else ""
+            lines.append(f"{what}: {'; '.join(told[:MOST_TOLD])}{more}")
+    if any(missing.values()):
+        lines.append(f"to train what is missing: fedmpi sweep {cells.sweep.path}")
+    return lines
+
+
+def _seeds(seeds: Sequence[str]) -> str:
+    return f" ({'seed ' + ', '.join(seeds)})" if any(seeds) else ""
+
+
+def grid(cells: Cells, sign: str) -> Iterator[list[str]]:
+    """A heading, then a row for each label of the first axis: each cell, and what is published of it."""
+    rows, columns = sides(cells)
+    yield [cells.axes[0].name if cells.axes else "", *(_head(cells, column) for column in columns)]
+    for row in rows:
+        shown = []
+        for column in columns:
+            key = (*row, *column)
+            ours, theirs = _cell(cells, key, sign), published_of(cells.sweep.published, cells, key)
+            shown.append(
+                ours if theirs is None else f"{ours} [{_pair(theirs, sign, cells)} {verdict(cells, key, theirs)}]"
+            )
+        yield [" ".join(row), *shown]
+
+
+def sides(cells: Cells) -> tuple[list[Key], list[Key]]:
+    """Labels of rows and of columns that some run has."""
+    keys = cells.keys
+    rows, columns = dict.fromkeys(key[:1] for key in keys), dict.fromkeys(key[1:] for key in keys)
+    return list(rows), list(columns)
+
+
+def _head(cells: Cells, column: Key) -> str:
+    """What stands above a column: alpha 0.1 MNIST."""
+    named = zip(cells.axes[1:], column, strict=True)
+    each = [f"{axis.name.rpartition('.')[2]} {label}" if axis.is_key else label for axis, label in named]
+    return " ".join(each) or cells.metric
+
+
+def _cell(cells: Cells, key: Key, sign: str) -> str:
+    values = list(cells.found.get(key, {}).values())
+    if not values:
+        return "nan" if key in cells.bad else "-" if key in cells.keys else ""
+    asked = len(cells.asked(key))
+    few = f" ({len(values)} of {asked})" if len(values) < asked else ""
+    return _pair((fmean(values), stdev(values) if len(values) > 1 else math.nan), sign, cells) + few
+
+
+def _pair(pair: tuple[float, float], sign: str, cells: Cells) -> str:
+    digits = 2 if max(abs(v) for each in cells.found.values() for v in each.values()) >= 2 else 3
+    mean, spread = pair
+    return f"{mean:.{digits}f}" + ("" if math.isnan(spread) else f"{sign}{spread:.{digits}f}")
+
+
+def published_of(published: Published | None, cells: Cells, key: Key) -> tuple[float, float] | None:
+    if published is None:
+        return None
+    labels = dict(zip((axis.name for axis in cells.axes), key, strict=True))
+    return published.values.get(tuple(labels.get(name, "") for name in published.axes))
+
+
+def verdict(cells: Cells, key: Key, theirs: tuple[float, float]) -> str:
+    """How far ours is from theirs, in their standard deviations; in ours where they give none."""
+    values = list(cells.found.get(key, {}).values())
+    if not values:
+        return ""
+    spread = theirs[1] if not math.isnan(theirs[1]) else stdev(values) if len(values) > 1 else math.nan
+    if math.isnan(spread) or not spread:
+        return "?"
+    apart = abs(fmean(values) - theirs[0]) / spread
+    return "=" if apart <= 1 else "~" if apart <= 2 else "!"
+
+
+def difference(cells: Cells, row: Key, column: Key) -> tuple[float, float, str] | None:
+    """A cell's mean difference to the first row's over the seeds that both have, its standard error, and whether it
+    stands out: better, worse or nothing. None where there are fewer than two such seeds."""
+    first, other = (cells.found.get((*each, *column), {}) for each in (sides(cells)[0][0], row))
+    apart = [other[seed] - first[seed] for seed in other if seed in first]
+    if len(apart) < 2:
+        return None
+    mean, error = fmean(apart), stdev(apart) / math.sqrt(len(apart))
+    better = (mean < 0) == lower_is_better(cells.metric)
+    return mean, error, "" if abs(mean) <= 2 * error else "better" if better else "worse"
+
+
+def differences(cells: Cells) -> Iterator[list[str]]:
+    """A heading, then a row for each label of the first axis but its first one."""
+    rows, columns = sides(cells)
+    if not cells.axes or len(rows) < 2:
+        return
+    yield [" ".join(rows[0]), *(_head(cells, column) for column in columns)]
+    for row in rows[1:]:
+        found = [difference(cells, row, column) for column in columns]
+        told = [f"{each[0]:+.4g} +- {each[1]:.2g}{each[2] and ' * ' + each[2]}" if each else "-" for each in found]
+        yield [" ".join(row), *told]
+
+
+def _aligned(rows: Sequence[Sequence[str]]) -> list[str]:
+    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+    return ["  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip() for row in rows]

@@ -1,0 +1,97 @@
+"""What a config may hold: its keys, the things that it may name, and their options."""
+
+import difflib
+from typing import Annotated
+
+import typer
+
+from fedmpi.cli.runs import app
+from fedmpi.cli.shared import show, table
+from fedmpi.common.errors import UserError
+from fedmpi.config.reference import Key, keys
+from fedmpi.runtime import catalog
+from fedmpi.runtime.catalog_options import Description, described, description
+
+OPEN = {  # section that takes the options of what it names: the kind of that
+    "method": "methods",
+    "model": "models",
+    "data": "datasets",
+    "data.partition": "partitions",
+    "task": "tasks",
+    "server.rule": "rules",
+}
+
+
+@app.command("list", short_help="Show what a config may name.")
+def list_(
+    name: Annotated[
+        str | None,
+        typer.Argument(metavar="[KIND | NAME]", help=f"One of {', '.join(catalog.KINDS)}; or what one of them shows."),
+    ] = None,
+) -> None:
+    """Show the methods, models, datasets, partitions, augmentations, tasks and rules that a config may name; of one of
+    them what it does, and its options."""
+    if name is None or name in catalog.KINDS:
+        for kind in [name] if name else catalog.KINDS:
+            show(f"{kind}:")
+            table([(f"  {entry.name}", entry.line) for entry in catalog.entries(kind)])
+        return
+    found = described(name)
+    if not found:
+        known = [*catalog.KINDS, *(each for kind in catalog.KINDS for each in catalog.registry(kind))]
+        raise UserError(
+            f"list: unknown kind or name '{name}'; {_close(name, known)}allowed: {', '.join(catalog.KINDS)}, or a name "
+            "that one of these shows"
+        )
+    for position, each in enumerate(found):
+        show("\n" * bool(position) + f"{each.kind}: {each.name}\n\n{each.text}\n")
+        _options(each)
+
+
+@app.command("show", short_help="Explain a key of a config.")
+def show_(
+    key: Annotated[str, typer.Argument(metavar="KEY", help="Such as train.schedule; of a section: train.")],
+) -> None:
+    """Explain a key: type and bounds, default, meaning; of a section its keys. All: docs/configuration.md."""
+    known = {each.name: each for each in keys()}
+    if key in known:
+        return _explain(known[key], [each for name, each in known.items() if name.rpartition(".")[0] == key])
+    section, _, option = key.rpartition(".")
+    having = (
+        [
+            (each, one)
+            for each in (description(OPEN[section], name) for name in catalog.registry(OPEN[section]))
+            for one in each.options
+            if one.name == option
+        ]
+        if section in OPEN
+        else []
+    )
+    if not having:
+        raise UserError(f"show: there is no key '{key}'; {_close(key, known)}`fedmpi show train` shows a section's")
+    show(f"{key}: an option of some {OPEN[section]} (`fedmpi list NAME` shows all of one)")
+    table([(f"  {each.name}", f"{one.type}; default {one.default}; {one.meaning}") for each, one in having])
+
+
+def _explain(key: Key, inside: list[Key]) -> None:
+    show(f"{key.name}: {key.meaning}")
+    if key.section is None:
+        return table([("  type", key.kind), ("  default", key.default)])
+    table([(f"  {each.name}", f"{_brief(each)}{each.meaning}") for each in inside])
+    if key.name in OPEN:
+        show(f"and the options of what it names: `fedmpi list {OPEN[key.name]}`, `fedmpi list NAME`")
+
+
+def _brief(key: Key) -> str:
+    return "" if key.section else f"{key.kind} (default {key.default}): " if key.default != "required" else "required: "
+
+
+def _options(of: Description) -> None:
+    show("options:" if of.options else "no options")
+    table([(f"  {each.name}", f"{each.type} (default {each.default}): {each.meaning}") for each in of.options])
+
+
+def _close(word: str, known: list[str] | dict[str, Key]) -> str:
+    close = difflib.get_close_matches(word, list(dict.fromkeys(known)), n=3, cutoff=0.7)
+    close += [name for name in known if name.rpartition(".")[2] == word.rpartition(".")[2] and name not in close][:3]
+    return f"did you mean {' or '.join(map(repr, close))}? " if close else ""

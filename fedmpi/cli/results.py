@@ -1,0 +1,96 @@
+"""The commands that deal with runs that have ended: verify, export, reproduce."""
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from fedmpi.cli.runs import app
+from fedmpi.cli.shared import Overrides, RunDir, Trust, alone, fit, fix_threads, importing, show, table
+from fedmpi.cli.sweeps import train_child
+from fedmpi.common.errors import UserError
+from fedmpi.config import sweep
+
+
+@app.command(short_help="Check that a run's results are its own.")
+def verify(
+    directory: Annotated[Path, typer.Argument(metavar="RUN_DIR", help="Of `fedmpi run`; or a sweep's directory.")],
+    overrides: Overrides = None,
+    rounds: Annotated[str, typer.Option(metavar="N", help="How many rounds are replayed, or `all`.")] = "3",
+    tolerance: Annotated[
+        float | None, typer.Option(help="Compare figures within this (1e-3), not bits: on other machines.")
+    ] = None,
+    seal: Annotated[str | None, typer.Option(metavar="HEX", help="The seal that was published with the run.")] = None,
+    trust: Trust = False,
+) -> None:
+    """Check that nothing in RUN_DIR was altered since the run ended, that its files follow from each other, and train N
+    random rounds once more to compare models and figures. Exit code 0: verified; 1: altered; 2: it cannot be told."""
+    alone("verify")
+    if rounds != "all" and not (rounds.isdecimal() and 0 < int(rounds) < 10**9):
+        raise UserError(f"--rounds: {rounds}; allowed: a whole number from 1 on, or all")
+    if tolerance is not None and not 0 <= tolerance < float("inf"):
+        raise UserError(f"--tolerance: {tolerance}; allowed: a number from 0 on, such as 1e-3")
+    from fedmpi.runtime.trust import run_settings
+
+    first = next((path.parent for path in sorted(directory.glob("*/config.yaml"))), directory)
+    try:
+        fit(run_settings(directory if (directory / "config.yaml").is_file() else first, trust, overrides or ()))
+    except UserError:  # which is told beside what else was found
+        fix_threads(1)
+    with importing():
+        from fedmpi.runtime.finished import verify as checks
+
+    options = {"trusted": trust, "overrides": overrides or (), "tolerance": tolerance, "asked": seal}
+    raise typer.Exit(checks.verify_all(directory, show, number=None if rounds == "all" else int(rounds), **options))
+
+
+@app.command(short_help="Write a run's model for use elsewhere.")
+def export(
+    directory: RunDir,
+    overrides: Overrides = None,
+    to: Annotated[str, typer.Option(metavar="FORMAT", help="torchscript, onnx or safetensors.")] = "torchscript",
+    best: Annotated[bool, typer.Option("--best", help="The best model by evaluate.best, not the final one.")] = False,
+    out: Annotated[
+        Path | None, typer.Option(metavar="FILE", help="Default: RUN_DIR/export/model and the format's ending.")
+    ] = None,
+    trust: Trust = False,
+) -> None:
+    """Write the global model of RUN_DIR as a file that needs no fedmpi, and compare its outputs with the model's on
+    test samples; where they differ there is an error, and no file. onnx needs `pip install 'fedmpi[export]'`."""
+    alone("export")
+    from fedmpi.runtime.trust import run_settings
+
+    fix_threads(run_settings(directory, trust, overrides or ()).compute.threads)
+    with importing():
+        from fedmpi.runtime.finished import export as files
+
+    files.export(directory, to, show, best=best, out=out, trusted=trust, given=overrides or ())
+
+
+@app.command(short_help="Make a published table anew.")
+def reproduce(
+    name: Annotated[str | None, typer.Argument(metavar="[TABLE]", help="Of configs/papers or benchmarks.")] = None,
+    overrides: Overrides = None,
+    jobs: Annotated[str, typer.Option(help="Runs at a time, as in `fedmpi sweep`.")] = "auto",
+    to: Annotated[Path | None, typer.Option(metavar="DIR", help="Default: reproduction/TABLE.")] = None,
+) -> None:
+    """Fetch or find the data of TABLE, train what is missing of its runs, show the table beside what is published, and
+    write it with a verdict for each cell. Without TABLE: show which there are, and which data they need. Exit code 1 if
+    a cell is missing or lies outside."""
+    alone("reproduce")
+    fix_threads(1)
+    from fedmpi.analysis import reproduction
+
+    if name is None or "=" in name:
+        return table(list(reproduction.overview([*([name] if name else []), *(overrides or ())])))
+    path = reproduction.find(name)
+    asked = sweep.load(path, overrides or ())
+    fit(asked.settings(asked.first()[0]))
+    with importing():
+        from fedmpi.runtime import launch  # noqa: F401  once for all runs
+        from fedmpi.runtime.sweeping import sweep as runs
+
+    reproduction.bring(asked, show)
+    if code := runs.run(asked, jobs, train_child, show):
+        raise typer.Exit(code)
+    raise typer.Exit(reproduction.write(asked, to or Path("reproduction") / path.stem, show))

@@ -1,0 +1,119 @@
+"""The commands that deal with many runs at once."""
+
+import shlex
+from pathlib import Path
+from typing import Annotated, NoReturn
+
+import typer
+
+from fedmpi.cli.ending import run_command
+from fedmpi.cli.runs import app
+from fedmpi.cli.shared import Overrides, alone, fit, importing, show
+from fedmpi.cli.training import train
+from fedmpi.common.errors import UserError
+from fedmpi.config import Settings
+from fedmpi.config import sweep as files
+
+SweepFile = Annotated[Path, typer.Argument(metavar="SWEEP", help="A YAML file with `over`.")]
+
+
+@app.command(short_help="Train all runs of a file.")
+def sweep(
+    file: SweepFile,
+    overrides: Overrides = None,
+    jobs: Annotated[str, typer.Option(help="Runs at a time; auto: as many as cores, memory and GPUs allow.")] = "auto",
+    status: Annotated[bool, typer.Option("--status", help="Show how far the runs are, and train nothing.")] = False,
+    check: Annotated[bool, typer.Option("--check", help="The same; exit code 2 unless all are done.")] = False,
+    resume: Annotated[bool, typer.Option("--resume", help="Go on: an error where nothing was begun.")] = False,
+    run: Annotated[str | None, typer.Option(metavar="NAME", help="Train this run alone, under any launcher.")] = None,
+    sbatch: Annotated[bool, typer.Option("--sbatch", help="Submit what is missing to Slurm, as an array.")] = False,
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="Of --sbatch: show what would be submitted.")] = False,
+    max_running: Annotated[int | None, typer.Option(help="Of --sbatch: tasks at a time.")] = None,
+    partition: Annotated[str | None, typer.Option(help="Of --sbatch.")] = None,
+    account: Annotated[str | None, typer.Option(help="Of --sbatch.")] = None,
+    time: Annotated[str | None, typer.Option(help="Of --sbatch: the limit of a task's start; it goes on.")] = None,
+    gpus: Annotated[int | None, typer.Option(help="Of --sbatch: GPUs a rank.")] = None,
+    ranks: Annotated[int, typer.Option(help="Of --sbatch: ranks a run.")] = 1,
+    option: Annotated[
+        list[str] | None, typer.Option(help="Of --sbatch: --option=--mem=8G; as often as needed.")
+    ] = None,
+) -> None:
+    """Train every run that SWEEP asks for and that is not done yet, side by side on this machine or in Slurm. A run
+    lies in output/NAME/RUN, has the bits of `fedmpi run`, and goes on where it was stopped."""
+    asked = files.load(file, overrides or ())
+    if run is not None:
+        raise typer.Exit(_one(asked, run))
+    from fedmpi.runtime.sweeping import slurm
+
+    if resume and not (place := asked.settings(asked.first()[0]).output).is_dir():
+        raise UserError(f"--resume: there is no {place}: nothing of {file} was begun here; leave --resume out")
+    given = slurm.Asked(max_running, partition, time, gpus, account, ranks, tuple(option or ()))
+    if sbatch:
+        raise typer.Exit(slurm.submit(asked, given, dry_run, show))
+    if dry_run or given != slurm.Asked():
+        raise UserError(
+            "--dry-run, --max-running, --partition, --account, --time, --gpus, --ranks, --option go with --sbatch"
+        )
+    fit(asked.settings(asked.first()[0]))
+    with importing():
+        from fedmpi.runtime.sweeping import sweep as runs
+
+        if not status and not check:
+            from fedmpi.analysis.pages import report  # noqa: F401  once for all runs
+            from fedmpi.runtime import launch  # noqa: F401
+    if check:
+        return runs.check(asked, show)
+    if status:
+        runs.status(asked, show)
+        return
+    alone()
+    code = runs.run(asked, jobs, train_child, show)
+    if not code:
+        folder = shlex.quote(str(asked.settings(asked.first()[0]).output))
+        show(f"next: fedmpi table {folder}; fedmpi report {folder}")
+    raise typer.Exit(code)
+
+
+def _one(asked: files.Sweep, name: str) -> int:
+    """A run of a sweep, on this rank of any launcher's; where it is done, nothing."""
+    from fedmpi.runtime.sweeping import progress, slurm
+
+    settings = progress.again(slurm.named(asked, name))
+    if progress.state(settings).what == progress.DONE:
+        return 0
+    fit(settings)
+    with importing():
+        from fedmpi.runtime import launch  # noqa: F401
+    return train(settings)
+
+
+@app.command(short_help="Show a sweep as a table.")
+def table(
+    file: Annotated[Path, typer.Argument(metavar="SWEEP", help="Its YAML file, or its directory.")],
+    overrides: Overrides = None,
+    metric: Annotated[str | None, typer.Option(help="A figure in summary.json; default: the published one's.")] = None,
+    of: Annotated[
+        str | None, typer.Option(help="last, mean_last_10 or best; default: as published, else last.")
+    ] = None,
+    rows: Annotated[
+        str | None, typer.Option(metavar="AXIS", help="What the rows are; default: the first axis.")
+    ] = None,
+    to: Annotated[Path | None, typer.Option(metavar="FILE", help="Write it, too: .md, .tex, .csv or .txt.")] = None,
+) -> None:
+    """Show mean and standard deviation over seeds for every cell of SWEEP, paired differences, and published figures
+    beside ours."""
+    given = list(overrides or ())
+    if file.is_dir():
+        from fedmpi.runtime.reading import many
+
+        file, before = many.asked(file)
+        given = [*before, *given]
+    asked = files.load(file, given)
+    from fedmpi.analysis import sweep_forms
+
+    sweep_forms.analyse(asked, metric, of, rows, to, show)
+
+
+def train_child(settings: Settings) -> NoReturn:
+    """What the child of a sweep does: as `fedmpi run`."""
+    run_command(lambda: train(settings))

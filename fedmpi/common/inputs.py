@@ -1,0 +1,147 @@
+"""Samples: one tensor (n, ...), or several under names (the token numbers and the mask of a text).
+
+Code that only hands samples on takes both as they are: `Inputs` has of a tensor's interface what rows need.
+"""
+
+from __future__ import annotations
+
+import inspect
+import json
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from functools import lru_cache
+from typing import Any, TypeAlias, final
+
+import torch
+from torch import Tensor, nn
+
+Shape: TypeAlias = tuple[int, ...] | dict[str, tuple[int, ...]]  # of one sample
+Type: TypeAlias = torch.dtype | dict[str, torch.dtype]
+
+
+@final
+class Inputs:
+    """name -> tensor (n, ...); row i of each belongs to sample i.
+
+    >>> x = Inputs({"ids": torch.arange(6).view(3, 2), "mask": torch.ones(3, 2)})
+    >>> len(x), x["ids"].shape, x[:2].shape, sorted(x)
+    (3, torch.Size([3, 2]), {'ids': (2, 2), 'mask': (2, 2)}, ['ids', 'mask'])
+    """
+
+    def __init__(self, tensors: Mapping[str, Tensor]) -> None:
+        self._tensors = dict(tensors)
+
+    def __getitem__(self, key: Any) -> Any:
+        """One tensor by its name; else the same rows of each."""
+        return self._tensors[key] if isinstance(key, str) else Inputs({k: x[key] for k, x in self.items()})
+
+    def keys(self) -> Iterator[str]:
+        return iter(self._tensors)
+
+    __iter__ = keys
+
+    def items(self) -> Iterator[tuple[str, Tensor]]:
+        return iter(self._tensors.items())
+
+    def __len__(self) -> int:
+        return len(next(iter(self._tensors.values())))
+
+    def index_select(self, dim: int, rows: Tensor) -> Inputs:
+        return Inputs({k: x.index_select(dim, rows) for k, x in self.items()})
+
+    def chunk(self, parts: int) -> tuple[Inputs, ...]:
+        cut = [x.chunk(parts) for _, x in self.items()]
+        return tuple(Inputs(dict(zip(self.keys(), each, strict=True))) for each in zip(*cut, strict=True))
+
+    def to(self, device: torch.device | str) -> Inputs:
+        return Inputs({k: x.to(device) for k, x in self.items()})
+
+    @property
+    def device(self) -> torch.device:
+        return next(iter(self._tensors.values())).device
+
+    @property
+    def shape(self) -> dict[str, tuple[int, ...]]:
+        return {k: tuple(x.shape) for k, x in self.items()}
+
+    @property
+    def dtype(self) -> dict[str, torch.dtype]:
+        return {k: x.dtype for k, x in self.items()}
+
+    @property
+    def _version(self) -> int:
+        return sum(x._version for _, x in self.items())
+
+
+Samples: TypeAlias = Tensor | Inputs
+
+
+def each(x: Samples, name: str) -> list[tuple[str, Tensor]]:
+    """The tensors, and what they are called: `train_x`, or `train_x['ids']`; without a name "" and `ids`."""
+    if not isinstance(x, Inputs):
+        return [(name, x)]
+    return [(f"{name}[{k!r}]" if name else k, part) for k, part in x.items()]
+
+
+def join(parts: Sequence[Any]) -> Any:
+    """The rows of all parts, one after another."""
+    if isinstance(parts[0], Inputs):
+        return Inputs({k: torch.cat([x[k] for x in parts]) for k in parts[0].keys()})  # noqa: SIM118
+    return torch.cat(list(parts))
+
+
+def sample_shape(x: Samples) -> Shape:
+    return {k: tuple(part.shape[1:]) for k, part in x.items()} if isinstance(x, Inputs) else tuple(x.shape[1:])
+
+
+def zeros(n: int, shape: Shape, dtype: Type, device: torch.device | str = "cpu") -> Any:
+    """n samples of zeros. dtype: one for all, or by name."""
+    if isinstance(shape, dict):
+        kinds = dtype if isinstance(dtype, dict) else dict.fromkeys(shape, dtype)
+        return Inputs({k: torch.zeros(n, *size, dtype=kinds[k], device=device) for k, size in shape.items()})
+    assert isinstance(dtype, torch.dtype)
+    return torch.zeros(n, *shape, dtype=dtype, device=device)
+
+
+def call(module: nn.Module, x: Any, function: Callable[..., Any] | None = None) -> Any:
+    """module(x). Of several tensors each is a keyword argument, if `forward` has parameters of all these names (or
+    **kwargs); else they are one argument, a dictionary. function: called in place of the module."""
+    function = function or module
+    if isinstance(x, Tensor):
+        return function(x)
+    kind: Any = type(module)
+    return function(**x) if _by_keyword(kind, tuple(x.keys())) else function(dict(x.items()))
+
+
+@lru_cache
+def _by_keyword(kind: Any, names: tuple[str, ...]) -> bool:
+    parameters = inspect.signature(kind.forward).parameters
+    return any(p.kind is p.VAR_KEYWORD for p in parameters.values()) or set(names) <= set(parameters)
+
+
+def look(x: Samples) -> str:
+    """`shape (2, 3), torch.float32`, for messages."""
+    return "; ".join(f"{said} shape {tuple(part.shape)}, {part.dtype}".strip() for said, part in each(x, ""))
+
+
+def to_text(shape: Shape, dtype: Type) -> str:
+    """What a sample looks like, in JSON: `[[3],"float32"]`, or the same by name."""
+    if isinstance(shape, dict):
+        kinds = dtype if isinstance(dtype, dict) else dict.fromkeys(shape, dtype)
+        return "{" + ",".join(f"{json.dumps(k)}:{to_text(shape[k], kinds[k])}" for k in shape) + "}"
+    return json.dumps([list(shape), str(dtype).removeprefix("torch.")], separators=(",", ":"))
+
+
+def from_text(text: str) -> tuple[Shape, Type]:
+    """The inverse. Raises ValueError for another text."""
+    found = json.loads(text)
+    try:
+        if isinstance(found, dict):
+            pairs = {k: from_text(json.dumps(pair)) for k, pair in found.items()}
+            return {k: pair[0] for k, pair in pairs.items()}, {k: pair[1] for k, pair in pairs.items()}  # type: ignore[misc]
+        (shape, kind) = found
+        dtype = getattr(torch, kind)
+        if not isinstance(dtype, torch.dtype) or not all(isinstance(size, int) for size in shape):
+            raise ValueError
+        return tuple(shape), dtype
+    except (TypeError, ValueError, AttributeError) as error:
+        raise ValueError(f"{text!r} says of no sample what it looks like") from error

@@ -1,0 +1,162 @@
+"""A file that asks for many runs: a config with an `over`, whose axes each name values of one thing.
+
+    over:
+      method: [methods/fedavg.yaml, methods/fedprox.yaml]      files, as under `base`; or
+      data.partition.alpha: [0.1, 0.5]                          values of a key; or
+      set: {MNIST: {data: {source: mnist}}, digits: {...}}      names for any settings
+      seed: [0, 1, 2]
+    only: {set: [MNIST]}                 axis -> the labels that are run; a smaller file can name a larger one as base
+    leave_out: [{set: digits, method: fedprox}]
+    best: {over: {train.lr: [0.01, 0.1]}, by: accuracy, per: [method], using: {seed: 0}}    see best.py
+    published:                           what others report, by labels of the axes but `seed`, in their order
+      source: who
+      metric: accuracy
+      values: {fedavg: {"0.1": 42.3, "0.5": [73.9, 0.4]}}       a mean, or mean and standard deviation
+
+Each axis is a layer over the file, in the order in which they stand; a run is one label of each.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import re
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+from itertools import product
+from pathlib import Path
+from typing import Any
+
+from fedmpi.common.errors import UserError
+from fedmpi.common.text import show
+from fedmpi.config import loading
+from fedmpi.config.schema import Settings
+from fedmpi.config.sweep import best as tuning
+from fedmpi.config.sweep import published as others
+from fedmpi.config.sweep.axes import SEED, Axis, axis, by_axis
+from fedmpi.config.sweep.best import Best
+from fedmpi.config.sweep.published import Published
+from fedmpi.config.yaml_source import Document
+
+__all__ = ["SEED", "Axis", "Best", "Published", "Sweep", "is_one", "load"]
+
+MOST = 100_000  # runs
+
+
+@dataclass(frozen=True)
+class Sweep:
+    """The runs that a file asks for. labels: of each run, by axis; with `best`, a candidate's come to them."""
+
+    path: Path
+    axes: tuple[Axis, ...]
+    labels: tuple[dict[str, str], ...]
+    published: Published | None
+    base: Document = field(repr=False)
+    overrides: tuple[str, ...] = ()
+    best: Best | None = None
+    given: tuple[str, ...] = ()  # overrides, those of the sweep's own keys, too
+
+    def name(self, labels: dict[str, str]) -> str:
+        """The name of a run: a piece for each axis."""
+        return "_".join(axis.slug(labels[axis.name]) for axis in self._having(labels))
+
+    def _having(self, labels: dict[str, str]) -> list[Axis]:
+        every = (*self.axes, *(self.best.axes if self.best else ()))
+        return [axis for axis in every if axis.name in labels]
+
+    def settings(self, labels: dict[str, str]) -> Settings:
+        """One run's settings; it is written to output/NAME OF THE SWEEP/name of the run.
+
+        Raises UserError for each mistake in them, and says for which run.
+        """
+        layers = [self.base, *(axis.choices[labels[axis.name]] for axis in self._having(labels))]
+        if self.best is not None:
+            layers = [self.best.measured, *layers]
+        layers.append(loading.command_line(self.overrides))
+        said = ", ".join(f"{name}: {label}" for name, label in labels.items())
+        try:
+            whole = loading.settings(layers, self.path)
+            place = whole.output / whole.name
+            given = [f"output={json.dumps(str(place))}", f"name={json.dumps(self.name(labels))}"]
+            return loading.settings([*layers, loading.command_line(given)], self.path)
+        except UserError as error:
+            raise UserError(f"{error}\n  in the run {said}") from error
+
+    def first(self) -> list[dict[str, str]]:
+        """The labels of all runs; with `best`, of those by which candidates are chosen."""
+        if self.best is None:
+            return list(self.labels)
+        on = [each for each in self.labels if self.best.tunes(each)]
+        return [labels | candidate for labels in on for candidate in self.best.candidates]
+
+    def covering(self) -> Iterator[dict[str, str]]:
+        """Runs in which every label of every axis occurs."""
+        seen: set[tuple[str, str]] = set()
+        for labels in self.first():
+            if not seen.issuperset(labels.items()):
+                seen |= labels.items()
+                yield labels
+
+    def runs(self) -> Iterator[tuple[dict[str, str], Settings]]:
+        """All of them; with `best`, those by which candidates are chosen."""
+        for labels in self.first():
+            yield labels, self.settings(labels)
+
+
+def is_one(path: str | Path) -> bool:
+    """Whether a file, or one that it is based on, asks for many runs."""
+    return any(key in loading.files(Path(path)).data for key in loading.SWEEP)
+
+
+def load(path: str | Path, overrides: Sequence[str] = ()) -> Sweep:
+    """The sweep in a file. Raises UserError: no `over`, an empty or unknown axis or label, two runs of one name."""
+    path = Path(path)
+    asked = [text for text in overrides if re.split(r"[.=]", text)[0] in loading.SWEEP]  # only={seed: 0}
+    document = loading.merge(loading.files(path), loading.command_line(asked))
+    over, only, without, published, best = (document.data.pop(key, None) for key in loading.SWEEP)
+    if document.problems:
+        loading.settings([document], path)  # which says them all
+    if not isinstance(over, dict) or not over:
+        raise UserError(f"{path}: over: {show(over)}; a sweep needs axes: over: {{seed: [0, 1, 2]}}")
+    axes = tuple(axis(path, document, name, given) for name, given in over.items())
+    kept = _only(path, axes, only)
+    every = math.prod(len(labels) for labels in kept)
+    if every > MOST:
+        raise UserError(f"{path}: over: {every:,} runs; at most {MOST:,}")
+    labels = [dict(zip(over, chosen, strict=True)) for chosen in product(*kept)]
+    dropped = _leave_out(path, axes, without)
+    labels = [each for each in labels if not any(drop.items() <= each.items() for drop in dropped)]
+    if not labels:
+        raise UserError(f"{path}: leave_out leaves no run")
+    rest = tuple(text for text in overrides if text not in asked)
+    chosen = tuning.read(path, document, axes, labels, best)
+    sweep = Sweep(
+        path, axes, tuple(labels), others.read(path, axes, published), document, rest, chosen, tuple(overrides)
+    )
+    names: dict[str, dict[str, str]] = {}
+    for each in sweep.first():
+        if (first := names.setdefault(sweep.name(each), each)) is not each:
+            raise UserError(f"{path}: over: {first} and {each} have one name, {sweep.name(each)}; rename one")
+    return sweep
+
+
+def _only(path: Path, axes: Sequence[Axis], given: Any) -> list[list[str]]:
+    """The labels of each axis that are run, in the axis's order."""
+    chosen = by_axis(path, axes, "only", given or {})
+    for name, labels in chosen.items():
+        if not labels:
+            raise UserError(f"{path}: only.{name}: no label; leave it out for all of them")
+    return [[label for label in axis.choices if label in chosen.get(axis.name, axis.choices)] for axis in axes]
+
+
+def _leave_out(path: Path, axes: Sequence[Axis], given: Any) -> list[dict[str, str]]:
+    """Each entry of leave_out as {axis: label}; a list of labels is as many entries."""
+    if not isinstance(given or [], list):
+        raise UserError(f"{path}: leave_out: {show(given)}; a list is needed: [{{method: fedavg, seed: 1}}]")
+    found = []
+    for i, entry in enumerate(given or []):
+        chosen = by_axis(path, axes, f"leave_out[{i}]", entry)
+        if not chosen:
+            raise UserError(f"{path}: leave_out[{i}]: names no axis")
+        found += [dict(zip(chosen, labels, strict=True)) for labels in product(*chosen.values())]
+    return found

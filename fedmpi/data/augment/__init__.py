@@ -1,0 +1,21 @@
+"""What pictures go through between the data set and the model:  data.augment: [{crop: 4}, flip, {cutout: 16}].
+
+Operations are batched tensor arithmetic. What one of them draws for a sample are uniform numbers, `columns` of them
+(operation.py), which come for a whole epoch from a generator of (seed, round, client), wherever that one trains.
+"""
+
+from fedmpi.common.registry import Kind
+
+registry: dict[str, str] = {
+    "centre_crop": "fedmpi.data.augment.cuts:CentreCrop",
+    "colour": "fedmpi.data.augment.colour:Colour",
+    "crop": "fedmpi.data.augment.cuts:Crop",
+    "cutout": "fedmpi.data.augment.cuts:Cutout",
+    "flip": "fedmpi.data.augment.cuts:Flip",
+    "normalise": "fedmpi.data.augment.colour:Normalise",
+    "resize": "fedmpi.data.augment.warps:Resize",
+    "resized_crop": "fedmpi.data.augment.warps:ResizedCrop",
+    "rotate": "fedmpi.data.augment.warps:Rotate",
+}
+
+KIND = Kind("augmentation", registry, "data.augment")

@@ -1,0 +1,118 @@
+"""Operations on the values of pixels."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Annotated
+
+import torch
+from pydantic import Field
+from torch import Tensor
+
+from fedmpi.common.options import option
+from fedmpi.data.augment.operation import Operation, Shape, between, constants
+from fedmpi.data.layout import stored_channels_last
+
+GREY = (0.2989, 0.587, 0.114)  # shares of red, green, blue (ITU-R 601-2)
+SETS = {  # mean, standard deviation of pixels in 0..1, by channel
+    "cifar10": ((0.4914, 0.4822, 0.4465), (0.2470, 0.2435, 0.2616)),
+    "cifar100": ((0.507, 0.487, 0.441), (0.267, 0.256, 0.276)),
+    "cinic10": ((0.4789, 0.4723, 0.4305), (0.2421, 0.2383, 0.2587)),
+    "fashion_mnist": ((0.2860,), (0.3530,)),
+    "half": ((0.5,), (0.5,)),
+    "imagenet": ((0.485, 0.456, 0.406), (0.229, 0.224, 0.225)),
+    "mnist": ((0.1307,), (0.3081,)),
+    "retina": ((0.5007, 0.5010, 0.5019), (0.0342, 0.0535, 0.0484)),
+    "svhn": ((0.4377, 0.4438, 0.4728), (0.1980, 0.2010, 0.1970)),
+}
+
+
+@dataclass(frozen=True)
+class Normalise(Operation):
+    """(v - mean) / std by channel, at tests too, in place of the data source's own: of a set by its name, or given."""
+
+    short = "of"
+    on = "unit"
+    of: str | None = option(None, "the set whose mean and std they are", choices=sorted(SETS))
+    mean: tuple[float, ...] | None = option(None, "of pixels in 0..1: one number, or one a channel")
+    std: tuple[Annotated[float, Field(gt=0)], ...] | None = option(None, "as mean; above 0")
+
+    @property
+    def numbers(self) -> tuple[Sequence[float], Sequence[float]]:
+        if (self.of is None) == (self.mean is None) or (self.mean is None) != (self.std is None):
+            raise ValueError(
+                "it takes the name of a set, or mean and std: {normalise: cifar10}, {normalise: {mean: "
+                "[0.5], std: [0.5]}}"
+            )
+        return SETS[self.of] if self.of is not None else (self.mean or (), self.std or ())
+
+    def out(self, shape: Shape) -> Shape:
+        for numbers in self.numbers:
+            if len(numbers) not in (1, shape[0]):
+                raise ValueError(
+                    f"{len(numbers)} numbers for pictures of {shape[0]} channels; 1 or {shape[0]} are needed"
+                )
+        return shape
+
+    def __call__(self, x: Tensor, u: Tensor) -> Tensor:
+        like = x.shape, stored_channels_last(x), x.device
+        mean, std = (constants(tuple(numbers), *like) for numbers in self.numbers)
+        return x.sub_(mean).div_(std)
+
+
+@dataclass(frozen=True)
+class Colour(Operation):
+    """Brightness, contrast, saturation, hue changed, in this order; ColorJitter of torchvision draws the order."""
+
+    columns = 4
+    on = "unit"
+    brightness: float = option(0.0, "factor from 1 - b to 1 + b, but no less than 0", ge=0, le=10)
+    contrast: float = option(0.0, "factor of the distance from the mean grey", ge=0, le=10)
+    saturation: float = option(0.0, "factor of the distance from the pixel's grey", ge=0, le=10)
+    hue: float = option(0.0, "turn of the colour circle, from -h to h", ge=0, le=0.5)
+
+    def out(self, shape: Shape) -> Shape:
+        if not (self.brightness or self.contrast or self.saturation or self.hue):
+            raise ValueError("brightness, contrast, saturation and hue are all 0; give one of them")
+        if shape[0] != 3 and (self.saturation or self.hue):
+            raise ValueError(f"saturation and hue are for pictures of 3 channels; these have {shape[0]}")
+        return shape
+
+    def __call__(self, x: Tensor, u: Tensor) -> Tensor:
+        def factor(i: int, width: float) -> Tensor:
+            return between(u[:, i], max(1 - width, 0), 1 + width).view(-1, 1, 1, 1)
+
+        if self.brightness:
+            x = blend(x, torch.zeros_like(x[:, :1, :1, :1]), factor(0, self.brightness))
+        if self.contrast:
+            x = blend(x, grey(x).mean((1, 2, 3), keepdim=True), factor(1, self.contrast))
+        if self.saturation:
+            x = blend(x, grey(x), factor(2, self.saturation))
+        return turned(x, between(u[:, 3], -self.hue, self.hue).view(-1, 1, 1, 1)) if self.hue else x
+
+
+def blend(x: Tensor, other: Tensor, share: Tensor) -> Tensor:
+    """share x + (1 - share) other, within 0..1."""
+    return (share * x + (1 - share) * other).clamp_(0, 1)
+
+
+def grey(x: Tensor) -> Tensor:
+    """(B, 1, H, W)"""
+    if x.shape[1] != 3:
+        return x
+    red, green, blue = (x[:, i : i + 1] * share for i, share in enumerate(GREY))
+    return red + green + blue
+
+
+def turned(x: Tensor, turn: Tensor) -> Tensor:
+    """Hue moved by `turn` of the colour circle, value and saturation kept (HSV)."""
+    high, low = x.amax(1, keepdim=True), x.amin(1, keepdim=True)
+    chroma = high - low
+    red, green, blue = ((high - x[:, i : i + 1]) / torch.where(chroma == 0, 1, chroma) for i in range(3))
+    is_red, is_green = x[:, :1] == high, x[:, 1:2] == high
+    hue = torch.where(is_red, blue - green, torch.where(is_green, 2 + red - blue, 4 + green - red)) / 6 + turn
+    # One channel is at its highest where the circle is within a sixth of its colour, and falls from there on.
+    sixths = (hue % 1) * 6
+    away = torch.cat([(sixths - 3).abs() - 1, 2 - (sixths - 2).abs(), 2 - (sixths - 4).abs()], 1)
+    return torch.where(chroma == 0, x, low + chroma * away.clamp_(0, 1))

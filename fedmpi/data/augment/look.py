@@ -1,0 +1,108 @@
+"""The way from a stored picture to what a model sees: bytes -> pixels in 0..1 -> normalised, operations in between."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+
+from torch import Tensor
+
+from fedmpi.common.errors import UserError
+from fedmpi.data.augment.colour import Normalise
+from fedmpi.data.augment.operation import Operation, Shape, constants
+
+Step = Callable[[Tensor, Tensor], Tensor]
+
+
+@dataclass(frozen=True)
+class Look:
+    """x = operations of the stored pictures, v / 255 before the first that needs it, normalised behind the last that
+    works on pixels. `normal` None: of bytes, v / 255; of floats, as they are stored, which counts as normalised."""
+
+    bytes: bool = False  # whether pictures are stored as uint8
+    normal: Normalise | None = None  # of the data source; an operation `normalise` takes its place
+    channels: int | None = None  # to which one grey channel is repeated
+    operations: tuple[Operation, ...] = ()
+
+    @cached_property
+    def columns(self) -> int:
+        """Numbers drawn for a sample."""
+        return sum(operation.columns for operation in self.operations)
+
+    def out(self, shape: Shape, drawn: bool = False) -> Shape:
+        """Shape of a sample that is stored as `shape`; `drawn`: in training. Raises UserError if that cannot be."""
+        if self.channels and shape[0] == 1:
+            shape = (self.channels, *shape[1:])
+        for i, operation in enumerate(self.operations):
+            where = f"data.augment.{i}: {named(operation)}"
+            if len(shape) != 3:
+                raise UserError(f"{where} is for pictures (C, H, W), and a sample of these data has the shape {shape}")
+            try:
+                behind = operation.out(shape)
+            except ValueError as error:
+                raise UserError(f"{where}: {error}") from error
+            shape = behind if drawn or not operation.columns else shape
+        return shape
+
+    @cached_property
+    def steps(self) -> Sequence[tuple[Step, slice | None]]:
+        """What is done, in turn, and which of a sample's numbers it reads; None: always done.
+
+        Raises UserError if operations stand in an order that makes no sense.
+        """
+        stage, at = "any" if self.bytes else "normal", 0
+        found: list[tuple[Step, slice | None]] = []
+        given = any(isinstance(operation, Normalise) for operation in self.operations)
+        normal = None if given else self.normal
+
+        def rise(to: str) -> None:
+            nonlocal stage
+            if stage == "any":
+                found.append((self._unit, None))
+                stage = "unit"
+            if stage == "unit" and to == "normal":
+                found.extend([(normal, None)] if normal else [])
+                stage = "normal"
+
+        for i, operation in enumerate(self.operations):
+            where = f"data.augment.{i}: {named(operation)}"
+            if operation.on == "unit" and stage == "normal":
+                if not self.bytes:
+                    raise UserError(f"{where} works on pixels in 0..1, and this data source gives numbers of its own")
+                raise UserError(f"{where} works on pixels in 0..1; put it before normalise and cutout")
+            if operation.on == "normal" and given and stage != "normal":
+                raise UserError(f"{where} follows normalisation; put it behind normalise")
+            if operation.on != "any":
+                rise(operation.on)
+            found.append((operation, slice(at, at + operation.columns) if operation.columns else None))
+            at += operation.columns
+            if isinstance(operation, Normalise):
+                stage = "normal"
+        rise("normal")
+        return tuple(found)
+
+    def __call__(self, x: Tensor, u: Tensor | None = None) -> Tensor:
+        """(B, ...) as stored, to be written to -> (B, ...) float32. u: (B, columns) drawn; None: as at tests."""
+        nothing = x.new_empty(0)
+        for step, columns in self.steps:
+            if columns is None:
+                x = step(x, nothing)
+            elif u is not None:
+                x = step(x, u[:, columns])
+        return x
+
+    def _unit(self, x: Tensor, _: Tensor) -> Tensor:
+        if self.channels and x.shape[1] == 1:
+            x = x.repeat(1, self.channels, 1, 1)
+        # A tensor, not a number: by a number GPUs multiply with 1 / 255, which has other last bits.
+        return x.float().div_(constants((255.0,), x.shape, False, x.device))
+
+
+def named(operation: Operation) -> str:
+    """The operation as configs name it: `crop`."""
+    from fedmpi.data.augment import registry
+
+    kind = type(operation)
+    known = (name for name, place in registry.items() if place == f"{kind.__module__}:{kind.__name__}")
+    return next(known, kind.__name__)

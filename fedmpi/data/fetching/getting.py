@@ -1,0 +1,136 @@
+"""What of a data set is there, what is missing and where it goes; and fetching it."""
+
+from __future__ import annotations
+
+import fcntl
+import os
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+from fedmpi.common.errors import UserError
+from fedmpi.common.text import nearest
+from fedmpi.data.fetching import by_hand, http, medmnist, public, unpacking
+from fedmpi.data.fetching.listing import Download, Listing, Part
+from fedmpi.data.fetching.progress import progress
+
+SETS: dict[str, Listing] = public.SETS | medmnist.SETS | by_hand.SETS
+
+Tell = Callable[[str], None]
+
+
+def find(name: str) -> Listing:
+    if name not in SETS:
+        raise UserError(f"data: unknown data set '{name}'; {nearest(name, SETS)}")
+    return SETS[name]
+
+
+def missing(part: Part, root: Path) -> str:
+    """What is wrong with a part: `is missing`, `has the MD5 ...`; "" if nothing is."""
+    found = next((path for path in part.paths if os.path.exists(root / path)), None)
+    if found is None:
+        return "is missing"
+    at = root / found
+    try:
+        if part.files and (n := _files(at)) < part.files:
+            return f"holds {n:,} of {part.files:,} files"
+        if part.md5 and Path(found).name == Path(part.paths[0]).name and (has := http.digest(at)) != part.md5:
+            return f"has the MD5 {has}, not {part.md5}"
+    except OSError as error:
+        return f"cannot be read: {error.strerror}"
+    return ""
+
+
+def check(name: str, root: Path) -> list[tuple[str, str]]:
+    """(place, what is wrong with it or "") of each file and folder of the data set."""
+    return [(_place(part, root), missing(part, root)) for part in find(name).parts]
+
+
+def fetch(name: str, root: Path, tell: Tell) -> bool:
+    """Fetch what is missing of a data set; False if nothing was.
+
+    tell: takes lines of progress. Raises UserError where it cannot be had from here: who has no way to it (no network,
+    a set behind an account) is told what to fetch and where to put it.
+    """
+    listing = find(name)
+    bad = [part for part in listing.parts if missing(part, root)]
+    if not bad:
+        return False
+    if not listing.downloads:
+        raise UserError(f"{name} cannot be fetched by a program: {listing.by_hand}\n{_wanted(name, root)}")
+    wanted = [download for download in listing.downloads if _gives_any(download, bad)]
+    for download in wanted:
+        to = root / download.path
+        try:
+            brought = bool(download.into and download.md5) and to.is_file() and http.digest(to) == download.md5
+            if not brought:  # by hand
+                http.get(download.urls, to, download.md5, tell)
+            if download.into:
+                tell(f"{to.name}: unpacking")
+                unpacking.unpack(to, root / download.into)
+            if download.into and not brought:
+                to.unlink()
+        except UserError as error:
+            raise UserError(f"{name} could not be fetched:\n{error}\n{_offline(name, wanted, root)}") from error
+        except OSError as error:
+            raise UserError(f"{name}: {error.filename or root} cannot be written: {error.strerror}") from error
+    left = [part for part in bad if missing(part, root)]
+    if left:
+        raise UserError(f"{name}: the download lacks {_place(left[0], root)}: it {missing(left[0], root)}")
+    return True
+
+
+def ready(name: str, root: Path, download: bool) -> None:
+    """What a source does before it reads: fetch what is missing, if it may."""
+    if download:
+        with progress() as shown:
+            fetch(name, root, shown)
+
+
+def advice(name: str, root: Path) -> str:
+    """For the message of a source that misses a file."""
+    if find(name).downloads:
+        return f"correct data.root, or set data.download=true, or run `fedmpi data fetch {name} --root {root}`"
+    return f"correct data.root; `fedmpi data check {name} --root {root}` says what to fetch by hand and where it goes"
+
+
+@contextmanager
+def one_at_a_time(root: Path) -> Iterator[None]:
+    """Hold a lock in `root`: the first process on a file system downloads, the others wait and then find the files."""
+    try:
+        root.mkdir(parents=True, exist_ok=True)
+        file = (root / ".fedmpi-download.lock").open("w")
+    except OSError as error:
+        raise UserError(f"data.download: {root} cannot be written to: {error.strerror}; correct data.root") from error
+    with file:
+        fcntl.flock(file, fcntl.LOCK_EX)  # released with the file, so a killed process blocks nobody
+        yield
+
+
+def _gives_any(download: Download, parts: list[Part]) -> bool:
+    below = download.gives.rstrip("/") + "/"
+    return any(path == download.gives or path.startswith(below) for part in parts for path in part.paths)
+
+
+def _files(folder: Path) -> int:
+    return sum(len(names) for _, _, names in os.walk(folder))
+
+
+def _place(part: Part, root: Path) -> str:
+    """Where it lies, else where it should; docs/data.md has the other places that are looked at."""
+    return str(root / next((path for path in part.paths if os.path.exists(root / path)), part.paths[0]))
+
+
+def _wanted(name: str, root: Path) -> str:
+    listing = find(name)
+    lines = [f"home: {listing.home}", f"licence: {listing.licence}", "what is missing:"]
+    lines += [f"  {place} {wrong}" for place, wrong in check(name, root) if wrong]
+    return "\n".join(lines)
+
+
+def _offline(name: str, wanted: list[Download], root: Path) -> str:
+    """Where no network is: the addresses, and where their files go."""
+    lines = [f"Does this machine reach the internet? If not, run `fedmpi data fetch {name}` on one that does and copy"]
+    lines += ["what it gives, or bring these by any means, and run it here again:"]
+    lines += [f"  {download.urls[0]} -> {root / download.path}" for download in wanted]
+    return "\n".join(lines)

@@ -1,0 +1,20 @@
+"""Who owns which training sample: (labels, clients, rng, options) -> one index array per client.
+
+Every scheme hands out disjoint indices and draws from `rng` alone. `site` and `domain` are shown the site of each
+sample in place of its label.
+"""
+
+from fedmpi.common.registry import Kind
+
+registry: dict[str, str] = {
+    "iid": "fedmpi.data.partitions.even:iid",
+    "quantity": "fedmpi.data.partitions.even:quantity",
+    "feature_noise": "fedmpi.data.partitions.noise:feature_noise",
+    "dirichlet": "fedmpi.data.partitions.dirichlet:dirichlet",
+    "shards": "fedmpi.data.partitions.shards:shards",
+    "classes": "fedmpi.data.partitions.classes:classes",
+    "site": "fedmpi.data.partitions.sites:site",
+    "domain": "fedmpi.data.partitions.sites:domain",
+    "file": "fedmpi.data.partitions.given:file",
+}
+KIND = Kind("partition", registry, "data.partition", ("labels", "clients", "rng"))

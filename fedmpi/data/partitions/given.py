@@ -1,0 +1,99 @@
+"""A partition from a file: one that `fedmpi partition --write` has made, or anybody else."""
+
+from __future__ import annotations
+
+import csv
+import json
+import zipfile
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from fedmpi.common.errors import UserError
+from fedmpi.data.partitions.checks import ascending
+
+NOBODY = -1
+
+
+def file(labels: np.ndarray, clients: int | None, rng: np.random.Generator, *, path: Path) -> list[np.ndarray]:
+    """Given as a file: .csv, a column `client` with a line for each training sample (-1: nobody's), .json or .npz.
+
+    JSON holds each client's training samples as numbers from 0: [[0, 5], [1, 2], ...] or {"0": [0, 5], ...}; .npz is
+    the partition.npz of a run directory. path: the file, relative to the working directory.
+    """
+    path = path.expanduser()
+    reads = {".csv": _csv, ".json": _json, ".npz": _npz}
+    if path.suffix not in reads:
+        raise UserError(f"data.partition.path: {path}: a name that ends in .csv, .json or .npz is needed")
+    try:
+        parts = reads[path.suffix](path, len(labels))
+    except OSError as error:
+        raise UserError(f"data.partition.path: {path}: {error.strerror}; correct the path") from error
+    except UnicodeDecodeError as error:
+        raise UserError(f"data.partition.path: {path} is no text in UTF-8 ({error})") from error
+    if clients is not None and clients != len(parts):
+        raise UserError(f"data.partition: {path} has {len(parts)} clients, and clients={clients}; leave `clients` out")
+    return ascending(parts)
+
+
+def _csv(path: Path, samples: int) -> list[np.ndarray]:
+    with path.open(newline="", encoding="utf-8") as lines:
+        table = csv.DictReader(lines)
+        if "client" not in (table.fieldnames or ()):
+            raise UserError(f"data.partition.path: {path}: its first line names no column `client`: {table.fieldnames}")
+        owner = np.array([_owner(path, table.line_num, row["client"]) for row in table], dtype=np.int64)
+    if len(owner) != samples:
+        raise UserError(
+            f"data.partition.path: {path} has {len(owner)} lines, but there are {samples} training samples; one line "
+            "a sample is needed, in the order of the data"
+        )
+    return [np.flatnonzero(owner == k) for k in range(int(owner.max(initial=NOBODY)) + 1)]
+
+
+def _owner(path: Path, line: int, text: str | None) -> int:
+    try:
+        owner = int(text or "")
+    except ValueError:
+        owner = NOBODY - 1
+    if owner < NOBODY:
+        raise UserError(
+            f"data.partition.path: {path}:{line}: client is {text!r}; a number from 0 is needed, or -1 for nobody"
+        )
+    return owner
+
+
+def _json(path: Path, samples: int) -> list[np.ndarray]:
+    try:
+        found: Any = json.loads(path.read_text(encoding="utf-8"))
+    except json.JSONDecodeError as error:
+        raise UserError(f"data.partition.path: {path} is no JSON: {error}") from error
+    if isinstance(found, dict):
+        if sorted(found) != sorted(map(str, range(len(found)))):
+            raise UserError(f'data.partition.path: {path}: its keys must be "0", "1", ... without a gap')
+        found = [found[str(k)] for k in range(len(found))]
+    lists = found if isinstance(found, list) else [found]
+    wrong = next((k for k, part in enumerate(lists) if not _indices(part, samples)), None)
+    if wrong is not None:
+        raise UserError(
+            f"data.partition.path: {path}: client {wrong}: a list of whole numbers 0..{samples - 1} is needed"
+        )
+    return [np.array(part, dtype=np.int64) for part in lists]
+
+
+def _npz(path: Path, samples: int) -> list[np.ndarray]:
+    """`indices`, client after client, and `offsets` (N + 1,); what a run has held out for validation belongs to it."""
+    try:
+        with np.load(path, allow_pickle=False) as found:
+            kinds = [kind for kind in ("", "validation_") if f"{kind}offsets" in found]
+            pieces = [np.split(found[f"{kind}indices"], found[f"{kind}offsets"][1:-1]) for kind in kinds]
+        parts = [np.concatenate(each) for each in zip(*pieces, strict=True)]
+    except (ValueError, KeyError, IndexError, TypeError, zipfile.BadZipFile) as error:
+        raise UserError(f"data.partition.path: {path} is no partition.npz of a run ({error})") from error
+    if not parts or any(part.dtype.kind not in "iu" or part.min() < 0 or part.max() >= samples for part in parts):
+        raise UserError(f"data.partition.path: {path} is of other data: whole numbers 0..{samples - 1} are needed")
+    return parts
+
+
+def _indices(part: Any, samples: int) -> bool:
+    return isinstance(part, list) and all(type(i) is int and 0 <= i < samples for i in part)

@@ -1,0 +1,122 @@
+"""Pathological label skew: a few shards, each of one class, to every client."""
+
+from __future__ import annotations
+
+import warnings
+from typing import Annotated
+
+import numpy as np
+from pydantic import Field
+
+from fedmpi.common.errors import UserError
+from fedmpi.data.partitions.checks import ascending, check_classes, check_enough
+
+
+def shards(
+    labels: np.ndarray,
+    clients: int,
+    rng: np.random.Generator,
+    *,
+    s: Annotated[int, Field(ge=1)] = 2,
+    distinct: bool = False,
+    sorted: bool = False,
+) -> list[np.ndarray]:
+    """Every client gets s shards of one class each, so at most s classes (McMahan 2017; FedRep, Collins 2021).
+
+    r = floor(s N / C); each of the C classes is cut into r equal shards (where r does not divide the class, the first
+    ones get one sample more). The list of labels, each r times, is shuffled and reshaped (N, s): client k takes, for
+    each of its s labels, a random unused shard of that label.
+    If C does not divide s N, the first s N - r C classes are cut into r + 1, with a warning.
+    distinct: exactly s classes a client, by random exchanges of labels between clients.
+    sorted: McMahan's own form: sort by label, cut s N equal shards (they may straddle two classes), deal s to each.
+    """
+    check_classes(labels, "shards")
+    check_enough(len(labels), clients * s, "shards", unit=f"clients x s = {clients} x {s} shards")
+    if sorted:
+        if distinct:
+            raise UserError("data.partition: `sorted` shards straddle classes, so `distinct` cannot hold; choose one")
+        pieces = np.array_split(np.argsort(labels, kind="stable"), clients * s)
+        hands = rng.permutation(clients * s).reshape(clients, s)
+        return ascending([np.concatenate([pieces[j] for j in hand]) for hand in hands])
+
+    return deal(labels, label_matrix(labels, clients, rng, s, distinct), rng)
+
+
+def label_matrix(
+    labels: np.ndarray, clients: int, rng: np.random.Generator, s: int = 2, distinct: bool = False
+) -> np.ndarray:
+    """(N, s) the class of each shard of each client; `shards` draws it before anything else from its generator."""
+    classes = np.unique(labels)
+    return classes[_label_matrix(_shards_per_class(len(classes), clients * s), clients, s, rng, distinct)]
+
+
+def deal(labels: np.ndarray, names: np.ndarray, rng: np.random.Generator) -> list[np.ndarray]:
+    """Cut each class into as many shards as it has entries in the label matrix `names` (N, s); deal them at random to
+    the clients of these entries."""
+    clients, s = names.shape
+    parts: list[list[np.ndarray]] = [[] for _ in range(clients)]
+    for label, cuts in zip(*np.unique(names, return_counts=True), strict=True):
+        rows = np.flatnonzero(labels == label)
+        if len(rows) < cuts:
+            raise UserError(
+                f"data.partition: class {label} has {len(rows)} samples, fewer than the {cuts} shards it must "
+                f"be cut into for clients={clients}, s={s}; lower one of them"
+            )
+        pieces = np.array_split(rows, cuts)
+        owners = np.repeat(np.arange(clients), (names == label).sum(1))  # one entry per shard of this class
+        for owner, j in zip(owners, rng.permutation(cuts), strict=True):
+            parts[owner].append(pieces[j])
+    return ascending([np.concatenate(part) for part in parts])
+
+
+def _shards_per_class(classes: int, total: int) -> np.ndarray:
+    if total < classes:
+        raise UserError(
+            f"data.partition: clients x s = {total} shards are fewer than the {classes} classes, so some would be "
+            "left out; raise `clients` or `s`"
+        )
+    cuts = np.full(classes, total // classes)
+    rest = total % classes
+    if rest:
+        warnings.warn(
+            f"data.partition: {classes} classes do not divide clients x s = {total} shards; the first {rest} "
+            f"classes are cut into {cuts[0] + 1} shards, the others into {cuts[0]}",
+            stacklevel=3,
+        )
+        cuts[:rest] += 1
+    return cuts
+
+
+def _label_matrix(cuts: np.ndarray, clients: int, s: int, rng: np.random.Generator, distinct: bool) -> np.ndarray:
+    """(N, s) classes; class c occurs cuts[c] times."""
+    if distinct and s > len(cuts):
+        raise UserError(
+            f"data.partition: s={s} distinct classes a client, but there are {len(cuts)} classes; lower `s`"
+        )
+    names = rng.permutation(np.repeat(np.arange(len(cuts)), cuts)).reshape(clients, s)
+    while distinct and not _exchange(names, len(cuts), rng):
+        names = rng.permutation(names.ravel()).reshape(clients, s)
+    return names
+
+
+def _exchange(names: np.ndarray, classes: int, rng: np.random.Generator) -> bool:
+    """Exchange labels in place until no client has one twice; False if stuck, which happens in tiny cases only.
+
+    Client i holds a twice. It takes b, which it lacks, from a client j that lacks a, and gives a in return: i loses one
+    repetition and j gains none, so the number of repetitions falls with every exchange.
+    """
+    has = np.zeros((len(names), classes), dtype=np.int64)  # how often client k holds class c
+    np.add.at(has, (np.arange(len(names))[:, None], names), 1)
+    while (has > 1).any():
+        i, a = rng.choice(np.argwhere(has > 1))
+        able = (has[:, a] == 0)[:, None] & (has[i][names] == 0)  # (N, s) slots that i may exchange with
+        if not able.any():
+            return False
+        j, slot = rng.choice(np.argwhere(able))
+        b = names[j, slot]
+        names[i, np.flatnonzero(names[i] == a)[0]], names[j, slot] = b, a
+        has[i, a] -= 1
+        has[i, b] += 1
+        has[j, b] -= 1
+        has[j, a] += 1
+    return True

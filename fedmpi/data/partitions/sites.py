@@ -1,0 +1,43 @@
+"""Clients as the data have them: a client of each site, or several that share one."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from fedmpi.common.errors import UserError
+from fedmpi.data.partitions.checks import ascending
+
+
+def site(labels: np.ndarray, clients: int, rng: np.random.Generator) -> list[np.ndarray]:
+    """One client per natural site; `labels` holds the site 0..N-1 of each sample."""
+    present = np.unique(labels)
+    if not np.array_equal(present, np.arange(clients)):
+        raise UserError(
+            f"data.partition: scheme site makes one client of each site, clients={clients}, but the training "
+            f"samples belong to sites {present.tolist()}; leave `clients` out, set it to the number of sites, or take "
+            "scheme domain, which divides a site among several clients"
+        )
+    return [np.flatnonzero(labels == k) for k in range(clients)]
+
+
+def domain(labels: np.ndarray, clients: int, rng: np.random.Generator) -> list[np.ndarray]:
+    """Several clients per natural site, or domain: each site's samples in equal parts at random among its clients.
+
+    `labels` holds the site of each sample. Clients are dealt to sites evenly, in order: with 4 domains and 10 clients
+    the first two have three each, the others two.
+    """
+    present = np.unique(labels)
+    if clients < len(present):
+        raise UserError(
+            f"data.partition: scheme domain needs a client for each of the {len(present)} sites, clients={clients}; "
+            "raise `clients`"
+        )
+    parts: list[np.ndarray] = []
+    for name, own in zip(present, np.array_split(np.arange(clients), len(present)), strict=True):
+        rows = np.flatnonzero(labels == name)
+        if len(rows) < len(own):
+            raise UserError(
+                f"data.partition: site {name} has {len(rows)} samples for {len(own)} clients; lower `clients`"
+            )
+        parts += np.array_split(rng.permutation(rows), len(own))
+    return ascending(parts)

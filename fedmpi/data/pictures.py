@@ -1,0 +1,143 @@
+"""Pictures as they are stored, mostly bytes, of which batches are made when they are read."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from functools import cached_property
+from typing import Any, final
+
+import torch
+from torch import Tensor
+
+from fedmpi.data.augment.colour import Normalise
+from fedmpi.data.augment.look import Look
+from fedmpi.data.layout import laid_out, stored_channels_last
+from fedmpi.data.streaming.stream import Stream, chained
+
+FLOATS = 1 << 28  # bytes: test pictures that take no more as floats are kept as such
+CHUNK = 1024  # pictures
+
+
+@final
+class Pictures:
+    """n samples that stand for a float32 tensor (n, C, H, W), in a quarter of its size; `read` gives rows of it.
+
+    stored: (n, c, H, W) uint8, in memory or on disk, or floats; look: what becomes of them. Whatever else is asked of
+    it is asked of the whole tensor, made for that purpose: who changes a source's data need not know how they lie.
+    """
+
+    dtype = torch.float32
+
+    def __init__(
+        self, stored: Tensor | Stream, look: Look, device: torch.device | None = None, blocks: bool | None = None
+    ) -> None:
+        """device, blocks: where rows that are read lie, and whether as (n, H, W, C); None: as what is stored."""
+        self.stored, self.look = stored, look
+        self.device = device or (stored.device if isinstance(stored, Tensor) else torch.device("cpu"))
+        self.blocks = blocks if blocks is not None else isinstance(stored, Tensor) and stored_channels_last(stored)
+
+    def __len__(self) -> int:
+        return len(self.stored)
+
+    def __getitem__(self, rows: Any) -> Any:
+        """Pictures, of rows; of anything else the numbers."""
+        some = isinstance(rows, slice) or (isinstance(rows, Tensor) and rows.ndim == 1)
+        return self.like(self.stored[rows]) if some else self.floats()[rows]
+
+    def __getattr__(self, name: str) -> Any:
+        if name.startswith("__"):
+            raise AttributeError(name)
+        return getattr(self.floats(), name)
+
+    @classmethod
+    def __torch_function__(
+        cls, function: Any, types: Any, given: Sequence[Any] = (), named: Mapping[str, Any] | None = None
+    ) -> Any:
+        def floats(x: Any) -> Any:
+            if isinstance(x, (list, tuple)):
+                return [floats(each) for each in x]
+            return x.floats() if isinstance(x, Pictures) else x
+
+        return function(*map(floats, given), **{name: floats(x) for name, x in (named or {}).items()})
+
+    @cached_property
+    def shape(self) -> torch.Size:
+        """Of all samples as a model sees them at tests."""
+        return torch.Size([len(self), *self.look.out(tuple(self.stored.shape[1:]))])
+
+    @property
+    def ndim(self) -> int:
+        return len(self.shape)
+
+    @property
+    def _version(self) -> int:
+        return self.stored._version if isinstance(self.stored, Tensor) else 0
+
+    def read(self, rows: Tensor, u: Tensor | None = None) -> Tensor:
+        """(B, C, H, W) float32. u: (B, look.columns) uniform numbers; None: as at tests."""
+        return self.shown(self.raw(rows), u)
+
+    def raw(self, rows: Tensor) -> Tensor:
+        """Copies of stored rows."""
+        if isinstance(self.stored, Stream):
+            return self.stored.read(rows)
+        if self.blocks:
+            return self.stored.permute(0, 2, 3, 1).index_select(0, rows).permute(0, 3, 1, 2)
+        return self.stored.index_select(0, rows)
+
+    def shown(self, raw: Tensor, u: Tensor | None) -> Tensor:
+        """What a model sees of rows that `raw` gave."""
+        return laid_out(self.look(laid_out(raw.to(self.device), self.blocks), u), self.blocks)
+
+    def floats(self) -> Tensor:
+        """All samples."""
+        out = laid_out(torch.empty(self.shape, device=self.device), self.blocks)
+        for start in range(0, len(self), CHUNK):
+            rows = torch.arange(start, min(start + CHUNK, len(self)), device=self.device)
+            out[start : start + CHUNK] = self.read(rows)
+        return out
+
+    def to(self, device: torch.device | str, channels_last: bool) -> Pictures:
+        stored = self.stored
+        if isinstance(stored, Tensor):
+            stored = laid_out(stored.to(device), channels_last)
+        return Pictures(stored, self.look, torch.device(device), channels_last)
+
+    def seen(self, look: Look) -> Pictures:
+        return Pictures(self.stored, look, self.device, self.blocks)
+
+    def like(self, stored: Tensor | Stream) -> Pictures:
+        return Pictures(stored, self.look, self.device, self.blocks)
+
+
+def _operator(name: str) -> Any:
+    def of_numbers(self: Pictures, *other: Any) -> Any:
+        return getattr(self.floats(), name)(*other)
+
+    return of_numbers
+
+
+# Python looks for these in the class alone: data.train_x * 2 - 1
+for _name in ("add", "radd", "sub", "rsub", "mul", "rmul", "truediv", "rtruediv", "pow", "neg"):
+    setattr(Pictures, f"__{_name}__", _operator(f"__{_name}__"))
+
+
+def of_bytes(
+    images: Tensor | Stream, mean: Sequence[float] | None, std: Sequence[float] | None, channels: int
+) -> Pictures:
+    """(v / 255 - mean) / std of (n, c, H, W) uint8; None: 0 and 1. channels: to which c = 1 is repeated."""
+    given = mean is not None or std is not None
+    normal = Normalise(mean=tuple(mean or (0.0,)), std=tuple(std or (1.0,))) if given else None
+    return Pictures(images, Look(bytes=True, normal=normal, channels=channels))
+
+
+def stacked(parts: Sequence[Tensor | Pictures]) -> Tensor | Pictures:
+    """Samples one part after the other; parts on disk stay there if all of them are."""
+    first = parts[0]
+    if isinstance(first, Pictures):
+        stored = [part.stored for part in parts if isinstance(part, Pictures)]
+        streams = [each for each in stored if isinstance(each, Stream)]
+        if len(streams) == len(stored):
+            return first.like(chained(streams))
+        return first.like(torch.cat([each if isinstance(each, Tensor) else each.all() for each in stored]))
+    return torch.cat([part for part in parts if isinstance(part, Tensor)])

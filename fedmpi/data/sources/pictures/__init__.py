@@ -1,0 +1,1 @@
+"""Sources of pictures: public sets in their own layouts, folders, and tables that name files."""

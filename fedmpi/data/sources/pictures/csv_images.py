@@ -1,0 +1,147 @@
+"""Pictures named in a CSV file, with a class each and, if wanted, a site and a part."""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Annotated, Literal
+
+from pydantic import Field
+
+from fedmpi.common.errors import UserError
+from fedmpi.common.text import twins
+from fedmpi.data.dataset import Dataset
+from fedmpi.data.sources.common import find, joined
+from fedmpi.data.sources.pictures.held_out import Files, Look, check_site, held_out, parted
+from fedmpi.data.sources.pictures.table_of_files import Row, in_order, rows
+
+Name = Annotated[str, Field(min_length=1)]
+PARTS = {  # words in a split column
+    **dict.fromkeys(("train", "training"), "train"),
+    **dict.fromkeys(("val", "valid", "validation"), "val"),
+    **dict.fromkeys(("test", "testing"), "test"),
+}
+
+
+def csv_images(
+    root: Path,
+    *,
+    path: Name,
+    site: str | None = None,
+    folder: Name = ".",
+    picture_column: Name = "path",
+    label_column: Name = "label",
+    site_column: Name | None = None,
+    split_column: Name | None = None,
+    delimiter: Annotated[str, Field(min_length=1, max_length=1)] = ",",
+    size: Annotated[int, Field(ge=1, le=4096)] | None = None,
+    channels: Literal[1, 3] = 3,
+    mean: tuple[float, ...] = (0.5,),
+    std: tuple[Annotated[float, Field(gt=0)], ...] = (0.5,),
+    class_names: Annotated[tuple[str, ...], Field(min_length=1)] | None = None,
+    val: Literal["join", "leave"] = "join",
+    test_fraction: Annotated[float, Field(ge=0, lt=1)] = 0.2,
+    small_sites: Literal["refuse", "keep"] = "refuse",
+) -> Dataset:
+    """Pictures that the CSV file root/path names, a row each, with their class and, if wanted, their site and part.
+
+    picture_column: files, relative to root/folder; label_column: classes; site_column: sites, for `scheme: site` and
+    for silos, which open the pictures of their own rows alone; split_column: train, val or test of each row. Without
+    it, test_fraction of each class of each site is its test part, the same for every seed. val: its pictures join the
+    training part, or are left out.
+    class_names: the classes in order, else what the column holds, sorted (numbers by size); silos need it, for a site's
+    table may lack a class. delimiter: between fields.
+    size: each picture is scaled and cut at its centre to size x size; without it all must be of one size. channels: 1
+    grey, 3 colour. mean, std: of pixels in 0..1, one number or one a channel.
+    small_sites: with one training picture, or one class; refused or kept.
+    """
+    look = Look(size, channels, mean, std)
+    if site is not None and (site_column is None or class_names is None):
+        key = "site_column" if site_column is None else "class_names"
+        raise UserError(f"csv_images: data.{key} is missing; silos need it")
+    at = find(root, (path,), "csv_images", "correct data.root or data.path")
+    options = {"picture_column": picture_column, "label_column": label_column}
+    options |= {"site_column": site_column} if site_column else {}
+    options |= {"split_column": split_column} if split_column else {}
+    table = rows(at, list(options.values()), delimiter, list(options))
+    names = list(class_names or _classes(table, label_column, at))
+
+    def files(mine: Sequence[Row]) -> Files:
+        labels = [names.index(row.values[label_column]) for row in mine]
+        return Files([root / folder / _file(row, picture_column) for row in mine], labels, [row.at for row in mine])
+
+    def one(mine: Sequence[Row], whose: str) -> Dataset:
+        if split_column is None:
+            return held_out(files(mine), test_fraction, len(names), look)
+        part = [PARTS[row.values[split_column].lower()] for row in mine]
+        train = [row for want in ("train", "val")[: 2 if val == "join" else 1] for row in _of(mine, part, want)]
+        if not train:
+            raise UserError(f"{at}: no row{whose} is of the training part ({split_column})")
+        return parted(files(train), files(_of(mine, part, "test")), len(names), look)
+
+    if site_column is None:
+        _check(table, picture_column, label_column, names, split_column)
+        return one(table, "")
+    sites = in_order([row.values[site_column] for row in table])
+    twice = twins(dict.fromkeys(row.values[site_column] for row in table))
+    if twice:
+        first, last = (next(row.at for row in table if row.values[site_column] == name) for name in twice)
+        said = f"data: {twice[0]!r} ({first}) and {twice[1]!r} ({last}) are two sites; are they one?"
+        warnings.warn(said, stacklevel=2)
+    if site is not None and site not in sites:
+        raise UserError(f"{at}: no row is of the site {site!r} ({site_column}); it has {', '.join(sites)}")
+    chosen = sites if site is None else [site]
+    rows_of = [row for row in table if row.values[site_column] in chosen]
+    _check(rows_of, picture_column, label_column, names, split_column)
+    found = []
+    for name in chosen:
+        mine = [row for row in table if row.values[site_column] == name]
+        found.append(check_site(one(mine, f" of {name}"), name, mine[0].at, names, small_sites))
+    return found[0] if site is not None else joined(found, sites)
+
+
+def _classes(table: Sequence[Row], column: str, at: Path) -> list[str]:
+    """Those that the column holds; UserError for one alone, and for two that a slip tells apart."""
+    names = in_order([row.values[column] for row in table])
+    if len(names) == 1:
+        what = f"the column {column!r} holds one class alone, {names[0]!r}"
+        raise UserError(f"{at}: {what}; two are needed, or those that there are in data.class_names")
+    twice = twins(dict.fromkeys(row.values[column] for row in table))
+    if twice:
+        first, last = (next(row.at for row in table if row.values[column] == name) for name in twice)
+        said = f"{last}: the class is {twice[1]!r}, and in {first} {twice[0]!r}"
+        raise UserError(f"{said}; are they one? mend it, or name the classes in data.class_names")
+    return names
+
+
+def _file(row: Row, column: str) -> Path:
+    """As the row has it; what Windows writes between folders is no part of a name elsewhere."""
+    return Path(row.values[column].replace("\\", "/"))
+
+
+def _of(table: Sequence[Row], part: Sequence[str], want: str) -> list[Row]:
+    return [row for row, its in zip(table, part, strict=True) if its == want]
+
+
+def _check(
+    table: Sequence[Row], picture_column: str, label_column: str, names: Sequence[str], split_column: str | None
+) -> None:
+    """Raises for the first row whose class or part is none, or whose picture another row has: one of the two might be
+    trained on and the other tested on."""
+    twice = next((name for k, name in enumerate(names) if name in names[:k]), None)
+    if twice is not None:
+        raise UserError(f"csv_images: data.class_names holds {twice!r} twice")
+    seen: dict[str, str] = {}
+    for row in table:
+        picture = str(_file(row, picture_column))
+        if picture in seen:
+            raise UserError(f"{row.at}: the picture {picture} is that of {seen[picture]}, too; leave one of them out")
+        seen[picture] = row.at
+        label = row.values[label_column]
+        if label not in names:
+            allowed = f"is not one of data.class_names: {', '.join(names)}"
+            raise UserError(f"{row.at}: the class {label!r} ({label_column}) {allowed}")
+        if split_column and row.values[split_column].lower() not in PARTS:
+            word = row.values[split_column]
+            raise UserError(f"{row.at}: {split_column} is {word!r}; allowed: {', '.join(PARTS)}")

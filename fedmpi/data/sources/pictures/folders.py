@@ -1,0 +1,44 @@
+"""Folders named after classes."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+
+from fedmpi.common.errors import UserError
+from fedmpi.data.sources.pictures.held_out import Files
+from fedmpi.data.sources.pictures.reading import is_picture
+
+
+def subfolders(folder: Path) -> list[Path]:
+    """Sorted; hidden ones (.ipynb_checkpoints) are nobody's class."""
+    try:
+        return sorted(entry for entry in folder.iterdir() if entry.is_dir() and not entry.name.startswith("."))
+    except OSError as error:
+        raise UserError(f"{folder} cannot be read: {error.strerror}; correct its permissions") from error
+
+
+def classes_in(folder: Path) -> list[str]:
+    return [entry.name for entry in subfolders(folder)]
+
+
+def files_in(folder: Path, names: Sequence[str], below: str = "", allowed: str = "data.class_names") -> Files:
+    """Pictures of folder/CLASS, or folder/CLASS/below, class by class, in the order of their paths.
+
+    Raises UserError for a folder that is no class, and where there is no picture.
+    """
+    unknown = [name for name in classes_in(folder) if name not in names]
+    if unknown:
+        raise UserError(f"{folder} holds the class {unknown[0]!r}; the classes are {', '.join(names)} ({allowed})")
+    paths: list[Path] = []
+    labels: list[int] = []
+    for label, name in enumerate(names):
+        found = sorted(file for file in (folder / name / below).rglob("*") if is_picture(file) and file.is_file())
+        paths += found
+        labels += [label] * len(found)
+    if not paths:
+        raise UserError(
+            f"{folder} holds no picture in a folder of its class ({', '.join(names) or 'there is no folder'}); correct "
+            "data.root or data.path, or put pictures there"
+        )
+    return Files(paths, labels)

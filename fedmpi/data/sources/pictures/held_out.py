@@ -1,0 +1,80 @@
+"""Files with labels become a data set: read, a test part held out, standardised."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+import torch
+
+from fedmpi.common.errors import UserError
+from fedmpi.common.text import count
+from fedmpi.data.dataset import Dataset
+from fedmpi.data.sources import common
+from fedmpi.data.sources.pictures import reading
+
+
+@dataclass(frozen=True)
+class Look:
+    """How pictures are read. size None: as they are; channels: 1 grey, 3 colour; mean, std: of pixels in 0..1."""
+
+    size: int | None
+    channels: int
+    mean: Sequence[float]
+    std: Sequence[float]
+
+    def __post_init__(self) -> None:
+        for name, numbers in (("mean", self.mean), ("std", self.std)):
+            if len(numbers) not in (1, self.channels):
+                raise UserError(f"data.{name} has {len(numbers)} numbers; 1 or channels={self.channels} are needed")
+
+
+@dataclass(frozen=True)
+class Files:
+    """Picture files with their labels; rows: where each is named ("a.csv, line 7"), for messages; "" if nowhere."""
+
+    paths: Sequence[Path]
+    labels: Sequence[int]
+    rows: Sequence[str] = ()
+
+    def __add__(self, more: Files) -> Files:
+        rows = [row for files in (self, more) for row in files.rows or [""] * len(files.paths)]
+        return Files([*self.paths, *more.paths], [*self.labels, *more.labels], rows)
+
+
+def parted(train: Files, test: Files, classes: int, look: Look) -> Dataset:
+    """A data set whose test part is given."""
+    both = train + test
+    images = reading.read(both.paths, look.channels, look.size, both.rows)
+    y, n = torch.tensor(both.labels), len(train.paths)
+    return common.pictures((images[:n], y[:n]), (images[n:], y[n:]), classes, look.mean, look.std, look.channels)
+
+
+def check_site(data: Dataset, name: str, at: str, classes: Sequence[str], small: str) -> Dataset:
+    """The data of a site; with `refuse`, UserError for one training picture, or pictures of one class alone."""
+    seen = data.train_y.unique()
+    if small == "keep" or (len(data.train_y) > 1 and len(seen) > 1):
+        return data
+    many = count(len(data.train_y), "training picture")
+    has = f"{many} of one class, {classes[int(seen[0])]!r}" if len(data.train_y) > 1 else many
+    raise UserError(f"{at}: site {name!r}, which begins there, has {has}; say data.small_sites: keep, or leave it out")
+
+
+def held_out(files: Files, fraction: float, classes: int, look: Look, groups: Sequence[str] = ()) -> Dataset:
+    """A data set with `fraction` of each class as test part, the same for every seed.
+
+    groups: what must not be parted, such as the lesion of each picture; drawn from the groups of each class, then.
+    """
+    labels = np.array(files.labels)
+    if groups:
+        _, first, member = np.unique(np.array(groups), return_index=True, return_inverse=True)
+        held = np.isin(member, common.holdout(labels[first], fraction)[1])
+    else:
+        held = np.zeros(len(labels), dtype=bool)
+        held[common.holdout(labels, fraction)[1]] = True
+    images = reading.read(files.paths, look.channels, look.size, files.rows)
+    y = torch.from_numpy(labels)
+    parts = [(images[rows], y[torch.from_numpy(rows)]) for rows in (~held, held)]
+    return common.pictures(parts[0], parts[1], classes, look.mean, look.std, look.channels)

@@ -1,0 +1,99 @@
+"""Pictures in folders named after their class, as torchvision's ImageFolder has them."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Annotated, Literal
+
+from pydantic import Field
+
+from fedmpi.common.errors import MissingDataError, UserError
+from fedmpi.data.dataset import Dataset
+from fedmpi.data.sources.common import joined
+from fedmpi.data.sources.pictures.folders import classes_in, files_in
+from fedmpi.data.sources.pictures.held_out import Look, check_site, held_out, parted
+
+PARTS = ("train", "test", "val", "valid", "validation", "training", "testing")  # no classes
+
+
+def image_folder(
+    root: Path,
+    *,
+    site: str | None = None,
+    path: str = ".",
+    sites: bool = False,
+    size: Annotated[int, Field(ge=1, le=4096)] | None = None,
+    channels: Literal[1, 3] = 3,
+    mean: tuple[float, ...] = (0.5,),
+    std: tuple[Annotated[float, Field(gt=0)], ...] = (0.5,),
+    class_names: Annotated[tuple[str, ...], Field(min_length=1)] | None = None,
+    test_fraction: Annotated[float, Field(ge=0, lt=1)] = 0.2,
+    small_sites: Literal["refuse", "keep"] = "refuse",
+) -> Dataset:
+    """Pictures root/path/CLASS/*, or root/path/train/CLASS/* and test/CLASS/*; with sites, root/path/SITE of that form.
+
+    sites: each folder of root/path is a site, for `scheme: site`; a silo is such a folder. class_names: the classes in
+    order, else the folders' names sorted; silos need it, for a site may lack a class and would number the others
+    differently. Without test/, test_fraction of each class (of each site) is the test part, the same for every seed.
+    size: each picture is scaled and cut at its centre to size x size; without it all must be of one size. channels: 1
+    grey, 3 colour. mean, std: of pixels in 0..1, one number or one a channel.
+    small_sites: with one training picture, or one class; refused or kept.
+    """
+    look = Look(size, channels, mean, std)
+    given = class_names or ()
+    odd = [name for k, name in enumerate(given) if name in given[:k] or Path(name).name != name]
+    if odd:
+        raise UserError(
+            f"image_folder: data.class_names holds {odd[0]!r}; each is the name of a folder, and stands once"
+        )
+    if site is not None and class_names is None:
+        raise UserError("image_folder: data.class_names is missing; silos need it, for a site may not have every class")
+    folder = root / path
+    if not os.path.isdir(folder):
+        raise MissingDataError(
+            f"image_folder: there is no folder {folder} (data.root = {root}); correct data.root or data.path"
+        )
+    if site is not None and not os.path.isdir(folder / site):
+        there = ", ".join(classes_in(folder)) or "no folder"
+        raise MissingDataError(f"image_folder: there is no folder {folder / site} (data.silos); {folder} has {there}")
+    homes = [folder / site] if site else [folder / name for name in classes_in(folder)] if sites else [folder]
+    part = next((home.name for home in homes if sites and home.name.lower() in PARTS), None)
+    if part is not None:
+        raise UserError(
+            f"image_folder: {folder / part} is a part, not a site; leave data.sites out, or correct data.path"
+        )
+    if not homes:
+        raise UserError(f"image_folder: {folder} holds no folder of a site (data.sites)")
+    names = class_names or sorted({name for home in homes for name in classes_in(_training(home, root))})
+    found = [_one(home, names, look, test_fraction, root) for home in homes]
+    if sites or site is not None:
+        found = [check_site(d, home.name, str(home), names, small_sites) for d, home in zip(found, homes, strict=True)]
+    return joined(found, [home.name for home in homes]) if sites and site is None else found[0]
+
+
+def _one(home: Path, names: Sequence[str], look: Look, test_fraction: float, root: Path) -> Dataset:
+    folder = _training(home, root)
+    train = files_in(folder, names)
+    if not any(file.parent.parent == folder for file in train.paths):
+        raise UserError(
+            f"image_folder: the folders of {folder} hold no picture but in folders of their own, such as "
+            f"{train.paths[0]}; are they sites? then data.sites: true"
+        )
+    if os.path.isdir(home / "test"):
+        return parted(train, files_in(home / "test", names), len(names), look)
+    return held_out(train, test_fraction, len(names), look)
+
+
+def _training(home: Path, root: Path) -> Path:
+    """The folder of class folders that are trained on."""
+    if os.path.isdir(home / "train"):
+        return home / "train"
+    part = next((name for name in classes_in(home) if name.lower() in PARTS), None)
+    if part is not None:
+        raise UserError(
+            f"image_folder: {home} has a folder {part}, but no folder {home / 'train'} (data.root = {root}); correct "
+            "data.root or data.path, or name the folder of the training part `train`"
+        )
+    return home

@@ -1,0 +1,73 @@
+"""Rows of a CSV file with a header, each with its line for messages."""
+
+from __future__ import annotations
+
+import csv
+from collections.abc import Sequence
+from pathlib import Path
+from typing import NamedTuple
+
+from fedmpi.common.errors import UserError
+from fedmpi.common.text import brief, show
+from fedmpi.data.sources.tables.files import no_office
+
+
+class Row(NamedTuple):
+    at: str  # "a.csv, line 7"
+    values: dict[str, str]  # of the columns asked for; none is empty
+
+
+def rows(path: Path, columns: Sequence[str], delimiter: str = ",", options: Sequence[str] = ()) -> list[Row]:
+    """Rows of `path` with the values of `columns`, spaces around them left out.
+
+    options: the keys of the config that name the columns, for messages.
+    Raises UserError, with the line, for a file that cannot be read, a column that is not there, a gap in one.
+    """
+    no_office(path)
+    try:
+        with path.open(encoding="utf-8-sig", newline="") as file:  # -sig: Excel's mark at the beginning
+            reader = csv.reader(file, delimiter=delimiter, strict=True)
+            lines = [(reader.line_num, line) for line in reader if any(map(str.strip, line))]
+    except (OSError, UnicodeDecodeError, csv.Error) as error:
+        raise UserError(f"{path} cannot be read as CSV: {error}; write it anew as UTF-8") from error
+    if lines and lines[0][1][0].startswith("sep="):  # Excel's own line
+        lines = lines[1:]
+    if len(lines) < 2:
+        raise UserError(f"{path} holds no row below its header")
+    header = [name.strip() for name in lines[0][1]]
+    _check_header(path, header, columns, delimiter, options)
+    places = {name: header.index(name) for name in columns}
+    found = []
+    for number, line in lines[1:]:
+        at = f"{path}, line {number}"
+        if len(line) != len(header):
+            raise UserError(f"{at}: {len(line)} fields, but the header has {len(header)}: {show(','.join(line))}")
+        values = {name: line[place].strip() for name, place in places.items()}
+        gap = next((name for name, value in values.items() if not value), None)
+        if gap is not None:
+            raise UserError(f"{at}: the column {gap!r} is empty; fill it, or leave the row out")
+        found.append(Row(at, values))
+    return found
+
+
+def in_order(names: Sequence[str]) -> list[str]:
+    """Each name once, sorted; numbers by size, so that 10 comes behind 9."""
+    once = set(names)
+    if all(name.isascii() and name.isdigit() for name in once):
+        return sorted(once, key=lambda name: (int(name), name))
+    return sorted(once)
+
+
+def _check_header(
+    path: Path, header: list[str], columns: Sequence[str], delimiter: str, options: Sequence[str]
+) -> None:
+    for k, name in enumerate(columns):
+        if name not in header:
+            other = next((mark for mark in ";\t|," if mark != delimiter and mark in header[0]), None)
+            hint = f"; is the delimiter {other!r}? data.delimiter" if len(header) == 1 and other else ""
+            key = f" (data.{options[k]})" if options else ""
+            there = brief(", ".join(header), 200)
+            meant = next((f"; did you mean {other!r}?" for other in header if other.casefold() == name.casefold()), "")
+            raise UserError(f"{path} has no column {name!r}{key}; it has {there}{hint}{meant}")
+        if header.count(name) > 1:
+            raise UserError(f"{path} has the column {name!r} twice; rename one")

@@ -1,0 +1,1 @@
+"""Sources that are tables: rows of numbers and words, one row a sample."""

@@ -1,0 +1,112 @@
+"""Files of Apache Arrow, read by pyarrow where it is installed: Parquet, and data sets as Hugging Face saves them."""
+
+from __future__ import annotations
+
+import io
+from collections.abc import Sequence
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from PIL import Image
+
+from fedmpi.common.errors import UserError
+
+
+def needed(what: str) -> None:
+    if find_spec("pyarrow") is None:
+        raise UserError(f"{what} is read by pyarrow, which is not installed; pip install pyarrow")
+
+
+def parquet(path: Path) -> dict[str, np.ndarray]:
+    """The columns of a Parquet file: (n,) float64 for numbers, NaN for nulls; (n,) text, "" for nulls."""
+    needed(str(path))
+    from pyarrow import parquet as files  # takes half a second to import
+
+    try:
+        table = files.read_table(path)
+    except Exception as error:  # what a damaged file makes of a decoder is not to be foreseen
+        raise UserError(f"{path} cannot be read as Parquet: {error}") from error
+    return {name: cells(table.column(name), name, path) for name in table.column_names}
+
+
+def stream(paths: Sequence[Path]) -> Any:
+    """The table in files of Arrow's streaming format, one after the other."""
+    needed(str(paths[0]))
+    import pyarrow
+
+    try:
+        tables = []
+        for path in paths:
+            with pyarrow.memory_map(str(path)) as file:
+                tables.append(pyarrow.ipc.open_stream(file).read_all())
+        return pyarrow.concat_tables(tables)
+    except Exception as error:
+        raise UserError(f"{paths[0].parent}: its arrow files cannot be read: {error}; save it anew") from error
+
+
+def cells(column: Any, name: str, path: Path) -> np.ndarray:
+    """(n,) float64 with NaN for nulls, or text with "" for nulls."""
+    import pyarrow
+
+    kind = pyarrow.types
+    if kind.is_dictionary(column.type):
+        column = column.cast(column.type.value_type)
+    if kind.is_boolean(column.type):
+        column = column.cast(pyarrow.int8())
+    if kind.is_integer(column.type) or kind.is_floating(column.type):
+        return column.cast(pyarrow.float64(), safe=False).to_numpy().astype(np.float64)
+    if kind.is_string(column.type) or kind.is_large_string(column.type):
+        words = np.empty(len(column), dtype=object)
+        words[:] = ["" if cell is None else cell for cell in column.to_pylist()]
+        return words
+    raise UserError(f"{path}: column {name!r} is {column.type}; numbers, truth values and text are understood")
+
+
+def array(column: Any, name: str, path: Path) -> np.ndarray:
+    """(n, ...): (n,) of a column of numbers, (n, L) of lists of one length, (n, C, H, W) uint8 of pictures.
+
+    Raises UserError with the first row that is a null, or not as long as the first one.
+    """
+    import pyarrow
+    from pyarrow import compute
+
+    kind, values, shape = pyarrow.types, column.combine_chunks(), [len(column)]
+    values = values.chunk(0) if isinstance(values, pyarrow.ChunkedArray) else values
+    if isinstance(values, pyarrow.ExtensionArray):  # Array2D, Array3D, ... of `datasets`
+        values = values.storage
+    if kind.is_struct(values.type):
+        return _pictures(values.to_pylist(), name, path)
+    while kind.is_list(values.type) or kind.is_large_list(values.type) or kind.is_fixed_size_list(values.type):
+        lengths = compute.list_value_length(values).fill_null(-1).to_numpy(zero_copy_only=False)
+        odd = np.flatnonzero((lengths != lengths[0]) | (lengths < 1))
+        if len(odd):
+            row, found = odd[0] // int(np.prod(shape[1:])), max(int(lengths[odd[0]]), 0)
+            same = f"{lengths[0]} in row 0: pad or cut the rows to one length"
+            raise UserError(f"{path}, row {row}: column {name!r} holds {found} values, {same}")
+        shape.append(int(lengths[0]))
+        values = values.flatten()
+    if kind.is_boolean(values.type):
+        values = values.cast(pyarrow.int8())
+    if not (kind.is_integer(values.type) or kind.is_floating(values.type)):
+        raise UserError(f"{path}: column {name!r} is {column.type}; numbers, lists of them, or pictures are understood")
+    return values.to_numpy(zero_copy_only=False).reshape(shape)
+
+
+def _pictures(rows: Sequence[Any], name: str, path: Path) -> np.ndarray:
+    """(n, C, H, W) uint8 of a column of the type Image; grey where the first picture is."""
+    pictures: list[np.ndarray] = []
+    mode = "L"
+    for row, cell in enumerate(rows):
+        try:
+            with Image.open(io.BytesIO((cell or {})["bytes"])) as image:
+                mode = mode if pictures else "L" if image.mode in ("1", "L") else "RGB"
+                pixels = np.asarray(image.convert(mode))
+        except Exception as error:
+            raise UserError(f"{path}, row {row}: column {name!r} holds no readable picture: {error}") from error
+        pictures.append(pixels[None] if mode == "L" else pixels.transpose(2, 0, 1))
+        if pictures[-1].shape != pictures[0].shape:
+            sizes = f"{pictures[-1].shape[1:]} pixels, those of row 0 {pictures[0].shape[1:]}"
+            raise UserError(f"{path}, row {row}: the picture in column {name!r} has {sizes}; scale them to one size")
+    return np.stack(pictures)

@@ -1,0 +1,257 @@
+"""Any table, CSV or Parquet, with a column of labels and perhaps one of sites."""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Sequence
+from dataclasses import dataclass
+from itertools import chain
+from pathlib import Path
+from typing import Annotated, Literal
+
+import numpy as np
+import torch
+from pydantic import Field
+
+from fedmpi.common.errors import UserError
+from fedmpi.common.text import count, twins
+from fedmpi.data.dataset import Dataset
+from fedmpi.data.sources.common import find, holdout
+from fedmpi.data.sources.tables import prepare
+from fedmpi.data.sources.tables.files import Table, gaps, ordered, read, spelling
+from fedmpi.data.sources.tables.sites import check_sites
+from fedmpi.data.sources.tables.targets import Target, targets
+
+Name = Annotated[str, Field(min_length=1)]
+Value = str | int | float
+PARTS = {"train": True, "test": False, "val": True, "valid": True, "validation": True}
+
+
+@dataclass(frozen=True)
+class Options:
+    """How a table's columns are read; what `table` is told."""
+
+    features: Sequence[str] | None
+    categorical: dict[str, list[str] | None]
+    missing: str
+    standardise: str
+    global_test: str
+
+
+def table(
+    root: Path,
+    *,
+    site: str | None = None,
+    path: str | None = None,
+    label_column: Name | Annotated[list[Name], Field(min_length=1)] = "label",
+    site_column: Name | None = None,
+    split_column: Name | None = None,
+    test_fraction: Annotated[float, Field(ge=0, lt=1)] = 0.2,
+    features: Annotated[list[str], Field(min_length=1)] | None = None,
+    drop: list[str] | None = None,
+    categorical: list[str] | dict[str, Annotated[list[Value], Field(min_length=1)]] | None = None,
+    target: Literal["auto", "class", "number"] = "auto",
+    class_names: Annotated[list[Value], Field(min_length=2)] | None = None,
+    missing: Literal["refuse", "impute", "drop"] = "refuse",
+    standardise: Literal["site", "pooled", "none"] = "site",
+    global_test: Literal["site", "pooled"] = "site",
+    small_sites: Literal["refuse", "keep", "drop"] = "refuse",
+    delimiter: Annotated[str, Field(min_length=1, max_length=1)] = ",",
+    decimal: Literal[".", ","] = ".",
+) -> Dataset:
+    """A CSV or Parquet file, root/path, whose first line names the columns; a silo is a file of its own.
+
+    label_column: the column to be learned; several columns are one target (n, k), such as event
+    and time for the task survival; with target: number a model has an output for each of them. site_column says whose
+    a row is. split_column says train or test (val joins train); without it, test_fraction of each class of each site is
+    the test part, the same for every seed. features: the columns to learn from, in order; without it all others but
+    those in `drop`.
+    categorical: columns of words, each value in the training part a column of 0 and 1; a mapping gives the values.
+    target: class, number (a regression), or auto: class if the labels are words or whole numbers. class_names: the
+    labels in the order of their numbers, else sorted.
+    missing: a row with a gap is refused, dropped, or filled with the median (words: the most frequent) of its site's
+    training part. standardise: numbers by mean and deviation of the training part of their own site, of all sites, or
+    not; global_test: those of the global test set.
+    small_sites: with one training row, or one class; refused, kept, or dropped. delimiter: between a CSV's cells;
+    decimal: between the digits of its numbers.
+
+    In silo mode a site is prepared from its own rows alone: path may hold {site}, which becomes the silo's name, and
+    without path the silo's name is the file's.
+    """
+    if site is not None:
+        _check_silo(path, site_column, "pooled" in (standardise, global_test), small_sites)
+    elif path is None:
+        raise UserError("table: data.path is missing; it names the file, relative to data.root")
+    file = (path or "{site}").replace("{site}", site or "{site}")
+    at = find(root, (file,), "table", "correct data.root or data.path")
+    rows = read(at, delimiter, decimal)
+    named = {
+        "label_column": [label_column] if isinstance(label_column, str) else label_column,
+        "site_column": [site_column] if site_column else [],
+        "split_column": [split_column] if split_column else [],
+    }
+    if features is None:
+        taken = {*chain(*named.values()), *(drop or ())}
+        for name in drop or ():
+            rows.column(name, "drop")
+        features = [name for name in rows.columns if name not in taken]
+    options = Options(features, _values(categorical, features), missing, standardise, global_test)
+    _tell_twice(rows)
+    rows = _without_gaps(rows, features, missing, named)
+    aim = targets(rows, named["label_column"], target, class_names)
+    owner, names = _owners(rows, site_column, site)
+    train = _parts(rows, split_column, owner, aim, test_fraction)
+    keep, owner, names = check_sites(rows, aim, owner, names, train, small_sites)
+    rows, aim, train = rows.keep(keep), aim.keep(keep), train[keep]
+    return _dataset(rows, aim, owner, names, train, options)
+
+
+def _tell_twice(rows: Table) -> None:
+    """Tell of rows that are equal in every column: of two, one may be trained on and the other tested on."""
+    first: dict[tuple[object, ...], int] = {}
+    pairs = [(first.setdefault(cells, k), k) for k, cells in enumerate(zip(*rows.columns.values(), strict=True))]
+    again = [(a, b) for a, b in pairs if a != b]
+    if again:
+        a, b = again[0]
+        what = f"data: {count(len(again), 'row')} of {rows.path} stand there before, the first of them"
+        warnings.warn(f"{what} {rows.unit} {rows.places[b]}, as {rows.unit} {rows.places[a]}", stacklevel=3)
+
+
+def _check_silo(path: str | None, site_column: str | None, pooled: bool, small_sites: str) -> None:
+    """What goes with one table of all sites goes not with silos, which see their own rows alone."""
+    alone = "needs the rows of all sites, and a silo sees its own alone; leave it out"
+    if site_column is not None:
+        raise UserError(f"table: data.site_column: {site_column} {alone}: each silo is a file, and a site")
+    if pooled:
+        raise UserError(f"table: pooled, in data.standardise or data.global_test, {alone}")
+    if small_sites == "drop":
+        raise UserError(f"table: data.small_sites: drop {alone}, or say keep")
+    if path is not None and "{site}" not in path:
+        raise UserError(f"table: data.path: {path!r} would be one file for all silos; write {{site}} where they differ")
+
+
+def _values(
+    categorical: list[str] | dict[str, list[Value]] | None, features: Sequence[str]
+) -> dict[str, list[str] | None]:
+    """column -> its values in one spelling; None where the training part is to say them."""
+    given = categorical or {}
+    found: dict[str, list[str] | None] = dict.fromkeys(given)
+    if isinstance(given, dict):
+        found = {name: [spelling(value) for value in values] for name, values in given.items()}
+    for name, values in found.items():
+        if name not in features:
+            raise UserError(f"table: data.categorical names {name!r}, which is none of {', '.join(features)}")
+        if values is not None and len(set(values)) < len(values):
+            raise UserError(f"table: data.categorical.{name} holds a value twice: {', '.join(values)}")
+    return found
+
+
+def _without_gaps(rows: Table, features: Sequence[str], missing: str, named: dict[str, list[str]]) -> Table:
+    """The table, without rows that have a gap where `missing` is drop; a gap that nothing fills is refused."""
+    keys = dict.fromkeys(features, "features")
+    for key, given in named.items():
+        keys |= dict.fromkeys(given, key)
+    holes = {name: gaps(rows.column(name, key)) for name, key in keys.items()}
+    if missing == "drop":
+        whole = ~np.any(list(holes.values()), axis=0)
+        if not whole.any():
+            worst = max(holes, key=lambda name: holes[name].sum())
+            raise UserError(
+                f"{rows.path}: every row has a gap, most of them in column {worst!r}; put it into data.drop"
+            )
+        return rows.keep(np.flatnonzero(whole))
+    for name, hole in holes.items():
+        if hole.any() and (missing == "refuse" or name not in features):
+            remedy = "say data.missing: impute or drop" if name in features else "say data.missing: drop"
+            raise UserError(f"{rows.at(int(hole.argmax()))}: column {name!r} is empty; fill it, or {remedy}")
+    return rows
+
+
+def _owners(rows: Table, site_column: str | None, site: str | None) -> tuple[np.ndarray, list[str]]:
+    """(n,) whose each row is, and the sites' names; zeros and the silo's name, or none, without a column of them."""
+    if site_column is None:
+        return np.zeros(len(rows), dtype=np.int64), [site] if site else []
+    words = rows.words(site_column, "site_column")
+    names = ordered(list(words))
+    twice = twins(dict.fromkeys(words))
+    if twice:
+        first, last = (rows.at(int(np.flatnonzero(words == name)[0])) for name in twice)
+        said = f"data: {twice[0]!r} ({first}) and {twice[1]!r} ({last}) are two sites; are they one?"
+        warnings.warn(said, stacklevel=3)
+    number = {name: k for k, name in enumerate(names)}
+    return np.array([number[word] for word in words], dtype=np.int64), names
+
+
+def _parts(rows: Table, split_column: str | None, owner: np.ndarray, aim: Target, test_fraction: float) -> np.ndarray:
+    """(n,) whether a row is for training."""
+    if split_column is not None:
+        words = [word.casefold() for word in rows.words(split_column, "split_column")]
+        for row, word in enumerate(words):
+            if word not in PARTS:
+                raise UserError(f"{rows.at(row)}: column {split_column!r} holds {word!r}; allowed: {', '.join(PARTS)}")
+        return np.array([PARTS[word] for word in words], dtype=bool)
+    train = np.ones(len(rows), dtype=bool)
+    for k in np.unique(owner):
+        mine = np.flatnonzero(owner == k)
+        train[mine[holdout(aim.groups[mine], test_fraction)[1]]] = False
+    return train
+
+
+def _dataset(
+    rows: Table, aim: Target, owner: np.ndarray, names: Sequence[str], train: np.ndarray, options: Options
+) -> Dataset:
+    """Features prepared and put together; rows in the order of the file."""
+    blocks, meaning, numeric = [], [], []
+    for name in options.features or ():
+        if name in options.categorical:
+            words = rows.words(name, "categorical")
+            words = prepare.filled_words(words, owner, train) if options.missing == "impute" else words
+            values = _seen(rows, name, words, options.categorical[name], train)
+            blocks.append(prepare.one_hot(words, values))
+            meaning += [f"{name}={value}" for value in values]
+            numeric += [False] * len(values)
+        else:
+            x = rows.numbers(name, "features")
+            blocks.append(prepare.filled(x, owner, train)[:, None])
+            meaning.append(name)
+            numeric.append(True)
+    if not meaning:
+        raise UserError(f"{rows.path}: no column is left to learn from; correct data.features or data.drop")
+    x, columns, everyone = np.concatenate(blocks, axis=1), np.array(numeric), np.zeros_like(owner)
+
+    def scaled(how: str) -> torch.Tensor:
+        out = x.copy()
+        if how != "none":
+            groups = owner if how == "site" else everyone
+            out[:, columns] = prepare.standardised(x[:, columns], groups, train)
+        return torch.from_numpy(out).float()
+
+    if options.standardise == "none" and np.isnan(x).any():
+        row, column = np.argwhere(np.isnan(x))[0]
+        whose = f"site {names[owner[row]]}" if names else "the table"
+        raise UserError(
+            f"{rows.at(row)}: column {meaning[column]!r} is empty, and in all of the training rows of {whose}; put it "
+            "into data.drop, or let data.standardise make it 0"
+        )
+    by, site = scaled(options.standardise), torch.from_numpy(owner) if names else None
+    first, last = torch.from_numpy(train), torch.from_numpy(~train)
+    pooled = options.global_test == "pooled" and options.standardise == "site"
+    return Dataset(
+        *(by[first], aim.y[first], by[last], aim.y[last], len(aim.names) or aim.outputs),
+        site=None if site is None else site[first],
+        test_site=None if site is None else site[last],
+        site_names=tuple(names),
+        global_x=scaled("pooled")[last] if pooled else None,
+        meaning=(*meaning, "->", *aim.names),
+    )
+
+
+def _seen(rows: Table, name: str, words: np.ndarray, given: list[str] | None, train: np.ndarray) -> list[str]:
+    """The values of a categorical column: those given, else those in the training part."""
+    if given is None:
+        return ordered(list(words[train]))
+    for row, word in enumerate(words):
+        if word and word not in given:
+            said = f"column {name!r} holds {word!r}, which is none of data.categorical.{name}"
+            raise UserError(f"{rows.at(row)}: {said}: {', '.join(given)}")
+    return given

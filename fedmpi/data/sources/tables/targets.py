@@ -1,0 +1,83 @@
+"""What a table's rows are to be told: class numbers, or numbers."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from fedmpi.common.errors import UserError
+from fedmpi.common.text import brief, twins
+from fedmpi.data.sources.tables.files import COMMA, Table, is_number, ordered, spelling
+
+MANY = 100  # classes beyond which a column of whole numbers may well be amounts
+
+
+@dataclass(frozen=True, eq=False)
+class Target:
+    """y, (n,) class numbers or (n,) or (n, k) numbers; names of the classes, none for numbers."""
+
+    y: Tensor
+    names: tuple[str, ...]
+    outputs: int = 1  # of a model, where there are no classes
+
+    @property
+    def groups(self) -> np.ndarray:
+        """(n,) the class of each row; zeros for numbers."""
+        return self.y.numpy() if self.names else np.zeros(len(self.y), dtype=np.int64)
+
+    def keep(self, rows: np.ndarray) -> Target:
+        return Target(self.y[torch.from_numpy(rows)], self.names, self.outputs)
+
+
+def targets(rows: Table, label: Sequence[str], target: str, classes: Sequence[str | int | float] | None) -> Target:
+    """The targets in the column or columns `label`, none of which has a gap."""
+    if len(label) > 1 or target == "number":
+        if classes is not None or target == "class":
+            raise UserError("table: data.class_names and target: class go with one column, of classes")
+        y = np.stack([rows.numbers(name, "label_column") for name in label], axis=1)
+        outputs = len(label) if target == "number" else 1
+        return Target(torch.from_numpy(y[:, 0] if len(label) == 1 else y).float(), (), outputs)
+    words = rows.words(label[0], "label_column")
+    found = ordered(list(words))
+    if target == "auto" and classes is None:
+        if _amounts(words):
+            return targets(rows, label, "number", None)
+        if len(found) > max(MANY, len(rows) // 10):
+            many = f"{rows.path}: column {label[0]!r} holds {len(found)} labels in {len(rows)} rows"
+            raise UserError(f"{many}; say data.target: class, or number for a regression")
+        _check_labels(rows, label[0], words, found)
+    names = found
+    if classes is not None:
+        names = [spelling(value) for value in classes]
+        if len(set(names)) < len(names):
+            raise UserError(f"table: data.class_names holds a label twice: {', '.join(names)}")
+    number = {name: k for k, name in enumerate(names)}
+    for row, word in enumerate(words):
+        if word not in number:
+            allowed = brief(", ".join(names), 200)
+            said = f"column {label[0]!r} holds the label {word!r}, which is none of data.class_names"
+            raise UserError(f"{rows.at(row)}: {said}: {allowed}")
+    return Target(torch.tensor([number[word] for word in words]), tuple(names))
+
+
+def _amounts(words: np.ndarray) -> bool:
+    """Whether most words are numbers, and some of these no whole ones: then one that is no number is a mistake."""
+    numbers = [word for word in words if is_number(word) or COMMA.fullmatch(word)]
+    whole = (is_number(word) and float(word).is_integer() for word in numbers)
+    return 2 * len(numbers) > len(words) and not all(whole)
+
+
+def _check_labels(rows: Table, label: str, words: np.ndarray, found: Sequence[str]) -> None:
+    """UserError for one label alone, and for two that a slip tells apart."""
+    if len(found) == 1:
+        what = f"column {label!r} holds one label alone, {found[0]!r}"
+        raise UserError(f"{rows.path}: {what}; two are needed, or those that there are in data.class_names")
+    twice = twins(dict.fromkeys(words))
+    if twice:
+        first, last = (rows.at(int(np.flatnonzero(words == name)[0])) for name in twice)
+        said = f"{last}: column {label!r} holds the label {twice[1]!r}, and in {first} {twice[0]!r}"
+        raise UserError(f"{said}; are they one? mend it, or name the labels in data.class_names")

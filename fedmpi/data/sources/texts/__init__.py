@@ -1,0 +1,1 @@
+"""Sources that are texts: symbols, and after each of them the next one."""

@@ -1,0 +1,93 @@
+"""Texts by author become windows of symbols: x (n, L), and y (n, L), the symbol after each of them."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from fedmpi.common.errors import UserError
+from fedmpi.common.text import count, show
+from fedmpi.data.dataset import Dataset
+
+UNKNOWN = "\N{REPLACEMENT CHARACTER}"  # stands for what occurs in test parts alone
+
+
+@dataclass(frozen=True)
+class Text:
+    """What one author wrote, in order of time, and where it stands, for messages."""
+
+    text: str
+    place: str
+
+
+def windows(
+    texts: Mapping[str, Text], context: int, test_fraction: float, min_chars: int | None, alphabet: str | None
+) -> Dataset:
+    """The data set of several authors, who are its sites; only the first 1 - test_fraction of a text is trained on.
+
+    A part of n characters is cut into floor((n - 1) / context) windows, one after the other; what is left over at its
+    end, less than a window, is left out. Raises UserError for an author whose training part is shorter than a window
+    and the character after it; with min_chars those with fewer characters than that are left out first.
+    """
+    known = {name: text for name, text in texts.items() if len(text.text) >= (min_chars or 0)}
+    if not known:
+        raise UserError(f"data.min_chars: {min_chars}: no author of {len(texts)} has so many characters; lower it")
+    parts = {name: _cut(name, text, context, test_fraction) for name, text in known.items()}
+    symbols = alphabet or "".join(sorted({*"".join(first for first, _ in parts.values())}))
+    if alphabet is None:
+        strange = {*"".join(last for _, last in parts.values())} - {*symbols}
+        symbols += UNKNOWN if strange and UNKNOWN not in symbols else ""
+    else:
+        _check_alphabet(known, alphabet)
+    number = {symbol: k for k, symbol in enumerate(symbols)}
+    train = [_windows(first, number, context) for first, _ in parts.values()]
+    test = [_windows(last, number, context) for _, last in parts.values()]
+    return Dataset(
+        *_pairs(train),
+        *_pairs(test),
+        classes=len(symbols),
+        site=torch.repeat_interleave(torch.tensor([len(rows) for rows in train])),
+        test_site=torch.repeat_interleave(torch.tensor([len(rows) for rows in test])),
+        site_names=tuple(known),
+        meaning=tuple(symbols),
+    )
+
+
+def _cut(name: str, text: Text, context: int, test_fraction: float) -> tuple[str, str]:
+    """Training and test part of a text."""
+    cut = len(text.text) - int(test_fraction * len(text.text))
+    if cut < context + 1:
+        said = f"author {name!r} has {count(cut, 'character')} to train on, of {len(text.text)}"
+        raise UserError(
+            f"{text.place}: {said}; data.context = {context} needs {context + 1}: lower it, or leave short authors out "
+            "with data.min_chars"
+        )
+    return text.text[:cut], text.text[cut:]
+
+
+def _check_alphabet(texts: Mapping[str, Text], alphabet: str) -> None:
+    twice = [symbol for k, symbol in enumerate(alphabet) if symbol in alphabet[:k]]
+    if twice:
+        raise UserError(f"data.alphabet holds {show(twice[0])} twice; each character stands once")
+    for name, text in texts.items():
+        strange = {*text.text} - {*alphabet}
+        if strange:
+            at = min(text.text.index(symbol) for symbol in strange)
+            said = f"character {at + 1} of author {name!r} is {show(text.text[at])}"
+            raise UserError(f"{text.place}: {said}, which is not in data.alphabet; add it there, or mend the text")
+
+
+def _windows(text: str, number: Mapping[str, int], context: int) -> Tensor:
+    """(windows, context + 1) int64: each window and the symbol after it."""
+    unknown = number.get(UNKNOWN, 0)
+    symbols = torch.from_numpy(np.fromiter((number.get(symbol, unknown) for symbol in text), np.int64, len(text)))
+    return symbols.unfold(0, context + 1, context) if len(text) > context else symbols.new_empty(0, context + 1)
+
+
+def _pairs(rows: Sequence[Tensor]) -> tuple[Tensor, Tensor]:
+    both = torch.cat(list(rows))
+    return both[:, :-1].contiguous(), both[:, 1:].contiguous()

@@ -1,0 +1,1 @@
+"""What a run would need, said without training it: memory, bytes, seconds, and the words for Slurm."""

@@ -1,0 +1,224 @@
+"""`fedmpi plan`: what a run on so many ranks would need, from its settings and a few measured seconds.
+
+Memory, of rank 0 and of a rank that trains:
+    libraries    what this process holds when data and model are made, without these                 measured
+    data         samples and targets; every rank holds all of them, of sites its own ones            by shapes
+    model        weights, gradients, velocities, copies, announcement, server state and optimiser    by shapes
+    rows         of uploads: whole, streamed or sharded, as the run would travel                     by shapes
+    state        of clients, on the rank that has most                                               by shapes
+    step         what passes, batches and augmentation take beyond that                              measured
+and never less than reading the data has taken here.
+
+Seconds of a round:  announcement + max over ranks of (their clients + evaluation) + last rows + server's step + OWN_S.
+Ranks that share cores wait for each other; between hosts NETWORK is assumed.
+"""
+
+from __future__ import annotations
+
+import os
+import resource
+import time
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+from statistics import fmean
+from typing import Any
+
+import torch
+
+from fedmpi.comm import Job, detect
+from fedmpi.comm.backends.solo import Solo
+from fedmpi.common.errors import UserError
+from fedmpi.config import Settings, machine
+from fedmpi.data.federated import Federated
+from fedmpi.doctor.planning import measuring, rehearsal
+from fedmpi.engine.federation import Federation
+from fedmpi.engine.travel.sharded import Sharded
+from fedmpi.engine.travel.streamed import Streamed
+from fedmpi.runtime import build, build_data, launch
+
+NETWORK = 1.25e9  # bytes a second between hosts, where there are several: 10 Gbit/s
+SEEN = 20  # rounds whose cohorts are placed
+ELSE = 0.25  # relative error beside that of the measurement: caches, checkpoints, whoever else is on the host
+STEPS_OWN = 3  # models that a step makes, and the arithmetic has counted: gradient, velocity, upload
+OWN_S = 5e-3  # what any round takes: lines, messages, files
+Facts = dict[str, Any]
+
+
+def plan(settings: Settings, ranks: int, hosts: int) -> Facts:
+    """The facts, as JSON has them. Raises UserError as `fedmpi validate` does, and where rank 0's part of a round does
+    not fit into this machine."""
+    began = time.perf_counter()
+    device = _device(settings)
+    launch.set_numerics(settings)
+    silos = bool(settings.data.silos)
+    if silos:
+        build_data.site_ranks(settings, ranks)
+    data = build_data.siloed(settings, Solo(torch.device("cpu"))) if silos else build_data.partitioned(settings)
+    reading_s, reading = time.perf_counter() - began, _most()
+    made = build.experiment(settings, data, device)
+    libraries = max(_held() - _size(made.data) - made.model.w.nbytes, 0)
+    job = Job("single" if ranks == 1 else "mpi", 0, ranks, 0, -(-ranks // hosts), "here")
+    needed = build.check_memory(made, replace(job, local_size=min(job.local_size, 2)))
+    fed = build.federation(made, rehearsal.Nobody(ranks, device), lambda: False)
+    before = _held()
+    each = measuring.client(fed)
+    per_sample = measuring.evaluation(
+        fed.worker, settings.evaluate.batch_size, made.data.global_test or _tests(made.data)
+    )
+    step = max(_held() - before, 0)
+    moved = rehearsal.moved(fed, made.itemsize)
+    way = _way(fed)
+    rounds = _rehearsed(fed)
+    facts: Facts = {"config": settings.name, "ranks": ranks, "hosts": hosts, "device": str(device.type)}
+    facts["uploads"] = way
+    facts["memory"] = _memory(made, job, needed, libraries, step, reading)
+    facts["bytes"] = _bytes(rounds, moved, settings.rounds)
+    seconds = _seconds(made, fed, each, per_sample, rounds, job)
+    facts["seconds"] = {**seconds, "start": reading_s}
+    facts["rounds"] = settings.rounds
+    facts |= {"threads": settings.compute.threads, "cuda": settings.compute.device == "cuda"}
+    return facts
+
+
+def _device(settings: Settings) -> torch.device:
+    """Where this process computes: as a rank that trains would."""
+    try:
+        return launch.pick_device(settings, detect({}))
+    except UserError:
+        if settings.compute.device != "cuda":
+            raise
+        return torch.device("cpu")  # the figures say so
+
+
+def _tests(data: Federated) -> Any:
+    """The largest test split of a client."""
+    return max(data.test.values(), key=len, default=None)
+
+
+def _rehearsed(fed: Federation) -> list[rehearsal.Round]:
+    try:
+        return rehearsal.kinds(fed)
+    except (UserError, RuntimeError) as error:
+        how = "in which clients have made one step, and other ranks' parts of sums are 0"
+        raise UserError(f"a round that is rehearsed for the bytes fails, {how}: {error}") from error
+
+
+def _way(fed: Federation) -> str:
+    """whole | streamed | sharded: how the uploads of round 0 travel."""
+    made = rehearsal.way(fed, 0)
+    return "streamed" if isinstance(made, Streamed) else "sharded" if isinstance(made, Sharded) else "whole"
+
+
+# ---- memory ----
+def _memory(
+    made: build.Experiment, job: Job, needed: dict[str, int], libraries: int, step: int, reading: int
+) -> dict[str, dict[str, int]]:
+    """Bytes by part, for rank 0 and a rank that trains; `all` is at least what reading data has taken."""
+    s, row = made.settings, made.itemsize * made.messages.largest_upload()
+    trainers, held = len(build_data.training_ranks(s, job.size)), build.rows(made, job.size)
+    optimiser = {"sgd": 0, "momentum": 1}.get(s.server.optim, 2) * made.itemsize * made.model.layout.size
+    whole, state = _size(made.data), needed["of which client state"]
+    data = whole // trainers if s.data.silos else whole
+    rows = [int(row * part) for part in held]
+    root = {"libraries": libraries, "data": data, "model": needed["rank 0"] - rows[0] + optimiser, "rows": rows[0]}
+    other = needed["a training rank"] - rows[1] - state
+    more = max(step - STEPS_OWN * made.model.w.nbytes, 0)
+    trainer = {"libraries": libraries, "data": data, "model": other, "rows": rows[1], "state": state, "step": more}
+    if job.size == 1 or s.server.trains:  # it does both
+        root = {name: root.get(name, 0) + trainer.get(name, 0) for name in trainer} | {
+            "libraries": libraries,
+            "data": data,
+        }
+    else:
+        root["step"] = step  # it evaluates
+    found = {"rank 0": root} if job.size == 1 else {"rank 0": root, "a training rank": trainer}
+    return {name: {**parts, "all": max(sum(parts.values()), reading)} for name, parts in found.items()}
+
+
+def _size(data: Federated) -> int:
+    """Bytes of all samples and targets, each tensor once."""
+    shards = [*data.train.values(), *data.test.values(), *data.validation.values()]
+    shards += [data.global_test] if data.global_test is not None else []
+    found: dict[int, int] = {}
+    for shard in shards:
+        for x in (shard.x, shard.y):
+            for tensor in _tensors(x):
+                found[tensor.untyped_storage().data_ptr()] = tensor.untyped_storage().nbytes()
+    return sum(found.values())
+
+
+def _tensors(x: Any) -> list[torch.Tensor]:
+    if isinstance(x, torch.Tensor):
+        return [x]
+    held = [*vars(x).values()] if hasattr(x, "__dict__") else [getattr(x, name) for name in getattr(x, "__slots__", ())]
+    held = [each for one in held for each in (one.values() if isinstance(one, dict) else [one])]
+    return [each for each in held if isinstance(each, torch.Tensor)]
+
+
+def _held() -> int:
+    """Bytes of memory that this process holds now."""
+    try:
+        return int(Path("/proc/self/statm").read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE")
+    except (OSError, ValueError, IndexError):
+        return _most()
+
+
+def _most() -> int:
+    """The most that it has held."""
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
+
+
+# ---- bytes ----
+def _bytes(rounds: Sequence[rehearsal.Round], moved: tuple[int, int], count: int) -> Facts:
+    """Rank 0's connection: up is what it receives, down what it sends."""
+    most = max(rounds, key=lambda each: each.count, default=None)
+    kinds = [{"first": r.first, "rounds": r.count, "up": r.received, "down": r.sent} for r in rounds]
+    up, down = (sum(getattr(r, way) * r.count for r in rounds) for way in ("received", "sent"))
+    usual = {"up": most.received, "down": most.sent} if most else {"up": 0, "down": 0}
+    states = {"states_up": moved[1], "states_down": moved[0]} if any(moved) else {}
+    return {"round": usual, "run": {"up": up + moved[1], "down": down + moved[0]}, "kinds": kinds, **states}
+
+
+# ---- seconds ----
+def _seconds(
+    made: build.Experiment,
+    fed: Federation,
+    each: measuring.Client,
+    per_sample: float,
+    rounds: Sequence[rehearsal.Round],
+    job: Job,
+) -> Facts:
+    s, count = made.settings, max(made.settings.rounds, 1)
+    sizes, steps = fed.worker.sizes, s.train.steps
+    here = [rank for rank in fed.ranks if rank < job.local_size]
+    crowded = max(len(here) * s.compute.threads / machine.cores(), 1.0)
+    busiest = []
+    for t in range(min(count, SEEN)):
+        load: dict[int, float] = {}
+        for k, rank in fed.roster.placed(t).items():
+            load[rank] = load.get(rank, 0.0) + each.seconds(sizes[k], steps)
+        busiest.append(max(load.values()))
+    training = fmean(busiest) * crowded
+    protocol = s.evaluate.protocol
+    tests, test = int(made.data.test_sizes.sum()), made.data.global_test
+    whole = len(test) if test is not None else 0
+    by_clients = (tests if test is None and "global" in protocol else 0) + tests * ("personal" in protocol)
+    by_clients += made.data.clients * whole * ("personal_on_global" in protocol)
+    alone = whole * per_sample * ("global" in protocol)
+    shared = by_clients * per_sample / len(fed.ranks) * crowded
+    evaluating = (alone + shared) / s.evaluate.every
+    beside = job.size > 1 and 0 not in fed.ranks  # rank 0 evaluates while the others train
+    rule = sum(r.server_s * r.count for r in rounds) / count
+    speed = measuring.bandwidth() if job.size > 1 else 0.0
+    network = min(NETWORK, speed) if job.local_size < job.size else speed
+    up, down = (sum(getattr(r, way) * r.count for r in rounds) / count for way in ("received", "sent"))
+    last_rows = up / build.cohort_size(made) * min(len(fed.ranks), build.cohort_size(made))
+    transfer = (down + last_rows) / network if network else 0.0
+    every = s.evaluate.every
+    both = max(training + shared / every, alone / every) if beside else training + evaluating
+    a_round = both + rule + transfer + OWN_S
+    error = (each.error * training + ELSE * a_round + (crowded > 1) * ELSE * training) / a_round
+    parts = {"training": training, "evaluation": evaluating, "server": rule, "transfer": transfer}
+    a_client = {"client_fixed": each.a, "client_more": each.b, "in_steps": each.in_steps}
+    return {"round": a_round, "error": error, **parts, "run": a_round * s.rounds, "crowded": crowded, **a_client}

@@ -1,0 +1,297 @@
+"""One client's round, and the only batch loop of the project.
+
+The hot path is flat. While no hook reads gradients, autograd allocates its own and torch's fused SGD walks the views; a
+hook that reads them gets one flat g that autograd accumulates into; small chains do without autograd (by_hand.py). None
+of this changes the bits.
+"""
+
+from __future__ import annotations
+
+import time
+import warnings
+from collections.abc import Callable, Iterator, Sequence
+from functools import partial
+from math import inf
+from typing import Any, NamedTuple, final
+
+import torch
+from torch import Tensor
+
+from fedmpi.common import seeds
+from fedmpi.common.blame import blaming, once, told
+from fedmpi.common.errors import RankWarning, UserError
+from fedmpi.data.batches import batches, grouped
+from fedmpi.engine.checks import Untouched, check_finite, check_pair, finite
+from fedmpi.engine.local.adaptive import Adaptive, make
+from fedmpi.engine.local.autograd import backward
+from fedmpi.engine.local.by_hand import ByHand
+from fedmpi.engine.local.clipping import clip
+from fedmpi.engine.local.declared import check_given
+from fedmpi.engine.local.kept import Kept
+from fedmpi.engine.local.sgd import SGD
+from fedmpi.engine.local.view import ClientView, LossMeter
+from fedmpi.engine.messages import FAILED, STOP
+from fedmpi.flat.layout import Selection
+from fedmpi.flat.packing import share_memory
+from fedmpi.method.base import Method, overrides
+from fedmpi.method.context import Client, Fitted, Loss
+
+LEFT_OUT = "left out of the round (faults.on_client_error: drop)"
+PLAIN = Method()  # FedAvg's client
+
+
+class Descent(NamedTuple):
+    """What a local step descends along: a loss, its gradient corrected, or a rule with gradients of its own."""
+
+    loss: Loss
+    correct: Callable[[Client, Tensor], Tensor] | None
+    step: Callable[[Client, Tensor, Tensor], Tensor] | None
+    by_hand: ByHand | None = None  # which knows this loss, and leaves its gradient where the optimiser looks for it
+
+
+@final
+class LocalClient(ClientView):
+    """A client that takes part in a round, or is evaluated."""
+
+    def take_part(self, row: Tensor) -> bool:
+        """The client's round: load, train, write its upload into `row` and its new state into its state row.
+
+        row: one row of `messages.upload(round)`. With worker.spares an error on the way is told and marks the row;
+        whether there was none.
+        """
+        began, worker, model = time.perf_counter(), self.worker, self.worker.model
+
+        def trained() -> dict[str, Tensor]:
+            model.load(self.received, self.b0)
+            worker.training()
+            untouched = self.untouched() if worker.hooked else Untouched(worker.method, {})
+            if worker.direct is None:
+                self.reseed()
+            with blaming(self.where):
+                self.begin()
+                self.recall()
+                untouched.check(self.where, "receive")
+                new = worker.method.train(self)
+                untouched.check(self.where, "train", "loss", "gradient", "step", "proximal")
+                sent, more = check_pair(worker.method, "upload", worker.method.upload(self), self.where)
+                untouched.check(self.where, "upload")
+            seconds = time.perf_counter() - began
+            given = new, sent, more
+            return self.write(row, given, self.meter.number(), seconds, lambda p, w0, out: p.subtract(model.w, w0, out))
+
+        return self.kept(row, trained, began)
+
+    def kept(self, row: Tensor, trained: Callable[[], dict[str, Tensor]], began: float) -> bool:
+        """Store what `trained` makes of the client's state; whether it came to no error."""
+        worker, messages = self.worker, self.worker.messages
+        upload = messages.upload(self.round)
+        try:
+            state = trained()
+        except Exception as error:
+            if not worker.spares:
+                raise
+            # Its state row, too, is undone by the server's word.
+            warnings.warn(RankWarning(f"{once(error, self.where)}; {LEFT_OUT}"), stacklevel=2)
+            flag = STOP if worker.stop() else FAILED
+            upload.tell(row.zero_(), 0.0, time.perf_counter() - began, flag)
+            return False
+        if len(self.state_row):
+            messages.client_state.write(self.state_row, state)
+        beyond = messages.settle(upload, row, self.state_row)
+        if beyond:
+            said = f"{self.where}: slot {beyond!r} is beyond fp16, which ends at 65,504, or not finite itself"
+            warnings.warn(RankWarning(f"{said}; comm.wire.up: bf16 has the range of fp32"), stacklevel=2)
+        if not worker.drop:
+            check_finite(worker.method, "train, upload", messages.client_state, self.state_row, self.where)
+        elif not finite(self.state_row):
+            upload.packing.write(row, {"_loss": torch.nan})  # the server refuses the upload, which undoes the round
+        return True
+
+    def write(
+        self,
+        row: Tensor,
+        given: tuple[Any, Any, Any],
+        loss: Tensor | float,
+        seconds: float,
+        subtract: Callable[[Selection, Tensor, Tensor], None],
+    ) -> dict[str, Tensor]:
+        """Check what `train` and `upload` gave, write the upload; returns what becomes of the client's state.
+
+        loss: mean over the steps; subtract: (selection of w, w0, out) writes that part of w - w0.
+        """
+        worker, model, messages = self.worker, self.worker.model, self.worker.messages
+        upload, (trained, sent, more) = messages.upload(self.round), given
+        check_given(worker, upload, (trained, sent, more), self.where)
+        if "dw" in upload.packing.shapes and "dw" not in sent:
+            subtract(upload.w, self.w0, upload.packing.view(row, "dw"))
+        upload.tell(row, loss, seconds, STOP if worker.stop() else 0.0)
+        values = {name: sent[name] for name in sent if name in upload.packing.shapes}
+        if upload.b.size:
+            values["_b"] = upload.b.take(model.b)
+        if values:
+            upload.packing.write(row, values)
+        state = {name: value for new in (trained, more) if new is not self.state for name, value in new.items()}
+        if not len(self.state_row):
+            return state
+        own = {"_w": messages.personal.take(model.w), "_b": messages.personal_b.take(model.b)}
+        own |= self.optim.state() if self.optim else {}
+        return {**own, **state}
+
+    def untouched(self) -> Untouched:
+        """What the client's hooks only read, as it is now."""
+        return Untouched(
+            self.worker.method,
+            {
+                "k.w0 (k.received) or k.down": self.announcement,
+                "k.down": self.download,
+                "k.state": self.state_row,
+                "k.w0 (k.received)": self.received,  # its own vector where parts stay with the client
+                "k.w": self.w,
+                "k.b": self.b,
+                "k.label_counts": self.worker.label_counts,
+            },
+        )
+
+    def reseed(self) -> None:
+        """Dropout, and whatever else draws from torch's global generators, is seeded; within `seeds.restored`."""
+        seeds.reseed(self.worker.seed, "torch", self.round, self.id)
+
+    def begin(self) -> None:
+        """The weights that training starts from; looking for them moves neither buffers nor counters."""
+        model = self.worker.model
+        if not overrides(self.worker.method, "receive"):
+            return
+        w0 = self.check("receive", self.worker.method.receive(self))
+        self.w0 = w0.clone() if share_memory(w0, model.w) else w0  # k.w is about to move
+        self.forget_frozen()
+        if self.w0 is not self.received:
+            model.load(self.w0, self.b0)
+
+    def recall(self) -> None:
+        """What the client has kept of its optimiser, which `fit` goes on with."""
+        messages = self.worker.messages
+        if self.worker.recipe.keep:
+            self.optim = Kept(messages.client_state.views(self.state_row), self.worker.model.layout)
+
+    # ---- the batch loop ----
+    def fit(
+        self,
+        epochs: float | None = None,
+        *,
+        groups: Sequence[str] | None = None,
+        lr: float | None = None,
+        start: Tensor | None = None,
+        loss: Loss | None = None,
+        gradient: Callable[[Client, Tensor], Tensor] | None = None,
+        plain: bool = False,
+    ) -> Fitted:
+        worker, recipe, model = self.worker, self.worker.recipe, self.worker.model
+        method = PLAIN if plain else worker.method
+        generators = worker.generators(self.round, self.id, self.fits)
+        self.fits += 1
+        how = Descent(
+            loss=loss or worker.direct or method.loss,
+            correct=gradient or (method.gradient if overrides(method, "gradient") else None),
+            step=method.step if overrides(method, "step") and gradient is None and loss is None else None,
+        )
+        passes, left = self._amount(epochs, groups)
+        momentum, later = recipe.momentum, 1 - recipe.dampening
+        counted, meter = (self.steps, self.a, self.meter), self.meter if start is None else LossMeter(self.w.device)
+        before, self.meter = len(meter.losses), meter
+        clips, nesterov = recipe.clips, recipe.nesterov
+        with self.elsewhere(start), model.only(method.trains if groups is None else groups) as parameters:
+            if parameters:  # else the model has nothing in these groups
+                rate = self.lr if lr is None else lr
+                trained = [s for s, p in model.members() if p.requires_grad] if clips or self.optim else []
+                kept = self.optim.of(trained) if self.optim and not plain and start is None else None
+                optimiser = make(recipe, parameters, rate, kept)
+                entries = model.layout.entries(trained) if clips else None
+                by_hand = worker.by_hand
+                if not (how.correct or how.step or clips):
+                    model.drop_gradient()
+                    if by_hand and how.loss is worker.direct and len(parameters) == len(model.parameters):
+                        by_hand.begin()
+                        how = how._replace(by_hand=by_hand)
+                carry = 0.0
+                for self.epoch in range(passes):
+                    self.last_epoch = self.epoch == passes - 1
+                    for x, y in self._batches(generators, method.batches_a_step):
+                        if worker.stop():
+                            break
+                        self.step_loss, self.passed = None, False
+                        untouched = x._version, y._version
+                        self._gradient(how, optimiser, x, y, entries)
+                        if (x._version, y._version) != untouched:
+                            raise self._touched()
+                        optimiser.step()
+                        self.passed = True
+                        carry = momentum * carry + later if carry else 1.0
+                        self.steps, self.a = self.steps + 1, self.a + (1 + momentum * carry if nesterov else carry)
+                        if self.step_loss is not None:
+                            meter.losses.append(self.step_loss)
+                        left -= 1
+                        if not left:
+                            break
+            w = model.w if start is None else model.w.clone()
+        if start is not None:
+            self.steps, self.a, self.meter = counted
+        return Fitted(w, partial(meter.mean, before, len(meter.losses)))
+
+    def _amount(self, epochs: float | None, groups: Sequence[str] | None) -> tuple[int, int]:
+        """Passes and steps of one fit."""
+        self._check_groups(() if groups is None else groups, "fit, groups")
+        if epochs is not None and not (isinstance(epochs, int | float) and 0 <= epochs < inf):
+            raise UserError(f"k.fit: epochs is {epochs!r}; a number >= 0 is needed")
+        return self.worker.recipe.amount(self.n, self.worker.method.batches_a_step, epochs)
+
+    def _touched(self) -> UserError:
+        """Of an x or y that is not what it was before its step."""
+        said = (
+            f"{self.where}: the model ({type(self.worker.model.module).__name__}) or a hook of method "
+            f"{type(self.worker.method).__name__} wrote to its batch, x or y (an operation that ends in _, an "
+            "assignment to [...], or ReLU(inplace=True) as the first layer): other passes would see it; make a copy"
+        )
+        return told(said, self.worker.model.module, type(self.worker.method))
+
+    def _gradient(
+        self, how: Descent, optimiser: SGD | Adaptive, x: Tensor, y: Tensor, clipped: Selection | None
+    ) -> None:
+        """One batch's gradient, to where the optimiser looks for it. clipped: the entries that clipping looks at."""
+        model = self.worker.model
+        if how.by_hand:
+            self.note(how.by_hand(x, y))
+        elif how.step:
+            g = self.check("step", how.step(self, x, y))
+            model.attach_gradient().copy_(self._corrected(how.correct, g) if how.correct else g)
+        elif how.correct or clipped:
+            g = model.attach_gradient().zero_()
+            self._backward(how.loss, x, y)
+            corrected = self._corrected(how.correct, g) if how.correct else g
+            if corrected is not g:
+                g.copy_(corrected)
+        else:
+            optimiser.forget()
+            self._backward(how.loss, x, y)
+        if clipped:
+            clip(model.attach_gradient(), clipped, self.worker.recipe)
+
+    def _corrected(self, correct: Callable[[Client, Tensor], Tensor], g: Tensor) -> Tensor:
+        return self.check("gradient", correct(self, g), by=correct)
+
+    def _backward(self, loss: Loss, x: Tensor, y: Tensor) -> None:
+        value = self.checked_loss(loss(self, x, y), loss)
+        backward(value)
+        self.note(value)
+
+    def _batches(self, drawn: tuple[Any, Any], many: int) -> Iterator[tuple[Tensor, Tensor]]:
+        """One pass's batches, `many` at a time. drawn: `worker.generators`."""
+        recipe, (order, augment) = self.worker.recipe, drawn
+        rows = self.worker.data.train[self.id]
+        found = batches(rows, recipe.batch_size, order, recipe.drop_last, augment=augment)
+        return found if many == 1 else grouped(found, many)
+
+    def fine_tune(self, epochs: int) -> None:
+        """The method's fine-tuning from the weights at hand; nothing of it is kept.   FT(e)"""
+        self.worker.model.module.train()
+        with seeds.scoped(self.worker.seed, "tune", self.round, self.id):
+            self.worker.method.tune(self, epochs)

@@ -1,0 +1,65 @@
+"""How clients train: how much, and by which optimiser."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from math import ceil, floor
+
+
+@dataclass(frozen=True)
+class Recipe:
+    """The section `train` of a config (config/train.py), but for the learning rate, which is a matter of the round."""
+
+    epochs: float | None = 1  # None: steps counts
+    steps: int | None = None
+    batch_size: int | None = None  # None: full batch
+    drop_last: bool = False
+    optim: str = "sgd"
+    momentum: float = 0.0
+    dampening: float = 0.0
+    nesterov: bool = False
+    betas: tuple[float, float] = (0.9, 0.999)
+    eps: float = 1e-8
+    alpha: float = 0.99
+    weight_decay: float = 0.0
+    clip_norm: float | None = None
+    clip_value: float | None = None
+    keep: bool = False  # the optimiser's state, from round to round
+
+    @property
+    def clips(self) -> bool:
+        return self.clip_norm is not None or self.clip_value is not None
+
+    def beyond_sgd(self) -> str:
+        """Which setting makes w - w0 other than lr times a sum of gradients with weights known beforehand; or ""."""
+        reasons = {
+            f"train.optim is {self.optim}": self.optim != "sgd",
+            f"train.clip_norm is {self.clip_norm}": self.clip_norm is not None,
+            f"train.clip_value is {self.clip_value}": self.clip_value is not None,
+            "train.keep_optim is true": self.keep,
+        }
+        return next((reason for reason, holds in reasons.items() if holds), "")
+
+    def uneven(self) -> str:
+        """Which setting ends a round within a pass over the data; or ""."""
+        if self.steps is not None:
+            return f"train.steps is {self.steps}"
+        return f"train.epochs is {self.epochs:g}" if self.epochs != floor(self.epochs or 0) else ""
+
+    def amount(self, n: int, many: int = 1, epochs: float | None = None) -> tuple[int, int]:
+        """Passes that a client with n samples begins, and its steps in all of them; of a pass begun in part the first
+        batches.
+
+        many: batches that a step takes; epochs: in place of the recipe's epochs or steps.
+        """
+        size = self.batch_size or max(n, 1)
+        batches = n // size if self.drop_last else ceil(n / size)
+        a_pass = batches // many or min(batches, 1)  # an incomplete group counts where it is the only one
+        if not a_pass:
+            return 0, 0
+        if epochs is None and self.steps is not None:
+            return ceil(self.steps / a_pass), self.steps
+        passes = (self.epochs or 0) if epochs is None else epochs
+        part = passes - floor(passes)
+        begun = max(ceil(part * a_pass - 1e-9), 1) if part else 0
+        return ceil(passes), floor(passes) * a_pass + begun

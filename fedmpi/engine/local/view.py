@@ -1,0 +1,280 @@
+"""What a hook sees of one client in one round: its data, its messages and state, forward passes, gradient oracles."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from fedmpi.common import seeds
+from fedmpi.common.inputs import call
+from fedmpi.data.batches import Shard, batches
+from fedmpi.engine.checks import check_tensor, not_passed, wrong
+from fedmpi.engine.local.autograd import backward
+from fedmpi.engine.local.kept import Kept
+from fedmpi.engine.worker import Worker
+from fedmpi.flat.layout import Segment
+from fedmpi.flat.packing import Views
+from fedmpi.method.context import Batch, Client, Loss, Part, State
+from fedmpi.models.net import Net
+from fedmpi.tasks import contract
+
+NOTHING = Views({})
+EVALUATION_BATCH = 100  # samples; small batches stay in the cache
+
+
+class LossMeter:
+    """The losses of optimiser steps. They are added up when somebody asks: once, not once a step."""
+
+    def __init__(self, device: torch.device) -> None:
+        self.device, self.losses = device, list[Tensor]()
+
+    def mean(self, since: int = 0, until: int | None = None) -> Tensor:
+        """() float64, over the steps from number `since` on, up to `until`; 0 where none was made."""
+        return torch.as_tensor(self.number(since, until), dtype=torch.float64, device=self.device)
+
+    def number(self, since: int = 0, until: int | None = None) -> Tensor | float:
+        """The same; on a CPU, where nobody waits for it, as a number."""
+        losses = self.losses[since:until]
+        if self.device.type != "cpu":
+            return torch.stack(losses).double().mean() if losses else 0.0
+        return sum(map(float, losses)) / max(len(losses), 1)
+
+
+class ClientView(Client):
+    """The engine's side of `method.context.Client`, for one client in one round, but for its training.
+
+    announcement, download, state_row: flat rows (messages.py) on the model's device.
+    """
+
+    def __init__(
+        self, worker: Worker, client: int, t: int, lr: float, announcement: Tensor, download: Tensor, state_row: Tensor
+    ) -> None:
+        self.worker, self.id, self.round, self.lr = worker, client, t, lr
+        self.announcement, self.download, self.state_row = announcement, download, state_row
+        self.where = f"round {t}, client {client}"  # in messages
+        messages, data, recipe = worker.messages, worker.data, worker.recipe
+        self.n, self.classes, self.rounds = worker.sizes[client], data.classes, messages.rounds
+        worker.meet(client)
+        self.batch_size, self.epoch, self.last_epoch = recipe.batch_size, 0, False
+        self.steps, self.a, self.fits = 0, worker.a0, 0
+        self.w, self.b = worker.model.w, worker.model.b
+
+        told, kept = worker.told(announcement), messages.client_state.views(state_row)
+        self.state = State({name: getattr(kept, name) for name in worker.method.client_state})
+        self.down = told.beside(messages.per_client.views(download)) if messages.per_client.shapes else told
+        size = messages.scratch.size
+        self.scratch_row = state_row.new_zeros(size) if size else worker.nothing
+        self.scratch = messages.scratch.views(self.scratch_row) if size else NOTHING
+        self.received, self.b0 = messages.client_model(told, kept)
+        self.w0 = self.received  # until local training begins
+
+        self.meter = LossMeter(state_row.device)
+        self.step_loss: Tensor | None = None  # of the step at hand, at the live weights
+        self.passed = True  # whether the step at hand has made the pass that moves batch statistics
+        self.optim: Kept | None = None  # of a client that trains, with train.keep_optim
+        self._frozen: dict[int | None, tuple[Tensor | None, Net]] = {}
+
+    @property
+    def label_counts(self) -> Tensor:  # type: ignore[override]
+        return self.worker.label_counts[self.id]
+
+    @property
+    def epochs(self) -> int:  # type: ignore[override]
+        return self.worker.recipe.amount(self.n, self.worker.method.batches_a_step)[0]
+
+    # ---- forward passes ----
+    def logits(self, x: Tensor) -> Tensor:
+        worker = self.worker
+        try:
+            if worker.bf16:
+                with worker.precision():
+                    f: Tensor = call(worker.model.module, x)
+            else:
+                f = call(worker.model.module, x)
+            return f if f.dtype is self.w.dtype else f.to(self.w.dtype)
+        except Exception as error:
+            raise not_passed(worker.model.module, x, error) from error
+
+    def forward(self, x: Tensor) -> tuple[Tensor, Tensor]:
+        try:
+            with self.worker.precision():
+                z, f = self.worker.net.forward(x)
+            assert z is not None  # methods that call this declare needs = {FEATURES}, checked at the start
+            return z.to(self.w.dtype), f.to(self.w.dtype)
+        except Exception as error:
+            raise not_passed(self.worker.model.module, x, error) from error
+
+    def frozen(self, x: Tensor, at: Tensor | None = None, buffers: Tensor | None = None) -> tuple[Tensor, Tensor]:
+        key = None if at is None else id(at)
+        if key not in self._frozen:
+            model, net = self.worker.twin(len(self._frozen))
+            self._frozen[key] = at, net  # held on to: the id of a tensor that is gone may be another's
+            model.load(self.w0 if at is None else at, self.b0 if buffers is None else buffers)
+        with torch.no_grad(), self.worker.precision():
+            z, f = self._frozen[key][1].forward(x)
+        return (f if z is None else z).to(self.w.dtype), f.to(self.w.dtype)
+
+    def forget_frozen(self) -> None:
+        """w0 is another one now."""
+        self._frozen.clear()
+
+    def task_loss(self, f: Tensor, x: Tensor, y: Tensor) -> Tensor:
+        loss: Tensor = self.worker.task.loss(lambda _: f, x, y)
+        return loss
+
+    def mean_loss(self, at: Tensor, part: Part = "validation") -> Tensor:
+        shard, task = self._rows(part), self.worker.task
+        total = torch.zeros((), dtype=torch.float64, device=self.w.device)
+        held: list[tuple[Tensor, Tensor]] = []
+        with self.elsewhere(at), self._evaluating():
+            for x, y in batches(shard, EVALUATION_BATCH, None):
+                f = self.logits(x)
+                total += self.task_loss(f, x, y) * len(y)
+                held.append((contract.hold(task, f, y), y))
+            whole = contract.whole_loss(task, *map(torch.cat, zip(*held, strict=True))) if held else None
+        return total / len(shard) if whole is None else whole.double()
+
+    # ---- gradient oracles ----
+    def grad(self, x: Tensor, y: Tensor, *, at: Tensor | None = None, loss: Loss | None = None) -> Tensor:
+        model = self.worker.model
+        with self._one_pass(at):
+            model.attach_gradient().zero_()
+            value = self.checked_loss((loss or self.worker.method.loss)(self, x, y), loss)
+            backward(value)
+        if loss is None:
+            self.note(value)
+        return model.attach_gradient().clone()
+
+    def hessian_vector(self, x: Tensor, y: Tensor, v: Tensor) -> Tensor:
+        members = [(s, p) for s, p in self.worker.model.members() if p.requires_grad]
+        parameters = [p for _, p in members]
+        with self._one_pass(None):
+            loss = self.checked_loss(self.worker.method.loss(self, x, y))
+        g = torch.autograd.grad(loss, parameters, create_graph=True)
+        along = torch.stack([(piece * s.view(v)).sum() for (s, _), piece in zip(members, g, strict=True)]).sum()
+        pieces = torch.autograd.grad(along, parameters, allow_unused=True, materialize_grads=True)
+        out = torch.zeros_like(self.w)
+        for (s, _), piece in zip(members, pieces, strict=True):
+            s.view(out).copy_(piece)
+        return out
+
+    def head_grad(self, z: Tensor, loss: Callable[[Tensor], Tensor], *, at: Tensor | None = None) -> Tensor:
+        model, head = self.worker.model, self.worker.messages.head
+        before = None if at is None else head.take(model.w).clone()
+        if at is not None:
+            head.put(head.take(at), model.live)
+        model.attach_gradient().zero_()
+        assert self.worker.net.head is not None  # as in `forward`
+        with self.worker.precision():
+            f: Tensor = self.worker.net.head(z)
+        value = self.checked_loss(loss(f.to(self.w.dtype)), loss)
+        backward(value)
+        if before is not None:
+            head.put(before, model.live)  # copied back, not subtracted: exactly the weights from before
+        if z.requires_grad:
+            self.note(value)
+        return model.attach_gradient().clone()
+
+    def check(self, hook: str, value: Any, shape: tuple[int, ...] | None = None, by: Any = None) -> Tensor:
+        """`value` without its graph if it has the shape that the hook must return, (d,) where none is given."""
+        shape = tuple(self.w.shape) if shape is None else shape
+        check_tensor(self.worker.method, hook, value, shape, self.where, self.w, by)
+        return value.detach() if shape and value.requires_grad else value
+
+    def checked_loss(self, value: Any, by: Any = None) -> Tensor:
+        """A loss to descend on. by: the function that gave it, if it is not the hook."""
+        fine = type(value) is Tensor and value.requires_grad and not value.shape and value.layout is torch.strided
+        if fine and value.is_floating_point() and value.device == self.w.device:
+            return value  # as nearly all are; what follows says what is wrong
+        self.check("loss", value, (), by)
+        if not value.requires_grad:
+            text = (
+                "returned a loss that depends on no weight that is being trained, so that there is no gradient: it was "
+                "made under no_grad, with .detach() or .item(), or of outputs that are not the model's"
+            )
+            raise wrong(self.worker.method, "loss", self.where, text, by)
+        return value
+
+    def note(self, loss: Tensor) -> None:
+        """The first loss of a step is the one at the live weights: that which is recorded."""
+        if self.step_loss is None:
+            self.step_loss = loss.detach()
+
+    # ---- the flat vector's parts, the client's data ----
+    def take(self, group: str, flat: Tensor) -> Tensor:
+        self._check_groups((group,), "take")
+        return self.worker.model.layout.select({group}).take(flat)
+
+    def lift(self, group: str, part: Tensor, into: Tensor) -> Tensor:
+        self._check_groups((group,), "lift")
+        out = into.clone()
+        self.worker.model.layout.select({group}).put(part, out)
+        return out
+
+    def _check_groups(self, groups: Sequence[str], where: str) -> None:
+        """A name that no model has would be an empty part without a word."""
+        self.worker.messages.check_groups(groups, f"k.{where}")
+
+    def segments(self, groups: Sequence[str] | None = None) -> Sequence[Segment]:
+        self._check_groups(groups or (), "segments")
+        return [s for s in self.worker.model.layout.segments if groups is None or s.group in groups]
+
+    def _rows(self, part: Part) -> Shard:
+        return self.worker.data.train[self.id] if part == "train" else self.worker.data.validation[self.id]
+
+    def batches(self, part: Part = "train", generator: torch.Generator | None = None) -> Iterator[Batch]:
+        rows = self._rows(part)
+        return batches(rows, self.batch_size or (len(rows) if generator else None), generator)
+
+    def passes(self) -> Iterator[tuple[Tensor, Tensor, Tensor]]:
+        with self._evaluating():
+            for x, y in batches(self._rows("train"), EVALUATION_BATCH, None):
+                yield (*self.forward(x), y)
+
+    def generator(self, *purpose: str | int) -> torch.Generator:
+        return seeds.generator(self.worker.seed, "client", self.id, *purpose)
+
+    @contextmanager
+    def _one_pass(self, at: Tensor | None) -> Iterator[None]:
+        """One of a step's passes. The first moves batch statistics, wherever it is; the others leave them alone."""
+        model, again = self.worker.model, self.passed
+        self.passed = True
+        w = None if at is None else model.w.clone()
+        statistics = (model.b.clone(), [counter.clone() for counter in model.counters]) if again else ()
+        if at is not None:
+            model.load(at)
+        try:
+            yield
+        finally:
+            if statistics or w is not None:
+                model.load(model.w if w is None else w, *statistics)
+
+    @contextmanager
+    def elsewhere(self, w: Tensor | None) -> Iterator[None]:
+        """At other weights; afterwards weights and buffers are again exactly what they were. None: stay."""
+        if w is None:
+            yield
+            return
+        model = self.worker.model
+        before = model.w.clone(), model.b.clone(), [counter.clone() for counter in model.counters]
+        model.load(w)
+        try:
+            yield
+        finally:
+            model.load(*before)
+
+    @contextmanager
+    def _evaluating(self) -> Iterator[None]:
+        """Evaluation mode without gradients; afterwards the mode from before."""
+        module = self.worker.model.module
+        training = module.training
+        module.eval()
+        try:
+            with torch.no_grad():
+                yield
+        finally:
+            module.train(training)

@@ -1,0 +1,137 @@
+"""One holder's columns of all rows, and what it can tell of them.
+
+Where uploads travel in formats (comm.wire) a holder is sent its columns in theirs; of topk, whose entries may lie
+anywhere, all that is sent of a slot. The numbers are those that the client has settled, wherever they go.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+
+from fedmpi.engine.travel.early import Early, Rows
+from fedmpi.engine.travel.gathering import Trip, close_up, scale
+from fedmpi.flat import linear
+from fedmpi.flat.coding import Coding
+from fedmpi.method.context import Span
+
+END, COMBINE, GRAM, PRODUCTS, TRIMMED, NORMS, FETCH, SCALE, ONLY = range(9)  # what rank 0 may ask for
+ROW_WISE = (GRAM, PRODUCTS, NORMS)  # answered block by block, in float64; the others column by column
+
+
+class Shard:
+    """One holder's columns of the large slots, and what it can tell of them."""
+
+    def __init__(self, trip: Trip) -> None:
+        self.trip, self.cuts, self.holders = trip, trip.cuts, trip.comm.alive
+        self.me, self.m = self.holders.index(trip.comm.rank), len(trip.members)
+        self.names = list(self.cuts.large)
+        self.rows = {}
+        for name in self.names:
+            a, b = self.cuts.share(name, self.me, len(self.holders))
+            self.rows[name] = trip.memory.rows(f"shard {name}", self.m, b - a)
+        self.early = Early(self._placed(), trip.asked)
+        coding, memory = trip.upload.coding, trip.memory
+        formats = coding.formats if coding else {}
+        self.forms = {name: formats[name] for name in self.names if name in formats}
+        small = {name: form for name, form in formats.items() if name not in self.forms}
+        self.small = Coding(self.cuts.small, small, memory.like.dtype) if small else None
+        self.packed = {name: self._bytes(name, self._size(name, self.me)) for name in self.forms}
+        if self.small is not None and trip.comm.rank == 0:
+            self.packed[""] = self._bytes("", self.small.nbytes)
+
+    def _bytes(self, name: str, count: int) -> Tensor:
+        """(m, count) uint8, where rows in a format come."""
+        memory = self.trip.memory
+        return memory.rows(f"packed {name}", self.m, count // memory.like.element_size()).view(torch.uint8)
+
+    def _size(self, name: str, holder: int) -> int:
+        """Bytes of a slot in its format on the way to one holder."""
+        n, span = self.cuts.large[name][1], self.cuts.share(name, holder, len(self.holders))
+        a, b = self.forms[name].needed(n, span)
+        return self.forms[name].size(b - a, self.trip.memory.like.element_size()) if span[0] < span[1] else 0
+
+    def _placed(self) -> Rows:
+        first = {name: self.cuts.share(name, self.me, len(self.holders))[0] for name in self.names}
+        return {name: (rows, first[name], self.cuts.large[name][1]) for name, rows in self.rows.items()}
+
+    # ---- how rows come ----
+    def small_parts(self, row: Tensor) -> list[Tensor]:
+        """What goes to rank 0."""
+        parts = self.cuts.small_parts(row)
+        return parts if self.small is None else [self.small.pack(torch.cat(parts))]
+
+    def parts(self, row: Tensor, name: str) -> list[Tensor]:
+        """What goes to each holder of a large slot; of the rows, or in its format, which was encoded for it."""
+        n, form, found = self.cuts.large[name][1], self.forms.get(name), dict[Span, Tensor]()
+        parts = []
+        for holder in range(len(self.holders)):
+            span = self.cuts.share(name, holder, len(self.holders))
+            if form is not None and span[0] < span[1]:
+                a, b = needed = form.needed(n, span)
+                if needed not in found:
+                    found[needed] = row.new_empty(self._size(name, holder), dtype=torch.uint8)
+                    form.encode(self.cuts.part(row, name, a, b), found[needed])
+                parts.append(found[needed])
+            else:
+                parts.append(self.cuts.part(row, name, *span))
+        return parts
+
+    def small_places(self, heads: Tensor, i: int) -> list[Tensor]:
+        """Where the small parts of row i come."""
+        return self.cuts.places(heads[i]) if self.small is None else [self.packed[""][i]]
+
+    def places(self, i: int) -> list[Tensor]:
+        """Where this holder's columns of row i come."""
+        return [self.packed.get(name, rows)[i] for name, rows in self.rows.items() if rows.shape[1]]
+
+    def small_arrived(self, heads: Tensor, i: int) -> None:
+        if self.small is not None:
+            self.small.unpack(self.packed[""][i], heads[i])
+
+    def arrived(self, i: int) -> None:
+        for name, form in self.forms.items():
+            n, (a, b) = self.cuts.large[name][1], self.cuts.share(name, self.me, len(self.holders))
+            if a < b:
+                form.decode_part(self.packed[name][i], n, a, self.rows[name][i])
+
+    # ---- what is asked of them ----
+    def within(self, holder: int, name: str, span: Span) -> Span:
+        """The part of a span of columns that a holder has."""
+        a, b = self.cuts.share(name, holder, len(self.holders))
+        return max(a, span[0]), max(max(a, span[0]), min(b, span[1]))
+
+    def answer(self, what: int, name: str, span: Span, numbers: Tensor) -> Tensor:
+        """This holder's part. numbers: coefficients, or this part of a vector, or the one number that is asked with."""
+        a, b = self.within(self.me, name, span)
+        first = self.cuts.share(name, self.me, len(self.holders))[0]
+        rows, width = self.rows[name][:, a - first : b - first], self.cuts.large[name][1]
+        if what == COMBINE:
+            return linear.combine(rows, numbers, a, width)
+        if what == GRAM:
+            return self.early.take(name, span)
+        if what == PRODUCTS:
+            return linear.product_parts(rows, numbers, a)
+        if what == TRIMMED:
+            return linear.trimmed_mean(rows, float(numbers))
+        return linear.norm_parts(rows) if what == NORMS else rows[int(numbers)]
+
+    def change(self, what: int, numbers: Sequence[float]) -> None:
+        self.early.rest()
+        if what == SCALE:
+            scale(self.rows["dw"][int(numbers[0])], numbers[1])
+        else:
+            self.m = len(numbers)
+            self.rows = {name: close_up(rows, [int(i) for i in numbers]) for name, rows in self.rows.items()}
+        self.early.forget(self._placed())
+
+    def answer_size(self, what: int, holder: int, name: str, span: Span) -> tuple[int, ...]:
+        """Of what that holder answers."""
+        a, b = self.within(holder, name, span)
+        if what not in ROW_WISE:
+            return (b - a,)
+        block = self.cuts.block
+        blocks = -(-b // block) - a // block if a < b else 0
+        return (blocks, self.m, self.m) if what == GRAM else (blocks, self.m)

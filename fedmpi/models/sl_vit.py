@@ -1,0 +1,119 @@
+"""The vision transformer for small data sets that FedSOL trains.
+
+Lee, Lee, Song: Vision Transformer for Small-Size Datasets, 2021, https://arxiv.org/abs/2112.13492 (shifted patches,
+locality self-attention), with the sizes of FedSOL's authors (Lee et al., CVPR 2024, supplement).
+"""
+
+from typing import Annotated, Literal
+
+import torch
+from pydantic import Field
+from torch import Tensor, nn
+from torch.nn.functional import interpolate, pad
+
+from fedmpi.models.shapes import image
+
+Shift = Literal["pixel", "original"]
+Size = Annotated[int, Field(gt=0)]
+AXES = ((1, 0), (-1, 0), (0, 1), (0, -1))
+DIAGONALS = ((1, 1), (1, -1), (-1, 1), (-1, -1))
+
+
+def shifted(x: Tensor, steps: tuple[tuple[int, int], ...], pixels: int) -> Tensor:
+    """(B, C, H, W) -> (B, 5 C, H, W): the picture and four copies moved by `pixels`, zeros where they leave it."""
+    height, width = x.shape[-2:]
+    around = pad(x, (pixels,) * 4)
+    moved = [
+        around[..., pixels - down * pixels :, pixels - right * pixels :][..., :height, :width] for down, right in steps
+    ]
+    return torch.cat([x, *moved], dim=1)
+
+
+class Attention(nn.Module):
+    """Locality self-attention: softmax(e^tau q k' with -max on the diagonal) v; tau, one number, begins at
+    log(head^-1/2)."""
+
+    def __init__(self, width: int, heads: int, head: int) -> None:
+        super().__init__()
+        self.heads, self.head = heads, head
+        self.norm = nn.LayerNorm(width)
+        self.temperature = nn.Parameter(torch.tensor(head**-0.5).log())
+        self.qkv = nn.Linear(width, 3 * heads * head, bias=False)
+        self.out = nn.Linear(heads * head, width)
+
+    def forward(self, x: Tensor) -> Tensor:
+        batch, tokens, _ = x.shape
+        q, k, v = self.qkv(self.norm(x)).view(batch, tokens, 3, self.heads, self.head).permute(2, 0, 3, 1, 4)
+        scores = q @ k.transpose(-1, -2) * self.temperature.exp()
+        own = torch.eye(tokens, dtype=torch.bool, device=x.device)
+        weights = scores.masked_fill(own, -torch.finfo(scores.dtype).max).softmax(dim=-1)
+        return self.out((weights @ v).transpose(1, 2).reshape(batch, tokens, -1))
+
+
+class SLViT(nn.Module):
+    """Shifted patches, class token, positions; `depth` times attention and two linear layers; LayerNorm; head."""
+
+    def __init__(
+        self, channels: int, side: int, resize: bool, classes: int, sizes: tuple[int, int, int, int, int], shift: Shift
+    ) -> None:
+        super().__init__()
+        width, depth, heads, head, hidden = sizes
+        self.side, self.resize, self.patch = side, resize, min(side // 4, 16)
+        self.steps, self.pixels = (AXES, 1) if shift == "pixel" else (DIAGONALS, self.patch // 2)
+        inputs = 5 * channels * self.patch**2
+        self.patches = nn.Sequential(nn.LayerNorm(inputs), nn.Linear(inputs, width))
+        self.token = nn.Parameter(torch.randn(width))
+        self.positions = nn.Parameter(torch.randn(1 + (side // self.patch) ** 2, width))
+        self.attention = nn.ModuleList(Attention(width, heads, head) for _ in range(depth))
+        self.forward_part = nn.ModuleList(
+            nn.Sequential(nn.LayerNorm(width), nn.Linear(width, hidden), nn.GELU(), nn.Linear(hidden, width))
+            for _ in range(depth)
+        )
+        self.norm = nn.LayerNorm(width)
+        self.head = nn.Linear(width, classes)
+
+    def features(self, x: Tensor) -> Tensor:
+        side, patch = self.side, self.patch
+        x = interpolate(x, (side, side), mode="bilinear", align_corners=False) if self.resize else x
+        x = shifted(x, self.steps, self.pixels)
+        tokens = nn.functional.unfold(x, patch, stride=patch).transpose(1, 2)  # (B, patches, 5 C patch^2)
+        x = torch.cat([self.token.expand(len(x), 1, -1), self.patches(tokens)], dim=1) + self.positions
+        for attention, forward in zip(self.attention, self.forward_part, strict=True):
+            x = x + attention(x)
+            x = x + forward(x)
+        return self.norm(x[:, 0])  # (B, width), of the class token
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.head(self.features(x))  # (B, C)
+
+
+def sl_vit(
+    input_shape: tuple[int, ...],
+    classes: int,
+    dim: Size = 192,
+    depth: Size = 9,
+    heads: Size = 12,
+    dim_head: Size = 64,
+    mlp: Size = 192,
+    shift: Shift = "pixel",
+) -> SLViT:
+    """Vision transformer for small sets, with the sizes of FedSOL (2024); patches of a quarter of the side, at most 16.
+
+    dim: width of a token; depth: layers; heads: of each, dim_head wide; mlp: hidden units; shift: of the four copies:
+    by one pixel along the axes, as FedSOL's authors, or by half a patch along the diagonals, as the original. Pictures
+    are resized to a square of 32 or 64 pixels, or of the next multiple of 16 beyond (28 x 28 to 32 x 32). 3 x 32 x 32
+    images of 10 classes: 6,176,275 parameters.
+    """
+    channels, height, width = image("sl_vit", input_shape, least=8)
+    side = _side(max(height, width))
+    return SLViT(channels, side, (height, width) != (side, side), classes, (dim, depth, heads, dim_head, mlp), shift)
+
+
+def _side(pixels: int) -> int:
+    """The side that is cut into whole patches; 28 becomes the 32 that FedSOL has.
+
+    >>> [_side(n) for n in (8, 28, 32, 64, 100, 384)]
+    [32, 32, 32, 64, 112, 384]
+    """
+    step = 32 if pixels <= 64 else 16
+    return -(-pixels // step) * step

@@ -1,0 +1,250 @@
+"""`fedmpi export`: a run's model as a file that needs no fedmpi: TorchScript, ONNX, or weights alone (safetensors).
+
+The file takes a batch of any size, of samples as the data source gives them; of several tensors one argument each, in
+their order. It is read back and compared with the model on samples of the test set, one by one and together; where the
+outputs differ, or it cannot be made, there is an error and no file.
+"""
+
+from __future__ import annotations
+
+import io
+import logging
+import warnings
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager, redirect_stderr, redirect_stdout, suppress
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from fedmpi.comm.backends.solo import Solo
+from fedmpi.common.errors import UserError
+from fedmpi.common.inputs import Inputs, Samples, call
+from fedmpi.data.batches import batches
+from fedmpi.method.base import overrides
+from fedmpi.runtime import build, build_data, launch, trust
+from fedmpi.runtime.build import Experiment
+from fedmpi.runtime.record.durable import weights
+from fedmpi.runtime.record.run_dir import BEST, MODEL, RunDirectory
+from fedmpi.runtime.record.saved_model import facts_of, rebuilt
+
+SUFFIX = {"torchscript": ".pt", "onnx": ".onnx", "safetensors": ".safetensors"}
+NEEDS = ("onnx", "onnxscript", "onnxruntime")  # beside torch, for onnx
+SAMPLES, FEW = 64, 3  # of the test set, together and as another size of batch
+CLOSE = 1e-4  # of the largest output
+
+Run = Callable[[Samples], Tensor]  # the file, read back
+
+
+def export(
+    run: Path,
+    to: str,
+    say: Callable[[str], None],
+    *,
+    best: bool = False,
+    out: Path | None = None,
+    trusted: bool = False,
+    given: Sequence[str] = (),
+) -> Path:
+    """Write the model of a run directory to a file and compare; returns where.
+
+    Raises UserError: an unknown format, packages or data that are missing, a model that is no client's, or that cannot
+    be exported, outputs that differ.
+    """
+    if to not in SUFFIX:
+        raise UserError(f"--to: {to}; allowed: {', '.join(SUFFIX)}")
+    missing = [name for name in NEEDS if to == "onnx" and find_spec(name) is None]
+    if missing:
+        raise UserError(f"--to onnx needs {', '.join(missing)}, not installed here: pip install 'fedmpi[export]'")
+    settings = trust.run_settings(run, trusted, [*given, "compute.compile=false", "compute.device=cpu"])
+    name = BEST if best else MODEL
+    with trust.guard(trusted):
+        launch.set_numerics(settings)
+        module = rebuilt(run, settings, name)
+        solo = Solo(torch.device("cpu"))
+        data = build_data.siloed(settings, solo) if settings.data.silos else build_data.partitioned(settings)
+        made = build.experiment(settings, data, torch.device("cpu"))
+        _whole(made, say)
+        x = _samples(made)
+        path = out or run / "export" / Path(name).with_suffix(SUFFIX[to])
+        with _written(path) as temporary, torch.inference_mode():
+            run_file = WRITERS[to](module, x, temporary, lambda: rebuilt(run, settings, name), facts_of(run / name))
+            apart, largest = _compare(module, run_file, x, to)
+    size = sum(p.numel() for p in module.parameters())
+    say(f"{path}: {size:,} parameters; takes {_look(x)}")
+    say(f"{len(x)} test samples, together and one by one: outputs up to {largest:.4g}, largest difference {apart:.2g}")
+    return path
+
+
+def _whole(made: Experiment, say: Callable[[str], None]) -> None:
+    """Refuse a model of which parts stay with the clients; tell of clients' models beside the global one."""
+    name = made.settings.method.name
+    if not made.messages.shared.whole:
+        kept = sorted(made.model.layout.groups() - set(made.messages.shared_groups))
+        raise UserError(
+            f"method {name} keeps parts of the model with each client ({', '.join(kept)}), so there is no whole global "
+            "model to export: that of the run directory holds initial values there. fedmpi.load gives it as it is"
+        )
+    if any(overrides(made.method, hook) for hook in ("weights", "predict", "tune")):
+        say(f"method {name} gives each client a model of its own; what is exported is the global one")
+
+
+def _samples(made: Experiment) -> Samples:
+    """Test samples as the model gets them."""
+    shards = [made.data.global_test, *made.data.test.values()]
+    shard = next((each for each in shards if each is not None and len(each)), None)
+    if shard is None:
+        raise UserError("export: the run has no test samples to compare outputs on")
+    x: Samples = next(iter(batches(shard, SAMPLES, None)))[0]
+    return x
+
+
+@contextmanager
+def _written(path: Path) -> Iterator[Path]:
+    """A temporary place beside `path`; what is there is renamed if all goes well, and removed if not."""
+    temporary = path.with_name(f".{path.name}.tmp")
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        yield temporary
+        temporary.replace(path)
+    except OSError as error:
+        raise UserError(f"--out: cannot write {path}: {error.strerror or error}; choose another file") from error
+    finally:
+        with suppress(OSError):
+            temporary.unlink(missing_ok=True)
+
+
+def _compare(module: nn.Module, file: Run, x: Samples, to: str) -> tuple[float, float]:
+    """(largest difference, largest output) over the samples together, a few of them, and each alone."""
+    apart = largest = 0.0
+    for rows in (slice(None), slice(FEW), *(slice(i, i + 1) for i in range(min(len(x), FEW)))):
+        part: Any = x[rows]
+        wanted, found = call(module, part), _called(file, part, to)
+        if found.shape != wanted.shape:
+            sizes = f"{tuple(found.shape)} for {len(part)} samples, the model {tuple(wanted.shape)}"
+            raise UserError(
+                f"--to {to}: the file gives {sizes}: its forward depends on values or on the number of samples; "
+                "nothing was written"
+            )
+        largest = max(largest, float(wanted.abs().max()))
+        apart = max(apart, float((found.to(wanted.dtype) - wanted).abs().max()))
+    if not apart <= CLOSE * max(1.0, largest):
+        raise UserError(
+            f"--to {to}: outputs differ by {apart:.3g} on test samples (outputs up to {largest:.3g}); the model does "
+            "something that this format does not hold (chance, or paths that depend on values); nothing was written"
+        )
+    return apart, largest
+
+
+def _called(file: Run, x: Samples, to: str) -> Tensor:
+    try:
+        return file(x)
+    except Exception as error:
+        raise _refused(to, f"does not run on {len(x)} samples", error) from error
+
+
+def _refused(to: str, what: str, error: Exception) -> UserError:
+    said = str(error).strip().splitlines() or [type(error).__name__]
+    return UserError(f"--to {to}: this model {what}: {said[0][:300]}; nothing was written")
+
+
+def _look(x: Samples) -> str:
+    """`x (any, 1, 8, 8) float32`."""
+    parts = list(x.items()) if isinstance(x, Inputs) else [("x", x)]
+    shapes = (
+        (name, ", ".join(["any", *map(str, t.shape[1:])]), str(t.dtype).removeprefix("torch.")) for name, t in parts
+    )
+    return "; ".join(f"{name} ({shape}) {kind}" for name, shape, kind in shapes)
+
+
+# ---- formats ----
+class _Positional(nn.Module):
+    """A module that takes several tensors, one argument each."""
+
+    def __init__(self, module: nn.Module, names: Sequence[str]) -> None:
+        super().__init__()
+        self.module, self.names = module, tuple(names)
+
+    def forward(self, *tensors: Tensor) -> Tensor:
+        out: Tensor = call(self.module, Inputs(dict(zip(self.names, tensors, strict=True))))
+        return out
+
+
+def _plain(module: nn.Module, x: Samples) -> tuple[nn.Module, tuple[Tensor, ...], list[str]]:
+    """(module of plain arguments, these, their names)."""
+    if not isinstance(x, Inputs):
+        return module, (x,), ["x"]
+    names = list(x.keys())
+    return _Positional(module, names), tuple(x[name] for name in names), names
+
+
+def _torchscript(module: nn.Module, x: Samples, path: Path, *_: Any) -> Run:
+    plain, given = _plain(module, x)[:2]
+    with _quiet():
+        try:
+            traced = torch.jit.trace(plain, tuple(t[:2].clone() for t in given), check_trace=False)
+        except Exception as error:
+            raise _refused("torchscript", "cannot be traced", error) from error
+        torch.jit.save(traced, str(path))
+        read: Any = torch.jit.load(str(path))
+    return lambda part: read(*_plain(module, part)[1])
+
+
+def _safetensors(module: nn.Module, x: Samples, path: Path, fresh: Callable[[], nn.Module], facts: Any) -> Run:
+    RunDirectory(path.parent).write_model(module.state_dict(), facts, path.name)
+    read = fresh()
+    for tensor in (*read.parameters(), *read.buffers()):
+        tensor.zero_()
+    read.load_state_dict(weights(path))
+    return lambda part: call(read, part)
+
+
+def _onnx(module: nn.Module, x: Samples, path: Path, *_: Any) -> Run:
+    import onnxruntime
+
+    plain, given, names = _plain(module, x)
+    few = tuple(t[:FEW].clone() for t in given)
+    batch = {"input_names": names, "output_names": ["output"]}
+    shapes = tuple({0: torch.export.Dim("batch")} for _ in names)
+    new = {"dynamo": True, "external_data": False, "dynamic_shapes": (shapes,) if len(names) > 1 else shapes}
+    old = {"dynamo": False, "dynamic_axes": {name: {0: "batch"} for name in (*names, "output")}}
+    first: Exception | None = None
+    for way in (new, old):  # what the one cannot, the other often can
+        with _quiet(), torch.inference_mode(False), torch.no_grad():
+            try:
+                torch.onnx.export(plain, few, str(path), verbose=False, **batch, **way)  # type: ignore[arg-type]
+                session = onnxruntime.InferenceSession(str(path), providers=["CPUExecutionProvider"])
+                run = _session(session, module, names)
+                run(x[:1]), run(x)  # batches of other sizes
+                return run
+            except Exception as error:
+                first = first or error
+    assert first is not None
+    raise _refused("onnx", "cannot be exported", first) from first
+
+
+def _session(session: Any, module: nn.Module, names: Sequence[str]) -> Run:
+    def run(part: Samples) -> Tensor:
+        given = dict(zip(names, _plain(module, part)[1], strict=True))
+        taken = {each.name for each in session.get_inputs()}  # not those that the model does not use
+        return torch.from_numpy(session.run(None, {k: t.numpy() for k, t in given.items() if k in taken})[0])
+
+    return run
+
+
+WRITERS: dict[str, Callable[..., Run]] = {"torchscript": _torchscript, "onnx": _onnx, "safetensors": _safetensors}
+
+
+@contextmanager
+def _quiet() -> Iterator[None]:
+    """Without what exporters say of themselves: that torch.jit is deprecated; steps, and advice."""
+    before = logging.root.manager.disable
+    logging.disable(logging.ERROR)
+    try:
+        with warnings.catch_warnings(), redirect_stdout(io.StringIO()), redirect_stderr(io.StringIO()):
+            warnings.simplefilter("ignore")
+            yield
+    finally:
+        logging.disable(before)

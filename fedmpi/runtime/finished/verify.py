@@ -1,0 +1,277 @@
+"""`fedmpi verify`: whether a run's figures and models are what its config, data and code give.
+
+First what can be seen at rest (at_rest.py); then some rounds are trained once more and compared: hash of the model,
+figures, each client's own. Where code, torch or machine are others than the run's, last bits may differ without
+anybody's doing: that is told, and not called altered.
+"""
+
+from __future__ import annotations
+
+import json
+import platform
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from fedmpi.common.errors import UserError
+from fedmpi.common.text import count
+from fedmpi.config.schema import Settings
+from fedmpi.runtime import consistency, trust
+from fedmpi.runtime.finished import at_rest, rounds
+from fedmpi.runtime.finished.findings import Difference, Findings, differences
+from fedmpi.runtime.record import seal
+from fedmpi.runtime.record.environment import installed
+
+Say = Callable[[str], None]
+SHOWN = 6  # differences of a round
+DATA = ("(training data)", "(test data)", "(partition)")
+
+
+def verify(
+    run: Path,
+    say: Say,
+    *,
+    number: int | None = 3,
+    trusted: bool = False,
+    overrides: Sequence[str] = (),
+    tolerance: float | None = None,
+    asked: str | None = None,
+) -> int:
+    """Check one run directory and tell what was found. Returns 0: verified, 1: altered, 2: it cannot be told.
+
+    number: rounds to replay; None: all. tolerance: compare figures within it, not bits. asked: the seal that somebody
+    has noted. Raises UserError where the directory is none, or not trusted.
+    """
+    say(f"{run}")
+    to = Findings(say)
+    sealed = at_rest.check_seal(run, asked, to)
+    try:
+        settings = trust.run_settings(run, trusted, overrides)
+    except UserError as error:
+        if not to.altered:
+            raise
+        to.cannot(str(error))
+        return _verdict(to, 0)
+    rows = at_rest.rows_of(run / "metrics.jsonl", to) if (run / "metrics.jsonl").exists() else []
+    reason = _reason(run, to)
+    at_rest.check_rounds(rows, settings, reason, to)
+    at_rest.check_config(run, to)
+    lost = at_rest.rows_of(run / "faults.jsonl", to) if (run / "faults.jsonl").exists() else []
+    with trust.guard(trusted):
+        if reason:
+            at_rest.check_summary(run, rows, settings, lost, to)
+        at_rest.check_models(run, settings, rows, to)
+    done = _replayed(run, settings, rows, number, (trusted, overrides, tolerance, reason), to)
+    whole = len(done) == len(rows) > 0
+    if not rows and not to.altered:
+        to.cannot("no round of this run was written")
+    elif not sealed and not whole:
+        to.cannot(
+            f"there is no {seal.NAME} (the run was killed, has not ended, or is of an earlier version), so rounds that "
+            "were not replayed may say anything; --rounds all replays all of them"
+        )
+    return _verdict(to, len(rows) - len(done))
+
+
+def _verdict(to: Findings, rest: int) -> int:
+    """The last line, and the exit code. rest: rounds that were not replayed."""
+    if to.altered:
+        to.say(f"ALTERED: {count(len(to.altered), 'finding')}")
+    elif to.unsure:
+        to.say("CANNOT TELL")
+    else:
+        by_seal = f"; the other {rest} by the seal, which is no proof against who rewrites it, too" if rest else ""
+        to.say(f"verified{by_seal}")
+    return to.code
+
+
+def _reason(run: Path, to: Findings) -> str:
+    if not (run / "summary.json").exists():
+        return ""
+    return str(at_rest.json_of(run / "summary.json", to).get("exit_reason", ""))
+
+
+def _replayed(
+    run: Path, settings: Settings, rows: at_rest.Rows, number: int | None, how: tuple[Any, ...], to: Findings
+) -> set[int]:
+    """Replay rounds and compare; returns those that were."""
+    every = sorted({row["round"] for row in rows})
+    if not every:
+        return set()
+    trusted, overrides, tolerance, reason = how
+    kept = [t for t in rounds.checkpoints(run) if t in every]
+    wanted = rounds.chosen(every, number, to.suspects, kept)
+    other = others(run, settings)
+    done: set[int] = set()
+    for start, last in rounds.segments(wanted, kept):
+        begin = f"after checkpoint {start}" if start >= 0 else "from the start"
+        to.say(f"  replaying to round {last}, {begin}")
+        with rounds.again(run, trusted, overrides, start, last, len(every)) as again:
+            if bad := _other_data(run, again.path):
+                to.cannot(
+                    f"{' and '.join(bad)} below {settings.data.root} are not those of the run; data.root=DIR says where"
+                )
+                return done
+            met = _compare(run, again, last, tolerance, other, to)
+            if last == every[-1] and reason and tolerance is None:
+                _compare_models(run, again.path, other, to)
+        done |= met
+    if not to.altered and not to.unsure:
+        same = "the same bits and figures" if tolerance is None else f"figures within {tolerance:g}"
+        to.fine(f"{_named(sorted(done))} replayed: {same}")
+        for each in other if tolerance is None else ():
+            to.say(f"     although {each}")
+    return done
+
+
+def _compare(
+    run: Path, again: rounds.Again, last: int, tolerance: float | None, other: list[str], to: Findings
+) -> set[int]:
+    """Rows of metrics.jsonl and clients.jsonl with those of the replay, to round `last`; which rounds these are."""
+    now = {row["round"]: row for row in _rows(again.path / "metrics.jsonl") if row["round"] <= last}
+    ends = max(now, default=-1) if again.stopped else None
+    written = _rows(run / "metrics.jsonl")
+    for row in written:
+        t = row["round"]
+        if t not in now:
+            continue
+        bad = differences(row, now[t], tolerance, partial=t == ends)
+        _tell(f"metrics.jsonl, round {t}", bad, other, tolerance, to)
+        if not bad and t in to.suspects:
+            to.say(f"     round {t}: what can be recomputed is right, so times, bytes or the writing were changed")
+    for name in ("clients.jsonl", "updates.jsonl", "analysis.jsonl"):
+        lines, again_lines = (_keyed(path / name) for path in (run, again.path))
+        for key in {**lines, **again_lines}:
+            if key[0] in now and key[0] != ends:
+                bad = differences(lines.get(key, {}), again_lines.get(key, {}), tolerance)
+                _tell(f"{name}, round {', '.join(map(str, key))}", bad, other, tolerance, to)
+    return set(now)
+
+
+def _tell(where: str, bad: list[Difference], other: list[str], tolerance: float | None, to: Findings) -> None:
+    if not bad:
+        return
+    said = f"{where}: {'; '.join(map(str, bad[:SHOWN]))}{' ...' if len(bad) > SHOWN else ''}"
+    if other and tolerance is None:
+        to.cannot(
+            f"{said}. This may come of where it was replayed: {'; '.join(other)}. --tolerance 1e-3 compares figures"
+        )
+    else:
+        to.found(said)
+
+
+def _compare_models(run: Path, again: Path, other: list[str], to: Findings) -> None:
+    """Byte by byte: what the rows' hashes leave out, too, such as statistics of batch normalisation."""
+    for name in ("model.safetensors", "model-best.safetensors", "partition.json", "partition.npz"):
+        if (run / name).exists() and (again / name).exists() and seal.digest(run / name) != seal.digest(again / name):
+            said = f"{name}: replaying gives other bytes"
+            (to.cannot if other else to.found)(said)
+
+
+def _other_data(run: Path, again: Path) -> list[str]:
+    was, now = (_json(path / "identity.json") for path in (run, again))
+    return [key[1:-1] for key in DATA if key in was and key in now and was[key] != now[key]]
+
+
+def others(run: Path, settings: Settings) -> list[str]:
+    """What is not as it was where the run was made, in words: reasons for which last bits may differ."""
+    was, then = _json(run / "identity.json"), _json(run / "environment.json")
+    code, packages = consistency.code(), then.get("packages") or {}
+    found = []
+    pairs = [
+        ("fedmpi", packages.get("fedmpi"), installed("fedmpi"), "(code of fedmpi)"),
+        ("torch", packages.get("torch"), torch.__version__, "(torch version)"),
+    ]
+    for name, before, now, key in pairs:
+        if key in was and was[key] != code[key]:
+            found.append(f"{name} was {before}, here it is {now if now != before else 'other code of that version'}")
+    ranks = then.get("ranks") or []
+    here = f"cpu ({platform.machine()})"
+    devices = sorted({str(rank.get("device")) for rank in ranks} - {here})
+    if devices or torch.cuda.is_available():
+        found.append(f"it ran on {', '.join(devices) or here}, here is {_device()}")
+    capability = torch.backends.cpu.get_cpu_capability()
+    if then.get("cpu") not in (None, capability):
+        found.append(f"its CPU had {then['cpu']}, this one has {capability}")
+    if settings.compute.pack != 1 and len(ranks) > 1:
+        found.append(
+            f"{count(len(ranks), 'rank')} trained clients in other groups (compute.pack: {settings.compute.pack})"
+        )
+    return found
+
+
+def _device() -> str:
+    return torch.cuda.get_device_name() if torch.cuda.is_available() else f"cpu ({platform.machine()})"
+
+
+def _rows(path: Path) -> list[dict[str, Any]]:
+    """Rows, without lines that are none: these have been told."""
+    return at_rest.rows_of(path, Findings(lambda text: None)) if path.exists() else []
+
+
+def _keyed(path: Path) -> dict[tuple[Any, ...], dict[str, Any]]:
+    """(round, and what else tells a line of it from the others) -> row."""
+    found: dict[tuple[Any, ...], dict[str, Any]] = {}
+    for row in _rows(path):
+        told = [f"client {row['client']}"] if isinstance(row.get("client"), int) else []
+        key = (row["round"], *told, *([row["protocol"]] if isinstance(row.get("protocol"), str) else []))
+        while key in found:
+            key = (*key, "again")
+        found[key] = row
+    return found
+
+
+def _json(path: Path) -> dict[str, Any]:
+    try:
+        found = json.loads(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError):
+        return {}
+    return found if isinstance(found, dict) else {}
+
+
+def _named(done: Sequence[int]) -> str:
+    """Rounds in words, runs of them as ranges.
+
+    >>> _named([3]), _named([0, 1, 2, 7])
+    ('round 3', 'rounds 0-2, 7')
+    """
+    parts: list[list[int]] = []
+    for t in done:
+        if parts and parts[-1][-1] == t - 1:
+            parts[-1].append(t)
+        else:
+            parts.append([t])
+    said = ", ".join(str(part[0]) if len(part) == 1 else f"{part[0]}-{part[-1]}" for part in parts)
+    return f"round{'s' if len(done) > 1 else ''} {said}"
+
+
+def run_directories(place: Path) -> list[Path]:
+    """The run directory itself, or those in the directory of a sweep. Raises UserError where there is none."""
+    if (place / "config.yaml").is_file():
+        return [place]
+    found = sorted(path.parent for path in place.glob("*/config.yaml")) if place.is_dir() else []
+    if not found:
+        raise UserError(f"{place} is no run directory, and no directory of a sweep: it holds no config.yaml")
+    return found
+
+
+def verify_all(place: Path, say: Say, **options: Any) -> int:
+    """`verify` of each run in a directory; 1 if any was altered, else 2 if any cannot be told."""
+    runs = run_directories(place)
+    if len(runs) == 1:
+        return verify(runs[0], say, **options)
+    codes: dict[Path, int] = {}
+    for run in runs:
+        try:
+            codes[run] = verify(run, say, **options)
+        except UserError as error:
+            say(f"  cannot tell: {error}")
+            codes[run] = 2
+    words = {0: "verified", 1: "altered", 2: "cannot be told"}
+    said = {code: [run.name for run in runs if codes[run] == code] for code in words}
+    named = {code: "" if code == 0 else f" ({', '.join(names)})" for code, names in said.items()}
+    parts = [f"{len(names)} {words[code]}{named[code]}" for code, names in said.items() if names]
+    say(f"{count(len(runs), 'run')}: {'; '.join(parts)}")
+    return 1 if said[1] else 2 if said[2] else 0

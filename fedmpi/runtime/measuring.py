@@ -1,0 +1,69 @@
+"""Whether what a config wants to be measured can be, and whether what it trains is."""
+
+from __future__ import annotations
+
+import warnings
+from typing import Any
+
+from fedmpi.common.errors import UserError
+from fedmpi.config.schema import Settings
+from fedmpi.data.federated import Federated
+from fedmpi.engine.messages import Messages
+from fedmpi.flat.layout import EVERYTHING
+from fedmpi.method.base import Method, overrides
+from fedmpi.models.gaussian import REFERENCE
+
+
+def check(settings: Settings, method: Method, task: Any, data: Federated, messages: Messages) -> None:
+    """analysis, record.updates, evaluate.protocol. Raises UserError."""
+    _analysis(settings, task, data, messages)
+    _record(settings, messages)
+    _protocol(settings, method, messages)
+
+
+def _analysis(settings: Settings, task: Any, data: Federated, messages: Messages) -> None:
+    """What `analysis` names needs a global model, and a round that is the same when it is done twice."""
+    if not settings.analysis:
+        return
+    named = f"analysis: {', '.join(settings.analysis)}"
+    if not messages.shared.whole:
+        name = settings.method.name
+        raise UserError(
+            f"{named} compares global and local models, and with method {name} clients keep parts; remove it"
+        )
+    for key in ("on_lost_rank", "on_client_error"):
+        value = getattr(settings.faults, key)
+        if value != "abort":
+            raise UserError(f"{named} needs all clients of a round: set faults.{key}: abort, not {value}")
+    if "knowledge" in settings.analysis:
+        if data.global_test is None:
+            raise UserError("analysis: knowledge needs a global test set, which silos do not have; remove it")
+        if not getattr(task, "classification", False):
+            raise UserError(f"analysis: knowledge is about classes, and task {settings.task.name} has none; remove it")
+
+
+def _record(settings: Settings, messages: Messages) -> None:
+    """Whether there are updates of which more than nothing can be said."""
+    sent = (messages.upload(t) for t in range(max(settings.rounds, 1)))
+    if settings.record.updates == "gram" and not any("dw" in up.packing.shapes and up.w.size for up in sent):
+        at = settings.origin("record.updates")
+        raise UserError(
+            f"{f'{at}: ' if at else ''}record.updates: gram: method {settings.method.name} sends no updates of the "
+            "model; use norms (nothing is recorded then) or false"
+        )
+
+
+def _protocol(settings: Settings, method: Method, messages: Messages) -> None:
+    """Tell of clients' own models that nobody evaluates."""
+    if any(name != "global" for name in settings.evaluate.protocol):
+        return
+    left = messages.every - messages.shared_groups - {REFERENCE}  # references are no part of the outputs
+    own = (EVERYTHING in method.trains and left) or left.intersection(method.trains)
+    mixed = overrides(method, "weights") and method.client_state
+    if own or mixed or overrides(method, "predict"):
+        what = "parts of the model" if own and own != messages.every else "models"
+        warnings.warn(
+            f"method {settings.method.name}: clients have {what} of their own, and evaluate.protocol, global alone, "
+            "never looks at them; set evaluate.protocol=[personal], or [global,personal]",
+            stacklevel=2,
+        )

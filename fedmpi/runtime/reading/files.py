@@ -1,0 +1,129 @@
+"""The files of a run directory as they are found: of a run that lives, was killed, was damaged, or is none at all."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from fedmpi.common.errors import UserError
+
+OF_A_RUN = ("identity.json", "metrics.jsonl")
+TAIL = 1 << 20  # bytes
+Row = dict[str, Any]
+
+
+@dataclass(frozen=True)
+class Lines:
+    """Rows of a file of lines. unreadable: lines that are none, by number from 1; not a last one without an end."""
+
+    rows: list[Row]
+    unreadable: list[int]
+
+
+def is_run(place: Path) -> bool:
+    return any((place / name).is_file() for name in OF_A_RUN)
+
+
+def runs_in(place: Path) -> list[Path]:
+    """The run directories directly in a directory: those of a sweep."""
+    return sorted(each for each in place.iterdir() if each.is_dir() and is_run(each))
+
+
+def folder(place: Path) -> Path:
+    """Raises UserError where there is none that can be read."""
+    if not place.exists():
+        raise UserError(f"{place}: there is no such directory")
+    if not place.is_dir():
+        raise UserError(f"{place} is a file; the directory of a run or of a sweep is needed")
+    try:
+        next(place.iterdir(), None)
+    except OSError as error:
+        raise UserError(f"{place} cannot be read: {error.strerror}") from error
+    return place
+
+
+def json_of(path: Path) -> Row | None:
+    """What a JSON file holds; None where it is missing, cut or no object."""
+    try:
+        found = json.loads(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError):
+        return None
+    return found if isinstance(found, dict) else None
+
+
+def lines(path: Path) -> Lines:
+    """All rows of a file of lines; none where there is no such file."""
+    return parsed(content(path))
+
+
+def content(path: Path) -> bytes:
+    """Raises UserError where it is there and cannot be read."""
+    try:
+        return path.read_bytes()
+    except FileNotFoundError:
+        return b""
+    except OSError as error:
+        raise UserError(f"{path} cannot be read: {error.strerror}") from error
+
+
+def parsed(text: bytes) -> Lines:
+    """Rows; what is behind the last line feed is still being written, or was cut by a kill."""
+    rows, unreadable = [], []
+    for number, line in enumerate(text[: text.rfind(b"\n") + 1].splitlines(), 1):
+        try:
+            row = json.loads(line)
+        except ValueError:  # of the decoding, too
+            row = None
+        if isinstance(row, dict):
+            rows.append(row)
+        elif line.strip():
+            unreadable.append(number)
+    return Lines(rows, unreadable)
+
+
+def tail(path: Path, size: int = TAIL) -> list[Row]:
+    """The last rows of a file of lines, of so many bytes."""
+    try:
+        with path.open("rb") as file:
+            end = file.seek(0, 2)
+            file.seek(max(end - size, 0))
+            text = file.read()
+    except OSError:
+        return []
+    return parsed(text if end <= size else text[text.find(b"\n") + 1 :]).rows
+
+
+def total(text: bytes, key: str) -> int:
+    """The sum of a whole number over all lines of a file, which need not be parsed for that."""
+    return sum(map(int, re.findall(rb'"%s": (\d+)' % key.encode(), text)))
+
+
+def changed(paths: Sequence[Path]) -> float | None:
+    """When the newest of these files was written, in seconds since 1970; None where there is none."""
+    found = []
+    for path in paths:
+        try:
+            found.append(path.stat().st_mtime)
+        except OSError:
+            continue
+    return max(found, default=None)
+
+
+def last_line(path: Path) -> str:
+    """What a log says of how a run ended: its last line with an error, else its last one; "" of an empty or no file."""
+    said = tail_text(path).strip().splitlines()
+    return next((line for line in reversed(said) if "error" in line), said[-1] if said else "")
+
+
+def tail_text(path: Path, size: int = 1 << 16) -> str:
+    """The end of a text file; of one that cannot be read nothing."""
+    try:
+        with path.open("rb") as file:
+            file.seek(max(file.seek(0, 2) - size, 0))
+            return file.read().decode("utf-8", "replace")
+    except OSError:
+        return ""

@@ -1,0 +1,18 @@
+"""The last word of a run that fails."""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+
+from fedmpi.runtime.record import report_text
+from fedmpi.runtime.record.run_dir import RunDirectory
+from fedmpi.runtime.record.summary import summary
+
+
+def close_failed(directory: RunDirectory, falling: Collection[str], reason: str) -> None:
+    """A run that fails leaves whole lines and a summary of the rounds that it has done."""
+    if directory.end():
+        rows = directory.metrics()
+        names, best = report_text.figures_in(rows), directory.best_model()
+        facts = summary(rows, names, f"failed: {reason}", directory.losses(), best, falling)
+        directory.write_summary(facts)

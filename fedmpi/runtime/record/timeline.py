@@ -1,0 +1,79 @@
+"""Where ranks write what they did when (engine/timeline.py): timeline/rank-0003.jsonl, each rank its own file.
+
+A job begins with {"job": seconds since 1970, the same on all ranks, "rank": 3, "of": 8, "host": "node5"}; a run that is
+gone on with has several. Lines are written every FLUSH_S seconds at most, so a kill costs the last ones and may cut
+one. A rank that does not see the run directory, or cannot write there, keeps none.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import time
+import warnings
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from fedmpi.common.errors import RankWarning
+
+FOLDER, FLUSH_S, MOST = "timeline", 5.0, 1000
+
+
+class TimelineFile:
+    """One rank's file."""
+
+    def __init__(self, run: Path, head: Mapping[str, Any], private: bool) -> None:
+        self.path, self.private = run / FOLDER / f"rank-{head['rank']:04}.jsonl", private
+        self.waiting: list[str] = []
+        self.written, self.whole = time.monotonic(), True
+        try:
+            self.path.parent.mkdir(0o700 if private else 0o777, exist_ok=True)
+            cut = self.path.exists() and not self.path.read_bytes().endswith(b"\n")
+        except OSError as error:
+            return self._gives_up(error)
+        self._write([*([""] if cut else []), json.dumps(head)])
+
+    def add(self, line: Mapping[str, Any]) -> None:
+        self.waiting.append(json.dumps(line))
+        if time.monotonic() - self.written > FLUSH_S or len(self.waiting) >= MOST:
+            self.flush()
+
+    def flush(self) -> None:
+        waiting, self.waiting, self.written = self.waiting, [], time.monotonic()
+        self._write(waiting)
+
+    def _write(self, lines: list[str]) -> None:
+        if not self.whole or not lines:
+            return
+        try:
+            mode = 0o600 if self.private else 0o666
+            with open(os.open(self.path, os.O_WRONLY | os.O_APPEND | os.O_CREAT, mode), "w") as file:
+                file.write("".join(f"{line}\n" for line in lines))
+        except OSError as error:
+            self._gives_up(error)
+
+    def _gives_up(self, error: OSError) -> None:
+        """Training does not end for it."""
+        self.whole = False
+        said = f"timeline: cannot write {self.path}: {error.strerror or error}; this rank keeps none (timeline: false)"
+        warnings.warn(RankWarning(said), stacklevel=2)
+
+
+def read(run: Path) -> list[dict[str, Any]]:
+    """The jobs of a run, the oldest first: {"job": ..., "ranks": {rank: {"host": ..., "rounds": [lines]}}}; what is
+    no whole line is left out."""
+    jobs: dict[float, dict[str, Any]] = {}
+    for path in sorted((run / FOLDER).glob("rank-*.jsonl")):
+        rounds: list[dict[str, Any]] | None = None
+        for text in path.read_text(encoding="utf-8", errors="replace").splitlines():
+            try:
+                line = json.loads(text)
+            except ValueError:  # cut by a kill
+                continue
+            if "job" in line:
+                job = jobs.setdefault(line["job"], {"job": line["job"], "ranks": {}})
+                rounds = job["ranks"].setdefault(line["rank"], {"host": line["host"], "rounds": []})["rounds"]
+            elif rounds is not None:
+                rounds.append(line)
+    return [jobs[began] for began in sorted(jobs)]

@@ -1,0 +1,132 @@
+"""How far the runs of a sweep are, read from their directories; nothing else is kept about a sweep."""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+import re
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from fedmpi.common.errors import UserError
+from fedmpi.config import Settings
+from fedmpi.config.schema import FREE_LATER
+
+DONE, BEGUN, MISSING = "done", "begun", "missing"
+DIVERGED = re.compile(r"^diverged: |not finite|sent an update of norm")
+TAIL = 1 << 18  # bytes; a line has a few kB
+
+
+@dataclass(frozen=True)
+class State:
+    """One run's directory. rounds: that it has closed; summary: of a run that is done."""
+
+    what: str
+    rounds: int
+    summary: dict[str, Any]
+    reason: str  # why it ended, if it has
+
+    @property
+    def diverged(self) -> bool:
+        """Whether its numbers have ended it: going on would end there again."""
+        return self.what == BEGUN and DIVERGED.search(self.reason) is not None
+
+    def figure(self, of: str, name: str) -> float:
+        """One of summary.json (of: last, mean_last_10, best) of a run that is done; nan where it has none, and where
+        the last round's was no number: an earlier round's does not stand for it."""
+        value = self.summary.get(of, {}).get(name)
+        at = self.summary.get("last_round", {}).get(name)
+        if value is None or (of != "best" and at is not None and at < self.summary.get("rounds", 0) - 1):
+            return math.nan
+        return float(value)
+
+
+def directory(settings: Settings) -> Path:
+    return settings.output / settings.name
+
+
+def state(settings: Settings) -> State:
+    """Raises UserError where the directory holds a run with other settings."""
+    place = directory(settings)
+    if not place.exists():
+        return State(MISSING, 0, {}, "")
+    made = _read(place / "identity.json")
+    if made is None:
+        return State(BEGUN, 0, {}, "")
+    _check(settings, made, place)
+    rounds = _lines(place / "metrics.jsonl")
+    summary = _read(place / "summary.json") or {}
+    reason = str(summary.get("exit_reason", ""))
+    finished = reason == "finished" and rounds >= settings.rounds
+    patience = "evaluate.best.patience"
+    enough = reason.startswith("enough: ") and made.get(patience) == settings.identity()[patience]
+    return State(DONE if finished or enough else BEGUN, rounds, summary, reason)
+
+
+def last(settings: Settings) -> dict[str, Any]:
+    """The line of the last round that a run has closed; {} before the first one. Reads the file's end alone."""
+    try:
+        with (directory(settings) / "metrics.jsonl").open("rb") as file:
+            size = file.seek(0, os.SEEK_END)
+            file.seek(max(size - TAIL, 0))
+            lines = file.read().split(b"\n")[:-1]
+        found = json.loads(lines[-1]) if lines else {}
+    except (OSError, ValueError):
+        return {}
+    return found if isinstance(found, dict) else {}
+
+
+def rounds(settings: Settings) -> int:
+    """How many rounds a run has closed."""
+    return int(last(settings).get("round", -1)) + 1
+
+
+def again(settings: Settings) -> Settings:
+    """The run, going on where an earlier one has left it."""
+    again = settings.model_copy(update={"checkpoint": settings.checkpoint.model_copy(update={"resume": "auto"})})
+    again._origins.update(settings._origins)
+    again._file = settings._file
+    return again
+
+
+def _check(settings: Settings, made: dict[str, Any], place: Path) -> None:
+    """What is there was made with these settings; it may ask for more rounds."""
+    own = settings.identity()
+    changed = _changed(own, made)
+    if changed:  # it may be in words alone: a run writes every option down
+        own = _whole(settings)
+        changed = _changed(own, made)
+    if changed:
+        key = changed[0]
+        more = f" and {len(changed) - 1} more" if len(changed) > 1 else ""
+        raise UserError(
+            f"{place} holds a run with {key}: {made[key]}, and the sweep now asks for {own[key]}{more}; give the sweep "
+            "another name, or move that directory away"
+        )
+
+
+def _changed(own: dict[str, str], made: dict[str, Any]) -> list[str]:
+    return [key for key in own if key in made and made[key] != own[key] and not key.startswith(FREE_LATER)]
+
+
+def _whole(settings: Settings) -> dict[str, str]:
+    from fedmpi.runtime.record import whole  # imports torch
+
+    return whole.of(settings).identity()
+
+
+def _read(path: Path) -> dict[str, Any] | None:
+    try:
+        found = json.loads(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError):
+        return None
+    return found if isinstance(found, dict) else None
+
+
+def _lines(path: Path) -> int:
+    try:
+        return path.read_bytes().count(b"\n")
+    except OSError:
+        return 0

@@ -1,0 +1,108 @@
+"""What a task is.
+
+A user's task derives from `Task`, or has a `loss` and `metrics` like it; everything else may be left out.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Sequence
+
+from torch import Tensor
+from torch.nn import functional
+
+from fedmpi.common.errors import UserError
+from fedmpi.common.text import nearest
+
+
+class Task(ABC):
+    """A loss and its metrics, for a data set of `classes` classes (1 for a real-valued target).
+
+    Outputs (B, ...) and targets y (B, ...) are of any shape, targets of any type. What more a task may say has a
+    default: nothing of it is asked of a user's own.
+    """
+
+    names: tuple[str, ...]  # keys of `metrics`, the headline first; where there are none, those of two samples of zeros
+    classification = False
+    """Whether outputs (B, c) are logits over classes and targets (B,) class numbers. All methods take such a task;
+    those with `needs = {CLASSES}` take no other. A class at each place (text, segmentation) is none in this sense."""
+    falling: tuple[str, ...] = ()  # metrics of which less is better
+
+    def __init__(self, classes: int) -> None:
+        self.classes = classes
+
+    @abstractmethod
+    def loss(self, model: Callable[[Tensor], Tensor], x: Tensor, y: Tensor) -> Tensor:
+        """Mean loss of a batch, (). Calls `model(x)` exactly once: evaluation passes outputs made before as `model`."""
+
+    def judged(self, model: Callable[[Tensor], Tensor], x: Tensor, y: Tensor) -> Tensor:
+        """The loss that evaluations report, where that is not what clients descend."""
+        return self.loss(model, x, y)
+
+    def weigh(self, counts: Tensor) -> None:
+        """Told the training samples (classes,) of each class before any client trains: of all clients, or where sites
+        do not share their label counts, of the client at hand, before it trains."""
+        return None
+
+    @abstractmethod
+    def metrics(self, outputs: Tensor, y: Tensor) -> dict[str, float]:
+        """The figures in `names`, and no others, of a split's outputs as `hold` gave them, (n, ...), and targets,
+        (n, ...); nan where undefined."""
+
+    def hold(self, outputs: Tensor, y: Tensor) -> Tensor:
+        """What of a batch's outputs is kept until `metrics`, (B, ...): all, where the outputs of a split fit memory."""
+        return outputs
+
+    def whole_loss(self, held: Tensor, y: Tensor) -> Tensor | None:
+        """Loss of a whole split, () of what was held, where it is not the mean over samples of `loss`; None: it is."""
+        return None
+
+    def check(self, y: Tensor, outputs: tuple[int, ...]) -> str:
+        """What is wrong with targets y (n, ...) for outputs (B, *outputs), and the remedy; "": nothing."""
+        return ""
+
+
+def choose(task: str, known: Sequence[str], given: Sequence[str] | None, usual: Sequence[str]) -> tuple[str, ...]:
+    """The metrics that task.metrics asks for, else the usual ones.
+
+    Raises:
+        UserError: none of `known`, none at all, or one twice.
+    """
+    if given is None:
+        return tuple(usual)
+    for i, name in enumerate(given):
+        if name not in known:
+            raise UserError(f"task.metrics: task {task} has no metric {name!r}; {nearest(name, known)}")
+        if name in given[:i]:
+            raise UserError(f"task.metrics: {name} is there twice")
+    if not given:
+        raise UserError(f"task.metrics is empty; {nearest('', known)}")
+    return tuple(given)
+
+
+def outside(y: Tensor, classes: int, skip: int | None = None) -> str:
+    """The first class number beyond 0..classes-1, for messages; "" where there is none."""
+    odd = (y < 0) | (y >= classes)
+    odd = odd if skip is None else odd & (y != skip)
+    if not bool(odd.any()):
+        return ""
+    place = odd.nonzero()[0].tolist()
+    more = "" if skip is None else f" (and {skip}, which does not count)"
+    return f"row {place[0]} holds the class {int(y[tuple(place)])}; 0..{classes - 1} are allowed{more}"
+
+
+def cross_entropy(f: Tensor, y: Tensor, skip: int = -100, row_by_row: bool = False) -> Tensor:
+    """(B, ...) losses of logits (B, c, ...) and targets (B, ...); 0 where a target is `skip`.
+
+    row_by_row: of logits in rows, (P, c), which is slower on a CPU, and on a GPU the only form with one order of sums.
+    """
+    if row_by_row or f.is_cuda:
+        rows = f.movedim(1, -1).flatten(0, -2)
+        return functional.cross_entropy(rows, y.flatten(), reduction="none", ignore_index=skip).view(y.shape)
+    return functional.cross_entropy(f, y, reduction="none", ignore_index=skip)
+
+
+def look(y: Tensor) -> str:
+    """`int64 (n, 3)`, for messages."""
+    sizes = "".join(f", {size}" for size in y.shape[1:])
+    return f"{str(y.dtype).removeprefix('torch.')} (n{sizes or ','})"

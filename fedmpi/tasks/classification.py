@@ -1,0 +1,92 @@
+"""One class a sample."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable
+from typing import Annotated, Literal
+
+import torch
+from pydantic import Field
+from torch import Tensor
+from torch.nn import functional
+
+from fedmpi.common.errors import UserError
+from fedmpi.tasks import measures
+from fedmpi.tasks.base import Task, choose, look
+from fedmpi.tasks.class_weights import WeightedCrossEntropy
+
+KNOWN = ("accuracy", "balanced_accuracy", "auroc", "f1", "ece", "top5")
+TOP = re.compile(r"top([1-9]\d{0,3})")
+
+
+class Classification(Task):
+    """Cross-entropy; accuracy in percent, and for two classes the area under the ROC curve, 0 to 1.
+
+    metrics: others in place of these: accuracy, balanced_accuracy (mean recall), topK (top5, say) in percent; auroc
+    (above two classes one against the rest, mean), f1 (mean over classes), ece (calibration error, 15 bins), 0 to 1.
+    weights: of the classes in the loss that clients descend, one a class; balanced: n / (C n_c), by the training
+    samples of all clients, or where sites do not share their label counts, by the client's own (class_weights.py).
+    label_smoothing: share of a target that is spread over all classes. Evaluations report the loss without either.
+    """
+
+    classification = True
+    falling = ("ece",)
+
+    def __init__(
+        self,
+        classes: int,
+        metrics: tuple[str, ...] | None = None,
+        weights: Literal["balanced"] | tuple[Annotated[float, Field(gt=0)], ...] | None = None,
+        label_smoothing: Annotated[float, Field(ge=0, lt=1)] = 0.0,
+    ) -> None:
+        super().__init__(classes)
+        if classes < 2:
+            raise UserError(
+                f"task classification: the data set has {classes} class, but it needs 2 or more; "
+                "store class numbers as whole numbers, or choose task.name=regression for a real-valued target"
+            )
+        usual = ("accuracy", "auroc") if classes == 2 else ("accuracy",)
+        known = (*KNOWN, *(name for name in metrics or () if TOP.fullmatch(name) and name not in KNOWN))
+        self.names = choose("classification", known, metrics, usual)
+        self._loss = WeightedCrossEntropy(classes, weights, label_smoothing)
+
+    @property
+    def plain(self) -> bool:
+        """Whether its loss is the mean cross-entropy."""
+        return self._loss.plain
+
+    def weigh(self, counts: Tensor) -> None:
+        self._loss.weigh(counts)
+
+    def loss(self, model: Callable[[Tensor], Tensor], x: Tensor, y: Tensor) -> Tensor:
+        return self._loss(model(x), y)
+
+    def judged(self, model: Callable[[Tensor], Tensor], x: Tensor, y: Tensor) -> Tensor:
+        if type(self).loss is not Classification.loss:  # of a user's own
+            return self.loss(model, x, y)
+        return functional.cross_entropy(model(x), y)
+
+    def metrics(self, outputs: Tensor, y: Tensor) -> dict[str, float]:
+        return {name: self._figure(name, outputs, y) for name in self.names}
+
+    def _figure(self, name: str, f: Tensor, y: Tensor) -> float:
+        if name == "auroc":
+            return measures.class_auroc(f, y)
+        if name == "ece":
+            return measures.calibration_error(f, y)
+        k = TOP.fullmatch(name)
+        if k:
+            return measures.top(f, y, int(k[1]))
+        guess = f.argmax(1)  # of equal logits the lowest class
+        if name == "accuracy":
+            return measures.percent(guess == y)
+        if name == "balanced_accuracy":
+            return measures.balanced_accuracy(guess, y, self.classes)
+        return measures.overlap(guess, y, self.classes)[0]
+
+    def check(self, y: Tensor, outputs: tuple[int, ...]) -> str:
+        if y.dtype == torch.int64 and y.ndim == 1:
+            return ""
+        others = "next_symbol, segmentation" if y.dtype == torch.int64 else "multi_label, regression, survival"
+        return f"its targets are {look(y)}; class numbers, int64 (n,), are needed; other tasks: {others}"

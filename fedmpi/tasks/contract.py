@@ -1,0 +1,132 @@
+"""What is asked of a task, which may be the user's own, and how it is said what is wrong with it."""
+
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from fedmpi.common.blame import in_user_code, told
+from fedmpi.common.errors import UserError
+
+# What a line of metrics.jsonl or clients.jsonl holds besides the task's figures.
+TAKEN = {
+    *(
+        "round",
+        "loss",
+        "train_loss",
+        "cohort",
+        "refused",
+        "diverged",
+        "sha256",
+        "class_accuracy",
+        "client",
+        "site",
+        "protocol",
+        "samples",
+    ),
+    *("wall_s", "train_s", "wait_s", "server_s", "evaluate_s"),
+    *("sent_bytes", "received_bytes", "up_parameters", "down_parameters"),
+}
+
+
+def check_task(task: Any) -> None:
+    """A user's task need not derive from `Task`, but it has what a task has."""
+    for needed in ("loss", "metrics"):
+        if not callable(getattr(task, needed, None)):
+            have = f"task.name stands for {type(task).__name__}, which has no function {needed}"
+            raise told(f"{have}; a task has loss and metrics (fedmpi.Task)", task)
+
+
+def check_targets(name: str, task: Any, y: Tensor, outputs: tuple[int, ...], part: str) -> None:
+    """UserError if the targets of a part of the data, (n, ...), are not what the task is for."""
+    wrong = task.check(y, outputs) if callable(getattr(task, "check", None)) else ""
+    if wrong:
+        raise told(f"task {name}: {part}: {wrong}", type(task))
+
+
+def metric_names(task: Any, outputs: tuple[int, ...], y: Tensor) -> tuple[str, ...]:
+    """`task.names`; if a user's task has none, the keys of its metrics for two samples with targets y, (2, ...), and
+    zero outputs, (2, *outputs)."""
+    said = f"task {type(task).__name__}"
+    names: Any = getattr(task, "names", ())
+    if isinstance(names, str):
+        raise told(f"{said}: names is the text {names!r}; it must be a tuple of names: ({names!r},)", task)
+    if not names:
+        try:
+            names = figures(task, hold(task, torch.zeros(2, *outputs), y), y)
+        except UserError:
+            raise
+        except (Exception, SystemExit) as error:
+            found = f" ({place})" if (place := in_user_code(error)) else ""
+            raise UserError(
+                f"{said}: its metrics fail on two samples with zero outputs: {type(error).__name__}: {error}; mend "
+                f"them, or say what they are called: names = ('accuracy',){found}"
+            ) from error
+    names = tuple(names)
+    if not names:
+        raise told(f"{said}: metrics gives no figure; at least one is needed", task)
+    spread = {f"{name}{end}" for name in names for end in ("_std", "_worst_decile")}  # made of each by the engine
+    for i, name in enumerate(names):
+        if not isinstance(name, str) or not name:
+            raise told(f"{said}: a metric is called {name!r}; a name is a text", task)
+        if name in TAKEN | spread or name in names[:i]:
+            raise told(
+                f"{said}: a metric is called {name!r}, which is the name of something else; choose another", task
+            )
+    return names
+
+
+def hold(task: Any, outputs: Tensor, y: Tensor) -> Tensor:
+    """What of a batch's outputs is kept until `figures`."""
+    if not callable(getattr(task, "hold", None)):
+        return outputs
+    held = task.hold(outputs, y)
+    if not isinstance(held, Tensor) or held.shape[:1] != y.shape[:1]:
+        found = f"shape {tuple(held.shape)}" if isinstance(held, Tensor) else type(held).__name__
+        said = f"task {type(task).__name__}: hold returned {found} for {len(y)} samples"
+        raise told(f"{said}; it must return a tensor ({len(y)}, ...)", task.hold)
+    return held
+
+
+def mean_loss(task: Any, f: Tensor, x: Any, y: Tensor) -> Tensor:
+    """The loss () that evaluations report, of outputs f that there are already."""
+    return _scalar(getattr(task, "judged", task.loss)(lambda _: f, x, y), "loss", task)
+
+
+def whole_loss(task: Any, held: Tensor, y: Tensor) -> Tensor | None:
+    """The loss () of a split, of what was held of it; None: the mean over its samples."""
+    loss = task.whole_loss(held, y) if callable(getattr(task, "whole_loss", None)) else None
+    return None if loss is None else _scalar(loss, "whole_loss", task)
+
+
+def _scalar(loss: Any, name: str, task: Any) -> Tensor:
+    if not isinstance(loss, Tensor) or loss.shape != () or loss.is_complex():
+        found = f"shape {tuple(loss.shape)}" if isinstance(loss, Tensor) else type(loss).__name__
+        text = f"task {type(task).__name__}: {name} returned {found}; it must return a tensor ()"
+        raise told(text, getattr(task, name))
+    return loss
+
+
+def figures(task: Any, held: Tensor, y: Tensor) -> dict[str, float]:
+    """The task's metrics, checked: numbers under the names that it declares."""
+    found = task.metrics(held, y)
+    said = f"task {type(task).__name__}: metrics"
+    if not isinstance(found, Mapping):
+        raise told(f"{said} returned {type(found).__name__}; it must return {{name: number}}", task.metrics)
+    names = getattr(task, "names", ()) or tuple(found)
+    odd = [name for name in found if name not in names] + [name for name in names if name not in found]
+    if odd:
+        have = f"{said} returned {', '.join(map(repr, found)) or 'nothing'}"
+        raise told(f"{have}, but names is {tuple(names)}: they must agree in {odd[0]!r}", task.metrics)
+    checked = {}
+    for name, value in found.items():
+        one = value.numel() == 1 if isinstance(value, Tensor) else isinstance(value, np.generic)
+        plain = value.item() if one else value
+        if not isinstance(plain, (int, float)):
+            shape = f" of shape {tuple(value.shape)}" if hasattr(value, "shape") else ""
+            text = f"{said} returned {type(value).__name__}{shape} for {name!r}; a number is needed"
+            raise told(text, task.metrics)
+        checked[name] = float(plain)
+    return checked

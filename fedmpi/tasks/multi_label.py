@@ -1,0 +1,51 @@
+"""Several labels a sample, each there or not."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from torch import Tensor
+from torch.nn import functional
+
+from fedmpi.tasks import measures
+from fedmpi.tasks.base import Task, choose, look
+
+KNOWN = ("accuracy", "exact", "f1", "auroc")
+
+
+class MultiLabel(Task):
+    """Binary cross-entropy, mean over labels; accuracy in percent, and mean F1. Targets (n, classes), 0 or 1.
+
+    metrics: accuracy (share of right labels) and exact (of samples with all labels right), in percent; f1 (a label with
+    logit > 0 is given; over labels that are given or there) and auroc, means over labels, 0 to 1.
+    """
+
+    def __init__(self, classes: int, metrics: tuple[str, ...] | None = None) -> None:
+        super().__init__(classes)
+        self.names = choose("multi_label", KNOWN, metrics, ("accuracy", "f1"))
+
+    def loss(self, model: Callable[[Tensor], Tensor], x: Tensor, y: Tensor) -> Tensor:
+        f = model(x)
+        return functional.binary_cross_entropy_with_logits(f, y.to(f.dtype))
+
+    def metrics(self, outputs: Tensor, y: Tensor) -> dict[str, float]:
+        y, given = y > 0, outputs > 0
+        found = {}
+        for name in self.names:
+            if name == "auroc":
+                found[name] = measures.label_auroc(outputs, y)
+            elif name == "f1":
+                right, seen = (y & given).sum(0).double(), y.sum(0) + given.sum(0)
+                found[name] = measures.mean((2 * right / seen).tolist())  # a label that nobody has or is given: 0 / 0
+            else:
+                found[name] = measures.percent((y == given).all(1) if name == "exact" else y == given)
+        return found
+
+    def check(self, y: Tensor, outputs: tuple[int, ...]) -> str:
+        if y.ndim != 2 or tuple(y.shape[1:]) != outputs:
+            return f"its targets are {look(y)}; one number a label, (n, {outputs[0]}), is needed, as the model gives"
+        odd = ((y != 0) & (y != 1)).nonzero()
+        if len(odd):
+            row, label = odd[0].tolist()
+            return f"row {row} has {y[row, label].item():g} for label {label}; 0 (no) and 1 (yes) are allowed"
+        return ""

@@ -1,0 +1,53 @@
+"""Real numbers a sample."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import torch
+from torch import Tensor
+from torch.nn import functional
+
+from fedmpi.tasks import measures
+from fedmpi.tasks.base import Task, choose, look
+
+KNOWN = ("mse", "rmse", "mae", "r2")
+
+
+class Regression(Task):
+    """Mean squared error of real targets, (n,) or (n, ...); mse, and r2 = 1 - sum (y - f)^2 / sum (y - mean y)^2.
+
+    metrics: mse, rmse, mae (mean absolute error) over all targets, r2 as a mean over those of a sample.
+    """
+
+    falling = ("mse", "rmse", "mae")
+
+    def __init__(self, classes: int, metrics: tuple[str, ...] | None = None) -> None:
+        super().__init__(classes)
+        self.names = choose("regression", KNOWN, metrics, ("mse", "r2"))
+
+    def loss(self, model: Callable[[Tensor], Tensor], x: Tensor, y: Tensor) -> Tensor:
+        return functional.mse_loss(model(x).view_as(y), y)  # (B, 1) as (B,): else the difference would be (B, B)
+
+    def metrics(self, outputs: Tensor, y: Tensor) -> dict[str, float]:
+        y = y.double()
+        left = outputs.double().view_as(y) - y
+        squares = left.square()
+        mse = (squares.sum() / y.numel()).item()
+        found = {"mse": mse, "rmse": mse**0.5, "mae": (left.abs().sum() / y.numel()).item()}
+        if "r2" in self.names:
+            total = (y - y.mean(0)).square().sum(0)
+            # a constant target has nothing to explain
+            r2 = torch.where(total > 0, 1 - squares.sum(0) / total, torch.nan)
+            found["r2"] = measures.mean(r2.flatten().tolist())
+        return {name: found[name] for name in self.names}
+
+    def check(self, y: Tensor, outputs: tuple[int, ...]) -> str:
+        if not y.is_floating_point():
+            return (
+                f"its targets are {look(y)}; it needs a real-valued target (float32; of a table: data.target=number); "
+                "choose task.name=classification for class numbers"
+            )
+        if y[:1].numel() != torch.Size(outputs).numel():
+            return f"its targets are {look(y)}, but the model gives {outputs} for a sample; as many numbers are needed"
+        return ""

@@ -1,0 +1,52 @@
+"""When something happens, where some samples are seen for a while only."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import torch
+from torch import Tensor
+
+from fedmpi.tasks import measures
+from fedmpi.tasks.base import Task, look
+
+
+class Survival(Task):
+    """Cox's partial likelihood; the C-index, 0 to 1. Targets (n, 2): event (1: seen, 0: censored), time; one output.
+
+    A batch's loss is  - 1/B sum_{i: event} [ f_i - log sum_{j: t_j >= t_i} exp f_j ]   (Breslow where times are equal);
+    that of a split takes all of it as one batch. f is the log of the hazard: who has more of it is expected earlier.
+    """
+
+    names = ("c_index",)
+
+    def loss(self, model: Callable[[Tensor], Tensor], x: Tensor, y: Tensor) -> Tensor:
+        return negative_log_likelihood(model(x).view(len(y)), y)
+
+    def metrics(self, outputs: Tensor, y: Tensor) -> dict[str, float]:
+        return {"c_index": measures.concordance(outputs.view(len(y)), y[:, 0], y[:, 1])}
+
+    def whole_loss(self, held: Tensor, y: Tensor) -> Tensor:
+        return negative_log_likelihood(held.view(len(y)).double(), y)
+
+    def check(self, y: Tensor, outputs: tuple[int, ...]) -> str:
+        if tuple(y.shape[1:]) != (2,) or not y.is_floating_point():
+            return f"its targets are {look(y)}; float32 (n, 2) is needed: event (1: seen, 0: censored), time"
+        if torch.Size(outputs).numel() != 1:
+            return f"the model gives {outputs} for a sample; one number is needed (data with classes=1)"
+        odd = ((y[:, 0] != 0) & (y[:, 0] != 1)).nonzero()
+        if len(odd):
+            row = int(odd[0])
+            return (
+                f"row {row} has the event {y[row, 0].item():g}; 1 (seen) or 0 (censored), and then the time, is needed"
+            )
+        return ""
+
+
+def negative_log_likelihood(f: Tensor, y: Tensor) -> Tensor:
+    """The loss of f (B,) log hazards and y (B, 2) -> (); without an event 0."""
+    time, order = y[:, 1].sort(descending=True, stable=True)
+    at_risk = f[order].logcumsumexp(0)
+    _, times = time.unique_consecutive(return_counts=True)
+    last = times.cumsum(0).repeat_interleave(times) - 1  # of those with the same time
+    return (y[order, 0] * (at_risk[last] - f[order])).sum() / len(y)

@@ -1,0 +1,296 @@
+"""A page for each site, and the model card: what they say, against the files by hand; and what they refuse."""
+
+import hashlib
+import json
+import os
+import re
+
+import numpy as np
+import pytest
+import yaml
+from safetensors.numpy import save_file
+
+from fedmpi import config
+from fedmpi.analysis.pages.consortium import alone as baseline
+from fedmpi.analysis.pages.consortium import card, left, page_of_site, write
+from fedmpi.analysis.pages.consortium.limits import limits
+from fedmpi.analysis.pages.consortium.sites import sites
+from fedmpi.analysis.pages.runs import Run
+from fedmpi.analysis.pages.section import Table, Text
+from fedmpi.common.errors import UserError
+
+SITES = ["north", "<img src=x onerror=alert(1)>", "south"]
+SIZES = [60, 30, 10]
+COHORTS = [[0, 1, 2], [0, 1], [0, 2]]
+CONFIG = {
+    "rounds": 3,
+    "data": {"source": "heart_disease", "silos": SITES, "root": "x"},
+    "model": {"name": "logistic"},
+    "train": {"lr": 0.1},
+    "evaluate": {"protocol": ["global", "personal"]},
+}
+
+
+def made(path, method="fedavg", accuracy=(80.0, 70.0, 60.0), **changes):
+    """A run of three sites, three rounds; in the last one the upload of site 2 did not count."""
+    path.mkdir(parents=True)
+    tree = {**CONFIG, "name": path.name, "output": str(path.parent), "method": {"name": method}, **changes}
+    settings = config.schema.Settings.model_validate(tree)
+    (path / "config.yaml").write_text(yaml.safe_dump(settings.resolved()))
+    rows = [{"round": t, "cohort": members, "refused": [], "sha256": f"{t:064}"} for t, members in enumerate(COHORTS)]
+    rows[2]["refused"] = [{"client": 2, "norm": None, "bound": 1.0}]
+    write_lines(path / "metrics.jsonl", rows)
+    lines = [
+        {"round": t, "client": k, "site": SITES[k], "protocol": p, "samples": 40, "accuracy": a - 2 + t, "loss": 1 / a}
+        for t in range(3)
+        for k, a in enumerate(accuracy)
+        for p in ("global", "personal")
+    ]
+    write_lines(path / "clients.jsonl", lines)
+    updates = [{"round": t, "clients": m, "norms": [k + 1.0 for k in m], "direction": 1} for t, m in enumerate(COHORTS)]
+    write_lines(path / "updates.jsonl", updates)
+    (path / "partition.json").write_text(json.dumps({"sizes": SIZES, "label_counts": [[30, 30], [30, 0], [3, 7]]}))
+    ranks = [{"rank": rank} for rank in range(4)]
+    (path / "environment.json").write_text(json.dumps({"ranks": ranks, "packages": {"fedmpi": "1"}}))
+    (path / "summary.json").write_text(json.dumps({"exit_reason": "finished"}))
+    save_file({"w": np.zeros((2, 13), np.float32), "b": np.zeros(2, np.float32)}, path / "model.safetensors")
+    (path / "audit").mkdir()
+    for k in (0, 1):  # that of site 2 lies elsewhere
+        said = [{"time": "T", "round": None, "what": ["label counts"], "to": 0, "bytes": 16, "sha256": "00"}]
+        for t in (t for t, members in enumerate(COHORTS) if k in members):
+            what = ["_loss", "_seconds", "_flag", "_b", "dw"]
+            said.append({"time": "T", "round": t, "what": what, "to": 0, "bytes": 100 + k, "sha256": f"{k}{t}" * 32})
+        write_lines(path / "audit" / f"rank-{k + 1}.jsonl", said)
+    return path
+
+
+def write_lines(path, rows):
+    path.write_text("".join(json.dumps(row) + "\n" for row in rows))
+
+
+def text_of(sections):
+    parts = [part for section in sections for part in section.parts]
+    said = [part.text for part in parts if isinstance(part, Text)]
+    said += [str(cell) for part in parts if isinstance(part, Table) for row in part.rows for cell in row]
+    return "\n".join(said + [part.note for part in parts if isinstance(part, Table)])
+
+
+# ---- what a site gave ----
+def test_rounds_and_shares(tmp_path):
+    run = Run(made(tmp_path / "r"))
+    north, middle, south = sites(run)
+    assert [site.took_part for site in (north, middle, south)] == [(0, 1, 2), (0, 1), (0, 2)]
+    assert (north.refused, south.refused) == ((), (2,))
+    # By samples, among those whose uploads count: 60 30 10; 60 30; 60.
+    assert north.share == pytest.approx((0.6 + 60 / 90 + 1) / 3)
+    assert middle.share == pytest.approx((0.3 + 30 / 90) / 3)
+    assert south.share == pytest.approx(0.1 / 3)
+    alike = sites(Run(made(tmp_path / "u", cohort={"weighting": "uniform"})))
+    assert [site.share for site in alike] == pytest.approx([(1 / 3 + 1 / 2 + 1) / 3, (1 / 3 + 1 / 2) / 3, 1 / 9])
+    assert north.own.samples == 40
+    assert north.own.last("accuracy") == 80.0
+
+
+def test_a_sites_page_names_no_other(tmp_path):
+    run = Run(made(tmp_path / "r"))
+    everybody = sites(run)
+    said = text_of(page_of_site.sections(run, everybody[0], everybody, None))
+    assert "60 of 100" in said
+    assert "3 of 3" in said
+    assert not any(name in said for name in SITES[1:])
+    (lengths,) = page_of_site._lengths(run, everybody[0])
+    assert lengths.data == [
+        [0, 1.0, 2.5],
+        [1, 1.0, None],
+        [2, 1.0, None],
+    ]  # of one other site none: it would be its own
+
+
+# ---- what it gained ----
+@pytest.mark.parametrize(
+    ("together", "alone", "said"),
+    [
+        (80.0, 80.0, "the same"),
+        (80.0, 70.0, "too close to tell"),  # error sqrt(.8 .2 / 40 + .7 .3 / 40) = 0.0962; twice that is 19.2 points
+        (80.0, 61.0, "too close to tell"),  # 19 of 19.95
+        (80.0, 59.0, "better together"),
+        (50.0, 80.0, "better alone"),
+    ],
+)
+def test_verdicts(tmp_path, together, alone, said):
+    run, other = Run(made(tmp_path / "r", accuracy=[together] * 3)), made(tmp_path / "a", "local", [alone] * 3)
+    found = baseline.given(run, other)
+    site = sites(run)[0]
+    assert baseline.verdict(site, found.judged[0], "accuracy") == said
+    lower = "the same" if together == alone else "better together" if 1 / together < 1 / alone else "better alone"
+    assert baseline.verdict(site, found.judged[0], "loss") == lower
+
+
+def test_a_baseline_is_found_beside_the_run_if_it_is_a_fair_one(tmp_path):
+    run = Run(made(tmp_path / "runs" / "r"))
+    assert baseline.found(run) is None
+    made(tmp_path / "runs" / "faster", "local", train={"lr": 0.5})
+    made(tmp_path / "runs" / "seed", "local", seed=3)
+    (tmp_path / "runs" / "notes").mkdir()
+    (cut := made(tmp_path / "runs" / "cut", "local")).joinpath("summary.json").unlink()
+    (tmp_path / "runs" / "damaged").mkdir()
+    (tmp_path / "runs" / "damaged" / "config.yaml").write_text("a: [")
+    assert baseline.found(run) is None
+    fair = made(tmp_path / "runs" / "fair", "local", data={**CONFIG["data"], "root": "elsewhere"})
+    assert baseline.found(run).run.path.resolve() == fair.resolve()
+    assert baseline.given(run, tmp_path / "runs" / "faster").differs == ("train.lr",)
+    assert "how they ended" in baseline.given(run, cut).differs[0]
+    page = text_of(page_of_site.sections(run, sites(run)[0], sites(run), baseline.given(run, cut.parent / "faster")))
+    assert "train.lr differ" in page
+
+
+def test_no_baseline_and_how_to_make_one(tmp_path):
+    run = Run(made(tmp_path / "r", "fedld", server={"rule": "krum"}, record={"updates": "gram"}))
+    said = text_of(page_of_site.sections(run, sites(run)[0], sites(run), None))
+    assert "cannot be told" in said
+    words = re.search(r"config.yaml (.*) \(started", baseline.how_to(run))[1].replace("'", "").split(" ")
+    words[1:3] = [" ".join(words[1:3])]
+    settings = config.load(run.path / "config.yaml", words)  # the command is one that can be run
+    assert (settings.method.name, settings.server.rule.name, settings.record.updates) == ("local", "auto", "norms")
+
+
+@pytest.mark.parametrize(
+    ("case", "said"),
+    [
+        ("none", "--alone: .*none is no run directory"),
+        ("fedavg", "--alone: the method of .* is fedavg; .*method.name=local"),
+        ("others", "--alone: .* has other sites .*up, down"),
+        ("silent", r"--alone: .* does not say how good .*evaluate.protocol=\[personal\]"),
+    ],
+)
+def test_what_is_no_baseline_is_refused(tmp_path, case, said):
+    run = Run(made(tmp_path / "r"))
+    if case != "none":
+        data = {**CONFIG["data"], "silos": ["up", "down"]} if case == "others" else CONFIG["data"]
+        made(tmp_path / case, "fedavg" if case == "fedavg" else "local", data=data)
+        if case in ("others", "silent"):
+            (tmp_path / case / "clients.jsonl").unlink()
+    with pytest.raises(UserError, match=said):
+        baseline.given(run, tmp_path / case)
+
+
+# ---- what left it ----
+def test_what_left_a_site_is_that_of_its_record(tmp_path):
+    run = Run(made(tmp_path / "r"))
+    everybody = sites(run)
+    found = left.audit(run, everybody[1], everybody)
+    content = (run.path / "audit" / "rank-2.jsonl").read_bytes()
+    assert found.sha256 == hashlib.sha256(content).hexdigest()
+    assert found.total == 16 + 2 * 101
+    assert [line["sha256"] for line in found.uploads] == ["10" * 32, "11" * 32]
+    said = text_of([left.section(run, everybody[1], found)])
+    assert "10" * 32 in said
+    assert found.sha256 in said
+    assert "change of the model's weights" in said
+    assert "not whole" not in said
+    lines = content.decode().splitlines()
+    (run.path / "audit" / "rank-2.jsonl").write_text("\n".join(lines[:-1]))
+    assert "lacks 1 of the 2 rounds" in text_of(
+        [left.section(run, everybody[1], left.audit(run, everybody[1], everybody))]
+    )
+    assert left.audit(run, everybody[2], everybody) is None
+    assert "audit/rank-3.jsonl" in text_of([left.section(run, everybody[2], None)])
+
+
+def test_a_rank_with_several_sites_is_said(tmp_path):
+    path = made(tmp_path / "r")
+    (path / "environment.json").write_text(json.dumps({"ranks": [{"rank": rank} for rank in range(3)]}))
+    run = Run(path)
+    everybody = sites(run)
+    assert [left.rank_of(run, site) for site in everybody] == [1, 2, 1]
+    assert left.audit(run, everybody[0], everybody).shared == ("south",)
+
+
+# ---- the card ----
+def test_the_card_says_what_a_board_asks(tmp_path):
+    run = Run(made(tmp_path / "r"))
+    other = baseline.given(run, made(tmp_path / "a", "local", (80.0, 99.0, 60.0)))
+    sections = card.sections(run, sites(run), other, {"intended use": "a second opinion"})
+    said = text_of(sections)
+    assert "logistic, 28 weights" in said
+    assert "serves south worst, with accuracy (%) 60" in said
+    assert "a second opinion" in said
+    missing = next(
+        part.text for s in sections for part in s.parts if isinstance(part, Text) and "Not stated" in part.text
+    )
+    assert "Approval and consent" in missing
+    assert "Intended use" not in missing
+    assert hashlib.sha256((run.path / "model.safetensors").read_bytes()).hexdigest() in said
+
+
+def test_limits_are_those_of_the_record(tmp_path):
+    path = made(tmp_path / "r")
+    (path / "summary.json").write_text(json.dumps({"exit_reason": "signal 15", "diverged": 2}))
+    run = Run(path)
+    said = "\n".join(limits(run, sites(run), None))
+    for part in (
+        "signal 15",
+        "from round 2 on",
+        "south (1)",
+        "one class alone: <img",
+        "class 0 at south (3)",
+        "(40, one",
+    ):
+        assert part in said
+    assert "More than half of the weight was north's" in said
+    assert "Nobody has trained alone" in said
+
+
+# ---- the files ----
+def test_pages_are_whole_escaped_and_need_nothing_else(tmp_path):
+    path, said = made(tmp_path / "runs" / "r", output_mode="private"), []
+    made(tmp_path / "runs" / "alone", "local")
+    (tmp_path / "about.yaml").write_text("Contact: <script>alert(1)</script>\n")
+    write.analyse(path, None, tmp_path / "about.yaml", said.append)
+    assert sorted(os.listdir(path / "sites")) == [
+        "img-src-x-onerror-alert-1.html",
+        "model-card.html",
+        "north.html",
+        "south.html",
+    ]
+    for page in (path / "sites").iterdir():
+        content = page.read_text()
+        assert "<img" not in content
+        assert "<script>alert" not in content
+        assert not re.search(r"""(src|href)=["'](?!#|data:)""", content)
+        assert content.count("<h1>") == 1
+        assert page.stat().st_mode & 0o777 == 0o600
+    assert "alone" in said[0]
+    assert str(tmp_path) not in (path / "sites" / "north.html").read_text()  # nobody's folders
+
+
+def test_names_of_files(tmp_path):
+    """No two alike, none that a system does not know, and the card's stays its own."""
+    path = made(tmp_path / "r")
+    run = Run(path)
+    run.__dict__["client_names"] = {0: "A/B", 1: "a b", 2: "model-card"}
+    assert write._files(sites(run)) == ["a-b.html", "a-b-1.html", "model-card-2.html"]
+
+
+@pytest.mark.parametrize(
+    ("about", "said"),
+    [(None, "--about: there is no file"), ("- a\n", "about"), ("Contact: [a]\n", "--about: .*Contact: .* is no text")],
+)
+def test_statements_that_are_none(tmp_path, about, said):
+    path = made(tmp_path / "r")
+    if about:
+        (tmp_path / "about.yaml").write_text(about)
+    with pytest.raises(UserError, match=said):
+        write.analyse(path, None, tmp_path / "about.yaml", print)
+
+
+def test_what_has_no_sites_is_refused(tmp_path):
+    data = {"source": "digits", "partition": {"scheme": "iid", "clients": 3}}
+    path = made(tmp_path / "one" / "r", data=data)
+    (path / "clients.jsonl").unlink()
+    with pytest.raises(UserError, match=r"its clients have no names.*data\.silos"):
+        write.analyse(path, None, None, print)
+    made(tmp_path / "two" / "a")
+    made(tmp_path / "two" / "b")
+    with pytest.raises(UserError, match=r"--sites tells of one run, and there are 2 \(a, b\)"):
+        write.analyse(tmp_path / "two", None, None, print)

@@ -1,0 +1,80 @@
+"""Eigenvalues of the Hessian and the landscape, where both are known."""
+
+import pytest
+import torch
+from helpers import CPU, federated, settings
+from torch.nn import functional as F
+
+from fedmpi.analysis import curvature, figures
+from fedmpi.analysis.lanczos import largest
+from fedmpi.runtime import build
+
+
+def random():
+    return torch.Generator().manual_seed(0)
+
+
+@pytest.mark.parametrize("d", [1, 2, 30, 300])
+def test_eigenvalues_of_a_known_matrix(d):
+    Q = torch.linalg.qr(torch.randn(d, d, generator=random(), dtype=torch.float64)).Q
+    values = torch.linspace(-3, 2, d, dtype=torch.float64) ** 3 if d > 1 else torch.tensor([-2.0]).double()
+    A = Q @ torch.diag(values) @ Q.T
+    found = largest(lambda v: A @ v, values, 5, random(), tolerance=1e-8)
+    want = values.sort(descending=True).values[:5]
+    torch.testing.assert_close(found.values, want, rtol=1e-6, atol=1e-6)
+    for value, v in zip(found.values, found.vectors, strict=True):
+        assert (A @ v - value * v).norm() < 1e-5 * max(1, want.abs().max().item())
+        assert v.norm().item() == pytest.approx(1)
+
+
+def test_a_space_that_closes_early_begins_anew():
+    A = torch.diag(torch.tensor([4.0, 4.0, 4.0, 1.0], dtype=torch.float64))
+    found = largest(lambda v: A @ v, A[0], 3, random())
+    assert found.values.tolist() == pytest.approx([4, 4, 4]) or found.values.tolist() == pytest.approx([4, 4, 1])
+
+
+@pytest.fixture
+def made():
+    torch.set_num_threads(1)
+    return build.experiment(settings("fedavg", model={"name": "logistic"}), federated(), CPU)
+
+
+def test_softmax_regression_against_the_matrix_itself(made):
+    loss = curvature.Loss(made, 10**6)
+    assert len(loss.shard) == made.data.train_sizes.sum()
+    x, y = loss.shard.x[loss.shard.index].flatten(1), loss.shard.y[loss.shard.index]
+    w = 0.3 * torch.randn(made.model.w.numel(), generator=random())
+    names = [s.name for s, _ in made.model.members()]
+    shapes = [p.shape for _, p in made.model.members()]
+
+    def of(flat):
+        parts = dict(zip(names, (s.view(flat) for s, _ in made.model.members()), strict=True))
+        W, b = (next(v for v in parts.values() if v.ndim == n) for n in (2, 1))
+        return F.cross_entropy(x @ W.T + b, y)
+
+    H = torch.autograd.functional.hessian(of, w)
+    assert len(shapes) == 2
+    v = torch.randn(w.numel(), generator=random())
+    torch.testing.assert_close(loss.hessian(w, v), H @ v, rtol=1e-4, atol=1e-5)
+    assert loss(w) == pytest.approx(of(w).item(), rel=1e-5)
+    made.model.load(w)
+    facts = curvature.measure(made, curvature.Asked(10**6, top=3, grid=5, span=0.5))
+    values, vectors = torch.linalg.eigh(H.double())
+    assert facts["eigenvalues"] == pytest.approx(values.flip(0)[:3].tolist(), rel=1e-3)
+    first = vectors[:, -1].float()
+    expected = sorted(of(w + s * 0.5 * first).item() for s in (-1, 1))
+    assert sorted([facts["loss"][2][0], facts["loss"][2][-1]]) == pytest.approx(expected, rel=1e-3)
+    assert facts["loss"][2][2] == pytest.approx(of(w).item(), rel=1e-5)
+
+
+def test_fewer_samples_are_the_same_ones_every_time(made):
+    few, again = curvature.Loss(made, 20), curvature.Loss(made, 20)
+    assert torch.equal(few.shard.index, again.shard.index)
+    assert len(set(few.shard.index.tolist())) == 20
+
+
+def test_the_picture(made, tmp_path):
+    facts = curvature.measure(made, curvature.Asked(50, top=1, grid=3))
+    assert len(facts["eigenvalues"]) == 1
+    path = figures.save(figures.landscape(facts["axis"], facts["loss"]), tmp_path / "a.png")
+    assert path.stat().st_size > 1000

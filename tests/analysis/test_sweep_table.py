@@ -1,0 +1,293 @@
+"""`fedmpi table`: means, deviations, paired differences by hand; verdicts; what is missing; each form of the table."""
+
+import csv
+import json
+import shutil
+import subprocess
+from pathlib import Path
+from statistics import stdev
+
+import pytest
+
+from fedmpi.analysis import sweep_forms, sweep_table
+from fedmpi.common.errors import UserError
+from fedmpi.config import sweep
+from fedmpi.runtime.reading import many
+
+SWEEP = """\
+name: t
+output: {output}
+rounds: 1
+data: {{source: digits, partition: {{scheme: iid, clients: 3}}}}
+model: {{name: logistic}}
+method: {{name: fedavg}}
+over:
+  method: {{A: {{}}, B_2: {{method: {{name: fedprox}}}}}}
+  train.lr: [0.1, 0.5]
+  seed: [0, 1, 2]
+published:
+  source: Somebody
+  values: {{A: {{"0.1": [52, 1], "0.5": 40}}, B_2: {{"0.1": [60, 20]}}}}
+"""
+FIGURES = {
+    ("A", "0.1"): (50.0, 52.0, 54.0),
+    ("A", "0.5"): (40.0, 50.0, 60.0),
+    ("B_2", "0.1"): (53.0, 54.0, 58.0),
+    ("B_2", "0.5"): (10.0, 61.0),
+}
+
+
+@pytest.fixture
+def asked(tmp_path):
+    file = tmp_path / "t.yaml"
+    file.write_text(SWEEP.format(output=tmp_path))
+    found = sweep.load(file)
+    for labels, settings in found.runs():
+        values = FIGURES[labels["method"], labels["train.lr"]]
+        run = settings.output / settings.name
+        if int(labels["seed"]) >= len(values):
+            continue
+        run.mkdir(parents=True)
+        (run / "identity.json").write_text(json.dumps(settings.identity()))
+        (run / "metrics.jsonl").write_text("{}\n")
+        last = {"accuracy": values[int(labels["seed"])], "loss": 1.0}
+        (run / "summary.json").write_text(json.dumps({"exit_reason": "finished", "last": last, "best": last}))
+    return found
+
+
+def test_a_sweeps_directory_tells_what_was_asked_for(tmp_path, asked, monkeypatch):
+    """Wherever it lies by now, and with the command line of then; but for secrets, which are not written down."""
+    words = ["train.batch_size=7", "output=elsewhere"]
+    (tmp_path / "t" / "sweep.json").write_text(many.record(sweep.load(asked.path, words), ["a"]))
+    (tmp_path / "moved").mkdir()
+    (tmp_path / "t").rename(tmp_path / "moved" / "t")
+    monkeypatch.chdir(tmp_path)
+    file, given = many.asked(Path("moved/t"))
+    again = sweep.load(file, given)
+    assert again.path == asked.path
+    (_, settings), *_ = again.runs()
+    assert (settings.train.batch_size, settings.output) == (7, tmp_path / "moved" / "t")
+    secret = many.record(sweep.load(asked.path, ["model.token=abc"]), ["a"])
+    assert "abc" not in secret
+    (tmp_path / "moved" / "t" / "sweep.json").write_text(secret)
+    with pytest.raises(UserError, match="a secret is left out"):
+        many.asked(tmp_path / "moved" / "t")
+    asked.path.unlink()
+    (tmp_path / "moved" / "t" / "sweep.json").write_text(many.record(asked, ["a"]))
+    with pytest.raises(UserError, match="is not there any more"):
+        many.asked(tmp_path / "moved" / "t")
+    with pytest.raises(UserError, match=r"holds no sweep.json that names a sweep; give the sweep's YAML file"):
+        many.asked(tmp_path)
+
+
+def test_by_hand(asked):
+    cells = sweep_table.collect(asked, None, "last")
+    lines = sweep_table.text(cells)
+    assert lines[0].startswith(
+        "accuracy, after the last round, mean and sample standard deviation (n - 1) over 3 seeds; in brackets: Somebody"
+    )
+    assert lines[2].split() == ["method", "lr", "0.1", "lr", "0.5"]
+    assert "52.00 +- 2.00 [52.00 +- 1.00 =]" in lines[3]
+    assert "50.00 +- 10.00 [40.00 =]" in lines[3]
+    assert f"55.00 +- {stdev([53, 54, 58]):.2f} [60.00 +- 20.00 =]" in lines[4]
+    assert "(2 of 3)" in lines[4]
+    # 3, 2, 4: mean 3, standard error 1 / sqrt 3; -30, 11: mean -9.5, standard error 20.5
+    assert "+3 +- 0.58 * better" in lines[-4]
+    assert "-9.5 +- 20" in lines[-4]
+    assert "worse" not in lines[-4]
+    assert lines[-2:] == ["missing: B_2 0.5 (seed 2)", f"to train what is missing: fedmpi sweep {asked.path}"]
+    turned = sweep_table.text(sweep_table.collect(asked, None, "last", "train.lr"))
+    assert turned[2].split()[0] == "train.lr"
+    assert "50.00 +- 10.00 [40.00 =]" in turned[4]
+    assert turned[0].endswith(f"fedmpi table {asked.path} --of last --rows train.lr")
+
+
+def test_what_is_shown_unasked(asked):
+    """The headline is no loss, though a round without an evaluation has nothing else; of one seed nothing is paired."""
+    for run in asked.settings(asked.labels[0]).output.glob("*/summary.json"):
+        last = {"train_loss": 9.0, "loss": 8.0, "c_index": 0.7}
+        run.write_text(json.dumps({"exit_reason": "finished", "last": last}))
+    one = sweep.load(asked.path, ["over.seed=[0]", "published=null"])
+    lines = sweep_table.text(sweep_table.collect(one, None, "last"))
+    assert lines[0].startswith("c index, after the last round")
+    assert lines[-1].split() == ["B_2", "0.700", "0.700"]
+
+
+def test_rows_of_several_protocols(tmp_path):
+    """Personal methods stand beside global ones: each by what its runs evaluate, and published figures beside both."""
+    file = tmp_path / "t.yaml"
+    own = "B_2: {{method: {{name: fedper}}, evaluate: {{protocol: [personal]}}}}"
+    file.write_text(SWEEP.replace("B_2: {{method: {{name: fedprox}}}}", own).format(output=tmp_path))
+    found = sweep.load(file)
+    for labels, settings in found.runs():
+        run = settings.output / settings.name
+        run.mkdir(parents=True)
+        (run / "identity.json").write_text(json.dumps(settings.identity()))
+        (run / "metrics.jsonl").write_text("{}\n")
+        name = "accuracy" if labels["method"] == "A" else "personal_accuracy"
+        last = {name.replace("accuracy", "loss"): 1.0, name: 61.0}
+        (run / "summary.json").write_text(json.dumps({"exit_reason": "finished", "last": last}))
+    lines = sweep_table.text(sweep_table.collect(found, None, "last"))
+    assert "61.00 +- 0.00 [60.00 +- 20.00 =]" in next(line for line in lines if line.startswith("B_2"))
+    for order in ("A, B_2", "B_2, A"):
+        unpublished = sweep.load(file, ["published=null", f"only={{method: [{order}]}}"])
+        cells = sweep_table.collect(unpublished, None, "last")
+        assert (cells.metric, len(cells.found)) == ("accuracy", 4)
+
+
+@pytest.mark.parametrize(
+    ("theirs", "said"), [((51.0, 1.0), "="), ((54.0, 1.0), "~"), ((55.0, 1.0), "!"), ((55.0, 0.0), "?")]
+)
+def test_verdicts(asked, theirs, said):
+    cells = sweep_table.collect(asked, None, "last")  # ours: 52, with deviation 2
+    assert sweep_table.verdict(cells, ("A", "0.1"), theirs) == said
+    assert sweep_table.verdict(cells, ("A", "0.1"), (55.0, float("nan"))) == "~"
+    assert sweep_table.verdict(cells, ("A", "0.1"), (57.0, float("nan"))) == "!"
+
+
+def test_forms(asked, tmp_path):
+    said = []
+    for ending in ("md", "tex", "csv", "txt"):
+        sweep_forms.analyse(asked, None, "best", None, tmp_path / f"t.{ending}", said.append)
+    latex = (tmp_path / "t.tex").read_text()
+    assert r"B\_2 & 55.00 $\pm$ 2.65 [60.00 $\pm$ 20.00 =]" in latex
+    assert latex.count(r"\\") == 3 + 2
+    assert r"B\_2 & +3 $\pm$ 0.58 * better & -9.5 $\pm$ 20 \\" in latex
+    assert "| A | 52.00 ± 2.00 [52.00 ± 1.00 =] |" in (tmp_path / "t.md").read_text()
+    lines = (tmp_path / "t.csv").read_text().splitlines()
+    head = "accuracy,std,seeds,seeds_asked,difference,standard_error,stands_out,published,published_std,verdict"
+    assert lines[0] == f"method,train.lr,{head}"
+    assert lines[1] == "A,0.1,52.0,2.0,3,3,,,,52.0,1.0,="
+    assert lines[4].startswith("B_2,0.5,35.5,")
+    assert lines[3].split(",")[6:9] == ["3.0", str(stdev([3, 2, 4]) / 3**0.5), "better"]
+    assert lines[4].split(",")[4:6] == ["2", "3"]
+    assert lines[4].endswith(",,,")
+
+
+def test_mistakes(asked, tmp_path):
+    for words, given in (
+        ("--of: first; allowed: last", (None, "first", None)),
+        ("ends in .md, .tex", (None, "last", tmp_path / "a.pdf")),
+        ("no run has a figure 'acuracy'; did you mean 'accuracy'", ("acuracy", "last", None)),
+    ):
+        with pytest.raises(UserError, match=words):
+            sweep_forms.analyse(asked, *given[:2], None, given[2], print)
+    other = sweep.load(asked.path, ["name=other"])
+    with pytest.raises(UserError, match="none of 12 runs is done; fedmpi sweep"):
+        sweep_forms.analyse(other, None, "last", None, None, print)
+
+
+ODD = """\
+name: odd
+output: {output}
+rounds: 2
+data: {{source: digits, partition: {{scheme: iid, clients: 3}}}}
+model: {{name: logistic}}
+method: {{name: fedavg}}
+over:
+  "m & 100% of_{{it}} #1 $x$ ~ ^ \\\\ <a|b>":
+    "A_b & \\\\c": {{}}
+    "β-50% *": {{train: {{lr: 0.2}}}}
+    "[x] 中": {{train: {{lr: 0.3}}}}
+"""
+
+
+def made(file, text, give):
+    """The sweep, with runs that give(labels) says the summary of; None: it is not done."""
+    file.write_text(text.format(output=file.parent))
+    found = sweep.load(file)
+    for labels, settings in found.runs():
+        facts, run = give(labels), settings.output / settings.name
+        run.mkdir(parents=True)
+        (run / "identity.json").write_text(json.dumps(settings.identity()))
+        (run / "metrics.jsonl").write_text("{}\n{}\n")
+        if facts is not None:
+            (run / "summary.json").write_text(json.dumps({"exit_reason": "finished", "rounds": 2, **facts}))
+    return found
+
+
+def of(value, at=1):
+    return {"last": {"accuracy": value}, "last_round": {"accuracy": at}}
+
+
+def test_odd_names_and_one_seed(tmp_path):
+    """No seed at all: no deviation, no difference. Each form holds whatever labels hold; LaTeX compiles."""
+    asked = made(tmp_path / "o%d_d.yaml", ODD, lambda labels: of(0.5))
+    for ending in ("md", "tex", "csv", "txt"):
+        sweep_forms.analyse(asked, None, None, None, tmp_path / f"t.{ending}", lambda line: None)
+    assert "+-" not in sweep_table.text(sweep_table.collect(asked, None, None))[3]
+    latex = (tmp_path / "t.tex").read_text()
+    assert r"A\_b \& \textbackslash{}c & 0.500 \\" in latex
+    assert r"$\beta$-50\% *" in latex
+    assert "U+4E2D" in latex
+    assert r"\n{}[x]".replace("\\n", "\n") in latex
+    assert r"| A\_b & \\c | 0.500 |" in (tmp_path / "t.md").read_text()
+    rows = list(csv.reader((tmp_path / "t.csv").open()))
+    assert rows[1][:5] == ["A_b & \\c", "0.5", "", "1", "1"]
+    compiles(latex, tmp_path)
+
+
+def compiles(latex, folder):
+    if not shutil.which("pdflatex"):
+        return
+    begin, end = (
+        "\\documentclass{article}\\usepackage{booktabs}\\usepackage[T1]{fontenc}\\begin{document}\n",
+        "\\end{document}\n",
+    )
+    (folder / "paper.tex").write_text(begin + latex + end, encoding="utf-8")
+    done = subprocess.run(
+        ["pdflatex", "-interaction=nonstopmode", "-halt-on-error", "paper.tex"],
+        cwd=folder,
+        capture_output=True,
+        text=True,
+    )
+    assert done.returncode == 0, done.stdout[-2000:]
+    assert (folder / "paper.pdf").exists()
+
+
+def test_latex_compiles(asked, tmp_path):
+    compiles(sweep_forms.latex(sweep_table.collect(asked, None, "last")), tmp_path)
+
+
+def test_what_is_no_number_counts_for_nothing_and_is_told(tmp_path):
+    """An accuracy of an earlier round does not stand for that of the last one."""
+    text = (
+        ODD[: ODD.index("over:")]
+        + "over: {{m: {{A: {{}}, B: {{train: {{lr: 1}}}}, C: {{train: {{lr: 2}}}}}}, seed: [0, 1, 2]}}\n"
+    )
+    figures = {
+        "A": [of(50.0), of(99.0, at=0), None],
+        "B": [of(60.0), of(70.0), of(80.0)],
+        "C": [of(99.0, at=0), {"last": {"accuracy": None}}, {"last": {}}],
+    }
+    asked = made(tmp_path / "t.yaml", text, lambda labels: figures[labels["m"]][int(labels["seed"])])
+    cells = sweep_table.collect(asked, None, None)
+    assert cells.found == {("A",): {"0": 50.0}, ("B",): {"0": 60.0, "1": 70.0, "2": 80.0}}
+    lines = sweep_table.text(cells)
+    assert lines[3].split() == ["A", "50.00", "(1", "of", "3)"]
+    assert lines[5].split() == ["C", "nan"]
+    assert "paired" not in " ".join(lines)  # one seed in common says nothing of a spread
+    assert "missing: A (seed 2)" in lines
+    assert "not a number: A (seed 1); C (seed 0, 1, 2)" in lines
+    assert "not a number: A (seed 1)" in sweep_forms.latex(cells)
+
+
+def test_without_seeds_nothing_is_missing(tmp_path):
+    text = SWEEP.partition("over:")[0] + "over: {{train.lr: [0.1, 0.5]}}\n"
+    asked = made(tmp_path / "t.yaml", text, lambda labels: of(50.0))
+    cells = sweep_table.collect(asked, None, None)
+    assert sweep_table.gaps(cells) == []
+    assert sweep_table.text(cells)[3].split() == ["0.1", "50.00"]
+
+
+def test_the_metric_of_what_is_published(tmp_path):
+    """`best accuracy` is the accuracy of the best round."""
+    text = (
+        ODD[: ODD.index("over:")] + "over: {{m: {{A: {{}}}}}}\npublished: {{metric: best accuracy, values: {{A: 3}}}}\n"
+    )
+    asked = made(tmp_path / "t.yaml", text, lambda labels: of(1.0) | {"best": {"accuracy": 3.0}})
+    cells = sweep_table.collect(asked, None, None)
+    assert (cells.metric, cells.of, cells.found) == ("accuracy", "best", {("A",): {"0": 3.0}})
+    assert sweep_table.collect(asked, None, "last").found == {("A",): {"0": 1.0}}
+    with pytest.raises(UserError, match="--rows: unknown axis 'seed'; allowed: m"):
+        sweep_table.collect(asked, None, None, "seed")

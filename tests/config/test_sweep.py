@@ -1,0 +1,156 @@
+"""A file that asks for many runs: the runs it names, their settings, what others report of them, mistakes."""
+
+import math
+
+import pytest
+
+from fedmpi import config
+from fedmpi.common.errors import UserError
+from fedmpi.config import sweep
+
+BASE = """\
+name: table
+data: {source: digits, partition: {scheme: dirichlet, clients: 4, alpha: 0.3}}
+model: {name: mlp}
+method: {name: fedavg}
+train: {lr: 0.1}
+"""
+TUNED = "over: {m: {A: {}, B: {}}, seed: [0]}\nbest: {over: {train.lr: [1, 2]}, %s}\n"
+
+
+def write(tmp_path, text, name="sweep.yaml", base=BASE):
+    (tmp_path / "base.yaml").write_text(base)
+    (tmp_path / name).write_text("base: [base.yaml]\n" + text)
+    return tmp_path / name
+
+
+def test_runs_are_every_choice_of_labels(tmp_path):
+    (tmp_path / "fedprox.yaml").write_text("method: {name: fedprox, mu: 0.5}\n")
+    (tmp_path / "fedavg.yaml").write_text("method: {name: fedavg}\n")
+    text = """\
+over:
+  method: [fedavg.yaml, fedprox.yaml]
+  data.partition.alpha: [0.1, 1]
+  lr: {slow: {train: {lr: 0.01}}, fast: {train: {lr: 0.5, epochs: 3}}}
+  seed: [0, 1, 2]
+"""
+    found = sweep.load(write(tmp_path, text), ["rounds=7"])
+    runs = list(found.runs())
+    assert len(runs) == 2 * 2 * 2 * 3
+    labels, settings = runs[-1]
+    assert labels == {"method": "fedprox", "data.partition.alpha": "1", "lr": "fast", "seed": "2"}
+    assert (settings.method.name, settings.method.options) == ("fedprox", {"mu": 0.5})
+    assert settings.data.partition.options == {"alpha": 1}
+    assert (settings.train.lr, settings.train.epochs, settings.seed, settings.rounds) == (0.5, 3, 2, 7)
+    assert (str(settings.output), settings.name) == ("runs/table", "fedprox_alpha-1_fast_seed-2")
+    assert settings.data.partition.clients == 4  # what no axis names is the file's
+    assert len({each.name for _, each in runs}) == len(runs)
+    covering = list(found.covering())
+    assert {pair for each in covering for pair in each.items()} == {p for each, _ in runs for p in each.items()}
+    assert len(covering) < len(runs) / 3
+
+
+def test_a_small_file_over_a_large_one(tmp_path):
+    write(tmp_path, "over: {method: {A: {method: {name: fedavg}}, B: {method: {name: fedprox}}}, seed: [0, 1, 2]}\n")
+    small = tmp_path / "small.yaml"
+    small.write_text("base: [sweep.yaml]\nname: small\nonly: {seed: 0}\nleave_out: [{method: B}]\nrounds: 2\n")
+    ((labels, settings),) = sweep.load(small).runs()
+    assert labels == {"method": "A", "seed": "0"}
+    assert (settings.name, settings.rounds, str(settings.output)) == ("a_seed-0", 2, "runs/small")
+
+
+def test_published_figures(tmp_path):
+    text = """\
+over: {method: {A: {}, B: {method: {name: fedprox}}}, data.partition.alpha: [0.1, 0.5], seed: [0, 1]}
+published:
+  source: Somebody, table 1
+  metric: accuracy
+  values: {A: {"0.1": 42.3, "0.5": [73.9, 0.4]}}
+"""
+    found = sweep.load(write(tmp_path, text)).published
+    assert found.axes == ("method", "data.partition.alpha")
+    assert found.values["A", "0.5"] == (73.9, 0.4)
+    assert math.isnan(found.values["A", "0.1"][1])
+    assert found.source == "Somebody, table 1"
+
+
+def test_a_sweep_is_no_run(tmp_path):
+    with pytest.raises(UserError, match=r"sweep\.yaml:2: over: .* asks for many runs; `fedmpi sweep"):
+        config.load(write(tmp_path, "over: {seed: [0, 1]}\n"))
+
+
+@pytest.mark.parametrize(
+    ("text", "words"),
+    [
+        ("rounds: 3\n", r"over: .*; a sweep needs axes"),
+        ("over: {}\n", "a sweep needs axes"),
+        ("over: {seed: []}\n", r"sweep\.yaml:2: over\.seed: .*a list of values or files"),
+        ("over: {seed: 3}\n", r"over\.seed: 3; a list of values"),
+        ("over: {seed: [1, 1]}\n", r"over\.seed: a value stands twice"),
+        ("over: {seed: [{a: 1}]}\n", r"over\.seed: a list holds plain values or files"),
+        ("over: {method: [none.yaml]}\n", r"none\.yaml"),
+        ("over: {method: {A: 3}}\n", r"sweep\.yaml:2: over\.method\.A: 3; settings are needed"),
+        ("over: {m: {A b: {}, A-b: {}}}\n", r"have one name, a-b; rename one"),
+        ("over: {seed: [0]}\nonly: {sed: 0}\n", r"only: unknown axis 'sed'; did you mean 'seed'"),
+        ("over: {seed: [0]}\nonly: {seed: 1}\n", r"only\.seed: unknown label '1'"),
+        ("over: {seed: [0]}\nonly: {seed: []}\n", r"only\.seed: no label"),
+        ("over: {seed: [0]}\nleave_out: [{seed: 0}]\n", "leave_out leaves no run"),
+        ("over: {seed: [0]}\nleave_out: {seed: 0}\n", "leave_out: .*a list is needed"),
+        ("over: {seed: [0]}\nleave_out: [{}]\n", r"leave_out\[0\]: names no axis"),
+        ("over: {seed: [0]}\npublished: 3\n", "published: 3; source, metric and values"),
+        ("over: {seed: [0]}\npublished: {values: {}, sauce: x}\n", "published: unknown key 'sauce'"),
+        ("over: {m: {A: {}}}\npublished: {values: {B: 1}}\n", r"published\.values: unknown label 'B' of m"),
+        ("over: {m: {A: {}}}\npublished: {values: {A: x}}\n", r"published\.values\.A: 'x'; a mean"),
+        ("over: {m: {A: {}}}\npublished: {axes: [n], values: {A: 1}}\n", r"published\.axes: .*a list of m is needed"),
+        ("over: {m: {A: {}}}\nbest: {}\n", r"best: {}; candidates are needed"),
+        (TUNED % "by: 3", r"best\.by: 3; loss or a metric of the task"),
+        (TUNED % "by: validation_loss", r"best\.by: validation_loss; the metric alone"),
+        (TUNED % "by: loss, of: first", r"best\.of: 'first'; allowed: last, mean_last_10, best"),
+        (TUNED % "by: loss, to: 3", r"best: unknown key 'to'; did you mean 'of'"),
+        (TUNED % "by: loss, per: [seed]", r"best\.per: \['seed'\]; a list of m is needed"),
+        (TUNED % "by: loss, using: {seed: 3}", r"best\.using\.seed: unknown label '3'"),
+        (TUNED % "by: loss, using: {m: A}", r"best\.using: leaves no run by which to choose for m: B"),
+        (TUNED.replace("train.lr", "m") % "by: loss", r"best\.over\.m: is an axis of over"),
+        (TUNED.replace("train.lr", "seed") % "by: loss", r"best\.over\.seed: is an axis of over, or the seed"),
+        (TUNED.replace("[1, 2]", "3") % "by: loss", r"best\.over\.train\.lr: 3; a list of values"),
+    ],
+)
+def test_mistakes(tmp_path, text, words):
+    with pytest.raises(UserError, match=words):
+        sweep.load(write(tmp_path, text))
+
+
+def test_a_mistake_in_a_run_says_which(tmp_path):
+    found = sweep.load(write(tmp_path, "over: {train.lr: [0.1, -1], seed: [0]}\n"))
+    words = r"sweep\.yaml:2: over\.train\.lr: train\.lr: -1 .*\n  in the run train\.lr: -1, seed: 0"
+    with pytest.raises(UserError, match=words):
+        list(found.runs())
+
+
+def test_a_plugin_lies_beside_the_sweep(tmp_path):
+    (tmp_path / "mine.py").write_text("")
+    found = sweep.load(write(tmp_path, "over: {m: {A: {model: {name: mine.py:Net}}}}\n"))
+    assert next(iter(found.runs()))[1].model.name == f"{tmp_path / 'mine.py'}:Net"
+
+
+def test_candidates(tmp_path):
+    """Of more than one key, from a smaller file's base; they need validation rows."""
+    text = """\
+over: {method: {A: {}, B: {method: {name: fedprox}}}, data.partition.alpha: [0.1, 1], seed: [0, 1]}
+best: {over: {train.lr: [0.1, 0.2], mu: {a: {train: {epochs: 2}}, b: {}}}, by: accuracy, per: method, using: {seed: 1}}
+"""
+    write(tmp_path, text)
+    small = tmp_path / "small.yaml"
+    small.write_text("base: [sweep.yaml]\nonly: {method: B}\ndata: {validation: 0.1}\n")
+    found = sweep.load(small)
+    runs = list(found.runs())
+    assert len(runs) == 2 * 1 * 4
+    assert runs[0][1].name == "b_alpha-0.1_seed-1_lr-0.1_a"
+    assert (runs[0][1].train.lr, runs[0][1].train.epochs, runs[0][1].evaluate.best.metric) == (0.1, 2, "accuracy")
+    assert found.best.cell(runs[0][0]) == ("B",)
+    with pytest.raises(
+        UserError, match=r"evaluate\.best\.metric: accuracy is measured on validation rows; there are none"
+    ):
+        list(sweep.load(small, ["data.validation=0"]).runs())
+    assert sweep.load(small, ["evaluate.best.metric=loss"]).settings(runs[0][0]).evaluate.best.metric == "loss"
+    assert len(list(sweep.load(small, ["best=null"]).runs())) == 4

@@ -1,0 +1,383 @@
+"""data.augment: each operation is what a loop over single pictures makes of it, and draws what it says it draws."""
+
+import math
+from dataclasses import replace
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor
+
+from fedmpi.common.errors import UserError
+from fedmpi.common.torchvision_compat import torchvision
+from fedmpi.data.augment.chosen import augmented, operation
+from fedmpi.data.augment.colour import Normalise
+from fedmpi.data.augment.look import Look
+from fedmpi.data.augment.warps import ResizedCrop
+from fedmpi.data.batches import Shard, batches
+from fedmpi.data.dataset import Dataset
+from fedmpi.data.federated import split
+from fedmpi.data.layout import laid_out, stored_channels_last
+from fedmpi.data.pictures import Pictures, of_bytes
+
+functional = torchvision.transforms.functional
+N = 40
+MEAN, STD = (0.4914, 0.4822, 0.4465), (0.2470, 0.2435, 0.2616)
+
+
+def made(name, given=None):
+    return operation(name, given, "data.augment.0", {})
+
+
+def pictures(c=3, h=12, w=9, dtype=torch.float32, n=N):
+    x = torch.from_numpy(np.random.default_rng(0).integers(0, 256, (n, c, h, w), dtype=np.uint8))
+    return x if dtype == torch.uint8 else x / 255
+
+
+def drawn(what, n=N, seed=0):
+    return torch.rand(n, what.columns, generator=torch.Generator().manual_seed(seed))
+
+
+@pytest.fixture(params=[False, True], ids=["planes", "blocks"])
+def blocks(request):
+    return request.param
+
+
+@pytest.fixture(params=[1, 3])
+def channels(request):
+    return request.param
+
+
+@pytest.fixture(params=[torch.float32, torch.uint8], ids=["floats", "bytes"])
+def dtype(request):
+    return request.param
+
+
+# ---- one picture after the other ----
+def naive_crop(x, u, p, mode, size):
+    c, h, w = x.shape
+    out_h, out_w = size or h, size or w
+    top, left = int(u[0] * (h + 2 * p - out_h + 1)) - p, int(u[1] * (w + 2 * p - out_w + 1)) - p
+    out = torch.zeros(c, out_h, out_w, dtype=x.dtype)
+    for i in range(out_h):
+        for j in range(out_w):
+            y, z = top + i, left + j
+            if mode == "reflect":
+                y, z = (h - 1 - abs(h - 1 - abs(y))), (w - 1 - abs(w - 1 - abs(z)))
+            if 0 <= y < h and 0 <= z < w:
+                out[:, i, j] = x[:, y, z]
+    return out
+
+
+@pytest.mark.parametrize("given", [4, {"padding": 2, "size": 7}, {"mode": "reflect"}, {"padding": 0, "size": 9}])
+def test_crop(given, blocks, channels, dtype):
+    crop, x = made("crop", given), pictures(channels, dtype=dtype)
+    u = drawn(crop)
+    u[0], u[1] = 0, 1 - 2**-24  # the corners
+    found = crop(laid_out(x, blocks), u)
+    wanted = torch.stack(
+        [naive_crop(each, v, crop.padding, crop.mode, crop.size) for each, v in zip(x, u, strict=True)]
+    )
+    assert torch.equal(found, wanted)
+    assert found.shape[1:] == crop.out(x.shape[1:])
+    assert channels == 1 or stored_channels_last(found) == blocks
+
+
+def test_flip(blocks, channels, dtype):
+    flip, x = made("flip", 0.3), pictures(channels, dtype=dtype)
+    u = drawn(flip)
+    wanted = [functional.hflip(each) if v < 0.3 else each for each, v in zip(x, u[:, 0], strict=True)]
+    assert torch.equal(flip(laid_out(x, blocks), u), torch.stack(wanted))
+    assert 0 < sum(u[:, 0] < 0.3) < N
+
+
+@pytest.mark.parametrize("size", [1, 4, 5, 16, 40])
+def test_cutout(size, blocks, channels):
+    cutout, x = made("cutout", size), pictures(channels) + 1
+    u, wanted = drawn(cutout), x.clone()
+    for each, (v, w) in zip(wanted, u, strict=True):
+        y, z = int(v * 12), int(w * 9)
+        top, left = max(y - size // 2, 0), max(z - size // 2, 0)
+        each[:, top : y - size // 2 + size, left : z - size // 2 + size] = 0
+    assert torch.equal(cutout(laid_out(x.clone(), blocks), u), wanted)
+
+
+@pytest.mark.parametrize(("how", "mode"), [("nearest", 0), ("bilinear", 2)])
+def test_rotation(how, mode, blocks, channels):
+    """But where a place lies between two pixels as far as float32 can tell."""
+    rotate, x = made("rotate", {"degrees": 30, "interpolation": how}), pictures(channels, 15, 20)
+    u = drawn(rotate)
+    mode = (
+        torchvision.transforms.InterpolationMode.NEAREST
+        if how == "nearest"
+        else torchvision.transforms.InterpolationMode.BILINEAR
+    )
+    wanted = torch.stack(
+        [functional.rotate(each, float((2 * v - 1) * 30), mode) for each, v in zip(x, u[:, 0], strict=True)]
+    )
+    off = (rotate(laid_out(x, blocks), u) - wanted).abs() > 1e-4
+    assert off.float().mean() < 1e-3
+
+
+@pytest.mark.parametrize(
+    ("shape", "given"),
+    [
+        ((20, 16), {"size": 12, "scale": [0.6, 1.0]}),
+        ((8, 8), {"size": 24, "scale": [0.8, 1.2]}),  # an area beyond the picture's own is drawn anew
+        ((40, 10), {"ratio": [0.9, 1.1], "scale": [0.9, 1.0]}),  # never fits: the middle
+        ((10, 40), {"ratio": [0.9, 1.1], "scale": [0.9, 1.0]}),
+    ],
+)
+def test_resized_crop(shape, given, blocks, channels):
+    crop, x = made("resized_crop", given), pictures(channels, *shape)
+    u = drawn(crop)
+    found, boxes = crop(laid_out(x, blocks), u), torch.stack(crop.boxes(u, *shape), 1)
+    for each, v, box, got in zip(x, u, boxes.tolist(), found, strict=True):
+        assert box == naive_box(crop, v, *shape)
+        wanted = functional.resized_crop(each, *box, list(crop.out(x.shape[1:])[1:]), antialias=True)
+        torch.testing.assert_close(got, wanted, atol=2e-6, rtol=0)
+
+
+def naive_box(crop, u, h, w):
+    """torchvision's RandomResizedCrop.get_params, from given uniform numbers."""
+    u = u.double()
+    for i in range(10):
+        area = h * w * (crop.scale[0] + (crop.scale[1] - crop.scale[0]) * float(u[i]))
+        low, high = map(math.log, crop.ratio)
+        aspect = math.exp(low + (high - low) * float(u[10 + i]))
+        across, down = round(math.sqrt(area * aspect)), round(math.sqrt(area / aspect))
+        if 0 < across <= w and 0 < down <= h:
+            return [int(u[20] * (h - down + 1)), int(u[21] * (w - across + 1)), down, across]
+    down, across = h, w
+    if w / h < min(crop.ratio):
+        down = round(w / min(crop.ratio))
+    elif w / h > max(crop.ratio):
+        across = round(h * max(crop.ratio))
+    return [(h - down) // 2, (w - across) // 2, down, across]
+
+
+@pytest.mark.parametrize(
+    ("name", "size"), [("resize", 7), ("resize", 18), ("resize", 9), ("centre_crop", 5), ("centre_crop", 8)]
+)
+def test_what_tests_go_through_too(name, size, blocks, channels):
+    what, x = made(name, size), pictures(channels)
+    theirs = functional.resize if name == "resize" else functional.center_crop
+    wanted = theirs(x, size, antialias=True) if name == "resize" else theirs(x, size)
+    assert what.columns == 0
+    assert what.out(x.shape[1:]) == wanted.shape[1:]
+    torch.testing.assert_close(what(laid_out(x, blocks), drawn(what)), wanted, atol=1e-6, rtol=0)
+
+
+@pytest.mark.parametrize(
+    ("what", "theirs"),
+    [
+        ("brightness", functional.adjust_brightness),
+        ("contrast", functional.adjust_contrast),
+        ("saturation", functional.adjust_saturation),
+        ("hue", functional.adjust_hue),
+    ],
+)
+def test_colour(what, theirs, blocks):
+    colour, x = made("colour", {what: 0.4}), pictures()
+    x[0, :] = 0.5  # grey has no hue
+    u, column = drawn(colour), ("brightness", "contrast", "saturation", "hue").index(what)
+    low, high = (-0.4, 0.4) if what == "hue" else (0.6, 1.4)
+    wanted = [theirs(each, float(low + (high - low) * v)) for each, v in zip(x, u[:, column], strict=True)]
+    torch.testing.assert_close(colour(laid_out(x.clone(), blocks), u), torch.stack(wanted), atol=2e-6, rtol=0)
+
+
+def test_colours_follow_one_another():
+    colour, x = made("colour", {"brightness": 0.2, "contrast": 0.2, "saturation": 0.2, "hue": 0.1}), pictures()
+    u, wanted = drawn(colour), x.clone()
+    for i, name in enumerate(("brightness", "contrast", "saturation", "hue")):
+        one = torch.zeros(N, 4)
+        one[:, i] = u[:, i]
+        wanted = made("colour", {name: 0.1 if name == "hue" else 0.2})(wanted, one)
+    assert torch.equal(colour(x, u), wanted)
+
+
+# ---- what is drawn ----
+def test_crops_and_squares_lie_anywhere_alike():
+    """Chi-square over all places, at a significance of 1e-4."""
+    n = 20_000
+    places = torch.arange(16.0).view(1, 1, 4, 4).expand(n, 1, 4, 4)
+    crop = made("crop", {"padding": 0, "size": 1})
+    found = crop(places, drawn(crop, n)).flatten().long()
+    assert chi_square(found, 16) < 44.3
+    cutout = made("cutout", 1)
+    found = cutout(places + 1, drawn(cutout, n, 1)).flatten(1).eq(0).int().argmax(1)
+    assert chi_square(found, 16) < 44.3
+    flip = made("flip")
+    flipped = (drawn(flip, n, 2) < flip.p).float().mean()
+    assert abs(flipped - 0.5) < 4 * 0.5 / n**0.5
+
+
+def chi_square(found, many):
+    counts, wanted = torch.bincount(found, minlength=many).double(), len(found) / many
+    return float(((counts - wanted) ** 2 / wanted).sum())
+
+
+def test_areas_and_proportions_are_uniform():
+    crop = ResizedCrop(scale=(0.2, 0.4), ratio=(0.8, 1.25))
+    _, _, h, w = crop.boxes(drawn(crop, 20_000), 1000, 1000)
+    area, proportion = (h * w).double() / 1e6, (w / h).double().log()
+    assert abs(area.mean() - 0.3) < 0.002
+    assert abs(area.std() - 0.2 / 12**0.5) < 0.002
+    assert abs(proportion.mean()) < 0.004
+    assert abs(proportion.std() - 2 * math.log(1.25) / 12**0.5) < 0.004
+
+
+# ---- all of them together ----
+def look(*items, **more):
+    operations = [made(*item) if isinstance(item, tuple) else made(item) for item in items]
+    return Look(bytes=True, normal=Normalise(mean=MEAN, std=STD), operations=tuple(operations), **more)
+
+
+def normalised(x):
+    return (x.float().div(255) - torch.tensor(MEAN).view(-1, 1, 1)) / torch.tensor(STD).view(-1, 1, 1)
+
+
+def test_bytes_read_are_the_normalised_floats_to_the_bit(blocks):
+    x = pictures(dtype=torch.uint8)
+    kept = of_bytes(x, MEAN, STD, 3).to("cpu", blocks)
+    wanted = normalised(x)
+    assert kept.shape == wanted.shape
+    assert torch.equal(kept.floats(), wanted)
+    rows = torch.tensor([5, 0, 5, 39])
+    assert torch.equal(kept.read(rows), wanted[rows])
+    assert stored_channels_last(kept.read(rows)) == stored_channels_last(kept.floats()) == blocks
+    grey = of_bytes(x[:, :1], (0.1,), (0.3,), 3).to("cpu", blocks)
+    assert torch.equal(grey.floats(), ((x[:, :1].float() / 255 - 0.1) / 0.3).repeat(1, 3, 1, 1))
+    assert stored_channels_last(grey.read(rows)) == blocks
+
+
+def test_who_wants_numbers_gets_them():
+    x = pictures(dtype=torch.uint8)
+    kept, wanted = of_bytes(x, MEAN, STD, 3), normalised(x)
+    assert torch.equal(kept, wanted)
+    assert torch.equal(kept[3:5, 1], wanted[3:5, 1])
+    assert torch.equal(torch.cat([kept, kept[:2]]), torch.cat([wanted, wanted[:2]]))
+    assert torch.equal(kept.mean((2, 3)), wanted.mean((2, 3)))
+    assert isinstance(kept[torch.tensor([3, 1])], Pictures)
+    assert torch.equal(kept[torch.tensor([3, 1])].floats(), wanted[[3, 1]])
+
+
+def test_a_chain_is_done_in_turn_with_squares_after_normalisation(blocks):
+    """As torchvision's users write it: RandomCrop, flip, ToTensor, Normalize, Cutout."""
+    x, seen = pictures(dtype=torch.uint8), look(("crop", 4), "flip", ("cutout", 4))
+    kept = Pictures(laid_out(x, blocks), seen)
+    u = torch.rand(N, seen.columns)
+    crop, flip, cutout = seen.operations
+    wanted = cutout(normalised(flip(crop(x, u[:, :2]), u[:, 2:3])), u[:, 3:])
+    assert torch.equal(kept.read(torch.arange(N), u), wanted)
+    assert torch.equal(kept.read(torch.arange(N)), normalised(x)), "a test picture is left alone"
+    assert torch.equal(kept.stored, x), "what is stored stays as it is"
+
+
+def test_normalise_takes_the_place_of_the_sources_own():
+    x, seen = pictures(dtype=torch.uint8), look("flip", ("normalise", "half"), ("cutout", 4))
+    wanted = (x.float().div(255) - 0.5) / 0.5
+    assert torch.equal(Pictures(x, seen).floats(), wanted)
+    one = Pictures(x, look(("normalise", {"mean": [0.5, 0.5, 0.5], "std": [0.5, 0.5, 0.5]}))).floats()
+    assert torch.equal(one, wanted)
+
+
+@pytest.mark.parametrize(
+    ("items", "says"),
+    [
+        (
+            [("cutout", 4), ("colour", {"hue": 0.1})],
+            r"data\.augment\.1: colour works on pixels in 0\.\.1; put it before",
+        ),
+        ([("cutout", 4), ("normalise", "half")], r"data\.augment\.0: cutout follows normalisation; put it behind"),
+        ([("normalise", "half"), ("normalise", "half")], r"data\.augment\.1: normalise works on pixels"),
+    ],
+)
+def test_an_order_without_sense_is_refused(items, says):
+    with pytest.raises(UserError, match=says):
+        look(*items).steps  # noqa: B018
+
+
+@pytest.mark.parametrize(
+    ("items", "says"),
+    [
+        ([("crop", {"size": 32})], r"data\.augment\.0: crop: size 32 is beyond 12 x 9 pixels and a border of 4"),
+        ([("crop", {"mode": "reflect", "padding": 9})], r"crop: a border of 9 cannot mirror 12 x 9"),
+        (["flip", ("centre_crop", 10)], r"data\.augment\.1: centre_crop: size 10 is beyond the 12 x 9 pixels"),
+        ([("normalise", "mnist"), ("resized_crop", {"scale": [2, 1]})], r"resized_crop: scale \[2, 1\] is not in asc"),
+        ([("normalise", {"mean": [1, 2], "std": [1, 2]})], r"normalise: 2 numbers for pictures of 3 channels; 1 or 3"),
+        ([("normalise", {"mean": [1]})], r"normalise: it takes the name of a set, or mean and std"),
+        (["normalise"], r"normalise: it takes the name of a set, or mean and std"),
+        (["colour"], r"colour: brightness, contrast, saturation and hue are all 0"),
+        ([("resized_crop", 8)], r"are 8 x 8 but at tests 12 x 9 pixels in training; .*end with centre_crop: 8"),
+    ],
+)
+def test_what_does_not_fit_the_pictures_is_refused_before_training(items, says):
+    x, y = pictures(dtype=torch.uint8), torch.arange(N) % 2
+    data = split(Dataset(of_bytes(x, MEAN, STD, 3), y, of_bytes(x, MEAN, STD, 3), y, 2), "iid", 2, 0)
+    with pytest.raises(UserError, match=says):
+        augmented(data, look(*items).operations)
+
+
+def test_augmentation_is_for_pictures():
+    x, y = torch.rand(N, 5), torch.arange(N) % 2
+    data = split(Dataset(x, y, x, y, 2), "iid", 2, 0)
+    with pytest.raises(UserError, match=r"data\.augment\.0: flip is for pictures \(C, H, W\), .* has the shape \(5,\)"):
+        augmented(data, [made("flip")])
+    data = split(Dataset(pictures(), y, pictures(), y, 2), "iid", 2, 0)
+    with pytest.raises(UserError, match=r"data\.augment\.0: colour works on pixels in 0\.\.1, and this data source"):
+        augmented(data, [made("colour", {"hue": 0.1})])
+
+
+def test_a_size_of_its_own_is_what_the_model_sees():
+    y = torch.arange(N) % 2
+    for x in (of_bytes(pictures(dtype=torch.uint8), MEAN, STD, 3), pictures()):
+        data = augmented(
+            split(Dataset(x, y, x, y, 2), "iid", 2, 0), [made("crop", {"size": 7}), made("centre_crop", 7)]
+        )
+        assert data.input_shape == (3, 7, 7)
+        shard = data.train[0]
+        given = [each for each, _ in batches(shard, 3, None, augment=torch.Generator().manual_seed(0))]
+        tested = [each for each, _ in batches(shard, 3, None)]
+        assert {each.shape[1:] for each in given + tested} == {(3, 7, 7)}
+        assert not torch.equal(torch.cat(given), torch.cat(tested))
+
+
+# ---- batches ----
+@pytest.mark.parametrize("size", [1, 7, 50, None])
+def test_a_sample_is_changed_alike_in_batches_of_any_size(size):
+    kept = Pictures(pictures(dtype=torch.uint8), look(("crop", 2), "flip", ("rotate", 20), ("cutout", 3)))
+    shard = Shard(kept, torch.arange(N), torch.arange(3, 30))
+
+    def epoch(size, *seeds):
+        one, two = (torch.Generator().manual_seed(seed) for seed in seeds)
+        found = list(batches(shard, size, one, augment=two))
+        return torch.cat([x for x, _ in found]), torch.cat([y for _, y in found])
+
+    x, rows = epoch(size, 1, 2)
+    again, same = epoch(9 if size else None, 1, 2)
+    assert torch.equal(rows, same)
+    torch.testing.assert_close(x, again, atol=1e-6, rtol=0)
+    other, same = epoch(size, 1, 3)
+    assert torch.equal(rows, same), "the order of samples does not depend on what augmentation draws"
+    assert not torch.equal(x, other)
+
+
+def test_views_and_evaluation_change_nothing():
+    kept = Pictures(pictures(dtype=torch.uint8), look(("crop", 2), "flip"))
+    shard = Shard(kept, torch.arange(N), torch.arange(N))
+    found = torch.cat([x for x, _ in batches(shard, 7, None, views=True)])
+    assert torch.equal(found, normalised(kept.stored))
+
+
+def test_test_pictures_become_floats_and_training_pictures_stay_bytes(blocks):
+    x, y = of_bytes(pictures(dtype=torch.uint8), MEAN, STD, 3), torch.arange(N) % 2
+    tests = of_bytes(pictures(dtype=torch.uint8, n=10), MEAN, STD, 3)
+    moved = split(Dataset(x, y, tests, y[:10], 2), "iid", 2, 0).to("cpu", blocks)
+    assert isinstance(moved.train[0].x, Pictures)
+    assert moved.train[0].x is moved.train[1].x
+    assert isinstance(moved.global_test.x, Tensor)
+    assert moved.global_test.x is moved.test[1].x
+    assert torch.equal(moved.global_test.x, normalised(tests.stored))
+    assert stored_channels_last(moved.global_test.x) == stored_channels_last(moved.train[0].x.stored) == blocks
+    assert replace(moved).x_dtype == torch.float32

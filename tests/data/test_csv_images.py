@@ -1,0 +1,119 @@
+"""Pictures that a CSV file names: classes, sites, parts, silos; and a sheet as a spreadsheet writes it."""
+
+import numpy as np
+import pytest
+import torch
+from PIL import Image
+
+from fedmpi.common.errors import UserError
+from fedmpi.data.federated import split
+from fedmpi.data.silos import open_silos
+from fedmpi.data.sources.pictures.csv_images import csv_images
+
+GREY = {"channels": 1, "mean": (0.0,), "std": (1 / 255,)}  # a pixel is its grey again
+
+
+def write(folder, header="path,label,site", rows=None, name="a.csv", encoding="utf-8"):
+    """Twenty pictures of grey 0..19; classes by turns; sites of 5, 15."""
+    rows = rows or [f"{i}.png,{('cat', 'dog')[i % 2]},{'uk' if i < 5 else 'at'}" for i in range(20)]
+    folder.mkdir(exist_ok=True)
+    for i in range(20):
+        Image.new("L", (4, 4), i).save(folder / f"{i}.png")
+    (folder / name).write_bytes("\r\n".join([header, *rows, ""]).encode(encoding))
+
+
+def greys(x):
+    return x[:, 0, 0, 0].round().int().tolist()
+
+
+def test_classes_and_sites_in_order(tmp_path):
+    write(tmp_path)
+    data = csv_images(tmp_path, path="a.csv", site_column="site", **GREY)
+    assert data.site_names == ("at", "uk")
+    assert (torch.bincount(data.site) + torch.bincount(data.test_site)).tolist() == [15, 5]
+    assert data.train_y.tolist() == [grey % 2 for grey in greys(data.train_x)]  # cat, dog
+    assert sorted(greys(data.train_x) + greys(data.test_x)) == list(range(20))
+    assert all((grey < 5) == (site == 1) for grey, site in zip(greys(data.train_x), data.site.tolist(), strict=True))
+    assert len(data.test_y) == 3 + 0 + 1  # of 8, 7, 3 and 2: 20 % each, rounded
+    fed = split(data, "site", None, seed=0)
+    assert (fed.clients, fed.site_names) == (2, ("at", "uk"))
+    without = csv_images(tmp_path, path="a.csv", **GREY)
+    assert (without.site, len(without.test_y)) == (None, 4)
+
+
+def test_a_silo_opens_its_own_pictures_and_holds_out_the_same(tmp_path):
+    write(tmp_path)
+    options = {"path": "a.csv", "site_column": "site", "class_names": ("cat", "dog"), **GREY}
+    whole = csv_images(tmp_path, **options)
+    (tmp_path / "7.png").write_bytes(b"at's, and damaged")
+    silo = open_silos(csv_images, tmp_path, ("at", "uk"), [1], **options)[1]
+    assert torch.equal(silo.train_x, whole.train_x[whole.site == 1])
+    assert torch.equal(silo.test_x, whole.test_x[whole.test_site == 1])
+    with pytest.raises(UserError, match=r"a\.csv, line 9: .*7\.png cannot be read"):
+        csv_images(tmp_path, **options)
+    with pytest.raises(UserError, match=r"data\.site_column is missing; silos need it"):
+        csv_images(tmp_path, site="at", path="a.csv")
+
+
+def test_sites_of_one_class_and_of_one_picture(tmp_path):
+    """A site trains on what it has, and is tested on what it can spare."""
+    rows = [f"{i}.png,{('cat', 'dog')[i % 2]},{'many' if i < 12 else 'dogs' if i % 2 else 'single'}" for i in range(14)]
+    rows += [f"{i}.png,dog,dogs" for i in range(14, 20)]
+    write(tmp_path, rows=rows)
+    data = csv_images(tmp_path, path="a.csv", site_column="site", small_sites="keep", **GREY)
+    assert data.site_names == ("dogs", "many", "single")
+    fed = split(data, "site", None, seed=0)
+    assert (fed.train_sizes.tolist(), fed.test_sizes.tolist()) == ([6, 10, 1], [1, 2, 0])
+    assert fed.label_counts.tolist() == [[0, 6], [5, 5], [1, 0]]
+    named = {"path": "a.csv", "site_column": "site", "class_names": ("cat", "dog")}
+    options = {**named, "small_sites": "keep", **GREY}
+    silos = open_silos(csv_images, tmp_path, ("single", "dogs", "many"), range(3), **options)
+    assert [len(silos[k].test_y) for k in range(3)] == [0, 1, 2]
+
+
+def test_parts_of_a_column(tmp_path):
+    words = ["train", "Test", "validation", "TRAINING"]
+    write(tmp_path, "path,label,part", [f"{i}.png,{i % 3},{words[i % 4]}" for i in range(20)])
+    data = csv_images(tmp_path, path="a.csv", split_column="part", **GREY)
+    assert greys(data.train_x) == [i for i in range(20) if i % 4 in (0, 3)] + [i for i in range(20) if i % 4 == 2]
+    assert greys(data.test_x) == [1, 5, 9, 13, 17]
+    assert data.train_y.tolist() == [grey % 3 for grey in greys(data.train_x)]
+    left = csv_images(tmp_path, path="a.csv", split_column="part", val="leave", **GREY)
+    assert greys(left.train_x) == [i for i in range(20) if i % 4 in (0, 3)]
+    write(tmp_path, "path,label,part", ["1.png,0,test"])
+    with pytest.raises(UserError, match=r"no row is of the training part \(part\)"):
+        csv_images(tmp_path, path="a.csv", split_column="part", class_names=("0", "1"))
+
+
+def test_a_sheet_as_a_spreadsheet_writes_it(tmp_path):
+    """A mark at its beginning, semicolons, quotations, blanks, columns of other names, numbers for classes."""
+    rows = [f'"{i}.png"; {(i % 4) * 5 + 5} ;"Wien; 9. Bezirk"' for i in range(20)]
+    write(tmp_path / "pictures", "Datei;Befund;Haus", [*rows, ""], encoding="utf-8-sig")
+    (tmp_path / "pictures/a.csv").rename(tmp_path / "b.csv")
+    columns = {"picture_column": "Datei", "label_column": "Befund", "site_column": "Haus"}
+    data = csv_images(tmp_path, path="b.csv", folder="pictures", delimiter=";", **columns, **GREY)
+    assert data.site_names == ("Wien; 9. Bezirk",)
+    assert data.classes == 4
+    assert data.train_y.tolist() == [grey % 4 for grey in greys(data.train_x)]  # 5, 10, 15, 20: by size, not as text
+    text = (tmp_path / "b.csv").read_text(encoding="utf-8-sig").replace('"9.png"', r'".\9.png"')
+    (tmp_path / "b.csv").write_text(f"sep=;\n{text};;\n")  # Excel's first and last lines, and a name from Windows
+    again = csv_images(tmp_path, path="b.csv", folder="pictures", delimiter=";", **columns, **GREY)
+    assert torch.equal(again.train_x[:], data.train_x[:])
+
+
+def test_two_sites_that_may_be_one_are_told(tmp_path):
+    rows = [f"{i}.png,{('cat', 'dog')[i % 2]},{('Graz', 'graz')[i // 10]}" for i in range(20)]
+    write(tmp_path, rows=rows)
+    with pytest.warns(UserWarning, match=r"'Graz' \(.*line 2\) and 'graz' \(.*line 12\) are two sites; are they one"):
+        csv_images(tmp_path, path="a.csv", site_column="site", **GREY)
+
+
+def test_size_and_colour(tmp_path):
+    write(tmp_path)
+    Image.fromarray(np.full((30, 20, 3), (0, 255, 0), np.uint8)).save(tmp_path / "3.png")
+    with pytest.raises(UserError, match=r"line 5: .*3\.png is 20x30, .*0\.png is 4x4: give data\.size"):
+        csv_images(tmp_path, path="a.csv", test_fraction=0.0)
+    data = csv_images(tmp_path, path="a.csv", size=8, test_fraction=0.0)
+    assert data.input_shape == (3, 8, 8)
+    assert data.train_x[3, :, 4, 4].tolist() == [-1, 1, -1]
+    assert csv_images(tmp_path, path="a.csv", size=8, channels=1).input_shape == (1, 8, 8)

@@ -1,0 +1,406 @@
+"""Fetching: from a server on this machine that breaks off, redirects, refuses and lies; and what is said of a set."""
+
+import hashlib
+import io
+import re
+import sys
+import tarfile
+import threading
+import zipfile
+from dataclasses import replace
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+
+import pytest
+
+from fedmpi import cli
+from fedmpi.common.errors import UserError
+from fedmpi.common.registry import load
+from fedmpi.common.torchvision_compat import torchvision
+from fedmpi.data.fetching import getting, http
+from fedmpi.data.fetching.getting import SETS
+from fedmpi.data.fetching.listing import Download, Listing, Part, one
+from fedmpi.data.fetching.progress import progress
+from fedmpi.data.sources import registry
+
+CONTENT = bytes(range(256)) * 4096  # 1 MiB
+HALF = len(CONTENT) // 2
+
+
+def md5(content):
+    return hashlib.md5(content).hexdigest()
+
+
+@pytest.fixture
+def server(monkeypatch):
+    """Serves `files`; `asked` holds (path, Range) of every request.
+
+    A path begins with how: /plain; /cut (half of what is asked for, for the first `breaks` times); /anew (no ranges);
+    /moved (a redirect to /plain); /busy (503, for the first `breaks` times); /off (another range than asked for).
+    """
+    monkeypatch.setattr(http, "WAITS_S", (0.0, 0.0))
+
+    class Handler(BaseHTTPRequestHandler):
+        def do_GET(self):
+            how, _, name = self.path[1:].partition("/")
+            span = self.headers.get("Range")
+            self.server.asked.append((self.path, span))
+            content = self.server.files.get(name.partition("?")[0])
+            if how == "moved":
+                return self.answer(302, b"", Location=f"/plain/{name}")
+            if content is None:
+                return self.answer(404, b"gone")
+            if how == "busy" and self.server.take():
+                return self.answer(503, b"later")
+            begin = int(span[6:-1]) if span and how != "anew" else 0
+            if begin >= len(content) > 0:
+                return self.answer(416, b"", **{"Content-Range": f"bytes */{len(content)}"})
+            part = content[begin:]
+            more = {"Content-Range": f"bytes {begin}-{len(content) - 1}/{len(content)}"} if begin else {}
+            if how == "off" and begin:
+                more = {"Content-Range": f"bytes 1-{len(content) - 1}/{len(content)}"}
+            send = part[: len(part) // 2] if how == "cut" and self.server.take() else part
+            return self.answer(206 if begin else 200, send, len(part), **more)
+
+        def answer(self, code, content, length=None, **headers):
+            self.send_response(code)
+            self.send_header("Content-Length", len(content) if length is None else length)
+            for name, value in headers.items():
+                self.send_header(name, value)
+            self.end_headers()
+            self.wfile.write(content)
+            self.close_connection = True
+
+        def log_message(self, *_):
+            pass
+
+    class Server(ThreadingHTTPServer):
+        files, asked, breaks = {"a.bin": CONTENT}, [], 1
+
+        def take(self):
+            self.breaks -= 1
+            return self.breaks >= 0
+
+        def url(self, path):
+            return f"http://127.0.0.1:{self.server_address[1]}/{path}"
+
+    with Server(("127.0.0.1", 0), Handler) as running:
+        running.asked, running.files = [], dict(Server.files)
+        thread = threading.Thread(target=running.serve_forever, kwargs={"poll_interval": 0.01})
+        thread.start()
+        yield running
+        running.shutdown()
+        thread.join()
+
+
+def quiet(text):
+    pass
+
+
+def get(server, to, *paths, checksum=None):
+    http.get([server.url(path) for path in paths], to, md5(CONTENT) if checksum is None else checksum, quiet)
+
+
+@pytest.mark.parametrize("checksum", [None, ""], ids=["md5", "no md5"])
+@pytest.mark.parametrize("how", ["plain", "cut", "anew", "moved", "busy"])
+def test_a_file_comes_whole(server, tmp_path, how, checksum):
+    get(server, tmp_path / "sub/a.bin", f"{how}/a.bin", checksum=checksum)
+    assert (tmp_path / "sub/a.bin").read_bytes() == CONTENT
+    assert [path.name for path in (tmp_path / "sub").iterdir()] == ["a.bin"]
+    spans = [span for _, span in server.asked]
+    assert spans == {"cut": [None, f"bytes={HALF}-"], "moved": [None] * 2, "busy": [None] * 2}.get(how, [None])
+
+
+def test_a_connection_that_breaks_again_and_again_is_gone_on_with(server, tmp_path):
+    server.breaks = 12  # more than the tries without any byte
+    get(server, tmp_path / "a.bin", "cut/a.bin")
+    assert (tmp_path / "a.bin").read_bytes() == CONTENT
+    assert len(server.asked) == 13
+
+
+def test_what_an_earlier_process_left_is_gone_on_with(server, tmp_path):
+    (tmp_path / "a.bin.part").write_bytes(CONTENT[:HALF])
+    get(server, tmp_path / "a.bin", "plain/a.bin")
+    assert server.asked == [("/plain/a.bin", f"bytes={HALF}-")]
+    assert (tmp_path / "a.bin").read_bytes() == CONTENT
+
+
+@pytest.mark.parametrize(
+    ("left", "how", "checksum"),
+    [
+        (CONTENT[:HALF], "plain", ""),  # nobody could tell whether it was of this file
+        (b"x" * HALF, "plain", None),  # of another file
+        (CONTENT[:HALF], "anew", None),  # a server without ranges
+        (CONTENT + b"more", "plain", None),  # longer than the file
+    ],
+    ids=["no md5", "another file", "no ranges", "longer"],
+)
+def test_what_an_earlier_process_left_may_be_of_no_use(server, tmp_path, left, how, checksum):
+    (tmp_path / "a.bin.part").write_bytes(left)
+    get(server, tmp_path / "a.bin", f"{how}/a.bin", checksum=checksum)
+    assert (tmp_path / "a.bin").read_bytes() == CONTENT
+    assert not (tmp_path / "a.bin.part").exists()
+
+
+def test_a_download_that_only_lacked_its_name(server, tmp_path):
+    (tmp_path / "a.bin.part").write_bytes(CONTENT)
+    get(server, tmp_path / "a.bin", "plain/a.bin")
+    assert (tmp_path / "a.bin").read_bytes() == CONTENT
+
+
+def test_another_range_than_asked_for_is_not_glued_on(server, tmp_path):
+    (tmp_path / "a.bin.part").write_bytes(CONTENT[:HALF])
+    get(server, tmp_path / "a.bin", "off/a.bin")
+    assert (tmp_path / "a.bin").read_bytes() == CONTENT
+
+
+def test_a_wrong_checksum_is_told_and_leaves_nothing(server, tmp_path):
+    server.files["b.bin"] = b"<html>log in first</html>"
+    with pytest.raises(UserError, match=rf"plain/b.bin: what came has the MD5 {md5(server.files['b.bin'])}, not "):
+        get(server, tmp_path / "a.bin", "plain/b.bin")
+    assert not list(tmp_path.iterdir())
+    get(server, tmp_path / "a.bin", "plain/b.bin", "plain/a.bin")  # the next address has it
+    assert (tmp_path / "a.bin").read_bytes() == CONTENT
+
+
+def test_addresses_that_fail(server, tmp_path):
+    server.breaks = 100
+    with pytest.raises(UserError) as caught:
+        get(server, tmp_path / "a.bin", "plain/none.bin", "busy/a.bin")
+    assert str(caught.value).splitlines() == [
+        f"{server.url('plain/none.bin')}: HTTP 404 Not Found",
+        f"{server.url('busy/a.bin')}: HTTP 503 Service Unavailable",
+    ]
+    assert len(server.asked) == 1 + 3  # what is not there is not asked for again
+    assert not (tmp_path / "a.bin").exists()
+    with pytest.raises(UserError, match="refused"):
+        http.get(["http://127.0.0.1:9/a.bin"], tmp_path / "a.bin", "", quiet)
+
+
+def test_without_a_network_nobody_waits(tmp_path, monkeypatch):
+    waited = []
+    monkeypatch.setattr(http.time, "sleep", waited.append)
+    with pytest.raises(UserError, match=r"nowhere\.invalid/a\.bin: .*[Nn]ame"):  # a name that nobody may have
+        http.get(["http://nowhere.invalid/a.bin"], tmp_path / "a.bin", "", quiet)
+    assert not waited
+
+
+# ---- archives
+
+
+def tape(**files):
+    buffer = io.BytesIO()
+    with tarfile.open(fileobj=buffer, mode="w:gz") as archive:
+        for name, content in files.items():
+            member = tarfile.TarInfo(name)
+            if content is None:
+                member.type, member.linkname = tarfile.SYMTYPE, "/etc/passwd"
+            member.size = len(content or b"")
+            archive.addfile(member, io.BytesIO(content or b""))
+    return buffer.getvalue()
+
+
+def zipped(**files):
+    buffer = io.BytesIO()
+    with zipfile.ZipFile(buffer, "w") as archive:
+        for name, content in files.items():
+            archive.writestr(name, content)
+    return buffer.getvalue()
+
+
+@pytest.fixture
+def listed(server, monkeypatch):
+    """Puts a set `small` of one archive, unpacked to `small`, into the list."""
+
+    def put(content, parts=("small/a", "small/b/c"), **more):
+        server.files["small.pack"] = content
+        download = Download((server.url("plain/small.pack"),), "small.pack", md5(content), "small")
+        given = {"parts": tuple(one(part) for part in parts), "downloads": (download,)} | more
+        monkeypatch.setitem(SETS, "small", replace(SETS["stl10"], **given))
+
+    return put
+
+
+FILES = {"top/a": b"1", "top/b/c": b"2"}
+
+
+@pytest.mark.parametrize("pack", [tape, zipped])
+@pytest.mark.parametrize("files", [FILES, {"a": b"1", "b/c": b"2"}], ids=["in a folder", "bare"])
+def test_an_archive(listed, tmp_path, pack, files):
+    listed(pack(**files))
+    assert getting.check("small", tmp_path) == [
+        (str(tmp_path / "small/a"), "is missing"),
+        (str(tmp_path / "small/b/c"), "is missing"),
+    ]
+    assert getting.fetch("small", tmp_path, quiet)
+    assert [wrong for _, wrong in getting.check("small", tmp_path)] == ["", ""]
+    assert (tmp_path / "small/b/c").read_bytes() == b"2"
+    assert [path.name for path in tmp_path.iterdir()] == ["small"]
+    assert not getting.fetch("small", tmp_path, quiet)
+    (tmp_path / "small/a").unlink()
+    (tmp_path / "small/mine").write_bytes(b"kept")
+    assert getting.fetch("small", tmp_path, quiet)
+    assert {path.name for path in (tmp_path / "small").iterdir()} == {"a", "b", "mine"}
+
+
+@pytest.mark.parametrize(
+    ("content", "says"),
+    [
+        (tape(**FILES)[:-30], "cannot be unpacked"),
+        (tape(**FILES, **{"../out": b"x"}), "leads out of its folder"),
+        (tape(**FILES, **{"/etc/x": b"x"}), "leads out of its folder"),
+        (tape(**FILES, link=None), "'link', which is neither a file nor a folder"),
+        (b"no archive at all", "cannot be unpacked"),
+        (tape(**{"top/a": b"1", "top/b/d": b"2"}), r"the download lacks .*small/b/c: it is missing"),
+    ],
+    ids=["cut", "out", "absolute", "link", "text", "another one"],
+)
+def test_an_archive_that_is_refused(listed, server, tmp_path, content, says):
+    listed(content)
+    with pytest.raises(UserError, match=says):
+        getting.fetch("small", tmp_path / "data", quiet)
+    assert not (tmp_path / "out").exists()
+    left = {path.name for path in (tmp_path / "data").iterdir()}
+    assert left <= ({"small"} if "lacks" in says else {"small.pack"})
+
+
+def test_a_damaged_file_and_a_folder_with_gaps_are_fetched_again(listed, tmp_path):
+    listed(tape(**FILES), parts=())
+    parts = (one("small/a", md5(b"1")), Part(("small/b",), files=1))
+    SETS["small"] = replace(SETS["small"], parts=parts)
+    getting.fetch("small", tmp_path, quiet)
+    (tmp_path / "small/a").write_bytes(b"9")
+    (tmp_path / "small/b/c").unlink()
+    assert [wrong for _, wrong in getting.check("small", tmp_path)] == [
+        f"has the MD5 {md5(b'9')}, not {md5(b'1')}",
+        "holds 0 of 1 files",
+    ]
+    assert getting.fetch("small", tmp_path, quiet)
+    assert [wrong for _, wrong in getting.check("small", tmp_path)] == ["", ""]
+
+
+# ---- the commands
+
+
+def command(monkeypatch, capsys, *words):
+    monkeypatch.setattr(sys, "argv", ["fedmpi", "data", *map(str, words)])
+    monkeypatch.setattr(sys, "path", list(sys.path))
+    with pytest.raises(SystemExit) as ended:
+        cli.main()
+    said = capsys.readouterr()
+    return ended.value.code, said.out, said.err
+
+
+def test_the_commands(listed, server, tmp_path, monkeypatch, capsys):
+    listed(tape(**FILES))
+    root = ("small", "--root", tmp_path)
+    code, out, _ = command(monkeypatch, capsys, "check", *root)
+    assert (code, "small/a    is missing" in out) == (1, True)
+    assert f"fedmpi data fetch small --root {tmp_path}" in out
+    code, out, err = command(monkeypatch, capsys, "fetch", *root)
+    assert (code, out, err) == (0, f"small: fetched to {tmp_path}\n", "small.pack\n")
+    assert command(monkeypatch, capsys, "fetch", *root)[:2] == (0, f"small: all there, in {tmp_path}\n")
+    code, out, _ = command(monkeypatch, capsys, "check", *root)
+    assert (code, "is missing" in out, "CIFAR" in out) == (0, False, False)
+    monkeypatch.setenv("FEDMPI_DATA", str(tmp_path))
+    assert command(monkeypatch, capsys, "check", "small")[0] == 0
+    code, out, _ = command(monkeypatch, capsys, "list")
+    assert code == 0
+    assert all(name in out for name in ("mnist", "pathmnist", "pacs", "by hand"))
+
+
+def test_progress_on_a_terminal_is_a_line_a_file(listed, tmp_path, monkeypatch, capsys):
+    listed(tape(**FILES))
+    monkeypatch.setattr(sys.stderr, "isatty", lambda: True, raising=False)
+    with progress() as shown:
+        getting.fetch("small", tmp_path, shown)
+        shown("b: 1.0 MB")
+    lines = capsys.readouterr().err.split("\n")
+    assert [line.rpartition("\x1b[K")[2] for line in lines] == ["small.pack: unpacking", "b: 1.0 MB", ""]
+    assert "small.pack: 0.0 of 0.0 MB, 100 %" in lines[0]
+
+
+def test_without_a_network_it_says_what_to_do(listed, server, tmp_path, monkeypatch, capsys):
+    listed(tape(**FILES))
+    nowhere = "http://127.0.0.1:9/small.pack"
+    SETS["small"] = replace(SETS["small"], downloads=(replace(SETS["small"].downloads[0], urls=(nowhere,)),))
+    code, _, err = command(monkeypatch, capsys, "fetch", "small", "--root", tmp_path)
+    assert code == 2
+    for word in (f"{nowhere}: ", "refused", "reach the internet?", f"{nowhere} -> {tmp_path}/small.pack"):
+        assert word in err
+    assert "Traceback" not in err
+    (tmp_path / "small.pack").write_bytes(server.files["small.pack"])  # brought by hand
+    assert command(monkeypatch, capsys, "fetch", "small", "--root", tmp_path)[0] == 0
+    assert (tmp_path / "small/b/c").read_bytes() == b"2"
+    assert (tmp_path / "small.pack").exists()
+
+
+def test_a_set_behind_a_click_says_what_to_do(tmp_path, monkeypatch, capsys):
+    code, _, err = command(monkeypatch, capsys, "fetch", "ham10000", "--root", tmp_path)
+    assert code == 2
+    for word in ("Harvard Dataverse", "10.7910/DVN/DBW86T", f"{tmp_path}/HAM10000/HAM10000_metadata.csv", "licence"):
+        assert word in err
+    code, out, _ = command(monkeypatch, capsys, "check", "ham10000", "--root", tmp_path)
+    assert (code, "unpack them to HAM10000/" in out) == (1, True)
+
+
+@pytest.mark.parametrize(
+    ("words", "says"),
+    [
+        (("fetch", "cifar"), r"unknown data set 'cifar'; did you mean 'cifar10'"),
+        (("check", "mnsit"), r"unknown data set 'mnsit'; did you mean 'mnist'"),
+        (("fetch", "mnist", "--root", __file__), "--root: .* is not a folder"),
+        (("fetch",), "Missing argument"),
+    ],
+)
+def test_mistakes(monkeypatch, capsys, words, says):
+    code, _, err = command(monkeypatch, capsys, *words)
+    assert code == 2
+    assert re.search(says, err), err
+    assert "Traceback" not in err
+
+
+# ---- the list
+
+
+def test_what_torchvision_has_is_as_torchvision_has_it():
+    """Addresses and checksums of the two lists agree."""
+    sets = torchvision.datasets
+    for name, theirs in (("mnist", sets.MNIST), ("fashion_mnist", sets.FashionMNIST)):
+        ours = [(download.path.rpartition("/")[2], download.md5) for download in SETS[name].downloads]
+        assert ours == [tuple(each) for each in theirs.resources]
+        assert SETS[name].downloads[0].urls == tuple(f"{mirror}{ours[0][0]}" for mirror in theirs.mirrors)
+    for name, theirs, url, checksum in (
+        ("emnist", sets.EMNIST, sets.EMNIST.url, sets.EMNIST.md5),
+        ("cifar10", sets.CIFAR10, sets.CIFAR10.url, sets.CIFAR10.tgz_md5),
+        ("cifar100", sets.CIFAR100, sets.CIFAR100.url, sets.CIFAR100.tgz_md5),
+        ("stl10", sets.STL10, sets.STL10.url, sets.STL10.tgz_md5),
+    ):
+        (download,) = SETS[name].downloads
+        assert (download.urls, download.md5) == ((url,), checksum)
+        files = dict(map(tuple, getattr(theirs, "train_list", []) + getattr(theirs, "test_list", [])))
+        ours = {part.paths[0].rpartition("/")[2]: part.md5 for part in SETS[name].parts if part.md5}
+        assert files.items() - {("unlabeled_X.bin", files.get("unlabeled_X.bin"))} <= ours.items()
+    ours = [download for name in ("svhn", "svhn_extra") for download in SETS[name].downloads]
+    theirs = [sets.SVHN.split_list[part] for part in ("train", "test", "extra")]
+    assert [([*each.urls], each.path, each.md5) for each in ours] == [([u], f"SVHN/{n}", m) for u, n, m in theirs]
+
+
+@pytest.mark.parametrize("name", SETS)
+def test_a_listing_is_whole(name):
+    listing = SETS[name]
+    assert isinstance(listing, Listing)
+    assert bool(listing.downloads) != bool(listing.by_hand)
+    assert all((listing.samples, listing.what, listing.home, listing.licence, listing.reference, listing.parts))
+    for checksum in [each.md5 for each in (*listing.parts, *listing.downloads)]:
+        assert checksum == "" or (len(checksum) == 32 and int(checksum, 16))
+    if listing.downloads:
+        assert all(each.md5 for each in listing.downloads)
+        given = [each.gives for each in listing.downloads]
+        assert all(any(p == g or p.startswith(f"{g}/") for p in part.paths for g in given) for part in listing.parts)
+    source = listing.config.partition("source: ")[2].split(",")[0]
+    assert load(source, registry, "data source").__doc__
+
+
+def test_checksums_are_not_copied_from_line_to_line():
+    found = [part.md5 for listing in SETS.values() for part in listing.parts if part.md5]
+    assert len(found) == len(set(found))

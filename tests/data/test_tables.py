@@ -1,0 +1,251 @@
+"""The source `table`: columns become features and targets, each site by its own training rows."""
+
+import numpy as np
+import pytest
+import torch
+
+from fedmpi.common.errors import UserError
+from fedmpi.data.federated import split
+from fedmpi.data.silos import describe, label_table, open_silos
+from fedmpi.data.sources.tables.files import ordered
+from fedmpi.data.sources.tables.table import table
+
+PATIENTS = """\
+hospital,age,city,part,sick
+north,50,Ulm,train,yes
+north,60,Bonn,train,no
+north,,Ulm,train,no
+north,80,,test,yes
+south,10,Bonn,train,yes
+south,20,Bonn,train,no
+south,30,,val,yes
+south,,Rome,test,no
+"""
+BY = {
+    "label_column": "sick",
+    "site_column": "hospital",
+    "split_column": "part",
+    "categorical": ["city"],
+    "missing": "impute",
+}
+
+
+@pytest.fixture
+def root(tmp_path):
+    (tmp_path / "a.csv").write_text(PATIENTS)
+    return tmp_path
+
+
+def test_each_site_by_its_own_training_rows(root):
+    data = table(root, path="a.csv", **BY)
+    north, south = np.array([50, 60, 55.0]), np.array([10, 20, 30.0])  # the gap is the median of 50 and 60
+    age = np.concatenate([(ages - ages.mean()) / ages.std() for ages in (north, south)])
+    bonn, ulm = [0, 1, 0, 1, 1, 1], [1, 0, 1, 0, 0, 0]  # south's third city is Bonn, its most frequent
+    assert data.meaning == ("age", "city=Bonn", "city=Ulm", "->", "no", "yes")
+    assert np.allclose(data.train_x, np.stack([age, bonn, ulm], axis=1), atol=1e-6)
+    test = [[(80 - 55) / north.std(), 0, 1], [0, 0, 0]]  # the city is Ulm, the most frequent there;
+    assert np.allclose(data.test_x, test, atol=1e-6)  # nobody trains on Rome
+    assert (data.train_y.tolist(), data.test_y.tolist(), data.classes) == ([1, 0, 0, 1, 0, 1], [1, 0], 2)
+    assert (data.site.tolist(), data.test_site.tolist()) == ([0, 0, 0, 1, 1, 1], [0, 1])
+    assert data.site_names == ("north", "south")
+    assert data.global_x is None
+
+
+def test_no_row_of_the_test_part_and_of_another_site_is_looked_at(root):
+    before = table(root, path="a.csv", **BY)
+    (root / "a.csv").write_text(PATIENTS.replace("north,80", "north,9999").replace("south,10", "south,15"))
+    after = table(root, path="a.csv", **BY)
+    assert torch.equal(before.train_x[:3], after.train_x[:3])
+    assert not torch.equal(before.train_x[3:], after.train_x[3:])
+
+
+def test_pooled(root):
+    data = table(root, path="a.csv", **BY, standardise="pooled")
+    ages = np.array([50, 60, 55, 10, 20, 30.0])
+    assert np.allclose(data.train_x[:, 0], (ages - ages.mean()) / ages.std(), atol=1e-6)
+    both = table(root, path="a.csv", **BY, global_test="pooled")
+    assert torch.equal(both.train_x, table(root, path="a.csv", **BY).train_x)
+    assert torch.equal(both.global_x, data.test_x)
+    assert not torch.equal(both.global_x, both.test_x)
+    federation = split(both, "site", None, seed=0)
+    assert torch.equal(federation.global_test.x, data.test_x)
+    assert torch.equal(federation.test[1].x[federation.test[1].index], both.test_x[1:])
+    assert torch.equal(federation.to("cpu").global_test.x, data.test_x)
+
+
+def test_not_standardised_and_rows_dropped(root):
+    data = table(root, path="a.csv", **(BY | {"missing": "drop"}), standardise="none", small_sites="keep")
+    assert data.train_x.tolist() == [[50, 0, 1], [60, 1, 0], [10, 1, 0], [20, 1, 0]]
+    assert len(data.test_x) == 0
+
+
+def test_features_values_and_classes_as_the_config_has_them(root):
+    given = {
+        "features": ["city", "age"],
+        "categorical": {"city": ["Ulm", "Rome", "Bonn"]},
+        "class_names": ["yes", "no"],
+    }
+    data = table(root, path="a.csv", **(BY | given), standardise="none")
+    assert data.train_x[0].tolist() == [1, 0, 0, 50]
+    assert data.train_y.tolist() == [0, 1, 1, 0, 1, 0]
+    dropped = table(root, path="a.csv", **(BY | {"categorical": None}), drop=["city"], standardise="none")
+    assert dropped.meaning[:2] == ("age", "->")
+
+
+def test_without_sites_the_table_is_one(root):
+    rows = "".join(f"{k},{k % 3}\n" for k in range(30))
+    (root / "b.csv").write_text(f"x,y\n{rows}")
+    data = table(root, path="b.csv", label_column="y")
+    assert (data.site, data.site_names, data.classes) == (None, (), 3)
+    assert torch.bincount(data.test_y).tolist() == [2, 2, 2]  # a fifth of each class
+    assert abs(float(data.train_x.mean())) < 1e-6
+
+
+@pytest.mark.parametrize(
+    ("cells", "target", "dtype"),
+    [
+        (["1.5", "2", "3", "4"], "auto", torch.float32),
+        (["1", "2", "3", "4"], "number", torch.float32),
+        (["1", "2.0", "1.0", "02"], "auto", torch.int64),
+        (["b", "a", "b", "a"], "auto", torch.int64),
+    ],
+)
+def test_targets(root, cells, target, dtype):
+    (root / "b.csv").write_text("x,y\n" + "".join(f"{k},{cell}\n" for k, cell in enumerate(cells)))
+    data = table(root, path="b.csv", label_column="y", target=target, test_fraction=0)
+    assert data.train_y.dtype == dtype
+    assert data.classes == (1 if dtype == torch.float32 else 2)  # 1 and 1.0 are one class
+    if dtype == torch.float32:
+        assert data.train_y.tolist() == [float(cell) for cell in cells]
+
+
+def test_targets_of_several_columns(root):
+    (root / "b.csv").write_text("x,event,days\n" + "".join(f"{k},{k % 2},{10 * k}\n" for k in range(5)))
+    given = {"path": "b.csv", "label_column": ["event", "days"], "test_fraction": 0}
+    data = table(root, **given)
+    assert (data.train_y.tolist(), data.classes) == ([[k % 2, 10 * k] for k in range(5)], 1)  # a risk: survival
+    assert table(root, **given, target="number").classes == 2  # an output for each
+    with pytest.raises(UserError, match="go with one column, of classes"):
+        table(root, **given, target="class")
+
+
+def test_one_spelling():
+    assert ordered(["10", "9", "", "9"]) == ["9", "10"]
+    assert ordered(["b", "10", "9"]) == ["10", "9", "b"]
+
+
+def test_small_sites(root):
+    rows = PATIENTS + "west,50,Ulm,train,yes\nwest,60,Ulm,train,yes\nwest,60,Ulm,test,no\n"
+    (root / "a.csv").write_text(rows.replace("south", "a"))
+    with pytest.raises(UserError, match=r"line 10: site 'west', .* 2 training rows of one class, 'yes'"):
+        table(root, path="a.csv", **BY)
+    assert table(root, path="a.csv", **BY, small_sites="keep").site_names == ("a", "north", "west")
+    (root / "a.csv").write_text(rows.replace("west", "a"))  # the site that goes is the first
+    data = table(root, path="a.csv", **BY, small_sites="drop")
+    assert (data.site_names, data.site.tolist()) == (("north", "south"), [0, 0, 0, 1, 1, 1])
+    assert torch.allclose(data.train_x, table_of(root).train_x)
+
+
+def table_of(root):
+    (root / "a.csv").write_text(PATIENTS)
+    return table(root, path="a.csv", **BY)
+
+
+# ---- silos
+
+
+def write_silos(root):
+    head, *rows = PATIENTS.splitlines(keepends=True)
+    for site in ("north", "south"):
+        (root / f"of_{site}.csv").write_text(head + "".join(row for row in rows if row.startswith(site)))
+    return {k: v for k, v in BY.items() if k != "site_column"} | {"drop": ["hospital"]}
+
+
+def test_a_silo_is_prepared_as_its_site_is(root):
+    by = write_silos(root) | {"categorical": {"city": ["Bonn", "Ulm", "Rome"]}}
+    whole = table(root, path="a.csv", **(BY | {"categorical": by["categorical"]}))
+    opened = open_silos(table, root, ["north", "south"], [0, 1], path="of_{site}.csv", **by)
+    for k, data in opened.items():
+        assert torch.equal(data.train_x, whole.train_x[whole.site == k])
+        assert torch.equal(data.test_x, whole.test_x[whole.test_site == k])
+    assert label_table(opened, describe(opened), ["north", "south"]).tolist() == [[2, 1], [1, 2]]
+    (root / "of_south.csv").unlink()
+    assert open_silos(table, root, ["north", "south"], [0], path="of_{site}.csv", **by)[0].site_names == ("north",)
+
+
+def test_silos_whose_columns_mean_something_else_are_told(root):
+    by, names = write_silos(root) | {"small_sites": "keep"}, ["of_north.csv", "of_south.csv"]
+    (root / names[1]).write_text((root / names[1]).read_text().replace("Bonn", "Graz"))
+    (root / names[0]).write_text((root / names[0]).read_text().replace("Rome", "Ulm"))
+    values = {"city": ["Bonn", "Ulm"]}, {"city": ["Graz", "Rome"]}
+    opened = {k: table(root, site=names[k], **(by | {"categorical": values[k]})) for k in (0, 1)}
+    with pytest.raises(UserError, match=r"of_north\.csv and of_south\.csv have as many columns .*data\.categorical"):
+        label_table(opened, describe(opened), names)
+    opened[1] = opened[0]
+    assert label_table(opened, describe(opened), names).shape == (2, 2)
+
+
+# ---- Parquet
+
+
+def test_parquet_reads_as_csv_does(root):
+    arrow, parquet = pytest.importorskip("pyarrow"), pytest.importorskip("pyarrow.parquet")
+    columns = {
+        "hospital": arrow.array(["north"] * 4 + ["south"] * 4).dictionary_encode(),
+        "age": arrow.array([50, 60, None, 80, 10, 20, 30, None]),
+        "city": ["Ulm", "Bonn", "Ulm", None, "Bonn", "Bonn", None, "Rome"],
+        "part": ["train"] * 3 + ["test"] + ["train"] * 3 + ["test"],
+        "sick": [True, False, False, True, True, False, True, False],
+    }
+    parquet.write_table(arrow.table(columns), root / "a.parquet")
+    data, same = table(root, path="a.parquet", **BY), table(root, path="a.csv", **BY)
+    for name in ("train_x", "train_y", "test_x", "test_y", "site"):
+        assert torch.equal(getattr(data, name), getattr(same, name))
+    assert data.meaning[-2:] == ("0", "1")
+    with pytest.raises(UserError, match=r"a\.parquet, row 2: column 'age' is empty"):
+        table(root, path="a.parquet", **(BY | {"missing": "refuse"}))
+    parquet.write_table(arrow.table(columns | {"age": [[1]] * 8}), root / "a.parquet")
+    with pytest.raises(UserError, match=r"column 'age' is list<.*numbers, truth values and text"):
+        table(root, path="a.parquet", **BY)
+
+
+def test_a_sheet_as_excel_writes_it(tmp_path):
+    """`sep=`, a mark at its beginning, Windows' line ends, blanks around names, empty rows, decimal commas."""
+    rows = [
+        f"{site};{age};{y}" for site in ("Graz", "Wien") for age, y in (("1,5", 0), ("2,5", 1), ("3,5", 0), ("4,5", 1))
+    ]
+    text = "\n".join([" the site ;age; is sick", *rows, ";;", ""])
+    (tmp_path / "a.csv").write_bytes(("\ufeffsep=;\n" + text).replace("\n", "\r\n").encode())
+    (tmp_path / "b.csv").write_text(text.replace(",", ".").replace(";", ","))
+    options = {"label_column": "is sick", "site_column": "the site", "test_fraction": 0.0}
+    german = table(tmp_path, path="a.csv", delimiter=";", decimal=",", **options)
+    plain = table(tmp_path, path="b.csv", **options)
+    assert torch.equal(german.train_x, plain.train_x)
+    assert german.train_x.unique().numel() == 4
+    sizes = {"label_column": "age", "drop": ["is sick"], "categorical": ["the site"]}
+    assert table(tmp_path, path="a.csv", delimiter=";", decimal=",", test_fraction=0.0, **sizes).train_y[0] == 1.5
+
+
+@pytest.mark.parametrize(
+    ("rows", "said"),
+    [
+        (
+            ["n,1,no", "n,2,yes", "n,3,no", "n,4,yes", "n,1,no"],
+            r"1 row of .*a\.csv stand there before, .* line 6, as line 2",
+        ),
+        (
+            ["n,1,no", "n,2,yes", "N,3,no", "N,4,yes"],
+            r"'n' \(.*line 2\) and 'N' \(.*line 4\) are two sites; are they one",
+        ),
+    ],
+)
+def test_what_may_be_a_slip_is_told(tmp_path, rows, said):
+    (tmp_path / "a.csv").write_text("\n".join(["site,age,sick", *rows]))
+    with pytest.warns(UserWarning, match=said):
+        table(tmp_path, path="a.csv", label_column="sick", site_column="site", test_fraction=0.0)
+
+
+def test_labels_that_differ_in_case_are_two_where_they_are_named(tmp_path):
+    (tmp_path / "a.csv").write_text("age,sick\n1,a\n2,A\n3,a\n4,A\n")
+    data = table(tmp_path, path="a.csv", label_column="sick", class_names=["a", "A"], test_fraction=0.0)
+    assert data.train_y.tolist() == [0, 1, 0, 1]

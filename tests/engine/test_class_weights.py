@@ -1,0 +1,85 @@
+"""Class weights and label smoothing are torch's, in training alone."""
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+import torch
+from helpers import federated, play, prepare, settings
+from torch.nn.functional import cross_entropy
+
+from fedmpi.common import seeds
+from fedmpi.common.errors import UserError
+from fedmpi.tasks.class_weights import balanced
+from fedmpi.tasks.classification import Classification
+
+GIVEN = [0.5, 1.0, 2.0, 4.0]
+
+
+def test_balanced_is_scikit_learns():
+    from sklearn.utils.class_weight import compute_class_weight
+
+    y = np.repeat([0, 1, 2], [5, 1, 14])
+    expected = compute_class_weight("balanced", classes=np.arange(3), y=y)
+    np.testing.assert_allclose(balanced(torch.bincount(torch.from_numpy(y))), expected, rtol=1e-15)
+    assert balanced(torch.tensor([4, 0])).tolist() == [0.5, 1.0]  # nobody has the other class: nothing is divided by 0
+
+
+@pytest.mark.parametrize("smoothing", [0.0, 0.1])
+@pytest.mark.parametrize("weights", [None, "balanced", GIVEN])
+def test_a_client_descends_torchs_loss(weights, smoothing):
+    config = settings("fedavg", "mlp", rounds=1, task={"weights": weights, "label_smoothing": smoothing})
+    data = federated()
+    it = prepare(config, data)
+    k = it.fed.client(0, 0, it.fed.exchange.no_download())
+    x, y = (getattr(data.train[0], name)[data.train[0].index] for name in "xy")
+    counts = data.label_counts.sum(0)
+    w = {"balanced": counts.sum() / (4 * counts), None: np.ones(4)}.get(weights if weights != GIVEN else "", GIVEN)
+    module = it.made.net.module
+    sgd = torch.optim.SGD(module.parameters(), 0.05, 0.9)
+    criterion = torch.nn.CrossEntropyLoss(torch.as_tensor(w, dtype=torch.float32), label_smoothing=smoothing)
+    for rows in torch.randperm(len(x), generator=seeds.generator(0, "batches", 0, 0, 0)).split(10):
+        sgd.zero_grad()
+        criterion(module(x[rows]), y[rows]).backward()
+        sgd.step()
+    expected = it.made.model.w.clone()
+    it.made.model.drop_gradient()
+    it.made.model.load(k.received)
+    k.fit()
+    torch.testing.assert_close(k.w, expected, rtol=1e-5, atol=1e-6)
+
+
+def test_evaluations_report_the_plain_loss():
+    it = play(settings("fedavg", "mlp", task={"weights": GIVEN, "label_smoothing": 0.2}))
+    test = it.made.data.global_test
+    it.made.model.load(it.w)
+    assert it.rows[-1]["loss"] == pytest.approx(cross_entropy(it.made.net.module(test.x), test.y).item(), rel=1e-5)
+    assert it.hashes != play(settings("fedavg", "mlp")).hashes
+
+
+@pytest.mark.parametrize("shared", [True, False])
+def test_sites_that_keep_their_counts_to_themselves_balance_their_own(shared):
+    data = replace(federated(), counts_shared=shared)
+    it = prepare(settings("fedavg", "mlp", task={"weights": "balanced"}), data)
+    for client in (3, 0, 5):
+        it.fed.client(client, 0, it.fed.exchange.no_download())
+        counts = torch.from_numpy(data.label_counts.sum(0) if shared else data.label_counts[client])
+        assert torch.equal(it.made.task._loss.weights, balanced(counts))
+
+
+def test_clients_that_train_at_once_have_the_same_loss():
+    task = {"weights": "balanced", "label_smoothing": 0.1}
+    alone = play(settings("fedavg", "mlp", task=task))
+    packed = play(settings("fedavg", "mlp", task=task, compute={"pack": 4}))
+    torch.testing.assert_close(packed.w, alone.w, rtol=1e-4, atol=1e-5)
+
+
+def test_without_them_the_loss_is_what_it_was():
+    f, y = torch.randn(9, 4), torch.randint(4, (9,))
+    assert torch.equal(Classification(4).loss(lambda _: f, f, y), cross_entropy(f, y))
+
+
+def test_as_many_as_classes():
+    config = settings("fedavg", "mlp", task={"weights": [1.0, 2.0, 3.0]})
+    with pytest.raises(UserError, match=r"task\.weights: 3 weights, but the data have 4 classes; one a class"):
+        prepare(config, federated())

@@ -1,0 +1,214 @@
+"""What clients do in a round (train.*) against a loop over torch's own optimisers and torch.nn.utils."""
+
+from itertools import count
+from math import ceil
+
+import pytest
+import torch
+from helpers import CPU, federated, images, play, prepare, settings
+from torch.nn.functional import cross_entropy
+
+from fedmpi.common import seeds
+from fedmpi.common.errors import UserError
+from fedmpi.data.federated import split
+from fedmpi.engine import sampling
+from fedmpi.engine.local.recipe import Recipe
+from fedmpi.runtime import build
+
+ADAMW = {"optim": "adamw", "momentum": None, "lr": 0.003}
+TRAIN = {
+    "steps": {"steps": 7},
+    "more steps than a pass": {"steps": 13, "drop_last": True},
+    "half a pass": {"epochs": 0.5},
+    "a pass and a half": {"epochs": 1.5, "batch_size": 7},
+    "a thousandth of a pass": {"epochs": 0.001},
+    "full batch": {"steps": 3, "batch_size": "full"},
+    "nesterov": {"nesterov": True, "weight_decay": 1e-3},
+    "dampening": {"dampening": 0.4},
+    "adam": {"optim": "adam", "momentum": None, "lr": 0.003, "weight_decay": 1e-2, "betas": [0.8, 0.99]},
+    "adamw": ADAMW,
+    "rmsprop": {"optim": "rmsprop", "momentum": 0.4, "lr": 0.002, "eps": 1e-4},
+    "adagrad": {"optim": "adagrad", "momentum": None, "lr": 0.02},
+    "clip_norm": {"clip_norm": 0.5},
+    "clip_value": {"clip_value": 0.02},
+    "both": {"clip_norm": 0.1, "clip_value": 0.01, **ADAMW},
+    "adamw, kept": {"keep_optim": True, "steps": 4, **ADAMW},
+    "sgd, kept": {"keep_optim": True, "dampening": 0.2},
+    "rmsprop, kept": {"keep_optim": True, "optim": "rmsprop", "momentum": 0.4, "lr": 0.002, "eps": 1e-4},
+}
+
+
+def optimiser(module, train):
+    common = {"params": module.parameters(), "lr": train.lr, "weight_decay": train.weight_decay}
+    if train.optim == "sgd":
+        return torch.optim.SGD(**common, momentum=train.momentum, dampening=train.dampening, nesterov=train.nesterov)
+    if train.optim == "rmsprop":
+        return torch.optim.RMSprop(**common, alpha=train.alpha, eps=train.eps, momentum=train.momentum)
+    if train.optim == "adagrad":
+        return torch.optim.Adagrad(**common, eps=train.eps)
+    kind = {"adam": torch.optim.Adam, "adamw": torch.optim.AdamW}[train.optim]
+    return kind(**common, betas=tuple(train.betas), eps=train.eps)
+
+
+def batches(n, train, g):
+    """Rows of one client's steps in a round."""
+    size = n if train.batch_size == "full" else train.batch_size
+    left = train.steps
+    for number in count():
+        rows = torch.arange(n) if size == n and train.batch_size == "full" else torch.randperm(n, generator=g)
+        cut = [each for each in rows.split(size) if len(each) == size or not train.drop_last]
+        if left is not None:
+            yield from cut[:left]
+            left -= len(cut)
+            if left <= 0 or not cut:
+                return
+        else:
+            part = min(train.epochs - number, 1)
+            yield from cut[: max(ceil(part * len(cut) - 1e-9), 1)]
+            if number + 1 >= train.epochs:
+                return
+
+
+def naive(config, data):
+    """FedAvg's global weights after the last round, tensor by tensor."""
+    made = build.experiment(config, data, CPU)
+    module, train = made.net.module, config.train
+    state = {name: value.clone() for name, value in module.state_dict().items()}
+    kept = {}
+    for t in range(config.rounds):
+        members = sampling.cohort(config.seed, t, data.clients, config.cohort.fraction)
+        ends = []
+        for k in members:
+            module.load_state_dict(state)
+            x, y = data.train[k].x[data.train[k].index], data.train[k].y[data.train[k].index]
+            step = optimiser(module, train)
+            if train.keep_optim and k in kept:
+                step.load_state_dict(kept[k])
+            for rows in batches(len(x), train, seeds.generator(config.seed, "batches", t, k, 0)):
+                step.zero_grad()
+                cross_entropy(module(x[rows]), y[rows]).backward()
+                if train.clip_value:
+                    torch.nn.utils.clip_grad_value_(module.parameters(), train.clip_value)
+                if train.clip_norm:
+                    torch.nn.utils.clip_grad_norm_(module.parameters(), train.clip_norm)
+                step.step()
+            kept[k] = step.state_dict()
+            ends.append({name: value.clone() for name, value in module.state_dict().items()})
+        n = data.train_sizes[members]
+        for name in state:
+            state[name] = sum(p * end[name].double() for p, end in zip(n / n.sum(), ends, strict=True)).float()
+    return state
+
+
+WHERE = [(name, "mlp") for name in TRAIN] + [(name, "cnn") for name in ("adamw, kept", "rmsprop, kept", "clip_norm")]
+
+
+@pytest.mark.parametrize(("name", "net"), WHERE)
+def test_it_is_that_of_a_naive_loop(name, net):
+    """Tolerance: sums run in another order, and convolutions read another memory format."""
+    config = settings("fedavg", net, train=TRAIN[name], rounds=4, evaluate={"protocol": ["global"]})
+    data = federated()
+    it = play(config, data)
+    final = it.made.model.state_dict(it.w, it.b)
+    for key, value in naive(config, data).items():
+        torch.testing.assert_close(final[key], value, rtol=1e-3, atol=3e-5)
+    assert not torch.equal(it.w, it.w0)
+
+
+def test_steps_and_passes():
+    """(passes begun, steps) of 25 samples in batches of 10."""
+    for asked, expected in {
+        (2, None): (2, 6),
+        (0, None): (0, 0),
+        (0.5, None): (1, 2),
+        (1 / 3, None): (1, 1),
+        (2 / 3, None): (1, 2),
+        (2.34, None): (3, 8),
+        (1e-9, None): (1, 1),
+        (None, 1): (1, 1),
+        (None, 3): (1, 3),
+        (None, 7): (3, 7),
+    }.items():
+        assert Recipe(epochs=asked[0], steps=asked[1], batch_size=10).amount(25) == expected
+    assert Recipe(steps=5, epochs=None, batch_size=10, drop_last=True).amount(25) == (3, 5)
+    assert Recipe(steps=5, epochs=None, batch_size=30, drop_last=True).amount(25) == (0, 0)  # it has no batch
+    assert Recipe(steps=5, epochs=None).amount(25) == (5, 5)
+    assert Recipe(epochs=2, batch_size=5).amount(25, many=2) == (2, 4)  # an incomplete group is left out
+    assert Recipe(epochs=2, batch_size=20).amount(25, many=3) == (2, 2)  # unless it is the only one
+    assert Recipe(steps=4, epochs=None, batch_size=10).amount(25, epochs=1) == (
+        1,
+        3,
+    )  # what a method asks for comes first
+
+
+def test_a_constant_gradient_enters_with_weight_a():
+    """w0 - w = a lr g for SGD's forms: what SCAFFOLD and FedNova divide by."""
+    for train in ({}, {"nesterov": True}, {"dampening": 0.3}, {"momentum": 0.0}):
+        it = prepare(settings("fedavg", "mlp", train={"steps": 9, **train}), split_evenly())
+        k = it.fed.client(0, 0, it.fed.exchange.no_download())
+        constant = torch.linspace(-1, 1, len(k.w))
+        k.fit(gradient=lambda k, g, constant=constant: constant)
+        torch.testing.assert_close((k.w0 - k.w) / (k.a * k.lr), constant, rtol=1e-4, atol=1e-4)
+        assert k.steps == 9
+    it = prepare(settings("fedavg", "mlp", train={"clip_norm": 1.0}), split_evenly())
+    k = it.fed.client(0, 0, it.fed.exchange.no_download())
+    k.fit()
+    assert k.a != k.a  # there is no such number
+
+
+def split_evenly():
+    return split(images(), "iid", 4, 0)
+
+
+def test_clipping_looks_at_what_is_trained():
+    """FedBABU trains the body: the norm is that of the body's gradient, and the head stays what it is."""
+    config = settings("fedbabu", "mlp", rounds=1, train={"clip_norm": 0.1, "momentum": 0.0, "steps": 1})
+    it = play(config)
+    moved = it.w - it.w0
+    assert not it.made.model.layout.select({"head"}).take(moved).any()
+    k = it.fed.client(0, 1, it.fed.exchange.no_download())
+    k.fit()
+    assert float((k.w - k.w0).norm()) == pytest.approx(0.1 * config.train.lr, rel=1e-4)
+
+
+def test_a_method_that_asks_for_parts_of_a_pass():
+    it = prepare(settings("fedavg", "mlp"), split_evenly())
+    k = it.fed.client(0, 0, it.fed.exchange.no_download())
+    k.fit(0.25)
+    assert k.steps == 2  # 43 samples, five batches of ten
+
+
+def test_evaluation_leaves_what_is_kept_alone():
+    """Fine-tuning before evaluation has an optimiser of its own; phases and parts of a round share what is kept."""
+    train = {**ADAMW, "keep_optim": True}
+    plain = play(settings("fedrep", "mlp", train=train, evaluate={"protocol": ["personal"]}))
+    tuned = play(settings("fedrep", "mlp", train=train, evaluate={"protocol": ["personal", "ft(1)"]}))
+    assert plain.hashes == tuned.hashes
+    for k in plain.fed.states.rows:
+        assert torch.equal(plain.fed.states.rows[k], tuned.fed.states.rows[k])
+    kept = plain.kept(plain.rows[-1]["cohort"][0])
+    segments = plain.made.model.layout.segments
+    steps = {s.group: float(n) for s, n in zip(segments, kept._optim_steps, strict=True)}
+    assert steps["head"] == 2 * steps["body"] > 0  # two passes of the head for each of the body
+
+
+class Narrow(torch.nn.Linear):
+    def forward(self, x):
+        return super().forward(x.flatten(1).bfloat16())
+
+
+def bf16_net(input_shape, classes):
+    return Narrow(64, classes).bfloat16()
+
+
+def test_what_cannot_be_kept_is_refused():
+    config = settings(train={"keep_optim": True}, model={"name": f"{__file__}:bf16_net"})
+    with pytest.raises(UserError, match=r"train\.keep_optim: model .* is of torch\.bfloat16, which cannot count"):
+        prepare(config)
+
+
+def test_clients_with_other_optimisers_train_one_by_one():
+    for train, said in {"adamw": ADAMW, "half a pass": {"epochs": 0.5}}.items():
+        with pytest.warns(UserWarning, match=r"compute\.pack: auto: .*; clients are trained one by one"):
+            it = play(settings(train=said, compute={"pack": "auto"}, rounds=1))
+        assert it.made.pack == 1, train

@@ -1,0 +1,198 @@
+"""What ranks are thought to take: bounded, finite, unmoved by a hiccup; and what clients are placed by."""
+
+from __future__ import annotations
+
+import json
+import math
+import random
+from itertools import pairwise
+from types import SimpleNamespace
+
+import pytest
+
+from fedmpi.engine.pace import AGE, DEAREST, FEW, SLOWEST, Measure, Pace
+from fedmpi.engine.plan import Plan
+from fedmpi.engine.sampling import Roster, balanced
+
+SIZES = [40] * 12
+
+
+def seen(rounds, seconds, ranks=(1, 2), members=range(12)):
+    """What is known after so many rounds in which clients 0, 2, .. were on the first rank, the others on the next.
+
+    seconds: (t, client, rank) -> of one sample.
+    """
+    measure, where = Measure(), {k: ranks[k % len(ranks)] for k in members}
+    for t in range(rounds):
+        costs = [(SIZES[k], SIZES[k] * seconds(t, k, where[k])) for k in members]
+        measure.saw(t, list(members), where, costs)
+    return measure
+
+
+def test_a_slow_rank_is_found_after_three_rounds():
+    slow = {1: 1e-3, 2: 3e-3}
+    assert seen(2, lambda t, k, r: slow[r]).pace(2, SIZES, Pace()) is None
+    assert seen(3, lambda t, k, r: slow[r]).pace(3, SIZES, Pace()).row() == {
+        "pace": {"1": 100, "2": 300}, "clients": {}, "ahead": 0,
+    }  # fmt: skip
+
+
+@pytest.mark.parametrize("when", range(9))
+def test_one_round_that_takes_ten_times_as_long_changes_nothing(when):
+    def seconds(t, k, rank):
+        return (10 if (t, rank) == (when, 2) else 1) * 1e-3
+
+    for rounds in range(3, 10):
+        assert seen(rounds, seconds).pace(rounds, SIZES, Pace()) == Pace({1: 100, 2: 100})
+
+
+def test_a_rank_that_has_become_slow_is_found_within_three_rounds():
+    measure = seen(20 + 3, lambda t, k, r: 1e-3 * (2 if t >= 20 and r == 2 else 1))
+    assert measure.pace(23, SIZES, Pace()).ranks == {1: 100, 2: 200}
+
+
+def test_a_dear_client_is_told_from_a_slow_rank():
+    measure = seen(5, lambda t, k, r: 1e-3 * (4 if k == 5 else 1) * (2 if r == 2 else 1))
+    assert measure.pace(5, SIZES, Pace()) == Pace({1: 100, 2: 200}, {5: 400})
+
+
+def test_what_is_known_of_a_client_stands_until_it_is_measured_again():
+    measure = seen(5, lambda t, k, r: 1e-3, members=range(6))
+    assert measure.pace(5, SIZES, Pace({}, {3: 300, 9: 300})).clients == {9: 300}
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_estimates_are_whole_bounded_and_the_same_from_json(seed):
+    rng = random.Random(seed)
+    odd = [0.0, -1.0, math.nan, math.inf, 1e-30, 1e30, 1.0, 2.0]
+    measure = Measure()
+    for t in range(8):
+        members = rng.sample(range(12), 6)
+        where = {k: rng.randint(0, 3) for k in members}
+        measure.saw(t, members, where, [(rng.choice([0, 1, 50]), rng.choice(odd)) for _ in members])
+        measure.began(rng.choice([0.0, 1e9]))
+    pace = measure.pace(8, SIZES, Pace())
+    if pace is None:
+        return
+    assert all(isinstance(x, int) and 100 <= x <= SLOWEST for x in pace.ranks.values())
+    assert all(isinstance(x, int) and 1 <= x <= DEAREST for x in pace.clients.values())
+    assert isinstance(pace.ahead, int)
+    assert Pace.of(json.loads(json.dumps(pace.row()))) == pace
+
+
+def test_a_rank_of_which_nothing_is_seen_is_tried_again():
+    measure = seen(3, lambda t, k, r: 1e-3 * r)
+    for t in range(3, AGE + 4):
+        measure.saw(t, [0], {0: 1}, [(40, 0.04)])
+    assert measure.pace(AGE + 2, SIZES, Pace()).ranks == {1: 100, 2: 200}
+    assert measure.pace(AGE + 3, SIZES, Pace()).ranks == {1: 100}
+
+
+def test_by_pace_each_goes_to_the_rank_that_would_finish_it_first():
+    """Costs 6, 5, 4, 3 on a rank and on one of twice its pace: 6 | then 5 would end at 11 or 10, 4 at 10 or 18, 3 at 13
+    or 16."""
+    assert balanced([1, 2, 3, 4], [6.0, 5.0, 4.0, 3.0], [0, 1], {0: 1, 1: 2}) == {1: 0, 2: 1, 3: 0, 4: 0}
+    assert balanced([1, 2], [5.0, 5.0], [0, 1], None, {0: 4.0}) == {1: 1, 2: 0}
+
+
+# ---- what is decided ----
+def roster(rank=0, ranks=(1, 2), placement="balanced", **plan):
+    data = SimpleNamespace(clients=12, train_sizes=SIZES, global_test=[0])
+    comm = SimpleNamespace(rank=rank, alive=[0, *ranks])
+    return Roster(Plan(100, 0, lambda t: 0.1, placement=placement, **plan), data, comm, list(ranks))
+
+
+def rounds(it, first, last, seconds):
+    """Rounds as rank 0 has them: the lines of placement.jsonl."""
+    told = []
+    for t in range(first, last):
+        row = it.settle(t)
+        told += [row] if row else []
+        it.consider(t + 1)
+        members, where = it.cohort(t), it.placed(t)
+        it.saw(t, members, where, [SIZES[k] * seconds(t, k, where[k]) for k in members])
+    return told
+
+
+def shares(it, t):
+    where = it.placed(t)
+    return [list(where.values()).count(rank) for rank in it.ranks]
+
+
+def test_a_slow_rank_gets_less_and_it_is_told_once():
+    it = roster()
+    told = rounds(it, 0, 20, lambda t, k, r: 3e-3 if r == 2 else 1e-3)
+    assert [row["round"] for row in told] == [0, 4]
+    assert told[1] == {"round": 4, "pace": {"1": 100, "2": 300}, "clients": {}, "ahead": 0}
+    assert shares(it, 20) == [9, 3]
+
+
+def test_small_and_passing_differences_move_nobody():
+    rng = random.Random(0)
+    for seconds in (
+        lambda t, k, r: 1e-3 * (1 + 0.04 * (r == 2)),  # less than pays
+        lambda t, k, r: 1e-3 * rng.uniform(0.7, 1.3),
+        lambda t, k, r: 1e-3 * (10 if rng.random() < 0.03 else 1),  # hiccups of single clients
+        lambda t, k, r: 1e-6 * r,  # nobody waits long in rounds of microseconds
+    ):
+        it = roster()
+        assert len(rounds(it, 0, 30, seconds)) == 1
+        assert shares(it, 30) == [6, 6]
+
+
+def test_changes_keep_their_distance():
+    it = roster()
+    told = rounds(it, 0, 60, lambda t, k, r: 1e-3 * (3 if (t // 4) % 2 == r % 2 else 1))
+    starts = [row["round"] for row in told[1:]]
+    assert len(starts) > 3  # it does follow
+    assert all(b - a >= FEW for a, b in pairwise(starts))
+
+
+def test_what_rank_0_does_before_it_trains_counts():
+    """One second, where its clients take 0.48 in all: it gets less, but only in rounds in which it evaluates."""
+    it = roster(ranks=(0, 1), server_trains=True, every=2)
+    for _ in range(3):
+        it.evaluated(0.16)
+    told = rounds(it, 0, 8, lambda t, k, r: 1e-3)
+    assert told[-1]["ahead"] == 160 * 100 * 100
+    assert (shares(it, 8), shares(it, 9)) == ([4, 8], [6, 6])
+
+
+def test_all_ranks_place_alike_by_what_is_told():
+    it, other = roster(), roster(rank=2)
+    rounds(it, 0, 9, lambda t, k, r: 1e-3 * (1 + 2 * (r == 2) + 3 * (k == 4)))
+    other.pace = Pace.of(json.loads(json.dumps(it.pace.row())))
+    assert it.pace.ranks[2] == 300
+    assert [other.placed(t) for t in range(9, 19)] == [it.placed(t) for t in range(9, 19)]
+
+
+def test_pinned_stays_pinned():
+    it = roster(placement="pinned")
+    assert len(rounds(it, 0, 9, lambda t, k, r: 1e-3 * r)) == 1
+    assert it.placed(9) == {k: 1 + k % 2 for k in range(12)}
+
+
+def test_it_goes_on_as_it_was_on_the_same_ranks_alone():
+    seconds = lambda t, k, r: 1e-3 * r  # noqa: E731
+    it, again, elsewhere = roster(), roster(), roster(ranks=(1, 2, 3))
+    rounds(it, 0, 6, seconds)
+    memory = json.loads(json.dumps(it.memory()))
+    again.recall(memory)
+    again.recorded = it.recorded
+    assert rounds(again, 6, 12, seconds) == rounds(it, 6, 12, seconds) == []
+    assert again.pace == it.pace != Pace()
+    elsewhere.recall(memory)
+    assert elsewhere.next == Pace()
+
+
+def test_a_run_that_is_given_places_as_it_was_placed():
+    it = roster(ranks=(1, 2, 3))
+    told = rounds(it, 0, 8, lambda t, k, r: 1e-3 * r)
+    it.comm.alive.remove(2)
+    told += rounds(it, 8, 12, lambda t, k, r: 1e-3 * r)
+    assert [row["pace"]["2"] for row in told] == [100, 200, 0]
+    again = roster(ranks=(1, 2, 3))
+    again.given = told
+    assert rounds(again, 0, 12, lambda t, k, r: 1e-3) == told  # whatever it would measure
+    assert 2 not in again.placed(11).values()
+    assert again.placed(11) == it.placed(11)

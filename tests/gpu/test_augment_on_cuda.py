@@ -1,0 +1,33 @@
+"""Pictures and what is done to them are the same on a GPU: what moves pixels and normalises them, to the bit."""
+
+import pytest
+import torch
+
+from fedmpi.data.augment.chosen import operation
+from fedmpi.data.augment.colour import Normalise
+from fedmpi.data.augment.look import Look
+from fedmpi.data.pictures import Pictures
+
+pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="this machine has no GPU")
+EXACT = (("crop", 2), ("crop", {"mode": "reflect", "size": 9}), ("flip", None), ("cutout", 4))
+CLOSE = (("resized_crop", 8), ("rotate", {"degrees": 20, "interpolation": "bilinear"}), ("colour", {"hue": 0.2}))
+
+
+@pytest.mark.parametrize("blocks", [False, True])
+@pytest.mark.parametrize("given", [(), *EXACT, EXACT, *CLOSE], ids=str)
+def test_rows_are_those_of_a_cpu(given, blocks):
+    chain = given if given and isinstance(given[0], tuple) else (given,) if given else ()
+    operations = tuple(operation(name, options, "data.augment.0", {}) for name, options in chain)
+    look = Look(bytes=True, normal=Normalise(of="cifar10"), operations=operations)
+    stored = torch.randint(0, 256, (50, 3, 12, 11), dtype=torch.uint8, generator=torch.Generator().manual_seed(0))
+    rows, u = torch.randperm(50)[:20], torch.rand(20, look.columns)
+    host, device = (Pictures(stored, look).to(at, blocks) for at in ("cpu", "cuda"))
+    for v in (u, None):
+        found = device.read(rows.cuda(), None if v is None else v.cuda())
+        wanted = host.read(rows, v)
+        assert found.device.type == "cuda"
+        if given in CLOSE:
+            assert ((found.cpu() - wanted).abs() > 1e-3).float().mean() < 1e-2
+        else:
+            assert torch.equal(found.cpu(), wanted)
+            assert found.stride() == wanted.stride()

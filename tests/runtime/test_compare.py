@@ -1,0 +1,157 @@
+"""`fedmpi compare`: the round in which two runs part is the first one, and what cannot be read is never "the same"."""
+
+import json
+import shutil
+
+import pytest
+import yaml
+from helpers import fedmpi
+
+from fedmpi.common.errors import UserError
+from fedmpi.runtime.reading import compare as comparing
+from fedmpi.runtime.reading import compare_text
+
+CONFIG = {
+    "rounds": 4,
+    "data": {"source": "digits", "partition": {"scheme": "iid", "clients": 3}},
+    "model": {"name": "logistic"},
+    "method": {"name": "fedavg"},
+    "report": False,
+    "evaluate": {"protocol": ["global", "personal"]},
+}
+
+
+@pytest.fixture(scope="module")
+def runs(tmp_path_factory):
+    """a and again: one experiment twice; lr: another learning rate."""
+    place = tmp_path_factory.mktemp("runs")
+    (place / "run.yaml").write_text(yaml.safe_dump({**CONFIG, "output": str(place)}))
+    for words in (["name=a"], ["name=again"], ["name=lr", "train.lr=0.02"]):
+        assert fedmpi("run", place / "run.yaml", *words).returncode == 0
+    return place
+
+
+@pytest.fixture
+def copy(runs, tmp_path):
+    shutil.copytree(runs / "a", tmp_path / "copy")
+    return tmp_path / "copy"
+
+
+def changed(file, round_, **new):
+    """Other values in one line."""
+    rows = [json.loads(line) for line in file.read_text().splitlines()]
+    for row in rows:
+        if row["round"] == round_:
+            row.update(new)
+            break
+    file.write_text("".join(f"{json.dumps(row)}\n" for row in rows))
+
+
+def test_one_experiment_twice(runs):
+    found = comparing.compare(runs / "a", runs / "again")
+    assert found["same"]
+    assert [found[each] for each in ("settings", "code", "data", "versions", "machine")] == [{}] * 5
+    done = fedmpi("compare", runs / "a", runs / "again")
+    assert (done.returncode, done.stdout.splitlines()[2]) == (0, "the same results in all 4 rounds")
+
+
+def test_another_setting(runs):
+    done = fedmpi("compare", runs / "a", runs / "lr", "--json")
+    found = json.loads(done.stdout)
+    assert done.returncode == 1
+    assert found["settings"] == {"train.lr": ["0.01", "0.02"]}
+    assert found["hash"]["round"] == found["figure"]["round"] == found["client"]["round"] == 0
+    assert found["data"] == {}
+    assert found["model"]
+
+
+@pytest.mark.parametrize(
+    ("new", "key", "said"),
+    [
+        ({"sha256": "0" * 64}, "hash", "the models part in round 2"),
+        ({"loss": 0.5}, "figure", "loss differs from round 2 on"),
+        ({"accuracy": None}, "figure", "accuracy differs from round 2 on"),
+        ({"cohort": [0]}, "figure", "cohort differs from round 2 on"),
+        ({"extra": 1}, "figure", "extra differs from round 2 on"),
+    ],
+)
+def test_one_digit_of_one_round(runs, copy, new, key, said):
+    changed(copy / "metrics.jsonl", 2, **new)
+    found = comparing.compare(runs / "a", copy)
+    assert (found["same"], found[key]["round"], compare_text.verdict(found)) == (False, 2, said)
+    assert comparing.compare(copy, runs / "a")[key]["round"] == 2
+
+
+def test_seconds_and_bytes_are_no_results(runs, copy):
+    changed(copy / "metrics.jsonl", 2, wall_s=77.0, sent_bytes=1)
+    assert comparing.compare(runs / "a", copy)["same"]
+
+
+def test_a_client_and_the_final_model(runs, copy):
+    changed(copy / "clients.jsonl", 1, accuracy=12.0)
+    found = comparing.compare(runs / "a", copy)
+    assert (found["same"], found["client"]["round"], found["client"]["client"]) == (False, 1, 0)
+    assert compare_text.verdict(found) == "client 0 differs from round 1 on"
+    shutil.copy(runs / "a" / "clients.jsonl", copy)
+    content = bytearray((copy / "model.safetensors").read_bytes())
+    content[-1] ^= 1
+    (copy / "model.safetensors").write_bytes(content)
+    found = comparing.compare(runs / "a", copy)
+    assert not found["same"]
+    assert compare_text.verdict(found) == "the final models differ, and no round does"
+
+
+def test_a_line_that_one_side_lacks(runs, copy):
+    lines = (copy / "clients.jsonl").read_text().splitlines(keepends=True)
+    (copy / "clients.jsonl").write_text("".join(lines[:-1]))
+    assert comparing.compare(runs / "a", copy)["client"]["values"] == [True, False]
+
+
+def test_fewer_rounds(runs, copy):
+    lines = (copy / "metrics.jsonl").read_text().splitlines(keepends=True)
+    (copy / "metrics.jsonl").write_text("".join(lines[:3]) + lines[3][:20])  # half a line is none yet
+    done = fedmpi("compare", runs / "a", copy)
+    assert done.returncode == 1
+    assert "the same results as far as both go: A has 4 rounds, B 3" in done.stdout
+
+
+def test_what_cannot_be_read_is_not_the_same(runs, copy, tmp_path):
+    text = (copy / "metrics.jsonl").read_text()
+    for content, said in ((text.replace('{"round": 1', "{round", 1), "line 2 is damaged"), ("{}\n", "names no round")):
+        (copy / "metrics.jsonl").write_text(content)
+        done = fedmpi("compare", runs / "a", copy)
+        assert (done.returncode, done.stdout) == (2, "")
+        assert said in done.stderr
+    (tmp_path / "empty").mkdir()
+    for place, said in ((tmp_path / "empty", "is no run directory"), (tmp_path / "no", "there is no such directory")):
+        done = fedmpi("compare", runs / "a", place)
+        assert done.returncode == 2
+        assert said in done.stderr
+    (copy / "metrics.jsonl").write_text(text)
+    (copy / "environment.json").write_text("[1]")
+    (copy / "identity.json").unlink()
+    assert comparing.compare(runs / "a", copy)["same"]  # the results are; what it was made with is not known
+    with pytest.raises(UserError, match="no run of one name"):
+        comparing.sweeps(tmp_path, runs)
+
+
+def test_sweeps_run_by_run(runs, tmp_path):
+    shutil.copytree(runs, tmp_path / "other", ignore=shutil.ignore_patterns("again"))
+    changed(tmp_path / "other" / "lr" / "metrics.jsonl", 3, sha256="0" * 64)
+    found = comparing.sweeps(runs, tmp_path / "other")
+    assert (found["same"], found["only"]) == (False, [["again"], []])
+    assert compare_text.lines(found, 80)[2:] == [
+        "lr: the models part in round 3",
+        "only in A: again",
+        "1 of 2 runs that both have with the same results",
+    ]
+    assert fedmpi("compare", runs, runs).returncode == 0
+
+
+def test_a_narrow_terminal(runs):
+    """Two values stand side by side where they fit, else one below the other."""
+    found = comparing.compare(runs / "a", runs / "lr")
+    wide, narrow = (compare_text.lines(found, width) for width in (100, 22))
+    assert "  train.lr: 0.01 | 0.02" in wide
+    at = narrow.index("  train.lr:")
+    assert narrow[at : at + 3] == ["  train.lr:", "    A  0.01", "    B  0.02"]

@@ -1,0 +1,185 @@
+"""Models as files for elsewhere: they give the model's outputs on real samples, or there is an error and no file."""
+
+import json
+from importlib.util import find_spec
+
+import pytest
+import torch
+from helpers import fedmpi
+
+import fedmpi as package
+from fedmpi import config
+from fedmpi.common.errors import UserError
+from fedmpi.common.inputs import Inputs, call
+from fedmpi.runtime import launch
+from fedmpi.runtime.finished import export
+
+ONNX = all(find_spec(name) for name in export.NEEDS)
+FORMATS = ["torchscript", "safetensors", *(["onnx"] if ONNX else [])]
+OWN = """
+import torch
+from torch import nn
+from fedmpi import Dataset
+from fedmpi.common.inputs import Inputs
+
+def drawn(root, kind: str = "pictures"):
+    g = torch.Generator().manual_seed(0)
+    y = torch.arange(80) % 2
+    x = torch.randn(80, 1, 8, 8, generator=g) + y.view(-1, 1, 1, 1)
+    if kind != "pictures":
+        ids = torch.randint(0, 9, (80, 5), generator=g)
+        x = ids if kind == "text" else Inputs({"ids": ids, "mask": (ids > 2).float()})
+    return Dataset(x[:60], y[:60], x[60:], y[60:], 2)
+
+def norm(input_shape, classes):
+    net = [nn.Conv2d(1, 3, 3), nn.BatchNorm2d(3), nn.ReLU(), nn.Flatten(), nn.Dropout()]
+    return nn.Sequential(*net, nn.Linear(108, classes))
+
+def frozen(input_shape, classes):
+    net = nn.Sequential(nn.Flatten(), nn.Linear(64, 4), nn.ReLU(), nn.Linear(4, classes))
+    net[1].weight.requires_grad_(False)
+    return net
+
+class Text(nn.Module):
+    def __init__(self, input_shape, classes):
+        super().__init__()
+        self.words, self.memory, self.head = nn.Embedding(9, 4), nn.LSTM(4, 6, batch_first=True), nn.Linear(6, classes)
+
+    def forward(self, ids):
+        return self.head(self.memory(self.words(ids))[0][:, -1])
+
+class Masked(Text):
+    def forward(self, mask, ids):
+        z = self.words(ids) * mask[:, :, None]
+        return self.head(self.memory(z)[0].sum(1) / mask.sum(1, keepdim=True).clamp(min=1))
+
+class Mapped(Masked):
+    def forward(self, inputs):
+        return super().forward(inputs["mask"], inputs["ids"])
+
+class Drawing(nn.Module):
+    def __init__(self, input_shape, classes):
+        super().__init__()
+        self.head = nn.Linear(64, classes)
+
+    def forward(self, x):
+        z = x.flatten(1)
+        return self.head(z + torch.randn_like(z))
+
+class Branching(Drawing):
+    def forward(self, x):
+        return self.head(x.flatten(1)) * (1.0 if len(x) > 1 else 3.0)
+"""
+CASES = {
+    "statistics": ("norm", "pictures"),
+    "frozen": ("frozen", "pictures"),
+    "whole numbers": ("Text", "text"),
+    "two tensors": ("Masked", "masked"),
+    "a dictionary": ("Mapped", "masked"),
+}
+
+
+@pytest.fixture(scope="module")
+def run_of(tmp_path_factory):
+    place = tmp_path_factory.mktemp("exported")
+    (place / "own.py").write_text(OWN)
+
+    def run(model, kind="pictures", method="fedavg", **more):
+        name = f"{model}-{kind}-{method}{len(more)}"
+        if not (place / name).exists():
+            (place / "c.yaml").write_text(
+                f"rounds: 1\noutput: {place}\nname: {name}\n"
+                f"data: {{source: '{place}/own.py:drawn', kind: {kind}, partition: {{scheme: iid, clients: 2}}}}\n"
+                f"model: {{name: '{place}/own.py:{model}'}}\nmethod: {{name: {method}}}\ntrain: {{momentum: 0.0}}\n"
+            )
+            launch.execute(config.load(place / "c.yaml", [f"{key}={value}" for key, value in more.items()]))
+        return place / name
+
+    return run
+
+
+@pytest.mark.parametrize("to", FORMATS)
+@pytest.mark.parametrize("case", CASES)
+def test_the_file_gives_the_models_outputs(run_of, tmp_path, recwarn, case, to):
+    """On batches of sizes that it has not seen, by what reads such files, without fedmpi; and nothing is warned of."""
+    run, out, said = run_of(*CASES[case]), tmp_path / "model", []
+    assert export.export(run, to, said.append, out=out, trusted=True) == out
+    assert [str(w.message) for w in recwarn] == []
+    assert "20 test samples, together and one by one" in said[-1]
+    assert list(tmp_path.iterdir()) == [out]
+    module, g = package.load(run, trust=True), torch.Generator().manual_seed(7)
+    ids = torch.randint(0, 9, (7, 5), generator=g)
+    parts = {"pictures": [torch.randn(7, 1, 8, 8, generator=g)], "text": [ids], "masked": [ids, (ids > 1).float()]}
+    given = parts[CASES[case][1]]
+    wanted = call(module, given[0] if len(given) == 1 else Inputs({"ids": given[0], "mask": given[1]}))
+    if to == "safetensors":
+        from safetensors.torch import load_file
+
+        found = load_file(out)
+        assert found.keys() == module.state_dict().keys()
+        assert all(torch.equal(found[name], value) for name, value in module.state_dict().items())
+        return
+    if to == "torchscript":
+        found = torch.jit.load(str(out))(*given)
+    else:
+        import onnxruntime
+
+        session = onnxruntime.InferenceSession(str(out))
+        names = [each.name for each in session.get_inputs()]
+        assert sorted(names) == (["x"] if len(given) == 1 else ["ids", "mask"])
+        by_name = {"x": given[0]} if len(given) == 1 else {"ids": given[0], "mask": given[1]}
+        found = torch.from_numpy(session.run(None, {name: by_name[name].numpy() for name in names})[0])
+    torch.testing.assert_close(found, wanted, rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.parametrize("to", [each for each in FORMATS if each != "safetensors"])
+@pytest.mark.parametrize(("model", "text"), [("Drawing", "outputs differ by"), ("Branching", "outputs differ by")])
+def test_what_a_file_cannot_hold_leaves_none(run_of, tmp_path, model, text, to):
+    (tmp_path / "model").write_text("an earlier one")
+    with pytest.raises(UserError, match=f"--to {to}: .*{text}.*nothing was written"):
+        export.export(run_of(model), to, print, out=tmp_path / "model", trusted=True)
+    assert [path.read_text() for path in tmp_path.iterdir()] == ["an earlier one"]
+
+
+def test_parts_that_stay_with_clients_are_told(run_of):
+    with pytest.raises(UserError, match=r"fedper keeps parts of the model with each client \(head\), so"):
+        export.export(run_of("frozen", method="fedper"), "torchscript", print, trusted=True)
+    said = []
+    export.export(run_of("frozen", method="ditto"), "torchscript", said.append, trusted=True)
+    assert said[0] == "method ditto gives each client a model of its own; what is exported is the global one"
+
+
+def test_the_best_model(run_of, tmp_path):
+    run = run_of("frozen", **{"data.validation": 0.2, "evaluate.best.metric": "accuracy", "rounds": 2})
+    path = export.export(run, "safetensors", print, best=True, trusted=True)
+    assert path == run / "export" / "model-best.safetensors"
+    with pytest.raises(UserError, match=r"holds no model-best\.safetensors"):
+        export.export(run_of("frozen"), "safetensors", print, best=True, trusted=True)
+
+
+def test_an_export_breaks_no_seal(run_of):
+    from fedmpi.runtime.record import seal
+
+    run = run_of("norm")
+    export.export(run, "torchscript", print, trusted=True)
+    assert json.loads((run / seal.NAME).read_text()) == seal.of(run)
+
+
+def test_mistakes(run_of, tmp_path, monkeypatch):
+    run = run_of("norm")
+    monkeypatch.setattr(export, "find_spec", lambda name: None if name == "onnxruntime" else 1)
+    with pytest.raises(UserError, match=r"^--to onnx needs onnxruntime, not .*: pip install 'fedmpi\[export\]'"):
+        export.export(run, "onnx", print, trusted=True)
+    with pytest.raises(UserError, match="--to: pickle; allowed: torchscript, onnx, safetensors"):
+        export.export(run, "pickle", print, trusted=True)
+    with pytest.raises(UserError, match="would run code that is not fedmpi's own"):
+        export.export(run, "torchscript", print)
+    (tmp_path / "file").touch()
+    with pytest.raises(UserError, match=r"--out: cannot write .*/file/model\.pt: "):
+        export.export(run, "torchscript", print, out=tmp_path / "file" / "model.pt", trusted=True)
+
+
+def test_the_command(run_of):
+    done = fedmpi("export", run_of("norm"), "--to", "torchscript", "--trust")
+    assert (done.returncode, done.stderr) == (0, "")
+    assert "largest difference 0" in done.stdout

@@ -1,0 +1,299 @@
+"""`fedmpi status`: what a directory tells of its run, whatever state it is in; nothing is imported that is slow."""
+
+import json
+import signal
+import subprocess
+import sys
+import time
+
+import pytest
+import yaml
+from helpers import BIN, ROOT, clean_env, fedmpi
+
+from fedmpi.common.errors import UserError
+from fedmpi.config import sweep
+from fedmpi.runtime.reading import files, many, many_text, slowest, status, status_text
+from fedmpi.runtime.record import lock
+
+CONFIG = {
+    "name": "run",
+    "rounds": 100_000,
+    "data": {"source": "digits", "partition": {"scheme": "iid", "clients": 4}},
+    "model": {"name": "logistic"},
+    "method": {"name": "fedavg"},
+    "report": False,
+}
+
+
+def row(t, **more):
+    first = {"round": t, "train_loss": 2.0 - t / 10, "cohort": [0, 1], "refused": [], "wall_s": 9.0 if t == 0 else 2.0}
+    return {**first, "sent_bytes": 100, "received_bytes": 50, "sha256": f"{t:064}", **more}
+
+
+def made(place, rows=(), summary=None, rounds=10, held=False, checkpoint=None, **named):
+    """A run directory written by hand."""
+    place.mkdir(parents=True, exist_ok=True)
+    (place / "identity.json").write_text(json.dumps({"rounds": str(rounds), "name": "'x'"}))
+    (place / "metrics.jsonl").write_text("".join(f"{json.dumps(each)}\n" for each in rows))
+    if summary is not None:
+        (place / "summary.json").write_text(json.dumps({"exit_reason": summary}))
+    (place / "lock").write_text(json.dumps({"host": "node1", "pid": 7, "since": "now"}))
+    if checkpoint is not None:
+        (place / "checkpoints").mkdir(exist_ok=True)
+        (place / "checkpoints" / f"{checkpoint:06}.safetensors").write_bytes(b"")
+    for name, content in named.items():
+        (place / name).write_text(content)
+    return place
+
+
+FEW = [row(t) for t in range(4)]
+
+
+@pytest.mark.parametrize(
+    ("summary", "rows", "checkpoint", "state", "why", "code"),
+    [
+        ("finished", [row(t) for t in range(10)], 9, status.FINISHED, "", 0),
+        ("enough: accuracy did not rise for 3 rounds", FEW, 3, status.FINISHED, "accuracy did not rise", 0),
+        ("signal 15", FEW, 3, status.STOPPED, "signal 15", 75),
+        ("stopped", FEW, None, status.STOPPED, "on request", 1),  # nothing to go on from
+        ("failed: rank 2 on node5 is dead", FEW, 3, status.FAILED, "rank 2 on node5 is dead", 1),
+        ("diverged: the loss is 9", FEW, 3, status.FAILED, "diverged: the loss is 9", 1),
+        (None, FEW, 3, status.DIED, "", 75),
+        (None, [], None, status.DIED, "before its first round", 1),
+    ],
+)
+def test_states_and_exit_codes(tmp_path, summary, rows, checkpoint, state, why, code):
+    found = status.status(made(tmp_path / "run", rows, summary, checkpoint=checkpoint))
+    assert (found["state"], status.code(found)) == (state, code)
+    assert why in found["why"]
+    assert found["rounds_done"] == len(rows)
+    assert found["resume"] == (checkpoint is not None and state != status.FINISHED)
+    assert ("fedmpi resume" in "\n".join(status_text.lines(found))) == found["resume"]
+
+
+def test_a_job_at_work_is_seen_by_its_lock_and_disturbed_by_nobody(tmp_path):
+    run = made(tmp_path / "run", FEW, "failed: before it was gone on with")
+    with lock.held(run):
+        found = status.status(run)
+        assert found["state"] == status.RUNNING
+        assert lock.look(run)[0] is True
+    assert lock.look(run)[0] is False
+    with lock.held(run):  # who looked has left nothing
+        pass
+
+
+def test_who_looks_does_not_keep_a_job_from_beginning(tmp_path, monkeypatch):
+    """The lock is shared for a moment; the job that begins then tries again."""
+    import fcntl
+    import os
+
+    (tmp_path / "lock").touch()
+    file = os.open(tmp_path / "lock", os.O_RDONLY)
+    fcntl.flock(file, fcntl.LOCK_SH)
+    monkeypatch.setattr(lock.time, "sleep", lambda _: os.close(file))
+    with lock.held(tmp_path):
+        assert lock.look(tmp_path)[0] is True
+
+
+@pytest.mark.parametrize(
+    ("kind", "options", "seen"),
+    [("lustre", "rw,flock", True), ("lustre", "rw,localflock", False), ("lustre", "rw", False), ("nfs4", "rw", True)],
+)
+def test_file_systems_that_hide_other_hosts_locks(tmp_path, kind, options, seen):
+    """There what has been written lately counts."""
+    run = made(tmp_path / "run", FEW)
+    mounts = tmp_path / "mounts"
+    mounts.write_text(f"proc / ext4 rw 0 0\nserver:/x {tmp_path} {kind} {options} 0 0\n")
+    assert lock.look(run, mounts)[0] is (False if seen else None)
+
+
+def test_written_lately_where_locks_tell_nothing(tmp_path, monkeypatch):
+    run = made(tmp_path / "run", FEW, checkpoint=3)
+    monkeypatch.setattr(lock, "look", lambda _: (None, {"host": "far"}))
+    assert status.status(run)["state"] == status.RUNNING
+    assert status.status(run, time.time() + 3600)["state"] == status.DIED
+
+
+def test_what_is_left_goes_by_measured_rounds_and_not_the_first(tmp_path):
+    run = made(tmp_path / "run", FEW)
+    with lock.held(run):
+        found = status.status(run)
+        assert found["round_s"] == 2.0
+        assert found["eta_s"] == 6 * 2.0
+        first = status.status(made(tmp_path / "first", [row(0)]))
+    assert first["round_s"] == 9.0  # there is no other
+    long = made(tmp_path / "long", [row(t, wall_s=1.0 + (t >= 30)) for t in range(50)], rounds=100)
+    assert status.status(long)["round_s"] == 2.0  # of the last twenty
+
+
+def test_figures_bytes_faults_and_ranks(tmp_path):
+    rows = [row(0, loss=2.3, accuracy=10.0), row(1, loss=1.5, accuracy=50.0), row(2, refused=[{"client": 1}]), row(3)]
+    loss = {"round": 2, "ranks": {"2": "node5"}, "clients": [3]}
+    ranks = {"ranks": [{"rank": r, "host": f"node{r}"} for r in range(3)], "launcher": "slurm", "slurm_job_id": "77"}
+    named = {"faults.jsonl": json.dumps(loss) + "\n", "environment.json": json.dumps(ranks)}
+    run = made(tmp_path / "run", rows, **named)
+    with lock.held(run):
+        found = status.status(run)
+    assert (found["figures"], found["figures_round"]) == ({"train_loss": 1.9, "loss": 1.5, "accuracy": 50.0}, 1)
+    assert (found["sent_bytes"], found["received_bytes"]) == (400, 200)
+    assert (found["ranks"], found["alive"], found["lost"]) == (3, 2, {"2": 2})
+    text = "\n".join(status_text.lines(found))
+    for said in ("loss 1.5, accuracy 50.00, train_loss 1.9 (round 2)", "2 of 3 alive on 3 hosts, Slurm job 77",
+                 "rank 2 lost in round 2", "uploads refused in 1 round", "400 B down"):  # fmt: skip
+        assert said in text, text
+    (run / "timeline").mkdir()
+    head = {"job": 1.0, "rank": 0, "of": 3, "host": "node0"}
+    line = {"round": 3, "at": 1.0, "s": 1.0, "spans": []}
+    (run / "timeline" / "rank-0000.jsonl").write_text(f"{json.dumps(head)}\n{json.dumps(line)}\n")
+    assert status.status(run)["alive"] == 3  # lost in an earlier job: all are there again
+
+
+def test_the_slowest_client_and_rank(tmp_path):
+    run = made(tmp_path / "run", FEW)
+    (run / "timeline").mkdir()
+    for rank, waits, ms in ((0, 900, 0), (1, 100, 300), (2, 500, 500)):
+        rows = [
+            {"round": t, "at": t, "s": 1.0, "spans": [["word", 0.0, waits], ["train", waits, ms, rank + 3]]}
+            for t in range(20)
+        ]
+        text = "".join(f"{json.dumps(each)}\n" for each in rows)
+        (run / "timeline" / f"rank-{rank:04}.jsonl").write_text(text + '{"round": 20, "sp')
+    found = slowest.slowest(run)
+    assert found["client"] == {"client": 5, "rank": 2, "seconds": 0.5}
+    assert found["rank"] == {"rank": 1, "busy": pytest.approx(0.9)}
+    pace = made(tmp_path / "pace", FEW, **{"placement.jsonl": '{"round": 4, "pace": {"1": 117, "2": 100}}\n'})
+    assert slowest.slowest(pace) == {"rank": {"rank": 1, "pace": 1.17}}
+
+
+def test_half_lines_and_lines_that_are_none(tmp_path):
+    run = made(tmp_path / "run", FEW)
+    whole = (run / "metrics.jsonl").read_text()
+    (run / "metrics.jsonl").write_bytes(b"\xff\xfe{}\n" + whole.encode() + b'{"round": 4, "wa')
+    (run / "identity.json").write_text('{"rounds": "1')
+    (run / "environment.json").write_text("[]")
+    found = status.status(run)
+    assert (found["rounds_done"], found["rounds"], found["unreadable"], found["ranks"]) == (4, None, 1, None)
+    assert "1 line of metrics.jsonl cannot be read" in "\n".join(status_text.lines(found))
+    assert json.dumps(found, allow_nan=False)
+
+
+def test_only_the_end_of_a_long_file_is_parsed(tmp_path):
+    cohort = list(range(2000))
+    run = made(tmp_path / "run", [row(t, cohort=cohort) for t in range(300)], "finished", rounds=300)
+    assert (run / "metrics.jsonl").stat().st_size > 2 * files.TAIL
+    found = status.status(run)
+    assert (found["rounds_done"], found["sent_bytes"], found["unreadable"]) == (300, 30_000, 0)
+
+
+def test_directories_that_are_none(tmp_path):
+    empty, foreign, file = tmp_path / "empty", tmp_path / "foreign", tmp_path / "file.txt"
+    empty.mkdir()
+    foreign.mkdir()
+    (foreign / "holiday.jpg").touch()
+    file.touch()
+    done = fedmpi("status", empty)
+    assert done.returncode == 1
+    assert "never started" in done.stdout
+    for place, said in ((foreign, "is no directory of a run"), (file, "is a file"), (tmp_path / "no", "there is no")):
+        done = fedmpi("status", place)
+        assert (done.returncode, done.stdout) == (2, "")
+        assert said in done.stderr
+        assert done.stderr.count("\n") == 1
+
+
+def test_a_sweep_by_its_directory(tmp_path):
+    place = tmp_path / "few"
+    made(place / "a", [row(t) for t in range(10)], "finished")
+    made(place / "b", FEW, "failed: no such weights")
+    (place / "c.log").write_text("fedmpi: error: data.root: no such directory\n")
+    (place / many.LIST).write_text(json.dumps({"runs": ["a", "b", "c", "d", "e"]}))
+    found = many.of_folder(place)
+    assert {run["name"]: run["state"] for run in found["runs"]} == {
+        "a": "finished", "b": "failed", "c": "failed", "d": "waiting", "e": "waiting",
+    }  # fmt: skip
+    assert many_text.lines(found) == [
+        "b: failed, 4 of 10 rounds: no such weights",
+        "c: failed: data.root: no such directory",
+        "d: waiting",
+        "e: waiting",
+        "1 of 5 runs done; 2 failed, 2 waiting",
+    ]
+    assert many.code(found) == 1
+    with lock.held(made(place / "d", FEW)):
+        found = many.of_folder(place)
+        # d has 6 rounds of 2 s left, e all of its own: as long as a run of 10 rounds
+        assert found["eta_s"] == 12.0 + 20.0
+    done = fedmpi("status", place, "--json")
+    assert (done.returncode, json.loads(done.stdout)["counts"]["failed"]) == (1, 2)
+
+
+def test_a_sweep_by_its_file(tmp_path):
+    """Also where a run has finished, and the file asks for more rounds since."""
+    (tmp_path / "sweep.yaml").write_text(
+        yaml.safe_dump({**CONFIG, "name": "few", "rounds": 1, "output": str(tmp_path), "over": {"seed": [0, 1]}})
+    )
+    assert fedmpi("sweep", tmp_path / "sweep.yaml", "only={seed: 0}").returncode == 0
+    done = fedmpi("status", tmp_path / "sweep.yaml")
+    assert (done.returncode, done.stdout) == (75, "seed-1: waiting\n1 of 2 runs done; 1 waiting\n")
+    more = many.of_file(sweep.load(tmp_path / "sweep.yaml", ["rounds=2"]))
+    assert more["runs"][0]["why"] == "the sweep asks for 2 rounds"
+    with pytest.raises(UserError, match=r"holds a run with train\.lr"):
+        many.of_file(sweep.load(tmp_path / "sweep.yaml", ["train.lr=0.5"]))
+    (tmp_path / "run.yaml").write_text(yaml.safe_dump(CONFIG))
+    assert "asks for one run" in fedmpi("status", tmp_path / "run.yaml").stderr
+
+
+def test_a_real_run_watched_stopped_gone_on_with_and_killed(tmp_path):
+    (tmp_path / "run.yaml").write_text(yaml.safe_dump({**CONFIG, "output": str(tmp_path)}))
+    run, quiet = tmp_path / "run", {"stdout": subprocess.DEVNULL, "stderr": subprocess.DEVNULL}
+    first = subprocess.Popen([BIN / "fedmpi", "run", tmp_path / "run.yaml"], env=clean_env(), cwd=ROOT, **quiet)
+    watching = None
+    try:
+        _until(lambda: (run / "metrics.jsonl").exists())
+        done = fedmpi("status", run)
+        assert done.returncode == 0, done.stderr
+        assert f"running (process {first.pid} on " in done.stdout
+        assert "1 of 1 alive" in done.stdout
+        command = [BIN / "fedmpi", "status", run, "--watch", "--json"]
+        watching = subprocess.Popen(command, env=clean_env(), stdout=subprocess.PIPE, text=True)
+        assert json.loads(watching.stdout.readline())["state"] == "running"
+        first.send_signal(signal.SIGTERM)
+        assert first.wait(30) == 75
+        *_, last = watching.stdout
+        assert json.loads(last)["state"] == "stopped"
+        assert watching.wait(10) == 75
+        first = subprocess.Popen([BIN / "fedmpi", "resume", run], env=clean_env(), cwd=ROOT, **quiet)
+        _until(lambda: not (run / "summary.json").exists())
+        assert fedmpi("status", run).returncode == 0
+        watching = subprocess.Popen(command, env=clean_env(), stdout=subprocess.PIPE, text=True)
+        watching.stdout.readline()
+        watching.send_signal(signal.SIGINT)
+        assert watching.wait(10) == 130
+        first.kill()
+        first.wait()
+        done = fedmpi("status", run)
+        assert done.returncode == 75
+        assert "state       died" in done.stdout
+        assert f"fedmpi resume {run}" in done.stdout
+    finally:
+        for each in (first, watching):
+            if each is not None:
+                each.kill()
+                each.wait()
+
+
+def _until(true):
+    began = time.monotonic()
+    while not true():
+        assert time.monotonic() - began < 60
+        time.sleep(0.05)
+
+
+def test_neither_torch_nor_numpy_is_imported(tmp_path):
+    """A login node is shared, and its disks are slow."""
+    made(tmp_path / "run", FEW, "finished")
+    program = "import sys\nfrom fedmpi.cli import main\ntry:\n    main()\nfinally:\n"
+    program += "    print({'torch', 'numpy', 'safetensors'} & set(sys.modules))"
+    command = [sys.executable, "-c", program, "status", tmp_path / "run"]
+    done = subprocess.run(command, env=clean_env(), capture_output=True, text=True)
+    assert done.stdout.endswith("\nset()\n"), done.stdout + done.stderr

@@ -1,0 +1,160 @@
+"""How many runs of a sweep there are at once: cores, GPUs, memory, which never runs out; what a terminal shows."""
+
+import os
+import subprocess
+import time
+
+import pytest
+from helpers import settings
+
+from fedmpi.common.errors import UserError
+from fedmpi.runtime.sweeping import pool, progress, room, view
+from fedmpi.runtime.sweeping.room import Held, Room
+
+GIB = 1 << 30
+
+
+def named(name, **changes):
+    return settings(**changes).model_copy(update={"name": name})
+
+
+def held(group, gib, seen=True):
+    each = Held(named(group), group, time.monotonic(), 0, 0)
+    each.most = each.now = int(gib * GIB)
+    each.seen = seen
+    return each
+
+
+@pytest.fixture
+def machine(monkeypatch):
+    """A machine of 10 GiB, of which machine["free"] GiB are left; 0.5 are to stay so."""
+    has = {"free": 10.0}
+    monkeypatch.setattr(room.memory, "available_bytes", lambda: int(has["free"] * GIB))
+    monkeypatch.setattr(room, "total", lambda: 10 * GIB)
+    return has
+
+
+def test_memory_decides(machine):
+    here, seen, new = Room(8), held("a", 1), held("a", 0.25, seen=False)
+    assert here.fits("a", [])  # whatever it needs: alone
+    assert not here.fits("a", [new])  # nothing is known of any
+    for free, group, running, fits in (
+        (2.6, "a", [seen], True),  # 1.5 for itself, 0.5 for the other one, which may still grow to 1.5
+        (2.4, "a", [seen], False),
+        (4.1, "b", [seen], True),  # of its group nothing is known: 2 x 1.5
+        (3.9, "b", [seen], False),
+        (4.8, "b", [seen, held("c", 1, seen=False)], False),  # nor of that one's, which may grow to 3
+        (6.1, "b", [seen, held("c", 1, seen=False)], True),
+    ):
+        machine["free"] = free
+        assert here.fits(group, running) == fits, (free, group)
+    here.learn(seen, GIB)  # it has ended: 1.1 GiB are known of its group
+    machine["free"] = 1.7
+    assert here.fits("a", [held("a", 1.1)])
+    machine["free"] = 1.5
+    assert not here.fits("a", [held("a", 1.1)])
+    assert Room(8, counts=False).fits("a", [new])  # --jobs 8 is taken at its word
+    machine["free"] = 0.1
+    assert here.scarce()
+    assert not Room(8, counts=False).scarce()
+
+
+def test_a_run_is_ended_where_memory_runs_out_and_goes_on_later(machine, tmp_path):
+    """The younger one, which would need as much as both have."""
+    begun = tmp_path / "begun"
+
+    def job(own):
+        with begun.open("a") as file:
+            file.write(f"{own.name}\n")
+        time.sleep(1.0 if own.name == "old" else 0.6)
+        os._exit(0)
+
+    here, ended = Room(2, needs={"old": 1, "young": 1}), []
+
+    def look(running):  # once both run, nothing is left; when one has ended there is
+        machine["free"] = 0.05 if len(running) == 2 else 10
+
+    todo = [(name, named(name, output=str(tmp_path))) for name in ("old", "young")]
+    assert pool.Pool(job, here, ended.append, look).run(todo)
+    assert begun.read_text().split() == ["old", "young", "young"]
+    assert [(each.settings.name, each.code, each.again) for each in ended] == [
+        ("young", -9, True),
+        ("old", 0, False),
+        ("young", 0, False),
+    ]
+    assert here.needs["young"] > 1  # by then it is known
+
+
+@pytest.mark.parametrize(
+    ("told", "smi", "found"),
+    [
+        ("0,3", "", ("0", "3")),
+        ("MIG-a, MIG-b", "", ("MIG-a", "MIG-b")),
+        ("", "0, 0, 100", ()),
+        ("-1", "0, 0, 100", ()),
+        (None, "0, 90, 100\n1, 2, 100\n2, 0, 100", ("1", "2")),  # somebody is at work on the first
+        (None, "0, 90, 100\n1, 80, 100", ("0", "1")),
+        (None, "0, [N/A], [N/A]", ("0",)),
+        (None, None, ()),
+    ],
+)
+def test_gpus(monkeypatch, told, smi, found):
+    monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
+    if told is not None:
+        monkeypatch.setenv("CUDA_VISIBLE_DEVICES", told)
+
+    def ask(command, **_):
+        if smi is None:
+            raise FileNotFoundError("nvidia-smi")
+        return subprocess.CompletedProcess(command, 0, smi + "\n")
+
+    monkeypatch.setattr(room.subprocess, "run", ask)
+    assert room._gpus() == found
+
+
+def test_how_many_at_once(monkeypatch, tmp_path):
+    monkeypatch.setattr(room.machine, "cores", lambda: 8)
+    monkeypatch.setattr(room, "_gpus", lambda: ("4", "7"))
+    monkeypatch.setattr(room.torch.version, "cuda", "13")
+    here, cpu = [settings()] * 20, [settings(compute={"device": "cpu", "threads": 2})] * 20
+    assert room.room("auto", here, {}).at_once == 2  # a GPU each
+    assert room.room("auto", cpu, {}).at_once == 4
+    assert room.room("auto", cpu[:3], {}).at_once == 3
+    five = room.room("5", here, {})
+    assert (five.at_once, [five.gpu(slot) for slot in range(3)], five.counts) == (5, ["4", "7", "4"], False)
+    monkeypatch.setattr(room.torch.version, "cuda", None)  # GPUs that this torch cannot use
+    assert room.room("auto", here, {}) == Room(8)
+    for wrong in ("0", "-1", "many", ""):
+        with pytest.raises(UserError, match=f"--jobs: {wrong}; auto, or a number"):
+            room.room(wrong, here, {})
+    seen = tmp_path / "seen"
+
+    def job(own):
+        with seen.open("a") as file:
+            file.write(f"{os.environ['CUDA_VISIBLE_DEVICES']} ")
+        time.sleep(0.3)
+        os._exit(0)
+
+    todo = [("", named(name, output=str(tmp_path))) for name in "ab"]
+    pool.Pool(job, Room(2, ("4", "7"), counts=False), lambda ended: None).run(todo)
+    assert sorted(seen.read_text().split()) == ["4", "7"]
+
+
+def test_what_is_shown(monkeypatch):
+    rows = {"a": {"round": 4, "accuracy": 71.25}, "b": {}}
+    monkeypatch.setattr(progress, "last", lambda own: rows[own.name])
+    monkeypatch.setattr(view.time, "monotonic", lambda: 100.0)
+    said = []
+    shown = view.View(6, 8, said.append, live=False)
+    shown.began = 90.0
+    shown.end("c", "FAILED (exit code 2): why (1 s)", failed=True)
+    assert said == ["[3/8] c: FAILED (exit code 2): why (1 s); about 50 s left"]
+    running = [Held(named(name, rounds=10), name, 95.0, 0, 0) for name in rows]
+    shown.look(running)
+    assert shown.lines() == [
+        "  a  round 5/10  accuracy 71.25  5 s",
+        "  b  round 0/10  5 s",
+        "2 of 8 runs done, 1 FAILED, 2 running, 3 waiting; about 30 s left",  # 1.5 of 6 in 10 s
+    ]
+    shown.end("a", "accuracy 80 (9 s)")
+    assert [each.settings.name for each in shown.running] == ["b"]

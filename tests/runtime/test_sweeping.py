@@ -1,0 +1,237 @@
+"""`fedmpi sweep`: the bits of single runs, what is done is not done again, failures are loud, nothing stays behind."""
+
+import json
+import os
+import signal
+import subprocess
+import time
+
+import pytest
+from helpers import BIN, clean_env, fedmpi, gone, warm
+
+from fedmpi.common.errors import UserError
+from fedmpi.config import sweep
+from fedmpi.runtime.sweeping import choosing, pool
+from fedmpi.runtime.sweeping.room import Held, Room
+
+SWEEP = """\
+name: few
+rounds: 2
+data: {source: digits, partition: {scheme: iid, clients: 3}}
+model: {name: logistic}
+method: {name: fedavg}
+over:
+  method: {FedAvg: {}, FedProx: {method: {name: fedprox, mu: 0.1}}}
+  seed: [0, 1]
+"""
+
+
+@pytest.fixture
+def file(tmp_path):
+    path = tmp_path / "sweep.yaml"
+    path.write_text(SWEEP)
+    return path
+
+
+def hashes(run):
+    return [json.loads(line)["sha256"] for line in (run / "metrics.jsonl").read_text().splitlines()]
+
+
+def test_the_bits_of_single_runs_and_only_what_is_missing(file, tmp_path):
+    runs = tmp_path / "runs" / "few"
+    done = fedmpi("sweep", file, cwd=tmp_path)
+    assert done.returncode == 0, done.stderr
+    *lines, after = done.stdout.splitlines()
+    assert lines[0] == "4 runs in runs/few"
+    assert after == "next: fedmpi table runs/few; fedmpi report runs/few"
+    assert [line.partition("]")[0] for line in lines[1:]] == [f"[{i}/4" for i in range(1, 5)]
+    assert all(": accuracy " in line for line in lines[1:])
+    names = sorted(path.name for path in runs.iterdir())
+    assert names == ["fedavg_seed-0", "fedavg_seed-1", "fedprox_seed-0", "fedprox_seed-1", "sweep.json"]
+    text = SWEEP.partition("over:")[0]
+    (tmp_path / "one.yaml").write_text(text + "seed: 1\n")
+    alone = fedmpi("run", "one.yaml", "method={name: fedprox, mu: 0.1}", "name=one", cwd=tmp_path)
+    assert alone.returncode == 0, alone.stderr
+    assert hashes(tmp_path / "runs" / "one") == hashes(runs / "fedprox_seed-1")
+    assert fedmpi("sweep", file, cwd=tmp_path).stdout.splitlines()[0] == "4 runs in runs/few, 4 of them done"
+    more = fedmpi("sweep", file, "rounds=3", cwd=tmp_path)
+    assert more.returncode == 0
+    assert len(hashes(runs / "fedavg_seed-0")) == 3
+    other = fedmpi("sweep", file, "train.lr=0.5", cwd=tmp_path)
+    assert other.returncode == 2
+    assert "holds a run with train.lr: 0.01, and the sweep now asks for 0.5" in other.stderr
+
+
+def test_a_run_that_fails_is_loud(file, tmp_path):
+    file.write_text(SWEEP.replace("FedAvg: {}", f'bad: {{model: {{name: "{tmp_path}/mine.py:net"}}}}'))
+    (tmp_path / "mine.py").write_text("def net(input_shape, classes):\n    raise OSError('no such weights')\n")
+    done = fedmpi("sweep", file, "--jobs", 1, cwd=tmp_path)
+    assert done.returncode == 2
+    assert "bad_seed-0: FAILED (exit code 2)" in done.stdout
+    assert "no such weights" in done.stdout
+    assert "2 of 4 runs failed" in done.stderr
+    assert "bad_seed-1.log" in done.stderr
+    assert "fedprox_seed-1: accuracy" in done.stdout  # the others were trained all the same
+    status = fedmpi("sweep", file, "--status", cwd=tmp_path)
+    assert status.stdout.splitlines() == ["bad_seed-0: not begun", "bad_seed-1: not begun", "2 of 4 runs done"]
+
+
+def test_a_run_that_ends_early_is_done(file, tmp_path):
+    """Unless more patience is asked for."""
+    more = ["only={seed: 0, method: FedAvg}", "data.validation=0.2", "rounds=40"]
+    best = "evaluate.best={metric: accuracy, goal: lowest, patience: %d}"  # the first model is the worst, and stays it
+    done = fedmpi("sweep", file, *more, best % 1, cwd=tmp_path)
+    assert done.returncode == 0, done.stdout + done.stderr
+    run = tmp_path / "runs" / "few" / "fedavg_seed-0"
+    assert json.loads((run / "summary.json").read_text())["exit_reason"].startswith("enough: ")
+    rounds = len(hashes(run))
+    assert rounds < 10
+    assert "1 of them done" in fedmpi("sweep", file, *more, best % 1, cwd=tmp_path).stdout
+    again = fedmpi("sweep", file, *more, best % 2, cwd=tmp_path)
+    assert again.returncode == 0, again.stdout + again.stderr
+    assert len(hashes(run)) == rounds + 1
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGKILL])
+def test_stopped_and_gone_on_with(file, tmp_path, number):
+    """Whatever ends it, no child is left; the same command does the rest, with the bits of a run without a stop."""
+    command = [BIN / "fedmpi", "sweep", file, "rounds=150", "--jobs", "2"]
+    process = subprocess.Popen(command, cwd=tmp_path, env=warm(clean_env()), stdout=subprocess.PIPE, text=True)
+    first = tmp_path / "runs" / "few" / "fedavg_seed-0" / "metrics.jsonl"
+    deadline = time.monotonic() + 60
+    while not first.exists() or first.read_bytes().count(b"\n") < 3:
+        assert process.poll() is None
+        assert time.monotonic() < deadline
+        time.sleep(0.02)
+    process.send_signal(number)
+    said = process.communicate(timeout=60)[0]
+    assert process.returncode == (-number if number == signal.SIGKILL else 75), said
+    assert gone(str(file))
+    if number != signal.SIGKILL:
+        assert f"go on with: fedmpi sweep {file} rounds=150" in said
+    few = ["rounds=100"] if number != signal.SIGINT else ["rounds=150"]
+    again = fedmpi("sweep", file, *few, "only={seed: [0], method: [FedAvg]}", cwd=tmp_path)
+    assert again.returncode == 0, again.stderr
+    assert not list(first.parents[1].glob("*-2"))
+    if number == signal.SIGINT:
+        assert (
+            fedmpi("sweep", file, "rounds=150", "name=whole", "only={seed: 0, method: FedAvg}", cwd=tmp_path).returncode
+            == 0
+        )
+        assert hashes(first.parent) == hashes(tmp_path / "runs" / "whole" / "fedavg_seed-0")
+
+
+def test_no_run_begins_after_a_signal(file):
+    """One that comes between the look for it and the start of the next run; nor does a child that has just ended
+    make its handler fail."""
+    (_, settings), *_ = sweep.load(file).runs()
+    begun = pool.Pool(lambda settings: os._exit(3), Room(1), lambda ended: None)
+    begun.asked = 1
+    begun._start("", settings)
+    assert not begun.running
+    child = subprocess.Popen(["true"])
+    child.wait()
+    begun.running[child.pid] = Held(settings, "", 0.0, 0, 0)
+    begun._stop(signal.SIGTERM, None)
+    assert begun.asked == 2
+
+
+def test_validate(file, tmp_path):
+    assert fedmpi("validate", file, cwd=tmp_path).stdout.splitlines()[-1] == "ok"
+    missing = fedmpi("validate", file, "data.source=mnist", f"data.root={tmp_path}", cwd=tmp_path)
+    assert missing.returncode == 2
+    assert "nothing is wrong but that data are missing" in missing.stderr
+    assert "MNIST: there is no file" in missing.stderr
+    wrong = fedmpi("validate", file, "data.source=mnist", "method.mu=1", f"data.root={tmp_path}", cwd=tmp_path)
+    assert "method.mu: unknown key" in wrong.stderr
+    run = fedmpi("run", file, cwd=tmp_path)
+    assert run.returncode == 2
+    assert "asks for many runs; `fedmpi sweep" in run.stderr
+
+
+def test_each_method_has_the_best_of_a_few_settings(file, tmp_path):
+    """Chosen on validation rows of the named seed; what diverges is not chosen; the choice is data, and is told."""
+    more = "best: {over: {train.lr: [0.001, 1.0e+30, 0.1, 0.3]}, by: accuracy, using: {seed: 0}}\n"
+    file.write_text(SWEEP.replace("clients: 3}", "clients: 3}, validation: 0.1") + more)
+    done = fedmpi("sweep", file, cwd=tmp_path)
+    assert done.returncode == 0, done.stdout + done.stderr
+    runs = tmp_path / "runs" / "few"
+    found = json.loads((runs / "best.json").read_text())
+    assert (found["by"], found["of"]) == ("validation_accuracy", "last")
+    for cell in found["cells"]:
+        values = {}
+        for candidate in cell["candidates"]:
+            ((name, value),) = candidate["runs"].items()
+            summary = json.loads((runs / name / "summary.json").read_text())
+            if summary.get("diverged") is None and "failed" not in summary["exit_reason"]:
+                assert candidate["mean"] == value == summary["last"]["validation_accuracy"]
+                values[candidate["labels"]["train.lr"]] = value
+        assert "1e+30" not in values
+        assert cell["chosen"]["train.lr"] == max(values, key=values.get)
+        chosen = f"{cell['cell']['method'].lower()}_seed-1_lr-{cell['chosen']['train.lr']}"
+        assert (runs / chosen / "summary.json").exists()
+        assert f"chosen by validation_accuracy: method {cell['cell']['method']}: train.lr" in done.stdout
+    assert len(list(runs.glob("*_seed-1_*"))) == 2  # the other seed has no candidate but these
+    again = fedmpi("sweep", file, cwd=tmp_path)
+    assert "8 runs to choose by in runs/few, 8 of them done" in again.stdout
+    assert "2 runs with what was chosen in runs/few, 2 of them done" in again.stdout
+    assert "10 of 10 runs done" in fedmpi("sweep", file, "--status", cwd=tmp_path).stdout
+    table = fedmpi("table", file, cwd=tmp_path)
+    assert "2 of 2" not in table.stdout
+    assert "chosen by validation accuracy after the last round" in table.stdout
+    none = fedmpi("sweep", file, "name=none", "best.over={train.lr: [1.0e+30]}", "only={method: FedAvg}", cwd=tmp_path)
+    assert none.returncode == 2
+    assert "best: method FedAvg: not chosen, every candidate has diverged" in none.stderr
+
+
+def test_of_equal_candidates_the_first_is_chosen(tmp_path):
+    file = tmp_path / "sweep.yaml"
+    file.write_text(
+        SWEEP.replace("clients: 3}", "clients: 3}, validation: 0.1")
+        + f"output: {tmp_path}\nbest: {{over: {{train.lr: [0.2, 0.1, 0.3]}}, by: loss}}\n"
+    )
+    asked = sweep.load(file)
+    losses = {"0.2": (0.5, 0.7), "0.1": (0.4, 0.8), "0.3": (0.1, None)}  # means 0.6, 0.6, and one that has no number
+    for labels, settings in asked.runs():
+        loss = losses[labels["train.lr"]][int(labels["seed"])]
+        run = settings.output / settings.name
+        run.mkdir(parents=True)
+        (run / "identity.json").write_text(json.dumps(settings.identity()))
+        (run / "metrics.jsonl").write_text("{}\n{}\n")
+        facts = {"exit_reason": "finished", "rounds": 2, "diverged": None if loss else 1}
+        facts |= {
+            "last": {"validation_loss": loss or 0.1, "loss": 0.0},
+            "last_round": {"validation_loss": 1 if loss else 0},
+        }
+        (run / "summary.json").write_text(json.dumps(facts))
+    found = choosing.choose(asked)
+    assert [cell.chosen for cell in found.values()] == [{"train.lr": "0.2"}] * 2
+    labels, settings = choosing.final(asked)[-1]
+    assert (labels, settings.name, settings.train.lr) == (
+        {"method": "FedProx", "seed": "1"},
+        "fedprox_seed-1_lr-0.2",
+        0.2,
+    )
+    assert settings.evaluate.best.metric == "loss"
+    (tmp_path / "few" / "fedprox_seed-1_lr-0.3" / "summary.json").unlink()  # a run is missing: nothing is chosen
+    assert [cell.chosen for cell in choosing.choose(asked).values()] == [{"train.lr": "0.2"}, None]
+    assert choosing.final(asked)[-1][1] is None
+    wrong = sweep.load(file, ["best.by=exactness", "evaluate.best.metric=loss"])
+    with pytest.raises(UserError, match=r"best\.by: exactness: the run .* has no validation_exactness; it has loss"):
+        choosing.choose(wrong)
+
+
+def test_what_a_run_writes_down_at_length_is_what_was_asked_for(tmp_path):
+    """Options of augmentation, and of methods within methods, with all their defaults."""
+    file = tmp_path / "few.yaml"
+    more = "data: {source: digits, partition: {scheme: iid, clients: 3}, augment: [{crop: 1}, flip]}\n"
+    lines = [line for line in SWEEP.partition("over:")[0].splitlines() if not line.startswith("data:")]
+    method = "over: {method: {mine: {method: {name: fedsol, prox: fedprox}}}}\n"
+    file.write_text("\n".join(lines) + f"\n{more}{method}")
+    assert fedmpi("sweep", file, cwd=tmp_path).returncode == 0
+    done = fedmpi("sweep", file, cwd=tmp_path)
+    assert done.returncode == 0, done.stderr
+    assert "1 of them done" in done.stdout
+    other = fedmpi("sweep", file, "data.augment=[{crop: 2}, flip]", cwd=tmp_path)
+    assert other.returncode == 2
+    assert "holds a run with data.augment" in other.stderr

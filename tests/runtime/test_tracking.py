@@ -1,0 +1,227 @@
+"""Trackers and callbacks: each round once, also when a run goes on; what goes wrong in them ends nothing."""
+
+import json
+import sys
+import types
+
+import pytest
+from helpers import fedmpi
+
+from fedmpi import config
+from fedmpi.common.errors import UserError
+from fedmpi.runtime import launch, trust
+from fedmpi.runtime.record.tracking import adapters, hearing
+
+CONFIG = """\
+name: one
+rounds: {rounds}
+output: {output}
+data: {{source: digits, partition: {{scheme: iid, clients: 3}}}}
+model: {{name: logistic}}
+method: {{name: fedavg}}
+"""
+WATCH = """
+import json, os, signal, torch
+class Watch:
+    def __init__(self, to: str, fails: str = "", leaves: bool = False):
+        self.to, self.fails, self.leaves = to, fails, leaves
+    def say(self, hook, what):
+        with open(self.to, "a") as file:
+            file.write(json.dumps([hook, what]) + "\\n")
+        if self.fails == hook:
+            raise SystemExit(0) if self.leaves else ValueError("broken\\nhere")
+    def begin(self, run):
+        self.say("begin", run)
+    def round(self, row):
+        self.say("round", row)
+        row.clear()
+        os.chdir("/")
+        torch.manual_seed(row.get("seed", 5))
+        torch.set_grad_enabled(False)
+        torch.set_default_dtype(torch.float64)
+        signal.signal(signal.SIGTERM, signal.SIG_IGN)
+    def end(self, summary):
+        self.say("end", summary)
+class Mute:
+    pass
+class Late:
+    def round(self, row):
+        pass
+    def __init__(self):
+        raise OSError("no such place")
+"""
+
+
+@pytest.fixture
+def made(tmp_path):
+    (tmp_path / "mine.py").write_text(WATCH)
+
+    def load(rounds=3, *more):
+        (tmp_path / "one.yaml").write_text(CONFIG.format(rounds=rounds, output=tmp_path))
+        return config.load(tmp_path / "one.yaml", more)
+
+    return load
+
+
+def callback(folder, name, **options):
+    given = json.dumps({"to": str(folder / f"{name}.jsonl"), **options})
+    return f"{{{folder}/mine.py:Watch: {given}}}"
+
+
+def heard(folder, name):
+    return [json.loads(line) for line in (folder / f"{name}.jsonl").read_text().splitlines()]
+
+
+def rows(folder, name):
+    return [json.loads(line) for line in (folder / name / "metrics.jsonl").read_text().splitlines()]
+
+
+def test_each_round_once_and_the_run_as_without_them(made, tmp_path, monkeypatch, recwarn):
+    monkeypatch.chdir(tmp_path)  # the output is relative to it
+    several = ", ".join(
+        [
+            callback(tmp_path, "good"),
+            callback(tmp_path, "bad", fails="round"),
+            callback(tmp_path, "gone", fails="begin", leaves=True),
+        ]
+    )
+    place = ["output=.", "evaluate.protocol=[global, personal]"]
+    launch.execute(made(3, *place, "name=bare"))
+    launch.execute(made(3, *place, f"callbacks=[{several}]"))
+    assert [row["sha256"] for row in rows(tmp_path, "one")] == [row["sha256"] for row in rows(tmp_path, "bare")]
+    good = heard(tmp_path, "good")
+    assert [hook for hook, _ in good] == ["begin", "round", "round", "round", "end"]
+    assert [what for hook, what in good if hook == "round"] == rows(tmp_path, "one")
+    about = good[0][1]
+    assert (about["name"], about["first"], about["going_on"], about["settings"]["rounds"]) == ("one", 0, False, 3)
+    assert good[-1][1] == json.loads((tmp_path / "one" / "summary.json").read_text())
+    assert [hook for hook, _ in heard(tmp_path, "bad")] == ["begin", "round"]
+    assert [hook for hook, _ in heard(tmp_path, "gone")] == ["begin"]
+    said = [str(each.message) for each in recwarn if "callbacks" in str(each.message)]
+    assert len(said) == 2
+    assert "Watch #2: round: " in said[1]
+    assert "ValueError: broken here; it is told nothing more, and the run goes on" in said[1]
+    # It goes on with more rounds: the line of the last one is written once more, and told nobody again.
+    launch.execute(made(5, *place, f"callbacks=[{callback(tmp_path, 'good')}]", "checkpoint.resume=must"))
+    told = [what["round"] for hook, what in heard(tmp_path, "good") if hook == "round"]
+    assert told == [0, 1, 2, 3, 4]
+    assert heard(tmp_path, "good")[5][1]["first"] == 3
+    assert trust.run_settings(tmp_path / "one", False).callbacks == ()  # who looks at a run starts none of them
+
+
+@pytest.mark.parametrize(
+    ("given", "words"),
+    [
+        ("track=[tensorbord]", "unknown tracker 'tensorbord'; did you mean 'tensorboard'"),
+        ("track=[{mlflow: 3}]", r"track\.0\.mlflow: 3 is not allowed; it takes options by their names"),
+        ("track=[{mlflow: {url: x}}]", r"track\.0\.mlflow\.url: unknown key; did you mean 'uri'"),
+        ("track=[trackio]", r"track\.0: trackio needs a package: .*trackio.*; pip install 'fedmpi\[trackio\]'"),
+        ("track=tensorboard", "track: 'tensorboard' is not allowed; must be a list"),
+        ("callbacks=[3]", r"callbacks\.0: 3 is not allowed; one is a name, or one name with its options"),
+        ("callbacks=[none.py:A]", r"callbacks: there is no file .*none\.py"),
+        ("callbacks=[mine.py:Nothing]", "mine.py' has no 'Nothing'"),
+        ("callbacks=[mine.py:Mute]", "Mute has no begin, round, end; a class with one of them is needed"),
+        ("callbacks=[mine.py:Late]", "Late cannot be made: OSError: no such place"),
+        ("callbacks=[mine.py:Watch]", r"callbacks\.0\..*mine\.py:Watch\.to: missing"),
+    ],
+)
+def test_mistakes_are_told_before_training(made, tmp_path, monkeypatch, given, words):
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setitem(sys.modules, "trackio", None)
+    with pytest.raises(UserError, match=words):
+        launch.execute(made(3, given))
+    assert not (tmp_path / "one").exists()
+    with pytest.raises(UserError, match=words):
+        launch.validate(made(3, given))
+
+
+def test_a_callback_that_fails_keeps_nobody_waiting(made, tmp_path):
+    made(3)
+    words = f"callbacks=[{callback(tmp_path, 'bad', fails='round')}]"
+    done = fedmpi("run", tmp_path / "one.yaml", words, kind="mpirun", size=3)
+    assert done.returncode == 0, done.stderr
+    assert done.stderr.count("ValueError: broken here; it is told nothing more, and the run goes on") == 1
+    wrong = fedmpi("run", tmp_path / "one.yaml", f"callbacks=[{tmp_path}/mine.py:Late]", kind="mpirun", size=3)
+    assert wrong.returncode == 2
+    assert wrong.stderr.count("Late cannot be made: OSError: no such place") == 1
+
+
+def test_tensorboard_reads_what_is_written(made, tmp_path):
+    """By its own reader, over a run that goes on: a value a round, as in metrics.jsonl."""
+    reader = pytest.importorskip("tensorboard.backend.event_processing.event_accumulator")
+    launch.execute(made(2, "track=[tensorboard]"))
+    launch.execute(made(4, "track=[tensorboard]", "checkpoint.resume=must"))
+    found = reader.EventAccumulator(str(tmp_path / "one" / "tensorboard"))
+    found.Reload()
+    for name in ("accuracy", "loss", "wall_s"):
+        assert [each.step for each in found.Scalars(name)] == [1, 2, 3, 4]
+        if name != "wall_s":  # that of a line that is told again is another one
+            values = [each.value for each in found.Scalars(name)]
+            assert values == pytest.approx([row[name] for row in rows(tmp_path, "one")]), name
+
+
+class Recorder:
+    """Takes any call, and answers with itself; `said` has (name, arguments, keywords)."""
+
+    def __init__(self, said, answers):
+        self.said, self.answers = said, answers
+
+    def __getattr__(self, name):
+        def call(*given, **named):
+            self.said.append((name, given, named))
+            return self.answers.get(name, self)
+
+        return call
+
+
+def fake(monkeypatch, name, said, answers=None, **more):
+    module = types.ModuleType(name)
+    recorder = Recorder(said, answers or {})
+    module.__getattr__ = lambda attribute: getattr(recorder, attribute)
+    for key, value in more.items():
+        setattr(module, key, value)
+    monkeypatch.setitem(sys.modules, name, module)
+    return recorder
+
+
+@pytest.mark.parametrize("name", ["wandb", "trackio"])
+def test_what_they_are_told(made, tmp_path, monkeypatch, name):
+    said = []
+    fake(monkeypatch, name, said)
+    launch.execute(made(2, f"track=[{{{name}: {{project: mine}}}}]"))
+    launch.execute(made(3, f"track=[{{{name}: {{project: mine}}}}]", "checkpoint.resume=must"))
+    calls = [each for each, _, _ in said if each != "Settings"]
+    assert calls == ["init", "log", "log", "finish", "init", "log", "finish"]
+    begun = [named for each, _, named in said if each == "init"]
+    key = "id" if name == "wandb" else "name"
+    assert begun[0][key] == begun[1][key]
+    assert {named["project"] for named in begun} == {"mine"}
+    assert name != "wandb" or begun[0]["mode"] == "offline"
+    logged = [(given[0], named["step"]) for each, given, named in said if each == "log"]
+    assert [step for _, step in logged] == [1, 2, 3]
+    assert logged[0][0]["accuracy"] == rows(tmp_path, "one")[0]["accuracy"]
+
+
+def test_mlflow_goes_on_with_its_run(made, tmp_path, monkeypatch):
+    said, run = [], types.SimpleNamespace(info=types.SimpleNamespace(run_id="r1"))
+    answers = {"get_experiment_by_name": None, "create_experiment": "7", "create_run": run, "search_runs": []}
+    recorder = fake(monkeypatch, "mlflow", said, MlflowClient=lambda tracking_uri: recorder)
+    recorder.answers.update(answers)
+    tuples = types.ModuleType("mlflow.entities")
+    tuples.Metric, tuples.Param = (lambda *given: given), (lambda *given: given)
+    monkeypatch.setitem(sys.modules, "mlflow.entities", tuples)
+    launch.execute(made(2, "track=[mlflow]"))
+    recorder.answers["search_runs"] = [run]
+    launch.execute(made(3, "track=[mlflow]", "checkpoint.resume=must"))
+    assert [each for each, _, _ in said].count("create_run") == 1
+    params = dict(each for name, _, named in said if name == "log_batch" for each in named.get("params", []))
+    assert (params["method.name"], params["rounds"]) == ("fedavg", "2")
+    steps = [named["metrics"][0][3] for name, _, named in said if name == "log_batch" and "metrics" in named]
+    assert steps == [1, 2, 3]
+    assert [given[1] for name, given, _ in said if name == "set_terminated"] == ["FINISHED", "FINISHED"]
+
+
+def test_numbers():
+    row = {"round": 3, "loss": 0.5, "ok": True, "none": None, "cohort": [1, 2], "bytes": {"up": 3, "by": {"x": 1.5}}}
+    assert adapters.numbers(row) == {"loss": 0.5, "bytes.up": 3, "bytes.by.x": 1.5}
+    assert hearing.HOOKS == ("begin", "round", "end")

@@ -1,0 +1,347 @@
+"""A run directory in which anything was altered, by one digit or byte, is found out; one that was not is verified."""
+
+import json
+import random
+import shutil
+from contextlib import contextmanager
+from dataclasses import replace
+
+import pytest
+from helpers import fedmpi
+
+from fedmpi import config
+from fedmpi.common.errors import UserError
+from fedmpi.runtime import launch
+from fedmpi.runtime.finished import rounds, verify
+from fedmpi.runtime.finished.findings import NOT_RECOMPUTED
+from fedmpi.runtime.record import seal
+
+CONFIG = """\
+rounds: 6
+data: {source: digits, partition: {scheme: dirichlet, clients: 3}, validation: 0.1}
+model: {name: "%s/net.py:net"}
+method: {name: scaffold}
+train: {batch_size: 200, momentum: 0.0}
+evaluate: {every: 2, protocol: [global, personal], best: {metric: accuracy}}
+record: {updates: gram}
+checkpoint: {every: 2, keep: 9}
+"""
+NET = """\
+from torch import nn
+
+def net(input_shape, classes):
+    return nn.Sequential(nn.Flatten(), nn.Linear(64, 6), nn.BatchNorm1d(6), nn.ReLU(), nn.Linear(6, classes))
+"""
+LAST = 5
+
+
+@pytest.fixture(scope="module")
+def run(tmp_path_factory):
+    place = tmp_path_factory.mktemp("verified")
+    (place / "net.py").write_text(NET)
+    (place / "c.yaml").write_text(CONFIG % place)
+    for name, seed in (("one", 0), ("two", 1)):
+        launch.execute(config.load(place / "c.yaml", [f"output={place}/sweep", f"name={name}", f"seed={seed}"]))
+    return place / "sweep" / "one"
+
+
+@pytest.fixture
+def copy(run, tmp_path):
+    """The run, somewhere else."""
+    return shutil.copytree(run, tmp_path / "copy")
+
+
+@pytest.fixture(scope="module")
+def replayed():
+    return {}
+
+
+@pytest.fixture
+def once(run, replayed, tmp_path_factory, monkeypatch):
+    """A replay of the run as it was stands for that of copies of which only results are altered."""
+    real, kept = rounds.again, replayed
+
+    @contextmanager
+    def again(path, trusted, overrides, *which):
+        if which not in kept:
+            with real(run, trusted, overrides, *which) as found:
+                kept[which] = replace(found, path=shutil.copytree(found.path, tmp_path_factory.mktemp("again") / "x"))
+        yield kept[which]
+
+    monkeypatch.setattr(rounds, "again", again)
+
+
+def check(path, **options):
+    """(exit code, all that was said)."""
+    said = []
+    code = verify.verify_all(path, said.append, trusted=True, **options)
+    return code, "\n".join(said)
+
+
+def seal_anew(path):
+    """What somebody does who knows how it is made."""
+    (path / seal.NAME).write_text(json.dumps(seal.of(path)))
+
+
+def change(path, line, key, value):
+    """One value of one row."""
+    lines = path.read_text().splitlines()
+    lines[line] = json.dumps({**json.loads(lines[line]), key: value})
+    path.write_text("".join(f"{each}\n" for each in lines))
+
+
+def nudged(value):
+    """The same but for a digit."""
+    if isinstance(value, str):
+        return ("1" if value[0] != "1" else "2") + value[1:]
+    if isinstance(value, list):
+        return [*value[:-1], value[-1] + 1] if value else [0]
+    return value + 1 if isinstance(value, int) else value * (1 + 1e-9)
+
+
+# ---- as it was ----
+def test_a_run_is_verified(copy):
+    code, said = check(copy)
+    assert code == 0, said
+    assert said.endswith("which is no proof against who rewrites it, too") or said.endswith("\nverified"), said
+    assert "although" not in said
+
+
+def test_all_rounds_from_the_start_and_from_every_checkpoint(copy):
+    code, said = check(copy, number=None)
+    assert code == 0, said
+    assert "ok rounds 0-5 replayed: the same bits and figures\nverified" in said
+    assert [line.split("round ")[1] for line in said.splitlines() if "replaying" in line] == [
+        "1, from the start",
+        "3, after checkpoint 1",
+        "5, after checkpoint 3",
+    ]
+
+
+def test_a_run_whose_plugin_is_gone_is_verified(copy, run):
+    net = run.parents[1] / "net.py"
+    text = net.read_text()
+    net.unlink()
+    try:
+        assert check(copy, number=1)[0] == 0
+    finally:
+        net.write_text(text)
+
+
+def test_without_trust_nothing_is_run(copy):
+    with pytest.raises(UserError, match="would run code that is not fedmpi's own"):
+        verify.verify(copy, print)
+
+
+# ---- one byte, anywhere ----
+def test_one_byte_of_any_file(copy, monkeypatch):
+    """Wherever it stands; what rounds would say is left out."""
+    monkeypatch.setattr(verify, "_replayed", lambda *_: set())
+    files = [copy / name for name in (*seal.files(copy), seal.NAME)]
+    files += [*copy.glob("checkpoints/*"), *copy.glob("state/**/*.safetensors")]
+    assert len(files) > 15
+    draw = random.Random(0)
+    for path in files:
+        before = path.read_bytes()
+        for at in {0, len(before) - 1, draw.randrange(len(before))}:
+            path.write_bytes(before[:at] + bytes([before[at] ^ 1]) + before[at + 1 :])
+            code, said = check(copy)
+            assert code == 1, (path, at, said)
+            assert path.name in said, (path, at, said)
+        path.write_bytes(before)
+    assert "ALTERED" not in check(copy)[1]
+
+
+def test_a_missing_and_an_additional_file_are_found(copy):
+    (copy / "partition.npz").unlink()
+    (copy / "faults.jsonl").write_text("")
+    code, said = check(copy, number=1)
+    assert code == 1
+    assert "ALTERED partition.npz is missing since the run ended" in said
+    assert "ALTERED faults.jsonl was added since the run ended" in said
+
+
+# ---- by somebody who makes the seal anew ----
+def keys(run):
+    return [key for key in json.loads((run / "metrics.jsonl").read_text().splitlines()[LAST]) if key != "round"]
+
+
+def test_every_figure_of_a_round_is_recomputed(run, tmp_path, once):
+    """The seal is made anew each time, so that only the replay can tell; and it names the key and the right value."""
+    altered = tmp_path / "copy"
+    before = (run / "metrics.jsonl").read_text()
+    row = json.loads(before.splitlines()[LAST])
+    recomputed = [key for key in keys(run) if key not in NOT_RECOMPUTED]
+    assert {"loss", "accuracy", "train_loss", "cohort", "sha256", "personal_accuracy_worst_decile"} <= set(recomputed)
+    shutil.copytree(run, altered)
+    for key in recomputed:
+        (altered / "metrics.jsonl").write_text(before)
+        change(altered / "metrics.jsonl", LAST, key, nudged(row[key]))
+        seal_anew(altered)
+        code, said = check(altered, number=1)
+        assert code == 1, (key, said)
+        assert f"metrics.jsonl, round {LAST}: {key} is {verify.Difference(key, nudged(row[key]), row[key])}"[:60] in (
+            said.replace(f"{key} is ", f"{key} is {key} is ")
+        ), said
+
+
+def test_a_round_that_was_altered_is_replayed_whatever_is_drawn(copy, monkeypatch, once):
+    """Of a row whose digits differ from the seal the replay says which figure is wrong, and what it should be."""
+    monkeypatch.setattr(rounds.SystemRandom, "sample", lambda self, items, n: items[:n])
+    right = json.loads((copy / "metrics.jsonl").read_text().splitlines()[3])["accuracy"]
+    change(copy / "metrics.jsonl", 3, "accuracy", 99.5)
+    code, said = check(copy, number=1)
+    assert code == 1
+    assert "metrics.jsonl, round 3, has changed since the run ended" in said
+    assert f"ALTERED metrics.jsonl, round 3: accuracy is 99.5, replaying gives {str(right)[:12]}" in said
+    assert "ALTERED summary.json: " in said
+
+
+def test_times_are_sealed_alone(copy, once):
+    change(copy / "metrics.jsonl", 2, "wall_s", 0.001)
+    code, said = check(copy, number=1)
+    assert code == 1
+    assert "metrics.jsonl, round 2, has changed since" in said
+    assert "round 2: what can be recomputed is right, so times, bytes or the writing were changed" in said
+
+
+@pytest.mark.parametrize("key", ["loss", "accuracy", "samples"])
+def test_a_clients_figures_are_recomputed(copy, key, once):
+    lines = (copy / "clients.jsonl").read_text().splitlines()
+    change(copy / "clients.jsonl", -1, key, nudged(json.loads(lines[-1])[key]))
+    seal_anew(copy)
+    code, said = check(copy, number=1)
+    assert code == 1
+    assert f"ALTERED clients.jsonl, round {LAST}, client 2, personal: {key} is" in said
+
+
+def test_what_is_told_of_updates_is_recomputed(copy, once):
+    row = json.loads((copy / "updates.jsonl").read_text().splitlines()[-1])
+    key = next(key for key in row if isinstance(row[key], float))
+    change(copy / "updates.jsonl", -1, key, nudged(row[key]))
+    seal_anew(copy)
+    code, said = check(copy, number=1)
+    assert code == 1
+    assert f"ALTERED updates.jsonl, round {LAST}: {key} is" in said
+
+
+@pytest.mark.parametrize("part", ["last", "best", "best_round", "mean_last_10"])
+def test_the_summary_follows_from_the_rows(copy, part, once):
+    facts = json.loads((copy / "summary.json").read_text())
+    facts[part]["accuracy"] += 1
+    (copy / "summary.json").write_text(json.dumps(facts, indent=2))
+    seal_anew(copy)
+    code, said = check(copy, number=1)
+    assert code == 1
+    assert f"ALTERED summary.json: {part}.accuracy is {facts[part]['accuracy']}, metrics.jsonl makes" in said
+
+
+@pytest.mark.parametrize("name", ["model.safetensors", "model-best.safetensors"])
+@pytest.mark.parametrize("tensor", ["weights", "statistics"])
+def test_models_are_those_of_their_rounds(copy, name, tensor, once):
+    """One weight by its hash; statistics of batch normalisation, which no hash has, by the replay."""
+    from safetensors import safe_open
+    from safetensors.torch import load_file, save_file
+
+    with safe_open(copy / name, framework="pt") as file:
+        about = file.metadata()
+    tensors = load_file(copy / name)
+    tensors["2.running_mean" if tensor == "statistics" else "1.weight"].view(-1)[0] += 1e-6
+    save_file(tensors, copy / name, about)
+    seal_anew(copy)
+    code, said = check(copy, number=None)
+    assert code == 1
+    assert f"ALTERED {name}: " in said
+
+
+def test_a_setting_that_was_changed_is_found(copy):
+    text = (copy / "config.yaml").read_text()
+    (copy / "config.yaml").write_text(text.replace("lr: 0.01", "lr: 0.02"))
+    seal_anew(copy)
+    code, said = check(copy, number=1)
+    assert code == 1
+    assert "config.yaml or identity.json: train.lr is 0.02 in the one, 0.01 in the other" in said
+    assert "replaying gives" in said
+
+
+def test_other_data_are_no_alteration(copy, once):
+    identity = json.loads((copy / "identity.json").read_text())
+    (copy / "identity.json").write_text(json.dumps({**identity, "(training data)": "0" * 12}))
+    seal_anew(copy)
+    code, said = check(copy, number=1)
+    assert (code, "training data below data are not those of the run; data.root=DIR says where" in said) == (2, True)
+
+
+# ---- what cannot be told ----
+def test_without_a_seal_only_all_rounds_prove_something(copy, once):
+    (copy / seal.NAME).unlink()
+    code, said = check(copy, number=1)
+    assert code == 2
+    assert "there is no seal.json" in said
+    assert check(copy, number=None)[0] == 0
+
+
+def test_another_machine_is_not_called_an_alteration(copy, monkeypatch, once):
+    """But figures can be compared there."""
+    monkeypatch.setattr(verify, "others", lambda run, settings: ["torch was 2.6.0, here it is 2.13.0"])
+    assert check(copy, number=1)[0] == 0  # the same bits all the same
+    row = json.loads((copy / "metrics.jsonl").read_text().splitlines()[LAST])
+    change(copy / "metrics.jsonl", LAST, "train_loss", row["train_loss"] * (1 + 1e-6))
+    facts = json.loads((copy / "summary.json").read_text())
+    for part in ("last", "mean_last_10", "best"):
+        facts[part].pop("train_loss")
+    seal_anew(copy)
+    shutil.copy(copy / "summary.json", copy / "kept")
+    monkeypatch.setattr(verify.at_rest, "check_summary", lambda *_: None)
+    code, said = check(copy, number=1)
+    assert code == 2
+    assert "This may come of where it was replayed: torch was 2.6.0, here it is 2.13.0. --tolerance 1e-3" in said
+    code, said = check(copy, number=1, tolerance=1e-3)
+    assert (code, "figures within 0.001" in said) == (0, True)
+    assert check(copy, number=1, tolerance=1e-9)[0] == 1
+
+
+# ---- the seal itself ----
+def test_a_seal_that_was_noted(copy, once):
+    noted = json.loads((copy / seal.NAME).read_text())["seal"]
+    assert check(copy, number=1, asked=noted[:16].upper())[0] == 0
+    change(copy / "metrics.jsonl", 2, "wall_s", 0.001)
+    seal_anew(copy)
+    assert check(copy, number=1)[0] == 0 or "summary.json: wall_s" in check(copy, number=1)[1]
+    code, said = check(copy, number=1, asked=noted[:16])
+    assert code == 1
+    assert f"not {noted[:16]}" in said
+
+
+def test_going_on_breaks_the_seal_and_makes_it_anew(copy):
+    noted = json.loads((copy / seal.NAME).read_text())["seal"]
+    more = config.load(
+        copy / "config.yaml", [f"output={copy.parent}", "name=copy", "checkpoint.resume=must", "rounds=8"]
+    )
+    launch.execute(more)
+    assert json.loads((copy / seal.NAME).read_text())["seal"] != noted
+    assert check(copy, number=2)[0] == 0
+
+
+# ---- the command ----
+def test_a_sweeps_directory(run, tmp_path):
+    place = shutil.copytree(run.parent, tmp_path / "sweep")
+    change(place / "two" / "metrics.jsonl", 1, "sent_bytes", 7)
+    done = fedmpi("verify", place, "--rounds", "1", "--trust")
+    assert done.returncode == 1, done.stdout + done.stderr
+    assert done.stdout.endswith("2 runs: 1 verified; 1 altered (two)\n")
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (["--rounds", "0"], "--rounds: 0; allowed: a whole number from 1 on, or all"),
+        (["--tolerance", "-1"], "--tolerance: -1.0; allowed: a number from 0 on"),
+        (["--rounds", "1"], "is no run directory"),
+    ],
+)
+def test_mistakes(tmp_path, words, said):
+    done = fedmpi("verify", tmp_path, *words)
+    assert done.returncode == 2
+    assert said in done.stderr
+    assert done.stderr.count("\n") == 1

@@ -1,0 +1,218 @@
+"""Real ranks of which one is slow: it gets less, the bits stay, replays agree, and the timeline shows who waits."""
+
+import json
+import shutil
+from statistics import median
+from xml.etree import ElementTree
+
+import pytest
+import yaml
+from helpers import clean_env, fedmpi
+
+from fedmpi.engine.timeline import MOST, WAITS, Timeline
+from fedmpi.runtime.record import timeline
+
+PLUGIN = """\
+import os
+import time
+from dataclasses import dataclass
+import fedmpi
+
+@dataclass(frozen=True)
+class Slow(fedmpi.Method):
+    def receive(self, k):
+        if os.environ.get("OMPI_COMM_WORLD_RANK") == os.environ.get("SLOW_RANK"):
+            time.sleep(4e-4 * k.n)
+        return k.received
+"""
+ROUNDS = 9
+
+
+def rows(run, name="metrics.jsonl"):
+    return [json.loads(line) for line in (run / name).read_text().splitlines()]
+
+
+def hashes(run):
+    return [row["sha256"] for row in rows(run)]
+
+
+@pytest.fixture(scope="module")
+def place(tmp_path_factory):
+    """Runs on three ranks of which one that trains takes 48 ms more for each of its 12 clients."""
+    path = tmp_path_factory.mktemp("slow")
+    (path / "slow.py").write_text(PLUGIN)
+    config = {
+        "name": "one",
+        "output": str(path),
+        "rounds": ROUNDS,
+        "data": {"source": "digits", "partition": {"scheme": "iid", "clients": 12}},
+        "model": {"name": "mlp", "hidden": [8]},
+        "method": {"name": f"{path}/slow.py:Slow"},
+        "train": {"batch_size": 10},
+        "evaluate": {"every": 100},
+    }
+    (path / "run.yaml").write_text(yaml.safe_dump(config))
+    for more in (["name=one"], ["name=packed", "compute.pack=5"]):
+        start(path, "run", path / "run.yaml", *more)
+    return path
+
+
+def start(path, *words, slow="2", code=0, size=3):
+    done = fedmpi(*words, kind="mpirun" if size > 1 else "alone", size=size, env=clean_env(SLOW_RANK=slow))
+    assert done.returncode == code, done.stderr + done.stdout
+    return done
+
+
+def trained(run, rank, job=0):
+    """round -> clients that the rank trained in it."""
+    lines = timeline.read(run)[job]["ranks"][rank]["rounds"]
+    who = {x["round"]: [s[3] for s in x["spans"] if s[0] == "train" and len(s) > 3] for x in lines}
+    return {t: sum(len(each) if isinstance(each, list) else 1 for each in found) for t, found in who.items()}
+
+
+def test_a_slow_rank_gets_less_and_rounds_are_shorter(place):
+    told = rows(place / "one", "placement.jsonl")
+    assert told[0] == {"round": 0, "pace": {"1": 100, "2": 100}, "clients": {}, "ahead": 0}
+    assert told[1]["round"] == 4
+    assert told[1]["pace"]["2"] > 200
+    assert len(told) <= 1 + (ROUNDS - 1) // 3  # only when it changes
+    share = trained(place / "one", 2)
+    assert share[0] == share[3] == 6
+    assert max(share[t] for t in range(4, ROUNDS)) <= 4
+    seconds = [row["train_s"] for row in rows(place / "one")]
+    assert median(seconds[4:]) < 0.75 * median(seconds[:4])
+
+
+def test_the_bits_are_those_of_one_process(place):
+    start(place, "run", place / "run.yaml", "name=alone", slow="none", size=1)
+    assert hashes(place / "alone") == hashes(place / "one")
+
+
+def test_a_packed_run_has_the_same_bits_again(place):
+    """Whose clients are trained together is a matter of placement, which is therefore none of time."""
+    (told,) = rows(place / "packed", "placement.jsonl")
+    assert told == {"round": 0, "pace": {"1": 100, "2": 100}, "clients": {}, "ahead": 0}
+    start(place, "run", place / "run.yaml", "name=again", "compute.pack=5", slow="none")
+    assert hashes(place / "again") == hashes(place / "packed")
+
+
+def test_a_run_goes_on_with_the_placement_that_it_had(place):
+    """Cut after round 6, and gone on with on ranks that are all as fast: what was decided stands at first."""
+    run = place / "cut"
+    start(place, "run", place / "run.yaml", "name=cut", "rounds=6")
+    before = rows(run, "placement.jsonl")
+    with (run / "placement.jsonl").open("a") as file:
+        file.write('{"round": 8, "pace": {"1": 1, "2": 1}, "clients": {}, "ahead": 0}\n{"round": 9, "pa')
+    start(place, "resume", run, "rounds=7", "checkpoint.changes=accept", slow="none")
+    assert before[-1]["pace"]["2"] > 200
+    assert rows(run, "placement.jsonl") == before
+    assert trained(run, 2)[5] == trained(run, 2, -1)[6] < 6
+
+
+@pytest.mark.parametrize("text", ["{}", '{"round": 0, "pace": {"a": "b"}, "clients": {}, "ahead": 0}', "[1]", "{"])
+def test_what_is_no_placement_is_told(place, tmp_path, text):
+    (tmp_path / "p.jsonl").write_text(text + "\n")
+    done = start(place, "run", place / "run.yaml", f"cohort.replay={tmp_path}/p.jsonl", size=1, code=2)
+    assert done.stderr.startswith(("fedmpi: error: cohort.replay: ", f"fedmpi: error: {tmp_path}/p.jsonl: "))
+    assert done.stderr.count("\n") == 1
+
+
+# ---- the timeline ----
+def test_every_rank_tells_all_of_every_round(place):
+    (job,) = timeline.read(place / "one")
+    assert sorted(job["ranks"]) == [0, 1, 2]
+    for rank, each in job["ranks"].items():
+        lines = each["rounds"]
+        assert [line["round"] for line in lines] == list(range(ROUNDS + 1))  # the last word, too
+        for line, after in zip(lines, [*lines[1:], None], strict=True):
+            end = 0.0
+            for what, begin, ms, *_ in line["spans"]:
+                assert begin == pytest.approx(end, abs=0.03), what
+                end = begin + ms
+            assert end == pytest.approx(1e3 * line["s"], abs=0.03)
+            if after is not None:
+                assert line["at"] + line["s"] == pytest.approx(after["at"], abs=0.01)
+        names = {span[0] for line in lines for span in line["spans"]}
+        assert {"announce", "uploads"} <= names if rank == 0 else {"word", "train"} <= names
+    assert sum(trained(place / "one", 1)[t] + trained(place / "one", 2)[t] for t in range(ROUNDS)) == 12 * ROUNDS
+
+
+def test_it_is_shown_and_drawn(place, tmp_path):
+    done = fedmpi("analyse", "timeline", place / "one", "--to", tmp_path, "--rounds", 4)
+    assert done.returncode == 0, done.stderr
+    head, *lines = done.stdout.splitlines()
+    assert head.split()[:4] == ["rank", "host", "rounds", "s"]
+    assert [line.split()[0] for line in lines[:3]] == ["0", "1", "2"]
+    assert lines[3].endswith("% of the time (waiting: word, uploads)")
+    found = json.loads((tmp_path / "timeline.json").read_text())["ranks"]
+    for each in found:
+        assert each["busy"] + each["waiting"] == pytest.approx(1)
+        assert sum(each["laps"].values()) == pytest.approx(1, abs=0.02)
+        assert each["waiting"] == pytest.approx(sum(each["laps"].get(what, 0) for what in WAITS))
+    assert found[0]["laps"]["uploads"] > 0.5  # rank 0 has little to do here
+    assert "train" not in found[0]["laps"]
+    assert found[1]["laps"]["train"] > 0.05
+    root = ElementTree.parse(tmp_path / "timeline.svg").getroot()
+    titles = [title.text for title in root.iter("{http://www.w3.org/2000/svg}title")]
+    assert any(title.startswith(f"rank 1, round {ROUNDS - 1}: train client ") for title in titles)
+    assert not any(f"round {ROUNDS - 4}:" in title for title in titles)
+
+
+def test_a_killed_run_has_whole_lines_and_one_that_goes_on_has_two_jobs(place, tmp_path):
+    run = tmp_path / "run"
+    shutil.copytree(place / "one", run)
+    file = run / "timeline" / "rank-0001.jsonl"
+    file.write_bytes(file.read_bytes()[:-20])
+    (job,) = timeline.read(run)
+    assert [len(each["rounds"]) for each in job["ranks"].values()] == [ROUNDS + 1, ROUNDS, ROUNDS + 1]
+    start(place, "resume", run, f"rounds={ROUNDS + 1}", "checkpoint.changes=accept", slow="none")
+    first, second = timeline.read(run)
+    assert len(first["ranks"][1]["rounds"]) == ROUNDS  # what was cut has not swallowed the head of the second
+    assert sorted(second["ranks"]) == [0, 1, 2]
+    assert {line["round"] for line in second["ranks"][1]["rounds"]} == {ROUNDS, ROUNDS + 1}
+
+
+def test_what_is_damaged_or_missing_is_told(place, tmp_path):
+    (tmp_path / "run" / "timeline").mkdir(parents=True)
+    done = fedmpi("analyse", "timeline", tmp_path / "run", "--to", tmp_path / "to")
+    assert (done.returncode, done.stderr.count("\n")) == (2, 1)
+    assert "holds no timeline/rank-*.jsonl" in done.stderr
+    head = '{"job": 1, "rank": 0, "of": 1, "host": "a"}\n'
+    (tmp_path / "run" / "timeline" / "rank-0000.jsonl").write_text(head + '{"round": 0, "s": "x", "spans": [1]}\n')
+    done = fedmpi("analyse", "timeline", tmp_path / "run", "--to", tmp_path / "to")
+    assert (done.returncode, done.stderr.count("\n")) == (2, 1)
+    assert "is damaged" in done.stderr
+
+
+def test_it_is_left_out_where_it_is_not_wanted_or_cannot_be_written(place):
+    start(place, "run", place / "run.yaml", "name=without", "timeline=false", "rounds=1", size=1)
+    assert not (place / "without" / "timeline").exists()
+    with pytest.warns(UserWarning, match="timeline: cannot write .*this rank keeps none"):
+        file = timeline.TimelineFile(place / "run.yaml", {"rank": 0}, False)
+    file.add({})
+    file.flush()
+
+
+def test_a_line_has_its_bounds(monkeypatch):
+    """However many clients a round has; and where nobody wants them nothing is kept."""
+    clock = iter(range(10**6))
+    monkeypatch.setattr(
+        "fedmpi.engine.timeline.time", type("Time", (), {"perf_counter": lambda: next(clock) / 10, "time": lambda: 0})
+    )
+    told, line = [], Timeline()
+    line.to = told.append
+    line.begin(0)
+    for k in range(5000):
+        line.lap("train", k)
+        line.lap("send")
+    line.begin(1)
+    line.tell()
+    (row,) = told
+    assert len(row["spans"]) == MOST
+    assert sum(row["rest"].values()) + sum(span[2] for span in row["spans"]) == pytest.approx(1e3 * row["s"])
+    assert row["s"] == pytest.approx(1000)
+    off = Timeline()
+    off.lap("train", 1)
+    off.begin(1)
+    off.end()
+    assert (off.spans, off.done) == ([], None)

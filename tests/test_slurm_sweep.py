@@ -1,0 +1,171 @@
+"""A sweep as an array of a real Slurm: its tasks requeued, cancelled, without their node; the bits of a whole sweep."""
+
+import json
+import os
+import re
+import signal
+import time
+from pathlib import Path
+
+import pytest
+import yaml
+from helpers import fedmpi, warm
+from test_slurm_requeue import CONFIG, UNDER_WAY, Cluster
+
+pytestmark = pytest.mark.cluster
+NAMES = [f"{method}_seed-{seed}" for method in ("fedavg", "scaffold") for seed in (0, 1)]
+
+
+def hashes(folder):
+    return {
+        name: [json.loads(line)["sha256"] for line in (folder / name / "metrics.jsonl").read_text().splitlines()]
+        for name in NAMES
+    }
+
+
+@pytest.fixture
+def sweep(slurm_env, tmp_path):
+    cluster = Cluster(warm(slurm_env), tmp_path)
+    yield Sweep(cluster)
+    for job in cluster.jobs:
+        cluster.say("scancel", job, check=False)
+
+
+class Sweep:
+    def __init__(self, cluster):
+        self.cluster, self.place, self.file = cluster, cluster.folder / "many", cluster.folder / "sweep.yaml"
+        model = {"name": f"{cluster.folder / 'paced.py'}:paced"}
+        over = {"method": {"FedAvg": {"method": {"name": "fedavg"}}, "SCAFFOLD": {}}, "seed": [0, 1]}
+        told = {**CONFIG, "model": model, "output": str(cluster.folder), "name": "many", "over": over}
+        self.file.write_text(yaml.safe_dump(told))
+
+    def submit(self, *words, pace="0.02"):
+        """(job of the array, job at the end, what was said)"""
+        env = {**self.cluster.env, "PACE_S": pace}
+        done = fedmpi("sweep", self.file, "--sbatch", *words, env=env)
+        assert done.returncode == 0, done.stderr
+        found = re.search(r"(\d+) runs? in job (\d+); job (\d+) fails", done.stdout)
+        self.cluster.jobs += found.groups()[1:]
+        return found[2], found[3], int(found[1])
+
+    def tasks(self, job):
+        """name -> the task that has it."""
+        for line in (self.place / "slurm" / "submitted.jsonl").read_text().splitlines():
+            entry = json.loads(line)
+            if entry["job"] == job:
+                return {name: f"{job}_{at}" for at, name in enumerate(entry["names"])}
+
+    def rounds(self, name):
+        path = self.place / name / "metrics.jsonl"
+        return path.read_bytes().count(b"\n") if path.exists() else 0
+
+    def reason(self, name):
+        path = self.place / name / "summary.json"
+        return json.loads(path.read_text())["exit_reason"] if path.exists() else None
+
+    def after_rounds(self, n, names, job):
+        self.cluster.until(lambda: all(self.rounds(name) >= n for name in names), job)
+
+    def log(self, task):
+        path = self.place / "slurm" / f"{task}.log"
+        return path.read_text() if path.exists() else ""
+
+    def ended(self, job):
+        """How the job at the end of an array has ended. What is requeued need not wait for two minutes."""
+
+        def over():
+            waiting = self.cluster.say("squeue", "--noheader", "--array", "--me", "--format=%i %r")
+            for task, why in (line.split(maxsplit=1) for line in waiting.splitlines()):
+                if why == "BeginTime":
+                    self.cluster.say("scontrol", "update", f"job={task}", "StartTime=now", check=False)
+            return self.cluster.fact(job, "JobState") not in UNDER_WAY
+
+        self.cluster.until(over, job)
+        return self.cluster.fact(job, "JobState"), self.cluster.fact(job, "ExitCode")
+
+    def lose_the_node(self, tasks):
+        """Its processes die, and Slurm believes it down."""
+        say = self.cluster.say
+        ids = {self.cluster.fact(task, "JobId") for task in tasks}
+        for path in Path("/proc").glob("[0-9]*"):
+            try:
+                words, told = (path / "cmdline").read_text(), (path / "environ").read_text()
+            except OSError:
+                continue
+            if any(f"slurmstepd: [{each}." in words or f"SLURM_JOB_ID={each}\0" in told for each in ids):
+                os.kill(int(path.name), signal.SIGKILL)
+        node = say("sinfo", "--noheader", "--format=%n")
+        say("scontrol", "update", f"node={node}", "state=down", "reason=test")
+        ready = ("idle", "mixed", "allocated")
+        while say("sinfo", "--noheader", "--format=%T") not in ready:
+            say("scontrol", "update", f"node={node}", "state=resume", check=False)  # unless it is back by itself
+            time.sleep(0.2)
+
+
+def test_killed_and_resumed_twice_it_has_the_bits_of_one_that_was_not(sweep):
+    cluster = sweep.cluster
+    whole = fedmpi("sweep", sweep.file, "name=whole")
+    assert whole.returncode == 0, whole.stderr
+    expected = hashes(cluster.folder / "whole")
+
+    job, end, runs = sweep.submit("--max-running", "4", "--time", "10")
+    assert runs == 4
+    task = sweep.tasks(job)
+    sweep.after_rounds(2, NAMES, job)
+    again = fedmpi("sweep", sweep.file, "--sbatch", env=cluster.env)
+    assert again.stdout == "nothing to submit: 4 runs in the queue, the others are done\n"
+    status = fedmpi("sweep", sweep.file, "--status", env=cluster.env).stdout
+    assert f"rounds, job {task[NAMES[0]]} RUNNING" in status
+    assert status.splitlines()[-1] == "0 of 4 runs done"
+    cluster.say("scontrol", "requeue", task[NAMES[0]])  # as preemption does
+    cluster.say("scancel", task[NAMES[1]])
+    cluster.say("scancel", "--signal=USR1", task[NAMES[2]])  # as a time limit does
+    cluster.until(lambda: "is requeued, and will go on" in sweep.log(task[NAMES[2]]), job)
+    cluster.until(lambda: sweep.reason(NAMES[1]) == "signal 15", job)  # its log ends when srun does, which may be before
+    sweep.lose_the_node([task[NAMES[3]]])
+    state, code = sweep.ended(end)
+    said = sweep.log(f"end-{end}")
+    assert (state, code) == ("FAILED", "2:0"), said
+    assert re.search(rf"{NAMES[1]}: \d+ of 20 rounds, signal 15", said)
+    assert "1 run missing; go on with: fedmpi sweep" in said
+    for name in (NAMES[0], NAMES[2], NAMES[3]):
+        assert cluster.fact(task[name], "JobState") == "COMPLETED", sweep.log(task[name])
+        assert int(cluster.fact(task[name], "Restarts")) == 1, name
+        assert sweep.log(task[name]).count("going on after round") == 1, sweep.log(task[name])
+    assert "is requeued, and will go on" in sweep.log(task[NAMES[2]])
+
+    job, end, runs = sweep.submit("--resume")  # once more: only what is missing; its node is lost, too
+    assert runs == 1
+    ((name, own),) = sweep.tasks(job).items()
+    assert name == NAMES[1]
+    begun = sweep.rounds(name)
+    sweep.after_rounds(begun + 1, [name], job)
+    sweep.lose_the_node([own])
+    assert sweep.ended(end) == ("COMPLETED", "0:0"), sweep.log(f"end-{end}")
+    assert hashes(sweep.place) == expected
+    table = fedmpi("table", sweep.file)
+    assert "missing" not in table.stdout
+    assert "SCAFFOLD" in table.stdout
+    assert fedmpi("sweep", sweep.file, "--sbatch", env=cluster.env).stdout.startswith("nothing to submit")
+
+
+def test_a_choice_is_made_before_the_runs_that_wait_for_it(sweep):
+    """Candidates are an array, the runs with what was chosen another one behind it."""
+    cluster = sweep.cluster
+    words = ["rounds=2", "data.validation=0.2", "best={over: {train.lr: [0.001, 0.1]}, by: accuracy, using: {seed: 0}}"]
+    done = fedmpi("sweep", sweep.file, "--sbatch", *words, env=cluster.env)
+    first, second, end = re.search(r"6 runs in job (\d+), (\d+); job (\d+) fails", done.stdout).groups()
+    cluster.jobs += [first, second, end]
+    assert sweep.ended(end) == ("COMPLETED", "0:0"), sweep.log(f"end-{end}")
+    found = fedmpi("sweep", sweep.file, *words)
+    assert "4 runs to choose by in" in found.stdout
+    assert "2 runs with what was chosen" in found.stdout
+    assert found.stdout.count("of them done") == 2
+    assert len(json.loads((sweep.place / "best.json").read_text())["cells"]) == 2
+
+
+def test_what_slurm_refuses_is_one_message(sweep):
+    cluster = sweep.cluster
+    done = fedmpi("sweep", sweep.file, "--sbatch", "--partition", "none", env=cluster.env)
+    assert (done.returncode, done.stderr.count("\n")) == (2, done.stderr.count("sbatch: error"))
+    assert "--sbatch: sbatch refuses: sbatch: error: invalid partition specified: none" in done.stderr
