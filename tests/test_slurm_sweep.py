@@ -84,8 +84,9 @@ class Sweep:
         return self.cluster.fact(job, "JobState"), self.cluster.fact(job, "ExitCode")
 
     def lose_the_node(self, tasks):
-        """Its processes die, and Slurm believes it down."""
+        """Its processes die, and Slurm believes it down. Others that are still ending would be started beside themselves."""
         say = self.cluster.say
+        self.cluster.until(lambda: not say("squeue", "--noheader", "--states=COMPLETING", "--format=%i"), tasks[0])
         ids = {self.cluster.fact(task, "JobId") for task in tasks}
         for path in Path("/proc").glob("[0-9]*"):
             try:
