@@ -104,7 +104,7 @@ def test_data(tmp_path, name):
 def test_benchmark(name):
     """Each method of a table, with one of its seeds."""
     asked = sweep.load(CONFIGS / "benchmarks" / f"{name}.yaml", [f"data.root={DATA}"])
-    assert asked.published is not None
+    assert asked.published
     for labels in asked.covering():
         if labels["seed"] == "42":
             valid(asked.settings(labels))
@@ -137,5 +137,5 @@ def test_published_small(name):
     assert {each.data.source.partition(":")[0] for each in every} == {MADE if made else "digits"}
     assert max(each.rounds for each in every) <= (15 if made else 20)
     assert len(every) <= 12
-    assert small.published is None
+    assert not small.published
     assert dict(launch.validate(every[0]))["result"] == "ok"

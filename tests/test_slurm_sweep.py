@@ -84,7 +84,7 @@ class Sweep:
         return self.cluster.fact(job, "JobState"), self.cluster.fact(job, "ExitCode")
 
     def lose_the_node(self, tasks):
-        """Its processes die, and Slurm believes it down. Others that are still ending would be started beside themselves."""
+        """Its processes die, and Slurm believes it down. What is still ending there would be started beside itself."""
         say = self.cluster.say
         self.cluster.until(lambda: not say("squeue", "--noheader", "--states=COMPLETING", "--format=%i"), tasks[0])
         ids = {self.cluster.fact(task, "JobId") for task in tasks}
@@ -122,7 +122,7 @@ def test_killed_and_resumed_twice_it_has_the_bits_of_one_that_was_not(sweep):
     cluster.say("scancel", task[NAMES[1]])
     cluster.say("scancel", "--signal=USR1", task[NAMES[2]])  # as a time limit does
     cluster.until(lambda: "is requeued, and will go on" in sweep.log(task[NAMES[2]]), job)
-    cluster.until(lambda: sweep.reason(NAMES[1]) == "signal 15", job)  # its log ends when srun does, which may be before
+    cluster.until(lambda: sweep.reason(NAMES[1]) == "signal 15", job)  # its log may have ended before, with srun
     sweep.lose_the_node([task[NAMES[3]]])
     state, code = sweep.ended(end)
     said = sweep.log(f"end-{end}")

@@ -6,7 +6,9 @@ deviation, `~` within two, `!` beyond; `?`: there is no deviation to judge by; "
 
 from __future__ import annotations
 
+import csv
 import hashlib
+import io
 import json
 import math
 import site
@@ -98,7 +100,7 @@ def overview(overrides: Sequence[str]) -> Iterator[tuple[str, str]]:
             known[key] = known[key] if key in known else here(data, settings)
             can = data in getting.SETS and bool(getting.SETS[data].downloads)
             parts.append(data if known[key] else f"{data} ({'to be fetched' if can else 'missing, by hand'})")
-        published = f", published by {sweep.published.source}" if sweep.published else ""
+        published = f", published by {sweep.published[0].source}" if sweep.published else ""
         yield name, f"{count(len(sweep.labels), 'run')} on {', '.join(parts)}{published}"
 
 
@@ -121,14 +123,15 @@ def bring(sweep: Sweep, say: Say) -> None:
 # ---- verdict ----
 def write(sweep: Sweep, to: Path, say: Say) -> int:
     """The table on the console and in `to`; 0 if no cell is missing or outside what is published, else 1."""
-    cells = sweep_table.collect(sweep, None, None)
-    for line in sweep_table.text(cells):
+    tables = [sweep_table.collect(sweep, metric, of) for of, metric in (each.figure for each in sweep.published)]
+    tables = tables or [sweep_table.collect(sweep, None, None)]
+    for line in (line for cells in tables for line in (*sweep_table.text(cells), "")):
         say(line)
-    facts = verdicts(cells)
+    facts = verdicts(tables)
     try:
         to.mkdir(parents=True, exist_ok=True)
-        (to / "table.md").write_text(sweep_forms.markdown(cells), encoding="utf-8")
-        (to / "table.csv").write_text(sweep_forms.as_csv(cells), encoding="utf-8")
+        (to / "table.md").write_text("\n".join(map(sweep_forms.markdown, tables)), encoding="utf-8")
+        (to / "table.csv").write_text(_csv(facts["cells"]), encoding="utf-8")
         (to / "verdict.json").write_text(json.dumps(facts, indent=2, allow_nan=False) + "\n", encoding="utf-8")
     except OSError as error:
         raise UserError(f"--to: cannot write {to}: {error.strerror}; choose another directory") from error
@@ -137,18 +140,30 @@ def write(sweep: Sweep, to: Path, say: Say) -> int:
     return 1 if facts["verdict"].keys() & {WORDS["!"], WORDS[""]} else 0
 
 
-def verdicts(cells: Cells) -> dict[str, Any]:
-    """What docs are made of: each cell, ours and theirs, and how many have which verdict."""
-    sweep, rows = cells.sweep, []
+def _csv(cells: Sequence[dict[str, Any]]) -> str:
+    """A line a cell, a column for each label."""
+    out = io.StringIO()
+    flat_ = [{**cell["labels"], **{k: v for k, v in cell.items() if k != "labels"}} for cell in cells]
+    writer = csv.DictWriter(out, flat_[0], lineterminator="\n")
+    writer.writeheader()
+    writer.writerows(flat_)
+    return out.getvalue()
+
+
+def verdicts(tables: Sequence[Cells]) -> dict[str, Any]:
+    """What docs are made of: each cell of the tables of one sweep, ours and theirs, and how many have which verdict."""
+    sweep, rows = tables[0].sweep, []
     told: dict[str, int] = {}
-    for key in cells.keys:
+    for cells, key in ((each, key) for each in tables for key in each.keys):
         values = list(cells.found.get(key, {}).values())
-        theirs = sweep_table.published_of(sweep.published, cells, key)
+        theirs = sweep_table.published_of(cells, key)
         sign = sweep_table.verdict(cells, key, theirs) if theirs else None
         if sign is not None:
             told[WORDS[sign]] = told.get(WORDS[sign], 0) + 1
         rows.append(
             {
+                "metric": cells.metric,
+                "of": cells.of,
                 "labels": {axis.name: label for axis, label in zip(cells.axes, key, strict=True)},
                 "mean": fmean(values) if values else None,
                 "std": stdev(values) if len(values) > 1 else None,
@@ -163,9 +178,7 @@ def verdicts(cells: Cells) -> dict[str, Any]:
         "table": sweep.path.stem,
         "sha256": hashlib.sha256(sweep.path.read_bytes()).hexdigest(),
         "overrides": list(sweep.overrides),
-        "metric": cells.metric,
-        "of": cells.of,
-        "published": sweep.published.source if sweep.published else None,
+        "published": sweep.published[0].source if sweep.published else None,
         "fedmpi": __version__,
         "torch": installed("torch"),
         "verdict": told,

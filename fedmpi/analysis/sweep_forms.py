@@ -135,7 +135,7 @@ def as_csv(cells: Cells) -> str:
         if key not in cells.keys:
             continue
         values = list(cells.found.get(key, {}).values())
-        theirs = published_of(cells.sweep.published, cells, key)
+        theirs = published_of(cells, key)
         ours = [fmean(values), stdev(values) if len(values) > 1 else ""] if values else ["", ""]
         apart = difference(cells, rows[at], column) if at else None
         said = [*theirs, verdict(cells, key, theirs)] if theirs else ["", "", ""]

@@ -4,8 +4,8 @@ The rows are the first axis but `seed`, the columns all labels of the others. A 
 figure of summary.json (where a run has no accuracy, that of the first protocol in evaluate.protocol which has one:
 personal_accuracy), +- the sample standard deviation (n - 1). A difference is paired: the mean over seeds that both
 rows have of (row - first row), +- its standard error s / sqrt(n); `*` where it is more than twice that. Beside a
-published figure: `=` within its standard deviation, `~` within two, `!` beyond (in ours where it has none; `?`: nobody
-has).
+published figure: `=` within its standard deviation, `~` within two, `!` beyond (in ours where it has none, or 0; `?`:
+nobody has).
 """
 
 from __future__ import annotations
@@ -42,6 +42,7 @@ class Cells:
     seeds: int  # asked for
     chosen: list[str] = field(default_factory=list)
     options: tuple[str, ...] = ()  # of the command that makes the table
+    published: Published | None = None  # what others report of this figure
 
     @property
     def keys(self) -> list[Key]:
@@ -58,14 +59,16 @@ class Cells:
 def collect(sweep: Sweep, metric: str | None, of: str | None, rows: str | None = None) -> Cells:
     """The figures of the runs that are done.
 
-    metric, of: default: the published one's (`best accuracy`: accuracy, of the best round), else the last accuracy.
+    metric, of: default: the first published one's (`best accuracy`: accuracy, of the best round), else the last
+    accuracy.
     rows: the axis whose labels are the rows; default: the first. Raises UserError where no run is done, or none has the
     metric.
     """
     options = [*(["--metric", metric] if metric else []), *(["--of", of] if of else [])]
-    first, _, rest = (sweep.published.metric if sweep.published else "").partition(" ")
-    named, of_named = (rest, first) if first in OF and rest else (" ".join(filter(None, (first, rest))), "last")
-    metric, of = metric or named or None, of or (of_named if not metric else "last")
+    published = next((each for each in sweep.published if metric in (None, each.figure[1])), None)
+    if published is not None:
+        of, metric = of or published.figure[0], published.figure[1]
+    of = of or "last"
     if of not in OF:
         raise UserError(f"--of: {of}; allowed: {', '.join(OF)}")
     axes = tuple(axis for axis in sweep.axes if axis.name != SEED)
@@ -100,7 +103,7 @@ def collect(sweep: Sweep, metric: str | None, of: str | None, rows: str | None =
     if not found or not metric or metric not in known:
         raise UserError(f"--metric: no run has a figure '{metric}'; {nearest(str(metric), known)}")
     seeds = {labels.get(SEED, "") for labels in sweep.labels}
-    return Cells(sweep, metric, of, axes, found, bad, len(seeds), _chosen(sweep), tuple(options))
+    return Cells(sweep, metric, of, axes, found, bad, len(seeds), _chosen(sweep), tuple(options), published)
 
 
 def _chosen(sweep: Sweep) -> list[str]:
@@ -130,9 +133,9 @@ def caption(cells: Cells) -> str:
     words = [f"{cells.metric.replace('_', ' ')}, {WHAT[cells.of]}"]
     words.append(f"mean and sample standard deviation (n - 1) over {count(cells.seeds, 'seed')}")
     said = ", ".join(words)
-    if cells.sweep.published:
+    if cells.published:
         signs = "= within their standard deviation (ours where they give none), ~ within two, ! beyond, ? none is known"
-        said += f"; in brackets: {cells.sweep.published.source or 'published'}: {signs}"
+        said += f"; in brackets: {cells.published.source or 'published'}: {signs}"
     if best := cells.sweep.best:
         how = f"{best.figure.replace('_', ' ')} {WHAT[best.of]}"
         over = f", seed {', '.join(best.using[SEED])}" if SEED in best.using else ""
@@ -171,7 +174,7 @@ def grid(cells: Cells, sign: str) -> Iterator[list[str]]:
         shown = []
         for column in columns:
             key = (*row, *column)
-            ours, theirs = _cell(cells, key, sign), published_of(cells.sweep.published, cells, key)
+            ours, theirs = _cell(cells, key, sign), published_of(cells, key)
             shown.append(
                 ours if theirs is None else f"{ours} [{_pair(theirs, sign, cells)} {verdict(cells, key, theirs)}]"
             )
@@ -201,27 +204,34 @@ def _cell(cells: Cells, key: Key, sign: str) -> str:
     return _pair((fmean(values), stdev(values) if len(values) > 1 else math.nan), sign, cells) + few
 
 
+def _digits(cells: Cells) -> int:
+    """Decimals that are shown."""
+    return 2 if max(abs(v) for each in cells.found.values() for v in each.values()) >= 2 else 3
+
+
 def _pair(pair: tuple[float, float], sign: str, cells: Cells) -> str:
-    digits = 2 if max(abs(v) for each in cells.found.values() for v in each.values()) >= 2 else 3
+    digits = _digits(cells)
     mean, spread = pair
     return f"{mean:.{digits}f}" + ("" if math.isnan(spread) else f"{sign}{spread:.{digits}f}")
 
 
-def published_of(published: Published | None, cells: Cells, key: Key) -> tuple[float, float] | None:
-    if published is None:
+def published_of(cells: Cells, key: Key) -> tuple[float, float] | None:
+    if cells.published is None:
         return None
     labels = dict(zip((axis.name for axis in cells.axes), key, strict=True))
-    return published.values.get(tuple(labels.get(name, "") for name in published.axes))
+    return cells.published.values.get(tuple(labels.get(name, "") for name in cells.published.axes))
 
 
 def verdict(cells: Cells, key: Key, theirs: tuple[float, float]) -> str:
-    """How far ours is from theirs, in their standard deviations; in ours where they give none."""
+    """How far ours is from theirs, in their standard deviations; in ours where they give none, or 0."""
     values = list(cells.found.get(key, {}).values())
     if not values:
         return ""
-    spread = theirs[1] if not math.isnan(theirs[1]) else stdev(values) if len(values) > 1 else math.nan
+    if abs(fmean(values) - theirs[0]) < 0.5 * 10 ** -_digits(cells):  # they read the same
+        return "="
+    spread = theirs[1] if theirs[1] > 0 else stdev(values) if len(values) > 1 else math.nan
     if math.isnan(spread) or not spread:
-        return "?"
+        return "?" if math.isnan(theirs[1]) else "!"
     apart = abs(fmean(values) - theirs[0]) / spread
     return "=" if apart <= 1 else "~" if apart <= 2 else "!"
 

@@ -79,6 +79,7 @@ def lower_is_better(name: str, more: Iterable[str] = ()) -> bool:
     >>> lower_is_better("validation_loss"), lower_is_better("accuracy"), lower_is_better("best_error", ["error"])
     (True, False, True)
     """
+    name = name.partition("@")[0]  # of a site
     return any(f"_{lower}_" in f"_{name}_" for lower in (*LOWER_IS_BETTER, *more))
 
 
@@ -89,7 +90,7 @@ def headline(names: Iterable[str]) -> str | None:
     ('c_index', 'personal_loss', None)
     """
     names = list(names)
-    return next((name for name in names if "_loss_" not in f"_{name}_"), next(iter(names), None))
+    return next((name for name in names if "_loss_" not in f"_{name.partition('@')[0]}_"), next(iter(names), None))
 
 
 def twins(words: Iterable[str]) -> tuple[str, str] | None:

@@ -72,6 +72,8 @@ class MethodSettings(OpenSection):
 
 class CohortSettings(Section):
     fraction: Annotated[float, Field(gt=0, le=1)] = 1.0  # of the clients, drawn each round
+    # cycles: every client once before one comes again; with fraction 1 / N the model goes from client to client
+    draw: Literal["uniform", "cycles"] = "uniform"
     placement: Literal["balanced", "pinned"] = "balanced"  # which rank trains whom; balanced: by what they took
     replay: Place | None = None  # the placement.jsonl of a run, by which this one places on the same ranks
     # p_k in the aggregate: by training samples, or all clients of the cohort alike

@@ -25,10 +25,10 @@ def _plain(text: str) -> str:
 
 
 def _protocol(name: str) -> str:
-    if not re.fullmatch(r"global|personal|personal_on_global|ft\([1-9][0-9]{0,4}\)", name):
+    if not re.fullmatch(r"global|sites|personal|personal_on_global|ft\([1-9][0-9]{0,4}\)", name):
         raise ValueError(
-            f"{show(name)} is not allowed; must be 'global', 'personal', 'personal_on_global' or 'ft(EPOCHS)', "
-            "EPOCHS from 1 to 99999"
+            f"{show(name)} is not allowed; must be 'global', 'sites', 'personal', 'personal_on_global' or "
+            "'ft(EPOCHS)', EPOCHS from 1 to 99999"
         )
     return name
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 import warnings
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -49,6 +50,7 @@ class Federated:
     global_test: Shard | None  # None in silo mode: no rank sees it
     parts: list[np.ndarray] | None  # training indices by client; None in silo mode
     site_names: tuple[str, ...] = ()
+    test_by_site: Mapping[str, Shard] = field(default_factory=dict)  # of each site of the data set, a client or not
     counts_shared: bool = True  # False: label_counts holds this rank's own clients alone, zeros for the others
     validation: Mapping[int, Shard] = field(default_factory=dict)  # held out of train, if data.validation > 0
     validation_sizes: np.ndarray = field(default_factory=lambda: np.zeros(0, dtype=np.int64))  # (N,), if so
@@ -90,6 +92,7 @@ class Federated:
             train={k: shard(old) for k, old in self.train.items()},
             test={k: shard(old) for k, old in self.test.items()},
             validation={k: shard(old) for k, old in self.validation.items()},
+            test_by_site={k: shard(old) for k, old in self.test_by_site.items()},
             global_test=None if self.global_test is None else shard(self.global_test),
         )
 
@@ -109,8 +112,10 @@ def split(
     labels = dataset.train_y.numpy().copy()  # a scheme may be the user's own: what it writes to is not the data set
     labels.flags.writeable = False
     keys = _sites(dataset, scheme) if cut in (site, domain) else labels
-    if clients is None and cut is site:
-        clients = len(dataset.site_names) or int(keys.max()) + 1
+    if cut is site:
+        made = partial(site, only=_sites_named(dataset, made.keywords.get("only", ())))
+        if clients is None:
+            clients = len(made.keywords["only"] or dataset.site_names) or int(keys.max()) + 1
     if clients is None and cut is not file:
         raise UserError(f"data.partition: scheme {scheme} needs `clients`, the number of clients")
     if clients is not None and clients < 1:
@@ -143,7 +148,29 @@ def split(
         global_test=Shard(global_x, dataset.test_y, torch.arange(len(global_x))),
         parts=parts,
         site_names=tuple(dataset.site_names[k] for k in at) if at is not None and dataset.site_names else (),
+        test_by_site=_test_by_site(dataset),
     )
+
+
+def _test_by_site(dataset: Dataset) -> dict[str, Shard]:
+    """The test rows of each site that has some, by its name or number."""
+    if dataset.test_site is None:
+        return {}
+    present = torch.unique(dataset.test_site).tolist()
+    names = dataset.site_names or tuple(map(str, range(max(present, default=-1) + 1)))
+    rows = {names[k]: torch.nonzero(dataset.test_site == k).flatten() for k in present}
+    return {name: Shard(dataset.test_x, dataset.test_y, index) for name, index in rows.items()}
+
+
+def _sites_named(dataset: Dataset, only: Iterable[Any]) -> tuple[int, ...]:
+    """Numbers of the sites of that name or number, ascending."""
+    count_ = len(dataset.site_names) or int(_sites(dataset, "site").max()) + 1
+    known = {str(k): k for k in range(count_)} | {name: k for k, name in enumerate(dataset.site_names)}
+    unknown = next((name for name in only if str(name) not in known), None)
+    if unknown is not None:
+        allowed = ", ".join(dataset.site_names) or f"0 to {count_ - 1}"
+        raise UserError(f"data.partition.only: the data set has no site {unknown!r}; it has {allowed}")
+    return tuple(sorted({known[str(name)] for name in only}))
 
 
 def _label_matrix(
@@ -197,7 +224,7 @@ def _checked(given: Any, samples: int, clients: int | None, scheme: str, cut: An
     indices, times = np.unique(np.concatenate(parts), return_counts=True)
     if (times > 1).any():
         raise told(f"{where} handed out sample {indices[times > 1][0]} more than once", cut)
-    if len(indices) < samples:
+    if len(indices) < samples and cut is not site:  # there it was asked for
         missing = f"{samples - len(indices)} of {samples} training samples"
         warnings.warn(f"{where} leaves {missing} with nobody", stacklevel=3)
     return parts

@@ -2,6 +2,8 @@
 
     global               the global model on the global test set; in silo mode, where no rank sees one, on every
                          client's own and pooled by samples
+    sites                the global model on the test rows of each site that the data set knows, trained on or not:
+                         accuracy@SITE, and sites_accuracy, their mean
     personal             what a client uses (the method's `weights`) on the client's own test split: mean, standard
                          deviation and worst tenth over all clients
     personal_on_global   the same models on the global test set
@@ -35,6 +37,7 @@ from fedmpi.engine.worker import Worker
 from fedmpi.tasks import contract
 
 Figures = dict[str, float]
+SERVERS = {"global", "sites"}  # protocols that rank 0 has all for, but in silo mode
 MOST_CLASSES = 100  # whose figures are kept; a line a round shall stay short
 
 
@@ -127,6 +130,11 @@ class Evaluator:
         self.validates, self.whole = validates, self.worker.messages.shared.whole
         if self.silo and "personal_on_global" in self.protocol:
             raise UserError("evaluate.protocol: personal_on_global needs a global test set, which silos do not have")
+        if "sites" in self.protocol and not self.data.test_by_site:
+            raise UserError(
+                "evaluate.protocol: sites needs a data set that says whose each test row is (Dataset.test_site), and "
+                "this one does not; in silo mode personal has the figures of each site"
+            )
 
     def _see(self, f: Tensor, y: Tensor) -> None:
         self.only, self.by_class = None, []
@@ -142,7 +150,7 @@ class Evaluator:
     @property
     def asks_clients(self) -> bool:
         """Whether clients evaluate (rank 0 alone does not do)."""
-        return self.silo or self.protocol != ("global",) or (self.validates and not self.whole)
+        return self.silo or bool({*self.protocol} - SERVERS) or (self.validates and not self.whole)
 
     def asked(self) -> list[int]:
         """The clients that can evaluate."""
@@ -174,6 +182,9 @@ class Evaluator:
                     with blaming(f"evaluation after round {t}"):
                         found |= figures(self.worker, self.data.global_test, self.batch_size, see=self._see)
                 continue
+            if protocol == "sites":
+                found |= {} if model is None else self._by_site(t, *model)
+                continue
             rows = self._ask(protocol, t, lr, inbox, downloads)
             if model is None:
                 continue
@@ -189,6 +200,19 @@ class Evaluator:
             validated = self._validated(t, lr, model, inbox, downloads)
             found |= {f"validation_{name}": value for name, value in validated.items()}
         return found, lines
+
+    def _by_site(self, t: int, w: Tensor, b: Tensor) -> Figures:
+        """Rank 0's figures of each site's test rows, and how they spread."""
+        self.worker.model.load(w, b)
+        with blaming(f"evaluation after round {t}"):
+            shards = self.data.test_by_site.items()
+            rows = {site: figures(self.worker, shard, self.batch_size) for site, shard in shards}
+        found: Figures = {}
+        for name in self.names:
+            falling = lower_is_better(name, getattr(self.worker.task, "falling", ()))
+            found |= spread(f"sites_{name}", [row[name] for row in rows.values()], falling)
+            found |= {f"{name}@{site}": row[name] for site, row in rows.items()}
+        return found
 
     def _validated(
         self, t: int, lr: float, model: tuple[Tensor, Tensor] | None, inbox: Tensor, downloads: Mapping[int, Tensor]

@@ -25,6 +25,7 @@ class Plan:
     seed: int
     learning_rate: Callable[[int], float]  # round -> eta_t
     fraction: float = 1.0
+    draw: str = "uniform"  # uniform | cycles
     placement: str = "balanced"  # balanced | pinned
     measured: bool = True  # balanced by what ranks took; else by samples alone
     weighting: str = "samples"  # samples | uniform

@@ -18,11 +18,24 @@ from fedmpi.engine.pace import FEW, GAIN, LEAST_S, SAME, Measure, Pace, Row
 from fedmpi.engine.plan import Plan
 
 
-def cohort(seed: int, t: int, clients: int, fraction: float) -> list[int]:
-    """The cohort S_t: m = max(floor(fraction N), 1) clients without replacement, ascending."""
-    m = max(int(fraction * clients + 1e-9), 1)
-    drawn = seeds.numpy_rng(seed, "cohort", t).choice(clients, size=m, replace=False)
+def cohort(seed: int, t: int, clients: int, fraction: float, draw: str = "uniform") -> list[int]:
+    """The cohort S_t: m = max(floor(fraction N), 1) clients without replacement, ascending.
+
+    draw: uniform, each round anew; cycles: in an order of its own each cycle deals out all clients once, m a round, the
+    last round of a cycle takes the rest (with m = 1 and the mean: cyclic weight transfer, Chang et al. 2018).
+    """
+    m = size(clients, fraction)
+    if draw == "cycles":
+        cycle, at = divmod(t, -(-clients // m))
+        drawn = seeds.numpy_rng(seed, "cycle", cycle).permutation(clients)[at * m : (at + 1) * m]
+    else:
+        drawn = seeds.numpy_rng(seed, "cohort", t).choice(clients, size=m, replace=False)
     return sorted(int(k) for k in drawn)
+
+
+def size(clients: int, fraction: float) -> int:
+    """m, the clients of a round; the most of them."""
+    return max(int(fraction * clients + 1e-9), 1)
 
 
 def balanced(
@@ -66,7 +79,7 @@ class Roster:
         self.recorded: Row = {}
 
     def drawn(self, t: int) -> list[int]:
-        return cohort(self.plan.seed, t, self.data.clients, self.plan.fraction)
+        return cohort(self.plan.seed, t, self.data.clients, self.plan.fraction, self.plan.draw)
 
     def cohort(self, t: int) -> list[int]:
         """Who takes part in round t, ascending."""

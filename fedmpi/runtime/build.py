@@ -21,6 +21,7 @@ from fedmpi.common.errors import UserError
 from fedmpi.common.inputs import Shape, Type, call, zeros
 from fedmpi.config.schema import Settings
 from fedmpi.data.federated import Federated
+from fedmpi.engine import sampling
 from fedmpi.engine.checks import finite
 from fedmpi.engine.federation import Federation
 from fedmpi.engine.local import kept
@@ -209,6 +210,7 @@ def federation(
             s.train.lr, s.train.schedule, t, max(s.rounds, 1), s.train.decay, s.train.warmup_rounds
         ),
         fraction=s.cohort.fraction,
+        draw=s.cohort.draw,
         placement="pinned" if s.data.silos else s.cohort.placement,
         measured=made.pack == 1,  # whom a client is trained with moves its last bits: that must not be a matter of time
         weighting=s.cohort.weighting,
@@ -281,7 +283,7 @@ def check_memory(made: Experiment, job: Job) -> dict[str, int]:
 
 def cohort_size(made: Experiment) -> int:
     """m, the clients of a round."""
-    return max(int(made.settings.cohort.fraction * made.data.clients + 1e-9), 1)
+    return sampling.size(made.data.clients, made.settings.cohort.fraction)
 
 
 def rows(made: Experiment, size: int) -> tuple[float, float]:

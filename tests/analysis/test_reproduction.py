@@ -22,7 +22,7 @@ def test_every_table_says_which_data_it_needs(tmp_path):
     assert shown.keys() == {name for name in there if "_common" not in name}
     assert shown["fedsol_table1"] == "15 runs on cifar10 (to be fetched), published by FedSOL, Table 1"
     assert shown["fedld_table3"] == "18 runs on retina (missing, by hand), published by FedLD, Table 3"
-    assert shown["flamby_heart"].startswith("25 runs on heart_disease (missing, by hand)")
+    assert shown["flamby_heart"].startswith("60 runs on heart_disease (missing, by hand)")
     assert shown["fedsol_table1_small"] == "5 runs on digits"
 
 
@@ -62,16 +62,27 @@ def test_verdicts_are_data(tmp_path):
     axes = tuple(axis for axis in asked.axes if axis.name != "seed")
     seeds = {str(seed): 74.0 + seed - 42 for seed in range(42, 47)}  # mean 76
     found = {("FedAvg",): seeds, ("FedProx",): {"42": 70.3}, ("SCAFFOLD",): {"42": 60.0}}
-    facts = reproduction.verdicts(Cells(asked, "accuracy", "last", axes, found, {}, 5))
-    assert facts["verdict"] == {"within the published spread": 1, "within two": 1, "outside": 1, "missing": 2}
-    first = {"labels": {"method": "FedAvg"}, "mean": 76.0, "std": pytest.approx(2.5**0.5), "seeds": 5, "seeds_asked": 5}
-    assert facts["cells"][0] == {
-        **first,
+    tables = [Cells(asked, "accuracy", "last", axes, found, {}, 5, published=asked.published[0])]
+    facts = reproduction.verdicts(tables)
+    assert facts["verdict"] == {"within the published spread": 1, "within two": 1, "outside": 1, "missing": 9}
+    assert facts["cells"][6] == {
+        "metric": "accuracy",
+        "of": "last",
+        "labels": {"method": "FedAvg"},
+        "mean": 76.0,
+        "std": pytest.approx(2.5**0.5),
+        "seeds": 5,
+        "seeds_asked": 5,
         "published": 74.8,
         "published_std": 2.4,
         "verdict": "within the published spread",
     }
     json.dumps(facts, allow_nan=False)
+    found = {("FedAvg",): {"42": 64.5}}
+    tables.append(Cells(asked, "accuracy@va", "last", axes, found, {}, 5, published=asked.published[4]))
+    cell = next(each for each in reproduction.verdicts(tables)["cells"] if each["mean"] == 64.5)
+    assert (cell["metric"], cell["published"], cell["published_std"]) == ("accuracy@va", 64.0, 4.53)
+    assert cell["verdict"] == "within the published spread"
 
 
 def test_the_command_from_nothing_to_a_verdict(tmp_path):

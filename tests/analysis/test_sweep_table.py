@@ -136,7 +136,8 @@ def test_rows_of_several_protocols(tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("theirs", "said"), [((51.0, 1.0), "="), ((54.0, 1.0), "~"), ((55.0, 1.0), "!"), ((55.0, 0.0), "?")]
+    ("theirs", "said"),
+    [((51.0, 1.0), "="), ((54.0, 1.0), "~"), ((55.0, 1.0), "!"), ((55.0, 0.0), "~"), ((52.0, 0.0), "=")],
 )
 def test_verdicts(asked, theirs, said):
     cells = sweep_table.collect(asked, None, "last")  # ours: 52, with deviation 2

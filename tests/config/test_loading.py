@@ -148,7 +148,7 @@ EDITS = [
     ("lr: 0.1", "{path}:7: lr: unknown key; did you mean train.lr or server.lr? allowed: analysis, base,"),
     (
         "cohort: {fractoin: 1}",
-        "{path}:7: cohort.fractoin: unknown key; did you mean 'fraction'? allowed: fraction, placement",
+        "{path}:7: cohort.fractoin: unknown key; did you mean 'fraction'? allowed: draw, fraction, placement",
     ),
     ("rounds: many", "{path}:7: rounds: 'many' is not allowed; must be a whole number"),
     ("rounds: '3'", "{path}:7: rounds: '3' is not allowed; must be a whole number"),
@@ -173,8 +173,8 @@ EDITS = [
     ),
     (
         "evaluate: {protocol: [globl]}",  # and not, besides, that a list without it is too short
-        "{path}:7: evaluate.protocol.0: 'globl' is not allowed; must be 'global', 'personal', 'personal_on_global' or "
-        "'ft(EPOCHS)'",
+        "{path}:7: evaluate.protocol.0: 'globl' is not allowed; must be 'global', 'sites', 'personal', "
+        "'personal_on_global' or 'ft(EPOCHS)'",
     ),
     ("evaluate: {protocol: []}", "{path}:7: evaluate.protocol: [] is not allowed; must be a list of at least 1"),
     ("server: {rule: 3}", "{path}:7: server.rule: 3 is not allowed; must be a mapping"),

@@ -67,11 +67,23 @@ published:
   metric: accuracy
   values: {A: {"0.1": 42.3, "0.5": [73.9, 0.4]}}
 """
-    found = sweep.load(write(tmp_path, text)).published
+    (found,) = sweep.load(write(tmp_path, text)).published
     assert found.axes == ("method", "data.partition.alpha")
     assert found.values["A", "0.5"] == (73.9, 0.4)
     assert math.isnan(found.values["A", "0.1"][1])
     assert found.source == "Somebody, table 1"
+
+
+def test_published_figures_of_several_metrics(tmp_path):
+    text = """\
+over: {method: {A: {}, B: {method: {name: fedprox}}}}
+published: {source: S, metric: [accuracy, best loss], values: {A: [42.3, [0.5, 0.1]], B: [null, 0.7]}}
+"""
+    first, second = sweep.load(write(tmp_path, text)).published
+    assert (first.figure, second.figure) == (("last", "accuracy"), ("best", "loss"))
+    assert first.values.keys() == {("A",)}
+    assert second.values["A",] == (0.5, 0.1)
+    assert second.values["B",][0] == 0.7
 
 
 def test_a_sweep_is_no_run(tmp_path):
@@ -101,6 +113,8 @@ def test_a_sweep_is_no_run(tmp_path):
         ("over: {seed: [0]}\npublished: {values: {}, sauce: x}\n", "published: unknown key 'sauce'"),
         ("over: {m: {A: {}}}\npublished: {values: {B: 1}}\n", r"published\.values: unknown label 'B' of m"),
         ("over: {m: {A: {}}}\npublished: {values: {A: x}}\n", r"published\.values\.A: 'x'; a mean"),
+        ("over: {m: {A: {}}}\npublished: {metric: [a, b], values: {A: 1}}\n", r"values\.A: 1; a list with a figure"),
+        ("over: {m: {A: {}}}\npublished: {metric: [a, a], values: {}}\n", r"metric: .* a list of different ones"),
         ("over: {m: {A: {}}}\npublished: {axes: [n], values: {A: 1}}\n", r"published\.axes: .*a list of m is needed"),
         ("over: {m: {A: {}}}\nbest: {}\n", r"best: {}; candidates are needed"),
         (TUNED % "by: 3", r"best\.by: 3; loss or a metric of the task"),

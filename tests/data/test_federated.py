@@ -1,5 +1,8 @@
 """split: shared tensors, counts, the clients' own test rows, refusals; user partitions are held to the contract."""
 
+import warnings
+from dataclasses import replace
+
 import numpy as np
 import pytest
 import torch
@@ -173,6 +176,32 @@ def test_a_scheme_of_the_users_own(tmp_path):
 def test_a_wrong_scheme_is_named(tmp_path, body, words):
     with pytest.raises(UserError, match=words):
         split(images(), write_scheme(tmp_path, body), 2, seed=0)
+
+
+def test_only_some_sites_are_clients():
+    """The others are trained on by nobody, and tested on all the same."""
+    of, of_test = torch.arange(400) % 4, torch.arange(200) % 3  # the last site has no test rows
+    data = replace(images(), site=of, test_site=of_test, site_names=("a", "b", "c", "d"))
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        fed = split(data, "site", None, seed=0, only=["d", "b"])
+    assert fed.clients == 2
+    assert fed.site_names == ("b", "d")
+    assert [fed.parts[k].tolist() for k in (0, 1)] == [torch.nonzero(of == k).flatten().tolist() for k in (1, 3)]
+    assert fed.test_sizes.tolist() == [67, 0]
+    assert len(fed.global_test) == 200
+    assert {name: shard.index.tolist() for name, shard in fed.test_by_site.items()} == {
+        name: torch.nonzero(of_test == k).flatten().tolist() for k, name in enumerate("abc")
+    }
+    by_number = split(replace(data, site_names=()), "site", None, seed=0, only=[3, 1])
+    assert [part.tolist() for part in by_number.parts] == [part.tolist() for part in fed.parts]
+    assert list(by_number.test_by_site) == ["0", "1", "2"]
+    with pytest.raises(UserError, match=r"only: the data set has no site 'e'; it has a, b, c, d"):
+        split(data, "site", None, seed=0, only=["e"])
+    with pytest.raises(UserError, match=r"no site 4; it has 0 to 3"):
+        split(replace(data, site_names=()), "site", None, seed=0, only=[4])
+    with pytest.raises(UserError, match="only names 1 sites, clients=2"):
+        split(data, "site", 2, seed=0, only=["a"])
 
 
 @pytest.mark.parametrize(

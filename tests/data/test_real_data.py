@@ -62,6 +62,13 @@ def test_heart_disease_as_flamby_has_it():
     age = [x[data.test_site == 0, 0].argsort(stable=True) for x in (data.global_x, data.test_x)]
     assert torch.equal(*age)
     assert torch.equal(heart_disease(ROOT, site="va", variant="flamby").train_x, data.train_x[data.site == 3])
+    pooled = heart_disease(ROOT, variant="flamby", standardise="pooled")
+    assert pooled.train_x.mean(0).abs().max() < 1e-5
+    assert (pooled.train_x.std(0) - 1).abs().max() < 1e-5
+    assert torch.equal(pooled.test_x, data.test_x)
+    assert torch.equal(pooled.global_x, data.global_x)
+    with pytest.raises(UserError, match="pooled goes with variant: flamby"):
+        heart_disease(ROOT, standardise="pooled")
     with pytest.raises(UserError, match="has its own test part"):
         heart_disease(ROOT, variant="flamby", test_fraction=0.5)
 

@@ -29,7 +29,7 @@ def naive(config, data):
     state = {name: value.clone() for name, value in module.state_dict().items()}
     states, losses = [], []
     for t in range(config.rounds):
-        members = sampling.cohort(config.seed, t, data.clients, config.cohort.fraction)
+        members = sampling.cohort(config.seed, t, data.clients, config.cohort.fraction, config.cohort.draw)
         ends, means = [], []
         for k in members:
             module.load_state_dict(state)
@@ -130,6 +130,29 @@ def test_a_cohort_is_a_function_of_seed_and_round():
         assert members == sorted(members)
     times = np.bincount(np.concatenate(drawn), minlength=10)
     assert abs(times - 120).max() < 5 * math.sqrt(400 * 0.3 * 0.7)  # five standard deviations of a binomial count
+
+
+@pytest.mark.parametrize(("clients", "fraction", "rounds"), [(4, 0.25, 4), (7, 0.3, 4), (6, 1.0, 1), (5, 0.4, 3)])
+def test_cycles_have_each_client_once(clients, fraction, rounds):
+    """In an order of its own each cycle; the last round of a cycle takes the rest."""
+    drawn = [sampling.cohort(3, t, clients, fraction, "cycles") for t in range(40 * rounds)]
+    cycles = [drawn[at : at + rounds] for at in range(0, len(drawn), rounds)]
+    for cycle in cycles:
+        assert sorted(k for members in cycle for k in members) == list(range(clients))
+        assert {len(members) for members in cycle[:-1]} <= {sampling.size(clients, fraction)}
+    assert rounds == 1 or len({str(cycle) for cycle in cycles}) > 10
+    assert rounds == 1 or len({tuple(cycle[0]) for cycle in cycles}) > 1
+
+
+def test_a_model_that_goes_from_client_to_client():
+    """Cyclic weight transfer, by hand: a round's model is what its one client has made of the last one."""
+    data = federated()
+    config = settings("fedavg", rounds=8, cohort={"fraction": 1 / 7, "draw": "cycles"})
+    it = play(config, data)
+    assert sorted(row["cohort"][0] for row in it.rows[:7]) == list(range(7))
+    _, states, _ = naive(config, data)
+    for name, value in it.made.model.state_dict(it.w, it.b).items():
+        torch.testing.assert_close(value, states[-1][name])
 
 
 @pytest.mark.parametrize(("clients", "fraction", "m"), [(7, 0.01, 1), (10, 0.3, 3), (10, 1.0, 10), (3, 0.99, 2)])

@@ -1,13 +1,16 @@
 """The protocols (algorithms: personal, personal_on_global, ft(e), global) against their definitions."""
 
 import copy
+from dataclasses import replace
 
 import numpy as np
 import pytest
 import torch
-from helpers import federated, play, prepare, settings
+from helpers import federated, images, play, prepare, settings
 
 from fedmpi.common import seeds
+from fedmpi.common.errors import UserError
+from fedmpi.data.federated import split
 from fedmpi.engine.evaluate import spread
 
 ALL = {"evaluate": {"protocol": ["global", "personal", "personal_on_global", "ft(2)"]}}
@@ -53,6 +56,28 @@ def test_personal_is_over_all_clients_sampled_or_not(client, method):
     module = copy.deepcopy(it.made.net.module)
     module.load_state_dict(it.made.model.state_dict(it.w, it.b))
     assert last["accuracy"] == pytest.approx(accuracy(module, x, y), abs=1e-4)
+
+
+def test_sites_are_those_of_the_data_set():
+    """Whoever the clients are: the global model on each site's test rows; nothing else of the round changes."""
+    data = images()
+    of = torch.arange(len(data.test_y)) % 3
+    data = replace(data, site=torch.arange(len(data.train_y)) % 2, test_site=of, site_names=("a", "b", "c"))
+    fed = split(data, "iid", 7, seed=0)
+    it = play(settings("fedper", "norm", evaluate={"protocol": ["sites", "global"]}), fed)
+    module = copy.deepcopy(it.made.net.module)
+    module.load_state_dict(it.made.model.state_dict(it.w, it.b))
+    last = it.rows[-1]
+    found = [accuracy(module, data.test_x[of == k], data.test_y[of == k]) for k in range(3)]
+    assert [last[f"accuracy@{name}"] for name in "abc"] == pytest.approx(found)
+    assert last["sites_accuracy"] == pytest.approx(np.mean(found))
+    assert last["sites_accuracy_std"] == pytest.approx(np.std(found))
+    assert it.lines == []
+    plain = play(settings("fedper", "norm"), fed)
+    assert plain.hashes == it.hashes
+    assert plain.rows[-1]["accuracy"] == last["accuracy"]
+    with pytest.raises(UserError, match=r"evaluate\.protocol: sites needs a data set that says whose each test row is"):
+        play(settings("fedavg", evaluate={"protocol": ["sites"]}), federated())
 
 
 def test_the_worst_tenth_of_many():

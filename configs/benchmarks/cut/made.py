@@ -33,7 +33,7 @@ def regions(root: Path) -> fedmpi.Dataset:
     death, lost = torch.empty(2, len(site)).exponential_(generator=g) * torch.tensor([[20000.0], [1200.0]])
     death = death * torch.exp(2 - x @ pull)
     y = torch.stack([(death < lost).float(), torch.minimum(death, lost).round()], dim=1)
-    return _divided(x, y, site, 0.2, 1, ("northeast", "south", "west", "midwest", "europe", "canada"))
+    return _divided(x, y, site, 0.2, 1, ("Northeast", "South", "West", "Midwest", "Europe", "Canada"))
 
 
 def _sites(sizes: Sequence[int]) -> Tensor:

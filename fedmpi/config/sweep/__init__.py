@@ -11,7 +11,8 @@
     published:                           what others report, by labels of the axes but `seed`, in their order
       source: who
       metric: accuracy
-      values: {fedavg: {"0.1": 42.3, "0.5": [73.9, 0.4]}}       a mean, or mean and standard deviation
+      values: {fedavg: {"0.1": 42.3, "0.5": [73.9, 0.4]}}       a mean, or mean and standard deviation; of several
+                                       metrics ([accuracy, loss]) a list with one of each, null where it is not known
 
 Each axis is a layer over the file, in the order in which they stand; a run is one label of each.
 """
@@ -50,7 +51,7 @@ class Sweep:
     path: Path
     axes: tuple[Axis, ...]
     labels: tuple[dict[str, str], ...]
-    published: Published | None
+    published: tuple[Published, ...]  # one for each metric
     base: Document = field(repr=False)
     overrides: tuple[str, ...] = ()
     best: Best | None = None

@@ -12,21 +12,29 @@ from fedmpi.common.errors import UserError
 from fedmpi.common.text import nearest, show
 from fedmpi.config.sweep.axes import SEED, Axis
 
+OF = ("last", "mean_last_10", "best")  # parts of summary.json
+
 
 @dataclass(frozen=True)
 class Published:
-    """What others report: (label of each axis in `axes`) -> (mean, standard deviation or nan)."""
+    """What others report of one figure: (label of each axis in `axes`) -> (mean, standard deviation or nan)."""
 
     source: str
-    metric: str
+    metric: str  # accuracy; "best accuracy": that of the best round
     axes: tuple[str, ...]
     values: dict[tuple[str, ...], tuple[float, float]]
 
+    @property
+    def figure(self) -> tuple[str, str]:
+        """(last, mean_last_10 or best; the figure's name)"""
+        first, _, rest = self.metric.partition(" ")
+        return (first, rest) if first in OF and rest else ("last", self.metric)
 
-def read(path: Path, axes: Sequence[Axis], given: Any) -> Published | None:
-    """The section `published`. Raises UserError."""
+
+def read(path: Path, axes: Sequence[Axis], given: Any) -> tuple[Published, ...]:
+    """The section `published`, a Published for each metric. Raises UserError."""
     if given is None:
-        return None
+        return ()
     if not isinstance(given, dict) or not isinstance(given.get("values"), dict):
         raise UserError(f"{path}: published: {show(given)}; source, metric and values are needed")
     unknown = given.keys() - {"source", "metric", "axes", "values"}
@@ -36,12 +44,22 @@ def read(path: Path, axes: Sequence[Axis], given: Any) -> Published | None:
     known = {axis.name: axis for axis in axes}
     if not isinstance(names, list) or any(name not in known for name in names):
         raise UserError(f"{path}: published.axes: {show(names)}; a list of {', '.join(known)} is needed")
-    found: dict[tuple[str, ...], tuple[float, float]] = {}
+    metrics = given.get("metric", "accuracy")
+    several = isinstance(metrics, list)
+    metrics = metrics if several else [metrics]
+    if not metrics or any(not isinstance(metric, str) for metric in metrics) or len(set(metrics)) < len(metrics):
+        raise UserError(f"{path}: published.metric: {show(metrics)}; a name, or a list of different ones, is needed")
+    found: list[dict[tuple[str, ...], tuple[float, float]]] = [{} for _ in metrics]
 
     def walk(tree: Any, so_far: tuple[str, ...]) -> None:
         where = f"{path}: published.values" + "".join(f".{label}" for label in so_far)
         if len(so_far) == len(names):
-            found[so_far] = _figure(where, tree)
+            figures = tree if several else [tree]
+            if not isinstance(figures, list) or len(figures) != len(metrics):
+                raise UserError(f"{where}: {show(tree)}; a list with a figure of each metric is needed: {metrics}")
+            for values, each in zip(found, figures, strict=True):
+                if each is not None:
+                    values[so_far] = _figure(where, each)
             return
         axis = known[names[len(so_far)]]
         if not isinstance(tree, dict):
@@ -52,7 +70,8 @@ def read(path: Path, axes: Sequence[Axis], given: Any) -> Published | None:
             walk(below, (*so_far, label))
 
     walk(given["values"], ())
-    return Published(str(given.get("source", "")), str(given.get("metric", "accuracy")), tuple(names), found)
+    source = str(given.get("source", ""))
+    return tuple(Published(source, *each) for each in zip(metrics, [tuple(names)] * len(metrics), found, strict=True))
 
 
 def _figure(where: str, given: Any) -> tuple[float, float]:

@@ -8,8 +8,18 @@ from fedmpi.common.errors import UserError
 from fedmpi.data.partitions.checks import ascending
 
 
-def site(labels: np.ndarray, clients: int, rng: np.random.Generator) -> list[np.ndarray]:
-    """One client per natural site; `labels` holds the site 0..N-1 of each sample."""
+def site(
+    labels: np.ndarray, clients: int, rng: np.random.Generator, only: tuple[int | str, ...] = ()
+) -> list[np.ndarray]:
+    """One client per natural site; `labels` holds the site 0..N-1 of each sample.
+
+    only: the sites, by name or number, that are clients; nobody trains on the others, but they stay in the global test
+    set and in evaluate.protocol's `sites`: what one site has alone, or what a site gets from a model made without it.
+    """
+    if only:
+        if clients != len(only):
+            raise UserError(f"data.partition: only names {len(only)} sites, clients={clients}; leave `clients` out")
+        return [np.flatnonzero(labels == k) for k in only]
     present = np.unique(labels)
     if not np.array_equal(present, np.arange(clients)):
         raise UserError(

@@ -29,6 +29,7 @@ def heart_disease(
     *,
     site: str | None = None,
     variant: Literal["whole", "flamby"] = "whole",
+    standardise: Literal["site", "pooled"] = "site",
     test_fraction: Annotated[float, Field(ge=0, lt=1)] = 0.2,
 ) -> Dataset:
     """UCI Heart Disease (Detrano 1989): 303 + 294 + 123 + 200 patients of four hospitals, 13 features, 2 classes.
@@ -40,6 +41,8 @@ def heart_disease(
     variant: flamby is FLamby's Fed-Heart-Disease: slope, ca and thal left out, then patients with gaps (740 stay), cp
     and restecg as columns of 0 and 1 (13 features), FLamby's own 66 % for training; the global test set is standardised
     by the training part of all four.
+    standardise: pooled, of variant flamby, does that with the training rows, too (for a model that is trained on all of
+    them in one place), while each hospital's test rows stay as they are.
     """
     if site is not None and site not in HOSPITALS:
         raise UserError(f"heart_disease: there is no hospital {site!r}; allowed: {', '.join(HOSPITALS)}")
@@ -47,7 +50,9 @@ def heart_disease(
     if variant == "flamby":
         if test_fraction != 0.2:
             raise UserError("heart_disease: variant flamby has its own test part, 34 %; leave data.test_fraction out")
-        return flamby_heart.dataset([_file(root, name) for name in names], names)
+        return flamby_heart.dataset([_file(root, name) for name in names], names, standardise == "pooled")
+    if standardise != "site":
+        raise UserError("heart_disease: standardise: pooled goes with variant: flamby; leave data.standardise out")
     hospitals = [_hospital(_file(root, name), test_fraction) for name in names]
     return joined(hospitals, names) if site is None else hospitals[0]
 

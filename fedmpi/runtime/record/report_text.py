@@ -69,12 +69,13 @@ def sites(s: Settings, ranks: Sequence[Mapping[str, Any]]) -> list[str]:
 
 def schedule(s: Settings, clients: int) -> str:
     """Who trains in a round, how much, and at which learning rate."""
-    train, members = s.train, len(sampling.cohort(0, 0, clients, s.cohort.fraction))
+    train, members = s.train, sampling.size(clients, s.cohort.fraction)
     batches = "full batches" if train.batch_size == "full" else f"batches of {train.batch_size}"
     last = learning_rate(train.lr, train.schedule, max(s.rounds - 1, 0), max(s.rounds, 1), train.decay)
     lr = f"lr {train.lr:g}, {train.schedule}" + ("" if train.schedule == "constant" else f", {last:.3g} at last")
     lr += f", after a warm-up of {count(train.warmup_rounds, 'round')}" if train.warmup_rounds else ""
-    who = f"{members} of {count(clients, 'client')}{' each' if s.rounds > 1 else ''}"
+    turn = " in turn" if s.cohort.draw == "cycles" else " each" if s.rounds > 1 else ""
+    who = f"{members} of {count(clients, 'client')}{turn}"
     return f"{who}, {work(train)} in {batches}; {lr}; {optimiser(train)}"
 
 

@@ -20,8 +20,9 @@ def validate(sweep: Sweep, say: Callable[[str], None]) -> None:
     for axis in sweep.axes:
         used = [label for label in axis.choices if any(each[axis.name] == label for each in sweep.labels)]
         say(f"  {axis.name}: {', '.join(used)}")
-    if sweep.published is not None:
-        say(f"  published: {count(len(sweep.published.values), 'figure')} of {sweep.published.source}")
+    if sweep.published:
+        figures = sum(len(each.values) for each in sweep.published)
+        say(f"  published: {count(figures, 'figure')} of {sweep.published[0].source}")
     missing: dict[str, list[str]] = {}
     for labels in sweep.covering():
         settings = sweep.settings(labels)

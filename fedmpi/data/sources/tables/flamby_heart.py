@@ -7,6 +7,7 @@ Settings. NeurIPS 2022; flamby/datasets/fed_heart_disease/dataset.py.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 
 import numpy as np
 import torch
@@ -44,15 +45,22 @@ def hospital(table: np.ndarray) -> tuple[Tensor, Tensor, np.ndarray]:
     return torch.from_numpy(x).float(), torch.from_numpy(y), ~np.isin(np.arange(len(y)), test)
 
 
-def dataset(tables: Sequence[np.ndarray], names: Sequence[str]) -> Dataset:
-    """All hospitals, each standardised by its own training part; the global test set by that of all together."""
+def dataset(tables: Sequence[np.ndarray], names: Sequence[str], pooled: bool = False) -> Dataset:
+    """All hospitals, each standardised by its own training part; the global test set by that of all together.
+
+    pooled: training rows, too, by that of all together, as FLamby's pooled training has them.
+    """
     parts = [hospital(table) for table in tables]
     sites = [_standardised(*part) for part in parts]
     if len(sites) == 1:
         return sites[0]
     mean, std = _moments(torch.cat([x[torch.from_numpy(train)] for x, _, train in parts]))
     raw = torch.cat([x[torch.from_numpy(~train)] for x, _, train in parts])
-    return joined(sites, names, global_x=(raw - mean) / std)
+    made = joined(sites, names, global_x=(raw - mean) / std)
+    if pooled:
+        raw = torch.cat([x[torch.from_numpy(train)] for x, _, train in parts])
+        made = replace(made, train_x=(raw - mean) / std)
+    return made
 
 
 def _standardised(x: Tensor, y: Tensor, train: np.ndarray) -> Dataset:
