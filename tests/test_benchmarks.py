@@ -12,6 +12,8 @@ import pytest
 import torch
 from helpers import ROOT, clean_env, launcher
 
+from fedmpi.config import sweep
+
 SIDES = r"[^:]*: .* [\d.]+ \S+  .* [\d.]+ \S+  ratio [\d.]+"  # measure.line
 TINY = {  # program: (arguments, what it prints)
     "small.py": (["--rounds", "2"], r"logistic .* ratio [\d.]+ .*fast\nmlp .* ratio [\d.]+ .*fast\n"),
@@ -223,3 +225,28 @@ def test_the_gpu_page_has_room_for_its_table(from_benchmarks, monkeypatch):
     assert "| W1 | FAILED: RuntimeError: no |" in page
     assert "gpu a card." in page
     assert kit.fill(page, table) == page
+
+
+def test_the_page_of_reproduced_cells_is_made_from_the_verdicts():
+    done = subprocess.run(
+        [sys.executable, "-W", "ignore", "docs/make_reproduction.py", "--no-figure"],
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    assert done.stdout == (ROOT / "docs" / "reproduced.md").read_text(encoding="utf-8"), (
+        "run: python docs/make_reproduction.py > docs/reproduced.md"
+    )
+    counted = re.search(r"All tables: (\d+) cells: (\d+) within the .* spread, (\d+) within two, (\d+)", done.stdout)
+    assert counted, done.stdout
+    every, *parts = map(int, counted.groups())
+    assert sum(parts) == every
+    assert f"{every} published cells" in (ROOT / "docs" / "reproduction.md").read_text(encoding="utf-8")
+    for path in (ROOT / "benchmarks" / "results" / "reproduction").glob("*.json"):
+        found = json.loads(path.read_text())
+        made = sweep.load(ROOT / "configs" / "benchmarks" / f"{path.stem}.yaml")
+        assert len(found["sha256_of_models"]) == len(made.labels)
+        assert [cell["published"] for cell in found["cells"]] == [
+            figures[0] for each in made.published for figures in each.values.values()
+        ]

@@ -29,6 +29,8 @@ from fedmpi.config.sweep import Sweep
 from fedmpi.data.fetching import getting
 from fedmpi.data.fetching.progress import progress
 from fedmpi.runtime.record.environment import installed
+from fedmpi.runtime.sweeping import choosing
+from fedmpi.runtime.sweeping import progress as progress_of
 
 Say = Callable[[str], None]
 FOLDERS = ("papers", "benchmarks")
@@ -150,6 +152,13 @@ def _csv(cells: Sequence[dict[str, Any]]) -> str:
     return out.getvalue()
 
 
+def _models(sweep: Sweep) -> Iterator[tuple[str, str]]:
+    """(name, SHA-256 of the global model after the last round) of each run that is done."""
+    for _, settings in choosing.final(sweep):
+        if settings is not None and progress_of.state(settings).what == progress_of.DONE:
+            yield settings.name, progress_of.last(settings)["sha256"]
+
+
 def verdicts(tables: Sequence[Cells]) -> dict[str, Any]:
     """What docs are made of: each cell of the tables of one sweep, ours and theirs, and how many have which verdict."""
     sweep, rows = tables[0].sweep, []
@@ -182,5 +191,6 @@ def verdicts(tables: Sequence[Cells]) -> dict[str, Any]:
         "fedmpi": __version__,
         "torch": installed("torch"),
         "verdict": told,
+        "sha256_of_models": dict(_models(sweep)),
         "cells": rows,
     }

@@ -95,6 +95,9 @@ def test_the_command_from_nothing_to_a_verdict(tmp_path):
     facts = json.loads((tmp_path / "out" / "verdict.json").read_text())
     assert [cell["labels"]["method"] for cell in facts["cells"]] == ["FedAvg", "SCAFFOLD"]
     assert all(0 <= cell["mean"] <= 100 for cell in facts["cells"])
+    made = {path.parent.name: path.read_text().splitlines()[-1] for path in tmp_path.glob("*/*/metrics.jsonl")}
+    assert facts["sha256_of_models"] == {name: json.loads(line)["sha256"] for name, line in made.items()}
+    assert len(made) == 2
     assert {path.name for path in (tmp_path / "out").iterdir()} == {"table.md", "table.csv", "verdict.json"}
     again = fedmpi(*words, cwd=tmp_path)
     assert (again.returncode, "[1/" in again.stdout) == (0, False)

@@ -1,0 +1,133 @@
+"""docs/reproduced.md and its picture from verdicts.   python docs/make_reproduction.py > docs/reproduced.md
+
+Reads benchmarks/results/reproduction/TABLE.json, which is the verdict.json that `fedmpi reproduce TABLE` writes, and
+draws docs/figures/reproduction.png (--no-figure: only the page).
+"""
+
+import argparse
+import json
+import math
+from pathlib import Path
+
+ROOT = Path(__file__).parents[1]
+RESULTS = ROOT / "benchmarks" / "results" / "reproduction"
+FIGURE = ROOT / "docs" / "figures" / "reproduction.png"
+WORDS = {"within the published spread": "=", "within two": "~", "outside": "!"}
+HEAD = """# Reproduced cells
+
+Made by `python docs/make_reproduction.py > docs/reproduced.md` from benchmarks/results/reproduction; a test compares.
+Each table is what its command made: our mean ± sample standard deviation over seeds, and in brackets the published ones
+with a verdict: `=` within the published standard deviation, `~` within two, **`!`** beyond. Where they give no
+deviation, or 0, ours counts. Why cells are beyond: [reproduction.md](reproduction.md).
+"""
+
+
+def results(folder=RESULTS):
+    """{table: verdict.json}, by name."""
+    return {path.stem: json.loads(path.read_text()) for path in sorted(folder.glob("*.json"))}
+
+
+def judged(found):
+    return [cell for cell in found["cells"] if cell["verdict"] in WORDS]
+
+
+def counts(found):
+    """How many cells have which verdict, in words."""
+    told = [cell["verdict"] for cell in judged(found)]
+    parts = [f"{told.count(word)} {word}" for word in WORDS if word in told]
+    inside = sum(word != "outside" for word in told)
+    return f"{len(told)} cells: {', '.join(parts)}; {100 * inside / len(told):.0f} % within two published deviations"
+
+
+def figure(mean, std, digits):
+    return f"{mean:.{digits}f}" + (f" ± {std:.{digits}f}" if std is not None else "")
+
+
+def side(cell):
+    """(row, column) of a cell: the first label; the other ones and the metric."""
+    first, *others = cell["labels"].values()
+    return first, " ".join([*others, cell["metric"].replace("_", " ")])
+
+
+def section(name, found):
+    cells = {side(cell): cell for cell in judged(found)}
+    rows, columns = (list(dict.fromkeys(key[at] for key in cells)) for at in (0, 1))
+    digits = 1 if max(abs(cell["published"]) for cell in cells.values()) >= 2 else 3
+    source = found["published"]
+    words = " ".join(["fedmpi reproduce", name, *found["overrides"]])
+    yield f"## {name}\n\n{source}. {counts(found)}.\n\n`{words}`, fedmpi {found['fedmpi']}, torch {found['torch']}\n"
+    yield "| | " + " | ".join(columns) + " |"
+    yield "| --- |" + " --- |" * len(columns)
+    for row in rows:
+        shown = []
+        for column in columns:
+            cell = cells.get((row, column))
+            if cell is None:
+                shown.append("")
+                continue
+            sign = WORDS[cell["verdict"]].replace("!", "**!**")
+            theirs = figure(cell["published"], cell["published_std"], digits)
+            shown.append(f"{figure(cell['mean'], cell['std'], digits)} [{theirs} {sign}]")
+        yield f"| {row} | " + " | ".join(shown) + " |"
+    yield ""
+
+
+def draw(tables, path):
+    """A panel a table: published on x, ours on y, a cross of both deviations, by verdict."""
+    from matplotlib.figure import Figure
+
+    from fedmpi.analysis.figures import BLUE, GREEN, RED, save
+
+    styles = {"within the published spread": (BLUE, "o"), "within two": (GREEN, "s"), "outside": (RED, "^")}
+    across = min(len(tables), 3)
+    down = math.ceil(len(tables) / across)
+    whole = Figure(figsize=(4.6 * across, 5 * down), layout="constrained")
+    panels = list(whole.subplots(down, across, squeeze=False).flat)
+    for axes in panels:
+        axes.set_visible(False)
+    for axes, (name, found) in zip(panels, tables.items(), strict=False):
+        axes.set_visible(True)
+        cells = judged(found)
+        ends = [value for cell in cells for value in (cell["published"], cell["mean"])]
+        room = 0.04 * (max(ends) - min(ends)) or 1.0
+        limits = min(ends) - room, max(ends) + room
+        axes.plot(limits, limits, "-", color="0.6", linewidth=1)
+        for word, (colour, marker) in styles.items():
+            mine = [cell for cell in cells if cell["verdict"] == word]
+            if mine:
+                axes.errorbar(
+                    [cell["published"] for cell in mine],
+                    [cell["mean"] for cell in mine],
+                    [cell["std"] or 0 for cell in mine],
+                    [cell["published_std"] or 0 for cell in mine],
+                    fmt=marker,
+                    color=colour,
+                    markersize=4,
+                    elinewidth=0.6,
+                    alpha=0.8,
+                    label=f"{word} ({len(mine)})",
+                )
+        metric = cells[0]["metric"].partition("@")[0].replace("_", " ")
+        unit = " (%)" if max(ends) > 2 else ""
+        axes.set(xlim=limits, ylim=limits, xlabel=f"published {metric}{unit}", ylabel=f"fedmpi{unit}", title=name)
+        axes.set_box_aspect(1)
+        axes.legend(frameon=False, fontsize="small", loc="upper left")
+        axes.grid(alpha=0.3)
+    save(whole, path)
+
+
+def main():
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--no-figure", action="store_true")
+    asked = parser.parse_args()
+    tables = results()
+    if not asked.no_figure:
+        draw(tables, FIGURE)
+    every = {"cells": [cell for found in tables.values() for cell in found["cells"]]}
+    page = [HEAD, "![published against ours](figures/reproduction.png)\n", f"All tables: {counts(every)}.\n"]
+    page += [line for name, found in tables.items() for line in section(name, found)]
+    print("\n".join(page).rstrip())
+
+
+if __name__ == "__main__":
+    main()
