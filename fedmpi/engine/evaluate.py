@@ -33,11 +33,11 @@ from fedmpi.data.batches import Shard, batches
 from fedmpi.engine.checks import not_passed, wrong
 from fedmpi.engine.client_states import ClientStates
 from fedmpi.engine.local.client import LocalClient
+from fedmpi.engine.plan import SERVERS
 from fedmpi.engine.worker import Worker
 from fedmpi.tasks import contract
 
 Figures = dict[str, float]
-SERVERS = {"global", "sites"}  # protocols that rank 0 has all for, but in silo mode
 MOST_CLASSES = 100  # whose figures are kept; a line a round shall stay short
 
 

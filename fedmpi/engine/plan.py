@@ -16,6 +16,8 @@ from fedmpi.engine.best import Best, Choice
 GO, DONE, STOPPED, ABANDONED, APART, ENOUGH = 0.0, 1.0, 2.0, 3.0, 4.0, 5.0
 UNDO, PACE = 8.0, 16.0  # added to the word: whose round is undone follows; by what clients are placed
 
+SERVERS = {"global", "sites"}  # protocols of evaluation for which rank 0 asks no client, but in silo mode
+
 
 @dataclass(frozen=True)
 class Plan:

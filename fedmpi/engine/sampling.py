@@ -15,7 +15,7 @@ from fedmpi.common import seeds
 from fedmpi.data.federated import Federated
 from fedmpi.engine.faults.losses import START, Losses
 from fedmpi.engine.pace import FEW, GAIN, LEAST_S, SAME, Measure, Pace, Row
-from fedmpi.engine.plan import Plan
+from fedmpi.engine.plan import SERVERS, Plan
 
 
 def cohort(seed: int, t: int, clients: int, fraction: float, draw: str = "uniform") -> list[int]:
@@ -147,7 +147,7 @@ class Roster:
 
     def evaluated(self, seconds: float) -> None:
         """What rank 0 had to do before its clients, in a round in which it evaluated, and the others did not."""
-        alone = tuple(self.plan.protocol) == ("global",) and self.data.global_test is not None
+        alone = {*self.plan.protocol} <= SERVERS and self.data.global_test is not None
         if self.comm.rank == 0 and 0 in self.ranks and alone:
             self.measure.began(seconds)
 

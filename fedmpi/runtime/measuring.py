@@ -9,6 +9,7 @@ from fedmpi.common.errors import UserError
 from fedmpi.config.schema import Settings
 from fedmpi.data.federated import Federated
 from fedmpi.engine.messages import Messages
+from fedmpi.engine.plan import SERVERS
 from fedmpi.flat.layout import EVERYTHING
 from fedmpi.method.base import Method, overrides
 from fedmpi.models.gaussian import REFERENCE
@@ -55,7 +56,7 @@ def _record(settings: Settings, messages: Messages) -> None:
 
 def _protocol(settings: Settings, method: Method, messages: Messages) -> None:
     """Tell of clients' own models that nobody evaluates."""
-    if any(name != "global" for name in settings.evaluate.protocol):
+    if {*settings.evaluate.protocol} - SERVERS:
         return
     left = messages.every - messages.shared_groups - {REFERENCE}  # references are no part of the outputs
     own = (EVERYTHING in method.trains and left) or left.intersection(method.trains)
@@ -63,7 +64,7 @@ def _protocol(settings: Settings, method: Method, messages: Messages) -> None:
     if own or mixed or overrides(method, "predict"):
         what = "parts of the model" if own and own != messages.every else "models"
         warnings.warn(
-            f"method {settings.method.name}: clients have {what} of their own, and evaluate.protocol, global alone, "
-            "never looks at them; set evaluate.protocol=[personal], or [global,personal]",
+            f"method {settings.method.name}: clients have {what} of their own, and evaluate.protocol never looks "
+            "at them; set evaluate.protocol=[personal], or [global,personal]",
             stacklevel=2,
         )

@@ -205,7 +205,7 @@ def _seconds(
     whole = len(test) if test is not None else 0
     by_clients = (tests if test is None and "global" in protocol else 0) + tests * ("personal" in protocol)
     by_clients += made.data.clients * whole * ("personal_on_global" in protocol)
-    alone = whole * per_sample * ("global" in protocol)
+    alone = per_sample * (whole * ("global" in protocol) + whole * ("sites" in protocol))
     shared = by_clients * per_sample / len(fed.ranks) * crowded
     evaluating = (alone + shared) / s.evaluate.every
     beside = job.size > 1 and 0 not in fed.ranks  # rank 0 evaluates while the others train
