@@ -78,11 +78,13 @@ def communication(curves: Sequence[Mapping[str, Any]], metric: str) -> Figure:
     return _plain(figure)
 
 
-def partition(counts: Any, sizes: Any) -> Figure:
-    """Left: who holds how much of which class, the area of a dot its samples. Right: samples a client."""
+def partition(counts: Any, sizes: Any, edges: Any, means: Any) -> Figure:
+    """Who holds what, a row a client: how much of which class, the area of a dot its samples; the histogram (N, bins)
+    of its samples' mean values, where there are `edges`; its samples."""
     clients, classes = counts.shape
-    figure = _new(7.2, min(2 + 0.18 * clients, 12))
-    left, right = figure.subplots(1, 2, sharey=True, width_ratios=[3, 1])
+    widths = [3, 3, 1] if len(edges) else [3, 1]
+    figure = _new(10.2 if len(edges) else 7.2, min(2 + 0.18 * clients, 12))
+    left, *middle, right = figure.subplots(1, len(widths), sharey=True, width_ratios=widths)
     if counts.any():
         k, c = counts.nonzero()
         share = counts[k, c] / counts.max()
@@ -93,12 +95,21 @@ def partition(counts: Any, sizes: Any) -> Figure:
     else:
         left.text(0.5, 0.5, "targets are numbers", ha="center", va="center", transform=left.transAxes)
         left.set_xticks([])
+    for axes in middle:
+        shares = means / means.sum(1, keepdims=True).clip(1)
+        rows = [k - 0.5 for k in range(clients + 1)]
+        shades = axes.pcolormesh(edges, rows, 100 * shares, cmap="Blues", vmin=0)
+        axes.set_xlabel("mean value of a sample")
+        figure.colorbar(shades, ax=axes, label="% of the client's samples")
     right.barh(range(clients), sizes, color=ORANGE, height=0.8)
     right.set_xlabel("training samples")
     left.set_ylabel("client")
     left.set_ylim(clients - 0.5, -0.5)
     _whole_numbers(left.yaxis)
-    return _plain(figure)
+    _plain(figure)
+    for axes in middle:
+        axes.grid(False)
+    return figure
 
 
 def landscapes(

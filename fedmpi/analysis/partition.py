@@ -3,6 +3,9 @@
 The distance of a client is the total variation between its distribution of labels and that of all samples,
 1/2 sum_c |n_kc / n_k - n_c / n|: 0 for the same mixture, towards 1 for classes that nobody else holds. That between two
 clients is the same of their two distributions.
+
+The picture is FedUV's (supplement, Figs. 1-6): label_counts, and for each client the histogram of its samples' mean
+values, which tells where inputs differ rather than labels.
 """
 
 from __future__ import annotations
@@ -13,15 +16,18 @@ from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
+import torch
 
 from fedmpi.analysis import figures, report
 from fedmpi.common.errors import UserError
 from fedmpi.config import Settings
+from fedmpi.data.batches import Shard, batches
 from fedmpi.data.federated import Federated
 from fedmpi.runtime import build_data
 
 CLIENTS, CLASSES = 40, 12  # at most, of a map on the console
 PAIRS = 1_000  # clients at most of which each two are compared
+BINS, PASS = 30, 1024  # of the histograms of sample means; samples read at once
 
 
 def analyse(settings: Settings, write: Path | None, draw: Path | None, say: Callable[[str], None]) -> None:
@@ -45,7 +51,10 @@ def analyse(settings: Settings, write: Path | None, draw: Path | None, say: Call
         _write(write, owner)
         say(f"written: {write}")
     if draw is not None:
-        say(f"written: {figures.save(figures.partition(data.label_counts, data.train_sizes), draw)}")
+        edges, counts = histograms(data)
+        say(f"written: {figures.save(figures.partition(data.label_counts, data.train_sizes, edges, counts), draw)}")
+        if len(edges):
+            say(f"written: {_numbers(draw.with_name(f'{draw.stem}-features.csv'), data, edges, counts)}")
 
 
 def lines(data: Federated) -> list[str]:
@@ -87,6 +96,34 @@ def pairs(counts: np.ndarray) -> np.ndarray:
     """(N, C) label counts -> (N (N - 1) / 2,) total variation between any two clients."""
     shares = counts / counts.sum(1, keepdims=True)
     return np.concatenate([np.abs(shares[k + 1 :] - row).sum(1) / 2 for k, row in enumerate(shares)])
+
+
+def histograms(data: Federated) -> tuple[np.ndarray, np.ndarray]:
+    """Of each training sample the mean of its numbers, as models see them: (BINS + 1,) edges from least to most, and
+    (N, BINS) samples by client. Both are empty where samples are symbols, or several tensors."""
+    if not isinstance(data.x_dtype, torch.dtype) or not data.x_dtype.is_floating_point:
+        return np.empty(0), np.empty((data.clients, 0))
+    means = [_means(data.train[k]) for k in range(data.clients)]
+    every = np.concatenate(means)
+    edges = np.histogram_bin_edges(every, BINS)
+    return edges, np.stack([np.histogram(each, edges)[0] for each in means])
+
+
+def _means(shard: Shard) -> np.ndarray:
+    """(n,) of a client's samples, in passes of PASS."""
+    found = [x.flatten(1).double().mean(1).cpu() for x, _ in batches(shard, PASS, None)]
+    return torch.cat(found).numpy()
+
+
+def _numbers(path: Path, data: Federated, edges: np.ndarray, counts: np.ndarray) -> Path:
+    names = data.site_names or tuple(map(str, range(data.clients)))
+    with path.open("w", newline="", encoding="utf-8") as file:
+        table = csv.writer(file)
+        table.writerow(["client", "mean_from", "mean_to", "samples"])
+        for name, row in zip(names, counts.tolist(), strict=True):
+            bins = zip(edges[:-1].tolist(), edges[1:].tolist(), row, strict=True)
+            table.writerows([name, low, high, n] for low, high, n in bins if n)
+    return path
 
 
 def _write(path: Path, owner: np.ndarray) -> None:

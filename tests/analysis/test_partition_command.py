@@ -1,10 +1,17 @@
 """`fedmpi partition`: what it prints, a file that gives the same division again, a picture, mistakes in one line."""
 
+import csv
+
 import numpy as np
 import pytest
-from helpers import ROOT, fedmpi
+import torch
+from helpers import ROOT, fedmpi, images
 
-from fedmpi.analysis.partition import distances, pairs
+from fedmpi.analysis import figures
+from fedmpi.analysis.partition import BINS, distances, histograms, pairs
+from fedmpi.common.inputs import Inputs
+from fedmpi.data.dataset import Dataset
+from fedmpi.data.federated import split
 
 QUICKSTART = ROOT / "configs" / "quickstart.yaml"
 
@@ -16,6 +23,30 @@ def test_distances_by_hand():
     assert pairs(np.array([[2, 2], [1, 3], [4, 0]])).tolist() == [0.25, 0.5, 0.75]
 
 
+def test_histograms_of_sample_means_against_a_loop():
+    """FedUV's supplement: of each sample the mean over its pixels, client by client."""
+    data = split(images(), "dirichlet", 5, 0, alpha=0.5)
+    edges, counts = histograms(data)
+    assert len(edges) == BINS + 1
+    means = [[float(x.double().mean()) for x in shard.x[shard.index]] for shard in data.train.values()]
+    every = [m for each in means for m in each]
+    assert (edges[0], edges[-1]) == (pytest.approx(min(every)), pytest.approx(max(every)))
+    width = (max(every) - min(every)) / BINS
+    for k, each in enumerate(means):
+        place = [min(int((m - min(every)) / width), BINS - 1) for m in each]
+        assert counts[k].tolist() == np.bincount(place, minlength=BINS).tolist()
+    assert counts.sum(1).tolist() == data.train_sizes.tolist()
+
+
+def test_symbols_have_no_mean():
+    tokens, y = torch.arange(60).view(20, 3), torch.arange(20) % 2
+    for x in (tokens, Inputs({"ids": tokens, "mask": torch.ones(20, 3)})):
+        data = split(Dataset(x, y, x, y, 2), "iid", 4, 0)
+        edges, counts = histograms(data)
+        assert (len(edges), counts.shape) == (0, (4, 0))
+        assert len(figures.partition(data.label_counts, data.train_sizes, edges, counts).axes) == 2
+
+
 @pytest.mark.parametrize("ending", ["csv", "json"])
 def test_what_is_written_is_the_same_division(tmp_path, ending):
     path, picture = tmp_path / f"parts.{ending}", tmp_path / "parts.svg"
@@ -24,8 +55,12 @@ def test_what_is_written_is_the_same_division(tmp_path, ending):
     said = first.stdout.splitlines()
     assert said[0].startswith("4 clients, 1,1")  # a fifth of 1,438 samples is held out
     assert len([line for line in said if line and line[0] in "0123"]) == 4  # a line a client in the map
-    assert said[-2:] == [f"written: {path}", f"written: {picture}"]
+    numbers = tmp_path / "parts-features.csv"
+    assert said[-3:] == [f"written: {path}", f"written: {picture}", f"written: {numbers}"]
     assert "<svg" in picture.read_text()
+    assert sum(int(row["samples"]) for row in csv.DictReader(numbers.open())) == int(
+        said[0].split()[2].replace(",", "")
+    )
     whole = fedmpi("partition", QUICKSTART)
     again = fedmpi("partition", QUICKSTART, f"data.partition={{scheme: file, path: {path}}}")
     assert again.stdout == whole.stdout
