@@ -11,6 +11,7 @@ import numpy as np
 from fedmpi.analysis.pages.grouping import Curve, figure, means, spoken
 from fedmpi.analysis.pages.runs import Group, Run, Runs, number
 from fedmpi.analysis.pages.section import Bars, Figure, Lines, Section, Series, Table, Value
+from fedmpi.analysis.pages.sections import fairness
 from fedmpi.common.text import lower_is_better
 
 FIXED = ("round", "client", "site", "protocol", "samples")  # of a line of clients.jsonl; the rest are figures
@@ -26,6 +27,7 @@ def spread(runs: Runs) -> Section | None:
     for protocol, name in kinds:
         parts += _curves(runs, protocol, name)
         parts += _last(runs, protocol, name)
+        parts += _fairness(runs, protocol, name)
     return Section("clients", "Clients", parts) if parts else None
 
 
@@ -106,6 +108,27 @@ def _last(runs: Runs, protocol: str, name: str) -> list[Figure | Table]:
     else:
         chart = Lines([Series(name, list(range(1, len(order) + 1)), values)], "clients, the lowest first", spoken(name))
     return [Figure(slug, title, chart, ("client", name), data)]
+
+
+def _fairness(runs: Runs, protocol: str, name: str) -> list[Figure | Table]:
+    """A row a group: means over its runs, of each run's last evaluated round. Several groups: Jain's index by round."""
+    rows = list[list[Value]]()
+    for group in runs.groups:
+        every = [_rounds(run, protocol, name) for run in group.runs]
+        ends = [fairness.over_clients(list(at[max(at)].values()), lower_is_better(name)) for at in every if at]
+        known = [[v for v in column if v is not None] for column in zip(*ends, strict=True)]
+        if ends:
+            rows.append([group.name(), *(fmean(values) if values else None for values in known)])
+    title = _title(protocol, name)
+    said = figure(runs, f"clients-{protocol}-{name}-jain", f"{title}: Jain's index over clients", "Jain's index",
+                  partial(_jain, protocol=protocol, name=name), "jain", fairness.ABOUT)  # fmt: skip
+    table = Table(("settings", *fairness.HEAD), rows, f"{title}: fairness, last round", fairness.ABOUT)
+    return [*([table] if rows else []), *([said] if said is not None and len(runs.groups) > 1 else [])]
+
+
+def _jain(run: Run, protocol: str, name: str) -> Curve:
+    found = {t: fairness.jain(list(at.values())) for t, at in _rounds(run, protocol, name).items()}
+    return {t: value for t, value in found.items() if value is not None}
 
 
 def _title(protocol: str, name: str) -> str:
