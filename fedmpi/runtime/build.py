@@ -157,7 +157,7 @@ def experiment(settings: Settings, data: Federated, device: torch.device) -> Exp
         sizes = (data.classes, net.feature_dim or 0, data.clients, settings.rounds)
         messages = Messages(method, model, *sizes, formats, kept.shapes(recipe(settings), model.layout))
     wire.check(settings, messages)
-    measuring.check(settings, method, task, data, messages)
+    measuring.check(settings, method, task, net, data, messages)
     first = messages.travel(0)
     if (first.groups, first.but) != (Travel().groups, ()) and messages.shared.whole:
         travels = f"all of model {settings.model.name} travels"

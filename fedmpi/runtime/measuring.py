@@ -13,16 +13,19 @@ from fedmpi.engine.plan import SERVERS
 from fedmpi.flat.layout import EVERYTHING
 from fedmpi.method.base import Method, overrides
 from fedmpi.models.gaussian import REFERENCE
+from fedmpi.models.net import Net
+
+FEATURES = ("features", "similarity")  # analyses of what the head is given
 
 
-def check(settings: Settings, method: Method, task: Any, data: Federated, messages: Messages) -> None:
+def check(settings: Settings, method: Method, task: Any, net: Net, data: Federated, messages: Messages) -> None:
     """analysis, record.updates, evaluate.protocol. Raises UserError."""
-    _analysis(settings, task, data, messages)
+    _analysis(settings, task, net, data, messages)
     _record(settings, messages)
     _protocol(settings, method, messages)
 
 
-def _analysis(settings: Settings, task: Any, data: Federated, messages: Messages) -> None:
+def _analysis(settings: Settings, task: Any, net: Net, data: Federated, messages: Messages) -> None:
     """What `analysis` names needs a global model, and a round that is the same when it is done twice."""
     if not settings.analysis:
         return
@@ -36,11 +39,17 @@ def _analysis(settings: Settings, task: Any, data: Federated, messages: Messages
         value = getattr(settings.faults, key)
         if value != "abort":
             raise UserError(f"{named} needs all clients of a round: set faults.{key}: abort, not {value}")
-    if "knowledge" in settings.analysis:
-        if data.global_test is None:
-            raise UserError("analysis: knowledge needs a global test set, which silos do not have; remove it")
-        if not getattr(task, "classification", False):
-            raise UserError(f"analysis: knowledge is about classes, and task {settings.task.name} has none; remove it")
+    for name in ("knowledge", *FEATURES):
+        if name in settings.analysis and data.global_test is None:
+            raise UserError(f"analysis: {name} needs a global test set, which silos do not have; remove it")
+    for name in FEATURES:
+        if name in settings.analysis and not net.has_features:
+            raise UserError(
+                f"analysis: {name} looks at what the last linear layer is given, a row of features a sample, and model "
+                f"{settings.model.name} has no such layer; remove it, or choose a model that ends in one"
+            )
+    if "knowledge" in settings.analysis and not getattr(task, "classification", False):
+        raise UserError(f"analysis: knowledge is about classes, and task {settings.task.name} has none; remove it")
 
 
 def _record(settings: Settings, messages: Messages) -> None:

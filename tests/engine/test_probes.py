@@ -136,7 +136,9 @@ def test_a_run_has_the_bits_that_it_has_without(method):
             prepare(trial(method, analysis=["drift"]))
         return
     config = trial(method, rounds=2)
-    assert record(watched(config.model_copy(update={"analysis": ["losses", "drift"]}))) == record(play(config))
+    assert record(
+        watched(config.model_copy(update={"analysis": ["losses", "drift", "features", "similarity"]}))
+    ) == record(play(config))
 
 
 @pytest.mark.parametrize("server", [{}, {"trains": True}, {"placement": "sharded"}])

@@ -18,7 +18,7 @@ from fedmpi.common import seeds
 from fedmpi.engine.client_states import ClientStates
 from fedmpi.engine.local.client import LocalClient
 from fedmpi.engine.plan import Plan, Sink
-from fedmpi.engine.probes import contribution, drift, knowledge, losses
+from fedmpi.engine.probes import contribution, drift, features, knowledge, losses, similarity
 from fedmpi.engine.probes.cohort import Cohort, Model
 from fedmpi.engine.sampling import Roster
 from fedmpi.engine.server import FederationServer
@@ -45,6 +45,8 @@ PROBES: dict[str, Probe] = {
     "drift": drift.measure,
     "knowledge": knowledge.measure,
     "contribution": contribution.measure,
+    "features": features.measure,
+    "similarity": similarity.measure,
 }
 
 

@@ -1,0 +1,153 @@
+"""What features and head make of common samples (FedUV, whose terms are about both).
+
+Of SAMPLES rows of the global test set, evenly spaced: features z, what the head is given, and probabilities P; for the
+global model after the round, and as the mean over the local models (..._local).
+    spectrum     singular values of z - mean z, over sqrt n: standard deviations along the principal directions
+    rank         exp(- sum_j q_j log q_j), q the singular values over their sum (Roy and Vetterli 2007)
+    energy       mean over pairs of exp(-2 |u_i - u_j|^2), u = z / |z|: 1 where all features have one direction
+                 (Wang and Isola 2020 take its logarithm)
+    uniformity   FedUV's U: the same of z itself, in units of the median distance
+    classifier   singular values of the head's weights, at which FedUV's analysis looks
+    deviations   FedUV's s_c, standard deviation of P_c; deviation: their mean, about sqrt(C - 1) / C where each sample
+                 is given its class for certain, and classes are even
+Beside them `predicted`, mean P by local model, and `by_class`, the global model's mean P by true class.
+"""
+
+from __future__ import annotations
+
+from contextlib import nullcontext
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional
+
+from fedmpi.data.batches import Shard, batches
+from fedmpi.engine.probes.cohort import Cohort, Model
+from fedmpi.engine.worker import Worker
+
+SAMPLES, VALUES, CLASSES = 512, 32, 30  # rows looked at; singular values, and classes, of which is told
+ONE = ("rank", "energy", "uniformity", "deviation")  # numbers; the others are lists
+LOCAL = (*ONE, "spectrum", "classifier", "deviations")
+
+
+def rows(c: Cohort) -> Shard:
+    """At most SAMPLES of the global test set, the same for every model, rank and round."""
+    test = c.worker.data.global_test
+    assert test is not None  # runtime/measuring.py has said so
+    n = min(len(test), SAMPLES)
+    return Shard(test.x, test.y, test.index[torch.arange(n) * len(test) // max(n, 1)])
+
+
+def outputs(c: Cohort, model: Model) -> tuple[Tensor, Tensor, Tensor]:
+    """z (n, z), outputs f (n, C), float64, and targets y (n,) of `rows`, evaluation mode."""
+    worker, found = c.worker, []
+    worker.model.load(model.w, model.b)
+    worker.model.module.eval()
+    with torch.inference_mode(), worker.precision() if worker.bf16 else nullcontext():
+        for x, y in batches(rows(c), c.batch, None):
+            z, f = worker.net.forward(x)
+            assert z is not None  # runtime/measuring.py
+            found.append((z.double().cpu(), f.double().cpu(), y.cpu()))
+    z, f, y = (torch.cat(parts) for parts in zip(*found, strict=True))
+    return z, f, y
+
+
+def spectrum(z: Tensor) -> Tensor:
+    """(min(n, z),) singular values of the centred features over sqrt n, the largest first.
+
+    >>> spectrum(torch.tensor([[3.0, 1.0], [-3.0, 1.0], [3.0, 1.0], [-3.0, 1.0]])).round(decimals=4)
+    tensor([3., 0.])
+    """
+    return torch.linalg.svdvals((z - z.mean(0)) / len(z) ** 0.5)
+
+
+def rank(values: Tensor) -> Tensor:
+    """Effective rank () of singular values: k for k equal ones; nan where all are 0."""
+    return (torch.special.entr(values / values.sum())).sum().exp()
+
+
+def energy(z: Tensor) -> Tensor:
+    """() of features (n, z); one of zeros has no direction, and stays 0."""
+    return (-2 * functional.pdist(functional.normalize(z)).square()).exp().mean()
+
+
+def uniformity(z: Tensor) -> Tensor:
+    """U () of features (n, z): mean exp(-d / sigma), d squared distances, sigma the median of those above 0."""
+    d = functional.pdist(z).square()
+    apart = d[d > 0]
+    return (-d / apart.median()).exp().mean() if len(apart) else d.new_ones(())
+
+
+def told(z: Tensor, f: Tensor, y: Tensor, head: Tensor | None, classes: int) -> dict[str, Tensor]:
+    """Everything, (1,) or longer, of features (n, z), outputs (n, C), targets (n,) and the head's weights (C, z).
+
+    classes: C, and 0 where outputs are no logits of classes; what is told class by class is so of CLASSES at most.
+    """
+    values = spectrum(z)
+    found = {"rank": rank(values), "energy": energy(z), "uniformity": uniformity(z), "spectrum": values[:VALUES]}
+    if head is not None:
+        found["classifier"] = torch.linalg.svdvals(head.double().cpu())[:VALUES]
+    if classes:
+        P = f.softmax(1)
+        found["deviation"] = P.std(0).mean()
+    if 0 < classes <= CLASSES:
+        of = functional.one_hot(y, classes).double()
+        found["deviations"], found["predicted"] = P.std(0), P.mean(0)
+        found["by_class"] = (of.T @ P / of.sum(0)[:, None]).flatten()
+    return {name: value.reshape(-1) for name, value in found.items()}
+
+
+def measure(c: Cohort) -> dict[str, Any]:
+    """The global model is the task of the rank with the first client."""
+    worker, first = c.worker, c.members[0]
+    head = worker.net.head
+    weights = head.weight.detach() if isinstance(head, nn.Linear) else None
+    classes = _classes(worker)
+    sizes = _sizes(len(rows(c)), worker.net.feature_dim or 0, weights, classes)
+
+    width = sum(sizes.values())
+    nothing = torch.full((width,), torch.nan, dtype=torch.float64)
+
+    def row(model: Model) -> Tensor:
+        z, f, y = outputs(c, model)
+        if not bool(z.isfinite().all() & f.isfinite().all()):
+            return nothing  # a client came apart: what decomposes matrices would raise
+        found = told(z, f, y, weights, classes)  # weights: views of the model that outputs() has loaded
+        return torch.cat([found[name] for name in sizes])
+
+    own = {k: row(model) for k, model in c.mine.items()}
+    after = row(c.after) if first in own else nothing
+    found = c.gather({k: torch.cat([mine, after if k == first else nothing]) for k, mine in own.items()}, 2 * width)
+    if c.comm.rank:
+        return {}
+    lengths = tuple(sizes.values())
+    local = dict(zip(sizes, found[:, :width].split(lengths, 1), strict=True))
+    of_global = dict(zip(sizes, found[0, width:].split(lengths), strict=True))
+    said: dict[str, Any] = {"samples": len(rows(c))}
+    for name in (name for name in sizes if name in LOCAL):
+        for key, value in ((name, of_global[name]), (f"{name}_local", local[name].mean(0))):
+            said[key] = value.item() if name in ONE else value.tolist()
+    if "predicted" in sizes:
+        said["predicted"] = local["predicted"].tolist()
+        said["by_class"] = of_global["by_class"].view(classes, classes).tolist()
+    return said
+
+
+def _classes(worker: Worker) -> int:
+    """C where outputs are logits of classes, else 0."""
+    data = worker.data
+    labels = data.target_dtype == torch.int64 and data.target_shape == () and worker.net.outputs == data.classes
+    return data.classes if labels and getattr(worker.task, "classification", False) else 0
+
+
+def _sizes(n: int, dim: int, weights: Tensor | None, classes: int) -> dict[str, int]:
+    """Of what `told` gives, known on every rank."""
+    sizes = {**dict.fromkeys(ONE[:3], 1), "spectrum": min(n, dim, VALUES)}
+    if weights is not None:
+        sizes["classifier"] = min(*weights.shape, VALUES)
+    if classes:
+        sizes["deviation"] = 1
+    if 0 < classes <= CLASSES:
+        sizes |= {"deviations": classes, "predicted": classes, "by_class": classes**2}
+    return sizes

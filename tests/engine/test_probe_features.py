@@ -1,0 +1,213 @@
+"""Probes `features` and `similarity`: formulas against loops and closed forms, a round against plain numpy."""
+
+import math
+from dataclasses import replace
+from types import SimpleNamespace
+
+import numpy as np
+import pytest
+import torch
+from helpers import federated, prepare, settings
+from test_probes import watched
+from torch import nn
+
+from fedmpi.analysis.local_models import local_models
+from fedmpi.common.errors import UserError
+from fedmpi.data.batches import Shard
+from fedmpi.engine.probes import features, similarity
+from fedmpi.methods import feduv
+from fedmpi.runtime import build
+
+
+def normal(*shape, seed=0):
+    return torch.randn(*shape, generator=torch.Generator().manual_seed(seed), dtype=torch.float64)
+
+
+# ---- features ----
+def test_singular_values_are_roots_of_the_eigenvalues_of_the_covariance():
+    for n, width in ((40, 6), (5, 30)):
+        z = normal(n, width) * torch.arange(1, width + 1)
+        covariance = np.cov(z.numpy(), rowvar=False, bias=True)
+        eigenvalues = np.sort(np.linalg.eigvalsh(covariance))[::-1][: min(n, width)].clip(0)
+        assert features.spectrum(z + 7).tolist() == pytest.approx(
+            np.sqrt(eigenvalues).tolist(), abs=1e-5
+        )  # of the naive one
+
+
+def test_rank_counts_equal_directions():
+    for k in (1, 3, 8):
+        assert features.rank(torch.tensor([2.5] * k + [0.0] * 4)).item() == pytest.approx(k, rel=1e-6)
+    q = np.array([3.0, 1.0]) / 4
+    assert features.rank(torch.tensor([6.0, 2.0])).item() == pytest.approx(math.exp(-(q * np.log(q)).sum()), rel=1e-6)
+    assert features.rank(torch.zeros(3)).isnan()
+
+
+@pytest.mark.parametrize("c", [2, 3, 10])
+def test_energy_of_a_simplex(c):
+    """Corners of a regular simplex: u_i . u_j = -1/(c - 1), so squared distances are 2c/(c - 1); two are antipodal."""
+    corners = torch.eye(c, dtype=torch.float64) - 1 / c
+    scales = torch.linspace(0.5, 4, c, dtype=torch.float64)[:, None]  # lengths do not matter
+    assert features.energy(scales * corners).item() == pytest.approx(math.exp(-4 * c / (c - 1)))
+
+
+def test_energy_and_uniformity_against_loops():
+    z = normal(12, 5)
+    z[3] = z[4]  # a distance of 0: no part of the median
+    pairs = [(i, j) for i in range(12) for j in range(i)]
+    u = [row / row.norm() for row in z]
+    energy = sum(math.exp(-2 * float((u[i] - u[j]).square().sum())) for i, j in pairs) / len(pairs)
+    assert features.energy(z).item() == pytest.approx(energy)
+    d = sorted(float((z[i] - z[j]).square().sum()) for i, j in pairs)
+    sigma = d[1:][(len(d) - 2) // 2]
+    assert features.uniformity(z).item() == pytest.approx(sum(math.exp(-each / sigma) for each in d) / len(d))
+    assert features.uniformity(z).item() == pytest.approx(feduv.uniformity(z).item())  # what FedUV lowers
+    same = torch.ones(4, 3, dtype=torch.float64)
+    assert (features.energy(same).item(), features.uniformity(same).item()) == (1.0, 1.0)
+
+
+def test_outputs_class_by_class():
+    f, y = 2 * normal(30, 4), torch.arange(30) % 4
+    told = features.told(normal(30, 6, seed=1), f, y, normal(4, 6, seed=2), 4)
+    P = torch.stack([row.exp() / row.exp().sum() for row in f])
+    for c in range(4):
+        assert told["deviations"][c].item() == pytest.approx(np.std(P[:, c].numpy(), ddof=1))
+        rows = [P[i] for i in range(30) if y[i] == c]
+        assert told["by_class"].view(4, 4)[c].tolist() == pytest.approx((sum(rows) / len(rows)).tolist())
+    assert told["predicted"].tolist() == pytest.approx(P.mean(0).tolist())
+    assert told["deviation"].item() == pytest.approx(told["deviations"].mean().item())
+    lacking = (0.5 - told["deviations"]).clamp(min=0).mean()  # V of FedUV, 1/sqrt(4)
+    assert feduv.variance(f.softmax(1)).item() == pytest.approx(lacking.item())
+    W = normal(4, 6, seed=2).numpy()
+    assert told["classifier"].tolist() == pytest.approx(np.sqrt(np.sort(np.linalg.eigvalsh(W @ W.T))[::-1]).tolist())
+
+
+def test_certain_and_even_outputs_have_the_deviation_that_the_docstring_says():
+    c, each = 5, 100
+    y = torch.arange(c).repeat(each)
+    told = features.told(normal(c * each, 3), 1e3 * torch.eye(c, dtype=torch.float64)[y], y, None, c)
+    assert told["deviation"].item() == pytest.approx(math.sqrt(c - 1) / c, rel=2e-3)
+    assert told["by_class"].view(c, c).tolist() == torch.eye(c).tolist()
+    assert "classifier" not in told
+
+
+def test_of_many_classes_and_of_numbers_less_is_told():
+    many = features.told(normal(50, 3), normal(50, 40), torch.arange(50) % 40, normal(40, 3), 40)
+    assert set(many) == {"rank", "energy", "uniformity", "spectrum", "classifier", "deviation"}
+    assert "deviation" not in features.told(normal(50, 3), normal(50, 1), normal(50), None, 0)
+    long = features.told(normal(90, 80), normal(90, 60), torch.arange(90) % 60, normal(60, 80), 60)
+    assert len(long["spectrum"]) == len(long["classifier"]) == features.VALUES
+
+
+def test_rows_are_spread_over_the_test_set():
+    def of(n):
+        test = Shard(torch.zeros(5000, 1), torch.zeros(5000), torch.arange(n) + 7)
+        return features.rows(SimpleNamespace(worker=SimpleNamespace(data=SimpleNamespace(global_test=test)))).index - 7
+
+    assert of(60).tolist() == list(range(60))
+    index = of(4800)
+    assert len(set(index.tolist())) == features.SAMPLES
+    assert set((index[1:] - index[:-1]).tolist()) == {9, 10}
+    assert (index[0].item(), index[-1].item()) == (0, 4790)
+
+
+# ---- similarity ----
+def naive_cka(x, y):
+    """HSIC(K, L) / sqrt(HSIC(K, K) HSIC(L, L)) with the centring matrix H, as Kornblith et al. define it."""
+    x, y = x.numpy(), y.numpy()
+    n = len(x)
+    H = np.eye(n) - np.ones((n, n)) / n
+
+    def hsic(K, L):
+        return np.trace(K @ H @ L @ H) / (n - 1) ** 2
+
+    K, L = x @ x.T, y @ y.T
+    return hsic(K, L) / math.sqrt(hsic(K, K) * hsic(L, L))
+
+
+def test_cka_against_its_definition_and_what_it_does_not_see():
+    x, y = normal(40, 6), normal(40, 9, seed=1)
+    Q = torch.linalg.qr(normal(6, 6, seed=2))[0]
+    assert similarity.cka(x, y).item() == pytest.approx(naive_cka(x, y))
+    assert similarity.cka(y, x).item() == pytest.approx(naive_cka(x, y))
+    for other in (x, x @ Q, 0.01 * x, x + 5, x[:, [3, 1, 0, 2, 5, 4]]):
+        assert similarity.cka(x, other).item() == pytest.approx(1)
+        assert similarity.cka(other, y).item() == pytest.approx(naive_cka(x, y))
+    stretched = x * torch.tensor([9.0, 1, 1, 1, 1, 1])
+    assert similarity.cka(x, stretched).item() < 0.9  # it does see maps that are neither
+    columns = torch.linalg.qr(torch.cat([torch.ones(40, 1), normal(40, 4)], 1))[0][:, 1:]
+    assert similarity.cka(columns[:, :2], columns[:, 2:]).item() == pytest.approx(0, abs=1e-20)
+    assert similarity.cka(torch.ones(4, 2), x[:4]).isnan()
+
+
+def test_a_round_against_numpy(monkeypatch):
+    monkeypatch.setattr(similarity, "ROWS", 7)  # so that kernels come in several pieces, the last one smaller
+    config = settings("fedavg", rounds=1, analysis=["features", "similarity"], cohort={"fraction": 0.6})
+    [row] = watched(config).analysis
+    it = prepare(config)
+    worker = build.make_worker(it.made, lambda: False)
+    members = row["clients"]
+    made, test = local_models(it.fed, worker, members, 0), it.made.data.global_test
+    x, y = test.x[test.index], test.y[test.index]
+
+    def seen(w, b):
+        worker.model.load(w, b)
+        layers = list(worker.model.module.eval().modules())
+        last = [layer for layer in layers if isinstance(layer, nn.Linear)][-1]
+        found = []
+        hook = last.register_forward_hook(lambda _, inputs, out: found.append((inputs[0], out)))
+        with torch.no_grad():
+            worker.model.module(x)
+        hook.remove()
+        z, f = found[0]
+        return z.double(), f.double(), last.weight.detach().double().clone()
+
+    local = [seen(w, b) for w, b in zip(made.w, made.b, strict=True)]
+    before = seen(it.fed.server.w, it.fed.server.b)
+    after = seen(made.p.float() @ made.w, made.p.float() @ made.b)
+    told = row["features"]
+    assert told["samples"] == len(x)
+    z, f, W = after
+    centred = (z - z.mean(0)).numpy() / math.sqrt(len(z))
+    assert told["spectrum"] == pytest.approx(np.linalg.svd(centred)[1].tolist(), rel=1e-4, abs=1e-5)
+    assert told["classifier"] == pytest.approx(np.linalg.svd(W.numpy())[1].tolist(), rel=1e-4)
+    assert told["deviation"] == pytest.approx(f.softmax(1).std(0).mean().item(), rel=1e-4)
+    energies = [features.energy(z).item() for z, _, _ in local]
+    assert told["energy_local"] == pytest.approx(np.mean(energies), rel=1e-4)
+    heads = [np.linalg.svd(W.numpy())[1] for _, _, W in local]
+    assert told["classifier_local"] == pytest.approx(np.mean(heads, 0).tolist(), rel=1e-4)
+    for k, (_, f, _) in enumerate(local):
+        assert told["predicted"][k] == pytest.approx(f.softmax(1).mean(0).tolist(), abs=1e-5)
+    of_class_2 = after[1].softmax(1)[y == 2].mean(0)
+    assert told["by_class"][2] == pytest.approx(of_class_2.tolist(), abs=1e-5)
+
+    alike = row["similarity"]
+    every = [z for z, _, _ in local]
+    matrix = [[naive_cka(a, b) for a in every] for b in every]
+    np.testing.assert_allclose(alike["matrix"], matrix, atol=1e-5)
+    assert alike["before"] == pytest.approx([naive_cka(z, before[0]) for z in every], abs=1e-5)
+    assert alike["after"] == pytest.approx([naive_cka(z, after[0]) for z in every], abs=1e-5)
+    m = len(members)
+    assert alike["pairs_mean"] == pytest.approx((np.sum(matrix) - m) / (m * (m - 1)), abs=1e-5)
+
+
+@pytest.mark.filterwarnings("ignore")
+def test_a_client_that_comes_apart_leaves_gaps_and_the_run_goes_on():
+    config = settings("fedavg", rounds=1, analysis=["features", "similarity"], train={"lr": 1e30})
+    config = config.model_copy(update={"faults": config.faults.model_copy(update={"on_bad_update": "drop"})})
+    [row] = watched(config).analysis
+    assert math.isnan(row["features"]["rank_local"])
+    assert np.isnan(row["similarity"]["matrix"]).all()
+    assert math.isfinite(row["features"]["rank"])  # all were left out: the global model is what it was
+
+
+def probabilities(input_shape, classes):
+    """Ends in a softmax: what its last linear layer gives are not its outputs."""
+    return nn.Sequential(nn.Flatten(), nn.Linear(math.prod(input_shape), classes), nn.Softmax(1))
+
+
+@pytest.mark.parametrize("name", ["features", "similarity"])
+def test_what_they_need(name):
+    with pytest.raises(UserError, match=f"{name} needs a global test set"):
+        prepare(settings("fedavg", analysis=[name]), replace(federated(), global_test=None))
+    with pytest.raises(UserError, match=f"analysis: {name} looks at what the last linear layer is given"):
+        prepare(settings("fedavg", analysis=[name], model={"name": f"{__file__}:probabilities"}))
