@@ -15,6 +15,7 @@ from fedmpi.analysis.local_models import local_models
 from fedmpi.common.errors import UserError
 from fedmpi.data.batches import Shard
 from fedmpi.engine.probes import features, similarity
+from fedmpi.engine.probes.probes import PROBES
 from fedmpi.methods import feduv
 from fedmpi.runtime import build
 
@@ -192,11 +193,12 @@ def test_a_round_against_numpy(monkeypatch):
 
 @pytest.mark.filterwarnings("ignore")
 def test_a_client_that_comes_apart_leaves_gaps_and_the_run_goes_on():
-    config = settings("fedavg", rounds=1, analysis=["features", "similarity"], train={"lr": 1e30})
+    config = settings("fedavg", rounds=1, analysis=list(PROBES), train={"lr": 1e30})
     config = config.model_copy(update={"faults": config.faults.model_copy(update={"on_bad_update": "drop"})})
     [row] = watched(config).analysis
     assert math.isnan(row["features"]["rank_local"])
     assert np.isnan(row["similarity"]["matrix"]).all()
+    assert np.isnan(row["drift"]["spectrum"]).all()
     assert math.isfinite(row["features"]["rank"])  # all were left out: the global model is what it was
 
 

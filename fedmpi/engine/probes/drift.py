@@ -28,13 +28,14 @@ def of_gram(G: Tensor) -> dict[str, Any]:
     cosines = G / (norms[:, None] * norms[None, :])  # nan where a client has not moved
     pairs = cosines[i, k]
     some = len(pairs) > 0
+    finite = bool(G.isfinite().all())  # else a client came apart, and the decomposition would raise
     return {
         "divergence": norms.mean().item(),
         "consistency": apart.mean().item() if some else None,
         "cosine": pairs.nanmean().item() if some else None,
         "conflicts": (pairs < 0).double().mean().item() if some else None,
         "norms": norms.tolist(),
-        "spectrum": torch.linalg.eigvalsh(G).flip(0).tolist(),
+        "spectrum": torch.linalg.eigvalsh(G).flip(0).tolist() if finite else [torch.nan] * len(G),
         "cosines": cosines.tolist(),
     }
 
