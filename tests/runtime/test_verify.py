@@ -24,6 +24,7 @@ method: {name: scaffold}
 train: {batch_size: 200, momentum: 0.0}
 evaluate: {every: 2, protocol: [global, personal], best: {metric: accuracy}}
 record: {updates: gram}
+analysis: [drift, features]
 checkpoint: {every: 2, keep: 9}
 """
 NET = """\
@@ -223,6 +224,15 @@ def test_what_is_told_of_updates_is_recomputed(copy, once):
     code, said = check(copy, number=1)
     assert code == 1
     assert f"ALTERED updates.jsonl, round {LAST}: {key} is" in said
+
+
+def test_an_analysis_is_recomputed(copy, once):
+    row = json.loads((copy / "analysis.jsonl").read_text().splitlines()[-1])
+    change(copy / "analysis.jsonl", -1, "drift", {**row["drift"], "cosine": nudged(row["drift"]["cosine"])})
+    seal_anew(copy)
+    code, said = check(copy, number=1)
+    assert code == 1
+    assert f"ALTERED analysis.jsonl, round {LAST}: drift is" in said
 
 
 @pytest.mark.parametrize("part", ["last", "best", "best_round", "mean_last_10"])

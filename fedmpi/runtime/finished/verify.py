@@ -114,7 +114,7 @@ def _replayed(
                     f"{' and '.join(bad)} below {settings.data.root} are not those of the run; data.root=DIR says where"
                 )
                 return done
-            met = _compare(run, again, last, tolerance, other, to)
+            met = _compare(run, again, start, last, tolerance, other, to)
             if last == every[-1] and reason and tolerance is None:
                 _compare_models(run, again.path, other, to)
         done |= met
@@ -127,9 +127,10 @@ def _replayed(
 
 
 def _compare(
-    run: Path, again: rounds.Again, last: int, tolerance: float | None, other: list[str], to: Findings
+    run: Path, again: rounds.Again, start: int, last: int, tolerance: float | None, other: list[str], to: Findings
 ) -> set[int]:
-    """Rows of metrics.jsonl and clients.jsonl with those of the replay, to round `last`; which rounds these are."""
+    """Rows of metrics.jsonl and clients.jsonl with those of the replay, to round `last`; which rounds these are. Round
+    `start`, whose checkpoint it began after, is evaluated once more, but not analysed."""
     now = {row["round"]: row for row in _rows(again.path / "metrics.jsonl") if row["round"] <= last}
     ends = max(now, default=-1) if again.stopped else None
     written = _rows(run / "metrics.jsonl")
@@ -144,7 +145,7 @@ def _compare(
     for name in ("clients.jsonl", "updates.jsonl", "analysis.jsonl"):
         lines, again_lines = (_keyed(path / name) for path in (run, again.path))
         for key in {**lines, **again_lines}:
-            if key[0] in now and key[0] != ends:
+            if key[0] in now and key[0] != ends and not (name == "analysis.jsonl" and key[0] == start):
                 bad = differences(lines.get(key, {}), again_lines.get(key, {}), tolerance)
                 _tell(f"{name}, round {', '.join(map(str, key))}", bad, other, tolerance, to)
     return set(now)
