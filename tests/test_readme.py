@@ -44,6 +44,7 @@ RUN = [
             "slurm",
             "consortium",
             "filter_decomposition",
+            "analysis",
             "own",
             "write_a_method",
         )
@@ -134,7 +135,7 @@ def test_the_pages_have_what_these_tests_look_for():
     assert {language for language, _ in BLOCKS} == {"sh", "bash", "text", "yaml", "python"}
     assert set(FILES) == {
         *("my.yaml", "sweep.yaml", "notebook.py", "mine.py", "mine.yaml", "study.yaml", "make_sites.py", "about.yaml"),
-        *("pull.py", "agree.py", "compare.yaml"),
+        *("pull.py", "agree.py", "compare.yaml", "features.yaml"),
     }
     assert sum(bool(file_name(*block)) for block in BLOCKS) == len(FILES), "a file stands in one place"
     assert len(QUOTED) == 1
