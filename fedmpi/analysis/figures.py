@@ -157,6 +157,30 @@ def landscape(axis: Sequence[float], height: Sequence[Sequence[float]]) -> Figur
     return _plain(figure)
 
 
+def toy(
+    paths: Mapping[str, Tensor], rests: Mapping[str, Tensor], loss: Callable[[Tensor], Tensor], minimum: Tensor
+) -> Figure:
+    """Paths (n, 2) from the global model, and where their methods come to rest, over the contours of the local loss."""
+    figure = _new(5.6, 5.2)
+    axes = figure.subplots()
+    axis = torch.linspace(-0.1, 1.2, 131, dtype=torch.float64)
+    height = loss(torch.stack(torch.meshgrid(axis, axis, indexing="xy"), -1))
+    axes.contour(axis.numpy(), axis.numpy(), height.numpy(), levels=12, colors="0.8", linewidths=0.8)
+    axes.plot([], [], color="0.8", linewidth=0.8, label="local loss")
+    axes.plot([0, minimum[0].item()], [0, minimum[1].item()], ":", color=GREEN, label="line to the local minimum")
+    for (name, taken), colour, dash in zip(paths.items(), COLOURS, DASHES, strict=False):
+        axes.plot(taken[:, 0].numpy(), taken[:, 1].numpy(), dash, color=colour, label=f"path of {name}")
+        style: dict[str, Any] = {"color": colour, "markeredgecolor": BLACK, "linestyle": "", "markersize": 8}
+        axes.plot(*rests[name].tolist(), "o", label=f"equilibrium of {name}", **style)
+    axes.plot(0, 0, "s", color=ORANGE, markeredgecolor=BLACK, label="global model, the start")
+    axes.plot(*minimum.tolist(), "*", color=GREEN, markeredgecolor=BLACK, markersize=13, label="local minimum")
+    axes.set_xlabel("weight $u$")
+    axes.set_ylabel("weight $v$")
+    axes.set_aspect("equal")
+    axes.legend(loc="upper left", fontsize="small", framealpha=1)
+    return _plain(figure)
+
+
 def _new(width_in: float, height_in: float) -> Figure:
     from matplotlib.figure import Figure
 

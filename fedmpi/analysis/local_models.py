@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
 import torch
@@ -12,19 +12,26 @@ from fedmpi.comm import detect
 from fedmpi.comm.backends.solo import Solo
 from fedmpi.common import seeds
 from fedmpi.config.schema import Settings
+from fedmpi.data.federated import Federated
 from fedmpi.engine.federation import Federation
 from fedmpi.engine.local.client import LocalClient
+from fedmpi.engine.local.view import Watch
 from fedmpi.engine.worker import Worker
 from fedmpi.runtime import build, build_data, launch
 from fedmpi.runtime.build import Experiment
 
 
-def experiment(settings: Settings) -> Experiment:
-    """The experiment, with all its clients in this process."""
+def data_of(settings: Settings) -> tuple[Federated, torch.device]:
+    """The data of all clients, in this process, and where to train on them."""
     launch.set_numerics(settings)
     device = launch.pick_device(settings, detect({}))
     data = build_data.siloed(settings, Solo(device)) if settings.data.silos else build_data.partitioned(settings)
-    return build.experiment(settings, data, device)
+    return data, device
+
+
+def experiment(settings: Settings) -> Experiment:
+    """The experiment, with all its clients in this process."""
+    return build.experiment(settings, *data_of(settings))
 
 
 def worker_with_seed(made: Experiment, seed: int) -> Worker:
@@ -43,11 +50,13 @@ class LocalModels:
     b: Tensor  # (m, buffers)
 
 
-def local_models(fed: Federation, worker: Worker, members: Sequence[int], t: int) -> LocalModels:
+def local_models(
+    fed: Federation, worker: Worker, members: Sequence[int], t: int, watch: Callable[[LocalClient], Watch] | None = None
+) -> LocalModels:
     """Round t's local training of `members` from the global model of `fed`, which stays as it is.
 
     Clients work on copies of their state. The coefficients are the trained ones, even in rounds in which the method
-    does not send them.
+    does not send them. watch: makes of a client that is about to train what is told of its steps.
     """
     messages, server, model, states = worker.messages, fed.server, worker.model, fed.states
     assert server is not None  # one process
@@ -63,7 +72,9 @@ def local_models(fed: Federation, worker: Worker, members: Sequence[int], t: int
         messages.per_client.write(download, server.download(t, client))
         kept = states.rows.get(client, messages.initial_client_state(states.w0, states.b0)).clone()
         with seeds.restored():
-            LocalClient(worker, client, t, lr, inbox, download, kept).take_part(row)
+            k = LocalClient(worker, client, t, lr, inbox, download, kept)
+            k.watch = watch and watch(k)
+            k.take_part(row)
         w.append(model.w.clone())
         b.append(model.b.clone())
     return LocalModels(tuple(members), fed.roster.weights(members)[1], torch.stack(w), torch.stack(b))

@@ -86,6 +86,28 @@ def gaussians(
     gaussians.analyse(seed, to, show)
 
 
+@analyse.command(short_help="FedSOL and FedProx with two weights.")
+def toy(to: To = Path("analysis")) -> None:
+    """Show the paths of FedSOL and FedProx from the global model of two weights, and where they come to rest."""
+    fix_threads(1)
+    alone()
+    from fedmpi.analysis import toy as two_weights
+
+    two_weights.analyse(to, show)
+
+
+@analyse.command(short_help="What a local step costs beside FedAvg's.")
+def flops(config: Config, overrides: Overrides = None, to: To = Path("analysis")) -> None:
+    """Count the floating-point operations of a local step of CONFIG's method and of FedAvg's, and of a client's round:
+    the client with the most samples makes its first one with both."""
+    settings = configs.load(config, overrides or ())
+    fit(settings)
+    alone()
+    from fedmpi.analysis import flops as counted
+
+    counted.analyse(settings, to, show)
+
+
 @analyse.command(short_help="Which rank did what when.")
 def timeline(
     run: RunDir,

@@ -106,6 +106,17 @@ def test_gaussians_repeat(monkeypatch, capsys, tmp_path):
         assert (tmp_path / "a" / file).read_bytes() == (tmp_path / "b" / file).read_bytes()
 
 
+def test_flops(monkeypatch, capsys, place):
+    options = "method={name: fedsol, layers: all}"
+    assert main(monkeypatch, "analyse", "flops", place / "atoms.yaml", options, "--to", place / "new") == 0
+    out = capsys.readouterr().out.splitlines()
+    assert [line.split()[0] for line in out] == ["client", "method", "fedavg", "fedsol", "written:"]
+    facts = json.loads((place / "new" / "flops.json").read_text())
+    fedavg, fedsol = facts["methods"]
+    assert (fedavg["ratio"], fedavg["delta"], fedsol["options"]) == (1, 0, {"layers": "all"})
+    assert fedsol["ratio"] == 2 + fedsol["delta"]  # Table 5: 2x + delta
+
+
 @pytest.mark.parametrize(
     ("arguments", "text"),
     [
@@ -116,6 +127,12 @@ def test_gaussians_repeat(monkeypatch, capsys, tmp_path):
         (["communication", "{place}"], "{place} is no run directory: it holds no metrics.jsonl"),
         (["communication", "{place}/atoms", "--metric", "lost"], "--metric: {place}/atoms has no 'lost'; did you mean"),
         (["communication"], "Missing argument 'RUN_DIR"),
+        (["flops", "{place}/none.yaml"], "{place}/none.yaml: there is no such config file"),
+        (
+            ["flops", "{place}/atoms.yaml", "train.epochs=0"],
+            "method fedavg: client 0 makes 0 step(s) of the model that travels",
+        ),
+        (["toy", "--to", "{place}/atoms.yaml"], "--to: cannot create {place}/atoms.yaml: "),
         (["gaussians", "--to", "{place}/atoms.yaml"], "--to: cannot create {place}/atoms.yaml: "),
         (["gaussian"], "No such command 'gaussian'"),
     ],

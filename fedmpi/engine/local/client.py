@@ -223,6 +223,8 @@ class LocalClient(ClientView):
                         self._gradient(how, optimiser, x, y, entries)
                         if (x._version, y._version) != untouched:
                             raise self._touched()
+                        if self.watch and start is None:
+                            self.watch(x, y)
                         optimiser.step()
                         self.passed = True
                         carry = momentum * carry + later if carry else 1.0

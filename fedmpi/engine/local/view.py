@@ -23,6 +23,7 @@ from fedmpi.models.net import Net
 from fedmpi.tasks import contract
 
 NOTHING = Views({})
+Watch = Callable[[Any, Tensor], object]  # told of each step's batch when its gradient is there, before w moves
 EVALUATION_BATCH = 100  # samples; small batches stay in the cache
 
 
@@ -75,6 +76,7 @@ class ClientView(Client):
         self.meter = LossMeter(state_row.device)
         self.step_loss: Tensor | None = None  # of the step at hand, at the live weights
         self.passed = True  # whether the step at hand has made the pass that moves batch statistics
+        self.watch: Watch | None = None
         self.optim: Kept | None = None  # of a client that trains, with train.keep_optim
         self._frozen: dict[int | None, tuple[Tensor | None, Net]] = {}
 

@@ -1,0 +1,114 @@
+"""What a local step costs beside FedAvg's, in floating-point operations (FedSOL, Table 5): counted while it is made.
+
+The client with the most training samples makes its first round, with the config's method and with FedAvg, in the same
+batches. A step is the mean over its steps but the first, in which nothing has moved yet and some methods do less; all
+is told per sample. Operations are those of matrix products and convolutions, two a multiplication with its addition
+(torch.utils.flop_counter); what goes entry by entry, the optimiser's step too, is left out.
+    forward     passes with a graph behind them
+    backward    autograd's passes back
+    frozen      passes without gradient: teachers, anchors, features
+A round is all that the client does, outside of steps too. In the paper's terms, 2x + delta, delta is frozen passes over
+FedAvg's step, and 2 the rest.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils.flop_counter import flop_registry
+from torch.utils.module_tracker import ModuleTracker
+
+from fedmpi.analysis import report
+from fedmpi.analysis.local_models import data_of, local_models
+from fedmpi.comm.backends.solo import Solo
+from fedmpi.common.errors import UserError
+from fedmpi.config.schema import MethodSettings, Settings
+from fedmpi.data.federated import Federated
+from fedmpi.engine.local.client import LocalClient
+from fedmpi.runtime import build
+
+KINDS = ("forward", "backward", "frozen")
+
+
+class Counter(TorchDispatchMode):
+    """Counts while it is entered. count: (3,) int64, operations of each of KINDS so far."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.count, self._pass = torch.zeros(len(KINDS), dtype=torch.int64), ModuleTracker()
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        out = func(*args, **(kwargs or {}))
+        if (formula := flop_registry.get(func._overloadpacket)) is not None:
+            kind = "backward" if self._pass.is_bw else "forward" if torch.is_grad_enabled() else "frozen"
+            self.count[KINDS.index(kind)] += formula(*args, **(kwargs or {}), out_val=out)
+        return out
+
+
+class Watched:
+    """Counts at the steps of one client: (samples, count when its gradient was there)."""
+
+    def __init__(self, counter: Counter) -> None:
+        self.counter, self.began = counter, counter.count.clone()
+        self.steps: list[tuple[int, Tensor]] = []
+
+    def __call__(self, x: Any, y: Tensor) -> None:
+        self.steps.append((len(y), self.counter.count.clone()))
+
+
+def analyse(settings: Settings, to: Path, say: Callable[[str], None]) -> None:
+    """`fedmpi analyse flops`."""
+    to, (data, device) = report.folder(to), data_of(settings)
+    client = int(data.train_sizes.argmax())
+    plain = settings.model_copy(update={"method": MethodSettings(name="fedavg")})
+    found = [measure(each, data, device, client) for each in (plain, settings)]
+    step, whole = found[0]["step"], found[0]["round"]
+    for each in found:
+        each |= {"ratio": each["step"] / step, "delta": each["frozen"] / step, "round_ratio": each["round"] / whole}
+    say(f"client {client}: {data.train_sizes[client]:,} samples, {found[1]['steps']:,} steps; operations a sample")
+    head = ("method", *KINDS, "step / FedAvg's", "frozen / FedAvg's", "round / FedAvg's")
+    keys = ("method", *KINDS, "ratio", "delta", "round_ratio")
+    for line in report.table([head, *(tuple(each[key] for key in keys) for each in found)]):
+        say(line)
+    facts = {"client": client, "samples": int(data.train_sizes[client]), "methods": found}
+    config = settings.model_dump(mode="json")
+    say(f"written: {report.write(to / 'flops.json', {**facts, 'config': config})}")
+
+
+def measure(settings: Settings, data: Federated, device: torch.device, client: int) -> dict[str, Any]:
+    """One client's first round. Raises UserError where it makes fewer than two steps."""
+    made = build.experiment(settings, data, device)
+    fed = build.federation(made, Solo(device), lambda: False)
+    counter, seen = Counter(), list[Watched]()
+
+    def watch(_: LocalClient) -> Watched:
+        seen.append(Watched(counter))
+        return seen[-1]
+
+    worker = build.make_worker(made, lambda: False)
+    worker.by_hand = None  # its passes back are not autograd's; the operations are the same
+    local_models(fed, worker, [client], 0)  # frozen models are made, which runs them once
+    with counter:
+        local_models(fed, worker, [client], 0, watch)
+    [watched], name = seen, settings.method.name
+    if len(watched.steps) < 2:
+        raise UserError(
+            f"method {name}: client {client} makes {len(watched.steps)} step(s) of the model that travels, and a first "
+            "one tells little; set train.epochs or train.steps higher, or train.batch_size lower"
+        )
+    (_, first), (_, last) = watched.steps[0], watched.steps[-1]
+    a_step = (last - first).double() / sum(n for n, _ in watched.steps[1:])
+    whole = (counter.count - watched.began).double().sum() / max(int(data.train_sizes[client]), 1)
+    return {
+        "method": name,
+        "options": settings.method.options,
+        "steps": len(watched.steps),
+        **dict(zip(KINDS, a_step.tolist(), strict=True)),
+        "step": a_step.sum().item(),
+        "round": whole.item(),
+    }

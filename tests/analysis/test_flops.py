@@ -1,0 +1,73 @@
+"""Operations of a local step: by formula for a perceptron, and as torch's own counter has them."""
+
+import pytest
+import torch
+from helpers import CPU, federated, settings
+from torch.utils.flop_counter import FlopCounterMode
+
+from fedmpi.analysis import flops
+from fedmpi.analysis.local_models import local_models
+from fedmpi.comm.backends.solo import Solo
+from fedmpi.common.errors import UserError
+from fedmpi.runtime import build
+
+D, H, C = 64, 16, 4  # the test's perceptron
+F = 2 * (D * H + H * C)  # forward, a sample
+BACK = 2 * (D * H + 2 * H * C)  # two gradients of weights, one of an input
+HEAD = 2 * H * C
+CASES = {  # forward, backward, frozen
+    "fedavg": ({}, (F, BACK, 0)),
+    "fedprox": ({}, (F, BACK, 0)),
+    "fedsam": ({}, (2 * F, 2 * BACK, 0)),
+    "fedntd": ({}, (F, BACK, F)),
+    "fedsol": ({"layers": "all"}, (2 * F, 2 * BACK, F)),
+}
+
+
+@pytest.fixture(scope="module")
+def data():
+    torch.set_num_threads(1)
+    return federated()
+
+
+def measured(method, data, **changes):
+    client = int(data.train_sizes.argmax())
+    return flops.measure(settings(method, **changes), data, CPU, client), client
+
+
+@pytest.mark.parametrize("method", CASES)
+def test_a_step_by_formula(method, data):
+    options, wanted = CASES[method]
+    found, _ = measured(method, data, options=options)
+    assert tuple(found[kind] for kind in flops.KINDS) == wanted
+    assert found["step"] == sum(wanted)
+
+
+def test_the_head_alone_takes_one_pass_through_the_body(data):
+    """Beside FedAvg's pass: the head forward twice more and once back, and in that pass back another gradient less."""
+    found, _ = measured("fedsol", data, options={"layers": "head"})
+    # g_p: the head on z, and its weights' gradient; g_u: the head on z, and all of FedAvg's pass back
+    assert (found["forward"], found["backward"], found["frozen"]) == (F + 2 * HEAD, BACK + HEAD, F)
+
+
+@pytest.mark.parametrize(("net", "method"), [("cnn", "fedsol"), ("norm", "moon"), ("mlp", "scaffold")])
+def test_a_round_as_torch_counts_it(net, method, data):
+    found, client = measured(method, data, net=net)
+    made = build.experiment(settings(method, net), data, CPU)
+    fed, worker = build.federation(made, Solo(CPU), lambda: False), build.make_worker(made, lambda: False)
+    worker.by_hand = None
+    local_models(fed, worker, [client], 0)
+    with FlopCounterMode(display=False) as counter:
+        local_models(fed, worker, [client], 0)
+    assert found["round"] * int(data.train_sizes[client]) == pytest.approx(counter.get_total_flops(), rel=1e-12)
+
+
+def test_batches_of_any_size_cost_the_same_a_sample(data):
+    few, many = (measured("fedavg", data, train={"batch_size": size})[0] for size in (7, 10))
+    assert few["step"] == many["step"]
+    assert few["steps"] > many["steps"]
+
+
+def test_one_step_tells_too_little(data):
+    with pytest.raises(UserError, match=r"makes 1 step\(s\) .* set train.epochs"):
+        measured("fedsol", data, train={"batch_size": "full"})
