@@ -55,7 +55,9 @@ FREE_LATER = (
 NOT_COMPARED = ("data.root", "output", "init.from")  # places: what lies there is compared
 
 
-Analysis = Literal["losses", "drift", "knowledge", "contribution", "features", "similarity"]  # engine/probes
+Analysis = Literal[
+    "losses", "drift", "knowledge", "contribution", "features", "similarity", "orthogonality", "layers"
+]  # engine/probes
 
 
 class ModelSettings(OpenSection):

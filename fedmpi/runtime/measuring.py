@@ -16,6 +16,7 @@ from fedmpi.models.gaussian import REFERENCE
 from fedmpi.models.net import Net
 
 FEATURES = ("features", "similarity")  # analyses of what the head is given
+OF_CLASSES = ("knowledge", "orthogonality")
 
 
 def check(settings: Settings, method: Method, task: Any, net: Net, data: Federated, messages: Messages) -> None:
@@ -48,8 +49,9 @@ def _analysis(settings: Settings, task: Any, net: Net, data: Federated, messages
                 f"analysis: {name} looks at what the last linear layer is given, a row of features a sample, and model "
                 f"{settings.model.name} has no such layer; remove it, or choose a model that ends in one"
             )
-    if "knowledge" in settings.analysis and not getattr(task, "classification", False):
-        raise UserError(f"analysis: knowledge is about classes, and task {settings.task.name} has none; remove it")
+    for name in OF_CLASSES:
+        if name in settings.analysis and not getattr(task, "classification", False):
+            raise UserError(f"analysis: {name} is about classes, and task {settings.task.name} has none; remove it")
 
 
 def _record(settings: Settings, messages: Messages) -> None:

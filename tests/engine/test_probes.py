@@ -136,9 +136,8 @@ def test_a_run_has_the_bits_that_it_has_without(method):
             prepare(trial(method, analysis=["drift"]))
         return
     config = trial(method, rounds=2)
-    assert record(
-        watched(config.model_copy(update={"analysis": ["losses", "drift", "features", "similarity"]}))
-    ) == record(play(config))
+    analysis = ["losses", "drift", "features", "similarity", "orthogonality", "layers"]
+    assert record(watched(config.model_copy(update={"analysis": analysis}))) == record(play(config))
 
 
 @pytest.mark.parametrize("server", [{}, {"trains": True}, {"placement": "sharded"}])

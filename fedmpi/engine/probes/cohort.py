@@ -36,6 +36,7 @@ class Cohort:
     before: Model  # the global model that they received
     after: Model  # the global model that the round made
     mine: Mapping[int, Model]  # of this rank's clients: what local training made
+    steps: Mapping[int, Tensor]  # of the same: what orthogonality.Steps has seen of it, where that is asked for
 
     def models(self) -> Iterator[tuple[int, Model]]:
         """(client, its local model), of all members in order; on a rank without clients of its own too."""

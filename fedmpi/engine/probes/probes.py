@@ -18,7 +18,7 @@ from fedmpi.common import seeds
 from fedmpi.engine.client_states import ClientStates
 from fedmpi.engine.local.client import LocalClient
 from fedmpi.engine.plan import Plan, Sink
-from fedmpi.engine.probes import contribution, drift, features, knowledge, losses, similarity
+from fedmpi.engine.probes import contribution, drift, features, knowledge, layers, losses, orthogonality, similarity
 from fedmpi.engine.probes.cohort import Cohort, Model
 from fedmpi.engine.sampling import Roster
 from fedmpi.engine.server import FederationServer
@@ -47,6 +47,8 @@ PROBES: dict[str, Probe] = {
     "contribution": contribution.measure,
     "features": features.measure,
     "similarity": similarity.measure,
+    "orthogonality": orthogonality.measure,
+    "layers": layers.measure,
 }
 
 
@@ -57,6 +59,7 @@ class Probes:
         self.fed, self.names = fed, names
         self._before: Model | None = None
         self._mine: dict[int, Model] = {}
+        self._steps: dict[int, Tensor] = {}
 
     def due(self, t: int) -> bool:
         """Whether round t is measured: every evaluate.every rounds, and the last one."""
@@ -74,8 +77,12 @@ class Probes:
         row = model.w.new_empty(worker.messages.upload(t).packing.size)
         for client in (k for k in members if where[k] == fed.comm.rank):
             kept = fed.states.view(client, t, lr, fed.exchange.inbox, downloads[client]).state_row.clone()
+            k = LocalClient(worker, client, t, lr, fed.exchange.inbox, downloads[client], kept)
+            steps = k.watch = orthogonality.Steps(k) if "orthogonality" in self.names else None
             with seeds.restored():
-                LocalClient(worker, client, t, lr, fed.exchange.inbox, downloads[client], kept).take_part(row)
+                k.take_part(row)
+            if steps is not None:
+                self._steps[client] = steps.row()
             self._mine[client] = Model(model.w.clone(), model.b.clone())
 
     def measure(self, t: int, members: Sequence[int], where: Mapping[int, int]) -> None:
@@ -87,9 +94,10 @@ class Probes:
             after = None if fed.server is None else Model(fed.server.w, fed.server.b)
             before, after = self._shared(self._before), self._shared(after)
             p = fed.roster.weights(members)[1].double().cpu()
-            what = (fed.comm, fed.worker, fed.plan.eval_batch, members, where, p, before, after, self._mine)
-            said = {name: PROBES[name](Cohort(*what)) for name in self.names}
-        self._before, self._mine = None, {}
+            who = (fed.comm, fed.worker, fed.plan.eval_batch, members, where)
+            cohort = Cohort(*who, p, before, after, self._mine, self._steps)
+            said = {name: PROBES[name](cohort) for name in self.names}
+        self._before, self._mine, self._steps = None, {}, {}
         if fed.server is not None:
             fed.sink.analysis({"round": t, "clients": list(members), **said})
 

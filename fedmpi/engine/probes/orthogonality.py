@@ -1,0 +1,107 @@
+"""Whether local steps keep out of the way of the proximal loss (FedSOL, Fig. 3).
+
+    L_p = KL(softmax(f_w0 / tau) || softmax(f_w / tau)), mean over samples, tau = 3
+FedSOL's Eq. 5 with the paper's tau, for every method, so that they can be compared. At each local step, on its batch:
+g_p = grad L_p at w; g_u, what the optimiser is given to descend along, before its momentum and weight decay;
+    cosine = <g_u, g_p> / (|g_u| |g_p|)
+over the parameters in training, and over those of the head alone, which FedSOL perturbs. Below 0 the step raises L_p;
+at w = w0, where g_p = 0, there is none. For L_p models are in evaluation mode: dropout and batch statistics stay out.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.nn.functional import kl_div
+
+from fedmpi.engine.local.view import ClientView
+from fedmpi.engine.probes.cohort import Cohort
+
+TAU = 3.0
+FIRST = 100  # steps of a round that are told one by one
+WIDTH = 3 + 2 * FIRST
+
+
+def proximal(f: Tensor, teacher: Tensor) -> Tensor:
+    """L_p of logits (B, C) and of those of w0, ().
+
+    >>> round(proximal(torch.tensor([[2.0, 0, 0], [0, 1, 0]]), torch.tensor([[1.0, 1, 0], [0, 0, 2]])).item(), 7)
+    0.0671393
+    """
+    s, q = ((each.double() / TAU).log_softmax(1) for each in (f, teacher))
+    return kl_div(s, q, reduction="batchmean", log_target=True)
+
+
+class Steps:
+    """What one client's local training does, step by step; what it looks at stays as it is."""
+
+    def __init__(self, k: ClientView) -> None:
+        self.k = k
+        self.seen: list[Tensor] = []  # (3,) a step: L_p, cosine, that of the head
+
+    def __call__(self, x: Tensor, y: Tensor) -> None:
+        """A step whose gradient is there and not yet descended along. x (B, ...)"""
+        k, model = self.k, self.k.worker.model
+        if torch.equal(k.w, k.w0):
+            self.seen.append(k.w.new_tensor([0.0, torch.nan, torch.nan], dtype=torch.float64))
+            return
+        members = [(s, p) for s, p in model.members() if p.requires_grad]
+        value = self._proximal(x)
+        slopes = torch.autograd.grad(value, [p for _, p in members], allow_unused=True)
+        g_p, g_u = torch.zeros_like(k.w), torch.zeros_like(k.w)
+        for (s, p), slope in zip(members, slopes, strict=True):
+            for flat, g in ((g_p, slope), (g_u, p.grad)):
+                if g is not None:
+                    s.view(flat).copy_(g)
+        head = k.worker.messages.head
+        self.seen.append(torch.stack([value.detach(), cosine(g_u, g_p), cosine(head.take(g_u), head.take(g_p))]))
+
+    def row(self) -> Tensor:
+        """(WIDTH,): L_p after the training, on the client's samples; cosines, mean over the steps; the first steps."""
+        out = torch.full((WIDTH,), torch.nan, dtype=torch.float64)
+        with torch.no_grad():
+            losses = [(self._proximal(x), len(y)) for x, y in self.k.batches()]
+        if losses:
+            out[0] = sum(float(value) * n for value, n in losses) / sum(n for _, n in losses)
+        if self.seen:
+            steps = torch.stack(self.seen).cpu()
+            out[1:3] = steps[:, 1:].nanmean(0)
+            out[3:].view(2, FIRST)[:, : len(steps)] = steps[:FIRST, :2].T
+        return out
+
+    def _proximal(self, x: Tensor) -> Tensor:
+        module, (_, teacher) = self.k.worker.model.module, self.k.frozen(x)
+        training = module.training
+        module.eval()
+        try:
+            return proximal(self.k.logits(x), teacher)
+        finally:
+            module.train(training)
+
+
+def cosine(a: Tensor, b: Tensor) -> Tensor:
+    """() float64; nan where one of the two vectors (d,) is 0."""
+    a, b = a.double(), b.double()
+    return (a @ b) / (a.norm() * b.norm())
+
+
+def measure(c: Cohort) -> dict[str, Any]:
+    """Means over the clients, by client, and by step over those that have made it."""
+    rows = c.gather(c.steps, WIDTH)
+    if c.comm.rank:
+        return {}
+    losses, cosines, heads = rows[:, :3].T
+    steps = rows[:, 3:].view(-1, 2, FIRST).nanmean(0)
+    made = int((~steps[0].isnan()).sum())
+    return {
+        "loss": losses.nanmean().item(),
+        "cosine": cosines.nanmean().item(),
+        "head": heads.nanmean().item(),
+        "losses": losses.tolist(),
+        "cosines": cosines.tolist(),
+        "heads": heads.tolist(),
+        "step_losses": steps[0, :made].tolist(),
+        "step_cosines": steps[1, :made].tolist(),
+    }

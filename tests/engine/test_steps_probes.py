@@ -1,0 +1,165 @@
+"""Orthogonality of local steps and the layers that they move, against loops written out; watching changes nothing."""
+
+import copy
+from dataclasses import replace
+from types import SimpleNamespace
+
+import pytest
+import torch
+from helpers import images, prepare, record, settings
+from test_probes import watched
+from torch.nn.functional import cross_entropy, kl_div
+
+from fedmpi.analysis.local_models import local_models
+from fedmpi.common.errors import UserError
+from fedmpi.data.batches import batches
+from fedmpi.data.federated import split
+from fedmpi.engine.probes import layers, orthogonality
+from fedmpi.methods._terms import distillation
+from fedmpi.methods.fedsol import FedSOL
+from fedmpi.runtime import build
+
+METHODS = {"fedavg": {}, "fedprox": {"mu": 1.0}, "fedsol": {"rho": 2.0}}
+
+
+def flat(tensors):
+    return torch.cat([t.detach().flatten() for t in tensors])
+
+
+def l_p(module, teacher, x):
+    with torch.no_grad():
+        q = (teacher(x) / 3).softmax(1)
+    return kl_div((module(x) / 3).log_softmax(1), q, reduction="batchmean")
+
+
+def g_u(method, module, teacher, x, y):
+    """What the step descends along; the head of the mlp is its last two tensors."""
+    named, start = list(module.parameters()), [p.detach() for p in teacher.parameters()]
+    g = torch.autograd.grad(cross_entropy(module(x), y), named)
+    moved = [p.detach() - p0 for p, p0 in zip(named, start, strict=True)]
+    if method == "fedprox":
+        return [a + 1.0 * b for a, b in zip(g, moved, strict=True)]
+    if method == "fedavg" or not flat(moved).any():
+        return g
+    slopes = torch.autograd.grad(l_p(module, teacher, x), named)[-2:]
+    lam = [m.abs() / flat(moved[-2:]).norm() for m in moved[-2:]]
+    other = copy.deepcopy(module)
+    with torch.no_grad():
+        for p, strength, slope in zip(list(other.parameters())[-2:], lam, slopes, strict=True):
+            p += 2.0 * strength * slope / flat(slopes).norm()
+    return torch.autograd.grad(cross_entropy(other(x), y), list(other.parameters()))
+
+
+def by_hand(method, module, rows, config, generator):
+    """L_p and cosines before each step of one client, and L_p in the end."""
+    teacher, train = copy.deepcopy(module), config.train
+    sgd = torch.optim.SGD(module.parameters(), train.lr, train.momentum, weight_decay=train.weight_decay)
+    losses, cosines, heads = [], [], []
+    for x, y in batches(rows, train.batch_size, generator):
+        u = g_u(method, module, teacher, x, y)
+        value = l_p(module, teacher, x)
+        p = torch.autograd.grad(value, list(module.parameters()))
+        losses.append(value.item())
+        cosines.append(torch.cosine_similarity(flat(u).double(), flat(p).double(), dim=0).item())
+        heads.append(torch.cosine_similarity(flat(u[-2:]).double(), flat(p[-2:]).double(), dim=0).item())
+        for parameter, g in zip(module.parameters(), u, strict=True):
+            parameter.grad = g.clone()
+        sgd.step()
+    x = rows.x[rows.index]
+    return SimpleNamespace(losses=losses, cosines=cosines[1:], heads=heads[1:], end=l_p(module, teacher, x).item())
+
+
+@pytest.mark.parametrize("method", METHODS)
+def test_a_round_step_by_step(method):
+    config = settings(method, rounds=1, analysis=["orthogonality"], options=METHODS[method])
+    [row] = watched(config).analysis
+    told, it = row["orthogonality"], prepare(config)
+    worker, hands = build.make_worker(it.made, lambda: False), []
+    for k in row["clients"]:
+        it.made.model.load(it.w0, it.b0)
+        order, _ = worker.generators(0, k, 0)
+        hands.append(by_hand(method, copy.deepcopy(it.made.net.module), it.made.data.train[k], config, order))
+    near = {"rel": 2e-3, "abs": 1e-6}
+    assert min(len(hand.losses) for hand in hands) > 1
+    assert told["losses"] == pytest.approx([hand.end for hand in hands], **near)
+    assert told["loss"] == pytest.approx(sum(hand.end for hand in hands) / len(hands), **near)
+    for key, name in (("cosines", "cosine"), ("heads", "head")):
+        means = [sum(values) / len(values) for values in (getattr(hand, key) for hand in hands)]
+        assert told[key] == pytest.approx(means, **near)
+        assert told[name] == pytest.approx(sum(means) / len(means), **near)
+    longest = max(len(hand.losses) for hand in hands)
+    assert len(told["step_losses"]) == longest
+    for i in range(longest):
+        have = [hand for hand in hands if len(hand.losses) > i]
+        assert told["step_losses"][i] == pytest.approx(sum(h.losses[i] for h in have) / len(have), **near)
+        if i:
+            mean = sum(h.cosines[i - 1] for h in have) / len(have)
+            assert told["step_cosines"][i] == pytest.approx(mean, **near)
+    assert told["step_losses"][0] == 0
+    assert told["step_cosines"][0] != told["step_cosines"][0]  # nan: there is no gradient yet
+
+
+def test_the_loss_is_fedsols():
+    f, teacher = torch.randn(2, 6, 4, generator=torch.Generator().manual_seed(0))
+    assert orthogonality.proximal(f, teacher).item() == pytest.approx(distillation(f, teacher, 3.0).item(), rel=1e-5)
+
+
+def test_what_has_not_moved_has_no_proximal_gradient():
+    config = settings("fedavg", rounds=1, analysis=["orthogonality"], train={"lr": 0.0})
+    [row] = watched(config).analysis
+    told = row["orthogonality"]
+    assert (told["loss"], told["step_losses"][-1]) == (0, 0)
+    assert told["cosine"] != told["cosine"]  # nan
+
+
+@pytest.mark.parametrize("method", ["fedavg", "fedsol", "moon"])
+def test_watching_changes_no_local_model(method):
+    """Dropout draws and batch statistics move in this net: those of the models that are measured are the run's."""
+    config = settings(method, "norm", rounds=2, analysis=["drift"], evaluate={"every": 1})
+    plain, seen = watched(config), watched(config.model_copy(update={"analysis": ["orthogonality", "drift"]}))
+    assert [row["drift"] for row in seen.analysis] == [row["drift"] for row in plain.analysis]
+    assert record(seen) == record(plain)
+    assert all(-1 <= row["orthogonality"]["cosine"] <= 1 for row in seen.analysis)
+
+
+def test_layers_against_fedsols_own_lambda():
+    config = settings("fedavg", rounds=1, analysis=["layers", "drift"])
+    [row] = watched(config).analysis
+    it = prepare(config)
+    model = it.made.model
+    made = local_models(it.fed, build.make_worker(it.made, lambda: False), row["clients"], 0)
+    assert row["layers"]["layers"] == list(dict.fromkeys(s.name.rpartition(".")[0] for s in model.layout.segments))
+    strengths = {}
+    for norm in ("layer", "dim0"):
+        method = FedSOL(layers="all", rho=1.0, norm=norm)
+        for w in made.w:
+            k = SimpleNamespace(w=w, w0=it.w0, segments=lambda: model.layout.segments)
+            eps = method.perturbation(k, torch.ones_like(w))  # rho Lambda 1 / ||1||
+            strengths.setdefault(norm, []).append(eps.double() * len(w) ** 0.5)
+    for i, tensors in enumerate(layers.layers(model.layout).values()):
+        entries = model.layout.entries(tensors)
+        taken = torch.stack([entries.take(each) for each in strengths["layer"]])
+        assert row["layers"]["strength"][i] == pytest.approx(taken.mean().item(), rel=1e-5)
+        assert row["layers"]["entries"][i] == taken.shape[1]
+        columns = torch.stack([entries.take(each) for each in strengths["dim0"]])
+        assert row["layers"]["columns"][i] == pytest.approx(columns.mean().item(), rel=1e-5)
+        assert row["layers"]["evenness"][i] == pytest.approx(taken.mean().item() * taken.shape[1] ** 0.5, rel=1e-5)
+        norms = [entries.take(w - it.w0).double().norm().item() for w in made.w]
+        assert row["layers"]["norm"][i] == pytest.approx(sum(norms) / len(norms), rel=1e-5)
+    assert sum(row["layers"]["entries"]) == model.w.numel()
+
+
+def test_the_bound_is_reached_where_all_move_alike():
+    assert layers.strength([torch.full((25,), -0.3)]).item() == pytest.approx(1 / 5)
+    one = torch.zeros(25)
+    one[3] = 2.0
+    assert layers.strength([one]).item() == pytest.approx(1 / 25)
+    assert layers.strength([torch.zeros(4)]).item() == 0
+
+
+def test_orthogonality_is_about_classes():
+    data = images()
+    wanted = replace(data, train_y=data.train_y.float(), test_y=data.test_y.float(), classes=1)
+    parts = split(wanted, "iid", 4, 0, "global")
+    with pytest.raises(UserError, match="orthogonality is about classes, and task regression has none"):
+        prepare(settings("fedavg", analysis=["orthogonality"], task={"name": "regression"}), parts)
