@@ -154,7 +154,7 @@ def test_ranks_say_the_same_as_one_process(server):
 
 def test_sites_without_a_common_test_set():
     data = replace(federated(), global_test=None)
-    config = settings("fedavg", rounds=1, analysis=["losses", "drift", "contribution"])
+    config = settings("fedavg", rounds=1, analysis=["losses", "drift", "contribution", "orthogonality", "layers"])
     [row] = watched(config, data).analysis
     gains = torch.tensor(row["contribution"]["gain"])
     assert len(gains) == len(row["clients"])
