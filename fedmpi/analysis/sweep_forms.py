@@ -1,9 +1,10 @@
-"""A sweep's table as text, Markdown, LaTeX (booktabs) or CSV."""
+"""A sweep's table as text, Markdown, LaTeX (booktabs) or CSV, and as a picture."""
 
 from __future__ import annotations
 
 import csv
 import io
+import math
 import re
 import unicodedata
 from collections.abc import Callable, Iterable, Sequence
@@ -11,6 +12,7 @@ from itertools import product
 from pathlib import Path
 from statistics import fmean, stdev
 
+from fedmpi.analysis.pages.grouping import spoken
 from fedmpi.analysis.sweep_table import (
     Cells,
     about_differences,
@@ -20,6 +22,7 @@ from fedmpi.analysis.sweep_table import (
     differences,
     gaps,
     grid,
+    head,
     published_of,
     sides,
     text,
@@ -28,6 +31,7 @@ from fedmpi.analysis.sweep_table import (
 from fedmpi.common.errors import UserError
 from fedmpi.config.sweep import Sweep
 
+PICTURES = (".png", ".svg", ".pdf")
 SPECIAL = {c: f"\\{c}" for c in "&%$#_{}"} | {
     "\\": r"\textbackslash{}",
     "~": r"\textasciitilde{}",
@@ -46,19 +50,41 @@ SPECIAL = {c: f"\\{c}" for c in "&%$#_{}"} | {
 def analyse(
     sweep: Sweep, metric: str | None, of: str | None, rows: str | None, to: Path | None, say: Callable[[str], None]
 ) -> None:
-    """Show the table, and write it to a file: .md, .tex, .csv or .txt."""
+    """Show the table, and write it to a file: .md, .tex, .csv, .txt, or as a picture: .png, .svg, .pdf."""
     writers = {".md": markdown, ".tex": latex, ".csv": as_csv, ".txt": lambda cells: "\n".join(text(cells)) + "\n"}
-    if to is not None and to.suffix not in writers:
-        raise UserError(f"--to: {to}: a name that ends in {', '.join(writers)} is needed")
+    if to is not None and to.suffix not in (*writers, *PICTURES):
+        raise UserError(f"--to: {to}: a name that ends in {', '.join((*writers, *PICTURES))} is needed")
     cells = collect(sweep, metric, of, rows)
     for line in text(cells):
         say(line)
     if to is not None:
         try:
-            to.write_text(writers[to.suffix](cells), encoding="utf-8")
+            if to.suffix in PICTURES:
+                picture(cells, to)
+            else:
+                to.write_text(writers[to.suffix](cells), encoding="utf-8")
         except OSError as error:
             raise UserError(f"--to: {to}: {error.strerror}; choose another file") from error
         say(f"written: {to}")
+
+
+def picture(cells: Cells, to: Path) -> Path:
+    """A line for each column over the labels of the rows: mean over seeds, sample standard deviation as a bar."""
+    from fedmpi.analysis import figures, sweep_picture
+
+    if not cells.axes:
+        raise UserError(f"--to: {to}: a picture needs an axis other than seed to be over, and this sweep has none")
+    rows, columns = sides(cells)
+    lines = {}
+    for column in columns:
+        points = []
+        for row in rows:
+            if values := list(cells.found.get((*row, *column), {}).values()):
+                points.append((row[0], fmean(values), stdev(values) if len(values) > 1 else math.nan))
+        if points:
+            lines[head(cells, column) if column else ""] = points
+    x_label = cells.axes[0].name.rpartition(".")[2]
+    return figures.save(sweep_picture.draw(lines, x_label, spoken(cells.metric)), to)
 
 
 def markdown(cells: Cells) -> str:

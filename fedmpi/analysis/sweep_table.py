@@ -5,7 +5,7 @@ figure of summary.json (where a run has no accuracy, that of the first protocol 
 personal_accuracy), +- the sample standard deviation (n - 1). A difference is paired: the mean over seeds that both
 rows have of (row - first row), +- its standard error s / sqrt(n); `*` where it is more than twice that. Beside a
 published figure: `=` within its standard deviation, `~` within two, `!` beyond (in ours where it has none, or 0; `?`:
-nobody has).
+nobody has). losses.shift and the like are what `analysis` has measured (analysis.jsonl).
 """
 
 from __future__ import annotations
@@ -13,14 +13,14 @@ from __future__ import annotations
 import math
 import shlex
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from statistics import fmean, stdev
 
 from fedmpi.common.errors import UserError
 from fedmpi.common.text import count, headline, lower_is_better, nearest
 from fedmpi.config.loading import shown
 from fedmpi.config.sweep import SEED, Axis, Published, Sweep
-from fedmpi.runtime.sweeping import choosing, progress
+from fedmpi.runtime.sweeping import choosing, measured, progress
 
 WHAT = {"last": "after the last round", "mean_last_10": "mean of the last ten rounds", "best": "best round"}
 OF = tuple(WHAT)
@@ -71,6 +71,9 @@ def collect(sweep: Sweep, metric: str | None, of: str | None, rows: str | None =
     of = of or "last"
     if of not in OF:
         raise UserError(f"--of: {of}; allowed: {', '.join(OF)}")
+    probed = metric is not None and measured.named(metric)
+    if probed and of not in measured.OF:
+        raise UserError(f"--of: {of}: nothing that `analysis` measures is best; allowed: {', '.join(measured.OF)}")
     axes = tuple(axis for axis in sweep.axes if axis.name != SEED)
     names = [axis.name for axis in axes]
     if rows is not None:
@@ -87,6 +90,8 @@ def collect(sweep: Sweep, metric: str | None, of: str | None, rows: str | None =
         if settings is None or state is None or state.what != progress.DONE:
             continue
         done += 1
+        if probed:
+            state = replace(state, summary=measured.figures(settings))
         figures = state.summary.get(of, {})
         looks = ["", *(f"{protocol}_" for protocol in settings.evaluate.protocol if protocol != "global")]
         known |= dict.fromkeys((*figures, *(_plain(name, looks) for name in figures)))
@@ -101,7 +106,8 @@ def collect(sweep: Sweep, metric: str | None, of: str | None, rows: str | None =
     if not done:
         raise UserError(f"none of {count(len(sweep.labels), 'run')} is done; fedmpi sweep {sweep.path}")
     if not found or not metric or metric not in known:
-        raise UserError(f"--metric: no run has a figure '{metric}'; {nearest(str(metric), known)}")
+        hint = "; what runs measure of themselves is set by `analysis: [losses]`" if probed and not known else ""
+        raise UserError(f"--metric: no run has a figure '{metric}'; {nearest(str(metric), known)}{hint}")
     seeds = {labels.get(SEED, "") for labels in sweep.labels}
     return Cells(sweep, metric, of, axes, found, bad, len(seeds), _chosen(sweep), tuple(options), published)
 
@@ -169,7 +175,7 @@ def _seeds(seeds: Sequence[str]) -> str:
 def grid(cells: Cells, sign: str) -> Iterator[list[str]]:
     """A heading, then a row for each label of the first axis: each cell, and what is published of it."""
     rows, columns = sides(cells)
-    yield [cells.axes[0].name if cells.axes else "", *(_head(cells, column) for column in columns)]
+    yield [cells.axes[0].name if cells.axes else "", *(head(cells, column) for column in columns)]
     for row in rows:
         shown = []
         for column in columns:
@@ -188,7 +194,7 @@ def sides(cells: Cells) -> tuple[list[Key], list[Key]]:
     return list(rows), list(columns)
 
 
-def _head(cells: Cells, column: Key) -> str:
+def head(cells: Cells, column: Key) -> str:
     """What stands above a column: alpha 0.1 MNIST."""
     named = zip(cells.axes[1:], column, strict=True)
     each = [f"{axis.name.rpartition('.')[2]} {label}" if axis.is_key else label for axis, label in named]
@@ -238,14 +244,18 @@ def verdict(cells: Cells, key: Key, theirs: tuple[float, float]) -> str:
 
 def difference(cells: Cells, row: Key, column: Key) -> tuple[float, float, str] | None:
     """A cell's mean difference to the first row's over the seeds that both have, its standard error, and whether it
-    stands out: better, worse or nothing. None where there are fewer than two such seeds."""
+    stands out: better, worse (of what `analysis` has measured: higher, lower) or nothing. None where there are fewer
+    than two such seeds."""
     first, other = (cells.found.get((*each, *column), {}) for each in (sides(cells)[0][0], row))
     apart = [other[seed] - first[seed] for seed in other if seed in first]
     if len(apart) < 2:
         return None
     mean, error = fmean(apart), stdev(apart) / math.sqrt(len(apart))
-    better = (mean < 0) == lower_is_better(cells.metric)
-    return mean, error, "" if abs(mean) <= 2 * error else "better" if better else "worse"
+    if abs(mean) <= 2 * error:
+        return mean, error, ""
+    if measured.named(cells.metric):  # what less of it is good for, nobody has said
+        return mean, error, "lower" if mean < 0 else "higher"
+    return mean, error, "better" if (mean < 0) == lower_is_better(cells.metric) else "worse"
 
 
 def differences(cells: Cells) -> Iterator[list[str]]:
@@ -253,7 +263,7 @@ def differences(cells: Cells) -> Iterator[list[str]]:
     rows, columns = sides(cells)
     if not cells.axes or len(rows) < 2:
         return
-    yield [" ".join(rows[0]), *(_head(cells, column) for column in columns)]
+    yield [" ".join(rows[0]), *(head(cells, column) for column in columns)]
     for row in rows[1:]:
         found = [difference(cells, row, column) for column in columns]
         told = [f"{each[0]:+.4g} +- {each[1]:.2g}{each[2] and ' * ' + each[2]}" if each else "-" for each in found]

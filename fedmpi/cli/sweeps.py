@@ -91,14 +91,19 @@ def _one(asked: files.Sweep, name: str) -> int:
 def table(
     file: Annotated[Path, typer.Argument(metavar="SWEEP", help="Its YAML file, or its directory.")],
     overrides: Overrides = None,
-    metric: Annotated[str | None, typer.Option(help="A figure in summary.json; default: the published one's.")] = None,
+    metric: Annotated[
+        str | None, typer.Option(help="A figure in summary.json, or what `analysis` has measured: losses.shift.")
+    ] = None,
     of: Annotated[
         str | None, typer.Option(help="last, mean_last_10 or best; default: as published, else last.")
     ] = None,
     rows: Annotated[
         str | None, typer.Option(metavar="AXIS", help="What the rows are; default: the first axis.")
     ] = None,
-    to: Annotated[Path | None, typer.Option(metavar="FILE", help="Write it, too: .md, .tex, .csv or .txt.")] = None,
+    to: Annotated[
+        Path | None,
+        typer.Option(metavar="FILE", help="Write it, too: .md, .tex, .csv, .txt; or draw it: .png, .svg, .pdf."),
+    ] = None,
 ) -> None:
     """Show mean and standard deviation over seeds for every cell of SWEEP, paired differences, and published figures
     beside ours."""

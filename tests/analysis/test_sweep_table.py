@@ -9,7 +9,7 @@ from statistics import stdev
 
 import pytest
 
-from fedmpi.analysis import sweep_forms, sweep_table
+from fedmpi.analysis import sweep_forms, sweep_picture, sweep_table
 from fedmpi.common.errors import UserError
 from fedmpi.config import sweep
 from fedmpi.runtime.reading import many
@@ -168,7 +168,7 @@ def test_forms(asked, tmp_path):
 def test_mistakes(asked, tmp_path):
     for words, given in (
         ("--of: first; allowed: last", (None, "first", None)),
-        ("ends in .md, .tex", (None, "last", tmp_path / "a.pdf")),
+        ("ends in .md, .tex", (None, "last", tmp_path / "a.doc")),
         ("no run has a figure 'acuracy'; did you mean 'accuracy'", ("acuracy", "last", None)),
     ):
         with pytest.raises(UserError, match=words):
@@ -292,3 +292,77 @@ def test_the_metric_of_what_is_published(tmp_path):
     assert sweep_table.collect(asked, None, "last").found == {("A",): {"0": 1.0}}
     with pytest.raises(UserError, match="--rows: unknown axis 'seed'; allowed: m"):
         sweep_table.collect(asked, None, None, "seed")
+
+
+MEASURED = [
+    {"round": 0, "clients": [0, 1], "losses": {"shift": 9.0, "aggregation": None, "matrix": [[1.0]]}},
+    {"round": 1, "clients": [0, 1], "losses": {"shift": 0.5, "aggregation": -0.25}},
+]
+
+
+def measured(asked, change=lambda labels, row: row):
+    for labels, settings in asked.runs():
+        run = settings.output / settings.name
+        if run.exists():
+            rows = [json.dumps(change(labels, row)) + "\n" for row in MEASURED]
+            (run / "analysis.jsonl").write_text("".join(rows))
+
+
+def test_what_analysis_has_measured(asked):
+    """By hand: of seed s and method B_2 the shift is s higher."""
+
+    def change(labels, row):
+        up = int(labels["seed"]) * (labels["method"] == "B_2")
+        return {**row, "losses": {**row["losses"], "shift": row["losses"]["shift"] + up}}
+
+    measured(asked, change)
+    cells = sweep_table.collect(asked, "losses.shift", None)
+    assert cells.found["A", "0.1"] == {"0": 0.5, "1": 0.5, "2": 0.5}
+    assert cells.found["B_2", "0.1"] == {"0": 0.5, "1": 1.5, "2": 2.5}
+    lines = sweep_table.text(cells)
+    assert lines[0].startswith("losses.shift, after the last round")
+    assert sweep_table.collect(asked, "losses.shift", "mean_last_10").found["A", "0.5"]["0"] == 4.75
+    measured(asked, lambda labels, row: {**row, "losses": {"shift": 1.0 + (labels["method"] == "B_2")}})
+    told = sweep_table.difference(sweep_table.collect(asked, "losses.shift", None), ("B_2",), ("0.1",))
+    assert told == (1.0, 0.0, "higher")  # whether that is better, nobody has said
+
+
+def test_of_what_is_measured_no_earlier_round_stands_for_the_last_one(asked):
+    """Neither a figure that is null there, nor one that is no number; lists are none."""
+    measured(asked)
+    cells = sweep_table.collect(asked, "losses.aggregation", None)
+    assert cells.found["A", "0.1"] == dict.fromkeys("012", -0.25)
+
+    def change(labels, row):
+        return {**row, "losses": {"shift": None if row["round"] and labels["seed"] == "1" else 1.0, "local": 1.0}}
+
+    measured(asked, change)
+    cells = sweep_table.collect(asked, "losses.shift", None)
+    assert (cells.found["A", "0.1"], cells.bad["A", "0.1"]) == ({"0": 1.0, "2": 1.0}, ["1"])
+    with pytest.raises(UserError, match=r"no run has a figure 'losses.matrix'; .*allowed: losses.local, losses.shift"):
+        sweep_table.collect(asked, "losses.matrix", None)
+    with pytest.raises(UserError, match="--of: best: nothing that `analysis` measures is best; allowed: last, mean"):
+        sweep_table.collect(asked, "losses.shift", "best")
+
+
+def test_a_sweep_without_analysis_has_nothing_measured(asked):
+    with pytest.raises(UserError, match=r"no run has a figure 'losses.shift'; .*set by `analysis: \[losses\]`"):
+        sweep_table.collect(asked, "losses.shift", None)
+
+
+def test_pictures(asked, tmp_path, monkeypatch):
+    """Means and deviations of the cells, over the rows' labels."""
+    drawn = []
+    draw = sweep_picture.draw
+    monkeypatch.setattr(sweep_picture, "draw", lambda *given: drawn.append(given) or draw(*given))
+    said = []
+    sweep_forms.analyse(asked, None, "last", "train.lr", tmp_path / "t.png", said.append)
+    lines, x, y = drawn[0]
+    assert (x, y, list(lines)) == ("lr", "accuracy (%)", ["A", "B_2"])
+    assert lines["A"] == [("0.1", 52.0, 2.0), ("0.5", 50.0, 10.0)]
+    assert lines["B_2"][1][:2] == ("0.5", 35.5)
+    assert (tmp_path / "t.png").read_bytes().startswith(b"\x89PNG")
+    for ending in ("svg", "pdf"):
+        sweep_forms.analyse(asked, None, "last", None, tmp_path / f"t.{ending}", said.append)
+        assert (tmp_path / f"t.{ending}").stat().st_size > 1000
+    assert list(drawn[-1][0]) == ["lr 0.1", "lr 0.5"]  # rows that are words have places of their own
