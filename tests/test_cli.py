@@ -307,7 +307,7 @@ for words, expected in json.loads(sys.argv[1]):
 def test_what_needs_no_torch_imports_none(path, tmp_path):
     """It takes every rank a second or more. Whatever shows, and whatever mistake a config or a run directory has."""
     commands = ["run", "resume", "replay", "validate", "doctor", "list"]
-    analyses = ["variance", "virtual", "communication", "gaussians"]
+    analyses = ["variance", "virtual", "trajectory", "communication", "gaussians"]
     fine = [[], ["--help"], ["--version"], ["analyse"], ["list"], *(["list", kind] for kind in catalog.KINDS)]
     fine += [["show", "train.schedule"], ["show", "data"], ["show", "method.mu"], ["list", "fedsol"], ["list", "mlp"]]
     fine += [[name, "--help"] for name in commands] + [["analyse", name, "--help"] for name in analyses]
@@ -325,6 +325,7 @@ def test_what_needs_no_torch_imports_none(path, tmp_path):
     wrong += [["validate", config, "sede=1"], ["validate", config, "compute.threads=1000000"]]
     wrong += [["resume", str(tmp_path)], ["replay", str(tmp_path)], ["analyse", "virtual", str(tmp_path)]]
     wrong += [["analyse", "variance", config, "train.lr=x"], ["analyse", "communication"]]
+    wrong += [["analyse", "trajectory", config, "train.lr=x"]]
     words = json.dumps([(each, 0) for each in fine] + [(each, 2) for each in wrong])
     done = subprocess.run([sys.executable, "-c", LIGHT, words], capture_output=True, text=True, timeout=60)
     assert done.returncode == 0, done.stderr.splitlines()[-1:]

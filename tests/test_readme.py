@@ -102,6 +102,8 @@ def words(line, rounds="rounds=1"):
         return [*command, rounds, "model={name: logistic}", "only={seed: [0, 1]}"]
     if command[:3] == ["fedmpi", "analyse", "variance"]:
         return [*command, rounds]
+    if command[:3] == ["fedmpi", "analyse", "trajectory"]:
+        return [*command, rounds, *["--first", "0", "--last", "1", "--grid", "3", "--samples", "50"]]
     if not trains or "checkpoint.resume=auto" in command:  # it goes on with a run of two rounds
         return command
     if set(command) & {f"name={Path(run).name}" for run in COMPARED}:

@@ -58,6 +58,27 @@ def virtual(
         virtual.analyse(run, settings, to, show)
 
 
+@analyse.command(short_help="Ways over one loss landscape.")
+def trajectory(
+    config: Config,
+    overrides: Overrides = None,
+    first: Annotated[int, typer.Option(min=0, help="The first round whose clients are shown.")] = 4,
+    last: Annotated[int, typer.Option(min=1, help="The round before which that ends.")] = 8,
+    samples: Annotated[int, typer.Option(min=1, help="Training samples that the loss is over.")] = 1024,
+    grid: Annotated[int, typer.Option(min=3, max=201, help="Points a side of a landscape.")] = 21,
+    to: To = Path("analysis"),
+) -> None:
+    """Train as CONFIG says, by method fedatom, and FedAvg from the same kernels: their losses, their ways over one
+    landscape, and the local and virtual clients of some rounds."""
+    settings = configs.load(config, overrides or ())
+    plain = configs.load(config, [*(overrides or ()), "method={name: fedavg}"])
+    fit(settings)
+    alone()
+    from fedmpi.analysis.filter_decomposition import trajectory as ways
+
+    ways.analyse(settings, plain, ways.Asked(first, last, samples, grid), to, show)
+
+
 @analyse.command(short_help="A metric against parameters transmitted.")
 def communication(
     runs: Annotated[
