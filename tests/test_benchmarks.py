@@ -8,10 +8,12 @@ import sys
 import warnings
 from importlib import import_module
 
+import numpy as np
 import pytest
 import torch
 from helpers import ROOT, clean_env, launcher
 
+import fedmpi
 from fedmpi.config import sweep
 
 SIDES = r"[^:]*: .* [\d.]+ \S+  .* [\d.]+ \S+  ratio [\d.]+"  # measure.line
@@ -225,6 +227,61 @@ def test_the_gpu_page_has_room_for_its_table(from_benchmarks, monkeypatch):
     assert "| W1 | FAILED: RuntimeError: no |" in page
     assert "gpu a card." in page
     assert kit.fill(page, table) == page
+
+
+def test_a_line_for_each_run_of_a_sweep(from_benchmarks, monkeypatch, capsys, tmp_path):
+    """What stands in summary.json and in analysis.jsonl, by label."""
+    (tmp_path / "s.yaml").write_text(
+        f"name: s\noutput: {tmp_path}\nrounds: 1\nanalysis: [losses]\nover: {{train.lr: [0.1, 0.2], seed: [0, 1]}}\n"
+        "data: {source: digits, partition: {scheme: iid, clients: 3}}\n"
+        "model: {name: logistic}\nmethod: {name: fedavg}\n"
+    )
+    asked = sweep.load(tmp_path / "s.yaml", ["only={seed: 0}"])
+    for _, settings in asked.runs():
+        fedmpi.run(settings)
+    words = ["rows.py", str(tmp_path / "s.yaml"), "--figures", "accuracy", "losses.total"]
+    monkeypatch.setattr(sys, "argv", words)
+    capsys.readouterr()
+    runpy.run_path(str(ROOT / "benchmarks" / "rows.py"), run_name="__main__")
+    head, *rows = (line.split(",") for line in capsys.readouterr().out.splitlines())
+    assert head == ["train.lr", "seed", "accuracy", "losses.total", "sha256"]
+    assert [row[:2] for row in rows] == [["0.1", "0"], ["0.2", "0"]]  # seed 1 was not run
+    for row, (_, settings) in zip(rows, asked.runs(), strict=True):
+        place = settings.output / settings.name
+        last, line = (json.loads((place / f"{name}.jsonl").read_text()) for name in ("metrics", "analysis"))
+        assert float(row[2]) == pytest.approx(last["accuracy"], rel=1e-5)
+        assert float(row[3]) == pytest.approx(line["losses"]["total"], rel=1e-5)
+        assert last["sha256"].startswith(row[4])
+
+
+def test_a_balanced_set(from_benchmarks, monkeypatch, tmp_path):
+    """As many of either class, of both parts for training; the test part as it was."""
+    y = {"train": [1, 1, 0, 1, 1], "val": [0, 1], "test": [1, 1, 0]}
+    parts = {f"{part}_labels": np.array(labels)[:, None] for part, labels in y.items()}
+    parts |= {f"{part}_images": np.arange(len(labels)) + 10 * i for i, (part, labels) in enumerate(y.items())}
+    np.savez(tmp_path / "a.npz", **parts)
+    monkeypatch.setattr(sys, "argv", ["balanced.py", str(tmp_path / "a.npz"), str(tmp_path / "b.npz")])
+    runpy.run_path(str(ROOT / "benchmarks" / "balanced.py"), run_name="__main__")
+    with np.load(tmp_path / "b.npz") as z:
+        assert z["x_train"].tolist() == [0, 1, 2, 10]
+        assert z["y_train"].tolist() == [1, 1, 0, 0]
+        assert (z["x_test"].tolist(), z["y_test"].tolist()) == ([20, 21, 22], [1, 1, 0])
+
+
+def test_principal_directions_of_updates(from_benchmarks):
+    """Two clients that disagree along e_1 and share a tenth along e_2; then against the matrix itself."""
+    directions = import_module("directions").directions
+    rng = np.random.default_rng(0)
+    for G in (np.array([[1.0, 0.1], [-1.0, 0.1]]), rng.normal(size=(4, 9))):
+        norms = np.linalg.norm(G, axis=1)
+        lam, mean, signs = directions(norms, G @ G.T / np.outer(norms, norms))
+        values, v = np.linalg.eigh(G.T @ G / len(G))
+        values, v = values[::-1][: len(G)], v[:, ::-1][:, : len(G)]
+        assert lam == pytest.approx(values / values.sum())
+        along = G.mean(0) @ v
+        assert mean == pytest.approx(along**2 / (along**2).sum(), abs=1e-12)
+        assert abs(signs @ np.sign(G @ v[:, 0])) == len(G)
+    assert directions(np.array([1.005**0.5] * 2), np.array([[1, -0.98], [-0.98, 1]]))[1] == pytest.approx([0, 1])
 
 
 def test_the_page_of_reproduced_cells_is_made_from_the_verdicts():

@@ -110,6 +110,16 @@ def test_benchmark(name):
             valid(asked.settings(labels))
 
 
+@pytest.mark.parametrize("name", names("campaigns"))
+def test_campaign(tmp_path, name):
+    """Nothing is wrong with any label of any axis but, for most of them, that data are missing."""
+    asked = sweep.load(CONFIGS / "campaigns" / f"{name}.yaml", [f"data.root={tmp_path}"])
+    try:
+        check.validate(asked, lambda _: None)
+    except MissingDataError as error:
+        assert "nothing is wrong but" in str(error)
+
+
 PAPERS = [f"papers/{name}" for name in names("papers")] + [f"benchmarks/{name}" for name in names("benchmarks")]
 
 

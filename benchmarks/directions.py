@@ -1,0 +1,38 @@
+"""Do the principal directions of a round's updates hold what clients share, or what they disagree about?
+
+    fedmpi run CONFIG 'analysis=[drift]'
+    python benchmarks/directions.py RUN_DIR...
+
+From norms and cosines of analysis.jsonl, G (m, d) the updates: v_l, lam_l the eigenvectors and eigenvalues of G'G / m.
+`lam`: lam_l over the sum of all, the weight that FedLD gives to direction l. `mean`: share of the squared length of the
+mean update along it, which is what FedAvg does. `signs`: of the clients' projections on v_1.
+"""
+
+import json
+import sys
+from pathlib import Path
+
+import numpy as np
+
+
+def directions(norms, cosines):
+    """(m,), (m, m) -> shares of the eigenvalues (m,), shares of the mean update (m,), signs on v_1 (m,)."""
+    n, m = np.array(norms), len(norms)
+    K = np.array(cosines) * np.outer(n, n)  # <g_i, g_j>
+    lam, E = np.linalg.eigh(K / m)
+    lam, E = lam[::-1].clip(min=0), E[:, ::-1]
+    along = np.sqrt(m * lam) * E.mean(0)  # <mean g, v_l>, for v_l = G' E_l / sqrt(m lam_l) and K E_l = m lam_l E_l
+    return lam / lam.sum(), along**2 / (along**2).sum(), np.sign(E[:, 0])
+
+
+def main():
+    for run in map(Path, sys.argv[1:]):
+        for row in map(json.loads, (run / "analysis.jsonl").read_text().splitlines()):
+            lam, mean, signs = directions(row["drift"]["norms"], row["drift"]["cosines"])
+            shown = (" ".join(f"{value:.2f}" for value in each[:3]) for each in (lam, mean))
+            told = "lam {}  mean {}  signs ".format(*shown) + "".join("+" if s > 0 else "-" for s in signs)
+            print(f"{run.name}, round {row['round']}: {told}")
+
+
+if __name__ == "__main__":
+    main()

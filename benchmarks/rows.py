@@ -1,0 +1,43 @@
+"""The runs of a sweep as lines of CSV: labels, what is asked for of each run, and its last model's hash.
+
+    python benchmarks/rows.py SWEEP.yaml [KEY=VALUE ...] --figures accuracy losses.shift [--of last] > FILE.csv
+
+A line a run that is done; a figure with a dot is of analysis.jsonl, the others are of summary.json. `fedmpi table`
+shows means of the same figures.
+"""
+
+import argparse
+import csv
+import sys
+from dataclasses import replace
+from pathlib import Path
+
+from fedmpi.config import sweep as files
+from fedmpi.runtime.sweeping import measured, progress
+
+
+def row(labels, settings, figures, of):
+    """[label, ..., figure, ..., hash]; None of a run that is not done."""
+    state = progress.state(settings)
+    if state.what != progress.DONE:
+        return None
+    other = replace(state, summary=measured.figures(settings))
+    values = [(other if measured.named(name) else state).figure(of, name) for name in figures]
+    return [*labels.values(), *(f"{value:.6g}" for value in values), progress.last(settings)["sha256"][:16]]
+
+
+def main():
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("sweep", type=Path)
+    parser.add_argument("settings", nargs="*", help="KEY=VALUE for every run")
+    parser.add_argument("--figures", nargs="+", default=["accuracy"])
+    parser.add_argument("--of", choices=["last", "mean_last_10"], default="last")
+    given = parser.parse_intermixed_args()
+    asked = files.load(given.sweep, given.settings)
+    writer = csv.writer(sys.stdout, lineterminator="\n")
+    writer.writerow([*(axis.name for axis in asked.axes), *given.figures, "sha256"])
+    writer.writerows(filter(None, (row(*each, given.figures, given.of) for each in asked.runs())))
+
+
+if __name__ == "__main__":
+    main()
