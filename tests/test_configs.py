@@ -3,6 +3,7 @@
 A method's fragment is its section `method` alone: a config that changes one for another compares methods, not settings.
 """
 
+import contextlib
 import os
 import re
 from pathlib import Path
@@ -114,10 +115,10 @@ def test_benchmark(name):
 def test_campaign(tmp_path, name):
     """Nothing is wrong with any label of any axis but, for most of them, that data are missing."""
     asked = sweep.load(CONFIGS / "campaigns" / f"{name}.yaml", [f"data.root={tmp_path}"])
-    try:
-        check.validate(asked, lambda _: None)
-    except MissingDataError as error:
-        assert "nothing is wrong but" in str(error)
+    said: list[str] = []
+    with contextlib.suppress(MissingDataError):  # in which all that is wrong would be said before
+        check.validate(asked, said.append)
+    assert said
 
 
 PAPERS = [f"papers/{name}" for name in names("papers")] + [f"benchmarks/{name}" for name in names("benchmarks")]
