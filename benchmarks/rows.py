@@ -2,8 +2,8 @@
 
     python benchmarks/rows.py SWEEP.yaml [KEY=VALUE ...] --figures accuracy losses.shift [--of last] > FILE.csv
 
-A line a run that is done; a figure with a dot is of analysis.jsonl, the others are of summary.json. `fedmpi table`
-shows means of the same figures.
+A line a run that is done; a figure with a dot is of analysis.jsonl, the others are of summary.json: of a run without
+an accuracy that of the first protocol which has one. `fedmpi table` shows means of the same figures.
 """
 
 import argparse
@@ -22,7 +22,15 @@ def row(labels, settings, figures, of):
     if state.what != progress.DONE:
         return None
     other = replace(state, summary=measured.figures(settings))
-    values = [(other if measured.named(name) else state).figure(of, name) for name in figures]
+    looks = ["", *(f"{protocol}_" for protocol in settings.evaluate.protocol)]  # accuracy: of what the run evaluates
+
+    def value(name):
+        if measured.named(name):
+            return other.figure(of, name)
+        found = (state.figure(of, look + name) for look in looks)
+        return next((each for each in found if each == each), float("nan"))
+
+    values = map(value, figures)
     return [*labels.values(), *(f"{value:.6g}" for value in values), progress.last(settings)["sha256"][:16]]
 
 
