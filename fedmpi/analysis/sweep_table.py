@@ -60,14 +60,17 @@ def collect(sweep: Sweep, metric: str | None, of: str | None, rows: str | None =
     """The figures of the runs that are done.
 
     metric, of: default: the first published one's (`best accuracy`: accuracy, of the best round), else the last
-    accuracy.
+    accuracy. Beside the figure stands what is published of it: of that round, else without a word on the round.
     rows: the axis whose labels are the rows; default: the first. Raises UserError where no run is done, or none has the
     metric.
     """
     options = [*(["--metric", metric] if metric else []), *(["--of", of] if of else [])]
-    published = next((each for each in sweep.published if metric in (None, each.figure[1])), None)
-    if published is not None:
-        of, metric = of or published.figure[0], published.figure[1]
+    said = [each for each in sweep.published if metric in (None, each.figure[1])]
+    silent = [each for each in said if each.metric == each.figure[1]]
+    published = next((each for each in said if of in (None, each.figure[0])), next(iter(silent), None))
+    if said:
+        first = published or said[0]
+        of, metric = of or first.figure[0], first.figure[1]
     of = of or "last"
     if of not in OF:
         raise UserError(f"--of: {of}; allowed: {', '.join(OF)}")

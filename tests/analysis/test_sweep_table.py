@@ -2,6 +2,7 @@
 
 import csv
 import json
+import math
 import shutil
 import subprocess
 from pathlib import Path
@@ -290,6 +291,18 @@ def test_the_metric_of_what_is_published(tmp_path):
     cells = sweep_table.collect(asked, None, None)
     assert (cells.metric, cells.of, cells.found) == ("accuracy", "best", {("A",): {"0": 3.0}})
     assert sweep_table.collect(asked, None, "last").found == {("A",): {"0": 1.0}}
+    assert sweep_table.collect(asked, None, "last").published is None  # theirs is of the best round
+
+
+def test_what_is_published_of_the_last_and_of_the_best_round_are_two_figures(tmp_path):
+    published = "published: {{metric: [accuracy, best accuracy], values: {{A: [1, 3]}}}}\n"
+    text = ODD[: ODD.index("over:")] + "over: {{m: {{A: {{}}}}}}\n" + published
+    asked = made(tmp_path / "t.yaml", text, lambda labels: of(1.0) | {"best": {"accuracy": 3.0}})
+    for metric in (None, "accuracy"):
+        for given, value in ((None, 1.0), ("last", 1.0), ("best", 3.0)):
+            cells = sweep_table.collect(asked, metric, given)
+            assert cells.found == {("A",): {"0": value}}
+            assert sweep_table.published_of(cells, ("A",)) == pytest.approx((value, math.nan), nan_ok=True)
     with pytest.raises(UserError, match="--rows: unknown axis 'seed'; allowed: m"):
         sweep_table.collect(asked, None, None, "seed")
 

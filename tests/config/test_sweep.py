@@ -113,6 +113,8 @@ def test_a_sweep_is_no_run(tmp_path):
         ("over: {seed: [0]}\npublished: {values: {}, sauce: x}\n", "published: unknown key 'sauce'"),
         ("over: {m: {A: {}}}\npublished: {values: {B: 1}}\n", r"published\.values: unknown label 'B' of m"),
         ("over: {m: {A: {}}}\npublished: {values: {A: x}}\n", r"published\.values\.A: 'x'; a mean"),
+        ("over: {m: {A: {}}}\npublished: {values: {A: [1, -2]}}\n", r"values\.A: \[1, -2\]; a finite mean, and"),
+        ("over: {m: {A: {}}}\npublished: {values: {A: .inf}}\n", r"values\.A: inf; a finite mean"),
         ("over: {m: {A: {}}}\npublished: {metric: [a, b], values: {A: 1}}\n", r"values\.A: 1; a list with a figure"),
         ("over: {m: {A: {}}}\npublished: {metric: [a, a], values: {}}\n", r"metric: .* a list of different ones"),
         ("over: {m: {A: {}}}\npublished: {axes: [n], values: {A: 1}}\n", r"published\.axes: .*a list of m is needed"),

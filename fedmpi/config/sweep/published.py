@@ -78,4 +78,6 @@ def _figure(where: str, given: Any) -> tuple[float, float]:
     pair = given if isinstance(given, list) else [given, math.nan]
     if len(pair) != 2 or not all(type(x) in (int, float) for x in pair):
         raise UserError(f"{where}: {show(given)}; a mean, or [mean, standard deviation], is needed")
+    if not math.isfinite(pair[0]) or (isinstance(given, list) and not 0 <= pair[1] < math.inf):
+        raise UserError(f"{where}: {show(given)}; a finite mean, and a standard deviation of 0 or more, are needed")
     return float(pair[0]), float(pair[1])
