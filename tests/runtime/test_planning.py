@@ -84,6 +84,7 @@ def test_bytes_of_rounds_that_differ(method, size, server, monkeypatch):
     where clients are placed by their samples, as they are before anything was measured."""
     monkeypatch.setattr(sampling.Roster, "consider", lambda self, t: None)
     agree(trial(method, "mlp", rounds=6, server=server, cohort={"fraction": 0.6}), size)
+    agree(trial(method, "mlp", rounds=6, server=server, cohort={"fraction": 0.6, "draw": "cycles"}), size)
 
 
 @pytest.mark.parametrize("steps", [None, 40])

@@ -75,8 +75,8 @@ class Round:
 def kinds(fed: Federation) -> list[Round]:
     """The kinds of rounds of the run, in the order in which they first occur; `fed` is spent by this.
 
-    Rounds are of one kind where the same groups of the model and the same slots travel, up and down, and rank 0 trains
-    as many clients.
+    Rounds are of one kind where the same groups of the model and the same slots travel, up and down, of as many clients
+    (the last round of a cycle has fewer), and rank 0 trains as many.
     """
     fed.worker.recipe = replace(fed.worker.recipe, epochs=None, steps=1)
     first: dict[Hashable, int] = {}
@@ -85,7 +85,7 @@ def kinds(fed: Federation) -> list[Round]:
     for t in range(fed.plan.rounds):
         down = messages.groups(t - 1) if t else "all"
         own = sum(rank == 0 for rank in fed.roster.placed(t).values()) if 0 in fed.ranks else 0
-        kind = (down, messages.upload(t), messages.travel(t), own)
+        kind = (down, messages.upload(t), messages.travel(t), len(fed.roster.drawn(t)), own)
         first.setdefault(kind, t)
         often[kind] += 1
     return [_one(fed, t, often[kind]) for kind, t in first.items()]
