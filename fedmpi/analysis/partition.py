@@ -12,7 +12,8 @@ from __future__ import annotations
 
 import csv
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import numpy as np
@@ -38,7 +39,7 @@ def analyse(settings: Settings, write: Path | None, draw: Path | None, say: Call
         if path is not None and path.suffix not in endings:
             raise UserError(f"{option}: {path}: a name that ends in {', '.join(endings)} is needed")
         if path is not None:
-            report.folder(path.parent)
+            report.folder(path.parent, option)
     data = build_data.partitioned(settings)
     for line in lines(data):
         say(line)
@@ -48,13 +49,26 @@ def analyse(settings: Settings, write: Path | None, draw: Path | None, say: Call
         for k, part in enumerate(data.parts):
             owner[part] = k
             owner[data.validation[k].index.numpy() if data.validation else []] = k  # held out of its part
-        _write(write, owner)
+        with _told("--write"):
+            _write(write, owner)
         say(f"written: {write}")
     if draw is not None:
         edges, counts = histograms(data)
-        say(f"written: {figures.save(figures.partition(data.label_counts, data.train_sizes, edges, counts), draw)}")
-        if len(edges):
-            say(f"written: {_numbers(draw.with_name(f'{draw.stem}-features.csv'), data, edges, counts)}")
+        with _told("--draw"):
+            say(f"written: {figures.save(figures.partition(data.label_counts, data.train_sizes, edges, counts), draw)}")
+            if len(edges):
+                say(f"written: {_numbers(draw.with_name(f'{draw.stem}-features.csv'), data, edges, counts)}")
+
+
+@contextmanager
+def _told(option: str) -> Iterator[None]:
+    """A file that cannot be written is the user's mistake."""
+    try:
+        yield
+    except OSError as error:
+        raise UserError(
+            f"{option}: cannot write {error.filename}: {error.strerror or error}; choose another file"
+        ) from error
 
 
 def lines(data: Federated) -> list[str]:

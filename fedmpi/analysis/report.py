@@ -12,14 +12,14 @@ from fedmpi.common.errors import UserError
 from fedmpi.runtime.record.lines import plain
 
 
-def folder(to: Path) -> Path:
+def folder(to: Path, option: str = "--to") -> Path:
     """Create the directory to write to, before the work begins. Raises UserError if that is not possible."""
     try:
         to.mkdir(parents=True, exist_ok=True)
     except OSError as error:
-        raise UserError(f"--to: cannot create {to}: {error.strerror}; choose another directory") from error
+        raise UserError(f"{option}: cannot create {to}: {error.strerror}; choose another directory") from error
     if not os.access(to, os.W_OK):
-        raise UserError(f"--to: {to} cannot be written to; choose another directory")
+        raise UserError(f"{option}: {to} cannot be written to; choose another directory")
     return to
 
 

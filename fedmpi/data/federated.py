@@ -7,7 +7,7 @@ opens only the sites of its own clients (data/silos.py).
 from __future__ import annotations
 
 import warnings
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any
@@ -162,7 +162,7 @@ def _test_by_site(dataset: Dataset) -> dict[str, Shard]:
     return {name: Shard(dataset.test_x, dataset.test_y, index) for name, index in rows.items()}
 
 
-def _sites_named(dataset: Dataset, only: Iterable[Any]) -> tuple[int, ...]:
+def _sites_named(dataset: Dataset, only: Sequence[Any]) -> tuple[int, ...]:
     """Numbers of the sites of that name or number, ascending."""
     count_ = len(dataset.site_names) or int(_sites(dataset, "site").max()) + 1
     known = {str(k): k for k in range(count_)} | {name: k for k, name in enumerate(dataset.site_names)}
@@ -170,7 +170,11 @@ def _sites_named(dataset: Dataset, only: Iterable[Any]) -> tuple[int, ...]:
     if unknown is not None:
         allowed = ", ".join(dataset.site_names) or f"0 to {count_ - 1}"
         raise UserError(f"data.partition.only: the data set has no site {unknown!r}; it has {allowed}")
-    return tuple(sorted({known[str(name)] for name in only}))
+    found = [known[str(name)] for name in only]
+    twice = next((name for at, name in enumerate(only) if found[at] in found[:at]), None)
+    if twice is not None:
+        raise UserError(f"data.partition.only: {twice!r} is a site that stands there already; name each one once")
+    return tuple(sorted(found))
 
 
 def _label_matrix(

@@ -178,7 +178,7 @@ def _tell_of_poor_sites(data: Federated, task: Any) -> None:
     if data.site_names and getattr(task, "classification", False):
         classes = (data.label_counts > 0).sum(1)
         alone = [f"{data.site_names[k]} ({data.label_counts[k].argmax()})" for k in np.flatnonzero(classes == 1)]
-    if len(data.site_names) == 1:
+    if len(data.site_names) == 1 and {*data.test_by_site} <= {*data.site_names}:  # else partition.only names it
         warnings.warn(f"data: all samples are of one site, {data.site_names[0]}", stacklevel=4)
     for names, what in ((single, "one training sample"), (alone, "training samples of one class alone")):
         if names:

@@ -70,7 +70,9 @@ def test_what_is_written_is_the_same_division(tmp_path, ending):
     ("arguments", "words"),
     [
         (["--write", "parts.txt"], "--write: parts.txt: a name that ends in .csv, .json is needed"),
-        (["--draw", "/proc/none/a.png"], "cannot create /proc/none"),
+        (["--draw", "/proc/none/a.png"], "--draw: cannot create /proc/none"),
+        (["--draw", "/proc/a.png"], "--draw: cannot write /proc/a.png"),
+        (["--write", "/proc/a.csv"], "--write: cannot write /proc/a.csv"),
         (["data.partition={scheme: file, path: none.csv}"], "data.partition.path: none.csv: No such file"),
         (["data.partition={scheme: file}"], "data.partition.path: missing"),
     ],

@@ -200,6 +200,8 @@ def test_only_some_sites_are_clients():
         split(data, "site", None, seed=0, only=["e"])
     with pytest.raises(UserError, match=r"no site 4; it has 0 to 3"):
         split(replace(data, site_names=()), "site", None, seed=0, only=[4])
+    with pytest.raises(UserError, match=r"only: 3 is a site that stands there already; name each one once"):
+        split(data, "site", None, seed=0, only=["d", 3])
     with pytest.raises(UserError, match="only names 1 sites, clients=2"):
         split(data, "site", 2, seed=0, only=["a"])
 

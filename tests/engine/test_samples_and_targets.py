@@ -315,6 +315,16 @@ def normal(input_shape, classes):
     return nn.Sequential(nn.Flatten(), nn.Linear(64, 4), nn.BatchNorm1d(4), nn.Linear(4, classes))
 
 
+@pytest.mark.parametrize("only", [(), ("north",)])
+def test_one_site_is_told_unless_others_were_left_out(only):
+    y, owner = [0, 1, 0, 1, 0, 1], [0, 0, 1, 1, 2, 2] if only else [0] * 6
+    sites = dataclasses.replace(sited(y, owner), site_names=("north", "south", "west") if only else ("north",))
+    with warnings.catch_warnings(record=True) as told:
+        warnings.simplefilter("always")
+        prepare(settings(), split(sites, "site", None, 0, only=only))
+    assert [str(each.message) for each in told] == ([] if only else ["data: all samples are of one site, north"])
+
+
 def test_sites_with_enough_are_not():
     data = split(sited([0, 1, 0, 1, 0, 1], [0, 0, 1, 1, 2, 2]), "site", None, 0)
     with warnings.catch_warnings():
