@@ -221,6 +221,24 @@ def test_mlflow_goes_on_with_its_run(made, tmp_path, monkeypatch):
     assert [given[1] for name, given, _ in said if name == "set_terminated"] == ["FINISHED", "FINISHED"]
 
 
+def test_mlflow_is_given_names_that_it_takes(monkeypatch):
+    """Letters, digits and _ - . space: its _validate_metric_name raises on others, and on paths like a/../b."""
+    said = []
+    recorder = fake(monkeypatch, "mlflow", said, MlflowClient=None)
+    tuples = types.ModuleType("mlflow.entities")
+    tuples.Metric, tuples.Param = (lambda *given: given), (lambda *given: given)
+    monkeypatch.setitem(sys.modules, "mlflow.entities", tuples)
+    tracker = adapters.MLflow()
+    tracker.client, tracker.run = recorder, "r1"
+    sites = [f"Saint-Ân{k} a/b" for k in range(150)]
+    tracker.round({"round": 0, **{f"accuracy@{site}": float(k) for k, site in enumerate(sites)}})
+    batches = [named["metrics"] for name, _, named in said if name == "log_batch"]
+    assert [len(batch) for batch in batches] == [100, 50]
+    assert [(name, value) for batch in batches for name, value, *_ in batch] == [
+        (f"accuracy_Saint-Ân{k} a_b", float(k)) for k in range(150)
+    ]
+
+
 def test_numbers():
     row = {"round": 3, "loss": 0.5, "ok": True, "none": None, "cohort": [1, 2], "bytes": {"up": 3, "by": {"x": 1.5}}}
     assert adapters.numbers(row) == {"loss": 0.5, "bytes.up": 3, "bytes.by.x": 1.5}

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import time
 from collections.abc import Mapping
 from pathlib import Path
@@ -11,6 +12,7 @@ from typing import Any
 from fedmpi.config.values import flat
 
 MOST = 100  # values at a time, which MLflow takes
+OTHERS = re.compile(r"[^\w.\- ]")  # in names MLflow refuses the @ of accuracy@SITE, and some paths, which / makes
 
 
 def numbers(row: Mapping[str, Any]) -> dict[str, float]:
@@ -82,8 +84,10 @@ class MLflow:
 
     def round(self, row: dict[str, Any]) -> None:
         now = int(time.time() * 1000)
-        values = [self.metric(name, value, now, row["round"] + 1) for name, value in numbers(row).items()]
-        self.client.log_batch(self.run, metrics=values)
+        found = {OTHERS.sub("_", name): value for name, value in numbers(row).items()}
+        values = [self.metric(name, value, now, row["round"] + 1) for name, value in found.items()]
+        for at in range(0, len(values), MOST):
+            self.client.log_batch(self.run, metrics=values[at : at + MOST])
 
     def end(self, summary: dict[str, Any]) -> None:
         whole = summary["exit_reason"] == "finished" or summary["exit_reason"].startswith("enough")
