@@ -139,6 +139,8 @@ def test_a_baseline_is_found_beside_the_run_if_it_is_a_fair_one(tmp_path):
     fair = made(tmp_path / "runs" / "fair", "local", data={**CONFIG["data"], "root": "elsewhere"})
     assert baseline.found(run).run.path.resolve() == fair.resolve()
     assert baseline.given(run, tmp_path / "runs" / "faster").differs == ("train.lr",)
+    in_turn = made(tmp_path / "runs" / "in_turn", "local", cohort={"draw": "cycles"})
+    assert baseline.given(run, in_turn).differs == ("cohort.draw",)
     assert "how they ended" in baseline.given(run, cut).differs[0]
     page = text_of(page_of_site.sections(run, sites(run)[0], sites(run), baseline.given(run, cut.parent / "faster")))
     assert "train.lr differ" in page

@@ -14,7 +14,10 @@ from fedmpi.common.text import lower_is_better
 from fedmpi.config import yaml_source
 
 METHOD = "local"
-SAME = ("data.", "model.", "task.", "train.", "init.", "seed", "rounds", "cohort.fraction")  # what a fair one shares
+SAME = (  # what a fair one shares
+    *("data.", "model.", "task.", "train.", "init.", "seed", "rounds"),
+    *("cohort.fraction", "cohort.draw"),
+)
 PLACES = ("data.root", "data.download", "data.audit", "data.stream", "data.share_ranks")  # which move no figure
 CLOSE = "too close to tell"
 CLEAR = 2.0  # standard errors beyond which a difference is called one

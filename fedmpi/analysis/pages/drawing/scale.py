@@ -6,6 +6,7 @@ import math
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
+EQUAL = 1e-12  # of two numbers, relative: what differs by less is rounding
 SUFFIXES = ((1e12, "T"), (1e9, "G"), (1e6, "M"), (1e3, "k"))
 
 
@@ -27,15 +28,17 @@ class Scale:
 
 
 def ends(values: Iterable[float], *, from_zero: bool = False, whole: bool = False) -> tuple[float, float]:
-    """The ends of an axis on which all values have room; never equal.
+    """The ends of an axis on which all values have room; never equal. What rounding makes of one number is one number.
 
     >>> ends([3.0, 3.0]), ends([1.0, 4.0], from_zero=True), ends([], whole=True)
     ((2.5, 3.5), (0.0, 4.0), (0.0, 1.0))
+    >>> ends([1 - 2**-53, 1.0])[1]
+    1.5
     """
     found = list(values)
     low, high = (min(found), max(found)) if found else (0.0, 1.0)
     low = min(low, 0.0) if from_zero else low
-    if not high > low or not math.isfinite(high - low):
+    if not high - low > EQUAL * max(abs(low), abs(high)) or not math.isfinite(high - low):
         high, low = (high + 0.5, low - 0.5) if abs(high) < 1e15 else (high + abs(high) / 2, low - abs(low) / 2)
         low = max(low, 0.0) if from_zero else low
     return float(low), float(high)
