@@ -1,0 +1,139 @@
+"""What pfl-research and FedLab train, and the rules by which Flower aggregates."""
+
+from typing import Any
+
+from cases import ADAM, SGD_SERVER, UNIFORM, Case, method, reading, server
+
+
+def fedlab(label: str, ours: dict[str, Any], algorithm: str, name: str, **more: Any) -> Case:
+    """setup, server: arguments of the trainer's and the handler's setup_optim."""
+    case = {key: more.pop(key) for key in ("why", "reading") if key in more}
+    theirs = {"algorithm": algorithm, "handler": f"{name}ServerHandler", "trainer": f"{name}SerialClientTrainer"}
+    case |= {"reading": UNIFORM | case["reading"]} if "reading" in case else {}
+    return Case("fedlab", label, UNIFORM | ours, theirs | more, **case)
+
+
+FEDLAB = [
+    fedlab("FedAvg", method("fedavg"), "fedavg", "FedAvg"),
+    fedlab("FedProx", method("fedprox", mu=0.5), "fedprox", "FedProx", setup={"mu": 0.5}),
+    fedlab("SCAFFOLD", method("scaffold"), "scaffold", "Scaffold", server={"lr": 1.0}),
+    fedlab("FedNova, weighted_com", method("fednova"), "fednova", "FedNova", server={"option": "weighted_com"}),
+    fedlab(
+        "FedNova",
+        method("fednova"),
+        "fednova",
+        "FedNova",
+        server={},
+        why="fedlab-fednova",
+        reading=method("fednova") | {"server.lr": 5 / 3},
+    ),
+    fedlab(
+        "FedDyn",
+        method("feddyn", alpha=0.1),
+        "feddyn",
+        "FedDyn",
+        setup={"alpha": 0.1},
+        server={"alpha": 0.1},
+        why="fedlab-feddyn",
+        reading=reading("FedLabFedDyn", alpha=0.1),
+    ),
+    fedlab("Ditto", method("ditto", lam=0.5), "ditto", "Ditto", why="fedlab-ditto"),
+]
+
+
+def pfl(label: str, ours: dict[str, Any], algorithm: str, *, samples: bool = False, **more: Any) -> Case:
+    """mu: of fedprox; central: the server's optimiser, a name in torch.optim and its options."""
+    case = {key: more.pop(key) for key in ("why", "reading") if key in more}
+    weights = {} if samples else UNIFORM
+    theirs = {"algorithm": algorithm, "weighting": "samples" if samples else "uniform", **more}
+    case |= {"reading": weights | case["reading"]} if "reading" in case else {}
+    return Case("pfl", label, weights | ours, theirs, **case)
+
+
+PFL = [
+    pfl("FedAvg", method("fedavg"), "fedavg", samples=True),
+    pfl("FedProx", method("fedprox", mu=0.5), "fedprox", samples=True, mu=0.5),
+    pfl(
+        "SCAFFOLD",
+        method("scaffold"),
+        "scaffold",
+        why="pfl-scaffold",
+        reading=reading("PflScaffold"),
+    ),
+    pfl(
+        "FedAvgM",
+        server("momentum", momentum=0.9),
+        "fedavg",
+        samples=True,
+        central=["SGD", {"lr": 1.0, "momentum": 0.9}],
+    ),
+    pfl(
+        "FedAdam",
+        server("adam", eps=1e-3, **ADAM),
+        "fedavg",
+        samples=True,
+        central=["Adam", {"lr": ADAM["lr"], "betas": [ADAM["beta1"], ADAM["beta2"]], "eps": 1e-3}],
+        why="pfl-fedadam",
+        reading=reading("AdaptiveServer", correct=1, eps_too=True, **ADAM) | SGD_SERVER,
+    ),
+]
+
+
+def flower(label: str, ours: dict[str, Any], strategy: str, *, weighted: bool = True, **more: Any) -> Case:
+    """weighted: by samples, else uniform; options: of the strategy."""
+    case = {key: more.pop(key) for key in ("why", "reading") if key in more}
+    theirs = {"strategy": strategy, "weighted": weighted, "options": {"fraction_train": 1.0, **more}}
+    return Case("flower", label, ours if weighted else UNIFORM | ours, theirs, loss=False, **case)
+
+
+def rule(name: str, **options: Any) -> dict[str, Any]:
+    return {"server.rule": {"name": name, **options}}
+
+
+FLOWER_ADAM = {"eta": ADAM["lr"], "beta_1": ADAM["beta1"], "beta_2": ADAM["beta2"], "tau": 1e-3}
+FLOWER = [
+    flower("FedAvg", method("fedavg"), "FedAvg"),
+    flower(
+        "FedAvgM",
+        server("momentum", momentum=0.9, lr=0.5),
+        "FedAvgM",
+        server_momentum=0.9,
+        server_learning_rate=0.5,
+    ),
+    flower(
+        "FedAdam",
+        server("adam", eps=1e-3, **ADAM),
+        "FedAdam",
+        **FLOWER_ADAM,
+        why="flower-fedadam",
+        reading=reading("AdaptiveServer", correct=2, **ADAM) | SGD_SERVER,
+    ),
+    flower(
+        "FedYogi",
+        server("yogi", eps=1e-3, **ADAM),
+        "FedYogi",
+        **FLOWER_ADAM,
+        why="flower-fedyogi",
+        reading=reading("AdaptiveServer", rule="yogi", **ADAM) | SGD_SERVER,
+    ),
+    flower(
+        "FedAdagrad",
+        server("adagrad", eps=1e-3, lr=0.03, beta1=0.0),
+        "FedAdagrad",
+        eta=0.03,
+        tau=1e-3,
+        why="flower-fedyogi",
+        reading=reading("AdaptiveServer", rule="adagrad", lr=0.03, beta1=0.0) | SGD_SERVER,
+    ),
+    flower("median", rule("median"), "FedMedian"),
+    flower("trimmed mean", rule("trimmed_mean", trim=0.34), "FedTrimmedAvg", beta=0.34),
+    flower("Krum", rule("krum", byzantine=0), "Krum", num_malicious_nodes=0),
+    flower(
+        "Multi-Krum",
+        rule("krum", byzantine=0, select=2),
+        "MultiKrum",
+        weighted=False,
+        num_malicious_nodes=0,
+        num_nodes_to_select=2,
+    ),
+]

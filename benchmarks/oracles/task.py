@@ -1,0 +1,82 @@
+"""What is handed over between fedmpi and another program: needs torch and numpy alone.
+
+A folder holds task.npz, which fedmpi's side writes (ours.py), and theirs.npz, which a by_*.py writes. Numbers are
+float64. Rows of x lie client after client; an order is a client's whole pass, rows in the order of its batches.
+"""
+
+import json
+import sys
+import traceback
+from collections import defaultdict, deque
+from collections.abc import Callable
+from itertools import pairwise
+from pathlib import Path
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+
+class Task:
+    """The arrays of task.npz as attributes, and what follows from them.
+
+    x (n, f), y (n,), sizes (N,) rows of each client, w0 (d,), widths (layers + 1,) of the network, cohorts (rounds, m),
+    p (rounds, m) weights in the mean, batch, lr, epochs; order_rows, order_client, order_length: passes one after
+    another; trained (rounds, m, d): the models that fedmpi's clients sent. `options`: of the other program, a dict.
+    """
+
+    def __init__(self, folder: Path) -> None:
+        with np.load(folder / "task.npz") as file:
+            for name in file.files:
+                value = file[name]
+                setattr(self, name, torch.from_numpy(value) if value.ndim else value.item())
+        self.folder, self.options = folder, json.loads(self.options)
+        self.clients, self.classes = len(self.sizes), int(self.widths[-1])
+        self.starts = [0, *self.sizes.cumsum(0).tolist()]
+        self.orders = defaultdict(deque)
+        for client, rows in zip(
+            self.order_client.tolist(), self.order_rows.split(self.order_length.tolist()), strict=True
+        ):
+            self.orders[client].append(rows)
+
+    def rows(self, client: int) -> slice:
+        return slice(self.starts[client], self.starts[client + 1])
+
+    def owner(self, x: Tensor) -> int:
+        """Whose rows these are, a view of x."""
+        return self.starts.index(x.storage_offset() // x.shape[1])
+
+    def passes(self, client: int):
+        """Batches (x, y) of the client's next pass, as fedmpi drew them."""
+        rows = self.orders[client].popleft()
+        return [(self.x[part], self.y[part]) for part in rows.split(self.batch)]
+
+    def network(self) -> tuple[nn.Sequential, nn.Linear]:
+        """Body and head, at w0."""
+        *inner, last = pairwise(self.widths.tolist())
+        body = nn.Sequential(*(layer for a, b in inner for layer in (nn.Linear(a, b), nn.ReLU())))
+        head = nn.Linear(*last)
+        nn.utils.vector_to_parameters(self.w0, [*body.parameters(), *head.parameters()])
+        return body, head
+
+    def finish(self, **found: Tensor | list[Tensor]) -> None:
+        """Writes theirs.npz.   w (rounds, d) the global model after each round; loss (rounds,); kept (N, ...)"""
+        arrays = {name: torch.stack(list(value)).detach().numpy() for name, value in found.items() if len(value)}
+        left = sum(map(len, self.orders.values()))
+        np.savez(self.folder / "theirs.npz", left=left, **arrays)
+
+
+def flat(parameters) -> Tensor:
+    """(d,) a copy"""
+    return nn.utils.parameters_to_vector(parameters).detach().clone()
+
+
+def serve(run: Callable[[Task], None]) -> None:
+    """One task after another, those of the folders named on the command line; what fails leaves error.txt there."""
+    torch.set_num_threads(1)
+    torch.set_default_dtype(torch.float64)
+    for folder in map(Path, sys.argv[1:]):
+        try:
+            run(Task(folder))
+        except Exception:
+            (folder / "error.txt").write_text(traceback.format_exc())
