@@ -11,6 +11,12 @@ ROOT = Path(__file__).parents[1]
 PAGE, RESULTS = ROOT / "docs" / "oracles.md", ROOT / "benchmarks" / "results" / "oracles.csv"
 BEGIN, END = "<!-- table -->\n", "<!-- end -->"
 NAMES = {"fluke": "fluke", "pfl": "pfl-research", "fedlab": "FedLab", "flower": "Flower", "pfllib": "PFLlib"}
+SAID = {
+    "agrees": "agree",
+    "explained": "differ by an equation that is known",
+    "differs": "differ",
+    "does not run": "cannot run",
+}
 WHAT = ("loss, round 1", "loss, round 3", "model, round 1", "model, round 3", "own models, round 3")
 
 
@@ -29,7 +35,7 @@ def cell(row):
 def verdict(of_method):
     said = {row["verdict"] for row in of_method}
     why = {row["why"] for row in of_method} - {""}
-    word = next(word for word in ("does not run", "differs", "explained", "agrees") if word in said)
+    word = next(word for word in reversed(SAID) if word in said)
     return f"[{word}](#{why.pop()})" if why else word
 
 
@@ -41,7 +47,8 @@ def tables(found):
     of_methods = Counter(verdict(lines).split("]")[0].strip("[") for lines in methods.values())
     of_numbers = Counter(row["verdict"] for row in found)
     counted = [
-        f"{sum(counts.values())} {what}: " + ", ".join(f"{n} {word}" for word, n in sorted(counts.items()))
+        f"Of {sum(counts.values())} {what} "
+        + ", ".join(f"{counts[word]} {SAID[word]}" for word in SAID if counts[word])
         for what, counts in (("methods", of_methods), ("numbers", of_numbers))
     ]
     out = [". ".join(counted) + ".", "", f"| program | method | {' | '.join(WHAT)} | verdict |", "| --- " * 8 + "|"]

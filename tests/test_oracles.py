@@ -14,7 +14,7 @@ from helpers import ROOT
 from torch.nn.functional import cross_entropy
 
 FOLDER = ROOT / "benchmarks" / "oracles"
-MODULES = ("ours", "task", "cases", "cases_fluke", "cases_more", "readings", "compare")
+MODULES = ("ours", "task", "cases", "cases_fluke", "cases_more", "readings", "readings_fluke", "compare")
 PYTHONS = dict(each.split("=", 1) for each in os.environ.get("FEDMPI_ORACLES", "").split())  # program=interpreter ...
 
 
@@ -110,7 +110,7 @@ def test_each_difference_has_its_place_on_the_page(oracles, page):
 
 
 # ---- other programs ----
-@pytest.mark.parametrize("peer", ["fluke", "pfl", "fedlab", "flower"])
+@pytest.mark.parametrize("peer", ["fluke", "pfl", "fedlab", "flower", "pfllib"])
 def test_the_other_program(oracles, page, monkeypatch, tmp_path, peer):
     """Makes the CSV's verdicts anew, where the program is here or FEDMPI_ORACLES says which interpreter has it."""
     compare = oracles["compare"]

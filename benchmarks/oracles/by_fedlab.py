@@ -8,7 +8,7 @@ import importlib
 
 import torch
 from fedlab.core.standalone import StandalonePipeline
-from task import flat, serve
+from task import Loader, flat, serve
 from torch import nn
 
 
@@ -23,25 +23,12 @@ class Losses(nn.CrossEntropyLoss):
         return value
 
 
-class Rows:
-    """A client's loader: each iteration is its next pass as handed over."""
-
-    def __init__(self, task, client):
-        self.task, self.client = task, client
-
-    def __len__(self):
-        return -(-int(self.task.sizes[self.client]) // self.task.batch)
-
-    def __iter__(self):
-        return iter(self.task.passes(self.client))
-
-
 class Data:
     def __init__(self, task):
         self.task = task
 
     def get_dataloader(self, client, batch_size):
-        return Rows(self.task, client)
+        return Loader(self.task, client)
 
 
 class Pipeline(StandalonePipeline):
@@ -51,7 +38,7 @@ class Pipeline(StandalonePipeline):
 
     def evaluate(self):
         task, t = self.task, len(self.w)
-        steps = [task.epochs * len(Rows(task, k)) for k in task.cohorts[t].tolist()]
+        steps = [task.epochs * len(Loader(task, k)) for k in task.cohorts[t].tolist()]
         parts = torch.tensor(self.means.seen).split(steps)
         self.loss.append(task.p[t] @ torch.stack([part.mean() for part in parts]))
         self.means.seen = []

@@ -30,7 +30,7 @@ def method(name: str, **options: Any) -> dict[str, Any]:
 
 
 def reading(name: str, **options: Any) -> dict[str, Any]:
-    return method(f"readings:{name}", **options)
+    return method(f"readings{'_fluke' * name.startswith('Fluke')}:{name}", **options)
 
 
 def server(name: str, **more: Any) -> dict[str, Any]:

@@ -168,7 +168,7 @@ FLUKE = [
         kept="_w",
         kept_there="whole",
         why="fluke-fedproto",
-        reading=reading("FlukeFedProto", lam=1.0),
+        reading=reading("OtherFedProto", lam=1.0, to_zero=True),
     ),
     fluke(
         "APFL",

@@ -1,4 +1,4 @@
-"""What pfl-research and FedLab train, and the rules by which Flower aggregates."""
+"""What pfl-research, FedLab and PFLlib train, and the rules by which Flower aggregates."""
 
 from typing import Any
 
@@ -135,5 +135,92 @@ FLOWER = [
         weighted=False,
         num_malicious_nodes=0,
         num_nodes_to_select=2,
+    ),
+]
+
+
+def pfllib(label: str, ours: dict[str, Any], name: str, *, samples: bool = False, **more: Any) -> Case:
+    """name: of the server's module and class; kept_there: an attribute of the client; more: of its args."""
+    case = {key: more.pop(key) for key in ("kept", "why", "reading") if key in more}
+    weights = {} if samples else UNIFORM
+    kept, whole = more.pop("kept_there", None), more.pop("whole", False)
+    case |= {"reading": weights | ours | case["reading"]} if "reading" in case else {}
+    theirs = {"server": name, "kept": kept, "whole": whole, "args": more}
+    return Case("pfllib", label, weights | ours, theirs, loss=False, **case)
+
+
+PFLLIB = [
+    pfllib("FedAvg", method("fedavg"), "serveravg.FedAvg", samples=True),
+    pfllib("FedProx", method("fedprox", mu=0.5), "serverprox.FedProx", samples=True, mu=0.5),
+    pfllib("SCAFFOLD", method("scaffold"), "serverscaffold.SCAFFOLD", server_learning_rate=1.0),
+    pfllib(
+        "FedDyn",
+        method("feddyn", alpha=0.1),
+        "serverdyn.FedDyn",
+        alpha=0.1,
+        why="pfllib-feddyn",
+        reading=reading("PfllibFedDyn", alpha=0.1),
+    ),
+    pfllib("MOON", method("moon", mu=1.0, tau=0.5), "servermoon.MOON", samples=True, mu=1.0, tau=0.5),
+    pfllib("FedNTD", method("fedntd", beta=1.0, tau=2.0), "serverntd.FedNTD", beta=1.0, tau=2.0),
+    pfllib(
+        "pFedMe",
+        method("pfedme", lam=5.0, personal_lr=0.05, steps=3, decay=0.001) | {"server.lr": 0.7},
+        "serverpFedMe.pFedMe",
+        samples=True,
+        lamda=5.0,  # codespell:ignore lamda
+        K=3,
+        p_learning_rate=0.05,
+        beta=0.7,
+    ),
+    pfllib(
+        "Per-FedAvg",
+        method("perfedavg", alpha=0.1) | {"sizes": (40, 20, 40, 20, 20)},
+        "serverperavg.PerAvg",
+        samples=True,
+        local_epochs=1,
+    ),
+    pfllib(
+        "FedRep",
+        method("fedrep", head_epochs=2, body_epochs=1),
+        "serverrep.FedRep",
+        samples=True,
+        kept="_w",
+        kept_there="model.head",
+        local_epochs=1,
+        plocal_epochs=2,
+    ),
+    pfllib(
+        "FedProto",
+        method("fedproto", lam=1.0) | {"train.epochs": 1},
+        "serverproto.FedProto",
+        kept="_w",
+        kept_there="model",
+        lamda=1.0,  # codespell:ignore lamda
+        why="pfllib-fedproto",
+        reading=reading("OtherFedProto", lam=1.0, forgets=True),
+    ),
+    pfllib(
+        "APFL",
+        method("apfl", alpha=0.5, adapt="step"),
+        "serverapfl.APFL",
+        samples=True,
+        kept="v",
+        kept_there="model_per",
+        alpha=0.5,
+        why="pfllib-apfl",
+        reading=reading("PfllibAPFL", alpha=0.5),
+    ),
+    pfllib(
+        "FedALA, all clients",
+        method("fedala", rate=1.0, share=1.0, threshold=0.1) | {"train.batch_size": 40, "cohort.fraction": 1.0},
+        "serverala.FedALA",
+        samples=True,
+        whole=True,
+        kept="last",
+        kept_there="model",
+        eta=1.0,
+        rand_percent=100,
+        layer_idx=2,
     ),
 ]

@@ -27,18 +27,26 @@ sys.path.insert(0, str(HERE))  # for the methods of readings.py
 import ours  # noqa: E402
 from cases import Case  # noqa: E402
 from cases_fluke import FLUKE  # noqa: E402
-from cases_more import FEDLAB, FLOWER, PFL  # noqa: E402
+from cases_more import FEDLAB, FLOWER, PFL, PFLLIB  # noqa: E402
 
 PEERS = {  # name: (package, the module that must import)
     "fluke": ("fluke-fl", "fluke"),
     "pfl": ("pfl", "pfl.algorithm.scaffold"),
     "fedlab": ("fedlab", "fedlab.core.standalone"),
     "flower": ("flwr", "flwr.serverapp.strategy"),
+    "pfllib": ("PFLlib", "flcore.servers.serverbase"),  # github.com/TsingZ0/PFLlib, its folder `system` on the path
 }
-FOUND = "import importlib.metadata as m; import {module}; print(m.version('{package}'))"
+FOUND = """
+import importlib.metadata, subprocess, {module} as module
+try:
+    print(importlib.metadata.version('{package}'))
+except importlib.metadata.PackageNotFoundError:
+    place = module.__file__.rpartition('/')[0]
+    print(subprocess.run(['git', '-C', place, 'log', '-1', '--format=%h'], capture_output=True, text=True).stdout)
+"""  # the package's version, or the commit of its sources
 COLUMNS = ("peer", "version", "method", "what", "ours", "theirs", "relative", "with_reading", "verdict", "why")
 AGREE = 1e-5  # relative
-CASES = [*FLUKE, *PFL, *FEDLAB, *FLOWER]
+CASES = [*FLUKE, *PFL, *FEDLAB, *FLOWER, *PFLLIB]
 
 
 def version(peer: str, python: str) -> str | None:
@@ -46,7 +54,7 @@ def version(peer: str, python: str) -> str | None:
     package, module = PEERS[peer]
     words = [python, "-W", "ignore", "-c", FOUND.format(package=package, module=module)]
     done = subprocess.run(words, capture_output=True, text=True)
-    return done.stdout.split()[-1] if done.returncode == 0 else None
+    return (done.stdout.split() or ["?"])[-1] if done.returncode == 0 else None
 
 
 def figures(mine: ours.Ours, theirs: dict[str, torch.Tensor], case: Case) -> dict[str, tuple[float, float, float]]:

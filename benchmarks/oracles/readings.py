@@ -21,125 +21,13 @@ from fedmpi.method import (
     Method,
     Row,
     Server,
+    Slot,
     Slots,
     State,
     Travel,
     Uploads,
 )
 from fedmpi.methods._prototypes import class_means
-
-
-@final
-@dataclass(frozen=True)
-class FlukeFedNova(Method):
-    """w <- sum_k c_k w_k,  c_k = p_k tau / a_k, whose sum is 1 only if all clients make as many steps.
-
-    FedNova's (2) is this plus (1 - sum_k c_k) w.
-    """
-
-    sends = Slots(**Method.sends, a=SCALAR)
-
-    def upload(self, k: Client) -> tuple[Row, State]:
-        return Row(a=k.w.new_tensor(k.a)), k.state
-
-    def aggregate(self, s: Server, up: Uploads) -> tuple[Tensor, State]:
-        c = up.p * (up.p @ up.a) / up.a
-        return up.combine(c) + (c.sum() - 1) * s.w, State()
-
-
-@final
-@dataclass(frozen=True)
-class FlukeFedDyn(Method):
-    """Its L_k has the other sign and another factor than the authors', and N the cohort's size.
-
-    step     g + a_k (w - w0 + L_k),   a_k = alpha / (N n_k / sum n)        authors: L_k as below
-    client   L_k <- L_k + a_k (w0 - w)                                      authors: L_k <- L_k + (w - w0)
-    server   m = mean_k w_k;  w0 = m + mean of L_k over the cohort          authors: over all clients
-    A client that takes part for the first time starts from m.
-    """
-
-    alpha: float = option(0.1, "")
-    mean_n: float = option(1.0, "sum of all n_k over N")
-
-    client_state = Slots(L=FLAT, seen=SCALAR)
-    server_state = Slots(L_mean=FLAT)
-    receives = ("L_mean",)
-    sends = Slots(**Method.sends, L=FLAT)
-
-    def receive(self, k: Client) -> Tensor:
-        return k.received + k.down.L_mean if k.state.seen else k.received
-
-    def share(self, k: Client) -> float:
-        return self.alpha * self.mean_n / k.n
-
-    def gradient(self, k: Client, g: Tensor) -> Tensor:
-        return g + self.share(k) * (k.w - k.w0 + k.state.L)
-
-    def upload(self, k: Client) -> tuple[Row, State]:
-        L = k.state.L + self.share(k) * (k.w0 - k.w)
-        return Row(dw=k.w - k.received, L=L), State(L=L, seen=torch.ones_like(k.state.seen))
-
-    def aggregate(self, s: Server, up: Uploads) -> tuple[Tensor, State]:
-        return up.mean("dw"), State(L_mean=up.mean("L", up.uniform))
-
-
-@final
-@dataclass(frozen=True)
-class FlukeSAM(Method):
-    """The first pass's gradient is added to what the second pass of the step before has left in `grad`:
-
-    eps = rho T^2 (g + h) / ||T (g + h)||,   h: the last gradient that was descended along, 0 at first;   T = 1 or |w|
-    """
-
-    rho: float = option(0.05, "")
-    adaptive: bool = option(False, "")
-
-    client_state = Slots(h=FLAT)
-    scratch = Slots(h=FLAT)
-
-    def step(self, k: Client, x: Tensor, y: Tensor) -> Tensor:
-        h = k.scratch.h
-        if not k.steps:
-            h.copy_(k.state.h)
-        g, T = k.grad(x, y) + h, k.w.abs() if self.adaptive else torch.ones_like(k.w)
-        return h.copy_(k.grad(x, y, at=k.w + self.rho * T**2 * g / (T * g).norm())).clone()
-
-    def upload(self, k: Client) -> tuple[Row, State]:
-        return Row(), State(h=k.scratch.h)
-
-
-@final
-@dataclass(frozen=True)
-class FlukeMOON(Method):
-    """A client that takes part for the first time has the model received, not the initial one, in place of its last."""
-
-    mu: float = option(1.0, "")
-    tau: float = option(0.5, "")
-
-    client_state = Slots(last=INITIAL, seen=SCALAR)
-
-    def loss(self, k: Client, x: Tensor, y: Tensor) -> Tensor:
-        (z, f), near = k.forward(x), k.frozen(x)[0]
-        far = k.frozen(x, at=k.state.last)[0] if k.state.seen else near
-        to_near, to_far = (torch.cosine_similarity(z, other) / self.tau for other in (near, far))
-        return k.task_loss(f, x, y) + self.mu * (1 + (to_far - to_near).exp()).log().mean()
-
-    def upload(self, k: Client) -> tuple[Row, State]:
-        return Row(), State(last=k.w, seen=torch.ones_like(k.state.seen))
-
-
-@final
-@dataclass(frozen=True)
-class FlukeFedAvgM(Method):
-    """m = 0 in round 0, so that its D is lost;  m <- beta m + D  from then on;  w <- w + m."""
-
-    beta: float = option(0.9, "")
-
-    server_state = Slots(m=FLAT)
-
-    def aggregate(self, s: Server, up: Uploads) -> tuple[Tensor, State]:
-        m = self.beta * s.state.m + up.mean("dw") if s.round else s.state.m
-        return m, State(m=m)
 
 
 @final
@@ -179,46 +67,20 @@ class AdaptiveServer(Method):
 
 @final
 @dataclass(frozen=True)
-class FlukePFedMe(Method):
-    """theta is pulled towards itself, so that the pull is 0, and is what is sent: SGD with each batch K times."""
+class OtherFedProto(Method):
+    """L = CE + lam MSE(z, P_y) as in FedProto, but
 
-    steps: int = option(3, "")
-
-    def step(self, k: Client, x: Tensor, y: Tensor) -> Tensor:
-        theta = k.w.clone()
-        for _ in range(self.steps):
-            theta -= k.lr * k.grad(x, y, at=theta)
-        return (k.w - theta) / k.lr
-
-
-@final
-@dataclass(frozen=True)
-class FlukePerFedAvg(Method):
-    """The outer step starts at w', not at w:   w <- w - alpha grad F(w; b1) - beta grad F(w'; b2)."""
-
-    alpha: float = option(0.05, "")
-
-    batches_a_step = 2
-
-    def step(self, k: Client, x: Tensor, y: Tensor) -> Tensor:
-        (x1, x2), (y1, y2) = x.chunk(2), y.chunk(2)
-        g = k.grad(x1, y1)
-        return self.alpha / k.lr * g + k.grad(x2, y2, at=k.w - self.alpha * g)
-
-
-@final
-@dataclass(frozen=True)
-class FlukeFedProto(Method):
-    """A sample whose class has no prototype is pulled to 0; a client's first round is without prototypes.
-
-    L = CE + lam MSE(z, P_y),  P_y = 0 where there is none;  L = CE in the client's first round
+    to_zero: P_y = 0 where there is none, and L = CE in a client's first round, whenever that is;
+    forgets: a prototype that no client of the round has sent is gone.
     """
 
     lam: float = option(1.0, "")
+    to_zero: bool = option(False, "")
+    forgets: bool = option(False, "")
 
     client_state = Slots(seen=SCALAR)
-    server_state = Slots(protos=PROTOTYPES)
-    receives = ("protos",)
+    server_state = Slots(protos=PROTOTYPES, known=PER_CLASS)
+    receives = ("protos", "known")
     sends = Slots(**Method.sends, protos=PROTOTYPES, held=PER_CLASS)
     scratch = Slots(sums=PROTOTYPES, counts=PER_CLASS)
 
@@ -229,8 +91,10 @@ class FlukeFedProto(Method):
         z, f = k.forward(x)
         k.scratch.sums.index_add_(0, y, z.detach())
         k.scratch.counts.index_add_(0, y, z.new_ones(len(y)))
-        pulled = self.lam * (z - k.down.protos[y]).square().mean() if k.state.seen else 0
-        return k.task_loss(f, x, y) + pulled
+        if self.to_zero and not k.state.seen:
+            return k.task_loss(f, x, y)
+        counts = torch.ones_like(y) if self.to_zero else k.down.known[y]
+        return k.task_loss(f, x, y) + self.lam * ((z - k.down.protos[y]).square() * counts[:, None]).mean()
 
     def upload(self, k: Client) -> tuple[Row, State]:
         protos, held = class_means(k.scratch.sums, k.scratch.counts)
@@ -238,20 +102,10 @@ class FlukeFedProto(Method):
 
     def aggregate(self, s: Server, up: Uploads) -> tuple[Tensor, State]:
         protos, known = class_means(up.protos.sum(0), up.held.sum(0))
-        return up.mean("dw"), State(protos=protos + (1 - known)[:, None] * s.state.protos)
-
-
-@final
-@dataclass(frozen=True)
-class FlukeAPFL(Method):
-    """The gradient at the mixture reaches a copy, not v; what is left is  v <- (1 - alpha) w_k + alpha v."""
-
-    alpha: float = option(0.5, "")
-
-    client_state = Slots(v=INITIAL)
-
-    def upload(self, k: Client) -> tuple[Row, State]:
-        return Row(), State(v=(1 - self.alpha) * k.w + self.alpha * k.state.v)
+        if self.forgets:
+            return up.mean("dw"), State(protos=protos, known=known)
+        protos = protos + (1 - known)[:, None] * s.state.protos
+        return up.mean("dw"), State(protos=protos, known=known.maximum(s.state.known))
 
 
 @final
@@ -292,3 +146,55 @@ class FedLabFedDyn(Method):
         D, m = up.mean("dw"), len(up)
         h = s.state.h - self.alpha / s.clients * (m * D + (m - 1) * s.w)
         return D - h / self.alpha, State(h=h)
+
+
+@final
+@dataclass(frozen=True)
+class PfllibFedDyn(Method):
+    """The term is (alpha/2) ||w - w0||, not its square: FedDyn's step with (alpha/2) (w - w0) / ||w - w0||."""
+
+    alpha: float = option(0.1, "")
+
+    client_state = Slots(g_k=FLAT)
+    server_state = Slots(h=FLAT)
+
+    def gradient(self, k: Client, g: Tensor) -> Tensor:
+        away = k.w - k.w0
+        return g - k.state.g_k + self.alpha / 2 * away / away.norm().clamp(min=1e-300)
+
+    def upload(self, k: Client) -> tuple[Row, State]:
+        return Row(), State(g_k=k.state.g_k - self.alpha * (k.w - k.w0))
+
+    def aggregate(self, s: Server, up: Uploads) -> tuple[Tensor, State]:
+        h = s.state.h - self.alpha * len(up) / s.clients * up.mean("dw")
+        return up.mean("dw") - h / self.alpha, State(h=h)
+
+
+@final
+@dataclass(frozen=True)
+class PfllibAPFL(Method):
+    """v trains by itself, and becomes the mixture at the end of the round:
+
+    v <- v - lr g(v),   a <- a - lr (<v - w, a g(v) + (1 - a) g(w)> + 0.02 a)       each batch
+    v <- (1 - a) w + a v                                                            at the end
+    """
+
+    alpha: float = option(0.5, "")
+
+    client_state = Slots(v=INITIAL, alpha=Slot(start="alpha"))
+    scratch = Slots(v=FLAT, alpha=SCALAR)
+
+    def step(self, k: Client, x: Tensor, y: Tensor) -> Tensor:
+        v, a = k.scratch.v, k.scratch.alpha
+        if not k.steps:
+            v.copy_(k.state.v)
+            a.copy_(k.state.alpha)
+        g, at_v = k.grad(x, y), k.grad(x, y, at=v)
+        v.sub_(k.lr * at_v)
+        slope = (v - (k.w - k.lr * g)) @ (a * at_v + (1 - a) * g) + 0.02 * a
+        a.sub_(k.lr * slope).clamp_(0, 1)
+        return g
+
+    def upload(self, k: Client) -> tuple[Row, State]:
+        v, a = k.scratch.v, k.scratch.alpha
+        return Row(), State(v=(1 - a) * k.w + a * v, alpha=a)

@@ -8,7 +8,7 @@ import json
 import sys
 import traceback
 from collections import defaultdict, deque
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from itertools import pairwise
 from pathlib import Path
 
@@ -46,10 +46,10 @@ class Task:
         """Whose rows these are, a view of x."""
         return self.starts.index(x.storage_offset() // x.shape[1])
 
-    def passes(self, client: int):
-        """Batches (x, y) of the client's next pass, as fedmpi drew them."""
+    def passes(self, client: int, size: int | None = None) -> list[tuple[Tensor, Tensor]]:
+        """Batches (x, y) of the client's next pass, as fedmpi drew them; size: of a batch, if it is another."""
         rows = self.orders[client].popleft()
-        return [(self.x[part], self.y[part]) for part in rows.split(self.batch)]
+        return [(self.x[part], self.y[part]) for part in rows.split(size or self.batch)]
 
     def network(self) -> tuple[nn.Sequential, nn.Linear]:
         """Body and head, at w0."""
@@ -64,6 +64,19 @@ class Task:
         arrays = {name: torch.stack(list(value)).detach().numpy() for name, value in found.items() if len(value)}
         left = sum(map(len, self.orders.values()))
         np.savez(self.folder / "theirs.npz", left=left, **arrays)
+
+
+class Loader:
+    """A client's batches: each iteration is its next pass as handed over."""
+
+    def __init__(self, task: Task, client: int, size: int | None = None) -> None:
+        self.task, self.client, self.size = task, client, size or task.batch
+
+    def __len__(self) -> int:
+        return -(-int(self.task.sizes[self.client]) // self.size)
+
+    def __iter__(self) -> Iterator[tuple[Tensor, Tensor]]:
+        return iter(self.task.passes(self.client, self.size))
 
 
 def flat(parameters) -> Tensor:

@@ -1,0 +1,176 @@
+"""fluke's equations where they are not ours, as readings.py has those of other programs."""
+
+from dataclasses import dataclass
+from typing import final
+
+import torch
+from torch import Tensor
+
+from fedmpi.common.options import option
+from fedmpi.method import (
+    FLAT,
+    INITIAL,
+    SCALAR,
+    Client,
+    Method,
+    Row,
+    Server,
+    Slots,
+    State,
+    Uploads,
+)
+
+
+@final
+@dataclass(frozen=True)
+class FlukeFedNova(Method):
+    """w <- sum_k c_k w_k,  c_k = p_k tau / a_k, whose sum is 1 only if all clients make as many steps.
+
+    FedNova's (2) is this plus (1 - sum_k c_k) w.
+    """
+
+    sends = Slots(**Method.sends, a=SCALAR)
+
+    def upload(self, k: Client) -> tuple[Row, State]:
+        return Row(a=k.w.new_tensor(k.a)), k.state
+
+    def aggregate(self, s: Server, up: Uploads) -> tuple[Tensor, State]:
+        c = up.p * (up.p @ up.a) / up.a
+        return up.combine(c) + (c.sum() - 1) * s.w, State()
+
+
+@final
+@dataclass(frozen=True)
+class FlukeFedDyn(Method):
+    """Its L_k has the other sign and another factor than the authors', and N the cohort's size.
+
+    step     g + a_k (w - w0 + L_k),   a_k = alpha / (N n_k / sum n)        authors: L_k as below
+    client   L_k <- L_k + a_k (w0 - w)                                      authors: L_k <- L_k + (w - w0)
+    server   m = mean_k w_k;  w0 = m + mean of L_k over the cohort          authors: over all clients
+    A client that takes part for the first time starts from m.
+    """
+
+    alpha: float = option(0.1, "")
+    mean_n: float = option(1.0, "sum of all n_k over N")
+
+    client_state = Slots(L=FLAT, seen=SCALAR)
+    server_state = Slots(L_mean=FLAT)
+    receives = ("L_mean",)
+    sends = Slots(**Method.sends, L=FLAT)
+
+    def receive(self, k: Client) -> Tensor:
+        return k.received + k.down.L_mean if k.state.seen else k.received
+
+    def share(self, k: Client) -> float:
+        return self.alpha * self.mean_n / k.n
+
+    def gradient(self, k: Client, g: Tensor) -> Tensor:
+        return g + self.share(k) * (k.w - k.w0 + k.state.L)
+
+    def upload(self, k: Client) -> tuple[Row, State]:
+        L = k.state.L + self.share(k) * (k.w0 - k.w)
+        return Row(dw=k.w - k.received, L=L), State(L=L, seen=torch.ones_like(k.state.seen))
+
+    def aggregate(self, s: Server, up: Uploads) -> tuple[Tensor, State]:
+        return up.mean("dw"), State(L_mean=up.mean("L", up.uniform))
+
+
+@final
+@dataclass(frozen=True)
+class FlukeSAM(Method):
+    """The first pass's gradient is added to what the second pass of the step before has left in `grad`:
+
+    eps = rho T^2 (g + h) / ||T (g + h)||,   h: the last gradient that was descended along, 0 at first;   T = 1 or |w|
+    """
+
+    rho: float = option(0.05, "")
+    adaptive: bool = option(False, "")
+
+    client_state = Slots(h=FLAT)
+    scratch = Slots(h=FLAT)
+
+    def step(self, k: Client, x: Tensor, y: Tensor) -> Tensor:
+        h = k.scratch.h
+        if not k.steps:
+            h.copy_(k.state.h)
+        g, T = k.grad(x, y) + h, k.w.abs() if self.adaptive else torch.ones_like(k.w)
+        return h.copy_(k.grad(x, y, at=k.w + self.rho * T**2 * g / (T * g).norm())).clone()
+
+    def upload(self, k: Client) -> tuple[Row, State]:
+        return Row(), State(h=k.scratch.h)
+
+
+@final
+@dataclass(frozen=True)
+class FlukeMOON(Method):
+    """A client that takes part for the first time has the model received, not the initial one, in place of its last."""
+
+    mu: float = option(1.0, "")
+    tau: float = option(0.5, "")
+
+    client_state = Slots(last=INITIAL, seen=SCALAR)
+
+    def loss(self, k: Client, x: Tensor, y: Tensor) -> Tensor:
+        (z, f), near = k.forward(x), k.frozen(x)[0]
+        far = k.frozen(x, at=k.state.last)[0] if k.state.seen else near
+        to_near, to_far = (torch.cosine_similarity(z, other) / self.tau for other in (near, far))
+        return k.task_loss(f, x, y) + self.mu * (1 + (to_far - to_near).exp()).log().mean()
+
+    def upload(self, k: Client) -> tuple[Row, State]:
+        return Row(), State(last=k.w, seen=torch.ones_like(k.state.seen))
+
+
+@final
+@dataclass(frozen=True)
+class FlukeFedAvgM(Method):
+    """m = 0 in round 0, so that its D is lost;  m <- beta m + D  from then on;  w <- w + m."""
+
+    beta: float = option(0.9, "")
+
+    server_state = Slots(m=FLAT)
+
+    def aggregate(self, s: Server, up: Uploads) -> tuple[Tensor, State]:
+        m = self.beta * s.state.m + up.mean("dw") if s.round else s.state.m
+        return m, State(m=m)
+
+
+@final
+@dataclass(frozen=True)
+class FlukePFedMe(Method):
+    """theta is pulled towards itself, so that the pull is 0, and is what is sent: SGD with each batch K times."""
+
+    steps: int = option(3, "")
+
+    def step(self, k: Client, x: Tensor, y: Tensor) -> Tensor:
+        theta = k.w.clone()
+        for _ in range(self.steps):
+            theta -= k.lr * k.grad(x, y, at=theta)
+        return (k.w - theta) / k.lr
+
+
+@final
+@dataclass(frozen=True)
+class FlukePerFedAvg(Method):
+    """The outer step starts at w', not at w:   w <- w - alpha grad F(w; b1) - beta grad F(w'; b2)."""
+
+    alpha: float = option(0.05, "")
+
+    batches_a_step = 2
+
+    def step(self, k: Client, x: Tensor, y: Tensor) -> Tensor:
+        (x1, x2), (y1, y2) = x.chunk(2), y.chunk(2)
+        g = k.grad(x1, y1)
+        return self.alpha / k.lr * g + k.grad(x2, y2, at=k.w - self.alpha * g)
+
+
+@final
+@dataclass(frozen=True)
+class FlukeAPFL(Method):
+    """The gradient at the mixture reaches a copy, not v; what is left is  v <- (1 - alpha) w_k + alpha v."""
+
+    alpha: float = option(0.5, "")
+
+    client_state = Slots(v=INITIAL)
+
+    def upload(self, k: Client) -> tuple[Row, State]:
+        return Row(), State(v=(1 - self.alpha) * k.w + self.alpha * k.state.v)
