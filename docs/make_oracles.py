@@ -10,7 +10,14 @@ from pathlib import Path
 ROOT = Path(__file__).parents[1]
 PAGE, RESULTS = ROOT / "docs" / "oracles.md", ROOT / "benchmarks" / "results" / "oracles.csv"
 BEGIN, END = "<!-- table -->\n", "<!-- end -->"
-NAMES = {"fluke": "fluke", "pfl": "pfl-research", "fedlab": "FedLab", "flower": "Flower", "pfllib": "PFLlib"}
+NAMES = {
+    "fluke": "fluke",
+    "pfl": "pfl-research",
+    "fedlab": "FedLab",
+    "flower": "Flower",
+    "pfllib": "PFLlib",
+    "flgo": "flgo",
+}
 SAID = {
     "agrees": "agree",
     "explained": "differ by an equation that is known",

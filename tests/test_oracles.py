@@ -110,7 +110,7 @@ def test_each_difference_has_its_place_on_the_page(oracles, page):
 
 
 # ---- other programs ----
-@pytest.mark.parametrize("peer", ["fluke", "pfl", "fedlab", "flower", "pfllib"])
+@pytest.mark.parametrize("peer", ["fluke", "pfl", "fedlab", "flower", "pfllib", "flgo"])
 def test_the_other_program(oracles, page, monkeypatch, tmp_path, peer):
     """Makes the CSV's verdicts anew, where the program is here or FEDMPI_ORACLES says which interpreter has it."""
     compare = oracles["compare"]

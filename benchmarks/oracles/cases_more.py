@@ -1,4 +1,4 @@
-"""What pfl-research, FedLab and PFLlib train, and the rules by which Flower aggregates."""
+"""What pfl-research, FedLab, PFLlib and flgo train, and the rules by which Flower aggregates."""
 
 from typing import Any
 
@@ -201,6 +201,14 @@ PFLLIB = [
         reading=reading("OtherFedProto", lam=1.0, forgets=True),
     ),
     pfllib(
+        "FedProto, all clients",
+        method("fedproto", lam=1.0) | {"train.epochs": 1, "cohort.fraction": 1.0},
+        "serverproto.FedProto",
+        kept="_w",
+        kept_there="model",
+        lamda=1.0,  # codespell:ignore lamda
+    ),
+    pfllib(
         "APFL",
         method("apfl", alpha=0.5, adapt="step"),
         "serverapfl.APFL",
@@ -223,4 +231,13 @@ PFLLIB = [
         rand_percent=100,
         layer_idx=2,
     ),
+]
+
+FLGO = [
+    Case(
+        "flgo",
+        "FedDyn",
+        UNIFORM | method("feddyn", alpha=0.1),
+        {"algorithm": "feddyn", "args": {"alpha": 0.1}},
+    )
 ]

@@ -27,7 +27,7 @@ sys.path.insert(0, str(HERE))  # for the methods of readings.py
 import ours  # noqa: E402
 from cases import Case  # noqa: E402
 from cases_fluke import FLUKE  # noqa: E402
-from cases_more import FEDLAB, FLOWER, PFL, PFLLIB  # noqa: E402
+from cases_more import FEDLAB, FLGO, FLOWER, PFL, PFLLIB  # noqa: E402
 
 PEERS = {  # name: (package, the module that must import)
     "fluke": ("fluke-fl", "fluke"),
@@ -35,6 +35,7 @@ PEERS = {  # name: (package, the module that must import)
     "fedlab": ("fedlab", "fedlab.core.standalone"),
     "flower": ("flwr", "flwr.serverapp.strategy"),
     "pfllib": ("PFLlib", "flcore.servers.serverbase"),  # github.com/TsingZ0/PFLlib, its folder `system` on the path
+    "flgo": ("flgo", "flgo.algorithm.feddyn"),
 }
 FOUND = """
 import importlib.metadata, subprocess, {module} as module
@@ -46,7 +47,7 @@ except importlib.metadata.PackageNotFoundError:
 """  # the package's version, or the commit of its sources
 COLUMNS = ("peer", "version", "method", "what", "ours", "theirs", "relative", "with_reading", "verdict", "why")
 AGREE = 1e-5  # relative
-CASES = [*FLUKE, *PFL, *FEDLAB, *FLOWER, *PFLLIB]
+CASES = [*FLUKE, *PFL, *FEDLAB, *FLOWER, *PFLLIB, *FLGO]
 
 
 def version(peer: str, python: str) -> str | None:

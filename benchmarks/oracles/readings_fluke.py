@@ -42,11 +42,11 @@ class FlukeFedNova(Method):
 @final
 @dataclass(frozen=True)
 class FlukeFedDyn(Method):
-    """Its L_k has the other sign and another factor than the authors', and N the cohort's size.
+    """L_k, which is -g_k / alpha in FedDyn, has the other sign and a factor alpha.
 
-    step     g + a_k (w - w0 + L_k),   a_k = alpha / (N n_k / sum n)        authors: L_k as below
-    client   L_k <- L_k + a_k (w0 - w)                                      authors: L_k <- L_k + (w - w0)
-    server   m = mean_k w_k;  w0 = m + mean of L_k over the cohort          authors: over all clients
+    step     g + a_k (w - w0 + L_k),   a_k = alpha / (N n_k / sum n)        FedDyn: a_k = alpha
+    client   L_k <- L_k + a_k (w0 - w)                                      FedDyn: L_k <- L_k + (w - w0)
+    server   m = mean_k w_k;  w0 = m + mean of L_k over the cohort          FedDyn: over all clients
     A client that takes part for the first time starts from m.
     """
 

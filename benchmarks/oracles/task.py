@@ -56,7 +56,7 @@ class Task:
         *inner, last = pairwise(self.widths.tolist())
         body = nn.Sequential(*(layer for a, b in inner for layer in (nn.Linear(a, b), nn.ReLU())))
         head = nn.Linear(*last)
-        nn.utils.vector_to_parameters(self.w0, [*body.parameters(), *head.parameters()])
+        nn.utils.vector_to_parameters(self.w0.clone(), [*body.parameters(), *head.parameters()])
         return body, head
 
     def finish(self, **found: Tensor | list[Tensor]) -> None:
