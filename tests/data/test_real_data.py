@@ -73,6 +73,11 @@ def test_heart_disease_as_flamby_has_it():
         heart_disease(ROOT, variant="flamby", test_fraction=0.5)
 
 
+def test_no_rank_can_standardise_the_hospitals_of_others(tmp_path):
+    with pytest.raises(UserError, match=r"pooled needs the rows of all hospitals, and of data\.silos each"):
+        heart_disease(tmp_path, site="va", variant="flamby", standardise="pooled")
+
+
 @needs("tcga_brca")
 def test_tcga_brca():
     data = tcga_brca(ROOT)

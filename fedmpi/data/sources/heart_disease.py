@@ -47,6 +47,11 @@ def heart_disease(
     if site is not None and site not in HOSPITALS:
         raise UserError(f"heart_disease: there is no hospital {site!r}; allowed: {', '.join(HOSPITALS)}")
     names = HOSPITALS if site is None else (site,)
+    if site is not None and standardise == "pooled":
+        raise UserError(
+            "heart_disease: standardise: pooled needs the rows of all hospitals, and of data.silos each rank opens its "
+            "own; leave data.standardise out, or take data.partition"
+        )
     if variant == "flamby":
         if test_fraction != 0.2:
             raise UserError("heart_disease: variant flamby has its own test part, 34 %; leave data.test_fraction out")
