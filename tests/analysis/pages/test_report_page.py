@@ -311,6 +311,20 @@ def test_groups_of_runs_have_bands_and_a_table(tmp_path):
     assert "20.50 ± 0.71" in page.said
 
 
+def test_figures_of_sites_are_one_chart_of_a_run_and_one_a_site_of_several(tmp_path):
+    sites = {f"accuracy@{site}": at for at, site in enumerate("abc")}
+    for name in ("one", "two"):
+        run = large(tmp_path / name, rounds=3, clients=4, ranks=1)
+        lines(run / "metrics.jsonl", [row(t, **{key: 10.0 * t + at for key, at in sites.items()}) for t in range(3)])
+    page = offline(made(tmp_path / "one"))
+    found = page.csv("learning-accuracy-by-site")
+    assert [[float(r[site]) for site in "abc"] for r in found] == [[0, 1, 2], [10, 11, 12], [20, 21, 22]]
+    assert "learning-accuracy-a" not in page.ids
+    several = offline(made(tmp_path))
+    assert [float(r["accuracy@a"]) for r in several.csv("learning-accuracy-a")][:3] == [0, 10, 20]
+    assert "learning-accuracy-by-site" not in several.ids
+
+
 def test_a_page_that_cannot_be_written_is_a_warning(tmp_path):
     asked = settings()
     with pytest.warns(UserWarning, match=r"report.html was not written .* complete without it.*fedmpi report"):
