@@ -20,6 +20,7 @@ from fedmpi.common import registry, seeds
 from fedmpi.common.blame import told
 from fedmpi.common.errors import UserError
 from fedmpi.common.inputs import Shape, Type
+from fedmpi.common.text import nearest
 from fedmpi.data.batches import Shard
 from fedmpi.data.client_test import ClientTest, client_tests
 from fedmpi.data.dataset import Dataset, is_labels
@@ -168,8 +169,8 @@ def _sites_named(dataset: Dataset, only: Sequence[Any]) -> tuple[int, ...]:
     known = {str(k): k for k in range(count_)} | {name: k for k, name in enumerate(dataset.site_names)}
     unknown = next((name for name in only if str(name) not in known), None)
     if unknown is not None:
-        allowed = ", ".join(dataset.site_names) or f"0 to {count_ - 1}"
-        raise UserError(f"data.partition.only: the data set has no site {unknown!r}; it has {allowed}")
+        said = nearest(str(unknown), dataset.site_names) if dataset.site_names else f"allowed: 0 to {count_ - 1}"
+        raise UserError(f"data.partition.only: the data set has no site {unknown!r}; {said}")
     found = [known[str(name)] for name in only]
     twice = next((name for at, name in enumerate(only) if found[at] in found[:at]), None)
     if twice is not None:
