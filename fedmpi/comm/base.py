@@ -19,7 +19,7 @@ from __future__ import annotations
 import math
 import threading
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any, TypeVar
 
 import torch
@@ -36,8 +36,25 @@ ALLGATHER_BYTES = 4096  # the most bytes that a rank may give to one allgather_b
 T = TypeVar("T")
 
 
+def ranks(those: Iterable[int]) -> str:
+    names = sorted(those)
+    return ("rank " if len(names) == 1 else "ranks ") + ", ".join(map(str, names))
+
+
 class Lost(RuntimeError):  # noqa: N818  (reads as it is meant: `except Lost`)
     """A rank is dead, silent or late; the message names it. The job goes on if all that are left `regroup`."""
+
+
+class Silent(Lost):
+    """No message from or to `peers` for so long. They may themselves wait for others: see Alarm.trace."""
+
+    def __init__(self, peers: Iterable[int], seconds: float, setting: str = "") -> None:
+        self.peers, self.seconds, self.setting = sorted(peers), seconds, setting
+        one = len(self.peers) == 1
+        super().__init__(
+            f"{ranks(self.peers)} {'is' if one else 'are'} silent: "
+            f"no message from or to {'it' if one else 'them'} for {seconds:g} s{setting}"
+        )
 
 
 class Gone(Lost):
@@ -57,6 +74,7 @@ class Communicator(ABC):
         self.can_regroup = "this way of starting ranks cannot do without one"  # why not; "" where it can
         self.patience_s = patience_s  # seconds for one message, including the training before it
         self.device = torch.empty(0, device=device).device  # where message tensors must live; "cuda" becomes "cuda:0"
+        self.awaits: Iterable[int] = ()  # the ranks for whose messages this one waits, or waited in vain
         self.sent_bytes = 0
         self.received_bytes = 0
         self.audit: Audit | None = None  # told of all that leaves this rank

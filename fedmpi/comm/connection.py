@@ -52,4 +52,5 @@ def connect(
 
         comm = torch_dist.connect(job, backend, device, start_timeout_s, round_timeout_s, alarm)
     comm.at_end = alarm.hush
+    alarm.awaits = lambda: comm.awaits
     return comm

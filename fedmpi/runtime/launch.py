@@ -114,6 +114,7 @@ def execute(
         return result
     except Exception as error:
         if job.size > 1:  # still listening: the launcher, which sees a dead rank, too, must not end rank 0 unheard
+            error = alarm.at_fault(error)
             alarm.fail(*_explained(error), reacts=isinstance(error, Gone))
         alarm.will(reason(_explained(error)[0]))
         known = remedy(error)

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import os
 import time
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from typing import Any, NamedTuple, final
 
 import numpy as np
@@ -20,7 +20,7 @@ from torch import Tensor
 from torch.distributed import Store
 
 from fedmpi.comm.backends.mpi import finalize, load, world
-from fedmpi.comm.base import ALLGATHER_BYTES, Communicator, Gone, Lost, Message, relay
+from fedmpi.comm.base import ALLGATHER_BYTES, Communicator, Gone, Lost, Message, Silent, ranks, relay
 from fedmpi.comm.launchers import launcher_env
 from fedmpi.comm.launchers.job import Job
 from fedmpi.comm.loss.alarm import Alarm
@@ -30,6 +30,7 @@ from fedmpi.comm.meeting.store_allgather import StoreAllgather
 DATA, CONTROL = 0, 1  # tags
 EAGER_S = 0.05  # requests are first tested without pauses for so long: MPI moves messages only inside its calls
 PAUSE_S = 1e-3  # the longest pause: 0.1 % of a round of one second, and hardly any processor time
+LOOK_S = 0.5  # between two looks which messages are not there yet
 GRACE_S = 5.0  # allowed after the deadline of allgather_bytes for rank 0's verdict to reach the others
 SILENT = 2**32 - 1  # in place of a payload's length
 CARRIER = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}  # bytes of an element -> type that MPI knows
@@ -104,11 +105,7 @@ class Mpi(Communicator):
         late = self._wait(posted, self.patience_s)
         self.under_way.pop(id(posted), None)
         if late:
-            setting = " (comm.round_timeout_s)" if self.patience_s == self.round_timeout_s else ""
-            raise Lost(
-                f"{ranks(late)} {'is' if len(late) == 1 else 'are'} silent: no message from or to "
-                f"{'it' if len(late) == 1 else 'them'} for {self.patience_s:g} s{setting}"
-            )
+            raise Silent(late, self.patience_s, " (comm.round_timeout_s)" * (self.patience_s == self.round_timeout_s))
 
     def _receive(self, peer: int, x: Tensor, kind: int) -> Posted:
         return Posted(peer, self.comm.Irecv(buffer(x), peer, kind + self._tag()), x, True)
@@ -147,13 +144,17 @@ class Mpi(Communicator):
         """Wait for all requests and return the peers of those that are not done in time."""
         handles = [posted.request for posted in requests]
         began = time.monotonic()
-        pause_s = 0.0
+        pause_s, look_s = 0.0, 0.1
         try:
             while not load().Request.Testall(handles):
                 waited_s = time.monotonic() - began
                 if waited_s > timeout_s:
                     self.past += requests
-                    return {posted.peer for posted in requests if not posted.request.Test()}
+                    self.awaits = {posted.peer for posted in requests if not posted.request.Test()}
+                    return set(self.awaits)
+                if waited_s > look_s:  # here, as the thread that tells others whom this rank awaits may not ask MPI
+                    self.awaits = {posted.peer for posted in requests if not posted.request.Test()}
+                    look_s = waited_s + LOOK_S
                 if self.membership is not None and self.membership.wanted():
                     self.past += requests
                     raise Lost("another rank has lost one")
@@ -166,6 +167,7 @@ class Mpi(Communicator):
                 raise Gone(f"MPI has lost a rank ({error})") from error
             verb = "is" if len(failed) == 1 else "are"
             raise Gone(f"{ranks(failed)} {verb} dead: the connection has ended") from error
+        self.awaits = ()
         return set()
 
     def _failed(self) -> list[int]:
@@ -198,8 +200,3 @@ class Mpi(Communicator):
             return bool(request.Test())
         except load().Exception:  # its rank is dead
             return True
-
-
-def ranks(those: Iterable[int]) -> str:
-    names = sorted(those)
-    return ("rank " if len(names) == 1 else "ranks ") + ", ".join(map(str, names))

@@ -15,7 +15,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from fedmpi.comm.base import Communicator, Gone, Lost, Message, Posted, relay, within
+from fedmpi.comm.base import Communicator, Gone, Lost, Message, Posted, Silent, relay, within
 from fedmpi.comm.launchers import launcher_env, slurm_hosts
 from fedmpi.comm.launchers.job import Job
 from fedmpi.comm.loss.alarm import Alarm
@@ -175,8 +175,11 @@ class Gloo(Communicator):
         deadline = time.monotonic() + self.patience_s
         peer, work = 0, None
         try:
-            for peer, work, _ in posted:  # noqa: B007  (the peer is named below)
-                work.wait(timedelta(seconds=max(0.001, deadline - time.monotonic())))
+            for peer, work, _ in posted:
+                self.awaits = (peer,)
+                # What is cut off are parts of a millisecond: it would come back before the deadline.
+                work.wait(timedelta(seconds=max(0.001, deadline - time.monotonic() + 0.001)))
+            self.awaits = ()
         except RuntimeError as error:
             work = None
             posted.clear()
@@ -190,8 +193,9 @@ class Gloo(Communicator):
         self.broken, self.group = self.group, None
         if late:
             setting = " (comm.round_timeout_s)" if self.patience_s == self.round_timeout_s else ""
-            self.why = f"rank {peer} is silent: no message from or to it for {self.patience_s:g} s{setting}"
-            raise Lost(self.why) from error
+            silent = Silent([peer], self.patience_s, setting)
+            self.why = str(silent)
+            raise silent from error
         self.ended.add(peer)
         self.why = f"rank {peer} is dead: its connection has ended"
         raise Gone(self.why) from error

@@ -20,7 +20,7 @@ import socket
 import sys
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from datetime import timedelta
 from typing import TYPE_CHECKING, NoReturn
 
@@ -35,10 +35,13 @@ if TYPE_CHECKING:
 
 CAUSE = "cause"  # line of the news: "cause RANK CODE TEXT"
 MEMBERS = "members"  # "members GENERATION TIME RANK RANK ...": those that take part from here on
+WHOM = "whom"  # "whom ASKER RANK": for whose message does RANK wait
 WELL = "well"  # every rank is at its end
 SAID = "said"  # key
 LOOK_S = 1.0  # between two looks at the launcher
 ANSWER_S = 5.0  # allowed for the store to take a cause, and for rank 0 to say it
+ASKED_S = 7.0  # from a question for a silent rank to its end, or to the next question
+TRACE_S = 15.0  # allowed for finding out who is at fault for a silence
 PATIENCE_S = 3.0  # before a rank that cannot tell rank 0 speaks itself: rank 0 may have found the same mistake
 ENDED_S = 2.0  # in which a launcher ends the ranks of a job that has failed
 DAY_S = 86_400.0
@@ -49,6 +52,7 @@ class Alarm:
     """One a rank.
 
     will(reason)         what rank 0 does first where the job fails (it closes the run directory)
+    awaits()             the ranks for whose messages this one waits (silence.py)
     heed(line, store)    what becomes of other news, with the connection that they came over; None: rank 0 is gone
     """
 
@@ -56,10 +60,12 @@ class Alarm:
         self.job = job
         self.will: Callable[[str], None] = lambda reason: None
         self.heed: Callable[[str | None, Store], None] = lambda line, store: None
+        self.awaits: Callable[[], Iterable[int]] = lambda: ()
         self.members = set(range(job.size))  # whose causes count
         self.at = 0  # lines of the news that are read
         self._open: Callable[[], Store] | None = None
         self._ear: threading.Thread | None = None
+        self._asked = 0.0  # until when whoever asks for a silent rank may be expected to tell the cause
         self._heard: str | None = None  # the cause that all heard of
         self._ending = threading.Lock()
         if job.size > 1:
@@ -72,8 +78,9 @@ class Alarm:
         reacts: this rank has only lost another one, and who knows more goes first.
         """
         cause = f"{CAUSE} {self.job.rank} {code} {who(self.job)}: {text}"
-        if reacts:
-            time.sleep(REACTS_S)
+        until = time.monotonic() + (REACTS_S if reacts else 0.0)
+        while reacts and time.monotonic() < max(until, self._asked):
+            time.sleep(0.05)
         if self.job.rank == 0:
             self._end(self._tell(cause)[0] or cause)
         if self._open is None:
@@ -94,6 +101,25 @@ class Alarm:
         else:
             time.sleep(ENDED_S)
         end_job(int((first or cause).split()[2]))
+
+    def at_fault(self, error: Exception) -> Exception:
+        """The silence that explains this one; any other error as it is."""
+        from fedmpi.comm.base import Silent
+        from fedmpi.comm.loss import silence
+
+        if not isinstance(error, Silent) or self._open is None:
+            return error
+        found: list[int] = []
+
+        def ask() -> None:
+            with contextlib.suppress(Exception):
+                assert self._open is not None
+                found.extend(silence.trace(self.job.rank, error.peers, self._news(self._open())))
+
+        talk = threading.Thread(target=ask, daemon=True)  # a store on a host that is gone may never answer
+        talk.start()
+        talk.join(TRACE_S)
+        return Silent(found, error.seconds, error.setting) if found else error
 
     def _first_here(self) -> bool:
         """Whether no other rank of this host has asked before; while that one lives."""
@@ -151,6 +177,11 @@ class Alarm:
 
         return decisive
 
+    def _answer(self, line: str, store: Store) -> None:
+        from fedmpi.comm.loss import silence
+
+        silence.answer(line, self.job.rank, self.awaits(), store)
+
     # ---- a cause, from whichever rank ----
     def listen(self, open_store: Callable[[], Store]) -> None:
         """Hear the causes that other ranks tell. open_store() makes another connection to the ranks' store."""
@@ -170,7 +201,11 @@ class Alarm:
         try:
             while not decisive(line := news.next()) or line.startswith(MEMBERS):
                 self.at = news.at
-                self.heed(line, news.store)
+                if line.startswith(WHOM):
+                    self._asked = time.monotonic() + ASKED_S
+                    self._answer(line, news.store)
+                else:
+                    self.heed(line, news.store)
         except Exception:  # whoever held the store is gone; the next message notices it, too
             self.heed(None, news.store)
             return

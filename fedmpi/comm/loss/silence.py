@@ -1,0 +1,56 @@
+"""Which rank is at fault for a silence.
+
+A rank that waits in vain is often not the first: rank 1 awaits the model of rank 0, which awaits the update of rank 2,
+which is frozen; whose patience ends first is chance. So the silent rank is asked, through the ranks' news, for whom it
+waits itself, and so on. At fault is who does not answer; if all do, who waits for nobody.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterable
+
+from torch.distributed import Store
+
+from fedmpi.comm.loss.alarm import WHOM
+from fedmpi.comm.loss.news import News
+
+ANSWER_S = 5.0  # in which a living rank answers, whatever its threads do
+POLL_S = 0.01
+
+
+def answer(line: str, rank: int, awaits: Iterable[int], store: Store) -> None:
+    """Say for whom this rank waits, if it is the one that the line asks."""
+    _, asker, asked = line.split()
+    if int(asked) == rank:
+        store.set(_key(asker, rank), "=" + " ".join(map(str, awaits)))
+
+
+def trace(rank: int, peers: Iterable[int], news: News) -> list[int]:
+    """The ranks at fault where `peers` have been silent to `rank`, ascending."""
+    peers = sorted(peers)
+    asked, ask, dumb, busy = {rank}, set(peers), set[int](), set[int]()
+    while ask:
+        asked |= ask
+        for peer in sorted(ask):
+            news.add(f"{WHOM} {rank} {peer}")
+        said = _answers(rank, ask, news.store)
+        dumb |= ask - said.keys()
+        busy |= {peer for peer, others in said.items() if not others}
+        ask = {other for others in said.values() for other in others} - asked
+    return sorted(dumb or busy) or peers
+
+
+def _answers(rank: int, peers: set[int], store: Store) -> dict[int, list[int]]:
+    said: dict[int, list[int]] = {}
+    until = time.monotonic() + ANSWER_S
+    while len(said) < len(peers) and time.monotonic() < until:
+        for peer in peers - said.keys():
+            if store.check([key := _key(rank, peer)]):
+                said[peer] = [int(word) for word in store.get(key).decode()[1:].split()]
+        time.sleep(POLL_S)
+    return said
+
+
+def _key(asker: int | str, asked: int) -> str:
+    return f"{WHOM}/{asker}/{asked}"
