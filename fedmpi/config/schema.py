@@ -114,9 +114,13 @@ class ServerSettings(Section):
     )
     trains: bool = False  # rank 0 trains clients too
     placement: Literal["root", "sharded"] = "root"  # who holds the uploads: rank 0, or every rank some columns of them
+    # who adds up what a method reads means of: rank 0, or each rank its clients' first (other bits than root, on any ranks)
+    reduce: Literal["root", "local"] = "root"
 
     @model_validator(mode="after")
-    def _nesterov_of_what(self) -> "ServerSettings":
+    def _goes_together(self) -> "ServerSettings":
+        if self.reduce == "local" and self.placement == "sharded":
+            raise ValueError("reduce: local sends sums, and placement: sharded shares out rows; leave one of them out")
         if self.nesterov and (self.optim != "momentum" or not self.momentum):
             have = f"optim: {self.optim}, momentum: {self.momentum:g}"
             raise ValueError(f"nesterov: true needs optim: momentum with momentum > 0, not {have}; or set it to false")

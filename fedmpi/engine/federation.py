@@ -60,7 +60,7 @@ class Federation:
         self.roster = Roster(plan, self.data, comm, self.ranks)
         self.states = ClientStates(comm, worker, self.ranks)
         self.careful = plan.on_lost != "abort"
-        how = {"sums": plan.adds_up, "keep": self.careful}
+        how = {"sums": plan.adds_up, "keep": self.careful, "reduce": plan.reduce}
         self.exchange = Exchange(comm, worker.messages, worker.model.w, plan.sharded, **how)
         self.first = 0  # the round to begin with
         self.line: dict[str, Any] | None = None  # that of the round before, if any

@@ -34,6 +34,7 @@ class Plan:
     server_trains: bool = False
     sharded: bool = False  # all ranks hold columns of the uploads, not rank 0 the whole of them
     adds_up: bool = False  # rank 0 may add uploads up as they come: none is left out, clipped, or sent once more
+    reduce: bool = False  # each rank adds up its own clients' uploads before it sends them
     every: int = 1
     protocol: Sequence[str] = ("global",)
     eval_batch: int = 100

@@ -157,6 +157,7 @@ def experiment(settings: Settings, data: Federated, device: torch.device) -> Exp
         sizes = (data.classes, net.feature_dim or 0, data.clients, settings.rounds)
         messages = Messages(method, model, *sizes, formats, kept.shapes(recipe(settings), model.layout))
     wire.check(settings, messages)
+    wire.check_sums(settings, messages, model.w)
     measuring.check(settings, method, task, net, data, messages)
     first = messages.travel(0)
     if (first.groups, first.but) != (Travel().groups, ()) and messages.shared.whole:
@@ -217,6 +218,7 @@ def federation(
         server_trains=s.server.trains,
         sharded=s.server.placement == "sharded",
         adds_up=adds_up(made, comm.size),
+        reduce=s.server.reduce == "local",
         every=s.evaluate.every,
         protocol=s.evaluate.protocol,
         eval_batch=s.evaluate.batch_size,
@@ -290,6 +292,9 @@ def rows(made: Experiment, size: int) -> tuple[float, float]:
     """How many rows of uploads rank 0 of so many ranks holds, and a rank that trains."""
     s, members = made.settings, cohort_size(made)
     row = made.itemsize * made.messages.largest_upload()
-    sums = adds_up(made, size) and means_of(made.method) is not None and row > 1 << 20  # few bytes are not added up
+    means, local = means_of(made.method), s.server.reduce == "local"
+    sums = (adds_up(made, size) or local) and means is not None and row > 1 << 20  # few bytes are not added up
     keep, mine = s.faults.on_lost_rank != "abort", -(-members // len(training_ranks(s, size)))
+    if sums and local:
+        return (1 + 2 * max(sum(map(len, (means or {}).values())), 1),) * 2  # one row, sums in 64 bits
     return rows_held(row, members, mine, size, s.server.placement == "sharded", sums, keep)

@@ -19,6 +19,7 @@ import torch
 from fedmpi.comm import Communicator, Job, Lost, connect, detect
 from fedmpi.comm.audit import Audit
 from fedmpi.comm.base import Gone
+from fedmpi.comm.loss import silence
 from fedmpi.comm.loss.alarm import Alarm, reason
 from fedmpi.comm.loss.leaving import tell_fatal_signals
 from fedmpi.common import heap
@@ -114,7 +115,7 @@ def execute(
         return result
     except Exception as error:
         if job.size > 1:  # still listening: the launcher, which sees a dead rank, too, must not end rank 0 unheard
-            error = alarm.at_fault(error)
+            error = silence.at_fault(alarm, error)
             alarm.fail(*_explained(error), reacts=isinstance(error, Gone))
         alarm.will(reason(_explained(error)[0]))
         known = remedy(error)

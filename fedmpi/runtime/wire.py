@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import torch
+from torch import Tensor
 
 from fedmpi.common.errors import UserError
 from fedmpi.config.schema import Settings
 from fedmpi.config.wire import FRACTION, Down
 from fedmpi.engine.messages import Messages, is_change
+from fedmpi.engine.travel.cuts import Cuts
 from fedmpi.flat.coding import Wire
 from fedmpi.flat.formats import Format, Half, Int8, TopK
+from fedmpi.method.base import means_of
 
 SORTING = ("median", "trimmed_mean")  # rules that look at one entry of all clients
 
@@ -45,6 +48,28 @@ def check(settings: Settings, messages: Messages) -> None:
             f"{settings.method.name} sends none, but {', '.join(large)}, which must arrive whole; use bf16 or fp16 "
             "(Slot(..., change=True) in a method says that what a slot holds is added to what the server has)"
         )
+
+
+def check_sums(settings: Settings, messages: Messages, like: Tensor) -> None:
+    """Raises UserError where server.reduce: local has rows to do without that somebody needs. like: the model."""
+    if settings.server.reduce != "local":
+        return
+    faults, method, means = settings.faults, settings.method.name, means_of(messages.method) or {}
+    uploads = {messages.upload(t).packing for t in range(max(settings.rounds, 1))}
+    sent = {name for packing in uploads for name in Cuts(packing, like).large} - {*means, "_b"}
+    reasons = {
+        f"method {method} looks at single uploads": not means,
+        f"method {method} looks at single {', '.join(sorted(sent))}": bool(sent),
+        f"server.rule {settings.server.rule.name} looks at single uploads": settings.server.rule.name != "auto",
+        f"faults.on_bad_update: {faults.on_bad_update} may leave one out": faults.on_bad_update != "abort",
+        f"faults.on_client_error: {faults.on_client_error} may leave one out": faults.on_client_error != "abort",
+        f"faults.on_lost_rank: {faults.on_lost_rank} may leave some out": faults.on_lost_rank != "abort",
+        "faults.replay may leave some out": faults.replay is not None,
+        "record.updates: gram compares them": settings.record.updates == "gram",
+        f"comm.wire.up: {settings.comm.wire.up.name} is for single uploads": messages.wire.up is not None,
+    }
+    if reason := next((text for text, bad in reasons.items() if bad), None):
+        raise UserError(f"server.reduce: local sends each rank's sum alone, but {reason}; use server.reduce: root")
 
 
 def _format(chosen: Down) -> Format | None:

@@ -20,7 +20,7 @@ import socket
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from datetime import timedelta
 from typing import TYPE_CHECKING, NoReturn
 
@@ -35,13 +35,12 @@ if TYPE_CHECKING:
 
 CAUSE = "cause"  # line of the news: "cause RANK CODE TEXT"
 MEMBERS = "members"  # "members GENERATION TIME RANK RANK ...": those that take part from here on
-WHOM = "whom"  # "whom ASKER RANK": for whose message does RANK wait
+WHOM = "whom"  # "whom ASKER RANK": for whose messages does RANK wait
 WELL = "well"  # every rank is at its end
 SAID = "said"  # key
 LOOK_S = 1.0  # between two looks at the launcher
 ANSWER_S = 5.0  # allowed for the store to take a cause, and for rank 0 to say it
 ASKED_S = 7.0  # from a question for a silent rank to its end, or to the next question
-TRACE_S = 15.0  # allowed for finding out who is at fault for a silence
 PATIENCE_S = 3.0  # before a rank that cannot tell rank 0 speaks itself: rank 0 may have found the same mistake
 ENDED_S = 2.0  # in which a launcher ends the ranks of a job that has failed
 DAY_S = 86_400.0
@@ -52,7 +51,7 @@ class Alarm:
     """One a rank.
 
     will(reason)         what rank 0 does first where the job fails (it closes the run directory)
-    awaits()             the ranks for whose messages this one waits (silence.py)
+    asked(line, store)   says for whose messages this rank waits, if it is the one that is asked (silence.py)
     heed(line, store)    what becomes of other news, with the connection that they came over; None: rank 0 is gone
     """
 
@@ -60,12 +59,12 @@ class Alarm:
         self.job = job
         self.will: Callable[[str], None] = lambda reason: None
         self.heed: Callable[[str | None, Store], None] = lambda line, store: None
-        self.awaits: Callable[[], Iterable[int]] = lambda: ()
+        self.asked: Callable[[str, Store], None] = lambda line, store: None
         self.members = set(range(job.size))  # whose causes count
         self.at = 0  # lines of the news that are read
         self._open: Callable[[], Store] | None = None
         self._ear: threading.Thread | None = None
-        self._asked = 0.0  # until when whoever asks for a silent rank may be expected to tell the cause
+        self._expected = 0.0  # until when whoever asks for a silent rank may be expected to tell the cause
         self._heard: str | None = None  # the cause that all heard of
         self._ending = threading.Lock()
         if job.size > 1:
@@ -79,7 +78,7 @@ class Alarm:
         """
         cause = f"{CAUSE} {self.job.rank} {code} {who(self.job)}: {text}"
         until = time.monotonic() + (REACTS_S if reacts else 0.0)
-        while reacts and time.monotonic() < max(until, self._asked):
+        while reacts and time.monotonic() < max(until, self._expected):
             time.sleep(0.05)
         if self.job.rank == 0:
             self._end(self._tell(cause)[0] or cause)
@@ -101,25 +100,6 @@ class Alarm:
         else:
             time.sleep(ENDED_S)
         end_job(int((first or cause).split()[2]))
-
-    def at_fault(self, error: Exception) -> Exception:
-        """The silence that explains this one; any other error as it is."""
-        from fedmpi.comm.base import Silent
-        from fedmpi.comm.loss import silence
-
-        if not isinstance(error, Silent) or self._open is None:
-            return error
-        found: list[int] = []
-
-        def ask() -> None:
-            with contextlib.suppress(Exception):
-                assert self._open is not None
-                found.extend(silence.trace(self.job.rank, error.peers, self._news(self._open())))
-
-        talk = threading.Thread(target=ask, daemon=True)  # a store on a host that is gone may never answer
-        talk.start()
-        talk.join(TRACE_S)
-        return Silent(found, error.seconds, error.setting) if found else error
 
     def _first_here(self) -> bool:
         """Whether no other rank of this host has asked before; while that one lives."""
@@ -146,7 +126,7 @@ class Alarm:
         def tell() -> None:
             with contextlib.suppress(Exception):
                 assert self._open is not None
-                news = self._news(self._open())
+                news = self.news()
                 first = news.add(line, self._decisive(set(self.members)))
                 if first is None or not first.startswith(CAUSE):  # nobody listens any more
                     return
@@ -160,10 +140,12 @@ class Alarm:
         talk.join(2 * ANSWER_S)
         return (found[0] if found else None), len(found) > 1
 
-    def _news(self, store: Store) -> News:
+    def news(self, store: Store | None = None) -> News:
+        """From where this rank has read them. store: over another connection to it than one of its own."""
         from fedmpi.comm.loss.news import News
 
-        return News(store, self.at)
+        assert store is not None or self._open is not None
+        return News(store or self._open(), self.at)  # type: ignore[misc]
 
     def _decisive(self, members: set[int]) -> Callable[[str], bool]:
         """Whether a line ends the job, in good order or not, or this rank's part in it. To be asked of each in turn."""
@@ -177,17 +159,12 @@ class Alarm:
 
         return decisive
 
-    def _answer(self, line: str, store: Store) -> None:
-        from fedmpi.comm.loss import silence
-
-        silence.answer(line, self.job.rank, self.awaits(), store)
-
     # ---- a cause, from whichever rank ----
     def listen(self, open_store: Callable[[], Store]) -> None:
         """Hear the causes that other ranks tell. open_store() makes another connection to the ranks' store."""
         store = open_store()
         self._open = open_store
-        self._ear = threading.Thread(target=self._hear, args=(self._news(store),), daemon=True)
+        self._ear = threading.Thread(target=self._hear, args=(self.news(store),), daemon=True)
         self._ear.start()
 
     def hush(self) -> None:
@@ -202,8 +179,8 @@ class Alarm:
             while not decisive(line := news.next()) or line.startswith(MEMBERS):
                 self.at = news.at
                 if line.startswith(WHOM):
-                    self._asked = time.monotonic() + ASKED_S
-                    self._answer(line, news.store)
+                    self._expected = time.monotonic() + ASKED_S
+                    self.asked(line, news.store)
                 else:
                     self.heed(line, news.store)
         except Exception:  # whoever held the store is gone; the next message notices it, too

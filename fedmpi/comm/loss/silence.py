@@ -9,14 +9,27 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterable
+from contextlib import suppress
 
 from torch.distributed import Store
 
-from fedmpi.comm.loss.alarm import WHOM
+from fedmpi.comm.base import Silent, within
+from fedmpi.comm.loss.alarm import WHOM, Alarm
 from fedmpi.comm.loss.news import News
 
 ANSWER_S = 5.0  # in which a living rank answers, whatever its threads do
+TRACE_S = 15.0  # for all questions
 POLL_S = 0.01
+
+
+def at_fault(alarm: Alarm, error: Exception) -> Exception:
+    """The silence that explains this one; any other error as it is."""
+    if isinstance(error, Silent):
+        peers = error.peers
+        with suppress(Exception):  # the store may be on a host that is gone, and never answer
+            found = within(TRACE_S, lambda: trace(alarm.job.rank, peers, alarm.news()), "")
+            return Silent(found, error.seconds, error.setting)
+    return error
 
 
 def answer(line: str, rank: int, awaits: Iterable[int], store: Store) -> None:

@@ -4,7 +4,7 @@ Memory, of rank 0 and of a rank that trains:
     libraries    what this process holds when data and model are made, without these                 measured
     data         samples and targets; every rank holds all of them, of sites its own ones            by shapes
     model        weights, gradients, velocities, copies, announcement, server state and optimiser    by shapes
-    rows         of uploads: whole, streamed or sharded, as the run would travel                     by shapes
+    rows         of uploads: whole, streamed, sharded or reduced, as the run would travel                     by shapes
     state        of clients, on the rank that has most                                               by shapes
     step         what passes, batches and augmentation take beyond that                              measured
 and never less than reading the data has taken here.
@@ -33,8 +33,6 @@ from fedmpi.config import Settings, machine
 from fedmpi.data.federated import Federated
 from fedmpi.doctor.planning import measuring, rehearsal
 from fedmpi.engine.federation import Federation
-from fedmpi.engine.travel.sharded import Sharded
-from fedmpi.engine.travel.streamed import Streamed
 from fedmpi.runtime import build, build_data, launch
 
 NETWORK = 1.25e9  # bytes a second between hosts, where there are several: 10 Gbit/s
@@ -105,9 +103,9 @@ def _rehearsed(fed: Federation) -> list[rehearsal.Round]:
 
 
 def _way(fed: Federation) -> str:
-    """whole | streamed | sharded: how the uploads of round 0 travel."""
+    """whole | streamed | sharded | reduced: how the uploads of round 0 travel."""
     made = rehearsal.way(fed, 0)
-    return "streamed" if isinstance(made, Streamed) else "sharded" if isinstance(made, Sharded) else "whole"
+    return type(made).__name__.lower()
 
 
 # ---- memory ----

@@ -22,6 +22,7 @@ from fedmpi.engine.server import FederationServer
 from fedmpi.engine.travel.cuts import Cuts
 from fedmpi.engine.travel.early import Asked
 from fedmpi.engine.travel.gathering import Gathering, Memory, Trip
+from fedmpi.engine.travel.reduced import Reduced
 from fedmpi.engine.travel.sharded import Sharded
 from fedmpi.engine.travel.streamed import Streamed
 from fedmpi.engine.travel.versions import Versions
@@ -48,14 +49,16 @@ class Exchange:
         *,
         sums: bool = False,
         keep: bool = False,
+        reduce: bool = False,
     ) -> None:
         """model: any tensor of the clients'.
 
         sharded: all ranks hold columns of the uploads' large slots; sums: rank 0 need not hold rows, where the method
-        reads means alone; keep: rows stay where they were written until the round is over, to be sent once more.
+        reads means alone; reduce: each rank adds up its own clients' then;
+        keep: rows stay where they were written until the round is over, to be sent once more.
         """
         self.comm, self.messages = comm, messages
-        self.sharded, self.sums, self.keep = sharded, sums, keep
+        self.sharded, self.sums, self.keep, self.reduce = sharded, sums, keep, reduce
         self.full = messages.announcement()
         self.message = torch.zeros(self.full.packing.size, dtype=model.dtype, device=comm.device)
         self.inbox = self.message.to(model.device, copy=self.message.device != model.device)
@@ -202,9 +205,9 @@ class Exchange:
         trip = Trip(comm, t, upload, cuts, members, where, self.memory, self.keep, asked)
         if self.sharded and cuts.large and len(comm.alive) > 1:
             return Sharded(trip)
-        means = means_of(self.messages.method) if self.sums and cuts.large else None
+        means = means_of(self.messages.method) if (self.sums or self.reduce) and cuts.large else None
         if means is not None and set(cuts.large) <= {*means, "_b"}:
-            return Streamed(trip, means, p)
+            return Reduced(trip, means, p) if self.reduce else Streamed(trip, means, p)
         return Whole(trip)
 
     def close_round(self, t: int) -> None:

@@ -40,10 +40,14 @@ class Sums(Received):
         self.means: dict[tuple[str, str], tuple[linear.Sum, list[float]]] = {}
         for name, (_, n) in cuts.large.items():
             for kind in dict.fromkeys("p" if same else each for each in means.get(name, ("p",))):
-                place = trip.memory.rows(f"sum {name} {kind}", 1, n, linear.sum_type(n, trip.memory.like.dtype))[0]
-                self.means[name, kind] = linear.Sum(place, trip.memory.like.dtype), weights[kind].tolist()
+                self.means[name, kind] = self.place(name, kind, n), weights[kind].tolist()
         self.weights = weights
         self.parts: dict[str, list[list[Tensor]]] = {name: [[] for _ in range(m)] for name in cuts.large}
+
+    def place(self, name: str, kind: str, n: int) -> linear.Sum:
+        """Where the sum of a large slot is kept."""
+        like, memory = self.trip.memory.like.dtype, self.trip.memory
+        return linear.Sum(memory.rows(f"sum {name} {kind}", 1, n, linear.sum_type(n, like))[0], like)
 
     def add(self, i: int, name: str, a: int, x: Tensor) -> None:
         """The columns from a on of a large slot of row i, whose turn it is."""
