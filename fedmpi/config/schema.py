@@ -114,7 +114,7 @@ class ServerSettings(Section):
     )
     trains: bool = False  # rank 0 trains clients too
     placement: Literal["root", "sharded"] = "root"  # who holds the uploads: rank 0, or every rank some columns of them
-    # who adds up where a method reads means: rank 0, or each rank its clients' first (other bits than root, on any ranks)
+    # who adds up where a method reads means: rank 0, or first each rank its clients' (the same bits on any ranks)
     reduce: Literal["root", "local"] = "root"
 
     @model_validator(mode="after")
