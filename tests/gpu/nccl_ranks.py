@@ -22,6 +22,8 @@ import battery  # noqa: E402
 
 from fedmpi.comm import Lost, detect  # noqa: E402
 from fedmpi.comm.backends import torch_dist  # noqa: E402
+from fedmpi.comm.loss import silence  # noqa: E402
+from fedmpi.comm.loss.alarm import Alarm  # noqa: E402
 from fedmpi.comm.meeting import rendezvous  # noqa: E402
 from fedmpi.comm.meeting.store_allgather import StoreAllgather  # noqa: E402
 
@@ -62,7 +64,11 @@ def connect(kind):
         post = dist.batch_isend_irecv
         dist.batch_isend_irecv = lambda operations: [Polled(work) for work in post(operations)]
     allgather = StoreAllgather(store, job.rank, range(job.size))
-    return torch_dist.Nccl(job, device, allgather, 20)
+    comm, alarm = torch_dist.Nccl(job, device, allgather, 20), Alarm(job)
+    if job.size > 1:
+        alarm.listen(lambda: rendezvous.another(store))
+        alarm.asked = lambda line, store: silence.answer(line, job.rank, comm.awaits, store)
+    return comm, alarm
 
 
 def check_nccl_to_oneself(comm):
@@ -87,24 +93,24 @@ def runs(comm):
     return found
 
 
-def silence(comm):
+def silent(comm, alarm):
     """What the others say of the last rank, which does not come."""
-    comm.patience_s = 1.0
+    comm.patience_s = 1.0 if comm.rank else 2.0  # rank 1 waits for rank 0, and is the first to lose its patience
     try:
         if comm.rank == comm.size - 1:
             time.sleep(8)
             return ""
-        x = torch.zeros(4)
-        comm.exchange(*(([], [(comm.size - 1, x)]) if comm.rank == 0 else ([(comm.size - 1, x)] * 2, [(0, x)])))
+        x, last = torch.zeros(4), comm.size - 1
+        comm.exchange(*(([], [(last, x)]) if comm.rank == 0 else ([], [(0, x)])))
     except Lost as error:
-        return str(error)
+        return str(silence.at_fault(alarm, error))
     return "nothing"
 
 
 def main():
     folder, kind = sys.argv[1:]
     torch.set_num_threads(1)
-    comm = connect(kind)
+    comm, alarm = connect(kind)
     if kind == "nccl":
         battery.CHECKS["check_nccl_to_oneself"] = check_nccl_to_oneself
     battery.run(comm, folder)
@@ -112,9 +118,9 @@ def main():
         found = runs(comm)
         if comm.rank == 0:
             Path(folder, "hashes").write_text(json.dumps(found))
-        said = silence(comm)
+        said = silent(comm, alarm)
         Path(folder, f"{comm.rank}.silence").write_text(json.dumps(said))
-        time.sleep(1)  # rank 0 holds the store
+        time.sleep(3)  # rank 0 holds the store
         os._exit(0)
     comm.close()
 

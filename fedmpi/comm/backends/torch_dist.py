@@ -7,7 +7,7 @@ import os
 import socket
 import time
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from datetime import timedelta
 from typing import Any, NoReturn, final
 
@@ -241,7 +241,7 @@ class Nccl(Communicator):
         part(self.job, self.allgather, self.round_timeout_s)
 
     def _broadcast(self, x: Tensor) -> None:
-        self._wait(lambda: [dist.broadcast(x, 0, async_op=True)])
+        self._wait([*self.alive[1:]] if self.rank == 0 else [0], lambda: [dist.broadcast(x, 0, async_op=True)])
 
     def _post(self, outgoing: Sequence[Message], incoming: Sequence[Message]) -> Posted:
         """Nothing is sent before a `_finish`, which begins all that is posted: what NCCL is given as one group cannot
@@ -255,22 +255,25 @@ class Nccl(Communicator):
         if any(each is posted for each in self.waiting):  # else another one's end was its own
             operations, self.waiting = [each for several in self.waiting for each in several], []
             if operations:
-                self._wait(lambda: dist.batch_isend_irecv(operations))
+                self._wait({each.peer for each in operations}, lambda: dist.batch_isend_irecv(operations))
 
     def _allgather_bytes(self, payload: bytes, deadline_s: float) -> list[bytes]:
         return self.allgather(payload, deadline_s)
 
-    def _wait(self, post: Callable[[], list[dist.Work]]) -> None:
-        """NCCL names no peer and cannot be cancelled: past the deadline an allgather finds the silent ranks."""
-        deadline = time.monotonic() + self.patience_s
+    def _wait(self, peers: Iterable[int], post: Callable[[], list[dist.Work]]) -> None:
+        """NCCL names no peer and cannot be cancelled. Where it fails an allgather finds who is gone."""
+        deadline, self.awaits = time.monotonic() + self.patience_s, peers
         try:
             works = post()
             while not all(work.is_completed() for work in works):
                 if time.monotonic() > deadline:
-                    raise RuntimeError(f"no answer for {self.patience_s:.0f} s")
+                    raise Silent(peers, self.patience_s, " (comm.round_timeout_s)")
                 time.sleep(1e-4)
             for work in works:
                 work.wait()
+            self.awaits = ()
+        except Silent:
+            raise
         except RuntimeError as error:
             try:
                 self.allgather(b"", GRACE_S)
