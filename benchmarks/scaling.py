@@ -4,7 +4,8 @@
 
 Rank 0 serves, the others train; a client's training is a pause of --train seconds, as if a device of its own made it,
 so that the ranks of one host do not take each other's cores. strong: 48 clients, whatever the ranks; weak: three a
-rank. d = 10,000 and 1,000,000. Beside it the training alone: the busiest rank's clients, one after another.
+rank. d = 10,000 and 1,000,000. Beside it the training alone: the busiest rank's clients, one after another; and
+server.reduce: local, in turn with root.
 
 What a round takes beside training is fitted, without negative terms, over all that was measured:
 
@@ -87,14 +88,16 @@ def measure(rounds, seconds):
     points, ranks = [], comm.size
     for d in D:
         for kind, clients in (("strong", STRONG), ("weak", WEAK * max(ranks - 1, 1))):
-            fed, took = federation(d, rounds + 1, comm, clients, seconds=seconds), []
+            took = {"root": [], "local": []}
+            feds = {way: federation(d, rounds + 1, comm, clients, seconds=seconds, reduce=way) for way in took}
             for t in range(rounds + 1):
-                began = time.perf_counter()
-                one_round(fed, t)
-                took.append(time.perf_counter() - began)
-            training = seconds * busiest(clients, ranks)
+                for way, fed in feds.items():
+                    began = time.perf_counter()
+                    one_round(fed, t)
+                    took[way].append(time.perf_counter() - began)
+            training, (root, local) = seconds * busiest(clients, ranks), (median(each[1:]) for each in took.values())
             point = {"kind": kind, "ranks": ranks, "clients": clients, "d": d, "training": training}
-            points.append(point | {"seconds": median(took[1:])})
+            points.append(point | {"seconds": root, "local": local})
     comm.close()
     return points if comm.rank == 0 else []
 
@@ -147,6 +150,8 @@ def main():
         for p in found:
             what = f"{p['kind']}, {p['ranks']} ranks, {p['clients']} clients, d={p['d']:,}"
             line(what, ("fedmpi", p["seconds"]), ("training alone", p["training"]))
+            if ranks > 1 and p["d"] == max(D):  # the rows of fewer entries are not added up
+                line(f"{what}, server.reduce", ("local", p["local"]), ("root", p["seconds"]))
         points += [p | {"pause": asked.train} for p in found]
     show(points)
 

@@ -65,7 +65,7 @@ class Task:
         return {"zero": 0.0}
 
 
-def federation(d, rounds, comm, clients=CLIENTS, device="cpu", seconds=0.0, epochs=1, placement="root"):
+def federation(d, rounds, comm, clients=CLIENTS, device="cpu", seconds=0.0, epochs=1, **server):
     """fedmpi on such a model, one step a client and epoch."""
     here = str(Path(__file__).resolve())
     s = Settings.model_validate(
@@ -76,7 +76,7 @@ def federation(d, rounds, comm, clients=CLIENTS, device="cpu", seconds=0.0, epoc
             "method": {"name": "fedavg"},
             "task": {"name": f"{here}:Task", "seconds": seconds},
             "train": {"batch_size": "full", "lr": 0.1, "momentum": 0.0, "epochs": epochs},
-            "server": {"placement": placement},
+            "server": server,
             "evaluate": {"every": 10**6},
         }
     )
