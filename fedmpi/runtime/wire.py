@@ -64,6 +64,7 @@ def check_sums(settings: Settings, messages: Messages, like: Tensor) -> None:
         f"faults.on_bad_update: {faults.on_bad_update} may leave one out": faults.on_bad_update != "abort",
         f"faults.on_client_error: {faults.on_client_error} may leave one out": faults.on_client_error != "abort",
         f"faults.on_lost_rank: {faults.on_lost_rank} may leave some out": faults.on_lost_rank != "abort",
+        "data.silos are for rank 0 alone, and sums come up through other ranks": bool(settings.data.silos),
         "faults.replay may leave some out": faults.replay is not None,
         "record.updates: gram compares them": settings.record.updates == "gram",
         f"comm.wire.up: {settings.comm.wire.up.name} is for single uploads": messages.wire.up is not None,

@@ -1,9 +1,12 @@
 """Each rank adds up its own clients' uploads: the same bits on any ranks, next to those of rank 0's own sums."""
 
+import json
 from dataclasses import dataclass
 
+import numpy as np
 import pytest
 import torch
+from helpers import fedmpi as fedmpi_command
 from helpers import play, prepare, record, trial
 from test_travel import SIZE, THREADED, named, on_ranks, small_blocks, ways  # noqa: F401  (fixtures)
 
@@ -117,6 +120,24 @@ def test_what_needs_single_uploads_is_refused(changes, said):
     config = trial(changes.pop("method", "fedavg"), "mlp", rounds=1, **changes)
     with pytest.raises(UserError, match=f"{said}.*; use server.reduce: root"):
         prepare(local(config))
+
+
+def test_a_sites_update_does_not_pass_other_sites(tmp_path):
+    for name in ("north", "south"):
+        np.savez(tmp_path / f"{name}.npz", x_train=np.eye(4, dtype="float32"), y_train=[0, 1, 0, 1])
+    sites = {"source": "npz", "silos": [str(tmp_path / "north.npz"), str(tmp_path / "south.npz")]}
+    config = {
+        "rounds": 1,
+        "data": sites,
+        "model": {"name": "mlp"},
+        "method": {"name": "fedavg"},
+        "evaluate": {"protocol": ["personal"]},
+    }
+    config |= {"output": str(tmp_path), "server": {"reduce": "local"}}
+    (tmp_path / "c.yaml").write_text(json.dumps(config))
+    done = fedmpi_command("run", tmp_path / "c.yaml")
+    assert done.returncode == 2
+    assert "server.reduce: local sends each rank's sum alone, but data.silos are for rank 0 alone" in done.stderr
 
 
 def test_placement_and_reduce_are_two_ways():
