@@ -64,7 +64,7 @@ def trial(place, times, rounds, seed):
 
 
 def test_three_preemptions(tmp_path):
-    assert trial(tmp_path, 3, 60, 0) == 3
+    assert trial(tmp_path, 3, 240, 0) == 3  # of 60 rounds none were left for the third one on a quiet machine
 
 
 @pytest.mark.slow
