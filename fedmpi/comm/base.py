@@ -46,7 +46,7 @@ class Lost(RuntimeError):  # noqa: N818  (reads as it is meant: `except Lost`)
 
 
 class Silent(Lost):
-    """No message from or to `peers` for so long. They may themselves wait for others: see Alarm.trace."""
+    """No message from or to `peers` for so long. They may themselves wait for others (comm/loss/silence.py)."""
 
     def __init__(self, peers: Iterable[int], seconds: float, setting: str = "") -> None:
         self.peers, self.seconds, self.setting = sorted(peers), seconds, setting
@@ -72,6 +72,7 @@ class Communicator(ABC):
         self.size = size
         self.alive = list(range(size))  # the ranks that take part, ascending
         self.can_regroup = "this way of starting ranks cannot do without one"  # why not; "" where it can
+        self.round_timeout_s = patience_s  # comm.round_timeout_s
         self.patience_s = patience_s  # seconds for one message, including the training before it
         self.device = torch.empty(0, device=device).device  # where message tensors must live; "cuda" becomes "cuda:0"
         self.awaits: Iterable[int] = ()  # the ranks for whose messages this one waits, or waited in vain
@@ -125,6 +126,10 @@ class Communicator(ABC):
     def finish(self, posted: Posted) -> None:
         """Wait for what one `post` has begun. Raises Lost patience_s after this call, naming the peer."""
         self._finish(posted)
+
+    def silent(self, peers: Iterable[int]) -> Silent:
+        """What to raise where patience has ended."""
+        return Silent(peers, self.patience_s, " (comm.round_timeout_s)" * (self.patience_s == self.round_timeout_s))
 
     def count_own(self, nbytes: int) -> None:
         """Count a message to oneself that needs no copy."""
@@ -206,15 +211,25 @@ class Communicator(ABC):
 def relay(x: Tensor, me: int, ranks: Sequence[int], exchange: Callable[[list[Message], list[Message]], None]) -> None:
     """Broadcast x (n,) from ranks[0] down a binomial tree of point-to-point messages, which can name a late peer.
 
-    `me` is this rank's place in `ranks`. The parent of a place is its number without the lowest set bit; its children
-    have one more bit set, below that one.
+    `me` is this rank's place in `ranks`.
     """
-    size = len(ranks)
+    parent, children = tree(me, len(ranks))
+    if me > 0:
+        exchange([], [(ranks[parent], x)])
+    exchange([(ranks[child], x) for child in reversed(children)], [])
+
+
+def tree(me: int, size: int) -> tuple[int, list[int]]:
+    """(parent, children) of a place in a binomial tree of `size` places, whose root is 0.
+
+    The parent of a place is its number without the lowest set bit; its children have one more bit set, below that one.
+
+    >>> tree(0, 6), tree(4, 6)
+    ((0, [1, 2, 4]), (0, [5]))
+    """
     lowest = me & -me if me else size
     bits = [1 << i for i in range(size.bit_length()) if 1 << i < lowest]
-    if me > 0:
-        exchange([], [(ranks[me - lowest], x)])
-    exchange([(ranks[me + bit], x) for bit in reversed(bits) if me + bit < size], [])
+    return me & (me - 1) if me else 0, [me + bit for bit in bits if me + bit < size]
 
 
 def within(seconds: float, call: Callable[[], T], otherwise: str) -> T:

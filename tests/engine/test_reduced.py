@@ -8,13 +8,12 @@ import pytest
 import torch
 from helpers import fedmpi as fedmpi_command
 from helpers import play, prepare, record, trial
-from test_travel import SIZE, THREADED, named, on_ranks, small_blocks, ways  # noqa: F401  (fixtures)
+from test_travel import BYTES, SIZE, THREADED, on_ranks, small_blocks  # noqa: F401  (a fixture)
 
 import fedmpi
 from fedmpi.common.errors import UserError
 from fedmpi.engine.travel import reduced
 from fedmpi.engine.travel.cuts import Cuts
-from fedmpi.flat import linear
 from fedmpi.method.base import means_of
 from fedmpi.method.context import State
 
@@ -39,7 +38,7 @@ def test_the_same_bits_on_any_ranks(method):
     for size in (2, 3, SIZE, 6):
         found = on_ranks(local(config), size)
         assert record(found[0]) == expected
-        sent, received = (sum(getattr(it.fed.comm, way) for it in found.values()) for way in ("sent_bytes",) * 2)
+        sent, received = (sum(getattr(it.fed.comm, way) for it in found.values()) for way in BYTES)
         assert sent == received
     assert record(on_ranks(local(config, trains=True), 3)[0]) == expected
     # Each term is rounded to 2^-50, the mean to its own type: after three rounds nothing else has moved.
@@ -143,7 +142,3 @@ def test_a_sites_update_does_not_pass_other_sites(tmp_path):
 def test_placement_and_reduce_are_two_ways():
     with pytest.raises(Exception, match="leave one of them out"):
         trial("fedavg", "mlp", rounds=1, server={"reduce": "local", "placement": "sharded"})
-
-
-def test_linear_blocks_are_those_of_the_fixture():
-    assert linear.CHUNK == 64

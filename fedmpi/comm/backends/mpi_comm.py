@@ -20,7 +20,7 @@ from torch import Tensor
 from torch.distributed import Store
 
 from fedmpi.comm.backends.mpi import finalize, load, world
-from fedmpi.comm.base import ALLGATHER_BYTES, Communicator, Gone, Lost, Message, Silent, ranks, relay
+from fedmpi.comm.base import ALLGATHER_BYTES, Communicator, Gone, Lost, Message, ranks, relay
 from fedmpi.comm.launchers import launcher_env
 from fedmpi.comm.launchers.job import Job
 from fedmpi.comm.loss.alarm import Alarm
@@ -60,7 +60,6 @@ class Mpi(Communicator):
         Communicator.__init__(self, comm.rank, comm.size, torch.device("cpu"), round_timeout_s)
         self.job = job
         self.comm = comm
-        self.round_timeout_s = round_timeout_s
         self.can_regroup = "MPI goes on without a rank only where it has ULFM: Open MPI 5 and `mpirun --with-ft ulfm`"
         self.membership: Membership | None = None
         self.under_way: dict[int, list[Posted]] = {}  # that somebody will wait for
@@ -105,7 +104,7 @@ class Mpi(Communicator):
         late = self._wait(posted, self.patience_s)
         self.under_way.pop(id(posted), None)
         if late:
-            raise Silent(late, self.patience_s, " (comm.round_timeout_s)" * (self.patience_s == self.round_timeout_s))
+            raise self.silent(late)
 
     def _receive(self, peer: int, x: Tensor, kind: int) -> Posted:
         return Posted(peer, self.comm.Irecv(buffer(x), peer, kind + self._tag()), x, True)

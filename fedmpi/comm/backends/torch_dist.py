@@ -141,7 +141,6 @@ class Gloo(Communicator):
         allgather.wanted = membership.wanted
         self.membership = membership
         membership.release = lambda store: self.allgather.release(store)
-        self.round_timeout_s = round_timeout_s
         self.can_regroup = launcher_env.survivors(job, os.environ)
 
     def _meet(self) -> None:
@@ -192,8 +191,7 @@ class Gloo(Communicator):
         error.__traceback__ = None
         self.broken, self.group = self.group, None
         if late:
-            setting = " (comm.round_timeout_s)" if self.patience_s == self.round_timeout_s else ""
-            silent = Silent([peer], self.patience_s, setting)
+            silent = self.silent([peer])
             self.why = str(silent)
             raise silent from error
         self.ended.add(peer)
@@ -231,7 +229,6 @@ class Nccl(Communicator):
         self.waiting: list[Posted] = []  # posted, not begun
         self.job = job
         self.allgather = allgather
-        self.round_timeout_s = round_timeout_s
 
     def _meet(self) -> None:
         self.allgather(b"", self.round_timeout_s)
@@ -267,7 +264,7 @@ class Nccl(Communicator):
             works = post()
             while not all(work.is_completed() for work in works):
                 if time.monotonic() > deadline:
-                    raise Silent(peers, self.patience_s, " (comm.round_timeout_s)")
+                    raise self.silent(peers)
                 time.sleep(1e-4)
             for work in works:
                 work.wait()

@@ -15,7 +15,7 @@ from collections.abc import Iterator, Sequence
 import torch
 from torch import Tensor
 
-from fedmpi.comm.base import Posted
+from fedmpi.comm.base import Posted, tree
 from fedmpi.common.errors import UserError
 from fedmpi.engine.travel.gathering import Gathering, Received, Trip
 from fedmpi.engine.travel.streamed import AHEAD, Means, Sums
@@ -84,8 +84,8 @@ class Reduced(Gathering):
         self.order = {client: i for i, client in enumerate(trip.members)}
         self.totals = Totals(trip, means, p)
         self.one = trip.memory.rows("rows", 1, trip.upload.packing.size)[0]
-        # Ranks without a client in this round have nothing to add.
-        self.those = [rank for rank in self.comm.alive if rank == 0 or rank in {trip.where[k] for k in trip.members}]
+        train = {trip.where[k] for k in trip.members}  # the others have nothing to add
+        self.those = [rank for rank in self.comm.alive if rank == 0 or rank in train]
 
     def row(self, client: int) -> Tensor:
         return self.one
@@ -116,16 +116,15 @@ class Reduced(Gathering):
     def _climb(self) -> None:
         """The totals of the ranks below are added to this rank's, and the sum goes up, piece by piece."""
         comm, me = self.comm, self.those.index(self.comm.rank)
-        lowest = me & -me if me else len(self.those)
-        below = [me + (1 << i) for i in range(len(self.those).bit_length()) if 1 << i < lowest]
-        children = [self.those[place] for place in below if place < len(self.those)]
+        parent, below = tree(me, len(self.those))
+        children = [self.those[place] for place in below]
         coming, sent = deque[tuple[Posted, Tensor, Tensor, bool]](), list[Posted]()
         places = self.trip.memory.rows("came", AHEAD + 1, max((len(x) for x in self._pieces()), default=0), torch.int64)
 
         def up(piece: Tensor) -> None:
             if me:
                 comm.about = self.trip.t, tuple(self.trip.upload.packing.shapes)
-                sent.append(comm.post([(self.those[me - lowest], piece)], []))
+                sent.append(comm.post([(self.those[parent], piece)], []))
 
         def one() -> None:
             posted, came, piece, last = coming.popleft()
