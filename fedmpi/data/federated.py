@@ -124,8 +124,7 @@ def split(
     parts = _checked(made(keys, clients, seeds.numpy_rng(seed, "partition")), len(labels), clients, scheme, cut)
     clients = len(parts)
     if cut is feature_noise:
-        x = dataset.train_x.floats() if isinstance(dataset.train_x, Pictures) else dataset.train_x
-        dataset = replace(dataset, train_x=noisy(x, parts, seed, **made.keywords))
+        dataset = replace(dataset, train_x=noisy(dataset.train_x, parts, seed, **made.keywords))
 
     _warn_of_absent_classes(dataset)
     counts = np.stack([count_labels(dataset.train_y[torch.from_numpy(part)], dataset.classes) for part in parts])

@@ -264,7 +264,7 @@ class Federation:
         up = came.uploads(good, *self.roster.weights(good))
         lr, upload = self.plan.learning_rate(t), self.worker.messages.upload(t)
         figures = self.server.step(t, lr, up, upload, came, self.guard.norms)
-        return {"train_loss": float(up.p @ came.small._loss.double().cpu()), **self.server.updates}, figures
+        return {**came.train_loss(up.p), **self.server.updates}, figures
 
     def _some(self, clients: Sequence[int], t: int, downloads: Mapping[int, Tensor], gathering: Gathering) -> None:
         """Train some clients together, and send their uploads; those that a loss has cut off once more."""

@@ -32,7 +32,7 @@ from fedmpi.method.slots import Slot, Slots, Travel
 STANDARD_GROUPS = (BODY, NORM, HEAD, ATOM, COEF)
 WORD = "_word"
 ENGINE_DOWN, ENGINE_UP = 1, 3  # numbers of the engine's own: the word; loss, seconds, flag
-STOP, FAILED = 1.0, 2.0  # flags, else 0: its rank was told to stop; an error came while the client trained
+STOP, FAILED, STILL = 1.0, 2.0, 3.0  # flags, else 0: its rank is to stop; an error came; it made no step, has no loss
 UNSENT = "_unsent_"  # and the name of a slot: what its format has left out so far
 Groups = frozenset[str]
 
@@ -54,8 +54,9 @@ class Upload:
         """What the row takes on its way, in entries of the model's type."""
         return self.coding.entries if self.coding else self.packing.size
 
-    def tell(self, row: Tensor, loss: Tensor | float, seconds: float, flag: float) -> None:
-        """Write the engine's own numbers, with which a row begins."""
+    def tell(self, row: Tensor, loss: Tensor | float | None, seconds: float, flag: float) -> None:
+        """Write the engine's own numbers, with which a row begins. loss None: there was no step."""
+        loss, flag = (0.0, flag or STILL) if loss is None else (loss, flag)
         if isinstance(loss, Tensor) or not row.is_cpu:
             self.packing.write(row, {"_loss": loss, "_seconds": seconds, "_flag": flag})
         else:  # numpy writes three numbers in a quarter of torch's time

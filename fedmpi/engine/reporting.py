@@ -51,7 +51,7 @@ class Reporter:
         if due and (self.server is not None or self.evaluator.asks_clients):
             downloads = self._downloads(max(t, 0)) if self.evaluator.asks_clients else {}
             model = None if self.server is None else (self.server.w, self.server.b)
-            lr = self.plan.learning_rate(min(t + 1, max(self.plan.rounds - 1, 0)))
+            lr = self.plan.learning_rate(max(t, 0))
             figures, lines = self.evaluator(max(t, 0), lr, model, self.exchange.inbox, downloads, last=last)
             self.sink.clients([{**each, "round": t} for each in lines])
             self._choose(t, figures)

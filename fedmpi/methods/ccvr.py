@@ -8,7 +8,7 @@ of each class, under the model received, and the server trains the head anew on 
     `samples` draws z ~ N(mu_c, Sigma_c) for each class c;    head <- SGD on CE(head(z), c), from the head there is  (3)
 (2) is the covariance of all clients' samples of the class, in a form that does not cancel. A class with fewer than two
 samples has no draws. The statistics are those of the last round's cohort: cohort.fraction: 1 asks everybody. So T
-rounds are T - 1 rounds of training and this one, whose train_loss is 0. How the head is trained is not known from the
+rounds are T - 1 rounds of training and this one, which has no train_loss. How the head is trained is not known from the
 paper; the defaults are a public reproduction's, without its weight decay of 1e-5.
 """
 

@@ -36,7 +36,7 @@ def _analysis(settings: Settings, task: Any, net: Net, data: Federated, messages
         raise UserError(
             f"{named} compares global and local models, and with method {name} clients keep parts; remove it"
         )
-    for key in ("on_lost_rank", "on_client_error"):
+    for key in ("on_lost_rank", "on_client_error", "on_bad_update"):
         value = getattr(settings.faults, key)
         if value != "abort":
             raise UserError(f"{named} needs all clients of a round: set faults.{key}: abort, not {value}")

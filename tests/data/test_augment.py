@@ -381,3 +381,29 @@ def test_test_pictures_become_floats_and_training_pictures_stay_bytes(blocks):
     assert torch.equal(moved.global_test.x, normalised(tests.stored))
     assert stored_channels_last(moved.global_test.x) == stored_channels_last(moved.train[0].x.stored) == blocks
     assert replace(moved).x_dtype == torch.float32
+
+
+@pytest.mark.parametrize("channels", [1, 3])
+def test_a_border_stays_black_around_pictures_with_noise(channels):
+    stored, y = torch.randint(1, 256, (40, 1, 8, 8), dtype=torch.uint8), torch.arange(40) % 4
+    x = of_bytes(stored, (0.5,), (0.25,), channels)
+    data = Dataset(x, y, x, y, classes=4)
+    plain = {how: split(data, how, 4, 0, **more) for how, more in (("iid", {}), ("feature_noise", {"level": 0.5}))}
+    for k in range(4):
+        clean, noisy = (plain[how].train[k].x[plain[how].train[k].index].floats() for how in ("iid", "feature_noise"))
+        assert (noisy - clean).std().item() == pytest.approx(0.5 * k / 3, rel=0.1)
+    cropped = augmented(plain["feature_noise"], [made("crop", 4)]).train[3]
+    corner = cropped.x.read(cropped.index, torch.zeros(len(cropped.index), cropped.x.look.columns))[:, :, :4]
+    assert (corner == -2).all()
+    with pytest.raises(UserError, match=r"normalise works .* with partition scheme feature_noise"):
+        augmented(plain["feature_noise"], [made("normalise", "cifar10")])
+
+
+def test_what_tests_go_through_is_done_for_sites_too():
+    stored, y = torch.randint(256, (40, 1, 8, 8), dtype=torch.uint8), torch.arange(40) % 4
+    x, site = of_bytes(stored, None, None, 1), torch.arange(40) // 20
+    data = Dataset(x, y, x, y, classes=4, site=site, test_site=site, site_names=("north", "south"))
+    done = augmented(split(data, "site", None, 0), [made("normalise", {"mean": [0.5], "std": [0.1]})])
+    for k, name in enumerate(("north", "south")):
+        own, whole = done.test[k], done.test_by_site[name]
+        assert torch.equal(whole.x.read(whole.index), own.x.read(own.index))

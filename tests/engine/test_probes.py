@@ -163,7 +163,30 @@ def test_sites_without_a_common_test_set():
         prepare(settings("fedavg", analysis=["knowledge"]), data)
 
 
-@pytest.mark.parametrize("faults", [{"on_lost_rank": "drop"}, {"on_client_error": "drop"}])
+@pytest.mark.parametrize(
+    "faults", [{"on_lost_rank": "drop"}, {"on_client_error": "drop"}, {"on_bad_update": "clip", "max_norm": 9}]
+)
 def test_rounds_with_holes_are_refused(faults):
     with pytest.raises(UserError, match="needs all clients of a round"):
         prepare(settings("fedavg", analysis=["drift"], faults=faults))
+
+
+@pytest.mark.parametrize(
+    ("method", "changes"),
+    [
+        ("fedavg", {"comm": {"wire": {"down": {"name": "topk", "fraction": 0.05}}}}),
+        ("feddyn", {"options": {"report": "avg"}}),
+        ("fedexp", {"options": {"report": "average"}}),
+    ],
+)
+def test_updates_are_counted_from_where_a_client_begins(method, changes):
+    """Which is not the global model where formats leave some of it out, or a method announces or makes another."""
+    config = settings(method, analysis=["drift", "layers"], **{"rounds": 4, "cohort": {"fraction": 1}, **changes})
+    config = config.model_copy(update={"record": config.record.model_copy(update={"updates": "gram"})})
+    it = watched(config)
+    for row, line in zip(it.analysis, it.updates, strict=True):
+        assert row["drift"]["norms"] == pytest.approx(line["norms"], rel=1e-4)
+        assert row["drift"]["cosine"] == pytest.approx(line["cosine_mean"], abs=1e-4)
+        layers, whole = (torch.tensor(row[name][of]) for name, of in (("layers", "norm"), ("drift", "norms")))
+        assert layers.square().sum() <= whole.square().mean() * (1 + 1e-6)
+    assert repr(on_ranks(config).analysis) == repr(it.analysis)

@@ -7,13 +7,14 @@ from dataclasses import replace
 from typing import Any
 
 import torch
+from torch import Tensor
 
 from fedmpi.common import registry
 from fedmpi.common.errors import UserError
 from fedmpi.common.inputs import Inputs
 from fedmpi.common.text import nearest
 from fedmpi.data import augment
-from fedmpi.data.augment.look import Look
+from fedmpi.data.augment.look import Look, named
 from fedmpi.data.augment.operation import Operation
 from fedmpi.data.batches import Shard
 from fedmpi.data.federated import Federated
@@ -59,6 +60,14 @@ def augmented(data: Federated, operations: Sequence[Operation]) -> Federated:
                 raise UserError(f"data.augment is for pictures, and a sample of these data is {what}; leave it out")
             own.steps  # noqa: B018  whether they stand in an order that makes sense
             stored = x.stored if isinstance(x, Pictures) else x
+            if own.bytes and isinstance(stored, Tensor) and stored.is_floating_point():
+                pixels = next((each for each in operations if each.on == "unit"), None)
+                if pixels:
+                    raise UserError(
+                        f"data.augment: {named(pixels)} works on pixels in 0..1, and with partition scheme "
+                        "feature_noise they lie beyond, by noise in units of the source's own normalisation; leave one "
+                        "of the two out"
+                    )
             trained, tested = (own.out(tuple(stored.shape[1:]), drawn) for drawn in (True, False))
             if trained != tested:
                 sizes = " but at tests ".join(" x ".join(map(str, shape[1:])) for shape in (trained, tested))
@@ -77,6 +86,7 @@ def augmented(data: Federated, operations: Sequence[Operation]) -> Federated:
         train={k: shard(old) for k, old in data.train.items()},
         test={k: shard(old) for k, old in data.test.items()},
         validation={k: shard(old) for k, old in data.validation.items()},
+        test_by_site={k: shard(old) for k, old in data.test_by_site.items()},
         global_test=None if data.global_test is None else shard(data.global_test),
     )
     if seen:

@@ -14,6 +14,7 @@ from fedmpi.common import seeds
 from fedmpi.common.errors import UserError
 from fedmpi.common.inputs import Samples
 from fedmpi.data.partitions.even import iid
+from fedmpi.data.pictures import Pictures
 
 LEVEL = 0.1
 
@@ -33,15 +34,25 @@ def feature_noise(
     return iid(labels, clients, rng)
 
 
-def noisy(x: Samples, parts: Sequence[np.ndarray], seed: int, level: float = LEVEL) -> Tensor:
-    """A copy of x, in which the rows of client i bear its noise."""
+def noisy(x: Samples | Pictures, parts: Sequence[np.ndarray], seed: int, level: float = LEVEL) -> Tensor | Pictures:
+    """A copy of x, in which the rows of client i bear its noise. Pictures of bytes stay in units of a byte, not
+    normalised, so that the border that an augmentation adds is black as ever."""
+    if isinstance(x, Pictures) and x.look.bytes:
+        stored = x.stored if isinstance(x.stored, Tensor) else x.stored.all()
+        one = 255 * torch.tensor(x.look.normal.numbers[1] if x.look.normal else (1.0,)).view(-1, 1, 1)
+        return x.like(noisy_numbers(stored.expand(-1, x.shape[1], -1, -1).float(), parts, seed, level, one))
+    x = x.floats() if isinstance(x, Pictures) else x
     if not isinstance(x, Tensor) or not x.is_floating_point():
         raise UserError(
             f"data.partition: feature_noise adds noise to numbers, but the samples are {x.dtype}; take another scheme"
         )
-    x = x.clone()
+    return noisy_numbers(x.clone(), parts, seed, level, torch.ones(()))
+
+
+def noisy_numbers(x: Tensor, parts: Sequence[np.ndarray], seed: int, level: float, one: Tensor) -> Tensor:
+    """x, to be written to, with noise. one: what counts as 1 in it, by channel."""
     for i, part in enumerate(parts):
         rows = torch.from_numpy(part)
         noise = torch.randn((len(rows), *x.shape[1:]), generator=seeds.generator(seed, "feature noise", i))
-        x[rows] += noise * (level * i / max(len(parts) - 1, 1))
+        x[rows] += noise * (level * i / max(len(parts) - 1, 1)) * one
     return x

@@ -103,13 +103,13 @@ class LocalClient(ClientView):
         self,
         row: Tensor,
         given: tuple[Any, Any, Any],
-        loss: Tensor | float,
+        loss: Tensor | float | None,
         seconds: float,
         subtract: Callable[[Selection, Tensor, Tensor], None],
     ) -> dict[str, Tensor]:
         """Check what `train` and `upload` gave, write the upload; returns what becomes of the client's state.
 
-        loss: mean over the steps; subtract: (selection of w, w0, out) writes that part of w - w0.
+        loss: mean over the steps, None without any; subtract: (selection of w, w0, out) writes that part of w - w0.
         """
         worker, model, messages = self.worker, self.worker.model, self.worker.messages
         upload, (trained, sent, more) = messages.upload(self.round), given

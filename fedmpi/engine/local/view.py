@@ -36,14 +36,17 @@ class LossMeter:
 
     def mean(self, since: int = 0, until: int | None = None) -> Tensor:
         """() float64, over the steps from number `since` on, up to `until`; 0 where none was made."""
-        return torch.as_tensor(self.number(since, until), dtype=torch.float64, device=self.device)
+        found = self.number(since, until)
+        return torch.as_tensor(0.0 if found is None else found, dtype=torch.float64, device=self.device)
 
-    def number(self, since: int = 0, until: int | None = None) -> Tensor | float:
-        """The same; on a CPU, where nobody waits for it, as a number."""
+    def number(self, since: int = 0, until: int | None = None) -> Tensor | float | None:
+        """The same, but None where none was made; on a CPU, where nobody waits for it, a number."""
         losses = self.losses[since:until]
+        if not losses:
+            return None
         if self.device.type != "cpu":
-            return torch.stack(losses).double().mean() if losses else 0.0
-        return sum(map(float, losses)) / max(len(losses), 1)
+            return torch.stack(losses).double().mean()
+        return sum(map(float, losses)) / len(losses)
 
 
 class ClientView(Client):

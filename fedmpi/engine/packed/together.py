@@ -16,7 +16,7 @@ from fedmpi.common.errors import RankWarning, UserError
 from fedmpi.engine.checks import Untouched, check_pair
 from fedmpi.engine.local.client import LocalClient
 from fedmpi.engine.local.recipe import Recipe
-from fedmpi.engine.messages import STOP
+from fedmpi.engine.messages import STILL, STOP
 from fedmpi.engine.packed.chain import Chain
 from fedmpi.engine.packed.fit import PackedFit, cut
 from fedmpi.engine.packed.thin import pays
@@ -133,11 +133,12 @@ def _write_all(clients: Sequence[LocalClient], fit: PackedFit, rows: Tensor, sec
     worker, first = fit.worker, fit.clients[0]
     upload, place = worker.messages.upload(first.round), {client.id: i for i, client in enumerate(clients)}
     places = [place[client.id] for client in fit.clients]
-    flag = STOP if worker.stop() else 0.0
+    stop = worker.stop()
+    flags = [STOP if stop else 0.0 if client.steps else STILL for client in clients]
     fit.stack.differences(first.w0, upload.packing.view(rows, "dw"), places)
     upload.packing.view(rows, "_loss")[places] = fit.loss.to(rows.dtype)
     upload.packing.view(rows, "_seconds").copy_(torch.tensor(seconds))
-    upload.packing.view(rows, "_flag").fill_(flag)
+    upload.packing.view(rows, "_flag").copy_(torch.tensor(flags))
 
 
 def _written(row: Tensor) -> None:
@@ -183,7 +184,8 @@ def _leave(
                 seeds.go_on(drawn)
             sent, more = check_pair(method, "upload", method.upload(client), client.where)
         untouched.check(client.where, "upload")
-    return client.write(row, (State(), sent, more), fit.loss[i], seconds, partial(fit.stack.subtract, i))
+    loss = fit.loss[i] if client.steps else None
+    return client.write(row, (State(), sent, more), loss, seconds, partial(fit.stack.subtract, i))
 
 
 def _cannot(worker: Worker, error: Exception) -> None:

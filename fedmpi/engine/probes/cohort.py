@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -36,23 +36,31 @@ class Cohort:
     before: Model  # the global model that they received
     after: Model  # the global model that the round made
     mine: Mapping[int, Model]  # of this rank's clients: what local training made
+    moved: Mapping[int, Tensor]  # of the same, (d,) each: how far from where it began, w_k - w0
     steps: Mapping[int, Tensor]  # of the same: what orthogonality.Steps has seen of it, where that is asked for
 
     def models(self) -> Iterator[tuple[int, Model]]:
         """(client, its local model), of all members in order; on a rank without clients of its own too."""
+        sizes = [self.before.w.numel(), self.before.b.numel()]
+        for client, both in self._shared(lambda k: torch.cat([self.mine[k].w, self.mine[k].b]), sum(sizes)):
+            yield client, Model(*both.split(sizes))
+
+    def updates(self) -> Iterator[tuple[int, Tensor]]:
+        """(client, its w_k - w0), likewise."""
+        return self._shared(lambda k: self.moved[k], self.before.w.numel())
+
+    def _shared(self, own: Callable[[int], Tensor], size: int) -> Iterator[tuple[int, Tensor]]:
+        """(client, what the rank that has it holds of it), of all members in order."""
         comm = self.comm
         for client in self.members:
             holder = self.where[client]
             if holder == comm.rank:
-                model = self.mine[client]
-                both = torch.cat([model.w, model.b]).to(comm.device)
-                comm.exchange([(rank, both) for rank in comm.alive if rank != comm.rank], [])
+                row = own(client).to(comm.device)
+                comm.exchange([(rank, row) for rank in comm.alive if rank != comm.rank], [])
             else:
-                both = torch.empty(self.before.w.numel() + self.before.b.numel(), device=comm.device, dtype=self.dtype)
-                comm.exchange([], [(holder, both)])
-                both = both.to(self.before.w.device)
-                model = Model(*both.split([self.before.w.numel(), self.before.b.numel()]))
-            yield client, model
+                row = torch.empty(size, device=comm.device, dtype=self.dtype)
+                comm.exchange([], [(holder, row)])
+            yield client, row.to(self.before.w.device)
 
     @property
     def dtype(self) -> torch.dtype:

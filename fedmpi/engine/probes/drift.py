@@ -42,11 +42,9 @@ def of_gram(G: Tensor) -> dict[str, Any]:
 
 def measure(c: Cohort) -> dict[str, Any]:
     """G is made of rows: a rank has those of its own clients."""
-    moved = {k: model.w - c.before.w for k, model in c.mine.items()}
-    own: dict[int, list[Tensor]] = {k: [] for k in moved}
-    for _, model in c.models():
-        d = model.w - c.before.w
-        for k, mine in moved.items():
+    own: dict[int, list[Tensor]] = {k: [] for k in c.moved}
+    for _, d in c.updates():
+        for k, mine in c.moved.items():
             own[k].append(mine.double() @ d.double())
     rows = c.gather({k: torch.stack(row) for k, row in own.items()}, len(c.members))
     return {} if c.comm.rank else of_gram((rows + rows.T) / 2)

@@ -42,9 +42,9 @@ def strength(moved: list[Tensor], columns: bool = False) -> Tensor:
 def measure(c: Cohort) -> dict[str, Any]:
     """Means over the clients, layer by layer in the model's order."""
     of, own = layers(c.worker.model.layout), {}
-    for k, model in c.mine.items():
-        d = (model.w - c.before.w).double()
-        moved = [[s.view(d) for s in tensors] for tensors in of.values()]
+    for k, d in c.moved.items():
+        wide = d.double()
+        moved = [[s.view(wide) for s in tensors] for tensors in of.values()]
         lengths = [torch.cat([m.flatten() for m in each]).norm() for each in moved]
         own[k] = torch.stack([*map(strength, moved), *(strength(each, columns=True) for each in moved), *lengths])
     rows = c.gather(own, 3 * len(of))

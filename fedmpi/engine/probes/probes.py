@@ -51,6 +51,8 @@ PROBES: dict[str, Probe] = {
     "layers": layers.measure,
 }
 
+MOVED = {"drift", "layers"}  # they look at w_k - w0
+
 
 class Probes:
     """Those of one run on one rank, in rounds that are evaluated."""
@@ -59,6 +61,7 @@ class Probes:
         self.fed, self.names = fed, names
         self._before: Model | None = None
         self._mine: dict[int, Model] = {}
+        self._moved: dict[int, Tensor] = {}
         self._steps: dict[int, Tensor] = {}
 
     def due(self, t: int) -> bool:
@@ -84,6 +87,8 @@ class Probes:
             if steps is not None:
                 self._steps[client] = steps.row()
             self._mine[client] = Model(model.w.clone(), model.b.clone())
+            if MOVED & {*self.names}:
+                self._moved[client] = model.w - k.w0  # a method may begin elsewhere, formats round what was announced
 
     def measure(self, t: int, members: Sequence[int], where: Mapping[int, int]) -> None:
         """The round is over: what its probes say goes to the sink, as {"round": t, name: {...}}."""
@@ -95,9 +100,9 @@ class Probes:
             before, after = self._shared(self._before), self._shared(after)
             p = fed.roster.weights(members)[1].double().cpu()
             who = (fed.comm, fed.worker, fed.plan.eval_batch, members, where)
-            cohort = Cohort(*who, p, before, after, self._mine, self._steps)
+            cohort = Cohort(*who, p, before, after, self._mine, self._moved, self._steps)
             said = {name: PROBES[name](cohort) for name in self.names}
-        self._before, self._mine, self._steps = None, {}, {}
+        self._before, self._mine, self._moved, self._steps = None, {}, {}, {}
         if fed.server is not None:
             fed.sink.analysis({"round": t, "clients": list(members), **said})
 

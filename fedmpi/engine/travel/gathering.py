@@ -18,7 +18,7 @@ from torch import Tensor
 
 from fedmpi.comm import Communicator
 from fedmpi.comm.base import Message, Posted
-from fedmpi.engine.messages import Upload
+from fedmpi.engine.messages import STILL, Upload
 from fedmpi.engine.travel.cuts import Cuts
 from fedmpi.engine.travel.early import Asked
 from fedmpi.flat import linear
@@ -103,6 +103,14 @@ class Received(ABC):
     @abstractmethod
     def tensors(self) -> dict[str, Tensor]:
         """What hooks may read and not write."""
+
+    def train_loss(self, p: Tensor) -> dict[str, float]:
+        """{"train_loss": sum_k p_k loss_k} over the clients that made steps, whose p_k are made to add up to one; {}
+        where none did. p: (m,) float64."""
+        losses, steps = self.small._loss.double().cpu(), (self.small._flag != STILL).cpu()
+        if not steps.any():
+            return {}
+        return {"train_loss": float(p @ losses if steps.all() else p[steps] @ losses[steps] / p[steps].sum())}
 
     def release(self) -> None:  # noqa: B027  (there is nothing to let go of where rows are held)
         """Nobody asks for them any more."""
