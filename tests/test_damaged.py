@@ -96,6 +96,11 @@ def test_lines_that_are_gone(run):
 def test_checkpoints_that_are_gone(run):
     before = [json.loads(line)["sha256"] for line in lines(run)]
     shutil.rmtree(run / "checkpoints")
+    kept = [file for file in run.iterdir() if file.is_file() and file.name not in ("log.txt", "lock")]
+    there = {file.name: file.read_bytes() for file in kept}
+    refused("is a run that has come to its end, and no checkpoint of it is whole", "resume", run, "rounds=4")
+    assert {name: (run / name).read_bytes() for name in there} == there
+    (run / "summary.json").unlink()  # as if it had been cut
     done = fedmpi("resume", run, "rounds=4")
     assert done.returncode == 0, done.stderr
     assert "no checkpoint is whole, 3 rounds to be trained anew: from the start" in done.stdout

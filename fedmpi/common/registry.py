@@ -91,16 +91,23 @@ def make(kind: Kind, choice: Choice, origins: Mapping[str, str] | None = None) -
 
 
 def _check_call(found: Any, kind: Kind, named: str, origin: str) -> None:
-    """Whether it can be called with what the engine passes, by position; a `site` is passed by its name, or not."""
+    """Whether it can be called with what the engine passes, by position; a `site` is passed by its name, or not.
+
+    An option, which has a default, must not stand where the engine passes something else.
+    """
     prefix = f"{origin}: " if origin else ""
     passed = [name for name in kind.supplied if name != "site"]
     if not callable(found):
         raise UserError(f"{prefix}{named}: is {show(found)}, but a function or class is needed")
+    wanted = f"({', '.join(passed)}, **options)" if passed else "options only"
     try:
-        inspect.signature(found).bind_partial(*passed)
+        signature = inspect.signature(found)
+        taken = signature.bind_partial(*passed).arguments
     except (TypeError, ValueError) as error:  # ValueError: written in C, and it does not tell
-        wanted = f"({', '.join(passed)}, **options)" if passed else "options only"
         raise UserError(f"{prefix}{named}: cannot be called with {wanted}: {error}") from error
+    for name in taken:
+        if name not in passed and signature.parameters[name].default is not inspect.Parameter.empty:
+            raise UserError(f"{prefix}{named}: cannot be called with {wanted}: {name}, an option, stands in their way")
 
 
 def is_file(name: str) -> bool:

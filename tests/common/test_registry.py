@@ -6,6 +6,7 @@ from fedmpi.common import registry
 from fedmpi.common.errors import UserError
 
 REGISTRY = {"root": "math:sqrt", "power": "math:pow"}
+RULE = registry.Kind("server rule", {}, "server.rule", ("up", "s"))
 
 
 def message(name, **more):
@@ -80,3 +81,12 @@ def test_an_error_inside_a_users_package_names_its_line(tmp_path, monkeypatch):
     (tmp_path / "brokenpackage" / "part.py").write_text("a = 1\nb = a / 0\n")
     monkeypatch.syspath_prepend(tmp_path)
     assert f"{tmp_path}/brokenpackage/part.py:2: ZeroDivisionError" in message("brokenpackage.part:f")
+
+
+def test_an_option_does_not_stand_where_something_else_is_passed(tmp_path):
+    """It would be taken for an option, and be given the server's view."""
+    file = tmp_path / "rule.py"
+    file.write_text("def wrong(up, factor: float = 0.5): ...\ndef right(updates, server, factor: float = 0.5): ...\n")
+    with pytest.raises(UserError, match=r"cannot be called with \(up, s, .*\): factor, an option"):
+        registry.make(RULE, registry.Chosen(f"{file}:wrong"))
+    assert registry.make(RULE, registry.Chosen(f"{file}:right", {"factor": 2.0})).keywords == {"factor": 2.0}

@@ -261,7 +261,7 @@ def test_a_sheet_as_excel_writes_it(tmp_path):
     [
         (
             ["n,1,no", "n,2,yes", "n,3,no", "n,4,yes", "n,1,no"],
-            r"1 row of .*a\.csv stand there before, .* line 6, as line 2",
+            r"1 row of .*a\.csv equal to an earlier one in every column, .* line 6, as line 2",
         ),
         (
             ["n,1,no", "n,2,yes", "N,3,no", "N,4,yes"],
@@ -279,3 +279,9 @@ def test_labels_that_differ_in_case_are_two_where_they_are_named(tmp_path):
     (tmp_path / "a.csv").write_text("age,sick\n1,a\n2,A\n3,a\n4,A\n")
     data = table(tmp_path, path="a.csv", label_column="sick", class_names=["a", "A"], test_fraction=0.0)
     assert data.train_y.tolist() == [0, 1, 0, 1]
+
+
+def test_nobody_learns_from_the_answer(tmp_path):
+    (tmp_path / "a.csv").write_text("a,y\n" + "".join(f"{k / 3},{k % 2}\n" for k in range(20)))
+    with pytest.raises(UserError, match=r"data\.features: y is the data\.label_column"):
+        table(tmp_path, path="a.csv", features=["a", "y"], label_column="y")

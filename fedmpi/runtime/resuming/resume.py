@@ -25,6 +25,7 @@ from fedmpi.runtime.record.run_dir import RunDirectory
 from fedmpi.runtime.resuming.checkpoints import Checkpoints
 
 IDENTITY = "identity.json"
+LOST = -2  # no checkpoint is whole, of a run that has come to its end
 
 
 def directory(settings: Settings, identity: Mapping[str, str], until_end: ExitStack) -> tuple[RunDirectory, bool]:
@@ -101,8 +102,14 @@ def go_on(fed: Federation, kept: Checkpoints, timeout_s: float, say: Callable[[s
     comm, found = fed.comm, _proposals(kept, say) if fed.comm.rank == 0 else iter(())
     losses = fed.roster.losses
     while True:
-        t, server, memory = next(found, (-1, {}, {}))
+        t, server, memory = next(found, (LOST if _ended(kept.folder.parent) else -1, {}, {}))
         t = int(comm.allgather_bytes(str(t).encode(), timeout_s)[0])
+        if t == LOST:
+            raise UserError(
+                f"{kept.folder.parent} is a run that has come to its end, and no checkpoint of it is whole: going on "
+                "would begin at round 0 and write over its results. A new run (another name) can begin with its model, "
+                f"init.from={kept.folder.parent}, or from the start"
+            )
         fed.roster.losses = losses if fed.plan.replay else losses.until(t + 1)
         if t < 0:
             recovery.welcome_back(fed, 0)
@@ -121,6 +128,15 @@ def go_on(fed: Federation, kept: Checkpoints, timeout_s: float, say: Callable[[s
             kept.begin_after(t, fed)
             return t
         say(f"checkpoint of round {t}: {harm}; trying the one before")
+
+
+def _ended(run_dir: Path) -> bool:
+    """Whether there is a result to be lost."""
+    try:
+        reason = json.loads((run_dir / "summary.json").read_text(encoding="utf-8"))["exit_reason"]
+    except (OSError, ValueError, KeyError, TypeError):
+        return False
+    return str(reason).startswith(("finished", "enough"))
 
 
 def _proposals(

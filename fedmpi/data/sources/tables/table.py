@@ -95,6 +95,9 @@ def table(
         for name in drop or ():
             rows.column(name, "drop")
         features = [name for name in rows.columns if name not in taken]
+    again = next((name for name in named["label_column"] if name in features), None)
+    if again is not None:
+        raise UserError(f"table: data.features: {again} is the data.label_column, which is to be learned; leave it out")
     options = Options(features, _values(categorical, features), missing, standardise, global_test)
     _tell_twice(rows)
     rows = _without_gaps(rows, features, missing, named)
@@ -113,8 +116,9 @@ def _tell_twice(rows: Table) -> None:
     again = [(a, b) for a, b in pairs if a != b]
     if again:
         a, b = again[0]
-        what = f"data: {count(len(again), 'row')} of {rows.path} stand there before, the first of them"
-        warnings.warn(f"{what} {rows.unit} {rows.places[b]}, as {rows.unit} {rows.places[a]}", stacklevel=3)
+        what = f"data: {count(len(again), 'row')} of {rows.path} equal to an earlier one in every column"
+        where = f"the first of them {rows.unit} {rows.places[b]}, as {rows.unit} {rows.places[a]}"
+        warnings.warn(f"{what}, {where}: one may be trained on, and the other be a test", stacklevel=3)
 
 
 def _check_silo(path: str | None, site_column: str | None, pooled: bool, small_sites: str) -> None:
