@@ -142,6 +142,10 @@ NOT_DECLARED = {
         "sends = Slots(dw=SHARED, c=SCALAR)\ndef upload(self, k): return Row(c=torch.ones(1)), State()",
         "round 0, client 0: method Mine, hook upload: slot 'c' is (), but it returned (1,)",
     ),
+    "a number that would fill a vector": (
+        "client_state = Slots(c=FLAT)\ndef train(self, k): return State(c=1.0)",
+        "hook train: slot 'c' is (26,), but it returned float",
+    ),
     "client state left out": (
         "client_state = Slots(c=FLAT)",
         "hook train, upload left out the declared slot 'c'; return k.state",

@@ -39,7 +39,10 @@ def _describe(key: Key, errors: list[Any], data: dict[str, Any]) -> str:
         said = str(first["ctx"]["error"])
         named = {".".join(map(str, key[depth:])) for depth in range(len(key))}
         return f": {said.partition(': ')[2] if said.partition(': ')[0] in named else said}"
-    return f": {show(_value(data, key))} is not allowed; must be {allowed(errors)}"
+    value = _value(data, key)
+    name = next((name for name in ("name", "source", "scheme") if name in _keys(*key)), None)  # method=fedprox
+    meant = f"; did you mean {'.'.join(map(str, key))}.{name}={value}?" if name and isinstance(value, str) else ""
+    return f": {show(value)} is not allowed; must be {allowed(errors)}{meant}"
 
 
 def _advice(key: Key) -> str:

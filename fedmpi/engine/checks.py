@@ -48,9 +48,9 @@ def _remedy(hook: str) -> str:
 def check_values(
     method: Method, hook: str, given: Mapping[str, Any], packing: Packing, where: str, like: Tensor
 ) -> None:
-    """Dense tensors of real numbers and of the declared shapes, or numbers, where the packing has a place for them."""
+    """Dense tensors of real numbers and of the declared shapes (of (): numbers), where the packing has a place."""
     for name, value in given.items():
-        if name not in packing.shapes or isinstance(value, (int, float)):
+        if name not in packing.shapes or (packing.shapes[name] == () and isinstance(value, (int, float))):
             continue
         found = _odd(value, packing.shapes[name], ("cpu", like.device.type), floats=False)
         if found:

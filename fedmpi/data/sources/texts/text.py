@@ -93,7 +93,9 @@ def _silo(root: Path, site: str, path: str | None, context: int, test_fraction: 
 def _content(file: Path) -> str:
     try:
         return file.read_text(encoding="utf-8-sig")  # -sig: the mark with which some editors begin a file
-    except (OSError, UnicodeDecodeError) as error:
+    except OSError as error:
+        raise UserError(f"{file} cannot be read: {error.strerror}") from error
+    except UnicodeDecodeError as error:
         raise UserError(f"{file} cannot be read as text in UTF-8: {error}; save it as UTF-8") from error
 
 
