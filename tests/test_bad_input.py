@@ -73,7 +73,7 @@ def test_more_than_the_memory_allows(config, monkeypatch, capsys, tmp_path):
         cli.main()
     said = capsys.readouterr().err
     assert ended.value.code == 2
-    assert re.match(r"fedmpi: error: memory: 1 rank\(s\) .* are free.*Use fewer clients", said), said
+    assert re.match(r"fedmpi: error: memory: rank 0 and 1 training rank .* are free.*Use fewer clients", said), said
     assert not (tmp_path / "runs").exists()
 
 

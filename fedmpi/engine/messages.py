@@ -57,7 +57,7 @@ class Upload:
     def tell(self, row: Tensor, loss: Tensor | float | None, seconds: float, flag: float) -> None:
         """Write the engine's own numbers, with which a row begins. loss None: there was no step."""
         loss, flag = (0.0, flag or STILL) if loss is None else (loss, flag)
-        if isinstance(loss, Tensor) or not row.is_cpu:
+        if isinstance(loss, Tensor) or not row.is_cpu or row.dtype == torch.bfloat16:  # which numpy does not know
             self.packing.write(row, {"_loss": loss, "_seconds": seconds, "_flag": flag})
         else:  # numpy writes three numbers in a quarter of torch's time
             row.numpy()[:ENGINE_UP] = loss, seconds, flag

@@ -76,6 +76,11 @@ class Worker:
         augment = seeds.generator(self.seed, "augment", t, client, fit) if self.data.train[client].draws else None
         return seeds.generator(self.seed, "batches", t, client, fit), augment
 
+    def wait(self) -> None:
+        """Until a GPU has done what it was told to: only then it is known how long that has taken."""
+        if self.model.w.is_cuda:
+            torch.cuda.current_stream(self.model.w.device).synchronize()
+
     def precision(self) -> AbstractContextManager[Any]:
         """bf16 autocast where asked for; weights, gradients and messages stay in the model's type."""
         return torch.autocast(self.model.w.device.type, torch.bfloat16) if self.bf16 else nullcontext()

@@ -85,7 +85,8 @@ class Layout:
         """SHA-256 of the values as little-endian bytes, tensor after tensor in state_dict order and row-major."""
         digest = hashlib.sha256()
         for s in self.segments:
-            digest.update(s.view(flat).detach().cpu().contiguous().numpy().data)
+            values = s.view(flat).detach().cpu().contiguous()
+            digest.update(values.view(-1).view(torch.uint8).numpy().data)  # numpy knows no bfloat16
         return digest.hexdigest()
 
 

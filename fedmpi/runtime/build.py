@@ -264,7 +264,7 @@ def undoes(s: Settings) -> bool:
 
 
 def check_memory(made: Experiment, job: Job) -> dict[str, int]:
-    """What the ranks need, in bytes, as `memory.need` says. Raises UserError if this host has less."""
+    """What the ranks need, in bytes, as `memory.need` says. Raises UserError if this host, or this GPU, has less."""
     s = made.settings
     members, ranks = cohort_size(made), training_ranks(s, job.size)
     needed = memory.need(
@@ -279,7 +279,7 @@ def check_memory(made: Experiment, job: Job) -> dict[str, int]:
         chooses=s.evaluate.best.metric is not None,
         held=rows(made, job.size),
     )
-    memory.check(needed, job.local_size, alone=job.size == 1)
+    memory.check(needed, job, ranks, made.model.w.device.index)
     return needed
 
 

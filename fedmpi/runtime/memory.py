@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Collection
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from fedmpi.common.errors import UserError
+from fedmpi.common.text import count
 
 if TYPE_CHECKING:  # messages need torch, the sizes of memory do not
+    from fedmpi.comm.launchers.job import Job
     from fedmpi.engine.messages import Messages
 
 
@@ -81,15 +84,27 @@ def need(
     }
 
 
-def check(needed: dict[str, int], ranks_here: int, alone: bool) -> None:
-    """Raises UserError where the ranks of this host ask for more than it has."""
-    has = available_bytes()
-    asked = needed["rank 0"] + needed["a training rank"] * (1 if alone else max(ranks_here - 1, 1))
+def check(needed: dict[str, int], job: Job, trains: Collection[int], gpu: int | None = None) -> None:
+    """Raises UserError where ranks ask for more than there is. trains: the ranks that train.
+
+    A host's first rank speaks for all that train there, rank 0 for itself, too. On a GPU, where models and client
+    states lie, each rank speaks for its own training.
+    """
+    root, where = int(job.rank == 0 and gpu is None), "this host" if gpu is None else f"GPU {gpu}"
+    if gpu is None:
+        trainers = job.local_size - (job.rank == 0 and 0 not in trains) if job.local_rank == 0 else 0
+        has = available_bytes()
+    else:
+        import torch
+
+        trainers, has = int(job.rank in trains), torch.cuda.mem_get_info(gpu)[0]
+    asked = needed["rank 0"] * root + needed["a training rank"] * trainers
     if has is not None and asked > has:
-        all_, root, trainer, state = (size_text(n) for n in (asked, *needed.values()))
+        all_, server, trainer, state = (size_text(n) for n in (asked, *needed.values()))
         raise UserError(
-            f"memory: {ranks_here} rank(s) on this host need about {all_}, but {size_text(has)} are free: "
-            f"rank 0 {root}, a training rank {trainer}, of which {state} is the state of its clients. "
+            f"memory: {'rank 0 and ' * root}{count(trainers, 'training rank')} on {where} need about {all_}, but "
+            f"{size_text(has)} are free: rank 0 {server}, a training rank {trainer}, of which {state} is the state of "
+            "its clients. "
             "Use fewer clients (data.partition.clients, cohort.fraction), more hosts, or a smaller model; or let "
             "state.memory (GiB) leave the state of most clients on disk"
         )

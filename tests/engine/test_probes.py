@@ -190,3 +190,10 @@ def test_updates_are_counted_from_where_a_client_begins(method, changes):
         layers, whole = (torch.tensor(row[name][of]) for name, of in (("layers", "norm"), ("drift", "norms")))
         assert layers.square().sum() <= whole.square().mean() * (1 + 1e-6)
     assert repr(on_ranks(config).analysis) == repr(it.analysis)
+
+
+def test_who_has_not_moved_is_in_no_pair():
+    still = drift.of_gram(torch.tensor([[1.0, -0.5, 0.0], [-0.5, 1.0, 0.0], [0.0, 0.0, 0.0]]))
+    assert (still["cosine"], still["conflicts"]) == (-0.5, 1.0)
+    nobody = drift.of_gram(torch.zeros(3, 3))
+    assert (nobody["divergence"], nobody["cosine"], nobody["conflicts"]) == (0.0, None, None)

@@ -130,3 +130,20 @@ print(*sorted({{"torch._dynamo", "sklearn", "scipy", "matplotlib", "torchvision"
     done = subprocess.run([sys.executable, "-c", program], env=clean_env(), capture_output=True, text=True, timeout=120)
     assert done.returncode == 0, done.stderr
     assert done.stdout.splitlines()[-1] == ""
+
+
+@pytest.mark.parametrize("kind", [torch.bfloat16, torch.float16])
+@pytest.mark.parametrize("name", SGDS)
+def test_models_of_half_a_float_are_trained(name, kind):
+    """torch 2.13's fused kernel on a CPU does not move them, but for the last few weights of a tensor."""
+    how = SGDS[name]
+    ours = torch.nn.Parameter(torch.linspace(1, 2, 40).to(kind))
+    theirs = torch.nn.Parameter(ours.detach().clone())
+    optimiser = make(Recipe(**how, weight_decay=0.1), [ours], 0.1)
+    reference = torch.optim.SGD([theirs], lr=0.1, weight_decay=0.1, foreach=True, **how)
+    for step in range(4):
+        ours.grad, theirs.grad = (torch.full((40,), 0.25 * (step + 1), dtype=kind) for _ in range(2))
+        optimiser.step()
+        reference.step()
+        assert torch.equal(ours, theirs)
+    assert (ours < torch.linspace(1, 2, 40)).all()

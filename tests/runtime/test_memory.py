@@ -2,6 +2,9 @@
 
 import pytest
 
+from fedmpi.comm.launchers.job import Job
+from fedmpi.common.errors import UserError
+from fedmpi.runtime import memory
 from fedmpi.runtime.memory import available_bytes, groups
 
 
@@ -42,3 +45,27 @@ def test_of_control_groups(tmp_path, row, top, limit, used, unbounded, cached):
     assert available_bytes(tmp_path) == 1100
     (tmp_path / "sys" / "fs" / "cgroup" / top / "job" / limit).write_text(unbounded)
     assert available_bytes(tmp_path) == 3096
+
+
+@pytest.mark.parametrize(
+    ("rank", "local_rank", "here", "trains", "asked"),
+    [
+        (0, 0, 3, range(1, 5), 100 + 2 * 10),  # the server, and two of the ranks that train
+        (1, 1, 3, range(1, 5), 0),  # for whom rank 0 has spoken
+        (3, 0, 2, range(1, 5), 2 * 10),  # no server is here
+        (4, 1, 2, range(1, 5), 0),
+        (0, 0, 3, range(5), 100 + 3 * 10),
+        (0, 0, 1, [0], 100 + 10),  # one process
+        (0, 0, 1, range(1, 5), 100),
+    ],
+)
+def test_a_host_is_asked_for_what_its_own_ranks_need(monkeypatch, rank, local_rank, here, trains, asked):
+    needed = {"rank 0": 100, "a training rank": 10, "of which client state": 1}
+    job = Job("mpi", rank, 5, local_rank, here, "here")
+    for free in (asked - 1, asked):
+        monkeypatch.setattr(memory, "available_bytes", lambda free=free: free)
+        if free >= asked:
+            memory.check(needed, job, trains)
+        elif asked:
+            with pytest.raises(UserError, match=f"on this host need about {asked} B, but {free} B are free"):
+                memory.check(needed, job, trains)

@@ -8,6 +8,7 @@ import os
 import re
 import subprocess
 import threading
+from functools import partial
 
 import numpy as np
 import pytest
@@ -17,7 +18,7 @@ import yaml
 
 from fedmpi.common.errors import UserError
 from fedmpi.runtime.record import durable, environment, run_dir
-from fedmpi.runtime.record.progress import Console, duration
+from fedmpi.runtime.record.progress import Console, Lenient, duration
 from fedmpi.runtime.record.run_dir import RunDirectory
 from fedmpi.runtime.record.summary import summary
 
@@ -308,3 +309,25 @@ def test_a_continued_run_estimates_from_its_own_rounds(record):
 
 def test_durations():
     assert [duration(s) for s in (0.2, 59, 90, 7199, 7200)] == ["1 s", "59 s", "2 min", "120 min", "2.0 h"]
+
+
+def test_a_project_around_an_environment_is_not_fedmpis_own(tmp_path):
+    done = partial(subprocess.run, cwd=tmp_path, check=True, capture_output=True)
+    installed = tmp_path / ".venv" / "fedmpi"
+    installed.mkdir(parents=True)
+    (installed / "code.py").write_text("")
+    (tmp_path / ".gitignore").write_text(".venv\n")
+    done(["git", "init", "-q"])
+    done(["git", "add", "."])
+    done(["git", "-c", "user.name=a", "-c", "user.email=a@b", "commit", "-qm", "theirs"])
+    assert environment.git(tmp_path) is not None
+    assert environment.git(installed) is None
+
+
+def test_a_stream_without_the_characters_of_a_name_goes_on():
+    below = io.TextIOWrapper(io.BytesIO(), encoding="ascii")
+    stream = Lenient(below)
+    stream.write("site \u6771\u4eac\n")
+    stream.write("round 1\n")
+    stream.flush()
+    assert below.buffer.getvalue() == b"site \\u6771\\u4eac\nround 1\n"

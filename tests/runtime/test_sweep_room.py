@@ -90,11 +90,11 @@ def test_a_run_is_ended_where_memory_runs_out_and_goes_on_later(machine, tmp_pat
     [
         ("0,3", "", ("0", "3")),
         ("MIG-a, MIG-b", "", ("MIG-a", "MIG-b")),
-        ("", "0, 0, 100", ()),
-        ("-1", "0, 0, 100", ()),
-        (None, "0, 90, 100\n1, 2, 100\n2, 0, 100", ("1", "2")),  # somebody is at work on the first
-        (None, "0, 90, 100\n1, 80, 100", ("0", "1")),
-        (None, "0, [N/A], [N/A]", ("0",)),
+        ("", "GPU-a, 0, 100", ()),
+        ("-1", "GPU-a, 0, 100", ()),
+        (None, "GPU-a, 90, 100\nGPU-b, 2, 100\nGPU-c, 0, 100", ("GPU-b", "GPU-c")),  # somebody is at work on the first
+        (None, "GPU-a, 90, 100\nGPU-b, 80, 100", ("GPU-a", "GPU-b")),
+        (None, "GPU-a, [N/A], [N/A]", ("GPU-a",)),
         (None, None, ()),
     ],
 )
@@ -104,6 +104,7 @@ def test_gpus(monkeypatch, told, smi, found):
         monkeypatch.setenv("CUDA_VISIBLE_DEVICES", told)
 
     def ask(command, **_):
+        assert command[1].startswith("--query-gpu=uuid")  # CUDA numbers GPUs otherwise
         if smi is None:
             raise FileNotFoundError("nvidia-smi")
         return subprocess.CompletedProcess(command, 0, smi + "\n")

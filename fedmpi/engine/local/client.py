@@ -67,6 +67,7 @@ class LocalClient(ClientView):
                 untouched.check(self.where, "train", "loss", "gradient", "step", "proximal")
                 sent, more = check_pair(worker.method, "upload", worker.method.upload(self), self.where)
                 untouched.check(self.where, "upload")
+            worker.wait()
             seconds = time.perf_counter() - began
             given = new, sent, more
             return self.write(row, given, self.meter.number(), seconds, lambda p, w0, out: p.subtract(model.w, w0, out))

@@ -63,7 +63,9 @@ class SGD:
         w, v = self.w, self.v
         if len(moved) < len(g):
             w, g, v = ([each[i] for i in moved] for each in (w, g, v))
-        if moved:
+        if moved and w[0].is_cpu and w[0].element_size() < 4:
+            self._in_turn(w, g, v, begins)
+        elif moved:
             torch._fused_sgd_(
                 w,
                 g,
@@ -76,3 +78,15 @@ class SGD:
                 maximize=False,
                 is_first_step=begins,
             )
+
+    def _in_turn(self, w: Sequence[Tensor], g: Sequence[Tensor], v: Sequence[Tensor], begins: bool) -> None:
+        """The same in bfloat16 and float16 on a CPU, where torch 2.13's fused kernel leaves most weights as they are."""
+        if self.weight_decay:
+            g = torch._foreach_add(g, w, alpha=self.weight_decay)
+        if self.momentum and begins:
+            torch._foreach_copy_(v, g)
+        elif self.momentum:
+            torch._foreach_mul_(v, self.momentum)
+            torch._foreach_add_(v, g, alpha=1 - self.dampening)
+        along = torch._foreach_add(g, v, alpha=self.momentum) if self.nesterov else v if self.momentum else g
+        torch._foreach_add_(w, along, alpha=-self.lr)

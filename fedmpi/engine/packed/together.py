@@ -86,6 +86,7 @@ def rounds(
         arrived = [_arrive(client) for client in ordered]
         fit = PackedFit(worker, ordered)
         fit()
+        worker.wait()
     except Exception as error:
         # Nothing is written yet. One by one a client's own error is told as ever; else it is the packing's.
         return _alone(clients, error)

@@ -26,14 +26,14 @@ def of_gram(G: Tensor) -> dict[str, Any]:
     i, k = torch.triu_indices(len(G), len(G), offset=1)
     apart = (G[i, i] + G[k, k] - 2 * G[i, k]).clamp(min=0).sqrt()
     cosines = G / (norms[:, None] * norms[None, :])  # nan where a client has not moved
-    pairs = cosines[i, k]
-    some = len(pairs) > 0
+    pairs, some = cosines[i, k], len(i) > 0
+    pairs = pairs[~pairs.isnan()]
     finite = bool(G.isfinite().all())  # else a client came apart, and the decomposition would raise
     return {
         "divergence": norms.mean().item(),
         "consistency": apart.mean().item() if some else None,
-        "cosine": pairs.nanmean().item() if some else None,
-        "conflicts": (pairs < 0).double().mean().item() if some else None,
+        "cosine": pairs.mean().item() if len(pairs) else None,
+        "conflicts": (pairs < 0).double().mean().item() if len(pairs) else None,
         "norms": norms.tolist(),
         "spectrum": torch.linalg.eigvalsh(G).flip(0).tolist() if finite else [torch.nan] * len(G),
         "cosines": cosines.tolist(),

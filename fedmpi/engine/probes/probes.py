@@ -79,8 +79,8 @@ class Probes:
             self._before = Model(fed.server.w.clone(), fed.server.b.clone())
         row = model.w.new_empty(worker.messages.upload(t).packing.size)
         for client in (k for k in members if where[k] == fed.comm.rank):
-            kept = fed.states.view(client, t, lr, fed.exchange.inbox, downloads[client]).state_row.clone()
-            k = LocalClient(worker, client, t, lr, fed.exchange.inbox, downloads[client], kept)
+            seen = fed.states.view(client, t, lr, fed.exchange.inbox, downloads[client])
+            k = LocalClient(worker, client, t, lr, seen.announcement, seen.download, seen.state_row.clone())
             steps = k.watch = orthogonality.Steps(k) if "orthogonality" in self.names else None
             with seeds.restored():
                 k.take_part(row)

@@ -114,7 +114,11 @@ class Spread(Received):
         found = [shard.place(what, holder, name, span) for holder in range(len(shard.holders))]
         each = [numbers(shard.within(holder, name, span)) for holder in range(len(shard.holders))]
         others = [(rank, x) for rank, x in zip(shard.holders, found, strict=True) if rank != comm.rank and x.numel()]
-        posted = comm.post(self._said(what, shard.names.index(name), span, each), [(r, x.view(-1)) for r, x in others])
+        asked = self._said(what, shard.names.index(name), span, each)
+        if not comm.begins:  # there a group that sends and receives would have to be one on the other side, too
+            comm.exchange(asked, [])
+            asked = []
+        posted = comm.post(asked, [(r, x.view(-1)) for r, x in others])
         found[shard.me].copy_(shard.answer(what, name, span, each[shard.me]))
         comm.finish(posted)
         return found

@@ -60,9 +60,10 @@ def command(words: Sequence[str]) -> str:
 
 
 def git(directory: Path) -> dict[str, Any] | None:
-    """The commit of the code in `directory`, and whether tracked files differ from it; None outside of a repository."""
+    """The commit of the code in `directory`, and whether tracked files differ from it; None outside of a repository, or
+    in one that does not know these files: a project's around its .venv."""
     commit = _output(directory, "rev-parse", "HEAD")
-    if not commit:
+    if not commit or not _output(directory, "ls-files"):
         return None
     return {"commit": commit, "modified": bool(_output(directory, "status", "--porcelain", "--untracked-files=no"))}
 

@@ -28,7 +28,11 @@ class Lenient:
     def _try(self, call: str, *arguments: str) -> None:
         if not self.broken:
             try:
-                getattr(self.stream, call)(*arguments)
+                try:
+                    getattr(self.stream, call)(*arguments)
+                except UnicodeEncodeError as error:  # a site's name, and a stream of eight bits
+                    known = (text.encode(error.encoding, "backslashreplace") for text in arguments)
+                    getattr(self.stream, call)(*(text.decode(error.encoding) for text in known))
             except (OSError, ValueError):
                 self.broken = True
 

@@ -113,11 +113,12 @@ def total() -> int:
 
 def _gpus() -> tuple[str, ...]:
     """The entries of CUDA_VISIBLE_DEVICES (numbers, GPU-..., MIG-...); where it is unset the GPUs that nobody uses, or
-    all where somebody uses each. Asked of nvidia-smi: to ask CUDA in this process would spoil it for its children."""
+    all where somebody uses each. Asked of nvidia-smi, by names, as its numbers are not CUDA's: to ask CUDA in this
+    process would spoil it for its children."""
     told = os.environ.get("CUDA_VISIBLE_DEVICES")
     if told is not None:
         return tuple(gpu.strip() for gpu in told.split(",") if gpu.strip() not in ("", "-1", "NoDevFiles"))
-    command = ["nvidia-smi", "--query-gpu=index,memory.used,memory.total", "--format=csv,noheader,nounits"]
+    command = ["nvidia-smi", "--query-gpu=uuid,memory.used,memory.total", "--format=csv,noheader,nounits"]
     with suppress(OSError, ValueError, subprocess.SubprocessError):
         said = subprocess.run(command, capture_output=True, text=True, timeout=ASK_S, check=True).stdout
         found = {cells[0]: _share(*cells[1:]) for line in said.splitlines() if (cells := line.split(", "))}
