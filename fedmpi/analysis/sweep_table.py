@@ -18,9 +18,10 @@ from statistics import fmean, stdev
 
 from fedmpi.common.errors import UserError
 from fedmpi.common.text import count, headline, lower_is_better, nearest
+from fedmpi.config import Settings
 from fedmpi.config.loading import shown
 from fedmpi.config.sweep import SEED, Axis, Published, Sweep
-from fedmpi.runtime.sweeping import choosing, measured, progress
+from fedmpi.runtime.sweeping import alike, choosing, measured, progress
 
 WHAT = {"last": "after the last round", "mean_last_10": "mean of the last ten rounds", "best": "best round"}
 OF = tuple(WHAT)
@@ -44,6 +45,7 @@ class Cells:
     options: tuple[str, ...] = ()  # of the command that makes the table
     published: Published | None = None  # what others report of this figure
     falling: bool = False  # less of it is better
+    notes: tuple[str, ...] = ()  # what the runs have not in common
 
     @property
     def keys(self) -> list[Key]:
@@ -62,8 +64,8 @@ def collect(sweep: Sweep, metric: str | None, of: str | None, rows: str | None =
 
     metric, of: default: the first published one's (`best accuracy`: accuracy, of the best round), else the last
     accuracy. Beside the figure stands what is published of it: of that round, else without a word on the round.
-    rows: the axis whose labels are the rows; default: the first. Raises UserError where no run is done, or none has the
-    metric.
+    rows: the axis whose labels are the rows; default: the first. Raises UserError where no run is done, none has the
+    metric, or they were made with different plug-ins or data.
     """
     options = [*(["--metric", metric] if metric else []), *(["--of", of] if of else [])]
     said = [each for each in sweep.published if metric in (None, each.figure[1])]
@@ -88,12 +90,12 @@ def collect(sweep: Sweep, metric: str | None, of: str | None, rows: str | None =
     found: dict[Key, dict[str, float]] = {}
     bad: dict[Key, list[str]] = {}
     known: dict[str, None] = {}
-    falling, done = set[str](), 0
+    falling, done = set[str](), list[Settings]()
     for labels, settings in choosing.final(sweep):
         state = progress.state(settings) if settings else None
         if settings is None or state is None or state.what != progress.DONE:
             continue
-        done += 1
+        done.append(settings)
         falling.update(state.summary.get("falling", ()))
         if probed:
             state = replace(state, summary=measured.figures(settings))
@@ -109,13 +111,14 @@ def collect(sweep: Sweep, metric: str | None, of: str | None, rows: str | None =
         else:
             bad.setdefault(key, []).append(seed)
     if not done:
-        raise UserError(f"none of {count(len(sweep.labels), 'run')} is done; fedmpi sweep {sweep.path}")
+        raise UserError(f"none of {count(len(sweep.labels), 'run')} is done; {sweep.command}")
     if not found or not metric or metric not in known:
         hint = "; what runs measure of themselves is set by `analysis: [losses]`" if probed and not known else ""
         raise UserError(f"--metric: no run has a figure '{metric}'; {nearest(str(metric), known)}{hint}")
     seeds = {labels.get(SEED, "") for labels in sweep.labels}
     less = lower_is_better(metric, falling)
-    return Cells(sweep, metric, of, axes, found, bad, len(seeds), _chosen(sweep), tuple(options), published, less)
+    notes, chosen = tuple(alike.notes(sweep, done)), _chosen(sweep)
+    return Cells(sweep, metric, of, axes, found, bad, len(seeds), chosen, tuple(options), published, less, notes)
 
 
 def _chosen(sweep: Sweep) -> list[str]:
@@ -157,8 +160,8 @@ def caption(cells: Cells) -> str:
 
 
 def gaps(cells: Cells) -> list[str]:
-    """What is missing, by cell and seed; what was no number."""
-    lines = []
+    """What the runs have not in common; what is missing, by cell and seed; what was no number."""
+    lines = list(cells.notes)
     have = {key: cells.found.get(key, {}).keys() | set(cells.bad.get(key, [])) for key in cells.keys}
     missing = {  # a sweep without the axis seed asks for one run a cell, whatever its seed
         key: [seed for seed in cells.asked(key) if (seed not in have[key] if seed else not have[key])]
@@ -170,7 +173,7 @@ def gaps(cells: Cells) -> list[str]:
             more = f"; and {len(told) - MOST_TOLD} more cells" if len(told) > MOST_TOLD else ""
             lines.append(f"{what}: {'; '.join(told[:MOST_TOLD])}{more}")
     if any(missing.values()):
-        lines.append(f"to train what is missing: fedmpi sweep {cells.sweep.path}")
+        lines.append(f"to train what is missing: {cells.sweep.command}")
     return lines
 
 

@@ -79,7 +79,7 @@ def _one(asked: files.Sweep, name: str) -> int:
     from fedmpi.runtime.sweeping import progress, slurm
 
     settings = progress.again(slurm.named(asked, name))
-    if progress.state(settings).what == progress.DONE:
+    if progress.now(settings).what == progress.DONE:
         return 0
     fit(settings)
     with importing():

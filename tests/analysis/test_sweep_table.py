@@ -3,6 +3,7 @@
 import csv
 import json
 import math
+import re
 import shutil
 import subprocess
 from pathlib import Path
@@ -79,6 +80,90 @@ def test_a_sweeps_directory_tells_what_was_asked_for(tmp_path, asked, monkeypatc
         many.asked(tmp_path / "moved" / "t")
     with pytest.raises(UserError, match=r"holds no sweep.json that names a sweep; give the sweep's YAML file"):
         many.asked(tmp_path)
+
+
+def test_a_directory_that_was_renamed_shows_its_own_runs(tmp_path, asked):
+    """Not those of a sweep that has its old name now, by its parent and the name in the file."""
+    place, old = tmp_path / "t", tmp_path / "t_old"
+    (place / "sweep.json").write_text(many.record(asked, ["a"]))
+    place.rename(old)
+    with pytest.raises(UserError, match="none of 12 runs is done"):
+        sweep_table.collect(asked, None, "last")
+    again = sweep.load(*many.asked(old))
+    assert sweep_table.collect(again, None, "last").found["A", "0.1"] == {"0": 50.0, "1": 52.0, "2": 54.0}
+    shutil.copytree(old, place)
+    for path in place.glob("*/summary.json"):
+        path.write_text(json.dumps({"exit_reason": "finished", "last": {"accuracy": 99.0}}))
+    cells = sweep_table.collect(again, None, "last")
+    assert cells.found["A", "0.1"] == {"0": 50.0, "1": 52.0, "2": 54.0}
+    assert f"{again.command}".endswith('name="t_old"\'')
+    assert sweep_table.text(cells)[-1] == f"to train what is missing: {again.command}"
+
+
+def digests(asked, say):
+    """Put what `say` tells of a run's labels into its identity.json."""
+    for labels, settings in asked.runs():
+        path = settings.output / settings.name / "identity.json"
+        if path.exists():
+            path.write_text(json.dumps(settings.identity() | say(labels)))
+
+
+def test_no_mean_is_over_two_codes_or_data(asked):
+    def drawn(labels):  # what is to be expected: a partition by seed, all else the same
+        return {"(training data)": "d", "(test data)": "e", "(partition)": labels["seed"], "(code of fedmpi)": "f"}
+
+    digests(asked, drawn)
+    assert sweep_table.collect(asked, None, "last").notes == ()
+    one = {"method": "A", "train.lr": "0.5", "seed": "1"}
+    for item in ("(training data)", "(test data)", "(partition)"):
+        digests(asked, lambda labels, item=item: drawn(labels) | ({item: "x"} if labels == one else {}))
+        with pytest.raises(UserError, match=f"{re.escape(item[1:-1])}, and a mean would be over both. Move .*=accept"):
+            sweep_table.collect(asked, None, "last")
+        rest = sweep.load(asked.path, ["leave_out=[{method: A, train.lr: 0.5, seed: 1}]"])
+        assert sweep_table.collect(rest, None, "last").notes == ()
+        accepted = sweep.load(asked.path, ["checkpoint.changes=accept"])
+        cells = sweep_table.collect(accepted, None, "last")
+        assert re.match(f"mixed: a_lr-0.1_seed-. and .* differ in {re.escape(item[1:-1])}", cells.notes[0])
+    digests(asked, lambda labels: drawn(labels) | ({"(training data)": "x"} if labels["seed"] == "2" else {}))
+    with pytest.raises(UserError, match="differ in training data"):
+        sweep_table.collect(asked, None, "last")
+
+
+def test_another_version_of_fedmpi_is_told_in_each_form(asked):
+    digests(asked, lambda labels: {"(code of fedmpi)": labels["seed"]})
+    cells = sweep_table.collect(asked, None, "last")
+    said = "mixed: a_lr-0.1_seed-0 and a_lr-0.1_seed-1 differ in code of fedmpi"
+    assert said in sweep_table.text(cells)
+    assert said.replace("_", r"\_") in sweep_forms.markdown(cells)
+    assert said.replace("_", r"\_") in sweep_forms.latex(cells)
+
+
+def test_one_plug_in_has_one_content(asked):
+    """Two files of one name are two; what a method imports counts, too."""
+    folder = asked.path.parent
+    for place in ("x", "y"):
+        (folder / place).mkdir()
+        (folder / place / "m.py").touch()
+    text = asked.path.read_text().replace("{method: {name: fedprox}}", "{method: {name: x/m.py:B}}")
+    asked.path.write_text(text.replace("A: {},", "A: {method: {name: y/m.py:A}},"))
+    again = sweep.load(asked.path)
+    digests(again, lambda labels: {"(plug-in m.py)": labels["method"], "(plug-in helper.py)": labels["method"]})
+    assert sweep_table.collect(again, None, "last").notes == ()
+    for item in ("(plug-in m.py)", "(plug-in helper.py)"):
+        digests(again, lambda labels, item=item: {item: str(labels["method"] == "A" and labels["seed"] == "1")})
+        with pytest.raises(UserError, match=f"{folder}/t: a_lr-0.1_seed-0 and a_lr-0.1_seed-1 differ in {item[1:-1]}"):
+            sweep_table.collect(again, None, "last")
+
+
+def test_runs_of_more_rounds_are_not_put_beside_shorter_ones(asked):
+    run = asked.settings(asked.labels[0])
+    (run.output / run.name / "metrics.jsonl").write_text("{}\n" * 5)
+    with pytest.raises(
+        UserError, match="holds a run with 5 rounds, and the sweep now asks for 1; ask for rounds=5, give"
+    ):
+        sweep_table.collect(asked, None, "last")
+    (run.output / run.name / "metrics.jsonl").write_text('{"round": -1, "loss": 2.3}\n{"round": 0, "loss": 2.2}\n')
+    assert sweep_table.collect(asked, None, "last").found["A", "0.1"]["0"] == 50.0  # the initial model is no round
 
 
 def test_by_hand(asked):
@@ -202,7 +287,7 @@ def made(file, text, give):
         facts, run = give(labels), settings.output / settings.name
         run.mkdir(parents=True)
         (run / "identity.json").write_text(json.dumps(settings.identity()))
-        (run / "metrics.jsonl").write_text("{}\n{}\n")
+        (run / "metrics.jsonl").write_text("{}\n" * settings.rounds)
         if facts is not None:
             (run / "summary.json").write_text(json.dumps({"exit_reason": "finished", "rounds": 2, **facts}))
     return found

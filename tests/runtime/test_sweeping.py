@@ -11,7 +11,10 @@ from helpers import BIN, clean_env, fedmpi, gone, warm
 
 from fedmpi.common.errors import UserError
 from fedmpi.config import sweep
-from fedmpi.runtime.sweeping import choosing, pool, slurm
+from fedmpi.runtime.reading import many
+from fedmpi.runtime.record import lock
+from fedmpi.runtime.sweeping import choosing, pool, progress, slurm
+from fedmpi.runtime.sweeping import sweep as runs
 from fedmpi.runtime.sweeping.room import Held, Room
 
 SWEEP = """\
@@ -57,9 +60,64 @@ def test_the_bits_of_single_runs_and_only_what_is_missing(file, tmp_path):
     more = fedmpi("sweep", file, "rounds=3", cwd=tmp_path)
     assert more.returncode == 0
     assert len(hashes(runs / "fedavg_seed-0")) == 3
+    asked = (runs / "sweep.json").read_bytes()
+    fewer = fedmpi("sweep", file, "rounds=2", cwd=tmp_path)
+    assert fewer.returncode == 2
+    assert "holds a run with 3 rounds, and the sweep now asks for 2; ask for rounds=3, give the sweep" in fewer.stderr
+    assert (runs / "sweep.json").read_bytes() == asked  # who is refused has written nothing
     other = fedmpi("sweep", file, "train.lr=0.5", cwd=tmp_path)
     assert other.returncode == 2
     assert "holds a run with train.lr: 0.01, and the sweep now asks for 0.5" in other.stderr
+
+
+MINE = """\
+from dataclasses import dataclass
+from fedmpi.methods.fedavg import FedAvg
+
+@dataclass(frozen=True)
+class Mine(FedAvg):
+    "Mine."
+"""
+
+
+def test_what_is_done_is_not_done_by_another_code(file, tmp_path):
+    """Its table is whole all the same, and who knows better may keep it."""
+    code, one = tmp_path / "mine.py", ["rounds=1", f"output={tmp_path / 'runs'}", "only={seed: 0}"]
+    code.write_text(MINE)
+    file.write_text(SWEEP.replace("{name: fedprox, mu: 0.1}", '{name: "mine.py:Mine"}'))
+    done = fedmpi("sweep", file, *one, cwd=tmp_path)
+    assert done.returncode == 0, done.stderr
+    asked = sweep.load(file, one)
+    lines = []
+    runs.check(asked, lines.append)
+    assert lines == ["2 of 2 runs done"]
+    code.write_text(MINE + "\n\nBETTER = True\n")
+    said = rf"fedprox_seed-0 holds a run .* content of {code}, which is in .*plugins/mine.py; undo .*changes=accept"
+    for look in (
+        lambda: runs.check(asked, print),
+        lambda: runs.status(asked, print),
+        lambda: runs.run(asked, "1", print, print),
+        lambda: many.of_file(asked),
+        lambda: slurm.submit(asked, slurm.Asked(), True, print),
+    ):
+        with pytest.raises(UserError, match=said):
+            look()
+    runs.check(sweep.load(file, [*one, "checkpoint.changes=accept"]), print)
+    assert choosing.final(asked)
+    assert progress.state(asked.settings({"method": "FedProx", "seed": "0"})).what == progress.DONE
+
+
+def test_a_run_that_is_in_use_has_not_failed(file, tmp_path):
+    """By another sweep, say, that is at it."""
+    run = tmp_path / "runs" / "few" / "fedavg_seed-0"
+    run.mkdir(parents=True)
+    with lock.held(run):
+        done = fedmpi("sweep", file, "rounds=1", "only={seed: 0}", cwd=tmp_path)
+    assert done.returncode == 75, done.stderr
+    assert f"fedavg_seed-0: in use by process {os.getpid()} on host" in done.stdout
+    assert "FAILED" not in done.stdout
+    assert "1 run in use by another process; when that has ended: fedmpi sweep" in done.stdout
+    assert "fedprox_seed-0: accuracy" in done.stdout
 
 
 def test_a_run_that_fails_is_loud(file, tmp_path):

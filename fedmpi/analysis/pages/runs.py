@@ -16,6 +16,7 @@ from fedmpi.common.text import count, lower_is_better
 from fedmpi.config import references, yaml_source
 from fedmpi.config.text_file import text_of
 from fedmpi.config.values import flat
+from fedmpi.runtime.reading import digests
 from fedmpi.runtime.record import timeline
 
 Row = dict[str, Any]
@@ -37,6 +38,7 @@ class Run:
         self.clients = self.lines("clients.jsonl", needed=False)
         self.summary, self.environment = self.object("summary.json", needed=False), self.object("environment.json")
         self.identity, self.partition = self.object("identity.json", needed=False), self.object("partition.json")
+        self.digests = digests.fixed(self.identity)
         self.faults = self.lines("faults.jsonl", needed=False)
         self.updates = self.lines("updates.jsonl", needed=False)
         self.analysis = self.lines("analysis.jsonl", needed=False)
@@ -222,17 +224,28 @@ def number(value: Any) -> float | None:
 
 
 def differing(runs: Sequence[Run]) -> list[str]:
-    """Keys of settings that are not the same in all runs, but `UNLIKE`."""
+    """Keys of settings that are not the same in all runs, but `UNLIKE`; behind them digests of code and data, where
+    settings that are the same hide a difference."""
     keys = dict.fromkeys(key for run in runs for key in run.config if key not in UNLIKE)
-    return [key for key in keys if len({_shown(run, key) for run in runs}) > 1]
+    found = [key for key in keys if len({_shown(run, key) for run in runs}) > 1]
+    for name in dict.fromkeys(name for run in runs for name in run.digests):
+        decide = [key for key in found if name.startswith("(plug-in ") or key.startswith(("data.", "init."))]
+        if any(len({run.digests.get(name) for run in each} - {None}) > 1 for each in alike(runs, decide).values()):
+            found.append(name)
+    return found
+
+
+def alike(runs: Sequence[Run], keys: Sequence[str]) -> dict[tuple[str, ...], list[Run]]:
+    found: dict[tuple[str, ...], list[Run]] = {}
+    for run in runs:
+        found.setdefault(tuple(_shown(run, key) for key in keys), []).append(run)
+    return found
 
 
 def grouped(runs: Sequence[Run], keys: Sequence[str]) -> list[Group]:
     """Runs of the same settings, in the order in which they come. The label names as few keys as tell groups apart,
     the method's first; all that differ are in the table of settings. Runs of a sweep are called as it calls them."""
-    found: dict[tuple[str, ...], list[Run]] = {}
-    for run in runs:
-        found.setdefault(tuple(_shown(run, key) for key in keys), []).append(run)
+    found = alike(runs, keys)
     needed = list[int]()
     for i in sorted(range(len(keys)), key=lambda i: (keys[i] != "method.name", keys[i].startswith("method."), i)):
         if len({tuple(each[j] for j in (*needed, i)) for each in found}) > len(
@@ -246,13 +259,15 @@ def grouped(runs: Sequence[Run], keys: Sequence[str]) -> list[Group]:
 
 
 def _label(pairs: Sequence[tuple[str, str]]) -> str:
-    return ", ".join(
-        named(value) if key == "method.name" else f"{key.rpartition('.')[2]} {value}" for key, value in pairs
-    )
+    return ", ".join(named(value) if key == "method.name" else f"{_last(key)} {value}" for key, value in pairs)
+
+
+def _last(key: str) -> str:
+    return key[1:-1] if key.startswith("(") else key.rpartition(".")[2]
 
 
 def _shown(run: Run, key: str) -> str:
-    value = run.config.get(key, "-")
+    value = run.config.get(key, run.digests.get(key, "-"))
     return value if isinstance(value, str) else json.dumps(value, default=str)
 
 

@@ -22,6 +22,7 @@ from __future__ import annotations
 import json
 import math
 import re
+import shlex
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from itertools import product
@@ -56,6 +57,11 @@ class Sweep:
     overrides: tuple[str, ...] = ()
     best: Best | None = None
     given: tuple[str, ...] = ()  # overrides, those of the sweep's own keys, too
+
+    @property
+    def command(self) -> str:
+        """What trains it, without secrets."""
+        return shlex.join(["fedmpi", "sweep", str(self.path), *map(loading.shown, self.given)])
 
     def name(self, labels: dict[str, str]) -> str:
         """The name of a run: a piece for each axis."""

@@ -80,7 +80,7 @@ class SGD:
             )
 
     def _in_turn(self, w: Sequence[Tensor], g: Sequence[Tensor], v: Sequence[Tensor], begins: bool) -> None:
-        """The same in half precision on a CPU, where torch 2.13 has a fused kernel that leaves most weights as they are."""
+        """The same in half precision on a CPU, where the fused kernel of torch 2.13 leaves most weights as they are."""
         if self.weight_decay:
             g = torch._foreach_add(g, w, alpha=self.weight_decay)
         if self.momentum and begins:

@@ -48,7 +48,8 @@ def record(sweep: Sweep, names: Sequence[str]) -> str:
 
 
 def asked(place: Path) -> tuple[Path, list[str]]:
-    """The file and the overrides of the sweep in a directory, wherever that lies now. Raises UserError."""
+    """The file and the overrides of the sweep in a directory, wherever that lies now, and whatever it is called.
+    Raises UserError."""
     found = files.json_of(place / LIST) or {}
     file, given = found.get("file"), found.get("overrides")
     if not isinstance(file, str) or not isinstance(given, list):
@@ -59,7 +60,8 @@ def asked(place: Path) -> tuple[Path, list[str]]:
         )
     if not Path(file).is_file():
         raise UserError(f"{place / LIST}: {file}, of which these runs are, is not there any more; give the file itself")
-    return Path(file), [*map(str, given), f"output={json.dumps(str(place.absolute().parent))}"]
+    here = place.resolve()
+    return Path(file), [*map(str, given), f"output={json.dumps(str(here.parent))}", f"name={json.dumps(here.name)}"]
 
 
 def recorded(place: Path) -> list[str]:
@@ -78,7 +80,7 @@ def of_file(sweep: Sweep) -> Facts:
     where a directory holds a run with other settings."""
     runs, place = [], Path()
     for _, settings in sweep.runs():
-        place, done = settings.output, progress.state(settings)
+        place, done = settings.output, progress.now(settings)
         facts = _one(place, settings.name)
         if facts["state"] == FINISHED and done.what != progress.DONE:
             facts |= {"state": STOPPED, "why": f"the sweep asks for {settings.rounds} rounds"}

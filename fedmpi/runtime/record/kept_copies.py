@@ -43,6 +43,21 @@ def moved(run_dir: Path, names: Iterable[str]) -> dict[str, str]:
     return found
 
 
+def changed(run_dir: Path, names: Iterable[str]) -> list[tuple[Path, Path]]:
+    """(file, its copy of then) of those whose content is not what it was when the run was made; one that is gone has
+    none.
+
+    names: plug-ins, as above; files that these import are known by their places alone.
+    """
+    found = []
+    for row in _known(run_dir):
+        named = next((name for name in names if _is(name.rpartition(":")[0], row["file"], is_file(name))), None)
+        file = _origin(row["file"], True) if named is None else _origin(named.rpartition(":")[0], is_file(named))
+        if file is not None and _digest(file) != row["sha256"]:
+            found.append((file, run_dir / row["copy"]))
+    return found
+
+
 def _known(run_dir: Path) -> list[dict[str, str]]:
     """What environment.json says of the copies; nothing where it cannot be read, or is of an earlier version."""
     try:

@@ -28,9 +28,11 @@ Todo = tuple[str, Settings]  # its group: runs of one group need the same memory
 
 @dataclass
 class Ended:
-    """A run that has ended: exit code (-n: by signal n), and how long it took here. again: it will be gone on with."""
+    """A run that has ended: its process, exit code (-n: by signal n), and how long it took here. again: it will be gone
+    on with."""
 
     settings: Settings
+    pid: int
     code: int
     seconds: float
     again: bool = False
@@ -115,7 +117,7 @@ class Pool:
         if code == 0 or each.seen:
             self.room.learn(each, max(used.ru_maxrss * 1024, each.most))
         again = each.ended and code != 0 and not self.asked
-        self.tell(Ended(each.settings, code, now - each.began, again))
+        self.tell(Ended(each.settings, pid, code, now - each.began, again))
         return [(each.group, each.settings)] if again else []
 
     def _look(self, now: float) -> None:

@@ -14,9 +14,12 @@ from fedmpi.common.errors import UserError
 from fedmpi.config import Settings
 from fedmpi.config.schema import FREE_LATER
 from fedmpi.config.sweep import Sweep
+from fedmpi.runtime import trust
 from fedmpi.runtime.reading.files import json_of
+from fedmpi.runtime.record import kept_copies
 
 DONE, BEGUN, MISSING = "done", "begun", "missing"
+REMEDY = "give the sweep another name, or move that directory away"
 DIVERGED = re.compile(r"^diverged: |not finite|sent an update of norm")
 TAIL = 1 << 18  # bytes; a line has a few kB
 
@@ -49,22 +52,47 @@ def directory(settings: Settings) -> Path:
     return settings.output / settings.name
 
 
+def identity(settings: Settings) -> dict[str, Any] | None:
+    """What the run in the directory was made with; None where that is not known (yet)."""
+    return json_of(directory(settings) / "identity.json")
+
+
 def state(settings: Settings) -> State:
-    """Raises UserError where the directory holds a run with other settings."""
+    """Raises UserError where the directory holds a run with other settings, or with more rounds."""
     place = directory(settings)
     if not place.exists():
         return State(MISSING, 0, {}, "")
-    made = json_of(place / "identity.json")
+    made = identity(settings)
     if made is None:
         return State(BEGUN, 0, {}, "")
     _check(settings, made, place)
-    rounds = _lines(place / "metrics.jsonl")
+    rounds = _rounds(place / "metrics.jsonl")
+    if rounds > settings.rounds:
+        raise UserError(
+            f"{place} holds a run with {rounds} rounds, and the sweep now asks for {settings.rounds}; ask for "
+            f"rounds={rounds}, {REMEDY}"
+        )
     summary = json_of(place / "summary.json") or {}
     reason = str(summary.get("exit_reason", ""))
     finished = reason == "finished" and rounds >= settings.rounds
     patience = "evaluate.best.patience"
     enough = reason.startswith("enough: ") and made.get(patience) == settings.identity()[patience]
     return State(DONE if finished or enough else BEGUN, rounds, summary, reason)
+
+
+def now(settings: Settings) -> State:
+    """`state`; raises UserError, too, where the user's own code is not what that run was made with. A table of what is
+    there does without this: the code may have changed after all of it."""
+    found, accepts = state(settings), settings.checkpoint.changes == "accept"
+    if accepts or not any(key.startswith("(plug-in ") for key in identity(settings) or ()):
+        return found
+    place = directory(settings)
+    for file, copy in kept_copies.changed(place, trust.foreign(settings.resolved()).values()):
+        raise UserError(
+            f"{place} holds a run that was made with another content of {file}, which is in {copy}; undo the change, "
+            f"{REMEDY}; to keep it all the same: checkpoint.changes=accept"
+        )
+    return found
 
 
 def over(sweep: Sweep, state: State) -> bool:
@@ -109,8 +137,7 @@ def _check(settings: Settings, made: dict[str, Any], place: Path) -> None:
         key = changed[0]
         more = f" and {len(changed) - 1} more" if len(changed) > 1 else ""
         raise UserError(
-            f"{place} holds a run with {key}: {made[key]}, and the sweep now asks for {own[key]}{more}; give the sweep "
-            "another name, or move that directory away"
+            f"{place} holds a run with {key}: {made[key]}, and the sweep now asks for {own[key]}{more}; {REMEDY}"
         )
 
 
@@ -124,8 +151,10 @@ def _whole(settings: Settings) -> dict[str, str]:
     return whole.of(settings).identity()
 
 
-def _lines(path: Path) -> int:
+def _rounds(path: Path) -> int:
+    """How many rounds have a line; that of the initial model is none."""
     try:
-        return path.read_bytes().count(b"\n")
+        text = path.read_bytes()
     except OSError:
         return 0
+    return text.count(b"\n") - text.startswith(b'{"round": -1,')

@@ -98,7 +98,7 @@ def submit(sweep: Sweep, asked: Asked, dry: bool, say: Callable[[str], None]) ->
     first = [
         settings.name
         for _, settings in every
-        if not progress.over(sweep, progress.state(settings)) and settings.name not in waiting
+        if not progress.over(sweep, progress.now(settings)) and settings.name not in waiting
     ]
     later = [name for name in _later(sweep) if name not in waiting]
     if not first and not later:
@@ -130,7 +130,7 @@ def _later(sweep: Sweep) -> list[str]:
         return []
     known = {sweep.name(labels): settings for labels, settings in choosing.final(sweep)}
     rest = [sweep.name(labels) for labels in sweep.labels if not sweep.best.tunes(labels)]
-    return [name for name in rest if (found := known[name]) is None or not progress.over(sweep, progress.state(found))]
+    return [name for name in rest if (found := known[name]) is None or not progress.over(sweep, progress.now(found))]
 
 
 def _arrays(

@@ -3,17 +3,15 @@
 from __future__ import annotations
 
 import json
-import shlex
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from fedmpi.common.errors import UserError
 from fedmpi.common.text import count, headline
 from fedmpi.config import Settings
-from fedmpi.config.loading import shown
 from fedmpi.config.sweep import SEED, Sweep
 from fedmpi.runtime.reading import files, many
-from fedmpi.runtime.record import durable, report_text
+from fedmpi.runtime.record import durable, lock, report_text
 from fedmpi.runtime.record.lines import plain
 from fedmpi.runtime.sweeping import choosing, pool, progress, slurm
 from fedmpi.runtime.sweeping.room import room
@@ -24,21 +22,27 @@ Run = tuple[dict[str, str], Settings]
 
 
 def run(sweep: Sweep, jobs: str, job: pool.Job, say: Say) -> int:
-    """Train what is missing. Returns 0 if all runs are done, 75 if a signal came first; raises UserError at the end if
-    some have failed."""
+    """Train what is missing. Returns 0 if all runs are done, 75 if a signal came first or another process is at some of
+    them; raises UserError at the end if some have failed."""
     every = list(sweep.runs())
+    todo = _todo(sweep, every)  # who is refused has written nothing
     make(every[0][1].output)
     _list(sweep, every)
     needs: dict[str, int] = {}
-    code = _train(sweep, every, jobs, job, say, needs, "to choose by" if sweep.best else "")
+    code = _train(sweep, every, todo, jobs, job, say, needs, "to choose by" if sweep.best else "")
     if code or sweep.best is None:
         return code
     for line in chosen(sweep):
         say(line)
     runs = [(labels, settings) for labels, settings in choosing.final(sweep) if settings is not None]
     more = [each for each in runs if each[1].name not in {settings.name for _, settings in every}]
+    todo = _todo(sweep, more)
     _list(sweep, [*every, *more])
-    return _train(sweep, more, jobs, job, say, needs, "with what was chosen") if more else 0
+    return _train(sweep, more, todo, jobs, job, say, needs, "with what was chosen") if more else 0
+
+
+def _todo(sweep: Sweep, runs: Sequence[Run]) -> list[Run]:
+    return [(labels, each) for labels, each in runs if not progress.over(sweep, progress.now(each))]
 
 
 def chosen(sweep: Sweep) -> list[str]:
@@ -53,27 +57,41 @@ def chosen(sweep: Sweep) -> list[str]:
 
 
 def _train(
-    sweep: Sweep, every: Sequence[Run], jobs: str, job: pool.Job, say: Say, needs: dict[str, int], what: str = ""
+    sweep: Sweep,
+    every: Sequence[Run],
+    todo: Sequence[Run],
+    jobs: str,
+    job: pool.Job,
+    say: Say,
+    needs: dict[str, int],
+    what: str = "",
 ) -> int:
-    """needs: bytes by group, as far as they are known."""
-    todo = [(labels, settings) for labels, settings in every if not progress.over(sweep, progress.state(settings))]
+    """todo: those of `every` that are not done; needs: bytes by group, as far as they are known."""
     done = len(every) - len(todo)
     said = f"{count(len(every), 'run')}{what and f' {what}'} in {every[0][1].output}"
     say(said + (f", {done} of them done" if done else ""))
     if not todo:
         return 0
-    failed: list[Settings] = []
+    failed, elsewhere = list[Settings](), list[Settings]()
     settings = [each for _, each in todo]
     view = View(len(todo), len(every), say)
 
     def tell(one: pool.Ended) -> None:
         state, name = progress.state(one.settings), one.settings.name
         after, took = count(state.rounds, "round"), f"({one.seconds:.0f} s)"
+        held, who = lock.look(progress.directory(one.settings))
+        others = one.code != 0 and who.get("pid", one.pid) != one.pid
         if one.again:
             view.say(f"{name}: ended after {after}, since memory is short; it goes on later")
         elif state.what == progress.DONE and one.code == 0:
             pool.log(one.settings).unlink(missing_ok=True)  # the run's own log.txt has it
             view.end(name, f"{_headline(one.settings)} {took}")
+        elif others and state.what == progress.DONE:
+            pool.log(one.settings).unlink(missing_ok=True)
+            view.end(name, f"{_headline(one.settings)}, by another process")
+        elif others and held:
+            elsewhere.append(one.settings)
+            view.end(name, f"in use by process {who['pid']} on host {who.get('host')}, and left to it")
         elif one.code == pool.COME_AGAIN:
             view.end(name, f"stopped after {after} {took}")
         elif progress.over(sweep, state):
@@ -91,8 +109,11 @@ def _train(
     if failed:
         logs = "\n  ".join(str(pool.log(each)) for each in failed)
         raise UserError(f"{len(failed)} of {count(len(every), 'run')} failed; what they said:\n  {logs}")
+    if busy := [each for each in elsewhere if not progress.over(sweep, progress.state(each))]:
+        say(f"{count(len(busy), 'run')} in use by another process; when that has ended: {sweep.command}")
+        return pool.COME_AGAIN
     if not whole:
-        say(f"stopped; go on with: {_command(sweep)}")
+        say(f"stopped; go on with: {sweep.command}")
         return pool.COME_AGAIN
     return 0
 
@@ -107,7 +128,7 @@ def status(sweep: Sweep, say: Say) -> int:
     if sweep.best is not None:
         for choice in choosing.choose(sweep).values():
             say(f"chosen by {sweep.best.figure}: {choosing.told(choice)}")
-    rows = [(settings, progress.state(settings)) for settings in known(sweep)]
+    rows = [(settings, progress.now(settings)) for settings in known(sweep)]
     waiting = slurm.queued(rows[0][0].output)
     for settings, state in rows:
         if job := waiting.get(settings.name):
@@ -125,14 +146,10 @@ def status(sweep: Sweep, say: Say) -> int:
 def check(sweep: Sweep, say: Say) -> None:
     """Raises UserError unless all runs are done."""
     if missing := status(sweep, say):
-        raise UserError(f"{count(missing, 'run')} missing; go on with: {_command(sweep)}")
+        raise UserError(f"{count(missing, 'run')} missing; go on with: {sweep.command}")
     if sweep.best is not None:
         chosen(sweep)
         _list(sweep, [({}, settings) for settings in known(sweep)])
-
-
-def _command(sweep: Sweep) -> str:
-    return f"fedmpi sweep {' '.join(map(shlex.quote, (str(sweep.path), *map(shown, sweep.given))))}"
 
 
 def known(sweep: Sweep) -> list[Settings]:

@@ -30,6 +30,21 @@ def test_runs_of_a_sweep_are_grouped_by_what_differs_besides_the_seed(tmp_path):
     assert read([tmp_path / "fedavg-0"]).groups[0].name() == "fedavg-0"
 
 
+@pytest.mark.parametrize("what", ["(plug-in m.py)", "(training data)"])
+def test_runs_of_different_code_or_data_have_no_mean(tmp_path, what):
+    """Though their settings are the same; a partition is another one for each seed."""
+    for seed in (0, 1, 2):
+        run = made(tmp_path / f"r{seed}", seed=seed)
+        (run / "identity.json").write_text(json.dumps({what: "old" if seed else "new", "(partition)": str(seed)}))
+    runs = read([tmp_path])
+    assert [(group.label, len(group.runs)) for group in runs.groups] == [
+        (f"{what[1:-1]} new", 1),
+        (f"{what[1:-1]} old", 2),
+    ]
+    page = report.html(runs, report.sections(runs))
+    assert f"Runs differ in {what[1:-1]}, though the settings say the same; no mean is over both." in page
+
+
 def test_the_band_is_the_sample_standard_deviation(tmp_path):
     runs = [made(tmp_path / f"r{seed}", seed=seed, values=(10.0 * seed, 50.0)) for seed in (1, 2, 3)]
     (figure,) = (part for section in report.sections(read(runs)) for part in section.parts if isinstance(part, Figure))

@@ -8,6 +8,7 @@ from typing import Any
 from fedmpi.analysis.pages.runs import Group, Run, Runs, named, number
 from fedmpi.analysis.pages.section import Section, Table, Text, Value
 from fedmpi.common.text import count, figure
+from fedmpi.runtime.reading.digests import CODE
 
 FIGURES = 4  # columns
 
@@ -42,6 +43,10 @@ def _warnings(runs: Runs) -> list[str]:
     )
     if runs.alone and open_:
         found = [f"This run has not finished ({runs.alone.state}): figures are of the rounds so far."]
+    if hidden := [key[1:-1] for key in runs.differing if key.startswith("(")]:
+        found.append(f"Runs differ in {', '.join(hidden)}, though the settings say the same; no mean is over both.")
+    if len({run.identity[CODE] for run in runs.all if CODE in run.identity}) > 1:
+        found.append(f"Not all runs were made with one {CODE[1:-1]}; see Environment.")
     notes = sum(len(run.notes) for run in runs.all)
     return found + ([f"Not all files could be read; see Faults ({count(notes, 'note')})."] if notes else [])
 

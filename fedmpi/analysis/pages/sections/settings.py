@@ -57,7 +57,7 @@ def asked(runs: Runs) -> Section | None:
 
 
 def shown(run: Run, key: str) -> str:
-    return flow(redacted({key: run.config[key]})[key]) if key in run.config else NONE
+    return flow(redacted({key: run.config[key]})[key]) if key in run.config else run.digests.get(key, NONE)
 
 
 def defaults(path: tuple[str, ...] = ()) -> dict[str, Any]:
