@@ -26,7 +26,7 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any, Protocol
 
-from fedmpi.common import options
+from fedmpi.common import beside, options
 from fedmpi.common.errors import UserError
 from fedmpi.common.text import brief, nearest, show
 
@@ -148,8 +148,11 @@ def load(name: str, registry: Mapping[str, str], kind: str, origin: str = "") ->
         )
     if _own_only.get() and is_foreign(name, registry):
         raise UserError(f"{prefix}{kind} '{name}' is code that is not fedmpi's own, and this run is not trusted")
+    from fedmpi.common import seeds  # and torch, which the user's module imports as well
+
     try:
-        module = _from_file(Path(place)) if is_file(name) else importlib.import_module(place)
+        with seeds.scoped(0, "import"):  # of no run's seed: the module is there for all runs of this process
+            module = _from_file(Path(place)) if is_file(name) else importlib.import_module(place)
     except UserError as error:
         raise UserError(f"{prefix}{kind} '{name}': {error}") from error
     except (Exception, SystemExit) as error:  # whatever the user's module does while it is being imported
@@ -176,7 +179,8 @@ def _from_file(path: Path) -> ModuleType:
     module = importlib.util.module_from_spec(spec)
     sys.modules[unique] = module  # dataclasses look their module up here while the file is running
     try:
-        spec.loader.exec_module(module)
+        with beside.importable(path.resolve()):
+            spec.loader.exec_module(module)
     except BaseException:
         del sys.modules[unique]
         raise

@@ -3,14 +3,19 @@
 A generator is a function of what it is for, never of what was drawn before it, so that a resumed run, another number of
 ranks or another order of clients draws the same numbers:  seeds.generator(0, "batches", round_, client).
 All of them live on the CPU; a GPU run moves what they drew.
+
+A user's code may draw from the global generators of torch, numpy and random instead: these are seeded for one purpose
+while it runs, and put back.
 """
 
 from __future__ import annotations
 
 import hashlib
+import random
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
+from typing import Any
 
 import numpy as np
 import torch
@@ -19,6 +24,8 @@ from torch import Tensor
 # torch makes the tensor of a generator's state with that generator's mutex in hand. If garbage is collected meanwhile,
 # another thread may run, and if it asks for the same, it waits for the mutex with Python's lock in hand: both for good.
 _one = threading.RLock()
+
+State = tuple[Tensor, Any, Any]  # of the global generators: torch's on the CPU, numpy's, random's
 
 
 def derive(seed: int, *purpose: str | int) -> int:
@@ -38,10 +45,13 @@ def numpy_rng(seed: int, *purpose: str | int) -> np.random.Generator:
 
 
 def reseed(seed: int, *purpose: str | int) -> None:
-    """Seed torch's global generators (parameter initialisation, dropout) for one purpose; within `restored`."""
+    """Seed the global generators (parameter initialisation, dropout, np.random) for one purpose; within `restored`."""
     number = derive(seed, *purpose)
     with _one:
         _reseed(number)
+    # torch seeds the same algorithm by the lower 32 bits, as numpy does: of one number they would draw the same.
+    np.random.seed(number >> 32)
+    random.seed(number)
 
 
 def _reseed(number: int) -> None:
@@ -51,21 +61,24 @@ def _reseed(number: int) -> None:
         torch.cuda.manual_seed_all(number)
 
 
-def state() -> Tensor:
-    """Where torch's global generator is."""
+def state() -> State:
+    """Where the global generators are."""
     with _one:
-        return torch.get_rng_state()
+        at = torch.get_rng_state()
+    return at, np.random.get_state(legacy=False), random.getstate()
 
 
-def go_on(at: Tensor) -> None:
-    """torch's global generator goes on from there."""
+def go_on(at: State) -> None:
+    """The global generators go on from there."""
     with _one:
-        torch.set_rng_state(at)
+        torch.set_rng_state(at[0])
+    np.random.set_state(at[1])
+    random.setstate(at[2])
 
 
 @contextmanager
 def restored() -> Iterator[None]:
-    """torch's global generators are afterwards what they were."""
+    """The global generators are afterwards what they were."""
     gpus = torch.cuda.is_initialized()
     before, on_gpus = state(), torch.cuda.get_rng_state_all() if gpus else []
     try:
@@ -78,7 +91,7 @@ def restored() -> Iterator[None]:
 
 @contextmanager
 def scoped(seed: int, *purpose: str | int) -> Iterator[None]:
-    """torch's global generators seeded for one purpose, and put back afterwards."""
+    """The global generators seeded for one purpose, and put back afterwards."""
     with restored():
         reseed(seed, *purpose)
         yield

@@ -16,6 +16,7 @@ from typing import Any
 import numpy as np
 import torch
 
+from fedmpi.common import seeds
 from fedmpi.common.errors import UserError
 from fedmpi.common.inputs import Shape, Type, from_text, to_text
 from fedmpi.data.dataset import Dataset
@@ -31,9 +32,18 @@ WIDTH = NUMBERS + TEXT // 8
 
 
 def open_silos(
-    source: Callable[..., Dataset], root: Path, silos: Sequence[str], mine: Iterable[int], **options: Any
+    source: Callable[..., Dataset],
+    root: Path,
+    silos: Sequence[str],
+    mine: Iterable[int],
+    seed: int = 0,
+    /,
+    **options: Any,
 ) -> dict[int, Dataset]:
-    """client -> its data set, for the clients `mine`; nothing of the other silos is opened or looked for."""
+    """client -> its data set, for the clients `mine`; nothing of the other silos is opened or looked for.
+
+    seed: of what a source draws from global generators, for each site anew.
+    """
     if len(set(silos)) < len(silos):
         raise UserError(f"data.silos names a site twice: {list(silos)}; one site is one client")
     if "site" not in inspect.signature(source).parameters:
@@ -41,7 +51,11 @@ def open_silos(
             f"data.silos: the source {source.__name__} cannot open a single site (it has no `site` parameter); "
             f"leave `silos` out and divide it with data.partition"
         )
-    return {k: source(root, site=silos[k], **options) for k in sorted(mine)}
+    opened = {}
+    for k in sorted(mine):
+        with seeds.scoped(seed, "source", silos[k]):
+            opened[k] = source(root, site=silos[k], **options)
+    return opened
 
 
 def describe(datasets: Mapping[int, Dataset]) -> np.ndarray:

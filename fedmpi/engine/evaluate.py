@@ -25,6 +25,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from fedmpi.common import seeds
 from fedmpi.common.blame import blaming, told
 from fedmpi.common.errors import UserError
 from fedmpi.common.inputs import call
@@ -232,11 +233,12 @@ class Evaluator:
     def _ask(
         self, protocol: str, t: int, lr: float, inbox: Tensor, downloads: Mapping[int, Tensor]
     ) -> dict[int, Figures]:
-        """Every client's figures, computed where the client's state is; complete on rank 0."""
+        """Every client's figures, computed where the client's state is; complete on rank 0. Within `seeds.restored`."""
         comm, owner = self.comm, self.states.owner
         rows: dict[int, Tensor] = {}
         for client in self.asked():
             if owner[client] == comm.rank:
+                seeds.reseed(self.worker.seed, "evaluate", protocol, t, client)
                 with blaming(f"evaluation after round {t}, client {client}"):
                     row = self._judge(protocol, self.states.view(client, t, lr, inbox, downloads[client]))
                 rows[client] = torch.tensor([row[n] for n in self.names], dtype=torch.float64, device=comm.device)

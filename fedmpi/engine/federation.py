@@ -19,7 +19,6 @@ from torch import Tensor
 
 from fedmpi.aggregation.optimizers import ServerOptimizer
 from fedmpi.comm import Communicator, Lost
-from fedmpi.common import seeds
 from fedmpi.engine import sampling
 from fedmpi.engine.checks import check_figures
 from fedmpi.engine.client_states import ClientStates
@@ -209,7 +208,7 @@ class Federation:
         heard = recovery.heard(self.comm, t, where) if self.careful else (lambda: None)
         self.timeline.lap("download")
         mine, many = [k for k in members if where[k] == self.comm.rank], self.states.at_once(self.worker.pack)
-        with seeds.restored():  # every client seeds torch's generators for itself
+        with self.worker.chance():
             for at in range(0, len(mine), many):
                 self._some(mine[at : at + many], t, downloads, gathering)
         trained, came, arrived = time.perf_counter(), gathering.finish(), time.perf_counter()

@@ -8,6 +8,7 @@ from typing import Any
 
 from torch import Tensor
 
+from fedmpi.common import seeds
 from fedmpi.engine.client_states import ClientStates
 from fedmpi.engine.evaluate import Evaluator
 from fedmpi.engine.faults.divergence import Watch
@@ -52,7 +53,8 @@ class Reporter:
             downloads = self._downloads(max(t, 0)) if self.evaluator.asks_clients else {}
             model = None if self.server is None else (self.server.w, self.server.b)
             lr = self.plan.learning_rate(max(t, 0))
-            figures, lines = self.evaluator(max(t, 0), lr, model, self.exchange.inbox, downloads, last=last)
+            with seeds.scoped(self.plan.seed, "evaluate", t):
+                figures, lines = self.evaluator(max(t, 0), lr, model, self.exchange.inbox, downloads, last=last)
             self.sink.clients([{**each, "round": t} for each in lines])
             self._choose(t, figures)
         if line is None:

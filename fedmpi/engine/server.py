@@ -6,6 +6,7 @@ w <- server_optim(w, direction),  float buffers by weighted mean,  state <- what
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
 import torch
@@ -32,6 +33,7 @@ from fedmpi.engine.faults.uploads import NOT_FINITE, REMEDY
 from fedmpi.engine.messages import Messages, Upload
 from fedmpi.engine.travel.gathering import Received
 from fedmpi.flat.layout import Segment
+from fedmpi.method.base import overrides
 from fedmpi.method.context import Server, State, Uploads
 
 Rule = Callable[[Uploads, Server], Tensor]
@@ -64,6 +66,10 @@ class ServerView(Server):
 
     def generator(self, *purpose: str | int) -> torch.Generator:
         return seeds.generator(self._seed, "server", *purpose)
+
+    def chance(self, hook: str, *more: int) -> AbstractContextManager[None]:
+        """Around a hook: the global generators, from which it may draw, are seeded for this round of it."""
+        return seeds.scoped(self._seed, hook, self.round, *more)
 
 
 class FederationServer:
@@ -115,7 +121,7 @@ class FederationServer:
         """What the method's hook `download` has for one client in round t, checked."""
         self.view.round, where = t, f"round {t}, client {client}"
         untouched = self._untouched()
-        with blaming(where):
+        with blaming(where), self.view.chance("download", client):
             row = self.method.download(self.view, client)
         untouched.check(where, "download")
         check_names(self.method, "download", row, self.method.per_client_download, where)
@@ -137,7 +143,8 @@ class FederationServer:
         view.segments, view.shared = upload.columns.segments, upload.w.take(self.w)
         untouched = self._untouched(**came.tensors(), **{"up.p": up.p, "up.n": up.n})
         size, ruled = (upload.columns.size,), None
-        with blaming(where, Lost):  # what it asks for may lie with other ranks
+        own = self.rule is not None or overrides(self.method, "aggregate")
+        with blaming(where, Lost), view.chance("aggregate") if own else nullcontext():  # it may ask other ranks
             direction, state = check_pair(self.method, "aggregate", self.method.aggregate(view, up), where)
             untouched.check(where, "aggregate")
             if self.rule is not None:

@@ -71,7 +71,8 @@ class Experiment:
 
 def make_method(settings: Settings) -> Method:
     """The method with its checked hyperparameters."""
-    return _method(settings.method, settings.origins("method"), "method")
+    with seeds.scoped(settings.seed, "method"):
+        return _method(settings.method, settings.origins("method"), "method")
 
 
 def _method(choice: registry.Choice, origins: Mapping[str, str], where: str) -> Method:
@@ -131,7 +132,7 @@ def experiment(settings: Settings, data: Federated, device: torch.device) -> Exp
     """Model, task and method for the data at hand; what they need of each other is checked."""
     method = make_method(settings)
     make_task = registry.make(tasks.KIND, settings.task, settings.origins("task"))
-    with blaming(f"task {settings.task.name}"):
+    with blaming(f"task {settings.task.name}"), seeds.scoped(settings.seed, "task"):
         task = make_task(data.classes)
         contract.check_task(task)
     module = make_module(settings, data.input_shape, data.classes, data.x_dtype)
@@ -139,8 +140,7 @@ def experiment(settings: Settings, data: Federated, device: torch.device) -> Exp
         module = method.prepare(module, data.classes)
         fitting.check_module(f"method {settings.method.name}, hook prepare", module, method.prepare)
         module = module.to(device)
-    source = settings.init.source
-    given = initial.fill(module, source, settings.init.strict) if source is not None else None
+    given = initial.fill(module, settings.init.source, settings.init.strict)
     with blaming(f"model {settings.model.name}"):
         net = Net(module, data.input_shape, data.x_dtype)
     task.names = contract.metric_names(task, net.output_shape, data.two_targets())

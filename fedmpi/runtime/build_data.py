@@ -12,7 +12,7 @@ import numpy as np
 import torch
 
 from fedmpi.comm import Communicator
-from fedmpi.common import registry
+from fedmpi.common import places, registry, seeds
 from fedmpi.common.blame import blaming, told
 from fedmpi.common.errors import UserError
 from fedmpi.common.text import count
@@ -61,10 +61,10 @@ def partitioned(settings: Settings) -> Federated:
     registry.make(partitions.KIND, cut, settings.origins("data.partition"))  # before data are read, and with the line
     waiting = one_at_a_time(settings.data.root) if settings.data.download else nullcontext()
     with waiting, blaming("data"):
-        with choosing(settings.data.stream):
-            dataset = checked(source(settings.data.root), source.func)
+        with choosing(settings.data.stream), seeds.scoped(settings.seed, "source"):
+            dataset = checked(source(places.fixed(settings.data.root)), source.func)
         _check_stream(settings, dataset)
-    with blaming("data.partition"):
+    with blaming("data.partition"), seeds.scoped(settings.seed, "scheme"):
         whole = split(dataset, cut.scheme, cut.clients, settings.seed, settings.data.client_test, **cut.options)
     return augmented(hold_out(whole, settings.data.validation, settings.seed), augment)
 
@@ -116,7 +116,8 @@ def siloed(settings: Settings, comm: Communicator) -> Federated:
     mine = [k for k in owner if owner[k] == comm.rank]
     with blaming("data"):
         with choosing(settings.data.stream):
-            opened = open_silos(source.func, settings.data.root, names, mine, **source.keywords)
+            root = places.fixed(settings.data.root)
+            opened = open_silos(source.func, root, names, mine, settings.seed, **source.keywords)
         datasets = {k: checked(dataset, source.func) for k, dataset in opened.items()}
         for dataset in datasets.values():
             _check_stream(settings, dataset)

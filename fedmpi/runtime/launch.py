@@ -22,7 +22,7 @@ from fedmpi.comm.base import Gone
 from fedmpi.comm.loss import silence
 from fedmpi.comm.loss.alarm import Alarm, reason
 from fedmpi.comm.loss.leaving import tell_fatal_signals
-from fedmpi.common import heap
+from fedmpi.common import heap, places
 from fedmpi.common.blame import remedy
 from fedmpi.common.errors import UserError
 from fedmpi.common.inputs import to_text
@@ -94,6 +94,7 @@ def execute(
     job = detect(os.environ)
     alarm, stop, until_end = Alarm(job), command or StopRequest(), ExitStack()
     try:
+        until_end.enter_context(places.here())
         if command is not None:
             stop.listen(signal.SIGINT)
         stop.alone(_stopped(settings.checkpoint.every > 0, stop))
@@ -102,9 +103,8 @@ def execute(
         # Mistakes are found before any rank waits for another; silos are opened later, when this rank knows its own.
         made = None if settings.data.silos else _made(settings, job, build_data.partitioned(settings), device)
         build.make_method(settings)
-        comm = connect(
-            job, settings.comm.backend, device, settings.comm.start_timeout_s, settings.comm.round_timeout_s, alarm
-        )
+        by = settings.comm
+        comm = connect(job, by.backend, device, by.start_timeout_s, by.round_timeout_s, alarm)
         stop.listen()
         stop.alone(None)
         result = _connected(settings, job, comm, device, made, stop, alarm, until_end)
@@ -273,7 +273,7 @@ def _rank0(
     heard.end(result)
     report_text.farewell(console, directory, result, f"{prefix}{headline}", last_clients, made)
     if reason == "stopped" and kept is not None and not stop.enough:
-        console.say(f"go on with: fedmpi resume {directory.path}")
+        console.say(f"go on with: fedmpi resume {directory.shown}")
     ended_so = {"finished": 0, "enough": 0, "apart": 1}
     code = ended_so[reason] if reason in ended_so else _stopped(kept is not None, stop)
     if os.environ.get(OUTCOME):
@@ -281,7 +281,7 @@ def _rank0(
         with suppress(OSError):  # its reader has the launcher's exit code, too
             durable.write(Path(os.environ[OUTCOME]), f"{code} {fresh}\n".encode())
             code = 0 if job.launcher == "torchrun" else code  # which would make it 1, and print a traceback
-    return {**result, "directory": str(directory.path)}, code
+    return {**result, "directory": str(directory.shown)}, code
 
 
 def validate(settings: Settings, job: Job | None = None) -> list[tuple[str, str]]:

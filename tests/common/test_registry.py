@@ -1,5 +1,7 @@
 """Names -> objects: the three spellings, and a message for each way to get one wrong."""
 
+import sys
+
 import pytest
 
 from fedmpi.common import registry
@@ -90,3 +92,24 @@ def test_an_option_does_not_stand_where_something_else_is_passed(tmp_path):
     with pytest.raises(UserError, match=r"cannot be called with \(up, s, .*\): factor, an option"):
         registry.make(RULE, registry.Chosen(f"{file}:wrong"))
     assert registry.make(RULE, registry.Chosen(f"{file}:right", {"factor": 2.0})).keywords == {"factor": 2.0}
+
+
+def test_a_plugin_imports_from_its_own_directory(tmp_path):
+    """Wherever the process is; the path of imports is as before, and a namesake of another plug-in is not taken."""
+    for name in ("a", "b"):
+        (tmp_path / name).mkdir()
+        (tmp_path / name / "beside_of_test.py").write_text(f"NAME = '{name}'\n")
+        (tmp_path / name / "mine.py").write_text("import beside_of_test\ndef f():\n    return beside_of_test.NAME\n")
+    before = [*sys.path], [*sys.meta_path]
+    assert registry.load(f"{tmp_path}/a/mine.py:f", {}, "function")() == "a"
+    assert ([*sys.path], [*sys.meta_path]) == before
+    text = message(f"{tmp_path}/b/mine.py:f")
+    assert f"import beside_of_test means {tmp_path}/b/beside_of_test.py here, but another plug-in has imported" in text
+
+
+def test_what_a_module_draws_while_it_is_imported_is_always_the_same(tmp_path):
+    found = []
+    for name in ("one", "two"):
+        (tmp_path / f"{name}.py").write_text("import random, numpy as np\nX = [random.random(), np.random.rand()]\n")
+        found.append(registry.load(f"{tmp_path}/{name}.py:X", {}, "function"))
+    assert found[0] == found[1]

@@ -1,6 +1,7 @@
 """One stream a purpose, a function of its arguments alone."""
 
 import hashlib
+import random
 import subprocess
 import sys
 
@@ -89,3 +90,21 @@ threads = [threading.Thread(target=work) for _ in range(3)]
 def test_threads_do_not_wait_for_each_other_for_good():
     """torch's generator gives its state with a mutex in hand, while garbage is collected and others run."""
     assert subprocess.run([sys.executable, "-c", THREADS], timeout=120).returncode == 0
+
+
+def test_numpy_and_random_are_seeded_and_put_back_too():
+    """With numbers of their own: torch's generator and numpy's are of one kind."""
+    np.random.seed(4), random.seed(4)
+    expected = np.random.rand(), random.random()
+    np.random.seed(4), random.seed(4)
+    inside = []
+    for _ in range(2):
+        with seeds.scoped(0, "torch", 1, 2):
+            inside.append((torch.rand(8, dtype=torch.float64).tolist(), np.random.rand(8).tolist(), random.random()))
+    assert inside[0] == inside[1]
+    assert not {*inside[0][0]} & {*inside[0][1]}
+    assert (np.random.rand(), random.random()) == expected
+    at = seeds.state()
+    first = np.random.rand(), random.random()
+    seeds.go_on(at)
+    assert (np.random.rand(), random.random()) == first

@@ -31,6 +31,7 @@ from fedmpi.analysis.pages.sections import (
     traffic,
     updates,
 )
+from fedmpi.common import places
 from fedmpi.common.errors import UserError
 from fedmpi.common.text import count
 from fedmpi.config import Settings
@@ -97,9 +98,9 @@ def after_run(settings: Settings, result: Mapping[str, Any]) -> Path | None:
         return None
     path = Path(result["directory"])
     try:
-        runs = read([path])
+        runs = read([places.at(path)])
         content = html(runs, sections(runs)).encode()
-        durable.write(path / REPORT, content, settings.output_mode == "private")
+        durable.write(places.at(path) / REPORT, content, settings.output_mode == "private")
     except Exception as error:
         said = f"report: {path / REPORT} was not written ({error!r}); the run is complete without it"
         warnings.warn(f"{said}. Once more: fedmpi report {path}", stacklevel=2)

@@ -146,7 +146,7 @@ class LocalClient(ClientView):
         )
 
     def reseed(self) -> None:
-        """Dropout, and whatever else draws from torch's global generators, is seeded; within `seeds.restored`."""
+        """Dropout, and whatever else draws from global generators, is seeded; within `Worker.chance`."""
         seeds.reseed(self.worker.seed, "torch", self.round, self.id)
 
     def begin(self) -> None:

@@ -79,7 +79,7 @@ class SGD:
                 is_first_step=begins,
             )
 
-    def _in_turn(self, w: Sequence[Tensor], g: Sequence[Tensor], v: Sequence[Tensor], begins: bool) -> None:
+    def _in_turn(self, w: Any, g: Any, v: Any, begins: bool) -> None:
         """The same in half precision on a CPU, where the fused kernel of torch 2.13 leaves most weights as they are."""
         if self.weight_decay:
             g = torch._foreach_add(g, w, alpha=self.weight_decay)

@@ -28,6 +28,7 @@ from fedmpi.method.context import Row, State
 # Of pack: auto. Weights trained at once, of models that are chains and of others, which gain less (measured on a CPU: a
 # network of 5,000 convolution weights 1.9 times as fast, one of 1.7 million half as fast); clients.
 CHAINED, OTHERS, MOST = 1 << 22, 1 << 17, 64
+Drawn = seeds.State | None
 REMEDY = "set compute.pack: 1 (one by one), or auto, which does so where it must"
 
 
@@ -85,6 +86,8 @@ def rounds(
         worker.training()
         arrived = [_arrive(client) for client in ordered]
         fit = PackedFit(worker, ordered)
+        if worker.direct is None:
+            ordered[0].reseed()  # numpy and random; under vmap torch refuses to draw
         fit()
         worker.wait()
     except Exception as error:
@@ -146,21 +149,21 @@ def _written(row: Tensor) -> None:
     """There is nothing left to write."""
 
 
-def _arrive(client: LocalClient) -> tuple[Untouched, Tensor]:
-    """The client's round up to its training; where torch's generator then is, if a hook may have drawn from it."""
-    worker, untouched, drawn = client.worker, client.untouched(), client.worker.nothing
+def _arrive(client: LocalClient) -> tuple[Untouched, Drawn]:
+    """The client's round up to its training; where the generators then are, if one hook may go on from another."""
+    worker, untouched, drawn = client.worker, client.untouched(), None
     if overrides(worker.method, "receive"):
         client.reseed()
         with blaming(client.where):
             worker.model.load(client.received, client.b0)
             client.begin()
-            drawn = seeds.state()
+            drawn = seeds.state() if overrides(worker.method, "upload") else None
         untouched.check(client.where, "receive")
     return untouched, drawn
 
 
 def _finish(
-    client: LocalClient, fit: PackedFit, i: int, seconds: float, untouched: Untouched, drawn: Tensor, row: Tensor
+    client: LocalClient, fit: PackedFit, i: int, seconds: float, untouched: Untouched, drawn: Drawn, row: Tensor
 ) -> None:
     """The rest of the round, with the weights that are number i of the stack."""
     if len(fit.scratch):
@@ -170,7 +173,7 @@ def _finish(
 
 
 def _leave(
-    client: LocalClient, fit: PackedFit, i: int, seconds: float, untouched: Untouched, drawn: Tensor, row: Tensor
+    client: LocalClient, fit: PackedFit, i: int, seconds: float, untouched: Untouched, drawn: Drawn, row: Tensor
 ) -> dict[str, Tensor]:
     """Write the upload; what becomes of the client's state."""
     worker, method = client.worker, client.worker.method
@@ -181,7 +184,7 @@ def _leave(
     if asked:
         client.reseed()
         with blaming(client.where):
-            if len(drawn):
+            if drawn is not None:
                 seeds.go_on(drawn)
             sent, more = check_pair(method, "upload", method.upload(client), client.where)
         untouched.check(client.where, "upload")

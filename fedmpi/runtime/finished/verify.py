@@ -14,6 +14,7 @@ from typing import Any
 
 import torch
 
+from fedmpi.common import places
 from fedmpi.common.errors import UserError
 from fedmpi.common.text import count
 from fedmpi.config.schema import Settings
@@ -45,7 +46,7 @@ def verify(
     has noted. Raises UserError where the directory is none, or not trusted.
     """
     say(f"{run}")
-    to = Findings(say)
+    run, to = places.fixed(run), Findings(say)  # a plug-in may change the working directory
     sealed = at_rest.check_seal(run, asked, to)
     try:
         settings = trust.run_settings(run, trusted, overrides)
@@ -114,6 +115,7 @@ def _replayed(
                     f"{' and '.join(bad)} below {settings.data.root} are not those of the run; data.root=DIR says where"
                 )
                 return done
+            other += [each for each in _other_modules(run, again.path) if each not in other]
             met = _compare(run, again, start, last, tolerance, other, to)
             if last == every[-1] and reason and tolerance is None:
                 _compare_models(run, again.path, other, to)
@@ -174,6 +176,13 @@ def _compare_models(run: Path, again: Path, other: list[str], to: Findings) -> N
 def _other_data(run: Path, again: Path) -> list[str]:
     was, now = ((json_of(path / "identity.json") or {}) for path in (run, again))
     return [key[1:-1] for key in DATA if key in was and key in now and was[key] != now[key]]
+
+
+def _other_modules(run: Path, again: Path) -> list[str]:
+    """What plug-ins import from beside them, of which there are no copies, in words where it is not as it was."""
+    was, now = ((json_of(path / "identity.json") or {}) for path in (run, again))
+    found = [key for key in was if key.startswith("(module ") and was[key] != now.get(key)]
+    return [f"{key[1:-1]} {'has changed' if key in now else 'is not there'}" for key in found]
 
 
 def others(run: Path, settings: Settings) -> list[str]:
@@ -253,15 +262,16 @@ def run_directories(place: Path) -> list[Path]:
 def verify_all(place: Path, say: Say, **options: Any) -> int:
     """`verify` of each run in a directory; 1 if any was altered, else 2 if any cannot be told."""
     runs = run_directories(place)
-    if len(runs) == 1:
-        return verify(runs[0], say, **options)
     codes: dict[Path, int] = {}
-    for run in runs:
-        try:
-            codes[run] = verify(run, say, **options)
-        except UserError as error:
-            say(f"  cannot tell: {error}")
-            codes[run] = 2
+    with places.here():
+        if len(runs) == 1:
+            return verify(runs[0], say, **options)
+        for run in runs:
+            try:
+                codes[run] = verify(run, say, **options)
+            except UserError as error:
+                say(f"  cannot tell: {error}")
+                codes[run] = 2
     words = {0: "verified", 1: "altered", 2: "cannot be told"}
     said = {code: [run.name for run in runs if codes[run] == code] for code in words}
     named = {code: "" if code == 0 else f" ({', '.join(names)})" for code, names in said.items()}

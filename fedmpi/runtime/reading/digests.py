@@ -9,13 +9,15 @@ from typing import Any
 from fedmpi.config import Settings
 from fedmpi.runtime import trust
 
-CODE, TORCH, PARTITION, DATA = "(code of fedmpi)", "(torch version)", "(partition)", "(training data)"
+CODE, TORCH, PARTITION = "(code of fedmpi)", "(torch version)", "(partition)"
+DATA, TEST = "(training data)", "(test data)"
 Identity = Mapping[str, Any]
 Pair = tuple[str, str]  # the names of two runs
 
 
 def fixed(made: Identity) -> dict[str, str]:
-    """Those that runs have in common whose settings differ in the seed alone.
+    """Those that runs have in common whose settings differ in the seed alone. A source of the user's own may draw from
+    the seed.
 
     >>> made = {"(partition)": "a", "(training data)": "b"}
     >>> [list(fixed(made | {"data.partition.scheme": repr(s)})) for s in ("iid", "file", "feature_noise")]
@@ -24,7 +26,8 @@ def fixed(made: Identity) -> dict[str, str]:
     scheme = made.get("data.partition.scheme")
     drawn = set() if scheme == "'file'" else {PARTITION}
     drawn |= {DATA} if scheme == "'feature_noise'" else set()
-    kept = {PARTITION, DATA, "(test data)", "(initial weights)"} - drawn
+    drawn |= {DATA, TEST} if ":" in str(made.get("data.source")) else set()
+    kept = {PARTITION, DATA, TEST, "(initial weights)"} - drawn
     return {key: str(value) for key, value in made.items() if key in kept or key.startswith("(plug-in ")}
 
 
@@ -35,7 +38,7 @@ def differences(runs: Iterable[tuple[Settings, Identity]]) -> dict[str, Pair]:
     for settings, made in runs:
         asked = fixed(made)
         for item in made:
-            if not (item in asked or item in (CODE, TORCH, PARTITION, DATA)):
+            if not (item in asked or item in (CODE, TORCH, PARTITION, DATA, TEST)):
                 continue
             seed = "" if item in asked else str(made.get("seed"))
             name, digest = first.setdefault((item, *_of(item, settings, made, seed)), (settings.name, made[item]))

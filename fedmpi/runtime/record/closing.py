@@ -17,5 +17,5 @@ def close_failed(directory: RunDirectory, falling: Collection[str], reason: str)
         facts = summary(rows, names, f"failed: {reason}", directory.losses(), best, falling)
         directory.write_summary(facts)
         if any(directory.path.glob("checkpoints/[0-9]*")):
-            return f"go on with: fedmpi resume {directory.path}"
+            return f"go on with: fedmpi resume {directory.shown}"
     return ""

@@ -1,7 +1,8 @@
 """The files of the user's own code that a run is made with: compared by all ranks, copied into the run directory.
 
 They are those that the config names, and those that define its method, task and module. Copies are for people to read,
-and for who loads the run when the files themselves are gone (kept_copies.py).
+and for who loads the run when the files themselves are gone (kept_copies.py). Modules that they import from beside them
+(common/beside.py) are compared, but not copied.
 """
 
 from __future__ import annotations
@@ -11,7 +12,7 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-from fedmpi.common import registry
+from fedmpi.common import beside, registry
 from fedmpi.common.blame import PACKAGE, is_users_file
 from fedmpi.config import Settings
 from fedmpi.runtime import consistency, trust
@@ -26,7 +27,13 @@ def files(settings: Settings, *made: Any) -> dict[Path, bytes]:
 
 def digests(found: Mapping[Path, bytes]) -> dict[str, str]:
     """What ranks compare, and a resumed run. Where the files lie may differ."""
-    return {f"(plug-in {name})": consistency.of(content) for name, content in copies(found).items()}
+    known = copies(found)
+    own = {f"(plug-in {name})": consistency.of(content) for name, content in known.items()}
+    for name, path in zip(known, found, strict=True):
+        for module, file in beside.imported(path).items():
+            if file not in found:
+                own[f"(module {module} of plug-in {name})"] = consistency.of(file.read_bytes())
+    return own
 
 
 def copies(found: Mapping[Path, bytes]) -> dict[str, bytes]:

@@ -194,7 +194,7 @@ def farewell(
         console.say(
             f"stopped early ({result['exit_reason']}): {result['rounds']} of {made.settings.rounds} rounds are complete"
         )
-    console.say(f"run directory: {directory.path}")
+    console.say(f"run directory: {directory.shown}")
 
 
 def sums(rows: list[dict[str, Any]], messages: Messages) -> str:

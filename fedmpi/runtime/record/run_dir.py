@@ -43,6 +43,7 @@ import numpy as np
 import safetensors.torch
 import torch
 
+from fedmpi.common import places
 from fedmpi.common.errors import UserError
 from fedmpi.common.redaction import redacted
 from fedmpi.config.yaml_source import text_for
@@ -54,10 +55,11 @@ END_S = 5.0  # allowed for a write in progress where a run is ended
 
 
 class RunDirectory:
-    """One run's directory; `path` exists. Files have the modes that the umask leaves, or are the user's alone."""
+    """One run's directory; `path` exists, and is absolute; messages have it as `shown`, as it was given. Files have the
+    modes that the umask leaves, or are the user's alone."""
 
     def __init__(self, path: Path, private: bool = False) -> None:
-        self.path, self.private = path, private
+        self.path, self.shown, self.private = places.fixed(path), path, private
         self._lock = threading.RLock()  # of the one thread that writes: the main one, or one that ends the run
 
     @classmethod
@@ -73,11 +75,11 @@ class RunDirectory:
         while True:
             path = Path(output) / (name if number == 1 else f"{name}-{number}")
             try:
-                Path(output).mkdir(parents=True, exist_ok=True)
-                path.mkdir(mode=0o700 if private else 0o777)
+                places.at(output).mkdir(parents=True, exist_ok=True)
+                places.at(path).mkdir(mode=0o700 if private else 0o777)
                 return cls(path, private)
             except FileExistsError:
-                if not Path(output).is_dir():
+                if not places.at(output).is_dir():
                     raise UserError(f"output: {output} is a file; it must be a directory") from None
                 number += 1
             except OSError as error:
@@ -95,9 +97,9 @@ class RunDirectory:
                 lines = [line for line in every if round_of(line) < end]
                 self._write(name, "".join(f"{line}\n" for line in lines).encode())
                 known = len(every) if name == "metrics.jsonl" else known
-        path, here = self.path / "metrics.jsonl", len(self.metrics())
+        (path, shown), here = (each / "metrics.jsonl" for each in (self.path, self.shown)), len(self.metrics())
         if path.exists() and here < t:  # it is not where a replay begins
-            warnings.warn(f"{path} was changed or cut: of rounds 0 to {t - 1} it has {here}", stacklevel=2)
+            warnings.warn(f"{shown} was changed or cut: of rounds 0 to {t - 1} it has {here}", stacklevel=2)
         rows = [row for row in self.placement() if row["round"] <= t + 1]
         if rows:
             self._write("placement.jsonl", "".join(f"{as_line(row)}\n" for row in rows).encode())
@@ -255,14 +257,13 @@ class RunDirectory:
 
     @contextmanager
     def _writing(self, name: str) -> Iterator[Path]:
-        path = self.path / name
         try:
             with self._lock:
-                yield path
+                yield self.path / name
         except OSError as error:
             raise UserError(
-                f"run directory: cannot write {path}: {error.strerror or error}; what is there stays readable. Free "
-                "some space, or choose another output"
+                f"run directory: cannot write {self.shown / name}: {error.strerror or error}; what is there stays "
+                "readable. Free some space, or choose another output"
             ) from error
 
     def _open(self, path: str, flags: int) -> int:

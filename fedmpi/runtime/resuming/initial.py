@@ -11,6 +11,7 @@ from safetensors import SafetensorError
 from safetensors.torch import load
 from torch import Tensor, nn
 
+from fedmpi.common import places
 from fedmpi.common.errors import UserError
 from fedmpi.runtime import consistency
 
@@ -30,12 +31,16 @@ class Initial:
         return consistency.of(self.content)
 
 
-def fill(module: nn.Module, source: Path, strict: bool) -> Initial:
-    """Copy the tensors of `source`, a file or a run directory, that have name and shape of one of the module's.
+def fill(module: nn.Module, source: Path | None, strict: bool) -> Initial | None:
+    """Copy the tensors of `source`, a file or a run directory, that have name and shape of one of the module's; None
+    where there is none.
 
     Raises:
         UserError: no such file, or none of safetensors; nothing matches; with `strict`, anything does not.
     """
+    if source is None:
+        return None
+    source = places.at(source)
     path = source / MODEL if source.is_dir() else source
     content, given = _read(path, source)
     own = module.state_dict()

@@ -6,9 +6,9 @@ import socket
 import time
 import warnings
 from collections.abc import Callable
-from pathlib import Path
 from typing import Any
 
+from fedmpi.common import places
 from fedmpi.common.errors import UserError
 from fedmpi.engine.faults import recovery
 from fedmpi.engine.faults.losses import Losses
@@ -35,7 +35,7 @@ def start(
     told = about | {"name": directory.path.name, "going_on": going_on, **_given(made, directory)} if directory else {}
     heard = recovery.told(comm, told)
     fed.roster.losses, fed.roster.given = Losses(heard["losses"]), _of_same_ranks(heard["placement"], fed, made)
-    path = Path(settings.output) / heard["name"] if directory is None else directory.path
+    path = places.fixed(settings.output / heard["name"]) if directory is None else directory.path
     if comm.audit is not None:  # here, if this host does not see rank 0's directory
         comm.audit.open(path / "audit" / f"rank-{comm.rank}.jsonl", settings.output_mode == "private")
     if settings.timeline and path.is_dir():
@@ -54,7 +54,6 @@ def start(
         if comm.rank == 0:
             warnings.warn(f"checkpoint: {where}; this run cannot be gone on with", stacklevel=2)
         return None, -1
-    path = path.absolute()  # a thread writes there while a user's callback may be elsewhere
     rows = Rows(path / "state", silos, settings.output_mode == "private")
     if comm.rank == 0:
         (path / "checkpoints").mkdir(0o700 if settings.output_mode == "private" else 0o777, exist_ok=True)
@@ -68,8 +67,8 @@ def start(
 def _given(made: Experiment, directory: RunDirectory) -> dict[str, Any]:
     """Losses of the run to go on with, or of the one that is replayed; the placement of this one."""
     lost, placed = made.settings.faults.replay, made.settings.cohort.replay
-    losses = directory.losses() if lost is None else rows_of(Path(lost))
-    rows = [] if placed is None else rows_of(Path(placed))
+    losses = directory.losses() if lost is None else rows_of(places.at(lost))
+    rows = [] if placed is None else rows_of(places.at(placed))
     try:
         for row in rows:
             Pace.of(row), int(row["round"])

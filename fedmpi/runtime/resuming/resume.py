@@ -14,6 +14,7 @@ from typing import Any
 
 from torch import Tensor
 
+from fedmpi.common import places
 from fedmpi.common.errors import UserError
 from fedmpi.config import Settings
 from fedmpi.config.schema import FREE_LATER
@@ -36,10 +37,10 @@ def directory(settings: Settings, identity: Mapping[str, str], until_end: ExitSt
     experiment.
     """
     path, how = Path(settings.output) / settings.name, settings.checkpoint.resume
-    private = settings.output_mode == "private"
-    if how != "never" and ((path / IDENTITY).is_file() or (path / lock.NAME).is_file()):
-        until_end.enter_context(lock.held(path, private))
-        if (path / IDENTITY).is_file():
+    private, place = settings.output_mode == "private", places.at(path)
+    if how != "never" and ((place / IDENTITY).is_file() or (place / lock.NAME).is_file()):
+        until_end.enter_context(lock.held(place, private))
+        if (place / IDENTITY).is_file():
             if settings.checkpoint.every == 0:
                 raise UserError(
                     f"checkpoint.every: 0 keeps nothing to go on from, and {path} holds a run to go on with; "
@@ -58,7 +59,7 @@ def directory(settings: Settings, identity: Mapping[str, str], until_end: ExitSt
 
 def _refuse_changes(path: Path, now: Mapping[str, str], settings: Settings) -> None:
     try:
-        before = json.loads((path / IDENTITY).read_text(encoding="utf-8"))
+        before = json.loads((places.at(path) / IDENTITY).read_text(encoding="utf-8"))
     except (OSError, ValueError) as error:
         raise UserError(f"{path / IDENTITY} cannot be read ({error}); start a new run under another name") from error
     found = [key for key in {**before, **now} if before.get(key) != now.get(key) and not key.startswith(FREE_LATER)]

@@ -1,0 +1,182 @@
+"""Code of the user's own draws from global generators, imports what lies beside it, and changes the directory."""
+
+import json
+import os
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+import yaml
+
+import fedmpi
+from fedmpi import config
+from fedmpi.common import beside
+from fedmpi.common.errors import UserError
+
+OWN = """
+import os, random
+from dataclasses import dataclass
+import numpy as np, torch
+import fedmpi
+import {helper}
+
+
+def drawn():
+    return float(np.random.rand() + random.random() + torch.rand(()))
+
+
+def source(root, moves: str = ""):
+    if moves:
+        os.chdir(moves)
+    x, y = torch.randn(60, 3) + random.random(), torch.from_numpy(np.random.randint(2, size=60))
+    return fedmpi.Dataset(x[:40], y[:40], x[40:], y[40:], classes=2)
+
+
+def cut(labels, clients, rng):
+    order = np.random.permutation(len(labels))
+    random.shuffle(order)
+    return np.array_split(order, clients)
+
+
+class Task(fedmpi.Task):
+    names = ("accuracy", "drawn")
+    classification = True
+
+    def __init__(self, classes):
+        self.drawn = drawn()
+
+    def loss(self, model, x, y):
+        return torch.nn.functional.cross_entropy(model(x), y)
+
+    def metrics(self, outputs, y):
+        return {{"accuracy": 100 * (outputs.argmax(1) == y).double().mean().item(), "drawn": self.drawn + drawn()}}
+
+
+def net(input_shape, classes):
+    scale = 1 + np.random.rand() + random.random()
+    made = torch.nn.Linear(*input_shape, classes)
+    torch.nn.init.normal_(made.weight, std=scale)
+    return torch.nn.Sequential(made)
+
+
+def rule(up, s):
+    return up.mean("dw") * drawn()
+
+
+@dataclass(frozen=True)
+class Mine(fedmpi.Method):
+    moves: str = ""
+
+    def gradient(self, k, g):
+        if self.moves:
+            os.chdir(self.moves)
+        return g * drawn() * {helper}.FACTOR
+
+    def aggregate(self, s, up):
+        return up.mean("dw") * drawn(), s.state
+
+
+@dataclass(frozen=True)
+class Alike(Mine):
+    def gradient(self, k, g):
+        return g * float(np.random.rand())
+"""
+
+
+@pytest.fixture
+def made(tmp_path, monkeypatch):
+    """made(changes) -> settings of two rounds, all of whose code is the user's own, in files beside the config. The
+    process is elsewhere."""
+    helper = f"helper_{abs(hash(tmp_path))}"  # a process keeps what it has imported
+    (tmp_path / "code").mkdir()
+    (tmp_path / "code" / "own.py").write_text(OWN.format(helper=helper))
+    (tmp_path / "code" / f"{helper}.py").write_text("FACTOR = 1.0\n")
+    (tmp_path / "elsewhere").mkdir()
+    (tmp_path / "here").mkdir()
+    monkeypatch.chdir(tmp_path / "here")
+    names = {"data.source": "source", "data.partition.scheme": "cut", "task.name": "Task", "model.name": "net"}
+    (tmp_path / "code" / "run.yaml").write_text(
+        yaml.safe_dump({"rounds": 2, "report": False, "train": {"batch_size": 5, "lr": 0.1}, "data": {"source": "x"}})
+    )
+
+    def make(*more):
+        words = [f"{key}={tmp_path}/code/own.py:{name}" for key, name in names.items()]
+        method = f"method.name={tmp_path}/code/own.py:Mine"
+        return config.load(tmp_path / "code" / "run.yaml", [*words, method, "data.partition.clients=3", *more])
+
+    make.helper, make.file = helper, tmp_path / "code" / f"{helper}.py"
+    return make
+
+
+def identity(directory):
+    return json.loads((Path(directory) / "identity.json").read_text())
+
+
+def told(directory):
+    """What equal runs have in common: rounds without times, and who holds what."""
+    rows = [json.loads(line) for line in (Path(directory) / "metrics.jsonl").read_text().splitlines()]
+    parts = np.load(f"{directory}/partition.npz")["indices"]
+    data = {key: value for key, value in identity(directory).items() if key.endswith(" data)")}
+    return [[row[key] for key in ("sha256", "loss", "drawn")] for row in rows], parts.tolist(), data
+
+
+@pytest.mark.parametrize(
+    "more", [(), ("compute.pack=auto",), ("compute.pack=3", "method.name={own}:Alike"), ("server.rule={own}:rule",)]
+)
+def test_what_own_code_draws_is_of_the_seed_alone(made, tmp_path, more):
+    """Twice in one process, whatever was drawn before; another seed, other numbers."""
+    words = [word.format(own=tmp_path / "code" / "own.py") for word in more]
+    first = told(fedmpi.run(made(*words))["directory"])
+    torch.rand(3), np.random.rand(3)
+    before = np.random.get_state()[1].copy()
+    again = told(fedmpi.run(made(*words))["directory"])
+    assert again == first
+    assert np.array_equal(np.random.get_state()[1], before)
+    other = told(fedmpi.run(made(*words, "seed=1"))["directory"])
+    assert all(theirs != own for theirs, own in zip(other, first, strict=True))
+
+
+def test_going_on_draws_what_a_whole_run_draws(made):
+    whole = told(fedmpi.run(made("name=whole"))["directory"])
+    fedmpi.run(made("name=cut", "rounds=1"))
+    assert told(fedmpi.run(made("name=cut", "checkpoint.resume=must"))["directory"]) == whole
+
+
+def test_what_a_plugin_imports_from_beside_it_is_code_of_the_run(made):
+    """It is found from any directory, and a run does not go on with another one."""
+    fedmpi.run(made("name=a", "rounds=1"))
+    assert f"(module {made.helper} of plug-in own.py)" in identity("runs/a")
+    made.file.write_text("FACTOR = 2.0\n")
+    with pytest.raises(UserError, match=f"cannot go on .*: module {made.helper} of plug-in own.py changed"):
+        fedmpi.run(made("name=a", "checkpoint.resume=must"))
+
+
+@pytest.mark.parametrize("who", ["data", "method"])
+def test_own_code_may_change_the_directory(made, tmp_path, who):
+    result = fedmpi.run(made(f"{who}.moves={tmp_path}/elsewhere"))
+    assert os.getcwd() == f"{tmp_path}/elsewhere"
+    assert result["directory"] == "runs/run"
+    assert (tmp_path / "here" / "runs" / "run" / "summary.json").is_file()
+    assert not list((tmp_path / "elsewhere").iterdir())
+
+
+def test_imports_are_followed(tmp_path):
+    """Through packages, relative or not, within functions; what is not there, or installed, is not theirs."""
+    files = {
+        "own.py": "import math, numpy, nowhere\nfrom pack import part\ndef f():\n    import late.one as o\n",
+        "pack/__init__.py": "from . import twin\n",
+        "pack/part.py": "from .deep.down import x\nfrom .twin import y\nimport own\n",
+        "pack/twin.py": "y = 1\n",
+        "pack/deep/down.py": "x = 1\n",
+        "pack/unused.py": "",
+        "late/one.py": "def f(:",
+        "fedmpi/__init__.py": "",
+    }
+    for name, text in files.items():
+        (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / name).write_text(text)
+    found = beside.imported(tmp_path / "own.py")
+    assert list(found) == ["late.one", "pack", "pack.deep.down", "pack.part", "pack.twin"]
+    assert found["pack.deep.down"] == tmp_path / "pack" / "deep" / "down.py"
+    assert "pack.twin" in beside.imported(tmp_path / "pack" / "part.py")
