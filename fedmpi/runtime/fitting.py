@@ -153,6 +153,12 @@ def check_sense(settings: Settings, method: Method, data: Federated, task: Any, 
                 f"{train.batch_size} samples and will not train",
                 stacklevel=3,
             )
+    if settings.server.rule.name != "auto" and overrides(method, "aggregate"):
+        warnings.warn(
+            f"server.rule: {settings.server.rule.name} takes the place of the direction that method "
+            f"{settings.method.name} makes of the uploads, without which it is another method",
+            stacklevel=3,
+        )
     if method.batches_a_step == 1:
         _check_single_samples(settings, data, net)
     if data.global_test is not None and not len(data.global_test):

@@ -331,3 +331,8 @@ def test_a_model_of_bfloat16_trains():
     values = it.made.model.state_dict(it.w, it.b).values()
     digest = hashlib.sha256(b"".join(v.contiguous().view(torch.int16).numpy().tobytes() for v in values))
     assert digest.hexdigest() == it.hashes[-1]
+
+
+def test_a_rule_in_place_of_a_methods_own_is_told():
+    with pytest.warns(UserWarning, match=r"server\.rule: mean takes the place .* that method feddyn makes"):
+        prepare(settings("feddyn", server={"rule": "mean"}))
