@@ -104,3 +104,12 @@ def test_a_sweeps_list_that_is_damaged(tmp_path, text):
         made(tmp_path / f"a-{seed}", seed=seed)
     (tmp_path / LIST).write_text(text)
     assert [group.name() for group in read([tmp_path]).groups] == ["mean of 2 runs"]
+
+
+def test_rounds_that_are_gone_are_told(tmp_path):
+    whole, cut = (made(tmp_path / name, values=(1.0, 2.0, 3.0)) for name in ("whole", "cut"))
+    lines = (cut / "metrics.jsonl").read_text().splitlines(keepends=True)
+    (cut / "metrics.jsonl").write_text("".join(lines[1:]))
+    pages = [report.html(runs, report.sections(runs)) for runs in (read([whole]), read([whole, cut]))]
+    said = "Rounds are missing from metrics.jsonl, or stand there twice: cut."
+    assert [said in page for page in pages] == [False, True]

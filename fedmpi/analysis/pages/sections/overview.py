@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from statistics import fmean, stdev
 from typing import Any
 
@@ -47,8 +48,14 @@ def _warnings(runs: Runs) -> list[str]:
         found.append(f"Runs differ in {', '.join(hidden)}, though the settings say the same; no mean is over both.")
     if len({run.identity[CODE] for run in runs.all if CODE in run.identity}) > 1:
         found.append(f"Not all runs were made with one {CODE[1:-1]}; see Environment.")
+    if odd := [run.name for run in runs.all if not _in_turn([row["round"] for row in run.rows if row["round"] >= 0])]:
+        found.append(f"Rounds are missing from metrics.jsonl, or stand there twice: {', '.join(odd)}.")
     notes = sum(len(run.notes) for run in runs.all)
     return found + ([f"Not all files could be read; see Faults ({count(notes, 'note')})."] if notes else [])
+
+
+def _in_turn(rounds: Sequence[int]) -> bool:
+    return list(rounds) == list(range(len(rounds)))
 
 
 def _facts(run: Run) -> list[list[Value]]:
