@@ -24,7 +24,7 @@ from fedmpi.comm.loss.alarm import Alarm, reason
 from fedmpi.comm.loss.leaving import tell_fatal_signals
 from fedmpi.common import heap, places
 from fedmpi.common.blame import remedy
-from fedmpi.common.errors import UserError
+from fedmpi.common.errors import COME_AGAIN, UserError
 from fedmpi.common.inputs import to_text
 from fedmpi.common.signals import StopRequest
 from fedmpi.config import Settings, machine
@@ -41,7 +41,6 @@ from fedmpi.runtime.record.summary import summary
 from fedmpi.runtime.record.tracking.hearing import hearing
 from fedmpi.runtime.resuming import keeping, resume
 
-COME_AGAIN = 75  # BSD's EX_TEMPFAIL: stopped by a signal; starting again would help
 OUTCOME = "FEDMPI_OUTCOME"  # environment variable: a file for rank 0's exit code and the rounds it completed
 LAST_S = 1.0  # by which rank 0 leaves after the others: a launcher that sees its exit code ends them
 

@@ -32,7 +32,7 @@ def ear(store, rank, awaits):
     ],
 )
 def test_the_one_at_fault(monkeypatch, awaits, asker, peers, expected):
-    monkeypatch.setattr(silence, "ANSWER_S", 1.0)
+    monkeypatch.setattr(silence, "FROZEN_S", 1.0)
     store = HashStore()
     ears = [threading.Thread(target=ear, args=(store, *each), daemon=True) for each in awaits.items()]
     for each in ears:

@@ -25,13 +25,12 @@ from fedmpi.comm.launchers import launcher_env
 from fedmpi.comm.launchers.job import Job
 from fedmpi.comm.loss.alarm import Alarm
 from fedmpi.comm.loss.membership import Membership
-from fedmpi.comm.meeting.store_allgather import StoreAllgather
+from fedmpi.comm.meeting.store_allgather import GRACE_S, StoreAllgather
 
 DATA, CONTROL = 0, 1  # tags
 EAGER_S = 0.05  # requests are first tested without pauses for so long: MPI moves messages only inside its calls
 PAUSE_S = 1e-3  # the longest pause: 0.1 % of a round of one second, and hardly any processor time
 LOOK_S = 0.5  # between two looks which messages are not there yet
-GRACE_S = 5.0  # allowed after the deadline of allgather_bytes for rank 0's verdict to reach the others
 CARRIER = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}  # bytes of an element -> type that MPI knows
 
 

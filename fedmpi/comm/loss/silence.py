@@ -15,9 +15,9 @@ from torch.distributed import Store
 
 from fedmpi.comm.base import Silent, within
 from fedmpi.comm.loss.alarm import WHOM, Alarm
+from fedmpi.comm.loss.membership import FROZEN_S
 from fedmpi.comm.loss.news import News
 
-ANSWER_S = 5.0  # in which a living rank answers, whatever its threads do
 TRACE_S = 15.0  # for all questions
 POLL_S = 0.01
 
@@ -56,7 +56,7 @@ def trace(rank: int, peers: Iterable[int], news: News) -> list[int]:
 
 def _answers(rank: int, peers: set[int], store: Store) -> dict[int, list[int]]:
     said: dict[int, list[int]] = {}
-    until = time.monotonic() + ANSWER_S
+    until = time.monotonic() + FROZEN_S
     while len(said) < len(peers) and time.monotonic() < until:
         for peer in peers - said.keys():
             if store.check([key := _key(rank, peer)]):

@@ -66,7 +66,7 @@ class Sums(Received):
     def norms(self) -> Tensor:
         if "dw" in self.parts:
             return self._norms("dw")
-        dw = getattr(self.small, "dw", self.heads[:, :0]) if "dw" in self.small else self.heads[:, :0]
+        dw = self.small.dw if "dw" in self.small else self.heads[:, :0]
         return linear.norms(linear.norm_parts(dw))
 
     def _norms(self, name: str) -> Tensor:

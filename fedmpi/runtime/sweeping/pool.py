@@ -15,12 +15,12 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import NoReturn
 
+from fedmpi.common.errors import COME_AGAIN
 from fedmpi.config import Settings
 from fedmpi.runtime.sweeping import progress
 from fedmpi.runtime.sweeping.room import Held, Room
 
 PR_SET_PDEATHSIG = 1
-COME_AGAIN = 75
 TICK_S, LOOK_S = 0.02, 0.25  # how often it is asked whether a run has ended; how far the runs are
 Job = Callable[[Settings], NoReturn]  # trains, and ends the process with its exit code
 Todo = tuple[str, Settings]  # its group: runs of one group need the same memory

@@ -6,7 +6,7 @@ import json
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
-from fedmpi.common.errors import UserError
+from fedmpi.common.errors import COME_AGAIN, UserError
 from fedmpi.common.text import count, headline
 from fedmpi.config import Settings
 from fedmpi.config.sweep import SEED, Sweep
@@ -92,7 +92,7 @@ def _train(
         elif others and held:
             elsewhere.append(one.settings)
             view.end(name, f"in use by process {who['pid']} on host {who.get('host')}, and left to it")
-        elif one.code == pool.COME_AGAIN:
+        elif one.code == COME_AGAIN:
             view.end(name, f"stopped after {after} {took}")
         elif progress.over(sweep, state):
             view.end(name, f"has diverged, and is not chosen {took}")
@@ -111,10 +111,10 @@ def _train(
         raise UserError(f"{len(failed)} of {count(len(every), 'run')} failed; what they said:\n  {logs}")
     if busy := [each for each in elsewhere if not progress.over(sweep, progress.state(each))]:
         say(f"{count(len(busy), 'run')} in use by another process; when that has ended: {sweep.command}")
-        return pool.COME_AGAIN
+        return COME_AGAIN
     if not whole:
         say(f"stopped; go on with: {sweep.command}")
-        return pool.COME_AGAIN
+        return COME_AGAIN
     return 0
 
 
