@@ -7,11 +7,8 @@ import os
 import signal
 import time
 import traceback
-import warnings
 from collections.abc import Callable
 from contextlib import ExitStack, suppress
-from functools import partial
-from pathlib import Path
 from typing import Any
 
 import torch
@@ -24,24 +21,16 @@ from fedmpi.comm.loss.alarm import Alarm, reason
 from fedmpi.comm.loss.leaving import tell_fatal_signals
 from fedmpi.common import heap, places
 from fedmpi.common.blame import remedy
-from fedmpi.common.errors import COME_AGAIN, UserError
-from fedmpi.common.inputs import to_text
+from fedmpi.common.errors import UserError
 from fedmpi.common.signals import StopRequest
 from fedmpi.config import Settings, machine
 from fedmpi.data.federated import Federated
-from fedmpi.engine.best import Best
-from fedmpi.engine.plan import Sink
-from fedmpi.runtime import build, build_data, consistency
-from fedmpi.runtime.record import durable, environment, plugins, report_text
-from fedmpi.runtime.record.closing import close_failed
-from fedmpi.runtime.record.describing import describe, written
-from fedmpi.runtime.record.progress import Console
-from fedmpi.runtime.record.run_dir import BEST
-from fedmpi.runtime.record.summary import summary
+from fedmpi.runtime import build, build_data, consistency, recorded
+from fedmpi.runtime.record import plugins, report_text, warned
+from fedmpi.runtime.record.describing import written
 from fedmpi.runtime.record.tracking.hearing import hearing
-from fedmpi.runtime.resuming import keeping, resume
+from fedmpi.runtime.resuming import keeping
 
-OUTCOME = "FEDMPI_OUTCOME"  # environment variable: a file for rank 0's exit code and the rounds it completed
 LAST_S = 1.0  # by which rank 0 leaves after the others: a launcher that sees its exit code ends them
 
 
@@ -94,9 +83,10 @@ def execute(
     alarm, stop, until_end = Alarm(job), command or StopRequest(), ExitStack()
     try:
         until_end.enter_context(places.here())
+        until_end.enter_context(warned.heard())
         if command is not None:
             stop.listen(signal.SIGINT)
-        stop.alone(_stopped(settings.checkpoint.every > 0, stop))
+        stop.alone(recorded.stopped(settings.checkpoint.every > 0, stop))
         set_numerics(settings)
         device = pick_device(settings, job)
         # Mistakes are found before any rank waits for another; silos are opened later, when this rank knows its own.
@@ -171,116 +161,12 @@ def _connected(
     ranks = [json.loads(said) for said in comm.allgather_bytes(json.dumps(facts).encode(), timeout_s)]
     comm.hosts = dict(enumerate(each["host"] for each in ranks))
     if comm.rank:
-        fed = build.federation(made, comm, stop, regroups=not _stuck(ranks))
+        fed = build.federation(made, comm, stop, regroups=not recorded.stuck(ranks))
         keeping.start(fed, made, None, False, lambda text: None)
         fed.run()
         return {}, 0
     identity = {**written(settings).identity(), **code, **data, **layout}
-    return _rank0(made, job, comm, stop, alarm, until_end, ranks, own, identity)
-
-
-def _stuck(ranks: list[dict[str, Any]]) -> str:
-    """Why the job cannot go on without one of its ranks; "" where it can."""
-    return next((each["no_regroup"] for each in ranks if each["no_regroup"]), "")
-
-
-def _stopped(kept: bool, stop: StopRequest) -> int:
-    """The exit code of a run that was told to stop, maybe on another rank."""
-    return COME_AGAIN if kept else 128 + (stop.signal or signal.SIGTERM)
-
-
-def _rank0(
-    made: build.Experiment,
-    job: Job,
-    comm: Communicator,
-    stop: StopRequest,
-    alarm: Alarm,
-    until_end: ExitStack,
-    ranks: list[dict[str, Any]],
-    own: dict[Path, bytes],
-    identity: dict[str, str],
-) -> tuple[dict[str, Any], int]:
-    settings, data = made.settings, made.data
-    heard = hearing(settings)
-    directory, going_on = resume.directory(settings, identity, until_end)
-    falling, backend = tuple(getattr(made.task, "falling", ())), type(comm).__name__.lower()
-    about = environment.describe(job.launcher, backend, ranks, settings.compute.threads)
-
-    def begin() -> None:
-        alarm.will = partial(close_failed, directory, falling)
-        describe(directory, made, identity, about, own)
-
-    if not going_on:  # else when it is known that it can
-        begin()
-    headline = made.task.names[0]
-    prefix = "" if "global" in settings.evaluate.protocol else f"{settings.evaluate.protocol[0]}_"
-    shown = [f"{prefix}{name}" for name in ("loss", *made.task.names)]
-    shown += [f"validation_{settings.evaluate.best.metric}"] if settings.evaluate.best.metric else []
-    live = job.launcher in ("single", "torchrun") and "SLURM_JOB_ID" not in os.environ
-    console = Console(settings.rounds, shown, directory.log, live=live)
-    last_clients: list[dict[str, Any]] = []
-
-    def on_round(row: dict[str, Any]) -> None:
-        directory.add_metrics(row)
-        console.round(row, fed.server.view.noted if fed.server is not None else ())
-        stop.done(row["round"] + 1)
-        heard.round(row)
-
-    def on_clients(rows: list[dict[str, Any]]) -> None:
-        last_clients[:] = rows or last_clients
-        for row in rows:
-            directory.add_client(row)
-
-    def on_loss(row: dict[str, Any]) -> None:
-        directory.add_loss(row)
-        console.say(report_text.loss(row, data.site_names))
-
-    facts = {"input": to_text(data.input_shape, data.x_dtype), "classes": str(data.classes)}
-
-    def on_best(best: Best) -> None:
-        about = {**facts, "figure": best.choice.figure, "round": best.round, "value": best.value}
-        directory.write_model(made.model.state_dict(best.w, best.b), about, BEST)
-
-    for line in report_text.headlines(made, job, backend, ranks):
-        console.say(line)
-    if made.settings.faults.on_lost_rank != "abort" and comm.size > 1 and _stuck(ranks):
-        warnings.warn(f"faults.on_lost_rank: a rank that is lost ends this run: {_stuck(ranks)}", stacklevel=2)
-    sink = Sink(on_round, on_clients, best=on_best, loss=on_loss, placement=directory.add_placement)
-    sink.updates, sink.analysis = directory.add_updates, directory.add_analysis
-    fed = build.federation(made, comm, stop, sink, not _stuck(ranks))
-    kept, after = keeping.start(fed, made, directory, going_on, console.say)
-    if going_on:
-        begin()
-        known = directory.begin_after(after)
-        if fed.server is not None and fed.server.best and fed.server.best.round is not None:
-            on_best(fed.server.best)
-        if fed.roster.losses.rows or directory.losses():
-            directory.write_losses(fed.roster.losses.rows)
-        fed.roster.recorded = {k: v for row in directory.placement()[-1:] for k, v in row.items() if k != "round"}
-        console.say(report_text.goes_on(after, settings.rounds, known))
-    heard.begin(settings, directory, max(after, 0), going_on)
-    reason = fed.run()
-    console.close()
-    assert fed.server is not None  # this is rank 0
-    directory.write_model(made.model.state_dict(fed.server.w, fed.server.b), facts)
-    rows = directory.metrics()
-    ended = f"signal {stop.signal}" if reason == "stopped" and stop.signal else reason
-    ended = f"diverged: {fed.report.watch.said}" if reason == "apart" else ended
-    ended = f"enough: {fed.server.best.why}" if reason == "enough" and fed.server.best else ended
-    result = summary(rows, report_text.figures_in(rows), ended, directory.losses(), directory.best_model(), falling)
-    directory.write_summary(result)
-    heard.end(result)
-    report_text.farewell(console, directory, result, f"{prefix}{headline}", last_clients, made)
-    if reason == "stopped" and kept is not None and not stop.enough:
-        console.say(f"go on with: fedmpi resume {directory.shown}")
-    ended_so = {"finished": 0, "enough": 0, "apart": 1}
-    code = ended_so[reason] if reason in ended_so else _stopped(kept is not None, stop)
-    if os.environ.get(OUTCOME):
-        fresh = len(rows) - (after + 1 if going_on else 0)
-        with suppress(OSError):  # its reader has the launcher's exit code, too
-            durable.write(Path(os.environ[OUTCOME]), f"{code} {fresh}\n".encode())
-            code = 0 if job.launcher == "torchrun" else code  # which would make it 1, and print a traceback
-    return {**result, "directory": str(directory.shown)}, code
+    return recorded.run(made, job, comm, stop, alarm, until_end, ranks, own, identity)
 
 
 def validate(settings: Settings, job: Job | None = None) -> list[tuple[str, str]]:

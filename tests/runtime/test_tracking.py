@@ -126,6 +126,17 @@ def test_each_round_once_and_the_run_as_without_them(made, tmp_path, monkeypatch
     assert trust.run_settings(tmp_path / "one", False).callbacks == ()  # who looks at a run starts none of them
 
 
+def test_the_log_has_the_warnings_also_of_before_there_was_one(made, tmp_path):
+    fails = f"callbacks=[{callback(tmp_path, 'bad', fails='round')}]"
+    with pytest.warns(UserWarning, match="broken") as shown:
+        launch.execute(made(2, f"output={tmp_path}/runs", "method.name=feddyn", "server.rule=mean", fails))
+    log = (tmp_path / "runs" / "one" / "log.txt").read_text().splitlines()
+    warned = [line for line in log if line.startswith("warning: ")]
+    assert warned == [f"warning: {each.message}" for each in shown]
+    assert "server.rule: mean takes the place" in warned[0]
+    assert "ValueError: broken" in warned[1]
+
+
 @pytest.mark.parametrize(
     ("given", "words"),
     [
