@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 import torch
 import yaml
-from helpers import fedmpi, images, play, prepare, settings, trial
+from helpers import federated, fedmpi, images, play, prepare, settings, trial
 from torch import nn
 
 from fedmpi import config
@@ -48,6 +48,10 @@ def test_a_partition_cannot_write_to_the_labels():
         ({"model": {"name": f"{__file__}:wide_net"}}, "has 6 outputs, but the data have 4 classes"),
         ({"model": {"name": f"{__file__}:tall_buffers"}}, r"buffer far \(torch.float64\) holds numbers beyond"),
         ({"train": {"drop_last": True, "batch_size": 500}}, "drop_last: true leaves out every batch.*500"),
+        (
+            {"method": "fedlc", "task": {"name": "classification", "label_smoothing": 0.1}},
+            "fedlc needs targets of one class each, but task.label_smoothing is 0.1; set task.label_smoothing=0",
+        ),
     ],
 )
 def test_refused(changes, message):
@@ -125,6 +129,64 @@ class Softened:
 
     def metrics(self, outputs, y):
         return {"accuracy": 100 * (outputs.argmax(1) == y).double().mean().item()}
+
+
+class Weighing(Softened):
+    """Weighs by the counts that it is told."""
+
+    def weigh(self, counts):
+        self.w = 1.0 / counts.clamp(min=1).double()
+
+    def loss(self, model, x, y):
+        return nn.functional.cross_entropy(model(x), y, weight=self.w.to(torch.float32))
+
+
+def test_a_task_that_weighs_by_each_clients_own_counts_trains_them_one_by_one():
+    """Together they would all have the counts of the client that was told last."""
+    more = {"task": {"name": f"{__file__}:Weighing"}, "cohort": {"fraction": 1.0}}
+    data = federated()
+    data = replace(data, counts_shared=False)
+    share = trial("fedavg", **more).data.model_copy(update={"share_label_counts": False})
+
+    def run(pack):
+        config = trial("fedavg", **more, compute={"pack": pack})
+        return play(config.model_copy(update={"data": share}), data)
+
+    with pytest.raises(UserError, match=r"compute\.pack: 3.*each client's own counts"):
+        run(3)
+    with pytest.warns(UserWarning, match=r"compute\.pack: auto.*each client's own counts"):
+        auto = run("auto")
+    assert auto.hashes == run(1).hashes
+
+
+class Symbols(nn.Sequential):
+    def forward(self, x):
+        return super().forward(x.long())
+
+
+def square(input_shape, classes):
+    return Symbols(nn.Embedding(classes, 8), nn.Linear(8, classes))
+
+
+def test_as_many_symbols_as_targets_are_told(tmp_path):
+    """(B, V, L) and (B, L, V) look the same then."""
+    text = np.random.default_rng(0).integers(0, 6, (40, 7))
+    for length, told in ((6, 1), (5, 0)):
+        x, y = text[:, :length], text[:, 1 : length + 1]
+        np.savez(tmp_path / "a.npz", x_train=x[:30], y_train=y[:30], x_test=x[30:], y_test=y[30:])
+        source = {"source": "npz", "path": "a.npz", "root": str(tmp_path), "classes": 6}
+        tree = {
+            "data": {**source, "partition": {"scheme": "iid", "clients": 2}},
+            "model": {"name": f"{__file__}:square"},
+            "task": {"name": "next_symbol"},
+            "method": {"name": "fedavg"},
+        }
+        (tmp_path / "a.yaml").write_text(yaml.safe_dump(tree))
+        with warnings.catch_warnings(record=True) as seen:
+            warnings.simplefilter("always")
+            made = config.load(tmp_path / "a.yaml")
+            prepare(made, build_data.partitioned(made))
+        assert sum("as many symbols as targets" in str(each.message) for each in seen) == told
 
 
 @pytest.mark.parametrize("method", ["fedld", "fedsol", "feduv", "fedntd", "fedpac", "fedproto"])

@@ -23,7 +23,7 @@ from fedmpi.config.loading import shown
 from fedmpi.config.sweep import SEED, Axis, Published, Sweep
 from fedmpi.runtime.sweeping import alike, choosing, measured, progress
 
-WHAT = {"last": "after the last round", "mean_last_10": "mean of the last ten rounds", "best": "best round"}
+WHAT = {"last": "after the last round", "mean_last_10": "mean of the last ten evaluations", "best": "best round"}
 OF = tuple(WHAT)
 MOST_TOLD = 8  # cells with something missing
 Key = tuple[str, ...]  # a label of each axis but seed

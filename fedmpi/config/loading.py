@@ -192,6 +192,8 @@ def _merge_trees(low: dict[str, Any], high: dict[str, Any], path: tuple[str, ...
         old, new = low.get(kind.selector), high.get(kind.selector)
         if old is not None and new is not None and old != new:
             low = {key: value for key, value in low.items() if key in kind.model_fields}
+    elif path[:1] == ("method",) and len({low.get("name"), high.get("name")} - {None}) > 1:
+        low = {}  # a method within a method is another one now
     merged = dict(low)
     for key, value in high.items():
         below = _named(low.get(key), (*path, key))

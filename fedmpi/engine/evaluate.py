@@ -257,7 +257,8 @@ class Evaluator:
         untouched = client.untouched()
         shared = protocol == "global" or (protocol == "validation" and self.whole)
         w = client.received if shared else client.check("weights", method.weights(client))
-        worker.model.load(w, client.b0)
+        b = client.b0 if shared else client.check("buffers", method.buffers(client), tuple(client.b0.shape))
+        worker.model.load(w, b)
         if protocol.startswith("ft("):
             client.fine_tune(int(protocol[3:-1]))
         own = self.data.validation if protocol == "validation" else self.data.test
@@ -268,7 +269,7 @@ class Evaluator:
             text = f"returned {type(predict).__name__}; it must return None or a function x (B, ...) -> (B, outputs)"
             raise wrong(method, "predict", where, text)
         found = figures(worker, shard, self.batch_size, predict)
-        untouched.check(where, "weights", "tune", "predict")
+        untouched.check(where, "weights", "buffers", "tune", "predict")
         return found
 
     def _line(self, t: int, k: int, protocol: str, row: Figures) -> dict[str, Any]:

@@ -34,7 +34,8 @@ from fedmpi.engine.messages import Messages, Upload
 from fedmpi.engine.travel.gathering import Received
 from fedmpi.flat.layout import Segment
 from fedmpi.method.base import overrides
-from fedmpi.method.context import Server, State, Uploads
+from fedmpi.method.context import Server, Uploads
+from fedmpi.method.values import State
 
 Rule = Callable[[Uploads, Server], Tensor]
 

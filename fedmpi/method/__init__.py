@@ -8,6 +8,7 @@ from fedmpi.method.base import (
     FEATURES,
     LABEL_COUNTS,
     LAST_LAYER,
+    ONE_CLASS,
     PLAIN_SERVER,
     PLAIN_SGD,
     SGD_STEPS,
@@ -17,8 +18,9 @@ from fedmpi.method.base import (
     declared,
     overrides,
 )
-from fedmpi.method.context import Client, Fitted, Loss, Row, Server, State, Uploads
+from fedmpi.method.context import Client, Loss, Server, Uploads
 from fedmpi.method.slots import (
+    BUFFERS,
     CHANGE,
     FLAT,
     HEAD_FLAT,
@@ -32,12 +34,15 @@ from fedmpi.method.slots import (
     Slots,
     Travel,
 )
+from fedmpi.method.values import Fitted, Row, State
 
 __all__ = [
+    "BUFFERS",
     "CHANGE",
     "CLASSES",
     "LABEL_COUNTS",
     "LAST_LAYER",
+    "ONE_CLASS",
     "FEATURES",
     "FLAT",
     "HEAD_FLAT",

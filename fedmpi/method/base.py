@@ -18,8 +18,9 @@ from typing import Any, ClassVar
 from torch import Tensor, nn
 
 from fedmpi.flat.layout import EVERYTHING
-from fedmpi.method.context import Client, Row, Server, State, Uploads
+from fedmpi.method.context import Client, Server, Uploads
 from fedmpi.method.slots import SHARED, Slots, Travel
+from fedmpi.method.values import Row, State
 
 # What a method may need of the experiment; checked before anything runs.
 PLAIN_SGD = "plain SGD"  # SGD_STEPS without momentum
@@ -29,6 +30,7 @@ LAST_LAYER = "a model with a last linear layer"  # of which nobody asks what it 
 CLASSES = "a classification task"
 PLAIN_SERVER = "a plain server step (server.optim: sgd, server.lr: 1, server.rule: auto)"
 LABEL_COUNTS = "the label counts of all clients"
+ONE_CLASS = "targets of one class each"  # no smoothing: a method that takes absent classes out of the softmax
 VALIDATION = "validation rows"
 
 
@@ -106,6 +108,10 @@ class Method:
     def weights(self, k: Client) -> Tensor:
         """What is evaluated as this client's model.   -> (d,)"""
         return k.received
+
+    def buffers(self, k: Client) -> Tensor:
+        """The batch statistics that are evaluated with them.   -> (b,)"""
+        return k.b0
 
     def tune(self, k: Client, epochs: int) -> None:
         """Fine-tuning before evaluation, ft(epochs), from the weights evaluated; nothing of it is kept."""

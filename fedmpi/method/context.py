@@ -20,48 +20,7 @@ from torch import Tensor
 from fedmpi.flat import linear
 from fedmpi.flat.layout import Segment
 from fedmpi.flat.packing import Views
-
-
-class Row(dict[str, Tensor]):
-    """What a client uploads, one entry a declared slot: Row(dw=..., dc=...). The engine adds dw where it is missing."""
-
-
-class State(dict[str, Tensor]):
-    """Values of declared state: k.state.c_i, s.state.c to read; State(c_i=...) with all of it to return.
-
-    What stays as it was is returned as it was: `k.state`, `s.state`, or State(**k.state, more=...).
-    """
-
-    def __getattr__(self, name: str) -> Tensor:
-        try:
-            return self[name]
-        except KeyError:
-            declared = ", ".join(self) or "none"
-            raise AttributeError(f"no state {name!r} is declared here (declared: {declared})") from None
-
-    def __setattr__(self, name: str, value: object) -> None:
-        raise AttributeError(f"state {name!r} is read-only: return the new value, the engine stores it")
-
-
-class Fitted:
-    """What `Client.fit` gives back: `w`, `loss`, and both of them where it is unpacked."""
-
-    w: Tensor  # (d,) trained weights
-    loss: Tensor  # () float64, mean over the steps made; 0 where none was
-
-    def __init__(self, w: Tensor, mean: Callable[[], Tensor]) -> None:
-        """mean: gives the loss; few ask for it."""
-        self.w, self._mean = w, mean
-
-    def __getattr__(self, name: str) -> Tensor:
-        if name != "loss":
-            raise AttributeError(f"k.fit() gives w and loss, not {name!r}")
-        self.loss = self._mean()
-        return self.loss
-
-    def __iter__(self) -> Iterator[Tensor]:
-        return iter((self.w, self.loss))
-
+from fedmpi.method.values import Fitted, State
 
 Loss = Callable[["Client", Tensor, Tensor], Tensor]
 Batch = tuple[Tensor, Tensor]  # x (B, ...), y (B,)
@@ -87,7 +46,7 @@ class Client(Protocol):
         int  # passes over the samples that `fit` begins by default; train.steps and fractions cut the last one short
     )
     epoch: int  # of the running `fit`, from 0
-    last_epoch: bool
+    last_epoch: bool  # whether the step at hand is one of the last ones of `fit`, as many as make a pass
     steps: int  # K, optimiser steps made by `fit` on k.w
     # sum of the weights with which a constant gradient enters w: K without momentum (FedNova's a_k); nan where steps
     # are not such sums. Declare needs = {SGD_STEPS}
@@ -95,6 +54,7 @@ class Client(Protocol):
     w: Tensor  # (d,) live weights
     b: Tensor  # (b,) live float buffers (batch statistics)
     received: Tensor  # (d,) what was received, and the client's own parts
+    b0: Tensor  # (b,) float buffers received
     w0: Tensor  # (d,) weights at the start of local training: `received`, or what the hook `receive` made of it
     state: State  # client_state
     down: Views  # receives, per_client_download
@@ -139,17 +99,26 @@ class Client(Protocol):
         Declare needs = {VALIDATION} for the validation part.
         """
 
-    def grad(self, x: Tensor, y: Tensor, *, at: Tensor | None = None, loss: Loss | None = None) -> Tensor:
+    def grad(
+        self,
+        x: Tensor,
+        y: Tensor,
+        *,
+        at: Tensor | None = None,
+        loss: Loss | None = None,
+        buffers: Tensor | None = None,
+    ) -> Tensor:
         """Gradient of a loss on one batch.
 
         Args:
             x, y: (B, ...) samples, (B,) targets.
             at: (d,) weights; default the live ones.
             loss: (k, x, y) -> (); default the method's.
+            buffers: (b,) float buffers of `at`, such as k.scratch's, which the pass writes to; default the live ones.
 
         Returns:
-            (d,) gradient. Of a step's passes the first moves batch-norm statistics, the others leave them alone; so do
-            passes outside of steps.
+            (d,) gradient. Of a step's passes the first moves the live batch-norm statistics, the others leave them
+            alone; so do passes outside of steps, and those with `buffers`.
         """
 
     def hessian_vector(self, x: Tensor, y: Tensor, v: Tensor) -> Tensor:
@@ -198,9 +167,11 @@ class Client(Protocol):
         groups: Sequence[str] | None = None,
         lr: float | None = None,
         start: Tensor | None = None,
+        buffers: Tensor | None = None,
         loss: Loss | None = None,
         gradient: Callable[[Client, Tensor], Tensor] | None = None,
         plain: bool = False,
+        bare: bool = False,
     ) -> Fitted:
         """The batch loop: steps of train.optim with a fresh optimiser, or with that which train.keep_optim has kept.
 
@@ -210,9 +181,11 @@ class Client(Protocol):
             lr: default eta_t.
             start: (d,) weights of another model to train from there; k.w, its buffers, counters and recorded loss stay
                 what they were. The optimiser is fresh.
+            buffers: (b,) float buffers of that model; default the live ones.
             loss: in place of the hooks `loss` and `step`.
             gradient: in place of the hook of that name.
             plain: FedAvg's steps on all parameters, with a fresh optimiser.
+            bare: the same by w <- w - lr g, without the momentum, weight decay, clipping and optimiser of `train`.
         """
 
     def generator(self, *purpose: str | int) -> torch.Generator:

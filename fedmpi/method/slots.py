@@ -15,7 +15,8 @@ from dataclasses import dataclass, replace
 
 from fedmpi.flat.layout import EVERYTHING
 from fedmpi.flat.packing import Packing
-from fedmpi.method.context import State, Uploads
+from fedmpi.method.context import Uploads
+from fedmpi.method.values import State
 
 # Names that `up.name` and `k.state.name` have for other things.
 RESERVED = {name for name in (*dir(Uploads), *Uploads.__annotations__, *dir(State)) if not name.startswith("_")}
@@ -53,6 +54,7 @@ HEAD_FLAT = Slot(("h",))  # like the head's parameters
 PER_CLASS = Slot(("c",))
 PROTOTYPES = Slot(("c", "z"))  # one feature vector a class
 INITIAL = Slot(("d",), initial=True)  # starts as the initial model
+BUFFERS = Slot(("b",))  # like the float buffers
 INITIAL_BUFFERS = Slot(("b",), initial=True)
 
 

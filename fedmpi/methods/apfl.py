@@ -8,7 +8,8 @@ A local step, all gradients on one batch and at the old values:
 (4) is made at the first step of a round (adapt: round), at every step, or never. The authors' code mixes the two
 models' outputs where (1) mixes weights, takes the new w_k in (3), adds 0.02 alpha_k to the slope in (4), and is judged
 by w_k; here (1) has the aggregated w. The figure `alpha` is the cohort's mean. train.weight_decay acts on w_k alone; in
-networks with dropout the second gradient draws masks of its own.
+networks with dropout the second gradient draws masks of its own. Batch statistics are mixed as (1) mixes weights; those
+of v_k are moved by the passes at u_k.
 """
 
 from dataclasses import dataclass
@@ -18,8 +19,10 @@ from torch import Tensor
 
 from fedmpi.common.options import option
 from fedmpi.method import (
+    BUFFERS,
     FLAT,
     INITIAL,
+    INITIAL_BUFFERS,
     PLAIN_SGD,
     SCALAR,
     SHARED,
@@ -41,10 +44,10 @@ class APFL(Method):
     adapt: str = option("round", "how often (4) is made", choices=("round", "step", "never"))
 
     paper = "Deng et al., 2020"
-    client_state = Slots(v=INITIAL, alpha=Slot(start="alpha"))
+    client_state = Slots(v=INITIAL, v_b=INITIAL_BUFFERS, alpha=Slot(start="alpha"))
     sends = Slots(dw=SHARED, alpha=SCALAR)
     means = {"dw": ("p",)}
-    scratch = Slots(v=FLAT, alpha=SCALAR)
+    scratch = Slots(v=FLAT, v_b=BUFFERS, alpha=SCALAR)
     needs = frozenset({PLAIN_SGD})
     neutral = {"alpha": 0.0, "adapt": "never"}
 
@@ -52,11 +55,12 @@ class APFL(Method):
         v, alpha = k.scratch.v, k.scratch.alpha
         if not k.steps:
             v.copy_(k.state.v)
+            k.scratch.v_b.copy_(k.state.v_b)
             alpha.copy_(k.state.alpha)
         g = k.grad(x, y)  # (2)
         if self.adapt == "never" and not self.alpha:
             return g
-        at_u = k.grad(x, y, at=alpha * v + (1 - alpha) * k.w)
+        at_u = k.grad(x, y, at=alpha * v + (1 - alpha) * k.w, buffers=k.scratch.v_b)
         slope = (v - k.w) @ at_u
         v.sub_(k.lr * alpha * at_u)  # (3)
         if self.adapt == "step" or (self.adapt == "round" and not k.steps):
@@ -64,11 +68,14 @@ class APFL(Method):
         return g
 
     def upload(self, k: Client) -> tuple[Row, State]:
-        state = State(v=k.scratch.v, alpha=k.scratch.alpha) if k.steps else k.state
+        state = State(v=k.scratch.v, v_b=k.scratch.v_b, alpha=k.scratch.alpha) if k.steps else k.state
         return Row(alpha=state.alpha), state
 
     def weights(self, k: Client) -> Tensor:
         return k.state.alpha * k.state.v + (1 - k.state.alpha) * k.received  # (1)
+
+    def buffers(self, k: Client) -> Tensor:
+        return k.state.alpha * k.state.v_b + (1 - k.state.alpha) * k.b0
 
     def aggregate(self, s: Server, up: Uploads) -> tuple[Tensor, State]:
         s.figures(alpha=up.alpha.mean())

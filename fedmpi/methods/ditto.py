@@ -3,6 +3,7 @@
 w_k: FedAvg's, uploaded.      v_k <- v_k - lr (grad F_k(v_k) + lam (v_k - w0))      (2)
 v_k is the client's own, starts as the initial model, and is what the client uses; w0 is the global model RECEIVED. The
 global pass comes first, the personal pass after it, the same number of epochs; the prox term enters before momentum.
+Batch statistics of v_k are its own, too.
 """
 
 from dataclasses import dataclass
@@ -11,7 +12,7 @@ from typing import final
 from torch import Tensor
 
 from fedmpi.common.options import option
-from fedmpi.method import INITIAL, Client, Method, Slots, State
+from fedmpi.method import INITIAL, INITIAL_BUFFERS, Client, Method, Slots, State
 
 
 @final
@@ -20,15 +21,19 @@ class Ditto(Method):
     lam: float = option(0.75, "pull of the personal model towards the global one", ge=0)
 
     paper = "Li et al., ICML 2021"
-    client_state = Slots(v=INITIAL)
+    client_state = Slots(v=INITIAL, v_b=INITIAL_BUFFERS)
     neutral = {}  # its global model is FedAvg's for every lam
 
     def train(self, k: Client) -> State:
         k.fit()
-        return State(v=k.fit(start=k.state.v, gradient=self.pull).w)
+        own = k.fit(start=k.state.v, buffers=k.state.v_b, gradient=self.pull)
+        return State(v=own.w, v_b=own.b)
 
     def pull(self, k: Client, g: Tensor) -> Tensor:
         return g.add_(k.w - k.w0, alpha=self.lam)  # (2); k.w is v here
 
     def weights(self, k: Client) -> Tensor:
         return k.state.v
+
+    def buffers(self, k: Client) -> Tensor:
+        return k.state.v_b

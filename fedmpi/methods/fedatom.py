@@ -21,7 +21,7 @@ from torch import Tensor, nn
 from fedmpi.common.errors import UserError
 from fedmpi.common.options import option
 from fedmpi.flat.layout import ATOM, BODY, COEF, EVERYTHING, HEAD
-from fedmpi.method import SCALAR, Client, Method, Row, Slot, Slots, State, Travel, borrows, declared, overrides
+from fedmpi.method import BUFFERS, SCALAR, Client, Method, Row, Slot, Slots, State, Travel, borrows, declared, overrides
 from fedmpi.models.atoms import decompose
 
 
@@ -70,7 +70,7 @@ class FedAtom(Method):
 
     @declared
     def client_state(self) -> Slots:
-        own = Slots(own_atom=Slot((ATOM,)), began=SCALAR) if self.personal else Slots()
+        own = Slots(own_atom=Slot((ATOM,)), own_b=BUFFERS, began=SCALAR) if self.personal else Slots()
         head = Slots(own_body=Slot((BODY,)), own_head=Slot((HEAD,))) if HEAD in self.own else Slots()
         kept = Slots(alpha=Slot((COEF,)), trained=SCALAR) if self.alpha_fast == "keep" else Slots()
         return Slots(**self.inner.client_state, **own, **head, **kept)
@@ -94,8 +94,9 @@ class FedAtom(Method):
             state = self.inner.train(k)  # (1)
         if not self.own:
             return state
-        w = k.fit(start=self.weights(k), groups=self.own, plain=True).w  # (4)
-        return State(**state, began=torch.ones(()), **{f"own_{group}": k.take(group, w) for group in self.own})
+        own = k.fit(start=self.weights(k), groups=self.own, plain=True)  # (4)
+        parts = {f"own_{group}": k.take(group, own.w) for group in self.own}
+        return State(**state, began=torch.ones(()), own_b=own.b, **parts)
 
     def upload(self, k: Client) -> tuple[Row, State]:
         if self.alpha_fast != "keep":
@@ -108,3 +109,8 @@ class FedAtom(Method):
         for group in self.own if self.own and k.state.began else ():
             w = k.lift(group, getattr(k.state, f"own_{group}"), into=w)
         return w
+
+    def buffers(self, k: Client) -> Tensor:
+        if self.own or self.alpha_fast == "keep":
+            return k.state.own_b if self.own and k.state.began else k.b0
+        return self.inner.buffers(k)

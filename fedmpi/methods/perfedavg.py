@@ -8,8 +8,9 @@ A model that is good after one step of each client's own. A step of local traini
                   with v = grad F(w'; b2)                                                          (3)
     exact         w <- w - beta (v - alpha H(w; b3) v)                                             (4)
 beta is train.lr, and the optimiser with its momentum and weight decay makes the outer step alone; alpha is the rate of
-the inner one. floor(batches / 2) steps an epoch, for (3) and (4) floor(batches / 3). alpha: 0 leaves FedAvg, and then
-b1 and b3 are not drawn. ft(e) is plain SGD of rate alpha; tuning: meta has more such steps (FedSOL authors' code).
+the inner one. floor(batches / 2) steps an epoch, for (3) and (4) floor(batches / 3); a client with fewer batches makes
+one step, on halves (thirds) of what it has. alpha: 0 leaves FedAvg, and then b1 and b3 are not drawn. ft(e) is plain
+SGD of rate alpha, whatever train.optim is; tuning: meta has more steps of the above (FedSOL authors' code).
 """
 
 from dataclasses import dataclass
@@ -43,8 +44,11 @@ class PerFedAvg(Method):
     def step(self, k: Client, x: Tensor, y: Tensor) -> Tensor:
         if not self.alpha:
             return k.grad(x, y)
-        batches = list(zip(x.chunk(self.batches_a_step), y.chunk(self.batches_a_step), strict=True))
-        b1, b2, b3 = batches[0], batches[1 % len(batches)], batches[-1]  # too few samples to cut: b1 again
+        n, many = len(y), self.batches_a_step
+        size = k.batch_size or n
+        size = size if n > (many - 1) * size else -(-n // many)  # too few for so many batches: cut up evenly
+        cut = [(x[at : at + size], y[at : at + size]) for at in range(0, n, size)]
+        b1, b2, b3 = cut[0], cut[1 % len(cut)], cut[-1]  # a single sample is all of them
         inner = k.w - self.alpha * k.grad(*b1)  # (1)
         v = k.grad(*b2, at=inner)  # (2)
         if self.variant == "hessian_free":
@@ -56,4 +60,4 @@ class PerFedAvg(Method):
         if self.tuning == "meta":
             k.fit(epochs)
         else:
-            k.fit(epochs, lr=self.alpha, plain=True)
+            k.fit(epochs, lr=self.alpha, bare=True)

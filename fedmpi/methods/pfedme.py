@@ -7,7 +7,8 @@ A local step, on one batch:   `steps` times  theta <- theta - personal_lr (grad 
 Server:                       w <- (1 - beta) w + beta sum_k p_k w_k;   beta is server.lr, lr is train.lr          (4)
 theta is the client's own model, and what it uses; it goes on from step to step within a round as in the authors' code,
 or starts from w in each (start: w). The paper's p_k are equal. Their code adds 0.001 theta to grad f: `decay`.
-train.weight_decay acts on w in (3). A client that is not sampled uses the theta of its last round.
+train.weight_decay acts on w in (3). A client that is not sampled uses the theta of its last round. Batch statistics are
+those of passes at theta.
 """
 
 from dataclasses import dataclass
@@ -16,7 +17,7 @@ from typing import final
 from torch import Tensor
 
 from fedmpi.common.options import option
-from fedmpi.method import FLAT, INITIAL, PLAIN_SGD, Client, Method, Row, Slots, State
+from fedmpi.method import FLAT, INITIAL, INITIAL_BUFFERS, PLAIN_SGD, Client, Method, Row, Slots, State
 
 
 @final
@@ -29,7 +30,7 @@ class PFedMe(Method):
     decay: float = option(0.0, "weight decay of (2)", ge=0)
 
     paper = "Dinh et al., NeurIPS 2020"
-    client_state = Slots(theta=INITIAL)
+    client_state = Slots(theta=INITIAL, theta_b=INITIAL_BUFFERS)
     scratch = Slots(theta=FLAT)
     needs = frozenset({PLAIN_SGD})  # (3) is one step of it
 
@@ -43,7 +44,10 @@ class PFedMe(Method):
         return self.lam * (k.w - theta)  # (3)
 
     def upload(self, k: Client) -> tuple[Row, State]:
-        return Row(), State(theta=k.scratch.theta) if k.steps else k.state
+        return Row(), State(theta=k.scratch.theta, theta_b=k.b) if k.steps else k.state
 
     def weights(self, k: Client) -> Tensor:
         return k.state.theta
+
+    def buffers(self, k: Client) -> Tensor:
+        return k.state.theta_b

@@ -168,7 +168,7 @@ def experiment(settings: Settings, data: Federated, device: torch.device) -> Exp
         fitting.compiler(device)
         module.compile()  # one compilation for all clients of a rank
     rule = make_rule(settings, method, messages.shared_groups)
-    pack = fitting.clients_at_once(settings, method, model, recipe(settings), data)
+    pack = fitting.clients_at_once(settings, method, task, model, recipe(settings), data)
     return Experiment(settings, moved, method, task, net, model, messages, rule, given, pack)
 
 

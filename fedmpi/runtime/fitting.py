@@ -27,6 +27,7 @@ from fedmpi.method.base import (
     FEATURES,
     LABEL_COUNTS,
     LAST_LAYER,
+    ONE_CLASS,
     PLAIN_SERVER,
     PLAIN_SGD,
     SGD_STEPS,
@@ -37,6 +38,9 @@ from fedmpi.method.base import (
 from fedmpi.models.net import Net
 from fedmpi.runtime.recipe import recipe
 from fedmpi.tasks import contract
+from fedmpi.tasks.base import Task
+from fedmpi.tasks.classification import Classification
+from fedmpi.tasks.next_symbol import NextSymbol
 
 SHOWN = 5  # sites in a line
 REMEDIES = {  # what to set where a method needs something else
@@ -47,6 +51,7 @@ REMEDIES = {  # what to set where a method needs something else
     "train.momentum": "0",
     "data.share_label_counts": "true",
     "data.validation": "0.1, say",
+    "task.label_smoothing": "0",
 }
 
 
@@ -97,13 +102,15 @@ def check_needs(settings: Settings, method: Method, task: Any, net: Net, module:
         PLAIN_SERVER: (server.optim, server.lr, server.rule.name) != ("sgd", 1.0, "auto")
         and f"server is {{optim: {server.optim}, lr: {server.lr:g}, rule: {server.rule.name}}}",
         LABEL_COUNTS: not settings.data.share_label_counts and "data.share_label_counts is false",
+        ONE_CLASS: settings.task.options.get("label_smoothing")
+        and f"task.label_smoothing is {settings.task.options['label_smoothing']:g}",
         VALIDATION: not settings.data.validation and "data.validation is 0",
     }
     for needed in sorted(method.needs):
         if needed not in lacking:
             known = (
-                "PLAIN_SGD, SGD_STEPS, PLAIN_SERVER, FEATURES, LAST_LAYER, CLASSES, LABEL_COUNTS, VALIDATION of "
-                "fedmpi.method"
+                "PLAIN_SGD, SGD_STEPS, PLAIN_SERVER, FEATURES, LAST_LAYER, CLASSES, ONE_CLASS, LABEL_COUNTS, "
+                "VALIDATION of fedmpi.method"
             )
             raise UserError(f"method {name}: needs holds {needed!r}; it takes {known}")
         if lacking[needed]:
@@ -139,6 +146,14 @@ def check_sense(settings: Settings, method: Method, data: Federated, task: Any, 
             f"a classification needs one output a class{' (of texts: task.name=next_symbol)' if texts else ''}"
         )
     check_targets(settings.task.name, data, task, net)
+    square = len(net.output_shape) == 2 and len({*net.output_shape}) == 1
+    if square and isinstance(task, NextSymbol) and ":" in settings.model.name:
+        shown = f"({net.output_shape[0]}, {net.output_shape[0]})"
+        warnings.warn(
+            f"model {settings.model.name} gives {shown} for a sample, with as many symbols as targets; that is taken "
+            "as (targets, symbols)",
+            stacklevel=3,
+        )
     _tell_of_poor_sites(data, task)
     if train.drop_last and train.batch_size != "full":
         without = int((data.train_sizes < train.batch_size).sum())
@@ -231,21 +246,29 @@ def choice(settings: Settings, task: Any, data: Federated) -> Choice | None:
     return Choice(f"validation_{best.metric}", lowest, best.patience, best.min_delta)
 
 
-def clients_at_once(settings: Settings, method: Method, model: FlatModel, how: Recipe, data: Federated) -> int:
+def clients_at_once(
+    settings: Settings, method: Method, task: Any, model: FlatModel, how: Recipe, data: Federated
+) -> int:
     """How many clients a rank trains at once (compute.pack)."""
     compute, pack, named = settings.compute, settings.compute.pack, isinstance(data.input_shape, dict)
     full = how.momentum or how.weight_decay or any(overrides(method, hook) for hook in ("loss", "gradient"))
     many = together.many(pack, model, 0 if full else int(how.epochs or 0) * int(data.train_sizes.max(initial=0)))
     reason = together.why_not(method, model, how, bf16=compute.precision == "bf16", compiled=compute.compile)
     reason = "a sample is several tensors" if named else reason
-    if settings.task.options.get("weights") == "balanced" and not settings.data.share_label_counts:
-        reason = reason or "task.weights are each client's own (data.share_label_counts: false)"
+    if not settings.data.share_label_counts and _weighs(settings, task):
+        reason = reason or "what the task weighs by are each client's own counts (data.share_label_counts: false)"
     if pack == 1 or not reason:
         return many
     if pack != "auto":
         raise UserError(f"compute.pack: {pack}: clients cannot be trained together: {reason}; {together.REMEDY}")
     warnings.warn(f"compute.pack: auto: {reason}; clients are trained one by one", stacklevel=3)
     return 1
+
+
+def _weighs(settings: Settings, task: Any) -> bool:
+    """Whether a task's loss depends on the label counts that it is told."""
+    own = getattr(type(task), "weigh", Task.weigh)
+    return settings.task.options.get("weights") == "balanced" if own is Classification.weigh else own is not Task.weigh
 
 
 def check_buffers(settings: Settings, module: nn.Module) -> None:

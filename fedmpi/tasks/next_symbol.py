@@ -16,7 +16,8 @@ SKIP = -100  # a target that does not count, such as padding; torch's
 class NextSymbol(Task):
     """Cross-entropy, mean over a batch's symbols; accuracy in percent and perplexity, over all symbols of a split.
 
-    Logits (B, L, V) or (B, V, L), targets (B, L) int64 in 0..V-1, V = classes; a target of -100 does not count.
+    Logits (B, L, V) or (B, V, L), where L = V the former; targets (B, L) int64 in 0..V-1, V = classes; a target of -100
+    does not count.
     """
 
     names = ("accuracy", "perplexity")

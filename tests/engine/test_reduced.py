@@ -16,7 +16,7 @@ from fedmpi.common.errors import UserError
 from fedmpi.engine.travel import reduced
 from fedmpi.engine.travel.cuts import Cuts
 from fedmpi.method.base import means_of
-from fedmpi.method.context import State
+from fedmpi.method.values import State
 
 
 def local(config, **server):

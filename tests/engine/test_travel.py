@@ -17,7 +17,7 @@ from fedmpi.engine.travel.cuts import Cuts
 from fedmpi.flat import formats, linear
 from fedmpi.flat.packing import Packing
 from fedmpi.method.base import means_of
-from fedmpi.method.context import State
+from fedmpi.method.values import State
 from fedmpi.methods import registry
 from fedmpi.runtime import build
 

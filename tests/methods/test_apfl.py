@@ -88,14 +88,13 @@ def test_two_clients_two_rounds(quadratic, adapt):
         assert shown == pytest.approx({0: a1 * v1 + (1 - a1) * w, 1: a2 * v2 + (1 - a2) * w}, abs=1e-11)
 
 
-def round_by_hand(module, x, y, batches, v, alpha, lr, adapt):
-    """A client's steps with torch: changes module and v (a list), returns alpha."""
+def round_by_hand(module, x, y, batches, v, v_b, alpha, lr, adapt):
+    """A client's steps with torch: changes module, v (a list) and v_b (its buffers by name), returns alpha."""
     names = [name for name, _ in module.named_parameters()]
     for step, rows in enumerate(batches):
         w = list(module.parameters())
         u = [alpha * a + (1 - alpha) * b for a, b in zip(v, w, strict=True)]
-        buffers = {name: b.clone() for name, b in module.named_buffers()}  # those of w are moved by its own pass alone
-        f = functional_call(module, dict(zip(names, u, strict=True)) | buffers, x[rows])
+        f = functional_call(module, dict(zip(names, u, strict=True)) | v_b, x[rows])  # which moves v_b in place
         at_u = torch.autograd.grad(cross_entropy(f, y[rows]), u)
         at_w = torch.autograd.grad(cross_entropy(module(x[rows]), y[rows]), w)
         slope = sum(((a - b) * g).sum().item() for a, b, g in zip(v, w, at_u, strict=True))
@@ -122,7 +121,8 @@ def test_three_rounds_against_a_loop(adapt, alpha, whole, fraction):
     it = play(settings("apfl", "norm", model=NET, options=options, cohort=cohort, train=train))
     it.made.model.load(it.w0, it.b0)
     module = copy.deepcopy(it.made.net.module).train()
-    own = {k: [[p.detach().clone() for p in module.parameters()], alpha] for k in range(7)}
+    fresh = [dict(copy.deepcopy(module).named_buffers()) for _ in range(7)]
+    own = {k: [[p.detach().clone() for p in module.parameters()], fresh[k], alpha] for k in range(7)}
     for t, row in enumerate(it.rows):
         before, n, mean = copy.deepcopy(module.state_dict()), 0, {}
         for k in row["cohort"]:
@@ -131,18 +131,21 @@ def test_three_rounds_against_a_loop(adapt, alpha, whole, fraction):
             g = seeds.generator(0, "batches", t, k, 0)
             drawn = sum((torch.randperm(len(x), generator=g).split(train["batch_size"]) for _ in range(2)), ())
             batches = [rows for rows in drawn if not whole or len(rows) == 22]
-            own[k][1] = round_by_hand(module, x, y, batches, *own[k], 0.5 * 0.8**t, adapt)
+            own[k][2] = round_by_hand(module, x, y, batches, *own[k], 0.5 * 0.8**t, adapt)
             n += len(x)
             mean = {name: mean.get(name, 0) + len(x) * value for name, value in module.state_dict().items()}
         module.load_state_dict({name: value / n for name, value in mean.items()})
-        assert row["alpha"] == pytest.approx(sum(own[k][1] for k in row["cohort"]) / len(row["cohort"]), abs=1e-11)
-    w = parameters_to_vector(module.parameters())
+        assert row["alpha"] == pytest.approx(sum(own[k][2] for k in row["cohort"]) / len(row["cohort"]), abs=1e-11)
+    w, b = parameters_to_vector(module.parameters()), dict(copy.deepcopy(module).named_buffers())
     torch.testing.assert_close(it.w, w, rtol=0, atol=1e-11)
     losses = {line["client"]: line["loss"] for line in it.lines if line["round"] == 2}
     for k, (v, share) in states(it).items():
         torch.testing.assert_close(v, parameters_to_vector(own[k][0]), rtol=0, atol=1e-11)
-        assert share == pytest.approx(own[k][1], abs=1e-11)
+        assert share == pytest.approx(own[k][2], abs=1e-11)
         vector_to_parameters(share * v + (1 - share) * w, module.eval().parameters())
+        for name, buffer in module.named_buffers():
+            if buffer.is_floating_point():
+                buffer.copy_(share * own[k][1][name] + (1 - share) * b[name])
         test = it.made.data.test[k]
         loss = cross_entropy(module(test.x[test.index]), test.y[test.index])
         assert losses[k] == pytest.approx(loss.item(), abs=1e-9)

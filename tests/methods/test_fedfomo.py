@@ -11,7 +11,7 @@ from torch.nn.functional import cross_entropy
 
 from fedmpi.common import seeds
 from fedmpi.data.federated import split
-from fedmpi.method.context import State
+from fedmpi.method.values import State
 from fedmpi.methods.fedfomo import FedFomo, usefulness
 from fedmpi.runtime import build_data
 

@@ -49,6 +49,16 @@ def test_prototypes_are_those_of_the_last_epoch(trained):
     assert (early[y == c].mean(0) - up.protos[c]).abs().max() > 1e-4
 
 
+def test_prototypes_are_of_as_many_steps_as_make_a_pass(trained):
+    """Also where train.steps ends the round one step into a pass: it would be that step's batch alone."""
+    full = prepare(settings("fedproto"))
+    steps = -(-len(rows_of(full, 0)[0]) // 10) + 1
+    it = prepare(settings("fedproto", train={"epochs": None, "steps": steps}))
+    _, up = trained(it)
+    held = it.made.data.label_counts[0] > 0
+    assert torch.equal(up.held > 0, held if torch.is_tensor(held) else torch.from_numpy(held))
+
+
 def test_the_server_takes_the_unweighted_mean_over_owners():
     it = play(settings("fedproto", rounds=1, cohort={"fraction": 1.0}, train=ONE_BATCH))
     up = it.uploads

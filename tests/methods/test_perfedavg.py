@@ -66,8 +66,8 @@ def test_one_client_by_hand(client, variant):
     for _ in range(2):
         cut = torch.randperm(len(x), generator=generator).split(4)
         for at in range(0, len(cut) - len(cut) % many, many):
-            rows = torch.cat(cut[at : at + many]).chunk(many)
-            batches = [(x[i], y[i]) for i in (rows if many == 3 else (*rows, rows[1]))]
+            batches = [(x[i], y[i]) for i in cut[at : at + many]]
+            assert len(batches) == many
             w.grad = outer(module, w.detach(), batches, 0.1, variant, 0.01)
             sgd.step()
             steps += 1
@@ -83,14 +83,49 @@ def test_variants_differ():
     assert len(set(hashes)) == 3
 
 
-@pytest.mark.parametrize(("tuning", "lr"), [("plain", 0.02), ("meta", None)])
-def test_fine_tuning(client, tuning, lr):
-    """Plain SGD of rate alpha with its own optimiser, or more of the same steps."""
-    it = prepare(settings("perfedavg", options={"alpha": 0.02, "tuning": tuning}))
+@pytest.mark.parametrize("size", ["full", 300])
+@pytest.mark.parametrize("variant", VARIANTS)
+def test_one_batch_is_cut_up_as_it_is_drawn(client, size, variant):
+    """Not in the order of a file that lies class by class."""
+    many = 2 if variant == "first_order" else 3
+    it = prepare(settings("perfedavg", options={"alpha": 0.1, "variant": variant}, train={"batch_size": size}))
+    k, module = client(it, 2), copy.deepcopy(it.made.net.module)
+    shard = it.made.data.train[2]
+    x, y = shard.x[shard.index], shard.y[shard.index]
+    w = parameters_to_vector(module.parameters()).detach()
+    rows = torch.randperm(len(x), generator=seeds.generator(0, "batches", 0, 2, 0)).chunk(many)
+    g = outer(module, w.requires_grad_(True), [(x[i], y[i]) for i in rows], 0.1, variant, 0.001)
+    it.made.method.train(k)
+    assert k.steps == 1
+    torch.testing.assert_close(k.w, (w - 0.05 * g).detach(), rtol=0, atol=2e-5 if variant != "hessian_free" else 1e-3)
+
+
+@pytest.mark.parametrize(
+    "train", [{"momentum": 0.9, "weight_decay": 0.1, "clip_norm": 0.01}, {"optim": "adam", "momentum": None}]
+)
+def test_fine_tuning_is_plain_sgd_of_rate_alpha(client, train):
+    """Whatever the optimiser of training."""
+    it = prepare(settings("perfedavg", options={"alpha": 0.02}, train=train))
+    module, shard = copy.deepcopy(it.made.net.module), it.made.data.train[2]
+    x, y = shard.x[shard.index], shard.y[shard.index]
+    client(it, 2).fine_tune(2)
+    generator = seeds.generator(0, "batches", 0, 2, 0)
+    for _ in range(2):
+        for rows in torch.randperm(len(x), generator=generator).split(10):
+            module.zero_grad()
+            cross_entropy(module(x[rows]), y[rows]).backward()
+            with torch.no_grad():
+                for p in module.parameters():
+                    p -= 0.02 * p.grad
+    torch.testing.assert_close(it.made.model.w, parameters_to_vector(module.parameters()).detach(), rtol=0, atol=1e-6)
+
+
+def test_fine_tuning_by_more_of_the_same_steps(client):
+    it = prepare(settings("perfedavg", options={"alpha": 0.02, "tuning": "meta"}))
     client(it, 2).fine_tune(2)
     found = it.made.model.w.clone()
     k = client(it, 2)
-    k.fit(2, lr=lr, plain=tuning == "plain")
+    k.fit(2)
     assert torch.equal(found, k.w)
     assert not torch.equal(k.w, k.w0)
 
@@ -130,7 +165,8 @@ def test_a_layer_that_is_not_used(variant):
 @pytest.mark.parametrize("epochs", [1, 2])
 def test_fine_tuning_makes_the_steps_of_plain_sgd(variant, epochs):
     """Of single batches, not of the two or three that a step of its own takes."""
-    more = {"rounds": 0, "evaluate": {"protocol": [f"ft({epochs:g})"]}, "train": {"batch_size": 4, "lr": 0.05}}
+    train = {"batch_size": 4, "lr": 0.05, "momentum": 0.0}
+    more = {"rounds": 0, "evaluate": {"protocol": [f"ft({epochs:g})"]}, "train": train}
     plain = play(settings("fedavg", **more))
     tuned = play(settings("perfedavg", **more, options={"variant": variant, "alpha": 0.05}))
     figures = [{k: v for k, v in it.rows[0].items() if k.startswith("ft")} for it in (plain, tuned)]

@@ -29,7 +29,7 @@ def used(it, client, k, round_):
     """A module that holds what client k is evaluated with, batch statistics included."""
     view = client(it, k, round_)
     module = copy.deepcopy(it.made.net.module)
-    module.load_state_dict(it.made.model.state_dict(it.made.method.weights(view), view.b0))
+    module.load_state_dict(it.made.model.state_dict(it.made.method.weights(view), it.made.method.buffers(view)))
     return module
 
 

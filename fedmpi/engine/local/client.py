@@ -35,7 +35,8 @@ from fedmpi.engine.messages import FAILED, STOP
 from fedmpi.flat.layout import Selection
 from fedmpi.flat.packing import share_memory
 from fedmpi.method.base import Method, overrides
-from fedmpi.method.context import Client, Fitted, Loss
+from fedmpi.method.context import Client, Loss
+from fedmpi.method.values import Fitted
 
 LEFT_OUT = "left out of the round (faults.on_client_error: drop)"
 PLAIN = Method()  # FedAvg's client
@@ -156,7 +157,7 @@ class LocalClient(ClientView):
             return
         w0 = self.check("receive", self.worker.method.receive(self))
         self.w0 = w0.clone() if share_memory(w0, model.w) else w0  # k.w is about to move
-        self.forget_frozen()
+        self._frozen.clear()  # of the w0 from before
         if self.w0 is not self.received:
             model.load(self.w0, self.b0)
 
@@ -174,23 +175,26 @@ class LocalClient(ClientView):
         groups: Sequence[str] | None = None,
         lr: float | None = None,
         start: Tensor | None = None,
+        buffers: Tensor | None = None,
         loss: Loss | None = None,
         gradient: Callable[[Client, Tensor], Tensor] | None = None,
         plain: bool = False,
+        bare: bool = False,
     ) -> Fitted:
         worker, recipe, model = self.worker, self.worker.recipe, self.worker.model
+        recipe, plain = recipe.bare() if bare else recipe, plain or bare
         method = PLAIN if plain else worker.method
         passes, steps = self._amount(epochs, groups, method.batches_a_step)
         generators = worker.generators(self.round, self.id, self.fits)
         self.fits += 1
         momentum, later, nesterov, carry = recipe.momentum, 1 - recipe.dampening, recipe.nesterov, 0.0
-        with self._beside(start), model.only(method.trains if groups is None else groups) as parameters:
+        with self._beside(start, buffers), model.only(method.trains if groups is None else groups) as parameters:
             meter, before = self.meter, len(self.meter.losses)
             if parameters:  # else the model has nothing in these groups
                 trained = [s for s, p in model.members() if p.requires_grad]
                 kept = self.optim.of(trained) if self.optim and not plain and start is None else None
                 optimiser = make(recipe, parameters, self.lr if lr is None else lr, kept)
-                how = Descent.of(worker, method, loss, gradient, parameters, trained)
+                how = Descent.of(worker, method, loss, gradient, parameters, trained, recipe.clips)
                 for x, y in self._batches(generators, passes, steps, method.batches_a_step):
                     self.step_loss, self.passed = None, False
                     untouched = x._version, y._version
@@ -205,17 +209,17 @@ class LocalClient(ClientView):
                     self.steps, self.a = self.steps + 1, self.a + (1 + momentum * carry if nesterov else carry)
                     if self.step_loss is not None:
                         meter.losses.append(self.step_loss)
-            w = model.w if start is None else model.w.clone()
-        return Fitted(w, partial(meter.mean, before, len(meter.losses)))
+            w, b = (model.w, model.b) if start is None else (model.w.clone(), model.b.clone())
+        return Fitted(w, b, partial(meter.mean, before, len(meter.losses)))
 
     @contextmanager
-    def _beside(self, start: Tensor | None) -> Iterator[None]:
+    def _beside(self, start: Tensor | None, buffers: Tensor | None) -> Iterator[None]:
         """Train from other weights: the live model, and what is told of its steps, is then what it was. None: stay."""
         if start is None:
             yield
             return
         told, self.meter = (self.steps, self.a, self.meter), LossMeter(self.w.device)
-        with self.elsewhere(start):
+        with self.elsewhere(start, buffers):
             yield
         self.steps, self.a, self.meter = told
 
@@ -264,15 +268,20 @@ class LocalClient(ClientView):
         self.note(value)
 
     def _batches(self, drawn: tuple[Any, Any], passes: int, steps: int, many: int) -> Iterator[tuple[Tensor, Tensor]]:
-        """The batches of so many steps, `many` at a time, pass after pass. drawn: `worker.generators`."""
+        """The batches of so many steps, `many` at a time, pass after pass. drawn: `worker.generators`.
+
+        Where a step cuts up all rows their order counts, and is drawn; else it does not.
+        """
         worker, recipe, (order, augment) = self.worker, self.worker.recipe, drawn
+        _, a_pass = recipe.amount(self.n, many, 1)
         for self.epoch in range(passes):
-            self.last_epoch = self.epoch == passes - 1
             rows = worker.data.train[self.id]
-            found = batches(rows, recipe.batch_size, order, recipe.drop_last, augment=augment)
+            size = recipe.batch_size or (len(rows) if many > 1 else None)
+            found = batches(rows, size, order, recipe.drop_last, augment=augment)
             for batch in found if many == 1 else grouped(found, many):
                 if worker.stop():
                     return
+                self.last_epoch = steps <= a_pass
                 yield batch
                 steps -= 1
                 if not steps:

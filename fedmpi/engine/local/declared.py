@@ -7,7 +7,7 @@ from typing import Any
 from fedmpi.engine.checks import check_names, check_values
 from fedmpi.engine.messages import Upload
 from fedmpi.engine.worker import Worker
-from fedmpi.method.context import Row, State
+from fedmpi.method.values import Row, State
 
 
 def check_given(worker: Worker, upload: Upload, given: tuple[Any, Any, Any], where: str) -> None:

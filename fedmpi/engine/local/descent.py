@@ -37,17 +37,19 @@ class Descent(NamedTuple):
         gradient: Callable[[Client, Tensor], Tensor] | None,
         parameters: Sequence[nn.Parameter],
         trained: Sequence[Segment],
+        clips: bool,
     ) -> Descent:
         """That of a fit which now begins: gradients go to where its steps look for them.
 
-        parameters: what is trained, and `trained`, its segments; loss, gradient: in place of the method's hooks.
+        parameters: what is trained, and `trained`, its segments; loss, gradient: in place of the method's hooks; clips:
+            whether gradients are clipped.
         """
         model = worker.model
         how = cls(
             loss=loss or worker.direct or method.loss,
             correct=gradient or (method.gradient if overrides(method, "gradient") else None),
             step=method.step if overrides(method, "step") and gradient is None and loss is None else None,
-            clipped=model.layout.entries(trained) if worker.recipe.clips else None,
+            clipped=model.layout.entries(trained) if clips else None,
         )
         if how.flat:
             return how

@@ -26,6 +26,10 @@ class Recipe:
     clip_value: float | None = None
     keep: bool = False  # the optimiser's state, from round to round
 
+    def bare(self) -> Recipe:
+        """The same batches, and steps w <- w - lr g."""
+        return Recipe(self.epochs, self.steps, self.batch_size, self.drop_last)
+
     @property
     def clips(self) -> bool:
         return self.clip_norm is not None or self.clip_value is not None

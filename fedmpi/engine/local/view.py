@@ -19,7 +19,8 @@ from fedmpi.engine.local.kept import Kept
 from fedmpi.engine.worker import Worker
 from fedmpi.flat.layout import Segment
 from fedmpi.flat.packing import Views
-from fedmpi.method.context import Batch, Client, Loss, Part, State
+from fedmpi.method.context import Batch, Client, Loss, Part
+from fedmpi.method.values import State
 from fedmpi.models.net import Net
 from fedmpi.tasks import contract
 
@@ -124,10 +125,6 @@ class ClientView(Client):
             z, f = self._frozen[key][1].forward(x)
         return (f if z is None else z).to(self.w.dtype), f.to(self.w.dtype)
 
-    def forget_frozen(self) -> None:
-        """w0 is another one now."""
-        self._frozen.clear()
-
     def task_loss(self, f: Tensor, x: Tensor, y: Tensor) -> Tensor:
         loss: Tensor = self.worker.task.loss(lambda _: f, x, y)
         return loss
@@ -145,9 +142,17 @@ class ClientView(Client):
         return total / len(shard) if whole is None else whole.double()
 
     # ---- gradient oracles ----
-    def grad(self, x: Tensor, y: Tensor, *, at: Tensor | None = None, loss: Loss | None = None) -> Tensor:
+    def grad(
+        self,
+        x: Tensor,
+        y: Tensor,
+        *,
+        at: Tensor | None = None,
+        loss: Loss | None = None,
+        buffers: Tensor | None = None,
+    ) -> Tensor:
         model = self.worker.model
-        with self._one_pass(at):
+        with self._one_pass(at, buffers):
             model.attach_gradient().zero_()
             value = self.checked_loss((loss or self.worker.method.loss)(self, x, y), loss)
             backward(value)
@@ -158,7 +163,7 @@ class ClientView(Client):
     def hessian_vector(self, x: Tensor, y: Tensor, v: Tensor) -> Tensor:
         members = [(s, p) for s, p in self.worker.model.members() if p.requires_grad]
         parameters = [p for _, p in members]
-        with self._one_pass(None):
+        with self._one_pass(None, None):
             loss = self.checked_loss(self.worker.method.loss(self, x, y))
         grad = partial(torch.autograd.grad, allow_unused=True, materialize_grads=True)  # zero of what is not used
         g = grad(loss, parameters, create_graph=True)
@@ -246,29 +251,34 @@ class ClientView(Client):
         return seeds.generator(self.worker.seed, "client", self.id, *purpose)
 
     @contextmanager
-    def _one_pass(self, at: Tensor | None) -> Iterator[None]:
-        """One of a step's passes. The first moves batch statistics, wherever it is; the others leave them alone."""
-        model, again = self.worker.model, self.passed
-        self.passed = True
+    def _one_pass(self, at: Tensor | None, buffers: Tensor | None) -> Iterator[None]:
+        """One of a step's passes. The first moves batch statistics, wherever it is, unless it has buffers of its own;
+        the others leave them alone."""
+        model, passed, again = self.worker.model, self.passed, self.passed or buffers is not None
+        self.passed = self.passed or buffers is None
         w = None if at is None else model.w.clone()
         statistics = (model.b.clone(), [counter.clone() for counter in model.counters]) if again else ()
-        if at is not None:
-            model.load(at)
+        if at is not None or buffers is not None:
+            # a cumulative average counts the batches of its own passes: one a step
+            counted = [(c - int(passed)).clamp_(min=0) for c in statistics[1]] if statistics else None
+            model.load(model.w if at is None else at, buffers, counted)
         try:
             yield
+            if buffers is not None:
+                buffers.copy_(model.b)
         finally:
             if statistics or w is not None:
                 model.load(model.w if w is None else w, *statistics)
 
     @contextmanager
-    def elsewhere(self, w: Tensor | None) -> Iterator[None]:
+    def elsewhere(self, w: Tensor | None, b: Tensor | None = None) -> Iterator[None]:
         """At other weights; afterwards weights and buffers are again exactly what they were. None: stay."""
         if w is None:
             yield
             return
         model = self.worker.model
         before = model.w.clone(), model.b.clone(), [counter.clone() for counter in model.counters]
-        model.load(w)
+        model.load(w, b)
         try:
             yield
         finally:

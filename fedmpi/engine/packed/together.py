@@ -23,7 +23,7 @@ from fedmpi.engine.packed.thin import pays
 from fedmpi.engine.worker import Worker
 from fedmpi.flat.model import FlatModel
 from fedmpi.method.base import Method, overrides
-from fedmpi.method.context import Row, State
+from fedmpi.method.values import Row, State
 
 # Of pack: auto. Weights trained at once, of models that are chains and of others, which gain less (measured on a CPU: a
 # network of 5,000 convolution weights 1.9 times as fast, one of 1.7 million half as fast); clients.

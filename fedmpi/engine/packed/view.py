@@ -13,7 +13,7 @@ from fedmpi.engine.local.view import ClientView
 from fedmpi.engine.worker import Worker
 from fedmpi.flat.layout import Segment
 from fedmpi.flat.packing import Views
-from fedmpi.method.context import State
+from fedmpi.method.values import State
 from fedmpi.models.net import Net
 
 EACH = ("id", "n", "steps", "a")  # numbers that a client has for itself

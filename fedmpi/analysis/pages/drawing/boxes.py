@@ -16,17 +16,21 @@ HATCHED = ' stroke="var(--on)" stroke-width="1.2" stroke-dasharray="1.5 2"'  # t
 def bars(canvas: Canvas, chart: Bars) -> None:
     canvas.legend([(_swatch(i), name) for i, name in enumerate(chart.parts)] if len(chart.parts) > 1 else [])
     left = _left(chart.labels)
-    longest = max((sum(part[k] for part in chart.parts.values()) for k in range(len(chart.labels))), default=0.0)
-    scale = Scale(*ends([longest], from_zero=True), left, WIDE - 16)
+    signs = (1, -1)  # parts below zero are put end to end on that side
+    stacks = [[part[k] for part in chart.parts.values()] for k in range(len(chart.labels))]
+    reach = [sum(sign * max(sign * length, 0.0) for length in stack) for stack in stacks for sign in signs]
+    scale = Scale(*ends(reach or [0.0], from_zero=True), left, WIDE - 16)
     thick = _thickness(len(chart.labels))
     top, bottom = canvas.height + 4, canvas.height + 4 + thick * len(chart.labels)
     canvas.x_axis(scale, ticks(scale.low, scale.high, 5), chart.x_label, top, bottom)
-    ends_at = [0.0] * len(chart.labels)
+    ends_at = {sign: [0.0] * len(chart.labels) for sign in signs}
     for i, (name, lengths) in enumerate(chart.parts.items()):
         found = []
         for k, length in enumerate(lengths):
-            x, width = scale(ends_at[k]), scale(ends_at[k] + length) - scale(ends_at[k])
-            ends_at[k] += length
+            so_far = ends_at[-1 if length < 0 else 1]
+            x, end = sorted((scale(so_far[k]), scale(so_far[k] + length)))
+            so_far[k] += length
+            width = end - x
             if width >= THINNEST:
                 box = (x, top + k * thick + thick * 0.12, width, thick * 0.76)
                 found.append((box, f"{chart.labels[k]}: {name} {length:.4g}"))
