@@ -73,7 +73,7 @@ def local_models(
         kept = states.rows.get(client, messages.initial_client_state(states.w0, states.b0)).clone()
         with seeds.restored():
             k = LocalClient(worker, client, t, lr, inbox, download, kept)
-            k.watch = watch and watch(k)
+            k.watch, k.cut_short = watch and watch(k), False
             k.take_part(row)
         w.append(model.w.clone())
         b.append(model.b.clone())

@@ -16,6 +16,8 @@ from pathlib import Path
 
 from torch import Tensor, uint8
 
+from fedmpi.common.errors import UserError
+
 
 class Audit:
     """Lines wait in memory until `open` says where to write them: the run directory is not known at the start."""
@@ -26,8 +28,15 @@ class Audit:
         self.private = False
 
     def open(self, path: Path, private: bool) -> None:
-        path.parent.mkdir(mode=0o700 if private else 0o777, parents=True, exist_ok=True)
+        """Raises UserError where it cannot be written there."""
         self.path, self.private = path, private
+        try:
+            path.parent.mkdir(mode=0o700 if private else 0o777, parents=True, exist_ok=True)
+            if path.exists():
+                with path.open("rb+") as file:
+                    file.truncate(file.read().rfind(b"\n") + 1)  # of half a line, which a full disk has left
+        except OSError as error:
+            raise self._cannot(error) from error
         self._write(self.waiting)
 
     def sent(self, about: tuple[int | None, tuple[str, ...]], to: int, x: Tensor) -> None:
@@ -50,5 +59,13 @@ class Audit:
     def _write(self, lines: list[str]) -> None:
         assert self.path is not None
         flags = os.O_WRONLY | os.O_APPEND | os.O_CREAT
-        with open(os.open(self.path, flags, 0o600 if self.private else 0o666), "w") as file:
-            file.write("".join(f"{line}\n" for line in lines))
+        try:
+            with open(os.open(self.path, flags, 0o600 if self.private else 0o666), "wb", buffering=0) as file:
+                content = "".join(f"{line}\n" for line in lines).encode()
+                while content:
+                    content = content[file.write(content) :]
+        except OSError as error:
+            raise self._cannot(error) from error
+
+    def _cannot(self, error: OSError) -> UserError:
+        return UserError(f"data.audit: cannot write {self.path}: {error.strerror or error}; free some space there")

@@ -159,8 +159,8 @@ class FederationServer:
             direction = ruled
         given, direction = direction, direction.detach().to(self.w.dtype)
         tensors = (value.to(self.w.dtype) for value in state.values() if isinstance(value, Tensor))
-        _check_finite(t, up, came, direction, *tensors)
         b = up.mean("_b") if upload.b.size else None
+        _check_finite(t, up, came, direction, *tensors, *([] if b is None else [b]))
         self.updates = {}
         if isinstance(seen, agreement.Seen):
             self.updates = {"updates": agreement.figures(seen, norms, given, self.records == "gram")}
@@ -185,8 +185,8 @@ class FederationServer:
 
 def _check_finite(t: int, up: Uploads, came: Received, *made: Tensor) -> None:
     """A number that is not finite ends the run, and its client is named. Looked for in one vector, not in m."""
-    if all(finite(v) for v in made):
+    if came.whole and all(finite(v) for v in made):
         return
     bad = [str(k) for k, whole in zip(up.clients, came.finite(), strict=True) if not whole]
-    who = f"client {', '.join(bad)} sent" if bad else "the server's direction or state has"
+    who = f"client {', '.join(bad)} sent" if bad else "the server's direction, state or buffers have"
     raise UserError(f"round {t}: {who} {NOT_FINITE}; the round was dropped. {REMEDY}")

@@ -24,9 +24,9 @@ from torch import Tensor
 CHUNK = 1 << 15
 CHUNK_GPU = 1 << 20  # a GPU wants few launches
 BLOCK = 8  # chunks; columns are shared out in whole blocks
-# Entries of a vector beyond which a weighted sum over clients is kept in the rows' own type: twice the size of such a
-# model is what a server cannot spare. The error is at most m 2^-24 of the updates: less than what rounding takes from
-# weights that are m times as long.
+# Entries of a vector beyond which a weighted sum over clients is kept in the rows' own type, of halves in float32: a
+# sum twice as wide is what a server cannot spare. The error is at most m 2^-24 of the updates: less than what rounding
+# takes from weights that are m times as long.
 WIDE = 1 << 24
 
 Work = TypeVar("Work")
@@ -49,8 +49,9 @@ def chunks(x: Tensor, a: int, b: int) -> list[tuple[int, int]]:
 
 
 def sum_type(width: int, kind: torch.dtype) -> torch.dtype:
-    """In which a sum of vectors of `width` entries is kept: float64, of more than WIDE entries their own type."""
-    return torch.float64 if width <= WIDE else kind
+    """In which a sum of vectors of `width` entries is kept: float64; of more than WIDE entries their own type, or
+    float32 where that is a half."""
+    return torch.float64 if width <= WIDE else torch.promote_types(kind, torch.float32)
 
 
 class Sum:
@@ -109,11 +110,12 @@ def combine(rows: Tensor, coefficients: Tensor, start: int = 0, width: int | Non
         spread(at_once, chunks(rows, start, start + n), rows)
         return out
 
-    each, direct = coefficients.tolist(), sum_type(width, rows.dtype) == rows.dtype
+    each, kind = coefficients.tolist(), sum_type(width, rows.dtype)
+    direct = kind == rows.dtype
 
     def one_by_one(span: tuple[int, int]) -> None:
         a, b = span[0] - start, span[1] - start
-        sum_ = out[a:b] if direct else torch.empty(b - a, dtype=torch.float64, device=rows.device)
+        sum_ = out[a:b] if direct else torch.empty(b - a, dtype=kind, device=rows.device)
         for i, c in enumerate(each):
             add(sum_, rows[i, a:b], c, i == 0)
         if not direct:

@@ -111,7 +111,7 @@ def run(
         known = directory.begin_after(after)
         if fed.server is not None and fed.server.best and fed.server.best.round is not None:
             on_best(fed.server.best)
-        if fed.roster.losses.rows or directory.losses():
+        if fed.roster.losses.rows or (directory.path / "faults.jsonl").exists():
             directory.write_losses(fed.roster.losses.rows)
         fed.roster.recorded = {k: v for row in directory.placement()[-1:] for k, v in row.items() if k != "round"}
         console.say(report_text.goes_on(after, settings.rounds, known))

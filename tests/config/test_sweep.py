@@ -50,6 +50,35 @@ over:
     assert len(covering) < len(runs) / 3
 
 
+METHODS = "over: {method: {A: {method: {name: fedavg}}, B: {method: {name: fedprox}}}, seed: [0, 1, 2]}\n"
+
+
+@pytest.mark.parametrize(
+    ("text", "given", "said"),
+    [
+        (METHODS, ["seed=42"], "command line: seed=42: seed is 42, and the sweep's axis seed says 0"),
+        (METHODS, ["seed=42", "only={seed: 0}"], "seed is 42, and the sweep's axis seed says 0.*only={seed: ...}"),
+        (METHODS, ["method.name=fednova"], r"method\.name is 'fednova', and the sweep's axis method says A"),
+        ("over: {train.lr: [0.1, 0.2], m: {a: {}, b: {train: {lr: 0.05}}}}\n", [], "train.lr is 0.05, .* says 0.1"),
+        ("over: {seed: [0, 1], m: {a: {seed: 5}, b: {}}}\n", [], "seed is 5, and the sweep's axis seed says 0"),
+        ("over: {m: {a: {seed: 5}, b: {seed: 5, train: {lr: 0.1}}}}\n", [], "are one run: their settings"),
+        ("over: {name: [a, b]}\n", [], "name is no axis"),
+        ("over: {output: [a, b]}\n", [], "output is no axis"),
+    ],
+)
+def test_a_label_is_what_its_run_is(tmp_path, text, given, said):
+    """Else a table would show one number under several names, and call equal runs seeds."""
+    with pytest.raises(UserError, match=said):
+        list(sweep.load(write(tmp_path, text), given).runs())
+
+
+def test_what_no_axis_names_can_be_set_for_all(tmp_path):
+    runs = list(sweep.load(write(tmp_path, METHODS), ["rounds=3", "train.lr=0.5"]).runs())
+    assert {(settings.rounds, settings.train.lr) for _, settings in runs} == {(3, 0.5)}
+    one = "over: {train.lr: [0.1], cut: {small: {train: {lr: 0.05}}}}\n"  # one label: nothing to mix it up with
+    assert [settings.train.lr for _, settings in sweep.load(write(tmp_path, one)).runs()] == [0.05]
+
+
 def test_a_small_file_over_a_large_one(tmp_path):
     write(tmp_path, "over: {method: {A: {method: {name: fedavg}}, B: {method: {name: fedprox}}}, seed: [0, 1, 2]}\n")
     small = tmp_path / "small.yaml"

@@ -8,6 +8,7 @@ import pytest
 import torch
 import yaml
 from helpers import digest, federated, fedmpi, play, prepare, settings
+from torch import nn
 
 from fedmpi.common.errors import RankWarning, UserError
 from fedmpi.engine import sampling
@@ -178,11 +179,36 @@ def test_a_round_in_which_all_are_refused_changes_nothing():
         it.fed.run()
 
 
+class Overflowing(nn.Module):
+    """A buffer of which a client makes an inf."""
+
+    def __init__(self, classes):
+        super().__init__()
+        self.layer = nn.Linear(64, classes)
+        self.register_buffer("seen", torch.ones(4))
+
+    def forward(self, x):
+        if self.training:
+            self.seen.mul_(torch.inf)
+        return self.layer(x.flatten(1))
+
+
+def overflowing(input_shape, classes):
+    return Overflowing(classes)
+
+
+@pytest.mark.parametrize("reduce", ["root", "local"])
+def test_a_buffer_that_is_not_finite_ends_the_run(reduce):
+    config = settings(rounds=1, model={"name": f"{__file__}:overflowing"}, server={"reduce": reduce})
+    with pytest.raises(UserError, match=r"round 0: client .* values that are not finite"):
+        play(config)
+
+
 def test_what_no_client_did_still_ends_the_run(monkeypatch):
     """The server's own numbers are nobody's upload."""
     it = prepare(everyone(faults={"on_bad_update": "drop"}))
     it.fed.server.rule = lambda up, s: up.mean("dw") * torch.inf
-    with pytest.raises(UserError, match="round 0: the server's direction or state has values that are not finite"):
+    with pytest.raises(UserError, match=r"round 0: the server's direction, .* values that are not finite"):
         it.fed.run()
 
 

@@ -212,6 +212,20 @@ def test_a_stop_leaves_whole_rounds(method):
     assert done == {0, 1, 2}
 
 
+@pytest.mark.parametrize("method", ["fedavg", "perfedavg"])
+def test_a_stop_does_not_cut_fine_tuning_short(method):
+    """ft(e) is measured in whole: no upload tells that less was trained."""
+    config = settings(method, rounds=1, evaluate={"protocol": ["ft(3)"]})
+    whole, judging = play(config), []
+    it = prepare(config, stop=lambda: bool(judging))
+    ask = it.fed.report.evaluator._ask
+    it.fed.report.evaluator._ask = lambda *given: (judging.append(0), ask(*given))[1]
+    it.fed.run()
+    assert judging
+    assert it.rows[0]["ft(3)_accuracy"] == whole.rows[0]["ft(3)_accuracy"]
+    assert it.lines == whole.lines
+
+
 def test_divergence_names_round_and_clients():
     with pytest.raises(UserError, match=r"round 0: client \d.* sent values that are not finite.*lower train.lr"):
         play(settings("fedavg", train={"lr": 1e30}))

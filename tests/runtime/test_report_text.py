@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 import torch
 import yaml
-from helpers import ROOT, fedmpi, images, prepare, settings
+from helpers import ROOT, fedmpi, images, play, prepare, settings, trial
 
 from fedmpi import config
 from fedmpi.analysis.filter_decomposition import virtual
@@ -43,6 +43,13 @@ def test_classes_are_those_of_a_classification():
 def test_a_plug_in_is_called_by_its_file_and_not_its_path():
     name = f"{ROOT}/tests/helpers.py:norm_net"
     assert told(prepare(settings(model={"name": name})).made).startswith("run: fedavg on digits, helpers.py:norm_net ")
+
+
+def test_of_nothing_there_is_no_share():
+    """Local training sends nothing; a format may fill up to a whole word all the same."""
+    it = play(trial("local", rounds=1))
+    row = {"cohort": [0], "up_parameters": 2, "down_parameters": 2}
+    assert report_text.sums([row], it.made.messages) == "clients sent 2 and received 2 parameters"
 
 
 def test_formats_and_what_they_cost():

@@ -277,6 +277,20 @@ def test_at_most_one_checkpoint_more_than_asked_for_and_always_a_whole_one(tmp_p
     assert min(most[most.index(1) :]) == 1
 
 
+def test_lines_are_on_disk_before_the_checkpoint_that_does_without_them(tmp_path, monkeypatch):
+    """A power cut takes what was not synced: the checkpoint may not be there and the rounds before it gone."""
+    said = []
+    sync, write = checkpoints.sync, checkpoints.write_tensors
+    monkeypatch.setattr(checkpoints, "sync", lambda path: (said.append(path.name), sync(path)))
+    monkeypatch.setattr(checkpoints, "write_tensors", lambda *a: (said.append(a[0].name), write(*a)))
+    for name in ("metrics.jsonl", "clients.jsonl"):
+        (tmp_path / name).touch()
+    begin(tmp_path, trial("fedavg", "mlp", rounds=2))
+    places = [i for i, name in enumerate(said) if name.endswith(".safetensors")]
+    assert len(places) == 2
+    assert [{*said[i - 2 : i]} for i in places] == [{"metrics.jsonl", "clients.jsonl"}] * 2
+
+
 def test_what_a_kill_has_left_is_removed(tmp_path):
     """Files cut short in writing; and everything where nothing is whole."""
     begin(tmp_path, config("scaffold"), cut=2)

@@ -33,6 +33,16 @@ def test_a_directory_is_never_shared(tmp_path):
     assert names == ["a", "a-2", "a-3"]
 
 
+def test_half_a_line_is_gone_when_a_run_goes_on(record):
+    """The next line would stand behind it."""
+    for name in ("placement.jsonl", "metrics.jsonl"):
+        (record.path / name).write_text('{"round": 0, "pa')
+    record.begin_after(0)
+    record.add_placement({"round": 1, "pace": [1.0]})
+    assert record.placement() == [{"round": 1, "pace": [1.0]}]
+    assert record.metrics() == []
+
+
 def test_an_output_that_cannot_be_written_to(tmp_path):
     (tmp_path / "file").write_text("")
     with pytest.raises(UserError, match="is a file; it must be a directory"):

@@ -25,6 +25,7 @@ import re
 import shlex
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
+from functools import cached_property, reduce
 from itertools import product
 from pathlib import Path
 from typing import Any
@@ -35,7 +36,7 @@ from fedmpi.config import loading
 from fedmpi.config.schema import Settings
 from fedmpi.config.sweep import best as tuning
 from fedmpi.config.sweep import published as others
-from fedmpi.config.sweep.axes import SEED, Axis, axis, by_axis
+from fedmpi.config.sweep.axes import SEED, Axis, axis, by_axis, true_to
 from fedmpi.config.sweep.best import Best
 from fedmpi.config.sweep.published import Published
 from fedmpi.config.yaml_source import Document
@@ -71,6 +72,11 @@ class Sweep:
         every = (*self.axes, *(self.best.axes if self.best else ()))
         return [axis for axis in every if axis.name in labels]
 
+    @cached_property
+    def _alone(self) -> set[str]:
+        """Axes of which one label is run."""
+        return {axis.name for axis in self.axes if len({labels[axis.name] for labels in self.labels}) == 1}
+
     def settings(self, labels: dict[str, str]) -> Settings:
         """One run's settings; it is written to output/NAME OF THE SWEEP/name of the run.
 
@@ -82,6 +88,7 @@ class Sweep:
         layers.append(loading.command_line(self.overrides))
         said = ", ".join(f"{name}: {label}" for name, label in labels.items())
         try:
+            true_to(self._having(labels), labels, reduce(loading.merge, layers), self._alone)
             whole = loading.settings(layers, self.path)
             place = whole.output / whole.name
             given = [f"output={json.dumps(str(place))}", f"name={json.dumps(self.name(labels))}"]
@@ -106,8 +113,13 @@ class Sweep:
 
     def runs(self) -> Iterator[tuple[dict[str, str], Settings]]:
         """All of them; with `best`, those by which candidates are chosen."""
+        seen: dict[str, dict[str, str]] = {}
         for labels in self.first():
-            yield labels, self.settings(labels)
+            settings = self.settings(labels)
+            same = seen.setdefault(settings.model_dump_json(exclude={"name", "output"}), labels)
+            if same is not labels:
+                raise UserError(f"{self.path}: over: {same} and {labels} are one run: their settings do not differ")
+            yield labels, settings
 
 
 def is_one(path: str | Path) -> bool:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -38,6 +38,8 @@ class Axis:
 def axis(path: Path, document: Document, name: str, given: Any, below: str = "over") -> Axis:
     """One of `over`, or of another key `below` which axes stand. Raises UserError."""
     where = f"{document.origins.get(f'{below}.{name}', path)}: {below}.{name}"
+    if name in ("name", "output", "base"):
+        raise UserError(f"{where}: {name} is no axis: runs get their names and places from the labels of the others")
     if isinstance(given, dict) and given:
         return Axis(
             name, {label: _layer(document, f"{below}.{name}.{label}", tree) for label, tree in given.items()}, False
@@ -76,6 +78,36 @@ def _layer(document: Document, dotted: str, tree: Any) -> Document:
     start = f"{dotted}."
     origins = {key[len(start) :]: where for key, where in document.origins.items() if key.startswith(start)}
     return Document(tree, origins)
+
+
+def true_to(axes: Sequence[Axis], labels: Mapping[str, str], whole: Document, alone: Collection[str]) -> None:
+    """Whether a run is what its labels say. Raises UserError where another layer has set a key that is an axis itself,
+    or where the command line has put another method (model, data source, ...) in the place of that which a label names.
+
+    alone: axes with one label, of which a layer in a file may make something else: there is nothing to mix it up with.
+    """
+    for axis in axes:
+        given = axis.choices[labels[axis.name]].data
+        for key in (axis.name,) if axis.is_key else loading.PLUGINS:
+            wanted, found = _at(given, key), _at(whole.data, key)
+            by = whole.origins.get(key, "")
+            by_hand = by.startswith("command line")
+            if wanted == found or (not by_hand and (not axis.is_key or axis.name in alone)):
+                continue
+            if not axis.is_key and wanted is None:
+                continue
+            if isinstance(found, dict) and wanted in found.values():  # server.rule: krum, with options from elsewhere
+                continue
+            raise UserError(
+                f"{by}: {key} is {show(found)}, and the sweep's axis {axis.name} says {labels[axis.name]}: the table "
+                f"would call it that; choose runs by only={{{axis.name}: ...}}, or others by over={{{axis.name}: ...}}"
+            )
+
+
+def _at(tree: Any, key: str) -> Any:
+    for part in key.split("."):
+        tree = tree.get(part) if isinstance(tree, dict) else None
+    return tree
 
 
 def by_axis(path: Path, axes: Sequence[Axis], key: str, given: Any) -> dict[str, list[str]]:

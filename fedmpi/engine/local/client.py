@@ -279,7 +279,7 @@ class LocalClient(ClientView):
             size = recipe.batch_size or (len(rows) if many > 1 else None)
             found = batches(rows, size, order, recipe.drop_last, augment=augment)
             for batch in found if many == 1 else grouped(found, many):
-                if worker.stop():
+                if self.cut_short and worker.stop():
                     return
                 self.last_epoch = steps <= a_pass
                 yield batch
@@ -290,5 +290,6 @@ class LocalClient(ClientView):
     def fine_tune(self, epochs: int) -> None:
         """The method's fine-tuning from the weights at hand; nothing of it is kept.   FT(e)"""
         self.worker.model.module.train()
+        self.cut_short = False  # what is measured does not go up with a word of it
         with seeds.scoped(self.worker.seed, "tune", self.round, self.id):
             self.worker.method.tune(self, epochs)

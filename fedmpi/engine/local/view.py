@@ -81,6 +81,7 @@ class ClientView(Client):
         self.meter = LossMeter(state_row.device)
         self.step_loss: Tensor | None = None  # of the step at hand, at the live weights
         self.passed = True  # whether the step at hand has made the pass that moves batch statistics
+        self.cut_short = True  # by a request to stop, of which the upload tells
         self.watch: Watch | None = None
         self.optim: Kept | None = None  # of a client that trains, with train.keep_optim
         self._frozen: dict[int | None, tuple[Tensor | None, Net]] = {}

@@ -81,6 +81,11 @@ class Received(ABC):
 
     small: Views
 
+    @property
+    def whole(self) -> bool:
+        """Whether its sums have all that came, numbers that are not finite, too."""
+        return True
+
     @abstractmethod
     def norms(self) -> Tensor:
         """(m,) float64, ||dw_i||; nan where a number is not finite, 0 where none is sent."""

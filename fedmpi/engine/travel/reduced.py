@@ -73,8 +73,12 @@ class Totals(Sums):
                     f"one of {largest:.4g} in {name}; use server.reduce: root"
                 )
             for (slot, _), (total, weights) in self.means.items():
-                if slot == name and norm.isfinite():  # else the run ends, or does without the round
+                if slot == name and norm.isfinite():  # else the run ends (`whole`), or does without the round
                     total.add(x, weights[i], False)
+
+    @property
+    def whole(self) -> bool:
+        return bool(self.long.isfinite().all())
 
     def _norms(self, name: str) -> Tensor:
         return self.long[:, [*self.cuts.large].index(name)].cpu()

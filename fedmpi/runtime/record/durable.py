@@ -46,6 +46,15 @@ def write(path: Path, content: bytes, private: bool = False) -> None:
         os.close(folder)
 
 
+def sync(path: Path) -> None:
+    """What was written to a file is on disk."""
+    file = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(file)
+    finally:
+        os.close(file)
+
+
 def write_tensors(path: Path, tensors: Mapping[str, Tensor], facts: Any = None, private: bool = False) -> None:
     """Write tensors (on the CPU) and `facts` (what JSON can hold) as one file."""
     write(path, packed(tensors, facts), private)

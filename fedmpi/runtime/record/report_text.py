@@ -205,7 +205,7 @@ def sums(rows: list[dict[str, Any]], messages: Messages) -> str:
     least = messages.announcement().packing.size - ENGINE_DOWN + messages.per_client.size
     full = visits * most, visits * least
     text = f"clients sent {up:,} and received {down:,} parameters"
-    if (up, down) == full:
+    if (up, down) == full or not all(full):  # of nothing there is no share
         return text
     return f"{text}, {up / full[0]:.3f} and {down / full[1]:.3f} of sending all in every round"
 

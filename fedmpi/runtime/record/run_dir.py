@@ -101,7 +101,7 @@ class RunDirectory:
         if path.exists() and here < t:  # it is not where a replay begins
             warnings.warn(f"{shown} was changed or cut: of rounds 0 to {t - 1} it has {here}", stacklevel=2)
         rows = [row for row in self.placement() if row["round"] <= t + 1]
-        if rows:
+        if (self.path / "placement.jsonl").exists():  # else a cut line would have the next one behind it
             self._write("placement.jsonl", "".join(f"{as_line(row)}\n" for row in rows).encode())
         ends = ("summary.json", seal.NAME, REPORT, MODEL, BEST)
         for path in (*(self.path / name for name in ends), *self.path.glob(".*.tmp")):

@@ -24,7 +24,7 @@ from torch import Tensor
 
 from fedmpi.common.errors import UserError
 from fedmpi.engine.federation import Federation
-from fedmpi.runtime.record.durable import Damaged, read_tensors, write_tensors
+from fedmpi.runtime.record.durable import Damaged, read_tensors, sync, write_tensors
 
 Key = tuple[int, int]  # client, the round that made its row
 
@@ -152,6 +152,8 @@ class Checkpoints:
         self.rows.put_waiting()
         if server is not None:
             tensors, memory = server
+            for path in self.folder.parent.glob("*.jsonl"):  # rounds before t, which no resume tells again
+                sync(path)
             write_tensors(self.path(t), tensors, {"round": t, "memory": json.loads(memory)}, self.rows.private)
         self.kept.append(t)
         self.needed[t] = dict(trained)

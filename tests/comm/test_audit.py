@@ -1,0 +1,42 @@
+"""The audit's file: whole lines, and one error where it cannot be written."""
+
+import errno
+import json
+import os
+
+import pytest
+import torch
+
+from fedmpi.comm import audit
+from fedmpi.common.errors import UserError
+
+
+def test_half_a_line_is_cut_off_before_the_next(tmp_path):
+    path = tmp_path / "audit" / "rank-1.jsonl"
+    path.parent.mkdir()
+    path.write_text('{"round": 0}\n{"round": 1, "wh')
+    it = audit.Audit()
+    it.sent((2, ("dw",)), 0, torch.ones(3))  # before the run directory is known
+    it.open(path, private=False)
+    it.said((3, ("text",)), "all", b"abc")
+    rows = [json.loads(line) for line in path.read_text().splitlines()]
+    assert [row["round"] for row in rows] == [0, 2, 3]
+    assert [row.get("bytes") for row in rows] == [None, 12, 3]
+
+
+def test_a_full_disk_is_one_error(tmp_path, monkeypatch):
+    it = audit.Audit()
+    it.open(tmp_path / "audit" / "rank-1.jsonl", private=True)
+
+    def full(*_, **__):
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    monkeypatch.setattr(audit, "open", full, raising=False)
+    with pytest.raises(UserError, match=r"data\.audit: cannot write .*rank-1\.jsonl: No space left on device"):
+        it.sent((0, ("dw",)), 0, torch.ones(1))
+
+
+def test_a_place_that_cannot_be_is_one_error(tmp_path):
+    (tmp_path / "file").write_text("")
+    with pytest.raises(UserError, match=r"data\.audit: cannot write .*Not a directory|data\.audit: cannot write .*File"):
+        audit.Audit().open(tmp_path / "file" / "rank-1.jsonl", private=False)
