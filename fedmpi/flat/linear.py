@@ -111,14 +111,13 @@ def combine(rows: Tensor, coefficients: Tensor, start: int = 0, width: int | Non
         return out
 
     each, kind = coefficients.tolist(), sum_type(width, rows.dtype)
-    direct = kind == rows.dtype
 
     def one_by_one(span: tuple[int, int]) -> None:
         a, b = span[0] - start, span[1] - start
-        sum_ = out[a:b] if direct else torch.empty(b - a, dtype=kind, device=rows.device)
+        sum_ = out[a:b] if kind == rows.dtype else torch.empty(b - a, dtype=kind, device=rows.device)
         for i, c in enumerate(each):
             add(sum_, rows[i, a:b], c, i == 0)
-        if not direct:
+        if kind != rows.dtype:
             out[a:b] = sum_
 
     spread(one_by_one, chunks(rows, start, start + n), rows)

@@ -94,3 +94,14 @@ def test_rows_may_be_a_slice_of_longer_ones():
     part = x[:, 11:-20]
     assert torch.equal(linear.combine(part, c), linear.combine(part.contiguous(), c))
     assert torch.equal(linear.gram(part), linear.gram(part.contiguous()))
+
+
+@pytest.mark.parametrize("kind", [torch.bfloat16, torch.float16])
+def test_a_wide_sum_of_halves_does_not_stop_growing(kind, monkeypatch):
+    """Thousand equal rows: in bf16 a sum of 0.004 no longer grows by a thousandth of 0.01."""
+    rows, p = torch.full((1000, 64), 0.01, dtype=kind), torch.full((1000,), 1e-3, dtype=torch.float64)
+    assert linear.combine(rows, p, 0, linear.WIDE + 1)[0] == rows[0, 0]
+    total = linear.Sum(torch.empty(64, dtype=linear.sum_type(linear.WIDE + 1, kind)), kind)
+    for i, row in enumerate(rows):
+        total.add(row, 1e-3, i == 0)
+    assert total.value()[0] == rows[0, 0]
