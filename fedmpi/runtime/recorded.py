@@ -108,7 +108,7 @@ def run(
     kept, after = keeping.start(fed, made, directory, going_on, console.say)
     if going_on:
         begin()
-        known = directory.begin_after(after)
+        known = directory.begin_after(after, settings.evaluate.every)
         if fed.server is not None and fed.server.best and fed.server.best.round is not None:
             on_best(fed.server.best)
         if fed.roster.losses.rows or (directory.path / "faults.jsonl").exists():

@@ -5,6 +5,7 @@ import random
 import shutil
 from contextlib import contextmanager
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 from helpers import fedmpi
@@ -225,6 +226,22 @@ def test_what_is_told_of_updates_is_recomputed(copy, once):
     code, said = check(copy, number=1)
     assert code == 1
     assert f"ALTERED updates.jsonl, round {LAST}: {key} is" in said
+
+
+def test_an_extended_run_has_the_analyses_of_one_that_was_not(tmp_path, monkeypatch):
+    """Its former last round was measured because it was the last."""
+    monkeypatch.chdir(tmp_path)
+    text = (
+        "data: {source: digits, partition: {scheme: iid, clients: 3}}\nmodel: {name: logistic}\noutput: runs\n"
+        "method: {name: fedavg}\nanalysis: [drift]\nevaluate: {every: 2}\ntrain: {batch_size: full}\n"
+    )
+    Path("c.yaml").write_text(text)
+    for name, many in (("long", 6), ("short", 3)):
+        launch.execute(config.load("c.yaml", [f"name={name}", f"rounds={many}"]))
+    launch.execute(config.load("c.yaml", ["name=short", "rounds=6", "checkpoint.resume=must"]))
+    measured = [(Path("runs", name) / "analysis.jsonl").read_text() for name in ("long", "short")]
+    assert measured[0] == measured[1]
+    assert [json.loads(line)["round"] for line in measured[1].splitlines()] == [1, 3, 5]
 
 
 def test_an_analysis_is_recomputed(copy, once):

@@ -85,11 +85,11 @@ class RunDirectory:
             except OSError as error:
                 raise UserError(f"output: cannot create {path}: {error.strerror}; choose another output") from error
 
-    def begin_after(self, t: int) -> int:
+    def begin_after(self, t: int, every: int = 1) -> int:
         """Going on after round t, whose line is told again: leave the lines of the rounds before it. Returns how many
-        lines metrics.jsonl had."""
-        known = 0
-        kept = {"metrics.jsonl": t, "clients.jsonl": t, "updates.jsonl": t, "analysis.jsonl": t + 1}
+        lines metrics.jsonl had. every: evaluate.every; a round analysed because it was the last one no longer is."""
+        known, analysed = 0, t + 1 if (t + 1) % every == 0 else t
+        kept = {"metrics.jsonl": t, "clients.jsonl": t, "updates.jsonl": t, "analysis.jsonl": analysed}
         for name, end in kept.items():
             path = self.path / name
             if path.exists():
