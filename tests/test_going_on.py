@@ -242,6 +242,20 @@ def test_plug_ins_and_data_that_changed_are_named(tmp_path):
     assert (run / "plugins" / "mine-2.py").read_text().endswith("# edited\n")
 
 
+def test_what_was_accepted_once_is_written_down_and_asked_for_again(place):
+    assert fedmpi("run", place / "run.yaml", "name=changed", "rounds=2").returncode == 0
+    done = fedmpi("resume", place / "changed", "rounds=3", "train.lr=0.3", "checkpoint.changes=accept")
+    assert done.returncode == 0, done.stderr
+    said = "accepted: train.lr is 0.3, was 0.01; from round 2 on"
+    assert said in done.stdout
+    assert said in (place / "changed" / "log.txt").read_text()
+    assert yaml.safe_load((place / "changed" / "config.yaml").read_text())["checkpoint"]["changes"] == "refuse"
+    done = fedmpi("resume", place / "changed", "rounds=4", "train.lr=0.9")
+    assert done.returncode == 2
+    assert "train.lr is 0.9, was 0.3" in done.stderr
+    assert fedmpi("resume", place / "changed", "rounds=4").returncode == 0
+
+
 def test_must_and_what_is_no_run(place, tmp_path):
     done = fedmpi("run", place / "run.yaml", "name=none", "checkpoint.resume=must")
     assert (done.returncode, "holds no run to go on with" in done.stderr) == (2, True)

@@ -58,7 +58,7 @@ def run(
     """
     settings, data = made.settings, made.data
     heard = hearing(settings)
-    directory, going_on = resume.directory(settings, identity, until_end)
+    directory, going_on, accepted = resume.directory(settings, identity, until_end)
     falling, backend = tuple(getattr(made.task, "falling", ())), type(comm).__name__.lower()
     about = environment.describe(job.launcher, backend, ranks, settings.compute.threads)
 
@@ -107,6 +107,8 @@ def run(
     fed = build.federation(made, comm, stop, sink, not stuck(ranks))
     kept, after = keeping.start(fed, made, directory, going_on, console.say)
     if going_on:
+        for change in accepted:  # first of all: what is written next is made with it
+            console.say(f"accepted: {change}; from round {after + 1} on")
         begin()
         known = directory.begin_after(after, settings.evaluate.every)
         if fed.server is not None and fed.server.best and fed.server.best.round is not None:

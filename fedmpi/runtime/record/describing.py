@@ -13,12 +13,11 @@ from fedmpi.runtime.record.run_dir import RunDirectory
 
 
 def written(settings: Settings) -> Settings:
-    """The settings as they are written down, with nothing left unsaid. `checkpoint.resume: must` is said of a start,
-    not of the run, whose config may be run again."""
-    checkpoint = settings.checkpoint
-    if checkpoint.resume == "must":
-        checkpoint = checkpoint.model_copy(update={"resume": "never"})
-    return whole.of(settings).model_copy(update={"checkpoint": checkpoint})
+    """The settings as they are written down, with nothing left unsaid. `checkpoint.resume: must` and
+    `checkpoint.changes: accept` are said of a start, not of the run, whose config may be run again."""
+    kept = settings.checkpoint
+    once = {"changes": "refuse"} | ({"resume": "never"} if kept.resume == "must" else {})
+    return whole.of(settings).model_copy(update={"checkpoint": kept.model_copy(update=once)})
 
 
 def describe(

@@ -29,8 +29,10 @@ IDENTITY = "identity.json"
 LOST = -2  # no checkpoint is whole, of a run that has come to its end
 
 
-def directory(settings: Settings, identity: Mapping[str, str], until_end: ExitStack) -> tuple[RunDirectory, bool]:
-    """The run directory, and whether it is that of a run to go on with (rank 0).
+def directory(
+    settings: Settings, identity: Mapping[str, str], until_end: ExitStack
+) -> tuple[RunDirectory, bool, list[str]]:
+    """The run directory, whether it is that of a run to go on with, and which changes that one accepts (rank 0).
 
     identity: what makes this experiment: settings, digests of code and data. until_end: holds the directory's lock.
     Raises UserError where there must be a run and is none, where another process has it, or where it was another
@@ -46,18 +48,18 @@ def directory(settings: Settings, identity: Mapping[str, str], until_end: ExitSt
                     f"checkpoint.every: 0 keeps nothing to go on from, and {path} holds a run to go on with; "
                     "allowed there: 1 or more"
                 )
-            _refuse_changes(path, identity, settings)
-            return RunDirectory(path, private), True
+            return RunDirectory(path, private), True, _accepted(path, identity, settings)
         if how == "auto":  # a job ended before it had said what it is
-            return RunDirectory(path, private), False
+            return RunDirectory(path, private), False, []
     if how == "must":
         raise UserError(f"checkpoint.resume is must, but {path} holds no run to go on with (no {IDENTITY})")
     made = RunDirectory.create(settings.output, settings.name, private)
     until_end.enter_context(lock.held(made.path, private))
-    return made, False
+    return made, False, []
 
 
-def _refuse_changes(path: Path, now: Mapping[str, str], settings: Settings) -> None:
+def _accepted(path: Path, now: Mapping[str, str], settings: Settings) -> list[str]:
+    """What differs from the start of the run, in words. Raises UserError where that is not to be."""
     try:
         before = json.loads((places.at(path) / IDENTITY).read_text(encoding="utf-8"))
     except (OSError, ValueError) as error:
@@ -70,12 +72,13 @@ def _refuse_changes(path: Path, now: Mapping[str, str], settings: Settings) -> N
             f"{path} cannot go on with another comm.wire: {told}. What clients and server have kept belongs to it; "
             "undo the change, or start a new run (another name)"
         )
-    if found and settings.checkpoint.changes != "accept":
-        told = "; ".join(_difference(key, before, now, settings) for key in found)
+    differences = [_difference(key, before, now, settings) for key in found]
+    if differences and settings.checkpoint.changes != "accept":
         raise UserError(
-            f"{path} cannot go on as this experiment: {told}. Undo the change, start a new run (another name), "
-            "or go on all the same with checkpoint.changes=accept"
+            f"{path} cannot go on as this experiment: {'; '.join(differences)}. Undo the change, start a new run "
+            "(another name), or go on all the same with checkpoint.changes=accept"
         )
+    return differences
 
 
 WHICH = ("path", "set", "split", "variant")  # options that tell which data of a source are meant
