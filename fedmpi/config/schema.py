@@ -174,8 +174,7 @@ class CheckpointSettings(Section):
     every: Annotated[int, Field(ge=0, le=1_000_000)] = 1  # rounds; the last one always; 0: none, and no resuming
     keep: Count = 2  # checkpoints, the newest, and at most one more
     resume: Literal["never", "auto", "must"] = "never"  # go on with the run in output/name; auto: if there is one
-    # to settings, code or data, when a run goes on; accept is not stored: it holds for that start
-    changes: Literal["refuse", "accept"] = "refuse"
+    changes: Literal["refuse", "accept"] = "refuse"  # to settings, code or data, when a run goes on; for one start
 
 
 class RecordSettings(Section):

@@ -23,7 +23,7 @@ from fedmpi.runtime.record.closing import close_failed
 from fedmpi.runtime.record.describing import describe
 from fedmpi.runtime.record.progress import Console
 from fedmpi.runtime.record.run_dir import BEST
-from fedmpi.runtime.record.summary import summary
+from fedmpi.runtime.record.summary import judged_first, summary
 from fedmpi.runtime.record.tracking.hearing import hearing
 from fedmpi.runtime.resuming import keeping, resume
 
@@ -60,17 +60,19 @@ def run(
     heard = hearing(settings)
     directory, going_on, accepted = resume.directory(settings, identity, until_end)
     falling, backend = tuple(getattr(made.task, "falling", ())), type(comm).__name__.lower()
+    protocols = sorted(settings.evaluate.protocol, key="global".__ne__)
+    starts = ["" if each == "global" else f"{each}_" for each in protocols]
+    judged = [f"{start}{name}" for start in starts for name in ("loss", *made.task.names)]  # what rounds may have
     about = environment.describe(job.launcher, backend, ranks, settings.compute.threads)
 
     def begin() -> None:
-        alarm.will = partial(close_failed, directory, falling)
+        alarm.will = partial(close_failed, directory, falling, judged)
         describe(directory, made, identity, about, own)
 
     if not going_on:  # else when it is known that it can
         begin()
-    headline = made.task.names[0]
-    prefix = "" if "global" in settings.evaluate.protocol else f"{settings.evaluate.protocol[0]}_"
-    shown = [f"{prefix}{name}" for name in ("loss", *made.task.names)]
+    shown = judged[: 1 + len(made.task.names)]
+    headline = shown[1]
     shown += [f"validation_{settings.evaluate.best.metric}"] if settings.evaluate.best.metric else []
     live = job.launcher in ("single", "torchrun") and "SLURM_JOB_ID" not in os.environ
     console = Console(settings.rounds, shown, directory.log, live=live)
@@ -126,10 +128,11 @@ def run(
     ended = f"signal {stop.signal}" if reason == "stopped" and stop.signal else reason
     ended = f"diverged: {fed.report.watch.said}" if reason == "apart" else ended
     ended = f"enough: {fed.server.best.why}" if reason == "enough" and fed.server.best else ended
-    result = summary(rows, report_text.figures_in(rows), ended, directory.losses(), directory.best_model(), falling)
+    names = judged_first(report_text.figures_in(rows), judged)
+    result = summary(rows, names, ended, directory.losses(), directory.best_model(), falling)
     directory.write_summary(result)
     heard.end(result)
-    report_text.farewell(console, directory, result, f"{prefix}{headline}", last_clients, made)
+    report_text.farewell(console, directory, result, headline, last_clients, made)
     if reason == "stopped" and kept is not None and not stop.enough:
         console.say(f"go on with: fedmpi resume {directory.shown}")
     ended_so = {"finished": 0, "enough": 0, "apart": 1}

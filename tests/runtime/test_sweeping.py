@@ -2,6 +2,7 @@
 
 import json
 import os
+import re
 import signal
 import subprocess
 import time
@@ -148,6 +149,17 @@ def test_a_run_that_ends_early_is_done(file, tmp_path):
     again = fedmpi("sweep", file, *more, best % 2, cwd=tmp_path)
     assert again.returncode == 0, again.stdout + again.stderr
     assert len(hashes(run)) == rounds + 1
+
+
+@pytest.mark.parametrize(("protocol", "shown"), [("global", "accuracy"), ("personal", "personal accuracy")])
+def test_runs_are_compared_by_what_they_are_judged_by(file, tmp_path, protocol, shown):
+    """Not by what the method says of its steps, which stands in rounds before the first evaluation."""
+    words = ["rounds=4", "evaluate.every=2", f"evaluate.protocol=[{protocol}]", "only={seed: 0, method: Exp}"]
+    file.write_text(SWEEP.replace("FedProx: {method: {name: fedprox, mu: 0.1}}", "Exp: {method: {name: fedexp}}"))
+    done = fedmpi("sweep", file, *words, cwd=tmp_path)
+    assert re.search(rf": {shown} \d", done.stdout), done.stdout + done.stderr
+    done = fedmpi("table", file, *words, cwd=tmp_path)
+    assert done.stdout.startswith("accuracy, after the last round"), done.stdout + done.stderr
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGKILL])

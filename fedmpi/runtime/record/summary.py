@@ -65,5 +65,15 @@ def summary(
     return facts
 
 
+def judged_first(found: Sequence[str], judged: Sequence[str]) -> list[str]:
+    """Figures in the order in which runs are compared by them: what rounds are judged by, of which the first rounds may
+    have nothing, stands before what the method says of its own steps.
+
+    >>> judged_first(["server_step", "loss", "accuracy"], ["loss", "accuracy", "personal_loss"])
+    ['loss', 'accuracy', 'server_step']
+    """
+    return [*(name for name in judged if name in found), *(name for name in found if name not in judged)]
+
+
 def _is_number(value: Any) -> bool:
     return isinstance(value, (int, float)) and value == value  # not NaN
