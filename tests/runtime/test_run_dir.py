@@ -51,6 +51,25 @@ def test_an_output_that_cannot_be_written_to(tmp_path):
         RunDirectory.create(tmp_path / "file" / "deeper", "a")
 
 
+def test_two_processes_write_one_file(tmp_path, monkeypatch):
+    """One while the other is in the middle of it, as two `fedmpi report` of a run are."""
+    path, flush = tmp_path / "report.html", os.fsync
+
+    def fsync(file):
+        flush(file)
+        monkeypatch.undo()
+        if not (child := os.fork()):
+            durable.write(path, b"theirs")
+            os._exit(0)
+        assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
+        assert path.read_bytes() == b"theirs"
+
+    monkeypatch.setattr(durable.os, "fsync", fsync)
+    durable.write(path, b"ours")
+    assert path.read_bytes() == b"ours"
+    assert list(tmp_path.iterdir()) == [path]
+
+
 # ---- a disk that takes no more ----
 class Full(io.FileIO):
     """A file on a disk with room for seven more bytes."""

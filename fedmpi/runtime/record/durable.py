@@ -28,7 +28,7 @@ def write(path: Path, content: bytes, private: bool = False) -> None:
 
     private: mode 0600, whatever the umask.
     """
-    temporary = path.with_name(f".{path.name}.tmp")
+    temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")  # others may write it, too: the last one's stays
     try:
         mode = 0o600 if private else 0o666
         with open(temporary, "wb", opener=lambda name, flags: os.open(name, flags, mode)) as file:

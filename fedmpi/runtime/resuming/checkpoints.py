@@ -125,7 +125,7 @@ class Checkpoints:
         self.kept, self.needed = ([t], {t: dict(fed.states.trained)}) if t >= 0 else ([], {})
         mine = [client for client, owner in fed.states.owner.items() if owner == fed.comm.rank]
         if fed.comm.rank == 0:
-            for path in self.folder.glob("*.safetensors*"):  # .NAME.tmp too
+            for path in self.folder.glob("*.safetensors*"):  # .NAME.PID.tmp too
                 if path != self.path(t):
                     path.unlink()
         for path in self.rows.cut_short(mine):
