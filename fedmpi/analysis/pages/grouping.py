@@ -6,7 +6,8 @@ from collections.abc import Callable, Iterable
 from math import inf
 from statistics import fmean, stdev
 
-from fedmpi.analysis.pages.runs import Run, Runs
+from fedmpi.analysis.pages.run import Run
+from fedmpi.analysis.pages.runs import Runs
 from fedmpi.analysis.pages.section import Figure, Lines, Series, Value
 
 Curve = dict[int, float]  # round -> value

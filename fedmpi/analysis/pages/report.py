@@ -13,7 +13,8 @@ from typing import Any
 from fedmpi.analysis.pages.drawing import files
 from fedmpi.analysis.pages.drawing.svg import draw
 from fedmpi.analysis.pages.page import BROKEN, damaged, page
-from fedmpi.analysis.pages.runs import Runs, named, read
+from fedmpi.analysis.pages.run import named
+from fedmpi.analysis.pages.runs import Runs, read
 from fedmpi.analysis.pages.section import Figure, Section, Table, Text
 from fedmpi.analysis.pages.sections import (
     analysis,

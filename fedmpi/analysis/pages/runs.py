@@ -1,181 +1,29 @@
-"""Run directories as they are read for a report: whole, cut short, still growing, or damaged."""
+"""The runs that a report is about, and which of them differ in their seeds alone."""
 
 from __future__ import annotations
 
 import json
-import math
 from collections.abc import Sequence
 from dataclasses import dataclass
-from functools import cached_property
 from pathlib import Path
-from typing import Any
 
 from fedmpi.analysis.pages import swept
+from fedmpi.analysis.pages.run import Run, named
 from fedmpi.common.errors import UserError
-from fedmpi.common.text import count, lower_is_better
-from fedmpi.config import references, yaml_source
-from fedmpi.config.text_file import text_of
-from fedmpi.config.values import flat
 from fedmpi.runtime.reading import digests
-from fedmpi.runtime.record import timeline
 
-Row = dict[str, Any]
 MARKS = ("config.yaml", "metrics.jsonl", "summary.json")  # a directory that holds one of them is a run's
-BOOKKEEPING = {
-    *("round", "sent_bytes", "received_bytes", "up_parameters", "down_parameters", "diverged"),
-    *("wall_s", "train_s", "wait_s", "server_s", "evaluate_s"),
-}  # numbers of a round's line that are no figure of an evaluation
 UNLIKE = ("seed", "name", "output")  # settings in which runs of one group may differ
-
-
-class Run:
-    """One run directory. What cannot be read is empty, and said in `notes`."""
-
-    def __init__(self, path: Path) -> None:
-        self.path, self.notes = path, list[str]()
-        self.config = flat(self._yaml("config.yaml"), "")  # dotted key -> value
-        self.rows = [row for row in self.lines("metrics.jsonl") if isinstance(row.get("round"), int)]
-        self.clients = self.lines("clients.jsonl", needed=False)
-        self.summary, self.environment = self.object("summary.json", needed=False), self.object("environment.json")
-        self.identity, self.partition = self.object("identity.json", needed=False), self.object("partition.json")
-        self.digests = digests.fixed(self.identity)
-        self.faults = self.lines("faults.jsonl", needed=False)
-        self.updates = self.lines("updates.jsonl", needed=False)
-        self.analysis = self.lines("analysis.jsonl", needed=False)
-        self.name = str(self.config.get("name", path.name))
-
-    @cached_property
-    def timeline(self) -> list[dict[str, Any]]:
-        """The jobs, the oldest first (runtime/record/timeline.py)."""
-        try:
-            return timeline.read(self.path)
-        except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
-            self.notes.append(f"{timeline.FOLDER} cannot be read ({error!r})")
-            return []
-
-    @cached_property
-    def client_names(self) -> dict[int, str]:
-        """Of clients that are sites: their names, as the config or their evaluation tells them."""
-        silos = self.config.get("data.silos")
-        named = dict(enumerate(map(str, silos))) if isinstance(silos, list) else {}
-        told = [row for row in self.clients if "site" in row and isinstance(row.get("client"), int)]
-        return named | {row["client"]: str(row["site"]) for row in told}
-
-    def client_name(self, client: int) -> str:
-        """Its site's name, or its number."""
-        return self.client_names.get(client, str(client))
-
-    @property
-    def seed(self) -> str:
-        return str(self.config.get("seed", ""))
-
-    @property
-    def state(self) -> str:
-        """How it ended, or that it has not."""
-        return str(self.summary.get("exit_reason", "")) or "not ended: going on, or killed"
-
-    @property
-    def complete(self) -> bool:
-        """Whether it ended as it was meant to."""
-        return self.state == "finished" or self.state.startswith("enough")
-
-    def series(self, name: str) -> tuple[list[int], list[float]]:
-        """(rounds, values) of a figure in metrics.jsonl, where it is a number."""
-        pairs = [(row["round"], value) for row in self.rows if (value := number(row.get(name))) is not None]
-        return [t for t, _ in pairs], [value for _, value in pairs]
-
-    @cached_property
-    def own_figures(self) -> list[str]:
-        """Numbers that the method has reported of its server's step: they stand between what the engine says of it and
-        what came later (engine/federation.py)."""
-        return [name for name in self._numbers if name in self._reported]
-
-    @cached_property
-    def figures(self) -> list[str]:
-        """Figures of training and evaluation in metrics.jsonl, those of which more is better first."""
-        found = [name for name in self._numbers if name not in BOOKKEEPING and name not in self._reported]
-        return sorted(found, key=self.falls)
-
-    def falls(self, name: str) -> bool:
-        """Whether less of a figure is better."""
-        own = self.summary.get("falling")
-        return lower_is_better(name, map(str, own) if isinstance(own, list) else ())
-
-    @cached_property
-    def _numbers(self) -> list[str]:
-        return list(dict.fromkeys(k for row in self.rows for k, v in row.items() if number(v) is not None))
-
-    @cached_property
-    def _reported(self) -> set[str]:
-        found = set[str]()
-        for names in (list(row) for row in self.rows):
-            if "server_s" in names and "sent_bytes" in names:
-                found.update(names[names.index("server_s") + 1 : names.index("sent_bytes")])
-        return found
-
-    def lines(self, name: str, *, needed: bool = True) -> list[Row]:
-        """The objects of a .jsonl file; lines that are none are left out, and counted in `notes`."""
-        text = self._text(name, needed=needed)
-        found, bad = list[Row](), 0
-        for line in text.splitlines():
-            try:
-                value = json.loads(line)
-            except (ValueError, RecursionError):
-                value = None
-            if isinstance(value, dict):
-                found.append(value)
-            else:
-                bad += 1
-        if bad:
-            self.notes.append(f"{name}: {count(bad, 'line')} cut or damaged, and left out")
-        return found
-
-    def object(self, name: str, *, needed: bool = True) -> Row:
-        """The object in a .json file; {} where there is none."""
-        text = self._text(name, needed=needed)
-        try:
-            value = json.loads(text) if text else {}
-        except (ValueError, RecursionError):
-            value = None
-        if not isinstance(value, dict):
-            self.notes.append(f"{name} is damaged: no JSON object")
-            return {}
-        return value
-
-    def _yaml(self, name: str) -> Row:
-        """Without references to the environment: fedmpi writes none, and others shall not read what is in ours."""
-        path = self.path / name
-        if not path.exists():
-            return self._missing(name)
-        try:
-            if references.OPEN in text_of(path):
-                self.notes.append(f"{name} refers to environment variables, and is not read")
-                return {}
-            return yaml_source.read(path).data
-        except UserError as error:
-            self.notes.append(str(error))
-            return {}
-
-    def _text(self, name: str, *, needed: bool) -> str:
-        try:
-            return (self.path / name).read_text(encoding="utf-8", errors="replace")
-        except FileNotFoundError:
-            return "" if not needed else str(self._missing(name) or "")
-        except OSError as error:
-            self.notes.append(f"{name} cannot be read: {error.strerror}")
-            return ""
-
-    def _missing(self, name: str) -> Row:
-        self.notes.append(f"there is no {name}")
-        return {}
 
 
 @dataclass(frozen=True)
 class Group:
-    """Runs that differ in their seeds alone. label: in what they differ from the other groups; "" of a single one."""
+    """Runs that differ in their seeds alone. label: in what they differ from the other groups; "" of a single one.
+    again: those with a seed that one of `runs` has, which say nothing new (a sweep under two names)."""
 
     label: str
     runs: tuple[Run, ...]
+    again: tuple[Run, ...] = ()
 
     def name(self) -> str:
         alone = self.runs[0].name if len(self.runs) == 1 else f"mean of {len(self.runs)} runs"
@@ -207,22 +55,6 @@ class Runs:
         return str(run.path)
 
 
-def named(value: Any) -> str:
-    """What a setting names, of a plug-in without the folders of its file.
-
-    >>> named("/home/me/mine.py:Mine"), named("fedavg")
-    ('mine.py:Mine', 'fedavg')
-    """
-    return "" if value is None else str(value).rpartition("/")[2]
-
-
-def number(value: Any) -> float | None:
-    """A finite number, or None."""
-    if isinstance(value, bool) or not isinstance(value, (int, float)):
-        return None
-    return float(value) if math.isfinite(value) else None
-
-
 def differing(runs: Sequence[Run]) -> list[str]:
     """Keys of settings that are not the same in all runs, but `UNLIKE`; behind them digests of code and data, where
     settings that are the same hide a difference."""
@@ -252,10 +84,22 @@ def grouped(runs: Sequence[Run], keys: Sequence[str]) -> list[Group]:
             {tuple(each[j] for j in needed) for each in found}
         ):
             needed.append(i)
+    once = [_once(members) for members in found.values()]
     labels = swept.labels(run.path for run in runs)
-    told = swept.names([[labels[run.path] for run in members] for members in found.values()])
+    told = swept.names([[labels[run.path] for run in members] for members, _ in once])
     told = told or [_label([(keys[i], each[i]) for i in needed]) for each in found]
-    return [Group(label, tuple(members)) for label, members in zip(told, found.values(), strict=True)]
+    return [Group(label, *members) for label, members in zip(told, once, strict=True)]
+
+
+def _once(runs: Sequence[Run]) -> tuple[tuple[Run, ...], tuple[Run, ...]]:
+    """(one run a seed, the others): the first of those that went furthest. Data that a user's source draws may differ
+    though settings and seed are the same; then so do the runs."""
+    first: dict[tuple[object, ...], Run] = {}
+    for run in sorted(runs, key=lambda run: (not run.complete, -len(run.rows))):
+        drawn = [run.identity.get(key) for key in (digests.PARTITION, digests.DATA, digests.TEST)]
+        first.setdefault((run.seed or run.path, *map(str, drawn)), run)
+    kept = set(map(id, first.values()))
+    return tuple(run for run in runs if id(run) in kept), tuple(run for run in runs if id(run) not in kept)
 
 
 def _label(pairs: Sequence[tuple[str, str]]) -> str:

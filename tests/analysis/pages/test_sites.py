@@ -15,7 +15,7 @@ from fedmpi.analysis.pages.consortium import alone as baseline
 from fedmpi.analysis.pages.consortium import card, left, page_of_site, write
 from fedmpi.analysis.pages.consortium.limits import limits
 from fedmpi.analysis.pages.consortium.sites import sites
-from fedmpi.analysis.pages.runs import Run
+from fedmpi.analysis.pages.run import Run
 from fedmpi.analysis.pages.section import Table, Text
 from fedmpi.common.errors import UserError
 

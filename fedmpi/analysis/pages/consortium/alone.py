@@ -9,7 +9,8 @@ from pathlib import Path
 from shlex import quote
 
 from fedmpi.analysis.pages.consortium.sites import Judged, Site, sites
-from fedmpi.analysis.pages.runs import Run, is_run
+from fedmpi.analysis.pages.run import Run
+from fedmpi.analysis.pages.runs import is_run
 from fedmpi.common.errors import UserError
 from fedmpi.config import yaml_source
 

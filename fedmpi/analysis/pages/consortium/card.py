@@ -17,7 +17,7 @@ from fedmpi.analysis.pages.consortium.limits import limits
 from fedmpi.analysis.pages.consortium.sites import SAID, Site, figures
 from fedmpi.analysis.pages.grouping import spoken
 from fedmpi.analysis.pages.html import cell
-from fedmpi.analysis.pages.runs import Run
+from fedmpi.analysis.pages.run import Run
 from fedmpi.analysis.pages.section import Bars, Figure, Section, Table, Text, Value
 from fedmpi.common.text import count
 from fedmpi.runtime import catalog

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from fedmpi.analysis.pages.consortium.sites import Site
-from fedmpi.analysis.pages.runs import Row, Run
+from fedmpi.analysis.pages.run import Row, Run
 from fedmpi.analysis.pages.section import Section, Table, Text, Value
 from fedmpi.runtime.memory import size_text
 

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 from fedmpi.analysis.pages.consortium.alone import Alone
 from fedmpi.analysis.pages.consortium.sites import Site
-from fedmpi.analysis.pages.runs import Run
+from fedmpi.analysis.pages.run import Run
 
 FEW = 100  # test samples
 

@@ -10,7 +10,7 @@ from fedmpi.analysis.pages.consortium.alone import NOTE, Alone, how_to, verdict
 from fedmpi.analysis.pages.consortium.sites import SAID, Judged, Site, figures
 from fedmpi.analysis.pages.grouping import spoken
 from fedmpi.analysis.pages.html import cell
-from fedmpi.analysis.pages.runs import Run, number
+from fedmpi.analysis.pages.run import Run, number
 from fedmpi.analysis.pages.section import Bars, Figure, Lines, Section, Series, Table, Text, Value
 from fedmpi.common.text import count
 

@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from fedmpi.analysis.pages.runs import Run, number
+from fedmpi.analysis.pages.run import Run, number
 from fedmpi.common.errors import UserError
 
 FIXED = ("round", "client", "site", "protocol", "samples")  # of a line of clients.jsonl; the rest are figures

@@ -12,7 +12,8 @@ from fedmpi.analysis.pages.consortium import card, page_of_site
 from fedmpi.analysis.pages.consortium.sites import Site, sites
 from fedmpi.analysis.pages.drawing.svg import draw
 from fedmpi.analysis.pages.page import page
-from fedmpi.analysis.pages.runs import Run, Runs, read
+from fedmpi.analysis.pages.run import Run
+from fedmpi.analysis.pages.runs import Runs, read
 from fedmpi.common.errors import UserError
 from fedmpi.runtime.record import durable
 

@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from fedmpi.analysis.pages.grouping import Curve, figure
-from fedmpi.analysis.pages.runs import Row, Run, Runs, number
+from fedmpi.analysis.pages.run import Row, Run, number
+from fedmpi.analysis.pages.runs import Runs
 from fedmpi.analysis.pages.section import Figure, Grid, Lines, Section, Series, Value
 
 PARTS = {"local": "of clients at home", "shift": "of other clients' data", "aggregation": "of averaging"}

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from statistics import fmean
 
-from fedmpi.analysis.pages.runs import Run, Runs, number
+from fedmpi.analysis.pages.run import Run, number
+from fedmpi.analysis.pages.runs import Runs
 from fedmpi.analysis.pages.section import Figure, Grid, Section, Value
 
 KEY = "class_accuracy"  # in metrics.jsonl: percent of each class's test samples that are recognised

@@ -9,7 +9,8 @@ from statistics import fmean
 import numpy as np
 
 from fedmpi.analysis.pages.grouping import Curve, figure, means, spoken
-from fedmpi.analysis.pages.runs import Group, Run, Runs, number
+from fedmpi.analysis.pages.run import Run, number
+from fedmpi.analysis.pages.runs import Group, Runs
 from fedmpi.analysis.pages.section import Bars, Figure, Lines, Section, Series, Table, Value
 from fedmpi.analysis.pages.sections import fairness
 
@@ -70,12 +71,13 @@ def _curves(runs: Runs, protocol: str, name: str) -> list[Figure]:
         ]  # fmt: skip
         return [made for made in each if made is not None]
     series, data = list[Series](), list[list[Value]]()
-    found = {part: means(_curve(run, protocol, name, part) for run in runs.all) for part in PARTS}
+    same = runs.groups[0].runs
+    found = {part: means(_curve(run, protocol, name, part) for run in same) for part in PARTS}
     for part, curve in found.items():
         series.append(Series(part, list(curve), [mean for mean, _, _ in curve.values()]))
     for t in found["worst"]:
         data.append([t, *(found[part][t][0] for part in PARTS)])
-    more = f" Means over {len(runs.all)} runs." if len(runs.all) > 1 else ""
+    more = f" Means over {len(same)} runs." if len(same) > 1 else ""
     chart = Lines(series, "round", spoken(name))
     return [Figure(slug, f"{title} over clients", chart, ("round", *PARTS), data, note + more)] if data else []
 
@@ -93,7 +95,7 @@ def _last(runs: Runs, protocol: str, name: str) -> list[Figure | Table]:
     if runs.alone is None:
         rows: list[list[Value]] = [[group.name(), *_at_last(group, protocol, name)] for group in runs.groups]
         rows = [row for row in rows if len(row) > 1]
-        more = "Means over the runs." if len(runs.all) > len(runs.groups) else ""
+        more = "Means over the runs." if any(len(group.runs) > 1 for group in runs.groups) else ""
         return [Table(("settings", *PARTS), rows, title, more)] if rows else []
     rounds = _rounds(runs.alone, protocol, name)
     if not rounds:

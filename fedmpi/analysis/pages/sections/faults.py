@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Any
 
-from fedmpi.analysis.pages.runs import Run, Runs, number
+from fedmpi.analysis.pages.run import Run, number
+from fedmpi.analysis.pages.runs import Runs
 from fedmpi.analysis.pages.section import Section, Table, Text, Value
 
 MOST = 200  # rows of a table

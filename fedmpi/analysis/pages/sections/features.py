@@ -6,7 +6,8 @@ from collections.abc import Callable
 from statistics import fmean
 
 from fedmpi.analysis.pages.grouping import Curve, figure
-from fedmpi.analysis.pages.runs import Group, Row, Run, Runs, number
+from fedmpi.analysis.pages.run import Row, Run, number
+from fedmpi.analysis.pages.runs import Group, Runs
 from fedmpi.analysis.pages.section import Figure, Grid, Lines, Section, Series, Value
 
 CLIENTS = 60  # of a map

@@ -5,7 +5,8 @@ from __future__ import annotations
 from functools import partial
 
 from fedmpi.analysis.pages.grouping import BAND, figure, rounds_in, spoken, title
-from fedmpi.analysis.pages.runs import Run, Runs
+from fedmpi.analysis.pages.run import Run
+from fedmpi.analysis.pages.runs import Runs
 from fedmpi.analysis.pages.section import Figure, Lines, Section, Series, Text, Value
 
 MOST_SITES = 12  # with figures of their own where several runs are compared

@@ -6,7 +6,8 @@ from collections.abc import Sequence
 from statistics import fmean, stdev
 from typing import Any
 
-from fedmpi.analysis.pages.runs import Group, Run, Runs, named, number
+from fedmpi.analysis.pages.run import Run, named, number
+from fedmpi.analysis.pages.runs import Group, Runs
 from fedmpi.analysis.pages.section import Section, Table, Text, Value
 from fedmpi.common.text import count, figure
 from fedmpi.runtime.reading.digests import CODE
@@ -46,6 +47,8 @@ def _warnings(runs: Runs) -> list[str]:
         found = [f"This run has not finished ({runs.alone.state}): figures are of the rounds so far."]
     if hidden := [key[1:-1] for key in runs.differing if key.startswith("(")]:
         found.append(f"Runs differ in {', '.join(hidden)}, though the settings say the same; no mean is over both.")
+    if again := [runs.label(run) for group in runs.groups for run in group.again]:
+        found.append(f"Not in any mean, for another run has the same settings, data and seed: {', '.join(again)}.")
     if len({run.identity[CODE] for run in runs.all if CODE in run.identity}) > 1:
         found.append(f"Not all runs were made with one {CODE[1:-1]}; see Environment.")
     if odd := [run.name for run in runs.all if not _in_turn([row["round"] for row in run.rows if row["round"] >= 0])]:

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import json
 
-from fedmpi.analysis.pages.runs import Run, Runs
+from fedmpi.analysis.pages.run import Run
+from fedmpi.analysis.pages.runs import Runs
 from fedmpi.analysis.pages.section import Bars, Figure, Grid, Lines, Section, Series, Text, Value
 
 NAMED, CLASSES, SHOWN = 40, 60, 150  # clients with a bar each; classes and clients of a map

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
-from fedmpi.analysis.pages.runs import Run, Runs
+from fedmpi.analysis.pages.run import Run
+from fedmpi.analysis.pages.runs import Runs
 from fedmpi.analysis.pages.section import Section, Table, Value
 
 FACTS = (

@@ -6,7 +6,8 @@ from typing import Any
 
 from pydantic_core import PydanticUndefined
 
-from fedmpi.analysis.pages.runs import UNLIKE, Run, Runs
+from fedmpi.analysis.pages.run import Run
+from fedmpi.analysis.pages.runs import UNLIKE, Runs
 from fedmpi.analysis.pages.section import Section, Table
 from fedmpi.common.redaction import flow, redacted
 from fedmpi.common.typewords import value_words

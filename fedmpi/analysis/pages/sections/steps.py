@@ -6,7 +6,8 @@ from collections.abc import Iterator
 from functools import partial
 
 from fedmpi.analysis.pages.grouping import Curve, figure
-from fedmpi.analysis.pages.runs import Row, Run, Runs, number
+from fedmpi.analysis.pages.run import Row, Run, number
+from fedmpi.analysis.pages.runs import Runs
 from fedmpi.analysis.pages.section import Bars, Figure, Lines, Section, Series, Value
 
 ROUNDS = 4  # with a line each

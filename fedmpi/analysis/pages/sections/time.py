@@ -6,7 +6,8 @@ from functools import partial
 from typing import Any
 
 from fedmpi.analysis.pages.grouping import figure, means, rounds_in
-from fedmpi.analysis.pages.runs import Run, Runs
+from fedmpi.analysis.pages.run import Run
+from fedmpi.analysis.pages.runs import Runs
 from fedmpi.analysis.pages.section import Bars, Figure, Lines, Section, Series, Span, Spans, Table, Text, Value
 from fedmpi.analysis.timeline import busiest, shares
 from fedmpi.engine.timeline import WAITS
@@ -20,7 +21,7 @@ def seconds(runs: Runs) -> Section | None:
     """Of one group the parts of a round, of several the whole round; of one run also each rank's laps."""
     parts = list[Figure | Table | Text]()
     if len(runs.groups) == 1:
-        found = {name: means(rounds_in(run, name) for run in runs.all) for name in PARTS}
+        found = {name: means(rounds_in(run, name) for run in runs.groups[0].runs) for name in PARTS}
         series = [
             Series(said, list(found[name]), [m for m, _, _ in found[name].values()])
             for name, said in zip(PARTS, SAID, strict=True) if found[name]

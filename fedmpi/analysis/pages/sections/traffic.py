@@ -5,7 +5,8 @@ from __future__ import annotations
 from itertools import accumulate
 
 from fedmpi.analysis.pages.grouping import Curve, figure, means, rounds_in, spoken
-from fedmpi.analysis.pages.runs import Run, Runs
+from fedmpi.analysis.pages.run import Run
+from fedmpi.analysis.pages.runs import Runs
 from fedmpi.analysis.pages.section import Figure, Lines, Section, Series, Value
 
 MB = 1e6
@@ -18,7 +19,8 @@ def bytes_(runs: Runs) -> Section | None:
     note = "Sums up to a round, of all that rank 0 has sent to and received from all ranks, itself among them."
     parts: list[Figure | None] = []
     if len(runs.groups) == 1:
-        up, down = (means(_megabytes(run, key) for run in runs.all) for key in ("received_bytes", "sent_bytes"))
+        same = runs.groups[0].runs
+        up, down = (means(_megabytes(run, key) for run in same) for key in ("received_bytes", "sent_bytes"))
         series = [
             Series(said, list(v), [m for m, _, _ in v.values()]) for said, v in (("received", up), ("sent", down))
         ]

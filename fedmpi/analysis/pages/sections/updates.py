@@ -6,7 +6,8 @@ from collections.abc import Callable, Iterator
 from statistics import fmean
 
 from fedmpi.analysis.pages.grouping import Curve, figure
-from fedmpi.analysis.pages.runs import Row, Run, Runs, number
+from fedmpi.analysis.pages.run import Row, Run, number
+from fedmpi.analysis.pages.runs import Runs
 from fedmpi.analysis.pages.section import Figure, Grid, Lines, Section, Series, Text, Value
 
 NAMED = 7  # clients with a line each
