@@ -163,9 +163,9 @@ def _test_by_site(dataset: Dataset) -> dict[str, Shard]:
 
 
 def _sites_named(dataset: Dataset, only: Sequence[Any]) -> tuple[int, ...]:
-    """Numbers of the sites of that name or number, ascending."""
+    """Numbers of the sites of that name, ascending; of that number where they have no names, for a name may be one."""
     count_ = len(dataset.site_names) or int(_sites(dataset, "site").max()) + 1
-    known = {str(k): k for k in range(count_)} | {name: k for k, name in enumerate(dataset.site_names)}
+    known = {name: k for k, name in enumerate(dataset.site_names or map(str, range(count_)))}
     unknown = next((name for name in only if str(name) not in known), None)
     if unknown is not None:
         said = nearest(str(unknown), dataset.site_names) if dataset.site_names else f"allowed: 0 to {count_ - 1}"

@@ -200,8 +200,12 @@ def test_only_some_sites_are_clients():
         split(data, "site", None, seed=0, only=["e"])
     with pytest.raises(UserError, match=r"no site 4; allowed: 0 to 3"):
         split(replace(data, site_names=()), "site", None, seed=0, only=[4])
-    with pytest.raises(UserError, match=r"only: 3 is a site that stands there already; name each one once"):
-        split(data, "site", None, seed=0, only=["d", 3])
+    with pytest.raises(UserError, match=r"only: 'd' is a site that stands there already; name each one once"):
+        split(data, "site", None, seed=0, only=["d", "d"])
+    numbers = replace(data, site_names=("1", "2", "10", "30"))  # hospitals that are called so
+    assert split(numbers, "site", None, seed=0, only=[30, "2"]).site_names == ("2", "30")
+    with pytest.raises(UserError, match=r"only: the data set has no site 3; .*allowed: 1, 10, 2, 30"):
+        split(numbers, "site", None, seed=0, only=[3])
     with pytest.raises(UserError, match="only names 1 sites, clients=2"):
         split(data, "site", 2, seed=0, only=["a"])
 

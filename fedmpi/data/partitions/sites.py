@@ -13,8 +13,9 @@ def site(
 ) -> list[np.ndarray]:
     """One client per natural site; `labels` holds the site 0..N-1 of each sample.
 
-    only: the sites, by name or number, that are clients; nobody trains on the others, but they stay in the global test
-    set and in evaluate.protocol's `sites`: what one site has alone, or what a site gets from a model made without it.
+    only: the sites that are clients, by name, or by number where they have none; nobody trains on the others, but they
+    stay in the global test set and in evaluate.protocol's `sites`: what one site has alone, or what a site gets from a
+    model made without it.
     """
     if only:
         if clients != len(only):
