@@ -1,6 +1,7 @@
 """The commands that deal with runs that have ended: verify, export, reproduce."""
 
 from pathlib import Path
+from string import hexdigits
 from typing import Annotated
 
 import typer
@@ -30,6 +31,8 @@ def verify(
         raise UserError(f"--rounds: {rounds}; allowed: a whole number from 1 on, or all")
     if tolerance is not None and not 0 <= tolerance < float("inf"):
         raise UserError(f"--tolerance: {tolerance}; allowed: a number from 0 on, such as 1e-3")
+    if seal is not None and not (8 <= len(seal) <= 64 and set(seal) <= set(hexdigits)):
+        raise UserError(f"--seal: {seal!r}; allowed: its first 8 or more digits, of 0 to 9 and a to f")
     from fedmpi.runtime.trust import run_settings
 
     first = next((path.parent for path in sorted(directory.glob("*/config.yaml"))), directory)
