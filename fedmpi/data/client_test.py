@@ -3,7 +3,8 @@
 shards       the test part cut into shards and dealt like the training part, by the same label matrix (FedRep 2021);
              class_match, with a warning, where a class has fewer test rows than shards
 class_match  all test rows of the classes it trains on
-aligned      of class c  min(t_c, floor(1000 n_kc / n_k))  rows, without replacement; clients overlap (FedSOL 2024)
+aligned      of class c  min(t_c, floor(1000 n_kc / n_k))  rows, without replacement; clients overlap (FedSOL 2024).
+             Where that is 0 for all classes of a client, one row each of the 1000 that it has most of
 global       the whole test part
 site         the test rows of its site
 auto         site if clients are sites and the data set knows the sites of the test rows; else aligned, or global where
@@ -87,5 +88,7 @@ def client_tests(
 
 def _aligned(of_class: Sequence[np.ndarray], row: np.ndarray, rng: np.random.Generator) -> Tensor:
     quota = ALIGNED_SIZE * row // row.sum()  # (classes,)
+    if not quota.any():  # more classes than rows
+        quota[np.argsort(-row, kind="stable")[:ALIGNED_SIZE]] = 1
     rows = [rng.permutation(of_class[c])[: quota[c]] for c in np.flatnonzero(quota).tolist()]
     return torch.from_numpy(np.sort(np.concatenate(rows)))

@@ -65,6 +65,14 @@ def test_aligned_test_rows():
     assert torch.bincount(test_y[fed.test[0].index]).tolist() == [150, 150]
 
 
+def test_aligned_test_rows_of_more_classes_than_rows():
+    """One each of 1,000 classes of which the client has most."""
+    y = torch.cat([torch.arange(1200), torch.arange(200, 1200)])
+    data = Dataset(torch.zeros(2200, 1), y, torch.zeros(1200, 1), torch.arange(1200), 1200)
+    fed = split(data, "iid", 1, seed=0)
+    assert fed.test[0].index.tolist() == list(range(200, 1200))
+
+
 def test_class_match_and_global():
     data = images()
     fed = split(data, "shards", 4, seed=0, client_test="class_match", s=1)

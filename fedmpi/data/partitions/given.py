@@ -32,6 +32,8 @@ def file(labels: np.ndarray, clients: int | None, rng: np.random.Generator, *, p
         raise UserError(f"data.partition.path: {path}: {error.strerror}; correct the path") from error
     except UnicodeDecodeError as error:
         raise UserError(f"data.partition.path: {path} is no text in UTF-8 ({error})") from error
+    if not parts:
+        raise UserError(f"data.partition.path: {path} names no client")
     if clients is not None and clients != len(parts):
         raise UserError(f"data.partition: {path} has {len(parts)} clients, and clients={clients}; leave `clients` out")
     return ascending(parts)
@@ -67,7 +69,7 @@ def _owner(path: Path, line: int, text: str | None, samples: int) -> int:
 def _json(path: Path, samples: int) -> list[np.ndarray]:
     try:
         found: Any = json.loads(path.read_text(encoding="utf-8"))
-    except json.JSONDecodeError as error:
+    except (json.JSONDecodeError, RecursionError) as error:
         raise UserError(f"data.partition.path: {path} is no JSON: {error}") from error
     if isinstance(found, dict):
         if sorted(found) != sorted(map(str, range(len(found)))):
