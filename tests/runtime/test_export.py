@@ -2,6 +2,7 @@
 
 import json
 from importlib.util import find_spec
+from pathlib import Path
 
 import pytest
 import torch
@@ -102,7 +103,7 @@ def run_of(tmp_path_factory):
 @pytest.mark.parametrize("case", CASES)
 def test_the_file_gives_the_models_outputs(run_of, tmp_path, recwarn, case, to):
     """On batches of sizes that it has not seen, by what reads such files, without fedmpi; and nothing is warned of."""
-    run, out, said = run_of(*CASES[case]), tmp_path / "model", []
+    run, out, said = run_of(*CASES[case]), tmp_path / f"model{export.SUFFIX[to]}", []
     assert export.export(run, to, said.append, out=out, trusted=True) == out
     assert [str(w.message) for w in recwarn] == []
     assert "20 test samples, together and one by one" in said[-1]
@@ -135,9 +136,9 @@ def test_the_file_gives_the_models_outputs(run_of, tmp_path, recwarn, case, to):
 @pytest.mark.parametrize("to", [each for each in FORMATS if each != "safetensors"])
 @pytest.mark.parametrize(("model", "text"), [("Drawing", "outputs differ by"), ("Branching", "outputs differ by")])
 def test_what_a_file_cannot_hold_leaves_none(run_of, tmp_path, model, text, to):
-    (tmp_path / "model").write_text("an earlier one")
+    (out := tmp_path / f"model{export.SUFFIX[to]}").write_text("an earlier one")
     with pytest.raises(UserError, match=f"--to {to}: .*{text}.*nothing was written"):
-        export.export(run_of(model), to, print, out=tmp_path / "model", trusted=True)
+        export.export(run_of(model), to, print, out=out, trusted=True)
     assert [path.read_text() for path in tmp_path.iterdir()] == ["an earlier one"]
 
 
@@ -177,6 +178,10 @@ def test_mistakes(run_of, tmp_path, monkeypatch):
     (tmp_path / "file").touch()
     with pytest.raises(UserError, match=r"--out: cannot write .*/file/model\.pt: "):
         export.export(run, "torchscript", print, out=tmp_path / "file" / "model.pt", trusted=True)
+    with pytest.raises(UserError, match=r"--out: cannot write /proc/model\.pt: "):
+        export.export(run, "torchscript", print, out=Path("/proc/model.pt"), trusted=True)
+    with pytest.raises(UserError, match=r"--out: .*config\.yaml: a file whose name ends in \.pt is needed"):
+        export.export(run, "torchscript", print, out=run / "config.yaml", trusted=True)
 
 
 def test_the_command(run_of):

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import io
 import logging
+import os
 import warnings
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, redirect_stderr, redirect_stdout, suppress
@@ -58,6 +59,8 @@ def export(
     missing = [name for name in NEEDS if to == "onnx" and find_spec(name) is None]
     if missing:
         raise UserError(f"--to onnx needs {', '.join(missing)}, not installed here: pip install 'fedmpi[export]'")
+    if out is not None and (out.suffix != SUFFIX[to] or out.is_dir()):
+        raise UserError(f"--out: {out}: a file whose name ends in {SUFFIX[to]} is needed, for --to {to}")
     settings = trust.run_settings(run, trusted, [*given, "compute.compile=false", "compute.device=cpu"])
     name = BEST if best else MODEL
     with trust.guard(trusted):
@@ -104,9 +107,10 @@ def _samples(made: Experiment) -> Samples:
 @contextmanager
 def _written(path: Path) -> Iterator[Path]:
     """A temporary place beside `path`; what is there is renamed if all goes well, and removed if not."""
-    temporary = path.with_name(f".{path.name}.tmp")
+    temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
+        temporary.touch()  # what cannot be written is no fault of the model, which exporters would blame
         yield temporary
         temporary.replace(path)
     except OSError as error:
@@ -187,7 +191,9 @@ def _torchscript(module: nn.Module, x: Samples, path: Path, *_: Any) -> Run:
             traced = torch.jit.trace(plain, tuple(t[:2].clone() for t in given), check_trace=False)
         except Exception as error:
             raise _refused("torchscript", "cannot be traced", error) from error
-        torch.jit.save(traced, str(path))
+        content = io.BytesIO()
+        torch.jit.save(traced, content)
+        path.write_bytes(content.getbuffer())  # a full disk is an OSError here
         read: Any = torch.jit.load(str(path))
     return lambda part: read(*_plain(module, part)[1])
 
