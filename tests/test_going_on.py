@@ -261,6 +261,10 @@ def test_must_and_what_is_no_run(place, tmp_path):
     assert (done.returncode, "holds no run to go on with" in done.stderr) == (2, True)
     done = fedmpi("resume", tmp_path)
     assert (done.returncode, "is no run directory" in done.stderr) == (2, True)
+    for command, word in (("resume", "name=zz"), ("resume", "output=zz"), ("replay", "name=zz")):
+        done = fedmpi(command, place / "whole", word)
+        said = f"error: {word}: has no effect here, for {place / 'whole'} says where the run is; leave it out"
+        assert (done.returncode, said in done.stderr) == (2, True)
 
 
 def test_nothing_is_kept_where_nothing_is_asked_for(place):

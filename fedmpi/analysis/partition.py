@@ -51,7 +51,9 @@ def analyse(settings: Settings, write: Path | None, draw: Path | None, say: Call
             owner[data.validation[k].index.numpy() if data.validation else []] = k  # held out of its part
         with _told("--write"):
             _write(write, owner)
-        say(f"written: {write}")
+        cut = settings.data.partition
+        noise = cut is not None and cut.scheme == "feature_noise"
+        say(f"written: {write}" + (": who holds what, without the noise, which scheme `file` adds to nobody" * noise))
     if draw is not None:
         edges, counts = histograms(data)
         with _told("--draw"):

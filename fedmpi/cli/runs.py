@@ -1,6 +1,7 @@
 """The commands that train, check and list."""
 
 import json
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Annotated
 
@@ -49,10 +50,18 @@ def resume(directory: RunDir, overrides: Overrides = None) -> None:
     those of its start, unless checkpoint.changes=accept."""
     if not ((here := directory.resolve()) / "config.yaml").is_file():
         raise UserError(f"{directory} is no run directory: it holds no config.yaml")
+    _stays(directory, overrides or ())
     place = [f"output={json.dumps(str(here.parent))}", f"name={json.dumps(here.name)}", "checkpoint.resume=must"]
     copy = here / "initial.safetensors"  # of what it started from
     given = [f"init.from={json.dumps(str(copy))}"] if copy.is_file() else []
     run(here / "config.yaml", [*given, *(overrides or ()), *place])
+
+
+def _stays(directory: Path, overrides: Sequence[str]) -> None:
+    """Raises UserError where settings say another place, or another start, than RUN_DIR does."""
+    said = next((each for each in overrides if each.partition("=")[0] in ("name", "output", "checkpoint.resume")), None)
+    if said is not None:
+        raise UserError(f"{said}: has no effect here, for {directory} says where the run is; leave it out")
 
 
 @app.command(short_help="Check that a run can be repeated.")
@@ -65,6 +74,7 @@ def replay(
     each round, and compare the model of every round bit by bit. Written beside it, as NAME-replay."""
     from fedmpi.runtime.resuming import replay as again
 
+    _stays(directory, overrides or ())
     settings = again.settings(directory.resolve(), trust, overrides or ())
     fit(settings)
     raise typer.Exit(again.run(directory, settings, trust, show))

@@ -66,6 +66,13 @@ def test_what_is_written_is_the_same_division(tmp_path, ending):
     assert again.stdout == whole.stdout
 
 
+def test_a_file_holds_no_noise(tmp_path):
+    done = fedmpi(
+        "partition", QUICKSTART, "data.partition={scheme: feature_noise, clients: 3}", "--write", tmp_path / "a.csv"
+    )
+    assert "a.csv: who holds what, without the noise" in done.stdout
+
+
 @pytest.mark.parametrize(
     ("arguments", "words"),
     [

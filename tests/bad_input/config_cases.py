@@ -271,6 +271,7 @@ TOGETHER = {
         r"`sorted` shards straddle classes, so `distinct` cannot hold"
     ),
     "data.partition.scheme=dirichlet;;data.partition.alpha=0": r"data\.partition\.alpha: 0 .*> 0",
+    "data.partition.scheme=dirichlet;;data.partition.alpha=1e308": r"data\.partition\.alpha: 1e\+308 .*<= 1000000",
     "data.partition.scheme=dirichlet;;data.partition.alpha=.inf": r"data\.partition\.alpha: inf .*a finite number",
     "data.partition.scheme=dirichlet;;data.partition.clients=200": r"min_size=10 cannot hold: .*lower `clients`",
     "data.client_test=site": r"client_test: site needs partition scheme site",

@@ -22,11 +22,11 @@ def dirichlet(
     clients: int,
     rng: np.random.Generator,
     *,
-    alpha: Annotated[float, Field(gt=0, allow_inf_nan=False)] = 0.5,
+    alpha: Annotated[float, Field(gt=0, le=1_000_000, allow_inf_nan=False)] = 0.5,
     convention: Literal["class", "class_plain", "client"] = "class",
     min_size: Annotated[int, Field(ge=1)] = 10,
 ) -> list[np.ndarray]:
-    """Label skew drawn from a Dirichlet distribution; smaller alpha, stronger skew.
+    """Label skew drawn from a Dirichlet distribution; smaller alpha, stronger skew (1e6, the most, is even).
 
     convention: who draws the shares, by the papers that do so.
     class:        for each class q ~ Dir(alpha 1_N), q_k = 0 for clients that hold n/N samples already; the shuffled
