@@ -198,6 +198,7 @@ def test_a_round_that_was_altered_is_replayed_whatever_is_drawn(copy, monkeypatc
     assert "metrics.jsonl, round 3, has changed since the run ended" in said
     assert f"ALTERED metrics.jsonl, round 3: accuracy is 99.5, replaying gives {str(right)[:12]}" in said
     assert "ALTERED summary.json: " in said
+    assert "or a plug-in is not repeatable (chance without a seed, the time, files): plug-in net.py" in said
 
 
 def test_times_are_sealed_alone(copy, once):

@@ -64,7 +64,11 @@ def verify(
         if reason:
             at_rest.check_summary(run, rows, settings, lost, to)
         at_rest.check_models(run, settings, rows, to)
+    before = len(to.altered)
     done = _replayed(run, settings, rows, number, (trusted, overrides, tolerance, reason), to)
+    own = [key[1:-1] for key in json_of(run / "identity.json") or {} if key.startswith("(plug-in ")]
+    if own and len(to.altered) > before:
+        to.say(f"     or a plug-in is not repeatable (chance without a seed, the time, files): {', '.join(own)}")
     whole = len(done) == len(rows) > 0
     if not rows and not to.altered:
         to.cannot("no round of this run was written")
