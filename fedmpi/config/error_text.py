@@ -37,8 +37,12 @@ def _describe(key: Key, errors: list[Any], data: dict[str, Any]) -> str:
         return f": unknown key; {_advice(key)}"
     if first["type"] == "value_error":  # from our own validators
         said = str(first["ctx"]["error"])
+        begins, _, rest = said.partition(": ")
         named = {".".join(map(str, key[depth:])) for depth in range(len(key))}
-        return f": {said.partition(': ')[2] if said.partition(': ')[0] in named else said}"
+        if begins in named:
+            return f": {rest}"
+        below = f"{'.'.join(map(str, key))}." if key else ""  # evaluate.best.metric, where evaluate.best is a bare text
+        return said.removeprefix(below[:-1]) if begins.startswith(below) else f": {said}"
     value = _value(data, key)
     name = next((name for name in ("name", "source", "scheme") if name in _keys(*key)), None)  # method=fedprox
     meant = f"; did you mean {'.'.join(map(str, key))}.{name}={value}?" if name and isinstance(value, str) else ""
@@ -75,14 +79,15 @@ def _key(data: Any, error: Any) -> Key:
 
 
 def _named(error: Any, data: Any) -> Key:
-    """The keys in this section, train and lr, with which one of our own complaints about it begins: `train.lr: ...`."""
+    """The keys in this section, train and lr, with which one of our own complaints about it begins: `train.lr: ...`; as
+    far as they are in the data."""
     said = str(error["ctx"]["error"]) if error["type"] == "value_error" else ""
     named = tuple(said.partition(":")[0].split("."))
     if said.partition(": ")[2].startswith("missing"):
         return named
-    for part in named:
+    for depth, part in enumerate(named):
         if not isinstance(data, dict) or part not in data:
-            return ()
+            return named[:depth]
         data = data[part]
     return named
 

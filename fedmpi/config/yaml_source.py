@@ -85,8 +85,9 @@ class Document:
     problems: list[str] = field(default_factory=list)
 
 
-def read(path: Path) -> Document:
+def read(path: Path, needs: str = "a config needs at least data, model and method") -> Document:
     """The mapping in a file. A file that cannot be read at all raises; duplicate or odd keys are listed as problems.
+    needs: what is said of an empty one.
 
     Raises:
         UserError: no readable file of text (text_file.py), not YAML (line, column), empty, or not a mapping.
@@ -94,7 +95,7 @@ def read(path: Path) -> Document:
     document = Document()
     value = _Builder(document, str(path), has_lines=True).parse(text_of(path), "")
     if value is None:
-        raise UserError(f"{path}: is empty; a config needs at least data, model and method")
+        raise UserError(f"{path}: is empty; {needs}")
     if not isinstance(value, dict):
         raise UserError(f"{path}: must hold `key: value` lines, not {show(value)}")
     document.data = value

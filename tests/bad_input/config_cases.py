@@ -255,7 +255,7 @@ TOGETHER = {
     "compute.pack=4;;train.nesterov=true": r"compute\.pack: 4: .*: train\.nesterov is true",
     "compute.pack=4;;train.steps=3": r"compute\.pack: 4: .*: train\.steps is 3",
     "compute.pack=4;;train.epochs=0.5": r"compute\.pack: 4: .*: train\.epochs is 0\.5",
-    "evaluate.best=accuracy": r"evaluate\.best\.metric: accuracy is measured on .*data\.validation: 0\.1",
+    "evaluate.best=accuracy": r"line: evaluate\.best=accuracy: evaluate\.best\.metric: accuracy is measured on",
     "evaluate.best=f2;;data.validation=0.1": r"=f2: evaluate\.best\.metric: task classification has no 'f2'",
     "evaluate.best.patience=3": r"evaluate\.best\.patience: 3 has no effect without a metric",
     "evaluate.best.goal=highest": r"evaluate\.best\.goal: highest has no effect without a metric",

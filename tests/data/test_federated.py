@@ -73,6 +73,13 @@ def test_aligned_test_rows_of_more_classes_than_rows():
     assert fed.test[0].index.tolist() == list(range(200, 1200))
 
 
+def test_noise_beyond_all_numbers():
+    with pytest.raises(
+        UserError, match=r"data\.partition\.level: 1e\+39 makes numbers beyond what torch\.float32 holds"
+    ):
+        split(images(), "feature_noise", 4, seed=0, level=1e39)
+
+
 def test_class_match_and_global():
     data = images()
     fed = split(data, "shards", 4, seed=0, client_test="class_match", s=1)

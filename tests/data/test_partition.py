@@ -361,5 +361,7 @@ def test_a_file_that_says_nothing(tmp_path, name, text, words):
 
 def test_a_file_of_another_number_of_clients(tmp_path):
     (tmp_path / "a.json").write_text("[[0], [1]]")
-    with pytest.raises(UserError, match="has 2 clients, and clients=3"):
+    with pytest.raises(
+        UserError, match=r"has 2 clients, and clients=3; leave .* out \(data\.partition\.clients=null, "
+    ):
         file(np.zeros(2, dtype=int), 3, rng(), path=tmp_path / "a.json")

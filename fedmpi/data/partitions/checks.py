@@ -6,6 +6,8 @@ import numpy as np
 
 from fedmpi.common.errors import UserError
 
+LEAVE_OUT = "leave `clients` out (data.partition.clients=null, where a base sets it)"
+
 
 def ascending(parts: list[np.ndarray]) -> list[np.ndarray]:
     """Each part as sorted int64 indices."""

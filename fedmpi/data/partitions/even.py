@@ -24,7 +24,7 @@ def quantity(
     clients: int,
     rng: np.random.Generator,
     *,
-    alpha: Annotated[float, Field(gt=0, allow_inf_nan=False)] = 0.5,
+    alpha: Annotated[float, Field(gt=0, le=1_000_000, allow_inf_nan=False)] = 0.5,
     min_size: Annotated[int, Field(ge=1)] = 10,
 ) -> list[np.ndarray]:
     """Quantity skew: samples at random, in parts of sizes q n; smaller alpha, stronger skew (NIID-Bench, Li 2022).

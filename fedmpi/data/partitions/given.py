@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 
 from fedmpi.common.errors import UserError
-from fedmpi.data.partitions.checks import ascending
+from fedmpi.data.partitions.checks import LEAVE_OUT, ascending
 
 NOBODY = -1
 
@@ -35,7 +35,7 @@ def file(labels: np.ndarray, clients: int | None, rng: np.random.Generator, *, p
     if not parts:
         raise UserError(f"data.partition.path: {path} names no client")
     if clients is not None and clients != len(parts):
-        raise UserError(f"data.partition: {path} has {len(parts)} clients, and clients={clients}; leave `clients` out")
+        raise UserError(f"data.partition: {path} has {len(parts)} clients, and clients={clients}; {LEAVE_OUT}")
     return ascending(parts)
 
 

@@ -55,4 +55,6 @@ def noisy_numbers(x: Tensor, parts: Sequence[np.ndarray], seed: int, level: floa
         rows = torch.from_numpy(part)
         noise = torch.randn((len(rows), *x.shape[1:]), generator=seeds.generator(seed, "feature noise", i))
         x[rows] += noise * (level * i / max(len(parts) - 1, 1)) * one
+    if not bool(x.isfinite().all()):
+        raise UserError(f"data.partition.level: {level:g} makes numbers beyond what {x.dtype} holds; lower it")
     return x

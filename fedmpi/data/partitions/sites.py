@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 
 from fedmpi.common.errors import UserError
-from fedmpi.data.partitions.checks import ascending
+from fedmpi.data.partitions.checks import LEAVE_OUT, ascending
 
 
 def site(
@@ -19,13 +19,13 @@ def site(
     """
     if only:
         if clients != len(only):
-            raise UserError(f"data.partition: only names {len(only)} sites, clients={clients}; leave `clients` out")
+            raise UserError(f"data.partition: only names {len(only)} sites, clients={clients}; {LEAVE_OUT}")
         return [np.flatnonzero(labels == k) for k in only]
     present = np.unique(labels)
     if not np.array_equal(present, np.arange(clients)):
         raise UserError(
             f"data.partition: scheme site makes one client of each site, clients={clients}, but the training "
-            f"samples belong to sites {present.tolist()}; leave `clients` out, set it to the number of sites, or take "
+            f"samples belong to sites {present.tolist()}; {LEAVE_OUT}, set it to the number of sites, or take "
             "scheme domain, which divides a site among several clients"
         )
     return [np.flatnonzero(labels == k) for k in range(clients)]

@@ -276,7 +276,12 @@ def test_names_of_files(tmp_path):
 
 @pytest.mark.parametrize(
     ("about", "said"),
-    [(None, "--about: there is no file"), ("- a\n", "about"), ("Contact: [a]\n", "--about: .*Contact: .* is no text")],
+    [
+        (None, "--about: there is no file"),
+        ("#\n", "is empty; write lines `Intended use"),
+        ("- a\n", "about"),
+        ("Contact: [a]\n", "--about: .*Contact: .* is no text"),
+    ],
 )
 def test_statements_that_are_none(tmp_path, about, said):
     path = made(tmp_path / "r")

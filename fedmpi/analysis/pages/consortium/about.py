@@ -23,7 +23,7 @@ def read(path: Path) -> dict[str, str]:
     """
     if not path.is_file():
         raise UserError(f"--about: there is no file {path}; write one with lines `Intended use: text`")
-    said = yaml_source.read(path).data
+    said = yaml_source.read(path, "write lines `Intended use: text`").data
     for heading, text in said.items():
         if not isinstance(text, (str, int, float)) or isinstance(text, bool) or not str(text).strip():
             raise UserError(f"--about: {path}: {heading}: {text!r} is no text; write `{heading}: some words`")
