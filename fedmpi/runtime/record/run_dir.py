@@ -93,10 +93,10 @@ class RunDirectory:
         for name, end in kept.items():
             path = self.path / name
             if path.exists():
-                every = path.read_text(encoding="utf-8", errors="replace").splitlines()
-                lines = [line for line in every if round_of(line) < end]
+                had = path.read_text(encoding="utf-8", errors="replace").splitlines()
+                lines = [line for line in had if round_of(line) < end]
                 self._write(name, "".join(f"{line}\n" for line in lines).encode())
-                known = len(every) if name == "metrics.jsonl" else known
+                known = len(had) if name == "metrics.jsonl" else known
         (path, shown), here = (each / "metrics.jsonl" for each in (self.path, self.shown)), len(self.metrics())
         if path.exists() and here < t:  # it is not where a replay begins
             warnings.warn(f"{shown} was changed or cut: of rounds 0 to {t - 1} it has {here}", stacklevel=2)
