@@ -154,8 +154,11 @@ class FlatModel:
         return FlatModel(module, head, channels_last=channels_last, names=names)
 
     def state_dict(self, w: Tensor, b: Tensor) -> dict[str, Tensor]:
-        """name -> value under the module's own names: parameters from `w`, float buffers from `b`, the rest its own."""
-        values = self.module.state_dict()
+        """name -> value under the module's own names: parameters from `w`, float buffers from `b`, counters as they
+        start (the module's are of whom it trained last, on this rank), the rest its own."""
+        start = {id(counter): value for counter, value in zip(self.counters, self._counters0, strict=True)}
+        every = self.module.named_buffers(remove_duplicate=False)
+        values = self.module.state_dict() | {n: start[id(b)] for n, b in every if id(b) in start}
         tensors = self.layout.tensors(w)
         return {**values, **{n: tensors[first] for n, first in self.names.items()}, **self.buffer_layout.tensors(b)}
 

@@ -166,6 +166,18 @@ def test_counters_start_anew_with_every_client():
     assert counter == 5
 
 
+def test_counters_are_written_as_they_start():
+    """What this rank's module has counted is of whom it trained last: a file of the model would depend on ranks."""
+    net = module()
+    net.again = net.body[1]  # one counter under two names
+    model = FlatModel(net)
+    model.module.train()(data(True)[0])
+    stated = model.state_dict(model.w, model.b)
+    assert [int(stated[f"{name}.num_batches_tracked"]) for name in ("body.1", "again")] == [0, 0]
+    assert stated.keys() == net.state_dict().keys()
+    assert net.body[1].num_batches_tracked == 1
+
+
 @both
 def test_a_twin_is_independent_and_frozen(channels_last):
     model = flat(channels_last)
