@@ -2,7 +2,7 @@
 
 import threading
 import time
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import pytest
 import torch
@@ -12,6 +12,8 @@ from helpers import CPU, play, prepare, record, trial
 import fedmpi
 from fedmpi.comm.backends.solo import Solo
 from fedmpi.common.errors import UserError
+from fedmpi.engine.faults import losses
+from fedmpi.engine.faults.losses import Losses
 from fedmpi.engine.travel import cuts, early, sharded, streamed
 from fedmpi.engine.travel.cuts import Cuts
 from fedmpi.flat import formats, linear
@@ -249,6 +251,28 @@ def test_rows_of_a_round_that_may_have_to_leave_some_out_are_held(size, ways):
     config = trial("fedavg", "mlp", rounds=1, faults={"on_bad_update": "drop"})
     on_ranks(config, size)
     assert streamed.Streamed not in ways
+
+
+@pytest.mark.parametrize("server", [{}, {"reduce": "local"}, {"placement": "sharded"}], ids=str)
+@pytest.mark.parametrize("size", [1, SIZE])
+def test_a_round_in_which_nobody_was_left(server, size):
+    """All its clients were lost with their ranks: there is nothing to add up, and the run goes on."""
+    config = trial("fedavg", "mlp", rounds=3, server=server)
+    cohort = prepare(config).fed.roster.cohort(1)
+
+    def on(seat):
+        it = prepare(config, comm=seat)
+        it.fed.roster.losses = Losses([losses.row(1, {2: ""}, clients=cohort)])
+        it.fed.plan = replace(it.fed.plan, replay=True)
+        return it
+
+    with pytest.warns(UserWarning, match="round 1") as said:
+        it = play_in_threads(size, {}, on, lambda it: (it.fed.run(), it)[1])[0]
+    assert [row["cohort"] for row in it.rows][1] == it.rows[1]["refused"] == []
+    assert it.hashes[0] == it.hashes[1] != it.hashes[2]
+    assert [str(each.message) for each in said if "round 1:" in str(each.message)] == [
+        "round 1: all its clients were lost with the ranks that had them; nothing changes (faults.on_lost_rank: drop)"
+    ]
 
 
 def test_rounds_of_which_some_are_wide(monkeypatch, ways):

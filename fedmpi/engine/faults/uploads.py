@@ -86,11 +86,16 @@ class Guard:
         self.idle = self.idle + 1 if len(bad) + len(errors) == len(members) else 0
         if bad or self.idle:
             lost = [f"client {', '.join(str(each['client']) for each in errors)} came to an error"] if errors else []
+            lost += [] if members else ["all its clients were lost with the ranks that had them"]
             said = f"round {t}: {'; '.join(([_told(bad, source)] if bad else []) + lost)}"
             if bad and not self.drop:
                 raise UserError(f"{said}; the round was dropped. {REMEDY}; faults.on_bad_update: drop goes on without")
             if self.idle == IDLE:
-                raise UserError(f"{said}; for {IDLE} rounds not one upload was good, and the run ends. {REMEDY}")
+                remedy = f". {REMEDY}" if members else ""
+                raise UserError(f"{said}; for {IDLE} rounds not one upload was good, and the run ends{remedy}")
+            if not members:
+                warnings.warn(f"{said}; nothing changes (faults.on_lost_rank: drop)", stacklevel=2)
+                return []
             all_ = ", which are all of it: nothing changes" if self.idle else ""
             key = "faults.on_bad_update" if bad else "faults.on_client_error"
             warnings.warn(f"{said}; left out of the round{all_} ({key}: drop)", stacklevel=2)

@@ -205,7 +205,8 @@ class Exchange:
         trip = Trip(comm, t, upload, cuts, members, where, self.memory, self.keep, asked)
         if self.sharded and cuts.large and len(comm.alive) > 1:
             return Sharded(trip)
-        means = means_of(self.messages.method) if (self.sums or self.reduce) and cuts.large else None
+        adds = (self.sums or self.reduce) and cuts.large and members  # of nobody there is no sum
+        means = means_of(self.messages.method) if adds else None
         if means is not None and set(cuts.large) <= {*means, "_b"}:
             return Reduced(trip, means, p) if self.reduce else Streamed(trip, means, p)
         return Whole(trip)
