@@ -70,6 +70,7 @@ def figures(
                 raise told(f"{who} wrote to the test samples, x: make a copy", module, task)
             outputs.append(contract.hold(task, f, y))
             targets.append(y)
+        worker.still.check()
         f, y = torch.cat(outputs), torch.cat(targets)
         see(f, y)
         whole = contract.whole_loss(task, f, y)

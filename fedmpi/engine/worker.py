@@ -14,6 +14,7 @@ from fedmpi.common import seeds
 from fedmpi.data.federated import Federated
 from fedmpi.engine.local.by_hand import ByHand
 from fedmpi.engine.local.recipe import Recipe
+from fedmpi.engine.local.still import Still
 from fedmpi.engine.messages import Messages
 from fedmpi.flat.model import FlatModel
 from fedmpi.flat.packing import Views
@@ -59,6 +60,7 @@ class Worker:
         self.a0 = nan if recipe.beyond_sgd() else 0.0  # what a client's `a` begins with
         self._told: tuple[Tensor | None, Views] = (None, Views({}))
         self._parts = tuple(model.module.modules())
+        self.still = Still(model)
         self._own_train = any(type(part).train is not nn.Module.train for part in self._parts)
         self.hooked = any(overrides(method, hook) for hook in HOOKS)  # whether training calls hooks of the method
         self.direct = None if self.hooked or bf16 else _direct(model.module, task)

@@ -4,7 +4,8 @@
 Loading a client and sending an update are one operation each, and a server rule sees one matrix of rows. Convolution
 weights may lie in the vector as O,H,W,I blocks, which channels-last kernels read in place; names, order and row-major
 shapes of the state_dict are what the outside world sees.
-A frozen parameter (requires_grad False in the module given) is no part of it, and stays what it is on every rank.
+A frozen parameter (requires_grad False in the module given) is no part of it, and stays what it is on every rank; so
+does a buffer that is not persistent (engine/local/still.py sees to it).
 Float buffers (batch-norm statistics) are a second vector `b`. Integer buffers (counters of batches) do not travel: they
 start every client's round as they started the experiment.
 """

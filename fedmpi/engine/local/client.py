@@ -73,7 +73,9 @@ class LocalClient(ClientView):
             given = new, sent, more
             return self.write(row, given, self.meter.number(), seconds, lambda p, w0, out: p.subtract(model.w, w0, out))
 
-        return self.kept(row, trained, began)
+        fine = self.kept(row, trained, began)
+        worker.still.check(self.where)  # not within `kept`: nobody else has what this client has written, either
+        return fine
 
     def kept(self, row: Tensor, trained: Callable[[], dict[str, Tensor]], began: float) -> bool:
         """Store what `trained` makes of the client's state; whether it came to no error."""

@@ -93,6 +93,7 @@ def rounds(
     except Exception as error:
         # Nothing is written yet. One by one a client's own error is told as ever; else it is the packing's.
         return _alone(clients, error)
+    worker.still.check(f"round {ordered[0].round}")
     sizes = {client.id: max(len(worker.data.train[client.id]), 1) for client in clients}
     sample = (time.perf_counter() - began) / sum(sizes.values())  # seconds
     seconds = {client: sample * size for client, size in sizes.items()}

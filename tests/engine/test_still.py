@@ -1,0 +1,184 @@
+"""What no message carries stays what it is: else results would depend on who is trained after whom on a rank."""
+
+import pytest
+import torch
+from helpers import play, prepare, settings
+from test_travel import on_ranks
+from torch import nn
+
+from fedmpi.common.errors import UserError
+from fedmpi.engine.local import still
+
+
+def refused(config, size):
+    """On ranks that are threads, where Python 3.11 cannot look for the lines of two classes at once."""
+    with pytest.MonkeyPatch.context() as patch:
+        if size > 1:
+            patch.setattr(still, "told", lambda text, *_: UserError(text))
+        on_ranks(config, size)
+
+
+class Leaky(nn.Module):
+    """(1, 8, 8) -> linear; `how` says what a pass writes, and where."""
+
+    def __init__(self, classes, how, evaluating):
+        super().__init__()
+        self.how, self.evaluating = how, evaluating
+        self.f = nn.Linear(64, classes)
+        self.target = nn.Linear(64, classes).requires_grad_(False)
+        self.register_buffer("mean", torch.zeros(64), persistent=False)
+        self.register_buffer("seen", torch.zeros((), dtype=torch.int64), persistent=False)
+        self.register_buffer("kept", torch.zeros(64))
+        self.register_buffer("count", torch.zeros((), dtype=torch.int64))
+        self.register_buffer("table", torch.arange(64.0), persistent=False)
+        self.register_buffer("mask", None, persistent=False)
+
+    def forward(self, x):
+        x = x.flatten(1)
+        if self.training != self.evaluating:
+            with torch.no_grad():
+                getattr(self, self.how)(x.detach().mean(0))
+        return self.f(x - self.mean - self.kept) + self.target(x)
+
+    def buffer(self, m):
+        self.mean.mul_(0.9).add_(0.1 * m)
+
+    def buffer_anew(self, m):
+        self.mean = 0.9 * self.mean + 0.1 * m
+
+    def buffer_data(self, m):
+        self.mean.data.add_(m)
+
+    def integer(self, m):
+        self.seen += 1
+
+    def frozen(self, m):
+        for a, b in zip(self.target.parameters(), self.f.parameters(), strict=True):
+            a.mul_(0.9).add_(b, alpha=0.1)
+
+    def frozen_data(self, m):
+        self.target.weight.data = 0.9 * self.target.weight.data + 0.1 * self.f.weight.data
+
+    def frozen_anew(self, m):
+        self.target.weight = nn.Parameter(0.9 * self.target.weight + 0.1 * self.f.weight, requires_grad=False)
+
+    def travelling_anew(self, m):
+        self.kept = 0.9 * self.kept + 0.1 * m
+
+    def counter_anew(self, m):
+        self.count = self.count + 1
+
+    def caches(self, m):
+        """Nothing leaks of these: they say again what was there, travel, or are made by the first pass."""
+        self.table = torch.arange(64.0)
+        self.seen.zero_()
+        self.target.bias.copy_(self.target.bias.clone())
+        self.kept.mul_(0.9).add_(0.1 * m)
+        self.count += 1
+        self.mask = torch.ones(64)
+
+
+def leaky(input_shape, classes, how: str = "caches", evaluating: bool = False):
+    return Leaky(classes, how, evaluating)
+
+
+def config(how, *, evaluating=False, **changes):
+    model = {"name": f"{__name__}:leaky", "how": how, "evaluating": evaluating}
+    return settings(rounds=2, model=model, **changes)
+
+
+LEAKS = {
+    "buffer": "'mean', a buffer of model Leaky that is not persistent, .* leave out persistent=False",
+    "buffer_anew": "'mean', a buffer of model Leaky that is not persistent, ",
+    "buffer_data": "'mean', a buffer of model Leaky that is not persistent, ",
+    "integer": "'seen', a buffer of model Leaky that is not persistent, .*an integer one starts anew",
+    "frozen": r"'target.weight', a frozen parameter of model Leaky \(requires_grad False\), .*; make it a buffer",
+    "frozen_data": "'target.weight', a frozen parameter",
+    "frozen_anew": "'target.weight', a frozen parameter",
+    "travelling_anew": r"'kept', a buffer of model Leaky, is another tensor .* write into it: self.kept.copy_\(...\)",
+    "counter_anew": "'count', a buffer of model Leaky, is another tensor",
+}
+
+
+@pytest.mark.parametrize("size", [1, 3])
+@pytest.mark.parametrize(("how", "said"), LEAKS.items())
+def test_what_would_pass_from_client_to_client_is_refused(how, said, size):
+    with pytest.raises(UserError, match=rf"round 0, client \d: {said}"):
+        refused(config(how), size)
+
+
+def test_also_where_clients_with_an_error_are_left_out():
+    with pytest.raises(UserError, match=r"^round 0, client \d: 'mean'"):
+        play(config("buffer", faults={"on_client_error": "drop"}))
+
+
+@pytest.mark.parametrize("size", [1, 3])
+@pytest.mark.parametrize("protocol", ["global", "personal"])
+def test_what_evaluation_writes_is_refused(protocol, size):
+    """Rank 0, which trains nobody, would say other figures than a rank that trains."""
+    with pytest.raises(UserError, match=r"evaluation after round 0.*: 'mean', a buffer"):
+        refused(config("buffer", evaluating=True, evaluate={"protocol": [protocol]}), size)
+
+
+def test_what_says_the_same_again_is_fine():
+    on_ranks(config("caches"), 1)
+    expected = play(config("caches")).hashes
+    assert on_ranks(config("caches"), 3)[0].hashes == expected
+    on_ranks(config("caches", evaluating=True), 3)
+
+
+@pytest.mark.parametrize("how", ["seen", "assigned"])
+def test_of_clients_that_are_trained_together(how, monkeypatch):
+    """Under vmap a write of each client's own is an error, one that all have in common is none."""
+    monkeypatch.setitem(globals(), "HOW", how)
+    packed = settings(rounds=1, model={"name": f"{__name__}:counting"}, compute={"pack": 3})
+    with pytest.raises(UserError, match=r"round 0.*: 'seen', a buffer of model Counting"):
+        play(packed)
+
+
+class Counting(nn.Module):
+    def __init__(self, classes):
+        super().__init__()
+        self.f = nn.Linear(64, classes)
+        self.register_buffer("seen", torch.zeros(64), persistent=False)
+
+    def forward(self, x):
+        x = x.flatten(1)
+        if self.training and HOW == "seen":
+            self.seen += 1
+        elif self.training:
+            self.seen = x.detach().mean(0)
+        return self.f(x)
+
+
+def counting(input_shape, classes):
+    return Counting(classes)
+
+
+HOW = "seen"
+
+
+def test_a_late_write_that_nobody_counts_is_seen_in_the_end():
+    """Through .data: values are looked at after 1, 2, 4, 8 ... rounds of clients."""
+    it = prepare(config("caches"))
+    watched = still.Still(it.made.model)
+    for _ in range(5):
+        watched.check("here")
+    it.made.model.module.target.weight.data.add_(1)
+    for _ in range(2):
+        watched.check("here")
+    with pytest.raises(UserError, match=r"here: 'target\.weight'"):
+        watched.check("here")
+
+
+def test_tensors_that_cannot_be_read_are_left_alone():
+    module = nn.Linear(2, 2)
+    module.register_buffer("graph", torch.eye(2).to_sparse(), persistent=False)
+    module.register_buffer("turn", torch.ones(2, dtype=torch.complex64), persistent=False)
+    module.register_buffer("wide", torch.arange(3).expand(4, 3), persistent=False)
+    module.register_buffer("nothing", torch.ones(0), persistent=False)
+    watched = still.Still(still.FlatModel(module))
+    watched.check()
+    module.turn.add_(1)
+    with pytest.raises(UserError, match=r"^'turn'"):
+        watched.check()
