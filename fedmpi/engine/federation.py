@@ -113,6 +113,8 @@ class Federation:
         self._conclude(t, order.word)
         if order.word is not Word.GO:
             return words.end(self, order.word)
+        if self.plan.replay:
+            recovery.replay(self, t, evaluated=True)
         began, counted = began if self.server is None else self.begun.began, self._bytes()
         self.roster.consider(t + 1)
         line = self.round(t, began)

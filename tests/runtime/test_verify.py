@@ -387,3 +387,23 @@ def test_a_checkpoint_that_does_not_say_its_round(copy, once):
         code, said = check(copy)
         assert code == 1
         assert f"checkpoints/{path.name}: its model is not that of round" in said
+
+
+@pytest.mark.parametrize("reported", [False, True])
+def test_ranks_that_were_lost_before_and_after_a_round_was_reported(run, tmp_path, reported):
+    """A replay from the checkpoint of that round would evaluate it without those who are gone: it begins earlier."""
+    row = {"round": 4, "ranks": {}, "clients": [1], "gone": [1], "back": [], "reverted": {"0": 1}}
+    (tmp_path / "faults.jsonl").write_text(json.dumps(row | {"reported": reported, "why": ""}) + "\n")
+    given = [f"output={tmp_path}", "name=lossy", f"faults.replay={tmp_path}/faults.jsonl", "evaluate.every=1"]
+    # Probes and what is best are of runs without losses.
+    given += ["analysis=[]", "record.updates=false"]
+    launch.execute(config.load(run.parent.parent / "c.yaml", given))
+    lossy = tmp_path / "lossy"
+    shutil.copy(tmp_path / "faults.jsonl", lossy)
+    seal_anew(lossy)
+    asked = [row["protocol"] for row in map(json.loads, (lossy / "clients.jsonl").open()) if row["round"] == 3]
+    assert asked.count("personal") == (3 if reported else 2)
+    for number in (None, 1):
+        code, said = check(lossy, number=number)
+        assert (code, "verified" in said) == (0, True), said
+    assert f"after checkpoint {1 if reported else 3}" in said

@@ -3,10 +3,12 @@
     S_t   is the cohort as drawn, without the clients that were lost in round t and without those gone since
     c_k   the state of a client in `reverted` of round t is at the start of that round the one that round r made,
           -1: the one of the start; what lay in a dead rank's memory alone is lost
+    reported: round t - 1 had been evaluated by then, with all clients and the states that they had before the loss
 These rows, which faults.jsonl holds, define the bits of a run with faults: a run without any that is given them
 (`fedmpi replay`) has the same ones.
 
-    {"round": 7, "ranks": {"2": "node5"}, "clients": [3], "gone": [], "back": [], "reverted": {"3": 6}, "why": "..."}
+    {"round": 7, "ranks": {"2": "node5"}, "clients": [3], "gone": [], "back": [], "reverted": {"3": 6},
+     "reported": true, "why": "..."}
 """
 
 from __future__ import annotations
@@ -25,9 +27,11 @@ def row(
     gone: Iterable[int] = (),
     back: Iterable[int] = (),
     reverted: dict[int, int] | None = None,
+    reported: bool = False,
     why: str = "",
 ) -> Row:
-    """ranks: number -> host; clients: not in round t; gone: nor in a later one; back: again from round t on."""
+    """ranks: number -> host; clients: not in round t; gone: nor in a later one; back: again from round t on; reported:
+    the round before was evaluated first."""
     return {
         "round": t,
         "ranks": {str(rank): host for rank, host in sorted(ranks.items())},
@@ -35,8 +39,14 @@ def row(
         "gone": sorted(gone),
         "back": sorted(back),
         "reverted": {str(k): r for k, r in sorted((reverted or {}).items())},
+        "reported": reported,
         "why": why,
     }
+
+
+def late(row: Row) -> bool:
+    """Whether the round before was evaluated first; rows of earlier versions do not say."""
+    return bool(row.get("reported", False))
 
 
 class Losses:
@@ -51,6 +61,14 @@ class Losses:
     def until(self, t: int) -> Losses:
         """Those of rounds 0..t."""
         return Losses(each for each in self.rows if each["round"] <= t)
+
+    def before(self, t: int) -> Losses:
+        """Those of which the evaluation of round t - 1 knew."""
+        return Losses(each for each in self.rows if each["round"] < t or (each["round"] == t and not late(each)))
+
+    def known(self, t: int) -> Losses:
+        """The same, for a run that goes on with round t: it evaluates round t - 1 again, and knows of all of them."""
+        return Losses({**each, "reported": False} if each["round"] == t else each for each in self.rows)
 
     def replace(self, t: int, rows: Sequence[Row]) -> None:
         """What round t is known to have lost is these rows, and no later round is known."""

@@ -87,6 +87,7 @@ def _agree(fed: Run, t: int, why: Sequence[str]) -> None:
                 clients=[k for k, rank in where.items() if rank in lost],
                 gone=set(orphans) - states.gone if fed.sites else (),
                 reverted={k: r for k, r in found.items() if r != states.trained.get(k, START)},
+                reported=fed.begun.reported,
                 why=next((text for text in why if any(f"rank {rank} " in text for rank in lost)), next(iter(why), "")),
             )
             fed.roster.losses.replace(t, [*fed.roster.losses.of(t), row])
@@ -147,9 +148,10 @@ def told(comm: Communicator, rows: Any) -> Any:
 
 
 def welcome_back(fed: Run, t: int) -> None:
-    """A run goes on before round t with all ranks: sites that were gone take part again, as they were."""
+    """A run goes on before round t with all ranks: sites that were gone take part again, as they were. In a replay they
+    do so when they did."""
     away = sorted(fed.roster.losses.gone(t))
-    if not away:
+    if not away or fed.plan.replay:
         return
     found = stock(fed, away)
     rows = fed.roster.losses.of(t)
@@ -160,12 +162,16 @@ def welcome_back(fed: Run, t: int) -> None:
 
 
 # ---- a run without faults that is given the losses of another ----
-def replay(fed: Run, t: int) -> None:
-    """Hold the states to which clients revert later, once they have them; let those revert that do so in round t."""
-    states = fed.states
+def replay(fed: Run, t: int, evaluated: bool = False) -> None:
+    """Who is gone in round t; hold the states to which clients revert later, once they have them, and let those revert
+    that do so in round t. evaluated: round t - 1 is; before that it knows of what was lost before that."""
+    states, losses = fed.states, fed.roster.losses
+    known = losses if evaluated else losses.before(t)
+    states.gone = known.gone(t)
     if not states.messages.client_state.size:
         return
-    for k, r in sorted(fed.roster.losses.needed() - states.held.keys()):
+    for k, r in sorted(losses.needed() - states.held.keys()):
         if states.trained.get(k) == r:
             states.hold(k, r)
-    states.revert_to_held(fed.roster.losses.reverted(t))
+    before = losses.before(t).reverted(t) if evaluated else {}
+    states.revert_to_held({k: r for k, r in known.reverted(t).items() if before.get(k) != r})

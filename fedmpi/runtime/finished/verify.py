@@ -18,6 +18,7 @@ from fedmpi.common import places
 from fedmpi.common.errors import UserError
 from fedmpi.common.text import count
 from fedmpi.config.schema import Settings
+from fedmpi.engine.faults import losses
 from fedmpi.runtime import consistency, trust
 from fedmpi.runtime.finished import at_rest, rounds
 from fedmpi.runtime.finished.findings import Difference, Findings, differences
@@ -106,7 +107,9 @@ def _replayed(
     if not every:
         return set()
     trusted, overrides, tolerance, reason = how
-    kept = [t for t in rounds.checkpoints(run) if t in every]
+    # A run that goes on evaluates the round of its checkpoint once more, and knows then of ranks lost after it was.
+    late = {row.get("round") for row in _rows(run / "faults.jsonl") if losses.late(row)}
+    kept = [t for t in rounds.checkpoints(run) if t in every and t + 1 not in late]
     wanted = rounds.chosen(every, number, to.suspects, kept)
     other = others(run, settings)
     done: set[int] = set()

@@ -114,7 +114,7 @@ def go_on(fed: Federation, kept: Checkpoints, timeout_s: float, say: Callable[[s
                 "would begin at round 0 and write over its results. A new run (another name) can begin with its model, "
                 f"init.from={kept.folder.parent}, or from the start"
             )
-        fed.roster.losses = losses if fed.plan.replay else losses.until(t + 1)
+        fed.roster.losses = (losses if fed.plan.replay else losses.until(t + 1)).known(t + 1)
         if t < 0:
             recovery.welcome_back(fed, 0)
             kept.begin_after(t, fed)
