@@ -1,4 +1,5 @@
-"""Ranks as threads of one process, of which any may die at any of its messages: the engine's side of a lost rank."""
+"""Ranks as threads of one process, of which any may die at any of its messages, or lose its patience: the engine's side
+of a lost rank."""
 
 from __future__ import annotations
 
@@ -13,6 +14,7 @@ import torch
 from fedmpi.comm.base import Communicator, Gone, Lost, Message, Posted
 
 LIMIT_S = 60.0
+FOR_EVER = AssertionError("a rank waits for ever")
 
 
 class Dead(BaseException):
@@ -33,9 +35,9 @@ class Hall:
         self.votes: dict[int, dict[int, bytes]] = defaultdict(dict)
         self.texts: dict[tuple[int, int], dict[int, bytes]] = defaultdict(dict)
 
-    def wait(self, true: Callable[[], bool]) -> None:
-        if not self.changed.wait_for(true, LIMIT_S):
-            raise AssertionError("a rank waits for ever")
+    def wait(self, true: Callable[[], bool], patience_s: float = LIMIT_S, late: Exception = FOR_EVER) -> None:
+        if not self.changed.wait_for(true, min(patience_s, LIMIT_S)):
+            raise late if patience_s < LIMIT_S else FOR_EVER
 
 
 class Seat(Communicator):
@@ -83,7 +85,9 @@ class Seat(Communicator):
             for mine, peer, x in posted:
                 box = hall.boxes[mine, peer, self.rank]
                 hall.wait(
-                    lambda box=box, peer=peer, mine=mine: bool(box) or peer in hall.dead or hall.generation > mine
+                    lambda box=box, peer=peer, mine=mine: bool(box) or peer in hall.dead or hall.generation > mine,
+                    self.patience_s,
+                    self.silent([peer]),
                 )
                 if not box:
                     raise Gone(f"rank {peer} is dead" if peer in hall.dead else "the group is broken")

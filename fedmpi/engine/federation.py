@@ -38,8 +38,6 @@ from fedmpi.engine.travel.exchange import Exchange
 from fedmpi.engine.travel.gathering import Gathering, Received
 from fedmpi.engine.worker import Worker
 
-PATIENCE_S, TIMES = 10.0, 5.0  # where a lost rank is done without: silence to ask after, in seconds and in rounds
-
 
 class Federation:
     """One experiment on one rank. `run` is the whole of it; `server` is rank 0's alone, and holds the global model."""
@@ -121,9 +119,9 @@ class Federation:
         if line is not None:
             sent, received = (a + b for a, b in zip(announced, self._bytes(counted), strict=True))
             line |= {"sent_bytes": sent, "received_bytes": received}
-        self.line, self.longest_s = line, max(self.longest_s, time.perf_counter() - began)
-        if self.careful:  # who is silent for so long is asked whether it lives
-            self.comm.patience_s = min(self.plan.timeout_s, max(PATIENCE_S, TIMES * self.longest_s))
+        self.line = line
+        if self.careful:
+            recovery.lasted(self, time.perf_counter() - began)
         return None
 
     def _announced(self, t: int) -> Order:

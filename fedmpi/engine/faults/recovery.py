@@ -3,6 +3,8 @@
     regroup    who is alive; rank 0 says which round it is in, and all go back to the start of that round
     stock      the clients of dead ranks get living ones (a site has none), with the newest state that lies on the shelf
     losses     rank 0 writes down what this means for the numbers (engine/faults/losses.py) and tells it to all
+Where nobody is lost, one only took longer than any round so far: what it took counts as a round's, or a round that must
+last would be cut for ever.
 What living ranks have trained in this round they keep, and send it again. drop: the clients that the dead rank had to
 train sit the round out; redo: living ranks train them, and the bits are those of a run without the fault.
 """
@@ -10,6 +12,8 @@ train sit the round out; redo: living ranks train them, and the bits are those o
 from __future__ import annotations
 
 import json
+import time
+import warnings
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Protocol
 
@@ -21,6 +25,8 @@ from fedmpi.engine.faults import losses
 from fedmpi.engine.faults.losses import START, Row
 from fedmpi.engine.plan import Begun, Plan, Sink
 from fedmpi.engine.sampling import Roster
+
+PATIENCE_S, TIMES = 10.0, 5.0  # silence to ask after, in seconds and in rounds
 
 
 class Run(Protocol):
@@ -36,6 +42,7 @@ class Run(Protocol):
     at: int  # the round that it is in
     begun: Begun
     alive: list[int]  # rank 0's: as it last knew
+    longest_s: float  # a round's
 
     def begin(self, t: int) -> None: ...
 
@@ -46,17 +53,42 @@ def recover(fed: Run, why: str) -> int:
     Raises Lost where the run cannot go on: rank 0 or all that train are gone, or this rank was left out.
     """
     while True:
-        facts = {"t": fed.at, "moved": fed.states.moved.done, "reported": fed.begun.reported, "why": why[:500]}
+        here, begun = list(fed.comm.alive), fed.begun
+        facts = {"t": fed.at, "moved": fed.states.moved.done, "reported": begun.reported, "why": why[:500]}
+        spent = fed.comm.patience_s >= fed.plan.timeout_s and begun.uploads.keys() <= begun.made.keys()  # nothing new
+        facts |= {"waited": time.perf_counter() - begun.began, "spent": spent}
         payload = json.dumps(facts)
         said = {rank: json.loads(text) for rank, text in fed.comm.regroup(payload.encode(), fed.plan.timeout_s).items()}
         if not any(rank in said for rank in fed.ranks):
             raise Lost(f"no rank that trains is left: {why}")
+        if fed.comm.alive == here:
+            _wait_longer(fed, said)
         t = _back(fed, said)
         try:
             _agree(fed, t, [each["why"] for each in said.values() if each["why"]])
             return t
         except Lost as error:  # one more is lost
             why = str(error)
+
+
+def lasted(fed: Run, seconds: float) -> None:
+    """A round did, so long. Who is silent for some times that is asked whether it lives."""
+    fed.longest_s = max(fed.longest_s, seconds)
+    fed.comm.patience_s = min(fed.plan.timeout_s, max(PATIENCE_S, TIMES * fed.longest_s))
+
+
+def _wait_longer(fed: Run, said: Mapping[int, Mapping[str, Any]]) -> None:
+    """All live. Raises Lost, on all ranks alike, where the longest patience was spent, and nothing new came of it."""
+    waited, before, most = max(each["waited"] for each in said.values()), fed.comm.patience_s, fed.plan.timeout_s
+    if waited >= most and all(each["spent"] for each in said.values()):
+        raise Lost(f"round {said[0]['t']}: all ranks live, but not all come within {most:g} s (comm.round_timeout_s)")
+    if min(TIMES * waited, most) <= before:
+        return
+    lasted(fed, waited)
+    if fed.comm.rank == 0:
+        took = f"round {said[0]['t']}: no rank is lost, but one took {waited:.0f} s to its next message"
+        now = f"from now on ranks are asked after {fed.comm.patience_s:.0f} s of silence, not {before:.0f}"
+        warnings.warn(f"{took}, and the round begins again; {now}", stacklevel=2)
 
 
 def _back(fed: Run, said: Mapping[int, Mapping[str, Any]]) -> int:
