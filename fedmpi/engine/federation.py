@@ -205,7 +205,8 @@ class Federation:
         downloads = self.exchange.deliver(t, members, where, self.server)
         self.probes.train(t, members, where, downloads)
         gathering = self.exchange.gathering(t, members, where, self.roster.weights(members)[1])
-        heard = recovery.heard(self.comm, t, where) if self.careful else (lambda: None)
+        told = self.careful or self.states.shelf is not None
+        heard = recovery.heard(self.comm, t, where) if told else (lambda: None)
         self.timeline.lap("download")
         mine, many = [k for k in members if where[k] == self.comm.rank], self.states.at_once(self.worker.pack)
         with self.worker.chance():

@@ -1,5 +1,6 @@
 """Losses and client states at unlucky moments: refused and shelved, let go of on arrival, a round behind."""
 
+import shutil
 import time
 from dataclasses import replace
 
@@ -110,6 +111,42 @@ def test_nor_rows_of_several_rounds_that_are_written_at_once(tmp_path, monkeypat
     slow_disk(monkeypatch, 0.15)
     it = ran(config, {}, tmp_path, 4)
     assert it.hashes == run(prepare(config)).hashes
+
+
+@pytest.mark.parametrize("keep", [1, 2])
+def test_a_rank_that_trains_nobody_and_does_not_write_holds_back_what_removes_checkpoints(tmp_path, monkeypatch, keep):
+    """It trains its last client in round 2, and the disk takes its row only much later: the others must not go on until
+    no checkpoint is left that does without this row."""
+    place, copy, rounds = tmp_path / "place", tmp_path / "copy", 10
+    last = lambda s: [1 + sampling.cohort(s, t, 7, 0.15)[0] % 3 for t in range(rounds)][2:]  # noqa: E731
+    seed = next(s for s in range(10_000) if last(s)[0] not in last(s)[1:])
+    config = trial(
+        "scaffold",
+        "mlp",
+        rounds=rounds,
+        cohort={"placement": "pinned", "fraction": 0.15},
+        evaluate={"protocol": ["global"]},  # of others all ranks hear
+    ).model_copy(update={"seed": seed})
+    plain = Rows.put
+
+    def put(self, client, t, row):
+        if t == 2 and not copy.exists():
+            time.sleep(1)
+            shutil.copytree(place, copy)
+        plain(self, client, t, row)
+
+    monkeypatch.setattr(Rows, "put", put)
+    kept = lambda folder, room: Checkpoints(folder / "checkpoints", Rows(folder / "state"), 1, keep)  # noqa: E731
+    monkeypatch.setattr(test_recovery, "checkpoints", kept)
+    place.mkdir()
+    (place / "checkpoints").mkdir()
+    ran(config, {}, place)
+    it, said = prepare(config), []
+    at_cut = kept(copy, 0)
+    it.fed.sink.keep, it.fed.states.shelf, it.fed.states.room = at_cut.save, at_cut.rows, 10**6
+    t = resume.go_on(it.fed, at_cut, 10, said.append)
+    assert t >= 1, said
+    assert run(it).hashes == run(prepare(config)).hashes[t:]  # that of round t is told once more
 
 
 def unlucky(rounds):

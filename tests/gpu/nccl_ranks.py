@@ -79,18 +79,22 @@ def check_nccl_to_oneself(comm):
     assert torch.equal(y[500:510], x[:10])
 
 
-def runs(comm):
-    """The hashes of runs whose uploads are added as they come, or are shared out, in small pieces."""
+def runs(comm, folder):
+    """The hashes of runs whose uploads are added as they come, or are shared out, in small pieces; of small cohorts."""
     from helpers import prepare, settings
 
     from fedmpi.flat import linear
+    from fedmpi.runtime.resuming.checkpoints import Rows
 
     linear.CHUNK, linear.BLOCK, found = 64, 2, {}
     for placement in ("root", "sharded"):
         it = prepare(settings("scaffold", server={"placement": placement}), comm=comm)
         it.fed.run()
         found[placement] = it.hashes
-    return found
+    it = prepare(settings("scaffold", cohort={"fraction": 0.15}), comm=comm)  # one rank trains nobody, and says so
+    it.fed.states.shelf, it.fed.states.room = Rows(folder / "state"), 10**6
+    it.fed.run()
+    return found | {"idle": it.hashes}
 
 
 def silent(comm, alarm):
@@ -115,7 +119,7 @@ def main():
         battery.CHECKS["check_nccl_to_oneself"] = check_nccl_to_oneself
     battery.run(comm, folder)
     if comm.size > 1:
-        found = runs(comm)
+        found = runs(comm, Path(folder))
         if comm.rank == 0:
             Path(folder, "hashes").write_text(json.dumps(found))
         said = silent(comm, alarm)

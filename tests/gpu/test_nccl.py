@@ -43,8 +43,9 @@ def test_runs_have_the_bits_of_one_process(battery, monkeypatch):
         pytest.skip("a single rank sends nothing")
     monkeypatch.setattr(linear, "CHUNK", 64)
     monkeypatch.setattr(linear, "BLOCK", 2)
-    alone = play(settings("scaffold")).hashes
-    assert json.loads((folder / "hashes").read_text()) == {"root": alone, "sharded": alone}, done.stderr
+    alone, idle = play(settings("scaffold")).hashes, play(settings("scaffold", cohort={"fraction": 0.15})).hashes
+    expected = {"root": alone, "sharded": alone, "idle": idle}
+    assert json.loads((folder / "hashes").read_text()) == expected, done.stderr
 
 
 def test_a_silent_rank_is_named(battery):

@@ -152,7 +152,8 @@ def stock(fed: Run, orphans: Sequence[int]) -> dict[int, int]:
 
 
 def heard(comm: Communicator, t: int, where: Mapping[int, int]) -> Callable[[], None]:
-    """Who trains nobody in round t tells rank 0 that it has heard of it: who missed a whole one could not go back.
+    """Who trains nobody in round t tells rank 0 that it has heard of it: who missed a whole one could not go back, and
+    others would remove the checkpoints that do without the rows that it has not written yet.
 
     Returns what waits until all have. These bytes are not counted: who trains nobody is a matter of time.
     """

@@ -28,6 +28,7 @@ MEANING = {
     "shapes and types of a sample and its target": "shape and type of a sample",
     "text": "host, versions, and hashes of settings and code",
     "client state": "what the method keeps for the site",
+    "heard": "that it has heard of a round in which it does not take part",
     "loss": "loss on its test samples",
     "accuracy": "accuracy on its test samples",
 }
