@@ -25,6 +25,7 @@ WITHOUT_IDS = {
     "fedala": {"share": 1.0},
     "fedfomo": {"models": 6, "explore": 0.0},
     "ccvr": {"lr": 0.0},
+    "perfedavg": {"alpha": 0.0},  # what a batch is cut up into
 }
 # What a method trains at a rate of its own, on the server.
 OWN_RATES = {"ccvr": {"lr": 0.0}}
