@@ -61,21 +61,28 @@ def test_memory_decides(machine):
 
 def test_a_run_is_ended_where_memory_runs_out_and_goes_on_later(machine, tmp_path):
     """The younger one, which would need as much as both have."""
-    begun = tmp_path / "begun"
+    begun, killed = tmp_path / "begun", tmp_path / "killed"
 
     def job(own):
         with begun.open("a") as file:
             file.write(f"{own.name}\n")
-        time.sleep(1.0 if own.name == "old" else 0.6)
+        until = time.monotonic() + 60
+        while not killed.exists() and time.monotonic() < until:
+            time.sleep(0.02)
         os._exit(0)
 
     here, ended = Room(2, needs={"old": 1, "young": 1}), []
 
-    def look(running):  # once both run, nothing is left; when one has ended there is
-        machine["free"] = 0.05 if len(running) == 2 else 10
+    def tell(each):
+        ended.append(each)
+        killed.touch()
+
+    def look(running):  # once both run, nothing is left as long as the old one does
+        if len(running) == 2:
+            machine["free"] = 0.05
 
     todo = [(name, named(name, output=str(tmp_path))) for name in ("old", "young")]
-    assert pool.Pool(job, here, ended.append, look).run(todo)
+    assert pool.Pool(job, here, tell, look).run(todo)
     assert begun.read_text().split() == ["old", "young", "young"]
     assert [(each.settings.name, each.code, each.again) for each in ended] == [
         ("young", -9, True),
