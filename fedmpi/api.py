@@ -9,6 +9,7 @@ from typing import Any
 
 from fedmpi import config
 from fedmpi.analysis.pages import report
+from fedmpi.common.errors import UserError
 from fedmpi.runtime import launch
 from fedmpi.runtime.record.saved_model import load
 
@@ -29,6 +30,14 @@ def run(settings: str | Path | config.Settings, overrides: Sequence[str] = ()) -
     Raises:
         UserError: a mistake in config or data.
     """
-    if not isinstance(settings, config.Settings):
+    if isinstance(overrides, str) or not all(isinstance(each, str) for each in overrides):
+        raise UserError(f"fedmpi.run: overrides is {overrides!r}; a list of texts is needed: ['train.epochs=3']")
+    if isinstance(settings, config.Settings):
+        if overrides:
+            raise UserError("fedmpi.run: these settings are made; give the overrides to fedmpi.config.load")
+    elif isinstance(settings, (str, Path)):
         settings = config.load(settings, overrides)
+    else:
+        made = type(settings).__name__
+        raise UserError(f"fedmpi.run: settings is {made}; a YAML file, or what fedmpi.config.load makes, is needed")
     return Summary(launch.execute(settings, after=partial(report.after_run, settings))[0])

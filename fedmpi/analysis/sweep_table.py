@@ -1,11 +1,12 @@
 """`fedmpi table`: mean and standard deviation over seeds of every cell of a sweep, beside what others report.
 
 The rows are the first axis but `seed`, the columns all labels of the others. A cell is the mean over seeds of one
-figure of summary.json (where a run has no accuracy, that of the first protocol in evaluate.protocol which has one:
-personal_accuracy), +- the sample standard deviation (n - 1). A difference is paired: the mean over seeds that both
-rows have of (row - first row), +- its standard error s / sqrt(n); `*` where it is more than twice that. Beside a
-published figure: `=` within its standard deviation, `~` within two, `!` beyond (in ours where it has none, or 0; `?`:
-nobody has). losses.shift and the like are what `analysis` has measured (analysis.jsonl).
+figure of summary.json, +- the sample standard deviation (n - 1). Where runs have no accuracy it is that of the first
+protocol in evaluate.protocol which all of them have: personal_accuracy. A difference is paired: the mean over seeds
+that both rows have of (row - first row), +- its standard error s / sqrt(n); `*` where 0 lies outside its 95 % interval
+by Student's t with n - 1 degrees of freedom: 4.3 standard errors for three seeds, and not corrected for the number of
+cells. Beside a published figure: `=` within its standard deviation, `~` within two, `!` beyond (in ours where it has
+none, or 0; `?`: nobody has). losses.shift and the like are what `analysis` has measured (analysis.jsonl).
 """
 
 from __future__ import annotations
@@ -16,6 +17,8 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from statistics import fmean, stdev
 
+from scipy.special import stdtrit
+
 from fedmpi.common.errors import UserError
 from fedmpi.common.text import count, headline, lower_is_better, nearest
 from fedmpi.config import Settings
@@ -23,7 +26,12 @@ from fedmpi.config.loading import shown
 from fedmpi.config.sweep import SEED, Axis, Published, Sweep
 from fedmpi.runtime.sweeping import alike, choosing, measured, progress
 
-WHAT = {"last": "after the last round", "mean_last_10": "mean of the last ten evaluations", "best": "best round"}
+WHAT = {
+    "last": "after the last round",
+    "mean_last_10": "mean of the last ten evaluations",
+    "best": "best round",
+    "selected": "after the round that validation rows chose",
+}
 OF = tuple(WHAT)
 MOST_TOLD = 8  # cells with something missing
 Key = tuple[str, ...]  # a label of each axis but seed
@@ -90,22 +98,26 @@ def collect(sweep: Sweep, metric: str | None, of: str | None, rows: str | None =
     found: dict[Key, dict[str, float]] = {}
     bad: dict[Key, list[str]] = {}
     known: dict[str, None] = {}
-    falling, done = set[str](), list[Settings]()
+    falling, done = set[str](), list[tuple[Key, str, Settings, progress.State]]()
     for labels, settings in choosing.final(sweep):
         state = progress.state(settings) if settings else None
         if settings is None or state is None or state.what != progress.DONE:
             continue
-        done.append(settings)
         falling.update(state.summary.get("falling", ()))
         if probed:
             state = replace(state, summary=measured.figures(settings))
-        figures = state.summary.get(of, {})
-        looks = ["", *(f"{protocol}_" for protocol in settings.evaluate.protocol if protocol != "global")]
+        key, seed = tuple(labels[axis.name] for axis in axes), labels.get(SEED, str(settings.seed))
+        done.append((key, seed, settings, state))
+    every = [(state.summary.get(of, {}), _looks(settings)) for _, _, settings, state in done]
+    for figures, looks in every:
         known |= dict.fromkeys((*figures, *(_plain(name, looks) for name in figures)))
         metric = metric or _plain(headline(figures) or "", looks)
-        named = next((look + metric for look in looks if look + metric in figures), None)
+    shared = next((look for look in dict.fromkeys(look for _, looks in every for look in looks)
+                   if all(look + str(metric) in figures for figures, _ in every)), None)  # fmt: skip
+    for (key, seed, _, state), (figures, looks) in zip(done, every, strict=True):
+        order = looks if shared is None else [shared]
+        named = next((look + str(metric) for look in order if look + str(metric) in figures), None)
         value = state.figure(of, named) if named else math.nan  # not another protocol's where this one's is no number
-        key, seed = tuple(labels[axis.name] for axis in axes), labels.get(SEED, str(settings.seed))
         if math.isfinite(value):
             found.setdefault(key, {})[seed] = value
         else:
@@ -117,12 +129,17 @@ def collect(sweep: Sweep, metric: str | None, of: str | None, rows: str | None =
         raise UserError(f"--metric: no run has a figure '{metric}'; {nearest(str(metric), known)}{hint}")
     seeds = {labels.get(SEED, "") for labels in sweep.labels}
     less = lower_is_better(metric, falling)
-    notes, chosen = tuple(alike.notes(sweep, done)), _chosen(sweep)
+    notes, chosen = tuple(alike.notes(sweep, [settings for _, _, settings, _ in done])), _chosen(sweep)
     return Cells(sweep, metric, of, axes, found, bad, len(seeds), chosen, tuple(options), published, less, notes)
 
 
 def _chosen(sweep: Sweep) -> list[str]:
     return [] if sweep.best is None else [choosing.told(each) for each in choosing.choose(sweep).values()]
+
+
+def _looks(settings: Settings) -> list[str]:
+    """What stands before the name of a figure, by protocol."""
+    return ["", *(f"{protocol}_" for protocol in settings.evaluate.protocol if protocol != "global")]
 
 
 def _plain(name: str, looks: Sequence[str]) -> str:
@@ -140,7 +157,10 @@ def text(cells: Cells) -> list[str]:
 
 
 def about_differences(first: str) -> str:
-    return f"paired differences to {first} over seeds that both have, +- standard error; * beyond twice that"
+    return (
+        f"paired differences to {first} over seeds that both have, +- standard error; * where 0 is outside the 95 % "
+        "interval (Student's t), cell by cell"
+    )
 
 
 def caption(cells: Cells) -> str:
@@ -215,13 +235,15 @@ def _cell(cells: Cells, key: Key, sign: str) -> str:
     if not values:
         return "nan" if key in cells.bad else "-" if key in cells.keys else ""
     asked = len(cells.asked(key))
-    few = f" ({len(values)} of {asked})" if len(values) < asked else ""
+    few = f" ({len(values)} of {asked})" if len(values) < asked else f" ({count(asked, 'seed')})"
+    few = "" if len(values) == cells.seeds else few
     return _pair((fmean(values), stdev(values) if len(values) > 1 else math.nan), sign, cells) + few
 
 
 def _digits(cells: Cells) -> int:
-    """Decimals that are shown."""
-    return 2 if max(abs(v) for each in cells.found.values() for v in each.values()) >= 2 else 3
+    """Decimals that are shown: three digits of the largest figure, where that is small."""
+    most = max(abs(v) for each in cells.found.values() for v in each.values())
+    return 2 if most >= 2 else 3 if most >= 0.1 or not most else 2 - math.floor(math.log10(most))
 
 
 def _pair(pair: tuple[float, float], sign: str, cells: Cells) -> str:
@@ -242,7 +264,7 @@ def verdict(cells: Cells, key: Key, theirs: tuple[float, float]) -> str:
     values = list(cells.found.get(key, {}).values())
     if not values:
         return ""
-    if abs(fmean(values) - theirs[0]) < 0.5 * 10 ** -_digits(cells):  # they read the same
+    if not theirs[1] > 0 and abs(fmean(values) - theirs[0]) < 0.5 * 10 ** -_digits(cells):  # they read the same
         return "="
     spread = theirs[1] if theirs[1] > 0 else stdev(values) if len(values) > 1 else math.nan
     if math.isnan(spread) or not spread:
@@ -253,14 +275,14 @@ def verdict(cells: Cells, key: Key, theirs: tuple[float, float]) -> str:
 
 def difference(cells: Cells, row: Key, column: Key) -> tuple[float, float, str] | None:
     """A cell's mean difference to the first row's over the seeds that both have, its standard error, and whether it
-    stands out: better, worse (of what `analysis` has measured: higher, lower) or nothing. None where there are fewer
-    than two such seeds."""
+    stands out (0 outside its 95 % interval): better, worse (of what `analysis` has measured: higher, lower) or nothing.
+    None where there are fewer than two such seeds."""
     first, other = (cells.found.get((*each, *column), {}) for each in (sides(cells)[0][0], row))
     apart = [other[seed] - first[seed] for seed in other if seed in first]
     if len(apart) < 2:
         return None
     mean, error = fmean(apart), stdev(apart) / math.sqrt(len(apart))
-    if abs(mean) <= 2 * error:
+    if not error or abs(mean) <= stdtrit(len(apart) - 1, 0.975) * error:  # equal differences say nothing of chance
         return mean, error, ""
     if measured.named(cells.metric):  # what less of it is good for, nobody has said
         return mean, error, "lower" if mean < 0 else "higher"

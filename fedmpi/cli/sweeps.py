@@ -95,7 +95,8 @@ def table(
         str | None, typer.Option(help="A figure in summary.json, or what `analysis` has measured: losses.shift.")
     ] = None,
     of: Annotated[
-        str | None, typer.Option(help="last, mean_last_10 or best; default: as published, else last.")
+        str | None,
+        typer.Option(help="last, mean_last_10, best or selected (by evaluate.best); default: as published, else last."),
     ] = None,
     rows: Annotated[
         str | None, typer.Option(metavar="AXIS", help="What the rows are; default: the first axis.")

@@ -13,7 +13,8 @@ class BestSettings(ShortSection):
 
     short = "metric"
     # "loss" or a metric of the task: of the global model on the rows that data.validation holds out at all clients,
-    # in each evaluation (where parts of the model stay with clients, of what each one uses on its own rows)
+    # in each evaluation (where parts of the model stay with clients, or clients have models of their own and no
+    # protocol looks at the global one, of what each client uses on its own rows)
     metric: Name | None = None
     goal: Literal["auto", "lowest", "highest"] = "auto"  # auto: lowest of loss, mse and what has these in its name
     patience: Count | None = None  # evaluations in a row without a better model, after which the run ends; null: any

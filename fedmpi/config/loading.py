@@ -226,6 +226,8 @@ def _anchor_plugins(document: Document, directory: Path) -> None:
     heard = document.data.get("callbacks")
     heard = heard if isinstance(heard, list) else []
     for i, item in enumerate(heard):
+        if not isinstance(item, (dict, str)):
+            continue  # a mistake, which the schema names
         names = item if isinstance(item, dict) else {item: None}
         made = {
             _anchored(document, directory, "callbacks", name)

@@ -31,27 +31,6 @@ from fedmpi.config.values import (
 )
 from fedmpi.config.wire import WireSettings
 
-# What a run may change when it goes on: none of it moves a bit of the rounds to come (rounds may, by the schedule).
-FREE_LATER = (
-    "rounds",
-    "name",
-    "checkpoint.",
-    "evaluate.best.patience",
-    "faults.on_lost_rank",
-    "state.",
-    "comm.backend",
-    "comm.start_timeout_s",
-    "comm.round_timeout_s",
-    "cohort.placement",
-    "timeline",
-    "record.",
-    "report",
-    "track",
-    "callbacks",
-    "server.placement",
-    "server.trains",
-    "compute.device",
-)
 NOT_COMPARED = ("data.root", "output", "init.from")  # places: what lies there is compared
 
 

@@ -3,8 +3,11 @@
 shards       the test part cut into shards and dealt like the training part, by the same label matrix (FedRep 2021);
              class_match, with a warning, where a class has fewer test rows than shards
 class_match  all test rows of the classes it trains on
-aligned      of class c  min(t_c, floor(1000 n_kc / n_k))  rows, without replacement; clients overlap (FedSOL 2024).
-             Where that is 0 for all classes of a client, one row each of the 1000 that it has most of
+aligned      of class c  floor(T n_kc / n_k)  rows of its t_c test rows, without replacement; clients overlap. T: 1000
+             (FedSOL 2024), or as many as all its classes have rows for, min_c floor(t_c n_k / n_kc): FedSOL's own
+             min(t_c, .) would leave a small test part's classes alike that the client has in unlike numbers. Classes
+             without a test row do not count. Where that is 0 for all classes of a client, one row each of the 1000
+             that it has most of
 global       the whole test part
 site         the test rows of its site
 auto         site if clients are sites and the data set knows the sites of the test rows; else aligned, or global where
@@ -87,7 +90,10 @@ def client_tests(
 
 
 def _aligned(of_class: Sequence[np.ndarray], row: np.ndarray, rng: np.random.Generator) -> Tensor:
-    quota = ALIGNED_SIZE * row // row.sum()  # (classes,)
+    there = np.array([len(rows) for rows in of_class], dtype=np.int64)
+    both = (row > 0) & (there > 0)
+    size = min((there[both] * row.sum() // row[both]).min(initial=ALIGNED_SIZE), ALIGNED_SIZE)
+    quota = np.where(both, size * row // row.sum(), 0)  # (classes,)
     if not quota.any():  # more classes than rows
         quota[np.argsort(-row, kind="stable")[:ALIGNED_SIZE]] = 1
     rows = [rng.permutation(of_class[c])[: quota[c]] for c in np.flatnonzero(quota).tolist()]

@@ -9,8 +9,10 @@
     personal_on_global   the same models on the global test set
     ft(e)                the same models after e epochs of plain fine-tuning, own test split; after the last round only
 With evaluate.best also on what data.validation holds out (`validation_...`): the global model on these rows of all
-clients, or in silo mode on each client's own, pooled by samples; where parts of the model stay with clients, what each
-client uses on its own rows.
+clients, or in silo mode on each client's own, pooled by samples; what each client uses on its own rows where parts of
+the model stay with clients, and where the method gives clients models of their own (Ditto) and no protocol looks at
+the global one.
+A global model of which parts stay with clients is nobody's: `global` and `sites` are left out beside other protocols.
 Figures are functions of outputs gathered in a fixed order: neither the rank that computes them nor the number of
 ranks matters.
 """
@@ -35,6 +37,7 @@ from fedmpi.engine.checks import not_passed, wrong
 from fedmpi.engine.client_states import ClientStates
 from fedmpi.engine.local.client import LocalClient
 from fedmpi.engine.plan import SERVERS
+from fedmpi.engine.protocols import in_force, validates_own
 from fedmpi.engine.worker import Worker
 from fedmpi.tasks import contract
 
@@ -74,7 +77,11 @@ def figures(
         f, y = torch.cat(outputs), torch.cat(targets)
         see(f, y)
         whole = contract.whole_loss(task, f, y)
-        return {"loss": (loss / len(shard) if whole is None else whole).item(), **contract.figures(task, f, y)}
+        if f.is_floating_point() and bool(f.isnan().any()):  # no answer, though argmax would name one
+            found = dict.fromkeys(task.names, float("nan"))
+        else:
+            found = contract.figures(task, f, y)
+        return {"loss": (loss / len(shard) if whole is None else whole).item(), **found}
 
 
 def _outputs(worker: Worker, x: Tensor, predict: Callable[[Tensor], Tensor] | None) -> Tensor:
@@ -123,13 +130,14 @@ class Evaluator:
     """The protocols of one experiment. Every rank calls it; the results are rank 0's."""
 
     def __init__(self, states: ClientStates, protocol: Sequence[str], batch_size: int, validates: bool = False) -> None:
-        self.states, self.protocol, self.batch_size = states, tuple(protocol), batch_size
+        self.states, self.batch_size = states, batch_size
         self.worker, self.comm = states.worker, states.comm
+        self.protocol = in_force(self.worker, protocol, self.comm.rank == 0)
         self.data, self.names = self.worker.data, ("loss", *self.worker.task.names)
         self.only: int | None = None  # the one class that the global model gives all of the global test set, if it does
         self.by_class: list[float] = []  # percent of each class's samples there that it recognises; [] where unknown
         self.silo = self.data.global_test is None
-        self.validates, self.whole = validates, self.worker.messages.shared.whole
+        self.validates, self.own = validates, validates_own(self.worker, protocol)
         if self.silo and "personal_on_global" in self.protocol:
             raise UserError("evaluate.protocol: personal_on_global needs a global test set, which silos do not have")
         if "sites" in self.protocol and not self.data.test_by_site:
@@ -152,7 +160,7 @@ class Evaluator:
     @property
     def asks_clients(self) -> bool:
         """Whether clients evaluate (rank 0 alone does not do)."""
-        return self.silo or bool({*self.protocol} - SERVERS) or (self.validates and not self.whole)
+        return self.silo or bool({*self.protocol} - SERVERS) or (self.validates and self.own)
 
     def asked(self) -> list[int]:
         """The clients that can evaluate."""
@@ -220,7 +228,7 @@ class Evaluator:
         self, t: int, lr: float, model: tuple[Tensor, Tensor] | None, inbox: Tensor, downloads: Mapping[int, Tensor]
     ) -> Figures:
         """Figures on the validation rows; rank 0's."""
-        if self.silo or not self.whole:
+        if self.silo or self.own:
             rows = self._ask("validation", t, lr, inbox, downloads)
             return {} if model is None else pooled(rows, self.data.validation_sizes.tolist())
         if model is None:
@@ -256,7 +264,7 @@ class Evaluator:
         """One client's figures under one protocol."""
         worker, method, where = self.worker, self.worker.method, client.where
         untouched = client.untouched()
-        shared = protocol == "global" or (protocol == "validation" and self.whole)
+        shared = protocol == "global" or (protocol == "validation" and not self.own)
         w = client.received if shared else client.check("weights", method.weights(client))
         b = client.b0 if shared else client.check("buffers", method.buffers(client), tuple(client.b0.shape))
         worker.model.load(w, b)

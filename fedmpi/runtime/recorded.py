@@ -111,10 +111,15 @@ def run(
     if going_on:
         for change in accepted:  # first of all: what is written next is made with it
             console.say(f"accepted: {change}; from round {after + 1} on")
+        if accepted:
+            directory.add_accepted(after + 1, accepted)
+        whole = (directory.path / "config.yaml").exists()  # else it is where a replay begins
         begin()
-        known = directory.begin_after(after, settings.evaluate.every)
-        if fed.server is not None and fed.server.best and fed.server.best.round is not None:
-            on_best(fed.server.best)
+        best = fed.server.best if fed.server else None
+        over = after + 1 >= settings.rounds or (best is not None and best.ends())
+        known = directory.begin_after(after, over or (after + 1) % settings.evaluate.every == 0, whole)
+        if best and best.round is not None:
+            on_best(best)
         if fed.roster.losses.rows or (directory.path / "faults.jsonl").exists():
             directory.write_losses(fed.roster.losses.rows)
         fed.roster.recorded = {k: v for row in directory.placement()[-1:] for k, v in row.items() if k != "round"}

@@ -420,9 +420,39 @@ def test_what_analysis_has_measured(asked):
     lines = sweep_table.text(cells)
     assert lines[0].startswith("losses.shift, after the last round")
     assert sweep_table.collect(asked, "losses.shift", "mean_last_10").found["A", "0.5"]["0"] == 4.75
-    measured(asked, lambda labels, row: {**row, "losses": {"shift": 1.0 + (labels["method"] == "B_2")}})
-    told = sweep_table.difference(sweep_table.collect(asked, "losses.shift", None), ("B_2",), ("0.1",))
-    assert told == (1.0, 0.0, "higher")  # whether that is better, nobody has said
+    for scatter, told in ((0.1, "higher"), (1.0, ""), (0.0, "")):  # whether higher is better, nobody has said
+
+        def higher(labels, row, scatter=scatter):
+            more = (1.0 + scatter * int(labels["seed"])) * (labels["method"] == "B_2")
+            return {**row, "losses": {"shift": 1.0 + more}}
+
+        measured(asked, higher)
+        found = sweep_table.difference(sweep_table.collect(asked, "losses.shift", None), ("B_2",), ("0.1",))
+        # By hand: 4.303 standard errors for three seeds; differences that are all equal say nothing of chance.
+        assert found == (pytest.approx(1.0 + scatter), pytest.approx(scatter / 3**0.5), told)
+
+
+def test_small_figures_are_told_apart(asked, tmp_path):
+    """0.0033 and 0.0040 do not read the same, nor do figures that are 45 published deviations apart."""
+    text = SWEEP.format(output=tmp_path).replace("values: {A", "metric: losses.shift\n  values: {A")
+    asked.path.write_text(text.replace("[52, 1]", "[0.0033, 0.00001]").replace("40}", "0.0040}"))
+    small = sweep.load(asked.path)
+    measured(small, lambda labels, row: {**row, "losses": {"shift": 0.004}})
+    (_, a, _) = sweep_table.grid(sweep_table.collect(small, None, None), " +- ")
+    assert a == ["A", "0.00400 +- 0.00000 [0.00330 +- 0.00001 !]", "0.00400 +- 0.00000 [0.00400 =]"]
+
+
+def test_what_all_runs_are_judged_by_is_shown(asked):
+    """Of one method the global model is nobody's: then what clients use is shown of all."""
+    every = sweep.load(asked.path, ["evaluate.protocol=[global,personal]"])
+    for labels, settings in every.runs():
+        run = settings.output / settings.name
+        if run.exists():
+            own = {"personal_accuracy": 7.0} | ({} if labels["method"] == "B_2" else {"accuracy": 50.0})
+            (run / "summary.json").write_text(json.dumps({"exit_reason": "finished", "last": own}))
+            (run / "identity.json").write_text(json.dumps(settings.identity()))
+    cells = sweep_table.collect(every, "accuracy", None)
+    assert cells.found["A", "0.1"] == cells.found["B_2", "0.1"] == dict.fromkeys("012", 7.0)
 
 
 def test_of_what_is_measured_no_earlier_round_stands_for_the_last_one(asked):

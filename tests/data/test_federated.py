@@ -53,7 +53,7 @@ def test_split_is_a_function_of_the_seed():
 
 
 def test_aligned_test_rows():
-    """of class c: min(t_c, floor(1000 n_kc / n_k)), here with 1,000 test rows of each of two classes."""
+    """of class c: floor(T n_kc / n_k), T 1000, or as many as there are rows of each class for."""
     y = torch.tensor([0] * 71 + [1] * 29)
     test_y = torch.arange(2000) % 2
     data = Dataset(torch.zeros(100, 1), y, torch.zeros(2000, 1), test_y, 2)
@@ -62,7 +62,7 @@ def test_aligned_test_rows():
     assert fed.test[0].index.unique().numel() == 1000
     few = Dataset(torch.zeros(100, 1), y, torch.zeros(300, 1), test_y[:300], 2)
     fed = split(few, "iid", 1, seed=0)
-    assert torch.bincount(test_y[fed.test[0].index]).tolist() == [150, 150]
+    assert torch.bincount(test_y[fed.test[0].index]).tolist() == [149, 61]  # T = floor(150 / 0.71) = 211
 
 
 def test_aligned_test_rows_of_more_classes_than_rows():

@@ -364,12 +364,22 @@ def test_npz_regression(tmp_path):
         ({**VAL, "val_site": np.zeros(2, int)}, "no array 'site'"),
         ({"x": np.zeros((3, 1)), "y": np.array(["a", "b", "c"])}, "y is <U1"),
         ({"x": np.zeros((3, 1)), "y": np.array([0, 1, None])}, "objects, which are never unpickled"),
+        ({"x_train": np.zeros((3, 1)), "y_train": np.zeros(3, int), "X_test": 1}, "X_test, .* x_test is meant"),
+        ({"x": np.zeros((3, 1)), "y": np.zeros(3, int), "sites": np.zeros(3, int)}, "sites, .* site is meant"),
     ],
 )
 def test_npz_refused(tmp_path, arrays, words):
     np.savez(tmp_path / "a.npz", **arrays)
     with pytest.raises(UserError, match=words):
         npz(tmp_path, path="a.npz")
+
+
+def test_npz_an_array_that_nobody_looks_at_is_told(tmp_path):
+    np.savez(tmp_path / "a.npz", x_train=np.zeros((4, 1)), y_train=np.arange(4) % 2, age=np.zeros(4),
+             x_val=np.ones((2, 1)), y_val=np.arange(2))  # fmt: skip
+    with pytest.warns(UserWarning, match=r"a\.npz: not looked at: age; known are x or x_train"):
+        data = npz(tmp_path, path="a.npz", test_fraction=0.0)
+    assert len(data.train_y) == 6  # Keras's names of the validation part
 
 
 def test_npz_missing_or_damaged(tmp_path):
@@ -499,6 +509,10 @@ def test_image_folder_refused(tmp_path):
     (tmp_path / "train/a").mkdir(parents=True)
     with pytest.raises(UserError, match="holds no picture"):
         image_folder(tmp_path)
+    (tmp_path / "train/a/x.png").symlink_to("../../elsewhere/x.png")  # of git-annex, DVC
+    with pytest.raises(UserError, match=r"x\.png is a link to .*elsewhere/x\.png, which is not there; fetch it"):
+        image_folder(tmp_path)
+    (tmp_path / "train/a/x.png").unlink()
     (tmp_path / "train/a/x.png").write_bytes(b"no picture")
     with pytest.raises(UserError, match=r"x\.png cannot be read as a picture"):
         image_folder(tmp_path)

@@ -275,6 +275,18 @@ def test_what_may_be_a_slip_is_told(tmp_path, rows, said):
         table(tmp_path, path="a.csv", label_column="sick", site_column="site", test_fraction=0.0)
 
 
+@pytest.mark.parametrize("column", ["age", "city"])
+def test_a_column_of_which_a_site_has_nothing_is_told(tmp_path, column):
+    head, *rows = PATIENTS.strip().splitlines()
+    at = head.split(",").index(column)
+    empty = [",".join("" if i == at and row.startswith("north") and "test" not in row else cell
+                      for i, cell in enumerate(row.split(","))) for row in rows]  # fmt: skip
+    (tmp_path / "a.csv").write_text("\n".join([head, *empty]))
+    said = rf"a\.csv: column '{column}' has no value in any training row of north; it is 0 there"
+    with pytest.warns(UserWarning, match=said):
+        table(tmp_path, path="a.csv", **BY)
+
+
 def test_labels_that_differ_in_case_are_two_where_they_are_named(tmp_path):
     (tmp_path / "a.csv").write_text("age,sick\n1,a\n2,A\n3,a\n4,A\n")
     data = table(tmp_path, path="a.csv", label_column="sick", class_names=["a", "A"], test_fraction=0.0)

@@ -78,6 +78,16 @@ def test_where_parts_stay_with_clients_it_is_that_of_their_own_models():
     assert it.rows[-1]["validation_accuracy"] == pytest.approx(total / n)
 
 
+@pytest.mark.parametrize("protocol", [["personal"], ["global", "personal"]], ids=" ".join)
+def test_clients_with_models_of_their_own_are_judged_by_them_if_nobody_looks_at_the_global_one(protocol):
+    """Ditto's lam moves no global model: candidates of it would be alike to the bit."""
+    figures = []
+    for lam in (0.01, 1.0):
+        it = play(best("accuracy", "ditto", options={"lam": lam}, evaluate={"best": "accuracy", "protocol": protocol}))
+        figures.append(it.rows[-1]["validation_accuracy"])
+    assert (figures[0] == figures[1]) == ("global" in protocol), figures
+
+
 @pytest.mark.parametrize("metric", ["loss", "accuracy"])
 def test_it_is_the_model_of_the_best_round_and_choosing_moves_nothing(metric):
     it, plain = play(best(metric)), play(settings("fedavg", "mlp", **VALIDATED))

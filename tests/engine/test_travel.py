@@ -374,3 +374,11 @@ def test_streamed_sums_hold_no_rows(monkeypatch):
         "heads": 7 * Cuts(packing, torch.empty(0)).small.size,
         "sum dw p": it.worker.model.layout.size,
     }
+
+
+@pytest.mark.parametrize("method", THREADED)
+def test_the_model_that_rank_0_evaluates_lies_as_one_of_its_own(method):
+    """Kernels give other last bits for weights that begin elsewhere in a cache line."""
+    seen = play_in_threads(2, {}, lambda seat: prepare(trial(method), comm=seat), lambda it: it)
+    w = seen[0].fed.worker.model.w
+    assert w.data_ptr() % 64 == seen[1].fed.worker.model.w.data_ptr() % 64 == 0

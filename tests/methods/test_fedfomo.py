@@ -10,6 +10,7 @@ from naive import NET
 from torch.nn.functional import cross_entropy
 
 from fedmpi.common import seeds
+from fedmpi.common.errors import UserError
 from fedmpi.data.federated import split
 from fedmpi.method.values import State
 from fedmpi.methods.fedfomo import FedFomo, usefulness
@@ -87,6 +88,12 @@ def test_the_base(mixed, base, w, u):
     found = mixed((1.2, 0.2), (1, 2), (1, 0), [(0, 2)], before=(0, 0), base=base)
     assert found[0] == pytest.approx(w, abs=1e-7)
     assert found[1] == pytest.approx([u], abs=1e-7)
+
+
+def test_a_server_rule_has_nothing_to_act_on():
+    changes = {"data": {"validation": 0.2}, "server": {"rule": "median"}}
+    with pytest.raises(UserError, match=r"server\.rule: method fedfomo sends no updates to act on; leave median out"):
+        prepare(settings("fedfomo", **changes))
 
 
 def test_losses_are_those_of_evaluation(client):

@@ -9,8 +9,9 @@ import torch
 from helpers import federated, images, play, prepare, settings
 
 from fedmpi.common import seeds
-from fedmpi.common.errors import UserError
+from fedmpi.common.errors import RankWarning, UserError
 from fedmpi.data.federated import split
+from fedmpi.engine import evaluate
 from fedmpi.engine.evaluate import spread
 
 ALL = {"evaluate": {"protocol": ["global", "personal", "personal_on_global", "ft(2)"]}}
@@ -53,9 +54,31 @@ def test_personal_is_over_all_clients_sampled_or_not(client, method):
         assert last[f"{protocol}_accuracy_worst_decile"] == pytest.approx(min(figures), abs=1e-4)
         lines = [line for line in it.lines if line["round"] == 2 and line["protocol"] == protocol]
         assert [line["accuracy"] for line in lines] == pytest.approx(figures, abs=1e-4)
+    if not it.made.messages.shared.whole:
+        assert "accuracy" not in last, "of a model of which parts are as they began: nobody's"
+        return
     module = copy.deepcopy(it.made.net.module)
     module.load_state_dict(it.made.model.state_dict(it.w, it.b))
     assert last["accuracy"] == pytest.approx(accuracy(module, x, y), abs=1e-4)
+
+
+def test_a_model_of_which_parts_stay_with_clients_is_nobodys():
+    """What asks for it is left out beside what asks for the clients' own, and said."""
+    with pytest.warns(RankWarning, match=r"global is left out: method FedPer keeps head with each client"):
+        it = play(settings("fedper", evaluate={"protocol": ["global", "personal"]}), federated())
+    assert "personal_accuracy" in it.rows[-1]
+    assert not {"accuracy", "loss"} & it.rows[-1].keys()
+    it = play(settings("fedper", evaluate={"protocol": ["global"]}), federated())
+    assert "accuracy" in it.rows[-1]
+
+
+def test_outputs_that_are_no_numbers_are_no_answers():
+    """argmax would give them the first class."""
+    it = prepare(settings("fedavg"), federated())
+    shard = replace(federated().global_test, x=federated().global_test.x.clone())
+    shard.x[3] = torch.nan
+    found = evaluate.figures(it.fed.worker, shard, 10)
+    assert all(np.isnan(value) for value in found.values()), found
 
 
 def test_sites_are_those_of_the_data_set():
@@ -73,7 +96,7 @@ def test_sites_are_those_of_the_data_set():
     assert last["sites_accuracy"] == pytest.approx(np.mean(found))
     assert last["sites_accuracy_std"] == pytest.approx(np.std(found))
     assert it.lines == []
-    plain = play(settings("fedper", "norm"), fed)
+    plain = play(settings("fedper", "norm", evaluate={"protocol": ["global"]}), fed)
     assert plain.hashes == it.hashes
     assert plain.rows[-1]["accuracy"] == last["accuracy"]
     with pytest.raises(UserError, match=r"evaluate\.protocol: sites needs a data set that says whose each test row is"):

@@ -2,14 +2,16 @@
 
 import random
 import re
+from contextlib import nullcontext
 from pathlib import Path
 
 import pytest
 import torch
 from hall import play_in_threads
-from helpers import digest, prepare, record, trial
+from helpers import digest, prepare, record, settings, trial
 
 from fedmpi.common.errors import UserError
+from fedmpi.config.later import free_later
 from fedmpi.methods import registry
 from fedmpi.runtime.record.durable import Damaged
 from fedmpi.runtime.resuming import checkpoints, resume
@@ -368,3 +370,28 @@ def test_no_fewer_rounds_than_are_done(tmp_path):
     with pytest.raises(UserError, match=said):
         begin(tmp_path, trial("fedavg", "norm", rounds=1))
     assert all(path.read_bytes() == content for path, content in before.items())
+
+
+@pytest.mark.parametrize(
+    ("now", "fine"),
+    [
+        ("['a', 'b', 'c']", True),
+        ("['a']", False),
+        ("['b', 'a']", False),
+        ("['c', 'a', 'b']", False),
+        ("['a', 'bc', 'b']", False),
+        ("None", False),
+    ],
+)
+def test_a_site_may_join_at_the_end_and_none_may_leave(now, fine):
+    """Clients are numbered by the list: another's rounds would be told of a site."""
+    with nullcontext() if fine else pytest.raises(UserError, match=r"or moved\. .* init\.from=runs/a/model"):
+        resume._only_joined(Path("runs/a"), "['a', 'b']", now)
+
+
+def test_who_is_trained_together_stays_so():
+    """With compute.pack last bits depend on it: what it follows from cannot be changed in silence."""
+    for pack, free in ((1, True), (3, False)):
+        config_ = settings("fedper", compute={"pack": pack})
+        found = [free_later(key, config_) for key in ("state.memory", "cohort.placement", "rounds")]
+        assert found == [free, free, True]

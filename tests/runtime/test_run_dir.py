@@ -201,10 +201,14 @@ def test_summary():
     rows = [
         {"round": i, "accuracy": v, "loss": 1 / (1 + v), "wall_s": 2.0, "sent_bytes": 3} for i, v in enumerate(values)
     ]
-    facts = summary([*rows, {"round": 11, "accuracy": None, "wall_s": 1.0}], ("accuracy", "loss"), "finished")
+    facts = summary([*rows, {"round": 11, "wall_s": 1.0}], ("accuracy", "loss"), "finished")
     assert (facts["rounds"], facts["exit_reason"]) == (12, "finished")
     assert (facts["last"]["accuracy"], facts["last_round"]["accuracy"]) == (40.0, 10)
     assert facts["mean_last_10"]["accuracy"] == 55.0  # (10 + 20 + ... + 100) / 10
+    gap = summary([*rows, {"round": 11, "accuracy": None}], ("accuracy",), "finished")
+    assert gap["mean_last_10"]["accuracy"] == 60.0  # of the nine numbers among the last ten
+    chosen = summary(rows, ("accuracy", "loss"), "finished", best_model={"round": 9})
+    assert chosen["selected"] == {"accuracy": 90.0, "loss": 1 / 91}
     assert (facts["best"]["accuracy"], facts["best_round"]["accuracy"]) == (100.0, 4)
     assert (facts["best"]["loss"], facts["best_round"]["loss"]) == (1 / 101, 4)
     assert (facts["wall_s"], facts["sent_bytes"], facts["received_bytes"]) == (23.0, 9 + 24, 0)

@@ -245,6 +245,17 @@ def test_an_extended_run_has_the_analyses_of_one_that_was_not(tmp_path, monkeypa
     assert [json.loads(line)["round"] for line in measured[1].splitlines()] == [1, 3, 5]
 
 
+def test_a_finished_run_that_is_started_again_keeps_its_last_analysis(tmp_path, monkeypatch):
+    """A job that was killed between its last checkpoint and its end, and requeued."""
+    monkeypatch.chdir(tmp_path)
+    text = "data: {source: digits, partition: {scheme: iid, clients: 3}}\nmodel: {name: logistic}\noutput: runs\n"
+    Path("c.yaml").write_text(f"{text}method: {{name: fedavg}}\nanalysis: [drift]\nevaluate: {{every: 5}}\nrounds: 2\n")
+    launch.execute(config.load("c.yaml", ["name=a"]))
+    before = Path("runs/a/analysis.jsonl").read_text()
+    launch.execute(config.load("c.yaml", ["name=a", "checkpoint.resume=must"]))
+    assert Path("runs/a/analysis.jsonl").read_text() == before != ""
+
+
 def test_an_analysis_is_recomputed(copy, once):
     row = json.loads((copy / "analysis.jsonl").read_text().splitlines()[-1])
     change(copy / "analysis.jsonl", -1, "drift", {**row["drift"], "cosine": nudged(row["drift"]["cosine"])})
@@ -407,3 +418,27 @@ def test_ranks_that_were_lost_before_and_after_a_round_was_reported(run, tmp_pat
         code, said = check(lossy, number=number)
         assert (code, "verified" in said) == (0, True), said
     assert f"after checkpoint {1 if reported else 3}" in said
+
+
+def test_a_partition_of_ones_own_that_was_handed_on(tmp_path):
+    """Its file is somewhere else then, and partition.json says where it was."""
+    cut = "def cut(labels, clients, rng):\n    return [*rng.permutation(len(labels))[:600].reshape(2, -1)]\n"
+    (tmp_path / "mine.py").write_text(cut)
+    text = CONFIG.replace("%s/net.py:net", "logistic").replace("analysis: [drift, features]\n", "")
+    own = text.replace("dirichlet, clients: 3", f"{tmp_path}/mine.py:cut, clients: 2")
+    (tmp_path / "c.yaml").write_text(own.replace("rounds: 6", "rounds: 2"))
+    launch.execute(config.load(tmp_path / "c.yaml", [f"output={tmp_path}", "name=a"]))
+    (tmp_path / "mine.py").unlink()
+    code, said = check(shutil.copytree(tmp_path / "a", tmp_path / "elsewhere"), number=None)
+    assert code == 0, said
+
+
+def test_what_was_accepted_is_kept_and_makes_no_alteration(copy, tmp_path):
+    """The settings of then are gone from where replays look: it cannot be told."""
+    words = ["rounds=8", "train.batch_size=100", "checkpoint.resume=must", "checkpoint.changes=accept"]
+    launch.execute(config.load(copy / "config.yaml", [f"output={tmp_path}", "name=copy", *words]))
+    (row,) = map(json.loads, (copy / "accepted.jsonl").read_text().splitlines())
+    assert (row["round"], row["changes"]) == (6, ["train.batch_size is 100, was 200"])
+    code, said = check(copy, number=None)
+    assert code == 2, said
+    assert "from round 6 on train.batch_size is 100, was 200" in said

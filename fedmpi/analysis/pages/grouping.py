@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
-from math import inf
+from math import inf, isnan, nan
 from statistics import fmean, stdev
 
 from fedmpi.analysis.pages.run import Run
@@ -15,12 +15,12 @@ BAND = "A line with a band is the mean of runs that differ in their seeds alone,
 
 
 def means(curves: Iterable[Curve]) -> dict[int, tuple[float, float, int]]:
-    """round -> mean, sample standard deviation (0 of one run), runs that have the round."""
+    """round -> mean, sample standard deviation (nan of one run), runs that have the round."""
     found: dict[int, list[float]] = {}
     for curve in curves:
         for t, value in curve.items():
             found.setdefault(t, []).append(value)
-    return {t: (fmean(v), stdev(v) if len(v) > 1 else 0.0, len(v)) for t, v in sorted(found.items())}
+    return {t: (fmean(v), stdev(v) if len(v) > 1 else nan, len(v)) for t, v in sorted(found.items())}
 
 
 def figure(
@@ -33,10 +33,11 @@ def figure(
         found = means(map(curve, group.runs))
         if not found:
             continue
-        band = [(max(m - s, least), min(m + s, most)) for m, s, _ in found.values()] if len(group.runs) > 1 else []
+        spread = [(m, 0.0 if isnan(s) else s) for m, s, _ in found.values()] if len(group.runs) > 1 else []
+        band = [(max(m - s, least), min(m + s, most)) for m, s in spread]
         y = [m for m, _, _ in found.values()]
         series.append(Series(group.name(), list(found), y, [low for low, _ in band], [high for _, high in band]))
-        data += [[group.name(), t, *three] for t, three in found.items()]
+        data += [[group.name(), t, m, None if isnan(s) else s, many] for t, (m, s, many) in found.items()]
     head = ("settings", "round", column or name, "std", "runs")
     chart = Lines(series, "round", y_label)
     return Figure(name, title, chart, head, data, note) if series else None

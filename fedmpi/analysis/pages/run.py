@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+from collections import Counter
 from functools import cached_property
 from pathlib import Path
 from typing import Any
@@ -44,17 +45,20 @@ class Run:
         """The jobs, the oldest first (runtime/record/timeline.py)."""
         try:
             return timeline.read(self.path)
-        except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
+        except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
             self.notes.append(f"{timeline.FOLDER} cannot be read ({error!r})")
             return []
 
     @cached_property
     def client_names(self) -> dict[int, str]:
-        """Of clients that are sites: their names, as the config or their evaluation tells them."""
+        """Of clients that are sites: their names, as the config or their evaluation tells them. Where several clients
+        share a site, with their numbers."""
         silos = self.config.get("data.silos")
         named = dict(enumerate(map(str, silos))) if isinstance(silos, list) else {}
         told = [row for row in self.clients if "site" in row and isinstance(row.get("client"), int)]
-        return named | {row["client"]: str(row["site"]) for row in told}
+        named |= {row["client"]: str(row["site"]) for row in told}
+        many = Counter(named.values())
+        return {k: name if many[name] < 2 else f"{name} ({k})" for k, name in named.items()}
 
     def client_name(self, client: int) -> str:
         """Its site's name, or its number."""
@@ -73,6 +77,11 @@ class Run:
     def complete(self) -> bool:
         """Whether it ended as it was meant to."""
         return self.state == "finished" or self.state.startswith("enough")
+
+    def last(self, name: str) -> float | None:
+        """A figure of the last round that was evaluated for it; None where that was no number: an earlier round's does
+        not stand for it."""
+        return number(next((row[name] for row in reversed(self.rows) if name in row), None))
 
     def series(self, name: str) -> tuple[list[int], list[float]]:
         """(rounds, values) of a figure in metrics.jsonl, where it is a number."""

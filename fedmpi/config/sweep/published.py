@@ -12,7 +12,7 @@ from fedmpi.common.errors import UserError
 from fedmpi.common.text import nearest, show
 from fedmpi.config.sweep.axes import SEED, Axis
 
-OF = ("last", "mean_last_10", "best")  # parts of summary.json
+OF = ("last", "mean_last_10", "best", "selected")  # parts of summary.json
 
 
 @dataclass(frozen=True)
@@ -26,7 +26,7 @@ class Published:
 
     @property
     def figure(self) -> tuple[str, str]:
-        """(last, mean_last_10 or best; the figure's name)"""
+        """(one of OF; the figure's name)"""
         first, _, rest = self.metric.partition(" ")
         return (first, rest) if first in OF and rest else ("last", self.metric)
 

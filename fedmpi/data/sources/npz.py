@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import re
+import warnings
 import zipfile
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
@@ -23,8 +26,8 @@ KEYS = {  # our name of an array: the names that Keras and MedMNIST give to it
     "x": ("x_train", "train_images"),
     "y": ("y_train", "train_labels"),
     "site": (),
-    "val_x": ("val_images",),
-    "val_y": ("val_labels",),
+    "val_x": ("x_val", "val_images"),
+    "val_y": ("y_val", "val_labels"),
     "val_site": (),
     "test_x": ("x_test", "test_images"),
     "test_y": ("y_test", "test_labels"),
@@ -139,6 +142,21 @@ def _largest(y: Tensor, test_y: Tensor, at: Path) -> int:
     return largest
 
 
+def _tell_unknown(path: Path, unknown: Sequence[str], known: Sequence[str]) -> None:
+    """An array that is not looked at is said to be so; one that is named almost like another is a mistake."""
+    plain = {_letters(name): name for name in known}
+    for name in unknown:
+        meant = plain.get(_letters(name))
+        if meant is not None:
+            raise ValueError(f"it holds {name}, which is not known; {meant} is meant")
+    if unknown:
+        warnings.warn(f"{path}: not looked at: {', '.join(unknown)}; known are {ACCEPTED}", stacklevel=2)
+
+
+def _letters(name: str) -> str:
+    return re.sub("[^a-z0-9]", "", name.lower()).rstrip("s")
+
+
 def _read(path: Path) -> tuple[dict[str, np.ndarray], list[str]]:
     """The known arrays under our names, and the names of all arrays in the file."""
     try:
@@ -151,6 +169,7 @@ def _read(path: Path) -> tuple[dict[str, np.ndarray], list[str]]:
             if len(set(known)) < len(known):
                 raise ValueError(f"it holds {', '.join(archive.files)}; each once, under one of its names: {ACCEPTED}")
             files = list(archive.files)
+            _tell_unknown(path, [key for key in files if key not in names], list(names))
             arrays = {names[key]: array for key, array in _arrays(path, archive, names).items()}
         for key, array in arrays.items():
             if array.dtype.kind not in "biuf" or array.ndim == 0:

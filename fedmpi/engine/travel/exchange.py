@@ -28,9 +28,11 @@ from fedmpi.engine.travel.streamed import Streamed
 from fedmpi.engine.travel.versions import Versions
 from fedmpi.engine.travel.whole import Whole
 from fedmpi.flat.coding import Coding
+from fedmpi.flat.packing import Packing
 from fedmpi.method.base import means_of
 
 Placement = Mapping[int, int]  # client -> rank
+ALIGNED = 64  # bytes: as torch allocates
 
 
 class Exchange:
@@ -60,7 +62,7 @@ class Exchange:
         self.comm, self.messages = comm, messages
         self.sharded, self.sums, self.keep, self.reduce = sharded, sums, keep, reduce
         self.full = messages.announcement()
-        self.message = torch.zeros(self.full.packing.size, dtype=model.dtype, device=comm.device)
+        self.message = _row(self.full.packing, model.dtype, comm.device)
         self.inbox = self.message.to(model.device, copy=self.message.device != model.device)
         self.changed = messages.shared_groups
         self.fresh = True  # whether the ranks do not all have what rank 0 keeps
@@ -230,3 +232,12 @@ def arrived(message: Tensor, row: Tensor, coding: Coding | None) -> None:
     """It is there: row <- what it says."""
     if coding is not None:
         coding.unpack(message, row)
+
+
+def _row(packing: Packing, kind: torch.dtype, device: torch.device) -> Tensor:
+    """(size,) zeros, of which `_w` lies as a tensor of its own would: rank 0 evaluates the model there, and kernels
+    give other last bits for weights that begin elsewhere in a cache line."""
+    most = ALIGNED // kind.itemsize
+    place = torch.zeros(packing.size + most, dtype=kind, device=device)
+    before = packing.spans["_w"][0] + place.data_ptr() // kind.itemsize
+    return place[-before % most :][: packing.size]

@@ -77,7 +77,7 @@ def json_of(path: Path, to: Findings) -> dict[str, Any]:
         if isinstance(found, dict):
             return found
         why = "it holds no object"
-    except (OSError, ValueError) as error:
+    except (OSError, ValueError, RecursionError) as error:
         why = str(error)
     to.found(f"{path.name}: cannot be read ({why})")
     return {}
@@ -88,7 +88,7 @@ def rows_of(path: Path, to: Findings) -> list[dict[str, Any]]:
     found = []
     try:
         lines = path.read_text(encoding="utf-8").splitlines()
-    except (OSError, ValueError) as error:
+    except (OSError, ValueError, RecursionError) as error:
         to.found(f"{path.name}: cannot be read ({error})")
         return []
     for number, line in enumerate(lines, 1):

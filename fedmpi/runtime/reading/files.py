@@ -50,7 +50,7 @@ def json_of(path: Path) -> Row | None:
     """What a JSON file holds; None where it is missing, cut or no object."""
     try:
         found = json.loads(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError):
+    except (OSError, ValueError, RecursionError):
         return None
     return found if isinstance(found, dict) else None
 

@@ -63,7 +63,7 @@ def _known(run_dir: Path) -> list[dict[str, str]]:
     try:
         rows = json.loads((run_dir / "environment.json").read_text(encoding="utf-8")).get("plugins") or []
         kept = [{key: str(row[key]) for key in ("copy", "file", "sha256")} for row in rows]
-    except (OSError, ValueError, KeyError, TypeError, AttributeError):
+    except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError):
         return []
     return [row for row in kept if Path(row["copy"]).parts[0] == "plugins" and ".." not in Path(row["copy"]).parts]
 

@@ -33,7 +33,7 @@ def rows_of(path: Path) -> list[dict[str, Any]]:
     """The rows of a file of a run; a line that a crash has cut is none. Raises UserError for one that was changed."""
     try:
         text = path.read_text(encoding="utf-8")
-    except (OSError, ValueError) as error:
+    except (OSError, ValueError, RecursionError) as error:
         raise UserError(f"{path} cannot be read ({error})") from error
     rows = []
     for number, line in enumerate(text[: text.rfind("\n") + 1].splitlines(), 1):

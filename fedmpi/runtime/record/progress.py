@@ -33,7 +33,7 @@ class Lenient:
                 except UnicodeEncodeError as error:  # a site's name, and a stream of eight bits
                     known = (text.encode(error.encoding, "backslashreplace") for text in arguments)
                     getattr(self.stream, call)(*(text.decode(error.encoding) for text in known))
-            except (OSError, ValueError):
+            except (OSError, ValueError, RecursionError):
                 self.broken = True
 
     def __getattr__(self, name: str) -> Any:  # isatty, fileno, encoding

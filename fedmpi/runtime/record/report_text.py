@@ -168,12 +168,14 @@ def farewell(
             console.say("  ".join([who, row["protocol"].ljust(10), str(row["samples"]).rjust(9), *figures]))
     rows = directory.metrics()
     if headline in result["last"]:
-        at, mean = result["last_round"][headline] + 1, figure(headline, result["mean_last_10"][headline], 4)
+        at, mean = result["last_round"][headline] + 1, result["mean_last_10"].get(headline)
         values = min(sum(row.get(headline) is not None for row in rows), 10)
         text = f"{headline} {figure(headline, result['last'][headline], 4)} after "
         text += "the last round" if at == result["rounds"] else f"round {at}"
         text = text if at else text.replace("after the last round", "of the initial model")
-        console.say(text if values == 1 else f"{text}, {mean} on average over the last {values}")
+        if values > 1 and mean is not None:
+            text += f", {figure(headline, mean, 4)} on average over the last {values}"
+        console.say(text)
     if result["diverged"] is not None:
         console.say(f"training came apart from round {result['diverged']} on (see the warning)")
     if result["refused_uploads"]:

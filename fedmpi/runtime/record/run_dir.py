@@ -85,11 +85,12 @@ class RunDirectory:
             except OSError as error:
                 raise UserError(f"output: cannot create {path}: {error.strerror}; choose another output") from error
 
-    def begin_after(self, t: int, every: int = 1) -> int:
+    def begin_after(self, t: int, analysed: bool = True, whole: bool = True) -> int:
         """Going on after round t, whose line is told again: leave the lines of the rounds before it. Returns how many
-        lines metrics.jsonl had. every: evaluate.every; a round analysed because it was the last one no longer is."""
-        known, analysed = 0, t + 1 if (t + 1) % every == 0 else t
-        kept = {"metrics.jsonl": t, "clients.jsonl": t, "updates.jsonl": t, "analysis.jsonl": analysed}
+        lines metrics.jsonl had. analysed: whether round t stays so: one that was because no round followed may not.
+        whole: whether the rounds before are to be there."""
+        known = 0
+        kept = {"metrics.jsonl": t, "clients.jsonl": t, "updates.jsonl": t, "analysis.jsonl": t + analysed}
         for name, end in kept.items():
             path = self.path / name
             if path.exists():
@@ -97,8 +98,8 @@ class RunDirectory:
                 lines = [line for line in had if round_of(line) < end]
                 self._write(name, "".join(f"{line}\n" for line in lines).encode())
                 known = len(had) if name == "metrics.jsonl" else known
-        (path, shown), here = (each / "metrics.jsonl" for each in (self.path, self.shown)), len(self.metrics())
-        if path.exists() and here < t:  # it is not where a replay begins
+        if whole and (here := len(self.metrics())) < t:
+            shown = self.shown / "metrics.jsonl"
             warnings.warn(f"{shown} was changed or cut: of rounds 0 to {t - 1} it has {here}", stacklevel=2)
         rows = [row for row in self.placement() if row["round"] <= t + 1]
         if (self.path / "placement.jsonl").exists():  # else a cut line would have the next one behind it
@@ -153,6 +154,8 @@ class RunDirectory:
         for name, content in files.items():
             with self._writing(f"plugins/{name}") as path:
                 path.parent.mkdir(0o700 if self.private else 0o777, exist_ok=True)
+                if path.exists() and (before := path.read_bytes()) != content:  # checkpoint.changes=accept
+                    path.rename(path.with_name(f"{path.stem}.{hashlib.sha256(before).hexdigest()[:8]}{path.suffix}"))
                 durable.write(path, content, self.private)
         return [
             {"copy": f"plugins/{name}", "file": str(path), "sha256": hashlib.sha256(content).hexdigest()}
@@ -173,6 +176,15 @@ class RunDirectory:
 
     def add_loss(self, row: Mapping[str, Any]) -> None:
         self._append("faults.jsonl", as_line(row), sync=True)
+
+    def add_accepted(self, from_round: int, changes: Sequence[str]) -> None:
+        self._append("accepted.jsonl", as_line({"round": from_round, "changes": list(changes)}), sync=True)
+
+    def accepted(self) -> list[str]:
+        """What was changed under way (checkpoint.changes=accept), in words."""
+        path = self.path / "accepted.jsonl"
+        rows = rows_of(path) if path.exists() else []
+        return [f"from round {row['round']} on {change}" for row in rows for change in row["changes"]]
 
     def add_placement(self, row: Mapping[str, Any]) -> None:
         self._append("placement.jsonl", as_line(row), sync=True)

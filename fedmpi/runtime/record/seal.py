@@ -18,7 +18,7 @@ NAME = "seal.json"
 FILES = (
     *("config.yaml", "identity.json", "environment.json", "partition.json", "partition.npz", "initial.safetensors"),
     *("metrics.jsonl", "clients.jsonl", "updates.jsonl", "analysis.jsonl", "faults.jsonl", "placement.jsonl"),
-    *("model.safetensors", "model-best.safetensors", "summary.json"),
+    *("accepted.jsonl", "model.safetensors", "model-best.safetensors", "summary.json"),
 )
 BY_ROUND = ("metrics.jsonl", "clients.jsonl", "updates.jsonl", "analysis.jsonl")
 CHUNK = 1 << 24

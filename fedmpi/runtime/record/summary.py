@@ -20,7 +20,7 @@ def summary(
     """The figures to report.
 
     Args:
-        rows: those of metrics.jsonl, one per round; rounds without evaluation lack the metrics, or hold None.
+        rows: those of metrics.jsonl, one per round; rounds without evaluation lack the metrics; None: no number.
         names: the metrics to sum up, such as ("accuracy", "loss").
         losses: the rows of faults.jsonl.
         falling: a task's metrics of which less is better.
@@ -30,8 +30,9 @@ def summary(
     Returns:
         rounds       rounds done
         last         the last value of each metric, with its round in last_round
-        mean_last_10 the mean over the (up to) ten last evaluated rounds
+        mean_last_10 the mean over the (up to) ten last evaluated rounds, as far as they are numbers
         best         the best value, with its round in best_round; being chosen on the test set, it is biased
+        selected     the values of the round that validation rows chose (best_model), where there is one
         best_model   of evaluate.best: file, figure, its value, and the round; None where no model was chosen
         falling      of which metrics of the task's own less is better, where there are any
         diverged     the round since which a loss was far above its best (engine/faults/divergence.py), or None
@@ -49,10 +50,15 @@ def summary(
         if not values:
             continue
         facts["last"][name], facts["last_round"][name] = values[-1]
-        facts["mean_last_10"][name] = fmean(value for value, _ in values[-10:])
+        ten = [row[name] for row in rows if name in row][-10:]
+        if numbers := [value for value in ten if _is_number(value)]:
+            facts["mean_last_10"][name] = fmean(numbers)
         sign = 1 if lower_is_better(name, falling) else -1
         facts["best"][name], facts["best_round"][name] = min(values, key=lambda pair: sign * pair[0])
     facts["best_model"] = dict(best_model) if best_model else None
+    if best_model:
+        row = next((row for row in rows if row["round"] == best_model["round"]), {})
+        facts["selected"] = {name: row[name] for name in names if _is_number(row.get(name))}
     if own := sorted(name for name in falling if not lower_is_better(name)):
         facts["falling"] = own
     facts["diverged"] = next((row["diverged"] for row in rows if "diverged" in row), None)

@@ -17,7 +17,7 @@ from torch import Tensor
 from fedmpi.common import places
 from fedmpi.common.errors import UserError
 from fedmpi.config import Settings
-from fedmpi.config.schema import FREE_LATER
+from fedmpi.config.later import free_later
 from fedmpi.engine.faults import recovery
 from fedmpi.engine.federation import Federation
 from fedmpi.runtime.record import lock
@@ -62,9 +62,13 @@ def _accepted(path: Path, now: Mapping[str, str], settings: Settings) -> list[st
     """What differs from the start of the run, in words. Raises UserError where that is not to be."""
     try:
         before = json.loads((places.at(path) / IDENTITY).read_text(encoding="utf-8"))
-    except (OSError, ValueError) as error:
+    except (OSError, ValueError, RecursionError) as error:
         raise UserError(f"{path / IDENTITY} cannot be read ({error}); start a new run under another name") from error
-    found = [key for key in {**before, **now} if before.get(key) != now.get(key) and not key.startswith(FREE_LATER)]
+    if not isinstance(before, dict):
+        raise UserError(f"{path / IDENTITY} holds no settings; start a new run under another name")
+    found = [key for key in {**before, **now} if before.get(key) != now.get(key) and not free_later(key, settings)]
+    if "data.silos" in found:
+        _only_joined(path, before.get("data.silos", ""), now.get("data.silos", ""))
     kept = [key for key in found if key.startswith("comm.wire.") and key in before]
     if kept:
         told = "; ".join(_difference(key, before, now, settings) for key in kept)
@@ -79,6 +83,17 @@ def _accepted(path: Path, now: Mapping[str, str], settings: Settings) -> list[st
             "(another name), or go on all the same with checkpoint.changes=accept"
         )
     return differences
+
+
+def _only_joined(path: Path, before: str, now: str) -> None:
+    """Clients are numbered as the sites stand in the list: one that has left would hand its number, its state and its
+    rounds to another."""
+    if not (before.startswith("[") and now.startswith(f"{before.rstrip(']')}, ")):  # lists as Python writes them
+        raise UserError(
+            f"{path} cannot go on with data.silos {now or 'unset'}, was {before or 'unset'}: its clients are numbered "
+            "by this list, in which a site may be added at the end and none left out or moved. To go on without a site "
+            f"start a new run from the model: name=NEW init.from={path / 'model.safetensors'}"
+        )
 
 
 WHICH = ("path", "set", "split", "variant")  # options that tell which data of a source are meant

@@ -8,6 +8,7 @@ from fedmpi.common.errors import UserError
 from fedmpi.config import Settings
 from fedmpi.config.sweep import Sweep
 from fedmpi.runtime.reading import digests
+from fedmpi.runtime.record.run_dir import RunDirectory
 from fedmpi.runtime.sweeping import progress
 
 
@@ -31,4 +32,7 @@ def notes(sweep: Sweep, shown: Iterable[Settings]) -> list[str]:
                 "together all the same with checkpoint.changes=accept"
             )
         said.append(f"mixed: {told}")
+    for name, settings in runs.items():
+        changes = RunDirectory(progress.directory(settings)).accepted()
+        said += [f"mixed: {name}: {'; '.join(changes)}"] if changes else []
     return said

@@ -88,7 +88,9 @@ def told(choice: Choice) -> str:
     if choice.chosen is None:
         why = f"{count(choice.missing, 'run')} not done" if choice.missing else "every candidate has diverged"
         return f"{choice.name}: not chosen, {why}"
-    return f"{choice.name}: " + ", ".join(f"{name} {label}" for name, label in choice.chosen.items())
+    said = f"{choice.name}: " + ", ".join(f"{name} {label}" for name, label in choice.chosen.items())
+    same = len(choice.values) > 1 and len({fmean(values.values()) for values in choice.values}) == 1
+    return f"{said} (the first: all candidates have the same figure)" if same else said
 
 
 def facts(sweep: Sweep, choices: Mapping[tuple[str, ...], Choice]) -> dict[str, Any]:

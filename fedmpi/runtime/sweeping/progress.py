@@ -12,7 +12,7 @@ from typing import Any
 
 from fedmpi.common.errors import UserError
 from fedmpi.config import Settings
-from fedmpi.config.schema import FREE_LATER
+from fedmpi.config.later import free_later
 from fedmpi.config.sweep import Sweep
 from fedmpi.runtime import trust
 from fedmpi.runtime.reading.files import json_of
@@ -39,11 +39,12 @@ class State:
         return self.what == BEGUN and DIVERGED.search(self.reason) is not None
 
     def figure(self, of: str, name: str) -> float:
-        """One of summary.json (of: last, mean_last_10, best) of a run that is done; nan where it has none, and where
-        the last round's was no number: an earlier round's does not stand for it."""
+        """One of summary.json (of: last, mean_last_10, best, selected) of a run that is done; nan where it has none,
+        and where the last round's was no number: an earlier round's does not stand for it."""
         value = self.summary.get(of, {}).get(name)
         at = self.summary.get("last_round", {}).get(name)
-        if value is None or (of != "best" and at is not None and at < self.summary.get("rounds", 0) - 1):
+        late = at is None or at >= self.summary.get("rounds", 0) - 1
+        if value is None or not (late or of in ("best", "selected")):
             return math.nan
         return float(value)
 
@@ -108,7 +109,7 @@ def last(settings: Settings) -> dict[str, Any]:
             file.seek(max(size - TAIL, 0))
             lines = file.read().split(b"\n")[:-1]
         found = json.loads(lines[-1]) if lines else {}
-    except (OSError, ValueError):
+    except (OSError, ValueError, RecursionError):
         return {}
     return found if isinstance(found, dict) else {}
 
@@ -129,10 +130,10 @@ def again(settings: Settings) -> Settings:
 def _check(settings: Settings, made: dict[str, Any], place: Path) -> None:
     """What is there was made with these settings; it may ask for more rounds."""
     own = settings.identity()
-    changed = _changed(own, made)
+    changed = _changed(own, made, settings)
     if changed:  # it may be in words alone: a run writes every option down
         own = _whole(settings)
-        changed = _changed(own, made)
+        changed = _changed(own, made, settings)
     if changed:
         key = changed[0]
         more = f" and {len(changed) - 1} more" if len(changed) > 1 else ""
@@ -141,8 +142,8 @@ def _check(settings: Settings, made: dict[str, Any], place: Path) -> None:
         )
 
 
-def _changed(own: dict[str, str], made: dict[str, Any]) -> list[str]:
-    return [key for key in own if key in made and made[key] != own[key] and not key.startswith(FREE_LATER)]
+def _changed(own: dict[str, str], made: dict[str, Any], settings: Settings) -> list[str]:
+    return [key for key in own if key in made and made[key] != own[key] and not free_later(key, settings)]
 
 
 def _whole(settings: Settings) -> dict[str, str]:

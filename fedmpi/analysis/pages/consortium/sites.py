@@ -19,14 +19,15 @@ SAID = {  # how a site's model was judged
 
 @dataclass(frozen=True)
 class Judged:
-    """A site's figures by one protocol. curves: figure -> round -> value."""
+    """A site's figures by one protocol. curves: figure -> round -> value; end: the last round that was judged."""
 
     samples: int
     curves: Mapping[str, Mapping[int, float]]
+    end: int
 
     def last(self, name: str) -> float | None:
-        curve = self.curves.get(name)
-        return curve[max(curve)] if curve else None
+        """None where it was no number: an earlier round's does not stand for it."""
+        return self.curves.get(name, {}).get(self.end)
 
 
 @dataclass(frozen=True)
@@ -106,12 +107,14 @@ def _shares(run: Run, sizes: list[int]) -> dict[int, float]:
 
 
 def _judged(run: Run, client: int) -> dict[str, Judged]:
-    found: dict[str, tuple[int, dict[str, dict[int, float]]]] = {}
+    found, ends = dict[str, tuple[int, dict[str, dict[int, float]]]](), dict[str, int]()
     for line in run.clients:
         if line.get("client") != client or not isinstance(line.get("round"), int):
             continue
-        _, curves = found.setdefault(str(line.get("protocol")), (int(line.get("samples") or 0), {}))
+        protocol = str(line.get("protocol"))
+        ends[protocol] = max(line["round"], ends.get(protocol, -1))
+        _, curves = found.setdefault(protocol, (int(line.get("samples") or 0), {}))
         for name in (n for n in line if n not in FIXED):
             if (value := number(line[name])) is not None:
                 curves.setdefault(name, {})[line["round"]] = value
-    return {protocol: Judged(samples, curves) for protocol, (samples, curves) in found.items()}
+    return {protocol: Judged(samples, curves, ends[protocol]) for protocol, (samples, curves) in found.items()}

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from functools import partial
 from statistics import fmean
 
@@ -46,16 +46,24 @@ def _rounds(run: Run, protocol: str, name: str) -> dict[int, dict[str, float]]:
     for line in run.clients:
         value = number(line.get(name))
         if value is not None and str(line.get("protocol")) == protocol and isinstance(line.get("round"), int):
-            found.setdefault(line["round"], {})[str(line.get("site", line.get("client")))] = value
+            found.setdefault(line["round"], {})[run.client_name(line.get("client", -1))] = value
     return found
 
 
+def _at_end(run: Run, protocol: str, name: str) -> dict[str, float]:
+    """Client's name -> value after the last round that was evaluated so: an earlier one does not stand for it."""
+    judged = [line.get("round") for line in run.clients if str(line.get("protocol")) == protocol]
+    last = max((t for t in judged if isinstance(t, int)), default=-1)
+    return _rounds(run, protocol, name).get(last, {})
+
+
 def _curve(run: Run, protocol: str, name: str, part: str) -> Curve:
+    return {t: _part(run, values, name, part) for t, values in _rounds(run, protocol, name).items()}
+
+
+def _part(run: Run, values: Mapping[str, float], name: str, part: str) -> float:
     worst = max if run.falls(name) else min
-    return {
-        t: worst(values.values()) if part == "worst" else float(np.quantile(list(values.values()), QUANTILES[part]))
-        for t, values in _rounds(run, protocol, name).items()
-    }
+    return worst(values.values()) if part == "worst" else float(np.quantile(list(values.values()), QUANTILES[part]))
 
 
 def _curves(runs: Runs, protocol: str, name: str) -> list[Figure]:
@@ -84,8 +92,8 @@ def _curves(runs: Runs, protocol: str, name: str) -> list[Figure]:
 
 def _at_last(group: Group, protocol: str, name: str) -> list[float]:
     """The parts in each run's last evaluated round, mean over the group's runs; [] where no run has any."""
-    curves = [[_curve(run, protocol, name, part) for part in PARTS] for run in group.runs]
-    ends = [[curve[max(curve)] for curve in each] for each in curves if each[0]]
+    every = [(run, values) for run in group.runs if (values := _at_end(run, protocol, name))]
+    ends = [[_part(run, values, name, part) for part in PARTS] for run, values in every]
     return [fmean(column) for column in zip(*ends, strict=True)]
 
 
@@ -97,10 +105,9 @@ def _last(runs: Runs, protocol: str, name: str) -> list[Figure | Table]:
         rows = [row for row in rows if len(row) > 1]
         more = "Means over the runs." if any(len(group.runs) > 1 for group in runs.groups) else ""
         return [Table(("settings", *PARTS), rows, title, more)] if rows else []
-    rounds = _rounds(runs.alone, protocol, name)
-    if not rounds:
+    last = _at_end(runs.alone, protocol, name)
+    if not last:
         return []
-    last = rounds[max(rounds)]
     order = sorted(last.items(), key=lambda pair: pair[1])
     data: list[list[Value]] = [[client, value] for client, value in order]
     slug, values = f"clients-{protocol}-{name}-last", [value for _, value in order]
@@ -115,8 +122,8 @@ def _fairness(runs: Runs, protocol: str, name: str) -> list[Figure | Table]:
     """A row a group: means over its runs, of each run's last evaluated round. Several groups: Jain's index by round."""
     rows = list[list[Value]]()
     for group in runs.groups:
-        every = [(_rounds(run, protocol, name), run.falls(name)) for run in group.runs]
-        ends = [fairness.over_clients(list(at[max(at)].values()), falls) for at, falls in every if at]
+        every = [(_at_end(run, protocol, name), run.falls(name)) for run in group.runs]
+        ends = [fairness.over_clients(list(at.values()), falls) for at, falls in every if at]
         known = [[v for v in column if v is not None] for column in zip(*ends, strict=True)]
         if ends:
             rows.append([group.name(), *(fmean(values) if values else None for values in known)])

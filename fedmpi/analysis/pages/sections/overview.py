@@ -85,18 +85,16 @@ def _figures(run: Run, names: list[str]) -> list[list[Value]]:
         parts: list[dict[str, Any]] = [
             run.summary.get(part) or {} for part in ("last", "mean_last_10", "best", "best_round")
         ]
-        values = dict(zip(*run.series(name), strict=True))
-        if not values:
+        if not run.series(name)[0]:
             continue
-        last, mean, best = (number(part.get(name)) for part in parts[:3])
-        last = values[max(values)] if last is None else last
+        last, mean, best = run.last(name), *(number(part.get(name)) for part in parts[1:3])
         said = [None if v is None else figure(name, v, 4) for v in (last, mean, best)]
         rows.append([name.replace("_", " "), *said, parts[3].get(name)])
     return rows
 
 
 def _cell(group: Group, name: str) -> str:
-    last = [values[-1] for run in group.runs if (values := run.series(name)[1])]
+    last = [value for run in group.runs if (value := run.last(name)) is not None]
     if not last:
         return "-"
     spread = f" ± {figure(name, stdev(last))}" if len(last) > 1 else ""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -33,7 +34,11 @@ def files_in(folder: Path, names: Sequence[str], below: str = "", allowed: str =
     paths: list[Path] = []
     labels: list[int] = []
     for label, name in enumerate(names):
-        found = sorted(file for file in (folder / name / below).rglob("*") if is_picture(file) and file.is_file())
+        there = sorted(file for file in (folder / name / below).rglob("*") if is_picture(file))
+        lost = next((file for file in there if file.is_symlink() and not file.exists()), None)
+        if lost is not None:
+            raise UserError(f"{lost} is a link to {os.readlink(lost)}, which is not there; fetch it, or remove it")
+        found = [file for file in there if file.is_file()]
         paths += found
         labels += [label] * len(found)
     if not paths:

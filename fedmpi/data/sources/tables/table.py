@@ -210,13 +210,16 @@ def _dataset(
         if name in options.categorical:
             words = rows.words(name, "categorical")
             words = prepare.filled_words(words, owner, train) if options.missing == "impute" else words
+            _tell_empty(rows, name, words == "", owner, names, train)
             values = _seen(rows, name, words, options.categorical[name], train)
             blocks.append(prepare.one_hot(words, values))
             meaning += [f"{name}={value}" for value in values]
             numeric += [False] * len(values)
         else:
-            x = rows.numbers(name, "features")
-            blocks.append(prepare.filled(x, owner, train)[:, None])
+            x = prepare.filled(rows.numbers(name, "features"), owner, train)
+            if options.standardise != "none":  # else it is refused below
+                _tell_empty(rows, name, np.isnan(x), owner, names, train)
+            blocks.append(x[:, None])
             meaning.append(name)
             numeric.append(True)
     if not meaning:
@@ -248,6 +251,18 @@ def _dataset(
         global_x=scaled("pooled")[last] if pooled else None,
         meaning=(*meaning, "->", *aim.names),
     )
+
+
+def _tell_empty(
+    rows: Table, name: str, empty: np.ndarray, owner: np.ndarray, names: Sequence[str], train: np.ndarray
+) -> None:
+    """A column of which a site has no value is a constant there: nothing is learned from it, and it looks like data."""
+    lost = [k for k in np.unique(owner) if (train & (owner == k)).any() and empty[train & (owner == k)].all()]
+    if lost:
+        whose = f"of {', '.join(names[k] for k in lost)}" if names else "of the table"
+        warnings.warn(
+            f"{rows.path}: column {name!r} has no value in any training row {whose}; it is 0 there", stacklevel=2
+        )
 
 
 def _seen(rows: Table, name: str, words: np.ndarray, given: list[str] | None, train: np.ndarray) -> list[str]:
