@@ -21,8 +21,11 @@ ADAPTERS = HERE / "adapters"
 PEERS = {  # adapter: (the package, the module that must import)
     "pfl_research": ("pfl", "pfl.algorithm.federated_averaging"),
     "fluke_fl": ("fluke-fl", "fluke"),
+    "fedlab_alone": ("fedlab", "fedlab.core.standalone"),
+    "flower": ("flwr", "flwr.simulation, ray"),
+    "appfl_alone": ("appfl", "appfl.vsim"),
 }
-UNTRIED = ("flwr", "fedlab", "appfl", "blazefl")  # programs without an adapter
+UNTRIED = ("blazefl (wants Python 3.12)",)  # programs without an adapter
 FOUND = "import importlib.metadata as m; import {module}; print(m.version('{package}'))"
 
 

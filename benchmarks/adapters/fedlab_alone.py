@@ -1,0 +1,44 @@
+"""FedLab (`fedlab`, tried with 1.3.0): its standalone pipeline, in which one trainer goes from client to client."""
+
+import sys
+import time
+from itertools import pairwise
+
+from fedlab.contrib.algorithm.basic_client import SGDSerialClientTrainer
+from fedlab.contrib.algorithm.basic_server import SyncServerHandler
+from fedlab.core.standalone import StandalonePipeline
+from task import asked, images, model, report
+from torch.utils.data import DataLoader, TensorDataset
+
+
+class Data:
+    def __init__(self, x, y):
+        self.clients = [TensorDataset(*each) for each in zip(x, y, strict=True)]
+
+    def get_dataloader(self, client, batch_size):
+        return DataLoader(self.clients[client], batch_size, shuffle=True)
+
+
+class Pipeline(StandalonePipeline):
+    def __init__(self, handler, trainer):
+        super().__init__(handler, trainer)
+        self.stamps = [time.perf_counter()]
+
+    def evaluate(self):
+        self.stamps.append(time.perf_counter())
+
+
+def main():
+    task, rounds = asked()
+    net = model(sys.argv[1])
+    handler = SyncServerHandler(net, rounds, task["cohort"] / task["clients"])
+    trainer = SGDSerialClientTrainer(net, task["clients"])
+    trainer.setup_dataset(Data(*images(task)))
+    trainer.setup_optim(1, task["batch"], task["lr"])
+    pipeline = Pipeline(handler, trainer)
+    pipeline.main()
+    report([b - a for a, b in pairwise(pipeline.stamps)])
+
+
+if __name__ == "__main__":
+    main()

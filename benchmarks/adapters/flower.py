@@ -1,0 +1,57 @@
+"""Flower (`flwr[simulation]`, tried with 1.42.0 and ray 2.55.1): its simulation, with one actor of one core.
+
+A client is a call of Ray in that actor's process, which gets a message and answers it; what it does there is what
+Flower's own example for PyTorch does.
+"""
+
+import functools
+import os
+import sys
+import time
+from itertools import pairwise
+
+os.environ |= {"FLWR_TELEMETRY_ENABLED": "0", "RAY_USAGE_STATS_ENABLED": "0"}
+
+import torch
+from flwr.app import ArrayRecord, ConfigRecord, Message, MetricRecord, RecordDict
+from flwr.clientapp import ClientApp
+from flwr.serverapp import ServerApp
+from flwr.serverapp.strategy import FedAvg
+from flwr.simulation import run_simulation
+from task import TASKS, asked, images, model, report
+from torch.utils.data import DataLoader, TensorDataset
+
+data = functools.cache(lambda name: images(TASKS[name]))  # once in an actor
+client, server, stamps = ClientApp(), ServerApp(), []
+
+
+@client.train()
+def train(message, context):
+    torch.set_num_threads(1)
+    name, k = message.content["config"]["task"], int(context.node_config["partition-id"])
+    task, net, (x, y) = TASKS[name], model(name), data(name)
+    net.load_state_dict(message.content["arrays"].to_torch_state_dict())
+    optimizer, criterion = torch.optim.SGD(net.parameters(), task["lr"]), torch.nn.CrossEntropyLoss()
+    for pictures, labels in DataLoader(TensorDataset(x[k], y[k]), task["batch"], shuffle=True):
+        optimizer.zero_grad()
+        criterion(net(pictures), labels).backward()
+        optimizer.step()
+    metrics = MetricRecord({"num-examples": task["samples"]})
+    answer = RecordDict({"arrays": ArrayRecord(net.state_dict()), "metrics": metrics})
+    return Message(content=answer, reply_to=message)
+
+
+@server.main()
+def main(grid, context):
+    task, rounds = asked()
+    strategy = FedAvg(task["cohort"] / task["clients"], 0.0)
+    start, told = ArrayRecord(model(sys.argv[1]).state_dict()), ConfigRecord({"task": sys.argv[1]})
+    strategy.start(grid, start, rounds, train_config=told, evaluate_fn=lambda *_: stamps.append(time.perf_counter()))
+
+
+if __name__ == "__main__":
+    sys.stdout, out = sys.stderr, sys.stdout
+    one = {"init_args": {"num_cpus": 1}, "client_resources": {"num_cpus": 1}}
+    run_simulation(server, client, asked()[0]["clients"], backend_config=one)
+    sys.stdout = out
+    report([b - a for a, b in pairwise(stamps)])
