@@ -13,6 +13,7 @@ from fedmpi.common.text import show
 OPEN, CLOSE, BEGIN, END = "${env:", "}", "\ue000" * 6, "\ue001"
 _WRITTEN = re.compile(r"\$\{env:([^{}\n]*)\}")
 _HIDDEN = re.compile(f"{BEGIN}([^{END}]*){END}")
+_OTHER = re.compile(r"\$\{(?!env:)[\w.:-]*\}")
 _NAME = re.compile(r"([A-Za-z_]\w*)(?::-(.*))?", re.ASCII)
 
 
@@ -48,6 +49,8 @@ def resolved(text: str, where: str) -> str:
             raise UserError(f"{where}: the environment variable {name} holds a reference itself; write out its value")
         return said
 
+    if other := _OTHER.search(text):
+        raise UserError(f"{where}: {show(other[0])} is no reference here; write ${{env:NAME}} for a variable")
     result = _HIDDEN.sub(value, text)
     if OPEN in result:
         raise UserError(f"{where}: {show(result)}: '{OPEN}' without its '{CLOSE}'")

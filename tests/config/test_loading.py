@@ -387,6 +387,7 @@ def test_references_have_the_types_that_their_texts_have(tmp_path, monkeypatch):
         ("seed=${env:TEXT}", "seed: 'seven' is not allowed; must be a whole number"),
         ("seed=${env:2 B}", "seed: '${env:2 B}': write ${env:NAME} or ${env:NAME:-text}"),
         ("seed=${env:}", "seed: '${env:}': write ${env:NAME}"),
+        ("name=run-${USER}", "name: '${USER}' is no reference here; write ${env:NAME}"),
         ("name=a${env:TEXT", "name: 'a${env:TEXT': '${env:' without its '}'"),
         ("name=${env:CIRCLE}", "name: the environment variable CIRCLE holds a reference itself"),
         ("name='${env:CONTROL}'", "holds the control character"),

@@ -377,7 +377,7 @@ def test_npz_refused(tmp_path, arrays, words):
 def test_npz_an_array_that_nobody_looks_at_is_told(tmp_path):
     np.savez(tmp_path / "a.npz", x_train=np.zeros((4, 1)), y_train=np.arange(4) % 2, age=np.zeros(4),
              x_val=np.ones((2, 1)), y_val=np.arange(2))  # fmt: skip
-    with pytest.warns(UserWarning, match=r"a\.npz: not looked at: age; known are x or x_train"):
+    with pytest.warns(UserWarning, match=r"a\.npz: not looked at: age; known are x, y, site"):
         data = npz(tmp_path, path="a.npz", test_fraction=0.0)
     assert len(data.train_y) == 6  # Keras's names of the validation part
 

@@ -143,3 +143,18 @@ def test_a_model_that_writes_when_it_is_judged_is_told():
     said = r"after round 0: model ModelWritesXWhenJudged or task Classification wrote to the test samples.*\(Model"
     with pytest.raises(UserError, match=said):
         play(**data, **sections_of("model", ModelWritesXWhenJudged))
+
+
+class ModelOfAList(Base):
+    """Layers that PyTorch does not know of, others that it does, and one that is not to be trained."""
+
+    def __init__(self, *given):
+        super().__init__(*given)
+        self.blocks = [nn.Linear(4, 4)]
+        self.same, self.teacher = [self.head], [nn.Linear(4, 4).requires_grad_(False)]
+
+
+def test_layers_in_a_plain_list_are_told():
+    with pytest.warns(UserWarning, match=r"PyTorch does not know of the layers in blocks, .*nn\.ModuleList") as said:
+        play(**sections_of("model", ModelOfAList))
+    assert not [each for each in said if "in same" in str(each.message) or "in teacher" in str(each.message)]

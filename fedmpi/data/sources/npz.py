@@ -150,7 +150,7 @@ def _tell_unknown(path: Path, unknown: Sequence[str], known: Sequence[str]) -> N
         if meant is not None:
             raise ValueError(f"it holds {name}, which is not known; {meant} is meant")
     if unknown:
-        warnings.warn(f"{path}: not looked at: {', '.join(unknown)}; known are {ACCEPTED}", stacklevel=2)
+        warnings.warn(f"{path}: not looked at: {', '.join(unknown)}; known are {', '.join(KEYS)}", stacklevel=2)
 
 
 def _letters(name: str) -> str:

@@ -12,9 +12,10 @@ from fedmpi.data.sources.pictures.reading import is_picture
 
 
 def subfolders(folder: Path) -> list[Path]:
-    """Sorted; hidden ones (.ipynb_checkpoints) are nobody's class."""
+    """Sorted; hidden ones (.ipynb_checkpoints), and what macOS leaves in archives, are nobody's class."""
     try:
-        return sorted(entry for entry in folder.iterdir() if entry.is_dir() and not entry.name.startswith("."))
+        found = (entry for entry in folder.iterdir() if entry.is_dir())
+        return sorted(entry for entry in found if not entry.name.startswith((".", "__MACOSX")))
     except OSError as error:
         raise UserError(f"{folder} cannot be read: {error.strerror}; correct its permissions") from error
 
