@@ -62,7 +62,7 @@ PASSES = {
 
 
 def run(name, rounds):
-    """(last line of metrics, bytes up, bytes down, seconds, whether all that is trained travels)."""
+    """(last line of metrics, bytes up, bytes down, seconds)."""
     chosen = [*SETTINGS, f"rounds={rounds}", f"method={{name: {name}}}"]
     needs = load(name, methods.registry, "method").needs
     if VALIDATION in needs:
@@ -77,9 +77,7 @@ def run(name, rounds):
     fed.run()
     seconds = time.perf_counter() - began
     up, down = (sum(line[key] for line in lines) for key in ("received_bytes", "sent_bytes"))
-    groups, trains = made.model.layout.groups(), made.method.trains
-    trained = {g for g in groups if g in trains or "*" in trains}
-    return lines[-1], up, down, seconds, trained <= made.messages.shared_groups
+    return lines[-1], up, down, seconds
 
 
 def pictures(root, samples):
@@ -141,9 +139,9 @@ def main():
         flush=True,
     )
     for name in arguments.names or methods.registry:
-        line, up, down, seconds, whole = run(name, arguments.rounds)
+        line, up, down, seconds = run(name, arguments.rounds)
         assert math.isfinite(line.get("train_loss", 0.0)), f"{name}: {line}"  # ccvr ends with a round without steps
-        accuracy = f"{line['accuracy']:8.2f}" if whole else f"{'-':>8}"
+        accuracy = f"{line['accuracy']:8.2f}" if "accuracy" in line else f"{'-':>8}"
         personal = f"{line['personal_accuracy']:8.2f}  {line['personal_accuracy_std']:5.1f}"
         print(
             f"{name:10}  {accuracy}  {personal}  {size_text(up):>10}  {size_text(down):>10}  {seconds:7.1f}", flush=True

@@ -40,7 +40,7 @@ OUTSIDE = {  # packages that one place shields the others from
     "yaml": {"config.yaml_source"},
     "sklearn": {"data.sources.tables.flamby_heart"},  # besides, the digits are read from its file
     "pyarrow": {"data.sources.tables.arrow"},
-    "scipy": {"methods._prototypes", "data.sources.pictures.svhn"},
+    "scipy": {"methods._prototypes", "data.sources.pictures.svhn", "analysis.sweep_table"},
     "safetensors": {
         "runtime.record.durable",
         "runtime.record.run_dir",

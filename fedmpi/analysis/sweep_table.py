@@ -97,8 +97,7 @@ def collect(sweep: Sweep, metric: str | None, of: str | None, rows: str | None =
         options += ["--rows", rows]
     found: dict[Key, dict[str, float]] = {}
     bad: dict[Key, list[str]] = {}
-    known: dict[str, None] = {}
-    falling, done = set[str](), list[tuple[Key, str, Settings, progress.State]]()
+    known, falling, done = dict[str, None](), set[str](), list[tuple[Key, str, Settings, progress.State]]()
     for labels, settings in choosing.final(sweep):
         state = progress.state(settings) if settings else None
         if settings is None or state is None or state.what != progress.DONE:
@@ -112,11 +111,10 @@ def collect(sweep: Sweep, metric: str | None, of: str | None, rows: str | None =
     for figures, looks in every:
         known |= dict.fromkeys((*figures, *(_plain(name, looks) for name in figures)))
         metric = metric or _plain(headline(figures) or "", looks)
-    shared = next((look for look in dict.fromkeys(look for _, looks in every for look in looks)
-                   if all(look + str(metric) in figures for figures, _ in every)), None)  # fmt: skip
+    named_so = dict.fromkeys(f"{look}{metric}" for _, looks in every for look in looks)
+    shared = next((name for name in named_so if all(name in figures for figures, _ in every)), None)
     for (key, seed, _, state), (figures, looks) in zip(done, every, strict=True):
-        order = looks if shared is None else [shared]
-        named = next((look + str(metric) for look in order if look + str(metric) in figures), None)
+        named = shared or next((f"{look}{metric}" for look in looks if f"{look}{metric}" in figures), None)
         value = state.figure(of, named) if named else math.nan  # not another protocol's where this one's is no number
         if math.isfinite(value):
             found.setdefault(key, {})[seed] = value
@@ -127,14 +125,10 @@ def collect(sweep: Sweep, metric: str | None, of: str | None, rows: str | None =
     if not found or not metric or metric not in known:
         hint = "; what runs measure of themselves is set by `analysis: [losses]`" if probed and not known else ""
         raise UserError(f"--metric: no run has a figure '{metric}'; {nearest(str(metric), known)}{hint}")
-    seeds = {labels.get(SEED, "") for labels in sweep.labels}
-    less = lower_is_better(metric, falling)
-    notes, chosen = tuple(alike.notes(sweep, [settings for _, _, settings, _ in done])), _chosen(sweep)
+    seeds, less = {labels.get(SEED, "") for labels in sweep.labels}, lower_is_better(metric, falling)
+    notes = tuple(alike.notes(sweep, [settings for _, _, settings, _ in done]))
+    chosen = [] if sweep.best is None else [choosing.told(each) for each in choosing.choose(sweep).values()]
     return Cells(sweep, metric, of, axes, found, bad, len(seeds), chosen, tuple(options), published, less, notes)
-
-
-def _chosen(sweep: Sweep) -> list[str]:
-    return [] if sweep.best is None else [choosing.told(each) for each in choosing.choose(sweep).values()]
 
 
 def _looks(settings: Settings) -> list[str]:

@@ -37,7 +37,6 @@ from fedmpi.engine.checks import not_passed, wrong
 from fedmpi.engine.client_states import ClientStates
 from fedmpi.engine.local.client import LocalClient
 from fedmpi.engine.plan import SERVERS
-from fedmpi.engine.protocols import in_force, validates_own
 from fedmpi.engine.worker import Worker
 from fedmpi.tasks import contract
 
@@ -129,15 +128,17 @@ def pooled(rows: Mapping[int, Figures], sizes: Sequence[int]) -> Figures:
 class Evaluator:
     """The protocols of one experiment. Every rank calls it; the results are rank 0's."""
 
-    def __init__(self, states: ClientStates, protocol: Sequence[str], batch_size: int, validates: bool = False) -> None:
-        self.states, self.batch_size = states, batch_size
+    def __init__(
+        self, states: ClientStates, protocol: Sequence[str], batch_size: int, validates: str | None = None
+    ) -> None:
+        """validates: what is judged on validation rows, the `global` model or each client's `own`."""
+        self.states, self.protocol, self.batch_size = states, tuple(protocol), batch_size
         self.worker, self.comm = states.worker, states.comm
-        self.protocol = in_force(self.worker, protocol, self.comm.rank == 0)
         self.data, self.names = self.worker.data, ("loss", *self.worker.task.names)
         self.only: int | None = None  # the one class that the global model gives all of the global test set, if it does
         self.by_class: list[float] = []  # percent of each class's samples there that it recognises; [] where unknown
         self.silo = self.data.global_test is None
-        self.validates, self.own = validates, validates_own(self.worker, protocol)
+        self.validates, self.own = validates is not None, validates == "own"
         if self.silo and "personal_on_global" in self.protocol:
             raise UserError("evaluate.protocol: personal_on_global needs a global test set, which silos do not have")
         if "sites" in self.protocol and not self.data.test_by_site:

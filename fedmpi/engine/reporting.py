@@ -3,22 +3,30 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Mapping
+import warnings
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from torch import Tensor
 
 from fedmpi.common import seeds
+from fedmpi.common.errors import RankWarning
 from fedmpi.engine.client_states import ClientStates
 from fedmpi.engine.evaluate import Evaluator
 from fedmpi.engine.faults.divergence import Watch
-from fedmpi.engine.plan import Plan, Sink, Word
+from fedmpi.engine.messages import Messages
+from fedmpi.engine.plan import SERVERS, Plan, Sink, Word
 from fedmpi.engine.server import FederationServer
 from fedmpi.engine.travel.exchange import Exchange
+from fedmpi.engine.worker import Worker
+from fedmpi.flat.layout import EVERYTHING
 from fedmpi.method.base import overrides
+from fedmpi.models.gaussian import REFERENCE
 
 # What a round's line gets after its step.
 LATER = ("sha256", "loss", "sent_bytes", "received_bytes", "evaluate_s", "class_accuracy")
+
+OWN = ("weights", "buffers", "predict")  # hooks that give a client a model of its own
 
 
 class Reporter:
@@ -28,7 +36,9 @@ class Reporter:
         self, plan: Plan, states: ClientStates, exchange: Exchange, server: FederationServer | None, sink: Sink
     ) -> None:
         self.plan, self.exchange, self.server, self.sink, self.worker = plan, exchange, server, sink, states.worker
-        self.states, self.evaluator = states, Evaluator(states, plan.protocol, plan.eval_batch, plan.best is not None)
+        protocol = in_force(states.worker, plan.protocol, states.comm.rank == 0)
+        validates = None if plan.best is None else "own" if validates_own(states.worker, protocol) else "global"
+        self.states, self.evaluator = states, Evaluator(states, protocol, plan.eval_batch, validates)
         self.watch = self._watch()
 
     def before(self, t: int, word: Word, line: dict[str, Any] | None, began: float) -> bool:
@@ -111,3 +121,33 @@ class Reporter:
         if any(overrides(self.worker.method, hook) for hook in ("weights", "predict", "tune")):
             return self.exchange.deliver(t, asked, self.states.owner, self.server)
         return dict.fromkeys(asked, self.exchange.no_download())
+
+
+def own_parts(messages: Messages) -> frozenset[str]:
+    """The groups that clients keep and train; FedBABU's head, which all leave as it began, is none. Nor are references,
+    which are no part of the outputs."""
+    left = messages.every - messages.shared_groups - {REFERENCE}
+    return left if EVERYTHING in messages.method.trains else left.intersection(messages.method.trains)
+
+
+def in_force(worker: Worker, protocol: Sequence[str], tell: bool) -> tuple[str, ...]:
+    """The protocols, without those of a global model that is nobody's: one of which clients keep parts that they train.
+
+    Where nothing else is asked for, they stay. tell: whether this rank says so.
+    """
+    asked, left = SERVERS.intersection(protocol), tuple(each for each in protocol if each not in SERVERS)
+    own = own_parts(worker.messages)
+    if not own or not asked or not left:
+        return tuple(protocol)
+    if tell:
+        kept = ", ".join(sorted(own))
+        text = f"evaluate.protocol: {', '.join(sorted(asked))} is left out: method {type(worker.method).__name__} "
+        text += f"keeps {kept} with each client, and the global model has its initial values there: nobody uses it"
+        warnings.warn(RankWarning(text), stacklevel=2)
+    return left
+
+
+def validates_own(worker: Worker, protocol: Sequence[str]) -> bool:
+    """Whether validation rows judge what each client uses, not the global model."""
+    models = any(overrides(worker.method, hook) for hook in OWN)
+    return not worker.messages.shared.whole or (models and not SERVERS.intersection(protocol))

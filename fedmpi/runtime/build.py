@@ -186,8 +186,6 @@ def make_rule(settings: Settings, method: Method, groups: Collection[str]) -> Ru
     if rule.groups and overrides(method, "aggregate"):
         name = settings.method.name
         raise UserError(f"server.rule.groups: method {name} has a server rule of its own, for all groups; leave it out")
-    if "dw" not in method.sends or not groups:
-        raise UserError(f"server.rule: method {settings.method.name} sends no updates to act on; leave {rule.name} out")
     chosen: Rule = registry.make(rules.KIND, rule, settings.origins("server.rule"))
     return rules.over(rule.groups, chosen) if rule.groups else chosen
 

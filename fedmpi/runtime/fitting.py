@@ -77,24 +77,21 @@ def check_module(said: str, module: Any, made_by: Any) -> None:
         if getattr(part, "sparse", False) is True:
             raise told(f"{said}: {name} has sparse=True; gradients lie in one dense vector: sparse=False", made_by)
         for key in _unseen(part, {id(p) for p in module.parameters()}):
-            where = f"{name}.{key}" if name else key
-            warnings.warn(
-                f"{said}: PyTorch does not know of the layers in {where}, as it does not look into lists and "
-                "dictionaries: they are neither trained nor sent nor saved; use nn.ModuleList or nn.ModuleDict",
-                stacklevel=2,
-            )
+            hidden = f"PyTorch does not know of the layers in {name}{'.' if name else ''}{key}, as it does not look"
+            use = "they are neither trained nor sent nor saved; use nn.ModuleList or nn.ModuleDict"
+            warnings.warn(f"{said}: {hidden} into lists and dictionaries: {use}", stacklevel=2)
 
 
 def _unseen(part: nn.Module, known: Collection[int]) -> list[str]:
     """Attributes that hold what could be trained in a plain list, tuple or dictionary. known: parameters, by id."""
     found = []
-    for key in vars(part).keys() - vars(nn.Module()).keys():
+    for key in sorted(vars(part).keys() - vars(nn.Module()).keys()):
         value = vars(part)[key]
         inside = value.values() if isinstance(value, dict) else value if isinstance(value, (list, tuple)) else ()
-        every = [p for each in inside for p in (each.parameters() if isinstance(each, nn.Module) else [each])]
+        every = (p for each in inside for p in (each.parameters() if isinstance(each, nn.Module) else [each]))
         if any(isinstance(p, nn.Parameter) and p.requires_grad and id(p) not in known for p in every):
             found.append(key)
-    return sorted(found)
+    return found
 
 
 def compiler(device: torch.device) -> None:

@@ -1,4 +1,4 @@
-"""Whether what a config wants to be measured can be, and whether what it trains is."""
+"""Whether what a config wants to be measured can be, whether what it trains is, and whether a server rule has updates."""
 
 from __future__ import annotations
 
@@ -10,9 +10,8 @@ from fedmpi.config.schema import Settings
 from fedmpi.data.federated import Federated
 from fedmpi.engine.messages import Messages
 from fedmpi.engine.plan import SERVERS
-from fedmpi.flat.layout import EVERYTHING
+from fedmpi.engine.reporting import own_parts
 from fedmpi.method.base import Method, overrides
-from fedmpi.models.gaussian import REFERENCE
 from fedmpi.models.net import Net
 
 FEATURES = ("features", "similarity")  # analyses of what the head is given
@@ -23,6 +22,7 @@ def check(settings: Settings, method: Method, task: Any, net: Net, data: Federat
     """analysis, record.updates, evaluate.protocol. Raises UserError."""
     _analysis(settings, task, net, data, messages)
     _record(settings, messages)
+    _rule(settings, messages)
     _protocol(settings, method, messages)
 
 
@@ -65,12 +65,19 @@ def _record(settings: Settings, messages: Messages) -> None:
         )
 
 
+def _rule(settings: Settings, messages: Messages) -> None:
+    """Whether server.rule has updates to act on."""
+    rule, method = settings.server.rule.name, messages.method
+    if rule != "auto" and ("dw" not in method.sends or not messages.shared_groups):
+        name = settings.method.name
+        raise UserError(f"server.rule: method {name} sends no updates of the model to act on; leave {rule} out")
+
+
 def _protocol(settings: Settings, method: Method, messages: Messages) -> None:
     """Tell of clients' own models that nobody evaluates."""
     if {*settings.evaluate.protocol} - SERVERS:
         return
-    left = messages.every - messages.shared_groups - {REFERENCE}  # references are no part of the outputs
-    own = (EVERYTHING in method.trains and left) or left.intersection(method.trains)
+    own = own_parts(messages)
     mixed = overrides(method, "weights") and method.client_state
     if own or mixed or overrides(method, "predict"):
         what = "parts of the model" if own and own != messages.every else "models"
