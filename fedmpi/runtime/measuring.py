@@ -1,4 +1,4 @@
-"""Whether what a config wants to be measured can be, whether what it trains is, and whether a server rule has updates."""
+"""Whether what a config wants to be measured can be, what it trains is, and its server rule has updates."""
 
 from __future__ import annotations
 
