@@ -68,7 +68,7 @@ def _record(settings: Settings, messages: Messages) -> None:
 def _rule(settings: Settings, messages: Messages) -> None:
     """Whether server.rule has updates to act on."""
     rule, method = settings.server.rule.name, messages.method
-    if rule != "auto" and ("dw" not in method.sends or not messages.shared_groups):
+    if rule != "auto" and "dw" not in method.sends:
         name = settings.method.name
         raise UserError(f"server.rule: method {name} sends no updates of the model to act on; leave {rule} out")
 

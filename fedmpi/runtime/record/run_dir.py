@@ -184,7 +184,7 @@ class RunDirectory:
         """What was changed under way (checkpoint.changes=accept), in words."""
         path = self.path / "accepted.jsonl"
         rows = rows_of(path) if path.exists() else []
-        return [f"from round {row['round']} on {change}" for row in rows for change in row["changes"]]
+        return [f"from round {row['round']} on {change}" for row in rows for change in row.get("changes", ())]
 
     def add_placement(self, row: Mapping[str, Any]) -> None:
         self._append("placement.jsonl", as_line(row), sync=True)
