@@ -41,7 +41,6 @@ def test_nothing_travels():
     assert torch.equal(it.w, it.w0)
     assert torch.equal(it.b, it.b0)
     assert it.rows[-1]["personal_loss"] != it.rows[0]["personal_loss"]
-    assert it.rows[-1]["loss"] == it.rows[0]["loss"]
 
 
 @pytest.mark.parametrize("rounds", [0, 1])
