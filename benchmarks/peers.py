@@ -11,6 +11,7 @@ program that is not installed is said to be so.
 
 import argparse
 import json
+import os
 import subprocess
 import sys
 from statistics import median
@@ -25,6 +26,7 @@ PEERS = {  # adapter: (the package, the module that must import)
     "flower": ("flwr", "flwr.simulation, ray"),
     "appfl_alone": ("appfl", "appfl.vsim"),
 }
+QUIET = {"FLWR_TELEMETRY_ENABLED": "0", "RAY_USAGE_STATS_ENABLED": "0"}  # nobody is told of these runs
 UNTRIED = ("blazefl (wants Python 3.12)",)  # programs without an adapter
 FOUND = "import importlib.metadata as m; import {module}; print(m.version('{package}'))"
 
@@ -39,7 +41,7 @@ def version(python, package, module):
 def run(python, adapter, task, rounds):
     """Seconds of each round but the first."""
     words = [python, "-W", "ignore", str(ADAPTERS / f"{adapter}.py"), task, str(rounds + 1)]
-    done = subprocess.run(words, capture_output=True, text=True)
+    done = subprocess.run(words, capture_output=True, text=True, env={**os.environ, **QUIET})
     if done.returncode:
         raise SystemExit(f"{adapter}, {task}: exit code {done.returncode}\n{done.stderr}")
     return json.loads(done.stdout.splitlines()[-1])[1:]

@@ -4,13 +4,10 @@ A client is a call of Ray in that actor's process, which gets a message and answ
 Flower's own example for PyTorch does.
 """
 
-import functools
 import os
 import sys
 import time
 from itertools import pairwise
-
-os.environ |= {"FLWR_TELEMETRY_ENABLED": "0", "RAY_USAGE_STATS_ENABLED": "0"}
 
 import torch
 from flwr.app import ArrayRecord, ConfigRecord, Message, MetricRecord, RecordDict
@@ -18,10 +15,9 @@ from flwr.clientapp import ClientApp
 from flwr.serverapp import ServerApp
 from flwr.serverapp.strategy import FedAvg
 from flwr.simulation import run_simulation
-from task import TASKS, asked, images, model, report
+from task import TASKS, asked, images_of, model, report
 from torch.utils.data import DataLoader, TensorDataset
 
-data = functools.cache(lambda name: images(TASKS[name]))  # once in an actor
 client, server, stamps = ClientApp(), ServerApp(), []
 
 
@@ -29,7 +25,7 @@ client, server, stamps = ClientApp(), ServerApp(), []
 def train(message, context):
     torch.set_num_threads(1)
     name, k = message.content["config"]["task"], int(context.node_config["partition-id"])
-    task, net, (x, y) = TASKS[name], model(name), data(name)
+    task, net, (x, y) = TASKS[name], model(name), images_of(name)
     net.load_state_dict(message.content["arrays"].to_torch_state_dict())
     optimizer, criterion = torch.optim.SGD(net.parameters(), task["lr"]), torch.nn.CrossEntropyLoss()
     for pictures, labels in DataLoader(TensorDataset(x[k], y[k]), task["batch"], shuffle=True):
@@ -51,6 +47,7 @@ def main(grid, context):
 
 if __name__ == "__main__":
     sys.stdout, out = sys.stderr, sys.stdout
+    os.environ["PYTHONPATH"] = os.path.dirname(os.path.abspath(__file__))  # actors import task.py, too
     one = {"init_args": {"num_cpus": 1}, "client_resources": {"num_cpus": 1}}
     run_simulation(server, client, asked()[0]["clients"], backend_config=one)
     sys.stdout = out

@@ -6,6 +6,7 @@ argument names the task, the second the rounds. Nothing is evaluated where the p
 
 import json
 import sys
+from functools import cache
 
 import torch
 from torch import nn
@@ -27,6 +28,12 @@ def images(task):
     g = torch.Generator().manual_seed(0)
     shape = task["clients"], task["samples"]
     return torch.randn(*shape, 1, 28, 28, generator=g), torch.randint(10, shape, generator=g)
+
+
+@cache
+def images_of(name):
+    """`images` of the task with this name, made once."""
+    return images(TASKS[name])
 
 
 def model(name):
