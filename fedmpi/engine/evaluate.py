@@ -12,7 +12,8 @@ With evaluate.best also on what data.validation holds out (`validation_...`): th
 clients, or in silo mode on each client's own, pooled by samples; what each client uses on its own rows where parts of
 the model stay with clients, and where the method gives clients models of their own (Ditto) and no protocol looks at
 the global one.
-A global model of which parts stay with clients is nobody's: `global` and `sites` are left out beside other protocols.
+A global model of which clients keep parts that they train is nobody's: `global` and `sites` are left out beside other
+protocols.
 Figures are functions of outputs gathered in a fixed order: neither the rank that computes them nor the number of
 ranks matters.
 """

@@ -126,7 +126,7 @@ def _replayed(
                 return done
             other += [each for each in _other_modules(run, again.path) if each not in other]
             met = _compare(run, again, start, last, tolerance, other, to)
-            if last == every[-1] and last in met and reason and tolerance is None:
+            if last == every[-1] and reason and tolerance is None:
                 _compare_models(run, again.path, other, to)
         done |= met
     if not to.altered and not to.unsure:
