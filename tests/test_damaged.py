@@ -73,6 +73,20 @@ def test_the_config_of_a_run_that_went_on_can_be_run_again(run):
     ]
 
 
+@pytest.mark.parametrize("name", ["summary.json", "metrics.jsonl", "clients.jsonl", "seal.json"])
+def test_a_directory_in_place_of_a_file_is_named(run, name):
+    (run / name).unlink()
+    (run / name).mkdir()
+    refused(f"cannot write {run / name}: Is a directory", "resume", run, "rounds=4")
+
+
+@pytest.mark.parametrize("row", ['{"round": 0}', '{"round": 0, "ranks": {}, "clients": [], "gone": 3}', "[]"])
+def test_losses_to_be_given_are_those_of_a_run(tmp_path, row):
+    (tmp_path / "faults.jsonl").write_text(f"{row}\n")
+    words = [*WORDS, f"output={tmp_path}", f"faults.replay={tmp_path}/faults.jsonl"]
+    refused(f"faults.replay: {tmp_path}/faults.jsonl", "run", *words)
+
+
 @pytest.mark.parametrize("text", ["[1, 2]", "{", "null", "NaN"])
 def test_a_line_that_is_none(run, text):
     first, *rest = lines(run)

@@ -131,6 +131,9 @@ def analyse(paths: Sequence[Path], to: Path | None, figures: Path | None, say: S
     if figures is not None:
         say(f"written: {figures}/*.svg, .png, .csv")
     say(f"written: {to}")
+    if notes := [f"{run.path}: {note}" for run in runs.all for note in run.notes]:
+        more = f", and {count(len(notes) - 1, 'more note')} in the page's Faults" if len(notes) > 1 else ""
+        warnings.warn(f"not all could be read: {notes[0]}{more}", stacklevel=2)
 
 
 def html(runs: Runs, found: Sequence[Section]) -> str:

@@ -44,6 +44,14 @@ def row(
     }
 
 
+def check(row: Row) -> None:
+    """That it is one. Raises KeyError, TypeError, ValueError or AttributeError."""
+    for number in (row["round"], *row["ranks"].keys(), *row["clients"], *row["gone"], *row["back"]):
+        int(number)
+    for client, r in row["reverted"].items():
+        int(client), int(r)
+
+
 def late(row: Row) -> bool:
     """Whether the round before was evaluated first; rows of earlier versions do not say."""
     return bool(row.get("reported", False))

@@ -92,9 +92,9 @@ class RunDirectory:
         known = 0
         kept = {"metrics.jsonl": t, "clients.jsonl": t, "updates.jsonl": t, "analysis.jsonl": t + analysed}
         for name, end in kept.items():
-            path = self.path / name
-            if path.exists():
-                had = path.read_text(encoding="utf-8", errors="replace").splitlines()
+            if (self.path / name).exists():
+                with self._writing(name) as path:
+                    had = path.read_text(encoding="utf-8", errors="replace").splitlines()
                 lines = [line for line in had if round_of(line) < end]
                 self._write(name, "".join(f"{line}\n" for line in lines).encode())
                 known = len(had) if name == "metrics.jsonl" else known
@@ -104,9 +104,9 @@ class RunDirectory:
         rows = [row for row in self.placement() if row["round"] <= t + 1]
         if (self.path / "placement.jsonl").exists():  # else a cut line would have the next one behind it
             self._write("placement.jsonl", "".join(f"{as_line(row)}\n" for row in rows).encode())
-        ends = ("summary.json", seal.NAME, REPORT, MODEL, BEST)
-        for path in (*(self.path / name for name in ends), *self.path.glob(".*.tmp")):
-            path.unlink(missing_ok=True)
+        for name in ("summary.json", seal.NAME, REPORT, MODEL, BEST, *(path.name for path in self.path.glob(".*.tmp"))):
+            with self._writing(name) as path:
+                path.unlink(missing_ok=True)
         return known
 
     def write_identity(self, identity: Mapping[str, str]) -> None:

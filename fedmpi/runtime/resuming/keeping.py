@@ -6,12 +6,13 @@ import socket
 import time
 import warnings
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 from fedmpi.common import places
 from fedmpi.common.errors import UserError
 from fedmpi.engine.faults import recovery
-from fedmpi.engine.faults.losses import Losses
+from fedmpi.engine.faults.losses import Losses, check
 from fedmpi.engine.federation import Federation
 from fedmpi.engine.pace import Pace, Row
 from fedmpi.runtime.build import Experiment
@@ -20,6 +21,8 @@ from fedmpi.runtime.record.run_dir import RunDirectory
 from fedmpi.runtime.record.timeline import TimelineFile
 from fedmpi.runtime.resuming import resume
 from fedmpi.runtime.resuming.checkpoints import Checkpoints, Rows
+
+PLACED = "placement.jsonl"
 
 
 def start(
@@ -67,14 +70,25 @@ def start(
 def _given(made: Experiment, directory: RunDirectory) -> dict[str, Any]:
     """Losses of the run to go on with, or of the one that is replayed; the placement of this one."""
     lost, placed = made.settings.faults.replay, made.settings.cohort.replay
-    losses = directory.losses() if lost is None else rows_of(places.at(lost))
-    rows = [] if placed is None else rows_of(places.at(placed))
+    losses = directory.losses() if lost is None else _rows(lost, "faults.replay", "faults.jsonl", check)
+    return {"losses": losses, "placement": [] if placed is None else _rows(placed, "cohort.replay", PLACED, _placed)}
+
+
+def _rows(path: Path, key: str, kind: str, look: Callable[[Row], object]) -> list[Row]:
+    """The rows of a file that the config names. kind: whose form they have, at which `look` looks."""
     try:
+        rows = rows_of(places.at(path))
         for row in rows:
-            Pace.of(row), int(row["round"])
+            look(row)
+    except UserError as error:
+        raise UserError(f"{key}: {error}; the {kind} of a run is needed, or null") from error
     except (KeyError, TypeError, ValueError, AttributeError) as error:
-        raise UserError(f"cohort.replay: {placed} is no placement.jsonl of a run; leave it out (null)") from error
-    return {"losses": losses, "placement": rows}
+        raise UserError(f"{key}: {path} is no {kind} of a run; leave it out (null)") from error
+    return rows
+
+
+def _placed(row: Row) -> None:
+    Pace.of(row), int(row["round"])
 
 
 def _of_same_ranks(rows: list[Row], fed: Federation, made: Experiment) -> list[Row]:

@@ -276,6 +276,14 @@ def test_what_is_missing_or_damaged_is_said_and_the_rest_stands(tmp_path, damage
     assert "partition" in page.ids or "partition.json" in damage or "partition-held" in page.ids
 
 
+def test_what_cannot_be_read_is_said_on_the_console_too(tmp_path):
+    run = large(tmp_path / "run", rounds=1, clients=3, ranks=1)
+    (run / "metrics.jsonl").unlink()
+    (run / "environment.json").unlink()
+    with pytest.warns(UserWarning, match=r"run: there is no metrics.jsonl, and 1 more note in the page's Faults$"):
+        report.analyse([run], None, None, lambda text: None)
+
+
 def test_settings_that_are_as_by_default_are_folded_away(tmp_path):
     run = large(tmp_path / "run", rounds=1, clients=2, ranks=1)
     words = "train: {lr: 0.5, momentum: 0.9}\nmethod: {name: fedprox, mu: 0.5}\n"
