@@ -7,7 +7,7 @@ takes that thing's own options; they are checked against its signature when it i
 import hashlib
 import inspect
 from pathlib import Path
-from typing import Annotated, Any, Literal, get_args
+from typing import Annotated, Any, Literal, get_args, get_origin
 
 from pydantic import BaseModel, Field, PrivateAttr, model_validator
 
@@ -275,5 +275,10 @@ def section(path: tuple[str | int, ...]) -> type[BaseModel] | None:
         if part not in fields:
             return None
         kind = fields[part].annotation
-        known = next((each for each in (kind, *get_args(kind)) if inspect.isclass(each)), None)
-    return known if inspect.isclass(known) and issubclass(known, BaseModel) else None
+        known = next((each for each in (kind, *get_args(kind)) if _is_class(each)), None)
+    return known if _is_class(known) and issubclass(known, BaseModel) else None
+
+
+def _is_class(hint: Any) -> bool:
+    """inspect.isclass, to which Python 3.10's `tuple[int, ...]` is one, too."""
+    return inspect.isclass(hint) and get_origin(hint) is None
