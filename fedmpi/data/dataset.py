@@ -40,6 +40,7 @@ class Dataset:
     site_names: tuple[str, ...] = ()  # name of site 0, 1, ...
     global_x: Tensor | None = None  # (t, ...) the rows of test_x as the global test set has them, if otherwise
     meaning: tuple[str, ...] = ()  # what inputs and classes stand for, in order: silos must agree in it
+    group: Tensor | None = None  # (n,) int64: training rows with one number, such as a patient's, stay together
 
     def __post_init__(self) -> None:
         if isinstance(self.classes, np.integer):
@@ -50,9 +51,9 @@ class Dataset:
             given: Any = getattr(self, name)
             if isinstance(given, Mapping):
                 object.__setattr__(self, name, _named(name, given))
-        for name in ("train_x", "train_y", "test_x", "test_y", "site", "test_site"):
+        for name in ("train_x", "train_y", "test_x", "test_y", "site", "test_site", "group"):
             for said, x in each(getattr(self, name), name):
-                _check_tensor(said, x, optional=name in ("site", "test_site"))
+                _check_tensor(said, x, optional=name in ("site", "test_site", "group"))
         if len(self.train_x) == 0:
             raise UserError("data set: there is no training sample")
         for name, x, y_name, y in (
@@ -80,6 +81,7 @@ class Dataset:
                 raise UserError(f"data set: global_x is {_look(self.global_x)} a row; it must be as test_x, row by row")
         _check_sites("site", self.site, "train_x", self.train_x, self.site_names)
         _check_sites("test_site", self.test_site, "test_x", self.test_x, self.site_names)
+        _check_sites("group", self.group, "train_x", self.train_x, ())
 
     @property
     def input_shape(self) -> Shape:

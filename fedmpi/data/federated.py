@@ -55,6 +55,9 @@ class Federated:
     counts_shared: bool = True  # False: label_counts holds this rank's own clients alone, zeros for the others
     validation: Mapping[int, Shard] = field(default_factory=dict)  # held out of train, if data.validation > 0
     validation_sizes: np.ndarray = field(default_factory=lambda: np.zeros(0, dtype=np.int64))  # (N,), if so
+    group: Mapping[int, Tensor] = field(
+        default_factory=dict
+    )  # (n_k,) of each row of train, if `Dataset.group` is given
 
     def shared_counts(self) -> np.ndarray | None:
         """label_counts, where all ranks know all of it."""
@@ -149,6 +152,7 @@ def split(
         parts=parts,
         site_names=tuple(dataset.site_names[k] for k in at) if at is not None and dataset.site_names else (),
         test_by_site=_test_by_site(dataset),
+        group={} if dataset.group is None else {k: dataset.group[torch.from_numpy(p)] for k, p in enumerate(parts)},
     )
 
 

@@ -31,6 +31,7 @@ from fedmpi.data.validation import hold_out
 from fedmpi.engine import sampling
 
 LABELS = ("label counts",)
+HELD = ("validation samples",)
 
 
 def training_ranks(settings: Settings, size: int) -> list[int]:
@@ -125,12 +126,15 @@ def siloed(settings: Settings, comm: Communicator) -> Federated:
     table[mine] = describe(datasets)
     table = from_owners(comm, table, owner, COLUMNS)
     own, shared = label_table(datasets, table, names), settings.data.share_label_counts
-    whole = silo_federation(datasets, table, from_owners(comm, own, owner, LABELS) if shared else own, names)
-    whole = augmented(hold_out(whole, settings.data.validation, settings.seed), augment)
-    held = replace(whole, counts_shared=shared)
-    if not settings.data.validation or not shared:
-        return held
-    return replace(held, label_counts=from_owners(comm, held.label_counts, owner, LABELS))
+    found = silo_federation(datasets, table, from_owners(comm, own, owner, LABELS) if shared else own, names)
+    whole = augmented(hold_out(found, settings.data.validation, settings.seed), augment)
+    whole = replace(whole, counts_shared=shared)
+    if not settings.data.validation:
+        return whole
+    # Where groups of rows stay together a site alone knows how many it has put aside.
+    sizes = from_owners(comm, whole.validation_sizes[:, None], owner, HELD)[:, 0]
+    whole = replace(whole, validation_sizes=sizes, train_sizes=found.train_sizes - sizes)
+    return replace(whole, label_counts=from_owners(comm, whole.label_counts, owner, LABELS)) if shared else whole
 
 
 def from_owners(comm: Communicator, table: np.ndarray, owner: Mapping[int, int], what: tuple[str, ...]) -> np.ndarray:

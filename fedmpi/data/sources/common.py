@@ -43,20 +43,43 @@ def finite(x: Tensor, name: str, at: Path) -> Tensor:
     return x
 
 
-def holdout(labels: np.ndarray, fraction: float) -> tuple[np.ndarray, np.ndarray]:
+def holdout(
+    labels: np.ndarray, fraction: float, groups: Sequence[str] | np.ndarray = ()
+) -> tuple[np.ndarray, np.ndarray]:
     """Training and test indices, sorted: of each class round(fraction n_c) samples are test, but never its last one.
 
     The test part belongs to the data, not to the experiment: the draw does not depend on the experiment's seed.
-    Real-valued targets (regression) count as one class.
+    Real-valued targets (regression) count as one class. groups: what must not be parted, such as the patient of each
+    sample; groups are drawn, then, each one of the class of its first sample.
     """
+    if len(groups):
+        _, first, member = np.unique(groups, return_index=True, return_inverse=True)
+        test_part = np.isin(member, holdout(labels[first], fraction)[1])
+        return np.flatnonzero(~test_part), np.flatnonzero(test_part)
     rng = seeds.numpy_rng(0, "holdout")
-    groups = labels if labels.dtype.kind in "iu" else np.zeros(len(labels), dtype=np.int64)
+    classes = labels if labels.dtype.kind in "iu" else np.zeros(len(labels), dtype=np.int64)
     test = []
-    for group in np.unique(groups):
-        rows = rng.permutation(np.flatnonzero(groups == group))
+    for one in np.unique(classes):
+        rows = rng.permutation(np.flatnonzero(classes == one))
         test.append(rows[: min(round(fraction * len(rows)), len(rows) - 1)])
     held = np.sort(np.concatenate(test))
     return np.setdiff1d(np.arange(len(labels)), held), held
+
+
+def check_groups(
+    groups: Sequence[str] | np.ndarray, train: Sequence[bool] | np.ndarray, at: Callable[[int], str], column: str
+) -> None:
+    """Raises for the first test row whose group is trained on. at: where a row stands."""
+    seen = {group: k for k, (group, trained) in enumerate(zip(groups, train, strict=False)) if trained}
+    for k, (group, trained) in enumerate(zip(groups, train, strict=False)):
+        if group in seen and not trained:
+            said = f"rows of {group!r} ({column}) are to stay together, and {at(seen[group])} is of the training part"
+            raise UserError(f"{at(k)}: {said}; mend the column that says so, or leave data.group_column out")
+
+
+def numbered(groups: Sequence[str] | np.ndarray) -> Tensor | None:
+    """(n,) `Dataset.group`; None where there are none."""
+    return torch.from_numpy(np.unique(groups, return_inverse=True)[1]) if len(groups) else None
 
 
 def pixels(images: np.ndarray | Stream, mean: Sequence[float], std: Sequence[float], channels: int) -> Pictures:
@@ -89,6 +112,8 @@ def by_site(what: str, names: Sequence[str], site: str | None, one: Callable[[st
 
 def joined(sites: Sequence[Dataset], names: Sequence[str], global_x: Tensor | None = None) -> Dataset:
     """One data set of all sites, one after the other, with the site of each row; global_x: `Dataset.global_x`."""
+    groups = [d.group for d in sites if d.group is not None]
+    beyond = np.cumsum([0, *(int(group.max()) + 1 for group in groups)]).tolist()
     return Dataset(
         train_x=stacked([d.train_x for d in sites]),
         train_y=torch.cat([d.train_y for d in sites]),
@@ -99,4 +124,5 @@ def joined(sites: Sequence[Dataset], names: Sequence[str], global_x: Tensor | No
         test_site=torch.repeat_interleave(torch.tensor([len(d.test_y) for d in sites])),
         site_names=tuple(names),
         global_x=global_x,
+        group=torch.cat([g + n for g, n in zip(groups, beyond, strict=False)]) if len(groups) == len(sites) else None,
     )

@@ -12,7 +12,7 @@ from pydantic import Field
 from fedmpi.common.errors import UserError
 from fedmpi.common.text import twins
 from fedmpi.data.dataset import Dataset
-from fedmpi.data.sources.common import find, joined
+from fedmpi.data.sources.common import check_groups, find, joined
 from fedmpi.data.sources.pictures.held_out import Files, Look, check_site, held_out, parted
 from fedmpi.data.sources.pictures.table_of_files import Row, in_order, rows
 
@@ -34,6 +34,7 @@ def csv_images(
     label_column: Name = "label",
     site_column: Name | None = None,
     split_column: Name | None = None,
+    group_column: Name | None = None,
     delimiter: Annotated[str, Field(min_length=1, max_length=1)] = ",",
     size: Annotated[int, Field(ge=1, le=4096)] | None = None,
     channels: Literal[1, 3] = 3,
@@ -49,7 +50,8 @@ def csv_images(
     picture_column: files, relative to root/folder; label_column: classes; site_column: sites, for `scheme: site` and
     for silos, which open the pictures of their own rows alone; split_column: train, val or test of each row. Without
     it, test_fraction of each class of each site is its test part, the same for every seed. val: its pictures join the
-    training part, or are left out.
+    training part, or are left out. group_column: whose pictures stay together, such as patients': in the test part, the
+    training part or what data.validation puts aside.
     class_names: the classes in order, else what the column holds, sorted (numbers by size); silos need it, for a site's
     table may lack a class. delimiter: between fields.
     size: each picture is scaled and cut at its centre to size x size; without it all must be of one size. channels: 1
@@ -64,6 +66,7 @@ def csv_images(
     options = {"picture_column": picture_column, "label_column": label_column}
     options |= {"site_column": site_column} if site_column else {}
     options |= {"split_column": split_column} if split_column else {}
+    options |= {"group_column": group_column} if group_column else {}
     table = rows(at, list(options.values()), delimiter, list(options))
     names = list(class_names or _classes(table, label_column, at))
 
@@ -71,14 +74,18 @@ def csv_images(
         labels = [names.index(row.values[label_column]) for row in mine]
         return Files([root / folder / _file(row, picture_column) for row in mine], labels, [row.at for row in mine])
 
+    def groups(mine: Sequence[Row]) -> list[str]:
+        return [row.values[group_column] for row in mine] if group_column else []
+
     def one(mine: Sequence[Row], whose: str) -> Dataset:
         if split_column is None:
-            return held_out(files(mine), test_fraction, len(names), look)
+            return held_out(files(mine), test_fraction, len(names), look, groups(mine))
         part = [PARTS[row.values[split_column].lower()] for row in mine]
         train = [row for want in ("train", "val")[: 2 if val == "join" else 1] for row in _of(mine, part, want)]
         if not train:
             raise UserError(f"{at}: no row{whose} is of the training part ({split_column})")
-        return parted(files(train), files(_of(mine, part, "test")), len(names), look)
+        check_groups(groups(mine), [name != "test" for name in part], lambda k: mine[k].at, f"{group_column}")
+        return parted(files(train), files(_of(mine, part, "test")), len(names), look, groups(train))
 
     if site_column is None:
         _check(table, picture_column, label_column, names, split_column)

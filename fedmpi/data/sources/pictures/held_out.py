@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import numpy as np
@@ -44,12 +44,13 @@ class Files:
         return Files([*self.paths, *more.paths], [*self.labels, *more.labels], rows)
 
 
-def parted(train: Files, test: Files, classes: int, look: Look) -> Dataset:
-    """A data set whose test part is given."""
+def parted(train: Files, test: Files, classes: int, look: Look, groups: Sequence[str] = ()) -> Dataset:
+    """A data set whose test part is given. groups: of the training files."""
     both = train + test
     images = reading.read(both.paths, look.channels, look.size, both.rows)
     y, n = torch.tensor(both.labels), len(train.paths)
-    return common.pictures((images[:n], y[:n]), (images[n:], y[n:]), classes, look.mean, look.std, look.channels)
+    found = common.pictures((images[:n], y[:n]), (images[n:], y[n:]), classes, look.mean, look.std, look.channels)
+    return replace(found, group=common.numbered(groups))
 
 
 def check_site(data: Dataset, name: str, at: str, classes: Sequence[str], small: str) -> Dataset:
@@ -65,16 +66,13 @@ def check_site(data: Dataset, name: str, at: str, classes: Sequence[str], small:
 def held_out(files: Files, fraction: float, classes: int, look: Look, groups: Sequence[str] = ()) -> Dataset:
     """A data set with `fraction` of each class as test part, the same for every seed.
 
-    groups: what must not be parted, such as the lesion of each picture; drawn from the groups of each class, then.
+    groups: what must not be parted, such as the lesion of each picture.
     """
     labels = np.array(files.labels)
-    if groups:
-        _, first, member = np.unique(np.array(groups), return_index=True, return_inverse=True)
-        held = np.isin(member, common.holdout(labels[first], fraction)[1])
-    else:
-        held = np.zeros(len(labels), dtype=bool)
-        held[common.holdout(labels, fraction)[1]] = True
+    held = np.zeros(len(labels), dtype=bool)
+    held[common.holdout(labels, fraction, groups)[1]] = True
     images = reading.read(files.paths, look.channels, look.size, files.rows)
     y = torch.from_numpy(labels)
     parts = [(images[rows], y[torch.from_numpy(rows)]) for rows in (~held, held)]
-    return common.pictures(parts[0], parts[1], classes, look.mean, look.std, look.channels)
+    found = common.pictures(parts[0], parts[1], classes, look.mean, look.std, look.channels)
+    return replace(found, group=common.numbered([g for g, out in zip(groups, held, strict=False) if not out]))

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import chain
 from pathlib import Path
 from typing import Annotated, Literal
@@ -16,7 +16,7 @@ from pydantic import Field
 from fedmpi.common.errors import UserError
 from fedmpi.common.text import count, twins
 from fedmpi.data.dataset import Dataset
-from fedmpi.data.sources.common import find, holdout
+from fedmpi.data.sources.common import check_groups, find, holdout, numbered
 from fedmpi.data.sources.tables import prepare
 from fedmpi.data.sources.tables.files import Table, gaps, ordered, read, spelling
 from fedmpi.data.sources.tables.sites import check_sites
@@ -46,6 +46,7 @@ def table(
     label_column: Name | Annotated[list[Name], Field(min_length=1)] = "label",
     site_column: Name | None = None,
     split_column: Name | None = None,
+    group_column: Name | None = None,
     test_fraction: Annotated[float, Field(ge=0, lt=1)] = 0.2,
     features: Annotated[list[str], Field(min_length=1)] | None = None,
     drop: list[str] | None = None,
@@ -64,8 +65,9 @@ def table(
     label_column: the column to be learned; several columns are one target (n, k), such as event
     and time for the task survival; with target: number a model has an output for each of them. site_column says whose
     a row is. split_column says train or test (val joins train); without it, test_fraction of each class of each site is
-    the test part, the same for every seed. features: the columns to learn from, in order; without it all others but
-    those in `drop`.
+    the test part, the same for every seed. group_column: whose rows stay together, such as patients': in the test part,
+    the training part or what data.validation puts aside. features: the columns to learn from, in order; without it all
+    others but those in `drop`.
     categorical: columns of words, each value in the training part a column of 0 and 1; a mapping gives the values.
     target: class, number (a regression), or auto: class if the labels are words or whole numbers. class_names: the
     labels in the order of their numbers, else sorted.
@@ -89,6 +91,7 @@ def table(
         "label_column": [label_column] if isinstance(label_column, str) else label_column,
         "site_column": [site_column] if site_column else [],
         "split_column": [split_column] if split_column else [],
+        "group_column": [group_column] if group_column else [],
     }
     if features is None:
         taken = {*chain(*named.values()), *(drop or ())}
@@ -103,10 +106,11 @@ def table(
     rows = _without_gaps(rows, features, missing, named)
     aim = targets(rows, named["label_column"], target, class_names)
     owner, names = _owners(rows, site_column, site)
-    train = _parts(rows, split_column, owner, aim, test_fraction)
+    train = _parts(rows, split_column, group_column, owner, aim, test_fraction)
     keep, owner, names = check_sites(rows, aim, owner, names, train, small_sites)
     rows, aim, train = rows.keep(keep), aim.keep(keep), train[keep]
-    return _dataset(rows, aim, owner, names, train, options)
+    found = _dataset(rows, aim, owner, names, train, options)
+    return replace(found, group=numbered(_groups(rows, group_column)[train])) if group_column else found
 
 
 def _tell_twice(rows: Table) -> None:
@@ -186,18 +190,28 @@ def _owners(rows: Table, site_column: str | None, site: str | None) -> tuple[np.
     return np.array([number[word] for word in words], dtype=np.int64), names
 
 
-def _parts(rows: Table, split_column: str | None, owner: np.ndarray, aim: Target, test_fraction: float) -> np.ndarray:
+def _groups(rows: Table, group_column: str | None) -> np.ndarray:
+    """(n,) the group of each row; () without a column of them."""
+    return rows.words(group_column, "group_column") if group_column else np.zeros(0, dtype=str)
+
+
+def _parts(
+    rows: Table, split_column: str | None, group_column: str | None, owner: np.ndarray, aim: Target, fraction: float
+) -> np.ndarray:
     """(n,) whether a row is for training."""
+    groups = _groups(rows, group_column)
     if split_column is not None:
         words = [word.casefold() for word in rows.words(split_column, "split_column")]
         for row, word in enumerate(words):
             if word not in PARTS:
                 raise UserError(f"{rows.at(row)}: column {split_column!r} holds {word!r}; allowed: {', '.join(PARTS)}")
-        return np.array([PARTS[word] for word in words], dtype=bool)
+        parts = np.array([PARTS[word] for word in words], dtype=bool)
+        check_groups(groups, parts, rows.at, f"{group_column}")
+        return parts
     train = np.ones(len(rows), dtype=bool)
     for k in np.unique(owner):
         mine = np.flatnonzero(owner == k)
-        train[mine[holdout(aim.groups[mine], test_fraction)[1]]] = False
+        train[mine[holdout(aim.groups[mine], fraction, groups[mine] if len(groups) else ())[1]]] = False
     return train
 
 

@@ -1,0 +1,118 @@
+"""Samples that belong together, such as the pictures of a patient: on one side of each part that is held out."""
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+import torch
+from helpers import fedmpi
+from test_csv_images import GREY, greys, write
+
+from fedmpi.common.errors import UserError
+from fedmpi.data.dataset import Dataset
+from fedmpi.data.federated import split
+from fedmpi.data.sources.pictures.csv_images import csv_images
+from fedmpi.data.sources.tables.table import table
+from fedmpi.data.validation import hold_out
+
+
+def dataset(group, site=None):
+    n = len(group)
+    x, y = torch.arange(float(n))[:, None], torch.arange(n) % 2
+    return Dataset(x, y, x, y, 2, group=torch.tensor(group), site=site)
+
+
+def test_whole_groups_are_put_aside_until_there_are_enough():
+    group = [*[0] * 10, *[1] * 5, *[2] * 5, *range(3, 13)]
+    sizes = set()
+    for seed in range(20):
+        held = hold_out(split(dataset(group), "iid", 1, 0), 0.2, seed)
+        inside, outside = ({group[i] for i in part[0].index.tolist()} for part in (held.validation, held.train))
+        assert not inside & outside
+        assert len(held.validation[0]) + len(held.train[0]) == 30
+        assert held.validation_sizes.tolist() == [len(held.validation[0])]
+        assert held.train_sizes.tolist() == [len(held.train[0])]
+        assert held.label_counts.sum() == len(held.train[0])
+        sizes.add(len(held.validation[0]))
+    assert min(sizes) == 6  # of single samples alone
+    assert max(sizes) <= 15
+
+
+def test_a_client_of_one_group_trains_on_all_of_it():
+    data = split(dataset([0, 0, 0, 1, 2, 2], site=torch.tensor([0, 0, 0, 1, 1, 1])), "site", None, 0)
+    held = hold_out(data, 0.5, 0)
+    assert held.validation_sizes.tolist() == [0, held.validation_sizes[1]]
+    assert 0 < held.validation_sizes[1] < 3
+
+
+def test_without_groups_so_many_samples():
+    data = replace(split(dataset([0] * 30), "iid", 3, 0), group={})
+    assert hold_out(data, 0.2, 0).validation_sizes.tolist() == [2, 2, 2]
+
+
+def people(i):
+    return f"p{i // 3}"
+
+
+def test_pictures_of_a_patient_are_on_one_side(tmp_path):
+    rows = [f"{i}.png,{('cat', 'dog')[i % 2]},{'uk' if i < 9 else 'at'},{people(i)}" for i in range(20)]
+    write(tmp_path, header="path,label,site,who", rows=rows)
+    data = csv_images(tmp_path, path="a.csv", site_column="site", group_column="who", test_fraction=0.4, **GREY)
+    train, test = ([people(i) for i in greys(x)] for x in (data.train_x, data.test_x))
+    assert not set(train) & set(test)
+    assert (len(train), len(test)) == (len(data.group), 20 - len(data.group))
+    pairs = {*zip(train, data.group.tolist(), strict=True)}
+    assert len(pairs) == len({*train}) == len({*data.group.tolist()})
+    held = hold_out(split(data, "site", None, 0), 0.3, 0)
+    for k in range(2):
+        inside, outside = ({int(data.group[i]) for i in part[k].index} for part in (held.validation, held.train))
+        assert inside
+        assert outside
+        assert not inside & outside
+
+
+def test_a_split_that_parts_a_patient_is_refused(tmp_path):
+    rows = [f"{i}.png,{('cat', 'dog')[i % 2]},{'test' if i > 15 else 'train'},{people(i)}" for i in range(20)]
+    write(tmp_path, header="path,label,part,who", rows=rows)
+    said = r"a\.csv, line 18: rows of 'p5' \(who\) are to stay together, and .*a\.csv, line 17 is of the training part"
+    with pytest.raises(UserError, match=said):
+        csv_images(tmp_path, path="a.csv", split_column="part", group_column="who", **GREY)
+    rows = [row.replace("test,p5", "train,p5") for row in rows]
+    write(tmp_path, header="path,label,part,who", rows=rows)
+    data = csv_images(tmp_path, path="a.csv", split_column="part", group_column="who", **GREY)
+    assert data.group.tolist() == [i // 3 for i in range(18)]
+
+
+def test_rows_of_a_table_and_no_patient_is_learned_from(tmp_path):
+    rows = [f"{i},{i % 2},{people(i)}" for i in range(60)]
+    (tmp_path / "a.csv").write_text("\n".join(["age,sick,who", *rows, ""]))
+    data = table(tmp_path, path="a.csv", label_column="sick", group_column="who", standardise="none")
+    assert data.meaning == ("age", "->", "0", "1")
+    train, test = ({people(int(age)) for age in x[:, 0]} for x in (data.train_x, data.test_x))
+    assert not train & test
+    assert len(data.test_y) == 12
+    assert len(data.group.unique()) == len(train) == 16
+    (tmp_path / "b.csv").write_text("age,sick,who,part\n1,0,a,train\n2,1,a,test\n3,1,b,train\n")
+    with pytest.raises(UserError, match=r"b\.csv, line 3: rows of 'a' \(who\) are to stay together, and .*b\.csv, line 2 is"):
+        table(tmp_path, path="b.csv", label_column="sick", group_column="who", split_column="part")
+
+
+def test_sites_tell_how_many_they_have_put_aside(tmp_path):
+    """A site alone knows that; on three ranks as in one process."""
+    g = np.random.default_rng(0)
+    for site, n in (("north", 40), ("south", 60)):
+        rows = [f"{g.normal()},{g.integers(2)},p{i // 4 if i < 20 else i}" for i in range(n)]
+        (tmp_path / f"{site}.csv").write_text("\n".join(["age,sick,who", *rows, ""]))
+    (tmp_path / "run.yaml").write_text(
+        f"rounds: 2\noutput: {tmp_path}/runs\ntimeline: false\nreport: false\n"
+        f"data: {{source: table, root: {tmp_path}, silos: [north, south], path: '{{site}}.csv', label_column: sick,\n"
+        "  group_column: who, class_names: [0, 1], validation: 0.3, small_sites: keep}\n"
+        "model: {name: logistic}\nmethod: {name: fedavg}\n"
+    )
+    assert fedmpi("run", tmp_path / "run.yaml", "name=one").returncode == 0
+    done = fedmpi("run", tmp_path / "run.yaml", "name=three", kind="mpirun", size=3)
+    assert done.returncode == 0, done.stderr
+    one, three = ((tmp_path / "runs" / name / "partition.json").read_text() for name in ("one", "three"))
+    assert one == three
+    one, three = ((tmp_path / "runs" / name / "model.safetensors").read_bytes() for name in ("one", "three"))
+    assert one == three
