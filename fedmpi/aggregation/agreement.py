@@ -17,7 +17,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from fedmpi.flat import linear
+from fedmpi.flat import lengths
 from fedmpi.method.context import Span, Uploads
 
 
@@ -74,7 +74,7 @@ def figures(up: Seen, norms: Mapping[int, float], direction: Tensor, form: bool)
         to_direction (m,)      cos(u_i, D), where <u_i, D> is known
         A cosine with a zero vector, or a mean over no pairs, is None.
     """
-    length = float(linear.norms(linear.norm_parts(direction.detach()[None])))
+    length = float(lengths.of_rows(lengths.of_blocks(direction.detach()[None])))
     found: dict[str, Any] = {
         "clients": list(up.clients),
         "norms": _rounded(norms[k] for k in up.clients),

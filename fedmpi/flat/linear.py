@@ -24,6 +24,7 @@ from torch import Tensor
 CHUNK = 1 << 15
 CHUNK_GPU = 1 << 20  # a GPU wants few launches
 BLOCK = 8  # chunks; columns are shared out in whole blocks
+WITHIN = 4  # chunks of a sum in the rows' own type, whose calls are short: half a MiB, which is still near
 # Entries of a vector beyond which a weighted sum over clients is kept in the rows' own type, of halves in float32: a
 # sum twice as wide is what a server cannot spare. The error is at most m 2^-24 of the updates: less than what rounding
 # takes from weights that are m times as long.
@@ -48,6 +49,16 @@ def chunks(x: Tensor, a: int, b: int) -> list[tuple[int, int]]:
     return list(pairwise(cuts)) if a < b else []
 
 
+def joined(spans: Sequence[tuple[int, int]], many: int) -> list[tuple[int, int]]:
+    """Spans that follow one another, so many in one.
+
+    >>> joined([(0, 4), (4, 8), (8, 9)], 2)
+    [(0, 8), (8, 9)]
+    """
+    shares = [spans[at : at + many] for at in range(0, len(spans), max(many, 1))]
+    return [(share[0][0], share[-1][1]) for share in shares]
+
+
 def sum_type(width: int, kind: torch.dtype) -> torch.dtype:
     """In which a sum of vectors of `width` entries is kept: float64; of more than WIDE entries their own type, or
     float32 where that is a half."""
@@ -68,9 +79,8 @@ class Sum:
             add(self.total[slice(*span)], x[span[0] - at : span[1] - at], c, first)
 
         spans = chunks(x, at, at + len(x))
-        if x.dtype == self.total.dtype and spans:  # nothing lies in between: as few calls as keep the cores busy
-            many = -(-len(spans) // 4)
-            spans = [(each[0], spans[min(i * many + many, len(spans)) - 1][1]) for i, each in enumerate(spans[::many])]
+        if x.dtype == self.total.dtype:  # nothing lies in between: as few calls as keep the cores busy
+            spans = joined(spans, -(-len(spans) // 4))
         spread(piece, spans, x)
 
     def value(self) -> Tensor:
@@ -120,7 +130,8 @@ def combine(rows: Tensor, coefficients: Tensor, start: int = 0, width: int | Non
         if kind != rows.dtype:
             out[a:b] = sum_
 
-    spread(one_by_one, chunks(rows, start, start + n), rows)
+    spans = chunks(rows, start, start + n)
+    spread(one_by_one, joined(spans, WITHIN) if kind == rows.dtype else spans, rows)
     return out
 
 
@@ -215,31 +226,6 @@ def product_parts(rows: Tensor, v: Tensor, start: int = 0) -> Tensor:
     for (a, _), part in zip(spans, spread(one, spans, rows), strict=True):
         out[a // size - blocks.start] += part
     return out.cpu()
-
-
-def norm_parts(rows: Tensor) -> Tensor:
-    """(blocks, m) float64 on the CPU: norms of the rows' blocks of columns; nan where a number is not finite.
-
-    One pass without a copy, a seventh of what an average takes.
-    """
-    size, kind = block_size(rows), torch.float32 if rows.element_size() < 4 else rows.dtype
-    parts = [rows[:, a : a + size] for a in range(0, rows.shape[1], size)]
-    if not parts:
-        return torch.zeros(0, len(rows), dtype=torch.float64)
-    found = torch.stack([torch.linalg.vector_norm(part, dim=1, dtype=kind) for part in parts]).double().cpu()
-    for b, i in (~found.isfinite()).nonzero().tolist():
-        largest = parts[b][i].abs().max().to(kind)  # the squares of 1e20 overflow, the number does not
-        found[b, i] = float(largest) * float(torch.linalg.vector_norm(parts[b][i] / largest, dtype=kind))
-    return torch.where(found.isfinite(), found, torch.nan)
-
-
-def norms(parts: Tensor) -> Tensor:
-    """(m,) the rows' norms, from those of their blocks (blocks, m), whose squares may overflow."""
-    if not len(parts):
-        return parts.new_zeros(parts.shape[1:])
-    largest = parts.amax(0)
-    scaled = parts / torch.where(largest > 0, largest, 1.0)
-    return torch.where(largest > 0, largest * scaled.square().sum(0).sqrt(), largest)
 
 
 def total(parts: Tensor) -> Tensor:

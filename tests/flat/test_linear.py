@@ -105,3 +105,18 @@ def test_a_wide_sum_of_halves_does_not_stop_growing(kind, monkeypatch):
     for i, row in enumerate(rows):
         total.add(row, 1e-3, i == 0)
     assert total.value()[0] == rows[0, 0]
+
+
+def test_calls_over_several_chunks_have_the_bits_of_one_each(monkeypatch):
+    """Sums in the rows' own type; whatever part of the vector this is, and with as many threads as there are."""
+    monkeypatch.setattr(linear, "WIDE", 1)
+    n, c = 5 * linear.CHUNK + 7, weights(6)
+    x, found, threads = rows(6, n), [], torch.get_num_threads()
+    try:
+        for within, start, count in ((1, 0, 1), (4, 0, 1), (4, 0, 3), (3, 64, 2), (100, 2 * linear.CHUNK, 1)):
+            monkeypatch.setattr(linear, "WITHIN", within)
+            torch.set_num_threads(count)
+            found.append(linear.combine(x, c, start, start + n))
+    finally:
+        torch.set_num_threads(threads)
+    assert all(torch.equal(each, found[0]) for each in found)
