@@ -157,7 +157,9 @@ def test_it_is_shown_and_drawn(place, tmp_path):
     root = ElementTree.parse(tmp_path / "timeline.svg").getroot()
     titles = [title.text for title in root.iter("{http://www.w3.org/2000/svg}title")]
     assert any(title.startswith(f"rank 1, round {ROUNDS - 1}: train client ") for title in titles)
-    assert not any(f"round {ROUNDS - 4}:" in title for title in titles)
+    assert any(f"round {ROUNDS - 4}:" in title for title in titles)
+    assert not any(f"round {ROUNDS - 5}:" in title for title in titles)
+    assert {each["rounds"] for each in found} == {ROUNDS}  # the evaluation behind the last one is none
 
 
 def test_a_killed_run_has_whole_lines_and_one_that_goes_on_has_two_jobs(place, tmp_path):

@@ -47,7 +47,7 @@ def variance(rows: Sequence[Mapping[str, Any]]) -> Figure:
         above.plot(t, [row[key] for row in rows], dash, color=colour, marker=marker, markersize=4, label=label)
     above.set_ylim(bottom=0)
     above.set_ylabel("variance (squared weights)")
-    above.legend(frameon=False, loc="lower left", bbox_to_anchor=(0, 1), ncols=2)  # above, where no line is
+    above.legend(frameon=False, loc="lower left", bbox_to_anchor=(0, 1))  # above, where no line is
     below.axhline(1, color=BLUE)
     below.plot(t, [row["ratio"] for row in rows], "--", color=RED, marker="^", markersize=4)
     below.set_ylabel("product of averages /\nkernels averaged")

@@ -7,6 +7,7 @@ import io
 import math
 import re
 import unicodedata
+import warnings
 from collections.abc import Callable, Iterable, Sequence
 from itertools import product
 from pathlib import Path
@@ -69,20 +70,27 @@ def analyse(
 
 
 def picture(cells: Cells, to: Path) -> Path:
-    """A line for each column over the labels of the rows: mean over seeds, sample standard deviation as a bar."""
+    """A line for each column over the labels of the rows: mean over seeds, sample standard deviation as a bar. A cell
+    that lacks seeds is a gap, and said: its mean would be of other seeds than those beside it."""
     from fedmpi.analysis import figures, sweep_picture
 
     if not cells.axes:
         raise UserError(f"--to: {to}: a picture needs an axis other than seed to be over, and this sweep has none")
     rows, columns = sides(cells)
-    lines = {}
+    lines, lacks = {}, list[str]()
     for column in columns:
         points = []
         for row in rows:
-            if values := list(cells.found.get((*row, *column), {}).values()):
-                points.append((row[0], fmean(values), stdev(values) if len(values) > 1 else math.nan))
-        if points:
+            values = list(cells.found.get((*row, *column), {}).values())
+            whole = len(values) == len(cells.asked((*row, *column))) > 0
+            spread = stdev(values) if whole and len(values) > 1 else math.nan
+            points.append((row[0], fmean(values) if whole else math.nan, spread))
+            lacks += [f"{' '.join((*row, *column))}"] if values and not whole else []
+        if any(not math.isnan(mean) for _, mean, _ in points):
             lines[head(cells, column) if column else ""] = points
+    if lacks:
+        said = f"left out of the picture, as seeds are missing: {', '.join(lacks[:5])}"
+        warnings.warn(f"{said}{', ...' if len(lacks) > 5 else ''}", stacklevel=2)
     x_label = cells.axes[0].name.rpartition(".")[2]
     return figures.save(sweep_picture.draw(lines, x_label, spoken(cells.metric)), to)
 

@@ -12,10 +12,11 @@ if TYPE_CHECKING:
 
 
 def draw(lines: Mapping[str, Sequence[tuple[str, float, float]]], x_label: str, y_label: str) -> Figure:
-    """A line for each name: (label on the x axis, mean, standard deviation or nan), in the labels' order.
+    """A line for each name: (label on the x axis, mean, standard deviation or nan), in the labels' order; a mean that
+    is nan is a gap.
 
     Where all labels are numbers they have their places, on a logarithmic axis where they span a factor of 30, and the
-    axis runs the way in which they stand: alphas from 100 to 0.01 to the right.
+    axis runs the way in which they stand: alphas from 100 to 0.01 to the right. Words have no order: points alone.
     """
     figure = _new(5.4, 4.2)
     axes = figure.subplots()
@@ -26,7 +27,7 @@ def draw(lines: Mapping[str, Sequence[tuple[str, float, float]]], x_label: str, 
     if log:
         axes.set_xscale("log")
     for i, (name, points) in enumerate(lines.items()):
-        style: dict[str, Any] = {"color": COLOURS[i % len(COLOURS)], "linestyle": DASHES[i % len(DASHES)]}
+        style: dict[str, Any] = {"color": COLOURS[i % len(COLOURS)], "linestyle": DASHES[i % len(DASHES)] if at else ""}
         beside = 0.008 * (i - (len(lines) - 1) / 2)  # of the axis, or one line's bars would hide another's
         place = dict(zip(labels, _moved(places, beside, log), strict=True))
         x, y, spread = (list(each) for each in zip(*((place[a], m, s) for a, m, s in points), strict=True))

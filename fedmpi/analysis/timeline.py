@@ -21,8 +21,11 @@ SHOWN, WIDTH, LEFT, ROW, THINNEST = 64, 1200, 90, 22, 0.2  # ranks; pixels
 COLOURS = {
     "train": "#0072B2", "evaluate": "#009E73", "step": "#D55E00", "announce": "#E69F00", "send": "#56B4E9",
     "checkpoint": "#CC79A7", "hash": "#F0E442", "word": "#E0E0E0", "uploads": "#C8C8C8",
+    "download": "#8C6D31", "move": "#8A6BBE", "settle": "#707070", "analyse": "#00CED1", "recover": "#B22222",
 }  # fmt: skip
 OTHER = "#000000"
+LEGEND = 10  # entries a line
+CLOSING = {"announce", "word", "settle", "hash", "checkpoint", "evaluate", "end"}  # all that is behind the last round
 Job = dict[str, Any]
 
 
@@ -51,9 +54,16 @@ def last_job(run: Path) -> Job:
     return jobs[-1]
 
 
+def real_rounds(job: Job) -> set[int]:
+    """The numbers of rounds; what is done behind the last one, its evaluation say, is a line of its own, and none."""
+    lines = [line for each in job["ranks"].values() for line in each["rounds"]]
+    found = {line["round"] for line in lines if {*(span[0] for span in line["spans"]), *line.get("rest", ())} - CLOSING}
+    return found or {line["round"] for line in lines}
+
+
 def shares(job: Job) -> list[dict[str, Any]]:
     """For each rank: seconds of its rounds, and the share of each lap, of waiting, and of all else (busy)."""
-    found = []
+    found, real = [], real_rounds(job)
     for rank, each in sorted(job["ranks"].items()):
         laps: dict[str, float] = {}
         total = sum(line["s"] for line in each["rounds"])
@@ -66,7 +76,7 @@ def shares(job: Job) -> list[dict[str, Any]]:
             continue
         share = {what: s / total for what, s in sorted(laps.items(), key=lambda item: -item[1])}
         waiting = sum(share.get(what, 0.0) for what in WAITS)
-        rounds = len({line["round"] for line in each["rounds"]})
+        rounds = len({line["round"] for line in each["rounds"]} & real)
         facts = {"rank": rank, "host": each["host"], "rounds": rounds, "seconds": total}
         found.append({**facts, "busy": 1 - waiting, "waiting": waiting, "laps": share})
     return found
@@ -97,7 +107,7 @@ def drawing(job: Job, rounds: int) -> str:
     """An SVG: a row a rank, at most SHOWN of them, over the last `rounds` rounds."""
     ranks = sorted(job["ranks"])
     ranks = ranks if len(ranks) <= SHOWN else [ranks[i * len(ranks) // SHOWN] for i in range(SHOWN)]
-    last = max(line["round"] for rank in ranks for line in job["ranks"][rank]["rounds"])
+    last = max(real_rounds(job))
     lines = {r: [x for x in job["ranks"][r]["rounds"] if x["round"] > last - rounds] for r in ranks}
     begin = min(x["at"] for each in lines.values() for x in each)
     scale = WIDTH / max(max(x["at"] + x["s"] for each in lines.values() for x in each) - begin, 1e-9)
@@ -114,11 +124,12 @@ def drawing(job: Job, rounds: int) -> str:
                 title = escape(f"rank {rank}, round {line['round']}: {what}{who}, {ms} ms")
                 box = f'x="{x:.1f}" y="{y * ROW + 2}" width="{width:.1f}" height="{ROW - 4}" fill="{seen[what]}"'
                 parts.append(f"<rect {box}><title>{title}</title></rect>")
+    foot = f"{WIDTH / scale:.3f} s, rounds {max(last - rounds + 1, 0)} to {last}, and what came behind it"
+    parts.append(f'<text x="{LEFT}" y="15">{foot}</text>')
     for i, (what, colour) in enumerate(sorted(seen.items())):
-        parts.append(f'<rect x="{LEFT + 110 * i}" y="4" width="12" height="12" fill="{colour}"/>')
-        parts.append(f'<text x="{LEFT + 110 * i + 16}" y="15">{escape(what)}</text>')
-    foot = f"{WIDTH / scale:.3f} s, rounds {max(last - rounds + 1, 0)} to {last}"
-    parts.append(f'<text x="{LEFT}" y="{(len(ranks) + 2) * ROW}">{foot}</text>')
-    size = f'width="{LEFT + WIDTH + 10}" height="{(len(ranks) + 3) * ROW}"'
+        x, y = LEFT + 110 * (i % LEGEND), (len(ranks) + 1 + i // LEGEND) * ROW
+        parts.append(f'<rect x="{x}" y="{y + 6}" width="12" height="12" fill="{colour}"/>')
+        parts.append(f'<text x="{x + 16}" y="{y + 17}">{escape(what)}</text>')
+    size = f'width="{LEFT + WIDTH + 10}" height="{(len(ranks) + 3 + len(seen) // LEGEND) * ROW}"'
     head = f'<svg xmlns="http://www.w3.org/2000/svg" {size} font-family="sans-serif" font-size="12">'
     return "\n".join([head, *parts, "</svg>", ""])

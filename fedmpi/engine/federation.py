@@ -203,11 +203,11 @@ class Federation:
         self.states.move(where)
         self.timeline.lap("move")
         downloads = self.exchange.deliver(t, members, where, self.server)
-        self.probes.train(t, members, where, downloads)
-        gathering = self.exchange.gathering(t, members, where, self.roster.weights(members)[1])
-        told = self.careful or self.states.shelf is not None
-        heard = recovery.heard(self.comm, t, where) if told else (lambda: None)
         self.timeline.lap("download")
+        self.probes.train(t, members, where, downloads)
+        self.timeline.lap("analyse")
+        gathering = self.exchange.gathering(t, members, where, self.roster.weights(members)[1])
+        heard = recovery.heard(self.comm, t, where) if self.careful or self.states.shelf is not None else lambda: None
         mine, many = [k for k in members if where[k] == self.comm.rank], self.states.at_once(self.worker.pack)
         with self.worker.chance():
             for at in range(0, len(mine), many):
@@ -221,6 +221,7 @@ class Federation:
             came.release()
             self.timeline.lap("step")
         self.probes.measure(t, members, where)
+        self.timeline.lap("analyse")
         return line
 
     def _stepped(

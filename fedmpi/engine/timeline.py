@@ -14,7 +14,7 @@ counts for the one after it; those beyond MOST in a round are summed by name, un
     uploads     waiting until rows have come, or gone; where they are added up as they come, or held in columns by all
                 ranks, with that work in it
     step        the server's                                recover     going on without a rank
-    end         after the last round
+    analyse     local models made once more, and looked at  end         after the last round
 """
 
 from __future__ import annotations

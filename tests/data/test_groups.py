@@ -93,7 +93,9 @@ def test_rows_of_a_table_and_no_patient_is_learned_from(tmp_path):
     assert len(data.test_y) == 12
     assert len(data.group.unique()) == len(train) == 16
     (tmp_path / "b.csv").write_text("age,sick,who,part\n1,0,a,train\n2,1,a,test\n3,1,b,train\n")
-    with pytest.raises(UserError, match=r"b\.csv, line 3: rows of 'a' \(who\) are to stay together, and .*b\.csv, line 2 is"):
+    with pytest.raises(
+        UserError, match=r"b\.csv, line 3: rows of 'a' \(who\) are to stay together, and .*b\.csv, line 2 is"
+    ):
         table(tmp_path, path="b.csv", label_column="sick", group_column="who", split_column="part")
 
 

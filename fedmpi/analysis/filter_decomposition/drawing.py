@@ -26,7 +26,7 @@ def trajectory(facts: Mapping[str, Any]) -> Figure:
     left.set_ylabel("training loss")
     own = next(iter(facts["ways"].values()))["at"][facts["first"] : facts["last"] + 1]
     kinds: tuple[tuple[bool, str, str, str], ...] = (
-        (True, "v", BLUE, "local clients"),
+        (True, "v", BLUE, "local atoms and coefficients"),
         (False, "x", GREEN, "virtual clients"),
     )
     for same, marker, colour, label in kinds:

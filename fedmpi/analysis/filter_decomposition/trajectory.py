@@ -40,6 +40,10 @@ from fedmpi.runtime import build
 from fedmpi.runtime.build import Experiment
 from fedmpi.tasks import contract
 
+LOCAL = (
+    "local: a client's atoms and coefficients in the model that the round makes, whose other layers are all clients' "
+    "mean; distance: from that model, mean"
+)
 MARGIN = 0.15  # of the landscape around the models
 
 
@@ -200,14 +204,14 @@ def lines(facts: dict[str, Any]) -> list[str]:
     losses = [facts["ways"][name]["loss"] for name in names]
     every = max(1, (len(losses[0]) - 1) // 10)
     shown = [*range(0, len(losses[0]), every)]
-    rows: list[Sequence[object]] = [("training loss after round", *names)]
+    rows: list[Sequence[object]] = [("training loss after so many rounds", *names)]
     rows += [(str(t), *(each[t] for each in losses)) for t in shown]
     table: list[Sequence[object]] = [("round", "local: loss", "distance", "virtual: loss", "distance")]
     for each in facts["rounds"]:
         own, virtual = ([m for m in each["models"] if (m["alpha"] == m["atoms"]) == same] for same in (True, False))
         table.append((str(each["round"]), *(_mean(of, key) for of in (own, virtual) for key in ("loss", "apart"))))
     said = f"the plane holds {100 * facts['explained']:.0f} % of how the models of both ways vary"
-    return [*report.table(rows), *report.table(table), "distance: from the model that the round makes, mean", said]
+    return [*report.table(rows), *report.table(table), LOCAL, said]
 
 
 def _mean(models: Sequence[dict[str, Any]], key: str) -> float:

@@ -87,7 +87,8 @@ def grouped(runs: Sequence[Run], keys: Sequence[str]) -> list[Group]:
     once = [_once(members) for members in found.values()]
     labels = swept.labels(run.path for run in runs)
     told = swept.names([[labels[run.path] for run in members] for members, _ in once])
-    told = told or [_label([(keys[i], each[i]) for i in needed]) for each in found]
+    words = short([keys[i] for i in needed])
+    told = told or [_label([(words[keys[i]], each[i]) for i in needed]) for each in found]
     return [Group(label, *members) for label, members in zip(told, once, strict=True)]
 
 
@@ -103,11 +104,23 @@ def _once(runs: Sequence[Run]) -> tuple[tuple[Run, ...], tuple[Run, ...]]:
 
 
 def _label(pairs: Sequence[tuple[str, str]]) -> str:
-    return ", ".join(named(value) if key == "method.name" else f"{_last(key)} {value}" for key, value in pairs)
+    return ", ".join(named(value) if key == "method" else f"{key} {value}" for key, value in pairs)
 
 
-def _last(key: str) -> str:
-    return key[1:-1] if key.startswith("(") else key.rpartition(".")[2]
+def short(keys: Sequence[str]) -> dict[str, str]:
+    """As much of each key as tells them apart, without its `.name`.
+
+    >>> short(["method.name", "train.optim.name", "server.optim.name", "train.lr"])
+    {'method.name': 'method', 'train.optim.name': 'train.optim', 'server.optim.name': 'server.optim', 'train.lr': 'lr'}
+    """
+    parts = {key: (key[1:-1],) if key.startswith("(") else tuple(key.removesuffix(".name").split(".")) for key in keys}
+    found = {}
+    for key, own in parts.items():
+        alike = [
+            n for other, its in parts.items() if other != key for n in range(1, len(own) + 1) if its[-n:] == own[-n:]
+        ]
+        found[key] = ".".join(own[-min(max(alike, default=0) + 1, len(own)) :])
+    return found
 
 
 def _shown(run: Run, key: str) -> str:

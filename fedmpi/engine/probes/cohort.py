@@ -27,6 +27,7 @@ class Cohort:
     """The m clients of a round. Every rank has one; `mine` differs, and who has none loads no model: that of a rank 0
     that is server alone is the server's."""
 
+    t: int  # the round
     comm: Communicator
     worker: Worker
     batch: int  # samples of one pass of evaluation
@@ -42,20 +43,23 @@ class Cohort:
     def models(self) -> Iterator[tuple[int, Model]]:
         """(client, its local model), of all members in order; on a rank without clients of its own too."""
         sizes = [self.before.w.numel(), self.before.b.numel()]
-        for client, both in self._shared(lambda k: torch.cat([self.mine[k].w, self.mine[k].b]), sum(sizes)):
+        for client, both in self._shared(
+            "local model", lambda k: torch.cat([self.mine[k].w, self.mine[k].b]), sum(sizes)
+        ):
             yield client, Model(*both.split(sizes))
 
     def updates(self) -> Iterator[tuple[int, Tensor]]:
         """(client, its w_k - w0), likewise."""
-        return self._shared(lambda k: self.moved[k], self.before.w.numel())
+        return self._shared("dw", lambda k: self.moved[k], self.before.w.numel())
 
-    def _shared(self, own: Callable[[int], Tensor], size: int) -> Iterator[tuple[int, Tensor]]:
-        """(client, what the rank that has it holds of it), of all members in order."""
+    def _shared(self, what: str, own: Callable[[int], Tensor], size: int) -> Iterator[tuple[int, Tensor]]:
+        """(client, what the rank that has it holds of it), of all members in order. what: in words, for the audit."""
         comm = self.comm
         for client in self.members:
             holder = self.where[client]
             if holder == comm.rank:
                 row = own(client).to(comm.device)
+                comm.about = self.t, (what,)
                 comm.exchange([(rank, row) for rank in comm.alive if rank != comm.rank], [])
             else:
                 row = torch.empty(size, device=comm.device, dtype=self.dtype)
@@ -71,6 +75,7 @@ class Cohort:
         comm, out = self.comm, []
         if comm.rank:
             rows = [values[k].double().to(comm.device) for k in self.members if self.where[k] == comm.rank]
+            comm.about = self.t, ("figures of analysis",)
             comm.exchange([(0, row) for row in rows], [])
             return torch.empty(0, width, dtype=torch.float64)
         for client in self.members:

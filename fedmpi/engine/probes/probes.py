@@ -100,7 +100,7 @@ class Probes:
             before, after = self._shared(self._before), self._shared(after)
             p = fed.roster.weights(members)[1].double().cpu()
             who = (fed.comm, fed.worker, fed.plan.eval_batch, members, where)
-            cohort = Cohort(*who, p, before, after, self._mine, self._moved, self._steps)
+            cohort = Cohort(t, *who, p, before, after, self._mine, self._moved, self._steps)
             said = {name: PROBES[name](cohort) for name in self.names}
         self._before, self._mine, self._moved, self._steps = None, {}, {}, {}
         if fed.server is not None:

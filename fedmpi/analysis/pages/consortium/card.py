@@ -147,9 +147,14 @@ def left_sites(run: Run, sites: Sequence[Site]) -> Section:
             none.append(site.name)
             continue
         rows.append([site.name, len(found.lines), len(found.uploads), size_text(found.total), found.sha256[:16]])
+    more = (
+        ", and for `analysis` to all other sites, too, local models or their changes"
+        if run.config.get("analysis")
+        else ""
+    )
     parts: list[Text | Table] = [
         Text("Samples were not sent. What was: changes of the model, mean losses, figures of evaluation, numbers of "
-             "samples. They tell something of the samples behind them: there is neither secure aggregation nor "
+             f"samples{more}. They tell something of the samples behind them: there is neither secure aggregation nor "
              "differential privacy, and fedmpi does not encrypt.", main=True)
     ]  # fmt: skip
     if rows:

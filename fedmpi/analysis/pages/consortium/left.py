@@ -31,6 +31,8 @@ MEANING = {
     "heard": "that it has heard of a round in which it does not take part",
     "loss": "loss on its test samples",
     "accuracy": "accuracy on its test samples",
+    "local model": "all of its local model, as its training left it (analysis)",
+    "figures of analysis": "figures of models on its samples (analysis)",
 }
 FORMATS = {
     "fp32": "as the model holds its numbers (32 bits each, mostly)",

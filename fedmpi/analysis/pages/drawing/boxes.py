@@ -13,6 +13,9 @@ COLOURS, LEVELS, TOLD, THINNEST = 7, 20, 600, 0.15  # shades of a grid; boxes th
 HATCHED = ' stroke="var(--on)" stroke-width="1.2" stroke-dasharray="1.5 2"'  # the second time a colour is used
 
 
+GAP = 'style="fill:var(--soft);fill-opacity:.45"'  # where there is no value
+
+
 def bars(canvas: Canvas, chart: Bars) -> None:
     canvas.legend([(_swatch(i), name) for i, name in enumerate(chart.parts)] if len(chart.parts) > 1 else [])
     left = _left(chart.labels)
@@ -66,14 +69,18 @@ def grid(canvas: Canvas, chart: Grid) -> None:
     high = _thickness(len(chart.rows)) if not chart.written else LINE + 2
     top = canvas.height + 4
     found: dict[tuple[int, bool], list[tuple[tuple[float, float, float, float], str]]] = {}
+    gaps: list[tuple[tuple[float, float, float, float], str]] = []
     for r, row in enumerate(chart.values):
         for c, v in enumerate(row):
             if v is None or v != v:
+                said = f"{chart.rows[r]}, {chart.columns[c]}: none"
+                gaps.append(((left + c * wide, top + r * high, wide, high), said))
                 continue
             level = round(abs(v) / most * LEVELS)
             said = f"{chart.rows[r]}, {chart.columns[c]}: {v:.6g}"
             found.setdefault((level, v < 0), []).append(((left + c * wide, top + r * high, wide, high), said))
     told = len(values) <= TOLD
+    _boxes(canvas, gaps, f'{GAP} shape-rendering="crispEdges"', told)
     for (level, negative), boxes in sorted(found.items()):
         if level:
             shade = f'style="fill:var(--c{int(negative)});fill-opacity:{level / LEVELS:g}" shape-rendering="crispEdges"'
@@ -106,7 +113,11 @@ def _shades(canvas: Canvas, chart: Grid, most: float) -> None:
         style = f"fill:var(--c{int(share < 0)});fill-opacity:{abs(share):g};stroke:var(--rule)"
         canvas.add(f'<path style="{style}" d="M{x + 14 * k:.1f} {canvas.height + 3:.1f}h14v11h-14z"/>')
     canvas.write(x + width + 6, canvas.height + 13, said[1])
-    canvas.write(6, canvas.height + 13, chart.row_label, room=x - 40)
+    gap = any(v is None or v != v for row in chart.values for v in row)
+    if gap:  # 0 is white
+        canvas.add(f'<path {GAP} d="M6 {canvas.height + 3:.1f}h14v11h-14z"/>')
+        canvas.write(24, canvas.height + 13, "none")
+    canvas.write(64 if gap else 6, canvas.height + 13, chart.row_label, room=x - (98 if gap else 40))
     canvas.height += LINE + 4
 
 

@@ -13,6 +13,8 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
 CELL, ROW, LARGEST = 0.28, 0.22, 20.0  # inches
+FEW = 6  # lines whose names have room beside them
+MISSING = "0.8"  # grey: 0 is white
 
 
 def png(figure: Figure, path: Path) -> Path:
@@ -29,7 +31,8 @@ def png(figure: Figure, path: Path) -> Path:
 
 def _size(chart: Any) -> tuple[float, float]:
     if isinstance(chart, Lines):
-        return 6.4, 4.2
+        many = sum(not each.faint for each in chart.series)
+        return 6.4, 4.2 + (ROW * many if many > FEW else 0)
     rows = len(chart.labels) if isinstance(chart, Bars) else len(chart.rows)
     wide = max(4.5, min(1.8 + CELL * len(chart.columns), LARGEST)) if isinstance(chart, Grid) else 7.2
     return wide, max(2.2, min(1.5 + ROW * rows, LARGEST))
@@ -61,7 +64,9 @@ def _lines(axes: Axes, chart: Lines) -> None:
     axes.set_ylabel(_plain(chart.y_label))
     axes.grid(alpha=0.3)
     axes.spines[["top", "right"]].set_visible(False)
-    if i > 1:
+    if i > FEW:
+        axes.legend(frameon=False, fontsize="small", bbox_to_anchor=(0, -0.16), loc="upper left")
+    elif i > 1:
         axes.legend(frameon=False, fontsize="small")
 
 
@@ -81,6 +86,7 @@ def _grid(axes: Axes, chart: Grid) -> None:
     values = [[float("nan") if v is None else v for v in row] for row in chart.values]
     most = max((abs(v) for row in values for v in row if v == v), default=1.0) or 1.0
     kind, low = ("RdBu", -most) if chart.signed else ("Blues", 0.0)
+    axes.set_facecolor(MISSING)
     picture = axes.imshow(values, cmap=kind, vmin=low, vmax=most, aspect="auto", interpolation="nearest")
     axes.figure.colorbar(picture, ax=axes, label=_plain(chart.unit))
     _rows(axes, chart.rows)

@@ -9,7 +9,7 @@ from fedmpi.analysis.pages.grouping import figure, means, rounds_in
 from fedmpi.analysis.pages.run import Run
 from fedmpi.analysis.pages.runs import Runs
 from fedmpi.analysis.pages.section import Bars, Figure, Lines, Section, Series, Span, Spans, Table, Text, Value
-from fedmpi.analysis.timeline import busiest, shares
+from fedmpi.analysis.timeline import busiest, real_rounds, shares
 from fedmpi.engine.timeline import WAITS
 
 PARTS = ("wall_s", "train_s", "wait_s", "server_s", "evaluate_s")
@@ -31,12 +31,17 @@ def seconds(runs: Runs) -> Section | None:
         ]
         if data:
             chart = Lines(series, "round", "seconds", from_zero=True)
-            parts.append(Figure("seconds", "seconds a round", chart, ("round", *PARTS), data))
+            parts.append(Figure("seconds", "seconds a round", chart, ("round", *PARTS), data, _measured(runs)))
     elif made := figure(runs, "seconds", "seconds a round", "seconds", partial(rounds_in, name="wall_s"), "wall_s"):
         parts.append(made)
     if runs.alone is not None:
         parts += _ranks(runs.alone)
     return Section("time", "Time", parts) if parts else None
+
+
+def _measured(runs: Runs) -> str:
+    many = any(run.config.get("analysis") for run in runs.all)
+    return "Rounds in which `analysis` measures train their clients twice, which counts." if many else ""
 
 
 def _ranks(run: Run) -> list[Figure | Table | Text]:
@@ -62,7 +67,7 @@ def _ranks(run: Run) -> list[Figure | Table | Text]:
     ]
     least = busiest(found)
     note = f"Rank {least['rank']} is the busiest: it waits {100 * least['waiting']:.1f} % of the time "
-    note += f"({', '.join(WAITS)}). What the laps are stands in docs/architecture.md, What ranks do when."
+    note += f"({', '.join(WAITS)}). What the laps are: docs/architecture.md, What ranks do when."
     labels = [f"rank {each['rank']}" for each in kept]
     bars = Figure("laps", "seconds by rank and lap", Bars(labels, length, "seconds in all rounds of the last job"),
                   ("rank", "host", "lap", "seconds"), data, note)  # fmt: skip
@@ -78,7 +83,7 @@ def _length(each: dict[str, Any], name: str, shown: list[str]) -> float:
 def _last(job: dict[str, Any], names: list[str]) -> list[Figure]:
     """The last rounds, fewer where they hold many spans."""
     ranks = sorted(job["ranks"])[:: -(-len(job["ranks"]) // RANKS)]
-    last = max(line["round"] for rank in ranks for line in job["ranks"][rank]["rounds"])
+    last = max(real_rounds(job))
     for rounds in range(ROUNDS, 0, -1):
         lines = [(i, line) for i, rank in enumerate(ranks) for line in job["ranks"][rank]["rounds"]
                  if line["round"] > last - rounds]  # fmt: skip

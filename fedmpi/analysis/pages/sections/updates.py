@@ -142,11 +142,15 @@ def _spectrum(run: Run) -> Figure | None:
     t = [row["round"] for row in rows]
     series = [Series(name, t, [_share(row, j) for row in rows]) for j, name in enumerate(names)]
     data: list[list[Value]] = [
-        [row["round"], j + 1, number(value)] for row in rows for j, value in enumerate(row["eigenvalues"])
+        [row["round"], j + 1, number(value), _share(row, j)]
+        for row in rows
+        for j, value in enumerate(row["eigenvalues"])
     ]
     note = "Eigenvalues of the updates' Gram matrix over their sum. One near 1: all updates lie along one line."
     chart = Lines(series, "round", "share of the sum", from_zero=True)
-    return Figure("updates-spectrum", "spectrum of the updates", chart, ("round", "number", "eigenvalue"), data, note)
+    return Figure(
+        "updates-spectrum", "spectrum of the updates", chart, ("round", "number", "eigenvalue", "share"), data, note
+    )
 
 
 def _towards(run: Run) -> Figure | None:
