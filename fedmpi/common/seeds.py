@@ -25,7 +25,7 @@ from torch import Tensor
 # another thread may run, and if it asks for the same, it waits for the mutex with Python's lock in hand: both for good.
 _one = threading.RLock()
 
-State = tuple[Tensor, Any, Any]  # of the global generators: torch's on the CPU, numpy's, random's
+State = tuple[Tensor, Any, Any, list[Tensor]]  # of the global generators: torch's on the CPU, numpy's, random's, GPUs'
 
 
 def derive(seed: int, *purpose: str | int) -> int:
@@ -64,14 +64,16 @@ def _reseed(number: int) -> None:
 def state() -> State:
     """Where the global generators are."""
     with _one:
-        at = torch.get_rng_state()
-    return at, np.random.get_state(legacy=False), random.getstate()
+        at, on_gpus = torch.get_rng_state(), torch.cuda.get_rng_state_all() if torch.cuda.is_initialized() else []
+    return at, np.random.get_state(legacy=False), random.getstate(), on_gpus
 
 
 def go_on(at: State) -> None:
     """The global generators go on from there."""
     with _one:
         torch.set_rng_state(at[0])
+        if at[3]:  # else no GPU was in use then
+            torch.cuda.set_rng_state_all(at[3])
     np.random.set_state(at[1])
     random.setstate(at[2])
 
@@ -79,14 +81,11 @@ def go_on(at: State) -> None:
 @contextmanager
 def restored() -> Iterator[None]:
     """The global generators are afterwards what they were."""
-    gpus = torch.cuda.is_initialized()
-    before, on_gpus = state(), torch.cuda.get_rng_state_all() if gpus else []
+    before = state()
     try:
         yield
     finally:
         go_on(before)
-        if gpus:
-            torch.cuda.set_rng_state_all(on_gpus)
 
 
 @contextmanager

@@ -108,3 +108,26 @@ def test_numpy_and_random_are_seeded_and_put_back_too():
     first = np.random.rand(), random.random()
     seeds.go_on(at)
     assert (np.random.rand(), random.random()) == first
+
+
+def test_generators_of_gpus_go_on_from_where_they_were(monkeypatch):
+    """A client that is trained with others goes on in `upload` from where `receive` has stopped drawing."""
+    gpus = [torch.Generator(), torch.Generator()]
+    monkeypatch.setattr(torch.cuda, "is_initialized", lambda: True)
+    monkeypatch.setattr(torch.cuda, "get_rng_state_all", lambda: [g.get_state() for g in gpus])
+    monkeypatch.setattr(
+        torch.cuda, "set_rng_state_all", lambda at: [g.set_state(s) for g, s in zip(gpus, at, strict=True)]
+    )
+    monkeypatch.setattr(torch.cuda, "manual_seed_all", lambda seed: [g.manual_seed(seed) for g in gpus])
+
+    def drawn():
+        return [torch.rand(1, generator=g).item() for g in gpus]
+
+    at = seeds.state()
+    first = drawn()
+    with seeds.scoped(0, "torch", 1, 2):
+        inside = drawn()
+    with seeds.scoped(0, "torch", 1, 2):
+        assert drawn() == inside
+    seeds.go_on(at)
+    assert drawn() == first != inside
