@@ -24,6 +24,7 @@ from fedmpi.common.errors import UserError
 from fedmpi.common.inputs import call
 from fedmpi.config.schema import Settings
 from fedmpi.data.batches import Shard, batches
+from fedmpi.models.recurrent import differentiable
 from fedmpi.runtime.build import Experiment
 from fedmpi.runtime.record import saved_model
 from fedmpi.tasks import contract
@@ -101,7 +102,9 @@ class Loss:
         parameters, out = [p for _, p in segments], torch.zeros_like(w)
         along = [s.view(v) for s, _ in segments]
         for x, y in self._batches():
-            first = torch.autograd.grad(self._part(x, y), parameters, create_graph=True, allow_unused=True)
+            with differentiable(model.module):
+                part = self._part(x, y)
+            first = torch.autograd.grad(part, parameters, create_graph=True, allow_unused=True)
             slope = sum((g * u).sum() for g, u in zip(first, along, strict=True) if g is not None)
             if isinstance(slope, Tensor) and slope.requires_grad:
                 second = torch.autograd.grad(slope, parameters, allow_unused=True)

@@ -22,6 +22,7 @@ from fedmpi.flat.packing import Views
 from fedmpi.method.context import Batch, Client, Loss, Part
 from fedmpi.method.values import State
 from fedmpi.models.net import Net
+from fedmpi.models.recurrent import differentiable
 from fedmpi.tasks import contract
 
 NOTHING = Views({})
@@ -164,7 +165,7 @@ class ClientView(Client):
     def hessian_vector(self, x: Tensor, y: Tensor, v: Tensor) -> Tensor:
         members = [(s, p) for s, p in self.worker.model.members() if p.requires_grad]
         parameters = [p for _, p in members]
-        with self._one_pass(None, None):
+        with self._one_pass(None, None), differentiable(self.worker.model.module):
             loss = self.checked_loss(self.worker.method.loss(self, x, y))
         grad = partial(torch.autograd.grad, allow_unused=True, materialize_grads=True)  # zero of what is not used
         g = grad(loss, parameters, create_graph=True)

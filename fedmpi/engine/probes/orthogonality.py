@@ -18,6 +18,7 @@ from torch.nn.functional import kl_div
 
 from fedmpi.engine.local.view import ClientView
 from fedmpi.engine.probes.cohort import Cohort
+from fedmpi.models.recurrent import differentiable
 
 TAU = 3.0
 FIRST = 100  # steps of a round that are told one by one
@@ -76,7 +77,8 @@ class Steps:
         training = module.training
         module.eval()
         try:
-            return proximal(self.k.logits(x), teacher)
+            with differentiable(module):
+                return proximal(self.k.logits(x), teacher)
         finally:
             module.train(training)
 

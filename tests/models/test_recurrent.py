@@ -1,0 +1,64 @@
+"""Where cuDNN's recurrent layers have no backward pass torch's own are asked for."""
+
+import pytest
+import torch
+from helpers import CPU, federated, play, settings
+from torch import nn
+
+from fedmpi.analysis import curvature
+from fedmpi.models.recurrent import differentiable
+from fedmpi.runtime import build
+
+NET = {"model": {"name": f"{__file__}:rows"}}
+before = torch.backends.cudnn.enabled
+
+
+class Rows(nn.Module):
+    """A picture's rows, one after another, by a layer that has cuDNN's bounds."""
+
+    def __init__(self, input_shape, classes):
+        super().__init__()
+        self.layer, self.head = nn.GRU(input_shape[-1], 6, batch_first=True), nn.Linear(6, classes)
+
+    def forward(self, x):
+        f = self.head(self.layer(x.flatten(1, -2))[0][:, -1])
+        if torch.backends.cudnn.enabled and torch.is_grad_enabled() and not self.training:
+            f.register_hook(lambda g: pytest.fail("a backward pass in evaluation mode"))
+        if torch.backends.cudnn.enabled and torch.is_grad_enabled():
+            f = Once.apply(f)
+        return f
+
+
+class Once(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx, f):
+        return f.clone()
+
+    @staticmethod
+    @torch.autograd.function.once_differentiable
+    def backward(ctx, g):
+        return g.clone()
+
+
+def rows(input_shape, classes):
+    return Rows(input_shape, classes)
+
+
+@pytest.mark.parametrize("module", [nn.Sequential(nn.LSTM(2, 2)), nn.Sequential(nn.Linear(2, 2))])
+def test_only_modules_with_such_layers_do_without(module):
+    with pytest.raises(KeyError), differentiable(module):
+        assert torch.backends.cudnn.enabled == (before and not isinstance(module[0], nn.LSTM))
+        raise KeyError
+    assert torch.backends.cudnn.enabled == before
+
+
+def test_the_orthogonality_of_steps():
+    play(settings("fedavg", rounds=1, analysis=["orthogonality"], **NET))
+
+
+def test_second_order():
+    options = {"variant": "exact"}
+    play(settings("perfedavg", rounds=1, options=options, train={"batch_size": 4, "momentum": 0.0}, **NET))
+    made = build.experiment(settings("fedavg", **NET), federated(), CPU)
+    w = made.model.w.clone()
+    assert curvature.Loss(made, 40).hessian(w, torch.ones_like(w)).norm() > 0
