@@ -1,8 +1,12 @@
 """The broadcast's tree, simulated for every number of ranks, and who may use NCCL."""
 
+from types import SimpleNamespace
+
 import pytest
 import torch
+import torch.distributed as dist
 
+from fedmpi.comm.backends import torch_dist
 from fedmpi.comm.backends.torch_dist import choose
 from fedmpi.comm.base import relay
 from fedmpi.common.errors import UserError
@@ -51,3 +55,13 @@ def test_nccl_on_one_gpu_is_refused_with_the_remedy():
 def test_ranks_with_different_back_ends_are_told():
     with pytest.raises(UserError, match="differs between ranks"):
         choose("gloo", [*cards("gloo", ""), *cards("nccl", "x")])
+
+
+def test_a_group_of_gpus_is_built_on_the_ranks_own(monkeypatch):
+    """By a thread, which begins on the first GPU of the host, whatever the rank's is."""
+    done = []
+    monkeypatch.setattr(torch.cuda, "set_device", lambda device: done.append(device))
+    monkeypatch.setattr(dist, "init_process_group", lambda *_, device_id: done.append(device_id))
+    here = torch.device("meta")  # any that can be named without a GPU
+    torch_dist.build("nccl", SimpleNamespace(rank=1, size=3), here, dist.HashStore(), 60)
+    assert done == [here, here]

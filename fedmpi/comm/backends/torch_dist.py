@@ -69,6 +69,7 @@ def build(chosen: str, job: Job, device: torch.device, store: dist.Store, timeou
     if chosen == "gloo":
         return dist.ProcessGroupGloo(dist.PrefixStore("group", store), job.rank, job.size, patience)
     where = torch.empty(0, device=device).device  # "cuda" with its index
+    torch.cuda.set_device(where)  # this is a thread of `within`, and each begins on the first GPU
     store = dist.PrefixStore("group", store)
     dist.init_process_group(chosen, None, patience, job.size, job.rank, store, device_id=where)
     return None
