@@ -58,6 +58,10 @@ def remedy(error: BaseException) -> str | None:
         )
     if isinstance(error, ValueError) and said.startswith("Expected more than 1 value per channel"):
         return f"a batch of one sample gives batch normalisation nothing to normalise over; {ONE_SAMPLE}"
+    if isinstance(error, RuntimeError) and "does not have a deterministic implementation" in said:
+        return (
+            f"compute.deterministic: {said.split(', but you set')[0]}; take another layer or loss, or set it to false"
+        )
     return None
 
 

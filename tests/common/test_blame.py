@@ -1,0 +1,35 @@
+"""What a user can do about errors of torch."""
+
+import pytest
+import torch
+
+from fedmpi.common.blame import blaming, remedy
+from fedmpi.common.errors import UserError
+
+
+def test_a_kernel_that_has_no_deterministic_form():
+    said = (
+        "adaptive_avg_pool2d_backward_cuda does not have a deterministic implementation, but you set "
+        "'torch.use_deterministic_algorithms(True)'. You can turn off determinism just for this operation"
+    )
+    expected = (
+        "compute.deterministic: adaptive_avg_pool2d_backward_cuda does not have a deterministic implementation; "
+        "take another layer or loss, or set it to false"
+    )
+    assert remedy(RuntimeError(said)) == expected
+    with (
+        pytest.raises(UserError, match=r"^round 0, client 2: .*: compute\.deterministic: adaptive"),
+        blaming("round 0, client 2"),
+    ):
+        raise RuntimeError(said)
+    assert remedy(UserError(f"round 0, client 2: {expected}")) is None  # it has been said
+
+
+def test_it_is_torchs_own_wording():
+    torch.use_deterministic_algorithms(True)
+    try:
+        with pytest.raises(RuntimeError) as error:
+            torch.zeros(3).put_(torch.tensor([0, 1]), torch.ones(2))
+    finally:
+        torch.use_deterministic_algorithms(False)
+    assert remedy(error.value) is not None
