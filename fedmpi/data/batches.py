@@ -56,10 +56,11 @@ def batches(
     augment: pictures are changed as `data.augment` says, by numbers drawn from this generator.
     """
     n = len(shard)
-    index = order(shard, size, generator).to(shard.x.device)  # once an epoch, not once a batch
+    index = order(shard, size, generator)
     step = size or max(n, 1)
     stop = n - n % step if drop_last else n
-    first = _first(index) if views and isinstance(shard.x, Tensor) else None
+    first = _first(index) if views and isinstance(shard.x, Tensor) else None  # on the CPU: nobody waits for a GPU
+    index = index.to(shard.x.device)  # once an epoch, not once a batch
     if first is not None:
         assert isinstance(shard.x, Tensor)
         yield from _in_place(shard.x, shard.y, index[:stop], first, step)

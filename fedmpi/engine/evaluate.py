@@ -63,11 +63,11 @@ def figures(
         return {"loss": float("nan"), **dict.fromkeys(task.names, float("nan"))}
     module = worker.model.module.eval()
     untouched = shard.x._version
-    loss, outputs, targets = torch.zeros((), dtype=torch.float64), [], []
+    loss, outputs, targets = torch.zeros((), dtype=torch.float64, device=worker.model.w.device), [], []
     with torch.inference_mode(), worker.precision() if worker.bf16 else nullcontext():
         for x, y in batches(shard, batch_size, None, views=predict is None):
             f = _outputs(worker, x, predict)
-            loss = loss + (contract.mean_loss(task, f, x, y).double() * len(y)).cpu()
+            loss = loss + contract.mean_loss(task, f, x, y).double() * len(y)
             if shard.x._version != untouched:
                 who = f"model {type(module).__name__} or task {type(task).__name__}"
                 raise told(f"{who} wrote to the test samples, x: make a copy", module, task)

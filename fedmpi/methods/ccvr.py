@@ -99,7 +99,7 @@ class CCVR(Method):
         head = [segment.view(out).requires_grad_() for segment in s.segments]  # weight (c, z), and bias (c,) if any
         sgd = torch.optim.SGD(head, self.lr, self.momentum)
         for _ in range(self.epochs):
-            for rows in torch.randperm(len(y), generator=g).split(self.batch_size):
+            for rows in torch.randperm(len(y), generator=g).to(y.device).split(self.batch_size):
                 f = z[rows] @ head[0].T + (head[1] if len(head) > 1 else 0)
                 sgd.zero_grad()
                 cross_entropy(f, y[rows]).backward()

@@ -15,7 +15,7 @@ code all clients mix in every round.
 
 from dataclasses import dataclass
 from statistics import pstdev
-from typing import final
+from typing import Any, final
 
 from torch import Tensor
 
@@ -63,13 +63,14 @@ class FedALA(Method):
 
     def learn(self, k: Client, W: Tensor) -> float:
         """One pass of (2) over this round's share of the rows, W in place; returns the last batch's loss."""
-        seen, left, size = [0.0], max(int(self.share * k.n + 1e-9), min(2, k.n)), k.batch_size or k.n
+        seen: list[Any] = [0.0]
+        left, size = max(int(self.share * k.n + 1e-9), min(2, k.n)), k.batch_size or k.n
         if left > 1 and left % size == 1:
             left -= 1
 
         def loss(k: Client, x: Tensor, y: Tensor) -> Tensor:
             value = self.loss(k, x, y)
-            seen.append(float(value.detach()))
+            seen.append(value.detach())  # a GPU is asked once, at the end
             return value
 
         for x, y in k.batches(generator=k.generator("share", k.round)):
@@ -79,7 +80,7 @@ class FedALA(Method):
             left -= len(y)
             if left <= 0:
                 break
-        return seen[-1]
+        return float(seen[-1])
 
     def part(self, k: Client, flat: Tensor) -> Tensor:
         """The entries of a (d,) vector where W is learned."""

@@ -105,3 +105,10 @@ def test_views_of_images_have_the_strides_of_their_copies():
         assert view.stride() == copy.stride()
         assert view.data_ptr() != copy.data_ptr()
         assert torch.equal(view, copy)
+
+
+def test_whether_rows_are_in_turn_is_asked_of_no_device():
+    """Nor does anything else ask a GPU before the first batch: the device meta has no answers."""
+    x, index = torch.empty(20, 3, device="meta"), torch.arange(4, 14)
+    found = list(batches(Shard(x, torch.empty(20, device="meta"), index), 4, None, views=True))
+    assert [(len(x), len(y), y.device.type) for x, y in found] == [(4, 4, "meta"), (4, 4, "meta"), (2, 2, "meta")]
