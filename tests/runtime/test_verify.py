@@ -1,13 +1,16 @@
 """A run directory in which anything was altered, by one digit or byte, is found out; one that was not is verified."""
 
 import json
+import platform
 import random
+import re
 import shutil
 from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
+import torch
 from helpers import fedmpi
 
 from fedmpi import config
@@ -442,3 +445,27 @@ def test_what_was_accepted_is_kept_and_makes_no_alteration(copy, tmp_path):
     code, said = check(copy, number=None)
     assert code == 2, said
     assert "from round 6 on train.batch_size is 100, was 200" in said
+
+
+@pytest.mark.parametrize(
+    ("was", "here", "words", "said"),
+    [
+        (["gpu A"], "gpu A", [], "GPUs .gpu A. give the same bits to one process with"),
+        (["gpu A"], "gpu A", ["compute.deterministic=true"], None),
+        (["gpu A"] * 2, "gpu A", ["compute.deterministic=true"], "GPUs .gpu A. give the same bits to one process with"),
+        (["gpu A"], "gpu B", ["compute.deterministic=true"], "it ran on gpu A, here is gpu B"),
+        (["gpu A"], None, [], "it ran on gpu A, here is cpu"),
+        ([None], "gpu A", [], "it ran on cpu .*, here is gpu A"),
+        ([None], "gpu A", ["compute.device=cpu"], None),
+        ([None], None, [], None),
+    ],
+)
+def test_what_devices_have_to_do_with_it(tmp_path, monkeypatch, was, here, words, said):
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: here is not None)
+    monkeypatch.setattr(torch.cuda, "get_device_name", lambda: here)
+    (tmp_path / "identity.json").write_text("{}")
+    ranks = [{"device": each or f"cpu ({platform.machine()})"} for each in was]
+    (tmp_path / "environment.json").write_text(json.dumps({"ranks": ranks}))
+    found = verify.others(tmp_path, config.load("configs/quickstart.yaml", words))
+    assert len(found) == (said is not None)
+    assert said is None or re.match(said, found[0])

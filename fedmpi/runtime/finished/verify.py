@@ -217,10 +217,13 @@ def others(run: Path, settings: Settings) -> list[str]:
         if key in was and was[key] != code[key]:
             found.append(f"{name} was {before}, here it is {now if now != before else 'other code of that version'}")
     ranks = then.get("ranks") or []
-    here = f"cpu ({platform.machine()})"
-    devices = sorted({str(rank.get("device")) for rank in ranks} - {here})
-    if devices or torch.cuda.is_available():
-        found.append(f"it ran on {', '.join(devices) or here}, here is {_device()}")
+    cpu, gpu = f"cpu ({platform.machine()})", settings.compute.device != "cpu" and torch.cuda.is_available()
+    here = torch.cuda.get_device_name() if gpu else cpu
+    devices = sorted({str(rank.get("device")) for rank in ranks}) or [cpu]
+    if devices != [here]:
+        found.append(f"it ran on {', '.join(devices)}, here is {here}")
+    elif gpu and (len(ranks) > 1 or not settings.compute.deterministic):  # with gloo the server is on a CPU
+        found.append(f"GPUs ({here}) give the same bits to one process with compute.deterministic: true, if at all")
     capability = torch.backends.cpu.get_cpu_capability()
     if then.get("cpu") not in (None, capability):
         found.append(f"its CPU had {then['cpu']}, this one has {capability}")
@@ -230,10 +233,6 @@ def others(run: Path, settings: Settings) -> list[str]:
     if settings.compute.pack != 1 and most > 1:
         found.append(f"{count(most, 'rank')} trained clients in other groups (compute.pack: {settings.compute.pack})")
     return found
-
-
-def _device() -> str:
-    return torch.cuda.get_device_name() if torch.cuda.is_available() else f"cpu ({platform.machine()})"
 
 
 def _rows(path: Path) -> list[dict[str, Any]]:
