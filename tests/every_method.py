@@ -1,6 +1,8 @@
 """Every method on a tiny federation, in one job of any size. Once per rank:  every_method.py FILE BACKEND [DEVICE]
 
 Rank 0 writes {case: what must not depend on ranks} into FILE, and what each rank counted.
+Ranks that share a GPU talk through gloo, with their server on the CPU: its bits are there those of the CPU's kernels.
+With BACKEND gloo one process alone has it there, too; with auto, where clients train.
 """
 
 import json
@@ -12,6 +14,7 @@ import torch
 from helpers import digest, prepare, record, trial
 
 from fedmpi.comm import connect, detect
+from fedmpi.comm.backends.solo import Solo
 from fedmpi.engine.sampling import Roster
 from fedmpi.flat import linear
 from fedmpi.methods import registry
@@ -108,17 +111,20 @@ def sizes(messages, t):
 
 
 def main() -> None:
-    chunk, block = linear.CHUNK, linear.BLOCK
+    chunk, block, on_gpu = linear.CHUNK, linear.BLOCK, linear.CHUNK_GPU
     device = torch.device(*sys.argv[3:] or ["cpu"])
     if device.type == "cuda":
         set_numerics(trial("fedavg", compute={"deterministic": True}))  # before the first kernel
     Roster.consider = lambda self, t: None  # what ranks took would decide who sends what, and how many bytes that is
-    comm = connect(detect(os.environ), sys.argv[2], device, start_timeout_s=60, round_timeout_s=60)
+    job, backend = detect(os.environ), sys.argv[2]
+    comm = connect(job, backend, device, start_timeout_s=60, round_timeout_s=60)
+    if job.size == 1 and backend == "gloo":
+        comm = Solo(torch.device("cpu"))
     found = {}
     for name, config in cases().items():
         # Slots of the tiny models are large, too: they are added as they come, or shared out.
         real = any(net in name for net in ("alexnet", "vgg", "resnet"))
-        linear.CHUNK, linear.BLOCK = (chunk, block) if real else (64, 2)
+        linear.CHUNK, linear.BLOCK, linear.CHUNK_GPU = (chunk, block, on_gpu) if real else (64, 2, 64)
         counted = comm.sent_bytes, comm.received_bytes
         it = prepare(config, comm=comm, device=device)
         it.fed.run()

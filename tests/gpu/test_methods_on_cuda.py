@@ -14,11 +14,17 @@ pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason=NO_GPU)
 
 @pytest.fixture(scope="module")
 def found(tmp_path_factory):
-    """{(device, number of ranks): {case: results}}"""
+    """{(device, number of ranks): {case: results}}; ("server", 1): alone, with the server on the GPU, too"""
     results = {}
-    for device, kind, size in (("cpu", "alone", 1), ("cuda", "alone", 1), ("cuda", "torchrun", 3)):
+    for device, kind, size in (
+        ("cpu", "alone", 1),
+        ("cuda", "alone", 1),
+        ("cuda", "torchrun", 3),
+        ("server", "alone", 1),
+    ):
         file = tmp_path_factory.mktemp("found") / "found.json"
-        program = [sys.executable, str(ROOT / "tests" / "every_method.py"), str(file), "gloo", device]
+        how = ("auto", "cuda") if device == "server" else ("gloo", device)
+        program = [sys.executable, str(ROOT / "tests" / "every_method.py"), str(file), *how]
         done = subprocess.run(
             [*launcher(kind, size), *program], env=clean_env(), capture_output=True, text=True, timeout=240
         )
@@ -34,8 +40,18 @@ def test_ranks_that_share_a_gpu_give_the_bits_of_one(found):
     assert not [(case, part) for case in alone for part in parts if alone[case][part] != three[case][part]]
 
 
-def test_the_gpu_learns_what_the_cpu_learns(found):
+@pytest.mark.parametrize("where", ["cuda", "server"])
+def test_the_gpu_learns_what_the_cpu_learns(found, where):
     """The loss of the first round. Masks of dropout are drawn elsewhere, and kernels round otherwise: roughly."""
-    for case, there in found["cuda", 1].items():
+    for case, there in found[where, 1].items():
         mine, others = there["rows"][0]["train_loss"], found["cpu", 1][case]["rows"][0]["train_loss"]
         assert mine == pytest.approx(others, rel=0.2, abs=0.02), case
+
+
+def test_a_server_on_the_gpu_steps_as_one_on_the_cpu(found):
+    """The loss of the second round, of the clients that begin with what its step made: as near as other kernels are."""
+    for case, there in found["server", 1].items():
+        pairs = zip(there["rows"], found["cuda", 1][case]["rows"], strict=True)
+        losses = [(mine["train_loss"], others["train_loss"]) for mine, others in pairs if "train_loss" in mine]
+        for mine, others in losses[1:2]:
+            assert mine == pytest.approx(others, rel=0.05, abs=0.01), case
