@@ -230,6 +230,12 @@ def test_the_gpu_page_has_room_for_its_table(from_benchmarks, monkeypatch):
     assert kit.fill(page, table) == page
 
 
+def test_what_a_part_of_the_gpus_kit_said_before_its_time_was_over(from_benchmarks, monkeypatch):
+    monkeypatch.setattr(sys, "path", [str(ROOT / "benchmarks" / "gpu"), *sys.path])
+    code, text, _ = import_module("kit").run(["-c", "import time; print('one\\ntwo', flush=True); time.sleep(60)"], 3)
+    assert (code, text.split("\n")) == (124, ["one", "two", "", "not done after 3 s"])
+
+
 def test_a_line_for_each_run_of_a_sweep(from_benchmarks, monkeypatch, capsys, tmp_path):
     """What stands in summary.json and in analysis.jsonl, by label."""
     (tmp_path / "s.yaml").write_text(

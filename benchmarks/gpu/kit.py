@@ -48,7 +48,11 @@ def run(words, limit_s):
         )
         code, text = done.returncode, done.stdout
     except subprocess.TimeoutExpired as error:
-        code, text = 124, f"{error.stdout or ''}\nnot done after {limit_s} s"
+        said = error.stdout or ""  # bytes, though text was asked for
+        code, text = (
+            124,
+            f"{said.decode(errors='replace') if isinstance(said, bytes) else said}\nnot done after {limit_s} s",
+        )
     return code, text, time.perf_counter() - began
 
 

@@ -7,6 +7,10 @@ from typing import Any
 
 from fedmpi.common.errors import UserError
 
+# Of cuDNN, which would have the weights of recurrent layers in an order of its own. They lie in that of the flat model,
+# and nobody can follow its advice.
+ORDER = "RNN module weights are not part of single contiguous chunk of memory"
+
 _before: list[str] = []  # what there was to say before there was a directory
 _log: Callable[[str], None] = _before.append
 
@@ -22,6 +26,7 @@ def heard() -> Iterator[None]:
         with suppress(UserError, ValueError):  # a full disk, of which the round's own line will tell
             _log(f"warning: {message}")
 
+    warnings.filterwarnings("ignore", ORDER)
     warnings.showwarning = both
     try:
         yield
