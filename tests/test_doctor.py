@@ -1,6 +1,7 @@
 """`fedmpi doctor`: each probe says what it finds; none that fails, hangs or dies keeps the report from being made."""
 
 import os
+import re
 import signal
 import socket
 import subprocess
@@ -319,10 +320,17 @@ def test_too_few_ranks_for_the_sites(monkeypatch):
 
 def test_bf16_without_units_and_mpi_without_mpi(monkeypatch):
     cards(monkeypatch)
-    monkeypatch.setattr(wanted, "cpu", lambda: [Line("cpu", "x86_64, avx2")])
-    assert wants("compute.precision=bf16")["precision"].mark == ODD
-    monkeypatch.setattr(wanted, "cpu", lambda: [Line("cpu", "x86_64, avx2 amx_bf16")])
-    assert wants("compute.precision=bf16")["precision"].mark == FINE
+    monkeypatch.setattr(torch.Tensor, "bfloat16", torch.Tensor.double)  # which takes longer everywhere
+    line = wants("compute.precision=bf16")["precision"]
+    assert line.mark == ODD
+    assert re.fullmatch(
+        r"bf16, in which a product takes [1-9]\d*\.\d times as long as in fp32 on this CPU: compute.precision=fp32 is "
+        r"faster",
+        line.text,
+    )
+    monkeypatch.setattr(torch.Tensor, "bfloat16", lambda x: x[:8, :8])
+    line = wants("compute.precision=bf16")["precision"]
+    assert (line.text, line.mark) == ("bf16, in which a product takes 0.0 times as long as in fp32 on this CPU", FINE)
 
     def missing():
         raise UserError("mpi4py does not load")

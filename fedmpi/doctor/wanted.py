@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import os
 import shutil
+import time
 import warnings
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 
 from fedmpi import config as configs
@@ -16,7 +18,6 @@ from fedmpi.common.blame import remedy
 from fedmpi.common.errors import UserError
 from fedmpi.common.text import count
 from fedmpi.config import machine
-from fedmpi.doctor.host import UNITS, cpu
 from fedmpi.doctor.libraries import BF16_UNITS
 from fedmpi.doctor.lines import BAD, ODD, Line, joined
 
@@ -98,12 +99,34 @@ def precision(settings: configs.Settings, job: Job) -> Line:
         picked = launch.pick_device(settings, trainer(job))
     except UserError:  # the device's line says it
         return Line("precision", wanted)
-    if picked.type == "cuda":
-        has = torch.cuda.get_device_capability(picked)[0] >= BF16_UNITS
+    if picked.type != "cuda":
+        times = bf16_times()
+        said = f"bf16, in which a product takes {times:.1f} times as long as in fp32 on this CPU"
+        slow = times > 1
     else:
-        has = any(unit in cpu()[0].text.split() for unit in UNITS if "bf16" in unit)
-    slow = f"bf16, for which this {picked.type} has no units: compute.precision=fp32 is faster"
-    return Line("precision", wanted if has else slow, " " if has else ODD)
+        slow = torch.cuda.get_device_capability(picked)[0] < BF16_UNITS
+        said = "bf16, for which this GPU has no units" if slow else wanted
+    return Line("precision", said + slow * ": compute.precision=fp32 is faster", ODD if slow else " ")
+
+
+def bf16_times() -> float:
+    """Seconds of a product of matrices in bf16 by one thread over those in fp32, measured: instructions for it, which a
+    CPU may name (avx512_bf16), need not be faster."""
+    import torch
+
+    a, threads = torch.ones(384, 384), torch.get_num_threads()
+    torch.set_num_threads(1)
+    try:
+        each = [min(_seconds(partial(torch.mm, x, x)) for _ in range(8)) for x in (a.bfloat16(), a)]
+    finally:
+        torch.set_num_threads(threads)
+    return each[0] / each[1]
+
+
+def _seconds(work: Callable[[], object]) -> float:
+    began = time.perf_counter()
+    work()
+    return time.perf_counter() - began
 
 
 def backend(settings: configs.Settings, job: Job) -> Line:
