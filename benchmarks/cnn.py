@@ -6,6 +6,8 @@ into views of one vector, a batch is gathered by one call, torch's fused kernel 
 in a second vector, the mean is one call a client; evaluation reads views of the images, --judged at a time.
     python benchmarks/cnn.py --threads 2 [--precision bf16]      fedmpi in one process with that many threads
     mpirun -n 3 python benchmarks/cnn.py --threads 1 --hand 2    over ranks; by hand it is still one process
+    python benchmarks/cnn.py --threads 2 --apart 2               what ranks could reach: that many hand-written loops of
+                                                                 a thread each share clients and images, and no word
 By hand it is fp32, and memory is what the C library makes of it; --hand-precision and --hand-keeps (fedmpi's setting,
 common/heap.py) show what is left beside these. Blocks of --rounds rounds in turn; medians of a round's seconds, of
 processor seconds a second (of rank 0), and their ratios. Over ranks also how much of a round they wait (the timeline's
@@ -93,7 +95,9 @@ class ByHand:
         for p in self.parameters:
             p.grad = None
 
-    def round(self, members):
+    def round(self, share, shares):
+        """The clients and images of one of so many loops."""
+        members = range(share, COHORT, shares)
         self.module.train()
         self.total.zero_()
         for k in members:
@@ -107,11 +111,12 @@ class ByHand:
             self.total.add_(self.live, alpha=1 / len(members))
         self.w.copy_(self.total)
         self.live.copy_(self.w)
-        return self.evaluate()
+        return self.evaluate(share, shares)
 
-    def evaluate(self):
+    def evaluate(self, share, shares):
         self.module.eval()
-        x, y = self.data.global_test.x, self.data.global_test.y
+        test, n = self.data.global_test, len(self.data.global_test)
+        x, y = (each[n * share // shares : n * (share + 1) // shares] for each in (test.x, test.y))
         loss, correct = torch.zeros(()), torch.zeros((), dtype=torch.int64)
         with torch.inference_mode(), self.cast:
             for at in range(0, len(y), self.judged):
@@ -139,7 +144,40 @@ def alone(a):
     module = build.make_module(settings(1, "fp32"), data.input_shape, data.classes)
     hand = ByHand(module, data, a.judged, a.hand_precision)
     for _ in sys.stdin:
-        print(*timed(lambda: [hand.round(range(COHORT)) for _ in range(a.rounds)]), flush=True)
+        print(*timed(lambda: [hand.round(a.share, a.apart) for _ in range(a.rounds)]), flush=True)
+
+
+class Hands:
+    """Hand-written loops in processes of their own that work at the same time."""
+
+    def __init__(self, *options):
+        command = [sys.executable, __file__, *sys.argv[1:], "--alone"]
+        pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "text": True, "bufsize": 1}
+        self.all = [subprocess.Popen([*command, *each], **pipes) for each in options]
+
+    def block(self):
+        """(seconds of the one that takes longest, processor seconds of all)"""
+        for each in self.all:
+            each.stdin.write("\n")
+        seconds, busy = zip(
+            *([float(word) for word in each.stdout.readline().split()] for each in self.all), strict=True
+        )
+        return max(seconds), sum(busy)
+
+    def close(self):
+        for each in self.all:
+            each.stdin.close()
+            each.wait()
+
+
+def bound(a):
+    """Loops of a thread each beside one loop of --threads, both by hand."""
+    shares = [["--threads", "1", "--hand", "1", "--share", str(i)] for i in range(a.apart)]
+    apart, whole = Hands(*shares), Hands(["--apart", "1"])
+    theirs, ours = zip(*((whole.block(), apart.block()) for _ in range(a.blocks + 1)), strict=True)
+    for hands in (apart, whole):
+        hands.close()
+    told(a, f"{a.apart} loops by hand", ours[1:], theirs[1:], "apart")
 
 
 def compare(a):
@@ -151,13 +189,11 @@ def compare(a):
     data = split(images(a.samples, a.test), "iid", CLIENTS, 0, "global")
     made = build.experiment(s, data, torch.device("cpu"))
     if comm.rank == 0:
-        command = [sys.executable, __file__, *sys.argv[1:], "--alone"]
-        hand = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, bufsize=1)
+        hand = Hands([])
     ours, theirs, waits = [], [], []
     for block in range(a.blocks + 1):
         if comm.rank == 0:
-            hand.stdin.write("\n")
-            theirs.append([float(word) for word in hand.stdout.readline().split()])
+            theirs.append(hand.block())
         comm.allgather_bytes(b"", 600)  # meanwhile the other ranks sleep
         fed, lines = build.federation(made, comm, lambda: False), []
         fed.timeline.to = lines.append
@@ -165,9 +201,8 @@ def compare(a):
         waits += [waiting(line) for line in lines if block and 0 < line["round"] < a.rounds]
     waits = [json.loads(said) for said in comm.allgather_bytes(json.dumps(waits).encode(), 600)]
     if comm.rank == 0:
-        hand.stdin.close()
-        hand.wait()
-        told(a, comm.size, ours[1:], theirs[1:])
+        hand.close()
+        told(a, f"{comm.size} rank(s), {a.precision}", ours[1:], theirs[1:], "fedmpi")
         if comm.size > 1 and waits[0]:
             least = median(map(min, zip(*waits, strict=True)))
             each = ", ".join(f"rank {rank} {100 * fmean(shares):.1f} %" for rank, shares in enumerate(waits))
@@ -181,15 +216,15 @@ def waiting(line):
     return round(sum(ms for what, _, ms, *_ in line["spans"] if what in WAITS) / 1e3 / line["s"], 4)
 
 
-def told(a, ranks, ours, theirs):
+def told(a, what, ours, theirs, name):
     (ours_s, ours_cpu), (hand_s, hand_cpu) = zip(*ours, strict=True), zip(*theirs, strict=True)
     pairs = [p / q for p, q in zip(ours_s, hand_s, strict=True)]
     each = [
         f"{who} {median(seconds) / a.rounds:.2f} s a round ({median(cpu) / median(seconds):.2f} cores)"
-        for who, seconds, cpu in (("fedmpi", ours_s, ours_cpu), ("by hand", hand_s, hand_cpu))
+        for who, seconds, cpu in ((name, ours_s, ours_cpu), ("by hand", hand_s, hand_cpu))
     ]
     print(
-        f"{ranks} rank(s), {a.precision}: {', '.join(each)}; ratio {median(ours_s) / median(hand_s):.3f} "
+        f"{what}: {', '.join(each)}; ratio {median(ours_s) / median(hand_s):.3f} "
         f"(pairs {min(pairs):.3f} to {max(pairs):.3f}), of processor seconds {median(ours_cpu) / median(hand_cpu):.3f}"
     )
 
@@ -206,6 +241,8 @@ if __name__ == "__main__":
     parser.add_argument("--blocks", type=int, default=3)
     parser.add_argument("--samples", type=int, default=SAMPLES, help="images a client")
     parser.add_argument("--test", type=int, default=TEST)
+    parser.add_argument("--apart", type=int, default=1, help="hand-written loops that share the work")
     parser.add_argument("--alone", action="store_true", help=argparse.SUPPRESS)
+    parser.add_argument("--share", type=int, default=0, help=argparse.SUPPRESS)
     arguments = parser.parse_args()
-    (alone if arguments.alone else compare)(arguments)
+    (alone if arguments.alone else bound if arguments.apart > 1 else compare)(arguments)

@@ -18,7 +18,7 @@ from statistics import median
 HERE = Path(__file__).parent
 PACKAGES = ("torch", "numpy", "mpi4py", "openmpi")
 SIDE = re.compile(r"(?P<name>\S.*?) (?P<value>[\d.,e+-]+) (?P<unit>\S+)")
-CNN = re.compile(r"(\d+ rank\(s\), \w+): fedmpi ([\d.]+) s a round.*by hand ([\d.]+) s.*; ratio ([\d.]+) (.*)")
+CNN = re.compile(r"([^:]+): (fedmpi|apart) ([\d.]+) s a round.*by hand ([\d.]+) s.*; ratio ([\d.]+) (.*)")
 SMALL = re.compile(
     r"(\w+) +[\d,]+ parameters +by hand ([\d.]+) ms +one by one ([\d.]+) ms, ratio ([\d.]+) +packed ([\d.]+) ms, "
     r"([\d.]+) times as fast"
@@ -74,8 +74,8 @@ def rows(text):
         return [row]
     told = CNN.match(text)
     if told:
-        what, x, y, ratio, note = told.groups()
-        return [made(what, ("fedmpi", x), ("by hand", y), "s", ratio, note)]
+        what, who, x, y, ratio, note = told.groups()
+        return [made(what, (who, x), ("by hand", y), "s", ratio, note)]
     told = SMALL.match(text)
     if not told:
         return []

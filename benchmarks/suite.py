@@ -25,7 +25,12 @@ class Part:
         self.title, self.commands = title, commands
 
 
-CNN = ("cnn.py --threads 2", "cnn.py --threads 2 --precision bf16", (3, "cnn.py --threads 1 --hand 2"))
+CNN = (
+    "cnn.py --threads 2",
+    "cnn.py --threads 2 --precision bf16",
+    (3, "cnn.py --threads 1 --hand 2"),
+    "cnn.py --threads 2 --apart 2",
+)
 PARTS = {
     "cnn": Part("W1: 100 clients, 10 a round, a CNN of 1.66 M parameters", *CNN),
     "vectors": Part("W2: a vector of 25.6 M, 8 clients", "vectors.py", (3, "vectors.py")),

@@ -35,6 +35,11 @@ def results(folder=RESULTS):
     return {name: json.loads(file.read_text()) for name, file in files.items() if file.exists()}
 
 
+def elsewhere(name, folder=RESULTS):
+    """What the part gave on other machines: benchmarks/results/MACHINE/PART.json, by `suite.py --results`."""
+    return [json.loads(file.read_text()) for file in sorted(folder.glob(f"*/{name}.json"))]
+
+
 def number(side):
     value = side[1]
     return f"{value:,.0f}" if value >= 1000 else f"{value:.3g}"
@@ -44,11 +49,19 @@ def section(name, found):
     lines = [f"## {PARTS[name].title}", ""]
     if found is None:
         return [*lines, f"Not measured yet: `python benchmarks/suite.py {name}`.", ""]
+    return [
+        *lines,
+        *measured(found),
+        *(line for other in elsewhere(name) for line in ["On another machine:", "", *measured(other)]),
+    ]
+
+
+def measured(found):
     machine = found["machine"]
     versions = ", ".join(
         f"{key} {machine[key]}" for key in ("python", "torch", "mpi4py", "openmpi") if machine.get(key)
     )
-    lines += [
+    lines = [
         f"{machine['date']}, {machine['commit']}: {machine['processor']}, {machine['memory_gib']} GiB, load before "
         f"{machine['load_before']}; {versions}.",
         "",

@@ -23,6 +23,10 @@ TINY = {  # program: (arguments, what it prints)
         ["--threads", "1", "--samples", "5", "--test", "20", "--rounds", "1", "--blocks", "1"],
         r"1 rank\(s\), fp32: fedmpi .* s a round .*, by hand .*ratio [\d.]+ .*\n",
     ),
+    "cnn.py --apart": (
+        ["--apart", "2", "--threads", "2", "--samples", "5", "--test", "20", "--rounds", "1", "--blocks", "1"],
+        r"2 loops by hand: apart .* s a round .*, by hand .*ratio [\d.]+ .*\n",
+    ),
     "vectors.py": (["--d", "1000", "--repeats", "2"], r"1 rank\(s\), 1,000 parameters.*\nserver, m=12.*\n"),
     "methods.py": (["fedavg", "--rounds", "1"], r"method .*\nfedavg .*\n"),
     "methods.py --passes": (["fedsam", "--passes", "--samples", "10"], r"method .*\nfedsam +2.00 .*perturbs.*\n"),
