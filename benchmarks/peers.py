@@ -25,9 +25,9 @@ PEERS = {  # adapter: (the package, the module that must import)
     "fedlab_alone": ("fedlab", "fedlab.core.standalone"),
     "flower": ("flwr", "flwr.simulation, ray"),
     "appfl_alone": ("appfl", "appfl.vsim"),
+    "blazefl_alone": ("blazefl", "blazefl.contrib"),
 }
 QUIET = {"FLWR_TELEMETRY_ENABLED": "0", "RAY_USAGE_STATS_ENABLED": "0"}  # nobody is told of these runs
-UNTRIED = ("blazefl (wants Python 3.12)",)  # programs without an adapter
 FOUND = "import importlib.metadata as m; import {module}; print(m.version('{package}'))"
 
 
@@ -66,7 +66,6 @@ def main():
             print(f"{package}: not installed", flush=True)
         else:
             sides[f"{package} {there}"] = python, peer
-    print(f"without an adapter: {', '.join(UNTRIED)}", flush=True)
     for task in asked.tasks:
         seconds = {name: [] for name in sides}
         for _ in range(asked.turns):

@@ -1,0 +1,40 @@
+"""BlazeFL (`blazefl`, tried with 2.0.3, which wants Python 3.12): its trainer that goes from client to client."""
+
+import sys
+import time
+
+from blazefl.contrib import FedAvgBaseClientTrainer, FedAvgBaseServerHandler
+from task import asked, images, model, report
+from torch.utils.data import DataLoader, TensorDataset
+
+
+class Data:
+    def __init__(self, x, y):
+        self.clients = [TensorDataset(*each) for each in zip(x, y, strict=True)]
+
+    def get_dataloader(self, type_, cid, batch_size, generator):
+        return DataLoader(self.clients[cid], batch_size, shuffle=True, generator=generator)
+
+
+class Models:
+    def select_model(self, name):
+        return model(name)
+
+
+def main():
+    task, rounds = asked()
+    data, name, n, batch, seed = Data(*images(task)), sys.argv[1], task["clients"], task["batch"], 0
+    server = FedAvgBaseServerHandler(Models(), name, data, rounds, n, task["cohort"] / n, "cpu", batch, seed)
+    trainer = FedAvgBaseClientTrainer(Models(), name, data, "cpu", n, 1, batch, task["lr"], seed)
+    seconds = []
+    while not server.if_stop():
+        began = time.perf_counter()
+        trainer.local_process(server.downlink_package(), server.sample_clients())
+        for package in trainer.uplink_package():
+            server.load(package)
+        seconds.append(time.perf_counter() - began)
+    report(seconds)
+
+
+if __name__ == "__main__":
+    main()
