@@ -60,15 +60,15 @@ def batches(
     step = size or max(n, 1)
     stop = n - n % step if drop_last else n
     first = _first(index) if views and isinstance(shard.x, Tensor) else None  # on the CPU: nobody waits for a GPU
-    index = index.to(shard.x.device)  # once an epoch, not once a batch
+    there = index.to(shard.x.device)  # once an epoch, not once a batch
     if first is not None:
         assert isinstance(shard.x, Tensor)
-        yield from _in_place(shard.x, shard.y, index[:stop], first, step)
+        yield from _in_place(shard.x, shard.y, there[:stop], first, step)
         return
     u, ahead = drawn(shard, augment), _ahead(shard.x, step)
     with _reading(shard.x, index[:stop], ahead) as read:
         for begin in range(0, stop, ahead):
-            rows = index[begin : min(begin + ahead, stop)]
+            rows = there[begin : min(begin + ahead, stop)]
             many = rows.shape[0]
             v = None if u is None else u[begin : begin + many]
             found = gather(shard.x, rows, v) if read is None else shard.x.shown(next(read), v)
@@ -81,7 +81,8 @@ def batches(
 
 
 def _reading(x: Any, index: Tensor, many: int) -> AbstractContextManager[Iterator[Tensor] | None]:
-    """What lies on disk, `many` rows at a time, read ahead; None of what is in memory."""
+    """What lies on disk, `many` rows at a time, read ahead; None of what is in memory. index: on the CPU; a thread that
+    asked a GPU for it would read only when that has trained on all that it has."""
     if isinstance(x, Pictures) and isinstance(x.stored, Stream):
         return closing(in_turn(x.raw, index.split(many)))
     return nullcontext()

@@ -1,9 +1,12 @@
 """One epoch: every row once, in an order that only the generator decides."""
 
+import numpy as np
 import pytest
 import torch
 
 from fedmpi.data.batches import Shard, batches
+from fedmpi.data.pictures import of_bytes
+from fedmpi.data.streaming.stream import Source, Stream
 
 
 def shard(n=10):
@@ -112,3 +115,26 @@ def test_whether_rows_are_in_turn_is_asked_of_no_device():
     x, index = torch.empty(20, 3, device="meta"), torch.arange(4, 14)
     found = list(batches(Shard(x, torch.empty(20, device="meta"), index), 4, None, views=True))
     assert [(len(x), len(y), y.device.type) for x, y in found] == [(4, 4, "meta"), (4, 4, "meta"), (2, 2, "meta")]
+
+
+class Zeros(Source):
+    shape = (20, 1, 4, 4)
+
+    def __init__(self):
+        self.rows = []
+
+    def look(self, rows):
+        yield b""
+
+    def read(self, rows):
+        self.rows += rows.tolist()
+        return np.zeros((len(rows), *self.shape[1:]), np.uint8)
+
+
+def test_what_is_read_ahead_is_asked_of_no_device():
+    """Else reading waits for what a GPU has been told to do, which it is to go on beside."""
+    source, index = Zeros(), torch.arange(18, 2, -1)
+    x = of_bytes(Stream(source), (0.5,), (0.5,), 1).to("meta", channels_last=False)
+    found = list(batches(Shard(x, torch.empty(20, device="meta"), index), 8, torch.Generator().manual_seed(0)))
+    assert [(x.shape, x.device.type, len(y)) for x, y in found] == [((8, 1, 4, 4), "meta", 8)] * 2
+    assert source.rows == index[torch.randperm(16, generator=torch.Generator().manual_seed(0))].tolist()
