@@ -88,9 +88,10 @@ def check(needed: dict[str, int], job: Job, trains: Collection[int], gpu: int | 
     """Raises UserError where ranks ask for more than there is. trains: the ranks that train.
 
     A host's first rank speaks for all that train there, rank 0 for itself, too. On a GPU, where models and client
-    states lie, each rank speaks for its own training.
+    states lie, each rank speaks for its own training, and one process for the uploads, which lie there, too.
     """
-    root, where = int(job.rank == 0 and gpu is None), "this host" if gpu is None else f"GPU {gpu}"
+    root = int(job.rank == 0 and (gpu is None or job.size == 1))
+    where = "this host" if gpu is None else f"GPU {gpu}"
     if gpu is None:
         trainers = job.local_size - (job.rank == 0 and 0 not in trains) if job.local_rank == 0 else 0
         has = available_bytes()

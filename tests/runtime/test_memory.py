@@ -1,6 +1,7 @@
 """How much memory there is for the ranks of this host."""
 
 import pytest
+import torch
 
 from fedmpi.comm.launchers.job import Job
 from fedmpi.common.errors import UserError
@@ -69,3 +70,24 @@ def test_a_host_is_asked_for_what_its_own_ranks_need(monkeypatch, rank, local_ra
         elif asked:
             with pytest.raises(UserError, match=f"on this host need about {asked} B, but {free} B are free"):
                 memory.check(needed, job, trains)
+
+
+@pytest.mark.parametrize(
+    ("rank", "size", "trains", "asked"),
+    [
+        (0, 1, [0], 100 + 10),  # one process, whose server is on its GPU
+        (0, 3, range(1, 3), 0),  # with gloo it is on the host
+        (0, 3, range(3), 10),
+        (2, 3, range(3), 10),
+    ],
+)
+def test_a_gpu_is_asked_for_what_lies_there(monkeypatch, rank, size, trains, asked):
+    needed = {"rank 0": 100, "a training rank": 10, "of which client state": 1}
+    job = Job("torchrun", rank, size, rank, size, "here")
+    for free in (asked - 1, asked):
+        monkeypatch.setattr(torch.cuda, "mem_get_info", lambda gpu, free=free: (free, 1000))
+        if free >= asked:
+            memory.check(needed, job, trains, 2)
+        elif asked:
+            with pytest.raises(UserError, match=f"on GPU 2 need about {asked} B, but {free} B are free"):
+                memory.check(needed, job, trains, 2)
