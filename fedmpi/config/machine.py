@@ -2,6 +2,10 @@
 imported for. A run directory's config.yaml may be read on another machine, so loading does not ask."""
 
 import os
+import platform
+import shutil
+import sys
+from importlib.util import find_spec
 
 from fedmpi.common.errors import UserError
 from fedmpi.common.text import brief
@@ -30,6 +34,24 @@ def check(settings: Settings, writes: bool = True) -> None:
         )
     if writes:
         _check_output(settings)
+
+
+def compiler(gpu: bool) -> None:
+    """UserError if torch.compile, which makes C++ for a CPU and, by Triton, C for a GPU, would find no compiler at the
+    first step."""
+    needs, host = "compute.compile: true needs", f"host {platform.node()}"
+    if gpu and find_spec("triton") is None:
+        raise UserError(
+            f"{needs} Triton on a GPU, and {host} has none; pip install triton, or set compute.compile: false"
+        )
+    variable, language = ("CC", "C") if gpu else ("CXX", "C++")
+    usual = ("gcc", "clang") if gpu else ("clang++" if sys.platform == "darwin" else "g++",)
+    names = (os.environ[variable],) if variable in os.environ else usual
+    if not any(map(shutil.which, names)):
+        raise UserError(
+            f"{needs} a {language} compiler, and {host} has no {names[0]}; install it, name another one in the "
+            f"environment variable {variable}, or set compute.compile: false"
+        )
 
 
 def _check_output(settings: Settings) -> None:

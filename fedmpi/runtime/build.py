@@ -19,7 +19,7 @@ from fedmpi.common import registry, seeds
 from fedmpi.common.blame import blaming
 from fedmpi.common.errors import UserError
 from fedmpi.common.inputs import Shape, Type, call, zeros
-from fedmpi.config.schema import Settings
+from fedmpi.config import Settings, machine
 from fedmpi.data.federated import Federated
 from fedmpi.engine import sampling
 from fedmpi.engine.checks import finite
@@ -165,7 +165,7 @@ def experiment(settings: Settings, data: Federated, device: torch.device) -> Exp
         warnings.warn(f"method {settings.method.name} keeps parts with the client, but {travels}", stacklevel=2)
     moved = data.to(device, channels_last=settings.compute.channels_last)
     if settings.compute.compile:
-        fitting.compiler(device)
+        machine.compiler(gpu=device.type == "cuda")
         module.compile()  # one compilation for all clients of a rank
     rule = make_rule(settings, method, messages.shared_groups)
     pack = fitting.clients_at_once(settings, method, task, model, recipe(settings), data)

@@ -2,10 +2,6 @@
 
 from __future__ import annotations
 
-import os
-import platform
-import shutil
-import sys
 import warnings
 from collections.abc import Collection
 from typing import Any
@@ -92,16 +88,6 @@ def _unseen(part: nn.Module, known: Collection[int]) -> list[str]:
         if any(isinstance(p, nn.Parameter) and p.requires_grad and id(p) not in known for p in every):
             found.append(key)
     return found
-
-
-def compiler(device: torch.device) -> None:
-    """UserError if torch.compile, which makes C++ for a CPU, would find no compiler at the first step."""
-    name = os.environ.get("CXX", "clang++" if sys.platform == "darwin" else "g++")
-    if device.type == "cpu" and shutil.which(name) is None:
-        raise UserError(
-            f"compute.compile: true needs a C++ compiler, and host {platform.node()} has no {name}; install it, name "
-            "another one in the environment variable CXX, or set compute.compile: false"
-        )
 
 
 def check_needs(settings: Settings, method: Method, task: Any, net: Net, module: nn.Module) -> None:
