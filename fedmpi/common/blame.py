@@ -62,6 +62,11 @@ def remedy(error: BaseException) -> str | None:
         return (
             f"compute.deterministic: {said.split(', but you set')[0]}; take another layer or loss, or set it to false"
         )
+    if isinstance(error, RuntimeError) and "because it uses CuBLAS" in said:
+        return (
+            "compute.deterministic: cuBLAS was used in this process before it was asked for, or is told otherwise; set "
+            "CUBLAS_WORKSPACE_CONFIG=:4096:8 in the environment before Python begins"
+        )
     return None
 
 

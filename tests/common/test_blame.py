@@ -33,3 +33,18 @@ def test_it_is_torchs_own_wording():
     finally:
         torch.use_deterministic_algorithms(False)
     assert remedy(error.value) is not None
+
+
+def test_products_of_matrices_that_were_told_too_late():
+    """Torch looks for the variable at a process's first product on a GPU, which may be its user's own."""
+    said = (
+        "Deterministic behavior was enabled with either `torch.use_deterministic_algorithms(True)` or "
+        "`at::Context::setDeterministicAlgorithms(true)`, but this operation is not deterministic because it uses "
+        "CuBLAS and you have CUDA >= 10.2. To enable deterministic behavior in this case, you must set an environment "
+        "variable before running your PyTorch application: CUBLAS_WORKSPACE_CONFIG=:4096:8 or ..."
+    )
+    with (
+        pytest.raises(UserError, match=r"^round 0, client 2: .*compute\.deterministic: .*; set CUBLAS_WORKSPACE_CONF"),
+        blaming("round 0, client 2"),
+    ):
+        raise RuntimeError(said)
