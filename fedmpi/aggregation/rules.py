@@ -88,7 +88,7 @@ def principal(
         up.combine(principal_coefficients(up.gram("dw", span), up.p, keep, share, correction), "dw", span)
         for span in ((segment.start, segment.stop) for segment in s.segments)
     ]
-    return torch.cat(parts)
+    return torch.cat(parts) if parts else mean(up, s)  # of a method that shares nothing
 
 
 def harmonize(up: Uploads, s: Server) -> Tensor:

@@ -37,7 +37,7 @@ TABLE_10 = {"A0": "w-", "A1": "e-", "A2": "we", "A3": "ee", "A4": "ee", "A5": "w
 @borrows("prox")
 @dataclass(frozen=True)
 class FedSOL(Method):
-    rho: float = option(2.0, "length of the perturbation; 0: FedAvg", ge=0)
+    rho: float = option(2.0, "length of the perturbation; 0: FedAvg (objective A1)", ge=0)
     tau: float = option(3.0, "temperature of teacher and student", gt=0)
     layers: str = option("head", "what is perturbed", choices=("head", "body", "all"))
     adaptive: bool = option(True, "scale the perturbation by how far each weight has moved (7); false: Lambda = 1")

@@ -97,7 +97,11 @@ def test_rules_are_their_functions(rule, options, expected, m):
         assert (found - up.mean("dw")).abs().max() > 1e-3
 
 
-@pytest.mark.parametrize("rule", [name for name in rules.registry if name != "mean"])
+@pytest.mark.parametrize(
+    "rule",
+    [*(name for name in rules.registry if name != "mean"), {"name": "principal", "scope": "tensor"}],
+    ids=str,
+)
 @pytest.mark.parametrize("method", ["scaffold", "fedper", "local"])
 def test_rules_combine_with_any_client(rule, method):
     """Also with updates of which a part, or nothing, travels, and with a cohort of one."""
