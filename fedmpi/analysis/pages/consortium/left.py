@@ -24,6 +24,7 @@ MEANING = {
     "client": "its number among the sites",
     "classes": "the number of classes",
     "label counts": "how many samples it has of each class",
+    "validation samples": "how many of its training samples it keeps for validation",
     "digest of names": "63 bits of a hash of its columns' names",
     "shapes and types of a sample and its target": "shape and type of a sample",
     "text": "host, versions, and hashes of settings and code",
