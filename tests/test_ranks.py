@@ -280,3 +280,33 @@ def test_what_an_analysis_makes_a_site_send_is_written_down_too(tmp_path):
             for what in ("local model", "dw"):
                 assert sorted(to for name, to, when in sent if (name, when) == ((what,), t)) == [0, other]
             assert {to for name, to, when in sent if (name, when) == (("figures of analysis",), t)} == {0}
+
+
+def test_what_sites_judge_is_the_model_that_is_kept(tmp_path):
+    """With a format downwards they train what came by it; figures, and the choice of the best, are of w."""
+    (tmp_path / "silos.yaml").write_text(SILOS)
+    parts = []
+    for k, name in enumerate(("north", "south")):
+        x = np.random.default_rng(k).normal(size=(60, 5)).astype("float32")
+        y, site = (x[:, 0] > 0).astype(int), np.full(60, k)
+        parts.append({"x": x[:40], "y": y[:40], "test_x": x[40:], "test_y": y[40:]})
+        np.savez(tmp_path / f"{name}.npz", **parts[k])
+        parts[k] |= {"site": site[:40], "test_site": site[40:]}
+    np.savez(tmp_path / "all.npz", **{key: np.concatenate([part[key] for part in parts]) for key in parts[0]})
+    words = ["run", tmp_path / "silos.yaml", f"data.root={tmp_path}", f"output={tmp_path}", "rounds=6", "train.lr=0.3"]
+    words += ["comm.wire.down=topk", "data.validation=0.2", "evaluate.best=loss"]
+    together = ["data.silos=null", "data.path=all.npz", "data.partition={scheme: site}"]
+    found = []
+    for name, kind, size, more in (("a", "alone", 1, []), ("b", "mpirun", 3, []), ("c", "alone", 1, together)):
+        done = fedmpi(*words, *more, f"name={name}", kind=kind, size=size)
+        assert done.returncode == 0, done.stderr
+        rows = [json.loads(line) for line in (tmp_path / name / "metrics.jsonl").read_text().splitlines()]
+        best = (tmp_path / name / "model-best.safetensors").read_bytes()
+        found.append(
+            ([row["sha256"] for row in rows], [row["validation_loss"] for row in rows], rows[-1]["loss"], best)
+        )
+    one, ranks, partition = found
+    assert one == ranks
+    assert one[0] == partition[0]
+    assert one[1] == pytest.approx(partition[1], rel=1e-6)
+    assert one[2] == pytest.approx(partition[2], rel=1e-6)

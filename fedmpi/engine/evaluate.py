@@ -14,23 +14,25 @@ the model stay with clients, and where the method gives clients models of their 
 the global one.
 A global model of which clients keep parts that they train is nobody's: `global` and `sites` are left out beside other
 protocols.
+Where a model that has samples gives no numbers for them, no figure of all clients is one.
 Figures are functions of outputs gathered in a fixed order: neither the rank that computes them nor the number of
 ranks matters.
 """
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import nullcontext
+from math import isnan, nan
 from typing import Any
 
-import numpy as np
 import torch
 from torch import Tensor
 
 from fedmpi.common import seeds
 from fedmpi.common.blame import blaming, told
-from fedmpi.common.errors import UserError
+from fedmpi.common.errors import RankWarning, UserError
 from fedmpi.common.inputs import call
 from fedmpi.common.text import lower_is_better
 from fedmpi.data.batches import Shard, batches
@@ -40,8 +42,8 @@ from fedmpi.engine.local.client import LocalClient
 from fedmpi.engine.plan import SERVERS
 from fedmpi.engine.worker import Worker
 from fedmpi.tasks import contract
+from fedmpi.tasks.over_clients import Figures, pooled, spread
 
-Figures = dict[str, float]
 MOST_CLASSES = 100  # whose figures are kept; a line a round shall stay short
 
 
@@ -99,33 +101,6 @@ def _outputs(worker: Worker, x: Tensor, predict: Callable[[Tensor], Tensor] | No
     return f.to(worker.model.w.dtype)
 
 
-def spread(name: str, values: Sequence[float], falling: bool = False) -> Figures:
-    """Mean, population standard deviation and mean of the worst tenth (at least one) of the clients; nan left out.
-    falling: less is better.
-
-    >>> spread("accuracy", [90.0, 70.0])
-    {'accuracy': 80.0, 'accuracy_std': 10.0, 'accuracy_worst_decile': 70.0}
-    """
-    found = np.sort(np.array([v for v in values if not np.isnan(v)], dtype=np.float64))
-    if falling:
-        found = found[::-1]  # worst first
-    if not len(found):
-        return dict.fromkeys((name, f"{name}_std", f"{name}_worst_decile"), float("nan"))
-    worst = found[: max(len(found) // 10, 1)]
-    return {name: float(found.mean()), f"{name}_std": float(found.std()), f"{name}_worst_decile": float(worst.mean())}
-
-
-def pooled(rows: Mapping[int, Figures], sizes: Sequence[int]) -> Figures:
-    """Sample-weighted mean of per-client figures, clients without the figure left out. That is what silos have of every
-    figure, of one of rankings (AUROC, C-index) too: outputs stay where their samples are."""
-    out = {}
-    for name in next(iter(rows.values())):
-        pairs = [(sizes[k], row[name]) for k, row in sorted(rows.items()) if sizes[k] and not np.isnan(row[name])]
-        total = sum(n for n, _ in pairs)
-        out[name] = sum(n * v for n, v in pairs) / total if total else float("nan")
-    return out
-
-
 class Evaluator:
     """The protocols of one experiment. Every rank calls it; the results are rank 0's."""
 
@@ -138,6 +113,8 @@ class Evaluator:
         self.data, self.names = self.worker.data, ("loss", *self.worker.task.names)
         self.only: int | None = None  # the one class that the global model gives all of the global test set, if it does
         self.by_class: list[float] = []  # percent of each class's samples there that it recognises; [] where unknown
+        self.exact: tuple[Tensor, Tensor] | None = None
+        self.told = set[str]()  # protocols of whose models that give no numbers was told
         self.silo = self.data.global_test is None
         self.validates, self.own = validates is not None, validates == "own"
         if self.silo and "personal_on_global" in self.protocol:
@@ -164,6 +141,11 @@ class Evaluator:
         """Whether clients evaluate (rank 0 alone does not do)."""
         return self.silo or bool({*self.protocol} - SERVERS) or (self.validates and self.own)
 
+    @property
+    def asks_for_global(self) -> bool:
+        """Whether clients evaluate the global model."""
+        return self.silo and ("global" in self.protocol or (self.validates and not self.own))
+
     def asked(self) -> list[int]:
         """The clients that can evaluate."""
         return [k for k in range(self.data.clients) if k not in self.states.gone]
@@ -173,6 +155,7 @@ class Evaluator:
         t: int,
         lr: float,
         model: tuple[Tensor, Tensor] | None,
+        exact: tuple[Tensor, Tensor] | None,
         inbox: Tensor,
         downloads: Mapping[int, Tensor],
         *,
@@ -180,8 +163,10 @@ class Evaluator:
     ) -> tuple[Figures, list[dict[str, Any]]]:
         """Round t's figures and a line a client.
 
-        model: w, b of the global model (rank 0); inbox, downloads: what clients received; last: no round follows.
+        model: w, b of the global model (rank 0); exact: the same on all ranks, where what clients received is not it;
+        inbox, downloads: what clients received; last: no round follows.
         """
+        self.exact = exact
         found: Figures = {}
         lines: list[dict[str, Any]] = []
         for protocol in self.protocol:
@@ -200,14 +185,12 @@ class Evaluator:
             rows = self._ask(protocol, t, lr, inbox, downloads)
             if model is None:
                 continue
+            new = [self._line(t, k, protocol, rows[k]) for k in sorted(rows)]
             if protocol == "global":
-                found |= pooled(rows, self.data.test_sizes.tolist())
+                found |= self._pooled(t, protocol, rows, self.data.test_sizes.tolist())
             else:
-                own = getattr(self.worker.task, "falling", ())
-                for name in self.names:
-                    values = [rows[k][name] for k in sorted(rows)]
-                    found |= spread(f"{protocol}_{name}", values, lower_is_better(name, own))
-            lines += [self._line(t, k, protocol, rows[k]) for k in sorted(rows)]
+                found |= self._spread(t, protocol, rows, {line["client"]: line["samples"] for line in new})
+            lines += new
         if self.validates:
             validated = self._validated(t, lr, model, inbox, downloads)
             found |= {f"validation_{name}": value for name, value in validated.items()}
@@ -219,12 +202,34 @@ class Evaluator:
         with blaming(f"evaluation after round {t}"):
             shards = self.data.test_by_site.items()
             rows = {site: figures(self.worker, shard, self.batch_size) for site, shard in shards}
+        found = self._spread(t, "sites", rows, {site: len(shard) for site, shard in shards})
+        return found | {f"{name}@{site}": row[name] for site, row in rows.items() for name in self.names}
+
+    def _spread(self, t: int, protocol: str, rows: Mapping[Any, Figures], samples: Mapping[Any, int]) -> Figures:
+        """Figures of all clients, or sites."""
         found: Figures = {}
+        none = self._no_numbers(t, protocol, rows, samples)
         for name in self.names:
             falling = lower_is_better(name, getattr(self.worker.task, "falling", ()))
-            found |= spread(f"sites_{name}", [row[name] for row in rows.values()], falling)
-            found |= {f"{name}@{site}": row[name] for site, row in rows.items()}
+            found |= spread(f"{protocol}_{name}", [nan] if none else [rows[k][name] for k in sorted(rows)], falling)
         return found
+
+    def _pooled(self, t: int, protocol: str, rows: Mapping[int, Figures], sizes: Sequence[int]) -> Figures:
+        if self._no_numbers(t, protocol, rows, dict(enumerate(sizes))):
+            return dict.fromkeys(self.names, nan)
+        return pooled(rows, sizes)
+
+    def _no_numbers(self, t: int, protocol: str, rows: Mapping[Any, Figures], samples: Mapping[Any, int]) -> bool:
+        """Whether a model has samples and gives no numbers for them, which is told. Means over the others would be the
+        better the more of them do."""
+        bad = [k for k in sorted(rows) if samples[k] and isnan(rows[k]["loss"])]
+        if bad and protocol not in self.told:
+            self.told.add(protocol)
+            names = [str(k) for k in bad[:5]] + ["..."] * (len(bad) > 5)
+            who = f"{'site' if protocol == 'sites' else 'client'} {', '.join(names)} (of {len(rows)})"
+            text = f"round {t}, {protocol}: the loss of {who} is no number, and so no figure of all of them is one"
+            warnings.warn(RankWarning(text), stacklevel=2)
+        return bool(bad)
 
     def _validated(
         self, t: int, lr: float, model: tuple[Tensor, Tensor] | None, inbox: Tensor, downloads: Mapping[int, Tensor]
@@ -232,7 +237,7 @@ class Evaluator:
         """Figures on the validation rows; rank 0's."""
         if self.silo or self.own:
             rows = self._ask("validation", t, lr, inbox, downloads)
-            return {} if model is None else pooled(rows, self.data.validation_sizes.tolist())
+            return {} if model is None else self._pooled(t, "validation", rows, self.data.validation_sizes.tolist())
         if model is None:
             return {}
         self.worker.model.load(*model)
@@ -267,8 +272,11 @@ class Evaluator:
         worker, method, where = self.worker, self.worker.method, client.where
         untouched = client.untouched()
         shared = protocol == "global" or (protocol == "validation" and not self.own)
-        w = client.received if shared else client.check("weights", method.weights(client))
-        b = client.b0 if shared else client.check("buffers", method.buffers(client), tuple(client.b0.shape))
+        if shared:
+            w, b = self.exact or (client.received, client.b0)
+        else:
+            w = client.check("weights", method.weights(client))
+            b = client.check("buffers", method.buffers(client), tuple(client.b0.shape))
         worker.model.load(w, b)
         if protocol.startswith("ft("):
             client.fine_tune(int(protocol[3:-1]))

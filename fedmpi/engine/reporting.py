@@ -63,8 +63,9 @@ class Reporter:
             downloads = self._downloads(max(t, 0)) if self.evaluator.asks_clients else {}
             model = None if self.server is None else (self.server.w, self.server.b)
             lr = self.plan.learning_rate(max(t, 0))
+            exact = self.exchange.exact(self.server) if self.evaluator.asks_for_global else None
             with seeds.scoped(self.plan.seed, "evaluate", t):
-                figures, lines = self.evaluator(max(t, 0), lr, model, self.exchange.inbox, downloads, last=last)
+                figures, lines = self.evaluator(max(t, 0), lr, model, exact, self.exchange.inbox, downloads, last=last)
             self.sink.clients([{**each, "round": t} for each in lines])
             self._choose(t, figures)
         if line is None:

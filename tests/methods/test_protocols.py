@@ -10,9 +10,10 @@ from helpers import federated, images, play, prepare, settings
 
 from fedmpi.common import seeds
 from fedmpi.common.errors import RankWarning, UserError
+from fedmpi.data.batches import Shard
 from fedmpi.data.federated import split
 from fedmpi.engine import evaluate
-from fedmpi.engine.evaluate import spread
+from fedmpi.tasks.over_clients import spread
 
 ALL = {"evaluate": {"protocol": ["global", "personal", "personal_on_global", "ft(2)"]}}
 
@@ -79,6 +80,32 @@ def test_outputs_that_are_no_numbers_are_no_answers():
     shard.x[3] = torch.nan
     found = evaluate.figures(it.fed.worker, shard, 10)
     assert all(np.isnan(value) for value in found.values()), found
+
+
+def test_models_that_give_no_numbers_leave_none_to_the_others():
+    """Means over the other clients would be the better the more of them come apart."""
+    config = settings(
+        "fedavg",
+        rounds=1,
+        task={"name": "regression"},
+        train={"lr": 0.001, "steps": 1, "batch_size": 1, "momentum": 0.0},
+        server={"lr": 0.0},
+        evaluate={"protocol": ["personal", "ft(9)"]},
+    )
+    data = images()
+    numbers = replace(data, train_y=data.train_y.float(), test_y=data.test_y.float(), classes=1)
+    fed = split(numbers, "iid", 4, seed=0)
+    steep = {k: Shard(shard.x * (1e6 if k else 1), shard.y, shard.index) for k, shard in fed.train.items()}
+    fed = replace(fed, train=steep)
+    with pytest.warns(
+        UserWarning, match=r"round 0, ft\(9\): the loss of client 1, 2, 3 \(of 4\) is no number, and so no "
+    ):
+        it = play(config, fed)
+    losses = {line["client"]: line["loss"] for line in it.lines if line["protocol"] == "ft(9)"}
+    assert [k for k, loss in losses.items() if np.isnan(loss)] == [1, 2, 3]
+    names = ("ft(9)_loss", "ft(9)_loss_std", "ft(9)_loss_worst_decile", "ft(9)_mse")
+    assert all(np.isnan(it.rows[-1][name]) for name in names)
+    assert np.isfinite(it.rows[-1]["personal_loss"])
 
 
 def test_sites_are_those_of_the_data_set():

@@ -29,7 +29,7 @@ from fedmpi.common.redaction import flow, redacted
 from fedmpi.common.text import figure
 from fedmpi.config.schema import Settings
 from fedmpi.engine import sampling
-from fedmpi.engine.evaluate import Figures, figures
+from fedmpi.engine.evaluate import figures
 from fedmpi.flat import linear
 from fedmpi.flat.layout import ATOM, COEF
 from fedmpi.runtime import build

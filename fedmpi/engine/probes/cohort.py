@@ -10,7 +10,7 @@ from torch import Tensor
 
 from fedmpi.comm import Communicator
 from fedmpi.data.batches import Shard
-from fedmpi.engine.evaluate import Figures, figures
+from fedmpi.engine.evaluate import figures
 from fedmpi.engine.worker import Worker
 
 

@@ -108,6 +108,16 @@ class Exchange:
             self.inbox.copy_(self.message)
         return float(self.full.packing.views(self.message)._word)
 
+    def exact(self, server: FederationServer | None) -> tuple[Tensor, Tensor] | None:
+        """The global w and b on every rank; None where announcements are exact, and all have them."""
+        if self.full.coding is None:
+            return None
+        sizes = self.messages.sizes["d"], self.messages.sizes["b"]
+        both = self.message.new_empty(sum(sizes)) if server is None else torch.cat([server.w, server.b])
+        self.comm.broadcast(both)
+        w, b = both.split(sizes)
+        return w, b
+
     def _write(self, word: float, server: FederationServer) -> None:
         """The root's full message, apart from the model where that lies in it (`model_storage`)."""
         messages, coded = self.messages, self.full.coding.formats if self.full.coding else ()
