@@ -85,7 +85,7 @@ def picture(cells: Cells, to: Path) -> Path:
             whole = len(values) == len(cells.asked((*row, *column))) > 0
             spread = stdev(values) if whole and len(values) > 1 else math.nan
             points.append((row[0], fmean(values) if whole else math.nan, spread))
-            lacks += [f"{' '.join((*row, *column))}"] if values and not whole else []
+            lacks += [" ".join((*row, *column))] if values and not whole else []
         if any(not math.isnan(mean) for _, mean, _ in points):
             lines[head(cells, column) if column else ""] = points
     if lacks:
