@@ -131,15 +131,21 @@ def draw_ratios(found, path):
     for i, name in enumerate(each for each in found if each not in ("scaling", "peers", "rules")):
         lines = [text for command in found[name]["commands"] for text in command["lines"]]
         mine = [row for text in lines for row in rows(text)]
-        bars += [(f"{row['what']}", row["ratio"], COLOURS[i % len(COLOURS)]) for row in mine]
+        bars += [(f"{row['what']}: {row['theirs'][0]}", row["ratio"], COLOURS[i % len(COLOURS)]) for row in mine]
     figure = Figure(figsize=(9, 0.8 + 0.24 * len(bars)), layout="constrained")
     axes = figure.subplots()
     places = range(len(bars))
-    axes.barh(places, [ratio for _, ratio, _ in bars], color=[colour for *_, colour in bars], height=0.7)
+    ratios, colours = [ratio for _, ratio, _ in bars], [colour for *_, colour in bars]
+    drawn = axes.barh(places, [ratio - 1 for ratio in ratios], left=1, color=colours, height=0.7)
+    axes.bar_label(drawn, [f"{ratio:.2f}" for ratio in ratios], padding=3, fontsize="x-small")
     axes.set_yticks(places, [what for what, *_ in bars], fontsize="x-small")
     axes.axvline(1, color=BLACK, linewidth=1)
-    axes.invert_yaxis()
-    axes.set(xscale="log", xlabel="fedmpi over the other side")
+    axes.set(
+        xscale="log",
+        xlabel="fedmpi over the other side (left of 1: less)",
+        ylim=(len(bars), -1),
+    )
+    axes.set_xlim(0.5 * min(ratios, default=1), 2 * max(ratios, default=1))
     axes.xaxis.set_major_formatter("{x:g}")
     axes.xaxis.set_minor_formatter(lambda x, _: f"{x:g}" if f"{x:e}"[0] in "235" else "")
     axes.grid(alpha=0.3, axis="x")
