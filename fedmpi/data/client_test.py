@@ -6,8 +6,8 @@ class_match  all test rows of the classes it trains on
 aligned      of class c  floor(T n_kc / n_k)  rows of its t_c test rows, without replacement; clients overlap. T: 1000
              (FedSOL 2024), or as many as all its classes have rows for, min_c floor(t_c n_k / n_kc): FedSOL's own
              min(t_c, .) would leave a small test part's classes alike that the client has in unlike numbers. Classes
-             without a test row do not count. Where that is 0 for all classes of a client, one row each of the 1000
-             that it has most of
+             without a test row do not count. Where that is 0 for all classes of a client, one row each of those of
+             them, at most 1000, that it has most of
 global       the whole test part
 site         the test rows of its site
 auto         site if clients are sites and the data set knows the sites of the test rows; else aligned, or global where
@@ -94,7 +94,7 @@ def _aligned(of_class: Sequence[np.ndarray], row: np.ndarray, rng: np.random.Gen
     both = (row > 0) & (there > 0)
     size = min((there[both] * row.sum() // row[both]).min(initial=ALIGNED_SIZE), ALIGNED_SIZE)
     quota = np.where(both, size * row // row.sum(), 0)  # (classes,)
-    if not quota.any():  # more classes than rows
-        quota[np.argsort(-row, kind="stable")[:ALIGNED_SIZE]] = 1
+    if not quota.any():  # too few rows to be shared out
+        quota[np.argsort(-np.where(both, row, 0), kind="stable")[: min(both.sum(), ALIGNED_SIZE)]] = 1
     rows = [rng.permutation(of_class[c])[: quota[c]] for c in np.flatnonzero(quota).tolist()]
-    return torch.from_numpy(np.sort(np.concatenate(rows)))
+    return torch.from_numpy(np.sort(np.concatenate(rows))) if rows else torch.zeros(0, dtype=torch.int64)

@@ -240,8 +240,8 @@ def choice(settings: Settings, task: Any, data: Federated) -> Choice | None:
         )
     if not data.validation_sizes.any():
         raise UserError(
-            f"evaluate.best.metric: {best.metric} is measured on validation rows, and no client has two samples, to "
-            "hold one out"
+            f"evaluate.best.metric: {best.metric} is measured on validation rows, and no client has two samples (or "
+            "groups of them), to hold one out"
         )
     lowest = best.goal == "lowest" or (
         best.goal == "auto" and lower_is_better(best.metric, getattr(task, "falling", ()))

@@ -73,6 +73,14 @@ def test_aligned_test_rows_of_more_classes_than_rows():
     assert fed.test[0].index.tolist() == list(range(200, 1200))
 
 
+def test_no_client_is_tested_on_classes_that_it_has_not():
+    """Too few test rows to be shared out: one of each class of its own, or none."""
+    y, test_y = torch.tensor([0] * 6 + [1] * 4 + [2] * 10), torch.tensor([0, 1, 3, 3])
+    data = Dataset(torch.zeros(20, 1), y, torch.zeros(4, 1), test_y, 4, site=torch.arange(20) // 10)
+    fed = split(data, "site", None, seed=0, client_test="aligned")
+    assert [test_y[part.index].tolist() for part in fed.test.values()] == [[0, 1], []]
+
+
 def test_noise_beyond_all_numbers():
     with pytest.raises(
         UserError, match=r"data\.partition\.level: 1e\+39 makes numbers beyond what torch\.float32 holds"

@@ -148,7 +148,7 @@ def test_identifiers_are_not_rounded(cells, words):
     """Two sites were one, where their numbers were one to a float."""
     table_ = Table(Path("a.csv"), {"site": np.array(cells, dtype=object)}, np.arange(len(cells)))
     assert table_.words("site", "site_column").tolist() == words
-    named = replace(table_, named=frozenset(["site"]))
+    named = replace(table_, named={"site": frozenset(word.strip() for word in cells)})
     assert "" not in named.words("site", "site_column").tolist()
 
 
@@ -297,3 +297,45 @@ def test_nobody_learns_from_the_answer(tmp_path):
     (tmp_path / "a.csv").write_text("a,y\n" + "".join(f"{k / 3},{k % 2}\n" for k in range(20)))
     with pytest.raises(UserError, match=r"data\.features: y is the data\.label_column"):
         table(tmp_path, path="a.csv", features=["a", "y"], label_column="y")
+
+
+STAGES = "stage,age,sick\n" + "".join(
+    f"{('none', 'mild', 'severe')[i % 3]},{'' if i == 4 else i},{('none', 'ill')[i % 2]}\n" for i in range(30)
+)
+
+
+def test_words_that_the_config_names_are_no_gaps(tmp_path):
+    (tmp_path / "a.csv").write_text(STAGES)
+    given = {"path": "a.csv", "label_column": "sick", "test_fraction": 0, "missing": "impute"}
+    stages = {"stage": ["none", "mild", "severe"]}
+    data = table(tmp_path, **given, categorical=stages, class_names=["none", "ill"])
+    assert data.train_x[:, :3].sum(0).tolist() == [10, 10, 10]
+    assert data.train_y.bincount().tolist() == [15, 15]
+    with pytest.warns(UserWarning, match=r"10 cells of column 'stage' with the word none are read as gaps; .*categor"):
+        data = table(tmp_path, **given, categorical=["stage"], class_names=["none", "ill"])
+    assert data.train_x.shape == (30, 3)
+    given["missing"] = "refuse"
+    said = r"line 2: column 'stage' holds 'none', which is read as a gap; .* a value, name it in data\.categorical"
+    with pytest.raises(UserError, match=said):
+        table(tmp_path, **given, categorical=["stage"])
+
+
+def test_rows_that_drop_leaves_out_are_told(tmp_path):
+    (tmp_path / "a.csv").write_text(STAGES)
+    given = {"path": "a.csv", "label_column": "sick", "test_fraction": 0, "missing": "drop", "drop": ["stage"]}
+    with pytest.warns(UserWarning, match=r"15 cells of column 'sick' .*class_names") as told:
+        data = table(tmp_path, **given, target="class", class_names=["ill", "well"])
+    assert "leaves out 15 of 30 rows" in str(told[1].message)
+    assert "most gaps: 'sick' 15, 'age' 1" in str(told[1].message)
+    assert len(data.train_y) == 15
+
+
+def test_a_site_of_which_drop_leaves_nothing_is_refused(tmp_path):
+    lines = [f"{site},{i},{'' if site == 'c' else i},{i % 2}" for site in "abc" for i in range(6)]
+    (tmp_path / "a.csv").write_text("\n".join(["at,a,b,sick", *lines]))
+    given = {"path": "a.csv", "label_column": "sick", "site_column": "at", "missing": "drop"}
+    said = r"leaves no row of site 'c', most gaps are in column 'b'; .* or say data\.small_sites: drop"
+    with pytest.warns(UserWarning, match="leaves out 6 of 18 rows"), pytest.raises(UserError, match=said):
+        table(tmp_path, **given)
+    with pytest.warns(UserWarning, match="leaves out 6 of 18 rows"):
+        assert table(tmp_path, **given, small_sites="drop").site_names == ("a", "b")

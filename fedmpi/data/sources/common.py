@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import warnings
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
@@ -75,6 +76,21 @@ def check_groups(
         if group in seen and not trained:
             said = f"rows of {group!r} ({column}) are to stay together, and {at(seen[group])} is of the training part"
             raise UserError(f"{at(k)}: {said}; mend the column that says so, or leave data.group_column out")
+
+
+def tell_of_travellers(groups: Sequence[str] | np.ndarray, sites: Sequence[str]) -> None:
+    """Warn of groups that have rows at several sites, each of which parts its own rows. (n,) and (n,), or nothing."""
+    found: dict[str, str] = {}
+    for group, site in zip(groups, sites, strict=False):
+        if found.setdefault(group, site) != site:
+            said = f"{group!r} has rows at {found[group]!r} and at {site!r}"
+            warnings.warn(
+                f"data.group_column: a group stays together within its site, and {said}: if that is one patient, some "
+                "may be trained on and others be tests; then leave data.site_column out, or part the rows by "
+                "data.split_column",
+                stacklevel=3,
+            )
+            return
 
 
 def numbered(groups: Sequence[str] | np.ndarray) -> Tensor | None:

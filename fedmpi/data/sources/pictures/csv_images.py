@@ -12,7 +12,7 @@ from pydantic import Field
 from fedmpi.common.errors import UserError
 from fedmpi.common.text import twins
 from fedmpi.data.dataset import Dataset
-from fedmpi.data.sources.common import check_groups, find, joined
+from fedmpi.data.sources.common import check_groups, find, joined, tell_of_travellers
 from fedmpi.data.sources.pictures.held_out import Files, Look, check_site, held_out, parted
 from fedmpi.data.sources.pictures.table_of_files import Row, in_order, rows
 
@@ -101,6 +101,7 @@ def csv_images(
     chosen = sites if site is None else [site]
     rows_of = [row for row in table if row.values[site_column] in chosen]
     _check(rows_of, picture_column, label_column, names, split_column)
+    tell_of_travellers(groups(rows_of), [row.values[site_column] for row in rows_of])
     found = []
     for name in chosen:
         mine = [row for row in table if row.values[site_column] == name]

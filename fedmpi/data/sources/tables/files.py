@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import csv
 import re
-from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 import numpy as np
@@ -41,7 +41,7 @@ class Table:
     places: np.ndarray  # (n,) where each row stands in the file
     unit: str = "line"  # of these places
     decimal: str = "."  # between a number's digits
-    named: frozenset[str] = frozenset()  # columns of names that say what they say: "none" is no gap there
+    named: Mapping[str, frozenset[str]] = field(default_factory=dict)  # by column words that are no gap there: "none"
 
     def __len__(self) -> int:
         return len(self.places)
@@ -54,6 +54,10 @@ class Table:
         if name not in self.columns:
             raise UserError(f"{self.path} has no column {name!r} (data.{key}); {nearest(name, self.columns)}")
         return self.columns[name]
+
+    def gaps(self, name: str, key: str) -> np.ndarray:
+        """(n,) whether a cell says nothing."""
+        return gaps(self.column(name, key), self.named.get(name, ()))
 
     def keep(self, rows: np.ndarray) -> Table:
         """Some of the rows."""
@@ -98,7 +102,7 @@ class Table:
         if cells.dtype != object:
             return np.array(["" if np.isnan(v) else spelled(float(v)) for v in cells], dtype=object)
         cells = self._pointed(cells)
-        empty = gaps(cells) & (name not in self.named)
+        empty = gaps(cells, self.named.get(name, ()))
         kinds = {cell: "" if gap else spelling(cell) for cell, gap in zip(cells, empty, strict=True)}
         return np.array([kinds[cell] for cell in cells], dtype=object)
 
@@ -115,11 +119,12 @@ class Table:
         return out
 
 
-def gaps(cells: np.ndarray) -> np.ndarray:
-    """(n,) whether a cell says nothing."""
+def gaps(cells: np.ndarray, named: Collection[str] = ()) -> np.ndarray:
+    """(n,) whether a cell says nothing; named: words that say what they say."""
     if cells.dtype != object:
         return np.isnan(cells)
-    return np.array([cell.strip().casefold() in GAPS for cell in cells], dtype=bool)
+    words = (cell.strip() for cell in cells)
+    return np.array([word.casefold() in GAPS and word not in named for word in words], dtype=bool)
 
 
 def spelled(number: float) -> str:

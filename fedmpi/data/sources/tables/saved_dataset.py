@@ -117,7 +117,7 @@ def _read(folder: Path, columns: list[str], label: str, sites: str | None, symbo
             said = f"column {label!r} holds the label {number[odd[0]]:g}"
             raise UserError(f"{rows.at(odd[0])}: {said}; 0..{len(names) - 1} are allowed")
         rows.columns[label] = np.array([names[int(k)] for k in number], dtype=object)
-        rows = replace(rows, named=frozenset([label]))
+        rows = replace(rows, named={label: frozenset(names)})
     return Split(_typed(x, symbols, rows), rows, names)
 
 
@@ -151,5 +151,5 @@ def _typed(x: np.ndarray, symbols: bool, rows: Table) -> np.ndarray:
 
 def _together(tables: list[Table], folder: Path) -> Table:
     columns = {name: np.concatenate([table.columns[name] for table in tables]) for name in tables[0].columns}
-    named = frozenset.union(*(table.named for table in tables))
+    named = {name: words for table in tables for name, words in table.named.items()}
     return Table(folder, columns, np.concatenate([table.places for table in tables]), "row", named=named)

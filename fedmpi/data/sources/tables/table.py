@@ -16,9 +16,10 @@ from pydantic import Field
 from fedmpi.common.errors import UserError
 from fedmpi.common.text import count, twins
 from fedmpi.data.dataset import Dataset
-from fedmpi.data.sources.common import check_groups, find, holdout, numbered
+from fedmpi.data.sources.common import check_groups, find, holdout, numbered, tell_of_travellers
 from fedmpi.data.sources.tables import prepare
-from fedmpi.data.sources.tables.files import Table, gaps, ordered, read, spelling
+from fedmpi.data.sources.tables.files import Table, ordered, read, spelling
+from fedmpi.data.sources.tables.missing import tell_empty, without_gaps
 from fedmpi.data.sources.tables.sites import check_sites
 from fedmpi.data.sources.tables.targets import Target, targets
 
@@ -102,10 +103,14 @@ def table(
     if again is not None:
         raise UserError(f"table: data.features: {again} is the data.label_column, which is to be learned; leave it out")
     options = Options(features, _values(categorical, features), missing, standardise, global_test)
+    said = {name: values for name, values in options.categorical.items() if values is not None}
+    said |= {name: [spelling(value) for value in class_names or ()] for name in named["label_column"][:1]}
+    rows = replace(rows, named={name: frozenset(values) for name, values in said.items()})
     _tell_twice(rows)
-    rows = _without_gaps(rows, features, missing, named)
+    rows = without_gaps(rows, options.categorical, features, missing, named, small_sites)
     aim = targets(rows, named["label_column"], target, class_names)
     owner, names = _owners(rows, site_column, site)
+    tell_of_travellers(_groups(rows, group_column), [names[k] for k in owner] if names else ())
     train = _parts(rows, split_column, group_column, owner, aim, test_fraction)
     keep, owner, names = check_sites(rows, aim, owner, names, train, small_sites)
     rows, aim, train = rows.keep(keep), aim.keep(keep), train[keep]
@@ -154,27 +159,6 @@ def _values(
     return found
 
 
-def _without_gaps(rows: Table, features: Sequence[str], missing: str, named: dict[str, list[str]]) -> Table:
-    """The table, without rows that have a gap where `missing` is drop; a gap that nothing fills is refused."""
-    keys = dict.fromkeys(features, "features")
-    for key, given in named.items():
-        keys |= dict.fromkeys(given, key)
-    holes = {name: gaps(rows.column(name, key)) for name, key in keys.items()}
-    if missing == "drop":
-        whole = ~np.any(list(holes.values()), axis=0)
-        if not whole.any():
-            worst = max(holes, key=lambda name: holes[name].sum())
-            raise UserError(
-                f"{rows.path}: every row has a gap, most of them in column {worst!r}; put it into data.drop"
-            )
-        return rows.keep(np.flatnonzero(whole))
-    for name, hole in holes.items():
-        if hole.any() and (missing == "refuse" or name not in features):
-            remedy = "say data.missing: impute or drop" if name in features else "say data.missing: drop"
-            raise UserError(f"{rows.at(int(hole.argmax()))}: column {name!r} is empty; fill it, or {remedy}")
-    return rows
-
-
 def _owners(rows: Table, site_column: str | None, site: str | None) -> tuple[np.ndarray, list[str]]:
     """(n,) whose each row is, and the sites' names; zeros and the silo's name, or none, without a column of them."""
     if site_column is None:
@@ -206,7 +190,9 @@ def _parts(
             if word not in PARTS:
                 raise UserError(f"{rows.at(row)}: column {split_column!r} holds {word!r}; allowed: {', '.join(PARTS)}")
         parts = np.array([PARTS[word] for word in words], dtype=bool)
-        check_groups(groups, parts, rows.at, f"{group_column}")
+        for k in np.unique(owner) if len(groups) else ():
+            mine = np.flatnonzero(owner == k)
+            check_groups(groups[mine], parts[mine], lambda row, mine=mine: rows.at(int(mine[row])), f"{group_column}")
         return parts
     train = np.ones(len(rows), dtype=bool)
     for k in np.unique(owner):
@@ -224,7 +210,7 @@ def _dataset(
         if name in options.categorical:
             words = rows.words(name, "categorical")
             words = prepare.filled_words(words, owner, train) if options.missing == "impute" else words
-            _tell_empty(rows, name, words == "", owner, names, train)
+            tell_empty(rows, name, words == "", owner, names, train)
             values = _seen(rows, name, words, options.categorical[name], train)
             blocks.append(prepare.one_hot(words, values))
             meaning += [f"{name}={value}" for value in values]
@@ -232,7 +218,7 @@ def _dataset(
         else:
             x = prepare.filled(rows.numbers(name, "features"), owner, train)
             if options.standardise != "none":  # else it is refused below
-                _tell_empty(rows, name, np.isnan(x), owner, names, train)
+                tell_empty(rows, name, np.isnan(x), owner, names, train)
             blocks.append(x[:, None])
             meaning.append(name)
             numeric.append(True)
@@ -265,18 +251,6 @@ def _dataset(
         global_x=scaled("pooled")[last] if pooled else None,
         meaning=(*meaning, "->", *aim.names),
     )
-
-
-def _tell_empty(
-    rows: Table, name: str, empty: np.ndarray, owner: np.ndarray, names: Sequence[str], train: np.ndarray
-) -> None:
-    """A column of which a site has no value is a constant there: nothing is learned from it, and it looks like data."""
-    lost = [k for k in np.unique(owner) if (train & (owner == k)).any() and empty[train & (owner == k)].all()]
-    if lost:
-        whose = f"of {', '.join(names[k] for k in lost)}" if names else "of the table"
-        warnings.warn(
-            f"{rows.path}: column {name!r} has no value in any training row {whose}; it is 0 there", stacklevel=2
-        )
 
 
 def _seen(rows: Table, name: str, words: np.ndarray, given: list[str] | None, train: np.ndarray) -> list[str]:
