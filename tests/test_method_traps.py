@@ -367,3 +367,102 @@ def test_the_command_line_says_it_in_one_line(method, kind, size):
     assert all("round 1, client " in line and "IndexError" in line for line in said)
     if size > 1:
         assert all("[rank " in line for line in said)
+
+
+# ---- what a server's slot starts at ----
+DRAWN = """
+    server_state = Slots(models=Slot((2, "d"), start="drawn"), last=FLAT)
+
+    def drawn(self, shape, generator):
+        return torch.randn(shape, generator=generator)
+
+    def aggregate(self, s, up):
+        return up.mean(), State(models=s.state.models, last=s.w)
+"""
+
+
+def test_a_server_slot_starts_at_what_a_hook_draws(method):
+    """From the run's seed, once, and not anew in each round."""
+    first, again, other = (run(method(DRAWN, seed=seed)).fed.server.state.models for seed in (1, 1, 2))
+    assert first.shape[0] == 2
+    assert first.std() > 0.5
+    assert not torch.equal(first[0], first[1])
+    assert torch.equal(first, again)
+    assert not torch.equal(first, other)
+
+
+@pytest.mark.parametrize(
+    ("body", "said"),
+    [
+        (
+            "client_state = Slots(c=Slot(('d',), start='drawn'))\ndef drawn(self, *_): return 0",
+            "not an option that is a",
+        ),
+        ("server_state = Slots(c=Slot(('d',), start='drawm'))", "not an option that is a number, or a hook f(self, "),
+        (
+            "server_state = Slots(c=Slot((2,), start='drawn'))\ndef drawn(self, *_): return torch.ones(3)",
+            "at the start: method Mine, hook drawn: slot 'c' is (2,), but it returned (3,)",
+        ),
+        (
+            "server_state = Slots(c=Slot((2,), start='drawn'))\ndef drawn(self, *_): return torch.ones(2) / 0",
+            "hook drawn gave values that are not finite",
+        ),
+    ],
+)
+def test_a_start_that_is_none_is_refused(method, body, said):
+    with pytest.raises(UserError) as caught:
+        run(method(body))
+    assert said in str(caught.value)
+
+
+# ---- nothing is lost, or goes on, without a word ----
+@pytest.mark.parametrize(("slot", "value"), [("SCALAR", "1 / torch.tensor(k.id - 1.0)"), ("FLAT", "k.w / (k.id - 1)")])
+def test_a_slot_of_an_upload_that_is_not_finite_ends_the_run(method, slot, value):
+    """The server's direction may well not have it."""
+    body = f"""
+        sends = Slots(dw=SHARED, f={slot})
+
+        def upload(self, k):
+            return Row(f={value}), State()
+
+        def aggregate(self, s, up):
+            s.figures(f=up.f.mean())
+            return up.mean(), State()
+    """
+    with pytest.raises(UserError, match=r"client 1: method Mine, hook upload gave values that are not finite .*'f'"):
+        run(method(body))
+    it = run(method(body, faults={"on_bad_update": "drop"}))
+    assert [[each["client"] for each in row["refused"]] for row in it.rows] == [[1], [1]]
+
+
+def test_a_slot_that_train_and_upload_return_is_refused(method):
+    body = """
+        client_state = Slots(count=SCALAR)
+
+        def train(self, k):
+            k.fit()
+            return State(count=k.state.count + 1)
+
+        def upload(self, k):
+            return Row(), State(count=k.state.count + 10)
+    """
+    with pytest.raises(UserError, match="hook train, upload both returned the slot 'count'; one of them returns it"):
+        run(method(body))
+
+
+def test_another_model_in_predict(method):
+    """Evaluation is in a mode in which tensors are made that count no changes."""
+    body = """
+        def predict(self, k):
+            return lambda x: k.frozen(x)[1]
+    """
+    plain, frozen = (run(method(each, evaluate={"protocol": ["personal"]})) for each in ("", body))
+    assert frozen.rows[-1]["personal_loss"] == pytest.approx(plain.rows[-1]["personal_loss"], abs=1e-6)
+
+
+def test_a_method_that_reads_means_is_told_how_to_say_so(method):
+    body = "def aggregate(self, s, up): return up.mean(), State()"
+    with pytest.raises(
+        UserError, match=r'of your own whose aggregate reads up\.mean alone says so: means = \{"dw": \("p",\)\}'
+    ):
+        run(method(body, server={"reduce": "local"}))

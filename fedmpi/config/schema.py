@@ -52,13 +52,19 @@ class MethodSettings(OpenSection):
 
 
 class CohortSettings(Section):
-    fraction: Annotated[float, Field(gt=0, le=1)] = 1.0  # of the clients, drawn each round
+    fraction: Annotated[float, Field(gt=0, le=1)] = 1.0  # of the clients, drawn each round: rounded down, at least one
     # cycles: every client once before one comes again; with fraction 1 / N the model goes from client to client
     draw: Literal["uniform", "cycles"] = "uniform"
     placement: Literal["balanced", "pinned"] = "balanced"  # which rank trains whom; balanced: by what they took
     replay: Place | None = None  # the placement.jsonl of a run, by which this one places on the same ranks
     # p_k in the aggregate: by training samples, or all clients of the cohort alike
     weighting: Literal["samples", "uniform"] = "samples"
+
+    @model_validator(mode="after")
+    def _replay_of_what(self) -> "CohortSettings":
+        if self.replay is not None and self.placement == "pinned":
+            raise ValueError(f"replay: {self.replay} has no effect with placement: pinned; leave one of them out")
+        return self
 
 
 class RuleSettings(OpenSection):
@@ -78,6 +84,10 @@ class RuleSettings(OpenSection):
             key = next(iter(self.options))
             raise ValueError(f"{key}: is an option of no rule: server.rule.name is auto; name the rule")
         return self
+
+
+ADAPTIVE = ("adam", "yogi", "adagrad")  # adagrad has no use for beta2; sweeps over the three give it all the same
+SERVER_OPTIONS = {"momentum": ("momentum",), **dict.fromkeys(("beta1", "beta2", "eps"), ADAPTIVE)}
 
 
 class ServerSettings(Section):
@@ -103,6 +113,12 @@ class ServerSettings(Section):
         if self.nesterov and (self.optim != "momentum" or not self.momentum):
             have = f"optim: {self.optim}, momentum: {self.momentum:g}"
             raise ValueError(f"nesterov: true needs optim: momentum with momentum > 0, not {have}; or set it to false")
+        for key, whose in SERVER_OPTIONS.items():
+            if self.optim not in whose and getattr(self, key) != type(self).model_fields[key].default:
+                raise ValueError(
+                    f"{key}: {getattr(self, key):g} is an option of {', '.join(whose)}, and optim is {self.optim}; "
+                    "leave it out, or take another optim"
+                )
         return self
 
 

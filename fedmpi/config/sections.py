@@ -57,6 +57,12 @@ class Init(Section):
 
     strict: bool = False  # whether all tensors of the file and of the model must match
 
+    @model_validator(mode="after")
+    def _of_what(self) -> Init:
+        if self.strict and self.source is None:
+            raise ValueError("strict: true needs init.from, whose tensors it is about; name a run or a file there")
+        return self
+
     @property
     def source(self) -> Path | None:
         found: Path | None = getattr(self, "from")

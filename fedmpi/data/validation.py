@@ -29,7 +29,8 @@ def _drawn(n: int, share: float, group: Tensor | None, generator: torch.Generato
         return out
     _, number, many = group.unique(return_inverse=True, return_counts=True)
     order, size = torch.randperm(len(many), generator=generator).tolist(), many.tolist()
-    taken, held = [], 0
+    taken: list[int] = []
+    held = 0
     for g in order:
         nearer = abs(held + size[g] - wanted) < abs(held - wanted)
         if nearer and len(taken) < len(order) - 1:

@@ -67,6 +67,7 @@ class Best:
             self.w.copy_(w)
             self.b.copy_(b)
             self._facts.copy_(torch.tensor([t, value, 0.0, t], dtype=torch.float64))
+            self.why += f", and {value:.6g} in round {t}, which was under way" if self.why else ""
         else:
             self._facts[2:].copy_(torch.tensor([self._facts[2] + 1, t]))
         return better

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Collection, Mapping, Sequence
+from dataclasses import fields, is_dataclass
 from typing import Any
 
 import torch
@@ -15,6 +16,7 @@ from fedmpi.common.inputs import Samples, look
 from fedmpi.common.text import nearest
 from fedmpi.flat.packing import Packing
 from fedmpi.method.base import Method, overrides
+from fedmpi.method.slots import Slots
 
 
 def wrong(method: Method, hook: str, where: str, text: str, by: Any = None) -> UserError:
@@ -73,6 +75,16 @@ def check_finite(method: Method, hook: str, packing: Packing, row: Tensor, where
         method, hook, where, f"gave values that are not finite (nan or inf) in {row.dtype}: {what}; the usual cause is "
         "divergence: lower train.lr"
     )  # fmt: skip
+
+
+def check_slots_finite(method: Method, packing: Packing, row: Tensor, where: str) -> None:
+    """No nan or inf in a method's own slots of an upload: a server hook may well not look at them, and go on."""
+    for name in packing.shapes:
+        if name != "dw" and not name.startswith("_") and not finite(packing.view(row, name).flatten()):
+            raise wrong(
+                method, "upload", where, f"gave values that are not finite (nan or inf) in slot {name!r}; the usual "
+                "cause is divergence: lower train.lr"
+            )  # fmt: skip
 
 
 def check_pair(method: Method, hook: str, given: Any, where: str) -> tuple[Any, Any]:
@@ -160,3 +172,38 @@ class Untouched:
                     *(getattr(self.method, hook) for hook in own[:1]),
                     by,
                 )
+
+
+def check_declarations(method: Method) -> None:
+    """Declarations of the right kind; those that name others name what there is."""
+    said = f"method {type(method).__name__}"
+    for name in ("trains", "receives"):
+        if isinstance(getattr(method, name), str):
+            raise UserError(
+                f"{said}: {name} is the text {getattr(method, name)!r}; it must be a tuple of names: ('x',)"
+            )
+    for name in ("client_state", "server_state", "per_client_download", "sends", "scratch"):
+        if not isinstance(getattr(method, name), Slots):
+            raise UserError(f"{said}: {name} is {type(getattr(method, name)).__name__}; it must be Slots(...)")
+        for slot, what in getattr(method, name).items():
+            _check_start(method, name, slot, what.start)
+    for name in method.receives:
+        if name not in method.server_state:
+            raise UserError(f"{said}: receives names {name!r}, which server_state does not declare")
+
+
+def _check_start(method: Method, declaration: str, slot: str, start: float | str) -> None:
+    if not isinstance(start, str) or start in numbers(method):
+        return
+    hook = declaration == "server_state"
+    if not hook or not callable(getattr(method, start, None)):
+        have = f"an option that is a number{', or a hook f(self, shape, generator)' if hook else ''}"
+        said = f"{declaration}: slot {slot!r} starts at {start!r}, which is not {have}"
+        raise UserError(f"method {type(method).__name__}, {said}")
+
+
+def numbers(method: Method) -> dict[str, float]:
+    """The method's options that are numbers, by name."""
+    names: list[str] = [f.name for f in fields(method)] if is_dataclass(method) else []
+    options = {name: getattr(method, name) for name in names}
+    return {n: value for n, value in options.items() if isinstance(value, (int, float)) and not isinstance(value, bool)}

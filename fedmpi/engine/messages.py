@@ -13,7 +13,7 @@ With comm.wire a row's large slots, those as wide as the model or a group of it,
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping
-from dataclasses import dataclass, fields, is_dataclass
+from dataclasses import dataclass
 from math import prod
 
 import torch
@@ -21,6 +21,7 @@ from torch import Tensor
 
 from fedmpi.common.blame import blaming, told
 from fedmpi.common.errors import UserError
+from fedmpi.engine.checks import check_declarations, numbers
 from fedmpi.flat.coding import Coding, Wire
 from fedmpi.flat.formats import Format
 from fedmpi.flat.layout import ATOM, BODY, COEF, EVERYTHING, HEAD, NORM, Layout, Selection
@@ -94,7 +95,7 @@ class Messages:
     ) -> None:
         """optim: shapes of what a client keeps of its optimiser (engine/local/kept.py)."""
         self.method, self.model, self.rounds, self.wire = method, model, rounds, wire
-        _check_declarations(method)
+        check_declarations(method)
         self.every: Groups = frozenset(model.layout.groups() | model.buffer_layout.groups())
         self.check_groups(method.trains, "trains")
         self.shared_groups: Groups = frozenset[str]().union(*(self.groups(t) for t in range(max(rounds, 1))))
@@ -105,7 +106,7 @@ class Messages:
         self._last: tuple[int, Upload | None] = (-1, None)  # the round that was asked for last
         self._announcements: dict[Groups, Announcement] = {}
         self.head = model.layout.select({HEAD})
-        self.options = _numbers(method)
+        self.options = numbers(method)
         whole = {name: value for name, value in self.options.items() if isinstance(value, int)}
         named = {group: model.layout.select({group}).size for group in (*STANDARD_GROUPS, *model.layout.groups())}
         letters = {"d": model.layout.size, "s": self.shared.size, "h": self.head.size, "b": model.buffer_layout.size}
@@ -252,7 +253,8 @@ class Messages:
     def _fill(self, packing: Packing, slots: Slots, row: Tensor, w: Tensor, b: Tensor) -> None:
         source = {"d": w, "s": self.shared.take(w), "h": self.head.take(w), "b": b}
         for name, slot in slots.items():
-            start: Tensor | float = self.options[slot.start] if isinstance(slot.start, str) else slot.start
+            # What is no option is a hook, which the server asks.
+            start: Tensor | float = self.options.get(slot.start, 0.0) if isinstance(slot.start, str) else slot.start
             if slot.initial:  # a leading dimension (N, h) repeats the initial value
                 start = source[str(slot.dims[-1])].to(row.device).expand(packing.shapes[name])
             packing.write(row, {name: start})
@@ -267,29 +269,6 @@ class Messages:
 def is_change(name: str, slot: Slot) -> bool:
     """Whether what an upload's slot holds is added to what the server has; of dw that is known."""
     return slot.change or name == "dw"
-
-
-def _check_declarations(method: Method) -> None:
-    """Declarations of the right kind; those that name others name what there is."""
-    said = f"method {type(method).__name__}"
-    for name in ("trains", "receives"):
-        if isinstance(getattr(method, name), str):
-            raise UserError(
-                f"{said}: {name} is the text {getattr(method, name)!r}; it must be a tuple of names: ('x',)"
-            )
-    for name in ("client_state", "server_state", "per_client_download", "sends", "scratch"):
-        if not isinstance(getattr(method, name), Slots):
-            raise UserError(f"{said}: {name} is {type(getattr(method, name)).__name__}; it must be Slots(...)")
-    for name in method.receives:
-        if name not in method.server_state:
-            raise UserError(f"{said}: receives names {name!r}, which server_state does not declare")
-
-
-def _numbers(method: Method) -> dict[str, float]:
-    """The method's options that are numbers, by name."""
-    names: list[str] = [f.name for f in fields(method)] if is_dataclass(method) else []
-    options = {name: getattr(method, name) for name in names}
-    return {n: value for n, value in options.items() if isinstance(value, (int, float)) and not isinstance(value, bool)}
 
 
 def _compose(shared: Selection, received: Tensor, personal: Selection, own: Tensor) -> Tensor:

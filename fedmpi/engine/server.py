@@ -22,6 +22,7 @@ from fedmpi.data.federated import Federated
 from fedmpi.engine.best import Best, Choice
 from fedmpi.engine.checks import (
     Untouched,
+    check_finite,
     check_names,
     check_pair,
     check_rule,
@@ -97,11 +98,23 @@ class FederationServer:
         self.optimizer, self.view, self.rule = optimizer, view, rule
         self.w, self.b = (place.copy_(values) for place, values in zip(storage, initial, strict=True))
         self.state_row = messages.initial_server_state(self.w, self.b, self.w.device)
+        for name, slot in self.method.server_state.items():
+            if isinstance(slot.start, str) and slot.start not in messages.options:
+                self._start(name, slot.start)
         views = messages.server_state.views(self.state_row)
         self.state = State({name: getattr(views, name) for name in views})
         view.state, view.w, self.held = self.state, self.w, held
         self.best = Best(choice, self.w, self.b) if choice else None
         self.records, self.updates = records, dict[str, Any]()  # of the last step (aggregation/agreement.py)
+
+    def _start(self, name: str, hook: str) -> None:
+        """A slot of the server's state begins with what a hook of the method draws."""
+        packing, where = self.messages.server_state, "at the start"
+        with blaming(where), self.view.chance(hook):
+            given = {name: getattr(self.method, hook)(packing.shapes[name], self.view.generator("start", name))}
+        check_values(self.method, hook, given, packing, where, self.w)
+        check_finite(self.method, hook, packing, given[name].flatten(), where)
+        packing.write(self.state_row, given)
 
     def snapshot(self) -> dict[str, Tensor]:
         """Copies, on the CPU, of all that changes from round to round."""

@@ -49,6 +49,7 @@ class Method:
     scratch: ClassVar[Slots] = Slots()  # what hooks of one client and round may write to: sums over its batches
     trains: ClassVar[tuple[str, ...]] = (EVERYTHING,)  # layout groups that local training changes
     batches_a_step: ClassVar[int] = 1  # batches given to one step as one x, y to cut up (Per-FedAvg's b1, b2, b3)
+    own_length: ClassVar[bool] = False  # its options say how long a client trains, not train.epochs and train.steps
     needs: ClassVar[frozenset[str]] = frozenset()
     neutral: ClassVar[Mapping[str, Any] | None] = None  # hyperparameters at which it is FedAvg, bit for bit
 

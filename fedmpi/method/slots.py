@@ -26,13 +26,17 @@ RESERVED = {name for name in (*dir(Uploads), *Uploads.__annotations__, *dir(Stat
 class Slot:
     """Shape, and what it starts at: a number, or the initial model (`initial`; the last dimension is d, s, h or b).
 
+    start: a number, the name of an option, or, in server_state, of a hook of the method
+    `f(self, shape, generator) -> tensor of that shape`, called once, with a generator (CPU) of the run's seed: networks
+    of the server's own, several global models that differ.
+
     change: what is sent is added to what the server has, as dw is, so that a client may send a part of it now and the
     rest later (comm.wire: int8, topk).
     """
 
     dims: tuple[str | int, ...] = ()
     initial: bool = False
-    start: float | str = 0.0  # text: the name of an option
+    start: float | str = 0.0
     change: bool = False
 
     def shape(self, sizes: Mapping[str, int]) -> tuple[int, ...]:

@@ -3,6 +3,7 @@
 A shared body phi, a head h_k of the client's own. Each round, from the phi received and its own h_k:
     (1) head_epochs of SGD on h_k with phi fixed;      (2) body_epochs of SGD on phi with h_k fixed.
 The body is averaged; the head stays. Each phase has its own optimiser, so that no momentum leaks into what is fixed.
+train.epochs and train.steps play no part.
 """
 
 from dataclasses import dataclass
@@ -21,6 +22,7 @@ class FedRep(Method):
 
     paper = "Collins et al., ICML 2021"
     needs = frozenset({LAST_LAYER})
+    own_length = True
 
     def travels(self, t: int, rounds: int) -> Travel:
         return Travel(but=(HEAD,))

@@ -43,8 +43,8 @@ def resnet8(input_shape: tuple[int, ...], classes: int, norm: Norm = "bn", proje
 
     A 3x3 convolution of 16, three stages of one block of two with 16, 32 and 64 (the later ones with stride 2 and a 1x1
     convolution as shortcut), the mean over the map, a linear layer.
-    norm: bn, bn_nostats (no running statistics), gn (8 groups), ln;
-    projection: two linear layers of 256 with batch normalisation before the last one.
+    norm: bn, bn_nostats (no running statistics: in evaluation those of each batch), gn (8 groups), ln;
+    projection: two linear layers of 256, each normalised by `norm`, before the last one.
     78,042 parameters with 3 channels and 10 classes.
     """
     channels, _, _ = image("resnet8", input_shape)
@@ -64,7 +64,7 @@ def resnet8(input_shape: tuple[int, ...], classes: int, norm: Norm = "bn", proje
         parts[f"layer{number}"] = nn.Sequential(block)
     parts |= {"avgpool": nn.AdaptiveAvgPool2d(1), "flatten": nn.Flatten()}
     if projection:
-        parts["projection"] = projected(64)
+        parts["projection"] = projected(64, norm)
     return nn.Sequential(OrderedDict({**parts, "fc": nn.Linear(WIDTH if projection else 64, classes)}))
 
 
@@ -78,8 +78,8 @@ def resnet18(
 ) -> nn.Module:
     """ResNet-18 of torchvision, untrained; stem: small is for 32 pixels.
 
-    norm: bn, bn_nostats (no running statistics), gn (groups), ln; stride: of the first stage;
-    projection: two linear layers of 256 with batch normalisation before the last one.
+    norm: bn, bn_nostats (no running statistics: in evaluation those of each batch), gn (groups), ln;
+    stride: of the first stage; projection: two linear layers of 256, each normalised by `norm`, before the last one.
     11,689,512 parameters (ImageNet); 11,173,962 with the small stem and 10 classes.
     """
     return _resnet("resnet18", input_shape, classes, stem, norm, stride, projection)
@@ -95,8 +95,8 @@ def resnet50(
 ) -> nn.Module:
     """ResNet-50 of torchvision, untrained; stem: small is for 32 pixels.
 
-    norm: bn, bn_nostats (no running statistics), gn (groups), ln; stride: of the first stage;
-    projection: two linear layers of 256 with batch normalisation before the last one.
+    norm: bn, bn_nostats (no running statistics: in evaluation those of each batch), gn (groups), ln;
+    stride: of the first stage; projection: two linear layers of 256, each normalised by `norm`, before the last one.
     25,557,032 parameters (ImageNet).
     """
     return _resnet("resnet50", input_shape, classes, stem, norm, stride, projection)
@@ -116,7 +116,7 @@ def _resnet(
     if stride == 2:
         _halve(model, norm)
     if projection:
-        model.fc = nn.Sequential(projected(model.fc.in_features), nn.Linear(WIDTH, classes))
+        model.fc = nn.Sequential(projected(model.fc.in_features, norm), nn.Linear(WIDTH, classes))
     return model
 
 

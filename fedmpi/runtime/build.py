@@ -37,7 +37,7 @@ from fedmpi.method.slots import Travel
 from fedmpi.models.net import Net
 from fedmpi.runtime import fitting, measuring, memory, wire
 from fedmpi.runtime.build_data import training_ranks
-from fedmpi.runtime.recipe import recipe
+from fedmpi.runtime.recipe import clients_at_once, recipe
 from fedmpi.runtime.resuming import initial
 from fedmpi.runtime.resuming.initial import Initial
 from fedmpi.tasks import contract
@@ -156,8 +156,8 @@ def experiment(settings: Settings, data: Federated, device: torch.device) -> Exp
         formats = wire.formats(settings, model.w.dtype)
         sizes = (data.classes, net.feature_dim or 0, data.clients, settings.rounds)
         messages = Messages(method, model, *sizes, formats, kept.shapes(recipe(settings), model.layout))
-    wire.check(settings, messages)
-    wire.check_sums(settings, messages, model.w)
+    wire.check(settings, messages, model.w)
+    fitting.check_rule(settings, data, messages)
     measuring.check(settings, method, task, net, data, messages)
     first = messages.travel(0)
     if (first.groups, first.but) != (Travel().groups, ()) and messages.shared.whole:
@@ -168,7 +168,7 @@ def experiment(settings: Settings, data: Federated, device: torch.device) -> Exp
         machine.compiler(gpu=device.type == "cuda")
         module.compile()  # one compilation for all clients of a rank
     rule = make_rule(settings, method, messages.shared_groups)
-    pack = fitting.clients_at_once(settings, method, task, model, recipe(settings), data)
+    pack = clients_at_once(settings, method, task, model, recipe(settings), data)
     return Experiment(settings, moved, method, task, net, model, messages, rule, given, pack)
 
 

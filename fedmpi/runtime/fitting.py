@@ -10,15 +10,16 @@ import numpy as np
 import torch
 from torch import nn
 
+from fedmpi.aggregation import suited
 from fedmpi.common.blame import ONE_SAMPLE, blaming, told
 from fedmpi.common.errors import UserError
 from fedmpi.common.text import lower_is_better, nearest
 from fedmpi.config.schema import Settings
 from fedmpi.data.federated import Federated
+from fedmpi.engine import sampling
 from fedmpi.engine.best import Choice
-from fedmpi.engine.local.recipe import Recipe
-from fedmpi.engine.packed import together
-from fedmpi.flat.model import NORM_LAYERS, FlatModel
+from fedmpi.engine.messages import Messages
+from fedmpi.flat.model import NORM_LAYERS
 from fedmpi.method.base import (
     CLASSES,
     FEATURES,
@@ -35,8 +36,6 @@ from fedmpi.method.base import (
 from fedmpi.models.net import Net
 from fedmpi.runtime.recipe import recipe
 from fedmpi.tasks import contract
-from fedmpi.tasks.base import Task
-from fedmpi.tasks.classification import Classification
 from fedmpi.tasks.next_symbol import NextSymbol
 
 SHOWN = 5  # sites in a line
@@ -121,6 +120,9 @@ def check_needs(settings: Settings, method: Method, task: Any, net: Net, module:
     batch_norm = any(isinstance(m, NORM_LAYERS[0]) for m in module.modules())
     if batch_norm and settings.train.batch_size == 1:
         raise UserError("train.batch_size: 1 gives batch normalisation nothing to normalise over; use at least 2")
+    given = [key for key in ("epochs", "steps") if getattr(settings.train, key) not in (None, 1)]
+    if method.own_length and given:
+        warnings.warn(f"train.{given[0]} plays no part in method {name}, whose options say how long", stacklevel=2)
     kind = next(module.parameters()).dtype
     if settings.train.keep_optim and kind.itemsize < 4:
         raise UserError(f"train.keep_optim: model {model} is of {kind}, which cannot count an optimiser's steps")
@@ -249,31 +251,6 @@ def choice(settings: Settings, task: Any, data: Federated) -> Choice | None:
     return Choice(f"validation_{best.metric}", lowest, best.patience, best.min_delta)
 
 
-def clients_at_once(
-    settings: Settings, method: Method, task: Any, model: FlatModel, how: Recipe, data: Federated
-) -> int:
-    """How many clients a rank trains at once (compute.pack)."""
-    compute, pack, named = settings.compute, settings.compute.pack, isinstance(data.input_shape, dict)
-    full = how.momentum or how.weight_decay or any(overrides(method, hook) for hook in ("loss", "gradient"))
-    many = together.many(pack, model, 0 if full else int(how.epochs or 0) * int(data.train_sizes.max(initial=0)))
-    reason = together.why_not(method, model, how, bf16=compute.precision == "bf16", compiled=compute.compile)
-    reason = "a sample is several tensors" if named else reason
-    if not settings.data.share_label_counts and _weighs(settings, task):
-        reason = reason or "what the task weighs by are each client's own counts (data.share_label_counts: false)"
-    if pack == 1 or not reason:
-        return many
-    if pack != "auto":
-        raise UserError(f"compute.pack: {pack}: clients cannot be trained together: {reason}; {together.REMEDY}")
-    warnings.warn(f"compute.pack: auto: {reason}; clients are trained one by one", stacklevel=3)
-    return 1
-
-
-def _weighs(settings: Settings, task: Any) -> bool:
-    """Whether a task's loss depends on the label counts that it is told."""
-    own = getattr(type(task), "weigh", Task.weigh)
-    return settings.task.options.get("weights") == "balanced" if own is Classification.weigh else own is not Task.weigh
-
-
 def check_buffers(settings: Settings, module: nn.Module) -> None:
     """Float buffers travel in the type of the parameters."""
     kind = next(p for p in module.parameters() if p.requires_grad).dtype
@@ -283,3 +260,17 @@ def check_buffers(settings: Settings, module: nn.Module) -> None:
                 f"model {settings.model.name}: buffer {name} ({buffer.dtype}) holds numbers beyond {kind}, the "
                 "parameters' type, in which buffers travel"
             )
+    if any(isinstance(part, NORM_LAYERS[0]) and part.running_mean is None for part in module.modules()):
+        warnings.warn(
+            f"model {settings.model.name}: batch normalisation without running statistics (bn_nostats) takes those of "
+            "each batch in evaluation, too: figures depend on evaluate.batch_size and on the order of test rows",
+            stacklevel=3,
+        )
+
+
+def check_rule(settings: Settings, data: Federated, messages: Messages) -> None:
+    """Whether server.rule can do what it is chosen for."""
+    rule, train, size = settings.server.rule, settings.train, settings.train.batch_size
+    idle = np.flatnonzero(data.train_sizes < size).tolist() if train.drop_last and size != "full" else []
+    members = sampling.size(data.clients, settings.cohort.fraction)
+    suited.check(rule.name, rule.options, members, idle, messages.upload(0).b.size)

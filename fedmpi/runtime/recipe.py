@@ -1,11 +1,19 @@
-"""The section `train` as the engine wants it."""
+"""The section `train` as the engine wants it, and how many clients a rank trains at once."""
 
 from __future__ import annotations
 
+import warnings
 from typing import Any
 
+from fedmpi.common.errors import UserError
 from fedmpi.config.schema import Settings
+from fedmpi.data.federated import Federated
 from fedmpi.engine.local.recipe import Recipe
+from fedmpi.engine.packed import together
+from fedmpi.flat.model import FlatModel
+from fedmpi.method.base import Method, overrides
+from fedmpi.tasks.base import Task
+from fedmpi.tasks.classification import Classification
 
 
 def recipe(settings: Settings) -> Recipe:
@@ -27,3 +35,28 @@ def recipe(settings: Settings) -> Recipe:
         keep=train.keep_optim,
         **{key: value for key, value in own.items() if value is not None},
     )
+
+
+def clients_at_once(
+    settings: Settings, method: Method, task: Any, model: FlatModel, how: Recipe, data: Federated
+) -> int:
+    """How many clients a rank trains at once (compute.pack)."""
+    compute, pack, named = settings.compute, settings.compute.pack, isinstance(data.input_shape, dict)
+    full = how.momentum or how.weight_decay or any(overrides(method, hook) for hook in ("loss", "gradient"))
+    many = together.many(pack, model, 0 if full else int(how.epochs or 0) * int(data.train_sizes.max(initial=0)))
+    reason = together.why_not(method, model, how, bf16=compute.precision == "bf16", compiled=compute.compile)
+    reason = "a sample is several tensors" if named else reason
+    if not settings.data.share_label_counts and _weighs(settings, task):
+        reason = reason or "what the task weighs by are each client's own counts (data.share_label_counts: false)"
+    if pack == 1 or not reason:
+        return many
+    if pack != "auto":
+        raise UserError(f"compute.pack: {pack}: clients cannot be trained together: {reason}; {together.REMEDY}")
+    warnings.warn(f"compute.pack: auto: {reason}; clients are trained one by one", stacklevel=3)
+    return 1
+
+
+def _weighs(settings: Settings, task: Any) -> bool:
+    """Whether a task's loss depends on the label counts that it is told."""
+    own = getattr(type(task), "weigh", Task.weigh)
+    return settings.task.options.get("weights") == "balanced" if own is Classification.weigh else own is not Task.weigh

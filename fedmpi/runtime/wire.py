@@ -38,8 +38,9 @@ def formats(settings: Settings, dtype: torch.dtype) -> Wire:
     return Wire(_format(up), _format(down), up.feedback)
 
 
-def check(settings: Settings, messages: Messages) -> None:
-    """Raises UserError where no upload holds anything that the format is for."""
+def check(settings: Settings, messages: Messages, like: Tensor) -> None:
+    """Raises UserError where no upload holds anything that the format is for. like: the model."""
+    _check_sums(settings, messages, like)
     form, method = messages.wire.up, messages.method
     large = [name for name, slot in method.sends.items() if messages.large(slot)]
     if form is not None and form.changes_only and large and not any(is_change(n, method.sends[n]) for n in large):
@@ -50,15 +51,16 @@ def check(settings: Settings, messages: Messages) -> None:
         )
 
 
-def check_sums(settings: Settings, messages: Messages, like: Tensor) -> None:
-    """Raises UserError where server.reduce: local has rows to do without that somebody needs. like: the model."""
+def _check_sums(settings: Settings, messages: Messages, like: Tensor) -> None:
+    """Raises UserError where server.reduce: local has rows to do without that somebody needs."""
     if settings.server.reduce != "local":
         return
     faults, method, means = settings.faults, settings.method.name, means_of(messages.method) or {}
     uploads = {messages.upload(t).packing for t in range(max(settings.rounds, 1))}
     sent = {name for packing in uploads for name in Cuts(packing, like).large} - {*means, "_b"}
     reasons = {
-        f"method {method} looks at single uploads": not means,
+        f"method {method} looks at single uploads (one of your own whose aggregate reads up.mean alone says so: "
+        'means = {"dw": ("p",)})': not means,
         f"method {method} looks at single {', '.join(sorted(sent))}": bool(sent),
         f"server.rule {settings.server.rule.name} looks at single uploads": settings.server.rule.name != "auto",
         f"faults.on_bad_update: {faults.on_bad_update} may leave one out": faults.on_bad_update != "abort",

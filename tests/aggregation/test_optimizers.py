@@ -88,7 +88,7 @@ def test_columns_are_independent():
     [
         ({"optim": "momentum", "momentum": 0.5}, 0.5),
         ({"optim": "momentum", "nesterov": True}, 0.9),
-        ({"optim": "adam", "momentum": 0.5}, 0.9),
+        ({"optim": "adam", "beta1": 0.8}, 0.8),
     ],
 )
 def test_keys_of_the_config(server, beta1):

@@ -1,14 +1,17 @@
 """Server rules as a config chooses them."""
 
+import re
+import warnings
 from types import SimpleNamespace
 
 import numpy as np
 import pytest
 import torch
-from helpers import play, settings
+from helpers import play, prepare, settings
 from naive_fedld import principal_mean as literal
 
-from fedmpi.aggregation import conflicts, robust, rules
+from fedmpi.aggregation import conflicts, robust, rules, suited
+from fedmpi.common.errors import UserError
 from fedmpi.flat import linear
 from fedmpi.flat.layout import Segment
 from fedmpi.flat.packing import Views
@@ -124,3 +127,34 @@ def test_a_rule_for_some_groups_sees_the_weights_of_their_columns():
     assert (columns, segments) == (7, [("c", 0)])
     assert torch.equal(out[7:], shared.double())
     torch.testing.assert_close(out[:7], rules.mean(gathered(), SERVER)[:7], rtol=0, atol=1e-14)
+
+
+@pytest.mark.parametrize(
+    ("rule", "options", "members", "buffers", "said"),
+    [
+        ("trimmed_mean", {}, 9, 0, r"trim 0\.1 leaves out nobody of 9 clients a round: .*; from 0\.111 on"),
+        ("trimmed_mean", {}, 10, 0, None),
+        ("trimmed_mean", {"trim": 0.0}, 9, 0, None),
+        ("krum", {}, 4, 0, "byzantine 1 has its guarantee from 5 clients a round on; here are 4"),
+        ("krum", {"byzantine": 2, "select": 3}, 7, 0, None),
+        ("krum", {"select": 5}, 5, 0, "select 5 of 5 clients is their plain mean"),
+        ("median", {}, 5, 12, "the model's 12 batch statistics travel, too, and their mean is taken"),
+        ("median", {}, 5, 0, None),
+        ("mean", {}, 5, 12, None),
+    ],
+)
+def test_what_a_robust_rule_cannot_do_is_told(rule, options, members, buffers, said):
+    with warnings.catch_warnings(record=True) as told:
+        warnings.simplefilter("always")
+        suited.check(rule, options, members, [], buffers)
+    assert [bool(re.search(said, str(each.message))) for each in told] == [True] if said else not told
+
+
+def test_those_who_make_no_step_are_no_middle():
+    """krum took their zeros, and the model stood still."""
+    said = r"krum would count the updates of clients 0, 3, who make no step \(train\.drop_last\), and are zero"
+    with pytest.raises(UserError, match=said):
+        suited.check("krum", {}, 5, [0, 3], 0)
+    train = {"batch_size": 20, "drop_last": True}
+    with pytest.warns(UserWarning, match="will not train"), pytest.raises(UserError, match="who make no step"):
+        prepare(settings(train=train, server={"rule": "krum"}))

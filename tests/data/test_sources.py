@@ -420,6 +420,13 @@ def test_image_folder(tmp_path):
     assert data.train_x.shape == (10, 1, 4, 4)
     assert data.test_y.tolist() == [1] * 3
     assert data.test_x.unique().tolist() == [1]
+    write_pictures(tmp_path / "val", {"blue": (9, 9, 9)}, each=2)
+    joined = image_folder(tmp_path, size=4, channels=1, mean=(0.0,), std=(1.0,))
+    assert joined.train_y.tolist() == [*data.train_y.tolist(), 0, 0]
+    assert torch.equal(joined.train_x[:10], data.train_x[:10])
+    assert len(image_folder(tmp_path, size=4, val="leave").train_y) == 10
+    (tmp_path / "test").rename(tmp_path / "testing")
+    assert image_folder(tmp_path, size=4).test_y.tolist() == [1] * 3
 
 
 def test_image_folder_agrees_with_torchvision_on_classes_and_order(tmp_path):

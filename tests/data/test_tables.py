@@ -315,7 +315,7 @@ def test_words_that_the_config_names_are_no_gaps(tmp_path):
         data = table(tmp_path, **given, categorical=["stage"], class_names=["none", "ill"])
     assert data.train_x.shape == (30, 3)
     given["missing"] = "refuse"
-    said = r"line 2: column 'stage' holds 'none', which is read as a gap; .* a value, name it in data\.categorical"
+    said = r"line 2: column 'stage' is empty \(it holds 'none', .* if it is a value, name it in data\.categorical"
     with pytest.raises(UserError, match=said):
         table(tmp_path, **given, categorical=["stage"])
 

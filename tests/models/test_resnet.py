@@ -2,10 +2,12 @@
 
 import pytest
 import torch
+from helpers import settings
 from torch import nn
 
 from fedmpi.common.torchvision_compat import torchvision
-from fedmpi.models.resnet import resnet18, resnet50
+from fedmpi.models.resnet import resnet8, resnet18, resnet50
+from fedmpi.runtime import fitting
 
 
 def test_same_draws_and_names_as_torchvision():
@@ -57,3 +59,18 @@ def test_gn_does_not_look_at_the_batch():
     x = torch.randn(3, 3, 16, 16, dtype=torch.float64)
     alone = torch.cat([module(row[None]) for row in x])
     torch.testing.assert_close(module(x), alone, rtol=1e-9, atol=1e-9)
+
+
+@pytest.mark.parametrize("norm", ["bn", "bn_nostats", "gn", "ln"])
+def test_a_projection_is_normalised_as_the_rest(norm):
+    """Beside gn it had batch statistics, which travel."""
+    small, large = resnet8((3, 16, 16), 10, norm, True), resnet18((3, 16, 16), 10, "small", norm, projection=True)
+    for model in (small, large):
+        assert bool([*model.buffers()]) == (norm == "bn")
+        assert model(torch.zeros(2, 3, 16, 16)).shape == (2, 10)
+
+
+def test_figures_that_depend_on_the_batch_are_told():
+    config = settings(model={"name": "resnet8", "norm": "bn_nostats"})
+    with pytest.warns(UserWarning, match=r"bn_nostats.*: figures depend on evaluate\.batch_size and on the order"):
+        fitting.check_buffers(config, resnet8((1, 8, 8), 10, "bn_nostats"))

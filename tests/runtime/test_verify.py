@@ -448,6 +448,27 @@ def test_what_was_accepted_is_kept_and_makes_no_alteration(copy, tmp_path):
 
 
 @pytest.mark.parametrize(
+    ("more", "why"),
+    [
+        ("train.schedule=cosine", "train.schedule: cosine has its course over all rounds"),
+        ("method.name=ccvr", "method ccvr ends with the last round"),
+    ],
+)
+def test_more_rounds_of_what_goes_by_their_number_are_another_experiment(tmp_path, more, why):
+    """It was ALTERED to verify, and its rounds were not those of a run that was not stopped."""
+    text = CONFIG.replace("%s/net.py:net", "logistic").replace("analysis: [drift, features]\n", "")
+    (tmp_path / "c.yaml").write_text(text.replace("rounds: 6", "rounds: 2"))
+    words = [f"output={tmp_path}", "name=a", more]
+    launch.execute(config.load(tmp_path / "c.yaml", words))
+    words += ["rounds=4", "checkpoint.resume=must"]
+    with pytest.raises(UserError, match=rf"cannot go on .*: rounds is 4, was 2 \({why}, and those that are done"):
+        launch.execute(config.load(tmp_path / "c.yaml", words))
+    launch.execute(config.load(tmp_path / "c.yaml", [*words, "checkpoint.changes=accept"]))
+    code, said = check(tmp_path / "a", number=None)
+    assert code == 2, said
+
+
+@pytest.mark.parametrize(
     ("was", "here", "words", "said"),
     [
         (["gpu A"], "gpu A", [], "GPUs .gpu A. give the same bits to one process with"),

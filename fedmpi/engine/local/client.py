@@ -22,7 +22,7 @@ from fedmpi.common import seeds
 from fedmpi.common.blame import blaming, once, told
 from fedmpi.common.errors import RankWarning, UserError
 from fedmpi.data.batches import batches, grouped
-from fedmpi.engine.checks import Untouched, check_finite, check_pair, finite
+from fedmpi.engine.checks import Untouched, check_finite, check_pair, check_slots_finite, finite
 from fedmpi.engine.local.adaptive import Adaptive, make
 from fedmpi.engine.local.autograd import backward
 from fedmpi.engine.local.clipping import clip
@@ -93,6 +93,8 @@ class LocalClient(ClientView):
             return False
         if len(self.state_row):
             messages.client_state.write(self.state_row, state)
+        if not worker.drop:  # of dw the server looks at the norm
+            check_slots_finite(worker.method, upload.packing, row, self.where)
         beyond = messages.settle(upload, row, self.state_row)
         if beyond:
             said = f"{self.where}: slot {beyond!r} is beyond fp16, which ends at 65,504, or not finite itself"

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from fedmpi.engine.checks import check_names, check_values
+from fedmpi.engine.checks import check_names, check_values, wrong
 from fedmpi.engine.messages import Upload
 from fedmpi.engine.worker import Worker
 from fedmpi.method.values import Row, State
@@ -23,4 +23,7 @@ def check_given(worker: Worker, upload: Upload, given: tuple[Any, Any, Any], whe
     for hook, new in (("train", trained), ("upload", more)):
         check_names(method, hook, new, declared, where, ())
         check_values(method, hook, new, worker.messages.client_state, where, like)
+    twice = [name for name in trained if name in more]
+    if twice:
+        raise wrong(method, "train, upload", where, f"both returned the slot {twice[0]!r}; one of them returns it")
     check_names(method, "train, upload", dict.fromkeys([*trained, *more]), declared, where)

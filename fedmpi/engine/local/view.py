@@ -119,11 +119,11 @@ class ClientView(Client):
 
     def frozen(self, x: Tensor, at: Tensor | None = None, buffers: Tensor | None = None) -> tuple[Tensor, Tensor]:
         key = None if at is None else id(at)
-        if key not in self._frozen:
-            model, net = self.worker.twin(len(self._frozen))
-            self._frozen[key] = at, net  # held on to: the id of a tensor that is gone may be another's
-            model.load(self.w0 if at is None else at, self.b0 if buffers is None else buffers)
-        with torch.no_grad(), self.worker.precision():
+        with torch.inference_mode(False), torch.no_grad(), self.worker.precision():  # evaluation is in that mode
+            if key not in self._frozen:
+                model, net = self.worker.twin(len(self._frozen))
+                self._frozen[key] = at, net  # held on to: the id of a tensor that is gone may be another's
+                model.load(self.w0 if at is None else at, self.b0 if buffers is None else buffers)
             z, f = self._frozen[key][1].forward(x)
         return (f if z is None else z).to(self.w.dtype), f.to(self.w.dtype)
 

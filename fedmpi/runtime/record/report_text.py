@@ -38,7 +38,7 @@ def headlines(made: Experiment, job: Job, backend: str, ranks: Sequence[Mapping[
         f"{count(data.clients, 'client')} with {sizes.min()} to {sizes.max()} samples{classes}; {where}, "
         f"{device_name(made.model.w.device)}, {count(s.compute.threads, 'thread')} a rank",
         *sites(s, ranks),
-        f"{count(s.rounds, 'round')} with {schedule(s, data.clients)}",
+        f"{count(s.rounds, 'round')} with {schedule(s, data.clients, made.messages.method.own_length)}",
         *(f"from {file}: {said}" for file, said in brought(s, ("rounds", "train.", "cohort."))),
         traffic(messages, s.rounds, made.itemsize),
         *wire(made, job.size),
@@ -67,8 +67,8 @@ def sites(s: Settings, ranks: Sequence[Mapping[str, Any]]) -> list[str]:
     return [f"site {name:<{width}}  {rank}" for name, rank in zip(s.data.silos, where, strict=True)]
 
 
-def schedule(s: Settings, clients: int) -> str:
-    """Who trains in a round, how much, and at which learning rate."""
+def schedule(s: Settings, clients: int, own_length: bool = False) -> str:
+    """Who trains in a round, how much (unless the method's own options say it), and at which learning rate."""
     train, members = s.train, sampling.size(clients, s.cohort.fraction)
     batches = "full batches" if train.batch_size == "full" else f"batches of {train.batch_size}"
     last = learning_rate(train.lr, train.schedule, max(s.rounds - 1, 0), max(s.rounds, 1), train.decay)
@@ -76,7 +76,7 @@ def schedule(s: Settings, clients: int) -> str:
     lr += f", after a warm-up of {count(train.warmup_rounds, 'round')}" if train.warmup_rounds else ""
     turn = " in turn" if s.cohort.draw == "cycles" else " each" if s.rounds > 1 else ""
     who = f"{members} of {count(clients, 'client')}{turn}"
-    return f"{who}, {work(train)} in {batches}; {lr}; {optimiser(train)}"
+    return f"{who}, {'' if own_length else f'{work(train)} '}in {batches}; {lr}; {optimiser(train)}"
 
 
 def work(train: TrainSettings) -> str:
@@ -225,13 +225,16 @@ def check_list(made: Experiment, fed: Federation, needed: Mapping[str, int]) -> 
     return [
         (s.name, what(made)),
         ("clients", f"{data.clients}, {training}{held_out}"),
-        ("rounds", f"{s.rounds}, with {schedule(s, data.clients)}"),
+        ("rounds", f"{s.rounds}, with {schedule(s, data.clients, made.messages.method.own_length)}"),
         ("test", f"{shared}; {tests.min()} to {tests.max()} samples a client"),
         ("message", traffic(messages, s.rounds, entry)),
         *(("wire", said.removeprefix("wire: ")) for said in wire(made, 1)),
         ("state", f"{state} a client, {size_text(messages.server_state.size * entry)} on the server"),
         *(("initial", said) for said in (made.initial.lines if made.initial is not None else ())),
-        ("memory", f"about {root} on rank 0 and {trainer} on a training rank"),
+        (
+            "memory",
+            f"{root} on rank 0 and {trainer} on a training rank for models and messages; with all else: fedmpi plan",
+        ),
         *((f"from {file}", said) for file, said in brought(s)),
         ("result", "ok"),
     ]

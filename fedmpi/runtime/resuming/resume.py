@@ -17,7 +17,7 @@ from torch import Tensor
 from fedmpi.common import places
 from fedmpi.common.errors import UserError
 from fedmpi.config import Settings
-from fedmpi.config.later import free_later
+from fedmpi.config.later import by_rounds, free_later
 from fedmpi.engine.faults import recovery
 from fedmpi.engine.federation import Federation
 from fedmpi.runtime.record import lock
@@ -109,6 +109,9 @@ def _difference(key: str, before: Mapping[str, str], now: Mapping[str, str], set
             said = [data.options[key] for key in WHICH if isinstance(data.options.get(key), str)]
             of = f" ({' '.join((data.source, *said))}, below {data.root})"
         return f"{key[1:-1]} {how}{of}"
+    if key == "rounds":
+        why = f"{by_rounds(settings)}, and those that are done would have been others"
+        return f"rounds is {now.get(key)}, was {before.get(key)} ({why})"
     return f"{key} is {now.get(key, 'unset')}, was {before.get(key, 'unset')}"
 
 

@@ -15,7 +15,8 @@ from fedmpi.data.sources.common import joined
 from fedmpi.data.sources.pictures.folders import classes_in, files_in
 from fedmpi.data.sources.pictures.held_out import Look, check_site, held_out, parted
 
-PARTS = ("train", "test", "val", "valid", "validation", "training", "testing")  # no classes
+VALIDATION, TEST = ("val", "valid", "validation"), ("test", "testing")
+PARTS = ("train", "training", *VALIDATION, *TEST)  # no classes
 
 
 def image_folder(
@@ -29,6 +30,7 @@ def image_folder(
     mean: tuple[float, ...] = (0.5,),
     std: tuple[Annotated[float, Field(gt=0)], ...] = (0.5,),
     class_names: Annotated[tuple[str, ...], Field(min_length=1)] | None = None,
+    val: Literal["join", "leave"] = "join",
     test_fraction: Annotated[float, Field(ge=0, lt=1)] = 0.2,
     small_sites: Literal["refuse", "keep"] = "refuse",
 ) -> Dataset:
@@ -36,7 +38,8 @@ def image_folder(
 
     sites: each folder of root/path is a site, for `scheme: site`; a silo is such a folder. class_names: the classes in
     order, else the folders' names sorted; silos need it, for a site may lack a class and would number the others
-    differently. Without test/, test_fraction of each class (of each site) is the test part, the same for every seed.
+    differently. val: pictures in val/ beside train/ join the training part, or are left out. Without test/,
+    test_fraction of each class (of each site) is the test part, the same for every seed.
     size: each picture is scaled and cut at its centre to size x size; without it all must be of one size. channels: 1
     grey, 3 colour. mean, std: of pixels in 0..1, one number or one a channel.
     small_sites: with one training picture, or one class; refused or kept.
@@ -67,13 +70,13 @@ def image_folder(
     if not homes:
         raise UserError(f"image_folder: {folder} holds no folder of a site (data.sites)")
     names = class_names or sorted({name for home in homes for name in classes_in(_training(home, root))})
-    found = [_one(home, names, look, test_fraction, root) for home in homes]
+    found = [_one(home, names, look, val, test_fraction, root) for home in homes]
     if sites or site is not None:
         found = [check_site(d, home.name, str(home), names, small_sites) for d, home in zip(found, homes, strict=True)]
     return joined(found, [home.name for home in homes]) if sites and site is None else found[0]
 
 
-def _one(home: Path, names: Sequence[str], look: Look, test_fraction: float, root: Path) -> Dataset:
+def _one(home: Path, names: Sequence[str], look: Look, val: str, test_fraction: float, root: Path) -> Dataset:
     folder = _training(home, root)
     train = files_in(folder, names)
     if not any(file.parent.parent == folder for file in train.paths):
@@ -81,8 +84,13 @@ def _one(home: Path, names: Sequence[str], look: Look, test_fraction: float, roo
             f"image_folder: the folders of {folder} hold no picture but in folders of their own, such as "
             f"{train.paths[0]}; are they sites? then data.sites: true"
         )
-    if os.path.isdir(home / "test"):
-        return parted(train, files_in(home / "test", names), len(names), look)
+    beside = [] if folder == home else classes_in(home)
+    if val == "join":
+        for name in [name for name in beside if name.lower() in VALIDATION]:
+            train += files_in(home / name, names)
+    test = next((name for name in beside if name.lower() in TEST), None)
+    if test is not None:
+        return parted(train, files_in(home / test, names), len(names), look)
     return held_out(train, test_fraction, len(names), look)
 
 

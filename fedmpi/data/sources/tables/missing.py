@@ -73,9 +73,9 @@ def _refuse(rows: Table, keys: Mapping[str, str], holes: Mapping[str, np.ndarray
             row = int(holes[name].argmax())
             cell = rows.columns[name][row]
             word = cell.strip() if isinstance(cell, str) else ""
-            is_empty = f"holds {word!r}, which is read as a gap" if word else "is empty"
+            is_empty = f"is empty (it holds {word!r}, which is read as a gap)" if word else "is empty"
             remedy = "say data.missing: impute or drop" if key == "features" else "say data.missing: drop"
-            if word and key in ("features", "label_column"):
+            if word.casefold() == "none" and key in ("features", "label_column"):
                 where = "categorical" if key == "features" else "class_names"
                 remedy += f"; or, if it is a value, name it in data.{where}"
             raise UserError(f"{rows.at(row)}: column {name!r} {is_empty}; fill it, or {remedy}")

@@ -191,8 +191,8 @@ def _parts(
                 raise UserError(f"{rows.at(row)}: column {split_column!r} holds {word!r}; allowed: {', '.join(PARTS)}")
         parts = np.array([PARTS[word] for word in words], dtype=bool)
         for k in np.unique(owner) if len(groups) else ():
-            mine = np.flatnonzero(owner == k)
-            check_groups(groups[mine], parts[mine], lambda row, mine=mine: rows.at(int(mine[row])), f"{group_column}")
+            its = rows.keep(np.flatnonzero(owner == k))
+            check_groups(groups[owner == k], parts[owner == k], its.at, f"{group_column}")
         return parts
     train = np.ones(len(rows), dtype=bool)
     for k in np.unique(owner):
