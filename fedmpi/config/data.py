@@ -50,10 +50,11 @@ class DataSettings(OpenSection):
         if (self.partition is None) == (self.silos is None):
             got = "got neither" if self.partition is None else "got both (set one to null)"
             raise ValueError(f"needs either partition: {{scheme, clients}} or silos: [names]; {got}")
-        if not self.silos and not self.share_label_counts:
-            raise ValueError(
-                "share_label_counts: false goes with silos; with a partition all ranks hold all data; leave it out"
-            )
+        given = {"share_label_counts": False, "audit": False, "share_ranks": True}
+        idle = next((key for key, value in given.items() if getattr(self, key) is value), None)
+        if not self.silos and idle is not None:
+            said = f"{idle}: {'true' if given[idle] else 'false'}"
+            raise ValueError(f"{said} goes with silos; with a partition all ranks hold all data; leave it out")
         if self.silos and self.client_test != "auto":
             raise ValueError(
                 f"client_test: {self.client_test} does not go with silos, whose files say it; leave it out"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Mapping
 from contextlib import nullcontext
 from dataclasses import replace
@@ -41,8 +42,16 @@ def training_ranks(settings: Settings, size: int) -> list[int]:
 
 def open_source(settings: Settings) -> partial[Any]:
     """The data source with its checked options; call it with data.root."""
-    given = dict(settings.data.options) | ({"download": True} if settings.data.download else {})
-    chosen = registry.Chosen(settings.data.source, given, settings.data.beside)
+    chosen = registry.Chosen(settings.data.source, settings.data.options, settings.data.beside)
+    made = registry.make(sources.KIND, chosen, settings.origins("data"))
+    if not settings.data.download:
+        return made
+    taken = inspect.signature(made.func).parameters.values()
+    if not any(each.name == "download" or each.kind is each.VAR_KEYWORD for each in taken):
+        where = settings.origins("data").get("download")
+        said = f"data.download: true, but data set {settings.data.source} cannot fetch its files; leave it out"
+        raise UserError(f"{where}: {said}" if where else said)
+    chosen = replace(chosen, options={**settings.data.options, "download": True})
     return registry.make(sources.KIND, chosen, settings.origins("data"))
 
 
@@ -60,6 +69,7 @@ def partitioned(settings: Settings) -> Federated:
     source, cut, augment = open_source(settings), settings.data.partition, operations(settings)
     assert cut is not None
     registry.make(partitions.KIND, cut, settings.origins("data.partition"))  # before data are read, and with the line
+    _check_pooled(settings)
     waiting = one_at_a_time(settings.data.root) if settings.data.download else nullcontext()
     with waiting, blaming("data"):
         with choosing(settings.data.stream), seeds.scoped(settings.seed, "source"):
@@ -68,6 +78,15 @@ def partitioned(settings: Settings) -> Federated:
     with blaming("data.partition"), seeds.scoped(settings.seed, "scheme"):
         whole = split(dataset, cut.scheme, cut.clients, settings.seed, settings.data.client_test, **cut.options)
     return augmented(hold_out(whole, settings.data.validation, settings.seed), augment)
+
+
+def _check_pooled(settings: Settings) -> None:
+    cut, ours = settings.data.partition, settings.data.source in sources.registry
+    if cut is not None and cut.options.get("only") and ours and settings.data.options.get("standardise") == "pooled":
+        raise UserError(
+            "data.partition.only leaves sites out of training, but with data.standardise: pooled all sites' training "
+            "rows say how numbers are standardised; say data.standardise: site"
+        )
 
 
 def _check_stream(settings: Settings, dataset: Dataset) -> None:

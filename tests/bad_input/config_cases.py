@@ -42,7 +42,7 @@ UNKNOWN = {
     "data.rot=x": r"data\.rot: unknown key; did you mean 'root'\?",
     "data.partition.alhpa=1": r"data\.partition\.alhpa: unknown key; partition iid has no options",
     "data.partition.scheme=dirichlet;;data.partition.alhpa=1": r"did you mean 'alpha'\?",
-    "data.download=true": r"data\.download: unknown key",
+    "data.download=true": r"data\.download: true, but data set digits cannot fetch its files; leave it out",
     "base=[a.yaml]": r"base can stand in a file only; write one",
     "base.x=1": r"base can stand in a file only; write one",
 }
@@ -113,7 +113,7 @@ VALUES = {
     "data.augment=[{normalise: cifar}]": r"normalise\.of: 'cifar' .*'cifar10', 'cifar100'",
     "data.augment=[{crop: {mode: reflect, padding: 8}}]": r"crop: a border of 8 cannot mirror 8 x 8 pixels; at most 7",
     "data.augment=[{colour: {hue: 0.1}}]": r"colour works on pixels in 0\.\.1, and this data source gives",
-    "data.augment=[{resized_crop: 6}]": r"are 6 x 6 but at tests 8 x 8 pixels .*end with centre_crop: 6",
+    "data.augment=[{resized_crop: 6}]": r"are 6 x 6 pixels in training, but at tests 8 x 8; .*end with centre_crop: 6",
     "data.validation=1": r"validation: 1 .*< 1",
     "data.validation=-0.1": r"validation: -0\.1 .*>= 0",
     "data.client_test=own": r"client_test: 'own' .*must be 'auto', 'site'",
@@ -223,6 +223,9 @@ VALUES = {
 TOGETHER = {
     "data.silos=[a]": r"needs either partition: .* or silos: .*got both",
     "data.partition=null": r"needs either partition: .*got neither",
+    "data.share_label_counts=false": r"data\.share_label_counts: false goes with silos; .*leave it out",
+    "data.share_ranks=true": r"data\.share_ranks: true goes with silos; .*leave it out",
+    "data.audit=false": r"data\.audit: false goes with silos; .*leave it out",
     "data.partition=null;;data.silos=[a, a]": r"silos: each name once; 'a' stands twice",
     "data.partition=null;;data.silos=[a];;data.client_test=global": r"client_test: global does not go with silos",
     "data.partition=null;;data.silos=[a];;faults.on_lost_rank=redo": r"on_lost_rank: redo has other ranks .*; use drop",

@@ -91,6 +91,20 @@ TABLES = {
     "other test rows": (*table(test_x=X[:, :2], test_y=Y), r"a row of x is \(3,\) .*test_x \(2,\)"),
     "other test labels": (*table(test_x=X, test_y=Y * 1.0), r"y int64, .*test_y float64; they must agree"),
     "no test_x": (*table(test_y=Y), r"has no array 'test_x'; it holds x, y, test_y"),
+    "a fraction beside a test part": (
+        *table(", test_fraction: 0.2", test_x=X, test_y=Y),
+        r"data\.test_fraction: 0\.2 changes nothing, for .*a\.npz has test_x, which says the test part; leave it out",
+    ),
+    "no validation part to leave out": (*table(", val: leave"), r"a\.npz has no val_x, which data\.val: leave would"),
+    "one path for all silos": (
+        table(", silos: [a.npz, b.npz], share_ranks: true")[0],
+        None,
+        r"npz: data\.path: 'a\.npz' would be one file for all silos; write \{site\} where they differ",
+    ),
+    "sites from 1": (
+        *table(", partition: {scheme: site}", site=Y + 1),
+        r"belong to sites \[1, 2\], but the numbers of sites begin at 0; number them 0, 1, 2",
+    ),
     "x twice": (*table(x_train=X), r"each once, under one of its names"),
     "negative sites": (*table(SITES, site=Y - 1), r"site holds sites -1\.\.0; number them 0, 1"),
     "sites that are ids": (*table(SITES, site=Y * 10**12), r"site holds sites 0\.\.1000000000000"),
@@ -342,6 +356,11 @@ TABLE_OF_FILES = {
         f"{CSV}, split_column: label",
         _csv("TABLE"),
         r"a\.csv, line 2: label is 'a'; allowed: train, training, val",
+    ),
+    "csv of files: a fraction beside parts": (
+        f"{CSV}, split_column: label, test_fraction: 0.3",
+        _csv("TABLE"),
+        r"data\.test_fraction: 0\.3 changes nothing, for data\.split_column: label says the test part; leave it out",
     ),
     "csv of files: a silo that is none": (
         f"{CSV}, class_names: [a, b], partition: null, silos: [n, x]",

@@ -31,6 +31,34 @@ SHEETS = {
         r"no column 'hospital' \(data\.site_column\); .*age, city, sick, site",
     ),
     "sheet: no such column to drop": (*sheet(", drop: [ago]"), r"no column 'ago' \(data\.drop\); did you mean 'age'"),
+    "sheet: no such column to drop beside features": (
+        *sheet(", features: [city, age], drop: [ago]"),
+        r"no column 'ago' \(data\.drop\); did you mean 'age'",
+    ),
+    "sheet: a feature that is dropped": (
+        *sheet(", features: [city, age], drop: [age]"),
+        r"table: data\.drop names 'age', which data\.features names, too; leave it out of one",
+    ),
+    "sheet: a feature twice": (
+        *sheet(", features: [city, age, city]"),
+        r"table: data\.features names 'city' twice; each column stands once",
+    ),
+    "sheet: a global test set of its own, of nothing": (
+        *sheet(", standardise: none, global_test: pooled"),
+        r"data\.global_test: pooled changes nothing with data\.standardise: none; leave one of them out",
+    ),
+    "sheet: a fraction beside parts": (
+        *sheet(
+            ", split_column: part, test_fraction: 0.2",
+            head="site,age,city,sick,part\n",
+            rows=[row.replace("\n", ",train\n") for row in ROWS],
+        ),
+        r"data\.test_fraction: 0\.2 changes nothing, for data\.split_column: part says the test part; leave it out",
+    ),
+    "sheet: pooled with sites that nobody trains on": (
+        *sheet(", standardise: pooled", sites=", site_column: site, partition: {scheme: site, only: [north]}"),
+        r"data\.partition\.only leaves sites out .*data\.standardise: pooled .*; say data\.standardise: site",
+    ),
     "sheet: no such feature": (*sheet(", features: [city, ago]"), r"no column 'ago' \(data\.features\)"),
     "sheet: categorical of none": (
         *sheet(columns=", label_column: sick, categorical: [town]"),
@@ -174,6 +202,26 @@ SHEETS |= {
     "silo: pooled": (*sheet(", standardise: pooled", sites=SILOS), r"pooled, in data\.standardise.* " + ALONE),
     "silo: dropped": (*sheet(", small_sites: drop", sites=SILOS), r"data\.small_sites: drop " + ALONE),
     "silo: one path": (*sheet(sites=SILOS), r"data\.path: 'a\.csv' would be one file for all silos; write \{site\}"),
+}
+
+
+def _silos(*parts):
+    """Two tables; of the second one all patients are ill, and of the parts given."""
+
+    def write(folder):
+        for name, sick, column in (("a", "01", ("train",)), ("b", "1", parts or ("train",))):
+            rows = (f"{k},{sick[k % len(sick)]},{column[k % len(column)]}\n" for k in range(10))
+            (folder / f"{name}.csv").write_text("age,sick,part\n" + "".join(rows))
+
+    return "source: table, label_column: sick, split_column: part, class_names: [0, 1]" + SILOS, write
+
+
+SHEETS |= {
+    "silo: one class": (
+        *_silos(),
+        r"b\.csv, line 2: .* 10 training rows of one class, '1'; say data\.small_sites: keep, or leave it out of data",
+    ),
+    "silo: no training row": (*_silos("test"), r"has 0 training rows; leave it out of data\.silos"),
 }
 SHEETS |= {
     "saved: not there": (

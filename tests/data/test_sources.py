@@ -344,6 +344,15 @@ def test_npz_validation_part_joins_the_training_part(tmp_path):
     assert npz(tmp_path, path="b.npz").site.tolist() == [0, 1, 0, 2, 1]
 
 
+def test_npz_of_silos_has_their_names_in_its_path(tmp_path):
+    for k, name in enumerate(("north", "south")):
+        (tmp_path / name).mkdir()
+        np.savez(tmp_path / name / "a.npz", x=np.full((4, 2), float(k)), y=np.arange(4) % 2)
+    opened = open_silos(npz, tmp_path, ["north", "south"], [0, 1], path="{site}/a.npz", val="leave")
+    assert [data.train_x.unique().tolist() for data in opened.values()] == [[0.0], [1.0]]
+    assert npz(tmp_path, site="south/a.npz").train_x.unique().tolist() == [1.0]
+
+
 def test_npz_regression(tmp_path):
     np.savez(tmp_path / "a.npz", x=np.zeros((10, 2)), y=np.linspace(0, 1, 10))
     data = npz(tmp_path, path="a.npz")

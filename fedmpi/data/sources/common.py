@@ -44,6 +44,16 @@ def finite(x: Tensor, name: str, at: Path) -> Tensor:
     return x
 
 
+def checked_fraction(given: float | None, own: str = "") -> float:
+    """data.test_fraction, 0.2 where it is not given.
+
+    own: what says the test part, if something does. Raises UserError for a fraction then, which would change nothing.
+    """
+    if own and given is not None:
+        raise UserError(f"data.test_fraction: {given:g} changes nothing, for {own} says the test part; leave it out")
+    return 0.2 if given is None else given
+
+
 def holdout(
     labels: np.ndarray, fraction: float, groups: Sequence[str] | np.ndarray = ()
 ) -> tuple[np.ndarray, np.ndarray]:

@@ -17,7 +17,7 @@ from torch import Tensor
 from fedmpi.common.errors import UserError
 from fedmpi.data.dataset import Dataset
 from fedmpi.data.pictures import Pictures, of_bytes, stacked
-from fedmpi.data.sources.common import find, finite, holdout
+from fedmpi.data.sources.common import checked_fraction, find, finite, holdout
 from fedmpi.data.streaming import wanted
 from fedmpi.data.streaming.mapped import Mapped, in_archive
 from fedmpi.data.streaming.stream import Stream
@@ -47,13 +47,14 @@ def npz(
     site: str | None = None,
     path: str | None = None,
     classes: Annotated[int, Field(ge=1, le=1_000_000)] | None = None,
-    test_fraction: Annotated[float, Field(ge=0, lt=1)] = 0.2,
+    test_fraction: Annotated[float, Field(ge=0, lt=1)] | None = None,
     mean: list[float] | None = None,
     std: list[Annotated[float, Field(gt=0)]] | None = None,
     val: Literal["join", "leave"] = "join",
 ) -> Dataset:
     """Arrays x, y and, if there, site, test_x, test_y, test_site of the file root/path; a silo is a file of its own.
 
+    Of silos path may hold {site}, which becomes the silo's name; without path the silo's name is the file's.
     The arrays may also have the names of Keras (x_train, ...) or MedMNIST (train_images, ...).
     val: val_x, val_y (val_images, val_labels; val_site), if there, join the training part, as in FedSOL's TissueMNIST
     (189,106 = 165,466 + 23,640), or are left out. `data.validation` takes its rows from what there is then.
@@ -62,19 +63,24 @@ def npz(
     y: (n,) or (n, 1); whole numbers are classes (their number: `classes`, else the largest + 1), other numbers are the
     targets of a regression. Targets (n, ...) of several numbers need `classes`, the number of the model's outputs: of
     labels for multi_label, of classes for segmentation, of symbols for next_symbol, 1 for survival.
-    Without test_x, test_fraction of each class is the test part, the same for every seed.
+    Without test_x, test_fraction (0.2) of each class is the test part, the same for every seed.
     mean, std: one number per channel; x becomes (x - mean) / std, both parts alike.
     """
-    file = site or path
-    if not file:
+    if site is None and not path:
         raise UserError("npz: data.path is missing; it names the .npz file, relative to data.root")
+    if site is not None and path and "{site}" not in path:
+        raise UserError(f"npz: data.path: {path!r} would be one file for all silos; write {{site}} where they differ")
+    file = (path or "{site}").replace("{site}", site or "{site}")
     at = find(root, (file,), "npz", "correct data.root, or data.path (data.silos in silo mode)")
     arrays, files = _read(at)
+    if val == "leave" and site is None and not any(name.startswith("val_") for name in arrays):
+        raise UserError(f"{at} has no val_x, which data.val: leave would leave out; it holds {', '.join(files)}")
     if val == "leave":
         arrays = {name: array for name, array in arrays.items() if not name.startswith("val_")}
     for name, need in NEEDS:
         if need not in arrays and (name in arrays or need in ("x", "y")):
             raise UserError(f"{at} has no array {need!r}; it holds {', '.join(files) or 'none'}; known: {ACCEPTED}")
+    test_fraction = checked_fraction(test_fraction, f"{at} has test_x, which" if "test_x" in arrays else "")
     x, y, owner = _part(arrays, "", at, mean, std)
     _alike(arrays, at)
     if "val_x" in arrays:

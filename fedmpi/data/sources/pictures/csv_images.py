@@ -12,7 +12,7 @@ from pydantic import Field
 from fedmpi.common.errors import UserError
 from fedmpi.common.text import twins
 from fedmpi.data.dataset import Dataset
-from fedmpi.data.sources.common import check_groups, find, joined, tell_of_travellers
+from fedmpi.data.sources.common import check_groups, checked_fraction, find, joined, tell_of_travellers
 from fedmpi.data.sources.pictures.held_out import Files, Look, check_site, held_out, parted
 from fedmpi.data.sources.pictures.table_of_files import Row, in_order, rows
 
@@ -42,16 +42,16 @@ def csv_images(
     std: tuple[Annotated[float, Field(gt=0)], ...] = (0.5,),
     class_names: Annotated[tuple[str, ...], Field(min_length=1)] | None = None,
     val: Literal["join", "leave"] = "join",
-    test_fraction: Annotated[float, Field(ge=0, lt=1)] = 0.2,
+    test_fraction: Annotated[float, Field(ge=0, lt=1)] | None = None,
     small_sites: Literal["refuse", "keep"] = "refuse",
 ) -> Dataset:
     """Pictures that the CSV file root/path names, a row each, with their class and, if wanted, their site and part.
 
     picture_column: files, relative to root/folder; label_column: classes; site_column: sites, for `scheme: site` and
     for silos, which open the pictures of their own rows alone; split_column: train, val or test of each row. Without
-    it, test_fraction of each class of each site is its test part, the same for every seed. val: its pictures join the
-    training part, or are left out. group_column: whose pictures stay together, such as patients': in the test part, the
-    training part or what data.validation puts aside.
+    it, test_fraction (0.2) of each class of each site is its test part, the same for every seed. val: its pictures join
+    the training part, or are left out. group_column: whose pictures stay together, such as patients': in the test part,
+    the training part or what data.validation puts aside.
     class_names: the classes in order, else what the column holds, sorted (numbers by size); silos need it, for a site's
     table may lack a class. delimiter: between fields.
     size: each picture is scaled and cut at its centre to size x size; without it all must be of one size. channels: 1
@@ -62,6 +62,7 @@ def csv_images(
     if site is not None and (site_column is None or class_names is None):
         key = "site_column" if site_column is None else "class_names"
         raise UserError(f"csv_images: data.{key} is missing; silos need it")
+    share = checked_fraction(test_fraction, f"data.split_column: {split_column}" if split_column else "")
     at = find(root, (path,), "csv_images", "correct data.root or data.path")
     options = {"picture_column": picture_column, "label_column": label_column}
     options |= {"site_column": site_column} if site_column else {}
@@ -79,7 +80,7 @@ def csv_images(
 
     def one(mine: Sequence[Row], whose: str) -> Dataset:
         if split_column is None:
-            return held_out(files(mine), test_fraction, len(names), look, groups(mine))
+            return held_out(files(mine), share, len(names), look, groups(mine))
         part = [PARTS[row.values[split_column].lower()] for row in mine]
         train = [row for want in ("train", "val")[: 2 if val == "join" else 1] for row in _of(mine, part, want)]
         if not train:

@@ -13,12 +13,12 @@ from fedmpi.data.sources.tables.targets import Target
 
 
 def check_sites(
-    rows: Table, aim: Target, owner: np.ndarray, names: Sequence[str], train: np.ndarray, small: str
+    rows: Table, aim: Target, owner: np.ndarray, names: Sequence[str], train: np.ndarray, small: str, silo: bool
 ) -> tuple[np.ndarray, np.ndarray, list[str]]:
     """Rows to keep, (m,), whose each of them is, and the sites' names.
 
     small: what becomes of a site with fewer than two training rows, or one class in them: refuse, keep or drop. A site
-    without any training row is refused where it is not dropped.
+    without any training row is refused where it is not dropped. silo: it is the only one here, and none drops it.
     """
     lost = []
     for k, name in enumerate(names):
@@ -31,10 +31,11 @@ def check_sites(
         elif small == "refuse" or not len(mine):
             label = f"of one class, {aim.names[aim.groups[mine[0]]]!r}" if one and len(mine) > 1 else ""
             has = f"{count(len(mine), 'training row')}{' ' if label else ''}{label}"
-            remedy = "keep or drop" if len(mine) else "drop"
+            remedy = f"say data.small_sites: {'keep or drop' if len(mine) else 'drop'}"
+            if silo:
+                remedy = f"{'say data.small_sites: keep, or ' if len(mine) else ''}leave it out of data.silos"
             raise UserError(
-                f"{rows.at(int(np.flatnonzero(owner == k)[0]))}: site {name!r}, which begins there, has {has}; say "
-                f"data.small_sites: {remedy}"
+                f"{rows.at(int(np.flatnonzero(owner == k)[0]))}: site {name!r}, which begins there, has {has}; {remedy}"
             )
     if len(lost) == len(names) and names:
         raise UserError(f"{rows.path}: no site is left: each has one training row, or one class")

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import warnings
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from itertools import chain
 from pathlib import Path
@@ -16,7 +16,7 @@ from pydantic import Field
 from fedmpi.common.errors import UserError
 from fedmpi.common.text import count, twins
 from fedmpi.data.dataset import Dataset
-from fedmpi.data.sources.common import check_groups, find, holdout, numbered, tell_of_travellers
+from fedmpi.data.sources.common import check_groups, checked_fraction, find, holdout, numbered, tell_of_travellers
 from fedmpi.data.sources.tables import prepare
 from fedmpi.data.sources.tables.files import Table, ordered, read, spelling
 from fedmpi.data.sources.tables.missing import tell_empty, without_gaps
@@ -48,7 +48,7 @@ def table(
     site_column: Name | None = None,
     split_column: Name | None = None,
     group_column: Name | None = None,
-    test_fraction: Annotated[float, Field(ge=0, lt=1)] = 0.2,
+    test_fraction: Annotated[float, Field(ge=0, lt=1)] | None = None,
     features: Annotated[list[str], Field(min_length=1)] | None = None,
     drop: list[str] | None = None,
     categorical: list[str] | dict[str, Annotated[list[Value], Field(min_length=1)]] | None = None,
@@ -65,16 +65,16 @@ def table(
 
     label_column: the column to be learned; several columns are one target (n, k), such as event
     and time for the task survival; with target: number a model has an output for each of them. site_column says whose
-    a row is. split_column says train or test (val joins train); without it, test_fraction of each class of each site is
-    the test part, the same for every seed. group_column: whose rows stay together, such as patients': in the test part,
-    the training part or what data.validation puts aside. features: the columns to learn from, in order; without it all
-    others but those in `drop`.
+    a row is. split_column says train or test (val joins train); without it, test_fraction (0.2) of each class of each
+    site is the test part, the same for every seed. group_column: whose rows stay together, such as patients': in
+    the test part, the training part or what data.validation puts aside. features: the columns to learn from, in order;
+    without it all others but those in `drop`.
     categorical: columns of words, each value in the training part a column of 0 and 1; a mapping gives the values.
     target: class, number (a regression), or auto: class if the labels are words or whole numbers. class_names: the
     labels in the order of their numbers, else sorted.
     missing: a row with a gap is refused, dropped, or filled with the median (words: the most frequent) of its site's
     training part. standardise: numbers by mean and deviation of the training part of their own site, of all sites, or
-    not; global_test: those of the global test set.
+    not; global_test: those of the global test set, which is pooled, too, where standardise is.
     small_sites: with one training row, or one class; refused, kept, or dropped. delimiter: between a CSV's cells;
     decimal: between the digits of its numbers.
 
@@ -85,6 +85,11 @@ def table(
         _check_silo(path, site_column, "pooled" in (standardise, global_test), small_sites)
     elif path is None:
         raise UserError("table: data.path is missing; it names the file, relative to data.root")
+    if standardise == "none" and global_test == "pooled":
+        raise UserError(
+            "table: data.global_test: pooled changes nothing with data.standardise: none; leave one of them out"
+        )
+    test_fraction = checked_fraction(test_fraction, f"data.split_column: {split_column}" if split_column else "")
     file = (path or "{site}").replace("{site}", site or "{site}")
     at = find(root, (file,), "table", "correct data.root or data.path")
     rows = read(at, delimiter, decimal)
@@ -94,11 +99,7 @@ def table(
         "split_column": [split_column] if split_column else [],
         "group_column": [group_column] if group_column else [],
     }
-    if features is None:
-        taken = {*chain(*named.values()), *(drop or ())}
-        for name in drop or ():
-            rows.column(name, "drop")
-        features = [name for name in rows.columns if name not in taken]
+    features = _features(rows, features, drop or (), chain(*named.values()))
     again = next((name for name in named["label_column"] if name in features), None)
     if again is not None:
         raise UserError(f"table: data.features: {again} is the data.label_column, which is to be learned; leave it out")
@@ -112,10 +113,23 @@ def table(
     owner, names = _owners(rows, site_column, site)
     tell_of_travellers(_groups(rows, group_column), [names[k] for k in owner] if names else ())
     train = _parts(rows, split_column, group_column, owner, aim, test_fraction)
-    keep, owner, names = check_sites(rows, aim, owner, names, train, small_sites)
+    keep, owner, names = check_sites(rows, aim, owner, names, train, small_sites, site is not None)
     rows, aim, train = rows.keep(keep), aim.keep(keep), train[keep]
     found = _dataset(rows, aim, owner, names, train, options)
     return replace(found, group=numbered(_groups(rows, group_column)[train])) if group_column else found
+
+
+def _features(rows: Table, given: list[str] | None, drop: Sequence[str], taken: Iterable[str]) -> list[str]:
+    """The columns to learn from. taken: those that say something else."""
+    for name in drop:
+        rows.column(name, "drop")
+        if name in (given or ()):
+            raise UserError(f"table: data.drop names {name!r}, which data.features names, too; leave it out of one")
+    twice = next((name for k, name in enumerate(given or ()) if name in (given or ())[:k]), None)
+    if twice is not None:
+        raise UserError(f"table: data.features names {twice!r} twice; each column stands once")
+    left_out = {*taken, *drop}
+    return [name for name in rows.columns if name not in left_out] if given is None else given
 
 
 def _tell_twice(rows: Table) -> None:
