@@ -309,7 +309,7 @@ def test_an_order_without_sense_is_refused(items, says):
         ([("normalise", {"mean": [1]})], r"normalise: it takes the name of a set, or mean and std"),
         (["normalise"], r"normalise: it takes the name of a set, or mean and std"),
         (["colour"], r"colour: brightness, contrast, saturation and hue are all 0"),
-        ([("resized_crop", 8)], r"are 8 x 8 but at tests 12 x 9 pixels in training; .*end with centre_crop: 8"),
+        ([("resized_crop", 8)], r"are 8 x 8 pixels in training, but at tests 12 x 9; .*end with centre_crop: 8"),
     ],
 )
 def test_what_does_not_fit_the_pictures_is_refused_before_training(items, says):

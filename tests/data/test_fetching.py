@@ -348,6 +348,11 @@ def test_a_set_behind_a_click_says_what_to_do(tmp_path, monkeypatch, capsys):
     [
         (("fetch", "cifar"), r"unknown data set 'cifar'; did you mean 'cifar10'"),
         (("check", "mnsit"), r"unknown data set 'mnsit'; did you mean 'mnist'"),
+        (("check", "medmnist"), r"medmnist is a source of several sets; name one of them: pathmnist, chestmnist"),
+        (
+            ("check", "heart_disease"),
+            r"heart_disease is a source whose files .*docs/data\.md .*; those that are: blood",
+        ),
         (("fetch", "mnist", "--root", __file__), "--root: .* is not a folder"),
         (("fetch",), "Missing argument"),
     ],

@@ -311,7 +311,9 @@ def test_words_that_the_config_names_are_no_gaps(tmp_path):
     data = table(tmp_path, **given, categorical=stages, class_names=["none", "ill"])
     assert data.train_x[:, :3].sum(0).tolist() == [10, 10, 10]
     assert data.train_y.bincount().tolist() == [15, 15]
-    with pytest.warns(UserWarning, match=r"10 cells of column 'stage' with the word none are read as gaps; .*categor"):
+    with pytest.warns(
+        UserWarning, match=r"10 cells of column 'stage' with the word none .*name it in data\.categorical"
+    ):
         data = table(tmp_path, **given, categorical=["stage"], class_names=["none", "ill"])
     assert data.train_x.shape == (30, 3)
     given["missing"] = "refuse"

@@ -6,6 +6,8 @@ import numpy as np
 import pytest
 from helpers import ROOT, fedmpi, fork_server
 
+from fedmpi.data.sources.tables.files import GAPS
+
 PAGE = (ROOT / "docs" / "data.md").read_text(encoding="utf-8")
 CONFIGS = dict(re.findall(r"^```yaml\n# (\w+\.yaml)\n(.*?)^```$", PAGE, re.MULTILINE | re.DOTALL))
 
@@ -64,6 +66,12 @@ def test_a_config_of_the_page(data, name):
     assert done.returncode == 0, done.stderr
     (metrics,) = folder.glob("runs/*/metrics.jsonl")
     assert len(metrics.read_text().splitlines()) == 2  # rounds
+
+
+def test_the_page_names_every_gap_and_says_that_its_table_is_an_extract():
+    row = re.search(r"^\| `missing` \|.*$", PAGE, re.MULTILINE)[0].casefold()
+    assert [word for word in GAPS - {""} if f"`{word}`" not in row] == []
+    assert re.search(r"of `patients\.csv` this is an extract,\s+too short to be run", PAGE)
 
 
 def test_it_says_which_rank_holds_which_site(data):

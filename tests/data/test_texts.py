@@ -2,6 +2,7 @@
 
 import json
 import os
+import warnings
 from pathlib import Path
 
 import pytest
@@ -45,6 +46,19 @@ def test_a_folder_of_authors(folder):
     assert spelled(longer.test_x, symbols) == ["cb"]
     assert spelled(longer.test_y, symbols) == ["b" + UNKNOWN]
     assert longer.test_site.tolist() == [1]
+
+
+def test_authors_without_a_test_row_are_told(folder):
+    with pytest.warns(
+        UserWarning, match=r"no test row of authors 'ann' \(2\), 'bob' \(3\): data\.context = 3 needs 4 ch"
+    ):
+        text(folder, path="novels", context=3)
+    with pytest.warns(UserWarning, match=r"no test row of author 'ann' \(2\): data\.context = 2 needs 3 .*min_chars"):
+        text(folder, path="novels", context=2)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        text(folder, path="novels", context=3, test_fraction=0.0)  # none is wanted
+        assert text(folder, path="novels", context=1).test_site.tolist() == [0, 1, 1]
 
 
 def test_tables_and_json_lines_say_the_same(folder):

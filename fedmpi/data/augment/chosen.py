@@ -70,9 +70,11 @@ def augmented(data: Federated, operations: Sequence[Operation]) -> Federated:
                     )
             trained, tested = (own.out(tuple(stored.shape[1:]), drawn) for drawn in (True, False))
             if trained != tested:
-                sizes = " but at tests ".join(" x ".join(map(str, shape[1:])) for shape in (trained, tested))
+                sizes = " pixels in training, but at tests ".join(
+                    " x ".join(map(str, shape[1:])) for shape in (trained, tested)
+                )
                 raise UserError(
-                    f"data.augment: pictures are {sizes} pixels in training; what draws nothing is done to both, so "
+                    f"data.augment: pictures are {sizes}; what draws nothing is done to both, so "
                     f"end with centre_crop: {min(trained[1:])}, behind a resize where pictures are smaller"
                 )
             seen[id(x)] = Pictures(stored, own)

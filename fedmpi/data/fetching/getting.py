@@ -10,6 +10,7 @@ from pathlib import Path
 
 from fedmpi.common.errors import UserError
 from fedmpi.common.text import nearest
+from fedmpi.data import sources
 from fedmpi.data.fetching import by_hand, http, medmnist, public, unpacking
 from fedmpi.data.fetching.listing import Download, Listing, Part
 from fedmpi.data.fetching.progress import progress
@@ -21,6 +22,13 @@ Tell = Callable[[str], None]
 
 def find(name: str) -> Listing:
     if name not in SETS:
+        if name == "medmnist":
+            raise UserError(
+                f"data: medmnist is a source of several sets; name one of them: {', '.join(medmnist.TABLE)}"
+            )
+        if name in sources.registry:
+            said = "is a source whose files are not known here (docs/data.md says which it reads)"
+            raise UserError(f"data: {name} {said}; those that are: {', '.join(sorted(SETS))}")
         raise UserError(f"data: unknown data set '{name}'; {nearest(name, SETS)}")
     return SETS[name]
 

@@ -22,6 +22,11 @@ def site(
             raise UserError(f"data.partition: only names {len(only)} sites, clients={clients}; {LEAVE_OUT}")
         return [np.flatnonzero(labels == k) for k in only]
     present = np.unique(labels)
+    if 0 not in present:
+        raise UserError(
+            f"data.partition: the training samples belong to sites {present.tolist()}, but the numbers of sites begin "
+            "at 0; number them 0, 1, 2, ... without a gap"
+        )
     if not np.array_equal(present, np.arange(clients)):
         raise UserError(
             f"data.partition: scheme site makes one client of each site, clients={clients}, but the training "

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
@@ -10,7 +11,7 @@ import torch
 from torch import Tensor
 
 from fedmpi.common.errors import UserError
-from fedmpi.common.text import count, show
+from fedmpi.common.text import brief, count, show
 from fedmpi.data.dataset import Dataset
 
 UNKNOWN = "\N{REPLACEMENT CHARACTER}"  # stands for what occurs in test parts alone
@@ -31,7 +32,8 @@ def windows(
 
     A part of n characters is cut into floor((n - 1) / context) windows, one after the other; what is left over at its
     end, less than a window, is left out. Raises UserError for an author whose training part is shorter than a window
-    and the character after it; with min_chars those with fewer characters than that are left out first.
+    and the character after it, and tells of those whose test part is; with min_chars those with fewer characters than
+    that are left out first.
     """
     known = {name: text for name, text in texts.items() if len(text.text) >= (min_chars or 0)}
     if not known:
@@ -43,6 +45,8 @@ def windows(
         symbols += UNKNOWN if strange and UNKNOWN not in symbols else ""
     else:
         _check_alphabet(known, alphabet)
+    if test_fraction:
+        _tell_untested(parts, context)
     number = {symbol: k for k, symbol in enumerate(symbols)}
     train = [_windows(first, number, context) for first, _ in parts.values()]
     test = [_windows(last, number, context) for _, last in parts.values()]
@@ -67,6 +71,18 @@ def _cut(name: str, text: Text, context: int, test_fraction: float) -> tuple[str
             "with data.min_chars"
         )
     return text.text[:cut], text.text[cut:]
+
+
+def _tell_untested(parts: Mapping[str, tuple[str, str]], context: int) -> None:
+    short = [f"{name!r} ({len(last)})" for name, (_, last) in parts.items() if len(last) < context + 1]
+    if short:
+        whose = f"{'authors' if len(short) > 1 else 'author'} {brief(', '.join(short))}"
+        needed = f"data.context = {context} needs {context + 1} characters in the test part"
+        warnings.warn(
+            f"data: no test row of {whose}: {needed}; lower it, raise data.test_fraction, or leave short authors out "
+            "with data.min_chars",
+            stacklevel=4,
+        )
 
 
 def _check_alphabet(texts: Mapping[str, Text], alphabet: str) -> None:
