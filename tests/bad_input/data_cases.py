@@ -3,6 +3,7 @@
 import gzip
 import io
 import os
+import shutil
 import struct
 import zipfile
 
@@ -409,6 +410,11 @@ PICTURES = {
         FOLDER,
         _pictures(lambda folder: (folder / "test" / "z").mkdir(parents=True)),
         r"test holds the class 'z'; the classes are a, b",
+    ),
+    "pictures: a fraction beside a test part": (
+        f"{FOLDER}, test_fraction: 0.2",
+        _pictures(lambda folder: shutil.copytree(folder / "train", folder / "test")),
+        r"data\.test_fraction: 0\.2 changes nothing, for .*test says the test part; leave it out",
     ),
     "pictures: a class twice": (f"{FOLDER}, class_names: [a, b, a]", _pictures(), r"class_names holds 'a'; .*once"),
     "pictures: a path for a class": (f"{FOLDER}, class_names: [a, b, ../a]", _pictures(), r"holds '\.\./a'; each is"),

@@ -11,7 +11,7 @@ from pydantic import Field
 
 from fedmpi.common.errors import MissingDataError, UserError
 from fedmpi.data.dataset import Dataset
-from fedmpi.data.sources.common import joined
+from fedmpi.data.sources.common import checked_fraction, joined
 from fedmpi.data.sources.pictures.folders import classes_in, files_in
 from fedmpi.data.sources.pictures.held_out import Look, check_site, held_out, parted
 
@@ -31,7 +31,7 @@ def image_folder(
     std: tuple[Annotated[float, Field(gt=0)], ...] = (0.5,),
     class_names: Annotated[tuple[str, ...], Field(min_length=1)] | None = None,
     val: Literal["join", "leave"] = "join",
-    test_fraction: Annotated[float, Field(ge=0, lt=1)] = 0.2,
+    test_fraction: Annotated[float, Field(ge=0, lt=1)] | None = None,
     small_sites: Literal["refuse", "keep"] = "refuse",
 ) -> Dataset:
     """Pictures root/path/CLASS/*, or root/path/train/CLASS/* and test/CLASS/*; with sites, root/path/SITE of that form.
@@ -39,7 +39,7 @@ def image_folder(
     sites: each folder of root/path is a site, for `scheme: site`; a silo is such a folder. class_names: the classes in
     order, else the folders' names sorted; silos need it, for a site may lack a class and would number the others
     differently. val: pictures in val/ beside train/ join the training part, or are left out. Without test/,
-    test_fraction of each class (of each site) is the test part, the same for every seed.
+    test_fraction (0.2) of each class (of each site) is the test part, the same for every seed.
     size: each picture is scaled and cut at its centre to size x size; without it all must be of one size. channels: 1
     grey, 3 colour. mean, std: of pixels in 0..1, one number or one a channel.
     small_sites: with one training picture, or one class; refused or kept.
@@ -76,7 +76,7 @@ def image_folder(
     return joined(found, [home.name for home in homes]) if sites and site is None else found[0]
 
 
-def _one(home: Path, names: Sequence[str], look: Look, val: str, test_fraction: float, root: Path) -> Dataset:
+def _one(home: Path, names: Sequence[str], look: Look, val: str, test_fraction: float | None, root: Path) -> Dataset:
     folder = _training(home, root)
     train = files_in(folder, names)
     if not any(file.parent.parent == folder for file in train.paths):
@@ -90,8 +90,9 @@ def _one(home: Path, names: Sequence[str], look: Look, val: str, test_fraction: 
             train += files_in(home / name, names)
     test = next((name for name in beside if name.lower() in TEST), None)
     if test is not None:
+        checked_fraction(test_fraction, f"{home / test}")
         return parted(train, files_in(home / test, names), len(names), look)
-    return held_out(train, test_fraction, len(names), look)
+    return held_out(train, checked_fraction(test_fraction), len(names), look)
 
 
 def _training(home: Path, root: Path) -> Path:
