@@ -1,5 +1,5 @@
-"""docs/methods.md and docs/configuration.md are what their scripts make of the sources; the example of docs/tasks.md
-runs.
+"""docs/methods.md, docs/configuration.md and docs/hooks.md are what their scripts make of the sources; the example of
+docs/tasks.md runs.
 """
 
 import re
@@ -8,8 +8,10 @@ import warnings
 from pathlib import Path
 
 import fedmpi
-from fedmpi import config
+from fedmpi import config, method
 from fedmpi.config.values import flat
+from fedmpi.method import Client, Server, Uploads
+from fedmpi.method.base import DECLARATIONS, HOOKS
 
 ROOT = Path(__file__).parent.parent
 
@@ -30,6 +32,22 @@ def test_configuration_page_is_up_to_date(capsys, monkeypatch):
     assert (ROOT / "docs/configuration.md").read_text() == capsys.readouterr().out, (
         "run: python docs/make_configuration.py > docs/configuration.md"
     )
+
+
+def test_hooks_page_is_up_to_date_and_leaves_nothing_out(capsys):
+    runpy.run_path(str(ROOT / "docs/make_hooks.py"), run_name="__main__")
+    page = (ROOT / "docs/hooks.md").read_text()
+    assert page == capsys.readouterr().out, "run: python docs/make_hooks.py > docs/hooks.md"
+    said = {name for row in page.splitlines() if row.startswith("|") for name in re.findall(r"^\| `(\w+)` \|", row)}
+    told = {name for line in page.splitlines() for name in re.findall(r"^(?:\*\*|- )`(\w+)", line)}
+    beside = {"Client", "Server", "Uploads", "Method", "Loss"}  # sections, the page itself, a type
+    assert {*method.__all__} - beside <= said | told
+    assert {*DECLARATIONS, *HOOKS} <= said | told
+    members = {"k": Client, "s": Server, "up": Uploads}
+    for letter, owner in members.items():
+        names = {name for name in (*vars(owner), *owner.__annotations__) if name[0] != "_"}
+        assert names <= set(re.findall(rf"^(?:\| |- )`{letter}\.(\w+)", page, re.MULTILINE)), letter
+    assert not re.findall(r"^\| `.*\|  \|$", page, re.MULTILINE), "a member without a meaning"
 
 
 def test_every_key_has_type_default_and_meaning_on_the_page():

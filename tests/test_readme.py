@@ -47,6 +47,7 @@ RUN = [
             "analysis",
             "own",
             "write_a_method",
+            "hooks",
         )
     ),
 ]
@@ -137,7 +138,7 @@ def test_the_pages_have_what_these_tests_look_for():
     assert {language for language, _ in BLOCKS} == {"sh", "bash", "text", "yaml", "python"}
     assert set(FILES) == {
         *("my.yaml", "sweep.yaml", "notebook.py", "mine.py", "mine.yaml", "study.yaml", "make_sites.py", "about.yaml"),
-        *("pull.py", "agree.py", "compare.yaml", "features.yaml"),
+        *("pull.py", "agree.py", "hyper.py", "read_state.py", "compare.yaml", "features.yaml"),
     }
     assert sum(bool(file_name(*block)) for block in BLOCKS) == len(FILES), "a file stands in one place"
     assert len(QUOTED) == 1

@@ -23,6 +23,7 @@ from fedmpi.method.slots import SHARED, Slots, Travel
 from fedmpi.method.values import Row, State
 
 # What a method may need of the experiment; checked before anything runs.
+
 PLAIN_SGD = "plain SGD"  # SGD_STEPS without momentum
 SGD_STEPS = "steps of SGD (train.optim: sgd; without train.clip_norm, train.clip_value, train.keep_optim)"
 FEATURES = "a model with features and a last linear layer"
@@ -37,19 +38,25 @@ VALIDATION = "validation rows"
 class Method:
     """FedAvg, and the base of every method. Its public functions are the hooks, its annotations the declarations."""
 
-    paper: ClassVar[str] = ""
-    client_state: ClassVar[Slots] = Slots()  # kept with the client, wherever it trains
-    server_state: ClassVar[Slots] = Slots()
-    receives: ClassVar[tuple[str, ...]] = ()  # server_state that travels with the weights, the same for all
-    per_client_download: ClassVar[Slots] = Slots()  # a different download for each client (hook `download`)
+    paper: ClassVar[str] = ""  # where the method was published; nothing reads it
+    # Kept with the client, wherever it trains; `train` and `upload` return it, k.state has it.
+    client_state: ClassVar[Slots] = Slots()
+    server_state: ClassVar[Slots] = Slots()  # kept by rank 0; `aggregate` returns it, s.state has it
+    # Names of server_state that travel with the weights, the same for all: k.down.NAME.
+    receives: ClassVar[tuple[str, ...]] = ()
+    # A download of its own for each client, which the hook `download` fills: k.down.NAME. Clients that are evaluated
+    # are sent it where the method has `weights`, `predict` or `tune` of its own; else k.down.NAME is zero there.
+    per_client_download: ClassVar[Slots] = Slots()
+    # What an upload holds: up.NAME in `aggregate`. The engine forms dw = w - w0 where it is declared.
     sends: ClassVar[Slots] = Slots(dw=SHARED)
     # Large slots that `aggregate` reads through up.mean alone, and with which weights; None: it reads rows. It goes
     # with the `aggregate` beside it: one that a class writes without it reads rows.
     means: ClassVar[Mapping[str, tuple[str, ...]] | None] = {"dw": ("p",)}  # weights: "p", "uniform"
     scratch: ClassVar[Slots] = Slots()  # what hooks of one client and round may write to: sums over its batches
-    trains: ClassVar[tuple[str, ...]] = (EVERYTHING,)  # layout groups that local training changes
+    trains: ClassVar[tuple[str, ...]] = (EVERYTHING,)  # layout groups that local training changes; "*": all
     batches_a_step: ClassVar[int] = 1  # batches given to one step as one x, y to cut up (Per-FedAvg's b1, b2, b3)
     own_length: ClassVar[bool] = False  # its options say how long a client trains, not train.epochs and train.steps
+    # What it needs of the experiment: a set of the names below. Without it a run ends before it begins.
     needs: ClassVar[frozenset[str]] = frozenset()
     neutral: ClassVar[Mapping[str, Any] | None] = None  # hyperparameters at which it is FedAvg, bit for bit
 
@@ -63,75 +70,116 @@ class Method:
         return super().__new__(cls)
 
     def prepare(self, module: nn.Module, classes: int) -> nn.Module:
-        """The architecture that the method needs, made of the configured one before anything is laid out."""
+        """The architecture that the method needs, made of the configured one before anything is laid out.
+
+        Called on every rank when the run begins, and where a saved model is made again.
+        """
         return module
 
     def travels(self, t: int, rounds: int) -> Travel:
-        """What goes up in round t of `rounds`: layout groups of the model, and declared slots."""
+        """What goes up in round t of `rounds`: layout groups of the model, and declared slots.
+
+        Called on every rank, for any round at any time, often: a function of t and `rounds` alone.
+        """
         return Travel()
 
     # ---- client ----
     def loss(self, k: Client, x: Tensor, y: Tensor) -> Tensor:
-        """What a step descends on.   x (B, ...), y (B,) -> ()"""
+        """What a step descends on.   x (B, ...), y (B,) -> ()
+
+        Called for each batch, at the live weights; from `step`, wherever that asks k.grad for a gradient. A term of k.w
+        has no gradient here, as only the model's outputs have one: it goes into `gradient`.
+        """
         return k.task_loss(k.logits(x), x, y)
 
     def gradient(self, k: Client, g: Tensor) -> Tensor:
-        """Correction of a batch's flat gradient; may write to g.   (d,) -> (d,)"""
+        """Correction of a batch's flat gradient; may write to g.   (d,) -> (d,)
+
+        Called after the gradient of `loss`, or after `step` with what that returned, and before clipping.
+        """
         return g
 
     def proximal(self, k: Client, x: Tensor, y: Tensor) -> Tensor | None:
         """Gradient of the term that holds w near the global model, at the live weights; None: there is none.   -> (d,)
 
-        What FedSOL perturbs along. It is already part of `loss` or `gradient`; the engine does not add it.
+        What FedSOL perturbs along. It is already part of `loss` or `gradient`; the engine neither adds nor calls it.
         """
         return None
 
     def step(self, k: Client, x: Tensor, y: Tensor) -> Tensor:
-        """The direction that the optimiser descends along, for rules that need more than one gradient.   -> (d,)"""
+        """The direction that the optimiser descends along, for rules that need more than one gradient.   -> (d,)
+
+        Called in place of `loss`, once a step.
+        """
         return k.grad(x, y)
 
     def receive(self, k: Client) -> Tensor:
-        """Weights that local training starts from; called when the client receives, with k.w = k.received.   -> (d,)"""
+        """Weights that local training starts from; called when the client receives, with k.w = k.received.   -> (d,)
+
+        It gives weights, not buffers: these start as received. Not called in evaluation.
+        """
         return k.received
 
     def train(self, k: Client) -> State:
-        """The client's round, in phases; returns new client state."""
+        """The client's round, in phases; returns new client state.
+
+        Called with k.w = k.w0. k.state is what the client's last round returned, k.down what round t told: server state
+        as it was before this round's `aggregate`.
+        """
         k.fit()
         return State()
 
     def upload(self, k: Client) -> tuple[Row, State]:
         """What the client sends besides dw = w - w0 (formed by the engine where declared), and new client state.
 
-        `train` and `upload` together return all of client_state; `k.state` stands for what stays as it was.
+        `train` and `upload` together return all of client_state, each slot one of them; `k.state` stands for what stays
+        as it was.
         """
         return Row(), State()
 
     def weights(self, k: Client) -> Tensor:
-        """What is evaluated as this client's model.   -> (d,)"""
+        """What is evaluated as this client's model.   -> (d,)
+
+        Called for every client, also those that did not take part, in the evaluation after round t, where k.round is t
+        and k.received, k.down and k.state are those AFTER round t. k.w0 is k.received; k.w and k.b are of whoever was
+        there before, k.scratch is zero, k.steps 0. The protocols personal, personal_on_global and ft(e) ask for it.
+        """
         return k.received
 
     def buffers(self, k: Client) -> Tensor:
-        """The batch statistics that are evaluated with them.   -> (b,)"""
+        """The batch statistics that are evaluated with them; called after `weights`, and sees the same.   -> (b,)"""
         return k.b0
 
     def tune(self, k: Client, epochs: int) -> None:
-        """Fine-tuning before evaluation, ft(epochs), from the weights evaluated; nothing of it is kept."""
+        """Fine-tuning before evaluation, ft(epochs), from the weights evaluated; nothing of it is kept.
+
+        Called after the last round, at what `weights` and `buffers` gave; k.w0 is k.received, not that.
+        """
         k.fit(epochs, plain=True)
 
     def predict(self, k: Client) -> Callable[[Tensor], Tensor] | None:
         """x (B, ...) -> (B, c), the client's outputs where they are more than its model's own (kNN-Per's neighbours).
 
-        Called at the weights evaluated.
+        Called at the weights evaluated, after `tune` where there is one; what it gives is called batch after batch, in
+        evaluation mode and inference mode. Not for protocols that judge the global model (global, sites).
         """
         return None
 
     # ---- server ----
     def download(self, s: Server, client: int) -> Row:
-        """Values of `per_client_download` for one client."""
+        """Values of `per_client_download` for one client.
+
+        Called on rank 0: before round t for each client of the cohort, in ascending order, and in the evaluation after
+        round t for every client. s.round is t both times; s.w and s.state are those before round t, and after it. It is
+        told nothing of the cohort; s.shared, s.segments, s.train_lr and s.figures are for `aggregate` alone.
+        """
         return Row()
 
     def aggregate(self, s: Server, up: Uploads) -> tuple[Tensor, State]:
         """The server's step,  w <- server_optim(w, direction),  and all of server_state (s.state: as it was).
+
+        Called on rank 0 once a round, when the uploads are there; not in a round of which no upload counts. s.w and
+        s.state are those before the step. Float buffers are averaged beside it, by up.p.
 
         Returns:
             (s,) direction, as wide as up.dw; new server state.

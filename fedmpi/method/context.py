@@ -34,31 +34,32 @@ class Client(Protocol):
     declared state, which follows it to whichever rank trains it.
     """
 
-    id: int
-    round: int  # from 0
-    rounds: int  # of the whole run
-    n: int  # training samples
+    id: int  # from 0 to N - 1
+    round: int  # from 0; in the evaluation after round t it is t
+    rounds: int  # rounds of the whole run
+    n: int  # training samples, without those held out for validation
     label_counts: Tensor  # (c,) int64, of the training samples
-    classes: int
+    classes: int  # c, the number of classes
     lr: float  # eta_t, the learning rate of this round
-    batch_size: int | None  # samples; None: all at once
-    epochs: (
-        int  # passes over the samples that `fit` begins by default; train.steps and fractions cut the last one short
-    )
-    epoch: int  # of the running `fit`, from 0
+    batch_size: int | None  # samples of a batch; None: all at once
+    # passes over the samples that `fit` begins by default; train.steps and fractions cut the last one short
+    epochs: int
+    epoch: int  # pass of the running `fit`, from 0
     last_epoch: bool  # whether the step at hand is one of the last ones of `fit`, as many as make a pass
     steps: int  # K, optimiser steps made by `fit` on k.w
     # sum of the weights with which a constant gradient enters w: K without momentum (FedNova's a_k); nan where steps
     # are not such sums. Declare needs = {SGD_STEPS}
     a: float
-    w: Tensor  # (d,) live weights
+    w: Tensor  # (d,) live weights, without a graph
     b: Tensor  # (b,) live float buffers (batch statistics)
     received: Tensor  # (d,) what was received, and the client's own parts
     b0: Tensor  # (b,) float buffers received
     w0: Tensor  # (d,) weights at the start of local training: `received`, or what the hook `receive` made of it
-    state: State  # client_state
-    down: Views  # receives, per_client_download
-    scratch: Views  # accumulators of this round, zero at its start; the one thing that hooks may add to
+    state: State  # client_state, k.state.NAME: read it, and return what is new
+    down: Views  # k.down.NAME: what came down, of `receives` and of per_client_download
+    # k.scratch.NAME: accumulators of this client and round, zero at its start and not kept. The one thing that hooks
+    # may write to, in place: k.scratch.NAME.add_(...)
+    scratch: Views
 
     def logits(self, x: Tensor) -> Tensor:
         """f(x) at the live weights.
@@ -96,7 +97,7 @@ class Client(Protocol):
         """Mean task loss of the weights `at` (d,) over a part of the client's rows, () float64.
 
         Evaluation mode, no gradient, the live buffers; nan where there are no rows. The live model stays what it is.
-        Declare needs = {VALIDATION} for the validation part.
+        Declare needs = {VALIDATION} for the validation part: a run that holds nothing out has no such rows.
         """
 
     def grad(
@@ -144,13 +145,18 @@ class Client(Protocol):
         """A copy of the (d,) vector `into` with a group's entries replaced."""
 
     def segments(self, groups: Sequence[str] | None = None) -> Sequence[Segment]:
-        """The parameter tensors' places in the flat vector; segment.view(flat) has the tensor's shape."""
+        """The parameter tensors' places in the flat vector, of these layout groups; default all.
+
+        Of each .name (as in the state_dict), .group, .shape, .start and .stop; segment.view(flat) has the tensor's
+        shape. Groups are body, norm (normalisation layers), head (the last layer), atom and coef (filter
+        decomposition), and those that a model's own parameter_groups() names.
+        """
 
     def batches(self, part: Part = "train", generator: torch.Generator | None = None) -> Iterator[Batch]:
         """x, y of the client's own rows, batch after batch, for hooks that look at the data outside of steps.
 
         Args:
-            part: the training rows, or the validation rows that data.validation has held out.
+            part: the training rows, without augmentation, or the validation rows that data.validation has held out.
             generator: draws the order (see `generator`); None: the rows' own order.
 
         Yields:
@@ -198,7 +204,7 @@ Span = tuple[int, int]
 class Uploads:
     """The cohort's gathered rows, ascending client id.   up.dw -> (m, s), one attribute a declared slot."""
 
-    clients: tuple[int, ...]
+    clients: tuple[int, ...]  # ids of those whose uploads count, ascending
     n: Tensor  # (m,) float64 training samples
     p: Tensor  # (m,) float64 weights, sum 1 (cohort.weighting)
 
@@ -253,20 +259,27 @@ def _columns(x: Tensor, span: Span | None = None) -> tuple[Tensor, int, int]:
 class Server(Protocol):
     """What a server hook sees. Tensors are the engine's: read, do not write; the next round uses them again."""
 
-    clients: int  # N
-    classes: int
-    label_counts: Tensor  # (N, c) int64, training samples of all clients
-    round: int
-    rounds: int  # of the whole run
-    lr: float  # server.lr
-    train_lr: float  # eta_t of the round
-    w: Tensor  # (d,) the global model before this round's step
-    shared: Tensor  # (s,) those of its entries that travel in this round, column for column with dw
-    segments: Sequence[Segment]  # this round's tensors as columns of dw: segment.view(up.dw[i]), .start, .stop
-    state: State  # server_state
+    clients: int  # N, the number of clients
+    classes: int  # c, the number of classes
+    label_counts: Tensor  # (N, c) int64, training samples of all clients. Declare needs = {LABEL_COUNTS}
+    round: int  # from 0; in the evaluation after round t it is t
+    rounds: int  # rounds of the whole run
+    lr: float  # server.lr of the config
+    train_lr: float  # eta_t of the round. For `aggregate`; in `download` it is of an earlier round, or 0
+    w: Tensor  # (d,) the global model: in `aggregate` before the step, in `download` as it goes out
+    # (s,) those of its entries that travel in this round, column for column with dw. For `aggregate`; in `download` of
+    # an earlier round, or empty, as after the run went on from a checkpoint
+    shared: Tensor
+    # this round's tensors as columns of dw: .name, .group, .start, .stop, .shape, segment.view(up.dw[i]). For
+    # `aggregate`, likewise
+    segments: Sequence[Segment]
+    state: State  # server_state, s.state.NAME: read it, and return what is new
 
     def figures(self, **values: float | Tensor) -> None:
-        """Numbers of the method's own for this round's line of metrics.jsonl and the console: figures(step=1.5)."""
+        """Numbers of the method's own for this round's line of metrics.jsonl and the console: figures(step=1.5).
+
+        For `aggregate`; those of `download` are dropped.
+        """
 
     def generator(self, *purpose: str | int) -> torch.Generator:
         """A generator (CPU) of the server for one purpose, the same in every round unless the purpose names it."""

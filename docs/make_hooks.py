@@ -1,0 +1,297 @@
+"""docs/hooks.md from fedmpi/method.   python docs/make_hooks.py > docs/hooks.md
+
+Meanings are docstrings, and comments beside what is declared; signatures and defaults are those of the code.
+"""
+
+import ast
+import inspect
+import io
+import re
+import sys
+import textwrap
+import tokenize
+
+from fedmpi import method
+from fedmpi.method import base, context, slots, values
+from fedmpi.method.base import DECLARATIONS, HOOKS
+
+WIDTH = 150
+HEAD = """Made by `python docs/make_hooks.py > docs/hooks.md` from the sources; a test compares.
+
+A method is a frozen dataclass with declarations and hooks, the defaults of which are FedAvg:
+[write_a_method.md](write_a_method.md) shows three. All names are in `fedmpi.method`. This page has what a class may
+declare, its hooks in the order in which a round calls them, what these see (`k`, `s`, `up`), slots, what a method
+cannot say, and how to read a checkpoint.
+
+Letters of shapes are those of [slots](#slots): (d,) is a vector like the parameters. What hooks are handed is the
+engine's: they read it, and return new tensors; a hook that writes to it ends the run with its name. Only `gradient` may
+write to its g, and any hook of a client to `k.scratch`."""
+ROUND = (
+    ("when", "where", "hooks, in this order", "round", "state that they see"),
+    ("the run begins", "every rank", "`prepare`, `travels`", "", ""),
+    (
+        "round t goes out",
+        "rank 0",
+        "`download`, for each client of the cohort",
+        "`s.round` = t",
+        "`s.state`, `s.w` before round t",
+    ),
+    (
+        "a client trains",
+        "its rank",
+        "`receive`; `train`, and in each step of `k.fit` `loss` (or `step`), `gradient`; `upload`",
+        "`k.round` = t",
+        "`k.down` before round t, `k.state` of its last round",
+    ),
+    ("uploads are there", "rank 0", "`aggregate`", "`s.round` = t", "`s.state`, `s.w` before round t"),
+    (
+        "evaluation after round t",
+        "rank 0",
+        "`download`, for every client",
+        "`s.round` = t",
+        "`s.state`, `s.w` AFTER round t",
+    ),
+    (
+        "",
+        "the client's rank",
+        "`weights`, `buffers`, `tune`, `predict`",
+        "`k.round` = t",
+        "`k.down`, `k.received`, `k.state` AFTER round t",
+    ),
+)
+AROUND = """With `rounds: 0` evaluation has t = 0 and the state of the start. `k.state` of a client that was not in the
+cohort of round t is that of the last round in which it was.
+
+Autograd is on in every hook, on the server, too. What a hook is handed requires no gradient: a server that learns takes
+`x = s.state.x.clone().requires_grad_()`, and `torch.autograd.grad` of its loss. What a hook returns is detached. There
+is no gradient in `k.frozen`, `k.mean_loss`, `k.passes`, and in the function that `predict` gives.
+
+Hooks of clients may be called under `torch.vmap` for several clients at once (`compute.pack`):
+[packing.md](packing.md)."""
+ORDER = {
+    "Once": ("prepare", "travels"),
+    "The server sends": ("download",),
+    "A client trains": ("receive", "train", "loss", "step", "gradient", "proximal", "upload"),
+    "The server's step": ("aggregate",),
+    "Evaluation": ("weights", "buffers", "tune", "predict"),
+}
+FILES = (
+    ("file of a run directory", "holds"),
+    (
+        "`checkpoints/000012.safetensors`",
+        "after round 12: `w` (d,), float buffers `b`, `optimizer`, and `state`, one flat vector: the slots of "
+        "server_state in the order of their declaration",
+    ),
+    (
+        "`state/000003.000012.safetensors`",
+        "`row` of client 3 as round 12 made it, flat: its own parts of w and b, if any do not travel; then the slots "
+        "of client_state in the order of their declaration; then what `comm.wire` and `train.keep_optim` keep",
+    ),
+    (
+        "`partition.npz`",
+        "`indices`, client after client, and `offsets`: client k trains on the rows "
+        "`indices[offsets[k]:offsets[k + 1]]` of the training set; `validation_indices`, `validation_offsets` likewise",
+    ),
+)
+CHECKPOINT = """A client that has not trained yet has no file. A slot of shape (n, d) is n rows of d, one after the
+other. By default the last two checkpoints are there (`checkpoint: {every: 1, keep: 2}`). `Slots.bind` makes of sizes
+what finds a slot by its name. For the third method of
+[write_a_method.md](write_a_method.md#the-third-the-server-learns-what-each-client-gets):"""
+CODE = """```python
+# read_state.py
+import sys
+from pathlib import Path
+
+import numpy as np
+from hyper import Hyper
+from safetensors.torch import load_file
+
+run = Path(sys.argv[1])
+server = load_file(max((run / "checkpoints").glob("*.safetensors")))  # the newest
+offsets = np.load(run / "partition.npz")["offsets"]
+sizes = {"d": len(server["w"]), "N": len(offsets) - 1, "rank": Hyper.rank}
+state = Hyper.server_state.bind(sizes).views(server["state"])
+print("samples of each client:", np.diff(offsets))
+print("basis:", tuple(state.basis.shape), "coefficients:", state.e)
+```
+
+```sh
+fedmpi run configs/quickstart.yaml name=hyper 'method={name: "hyper.py:Hyper"}'
+python read_state.py runs/hyper
+```"""
+
+
+def row(*cells):
+    return "| " + " | ".join(str(cell).replace("|", "\\|") for cell in cells) + " |"
+
+
+def wrapped(text, indent=""):
+    """One paragraph, or one item of a list, as lines of the page."""
+    text = re.sub(r"`[^`]+`", lambda code: code[0].replace(" ", "\0"), text)  # which stays in one line
+    lines = textwrap.wrap(text, WIDTH, subsequent_indent=indent, break_long_words=False, break_on_hyphens=False)
+    return "\n".join(lines).replace("\0", " ")
+
+
+def reflowed(text):
+    """Paragraphs."""
+    return [line for part in text.split("\n\n") for line in (wrapped(" ".join(part.split())), "")]
+
+
+def table(rows):
+    return [row(*rows[0]), row(*["---"] * len(rows[0])), *(row(*cells) for cells in rows[1:]), ""]
+
+
+def declared(owner):
+    """{name: (default, comment)} of a class's annotations or a module's assignments, as the source has them.
+
+    The comment is what stands behind, and in whole lines right above.
+    """
+    source = textwrap.dedent(inspect.getsource(owner))
+    tokens = tokenize.generate_tokens(io.StringIO(source).readline)
+    comments = {t.start[0]: t.string.lstrip("# ") for t in tokens if t.type == tokenize.COMMENT}
+    alone = {n for n in comments if source.splitlines()[n - 1].lstrip().startswith("#")}
+    found, tree = {}, ast.parse(source)
+    for node in tree.body[0].body if inspect.isclass(owner) else tree.body:
+        if not isinstance(node, ast.Assign | ast.AnnAssign):
+            continue
+        above = node.lineno
+        while above - 1 in alone:
+            above -= 1
+        said = [comments[n] for n in range(above, node.end_lineno + 1) if n in comments]
+        name = ast.unparse(node.target if isinstance(node, ast.AnnAssign) else node.targets[0])
+        found[name] = ast.unparse(node.value) if node.value else "", " ".join(said)
+    return found
+
+
+def paragraphs(doc):
+    """A docstring as Markdown: (text, items of Args)."""
+    found, items = [], []
+    for part in inspect.cleandoc(doc or "").split("\n\n"):
+        first, _, rest = part.partition("\n")
+        if first == "Args:":
+            for line in textwrap.dedent(rest).splitlines():
+                if line.startswith(" "):
+                    items[-1] += f" {line.strip()}"
+                else:
+                    name, _, meaning = line.partition(": ")
+                    items.append(f"`{name}`: {meaning}")
+        else:
+            found.append(re.sub(r"\s+", " ", part))
+    return found, items
+
+
+def signature(function, skip=1):
+    names = [*inspect.signature(function).parameters.values()][skip:]
+    bare = [p.replace(annotation=inspect.Parameter.empty) for p in names]
+    return str(inspect.Signature(bare))
+
+
+def hooks():
+    assert sorted(HOOKS) == sorted(name for names in ORDER.values() for name in names)
+    lines = ["## Hooks", ""]
+    for when, names in ORDER.items():
+        lines += [f"### {when}", ""]
+        for name in names:
+            hook = getattr(base.Method, name)
+            doc = inspect.cleandoc(hook.__doc__)
+            first, _, more = doc.partition("\n")
+            said, _, shapes = first.partition("   ")
+            texts, _ = paragraphs(f"{said}\n{more}")
+            code = f"`{name}{signature(hook)}`" + (f", `{shapes.strip()}`" if shapes else "")
+            lines += [f"**{code}**", "", *(line for text in texts for line in (wrapped(text), ""))]
+    return lines
+
+
+def members(title, owner, letter, more=()):
+    """What a hook sees of `owner` as `letter`."""
+    lines = [f"## {title}", "", *more, *([""] if more else []), "| member | meaning |", "| --- | --- |"]
+    lines += [row(f"`{letter}.{name}`", said) for name, (_, said) in declared(owner).items() if name[0] != "_"]
+    lines.append("")
+    for name, value in vars(owner).items():
+        if name.startswith("_"):
+            continue
+        function = value.fget if isinstance(value, property) else value
+        if inspect.isfunction(function):
+            texts, items = paragraphs(function.__doc__)
+            called = "" if isinstance(value, property) else signature(function)
+            lines.append(wrapped(f"- `{letter}.{name}{called}`: {' '.join(texts)}", "  "))
+            lines += [wrapped(f"  - {item}", "    ") for item in items]
+    return [*lines, ""]
+
+
+def text_block(doc):
+    return ["```text", inspect.cleandoc(doc), "```", ""]
+
+
+def declarations():
+    found = declared(base.Method)
+    lines = [
+        "## What a class declares",
+        "",
+        "Written in the class without an annotation: `client_state = Slots(c=FLAT)`.",
+        "",
+    ]
+    lines += ["| name | meaning | default |", "| --- | --- | --- |"]
+    lines += [row(f"`{name}`", found[name][1], f"`{found[name][0]}`") for name in DECLARATIONS]
+    lines += ["", "`needs` is a set of these:", "", "| name | the method needs |", "| --- | --- |"]
+    for name, (_, said) in declared(base).items():
+        if name in method.__all__ and isinstance(getattr(base, name), str):
+            lines.append(row(f"`{name}`", getattr(base, name) + (f"; {said}" if said else "")))
+    lines += [
+        "",
+        'Options of the method are the dataclass\'s fields, `mu: float = option(0.1, "meaning", ge=0)`. Three helpers:',
+        "",
+    ]
+    for helper in (base.declared, base.borrows, base.overrides):
+        called = "" if inspect.isclass(helper) else signature(helper, 0)
+        lines.append(wrapped(f"- `{helper.__name__}{called}`: {' '.join(paragraphs(helper.__doc__)[0])}", "  "))
+    return [*lines, ""]
+
+
+def slot_section():
+    lines = ["## Slots", "", *text_block(slots.__doc__), "| name | is | starts as, or meaning |", "| --- | --- | --- |"]
+    for name, (value, said) in declared(slots).items():
+        if name in method.__all__:
+            lines.append(row(f"`{name}`", f"`{value}`", said))
+    lines.append("")
+    for owner in (slots.Slot, slots.Slots, slots.Travel, values.Row, values.State, values.Fitted):
+        names = [each for each in declared(owner) if owner in (slots.Slot, slots.Travel)]
+        fields = ", ".join(f"{name}={declared(owner)[name][0]}" for name in names)
+        lines.append(
+            wrapped(
+                f"- `{owner.__name__}{f'({fields})' if fields else ''}`: {' '.join(paragraphs(owner.__doc__)[0])}", "  "
+            )
+        )
+        for name in ("times", "bind"):
+            if name in vars(owner):
+                function = vars(owner)[name]
+                lines.append(
+                    wrapped(f"  - `.{name}{signature(function)}`: {paragraphs(function.__doc__)[0][0]}", "    ")
+                )
+        if owner is values.Fitted:
+            lines += [wrapped(f"  - `.{name}`: {said}", "    ") for name, (_, said) in declared(owner).items()]
+    taken = ", ".join(f"`{name}`" for name in sorted(slots.RESERVED))
+    return [*lines, "", wrapped(f"No slot of any declaration may be called {taken}, or begin with `_`."), ""]
+
+
+def main():
+    shapes = inspect.cleandoc(context.__doc__).partition("\n\n")[2]
+    _, head, cannot = inspect.cleandoc(method.__doc__).partition("What a method cannot say:\n\n")
+    assert head
+    uploads = [" ".join(paragraphs(context.Uploads.__doc__)[0])]
+    sections = [
+        ["# Hook reference", "", *reflowed(HEAD), "## A round", "", *table(ROUND), *reflowed(AROUND)],
+        declarations(),
+        hooks(),
+        members("What a client's hook sees: k", context.Client, "k", text_block(shapes)[:-1]),
+        members("What the server sees: s", context.Server, "s"),
+        members("What came up: up", context.Uploads, "up", uploads),
+        slot_section(),
+        ["## What a method cannot say", "", cannot, ""],
+        ["## Reading a checkpoint", "", *table(FILES), *reflowed(CHECKPOINT), CODE],
+    ]
+    sys.stdout.write("\n".join(line for section in sections for line in section) + "\n")
+
+
+if __name__ == "__main__":
+    main()
