@@ -64,7 +64,8 @@ cohort of round t is that of the last round in which it was.
 
 Autograd is on in every hook, on the server, too. What a hook is handed requires no gradient: a server that learns takes
 `x = s.state.x.clone().requires_grad_()`, and `torch.autograd.grad` of its loss. What a hook returns is detached. There
-is no gradient in `k.frozen`, `k.mean_loss`, `k.passes`, and in the function that `predict` gives.
+is no gradient in `k.frozen`, `k.mean_loss`, `k.passes`, and in the function that `predict` gives. In `loss`, at its
+first step of a client's round, k.w is a leaf that requires one: so a term of k.w is found, and refused.
 
 Hooks of clients may be called under `torch.vmap` for several clients at once (`compute.pack`):
 [packing.md](packing.md)."""
@@ -175,7 +176,7 @@ def paragraphs(doc):
                 else:
                     name, _, meaning = line.partition(": ")
                     items.append(f"`{name}`: {meaning}")
-        else:
+        elif not part.startswith(">>>"):
             found.append(re.sub(r"\s+", " ", part))
     return found, items
 
@@ -239,10 +240,10 @@ def declarations():
             lines.append(row(f"`{name}`", getattr(base, name) + (f"; {said}" if said else "")))
     lines += [
         "",
-        'Options of the method are the dataclass\'s fields, `mu: float = option(0.1, "meaning", ge=0)`. Three helpers:',
+        'Options of the method are the dataclass\'s fields, `mu: float = option(0.1, "meaning", ge=0)`. Helpers:',
         "",
     ]
-    for helper in (base.declared, base.borrows, base.overrides):
+    for helper in (method.option, base.declared, base.borrows, base.overrides):
         called = "" if inspect.isclass(helper) else signature(helper, 0)
         lines.append(wrapped(f"- `{helper.__name__}{called}`: {' '.join(paragraphs(helper.__doc__)[0])}", "  "))
     return [*lines, ""]

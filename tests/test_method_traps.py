@@ -20,8 +20,7 @@ import torch
 from dataclasses import dataclass
 from typing import ClassVar
 import fedmpi
-from fedmpi.common.options import option
-from fedmpi.method import FLAT, SCALAR, SHARED, Row, Slot, Slots, State, Travel
+from fedmpi.method import FLAT, SCALAR, SHARED, Row, Slot, Slots, State, Travel, option
 """
 
 

@@ -1,6 +1,6 @@
 """The contract between a method and the engine: the hooks, what they see, what they declare.
 
-All that the author of a method needs stands here: `from fedmpi.method import Client, Method, Row, State, Uploads`.
+All that the author of a method needs stands here: `from fedmpi.method import Client, Method, Row, State, option`.
 
 What a method cannot say:
 
@@ -16,6 +16,7 @@ What a method cannot say:
 - State whose shape changes, or that is no tensor: a slot has one shape for the whole run.
 """
 
+from fedmpi.common.options import option
 from fedmpi.method.base import (
     CLASSES,
     FEATURES,
@@ -82,5 +83,6 @@ __all__ = [
     "Uploads",
     "borrows",
     "declared",
+    "option",
     "overrides",
 ]

@@ -88,7 +88,7 @@ class Method:
         """What a step descends on.   x (B, ...), y (B,) -> ()
 
         Called for each batch, at the live weights; from `step`, wherever that asks k.grad for a gradient. A term of k.w
-        has no gradient here, as only the model's outputs have one: it goes into `gradient`.
+        is refused, as only the model's outputs have a gradient here: that of the term goes into `gradient`.
         """
         return k.task_loss(k.logits(x), x, y)
 

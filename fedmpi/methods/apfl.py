@@ -17,7 +17,6 @@ from typing import final
 
 from torch import Tensor
 
-from fedmpi.common.options import option
 from fedmpi.method import (
     BUFFERS,
     FLAT,
@@ -34,6 +33,7 @@ from fedmpi.method import (
     Slots,
     State,
     Uploads,
+    option,
 )
 
 

@@ -20,7 +20,6 @@ from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
 
 from fedmpi.common.errors import UserError
-from fedmpi.common.options import option
 from fedmpi.flat.layout import HEAD
 from fedmpi.method import (
     CLASSES,
@@ -39,6 +38,7 @@ from fedmpi.method import (
     State,
     Travel,
     Uploads,
+    option,
 )
 
 

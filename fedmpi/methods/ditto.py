@@ -11,8 +11,7 @@ from typing import final
 
 from torch import Tensor
 
-from fedmpi.common.options import option
-from fedmpi.method import INITIAL, INITIAL_BUFFERS, Client, Method, Slots, State
+from fedmpi.method import INITIAL, INITIAL_BUFFERS, Client, Method, Slots, State, option
 
 
 @final

@@ -19,9 +19,8 @@ from typing import Any, final
 
 from torch import Tensor
 
-from fedmpi.common.options import option
 from fedmpi.flat.layout import HEAD
-from fedmpi.method import INITIAL, LAST_LAYER, SCALAR, Client, Method, Row, Slot, Slots, State, declared
+from fedmpi.method import INITIAL, LAST_LAYER, SCALAR, Client, Method, Row, Slot, Slots, State, declared, option
 from fedmpi.methods._terms import differ
 
 FEWEST, MOST = 11, 100  # passes over the rows the first time

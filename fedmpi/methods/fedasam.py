@@ -13,8 +13,7 @@ from typing import final
 import torch
 from torch import Tensor
 
-from fedmpi.common.options import option
-from fedmpi.method import SGD_STEPS, Client, Method
+from fedmpi.method import SGD_STEPS, Client, Method, option
 
 
 @final

@@ -19,9 +19,22 @@ import torch
 from torch import Tensor, nn
 
 from fedmpi.common.errors import UserError
-from fedmpi.common.options import option
 from fedmpi.flat.layout import ATOM, BODY, COEF, EVERYTHING, HEAD
-from fedmpi.method import BUFFERS, SCALAR, Client, Method, Row, Slot, Slots, State, Travel, borrows, declared, overrides
+from fedmpi.method import (
+    BUFFERS,
+    SCALAR,
+    Client,
+    Method,
+    Row,
+    Slot,
+    Slots,
+    State,
+    Travel,
+    borrows,
+    declared,
+    option,
+    overrides,
+)
 from fedmpi.models.atoms import decompose
 
 

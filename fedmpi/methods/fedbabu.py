@@ -8,9 +8,8 @@ Evaluation:    e epochs of fine-tuning at each client, of the full network, the 
 from dataclasses import dataclass
 from typing import final
 
-from fedmpi.common.options import option
 from fedmpi.flat.layout import BODY, EVERYTHING, HEAD, NORM
-from fedmpi.method import LAST_LAYER, Client, Method, Travel
+from fedmpi.method import LAST_LAYER, Client, Method, Travel, option
 
 TUNED = {"full": (EVERYTHING,), "head": (HEAD,), "body": (BODY, NORM)}
 

@@ -11,10 +11,9 @@ from typing import final
 
 from torch import nn
 
-from fedmpi.common.options import option
 from fedmpi.flat.layout import BODY, NORM
 from fedmpi.flat.model import NORM_LAYERS
-from fedmpi.method import Method, Travel
+from fedmpi.method import Method, Travel, option
 
 
 @final

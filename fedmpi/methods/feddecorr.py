@@ -13,8 +13,7 @@ from typing import final
 
 from torch import Tensor
 
-from fedmpi.common.options import option
-from fedmpi.method import FEATURES, Client, Method
+from fedmpi.method import FEATURES, Client, Method, option
 
 
 @final

@@ -13,8 +13,7 @@ from typing import final
 
 from torch import Tensor
 
-from fedmpi.common.options import option
-from fedmpi.method import CLASSES, LABEL_COUNTS, Method, Server, State, Uploads
+from fedmpi.method import CLASSES, LABEL_COUNTS, Method, Server, State, Uploads, option
 
 
 @final

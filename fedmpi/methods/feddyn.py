@@ -19,8 +19,20 @@ from typing import final
 
 from torch import Tensor
 
-from fedmpi.common.options import option
-from fedmpi.method import FLAT, PLAIN_SERVER, SGD_STEPS, Client, Method, Row, Server, Slots, State, Uploads, declared
+from fedmpi.method import (
+    FLAT,
+    PLAIN_SERVER,
+    SGD_STEPS,
+    Client,
+    Method,
+    Row,
+    Server,
+    Slots,
+    State,
+    Uploads,
+    declared,
+    option,
+)
 
 
 @final

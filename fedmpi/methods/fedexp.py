@@ -14,8 +14,7 @@ from typing import final
 
 from torch import Tensor
 
-from fedmpi.common.options import option
-from fedmpi.method import FLAT, PLAIN_SERVER, Client, Method, Server, Slots, State, Uploads, declared
+from fedmpi.method import FLAT, PLAIN_SERVER, Client, Method, Server, Slots, State, Uploads, declared, option
 
 
 @final

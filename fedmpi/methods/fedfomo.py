@@ -19,7 +19,6 @@ from typing import final
 import torch
 from torch import Tensor
 
-from fedmpi.common.options import option
 from fedmpi.method import (
     FLAT,
     INITIAL,
@@ -33,6 +32,7 @@ from fedmpi.method import (
     State,
     Travel,
     Uploads,
+    option,
 )
 
 

@@ -16,8 +16,7 @@ import torch
 from torch import Tensor
 
 from fedmpi.aggregation import conflicts, rules
-from fedmpi.common.options import option
-from fedmpi.method import SHARED, Method, Server, Slots, State, Uploads, declared
+from fedmpi.method import SHARED, Method, Server, Slots, State, Uploads, declared, option
 
 KEPT = 0.99  # of the history, a round
 

@@ -15,8 +15,7 @@ from typing import final
 
 from torch import Tensor
 
-from fedmpi.common.options import option
-from fedmpi.method import CLASSES, ONE_CLASS, Client, Method
+from fedmpi.method import CLASSES, ONE_CLASS, Client, Method, option
 
 ABSENT = 1e-8  # samples of a class that the client does not have
 

@@ -20,8 +20,7 @@ from torch import Tensor
 
 from fedmpi.aggregation import rules
 from fedmpi.common.errors import UserError
-from fedmpi.common.options import option
-from fedmpi.method import CLASSES, Client, Method, Server, State, Uploads
+from fedmpi.method import CLASSES, Client, Method, Server, State, Uploads, option
 from fedmpi.methods import _terms
 
 PUBLISHED = {

@@ -13,8 +13,21 @@ from typing import final
 
 from torch import Tensor
 
-from fedmpi.common.options import option
-from fedmpi.method import FLAT, SCALAR, SGD_STEPS, SHARED, Client, Method, Row, Server, Slots, State, Uploads, declared
+from fedmpi.method import (
+    FLAT,
+    SCALAR,
+    SGD_STEPS,
+    SHARED,
+    Client,
+    Method,
+    Row,
+    Server,
+    Slots,
+    State,
+    Uploads,
+    declared,
+    option,
+)
 
 
 @final

@@ -11,8 +11,7 @@ from typing import final
 import torch
 from torch import Tensor
 
-from fedmpi.common.options import option
-from fedmpi.method import CLASSES, Client, Method
+from fedmpi.method import CLASSES, Client, Method, option
 from fedmpi.methods._terms import distillation
 
 

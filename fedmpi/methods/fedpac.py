@@ -15,7 +15,6 @@ from typing import final
 
 from torch import Tensor
 
-from fedmpi.common.options import option
 from fedmpi.flat.layout import BODY, HEAD, NORM
 from fedmpi.method import (
     CLASSES,
@@ -35,6 +34,7 @@ from fedmpi.method import (
     State,
     Travel,
     Uploads,
+    option,
 )
 from fedmpi.methods._prototypes import class_means, class_sums, head_mixture, prototype_loss
 

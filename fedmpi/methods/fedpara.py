@@ -13,8 +13,7 @@ from typing import final
 
 from torch import nn
 
-from fedmpi.common.options import option
-from fedmpi.method import Method
+from fedmpi.method import Method, option
 from fedmpi.models.fedpara import factorise
 
 

@@ -12,7 +12,6 @@ from typing import final
 
 from torch import Tensor
 
-from fedmpi.common.options import option
 from fedmpi.method import (
     CLASSES,
     FEATURES,
@@ -27,6 +26,7 @@ from fedmpi.method import (
     State,
     Travel,
     Uploads,
+    option,
 )
 from fedmpi.methods._prototypes import class_means, prototype_loss
 

@@ -9,8 +9,7 @@ from typing import final
 
 from torch import Tensor
 
-from fedmpi.common.options import option
-from fedmpi.method import Client, Method
+from fedmpi.method import Client, Method, option
 
 
 @final

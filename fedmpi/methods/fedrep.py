@@ -9,9 +9,8 @@ train.epochs and train.steps play no part.
 from dataclasses import dataclass
 from typing import final
 
-from fedmpi.common.options import option
 from fedmpi.flat.layout import BODY, HEAD, NORM
-from fedmpi.method import LAST_LAYER, Client, Method, State, Travel
+from fedmpi.method import LAST_LAYER, Client, Method, State, Travel, option
 
 
 @final

@@ -10,8 +10,7 @@ from typing import final
 
 from torch import Tensor
 
-from fedmpi.common.options import option
-from fedmpi.method import SGD_STEPS, Client, Method
+from fedmpi.method import SGD_STEPS, Client, Method, option
 from fedmpi.methods._terms import perturbation
 
 

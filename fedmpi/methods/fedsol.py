@@ -24,9 +24,8 @@ import torch
 from torch import Tensor
 
 from fedmpi.common.errors import UserError
-from fedmpi.common.options import option
 from fedmpi.flat.layout import HEAD, Segment
-from fedmpi.method import CLASSES, FEATURES, SGD_STEPS, Client, Method, borrows, declared, overrides
+from fedmpi.method import CLASSES, FEATURES, SGD_STEPS, Client, Method, borrows, declared, option, overrides
 from fedmpi.methods._terms import perturbation, retention, share_of_norm, unmoved
 
 # objective: where the gradient of CE is taken, and where that of L_p; w, e: w + eps, -: nowhere

@@ -14,8 +14,7 @@ from typing import final
 from torch import Tensor, nn
 
 from fedmpi.common.errors import UserError
-from fedmpi.common.options import option
-from fedmpi.method import CLASSES, FEATURES, Client, Method, Travel
+from fedmpi.method import CLASSES, FEATURES, Client, Method, Travel, option
 from fedmpi.models.gaussian import REFERENCE, Gaussian
 
 

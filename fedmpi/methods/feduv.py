@@ -14,8 +14,7 @@ from typing import final
 from torch import Tensor
 from torch.nn.functional import pdist
 
-from fedmpi.common.options import option
-from fedmpi.method import CLASSES, FEATURES, Client, Method
+from fedmpi.method import CLASSES, FEATURES, Client, Method, option
 
 
 @final

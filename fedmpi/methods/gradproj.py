@@ -12,8 +12,7 @@ from typing import final
 
 from torch import Tensor
 
-from fedmpi.common.options import option
-from fedmpi.method import CLASSES, Client, Method
+from fedmpi.method import CLASSES, Client, Method, option
 from fedmpi.methods._terms import retention, unmoved
 
 

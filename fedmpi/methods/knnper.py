@@ -18,8 +18,7 @@ import torch
 from torch import Tensor
 from torch.nn.functional import one_hot
 
-from fedmpi.common.options import option
-from fedmpi.method import CLASSES, FEATURES, Client, Method
+from fedmpi.method import CLASSES, FEATURES, Client, Method, option
 
 
 @final

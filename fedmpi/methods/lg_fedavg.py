@@ -13,9 +13,8 @@ from typing import final
 from torch import nn
 
 from fedmpi.common.errors import UserError
-from fedmpi.common.options import option
 from fedmpi.flat.layout import HEAD
-from fedmpi.method import LAST_LAYER, Method, Travel
+from fedmpi.method import LAST_LAYER, Method, Travel, option
 
 GLOBAL = "global"  # layout group of the shared layers below the head
 

@@ -14,8 +14,7 @@ from typing import final
 from torch import Tensor
 from torch.nn.functional import normalize, softplus
 
-from fedmpi.common.options import option
-from fedmpi.method import FEATURES, INITIAL, INITIAL_BUFFERS, Client, Method, Row, Slots, State
+from fedmpi.method import FEATURES, INITIAL, INITIAL_BUFFERS, Client, Method, Row, Slots, State, option
 
 
 @final

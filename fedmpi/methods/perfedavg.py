@@ -18,8 +18,7 @@ from typing import final
 
 from torch import Tensor
 
-from fedmpi.common.options import option
-from fedmpi.method import Client, Method, declared
+from fedmpi.method import Client, Method, declared, option
 
 
 @final

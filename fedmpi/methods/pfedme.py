@@ -16,8 +16,7 @@ from typing import final
 
 from torch import Tensor
 
-from fedmpi.common.options import option
-from fedmpi.method import FLAT, INITIAL, INITIAL_BUFFERS, PLAIN_SGD, Client, Method, Row, Slots, State
+from fedmpi.method import FLAT, INITIAL, INITIAL_BUFFERS, PLAIN_SGD, Client, Method, Row, Slots, State, option
 
 
 @final

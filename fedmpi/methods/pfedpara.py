@@ -11,9 +11,8 @@ from typing import final
 
 from torch import nn
 
-from fedmpi.common.options import option
 from fedmpi.flat.layout import BODY, HEAD, NORM
-from fedmpi.method import Method, Travel
+from fedmpi.method import Method, Travel, option
 from fedmpi.models.fedpara import factorise
 
 

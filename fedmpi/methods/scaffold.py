@@ -15,8 +15,21 @@ from typing import final
 
 from torch import Tensor
 
-from fedmpi.common.options import option
-from fedmpi.method import CHANGE, FLAT, SGD_STEPS, SHARED, Client, Method, Row, Server, Slots, State, Uploads, declared
+from fedmpi.method import (
+    CHANGE,
+    FLAT,
+    SGD_STEPS,
+    SHARED,
+    Client,
+    Method,
+    Row,
+    Server,
+    Slots,
+    State,
+    Uploads,
+    declared,
+    option,
+)
 
 
 @final

@@ -127,7 +127,7 @@ def test_nor_does_another_slot_pass_that_is_not_finite(size, monkeypatch):
     monkeypatch.setitem(globals(), "Two", Two)
     config = trial("fedavg", "mlp", rounds=1, cohort={"fraction": 1.0})
     config = config.model_copy(update={"method": config.method.model_copy(update={"name": f"{__name__}:Two"})})
-    with pytest.raises(UserError, match="client 1: .* hook upload gave values that are not finite .* in slot .extra"):
+    with pytest.raises(UserError, match=r"client 1: .* hook upload gave values that are not finite .* in slot .extra"):
         on_ranks(local(config), size)
 
 

@@ -29,6 +29,7 @@ from fedmpi.engine.local.clipping import clip
 from fedmpi.engine.local.declared import check_given
 from fedmpi.engine.local.descent import Descent
 from fedmpi.engine.local.kept import Kept
+from fedmpi.engine.local.losses import loss_of
 from fedmpi.engine.local.sgd import SGD
 from fedmpi.engine.local.view import ClientView, LossMeter
 from fedmpi.engine.messages import FAILED, STOP
@@ -267,7 +268,7 @@ class LocalClient(ClientView):
             clip(flat, how.clipped, self.worker.recipe)
 
     def _backward(self, loss: Loss, x: Tensor, y: Tensor) -> None:
-        value = self.checked_loss(loss(self, x, y), loss)
+        value = loss_of(self, loss, x, y)
         backward(value)
         self.note(value)
 

@@ -13,9 +13,10 @@ from torch import Tensor
 from fedmpi.common import seeds
 from fedmpi.common.inputs import call
 from fedmpi.data.batches import Shard, batches
-from fedmpi.engine.checks import check_tensor, not_passed, wrong
+from fedmpi.engine.checks import check_tensor, not_passed
 from fedmpi.engine.local.autograd import backward
 from fedmpi.engine.local.kept import Kept
+from fedmpi.engine.local.losses import checked, loss_of
 from fedmpi.engine.worker import Worker
 from fedmpi.flat.layout import Segment
 from fedmpi.flat.packing import Views
@@ -84,6 +85,7 @@ class ClientView(Client):
         self.passed = True  # whether the step at hand has made the pass that moves batch statistics
         self.cut_short = True  # by a request to stop, of which the upload tells
         self.watch: Watch | None = None
+        self.losses: set[object] = set()  # those that have been looked at (losses.py)
         self.optim: Kept | None = None  # of a client that trains, with train.keep_optim
         self._frozen: dict[int | None, tuple[Tensor | None, Net]] = {}
 
@@ -156,7 +158,7 @@ class ClientView(Client):
         model = self.worker.model
         with self._one_pass(at, buffers):
             model.attach_gradient().zero_()
-            value = self.checked_loss((loss or self.worker.method.loss)(self, x, y), loss)
+            value = loss_of(self, loss, x, y)
             backward(value)
         if loss is None:
             self.note(value)
@@ -166,7 +168,7 @@ class ClientView(Client):
         members = [(s, p) for s, p in self.worker.model.members() if p.requires_grad]
         parameters = [p for _, p in members]
         with self._one_pass(None, None), differentiable(self.worker.model.module):
-            loss = self.checked_loss(self.worker.method.loss(self, x, y))
+            loss = loss_of(self, None, x, y)
         grad = partial(torch.autograd.grad, allow_unused=True, materialize_grads=True)  # zero of what is not used
         g = grad(loss, parameters, create_graph=True)
         along = torch.stack([(piece * s.view(v)).sum() for (s, _), piece in zip(members, g, strict=True)]).sum()
@@ -185,7 +187,7 @@ class ClientView(Client):
         assert self.worker.net.head is not None  # as in `forward`
         with self.worker.precision():
             f: Tensor = self.worker.net.head(z)
-        value = self.checked_loss(loss(f.to(self.w.dtype)), loss)
+        value = checked(self, loss(f.to(self.w.dtype)), loss)
         backward(value)
         if before is not None:
             head.put(before, model.live)  # copied back, not subtracted: exactly the weights from before
@@ -198,20 +200,6 @@ class ClientView(Client):
         shape = tuple(self.w.shape) if shape is None else shape
         check_tensor(self.worker.method, hook, value, shape, self.where, self.w, by)
         return value.detach() if shape and value.requires_grad else value
-
-    def checked_loss(self, value: Any, by: Any = None) -> Tensor:
-        """A loss to descend on. by: the function that gave it, if it is not the hook."""
-        fine = type(value) is Tensor and value.requires_grad and not value.shape and value.layout is torch.strided
-        if fine and value.is_floating_point() and value.device == self.w.device:
-            return value  # as nearly all are; what follows says what is wrong
-        self.check("loss", value, (), by)
-        if not value.requires_grad:
-            text = (
-                "returned a loss that depends on no weight that is being trained, so that there is no gradient: it was "
-                "made under no_grad, with .detach() or .item(), or of outputs that are not the model's"
-            )
-            raise wrong(self.worker.method, "loss", self.where, text, by)
-        return value
 
     def note(self, loss: Tensor) -> None:
         """The first loss of a step is the one at the live weights: that which is recorded."""

@@ -17,6 +17,7 @@ from torch.nn.utils.rnn import pad_sequence
 
 from fedmpi.data.batches import drawn, gather, order
 from fedmpi.engine.local.autograd import backward
+from fedmpi.engine.local.losses import check_no_term
 from fedmpi.engine.local.view import ClientView
 from fedmpi.engine.packed.chain import Chain
 from fedmpi.engine.packed.stack import Descent, Stack
@@ -53,6 +54,7 @@ class PackedFit:
         self.scratch = self.each.get("scratch", worker.nothing)
         self.sum = torch.zeros(len(clients), dtype=torch.float64, device=model.w.device)
         self.carry = [0.0] * len(clients)
+        self.looked = not overrides(method, "loss")  # whether the loss is known to have no term of k.w
         # Of the step at hand: what moves; where gradients go that are asked for, and which tensors' are there.
         self.at, self.g, self.written, self.direct = self.stack, torch.empty(0), set[int](), False
 
@@ -147,7 +149,7 @@ class PackedFit:
         read = [x, y, *self.alike.values(), *(value for name, value in each.items() if name != "scratch")]
         before = [tensor._version for tensor in read], self.at.versions()
         leaves = self.at.leaves(self.trained)
-        losses = self._losses(leaves, x, y, each)
+        losses = self._losses(leaves, x, y, each) if self.looked else self._look(leaves, x, y, each)
         if not isinstance(losses, Tensor) or losses.shape != rows.shape[:1] or not losses.requires_grad:
             raise CannotPackError("hook loss returned something else than a loss")
         if ([tensor._version for tensor in read], self.at.versions()) != before:
@@ -187,6 +189,18 @@ class PackedFit:
             return self.method.loss(self.view, given["x"], given["y"])  # type: ignore[arg-type]
 
         return torch.vmap(loss)(given, leaves)
+
+    def _look(self, leaves: list[Tensor], x: Tensor, y: Tensor, each: dict[str, Tensor]) -> Any:
+        """The same, of the first step, where a loss must show that it has no term of k.w (engine/local/losses.py)."""
+        self.looked = True
+        own = {"scratch": each["scratch"].clone()} if each else {}  # to which a hook may add k.w
+        probe = self.worker.model.w.new_zeros(len(x), requires_grad=True)
+        losses = self._losses(leaves, x, y, {**each, **own, "probe": probe})
+        if own:
+            each["scratch"].copy_(own["scratch"].detach())
+        if isinstance(losses, Tensor) and losses.requires_grad:
+            check_no_term(losses, probe, self.method, self.clients[0].where)
+        return losses
 
     # ---- where gradients go ----
     def move(self, i: int, g: Tensor) -> None:

@@ -68,7 +68,8 @@ class Together:
             self.given["w"] = torch.cat(
                 [_flat(s, p.detach()) for s, p in zip(self._segments, self.leaves, strict=True)]
             )
-        return self.given["w"]
+        probe = self.given.get("probe")  # of whether a loss has a term of k.w
+        return self.given["w"] if probe is None else self.given["w"] + probe
 
     @property
     def w0(self) -> Tensor:
