@@ -438,6 +438,13 @@ def test_image_folder(tmp_path):
     assert image_folder(tmp_path, size=4).test_y.tolist() == [1] * 3
 
 
+def test_an_empty_folder_of_a_class_is_named(tmp_path):
+    write_pictures(tmp_path / "train", {"red": (255, 0, 0), "blue": (0, 0, 255)})
+    (tmp_path / "train" / "green").mkdir()
+    with pytest.warns(UserWarning, match=rf"{tmp_path}/train/green holds no picture"):
+        assert image_folder(tmp_path, size=4).classes == 3
+
+
 def test_image_folder_agrees_with_torchvision_on_classes_and_order(tmp_path):
     write_pictures(tmp_path / "train", {"b": (255, 0, 0), "a": (0, 0, 255), "c": (0, 9, 0)})
     theirs = torchvision.datasets.ImageFolder(tmp_path / "train")
