@@ -1,5 +1,6 @@
 """What a job says when one of its ranks fails: one message, on rank 0, which names the cause; then nobody is left."""
 
+import errno
 import json
 import os
 import re
@@ -9,12 +10,18 @@ import socket
 import subprocess
 import sys
 import time
+from unittest.mock import Mock
 
 import numpy as np
 import pytest
 import yaml
 from helpers import BIN, ROOT, clean_env, fedmpi
 from test_signals import CONFIG, Faulty
+
+from fedmpi.common.errors import UserError
+from fedmpi.config import load
+from fedmpi.runtime import launch
+from fedmpi.runtime.record import durable
 
 PLUGIN = """
 import ctypes, os, time
@@ -253,6 +260,14 @@ def test_a_disk_that_fills_up_is_one_message(tmp_path):
     rounds = [json.loads(line)["round"] for line in (tmp_path / "run" / "metrics.jsonl").read_text().splitlines()]
     assert summary["rounds"] == len(rounds) > 0
     assert summary["exit_reason"].startswith("failed: run directory: cannot write")
+
+
+def test_a_disk_that_is_full_from_the_start(tmp_path, monkeypatch):
+    """No file fits: it is told of the first one, not of the summary that does not fit either."""
+    full = OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+    monkeypatch.setattr(durable, "write", Mock(side_effect=full))
+    with pytest.raises(UserError, match=r"cannot write .*/run/identity\.json: No space left on device"):
+        launch.execute(load(config(tmp_path)))
 
 
 def test_a_disk_that_is_full_and_has_room_again(tmp_path):

@@ -108,7 +108,8 @@ def execute(
         if job.size > 1:  # still listening: the launcher, which sees a dead rank, too, must not end rank 0 unheard
             error = silence.at_fault(alarm, error)
             alarm.fail(*_explained(error), reacts=isinstance(error, Gone))
-        alarm.will(reason(_explained(error)[0]))
+        with suppress(Exception):  # the cause is said, whatever becomes of the run directory
+            alarm.will(reason(_explained(error)[0]))
         known = remedy(error)
         if known is None:
             raise

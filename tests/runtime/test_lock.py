@@ -8,6 +8,7 @@ import signal
 import subprocess
 import time
 from contextlib import ExitStack
+from unittest.mock import Mock
 
 import pytest
 import yaml
@@ -95,3 +96,10 @@ def test_a_run_that_lives_is_not_gone_on_with(tmp_path, kind, size):
         rounds = json.loads((run / "metrics.jsonl").read_text().splitlines()[-1])["round"] + 3
         done = fedmpi("resume", run, f"rounds={rounds}")
         assert done.returncode == 0, done.stderr
+
+
+def test_a_full_disk_is_told(tmp_path, monkeypatch):
+    full = OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+    monkeypatch.setattr(lock.os, "pwrite", Mock(side_effect=full))
+    with pytest.raises(UserError, match=rf"cannot write {tmp_path}/lock: No space left"), lock.held(tmp_path):
+        pass

@@ -42,8 +42,14 @@ def held(directory: Path, private: bool = False) -> Iterator[None]:
     try:
         _take(file, path)
         who = {"host": socket.gethostname(), "pid": os.getpid()}
-        os.ftruncate(file, 0)
-        os.pwrite(file, json.dumps({**who, "since": f"{datetime.now(timezone.utc):%Y-%m-%d %H:%M:%S} UTC"}).encode(), 0)
+        said = json.dumps({**who, "since": f"{datetime.now(timezone.utc):%Y-%m-%d %H:%M:%S} UTC"})
+        try:
+            os.ftruncate(file, 0)
+            os.pwrite(file, said.encode(), 0)
+        except OSError as error:
+            raise UserError(
+                f"run directory: cannot write {path}: {error.strerror}; free some space, or choose another output"
+            ) from error
         yield
     finally:
         os.close(file)
