@@ -490,3 +490,15 @@ def test_what_devices_have_to_do_with_it(tmp_path, monkeypatch, was, here, words
     found = verify.others(tmp_path, config.load("configs/quickstart.yaml", words))
     assert len(found) == (said is not None)
     assert said is None or re.match(said, found[0])
+
+
+@pytest.mark.parametrize("sealed", [True, False])
+def test_rounds_that_are_gone_are_told_without_each_figure(copy, sealed):
+    (copy / "metrics.jsonl").unlink()
+    if not sealed:
+        (copy / "seal.json").unlink()
+    code, said = check(copy)
+    assert code == 1
+    found = [line for line in said.splitlines() if "ALTERED " in line]
+    assert len(found) == 1 + sealed
+    assert all("ALTERED metrics.jsonl" in line for line in found)

@@ -129,6 +129,10 @@ def check_summary(run: Path, rows: Rows, settings: Settings, lost: Rows, to: Fin
     said = json_of(run / "summary.json", to)
     if not said:
         return
+    if not rows and said.get("rounds"):  # not each figure that is lacking, for one cause
+        if not to.altered:
+            to.found(f"metrics.jsonl: it has no round, and summary.json tells of {said['rounds']}")
+        return
     try:
         now = summary(rows, figures_in(list(map(dict, rows))), "", lost, _best(run), _falling(run, settings))
     except (TypeError, KeyError, ValueError, AttributeError) as error:
