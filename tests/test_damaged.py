@@ -80,6 +80,19 @@ def test_a_directory_in_place_of_a_file_is_named(run, name):
     refused(f"cannot write {run / name}: Is a directory", "resume", run, "rounds=4")
 
 
+@pytest.mark.parametrize("name", ["metrics.jsonl", "updates.jsonl", "placement.jsonl"])
+def test_and_of_a_run_that_was_killed(run, name):
+    (run / "summary.json").unlink()
+    (run / name).unlink(missing_ok=True)
+    (run / name).mkdir()
+    refused(f"{run / name}", "resume", run, "rounds=4")
+
+
+def test_losses_of_another_kind_say_what_they_lack(run):
+    said = f"faults.replay: {run}/metrics.jsonl:1 is no row of the faults.jsonl of a run (it has no 'ranks')"
+    refused(said, "run", *WORDS, f"output={run.parent}", "name=again", f"faults.replay={run}/metrics.jsonl")
+
+
 @pytest.mark.parametrize("row", ['{"round": 0}', '{"round": 0, "ranks": {}, "clients": [], "gone": 3}', "[]"])
 def test_losses_to_be_given_are_those_of_a_run(tmp_path, row):
     (tmp_path / "faults.jsonl").write_text(f"{row}\n")

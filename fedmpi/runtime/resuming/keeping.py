@@ -78,12 +78,16 @@ def _rows(path: Path, key: str, kind: str, look: Callable[[Row], object]) -> lis
     """The rows of a file that the config names. kind: whose form they have, at which `look` looks."""
     try:
         rows = rows_of(places.at(path))
-        for row in rows:
-            look(row)
     except UserError as error:
         raise UserError(f"{key}: {error}; the {kind} of a run is needed, or null") from error
-    except (KeyError, TypeError, ValueError, AttributeError) as error:
-        raise UserError(f"{key}: {path} is no {kind} of a run; leave it out (null)") from error
+    for number, row in enumerate(rows, 1):
+        try:
+            look(row)
+        except (KeyError, TypeError, ValueError, AttributeError) as error:
+            why = f"it has no {error}" if isinstance(error, KeyError) else str(error)
+            raise UserError(
+                f"{key}: {path}:{number} is no row of the {kind} of a run ({why}), which is needed, or null"
+            ) from error
     return rows
 
 
