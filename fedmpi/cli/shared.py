@@ -2,6 +2,7 @@
 
 import gc
 import os
+import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
@@ -12,14 +13,35 @@ import typer
 from fedmpi import config as configs
 from fedmpi.common.errors import UserError
 from fedmpi.config import machine
+from fedmpi.config.loading import shown
 
 if TYPE_CHECKING:
     from fedmpi.comm.launchers.job import Job
 
 Config = Annotated[Path, typer.Argument(metavar="CONFIG", help="The YAML file.")]
 MaybeConfig = Annotated[Path | None, typer.Argument(metavar="[CONFIG]", help="The YAML file.")]
+
+
+def told_twice(given: list[str] | None) -> list[str] | None:
+    """What a command line overrides, as it is. Of two values of a key the later counts, so that a script's can be
+    overridden (slurm/again.sh): that is told."""
+    first: dict[str, str] = {}
+    for text in given or ():
+        key = text.partition("=")[0]
+        if first.setdefault(key, text) != text:
+            both = f"{shown(first[key])} and {shown(text)}"
+            warnings.warn(f"command line: {key} is set twice, {both}; the later counts", stacklevel=2)
+        first[key] = text
+    return given
+
+
 Overrides = Annotated[
-    list[str] | None, typer.Argument(metavar="KEY=VALUE", help="Settings that override the file: train.epochs=3")
+    list[str] | None,
+    typer.Argument(
+        metavar="KEY=VALUE",
+        help="Settings that override the file: train.epochs=3. Of two for one key the later counts.",
+        callback=told_twice,
+    ),
 ]
 RunDir = Annotated[Path, typer.Argument(metavar="RUN_DIR", help="A directory written by `fedmpi run`.")]
 To = Annotated[Path, typer.Option(metavar="DIR", help="Where to write; files of the same names there are replaced.")]
