@@ -285,6 +285,22 @@ def test_auroc_is_that_of_scikit_learn():
     )
 
 
+def test_rows_that_tie_by_their_softmax_tie_to_the_bit():
+    """Equal logits in another order, or moved by a constant: one half, were it not for rounding."""
+    generator = torch.Generator().manual_seed(0)
+    z = torch.randn(9, generator=generator)
+    order = torch.stack([torch.cat([z[:1], z[1 + torch.randperm(8, generator=generator)]]) for _ in range(500)])
+    f = order + torch.randint(-9, 9, (500, 1), generator=generator).double()
+    y = torch.arange(500) % 2 * 4
+    assert measures.auroc(measures.log_softmax(f)[:, 0], y == 0) == 0.5
+
+
+def test_a_probability_near_one_ranks_above_a_smaller_one():
+    f = torch.tensor([[0.0, -50.0, -60.0], [0.0, -40.0, -60.0]])
+    p = measures.log_softmax(f.double())[:, 0]
+    assert p[0] > p[1]
+
+
 def test_multi_label_metrics():
     f, _ = draw(50, 3, seed=1)
     y = torch.randint(0, 2, (50, 3), generator=torch.Generator().manual_seed(2)).float()

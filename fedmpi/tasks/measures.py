@@ -74,8 +74,15 @@ def class_auroc(f: Tensor, y: Tensor) -> float:
     f = f.double()
     if f.shape[1] == 2:
         return auroc(f[:, 1] - f[:, 0], y == 1)
-    f = f.log_softmax(1)  # ranks as probabilities do, and no two of them are rounded to the same 1
+    f = log_softmax(f)
     return mean(auroc(f[:, c], y == c) for c in range(f.shape[1]))
+
+
+def log_softmax(f: Tensor) -> Tensor:
+    """It ranks as probabilities do, and near 1 parts what they do not. The sum is in ascending order, its largest term
+    1: rows of equal logits in another order, or moved by a constant, tie to the bit.   (n, c)"""
+    f = f - f.amax(1, keepdim=True)
+    return f - f.sort(1).values[:, :-1].exp().sum(1, keepdim=True).log1p()
 
 
 def label_auroc(f: Tensor, y: Tensor) -> float:
