@@ -20,7 +20,7 @@ from fedmpi.common import registry, seeds
 from fedmpi.common.blame import told
 from fedmpi.common.errors import UserError
 from fedmpi.common.inputs import Shape, Type
-from fedmpi.common.text import nearest
+from fedmpi.common.text import count, nearest
 from fedmpi.data.batches import Shard
 from fedmpi.data.client_test import ClientTest, client_tests
 from fedmpi.data.dataset import Dataset, is_labels
@@ -130,6 +130,7 @@ def split(
         dataset = replace(dataset, train_x=noisy(dataset.train_x, parts, seed, **made.keywords))
 
     _warn_of_absent_classes(dataset)
+    _warn_of_parted_groups(dataset, parts, scheme)
     counts = np.stack([count_labels(dataset.train_y[torch.from_numpy(part)], dataset.classes) for part in parts])
     at = np.array([keys[part[0]] for part in parts]) if cut in (site, domain) else None  # the site of each client
     dealt = client_test == "shards" and cut is shards and not made.keywords.get("sorted")
@@ -205,6 +206,23 @@ def _warn_of_absent_classes(dataset: Dataset) -> None:
         warnings.warn(
             f"data: no training sample is of class {shown}, though there are {dataset.classes} classes; number the "
             "labels 0, 1, ... without a gap, or say data.classes",
+            stacklevel=3,
+        )
+
+
+def _warn_of_parted_groups(dataset: Dataset, parts: Sequence[np.ndarray], scheme: str) -> None:
+    """Who says which rows are one patient's may take it that a patient is one client's."""
+    if dataset.group is None:
+        return
+    owner = np.repeat(np.arange(len(parts)), [len(part) for part in parts])
+    group = dataset.group.numpy()[np.concatenate(parts)]
+    pairs = np.unique(np.stack([group, owner]), axis=1)
+    many = int((np.unique(pairs[0], return_counts=True)[1] > 1).sum())
+    if many:
+        of = f"{count(many, 'group')} of {len(np.unique(group))}"
+        warnings.warn(
+            f"data.partition: scheme {scheme} gives rows of one group (a patient's, say) to several clients: of {of}; "
+            "sites keep groups together ({scheme: site})",
             stacklevel=3,
         )
 

@@ -250,3 +250,12 @@ def test_only_some_sites_are_clients():
 def test_refused(arguments, words):
     with pytest.raises(UserError, match=words):
         split(images(), seed=0, **arguments)
+
+
+def test_groups_that_a_scheme_deals_to_several_clients_are_told(recwarn):
+    x, y = torch.zeros(12, 2), torch.arange(12) % 2
+    data = Dataset(x, y, x, y, 2, site=torch.arange(12) // 6, group=torch.arange(12) // 3)
+    split(data, "site", None, 0)
+    assert not recwarn.list
+    with pytest.warns(UserWarning, match=r"scheme iid gives rows of one group .* several clients: of . groups? of 4"):
+        split(data, "iid", 4, 0)
