@@ -15,3 +15,10 @@ def test_all_but_one_that_nobody_can_follow():
             warnings.warn(f"{warned.ORDER}. This means they need to be compacted at every call", stacklevel=1)
             warnings.warn("late", stacklevel=1)
     assert lines == ["warning: early", "warning: late"]
+
+
+def test_filters_are_as_they_were():
+    before = list(warnings.filters)
+    with warned.heard():
+        pass
+    assert list(warnings.filters) == before

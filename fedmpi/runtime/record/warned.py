@@ -17,7 +17,7 @@ _log: Callable[[str], None] = _before.append
 
 @contextmanager
 def heard() -> Iterator[None]:
-    """Warnings are kept from here on; shown they are as ever."""
+    """Warnings are kept until the end of this; shown they are as ever. Then filters are as they were."""
     global _log
     show = warnings.showwarning
 
@@ -26,14 +26,14 @@ def heard() -> Iterator[None]:
         with suppress(UserError, ValueError):  # a full disk, of which the round's own line will tell
             _log(f"warning: {message}")
 
-    warnings.filterwarnings("ignore", ORDER)
-    warnings.showwarning = both
-    try:
-        yield
-    finally:
-        warnings.showwarning = show
-        _before.clear()
-        _log = _before.append
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", ORDER)
+        warnings.showwarning = both
+        try:
+            yield
+        finally:
+            _before.clear()
+            _log = _before.append
 
 
 def into(log: Callable[[str], None]) -> None:
