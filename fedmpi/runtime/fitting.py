@@ -8,12 +8,12 @@ from typing import Any
 
 import numpy as np
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from fedmpi.aggregation import suited
 from fedmpi.common.blame import ONE_SAMPLE, blaming, told
 from fedmpi.common.errors import UserError
-from fedmpi.common.text import lower_is_better, nearest
+from fedmpi.common.text import brief, lower_is_better, nearest
 from fedmpi.config.schema import Settings
 from fedmpi.data.federated import Federated
 from fedmpi.engine import sampling
@@ -77,6 +77,28 @@ def check_module(said: str, module: Any, made_by: Any) -> None:
             warnings.warn(f"{said}: {hidden} into lists and dictionaries: {use}", stacklevel=2)
 
 
+def tell_plain_tensors(said: str, module: nn.Module) -> None:
+    """Warn of tensors that PyTorch does not know of, as they are no parameters and no buffers."""
+    known = {id(x) for x in (*module.parameters(), *module.buffers())}
+    loose = [f"{name}.{key}" if name else key for name, part in module.named_modules() for key in _loose(part, known)]
+    if loose:
+        use = "stay on the device where they were made: use register_buffer, with persistent=False for a constant"
+        which = f"{said}: {brief(', '.join(loose))}: plain tensors"
+        warnings.warn(f"{which}, which are neither trained nor sent nor saved, and {use}", stacklevel=2)
+
+
+def _loose(part: nn.Module, known: Collection[int]) -> list[str]:
+    """Attributes that are, or hold in a list, tuple or dictionary, tensors that are neither parameters nor buffers.
+    known: those that are, by id. Hooks make some in each pass (weight_norm, pruning): layers with such are left out."""
+    found = []
+    for key in sorted(vars(part).keys() - vars(nn.Module()).keys()) if not part._forward_pre_hooks else ():
+        value = vars(part)[key]
+        inside = value.values() if isinstance(value, dict) else value if isinstance(value, (list, tuple)) else (value,)
+        if any(isinstance(x, Tensor) and not isinstance(x, nn.Parameter) and id(x) not in known for x in inside):
+            found.append(key)
+    return found
+
+
 def _unseen(part: nn.Module, known: Collection[int]) -> list[str]:
     """Attributes that hold what could be trained in a plain list, tuple or dictionary. known: parameters, by id."""
     found = []
@@ -117,6 +139,7 @@ def check_needs(settings: Settings, method: Method, task: Any, net: Net, module:
             raise UserError(f"method {name}: needs holds {needed!r}; it takes {known}")
         if lacking[needed]:
             raise UserError(f"method {name} needs {needed}, but {_with_remedy(settings, str(lacking[needed]))}")
+    tell_plain_tensors(f"model {model}", module)
     batch_norm = any(isinstance(m, NORM_LAYERS[0]) for m in module.modules())
     if batch_norm and settings.train.batch_size == 1:
         raise UserError("train.batch_size: 1 gives batch normalisation nothing to normalise over; use at least 2")

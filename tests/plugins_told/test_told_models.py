@@ -158,3 +158,19 @@ def test_layers_in_a_plain_list_are_told():
     with pytest.warns(UserWarning, match=r"PyTorch does not know of the layers in blocks, .*nn\.ModuleList") as said:
         play(**sections_of("model", ModelOfAList))
     assert not [each for each in said if "in same" in str(each.message) or "in teacher" in str(each.message)]
+
+
+class ModelOfPlainTensors(Base):
+    def __init__(self, *given):
+        super().__init__(*given)
+        self.scale, self.shifts = torch.ones(4), [torch.zeros(4)]
+        self.register_buffer("known", torch.ones(4), persistent=False)
+        self.alias, self.normed = [self.known], nn.utils.weight_norm(nn.Linear(4, 4))
+
+
+def test_plain_tensors_are_told():
+    with pytest.warns(UserWarning, match="plain tensors") as said:
+        play(**sections_of("model", ModelOfPlainTensors))
+    told = [str(each.message) for each in said if "plain tensors" in str(each.message)]
+    assert len(told) == 1
+    assert "ModelOfPlainTensors: scale, shifts: plain tensors, which are neither trained nor sent nor saved" in told[0]
