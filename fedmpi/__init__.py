@@ -9,6 +9,7 @@ Names are looked up when first used: importing fedmpi imports no torch and has n
 
 from __future__ import annotations
 
+import gc
 import os
 import signal
 import sys
@@ -16,6 +17,7 @@ import sys
 if os.path.basename(next(iter(getattr(sys, "argv", [])), "")) == "fedmpi":  # the command, which imports for a second:
     signal.signal(signal.SIGINT, signal.SIG_DFL)  # until it has its own handler, Ctrl-C ends it without a traceback
     if sys.argv[1:2] in (["run"], ["resume"]):
+        gc.disable()  # until all is imported (cli/shared.py: importing)
         from fedmpi.common.signals import COMMAND
 
         COMMAND.listen(signal.SIGINT)

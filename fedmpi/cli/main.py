@@ -9,14 +9,16 @@ from typing import NoReturn
 
 import typer
 
-from fedmpi.cli import compare, plan, reference, report, results, status, sweeps  # noqa: F401  register their commands
-from fedmpi.cli.analyses import analyse
-from fedmpi.cli.data import data
 from fedmpi.cli.ending import run_command
 from fedmpi.cli.runs import app
 
-app.add_typer(data, name="data", short_help="List, check and fetch data sets.")
-app.add_typer(analyse, name="analyse", short_help="Look behind the figures of runs.")
+if sys.argv[1:2] not in (["run"], ["resume"]):  # a rank starts sooner without the commands that it was not asked for
+    from fedmpi.cli import compare, plan, reference, report, results, status, sweeps  # noqa: F401  register theirs
+    from fedmpi.cli.analyses import analyse
+    from fedmpi.cli.data import data
+
+    app.add_typer(data, name="data", short_help="List, check and fetch data sets.")
+    app.add_typer(analyse, name="analyse", short_help="Look behind the figures of runs.")
 
 
 def main() -> NoReturn:

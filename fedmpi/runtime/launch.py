@@ -92,11 +92,12 @@ def execute(
         # Mistakes are found before any rank waits for another; silos are opened later, when this rank knows its own.
         made = None if settings.data.silos else _made(settings, job, build_data.partitioned(settings), device)
         build.make_method(settings)
+        code = consistency.code()  # here: once all have met, they would do it at the same time, on few cores
         by = settings.comm
         comm = connect(job, by.backend, device, by.start_timeout_s, by.round_timeout_s, alarm)
         stop.listen()
         stop.alone(None)
-        result = _connected(settings, job, comm, device, made, stop, alarm, until_end)
+        result = _connected(settings, job, comm, device, made, code, stop, alarm, until_end)
         if comm.rank == 0:
             after(result[0])
         with suppress(*([Lost] if settings.faults.on_lost_rank != "abort" else [])):  # all of the run is on disk
@@ -140,6 +141,7 @@ def _connected(
     comm: Communicator,
     device: torch.device,
     made: build.Experiment | None,
+    code: dict[str, str],
     stop: StopRequest,
     alarm: Alarm,
     until_end: ExitStack,
@@ -150,7 +152,7 @@ def _connected(
     consistency.agree(comm, {key: consistency.of(text) for key, text in settings.digest_items().items()}, timeout_s)
     made = made or _made(settings, job, build_data.siloed(settings, comm), device)
     own = plugins.files(settings, made.method, made.task, made.net.module)
-    code = consistency.code() | plugins.digests(own)
+    code |= plugins.digests(own)
     layout = {"(layout)": consistency.of(made.model.layout.describe())}
     layout |= {} if made.initial is None else {"(initial weights)": made.initial.digest}
     layout |= consistency.frozen(made.model.frozen)

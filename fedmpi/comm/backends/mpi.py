@@ -15,6 +15,9 @@ from fedmpi.common import parent
 from fedmpi.common.errors import UserError
 
 ABORT_S = 3.0  # allowed for MPI_Abort
+# Open MPI's transport btl/ofi sleeps for a second when it is closed: within MPI_Init on a host without such a network.
+# It is for one-sided communication, of which there is none here; messages over libfabric go through mtl/ofi.
+NO_SLEEP = "OMPI_MCA_btl", "^ofi"
 RANK_0_FIRST_S = 3  # in which the launcher ends the others, so that one rank says what all have found
 
 
@@ -41,6 +44,7 @@ REMEDY = {  # launcher -> advice if it does not belong to the MPI that mpi4py lo
 
 def load() -> Any:
     """mpi4py.MPI, not initialised. Raises UserError where mpi4py or its MPI library is missing."""
+    os.environ.setdefault(*NO_SLEEP)
     try:
         import mpi4py
 

@@ -107,11 +107,12 @@ def agent_store(host: str, port: int, deadline: float) -> TCPStore:
 def under_mpi(job: Job, deadline: float) -> Store:
     from fedmpi.comm.backends import mpi
 
+    key = secrets.token_bytes(door.DIGEST)
+    here = [serve(door.listen(own_address(job, job.host), 0), key)] if job.rank == 0 else []  # it starts while MPI does
     world = mpi.world(job, deadline - time.monotonic())
     words = torch.zeros(TOLD_BYTES, dtype=torch.uint8)  # "key port host host ...", padded with zeros
     if job.rank == 0:
-        key = secrets.token_bytes(door.DIGEST)
-        store = hold(door.listen(own_address(job, job.host), 0), key, deadline)
+        store = arrive(here, key, deadline)
         text = f"{key.hex()} {told(job, store)}".encode()[:TOLD_BYTES]
         words[: len(text)] = torch.frombuffer(bytearray(text), dtype=torch.uint8)
     sent = world.Ibcast(words.numpy(), root=0)
@@ -160,10 +161,14 @@ def ports(step: str) -> list[int]:
 # ---- rank 0's side ----
 def hold(listener: socket.socket, key: bytes, deadline: float) -> RankStore:
     """The store at rank 0, which does not wait for the other ranks: the first allgather can name the missing ones."""
+    return arrive([serve(listener, key)], key, deadline)
+
+
+def serve(listener: socket.socket, key: bytes) -> Address:
+    """Start rank 0's store; the address at which it will be in a moment."""
     host, port = listener.getsockname()[:2]
-    here = host if host not in ("::", "0.0.0.0") else "127.0.0.1"
     processes.append(store_server.start(listener, key))
-    return arrive([(here, port)], key, deadline)
+    return host if host not in ("::", "0.0.0.0") else "127.0.0.1", port
 
 
 def own_address(job: Job, name: str) -> str:
