@@ -16,7 +16,8 @@ from fedmpi.common.errors import UserError
 
 ABORT_S = 3.0  # allowed for MPI_Abort
 # Open MPI's transport btl/ofi sleeps for a second when it is closed: within MPI_Init on a host without such a network.
-# It is for one-sided communication, of which there is none here; messages over libfabric go through mtl/ofi.
+# It is for one-sided communication, of which there is none here; messages over libfabric go through mtl/ofi. Only under
+# Open MPI 5's mpirun, which hands on what its files of parameters say: elsewhere they would no longer count.
 NO_SLEEP = "OMPI_MCA_btl", "^ofi"
 RANK_0_FIRST_S = 3  # in which the launcher ends the others, so that one rank says what all have found
 
@@ -44,7 +45,8 @@ REMEDY = {  # launcher -> advice if it does not belong to the MPI that mpi4py lo
 
 def load() -> Any:
     """mpi4py.MPI, not initialised. Raises UserError where mpi4py or its MPI library is missing."""
-    os.environ.setdefault(*NO_SLEEP)
+    if "PRTE_LAUNCHED" in os.environ:
+        os.environ.setdefault(*NO_SLEEP)
     try:
         import mpi4py
 
