@@ -1,6 +1,6 @@
 # `make help` lists the targets. All is installed into .venv, nothing outside of it.
 .DEFAULT_GOAL := help
-.PHONY: setup demo table test test-slow test-faults check docs bench gpu papers-small clean help
+.PHONY: setup demo table test test-all test-soak check docs bench gpu papers-small clean help
 
 PYTHON ?= python3
 # Ahead of the rest of PATH, so that an mpirun in .venv meets the MPI library in .venv.
@@ -27,15 +27,22 @@ table: setup  ## five methods, three seeds, paired: a table and its report, in m
 	@fedmpi table configs/five_methods.yaml
 	@fedmpi report runs/five_methods
 
-test: setup  ## the tests
-	pytest
+# Workers of pytest: unit tests keep a core busy each, jobs mostly wait for others.
+WORKERS ?= 2
+JOBS ?= 4
+JOB_TESTS = pytest tests/jobs -n $(JOBS) --dist loadgroup
 
-test-slow: setup  ## the tests that take longer
-	pytest -m slow
+test: setup  ## the unit tests and one job for each launcher, back end and kind of failure: eight minutes on two cores
+	pytest tests/unit -n $(WORKERS) --dist loadscope
+	$(JOB_TESTS) -m smoke
 
-test-faults: setup  ## full disks, cut files; then random faults on real jobs, FEDMPI_FAULTS of them (300: two hours)
-	pytest tests/test_failures.py tests/runtime/test_resume.py
-	FEDMPI_FAULTS=$${FEDMPI_FAULTS:-300} pytest -m slow tests/test_random_faults.py tests/test_preempted.py
+test-all: setup  ## all tests: each job, and the commands of README and docs: thirty minutes on two cores
+	pytest tests/unit -n $(WORKERS) --dist loadscope
+	pytest tests/docs -n $(WORKERS) --dist loadscope
+	$(JOB_TESTS) -m 'not soak'
+
+test-soak: setup  ## random faults on real jobs, FEDMPI_FAULTS of them (300: two hours), and many preemptions
+	FEDMPI_FAULTS=$${FEDMPI_FAULTS:-300} pytest tests -m soak
 
 check: setup  ## lint, format, types, shell scripts, spelling
 	ruff check .

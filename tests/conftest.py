@@ -1,4 +1,4 @@
-"""What several files share: a Slurm to run in."""
+"""What all tests share: an option, and a Slurm to run in."""
 
 import os
 import secrets
@@ -9,6 +9,10 @@ import pytest
 from helpers import ROOT, clean_env
 
 os.environ.setdefault("FEDMPI_SECRET", secrets.token_hex(32))  # no test writes into the home of who starts it
+
+
+def pytest_addoption(parser):
+    parser.addoption("--write-golden", action="store_true", help="write the golden losses of the selected methods anew")
 
 
 @pytest.fixture(scope="session")

@@ -11,7 +11,7 @@ import sys
 from pathlib import Path
 
 import torch
-from helpers import digest, prepare, record, trial
+from helpers import digest, prepare, record, small_settings
 
 from fedmpi.comm import connect, detect
 from fedmpi.comm.backends.solo import Solo
@@ -98,7 +98,7 @@ VARIANTS = {
 
 def cases():
     plain = {method: (method, "norm", {"rounds": 2}) for method in sorted(registry)}
-    return {name: trial(method, net, **changes) for name, (method, net, changes) in (plain | VARIANTS).items()}
+    return {name: small_settings(method, net, **changes) for name, (method, net, changes) in (plain | VARIANTS).items()}
 
 
 def sizes(messages, t):
@@ -114,7 +114,7 @@ def main() -> None:
     chunk, block, on_gpu = linear.CHUNK, linear.BLOCK, linear.CHUNK_GPU
     device = torch.device(*sys.argv[3:] or ["cpu"])
     if device.type == "cuda":
-        set_numerics(trial("fedavg", compute={"deterministic": True}))  # before the first kernel
+        set_numerics(small_settings("fedavg", compute={"deterministic": True}))  # before the first kernel
     Roster.consider = lambda self, t: None  # what ranks took would decide who sends what, and how many bytes that is
     job, backend = detect(os.environ), sys.argv[2]
     comm = connect(job, backend, device, start_timeout_s=60, round_timeout_s=60)

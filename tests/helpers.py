@@ -3,14 +3,19 @@
 from __future__ import annotations
 
 import atexit
+import contextlib
 import functools
+import gc
 import hashlib
+import io
 import os
 import shutil
+import signal
 import subprocess
 import sys
 import tempfile
 import time
+import warnings
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -20,6 +25,7 @@ from torch import nn
 
 from fedmpi.comm.backends.solo import Solo
 from fedmpi.common.registry import load
+from fedmpi.common.signals import SIGNALS
 from fedmpi.config.schema import Settings
 from fedmpi.data.dataset import Dataset
 from fedmpi.data.federated import Federated, split
@@ -125,13 +131,13 @@ def settings(method: str = "fedavg", net: str = "mlp", **changes: Any) -> Settin
     return Settings.model_validate(tree)
 
 
-def trial(method: str, net: str = "mlp", **changes: Any) -> Settings:
+def small_settings(method: str, net: str = "mlp", **changes: Any) -> Settings:
     """`settings` for what every method is tried on: with the net that this one needs."""
     return settings(method, net, **{"model": NETS_OF.get(method, NETS)[net], **changes})
 
 
 @dataclass
-class Play:
+class FinishedRun:
     """One experiment that was run: `rows`, `lines` and `updates` as in metrics, clients and updates.jsonl."""
 
     fed: Federation
@@ -173,7 +179,7 @@ def prepare(
     comm: Any = None,
     stop: Any = lambda: False,
     device: torch.device = CPU,
-) -> Play:
+) -> FinishedRun:
     """The experiment, ready to run."""
     torch.set_num_threads(1)
     data = data or federated()
@@ -184,10 +190,10 @@ def prepare(
     lines: list[dict[str, Any]] = []
     updates: list[dict[str, Any]] = []
     fed = build.federation(made, comm or Solo(device), stop, Sink(rows.append, lines.extend, updates=updates.append))
-    return Play(fed, made, rows, lines, "", w0, b0, updates)
+    return FinishedRun(fed, made, rows, lines, "", w0, b0, updates)
 
 
-def play(config: Settings, data: Federated | None = None, comm: Any = None) -> Play:
+def play(config: Settings, data: Federated | None = None, comm: Any = None) -> FinishedRun:
     """The experiment, run."""
     it = prepare(config, data, comm)
     it.reason = it.fed.run()
@@ -199,7 +205,7 @@ def digest(x: torch.Tensor) -> str:
     return hashlib.sha256(x.detach().cpu().contiguous().numpy().tobytes()).hexdigest()[:16]
 
 
-def record(it: Play) -> dict[str, Any]:
+def record(it: FinishedRun) -> dict[str, Any]:
     """All that must not depend on ranks: every round's bits and figures, and at the root the final state."""
     times = ("wall_s", "train_s", "wait_s", "server_s", "evaluate_s", "sent_bytes", "received_bytes")
     best = it.fed.server.best if it.fed.server else None
@@ -282,12 +288,51 @@ def _version(command: str) -> str:
 def fedmpi(
     *arguments: object, kind: str = "alone", size: int = 1, limit_s: float = 120, cold: bool = False, **options: Any
 ) -> Any:
-    """`fedmpi arguments` under a launcher, to its end. Where it need not be `cold`, what it imports has been imported
-    (fork_server.py)."""
+    """Run `fedmpi arguments` to its end; the result has returncode, stdout and stderr.
+
+    Args:
+        kind: a launcher; with "alone" the command runs within this process, unless `cold` asks for one of its own.
+        size: ranks to start.
+        limit_s: seconds after which a command in processes of its own is a failure.
+        cold: start Python anew in every rank; else what a run needs is imported already (fork_server.py).
+        options: env and cwd of the command; those of `subprocess.run` where it has processes of its own.
+    """
+    if kind == "alone" and not cold:
+        return invoke(*arguments, **options)
     command = [*launcher(kind, size), "fedmpi", *map(str, arguments)]
     env = options.pop("env", clean_env())
     env = env if cold else warm(env)
     return subprocess.run(command, capture_output=True, text=True, timeout=limit_s, env=env, **{"cwd": ROOT, **options})
+
+
+def invoke(*arguments: object, cwd: Path = ROOT, env: dict[str, str] | None = None) -> subprocess.CompletedProcess:
+    """Run the console entry `fedmpi arguments` within this process, which is left as it was."""
+    from fedmpi import cli
+
+    words, out, err = ["fedmpi", *map(str, arguments)], io.StringIO(), io.StringIO()
+    handlers = {number: signal.getsignal(number) for number in SIGNALS}
+    state = os.environ.copy(), sys.path[:], os.getcwd(), sys.argv, warnings.showwarning, torch.get_num_threads()
+    env = clean_env() if env is None else env
+    os.environ.clear()
+    os.environ.update(env)
+    os.chdir(cwd)
+    sys.argv = words
+    try:
+        with contextlib.redirect_stdout(out), contextlib.redirect_stderr(err), warnings.catch_warnings():
+            warnings.resetwarnings()
+            cli.main()
+    except SystemExit as ended:
+        code = ended.code
+    finally:
+        environment, sys.path[:], folder, sys.argv, warnings.showwarning, threads = state
+        os.environ.clear()
+        os.environ.update(environment)
+        os.chdir(folder)
+        torch.set_num_threads(threads)
+        for number, handler in handlers.items():
+            signal.signal(number, handler)
+        gc.unfreeze()
+    return subprocess.CompletedProcess(words, code, out.getvalue(), err.getvalue())
 
 
 def left_over(word: str) -> list[str]:

@@ -1,0 +1,125 @@
+"""Several real processes: a program of this folder is started once per rank, each rank reports into a file. They have
+imported torch (fork_server.py)."""
+
+import json
+import os
+import shutil
+import socket
+import subprocess
+import sys
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+from fork_server import WORDS
+from helpers import clean_env, warm
+
+HERE = Path(__file__).parent
+ROOT = HERE.parents[2]
+LIMIT_S = 120  # of one start of several processes: all time-outs under test are far shorter
+
+
+def environment() -> dict[str, str]:
+    return warm(clean_env(PYTHONPATH=str(ROOT)))
+
+
+def free_port() -> int:
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        return listener.getsockname()[1]
+
+
+def torchrun_env(rank: int, size: int, port: int) -> dict[str, str]:
+    return {
+        "RANK": str(rank),
+        "WORLD_SIZE": str(size),
+        "LOCAL_RANK": str(rank),
+        "LOCAL_WORLD_SIZE": str(size),
+        "TORCHELASTIC_RUN_ID": "test",
+        "MASTER_ADDR": "127.0.0.1",
+        "MASTER_PORT": str(port),
+    }
+
+
+@dataclass
+class Outcome:
+    codes: list[int]  # of the processes; of mpirun alone under mpirun
+    reports: dict[int, list[dict]]  # by rank: what it reported, in order
+    text: str  # all they printed
+
+
+class Ranks:
+    """Starts programs as ranks."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+
+    def start(self, program: str, *args: str, envs: list[dict[str, str]], backend: str = "gloo") -> Outcome:
+        """One process for each environment, as a launcher would."""
+        command = [*WORDS, str(HERE / program), str(self.folder), backend, *args]
+        pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.STDOUT, "text": True}
+        processes = [subprocess.Popen(command, env=environment() | env, **pipes) for env in envs]
+        try:
+            texts = [process.communicate(timeout=LIMIT_S)[0] for process in processes]
+        finally:
+            for process in processes:
+                process.kill()
+        return self.outcome([process.returncode for process in processes], "".join(texts))
+
+    def torchrun(self, program: str, *args: str, size: int, absent: tuple[int, ...] = ()) -> Outcome:
+        port = free_port()
+        envs = [torchrun_env(rank, size, port) for rank in range(size) if rank not in absent]
+        return self.start(program, *args, envs=envs)
+
+    def mpirun(
+        self, program: str, *args: str, size: int, backend: str = "mpi", options: tuple[str, ...] = ()
+    ) -> Outcome:
+        mpirun = shutil.which("mpirun", path=f"{Path(sys.executable).parent}:{os.environ['PATH']}")
+        if not mpirun:
+            pytest.skip("no mpirun on PATH")
+        pytest.importorskip("mpi4py")
+        command = [mpirun, "-n", str(size), *WORDS, str(HERE / program), str(self.folder), backend, *args]
+        if "Open MPI" in subprocess.run([mpirun, "--version"], capture_output=True, text=True).stdout:
+            command[1:1] = [
+                "--oversubscribe",
+                "--bind-to",
+                "none",
+                *(["--allow-run-as-root"] if os.geteuid() == 0 else []),
+            ]
+        command[1:1] = options
+        done = subprocess.run(command, env=environment(), capture_output=True, text=True, timeout=LIMIT_S)
+        return self.outcome([done.returncode], done.stdout + done.stderr)
+
+    def outcome(self, codes: list[int], text: str) -> Outcome:
+        files = self.folder.glob("*.jsonl")
+        reports = {int(file.stem): [json.loads(line) for line in file.read_text().splitlines()] for file in files}
+        return Outcome(codes, reports, text)
+
+
+@pytest.fixture
+def ranks(tmp_path):
+    return Ranks(tmp_path)
+
+
+@pytest.fixture(scope="session")
+def ranks_of_session(tmp_path_factory):
+    """As `ranks`, for results that several tests read; call it for a fresh folder."""
+    return lambda: Ranks(tmp_path_factory.mktemp("ranks"))
+
+
+@pytest.fixture(scope="session")
+def slurm():
+    """The environment of a running Slurm: the caller's, or one of our own for as long as the tests run."""
+    if not shutil.which("sbatch"):
+        pytest.skip("no sbatch on PATH")
+    env = clean_env(PYTHONPATH=str(ROOT))
+    script = str(ROOT / "tests" / "slurm_cluster.sh")
+    running = subprocess.run(["sinfo"], env=env, capture_output=True).returncode == 0
+    if not running:
+        if os.geteuid() != 0 or not shutil.which("slurmctld", path="/usr/sbin:/usr/bin"):
+            pytest.skip("no Slurm is running, and starting one needs root, slurm-wlm and munge")
+        env["SLURM_CONF"] = subprocess.run(
+            [script, "start"], env=env, check=True, stdout=subprocess.PIPE, text=True
+        ).stdout.strip()
+    yield env
+    if not running:
+        subprocess.run([script, "stop"], env=env, check=True)

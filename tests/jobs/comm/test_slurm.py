@@ -1,0 +1,82 @@
+"""A real Slurm: ranks under srun, the sbatch files, the forgotten srun, a rank that fails."""
+
+import re
+import shlex
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+from fork_server import WORDS
+from helpers import warm
+
+HERE = Path(__file__).parent
+ROOT = HERE.parents[2]
+LIMIT_S = 60
+pytestmark = pytest.mark.cluster
+
+
+@pytest.fixture
+def submit(slurm, tmp_path):
+    """Runs a batch file to its end in a folder where `fedmpi` is `body`; gives exit code and log."""
+
+    def run(body, file, *args, options=()):
+        (tmp_path / "fedmpi").write_text(f"#!/usr/bin/env bash\n{body}\n")
+        (tmp_path / "fedmpi").chmod(0o755)
+        (tmp_path / "launch").symlink_to(ROOT / "launch")
+        env = warm(slurm)
+        env["PATH"] = f"{tmp_path}:{Path(sys.executable).parent}:{slurm['PATH']}"
+        say = {"env": env, "cwd": tmp_path, "check": True, "stdout": subprocess.PIPE, "text": True}
+        job = subprocess.run(
+            ["sbatch", "--parsable", "--output=log.txt", *options, str(file), *args], **say
+        ).stdout.strip()
+        began = time.monotonic()
+        while time.monotonic() < began + LIMIT_S:  # sbatch --wait would look every ten seconds only
+            shown = subprocess.run(["scontrol", "show", "job", job], **say).stdout
+            state = re.search(r"JobState=(\w+)", shown).group(1)
+            if state in ("COMPLETED", "FAILED", "CANCELLED", "TIMEOUT", "NODE_FAIL"):
+                return int(re.search(r"ExitCode=(\d+)", shown).group(1)), (tmp_path / "log.txt").read_text()
+            time.sleep(0.2)
+        subprocess.run(["scancel", job], **say)
+        raise AssertionError(f"job {job} is still {state} after {LIMIT_S} s")
+
+    return run
+
+
+def battery(ranks, backend="gloo"):
+    return f'{shlex.join(WORDS)} {HERE / "battery.py"} {ranks.folder} {backend} && echo "args $*"'
+
+
+@pytest.mark.parametrize(
+    ("file", "options", "backend"),
+    [
+        ("srun.sbatch", ["--ntasks=3"], "gloo"),
+        ("mpirun.sbatch", ["--ntasks=3"], "mpi"),
+        ("torchrun.sbatch", ["--cpus-per-task=3"], "gloo"),
+    ],
+)
+def test_sbatch_files(submit, ranks, file, options, backend):
+    if backend == "mpi":
+        pytest.importorskip("mpi4py")
+    code, log = submit(battery(ranks, backend), ROOT / "slurm" / file, "c.yaml", "name=two words", options=options)
+    outcome = ranks.outcome([code], log)
+    assert code == 0, log
+    assert sorted(outcome.reports) == [0, 1, 2]
+    assert not [report for reports in outcome.reports.values() for report in reports if report["error"]]
+    assert len(re.findall(r"args run c.yaml name=\S+-\d+ checkpoint.resume=auto name=two words", log)) == 3
+
+
+def test_a_batch_script_without_srun_is_told_its_cure(submit, ranks, tmp_path):
+    (tmp_path / "mistake.sh").write_text("#!/bin/sh\nfedmpi run c.yaml\n")
+    code, log = submit(battery(ranks), tmp_path / "mistake.sh", options=["--ntasks=4"])
+    assert code == 1
+    assert "4 tasks allocated but world size 1: start it with `srun fedmpi run ...`" in log
+
+
+def test_a_rank_that_fails_brings_all_down(submit):
+    code, log = submit(
+        "[ $SLURM_PROCID = 1 ] && exit 3; sleep 100", ROOT / "slurm" / "srun.sbatch", "c.yaml", options=["-n3"]
+    )
+    assert code != 0, log
+    assert "Exited with exit code 3" in log  # and the two that sleep for longer than LIMIT_S did not hold it up

@@ -1,0 +1,133 @@
+"""The battery of tests/jobs/comm on the class Nccl. Started once per rank:  nccl_ranks.py FOLDER gloo|nccl
+
+gloo: Nccl's own code over torch's default group of gloo, on CPUs, at any size; then whole runs, and a rank that is
+silent. nccl: the real thing, alone on one GPU.
+"""
+
+import json
+import os
+import sys
+import time
+from datetime import timedelta
+from pathlib import Path
+from threading import Thread
+
+import torch
+import torch.distributed as dist
+
+ROOT = Path(__file__).parents[3]
+sys.path[:0] = [str(ROOT / "tests" / "jobs" / "comm"), str(ROOT / "tests")]
+
+import battery  # noqa: E402
+
+from fedmpi.comm import Lost, detect  # noqa: E402
+from fedmpi.comm.backends import torch_dist  # noqa: E402
+from fedmpi.comm.loss import silence  # noqa: E402
+from fedmpi.comm.loss.alarm import Alarm  # noqa: E402
+from fedmpi.comm.meeting import rendezvous  # noqa: E402
+from fedmpi.comm.meeting.store_allgather import StoreAllgather  # noqa: E402
+
+
+class Polled:
+    """A message of gloo, which is complete only once it has been waited for, as one that can be polled, as NCCL's."""
+
+    def __init__(self, work):
+        self.error, self.thread = None, Thread(target=self.wait_for, args=(work,), daemon=True)
+        self.thread.start()
+
+    def wait_for(self, work):
+        try:
+            work.wait()
+        except RuntimeError as error:
+            self.error = error
+
+    def is_completed(self):
+        return not self.thread.is_alive()
+
+    def wait(self):
+        self.thread.join()
+        if self.error:
+            raise self.error
+
+
+def connect(kind):
+    job = detect(os.environ)
+    device = torch.device("cuda", 0) if kind == "nccl" else torch.device("cpu")
+    store = rendezvous.find_store(job, 30) if job.size > 1 else dist.HashStore()
+    if kind == "nccl":
+        torch.cuda.set_device(device)
+        torch_dist.build("nccl", job, device, store, 60)
+    else:
+        torch_dist.choose_interface(job.host, [job.host] * job.size)
+        group = dist.PrefixStore("group", store)
+        dist.init_process_group("gloo", None, timedelta(seconds=60), job.size, job.rank, group)
+        post = dist.batch_isend_irecv
+        dist.batch_isend_irecv = lambda operations: [Polled(work) for work in post(operations)]
+    allgather = StoreAllgather(store, job.rank, range(job.size))
+    comm, alarm = torch_dist.Nccl(job, device, allgather, 20), Alarm(job)
+    if job.size > 1:
+        alarm.listen(lambda: rendezvous.another(store))
+        alarm.asked = lambda line, store: silence.answer(line, job.rank, comm.awaits, store)
+    return comm, alarm
+
+
+def check_nccl_to_oneself(comm):
+    """Alone a rank has nobody to send to but itself; `exchange` would copy."""
+    x, y = battery.message(0, 0, 1000), torch.zeros(1000)
+    comm._exchange([(0, x), (0, x[:10])], [(0, y), (0, y[500:510])])
+    assert torch.equal(y[:500], x[:500])
+    assert torch.equal(y[500:510], x[:10])
+
+
+def runs(comm, folder):
+    """The hashes of runs whose uploads are added as they come, or are shared out, in small pieces; of small cohorts."""
+    from helpers import prepare, settings
+
+    from fedmpi.flat import linear
+    from fedmpi.runtime.resuming.checkpoints import Rows
+
+    linear.CHUNK, linear.BLOCK, found = 64, 2, {}
+    for placement in ("root", "sharded"):
+        it = prepare(settings("scaffold", server={"placement": placement}), comm=comm)
+        it.fed.run()
+        found[placement] = it.hashes
+    it = prepare(settings("scaffold", cohort={"fraction": 0.15}), comm=comm)  # one rank trains nobody, and says so
+    it.fed.states.shelf, it.fed.states.room = Rows(folder / "state"), 10**6
+    it.fed.run()
+    return found | {"idle": it.hashes}
+
+
+def silent(comm, alarm):
+    """What the others say of the last rank, which does not come."""
+    comm.patience_s = 1.0 if comm.rank else 2.0  # rank 1 waits for rank 0, and is the first to lose its patience
+    try:
+        if comm.rank == comm.size - 1:
+            time.sleep(8)
+            return ""
+        x, last = torch.zeros(4), comm.size - 1
+        comm.exchange(*(([], [(last, x)]) if comm.rank == 0 else ([], [(0, x)])))
+    except Lost as error:
+        return str(silence.at_fault(alarm, error))
+    return "nothing"
+
+
+def main():
+    folder, kind = sys.argv[1:]
+    torch.set_num_threads(1)
+    comm, alarm = connect(kind)
+    if kind == "nccl":
+        battery.CHECKS["check_nccl_to_oneself"] = check_nccl_to_oneself
+    battery.run(comm, folder)
+    if comm.size > 1:
+        found = runs(comm, Path(folder))
+        if comm.rank == 0:
+            Path(folder, "hashes").write_text(json.dumps(found))
+        said = silent(comm, alarm)
+        Path(folder, f"{comm.rank}.silence").write_text(json.dumps(said))
+        time.sleep(3)  # rank 0 holds the store
+        os._exit(0)
+    comm.close()
+
+
+if __name__ == "__main__":
+    main()

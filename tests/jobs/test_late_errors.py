@@ -1,0 +1,127 @@
+"""Mistakes that show late, or on one rank only, end in one message too; tests/unit/error_messages has the table of the others."""
+
+import re
+import subprocess
+import sys
+
+import numpy as np
+import pytest
+import torch
+from helpers import ROOT, by_rank, clean_env, fedmpi, gone, launcher, warm
+
+from fedmpi import cli
+from fedmpi.runtime import memory
+
+CONFIG = """\
+rounds: 1
+output: OUTPUT
+data:
+  source: digits
+  root: ROOT
+  partition: {scheme: iid, clients: 4}
+model: {name: logistic}
+method: {name: fedavg}
+train:
+  lr: 0.1
+"""
+
+
+@pytest.fixture
+def config(tmp_path):
+    """Writes run.yaml, with text replaced in it, and gives its path."""
+
+    def write(old="", new="", name="run.yaml", net="logistic"):
+        text = CONFIG.replace("OUTPUT", str(tmp_path / "runs")).replace("ROOT", str(tmp_path)).replace("logistic", net)
+        assert old in text
+        path = tmp_path / name
+        path.write_text(text.replace(old, new) if old else text)
+        return path
+
+    return write
+
+
+def check(done, message):
+    assert done.returncode == 2, done.stderr
+    assert re.search(message, done.stderr, re.S), done.stderr
+    assert done.stderr.count("error: ") == 1, done.stderr
+    assert "Traceback" not in done.stderr + done.stdout
+
+
+def test_a_launcher_that_promised_more(config):
+    done = fedmpi("run", config(), env=clean_env(SLURM_NTASKS="4", SLURM_JOB_ID="1"))
+    check(done, "4 tasks allocated but world size 1: start it with `srun fedmpi run")
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="this machine has one")
+def test_no_such_device(config):
+    check(fedmpi("run", config("rounds: 1", "rounds: 1\ncompute: {device: cuda}")), "no usable GPU|built without CUDA")
+
+
+def test_divergence(config):
+    done = fedmpi("run", config("lr: 0.1", "lr: 1.0e+30", net="mlp"))
+    check(done, r"round 0: client 0, 1, 2, 3 sent values that are not finite.*lower train\.lr")
+
+
+def test_more_than_the_memory_allows(config, monkeypatch, capsys, tmp_path):
+    """Asked of the machine through one function, so that a small one can be played."""
+    monkeypatch.setattr(memory, "available_bytes", lambda: 10_000)
+    monkeypatch.setattr(sys, "argv", ["fedmpi", "run", str(config("name: fedavg", "name: scaffold"))])
+    monkeypatch.setattr(sys, "path", list(sys.path))
+    for name in cli.shared.THREAD_VARIABLES:
+        monkeypatch.setenv(name, "1")
+    with pytest.raises(SystemExit) as ended:
+        cli.main()
+    said = capsys.readouterr().err
+    assert ended.value.code == 2
+    assert re.match(r"fedmpi: error: memory: rank 0 and 1 training rank .* are free.*Use fewer clients", said), said
+    assert not (tmp_path / "runs").exists()
+
+
+# ---- under a launcher ----
+def test_divergence_ends_all_ranks(config):
+    path = config("lr: 0.1", "lr: 1.0e+30", net="mlp")
+    done = fedmpi("run", path, kind="mpirun", size=3, limit_s=60)
+    check(done, r"round 0: client 0, 1, 2, 3 sent values that are not finite")
+    assert gone(str(path))
+
+
+def ranks_of(tmp_path, *paths):
+    """An mpirun of `fedmpi run`, each rank with its own config."""
+    script = by_rank(tmp_path / "start.sh", *(f"fedmpi run {path}" for path in paths))
+    command = [*launcher("mpirun", len(paths)), str(script)]
+    return subprocess.run(command, env=warm(), cwd=ROOT, capture_output=True, text=True, timeout=60)
+
+
+def test_a_rank_with_another_config_is_named(config, tmp_path):
+    more = "name: run\ncomm: {backend: mpi}\ntrain:\n"
+    one = config("train:\n", more)
+    other = config("train:\n  lr: 0.1", f"{more}  lr: 0.2\nseed: 5", name="other.yaml")
+    done = ranks_of(tmp_path, one, one, other)
+    check(done, r"rank 2 differs from rank 0 in seed, train\.lr")
+    assert "rank 1 differs" not in done.stderr
+    assert gone(str(tmp_path))
+
+
+def own_data(config, tmp_path, name, labels):
+    """A config whose data.root holds a table with these labels; None: no table."""
+    root = tmp_path / name
+    root.mkdir()
+    if labels is not None:
+        np.savez(root / "a.npz", x=np.random.default_rng(0).normal(size=(40, 3)), y=labels)
+    path = config("source: digits", "source: npz\n  path: a.npz", name=f"{name}.yaml")
+    path.write_text(path.read_text().replace(f"root: {tmp_path}", f"root: {root}") + "name: run\n")
+    return path
+
+
+def test_a_rank_with_other_data_is_named(config, tmp_path):
+    one = own_data(config, tmp_path, "one", np.arange(40) % 2)
+    other = own_data(config, tmp_path, "other", np.arange(40) // 20)
+    check(ranks_of(tmp_path, one, other, one), r"rank 1 differs from rank 0 in .*\(training data\)")
+
+
+def test_a_rank_that_alone_lacks_its_data_is_named(config, tmp_path):
+    """The others wait for it at the start; the launcher ends them."""
+    one = own_data(config, tmp_path, "one", np.arange(40) % 2)
+    done = ranks_of(tmp_path, one, own_data(config, tmp_path, "other", None))
+    check(done, r"fedmpi \[rank 1 on .*there is no file .*other/a\.npz")
+    assert gone(str(tmp_path))

@@ -1,0 +1,199 @@
+"""Jobs in a real Slurm that run out of time, are preempted, cancelled, or lose their node; the bits of a whole run."""
+
+import os
+import re
+import signal
+import subprocess
+import time
+from pathlib import Path
+
+import pytest
+import yaml
+from helpers import ROOT, fedmpi, warm
+from test_going_on import rows, same
+
+pytestmark = pytest.mark.cluster
+SCRIPTS = {
+    "srun": ["--ntasks=3", "slurm/srun.sbatch"],
+    "mpirun": ["--ntasks=3", "slurm/mpirun.sbatch"],
+    "torchrun": ["--cpus-per-task=3", "slurm/torchrun.sbatch"],
+}
+PACED = """
+import os, time
+from torch import nn
+
+class Paced(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.head = nn.Linear(64, 10)
+
+    def forward(self, x):
+        if self.training:
+            time.sleep(float(os.environ.get("PACE_S", "0")))
+        return self.head(x.flatten(1))
+
+def paced(input_shape, classes):
+    return Paced()
+"""
+CONFIG = {
+    "rounds": 20,
+    "data": {"source": "digits", "partition": {"scheme": "dirichlet", "clients": 6, "alpha": 0.3}},
+    "method": {"name": "scaffold"},
+    "evaluate": {"protocol": ["global", "personal"]},
+}
+
+
+class Cluster:
+    def __init__(self, env, folder):
+        self.env, self.folder, self.config = env, folder, folder / "run.yaml"
+        (folder / "paced.py").write_text(PACED)
+        told = {**CONFIG, "model": {"name": f"{folder / 'paced.py'}:paced"}, "output": str(folder)}
+        self.config.write_text(yaml.safe_dump(told))
+        self.jobs = []
+
+    def say(self, *words, pace="0", check=True):
+        env = {**self.env, "PACE_S": pace}
+        return subprocess.run(words, env=env, cwd=ROOT, check=check, capture_output=True, text=True).stdout.strip()
+
+    def whole(self, name, *words):
+        done = fedmpi("run", self.config, f"name={name}", *words)
+        assert done.returncode == 0, done.stderr
+        return self.folder / name
+
+    def submit(self, *words, pace="0.04"):
+        """words: what sbatch is told, up to the settings. A round takes 15 times `pace`."""
+        *options, script = [word for word in words if "=" not in word or word.startswith("-")]
+        settings = [word for word in words if "=" in word and not word.startswith("-")]
+        log = f"--output={self.folder}/%A-%a.log" if any("--array" in o for o in options) else None
+        log = log or f"--output={self.folder}/%j.log"
+        self.jobs.append(
+            self.say("sbatch", "--parsable", log, *options, script, str(self.config), *settings, pace=pace)
+        )
+        return self.jobs[-1]
+
+    def run(self, job):
+        return self.folder / f"fedmpi-{job}"
+
+    def log(self, job):
+        path = self.folder / f"{job.replace('_', '-')}.log"
+        return path.read_text() if path.exists() else ""
+
+    def fact(self, job, name):
+        return re.search(rf"\b{name}=(\S+)", self.say("scontrol", "show", "job", job))[1]
+
+    def until(self, what, job, limit_s=120):
+        began = time.monotonic()
+        while not what():
+            assert time.monotonic() < began + limit_s, f"{self.say('scontrol', 'show', 'job', job)}\n{self.log(job)}"
+            time.sleep(0.2)
+
+    def after_rounds(self, n, jobs, act):
+        """act(job) for each of the jobs as soon as it has done n rounds."""
+        waiting = list(jobs)
+
+        def all_done():
+            for job in [job for job in waiting if len(rows(self.run(job))) >= n]:
+                waiting.remove(job)
+                act(job)
+            return not waiting
+
+        self.until(all_done, jobs[-1])
+
+    def ended(self, job, limit_s=180):
+        """(state, how often it was started again)"""
+        self.until(lambda: self.fact(job, "JobState") not in UNDER_WAY, job, limit_s)
+        return self.fact(job, "JobState"), int(self.fact(job, "Restarts"))
+
+
+UNDER_WAY = ("PENDING", "CONFIGURING", "RUNNING", "COMPLETING", "REQUEUED")
+
+
+@pytest.fixture
+def cluster(slurm_env, tmp_path):
+    it = Cluster(warm(slurm_env), tmp_path)
+    yield it
+    for job in it.jobs:
+        it.say("scancel", job, check=False)
+
+
+def test_a_warned_job_goes_on_by_itself(cluster):
+    """The warning of --signal, sent by hand: to the batch shell. Each script asks Slurm to start its job again."""
+    whole = cluster.whole("whole")
+    jobs = {kind: cluster.submit(*words) for kind, words in SCRIPTS.items()}
+    cluster.after_rounds(2, [*jobs.values()], lambda job: cluster.say("scancel", "--signal=USR1", "--batch", job))
+    for kind, job in jobs.items():
+        assert cluster.ended(job) == ("COMPLETED", 1), cluster.log(job)
+        assert cluster.log(job).count("is requeued, and will go on") == 1, kind
+        assert cluster.log(job).count("going on after round") == 1
+        assert "Traceback" not in cluster.log(job)
+        same(cluster.run(job), whole)
+    assert not list(ROOT.glob(".fedmpi-*"))
+
+
+def test_a_cancelled_job_stays_cancelled(cluster):
+    jobs = [cluster.submit(*words) for words in SCRIPTS.values()]
+    cluster.after_rounds(2, jobs, lambda job: cluster.say("scancel", job))
+    for job in jobs:
+        assert cluster.ended(job) == ("CANCELLED", 0), cluster.log(job)
+        assert "is requeued" not in cluster.log(job)
+    assert "decide what becomes of it; sbatch it again" in cluster.log(jobs[0])
+
+
+@pytest.mark.soak
+def test_a_job_that_is_requeued_in_a_round_goes_on(cluster):
+    """As preemption does it, too: SIGTERM, later SIGKILL, and a start that the job has not asked for."""
+    whole = cluster.whole("whole")
+    jobs = [cluster.submit(*words) for words in SCRIPTS.values()]
+    cluster.after_rounds(2, jobs, lambda job: cluster.say("scontrol", "requeue", job))
+    for job in jobs:
+        assert cluster.ended(job) == ("COMPLETED", 1), cluster.log(job)
+        same(cluster.run(job), whole)
+
+
+def test_a_job_whose_node_fails_goes_on(cluster):
+    whole = cluster.whole("whole")
+    job = cluster.submit(*SCRIPTS["srun"])
+    cluster.after_rounds(2, [job], lambda job: None)
+    node = cluster.fact(job, "NodeList")
+    for path in Path("/proc").glob("[0-9]*"):
+        try:
+            words = (path / "cmdline").read_text()
+            told = (path / "environ").read_text()
+        except OSError:
+            continue
+        if f"slurmstepd: [{job}." in words or f"SLURM_JOB_ID={job}\0" in told:
+            os.kill(int(path.name), signal.SIGKILL)
+    cluster.say("scontrol", "update", f"node={node}", "state=down", "reason=test")
+    cluster.say("scontrol", "update", f"node={node}", "state=resume", check=False)  # unless it is back by itself
+    assert cluster.ended(job) == ("COMPLETED", 1), cluster.log(job)
+    same(cluster.run(job), whole)
+
+
+@pytest.mark.soak
+def test_no_round_no_requeue(cluster):
+    """A round that the job's time does not suffice for: it is started again once, not for ever."""
+    job = cluster.submit(*SCRIPTS["srun"], pace="0.5")
+    for restarts in (0, 1):
+        cluster.until(lambda n=restarts: cluster.log(job).count("a client sends") > n, job)  # the round has begun
+        cluster.say("scancel", "--signal=USR1", "--batch", job)
+    assert cluster.ended(job) == ("FAILED", 1), cluster.log(job)
+    assert cluster.fact(job, "ExitCode") == "75:0"
+    assert "not requeued: no round was completed since job" in cluster.log(job)
+
+
+@pytest.mark.soak
+def test_time_limits(cluster):
+    """Two minutes are not enough for these rounds, nor for those of an array, whose tasks have seeds of their own."""
+    limit = ["--time=2", "--signal=B:USR1@5"]
+    jobs = {cluster.submit(*limit, *words, pace="0.5"): "seed=0" for words in SCRIPTS.values()}
+    array = cluster.submit(*limit, "--array=0-2", *SCRIPTS["srun"], "seed=${env:SLURM_ARRAY_TASK_ID}", pace="0.5")
+    jobs |= {f"{array}_{task}": f"seed={task}" for task in range(3)}
+    wholes = {seed: cluster.whole(seed.replace("=", ""), seed) for seed in set(jobs.values())}
+    for job, seed in jobs.items():
+        state, restarts = cluster.ended(job, limit_s=900)
+        assert state == "COMPLETED", cluster.log(job)
+        assert restarts >= 1
+        # Slurm may end the shell before it has said so.
+        assert 1 <= cluster.log(job).count("is requeued, and will go on") <= restarts
+        same(cluster.run(job), wholes[seed])
+        assert yaml.safe_load((cluster.run(job) / "config.yaml").read_text())["seed"] == int(seed[5:])

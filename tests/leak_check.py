@@ -1,0 +1,53 @@
+"""What a process holds and writes while runs of many rounds go on in it.  leak_check.py FOLDER METHOD...
+
+Prints {method: [figures after EARLY rounds, figures after LATE]}: kB of memory, open files, threads, bytes written.
+"""
+
+import json
+import os
+import sys
+import threading
+from pathlib import Path
+
+import numpy as np
+import torch
+from helpers import small_settings
+
+from fedmpi.runtime import launch
+from fedmpi.runtime.record.run_dir import RunDirectory
+
+EARLY, LATE = 20, 200
+
+
+def now(directory: RunDirectory) -> dict[str, int]:
+    memory = int(Path("/proc/self/statm").read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE") // 1024
+    written = sum((directory.path / name).stat().st_size for name in ("metrics.jsonl", "log.txt"))
+    kept = [path.name for part in ("checkpoints", "state") for path in (directory.path / part).glob("*")]
+    files = len(os.listdir("/proc/self/fd"))
+    return {"kB": memory, "files": files, "threads": threading.active_count(), "bytes": written, "kept": len(kept)}
+
+
+def main(folder: Path, names: list[str]) -> dict[str, list[dict[str, int]]]:
+    torch.set_num_threads(1)
+    g = np.random.default_rng(0)
+    y = np.arange(60) % 4
+    np.savez(folder / "a.npz", x=g.normal(size=(60, 1, 8, 8)), y=y, test_x=g.normal(size=(8, 1, 8, 8)), test_y=y[:8])
+    add, found = RunDirectory.add_metrics, dict[str, list[dict[str, int]]]()
+
+    def added(self, row):
+        add(self, row)
+        if row["round"] + 1 in (EARLY, LATE):
+            found.setdefault(name, []).append(now(self))
+
+    RunDirectory.add_metrics = added
+    for name in names:
+        data = {"source": "npz", "path": "a.npz", "root": str(folder), "client_test": "global"}
+        partition = {"scheme": "iid", "clients": 3}
+        more = {"rounds": LATE, "output": str(folder), "evaluate": {"every": 10}, "name": name}
+        launch.execute(small_settings(name, "mlp", data={**data, "partition": partition}, **more))
+    return found
+
+
+if __name__ == "__main__":
+    sys.stdout, shown = open(os.devnull, "w"), sys.stdout  # noqa: SIM115
+    print(json.dumps(main(Path(sys.argv[1]), sys.argv[2:])), file=shown)

@@ -1,0 +1,150 @@
+"""The same sources on the real files, where they are at hand: $FEDMPI_DATA, or shared/data beside the repository."""
+
+import os
+import tarfile
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+from fedmpi.common.errors import UserError
+from fedmpi.common.torchvision_compat import torchvision
+from fedmpi.data.federated import split
+from fedmpi.data.fetching import getting
+from fedmpi.data.sources.heart_disease import heart_disease
+from fedmpi.data.sources.mnist import fashion_mnist, mnist
+from fedmpi.data.sources.npz import npz
+from fedmpi.data.sources.pictures.image_folder import image_folder
+from fedmpi.data.sources.pictures.medmnist import medmnist
+from fedmpi.data.sources.tables.tcga_brca import tcga_brca
+
+ROOT = Path(os.environ.get("FEDMPI_DATA") or Path(__file__).parents[4] / "shared" / "data")
+
+
+def needs(folder):
+    return pytest.mark.skipif(not (ROOT / folder).is_dir(), reason=f"{ROOT / folder} is not there")
+
+
+@needs("heart_disease")
+def test_heart_disease():
+    data = heart_disease(ROOT)
+    sizes = torch.bincount(data.site) + torch.bincount(data.test_site)
+    assert sizes.tolist() == [303, 294, 123, 200]
+    y, owner = torch.cat([data.train_y, data.test_y]), torch.cat([data.site, data.test_site])
+    # num 0 by hospital: 164, 188, 8, 51 (UCI); the rest have the disease
+    assert [int((y[owner == k] == 0).sum()) for k in range(4)] == [164, 188, 8, 51]
+    assert (data.train_x[data.site == 2][:, 4] == 0).all()  # Switzerland measured no cholesterol
+    for k in range(4):
+        assert data.train_x[data.site == k].mean(0).abs().max() < 1e-5
+    fed = split(data, "site", None, seed=0)
+    assert (fed.train_sizes + fed.test_sizes).tolist() == [303, 294, 123, 200]
+    assert torch.equal(heart_disease(ROOT, site="va").train_x, data.train_x[data.site == 3])
+
+
+@needs("heart_disease")
+def test_heart_disease_as_flamby_has_it():
+    """Sizes of the FLamby paper's Table 1; its results are multiples of 1 / (test patients of a hospital)."""
+    data = heart_disease(ROOT, variant="flamby")
+    assert torch.bincount(data.site).tolist() == [199, 172, 30, 85]
+    assert torch.bincount(data.test_site).tolist() == [104, 89, 16, 45]
+    assert data.train_x.shape[1] == 13
+    for k in range(4):
+        mine = data.train_x[data.site == k]
+        varies = mine.std(0) > 0  # nobody's cholesterol was measured in Switzerland
+        assert mine.mean(0).abs().max() < 1e-5
+        assert (mine.std(0)[varies] - 1).abs().max() < 1e-5
+    fed = split(data, "site", None, seed=0)
+    assert torch.equal(fed.global_test.x, data.global_x)
+    shift = (data.global_x - data.test_x).abs().amax(1)
+    assert shift.min() > 0.01
+    # Of two tests of one hospital: the same patients, on two scales, in the same order.
+    age = [x[data.test_site == 0, 0].argsort(stable=True) for x in (data.global_x, data.test_x)]
+    assert torch.equal(*age)
+    assert torch.equal(heart_disease(ROOT, site="va", variant="flamby").train_x, data.train_x[data.site == 3])
+    pooled = heart_disease(ROOT, variant="flamby", standardise="pooled")
+    assert pooled.train_x.mean(0).abs().max() < 1e-5
+    assert (pooled.train_x.std(0) - 1).abs().max() < 1e-5
+    assert torch.equal(pooled.test_x, data.test_x)
+    assert torch.equal(pooled.global_x, data.global_x)
+    with pytest.raises(UserError, match="pooled goes with variant: flamby"):
+        heart_disease(ROOT, standardise="pooled")
+    with pytest.raises(UserError, match="has its own test part"):
+        heart_disease(ROOT, variant="flamby", test_fraction=0.5)
+
+
+def test_no_rank_can_standardise_the_hospitals_of_others(tmp_path):
+    with pytest.raises(UserError, match=r"pooled needs the rows of all hospitals, and of data\.silos each"):
+        heart_disease(tmp_path, site="va", variant="flamby", standardise="pooled")
+
+
+@needs("tcga_brca")
+def test_tcga_brca():
+    data = tcga_brca(ROOT)
+    assert torch.bincount(data.site).tolist() == [248, 156, 164, 129, 129, 40]  # Table 1 of the FLamby paper: 311, 196,
+    assert torch.bincount(data.test_site).tolist() == [63, 40, 42, 33, 33, 11]  # 206, 162, 162, 51
+    assert (data.train_x.shape, data.test_x.shape) == ((866, 39), (222, 39))
+    y = torch.cat([data.train_y, data.test_y])
+    assert y[:, 0].unique().tolist() == [0, 1]
+    assert (y[:, 1] >= 0).all()
+    assert (data.train_x[:, 0].min(), data.train_x[:, 0].max()) == (26, 90)  # years of age
+
+
+@needs("MNIST")
+def test_mnist():
+    data = mnist(ROOT)
+    assert data.train_x.shape == (60000, 1, 28, 28)
+    assert data.test_x.shape == (10000, 1, 28, 28)
+    # counts of the digits as published
+    assert torch.bincount(data.train_y).tolist() == [5923, 6742, 5958, 6131, 5842, 5421, 5918, 6265, 5851, 5949]
+    assert abs(data.train_x.mean()) < 1e-3
+    assert abs(data.train_x.std() - 1) < 1e-3
+
+
+@needs("FashionMNIST")
+def test_fashion_mnist():
+    data = fashion_mnist(ROOT)
+    assert torch.bincount(data.train_y).tolist() == [6000] * 10
+    assert torch.bincount(data.test_y).tolist() == [1000] * 10
+    assert abs(data.train_x.mean()) < 1e-3
+    assert abs(data.train_x.std() - 1) < 1e-3
+
+
+@needs("medmnist")
+def test_pneumoniamnist():
+    """The published counts are 4,708 + 524 + 624."""
+    for val, n in (("join", 4708 + 524), ("leave", 4708)):
+        data = npz(ROOT, path="medmnist/pneumoniamnist.npz", val=val)
+        assert (len(data.train_y), len(data.test_y), data.classes) == (n, 624, 2)
+        same = medmnist(ROOT, set="pneumoniamnist", val=val)
+        assert torch.equal(same.train_y, data.train_y)
+        torch.testing.assert_close(same.test_x[:].floats(), data.test_x * 2 - 1)
+
+
+@needs("MNIST")
+def test_what_is_checked_of_them():
+    """MNIST and Fashion-MNIST are the published files; a file that is not there is told."""
+    for name in ("mnist", "fashion_mnist"):
+        found = getting.check(name, ROOT)
+        assert len(found) == 4
+        assert {wrong for _, wrong in found} == {""}
+    assert getting.check("pathmnist", ROOT) == [(str(ROOT / "medmnist/pathmnist.npz"), "is missing")]
+
+
+@pytest.mark.skipif(not (ROOT / "cifar10/cifar10_jpeg.tar.xz").is_file(), reason="CIFAR-10 as JPEG is not there")
+def test_cifar10_as_pictures(tmp_path):
+    """A hundred of its JPEGs: classes, order and pixels as torchvision's loader has them."""
+    with tarfile.open(ROOT / "cifar10/cifar10_jpeg.tar.xz") as archive:
+        for member in archive:
+            if member.name.startswith("train"):
+                break
+            if member.isfile() and member.name.endswith("00.jpg"):
+                (tmp_path / member.name).parent.mkdir(parents=True, exist_ok=True)
+                (tmp_path / member.name).write_bytes(archive.extractfile(member).read())
+    data = image_folder(tmp_path, path="test", test_fraction=0.0)
+    theirs = torchvision.datasets.ImageFolder(tmp_path / "test")
+    assert data.train_y.tolist() == theirs.targets
+    assert torch.bincount(data.train_y).tolist() == [10] * 10
+    for k in range(0, len(theirs), 7):
+        expected = torch.from_numpy(np.array(theirs[k][0]).transpose(2, 0, 1) / 127.5 - 1)
+        torch.testing.assert_close(data.train_x[k].double(), expected, atol=1e-5, rtol=0)

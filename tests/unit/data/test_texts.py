@@ -1,0 +1,138 @@
+"""Texts by author become windows of symbols and the symbols after them; each author's end is the test part."""
+
+import json
+import os
+import warnings
+from pathlib import Path
+
+import pytest
+import torch
+
+from fedmpi.common.errors import UserError
+from fedmpi.data.federated import split
+from fedmpi.data.silos import describe, label_table, open_silos
+from fedmpi.data.sources.texts.shakespeare import shakespeare
+from fedmpi.data.sources.texts.text import text
+from fedmpi.data.sources.texts.windows import UNKNOWN
+
+REAL = Path(os.environ.get("FEDMPI_DATA") or Path(__file__).parents[4] / "shared" / "data")
+ANN, BOB = "abcabcabca", "cbacbacbacbacbacb?"
+
+
+@pytest.fixture
+def folder(tmp_path):
+    (tmp_path / "novels").mkdir()
+    for name, said in (("bob", BOB), ("ann", ANN)):
+        (tmp_path / "novels" / f"{name}.txt").write_text(said)
+    return tmp_path
+
+
+def spelled(rows, symbols):
+    return ["".join(symbols[k] for k in row) for row in rows.tolist()]
+
+
+def test_a_folder_of_authors(folder):
+    data = text(folder, path="novels", context=3)
+    symbols = [*data.meaning]
+    assert symbols == ["a", "b", "c", UNKNOWN]  # ? occurs in Bob's test part alone
+    assert data.site_names == ("ann", "bob")
+    # Ann's first 8 characters: 2 windows of 3 and the character after; Bob's first 15: 4
+    assert spelled(data.train_x, symbols) == ["abc", "abc", "cba", "cba", "cba", "cba"]
+    assert spelled(data.train_y, symbols) == ["bca", "bca", "bac", "bac", "bac", "bac"]
+    assert data.site.tolist() == [0, 0, 1, 1, 1, 1]
+    assert len(data.test_x) == 0  # Ann's 2 and Bob's 3 last characters are no window and the character after
+    assert (data.train_x.dtype, data.train_y.dtype, data.classes) == (torch.int64, torch.int64, 4)
+    longer = text(folder, path="novels", context=2)
+    assert spelled(longer.test_x, symbols) == ["cb"]
+    assert spelled(longer.test_y, symbols) == ["b" + UNKNOWN]
+    assert longer.test_site.tolist() == [1]
+
+
+def test_authors_without_a_test_row_are_told(folder):
+    with pytest.warns(
+        UserWarning, match=r"no test row of authors 'ann' \(2\), 'bob' \(3\): data\.context = 3 needs 4 ch"
+    ):
+        text(folder, path="novels", context=3)
+    with pytest.warns(UserWarning, match=r"no test row of author 'ann' \(2\): data\.context = 2 needs 3 .*min_chars"):
+        text(folder, path="novels", context=2)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        text(folder, path="novels", context=3, test_fraction=0.0)  # none is wanted
+        assert text(folder, path="novels", context=1).test_site.tolist() == [0, 1, 1]
+
+
+def test_tables_and_json_lines_say_the_same(folder):
+    (folder / "a.csv").write_text(f'author,text\nbob,"{BOB[:5]}\n{BOB[5:]}"\nann,{ANN}\n')
+    rows = [
+        {"author": "bob", "text": BOB[:5], "year": 1},
+        {"author": "ann", "text": ANN},
+        {"author": "bob", "text": BOB[5:]},
+    ]
+    (folder / "a.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    (folder / "novels" / "bob.txt").write_text(f"{BOB[:5]}\n{BOB[5:]}")
+    expected = text(folder, path="novels", context=2)
+    for path in ("a.csv", "a.jsonl"):
+        data = text(folder, path=path, context=2)
+        assert data.meaning == expected.meaning
+        for name in ("train_x", "train_y", "test_x", "test_y", "site", "test_site"):
+            assert torch.equal(getattr(data, name), getattr(expected, name))
+
+
+def test_short_authors_are_left_out(folder):
+    assert text(folder, path="novels", context=3, min_chars=11).site_names == ("bob",)
+
+
+def test_an_alphabet(folder):
+    data = text(folder, path="novels", context=3, alphabet="?cba")
+    assert data.meaning == tuple("?cba")
+    assert data.train_x[0].tolist() == [3, 2, 1]
+
+
+def test_silos_are_the_sites_of_one_text(folder):
+    whole = text(folder, path="novels", context=2, alphabet="abc?")
+    opened = open_silos(text, folder, ["ann", "bob"], [0, 1], path="novels/{site}.txt", context=2, alphabet="abc?")
+    for k, data in opened.items():
+        assert torch.equal(data.train_x, whole.train_x[whole.site == k])
+        assert torch.equal(data.test_y, whole.test_y[whole.test_site == k])
+    assert not label_table(opened, describe(opened), ["ann", "bob"]).any()  # characters are no class of a sample
+    opened[1] = text(folder, site="novels/bob.txt", context=2, alphabet="?abc")
+    with pytest.raises(UserError, match=r"ann and bob have as many columns .*data\.alphabet"):
+        label_table(opened, describe(opened), ["ann", "bob"])
+
+
+SPOKEN = "Ann:\nabcab\ncabca\n\nBob:\nno\n\nAnn:\nbcabc\n"
+
+
+def test_shakespeare_by_role(tmp_path):
+    (tmp_path / "input.txt").write_text(SPOKEN)
+    data = shakespeare(tmp_path, context=4, min_chars=5)
+    assert data.site_names == ("Ann",)
+    # "abcab\ncabca\nbcabc", 17 characters, of which the last 3 are the test part
+    assert spelled(data.train_x, [*data.meaning]) == ["abca", "b\nca", "bca\n"]
+    assert shakespeare(tmp_path, context=1, min_chars=1).site_names == ("Ann", "Bob")
+
+
+@pytest.mark.skipif(not (REAL / "tinyshakespeare").is_dir(), reason=f"{REAL / 'tinyshakespeare'} is not there")
+def test_the_real_one():
+    data = shakespeare(REAL)
+    assert len(data.site_names) == 141  # roles with 1,000 characters; 309 in all
+    assert data.classes == 64  # of 65; one is in short roles alone
+    assert not {*data.meaning} - {*(REAL / "tinyshakespeare" / "input.txt").read_text()}
+    federation = split(data, "site", None, seed=0)
+    assert federation.train_sizes.min() >= 9  # 800 characters and more
+    assert (data.train_x[:, 1:] == data.train_y[:, :-1]).all()
+
+
+def test_files_as_they_come(folder):
+    """A mark at the beginning and .TXT are read; what is no text, and one author as two, are told."""
+    before = text(folder, path="novels", context=3)
+    (folder / "novels/ann.txt").rename(folder / "novels/ann.TXT")
+    (folder / "novels/bob.txt").write_bytes(b"\xef\xbb\xbf" + BOB.encode())
+    (folder / "novels/.hidden").touch()
+    assert torch.equal(text(folder, path="novels", context=3).train_x, before.train_x)
+    (folder / "novels/cleo.doc").touch()
+    with pytest.warns(UserWarning, match=r"novels: not read, being no \*\.txt: cleo\.doc"):
+        text(folder, path="novels", context=3)
+    (folder / "a.csv").write_text(f"author,text\nAnn,{ANN}\nann,{ANN}\n")
+    with pytest.warns(UserWarning, match=r"'Ann' \(.*line 2\) and 'ann' \(.*line 3\) are two authors; are they one"):
+        text(folder, path="a.csv", context=3)

@@ -1,0 +1,103 @@
+"""Augmented training: the numbers drawn belong to seed, round and client, whoever trains them and beside whom."""
+
+import json
+
+import numpy as np
+import pytest
+import torch
+from thread_ranks import play_in_threads
+from helpers import fedmpi, images, play, prepare, record, small_settings
+from test_packed import TOLERANCE, apart
+
+from fedmpi.data.augment.chosen import augmented, operation
+from fedmpi.data.dataset import Dataset
+from fedmpi.data.federated import split
+from fedmpi.data.pictures import of_bytes
+from fedmpi.engine.packed.fit import PackedFit
+
+CHAIN = (("crop", 2), ("flip", None), ("rotate", 15), ("cutout", 3))
+
+
+def shot(x):
+    """Numbers around 0 as bytes."""
+    return of_bytes((x * 40 + 128).clamp(0, 255).to(torch.uint8), (0.5,), (0.25,), 1)
+
+
+def federation(chain=CHAIN):
+    data = images()
+    data = Dataset(shot(data.train_x), data.train_y, shot(data.test_x), data.test_y, data.classes)
+    parts = split(data, "dirichlet", 7, 0, "aligned", alpha=0.5, min_size=7)
+    return augmented(parts, [operation(name, given, "data.augment.0", {}) for name, given in chain])
+
+
+def config(method="fedavg", net="mlp", **changes):
+    return small_settings(method, net, **{"rounds": 2, "train": {"epochs": 2, "lr": 0.05}, **changes})
+
+
+def test_it_changes_what_is_trained_and_not_what_is_tested():
+    plain, changed = play(config(), federation(())), play(config(), federation())
+    assert torch.equal(plain.w0, changed.w0)
+    assert not torch.equal(plain.w, changed.w)
+    before = [play(config(rounds=0), federation(chain)).rows[-1]["loss"] for chain in ((), CHAIN)]
+    assert before[0] == before[1], "the initial model, on test pictures as they are"
+    assert play(config(), federation()).hashes == changed.hashes
+    nothing = (("crop", {"padding": 0}), ("flip", 0))
+    assert play(config(), federation(nothing)).hashes == plain.hashes, "neither moves the order of batches"
+
+
+@pytest.mark.parametrize("method", ["fedavg", "perfedavg", "ditto"])
+def test_the_bits_are_those_of_one_rank_on_any_number(method):
+    alone = record(play(config(method, "cnn"), federation()))
+    found = play_in_threads(3, {}, lambda seat: prepare(config(method, "cnn"), federation(), seat), record_of)
+    assert found[0] == alone
+
+
+def record_of(it):
+    it.reason = it.fed.run()
+    return record(it)
+
+
+@pytest.mark.parametrize("train", [{}, {"batch_size": "full"}, {"drop_last": True}, {"batch_size": 7}])
+def test_clients_trained_at_once_see_what_they_see_alone(train, monkeypatch):
+    sizes, call = [], PackedFit.__call__
+    monkeypatch.setattr(PackedFit, "__call__", lambda self: (sizes.append(len(self.clients)), call(self))[1])
+    one = config(train={"epochs": 2, "lr": 0.05, **train}, cohort={"fraction": 1.0})
+    several = one.model_copy(update={"compute": one.compute.model_copy(update={"pack": 7})})
+    assert apart(play(one, federation()), play(several, federation())) < 2 * TOLERANCE
+    assert sizes == [7, 7]
+
+
+RUN = """\
+rounds: 3
+data:
+  source: npz
+  path: a.npz
+  mean: [0.5]
+  std: [0.25]
+  augment: [{crop: {padding: 2, mode: reflect}}, flip, {colour: {brightness: 0.3}}, {cutout: 4}]
+  partition: {scheme: iid, clients: 4}
+model: {name: mlp, hidden: [8]}
+method: {name: fedavg}
+evaluate: {protocol: [global, "ft(1)"]}
+"""
+
+
+def test_a_run_goes_on_and_ranks_agree(tmp_path):
+    """As users start it: alone, on three ranks, and interrupted after a round: the same models."""
+    rng = np.random.default_rng(0)
+    np.savez(tmp_path / "a.npz", x=rng.integers(0, 256, (80, 12, 12), dtype=np.uint8), y=np.arange(80) % 3)
+    (tmp_path / "run.yaml").write_text(RUN)
+
+    def models(name, *overrides, **start):
+        words = (f"output={tmp_path}", f"data.root={tmp_path}", f"name={name}", *overrides)
+        done = fedmpi("run", str(tmp_path / "run.yaml"), *words, **start)
+        assert done.returncode == 0, done.stderr[-3000:]
+        rows = (tmp_path / name / "metrics.jsonl").read_text().splitlines()
+        return [json.loads(row).get("sha256") for row in rows]
+
+    alone = models("alone")
+    assert models("three", kind="mpirun", size=3) == alone
+    assert models("disk", "data.stream=true") == alone
+    models("again", "rounds=1")
+    assert models("again", "checkpoint.resume=must", "checkpoint.changes=accept")[-1] == alone[-1]
+    assert models("other", "data.augment=[flip]")[-1] != alone[-1]

@@ -1,0 +1,352 @@
+"""The round loop against a loop as anybody would write it; how it ends; what it refuses."""
+
+import hashlib
+import math
+from dataclasses import dataclass
+from typing import ClassVar
+
+import numpy as np
+import pytest
+import torch
+from helpers import CPU, federated, images, play, prepare, settings, small_settings
+from torch import nn
+from torch.nn.functional import cross_entropy
+
+from fedmpi.common import seeds
+from fedmpi.common.errors import UserError
+from fedmpi.data.dataset import Dataset
+from fedmpi.data.federated import split
+from fedmpi.engine import sampling
+from fedmpi.method import Method, State
+from fedmpi.runtime import build
+
+
+# ---- against a naive loop ----
+def naive(config, data):
+    """FedAvg with state dicts: (global state after each round, mean training losses of each round)."""
+    made = build.experiment(config, data, CPU)
+    module, train = made.net.module, config.train
+    state = {name: value.clone() for name, value in module.state_dict().items()}
+    states, losses = [], []
+    for t in range(config.rounds):
+        members = sampling.cohort(config.seed, t, data.clients, config.cohort.fraction, config.cohort.draw)
+        ends, means = [], []
+        for k in members:
+            module.load_state_dict(state)
+            module.train()
+            x, y = data.train[k].x[data.train[k].index], data.train[k].y[data.train[k].index]
+            sgd = torch.optim.SGD(module.parameters(), train.lr, train.momentum, weight_decay=train.weight_decay)
+            g, seen = seeds.generator(config.seed, "batches", t, k, 0), []
+            with seeds.scoped(config.seed, "torch", t, k):
+                for _ in range(train.epochs):
+                    for rows in torch.randperm(len(x), generator=g).split(train.batch_size):
+                        sgd.zero_grad()
+                        loss = cross_entropy(module(x[rows]), y[rows])
+                        loss.backward()
+                        sgd.step()
+                        seen.append(loss.item())
+            ends.append({name: value.clone() for name, value in module.state_dict().items()})
+            means.append(sum(seen) / len(seen))
+        n = data.train_sizes[members]
+        p = n / n.sum() if config.cohort.weighting == "samples" else np.full(len(n), 1 / len(n))
+        for name, old in state.items():
+            if old.is_floating_point():
+                mean = sum(pk * end[name].double() for pk, end in zip(p, ends, strict=True))
+                lr = 1.0 if "running" in name else config.server.lr  # statistics are averaged, not stepped
+                state[name] = (old.double() + lr * (mean - old.double())).float()
+        states.append(dict(state))
+        losses.append(float(p @ np.array(means)))
+    return module, states, losses
+
+
+@pytest.mark.parametrize("weighting", ["samples", "uniform"])
+@pytest.mark.parametrize("net", ["mlp", "norm", "cnn"])
+def test_rounds_are_those_of_a_naive_loop(net, weighting):
+    """Within float32: sums run in another order, and convolutions read another memory format."""
+    data = federated()
+    changes = {"train": {"epochs": 2, "weight_decay": 1e-3, "lr": 0.02}, "server": {"lr": 0.7}}
+    config = settings("fedavg", net, cohort={"weighting": weighting}, evaluate={"protocol": ["global"]}, **changes)
+    it = play(config, data)
+    module, states, losses = naive(config, data)
+    final = it.made.model.state_dict(it.w, it.b)
+    for name, value in states[-1].items():
+        if value.is_floating_point():
+            torch.testing.assert_close(final[name], value, rtol=1e-3, atol=2e-5)
+    assert [row["train_loss"] for row in it.rows] == pytest.approx(losses, rel=1e-4)
+    for row, state in zip(it.rows, states, strict=True):
+        module.load_state_dict(state)
+        module.eval()
+        logits = module(data.global_test.x)
+        assert row["loss"] == pytest.approx(cross_entropy(logits, data.global_test.y).item(), rel=1e-4)
+        share = (logits.argmax(1) == data.global_test.y).double().mean().item()
+        assert row["accuracy"] == pytest.approx(100 * share, abs=100 / 60 + 1e-9)  # one of the 60 samples may tip
+
+
+def test_figures_of_clients_are_those_of_their_own_models():
+    """FedRep: the shared body with the client's own head, on the client's own test rows; mean, spread, worst tenth."""
+    data = federated()
+    it = play(settings("fedrep", "norm", rounds=2), data)
+    module, messages = it.made.net.module, it.made.messages
+    losses = {}
+    for k in range(7):
+        own = messages.client_state.views(it.fed.states.rows[k])
+        w = it.w.clone()
+        messages.personal.put(own._w, w)
+        state = it.made.model.layout.tensors(w) | it.made.model.buffer_layout.tensors(it.b)
+        module.load_state_dict({**module.state_dict(), **{n: v.clone() for n, v in state.items()}})
+        module.eval()
+        shard = data.test[k]
+        losses[k] = cross_entropy(module(shard.x[shard.index]), shard.y[shard.index]).item()
+    told = {line["client"]: line["loss"] for line in it.lines if line["round"] == 1}
+    assert told == pytest.approx(losses, rel=1e-4)
+    values = np.array(list(losses.values()))
+    assert len({round(v, 3) for v in losses.values()}) > 1
+    row = it.rows[1]
+    assert row["personal_loss"] == pytest.approx(values.mean(), rel=1e-4)
+    assert row["personal_loss_std"] == pytest.approx(values.std(), rel=1e-3)
+    assert row["personal_loss_worst_decile"] == pytest.approx(values.max(), rel=1e-4)  # of seven the worst one
+
+
+def test_sha256_is_that_of_the_parameters_in_state_dict_order():
+    it = play(settings("fedavg", "cnn", rounds=1))
+    values = it.made.model.state_dict(it.w, it.b)
+    content = b"".join(v.contiguous().numpy().astype("<f4").tobytes() for v in values.values())
+    assert it.hashes == [hashlib.sha256(content).hexdigest()]
+
+
+def test_the_seed_is_all_there_is():
+    first, again, other = (play(settings("fedavg", "norm", seed=seed)) for seed in (5, 5, 6))
+    assert first.hashes == again.hashes
+    assert not set(first.hashes) & set(other.hashes)
+
+
+# ---- who takes part, and where ----
+def test_a_cohort_is_a_function_of_seed_and_round():
+    drawn = [sampling.cohort(3, t, 10, 0.35) for t in range(400)]
+    assert drawn == [sampling.cohort(3, t, 10, 0.35) for t in range(400)]
+    assert drawn != [sampling.cohort(4, t, 10, 0.35) for t in range(400)]
+    for members in drawn:
+        assert len(set(members)) == len(members) == 3  # floor(3.5)
+        assert members == sorted(members)
+    times = np.bincount(np.concatenate(drawn), minlength=10)
+    assert abs(times - 120).max() < 5 * math.sqrt(400 * 0.3 * 0.7)  # five standard deviations of a binomial count
+
+
+@pytest.mark.parametrize(("clients", "fraction", "rounds"), [(4, 0.25, 4), (7, 0.3, 4), (6, 1.0, 1), (5, 0.4, 3)])
+def test_cycles_have_each_client_once(clients, fraction, rounds):
+    """In an order of its own each cycle; the last round of a cycle takes the rest."""
+    drawn = [sampling.cohort(3, t, clients, fraction, "cycles") for t in range(40 * rounds)]
+    cycles = [drawn[at : at + rounds] for at in range(0, len(drawn), rounds)]
+    for cycle in cycles:
+        assert sorted(k for members in cycle for k in members) == list(range(clients))
+        assert {len(members) for members in cycle[:-1]} <= {sampling.size(clients, fraction)}
+    assert rounds == 1 or len({str(cycle) for cycle in cycles}) > 10
+    assert rounds == 1 or len({tuple(cycle[0]) for cycle in cycles}) > 1
+
+
+def test_a_model_that_goes_from_client_to_client():
+    """Cyclic weight transfer, by hand: a round's model is what its one client has made of the last one."""
+    data = federated()
+    config = settings("fedavg", rounds=8, cohort={"fraction": 1 / 7, "draw": "cycles"})
+    it = play(config, data)
+    assert sorted(row["cohort"][0] for row in it.rows[:7]) == list(range(7))
+    _, states, _ = naive(config, data)
+    for name, value in it.made.model.state_dict(it.w, it.b).items():
+        torch.testing.assert_close(value, states[-1][name])
+
+
+@pytest.mark.parametrize(("clients", "fraction", "m"), [(7, 0.01, 1), (10, 0.3, 3), (10, 1.0, 10), (3, 0.99, 2)])
+def test_size_of_a_cohort(clients, fraction, m):
+    """max(floor(fraction N), 1); 0.3 * 10 is 3 and not 2 in floating point."""
+    assert len(sampling.cohort(0, 0, clients, fraction)) == m
+
+
+def test_balanced_placement():
+    """Longest first, each to the rank with the least: 7 | 6 | 5, then 4 joins 5, 3 joins 6, 2 joins 7 (of 7, 9, 9)."""
+    placed = sampling.balanced([10, 11, 12, 13, 14, 15], [2, 3, 4, 5, 6, 7], [1, 2, 3])
+    assert placed == {15: 1, 14: 2, 13: 3, 12: 3, 11: 2, 10: 1}
+    assert sampling.pinned([4, 5, 9], [1, 2, 3]) == {4: 2, 5: 3, 9: 1}
+
+
+# ---- how it ends ----
+def test_no_round_leaves_the_initial_model_and_evaluates_it():
+    it = play(settings("fedavg", rounds=0))
+    assert (it.reason, [row["round"] for row in it.rows]) == ("finished", [-1])
+    assert it.rows[0]["loss"] > 0
+    assert it.rows[0]["sha256"] == it.made.model.layout.sha256(it.w0)
+    assert {line["round"] for line in it.lines} == {-1}
+    assert torch.equal(it.w, it.w0)
+
+
+def test_evaluation_every_second_round_and_after_the_last():
+    it = play(settings("fedavg", rounds=5, evaluate={"every": 2}))
+    assert [row["round"] for row in it.rows] == [0, 1, 2, 3, 4]
+    assert [row["round"] for row in it.rows if "loss" in row] == [1, 3, 4]
+    assert sorted({line["round"] for line in it.lines}) == [1, 3, 4]
+    always = play(settings("fedavg", rounds=5))
+    assert [always.rows[t]["loss"] for t in (1, 3, 4)] == [it.rows[t]["loss"] for t in (1, 3, 4)]
+
+
+@pytest.mark.parametrize("method", ["fedavg", "ditto", "fedpac"])
+def test_a_stop_leaves_whole_rounds(method):
+    """Whenever it comes, the result is the state after the last round that was whole: there is no half round."""
+    whole = play(settings(method, "norm"))
+    asked = [0]
+    it = prepare(settings(method, "norm"), stop=lambda: bool(asked.append(0)))
+    it.fed.run()
+    total = len(asked)
+    done = set()
+    for at in range(1, total, max(total // 8, 1)):
+        count = iter(range(total + 1000))
+        it = prepare(settings(method, "norm"), stop=lambda count=count, at=at: next(count) >= at)
+        reason = it.fed.run()
+        n = len(it.rows)
+        assert reason == "stopped"
+        assert it.hashes == whole.hashes[:n]
+        expected = play(settings(method, "norm", rounds=n))
+        assert torch.equal(it.w, expected.w)
+        assert torch.equal(it.b, expected.b)
+        assert torch.equal(it.fed.server.state_row, expected.fed.server.state_row)
+        assert all("personal_loss" in row for row in it.rows[:-1])  # the last one may have had no time to be evaluated
+        done.add(n)
+    assert done == {0, 1, 2}
+
+
+@pytest.mark.parametrize("method", ["fedavg", "perfedavg"])
+def test_a_stop_does_not_cut_fine_tuning_short(method):
+    """ft(e) is measured in whole: no upload tells that less was trained."""
+    config = settings(method, rounds=1, evaluate={"protocol": ["ft(3)"]})
+    whole, judging = play(config), []
+    it = prepare(config, stop=lambda: bool(judging))
+    ask = it.fed.report.evaluator._ask
+    it.fed.report.evaluator._ask = lambda *given: (judging.append(0), ask(*given))[1]
+    it.fed.run()
+    assert judging
+    assert it.rows[0]["ft(3)_accuracy"] == whole.rows[0]["ft(3)_accuracy"]
+    assert it.lines == whole.lines
+
+
+def test_divergence_names_round_and_clients():
+    with pytest.raises(UserError, match=r"round 0: client \d.* sent values that are not finite.*lower train.lr"):
+        play(settings("fedavg", train={"lr": 1e30}))
+
+
+def test_divergence_names_the_one_client_that_diverged():
+    data = images()
+    x = data.train_x.clone()
+    bad = split(data, "iid", 5, 0).parts[3]
+    x[torch.from_numpy(bad)] *= 1e20
+    federation = split(Dataset(x, data.train_y, data.test_x, data.test_y, 4), "iid", 5, 0)
+    with pytest.raises(UserError, match=r"round 0: client 3 sent"):
+        play(settings("fedavg", cohort={"fraction": 1.0}), federation)
+
+
+def test_one_batch_normalised_sample_is_no_statistic():
+    """A batch of one with 1 x 1 maps has no variance: torch refuses it, and the user is told what to change."""
+    with pytest.raises(UserError, match="batch_size: 1"):
+        prepare(settings("fedavg", "norm", train={"batch_size": 1}))
+
+
+def test_modes_of_the_module_follow_what_it_does():
+    """Dropout and batch statistics are off while a model is judged: the same model, the same figures."""
+    it = play(settings("fedavg", "norm", evaluate={"protocol": ["global"]}))
+    module, shard = it.made.net.module, it.made.data.global_test
+    it.made.model.load(it.w, it.b)
+    module.eval()
+    with torch.no_grad():
+        loss = nn.functional.cross_entropy(module(shard.x), shard.y).item()
+    assert it.rows[-1]["loss"] == pytest.approx(loss, rel=1e-5)
+
+
+@dataclass(frozen=True)
+class Still(Method):
+    """Puts parts of the model into evaluation mode and leaves them so; looks at what `fit` gives back."""
+
+    modes: ClassVar[list] = []
+    fitted: ClassVar[list] = []
+
+    def train(self, k):
+        module = k.worker.model.module
+        self.modes.append(all(part.training for part in module.modules()))
+        first = k.fit(1)
+        w, loss = k.fit(1)
+        self.fitted.append((first.loss, loss, k.meter.losses, w is k.w))
+        next(part for part in module.modules() if isinstance(part, nn.BatchNorm2d)).eval()
+        return State()
+
+
+def test_every_client_starts_in_training_mode():
+    Still.modes.clear()
+    play(settings("test_federation:Still", "norm", rounds=2))
+    assert len(Still.modes) == 8
+    assert all(Still.modes)
+
+
+def test_a_fit_gives_the_mean_of_its_own_steps():
+    Still.fitted.clear()
+    play(settings("test_federation:Still", "norm", rounds=1))
+    for first, second, losses, live in Still.fitted:
+        half = len(losses) // 2
+        assert live
+        assert first == torch.stack(losses[:half]).double().mean()
+        assert second == torch.stack(losses[half:]).double().mean()
+
+
+def test_a_chain_without_hooks_takes_the_short_way_to_the_same_bits(monkeypatch):
+    """Layer to layer, and torch's generators not seeded, where nothing of a user's runs while clients train."""
+    short = play(small_settings("fedavg", "mlp"))
+    assert short.fed.worker.direct is not None
+    for method, net in (("fedprox", "mlp"), ("fedavg", "norm")):
+        assert play(small_settings(method, net, rounds=1)).fed.worker.direct is None
+    monkeypatch.setattr("fedmpi.engine.worker.straight", lambda module: None)
+    assert play(small_settings("fedavg", "mlp")).hashes == short.hashes
+
+
+def test_accuracy_by_class_is_that_of_the_global_model():
+    it = play(settings(rounds=2))
+    test = it.fed.worker.data.global_test
+    it.made.model.load(it.w, it.b)
+    given, y = it.made.model.module.eval()(test.x[test.index]).argmax(1), test.y[test.index]
+    naive = [100 * float((given[y == c] == c).double().mean()) for c in range(4)]
+    assert it.rows[-1]["class_accuracy"] == pytest.approx(naive, abs=1e-3)
+
+
+@pytest.mark.parametrize("pack", [1, 3])
+def test_the_training_loss_is_of_those_who_trained(pack):
+    """drop_last leaves clients with less than one batch without a step, and so without a loss."""
+    data = federated()
+    size = int(sorted(data.train_sizes)[-2])  # two clients have as much
+    train = {"epochs": 1, "batch_size": size, "drop_last": True, "lr": 0.05}
+    config = settings(rounds=1, cohort={"fraction": 1}, train=train, compute={"pack": pack})
+    alone = play(config, data)
+    who = [k for k in range(7) if data.train_sizes[k] >= size]
+    assert 1 <= len(who) <= 3
+    p = torch.tensor(data.train_sizes[who] / data.train_sizes[who].sum())
+    sent = alone.fed.exchange.memory.rows("rows", 7, alone.made.messages.upload(0).packing.size)[:, 0].double()
+    assert alone.rows[0]["train_loss"] == pytest.approx(float(p @ sent[who]))
+    assert not sent[[k for k in range(7) if k not in who]].any()
+    nobody = play(settings(rounds=2, train=train | {"epochs": 0}), data)
+    assert not any("train_loss" in row for row in nobody.rows)
+
+
+class HalfNet(nn.Sequential):
+    def __init__(self, input_shape, classes):
+        super().__init__(nn.Flatten(), nn.Linear(math.prod(input_shape), classes, dtype=torch.bfloat16))
+
+    def forward(self, x):
+        return super().forward(x.bfloat16()).float()
+
+
+def test_a_model_of_bfloat16_trains():
+    """numpy has no such type: it ended after the first client, and was called a defect of fedmpi."""
+    it = play(settings(model={"name": f"{__name__}:HalfNet"}, rounds=5))
+    assert it.w.dtype == torch.bfloat16
+    assert it.rows[-1]["train_loss"] < it.rows[0]["train_loss"]
+    values = it.made.model.state_dict(it.w, it.b).values()
+    digest = hashlib.sha256(b"".join(v.contiguous().view(torch.int16).numpy().tobytes() for v in values))
+    assert digest.hexdigest() == it.hashes[-1]
+
+
+def test_a_rule_in_place_of_a_methods_own_is_told():
+    with pytest.warns(UserWarning, match=r"server\.rule: mean takes the place .* that method feddyn makes"):
+        prepare(settings("feddyn", server={"rule": "mean"}))

@@ -1,0 +1,420 @@
+"""Clients that are trained at once (compute.pack): what they send is what they send one by one, to rounding.
+
+Tolerance: of an upload's length, TOLERANCE a round; measured over methods and nets it is at most 3e-6 in one round.
+Other batches, another order of them, a step too many or too few move uploads by more than a hundredth of their length.
+"""
+
+import json
+import warnings
+from dataclasses import dataclass, replace
+from typing import ClassVar
+
+import pytest
+import torch
+from helpers import federated, fedmpi, images, play, prepare, small_settings
+from torch import nn
+
+from fedmpi.common.errors import UserError
+from fedmpi.data.federated import Shard, split
+from fedmpi.engine.packed import together
+from fedmpi.engine.packed.chain import Chain
+from fedmpi.engine.packed.fit import PackedFit
+from fedmpi.flat.model import FlatModel
+from fedmpi.method import FLAT, SHARED, Method, Row, Slots, State
+from fedmpi.methods import registry
+from fedmpi.models.chain import layers_of
+from fedmpi.models.mlp import MLP
+
+TOLERANCE = 1e-5
+PHASES, STEPS = "phases of its own", "steps of its own"
+WHY_NOT = {  # methods that do not pack, and what they say
+    **dict.fromkeys(("apfl", "fedasam", "fedsam", "fedsol", "gradproj", "perfedavg", "pfedme"), STEPS),
+    **dict.fromkeys(("ccvr", "ditto", "fedatom", "fedpac", "fedrep"), PHASES),
+    "fedsr": "random",
+    "feduv": "dynamic shape",
+}
+
+
+@pytest.fixture
+def packed(monkeypatch):
+    """Sizes of the groups that were trained at once."""
+    sizes, call = [], PackedFit.__call__
+
+    def counted(self):
+        call(self)
+        sizes.append(len(self.clients))
+
+    monkeypatch.setattr(PackedFit, "__call__", counted)
+    return sizes
+
+
+def sent(it):
+    """(m, row) what the clients of the last round sent, without loss, seconds and flag."""
+    packing = it.made.messages.upload(it.rows[-1]["round"]).packing
+    return it.fed.exchange.memory.rows("rows", len(it.rows[-1]["cohort"]), packing.size)[:, 3:]
+
+
+def apart(a, b):
+    """The longest difference of two runs' last uploads, of the upload's length; and of losses, model, client states."""
+    x, y = (sent(it) for it in (a, b))
+    found = [float(((x - y).norm(dim=1) / x.norm(dim=1).clamp(min=1e-12)).max())] if x.shape[1] else []
+    found.append(float((a.w - b.w).norm() / (a.w - a.w0).norm().clamp(min=1e-12)))
+    for k, row in a.fed.states.rows.items():
+        if len(row):
+            found.append(float((row - b.fed.states.rows[k]).norm() / row.norm().clamp(min=1e-12)))
+    losses = [(p["train_loss"], q["train_loss"]) for p, q in zip(a.rows, b.rows, strict=True) if "train_loss" in p]
+    return max(found + [abs(p - q) / (abs(p) + 1e-12) for p, q in losses])
+
+
+def both(method="fedavg", net="mlp", pack=3, data=None, **changes):
+    """One by one, and `pack` at once."""
+    changes = {"rounds": 2, "evaluate": {"protocol": ["global"], "every": 5}, **changes}
+    config = small_settings(method, net, **changes)
+    at_once = config.model_copy(update={"compute": config.compute.model_copy(update={"pack": pack})})
+    return play(config, data), play(at_once, data)
+
+
+# ---- which methods ----
+@pytest.mark.parametrize("method", sorted(set(registry) - set(WHY_NOT)))
+def test_a_method_packs_without_a_change_of_its_code(method, packed):
+    one, several = both(method)
+    assert packed == [3, 1] * 2 or packed == [3] * 2, "four of seven clients a round: three at once, one alone"
+    assert apart(one, several) < 2 * TOLERANCE
+
+
+@pytest.mark.parametrize("method", WHY_NOT)
+def test_the_others_say_why_not(method, packed):
+    """A number is an error before a result; auto says it once and changes no bit."""
+    one = small_settings(method, rounds=1)
+    with pytest.raises(UserError, match=rf"compute\.pack: 3: clients .*{WHY_NOT[method]}.*set compute\.pack: 1"):
+        play(small_settings(method, rounds=1, compute={"pack": 3}))
+    with warnings.catch_warnings(record=True) as told:
+        warnings.simplefilter("always")
+        auto = play(small_settings(method, rounds=1, compute={"pack": "auto"}))
+    assert [str(w.message).count("compute.pack: auto") for w in told if "compute.pack" in str(w.message)] == [1]
+    assert auto.hashes == play(one).hashes
+    assert not packed
+
+
+# ---- batches ----
+TRAIN = {
+    "two epochs, momentum, weight decay": {"epochs": 2, "momentum": 0.9, "weight_decay": 1e-2},
+    "plain, weight decay": {"momentum": 0.0, "weight_decay": 1e-2, "batch_size": 7},
+    "whole shards": {"batch_size": "full", "epochs": 3},
+    "full batches only": {"drop_last": True, "batch_size": 16},
+    "single samples": {"batch_size": 1, "momentum": 0.0, "lr": 0.01},
+    "no step": {"epochs": 0},
+}
+SEQUENCE = {"name": "test_packed:sequence"}
+NETS = {"mlp": {}, "sequence": {"model": SEQUENCE}, "convolutions": {"model": {"name": "helpers:conv_net"}}}
+
+
+def sequence(input_shape, classes):
+    """A chain with a layer without bias and one that does not train."""
+    net = nn.Sequential(
+        nn.Flatten(), nn.Linear(64, 12, bias=False), nn.Tanh(), nn.Sequential(nn.Linear(12, 9)), nn.Linear(9, classes)
+    )
+    net[3][0].requires_grad_(False)
+    return net
+
+
+@pytest.mark.parametrize("net", NETS)
+@pytest.mark.parametrize("method", ["fedavg", "fedprox", "fedlc"])
+def test_each_client_makes_its_own_steps_on_its_own_batches(method, net, packed):
+    """10 to 50 samples each: batches of different sizes, different numbers of steps."""
+    for name, train in TRAIN.items():
+        one, several = both(method, pack=7, cohort={"fraction": 1.0}, train=train, **NETS[net])
+        assert apart(one, several) < 2 * TOLERANCE, name
+        assert (one.w != one.w0).any() == (train.get("epochs") != 0)
+    assert packed == [7] * 2 * len(TRAIN)
+
+
+def test_another_order_would_be_seen(monkeypatch):
+    """What the tolerance tells apart: one client's last batch left out."""
+    one, several = both(pack=7, cohort={"fraction": 1.0}, rounds=1)
+    assert apart(one, several) < TOLERANCE
+    whole = PackedFit._batches
+    monkeypatch.setattr(PackedFit, "_batches", lambda self, generators: list(whole(self, generators))[:-1])
+    assert apart(*both(pack=7, cohort={"fraction": 1.0}, rounds=1)) > 100 * TOLERANCE
+
+
+def test_of_separate_data_sets():
+    """As with sites: each client's samples in a tensor of its own."""
+    data = federated()
+    own = {k: Shard(s.x[s.index].clone(), s.y[s.index].clone(), torch.arange(len(s))) for k, s in data.train.items()}
+    assert apart(*both(data=replace(data, train=own))) < 2 * TOLERANCE
+
+
+def test_regression():
+    data = images()
+    y = data.train_x.flatten(1).mean(1)
+    wanted = replace(data, train_y=y, test_y=data.test_x.flatten(1).mean(1), classes=1)
+    parts = split(wanted, "iid", 5, 0, "global")
+    one, several = both(data=parts, pack=5, task={"name": "regression"}, cohort={"fraction": 1.0})
+    assert apart(one, several) < 2 * TOLERANCE
+
+
+def test_the_same_run_twice_has_the_same_bits():
+    first, second = (both("scaffold")[1] for _ in range(2))
+    assert first.hashes == second.hashes
+
+
+def test_whom_a_client_is_trained_beside_is_rounding():
+    _, by_three = both("feddyn")
+    _, by_two = both("feddyn", pack=2)
+    assert apart(by_three, by_two) < 2 * TOLERANCE
+
+
+# ---- hooks ----
+@dataclass(frozen=True)
+class Curious(Method):
+    """Hooks that look at everything a packed client has, and keep, send and add up what they see."""
+
+    client_state = Slots(last=FLAT)
+    sends = Slots(dw=SHARED, sums=FLAT)
+    scratch = Slots(sums=FLAT)
+
+    def receive(self, k):
+        k.scratch.sums.add_(1)
+        return k.received + 1e-3 * torch.randn_like(k.received)
+
+    def loss(self, k, x, y):
+        z, f = k.forward(x)
+        z0, f0 = k.frozen(x)
+        again = k.logits(x + 0.1)
+        pull = (f - f0).square().mean() + (z - z0).square().mean() * k.lr + 0.1 * again.square().mean()
+        own = (k.label_counts / k.label_counts.sum()).to(f.dtype)
+        k.scratch.sums.add_(k.w - k.state.last, alpha=1 / (1 + k.epoch + k.last_epoch + k.round))
+        return k.task_loss(f + own, x, y) + pull
+
+    def gradient(self, k, g):
+        head = k.take("head", k.w - k.received)
+        return k.lift("head", k.take("head", g) + 0.1 * head, into=g) + 0.01 * (k.w - k.w0) / (1 + (k.w - k.w0).norm())
+
+    def upload(self, k):
+        noise = torch.randn_like(k.w)  # goes on where `receive` has stopped drawing
+        return Row(sums=k.scratch.sums + noise), State(last=k.w / max(k.steps, 1) + k.a)
+
+
+def test_hooks_see_what_they_would_see_one_by_one(packed):
+    for net in NETS.values():
+        one, several = both("test_packed:Curious", data=federated(), pack=7, cohort={"fraction": 1.0}, **net)
+        assert apart(one, several) < 5 * TOLERANCE
+    assert packed == [7, 7] * 3
+
+
+@dataclass(frozen=True)
+class Asks(Method):
+    def loss(self, k, x, y):
+        return k.task_loss(k.logits(x), x, y) * (1 + 0.1 * k.id)
+
+
+@dataclass(frozen=True)
+class Decides(Method):
+    def gradient(self, k, g):
+        return g / 2 if g.norm() > 1 else g
+
+
+@dataclass(frozen=True)
+class Writes(Method):
+    def loss(self, k, x, y):
+        k.w0.mul_(1.1)
+        return k.task_loss(k.logits(x), x, y)
+
+
+@dataclass(frozen=True)
+class Spoils(Method):
+    def gradient(self, k, g):
+        k.w.add_(1)
+        return g
+
+
+@dataclass(frozen=True)
+class Wide(Method):
+    def loss(self, k, x, y):
+        return k.logits(x).sum(1)
+
+
+@pytest.mark.parametrize(
+    ("method", "said"),
+    {
+        "Asks": r"compute\.pack: 3: clients of method Asks with model MLP cannot .*k\.id, which differs",
+        "Decides": r"compute\.pack: 3: clients of method Decides .*data-dependent control flow.*set compute\.pack: 1",
+        "Writes": r"round 0, client \d: a hook of method Writes wrote to k\.",
+        "Spoils": r"round 0, client \d: a hook of method Spoils wrote to k\.",
+        "Wide": r"round 0, client \d: method Wide, hook loss returned shape \(\d+,\)",
+    }.items(),
+)
+def test_what_a_hook_cannot_do_is_told(method, said):
+    """A client's own mistake as it would be one by one; what vmap cannot do with the key and the remedy."""
+    with pytest.raises(UserError, match=said):
+        play(small_settings(f"test_packed:{method}", compute={"pack": 3}), federated())
+
+
+@dataclass(frozen=True)
+class Fails(Method):
+    asked: ClassVar[list] = []
+
+    def loss(self, k, x, y):
+        return k.task_loss(k.logits(x), x, y) if x.isfinite().all() else k.nothing
+
+
+def test_one_clients_error_costs_the_others_nothing():
+    """faults.on_client_error: drop. The group is trained one by one, which finds the client."""
+    data = federated()
+    data.train[2].x[data.train[2].index[0]] = torch.nan
+    options = {"data": data, "pack": 7, "cohort": {"fraction": 1.0}, "faults": {"on_client_error": "drop"}}
+    with pytest.warns(UserWarning, match="client 2.*left out of the round"):
+        one, several = both("test_packed:Fails", rounds=1, **options)
+    assert [each["client"] for each in several.rows[0]["refused"]] == [2]
+    assert several.hashes == one.hashes
+
+
+def test_a_client_that_diverges_takes_nobody_along():
+    data = federated()
+    data.train[2].x[data.train[2].index[0]] = torch.inf
+    options = {"data": data, "pack": 7, "cohort": {"fraction": 1.0}, "faults": {"on_bad_update": "drop"}}
+    with pytest.warns(UserWarning, match="client 2 sent values that are not finite"):
+        one, several = both("scaffold", **options)
+    assert [each["client"] for each in several.rows[0]["refused"]] == [2]
+    assert float((one.w - several.w).norm() / (one.w - one.w0).norm()) < TOLERANCE
+
+
+# ---- what is told before anything runs ----
+@pytest.mark.parametrize(
+    ("changes", "said"),
+    [
+        ({"net": "norm"}, "buffers"),
+        ({"model": {"name": "test_packed:with_dropout"}}, "dropout"),
+        ({"compute": {"pack": 4, "precision": "bf16"}}, "bf16"),
+        ({"compute": {"pack": 4, "compile": True}}, "compile"),
+    ],
+)
+def test_settings_that_do_not_go_together(changes, said):
+    net = changes.pop("net", "mlp")
+    with pytest.raises(UserError, match=rf"compute\.pack: 4: .*{said}.*set compute\.pack: 1"):
+        prepare(small_settings("fedavg", net, **{"compute": {"pack": 4}, **changes}))
+
+
+def with_dropout(input_shape, classes):
+    return nn.Sequential(nn.Flatten(), nn.Linear(64, 8), nn.Dropout(0.1), nn.Linear(8, classes))
+
+
+def test_auto_packs_what_caches_hold():
+    def auto(*layers):
+        return together.many("auto", FlatModel(nn.Sequential(nn.Flatten(), *layers)))
+
+    linear = nn.Linear(784, 256), nn.ReLU(), nn.Linear(256, 10)  # 203,530 parameters
+    assert auto(nn.Linear(784, 10)) == 64
+    assert auto(*linear) == (1 << 22) // 203_530
+    assert auto(nn.Linear(3000, 3000)) == 1
+    assert (
+        auto(nn.Unflatten(1, (1, 28, 28)), nn.Conv2d(1, 8, 5), nn.Flatten(), nn.Linear(4608, 4)) == (1 << 17) // 18_644
+    )
+    assert auto(nn.Softmax(1), *linear) == 1
+    assert together.many(9, FlatModel(nn.Linear(3000, 3000))) == 9
+    wide = FlatModel(nn.Sequential(nn.Flatten(), *linear))
+    assert together.many("auto", wide, 30) == 64, "28 clients' weights in the first layer's factors"
+    assert together.many("auto", wide, 1000) == together.many("auto", wide)
+
+
+def test_weights_as_factors(monkeypatch):
+    """Wide layers and few samples: no client's weights are written down. Where there are more samples, they are."""
+    kept = []
+    found = PackedFit._thin
+
+    def noted(self, descent):
+        thin = found(self, descent)
+        kept.append(sorted(thin))
+        return thin
+
+    monkeypatch.setattr(PackedFit, "_thin", noted)
+    wide = {"model": {"name": "mlp", "hidden": [500, 600]}, "pack": 7, "cohort": {"fraction": 1.0}}
+    wide["faults"] = {"on_bad_update": "drop"}  # the server holds all rows, for `apart` to look at
+    for method, train, thin in (
+        ("fedavg", {}, [2]),
+        ("fedavg", {"batch_size": 16, "drop_last": True, "epochs": 2}, [2]),
+        ("fedavg", {"epochs": 9}, []),
+        ("fedavg", {"momentum": 0.5}, []),
+        ("fedavg", {"weight_decay": 0.1}, []),
+        ("fedprox", {}, []),
+        ("fedlc", {}, []),
+        ("fedper", {}, []),
+        ("fedexp", {}, [2]),
+    ):
+        one, several = both(method, **wide, train={"momentum": 0.0, **train})
+        assert apart(one, several) < 2 * TOLERANCE, (method, train)
+        assert kept == [thin] * 2, (method, train)
+        kept.clear()
+
+
+# ---- the room for client states ----
+def test_no_more_at_once_than_states_fit_into_memory(tmp_path):
+    """state.memory keeps two rows: more at once would be moved to files while they train."""
+    run = ["rounds=2", "method.name=scaffold", "train.momentum=0", "compute.pack=5", f"output={tmp_path}"]
+    run += ["cohort.fraction=1", "model={name: mlp, hidden: [16]}"]
+    rows = []
+    for name, more in {"all": [], "two": ["state.memory=1.3e-5"]}.items():
+        done = fedmpi("run", "configs/quickstart.yaml", *run, *more, f"name={name}")
+        assert done.returncode == 0, done.stderr
+        lines = (tmp_path / name / "metrics.jsonl").read_text().splitlines()
+        rows.append([json.loads(line) for line in lines])
+    for a, b in zip(*rows, strict=True):
+        assert a["loss"] == pytest.approx(b["loss"], rel=TOLERANCE)
+
+
+# ---- chains ----
+def test_what_counts_as_a_chain():
+    linear = nn.Linear(4, 4)
+    hooked = nn.Linear(4, 2)
+    hooked.register_forward_hook(lambda *_: None)
+
+    class Odd(MLP):
+        def forward(self, x):
+            return super().forward(x) * 2
+
+    def chain(module):
+        return Chain.of(module, [name for name, _ in module.named_parameters()]) is not None
+
+    for module in (MLP(4, (3,), 2), MLP(4, (), 2), nn.Sequential(nn.Flatten(), nn.ELU(), linear)):
+        assert chain(module)
+    assert len(layers_of(MLP(4, (3,), 2))) == 4
+    for module in (
+        Odd(4, (3,), 2),
+        nn.Sequential(linear, nn.ReLU(), linear),  # one layer in two places
+        nn.Sequential(linear, nn.Softmax(1)),
+        nn.Sequential(linear, nn.ReLU()),
+        nn.Sequential(linear, hooked),
+        nn.Sequential(nn.Flatten(2), linear),
+        nn.utils.parametrizations.weight_norm(nn.Linear(4, 2)),
+    ):
+        assert not chain(module)
+
+
+def test_nothing_is_packed_by_default(packed):
+    play(small_settings("fedavg", rounds=1))
+    play(small_settings("fedavg", rounds=1, compute={"pack": 1}))
+    assert packed == []
+
+
+@pytest.mark.parametrize("sizes", ["alike", "different"])
+def test_uploads_are_written_at_once_as_they_would_be_one_by_one(sizes, monkeypatch):
+    """Rows, losses and flags of a group, whether its clients stand in the order in which they are trained or not."""
+    data = federated()
+    if sizes == "alike":
+        data = replace(data, train={k: replace(s, index=s.index[:10]) for k, s in data.train.items()})
+        data = replace(data, train_sizes=data.train_sizes * 0 + 10)
+    found, blocks = [], []
+    for together_ in (True, False):
+        if not together_:
+            monkeypatch.setattr(together, "_alike", lambda fit: False)
+        honest = together._write_all
+        monkeypatch.setattr(together, "_write_all", lambda *a, honest=honest: (blocks.append(len(a[0])), honest(*a)))
+        config = small_settings("fedprox", rounds=1, compute={"pack": 7}, cohort={"fraction": 1.0})
+        it = play(config, data)
+        rows = it.fed.exchange.memory.rows("rows", 7, it.made.messages.upload(0).packing.size)
+        found.append((rows[:, [0]].clone(), rows[:, 2:].clone()))
+        samples = torch.tensor([float(len(data.train[k])) for k in range(7)])
+        assert torch.allclose(rows[:, 1] / samples, (rows[:, 1] / samples)[0]), "a client's part of the group's seconds"
+    assert blocks == [7]
+    assert all(torch.equal(a, b) for a, b in zip(*found, strict=True))

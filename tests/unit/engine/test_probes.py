@@ -1,0 +1,199 @@
+"""What `analysis` measures of a round, against a naive computation; and that it changes nothing."""
+
+from dataclasses import replace
+
+import pytest
+import torch
+from thread_ranks import play_in_threads
+from helpers import federated, play, prepare, record, settings, small_settings
+from torch.nn import functional as F
+
+from fedmpi.analysis.local_models import local_models
+from fedmpi.common.errors import UserError
+from fedmpi.engine.evaluate import figures
+from fedmpi.engine.probes import drift, knowledge, losses
+from fedmpi.engine.probes.probes import PROBES
+from fedmpi.methods import registry
+from fedmpi.runtime import build
+
+ALL = list(PROBES)
+KEEP_PARTS = ("fedper", "fedrep", "fedbn", "ditto")
+
+
+def ready(config, data=None, comm=None):
+    it = prepare(config, data, comm)
+    it.analysis = []
+    it.fed.sink.analysis = it.analysis.append
+    return it
+
+
+def watched(config, data=None):
+    it = ready(config, data)
+    it.fed.run()
+    return it
+
+
+def on_ranks(config):
+    def run(it):
+        it.fed.run()
+        return it
+
+    seats = play_in_threads(3, {}, lambda seat: ready(config, comm=seat), run)
+    for it in seats.values():
+        if isinstance(it, Exception):
+            raise it
+    return seats[0]
+
+
+def whole(method):
+    made = prepare(small_settings(method)).made
+    return made.messages.shared.whole
+
+
+# ---- formulas ----
+def test_the_three_parts_add_up():
+    g = torch.Generator().manual_seed(1)
+    for m in (1, 2, 7):
+        M, of_global = (torch.rand(*shape, generator=g, dtype=torch.float64) for shape in ((m, m), (m,)))
+        p = torch.rand(m, generator=g, dtype=torch.float64)
+        told = losses.decomposition(M, of_global, p / p.sum())
+        assert told["local"] + told["shift"] + told["aggregation"] == pytest.approx(told["total"], abs=1e-10)
+        if m == 1:
+            assert told["shift"] == pytest.approx(0, abs=1e-12)
+
+
+def test_parts_that_vanish():
+    """Equal data: nobody's loss differs between clients. Equal models: nothing is lost by averaging them."""
+    p = torch.tensor([0.2, 0.3, 0.5], dtype=torch.float64)
+    rows = torch.tensor([0.4, 0.9, 0.7], dtype=torch.float64)
+    assert losses.decomposition(rows.expand(3, 3), rows, p)["shift"] == pytest.approx(0, abs=1e-12)
+    assert losses.decomposition(rows[:, None].expand(3, 3), rows, p)["aggregation"] == pytest.approx(0, abs=1e-12)
+
+
+def test_drift_against_pairs_one_by_one():
+    d = torch.randn(5, 40, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
+    told = drift.of_gram(d @ d.T)
+    pairs = [(i, k) for i in range(5) for k in range(i)]
+    apart = sum((d[i] - d[k]).norm() for i, k in pairs) / 10
+    cosines = torch.stack([F.cosine_similarity(d[i], d[k], dim=0) for i, k in pairs])
+    assert told["divergence"] == pytest.approx(d.norm(dim=1).mean().item())
+    assert told["consistency"] == pytest.approx(apart.item())
+    assert told["cosine"] == pytest.approx(cosines.mean().item())
+    assert told["conflicts"] == (cosines < 0).double().mean().item()
+    assert told["spectrum"] == pytest.approx(torch.linalg.svdvals(d).square().tolist())
+    alone = drift.of_gram(torch.ones(1, 1))
+    assert (alone["divergence"], alone["consistency"], alone["cosine"]) == (1.0, None, None)
+
+
+# ---- a round, by hand ----
+def test_a_round_against_plain_loops():
+    config = settings("fedavg", rounds=1, analysis=ALL, cohort={"fraction": 0.6})
+    [row] = watched(config).analysis
+    it = prepare(config)
+    worker = build.make_worker(it.made, lambda: False)
+    members = row["clients"]
+    made, data = local_models(it.fed, worker, members, 0), it.made.data
+    w0, p = it.fed.server.w.clone(), made.p
+    mean = (p.float() @ made.w), (p.float() @ made.b)
+
+    def loss(w, b, shard):
+        worker.model.load(w, b)
+        module = worker.model.module.eval()
+        with torch.no_grad():
+            return F.cross_entropy(module(shard.x[shard.index]), shard.y[shard.index]).item()
+
+    M = torch.tensor([[loss(w, b, data.train[j]) for w, b in zip(made.w, made.b, strict=True)] for j in members])
+    torch.testing.assert_close(torch.as_tensor(row["losses"]["matrix"]).float(), M, atol=1e-5, rtol=1e-4)
+    of_global = torch.tensor([loss(*mean, data.train[j]) for j in members])
+    torch.testing.assert_close(torch.as_tensor(row["losses"]["global"]).float(), of_global, atol=1e-5, rtol=1e-4)
+    d = (made.w - w0).double()
+    assert row["drift"]["norms"] == pytest.approx(d.norm(dim=1).tolist(), rel=1e-6)
+
+    test = data.global_test
+    for k, (w, b) in enumerate(zip(made.w, made.b, strict=True)):
+        worker.model.load(w, b)
+        assert row["knowledge"]["local"][k] == pytest.approx(figures(worker, test, 100)["accuracy"])
+        rest = [i for i in range(len(members)) if i != k]
+        q = (p[rest] / p[rest].sum()).float()
+        gain = loss(q @ made.w[rest], q @ made.b[rest], test) - loss(*mean, test)
+        assert row["contribution"]["gain"][k] == pytest.approx(gain, abs=1e-5)
+    worker.model.load(*mean)
+    assert row["knowledge"]["after"] == pytest.approx(figures(worker, test, 100)["accuracy"])
+
+
+def test_class_by_class():
+    outputs, targets = torch.eye(3)[[0, 1, 1, 0, 0]], torch.tensor([0, 1, 0, 0, 1])
+    found = knowledge.class_accuracy(outputs, targets, 3)
+    assert found[:2].tolist() == pytest.approx([200 / 3, 50])
+    assert found[2].isnan()
+
+
+# ---- it changes nothing, and ranks change nothing in it ----
+@pytest.mark.parametrize("method", sorted(set(registry) - {"fedsr"}))
+def test_a_run_has_the_bits_that_it_has_without(method):
+    if not whole(method):
+        with pytest.raises(UserError, match=r"analysis: drift .* keep parts"):
+            prepare(small_settings(method, analysis=["drift"]))
+        return
+    config = small_settings(method, rounds=2)
+    analysis = ["losses", "drift", "features", "similarity", "orthogonality", "layers"]
+    assert record(watched(config.model_copy(update={"analysis": analysis}))) == record(play(config))
+
+
+@pytest.mark.parametrize("server", [{}, {"trains": True}, {"placement": "sharded"}])
+def test_ranks_say_the_same_as_one_process(server):
+    config = settings("scaffold", rounds=3, analysis=ALL, evaluate={"every": 2}, server=server)
+    alone = watched(config)
+    assert [row["round"] for row in alone.analysis] == [1, 2]
+    spread = on_ranks(config)
+    assert repr(spread.analysis) == repr(alone.analysis)
+    assert record(spread)["rows"] == record(alone)["rows"]
+    plain = on_ranks(config.model_copy(update={"analysis": []}))
+    assert [row["sent_bytes"] for row in spread.rows] == [row["sent_bytes"] for row in plain.rows]
+
+
+def test_sites_without_a_common_test_set():
+    data = replace(federated(), global_test=None)
+    config = settings("fedavg", rounds=1, analysis=["losses", "drift", "contribution", "orthogonality", "layers"])
+    [row] = watched(config, data).analysis
+    gains = torch.tensor(row["contribution"]["gain"])
+    assert len(gains) == len(row["clients"])
+    assert gains.isfinite().all()
+    with pytest.raises(UserError, match="knowledge needs a global test set"):
+        prepare(settings("fedavg", analysis=["knowledge"]), data)
+
+
+@pytest.mark.parametrize(
+    "faults", [{"on_lost_rank": "drop"}, {"on_client_error": "drop"}, {"on_bad_update": "clip", "max_norm": 9}]
+)
+def test_rounds_with_holes_are_refused(faults):
+    with pytest.raises(UserError, match="needs all clients of a round"):
+        prepare(settings("fedavg", analysis=["drift"], faults=faults))
+
+
+@pytest.mark.parametrize(
+    ("method", "changes"),
+    [
+        ("fedavg", {"comm": {"wire": {"down": {"name": "topk", "fraction": 0.05}}}}),
+        ("feddyn", {"options": {"report": "avg"}}),
+        ("fedexp", {"options": {"report": "average"}}),
+    ],
+)
+def test_updates_are_counted_from_where_a_client_begins(method, changes):
+    """Which is not the global model where formats leave some of it out, or a method announces or makes another."""
+    config = settings(method, analysis=["drift", "layers"], **{"rounds": 4, "cohort": {"fraction": 1}, **changes})
+    config = config.model_copy(update={"record": config.record.model_copy(update={"updates": "gram"})})
+    it = watched(config)
+    for row, line in zip(it.analysis, it.updates, strict=True):
+        assert row["drift"]["norms"] == pytest.approx(line["norms"], rel=1e-4)
+        assert row["drift"]["cosine"] == pytest.approx(line["cosine_mean"], abs=1e-4)
+        layers, whole = (torch.tensor(row[name][of]) for name, of in (("layers", "norm"), ("drift", "norms")))
+        assert layers.square().sum() <= whole.square().mean() * (1 + 1e-6)
+    assert repr(on_ranks(config).analysis) == repr(it.analysis)
+
+
+def test_who_has_not_moved_is_in_no_pair():
+    still = drift.of_gram(torch.tensor([[1.0, -0.5, 0.0], [-0.5, 1.0, 0.0], [0.0, 0.0, 0.0]]))
+    assert (still["cosine"], still["conflicts"]) == (-0.5, 1.0)
+    nobody = drift.of_gram(torch.zeros(3, 3))
+    assert (nobody["divergence"], nobody["cosine"], nobody["conflicts"]) == (0.0, None, None)

@@ -1,0 +1,306 @@
+"""A rank may die at any of its messages: the others go on, and the numbers are those that faults.jsonl defines."""
+
+import random
+from dataclasses import replace
+from functools import lru_cache
+
+import pytest
+from thread_ranks import Seat, play_in_threads
+from helpers import FinishedRun, digest, federated, prepare, small_settings
+from torch import nn
+
+from fedmpi.engine.faults import losses
+from fedmpi.engine.faults.losses import Losses
+from fedmpi.engine.sampling import pinned
+from fedmpi.flat import linear
+from fedmpi.methods import registry
+from fedmpi.runtime.resuming import resume
+from fedmpi.runtime.resuming.checkpoints import Checkpoints, Rows
+
+ROUNDS, SIZE = 5, 4
+
+
+def lossy(method, policy="drop", placement="balanced", **changes):
+    cohort = {"placement": placement, "fraction": 0.6}
+    faults = {"on_lost_rank": policy, **changes.pop("faults", {})}
+    return small_settings(method, "mlp", rounds=ROUNDS, faults=faults, cohort=cohort, **changes)
+
+
+def checkpoints(folder, room):
+    (folder / "checkpoints").mkdir(parents=True, exist_ok=True)
+    return Checkpoints(folder / "checkpoints", Rows(folder / "state"), 1, 2)
+
+
+def sites(seat=None):
+    """The federation of which each client is a site, whose data only its own rank has; None: one process has all."""
+    data = replace(federated(), global_test=None)
+    if seat is None:
+        return data
+    mine = [k for k, rank in pinned(range(data.clients), range(1, SIZE)).items() if rank == seat.rank]
+    own = ({k: shards[k] for k in mine} for shards in (data.train, data.test))
+    return replace(data, **dict(zip(("train", "test"), own, strict=True)))
+
+
+def make(config, folder=None, room=10**6):
+    def on(seat: Seat) -> FinishedRun:
+        it = prepare(config, sites(seat) if "global" not in config.evaluate.protocol else None, comm=seat)
+        it.told, it.fed.sink.loss = [], lambda row: it.told.append(row)
+        it.placements = []
+        it.fed.sink.placement = it.placements.append
+        if folder is not None:
+            it.kept = checkpoints(folder, room)
+            it.fed.sink.keep = it.kept.save
+            if it.made.messages.client_state.size:
+                it.fed.states.shelf, it.fed.states.room = it.kept.rows, room
+        return it
+
+    return on
+
+
+def run(it: FinishedRun) -> FinishedRun:
+    it.reason = it.fed.run()
+    return it
+
+
+def with_deaths(config, dies, folder=None, room=10**6):
+    """Rank 0's run, after which every other living rank has come to its end, too."""
+    done = play_in_threads(SIZE, dies, make(config, folder, room), run)
+    wrong = {rank: it for rank, it in done.items() if not isinstance(it, FinishedRun)}
+    assert not wrong, wrong
+    assert set(done) >= set(range(SIZE)) - set(dies)
+    assert (done[0].reason, len(done[0].rows)) == ("finished", config.rounds)
+    assert done[0].told == done[0].fed.roster.losses.rows
+    return done[0]
+
+
+def replayed(config, rows) -> FinishedRun:
+    """The run without faults that is given the losses of another."""
+    it = prepare(config, sites() if "global" not in config.evaluate.protocol else None)
+    it.fed.roster.losses, it.fed.plan = Losses(rows), replace(it.fed.plan, replay=True)
+    return run(it)
+
+
+def same(it, again):
+    assert it.hashes == again.hashes, it.told
+    assert digest(it.b) == digest(again.b)
+    mine, theirs = ([figures(row) for row in each.rows] for each in (it, again))
+    assert str(mine) == str(theirs), it.told  # nan too
+    assert str(it.lines) == str(again.lines)
+
+
+def figures(row):
+    return {name: value for name, value in sorted(row.items()) if "loss" in name or "accuracy" in name}
+
+
+@lru_cache(maxsize=4)
+def undisturbed(config):
+    """Such a run, and how many messages each rank has in it."""
+    done = play_in_threads(SIZE, {}, make(config), run)
+    return done[0], {rank: it.fed.comm.count for rank, it in done.items()}
+
+
+def deaths(config, rng, ranks):
+    """rank -> the number of its last message."""
+    _, counts = undisturbed(config)
+    return {rank: [rng.randint(1, counts[rank])] for rank in ranks}
+
+
+@pytest.mark.parametrize("placement", ["balanced", "pinned"])
+@pytest.mark.parametrize("policy", ["drop", "redo"])
+@pytest.mark.parametrize("method", ["fedavg", "scaffold", "fedper"])
+def test_one_or_two_die(tmp_path, method, policy, placement):
+    """At any message; some with states on disk, of which few stay in memory."""
+    config, rng = lossy(method, policy, placement), random.Random(f"{method} {policy} {placement}")
+    for number in range(3):
+        dies = deaths(config, rng, rng.sample([1, 2, 3], 1 + number % 2))
+        folder = tmp_path / str(number) if number % 2 else None
+        it = with_deaths(config, dies, folder, room=2)
+        same(it, replayed(config, it.fed.roster.losses.rows))
+        if policy == "redo" and not any(row["reverted"] for row in it.told):
+            same(it, undisturbed(config)[0])
+
+
+@pytest.mark.parametrize("placement", ["balanced", "pinned"])
+def test_a_packed_run_that_dropped_ranks_is_replayed_on_as_many(placement):
+    """Where nobody is lost, whose clients are trained together follows from what was recorded. Ranks that die while
+    the uploads of a group are on their way are among them: the group is trained together once more."""
+    config = small_settings(
+        "scaffold", "mlp", rounds=ROUNDS, compute={"pack": 3}, cohort={"placement": placement, "fraction": 1.0},
+        faults={"on_lost_rank": "drop"},
+    )  # fmt: skip
+    calm = config.model_copy(update={"faults": config.faults.model_copy(update={"on_lost_rank": "abort"})})
+    counts, needed = undisturbed(config)[1], 0
+
+    def given(it, placed):
+        def on(seat):
+            again = prepare(calm, comm=seat)
+            again.fed.roster.losses, again.fed.plan = Losses(it.told), replace(again.fed.plan, replay=True)
+            again.fed.roster.given = placed
+            return again
+
+        return play_in_threads(SIZE, {}, on, run)[0]
+
+    for number in range(2, counts[2] - 8, 3):
+        it = with_deaths(config, {2: [number]})
+        if not it.told or it.told[0]["round"] >= ROUNDS - 1:  # how many messages there are is a matter of time
+            continue
+        assert [row["pace"]["2"] for row in it.placements][-1] == 0
+        same(it, given(it, it.placements))
+        needed += given(it, []).hashes != it.hashes
+    assert needed
+
+
+@pytest.mark.parametrize("policy", ["drop", "redo"])
+@pytest.mark.parametrize("wire", [{"up": "int8", "down": "topk"}, {"up": "topk", "down": "int8"}], ids=str)
+def test_what_formats_have_left_out_outlives_a_loss(tmp_path, wire, policy):
+    """What clients and server keep of it; and those who are left have what the server thinks that they have."""
+    for number, method in enumerate(("fedavg", "scaffold", "fedbabu", "fedavg")):
+        config, rng = lossy(method, policy, comm={"wire": wire}), random.Random(f"{method} {policy} {number}")
+        dies = deaths(config, rng, rng.sample([1, 2, 3], 1 + number % 2))
+        it = with_deaths(config, dies, tmp_path / str(number), room=2)
+        same(it, replayed(config, it.fed.roster.losses.rows))
+        if policy == "redo" and not any(row["reverted"] for row in it.told):
+            same(it, undisturbed(config)[0])
+
+
+def normed(input_shape, classes):
+    """Batch statistics travel, and nothing draws: the ranks of one process share torch's own generator."""
+    layers = [nn.Conv2d(input_shape[0], 6, 3), nn.BatchNorm2d(6), nn.ReLU(), nn.MaxPool2d(2), nn.Flatten()]
+    return nn.Sequential(*layers, nn.Linear(6 * 9, classes))
+
+
+@pytest.mark.parametrize(
+    ("net", "policy", "changes"),
+    [
+        ("norm", "drop", {"model": {"name": f"{__name__}:normed"}}),  # buffers that are asked for, too
+        ("mlp", "redo", {"faults": {"on_bad_update": "clip", "max_norm": 0.3}}),
+        ("mlp", "drop", {"cohort": {"fraction": 0.3}, "faults": {"on_bad_update": "drop"}}),  # two at a time: earlier
+    ],  # rounds' norms are asked
+    ids=str,
+)
+def test_one_dies_at_any_message_while_all_ranks_hold_columns(monkeypatch, net, policy, changes):
+    """Before, while and after rank 0 asks them: a round counts once, or not at all."""
+    monkeypatch.setattr(linear, "CHUNK", 4 if net == "norm" else 64)
+    monkeypatch.setattr(linear, "BLOCK", 1)
+    faults = {"on_lost_rank": policy, **changes.get("faults", {})}
+    server = {"placement": "sharded", "optim": "adam", "lr": 0.01}
+    config = small_settings("fedavg", net, rounds=2, server=server, **changes | {"faults": faults})
+    counts = undisturbed(config)[1]
+    for number in range(1, counts[2] + 1):
+        it = with_deaths(config, {2: [number]})
+        again = replayed(config, it.fed.roster.losses.rows)
+        same(it, again)
+        assert str(it.fed.guard.memory()) == str(again.fed.guard.memory())
+        assert [row["down_parameters"] for row in it.rows] == [row["down_parameters"] for row in again.rows]
+
+
+DRAWS = {"fedsr"}  # from torch's own generator, which the ranks of one process share
+
+
+@pytest.mark.soak
+@pytest.mark.parametrize("method", sorted(set(registry) - DRAWS))
+def test_every_method_at_many_messages(tmp_path, method):
+    rng = random.Random(method)
+    for number in range(20):
+        config = lossy(method, rng.choice(["drop", "redo"]), rng.choice(["balanced", "pinned"]))
+        dies = deaths(config, rng, rng.sample([1, 2, 3], rng.choice([1, 1, 2])))
+        it = with_deaths(config, dies, tmp_path / str(number) if number % 2 else None, room=2)
+        same(it, replayed(config, it.fed.roster.losses.rows))
+        if config.faults.on_lost_rank == "redo" and not any(row["reverted"] for row in it.told):
+            same(it, undisturbed(config)[0])
+
+
+def test_whose_upload_was_refused_in_the_same_round(tmp_path):
+    """Rounds that are undone for a bad upload, and rounds that are cut: both at once."""
+    config = lossy("scaffold", faults={"on_bad_update": "drop", "max_norm": 0.6})
+    rng = random.Random(1)
+    for number in range(6):
+        it = with_deaths(config, deaths(config, rng, [1 + number % 3]), tmp_path / str(number), room=2)
+        assert any(row["refused"] for row in it.rows)
+        same(it, replayed(config, it.fed.roster.losses.rows))
+
+
+@pytest.mark.parametrize("method", ["scaffold", "feddyn"])
+def test_it_goes_on_from_a_checkpoint_after_losses(tmp_path, method):
+    """Killed as a whole later on; gone on with in one process; the bits are those of the losses."""
+    config, rng = lossy(method), random.Random(method)
+    short = config.model_copy(update={"rounds": 3})
+    for number in range(4):
+        folder = tmp_path / str(number)
+        first = with_deaths(short, deaths(short, rng, [2]), folder, room=2)
+        rows = first.fed.roster.losses.rows
+        it = prepare(config.model_copy(update={"faults": config.faults.model_copy(update={"on_lost_rank": "abort"})}))
+        kept = checkpoints(folder, 10**6)
+        it.fed.sink.keep, it.fed.states.shelf, it.fed.states.room = kept.save, kept.rows, 10**6
+        it.fed.roster.losses = Losses(rows)
+        t = resume.go_on(it.fed, kept, 10, lambda text: None)
+        assert t == 2
+        run(it)
+        again = replayed(config, it.fed.roster.losses.rows)
+        assert it.hashes == again.hashes[t:]
+        assert str([*map(figures, it.rows)]) == str([*map(figures, again.rows)][t:])
+        assert not any(row["reported"] for row in it.fed.roster.losses.rows if row["round"] == t + 1)
+
+
+@pytest.mark.parametrize("method", ["fedavg", "scaffold", "fedper"])
+def test_a_site_is_gone_until_the_run_goes_on_with_it(tmp_path, method):
+    """Nobody else has its data; when all are there again it takes part as it was, by what it keeps on its own disk."""
+    config = lossy(method, "drop", "pinned", evaluate={"protocol": ["personal"]})
+    short, rng = config.model_copy(update={"rounds": 3}), random.Random(f"sites {method}")
+    for number in range(6):
+        folder = tmp_path / str(number)
+        dead = rng.sample([1, 2, 3], 1 + number % 2)
+        first = with_deaths(short, deaths(short, rng, dead), folder, room=2)
+        rows = first.fed.roster.losses.rows
+        same(first, replayed(short, rows))
+        mine = {k for k, rank in pinned(range(7), range(1, SIZE)).items() if rank in dead}
+        assert first.fed.roster.losses.gone(3) == mine
+        assert all(not mine & set(row["cohort"]) for row in first.rows if row["round"] > rows[-1]["round"])
+
+        it = prepare(config, sites())
+        kept = checkpoints(folder, 10**6)
+        it.fed.sink.keep, it.fed.states.room = kept.save, 10**6
+        it.fed.states.shelf = kept.rows if it.made.messages.client_state.size else None
+        it.fed.roster.losses = Losses([row for row in rows if row["round"] <= 2])
+        t = resume.go_on(it.fed, kept, 10, lambda text: None)
+        run(it)
+        assert not it.fed.roster.losses.gone(3)
+        assert any(mine & set(row["cohort"]) for row in it.rows if row["round"] > 2)
+        again = replayed(config, it.fed.roster.losses.rows)
+        assert it.hashes == again.hashes[t:]
+        assert str([*map(figures, it.rows)]) == str([*map(figures, again.rows)][t:])
+
+
+def test_all_that_train_are_lost():
+    config = lossy("fedavg")
+    done = play_in_threads(3, {1: [4], 2: [4]}, make(config), run)
+    assert "no rank that trains is left" in str(done[0])
+
+
+def test_without_the_policy_a_lost_rank_ends_the_run():
+    config = lossy("fedavg", "abort")
+    done = play_in_threads(SIZE, {2: [4]}, make(config), run)
+    assert all("dead" in str(done[rank]) or "broken" in str(done[rank]) for rank in (0, 1, 3))
+
+
+def test_what_losses_mean():
+    rows = [
+        losses.row(1, {2: "a"}, clients=[3], reverted={5: 0}),
+        losses.row(2, {1: "b"}, clients=[0], gone=[4]),
+        losses.row(4, {}, back=[4], reverted={4: 1}),
+    ]
+    found = Losses(rows)
+    assert [found.present(t, range(6)) for t in range(5)] == [
+        [0, 1, 2, 3, 4, 5], [0, 1, 2, 4, 5], [1, 2, 3, 5], [0, 1, 2, 3, 5], [0, 1, 2, 3, 4, 5],
+    ]  # fmt: skip
+    assert [found.reverted(t) for t in (0, 1, 4)] == [{}, {5: 0}, {4: 1}]
+    assert found.needed() == {(5, 0), (4, 1)}
+    assert found.until(2).rows == rows[:2]
+    found.replace(2, [])
+    assert found.rows == rows[:1]
+    late = losses.row(2, {}, gone=[1], reverted={0: 1}, reported=True)
+    told = Losses([losses.row(2, {}, gone=[4]), late])
+    assert (told.before(2).gone(2), told.gone(2)) == ({4}, {1, 4})
+    assert (told.before(2).reverted(2), told.before(3).rows) == ({}, told.rows)
+    assert (told.known(2).before(2).gone(2), told.known(3).rows) == ({1, 4}, told.rows)
+    assert not losses.late({"round": 2})  # of an earlier version

@@ -1,0 +1,226 @@
+"""Losses and client states at unlucky moments: refused and shelved, let go of on arrival, a round behind."""
+
+import shutil
+import time
+from dataclasses import replace
+
+import helpers
+import pytest
+import test_recovery
+import torch
+from thread_ranks import Dead, Seat, play_in_threads
+from helpers import FinishedRun, images, prepare, small_settings
+from test_recovery import SIZE, checkpoints, make, replayed, run, same
+
+from fedmpi.comm.base import Gone
+from fedmpi.common.errors import UserError
+from fedmpi.data.federated import split
+from fedmpi.engine import sampling
+from fedmpi.engine.faults import losses
+from fedmpi.engine.faults.losses import Losses
+from fedmpi.engine.local.client import LocalClient
+from fedmpi.runtime.resuming import resume
+from fedmpi.runtime.resuming.checkpoints import Checkpoints, Rows
+
+
+def ran(config, dies, folder=None, room=10**6, seats=None):
+    """Rank 0's run; `seats`, if given, gets every rank's federation."""
+    made = make(config, folder, room)
+
+    def on(seat: Seat) -> FinishedRun:
+        it = made(seat)
+        if seats is not None:
+            seats[seat.rank] = it.fed
+        return it
+
+    done = play_in_threads(SIZE, dies, on, run)
+    wrong = {rank: it for rank, it in done.items() if not isinstance(it, FinishedRun)}
+    assert not wrong, wrong
+    return done[0]
+
+
+def test_a_refused_state_does_not_come_back_from_the_shelf(tmp_path, monkeypatch):
+    """Its row was let go of in the round in which its upload was refused, and its rank dies before it trains again."""
+    config = small_settings(
+        "scaffold",
+        "mlp",
+        rounds=6,
+        cohort={"placement": "pinned", "fraction": 1.0},
+        faults={"on_lost_rank": "drop", "on_bad_update": "drop"},
+    )
+    honest, feds = LocalClient.take_part, {}
+
+    def spoiled(self, row):
+        fine = honest(self, row)
+        if (self.id, self.round) == (0, 2):
+            self.worker.messages.upload(self.round).packing.views(row).dw.mul_(1e30)
+        return fine
+
+    step = Seat.step
+
+    def dying(self):
+        if self.rank == 1 and feds[1].at == 3:
+            with self.hall.changed:
+                self.hall.dead.add(1)
+                self.hall.changed.notify_all()
+            raise Dead
+        step(self)
+
+    monkeypatch.setattr(LocalClient, "take_part", spoiled)
+    monkeypatch.setattr(Seat, "step", dying)
+    it = ran(config, {1: ()}, tmp_path, 1, feds)
+    monkeypatch.setattr(Seat, "step", step)
+    assert [each["client"] for each in it.rows[2]["refused"]] == [0]
+    assert it.told
+    same(it, replayed(config, it.fed.roster.losses.rows))
+
+
+def slow_disk(monkeypatch, seconds):
+    plain = Rows.put_waiting
+
+    def slowly(self):
+        time.sleep(seconds)
+        plain(self)
+
+    monkeypatch.setattr(Rows, "put_waiting", slowly)
+
+
+def test_a_row_is_not_read_before_its_sender_has_written_it(tmp_path, monkeypatch):
+    config = small_settings("scaffold", "mlp", rounds=5, cohort={"placement": "balanced", "fraction": 0.9})
+    slow_disk(monkeypatch, 0.02)
+    it = ran(config, {}, tmp_path, 1)
+    assert it.hashes == run(prepare(config)).hashes
+
+
+def test_nor_rows_of_several_rounds_that_are_written_at_once(tmp_path, monkeypatch):
+    config = small_settings(
+        "scaffold",
+        "mlp",
+        rounds=16,
+        cohort={"placement": "balanced", "fraction": 0.65},
+        evaluate={"protocol": ["global"]},  # of others the rows would be read, and written, in each round
+        checkpoint={"every": 2},
+        data={"partition": {"scheme": "dirichlet", "clients": 16}},
+        train={"batch_size": 50, "lr": 0.05, "momentum": 0.9},
+    ).model_copy(update={"seed": 1})
+    skewed = split(images(), "dirichlet", 16, 0, "aligned", alpha=0.15, min_size=3)
+    monkeypatch.setattr(helpers, "federated", lambda *_: skewed)
+    (tmp_path / "checkpoints").mkdir()
+    kept = lambda folder, room: Checkpoints(folder / "checkpoints", Rows(folder / "state"), 2, 2)  # noqa: E731
+    monkeypatch.setattr(test_recovery, "checkpoints", kept)
+    slow_disk(monkeypatch, 0.15)
+    it = ran(config, {}, tmp_path, 4)
+    assert it.hashes == run(prepare(config)).hashes
+
+
+@pytest.mark.parametrize("keep", [1, 2])
+def test_a_rank_that_trains_nobody_and_does_not_write_holds_back_what_removes_checkpoints(tmp_path, monkeypatch, keep):
+    """It trains its last client in round 2, and the disk takes its row only much later: the others must not go on until
+    no checkpoint is left that does without this row."""
+    place, copy, rounds = tmp_path / "place", tmp_path / "copy", 10
+    last = lambda s: [1 + sampling.cohort(s, t, 7, 0.15)[0] % 3 for t in range(rounds)][2:]  # noqa: E731
+    seed = next(s for s in range(10_000) if last(s)[0] not in last(s)[1:])
+    config = small_settings(
+        "scaffold",
+        "mlp",
+        rounds=rounds,
+        cohort={"placement": "pinned", "fraction": 0.15},
+        evaluate={"protocol": ["global"]},  # of others all ranks hear
+    ).model_copy(update={"seed": seed})
+    plain = Rows.put
+
+    def put(self, client, t, row):
+        if t == 2 and not copy.exists():
+            time.sleep(1)
+            shutil.copytree(place, copy)
+        plain(self, client, t, row)
+
+    monkeypatch.setattr(Rows, "put", put)
+    kept = lambda folder, room: Checkpoints(folder / "checkpoints", Rows(folder / "state"), 1, keep)  # noqa: E731
+    monkeypatch.setattr(test_recovery, "checkpoints", kept)
+    place.mkdir()
+    (place / "checkpoints").mkdir()
+    ran(config, {}, place)
+    it, said = prepare(config), []
+    at_cut = kept(copy, 0)
+    it.fed.sink.keep, it.fed.states.shelf, it.fed.states.room = at_cut.save, at_cut.rows, 10**6
+    t = resume.go_on(it.fed, at_cut, 10, said.append)
+    assert t >= 1, said
+    assert run(it).hashes == run(prepare(config)).hashes[t:]  # that of round t is told once more
+
+
+def unlucky(rounds):
+    """(seed, t, idle, dead): one client a round; `idle` trains nobody in rounds t and t + 1 but does in t + 2."""
+    for seed in range(200):
+        who = [1 + sampling.cohort(seed, t, 7, 0.15)[0] % 3 for t in range(rounds)]
+        for t in range(2, rounds - 3, 2):
+            idle, at = who[t + 2], who[t + 1]
+            if idle not in who[t : t + 2]:
+                return seed, t, idle, next(rank for rank in (1, 2, 3) if rank not in (idle, at))
+    raise AssertionError
+
+
+def test_nobody_misses_a_round(monkeypatch):
+    """A rank that trains nobody is slow to hear of rounds: its parent in the tree has one, dies, and it goes back."""
+    rounds = 9
+    seed, t0, idle, dead = unlucky(rounds)
+    config = small_settings(
+        "fedatom",
+        "mlp",
+        rounds=rounds,
+        faults={"on_lost_rank": "redo"},
+        cohort={"placement": "pinned", "fraction": 0.15},
+        model={"name": "helpers:conv_net"},
+        options={"period": 2},  # which groups travel depends on the round
+        evaluate={"protocol": ["global"]},  # of others all ranks hear
+    ).model_copy(update={"seed": seed})
+    feds, plain = {}, Seat._broadcast
+
+    def broadcast(self, x):
+        at, hall = feds[self.rank].at, self.hall
+        if self.generation == 0 and (self.rank, at) == (idle, t0 - 1):
+            with hall.changed:
+                hall.wait(lambda: bool(hall.dead))
+            raise Gone("its parent in the tree is dead")
+        if self.generation == 0 and (self.rank, at) == (dead, t0):
+            end = time.monotonic() + 2
+            while feds[0].at < t0 + 2 and time.monotonic() < end:  # as far as rank 0 gets
+                time.sleep(0.01)
+            with hall.changed:
+                hall.dead.add(dead)
+                hall.changed.notify_all()
+            raise Dead
+        plain(self, x)
+
+    monkeypatch.setattr(Seat, "_broadcast", broadcast)
+    it = ran(config, {dead: ()}, seats=feds)
+    assert it.told
+    same(it, replayed(config, it.fed.roster.losses.rows))
+
+
+@pytest.mark.parametrize("after", [1, 2, 3])
+def test_a_replay_goes_on_from_a_checkpoint(tmp_path, after):
+    """Client 0 reverts in round 4 to its state of round 1: it has that, or lacks it, or is given it."""
+    known = [losses.row(4, {2: ""}, clients=[1], gone=(), reverted={0: 1}, why="")]
+    cohorts = {"fraction": 1.0}
+
+    def played(rounds, folder=None):
+        it = prepare(small_settings("scaffold", "mlp", rounds=rounds, cohort=cohorts))
+        it.fed.roster.losses, it.fed.plan = Losses(known), replace(it.fed.plan, replay=True)
+        if folder is None:
+            return run(it)
+        it.kept = checkpoints(folder, 10**6)
+        it.fed.sink.keep, it.fed.states.shelf, it.fed.states.room = it.kept.save, it.kept.rows, 10**6
+        resume.go_on(it.fed, it.kept, 10, print)
+        run(it)
+        it.kept.wait()
+        return it
+
+    played(after + 1, tmp_path)
+    if after == 2:
+        with pytest.raises(UserError, match="client 0 reverts to its state of round 1, which this checkpoint lacks"):
+            played(6, tmp_path)
+        return
+    again, whole = played(6, tmp_path), played(6)
+    assert again.hashes == whole.hashes[after:]
+    assert torch.equal(again.w, whole.w)

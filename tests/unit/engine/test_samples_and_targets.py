@@ -1,0 +1,390 @@
+"""Samples of any type, of one tensor or of several; targets of any shape; tasks of a user's own with every method."""
+
+import dataclasses
+import json
+import subprocess
+import warnings
+
+import pytest
+import torch
+from helpers import BIN, NETS, NETS_OF, clean_env, federated, images, launcher, play, prepare, settings, small_settings
+from torch import nn
+
+from fedmpi.common import registry
+from fedmpi.common.errors import UserError
+from fedmpi.data.dataset import Dataset
+from fedmpi.data.federated import split
+from fedmpi.engine.evaluate import figures
+from fedmpi.engine.local import view
+from fedmpi.engine.local.view import ClientView
+from fedmpi.methods import registry as methods
+from fedmpi.models import KIND
+
+HERE = __file__
+
+
+# ---- tasks of a user's own ----
+class Mine:
+    """A classification that says so, and nothing else."""
+
+    classification = True
+
+    def __init__(self, classes):
+        pass
+
+    def loss(self, model, x, y):
+        return nn.functional.cross_entropy(model(x), y)
+
+    def metrics(self, outputs, y):
+        return {"right": (outputs.argmax(1) == y).double().mean().item()}
+
+
+@pytest.mark.parametrize("method", sorted(methods))
+def test_every_method_takes_a_classification_of_a_users_own(method):
+    its = {
+        task: play(small_settings(method, rounds=2, task={"name": task})) for task in ("classification", f"{HERE}:Mine")
+    }
+    mine, theirs = its[f"{HERE}:Mine"], its["classification"]
+    assert mine.hashes == theirs.hashes
+    assert torch.equal(mine.w, theirs.w)
+    name = "personal_right" if "right" not in mine.rows[-1] else "right"
+    assert 100 * mine.rows[-1][name] == pytest.approx(theirs.rows[-1][name.replace("right", "accuracy")])
+
+
+class Silent(Mine):
+    classification = False
+
+
+def test_a_task_that_does_not_say_so_is_told_what_to_say():
+    with pytest.raises(UserError, match=r"fedld needs a classification task, .*classification = True in the class"):
+        prepare(small_settings("fedld", task={"name": f"{HERE}:Silent"}))
+    assert play(settings(rounds=1, task={"name": f"{HERE}:Silent"})).rows[-1]["right"] > 0
+
+
+# ---- samples of several tensors ----
+class Halves(nn.Module):
+    """Puts the halves of a picture together again, stored as whole ones are: on some CPUs convolutions of one channel
+    have other last bits in another layout."""
+
+    def __init__(self, inner):
+        super().__init__()
+        self.inner = inner
+
+    def forward(self, top, bottom):
+        return self.inner(torch.cat([top, bottom], 2).clone(memory_format=torch.channels_last))
+
+
+class Together(Halves):
+    def forward(self, x):
+        assert type(x) is dict
+        return super().forward(**x)
+
+
+class Open(Halves):
+    def forward(self, **x):
+        return super().forward(**x)
+
+
+def halves(input_shape, classes, inner, kind="Halves"):
+    (c, h, w), (_, more, _) = input_shape["top"], input_shape["bottom"]
+    options = {k: v for k, v in inner.items() if k != "name"}
+    made = registry.make(KIND, registry.Chosen(inner["name"], options))
+    return {"Halves": Halves, "Together": Together, "Open": Open}[kind](made((c, h + more, w), classes))
+
+
+def cut_up(data):
+    x = [{"top": x[:, :, :3], "bottom": x[:, :, 3:]} for x in (data.train_x, data.test_x)]
+    return dataclasses.replace(data, train_x=x[0], test_x=x[1])
+
+
+def cut_federated():
+    return split(cut_up(images()), "dirichlet", 7, 0, "aligned", alpha=0.5, min_size=7)
+
+
+def model_of(method, net="mlp", **more):
+    return {"name": f"{HERE}:halves", "inner": NETS_OF.get(method, NETS)[net], **more}
+
+
+@pytest.mark.parametrize("method", sorted(methods))
+def test_every_method_trains_on_several_tensors_as_on_one(method):
+    """The halves of pictures, against the pictures: the same bits."""
+    whole = play(small_settings(method, rounds=2), federated())
+    parts = play(small_settings(method, rounds=2, model=model_of(method)), cut_federated())
+    assert parts.hashes == whole.hashes
+    assert torch.equal(parts.w, whole.w)
+    figures = [name for name in whole.rows[-1] if name.endswith(("loss", "accuracy", "decile"))]
+    assert figures
+    assert all(parts.rows[-1][name] == whole.rows[-1][name] for name in figures)
+
+
+@pytest.mark.parametrize("kind", ["Together", "Open"])
+def test_forward_takes_names_or_a_dictionary(kind):
+    one, other = (play(settings(rounds=1, model=model_of("fedavg", kind=k)), cut_federated()) for k in ("Halves", kind))
+    assert one.hashes == other.hashes
+
+
+def test_several_tensors_are_not_packed_and_told():
+    with pytest.raises(UserError, match=r"compute\.pack: 2: .*a sample is several tensors"):
+        prepare(settings(model=model_of("fedavg"), compute={"pack": 2}), cut_federated())
+
+
+def test_models_of_fedmpi_want_one_tensor():
+    with pytest.raises(UserError, match=r"model mlp takes one tensor a sample, .*forward\(self, top, bottom\)"):
+        prepare(settings(), cut_federated())
+
+
+class Writes(Halves):
+    def forward(self, top, bottom):
+        top += 1
+        return super().forward(top, bottom)
+
+
+def writes(input_shape, classes):
+    return Writes(halves(input_shape, classes, NETS["mlp"]).inner)
+
+
+def test_a_model_that_writes_to_one_of_them_is_told():
+    with pytest.raises(UserError, match="Writes writes to its input"):
+        prepare(settings(model={"name": f"{HERE}:writes"}), cut_federated())
+
+
+# ---- symbols, and a class at each place ----
+class Reader(nn.Module):
+    """Symbols (B, L) -> logits (B, L, V), each from the two symbols before."""
+
+    def __init__(self, symbols):
+        super().__init__()
+        self.embedding = nn.Embedding(symbols, 8)
+        self.memory = nn.GRU(8, 16, batch_first=True)
+        self.head = nn.Linear(16, symbols)
+
+    def forward(self, x):
+        assert x.dtype == torch.int64
+        return self.head(self.memory(self.embedding(x))[0])
+
+
+def reader(input_shape, classes):
+    return Reader(classes)
+
+
+def text(n=60, length=9, symbols=6):
+    """A symbol is the sum of the two before, modulo their number."""
+    s = torch.randint(0, symbols, (n, 2), generator=torch.Generator().manual_seed(0))
+    for _ in range(length - 1):
+        s = torch.cat([s, s[:, -2:].sum(1, keepdim=True) % symbols], 1)
+    x, y = s[:, :-1], s[:, 1:]
+    return Dataset(x[10:], y[10:], x[:10], y[:10], symbols)
+
+
+TEXT = {"task": {"name": "next_symbol"}, "model": {"name": f"{HERE}:reader"}, "train": {"lr": 0.3, "batch_size": 5}}
+
+
+def test_a_text_is_learned():
+    it = play(settings(rounds=12, cohort={"fraction": 1.0}, **TEXT), split(text(), "iid", 3, 0))
+    first, last = it.rows[0], it.rows[-1]
+    assert last["accuracy"] > first["accuracy"] + 10, (first, last)
+    assert last["perplexity"] == pytest.approx(torch.tensor(last["loss"]).exp().item(), rel=1e-5)
+    spread = [last[f"personal_perplexity{end}"] for end in ("", "_worst_decile")]
+    assert spread[1] >= spread[0]  # less is better: the worst has more
+
+
+@pytest.mark.parametrize("method", ["fedper", "fedrep", "fedbabu", "scaffold", "ditto", "perfedavg"])
+def test_methods_that_ask_for_no_class_train_on_text(method):
+    """Its head is found, though it gives a row of logits for each symbol."""
+    it = play(settings(method, rounds=1, **TEXT), split(text(), "iid", 3, 0))
+    assert it.made.model.layout.groups() == {"body", "head"}
+    assert it.rows[-1]["train_loss"] > 0
+
+
+def test_methods_that_ask_for_classes_say_that_they_want_another_task():
+    with pytest.raises(UserError, match="fedntd needs a classification task, but task next_symbol"):
+        prepare(settings("fedntd", **TEXT), split(text(), "iid", 3, 0))
+    with pytest.raises(UserError, match="moon needs a model with features"):
+        prepare(settings("moon", **TEXT), split(text(), "iid", 3, 0))
+
+
+def test_a_split_by_class_needs_a_class_a_sample():
+    with pytest.raises(UserError, match=r"dirichlet divides by class, but the labels are arrays \(9,\)"):
+        split(text(), "dirichlet", 3, 0)
+    with pytest.raises(UserError, match="client_test: aligned selects by class, but targets are no class numbers"):
+        split(text(), "iid", 3, 0, "aligned")
+
+
+def test_whole_numbers_for_a_model_that_wants_floats():
+    with pytest.raises(UserError, match=r"fails .*torch\.int64.*measurements need floats, x\.float\(\)"):
+        prepare(settings(model={"name": "logistic"}, task={"name": "next_symbol"}), split(text(), "iid", 3, 0))
+
+
+class Maps(nn.Module):
+    def __init__(self, channels, classes):
+        super().__init__()
+        self.head = nn.Conv2d(channels, classes, 3, padding=1)
+
+    def forward(self, x):
+        return self.head(x)
+
+
+def maps(input_shape, classes):
+    return Maps(input_shape[0], classes)
+
+
+def test_pictures_are_segmented():
+    g = torch.Generator().manual_seed(0)
+    x = torch.randn(40, 1, 8, 8, generator=g)
+    data = Dataset(x[:30], (x[:30, 0] > 0).long(), x[30:], (x[30:, 0] > 0).long(), 2)
+    tree = {"task": {"name": "segmentation"}, "model": {"name": f"{HERE}:maps"}, "train": {"lr": 1.0, "batch_size": 5}}
+    it = play(settings(rounds=6, **tree), split(data, "iid", 3, 0))
+    assert it.rows[-1]["dice"] > 0.95
+    assert it.rows[-1]["iou"] > 0.9
+
+
+def test_several_real_targets():
+    g = torch.Generator().manual_seed(0)
+    x = torch.randn(80, 4, generator=g)
+    y = x @ torch.randn(4, 3, generator=g)
+    data = Dataset(x[:60], y[:60], x[60:], y[60:], 3)
+    tree = {"task": {"name": "regression", "metrics": ["r2", "mae"]}, "model": {"name": "logistic"}}
+    it = play(settings(rounds=20, cohort={"fraction": 1.0}, **tree), split(data, "iid", 3, 0))
+    assert it.rows[-1]["r2"] > 0.95
+    assert list(it.made.task.names) == ["r2", "mae"]
+    packed = play(settings(rounds=2, compute={"pack": 2}, **tree), split(data, "iid", 3, 0))
+    plain = play(settings(rounds=2, **tree), split(data, "iid", 3, 0))
+    torch.testing.assert_close(packed.w, plain.w, rtol=1e-4, atol=1e-6)
+
+
+# ---- losses of a whole split ----
+def survivors(n=60):
+    g = torch.Generator().manual_seed(0)
+    x = torch.randn(n, 3, generator=g)
+    time = (2 * x[:, 0] - x[:, 1]).neg().exp() * torch.empty(n).exponential_(generator=g)
+    y = torch.stack([(torch.rand(n, generator=g) < 0.7).float(), time], 1)
+    return Dataset(x[:40], y[:40], x[40:], y[40:], 1)
+
+
+SURVIVAL = {"task": {"name": "survival"}, "model": {"name": "logistic"}, "train": {"lr": 0.3}}
+
+
+def test_survival_is_judged_on_the_whole_split():
+    it = play(settings(rounds=8, cohort={"fraction": 1.0}, **SURVIVAL), split(survivors(), "iid", 3, 0))
+    assert it.rows[-1]["c_index"] > 0.6
+    data = survivors()
+    f = it.made.net.module(data.test_x)
+    expected = it.made.task.loss(lambda x: f, None, data.test_y).item()
+    for size in (1, 7, 20):  # however it is cut into batches
+        found = figures(it.fed.worker, it.fed.worker.data.global_test, size)
+        assert found["loss"] == pytest.approx(expected, abs=1e-6)
+        assert found["c_index"] == it.rows[-1]["c_index"]
+
+
+def test_validation_losses_are_of_the_whole_part(monkeypatch):
+    """FedFomo asks for them."""
+    seen, mine = [], ClientView.mean_loss
+
+    def mean_loss(self, at, part="validation"):
+        seen.append((self.id, mine(self, at, part), at.clone()))
+        return seen[-1][1]
+
+    monkeypatch.setattr(ClientView, "mean_loss", mean_loss)
+    monkeypatch.setattr(view, "EVALUATION_BATCH", 3)
+    config = settings("fedfomo", rounds=1, data={"validation": 0.5}, cohort={"fraction": 1.0}, **SURVIVAL)
+    it = play(config, split(survivors(), "iid", 2, 0))
+    assert seen
+    for k, loss, at in seen:
+        rows = it.made.data.validation[k]
+        it.made.model.load(at)
+        f, y = it.made.net.module(rows.x[rows.index]), rows.y[rows.index]
+        assert loss.item() == pytest.approx(it.made.task.loss(lambda x: f, None, y).item(), abs=1e-6)  # noqa: B023
+
+
+# ---- sites with little in them ----
+def sited(y, owner):
+    y, owner = torch.tensor(y), torch.tensor(owner)
+    x = torch.randn(len(y), 1, 8, 8, generator=torch.Generator().manual_seed(0))
+    return Dataset(x, y, x, y, 2, owner, owner, ("north", "south", "west"))
+
+
+def test_sites_of_one_class_or_one_sample_are_named():
+    data = split(sited([0, 1, 0, 1, 1, 1, 0], [0, 0, 0, 1, 1, 1, 2]), "site", None, 0)
+    with pytest.warns() as told:
+        prepare(settings(), data)
+    said = [str(each.message) for each in told]
+    assert "data: one training sample at west" in said
+    assert "data: training samples of one class alone at south (1), west (0)" in said
+    with pytest.raises(UserError, match=r"batch_size: 3 leaves client 2.* with 1 samples a batch of one sample"):
+        prepare(settings("fedavg", "norm", train={"batch_size": 3}, model={"name": f"{HERE}:normal"}), data)
+
+
+def normal(input_shape, classes):
+    return nn.Sequential(nn.Flatten(), nn.Linear(64, 4), nn.BatchNorm1d(4), nn.Linear(4, classes))
+
+
+@pytest.mark.parametrize("only", [(), ("north",)])
+def test_one_site_is_told_unless_others_were_left_out(only):
+    y, owner = [0, 1, 0, 1, 0, 1], [0, 0, 1, 1, 2, 2] if only else [0] * 6
+    sites = dataclasses.replace(sited(y, owner), site_names=("north", "south", "west") if only else ("north",))
+    with warnings.catch_warnings(record=True) as told:
+        warnings.simplefilter("always")
+        prepare(settings(), split(sites, "site", None, 0, only=only))
+    assert [str(each.message) for each in told] == ([] if only else ["data: all samples are of one site, north"])
+
+
+def test_sites_with_enough_are_not():
+    data = split(sited([0, 1, 0, 1, 0, 1], [0, 0, 1, 1, 2, 2]), "site", None, 0)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        prepare(settings(), data)
+
+
+# ---- sites on ranks of their own ----
+SITES = """\
+import torch
+from torch import nn
+import fedmpi
+
+def source(root, site=None):
+    g = torch.Generator().manual_seed(len(site))
+    s = torch.randint(0, 7, (30, 6), generator=g)
+    x = {"ids": s[:, :-1], "mask": s[:, :-1] > 0}
+    cut = lambda rows: {k: v[rows] for k, v in x.items()}
+    return fedmpi.Dataset(cut(slice(20)), s[:20, 1:], cut(slice(20, 30)), s[20:, 1:], classes=7)
+
+class Reader(nn.Module):
+    def __init__(self, classes):
+        super().__init__()
+        self.embedding = nn.Embedding(classes, 8)
+        self.head = nn.Linear(8, classes)
+
+    def forward(self, ids, mask):
+        return self.head(self.embedding(ids) * mask[..., None])
+
+def reader(input_shape, classes):
+    assert input_shape == {"ids": (5,), "mask": (5,)}
+    return Reader(classes)
+"""
+ON_SITES = """\
+rounds: 2
+output: OUT
+name: sites
+data: {source: "mine.py:source", silos: [a, bb]}
+model: {name: "mine.py:reader"}
+task: {name: next_symbol}
+method: {name: fedavg}
+evaluate: {protocol: [global, personal]}
+compute: {threads: 1}
+"""
+
+
+def test_a_server_without_samples_knows_what_they_are(tmp_path):
+    """Rank 0 makes its dry run on whole numbers, by name, though it opens no site; silos are as on one rank."""
+    (tmp_path / "mine.py").write_text(SITES)
+    rows = {}
+    for ranks in (1, 3):
+        (tmp_path / "run.yaml").write_text(ON_SITES.replace("OUT", f"out{ranks}"))
+        start = launcher("mpirun" if ranks > 1 else "alone", ranks)
+        line = [*start, str(BIN / "fedmpi"), "run", "run.yaml"]
+        done = subprocess.run(line, env=clean_env(), cwd=tmp_path, capture_output=True, text=True, timeout=120)
+        assert done.returncode == 0, done.stderr
+        lines = (tmp_path / f"out{ranks}" / "sites" / "metrics.jsonl").read_text().splitlines()
+        rows[ranks] = [json.loads(line) for line in lines]
+    keys = ("sha256", "loss", "accuracy", "perplexity", "personal_perplexity_worst_decile")
+    assert [[row[key] for key in keys] for row in rows[1]] == [[row[key] for key in keys] for row in rows[3]]

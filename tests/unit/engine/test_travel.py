@@ -1,0 +1,384 @@
+"""Uploads travel in three ways, and the numbers do not tell in which."""
+
+import threading
+import time
+from dataclasses import dataclass, replace
+
+import pytest
+import torch
+from thread_ranks import play_in_threads
+from helpers import CPU, play, prepare, record, small_settings
+
+import fedmpi
+from fedmpi.comm.backends.solo import Solo
+from fedmpi.common.errors import UserError
+from fedmpi.engine.faults import losses
+from fedmpi.engine.faults.losses import Losses
+from fedmpi.engine.travel import cuts, early, sharded, streamed
+from fedmpi.engine.travel.cuts import Cuts
+from fedmpi.flat import formats, linear
+from fedmpi.flat.packing import Packing
+from fedmpi.method.base import means_of
+from fedmpi.method.values import State
+from fedmpi.methods import registry
+from fedmpi.runtime import build
+
+SIZE, BYTES = 4, ("sent_bytes", "received_bytes")
+RULES = ("geometric_median", "harmonize", "krum", "median", "principal", "trimmed_mean")
+
+
+@pytest.fixture(autouse=True)
+def small_blocks(monkeypatch):
+    """Slots of a tiny model are large, and travel in many pieces."""
+    monkeypatch.setattr(linear, "CHUNK", 64)
+    monkeypatch.setattr(linear, "BLOCK", 2)
+    monkeypatch.setattr(cuts, "PIECE", 64)
+
+
+@pytest.fixture
+def ways(monkeypatch):
+    """Which ways were taken."""
+    found = []
+    for way in (sharded.Sharded, streamed.Streamed):
+        plain = way.__init__
+        monkeypatch.setattr(way, "__init__", lambda self, *a, _p=plain, _w=way: (found.append(_w), _p(self, *a))[1])
+    return found
+
+
+def whole(config, monkeypatch):
+    """One process that holds all rows."""
+    with monkeypatch.context() as patch:
+        patch.setattr("fedmpi.engine.travel.exchange.means_of", lambda method: None)
+        return record(play(config))
+
+
+def on_ranks(config, size=SIZE):
+    def run(it):
+        it.fed.run()
+        return it
+
+    found = play_in_threads(size, {}, lambda seat: prepare(config, comm=seat), run)
+    for it in found.values():
+        if isinstance(it, Exception):
+            raise it
+    return found
+
+
+def at(placement, config):
+    return config.model_copy(update={"server": config.server.model_copy(update={"placement": placement})})
+
+
+# fedsr draws from torch's generator, which ranks as threads share
+THREADED = sorted(set(registry) - {"fedsr"})
+
+
+@pytest.mark.parametrize("method", THREADED)
+def test_sharded_rows_give_the_bits_of_whole_ones(method, monkeypatch, ways):
+    config = small_settings(method, "mlp", rounds=2)
+    expected = whole(config, monkeypatch)
+    found = on_ranks(at("sharded", config))
+    assert record(found[0]) == expected
+    travels = found[0].made.messages.upload(0).packing
+    assert (sharded.Sharded in ways) == bool(Cuts(travels, torch.empty(0)).large)
+
+
+@pytest.mark.parametrize("method", THREADED)
+def test_sums_as_rows_come_are_those_of_rows_at_hand(method, monkeypatch, ways):
+    config = small_settings(method, "mlp", rounds=2)
+    expected = whole(config, monkeypatch)
+    made = play(config).made
+    assert record(play(config)) == expected
+    assert record(on_ranks(config, 3)[0]) == expected
+    large = set(Cuts(made.messages.upload(0).packing, torch.empty(0)).large)
+    means = means_of(made.method)
+    assert (streamed.Streamed in ways) == bool(means and large and large <= {*means, "_b"})
+
+
+@pytest.mark.parametrize("wire", ["fp32", "bf16"])
+def test_rows_are_added_while_others_come(wire, monkeypatch):
+    """By a thread: MPI moves messages only inside its calls. Nothing is left to add when the rank goes on."""
+    config, adding, late = small_settings("fedavg", "mlp", rounds=2, comm={"wire": wire}), [], []
+    plain, finish = streamed.Sums.add, streamed.Streamed.finish
+
+    def add(self, *piece):
+        adding.append(threading.current_thread().name)
+        time.sleep(0.001)
+        plain(self, *piece)
+        adding.append("done")
+
+    def finished(self):
+        made = finish(self)
+        if made is not None:
+            late.append(adding.count("done") * 2 - len(adding))
+        return made
+
+    expected = whole(config, monkeypatch)
+    monkeypatch.setattr(streamed.Sums, "add", add)
+    monkeypatch.setattr(streamed.Streamed, "finish", finished)
+    assert record(on_ranks(config, 3)[0]) == expected
+    assert len(adding) > 2 * 7 * 2
+    assert {name.split("_")[0] for name in adding} == {"fedmpi-aside", "done"}
+    assert late == [0, 0]
+
+
+@pytest.mark.parametrize("up", ["bf16", "int8", {"name": "topk", "fraction": 0.1}], ids=str)
+@pytest.mark.parametrize("method", ["fedavg", "scaffold", "fedbabu", "fedcm", "fedld"])
+def test_uploads_in_formats_travel_in_one_message_each(method, up, monkeypatch, ways):
+    """Summed as they come or held, whatever the number of ranks; and the downloads of shards."""
+    config = small_settings(method, "mlp", rounds=3, comm={"wire": {"up": up, "down": "int8"}})
+    expected = whole(config, monkeypatch)
+    assert record(play(config)) == expected
+    for size in (3, 4):
+        found = on_ranks(config, size)
+        assert record(found[0]) == expected
+        upload = found[0].made.messages.upload(0)
+        assert {row["received_bytes"] / len(row["cohort"]) for row in found[0].rows} == {upload.coding.nbytes}
+        sent, received = (sum(getattr(it.fed.comm, way) for it in found.values()) for way in BYTES)
+        assert sent == received
+    assert (streamed.Streamed in ways) == (means_of(found[0].made.method) is not None)
+
+
+FORMS = [
+    "bf16",
+    "fp16",
+    "int8",
+    {"name": "topk", "fraction": 0.1},
+    {"name": "topk", "fraction": 0.1, "feedback": False},
+]
+
+
+@pytest.mark.parametrize("up", FORMS, ids=str)
+@pytest.mark.parametrize("method", ["fedavg", "scaffold", "fedbabu", "fedpac", "fedld"])
+def test_shards_in_formats_have_the_bits_of_whole_rows(method, up, monkeypatch, ways):
+    """Each holder is sent its columns; what a format leaves out stays with the client."""
+    monkeypatch.setattr(formats, "BLOCK", 16)  # of which a share has whole ones
+    config = small_settings(method, "mlp", rounds=3, comm={"wire": {"up": up, "down": "int8"}})
+    expected = whole(config, monkeypatch)
+    found = on_ranks(at("sharded", config))
+    assert record(found[0]) == expected
+    assert sharded.Sharded in ways
+    sent, received = (sum(getattr(it.fed.comm, way) for it in found.values()) for way in BYTES)
+    assert sent == received
+    if "topk" not in str(up):
+        plain = on_ranks(at("sharded", small_settings(method, "mlp", rounds=3, comm={"wire": {"down": "int8"}})))
+        came, of_plain = ([row["received_bytes"] for row in it[0].rows] for it in (found, plain))
+        assert all(a < 0.8 * b for a, b in zip(came, of_plain, strict=True))
+
+
+@pytest.mark.parametrize("rule", [*RULES, {"name": "principal", "scope": "tensor"}])
+def test_rules_on_shards(rule, monkeypatch, ways):
+    config = small_settings("fedavg", "mlp", rounds=2, server={"rule": rule})
+    assert record(on_ranks(at("sharded", config))[0]) == whole(config, monkeypatch)
+    assert sharded.Sharded in ways
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"server": {"trains": True}},
+        {"server": {"optim": "adam", "lr": 0.01}},
+        {"faults": {"on_bad_update": "drop", "max_norm": 0.4}},
+        {"faults": {"on_bad_update": "clip", "max_norm": 0.3}},
+        {"cohort": {"weighting": "uniform", "fraction": 1.0}},
+        {"cohort": {"fraction": 0.2}},
+    ],
+    ids=str,
+)
+@pytest.mark.parametrize("method", ["scaffold", "fedld"])
+def test_shards_and_what_becomes_of_rows(method, changes, monkeypatch):
+    """Rows that are left out or clipped; rank 0 training; fewer clients than ranks."""
+    config = small_settings(method, "mlp", rounds=3, **changes)
+    found = record(on_ranks(at("sharded", config))[0])
+    expected = whole(config, monkeypatch)
+    assert found == expected
+    if "max_norm" in str(changes):
+        told = [row["refused"] or row.get("clipped") for row in expected["rows"]]
+        assert any(told)
+
+
+GRAMS = [
+    ("fedld", {}),
+    ("fedld", {"options": {"scope": "tensor"}}),
+    ("fedexp", {}),
+    ("fedgh", {}),
+    ("fedavg", {"server": {"rule": "krum"}}),
+    ("fedld", {"comm": {"wire": "bf16"}}),
+    ("fedld", {"server": {"trains": True}}),
+    ("fedld", {"faults": {"on_bad_update": "drop", "max_norm": 0.4}}),
+    ("fedld", {"faults": {"on_bad_update": "clip", "max_norm": 0.3}}),
+]
+
+
+@pytest.mark.parametrize("placement", ["root", "sharded"])
+@pytest.mark.parametrize(("method", "changes"), GRAMS, ids=str)
+def test_gram_matrices_are_formed_while_rows_come(method, changes, placement, monkeypatch):
+    """Those of the round before, from the second one on; what was formed of rows that change is not used."""
+    monkeypatch.setattr(formats, "BLOCK", 16)
+    config = small_settings(method, "mlp", rounds=4, cohort={"fraction": 1.0}, **changes)
+    expected, formed, forgot = whole(config, monkeypatch), [], []
+    plain, forget = linear.Gram._form, early.Early.forget
+
+    def form(self, some, here, end):
+        formed.append((threading.current_thread().name.startswith("fedmpi-aside"), some, end))
+        plain(self, some, here, end)
+
+    monkeypatch.setattr(linear.Gram, "_form", form)
+    monkeypatch.setattr(early.Early, "forget", lambda self, rows: (forgot.append(bool(self.grams)), forget(self, rows)))
+    found = on_ranks(at(placement, config), 3)
+    assert record(found[0]) == expected
+    assert {before for before, *_ in formed} == {True, False}  # the first round's are formed at the end
+    assert any(forgot) == ("max_norm" in str(changes))
+
+
+@pytest.mark.parametrize("updates", ["norms", "gram"])
+@pytest.mark.parametrize(("method", "rule"), [("fedavg", "auto"), ("fedld", "auto"), ("fedavg", "median")])
+def test_what_is_recorded_of_updates_is_the_same_in_every_way(method, rule, updates, monkeypatch, ways):
+    """On any number of ranks; and the model is that of a run without a record."""
+    config = small_settings(method, "mlp", rounds=2, server={"rule": rule}, record={"updates": updates})
+    expected = whole(config, monkeypatch)
+    assert len(expected["updates"]) == 2
+    assert ("eigenvalues" in expected["updates"][0]) == (method == "fedld" or updates == "gram")
+    for size, placement in ((1, "root"), (3, "root"), (4, "sharded")):
+        assert record(on_ranks(at(placement, config), size)[0]) == expected
+    assert sharded.Sharded in ways
+    assert (streamed.Streamed in ways) == (method == "fedavg" and rule == "auto" and updates == "norms")
+    silent = small_settings(method, "mlp", rounds=2, server={"rule": rule}, record={"updates": False})
+    assert record(play(silent)) == expected | {"updates": []}
+
+
+@pytest.mark.parametrize("size", [1, 3])
+def test_rows_of_a_round_that_may_have_to_leave_some_out_are_held(size, ways):
+    config = small_settings("fedavg", "mlp", rounds=1, faults={"on_bad_update": "drop"})
+    on_ranks(config, size)
+    assert streamed.Streamed not in ways
+
+
+@pytest.mark.parametrize("server", [{}, {"reduce": "local"}, {"placement": "sharded"}], ids=str)
+@pytest.mark.parametrize("size", [1, SIZE])
+def test_a_round_in_which_nobody_was_left(server, size):
+    """All its clients were lost with their ranks: there is nothing to add up, and the run goes on."""
+    config = small_settings("fedavg", "mlp", rounds=3, server=server)
+    cohort = prepare(config).fed.roster.cohort(1)
+
+    def on(seat):
+        it = prepare(config, comm=seat)
+        it.fed.roster.losses = Losses([losses.row(1, {2: ""}, clients=cohort)])
+        it.fed.plan = replace(it.fed.plan, replay=True)
+        return it
+
+    with pytest.warns(UserWarning, match="round 1") as said:
+        it = play_in_threads(size, {}, on, lambda it: (it.fed.run(), it)[1])[0]
+    assert [row["cohort"] for row in it.rows][1] == it.rows[1]["refused"] == []
+    assert it.hashes[0] == it.hashes[1] != it.hashes[2]
+    assert [str(each.message) for each in said if "round 1:" in str(each.message)] == [
+        "round 1: all its clients were lost with the ranks that had them; nothing changes (faults.on_lost_rank: drop)"
+    ]
+
+
+def test_rounds_of_which_some_are_wide(monkeypatch, ways):
+    """The sum of a wide round is of the rows' own type, and its memory not that of the next, narrow one."""
+    config = small_settings("fedatom", "mlp", rounds=4, options={"period": 2})
+    made = prepare(config).made
+    sizes = [Cuts(made.messages.upload(t).packing, torch.empty(0)).large["dw"][1] for t in (0, 1)]
+    monkeypatch.setattr(linear, "WIDE", sum(sizes) // 2)
+    expected = whole(config, monkeypatch)
+    assert record(play(config)) == expected
+    assert streamed.Streamed in ways
+    assert record(on_ranks(config, 3)[0]) == expected
+    assert record(on_ranks(at("sharded", config))[0]) == expected
+
+
+# ---- a user's own ----
+@dataclass(frozen=True)
+class Raw(fedmpi.Method):
+    """Reads the rows themselves."""
+
+    def aggregate(self, s, up):
+        return up.dw.sort(0).values[0], State()
+
+
+@dataclass(frozen=True)
+class Wrong(fedmpi.Method):
+    means = {"dw": ("p",)}
+
+    def aggregate(self, s, up):
+        return up.dw[0], State()
+
+
+@dataclass(frozen=True)
+class Another(fedmpi.Method):
+    means = {"dw": ("uniform",)}
+
+    def aggregate(self, s, up):
+        return up.mean("dw"), State()
+
+
+def named(cls, **changes):
+    config = small_settings("fedavg", "mlp", rounds=2, **changes)
+    method = config.method.model_copy(update={"name": f"{__name__}:{cls.__name__}"})
+    return config.model_copy(update={"method": method})
+
+
+def test_a_rule_that_reads_rows_gets_them_wherever_they_lie(ways):
+    config = named(Raw)
+    assert record(on_ranks(at("sharded", config))[0]) == record(play(config))
+    assert streamed.Streamed not in ways
+
+
+@pytest.mark.parametrize(("cls", "said"), [(Wrong, "reads up.dw"), (Another, "another sum")])
+def test_what_means_does_not_say_is_told(cls, said):
+    with pytest.raises(UserError, match=f"means says .*'dw'.*{said}.*leave out 'dw'"):
+        play(named(cls))
+
+
+# ---- cuts ----
+def test_cuts_share_out_every_column_once(monkeypatch):
+    monkeypatch.setattr(linear, "CHUNK", 16)
+    packing = Packing({"_loss": (), "a": (100,), "b": (7,), "c": (3, 70), "d": (32,)})
+    made = Cuts(packing, torch.empty(0))
+    assert list(made.large) == ["a", "c"]
+    assert made.runs == [(0, 1), (101, 108), (318, 350)]
+    row = torch.arange(packing.size, dtype=torch.float32)
+    pieces = [made.part(row, *piece) for piece in made.pieces()]
+    assert sorted(torch.cat([*made.small_parts(row), *pieces]).tolist()) == row.tolist()
+    for holders in (1, 2, 3, 8):
+        for name, (_, n) in made.large.items():
+            shares = [made.share(name, j, holders) for j in range(holders)]
+            assert [a for a, _ in shares] == [0, *(b for _, b in shares[:-1])]
+            assert shares[-1][1] == n
+            assert all(a % 32 == 0 for a, _ in shares if a < n)
+
+
+def test_what_each_rank_holds(monkeypatch):
+    """m d / W entries a rank, and one row on its way."""
+    config = at("sharded", small_settings("fedavg", "mlp", rounds=1, cohort={"fraction": 1.0}))
+    monkeypatch.setattr(sharded, "UNSENT", 0)
+    monkeypatch.setattr(linear, "CHUNK", 16)
+    found = on_ranks(config)
+    made = found[0].made
+    d, m = made.model.layout.size, 7
+    for it in found.values():
+        held = {name: x.numel() for name, x in it.fed.exchange.memory.held.items()}
+        assert held["shard dw"] <= m * (d / SIZE + 32)
+        assert held.get("rows", 0) <= made.messages.upload(0).packing.size
+    assert sum(it.fed.exchange.memory.held["shard dw"].numel() for it in found.values()) == m * d
+
+
+def test_streamed_sums_hold_no_rows(monkeypatch):
+    config = small_settings("fedavg", "mlp", rounds=1, cohort={"fraction": 1.0})
+    it = build.federation(build.experiment(config, prepare(config).fed.data, CPU), Solo(CPU), lambda: False)
+    it.run()
+    packing = it.worker.messages.upload(0).packing
+    assert {name: x.numel() for name, x in it.exchange.memory.held.items()} == {
+        "rows": packing.size,
+        "heads": 7 * Cuts(packing, torch.empty(0)).small.size,
+        "sum dw p": it.worker.model.layout.size,
+    }
+
+
+@pytest.mark.parametrize("method", THREADED)
+def test_the_model_that_rank_0_evaluates_lies_as_one_of_its_own(method):
+    """Kernels give other last bits for weights that begin elsewhere in a cache line."""
+    seen = play_in_threads(2, {}, lambda seat: prepare(small_settings(method), comm=seat), lambda it: it)
+    w = seen[0].fed.worker.model.w
+    assert w.data_ptr() % 64 == seen[1].fed.worker.model.w.data_ptr() % 64 == 0

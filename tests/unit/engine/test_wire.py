@@ -1,0 +1,356 @@
+"""comm.wire: what arrives, what stays behind, and how many bytes that takes."""
+
+import warnings
+
+import pytest
+import torch
+from thread_ranks import play_in_threads
+from helpers import federated, norm_net, play, prepare, record, settings, small_settings
+
+from fedmpi.common.errors import UserError
+from fedmpi.engine.local.client import LocalClient
+from fedmpi.engine.messages import UNSENT
+from fedmpi.flat.formats import BLOCK
+
+UPS = {
+    "bf16": "bf16",
+    "fp16": "fp16",
+    "int8": "int8",
+    "topk": {"name": "topk", "fraction": 0.05},
+    "int8, nothing kept": {"name": "int8", "feedback": False},
+}
+DOWNS = {"bf16": "bf16", "fp16": "fp16", "int8": "int8", "topk": {"name": "topk", "fraction": 0.2}}
+up = pytest.mark.parametrize("up", UPS.values(), ids=UPS)
+down = pytest.mark.parametrize("down", DOWNS.values(), ids=DOWNS)
+
+
+def wired(method="fedavg", net="norm", up="fp32", down="fp32", **more):
+    return small_settings(method, net, comm={"wire": {"up": up, "down": down}}, **more)
+
+
+def naive(form, x):
+    """What arrives of x, entry by entry."""
+    name = form if isinstance(form, str) else form["name"]
+    if name in ("bf16", "fp16"):
+        return x.to(torch.bfloat16 if name == "bf16" else torch.float16).to(x.dtype)
+    if name == "topk":
+        order = sorted(range(len(x)), key=lambda i: (-abs(float(x[i])), i))[: max(1, round(form["fraction"] * len(x)))]
+        return torch.stack([x[i] if i in order else x[i] * 0 for i in range(len(x))])
+    out = x.clone()
+    for at in range(0, len(x), BLOCK):
+        block = x[at : at + BLOCK].double()
+        step = block.abs().max() / 127
+        out[at : at + BLOCK] = torch.round(block / step) * step if step else 0
+    return out
+
+
+def near(form, found, expected):
+    """To the bit; of int8, whose scale is rounded up, to a hundredth of a step (or one step, at the edge of two)."""
+    if form != "int8" and not (isinstance(form, dict) and form["name"] == "int8"):
+        assert torch.equal(found, expected)
+        return
+    step = float(expected.abs().max()) / 127
+    off = (found - expected).abs() / step if step else found
+    assert float((off > 0.01).double().mean()) < 0.01
+    assert float(off.max()) < 1.01
+
+
+# ---- up ----
+@up
+def test_every_upload_is_that_of_the_naive_loop(monkeypatch, up):
+    """v = dw + e,  sent = Q(v),  e' = v - sent;  w moves by the mean of what was sent."""
+    seen, honest = [], LocalClient.take_part
+
+    def watched(self, row):
+        messages = self.worker.messages
+        unsent = messages.client_state.views(self.state_row)
+        e = unsent._unsent_dw.clone() if messages.unsent else torch.zeros(len(self.w))
+        honest(self, row)
+        dw = self.w - self.w0
+        sent = messages.upload(self.round).packing.views(row).dw.clone()
+        left = unsent._unsent_dw.clone() if messages.unsent else None
+        seen.append((self.round, self.id, dw, e, sent, left))
+
+    monkeypatch.setattr(LocalClient, "take_part", watched)
+    it = play(wired(up=up, rounds=3))
+    w, last = it.w0.clone(), {}
+    for t in range(3):
+        here = [each for each in seen if each[0] == t]
+        p = torch.tensor([float(it.fed.data.train_sizes[k]) for _, k, *_ in here], dtype=torch.float64)
+        for _, k, dw, e, sent, left in here:
+            near(up, sent, naive(up, dw + e))
+            assert torch.equal(e, last.get(k, torch.zeros_like(e)))
+            if left is not None:
+                assert torch.equal(left, dw + e - sent)
+                last[k] = left
+        w += ((p / p.sum()) @ torch.stack([sent for *_, sent, _ in here]).double()).float()
+        assert len(here) == 4
+    torch.testing.assert_close(it.w, w, atol=1e-6, rtol=0)
+    assert bool(last) == (up != UPS["int8, nothing kept"])
+
+
+@pytest.mark.parametrize(
+    ("method", "up", "coded"),
+    [
+        ("fedavg", "int8", {"dw"}),
+        ("scaffold", "topk", {"dw", "dc"}),
+        ("fedpac", "int8", {"dw"}),  # the head is sent whole, not as a change
+        ("fedpac", "bf16", {"dw", "head"}),
+        ("fedfomo", "fp16", {"theta"}),
+        ("fedproto", "topk", {"dw"}),
+        ("ccvr", "bf16", {"dw"}),
+    ],
+)
+def test_which_slots_travel_in_the_format(method, up, coded):
+    """Those as wide as the model or a group of it; prototypes, counts, buffers and the engine's numbers as they are."""
+    more = {"options": {"share_weights": True}} if method == "fedproto" else {}
+    it = prepare(wired(method, up=up, **more))
+    messages = it.made.messages
+    assert set(messages.upload(0).coding.formats) == coded
+    kept = {name.removeprefix(UNSENT) for name in messages.client_state.shapes if name.startswith(UNSENT)}
+    assert kept == {name for name in coded if name in ("dw", "dc")}
+
+
+@up
+def test_all_else_arrives_bit_for_bit(up):
+    """What clients send beside dw, in a round that begins with the same model."""
+    plain, coded = (play(wired("fedpac", up=each, rounds=1)) for each in ("fp32", up))
+    for name in ("_loss", "_b", "h", "V", "protos", "counts"):
+        assert torch.equal(getattr(plain.uploads, name), getattr(coded.uploads, name)), name
+    assert torch.equal(plain.b, coded.b)
+    assert not torch.equal(plain.uploads.dw, coded.uploads.dw)
+
+
+@pytest.mark.parametrize(("method", "rest"), [("fedper", "body"), ("fedatom", "coef")])
+@pytest.mark.parametrize("up", ["int8", "topk"])
+def test_where_a_part_travels_the_rest_is_kept_for_its_own_time(method, rest, up):
+    """Of what has never been sent nothing is left out."""
+    options = {"period": 2} if method == "fedatom" else {}
+    it = play(wired(method, "cnn" if method == "fedatom" else "norm", up=up, rounds=4, options=options))
+    messages = it.made.messages
+    layout = it.made.model.layout.part(messages.shared_groups)
+    for k in it.fed.states.trained:
+        unsent = it.kept(k)._unsent_dw
+        assert len(unsent) == messages.shared.size == layout.size
+        assert float(unsent.norm()) > 0
+    assert all(torch.isfinite(it.kept(k)._unsent_dw).all() for k in it.fed.states.trained)
+    widths = {messages.upload(t).coding.nbytes for t in range(4)}
+    assert len(widths) == (2 if method == "fedatom" else 1)
+
+
+@up
+def test_clients_that_are_trained_together(up):
+    """Each sends in the format, and keeps its own rest: close to one by one, where the rounding of steps differs."""
+    one, packed = (play(wired("fedavg", "mlp", up=up, rounds=3, compute={"pack": pack})) for pack in (1, 3))
+    assert packed.made.messages.unsent == one.made.messages.unsent
+    for k in packed.fed.states.trained if one.made.messages.unsent else ():
+        assert 0 < packed.kept(k)._unsent_dw.norm() < 2 * one.kept(k)._unsent_dw.norm()
+    for dw in packed.uploads.dw:
+        if up in ("bf16", "fp16"):
+            assert torch.equal(naive(up, dw), dw)
+        elif up == UPS["topk"]:
+            assert int(dw.count_nonzero()) <= round(0.05 * len(dw))
+    assert float((packed.w - one.w).norm()) < 0.05 * float((one.w - one.w0).norm())
+
+
+def test_error_feedback_earns_its_keep():
+    """One tenth of the entries: nearer to the run in full with what is left out brought later."""
+    runs = [play(settings("fedavg", "mlp", rounds=20, comm={"wire": each})) for each in ("fp32", {})]
+    assert runs[0].hashes == runs[1].hashes
+    full = runs[0].rows[-1]["loss"]
+    with_, without = (
+        play(settings("fedavg", "mlp", rounds=20, comm={"wire": {"up": {"name": "topk", "fraction": 0.1, **more}}}))
+        for more in ({}, {"feedback": False})
+    )
+    assert abs(with_.rows[-1]["loss"] - full) < abs(without.rows[-1]["loss"] - full)
+    assert (with_.w - runs[0].w).norm() < (without.w - runs[0].w).norm()
+
+
+# ---- down ----
+@down
+def test_what_clients_start_from(monkeypatch, down):
+    """bf16, fp16: w in that format. int8, topk: v <- v + Q(w - v), v = w at the start."""
+    starts, models, honest = {}, [], LocalClient.take_part
+
+    def watched(self, row):
+        starts.setdefault(self.round, []).append(self.received.clone())
+        honest(self, row)
+
+    monkeypatch.setattr(LocalClient, "take_part", watched)
+    it = prepare(wired(down=down, rounds=5))
+    rows = it.fed.sink.round
+    it.fed.sink.round = lambda row: (rows(row), models.append(it.w.clone()))
+    it.fed.run()
+    v = it.w0.clone()
+    for t, w in enumerate([it.w0, *models[:-1]]):
+        if down in ("bf16", "fp16"):
+            v = naive(down, w)
+        elif t:
+            moved = naive(down, w - v)
+            near(down, starts[t][0] - v, moved)
+            v = starts[t][0]
+        for start in starts[t]:
+            assert torch.equal(start, v)
+    assert not torch.equal(it.w, v)
+
+
+def test_downloads_of_one_client_alone_are_rounded_where_that_loses_little():
+    """FedPAC's heads: in bf16; in int8 as they are, for nobody holds an earlier one."""
+    for down, same in (("bf16", False), ("int8", True)):
+        it = prepare(wired("fedpac", "mlp", down=down))
+        coding = it.made.messages.personal_coding
+        assert (coding is None) == same
+        assert same or set(coding.formats) == {"head"}
+
+
+# ---- bytes ----
+def test_bytes_and_parameters_of_every_pair():
+    """One process. Buffers, the word, loss, seconds and flag take 4 bytes each."""
+    names = ("fp32", "bf16", "fp16", "int8", "topk")
+    for up_, down_ in (pair for i, n in enumerate(names) for pair in ((n, n), (n, names[i - 2]))):
+        form = {n: {"name": n, "fraction": 0.05} if n == "topk" else n for n in (up_, down_)}
+        it = play(wired(up=form[up_], down=form[down_], evaluate={"protocol": ["global"]}))
+        d, b = len(it.w), len(it.b)
+        for row in it.rows:
+            m, t = len(row["cohort"]), row["round"]
+            first = t == 0 and down_ in ("int8", "topk")
+            sent = _size("fp32" if first else down_, d, 1 + b)
+            each = _size(up_, d, 3 + b)
+            assert row["received_bytes"] == m * each, (up_, down_)
+            assert row["sent_bytes"] == sent + m * each, (up_, down_)
+            assert row["up_parameters"] == m * (each // 4 - 3)
+            exact = _size("fp32", d, 1 + b)
+            told = {k: sent if t and k in it.rows[t - 1]["cohort"] else exact for k in row["cohort"]}
+            told = told if down_ in ("int8", "topk") else dict.fromkeys(told, sent)
+            assert row["down_parameters"] == sum(size // 4 - 1 for size in told.values())
+
+
+def _size(name, d, others):
+    up_to_8 = lambda n: -(-n // 8) * 8  # noqa: E731
+    if name == "fp32":
+        return 4 * (d + others)
+    width = {"int8": d + 4 * -(-d // BLOCK), "topk": 8 * round(0.05 * d)}.get(name, 2 * d)
+    return up_to_8(4 * others) + up_to_8(width)
+
+
+# ---- any number of ranks ----
+PAIRS = [("int8", "topk"), ("topk", "int8"), ("bf16", "bf16"), ("fp16", "int8")]
+
+
+@pytest.mark.parametrize("size", [3, 4])
+@pytest.mark.parametrize("pair", PAIRS, ids=lambda pair: "-".join(pair))
+@pytest.mark.parametrize("method", ["fedavg", "scaffold", "fedpac", "fedbabu"])
+def test_the_bits_of_one_process(method, pair, size):
+    config = wired(method, "mlp", *pair, rounds=4)
+    alone = record(play(config))
+    done = play_in_threads(size, {}, lambda seat: prepare(config, comm=seat), lambda it: (it.fed.run(), it)[1])
+    assert record(done[0]) == alone
+    sent, received = (sum(getattr(it.fed.comm, f"{way}_bytes") for it in done.values()) for way in ("sent", "received"))
+    assert sent == received
+
+
+# ---- numbers that are none ----
+def spoil(monkeypatch, value, t=1, client=2):
+    """One number of one client's model is this after its training in round t."""
+    honest = LocalClient.fit
+
+    def fit(self, *args, **more):
+        done = honest(self, *args, **more)
+        if (self.round, self.id) == (t, client):
+            self.worker.model.live[7] = value
+        return done
+
+    monkeypatch.setattr(LocalClient, "fit", fit)
+
+
+@pytest.mark.parametrize("value", [torch.nan, torch.inf, -torch.inf])
+@up
+def test_what_is_not_finite_is_refused(monkeypatch, up, value):
+    """The run ends and names the client; or goes on without it, and what it keeps is that of before."""
+    spoil(monkeypatch, value)
+    config = wired(up=up, cohort={"fraction": 1.0}, faults={"on_bad_update": "drop"}, rounds=2)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        with pytest.raises(UserError, match=r"round 1: client 2 sent values that are not finite"):
+            play(wired(up=up, cohort={"fraction": 1.0}))
+        it, before = play(config), play(config.model_copy(update={"rounds": 1}))
+    assert [[each["client"] for each in row["refused"]] for row in it.rows] == [[], [2]]
+    assert bool(it.w.isfinite().all())
+    if it.made.messages.unsent:
+        assert torch.equal(it.kept(2)._unsent_dw, before.kept(2)._unsent_dw)
+        assert not torch.equal(it.kept(1)._unsent_dw, before.kept(1)._unsent_dw)
+
+
+def test_a_number_beyond_fp16_says_so(monkeypatch):
+    spoil(monkeypatch, 1e5)
+    beyond = r"round 1, client 2: slot 'dw' is beyond fp16, which ends at 65,504.*comm\.wire\.up: bf16"
+    with pytest.warns(UserWarning, match=beyond), pytest.raises(UserError, match="client 2 sent values"):
+        play(wired(up="fp16", cohort={"fraction": 1.0}))
+
+
+def test_a_model_beyond_fp16_says_so():
+    it = prepare(wired(down="fp16"))
+    it.fed.server.w[3] = 1e5
+    with pytest.raises(UserError, match=r"comm\.wire\.down: fp16 ends at 65,504"):
+        it.fed.run()
+
+
+# ---- what makes no sense ----
+@pytest.mark.parametrize(
+    ("method", "more", "says"),
+    [
+        (
+            "fedfomo",
+            {"up": "int8"},
+            r"comm\.wire\.up: int8 is for changes.*sends none, but theta.*bf16 or fp16",
+        ),
+        ("fedfomo", {"up": "topk"}, r"comm\.wire\.up: topk is for changes"),
+        ("fedavg", {"up": "topk", "server": {"rule": "median"}}, r"topk does not go with server\.rule: median"),
+        ("fedavg", {"up": "topk", "server": {"rule": "trimmed_mean"}}, r"does not go with server\.rule: trimmed_mean"),
+        (
+            "fedavg",
+            {"up": "bf16", "model": {"name": "test_wire:half_net"}},
+            r"comm\.wire: up bf16.*: .*bfloat16",
+        ),
+        ("fedavg", {"down": "int8", "model": {"name": "test_wire:half_net"}}, r"only float32 and float64 travel"),
+    ],
+)
+def test_refused(method, more, says):
+    with pytest.raises(UserError, match=says):
+        prepare(wired(method, **more))
+
+
+def half_net(input_shape, classes):
+    return torch.nn.Sequential(Cast(torch.bfloat16), *norm_net(input_shape, classes)).bfloat16()
+
+
+class Cast(torch.nn.Module):
+    def __init__(self, dtype):
+        super().__init__()
+        self.dtype = dtype
+
+    def forward(self, x):
+        return x.to(self.dtype)
+
+
+def double_net(input_shape, classes):
+    return torch.nn.Sequential(Cast(torch.float64), *norm_net(input_shape, classes)).double()
+
+
+@pytest.mark.parametrize("pair", PAIRS, ids=lambda pair: "-".join(pair))
+def test_a_model_of_doubles(pair):
+    it = play(wired("fedavg", "mlp", *pair, model={"name": "test_wire:double_net"}))
+    full = play(wired("fedavg", "mlp", model={"name": "test_wire:double_net"}))
+    assert it.w.dtype == torch.float64
+    assert 0 < it.rows[-1]["received_bytes"] < full.rows[-1]["received_bytes"] / 2
+    assert it.hashes != full.hashes
+    assert it.b.dtype == torch.float64
+
+
+def test_nothing_changes_where_nothing_is_asked_for():
+    """fp32 is no format of its own: nothing is packed, kept or copied."""
+    it = play(wired("scaffold"), federated())
+    messages = it.made.messages
+    assert messages.upload(0).coding is messages.announcement().coding is messages.personal_coding is None
+    assert set(messages.client_state.shapes) == {"_w", "_b", "c_i"}
+    assert it.fed.server.w.untyped_storage().data_ptr() == it.fed.exchange.message.untyped_storage().data_ptr()

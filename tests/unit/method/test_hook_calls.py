@@ -1,0 +1,208 @@
+"""What docs/hooks.md says of when hooks are called and what they see: round, state, types, autograd."""
+
+from dataclasses import dataclass
+from typing import ClassVar
+
+import numpy as np
+import pytest
+import torch
+from helpers import small_settings
+
+from fedmpi.common.errors import UserError
+from fedmpi.flat.layout import HEAD
+from fedmpi.method import FLAT, INITIAL, SCALAR, SHARED, Method, Row, Slot, Slots, State, Travel
+from fedmpi.runtime import build, launch
+from fedmpi.runtime.record.durable import read_tensors
+
+
+@dataclass(frozen=True)
+class Told(Method):
+    """Writes down (hook, client, round, state that it sees)."""
+
+    seen: ClassVar[list] = []
+    server_state = Slots(count=SCALAR, table=INITIAL.times("N"), last=Slot(("N",)))
+    receives = ("count",)
+    per_client_download = Slots(mine=SCALAR)
+    client_state = Slots(rounds=SCALAR, at=FLAT)
+
+    def _tell(self, hook, client, t, *more):
+        assert torch.is_grad_enabled(), hook
+        self.seen.append((hook, client, t, *more))
+
+    def download(self, s, client):
+        self._tell("download", client, s.round, s.state.count.item())
+        return Row(mine=s.state.count + 100 * client)
+
+    def receive(self, k):
+        self._tell("receive", k.id, k.round, k.down.count.item(), k.down.mine.item())
+        return k.received
+
+    def upload(self, k):
+        assert not k.w.requires_grad
+        return Row(), State(rounds=k.state.rounds + 1, at=k.w)
+
+    def aggregate(self, s, up):
+        self._tell("aggregate", None, s.round, s.state.count.item())
+        leaf = s.state.last.clone().requires_grad_()
+        (grad,) = torch.autograd.grad(leaf.sum() * 3, leaf)
+        assert not any(x.requires_grad for x in (s.w, s.state.last, up.dw))
+        return up.mean(), State(count=s.state.count + 1, table=s.state.table, last=leaf + grad)
+
+    def weights(self, k):
+        self._tell("weights", k.id, k.round, k.down.count.item(), k.down.mine.item(), k.state.rounds.item())
+        assert k.w0 is k.received
+        return k.received
+
+
+@pytest.fixture
+def made(tmp_path, monkeypatch):
+    """made(method class, changes) -> the run directory of two rounds with two of three clients."""
+    monkeypatch.chdir(tmp_path)
+    g = np.random.default_rng(0)
+    y = np.arange(60) % 4
+    np.savez(tmp_path / "a.npz", x=g.normal(size=(60, 1, 8, 8)), y=y, test_x=g.normal(size=(8, 1, 8, 8)), test_y=y[:8])
+
+    def run(method, double=False, **changes):
+        module = build.make_module
+        if double:
+            monkeypatch.setattr(build, "make_module", lambda *a, **k: Double(module(*a, **k)))
+        monkeypatch.setattr(build, "make_method", lambda *_: method())
+        data = {"source": "npz", "path": "a.npz", "root": str(tmp_path), "client_test": "global"}
+        more = {"rounds": 2, "output": str(tmp_path), "name": "it", "cohort": {"fraction": 0.67}, **changes}
+        more = {"evaluate": {"protocol": ["global", "personal"]}, **more}
+        launch.execute(
+            small_settings("fedavg", "mlp", data={**data, "partition": {"scheme": "iid", "clients": 3}}, **more)
+        )
+        return tmp_path / more["name"]
+
+    return run
+
+
+class Double(torch.nn.Module):
+    def __init__(self, module):
+        super().__init__()
+        self.module = module.double()
+
+    def forward(self, x):
+        return self.module(x.double())
+
+
+def test_which_round_and_state_each_hook_sees(made):
+    Told.seen.clear()
+    made(Told)
+    rounds = [[each for each in Told.seen if each[2] == t] for t in (0, 1)]
+    for t, seen in enumerate(rounds):
+        cohort = [k for hook, k, *_ in seen if hook == "receive"]
+        assert len(cohort) == 2
+        before, after = float(t), t + 1.0
+        expected = [("download", k, t, before) for k in cohort]
+        expected += [("receive", k, t, before, before + 100 * k) for k in cohort]
+        expected += [("aggregate", None, t, before)]
+        expected += [("download", k, t, after) for k in range(3)]
+        assert seen[: len(expected)] == expected
+        assert [each[:5] for each in seen[len(expected) :]] == [
+            ("weights", k, t, after, after + 100 * k) for k in range(3)
+        ]
+    assert sum(each[5] for each in rounds[1][-3:]) == 4  # client state of after the round: two rounds of two clients
+
+
+@pytest.mark.parametrize(("double", "kind"), [(False, torch.float32), (True, torch.float64)])
+def test_a_checkpoint_is_flat_in_order_of_declaration_and_of_the_models_type(made, double, kind):
+    folder = made(Told, double)
+    tensors, _ = read_tensors(folder / "checkpoints" / "000001.safetensors")
+    d, state = len(tensors["w"]), tensors["state"]
+    assert state.dtype is tensors["w"].dtype is kind
+    assert state.shape == (1 + 3 * d + 3,)
+    assert state[0] == 2
+    assert torch.equal(state[1 : 1 + d], state[1 + d : 1 + 2 * d])
+    assert state[-3:].tolist() == [6, 6, 6]
+    named = Told.server_state.bind({"d": d, "N": 3}).views(state)
+    assert torch.equal(named.table, state[1 : 1 + 3 * d].view(3, d))
+    rows = [read_tensors(path)[0]["row"] for path in (folder / "state").iterdir()]
+    assert {len(row) for row in rows} == {1 + d}
+    assert all(row[0] in (1, 2) for row in rows)
+    parts = np.load(folder / "partition.npz")
+    assert len(parts["offsets"]) == 4
+    assert sorted(parts["indices"]) == [*range(60)]
+
+
+@dataclass(frozen=True)
+class Parts(Method):
+    """Keeps its head; counts; looks at what `download` may see."""
+
+    seen: ClassVar[list] = []
+    client_state = Slots(c=SCALAR)
+    server_state = Slots(count=Slot(start=2.0**24))
+    per_client_download = Slots(mine=SCALAR)
+
+    def travels(self, t, rounds):
+        return Travel(but=(HEAD,))
+
+    def download(self, s, client):
+        s.figures(lost=1.0)
+        self.seen.append((len(s.shared), len(s.segments)))
+        return Row(mine=5.0)
+
+    def upload(self, k):
+        return Row(), State(c=7.0)
+
+    def buffers(self, k):
+        assert k.down.mine == 0  # as nobody sends it for this hook alone
+        return k.b0
+
+    def aggregate(self, s, up):
+        assert len(s.shared) == up.dw.shape[1] < len(s.w)
+        assert {each.group for each in s.segments} == {"body"}
+        return up.mean(), State(count=s.state.count + 1)
+
+
+def test_parts_of_the_client_come_first_and_counters_end(made):
+    Parts.seen.clear()
+    folder = made(Parts)
+    assert Parts.seen[0] == (0, 0)  # before the first step
+    row = read_tensors(next((folder / "state").iterdir()))[0]["row"]
+    assert row[-1] == 7
+    assert len(row) > 1
+    tensors, _ = read_tensors(folder / "checkpoints" / "000001.safetensors")
+    assert tensors["state"] == 2.0**24
+    assert '"lost"' not in (folder / "metrics.jsonl").read_text()
+
+
+@dataclass(frozen=True)
+class InLoss(Method):
+    def loss(self, k, x, y):
+        return k.task_loss(k.logits(x), x, y) + 1000 * (k.w - 1).square().sum()
+
+
+@dataclass(frozen=True)
+class Weighed(InLoss):
+    """w as a number, where no gradient is meant."""
+
+    def loss(self, k, x, y):
+        return k.task_loss(k.logits(x), x, y) + 1000 * (k.w.detach() - 1).square().sum()
+
+
+@dataclass(frozen=True)
+class InGrad(Method):
+    def step(self, k, x, y):
+        return k.grad(x, y, loss=lambda k, x, y: InLoss.loss(self, k, x, y))
+
+
+@pytest.mark.parametrize("method", [InLoss, InGrad])
+@pytest.mark.parametrize("pack", [1, "auto"])
+def test_a_term_of_w_in_loss_is_refused(made, method, pack):
+    """Nobody would descend along it."""
+    with pytest.raises(UserError, match=r"round 0, client \d: .* hook loss has a term of k.w, of which nobody"):
+        made(method, compute={"pack": pack})
+
+
+def test_but_not_where_no_gradient_is_meant(made):
+    folders = [made(each, name=each.__name__, compute={"pack": 1}) for each in (Weighed, Method)]
+    hashes = [read_tensors(folder / "checkpoints/000001.safetensors")[0]["w"] for folder in folders]
+    assert torch.equal(*hashes)
+
+
+@pytest.mark.parametrize("name", ["n", "p", "mean", "get", "items"])
+def test_reserved_names_hold_for_every_declaration(name):
+    with pytest.raises(TypeError, match="a slot cannot be called"):
+        Slots(**{name: SHARED})

@@ -1,0 +1,82 @@
+"""Federations on which methods are computed by hand: quadratics through a user's own files, and one client alone."""
+
+from pathlib import Path
+
+import pytest
+import torch
+import yaml
+from helpers import prepare
+from quadratics import TWO
+
+from fedmpi import config
+from fedmpi.engine.plan import GO
+from fedmpi.runtime import build_data
+
+QUADRATICS = Path(__file__).parents[2] / "quadratics.py"
+
+
+@pytest.fixture
+def quadratic(tmp_path):
+    """config(method, ...) -> Settings, written to a YAML file and read back as on the command line."""
+
+    def make(method, bowls=TWO, start=(1.0,), **changes):
+        tree = {
+            "output": str(tmp_path / "runs"),
+            "data": {
+                "source": f"{QUADRATICS}:bowls",
+                **bowls,
+                "partition": {"scheme": "site", "clients": len(bowls["copies"])},
+            },
+            "model": {"name": f"{QUADRATICS}:point", "start": list(start)},
+            "task": {"name": f"{QUADRATICS}:Bowl"},
+            "method": {"name": method, **changes.pop("options", {})},
+            "train": {"epochs": 10, "batch_size": "full", "lr": 0.05, "momentum": 0.0, **changes.pop("train", {})},
+            "cohort": {"weighting": "uniform", **changes.pop("cohort", {})},
+            **changes,
+        }
+        path = tmp_path / "quadratic.yaml"
+        path.write_text(yaml.safe_dump(tree))
+        return config.load(path)
+
+    return make
+
+
+@pytest.fixture
+def play_quadratic(quadratic):
+    """The same, run in this process: a `helpers.FinishedRun`."""
+
+    def play(*arguments, **changes):
+        settings = quadratic(*arguments, **changes)
+        it = prepare(settings, build_data.partitioned(settings))
+        it.reason = it.fed.run()
+        return it
+
+    return play
+
+
+@pytest.fixture
+def client():
+    """client(it, k): client k of a prepared experiment as the engine hands it to hooks, with the initial model."""
+
+    def make(it, k=0, round_=0):
+        fed = it.fed
+        fed.exchange.announce(GO, fed.server)
+        it.made.model.load(it.w, it.b)
+        it.made.net.module.train()
+        downloads = fed.exchange.deliver(round_, range(fed.data.clients), fed.states.owner, fed.server)
+        return fed.client(k, round_, downloads[k])
+
+    return make
+
+
+@pytest.fixture
+def trained(client):
+    """trained(it, k): (client, its upload's views) after one round of training."""
+
+    def make(it, k=0, round_=0):
+        packing, one = it.made.messages.upload(round_).packing, client(it, k, round_)
+        row = torch.zeros(packing.size, dtype=it.made.model.w.dtype)
+        one.take_part(row)
+        return one, packing.views(row)
+
+    return make

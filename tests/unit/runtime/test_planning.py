@@ -1,0 +1,218 @@
+"""`fedmpi plan`: its bytes are those of a run, whatever travels how; memory follows from shapes, seconds from steps."""
+
+import json
+import os
+import subprocess
+import sys
+
+import pytest
+import yaml
+from thread_ranks import play_in_threads
+from helpers import BIN, CPU, clean_env, fedmpi, play, prepare, small_settings
+
+from fedmpi.doctor.planning import measuring, plan_text, rehearsal
+from fedmpi.engine import sampling
+from fedmpi.engine.travel import cuts
+from fedmpi.flat import linear
+from fedmpi.methods import registry
+
+THREADED = sorted(set(registry) - {"fedsr"})  # it draws from torch's generator, which ranks as threads share
+RULES = ("geometric_median", "harmonize", "krum", "median", "principal", "trimmed_mean")
+
+
+@pytest.fixture
+def small_blocks(monkeypatch):
+    """Slots of a tiny model are large, and travel in many pieces."""
+    monkeypatch.setattr(linear, "CHUNK", 64)
+    monkeypatch.setattr(linear, "BLOCK", 2)
+    monkeypatch.setattr(cuts, "PIECE", 64)
+
+
+def told(config, size):
+    """(sent, received) of each round, as the rehearsal has them."""
+    fed = prepare(config, comm=rehearsal.Nobody(size, CPU)).fed
+    sent, received = rehearsal.moved(fed, fed.worker.model.w.element_size())
+    found = rehearsal.kinds(fed)
+    return {r.first: (r.sent, r.received) for r in found}, (
+        sent + sum(r.sent * r.count for r in found),
+        received + sum(r.received * r.count for r in found),
+    )
+
+
+def made(config, size):
+    """The same of a run."""
+    if size == 1:
+        rows = play(config).rows
+    else:
+        found = play_in_threads(size, {}, lambda seat: prepare(config, comm=seat), lambda it: (it.fed.run(), it)[1])
+        for it in found.values():
+            if isinstance(it, Exception):
+                raise it
+        rows = found[0].rows
+    each = [(row["sent_bytes"], row["received_bytes"]) for row in rows if row["round"] >= 0]
+    return each, tuple(map(sum, zip(*each, strict=True)))
+
+
+def agree(config, size):
+    kinds, whole = told(config, size)
+    each, all_ = made(config, size)
+    assert whole == all_
+    if not config.server.trains:  # there states that move are counted apart
+        assert {t: each[t] for t in kinds} == kinds
+
+
+@pytest.mark.parametrize("placement", ["root", "sharded"])
+@pytest.mark.parametrize("method", THREADED)
+def test_bytes_of_every_method(method, placement, small_blocks):
+    agree(small_settings(method, "mlp", rounds=2, server={"placement": placement}), 3)
+
+
+@pytest.mark.parametrize("rule", RULES)
+def test_bytes_of_what_a_rule_asks_the_holders(rule, small_blocks):
+    agree(small_settings("fedavg", "mlp", rounds=2, server={"placement": "sharded", "rule": rule}), 4)
+
+
+@pytest.mark.parametrize("wire", [{"up": "int8", "down": "int8"}, {"up": "topk"}, "bf16", {"down": "fp16"}], ids=str)
+def test_bytes_in_formats(wire):
+    agree(small_settings("scaffold", "mlp", rounds=3, comm={"wire": wire}), 3)
+
+
+@pytest.mark.parametrize("method", ["fedatom", "fedfomo", "scaffold", "fedrep"])
+@pytest.mark.parametrize(("size", "server"), [(1, {}), (3, {"trains": True}), (3, {})])
+def test_bytes_of_rounds_that_differ(method, size, server, monkeypatch):
+    """Of rounds in which parts of the model travel, downloads for single clients, and states that follow theirs; these
+    where clients are placed by their samples, as they are before anything was measured."""
+    monkeypatch.setattr(sampling.Roster, "consider", lambda self, t: None)
+    agree(small_settings(method, "mlp", rounds=6, server=server, cohort={"fraction": 0.6}), size)
+    agree(small_settings(method, "mlp", rounds=6, server=server, cohort={"fraction": 0.6, "draw": "cycles"}), size)
+
+
+@pytest.mark.parametrize("steps", [None, 40])
+def test_a_client_takes_a_fixed_time_and_one_for_each_sample_or_step(steps, monkeypatch):
+    asked = []
+
+    def takes(fed, clients, x):
+        asked.append(x)
+        return 0.3 + 0.02 * x
+
+    monkeypatch.setattr(measuring, "_round", takes)
+    train = {"steps": steps, "epochs": None} if steps else {"batch_size": 10}
+    fed = prepare(small_settings("fedavg", train=train), comm=rehearsal.Nobody(3, CPU)).fed
+    found = measuring.client(fed)
+    assert (found.a, found.b, found.error) == (pytest.approx(0.3), pytest.approx(0.02), 0)
+    assert found.seconds(50, steps) == pytest.approx(0.3 + 0.02 * (steps or 50))
+    most = steps or max(fed.worker.sizes)
+    assert 1 <= min(asked) < max(asked) <= most
+
+
+@pytest.mark.parametrize(("method", "pack"), [("scaffold", 1), ("fedrep", 1), ("fedavg", 4)])
+def test_measuring_leaves_nothing_behind(method, pack):
+    """The run that is rehearsed afterwards begins as any other."""
+    fed = prepare(small_settings(method, compute={"pack": pack}), comm=rehearsal.Nobody(3, CPU)).fed
+    data, sizes, recipe = fed.worker.data, list(fed.worker.sizes), fed.worker.recipe
+    found = measuring.client(fed)
+    assert found.b > 0 or found.a > 0
+    assert (fed.worker.data, fed.worker.sizes, fed.worker.recipe) == (data, sizes, recipe)
+    assert not fed.states.rows
+
+
+CONFIG = {
+    "name": "run",
+    "rounds": 3,
+    "data": {"source": "digits", "partition": {"scheme": "iid", "clients": 4}},
+    "model": {"name": "mlp", "hidden": [512, 1024]},
+    "method": {"name": "scaffold"},
+    "report": False,
+}
+D = 64 * 512 + 512 + 512 * 1024 + 1024 + 1024 * 10 + 10
+
+
+@pytest.fixture
+def config(tmp_path):
+    (tmp_path / "run.yaml").write_text(yaml.safe_dump({**CONFIG, "output": str(tmp_path / "runs")}))
+    return tmp_path / "run.yaml"
+
+
+# By a small process: what is forked has had the memory of who forks it, which is that of all tests before.
+PEAK = """
+import resource, subprocess, sys
+subprocess.run(sys.argv[1:], check=True, stdout=subprocess.DEVNULL)
+print(resource.getrusage(resource.RUSAGE_CHILDREN).ru_maxrss)
+"""
+
+
+def test_of_a_config(config, tmp_path):
+    """Arithmetic of shapes; the measured peak of a run; nothing is written."""
+    done = fedmpi("plan", config, "-n", 3, "--json", cwd=tmp_path)
+    assert done.returncode == 0, done.stderr
+    assert os.listdir(tmp_path) == ["run.yaml"]
+    found = json.loads(done.stdout)
+    root, trainer = found["memory"]["rank 0"], found["memory"]["a training rank"]
+    row = 4 * (2 * D + 3)  # dw and the control variate's change
+    assert found["uploads"] == "whole" or root["rows"] <= 2 * row
+    assert trainer["rows"] == 2 * row  # two of the four clients each
+    assert trainer["state"] == 2 * 4 * D
+    assert root["data"] == trainer["data"] >= 1797 * (64 * 4 + 8)
+    assert all(parts["all"] >= sum(v for k, v in parts.items() if k != "all") for parts in (root, trainer))
+    assert found["bytes"]["round"] == {"up": 4 * row, "down": 2 * 4 * (2 * D + 1)}
+    assert found["seconds"]["run"] == pytest.approx(3 * found["seconds"]["round"])
+    assert 0 < found["seconds"]["error"] < 2
+    assert found["sbatch"].endswith(f"slurm/srun.sbatch {config}")
+    alone = json.loads(fedmpi("plan", config, "--json").stdout)["memory"]["rank 0"]["all"]
+    command = [sys.executable, "-c", PEAK, BIN / "fedmpi", "run", config]
+    peak = int(subprocess.run(command, env=clean_env(), check=True, stdout=subprocess.PIPE).stdout)
+    assert 0.8 < alone / (1024 * peak) < 1.25
+
+
+def facts(**more):
+    memory = {"rank 0": {"libraries": 200 << 20, "rows": 1 << 30, "all": 1200 << 20}}
+    seconds = {"round": 2.0, "error": 0.3, "run": 2000.0, "start": 10.0, "training": 1.5, "evaluation": 0.0}
+    seconds |= {"server": 0.4, "transfer": 0.1, "client_fixed": 0.1, "client_more": 0.002, "in_steps": False}
+    kind = {"up": 2048, "down": 1024}
+    kinds = [{"first": 0, "rounds": 1, "up": 4096, "down": 1024}, {"first": 1, "rounds": 999, **kind}]
+    traffic = {"round": kind, "run": {"up": 4096 + 999 * 2048, "down": 1_024_000}, "kinds": kinds}
+    first = {"config": "x", "ranks": 4, "hosts": 1, "device": "cpu", "threads": 2, "cuda": False, "uploads": "whole"}
+    return {**first, "memory": memory, "bytes": traffic, "seconds": seconds | {"crowded": 1.0}, "rounds": 1000, **more}
+
+
+def test_the_line_for_slurm():
+    """1,200 MiB x 1.25 on two cores; (30 + 10 + 2,000 x 1.3) s x 1.5 + 180 s, to the next five minutes."""
+    line = plan_text.sbatch(facts(), ["my run.yaml", "seed=1"])
+    options = "--ntasks=4 --cpus-per-task=2 --mem-per-cpu=768M --time=01:10:00"
+    assert line == f"sbatch {options} slurm/srun.sbatch 'my run.yaml' seed=1"
+    line = plan_text.sbatch(facts(hosts=2, cuda=True), ["run.yaml"])
+    assert "--nodes=2 --gpus-per-task=1 --time" in line
+
+
+def test_the_text():
+    text = "\n".join(plan_text.lines(facts(), ["run.yaml"]))
+    for said in (
+        "rank 0: about 1.2 GiB", "2.0 KiB up, 1.0 KiB down a round", "4.0 KiB up, 1.0 KiB down in 1 round such as 1",
+        "2 s a round (1.4 s to 2.6 s): training 1.5 s, server 0.4 s, transfer 0.1 s", "0.1 s and 2 ms a sample",
+    ):  # fmt: skip
+        assert said in text, text
+    assert "assumed" not in text
+    assert "10 Gbit/s" in "\n".join(plan_text.lines(facts(hosts=2), ["run.yaml"]))
+    assert "with a GPU" in "\n".join(plan_text.lines(facts(cuda=True), ["run.yaml"]))
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (["-n", "2", "--hosts", "3"], "--hosts: 3 hosts for 2 rank(s)"),
+        (["data.source=mnist", "data.root=/nowhere"], "/nowhere"),
+        (["method.mu=1"], "method.mu"),
+        (["over={seed: [0, 1]}"], "over"),
+    ],
+)
+def test_mistakes(config, words, said):
+    done = fedmpi("plan", config, *words)
+    assert (done.returncode, done.stdout) == (2, "")
+    assert said in done.stderr
+    assert "Traceback" not in done.stderr
+
+
+def test_no_rounds(config):
+    done = fedmpi("plan", config, "rounds=0")
+    assert done.returncode == 0, done.stderr
+    assert "0 B up, 0 B down in 0 rounds" in done.stdout

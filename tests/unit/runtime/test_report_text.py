@@ -1,0 +1,199 @@
+"""What a run says before and after training, and `fedmpi validate` instead of it: true, and all that one must know."""
+
+import io
+import math
+
+import numpy as np
+import pytest
+import torch
+import yaml
+from helpers import ROOT, fedmpi, images, play, prepare, settings, small_settings
+
+from fedmpi import config
+from fedmpi.analysis.filter_decomposition import virtual
+from fedmpi.comm import detect
+from fedmpi.common.errors import UserError
+from fedmpi.common.text import figure
+from fedmpi.data.dataset import Dataset
+from fedmpi.data.federated import split
+from fedmpi.runtime import launch, memory
+from fedmpi.runtime.record import report_text
+from fedmpi.runtime.record.progress import Console
+from fedmpi.runtime.record.run_dir import RunDirectory
+from fedmpi.runtime.record.summary import summary
+
+HERE = [{"host": "node1", "device": "cpu"}]
+
+
+def told(made):
+    return "\n".join(report_text.headlines(made, detect({}), "solo", HERE))
+
+
+def test_classes_are_those_of_a_classification():
+    x = torch.randn(40, 3, generator=torch.Generator().manual_seed(0))
+    real = split(Dataset(x[:30], x[:30, 0], x[30:], x[30:, 0], 1), "iid", 2, 0)
+    said = told(prepare(settings(model={"name": "mlp"}, task={"name": "regression"}), real).made)
+    assert "2 clients with 15 to 15 samples; one process" in said
+    assert "class" not in said
+    assert "2 clients with 85 to 85 samples, 4 classes; one process" in told(
+        prepare(settings(), split(images(), "iid", 2, 0)).made
+    )
+
+
+def test_a_plug_in_is_called_by_its_file_and_not_its_path():
+    name = f"{ROOT}/tests/helpers.py:norm_net"
+    assert told(prepare(settings(model={"name": name})).made).startswith("run: fedavg on digits, helpers.py:norm_net ")
+
+
+def test_of_nothing_there_is_no_share():
+    """Local training sends nothing; a format may fill up to a whole word all the same."""
+    it = play(small_settings("local", rounds=1))
+    row = {"cohort": [0], "up_parameters": 2, "down_parameters": 2}
+    assert report_text.sums([row], it.made.messages) == "clients sent 2 and received 2 parameters"
+
+
+def test_formats_and_what_they_cost():
+    """What travels how; bytes of a message are those of its format; who keeps and moves what is left out."""
+
+    def said(method, ranks=1, placement="balanced", **wire):
+        made = prepare(settings(method, "norm", comm={"wire": wire}, cohort={"placement": placement})).made
+        return report_text.wire(made, ranks), report_text.traffic(made.messages, 1, made.itemsize), made
+
+    text = memory.size_text
+    nothing, before, made = said("fedavg")
+    d = made.model.layout.size
+    assert (nothing, before) == ([], f"a client sends {text(4 * (d + 15))} and receives {text(4 * (d + 13))} a round")
+    keeps = f"what a format leaves out of an upload, {text(4 * d)}, a client keeps for its next"
+    lines, after, _ = said("fedavg", up="bf16")
+    assert lines == ["wire: up bf16 (dw)", keeps]
+    assert after.startswith(f"a client sends {text(64 + -(-2 * d // 8) * 8)} and receives")
+    lines, _, _ = said("fedpac", ranks=3, up={"name": "topk", "fraction": 0.1}, down="int8")
+    assert lines[0] == "wire: up topk of 0.1 (dw; whole: head), down int8 of the difference to what was sent before"
+    assert lines[1].endswith("keeps for its next, and moves it between ranks (cohort.placement: pinned does not)")
+    assert said("fedavg", ranks=3, placement="pinned", up="int8")[0][1] == keeps
+    assert said("fedavg", up={"name": "int8", "feedback": False}, down="fp16")[0] == [
+        "wire: up int8 (dw), down fp16 of the model"
+    ]
+
+
+def finished(tmp_path, names, rows, every=1):
+    """The farewell of a run with these rows, whose last one has these figures for each of two clients."""
+    directory, stream = RunDirectory.create(tmp_path, "a"), io.StringIO()
+    made = prepare(settings(rounds=len(rows))).made
+    made.task.names = names
+    counts = {"cohort": [0], "up_parameters": 1, "down_parameters": 1, "wall_s": 1.0, "sent_bytes": 1}
+    lines = [{"round": t, **row, **counts} for t, row in enumerate(rows)]
+    for line in lines:
+        directory.add_metrics(line)
+    facts = summary(lines, report_text.figures_in(lines), "finished")
+    clients = [
+        {"client": k, "site": "va", "protocol": "global", "samples": 12345, "loss": 0.062271, **rows[-1]} for k in "01"
+    ]
+    report_text.farewell(Console(1, (), directory.log, stream=stream), directory, facts, names[0], clients, made)
+    return stream.getvalue().splitlines()
+
+
+@pytest.mark.parametrize(
+    ("values", "text"),
+    [
+        ([50.0] * 12, "accuracy 50.00 after the last round, 50.00 on average over the last 10"),
+        ([50.0, 60.0, 70.0], "accuracy 70.00 after the last round, 60.00 on average over the last 3"),
+        ([50.0, None, 70.0], "accuracy 70.00 after the last round, 60.00 on average over the last 2"),
+        ([50.0], "accuracy 50.00 after the last round"),
+        ([40.0, 50.0, None], "accuracy 50.00 after round 2, 45.00 on average over the last 2"),
+    ],
+)
+def test_the_mean_is_over_as_many_as_there_are(tmp_path, values, text):
+    rows = [{} if value is None else {"accuracy": value} for value in values]
+    rows[-1].setdefault("accuracy", math.nan)
+    assert text in finished(tmp_path, ("accuracy",), rows)
+
+
+def test_fractions_have_four_digits_and_percentages_two_wherever_they_are_shown(tmp_path):
+    row = {"accuracy": 87.5, "auroc": 0.9, "c_index": 0.7, "personal_auroc_std": 0.00001}
+    lines = finished(tmp_path, ("auroc", "accuracy", "c_index"), [row, row])
+    assert lines[1].split() == ["va", "global", "12345", "0.06227", "0.9000", "87.50", "0.7000"]
+    assert lines[3] == "auroc 0.9000 after the last round, 0.9000 on average over the last 2"
+    stream = io.StringIO()
+    Console(1, tuple(row), lambda text: None, stream=stream).round({"round": 0, "wall_s": 1.0, **row})
+    shown = "accuracy 87.50  auroc 0.9000  c_index 0.7000  personal_auroc_std 0.0000"
+    assert stream.getvalue() == f"round 1/1  {shown}  1.0 s\n"
+    facts = {"headline": "auroc", "clients": [3], "models": [{"alpha": 3, "atoms": 3, "auroc": 0.9, "loss": 0.5}]}
+    table = "\n".join(virtual.lines(facts | dict.fromkeys(("aggregate", "kernel_mean"), facts["models"][0])))
+    assert table.count("0.9000") == 4
+
+
+@pytest.mark.parametrize(
+    ("name", "value", "text"),
+    [
+        ("cindex", 1.0, "1.0000"),
+        ("ece", 0.125, "0.1250"),
+        ("personal_top5", 9.876, "9.88"),
+        ("exact", 2.0, "2.00"),
+        ("r2", -3.0, "-3.0000"),
+        ("aucs", 0.9, "0.9"),
+        ("loss", 1e30, "1e+30"),
+    ],
+)
+def test_figures(name, value, text):
+    assert figure(name, value) == text
+
+
+@pytest.fixture
+def combined(tmp_path):
+    """A config on top of a fragment that brings ten local epochs and a tenth of the clients."""
+    path, fragment = tmp_path / "mine.yaml", tmp_path / "paper.yaml"
+    fragment.write_text(
+        "method: {name: fedatom, personal: true}\ncohort: {fraction: 0.1}\n"
+        "train: {epochs: 10, batch_size: 10, lr: 0.01, momentum: 0.9}\n"
+    )
+    base = [str(ROOT / "configs" / "quickstart.yaml"), str(fragment)]
+    path.write_text(
+        yaml.safe_dump(
+            {"base": base, "rounds": 4, "model": {"name": "mcmahan_cnn"}, "train": {"schedule": "step", "epochs": 1}}
+        )
+    )
+    return path
+
+
+def test_what_a_fragment_brought_in_is_told(combined, tmp_path):
+    rows = dict(launch.validate(config.load(combined, ["train.lr=0.5"])))
+    assert rows["rounds"] == (
+        "4, with 1 of 4 clients each, 1 epoch in batches of 10; lr 0.5, step, 0.005 at last; momentum 0.9"
+    )
+    fragment = rows[f"from {tmp_path}/paper.yaml"].split(", ")
+    assert {"cohort.fraction 0.1", "train.batch_size 10", "method.personal true"} <= set(fragment)
+    assert not {"train.lr 0.5", "train.epochs 1"} & set(fragment)  # set elsewhere
+    said = dict(launch.validate(config.load(ROOT / "configs" / "quickstart.yaml")))
+    assert not [key for key in said if key.startswith("from ")]
+
+
+def test_a_run_says_it_too(combined, tmp_path):
+    done = fedmpi("run", combined, f"output={tmp_path}", "rounds=0", "train.warmup_rounds=2", "cohort.fraction=1")
+    assert done.returncode == 0, done.stderr
+    assert "0 rounds with 4 of 4 clients, 1 epoch in batches of 10; lr 0.01, step, 0.01 at last, after a" in done.stdout
+    brought = "train.batch_size 10, train.lr 0.01, train.momentum 0.9"
+    assert f"from {tmp_path}/paper.yaml: {brought}\n" in done.stdout
+
+
+def test_clients_of_scheme_site_are_counted_in_the_data(tmp_path):
+    site = np.repeat(np.arange(3), 20)
+    np.savez(tmp_path / "sites.npz", x=np.random.default_rng(0).normal(size=(60, 4)), y=np.arange(60) % 2, site=site)
+    (tmp_path / "a.yaml").write_text(
+        f"data: {{source: npz, path: sites.npz, root: {tmp_path}, partition: {{scheme: site}}}}\n"
+        "model: {name: logistic}\nmethod: {name: fedavg}\n"
+    )
+    assert dict(launch.validate(config.load(tmp_path / "a.yaml")))["clients"].startswith("3, ")
+    with pytest.raises(UserError, match="scheme iid needs it"):
+        config.load(tmp_path / "a.yaml", ["data.partition.scheme=iid"])
+
+
+def test_a_torch_without_cuda_is_named(monkeypatch):
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    wanted = settings(compute={"device": "cuda"})
+    monkeypatch.setattr(torch.version, "cuda", None)
+    with pytest.raises(UserError, match=r"this PyTorch \(.*\) was built without CUDA; install a wheel with it"):
+        launch.pick_device(wanted, detect({}))
+    monkeypatch.setattr(torch.version, "cuda", "12.4")
+    with pytest.raises(UserError, match="has no usable GPU"):
+        launch.pick_device(wanted, detect({}))

@@ -1,0 +1,397 @@
+"""A run that was cut anywhere goes on as if it had not been."""
+
+import random
+import re
+from contextlib import nullcontext
+from pathlib import Path
+
+import pytest
+import torch
+from thread_ranks import play_in_threads
+from helpers import digest, prepare, record, settings, small_settings
+
+from fedmpi.common.errors import UserError
+from fedmpi.config.later import free_later
+from fedmpi.methods import registry
+from fedmpi.runtime.record.durable import Damaged
+from fedmpi.runtime.resuming import checkpoints, resume
+from fedmpi.runtime.resuming.checkpoints import Checkpoints, Rows
+
+ROUNDS = 4
+
+
+class Killed(Exception):  # noqa: N818
+    pass
+
+
+def kept_in(folder, every=1, keep=2):
+    (folder / "checkpoints").mkdir(exist_ok=True)
+    return Checkpoints(folder / "checkpoints", Rows(folder / "state"), every, keep)
+
+
+def begin(folder, config, *, cut=None, room=0, every=1, keep=2, stop=lambda: False):
+    """A run that writes checkpoints, goes on where the one before left off, and dies when it reports round `cut`."""
+    it, kept = prepare(config, stop=stop), kept_in(folder, every, keep)
+    it.fed.sink.keep = kept.save
+    if it.made.messages.client_state.size:
+        it.fed.states.shelf, it.fed.states.room = kept.rows, room or 10**6
+    said = []
+    t = resume.go_on(it.fed, kept, 10, said.append)
+    rows = it.fed.sink.round
+
+    def on_round(row):
+        if row["round"] == cut:
+            raise Killed
+        rows(row)
+
+    it.fed.sink.round = on_round
+    try:
+        it.reason = it.fed.run()
+    except Killed:
+        kept.wait()
+    kept._writer.shutdown()
+    return it, t, said
+
+
+def whole(it):
+    kept = {k: digest(it.fed.states._pop(k)) for k in range(it.fed.data.clients)}  # from memory or shelf
+    return record(it) | {"kept": kept, "reason": it.reason}
+
+
+def config(method, **more):
+    return small_settings(method, "norm", rounds=ROUNDS, evaluate={"protocol": ["global", "personal"]}, **more)
+
+
+# Formats in which what is left out, by clients or by the server, comes later.
+WIRES = [{"up": "int8", "down": "topk"}, {"up": {"name": "topk", "fraction": 0.1}, "down": "int8"}]
+WIRES += [{"up": "bf16", "down": "fp16"}, {"down": "int8"}]
+
+
+def wire_of(method):
+    """One of them; one for methods that send changes or not."""
+    return WIRES[2] if method == "fedfomo" else WIRES[sum(map(ord, method)) % len(WIRES)]
+
+
+def killed_twice(tmp_path, method, config):
+    """Goes on as if nothing had been, with room for two clients' rows in memory."""
+    it = prepare(config)
+    it.reason = it.fed.run()
+    undisturbed = whole(it)
+    cuts = torch.randperm(ROUNDS, generator=torch.Generator().manual_seed(len(method)))[:2].sort().values.tolist()
+    rows, lines, updates = {}, {}, {}
+    for cut in (*cuts, None):
+        it, _, _ = begin(tmp_path, config, cut=cut, room=2)
+        rows |= {row["round"]: row for row in it.rows}
+        lines |= {(line["round"], line["client"], line["protocol"]): line for line in it.lines}
+        updates |= {row["round"]: row for row in it.updates}
+    it.updates = [updates[t] for t in sorted(updates)]
+    it.rows, it.lines = [rows[t] for t in sorted(rows)], list(lines.values())
+    found = whole(it)
+    assert {name: found[name] for name in found if name != "lines"} == {
+        name: undisturbed[name] for name in undisturbed if name != "lines"
+    }
+    assert sorted(map(str, found["lines"])) == sorted(map(str, undisturbed["lines"]))
+
+
+KEPT = {"keep_optim": True, "clip_norm": 1.0}
+LOCAL = {
+    "adamw": {"optim": "adamw", "momentum": None, "lr": 0.003, "steps": 4, **KEPT},
+    "rmsprop": {"optim": "rmsprop", "momentum": 0.5, "lr": 0.003, "epochs": 0.5, **KEPT},
+    "sgd": {"nesterov": True, **KEPT},
+}
+
+
+@pytest.mark.parametrize("method", ["fedavg", "fedrep", "ditto"])
+@pytest.mark.parametrize("train", LOCAL)
+def test_what_an_optimiser_knows_is_there_again(tmp_path, method, train):
+    killed_twice(tmp_path, method, config(method, train=LOCAL[train]))
+
+
+@pytest.mark.parametrize("method", ["fedavg", "fedper"])
+@pytest.mark.parametrize("best", [{"metric": "loss"}, {"metric": "accuracy", "patience": 1, "min_delta": 3.0}])
+def test_the_best_model_so_far_is_known(tmp_path, method, best):
+    more = {"data": {"validation": 0.2}, "evaluate": {"best": best, "protocol": ["global", "personal"]}}
+    killed_twice(tmp_path, method, small_settings(method, "norm", rounds=ROUNDS, **more))
+
+
+@pytest.mark.parametrize("method", sorted(registry))
+def test_every_method_goes_on_with_the_same_bits(tmp_path, method):
+    killed_twice(tmp_path, method, config(method))
+
+
+@pytest.mark.parametrize("wire", WIRES, ids=str)
+@pytest.mark.parametrize("method", ["fedavg", "scaffold", "fedatom", "fedper", "fedpac"])
+def test_what_formats_have_left_out_is_there_again(tmp_path, method, wire):
+    killed_twice(tmp_path, method, config(method, comm={"wire": wire}))
+
+
+DRAWS = {"fedsr"}  # from torch's own generator, which the ranks of one process share
+
+
+@pytest.mark.parametrize("coded", [False, True], ids=["", "coded"])
+@pytest.mark.parametrize("method", sorted(set(registry) - DRAWS))
+def test_every_method_goes_on_on_other_numbers_of_ranks(tmp_path, method, coded):
+    """Four ranks, killed; two, killed; three to the end: the bits of one process."""
+    rng = random.Random(method)
+    cohort = {"fraction": 0.6, "placement": rng.choice(["balanced", "pinned"])}
+    config = small_settings(method, "mlp", rounds=6, cohort=cohort, comm={"wire": wire_of(method) if coded else {}})
+    whole = prepare(config)
+    whole.fed.run()
+    cuts, hashes = sorted(rng.sample(range(5), 2)), {}
+
+    def start(seat):
+        it = prepare(config, comm=seat)
+        it.kept = kept_in(tmp_path)
+        it.fed.sink.keep = it.kept.save
+        if it.made.messages.client_state.size:
+            it.fed.states.shelf, it.fed.states.room = it.kept.rows, 2
+        return it
+
+    def play(it, cut):
+        resume.go_on(it.fed, it.kept, 30, lambda text: None)
+        rows = it.fed.sink.round
+
+        def on_round(row):
+            if row["round"] == cut:
+                raise Killed
+            rows(row)
+
+        it.fed.sink.round = on_round
+        try:
+            it.fed.run()
+        finally:
+            it.kept.wait()
+            it.kept._writer.shutdown()
+            hashes.update({row["round"]: row["sha256"] for row in it.rows})
+
+    for size, cut in ((4, cuts[0]), (2, cuts[1]), (3, None)):
+        ended = play_in_threads(size, {}, start, lambda it, cut=cut: play(it, cut))
+        assert all(end is None for end in ended.values()) == (cut is None), ended
+    assert [hashes[t] for t in range(6)] == whole.hashes
+
+
+def flip(path):
+    content = bytearray(path.read_bytes())
+    content[len(content) // 2] ^= 1
+    path.write_bytes(content)
+
+
+def cut_off(path):
+    path.write_bytes(path.read_bytes()[: path.stat().st_size // 16])
+
+
+@pytest.mark.parametrize("harm", [flip, cut_off, lambda path: path.write_bytes(b""), lambda path: path.unlink()])
+@pytest.mark.parametrize("what", ["server", "row"])
+def test_a_damaged_checkpoint_is_named_and_the_one_before_is_taken(tmp_path, harm, what):
+    for name in "ab":
+        (tmp_path / name).mkdir()
+    undisturbed, _, _ = begin(tmp_path / "a", config("scaffold"))
+    it, _, _ = begin(tmp_path / "b", config("scaffold"), cut=2)
+    newest = it.fed.states.trained
+    client = next(k for k, t in newest.items() if t == 2)
+    path = tmp_path / "b" / {"server": "checkpoints/000002", "row": f"state/{client:06}.000002"}[what]
+    path = path.with_name(f"{path.name}.safetensors")
+    harm(path)
+    gone = not path.exists()
+    again, t, said = begin(tmp_path / "b", config("scaffold"))
+    assert t == 1
+    assert (gone and what == "server" and not said) or (len(said) == 1 and str(path) in said[0]), said
+    assert again.rows[-1]["sha256"] == undisturbed.rows[-1]["sha256"]
+    assert whole(again)["kept"] == whole(undisturbed)["kept"]
+
+
+def test_every_byte_counts(tmp_path):
+    """Of a row's file, flipped one by one."""
+    rows = Rows(tmp_path)
+    rows.put(3, 7, torch.arange(5.0))
+    path, good = rows.path(3, 7), rows.path(3, 7).read_bytes()
+    assert torch.equal(rows.get(3, 7), torch.arange(5.0))
+    for at in range(len(good)):
+        path.write_bytes(good[:at] + bytes([good[at] ^ 4]) + good[at + 1 :])
+        with pytest.raises(Damaged, match=re.escape(str(path))):
+            rows.get(3, 7)
+
+
+def test_a_file_cut_at_every_sixteenth(tmp_path):
+    """The server's part, by whatever does not survive a power cut: never taken, the one before is."""
+    begin(tmp_path, config("scaffold"), cut=2)
+    path = tmp_path / "checkpoints" / "000002.safetensors"
+    good = path.read_bytes()
+    for sixteenth in range(16):
+        path.write_bytes(good[: len(good) * sixteenth // 16])
+        it = prepare(config("scaffold"))
+        kept, said = Checkpoints(tmp_path / "checkpoints", Rows(tmp_path / "state"), 1, 2), []
+        it.fed.states.shelf = kept.rows
+        assert resume.go_on(it.fed, kept, 10, said.append) == 1
+        assert [str(path) in line for line in said] == [True], said
+
+
+@pytest.mark.parametrize("room", [10**6, 1])
+@pytest.mark.parametrize(("every", "keep"), [(1, 2), (2, 2), (1, 1), (3, 1)])
+def test_a_checkpoint_costs_what_changed_and_nothing_is_left_over(tmp_path, every, keep, room):
+    """Rows on disk: those of the checkpoints there, no others; a client that rests is not written again. Between two
+    checkpoints: beside them what left memory since."""
+    config_ = small_settings("scaffold", "mlp", rounds=12, cohort={"fraction": 0.3}, evaluate={"every": 100})
+    it, kept = prepare(config_), kept_in(tmp_path, every, keep)
+    it.fed.states.shelf, it.fed.states.room = kept.rows, room
+    seen, before = [], set()
+
+    def saved(fed, t, memory, last):
+        nonlocal before
+        kept.save(fed, t, memory, last)
+        kept.wait()
+        checkpoints = sorted(int(path.stem) for path in (tmp_path / "checkpoints").glob("*"))
+        now = set(kept.rows.found())
+        needed = {(k, label) for c in checkpoints for k, label in fed.roster.last_rounds(c).items()}
+        assert now >= needed
+        assert len(checkpoints) == min(keep + 1, (t + 1) // every)
+        if (t + 1) % every == 0:
+            assert now == needed
+            changed = {k for r in range(t - every + 1, t + 1) for k in fed.roster.cohort(r)}
+            assert {k for k, label in now - before} == changed
+            before = now
+        else:
+            assert all(label > max(checkpoints, default=-1) for _, label in now - needed)
+        seen.append(t)
+
+    it.fed.sink.keep = saved
+    it.fed.run()
+    assert seen == list(range(12))
+    assert not list(tmp_path.rglob(".*.tmp"))
+
+
+@pytest.mark.parametrize("keep", [1, 2])
+def test_at_most_one_checkpoint_more_than_asked_for_and_always_a_whole_one(tmp_path, monkeypatch, keep):
+    """Looked at whenever a file has come or is about to go."""
+    most = []
+
+    def look(*_):
+        names = [path.name for path in (tmp_path / "checkpoints").iterdir() if not path.name.startswith(".")]
+        most.append(len(names))
+
+    write, unlink = checkpoints.write_tensors, Path.unlink
+    monkeypatch.setattr(checkpoints, "write_tensors", lambda *a: (look(), write(*a), look()))
+    monkeypatch.setattr(Path, "unlink", lambda *a, **k: (look(), unlink(*a, **k)))
+    config_ = small_settings("scaffold", "mlp", rounds=6)
+    begin(tmp_path, config_, cut=3, keep=keep)
+    begin(tmp_path, config_, keep=keep)
+    assert max(most) == keep + 1
+    assert min(most[most.index(1) :]) == 1
+
+
+def test_lines_are_on_disk_before_the_checkpoint_that_does_without_them(tmp_path, monkeypatch):
+    """A power cut takes what was not synced: the checkpoint may not be there and the rounds before it gone."""
+    said = []
+    sync, write = checkpoints.sync, checkpoints.write_tensors
+    monkeypatch.setattr(checkpoints, "sync", lambda path: (said.append(path.name), sync(path)))
+    monkeypatch.setattr(checkpoints, "write_tensors", lambda *a: (said.append(a[0].name), write(*a)))
+    for name in ("metrics.jsonl", "clients.jsonl"):
+        (tmp_path / name).touch()
+    begin(tmp_path, small_settings("fedavg", "mlp", rounds=2))
+    places = [i for i, name in enumerate(said) if name.endswith(".safetensors")]
+    assert len(places) == 2
+    assert [{*said[i - 2 : i]} for i in places] == [{"metrics.jsonl", "clients.jsonl"}] * 2
+
+
+def test_what_a_kill_has_left_is_removed(tmp_path):
+    """Files cut short in writing; and everything where nothing is whole."""
+    begin(tmp_path, config("scaffold"), cut=2)
+    left = [tmp_path / "checkpoints" / ".000002.safetensors.tmp", tmp_path / "state" / ".000001.000002.safetensors.tmp"]
+    for path in left:
+        path.write_bytes(b"half")
+    assert begin(tmp_path, config("scaffold"), cut=3)[1] == 2
+    assert not list(tmp_path.rglob(".*"))
+    for path in (tmp_path / "checkpoints").iterdir():
+        cut_off(path)
+    it, t, said = begin(tmp_path, config("scaffold"), cut=0)
+    assert (t, len(said)) == (-1, 2)
+    assert set(Rows(tmp_path / "state").found()) == {(k, 0) for k in it.fed.roster.cohort(0)}
+
+
+class StopAt:
+    """Asks for a stop when it is looked at for the n-th time."""
+
+    def __init__(self, n):
+        self.n, self.seen = n, 0
+
+    def __call__(self):
+        self.seen += 1
+        return self.seen >= self.n
+
+
+@pytest.mark.parametrize(
+    ("method", "room", "wire"),
+    [("fedavg", 0, {}), ("scaffold", 0, {}), ("fedper", 2, {}), ("fedavg", 2, WIRES[0]), ("scaffold", 0, WIRES[1])],
+)
+def test_a_stop_leaves_the_last_complete_round_however_rare_checkpoints_are(tmp_path, method, room, wire):
+    """In the midst of a round, whose traces in clients' rows are undone."""
+    more = {"checkpoint": {"every": 4}, "evaluate": {"protocol": ["global", "personal"]}, "comm": {"wire": wire}}
+    config_ = small_settings(method, "norm", rounds=6, **more)
+    it = prepare(config_)
+    it.reason = it.fed.run()
+    undisturbed, counted = whole(it), StopAt(10**9)
+    prepare(config_, stop=counted).fed.run()
+    rounds = set()
+    for number, n in enumerate(range(counted.seen // 7, counted.seen, counted.seen // 3)):
+        folder = tmp_path / str(number)
+        folder.mkdir()
+        it, _, _ = begin(folder, config_, room=room, every=4, stop=StopAt(n))
+        assert it.reason == "stopped"
+        complete = it.rows[-1]["round"] if it.rows else -1
+        again, t, _ = begin(folder, config_, room=room, every=4)
+        assert t == complete
+        rounds.add(t)
+        found = whole(again)
+        assert {name: found[name] for name in ("w", "b", "server", "kept")} == {
+            name: undisturbed[name] for name in ("w", "b", "server", "kept")
+        }
+        assert found["rows"] == undisturbed["rows"][t if t >= 0 else 0 :]
+    assert any((t + 1) % 4 for t in rounds - {-1})
+
+
+@pytest.mark.parametrize("wire", [{}, *WIRES[:2]], ids=str)
+def test_a_finished_run_goes_on_with_more_rounds(tmp_path, wire):
+    longer = small_settings("scaffold", "norm", rounds=ROUNDS + 2, comm={"wire": wire})
+    begin(tmp_path, config("scaffold", comm={"wire": wire}))
+    it, t, _ = begin(tmp_path, longer)
+    assert t == ROUNDS - 1
+    undisturbed = prepare(longer)
+    undisturbed.fed.run()
+    found, expected = whole(it), whole(undisturbed)
+    assert (found["w"], found["kept"]) == (expected["w"], expected["kept"])
+    assert [row["round"] for row in it.rows] == [ROUNDS - 1, ROUNDS, ROUNDS + 1]
+
+
+def test_no_fewer_rounds_than_are_done(tmp_path):
+    """It would never come to the last one."""
+    begin(tmp_path, config("fedavg"))
+    before = {path: path.read_bytes() for path in tmp_path.rglob("*") if path.is_file()}
+    said = rf"rounds: 1, but this run has completed {ROUNDS} of them.*ask for {ROUNDS} or more"
+    with pytest.raises(UserError, match=said):
+        begin(tmp_path, small_settings("fedavg", "norm", rounds=1))
+    assert all(path.read_bytes() == content for path, content in before.items())
+
+
+@pytest.mark.parametrize(
+    ("now", "fine"),
+    [
+        ("['a', 'b', 'c']", True),
+        ("['a']", False),
+        ("['b', 'a']", False),
+        ("['c', 'a', 'b']", False),
+        ("['a', 'bc', 'b']", False),
+        ("None", False),
+    ],
+)
+def test_a_site_may_join_at_the_end_and_none_may_leave(now, fine):
+    """Clients are numbered by the list: another's rounds would be told of a site."""
+    with nullcontext() if fine else pytest.raises(UserError, match=r"or moved\. .* init\.from=runs/a/model"):
+        resume._only_joined(Path("runs/a"), "['a', 'b']", now)
+
+
+def test_who_is_trained_together_stays_so():
+    """With compute.pack last bits depend on it: what it follows from cannot be changed in silence."""
+    for pack, free in ((1, True), (3, False)):
+        config_ = settings("fedper", compute={"pack": pack})
+        found = [free_later(key, config_) for key in ("state.memory", "cohort.placement", "rounds")]
+        assert found == [free, free, True]

@@ -1,0 +1,156 @@
+"""config.yaml of a run directory says everything: it alone gives the same run, wherever directory and plug-ins go."""
+
+import json
+import shutil
+
+import pytest
+import torch
+import yaml
+from every_method import VARIANTS
+from helpers import play, small_settings
+
+import fedmpi
+from fedmpi import config
+from fedmpi.common import registry
+from fedmpi.common.errors import UserError
+from fedmpi.methods import registry as every_method
+from fedmpi.runtime import catalog, catalog_options, launch
+from fedmpi.runtime.record import whole
+from fedmpi.runtime.resuming import replay
+
+SUPPLIED = {
+    "models": ("input_shape", "classes"),
+    "datasets": ("root", "site", "download"),
+    "partitions": ("labels", "clients", "rng"),
+    "tasks": ("classes",),
+    "rules": ("up", "s"),
+}
+REFUSED = {"normalise": {"of"}}  # its null stands for "mean and std are given", and is refused where it is written
+WITH_OPTIONS = [name for name in VARIANTS if "fedsol" in name or "alpha kept" in name or "median" in name]
+
+
+@pytest.mark.parametrize("kind", catalog.KINDS)
+def test_every_option_with_a_default_is_written(kind):
+    for name, target in catalog.registry(kind).items():
+        found = registry.load(name, {name: target}, kind)
+        options = catalog_options.description(kind, name).options
+        declared = {o.name for o in options if o.default != "required"}
+        inner = {key for key in declared if kind == "methods" and key in ("prox", "client")}
+        needs = {
+            o.name: o.type.split(", ")[0] if name == "medmnist" else "x" for o in options if o.default == "required"
+        }
+        given = whole.defaults(found, needs, SUPPLIED.get(kind, ()), inner)
+        assert set(given) == declared - inner - REFUSED.get(name, set()), name
+
+
+@pytest.mark.parametrize("name", [*sorted(every_method), *WITH_OPTIONS])
+def test_the_written_config_gives_the_same_run(tmp_path, name):
+    method, net, changes = VARIANTS.get(name, (name, "norm", {}))
+    asked = small_settings(method, net, **{**changes, "rounds": 2})
+    full = whole.of(asked)
+    (tmp_path / "config.yaml").write_text(yaml.safe_dump(full.resolved(), sort_keys=False))
+    again = config.load(tmp_path / "config.yaml")
+    assert again.resolved() == full.resolved()
+    assert whole.of(again).identity() == full.identity()
+    assert set(asked.resolved()["method"]) <= set(full.resolved()["method"])
+    one, two = play(asked), play(again)
+    assert one.hashes == two.hashes
+    assert torch.equal(one.b, two.b)
+
+
+# ---- plug-ins ----
+NET = """\
+from torch import nn
+
+def net(input_shape, classes, width: int = 8):
+    return nn.Sequential(nn.Flatten(), nn.Linear(64, width), nn.{}(), nn.Linear(width, classes))
+"""
+CONFIG = """\
+name: mine
+rounds: 2
+data: {{source: digits, partition: {{scheme: iid, clients: 2}}}}
+model: {{name: "{}"}}
+method: {{name: fedavg}}
+train: {{batch_size: 200}}
+"""
+
+
+@pytest.fixture
+def made(tmp_path, monkeypatch):
+    """(a run with a model of one's own, the model's file)."""
+    own = tmp_path / "code"
+    own.mkdir()
+    (own / "mynet.py").write_text(NET.format("ReLU"))
+    (tmp_path / "c.yaml").write_text(CONFIG.format(f"{own}/mynet.py:net"))
+    launch.execute(config.load(tmp_path / "c.yaml", [f"output={tmp_path}/runs"]))
+    return tmp_path / "runs" / "mine", own / "mynet.py"
+
+
+def test_options_of_ones_own_code_are_written(made):
+    assert yaml.safe_load((made[0] / "config.yaml").read_text())["model"]["width"] == 8
+
+
+@pytest.mark.parametrize("what", ["deleted", "moved run", "changed"])
+def test_a_model_is_loaded_from_the_runs_own_copy(made, tmp_path, what):
+    run, file = made
+    before = fedmpi.load(run, trust=True)
+    if what == "changed":
+        file.write_text(NET.format("Tanh"))  # would fit, and give other outputs
+    else:
+        file.unlink()
+    if what == "moved run":
+        run = run.rename(tmp_path / "elsewhere")
+    x = torch.randn(5, 1, 8, 8)
+    if what == "changed":
+        with pytest.warns(UserWarning, match=r"mynet.py has changed since this run was made; its copy .* is used"):
+            after = fedmpi.load(run, trust=True)
+    else:
+        after = fedmpi.load(run, trust=True)
+    assert torch.equal(before(x), after(x))
+
+
+def test_a_replay_takes_the_copy_too(made):
+    run, file = made
+    file.unlink()
+    said = []
+    assert replay.run(run, replay.settings(run, True), True, said.append) == 0
+    assert "the same bits" in said[0]
+
+
+def test_a_changed_copy_is_not_run(made):
+    run, file = made
+    file.unlink()
+    (run / "plugins" / "mynet.py").write_text("raise SystemExit('was run')")
+    with pytest.raises(UserError, match=r"plugins/mynet.py has changed: it is the copy of .*/mynet.py that this run"):
+        fedmpi.load(run, trust=True)
+    (run / "plugins" / "mynet.py").unlink()
+    with pytest.raises(UserError, match=r"plugins/mynet.py is missing"):
+        fedmpi.load(run, trust=True)
+
+
+def test_a_copy_is_not_run_without_trust(made):
+    run, file = made
+    file.unlink()
+    with pytest.raises(UserError, match=r"would run code that is not fedmpi's own: .*mynet.py:net"):
+        fedmpi.load(run)
+
+
+def test_a_copy_lies_in_the_run_directory(made):
+    """What environment.json says may be somebody else's."""
+    run, file = made
+    about = json.loads((run / "environment.json").read_text())
+    shutil.copy(file, run.parent / "other.py")
+    about["plugins"][0]["copy"] = "plugins/../../other.py"
+    (run / "environment.json").write_text(json.dumps(about))
+    file.unlink()
+    with pytest.raises(UserError, match=r"there is no file .*mynet.py"):
+        fedmpi.load(run, trust=True)
+
+
+def test_a_replay_starts_from_what_its_run_started_from(made, tmp_path):
+    run, _ = made
+    asked = config.load(tmp_path / "c.yaml", [f"output={tmp_path}/runs", "name=more", f"init.from={run}"])
+    launch.execute(asked)
+    more = tmp_path / "runs" / "more"
+    said = []
+    assert replay.run(more, replay.settings(more, True), True, said.append) == 0, said

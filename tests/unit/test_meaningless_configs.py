@@ -1,0 +1,255 @@
+"""What would run and mean nothing is an error, or a warning that names the place."""
+
+import textwrap
+import warnings
+from dataclasses import replace
+
+import numpy as np
+import pytest
+import torch
+import yaml
+from helpers import federated, fedmpi, images, play, prepare, settings, small_settings
+from torch import nn
+
+from fedmpi import config
+from fedmpi.common.errors import UserError
+from fedmpi.config import machine
+from fedmpi.data.dataset import Dataset
+from fedmpi.data.federated import split
+from fedmpi.methods import registry
+from fedmpi.runtime import build_data, consistency
+
+
+def wide_net(input_shape, classes):
+    return nn.Sequential(nn.Flatten(), nn.Linear(64, classes + 2))
+
+
+def tall_buffers(input_shape, classes):
+    net = nn.Sequential(nn.Flatten(), nn.Linear(64, classes))
+    net.register_buffer("far", torch.full((2,), 1e300, dtype=torch.float64))
+    return net
+
+
+def relabelling(labels, clients, rng):
+    labels[:] = 0
+    return np.array_split(np.arange(len(labels)), clients)
+
+
+def test_a_partition_cannot_write_to_the_labels():
+    data = images()
+    before = data.train_y.clone()
+    with pytest.raises(ValueError, match="read-only"):
+        split(data, f"{__file__}:relabelling", 4, 0)
+    assert torch.equal(data.train_y, before)
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"model": {"name": f"{__file__}:wide_net"}}, "has 6 outputs, but the data have 4 classes"),
+        ({"model": {"name": f"{__file__}:tall_buffers"}}, r"buffer far \(torch.float64\) holds numbers beyond"),
+        ({"train": {"drop_last": True, "batch_size": 500}}, "drop_last: true leaves out every batch.*500"),
+        (
+            {"method": "fedlc", "task": {"name": "classification", "label_smoothing": 0.1}},
+            "fedlc needs targets of one class each, but task.label_smoothing is 0.1; set task.label_smoothing=0",
+        ),
+    ],
+)
+def test_refused(changes, message):
+    with pytest.raises(UserError, match=message):
+        prepare(settings(**changes))
+
+
+def test_clients_that_will_not_train_are_counted():
+    with pytest.warns(UserWarning, match=r"drop_last: \d of 7 clients have fewer than train.batch_size = 20 samples"):
+        prepare(settings(train={"drop_last": True, "batch_size": 20}))
+
+
+def test_a_gap_in_the_labels_is_told():
+    whole = images()
+    y = torch.where(whole.train_y == 1, 0, whole.train_y)
+    with pytest.warns(UserWarning, match="no training sample is of class 1, though there are 4 classes"):
+        split(Dataset(whole.train_x, y, whole.test_x, whole.test_y, 4), "iid", 3, 0)
+
+
+def test_an_empty_test_set_is_told():
+    whole = images()
+    empty = Dataset(whole.train_x, whole.train_y, whole.test_x[:0], whole.test_y[:0], 4)
+    data = split(empty, "iid", 3, 0, "global")
+    with pytest.warns(UserWarning, match="the test set is empty"):
+        prepare(settings(evaluate={"protocol": ["global"]}), data)
+
+
+OWN = {"apfl", "ditto", "fedala", "fedatom", "fedfomo", "fedpac", "fedper", "fedproto", "fedrep", "knnper", "lg_fedavg"}
+OWN |= {"local", "pfedme", "pfedpara"}  # fedbn keeps what the test's model has none of
+
+
+@pytest.mark.filterwarnings("ignore:method fedbn keeps parts")
+@pytest.mark.parametrize("name", sorted(registry))
+def test_own_models_that_nobody_looks_at_are_told(name):
+    """A warning under `global` alone for methods whose clients have models of their own, for no other, and no more."""
+
+    def told(*protocol):
+        with warnings.catch_warnings(record=True) as seen:
+            warnings.simplefilter("always")
+            prepare(small_settings(name, evaluate={"protocol": protocol}))
+        return [str(each.message) for each in seen if "never looks at them" in str(each.message)]
+
+    assert len(told("global")) == (name in OWN)
+    assert not told("global", "personal")
+
+
+def test_sites_are_whole_numbers(tmp_path):
+    np.savez(tmp_path / "a.npz", x=np.zeros((6, 2), "float32"), y=np.arange(6) % 2, site=np.array([0, 1, 0.5, 1, 0, 1]))
+    tree = {
+        "data": {
+            "source": "npz",
+            "path": "a.npz",
+            "root": str(tmp_path),
+            "partition": {"scheme": "site", "clients": 2},
+        },
+        "model": {"name": "mlp"},
+        "method": {"name": "fedavg"},
+    }
+    (tmp_path / "a.yaml").write_text(yaml.safe_dump(tree))
+    with pytest.raises(UserError, match=r"a\.npz: site holds float64 numbers that are not whole"):
+        build_data.partitioned(config.load(tmp_path / "a.yaml"))
+
+
+class Softened:
+    """A task of a user's own that is a classification, and says so."""
+
+    names = ("accuracy",)
+    classification = True
+
+    def __init__(self, classes):
+        pass
+
+    def loss(self, model, x, y):
+        return nn.functional.cross_entropy(model(x), y, label_smoothing=0.1)
+
+    def metrics(self, outputs, y):
+        return {"accuracy": 100 * (outputs.argmax(1) == y).double().mean().item()}
+
+
+class Weighing(Softened):
+    """Weighs by the counts that it is told."""
+
+    def weigh(self, counts):
+        self.w = 1.0 / counts.clamp(min=1).double()
+
+    def loss(self, model, x, y):
+        return nn.functional.cross_entropy(model(x), y, weight=self.w.to(torch.float32))
+
+
+def test_a_task_that_weighs_by_each_clients_own_counts_trains_them_one_by_one():
+    """Together they would all have the counts of the client that was told last."""
+    more = {"task": {"name": f"{__file__}:Weighing"}, "cohort": {"fraction": 1.0}}
+    data = federated()
+    data = replace(data, counts_shared=False)
+    share = small_settings("fedavg", **more).data.model_copy(update={"share_label_counts": False})
+
+    def run(pack):
+        config = small_settings("fedavg", **more, compute={"pack": pack})
+        return play(config.model_copy(update={"data": share}), data)
+
+    with pytest.raises(UserError, match=r"compute\.pack: 3.*each client's own counts"):
+        run(3)
+    with pytest.warns(UserWarning, match=r"compute\.pack: auto.*each client's own counts"):
+        auto = run("auto")
+    assert auto.hashes == run(1).hashes
+
+
+class Symbols(nn.Sequential):
+    def forward(self, x):
+        return super().forward(x.long())
+
+
+def square(input_shape, classes):
+    return Symbols(nn.Embedding(classes, 8), nn.Linear(8, classes))
+
+
+def test_as_many_symbols_as_targets_are_told(tmp_path):
+    """(B, V, L) and (B, L, V) look the same then."""
+    text = np.random.default_rng(0).integers(0, 6, (40, 7))
+    for length, told in ((6, 1), (5, 0)):
+        x, y = text[:, :length], text[:, 1 : length + 1]
+        np.savez(tmp_path / "a.npz", x_train=x[:30], y_train=y[:30], x_test=x[30:], y_test=y[30:])
+        source = {"source": "npz", "path": "a.npz", "root": str(tmp_path), "classes": 6}
+        tree = {
+            "data": {**source, "partition": {"scheme": "iid", "clients": 2}},
+            "model": {"name": f"{__file__}:square"},
+            "task": {"name": "next_symbol"},
+            "method": {"name": "fedavg"},
+        }
+        (tmp_path / "a.yaml").write_text(yaml.safe_dump(tree))
+        with warnings.catch_warnings(record=True) as seen:
+            warnings.simplefilter("always")
+            made = config.load(tmp_path / "a.yaml")
+            prepare(made, build_data.partitioned(made))
+        assert sum("as many symbols as targets" in str(each.message) for each in seen) == told
+
+
+@pytest.mark.parametrize("method", ["fedld", "fedsol", "feduv", "fedntd", "fedpac", "fedproto"])
+def test_a_users_classification_is_one(method):
+    """Methods that need probabilities over classes took only our own Classification."""
+    it = play(settings(method, rounds=1, task={"name": f"{__file__}:Softened"}))
+    assert it.reason == "finished"
+
+
+def test_sys_exit_in_a_users_file_is_no_success(tmp_path):
+    """It ended the run with code 0 and without a result."""
+    (tmp_path / "net.py").write_text(
+        textwrap.dedent("""
+        import sys
+        from torch import nn
+
+        class Net(nn.Module):
+            def __init__(self, input_shape, classes):
+                super().__init__()
+                self.head = nn.Linear(64, classes)
+
+            def forward(self, x):
+                if self.training:
+                    sys.exit()
+                return self.head(x.flatten(1))
+        """)
+    )
+    words = ["configs/quickstart.yaml", f"model={{name: {tmp_path}/net.py:Net}}"]
+    words += ["rounds=1", f"output={tmp_path}/runs", "method={name: fedavg}"]
+    done = fedmpi("run", *words)
+    assert done.returncode == 2, done.stderr
+    assert f"Net.forward at {tmp_path}/net.py:12: SystemExit" in done.stderr
+    assert "Traceback" not in done.stderr
+
+
+def test_torch_compile_without_a_compiler_is_told_before_anything_runs(monkeypatch):
+    monkeypatch.setenv("CXX", "no-such-compiler")
+    with pytest.raises(UserError, match=r"compute.compile: true needs a C\+\+ compiler, .* has no no-such-compiler; "):
+        prepare(settings(compute={"compile": True}))
+
+
+def test_on_a_gpu_it_needs_triton_and_a_compiler_for_c(monkeypatch):
+    found = ["triton", "clang"]
+    monkeypatch.delenv("CC", raising=False)
+    monkeypatch.setattr(machine, "find_spec", lambda name: object() if name in found else None)
+    monkeypatch.setattr(machine.shutil, "which", lambda name: name if name in found else None)
+    machine.compiler(gpu=True)
+    found.remove("clang")
+    with pytest.raises(UserError, match=r"true needs a C compiler, and host .* has no gcc; .* variable CC, or set"):
+        machine.compiler(gpu=True)
+    found.remove("triton")
+    with pytest.raises(UserError, match=r"true needs Triton on a GPU, and host .* has none; pip install triton, or"):
+        machine.compiler(gpu=True)
+
+
+def test_one_differing_row_is_noticed():
+    """All of the data are digested, not a sample of them: a rank would quietly train something else."""
+    whole = images(n=9000)  # more than two pieces of the stream
+    same = consistency.data(split(images(n=9000), "iid", 3, 0))
+    for part, row in (("train_x", 5000), ("train_y", 8999), ("test_x", 30), ("test_y", 59)):
+        values = getattr(whole, part).clone()
+        values[row] = 1 - values[row].clamp(max=1)
+        other = consistency.data(split(replace(whole, **{part: values}), "iid", 3, 0))
+        name = "(training data)" if part.startswith("train") else "(test data)"
+        assert {key for key in same if same[key] != other[key]} == {name}, part

@@ -1,0 +1,292 @@
+"""What every registered method must hold. A new method is in here by its registry line and needs no code of its own."""
+
+from dataclasses import replace
+from functools import lru_cache
+
+import numpy as np
+import pytest
+import torch
+from helpers import NETS, SPECIAL, digest, federated, images, play, prepare, small_settings
+from torch import nn
+
+from fedmpi.common import seeds
+from fedmpi.common.registry import load
+from fedmpi.data.dataset import Dataset
+from fedmpi.data.federated import Shard, split
+from fedmpi.data.validation import hold_out
+from fedmpi.methods import registry
+
+METHODS = sorted(registry)
+NEUTRAL = [name for name in METHODS if load(name, registry, "method").neutral is not None]
+# What follows clients' ids by its nature, and how to do without: noise is drawn for an id, FedGH takes pairs in order.
+WITHOUT_IDS = {
+    "fedsr": {"probabilistic": False, "cmi": 0.0},
+    "fedgh": {"variant": "hierarchical"},
+    "fedala": {"share": 1.0},
+    "fedfomo": {"models": 6, "explore": 0.0},
+    "ccvr": {"lr": 0.0},
+    "perfedavg": {"alpha": 0.0},  # what a batch is cut up into
+}
+# What a method trains at a rate of its own, on the server.
+OWN_RATES = {"ccvr": {"lr": 0.0}}
+every_method = pytest.mark.parametrize("method", METHODS)
+every_net = pytest.mark.parametrize("net", NETS)
+
+
+@lru_cache
+def fedavg(net, momentum):
+    return play(small_settings("fedavg", net, train={"momentum": momentum}))
+
+
+def neutral(method):
+    return {**SPECIAL.get(method, {}), **load(method, registry, "method").neutral}
+
+
+# ---- what it becomes ----
+@every_net
+@pytest.mark.parametrize("method", NEUTRAL)
+def test_equals_fedavg_bit_for_bit_at_neutral(method, net):
+    config = small_settings(method, net, options=neutral(method))
+    mine, theirs = play(config), fedavg(net, config.train.momentum)
+    assert mine.hashes == theirs.hashes
+    assert torch.equal(mine.b, theirs.b)
+    assert [row["train_loss"] for row in mine.rows] == [row["train_loss"] for row in theirs.rows]
+
+
+@pytest.mark.parametrize("net", ["mlp", "norm"])
+@pytest.mark.parametrize("method", NEUTRAL)
+def test_one_client_is_plain_sgd(method, net):
+    """Tolerance: w + (w' - w) is w' but for two roundings of float32, a round."""
+    config = small_settings(
+        method, net, options=neutral(method), cohort={"fraction": 1.0}, train={"weight_decay": 1e-3}
+    )
+    data = split(images(), "iid", 1, 0)
+    it = play(config, data)
+    w = by_hand(it)
+    assert not torch.equal(w, it.w0)
+    torch.testing.assert_close(it.w, w, rtol=1e-4, atol=2e-6)
+
+
+def by_hand(it):
+    """The same rounds as anybody would write them, on a module of the same start; dropout draws from the same place."""
+    config, shard = it.made.settings, it.made.data.train[0]
+    x, y = shard.x[shard.index], shard.y[shard.index]
+    train = config.train
+    module = it.made.net.module
+    with torch.no_grad():
+        it.made.model.load(it.w0, it.b0)
+    for t in range(config.rounds):
+        sgd = torch.optim.SGD(module.parameters(), train.lr, train.momentum, weight_decay=train.weight_decay)
+        order = torch.randperm(len(x), generator=seeds.generator(config.seed, "batches", t, 0, 0))
+        module.train()
+        with seeds.scoped(config.seed, "torch", t, 0):
+            for rows in order.split(train.batch_size):
+                sgd.zero_grad()
+                nn.functional.cross_entropy(module(x[rows]), y[rows]).backward()
+                sgd.step()
+    return it.made.model.w  # which the module's parameters are views of
+
+
+# ---- what it must not depend on ----
+@every_method
+def test_client_ids_do_not_matter(method):
+    """Full batches of all clients: ids choose neither batches nor cohorts, only the order of the sums."""
+    options = WITHOUT_IDS.get(method, SPECIAL.get(method, {}))
+    config = small_settings(method, options=options, cohort={"fraction": 1.0}, train={"batch_size": "full"})
+    data = federated(client_test="global")
+    data = hold_out(data, config.data.validation, 0)
+    new = [3, 0, 6, 1, 5, 2, 4]  # client k of the second run is client new[k] of the first
+    renamed = replace(
+        data,
+        train_sizes=data.train_sizes[new],
+        test_sizes=data.test_sizes[new],
+        label_counts=data.label_counts[new],
+        train={k: data.train[j] for k, j in enumerate(new)},
+        test={k: data.test[j] for k, j in enumerate(new)},
+        validation={k: data.validation[j] for k, j in enumerate(new) if data.validation},
+        parts=[data.parts[j] for j in new],
+    )
+    one, other = play(config, data), play(config, renamed)
+    moved = (one.w - one.w0).abs().max()
+    torch.testing.assert_close(one.w, other.w, rtol=0, atol=float(1e-4 * moved) + 1e-12)
+    losses = [{line["client"]: line["loss"] for line in it.lines if line["round"] == 2} for it in (one, other)]
+    assert [losses[1][k] for k in range(7)] == pytest.approx([losses[0][j] for j in new], rel=1e-4)
+
+
+@pytest.mark.parametrize("net", ["mlp", "norm"])
+@every_method
+def test_a_client_trains_the_same_whoever_trained_before(method, net):
+    """And leaves the others' state, the message and the data bit-unchanged: nothing leaks through the shared model."""
+    it = play(small_settings(method, net))
+    fed = it.fed
+    before = {k: digest(row) for k, row in fed.states.rows.items()}
+    received, x = digest(fed.exchange.inbox), digest(it.made.data.train[0].x)
+    downloads = fed.exchange.deliver(3, range(7), fed.states.owner, fed.server)
+    packing = it.made.messages.upload(3).packing
+
+    def train(order):
+        rows = {k: torch.zeros(packing.size) for k in order}
+        for k in order:
+            fed.client(k, 3, downloads[k]).take_part(rows[k])
+        a, b = packing.spans["_seconds"]
+        for row in rows.values():
+            row[a:b] = 0  # a time, not a result
+        return {k: digest(row) for k, row in rows.items()}
+
+    kept = {k: row.clone() for k, row in fed.states.rows.items()}
+    assert len(kept) == 7
+    alone = train([4])
+    assert {k for k in before if digest(fed.states.rows[k]) != before[k]} == ({4} if _keeps_news(it.made) else set())
+    for k, row in kept.items():
+        fed.states.rows[k].copy_(row)
+    first = train([0, 4, 2])
+    for k, row in kept.items():
+        fed.states.rows[k].copy_(row)
+    last = train([2, 0, 4])
+    assert first == last
+    assert first[4] == alone[4]
+    assert (digest(fed.exchange.inbox), digest(it.made.data.train[0].x)) == (received, x)
+
+
+def _keeps_news(made):
+    """Whether a client's round changes what it keeps: its declared state, or own parts that are trained."""
+    method, groups = made.method, made.model.layout.groups()
+    own = groups - _travelling(made)
+    return bool(method.client_state) or bool(own & (groups if "*" in method.trains else set(method.trains)))
+
+
+def _travelling(made, round_=None):
+    """The layout groups that the method says travel in a round; in any round if none is named."""
+    method, rounds, found = made.method, made.settings.rounds, set()
+    for t in range(rounds) if round_ is None else [round_]:
+        said, groups = method.travels(t, rounds), made.model.layout.groups() | made.model.buffer_layout.groups()
+        found |= (groups if "*" in said.groups else groups & set(said.groups)) - set(said.but)
+    return found
+
+
+@pytest.mark.parametrize("net", ["mlp", "norm"])
+@every_method
+def test_evaluation_changes_nothing(method, net):
+    plain = play(small_settings(method, net, evaluate={"protocol": ["global"], "every": 100}))
+    busy = play(small_settings(method, net, evaluate={"protocol": ["personal_on_global", "global", "personal"]}))
+    assert plain.hashes == busy.hashes
+    assert torch.equal(plain.b, busy.b)
+    assert torch.equal(plain.fed.server.state_row, busy.fed.server.state_row)
+
+
+# ---- what it sends ----
+@every_method
+def test_bytes_sent_are_the_bytes_declared(method):
+    """One process: the download once, each client's own download and upload onto itself; 4 bytes an entry."""
+    it = play(small_settings(method))
+    messages = it.made.messages
+    for row in it.rows:
+        m, t = len(row["cohort"]), row["round"]
+        told = messages.announcement(messages.groups(t - 1) if t else None).packing.size
+        each = messages.per_client.size + messages.upload(t).packing.size
+        assert row["sent_bytes"] == 4 * (told + m * each)
+        assert row["received_bytes"] == 4 * m * each
+
+
+@every_method
+def test_the_declared_bytes_are_the_sum_of_what_the_method_names(method):
+    """Nothing else travels: the shared weights and float buffers, the declared slots, and four numbers of the
+    engine's."""
+    it = prepare(small_settings(method, "norm"))
+    made, messages, method = it.made, it.made.messages, it.made.method
+    travelling = _travelling(made)
+    shared, all_weights = _entries_in(travelling, made.model.layout), made.model.layout.size
+    buffers, all_buffers = _entries_in(travelling, made.model.buffer_layout), 2 * 6  # mean, variance of the six maps
+
+    def entries(slots, s=shared):
+        sizes = {**messages.sizes, "s": s}
+        return sum(int(np.prod([sizes.get(d, d) for d in slot.dims])) for slot in slots.values())
+
+    received = sum(entries({n: method.server_state[n]}) for n in method.receives)
+    assert messages.announcement().packing.size == shared + buffers + received + 1
+    for t in range(made.settings.rounds):
+        groups, named = _travelling(made, t), method.travels(t, made.settings.rounds).slots
+        slots = {n: slot for n, slot in method.sends.items() if named is None or n in named}
+        of_w, of_b = (_entries_in(groups, layout) for layout in (made.model.layout, made.model.buffer_layout))
+        assert messages.upload(t).packing.size == entries(slots, of_w) + of_b + 3
+    assert messages.per_client.size == entries(method.per_client_download)
+    kept = (all_weights - shared) + (all_buffers - buffers)
+    assert messages.client_state.size == kept + entries(method.client_state)
+    assert all_weights == sum(p.numel() for p in made.net.module.parameters())
+
+
+def _entries_in(groups, layout):
+    """Entries of the tensors of these groups, one by one."""
+    return sum(int(np.prod(s.shape)) for s in layout.segments if s.group in groups)
+
+
+# ---- the edges ----
+@pytest.mark.parametrize("net", ["mlp", "norm"])
+@every_method
+def test_learning_rate_zero_leaves_the_weights(method, net):
+    """Every server rule is zero at zero updates. Batch statistics move all the same, and head phases may have a rate of
+    their own, but what they train does not travel."""
+    options = OWN_RATES.get(method, SPECIAL.get(method, {}))
+    it = prepare(small_settings(method, net, options=options, train={"lr": 0.0, "weight_decay": 1e-3}))
+    before = it.w.clone()
+    it.fed.run()
+    assert torch.equal(it.w, before)
+
+
+def clients_of(*parts, data=None):
+    data = data or images()
+    cut = [np.asarray(part) for part in parts]
+    federation = split(data, "iid", len(cut), 0, "global")
+    y = data.train_y.numpy()
+    return replace(
+        federation,
+        train_sizes=np.array([len(part) for part in cut]),
+        label_counts=np.stack([np.bincount(y[part], minlength=data.classes) for part in cut]),
+        train={k: Shard(data.train_x, data.train_y, torch.from_numpy(part)) for k, part in enumerate(cut)},
+        parts=cut,
+    )
+
+
+def twins():
+    """Three clients with the same ten samples in the same order."""
+    data = images()
+    rows = torch.arange(10).repeat(3)
+    return Dataset(data.train_x[rows], data.train_y[rows], data.test_x, data.test_y, data.classes)
+
+
+EDGES = {
+    "identical clients": (lambda: clients_of(range(10), range(10, 20), range(20, 30), data=twins()), 1.0, "full"),
+    "a client with one sample": (lambda: clients_of([5], range(10, 40), range(60, 99)), 1.0, 10),
+    "a cohort of one": (federated, 0.1, 10),
+    "clients of one class": (
+        lambda: clients_of(*[np.flatnonzero(images().train_y.numpy() == c) for c in range(4)]),
+        0.5,
+        10,
+    ),
+    "two clients with one sample": (lambda: clients_of([5], [7]), 1.0, 10),
+}
+
+
+@pytest.mark.parametrize("edge", EDGES)
+@every_method
+def test_no_nan(method, edge):
+    data, fraction, batch = EDGES[edge]
+    it = play(small_settings(method, "norm", cohort={"fraction": fraction}, train={"batch_size": batch}), data())
+    assert it.reason == "finished"
+    assert len(it.rows) == 3
+    state = [it.w, it.b, it.fed.server.state_row, *it.fed.states.rows.values()]
+    assert all(bool(x.isfinite().all()) for x in state)
+    figures = [row[name] for row in it.rows for name in ("loss", "train_loss", "personal_loss") if name in row]
+    assert np.isfinite(figures).all()
+    if edge == "a cohort of one":
+        assert [len(row["cohort"]) for row in it.rows] == [1, 1, 1]
+
+
+@every_method
+def test_identical_clients_make_their_common_step(method):
+    """Any sensible server rule gives back the update on which all agree: three identical clients are as good as one."""
+    options = WITHOUT_IDS.get(method, SPECIAL.get(method, {}))
+    config = small_settings(method, options=options, cohort={"fraction": 1.0}, train={"batch_size": "full"})
+    three, one = play(config, EDGES["identical clients"][0]()), play(config, clients_of(range(10), data=twins()))
+    moved = float((one.w - one.w0).abs().max())
+    torch.testing.assert_close(three.w, one.w, rtol=0, atol=1e-4 * moved + 1e-12)
