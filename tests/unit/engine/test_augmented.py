@@ -5,9 +5,9 @@ import json
 import numpy as np
 import pytest
 import torch
-from thread_ranks import play_in_threads
 from helpers import fedmpi, images, play, prepare, record, small_settings
 from test_packed import TOLERANCE, apart
+from thread_ranks import play_in_threads
 
 from fedmpi.data.augment.chosen import augmented, operation
 from fedmpi.data.dataset import Dataset

@@ -3,8 +3,8 @@
 import time
 
 import pytest
-from thread_ranks import play_in_threads
 from helpers import FinishedRun, play, prepare, small_settings
+from thread_ranks import play_in_threads
 
 from fedmpi.comm.base import Lost
 from fedmpi.engine.evaluate import Evaluator

@@ -4,8 +4,8 @@ from dataclasses import replace
 
 import pytest
 import torch
-from thread_ranks import play_in_threads
 from helpers import federated, play, prepare, record, settings, small_settings
+from thread_ranks import play_in_threads
 from torch.nn import functional as F
 
 from fedmpi.analysis.local_models import local_models

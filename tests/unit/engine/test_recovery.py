@@ -5,8 +5,8 @@ from dataclasses import replace
 from functools import lru_cache
 
 import pytest
-from thread_ranks import Seat, play_in_threads
 from helpers import FinishedRun, digest, federated, prepare, small_settings
+from thread_ranks import Seat, play_in_threads
 from torch import nn
 
 from fedmpi.engine.faults import losses

@@ -8,9 +8,9 @@ import helpers
 import pytest
 import test_recovery
 import torch
-from thread_ranks import Dead, Seat, play_in_threads
 from helpers import FinishedRun, images, prepare, small_settings
 from test_recovery import SIZE, checkpoints, make, replayed, run, same
+from thread_ranks import Dead, Seat, play_in_threads
 
 from fedmpi.comm.base import Gone
 from fedmpi.common.errors import UserError

@@ -6,8 +6,8 @@ from dataclasses import dataclass, replace
 
 import pytest
 import torch
-from thread_ranks import play_in_threads
 from helpers import CPU, play, prepare, record, small_settings
+from thread_ranks import play_in_threads
 
 import fedmpi
 from fedmpi.comm.backends.solo import Solo

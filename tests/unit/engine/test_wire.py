@@ -4,8 +4,8 @@ import warnings
 
 import pytest
 import torch
-from thread_ranks import play_in_threads
 from helpers import federated, norm_net, play, prepare, record, settings, small_settings
+from thread_ranks import play_in_threads
 
 from fedmpi.common.errors import UserError
 from fedmpi.engine.local.client import LocalClient

@@ -7,8 +7,8 @@ import sys
 
 import pytest
 import yaml
-from thread_ranks import play_in_threads
 from helpers import BIN, CPU, clean_env, fedmpi, play, prepare, small_settings
+from thread_ranks import play_in_threads
 
 from fedmpi.doctor.planning import measuring, plan_text, rehearsal
 from fedmpi.engine import sampling

@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 import torch
-from thread_ranks import play_in_threads
 from helpers import digest, prepare, record, settings, small_settings
+from thread_ranks import play_in_threads
 
 from fedmpi.common.errors import UserError
 from fedmpi.config.later import free_later
