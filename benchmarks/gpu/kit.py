@@ -1,9 +1,9 @@
 """All that a machine with one GPU can tell, in ten minutes and without a network.   python benchmarks/gpu/kit.py
 
-The tests of tests/jobs/gpu (the communication battery over NCCL and gloo, every method alone and over ranks that share the
-GPU, the same bits twice and after going on), then seconds a round next to loops written by hand, and memory. On a GPU
-it writes benchmarks/results/gpu.json and the table of docs/gpu.md; --device cpu does the same with small shares of the
-tasks, to see that it works, and writes neither. What fails is said, and the rest goes on; exit code 1 then.
+The tests of tests/jobs/gpu (the communication battery over NCCL and gloo, every method alone and over ranks that share
+the GPU, the same bits twice and after going on), then seconds a round next to loops written by hand, and memory. On a
+GPU it writes benchmarks/results/gpu.json and the table of docs/gpu.md; --device cpu does the same with small shares of
+the tasks, to see that it works, and writes neither. What fails is said, and the rest goes on; exit code 1 then.
 """
 
 import argparse

@@ -1,4 +1,4 @@
-"""Mistakes that show late, or on one rank only, end in one message too; tests/unit/error_messages has the table of the others."""
+"""Mistakes that show late, or on one rank only, end in one message too; the others are in tests/error_cases."""
 
 import re
 import subprocess
