@@ -13,7 +13,7 @@ from pathlib import Path
 import torch
 from helpers import digest, prepare, record, small_settings
 
-from fedmpi.comm import connect, detect
+from fedmpi.comm import Timeouts, connect, detect
 from fedmpi.comm.backends.solo import Solo
 from fedmpi.engine.sampling import Roster
 from fedmpi.flat import linear
@@ -117,7 +117,7 @@ def main() -> None:
         set_numerics(small_settings("fedavg", compute={"deterministic": True}))  # before the first kernel
     Roster.consider = lambda self, t: None  # what ranks took would decide who sends what, and how many bytes that is
     job, backend = detect(os.environ), sys.argv[2]
-    comm = connect(job, backend, device, start_timeout_s=60, round_timeout_s=60)
+    comm = connect(job, backend, device, Timeouts(start=60, round=60))
     if job.size == 1 and backend == "gloo":
         comm = Solo(torch.device("cpu"))
     found = {}

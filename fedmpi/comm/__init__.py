@@ -10,12 +10,13 @@ from typing import TYPE_CHECKING, Any
 
 from fedmpi.comm.launchers.job import Job
 from fedmpi.comm.launchers.launcher_env import detect
+from fedmpi.comm.timeouts import Timeouts
 
 if TYPE_CHECKING:
     from fedmpi.comm.base import Communicator, Lost
     from fedmpi.comm.connection import connect
 
-__all__ = ["Communicator", "Job", "Lost", "connect", "detect"]
+__all__ = ["Communicator", "Job", "Lost", "Timeouts", "connect", "detect"]
 
 _PLACES = {"Communicator": "base", "Lost": "base", "connect": "connection"}
 

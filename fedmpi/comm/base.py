@@ -26,6 +26,7 @@ import torch
 from torch import Tensor
 
 from fedmpi.comm.audit import Audit
+from fedmpi.comm.timeouts import Clock
 
 About = tuple[int | None, tuple[str, ...]]
 Message = tuple[int, Tensor]  # (peer, tensor (n,))
@@ -238,23 +239,25 @@ def tree(me: int, size: int) -> tuple[int, list[int]]:
     return me & (me - 1) if me else 0, [me + bit for bit in bits if me + bit < size]
 
 
-def within(seconds: float, call: Callable[[], T], otherwise: str) -> T:
-    """call(), in a thread of its own; raises Lost(otherwise) if that takes longer.
+def within(seconds: float, call: Callable[[], T], otherwise: str, clock: Clock) -> T:
+    """Return call(), which runs in a thread of its own; raise Lost(otherwise) if it takes longer than `seconds`.
 
     Torch's own time-outs do not cover a host that takes a connection and never answers.
     """
     results: list[T] = []
     errors: list[BaseException] = []
+    done = threading.Event()
 
     def work() -> None:
         try:
             results.append(call())
         except BaseException as error:
             errors.append(error)
+        finally:
+            done.set()
 
-    worker = threading.Thread(target=work, daemon=True)
-    worker.start()
-    worker.join(seconds)
+    clock.start_thread(work)
+    clock.wait(done, seconds)
     if errors:
         raise errors[0]
     if not results:

@@ -19,6 +19,7 @@ from fedmpi.comm.base import Gone
 from fedmpi.comm.loss import silence
 from fedmpi.comm.loss.alarm import Alarm, reason
 from fedmpi.comm.loss.leaving import tell_fatal_signals
+from fedmpi.comm.timeouts import Timeouts
 from fedmpi.common import heap, places
 from fedmpi.common.blame import remedy
 from fedmpi.common.errors import UserError
@@ -30,8 +31,6 @@ from fedmpi.runtime.record import plugins, report_text, warned
 from fedmpi.runtime.record.describing import written
 from fedmpi.runtime.record.tracking.hearing import hearing
 from fedmpi.runtime.resuming import keeping
-
-LAST_S = 1.0  # by which rank 0 leaves after the others: a launcher that sees its exit code ends them
 
 
 def pick_device(settings: Settings, job: Job) -> torch.device:
@@ -80,7 +79,8 @@ def execute(
     """
     tell_fatal_signals()
     job = detect(os.environ)
-    alarm, stop, until_end = Alarm(job), command or StopRequest(), ExitStack()
+    timeouts = Timeouts(settings.comm.start_timeout_s, settings.comm.round_timeout_s)
+    alarm, stop, until_end = Alarm(job, timeouts), command or StopRequest(), ExitStack()
     try:
         until_end.enter_context(places.here())
         until_end.enter_context(warned.heard())
@@ -93,8 +93,7 @@ def execute(
         made = None if settings.data.silos else _made(settings, job, build_data.partitioned(settings), device)
         build.make_method(settings)
         code = consistency.code()  # here: once all have met, they would do it at the same time, on few cores
-        by = settings.comm
-        comm = connect(job, by.backend, device, by.start_timeout_s, by.round_timeout_s, alarm)
+        comm = connect(job, settings.comm.backend, device, timeouts, alarm)
         stop.listen()
         stop.alone(None)
         result = _connected(settings, job, comm, device, made, code, stop, alarm, until_end)
@@ -103,7 +102,7 @@ def execute(
         with suppress(*([Lost] if settings.faults.on_lost_rank != "abort" else [])):  # all of the run is on disk
             comm.close()
         if result[1] and job.size > 1:
-            time.sleep(LAST_S)
+            time.sleep(timeouts.launcher)  # the others leave first: a launcher that sees rank 0's exit code ends them
         return result
     except Exception as error:
         if job.size > 1:  # still listening: the launcher, which sees a dead rank, too, must not end rank 0 unheard

@@ -10,7 +10,6 @@ of the messages before is told apart by its tag.
 from __future__ import annotations
 
 import os
-import time
 from collections.abc import Sequence
 from typing import Any, NamedTuple, final
 
@@ -25,7 +24,8 @@ from fedmpi.comm.launchers import launcher_env
 from fedmpi.comm.launchers.job import Job
 from fedmpi.comm.loss.alarm import Alarm
 from fedmpi.comm.loss.membership import Membership
-from fedmpi.comm.meeting.store_allgather import GRACE_S, StoreAllgather
+from fedmpi.comm.meeting.store_allgather import StoreAllgather
+from fedmpi.comm.timeouts import Timeouts
 
 DATA, CONTROL = 0, 1  # tags
 EAGER_S = 0.05  # requests are first tested without pauses for so long: MPI moves messages only inside its calls
@@ -34,8 +34,8 @@ LOOK_S = 0.5  # between two looks which messages are not there yet
 CARRIER = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}  # bytes of an element -> type that MPI knows
 
 
-def connect(job: Job, start_timeout_s: float, round_timeout_s: float) -> Mpi:
-    return Mpi(job, world(job, start_timeout_s), round_timeout_s)
+def connect(job: Job, timeouts: Timeouts) -> Mpi:
+    return Mpi(job, world(job, timeouts.start), timeouts)
 
 
 def buffer(x: Tensor) -> np.ndarray:
@@ -54,8 +54,9 @@ class Posted(NamedTuple):
 
 @final
 class Mpi(Communicator):
-    def __init__(self, job: Job, comm: Any, round_timeout_s: float) -> None:
-        Communicator.__init__(self, comm.rank, comm.size, torch.device("cpu"), round_timeout_s)
+    def __init__(self, job: Job, comm: Any, timeouts: Timeouts) -> None:
+        Communicator.__init__(self, comm.rank, comm.size, torch.device("cpu"), timeouts.round)
+        self.timeouts, self.clock = timeouts, timeouts.clock
         self.job = job
         self.comm = comm
         self.can_regroup = "MPI goes on without a rank only where it has ULFM: Open MPI 5 and `mpirun --with-ft ulfm`"
@@ -74,7 +75,7 @@ class Mpi(Communicator):
     def _regroup(self, payload: bytes, deadline_s: float) -> dict[int, bytes]:
         if self.membership is None:
             raise Lost(f"the job cannot go on without a rank: {self.can_regroup}")
-        until = time.monotonic() + deadline_s
+        until = self.clock.now() + deadline_s
         payloads = self.membership.settle(payload, self._failed(), deadline_s, lambda *_: None)[1]
         self.alive = list(payloads)
         self._forget(until)
@@ -87,7 +88,8 @@ class Mpi(Communicator):
         if len(self.alive) == self.size or self.membership is None:
             finalize(self.job, self.round_timeout_s)
         else:  # MPI_Finalize would wait for who is lost
-            StoreAllgather(self.membership.store, self.rank, self.alive).leave(self.round_timeout_s)
+            allgather = StoreAllgather(self.membership.store, self.rank, self.alive, timeouts=self.timeouts)
+            allgather.leave(self.round_timeout_s)
 
     def _broadcast(self, x: Tensor) -> None:
         relay(x, self.alive.index(self.rank), self.alive, self._exchange)
@@ -125,10 +127,10 @@ class Mpi(Communicator):
             posted = [self._receive(peer, frames[peer], CONTROL) for peer in others]
             silent[list(self._wait(posted, deadline_s))] = 1
             told = [self._send(peer, silent, CONTROL) for peer in others if not silent[peer]]
-            self._wait(told, GRACE_S)
+            self._wait(told, self.timeouts.reply)
         else:
             posted = [self._send(0, frames[self.rank], CONTROL), self._receive(0, silent, CONTROL)]
-            silent[list(self._wait(posted, deadline_s + GRACE_S))] = 1
+            silent[list(self._wait(posted, deadline_s + self.timeouts.reply))] = 1
         if silent.any():
             raise Lost(
                 f"silent for {deadline_s:.0f} s: {ranks(silent.nonzero().flatten().tolist(), self.hosts)} "
@@ -141,11 +143,11 @@ class Mpi(Communicator):
     def _wait(self, requests: list[Posted], timeout_s: float) -> set[int]:
         """Wait for all requests and return the peers of those that are not done in time."""
         handles = [posted.request for posted in requests]
-        began = time.monotonic()
+        began = self.clock.now()
         pause_s, look_s = 0.0, 0.1
         try:
             while not load().Request.Testall(handles):
-                waited_s = time.monotonic() - began
+                waited_s = self.clock.now() - began
                 if waited_s > timeout_s:
                     self.past += requests
                     self.awaits = {posted.peer for posted in requests if not posted.request.Test()}
@@ -156,7 +158,7 @@ class Mpi(Communicator):
                 if self.membership is not None and self.membership.wanted():
                     self.past += requests
                     raise Lost("another rank has lost one")
-                time.sleep(pause_s)
+                self.clock.sleep(pause_s)
                 pause_s = 0.0 if waited_s < EAGER_S else min(PAUSE_S, 2 * pause_s + 1e-5)
         except load().Exception as error:
             self.past += requests
@@ -188,9 +190,9 @@ class Mpi(Communicator):
         for posted in pending:
             posted.request.Cancel()
         while pending := [posted for posted in pending if not self._over(posted.request)]:
-            if time.monotonic() > until:
+            if self.clock.now() > until:
                 raise Lost(f"{ranks({posted.peer for posted in pending})} stopped in the middle of a message")
-            time.sleep(PAUSE_S)
+            self.clock.sleep(PAUSE_S)
         self.past = [posted for posted in self.past if not posted.comes]
 
     def _over(self, request: Any) -> bool:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import os
 import socket
-import time
 from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
 from datetime import timedelta
@@ -19,39 +18,40 @@ from fedmpi.comm.base import Communicator, Gone, Lost, Message, Posted, Silent, 
 from fedmpi.comm.launchers import launcher_env, slurm_hosts
 from fedmpi.comm.launchers.job import Job
 from fedmpi.comm.loss.alarm import Alarm
-from fedmpi.comm.loss.membership import BUILD_S, Membership
+from fedmpi.comm.loss.membership import Membership
 from fedmpi.comm.meeting import rendezvous
-from fedmpi.comm.meeting.store_allgather import GRACE_S, StoreAllgather
+from fedmpi.comm.meeting.store_allgather import StoreAllgather
+from fedmpi.comm.timeouts import Timeouts
 from fedmpi.common.errors import UserError
 
 Group = Any  # dist.ProcessGroupGloo, whose stub lacks what it has
 LOOPBACK = "lo"  # Linux's name for it
 
 
-def connect(
-    job: Job, backend: str, device: torch.device, start_timeout_s: float, round_timeout_s: float, alarm: Alarm
-) -> Communicator:
+def connect(job: Job, backend: str, device: torch.device, timeouts: Timeouts, alarm: Alarm) -> Communicator:
     """Find the other ranks, agree with them on a back end that suits their devices, and build its process group."""
-    deadline = time.monotonic() + start_timeout_s
-    store = rendezvous.find_store(job, start_timeout_s)
+    deadline = timeouts.clock.now() + timeouts.start
+    store = rendezvous.find_store(job, timeouts.start, timeouts=timeouts)
     alarm.listen(lambda: rendezvous.another(store))
-    allgather = StoreAllgather(store, job.rank, range(job.size))
+    allgather = StoreAllgather(store, job.rank, range(job.size), timeouts=timeouts)
     card = {"backend": backend, "host": job.host, "gpu": gpu_uuid(device)}
-    cards = [json.loads(text) for text in allgather(json.dumps(card).encode(), max(1.0, deadline - time.monotonic()))]
+    left_s = max(1.0, deadline - timeouts.clock.now())
+    cards = [json.loads(text) for text in allgather(json.dumps(card).encode(), left_s)]
     chosen = choose(backend, cards)
     choose_interface(cards[job.rank]["host"], [card["host"] for card in cards])
     # gloo's time-out bounds the building of the group only, as each wait has its own. NCCL's is a watchdog that kills
     # the process: it must fire after our own time-out, which can name the rank.
-    patience_s = round_timeout_s + 60 if chosen == "nccl" else start_timeout_s
+    patience_s = timeouts.round + 60 if chosen == "nccl" else timeouts.start
     remedy = (
         "A rank has died since, or the network interface is wrong: set GLOO_SOCKET_IFNAME (or NCCL_SOCKET_IFNAME) "
         "to one that leads to the other hosts."
     )
     try:
         group = within(
-            patience_s + GRACE_S,
+            patience_s + timeouts.reply,
             lambda: build(chosen, job, device, store, patience_s),
             f"all ranks came, but {chosen} has not connected them after {patience_s:.0f} s.\n{remedy}",
+            timeouts.clock,
         )
     except RuntimeError as error:
         if isinstance(error, Lost):
@@ -59,20 +59,25 @@ def connect(
         said = rendezvous.line(error)
         raise Lost(f"all ranks came, but {chosen} does not connect them ({said}).\n{remedy}") from error
     if chosen == "nccl":
-        return Nccl(job, device, allgather, round_timeout_s)
-    return Gloo(job, group, allgather, Membership(store, job.rank, job.size, alarm), round_timeout_s)
+        return Nccl(job, device, allgather, timeouts)
+    return Gloo(job, group, allgather, Membership(store, job.rank, job.size, alarm), timeouts)
 
 
 def build(chosen: str, job: Job, device: torch.device, store: dist.Store, timeout_s: float) -> Group | None:
     """Connect all ranks. NCCL's process group is torch's own default one; gloo's is returned, that it can be let go."""
-    patience = timedelta(seconds=timeout_s)
     if chosen == "gloo":
-        return dist.ProcessGroupGloo(dist.PrefixStore("group", store), job.rank, job.size, patience)
+        return make_gloo_group(store, "group", job.rank, job.size, timeout_s)
+    patience = timedelta(seconds=timeout_s)
     where = torch.empty(0, device=device).device  # "cuda" with its index
     torch.cuda.set_device(where)  # this is a thread of `within`, and each begins on the first GPU
     store = dist.PrefixStore("group", store)
     dist.init_process_group(chosen, None, patience, job.size, job.rank, store, device_id=where)
     return None
+
+
+def make_gloo_group(store: dist.Store, name: str, place: int, size: int, timeout_s: float) -> Group:
+    """Connect `size` processes, of which this one has number `place`; `name` is the prefix of their keys."""
+    return dist.ProcessGroupGloo(dist.PrefixStore(name, store), place, size, timedelta(seconds=timeout_s))
 
 
 def gpu_uuid(device: torch.device) -> str:
@@ -131,9 +136,16 @@ def choose_interface(mine: str, all_hosts: Sequence[str]) -> None:
 @final
 class Gloo(Communicator):
     def __init__(
-        self, job: Job, group: Group | None, allgather: StoreAllgather, membership: Membership, round_timeout_s: float
+        self,
+        job: Job,
+        group: Group | None,
+        allgather: StoreAllgather,
+        membership: Membership,
+        timeouts: Timeouts,
+        make_group: Callable[[dist.Store, str, int, int, float], Group] = make_gloo_group,
     ) -> None:
-        Communicator.__init__(self, job.rank, job.size, torch.device("cpu"), round_timeout_s)
+        Communicator.__init__(self, job.rank, job.size, torch.device("cpu"), timeouts.round)
+        self.timeouts, self.make_group = timeouts, make_group
         self.job = job
         self.group, self.broken, self.why = group, None, ""  # broken: a group that has failed, and why
         self.place = {rank: rank for rank in self.alive}  # rank -> its number in the group
@@ -149,7 +161,7 @@ class Gloo(Communicator):
 
     def _part(self) -> None:
         self.group = self.broken = None
-        part(self.job, self.allgather, self.round_timeout_s, whole=len(self.alive) == self.size)
+        part(self.job, self.allgather, self.timeouts, whole=len(self.alive) == self.size)
 
     def _broadcast(self, x: Tensor) -> None:
         relay(x, self.place[self.rank], self.alive, self._exchange)
@@ -172,18 +184,19 @@ class Gloo(Communicator):
             self._part_from(peer, error)
 
     def _finish(self, posted: Posted) -> None:
-        deadline = time.monotonic() + self.patience_s
+        clock = self.timeouts.clock
+        deadline = clock.now() + self.patience_s
         peer, work = 0, None
         try:
             for peer, work, _ in posted:
                 self.awaits = (peer,)
                 # What is cut off are parts of a millisecond: it would come back before the deadline.
-                work.wait(timedelta(seconds=max(0.001, deadline - time.monotonic() + 0.001)))
+                work.wait(timedelta(seconds=max(0.001, deadline - clock.now() + 0.001)))
             self.awaits = ()
         except RuntimeError as error:
             work = None
             posted.clear()
-            self._part_from(peer, error, late=time.monotonic() >= deadline)
+            self._part_from(peer, error, late=clock.now() >= deadline)
 
     def _part_from(self, peer: int, error: RuntimeError, late: bool = False) -> NoReturn:
         """A message to or from a rank has failed. Nothing else may hold the group, not even a traceback: where the
@@ -209,23 +222,24 @@ class Gloo(Communicator):
         self.alive = list(payloads)
         self.place = {rank: place for place, rank in enumerate(self.alive)}
         name = f"allgather {self.membership.generation}"
-        self.allgather = StoreAllgather(self.allgather.store, self.rank, self.alive, name, self.membership.wanted)
+        wanted, timeouts = self.membership.wanted, self.timeouts
+        self.allgather = StoreAllgather(self.allgather.store, self.rank, self.alive, name, wanted, timeouts)
         return payloads
 
     def _connect(self, store: dist.Store, generation: int, members: list[int]) -> Group | None:
         if len(members) == 1:
             return None
-        patience = timedelta(seconds=BUILD_S)
-        store = dist.PrefixStore(f"group {generation}", store)
-        return dist.ProcessGroupGloo(store, members.index(self.rank), len(members), patience)
+        place, limit_s = members.index(self.rank), self.timeouts.connect
+        return self.make_group(store, f"group {generation}", place, len(members), limit_s)
 
 
 @final
 class Nccl(Communicator):
     begins = False
 
-    def __init__(self, job: Job, device: torch.device, allgather: StoreAllgather, round_timeout_s: float) -> None:
-        Communicator.__init__(self, job.rank, job.size, device, round_timeout_s)
+    def __init__(self, job: Job, device: torch.device, allgather: StoreAllgather, timeouts: Timeouts) -> None:
+        Communicator.__init__(self, job.rank, job.size, device, timeouts.round)
+        self.timeouts = timeouts
         self.can_regroup = "NCCL cannot (use comm.backend=gloo)"
         self.waiting: list[Posted] = []  # posted, not begun
         self.job = job
@@ -236,7 +250,7 @@ class Nccl(Communicator):
 
     def _part(self) -> None:
         dist.destroy_process_group()
-        part(self.job, self.allgather, self.round_timeout_s)
+        part(self.job, self.allgather, self.timeouts)
 
     def _broadcast(self, x: Tensor) -> None:
         self._wait([*self.alive[1:]] if self.rank == 0 else [0], lambda: [dist.broadcast(x, 0, async_op=True)])
@@ -260,13 +274,14 @@ class Nccl(Communicator):
 
     def _wait(self, peers: Iterable[int], post: Callable[[], list[dist.Work]]) -> None:
         """NCCL names no peer and cannot be cancelled. Where it fails an allgather finds who is gone."""
-        deadline, self.awaits = time.monotonic() + self.patience_s, peers
+        clock = self.timeouts.clock
+        deadline, self.awaits = clock.now() + self.patience_s, peers
         try:
             works = post()
             while not all(work.is_completed() for work in works):
-                if time.monotonic() > deadline:
+                if clock.now() > deadline:
                     raise self.silent(peers)
-                time.sleep(1e-4)
+                clock.sleep(1e-4)
             for work in works:
                 work.wait()
             self.awaits = ()
@@ -274,19 +289,20 @@ class Nccl(Communicator):
             raise
         except RuntimeError as error:
             try:
-                self.allgather(b"", GRACE_S)
+                self.allgather(b"", self.timeouts.reply)
             except Lost as lost:
                 raise Lost(f"NCCL failed ({error}); {lost}") from error
             raise Lost(f"NCCL failed, though all ranks are there ({error})") from error
 
 
-def part(job: Job, allgather: StoreAllgather, timeout_s: float, whole: bool = True) -> None:
+def part(job: Job, allgather: StoreAllgather, timeouts: Timeouts, whole: bool = True) -> None:
     """Leave after all ranks have met: closing a socket while its other end still reads could lose the last message.
 
     whole: no rank is lost. MPI_Finalize would wait for it.
     """
-    within(timeout_s + GRACE_S, lambda: allgather.leave(timeout_s), "rank 0 is silent: its store does not answer")
+    limit_s, silent = timeouts.round, "rank 0 is silent: its store does not answer"
+    within(limit_s + timeouts.reply, lambda: allgather.leave(limit_s), silent, timeouts.clock)
     if job.launcher == "mpi" and whole:
         from fedmpi.comm.backends import mpi
 
-        mpi.finalize(job, timeout_s)
+        mpi.finalize(job, timeouts.round)

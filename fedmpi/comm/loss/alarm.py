@@ -16,16 +16,14 @@ from __future__ import annotations
 
 import contextlib
 import signal
-import socket
-import sys
 import threading
-import time
 from collections.abc import Callable
 from datetime import timedelta
 from typing import TYPE_CHECKING, NoReturn
 
 from fedmpi.comm.launchers.job import Job
-from fedmpi.comm.loss.leaving import leave, say
+from fedmpi.comm.loss.leaving import Process
+from fedmpi.comm.timeouts import Timeouts
 from fedmpi.common import parent, signals
 
 if TYPE_CHECKING:
@@ -38,14 +36,9 @@ MEMBERS = "members"  # "members GENERATION TIME RANK RANK ...": those that take 
 WHOM = "whom"  # "whom ASKER RANK": for whose messages does RANK wait
 WELL = "well"  # every rank is at its end
 SAID = "said"  # key
-LOOK_S = 1.0  # between two looks at the launcher
-ANSWER_S = 5.0  # allowed for the store to take a cause, and for rank 0 to say it
-ASKED_S = 7.0  # from a question for a silent rank to its end, or to the next question
-PATIENCE_S = 3.0  # before a rank that cannot tell rank 0 speaks itself: rank 0 may have found the same mistake
-ENDED_S = 2.0  # in which a launcher ends the ranks of a job that has failed
 DAY_S = 86_400.0
+LINGER_S = 0.5  # for the other ranks to read a key of a store that ends with rank 0
 LOST = 1  # exit code of a lost rank, and of a defect
-REACTS_S = 1.5  # before a rank tells that its connection to another one has ended, which may have told why
 
 
 class Alarm:
@@ -56,20 +49,29 @@ class Alarm:
     heed(line, store)    what becomes of other news, with the connection that they came over; None: rank 0 is gone
     """
 
-    def __init__(self, job: Job) -> None:
-        self.job = job
+    def __init__(
+        self,
+        job: Job,
+        timeouts: Timeouts | None = None,
+        process: Process | None = None,
+        launcher_is_alive: Callable[[int], bool] = parent.alive,
+    ) -> None:
+        self.job, self.timeouts, self.process = job, timeouts or Timeouts(), process or Process(job)
+        self.clock = self.timeouts.clock
         self.will: Callable[[str], str] = lambda reason: ""
         self.heed: Callable[[str | None, Store], None] = lambda line, store: None
         self.asked: Callable[[str, Store], None] = lambda line, store: None
         self.members = set(range(job.size))  # whose causes count
         self.at = 0  # lines of the news that are read
         self._open: Callable[[], Store] | None = None
-        self._ear: threading.Thread | None = None
+        self._ear: threading.Event | None = None  # set once the thread that hears causes has ended
         self._expected = 0.0  # until when whoever asks for a silent rank may be expected to tell the cause
         self._heard: str | None = None  # the cause that all heard of
         self._ending = threading.Lock()
+        self.launcher_is_alive = launcher_is_alive
         if job.size > 1:
-            threading.Thread(target=self._watch, args=(job.launcher_pid(),), daemon=True).start()
+            launcher = job.launcher_pid()
+            self.clock.start_thread(lambda: self._watch(launcher))
 
     # ---- a failure of this rank ----
     def fail(self, text: str, code: int, reacts: bool = False) -> NoReturn:
@@ -78,37 +80,29 @@ class Alarm:
         reacts: this rank has only lost another one, and who knows more goes first.
         """
         cause = f"{CAUSE} {self.job.rank} {code} {who(self.job)}: {text}"
-        until = time.monotonic() + (REACTS_S if reacts else 0.0)
-        while reacts and time.monotonic() < max(until, self._expected):
-            time.sleep(0.05)
+        clock, limits = self.clock, self.timeouts
+        until = clock.now() + (limits.probe if reacts else 0.0)  # the rank that is gone may have told why
+        while reacts and clock.now() < max(until, self._expected):
+            clock.sleep(0.05)
         if self.job.rank == 0:
             self._end(self._tell(cause)[0] or cause)
         if self._open is None:
-            with contextlib.suppress(ValueError):  # of a thread; the launcher may end a rank that has nothing to add
-                signal.signal(signal.SIGTERM, signal.SIG_DFL)
-            time.sleep(PATIENCE_S)
+            self.process.restore_sigterm()
+            clock.sleep(limits.defer)
             self._find()
             if self._open is None and signals.COMMAND.signal == signal.SIGTERM:  # another rank did fail
-                end_job(code)
+                self.process.end_job(code)
         first, said = self._tell(cause)
         first = first or self._heard  # by which rank 0 ended the job
         speaks = True
         if self._open is not None and first is None:  # rank 0 is gone with its store: one rank of a host speaks
-            speaks = self._first_here()
-            time.sleep(PATIENCE_S * (3 - speaks - (self.job.rank == self.job.local_rank)))
+            speaks = self.process.is_first_of_host()
+            clock.sleep(limits.defer * (3 - speaks - (self.job.rank == self.job.local_rank)))
         if speaks and first in (None, cause) and not said:
-            say(f"{who(self.job)}: {text}")
+            self.process.say(f"{who(self.job)}: {text}")
         else:
-            time.sleep(ENDED_S)
-        end_job(int((first or cause).split()[2]))
-
-    def _first_here(self) -> bool:
-        """Whether no other rank of this host has asked before; while that one lives."""
-        self._held = socket.socket(socket.AF_UNIX)
-        with contextlib.suppress(OSError):
-            self._held.bind(f"\0fedmpi of {self.job.launcher_pid()}")
-            return True
-        return False
+            clock.sleep(limits.shutdown)
+        self.process.end_job(int((first or cause).split()[2]))
 
     def _find(self) -> None:
         """The ranks' store, for one that failed before it met the others. Under MPI that would take all of them."""
@@ -117,7 +111,7 @@ class Alarm:
         from fedmpi.comm.meeting import rendezvous
 
         with contextlib.suppress(Exception):
-            store = rendezvous.find_store(self.job, ANSWER_S)
+            store = rendezvous.find_store(self.job, self.timeouts.reply, timeouts=self.timeouts)
             self._open = lambda: rendezvous.another(store)
 
     def _tell(self, line: str) -> tuple[str | None, bool]:
@@ -133,13 +127,22 @@ class Alarm:
                     return
                 found.append(first)
                 if self.job.rank:
-                    news.store.wait([SAID], timedelta(seconds=ANSWER_S))
+                    news.store.wait([SAID], timedelta(seconds=self.timeouts.reply))
                     found.append("said")
 
-        talk = threading.Thread(target=tell, daemon=True)  # a store on a host that is gone may never answer
-        talk.start()
-        talk.join(2 * ANSWER_S)
+        self._call_for(2 * self.timeouts.reply, tell)
         return (found[0] if found else None), len(found) > 1
+
+    def _call_for(self, seconds: float, call: Callable[[], object]) -> None:
+        """Run call(), and leave it behind after so long: a store on a host that is gone may never answer."""
+        done = threading.Event()
+
+        def work() -> None:
+            call()
+            done.set()
+
+        self.clock.start_thread(work)
+        self.clock.wait(done, seconds)
 
     def news(self, store: Store | None = None) -> News:
         """From where this rank has read them. store: over another connection to it than one of its own."""
@@ -165,14 +168,22 @@ class Alarm:
         """Hear the causes that other ranks tell. open_store() makes another connection to the ranks' store."""
         store = open_store()
         self._open = open_store
-        self._ear = threading.Thread(target=self._hear, args=(self.news(store),), daemon=True)
-        self._ear.start()
+        ended, news = threading.Event(), self.news(store)
+        self._ear = ended
+
+        def hear() -> None:
+            try:
+                self._hear(news)
+            finally:
+                ended.set()
+
+        self.clock.start_thread(hear)
 
     def hush(self) -> None:
         """Every rank is at its end: stop listening, while the store is still there."""
         if self._ear is not None:
             self._tell(WELL)
-            self._ear.join(ANSWER_S)
+            self.clock.wait(self._ear, self.timeouts.reply)
 
     def _hear(self, news: News) -> None:
         decisive = self._decisive(self.members)
@@ -180,7 +191,7 @@ class Alarm:
             while not decisive(line := news.next()) or line.startswith(MEMBERS):
                 self.at = news.at
                 if line.startswith(WHOM):
-                    self._expected = time.monotonic() + ASKED_S
+                    self._expected = self.clock.now() + self.timeouts.frozen + self.timeouts.shutdown
                     self.asked(line, news.store)
                 else:
                     self.heed(line, news.store)
@@ -192,37 +203,39 @@ class Alarm:
         self._heard = line
         if self.job.rank == 0:
             self._end(line)
-        time.sleep(ANSWER_S + ENDED_S)
-        leave(int(line.split()[2]))
+        self._wait_for_launcher()
+        self.process.exit(int(line.split()[2]))
+
+    def _wait_for_launcher(self) -> None:
+        """Leave the launcher time to end this rank: rank 0 reports the cause first."""
+        self.clock.sleep(self.timeouts.reply + self.timeouts.shutdown)
 
     def _end(self, cause: str) -> NoReturn:
         """Rank 0 ends the job."""
         if not self._ending.acquire(blocking=False):  # another thread does
-            time.sleep(DAY_S)
+            self.clock.sleep(DAY_S)
         _, _, code, text = cause.split(" ", 3)
         hint = ""
         with contextlib.suppress(Exception):  # the cause is said, whatever becomes of the run directory
             hint = self.will(reason(text))
-        say(f"{text.rstrip()}\n{hint}" if int(code) == LOST else text)
+        self.process.say(f"{text.rstrip()}\n{hint}" if int(code) == LOST else text)
         if self._open is not None:
-            talk = threading.Thread(target=self._said, daemon=True)
-            talk.start()
-            talk.join(ANSWER_S)
-        end_job(int(code))
+            self._call_for(self.timeouts.reply, self._said)
+        self.process.end_job(int(code))
 
     def _said(self) -> None:
         with contextlib.suppress(Exception):
             assert self._open is not None
             self._open().set(SAID, "1")
-            time.sleep(0.5)  # the store may be this process's own: others read it meanwhile
+            self.clock.sleep(LINGER_S)
 
     # ---- the launcher ----
     def _watch(self, launcher: int) -> None:
-        while parent.alive(launcher):
-            time.sleep(LOOK_S)
+        while self.launcher_is_alive(launcher):
+            self.clock.sleep(self.timeouts.launcher)
         if self.job.local_rank and self.job.rank:  # one of this host says so; it would not be heard from others either
-            time.sleep(ANSWER_S + ENDED_S)
-            leave(1)
+            self._wait_for_launcher()
+            self.process.exit(1)
         self.fail(f"error: the launcher ({self.job.launcher}, process {launcher}) has died", 1)
 
 
@@ -235,15 +248,3 @@ def reason(text: str) -> str:
     lines = text.strip().splitlines()
     first = lines[0].removeprefix("fedmpi").lstrip(": ")
     return first.replace(": error: ", ": ", 1).removeprefix("error: ") if "error: " in first else lines[-1]
-
-
-def end_job(code: int) -> NoReturn:
-    """End this process and the job.
-
-    MPI must be told; torchrun and `srun --kill-on-bad-exit` end the other ranks when one exits with an error.
-    """
-    if "mpi4py.MPI" in sys.modules:
-        from fedmpi.comm.backends import mpi
-
-        mpi.abort(code)
-    leave(code)

@@ -1,12 +1,62 @@
-"""The last words of a process, and its end; neither may fail, whatever has become of its standard streams."""
+"""The end of a process: its last message, and its exit. Neither may fail, whatever became of its standard streams."""
 
 from __future__ import annotations
 
 import contextlib
 import faulthandler
 import os
+import signal
+import socket
 import sys
-from typing import NoReturn
+from typing import TYPE_CHECKING, NoReturn
+
+if TYPE_CHECKING:
+    from fedmpi.comm.launchers.job import Job
+
+
+class Process:
+    """What a rank does to its own process when the job fails. Tests of ranks as threads replace it."""
+
+    def __init__(self, job: Job) -> None:
+        self.job = job
+
+    def say(self, text: str) -> None:
+        """Print a message on stderr."""
+        say(text)
+
+    def exit(self, code: int) -> NoReturn:
+        """End this process."""
+        leave(code)
+
+    def end_job(self, code: int) -> NoReturn:
+        """End this process and the job.
+
+        MPI must be told; torchrun and `srun --kill-on-bad-exit` end the other ranks when one exits with an error.
+        """
+        if "mpi4py.MPI" in sys.modules:
+            from fedmpi.comm.backends import mpi
+
+            mpi.abort(code)
+        leave(code)
+
+    def exit_after_eviction(self) -> NoReturn:
+        """End a rank that the others have gone on without."""
+        if self.job.launcher == "mpi":  # mpirun takes any other end of a rank for the failure of the whole job
+            os.kill(os.getpid(), signal.SIGKILL)
+        leave(1)
+
+    def restore_sigterm(self) -> None:
+        """Let SIGTERM end this process again: the launcher may end a rank that has nothing to add."""
+        with contextlib.suppress(ValueError):  # only the main thread can
+            signal.signal(signal.SIGTERM, signal.SIG_DFL)
+
+    def is_first_of_host(self) -> bool:
+        """Return whether no other living rank of this host has asked before."""
+        self._held = socket.socket(socket.AF_UNIX)
+        with contextlib.suppress(OSError):
+            self._held.bind(f"\0fedmpi of {self.job.launcher_pid()}")
+            return True
+        return False
 
 
 def prepare() -> None:

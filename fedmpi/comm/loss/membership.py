@@ -14,11 +14,9 @@ A rank that finds itself left out ends by itself.
 
 from __future__ import annotations
 
-import os
-import queue
-import signal
 import threading
 import time
+from collections import deque
 from collections.abc import Callable, Iterable
 from typing import Any, final
 
@@ -26,18 +24,11 @@ from torch.distributed import DistError, Store
 
 from fedmpi.comm.base import Gone, Lost, T, within
 from fedmpi.comm.loss.alarm import MEMBERS, Alarm, who
-from fedmpi.comm.loss.leaving import leave, say
 from fedmpi.comm.loss.news import News
 from fedmpi.comm.meeting import rendezvous
 
 CALL, ASK, GO, AGAIN = "regroup", "ask", "go", "again"  # lines of the news
-ANSWER_S = 1.5  # in which a living rank answers, busy or not, if somebody's connection to it has ended
-FROZEN_S = 5.0  # in which any living rank answers, whatever its threads do
-LOOK_S = 2.0  # between two looks whether rank 0 still lives, for one that waits for its word
-STORE_S = 10.0  # in which a living rank 0's store answers
 POLL_S = 0.01
-BUILD_S = 20.0  # allowed for the members to connect to each other
-SLACK_S = 10.0  # allowed beyond the deadline for rank 0's word to reach the others
 
 
 @final
@@ -46,11 +37,13 @@ class Membership:
 
     def __init__(self, store: Store, rank: int, size: int, alarm: Alarm) -> None:
         self.store, self.rank, self.alarm = store, rank, alarm
+        self.timeouts, self.clock, self.process = alarm.timeouts, alarm.clock, alarm.process
         self.alive = list(range(size))
         self.generation = 0  # attempts to settle so far, with or without success
         self.asked = 0  # questions of this rank so far
         self.called = 0  # the attempt that somebody has called for; beyond `generation` if this rank must come to it
-        self._news: queue.SimpleQueue[str | None] = queue.SimpleQueue()
+        self._news: deque[str | None] = deque()  # lines that are not read yet; None: the store is gone
+        self._arrived = threading.Event()  # a line has been added
         self._gone = False  # rank 0, with its store
         self.release: Callable[[Store], None] = lambda store: None  # ends a wait of this rank for others' bytes
         alarm.heed = self._heed
@@ -63,7 +56,7 @@ class Membership:
     def _heed(self, line: str | None, store: Store) -> None:
         if line is None:
             self._gone = True
-            self._news.put(None)
+            self._add_line(None)
             return
         kind, *words = line.split()
         if kind == CALL:
@@ -72,18 +65,21 @@ class Membership:
                 self.release(store)
         elif kind == ASK:
             store.set(f"answer/{words[0]}/{self.rank}", "1")
-            self._news.put(line)
+            self._add_line(line)
         elif kind == MEMBERS and self.rank not in self.alarm.members:
             self._leave(words[1])
         else:
-            self._news.put(line)
+            self._add_line(line)
+
+    def _add_line(self, line: str | None) -> None:
+        self._news.append(line)
+        self._arrived.set()
 
     def _leave(self, when: str) -> None:
         at = time.strftime("%H:%M:%S", time.localtime(int(when)))
-        say(f"{who(self.alarm.job)}: error: this rank was taken for lost at {at}: it was frozen, or came too late")
-        if self.alarm.job.launcher == "mpi":  # mpirun takes any other end of a rank for the failure of the whole job
-            os.kill(os.getpid(), signal.SIGKILL)
-        leave(1)
+        text = f"error: this rank was taken for lost at {at}: it was frozen, or came too late"
+        self.process.say(f"{who(self.alarm.job)}: {text}")
+        self.process.exit_after_eviction()
 
     # ---- settling ----
     def settle(
@@ -94,7 +90,7 @@ class Membership:
         ended: the ranks to which this one's connection has ended, be it that they are dead or that they let go.
         Raises Lost if rank 0 is dead or silent, or no members could connect by the deadline.
         """
-        until = time.monotonic() + deadline_s
+        until = self.clock.now() + deadline_s
         vote = " ".join(map(str, ended)).encode() + b"=" + payload
         try:
             while True:
@@ -102,7 +98,7 @@ class Membership:
                 found = self._attempt(vote, until, build)
                 if found is not None:
                     return found
-                if time.monotonic() > until:
+                if self.clock.now() > until:
                     raise Lost(f"the ranks left ({', '.join(map(str, self.alive))}) do not connect to each other")
         except DistError as error:
             raise Gone("rank 0 is dead: its store no longer answers") from error
@@ -122,10 +118,10 @@ class Membership:
         made = self._build(here, build)
         if self.rank == 0:
             members = self.alive
-            self.alive = self._those(f"built/{here}", members, time.monotonic() + BUILD_S, every=True)
+            self.alive = self._those(f"built/{here}", members, self.clock.now() + self.timeouts.connect, every=True)
             well = self.alive == members and all(self.store.get(f"built/{here}/{rank}") == b"1" for rank in members)
             self._add(f"{GO if well else AGAIN} {here}")
-        word = self._word(GO, until + BUILD_S, AGAIN)
+        word = self._word(GO, until + self.timeouts.connect, AGAIN)
         if word.startswith(AGAIN):
             return None
         votes = self._ask(lambda: self.store.multi_get([f"vote/{here}/{rank}" for rank in self.alive]))
@@ -143,7 +139,7 @@ class Membership:
             except Exception as error:
                 store.set(f"built/{here}/{self.rank}", f"{type(error).__name__}: {error}")
 
-        threading.Thread(target=work, daemon=True).start()
+        self.clock.start_thread(work)
         return made
 
     def _those(self, name: str, ranks: list[int], until: float, every: bool = False) -> list[int]:
@@ -155,23 +151,24 @@ class Membership:
         while True:
             self.asked += 1
             self._add(f"{ASK} {self.asked}")
-            silent = self._absent(f"answer/{self.asked}", ranks, ANSWER_S)
+            limits, answer = self.timeouts, f"answer/{self.asked}"
+            silent = self._absent(answer, ranks, limits.probe)
             ended = self._ended() if silent else set()
-            frozen = self._absent(f"answer/{self.asked}", [r for r in silent if r not in ended], FROZEN_S - ANSWER_S)
+            frozen = self._absent(answer, [r for r in silent if r not in ended], limits.frozen - limits.probe)
             ranks = [rank for rank in ranks if rank not in frozen and rank not in ended.intersection(silent)]
             if every and ranks != asked:
                 return ranks
-            absent = self._absent(name, ranks, min(ANSWER_S, until - time.monotonic()))
-            if not absent or time.monotonic() > until:
+            absent = self._absent(name, ranks, min(limits.probe, until - self.clock.now()))
+            if not absent or self.clock.now() > until:
                 return [rank for rank in ranks if rank not in absent]
 
     def _absent(self, name: str, ranks: list[int], seconds: float) -> list[int]:
         """Those of `ranks` that have not written name/RANK after so long; returns as soon as all have."""
-        until = time.monotonic() + seconds
+        until = self.clock.now() + seconds
         while ranks := [rank for rank in ranks if not self.store.check([f"{name}/{rank}"])]:
-            if time.monotonic() > until:
+            if self.clock.now() > until:
                 break
-            time.sleep(POLL_S)  # a wait past its time-out would fill the screen
+            self.clock.sleep(POLL_S)  # torch's stores print a stack where a wait exceeds its time-out
         return ranks
 
     def _ended(self) -> set[int]:
@@ -182,18 +179,20 @@ class Membership:
 
     def _word(self, kind: str, until: float, other: str = "") -> str:
         """The next line of this kind about this attempt; looks now and then whether rank 0 still lives."""
-        while time.monotonic() < until + SLACK_S:
-            try:
-                line = self._news.get(timeout=LOOK_S)
-            except queue.Empty:
+        while self.clock.now() < until + 2 * self.timeouts.reply:
+            self._arrived.clear()
+            if not self._news and not self.clock.wait(self._arrived, self.timeouts.probe):
                 self._ask(lambda: self.store.check(["vote"]))
                 if self.rank:
                     self._look_at_rank_0()
                 continue
+            if not self._news:  # the event was set for a line that is read already
+                continue
+            line = self._news.popleft()
             if line is None:
                 raise Gone("rank 0 is dead: its store no longer answers")
             if line.startswith(ASK) and "/" not in line:  # rank 0 waits, too
-                until = max(until, time.monotonic())
+                until = max(until, self.clock.now())
             elif line.split()[0] in (kind, other) and int(line.split()[1]) == self.generation:
                 return line
         raise Lost("rank 0 is silent: it has not said which ranks go on")
@@ -203,11 +202,12 @@ class Membership:
         self.asked += 1
         question = f"{self.rank}/{self.asked}"
         self._add(f"{ASK} {question}")
-        if self._absent(f"answer/{question}", [0], FROZEN_S):
+        if self._absent(f"answer/{question}", [0], self.timeouts.frozen):
             raise Lost("rank 0 is silent: it is frozen, or its host does not answer")
 
     def _add(self, line: str) -> None:
         self._ask(lambda: News(self.store, self.alarm.at).add(line))
 
     def _ask(self, call: Callable[[], Any]) -> Any:
-        return within(STORE_S, call, f"rank 0 is silent: its store has not answered for {STORE_S:.0f} s")
+        limit_s = self.timeouts.store
+        return within(limit_s, call, f"rank 0 is silent: its store has not answered for {limit_s:.0f} s", self.clock)

@@ -7,7 +7,6 @@ waits itself, and so on. At fault is who does not answer; if all do, who waits f
 
 from __future__ import annotations
 
-import time
 from collections.abc import Iterable
 from contextlib import suppress
 
@@ -15,10 +14,9 @@ from torch.distributed import Store
 
 from fedmpi.comm.base import Silent, within
 from fedmpi.comm.loss.alarm import WHOM, Alarm
-from fedmpi.comm.loss.membership import FROZEN_S
 from fedmpi.comm.loss.news import News
+from fedmpi.comm.timeouts import Timeouts
 
-TRACE_S = 15.0  # for all questions
 POLL_S = 0.01
 
 
@@ -27,7 +25,9 @@ def at_fault(alarm: Alarm, error: Exception) -> Exception:
     if isinstance(error, Silent):
         peers = error.peers
         with suppress(Exception):  # the store may be on a host that is gone, and never answer
-            found = within(TRACE_S, lambda: trace(alarm.job.rank, peers, alarm.news()), "")
+            limits = alarm.timeouts
+            trace_peers = lambda: trace(alarm.job.rank, peers, alarm.news(), limits)  # noqa: E731
+            found = within(3 * limits.frozen, trace_peers, "", limits.clock)
             return Silent(found, error.seconds, error.setting, error.hosts)
     return error
 
@@ -39,7 +39,7 @@ def answer(line: str, rank: int, awaits: Iterable[int], store: Store) -> None:
         store.set(_key(asker, rank), "=" + " ".join(map(str, awaits)))
 
 
-def trace(rank: int, peers: Iterable[int], news: News) -> list[int]:
+def trace(rank: int, peers: Iterable[int], news: News, timeouts: Timeouts) -> list[int]:
     """The ranks at fault where `peers` have been silent to `rank`, ascending."""
     peers = sorted(peers)
     asked, ask, dumb, busy = {rank}, set(peers), set[int](), set[int]()
@@ -47,21 +47,22 @@ def trace(rank: int, peers: Iterable[int], news: News) -> list[int]:
         asked |= ask
         for peer in sorted(ask):
             news.add(f"{WHOM} {rank} {peer}")
-        said = _answers(rank, ask, news.store)
+        said = _answers(rank, ask, news.store, timeouts)
         dumb |= ask - said.keys()
         busy |= {peer for peer, others in said.items() if not others}
         ask = {other for others in said.values() for other in others} - asked
     return sorted(dumb or busy) or peers
 
 
-def _answers(rank: int, peers: set[int], store: Store) -> dict[int, list[int]]:
+def _answers(rank: int, peers: set[int], store: Store, timeouts: Timeouts) -> dict[int, list[int]]:
     said: dict[int, list[int]] = {}
-    until = time.monotonic() + FROZEN_S
-    while len(said) < len(peers) and time.monotonic() < until:
+    clock = timeouts.clock
+    until = clock.now() + timeouts.frozen
+    while len(said) < len(peers) and clock.now() < until:
         for peer in peers - said.keys():
             if store.check([key := _key(rank, peer)]):
                 said[peer] = [int(word) for word in store.get(key).decode()[1:].split()]
-        time.sleep(POLL_S)
+        clock.sleep(POLL_S)
     return said
 
 

@@ -13,7 +13,6 @@ import os
 import secrets
 import socket
 import subprocess
-import time
 from collections.abc import Iterable, Mapping
 from datetime import timedelta
 
@@ -25,39 +24,47 @@ from fedmpi.comm.launchers import slurm_hosts
 from fedmpi.comm.launchers.job import Job
 from fedmpi.comm.meeting import door, store_server
 from fedmpi.comm.meeting.store import RankStore
+from fedmpi.comm.timeouts import Timeouts
 from fedmpi.common.errors import UserError
 
 Address = tuple[str, int]
 
 TOLD_BYTES = 1024
-ANOTHER_S = 5.0  # allowed for one more connection to a store that has answered before
-SLACK_S = 5.0  # after which a store that keeps no time-out of its own is given up
 PATIENCE_S = 1.0, 10.0  # with who answers at one address: at first, at most
+RETRY_S = 0.1  # between two attempts to connect
 PORTS, FIRST_PORT, SPAN = 16, 10_000, 20_000  # below Linux's ephemeral range (32768..60999), which any program may use
 
 processes: list[subprocess.Popen[bytes]] = []  # rank 0's stores
 meetings = itertools.count()  # of this process: under torchrun each has a key of its own in the agent's store
 
 
-def find_store(job: Job, timeout_s: float, env: Mapping[str, str] | None = None) -> Store:
-    """The job's store.
+def find_store(
+    job: Job, timeout_s: float, env: Mapping[str, str] | None = None, timeouts: Timeouts | None = None
+) -> Store:
+    """Find, or at rank 0 start, the job's store.
+
+    Args:
+        job: who this rank is.
+        timeout_s: seconds until rank 0 must have answered.
+        env: environment variables (default: those of this process).
+        timeouts: limits of the single steps, and the clock.
 
     Raises Lost if rank 0 cannot be reached in time, UserError for mistakes that the user can correct.
     """
     env = os.environ if env is None else env
-    deadline = time.monotonic() + timeout_s
+    timeouts = timeouts or Timeouts()
+    deadline = timeouts.clock.now() + timeout_s
     if job.launcher == "torchrun":
-        return under_torchrun(job, env, deadline)
-    return under_mpi(job, deadline) if job.launcher == "mpi" else under_slurm(job, env, deadline)
+        return under_torchrun(job, env, deadline, timeouts)
+    return under_mpi(job, deadline, timeouts) if job.launcher == "mpi" else under_slurm(job, env, deadline, timeouts)
 
 
-def another(store: Store) -> RankStore:
+def another(store: Store) -> Store:
     """One more connection to a store: a call that waits keeps its own for itself."""
-    assert isinstance(store, RankStore)
-    return store.another(ANOTHER_S)
+    return store.another()  # type: ignore[attr-defined]
 
 
-def under_torchrun(job: Job, env: Mapping[str, str], deadline: float) -> Store:
+def under_torchrun(job: Job, env: Mapping[str, str], deadline: float, timeouts: Timeouts) -> Store:
     for name in ("MASTER_ADDR", "MASTER_PORT"):
         if not env.get(name):
             raise UserError(
@@ -68,7 +75,7 @@ def under_torchrun(job: Job, env: Mapping[str, str], deadline: float) -> Store:
     key = door.job_key(f"torchrun {host} {port} {env.get('TORCHELASTIC_RUN_ID', '')} {attempt}", env)
     if env.get("TORCHELASTIC_USE_AGENT_STORE") != "True":
         if job.rank:
-            return arrive([(host, port)], key, deadline)
+            return arrive([(host, port)], key, deadline, timeouts)
         try:
             listener = door.listen(own_address(job, host), port)
         except OSError as error:
@@ -76,57 +83,60 @@ def under_torchrun(job: Job, env: Mapping[str, str], deadline: float) -> Store:
                 f"rank 0 cannot listen on port {port} of {host}: {error.strerror}\n"
                 f"Give torchrun another one, e.g. --master-port 0 or --rdzv-endpoint HOST:PORT."
             ) from error
-        return hold(listener, key, deadline)
-    agent = PrefixStore(attempt, agent_store(host, port, deadline))
+        return hold(listener, key, deadline, timeouts)
+    agent = PrefixStore(attempt, agent_store(host, port, deadline, timeouts))
     place = f"fedmpi {next(meetings)}"
     if job.rank == 0:
-        store = hold(door.listen(own_address(job, job.host), 0), key, deadline)
+        store = hold(door.listen(own_address(job, job.host), 0), key, deadline, timeouts)
         agent.set(place, told(job, store))
         return store
     silent = "rank 0 is silent: it has not told the address of its store"
+    left_s, clock = seconds(deadline, timeouts), timeouts.clock
     try:
-        return arrive(addresses(within(seconds(deadline), lambda: agent.get(place).decode(), silent)), key, deadline)
+        where = addresses(within(left_s, lambda: agent.get(place).decode(), silent, clock))
+        return arrive(where, key, deadline, timeouts)
     except DistError as error:
         raise Lost(f"{silent} ({line(error)})") from error
 
 
-def agent_store(host: str, port: int, deadline: float) -> TCPStore:
-    patience_s = seconds(deadline)
+def agent_store(host: str, port: int, deadline: float, timeouts: Timeouts) -> TCPStore:
+    patience_s = seconds(deadline, timeouts)
     silent = f"torchrun's agent is silent: no store at {host}:{port} after {patience_s:.0f} s"
-    reachable(host, port, deadline)  # torch would fill the screen while nobody listens there
+    reachable(host, port, deadline, timeouts)  # torch would fill the screen while nobody listens there
     try:
         return within(
-            patience_s + SLACK_S,
+            patience_s + timeouts.reply,
             lambda: TCPStore(host, port, timeout=timedelta(seconds=patience_s), wait_for_workers=False),
             f"{silent}; something takes connections there and never answers, such as another service on this port",
+            timeouts.clock,
         )
     except DistError as error:
         raise Lost(f"{silent} ({line(error)})") from error
 
 
-def under_mpi(job: Job, deadline: float) -> Store:
+def under_mpi(job: Job, deadline: float, timeouts: Timeouts) -> Store:
     from fedmpi.comm.backends import mpi
 
     key = secrets.token_bytes(door.DIGEST)
     here = [serve(door.listen(own_address(job, job.host), 0), key)] if job.rank == 0 else []  # it starts while MPI does
-    world = mpi.world(job, deadline - time.monotonic())
+    world = mpi.world(job, deadline - timeouts.clock.now())
     words = torch.zeros(TOLD_BYTES, dtype=torch.uint8)  # "key port host host ...", padded with zeros
     if job.rank == 0:
-        store = arrive(here, key, deadline)
+        store = arrive(here, key, deadline, timeouts)
         text = f"{key.hex()} {told(job, store)}".encode()[:TOLD_BYTES]
         words[: len(text)] = torch.frombuffer(bytearray(text), dtype=torch.uint8)
     sent = world.Ibcast(words.numpy(), root=0)
     while not sent.Test():  # Bcast has no time-out
-        if time.monotonic() > deadline:
+        if timeouts.clock.now() > deadline:
             raise Lost("rank 0 is silent: it has not told the address of its store")
-        time.sleep(1e-3)
+        timeouts.clock.sleep(1e-3)
     if job.rank == 0:
         return store
     said, where = bytes(words.tolist()).rstrip(b"\0").decode().split(" ", 1)
-    return arrive(addresses(where), bytes.fromhex(said), deadline)
+    return arrive(addresses(where), bytes.fromhex(said), deadline, timeouts)
 
 
-def under_slurm(job: Job, env: Mapping[str, str], deadline: float) -> Store:
+def under_slurm(job: Job, env: Mapping[str, str], deadline: float, timeouts: Timeouts) -> Store:
     """Slurm tells every rank which host rank 0 is on, but not which port is free there."""
     source = "SLURM_STEP_NODELIST" if "SLURM_STEP_NODELIST" in env else "SLURM_NODELIST"
     step = slurm_step(env)
@@ -134,13 +144,13 @@ def under_slurm(job: Job, env: Mapping[str, str], deadline: float) -> Store:
     if job.rank:
         first = slurm_hosts.expand(env[source])[0]
         host = "127.0.0.1" if job.local_size == job.size else slurm_hosts.resolve(first, source)
-        return arrive([(host, port) for port in ports(step)], key, deadline)
+        return arrive([(host, port) for port in ports(step)], key, deadline, timeouts)
     for port in ports(step):
         try:
             listener = door.listen(own_address(job, slurm_hosts.expand(env[source])[0]), port)
         except OSError:
             continue
-        return hold(listener, key, deadline)
+        return hold(listener, key, deadline, timeouts)
     raise UserError(
         f"{job.host}: none of the ports {ports(step)} is free, so other ranks could not find rank 0.\n"
         f"Start the job again (another job id means other ports) or with torchrun."
@@ -159,9 +169,9 @@ def ports(step: str) -> list[int]:
 
 
 # ---- rank 0's side ----
-def hold(listener: socket.socket, key: bytes, deadline: float) -> RankStore:
+def hold(listener: socket.socket, key: bytes, deadline: float, timeouts: Timeouts) -> RankStore:
     """The store at rank 0, which does not wait for the other ranks: the first allgather can name the missing ones."""
-    return arrive([serve(listener, key)], key, deadline)
+    return arrive([serve(listener, key)], key, deadline, timeouts)
 
 
 def serve(listener: socket.socket, key: bytes) -> Address:
@@ -201,21 +211,22 @@ def addresses(text: str) -> list[Address]:
     return [(name, int(port)) for name in names]
 
 
-def arrive(where: list[Address], key: bytes, deadline: float) -> RankStore:
-    """A connection to rank 0's store, which is at one of these addresses, or will be. Raises Lost past the deadline."""
+def arrive(where: list[Address], key: bytes, deadline: float, timeouts: Timeouts) -> RankStore:
+    """Connect to rank 0's store, which is at one of these addresses, or will be. Raises Lost past the deadline."""
     patience_s, most_s = PATIENCE_S
     strange = False
     while True:
         for address in where:
             try:
-                return RankStore(address, key, door.enter(address, key, min(patience_s, seconds(deadline))))
+                connection = door.enter(address, key, min(patience_s, seconds(deadline, timeouts)))
+                return RankStore(address, key, connection, timeouts)
             except door.Stranger:
                 strange = True
             except OSError:  # no service there, or another one
                 continue
-        if time.monotonic() > deadline:
+        if timeouts.clock.now() > deadline:
             break
-        time.sleep(0.1)
+        timeouts.clock.sleep(RETRY_S)
         patience_s = min(2 * patience_s, most_s)
     why = "is rank 0 there, does the name resolve here, and does a firewall stand between the hosts?"
     if strange:
@@ -234,18 +245,18 @@ def shown(where: Iterable[Address]) -> str:
     return " or ".join(f"{host}:{','.join(map(str, found))}" for host, found in hosts.items())
 
 
-def reachable(host: str, port: int, deadline: float) -> None:
+def reachable(host: str, port: int, deadline: float, timeouts: Timeouts) -> None:
     """Wait until something listens there."""
-    while time.monotonic() < deadline:
+    while timeouts.clock.now() < deadline:
         try:
-            return socket.create_connection((host, port), timeout=3).close()
+            return socket.create_connection((host, port), timeout=timeouts.reply).close()
         except OSError:
-            time.sleep(0.1)
+            timeouts.clock.sleep(RETRY_S)
     raise Lost(f"torchrun's agent is silent: nothing answers at {host}:{port}; does the name resolve here?")
 
 
-def seconds(deadline: float) -> float:
-    return max(1.0, deadline - time.monotonic())
+def seconds(deadline: float, timeouts: Timeouts) -> float:
+    return max(1.0, deadline - timeouts.clock.now())
 
 
 def line(error: Exception) -> str:

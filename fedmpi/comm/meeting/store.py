@@ -15,8 +15,8 @@ from torch.distributed import DistNetworkError, DistStoreError, Store
 
 from fedmpi.comm.meeting import door
 from fedmpi.comm.meeting.store_server import LENGTH, YES, packed, unpacked
+from fedmpi.comm.timeouts import Timeouts
 
-SLACK_S = 5.0  # allowed for rank 0 to answer, beyond what it was asked to wait
 WAIT = timedelta(seconds=300)
 
 
@@ -25,15 +25,19 @@ class RankStore(Store):
     """A rank's connection. Raises DistStoreError for a value that does not come in time, DistNetworkError where rank 0
     does not answer."""
 
-    def __init__(self, address: tuple[str, int], key: bytes, connection: socket.socket) -> None:
+    def __init__(
+        self, address: tuple[str, int], key: bytes, connection: socket.socket, timeouts: Timeouts | None = None
+    ) -> None:
         super().__init__()
+        self.timeouts = timeouts or Timeouts()
         self.address, self.key, self.connection = address, key, connection
         self.lock = threading.Lock()  # gloo and NCCL call from threads of their own
         self.clones: list[RankStore] = []
 
-    def another(self, patience_s: float) -> RankStore:
+    def another(self, patience_s: float | None = None) -> RankStore:
         """One more connection, for a call that waits long."""
-        return RankStore(self.address, self.key, door.enter(self.address, self.key, patience_s))
+        connection = door.enter(self.address, self.key, patience_s or self.timeouts.reply)
+        return RankStore(self.address, self.key, connection, self.timeouts)
 
     def clone(self) -> RankStore:
         """The same for torch, which holds no reference that Python counts."""
@@ -80,7 +84,7 @@ class RankStore(Store):
         """What rank 0 answers. A connection on which it once did not is of no use any more."""
         with self.lock:
             try:
-                self.connection.settimeout(seconds + SLACK_S)
+                self.connection.settimeout(seconds + self.timeouts.reply)
                 self.connection.sendall(packed(*(f.encode() if isinstance(f, str) else bytes(f) for f in fields)))
                 (length,) = LENGTH.unpack(door.receive(self.connection, LENGTH.size))
                 return unpacked(door.receive(self.connection, length))

@@ -6,7 +6,6 @@ has seen all others would go on while one that has not gives up.
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable, Sequence
 from datetime import timedelta
 from typing import final
@@ -14,9 +13,9 @@ from typing import final
 from torch.distributed import DistError, Store
 
 from fedmpi.comm.base import Gone, Lost, within
+from fedmpi.comm.timeouts import Timeouts
 
 RELEASED = b"?"  # what a key holds that was set only to end a wait
-GRACE_S = 5.0  # allowed after the deadline for rank 0's verdict to reach the others
 
 
 @final
@@ -28,24 +27,35 @@ class StoreAllgather:
         ranks: Sequence[int],
         name: str = "allgather",
         wanted: Callable[[], bool] = lambda: False,
+        timeouts: Timeouts | None = None,
     ) -> None:
-        """ranks: those that take part, ascending. name: of the keys. wanted: whether to give up, as a rank is lost."""
+        """
+        Args:
+            store: holds the payloads.
+            rank: this rank.
+            ranks: those that take part, ascending.
+            name: prefix of the keys.
+            wanted: whether to give up, as a rank is lost.
+            timeouts: `reply` is allowed after the deadline for rank 0's verdict to reach the others.
+        """
         self.store = store
         self.rank = rank
         self.ranks = ranks
         self.name = name
         self.wanted = wanted
+        self.timeouts = timeouts or Timeouts()
+        self.clock = self.timeouts.clock
         self.awaited: list[str] = []  # the keys waited for
         self.calls = 0  # number of calls so far: each call has keys of its own
 
     def __call__(self, payload: bytes, deadline_s: float) -> list[bytes]:
         """All payloads, in the order of the ranks. Raises Lost naming the ranks that are not there by the deadline."""
-        limit_s = deadline_s + 3 * GRACE_S
+        limit_s = deadline_s + 3 * self.timeouts.reply
         gone = f"rank 0 is silent: its store has not answered for {limit_s:.0f} s"
-        return within(limit_s, lambda: self.gather(payload, deadline_s), gone)
+        return within(limit_s, lambda: self.gather(payload, deadline_s), gone, self.clock)
 
     def gather(self, payload: bytes, deadline_s: float) -> list[bytes]:
-        began = time.monotonic()
+        began = self.clock.now()
         name = f"{self.name}/{self.calls}"
         keys = [f"{name}/{rank}" for rank in self.ranks]
         mine, verdict = f"{name}/{self.rank}", f"{name}/silent"
@@ -54,7 +64,7 @@ class StoreAllgather:
             self.store.set(mine, b"=" + payload)  # type: ignore[arg-type]  # the stub knows no bytes
             if self.rank == 0:
                 self.store.set(verdict, " ".join(str(self.ranks[i]) for i in self.absent(keys, began + deadline_s)))
-            if self.absent([verdict], began + deadline_s + GRACE_S):
+            if self.absent([verdict], began + deadline_s + self.timeouts.reply):
                 silent = [rank for rank in self.ranks if not self.store.check([f"{name}/{rank}"])] or [0]
             else:
                 told = self.store.get(verdict)
@@ -81,7 +91,7 @@ class StoreAllgather:
         self.awaited = keys
         self.give_up()
         try:
-            self.store.wait(keys, timedelta(seconds=max(0.01, deadline - time.monotonic())))
+            self.store.wait(keys, timedelta(seconds=max(0.01, deadline - self.clock.now())))
         except DistError:
             return [i for i, key in enumerate(keys) if not self.store.check([key])]
         finally:
@@ -103,7 +113,7 @@ class StoreAllgather:
         self.store.set(mine + "/heard", "1")
         if self.rank == 0:
             present = [key + "/heard" for rank, key in zip(self.ranks, keys, strict=True) if rank not in silent]
-            self.absent(present, time.monotonic() + GRACE_S)
+            self.absent(present, self.clock.now() + self.timeouts.reply)
 
     def leave(self, timeout_s: float) -> None:
         """The last call of every rank. Rank 0 may hold the store, so it leaves last. Raises Lost if a rank does not."""
@@ -111,7 +121,7 @@ class StoreAllgather:
         try:
             if self.rank:
                 self.store.set(f"left/{self.rank}", "1")
-            late = self.absent([f"left/{rank}" for rank in others], time.monotonic() + timeout_s)
+            late = self.absent([f"left/{rank}" for rank in others], self.clock.now() + timeout_s)
             if not self.rank:
                 self.store.set("left/0", "1")
         except DistError:  # it has left, and the store with it

@@ -12,7 +12,7 @@ from pathlib import Path
 
 import torch
 
-from fedmpi.comm import connect, detect
+from fedmpi.comm import Timeouts, connect, detect
 
 TYPES = (torch.float32, torch.float64, torch.uint8, torch.int64, torch.bfloat16)
 
@@ -146,7 +146,7 @@ def run(comm, folder) -> None:
 
 def main() -> None:
     torch.set_num_threads(1)
-    comm = connect(detect(os.environ), sys.argv[2], start_timeout_s=30, round_timeout_s=20)
+    comm = connect(detect(os.environ), sys.argv[2], timeouts=Timeouts(start=30, round=20))
     run(comm, sys.argv[1])
     comm.close()
 

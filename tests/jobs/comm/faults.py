@@ -15,8 +15,8 @@ from pathlib import Path
 
 import torch
 
-from fedmpi.comm import Lost, connect, detect
-from fedmpi.comm.loss.alarm import end_job
+from fedmpi.comm import Lost, Timeouts, connect, detect
+from fedmpi.comm.loss.leaving import Process
 
 HANG_S = 5
 N = 500_000  # 2 MB: more than sockets and libraries buffer
@@ -40,7 +40,7 @@ def main() -> None:
     made = []
     attempt(
         "connect",
-        lambda: made.append(connect(job, backend, start_timeout_s=float(start_s), round_timeout_s=float(round_s))),
+        lambda: made.append(connect(job, backend, timeouts=Timeouts(float(start_s), float(round_s)))),
     )
     if not made:
         sys.exit(1)
@@ -55,7 +55,7 @@ def main() -> None:
         attempt("receive", lambda: comm.exchange([], [(1, torch.zeros(N))]))
     else:
         attempt("send", lambda: comm.exchange([(1, torch.zeros(N))], []))
-    end_job(7)
+    Process(job).end_job(7)
 
 
 if __name__ == "__main__":

@@ -24,7 +24,7 @@ from pathlib import Path
 import torch
 
 import fedmpi.comm.backends.torch_dist  # noqa: F401  (before any fork)
-from fedmpi.comm import Lost, connect, detect
+from fedmpi.comm import Lost, Timeouts, connect, detect
 from fedmpi.comm.base import Gone
 from fedmpi.comm.loss.alarm import Alarm
 from fedmpi.comm.loss.leaving import leave
@@ -43,8 +43,9 @@ def main() -> None:
     job = detect(os.environ)
     os.environ["TORCH_CPP_LOG_LEVEL"] = "ERROR"  # as the command does
     mine = [step for step in plan if step["rank"] == job.rank]
-    alarm = Alarm(job)
-    comm = connect(job, backend, start_timeout_s=30, round_timeout_s=30, alarm=alarm)
+    timeouts = Timeouts(start=30, round=30)
+    alarm = Alarm(job, timeouts)
+    comm = connect(job, backend, timeouts=timeouts, alarm=alarm)
     comm.patience_s = next((step["patience"] for step in plan if "patience" in step), 30)
     (folder / f"{job.rank}.pid").write_text(str(os.getpid()))
 

@@ -20,7 +20,7 @@ sys.path[:0] = [str(ROOT / "tests" / "jobs" / "comm"), str(ROOT / "tests")]
 
 import battery  # noqa: E402
 
-from fedmpi.comm import Lost, detect  # noqa: E402
+from fedmpi.comm import Lost, Timeouts, detect  # noqa: E402
 from fedmpi.comm.backends import torch_dist  # noqa: E402
 from fedmpi.comm.loss import silence  # noqa: E402
 from fedmpi.comm.loss.alarm import Alarm  # noqa: E402
@@ -64,7 +64,7 @@ def connect(kind):
         post = dist.batch_isend_irecv
         dist.batch_isend_irecv = lambda operations: [Polled(work) for work in post(operations)]
     allgather = StoreAllgather(store, job.rank, range(job.size))
-    comm, alarm = torch_dist.Nccl(job, device, allgather, 20), Alarm(job)
+    comm, alarm = torch_dist.Nccl(job, device, allgather, Timeouts(round=20)), Alarm(job)
     if job.size > 1:
         alarm.listen(lambda: rendezvous.another(store))
         alarm.asked = lambda line, store: silence.answer(line, job.rank, comm.awaits, store)

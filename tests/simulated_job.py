@@ -1,0 +1,410 @@
+"""Ranks as threads with a simulated clock: the protocols of fedmpi/comm without a network and without waiting.
+
+Time stands still while any thread of any rank runs. Once all of them wait, it jumps to the earliest deadline. A rank
+can be killed or frozen at any point; what it holds (its connections, and the store of rank 0) ends with it. The classes
+under test are the product's own: `Alarm`, `Membership`, `StoreAllgather` and `Gloo`; simulated are the clock, the
+store, the process group and the process of a rank.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections import defaultdict, deque
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from datetime import timedelta
+from math import inf
+from typing import Any, NoReturn
+
+import torch
+from torch.distributed import DistNetworkError, DistStoreError
+
+from fedmpi.comm.backends.torch_dist import Gloo
+from fedmpi.comm.base import Gone
+from fedmpi.comm.launchers.job import Job
+from fedmpi.comm.loss import silence
+from fedmpi.comm.loss.alarm import Alarm
+from fedmpi.comm.loss.membership import Membership
+from fedmpi.comm.meeting.store_allgather import StoreAllgather
+from fedmpi.comm.timeouts import Clock, Timeouts
+
+LIMIT_S = 120.0  # of real time, for a whole job: a deadlock of threads that do not wait through the clock
+
+
+class RankExit(BaseException):
+    """Ends a thread of a rank that is dead."""
+
+
+class Condition:
+    """An event that is set while `holds()` is true."""
+
+    def __init__(self, holds: Callable[[], bool]) -> None:
+        self.is_set = holds
+
+
+NEVER = Condition(lambda: False)
+
+
+@dataclass(eq=False)
+class Wait:
+    """One waiting thread."""
+
+    rank: SimulatedRank
+    event: Any
+    deadline: float
+    woken: threading.Condition
+
+    def can_go_on(self, now: float) -> bool:
+        return self.rank.dead or (not self.rank.frozen and (self.event.is_set() or now >= self.deadline))
+
+
+class SimulatedTime:
+    """The one time of all ranks, which passes only while every thread waits."""
+
+    def __init__(self) -> None:
+        self.lock = threading.RLock()
+        self.now, self.running = 0.0, 0
+        self.waits: list[Wait] = []
+        self.deadlock = False
+
+    def wait(self, rank: SimulatedRank, event: Any, deadline: float) -> bool:
+        with self.lock:
+            mine = Wait(rank, event, deadline, threading.Condition(self.lock))
+            self.waits.append(mine)
+            self.running -= 1
+            self.wake()
+            while not mine.can_go_on(self.now) and not self.deadlock:
+                mine.woken.wait()
+            self.waits.remove(mine)
+            self.running += 1
+            if rank.dead:
+                raise RankExit
+            if not mine.can_go_on(self.now):
+                raise AssertionError("every rank waits for ever")
+            return bool(event.is_set())
+
+    def wake(self) -> None:
+        """Wake the threads that can go on; if none can and none runs, let time pass until one can."""
+        ready = [wait for wait in self.waits if wait.can_go_on(self.now)]
+        if not ready and not self.running and self.waits:
+            deadline = min((wait.deadline for wait in self.waits if not wait.rank.frozen), default=inf)
+            frozen = [wait.rank for wait in self.waits if wait.rank.frozen]
+            if deadline < inf:
+                self.now = deadline
+            elif frozen:  # nobody else is left
+                for rank in frozen:
+                    rank.dead, rank.code = True, -9
+            else:
+                self.deadlock = True
+            ready = [wait for wait in self.waits if self.deadlock or wait.can_go_on(self.now)]
+        for wait in ready:
+            wait.woken.notify()
+
+    def start(self, rank: SimulatedRank, target: Callable[[], object]) -> threading.Thread:
+        def body() -> None:
+            try:
+                target()
+            except RankExit:
+                pass
+            except BaseException as error:
+                rank.job.errors.append(error)
+            finally:
+                with self.lock:
+                    self.running -= 1
+                    self.wake()
+
+        with self.lock:
+            self.running += 1
+        thread = threading.Thread(target=body, daemon=True)
+        thread.start()
+        return thread
+
+
+class SimulatedStore:
+    """A rank's connection to the store that rank 0 holds."""
+
+    def __init__(self, rank: SimulatedRank) -> None:
+        self.rank, self.values = rank, rank.job.values
+
+    def another(self) -> SimulatedStore:
+        return SimulatedStore(self.rank)
+
+    def set(self, key: str, value: str | bytes) -> None:
+        with self._opened() as values:
+            values[key] = value if isinstance(value, bytes) else value.encode()
+
+    def get(self, key: str) -> bytes:
+        self.wait([key])
+        with self._opened() as values:
+            return values[key]
+
+    def multi_get(self, keys: list[str]) -> list[bytes]:
+        return [self.get(key) for key in keys]
+
+    def check(self, keys: list[str]) -> bool:
+        with self._opened() as values:
+            return all(key in values for key in keys)
+
+    def compare_set(self, key: str, expected: str, desired: str) -> bytes:
+        with self._opened() as values:
+            if values.get(key, b"") == expected.encode():
+                values[key] = desired.encode()
+            return values.get(key, expected.encode())
+
+    def delete_key(self, key: str) -> bool:
+        with self._opened() as values:
+            return values.pop(key, None) is not None
+
+    def wait(self, keys: list[str], timeout: timedelta = timedelta(seconds=300)) -> None:
+        there = Condition(lambda: self._is_gone() or all(key in self.values for key in keys))
+        if not self.rank.clock.wait(there, timeout.total_seconds()):
+            raise DistStoreError(f"not there: one of {keys[:3]}")
+        self.check([])
+
+    def _is_gone(self) -> bool:
+        return self.rank.job.ranks[0].dead
+
+    def _opened(self) -> _Locked:
+        self.rank.clock.pause_while_frozen()
+        if self._is_gone():
+            raise DistNetworkError("rank 0's store has ended")
+        return _Locked(self.rank.job.time.lock, self.values)
+
+
+@dataclass
+class _Locked:
+    lock: threading.RLock
+    values: dict[str, bytes]
+
+    def __enter__(self) -> dict[str, bytes]:
+        self.lock.acquire()
+        return self.values
+
+    def __exit__(self, *error: object) -> None:
+        self.lock.release()
+
+
+class RankClock(Clock):
+    """The clock of one rank."""
+
+    def __init__(self, rank: SimulatedRank) -> None:
+        self.rank, self.time = rank, rank.job.time
+
+    def now(self) -> float:
+        self.pause_while_frozen()
+        return self.time.now
+
+    def sleep(self, seconds: float) -> None:
+        self.wait(NEVER, seconds)
+
+    def wait(self, event: Any, seconds: float) -> bool:
+        return self.time.wait(self.rank, event, self.time.now + max(0.0, seconds))
+
+    def start_thread(self, target: Callable[[], object]) -> None:
+        self.time.start(self.rank, target)
+
+    def pause_while_frozen(self) -> None:
+        if self.rank.dead:
+            raise RankExit
+        if self.rank.frozen:
+            self.time.wait(self.rank, Condition(lambda: True), inf)
+
+
+class SimulatedProcess:
+    """What a rank prints, and how it ends."""
+
+    def __init__(self, rank: SimulatedRank) -> None:
+        self.rank = rank
+
+    def say(self, text: str) -> None:
+        self.rank.job.messages.append((self.rank.number, text.strip()))
+
+    def exit(self, code: int) -> NoReturn:
+        self.rank.die(code)
+        raise RankExit
+
+    end_job = exit
+
+    def exit_after_eviction(self) -> NoReturn:
+        self.exit(1)
+
+    def restore_sigterm(self) -> None: ...
+
+    def is_first_of_host(self) -> bool:
+        with self.rank.job.time.lock:
+            first, self.rank.job.first_of_host = not self.rank.job.first_of_host, True
+        return first
+
+
+class SimulatedGroup:
+    """A process group as gloo's: a send ends when its peer has received it, and both fail once the other side is gone.
+
+    Its connections end when nobody refers to the group any more, or when its rank dies.
+    """
+
+    def __init__(self, rank: SimulatedRank, name: str, place: int) -> None:
+        self.rank, self.place = rank, place
+        with rank.job.time.lock:
+            self.members: dict[int, Connections] = rank.job.groups[name]
+            self.mine = self.members[place] = Connections(rank)
+
+    def __del__(self) -> None:
+        self.mine.closed = True
+
+    def send(self, tensors: list[torch.Tensor], place: int, tag: int) -> Work:
+        message = Message(tensors[0])
+        with self.rank.job.time.lock:
+            self.members[place].inbox[self.place].append(message)
+        return Work(self, place, lambda: message.received, lambda: None)
+
+    def recv(self, tensors: list[torch.Tensor], place: int, tag: int) -> Work:
+        with self.rank.job.time.lock:
+            inbox, target = self.mine.inbox[place], tensors[0]
+
+        def take() -> None:
+            message = inbox.popleft()
+            target.copy_(message.x)
+            message.received = True
+
+        return Work(self, place, lambda: bool(inbox), take)
+
+
+@dataclass
+class Message:
+    x: torch.Tensor
+    received: bool = False
+
+
+class Connections:
+    """One member's end of its connections."""
+
+    def __init__(self, rank: SimulatedRank) -> None:
+        self.rank, self.closed = rank, False
+        self.inbox: dict[int, deque[Message]] = defaultdict(deque)  # by the place of the sender
+
+    @property
+    def ended(self) -> bool:
+        return self.closed or self.rank.dead
+
+
+@dataclass
+class Work:
+    group: SimulatedGroup
+    place: int
+    is_done: Callable[[], bool]
+    finish: Callable[[], None]
+
+    def wait(self, timeout: timedelta) -> None:
+        peer = self.group.members[self.place]
+        ready = Condition(lambda: self.is_done() or peer.ended)
+        if not self.group.rank.clock.wait(ready, timeout.total_seconds()):
+            raise RuntimeError("timed out")
+        if not self.is_done():
+            raise RuntimeError("connection closed by peer")
+        self.finish()
+
+
+@dataclass(eq=False)
+class SimulatedRank:
+    """One rank: what its program may use."""
+
+    job: SimulatedJob
+    number: int
+    dead: bool = False
+    frozen: bool = False
+    code: int | None = None  # how its process has ended; -9: killed
+    died_at: float = 0.0
+    comm: Gloo = field(init=False, repr=False)
+    alarm: Alarm = field(init=False, repr=False)
+
+    def __post_init__(self) -> None:
+        self.clock = RankClock(self)
+
+    def die(self, code: int = -9) -> None:
+        """End the process of this rank, whichever rank asks."""
+        with self.job.time.lock:
+            if not self.dead:
+                self.dead, self.code, self.died_at = True, code, self.job.time.now
+            self.job.time.wake()
+
+    def kill(self) -> NoReturn:
+        self.die()
+        raise RankExit
+
+    def freeze(self) -> None:
+        """Stop all threads of this rank until another one wakes it."""
+        self.frozen = True
+        self.clock.pause_while_frozen()
+
+    def thaw(self) -> None:
+        with self.job.time.lock:
+            self.frozen = False
+            self.job.time.wake()
+
+    def connect(self) -> Gloo:
+        """What `fedmpi.comm.connect` builds, with simulated parts."""
+        job, timeouts = Job("slurm", self.number, self.job.size, self.number, self.job.size, "node"), self.timeouts
+        self.alarm = Alarm(job, timeouts, SimulatedProcess(self), lambda pid: self.job.launcher_alive)
+        store = SimulatedStore(self)
+        self.alarm.listen(store.another)
+        allgather = StoreAllgather(store, self.number, range(self.job.size), timeouts=timeouts)
+        group = self.make_group(store, "group", self.number, self.job.size, timeouts.start)
+        membership = Membership(store, self.number, self.job.size, self.alarm)
+        self.comm = Gloo(job, group, allgather, membership, timeouts, self.make_group)
+        self.comm.at_end = self.alarm.hush
+        self.alarm.asked = lambda line, opened: silence.answer(line, self.number, self.comm.awaits, opened)
+        return self.comm
+
+    @property
+    def timeouts(self) -> Timeouts:
+        return Timeouts(**self.job.limits, clock=self.clock)
+
+    def make_group(self, store: Any, name: str, place: int, size: int, timeout_s: float) -> SimulatedGroup:
+        group = SimulatedGroup(self, name, place)
+        if not self.clock.wait(Condition(lambda: len(group.members) == size), timeout_s):
+            raise RuntimeError("not all members connect")
+        return group
+
+    def fail(self, error: Exception, code: int = 1) -> NoReturn:
+        """End the job for an error, as the command does."""
+        error = silence.at_fault(self.alarm, error)
+        self.alarm.fail(f"error: {error}", code, reacts=isinstance(error, Gone))
+
+
+class SimulatedJob:
+    """`size` ranks that run one program each. Limits: fields of `Timeouts` other than its defaults."""
+
+    def __init__(self, size: int, **limits: float) -> None:
+        self.size, self.limits = size, limits
+        self.time = SimulatedTime()
+        self.values: dict[str, bytes] = {}
+        self.groups: dict[str, dict[int, Connections]] = defaultdict(dict)
+        self.messages: list[tuple[int, str]] = []  # (rank, what it printed)
+        self.errors: list[BaseException] = []
+        self.launcher_alive, self.first_of_host = True, False
+        self.ranks = [SimulatedRank(self, number) for number in range(size)]
+
+    def run(self, program: Callable[[SimulatedRank], Any], absent: tuple[int, ...] = ()) -> dict[int, Any]:
+        """Run program(rank) on every rank but the absent ones; {rank: what it returned} of those that came to its end.
+
+        A frozen rank is killed once all others have ended.
+        """
+        results: dict[int, Any] = {}
+
+        def body(rank: SimulatedRank) -> None:
+            results[rank.number] = program(rank)
+            rank.die(0)
+
+        present = [rank for rank in self.ranks if rank.number not in absent]
+        with self.time.lock:  # no thread runs, and no time passes, before all are there
+            threads = [self.time.start(rank, lambda rank=rank: body(rank)) for rank in present]
+        for thread in threads:
+            thread.join(LIMIT_S)
+            assert not thread.is_alive(), "a thread neither waits nor ends"
+        if self.errors:
+            raise self.errors[0]
+        return results
+
+    @property
+    def codes(self) -> list[int | None]:
+        return [rank.code for rank in self.ranks]

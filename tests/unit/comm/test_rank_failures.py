@@ -1,0 +1,276 @@
+"""A job goes on after ranks have died or frozen; or it ends with one message. Ranks are threads, time is simulated."""
+
+import pytest
+import torch
+from simulated_job import SimulatedJob, SimulatedStore
+
+from fedmpi.comm.base import Lost, Silent
+from fedmpi.comm.loss import silence
+from fedmpi.comm.meeting.store_allgather import StoreAllgather
+
+DEADLINE_S = 20
+
+
+def step(rank, where, act, t=None, **more):
+    """One thing that a rank does to itself, once.
+
+    where: begin | middle (all others wait for its row) | gather (all others are in allgather_bytes) |
+    vote (it has voted in a regroup) | build (it is to connect to the members).
+    act: kill | freeze | sleep (`s` seconds) | fail (report an error of its own) | thaw (the frozen rank `of`).
+    """
+    return {"rank": rank, "where": where, "act": act, "round": t, **more}
+
+
+class Program:
+    """Rounds of a broadcast, one row of each rank to rank 0, and an allgather; regroups after each failure."""
+
+    def __init__(self, rounds, plan, patience=30.0):
+        self.rounds, self.plan, self.patience = rounds, plan, patience
+        self.regroups = {}  # rank -> [(members, payloads, time, why)]
+
+    def __call__(self, rank):
+        comm = rank.connect()
+        comm.patience_s = self.patience
+        mine = [each for each in self.plan if each["rank"] == rank.number]
+
+        def act(where, t=None):
+            for each in [each for each in mine if each["where"] == where and each["round"] in (t, None)]:
+                mine.remove(each)
+                if each["act"] == "sleep":
+                    rank.clock.sleep(each["s"])
+                elif each["act"] == "fail":
+                    rank.fail(ValueError("the ninth wave"), 2)
+                elif each["act"] == "thaw":
+                    rank.job.ranks[each["of"]].thaw()
+                else:
+                    getattr(rank, each["act"])()
+
+        for name, where in (("_word", "vote"), ("_build", "build")):
+            plain = getattr(comm.membership, name)
+            setattr(comm.membership, name, lambda *a, plain=plain, where=where: (act(where), plain(*a))[1])
+
+        t = 0
+        try:
+            while t < self.rounds:
+                try:
+                    self.round(comm, t, act)
+                    t += 1
+                except Lost as error:
+                    payloads = comm.regroup(f"{rank.number} at {t}".encode(), DEADLINE_S)
+                    entry = (comm.alive, payloads, rank.clock.now(), str(error))
+                    self.regroups.setdefault(rank.number, []).append(entry)
+                    t = max(int(payload.split()[2]) for payload in payloads.values())
+            comm.close()
+        except Lost as error:
+            rank.fail(error)
+        return comm.alive
+
+    def round(self, comm, t, act):
+        act("begin", t)
+        x = torch.full((3,), float(t if comm.rank == 0 else -1))
+        comm.broadcast(x)
+        assert (x == t).all()
+        act("middle", t)
+        rows = {rank: torch.zeros(3) for rank in comm.alive} if comm.rank == 0 else {}
+        comm.exchange([(0, x + comm.rank)], list(rows.items()))
+        assert all((row == t + rank).all() for rank, row in rows.items())
+        act("gather", t)
+        assert comm.allgather_bytes(b"%d" % comm.rank, DEADLINE_S) == [b"%d" % rank for rank in comm.alive]
+
+    def members(self, survivors):
+        """The members after each regroup, about which all survivors agree, with their payloads."""
+        found = [[(members, payloads) for members, payloads, _, _ in self.regroups.get(r, [])] for r in survivors]
+        assert all(each == found[0] for each in found), found
+        for members, payloads in found[0]:
+            assert all(payloads[rank].startswith(b"%d at " % rank) for rank in members)
+        return [members for members, _ in found[0]]
+
+
+def play(size, rounds, *plan, patience=30.0):
+    job, program = SimulatedJob(size, start=30, round=30), Program(rounds, list(plan), patience)
+    return job, program, job.run(program)
+
+
+@pytest.mark.parametrize("where", ["begin", "middle", "gather"])
+@pytest.mark.parametrize("size", [2, 3, 5])
+def test_others_go_on_without_a_killed_rank(size, where):
+    dead = size - 1
+    job, program, results = play(size, 4, step(dead, where, "kill", 2))
+    survivors = list(range(dead))
+    assert results == dict.fromkeys(survivors, survivors)
+    assert program.members(survivors) == [survivors]
+    assert job.codes == [0] * dead + [-9]
+    assert job.messages == []
+    took = max(program.regroups[rank][0][2] for rank in survivors) - job.ranks[dead].died_at
+    assert took < (DEADLINE_S + 6 if where == "gather" else 5)  # nobody has a connection to watch in an allgather
+
+
+def test_two_at_once_and_another_one_later_while_a_rank_is_busy():
+    """The busy one is waited for; rank 3 dies while all that are left wait for rank 0's numbers."""
+    plan = [step(2, "middle", "kill", 1), step(4, "middle", "kill", 1), step(1, "middle", "sleep", 1, s=15)]
+    job, program, results = play(6, 4, *plan, step(3, "begin", "kill", 3))
+    assert results == {rank: [0, 1, 5] for rank in (0, 1, 5)}
+    assert program.members([0, 1, 5]) == [[0, 1, 3, 5], [0, 1, 5]]
+    assert job.codes == [0, 0, -9, -9, -9, 0]
+
+
+def test_ranks_that_die_while_the_others_regroup():
+    """Rank 3 after its vote, rank 4 when it is to connect."""
+    plan = [step(2, "middle", "kill", 1), step(3, "vote", "kill"), step(4, "build", "kill")]
+    job, program, _ = play(5, 3, *plan)
+    assert program.members([0, 1]) == [[0, 1]]
+    assert job.codes == [0, 0, -9, -9, -9]
+
+
+def test_a_frozen_rank_is_left_out_and_ends_by_itself_when_it_wakes():
+    plan = [step(2, "middle", "freeze", 1), step(0, "begin", "thaw", 3, of=2), step(0, "begin", "sleep", 4, s=2)]
+    job, program, results = play(4, 5, *plan, patience=4)
+    assert results == {rank: [0, 1, 3] for rank in (0, 1, 3)}
+    assert program.members([0, 1, 3]) == [[0, 1, 3]]
+    assert job.codes == [0, 0, 1, 0]
+    ((rank, text),) = job.messages
+    assert rank == 2
+    assert "fedmpi [rank 2 on node]: error: this rank was taken for lost at" in text
+    assert "rank 2 is silent: no message from or to it for 4 s" in program.regroups[0][0][3]
+
+
+def test_a_late_rank_stays():
+    job, program, _ = play(4, 3, step(2, "middle", "sleep", 1, s=12), patience=2)
+    assert program.members(range(4)) == [[0, 1, 2, 3]]
+    assert job.codes == [0, 0, 0, 0]
+
+
+def test_a_rank_that_comes_after_the_deadline_of_a_regroup_is_left_out():
+    job, program, _ = play(3, 3, step(2, "middle", "sleep", 1, s=100), patience=2)
+    assert program.members([0, 1]) == [[0, 1]]
+    assert job.codes == [0, 0, 1]
+    assert "rank 2 on node]: error: this rank was taken for lost" in job.messages[0][1]
+
+
+@pytest.mark.parametrize("where", ["middle", "gather", "vote"])
+def test_all_end_with_one_message_if_rank_0_is_killed(where):
+    plan = [step(0, where, "kill", None if where == "vote" else 2)]
+    plan += [step(2, "middle", "kill", 2)] * (where == "vote")
+    job, _, results = play(4, 4, *plan)
+    assert results == {}
+    assert job.codes == [-9, 1, -9 if where == "vote" else 1, 1]
+    ((_, text),) = job.messages
+    assert "error: rank 0 is dead" in text
+    assert job.time.now - job.ranks[0].died_at < 30
+
+
+def test_all_end_with_one_message_if_rank_0_is_frozen():
+    """Its store, a process of its own, still answers."""
+    job, _, results = play(4, 4, step(0, "middle", "freeze", 2), patience=4)
+    assert results == {}
+    assert job.codes == [-9, 1, 1, 1]
+    ((_, text),) = job.messages
+    assert "error: rank 0 is silent" in text
+
+
+@pytest.mark.parametrize("before", [[], [step(2, "middle", "kill", 1)]])
+def test_an_error_of_one_rank_ends_the_job_with_its_message(before):
+    """Also after another rank was lost. The exit code is that of the error."""
+    job, _, _ = play(4, 4, *before, step(3, "middle", "fail", 2))
+    assert job.codes[0] == 2
+    assert set(job.codes[1:]) <= {2, -9}
+    ((rank, text),) = job.messages
+    assert (rank, text) == (0, "fedmpi [rank 3 on node]: error: the ninth wave")
+
+
+def test_the_first_of_several_errors_counts():
+    plan = [step(1, "middle", "fail", 1), step(2, "middle", "sleep", 1, s=0.2), step(2, "gather", "fail", 1)]
+    job, _, _ = play(3, 2, *plan)
+    assert job.messages == [(0, "fedmpi [rank 1 on node]: error: the ninth wave")]
+
+
+def test_a_dead_launcher_ends_all_ranks_with_one_message():
+    job = SimulatedJob(3, start=30, round=1000)
+
+    def program(rank):
+        comm = rank.connect()
+        if rank.number == 0:
+            rank.clock.sleep(10)
+            job.launcher_alive = False
+        rank.clock.sleep(500)
+        comm.close()
+
+    assert job.run(program) == {}
+    assert set(job.codes) == {1}
+    ((rank, text),) = job.messages
+    assert rank == 0
+    assert "the launcher (slurm, process" in text
+    assert job.time.now < 10 + 1 + 7 + 5
+
+
+@pytest.mark.parametrize("absent", [(2,), (1, 3)])
+def test_ranks_that_never_arrive_are_named(absent):
+    job, said = SimulatedJob(4, start=30), {}
+
+    def program(rank):
+        with pytest.raises(Lost) as lost:
+            StoreAllgather(SimulatedStore(rank), rank.number, range(4), timeouts=rank.timeouts)(b"", 30)
+        said[rank.number] = str(lost.value)
+
+    job.run(program, absent)
+    names = ", ".join(map(str, absent))
+    expected = f"silent for 30 s: {'rank' if len(absent) == 1 else 'ranks'} {names} of 4"
+    assert said == dict.fromkeys(set(range(4)) - set(absent), expected)
+    assert 30 <= job.time.now < 30 + 4 * 5
+
+
+def test_a_rank_that_does_not_leave_is_named():
+    """Else the launcher would wait for it for ever."""
+    job, said = SimulatedJob(3, start=30, round=40), {}
+
+    def program(rank):
+        comm = rank.connect()
+        if rank.number == 2:
+            comm.allgather_bytes(b"", 40)
+            rank.clock.sleep(1000)
+        try:
+            comm.close()
+        except Lost as error:
+            said[rank.number] = str(error)
+            rank.fail(error)
+
+    job.run(program)
+    assert said[0] == "rank 2 is silent: it has not left for 40 s after the last message"
+
+
+@pytest.mark.parametrize(
+    ("waits_for", "asker", "expected"),
+    [
+        ({0: [2], 1: [0], 2: None}, 1, [2]),  # rank 0 waits for rank 2, which is frozen
+        ({0: [2], 1: [0], 2: []}, 1, [2]),  # rank 2 answers, but waits for nobody: it is busy
+        ({0: [2, 3], 1: [0], 2: [], 3: None}, 1, [3]),  # a frozen rank rather than a busy one
+        ({0: [1], 1: [0], 2: [3], 3: [0], 4: [2]}, 4, [2]),  # a circle: the peer of the asker
+        ({0: None, 1: [0]}, 1, [0]),
+        ({0: [1, 2], 1: None, 2: None, 3: [0]}, 0, [1, 2]),
+        ({0: [1, 2], 1: [0], 2: None, 3: [0]}, 0, [2]),  # rank 1 waits for the asker
+        ({0: [1], 1: [3], 2: [0], 3: [4], 4: None}, 2, [4]),
+    ],
+)
+def test_the_cause_of_a_silence_is_found_through_the_ranks_that_wait(waits_for, asker, expected):
+    """None: frozen; []: busy with its training."""
+    job, found = SimulatedJob(len(waits_for), start=30, round=100), []
+
+    def program(rank):
+        comm, peers = rank.connect(), waits_for[rank.number]
+        comm.awaits = peers or []
+        rank.clock.sleep(1)
+        if peers is None:
+            rank.freeze()
+        if rank.number == asker:
+            rank.clock.sleep(1)
+            found.append(silence.at_fault(rank.alarm, Silent(peers, 60)).peers)
+        rank.clock.sleep(60)
+
+    job.run(program)
+    assert found == [expected]
+
+
+def test_messages_of_silent_ranks():
+    assert str(Silent([2], 3, " (x)")) == "rank 2 is silent: no message from or to it for 3 s (x)"
+    assert str(Silent([2, 3], 3, hosts={2: "node5"})).startswith("ranks 2 on node5, 3 are silent: ")
+    assert str(Silent({3, 1}, 1800)) == "ranks 1, 3 are silent: no message from or to them for 1800 s"
