@@ -6,12 +6,29 @@
 tell() { kill -USR1 "$1" 2>/dev/null; }
 asked=${asked:-}
 
+# Print the numbers of the processes that process $1 has started. They are read from /proc, because slim images have no
+# pgrep; macOS has no /proc.
+children() {
+    local file line
+    if [[ ! -r /proc/self/stat ]]; then
+        pgrep -P "$1"
+        return
+    fi
+    for file in /proc/[0-9]*/stat; do
+        line=
+        { IFS= read -r -d '' line <"$file"; } 2>/dev/null || true  # the process may have ended
+        line=${line##*) }  # after the name, which may hold spaces and parentheses: the state, then the parent
+        line=${line#* }
+        [[ ${line%% *} != "$1" ]] || { file=${file#/proc/} && echo "${file%/stat}"; }
+    done
+}
+
 # As soon as the launcher PID has ranks, for a signal before that breaks its own start; then twice more, for ranks that
 # have just begun. They take what comes within 10 s for one request.
 tell_ranks() {
     local pause
     for _ in {1..50}; do
-        if pgrep -P "$1" >/dev/null || ! kill -0 "$1" 2>/dev/null; then break; fi
+        if [[ $(children "$1") ]] || ! kill -0 "$1" 2>/dev/null; then break; fi
         sleep 0.2
     done
     for pause in 0 1 3; do

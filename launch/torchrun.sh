@@ -20,7 +20,13 @@ export OMP_NUM_THREADS=${OMP_NUM_THREADS:-1}
 # shellcheck source=launch/gently.sh
 source "$(dirname "$0")/gently.sh"
 # torchrun knows no SIGUSR1, and would make any exit code 1: the ranks are told, and asked for theirs, by this script.
-tell() { pkill -USR1 -P "$1"; }
+tell() {
+    local pid code=1
+    for pid in $(children "$1"); do
+        if kill -USR1 "$pid" 2>/dev/null; then code=0; fi
+    done
+    return "$code"
+}
 outcome=$(mktemp)
 trap 'rm -f "$outcome"' EXIT
 export FEDMPI_OUTCOME=${FEDMPI_OUTCOME:-$outcome}
