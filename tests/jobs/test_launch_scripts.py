@@ -1,0 +1,62 @@
+"""launch/*.sh need no program that a slim image lacks."""
+
+import contextlib
+import os
+import shutil
+import signal
+import subprocess
+import time
+
+import pytest
+import yaml
+from helpers import ROOT, clean_env, gone, launcher, left_over
+
+AGAIN = 75  # the run can be resumed
+CONFIG = {
+    "name": "run",
+    "rounds": 100_000,
+    "data": {"source": "digits", "partition": {"scheme": "iid", "clients": 3}},
+    "model": {"name": "logistic"},
+    "method": {"name": "fedavg"},
+}
+# What the scripts may call: bash, coreutils and sed. A slim image has no procps (pgrep, pkill, ps).
+PROGRAMS = "bash sh env sed cat dirname head mkdir mktemp rm sleep"
+
+
+@pytest.fixture
+def slim_env(tmp_path):
+    """An environment whose PATH holds PROGRAMS and the launchers, and nothing else."""
+    path = tmp_path / "bin"
+    path.mkdir()
+    env = clean_env()
+    for name in PROGRAMS.split():
+        (path / name).symlink_to(shutil.which(name, path=env["PATH"]))
+    for name in ("fedmpi", "mpirun", "torchrun"):
+        if program := shutil.which(name, path=env["PATH"]):
+            (path / name).write_text(f'#!/bin/sh\nexec {program} "$@"\n')
+            (path / name).chmod(0o755)
+    return env | {"PATH": str(path)}
+
+
+@pytest.mark.parametrize("kind", ["mpirun", pytest.param("torchrun", marks=pytest.mark.smoke)])
+def test_a_script_that_is_told_to_stop_stops_its_ranks(tmp_path, slim_env, kind):
+    launcher(kind, 2)  # or skip
+    config, output, rows = tmp_path / "run.yaml", tmp_path / "output", tmp_path / "run" / "metrics.jsonl"
+    config.write_text(yaml.safe_dump({**CONFIG, "output": str(tmp_path)}))
+    script = [str(ROOT / "launch" / f"{kind}.sh"), "2", str(config)]
+    with output.open("w") as file:
+        job = subprocess.Popen(script, env=slim_env, stdout=file, stderr=subprocess.STDOUT, start_new_session=True)
+    try:
+        until = time.monotonic() + 300
+        while not rows.exists() or len(rows.read_text().splitlines()) < 2:
+            assert job.poll() is None, output.read_text()
+            assert time.monotonic() < until, output.read_text()
+            time.sleep(0.05)
+        job.terminate()
+        assert job.wait(300) == AGAIN, output.read_text()
+        assert gone(str(config))
+    finally:
+        for pid in left_over(str(config)):
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(int(pid), signal.SIGKILL)
+    assert "not found" not in output.read_text()
