@@ -26,11 +26,13 @@ children() {
 # As soon as the launcher PID has ranks, for a signal before that breaks its own start; then twice more, for ranks that
 # have just begun. They take what comes within 10 s for one request.
 tell_ranks() {
-    local pause
+    local pause ranks=
     for _ in {1..50}; do
-        if [[ $(children "$1") ]] || ! kill -0 "$1" 2>/dev/null; then break; fi
+        ranks=$(children "$1")
+        if [[ $ranks ]] || ! kill -0 "$1" 2>/dev/null; then break; fi
         sleep 0.2
     done
+    [[ $ranks ]] || kill -USR1 "$1" 2>/dev/null || true  # without ranks nothing is lost, and torchrun may wait for minutes
     for pause in 0 1 3; do
         sleep "$pause"
         tell "$1" || return 0

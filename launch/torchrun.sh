@@ -31,8 +31,10 @@ outcome=$(mktemp)
 trap 'rm -f "$outcome"' EXIT
 export FEDMPI_OUTCOME=${FEDMPI_OUTCOME:-$outcome}
 code=0
-# --standalone takes a free port by itself. A failed rank is not restarted: it ends the job, which says why.
-gently torchrun --standalone --max-restarts 0 --nproc-per-node "$ranks" --no-python fedmpi run "$@" || code=$?
+# --standalone takes a free port by itself, and --local-addr keeps torchrun from looking up this host's name, which
+# containers may not know. A failed rank is not restarted: it ends the job, which says why.
+options=(--standalone --local-addr 127.0.0.1 --max-restarts 0 --nproc-per-node "$ranks")
+gently torchrun "${options[@]}" --no-python fedmpi run "$@" || code=$?
 read -r told _ <"$FEDMPI_OUTCOME" || true
 [[ ${told:-0} -eq 0 ]] || code=$told
 exit "$code"

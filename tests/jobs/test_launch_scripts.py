@@ -60,3 +60,16 @@ def test_a_script_that_is_told_to_stop_stops_its_ranks(tmp_path, slim_env, kind)
             with contextlib.suppress(ProcessLookupError):
                 os.kill(int(pid), signal.SIGKILL)
     assert "not found" not in output.read_text()
+
+
+def test_a_launcher_that_has_started_no_rank_is_ended(tmp_path, slim_env):
+    """torchrun, for one, looks for minutes for a host name that does not resolve."""
+    started = tmp_path / "started"
+    (tmp_path / "bin" / "torchrun").write_text(f"#!/bin/sh\n: > {started}\nexec sleep 1000\n")
+    (tmp_path / "bin" / "torchrun").chmod(0o755)
+    job = subprocess.Popen([str(ROOT / "launch" / "torchrun.sh"), "2", "run.yaml"], env=slim_env)
+    while not started.exists():
+        assert job.poll() is None
+        time.sleep(0.05)
+    job.terminate()
+    assert job.wait(300) == AGAIN
