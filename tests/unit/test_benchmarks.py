@@ -96,20 +96,6 @@ def test_a_line_for_each_run_of_a_sweep(monkeypatch, capsys, tmp_path):
         assert last["sha256"].startswith(row[4])
 
 
-def test_a_balanced_set(monkeypatch, tmp_path):
-    """As many of either class, of both parts for training; the test part as it was."""
-    y = {"train": [1, 1, 0, 1, 1], "val": [0, 1], "test": [1, 1, 0]}
-    parts = {f"{part}_labels": np.array(labels)[:, None] for part, labels in y.items()}
-    parts |= {f"{part}_images": np.arange(len(labels)) + 10 * i for i, (part, labels) in enumerate(y.items())}
-    np.savez(tmp_path / "a.npz", **parts)
-    monkeypatch.setattr(sys, "argv", ["balanced.py", str(tmp_path / "a.npz"), str(tmp_path / "b.npz")])
-    runpy.run_path(str(ROOT / "benchmarks" / "balanced.py"), run_name="__main__")
-    with np.load(tmp_path / "b.npz") as z:
-        assert z["x_train"].tolist() == [0, 1, 2, 10]
-        assert z["y_train"].tolist() == [1, 1, 0, 0]
-        assert (z["x_test"].tolist(), z["y_test"].tolist()) == ([20, 21, 22], [1, 1, 0])
-
-
 def test_principal_directions_of_updates():
     """Two clients that disagree along e_1 and share a tenth along e_2; then against the matrix itself."""
     directions = import_module("directions").directions
