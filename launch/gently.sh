@@ -6,6 +6,16 @@
 tell() { kill -USR1 "$1" 2>/dev/null; }
 asked=${asked:-}
 
+# End the script where one of these programs is missing.
+need() {
+    local program
+    for program; do
+        command -v "$program" >/dev/null && continue
+        echo "$0: there is no $program on PATH; activate the virtual environment, or load the module, that has it" >&2
+        exit 127
+    done
+}
+
 # Print the numbers of the processes that process $1 has started. They are read from /proc, because slim images have no
 # pgrep; macOS has no /proc.
 children() {
@@ -41,6 +51,7 @@ tell_ranks() {
 
 gently() {
     local job now code=0 interrupts='' repeating=''
+    need "$1"
     trap 'asked=yes' TERM HUP USR1
     trap 'asked=yes; interrupts+=x' INT
     set -m  # a process group of its own: Ctrl-C reaches this shell alone

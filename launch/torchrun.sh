@@ -19,6 +19,7 @@ done
 export OMP_NUM_THREADS=${OMP_NUM_THREADS:-1}
 # shellcheck source=launch/gently.sh
 source "$(dirname "$0")/gently.sh"
+need torchrun fedmpi
 # torchrun knows no SIGUSR1, and would make any exit code 1: the ranks are told, and asked for theirs, by this script.
 tell() {
     local pid code=1

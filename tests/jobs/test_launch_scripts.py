@@ -73,3 +73,13 @@ def test_a_launcher_that_has_started_no_rank_is_ended(tmp_path, slim_env):
         time.sleep(0.05)
     job.terminate()
     assert job.wait(300) == AGAIN
+
+
+@pytest.mark.parametrize("missing", ["mpirun", "torchrun"])
+def test_a_missing_launcher_is_named(tmp_path, slim_env, missing):
+    """The exit code was 0, as if the run had come to its end."""
+    (tmp_path / "bin" / missing).unlink(missing_ok=True)
+    script = [ROOT / "launch" / f"{missing}.sh", "2", "run.yaml"]
+    done = subprocess.run(script, env=slim_env, capture_output=True, text=True)
+    assert done.returncode == 127
+    assert f"there is no {missing} on PATH" in done.stderr
