@@ -17,6 +17,9 @@ for place in . "$(dirname "$0")/.."; do
     # shellcheck source=/dev/null
     if ! command -v fedmpi >/dev/null && [[ -f $place/.venv/bin/activate ]]; then source "$place/.venv/bin/activate"; fi
 done
+# shellcheck source=launch/gently.sh
+source "$(dirname "$0")/gently.sh"
+need mpirun fedmpi
 export OMP_NUM_THREADS=${OMP_NUM_THREADS:-1}
 options=(-n "$ranks")
 if [[ ${FEDMPI_ULFM:-0} == 1 && -z ${FEDMPI_OUTCOME:-} ]]; then
@@ -38,8 +41,6 @@ start() {
     rm -rf "${TMPDIR:-/tmp}/ompi.$BASHPID"
     exec mpirun "$@"
 }
-# shellcheck source=launch/gently.sh
-source "$(dirname "$0")/gently.sh"
 code=0
 gently start "${options[@]}" fedmpi run "$@" || code=$?
 if [[ ${FEDMPI_ULFM:-0} == 1 ]]; then  # mpirun's code is that of ranks which may die, and 0 where none has met another

@@ -19,14 +19,23 @@ done
 export OMP_NUM_THREADS=${OMP_NUM_THREADS:-1}
 # shellcheck source=launch/gently.sh
 source "$(dirname "$0")/gently.sh"
+need torchrun fedmpi
 # torchrun knows no SIGUSR1, and would make any exit code 1: the ranks are told, and asked for theirs, by this script.
-tell() { pkill -USR1 -P "$1"; }
+tell() {
+    local pid code=1
+    for pid in $(children "$1"); do
+        if kill -USR1 "$pid" 2>/dev/null; then code=0; fi
+    done
+    return "$code"
+}
 outcome=$(mktemp)
 trap 'rm -f "$outcome"' EXIT
 export FEDMPI_OUTCOME=${FEDMPI_OUTCOME:-$outcome}
 code=0
-# --standalone takes a free port by itself. A failed rank is not restarted: it ends the job, which says why.
-gently torchrun --standalone --max-restarts 0 --nproc-per-node "$ranks" --no-python fedmpi run "$@" || code=$?
+# --standalone takes a free port by itself, and --local-addr keeps torchrun from looking up this host's name, which
+# containers may not know. A failed rank is not restarted: it ends the job, which says why.
+options=(--standalone --local-addr 127.0.0.1 --max-restarts 0 --nproc-per-node "$ranks")
+gently torchrun "${options[@]}" --no-python fedmpi run "$@" || code=$?
 read -r told _ <"$FEDMPI_OUTCOME" || true
 [[ ${told:-0} -eq 0 ]] || code=$told
 exit "$code"

@@ -259,7 +259,8 @@ def launcher(kind: str, size: int) -> list[str]:
 
         pytest.skip(f"no {kind} on PATH")
     if kind == "torchrun":
-        return [command, "--standalone", "--max-restarts", "0", "--nproc-per-node", str(size), "--no-python"]
+        options = ["--standalone", "--local-addr", "127.0.0.1", "--max-restarts", "0", "--nproc-per-node", str(size)]
+        return [command, *options, "--no-python"]
     options = ["--oversubscribe", "--bind-to", "none"] if "Open MPI" in _version(command) else []
     options += ["--allow-run-as-root"] if options and os.geteuid() == 0 else []
     return [command, *options, "-n", str(size)]

@@ -1,70 +1,115 @@
-"""docs/data.md keeps its word: its config is run on small pictures, and what it says of each set is what is listed."""
+"""The configs of docs/data.md and docs/tasks.md train as they stand there, on small data made for them."""
 
 import re
 
 import numpy as np
 import pytest
-from helpers import ROOT, fork_server
+from helpers import ROOT, fedmpi, fork_server
 from PIL import Image
 
-from fedmpi.data.fetching.getting import SETS
-from fedmpi.data.fetching.medmnist import TABLE
-from fedmpi.data.sources import registry
+import fedmpi as library
 
 PAGE = (ROOT / "docs/data.md").read_text(encoding="utf-8")
-BLOCKS = dict(re.findall(r"^```yaml\n# (\w+\.yaml)\n(.*?)^```$", PAGE, flags=re.MULTILINE | re.DOTALL))
+CONFIGS = dict(re.findall(r"^```yaml\n# (\w+\.yaml)\n(.*?)^```$", PAGE, re.MULTILINE | re.DOTALL))
+
+
+def sheet(rows=60):
+    """The page's spreadsheet, with more patients."""
+    rng = np.random.default_rng(0)
+    for k in range(rows):
+        pressure = "" if k % 7 == 0 else rng.integers(100, 150)
+        site, smoker, sick = ("north", "south")[k % 2], ("no", "yes")[k // 3 % 2], ("no", "yes")[k // 2 % 2]
+        yield f"{site},{rng.integers(30, 80)},{smoker},{pressure},{sick}\n"
+
+
+def patients(root):
+    head, quoted = re.search(r"^```\n(hospital,.*?\n)(.*?)^```$", PAGE, re.MULTILINE | re.DOTALL).groups()
+    (root / "patients.csv").write_text(head + quoted + "".join(sheet()))
+
+
+def hospitals(root):
+    for site in ("north", "south"):
+        rows = [row.split(",", 1)[1] for row in sheet() if row.startswith(site)]
+        (root / f"{site}.csv").write_text("age,smoker,pressure,sick\n" + "".join(rows))
+
+
+def novels(root):
+    (root / "novels").mkdir()
+    for author, said in (("jane", "a truth "), ("mary", "rejoice! ")):
+        (root / "novels" / f"{author}.txt").write_text(said * 40)
+
+
+def clinic(root):
+    """Pictures of several sizes, and a table of them; the ill are bright."""
+    rng = np.random.default_rng(0)
+    rows = ["path,label,hospital"]
+    (root / "clinic/scans").mkdir(parents=True)
+    for k in range(60):
+        ill, site = k % 2, ("north", "south", "west")[k % 3]
+        image = rng.integers(0, 120, (20 + k % 7, 30, 3)) + 120 * ill
+        Image.fromarray(image.astype(np.uint8)).save(root / f"clinic/scans/{k:04}.png")
+        rows.append(f"scans/{k:04}.png,{('healthy', 'ill')[ill]},{site}")
+    (root / "clinic/pictures.csv").write_text("\n".join(rows) + "\n")
+
+
+MAKE_DATA = {"patients.yaml": patients, "hospitals.yaml": hospitals, "novels.yaml": novels, "clinic.yaml": clinic}
 
 
 @pytest.fixture
-def clinic(tmp_path):
-    """What the page asks a reader to have: pictures of several sizes, and a table; the ill are bright."""
-    rng = np.random.default_rng(0)
-    rows = ["path,label,hospital"]
-    for k in range(60):
-        ill, site = k % 2, ("north", "south", "west")[k % 3]
-        (tmp_path / "clinic/scans").mkdir(parents=True, exist_ok=True)
-        image = rng.integers(0, 120, (20 + k % 7, 30, 3)) + 120 * ill
-        Image.fromarray(image.astype(np.uint8)).save(tmp_path / f"clinic/scans/{k:04}.png")
-        rows.append(f"scans/{k:04}.png,{('healthy', 'ill')[ill]},{site}")
-    (tmp_path / "clinic/pictures.csv").write_text("\n".join(rows) + "\n")
-    (tmp_path / "clinic.yaml").write_text(BLOCKS["clinic.yaml"])
+def folder(tmp_path):
+    """A folder with the configs of the page, and `data` in it."""
+    (tmp_path / "data").mkdir()
+    for name, text in CONFIGS.items():
+        (tmp_path / name).write_text(text)
     return tmp_path
 
 
-def test_a_folder_of_pictures_with_a_table_of_sites(clinic):
-    """As the page has it, at most twelve lines and no Python; and with the hospitals as silos."""
-    assert len(BLOCKS["clinic.yaml"].splitlines()) <= 12
-    fedmpi = fork_server()
-    for words in (["validate", "clinic.yaml"], ["run", "clinic.yaml", "rounds=1"]):
-        done = fedmpi(*words, cwd=clinic)
-        assert done.returncode == 0, done.stderr
-    assert "3 clients with 16 to 16 samples, 2 classes" in done.stdout
-    assert "round 1/1" in done.stdout
-    silos = ["data.partition=null", "data.silos=[north, south, west]", "data.class_names=[healthy, ill]", "rounds=1"]
-    done = fedmpi("run", "clinic.yaml", *silos, "name=silos", cwd=clinic)
+def trains(folder, *words):
+    done = fork_server()("run", *words, cwd=folder)
     assert done.returncode == 0, done.stderr
-    assert "all 3 sites: north, south, west" in done.stdout
+    return done.stdout
 
 
-def test_what_the_page_says_of_each_set_is_what_is_listed():
-    sections = dict(re.findall(r"^### (\w+)\n(.*?)(?=^##|\Z)", PAGE, flags=re.MULTILINE | re.DOTALL))
-    alone = {name for name in SETS if name.partition("_")[0] not in TABLE and name != "svhn_extra"}
-    assert alone | {"medmnist"} <= set(sections) <= set(registry)
-    for name in alone:
-        listing = SETS[name]
-        for text in (
-            listing.samples,
-            listing.config,
-            listing.home,
-            listing.licence,
-            listing.reference,
-            listing.by_hand,
-        ):
-            assert text in sections[name], (name, text)
-    for name, (classes, _, (training, validation, test), _) in TABLE.items():
-        assert f"| {name} | {training:,} + {validation:,} + {test:,} | {classes} |" in sections["medmnist"]
+@pytest.mark.parametrize("name", MAKE_DATA)
+def test_a_config_of_the_page(folder, name):
+    assert len(CONFIGS[name].splitlines()) <= 12
+    MAKE_DATA[name](folder if name == "clinic.yaml" else folder / "data")
+    trains(folder, name, "rounds=2")
+    (metrics,) = folder.glob("runs/*/metrics.jsonl")
+    assert len(metrics.read_text().splitlines()) == 2  # rounds
 
 
-def test_every_picture_source_is_on_the_page():
-    of_pictures = {name for name, target in registry.items() if ".pictures." in target or "mnist" in target}
-    assert [name for name in of_pictures if f"`source: {name}`" not in PAGE and f"source: {name}" not in PAGE] == []
+def test_hospitals_of_a_table_of_pictures_as_silos(folder):
+    clinic(folder)
+    silos = ["data.partition=null", "data.silos=[north, south, west]", "data.class_names=[healthy, ill]"]
+    assert "3 clients with 16 to 16 samples, 2 classes" in trains(folder, "clinic.yaml", "rounds=1")
+    assert "all 3 sites: north, south, west" in trains(folder, "clinic.yaml", *silos, "rounds=1", "name=silos")
+
+
+def test_the_two_texts_of_the_page(folder):
+    """As a table, with the config that the page changes for it."""
+    quoted = re.search(r"^```\n(author,text.*?)^```$", PAGE, re.MULTILINE | re.DOTALL)[1]
+    (folder / "data/letters.csv").write_text(quoted)
+    (folder / "letters.yaml").write_text(CONFIGS["novels.yaml"].replace("path: novels", "path: letters.csv"))
+    trains(folder, "letters.yaml", "rounds=1", "data.context=5", "model.hidden=8")
+
+
+def test_it_says_which_rank_holds_which_site(folder):
+    """As the page has it: a rank a site."""
+    hospitals(folder / "data")
+    done = fedmpi("run", "hospitals.yaml", "rounds=1", kind="mpirun", size=3, cwd=folder)
+    assert done.returncode == 0, done.stderr
+    for rank, site in ((1, "north"), (2, "south")):
+        assert re.search(rf"site {site} +rank {rank} on ", done.stdout + done.stderr)
+
+
+def test_the_example_of_tasks(tmp_path, monkeypatch):
+    """Several tensors a sample, a frozen embedding, LoRA, metrics of one's choice; above chance, which is .5."""
+    text = (ROOT / "docs/tasks.md").read_text()
+    for name, block in re.findall(r"^# (reviews\.\w+)\n(.*?)^```", text, re.MULTILINE | re.DOTALL):
+        (tmp_path / name).write_text(block)
+    monkeypatch.chdir(tmp_path)
+    summary = library.run("reviews.yaml", ["compute.threads=1"])
+    assert list(summary["last"])[:3] == ["loss", "balanced_accuracy", "auroc"]
+    assert summary["last"]["balanced_accuracy"] > 80
+    assert summary["up_parameters"] == 20 * 4 * 1154

@@ -1,8 +1,8 @@
-"""A run directory that is to be gone on with, replayed or read after somebody or something has damaged it: one message,
-nothing lost that was there."""
+"""A damaged run directory is refused with one message when it is resumed, replayed or read, and loses nothing."""
 
 import hashlib
 import json
+import re
 import shutil
 
 import pytest
@@ -35,16 +35,23 @@ def content(place):
     }
 
 
-def refused(said, *words):
+def refused(text, *words):
     done = fedmpi(*words)
     assert done.returncode == 2, done.stdout + done.stderr
-    assert said in done.stderr, done.stderr
+    assert text in done.stderr, done.stderr
     assert "Traceback" not in done.stderr
-    return done
 
 
-def lines(run):
-    return (run / "metrics.jsonl").read_text().splitlines()
+def resumed(run):
+    """What `fedmpi resume` prints that trains a fourth round."""
+    done = fedmpi("resume", run, "rounds=4")
+    assert done.returncode == 0, done.stderr
+    assert rows(run, "round") == [0, 1, 2, 3]
+    return done.stdout + done.stderr
+
+
+def rows(run, key="sha256"):
+    return [json.loads(line)[key] for line in (run / "metrics.jsonl").read_text().splitlines()]
 
 
 @pytest.mark.parametrize(
@@ -62,83 +69,62 @@ def test_who_is_refused_has_changed_nothing(run, words, said):
     assert content(run) == before
 
 
-def test_the_config_of_a_run_that_went_on_can_be_run_again(run):
-    done = fedmpi("resume", run, "rounds=4")
-    assert done.returncode == 0, done.stderr
-    assert "going on after round 2 (3 of 4 done)" in done.stdout
+def test_the_config_of_a_resumed_run_can_be_run_again(run):
+    assert "going on after round 2 (3 of 4 done)" in resumed(run)
     again = fedmpi("run", run / "config.yaml", "name=again")
     assert again.returncode == 0, again.stderr
-    assert [json.loads(line)["sha256"] for line in lines(run)] == [
-        json.loads(line)["sha256"] for line in lines(run.parent / "again")
-    ]
+    assert rows(run) == rows(run.parent / "again")
 
 
-@pytest.mark.parametrize("name", ["summary.json", "metrics.jsonl", "clients.jsonl", "seal.json"])
+@pytest.mark.parametrize("name", ["summary.json", "clients.jsonl", "seal.json", "placement.jsonl"])
 def test_a_directory_in_place_of_a_file_is_named(run, name):
-    (run / name).unlink()
-    (run / name).mkdir()
-    refused(f"cannot write {run / name}: Is a directory", "resume", run, "rounds=4")
-
-
-@pytest.mark.parametrize("name", ["metrics.jsonl", "updates.jsonl", "placement.jsonl"])
-def test_and_of_a_run_that_was_killed(run, name):
-    (run / "summary.json").unlink()
+    text = f"cannot write {run / name}: Is a directory"
+    if name == "placement.jsonl":
+        (run / "summary.json").unlink()  # the run was killed
+        text = str(run / name)
     (run / name).unlink(missing_ok=True)
     (run / name).mkdir()
-    refused(f"{run / name}", "resume", run, "rounds=4")
-
-
-def test_losses_of_another_kind_say_what_they_lack(run):
-    said = f"faults.replay: {run}/metrics.jsonl:1 is no row of the faults.jsonl of a run (it has no 'ranks')"
-    refused(said, "run", *WORDS, f"output={run.parent}", "name=again", f"faults.replay={run}/metrics.jsonl")
+    refused(text, "resume", run, "rounds=4")
 
 
 @pytest.mark.parametrize("row", ['{"round": 0}', '{"round": 0, "ranks": {}, "clients": [], "gone": 3}', "[]"])
-def test_losses_to_be_given_are_those_of_a_run(tmp_path, row):
-    (tmp_path / "faults.jsonl").write_text(f"{row}\n")
-    words = [*WORDS, f"output={tmp_path}", f"faults.replay={tmp_path}/faults.jsonl"]
-    refused(f"faults.replay: {tmp_path}/faults.jsonl", "run", *words)
+def test_faults_to_replay_are_rows_of_a_run(tmp_path, row):
+    file = tmp_path / "faults.jsonl"
+    file.write_text(f"{row}\n")
+    text = ":1 is no row of the faults.jsonl of a run (it has no 'ranks')" if row == '{"round": 0}' else ""
+    refused(f"faults.replay: {file}{text}", "run", *WORDS, f"output={tmp_path}", f"faults.replay={file}")
 
 
 @pytest.mark.parametrize("text", ["[1, 2]", "{", "null", "NaN"])
 def test_a_line_that_is_none(run, text):
-    first, *rest = lines(run)
+    first, *rest = (run / "metrics.jsonl").read_text().splitlines()
     (run / "metrics.jsonl").write_text("\n".join([first, text, *rest]) + "\n")
-    said = f"{run}/metrics.jsonl:2 is no row of a run; it was changed, or the disk is bad"
-    refused(said, "replay", run)
-    refused(said, "analyse", "communication", run, "--to", run.parent / "to")
-    done = fedmpi("resume", run, "rounds=4")  # the others are as they were
-    assert done.returncode == 0, done.stderr
-    assert [json.loads(line)["round"] for line in lines(run)] == [0, 1, 2, 3]
+    message = f"{run}/metrics.jsonl:2 is no row of a run; it was changed, or the disk is bad"
+    refused(message, "replay", run)
+    refused(message, "analyse", "communication", run, "--to", run.parent / "to")
+    resumed(run)  # the other lines are as they were
 
 
 def test_lines_that_are_gone(run):
     (run / "metrics.jsonl").write_text("")
     refused("metrics.jsonl is empty: no round of this run was written", "replay", run)
-    done = fedmpi("resume", run, "rounds=4")
-    assert done.returncode == 0, done.stderr
-    assert "metrics.jsonl was changed or cut: of rounds 0 to 1 it has 0" in done.stderr
+    assert "metrics.jsonl was changed or cut: of rounds 0 to 1 it has 0" in fedmpi("resume", run, "rounds=4").stderr
 
 
 def test_checkpoints_that_are_gone(run):
-    before = [json.loads(line)["sha256"] for line in lines(run)]
+    before, files = rows(run), content(run)
     shutil.rmtree(run / "checkpoints")
-    kept = [file for file in run.iterdir() if file.is_file() and file.name not in ("log.txt", "lock")]
-    there = {file.name: file.read_bytes() for file in kept}
     refused("is a run that has come to its end, and no checkpoint of it is whole", "resume", run, "rounds=4")
-    assert {name: (run / name).read_bytes() for name in there} == there
+    assert content(run) == {name: digest for name, digest in files.items() if not name.startswith("checkpoints")}
     (run / "summary.json").unlink()  # as if it had been cut
-    done = fedmpi("resume", run, "rounds=4")
-    assert done.returncode == 0, done.stderr
-    assert "no checkpoint is whole, 3 rounds to be trained anew: from the start" in done.stdout
-    assert [json.loads(line)["sha256"] for line in lines(run)][:3] == before
+    assert "no checkpoint is whole, 3 rounds to be trained anew: from the start" in resumed(run)
+    assert rows(run)[:3] == before
 
 
-@pytest.mark.parametrize("text", ["{}", "[]", "{", '{"files": {}}'])
+@pytest.mark.parametrize("text", ["{}", "{", '{"files": {}}'])
 def test_a_seal_that_is_none(run, text):
     """It counted as a seal: rounds that nobody replayed passed for sealed."""
     (run / "seal.json").write_text(text)
     done = fedmpi("verify", run, "--rounds", "1")
     assert done.returncode == 1, done.stdout
-    assert "ALTERED" in done.stdout
-    assert "seal.json" in done.stdout
+    assert re.search(r"ALTERED.*seal\.json|seal\.json.*ALTERED", done.stdout, re.DOTALL)

@@ -1,52 +1,30 @@
-"""The house: rooms import downwards only, as docs/architecture.md draws them; importing does nothing."""
+"""Packages import downwards only, as docs/architecture.md draws them; what no module may import or call."""
 
 import ast
 import importlib
-import pkgutil
 import re
-import subprocess
 import sys
 from functools import lru_cache
-from pathlib import Path
+from importlib.metadata import version
 
-import pytest
-from helpers import ROOT, clean_env
+from helpers import ROOT
+
+import fedmpi
 
 PACKAGE = ROOT / "fedmpi"
-MOST_ENTRIES, MOST_LINES = 18, 300
+MOST_LINES = 400
 
-OUTSIDE = {  # packages that one place shields the others from
+OUTSIDE = {  # the modules, or packages of them, that alone may import a library
     "torchvision": {"common.torchvision_compat"},
     "mpi4py": {"comm.backends.mpi"},
-    "typer": {
-        "cli.analyses",
-        "cli.compare",
-        "cli.data",
-        "cli.ending",
-        "cli.main",
-        "cli.plan",
-        "cli.reference",
-        "cli.report",
-        "cli.results",
-        "cli.runs",
-        "cli.shared",
-        "cli.status",
-        "cli.sweeps",
-    },
-    "mlflow": {"runtime.record.tracking.adapters"},
-    "trackio": {"runtime.record.tracking.adapters"},
-    "wandb": {"runtime.record.tracking.adapters"},
+    "typer": {"cli"},
+    **{library: {"runtime.record.tracking.adapters"} for library in ("mlflow", "trackio", "wandb")},
     "rich": {"runtime.record.progress", "runtime.sweeping.view"},
     "yaml": {"config.yaml_source"},
     "sklearn": {"data.sources.tables.flamby_heart"},  # besides, the digits are read from its file
     "pyarrow": {"data.sources.tables.arrow"},
     "scipy": {"methods._prototypes", "data.sources.pictures.svhn", "analysis.sweep_table"},
-    "safetensors": {
-        "runtime.record.durable",
-        "runtime.record.run_dir",
-        "runtime.record.saved_model",
-        "runtime.resuming.initial",
-    },
+    "safetensors": {"runtime.record", "runtime.resuming"},
     "matplotlib": {"analysis.figures", "analysis.pages.drawing.raster"},
     "PIL": {"data.sources.pictures.reading", "data.sources.tables.arrow"},
 }
@@ -89,14 +67,14 @@ def edges(module):
     return ours - {module}, outside
 
 
-def room(module):
-    """The package, or the file beside the packages, that a module belongs to."""
+def package(module):
+    """The package within fedmpi, or the file beside the packages, that a module belongs to."""
     return module.split(".")[0]
 
 
 @lru_cache
 def picture():
-    """The arrows of the first picture of docs/architecture.md: {room: rooms that it points to}."""
+    """The arrows of the first picture of docs/architecture.md: {package: packages that it points to}."""
     text = (ROOT / "docs" / "architecture.md").read_text()
     arrows = re.findall(r"^ +(\w+) --> (\w+)$", text.split("```mermaid")[1].split("```")[0], re.MULTILINE)
     below = {name: set() for arrow in arrows for name in arrow}
@@ -114,34 +92,35 @@ def reachable(start, below):
     return seen
 
 
-def test_every_room_is_in_the_picture():
-    found = {room(module) for module in MODULES} - {"fedmpi", "__main__"}
+def test_every_package_is_in_the_picture():
+    found = {package(module) for module in MODULES} - {"fedmpi", "__main__"}
     assert set(picture()) == found
     described = re.findall(r"^\| `(\w+)", (ROOT / "docs" / "architecture.md").read_text(), re.MULTILINE)
-    assert found <= set(described), "each room has a line in the table of docs/architecture.md"
+    assert found <= set(described), "each package has a line in the table of docs/architecture.md"
 
 
 def test_the_picture_has_no_circle_and_no_idle_arrow():
     below = picture()
     assert all(name not in reachable(name, below) for name in below)
-    used = {(room(module), room(target)) for module in MODULES for target in edges(module)[0]}
+    used = {(package(module), package(target)) for module in MODULES for target in edges(module)[0]}
     idle = {(upper, lower) for upper, lowers in below.items() for lower in lowers} - used
     assert not idle, f"drawn, but nobody imports so: {sorted(idle)}"
 
 
-@pytest.mark.parametrize("module", MODULES)
-def test_imports_run_downwards(module):
+def test_imports_run_downwards():
     """Imports inside functions count too. `fedmpi` itself only names its parts; __main__ is the command line."""
-    home = room(module)
-    may = {"fedmpi": {"common"}, "__main__": {"cli"}}.get(home) or reachable(home, picture()) | {home, "common"}
-    ours, outside = edges(module)
-    wrong = {target for target in ours if room(target) not in may}
-    if home == "methods":  # a method stands alone; what several share is in files whose names begin with _
-        wrong |= {target for target in ours if room(target) == "methods" and not target.startswith("methods._")}
-        assert not outside - METHOD_FILES_MAY - sys.stdlib_module_names, f"{module} imports {outside}"
-    assert not wrong, f"{module} imports {sorted(wrong)}"
-    for package, homes in OUTSIDE.items():
-        assert package not in outside or module in homes, f"{module} imports {package}"
+    for module in MODULES:
+        home = package(module)
+        may = {"fedmpi": {"common"}, "__main__": {"cli"}}.get(home) or reachable(home, picture()) | {home, "common"}
+        ours, outside = edges(module)
+        wrong = {target for target in ours if package(target) not in may}
+        if home == "methods":  # a method stands alone; what several share is in files whose names begin with _
+            wrong |= {target for target in ours if package(target) == home and not target.startswith("methods._")}
+            assert not outside - METHOD_FILES_MAY - sys.stdlib_module_names, f"{module} imports {outside}"
+        assert not wrong, f"{module} imports {sorted(wrong)}"
+        for library in outside & OUTSIDE.keys():
+            homes = tuple(f"{place}." for place in OUTSIDE[library])
+            assert f"{module}.".startswith(homes), f"{module} imports {library}"
 
 
 def test_no_two_modules_import_each_other():
@@ -151,11 +130,9 @@ def test_no_two_modules_import_each_other():
     assert not circles
 
 
-def test_the_house_stays_small():
-    for place in {PACKAGE, *(path.parent for path in MODULES.values())} - {PACKAGE / "methods"}:
-        entries = [p.name for p in place.iterdir() if p.name not in ("__init__.py", "__pycache__")]
-        assert len(entries) <= MOST_ENTRIES, (place, sorted(entries))
-    long = {str(p): n for p in PACKAGE.rglob("*.py") if (n := len(p.read_text().splitlines())) > MOST_LINES}
+def test_no_module_is_too_long():
+    """300 lines are a guide, 400 the end."""
+    long = {name: n for name, path in MODULES.items() if (n := len(path.read_text().splitlines())) > MOST_LINES}
     assert not long
 
 
@@ -171,72 +148,28 @@ def test_no_pickles():
                 owner = getattr(node.value, "id", "")
                 assert (owner, node.attr) not in {("torch", "save"), ("torch", "load")}, f"{module}:{node.lineno}"
                 assert not (owner == "dist" and "_object" in node.attr), f"{module}:{node.lineno}"
-            if isinstance(node, ast.Call) and getattr(node.func, "attr", "") == "load" and _is_numpy(node.func):
+            if isinstance(node, ast.Call) and ast.unparse(node.func) in ("np.load", "numpy.load"):
                 words = {word.arg: getattr(word.value, "value", None) for word in node.keywords}
                 assert words.get("allow_pickle") is False, f"{module}:{node.lineno}: np.load without allow_pickle=False"
 
 
-def _is_numpy(function):
-    return getattr(function.value, "id", "") in ("np", "numpy")
+def test_scripts_import_what_there_is():
+    for path in (*ROOT.glob("benchmarks/**/*.py"), *ROOT.glob("docs/**/*.py")):
+        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+            if isinstance(node, ast.ImportFrom) and (node.module or "").split(".")[0] == "fedmpi":
+                home = importlib.import_module(node.module)
+                for name in node.names:
+                    there = hasattr(home, name.name) or f"{node.module}.{name.name}".removeprefix("fedmpi.") in MODULES
+                    assert there, f"{path} imports {name.name} from {node.module}"
 
 
-@pytest.mark.parametrize("path", sorted([*ROOT.glob("benchmarks/**/*.py"), *ROOT.glob("docs/**/*.py")]), ids=str)
-def test_scripts_name_what_there_is(path):
-    for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
-        if isinstance(node, ast.ImportFrom) and (node.module or "").split(".")[0] == "fedmpi":
-            home = importlib.import_module(node.module)
-            missing = {name.name for name in node.names if not hasattr(home, name.name)}
-            assert missing <= {name.removeprefix(f"{node.module}.") for name in submodules(home)}, missing
+def test_the_version_has_one_place():
+    assert version("fedmpi") == fedmpi.__version__
+    assert f"\n## {fedmpi.__version__}" in (ROOT / "CHANGELOG.md").read_text(encoding="utf-8")
 
 
-def submodules(package):
-    return {found.name for found in pkgutil.iter_modules(getattr(package, "__path__", []), f"{package.__name__}.")}
-
-
-EFFECTS = """
-import os, random, signal, sys, threading
-import numpy, rich.console, torch  # what importing rich does (it draws a random number) is not ours
-
-def state():
-    return {
-        "torch random numbers": torch.get_rng_state().tolist(),
-        "numpy random numbers": str(numpy.random.get_state()),
-        "random numbers": random.getstate(),
-        "threads of torch": torch.get_num_threads(),
-        "type": torch.get_default_dtype(),
-        "deterministic": torch.are_deterministic_algorithms_enabled(),
-        "gradients": torch.is_grad_enabled(),
-        "signals": [signal.getsignal(number) for number in (2, 10, 12, 15)],
-        "environment": {k: v for k, v in os.environ.items() if not k.startswith("TORCH")},  # torchvision names a cache
-        "search path": list(sys.path),
-        "working directory": (os.getcwd(), os.listdir()),
-        "threads": threading.active_count(),
-        "process group": torch.distributed.is_initialized(),
-    }
-
-before = state()
-for name in sys.argv[1:]:
-    __import__(name)
-after = state()
-print(*[name for name in before if before[name] != after[name]], sep=", ")
-print(*[name for name in ("mpi4py",) if name in sys.modules], sep=", ")
-"""
-
-
-def test_importing_everything_changes_nothing(tmp_path):
-    names = ["fedmpi" if module == "fedmpi" else f"fedmpi.{module}" for module in MODULES]
-    command = [sys.executable, "-c", EFFECTS, *names]
-    done = subprocess.run(command, cwd=tmp_path, env=clean_env(), capture_output=True, text=True, timeout=60)
-    assert done.returncode == 0, done.stderr
-    assert done.stdout == "\n\n"
-    assert done.stderr == ""
-    assert not list(Path(tmp_path).iterdir())
-
-
-def test_mistakes_are_found_before_torch_is_imported():
-    """It takes every rank a second or more; a config, a launcher and `fedmpi list` need none."""
-    program = "import sys, fedmpi, fedmpi.cli, fedmpi.config, fedmpi.runtime.catalog\n"
-    program += "import fedmpi.common.options, fedmpi.comm.launchers.launcher_env\n"
-    program += "print('torch' in sys.modules)"
-    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, env=clean_env())
-    assert done.stdout == "False\n", done.stderr
+def test_make_help_shows_every_target():
+    """`help` prints the lines that have a text after `##`."""
+    makefile = (ROOT / "Makefile").read_text(encoding="utf-8")
+    targets = re.search(r"^\.PHONY: (.*)", makefile, flags=re.MULTILINE)[1].split()
+    assert re.findall(r"^([a-z-]*):.*  ## .", makefile, re.MULTILINE) == [name for name in targets if name != "help"]

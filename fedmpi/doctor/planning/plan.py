@@ -1,7 +1,8 @@
 """`fedmpi plan`: what a run on so many ranks would need, from its settings and a few measured seconds.
 
 Memory, of rank 0 and of a rank that trains:
-    libraries    what this process holds when data and model are made, without these                 measured
+    libraries    what this process holds when data and model are made, without these, and what
+                 ending it takes beyond that; never less than a process that only imports them   measured
     data         samples and targets; every rank holds all of them, of sites its own ones            by shapes
     model        weights, gradients, velocities, copies, announcement, server state and optimiser    by shapes
     rows         of uploads: whole, streamed, sharded or reduced, as the run would travel                     by shapes
@@ -19,6 +20,7 @@ import os
 import resource
 import time
 from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 from statistics import fmean
@@ -31,7 +33,7 @@ from fedmpi.comm.backends.solo import Solo
 from fedmpi.common.errors import UserError
 from fedmpi.config import Settings, machine
 from fedmpi.data.federated import Federated
-from fedmpi.doctor.planning import measuring, rehearsal
+from fedmpi.doctor.planning import importing, measuring, rehearsal
 from fedmpi.engine.federation import Federation
 from fedmpi.runtime import build, build_data, launch
 
@@ -46,6 +48,7 @@ Facts = dict[str, Any]
 def plan(settings: Settings, ranks: int, hosts: int) -> Facts:
     """The facts, as JSON has them. Raises UserError as `fedmpi validate` does, and where rank 0's part of a round does
     not fit into this machine."""
+    imported, ended = importing.measure_import()
     began = time.perf_counter()
     device = _device(settings)
     launch.set_numerics(settings)
@@ -55,7 +58,7 @@ def plan(settings: Settings, ranks: int, hosts: int) -> Facts:
     data = build_data.siloed(settings, Solo(torch.device("cpu"))) if silos else build_data.partitioned(settings)
     reading_s, reading = time.perf_counter() - began, _most()
     made = build.experiment(settings, data, device)
-    libraries = max(_held() - _size(made.data) - made.model.w.nbytes, 0)
+    libraries = max(_held() - _size(made.data) - made.model.w.nbytes + ended - imported, ended)
     job = Job("single" if ranks == 1 else "mpi", 0, ranks, 0, -(-ranks // hosts), "here")
     needed = build.check_memory(made, replace(job, local_size=min(job.local_size, 2)))
     fed = build.federation(made, rehearsal.Nobody(ranks, device), lambda: False)
@@ -163,7 +166,11 @@ def _held() -> int:
 
 
 def _most() -> int:
-    """The most that it has held."""
+    """The most that it has held; without /proc that includes what the process held that started it."""
+    with suppress(OSError):
+        for line in Path("/proc/self/status").read_text().splitlines():
+            if line.startswith("VmHWM:"):
+                return int(line.split()[1]) * 1024
     return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
 
 

@@ -2,15 +2,13 @@
 
 import json
 import os
-import subprocess
-import sys
 
 import pytest
 import yaml
-from helpers import BIN, CPU, clean_env, fedmpi, play, prepare, small_settings
+from helpers import CPU, fedmpi, play, prepare, small_settings
 from thread_ranks import play_in_threads
 
-from fedmpi.doctor.planning import measuring, plan_text, rehearsal
+from fedmpi.doctor.planning import importing, measuring, plan, plan_text, rehearsal
 from fedmpi.engine import sampling
 from fedmpi.engine.travel import cuts
 from fedmpi.flat import linear
@@ -127,22 +125,18 @@ CONFIG = {
 D = 64 * 512 + 512 + 512 * 1024 + 1024 + 1024 * 10 + 10
 
 
+MIB = 1 << 20
+
+
 @pytest.fixture
-def config(tmp_path):
+def config(tmp_path, monkeypatch):
+    monkeypatch.setattr(importing, "measure_import", lambda: (200 * MIB, 200 * MIB))
     (tmp_path / "run.yaml").write_text(yaml.safe_dump({**CONFIG, "output": str(tmp_path / "runs")}))
     return tmp_path / "run.yaml"
 
 
-# By a small process: what is forked has had the memory of who forks it, which is that of all tests before.
-PEAK = """
-import resource, subprocess, sys
-subprocess.run(sys.argv[1:], check=True, stdout=subprocess.DEVNULL)
-print(resource.getrusage(resource.RUSAGE_CHILDREN).ru_maxrss)
-"""
-
-
 def test_of_a_config(config, tmp_path):
-    """Arithmetic of shapes; the measured peak of a run; nothing is written."""
+    """Arithmetic of shapes; nothing is written. The memory of a real run: tests/jobs/test_plan_jobs.py."""
     done = fedmpi("plan", config, "-n", 3, "--json", cwd=tmp_path)
     assert done.returncode == 0, done.stderr
     assert os.listdir(tmp_path) == ["run.yaml"]
@@ -158,10 +152,22 @@ def test_of_a_config(config, tmp_path):
     assert found["seconds"]["run"] == pytest.approx(3 * found["seconds"]["round"])
     assert 0 < found["seconds"]["error"] < 2
     assert found["sbatch"].endswith(f"slurm/srun.sbatch {config}")
-    alone = json.loads(fedmpi("plan", config, "--json").stdout)["memory"]["rank 0"]["all"]
-    command = [sys.executable, "-c", PEAK, BIN / "fedmpi", "run", config]
-    peak = int(subprocess.run(command, env=clean_env(), check=True, stdout=subprocess.PIPE).stdout)
-    assert 0.8 < alone / (1024 * peak) < 1.25
+
+
+def test_libraries_take_what_importing_them_takes_on_this_machine(config, monkeypatch):
+    """An import that is larger than this process, as where it was forked; one that takes more as the process ends."""
+
+    monkeypatch.setattr(plan, "_held", lambda: 500 * MIB)
+
+    def planned(imported, ended):
+        monkeypatch.setattr(importing, "measure_import", lambda: (imported, ended))
+        return json.loads(fedmpi("plan", config, "--json").stdout)["memory"]["rank 0"]
+
+    large = planned(400 * MIB, 70_000 * MIB)
+    assert large["libraries"] == 500 * MIB + 69_600 * MIB - large["data"] - 4 * D
+    assert large["all"] == sum(size for name, size in large.items() if name != "all")
+    assert planned(100 * MIB, 100 * MIB)["libraries"] == 500 * MIB - large["data"] - 4 * D
+    assert planned(900 * MIB, 900 * MIB)["libraries"] == 900 * MIB
 
 
 def facts(**more):

@@ -1,14 +1,10 @@
-"""Setting up: a Python that will not do is refused by name; the version has one place; make says what it can."""
+"""Setting up refuses a Python that will not do, by its name."""
 
-import re
 import shutil
 import subprocess
-from importlib.metadata import version
 
 import pytest
 from helpers import ROOT
-
-import fedmpi
 
 
 @pytest.mark.parametrize(
@@ -32,17 +28,3 @@ def test_a_python_that_will_not_do(tmp_path, answer, expected):
     assert done.stderr.startswith(f"setup: {expected}")
     assert done.stderr.count("\n") == 1
     assert not (tmp_path / ".venv").exists()
-
-
-def test_the_version_has_one_place():
-    assert version("fedmpi") == fedmpi.__version__
-    assert f"\n## {fedmpi.__version__}" in (ROOT / "CHANGELOG.md").read_text(encoding="utf-8")
-
-
-def test_make_help_shows_every_target():
-    makefile = (ROOT / "Makefile").read_text(encoding="utf-8")
-    targets = re.search(r"^\.PHONY: (.*)", makefile, flags=re.MULTILINE)[1].split()
-    shown = subprocess.run(
-        ["make", "--no-print-directory", "help"], cwd=ROOT, capture_output=True, text=True, check=True
-    ).stdout
-    assert [line.split()[0] for line in shown.splitlines()] == [name for name in targets if name != "help"]

@@ -1,0 +1,9 @@
+"""Each command of the pages about analyses, methods and plug-ins can be typed in (doc_commands.py)."""
+
+import pytest
+from doc_commands import RESEARCH_COMMANDS, check_command
+
+
+@pytest.mark.parametrize("line", RESEARCH_COMMANDS)
+def test_command(checkout, line):
+    check_command(line, checkout)

@@ -1,0 +1,59 @@
+"""Importing fedmpi does nothing else, and torch is not imported before it is needed."""
+
+import pkgutil
+import subprocess
+import sys
+
+import pytest
+from helpers import clean_env
+
+import fedmpi
+
+EFFECTS = """
+import os, random, signal, sys, threading
+import numpy, rich.console, torch  # what importing rich does (it draws a random number) is not ours
+
+def state():
+    return {
+        "torch random numbers": torch.get_rng_state().tolist(),
+        "numpy random numbers": str(numpy.random.get_state()),
+        "random numbers": random.getstate(),
+        "threads of torch": torch.get_num_threads(),
+        "type": torch.get_default_dtype(),
+        "deterministic": torch.are_deterministic_algorithms_enabled(),
+        "gradients": torch.is_grad_enabled(),
+        "signals": [signal.getsignal(number) for number in (2, 10, 12, 15)],
+        "environment": {k: v for k, v in os.environ.items() if not k.startswith("TORCH")},  # torchvision names a cache
+        "search path": list(sys.path),
+        "working directory": (os.getcwd(), os.listdir()),
+        "threads": threading.active_count(),
+        "process group": torch.distributed.is_initialized(),
+    }
+
+before = state()
+for name in sys.argv[1:]:
+    __import__(name)
+after = state()
+print(*[name for name in before if before[name] != after[name]], sep=", ")
+print(*[name for name in ("mpi4py",) if name in sys.modules], sep=", ")
+"""
+
+
+@pytest.mark.smoke
+def test_importing_everything_changes_nothing(tmp_path):
+    modules = [found.name for found in pkgutil.walk_packages(fedmpi.__path__, "fedmpi.")]
+    command = [sys.executable, "-c", EFFECTS, "fedmpi", *modules]
+    done = subprocess.run(command, cwd=tmp_path, env=clean_env(), capture_output=True, text=True, timeout=300)
+    assert done.returncode == 0, done.stderr
+    assert done.stdout == "\n\n"
+    assert done.stderr == ""
+    assert not list(tmp_path.iterdir())
+
+
+def test_mistakes_are_found_before_torch_is_imported():
+    """Importing torch takes every rank a second or more; a config, a launcher and `fedmpi list` need none."""
+    program = "import sys, fedmpi, fedmpi.cli, fedmpi.config, fedmpi.runtime.catalog\n"
+    program += "import fedmpi.common.options, fedmpi.comm.launchers.launcher_env\n"
+    program += "print('torch' in sys.modules)"
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, env=clean_env())
+    assert done.stdout == "False\n", done.stderr

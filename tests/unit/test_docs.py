@@ -1,0 +1,166 @@
+"""README and the pages say what is so: links, names, quotations, parts of configs, and what scripts make of sources."""
+
+import re
+import runpy
+import sys
+import warnings
+
+import pytest
+from doc_commands import BATCH, COMMANDS, FILES, PAGES, RUN, SITES, blocks, file_name, shortened, unique
+from helpers import ROOT
+
+from fedmpi import config, method
+from fedmpi.cli import app
+from fedmpi.config.values import flat
+from fedmpi.data.fetching.getting import SETS
+from fedmpi.data.fetching.medmnist import TABLE
+from fedmpi.data.sources import registry
+from fedmpi.data.sources.tables.files import GAPS
+from fedmpi.method import Client, Server, Uploads
+from fedmpi.method.base import DECLARATIONS, HOOKS
+
+DATA_PAGE = (ROOT / "docs/data.md").read_text(encoding="utf-8")
+BLOCKS = [(f"{page.stem}-{k}", *block) for page in PAGES for k, block in enumerate(blocks(page))]
+# Pages that are the output of docs/make_NAME.py: {NAME: (page, arguments)}.
+MADE = {
+    "methods": ("methods", []),
+    "configuration": ("configuration", []),
+    "hooks": ("hooks", []),
+    "performance": ("performance", ["--no-figures"]),
+    "reproduction": ("reproduced", ["--no-figure"]),
+}
+
+
+def table_rows(page):
+    """{first cell without its quotes: the other cells} of a page's tables."""
+    lines = (ROOT / "docs" / page).read_text(encoding="utf-8").splitlines()
+    return {line.split("`")[1]: [c.strip(" |") for c in line.split(" | ")][1:] for line in lines if line[:3] == "| `"}
+
+
+def test_the_pages_have_what_these_tests_look_for():
+    assert {language for language, _ in RUN} == {"sh", "bash", "text", "yaml", "python"}
+    assert set(FILES) == {
+        *("my.yaml", "sweep.yaml", "notebook.py", "mine.py", "mine.yaml", "study.yaml", "make_sites.py", "about.yaml"),
+        *("pull.py", "agree.py", "hyper.py", "read_state.py", "compare.yaml", "features.yaml"),
+    }
+    assert sum(bool(file_name(*block)) for block in RUN) == len(FILES), "a file stands in one place"
+    assert {"configs/heart_disease.yaml", "study.yaml"} == SITES
+    assert {line.split()[0] for line in COMMANDS} >= {"make", "fedmpi", "mpirun", "torchrun", *BATCH}
+    line = "mpirun -n 5 fedmpi run a.yaml  # why"
+    assert shortened(line) == ["mpirun", "-n", "2", "fedmpi", "run", "a.yaml", "rounds=1"]
+    assert unique(["a b", "c  # why", "a  b # again"]) == ["a b", "c  # why"]
+
+
+@pytest.mark.parametrize("text", [pytest.param(text, id=name) for name, kind, text in BLOCKS if kind == "bash"])
+def test_names_in_what_cannot_be_run_here(text):
+    commands = {command.name or command.callback.__name__ for command in app.registered_commands}
+    commands |= {group.name for group in app.registered_groups}
+    assert set(re.findall(r"(?<!-n )\bfedmpi ([a-z]+)", text)) <= commands
+    for path in re.findall(r"(?<![\w/$}.])(?:configs|launch|slurm|docs|benchmarks)/[\w./-]+", text):
+        assert (ROOT / path).exists(), path
+
+
+@pytest.mark.parametrize(
+    "text", [pytest.param(text, id=name) for name, kind, text in BLOCKS if kind == "yaml" and not file_name(kind, text)]
+)
+def test_part_of_a_config(tmp_path, text):
+    path = tmp_path / "whole.yaml"
+    (tmp_path / "mine.py").write_text(
+        "class Watch:\n    def __init__(self, every=1): ...\n    def round(self, row): ...\n"
+    )
+    path.write_text(f"base: [{ROOT / 'configs/quickstart.yaml'}]\n{text}", encoding="utf-8")
+    config.load(path)
+
+
+def test_quotations_of_the_source():
+    (quoted,) = [text for language, text in RUN if language == "python" and not file_name(language, text)]
+    assert any(quoted in path.read_text(encoding="utf-8") for path in (ROOT / "fedmpi").rglob("*.py"))
+
+
+def test_what_make_demo_suggests_is_told():
+    hints = re.findall(r"^\t +'  (.*?)(?: {3}.*)?'", (ROOT / "Makefile").read_text(), flags=re.MULTILINE)
+    assert len(hints) == 4
+    assert set(hints) <= {line.partition("  #")[0].strip() for line in COMMANDS} | {"source .venv/bin/activate"}
+
+
+def anchors(page):
+    """The anchors of a page's headings, as GitHub makes them."""
+    text = re.sub(r"^```.*?^```$", "", page.read_text(encoding="utf-8"), flags=re.MULTILINE | re.DOTALL)
+    heads = re.findall(r"^#+ (.+)$", text, flags=re.MULTILINE)
+    return {re.sub(r"[^\w\- ]", "", head.lower()).replace(" ", "-") for head in heads}
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.stem)
+def test_every_link_leads_somewhere(page):
+    for link in re.findall(r"\]\(([^) ]+)\)", page.read_text(encoding="utf-8")):
+        if "://" in link:
+            continue
+        name, _, anchor = link.partition("#")
+        target = (page.parent / name).resolve() if name else page
+        assert target.exists(), link
+        assert not anchor or anchor in anchors(target), link
+
+
+def test_every_page_stands_in_the_contents():
+    contents = re.findall(r"^\w+$", (ROOT / "docs/index.md").read_text(encoding="utf-8"), flags=re.MULTILINE)
+    assert sorted([*contents, "index"]) == sorted(path.stem for path in (ROOT / "docs").glob("*.md"))
+
+
+@pytest.mark.parametrize("name", MADE)
+def test_a_page_that_a_script_makes_is_up_to_date(name, monkeypatch, capsys):
+    page, words = MADE[name]
+    monkeypatch.setenv("FEDMPI_DATA", "/elsewhere")  # of which no page speaks
+    monkeypatch.setattr(sys, "argv", [f"docs/make_{name}.py", *words])
+    monkeypatch.setattr(sys, "path", [str(ROOT / "docs"), *sys.path])
+    monkeypatch.chdir(ROOT)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        runpy.run_path(f"docs/make_{name}.py", run_name="__main__")
+    remedy = " ".join(["run: python -W ignore", *sys.argv, f"> docs/{page}.md"])
+    assert (ROOT / "docs" / f"{page}.md").read_text(encoding="utf-8") == capsys.readouterr().out, remedy
+
+
+def test_the_hooks_page_leaves_nothing_out():
+    page = (ROOT / "docs/hooks.md").read_text()
+    named = {name for row in page.splitlines() if row.startswith("|") for name in re.findall(r"^\| `(\w+)` \|", row)}
+    named |= {name for line in page.splitlines() for name in re.findall(r"^(?:\*\*|- )`(\w+)", line)}
+    beside = {"Client", "Server", "Uploads", "Method", "Loss"}  # sections, the page itself, a type
+    assert {*method.__all__, *DECLARATIONS, *HOOKS} - beside <= named
+    members = {"k": Client, "s": Server, "up": Uploads}
+    for letter, owner in members.items():
+        names = {name for name in (*vars(owner), *owner.__annotations__) if name[0] != "_"}
+        assert names <= set(re.findall(rf"^(?:\| |- )`{letter}\.(\w+)", page, re.MULTILINE)), letter
+    assert not re.findall(r"^\| `.*\|  \|$", page, re.MULTILINE), "a member without a meaning"
+
+
+def test_every_key_has_type_default_and_meaning_on_the_page():
+    rows = table_rows("configuration.md")
+    settings = config.load(ROOT / "configs/quickstart.yaml", ["evaluate.best=loss", "data.validation=0.1"]).resolved()
+    used = [key for key in flat(settings, "") if key not in ("data.partition.alpha", "method.margin", "method.keep")]
+    assert set(used) <= set(rows)
+    for key, (kind, default, meaning) in rows.items():
+        assert kind, key
+        assert meaning, key
+        assert default or kind == "section", key
+    assert rows["train.momentum"][:2] == ["number >= 0, < 1", "`0.9`"]
+    assert rows["data.root"][1] == "`$FEDMPI_DATA, else data`"
+    assert rows["comm.wire.up.fraction"][:2] == ["number > 0, < 0.5; null", "`null`"]
+
+
+def test_what_the_data_page_says_of_each_set_is_what_is_listed():
+    sections = dict(re.findall(r"^### (\w+)\n(.*?)(?=^##|\Z)", DATA_PAGE, flags=re.MULTILINE | re.DOTALL))
+    alone = {name for name in SETS if name.partition("_")[0] not in TABLE and name != "svhn_extra"}
+    assert alone | {"medmnist"} <= set(sections) <= set(registry)
+    for name in alone:
+        for part in ("samples", "config", "home", "licence", "reference", "by_hand"):
+            assert getattr(SETS[name], part) in sections[name], (name, part)
+    for name, (classes, _, (training, validation, test), _) in TABLE.items():
+        assert f"| {name} | {training:,} + {validation:,} + {test:,} | {classes} |" in sections["medmnist"]
+
+
+def test_every_picture_source_and_every_gap_is_on_the_data_page():
+    of_pictures = {name for name, target in registry.items() if ".pictures." in target or "mnist" in target}
+    assert [name for name in of_pictures if not re.search(rf"\bsource: {name}\b", DATA_PAGE)] == []
+    row = re.search(r"^\| `missing` \|.*$", DATA_PAGE, re.MULTILINE)[0].casefold()
+    assert [word for word in GAPS - {""} if f"`{word}`" not in row] == []
+    assert re.search(r"of `patients\.csv` this is an extract,\s+too short to be run", DATA_PAGE)
