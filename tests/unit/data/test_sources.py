@@ -11,25 +11,19 @@ import torch
 from PIL import Image
 
 from fedmpi.common.errors import UserError
-from fedmpi.common.registry import load
 from fedmpi.common.torchvision_compat import torchvision
 from fedmpi.data.federated import split
 from fedmpi.data.fetching import http
 from fedmpi.data.fetching.getting import SETS
 from fedmpi.data.silos import open_silos
-from fedmpi.data.sources import registry
 from fedmpi.data.sources.cifar10 import cifar10
 from fedmpi.data.sources.common import holdout
 from fedmpi.data.sources.digits import digits
 from fedmpi.data.sources.heart_disease import heart_disease
 from fedmpi.data.sources.mnist import fashion_mnist, mnist
 from fedmpi.data.sources.npz import npz
+from fedmpi.data.sources.pictures.cifar100 import cifar100
 from fedmpi.data.sources.pictures.image_folder import image_folder
-
-
-def test_registry_names_functions():
-    for name in registry:
-        assert load(name, registry, "data source").__doc__
 
 
 def test_holdout_is_stratified_and_leaves_every_class_one_sample():
@@ -108,9 +102,7 @@ def damage(path, how):
     [
         (True, "train-images-idx3-ubyte.gz", lambda d: d[: len(d) // 2], "cannot be read"),
         (True, "train-images-idx3-ubyte.gz", lambda d: d[:-20] + bytes(12) + d[-8:], "cannot be read"),
-        (True, "t10k-labels-idx1-ubyte.gz", lambda d: b"<html>no</html>", "cannot be read"),
         (False, "train-images-idx3-ubyte", lambda d: d[:-1], "30 x 28 x 28 = 23520 bytes, 23519 follow"),
-        (False, "train-images-idx3-ubyte", lambda d: d + b"x", "23521 follow"),
         (False, "t10k-labels-idx1-ubyte", lambda d: b"<html>no</html>", "starts with 3c68746d, not 00000801"),
         (False, "t10k-labels-idx1-ubyte", lambda d: b"", "not an idx file"),
         (False, "t10k-labels-idx1-ubyte", lambda d: d[:4] + b"\0\0\0\6" + d[8:-1], "holds 7 images.*6 labels"),
@@ -125,92 +117,84 @@ def test_damaged_idx(tmp_path, packed, name, how, words):
     assert "data.download=true" in str(caught.value)
 
 
-def test_missing_mnist_says_where_it_looked(tmp_path):
-    with pytest.raises(UserError) as caught:
-        mnist(tmp_path)
-    for word in (f"{tmp_path}/MNIST/raw/train-images-idx3-ubyte", ".gz", "data.root", "data.download=true"):
-        assert word in str(caught.value)
-
-
-def without_checksums(monkeypatch, name):
-    """The set in the list, whose checksums small files cannot have."""
-    listing = SETS[name]
-    parts = tuple(replace(part, md5="") for part in listing.parts)
-    monkeypatch.setitem(SETS, name, replace(listing, parts=parts))
-
-
-def test_download_is_asked_for_only_when_needed(tmp_path, monkeypatch):
+def test_a_set_that_is_there_is_not_downloaded_again(tmp_path, monkeypatch):
     calls = []
 
     def get(urls, to, md5, tell):
         calls.append(to.name)
         write_mnist(tmp_path)
 
-    without_checksums(monkeypatch, "mnist")
+    parts = tuple(replace(part, md5="") for part in SETS["mnist"].parts)  # small files cannot have the checksums
+    monkeypatch.setitem(SETS, "mnist", replace(SETS["mnist"], parts=parts))
     monkeypatch.setattr(http, "get", get)
     assert len(mnist(tmp_path, download=True).train_y) == 30
     assert len(mnist(tmp_path, download=True).train_y) == 30
     assert sorted(calls) == sorted(each.path.rpartition("/")[2] for each in SETS["mnist"].downloads)  # once each
 
 
-def test_a_failing_download_is_the_users_to_mend(tmp_path, monkeypatch):
-    monkeypatch.setattr(http, "WAITS_S", ())
-    downloads = tuple(replace(each, urls=("http://127.0.0.1:9/a.gz",)) for each in SETS["mnist"].downloads)
-    monkeypatch.setitem(SETS, "mnist", replace(SETS["mnist"], downloads=downloads))
-    with pytest.raises(UserError, match=r"a\.gz: .*refused\nDoes this machine reach the internet"):
-        mnist(tmp_path, download=True)
-
-
 # ---- CIFAR-10
 
 
-def write_cifar(root, monkeypatch):
+CIFAR = {  # folder, batches of the training part, test batch, names of the classes, prefix of the fine labels
+    "cifar10": ("cifar-10-batches-py", [f"data_batch_{i}" for i in range(1, 6)], "test_batch", "batches.meta", ""),
+    "cifar100": ("cifar-100-python", ["train"], "test", "meta", "fine_"),
+}
+
+
+def write_cifar(root, name, monkeypatch):
     """Tiny batches in torchvision's layout, and their checksums where torchvision compares them."""
-    folder = root / "cifar-10-batches-py"
-    folder.mkdir()
+    folder, train, test, meta, fine = CIFAR[name]
+    (root / folder).mkdir()
     rng = np.random.default_rng(0)
     sums = {}
-    for name in [f"data_batch_{i}" for i in range(1, 6)] + ["test_batch", "batches.meta"]:
-        content = {"data": rng.integers(0, 256, (4, 3072), np.uint8), "labels": rng.integers(0, 10, 4).tolist()}
-        if name == "batches.meta":
-            content = {"label_names": list("abcdefghij")}
+    for file in (*train, test, meta):
+        labels = rng.integers(0, 10 if name == "cifar10" else 100, 4).tolist()
+        content = {"data": rng.integers(0, 256, (4, 3072), np.uint8), f"{fine}labels": labels, "coarse_labels": [0] * 4}
+        if file == meta:
+            content = {f"{fine}label_names": [*map(str, range(100))]}
         data = pickle.dumps(content)
-        (folder / name).write_bytes(data)
-        sums[name] = hashlib.md5(data).hexdigest()
-    kind = torchvision.datasets.CIFAR10
-    monkeypatch.setattr(kind, "train_list", [[f"data_batch_{i}", sums[f"data_batch_{i}"]] for i in range(1, 6)])
-    monkeypatch.setattr(kind, "test_list", [["test_batch", sums["test_batch"]]])
-    monkeypatch.setattr(kind, "meta", {**kind.meta, "md5": sums["batches.meta"]})
-    return folder
+        (root / folder / file).write_bytes(data)
+        sums[file] = hashlib.md5(data).hexdigest()
+    kind = getattr(torchvision.datasets, name.upper())
+    monkeypatch.setattr(kind, "train_list", [[file, sums[file]] for file in train])
+    monkeypatch.setattr(kind, "test_list", [[test, sums[test]]])
+    monkeypatch.setattr(kind, "meta", {**kind.meta, "md5": sums[meta]})
+    return root / folder
 
 
-def test_cifar10(tmp_path, monkeypatch):
-    folder = write_cifar(tmp_path, monkeypatch)
-    data = cifar10(tmp_path)
-    assert data.train_x.shape == (20, 3, 32, 32)
+@pytest.mark.parametrize(
+    ("source", "mean", "std"),
+    [
+        (cifar10, (0.4914, 0.4822, 0.4465), (0.2470, 0.2435, 0.2616)),
+        (cifar100, (0.507, 0.487, 0.441), (0.267, 0.256, 0.276)),
+    ],
+)
+def test_cifar(tmp_path, monkeypatch, source, mean, std):
+    name = source.__name__
+    folder = write_cifar(tmp_path, name, monkeypatch)
+    _, train, test, _, fine = CIFAR[name]
+    data = source(tmp_path)
+    assert (data.train_x.shape, data.classes) == ((4 * len(train), 3, 32, 32), 10 if name == "cifar10" else 100)
     assert data.train_x.is_contiguous()
-    raw = pickle.loads((folder / "test_batch").read_bytes())
-    assert data.test_y.tolist() == raw["labels"]
-    green = (raw["data"][2].reshape(3, 32, 32)[1] / 255 - 0.4822) / 0.2435
-    assert np.allclose(data.test_x[2, 1].numpy(), green, atol=1e-6)
+    raw = pickle.loads((folder / test).read_bytes())
+    assert data.test_y.tolist() == raw[f"{fine}labels"]
+    pixels = raw["data"][2].reshape(3, 32, 32) / 255
+    expected = (pixels - np.reshape(mean, (3, 1, 1))) / np.reshape(std, (3, 1, 1))
+    assert np.allclose(data.test_x[2].numpy(), expected, atol=1e-5)
 
 
-def test_cifar10_with_another_checksum_is_not_opened(tmp_path, monkeypatch):
-    folder = write_cifar(tmp_path, monkeypatch)
+@pytest.mark.parametrize("source", [cifar10, cifar100])
+def test_a_pickle_with_another_checksum_is_not_opened(tmp_path, monkeypatch, source):
+    folder = write_cifar(tmp_path, source.__name__, monkeypatch)
 
     class Opened:
         def __reduce__(self):
             return (open, (str(tmp_path / "opened"), "w"))
 
-    (folder / "data_batch_3").write_bytes(pickle.dumps(Opened()))
+    (folder / CIFAR[source.__name__][1][-1]).write_bytes(pickle.dumps(Opened()))
     with pytest.raises(UserError, match=r"checksums differ.*data\.download=true"):
-        cifar10(tmp_path)
+        source(tmp_path)
     assert not (tmp_path / "opened").exists()
-
-
-def test_missing_cifar10(tmp_path):
-    with pytest.raises(UserError, match=r"cifar-10-batches-py is missing.*data\.root"):
-        cifar10(tmp_path)
 
 
 # ---- heart disease
@@ -261,11 +245,7 @@ def test_heart_disease_sites_in_order(tmp_path):
 
 @pytest.mark.parametrize(
     ("row", "words"),
-    [
-        (["x"] * 14, "line 2: 'x' is not allowed"),
-        ([1] * 13, "line 2: 13 features and a diagnosis"),
-        ([1] * 13 + ["?"], "line 2: 13 features and a diagnosis"),
-    ],
+    [(["x"] * 14, "line 2: 'x' is not allowed"), ([1] * 13 + ["?"], "line 2: 13 features and a diagnosis")],
 )
 def test_heart_disease_damaged(tmp_path, row, words):
     write_heart(tmp_path / "processed.va.data", [patients(1)[0], row])
@@ -275,10 +255,6 @@ def test_heart_disease_damaged(tmp_path, row, words):
         heart_disease(tmp_path)
     with pytest.raises(UserError, match="allowed: cleveland, hungarian, switzerland, va"):
         heart_disease(tmp_path, site="vienna")
-
-
-VAL = {"x": np.zeros((3, 1)), "y": np.zeros(3, int), "val_x": np.zeros((2, 1)), "val_y": np.zeros(2, int)}
-MEDMNIST = ("train_images", "train_labels", "test_images", "test_labels")
 
 
 # ---- npz
@@ -296,7 +272,7 @@ def test_npz_holds_out_a_stratified_part(tmp_path):
     assert torch.equal(data.site, data.train_x.flatten().long() % 4)
 
 
-def test_npz_own_test_part_bytes_and_grey(tmp_path):
+def test_npz_of_grey_bytes_with_a_test_part(tmp_path):
     x = np.full((4, 5, 5), 51, np.uint8)
     np.savez(tmp_path / "a.npz", x=x, y=[0, 1, 0, 1], test_x=x[:2], test_y=[1, 2])
     data = npz(tmp_path, path="a.npz")
@@ -306,7 +282,11 @@ def test_npz_own_test_part_bytes_and_grey(tmp_path):
     assert npz(tmp_path, site="a.npz", classes=5).classes == 5
 
 
-@pytest.mark.parametrize("names", [("x_train", "y_train", "x_test", "y_test"), MEDMNIST], ids=["keras", "medmnist"])
+@pytest.mark.parametrize(
+    "names",
+    [("x_train", "y_train", "x_test", "y_test"), ("train_images", "train_labels", "test_images", "test_labels")],
+    ids=["keras", "medmnist"],
+)
 def test_npz_under_other_names_with_channels_last(tmp_path, names):
     x = np.arange(4 * 6 * 5 * 3, dtype=np.uint8).reshape(4, 6, 5, 3)
     y = np.array([[0], [1], [2], [1]], dtype=np.uint8)
@@ -353,28 +333,22 @@ def test_npz_of_silos_has_their_names_in_its_path(tmp_path):
     assert npz(tmp_path, site="south/a.npz").train_x.unique().tolist() == [1.0]
 
 
-def test_npz_regression(tmp_path):
-    np.savez(tmp_path / "a.npz", x=np.zeros((10, 2)), y=np.linspace(0, 1, 10))
-    data = npz(tmp_path, path="a.npz")
-    assert data.classes == 1
-    assert data.train_y.dtype == torch.float32
+ONE = {"x": np.zeros((3, 1)), "y": np.zeros(3, int)}
+VAL = {**ONE, "val_x": np.zeros((2, 1)), "val_y": np.zeros(2, int)}
 
 
 @pytest.mark.parametrize(
     ("arrays", "words"),
     [
         ({"x": np.zeros((3, 1))}, "has no array 'y'; it holds x"),
-        ({"x": np.zeros((3, 1)), "y": np.zeros(3, int), "test_y": np.zeros(1, int)}, "no array 'test_x'"),
-        ({"x": np.zeros((3, 1)), "y": np.zeros(2, int)}, "found x 3, y 2"),
-        ({"x": np.zeros((3, 1)), "y": np.zeros(3, int), "val_x": np.zeros((2, 1))}, "no array 'val_y'"),
+        ({**ONE, "test_y": np.zeros(1, int)}, "no array 'test_x'"),
+        ({**ONE, "y": np.zeros(2, int)}, "found x 3, y 2"),
         ({**VAL, "val_x": np.zeros((2, 4))}, r"x and val_x do not join: \(3, 1\) torch.float32 and \(2, 4\)"),
         ({**VAL, "val_y": np.zeros(2)}, r"y and val_y do not join: .*data\.val: leave"),
         ({**VAL, "site": np.zeros(3, int)}, r"has site but no val_site; say data\.val: leave"),
-        ({**VAL, "val_site": np.zeros(2, int)}, "no array 'site'"),
-        ({"x": np.zeros((3, 1)), "y": np.array(["a", "b", "c"])}, "y is <U1"),
-        ({"x": np.zeros((3, 1)), "y": np.array([0, 1, None])}, "objects, which are never unpickled"),
-        ({"x_train": np.zeros((3, 1)), "y_train": np.zeros(3, int), "X_test": 1}, "X_test, .* x_test is meant"),
-        ({"x": np.zeros((3, 1)), "y": np.zeros(3, int), "sites": np.zeros(3, int)}, "sites, .* site is meant"),
+        ({**ONE, "y": np.array(["a", "b", "c"])}, "y is <U1"),
+        ({**ONE, "y": np.array([0, 1, None])}, "objects, which are never unpickled"),
+        ({**ONE, "sites": np.zeros(3, int)}, "sites, .* site is meant"),
     ],
 )
 def test_npz_refused(tmp_path, arrays, words):
@@ -383,7 +357,7 @@ def test_npz_refused(tmp_path, arrays, words):
         npz(tmp_path, path="a.npz")
 
 
-def test_npz_an_array_that_nobody_looks_at_is_told(tmp_path):
+def test_npz_warns_of_an_array_that_it_does_not_know(tmp_path):
     np.savez(tmp_path / "a.npz", x_train=np.zeros((4, 1)), y_train=np.arange(4) % 2, age=np.zeros(4),
              x_val=np.ones((2, 1)), y_val=np.arange(2))  # fmt: skip
     with pytest.warns(UserWarning, match=r"a\.npz: not looked at: age; known are x, y, site"):
@@ -438,63 +412,49 @@ def test_image_folder(tmp_path):
     assert image_folder(tmp_path, size=4).test_y.tolist() == [1] * 3
 
 
-def test_an_empty_folder_of_a_class_is_named(tmp_path):
-    write_pictures(tmp_path / "train", {"red": (255, 0, 0), "blue": (0, 0, 255)})
-    (tmp_path / "train" / "green").mkdir()
-    with pytest.warns(UserWarning, match=rf"{tmp_path}/train/green holds no picture"):
-        assert image_folder(tmp_path, size=4).classes == 3
-
-
-def test_image_folder_agrees_with_torchvision_on_classes_and_order(tmp_path):
+def test_image_folder_has_torchvisions_classes_and_order(tmp_path):
     write_pictures(tmp_path / "train", {"b": (255, 0, 0), "a": (0, 0, 255), "c": (0, 9, 0)})
     theirs = torchvision.datasets.ImageFolder(tmp_path / "train")
     assert image_folder(tmp_path, test_fraction=0.0).train_y.tolist() == theirs.targets
+    (tmp_path / "train" / "d").mkdir()
+    with pytest.warns(UserWarning, match=rf"{tmp_path}/train/d holds no picture"):
+        assert image_folder(tmp_path, size=4).classes == 4
 
 
 def test_image_folder_silos_agree_on_the_classes(tmp_path):
-    write_pictures(tmp_path / "north/train", {"cat": (0, 0, 0), "dog": (255, 255, 255)})
     write_pictures(tmp_path / "south/train", {"dog": (255, 255, 255)})
-    names = ("cat", "dog")
-    assert image_folder(tmp_path, site="south", small_sites="keep", class_names=names).train_y.unique().tolist() == [1]
+    given = {"site": "south", "small_sites": "keep"}
+    assert image_folder(tmp_path, **given, class_names=("cat", "dog")).train_y.unique().tolist() == [1]
     with pytest.raises(UserError, match=r"data\.class_names is missing"):
-        image_folder(tmp_path, site="south", small_sites="keep")
+        image_folder(tmp_path, **given)
     with pytest.raises(UserError, match="holds the class 'dog'; the classes are cat, fox"):
-        image_folder(tmp_path, site="south", small_sites="keep", class_names=("cat", "fox"))
+        image_folder(tmp_path, **given, class_names=("cat", "fox"))
 
 
 def write_sites(folder):
     """north has cats and dogs in class folders, south dogs in train/ and test/; the grey says which picture it is."""
-    for k in range(5):
-        for name, grey in (
-            ("north/cat", k),
-            ("north/dog", 10 + k),
-            ("south/train/dog", 20 + k),
-            ("south/test/dog", 30),
-        ):
-            (folder / name).mkdir(parents=True, exist_ok=True)
-            Image.new("L", (6, 6), grey).save(folder / name / f"{k}.png")
+    greys = {"north/cat": 0, "north/dog": 10, "south/train/dog": 20, "south/test/dog": 30}
+    for name, grey in greys.items():
+        (folder / name).mkdir(parents=True)
+        for k in range(5):
+            Image.new("L", (6, 6), grey + k).save(folder / name / f"{k}.png")
 
 
 def test_image_folder_of_sites(tmp_path):
     """A folder for each site, of either form, pooled for `scheme: site` or opened as silos, with the same split."""
     write_sites(tmp_path / "hospitals")
     (tmp_path / "hospitals/.cache").mkdir()
-    data = image_folder(
-        tmp_path, path="hospitals", sites=True, small_sites="keep", channels=1, mean=(0.0,), std=(1 / 255,)
-    )
+    grey = {"path": "hospitals", "small_sites": "keep", "channels": 1, "mean": (0.0,), "std": (1 / 255,)}
+    data = image_folder(tmp_path, sites=True, **grey)
     assert data.site_names == ("north", "south")
     assert (data.site.tolist(), data.test_site.tolist()) == ([0] * 8 + [1] * 5, [0] * 2 + [1] * 5)
     assert data.train_y.tolist() == [0] * 4 + [1] * 9
     greys = data.train_x[:, 0, 0, 0].round().int().tolist()
     assert [grey // 10 for grey in greys] == [0] * 4 + [1] * 4 + [2] * 5
-    fed = split(data, "site", None, seed=0)
-    assert fed.label_counts.tolist() == [[4, 4], [0, 5]]
-    options = {"path": "hospitals", "class_names": ("cat", "dog"), "channels": 1, "mean": (0.0,), "std": (1 / 255,)}
-    options["small_sites"] = "keep"
-    with pytest.raises(
-        UserError, match="site 'south', which begins there, has 5 training pictures of one class, 'dog'"
-    ):
+    assert split(data, "site", None, seed=0).label_counts.tolist() == [[4, 4], [0, 5]]
+    with pytest.raises(UserError, match=r"site 'south', .* has 5 training pictures of one class, 'dog'"):
         image_folder(tmp_path, path="hospitals", sites=True)
+    options = {**grey, "class_names": ("cat", "dog")}
     silos = open_silos(image_folder, tmp_path, ("south", "north"), [1], **options)
     assert torch.equal(silos[1].train_x, data.train_x[:8])
     (tmp_path / "hospitals/south/train").rename(tmp_path / "hospitals/south/dogs")  # now it looks like classes
@@ -546,9 +506,9 @@ def test_image_folder_refused(tmp_path):
 @pytest.mark.parametrize(
     ("y", "classes", "dtype"),
     [
+        (np.linspace(0, 1, 10), 1, torch.float32),
         (np.eye(3)[np.arange(10) % 3].astype(np.uint8), 3, torch.int64),
         (np.arange(40).reshape(10, 2, 2) % 4 - 1, 4, torch.int64),  # -1, and -100, may be what does not count
-        (np.random.default_rng(0).random((10, 2)), 1, torch.float32),
     ],
 )
 def test_npz_targets_of_any_shape(tmp_path, y, classes, dtype):
@@ -557,5 +517,6 @@ def test_npz_targets_of_any_shape(tmp_path, y, classes, dtype):
     assert (data.train_y.dtype, data.classes) == (dtype, classes)
     assert torch.equal(data.train_y, torch.from_numpy(y).to(dtype))
     assert npz(tmp_path, path="a.npz", classes=classes).test_y.shape == (2, *y.shape[1:])
-    with pytest.raises(UserError, match=r"y has the shape \(10, .*need data\.classes"):
-        npz(tmp_path, path="a.npz")
+    if y.ndim > 1:
+        with pytest.raises(UserError, match=r"y has the shape \(10, .*need data\.classes"):
+            npz(tmp_path, path="a.npz")
