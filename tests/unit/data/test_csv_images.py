@@ -8,6 +8,7 @@ from PIL import Image
 from fedmpi.common.errors import UserError
 from fedmpi.data.federated import split
 from fedmpi.data.silos import open_silos
+from fedmpi.data.sources.pictures import reading
 from fedmpi.data.sources.pictures.csv_images import csv_images
 
 GREY = {"channels": 1, "mean": (0.0,), "std": (1 / 255,)}  # a pixel is its grey again
@@ -26,7 +27,8 @@ def greys(x):
     return x[:, 0, 0, 0].round().int().tolist()
 
 
-def test_classes_and_sites_in_order(tmp_path):
+def test_classes_and_sites_in_order(tmp_path, monkeypatch):
+    monkeypatch.setattr(reading, "BLOCK", 3)  # several threads
     write(tmp_path)
     data = csv_images(tmp_path, path="a.csv", site_column="site", **GREY)
     assert data.site_names == ("at", "uk")
