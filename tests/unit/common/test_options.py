@@ -112,5 +112,3 @@ def test_options_of_a_function_or_a_class_are_its_parameters():
     assert check(free, {"anything": [1]}, "data", ("root",)) == {"anything": [1]}
     assert check(Net, {"width": 5}, "model", ("input_shape", "classes")) == {"width": 5}
     assert "must be a whole number" in message(Net, {"width": 5.5}, supplied=("input_shape", "classes"))
-
-

@@ -257,17 +257,18 @@ def test_classes_gives_each_client_exactly_k(clients, k):
         assert sum(map(len, parts)) == 6000  # client i holds class i mod C, so nothing is left over
 
 
-def test_quantity_moves_sizes_alone():
-    labels = balanced(10, 1000)
+def test_quantity_changes_sizes_alone():
+    """Sizes are cut at floor(cumsum(q) n), q ~ Dir(alpha 1_N), drawn until all have min_size samples."""
+    labels, naive = balanced(10, 1000), rng()
     parts = quantity(labels, 10, rng(), alpha=0.5)
-    sizes = np.array([len(part) for part in parts])
+    sizes = np.zeros(10)
+    while sizes.min() < 10:
+        sizes = np.diff(np.floor(np.cumsum(naive.dirichlet([0.5] * 10)) * 10_000)[:-1], prepend=0, append=10_000)
+    assert [len(part) for part in parts] == sizes.tolist()
     assert sizes.max() > 3 * np.median(sizes)
-    assert sizes.min() >= 10
     large = histograms(labels, parts, 10)[sizes.argmax()]
     # a share of n samples drawn without replacement: deviation below sqrt(n / 10)
     assert np.abs(large - sizes.max() / 10).max() < 5 * (sizes.max() / 10) ** 0.5
-    even = [len(part) for part in quantity(labels, 10, rng(), alpha=1e7)]
-    assert max(even) - min(even) <= 5
 
 
 def test_domains_are_divided_among_their_own_clients():
