@@ -271,14 +271,17 @@ def test_what_does_not_fit_the_pictures_is_refused_before_training(items, says):
         augmented(data, look(*items).operations)
 
 
-def test_augmentation_is_for_pictures():
-    x, y = torch.rand(N, 5), torch.arange(N) % 2
-    data = split(Dataset(x, y, x, y, 2), "iid", 2, 0)
-    with pytest.raises(UserError, match=r"data\.augment\.0: flip is for pictures \(C, H, W\), .* has the shape \(5,\)"):
-        augmented(data, [made("flip")])
-    data = split(Dataset(pictures(), y, pictures(), y, 2), "iid", 2, 0)
-    with pytest.raises(UserError, match=r"data\.augment\.0: colour works on pixels in 0\.\.1, and this data source"):
-        augmented(data, [made("colour", {"hue": 0.1})])
+@pytest.mark.parametrize(
+    ("x", "item", "says"),
+    [
+        (torch.rand(N, 5), "flip", r"data\.augment\.0: flip is for pictures \(C, H, W\), .* has the shape \(5,\)"),
+        (pictures(), ("colour", {"hue": 0.1}), r"colour works on pixels in 0\.\.1, and this data source"),
+    ],
+)
+def test_augmentation_needs_pictures(x, item, says):
+    y = torch.arange(N) % 2
+    with pytest.raises(UserError, match=says):
+        augmented(split(Dataset(x, y, x, y, 2), "iid", 2, 0), look(item).operations)
 
 
 def test_a_crop_with_a_size_sets_the_input_shape():

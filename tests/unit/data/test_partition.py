@@ -129,13 +129,11 @@ def test_large_alpha_is_the_global_histogram(convention):
     assert np.abs(counts[-1] - 100).max() <= 3 * tolerance
 
 
-def test_small_alpha_by_client_is_one_class_until_it_is_exhausted():
+@pytest.mark.parametrize("clients", [10, 40])  # a client is as large as a class; four clients are
+def test_small_alpha_by_client_is_one_class_until_it_is_exhausted(clients):
     labels = balanced(10, 100)
-    counts = histograms(labels, dirichlet(labels, 10, rng(3), alpha=1e-6, convention="client"), 10)
-    assert (counts.sum(1) == 100).all()
-    assert (np.sort(counts, 1)[:, -1] == 100).all()  # a client's size is a class's: each takes a whole one
-    # 25 samples a client: a client's class is exhausted only by whole clients, so each again has one class
-    counts = histograms(labels, dirichlet(labels, 40, rng(3), alpha=1e-6, convention="client"), 10)
+    counts = histograms(labels, dirichlet(labels, clients, rng(3), alpha=1e-6, convention="client"), 10)
+    assert (counts.sum(1) == 1000 // clients).all()
     assert ((counts > 0).sum(1) == 1).all()
 
 
@@ -291,20 +289,22 @@ def test_noise_grows_with_the_client():
 
 
 def test_a_file_says_who_holds_what(tmp_path):
-    labels, path = np.zeros(5, dtype=int), tmp_path / "parts.csv"
-    path.write_text("client\n1\n0\n-1\n1\n0\n")
-    assert [part.tolist() for part in file(labels, None, rng(), path=path)] == [[1, 4], [0, 3]]
+    labels, wanted = np.zeros(5, dtype=int), [[1, 4], [0, 3]]
+
+    def read(name, clients=None):
+        return [part.tolist() for part in file(labels, clients, rng(), path=tmp_path / name)]
+
+    (tmp_path / "parts.csv").write_text("client\n1\n0\n-1\n1\n0\n")
+    assert read("parts.csv") == wanted
     for text in ("[[4, 1], [0, 3]]", '{"1": [0, 3], "0": [1, 4]}'):
         (tmp_path / "parts.json").write_text(text)
-        assert [part.tolist() for part in file(labels, 2, rng(), path=tmp_path / "parts.json")] == [[1, 4], [0, 3]]
-    indices, offsets = np.array([4, 0, 3]), np.array([0, 1, 3])
+        assert read("parts.json", 2) == wanted
+    indices = np.array([4, 0, 3])
     held = {"validation_indices": np.array([1]), "validation_offsets": np.array([0, 1, 1])}
-    np.savez(tmp_path / "partition.npz", indices=indices, offsets=offsets, **held)
-    found = file(labels, None, rng(), path=tmp_path / "partition.npz")
-    assert [part.tolist() for part in found] == [[1, 4], [0, 3]]
-    np.savez(tmp_path / "partition.npz", indices=np.array([4, 0, 3]), offsets=np.array([0, 3, 3]))
-    found = file(labels, None, rng(), path=tmp_path / "partition.npz")
-    assert [part.tolist() for part in found] == [[0, 3, 4], []]
+    np.savez(tmp_path / "partition.npz", indices=indices, offsets=np.array([0, 1, 3]), **held)
+    assert read("partition.npz") == wanted
+    np.savez(tmp_path / "partition.npz", indices=indices, offsets=np.array([0, 3, 3]))
+    assert read("partition.npz") == [[0, 3, 4], []]
 
 
 @pytest.mark.parametrize(

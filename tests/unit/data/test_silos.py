@@ -39,8 +39,7 @@ def test_ranks_open_their_own_files_and_know_the_sizes_of_all(tmp_path):
         assert view.label_counts.tolist() == [[4, 4], [8, 8], [12, 12]]
         assert (view.input_shape, view.classes, view.clients) == ((4,), 2, 3)
         assert (view.x_dtype, view.target_shape, view.target_dtype) == (torch.float32, (), torch.int64)
-        assert view.global_test is None
-        assert view.parts is None
+        assert view.global_test is view.parts is None
         assert view.site_names == tuple(SILOS)
     assert views[1].train[2].x.unique().tolist() == [2.0]
 

@@ -230,12 +230,16 @@ def test_the_flat_gradient_is_autograds(channels_last):
 
 # ---- parts ----
 def test_selections_of_groups():
-    layout = flat(True).layout
+    model = flat(True)
+    layout = model.layout
     one = 1 + 8 * 27 + 8  # scale, first convolution
     assert layout.select({"body"}).ranges == ((0, one), (one + 16, one + 16 + 32))  # a norm's 16 lie between
     assert layout.select({"body", "norm", "head"}).ranges == ((0, layout.size),)
     assert layout.select({"head"}).ranges == ((layout.size - 15, layout.size),)
     assert layout.select(set()).ranges == ()
+    norms = layout.part({"norm"}).tensors(layout.select({"norm"}).take(model.w))
+    assert norms.keys() == {f"body.{k}.{kind}" for k in (1, 3) for kind in ("weight", "bias")}
+    assert all(torch.equal(value, model.module.get_parameter(name)) for name, value in norms.items())
 
 
 @pytest.mark.parametrize("ranges", [(), ((0, 10),), ((0, 2), (4, 5), (7, 10))])

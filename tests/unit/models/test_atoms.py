@@ -151,9 +151,7 @@ def test_coefficients_lie_in_state_dict_order():
     coefficients = model.layout.select({COEF})
     expected = torch.cat([model.w[s.start : s.stop] for s in segments if s.group == COEF])
     assert torch.equal(coefficients.take(model.w), expected)
-    assert (
-        len(coefficients.ranges) == 3
-    )  # each layer's coefficients and bias lie side by side, atoms between the layers
+    assert len(coefficients.ranges) == 3  # a layer's coefficients and bias lie side by side, atoms between the layers
 
 
 def test_a_layer_in_two_places_stays_one():
