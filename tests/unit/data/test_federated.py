@@ -43,49 +43,36 @@ def test_split_shares_one_tensor_and_counts():
     assert fed.train_sizes.tolist() == fed.label_counts.sum(1).tolist()
     assert fed.test_sizes.tolist() == [len(fed.test[k]) for k in range(5)]
     assert fed.global_test.index.tolist() == list(range(200))
-
-
-def test_split_is_a_function_of_the_seed():
-    first, again, other = (split(images(), "iid", 5, seed=seed) for seed in (0, 0, 1))
-    assert all(torch.equal(first.test[k].index, again.test[k].index) for k in range(5))
-    assert all(map(np.array_equal, first.parts, again.parts))
-    assert not all(map(np.array_equal, first.parts, other.parts))
+    again, other = (split(images(), "dirichlet", 5, seed=seed, alpha=0.5) for seed in (3, 4))
+    assert all(torch.equal(fed.test[k].index, again.test[k].index) for k in range(5))
+    assert all(map(np.array_equal, fed.parts, again.parts))
+    assert not all(map(np.array_equal, fed.parts, other.parts))
 
 
 def test_aligned_test_rows():
-    """of class c: floor(T n_kc / n_k), T 1000, or as many as there are rows of each class for."""
-    y = torch.tensor([0] * 71 + [1] * 29)
-    test_y = torch.arange(2000) % 2
-    data = Dataset(torch.zeros(100, 1), y, torch.zeros(2000, 1), test_y, 2)
-    fed = split(data, "iid", 1, seed=0, client_test="aligned")
-    assert torch.bincount(test_y[fed.test[0].index]).tolist() == [710, 290]
-    assert fed.test[0].index.unique().numel() == 1000
-    few = Dataset(torch.zeros(100, 1), y, torch.zeros(300, 1), test_y[:300], 2)
-    fed = split(few, "iid", 1, seed=0)
-    assert torch.bincount(test_y[fed.test[0].index]).tolist() == [149, 61]  # T = floor(150 / 0.71) = 211
+    """Of class c: floor(T n_kc / n_k), with T 1000, or as many as there are test rows of each class for."""
+    y, test_y = torch.tensor([0] * 71 + [1] * 29), torch.arange(2000) % 2
 
+    def own(tests, **given):
+        data = Dataset(torch.zeros(100, 1), y, torch.zeros(tests, 1), test_y[:tests], 2)
+        return split(data, "iid", 1, seed=0, **given).test[0].index
 
-def test_aligned_test_rows_of_more_classes_than_rows():
-    """One each of 1,000 classes of which the client has most."""
+    rows = own(2000, client_test="aligned")
+    assert torch.bincount(test_y[rows]).tolist() == [710, 290]
+    assert rows.unique().numel() == 1000
+    assert torch.bincount(test_y[own(300)]).tolist() == [149, 61]  # T = floor(150 / 0.71) = 211
+    # One each of the 1,000 classes of 1,200 of which the client has two samples.
     y = torch.cat([torch.arange(1200), torch.arange(200, 1200)])
     data = Dataset(torch.zeros(2200, 1), y, torch.zeros(1200, 1), torch.arange(1200), 1200)
-    fed = split(data, "iid", 1, seed=0)
-    assert fed.test[0].index.tolist() == list(range(200, 1200))
+    assert split(data, "iid", 1, seed=0).test[0].index.tolist() == list(range(200, 1200))
 
 
-def test_no_client_is_tested_on_classes_that_it_has_not():
+def test_clients_are_tested_on_their_own_classes_alone():
     """Too few test rows to be shared out: one of each class of its own, or none."""
     y, test_y = torch.tensor([0] * 6 + [1] * 4 + [2] * 10), torch.tensor([0, 1, 3, 3])
     data = Dataset(torch.zeros(20, 1), y, torch.zeros(4, 1), test_y, 4, site=torch.arange(20) // 10)
     fed = split(data, "site", None, seed=0, client_test="aligned")
     assert [test_y[part.index].tolist() for part in fed.test.values()] == [[0, 1], []]
-
-
-def test_noise_beyond_all_numbers():
-    with pytest.raises(
-        UserError, match=r"data\.partition\.level: 1e\+39 makes numbers beyond what torch\.float32 holds"
-    ):
-        split(images(), "feature_noise", 4, seed=0, level=1e39)
 
 
 def test_class_match_and_global():
@@ -98,8 +85,7 @@ def test_class_match_and_global():
     assert fed.test_sizes.tolist() == [200] * 4
 
 
-@pytest.mark.parametrize("distinct", [False, True])
-@pytest.mark.parametrize("clients", [8, 7])
+@pytest.mark.parametrize(("distinct", "clients"), [(False, 7), (True, 8)])
 @pytest.mark.filterwarnings("ignore:data.partition")
 def test_shards_of_test_rows(clients, distinct):
     """T1: the label matrix of the training part. Of 4 classes with 50 rows of 200 each, a client that holds t of a
@@ -142,7 +128,7 @@ def test_sites():
     assert split(sited(), "iid", 4, seed=0).site_names == ()
 
 
-def test_regression_counts_nothing_and_tests_on_everything():
+def test_regression_has_no_label_counts_and_tests_on_all_rows():
     data = Dataset(torch.rand(20, 2), torch.rand(20), torch.rand(6, 2), torch.rand(6), 1)
     fed = split(data, "iid", 4, seed=0)
     assert fed.label_counts.tolist() == [[0]] * 4
@@ -201,15 +187,13 @@ def test_a_wrong_scheme_is_named(tmp_path, body, words):
         split(images(), write_scheme(tmp_path, body), 2, seed=0)
 
 
-def test_only_some_sites_are_clients():
-    """The others are trained on by nobody, and tested on all the same."""
+def test_sites_that_are_no_clients_are_tested_on_all_the_same():
     of, of_test = torch.arange(400) % 4, torch.arange(200) % 3  # the last site has no test rows
     data = replace(images(), site=of, test_site=of_test, site_names=("a", "b", "c", "d"))
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         fed = split(data, "site", None, seed=0, only=["d", "b"])
-    assert fed.clients == 2
-    assert fed.site_names == ("b", "d")
+    assert (fed.clients, fed.site_names) == (2, ("b", "d"))
     assert [fed.parts[k].tolist() for k in (0, 1)] == [torch.nonzero(of == k).flatten().tolist() for k in (1, 3)]
     assert fed.test_sizes.tolist() == [67, 0]
     assert len(fed.global_test) == 200
@@ -219,18 +203,24 @@ def test_only_some_sites_are_clients():
     by_number = split(replace(data, site_names=()), "site", None, seed=0, only=[3, 1])
     assert [part.tolist() for part in by_number.parts] == [part.tolist() for part in fed.parts]
     assert list(by_number.test_by_site) == ["0", "1", "2"]
-    with pytest.raises(UserError, match=r"only: the data set has no site 'e'; .*allowed: a, b, c, d"):
-        split(data, "site", None, seed=0, only=["e"])
-    with pytest.raises(UserError, match=r"no site 4; allowed: 0 to 3"):
-        split(replace(data, site_names=()), "site", None, seed=0, only=[4])
-    with pytest.raises(UserError, match=r"only: 'd' is a site that stands there already; name each one once"):
-        split(data, "site", None, seed=0, only=["d", "d"])
-    numbers = replace(data, site_names=("1", "2", "10", "30"))  # hospitals that are called so
+    numbers = replace(data, site_names=("1", "2", "10", "30"))  # hospitals whose names are numbers
     assert split(numbers, "site", None, seed=0, only=[30, "2"]).site_names == ("2", "30")
-    with pytest.raises(UserError, match=r"only: the data set has no site 3; .*allowed: 1, 10, 2, 30"):
-        split(numbers, "site", None, seed=0, only=[3])
-    with pytest.raises(UserError, match="only names 1 sites, clients=2"):
-        split(data, "site", 2, seed=0, only=["a"])
+
+
+@pytest.mark.parametrize(
+    ("names", "clients", "only", "words"),
+    [
+        ("abcd", None, ["e"], r"only: the data set has no site 'e'; .*allowed: a, b, c, d"),
+        ("abcd", None, ["d", "d"], r"only: 'd' is a site that stands there already; name each one once"),
+        ("abcd", 2, ["a"], "only names 1 sites, clients=2"),
+        ((), None, [4], r"no site 4; allowed: 0 to 3"),
+        (("1", "2", "10", "30"), None, [3], r"only: the data set has no site 3; .*allowed: 1, 10, 2, 30"),
+    ],
+)
+def test_sites_that_are_wrongly_named(names, clients, only, words):
+    data = replace(images(), site=torch.arange(400) % 4, test_site=torch.arange(200) % 4, site_names=tuple(names))
+    with pytest.raises(UserError, match=words):
+        split(data, "site", clients, seed=0, only=only)
 
 
 @pytest.mark.parametrize(
@@ -240,11 +230,13 @@ def test_only_some_sites_are_clients():
         ({"scheme": "iid", "clients": None}, "needs `clients`"),
         ({"scheme": "iid", "clients": 0}, "clients=0"),
         ({"scheme": "dirichlet", "clients": 4, "alhpa": 1.0}, "alpha"),
-        ({"scheme": "dirichlet", "clients": 4, "alpha": 0.0}, r"data\.partition\.alpha: 0\.0 is not allowed"),
         ({"scheme": "dirichlet", "clients": 4, "convention": "klass"}, "class_plain"),
-        ({"scheme": "dirichlte", "clients": 4}, "did you mean 'dirichlet'"),
         ({"scheme": "iid", "clients": 4, "client_test": "site"}, "scheme site"),
         ({"scheme": "iid", "clients": 4, "client_test": "alligned"}, "allowed: auto, site, aligned"),
+        (
+            {"scheme": "feature_noise", "clients": 4, "level": 1e39},
+            r"level: 1e\+39 makes numbers beyond what torch\.fl",
+        ),
     ],
 )
 def test_refused(arguments, words):
@@ -252,7 +244,7 @@ def test_refused(arguments, words):
         split(images(), seed=0, **arguments)
 
 
-def test_groups_that_a_scheme_deals_to_several_clients_are_told(recwarn):
+def test_a_scheme_that_gives_one_group_to_several_clients_warns(recwarn):
     x, y = torch.zeros(12, 2), torch.arange(12) % 2
     data = Dataset(x, y, x, y, 2, site=torch.arange(12) // 6, group=torch.arange(12) // 3)
     split(data, "site", None, 0)

@@ -1,20 +1,16 @@
 """configs/data/*.yaml name sources, schemes and options that exist."""
 
-from pathlib import Path
-
 import pytest
 import yaml
+from helpers import ROOT
 
 from fedmpi.common.options import check
 from fedmpi.common.registry import load
 from fedmpi.data import partitions
 from fedmpi.data.sources import registry
 
-FRAGMENTS = sorted((Path(__file__).parents[3] / "configs" / "data").glob("*.yaml"))
-
-
-def test_there_are_fragments():
-    assert len(FRAGMENTS) >= 6
+FRAGMENTS = sorted((ROOT / "configs" / "data").glob("*.yaml"))
+assert len(FRAGMENTS) >= 6
 
 
 @pytest.mark.parametrize("path", FRAGMENTS, ids=lambda path: path.stem)
@@ -23,8 +19,7 @@ def test_fragment(path):
     assert (section, others) == ("data", [])
     source = load(data.pop("source"), registry, "data source")
     division = data.pop("partition", None)
-    silos = data.pop("silos", None)
-    assert (division is None) != (silos is None)
+    assert (division is None) != (data.pop("silos", None) is None)
     data.pop("client_test", None)
     check(source, data, "data", supplied=("root", "site", "download"))
     if division:

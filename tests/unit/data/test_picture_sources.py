@@ -1,14 +1,11 @@
-"""Sources of pictures on small files in the exact layout of each set: what is read, whose it is, what is told."""
-
-import hashlib
-import pickle
+"""Sources of pictures on small files in the exact layout of each set: pixels, labels, sites, messages."""
 
 import numpy as np
 import pytest
 import torch
-from helpers import ROOT
 from PIL import Image
 from scipy import io
+from test_sources import write_idx
 
 from fedmpi import config
 from fedmpi.common.errors import MissingDataError, UserError
@@ -19,7 +16,6 @@ from fedmpi.data.fetching.getting import SETS
 from fedmpi.data.fetching.medmnist import TABLE
 from fedmpi.data.silos import open_silos
 from fedmpi.data.sources.pictures import domains
-from fedmpi.data.sources.pictures.cifar100 import cifar100
 from fedmpi.data.sources.pictures.cinic10 import CLASSES as CINIC
 from fedmpi.data.sources.pictures.cinic10 import cinic10
 from fedmpi.data.sources.pictures.domains import office_home, pacs
@@ -31,7 +27,7 @@ from fedmpi.data.sources.pictures.ssl_fl import covid_fl, retina
 from fedmpi.data.sources.pictures.stl10 import stl10
 from fedmpi.data.sources.pictures.svhn import svhn
 from fedmpi.data.sources.pictures.tiny_imagenet import tiny_imagenet
-from fedmpi.runtime import build_data, launch
+from fedmpi.runtime import build_data
 
 RNG = np.random.default_rng(0)
 
@@ -56,15 +52,15 @@ def value(x, mean, std):
     return (first.flatten(1).mean(1) * 255).round().int().tolist()
 
 
-def standard(image, mean, std):
-    """(H, W, 3) uint8 -> (3, H, W) as the papers standardise it."""
+def assert_standardised(found, image, mean, std):
+    """`found` (3, H, W) is `image` (H, W, 3), bytes, standardised channel by channel."""
     x = torch.from_numpy(image.transpose(2, 0, 1) / 255.0)
-    return ((x - torch.tensor(mean).view(3, 1, 1)) / torch.tensor(std).view(3, 1, 1)).float()
+    expected = (x - torch.tensor(mean).view(3, 1, 1)) / torch.tensor(std).view(3, 1, 1)
+    torch.testing.assert_close(found, expected.float(), atol=1e-5, rtol=0)
 
 
 @pytest.mark.parametrize("name", [name for name in SETS if name != "svhn_extra"])
-def test_a_set_that_is_not_there(tmp_path, name):
-    """Each says that only data are missing, where they should be, and what brings them there."""
+def test_a_missing_set_names_its_files_and_the_command_that_brings_them(tmp_path, name):
     listing = SETS[name]
     text = f"data: {{{listing.config}, root: {tmp_path}"
     (tmp_path / "run.yaml").write_text(
@@ -81,18 +77,12 @@ def test_a_set_that_is_not_there(tmp_path, name):
 # ---- arrays
 
 
-def idx(array):
-    return bytes((0, 0, 8, array.ndim)) + np.array(array.shape, ">u4").tobytes() + array.tobytes()
-
-
 def write_emnist(root, name, first=0, classes=3):
-    raw = root / "EMNIST/raw"
-    raw.mkdir(parents=True, exist_ok=True)
-    arrays = {}
+    raw, arrays = root / "EMNIST/raw", {}
     for part, n in (("train", 12), ("test", 5)):
         arrays[part] = noise(n, 28, 28), (np.arange(n) % classes + first).astype(np.uint8)
         for kind, array in zip(("images-idx3", "labels-idx1"), arrays[part], strict=True):
-            (raw / f"emnist-{name}-{part}-{kind}-ubyte").write_bytes(idx(array))
+            write_idx(raw / f"emnist-{name}-{part}-{kind}-ubyte", array, packed=False)
     return arrays
 
 
@@ -110,44 +100,10 @@ def test_emnist(tmp_path):
     write_emnist(tmp_path, "balanced", first=46, classes=2)
     with pytest.raises(UserError, match=r"emnist-balanced-train-labels.* label 47 in row 1; 0\.\.46 is allowed"):
         emnist(tmp_path)
-    with pytest.raises(UserError, match=r"emnist-digits-train-images.*fedmpi data fetch emnist"):
-        emnist(tmp_path, split="digits")
 
 
-def write_cifar100(root, monkeypatch):
-    folder = root / "cifar-100-python"
-    folder.mkdir()
-    sums = {}
-    for name, n in (("train", 8), ("test", 4), ("meta", 0)):
-        content = {"data": noise(n, 3072), "fine_labels": list(range(90, 90 + n)), "coarse_labels": [0] * n}
-        data = pickle.dumps(content if n else {"fine_label_names": [str(k) for k in range(100)]})
-        (folder / name).write_bytes(data)
-        sums[name] = hashlib.md5(data).hexdigest()
-    kind = torchvision.datasets.CIFAR100
-    monkeypatch.setattr(kind, "train_list", [["train", sums["train"]]])
-    monkeypatch.setattr(kind, "test_list", [["test", sums["test"]]])
-    monkeypatch.setattr(kind, "meta", {**kind.meta, "md5": sums["meta"]})
-    return folder
-
-
-def test_cifar100(tmp_path, monkeypatch):
-    with pytest.raises(UserError, match=r"cifar-100-python is missing.*fedmpi data fetch cifar100"):
-        cifar100(tmp_path)
-    folder = write_cifar100(tmp_path, monkeypatch)
-    data = cifar100(tmp_path)
-    assert (data.train_x.shape, data.classes) == ((8, 3, 32, 32), 100)
-    raw = pickle.loads((folder / "test").read_bytes())
-    assert data.test_y.tolist() == raw["fine_labels"] == [90, 91, 92, 93]
-    blue = (raw["data"][1].reshape(3, 32, 32)[2] / 255 - 0.441) / 0.276
-    assert np.allclose(data.test_x[1, 2].numpy(), blue, atol=1e-5)
-    (folder / "train").write_bytes(b"cbuiltins\nopen\n.")  # another pickle, which nobody opens
-    with pytest.raises(UserError, match="checksums differ"):
-        cifar100(tmp_path)
-
-
-def write_svhn(root, part, n, labels=None):
-    x = noise(32, 32, 3, n)
-    y = np.array(labels or [k % 10 + 1 for k in range(n)], np.uint8)[:, None]
+def write_svhn(root, part, n):
+    x, y = noise(32, 32, 3, n), np.array([[k % 10 + 1] for k in range(n)], np.uint8)
     root.mkdir(exist_ok=True)
     io.savemat(root / f"{part}_32x32.mat", {"X": x, "y": y})
     return x
@@ -159,9 +115,7 @@ def test_svhn(tmp_path, folder):
     write_svhn(tmp_path / folder, "test", 3)
     data = svhn(tmp_path)
     assert data.train_y.tolist() == [1, 2, 3, 4, 5, 6, 7, 8, 9, 0, 1, 2]  # 10 is the digit 0
-    torch.testing.assert_close(
-        data.train_x[5], standard(x[..., 5], (0.4377, 0.4438, 0.4728), (0.1980, 0.2010, 0.1970)), atol=1e-5, rtol=0
-    )
+    assert_standardised(data.train_x[5], x[..., 5], (0.4377, 0.4438, 0.4728), (0.1980, 0.2010, 0.1970))
     with pytest.raises(UserError, match=r"extra_32x32\.mat.*fedmpi data fetch svhn_extra"):
         svhn(tmp_path, extra=True)
     write_svhn(tmp_path / folder, "extra", 4)
@@ -171,17 +125,16 @@ def test_svhn(tmp_path, folder):
 
 
 @pytest.mark.parametrize(
-    ("write", "says"),
+    ("arrays", "says"),
     [
-        (lambda at: at.write_bytes(b"MATLAB no more"), "cannot be read"),
-        (lambda at: io.savemat(at, {"y": np.ones((3, 1))}), "cannot be read: it has no 'X'"),
-        (lambda at: io.savemat(at, {"X": noise(32, 32, 3, 4), "y": np.ones((3, 1))}), r"\(32, 32, 3, n\) .*needed"),
-        (lambda at: io.savemat(at, {"X": noise(32, 32, 3, 2), "y": np.array([[1], [0]])}), "label 0 in row 1; 1..10"),
+        ({"y": np.ones((3, 1))}, "cannot be read: it has no 'X'"),
+        ({"X": noise(32, 32, 3, 4), "y": np.ones((3, 1))}, r"\(32, 32, 3, n\) .*needed"),
+        ({"X": noise(32, 32, 3, 2), "y": np.array([[1], [0]])}, r"label 0 in row 1; 1\.\.10"),
     ],
-    ids=["text", "no X", "other lengths", "label 0"],
+    ids=["no X", "other lengths", "label 0"],
 )
-def test_svhn_damaged(tmp_path, write, says):
-    write(tmp_path / "train_32x32.mat")
+def test_svhn_damaged(tmp_path, arrays, says):
+    io.savemat(tmp_path / "train_32x32.mat", arrays)
     write_svhn(tmp_path, "test", 3)
     with pytest.raises(UserError, match=says):
         svhn(tmp_path)
@@ -202,40 +155,35 @@ def test_stl10(tmp_path):
     images = write_stl10(tmp_path)
     data = stl10(tmp_path)
     assert (data.train_y.tolist(), data.test_y.tolist(), data.classes) == ([6, 7, 8, 9], [6, 7], 10)
-    torch.testing.assert_close(data.train_x[2], standard(images["train"][2], (0.5,) * 3, (0.5,) * 3), atol=1e-5, rtol=0)
+    assert_standardised(data.train_x[2], images["train"][2], (0.5,) * 3, (0.5,) * 3)
     at = tmp_path / "stl10_binary/train_X.bin"
     at.write_bytes(at.read_bytes()[:-1])
     with pytest.raises(UserError, match=r"train_X\.bin holds 110,591 bytes, train_y\.bin 4 labels; 27,648 bytes"):
-        stl10(tmp_path)
-    (tmp_path / "stl10_binary/train_y.bin").unlink()
-    with pytest.raises(UserError, match=r"no file .*train_y\.bin.*fedmpi data fetch stl10"):
         stl10(tmp_path)
 
 
 def write_medmnist(root, name, size=28, **put):
     classes, channels, _, _ = TABLE[name]
-    shape = (size, size, 3) if channels == 3 else (size, size)
+    shape, labels = ((size, size, 3) if channels == 3 else (size, size)), 1
+    if name == "chestmnist":
+        classes, labels = 2, 14
     arrays = {}
     for part, n in (("train", 6), ("val", 4), ("test", 3)):
         arrays[f"{part}_images"] = noise(n, *shape)
-        labels = (n, 14) if name == "chestmnist" else (n, 1)
-        arrays[f"{part}_labels"] = RNG.integers(0, 2 if name == "chestmnist" else classes, labels).astype(np.uint8)
+        arrays[f"{part}_labels"] = RNG.integers(0, classes, (n, labels)).astype(np.uint8)
     (root / "medmnist").mkdir(exist_ok=True)
     file = f"{name}.npz" if size == 28 else f"{name}_{size}.npz"
     np.savez(root / "medmnist" / file, **(arrays | put))
     return arrays
 
 
-@pytest.mark.parametrize("name", [name for name in TABLE if name != "chestmnist"])
+@pytest.mark.parametrize("name", ["pneumoniamnist", "pathmnist"])  # grey, in colour
 def test_medmnist(tmp_path, name):
     classes, channels, _, _ = TABLE[name]
     arrays = write_medmnist(tmp_path, name)
     data = medmnist(tmp_path, set=name)
-    assert (data.train_x.shape, data.test_x.shape, data.classes) == (
-        (10, channels, 28, 28),
-        (3, channels, 28, 28),
-        classes,
-    )
+    assert (data.train_x.shape, data.test_x.shape) == ((10, channels, 28, 28), (3, channels, 28, 28))
+    assert (classes, channels) == (data.classes, data.input_shape[0]) == {"pathmnist": (9, 3)}.get(name, (2, 1))
     labels = np.concatenate([arrays["train_labels"], arrays["val_labels"]])
     assert data.train_y.tolist() == labels[:, 0].tolist()
     last = torch.from_numpy(arrays["val_images"][-1] / 255.0 * 2 - 1).float().reshape(28, 28, channels).permute(2, 0, 1)
@@ -250,48 +198,40 @@ def test_chestmnist_has_fourteen_labels_a_picture(tmp_path):
     data = medmnist(tmp_path, set="chestmnist")
     assert (data.classes, data.train_y.shape, data.train_y.dtype) == (14, (10, 14), torch.float32)
     assert torch.equal(data.test_y, torch.from_numpy(arrays["test_labels"]).float())
-    text = "{source: medmnist, set: chestmnist, partition: {scheme: iid, clients: 2}}"
-    (tmp_path / "run.yaml").write_text(f"data: {text}\nmodel: {{name: logistic}}\nmethod: {{name: fedavg}}\n")
-    for task, says in (("{name: multi_label}", ""), ("{name: classification}", "other tasks: multi_label")):
-        settings = config.load(tmp_path / "run.yaml", [f"data.root={tmp_path}", f"task={task}"])
-        if not says:
-            assert dict(launch.validate(settings))["result"] == "ok"
-            continue
-        with pytest.raises(UserError, match=says):
-            launch.validate(settings)
     write_medmnist(tmp_path, "chestmnist", val_labels=np.full((4, 14), 2, np.uint8))
     with pytest.raises(UserError, match=r"val_labels holds 2 in row 0; chestmnist has 0\.\.1"):
         medmnist(tmp_path, set="chestmnist")
 
 
-def test_medmnist_in_other_sizes_and_what_it_refuses(tmp_path):
+def test_medmnist_in_other_sizes(tmp_path):
     write_medmnist(tmp_path, "bloodmnist", 64)
     assert medmnist(tmp_path, set="bloodmnist", size=64).input_shape == (3, 64, 64)
-    for options, says in (
-        ({"set": "bloodmnist"}, r"no file .*medmnist/bloodmnist\.npz.*fedmpi data fetch bloodmnist "),
-        ({"set": "bloodmnist", "size": 128}, "fedmpi data fetch bloodmnist_128"),
-        ({"set": "bloodmnist", "size": 64, "channels": 1}, "bloodmnist is in colour"),
-    ):
-        with pytest.raises(UserError, match=says):
-            medmnist(tmp_path, **options)
-    for put, says in (
+    with pytest.raises(UserError, match="fedmpi data fetch bloodmnist_128"):
+        medmnist(tmp_path, set="bloodmnist", size=128)
+    with pytest.raises(UserError, match="bloodmnist is in colour"):
+        medmnist(tmp_path, set="bloodmnist", size=64, channels=1)
+
+
+@pytest.mark.parametrize(
+    ("array", "says"),
+    [
         ({"train_labels": np.full((6, 1), 9, np.uint8)}, r"train_labels holds 9 in row 0; bloodmnist has 0\.\.7"),
         ({"val_labels": np.zeros((3, 1), np.uint8)}, r"val: images uint8 \(4, 28, 28, 3\), labels uint8 \(3, 1\)"),
         ({"test_images": noise(3, 30, 30, 3)}, r"test_images is \(3, 30, 30\) an image"),
         ({"train_images": np.zeros((6, 28, 28, 3))}, "train: images float64"),
         ({"train_labels": np.array([[None]] * 6)}, "is no file of MedMNIST"),
-    ):
-        write_medmnist(tmp_path, "bloodmnist", **put)
-        with pytest.raises(UserError, match=says):
-            medmnist(tmp_path, set="bloodmnist")
+    ],
+)
+def test_medmnist_damaged(tmp_path, array, says):
+    write_medmnist(tmp_path, "bloodmnist", **array)
+    with pytest.raises(UserError, match=says):
+        medmnist(tmp_path, set="bloodmnist")
 
 
 # ---- folders
 
 
 def test_cinic10(tmp_path):
-    with pytest.raises(UserError, match=r"no folder .*CINIC-10/train.*fedmpi data fetch cinic10"):
-        cinic10(tmp_path)
     for p, part in enumerate(("train", "valid", "test")):
         for k, name in enumerate(CINIC):
             save(tmp_path / "CINIC-10" / part / name / f"n{k}.png", np.full((32, 32, 3), 20 * p + k, np.uint8))
@@ -363,8 +303,9 @@ def greys(data):
     return value(data.train_x, 0.485, 0.229)
 
 
-@pytest.mark.parametrize("home", ["PACS", "PACS/kfold", "pacs/images", "kfold"])
+@pytest.mark.parametrize("home", ["PACS", "pacs/images"])
 def test_pacs_domains_are_the_sites(tmp_path, home):
+    """Pooled, and as silos, which open no other folder than their own."""
     write_pacs(tmp_path, home)
     data = pacs(tmp_path, size=8)
     assert data.site_names == ("art_painting", "cartoon", "photo", "sketch")
@@ -372,17 +313,10 @@ def test_pacs_domains_are_the_sites(tmp_path, home):
     assert torch.bincount(data.test_site).tolist() == [7] * 4
     assert greys(data) == (10 * data.site + data.train_y).tolist()
     assert value(data.test_x, 0.485, 0.229) == (10 * data.test_site + data.test_y).tolist()
-    fed = split(data, "site", None, seed=0)
-    assert (fed.clients, fed.site_names) == (4, data.site_names)
-    assert (fed.label_counts == 4).all()
-
-
-def test_pacs_silos_open_their_own_folder_alone(tmp_path):
-    write_pacs(tmp_path)
-    whole = pacs(tmp_path, size=8)
-    (tmp_path / "PACS/photo/dog/pic_000.png").write_bytes(b"no picture, and nobody looks")
+    assert (split(data, "site", None, seed=0).label_counts == 4).all()
+    (tmp_path / home / "photo/dog/pic_000.png").write_bytes(b"no picture")
     opened = open_silos(pacs, tmp_path, ("sketch", "photo"), [0], size=8)
-    assert torch.equal(opened[0].train_x, whole.train_x[whole.site == 3])
+    assert torch.equal(opened[0].train_x, data.train_x[data.site == 3])
     assert opened[0].site is None
     with pytest.raises(UserError, match=r"photo/dog/pic_000\.png cannot be read as a picture"):
         pacs(tmp_path, size=8)
@@ -391,13 +325,7 @@ def test_pacs_silos_open_their_own_folder_alone(tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("home", "lists"),
-    [
-        ("PACS", "PACS"),
-        ("pacs/images", "pacs/splits"),
-        ("pacs/images/kfold", "pacs/splits"),
-        ("PACS/kfold", "PACS/kfold"),
-    ],
+    ("home", "lists"), [("pacs/images/kfold", "pacs/splits"), ("PACS/kfold", "PACS/kfold"), ("kfold", "kfold")]
 )
 def test_pacs_by_the_authors_lists(tmp_path, home, lists):
     write_pacs(tmp_path, home, lists)
@@ -407,27 +335,27 @@ def test_pacs_by_the_authors_lists(tmp_path, home, lists):
     assert greys(data) == (10 * data.site + data.train_y).tolist()
     assert data.test_y[data.test_site == 1].tolist() == [5, 5, 6, 6, 6, 6, 6]
     at = tmp_path / lists / "photo_train_kfold.txt"
-    at.write_text("photo/dog/pic_000.png 1\nphoto/dog/pic_001.png 8\n")
-    with pytest.raises(UserError, match=r"photo_train_kfold\.txt, line 2: .*class 1\.\.7 are needed, found 'photo/dog"):
-        pacs(tmp_path, size=8, split="files")
-    at.write_text("photo/dog/pic_999.png 1\n")
-    with pytest.raises(UserError, match=r"photo_train_kfold\.txt, line 1: there is no picture .*pic_999\.png"):
-        pacs(tmp_path, size=8, split="files")
+    for text, says in (
+        ("photo/dog/pic_000.png 1\nphoto/dog/pic_001.png 8\n", r"line 2: .*class 1\.\.7 are needed, found 'photo/dog"),
+        ("photo/dog/pic_999.png 1\n", r"line 1: there is no picture .*pic_999\.png"),
+    ):
+        at.write_text(text)
+        with pytest.raises(UserError, match=rf"photo_train_kfold\.txt, {says}"):
+            pacs(tmp_path, size=8, split="files")
     at.unlink()
     with pytest.raises(UserError, match=r"no file .*photo_train_kfold\.txt.*take data\.split: draw"):
         pacs(tmp_path, size=8, split="files")
 
 
-@pytest.mark.parametrize("real", ["Real World", "RealWorld", "Real_World"])
+@pytest.mark.parametrize("real", ["Real World", "RealWorld"])
 def test_office_home(tmp_path, real):
     home = tmp_path / "OfficeHomeDataset_10072016"
-    assert len(domains.HOME_CLASSES) == len(set(domains.HOME_CLASSES)) == 65
+    assert len(set(domains.HOME_CLASSES)) == 65
     assert sorted(domains.HOME_CLASSES) == domains.HOME_CLASSES
     for d, folder in enumerate(("Art", "Clipart", "Product", real)):
         for k in (0, 30, 64):
             for i in range(5):
                 plain(home / folder / domains.HOME_CLASSES[k] / f"{i:05}.jpg", 60 * d + i)
-    (home / "ImageInfo.csv").write_text("not looked at")
     data = office_home(tmp_path, size=8)
     assert data.site_names == ("art", "clipart", "product", "real_world")
     assert (data.classes, data.train_y.unique().tolist()) == (65, [0, 30, 64])
@@ -436,8 +364,6 @@ def test_office_home(tmp_path, real):
     (home / "Art/Zebra").mkdir()
     with pytest.raises(UserError, match=r"Art holds the class 'Zebra'; the classes are Alarm_Clock, .*Office-Home's"):
         office_home(tmp_path, site="art")
-    with pytest.raises(UserError, match=r"no folder Clipart in .*fedmpi data check office_home"):
-        office_home(tmp_path / "nowhere", site="clipart")
 
 
 # ---- tables of files
@@ -472,31 +398,30 @@ def test_ham10000_by_source_with_lesions_apart(tmp_path):
     assert torch.equal(alone.test_y, data.test_y[data.test_site == 2])
 
 
-def test_ham10000_says_what_is_wrong(tmp_path):
-    with pytest.raises(UserError, match=r"no file .*HAM10000_metadata\.csv.*fedmpi data check ham10000"):
-        ham10000(tmp_path)
-    for more, says in (
-        ("HAM_9,ISIC_9,acne,x,1,m,x,rosendahl\n", r"metadata\.csv, line 82: dx is 'acne'; allowed: akiec, bcc"),
-        ("HAM_9,ISIC_9,nv,x,1,m,x,berlin\n", r"line 82: dataset is 'berlin'; allowed: vidir_molemax"),
+@pytest.mark.parametrize(
+    ("row", "header", "says"),
+    [
+        ("HAM_9,ISIC_9,acne,x,1,m,x,rosendahl\n", "dataset", r"line 82: dx is 'acne'; allowed: akiec, bcc"),
+        ("HAM_9,ISIC_9,nv,x,1,m,x,berlin\n", "dataset", r"line 82: dataset is 'berlin'; allowed: vidir_molemax"),
         (
             "HAM_9,ISIC_9,nv,x,1,m,x,rosendahl\n",
-            r"line 82: there is no picture ISIC_9\.jpg below .*HAM10000; unpack both",
+            "dataset",
+            r"line 82: there is no picture ISIC_9\.jpg below .*; unpack",
         ),
-    ):
-        write_ham(tmp_path, more)
-        with pytest.raises(UserError, match=says):
-            ham10000(tmp_path, size=8)
-    write_ham(tmp_path, header="lesion_id,image_id,dx,dx_type,age,sex,localization,source")
-    with pytest.raises(UserError, match="has no column 'dataset'; it has lesion_id, image_id"):
+        ("", "source", "has no column 'dataset'; it has lesion_id, image_id"),
+    ],
+)
+def test_ham10000_damaged(tmp_path, row, header, says):
+    write_ham(tmp_path, row, f"lesion_id,image_id,dx,dx_type,age,sex,localization,{header}")
+    with pytest.raises(UserError, match=says):
         ham10000(tmp_path, size=8)
 
 
 def write_ssl_fl(home, folder, sites, classes, ending):
     """Each site has four pictures; picture k of site s has the grey 10 s + k and the class k mod classes."""
-    labels, names = [], []
-    (home / folder).mkdir(parents=True)
-    (home / "train").mkdir()
-    (home / "test").mkdir()
+    labels = []
+    for part in (folder, "train", "test"):
+        (home / part).mkdir(parents=True)
 
     def put(part, name, grey, label):
         image = np.full((10, 12, 3), grey)
@@ -505,16 +430,12 @@ def write_ssl_fl(home, folder, sites, classes, ending):
         else:
             save(home / part / name, image.astype(np.uint8))
         labels.append(f"{name},{label:.1f}")
+        return name
 
     for s, site in enumerate(sites):
-        mine = [f"{site}_{k}{ending}" for k in range(4)]
-        for k, name in enumerate(mine):
-            put("train", name, 10 * s + k, k % classes)
+        mine = [put("train", f"{site}_{k}{ending}", 10 * s + k, k % classes) for k in range(4)]
         (home / folder / f"{site}.csv").write_text("\r\n".join([*mine, mine[0]]) + "\r\n")  # one is named twice
-    for k in range(5):
-        name = f"test_{k}{ending}"
-        names.append(name)
-        put("test", name, 200 + k, k % classes)
+    names = [put("test", f"test_{k}{ending}", 200 + k, k % classes) for k in range(5)]
     (home / "test.csv").write_text("\n".join(names))
     (home / "labels.csv").write_text("\n".join(labels))
 
@@ -531,8 +452,7 @@ def test_retina(tmp_path):
     alone = retina(tmp_path, site="client_3", split="split_2", size=8)
     assert torch.equal(alone.train_x, data.train_x[data.site == 2])
     assert torch.equal(alone.test_x, data.test_x)  # common to all
-    with pytest.raises(UserError, match=r"5_clients/split_1/client_1\.csv.*fedmpi data check retina"):
-        retina(tmp_path)
+
     for array, says in (
         (np.full((9, 9, 3), 0.5), "pixels are 0..255"),
         (np.full((9, 9, 3), np.nan), "pixels are 0..255"),
@@ -544,38 +464,21 @@ def test_retina(tmp_path):
             retina(tmp_path, split="split_2")
 
 
-@pytest.mark.parametrize("name", ["pacs", "office_home", "ham10000", "retina", "covid_fl"])
-def test_their_fragments_in_configs_are_sound(tmp_path, name):
-    write_pacs(tmp_path)
-    write_ham(tmp_path)
-    for site in ("Art", "Clipart", "Product", "Real World"):
-        for k in range(6):
-            plain(tmp_path / f"office_home/{site}/{('Bed', 'TV')[k % 2]}/{k}.jpg", 9 * k)
-    write_ssl_fl(tmp_path / "Retina", "5_clients/split_1", [f"client_{k}" for k in range(1, 6)], 2, ".npy")
-    write_ssl_fl(tmp_path / "COVID-FL", "12_clients/split_real", COVID_SITES, 3, ".jpg")
-    fragments = [str(ROOT / f"configs/{part}.yaml") for part in ("quickstart", f"data/{name}")]
-    (tmp_path / "run.yaml").write_text(f"base: {fragments}\n")
-    settings = config.load(tmp_path / "run.yaml", [f"data.root={tmp_path}", "data.size=8", "model.name=logistic"])
-    report = dict(launch.validate(settings))
-    assert report["result"] == "ok"
-    assert report["clients"].split(",")[0] == {"retina": "5", "covid_fl": "12"}.get(name, "4")
-
-
 def test_covid_fl_has_twelve_sites(tmp_path):
     home = tmp_path / "COVID-FL"
     write_ssl_fl(home, "12_clients/split_real", COVID_SITES, 3, ".png")
     data = covid_fl(tmp_path, size=8)
     assert (data.classes, len(data.site_names)) == (3, 12)
     assert greys(data) == [10 * s + k for s in range(12) for k in range(4)]
-    fed = split(data, "site", None, seed=0)
-    assert fed.train_sizes.tolist() == [4] * 12
+    assert split(data, "site", None, seed=0).train_sizes.tolist() == [4] * 12
     assert torch.equal(covid_fl(tmp_path, site="rsna-0", size=8).train_y, data.train_y[data.site == 6])
     with pytest.raises(UserError, match="no site 'rsna'; allowed: bimcv, cohen"):
         covid_fl(tmp_path, site="rsna")
     labels = (home / "labels.csv").read_text()
-    (home / "labels.csv").write_text(labels.replace("sirm_0.png,0.0\n", ""))
-    with pytest.raises(UserError, match=r"sirm\.csv, line 1: 'sirm_0\.png' has no label in labels\.csv"):
-        covid_fl(tmp_path, size=8)
-    (home / "labels.csv").write_text(labels.replace("bimcv_1.png,1.0", "bimcv_1.png,3.0"))
-    with pytest.raises(UserError, match=r"labels\.csv, line 2: a name and a label 0\.\.2 are needed, found 'bimcv_1"):
-        covid_fl(tmp_path, size=8)
+    for old, new, says in (
+        ("sirm_0.png,0.0\n", "", r"sirm\.csv, line 1: 'sirm_0\.png' has no label in labels\.csv"),
+        ("bimcv_1.png,1.0", "bimcv_1.png,3.0", r"labels\.csv, line 2: a name and a label 0\.\.2 .*, found 'bimcv_1"),
+    ):
+        (home / "labels.csv").write_text(labels.replace(old, new))
+        with pytest.raises(UserError, match=says):
+            covid_fl(tmp_path, size=8)

@@ -1,21 +1,17 @@
 """The same sources on the real files, where they are at hand: $FEDMPI_DATA, or shared/data beside the repository."""
 
 import os
-import tarfile
 from pathlib import Path
 
-import numpy as np
 import pytest
 import torch
 
 from fedmpi.common.errors import UserError
-from fedmpi.common.torchvision_compat import torchvision
 from fedmpi.data.federated import split
 from fedmpi.data.fetching import getting
 from fedmpi.data.sources.heart_disease import heart_disease
 from fedmpi.data.sources.mnist import fashion_mnist, mnist
 from fedmpi.data.sources.npz import npz
-from fedmpi.data.sources.pictures.image_folder import image_folder
 from fedmpi.data.sources.pictures.medmnist import medmnist
 from fedmpi.data.sources.tables.tcga_brca import tcga_brca
 
@@ -54,28 +50,32 @@ def test_heart_disease_as_flamby_has_it():
         varies = mine.std(0) > 0  # nobody's cholesterol was measured in Switzerland
         assert mine.mean(0).abs().max() < 1e-5
         assert (mine.std(0)[varies] - 1).abs().max() < 1e-5
-    fed = split(data, "site", None, seed=0)
-    assert torch.equal(fed.global_test.x, data.global_x)
-    shift = (data.global_x - data.test_x).abs().amax(1)
-    assert shift.min() > 0.01
+    assert torch.equal(split(data, "site", None, seed=0).global_test.x, data.global_x)
+    assert (data.global_x - data.test_x).abs().amax(1).min() > 0.01
     # Of two tests of one hospital: the same patients, on two scales, in the same order.
-    age = [x[data.test_site == 0, 0].argsort(stable=True) for x in (data.global_x, data.test_x)]
-    assert torch.equal(*age)
+    assert torch.equal(*(x[data.test_site == 0, 0].argsort(stable=True) for x in (data.global_x, data.test_x)))
     assert torch.equal(heart_disease(ROOT, site="va", variant="flamby").train_x, data.train_x[data.site == 3])
     pooled = heart_disease(ROOT, variant="flamby", standardise="pooled")
     assert pooled.train_x.mean(0).abs().max() < 1e-5
     assert (pooled.train_x.std(0) - 1).abs().max() < 1e-5
     assert torch.equal(pooled.test_x, data.test_x)
     assert torch.equal(pooled.global_x, data.global_x)
-    with pytest.raises(UserError, match="pooled goes with variant: flamby"):
-        heart_disease(ROOT, standardise="pooled")
-    with pytest.raises(UserError, match="has its own test part"):
-        heart_disease(ROOT, variant="flamby", test_fraction=0.5)
 
 
-def test_no_rank_can_standardise_the_hospitals_of_others(tmp_path):
-    with pytest.raises(UserError, match=r"pooled needs the rows of all hospitals, and of data\.silos each"):
-        heart_disease(tmp_path, site="va", variant="flamby", standardise="pooled")
+@pytest.mark.parametrize(
+    ("given", "says"),
+    [
+        ({"standardise": "pooled"}, "pooled goes with variant: flamby"),
+        ({"variant": "flamby", "test_fraction": 0.5}, "has its own test part"),
+        (
+            {"site": "va", "variant": "flamby", "standardise": "pooled"},
+            r"pooled needs the rows of all hospitals, and of",
+        ),
+    ],
+)
+def test_heart_disease_refuses_options_that_do_not_go_together(tmp_path, given, says):
+    with pytest.raises(UserError, match=says):
+        heart_disease(tmp_path, **given)
 
 
 @needs("tcga_brca")
@@ -91,23 +91,21 @@ def test_tcga_brca():
 
 
 @needs("MNIST")
-def test_mnist():
-    data = mnist(ROOT)
-    assert data.train_x.shape == (60000, 1, 28, 28)
-    assert data.test_x.shape == (10000, 1, 28, 28)
-    # counts of the digits as published
-    assert torch.bincount(data.train_y).tolist() == [5923, 6742, 5958, 6131, 5842, 5421, 5918, 6265, 5851, 5949]
+@pytest.mark.parametrize(
+    ("source", "counts"),
+    [
+        (mnist, [5923, 6742, 5958, 6131, 5842, 5421, 5918, 6265, 5851, 5949]),  # of the digits, as published
+        (fashion_mnist, [6000] * 10),
+    ],
+)
+def test_mnist(source, counts):
+    data = source(ROOT)
+    assert (data.train_x.shape, data.test_x.shape) == ((60000, 1, 28, 28), (10000, 1, 28, 28))
+    assert torch.bincount(data.train_y).tolist() == counts
     assert abs(data.train_x.mean()) < 1e-3
     assert abs(data.train_x.std() - 1) < 1e-3
-
-
-@needs("FashionMNIST")
-def test_fashion_mnist():
-    data = fashion_mnist(ROOT)
-    assert torch.bincount(data.train_y).tolist() == [6000] * 10
-    assert torch.bincount(data.test_y).tolist() == [1000] * 10
-    assert abs(data.train_x.mean()) < 1e-3
-    assert abs(data.train_x.std() - 1) < 1e-3
+    found = getting.check(source.__name__, ROOT)
+    assert [wrong for _, wrong in found] == [""] * 4  # they are the published files
 
 
 @needs("medmnist")
@@ -119,32 +117,3 @@ def test_pneumoniamnist():
         same = medmnist(ROOT, set="pneumoniamnist", val=val)
         assert torch.equal(same.train_y, data.train_y)
         torch.testing.assert_close(same.test_x[:].floats(), data.test_x * 2 - 1)
-
-
-@needs("MNIST")
-def test_what_is_checked_of_them():
-    """MNIST and Fashion-MNIST are the published files; a file that is not there is told."""
-    for name in ("mnist", "fashion_mnist"):
-        found = getting.check(name, ROOT)
-        assert len(found) == 4
-        assert {wrong for _, wrong in found} == {""}
-    assert getting.check("pathmnist", ROOT) == [(str(ROOT / "medmnist/pathmnist.npz"), "is missing")]
-
-
-@pytest.mark.skipif(not (ROOT / "cifar10/cifar10_jpeg.tar.xz").is_file(), reason="CIFAR-10 as JPEG is not there")
-def test_cifar10_as_pictures(tmp_path):
-    """A hundred of its JPEGs: classes, order and pixels as torchvision's loader has them."""
-    with tarfile.open(ROOT / "cifar10/cifar10_jpeg.tar.xz") as archive:
-        for member in archive:
-            if member.name.startswith("train"):
-                break
-            if member.isfile() and member.name.endswith("00.jpg"):
-                (tmp_path / member.name).parent.mkdir(parents=True, exist_ok=True)
-                (tmp_path / member.name).write_bytes(archive.extractfile(member).read())
-    data = image_folder(tmp_path, path="test", test_fraction=0.0)
-    theirs = torchvision.datasets.ImageFolder(tmp_path / "test")
-    assert data.train_y.tolist() == theirs.targets
-    assert torch.bincount(data.train_y).tolist() == [10] * 10
-    for k in range(0, len(theirs), 7):
-        expected = torch.from_numpy(np.array(theirs[k][0]).transpose(2, 0, 1) / 127.5 - 1)
-        torch.testing.assert_close(data.train_x[k].double(), expected, atol=1e-5, rtol=0)

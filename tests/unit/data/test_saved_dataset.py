@@ -85,10 +85,8 @@ def test_symbols_and_nested_lists(tmp_path):
         ({"x": [[1.0, 2.0], [1.0, 2.0, 3.0]]}, r"d, row 1: column 'x' holds 3 values, 2 in row 0: pad or cut"),
         ({"x": [[1.0, 2.0], None]}, "row 1: column 'x' holds 0 values"),
         ({"x": [1.0, None]}, "row 1: x holds a value that is not finite, or nothing"),
-        ({"x": [1.0, float("inf")]}, "row 1: x holds a value that is not finite"),
         ({"x": ["a", "b"]}, "column 'x' is string; numbers, lists of them, or pictures"),
         ({"x": [1.0, 2.0], "label": [0, 2]}, r"row 1: column 'label' holds the label 2; 0\.\.1 are allowed"),
-        ({"x": [1.0, 2.0], "label": [0, -1]}, r"row 1: column 'label' holds the label -1"),
         ({"x": [1.0, 2.0], "label": [0, None]}, "row 1: column 'label' is empty"),
         ({"y": [1.0, 2.0]}, r"d has no column 'x' \(data\.input_column\); .*label, y"),
     ],
@@ -99,20 +97,20 @@ def test_refused(tmp_path, columns, words):
         saved_dataset(tmp_path, path="d", input_column="x")
 
 
-def test_files_that_are_not_there(tmp_path):
+def test_missing_and_damaged_files(tmp_path):
     save(tmp_path / "d", {"x": [1.0, 2.0], "label": [0, 1]}, files=2)
-    (tmp_path / "d" / "data-00001-of-00002.arrow").write_bytes(b"no arrow")
-    with pytest.raises(UserError, match="its arrow files cannot be read"):
-        saved_dataset(tmp_path, path="d", input_column="x")
-    (tmp_path / "d" / "data-00001-of-00002.arrow").unlink()
-    with pytest.raises(UserError, match=r"data-00001-of-00002\.arrow is not there; save it anew"):
-        saved_dataset(tmp_path, path="d", input_column="x")
-    (tmp_path / "d" / "state.json").write_text("{")
-    with pytest.raises(UserError, match=r"state\.json cannot be read"):
-        saved_dataset(tmp_path, path="d", input_column="x")
+    last, state = tmp_path / "d" / "data-00001-of-00002.arrow", tmp_path / "d" / "state.json"
+    for damage, says in (
+        (lambda: last.write_bytes(b"no arrow"), "its arrow files cannot be read"),
+        (last.unlink, r"data-00001-of-00002\.arrow is not there; save it anew"),
+        (lambda: state.write_text("{"), r"state\.json cannot be read"),
+    ):
+        damage()
+        with pytest.raises(UserError, match=says):
+            saved_dataset(tmp_path, path="d", input_column="x")
 
 
-def test_class_names_that_look_like_gaps_and_numbers_beyond_a_float(tmp_path):
+def test_class_names_are_no_gaps_and_large_integers_stay_apart(tmp_path):
     sites = [2**60, 2**60 + 1, 2**60, 2**60 + 1]
     columns = {"x": [1.0, 2.0, 3.0, 4.0], "label": [0, 1, 2, 0], "who": sites}
     save(tmp_path / "d", columns, ["none", "favor", "NA"])

@@ -12,7 +12,7 @@ import torch
 from fedmpi.common.errors import UserError
 from fedmpi.data.federated import split
 from fedmpi.data.silos import describe, label_table, open_silos
-from fedmpi.data.sources.tables.files import Table, ordered
+from fedmpi.data.sources.tables.files import Table
 from fedmpi.data.sources.tables.table import table
 
 PATIENTS = """\
@@ -56,14 +56,6 @@ def test_each_site_by_its_own_training_rows(root):
     assert data.global_x is None
 
 
-def test_no_row_of_the_test_part_and_of_another_site_is_looked_at(root):
-    before = table(root, path="a.csv", **BY)
-    (root / "a.csv").write_text(PATIENTS.replace("north,80", "north,9999").replace("south,10", "south,15"))
-    after = table(root, path="a.csv", **BY)
-    assert torch.equal(before.train_x[:3], after.train_x[:3])
-    assert not torch.equal(before.train_x[3:], after.train_x[3:])
-
-
 def test_pooled(root):
     data = table(root, path="a.csv", **BY, standardise="pooled")
     ages = np.array([50, 60, 55, 10, 20, 30.0])
@@ -78,13 +70,10 @@ def test_pooled(root):
     assert torch.equal(federation.to("cpu").global_test.x, data.test_x)
 
 
-def test_not_standardised_and_rows_dropped(root):
+def test_options_name_features_values_and_classes(root):
     data = table(root, path="a.csv", **(BY | {"missing": "drop"}), standardise="none", small_sites="keep")
     assert data.train_x.tolist() == [[50, 0, 1], [60, 1, 0], [10, 1, 0], [20, 1, 0]]
     assert len(data.test_x) == 0
-
-
-def test_features_values_and_classes_as_the_config_has_them(root):
     given = {
         "features": ["city", "age"],
         "categorical": {"city": ["Ulm", "Rome", "Bonn"]},
@@ -139,7 +128,6 @@ def test_targets_of_several_columns(root):
     [
         (["3", "3.0", "03", " 3", "+3", "3."], ["3"] * 6),
         (["1234567890123456789", "1234567890123456790"], ["1234567890123456789", "1234567890123456790"]),
-        (["1e5", "10e4", "100000"], ["1e5", "10e4", "100000"]),
         (["0.50", ".5", "-0.5"], ["0.5", "0.5", "-0.5"]),
         (["none", "NA", "x"], ["", "", "x"]),
     ],
@@ -152,26 +140,17 @@ def test_identifiers_are_not_rounded(cells, words):
     assert "" not in named.words("site", "site_column").tolist()
 
 
-def test_one_spelling():
-    assert ordered(["10", "9", "", "9"]) == ["9", "10"]
-    assert ordered(["b", "10", "9"]) == ["10", "9", "b"]
-
-
 def test_small_sites(root):
+    before = table(root, path="a.csv", **BY)
     rows = PATIENTS + "west,50,Ulm,train,yes\nwest,60,Ulm,train,yes\nwest,60,Ulm,test,no\n"
-    (root / "a.csv").write_text(rows.replace("south", "a"))
+    (root / "a.csv").write_text(rows)
     with pytest.raises(UserError, match=r"line 10: site 'west', .* 2 training rows of one class, 'yes'"):
         table(root, path="a.csv", **BY)
-    assert table(root, path="a.csv", **BY, small_sites="keep").site_names == ("a", "north", "west")
+    assert table(root, path="a.csv", **BY, small_sites="keep").site_names == ("north", "south", "west")
     (root / "a.csv").write_text(rows.replace("west", "a"))  # the site that goes is the first
     data = table(root, path="a.csv", **BY, small_sites="drop")
     assert (data.site_names, data.site.tolist()) == (("north", "south"), [0, 0, 0, 1, 1, 1])
-    assert torch.allclose(data.train_x, table_of(root).train_x)
-
-
-def table_of(root):
-    (root / "a.csv").write_text(PATIENTS)
-    return table(root, path="a.csv", **BY)
+    assert torch.allclose(data.train_x, before.train_x)
 
 
 # ---- silos
@@ -196,7 +175,7 @@ def test_a_silo_is_prepared_as_its_site_is(root):
     assert open_silos(table, root, ["north", "south"], [0], path="of_{site}.csv", **by)[0].site_names == ("north",)
 
 
-def test_silos_whose_columns_mean_something_else_are_told(root):
+def test_silos_whose_columns_have_other_meanings_are_refused(root):
     by, names = write_silos(root) | {"small_sites": "keep"}, ["of_north.csv", "of_south.csv"]
     (root / names[1]).write_text((root / names[1]).read_text().replace("Bonn", "Graz"))
     (root / names[0]).write_text((root / names[0]).read_text().replace("Rome", "Ulm"))
@@ -204,8 +183,6 @@ def test_silos_whose_columns_mean_something_else_are_told(root):
     opened = {k: table(root, site=names[k], **(by | {"categorical": values[k]})) for k in (0, 1)}
     with pytest.raises(UserError, match=r"of_north\.csv and of_south\.csv have as many columns .*data\.categorical"):
         label_table(opened, describe(opened), names)
-    opened[1] = opened[0]
-    assert label_table(opened, describe(opened), names).shape == (2, 2)
 
 
 # ---- Parquet
@@ -220,80 +197,54 @@ def test_parquet_reads_as_csv_does(root):
         "part": ["train"] * 3 + ["test"] + ["train"] * 3 + ["test"],
         "sick": [True, False, False, True, True, False, True, False],
     }
-    parquet.write_table(arrow.table(columns), root / "a.parquet")
-    data, same = table(root, path="a.parquet", **BY), table(root, path="a.csv", **BY)
+
+    def read(more=None, **given):
+        parquet.write_table(arrow.table(columns | (more or {})), root / "a.parquet")
+        return table(root, path="a.parquet", **(BY | given))
+
+    data, same = read(), table(root, path="a.csv", **BY)
     for name in ("train_x", "train_y", "test_x", "test_y", "site"):
         assert torch.equal(getattr(data, name), getattr(same, name))
     assert data.meaning[-2:] == ("0", "1")
     with pytest.raises(UserError, match=r"a\.parquet, row 2: column 'age' is empty"):
-        table(root, path="a.parquet", **(BY | {"missing": "refuse"}))
-    parquet.write_table(arrow.table(columns | {"age": [[1]] * 8}), root / "a.parquet")
-    with pytest.raises(UserError, match=r"column 'age' holds '\[1\]'.* data\.drop"):
-        table(root, path="a.parquet", **BY)
-    days = [date(2024, 1, 1 + k) for k in range(8)]
-    more = {"day": days, "many": [[1]] * 8, "dose": [Decimal("0.50")] * 4 + [Decimal("1.25")] * 4}
-    parquet.write_table(arrow.table(columns | more), root / "a.parquet")
+        read(missing="refuse")
+    more = {"day": [date(2024, 1, 1)] * 8, "dose": [Decimal("0.50")] * 4 + [Decimal("1.25")] * 4}
     with pytest.raises(UserError, match=r"column 'day' holds '2024-01-01'.* data\.drop"):
-        table(root, path="a.parquet", **BY)
-    data = table(root, path="a.parquet", **BY, drop=["day", "many"])
-    assert data.train_x.shape[1] == same.train_x.shape[1] + 1  # dose is a feature
+        read(more)
+    assert read(more, drop=["day"]).train_x.shape[1] == same.train_x.shape[1] + 1  # dose is a feature
 
 
-def test_a_sheet_as_excel_writes_it(tmp_path):
-    """`sep=`, a mark at its beginning, Windows' line ends, blanks around names, empty rows, decimal commas."""
-    rows = [
-        f"{site};{age};{y}" for site in ("Graz", "Wien") for age, y in (("1,5", 0), ("2,5", 1), ("3,5", 0), ("4,5", 1))
-    ]
+def test_a_sheet_of_excel(tmp_path):
+    """`sep=`, a byte order mark, Windows' line ends, blanks around names, empty rows, decimal commas."""
+    rows = [f"{site};{1.5 + k};{k % 2}".replace(".", ",") for site in ("Graz", "Wien") for k in range(4)]
     text = "\n".join([" the site ;age; is sick", *rows, ";;", ""])
     (tmp_path / "a.csv").write_bytes(("\ufeffsep=;\n" + text).replace("\n", "\r\n").encode())
     (tmp_path / "b.csv").write_text(text.replace(",", ".").replace(";", ","))
     options = {"label_column": "is sick", "site_column": "the site", "test_fraction": 0.0}
     german = table(tmp_path, path="a.csv", delimiter=";", decimal=",", **options)
-    plain = table(tmp_path, path="b.csv", **options)
-    assert torch.equal(german.train_x, plain.train_x)
+    assert torch.equal(german.train_x, table(tmp_path, path="b.csv", **options).train_x)
     assert german.train_x.unique().numel() == 4
     sizes = {"label_column": "age", "drop": ["is sick"], "categorical": ["the site"]}
     assert table(tmp_path, path="a.csv", delimiter=";", decimal=",", test_fraction=0.0, **sizes).train_y[0] == 1.5
 
 
-@pytest.mark.parametrize(
-    ("rows", "said"),
-    [
-        (
-            ["n,1,no", "n,2,yes", "n,3,no", "n,4,yes", "n,1,no"],
-            r"1 row of .*a\.csv equal to an earlier one in every column, .* line 6, as line 2",
-        ),
-        (
-            ["n,1,no", "n,2,yes", "N,3,no", "N,4,yes"],
-            r"'n' \(.*line 2\) and 'N' \(.*line 4\) are two sites; are they one",
-        ),
-    ],
-)
-def test_what_may_be_a_slip_is_told(tmp_path, rows, said):
+def test_equal_rows_and_similar_site_names_are_warned_of(tmp_path):
+    rows = ["n,1,no", "n,2,yes", "n,3,no", "n,4,yes", "n,1,no", "N,3,no", "N,4,yes"]
     (tmp_path / "a.csv").write_text("\n".join(["site,age,sick", *rows]))
-    with pytest.warns(UserWarning, match=said):
+    equal = r"1 row of .*a\.csv equal to an earlier one in every column, .* line 6, as line 2"
+    similar = r"'n' \(.*line 2\) and 'N' \(.*line 7\) are two sites; are they one"
+    with pytest.warns(UserWarning, match=equal), pytest.warns(UserWarning, match=similar):
         table(tmp_path, path="a.csv", label_column="sick", site_column="site", test_fraction=0.0)
 
 
-@pytest.mark.parametrize("column", ["age", "city"])
-def test_a_column_of_which_a_site_has_nothing_is_told(tmp_path, column):
-    head, *rows = PATIENTS.strip().splitlines()
-    at = head.split(",").index(column)
-    empty = [",".join("" if i == at and row.startswith("north") and "test" not in row else cell
-                      for i, cell in enumerate(row.split(","))) for row in rows]  # fmt: skip
-    (tmp_path / "a.csv").write_text("\n".join([head, *empty]))
-    said = rf"a\.csv: column '{column}' has no value in any training row of north; it is 0 there"
+def test_a_column_without_a_value_at_a_site_is_warned_of(tmp_path):
+    (tmp_path / "a.csv").write_text(PATIENTS.replace("north,50", "north,").replace("north,60", "north,"))
+    said = r"a\.csv: column 'age' has no value in any training row of north; it is 0 there"
     with pytest.warns(UserWarning, match=said):
         table(tmp_path, path="a.csv", **BY)
 
 
-def test_labels_that_differ_in_case_are_two_where_they_are_named(tmp_path):
-    (tmp_path / "a.csv").write_text("age,sick\n1,a\n2,A\n3,a\n4,A\n")
-    data = table(tmp_path, path="a.csv", label_column="sick", class_names=["a", "A"], test_fraction=0.0)
-    assert data.train_y.tolist() == [0, 1, 0, 1]
-
-
-def test_nobody_learns_from_the_answer(tmp_path):
+def test_the_label_is_no_feature(tmp_path):
     (tmp_path / "a.csv").write_text("a,y\n" + "".join(f"{k / 3},{k % 2}\n" for k in range(20)))
     with pytest.raises(UserError, match=r"data\.features: y is the data\.label_column"):
         table(tmp_path, path="a.csv", features=["a", "y"], label_column="y")
@@ -304,7 +255,7 @@ STAGES = "stage,age,sick\n" + "".join(
 )
 
 
-def test_words_that_the_config_names_are_no_gaps(tmp_path):
+def test_words_for_gaps_are_values_where_the_config_names_them(tmp_path):
     (tmp_path / "a.csv").write_text(STAGES)
     given = {"path": "a.csv", "label_column": "sick", "test_fraction": 0, "missing": "impute"}
     stages = {"stage": ["none", "mild", "severe"]}
@@ -322,7 +273,7 @@ def test_words_that_the_config_names_are_no_gaps(tmp_path):
         table(tmp_path, **given, categorical=["stage"])
 
 
-def test_rows_that_drop_leaves_out_are_told(tmp_path):
+def test_missing_drop_warns_of_the_rows_and_refuses_to_lose_a_site(tmp_path):
     (tmp_path / "a.csv").write_text(STAGES)
     given = {"path": "a.csv", "label_column": "sick", "test_fraction": 0, "missing": "drop", "drop": ["stage"]}
     with pytest.warns(UserWarning, match=r"15 cells of column 'sick' .*class_names") as told:
@@ -330,9 +281,6 @@ def test_rows_that_drop_leaves_out_are_told(tmp_path):
     assert "leaves out 15 of 30 rows" in str(told[1].message)
     assert "most gaps: 'sick' 15, 'age' 1" in str(told[1].message)
     assert len(data.train_y) == 15
-
-
-def test_a_site_of_which_drop_leaves_nothing_is_refused(tmp_path):
     lines = [f"{site},{i},{'' if site == 'c' else i},{i % 2}" for site in "abc" for i in range(6)]
     (tmp_path / "a.csv").write_text("\n".join(["at,a,b,sick", *lines]))
     given = {"path": "a.csv", "label_column": "sick", "site_column": "at", "missing": "drop"}

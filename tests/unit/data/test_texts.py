@@ -9,7 +9,6 @@ import pytest
 import torch
 
 from fedmpi.common.errors import UserError
-from fedmpi.data.federated import split
 from fedmpi.data.silos import describe, label_table, open_silos
 from fedmpi.data.sources.texts.shakespeare import shakespeare
 from fedmpi.data.sources.texts.text import text
@@ -46,9 +45,12 @@ def test_a_folder_of_authors(folder):
     assert spelled(longer.test_x, symbols) == ["cb"]
     assert spelled(longer.test_y, symbols) == ["b" + UNKNOWN]
     assert longer.test_site.tolist() == [1]
+    assert text(folder, path="novels", context=3, min_chars=11).site_names == ("bob",)  # Ann's is too short
+    given = text(folder, path="novels", context=3, alphabet="?cba")
+    assert (given.meaning, given.train_x[0].tolist()) == (tuple("?cba"), [3, 2, 1])
 
 
-def test_authors_without_a_test_row_are_told(folder):
+def test_authors_without_a_test_row_are_named(folder):
     with pytest.warns(
         UserWarning, match=r"no test row of authors 'ann' \(2\), 'bob' \(3\): data\.context = 3 needs 4 ch"
     ):
@@ -78,16 +80,6 @@ def test_tables_and_json_lines_say_the_same(folder):
             assert torch.equal(getattr(data, name), getattr(expected, name))
 
 
-def test_short_authors_are_left_out(folder):
-    assert text(folder, path="novels", context=3, min_chars=11).site_names == ("bob",)
-
-
-def test_an_alphabet(folder):
-    data = text(folder, path="novels", context=3, alphabet="?cba")
-    assert data.meaning == tuple("?cba")
-    assert data.train_x[0].tolist() == [3, 2, 1]
-
-
 def test_silos_are_the_sites_of_one_text(folder):
     whole = text(folder, path="novels", context=2, alphabet="abc?")
     opened = open_silos(text, folder, ["ann", "bob"], [0, 1], path="novels/{site}.txt", context=2, alphabet="abc?")
@@ -113,18 +105,14 @@ def test_shakespeare_by_role(tmp_path):
 
 
 @pytest.mark.skipif(not (REAL / "tinyshakespeare").is_dir(), reason=f"{REAL / 'tinyshakespeare'} is not there")
-def test_the_real_one():
+def test_tiny_shakespeare():
     data = shakespeare(REAL)
-    assert len(data.site_names) == 141  # roles with 1,000 characters; 309 in all
-    assert data.classes == 64  # of 65; one is in short roles alone
-    assert not {*data.meaning} - {*(REAL / "tinyshakespeare" / "input.txt").read_text()}
-    federation = split(data, "site", None, seed=0)
-    assert federation.train_sizes.min() >= 9  # 800 characters and more
+    assert (len(data.site_names), data.classes) == (141, 64)  # roles with 1,000 characters; of 65 one is in short roles
     assert (data.train_x[:, 1:] == data.train_y[:, :-1]).all()
 
 
-def test_files_as_they_come(folder):
-    """A mark at the beginning and .TXT are read; what is no text, and one author as two, are told."""
+def test_files_that_are_no_text_and_authors_that_may_be_one_are_named(folder):
+    """A byte order mark and .TXT are read."""
     before = text(folder, path="novels", context=3)
     (folder / "novels/ann.txt").rename(folder / "novels/ann.TXT")
     (folder / "novels/bob.txt").write_bytes(b"\xef\xbb\xbf" + BOB.encode())

@@ -24,41 +24,29 @@ def test_combine_is_a_float64_sum_rounded_once(n):
     np.testing.assert_allclose(linear.combine(x, c).numpy(), exact.astype(np.float32), rtol=2**-23, atol=1e-12)
 
 
-def test_combine_does_not_cancel_in_float32():
-    """1e9 + 1 - 1e9 is 0 in float32, where neighbours of 1e9 are 64 apart."""
-    x = torch.tensor([[1e9], [1.0], [-1e9]])
-    assert linear.combine(x, torch.ones(3)).item() == 1
-
-
 @pytest.mark.parametrize("n", [1000, 5 * linear.CHUNK + 7])
 def test_gram_is_a_float64_matrix(n):
-    x = rows(4, n)
+    """Blocks of columns give the same bits: a combination's columns are local, a Gram matrix is a sum over chunks."""
+    x, step, c = rows(4, n), linear.CHUNK, weights(4)
     wide = x.numpy().astype(np.float64)
     K = linear.gram(x)
     assert K.dtype == torch.float64
     np.testing.assert_allclose(K.numpy(), wide @ wide.T, rtol=1e-12, atol=1e-9)
     assert torch.equal(K, K.T)
+    assert torch.equal(sum(linear.gram(x[:, at : at + step]) for at in range(0, n, step)), K)
+    parts = [linear.combine(x[:, : 2 * step], c), linear.combine(x[:, 2 * step :], c)]
+    assert torch.equal(torch.cat(parts), linear.combine(x, c))
 
 
-def test_gram_of_nearly_parallel_rows():
-    """(1, 1e-5) and (1, 0): the determinant is 1e-10, which a float32 Gram matrix (1 + 1e-10 = 1) does not hold."""
+def test_sums_do_not_cancel_in_float32():
+    """1e9 + 1 - 1e9 is 0 in float32; (1, 1e-5) and (1, 0) have the determinant 1e-10, which a float32 Gram matrix
+    (1 + 1e-10 = 1) does not hold."""
+    assert linear.combine(torch.tensor([[1e9], [1.0], [-1e9]]), torch.ones(3)).item() == 1
     K = linear.gram(torch.tensor([[1.0, 1e-5], [1.0, 0.0]]))
     assert torch.linalg.det(K).item() == pytest.approx(1e-10, rel=1e-5)
 
 
-def test_blocks_of_columns_give_the_same_bits():
-    """Cut at multiples of the chunk: a combination's columns are local, a Gram matrix is the sum of its chunks'."""
-    step, x, c = linear.CHUNK, rows(6, 5 * linear.CHUNK + 7), weights(6)
-    whole = linear.combine(x, c)
-    assert torch.equal(torch.cat([linear.combine(x[:, : 2 * step], c), linear.combine(x[:, 2 * step :], c)]), whole)
-    K = torch.zeros(6, 6, dtype=torch.float64)
-    for at in range(0, x.shape[1], step):
-        K += linear.gram(x[:, at : at + step])
-    assert torch.equal(K, linear.gram(x))
-
-
-@pytest.mark.parametrize("m", [1, 2, 3, 12, 17])
-@pytest.mark.parametrize("span", [(0, 1000), (100, 900), (130, 140)])
+@pytest.mark.parametrize(("m", "span"), [(1, (0, 1000)), (2, (100, 900)), (12, (130, 140)), (17, (100, 900))])
 def test_a_gram_matrix_has_its_bits_however_rows_come(m, span, monkeypatch):
     """In pieces or whole, one or more at a time; at once; and over ranks that have blocks of columns."""
     monkeypatch.setattr(linear, "CHUNK", 16)

@@ -13,28 +13,26 @@ from fedmpi.models.alexnet import alexnet_s
 from fedmpi.models.atoms import AtomConv2d, decompose
 from fedmpi.models.net import Net
 from fedmpi.models.resnet import resnet18
-from fedmpi.models.vgg import vgg11
 
 CONVOLUTIONS = {
     "plain": nn.Conv2d(6, 8, 3),
-    "padded, no bias": nn.Conv2d(6, 8, 3, padding=1, bias=False),
+    "no bias": nn.Conv2d(6, 8, 3, padding=1, bias=False),
     "stride and padding": nn.Conv2d(6, 8, 5, stride=2, padding=2),
     "uneven": nn.Conv2d(6, 8, (3, 2), stride=(1, 2), padding=(2, 0), dilation=(2, 1)),
-    "dilation": nn.Conv2d(6, 8, 3, padding=2, dilation=2),
     "same": nn.Conv2d(6, 8, 5, padding="same", dilation=2),
     "groups": nn.Conv2d(6, 8, 3, groups=2),
     "depthwise": nn.Conv2d(6, 12, 3, padding=1, groups=6),
     "mirrored edges": nn.Conv2d(6, 8, 3, padding=2, padding_mode="reflect"),
     "wrapped edges": nn.Conv2d(6, 8, 3, padding=1, padding_mode="circular", stride=2),
 }
-every_convolution = pytest.mark.parametrize("dense", CONVOLUTIONS.values(), ids=CONVOLUTIONS)
+every_convolution = pytest.mark.parametrize("name", CONVOLUTIONS)
 
 
 @every_convolution
-@pytest.mark.parametrize("atoms", [3, 9, 12])
-def test_both_evaluations_agree(dense, atoms):
+def test_both_evaluations_agree(name):
     """(B) convolves every channel with every atom and never forms W; 1e-5 of values of order 1, in float32."""
     torch.manual_seed(0)
+    dense, atoms = CONVOLUTIONS[name], (3, 9, 12)[[*CONVOLUTIONS].index(name) % 3]
     layer, x = AtomConv2d(dense, atoms, "he"), torch.randn(2, 6, 11, 10)
     assert layer(x).shape == dense(x).shape
     torch.testing.assert_close(layer(x), layer.by_atoms(x), rtol=1e-5, atol=1e-5)
@@ -52,10 +50,10 @@ def test_kernels_by_loops():
 
 
 @every_convolution
-@pytest.mark.parametrize("more", [0, 3])
-def test_as_many_atoms_as_pixels_reproduce_the_dense_convolution(dense, more):
+def test_as_many_atoms_as_pixels_reproduce_the_dense_convolution(name):
     """Oracle (e): m_a >= k^2 right singular vectors are a basis."""
     torch.manual_seed(0)
+    dense, more = CONVOLUTIONS[name], (0, 3)[[*CONVOLUTIONS].index(name) % 2]
     layer, x = AtomConv2d(dense, dense.weight[0, 0].numel() + more, "from_conv"), torch.randn(2, 6, 11, 10)
     torch.testing.assert_close(layer.kernels, dense.weight, rtol=0, atol=1e-6)
     torch.testing.assert_close(layer(x), dense(x), rtol=1e-5, atol=1e-5)
@@ -67,14 +65,6 @@ def test_fewer_atoms_are_the_nearest_of_their_rank():
     lost = (AtomConv2d(dense, 4, "from_conv").kernels - dense.weight).square().sum()
     beyond = torch.linalg.svdvals(dense.weight.detach().view(35, 9))[4:].square().sum()
     torch.testing.assert_close(lost, beyond, rtol=1e-4, atol=0)
-
-
-def test_one_channel_has_one_atom():
-    """1 -> 1 channel: rank one, whatever m_a; atoms beyond have coefficients zero."""
-    dense = nn.Conv2d(1, 1, 3)
-    layer = AtomConv2d(dense, 9, "from_conv")
-    assert int((layer.coef != 0).sum()) == 1
-    torch.testing.assert_close(layer.kernels, dense.weight, rtol=0, atol=1e-6)
 
 
 @pytest.mark.parametrize(
@@ -110,20 +100,15 @@ def sizes(model):
     return {g: sum(s.stop - s.start for s in model.layout.segments if s.group == g) for g in groups}
 
 
-def test_alexnet_grows_by_243():
-    """Three layers of nine 3x3 atoms; 739,584 coefficients and biases on one's own count: (3 64 + 64 256 + 256 256) 9
-    + 576."""
-    model = flat(decompose(alexnet_s((3, 32, 32), 10)), (3, 32, 32))
-    assert model.layout.size == 1_822_602 + 243
-    assert sizes(model) == {ATOM: 243, COEF: (3 * 64 + 64 * 256 + 256 * 256) * 9 + 576, BODY: 1_081_728, HEAD: 1_290}
-    assert sizes(model)[COEF] == 739_584
-
-
 def test_the_papers_sizes_for_cifar_100():
-    """Algorithm 2's fast rounds send atoms and theta_h, 1,094,628: of all 1,834,455, at beta = .2 a mean of 0.677."""
+    """Three layers of nine 3x3 atoms; the dense network has 1,834,212 weights. Algorithm 2's fast rounds send atoms and
+    theta_h, 1,094,628: of all 1,834,455, at beta = .2 a mean of 0.677."""
     found = sizes(flat(decompose(alexnet_s((3, 32, 32), 100)), (3, 32, 32)))
+    assert found[ATOM] == 243
+    assert found[COEF] == (3 * 64 + 64 * 256 + 256 * 256) * 9 + 576 == 739_584
+    assert found[BODY] + found[HEAD] == 1_094_628
+    assert sum(found.values()) == 1_834_212 + 243
     fast = found[ATOM] + found[BODY] + found[HEAD]
-    assert (found[COEF], fast) == (739_584, 243 + 1_094_628)
     assert 0.2 + 0.8 * fast / (fast + found[COEF]) == pytest.approx(0.677, abs=5e-4)
 
 
@@ -141,19 +126,17 @@ def test_resnet_keeps_its_downsampling_among_the_coefficients():
 
 
 @pytest.mark.parametrize(
-    ("make", "shape"),
+    "make",
     [
-        (lambda: vgg11((3, 32, 32), 10), (3, 32, 32)),
-        (lambda: resnet18((3, 32, 32), 10, stem="small"), (3, 32, 32)),
-        (lambda: torchvision.models.mobilenet_v3_small(weights=None, num_classes=5), (3, 64, 64)),
-        (lambda: torchvision.models.googlenet(weights=None, num_classes=5, aux_logits=False), (3, 64, 64)),
+        lambda: resnet18((3, 64, 64), 5, stem="small"),
+        lambda: torchvision.models.mobilenet_v3_small(weights=None, num_classes=5),
     ],
-    ids=["vgg11", "resnet18", "mobilenet", "googlenet"],
-)  # fmt: skip
-def test_networks_compute_what_they_did(make, shape):
+    ids=["resnet18", "mobilenet"],
+)
+def test_networks_compute_what_they_did(make):
     """With as many atoms as the largest kernel has pixels."""
     torch.manual_seed(0)
-    net, x = make().eval(), torch.randn(2, *shape)
+    net, x = make().eval(), torch.randn(2, 3, 64, 64)
     before = net(x)
     largest = max(m.weight[0, 0].numel() for m in net.modules() if isinstance(m, nn.Conv2d))
     after = decompose(net, atoms=largest, init="from_conv").eval()(x)
@@ -161,18 +144,14 @@ def test_networks_compute_what_they_did(make, shape):
 
 
 def test_coefficients_lie_in_state_dict_order():
-    """What rests in fast rounds is picked out of the vector: the coefficients' segments and nothing else, in order."""
+    """Fast rounds pick the coefficients' segments out of the vector, and nothing else, in order."""
     model = flat(decompose(alexnet_s((3, 32, 32), 10)), (3, 32, 32))
     segments = model.layout.segments
     assert [s.name for s in segments] == list(model.module.state_dict())
-    assert [s.start for s in segments] == [0, *(s.stop for s in segments[:-1])]
-    for s, p in model.members():
-        assert torch.equal(s.view(model.w), p)
-    rests = model.layout.select({COEF})
-    assert rests.size == 739_584
+    coefficients = model.layout.select({COEF})
     expected = torch.cat([model.w[s.start : s.stop] for s in segments if s.group == COEF])
-    assert torch.equal(rests.take(model.w), expected)
-    assert len(rests.ranges) == 3  # each layer's coefficients and bias lie side by side, atoms between the layers
+    assert torch.equal(coefficients.take(model.w), expected)
+    assert len(coefficients.ranges) == 3  # a layer's coefficients and bias lie side by side, atoms between the layers
 
 
 def test_a_layer_in_two_places_stays_one():
@@ -186,6 +165,9 @@ def test_nothing_to_decompose():
     with pytest.warns(UserWarning, match="no convolution to decompose"):
         net = decompose(nn.Sequential(nn.Flatten(), nn.Linear(4, 2)))
     assert not any(isinstance(m, AtomConv2d) for m in net.modules())
+    net = decompose(nn.Sequential(nn.Conv2d(1, 2, 3)))
+    layer = net[0]
+    assert decompose(net)[0] is layer  # which is decomposed already
 
 
 def test_a_convolution_that_is_more_than_its_weight_stays():
@@ -209,9 +191,3 @@ def test_a_convolution_that_is_more_than_its_weight_stays():
     assert type(net[6]) is AtomConv2d
     assert torch.equal(net[:6](x), expected)
     assert {net.parameter_groups()[name] for name in ("0.weight", "3.weight", "5.bias")} == {COEF}
-
-
-def test_twice_is_once():
-    net = decompose(nn.Sequential(nn.Conv2d(1, 2, 3)))
-    layer = net[0]
-    assert decompose(net)[0] is layer

@@ -8,7 +8,6 @@ import torch
 from torch import nn
 
 from fedmpi.common.errors import UserError
-from fedmpi.common.torchvision_compat import torchvision
 from fedmpi.models.mcmahan_cnn import mcmahan_cnn
 from fedmpi.models.net import Net
 
@@ -100,31 +99,22 @@ def test_without_a_cut(module):
     assert net.outputs == logits.shape[1]
 
 
-def test_torchvisions_swin_has_both_names_and_work_between_them():
-    module = torchvision.models.SwinTransformer([4, 4], 24, [2], [2], [2, 2], num_classes=3).eval()
-    net = Net(module, (3, 16, 16))
-    x = torch.randn(2, 3, 16, 16)
-    z, logits = net.forward(x)
-    assert (net.head, z.shape) == (module.head, (2, 24))
-    assert torch.equal(net.head(z), logits)
-    assert torch.equal(logits, module(x))
-
-
 def test_one_pass_and_its_gradients():
-    """A loss on z and logits together, against the same composed by hand."""
+    """A loss on z and logits together, against the same composed by hand; the hook of a failed pass is removed."""
     module = Backwards()
     x = torch.randn(5, 4)
     features = module.inner(x).tanh()
     loss = features.square().sum() + module.out(features).exp().sum()
     expected = torch.autograd.grad(loss, list(module.parameters()))
-    passes = []
+    net, passes = Net(module, (4,)), []
     module.inner.register_forward_hook(lambda *_: passes.append(1))
-    net = Net(module, (4,))
-    passes.clear()
     z, logits = net.forward(x)
     assert len(passes) == 1
     got = torch.autograd.grad(z.square().sum() + logits.exp().sum(), list(module.parameters()))
     assert all(torch.equal(a, b) for a, b in zip(got, expected, strict=True))
+    with pytest.raises(RuntimeError):
+        net.forward(torch.randn(2, 5))
+    assert not net.head._forward_pre_hooks
 
 
 def test_nothing_outlives_the_pass():
@@ -134,13 +124,6 @@ def test_nothing_outlives_the_pass():
     del z, logits
     gc.collect()
     assert [reference() for reference in alive] == [None, None]
-
-
-def test_hook_is_removed_when_the_pass_fails():
-    net = Net(Backwards(), (4,))
-    with pytest.raises(RuntimeError):
-        net.forward(torch.randn(2, 5))
-    assert not net.head._forward_pre_hooks
 
 
 def test_dry_run_leaves_no_trace():
@@ -165,7 +148,7 @@ def test_dry_run_leaves_no_trace():
         (nn.LSTM(4, 2), "LSTM returns tuple"),
     ],
 )
-def test_misfits_are_named(module, message):
+def test_modules_that_do_not_fit_are_named(module, message):
     with pytest.raises(UserError, match=message):
         Net(module, (4,))
 

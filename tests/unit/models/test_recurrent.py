@@ -1,4 +1,4 @@
-"""Where cuDNN's recurrent layers have no backward pass torch's own are asked for."""
+"""torch's own recurrent layers are used where cuDNN's have no backward pass."""
 
 import pytest
 import torch
@@ -45,17 +45,15 @@ def rows(input_shape, classes):
 
 
 @pytest.mark.parametrize("module", [nn.Sequential(nn.LSTM(2, 2)), nn.Sequential(nn.Linear(2, 2))])
-def test_only_modules_with_such_layers_do_without(module):
+def test_cudnn_is_off_for_modules_with_recurrent_layers_alone(module):
     with differentiable(module):
         assert torch.backends.cudnn.enabled == (before and not isinstance(module[0], nn.LSTM))
     assert torch.backends.cudnn.enabled == before
 
 
-def test_the_orthogonality_of_steps():
+def test_gradients_of_gradients():
+    """Of steps whose orthogonality is measured, of Per-FedAvg's exact variant, of Hessian products."""
     play(settings("fedavg", rounds=1, analysis=["orthogonality"], **NET))
-
-
-def test_second_order():
     options = {"variant": "exact"}
     play(settings("perfedavg", rounds=1, options=options, train={"batch_size": 4, "momentum": 0.0}, **NET))
     made = build.experiment(settings("fedavg", **NET), federated(), CPU)

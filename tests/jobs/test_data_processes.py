@@ -1,0 +1,65 @@
+"""Data sets read by processes of their own: the memory that an epoch takes, and silos on several ranks."""
+
+import subprocess
+import sys
+import zipfile
+
+import numpy as np
+import pytest
+from helpers import clean_env, fedmpi
+
+EPOCH = """
+import sys
+from pathlib import Path
+import numpy as np, torch
+from fedmpi.common import heap
+from fedmpi.data.batches import Shard, batches
+from fedmpi.data.pictures import of_bytes
+from fedmpi.data.streaming.mapped import Mapped, in_archive
+from fedmpi.data.streaming.stream import Stream
+
+def held():
+    return {w[0]: int(w[1]) // 1024 for w in map(str.split, open("/proc/self/status")) if w[0] in ("VmRSS:", "VmHWM:")}
+
+x = of_bytes(Stream(Mapped(in_archive(Path(sys.argv[1]), "x"))), (0.5,), (0.5,), 3)
+shard = Shard(x, torch.zeros(len(x), dtype=torch.int64), torch.arange(len(x)))
+before = held()["VmRSS:"]
+seen = sum(len(y) for _, y in batches(shard, 16, torch.Generator().manual_seed(0)))
+print(seen, held()["VmHWM:"] - before)
+"""
+
+
+@pytest.mark.smoke
+def test_an_epoch_over_a_streamed_file_takes_less_memory_than_the_file(tmp_path):
+    """The file has 294 MiB; 32 MiB of pages, a few batches of 2.3 MiB and their floats are in memory at once."""
+    np.lib.format.open_memmap(tmp_path / "x.npy", "w+", np.uint8, (2048, 3, 224, 224)).flush()
+    with zipfile.ZipFile(tmp_path / "a.npz", "w") as archive:
+        archive.write(tmp_path / "x.npy", "x.npy")
+    (tmp_path / "x.npy").unlink()
+    command = [sys.executable, "-c", EPOCH, str(tmp_path / "a.npz")]
+    done = subprocess.run(command, capture_output=True, text=True, env=clean_env(), check=False)
+    (tmp_path / "a.npz").unlink()
+    assert done.returncode == 0, done.stderr
+    samples, mebibytes = map(int, done.stdout.split())
+    assert samples == 2048
+    assert mebibytes < 200
+
+
+def test_silos_with_patients_give_one_partition_and_one_model_on_any_ranks(tmp_path):
+    """Only a site knows how many rows it has held out by patient; every rank's partition.json has the same numbers."""
+    g = np.random.default_rng(0)
+    for site, n in (("north", 40), ("south", 60)):
+        rows = [f"{g.normal()},{g.integers(2)},p{i // 4 if i < 20 else i}" for i in range(n)]
+        (tmp_path / f"{site}.csv").write_text("\n".join(["age,sick,who", *rows, ""]))
+    (tmp_path / "run.yaml").write_text(
+        f"rounds: 2\noutput: {tmp_path}/runs\ntimeline: false\nreport: false\n"
+        f"data: {{source: table, root: {tmp_path}, silos: [north, south], path: '{{site}}.csv', label_column: sick,\n"
+        "  group_column: who, class_names: [0, 1], validation: 0.3, small_sites: keep}\n"
+        "model: {name: logistic}\nmethod: {name: fedavg}\n"
+    )
+    assert fedmpi("run", tmp_path / "run.yaml", "name=one").returncode == 0
+    done = fedmpi("run", tmp_path / "run.yaml", "name=three", kind="mpirun", size=3)
+    assert done.returncode == 0, done.stderr
+    for file in ("partition.json", "model.safetensors"):
+        one, three = ((tmp_path / "runs" / name / file).read_bytes() for name in ("one", "three"))
+        assert one == three, file
