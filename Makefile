@@ -33,11 +33,11 @@ JOBS ?= 4
 JOB_TESTS = pytest tests/jobs -n $(JOBS) --dist loadgroup
 
 test: setup  ## the unit tests and one job for each launcher, back end and kind of failure: eight minutes on two cores
-	pytest tests/unit -n $(WORKERS) --dist loadscope
+	pytest tests/unit -n $(WORKERS) --dist loadscope -m 'not soak'
 	$(JOB_TESTS) -m smoke
 
 test-all: setup  ## all tests: each job, and the commands of README and docs: thirty minutes on two cores
-	pytest tests/unit -n $(WORKERS) --dist loadscope
+	pytest tests/unit -n $(WORKERS) --dist loadscope -m 'not soak'
 	pytest tests/docs -n $(WORKERS) --dist loadscope
 	$(JOB_TESTS) -m 'not soak'
 

@@ -2,19 +2,16 @@
 
 from __future__ import annotations
 
-import faulthandler
 import os
 import subprocess
 from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import Any, NoReturn
+from typing import Any
 
 from fedmpi.comm.launchers.job import Job
-from fedmpi.comm.loss.leaving import leave
 from fedmpi.common import parent
 from fedmpi.common.errors import UserError
 
-ABORT_S = 3.0  # allowed for MPI_Abort
 # Open MPI's transport btl/ofi sleeps for a second when it is closed: within MPI_Init on a host without such a network.
 # It is for one-sided communication, of which there is none here; messages over libfabric go through mtl/ofi. Only under
 # Open MPI 5's mpirun, which hands on what its files of parameters say: elsewhere they would no longer count.
@@ -114,13 +111,3 @@ def bounded(job: Job, where: str, timeout_s: float) -> Iterator[None]:
     finally:
         guard.terminate()
         guard.wait()
-
-
-def abort(code: int) -> NoReturn:
-    """End this process, and all others of the job where MPI works; at once where it does not."""
-    MPI = load()
-    if MPI.Is_initialized() and not MPI.Is_finalized():
-        with open(os.devnull, "w") as nowhere:
-            faulthandler.dump_traceback_later(ABORT_S, exit=True, file=nowhere)  # if Abort waits for a dead launcher
-            MPI.COMM_WORLD.Abort(code)
-    leave(code)

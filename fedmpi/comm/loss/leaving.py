@@ -13,6 +13,8 @@ from typing import TYPE_CHECKING, NoReturn
 if TYPE_CHECKING:
     from fedmpi.comm.launchers.job import Job
 
+ABORT_S = 3.0  # allowed for MPI_Abort
+
 
 class Process:
     """What a rank does to its own process when the job fails. Tests of ranks as threads replace it."""
@@ -33,10 +35,11 @@ class Process:
 
         MPI must be told; torchrun and `srun --kill-on-bad-exit` end the other ranks when one exits with an error.
         """
-        if "mpi4py.MPI" in sys.modules:
-            from fedmpi.comm.backends import mpi
-
-            mpi.abort(code)
+        MPI = sys.modules.get("mpi4py.MPI")  # None where this process has not loaded MPI
+        if MPI is not None and MPI.Is_initialized() and not MPI.Is_finalized():
+            with open(os.devnull, "w") as nowhere:  # the exit after ABORT_S: Abort may wait for a dead launcher
+                faulthandler.dump_traceback_later(ABORT_S, exit=True, file=nowhere)
+                MPI.COMM_WORLD.Abort(code)
         leave(code)
 
     def exit_after_eviction(self) -> NoReturn:

@@ -124,7 +124,7 @@ def test_a_run_that_is_in_use_has_not_failed(file, tmp_path):
 def test_a_run_that_fails_is_loud(file, tmp_path):
     file.write_text(SWEEP.replace("FedAvg: {}", f'bad: {{model: {{name: "{tmp_path}/mine.py:net"}}}}'))
     (tmp_path / "mine.py").write_text("def net(input_shape, classes):\n    raise OSError('no such weights')\n")
-    done = fedmpi("sweep", file, "--jobs", 1, cwd=tmp_path)
+    done = fedmpi("sweep", file, "--jobs", 1, cwd=tmp_path, cold=True)
     assert done.returncode == 2
     assert "bad_seed-0: FAILED (exit code 2)" in done.stdout
     assert "no such weights" in done.stdout
