@@ -101,12 +101,6 @@ def ranks(tmp_path):
 
 
 @pytest.fixture(scope="session")
-def ranks_of_session(tmp_path_factory):
-    """As `ranks`, for results that several tests read; call it for a fresh folder."""
-    return lambda: Ranks(tmp_path_factory.mktemp("ranks"))
-
-
-@pytest.fixture(scope="session")
 def slurm():
     """The environment of a running Slurm: the caller's, or one of our own for as long as the tests run."""
     if not shutil.which("sbatch"):

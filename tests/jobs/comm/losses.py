@@ -4,12 +4,11 @@ With SIZE it is the launcher, too, whose ranks are forks that need not import to
 codes into FOLDER/codes.
 
 PLAN (JSON): [{"rank", "round", "where", "do", ...}]: what a rank does to itself, once, and where:
-    where    begin | middle (all others wait for its row) | vote (it has voted in a regroup) | build (it is to connect)
-             | gather (all others are in allgather_bytes)
-    do       kill | stop | sleep (`s` seconds, in Python) | raise | wake (the stopped rank `of`)
+    where    begin | middle (all others wait for its row)
+    do       kill | stop | raise | wake (the stopped rank `of`) | join (wait until the woken rank has ended)
 
 A round: rank 0's numbers to all; a row of each to rank 0, checked there; 1 KB of each on all, likewise.
-Reports {"event": "death" | "regrouped" | "end" | "lost", "time", "alive", ...} into FOLDER/rank.jsonl.
+Reports {"event": "regrouped" | "end" | "lost" | a `do`, "alive", ...} into FOLDER/rank.jsonl.
 """
 
 import gc
@@ -26,6 +25,7 @@ import torch
 import fedmpi.comm.backends.torch_dist  # noqa: F401  (before any fork)
 from fedmpi.comm import Lost, Timeouts, connect, detect
 from fedmpi.comm.base import Gone
+from fedmpi.comm.loss import silence
 from fedmpi.comm.loss.alarm import Alarm
 from fedmpi.comm.loss.leaving import leave
 from fedmpi.common import parent
@@ -48,38 +48,28 @@ def main() -> None:
     comm = connect(job, backend, timeouts=timeouts, alarm=alarm)
     comm.patience_s = next((step["patience"] for step in plan if "patience" in step), 30)
     (folder / f"{job.rank}.pid").write_text(str(os.getpid()))
+    woken = []  # process numbers
 
     def report(event, **more):
-        line = json.dumps({"event": event, "time": time.time(), "alive": comm.alive, **more})
+        line = json.dumps({"event": event, "alive": comm.alive, **more})
         with (folder / f"{job.rank}.jsonl").open("a") as file:
             print(line, file=file, flush=True)
 
-    def act(where, t=None):
-        for step in [step for step in mine if step["where"] == where and step["round"] in (t, None)]:
+    def act(where, t):
+        for step in [step for step in mine if step["where"] == where and step["round"] == t]:
             mine.remove(step)
             do = step["do"]
-            report("death" if do in ("kill", "stop") else do)
-            if do == "sleep":
-                time.sleep(step["s"])
-            elif do == "raise":
+            report(do)
+            if do == "raise":
                 alarm.fail("error: the ninth wave", 2)
             elif do == "wake":
-                os.kill(int((folder / f"{step['of']}.pid").read_text()), signal.SIGCONT)
+                woken.append(int((folder / f"{step['of']}.pid").read_text()))
+                os.kill(woken[0], signal.SIGCONT)
+            elif do == "join":
+                while is_running(woken[0]):
+                    time.sleep(0.05)
             else:
                 os.kill(os.getpid(), {"kill": signal.SIGKILL, "stop": signal.SIGSTOP}[do])
-
-    def around(owner, name, where):
-        plain = getattr(owner, name)
-
-        def wrapped(*args):
-            act(where)
-            return plain(*args)
-
-        setattr(owner, name, wrapped)
-
-    if hasattr(comm, "membership"):
-        around(comm.membership, "_word", "vote")
-        around(comm.membership, "_build", "build")
 
     def play(t):
         act("begin", t)
@@ -101,9 +91,10 @@ def main() -> None:
                 play(t)
                 t += 1
             except Lost as error:
-                began = time.time()
+                if comm.can_regroup and len(sys.argv) <= 5:  # a reason why not; the ranks of `launch` always can
+                    raise silence.at_fault(alarm, error) from None
                 payloads = comm.regroup(f"{comm.rank} at {t}".encode(), DEADLINE_S)
-                report("regrouped", lost=str(error), began=began, payloads={r: p.decode() for r, p in payloads.items()})
+                report("regrouped", lost=str(error), payloads={r: p.decode() for r, p in payloads.items()})
                 t = max(int(payload.split()[2]) for payload in payloads.values())
         comm.close()
         report("end")
@@ -111,6 +102,13 @@ def main() -> None:
     except Lost as error:
         report("lost", lost=str(error))
         alarm.fail(f"error: {error}", 1, reacts=isinstance(error, Gone))
+
+
+def is_running(pid):
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
+    except OSError:
+        return False
 
 
 def launch(size, codes):

@@ -9,7 +9,6 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).parents[3]
-SCRIPTS = sorted([*ROOT.glob("launch/*.sh"), *ROOT.glob("slurm/*"), ROOT / "tests" / "slurm_cluster.sh"])
 
 
 @pytest.fixture
@@ -31,6 +30,7 @@ def start(script, *args, env):
     return subprocess.run(command, env=env, capture_output=True, text=True, timeout=60)
 
 
+@pytest.mark.smoke
 @pytest.mark.parametrize(("script", "ranks"), [("local.sh", None), ("mpirun.sh", 3), ("torchrun.sh", 2)])
 def test_every_rank_gets_the_command_as_given(script, ranks, stand_in):
     if script == "mpirun.sh" and not shutil.which("mpirun", path=stand_in["PATH"]):
@@ -104,11 +104,3 @@ def test_a_wrong_call_shows_the_usage(script, args, stand_in):
     assert done.returncode == 2
     assert f"launch/{script}" in done.stderr
     assert "CONFIG.yaml [key=value ...]" in done.stderr
-
-
-@pytest.mark.parametrize("script", SCRIPTS, ids=lambda script: script.name)
-def test_shellcheck(script):
-    if not shutil.which("shellcheck"):
-        pytest.skip("no shellcheck on PATH")
-    done = subprocess.run(["shellcheck", str(script)], capture_output=True, text=True)
-    assert done.returncode == 0, done.stdout

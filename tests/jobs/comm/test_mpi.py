@@ -1,32 +1,6 @@
-"""MPI that is not there, or not the launcher's."""
-
-import os
-import sys
-from contextlib import suppress
+"""An MPI library that does not belong to the launcher."""
 
 import pytest
-
-from fedmpi.comm.backends import mpi
-from fedmpi.common.errors import UserError
-
-
-def test_missing_mpi4py_is_said_with_the_remedy(monkeypatch):
-    monkeypatch.setitem(sys.modules, "mpi4py", None)
-    with pytest.raises(UserError, match=r"pip install 'fedmpi\[mpi\]'"):
-        mpi.load()
-
-
-@pytest.mark.parametrize(
-    ("under_mpirun", "asked", "becomes"), [(True, None, "^ofi"), (True, "self,tcp", "self,tcp"), (False, None, None)]
-)
-def test_mpi_init_does_not_sleep_in_btl_ofi_and_a_users_choice_stands(monkeypatch, under_mpirun, asked, becomes):
-    pytest.importorskip("mpi4py")
-    monkeypatch.setattr(os, "environ", {"PRTE_LAUNCHED": "1"} if under_mpirun else {})
-    if asked:
-        os.environ[mpi.NO_SLEEP[0]] = asked
-    with suppress(UserError):  # where no MPI is found
-        mpi.load()
-    assert os.environ.get(mpi.NO_SLEEP[0]) == becomes
 
 
 def test_another_mpi_than_the_launchers_is_said_with_the_remedy(ranks):

@@ -97,12 +97,17 @@ def runs(comm, folder):
     return found | {"idle": it.hashes}
 
 
-def silent(comm, alarm):
-    """What the others say of the last rank, which does not come."""
+def wait_for_files(folder, ranks):
+    while not all((folder / f"{rank}.silence").exists() for rank in ranks):
+        time.sleep(0.05)
+
+
+def silent(comm, alarm, folder):
+    """What the others say of the last rank, which does not come before they have said it."""
     comm.patience_s = 1.0 if comm.rank else 2.0  # rank 1 waits for rank 0, and is the first to lose its patience
     try:
         if comm.rank == comm.size - 1:
-            time.sleep(8)
+            wait_for_files(folder, range(comm.size - 1))
             return ""
         x, last = torch.zeros(4), comm.size - 1
         comm.exchange(*(([], [(last, x)]) if comm.rank == 0 else ([], [(0, x)])))
@@ -122,9 +127,9 @@ def main():
         found = runs(comm, Path(folder))
         if comm.rank == 0:
             Path(folder, "hashes").write_text(json.dumps(found))
-        said = silent(comm, alarm)
+        said = silent(comm, alarm, Path(folder))
         Path(folder, f"{comm.rank}.silence").write_text(json.dumps(said))
-        time.sleep(3)  # rank 0 holds the store
+        wait_for_files(Path(folder), range(comm.size))  # rank 0 holds the store
         os._exit(0)
     comm.close()
 

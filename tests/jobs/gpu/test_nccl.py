@@ -15,13 +15,16 @@ KINDS = {"gloo": ("torchrun", 3), "nccl": ("alone", 1)}
 CHECKS = (ROOT / "tests" / "jobs" / "comm" / "battery.py").read_text().count("\ndef check_")
 
 
+pytestmark = pytest.mark.xdist_group("nccl")  # all tests read one run
+
+
 @pytest.fixture(scope="module", params=["gloo", pytest.param("nccl", marks=NEEDS_GPU)])
 def battery(request, tmp_path_factory):
     folder = tmp_path_factory.mktemp(request.param)
     program = [sys.executable, str(ROOT / "tests" / "jobs" / "gpu" / "nccl_ranks.py"), str(folder), request.param]
     env = clean_env(PYTHONPATH=str(ROOT))
     done = subprocess.run(
-        [*launcher(*KINDS[request.param]), *program], env=env, capture_output=True, text=True, timeout=180
+        [*launcher(*KINDS[request.param]), *program], env=env, capture_output=True, text=True, timeout=600
     )
     return request.param, folder, done
 

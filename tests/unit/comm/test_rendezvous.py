@@ -1,16 +1,17 @@
 """Several ranks find each other by the launcher's variables alone, a foreign service on the derived port included."""
 
+import contextlib
 import os
 import socket
-import stat
 import threading
-import time
 
 import pytest
 
 from fedmpi.comm.base import Lost
 from fedmpi.comm.launchers.job import Job
 from fedmpi.comm.meeting import door, rendezvous
+from fedmpi.comm.meeting.store_server import StoreServer
+from fedmpi.comm.timeouts import Clock, Timeouts
 from fedmpi.common.errors import UserError
 
 
@@ -44,60 +45,80 @@ def free(*ports):
     return True
 
 
-def test_ranks_of_a_step_meet_by_the_secret_in_their_home_although_the_first_port_is_taken(ranks, job_id, tmp_path):
-    home = {"HOME": str(tmp_path), "FEDMPI_SECRET": ""}
-    with socket.create_server(("", rendezvous.ports(f"{job_id}.0.0")[0])):  # accepts (the kernel does), never answers
-        outcome = ranks.start("battery.py", envs=[step_env(rank, 2, job_id, **home) for rank in range(2)])
-    assert outcome.codes == [0, 0], outcome.text
-    assert not [report for reports in outcome.reports.values() for report in reports if report["error"]]
-    made = tmp_path / ".fedmpi"
-    assert [path.name for path in made.iterdir()] == ["secret"]
-    assert [stat.S_IMODE(path.stat().st_mode) for path in (made, made / "secret")] == [0o700, 0o600]
+@pytest.fixture(autouse=True)
+def servers(monkeypatch):
+    """Stores are threads of this process, not processes."""
+    started = []
+
+    def start(listener, key):
+        started.append(StoreServer(listener, key))
+        threading.Thread(target=started[-1].run, daemon=True).start()
+
+    monkeypatch.setattr(rendezvous.store_server, "start", start)
+    yield
+    for server in started:
+        server.close()
+
+
+class SkippingClock(Clock):
+    """Time that passes only where somebody sleeps, and then at once."""
+
+    def __init__(self):
+        self.time = 0.0
+
+    def now(self):
+        return self.time
+
+    def sleep(self, seconds):
+        self.time += seconds
 
 
 def test_a_rank_with_another_secret_is_told_so_and_another_job_is_not_ours(job_id):
     here = Job("slurm", 0, 2, 0, 2, "here")
     envs = [step_env(rank, 2, job_id, FEDMPI_SECRET=text * 32) for rank, text in enumerate("ab")]
-    rendezvous.find_store(here, 5, envs[0])
+    rendezvous.find_store(here, 60, envs[0])
     there = Job("slurm", 1, 2, 1, 2, "here")
     with pytest.raises(Lost, match=r"rank 0 is silent.*another secret.*~/\.fedmpi/secret, or the same FEDMPI_SECRET"):
-        rendezvous.find_store(there, 1, envs[1])
-    began = time.monotonic()
-    ours = rendezvous.find_store(there, 5, envs[0] | {"SLURM_PROCID": "1"})
+        rendezvous.find_store(there, 60, envs[1], Timeouts(clock=SkippingClock()))
+    ours = rendezvous.find_store(there, 60, envs[0] | {"SLURM_PROCID": "1"})
     ours.set("a", "1")
-    assert time.monotonic() - began < 4
+    key = door.job_key("slurm 4711.0.0", envs[0])
     with pytest.raises(Lost):  # the same user's step of another name, on a port of ours
-        rendezvous.arrive([ours.address], door.job_key("slurm 4711.0.0", envs[0]), time.monotonic() + 0.5)
+        rendezvous.arrive([ours.address], key, 60, Timeouts(clock=SkippingClock()))
 
 
-def test_foreign_services_are_passed_over_and_who_comes_early_waits(job_id):
-    """One never answers, one speaks HTTP, one sends what is no text; rank 0 comes last."""
+def test_foreign_services_are_passed_over_and_who_comes_early_waits(job_id, monkeypatch):
+    """One never answers, one speaks HTTP, one sends what is no text; rank 0 comes after all have been tried."""
+    monkeypatch.setattr(rendezvous, "PATIENCE_S", (0.1, 10.0))
     env = step_env(1, 2, job_id, FEDMPI_SECRET="s" * 32)
-    listeners = []
+    sockets, tried = [], threading.Event()
 
-    def foreign(port, line):
-        listeners.append(socket.create_server(("", port)))
+    def foreign(port, line, visited):
+        listener = socket.create_server(("", port))
+        sockets.append(listener)
 
-        def answer(listener):
-            while True:
-                try:
+        def answer():
+            with contextlib.suppress(OSError):
+                while True:
                     guest, _ = listener.accept()
-                except OSError:
-                    return
-                listeners.append(guest)
-                guest.sendall(line)
+                    sockets.append(guest)
+                    guest.sendall(line)
+                    visited()
 
-        threading.Thread(target=answer, args=(listeners[-1],), daemon=True).start()
+        threading.Thread(target=answer, daemon=True).start()
+
+    def start_rank_0():
+        tried.wait()
+        rendezvous.find_store(Job("slurm", 0, 2, 0, 2, "here"), 60, env)
 
     first = rendezvous.ports(rendezvous.slurm_step(env))
-    foreign(first[0], b"")
-    foreign(first[1], b"HTTP/1.1 400 Bad Request\r\n\r\n" * 9)
-    foreign(first[2], b"\xff\xfe\x00 fedmpi\n" * 9)
-    timer = threading.Timer(0.7, rendezvous.find_store, (Job("slurm", 0, 2, 0, 2, "here"), 5, env))
-    timer.start()
-    store = rendezvous.find_store(Job("slurm", 1, 2, 1, 2, "here"), 20, env)
+    foreign(first[0], b"", lambda: None)
+    foreign(first[1], b"HTTP/1.1 400 Bad Request\r\n\r\n" * 9, lambda: None)
+    foreign(first[2], b"\xff\xfe\x00 fedmpi\n" * 9, tried.set)
+    threading.Thread(target=start_rank_0, daemon=True).start()
+    store = rendezvous.find_store(Job("slurm", 1, 2, 1, 2, "here"), 60, env)
     assert store.address[1] == first[3]
-    for each in listeners:
+    for each in sockets:
         each.close()
 
 

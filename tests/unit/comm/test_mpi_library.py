@@ -1,0 +1,29 @@
+"""What is done before MPI starts."""
+
+import os
+import sys
+from contextlib import suppress
+
+import pytest
+
+from fedmpi.comm.backends import mpi
+from fedmpi.common.errors import UserError
+
+
+def test_missing_mpi4py_is_said_with_the_remedy(monkeypatch):
+    monkeypatch.setitem(sys.modules, "mpi4py", None)
+    with pytest.raises(UserError, match=r"pip install 'fedmpi\[mpi\]'"):
+        mpi.load()
+
+
+@pytest.mark.parametrize(
+    ("under_mpirun", "asked", "becomes"), [(True, None, "^ofi"), (True, "self,tcp", "self,tcp"), (False, None, None)]
+)
+def test_mpi_init_does_not_sleep_in_btl_ofi_and_a_users_choice_stands(monkeypatch, under_mpirun, asked, becomes):
+    pytest.importorskip("mpi4py")
+    monkeypatch.setattr(os, "environ", {"PRTE_LAUNCHED": "1"} if under_mpirun else {})
+    if asked:
+        os.environ[mpi.NO_SLEEP[0]] = asked
+    with suppress(UserError):  # where no MPI is found
+        mpi.load()
+    assert os.environ.get(mpi.NO_SLEEP[0]) == becomes
