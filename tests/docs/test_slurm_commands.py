@@ -7,7 +7,7 @@ import pytest
 from doc_commands import BATCH, COMMANDS, run, shortened
 
 
-@pytest.mark.cluster
+@pytest.mark.xdist_group("slurm")
 @pytest.mark.parametrize("line", [line for line in COMMANDS if line.split()[0] in BATCH])
 def test_slurm_command(checkout, slurm_env, line):
     program, *arguments = shortened(line)

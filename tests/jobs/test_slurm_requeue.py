@@ -12,7 +12,7 @@ import yaml
 from helpers import ROOT, fedmpi, warm
 from test_going_on import rows, same
 
-pytestmark = pytest.mark.cluster
+pytestmark = pytest.mark.xdist_group("slurm")
 SCRIPTS = {
     "srun": ["--ntasks=3", "slurm/srun.sbatch"],
     "mpirun": ["--ntasks=3", "slurm/mpirun.sbatch"],

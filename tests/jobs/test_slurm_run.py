@@ -9,7 +9,7 @@ import pytest
 from helpers import ROOT, fedmpi, warm
 
 LIMIT_S = 120
-pytestmark = pytest.mark.cluster
+pytestmark = pytest.mark.xdist_group("slurm")
 
 
 def hashes(folder):

@@ -12,7 +12,7 @@ import yaml
 from helpers import fedmpi, warm
 from test_slurm_requeue import CONFIG, UNDER_WAY, Cluster
 
-pytestmark = pytest.mark.cluster
+pytestmark = pytest.mark.xdist_group("slurm")
 NAMES = [f"{method}_seed-{seed}" for method in ("fedavg", "scaffold") for seed in (0, 1)]
 
 

@@ -98,22 +98,3 @@ class Ranks:
 @pytest.fixture
 def ranks(tmp_path):
     return Ranks(tmp_path)
-
-
-@pytest.fixture(scope="session")
-def slurm():
-    """The environment of a running Slurm: the caller's, or one of our own for as long as the tests run."""
-    if not shutil.which("sbatch"):
-        pytest.skip("no sbatch on PATH")
-    env = clean_env(PYTHONPATH=str(ROOT))
-    script = str(ROOT / "tests" / "slurm_cluster.sh")
-    running = subprocess.run(["sinfo"], env=env, capture_output=True).returncode == 0
-    if not running:
-        if os.geteuid() != 0 or not shutil.which("slurmctld", path="/usr/sbin:/usr/bin"):
-            pytest.skip("no Slurm is running, and starting one needs root, slurm-wlm and munge")
-        env["SLURM_CONF"] = subprocess.run(
-            [script, "start"], env=env, check=True, stdout=subprocess.PIPE, text=True
-        ).stdout.strip()
-    yield env
-    if not running:
-        subprocess.run([script, "stop"], env=env, check=True)

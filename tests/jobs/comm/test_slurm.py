@@ -14,19 +14,19 @@ from helpers import warm
 HERE = Path(__file__).parent
 ROOT = HERE.parents[2]
 LIMIT_S = 60
-pytestmark = pytest.mark.cluster
+pytestmark = pytest.mark.xdist_group("slurm")
 
 
 @pytest.fixture
-def submit(slurm, tmp_path):
+def submit(slurm_env, tmp_path):
     """Runs a batch file to its end in a folder where `fedmpi` is `body`; gives exit code and log."""
 
     def run(body, file, *args, options=()):
         (tmp_path / "fedmpi").write_text(f"#!/usr/bin/env bash\n{body}\n")
         (tmp_path / "fedmpi").chmod(0o755)
         (tmp_path / "launch").symlink_to(ROOT / "launch")
-        env = warm(slurm)
-        env["PATH"] = f"{tmp_path}:{Path(sys.executable).parent}:{slurm['PATH']}"
+        env = warm(slurm_env | {"PYTHONPATH": str(ROOT)})
+        env["PATH"] = f"{tmp_path}:{Path(sys.executable).parent}:{slurm_env['PATH']}"
         say = {"env": env, "cwd": tmp_path, "check": True, "stdout": subprocess.PIPE, "text": True}
         job = subprocess.run(
             ["sbatch", "--parsable", "--output=log.txt", *options, str(file), *args], **say
