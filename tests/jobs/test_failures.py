@@ -9,14 +9,13 @@ import signal
 import socket
 import subprocess
 import sys
-import time
 from unittest.mock import Mock
 
 import numpy as np
 import pytest
 import yaml
 from helpers import BIN, ROOT, clean_env, fedmpi
-from test_signals import CONFIG, Faulty
+from real_job import CONFIG, wait_until
 
 from fedmpi.common.errors import UserError
 from fedmpi.config import load
@@ -51,7 +50,7 @@ class Net(nn.Module):
                 ctypes.string_at(0)
             if self.kind == "stuck":
                 Path(__file__).with_name("stuck.mark").touch()
-                time.sleep(100)
+                time.sleep(1000)
         return self.head(self.norm(x))
 
 def error(input_shape, classes): return Net("error")
@@ -70,39 +69,26 @@ GLOO, MPI, TORCHRUN = ("mpirun", "gloo"), ("mpirun", "mpi"), ("torchrun", "gloo"
 
 
 @pytest.fixture
-def start(tmp_path):
-    jobs = []
+def start_job(start, tmp_path):
     (tmp_path / "plugin.py").write_text(PLUGIN)
 
-    def start(how, model=None, cold=False, **changes):
-        kind, backend = how
-        comm = {"backend": backend, "start_timeout_s": 30, **changes.pop("comm", {})}
+    def start_job(how, model=None, cold=False, **changes):
+        comm = {"backend": how[1], "start_timeout_s": 30, **changes.pop("comm", {})}
         if model:
             changes["model"] = {"name": f"{tmp_path}/plugin.py:{model}"}
-        jobs.append(Faulty(tmp_path / f"job{len(jobs)}", kind, 3, cold, comm=comm, **changes))
-        return jobs[-1]
+        return start(how[0], 3, cold=cold, comm=comm, **changes)
 
-    yield start
-    for job in jobs:
-        job.end()
-
-
-def only_message(job):
-    """What the job says of its failure: a single message."""
-    said = [line for line in job.said().splitlines() if line.startswith("fedmpi")]
-    assert len(said) == 1, job.said()
-    assert "Traceback" not in job.said()
-    return said[0]
+    return start_job
 
 
 def reason(job):
-    return json.loads((job.folder / "run" / "summary.json").read_text())["exit_reason"]
+    return job.summary()["exit_reason"]
 
 
 @pytest.mark.parametrize("how", [GLOO, TORCHRUN], ids="-".join)
-def test_a_rank_that_a_signal_ends_shows_where_it_was(start, how):
-    job = start(how, "crash")
-    assert job.ends_within(120)
+def test_a_rank_that_a_signal_ends_shows_where_it_was(start_job, how):
+    job = start_job(how, "crash")
+    assert job.wait()
     said = job.said()
     assert "Fatal Python error: Segmentation fault" in said
     assert re.search(r'plugin\.py", line \d+ in forward', said)
@@ -130,67 +116,68 @@ CAUSES = {
 
 @pytest.mark.parametrize(
     ("how", "cause"),
-    [(GLOO, "error"), (MPI, "error"), (TORCHRUN, "error"), (TORCHRUN, "memory"), (MPI, "single")],
+    [
+        pytest.param(GLOO, "error", marks=pytest.mark.smoke),
+        (MPI, "error"),
+        (TORCHRUN, "error"),
+        (TORCHRUN, "memory"),
+        (MPI, "single"),
+    ],
     ids=lambda value: value if isinstance(value, str) else "-".join(value),
 )
-def test_a_client_that_fails_is_named_with_rank_and_round(start, how, cause):
-    job = start(how, cause)
-    code = job.ends_within(120)
+def test_a_client_that_fails_is_named_with_rank_and_round(start_job, how, cause):
+    job = start_job(how, cause)
+    code = job.wait()
     assert code == (1 if how is TORCHRUN else 2)  # torchrun has its own
-    assert re.search(rf"^fedmpi \[rank 2 on .*\]: error: round \d+, client \d: .*{CAUSES[cause]}", only_message(job))
+    assert re.search(rf"^fedmpi \[rank 2 on .*\]: error: round \d+, client \d: .*{CAUSES[cause]}", job.only_message())
     assert re.search(r"^failed: \[rank 2 on .*\]: round \d+, client \d: ", reason(job))
-    rounds = [json.loads(line)["round"] for line in job.rows()]
+    rounds = [row["round"] for row in job.rows()]
     assert rounds == list(range(len(rounds)))
-    assert json.loads((job.folder / "run" / "summary.json").read_text())["rounds"] == len(rounds)
+    assert job.summary()["rounds"] == len(rounds)
 
 
-def test_a_mistake_of_one_rank_alone_before_the_ranks_meet(start):
+def test_a_mistake_of_one_rank_alone_before_the_ranks_meet(start_job):
     """Rank 0 waits for it, and hears why it does not come."""
-    job = start(TORCHRUN, "alone", comm={"start_timeout_s": 200})
-    job.ends_within(120)
-    assert re.search(r"^fedmpi \[rank 2 on .*\]: error: .*this one cannot be built here", only_message(job))
+    job = start_job(TORCHRUN, "alone", comm={"start_timeout_s": 200})
+    job.wait()
+    assert re.search(r"^fedmpi \[rank 2 on .*\]: error: .*this one cannot be built here", job.only_message())
 
 
-@pytest.mark.parametrize("rank", [0, 2])
-def test_a_killed_rank_is_named(start, rank):
-    job = start(TORCHRUN)
+@pytest.mark.parametrize("rank", [0, pytest.param(2, marks=pytest.mark.smoke)])
+def test_a_killed_rank_is_named(start_job, rank):
+    job = start_job(TORCHRUN)
     job.wait_for_rounds(2)
     os.kill(job.rank(rank), signal.SIGKILL)
-    assert job.ends_within(30) != 0
-    assert re.search(rf"rank {rank}( on {HOST})? is dead", only_message(job))  # its store tells of rank 0, too
+    assert job.wait() != 0
+    assert re.search(rf"rank {rank}( on {HOST})? is dead", job.only_message())  # its store tells of rank 0, too
     if rank:
         assert reason(job) == f"failed: rank 2 on {HOST} is dead: its connection has ended"
         assert f"\ngo on with: fedmpi resume {job.folder}/run\n" in job.said()
 
 
-@pytest.mark.parametrize("how", [GLOO, MPI, TORCHRUN], ids="-".join)
-def test_a_frozen_rank_is_named_and_not_left_behind(start, how):
-    job = start(how, cold=True, comm={"round_timeout_s": 3})
+@pytest.mark.parametrize("how", [GLOO, pytest.param(MPI, marks=pytest.mark.smoke), TORCHRUN], ids="-".join)
+def test_a_frozen_rank_is_named_and_not_left_behind(start_job, how):
+    job = start_job(how, cold=True, comm={"round_timeout_s": 3})
     job.wait_for_rounds(2)
     frozen = job.rank(2)
     os.kill(frozen, signal.SIGSTOP)
     if how is TORCHRUN:  # which itself kills only 30 s later what does not end
-        job.wait_for(lambda: job.rank(0, or_none=True) is None)
+        job.wait_for(lambda: job.find_rank(0) is None)
         os.kill(frozen, signal.SIGKILL)
-    assert job.ends_within(120) != 0
-    assert f"rank 2 on {HOST} is silent: no message from or to it for 3 s (comm.round_timeout_s)" in only_message(job)
+    assert job.wait() != 0
+    assert f"rank 2 on {HOST} is silent: no message from or to it for 3 s (comm.round_timeout_s)" in job.only_message()
     assert f"rank 2 on {HOST} is silent" in reason(job)
 
 
-@pytest.mark.parametrize("how", [MPI, TORCHRUN], ids="-".join)
-def test_a_dead_launcher_ends_its_ranks(start, tmp_path, how):
+@pytest.mark.parametrize("how", [MPI, pytest.param(TORCHRUN, marks=pytest.mark.smoke)], ids="-".join)
+def test_a_dead_launcher_ends_its_ranks(start_job, tmp_path, how):
     """Even one that is stuck in a batch."""
-    job = start(how, "stuck", cold=True)
-    while not (tmp_path / "stuck.mark").exists():
-        assert job.process.poll() is None, job.said()
-        time.sleep(0.1)
+    job = start_job(how, "stuck", cold=True)
+    job.wait_for((tmp_path / "stuck.mark").exists)
     job.process.kill()
-    began = time.monotonic()
-    while job.alive():
-        assert time.monotonic() - began < 30, job.said()
-        time.sleep(0.1)
+    wait_until(lambda: not job.alive(), job.said)
     if how is TORCHRUN:  # Open MPI ends ranks without a daemon by itself
-        assert re.search(r"error: the launcher \(torchrun, process \d+\) has died", only_message(job))
+        assert re.search(r"error: the launcher \(torchrun, process \d+\) has died", job.only_message())
         assert "the launcher" in reason(job)
 
 
@@ -210,7 +197,7 @@ import os, sys, time
 from fedmpi.comm.backends import mpi
 from fedmpi.comm.launchers.job import Job
 if os.environ["OMPI_COMM_WORLD_RANK"] == "1":
-    time.sleep(30)
+    time.sleep(1000)
 mpi.world(Job("mpi", 0, 2, 0, 2, "here"), 2)
 """
 
@@ -237,6 +224,7 @@ def shell(words, env=None):
     return subprocess.run(["bash", "-c", command], env=env or clean_env(), capture_output=True, text=True, timeout=120)
 
 
+@pytest.mark.smoke
 def test_a_checkpoint_that_does_not_fit_is_one_message(tmp_path):
     done = shell(f"ulimit -f 16; fedmpi run {shlex.quote(str(config(tmp_path, rounds=10_000)))}")
     assert done.returncode == 2

@@ -1,4 +1,4 @@
-"""Real jobs that are killed and gone on with, elsewhere: the bits of the undisturbed run. And what is refused."""
+"""Real jobs that are killed or stopped and resumed, elsewhere: the bits of the undisturbed run. And what is refused."""
 
 import hashlib
 import json
@@ -6,109 +6,58 @@ import os
 import re
 import shutil
 import signal
-import subprocess
 import time
 from pathlib import Path
 
 import numpy as np
 import pytest
 import yaml
-from helpers import BIN, ROOT, clean_env, fedmpi, launcher, warm
+from helpers import clean_env, fedmpi
+from real_job import AGAIN, PARTIAL, assert_same, rows, undisturbed
 
 ULFM = bool(shutil.which("ompi_info", path=clean_env()["PATH"]))  # Open MPI's
-CONFIG = {
-    "name": "run",
-    "rounds": 24,
-    "data": {"source": "digits", "partition": {"scheme": "dirichlet", "clients": 6, "alpha": 0.3}},
-    "model": {"name": "mlp"},
-    "method": {"name": "scaffold"},
-    "cohort": {"fraction": 0.5},
-    "evaluate": {"protocol": ["global", "personal"]},
-    "state": {"memory": 0.0005},  # two or three of the six rows
-}
 
 
 @pytest.fixture(scope="module")
 def place(tmp_path_factory):
     folder = tmp_path_factory.mktemp("runs")
-    (folder / "run.yaml").write_text(yaml.safe_dump({**CONFIG, "output": str(folder)}))
+    (folder / "run.yaml").write_text(yaml.safe_dump({**PARTIAL, "rounds": 24, "output": str(folder)}))
     done = fedmpi("run", folder / "run.yaml", "name=whole")
     assert done.returncode == 0, done.stderr
     return folder
 
 
-def rows(folder):
-    path = folder / "metrics.jsonl"
-    return [json.loads(line) for line in path.read_text().splitlines()] if path.exists() else []
-
-
-def same(a, b):
-    """Rounds, bits and figures; each round once."""
-    times = ("wall_s", "train_s", "wait_s", "server_s", "evaluate_s", "sent_bytes", "received_bytes")
-    left, right = ([{k: v for k, v in row.items() if k not in times} for row in rows(x)] for x in (a, b))
-    assert left == right
-    lines = [sorted((x / "clients.jsonl").read_text().splitlines()) for x in (a, b)]
-    assert lines[0] == lines[1]
-    said = [(x / "updates.jsonl").read_text() for x in (a, b)]
-    assert said[0] == said[1]
-    assert len(said[0].splitlines()) == len(left)
-    assert (a / "model.safetensors").read_bytes() == (b / "model.safetensors").read_bytes()
-
-
-def killed(place, name, rounds, *command):
-    """A job of its own session, killed whole when it has told so many rounds."""
-    process = subprocess.Popen(
-        command, env=clean_env(), cwd=ROOT, start_new_session=True, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL
-    )
-    began = time.monotonic()
-    while len(rows(place / name)) < rounds:
-        assert time.monotonic() - began < 90
-        if process.poll() is not None:
-            break
-        time.sleep(0.02)
-    for path in [p for p in os.listdir("/proc") if p.isdigit()]:
-        try:
-            with open(f"/proc/{path}/cmdline") as said:
-                mine = f"name={name}" in said.read() or f"{place}/{name}" in said.read()
-            if mine:
-                os.kill(int(path), signal.SIGKILL)
-        except (OSError, ProcessLookupError):
-            continue
-    process.wait(20)
-
-
-def test_killed_twice_and_ended_on_other_ranks(place):
-    run = [str(BIN / "fedmpi"), "run", str(place / "run.yaml"), "name=torn", "checkpoint.resume=auto"]
-    killed(place, "torn", 5, *launcher("mpirun", 3), *run)
-    before = len(rows(place / "torn"))
-    assert 5 <= before < 24
-    killed(place, "torn", before + 4, *launcher("torchrun", 2), *run)
-    done = fedmpi("resume", place / "torn", "comm.backend=mpi", kind="mpirun", size=4)
+def test_killed_twice_and_ended_on_other_ranks(start):
+    job = start("mpirun", 3, checkpoint={"resume": "auto"}, **PARTIAL)
+    job.wait_for_rounds(5)
+    job.kill()
+    before = len(job.rows())
+    job = start("torchrun", 2, folder=job.folder, checkpoint={"resume": "auto"}, **PARTIAL)
+    job.wait_for_rounds(before + 4)
+    job.kill()
+    rounds = len(job.rows()) + 3
+    done = fedmpi("resume", job.run, "comm.backend=mpi", f"rounds={rounds}", kind="mpirun", size=4)
     assert done.returncode == 0, done.stderr
     assert "going on after round" in done.stdout
-    same(place / "torn", place / "whole")
+    assert_same(job.run, undisturbed(job, rounds))
 
 
+@pytest.mark.smoke
 @pytest.mark.skipif(not ULFM, reason="no Open MPI 5")
-def test_a_job_does_without_a_rank_that_is_killed(place):
+def test_a_job_does_without_a_rank_that_is_killed(start):
     """The command that docs/reliability.md gives; its exit code is rank 0's. The replay has the same bits."""
-    command = [str(ROOT / "launch" / "mpirun.sh"), "4", str(place / "run.yaml")]
-    command += ["name=lossy", "faults.on_lost_rank=drop"]
-    env = clean_env(FEDMPI_ULFM="1")
-    with subprocess.Popen(command, env=env, cwd=place, stdout=subprocess.PIPE, text=True) as job:
-        began = time.monotonic()
-        while len(rows(place / "lossy")) < 3:
-            assert time.monotonic() - began < 90
-            time.sleep(0.02)
-        os.kill(rank(2, "name=lossy"), signal.SIGKILL)
-        said = job.communicate(timeout=120)[0]
-    assert job.returncode == 0, said
-    assert re.search(r"ranks lost on the way: 2 \(round \d+\)", said)
-    summary = json.loads((place / "lossy" / "summary.json").read_text())
-    assert (summary["exit_reason"], summary["rounds"], list(summary["lost_ranks"])) == ("finished", 24, ["2"])
-    done = fedmpi("replay", place / "lossy")
+    job = start("script mpirun", 4, env={"FEDMPI_ULFM": "1"}, faults={"on_lost_rank": "drop"}, **PARTIAL)
+    job.wait_for_rounds(3)
+    os.kill(job.rank(2), signal.SIGKILL)
+    job.wait_for(lambda: re.search("without rank 2|rank 2 .* lost", job.text()))
+    job.wait_for_rounds(len(job.rows()) + 3)
+    job.process.terminate()
+    assert job.wait() == AGAIN, job.text()
+    assert re.search(r"ranks lost on the way: 2 \(round \d+\)", job.text())
+    assert list(job.summary()["lost_ranks"]) == ["2"]
+    done = fedmpi("replay", job.run)
     assert done.returncode == 0, done.stderr
-    assert f"24 rounds of {place / 'lossy'}: the same bits in" in done.stdout
+    assert f"{len(job.rows())} rounds of {job.run}: the same bits in" in done.stdout
 
 
 def test_a_replay_ends_where_its_run_did(place):
@@ -123,42 +72,26 @@ def test_a_replay_ends_where_its_run_did(place):
     assert json.loads((place / "short-replay" / "summary.json").read_text())["exit_reason"] == "stopped"
 
 
-def rank(number, word):
-    """The process of a rank of the job whose command line has `word`."""
-    for path in Path("/proc").glob("[0-9]*"):
-        try:
-            environment = (path / "environ").read_text().split("\0")
-            if word in (path / "cmdline").read_text() and f"OMPI_COMM_WORLD_RANK={number}" in environment:
-                return int(path.name)
-        except OSError:
-            continue
-    raise AssertionError(f"no rank {number}")
-
-
 @pytest.mark.parametrize(
     ("kind", "size", "number", "every"), [("alone", 1, signal.SIGTERM, 1), ("mpirun", 3, signal.SIGUSR1, 50)]
 )
-def test_a_request_to_stop_is_gone_on_with(place, kind, size, number, every):
+def test_a_request_to_stop_is_gone_on_with(start, kind, size, number, every):
     """Repeated, as by Slurm at a time limit; exit code 75, and the command to go on with. Nothing that was complete
     is lost, however rare checkpoints are."""
-    name = f"asked{every}"
-    command = [*launcher(kind, size), "fedmpi", "run", str(place / "run.yaml"), f"name={name}"]
-    command += [f"checkpoint.every={every}"]
-    process = subprocess.Popen(command, env=warm(), cwd=ROOT, stdout=subprocess.PIPE, text=True)
-    while len(rows(place / name)) < 3:
-        time.sleep(0.02)
-    for _ in range(2):
-        process.send_signal(number)
-        time.sleep(0.1)
-    said = process.communicate(timeout=30)[0]
-    assert process.returncode == 75, said
-    assert f"fedmpi resume {place / name}" in said
-    assert json.loads((place / name / "summary.json").read_text())["exit_reason"] == f"signal {int(number)}"
-    complete = rows(place / name)[-1]["round"]
-    done = fedmpi("resume", place / name)
+    job = start(kind, size, cold=False, checkpoint={"every": every}, **PARTIAL)
+    job.wait_for_rounds(3)
+    job.process.send_signal(number)
+    time.sleep(0.1)
+    if job.process.poll() is None:
+        job.process.send_signal(number)
+    assert job.wait() == AGAIN, job.text()
+    assert f"fedmpi resume {job.run}" in job.text()
+    assert job.summary()["exit_reason"] == f"signal {int(number)}"
+    complete = job.rows()[-1]["round"]
+    done = fedmpi("resume", job.run, f"rounds={complete + 4}")
     assert done.returncode == 0, done.stderr
     assert f"going on after round {complete} (" in done.stdout
-    same(place / name, place / "whole")
+    assert_same(job.run, undisturbed(job, complete + 4))
 
 
 def test_more_rounds(place):
@@ -166,7 +99,7 @@ def test_more_rounds(place):
     assert done.returncode == 0, done.stderr
     done = fedmpi("resume", place / "more", "rounds=24")
     assert done.returncode == 0, done.stderr
-    same(place / "more", place / "whole")
+    assert_same(place / "more", place / "whole")
 
 
 @pytest.mark.parametrize(

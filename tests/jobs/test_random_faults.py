@@ -17,8 +17,7 @@ from pathlib import Path
 
 import pytest
 import yaml
-from helpers import launcher
-from test_signals import CONFIG, Faulty
+from real_job import CONFIG, Job
 
 from fedmpi import config
 from fedmpi.runtime import launch
@@ -38,18 +37,10 @@ MOMENTS = ("start", "import", "training", "training", "end")
 FEW, MANY = 7, int(os.environ.get("FEDMPI_FAULTS", 60))
 # An interrupt while Python itself starts, before it has read a line of fedmpi, is Python's to report.
 STARTING = re.compile(r"Traceback(?:(?!fedmpi/|Traceback).)*?KeyboardInterrupt\n", re.S)
-ORPHANS_S = 60  # after the fault, or a moment after the launcher's own end
-ENDED_S = 120  # after the fault: imports, time-outs, the 30 s that torchrun gives a rank that does not answer
+ORPHANS_S = 300  # after the fault, or a moment after the launcher's own end
+ENDED_S = 600  # after the fault: imports, time-outs, the 30 s that torchrun gives a rank that does not answer
 REQUESTS = ("TERM", "INT", "USR1", "TERM twice")
 FURTHER = 3  # rounds that a job does after a fault that does not end it
-
-
-class Struck(Faulty):
-    def command(self, kind, size):
-        if kind != "ulfm":
-            return super().command(kind, size)
-        first, *rest = launcher("mpirun", size)
-        return [first, "--with-ft", "ulfm", *rest]
 
 
 def wait_until(limit_s, true):
@@ -141,7 +132,7 @@ def gone_on(job, undisturbed, label):
 def inflict(job, fault, rank):
     """When it was done, by the clock, or None if nobody was there any more."""
     who, _, how = fault.partition(" ") if fault.startswith("launcher") else ("rank", "", fault)
-    pid = job.process.pid if who == "launcher" else job.rank(rank, or_none=True)
+    pid = job.process.pid if who == "launcher" else job.find_rank(rank)
     struck = time.monotonic()
     if pid is None or job.process.poll() is not None:
         return None
@@ -164,15 +155,15 @@ def strike(folder, number, undisturbed):
     comm = {"backend": backend, "start_timeout_s": 20, "round_timeout_s": 6 if policy == "abort" else 60}
     faults = {"on_lost_rank": policy}
     label = f"fault {number}: {fault} of rank {rank} at {moment} + {delay_s:.2f} under {kind}, {backend}, {policy}"
-    job = Struck(folder, kind, 3, comm=comm, rounds=rounds, faults=faults)
+    job = Job(folder, kind, 3, comm=comm, rounds=rounds, faults=faults)
     try:
-        found = wait_until(60, lambda: job.rank(rank, or_none=True) or job.process.poll() is not None)
+        found = wait_until(600, lambda: job.find_rank(rank) or job.process.poll() is not None)
         assert found, f"{label}: it did not start: {job.text()}"
         if moment == "import":
             delay_s *= 6
         if moment in ("training", "end"):
             due = 2 if moment == "training" else rounds - 3
-            wait_until(90, lambda: len(job.rows()) >= due or job.process.poll() is not None)
+            wait_until(600, lambda: len(job.rows()) >= due or job.process.poll() is not None)
         time.sleep(delay_s / 4 if moment == "start" else delay_s)
         struck, before = inflict(job, fault, rank), len(job.rows())
         began = time.monotonic() if struck is None else struck
@@ -205,7 +196,7 @@ def strike(folder, number, undisturbed):
         facts = {"fault": fault, "moment": moment, "kind": kind, "backend": backend, "policy": policy, "rank": rank}
         return {"number": number, **facts, "code": code, "seconds": round(seconds, 1), "asked": asked, "reason": done}
     finally:
-        job.end()
+        job.kill()
 
 
 @pytest.mark.parametrize("number", range(FEW))

@@ -93,8 +93,8 @@ def test_alone(alone):
     ("kind", "size", "overrides"),
     [
         ("mpirun", 2, ["comm.backend=gloo"]),
-        ("mpirun", 5, ["comm.backend=mpi"]),
-        ("torchrun", 3, []),
+        pytest.param("mpirun", 5, ["comm.backend=mpi"], marks=pytest.mark.smoke),
+        pytest.param("torchrun", 3, [], marks=pytest.mark.smoke),
         ("torchrun", 2, ["cohort.placement=pinned", "server.trains=true"]),
     ],
     ids=lambda value: ",".join(value) if isinstance(value, list) else str(value),
@@ -112,6 +112,14 @@ model: {name: mlp, hidden: [8]}
 method: {name: fedavg}
 evaluate: {protocol: [global, personal]}
 """
+
+
+def write_silos(folder):
+    """silos.yaml, and the files of its two sites."""
+    (folder / "silos.yaml").write_text(SILOS)
+    for k, name in enumerate(("north", "south")):
+        x = np.random.default_rng(k).normal(size=(20, 5))
+        np.savez(folder / f"{name}.npz", x=x, y=(x[:, 0] > 0).astype(int))
 
 
 def test_a_rank_needs_the_files_of_its_own_silos_only(tmp_path):
@@ -152,9 +160,7 @@ def test_a_rank_opens_two_sites_files_only_if_allowed(tmp_path):
     refused = "data.silos: 2 sites, but 1 rank to train: rank 1 would open the files of north.npz, south.npz. Start 3"
     assert f"error: {refused} ranks (rank 0 is the server), or let sites share a rank: " in done.stderr
     assert not (tmp_path / "silos").exists()
-    for k, name in enumerate(("north", "south")):
-        x = np.random.default_rng(k).normal(size=(20, 5))
-        np.savez(tmp_path / f"{name}.npz", x=x, y=(x[:, 0] > 0).astype(int))
+    write_silos(tmp_path)
     for more in ("data.share_ranks=true", "server.trains=true"):
         done = fedmpi(*words, more, "rounds=1", kind="mpirun", size=2)
         assert done.returncode == 0, done.stderr
@@ -168,9 +174,7 @@ def test_a_site_may_keep_its_label_counts_to_itself(tmp_path):
         "class Nosy(Method):\n    def aggregate(self, s, up):\n"
         "        s.label_counts\n        return up.mean(), s.state\n"
     )
-    for k, name in enumerate(("north", "south")):
-        x = np.random.default_rng(k).normal(size=(20, 5))
-        np.savez(tmp_path / f"{name}.npz", x=x, y=(x[:, 0] > 0).astype(int))
+    write_silos(tmp_path)
     words = ["run", tmp_path / "silos.yaml", f"data.root={tmp_path}", f"output={tmp_path}", "data.validation=0.2"]
     keeps = "data.share_label_counts=false"
     for more in ([], [keeps]):
@@ -232,13 +236,11 @@ class Hashes(Method):
 """
 
 
+@pytest.mark.smoke
 def test_a_site_writes_down_what_has_left_it(tmp_path):
     """Its hashes are those of what rank 0 received; nothing that went out is missing."""
-    (tmp_path / "silos.yaml").write_text(SILOS)
     (tmp_path / "hashes.py").write_text(HASHES)
-    for k, name in enumerate(("north", "south")):
-        x = np.random.default_rng(k).normal(size=(20, 5))
-        np.savez(tmp_path / f"{name}.npz", x=x, y=(x[:, 0] > 0).astype(int))
+    write_silos(tmp_path)
     method = f"method={{name: '{tmp_path}/hashes.py:Hashes'}}"
     words = ["run", tmp_path / "silos.yaml", f"data.root={tmp_path}", f"output={tmp_path}", "output_mode=private"]
     done = fedmpi(*words, method, kind="mpirun", size=3)
@@ -266,10 +268,7 @@ def test_a_site_writes_down_what_has_left_it(tmp_path):
 
 def test_what_an_analysis_makes_a_site_send_is_written_down_too(tmp_path):
     """Its local model goes to the other site; it stood there under the name of what was sent before it."""
-    (tmp_path / "silos.yaml").write_text(SILOS)
-    for k, name in enumerate(("north", "south")):
-        x = np.random.default_rng(k).normal(size=(20, 5))
-        np.savez(tmp_path / f"{name}.npz", x=x, y=(x[:, 0] > 0).astype(int))
+    write_silos(tmp_path)
     words = ["run", tmp_path / "silos.yaml", f"data.root={tmp_path}", f"output={tmp_path}", "method.name=fedavg"]
     done = fedmpi(*words, "analysis=[losses, drift]", kind="mpirun", size=3)
     assert done.returncode == 0, done.stderr

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 import yaml
 from helpers import ROOT, fedmpi, warm
-from test_going_on import rows, same
+from real_job import assert_same, rows
 
 pytestmark = pytest.mark.xdist_group("slurm")
 SCRIPTS = {
@@ -18,23 +18,29 @@ SCRIPTS = {
     "mpirun": ["--ntasks=3", "slurm/mpirun.sbatch"],
     "torchrun": ["--cpus-per-task=3", "slurm/torchrun.sbatch"],
 }
-PACED = """
+GATED = """
 import os, time
+from pathlib import Path
 from torch import nn
 
-class Paced(nn.Module):
+class Gated(nn.Module):
     def __init__(self):
         super().__init__()
-        self.head = nn.Linear(64, 10)
+        self.head, self.calls = nn.Linear(64, 10), 0
 
     def forward(self, x):
         if self.training:
-            time.sleep(float(os.environ.get("PACE_S", "0")))
+            self.calls += 1
+            time.sleep(float(os.environ.get("PACE_S", 0)))
+            if "GATE" in os.environ and self.calls > 100:
+                names = ("all", os.environ.get("SLURM_ARRAY_TASK_ID", "none"))
+                while not any(Path(os.environ["GATE"], name).exists() for name in names):
+                    time.sleep(0.01)
         return self.head(x.flatten(1))
 
-def paced(input_shape, classes):
-    return Paced()
-"""
+def gated(input_shape, classes):
+    return Gated()
+"""  # trains for a few rounds and then waits, until its gate is opened: a job cannot end before a test has struck it
 CONFIG = {
     "rounds": 20,
     "data": {"source": "digits", "partition": {"scheme": "dirichlet", "clients": 6, "alpha": 0.3}},
@@ -46,29 +52,36 @@ CONFIG = {
 class Cluster:
     def __init__(self, env, folder):
         self.env, self.folder, self.config = env, folder, folder / "run.yaml"
-        (folder / "paced.py").write_text(PACED)
-        told = {**CONFIG, "model": {"name": f"{folder / 'paced.py'}:paced"}, "output": str(folder)}
+        self.gate = folder / "gate"
+        self.gate.mkdir()
+        (folder / "gated.py").write_text(GATED)
+        told = {**CONFIG, "model": {"name": f"{folder / 'gated.py'}:gated"}, "output": str(folder)}
         self.config.write_text(yaml.safe_dump(told))
         self.jobs = []
 
-    def say(self, *words, pace="0", check=True):
-        env = {**self.env, "PACE_S": pace}
-        return subprocess.run(words, env=env, cwd=ROOT, check=check, capture_output=True, text=True).stdout.strip()
+    def open(self, name="all"):
+        """Let the jobs go on that wait at their gate, or one task of an array."""
+        (self.gate / name).touch()
+
+    def say(self, *words, check=True, **variables):
+        return subprocess.run(
+            words, env=self.env | variables, cwd=ROOT, check=check, capture_output=True, text=True
+        ).stdout.strip()
 
     def whole(self, name, *words):
         done = fedmpi("run", self.config, f"name={name}", *words)
         assert done.returncode == 0, done.stderr
         return self.folder / name
 
-    def submit(self, *words, pace="0.04"):
-        """words: what sbatch is told, up to the settings. A round takes 15 times `pace`."""
+    def submit(self, *words, pace=None):
+        """words: what sbatch is told, up to the settings. The job waits at its gate; or each batch takes `pace` s."""
         *options, script = [word for word in words if "=" not in word or word.startswith("-")]
         settings = [word for word in words if "=" in word and not word.startswith("-")]
         log = f"--output={self.folder}/%A-%a.log" if any("--array" in o for o in options) else None
         log = log or f"--output={self.folder}/%j.log"
-        self.jobs.append(
-            self.say("sbatch", "--parsable", log, *options, script, str(self.config), *settings, pace=pace)
-        )
+        variables = {"PACE_S": pace} if pace else {"GATE": str(self.gate)}
+        command = ["sbatch", "--parsable", log, *options, script, str(self.config), *settings]
+        self.jobs.append(self.say(*command, **variables))
         return self.jobs[-1]
 
     def run(self, job):
@@ -81,7 +94,7 @@ class Cluster:
     def fact(self, job, name):
         return re.search(rf"\b{name}=(\S+)", self.say("scontrol", "show", "job", job))[1]
 
-    def until(self, what, job, limit_s=120):
+    def until(self, what, job, limit_s=600):
         began = time.monotonic()
         while not what():
             assert time.monotonic() < began + limit_s, f"{self.say('scontrol', 'show', 'job', job)}\n{self.log(job)}"
@@ -99,7 +112,7 @@ class Cluster:
 
         self.until(all_done, jobs[-1])
 
-    def ended(self, job, limit_s=180):
+    def ended(self, job, limit_s=900):
         """(state, how often it was started again)"""
         self.until(lambda: self.fact(job, "JobState") not in UNDER_WAY, job, limit_s)
         return self.fact(job, "JobState"), int(self.fact(job, "Restarts"))
@@ -116,23 +129,26 @@ def cluster(slurm_env, tmp_path):
         it.say("scancel", job, check=False)
 
 
+@pytest.mark.smoke
 def test_a_warned_job_goes_on_by_itself(cluster):
     """The warning of --signal, sent by hand: to the batch shell. Each script asks Slurm to start its job again."""
     whole = cluster.whole("whole")
     jobs = {kind: cluster.submit(*words) for kind, words in SCRIPTS.items()}
     cluster.after_rounds(2, [*jobs.values()], lambda job: cluster.say("scancel", "--signal=USR1", "--batch", job))
+    cluster.open()
     for kind, job in jobs.items():
         assert cluster.ended(job) == ("COMPLETED", 1), cluster.log(job)
         assert cluster.log(job).count("is requeued, and will go on") == 1, kind
         assert cluster.log(job).count("going on after round") == 1
         assert "Traceback" not in cluster.log(job)
-        same(cluster.run(job), whole)
+        assert_same(cluster.run(job), whole)
     assert not list(ROOT.glob(".fedmpi-*"))
 
 
 def test_a_cancelled_job_stays_cancelled(cluster):
     jobs = [cluster.submit(*words) for words in SCRIPTS.values()]
     cluster.after_rounds(2, jobs, lambda job: cluster.say("scancel", job))
+    cluster.open()
     for job in jobs:
         assert cluster.ended(job) == ("CANCELLED", 0), cluster.log(job)
         assert "is requeued" not in cluster.log(job)
@@ -145,9 +161,10 @@ def test_a_job_that_is_requeued_in_a_round_goes_on(cluster):
     whole = cluster.whole("whole")
     jobs = [cluster.submit(*words) for words in SCRIPTS.values()]
     cluster.after_rounds(2, jobs, lambda job: cluster.say("scontrol", "requeue", job))
+    cluster.open()
     for job in jobs:
         assert cluster.ended(job) == ("COMPLETED", 1), cluster.log(job)
-        same(cluster.run(job), whole)
+        assert_same(cluster.run(job), whole)
 
 
 def test_a_job_whose_node_fails_goes_on(cluster):
@@ -163,10 +180,11 @@ def test_a_job_whose_node_fails_goes_on(cluster):
             continue
         if f"slurmstepd: [{job}." in words or f"SLURM_JOB_ID={job}\0" in told:
             os.kill(int(path.name), signal.SIGKILL)
+    cluster.open()
     cluster.say("scontrol", "update", f"node={node}", "state=down", "reason=test")
     cluster.say("scontrol", "update", f"node={node}", "state=resume", check=False)  # unless it is back by itself
     assert cluster.ended(job) == ("COMPLETED", 1), cluster.log(job)
-    same(cluster.run(job), whole)
+    assert_same(cluster.run(job), whole)
 
 
 @pytest.mark.soak
@@ -195,5 +213,5 @@ def test_time_limits(cluster):
         assert restarts >= 1
         # Slurm may end the shell before it has said so.
         assert 1 <= cluster.log(job).count("is requeued, and will go on") <= restarts
-        same(cluster.run(job), wholes[seed])
+        assert_same(cluster.run(job), wholes[seed])
         assert yaml.safe_load((cluster.run(job) / "config.yaml").read_text())["seed"] == int(seed[5:])

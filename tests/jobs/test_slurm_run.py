@@ -8,7 +8,7 @@ import time
 import pytest
 from helpers import ROOT, fedmpi, warm
 
-LIMIT_S = 120
+LIMIT_S = 600
 pytestmark = pytest.mark.xdist_group("slurm")
 
 
@@ -49,7 +49,7 @@ def submit(env, log, *words):
 @pytest.mark.parametrize(
     ("file", "options", "overrides"),
     [
-        ("srun.sbatch", ["--ntasks=3"], []),
+        pytest.param("srun.sbatch", ["--ntasks=3"], [], marks=pytest.mark.smoke),
         ("mpirun.sbatch", ["--ntasks=3"], ["comm.backend=mpi"]),
         ("torchrun.sbatch", ["--cpus-per-task=3"], []),
     ],

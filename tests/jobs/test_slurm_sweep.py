@@ -34,14 +34,14 @@ def sweep(slurm_env, tmp_path):
 class Sweep:
     def __init__(self, cluster):
         self.cluster, self.place, self.file = cluster, cluster.folder / "many", cluster.folder / "sweep.yaml"
-        model = {"name": f"{cluster.folder / 'paced.py'}:paced"}
+        model = {"name": f"{cluster.folder / 'gated.py'}:gated"}
         over = {"method": {"FedAvg": {"method": {"name": "fedavg"}}, "SCAFFOLD": {}}, "seed": [0, 1]}
         told = {**CONFIG, "model": model, "output": str(cluster.folder), "name": "many", "over": over}
         self.file.write_text(yaml.safe_dump(told))
 
-    def submit(self, *words, pace="0.02"):
-        """(job of the array, job at the end, what was said)"""
-        env = {**self.cluster.env, "PACE_S": pace}
+    def submit(self, *words):
+        """(job of the array, job at the end, number of runs); the runs wait at their gates."""
+        env = self.cluster.env | {"GATE": str(self.cluster.gate)}
         done = fedmpi("sweep", self.file, "--sbatch", *words, env=env)
         assert done.returncode == 0, done.stderr
         found = re.search(r"(\d+) runs? in job (\d+); job (\d+) fails", done.stdout)
@@ -125,9 +125,12 @@ def test_killed_and_resumed_twice_it_has_the_bits_of_one_that_was_not(sweep):
     cluster.say("scontrol", "requeue", task[NAMES[0]])  # as preemption does
     cluster.say("scancel", task[NAMES[1]])
     cluster.say("scancel", "--signal=USR1", task[NAMES[2]])  # as a time limit does
+    for name in NAMES[:3]:
+        cluster.open(task[name].rpartition("_")[2])
     cluster.until(lambda: "is requeued, and will go on" in sweep.log(task[NAMES[2]]), job)
     cluster.until(lambda: sweep.reason(NAMES[1]) == "signal 15", job)  # its log may have ended before, with srun
     sweep.lose_the_node([task[NAMES[3]]])
+    cluster.open("3")
     state, code = sweep.ended(end)
     said = sweep.log(f"end-{end}")
     assert (state, code) == ("FAILED", "2:0"), said
@@ -139,6 +142,8 @@ def test_killed_and_resumed_twice_it_has_the_bits_of_one_that_was_not(sweep):
         assert sweep.log(task[name]).count("going on after round") == 1, sweep.log(task[name])
     assert "is requeued, and will go on" in sweep.log(task[NAMES[2]])
 
+    for path in cluster.gate.iterdir():
+        path.unlink()
     job, end, runs = sweep.submit("--resume")  # once more: only what is missing; its node is lost, too
     assert runs == 1
     ((name, own),) = sweep.tasks(job).items()
@@ -146,6 +151,7 @@ def test_killed_and_resumed_twice_it_has_the_bits_of_one_that_was_not(sweep):
     begun = sweep.rounds(name)
     sweep.after_rounds(begun + 1, [name], job)
     sweep.lose_the_node([own])
+    cluster.open()
     assert sweep.ended(end) == ("COMPLETED", "0:0"), sweep.log(f"end-{end}")
     assert hashes(sweep.place) == expected
     table = fedmpi("table", sweep.file)

@@ -13,7 +13,7 @@ from helpers import warm
 
 HERE = Path(__file__).parent
 ROOT = HERE.parents[2]
-LIMIT_S = 60
+LIMIT_S = 600
 pytestmark = pytest.mark.xdist_group("slurm")
 
 
@@ -76,7 +76,7 @@ def test_a_batch_script_without_srun_is_told_its_cure(submit, ranks, tmp_path):
 
 def test_a_rank_that_fails_brings_all_down(submit):
     code, log = submit(
-        "[ $SLURM_PROCID = 1 ] && exit 3; sleep 100", ROOT / "slurm" / "srun.sbatch", "c.yaml", options=["-n3"]
+        "[ $SLURM_PROCID = 1 ] && exit 3; sleep 3000", ROOT / "slurm" / "srun.sbatch", "c.yaml", options=["-n3"]
     )
     assert code != 0, log
     assert "Exited with exit code 3" in log  # and the two that sleep for longer than LIMIT_S did not hold it up
