@@ -86,7 +86,7 @@ def test_a_request_to_stop_is_gone_on_with(start, kind, size, number, every):
         job.process.send_signal(number)
     assert job.wait() == AGAIN, job.text()
     assert f"fedmpi resume {job.run}" in job.text()
-    assert job.summary()["exit_reason"] == f"signal {int(number)}"
+    job.assert_stopped(number)
     complete = job.rows()[-1]["round"]
     done = fedmpi("resume", job.run, f"rounds={complete + 4}")
     assert done.returncode == 0, done.stderr
