@@ -1,15 +1,12 @@
 """A tiny experiment with a plug-in of a user in it, which its config names as path/to/file.py:name."""
 
 import inspect
-import re
 
-import pytest
 import torch
 from helpers import prepare
 from torch.nn import functional
 
 import fedmpi
-from fedmpi.common.errors import UserError
 from fedmpi.config.schema import Settings
 from fedmpi.runtime import build_data
 
@@ -73,21 +70,3 @@ def sections_of(kind, thing):
         "rule": {"server": {"rule": {"name": named}}},
         "method": {"method": {"name": named}},
     }[kind]
-
-
-def check_told(kind, thing, message, placeless=()):
-    """One UserError with that message, which names a line of the plug-in itself, unless it is one of `placeless`."""
-    with pytest.raises(UserError) as caught:
-        play(**sections_of(kind, thing))
-    said = str(caught.value)
-    assert re.search(message, said), said
-    if thing in placeless:
-        return
-    own = [place for each in (thing, *([changed] if kind == "source" else [])) for place in _places(each)]
-    assert any(re.search(rf"{re.escape(file)}:{line}\b", said) for file, line in own), said
-
-
-def _places(thing):
-    """(file, line) of each line in which a plug-in stands."""
-    text, first = inspect.getsourcelines(thing)
-    return [(inspect.getsourcefile(thing), line) for line in range(first, first + len(text))]

@@ -1,0 +1,359 @@
+"""What a plug-in returns, raises or writes to wrongly ends in one UserError: what is expected, what came, and its line.
+
+In the tables below the code of a plug-in stands on one line, in which a bar stands for a new line; what the message
+says, a regular expression, stands on the next.
+"""
+
+import re
+
+import pytest
+from plugin_play import GOOD, play
+
+from fedmpi.common.errors import UserError
+
+HEAD = """\
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from plugin_play import TaskBase, changed, good_source, table
+from torch import nn
+from torch.nn import functional
+
+import fedmpi
+from fedmpi.method import FLAT, SCALAR, SHARED, Row, Slots, State, Travel
+
+
+class Base(nn.Module):
+    def __init__(self, input_shape, classes):
+        super().__init__()
+        self.head = nn.Linear(input_shape[0], classes)
+
+    def forward(self, x):
+        return self.head(x)
+
+
+def later():
+    return "mean" if torch.is_grad_enabled() else "none"
+
+
+"""
+METHOD = r"""
+def upload(self, k): k.w.zero_(); return Row(), State()
+    client 0: a hook of method plugin wrote to k.w, which.* It was upload
+def gradient(self, k, g): k.w.mul_(0.9); return g
+    wrote to k.w, which.* It was gradient
+def receive(self, k): k.w[0] = 1; return k.received
+    wrote to k.w, which.* It was receive
+def loss(self, k, x, y): k.label_counts.add_(1); return k.task_loss(k.logits(x), x, y)
+    wrote to k.label_counts, which.* It was loss
+def loss(self, k, x, y): return k.task_loss(k.logits(x.mul_(2)), x, y)
+    wrote to its batch, x or y
+def weights(self, k): return k.received.mul_(2)
+    wrote to k.w0 \(k.received\) or k.down, which.* It was weights
+def aggregate(self, s, up): up.p.fill_(1); return up.mean('dw'), State()
+    round 0: a hook of method plugin wrote to up.p, which.* It was aggregate
+def loss(self, k, x, y): return k.task_loss(k.logits(x).detach(), x, y)
+    round 0, client 0: method plugin, hook loss returned a loss that
+def train(self, k): k.fit(loss=lambda k, x, y: k.logits(x).sum().detach()); return State()
+    hook loss returned a loss that depends on no weight
+def gradient(self, k, g): return torch.ones_like(g, dtype=torch.int64)
+    hook gradient returned a tensor of torch.int64
+def gradient(self, k, g): return g.numpy()
+    hook gradient returned ndarray
+def step(self, k, x, y): return k.grad(x, y).to_sparse()
+    hook step returned a sparse_coo tensor
+def weights(self, k): return k.received + 0j
+    hook weights returned a tensor of torch.complex64
+def receive(self, k): return k.received.to('meta')
+    hook receive returned a tensor on meta
+sends = Slots(dw=SHARED, c=SCALAR) | def upload(self, k): return Row(c=np.ones(())), State()
+    hook upload: slot 'c' is \(\), but it returned ndarray
+sends = Slots(dw=SHARED, c=FLAT) | def upload(self, k): return Row(c=k.w + 0j), State()
+    slot 'c' is \(26,\), but it returned a tensor of torch.complex64
+client_state = Slots(c=FLAT) | def upload(self, k): return Row(), State(c=k.w.double() + 1e300)
+    not finite \(nan or inf\) in torch.float32: slot 'c' is
+per_client_download = Slots(c=SCALAR) | def download(self, s, client): return Row(c=torch.tensor(torch.nan))
+    hook download gave values that are not finite .*slot 'c'
+def predict(self, k): return k.w
+    hook predict returned Tensor; it must return None or a function
+def predict(self, k): return lambda x: k.logits(x)[:, :1]
+    the function that hook predict gave returned torch.float32 \(\d+, 1\) for \d+
+def travels(self, t, rounds): return ('head',)
+    hook travels, round 0 returned tuple; it must return Travel\(...\)
+def prepare(self, module, classes): module.head = None
+    hook prepare must return a torch.nn.Module.*it returned NoneType
+def train(self, k): k.fit(groups='hea'); return State()
+    k.fit, groups: 'hea' is text
+def train(self, k): k.fit(groups=('haed',)); return State()
+    there is no layout group 'haed'; this model has body, head
+def train(self, k): k.fit(epochs=-1); return State()
+    k.fit: epochs is -1; a number >= 0
+def train(self, k): k.fit(start=k.w[:1]); return State()
+    ValueError: weights of shape \(1,\) for a model of \(26,\)
+def step(self, k, x, y): return k.grad(x, y, at=k.w[:1])
+    ValueError: weights of shape \(1,\) for a model of \(26,\)
+def weights(self, k): return k.lift('head', k.w[:1], into=k.received)
+    ValueError: a tensor of shape \(1,\) where \d+ entries are needed
+def weights(self, k): return k.take('haed', k.received)
+    there is no layout group 'haed'
+def upload(self, k): self.last = k.w; return Row(), State()
+    FrozenInstanceError
+def loss(self, k, x, y): raise StopIteration
+    round 0, client 0: plugin.loss at .*StopIteration
+def aggregate(self, s, up): raise MemoryError
+    round 0: plugin.aggregate at .*MemoryError
+client_state = Slots(c=SCALAR) | def upload(self, k): return Row(), State(c=k.state.d)
+    no state 'd' is declared here \(declared: c\)
+"""
+MODEL = r"""
+return None
+    must return a torch.nn.Module with trainable parameters; it returned NoneType
+return nn.ReLU()
+    it returned a module without any
+return Base(input_shape, classes).requires_grad_(False)
+    it returned a module without any
+return nn.Sequential(nn.Linear(3, 4).half(), nn.Linear(4, classes))
+    parameters of torch.float16, torch.float32; all that are trained must be of one type
+return Base(input_shape, classes).to(torch.complex64)
+    parameters of torch.complex64
+return Base(input_shape, classes).to('meta')
+    head.weight is on the device meta
+def forward(self, x): return self.head(x), x
+    returns tuple for a batch of 2 samples; it must return one tensor of shape \(2, outputs\)
+def forward(self, x): return {'logits': self.head(x)}
+    returns dict for a batch of 2 samples
+def forward(self, x): return self.head(x)[:, 0]
+    returns shape \(2,\) for a batch of 2
+def forward(self, x): return self.head(x.sub_(1))
+    writes to its input
+def forward(self, x): return self.head(x.mul_(2) if self.training else x)
+    round 0, client 0: the model .* wrote to its batch
+def forward(self, x): raise SystemExit(0) if self.training else StopIteration
+    fails on a batch of two samples
+def forward(self, x): return self.head(x[:, :1] if self.training else x)
+    round 0, client 0: plugin.forward at .*RuntimeError: mat1 and mat2
+"""
+TASK = r"""
+loss = None
+    plugin, which has no function loss
+def loss(self, model, x, y): return functional.cross_entropy(model(x), y, reduction=later())
+    evaluation after round 0: task plugin: loss returned shape \(20,\)
+names = ('round',)
+    a metric is called 'round', which is the name of something else
+names = ('loss',)
+    a metric is called 'loss'
+names = ('hits', 'wall_s')
+    a metric is called 'wall_s'
+names = ('hits', 'hits')
+    a metric is called 'hits'
+names = ('hits', 'hits_std')
+    a metric is called 'hits_std'
+names = 'hits'
+    names is the text 'hits'; it must be a tuple of names: \('hits',\)
+names = (1,)
+    a metric is called 1; a name is a text
+def metrics(self, outputs, y): pass
+    metrics returned NoneType; it must return \{name: number\}
+def metrics(self, outputs, y): yield 'hits', 1.0
+    metrics returned generator
+def metrics(self, outputs, y): return {'hits': 1.0, 'round': 7}
+    metrics returned 'hits', 'round', but names is .*: they must agree in 'round'
+def metrics(self, outputs, y): return {}
+    metrics returned nothing, but names is
+def metrics(self, outputs, y): return {'hits': torch.ones(2)}
+    returned Tensor of shape \(2,\) for 'hits'; a number is needed
+def metrics(self, outputs, y): return {'hits': object()}
+    returned object for 'hits'
+def metrics(self, outputs, y): return {'hits': 1j}
+    returned complex for 'hits'
+def metrics(self, outputs, y): raise SystemExit(0)
+    SystemExit: 0
+"""
+SOURCE = r"""
+return None
+    source plugin returned NoneType; it must return fedmpi.Dataset
+yield good_source(root)
+    returned generator; it must return fedmpi.Dataset
+return table()
+    returned tuple
+return changed(train_x=table()[0].numpy())
+    train_x is ndarray; a torch.Tensor is needed: torch.from_numpy
+return changed(train_x=table()[0].double(), test_x=table()[0].double(), test_y=table()[1])
+    train_x is torch.float64; float32 .* is needed
+return changed(train_x=(table()[0].double() * 1e300).float())
+    train_x holds a value that is not finite, first in row 0
+return changed(train_x=table()[0] + 0j)
+    train_x is a complex tensor
+return changed(train_x=table()[0].to_sparse())
+    train_x is a sparse tensor
+return changed(train_x=table()[0].requires_grad_())
+    train_x is a tensor that requires gradients
+return changed(train_x=table()[0].to('meta'))
+    train_x is a tensor on meta
+return changed(train_x=torch.empty(0, 3), train_y=torch.empty(0, dtype=torch.int64))
+    there is no training sample
+return changed(train_y=table()[1][:-1])
+    train_x has 40 rows, train_y the shape \(39,\)
+return changed(train_y=table()[1] - 1)
+    train_y holds labels -1..0; with classes=2 0..1 is allowed
+return changed(train_y=table()[1].float())
+    a row of train_y is .. float32, one of test_y .. int64; they must agree
+raise SystemExit(0)
+    SystemExit: 0
+raise StopIteration
+    StopIteration
+raise MemoryError
+    MemoryError
+"""
+PARTITION = r"""
+return None
+    returned NoneType; it must return a list of index arrays, one a client
+return 'abc'
+    returned str; it must return
+return [np.arange(14)] * clients
+    handed out sample 0 more than once
+return np.array_split(np.arange(1, len(labels) + 1), clients)
+    gave client 2 indices 28..40 \(int64\); whole numbers 0..39 are allowed
+return np.array_split(np.arange(-1, len(labels) - 1), clients)
+    gave client 0 indices -1..12
+return [p.astype(float) for p in np.array_split(np.arange(len(labels)), clients)]
+    gave client 0 indices 0.0..13.0 \(float64\); whole numbers
+return [np.arange(len(labels)) % clients == k for k in range(clients)]
+    gave client 0 a mask of bool; .*np.flatnonzero\(mask\)
+return [p[:, None] for p in np.array_split(np.arange(len(labels)), clients)]
+    gave client 0 ndarray of shape \(14, 1\)
+return [np.arange(len(labels)), *[[]] * (clients - 1)]
+    left client 1 without a training sample
+return np.array_split(np.arange(len(labels)), clients - 1)
+    returned 2 index arrays for clients=3
+return [None] * clients
+    gave client 0 NoneType of shape \(\)
+raise MemoryError('no more')
+    out of memory \(no more\); lower
+"""
+RULE = r"""
+return None
+    round 0: the server rule returned NoneType; it must return a tensor \(26,\) of floats
+return up.mean('dw')[:1]
+    returned shape \(1,\); it must return a tensor \(26,\)
+return up.dw
+    returned shape \(3, 26\)
+return torch.ones_like(up.mean('dw'), dtype=torch.int64)
+    returned a tensor of torch.int64
+return up.mean('dw').numpy()
+    returned ndarray
+return up.mean('dw') + 0j
+    returned a tensor of torch.complex64
+return up.mean('dw').to_sparse()
+    returned a sparse_coo tensor
+return up.mean('dw').to('meta')
+    returned a tensor on meta
+return up.dw.mul_(2).mean(0)
+    the server rule wrote to up, which hooks may only read
+raise SystemExit(0)
+    round 0: plugin at .*SystemExit
+"""
+BEGIN = {  # of each plug-in's code
+    "method": "@dataclass(frozen=True)\nclass plugin(fedmpi.Method):\n    ",
+    "task": "class plugin(TaskBase):\n    ",
+    "source": "def plugin(root): ",
+    "partition": "def plugin(labels, clients, rng): ",
+    "rule": "def plugin(up, s): ",
+}
+FUNCTION, CLASS = "def plugin(input_shape, classes): ", "class plugin(Base):\n    "  # a model's
+
+
+def table(kind, text):
+    """(kind, code of a plug-in, what the message says) of each pair of lines."""
+    lines = text.strip().splitlines()
+    for code, message in zip(lines[::2], lines[1::2], strict=True):
+        yield kind, code.replace(" | ", "\n    "), message.strip()
+
+
+TABLES = {"method": METHOD, "model": MODEL, "task": TASK, "source": SOURCE, "partition": PARTITION, "rule": RULE}
+CASES = [case for kind, text in TABLES.items() for case in table(kind, text)]
+
+
+def run_with(folder, kind, code):
+    """A run with one plug-in."""
+    begin = BEGIN.get(kind) or (CLASS if code.startswith("def") else FUNCTION)
+    (folder / "mine.py").write_text(HEAD + begin + code + "\n")
+    name = f"{folder}/mine.py:plugin"
+    data = {"source": GOOD, "partition": {"scheme": "iid", "clients": 3}}
+    sections = {
+        "source": {"data": data | {"source": name}},
+        "partition": {"data": data | {"partition": {"scheme": name, "clients": 3}}},
+        "rule": {"server": {"rule": {"name": name}}},
+    }
+    play(**sections.get(kind, {kind: {"name": name}}))
+
+
+@pytest.mark.parametrize(("kind", "code", "message"), CASES)
+def test_message_with_line(tmp_path, kind, code, message):
+    with pytest.raises(UserError) as caught:
+        run_with(tmp_path, kind, code)
+    said = str(caught.value)
+    assert re.search(message, said), said
+    # A source's mistake is found where it makes its Dataset.
+    assert re.search(r"/mine\.py:\d+" if kind != "source" else r"/(mine|plugin_play)\.py:\d+", said), said
+
+
+WITHOUT_LINE = [  # the loss that these give is that of FedAvg's own hook; the others are found where nobody calls them
+    ("task", "def loss(self, model, x, y): model(x)", r"hook loss returned NoneType; it must return a tensor \(\)"),
+    (
+        "task",
+        "def loss(self, model, x, y): return functional.cross_entropy(model(x), y, reduction='none')",
+        r"hook loss returned shape \(5,\)",
+    ),
+    (
+        "task",
+        "def loss(self, model, x, y): return functional.cross_entropy(model(x), y).item()",
+        "hook loss returned float",
+    ),
+    (
+        "model",
+        "def forward(self, x): return self.head(x).detach()",
+        "hook loss returned a loss that depends on no weight",
+    ),
+    (
+        "model",
+        "return Base(input_shape, classes).half()",
+        r"fails on a batch of two samples .* torch.float32: .*dtype",
+    ),
+    (
+        "model",
+        "def __init__(self, *given):\n        super().__init__(*given)\n"
+        "        nn.init.constant_(self.head.weight, torch.nan)",
+        r"model .*: its initial weights hold values that are not finite",
+    ),
+    (
+        "method",
+        "def aggregate(self, s, up): return up.mean('dw').double() * 1e300, State()",
+        r"round 0: the server's direction, .* values that are not finite",
+    ),
+    (
+        "method",
+        "def travels(self, t, rounds): return Travel(groups='head')",
+        "hook travels, round 0: 'head' is text",
+    ),
+]
+
+
+@pytest.mark.parametrize(("kind", "code", "message"), WITHOUT_LINE)
+def test_message(tmp_path, kind, code, message):
+    with pytest.raises(UserError, match=message):
+        run_with(tmp_path, kind, code)
+
+
+def test_a_rule_for_some_groups_is_checked_there(tmp_path):
+    """One number would be spread over the group."""
+    (tmp_path / "mine.py").write_text(HEAD + BEGIN["rule"] + "return up.mean('dw')[:1]\n")
+    said = r"server.rule for the groups head returned \(1,\); it must return a tensor \(10,"
+    with pytest.raises(UserError, match=said):
+        play(server={"rule": {"name": f"{tmp_path}/mine.py:plugin", "groups": ["head"]}})
+
+
+def test_samples_that_a_partition_forgets_are_counted(tmp_path):
+    with pytest.warns(UserWarning, match="leaves 10 of 40 training samples with nobody"):
+        run_with(tmp_path, "partition", "return np.array_split(np.arange(30), clients)")
