@@ -1,8 +1,5 @@
 """The pictures: what is on them, and that making them leaves nothing behind."""
 
-import subprocess
-import sys
-
 import pytest
 import torch
 
@@ -63,18 +60,6 @@ def test_runs_are_told_apart_by_more_than_colour():
     looks = [(line.get_color(), line.get_linestyle(), line.get_marker()) for line in axes.get_lines()]
     assert len(set(looks)) == 8
     assert len({look[1:] for look in looks}) == 8
-
-
-def test_no_global_state_is_left():
-    program = (
-        "import sys, matplotlib\nfrom fedmpi.analysis import figures\n"
-        "def state(): return {k: matplotlib.rcParams[k] for k in matplotlib.rcParams if k != 'backend'}\n"
-        "before = state()\n"  # not the backend: to ask for it is to choose it
-        "figures.communication([{'run': 'a', 'points': [{'up': 1, 'down': 1, 'value': 1.0}]}], 'loss')\n"
-        "print('matplotlib.pyplot' in sys.modules, state() == before)"
-    )
-    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=60)
-    assert done.stdout == "False True\n", done.stderr
 
 
 def test_a_cloud_of_many_averages_is_thinned():

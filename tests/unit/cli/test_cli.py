@@ -4,16 +4,13 @@ import dataclasses
 import gc
 import importlib
 import inspect
-import json
 import os
-import subprocess
 import sys
-import time
 import types
 from functools import partial
 
 import pytest
-from helpers import BIN, ROOT, clean_env
+from helpers import ROOT
 
 from fedmpi import cli, runtime
 from fedmpi.comm import Timeouts
@@ -283,74 +280,6 @@ def test_help_and_version(monkeypatch, capsys):
         assert [word for word in ("run", "validate", "list", "--version") if word not in out] == []
     assert main(monkeypatch, "--version") == 0
     assert capsys.readouterr().out.startswith("fedmpi ")
-
-
-LIGHT = """
-import json, sys
-from fedmpi import cli
-
-for words, expected in json.loads(sys.argv[1]):
-    sys.argv = ["fedmpi", *words]
-    try:
-        cli.main()
-    except SystemExit as ended:
-        code = ended.code or 0
-    heavy = sorted({"torch", "numpy", "scipy", "matplotlib", "rich.progress", "mpi4py"} & set(sys.modules))
-    if code != expected or heavy:
-        sys.exit(f"{words}: exit code {code}, {heavy} imported")
-"""
-
-
-def test_what_needs_no_torch_imports_none(path, tmp_path):
-    """It takes every rank a second or more. Whatever shows, and whatever mistake a config or a run directory has."""
-    commands = ["run", "resume", "replay", "validate", "doctor", "list"]
-    analyses = ["variance", "virtual", "trajectory", "communication", "gaussians"]
-    fine = [[], ["--help"], ["--version"], ["analyse"], ["list"], *(["list", kind] for kind in catalog.KINDS)]
-    fine += [["show", "train.schedule"], ["show", "data"], ["show", "method.mu"], ["list", "fedsol"], ["list", "mlp"]]
-    fine += [[name, "--help"] for name in commands] + [["analyse", name, "--help"] for name in analyses]
-    config = str(path)
-    wrong = [
-        ["lsit"],
-        ["list", "all"],
-        ["show", "train.x"],
-        ["show", "model.x"],
-        ["run"],
-        ["run", f"{config}.none"],
-        ["run", config, "seed=x"],
-    ]
-    wrong += [["run", config, "model.name=none.py:f"]]
-    wrong += [["validate", config, "sede=1"], ["validate", config, "compute.threads=1000000"]]
-    wrong += [["resume", str(tmp_path)], ["replay", str(tmp_path)], ["analyse", "virtual", str(tmp_path)]]
-    wrong += [["analyse", "variance", config, "train.lr=x"], ["analyse", "communication"]]
-    wrong += [["analyse", "trajectory", config, "train.lr=x"]]
-    words = json.dumps([(each, 0) for each in fine] + [(each, 2) for each in wrong])
-    done = subprocess.run([sys.executable, "-c", LIGHT, words], capture_output=True, text=True, timeout=60)
-    assert done.returncode == 0, done.stderr.splitlines()[-1:]
-    assert done.stderr.count("fedmpi: error: ") == len(wrong)
-    assert "Traceback" not in done.stderr
-
-
-def test_a_mistake_is_reported_within_five_seconds(path):
-    started = time.monotonic()
-    command = [sys.executable, "-m", "fedmpi", "run", str(path), "seed=x"]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=60)
-    assert time.monotonic() - started < 5
-    assert done.returncode == 2
-    assert done.stderr.startswith("fedmpi: error: command line: seed=x: ")
-
-
-@pytest.mark.parametrize("reader", ["head -1", "true"])
-def test_a_reader_that_goes_away_does_not_end_the_run(tmp_path, reader):
-    """`fedmpi run ... | head`: the run ends as it would have, and its log has every line."""
-    line = f"{BIN}/fedmpi run configs/quickstart.yaml rounds=2 output={tmp_path} 'method={{name: fedavg}}'"
-    command = f"set -o pipefail; {line} | {reader} > /dev/null"
-    done = subprocess.run(
-        ["bash", "-c", command], env=clean_env(), cwd=ROOT, capture_output=True, text=True, timeout=60
-    )
-    assert done.returncode == 0, done.stderr
-    assert done.stderr == ""
-    assert "round 2/2" in (tmp_path / "quickstart" / "log.txt").read_text()
-    assert (tmp_path / "quickstart" / "model.safetensors").exists()
 
 
 def test_base_on_the_command_line_says_where_it_belongs(monkeypatch, capsys):

@@ -1,11 +1,8 @@
 """Augmented training: the numbers drawn belong to seed, round and client, whoever trains them and beside whom."""
 
-import json
-
-import numpy as np
 import pytest
 import torch
-from helpers import fedmpi, images, play, prepare, record, small_settings
+from helpers import images, play, prepare, record, small_settings
 from test_packed import TOLERANCE, apart
 from thread_ranks import play_in_threads
 
@@ -65,39 +62,3 @@ def test_clients_trained_at_once_see_what_they_see_alone(train, monkeypatch):
     several = one.model_copy(update={"compute": one.compute.model_copy(update={"pack": 7})})
     assert apart(play(one, federation()), play(several, federation())) < 2 * TOLERANCE
     assert sizes == [7, 7]
-
-
-RUN = """\
-rounds: 3
-data:
-  source: npz
-  path: a.npz
-  mean: [0.5]
-  std: [0.25]
-  augment: [{crop: {padding: 2, mode: reflect}}, flip, {colour: {brightness: 0.3}}, {cutout: 4}]
-  partition: {scheme: iid, clients: 4}
-model: {name: mlp, hidden: [8]}
-method: {name: fedavg}
-evaluate: {protocol: [global, "ft(1)"]}
-"""
-
-
-def test_a_run_goes_on_and_ranks_agree(tmp_path):
-    """As users start it: alone, on three ranks, and interrupted after a round: the same models."""
-    rng = np.random.default_rng(0)
-    np.savez(tmp_path / "a.npz", x=rng.integers(0, 256, (80, 12, 12), dtype=np.uint8), y=np.arange(80) % 3)
-    (tmp_path / "run.yaml").write_text(RUN)
-
-    def models(name, *overrides, **start):
-        words = (f"output={tmp_path}", f"data.root={tmp_path}", f"name={name}", *overrides)
-        done = fedmpi("run", str(tmp_path / "run.yaml"), *words, **start)
-        assert done.returncode == 0, done.stderr[-3000:]
-        rows = (tmp_path / name / "metrics.jsonl").read_text().splitlines()
-        return [json.loads(row).get("sha256") for row in rows]
-
-    alone = models("alone")
-    assert models("three", kind="mpirun", size=3) == alone
-    assert models("disk", "data.stream=true") == alone
-    models("again", "rounds=1")
-    assert models("again", "checkpoint.resume=must", "checkpoint.changes=accept")[-1] == alone[-1]
-    assert models("other", "data.augment=[flip]")[-1] != alone[-1]

@@ -1,13 +1,11 @@
 """Uploads that cannot be meant end the run, or are left out of it as if their client had not taken part."""
 
-import json
 import math
 import warnings
 
 import pytest
 import torch
-import yaml
-from helpers import digest, federated, fedmpi, play, prepare, settings
+from helpers import digest, federated, play, prepare, settings
 from torch import nn
 
 from fedmpi.common.errors import RankWarning, UserError
@@ -212,54 +210,6 @@ def test_what_no_client_did_still_ends_the_run(monkeypatch):
         it.fed.run()
 
 
-METHOD = """
-import torch
-from dataclasses import dataclass
-import fedmpi
-from fedmpi.method import FLAT, SHARED, Client, Row, Slots, State
-
-@dataclass(frozen=True)
-class Wild(fedmpi.Method):
-    client_state = Slots(drift=FLAT)
-
-    def upload(self, k):
-        dw = k.w - k.w0
-        return Row(dw=dw * 1e7 if (k.id, k.round) == (1, 1) else dw), State(drift=k.state.drift + dw)
-
-    def weights(self, k):
-        return k.received + k.state.drift
-"""
-
-
-def test_the_record_and_any_number_of_ranks(tmp_path):
-    """Named and counted in metrics.jsonl and summary.json, one warning line; the same bits alone and on three ranks,
-    where clients move and take their states with them."""
-    (tmp_path / "wild.py").write_text(METHOD)
-    tree = {
-        "rounds": 4,
-        "seed": 1,
-        "output": str(tmp_path / "runs"),
-        "data": {"source": "digits", "partition": {"scheme": "dirichlet", "clients": 5, "alpha": 0.5}},
-        "model": {"name": "logistic"},
-        "method": {"name": f"{tmp_path}/wild.py:Wild"},
-        "cohort": {"fraction": 0.8},
-        "evaluate": {"protocol": ["global", "personal"]},
-        "faults": {"on_bad_update": "drop"},
-    }
-    records = []
-    for kind, size in (("alone", 1), ("mpirun", 3)):
-        (tmp_path / "run.yaml").write_text(yaml.safe_dump(tree | {"name": kind}))
-        done = fedmpi("run", tmp_path / "run.yaml", kind=kind, size=size)
-        assert done.returncode == 0, done.stderr
-        assert done.stderr.count("warning: round 1: client 1 sent an update of norm") == 1, done.stderr
-        rows = [json.loads(line) for line in (tmp_path / "runs" / kind / "metrics.jsonl").read_text().splitlines()]
-        assert [[each["client"] for each in row["refused"]] for row in rows] == [[], [1], [], []]
-        assert rows[1]["refused"][0]["norm"] > rows[1]["refused"][0]["bound"] > 0
-        assert json.loads((tmp_path / "runs" / kind / "summary.json").read_text())["refused_uploads"] == 1
-        records.append([(row["sha256"], row["personal_loss"], row["refused"]) for row in rows])
-    assert records[0] == records[1]
-
-
 # ---- clip ----
 @pytest.mark.parametrize("factor", [1e6, 1e25, 1e36])
 def test_clipped_is_taken_at_the_bound(monkeypatch, factor):
@@ -370,38 +320,3 @@ def test_errors_everywhere_end_the_run(monkeypatch):
     said = r"round 2: client 0, 1, .* came to an error; for 3 rounds"
     with pytest.warns(UserWarning, match="which are all of it"), pytest.raises(UserError, match=said):
         it.fed.run()
-
-
-FAILING = METHOD.replace(
-    "def upload(self, k):",
-    """def upload(self, k):
-        if (k.id, k.round) == (1, 1):
-            raise ValueError("this sample cannot be read")""",
-)
-
-
-def test_an_error_on_another_rank(tmp_path):
-    """Told by the rank that trains the client; nobody waits, and the bits are those of one process."""
-    (tmp_path / "wild.py").write_text(FAILING)
-    tree = {
-        "rounds": 3,
-        "seed": 1,
-        "output": str(tmp_path / "runs"),
-        "data": {"source": "digits", "partition": {"scheme": "dirichlet", "clients": 5, "alpha": 0.5}},
-        "model": {"name": "logistic"},
-        "method": {"name": f"{tmp_path}/wild.py:Wild"},
-        "evaluate": {"protocol": ["global", "personal"]},
-        "faults": {"on_client_error": "drop"},
-    }
-    records = []
-    for kind, size in (("alone", 1), ("mpirun", 3)):
-        (tmp_path / "run.yaml").write_text(yaml.safe_dump(tree | {"name": kind}))
-        done = fedmpi("run", tmp_path / "run.yaml", kind=kind, size=size)
-        assert done.returncode == 0, done.stderr
-        assert done.stderr.count("warning: round 1, client 1: ") == 1, done.stderr
-        assert f"{tmp_path}/wild.py:13" in done.stderr
-        assert "this sample cannot be read" in done.stderr
-        rows = [json.loads(line) for line in (tmp_path / "runs" / kind / "metrics.jsonl").read_text().splitlines()]
-        assert json.loads((tmp_path / "runs" / kind / "summary.json").read_text())["client_errors"] == 1
-        records.append([(row["sha256"], row["personal_loss"], row["refused"]) for row in rows])
-    assert records[0] == records[1]

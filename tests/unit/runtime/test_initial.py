@@ -1,12 +1,10 @@
 """A run that starts from given weights: those that fit, told one by one, the same on any number of ranks."""
 
-import json
 import re
 
 import pytest
 import torch
-import yaml
-from helpers import fedmpi, norm_net, play, prepare, settings
+from helpers import norm_net, play, prepare, settings
 from safetensors.torch import save_file
 
 from fedmpi.common.errors import UserError
@@ -94,42 +92,3 @@ def test_a_run_started_from_its_end_has_the_figures_of_its_end(tmp_path, file):
         again = play(settings(method, "cnn", rounds=0, init={"from": str(file), "strict": True}))
         names = ("loss", "accuracy", "sha256")
         assert [again.rows[-1][n] for n in names] == [it.rows[-1][n] for n in names]
-
-
-CONFIG = {
-    "rounds": 3,
-    "data": {"source": "digits", "partition": {"scheme": "dirichlet", "clients": 5, "alpha": 0.5}},
-    "model": {"name": "logistic"},
-    "method": {"name": "fedper"},
-    "cohort": {"fraction": 0.4},
-    "evaluate": {"protocol": ["personal"]},
-}
-
-
-def test_a_command_on_any_ranks_and_gone_on_with_without_the_file(tmp_path):
-    """Clients that train for the first time after that start from the given weights, too."""
-    (tmp_path / "run.yaml").write_text(yaml.safe_dump({**CONFIG, "output": str(tmp_path)}))
-
-    def run(*words, **how):
-        done = fedmpi(*words, **how)
-        assert done.returncode == 0, done.stderr
-        return done.stdout
-
-    def hashes(name):
-        rows = [json.loads(line) for line in (tmp_path / name / "metrics.jsonl").read_text().splitlines()]
-        return [(row["sha256"], row["personal_loss"]) for row in rows]
-
-    run("run", tmp_path / "run.yaml", "name=first", "rounds=1", "seed=4")
-    first = tmp_path / "first"
-    said = run("run", tmp_path / "run.yaml", "name=alone", f"init.from={first}")
-    assert "2 of 2 tensors of the model start from" in said
-    run("run", tmp_path / "run.yaml", "name=ranks", f"init.from={first}", kind="mpirun", size=3)
-    run("run", tmp_path / "run.yaml", "name=cut", f"init.from={first}", "rounds=1")
-    (first / "model.safetensors").unlink()
-    run("resume", tmp_path / "cut", "rounds=3")
-    assert hashes("alone") == hashes("ranks") == hashes("cut")
-    other = tmp_path / "other.safetensors"
-    save_file({"head.bias": torch.zeros(10)}, other)
-    done = fedmpi("run", tmp_path / "run.yaml", "name=cut", f"init.from={other}", "checkpoint.resume=auto")
-    assert done.returncode == 2
-    assert "initial weights changed" in done.stderr

@@ -4,27 +4,15 @@ import errno
 import fcntl
 import json
 import os
-import signal
-import subprocess
-import time
 from contextlib import ExitStack
 from unittest.mock import Mock
 
 import pytest
-import yaml
-from helpers import BIN, ROOT, clean_env, fedmpi, settings
+from helpers import settings
 
 from fedmpi.common.errors import UserError
 from fedmpi.runtime.record import lock
 from fedmpi.runtime.resuming import resume
-
-CONFIG = {
-    "name": "run",
-    "rounds": 100_000,
-    "data": {"source": "digits", "partition": {"scheme": "iid", "clients": 4}},
-    "model": {"name": "logistic"},
-    "method": {"name": "scaffold"},
-}
 
 
 def contents(folder):
@@ -66,36 +54,6 @@ def test_a_job_that_has_not_said_yet_what_it_is(tmp_path, how):
         else:
             assert resume.directory(config, {}, mine)[0].path == tmp_path / "run"
     assert [path.name for path in tmp_path.iterdir()] == ["run"]
-
-
-@pytest.mark.parametrize(("kind", "size"), [("alone", 1), ("mpirun", 2)])
-def test_a_run_that_lives_is_not_gone_on_with(tmp_path, kind, size):
-    """Stopped meanwhile, so that nothing but the second job could touch the directory. Killed, it has no lock."""
-    (tmp_path / "run.yaml").write_text(yaml.safe_dump({**CONFIG, "output": str(tmp_path)}))
-    first = subprocess.Popen(
-        [str(BIN / "fedmpi"), "run", str(tmp_path / "run.yaml")],
-        env=clean_env(), cwd=ROOT, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL,
-    )  # fmt: skip
-    try:
-        run, began = tmp_path / "run", time.monotonic()
-        while not (run / "metrics.jsonl").exists():
-            assert time.monotonic() - began < 60
-            time.sleep(0.05)
-        first.send_signal(signal.SIGSTOP)
-        time.sleep(0.2)
-        before = contents(run)
-        done = fedmpi("resume", run, kind=kind, size=size)
-        assert done.returncode == 2, done.stderr
-        assert done.stderr.count("error:") == 1
-        assert f"{run} is in use: process {first.pid} on host" in done.stderr
-        assert contents(run) == before
-    finally:
-        first.kill()
-        first.wait()
-    if kind == "alone":
-        rounds = json.loads((run / "metrics.jsonl").read_text().splitlines()[-1])["round"] + 3
-        done = fedmpi("resume", run, f"rounds={rounds}")
-        assert done.returncode == 0, done.stderr
 
 
 def test_a_full_disk_is_told(tmp_path, monkeypatch):

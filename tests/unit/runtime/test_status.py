@@ -1,14 +1,11 @@
 """`fedmpi status`: what a directory tells of its run, whatever state it is in; nothing is imported that is slow."""
 
 import json
-import signal
-import subprocess
-import sys
 import time
 
 import pytest
 import yaml
-from helpers import BIN, ROOT, clean_env, fedmpi
+from helpers import fedmpi
 
 from fedmpi.common.errors import UserError
 from fedmpi.config import sweep
@@ -252,59 +249,3 @@ def test_a_sweep_by_its_file(tmp_path):
         many.of_file(sweep.load(tmp_path / "sweep.yaml", ["train.lr=0.5"]))
     (tmp_path / "run.yaml").write_text(yaml.safe_dump(CONFIG))
     assert "asks for one run" in fedmpi("status", tmp_path / "run.yaml").stderr
-
-
-def test_a_real_run_watched_stopped_gone_on_with_and_killed(tmp_path):
-    (tmp_path / "run.yaml").write_text(yaml.safe_dump({**CONFIG, "output": str(tmp_path)}))
-    run, quiet = tmp_path / "run", {"stdout": subprocess.DEVNULL, "stderr": subprocess.DEVNULL}
-    first = subprocess.Popen([BIN / "fedmpi", "run", tmp_path / "run.yaml"], env=clean_env(), cwd=ROOT, **quiet)
-    watching = None
-    try:
-        _until(lambda: (run / "metrics.jsonl").exists())
-        done = fedmpi("status", run)
-        assert done.returncode == 0, done.stderr
-        assert f"running (process {first.pid} on " in done.stdout
-        assert "1 of 1 alive" in done.stdout
-        command = [BIN / "fedmpi", "status", run, "--watch", "--json"]
-        watching = subprocess.Popen(command, env=clean_env(), stdout=subprocess.PIPE, text=True)
-        assert json.loads(watching.stdout.readline())["state"] == "running"
-        first.send_signal(signal.SIGTERM)
-        assert first.wait(30) == 75
-        *_, last = watching.stdout
-        assert json.loads(last)["state"] == "stopped"
-        assert watching.wait(10) == 75
-        first = subprocess.Popen([BIN / "fedmpi", "resume", run], env=clean_env(), cwd=ROOT, **quiet)
-        _until(lambda: not (run / "summary.json").exists())
-        assert fedmpi("status", run).returncode == 0
-        watching = subprocess.Popen(command, env=clean_env(), stdout=subprocess.PIPE, text=True)
-        watching.stdout.readline()
-        watching.send_signal(signal.SIGINT)
-        assert watching.wait(10) == 130
-        first.kill()
-        first.wait()
-        done = fedmpi("status", run)
-        assert done.returncode == 75
-        assert "state       died" in done.stdout
-        assert f"fedmpi resume {run}" in done.stdout
-    finally:
-        for each in (first, watching):
-            if each is not None:
-                each.kill()
-                each.wait()
-
-
-def _until(true):
-    began = time.monotonic()
-    while not true():
-        assert time.monotonic() - began < 60
-        time.sleep(0.05)
-
-
-def test_neither_torch_nor_numpy_is_imported(tmp_path):
-    """A login node is shared, and its disks are slow."""
-    made(tmp_path / "run", FEW, "finished")
-    program = "import sys\nfrom fedmpi.cli import main\ntry:\n    main()\nfinally:\n"
-    program += "    print({'torch', 'numpy', 'safetensors'} & set(sys.modules))"
-    command = [sys.executable, "-c", program, "status", tmp_path / "run"]
-    done = subprocess.run(command, env=clean_env(), capture_output=True, text=True)
-    assert done.stdout.endswith("\nset()\n"), done.stdout + done.stderr

@@ -3,20 +3,16 @@
 import json
 import os
 import re
-import signal
-import subprocess
-import time
 
 import pytest
-from helpers import BIN, clean_env, fedmpi, gone, warm
+from helpers import fedmpi
 
 from fedmpi.common.errors import UserError
 from fedmpi.config import sweep
 from fedmpi.runtime.reading import many
 from fedmpi.runtime.record import lock
-from fedmpi.runtime.sweeping import choosing, pool, progress, slurm
+from fedmpi.runtime.sweeping import choosing, progress, slurm
 from fedmpi.runtime.sweeping import sweep as runs
-from fedmpi.runtime.sweeping.room import Held, Room
 
 SWEEP = """\
 name: few
@@ -121,20 +117,6 @@ def test_a_run_that_is_in_use_has_not_failed(file, tmp_path):
     assert "fedprox_seed-0: accuracy" in done.stdout
 
 
-def test_a_run_that_fails_is_loud(file, tmp_path):
-    file.write_text(SWEEP.replace("FedAvg: {}", f'bad: {{model: {{name: "{tmp_path}/mine.py:net"}}}}'))
-    (tmp_path / "mine.py").write_text("def net(input_shape, classes):\n    raise OSError('no such weights')\n")
-    done = fedmpi("sweep", file, "--jobs", 1, cwd=tmp_path, cold=True)
-    assert done.returncode == 2
-    assert "bad_seed-0: FAILED (exit code 2)" in done.stdout
-    assert "no such weights" in done.stdout
-    assert "2 of 4 runs failed" in done.stderr
-    assert "bad_seed-1.log" in done.stderr
-    assert "fedprox_seed-1: accuracy" in done.stdout  # the others were trained all the same
-    status = fedmpi("sweep", file, "--status", cwd=tmp_path)
-    assert status.stdout.splitlines() == ["bad_seed-0: not begun", "bad_seed-1: not begun", "2 of 4 runs done"]
-
-
 def test_a_run_that_ends_early_is_done(file, tmp_path):
     """Unless more patience is asked for."""
     more = ["only={seed: 0, method: FedAvg}", "data.validation=0.2", "rounds=40"]
@@ -160,50 +142,6 @@ def test_runs_are_compared_by_what_they_are_judged_by(file, tmp_path, protocol, 
     assert re.search(rf": {shown} \d", done.stdout), done.stdout + done.stderr
     done = fedmpi("table", file, *words, cwd=tmp_path)
     assert done.stdout.startswith("accuracy, after the last round"), done.stdout + done.stderr
-
-
-@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGKILL])
-def test_stopped_and_gone_on_with(file, tmp_path, number):
-    """Whatever ends it, no child is left; the same command does the rest, with the bits of a run without a stop."""
-    command = [BIN / "fedmpi", "sweep", file, "rounds=150", "--jobs", "2"]
-    process = subprocess.Popen(command, cwd=tmp_path, env=warm(clean_env()), stdout=subprocess.PIPE, text=True)
-    first = tmp_path / "runs" / "few" / "fedavg_seed-0" / "metrics.jsonl"
-    deadline = time.monotonic() + 60
-    while not first.exists() or first.read_bytes().count(b"\n") < 3:
-        assert process.poll() is None
-        assert time.monotonic() < deadline
-        time.sleep(0.02)
-    process.send_signal(number)
-    said = process.communicate(timeout=60)[0]
-    assert process.returncode == (-number if number == signal.SIGKILL else 75), said
-    assert gone(str(file))
-    if number != signal.SIGKILL:
-        assert f"go on with: fedmpi sweep {file} rounds=150" in said
-    few = ["rounds=100"] if number != signal.SIGINT else ["rounds=150"]
-    again = fedmpi("sweep", file, *few, "only={seed: [0], method: [FedAvg]}", cwd=tmp_path)
-    assert again.returncode == 0, again.stderr
-    assert not list(first.parents[1].glob("*-2"))
-    if number == signal.SIGINT:
-        assert (
-            fedmpi("sweep", file, "rounds=150", "name=whole", "only={seed: 0, method: FedAvg}", cwd=tmp_path).returncode
-            == 0
-        )
-        assert hashes(first.parent) == hashes(tmp_path / "runs" / "whole" / "fedavg_seed-0")
-
-
-def test_no_run_begins_after_a_signal(file):
-    """One that comes between the look for it and the start of the next run; nor does a child that has just ended
-    make its handler fail."""
-    (_, settings), *_ = sweep.load(file).runs()
-    begun = pool.Pool(lambda settings: os._exit(3), Room(1), lambda ended: None)
-    begun.asked = 1
-    begun._start("", settings)
-    assert not begun.running
-    child = subprocess.Popen(["true"])
-    child.wait()
-    begun.running[child.pid] = Held(settings, "", 0.0, 0, 0)
-    begun._stop(signal.SIGTERM, None)
-    assert begun.asked == 2
 
 
 def test_validate(file, tmp_path):

@@ -6,7 +6,6 @@ import time
 import types
 
 import pytest
-from helpers import fedmpi
 
 from fedmpi import config
 from fedmpi.common.errors import UserError
@@ -161,17 +160,6 @@ def test_mistakes_are_told_before_training(made, tmp_path, monkeypatch, given, w
     assert not (tmp_path / "one").exists()
     with pytest.raises(UserError, match=words):
         launch.validate(made(3, given))
-
-
-def test_a_callback_that_fails_keeps_nobody_waiting(made, tmp_path):
-    made(3)
-    words = f"callbacks=[{callback(tmp_path, 'bad', fails='round')}]"
-    done = fedmpi("run", tmp_path / "one.yaml", words, kind="mpirun", size=3)
-    assert done.returncode == 0, done.stderr
-    assert done.stderr.count("ValueError: broken here; it is told nothing more, and the run goes on") == 1
-    wrong = fedmpi("run", tmp_path / "one.yaml", f"callbacks=[{tmp_path}/mine.py:Late]", kind="mpirun", size=3)
-    assert wrong.returncode == 2
-    assert wrong.stderr.count("Late cannot be made: OSError: no such place") == 1
 
 
 def test_tensorboard_reads_what_is_written(made, tmp_path):

@@ -1,0 +1,41 @@
+"""Augmented runs as commands: the same models alone, on three ranks and after an interruption."""
+
+import json
+
+import numpy as np
+from helpers import fedmpi
+
+RUN = """\
+rounds: 3
+data:
+  source: npz
+  path: a.npz
+  mean: [0.5]
+  std: [0.25]
+  augment: [{crop: {padding: 2, mode: reflect}}, flip, {colour: {brightness: 0.3}}, {cutout: 4}]
+  partition: {scheme: iid, clients: 4}
+model: {name: mlp, hidden: [8]}
+method: {name: fedavg}
+evaluate: {protocol: [global, "ft(1)"]}
+"""
+
+
+def test_a_run_goes_on_and_ranks_agree(tmp_path):
+    """As users start it: alone, on three ranks, and interrupted after a round: the same models."""
+    rng = np.random.default_rng(0)
+    np.savez(tmp_path / "a.npz", x=rng.integers(0, 256, (80, 12, 12), dtype=np.uint8), y=np.arange(80) % 3)
+    (tmp_path / "run.yaml").write_text(RUN)
+
+    def models(name, *overrides, **start):
+        words = (f"output={tmp_path}", f"data.root={tmp_path}", f"name={name}", *overrides)
+        done = fedmpi("run", str(tmp_path / "run.yaml"), *words, **start)
+        assert done.returncode == 0, done.stderr[-3000:]
+        rows = (tmp_path / name / "metrics.jsonl").read_text().splitlines()
+        return [json.loads(row).get("sha256") for row in rows]
+
+    alone = models("alone")
+    assert models("three", kind="mpirun", size=3) == alone
+    assert models("disk", "data.stream=true") == alone
+    models("again", "rounds=1")
+    assert models("again", "checkpoint.resume=must", "checkpoint.changes=accept")[-1] == alone[-1]
+    assert models("other", "data.augment=[flip]")[-1] != alone[-1]

@@ -1,0 +1,58 @@
+"""Uploads and clients that are left out, in jobs of several ranks: the bits of one process, one warning."""
+
+import json
+
+import pytest
+import yaml
+from helpers import fedmpi
+
+METHOD = """
+from dataclasses import dataclass
+import fedmpi
+from fedmpi.method import FLAT, Row, Slots, State
+
+@dataclass(frozen=True)
+class Wild(fedmpi.Method):
+    client_state = Slots(drift=FLAT)
+
+    def upload(self, k):
+        if (k.id, k.round) == (1, 1) and FAILS:
+            raise ValueError("this sample cannot be read")
+        dw = k.w - k.w0
+        return Row(dw=dw * 1e7 if (k.id, k.round) == (1, 1) else dw), State(drift=k.state.drift + dw)
+
+    def weights(self, k):
+        return k.received + k.state.drift
+"""
+
+
+@pytest.mark.parametrize("fails", [False, True], ids=["huge update", "error"])
+def test_left_out_on_any_number_of_ranks(tmp_path, fails):
+    """Named and counted in metrics.jsonl and summary.json; clients move between ranks, and their states with them."""
+    (tmp_path / "wild.py").write_text(METHOD.replace("FAILS", str(fails)))
+    tree = {
+        "rounds": 4,
+        "seed": 1,
+        "output": str(tmp_path / "runs"),
+        "data": {"source": "digits", "partition": {"scheme": "dirichlet", "clients": 5, "alpha": 0.5}},
+        "model": {"name": "logistic"},
+        "method": {"name": f"{tmp_path}/wild.py:Wild"},
+        "cohort": {"fraction": 0.8},
+        "evaluate": {"protocol": ["global", "personal"]},
+        "faults": {"on_client_error": "drop"} if fails else {"on_bad_update": "drop"},
+    }
+    records = []
+    for kind, size in (("alone", 1), ("mpirun", 3)):
+        (tmp_path / "run.yaml").write_text(yaml.safe_dump(tree | {"name": kind}))
+        done = fedmpi("run", tmp_path / "run.yaml", kind=kind, size=size)
+        assert done.returncode == 0, done.stderr
+        warning = "round 1, client 1: " if fails else "round 1: client 1 sent an update of norm"
+        assert done.stderr.count(f"warning: {warning}") == 1, done.stderr
+        assert (f"{tmp_path}/wild.py:12" in done.stderr) == fails
+        rows = [json.loads(line) for line in (tmp_path / "runs" / kind / "metrics.jsonl").read_text().splitlines()]
+        assert [[each["client"] for each in row["refused"]] for row in rows] == [[], [1], [], []]
+        assert fails or rows[1]["refused"][0]["norm"] > rows[1]["refused"][0]["bound"] > 0
+        summary = json.loads((tmp_path / "runs" / kind / "summary.json").read_text())
+        assert summary["client_errors" if fails else "refused_uploads"] == 1
+        records.append([(row["sha256"], row["personal_loss"], str(row["refused"])) for row in rows])
+    assert records[0] == records[1]

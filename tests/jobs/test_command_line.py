@@ -1,0 +1,139 @@
+"""The command as a process of its own: what it imports, its exit code, closed streams."""
+
+import json
+import subprocess
+import sys
+
+import pytest
+from helpers import BIN, ROOT, clean_env
+
+from fedmpi.runtime import catalog
+
+
+@pytest.mark.parametrize("train", ["train.optim=sgd", "train={optim: adamw, momentum: null, keep_optim: true}"])
+def test_a_run_imports_nothing_that_it_does_not_need(tmp_path, train):
+    program = f"""
+import sys
+from fedmpi import run
+run({str(ROOT / "configs/quickstart.yaml")!r}, ["rounds=1", "checkpoint.every=1", {f"output={tmp_path}"!r}, {train!r}])
+print(*sorted({{"torch._dynamo", "sklearn", "scipy", "matplotlib", "torchvision", "rich"}} & set(sys.modules)))
+"""
+    done = subprocess.run([sys.executable, "-c", program], env=clean_env(), capture_output=True, text=True, timeout=120)
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.splitlines()[-1] == ""
+
+
+GOOD = """\
+data: {source: digits, partition: {scheme: dirichlet, clients: 4, alpha: 0.3}}
+model: {name: mlp, widths: [20]}
+method: {name: fedld, margin: 0.03}
+train:
+  epochs: 2
+  lr: 1e-3
+"""
+
+
+def write(folder, text, name="run.yaml"):
+    path = folder / name
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text(text)
+    return path
+
+
+def test_loading_imports_no_torch_and_no_numpy(tmp_path):
+    code = f"import sys\nfrom fedmpi import config\nconfig.load({str(write(tmp_path, GOOD))!r})\n"
+    code += "sys.exit('torch' in sys.modules or 'numpy' in sys.modules)"
+    assert subprocess.run([sys.executable, "-c", code], timeout=240).returncode == 0
+
+
+@pytest.fixture
+def path(tmp_path):
+    file = tmp_path / "run.yaml"
+    file.write_text(GOOD)
+    return file
+
+
+LIGHT = """
+import json, sys
+from fedmpi import cli
+
+for words, expected in json.loads(sys.argv[1]):
+    sys.argv = ["fedmpi", *words]
+    try:
+        cli.main()
+    except SystemExit as ended:
+        code = ended.code or 0
+    heavy = {"torch", "numpy", "scipy", "matplotlib", "rich.progress", "mpi4py", "safetensors"} & set(sys.modules)
+    if code != expected or heavy:
+        sys.exit(f"{words}: exit code {code}, {sorted(heavy)} imported")
+"""
+
+
+def test_what_needs_no_torch_imports_none(path, tmp_path):
+    """Importing them takes every rank a second or more. Commands that show something, and mistakes of all kinds."""
+    commands = ["run", "resume", "replay", "validate", "doctor", "list"]
+    analyses = ["variance", "virtual", "trajectory", "communication", "gaussians"]
+    fine = [[], ["--help"], ["--version"], ["analyse"], ["list"], *(["list", kind] for kind in catalog.KINDS)]
+    fine += [["show", "train.schedule"], ["show", "data"], ["show", "method.mu"], ["list", "fedsol"], ["list", "mlp"]]
+    (tmp_path / "done").mkdir()
+    for name, text in (
+        ("identity.json", '{"rounds": "1", "name": "x"}'),
+        ("summary.json", '{"exit_reason": "finished"}'),
+    ):
+        (tmp_path / "done" / name).write_text(text)
+    fine += [["status", str(tmp_path / "done")]]
+    fine += [[name, "--help"] for name in commands] + [["analyse", name, "--help"] for name in analyses]
+    config = str(path)
+    wrong = [
+        ["lsit"],
+        ["list", "all"],
+        ["show", "train.x"],
+        ["show", "model.x"],
+        ["run"],
+        ["run", f"{config}.none"],
+        ["run", config, "seed=x"],
+    ]
+    wrong += [["run", config, "model.name=none.py:f"]]
+    wrong += [["validate", config, "sede=1"], ["validate", config, "compute.threads=1000000"]]
+    wrong += [["resume", str(tmp_path)], ["replay", str(tmp_path)], ["analyse", "virtual", str(tmp_path)]]
+    wrong += [["analyse", "variance", config, "train.lr=x"], ["analyse", "communication"]]
+    wrong += [["analyse", "trajectory", config, "train.lr=x"]]
+    words = json.dumps([(each, 0) for each in fine] + [(each, 2) for each in wrong])
+    done = subprocess.run([sys.executable, "-c", LIGHT, words], capture_output=True, text=True, timeout=240)
+    assert done.returncode == 0, done.stderr.splitlines()[-1:]
+    assert done.stderr.count("fedmpi: error: ") == len(wrong)
+    assert "Traceback" not in done.stderr
+
+
+@pytest.mark.smoke
+def test_python_m_fedmpi_is_the_command(path):
+    command = [sys.executable, "-m", "fedmpi", "run", str(path), "seed=x"]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=120)
+    assert done.returncode == 2
+    assert done.stderr.startswith("fedmpi: error: command line: seed=x: ")
+
+
+@pytest.mark.parametrize("reader", ["head -1", "true"])
+def test_a_reader_that_goes_away_does_not_end_the_run(tmp_path, reader):
+    """`fedmpi run ... | head`: the run ends as it would have, and its log has every line."""
+    line = f"{BIN}/fedmpi run configs/quickstart.yaml rounds=2 output={tmp_path} 'method={{name: fedavg}}'"
+    command = f"set -o pipefail; {line} | {reader} > /dev/null"
+    done = subprocess.run(
+        ["bash", "-c", command], env=clean_env(), cwd=ROOT, capture_output=True, text=True, timeout=240
+    )
+    assert done.returncode == 0, done.stderr
+    assert done.stderr == ""
+    assert "round 2/2" in (tmp_path / "quickstart" / "log.txt").read_text()
+    assert (tmp_path / "quickstart" / "model.safetensors").exists()
+
+
+def test_no_global_state_is_left():
+    program = (
+        "import sys, matplotlib\nfrom fedmpi.analysis import figures\n"
+        "def state(): return {k: matplotlib.rcParams[k] for k in matplotlib.rcParams if k != 'backend'}\n"
+        "before = state()\n"  # not the backend: to ask for it is to choose it
+        "figures.communication([{'run': 'a', 'points': [{'up': 1, 'down': 1, 'value': 1.0}]}], 'loss')\n"
+        "print('matplotlib.pyplot' in sys.modules, state() == before)"
+    )
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=240)
+    assert done.stdout == "False True\n", done.stderr

@@ -1,0 +1,30 @@
+"""A run that has diverged ends, on any number of ranks."""
+
+import json
+
+import pytest
+from helpers import fedmpi
+
+from fedmpi.engine.faults.divergence import Loss
+
+
+def rounds(losses, chance=None, from_chance=False):
+    """The rounds in which a loss with these values is bad, at the end."""
+    loss = Loss("loss", chance, from_chance)
+    for t, value in enumerate(losses):
+        loss.see(t, value)
+    return loss.bad
+
+
+@pytest.mark.parametrize(("kind", "size"), [("alone", 1), ("mpirun", 3)])
+def test_the_command_that_stops(tmp_path, kind, size):
+    done = fedmpi(
+        "run", "configs/quickstart.yaml", "rounds=30", "train.lr=500", "faults={max_norm: null, on_divergence: stop}",
+        f"output={tmp_path}", "method={name: fedavg}", "model={name: logistic}", "name=run", kind=kind, size=size,
+    )  # fmt: skip
+    assert done.returncode == 1, done.stderr
+    assert "Traceback" not in done.stderr
+    facts = json.loads((tmp_path / "run" / "summary.json").read_text())
+    assert facts["exit_reason"].startswith("diverged: training has come apart since round 0: loss is")
+    assert facts["rounds"] == 4
+    assert sorted(path.name for path in (tmp_path / "run" / "checkpoints").iterdir())[-1] == "000003.safetensors"

@@ -1,0 +1,101 @@
+"""fedmpi doctor as a command: what it prints where much is wrong, and that it cannot hang."""
+
+import os
+import signal
+import subprocess
+import sys
+
+import pytest
+import torch
+from helpers import BIN, ROOT, clean_env, fedmpi, gone, left_over
+from real_job import wait_until
+
+from fedmpi.doctor import report
+from fedmpi.doctor.lines import ODD, Line
+
+QUICK = str(ROOT / "configs" / "quickstart.yaml")
+
+
+NEEDS_CPU_TORCH = pytest.mark.skipif(torch.version.cuda is not None, reason="this torch was built with CUDA")
+
+
+@pytest.fixture(autouse=True)
+def alone(monkeypatch):
+    """No launcher."""
+    for name in set(os.environ) - set(clean_env()):
+        monkeypatch.delenv(name)
+
+
+def program(path, text):
+    path.write_text(f"#!/bin/sh\n{text}\n")
+    path.chmod(0o755)
+    return path
+
+
+def test_an_mpirun_of_another_mpi_is_told():
+    ours = Line("mpi", "Open MPI v5.0.7, which mpi4py loads")
+    assert report.mismatch([ours, Line("mpirun", "mpirun (Open MPI) 5.0.7 (/bin/mpirun)")]) == []
+    assert report.mismatch([ours, Line("mpirun", "gave no answer within 5 s", ODD)]) == []
+    assert report.mismatch([Line("mpi", "MPICH Version: 4.2.0"), Line("mpirun", "Version:   4.2.0 (/bin/m)")]) == []
+    for other in ("mpirun (Open MPI) 4.1.4 (/bin/mpirun)", "Version:   4.2.0 (/bin/mpirun)"):
+        [line] = report.mismatch([ours, Line("mpirun", other)])
+        assert line.mark == ODD
+        assert "MPI4PY_LIBMPI" in line.text
+
+
+def test_ctrl_c_ends_the_programs_that_are_asked(tmp_path):
+    program(tmp_path / "mpirun", "exec sleep 987.75")
+    env = clean_env()
+    doctor = subprocess.Popen(
+        [BIN / "fedmpi", "doctor"], env=env | {"PATH": f"{tmp_path}:{env['PATH']}"}, stdout=subprocess.DEVNULL
+    )
+    wait_until(lambda: left_over("987.75"))
+    doctor.send_signal(signal.SIGINT)
+    assert doctor.wait(240) == 130
+    assert gone("987.75")
+
+
+def test_the_command_itself_loads_no_library_that_could_hang():
+    program = "import sys, fedmpi.cli, fedmpi.doctor.report as r\n"
+    program += "print([found for found in (r.host.memory(), r._python(), r._packages()) if not found])\n"
+    program += "print([name for name in ('torch', 'mpi4py', 'torchvision') if name in sys.modules])"
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, env=clean_env())
+    assert done.stdout == "[]\n[]\n", done.stderr
+
+
+@NEEDS_CPU_TORCH
+def test_a_report_with_everything_wrong(tmp_path):
+    """An mpirun that hangs, a config that cannot run, and a secret on the command line and in the environment."""
+    program(tmp_path / "mpirun", "exec sleep 986.5")
+    env = clean_env(MY_TOKEN="hunter2")
+    env["PATH"] = f"{tmp_path}:{env['PATH']}"
+    done = fedmpi("doctor", QUICK, "compute.device=cuda", "data.token=hunter2", "output=/dev/null", env=env, cold=True)
+    assert done.returncode == 1, done.stderr
+    assert done.stderr == ""
+    assert "hunter2" not in done.stdout
+    marked = [row.split()[1] for row in done.stdout.splitlines() if row.startswith("! ")]
+    assert marked == ["device", "memory", "output", "keeps"]
+    assert "\n? mpirun         gave no answer within 5 s\n" in done.stdout
+    assert [row for row in done.stdout.splitlines() if row[0] not in " !?"] == [
+        "software",
+        "ranks",
+        "machine",
+        "config",
+    ]
+    assert gone("986.5")
+
+
+def test_one_table_under_a_launcher(tmp_path):
+    done = fedmpi("doctor", QUICK, f"output={tmp_path}", kind="mpirun", size=2, cold=True)
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert done.stdout.count("\n  python ") == 1
+    assert "\n  ranks          2 (mpi), 2 of them on this host\n" in done.stdout
+    assert "\n  mpi_init       works in one process\n" in done.stdout
+    assert not list(tmp_path.iterdir())
+
+
+def test_without_a_config_nothing_keeps_it_from_running():
+    done = fedmpi("doctor", cold=True)
+    assert (done.returncode, done.stderr) == (0, "")
+    assert "\n! " not in done.stdout.rpartition("! keeps")[0]
+    assert "config\n" not in done.stdout

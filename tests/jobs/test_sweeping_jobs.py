@@ -1,0 +1,82 @@
+"""A sweep whose runs are processes: failures, signals, and what is resumed."""
+
+import os
+import signal
+import subprocess
+
+import pytest
+from helpers import BIN, clean_env, fedmpi, gone, warm
+from real_job import LIMIT_S, rows, wait_until
+
+from fedmpi.config import sweep
+from fedmpi.runtime.sweeping import pool
+from fedmpi.runtime.sweeping.room import Held, Room
+
+SWEEP = """\
+name: few
+rounds: 2
+data: {source: digits, partition: {scheme: iid, clients: 3}}
+model: {name: logistic}
+method: {name: fedavg}
+over:
+  method: {FedAvg: {}, FedProx: {method: {name: fedprox, mu: 0.1}}}
+  seed: [0, 1]
+"""
+
+
+@pytest.fixture
+def file(tmp_path):
+    path = tmp_path / "sweep.yaml"
+    path.write_text(SWEEP)
+    return path
+
+
+def test_a_run_that_fails_is_loud(file, tmp_path):
+    file.write_text(SWEEP.replace("FedAvg: {}", f'bad: {{model: {{name: "{tmp_path}/mine.py:net"}}}}'))
+    (tmp_path / "mine.py").write_text("def net(input_shape, classes):\n    raise OSError('no such weights')\n")
+    done = fedmpi("sweep", file, "--jobs", 1, cwd=tmp_path, cold=True)
+    assert done.returncode == 2
+    assert "bad_seed-0: FAILED (exit code 2)" in done.stdout
+    assert "no such weights" in done.stdout
+    assert "2 of 4 runs failed" in done.stderr
+    assert "bad_seed-1.log" in done.stderr
+    assert "fedprox_seed-1: accuracy" in done.stdout  # the others were trained all the same
+    status = fedmpi("sweep", file, "--status", cwd=tmp_path)
+    assert status.stdout.splitlines() == ["bad_seed-0: not begun", "bad_seed-1: not begun", "2 of 4 runs done"]
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGKILL])
+def test_stopped_and_gone_on_with(file, tmp_path, number):
+    """Whatever ends it, no child is left; the same command does the rest, with the bits of a run without a stop."""
+    command = [BIN / "fedmpi", "sweep", file, "rounds=100000", "--jobs", "2"]
+    process = subprocess.Popen(command, cwd=tmp_path, env=warm(clean_env()), stdout=subprocess.PIPE, text=True)
+    first = tmp_path / "runs" / "few" / "fedavg_seed-0"
+    wait_until(lambda: process.poll() is not None or len(rows(first)) >= 3)
+    process.send_signal(number)
+    said = process.communicate(timeout=LIMIT_S)[0]
+    assert process.returncode == (-number if number == signal.SIGKILL else 75), said
+    assert gone(str(file))
+    if number != signal.SIGKILL:
+        assert f"go on with: fedmpi sweep {file} rounds=100000" in said
+    words = [f"rounds={len(rows(first)) + 3}", "only={seed: [0], method: [FedAvg]}"]
+    for name in ("few", "whole"):
+        done = fedmpi("sweep", file, *words, f"name={name}", cwd=tmp_path)
+        assert done.returncode == 0, done.stderr
+    assert not list(first.parent.glob("*-2"))
+    whole = tmp_path / "runs" / "whole" / "fedavg_seed-0"
+    assert [row["sha256"] for row in rows(first)] == [row["sha256"] for row in rows(whole)]
+
+
+def test_no_run_begins_after_a_signal(file):
+    """One that comes between the look for it and the start of the next run; nor does a child that has just ended
+    make its handler fail."""
+    (_, settings), *_ = sweep.load(file).runs()
+    begun = pool.Pool(lambda settings: os._exit(3), Room(1), lambda ended: None)
+    begun.asked = 1
+    begun._start("", settings)
+    assert not begun.running
+    child = subprocess.Popen(["true"])
+    child.wait()
+    begun.running[child.pid] = Held(settings, "", 0.0, 0, 0)
+    begun._stop(signal.SIGTERM, None)
+    assert begun.asked == 2
