@@ -41,20 +41,6 @@ def test_lines_are_read_again(capsys):
     ]
 
 
-def test_costs_are_found_again():
-    """Times made of known costs give these costs back, and predict what was left out."""
-    scaling = import_module("scaling")
-    costs, points = (0.003, 0.4, 0.0005, 0.0002, 0.7, 0.001), []
-    for ranks in (2, 3, 4, 8, 16):
-        for d in scaling.D:
-            for clients in (48, 3 * (ranks - 1)):
-                point = {"kind": "strong", "ranks": ranks, "clients": clients, "d": d, "training": 0.1, "pause": 0.02}
-                beside = sum(c * t for c, t in zip(costs, scaling.terms(point), strict=True))
-                points.append(point | {"seconds": 0.1 + beside})
-    assert scaling.fit(points) == pytest.approx(costs, rel=1e-6)
-    assert max(scaling.errors(points)) < 1e-6
-
-
 def test_the_gpu_page_has_a_place_for_its_table():
     kit = import_module("kit")
     parts = [

@@ -449,16 +449,6 @@ def test_a_slot_that_train_and_upload_return_is_refused(method):
         run(method(body))
 
 
-def test_another_model_in_predict(method):
-    """Evaluation is in a mode in which tensors are made that count no changes."""
-    body = """
-        def predict(self, k):
-            return lambda x: k.frozen(x)[1]
-    """
-    plain, frozen = (run(method(each, evaluate={"protocol": ["personal"]})) for each in ("", body))
-    assert frozen.rows[-1]["personal_loss"] == pytest.approx(plain.rows[-1]["personal_loss"], abs=1e-6)
-
-
 def test_a_method_that_reads_means_is_told_how_to_say_so(method):
     body = "def aggregate(self, s, up): return up.mean(), State()"
     with pytest.raises(

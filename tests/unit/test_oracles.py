@@ -72,21 +72,6 @@ def test_a_run_is_the_same_whether_it_is_written_down(oracles, tmp_path):
     assert torch.get_default_dtype() == torch.float32
 
 
-def test_a_difference_is_said(oracles):
-    compare, case = oracles["compare"], oracles["cases"].Case("fluke", "FedAvg", {}, {}, why="here")
-    mine = oracles["ours"].run({})
-    for off, verdict in ((0.0, "agrees"), (1e-7, "agrees"), (1e-3, "differs")):
-        theirs = {"w": mine.w0 + (1 + off) * (mine.w - mine.w0), "loss": mine.loss * (1 + off)}
-        said = compare.figures(mine, theirs, case)
-        assert list(said) == ["loss, round 1", "loss, round 3", "model, round 1", "model, round 3"]
-        for what, numbers in said.items():
-            assert numbers[2] == pytest.approx(off, rel=2e-3, abs=1e-15)
-            line = compare._line(case, what, numbers, None)
-            assert (line["verdict"], line["why"]) == (verdict, "here" if verdict == "differs" else "")
-            assert compare._line(case, what, numbers, (0, 0, 2e-5))["verdict"] == verdict
-    assert compare._line(case, what, numbers, (0, 0, 1e-9))["verdict"] == "explained"
-
-
 # ---- the page ----
 def test_the_page_shows_the_results(page):
     text = page.PAGE.read_text()
@@ -124,11 +109,3 @@ def test_the_other_program(oracles, page, monkeypatch, tmp_path, peer):
         found = {(row["method"], row["what"]): row["verdict"] for row in csv.DictReader(file)}
     kept = {(row["method"], row["what"]): row["verdict"] for row in page.rows() if row["peer"] == peer}
     assert found == kept
-
-
-def test_a_program_that_is_not_there_is_named(oracles, monkeypatch, tmp_path, capsys):
-    if importlib.util.find_spec("fluke"):
-        pytest.skip("it is there")
-    monkeypatch.setattr(sys, "argv", ["compare.py", "fluke", "--to", str(tmp_path / "oracles.csv")])
-    oracles["compare"].main()
-    assert "fluke-fl: not installed" in capsys.readouterr().out

@@ -220,18 +220,6 @@ def test_calibration_by_hand():
     assert measures.calibration_error(f, torch.tensor([1, 0, 0])) == pytest.approx(1 / 3, abs=1e-9)
 
 
-def test_rows_with_equal_probabilities_are_ties():
-    """Equal logits in another order, or moved by a constant: one half, were it not for rounding."""
-    generator = torch.Generator().manual_seed(0)
-    z = torch.randn(9, generator=generator)
-    order = torch.stack([torch.cat([z[:1], z[1 + torch.randperm(8, generator=generator)]]) for _ in range(500)])
-    f = order + torch.randint(-9, 9, (500, 1), generator=generator).double()
-    y = torch.arange(500) % 2 * 4
-    assert measures.auroc(measures.log_softmax(f)[:, 0], y == 0) == 0.5
-    p = measures.log_softmax(torch.tensor([[0.0, -50, -60], [0.0, -40, -60]]).double())[:, 0]
-    assert p[0] > p[1]  # though both are 1 as far as float64 tells
-
-
 def test_multi_label_metrics():
     f, _ = draw(50, 3, seed=1)
     y = torch.randint(0, 2, (50, 3), generator=torch.Generator().manual_seed(2)).float()
@@ -305,15 +293,6 @@ def test_cox_loss_and_c_index(values):
     assert task.metrics(f, y)["c_index"] == pytest.approx(expected, abs=1e-12)
     order = torch.randperm(40, generator=torch.Generator().manual_seed(3))
     assert task.whole_loss(f[order], y[order]).item() == pytest.approx(task.whole_loss(f, y).item(), abs=1e-12)
-
-
-def test_c_index_of_more_samples_than_are_compared_at_once():
-    f, y = survivors(2500, values=300)
-    (event, time), risk = y.T, f[:, 0]
-    first = (event[:, None] > 0) & ((time[:, None] < time) | ((time[:, None] == time) & (event == 0)))
-    right = (risk[:, None] > risk).double() + (risk[:, None] == risk) / 2
-    expected = (right * first).sum() / first.sum()
-    assert measures.concordance(risk, event, time) == pytest.approx(expected.item(), abs=1e-12)
 
 
 def test_cox_by_hand():

@@ -37,14 +37,6 @@ def test_hierarchy(m):
         np.testing.assert_allclose(found, literal_hierarchy(G, history), rtol=0, atol=1e-11)
 
 
-def test_two_clients_by_hand():
-    """(1, 0) and (-1, 1) become (.5, .5) and (0, 1), each orthogonal to what the other was."""
-    G = torch.tensor([[1.0, 0.0], [-1.0, 1.0]])
-    K = G @ G.T
-    for p, expected in (([1.0, 0.0], [0.5, 0.5]), ([0.0, 1.0], [0.0, 1.0]), ([0.5, 0.5], [0.25, 0.75])):
-        assert (pairwise(K, torch.tensor(p)) @ G.double()).tolist() == pytest.approx(expected, abs=1e-15)
-
-
 def test_opposite_vectors_cancel_exactly():
     G = torch.tensor([[3.0, -1.0, 0.5], [-3.0, 1.0, -0.5]])
     assert (pairwise(G @ G.T, torch.tensor([0.3, 0.7])) @ G.double()).tolist() == [0.0, 0.0, 0.0]

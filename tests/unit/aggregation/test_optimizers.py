@@ -70,19 +70,6 @@ def test_state_is_all_there_is(name, slots):
     assert torch.equal(w, there)
 
 
-def test_columns_are_independent():
-    """A block of columns steps as it would in the whole vector, bit for bit."""
-    w, half = torch.ones(4, dtype=torch.float64), torch.ones(2, dtype=torch.float64)
-    whole, part = (
-        ServerOptimizer("yogi", w, LR, BETA1, BETA2, EPS),
-        ServerOptimizer("yogi", half, LR, BETA1, BETA2, EPS),
-    )
-    for d in torch.from_numpy(D):
-        whole.step(w, d, whole.state)
-        part.step(half, d[2:], part.state)
-    assert torch.equal(w[2:], half)
-
-
 @pytest.mark.parametrize(
     ("server", "beta1"),
     [

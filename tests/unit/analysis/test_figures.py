@@ -24,15 +24,6 @@ def landscapes():
     return figures.landscapes(models, gaussians.loss, gaussians.START, gaussians.OPTIMUM)
 
 
-@pytest.mark.parametrize(
-    "make", [lambda: figures.variance(rows()), lambda: figures.communication(curves("a"), "loss"), landscapes]
-)
-def test_a_figure_is_a_png_and_equal_ones_are_equal_files(make, tmp_path):
-    one, two = (figures.save(make(), tmp_path / name).read_bytes() for name in ("1.png", "2.png"))
-    assert one.startswith(b"\x89PNG")
-    assert one == two
-
-
 def labels(axes):
     return axes.get_xlabel(), axes.get_ylabel(), [text.get_text() for text in axes.get_legend().get_texts()]
 

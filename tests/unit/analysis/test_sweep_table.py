@@ -332,10 +332,6 @@ def compiles(latex, folder):
     assert (folder / "paper.pdf").exists()
 
 
-def test_latex_compiles(asked, tmp_path):
-    compiles(sweep_forms.latex(sweep_table.collect(asked, None, "last")), tmp_path)
-
-
 def test_what_is_no_number_counts_for_nothing_and_is_told(tmp_path):
     """An accuracy of an earlier round does not stand for that of the last one."""
     text = (
@@ -359,14 +355,6 @@ def test_what_is_no_number_counts_for_nothing_and_is_told(tmp_path):
     assert "not a number: A (seed 1)" in sweep_forms.latex(cells)
 
 
-def test_without_seeds_nothing_is_missing(tmp_path):
-    text = SWEEP.partition("over:")[0] + "over: {{train.lr: [0.1, 0.5]}}\n"
-    asked = made(tmp_path / "t.yaml", text, lambda labels: of(50.0))
-    cells = sweep_table.collect(asked, None, None)
-    assert sweep_table.gaps(cells) == []
-    assert sweep_table.text(cells)[3].split() == ["0.1", "50.00"]
-
-
 def test_the_metric_of_what_is_published(tmp_path):
     """`best accuracy` is the accuracy of the best round."""
     text = (
@@ -377,19 +365,6 @@ def test_the_metric_of_what_is_published(tmp_path):
     assert (cells.metric, cells.of, cells.found) == ("accuracy", "best", {("A",): {"0": 3.0}})
     assert sweep_table.collect(asked, None, "last").found == {("A",): {"0": 1.0}}
     assert sweep_table.collect(asked, None, "last").published is None  # theirs is of the best round
-
-
-def test_what_is_published_of_the_last_and_of_the_best_round_are_two_figures(tmp_path):
-    published = "published: {{metric: [accuracy, best accuracy], values: {{A: [1, 3]}}}}\n"
-    text = ODD[: ODD.index("over:")] + "over: {{m: {{A: {{}}}}}}\n" + published
-    asked = made(tmp_path / "t.yaml", text, lambda labels: of(1.0) | {"best": {"accuracy": 3.0}})
-    for metric in (None, "accuracy"):
-        for given, value in ((None, 1.0), ("last", 1.0), ("best", 3.0)):
-            cells = sweep_table.collect(asked, metric, given)
-            assert cells.found == {("A",): {"0": value}}
-            assert sweep_table.published_of(cells, ("A",)) == pytest.approx((value, math.nan), nan_ok=True)
-    with pytest.raises(UserError, match="--rows: unknown axis 'seed'; allowed: m"):
-        sweep_table.collect(asked, None, None, "seed")
 
 
 MEASURED = [
@@ -432,16 +407,6 @@ def test_what_analysis_has_measured(asked):
         assert found == (pytest.approx(1.0 + scatter), pytest.approx(scatter / 3**0.5), told)
 
 
-def test_small_figures_are_told_apart(asked, tmp_path):
-    """0.0033 and 0.0040 do not read the same, nor do figures that are 45 published deviations apart."""
-    text = SWEEP.format(output=tmp_path).replace("values: {A", "metric: losses.shift\n  values: {A")
-    asked.path.write_text(text.replace("[52, 1]", "[0.0033, 0.00001]").replace("40}", "0.0040}"))
-    small = sweep.load(asked.path)
-    measured(small, lambda labels, row: {**row, "losses": {"shift": 0.004}})
-    (_, a, _) = sweep_table.grid(sweep_table.collect(small, None, None), " +- ")
-    assert a == ["A", "0.00400 +- 0.00000 [0.00330 +- 0.00001 !]", "0.00400 +- 0.00000 [0.00400 =]"]
-
-
 def test_what_all_runs_are_judged_by_is_shown(asked):
     """Of one method the global model is nobody's: then what clients use is shown of all."""
     every = sweep.load(asked.path, ["evaluate.protocol=[global,personal]"])
@@ -473,11 +438,6 @@ def test_of_what_is_measured_no_earlier_round_stands_for_the_last_one(asked):
         sweep_table.collect(asked, "losses.shift", "best")
 
 
-def test_a_sweep_without_analysis_has_nothing_measured(asked):
-    with pytest.raises(UserError, match=r"no run has a figure 'losses.shift'; .*set by `analysis: \[losses\]`"):
-        sweep_table.collect(asked, "losses.shift", None)
-
-
 def test_pictures(asked, tmp_path, monkeypatch):
     """Means and deviations of the cells, over the rows' labels."""
     drawn = []
@@ -499,22 +459,3 @@ def test_pictures(asked, tmp_path, monkeypatch):
             sweep_forms.analyse(asked, None, "last", None, tmp_path / f"t.{ending}", said.append)
         assert (tmp_path / f"t.{ending}").stat().st_size > 1000
     assert list(drawn[-1][0]) == ["lr 0.1", "lr 0.5"]  # rows that are words have places of their own
-
-
-def test_one_protocol_does_not_stand_for_another(asked):
-    """A global loss that is no number was replaced by the personal one, without a word."""
-    for _, settings in asked.runs():
-        path = settings.output / settings.name / "summary.json"
-        if path.exists():
-            facts = {"accuracy": 50.0, "loss": 2.0, "personal_loss": 0.1}
-            at = {"accuracy": 4, "loss": 3, "personal_loss": 4}  # of five rounds: that of the last one is no number
-            told = {"exit_reason": "finished", "rounds": 5, "last": facts, "last_round": at, "best": facts}
-            path.write_text(json.dumps(told))
-    both = sweep.load(asked.path, ["evaluate.protocol=[global, personal]"])
-    for _, settings in both.runs():
-        path = settings.output / settings.name
-        if path.exists():
-            (path / "identity.json").write_text(json.dumps(settings.identity()))
-    with pytest.raises(UserError, match="no run has a figure 'loss'"):
-        sweep_table.collect(both, "loss", "last")
-    assert {v for of in sweep_table.collect(both, "personal_loss", "last").found.values() for v in of.values()} == {0.1}

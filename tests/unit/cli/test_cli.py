@@ -287,12 +287,6 @@ def test_base_on_the_command_line_says_where_it_belongs(monkeypatch, capsys):
     assert "base can stand in a file only" in capsys.readouterr().err
 
 
-@pytest.mark.parametrize("kind", catalog.KINDS)
-def test_a_line_of_the_list_is_a_whole_sentence(kind):
-    if kind != "methods":  # their line is put together from what they declare
-        assert [entry.name for entry in catalog.entries(kind) if not entry.summary.endswith((".", ")"))] == []
-
-
 def test_a_key_that_is_set_twice_is_told(monkeypatch, path, engine, capsys):
     assert main(monkeypatch, "validate", path, "rounds=2", "rounds=3", "seed=1", "seed=1") == 0
     said = "fedmpi: warning: command line: rounds is set twice, rounds=2 and rounds=3; the later counts\n"

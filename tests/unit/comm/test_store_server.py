@@ -105,13 +105,6 @@ def test_a_wait_that_ends_leaves_nothing_behind(server):
     assert comes_true(lambda: not server.waiting)
 
 
-def test_a_value_of_a_megabyte_and_one_of_nothing(server):
-    store = join(server)
-    store.set("large", b"x" * 2**20)
-    store.set("empty", b"")
-    assert join(server).multi_get(["large", "empty"]) == [b"x" * 2**20, b""]
-
-
 def test_a_server_that_is_gone_is_said(server):
     store = join(server)
     server.close()

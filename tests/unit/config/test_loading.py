@@ -319,26 +319,9 @@ def test_a_plugin_lies_beside_the_config_that_names_it_else_in_the_working_direc
     assert missing == f"command line: model.name=none.py:f: model.name: there is no file {tmp_path}/here/none.py"
 
 
-@pytest.mark.parametrize("text", ["1e-3", "010", "1:30", "0x1F", "yes", "2024-05-01", "~", "1_0", "1.5"])
-def test_text_that_looks_like_a_number_stays_text(tmp_path, text):
-    """A run directory's config.yaml held `name: 1e-3`, which is a number."""
-    settings = config.load(write(tmp_path, GOOD), [f"name='{text}'"])
-    assert settings.name == text
-    assert config.load(write(tmp_path, text_for(settings.resolved()), "again.yaml")).name == text
-
-
 def test_an_option_is_added_to_a_rule_that_was_named_alone(tmp_path):
     rule = config.load(write(tmp_path, GOOD), ["server.rule=krum", "server.rule.byzantine=1"]).server.rule
     assert (rule.name, rule.options) == ("krum", {"byzantine": 1})
-
-
-def test_files_that_share_their_bases_are_read_once(tmp_path):
-    """Thirty files, each of which names the one before twice: 2^30 readings."""
-    write(tmp_path, "rounds: x", "b0.yaml")
-    for i in range(1, 31):
-        write(tmp_path, f"base: [b{i - 1}.yaml, b{i - 1}.yaml]\n", f"b{i}.yaml")
-    said = message(write(tmp_path, f"base: [b30.yaml]\n{GOOD}"))
-    assert said.startswith(f"{tmp_path}/b0.yaml:1: rounds: 'x' is not allowed")
 
 
 def test_at_most_twenty_mistakes_are_shown(tmp_path):
@@ -347,28 +330,6 @@ def test_at_most_twenty_mistakes_are_shown(tmp_path):
 
 
 # ---- references to environment variables ----
-def test_references_have_the_types_that_their_texts_have(tmp_path, monkeypatch):
-    for name, value in {"N": "7", "X": "2e-4", "S": "fedprox", "T": "null", "P": "a: b # c"}.items():
-        monkeypatch.setenv(name, value)
-    monkeypatch.delenv("GONE", raising=False)
-    text = GOOD.replace("lr: 1e-3", "lr: ${env:X}  # and ${env:GONE} is a comment") + "name: run-${env:N}-${env:S}\n"
-    path = write(tmp_path, text)
-    settings = config.load(
-        path,
-        [
-            "seed=${env:N}",
-            "rounds=${env:GONE:-4}",
-            "train.epochs=1${env:N}",
-            "method={name: ${env:S}, mu: ${env:X}, what: [${env:N}, '${env:N}', ${env:T}, ${env:P}, -${env:N}]}",
-            "output=${env:GONE:-}out",
-        ],
-    )
-    assert (settings.seed, settings.rounds, settings.train.epochs, settings.train.lr) == (7, 4, 17, 2e-4)
-    assert (settings.name, settings.output) == ("run-7-fedprox", Path("out"))
-    assert settings.method.options == {"mu": 2e-4, "what": [7, "7", None, "a: b # c", -7]}
-    again = config.load(write(tmp_path, text_for(settings.resolved()), "again.yaml"))  # values, not references
-    assert "env:" not in text_for(settings.resolved())
-    assert (again.seed, again.name, again.method) == (settings.seed, settings.name, settings.method)
 
 
 @pytest.mark.parametrize(

@@ -79,13 +79,6 @@ def test_crop(given, blocks, channels, dtype):
     assert channels == 1 or stored_channels_last(found) == blocks
 
 
-@every_storage
-def test_flip(blocks, channels, dtype):
-    flip, x = made("flip", 0.3), pictures(channels, dtype=dtype)
-    u = drawn(flip)
-    wanted = [functional.hflip(each) if v < 0.3 else each for each, v in zip(x, u[:, 0], strict=True)]
-    assert torch.equal(flip(laid_out(x, blocks), u), torch.stack(wanted))
-    assert 0 < sum(u[:, 0] < 0.3) < N
 
 
 @pytest.mark.parametrize(("size", "channels"), [(1, 1), (4, 3), (5, 3), (40, 1)])
@@ -183,15 +176,6 @@ def test_colour(given, blocks):
 
 
 # ---- what is drawn ----
-def test_places_of_crops_are_uniform():
-    """Chi-square over all places of a picture, at a significance of 1e-4, as batches draw them."""
-    n = 20_000
-    places = torch.arange(16, dtype=torch.uint8).view(1, 1, 4, 4).expand(n, 1, 4, 4)
-    crops = Pictures(places, Look(bytes=True, normal=None, operations=(made("crop", {"padding": 0, "size": 1}),)))
-    shard = Shard(crops, torch.zeros(n), torch.arange(n))
-    found = torch.cat([x for x, _ in batches(shard, 1000, None, augment=torch.Generator().manual_seed(0))])
-    counts, wanted = torch.bincount((found.flatten() * 255).round().long(), minlength=16).double(), n / 16
-    assert float(((counts - wanted) ** 2 / wanted).sum()) < 44.3
 
 
 # ---- all of them together ----

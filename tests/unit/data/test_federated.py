@@ -85,25 +85,6 @@ def test_class_match_and_global():
     assert fed.test_sizes.tolist() == [200] * 4
 
 
-@pytest.mark.parametrize(("distinct", "clients"), [(False, 7), (True, 8)])
-@pytest.mark.filterwarnings("ignore:data.partition")
-def test_shards_of_test_rows(clients, distinct):
-    """T1: the label matrix of the training part. Of 4 classes with 50 rows of 200 each, a client that holds t of a
-    class's r training shards gets t of its r test shards; every test row is somebody's."""
-    data = images()
-    fed = split(data, "shards", clients, seed=3, client_test="shards", s=3, distinct=distinct)
-    names = label_matrix(data.train_y.numpy(), clients, seeds.numpy_rng(3, "partition"), 3, distinct)
-    for k in range(clients):
-        mine = data.test_y[fed.test[k].index]
-        for c in range(4):
-            shards, held = (names == c).sum(), (names[k] == c).sum()
-            low, high = held * (50 // shards), held * -(-50 // shards)
-            assert low <= (mine == c).sum() <= high
-            train = (data.train_y == c).sum() // shards
-            assert held * train <= fed.label_counts[k, c] <= held * (train + 1)
-    rows = torch.cat([fed.test[k].index for k in range(clients)])
-    assert rows.sort().values.tolist() == list(range(200))
-    assert all(torch.equal(fed.test[k].index, fed.test[k].index.sort().values) for k in range(clients))
 
 
 def test_shards_where_test_rows_do_not_suffice():

@@ -178,18 +178,6 @@ def test_a_name_that_cannot_be_resolved_is_not_tried_again(tmp_path, monkeypatch
     assert (waits, len(asked)) == ([], 1)
 
 
-def test_waits_between_tries_grow(tmp_path, monkeypatch):
-    waits = []
-
-    def urlopen(*_, **options):
-        assert options["timeout"] == http.TIMEOUT_S
-        raise TimeoutError("timed out")
-
-    monkeypatch.setattr(http.time, "sleep", waits.append)
-    monkeypatch.setattr(http.urllib.request, "urlopen", urlopen)
-    with pytest.raises(UserError, match=r"a\.bin: timed out"):
-        http.get(["http://127.0.0.1/a.bin"], tmp_path / "a.bin", "", quiet)
-    assert waits == [0, 1, 2, 4]
 
 
 # ---- archives
@@ -316,15 +304,6 @@ def test_the_commands(listed, tmp_path, monkeypatch, capsys):
     assert all(name in out for name in ("mnist", "pathmnist", "pacs", "by hand"))
 
 
-def test_progress_on_a_terminal_is_one_line_a_file(listed, tmp_path, monkeypatch, capsys):
-    listed(tape(**FILES))
-    monkeypatch.setattr(sys.stderr, "isatty", lambda: True, raising=False)
-    with progress() as shown:
-        getting.fetch("small", tmp_path, shown)
-        shown("b: 1.0 MB")
-    lines = capsys.readouterr().err.split("\n")
-    assert [line.rpartition("\x1b[K")[2] for line in lines] == ["small.pack: unpacking", "b: 1.0 MB", ""]
-    assert "small.pack: 0.0 of 0.0 MB, 100 %" in lines[0]
 
 
 def test_without_a_network_the_command_says_what_to_do(listed, server, tmp_path, monkeypatch, capsys):
@@ -342,13 +321,6 @@ def test_without_a_network_the_command_says_what_to_do(listed, server, tmp_path,
     assert (tmp_path / "small.pack").exists()
 
 
-def test_a_set_that_needs_a_licence_click_is_described(tmp_path, monkeypatch, capsys):
-    code, _, err = command(monkeypatch, capsys, "fetch", "ham10000", "--root", tmp_path)
-    assert code == 2
-    for word in ("Harvard Dataverse", "10.7910/DVN/DBW86T", f"{tmp_path}/HAM10000/HAM10000_metadata.csv", "licence"):
-        assert word in err
-    code, out, _ = command(monkeypatch, capsys, "check", "ham10000", "--root", tmp_path)
-    assert (code, "unpack them to HAM10000/" in out) == (1, True)
 
 
 @pytest.mark.parametrize(

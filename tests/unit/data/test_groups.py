@@ -81,16 +81,6 @@ def test_pictures_of_a_patient_are_on_one_side(tmp_path):
         assert not inside & outside
 
 
-def test_a_split_column_that_divides_a_patient_is_refused(tmp_path):
-    rows = [f"{i}.png,{('cat', 'dog')[i % 2]},{'test' if i > 15 else 'train'},{people(i)}" for i in range(20)]
-    write(tmp_path, header="path,label,part,who", rows=rows)
-    said = r"a\.csv, line 18: rows of 'p5' \(who\) are to stay together, and .*a\.csv, line 17 is of the training part"
-    with pytest.raises(UserError, match=said):
-        csv_images(tmp_path, path="a.csv", split_column="part", group_column="who", **GREY)
-    rows = [row.replace("test,p5", "train,p5") for row in rows]
-    write(tmp_path, header="path,label,part,who", rows=rows)
-    data = csv_images(tmp_path, path="a.csv", split_column="part", group_column="who", **GREY)
-    assert data.group.tolist() == [i // 3 for i in range(18)]
 
 
 def test_rows_of_a_patient_in_a_table_are_on_one_side(tmp_path):

@@ -475,20 +475,3 @@ def test_image_folder_refused(tmp_path):
         image_folder(tmp_path, channels=1, mean=(0.1, 0.2, 0.3))
 
 
-@pytest.mark.parametrize(
-    ("y", "classes", "dtype"),
-    [
-        (np.linspace(0, 1, 10), 1, torch.float32),
-        (np.eye(3)[np.arange(10) % 3].astype(np.uint8), 3, torch.int64),
-        (np.arange(40).reshape(10, 2, 2) % 4 - 1, 4, torch.int64),  # -1, and -100, may be what does not count
-    ],
-)
-def test_npz_targets_of_any_shape(tmp_path, y, classes, dtype):
-    np.savez(tmp_path / "a.npz", x=np.zeros((10, 3)), y=y)
-    data = npz(tmp_path, path="a.npz", classes=classes, test_fraction=0)
-    assert (data.train_y.dtype, data.classes) == (dtype, classes)
-    assert torch.equal(data.train_y, torch.from_numpy(y).to(dtype))
-    assert npz(tmp_path, path="a.npz", classes=classes).test_y.shape == (2, *y.shape[1:])
-    if y.ndim > 1:
-        with pytest.raises(UserError, match=r"y has the shape \(10, .*need data\.classes"):
-            npz(tmp_path, path="a.npz")

@@ -163,16 +163,6 @@ def write_silos(root):
     return {k: v for k, v in BY.items() if k != "site_column"} | {"drop": ["hospital"]}
 
 
-def test_a_silo_is_prepared_as_its_site_is(root):
-    by = write_silos(root) | {"categorical": {"city": ["Bonn", "Ulm", "Rome"]}}
-    whole = table(root, path="a.csv", **(BY | {"categorical": by["categorical"]}))
-    opened = open_silos(table, root, ["north", "south"], [0, 1], path="of_{site}.csv", **by)
-    for k, data in opened.items():
-        assert torch.equal(data.train_x, whole.train_x[whole.site == k])
-        assert torch.equal(data.test_x, whole.test_x[whole.test_site == k])
-    assert label_table(opened, describe(opened), ["north", "south"]).tolist() == [[2, 1], [1, 2]]
-    (root / "of_south.csv").unlink()
-    assert open_silos(table, root, ["north", "south"], [0], path="of_{site}.csv", **by)[0].site_names == ("north",)
 
 
 def test_silos_whose_columns_have_other_meanings_are_refused(root):

@@ -50,17 +50,6 @@ def test_a_folder_of_authors(folder):
     assert (given.meaning, given.train_x[0].tolist()) == (tuple("?cba"), [3, 2, 1])
 
 
-def test_authors_without_a_test_row_are_named(folder):
-    with pytest.warns(
-        UserWarning, match=r"no test row of authors 'ann' \(2\), 'bob' \(3\): data\.context = 3 needs 4 ch"
-    ):
-        text(folder, path="novels", context=3)
-    with pytest.warns(UserWarning, match=r"no test row of author 'ann' \(2\): data\.context = 2 needs 3 .*min_chars"):
-        text(folder, path="novels", context=2)
-    with warnings.catch_warnings():
-        warnings.simplefilter("error")
-        text(folder, path="novels", context=3, test_fraction=0.0)  # none is wanted
-        assert text(folder, path="novels", context=1).test_site.tolist() == [0, 1, 1]
 
 
 def test_tables_and_json_lines_say_the_same(folder):

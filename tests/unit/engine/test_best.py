@@ -204,14 +204,3 @@ def test_there_is_none(run):
     assert json.loads((folder / "none" / "summary.json").read_text())["best_model"] is None
     with pytest.raises(UserError, match=r"holds no model-best.safetensors: set evaluate.best"):
         api.load(folder / "none", best=True)
-
-
-def test_fine_tuning_after_an_early_end_has_the_last_rounds_rate():
-    protocol = {"protocol": ["global", "ft(2)"]}
-    train = {"train": {"schedule": "exponential", "decay": 0.3}}
-    ends = {"best": {"metric": "loss", "goal": "highest", "patience": 1}}
-    early = play(settings(evaluate=protocol | ends, **VALIDATED | train))
-    whole = play(settings(evaluate=protocol, **VALIDATED | train | {"rounds": len(early.rows)}))
-    assert early.reason == "enough"
-    assert early.hashes == whole.hashes
-    assert early.rows[-1]["ft(2)_loss"] == whole.rows[-1]["ft(2)_loss"]

@@ -10,7 +10,6 @@ from fedmpi.engine.local.by_hand import ByHand
 from fedmpi.flat.model import FlatModel
 from fedmpi.models.mlp import MLP
 from fedmpi.tasks.classification import Classification
-from fedmpi.tasks.regression import Regression
 
 CHAINS = {
     "softmax regression": lambda: MLP(784, (), 10),
@@ -47,34 +46,6 @@ def test_loss_and_gradients_are_those_of_autograd(name, batch):
     assert torch.equal(by_hand(x, y), loss)
     for p, g in zip(model.parameters, expected, strict=True):
         assert torch.equal(p.grad, g)
-
-
-def frozen():
-    module = MLP(12, (5,), 2)
-    module.head.bias.requires_grad_(False)
-    return module
-
-
-def twice():
-    layer = nn.Linear(5, 5)
-    return nn.Sequential(nn.Flatten(), layer, layer)
-
-
-@pytest.mark.parametrize(
-    ("module", "task"),
-    [
-        (frozen(), None),
-        (twice(), None),
-        (nn.Sequential(nn.Flatten(), nn.Linear(12, 2), nn.ReLU()), None),
-        (nn.Sequential(nn.Flatten(), nn.Linear(12, 5), nn.Tanh(), nn.Linear(5, 2)), None),
-        (nn.Sequential(nn.Linear(12, 2)), None),  # of samples that are no vectors
-        (MLP(12, (), 2), Classification(2, weights="balanced")),
-        (MLP(12, (), 2), Classification(2, label_smoothing=0.1)),
-        (MLP(12, (), 2), Regression(2)),
-    ],
-)
-def test_other_models_and_tasks_go_the_usual_way(module, task):
-    assert made(module, task) is None
 
 
 @pytest.mark.parametrize(

@@ -144,17 +144,6 @@ def test_cycles_have_each_client_once(clients, fraction, rounds):
     assert rounds == 1 or len({tuple(cycle[0]) for cycle in cycles}) > 1
 
 
-def test_a_model_that_goes_from_client_to_client():
-    """Cyclic weight transfer, by hand: a round's model is what its one client has made of the last one."""
-    data = federated()
-    config = settings("fedavg", rounds=8, cohort={"fraction": 1 / 7, "draw": "cycles"})
-    it = play(config, data)
-    assert sorted(row["cohort"][0] for row in it.rows[:7]) == list(range(7))
-    _, states, _ = naive(config, data)
-    for name, value in it.made.model.state_dict(it.w, it.b).items():
-        torch.testing.assert_close(value, states[-1][name])
-
-
 @pytest.mark.parametrize(("clients", "fraction", "m"), [(7, 0.01, 1), (10, 0.3, 3), (10, 1.0, 10), (3, 0.99, 2)])
 def test_size_of_a_cohort(clients, fraction, m):
     """max(floor(fraction N), 1); 0.3 * 10 is 3 and not 2 in floating point."""

@@ -19,7 +19,6 @@ from fedmpi.data.federated import Shard, split
 from fedmpi.engine.packed import together
 from fedmpi.engine.packed.chain import Chain
 from fedmpi.engine.packed.fit import PackedFit
-from fedmpi.flat.model import FlatModel
 from fedmpi.method import FLAT, SHARED, Method, Row, Slots, State
 from fedmpi.methods import registry
 from fedmpi.models.chain import layers_of
@@ -127,15 +126,6 @@ def test_each_client_makes_its_own_steps_on_its_own_batches(method, net, packed)
         assert apart(one, several) < 2 * TOLERANCE, name
         assert (one.w != one.w0).any() == (train.get("epochs") != 0)
     assert packed == [7] * 2 * len(TRAIN)
-
-
-def test_another_order_would_be_seen(monkeypatch):
-    """What the tolerance tells apart: one client's last batch left out."""
-    one, several = both(pack=7, cohort={"fraction": 1.0}, rounds=1)
-    assert apart(one, several) < TOLERANCE
-    whole = PackedFit._batches
-    monkeypatch.setattr(PackedFit, "_batches", lambda self, generators: list(whole(self, generators))[:-1])
-    assert apart(*both(pack=7, cohort={"fraction": 1.0}, rounds=1)) > 100 * TOLERANCE
 
 
 def test_of_separate_data_sets():
@@ -299,24 +289,6 @@ def test_settings_that_do_not_go_together(changes, said, monkeypatch):
 
 def with_dropout(input_shape, classes):
     return nn.Sequential(nn.Flatten(), nn.Linear(64, 8), nn.Dropout(0.1), nn.Linear(8, classes))
-
-
-def test_auto_packs_what_caches_hold():
-    def auto(*layers):
-        return together.many("auto", FlatModel(nn.Sequential(nn.Flatten(), *layers)))
-
-    linear = nn.Linear(784, 256), nn.ReLU(), nn.Linear(256, 10)  # 203,530 parameters
-    assert auto(nn.Linear(784, 10)) == 64
-    assert auto(*linear) == (1 << 22) // 203_530
-    assert auto(nn.Linear(3000, 3000)) == 1
-    assert (
-        auto(nn.Unflatten(1, (1, 28, 28)), nn.Conv2d(1, 8, 5), nn.Flatten(), nn.Linear(4608, 4)) == (1 << 17) // 18_644
-    )
-    assert auto(nn.Softmax(1), *linear) == 1
-    assert together.many(9, FlatModel(nn.Linear(3000, 3000))) == 9
-    wide = FlatModel(nn.Sequential(nn.Flatten(), *linear))
-    assert together.many("auto", wide, 30) == 64, "28 clients' weights in the first layer's factors"
-    assert together.many("auto", wide, 1000) == together.many("auto", wide)
 
 
 def test_weights_as_factors(monkeypatch):

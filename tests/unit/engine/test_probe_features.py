@@ -25,30 +25,6 @@ def normal(*shape, seed=0):
 
 
 # ---- features ----
-def test_singular_values_are_roots_of_the_eigenvalues_of_the_covariance():
-    for n, width in ((40, 6), (5, 30)):
-        z = normal(n, width) * torch.arange(1, width + 1)
-        covariance = np.cov(z.numpy(), rowvar=False, bias=True)
-        eigenvalues = np.sort(np.linalg.eigvalsh(covariance))[::-1][: min(n, width)].clip(0)
-        assert features.spectrum(z + 7).tolist() == pytest.approx(
-            np.sqrt(eigenvalues).tolist(), abs=1e-5
-        )  # of the naive one
-
-
-def test_rank_counts_equal_directions():
-    for k in (1, 3, 8):
-        assert features.rank(torch.tensor([2.5] * k + [0.0] * 4)).item() == pytest.approx(k, rel=1e-6)
-    q = np.array([3.0, 1.0]) / 4
-    assert features.rank(torch.tensor([6.0, 2.0])).item() == pytest.approx(math.exp(-(q * np.log(q)).sum()), rel=1e-6)
-    assert features.rank(torch.zeros(3)).isnan()
-
-
-@pytest.mark.parametrize("c", [2, 3, 10])
-def test_energy_of_a_simplex(c):
-    """Corners of a regular simplex: u_i . u_j = -1/(c - 1), so squared distances are 2c/(c - 1); two are antipodal."""
-    corners = torch.eye(c, dtype=torch.float64) - 1 / c
-    scales = torch.linspace(0.5, 4, c, dtype=torch.float64)[:, None]  # lengths do not matter
-    assert features.energy(scales * corners).item() == pytest.approx(math.exp(-4 * c / (c - 1)))
 
 
 def test_energy_and_uniformity_against_loops():
@@ -80,15 +56,6 @@ def test_outputs_class_by_class():
     assert feduv.variance(f.softmax(1)).item() == pytest.approx(lacking.item())
     W = normal(4, 6, seed=2).numpy()
     assert told["classifier"].tolist() == pytest.approx(np.sqrt(np.sort(np.linalg.eigvalsh(W @ W.T))[::-1]).tolist())
-
-
-def test_certain_and_even_outputs_have_the_deviation_that_the_docstring_says():
-    c, each = 5, 100
-    y = torch.arange(c).repeat(each)
-    told = features.told(normal(c * each, 3), 1e3 * torch.eye(c, dtype=torch.float64)[y], y, None, c)
-    assert told["deviation"].item() == pytest.approx(math.sqrt(c - 1) / c, rel=2e-3)
-    assert told["by_class"].view(c, c).tolist() == torch.eye(c).tolist()
-    assert "classifier" not in told
 
 
 def test_of_many_classes_and_of_numbers_less_is_told():

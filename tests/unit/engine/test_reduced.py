@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 import torch
 from helpers import fedmpi as fedmpi_command
-from helpers import play, prepare, record, settings, small_settings
+from helpers import play, prepare, record, small_settings
 from test_travel import BYTES, SIZE, THREADED, on_ranks, small_blocks  # noqa: F401  (a fixture)
 from torch import nn
 
@@ -48,16 +48,6 @@ def test_the_same_bits_on_any_ranks(method):
     # Each term is rounded to 2^-50, the mean to its own type: after three rounds nothing else has moved.
     w, w0 = root.fed.server.w, prepare(config).fed.server.w
     assert float((alone.fed.server.w - w).norm()) <= 1e-5 * float((w - w0).norm())
-
-
-def test_what_travels_no_longer_grows_with_the_cohort():
-    config = small_settings("fedavg", "mlp", rounds=1, cohort={"fraction": 1.0})
-    it = prepare(config)
-    n, m = it.made.model.layout.size, it.made.data.clients
-    assert m > 4
-    found = on_ranks(local(config), 3)
-    rows, (line,) = on_ranks(config, 3)[0].rows, found[0].rows
-    assert line["received_bytes"] < 2 * 8 * n + 200 * m < rows[0]["received_bytes"]
 
 
 def test_sums_are_exact_in_any_order():
@@ -185,12 +175,3 @@ class Doubles(nn.Module):
 
 def doubles(input_shape, classes):
     return Doubles(classes)
-
-
-@pytest.mark.parametrize("method", ["feddyn", "scaffold"])
-def test_two_means_of_one_row(method):
-    """The second found the row scaled by the first, where nothing had been converted."""
-    root = settings(method, rounds=2, model={"name": f"{__file__}:doubles"})
-    a, b = play(root), play(local(root))
-    assert a.w.dtype == torch.float64
-    torch.testing.assert_close(a.w, b.w, rtol=0, atol=1e-12)

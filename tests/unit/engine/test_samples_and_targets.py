@@ -326,11 +326,4 @@ def test_one_site_is_told_unless_others_were_left_out(only):
     assert [str(each.message) for each in told] == ([] if only else ["data: all samples are of one site, north"])
 
 
-def test_sites_with_enough_are_not():
-    data = split(sited([0, 1, 0, 1, 0, 1], [0, 0, 1, 1, 2, 2]), "site", None, 0)
-    with warnings.catch_warnings():
-        warnings.simplefilter("error")
-        prepare(settings(), data)
-
-
 # ---- sites on ranks of their own ----

@@ -151,23 +151,6 @@ def test_counters_start_anew_with_every_client_and_in_files():
     assert counter == 5
 
 
-@both
-def test_a_twin_is_independent_and_frozen(channels_last):
-    model = flat(channels_last)
-    w = model.w.clone()
-    twin = model.twin()
-    assert torch.equal(twin.w, model.w)
-    assert twin.layout == model.layout
-    assert not any(p.requires_grad for p in twin.module.parameters())
-    assert not twin.module.training
-    model.w.add_(1)
-    model.module.train()(data(channels_last)[0])
-    assert torch.equal(twin.w, w)
-    assert torch.equal(twin.b, flat(channels_last).b)
-    x, _ = data(channels_last)
-    assert torch.equal(twin.module(x), ordinary(channels_last).eval()(x))
-
-
 def test_only_some_groups_train():
     model = flat(True)
     wanted = [p.requires_grad for p in model.parameters]

@@ -21,35 +21,6 @@ def states(it):
     return {k: (kept.views(row).v, kept.views(row).alpha.item()) for k, row in sorted(it.fed.states.rows.items())}
 
 
-@pytest.mark.parametrize(
-    ("c", "v", "alpha", "adapt", "lr", "steps", "expected"),
-    [
-        # v = w: (4) leaves alpha. w = 1/10, v = 1/2 * 1/10; then u = .075, w = .19, v = .05 + .05 * .925
-        (1.0, 0.0, 0.5, "round", 0.1, 1, (0.1, 0.05, 0.5)),
-        (1.0, 0.0, 0.5, "never", 0.1, 2, (0.19, 0.09625, 0.5)),
-        # u = 1/4, slope u - 3 = -2.75: v = 1 + .1 * .25 * 2.75, alpha = .25 + .1 * (1 - 0) * 2.75
-        (3.0, 1.0, 0.25, "round", 0.1, 1, (0.3, 1.06875, 0.525)),
-        (3.0, 1.0, 0.25, "never", 0.1, 1, (0.3, 1.06875, 0.25)),
-        # lr 1: .25 + 2.75 is cut to 1; and with c = -3, slope 3.25, .25 - 3.25 to 0
-        (3.0, 1.0, 0.25, "round", 1.0, 1, (3.0, 1.6875, 1.0)),
-        (-3.0, 1.0, 0.25, "round", 1.0, 1, (-3.0, 0.1875, 0.0)),
-        # alpha = 0 leaves v where it is; at alpha = 1 it is local training, which does not see w
-        (1.0, 7.0, 0.0, "never", 0.1, 2, (0.19, 7.0, 0.0)),
-        (1.0, 7.0, 1.0, "never", 0.1, 2, (0.19, 5.86, 1.0)),
-    ],
-)
-def test_one_client(quadratic, client, c, v, alpha, adapt, lr, steps, expected):
-    """f(x) = (x - c)^2 / 2 from w = 0. In (3) stands the alpha from before (4)."""
-    options, train = {"alpha": alpha, "adapt": adapt}, {"epochs": steps, "lr": lr}
-    bowl = {"a": [[1.0]], "b": [[c]], "copies": [1]}
-    config = quadratic("apfl", bowl, (0.0,), options=options, train=train, rounds=1)
-    it = prepare(config, build_data.partitioned(config))
-    client(it).state.v.fill_(v)
-    it.fed.run()
-    assert (it.w.item(), *states(it)[0]) == pytest.approx(expected, abs=1e-12)
-    assert it.rows[0]["alpha"] == pytest.approx(expected[2], abs=1e-12)
-
-
 def centres(root, *, c):
     """A data source: one sample a bowl; client k has the bowls 1 (x - c_kj)^2 / 2."""
     site = torch.arange(len(c)).repeat_interleave(torch.tensor([len(row) for row in c]))

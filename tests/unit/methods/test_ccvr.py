@@ -177,14 +177,6 @@ def test_a_server_that_would_make_something_else_of_the_calibration_is_refused(s
         prepare(settings("ccvr", "norm", server=server))
 
 
-def test_the_extractor_is_that_of_the_statistics():
-    """Only the head moves in the last round."""
-    it, before = play(settings("ccvr", "norm")), play(settings("fedavg", "norm", rounds=2))
-    assert it.hashes[:2] == before.hashes
-    body = it.made.model.layout.select({"body", "norm"})
-    assert torch.equal(body.take(it.w), body.take(before.w))
-
-
 def two_layers(input_shape: tuple[int, ...], classes: int) -> nn.Module:
     net = nn.Sequential(nn.Flatten(), nn.Linear(64, 8), nn.ReLU())
     net.head = nn.Sequential(nn.Linear(8, 6), nn.ReLU(), nn.Linear(6, classes))

@@ -26,15 +26,6 @@ def test_one_step_of_the_personal_model(quadratic, client):
     assert state["v"].item() == pytest.approx(2.2625, abs=1e-12)
 
 
-def test_personal_fixed_point(play_quadratic):
-    """v minimises a (v - b)^2 / 2 + lam (v - w)^2 / 2 with w FedAvg's fixed point: v_k = (a b + lam w) / (a + lam)."""
-    it = play_quadratic("ditto", options={"lam": 0.75}, rounds=60, evaluate={"protocol": ["global", "personal"]})
-    w = 2.6673303219109976  # 3.1's fixed point, a closed form; see test_fedavg.py
-    assert it.w.item() == pytest.approx(w, abs=1e-9)
-    found = {line["client"]: line["x0"] for line in it.lines if line["round"] == 59}
-    assert found == pytest.approx({0: 0.75 * w / 1.75, 1: (12 + 0.75 * w) / 3.75}, abs=1e-9)
-
-
 @pytest.mark.parametrize("net", ["norm", "cnn"])
 def test_the_global_model_is_fedavg_bit_for_bit(net):
     """Though a second model is trained in between, with the same buffers, dropout and optimiser."""

@@ -5,7 +5,7 @@ import copy
 import numpy as np
 import pytest
 import torch
-from helpers import images, play, prepare, settings
+from helpers import play, prepare, settings
 from naive import NET, gradient, rows_of
 from torch import nn
 from torch.nn.functional import cross_entropy
@@ -183,24 +183,6 @@ def test_runs_against_the_loops(options, train):
         x, y = (part[tests[k].index] for part in (tests[k].x, tests[k].y))
         assert found["loss"] == pytest.approx(cross_entropy(module(x), y).item(), abs=1e-9)
     assert it.rows[-1]["up_parameters"] == 4 * (len(it.w) + len(it.b))  # as FedAvg's
-
-
-def test_the_server_gets_the_trained_model(client, trained):
-    """FedAvg's mean is that of the models w_k, so what is sent is w_k - w, wherever training began."""
-    it = prepare(settings("fedala"))
-    client(it).state.last.add_(0.1)
-    one, up = trained(it)
-    assert (one.w0 - one.received).abs().max() > 1e-3
-    torch.testing.assert_close(up.dw, one.w - one.received, rtol=0, atol=1e-6)
-
-
-def test_alone_it_is_fedavg():
-    """The model received is the one trained last, but for rounding: nothing is learned, the start is still to come."""
-    data = split(images(), "iid", 1, 0)
-    mine, theirs = (play(settings(name, cohort={"fraction": 1.0}), data) for name in ("fedala", "fedavg"))
-    torch.testing.assert_close(mine.w, theirs.w, rtol=0, atol=1e-6)
-    assert mine.kept(0).W.min() == 1
-    assert not mine.kept(0).learned
 
 
 @pytest.mark.parametrize("batch_size", [10, "full"])

@@ -11,7 +11,7 @@ from torch.nn.functional import cross_entropy
 from fedmpi.aggregation import principal
 from fedmpi.common import seeds
 from fedmpi.common.errors import UserError
-from fedmpi.flat.layout import ATOM, BODY, COEF, HEAD, NORM
+from fedmpi.flat.layout import ATOM, BODY, COEF, HEAD
 from fedmpi.method import Travel
 from fedmpi.method.base import means_of
 from fedmpi.methods.fedatom import FedAtom
@@ -60,35 +60,6 @@ def test_the_aggregate_is_the_mean_of_all_clients_and_virtual_clients(one_round)
             for j, b in enumerate(clients)
         )
         torch.testing.assert_close(kernels(alpha, D), virtual, rtol=0, atol=1e-6)
-
-
-def test_the_exact_gap_to_the_mean_of_kernels(one_round):
-    """(b) alpha_bar D_bar = sum p_i alpha_i D_i - sum_{i<j} p_i p_j (alpha_i - alpha_j)(D_i - D_j)."""
-    p, clients = clients_of(one_round)
-    for layer, (alpha, D) in enumerate(pieces(one_round, one_round.w)):
-        fedavg = sum(p[i] * kernels(*a[layer]) for i, a in enumerate(clients))
-        gap = sum(
-            p[i] * p[j] * kernels(a[layer][0] - b[layer][0], a[layer][1] - b[layer][1])
-            for i, a in enumerate(clients)
-            for j, b in enumerate(clients[:i])
-        )
-        assert gap.abs().max() > 1e-4
-        torch.testing.assert_close(kernels(alpha, D), fedavg - gap, rtol=0, atol=1e-6)
-
-
-@pytest.mark.parametrize("fixed", [ATOM, COEF])
-def test_equal_atoms_or_equal_coefficients_give_the_mean_of_kernels(monkeypatch, fixed):
-    """Where clients do not train the atoms (or the coefficients), the server's kernels are FedAvg's."""
-    monkeypatch.setattr(FedAtom, "trains", tuple({ATOM, COEF, BODY, HEAD} - {fixed}))
-    it = atoms(rounds=1)
-    it.start = it.w.clone()
-    it.fed.run()
-    p, clients = clients_of(it)
-    for layer, (alpha, D) in enumerate(pieces(it, it.w)):
-        start = kernels(*pieces(it, it.start)[layer])
-        assert (kernels(alpha, D) - start).abs().max() > 1e-3
-        fedavg = sum(p[i] * kernels(*a[layer]) for i, a in enumerate(clients))
-        torch.testing.assert_close(kernels(alpha, D), fedavg, rtol=0, atol=1e-6)
 
 
 # ---- (d): fast and slow ----
@@ -308,14 +279,6 @@ def test_a_client_that_never_trained_uses_the_global_model(client):
     assert torch.equal(it.made.method.weights(k), k.received)
 
 
-def test_personal_atoms_stay_with_their_client():
-    it = play(small_settings("fedatom", "mlp", **CNN))
-    assert it.made.messages.client_state.size == 81 + 1
-    assert it.made.messages.upload(0).packing.size == it.made.messages.sizes["d"] + 3
-    kept = torch.stack([it.fed.states.rows[k] for k in range(7)])
-    assert all((kept[i] - kept[j]).abs().max() > 1e-4 for i in range(7) for j in range(i))
-
-
 # ---- with other methods, with other rules ----
 def test_a_client_side_of_another_method():
     plain = play(small_settings("fedatom", "mlp"))
@@ -414,21 +377,6 @@ def test_groups_that_are_not_there():
     rule = {"rule": {"name": "median", "groups": ["coef"]}}
     with pytest.raises(UserError, match=r"server.rule.groups: method fedatom has a server rule of its own"):
         prepare(small_settings("fedatom", "norm", options={"client": "fednova"}, server=rule))
-
-
-def test_any_group_can_rest(monkeypatch):
-    """Coefficients are nothing special to the engine: here atoms rest, in the middle of the vector."""
-    monkeypatch.setattr(FedAtom, "travels", lambda self, t, rounds: Travel(but=(ATOM, NORM)) if t % 2 else Travel())
-    it = atoms("mlp")
-    assert NORM not in it.made.messages.every  # what the model lacks rests without a word
-    assert it.made.messages.upload(0).columns.groups() == {ATOM, COEF, BODY, HEAD}
-    assert it.made.messages.upload(1).columns.groups() == {COEF, BODY, HEAD}
-    seen = [it.w.clone()]
-    it.fed.sink.round = lambda row: seen.append(it.w.clone())
-    it.fed.run()
-    groups = {g: it.made.model.layout.select({g}).ranges for g in (ATOM, COEF, BODY, HEAD)}
-    moved = {g: [not same(a, b, r) for a, b in pairwise(seen)] for g, r in groups.items()}
-    assert moved == {ATOM: [True, False, True], **dict.fromkeys((COEF, BODY, HEAD), [True] * 3)}
 
 
 @pytest.mark.parametrize("travel", [Travel(but=("coefs",)), Travel(groups=(ATOM, "coefs"))])

@@ -1,16 +1,12 @@
 """FedDecorr: the correlations of the features, as the paper has them and as its authors' code has them."""
 
-import copy
 from types import SimpleNamespace
 
 import pytest
 import torch
-from helpers import play, settings
-from naive import FULL, NET, features, rows_of
 from torch import nn
 from torch.nn.functional import cross_entropy
 
-from fedmpi.common import seeds
 from fedmpi.methods.feddecorr import FedDecorr, correlations
 
 TWO = [[0.0, 0], [1, 2], [2, 1]]
@@ -60,15 +56,6 @@ def test_batches_without_a_slope(scale):
         assert term(rows, scale)[1].abs().max() < 1e-7
 
 
-def test_variances_with_1e_8_more():
-    """1/3 / (1 + 1e-8)^2; of two samples, variances 4.5 and 2: 1/2 / ((1 + 1e-8 / 4.5) (1 + 1e-8 / 2))."""
-    assert term(TWO)[0] == pytest.approx(0.33333332666666676, abs=1e-15)
-    assert term([[0.0, 5], [3, 7]])[0] == pytest.approx(0.4999999963888889, abs=1e-15)
-    # a constant feature has no correlation, and its pairs count in the mean: 2 of 6 are left
-    assert term([[0.0, 5], [1, 5], [2, 5]])[0] == 0
-    assert term([[*row, 5] for row in TWO])[0] == pytest.approx(0.33333332666666676 / 3, abs=1e-15)
-
-
 CLIENTS = [  # samples, batches of a round
     (4, [([[1.0, 0], [0, 1], [2, 1]], [0, 1, 0]), ([[1.0, -1]], [1])]),
     (2, [([[0.0, 2], [1, 1]], [1, 0]), ([[2.0, 0], [-1, 1]], [0, 1])]),
@@ -103,40 +90,3 @@ def test_two_rounds_of_a_linear_net(beta, expected):
         w = sum(ends)
     assert [*w[:4].view(2, 2).T.flatten(), *w[4:6]] == pytest.approx(expected, abs=1e-12)
     assert w[6:].tolist() == pytest.approx((-w[4:6]).tolist(), abs=1e-12)
-
-
-def covariances(z, beta, scale):
-    """beta times the term, pair by pair of features, from the covariance matrix."""
-    (B, d), C = z.shape, torch.cov(z.T)
-    s = (C.diagonal() + 1e-8).sqrt()
-    pairs = [(i, j) for i in range(d) for j in range(d) if scale == "paper" or i != j]
-    squares = sum((C[i, j] / (s[i] * s[j])) ** 2 for i, j in pairs)
-    return beta * squares * (1 / d**2 if scale == "paper" else (B - 1) ** 2 / B / (d * (d - 1)))
-
-
-@pytest.mark.parametrize(("beta", "scale"), [(0.1, "code"), (2.0, "paper"), (0.0, "code")])
-@pytest.mark.parametrize("train", [{"batch_size": "full"}, {"batch_size": 11}, {"batch_size": 22, "drop_last": True}])
-def test_a_round_against_a_loop(beta, scale, train):
-    """Features are what the head is given. Batches of one too (23 = 2 * 11 + 1); with drop_last no step at all."""
-    options = {"beta": beta, "scale": scale}
-    it = play(settings("feddecorr", "norm", model=NET, options=options, rounds=1, train={**FULL, **train}))
-    train, ends = it.made.settings.train, []
-    it.made.model.load(it.w0, it.b0)
-    for k in it.rows[0]["cohort"]:
-        module = copy.deepcopy(it.made.net.module).train()
-        x, y = rows_of(it, k)
-        size = len(x) if train.batch_size == "full" else train.batch_size
-        sgd = torch.optim.SGD(module.parameters(), train.lr, train.momentum, weight_decay=train.weight_decay)
-        for rows in torch.randperm(len(x), generator=seeds.generator(0, "batches", 0, k, 0)).split(size):
-            if len(rows) == size or not train.drop_last:
-                z, f = features(module, x[rows])
-                sgd.zero_grad()
-                (cross_entropy(f, y[rows]) + (covariances(z, beta, scale) if beta and len(z) > 1 else 0)).backward()
-                sgd.step()
-        ends.append((len(x), module.state_dict()))
-    n = sum(size for size, _ in ends)
-    it.made.model.load(it.w, it.b)
-    for name, value in it.made.net.module.state_dict().items():
-        if value.is_floating_point():
-            mean = sum(size / n * end[name] for size, end in ends)
-            torch.testing.assert_close(value, mean, rtol=0, atol=1e-11, msg=name)

@@ -53,19 +53,6 @@ def test_by_hand(updates, n, eps, eta, w):
     assert direction == pytest.approx(w, abs=1e-12)
 
 
-def test_two_rounds_reported():
-    """w_1 = (1.5, 1.5) from 0 with eta = 3; then (-1, 0), (0, -1): 1 / (2 * .5) = 1, w_2 = (1, 1).
-
-    The first round reports w_1, the second one (1.25, 1.25), from where w_2 is (-.25, -.25) away.
-    """
-    state = State(ahead=torch.zeros(2, dtype=torch.float64))
-    _, shown, state = server_step([[2, 0], [-1, 1]], report="average", state=state)
-    assert (shown, state.ahead.tolist()) == (pytest.approx([1.5, 1.5], abs=1e-12), [0, 0])
-    eta, shown, state = server_step([[-1, 0], [0, -1]], report="average", state=state, round=1)
-    assert eta == pytest.approx(1, abs=1e-12)
-    assert [shown, state.ahead.tolist()] == [pytest.approx([-0.25, -0.25], abs=1e-12)] * 2
-
-
 def by_hand(rounds, eps, uniform, seed, fraction, eta=0.05, steps=10):
     """The algorithm as its paper prints it, updates as global - local: [(w, eta_g)] after each round."""
     a, b, n = (torch.tensor(v, dtype=torch.float64) for v in BOWLS)

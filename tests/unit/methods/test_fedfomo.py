@@ -1,19 +1,15 @@
 """FedFomo: usefulness and mixtures by hand, who gets which models, and whole runs against the paper's loops."""
 
-from types import SimpleNamespace
-
 import numpy as np
 import pytest
 import torch
-from helpers import images, play, prepare, settings
+from helpers import play, prepare, settings
 from naive import NET
 from torch.nn.functional import cross_entropy
 
 from fedmpi.common import seeds
 from fedmpi.common.errors import UserError
-from fedmpi.data.federated import split
-from fedmpi.method.values import State
-from fedmpi.methods.fedfomo import FedFomo, usefulness
+from fedmpi.methods.fedfomo import usefulness
 from fedmpi.runtime import build_data
 
 
@@ -67,14 +63,6 @@ def test_the_mixture_by_hand(mixed):
     assert w == pytest.approx([0.65450849718747, 0.15450849718747], abs=1e-13)
 
 
-def test_where_nothing_helps_the_base_stays(mixed):
-    """Worse, equally good, the same model. An own trained model that is worse than the base is given up for it."""
-    w, u = mixed((1, 1), (0, 0), (1, 0), [(2, 0), (0, 1), (1, 0)])  # losses .5; 2, .5, .5
-    assert w == [1, 0]
-    assert u == pytest.approx([-1.5, 0, 0], abs=1e-15)
-    assert mixed((1, 1), (0, 0), (2, 0), [(3, 0)], before=(0, 1), base="mixed")[0] == [0, 1]
-
-
 @pytest.mark.parametrize(
     ("base", "w", "u"),
     [
@@ -113,27 +101,6 @@ def test_losses_are_those_of_evaluation(client):
         losses.append(cross_entropy(module.eval()(held.x[held.index]), held.y[held.index]).item())
     u = [(losses[0] - losses[i + 1]) / (last[i] - it.w0).norm().item() for i in range(2)]
     assert k.scratch.u.tolist() == pytest.approx(u, abs=1e-12)
-
-
-def picks(seed=0, round_=0, **options):
-    """Whom client 0 gets, of four clients, where P says 1, 3, 2."""
-    last, P = torch.arange(4.0)[:, None], torch.tensor([[0, 0.3, -0.2, 0.0], *[[0.0] * 4] * 3])
-    drawn = torch.Generator().manual_seed(seed)
-    s = SimpleNamespace(state=State(last=last, P=P), clients=4, round=round_, generator=lambda *_: drawn)
-    row = FedFomo(**options).download(s, 0)
-    who = row["who"].tolist()
-    assert [theta.item() for theta, n in zip(row["thetas"], who, strict=True) if n >= 0] == [n for n in who if n >= 0]
-    return who
-
-
-@pytest.mark.parametrize(("round_", "chance"), [(0, 0.3), (1, 0.25), (5, 0.05), (6, 0.0), (9, 0.0)])
-def test_the_largest_P_or_another(round_, chance):  # noqa: N802
-    """Where chance says so, 1, 2 or 3 is drawn in place of 1; never a model twice, never one's own."""
-    assert [picks(models=m, explore=0.0) for m in (1, 2, 5)] == [[1], [1, 3], [1, 3, 2, -1, -1]]
-    n, p = 1000, chance * 2 / 3
-    found = [picks(seed, round_, models=2) for seed in range(n)]
-    assert all(len({*pair} & {1, 2, 3}) == 2 for pair in found)
-    assert abs(sum(pair[0] != 1 for pair in found) / n - p) <= 4 * (p * (1 - p) / n) ** 0.5
 
 
 A = np.array([(1.0, 0.5), (1.5, 1.0), (2.0, 0.25), (0.5, 3.0), (1.0, 1.0)])
@@ -192,18 +159,6 @@ def test_who_has_no_validation_rows_mixes_nothing(bowls):
     it = bowls([[1], [1]], [[0], [4]], [1, 2], (1.0,), {"models": 1}, rounds=2)
     assert it.fed.run() == "finished"
     assert it.fed.server.state.P.isfinite().all()
-
-
-def test_alone_it_is_local_training():
-    """Nobody else is there: the own model is the base, and all that comes down is padding."""
-    data = split(images(), "iid", 1, 0)
-    mine, theirs = (
-        play(settings(name, data={"validation": 0.2}, cohort={"fraction": 1.0}), data) for name in ("fedfomo", "local")
-    )
-    a, b = (it.kept(0)._w for it in (mine, theirs))
-    assert torch.equal(a, b)
-    assert not torch.equal(a, mine.w0)
-    assert not mine.fed.server.state.P.any()
 
 
 def test_what_travels():

@@ -31,19 +31,6 @@ def test_it_is_fedavg_with_the_rule_harmonize():
     assert play(settings("scaffold", server={"rule": "harmonize"})).reason == "finished"
 
 
-def test_without_conflicts_it_is_fedavg():
-    """Clients of one class distribution, one step each: all updates point the same way."""
-    from helpers import images
-
-    from fedmpi.data.federated import split
-
-    config, data = {"train": {"batch_size": "full"}, "rounds": 2, **FULL}, split(images(), "iid", 4, 0)
-    mine, theirs = play(settings("fedgh", **config), data), play(settings("fedavg", **config), data)
-    up = mine.uploads.dw
-    assert (up @ up.T).min() > 0
-    assert mine.hashes == theirs.hashes
-
-
 def test_the_hierarchical_variant_over_three_rounds():
     """Tensor by tensor against vectors; round 0 is the plain unweighted mean, the history follows with .99."""
     config = settings("fedgh", options={"variant": "hierarchical"}, train={"epochs": 2})

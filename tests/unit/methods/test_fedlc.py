@@ -1,6 +1,5 @@
 """FedLC: logits less margins by how often the client has each class."""
 
-import copy
 import math
 from types import SimpleNamespace
 
@@ -10,7 +9,6 @@ from helpers import play, settings
 from naive import FULL, NET, rows_of
 from torch.nn.functional import cross_entropy
 
-from fedmpi.common import seeds
 from fedmpi.methods.fedlc import FedLC
 
 Z = [2.0, 1.0, 0.0]
@@ -70,31 +68,6 @@ def test_a_class_that_the_client_lacks():
     assert loss == pytest.approx(math.log(math.exp(1.995) + 1 + math.exp(-0.01 / 3)) - 1.995, abs=1e-13)
 
 
-def by_hand(it, loss):
-    """The rounds of a run again, as anybody would write them; loss(logits, y, y of all the client's rows) -> ()."""
-    train = it.made.settings.train
-    it.made.model.load(it.w0, it.b0)
-    module = copy.deepcopy(it.made.net.module).train()
-    for t, row in enumerate(it.rows):
-        start, ends = copy.deepcopy(module.state_dict()), []
-        for k in row["cohort"]:
-            module.load_state_dict(start)
-            x, y = rows_of(it, k)
-            size = len(x) if train.batch_size == "full" else train.batch_size
-            order = seeds.generator(0, "batches", t, k, 0)
-            sgd = torch.optim.SGD(module.parameters(), train.lr, train.momentum, weight_decay=train.weight_decay)
-            drawn = [torch.randperm(len(x), generator=order).split(size) for _ in range(train.epochs)]
-            for rows in sum(drawn, ()):
-                if len(rows) == size or not train.drop_last:
-                    sgd.zero_grad()
-                    loss(module(x[rows]), y[rows], y).backward()
-                    sgd.step()
-            ends.append((len(x), copy.deepcopy(module.state_dict())))
-        n = sum(size for size, _ in ends)
-        module.load_state_dict({name: sum(size / n * end[name] for size, end in ends) for name in start})
-    return module
-
-
 def calibrated(tau):
     """-log(exp(f_y - m_y) / sum_c exp(f_c - m_c)), m_c = tau n_c^(-1/4), the mean of a batch."""
 
@@ -103,19 +76,6 @@ def calibrated(tau):
         return sum((sum(e) / e[c])[i].log() for i, c in enumerate(y.tolist())) / len(y)
 
     return loss
-
-
-@pytest.mark.parametrize("tau", [0.5, 1.0, 0.0])
-@pytest.mark.parametrize("train", [{"batch_size": "full"}, {"batch_size": 11}, {"batch_size": 22, "drop_last": True}])
-def test_two_rounds_against_a_loop(tau, train):
-    """Most clients lack a class. Batches of one too (23 = 2 * 11 + 1); with drop_last clients that make no step."""
-    train = {**FULL, "epochs": 2, **train}
-    it = play(settings("fedlc", "norm", model=NET, options={"tau": tau}, rounds=2, train=train))
-    module = by_hand(it, calibrated(tau) if tau else lambda f, y, _: cross_entropy(f, y))
-    it.made.model.load(it.w, it.b)
-    for name, value in it.made.net.module.state_dict().items():
-        if value.is_floating_point():
-            torch.testing.assert_close(value, module.state_dict()[name], rtol=0, atol=1e-11, msg=name)
 
 
 def test_evaluation_is_without_margins():

@@ -169,15 +169,3 @@ def test_one_step_of_the_head_at_its_own_rate(client):
     g = torch.cat([module.head.weight.grad.flatten(), module.head.bias.grad])
     torch.testing.assert_close((head.take(k.w0) - head.take(k.w)) / 0.3, g, rtol=0, atol=1e-5)
     assert torch.equal(body.take(k.w), body.take(k.w0))
-
-
-def test_alternating_phases_without_prototypes_and_mixtures():
-    """lam = 0, own heads: FedRep with one head epoch at the same rate, bit for bit."""
-    config = {"rounds": 3, "train": {"lr": 0.05, "weight_decay": 1e-3}}
-    mine = play(settings("fedpac", options={"lam": 0.0, "mix_heads": False, "head_lr": 0.05}, **config))
-    theirs = play(settings("fedrep", options={"head_epochs": 1, "body_epochs": 1}, **config))
-    assert mine.hashes == theirs.hashes
-    for k in theirs.fed.states.rows:
-        assert torch.equal(mine.fed.server.state.heads[k], theirs.kept(k)._w)
-    mixed = play(settings("fedpac", options={"lam": 0.0, "head_lr": 0.05}, **config))
-    assert mixed.hashes != mine.hashes

@@ -35,18 +35,6 @@ def test_factors_are_averaged():
     assert (found - torch.cat([p.flatten() for p in start.state_dict().values()])).abs().max() > 0.01
 
 
-def test_fewer_bytes_than_dense():
-    """r = 21 and 43 solve 2 r (64 + 32 + 25 r) = .5 x 51200 and 2 r (512 + 256) = .5 x 131072, rounded up."""
-    dense, small = prepare(settings("fedavg", "cnn")).made, prepare(settings("fedpara", "cnn")).made
-    tighter = prepare(settings("fedpara", "cnn", options={"ratio": 0.1})).made
-    saved = 64 * 32 * 25 + 512 * 256
-    r_conv, r_fc = 21, 43
-    factors = 2 * r_conv * (64 + 32 + r_conv * 25) + 2 * r_fc * (512 + 256)
-    each = [made.messages.upload(0).packing.size - 3 for made in (dense, small, tighter)]
-    assert each[1] == each[0] - saved + factors
-    assert each[2] < each[1] < each[0]
-
-
 def test_a_net_whose_layers_would_grow_is_fedavgs():
     net = {"name": "mlp", "hidden": [4]}
     with pytest.warns(UserWarning, match="no layer"):

@@ -25,17 +25,6 @@ def test_identical_clients_have_one_head_and_make_fedavg():
     assert (heads[0] - head.take(mine.w0)).abs().max() > 1e-3
 
 
-def test_both_parts_are_trained_jointly():
-    """One client's round is FedAvg's round: w' is the same, only what becomes of it differs."""
-    config = {"rounds": 1, "cohort": {"fraction": 1.0}}
-    mine, theirs = play(settings("fedper", "norm", **config)), play(settings("fedavg", "norm", **config))
-    assert torch.equal(mine.made.messages.shared.take(mine.w), mine.made.messages.shared.take(theirs.w))
-    assert len(mine.fed.states.rows) == 7
-    for k in mine.fed.states.rows:
-        head = theirs.made.messages.head.take(theirs.w0 + theirs.uploads.dw[k])
-        torch.testing.assert_close(mine.kept(k)._w, head, rtol=0, atol=1e-6)
-
-
 def test_an_unsampled_client_has_the_new_body_and_its_old_head(client):
     it = play(settings("fedper"), federated())
     messages = it.made.messages

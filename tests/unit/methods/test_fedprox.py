@@ -17,12 +17,3 @@ def test_trace_and_fixed_point(play_quadratic):
         assert row["x0"] == pytest.approx(x, abs=1e-12)
     # q_i = a_i / (a_i + mu) (1 - (1 - eta (a_i + mu))^K), x* = sum q_i b_i / sum q_i
     assert it.w.item() == pytest.approx(2.6909822, abs=5e-8)
-
-
-def test_stays_between_the_centre_and_the_optimum(play_quadratic):
-    """One client, curvatures (1, .1), optimum (1, 1), received model 0, mu = 1: the minimum of f + mu |x|^2 / 2 is
-    a b / (a + mu) = (1/2, .1/1.1). 1000 steps of .05 leave (1 - .05 * 1.1)^1000 = 3e-25.
-    """
-    bowl = {"a": [[1.0, 0.1]], "b": [[1.0, 1.0]], "copies": [1]}
-    it = play_quadratic("fedprox", bowl, (0.0, 0.0), options={"mu": 1.0}, rounds=1, train={"epochs": 1000})
-    assert it.w.tolist() == pytest.approx([0.5, 0.0909091], abs=1e-7)

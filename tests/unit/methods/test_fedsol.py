@@ -142,44 +142,6 @@ def test_no_perturbation_from_rounding_noise(client, adaptive):
     assert not method.perturbation(k, noise).any()
 
 
-def test_the_fixed_variant_with_cross_entropy_is_sam(client, monkeypatch):
-    """KL(one-hot || softmax f) at tau = 1 is CE; with Lambda = 1 the step is SAM's: grad CE at w + rho g / ||g||. That
-    L_p is not least at w0, so its gradient there counts."""
-    it = experiment({"rho": 0.5, "layers": "all", "adaptive": False, "tau": 1.0}, 4)
-    x, y = rows_of(it, 0)
-    k = client(it)
-    certain = 1e4 * torch.eye(4, dtype=torch.float64)[y]
-    monkeypatch.setattr(k, "frozen", lambda rows: (None, certain))
-    monkeypatch.setattr("fedmpi.methods.fedsol.unmoved", lambda k: False)
-    module = copy.deepcopy(it.made.net.module)
-    sgd = torch.optim.SGD(module.parameters(), FULL["lr"], FULL["momentum"], weight_decay=FULL["weight_decay"])
-    parameters = list(module.parameters())
-    for _ in range(4):
-        g = torch.autograd.grad(cross_entropy(module(x), y), parameters)
-        length = torch.sqrt(sum(piece.square().sum() for piece in g))
-        before = [p.detach().clone() for p in parameters]
-        with torch.no_grad():
-            for p, piece in zip(parameters, g, strict=True):
-                p += 0.5 * piece / length
-        sgd.zero_grad()
-        cross_entropy(module(x), y).backward()
-        with torch.no_grad():
-            for p, old in zip(parameters, before, strict=True):
-                p.copy_(old)
-        sgd.step()
-    it.made.method.train(k)
-    torch.testing.assert_close(k.w, torch.nn.utils.parameters_to_vector(_flat_order(it, module)), rtol=0, atol=1e-11)
-
-
-def _flat_order(it, module):
-    """Parameters as the flat vector holds them: convolution weights as O,H,W,I blocks."""
-    named = dict(module.named_parameters())
-    return [
-        named[s.name].permute(0, 2, 3, 1).contiguous() if s.channels_last else named[s.name]
-        for s in it.made.model.layout.segments
-    ]
-
-
 # ---- the perturbation alone ----
 def standing_at(w, w0):
     """A client with one 2 x 2 head."""
@@ -205,64 +167,6 @@ def test_strengths_by_hand(norm, strengths):
     assert eps.tolist() == pytest.approx([4 * s * g for s, g in zip(strengths, g_p.tolist(), strict=True)], abs=2e-6)
     if norm == "layer":
         assert eps.tolist() == pytest.approx([0, 0.213809, 0.427618, 1.282854], abs=1e-6)
-
-
-def test_a_layer_has_one_length():
-    """Remark G: where all entries of g are alike, the squares of Lambda sum to 1 over a layer, weight and bias
-    together; over its tensors, one by one, they sum to 2."""
-    segments = [
-        Segment("a.weight", (3, 2), 0, "body"),
-        Segment("a.bias", (3,), 6, "body"),
-        Segment("b.weight", (2,), 9, "head"),
-    ]
-    w = torch.arange(1.0, 12, dtype=torch.float64)
-    k = SimpleNamespace(w=w, w0=0 * w, segments=lambda groups=None: segments)
-    ones = torch.ones(11, dtype=torch.float64)
-    for norm, sums in (("layer", (1, 1)), ("tensor", (2, 1))):
-        Lambda = FedSOL(rho=1.0, layers="all", norm=norm).perturbation(k, ones) * ones.norm()
-        assert [Lambda[:9].square().sum().item(), Lambda[9:].square().sum().item()] == pytest.approx(sums)
-
-
-@pytest.mark.parametrize("adaptive", [True, False])
-def test_never_longer_than_rho(client, adaptive):
-    """Lambda <= 1. The fixed variant reaches rho exactly."""
-    it = experiment({}, 1)
-    k = client(it)
-    g = torch.Generator().manual_seed(0)
-    k.w.add_(torch.randn(k.w.shape, generator=g, dtype=torch.float64))
-    eps = FedSOL(rho=1.5, adaptive=adaptive, layers="all").perturbation(k, torch.randn_like(k.w))
-    assert eps.norm() <= 1.5 * (1 + 1e-12)
-    assert (eps.norm() > 1.5 * (1 - 1e-12)) == (not adaptive)
-    assert eps.norm() > 0.01
-
-
-def test_equilibrium_of_the_toy(play_quadratic):
-    """L_local = ((u - 1)^2 + .1 (v - 1)^2) / 2, L_p = (u^2 + v^2) / 2, Lambda = 1, rho = .5.
-
-    At rest w + eps is the local optimum, and eps points along w, so w lies on the ray to (1, 1) at length sqrt 2 - .5:
-    (.6464466, .6464466).
-
-    L_p's gradient at w is w itself: FedProx's term with mu = 1, received at the origin. 4000 steps of .01 from there
-    come near. FedProx itself ends at (1 / 2, .1 / 1.1).
-    """
-    bowl = {"a": [[1.0, 0.1]], "b": [[1.0, 1.0]], "copies": [1]}
-    train = {"epochs": 4000, "lr": 0.01}
-    options = {"rho": 0.5, "layers": "all", "adaptive": False, "prox": {"name": "fedprox", "mu": 1.0}}
-    it = play_quadratic("fedsol", bowl, (0.0, 0.0), rounds=1, train=train, options=options)
-    u = v = 0.0
-    for _ in range(4000):
-        r = (u * u + v * v) ** 0.5 or 1.0
-        u, v = u - 0.01 * (u + 0.5 * u / r - 1), v - 0.01 * 0.1 * (v + 0.5 * v / r - 1)
-    assert (u, v) == pytest.approx((0.645397, 0.642035), abs=5e-7)
-    assert it.w.tolist() == pytest.approx([u, v], abs=1e-8)  # the data are float32: .1 is .1 + 1.5e-9
-    ray = (2**0.5 - 0.5) / 2**0.5
-    assert ray == pytest.approx(0.6464466, abs=5e-8)
-    at = torch.tensor([ray, ray], dtype=torch.float64)
-    k = SimpleNamespace(w=at, w0=0 * at, segments=lambda: [Segment("x", (2,), 0, "body")])
-    eps = FedSOL(rho=0.5, adaptive=False, layers="all").perturbation(k, at)
-    assert (at + eps).tolist() == pytest.approx([1, 1], abs=1e-12)  # where the local gradient is zero
-    prox = play_quadratic("fedprox", bowl, (0.0, 0.0), rounds=1, train=train, options={"mu": 1.0})
-    assert prox.w.tolist() == pytest.approx([0.5, 0.0909091], abs=5e-8)
 
 
 # ---- Table 10 ----
@@ -445,17 +349,6 @@ def test_along_moons_term(client, layers):
     assert torch.equal(kept["last"], k.w)  # MOON's memory goes on
 
 
-@pytest.mark.parametrize("prox", ["fedprox", "scaffold", "fednova", "moon"])
-def test_one_step_along_any_term_is_the_method_s_own_server(prox):
-    """At the first step eps = 0, in the first round these methods' servers average: FedAvg's bits, statistics too."""
-    train = {"batch_size": "full", "epochs": 1}
-    options = {"layers": "all", "prox": PROX[prox]}
-    mine = play(settings("fedsol", "norm", model=NET, rounds=1, options=options, train=train))  # no dropout: no draws
-    theirs = play(settings("fedavg", "norm", model=NET, rounds=1, train=train))
-    assert mine.hashes == theirs.hashes
-    assert torch.equal(mine.b, theirs.b)
-
-
 @pytest.mark.parametrize("prox", PROX)
 def test_it_sends_and_keeps_what_the_other_method_does(prox):
     config = PROX[prox] if isinstance(PROX[prox], dict) else {"name": PROX[prox]}
@@ -466,13 +359,6 @@ def test_it_sends_and_keeps_what_the_other_method_does(prox):
     assert mine.upload(0).packing.shapes == theirs.upload(0).packing.shapes
     for name in ("client_state", "server_state", "scratch", "per_client"):
         assert getattr(mine, name).shapes == getattr(theirs, name).shapes
-
-
-def test_without_perturbation_the_other_method_s_server_remains():
-    train = {"batch_size": "full"}
-    options = {"rho": 0.0, "prox": {"name": "fednova", "ccvr": True}}
-    mine, theirs = play(settings("fedsol", options=options, train=train)), play(settings("fedavg", train=train))
-    assert mine.hashes == theirs.hashes  # equal steps: FedNova's server is FedAvg's
 
 
 @pytest.mark.parametrize(

@@ -24,16 +24,6 @@ def gaussian(inputs=6, width=5, classes=3):
     return made
 
 
-def test_divergences_are_those_of_torch():
-    made, x = gaussian(), torch.randn(4, 6, dtype=torch.float64)
-    mu, s = made.encode(made.body(x)).chunk(2, 1)
-    found = made.features(x)[:, 5:]
-    for c in range(3):
-        reference = Normal(made.r_mu[c], softplus(made.r_sigma[c]))
-        expected = kl_divergence(Normal(made.C * mu, (made.C * softplus(s)).abs()), reference).sum(1)
-        torch.testing.assert_close(found[:, c], expected, rtol=0, atol=1e-10)
-
-
 def test_features_are_draws_in_training_and_means_in_evaluation():
     made, x = gaussian(), torch.randn(1, 6, dtype=torch.float64).expand(20_000, 6)
     mu, s = made.encode(made.body(x[:1])).chunk(2, 1)
@@ -100,16 +90,6 @@ def test_references_stay_with_the_client(client, share):
     for s in segments:
         assert torch.equal(s.view(it.w), s.view(it.w0)) != share
         assert torch.equal(s.view(used[0]), s.view(used[1])) == share
-
-
-def test_without_gaussians_it_is_a_penalty_on_the_norm(client):
-    it = prepare(settings("fedsr", options={"probabilistic": False, "cmi": 0.0, "l2r": 0.2}))
-    k, module = client(it, 1), it.made.net.module
-    shard = it.made.data.train[1]
-    x, y = shard.x[shard.index], shard.y[shard.index]
-    z = module.features(x)
-    expected = cross_entropy(module.head(z), y) + 0.2 * z.square().sum(1).sqrt().mean()
-    assert it.made.method.loss(k, x, y).item() == pytest.approx(expected.item(), rel=1e-6)
 
 
 def test_what_it_cannot_do():

@@ -2,7 +2,7 @@
 
 import pytest
 import torch
-from helpers import NETS, play, prepare, settings
+from helpers import NETS, play, settings
 
 TRAIN = {"momentum": 0.9, "weight_decay": 1e-2}  # either would move weights that an optimiser still holds
 
@@ -17,16 +17,6 @@ def test_the_head_is_the_initial_one_everywhere(net):
         assert torch.equal(it.kept(k)._w, head.take(it.w0))
     assert not torch.equal(shared.take(it.w), shared.take(it.w0))
     assert it.uploads.dw.shape[1:] == (it.w.numel() - head.size,)
-
-
-@pytest.mark.parametrize("net", NETS)
-def test_it_is_fedavg_on_a_head_without_gradient(net):
-    mine, theirs = play(settings("freeze", net, train=TRAIN)), prepare(settings("fedavg", net, train=TRAIN))
-    for parameter in theirs.made.net.head.parameters():
-        parameter.requires_grad_(False)
-    theirs.fed.run()
-    assert mine.hashes == theirs.hashes
-    assert torch.equal(mine.b, theirs.b)
 
 
 @pytest.mark.parametrize("net", NETS)

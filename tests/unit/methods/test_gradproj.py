@@ -10,14 +10,6 @@ from torch.nn.functional import cross_entropy, kl_div, log_softmax, softmax
 from fedmpi.methods.gradproj import without_conflict
 
 
-def test_by_hand():
-    """<g_l, g_p> = -2, ||g_p||^2 = 4: (1, 1) - (-1/2) (-2, 0) = (0, 1)."""
-    g_l, g_p = torch.tensor([1.0, 1]), torch.tensor([-2.0, 0])
-    assert without_conflict(g_l, g_p).tolist() == [0, 1]
-    assert without_conflict(g_l, -g_p).tolist() == [1, 1]
-    assert without_conflict(g_l, 1e-13 * g_p).tolist() == [1, 1]  # noise
-
-
 def test_what_is_left_is_orthogonal():
     g = torch.Generator().manual_seed(0)
     for _ in range(9):

@@ -30,27 +30,6 @@ def test_neighbours_against_a_naive_loop(k):
         assert row.tolist() == pytest.approx(naive(each, memory, labels, k, 4, 0.3), abs=1e-6)
 
 
-def test_a_common_shift_of_distances_changes_nothing():
-    """Not even one so large that every exp underflows."""
-    g = torch.Generator().manual_seed(0)
-    d2 = torch.rand(6, 12, generator=g, dtype=torch.float64)
-    y = torch.randint(3, (12,), generator=g)
-    plain = neighbours(d2, y, 4, 3, 2.0)
-    torch.testing.assert_close(neighbours(d2 + 1e6, y, 4, 3, 2.0), plain, rtol=0, atol=1e-9)
-    assert plain.sum(1).tolist() == pytest.approx([1] * 6)
-
-
-def test_a_training_point_is_its_own_nearest(client):
-    """k = 1, lam = 1, no augmentation: the label of the point with probability 1."""
-    it = prepare(settings("knnper", options={"k": 1, "lam": 1.0}))
-    k = client(it, 2)
-    shard = it.made.data.train[2]
-    x, y = shard.x[shard.index], shard.y[shard.index]
-    p = it.made.method.predict(k)(x).exp()
-    assert p[torch.arange(len(y)), y].tolist() == [1.0] * len(y)
-    assert p.sum(1).tolist() == pytest.approx([1.0] * len(y))
-
-
 @pytest.mark.parametrize(("mix", "similarity"), [("softmax", "code"), ("logits", "code"), ("softmax", "paper")])
 def test_prediction_by_hand(client, mix, similarity):
     """(3) at the live weights, sample by sample; outputs are log p, so that cross-entropy is -log p[y]. The paper's

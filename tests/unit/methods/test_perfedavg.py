@@ -13,16 +13,6 @@ from fedmpi.common import seeds
 from fedmpi.common.errors import UserError
 
 VARIANTS = ("first_order", "hessian_free", "exact")
-BOWL = {"a": [[3.0]], "b": [[4.0]], "copies": [1]}
-
-
-@pytest.mark.parametrize(("variant", "expected"), [("first_order", 1.315), ("hessian_free", 1.2205), ("exact", 1.2205)])
-def test_one_step_on_a_quadratic(play_quadratic, variant, expected):
-    """a = 3, b = 4, w = 1, alpha = .1, beta = .05: w' = 1.9, v = -6.3, (1 - .3) v = -4.41. A quadratic's differences
-    are its Hessian."""
-    options = {"alpha": 0.1, "variant": variant}
-    it = play_quadratic("perfedavg", BOWL, rounds=1, options=options, train={"epochs": 1, "lr": 0.05})
-    assert it.w.item() == pytest.approx(expected, abs=1e-11)
 
 
 def outer(module, w, batches, alpha, variant, delta):
@@ -159,16 +149,3 @@ def test_a_layer_that_is_not_used(variant):
     assert unused
     assert all(torch.equal(s.view(it.w), s.view(it.w0)) for s in unused)
     assert not torch.equal(it.w, it.w0)
-
-
-@pytest.mark.parametrize("variant", VARIANTS)
-@pytest.mark.parametrize("epochs", [1, 2])
-def test_fine_tuning_makes_the_steps_of_plain_sgd(variant, epochs):
-    """Of single batches, not of the two or three that a step of its own takes."""
-    train = {"batch_size": 4, "lr": 0.05, "momentum": 0.0}
-    more = {"rounds": 0, "evaluate": {"protocol": [f"ft({epochs:g})"]}, "train": train}
-    plain = play(settings("fedavg", **more))
-    tuned = play(settings("perfedavg", **more, options={"variant": variant, "alpha": 0.05}))
-    figures = [{k: v for k, v in it.rows[0].items() if k.startswith("ft")} for it in (plain, tuned)]
-    assert figures[0]
-    assert figures[0] == figures[1]

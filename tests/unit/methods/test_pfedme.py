@@ -4,7 +4,7 @@ import copy
 
 import pytest
 import torch
-from helpers import federated, play, settings
+from helpers import play, settings
 from naive import NET, gradient, rows_of
 from torch.nn.functional import cross_entropy
 
@@ -143,19 +143,3 @@ def test_rounds_of_a_network_against_the_loops(start, decay):
     for k, row in it.fed.states.rows.items():
         kept = pieces(it, it.made.messages.client_state.views(row).theta)
         torch.testing.assert_close(kept, theta.get(k, pieces(it, it.w0)), rtol=0, atol=1e-12)
-
-
-@pytest.mark.parametrize(
-    ("options", "lr"),
-    [
-        ({"start": "w", "lam": 3.0, "personal_lr": 0.2}, 0.25),  # lr lam personal_lr = .15, theta = w - .2 g
-        ({"lam": 4.0, "personal_lr": 0.15}, 0.25),  # lr lam = 1: w becomes theta, which therefore starts there too
-    ],
-)
-def test_one_inner_step_is_fedavg(options, lr):
-    """At the rate .15, batch statistics included: the pass at theta = w is the one that moves them."""
-    data, train = federated(), {"batch_size": 10, "epochs": 2, "momentum": 0.0}
-    mine = play(settings("pfedme", model=NET, options={"steps": 1, **options}, train={**train, "lr": lr}), data)
-    theirs = play(settings("fedavg", model=NET, train={**train, "lr": 0.15}), data)
-    torch.testing.assert_close(mine.w, theirs.w, rtol=0, atol=1e-12)
-    torch.testing.assert_close(mine.b, theirs.b, rtol=0, atol=1e-12)

@@ -1,12 +1,8 @@
 """SCAFFOLD: traces by hand, its fixed point, its control variates."""
 
 import pytest
-import torch
-from helpers import federated, play, settings
 
 from fedmpi.engine import sampling
-
-BOWLS = ((1.0, 0.0), (3.0, 4.0))  # (a, b) of quadratics.TWO
 
 
 def controls(it):
@@ -35,19 +31,6 @@ def by_hand(bowls, seed, rounds, fraction=1.0, eta=0.05, steps=10, x=1.0):
     return x, c, c_k
 
 
-def test_two_rounds_from_one(play_quadratic):
-    """Round 0 is FedAvg's, since c = c_k = 0:  y_k - b_k = (1 - .05 a_k)^10 (1 - b_k) gives y = (.5987369, 3.4093768),
-    x their mean, c_k = (1 - y_k) / .5 and c the mean of the c_k. Round 1 by the loop above.
-    """
-    it = play_quadratic("scaffold", rounds=1)
-    assert it.w.item() == pytest.approx(2.0040569, abs=5e-8)
-    c, c_k = controls(it)
-    assert c == pytest.approx(-2.0081137, abs=5e-8)
-    assert c_k == pytest.approx([0.8025261, -4.8187536], abs=5e-8)
-    assert by_hand(BOWLS, 0, 2)[0] == pytest.approx(2.5911632, abs=5e-8)
-    assert play_quadratic("scaffold", rounds=2).w.item() == pytest.approx(2.5911632, abs=5e-8)
-
-
 def test_the_fixed_point_is_the_optimum(play_quadratic):
     """x* = 3 minimises the sum, and c_k -> grad f_k(3) = (1 (3 - 0), 3 (3 - 4)) = (3, -3)."""
     it = play_quadratic("scaffold", rounds=100)
@@ -70,14 +53,6 @@ def test_sampled_clients(play_quadratic):
     assert each == pytest.approx(c_k, abs=1e-12)
 
 
-def test_full_participation_keeps_c_the_mean_of_c_k():
-    """c and all c_k start at 0, and c moves by the mean of the c_k's moves."""
-    it = play(settings("scaffold", cohort={"fraction": 1.0}))
-    rows = torch.stack([it.kept(k).c_i for k in range(7)])
-    assert rows.abs().max() > 0.1
-    torch.testing.assert_close(it.fed.server.state.c, rows.mean(0), rtol=0, atol=1e-6)
-
-
 def test_a_weighted_mean_of_c_has_the_optimum_of_weighted_clients(play_quadratic):
     """p = (1, 3)/4: x* = sum p a b / sum p a = (3/4 * 3 * 4) / (1/4 * 1 + 3/4 * 3) = 3.6, where the uniform mean of c
     leaves a correction sum_i p_i (c - c_i) that is not 0."""
@@ -89,18 +64,6 @@ def test_a_weighted_mean_of_c_has_the_optimum_of_weighted_clients(play_quadratic
     assert c == pytest.approx(0, abs=1e-8)
     assert c == pytest.approx(0.25 * c_k[0] + 0.75 * c_k[1], abs=1e-8)
     assert abs(play_quadratic("scaffold", bowls, **by_samples).w.item() - 3.6) > 0.01
-
-
-def test_one_client_is_fedavg():
-    """c = c_1, so the correction is c_1 - c = 0; and round 0 is FedAvg's with any number of clients."""
-    data = federated(1)
-    one = {"data": {"partition": {"scheme": "iid", "clients": 1}}, "cohort": {"fraction": 1.0}}
-    mine, theirs = (play(settings(name, **one), data) for name in ("scaffold", "fedavg"))
-    assert mine.fed.server.state.c.abs().max() > 0.01
-    torch.testing.assert_close(mine.w, theirs.w, rtol=0, atol=1e-6)
-    many = [play(settings(name)) for name in ("scaffold", "fedavg")]
-    assert many[0].hashes[0] == many[1].hashes[0]
-    assert many[0].hashes[1] != many[1].hashes[1]
 
 
 def test_momentum_counts_how_often_a_gradient_enters(play_quadratic):

@@ -9,15 +9,6 @@ from torch import nn
 from fedmpi.models.fedpara import OWN, Factorised, factorise, rank_for
 
 
-@pytest.mark.parametrize(("ratio", "r", "size"), [(0.1, 36, 60_192), (0.3, 75, 178_050), (0.5, 103, 296_434)])
-def test_sizes_of_256_to_256_3x3(ratio, r, size):
-    """The authors' own numbers, of 589,824 dense weights."""
-    dense = nn.Conv2d(256, 256, 3, bias=False)
-    assert rank_for(dense.weight.shape, ratio) == r
-    made = Factorised(dense, r, personal=False, init="factors")
-    assert sum(p.numel() for p in made.parameters()) == size == 2 * r * (256 + 256 + r * 9)
-
-
 @pytest.mark.parametrize(("shape", "ratio", "r"), [((30, 50), 1e-6, 6), ((64, 49), 1e-6, 7), ((200, 100), 0.5, 17)])
 def test_rank_of_linear_layers(shape, ratio, r):
     """2 r (m + n) reaches ratio m n, r^2 the smaller side: 5^2 < 30 <= 6^2, 7^2 = 49; 17 = ceil(10000 / 600)."""

@@ -80,25 +80,6 @@ def test_head_may_be_more_than_a_linear_layer():
     assert torch.equal(module.head(z), logits)
 
 
-@pytest.mark.parametrize(
-    "module",
-    [
-        nn.Sequential(nn.Linear(4, 3), nn.Softmax(1)),  # its outputs are no logits of the linear layer
-        nn.Sequential(nn.Unflatten(1, (2, 2)), nn.Flatten(), nn.LayerNorm(4)),
-        nn.Sequential(nn.Linear(4, 4), nn.ReLU(), nn.Unflatten(1, (2, 2)), nn.Conv1d(2, 2, 1), nn.Flatten()),
-    ],
-    ids=["softmax", "no linear layer", "convolution"],
-)
-def test_without_a_cut(module):
-    net = Net(module, (4,))
-    x = torch.randn(2, 4)
-    z, logits = net.forward(x)
-    assert (net.has_features, net.head, net.feature_dim, net.head_names()) == (False, None, None, set())
-    assert z is None
-    assert torch.equal(logits, module(x))
-    assert net.outputs == logits.shape[1]
-
-
 def test_one_pass_and_its_gradients():
     """A loss on z and logits together, against the same composed by hand; the hook of a failed pass is removed."""
     module = Backwards()

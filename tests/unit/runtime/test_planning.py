@@ -103,17 +103,6 @@ def test_a_client_takes_a_fixed_time_and_one_for_each_sample_or_step(steps, monk
     assert 1 <= min(asked) < max(asked) <= most
 
 
-@pytest.mark.parametrize(("method", "pack"), [("scaffold", 1), ("fedrep", 1), ("fedavg", 4)])
-def test_measuring_leaves_nothing_behind(method, pack):
-    """The run that is rehearsed afterwards begins as any other."""
-    fed = prepare(small_settings(method, compute={"pack": pack}), comm=rehearsal.Nobody(3, CPU)).fed
-    data, sizes, recipe = fed.worker.data, list(fed.worker.sizes), fed.worker.recipe
-    found = measuring.client(fed)
-    assert found.b > 0 or found.a > 0
-    assert (fed.worker.data, fed.worker.sizes, fed.worker.recipe) == (data, sizes, recipe)
-    assert not fed.states.rows
-
-
 CONFIG = {
     "name": "run",
     "rounds": 3,
@@ -179,15 +168,6 @@ def facts(**more):
     traffic = {"round": kind, "run": {"up": 4096 + 999 * 2048, "down": 1_024_000}, "kinds": kinds}
     first = {"config": "x", "ranks": 4, "hosts": 1, "device": "cpu", "threads": 2, "cuda": False, "uploads": "whole"}
     return {**first, "memory": memory, "bytes": traffic, "seconds": seconds | {"crowded": 1.0}, "rounds": 1000, **more}
-
-
-def test_the_line_for_slurm():
-    """1,200 MiB x 1.25 on two cores; (30 + 10 + 2,000 x 1.3) s x 1.5 + 180 s, to the next five minutes."""
-    line = plan_text.sbatch(facts(), ["my run.yaml", "seed=1"])
-    options = "--ntasks=4 --cpus-per-task=2 --mem-per-cpu=768M --time=01:10:00"
-    assert line == f"sbatch {options} slurm/srun.sbatch 'my run.yaml' seed=1"
-    line = plan_text.sbatch(facts(hosts=2, cuda=True), ["run.yaml"])
-    assert "--nodes=2 --gpus-per-task=1 --time" in line
 
 
 def test_the_text():

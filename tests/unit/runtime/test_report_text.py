@@ -3,14 +3,12 @@
 import io
 import math
 
-import numpy as np
 import pytest
 import torch
 import yaml
 from helpers import ROOT, fedmpi, images, play, prepare, settings, small_settings
 
 from fedmpi import config
-from fedmpi.analysis.filter_decomposition import virtual
 from fedmpi.comm import detect
 from fedmpi.common.errors import UserError
 from fedmpi.common.text import figure
@@ -109,20 +107,6 @@ def test_the_mean_is_over_as_many_as_there_are(tmp_path, values, text):
     assert text in finished(tmp_path, ("accuracy",), rows)
 
 
-def test_fractions_have_four_digits_and_percentages_two_wherever_they_are_shown(tmp_path):
-    row = {"accuracy": 87.5, "auroc": 0.9, "c_index": 0.7, "personal_auroc_std": 0.00001}
-    lines = finished(tmp_path, ("auroc", "accuracy", "c_index"), [row, row])
-    assert lines[1].split() == ["va", "global", "12345", "0.06227", "0.9000", "87.50", "0.7000"]
-    assert lines[3] == "auroc 0.9000 after the last round, 0.9000 on average over the last 2"
-    stream = io.StringIO()
-    Console(1, tuple(row), lambda text: None, stream=stream).round({"round": 0, "wall_s": 1.0, **row})
-    shown = "accuracy 87.50  auroc 0.9000  c_index 0.7000  personal_auroc_std 0.0000"
-    assert stream.getvalue() == f"round 1/1  {shown}  1.0 s\n"
-    facts = {"headline": "auroc", "clients": [3], "models": [{"alpha": 3, "atoms": 3, "auroc": 0.9, "loss": 0.5}]}
-    table = "\n".join(virtual.lines(facts | dict.fromkeys(("aggregate", "kernel_mean"), facts["models"][0])))
-    assert table.count("0.9000") == 4
-
-
 @pytest.mark.parametrize(
     ("name", "value", "text"),
     [
@@ -174,18 +158,6 @@ def test_a_run_says_it_too(combined, tmp_path):
     assert "0 rounds with 4 of 4 clients, 1 epoch in batches of 10; lr 0.01, step, 0.01 at last, after a" in done.stdout
     brought = "train.batch_size 10, train.lr 0.01, train.momentum 0.9"
     assert f"from {tmp_path}/paper.yaml: {brought}\n" in done.stdout
-
-
-def test_clients_of_scheme_site_are_counted_in_the_data(tmp_path):
-    site = np.repeat(np.arange(3), 20)
-    np.savez(tmp_path / "sites.npz", x=np.random.default_rng(0).normal(size=(60, 4)), y=np.arange(60) % 2, site=site)
-    (tmp_path / "a.yaml").write_text(
-        f"data: {{source: npz, path: sites.npz, root: {tmp_path}, partition: {{scheme: site}}}}\n"
-        "model: {name: logistic}\nmethod: {name: fedavg}\n"
-    )
-    assert dict(launch.validate(config.load(tmp_path / "a.yaml")))["clients"].startswith("3, ")
-    with pytest.raises(UserError, match="scheme iid needs it"):
-        config.load(tmp_path / "a.yaml", ["data.partition.scheme=iid"])
 
 
 def test_a_torch_without_cuda_is_named(monkeypatch):

@@ -7,11 +7,10 @@ from pathlib import Path
 
 import pytest
 import torch
-from helpers import digest, prepare, record, settings, small_settings
+from helpers import digest, prepare, record, small_settings
 from thread_ranks import play_in_threads
 
 from fedmpi.common.errors import UserError
-from fedmpi.config.later import free_later
 from fedmpi.methods import registry
 from fedmpi.runtime.record.durable import Damaged
 from fedmpi.runtime.resuming import checkpoints, resume
@@ -119,12 +118,6 @@ def test_every_method_goes_on_with_the_same_bits(tmp_path, method):
     killed_twice(tmp_path, method, config(method))
 
 
-@pytest.mark.parametrize("wire", WIRES, ids=str)
-@pytest.mark.parametrize("method", ["fedavg", "scaffold", "fedatom", "fedper", "fedpac"])
-def test_what_formats_have_left_out_is_there_again(tmp_path, method, wire):
-    killed_twice(tmp_path, method, config(method, comm={"wire": wire}))
-
-
 DRAWS = {"fedsr"}  # from torch's own generator, which the ranks of one process share
 
 
@@ -210,20 +203,6 @@ def test_every_byte_counts(tmp_path):
         path.write_bytes(good[:at] + bytes([good[at] ^ 4]) + good[at + 1 :])
         with pytest.raises(Damaged, match=re.escape(str(path))):
             rows.get(3, 7)
-
-
-def test_a_file_cut_at_every_sixteenth(tmp_path):
-    """The server's part, by whatever does not survive a power cut: never taken, the one before is."""
-    begin(tmp_path, config("scaffold"), cut=2)
-    path = tmp_path / "checkpoints" / "000002.safetensors"
-    good = path.read_bytes()
-    for sixteenth in range(16):
-        path.write_bytes(good[: len(good) * sixteenth // 16])
-        it = prepare(config("scaffold"))
-        kept, said = Checkpoints(tmp_path / "checkpoints", Rows(tmp_path / "state"), 1, 2), []
-        it.fed.states.shelf = kept.rows
-        assert resume.go_on(it.fed, kept, 10, said.append) == 1
-        assert [str(path) in line for line in said] == [True], said
 
 
 @pytest.mark.parametrize("room", [10**6, 1])
@@ -387,11 +366,3 @@ def test_a_site_may_join_at_the_end_and_none_may_leave(now, fine):
     """Clients are numbered by the list: another's rounds would be told of a site."""
     with nullcontext() if fine else pytest.raises(UserError, match=r"or moved\. .* init\.from=runs/a/model"):
         resume._only_joined(Path("runs/a"), "['a', 'b']", now)
-
-
-def test_who_is_trained_together_stays_so():
-    """With compute.pack last bits depend on it: what it follows from cannot be changed in silence."""
-    for pack, free in ((1, True), (3, False)):
-        config_ = settings("fedper", compute={"pack": pack})
-        found = [free_later(key, config_) for key in ("state.memory", "cohort.placement", "rounds")]
-        assert found == [free, free, True]

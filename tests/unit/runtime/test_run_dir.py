@@ -5,10 +5,7 @@ import io
 import json
 import math
 import os
-import re
-import subprocess
 import threading
-from functools import partial
 
 import numpy as np
 import pytest
@@ -49,25 +46,6 @@ def test_an_output_that_cannot_be_written_to(tmp_path):
         RunDirectory.create(tmp_path / "file", "a")
     with pytest.raises(UserError, match=r"cannot create .*: Not a directory; choose another output"):
         RunDirectory.create(tmp_path / "file" / "deeper", "a")
-
-
-def test_two_processes_write_one_file(tmp_path, monkeypatch):
-    """One while the other is in the middle of it, as two `fedmpi report` of a run are."""
-    path, flush = tmp_path / "report.html", os.fsync
-
-    def fsync(file):
-        flush(file)
-        monkeypatch.undo()
-        if not (child := os.fork()):
-            durable.write(path, b"theirs")
-            os._exit(0)
-        assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
-        assert path.read_bytes() == b"theirs"
-
-    monkeypatch.setattr(durable.os, "fsync", fsync)
-    durable.write(path, b"ours")
-    assert path.read_bytes() == b"ours"
-    assert list(tmp_path.iterdir()) == [path]
 
 
 # ---- a disk that takes no more ----
@@ -256,19 +234,6 @@ def test_environment_can_be_written_and_names_what_matters(record, monkeypatch):
     assert facts["packages"]["numpy"] == np.__version__
 
 
-def test_git_commit_and_whether_the_code_differs_from_it(tmp_path):
-    assert environment.git(tmp_path) is None
-    for command in ("init -q", "add file", "-c user.name=a -c user.email=a@b commit -q -m text"):
-        (tmp_path / "file").write_text("1")
-        subprocess.run(["git", "-C", str(tmp_path), *command.split()], check=True)
-    clean = environment.git(tmp_path)
-    assert clean is not None
-    assert re.fullmatch("[0-9a-f]{40}", clean["commit"])
-    assert clean["modified"] is False
-    (tmp_path / "file").write_text("2")
-    assert environment.git(tmp_path) == {**clean, "modified": True}
-
-
 ROWS = [
     {"round": 0, "wall_s": 8.0, "loss": 2.3026, "accuracy": 9.876},
     {"round": 1, "wall_s": 4.0},  # not evaluated
@@ -342,19 +307,6 @@ def test_a_continued_run_estimates_from_its_own_rounds(record):
 
 def test_durations():
     assert [duration(s) for s in (0.2, 59, 90, 7199, 7200)] == ["1 s", "59 s", "2 min", "120 min", "2.0 h"]
-
-
-def test_a_project_around_an_environment_is_not_fedmpis_own(tmp_path):
-    done = partial(subprocess.run, cwd=tmp_path, check=True, capture_output=True)
-    installed = tmp_path / ".venv" / "fedmpi"
-    installed.mkdir(parents=True)
-    (installed / "code.py").write_text("")
-    (tmp_path / ".gitignore").write_text(".venv\n")
-    done(["git", "init", "-q"])
-    done(["git", "add", "."])
-    done(["git", "-c", "user.name=a", "-c", "user.email=a@b", "commit", "-qm", "theirs"])
-    assert environment.git(tmp_path) is not None
-    assert environment.git(installed) is None
 
 
 def test_a_stream_without_the_characters_of_a_name_goes_on():

@@ -9,7 +9,7 @@ from helpers import fedmpi
 
 from fedmpi.common.errors import UserError
 from fedmpi.config import sweep
-from fedmpi.runtime.reading import files, many, many_text, slowest, status, status_text
+from fedmpi.runtime.reading import many, many_text, slowest, status, status_text
 from fedmpi.runtime.record import lock
 
 CONFIG = {
@@ -104,17 +104,6 @@ def test_file_systems_that_hide_other_hosts_locks(tmp_path, kind, options, seen)
     assert lock.look(run, mounts)[0] is (False if seen else None)
 
 
-def test_a_job_that_has_written_nothing_for_long(tmp_path):
-    """A frozen rank: two minutes were left for ever."""
-    run = made(tmp_path / "run", FEW)
-    with lock.held(run):
-        now, later = (status.status(run, time.time() + seconds) for seconds in (0, 3600))
-    assert (now["why"], now["eta_s"] is None) == ("", False)
-    assert later["state"] == status.RUNNING
-    assert "a rank may be silent" in status_text.state(later)
-    assert (later["eta_s"], status_text.left(later)) == (None, "")
-
-
 def test_written_lately_where_locks_tell_nothing(tmp_path, monkeypatch):
     run = made(tmp_path / "run", FEW, checkpoint=3)
     monkeypatch.setattr(lock, "look", lambda _: (None, {"host": "far"}))
@@ -183,14 +172,6 @@ def test_half_lines_and_lines_that_are_none(tmp_path):
     assert (found["rounds_done"], found["rounds"], found["unreadable"], found["ranks"]) == (4, None, 1, None)
     assert "1 line of metrics.jsonl cannot be read" in "\n".join(status_text.lines(found))
     assert json.dumps(found, allow_nan=False)
-
-
-def test_only_the_end_of_a_long_file_is_parsed(tmp_path):
-    cohort = list(range(2000))
-    run = made(tmp_path / "run", [row(t, cohort=cohort) for t in range(300)], "finished", rounds=300)
-    assert (run / "metrics.jsonl").stat().st_size > 2 * files.TAIL
-    found = status.status(run)
-    assert (found["rounds_done"], found["sent_bytes"], found["unreadable"]) == (300, 30_000, 0)
 
 
 def test_directories_that_are_none(tmp_path):

@@ -192,67 +192,6 @@ def test_each_method_has_the_best_of_a_few_settings(file, tmp_path):
     assert "best: method FedAvg: not chosen, every candidate has diverged" in none.stderr
 
 
-def test_of_a_tasks_own_figure_less_may_be_better(tmp_path):
-    """The candidate with the largest error was chosen, as if it were an accuracy."""
-    (tmp_path / "mine.py").write_text(
-        "from fedmpi.tasks.base import Task, cross_entropy\n"
-        "class Mine(Task):\n"
-        "    names, falling = ('err',), ('err',)\n"
-        "    def loss(self, model, x, y): return cross_entropy(model(x), y).mean()\n"
-        "    def metrics(self, outputs, y): return {'err': float((outputs.argmax(1) != y).double().mean())}\n"
-    )
-    file = tmp_path / "few.yaml"
-    text = SWEEP.replace("clients: 3}", "clients: 3}, validation: 0.1")
-    file.write_text(text + "task: {name: mine.py:Mine}\n" + "best: {over: {train.lr: [1.0e-6, 0.1]}, by: err}\n")
-    done = fedmpi("sweep", file, f"output={tmp_path}", cwd=tmp_path)
-    assert done.returncode == 0, done.stderr
-    asked = sweep.load(file, [f"output={tmp_path}"])
-    cells = choosing.choose(asked).values()
-    assert {cell.chosen["train.lr"] for cell in cells} == {"0.1"}
-    errors = [[sum(of.values()) for of in cell.values] for cell in cells]
-    assert all(small > large for small, large in errors), errors
-    facts = json.loads(next(tmp_path.glob("few/*/summary.json")).read_text())
-    assert facts["falling"] == ["err"]
-    assert facts["best"]["err"] <= facts["last"]["err"]
-
-
-def test_of_equal_candidates_the_first_is_chosen(tmp_path):
-    file = tmp_path / "sweep.yaml"
-    file.write_text(
-        SWEEP.replace("clients: 3}", "clients: 3}, validation: 0.1")
-        + f"output: {tmp_path}\nbest: {{over: {{train.lr: [0.2, 0.1, 0.3]}}, by: loss}}\n"
-    )
-    asked = sweep.load(file)
-    losses = {"0.2": (0.5, 0.7), "0.1": (0.4, 0.8), "0.3": (0.1, None)}  # means 0.6, 0.6, and one that has no number
-    for labels, settings in asked.runs():
-        loss = losses[labels["train.lr"]][int(labels["seed"])]
-        run = settings.output / settings.name
-        run.mkdir(parents=True)
-        (run / "identity.json").write_text(json.dumps(settings.identity()))
-        (run / "metrics.jsonl").write_text("{}\n{}\n")
-        facts = {"exit_reason": "finished", "rounds": 2, "diverged": None if loss else 1}
-        facts |= {
-            "last": {"validation_loss": loss or 0.1, "loss": 0.0},
-            "last_round": {"validation_loss": 1 if loss else 0},
-        }
-        (run / "summary.json").write_text(json.dumps(facts))
-    found = choosing.choose(asked)
-    assert [cell.chosen for cell in found.values()] == [{"train.lr": "0.2"}] * 2
-    labels, settings = choosing.final(asked)[-1]
-    assert (labels, settings.name, settings.train.lr) == (
-        {"method": "FedProx", "seed": "1"},
-        "fedprox_seed-1_lr-0.2",
-        0.2,
-    )
-    assert settings.evaluate.best.metric == "loss"
-    (tmp_path / "few" / "fedprox_seed-1_lr-0.3" / "summary.json").unlink()  # a run is missing: nothing is chosen
-    assert [cell.chosen for cell in choosing.choose(asked).values()] == [{"train.lr": "0.2"}, None]
-    assert choosing.final(asked)[-1][1] is None
-    wrong = sweep.load(file, ["best.by=exactness", "evaluate.best.metric=loss"])
-    with pytest.raises(UserError, match=r"best\.by: exactness: the run .* has no validation_exactness; it has loss"):
-        choosing.choose(wrong)
-
-
 def test_what_a_run_writes_down_at_length_is_what_was_asked_for(tmp_path):
     """Options of augmentation, and of methods within methods, with all their defaults."""
     file = tmp_path / "few.yaml"

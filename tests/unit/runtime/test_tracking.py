@@ -125,17 +125,6 @@ def test_each_round_once_and_the_run_as_without_them(made, tmp_path, monkeypatch
     assert trust.run_settings(tmp_path / "one", False).callbacks == ()  # who looks at a run starts none of them
 
 
-def test_the_log_has_the_warnings_also_of_before_there_was_one(made, tmp_path):
-    fails = f"callbacks=[{callback(tmp_path, 'bad', fails='round')}]"
-    with pytest.warns(UserWarning, match="broken") as shown:
-        launch.execute(made(2, f"output={tmp_path}/runs", "method.name=feddyn", "server.rule=mean", fails))
-    log = (tmp_path / "runs" / "one" / "log.txt").read_text().splitlines()
-    warned = [line for line in log if line.startswith("warning: ")]
-    assert warned == [f"warning: {each.message}" for each in shown]
-    assert "server.rule: mean takes the place" in warned[0]
-    assert "ValueError: broken" in warned[1]
-
-
 @pytest.mark.parametrize(
     ("given", "words"),
     [
@@ -235,24 +224,6 @@ def test_mlflow_goes_on_with_its_run(made, tmp_path, monkeypatch):
     steps = [named["metrics"][0][3] for name, _, named in said if name == "log_batch" and "metrics" in named]
     assert steps == [1, 2, 3]
     assert [given[1] for name, given, _ in said if name == "set_terminated"] == ["FINISHED", "FINISHED"]
-
-
-def test_mlflow_is_given_names_that_it_takes(monkeypatch):
-    """Letters, digits and _ - . space: its _validate_metric_name raises on others, and on paths like a/../b."""
-    said = []
-    recorder = fake(monkeypatch, "mlflow", said, MlflowClient=None)
-    tuples = types.ModuleType("mlflow.entities")
-    tuples.Metric, tuples.Param = (lambda *given: given), (lambda *given: given)
-    monkeypatch.setitem(sys.modules, "mlflow.entities", tuples)
-    tracker = adapters.MLflow()
-    tracker.client, tracker.run = recorder, "r1"
-    sites = [f"Saint-Ân{k} a/b" for k in range(150)]
-    tracker.round({"round": 0, **{f"accuracy@{site}": float(k) for k, site in enumerate(sites)}})
-    batches = [named["metrics"] for name, _, named in said if name == "log_batch"]
-    assert [len(batch) for batch in batches] == [100, 50]
-    assert [(name, value) for batch in batches for name, value, *_ in batch] == [
-        (f"accuracy_Saint-Ân{k} a_b", float(k)) for k in range(150)
-    ]
 
 
 def test_numbers():

@@ -12,10 +12,10 @@ from helpers import ROOT, clean_env, fedmpi
 
 import fedmpi as package
 from fedmpi import config
-from fedmpi.common import options, redaction, registry
+from fedmpi.common import redaction, registry
 from fedmpi.common.errors import UserError
 from fedmpi.data.sources.npz import npz
-from fedmpi.runtime import catalog, launch, trust
+from fedmpi.runtime import launch, trust
 from fedmpi.runtime.record.run_dir import RunDirectory
 
 CONFIG = f"""\
@@ -282,15 +282,6 @@ def test_the_ranks_compare_the_truth(tmp_path):
 def test_what_smells(key, value, secret):
     assert redaction.smells(key, value) is secret
     assert (redaction.redacted({"a": [{key: value}]}) != {"a": [{key: value}]}) is secret
-
-
-@pytest.mark.parametrize("kind", catalog.KINDS)
-def test_no_option_of_ours_smells(kind):
-    """Else a run directory could not be run again."""
-    for name, target in catalog.registry(kind).items():
-        found = registry.load(name, {name: target}, kind)
-        declared = options._declared(found, {}, ())[0]
-        assert [key for key in declared if redaction.smells(key, 1) or redaction.smells(key, "")] == [], name
 
 
 # ---- modes ----

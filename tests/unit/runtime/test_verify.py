@@ -124,16 +124,6 @@ def test_all_rounds_from_the_start_and_from_every_checkpoint(copy):
     ]
 
 
-def test_a_run_whose_plugin_is_gone_is_verified(copy, run):
-    net = run.parents[1] / "net.py"
-    text = net.read_text()
-    net.unlink()
-    try:
-        assert check(copy, number=1)[0] == 0
-    finally:
-        net.write_text(text)
-
-
 def test_without_trust_nothing_is_run(copy):
     with pytest.raises(UserError, match="would run code that is not fedmpi's own"):
         verify.verify(copy, print)
@@ -222,16 +212,6 @@ def test_a_clients_figures_are_recomputed(copy, key, once):
     assert f"ALTERED clients.jsonl, round {LAST}, client 2, personal: {key} is" in said
 
 
-def test_what_is_told_of_updates_is_recomputed(copy, once):
-    row = json.loads((copy / "updates.jsonl").read_text().splitlines()[-1])
-    key = next(key for key in row if isinstance(row[key], float))
-    change(copy / "updates.jsonl", -1, key, nudged(row[key]))
-    seal_anew(copy)
-    code, said = check(copy, number=1)
-    assert code == 1
-    assert f"ALTERED updates.jsonl, round {LAST}: {key} is" in said
-
-
 def test_an_extended_run_has_the_analyses_of_one_that_was_not(tmp_path, monkeypatch):
     """Its former last round was measured because it was the last."""
     monkeypatch.chdir(tmp_path)
@@ -246,17 +226,6 @@ def test_an_extended_run_has_the_analyses_of_one_that_was_not(tmp_path, monkeypa
     measured = [(Path("runs", name) / "analysis.jsonl").read_text() for name in ("long", "short")]
     assert measured[0] == measured[1]
     assert [json.loads(line)["round"] for line in measured[1].splitlines()] == [1, 3, 5]
-
-
-def test_a_finished_run_that_is_started_again_keeps_its_last_analysis(tmp_path, monkeypatch):
-    """A job that was killed between its last checkpoint and its end, and requeued."""
-    monkeypatch.chdir(tmp_path)
-    text = "data: {source: digits, partition: {scheme: iid, clients: 3}}\nmodel: {name: logistic}\noutput: runs\n"
-    Path("c.yaml").write_text(f"{text}method: {{name: fedavg}}\nanalysis: [drift]\nevaluate: {{every: 5}}\nrounds: 2\n")
-    launch.execute(config.load("c.yaml", ["name=a"]))
-    before = Path("runs/a/analysis.jsonl").read_text()
-    launch.execute(config.load("c.yaml", ["name=a", "checkpoint.resume=must"]))
-    assert Path("runs/a/analysis.jsonl").read_text() == before != ""
 
 
 def test_an_analysis_is_recomputed(copy, once):
@@ -423,19 +392,6 @@ def test_ranks_that_were_lost_before_and_after_a_round_was_reported(run, tmp_pat
     assert f"after checkpoint {1 if reported else 3}" in said
 
 
-def test_a_partition_of_ones_own_that_was_handed_on(tmp_path):
-    """Its file is somewhere else then, and partition.json says where it was."""
-    cut = "def cut(labels, clients, rng):\n    return [*rng.permutation(len(labels))[:600].reshape(2, -1)]\n"
-    (tmp_path / "mine.py").write_text(cut)
-    text = CONFIG.replace("%s/net.py:net", "logistic").replace("analysis: [drift, features]\n", "")
-    own = text.replace("dirichlet, clients: 3", f"{tmp_path}/mine.py:cut, clients: 2")
-    (tmp_path / "c.yaml").write_text(own.replace("rounds: 6", "rounds: 2"))
-    launch.execute(config.load(tmp_path / "c.yaml", [f"output={tmp_path}", "name=a"]))
-    (tmp_path / "mine.py").unlink()
-    code, said = check(shutil.copytree(tmp_path / "a", tmp_path / "elsewhere"), number=None)
-    assert code == 0, said
-
-
 def test_what_was_accepted_is_kept_and_makes_no_alteration(copy, tmp_path):
     """The settings of then are gone from where replays look: it cannot be told."""
     words = ["rounds=8", "train.batch_size=100", "checkpoint.resume=must", "checkpoint.changes=accept"]
@@ -490,15 +446,3 @@ def test_what_devices_have_to_do_with_it(tmp_path, monkeypatch, was, here, words
     found = verify.others(tmp_path, config.load("configs/quickstart.yaml", words))
     assert len(found) == (said is not None)
     assert said is None or re.match(said, found[0])
-
-
-@pytest.mark.parametrize("sealed", [True, False])
-def test_rounds_that_are_gone_are_told_without_each_figure(copy, sealed):
-    (copy / "metrics.jsonl").unlink()
-    if not sealed:
-        (copy / "seal.json").unlink()
-    code, said = check(copy)
-    assert code == 1
-    found = [line for line in said.splitlines() if "ALTERED " in line]
-    assert len(found) == 1 + sealed
-    assert all("ALTERED metrics.jsonl" in line for line in found)

@@ -7,7 +7,6 @@ from fedmpi.analysis.filter_decomposition import gaussians
 from fedmpi.analysis.filter_decomposition.gaussians import (
     LR,
     MU,
-    OPTIMUM,
     START,
     STEPS,
     averaged,
@@ -28,14 +27,6 @@ def test_the_loss_is_the_mean_over_many_samples():
     x, y = sample(200_000)
     w = torch.tensor([0.3, -0.2], dtype=torch.float64)
     assert loss(w).item() == pytest.approx((x @ w - y).square().mean().item(), rel=0.01)
-
-
-def test_the_least_loss():
-    assert OPTIMUM.tolist() == pytest.approx([2 / 9, 2 / 9], rel=1e-12)  # mu / (1 + ||mu||^2)
-    assert loss(OPTIMUM).item() == pytest.approx(1 / 9, rel=1e-12)  # 1 - w*.mu
-    w = OPTIMUM.clone().requires_grad_()
-    loss(w).backward()
-    assert w.grad.norm().item() == pytest.approx(0, abs=1e-12)
 
 
 def test_training_is_gradient_descent():

@@ -58,15 +58,6 @@ def test_one_client_a_round_makes_both_averages_its_own_kernels():
     assert row["clients"] == pytest.approx(0, abs=1e-20)
 
 
-def test_nothing_varies_where_nothing_is_drawn():
-    """All clients, full batches, no dropout."""
-    config = settings("fedatom", "cnn", rounds=1, cohort={"fraction": 1.0}, train={"batch_size": "full", "epochs": 1})
-    (row,) = variance.measure(experiment(config), 2)["rounds"]
-    assert (row["kernel_mean"], row["product_mean"]) == (0, 0)
-    assert row["ratio"] != row["ratio"]  # nan
-    assert row["clients"] > 0
-
-
 def test_every_second_round():
     config = settings("fedatom", "norm", rounds=4, options={"atoms": 3}, evaluate={"every": 2})
     assert [row["round"] for row in variance.measure(experiment(config), 2)["rounds"]] == [0, 2]

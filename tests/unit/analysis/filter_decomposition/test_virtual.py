@@ -85,12 +85,3 @@ def test_all_pairs_are_judged(made):
     assert text[7].split()[:5] == ["clients", "(diagonal),", "mean", "of", "4"]
     assert float(text[7].split()[5]) == pytest.approx(sum(own) / 4, rel=1e-3)
     assert text[8].startswith("virtual clients, mean of 12 ")
-
-
-def test_of_one_client_all_models_are_one(made):
-    alone = made.settings.model_copy(update={"cohort": made.settings.cohort.model_copy(update={"fraction": 0.1})})
-    facts = virtual.measure(build.experiment(alone, federated(), CPU))
-    (only,) = facts["models"]
-    for other in (facts["aggregate"], facts["kernel_mean"]):
-        assert other["loss"] == pytest.approx(only["loss"], rel=1e-5)
-    assert not [line for line in virtual.lines(facts) if line.startswith("virtual")]

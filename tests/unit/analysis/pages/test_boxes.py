@@ -17,14 +17,6 @@ def drawn(parts):
     return [(float(x), float(width), said) for x, width, said in found]
 
 
-def test_below_zero():
-    """-0.8 is twice as long as 0.4, and ends where 0.4 begins."""
-    (x0, long, worst), (x1, short, _) = drawn({"r2": [-0.8, 0.4, 0.0]})
-    assert worst == "site 0: r2 -0.8"
-    assert long == pytest.approx(2 * short, abs=0.3)
-    assert x0 + long == pytest.approx(x1, abs=0.3)
-
-
 def test_on_both_sides_parts_are_put_end_to_end():
     bars = drawn({"a": [3.0, -1.0], "b": [1.0, -1.0], "c": [-2.0, 1.0]})
     at = {said: (x, x + width) for x, width, said in bars}

@@ -54,16 +54,6 @@ def test_the_band_is_the_sample_standard_deviation(tmp_path):
     assert (line.low[0], line.high[0]) == (10.0, 30.0)
 
 
-def test_a_band_ends_where_there_is_nothing_to_be(tmp_path):
-    runs = [made(tmp_path / f"r{seed}", seed=seed, values=(40.0 * seed, 1.0)) for seed in (0, 1, 2)]
-    runs += [made(tmp_path / f"s{seed}", seed=seed, values=(100.0 - 40.0 * seed, 1.0)) for seed in (0, 1, 2)]
-    for path, ends in ((runs[:3], (0.0, 80.0)), (runs[3:], (20.0, 100.0))):
-        found = [part for section in report.sections(read(path)) for part in section.parts if isinstance(part, Figure)]
-        (line,) = found[0].chart.series
-        assert (line.low[0], line.high[0]) == ends
-        assert found[0].data[0][3] == 40.0
-
-
 def test_damage_is_noted_and_the_rest_is_read(tmp_path):
     run = made(tmp_path / "r")
     with (run / "metrics.jsonl").open("a") as file:

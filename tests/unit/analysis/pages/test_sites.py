@@ -146,16 +146,6 @@ def test_a_baseline_is_found_beside_the_run_if_it_is_a_fair_one(tmp_path):
     assert "train.lr differ" in page
 
 
-def test_no_baseline_and_how_to_make_one(tmp_path):
-    run = Run(made(tmp_path / "r", "fedld", server={"rule": "krum"}, record={"updates": "gram"}))
-    said = text_of(page_of_site.sections(run, sites(run)[0], sites(run), None))
-    assert "cannot be told" in said
-    words = re.search(r"config.yaml (.*) \(started", baseline.how_to(run))[1].replace("'", "").split(" ")
-    words[1:3] = [" ".join(words[1:3])]
-    settings = config.load(run.path / "config.yaml", words)  # the command is one that can be run
-    assert (settings.method.name, settings.server.rule.name, settings.record.updates) == ("local", "auto", "norms")
-
-
 @pytest.mark.parametrize(
     ("case", "said"),
     [
@@ -197,15 +187,6 @@ def test_what_left_a_site_is_that_of_its_record(tmp_path):
     )
     assert left.audit(run, everybody[2], everybody) is None
     assert "audit/rank-3.jsonl" in text_of([left.section(run, everybody[2], None)])
-
-
-def test_a_rank_with_several_sites_is_said(tmp_path):
-    path = made(tmp_path / "r")
-    (path / "environment.json").write_text(json.dumps({"ranks": [{"rank": rank} for rank in range(3)]}))
-    run = Run(path)
-    everybody = sites(run)
-    assert [left.rank_of(run, site) for site in everybody] == [1, 2, 1]
-    assert left.audit(run, everybody[0], everybody).shared == ("south",)
 
 
 # ---- the card ----
