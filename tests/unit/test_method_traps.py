@@ -66,30 +66,6 @@ def run(settings):
 
 
 # ---- when the class is made ----
-NOT_MEANT = {
-    "a hook with a name almost right": ("def upolad(self, k): return Row(), State()", "did you mean 'upload'?"),
-    "a declaration with a name almost right": ("client_sate = Slots(c=FLAT)", "did you mean 'client_state'?"),
-    "a hook in the plural": ("def aggregates(self, s, up): return up.mean(), State()", "did you mean 'aggregate'?"),
-    "a hook that takes other things": ("def loss(self, x, y): return 0", "hook loss takes (self, k, x, y)"),
-    "a hook that is no function": ("gradient = 3", "'gradient' is a hook: a function, not 3"),
-    "an annotated declaration": ("sends: Slots = Slots(dw=SHARED, c=FLAT)", "'sends' is a declaration, not an option"),
-    "a slot that is none": ("client_state = Slots(c=5)", "slot 'c' is 5; it must be a Slot"),
-    "neutral that is no option": ("mu: float = 1.0\nneutral = {'nu': 0.0}", "neutral names 'nu', which is no option"),
-    **{
-        f"a slot called {name}": (f"sends = Slots(dw=SHARED, {name}=FLAT)", f"a slot cannot be called {name!r}")
-        for name in ("n", "p", "mean", "gram", "clients", "combine", "uniform", "items", "_w")
-    },
-}
-
-
-@pytest.mark.parametrize("case", NOT_MEANT)
-def test_what_cannot_be_meant_is_refused_when_the_class_is_made(method, case):
-    body, message = NOT_MEANT[case]
-    with pytest.raises(UserError) as caught:
-        build.make_method(method(body))
-    assert message in str(caught.value)
-    assert str(method.file) in str(caught.value)  # with its line
-    assert "mine.py:Mine" in str(caught.value)
 
 
 @pytest.mark.parametrize("decorator", ["", "@dataclass"])
@@ -120,112 +96,6 @@ def test_what_is_meant_is_taken(method):
 
 
 # ---- in the first round ----
-NOT_DECLARED = {
-    "an upload left out": (
-        "sends = Slots(dw=SHARED, c=FLAT)",
-        "round 0, client 0: method Mine, hook upload left out the declared slot 'c'",
-    ),
-    "an upload left out by one client": (
-        """
-        sends = Slots(dw=SHARED, c=SCALAR)
-        def upload(self, k):
-            return (Row() if k.id == 1 and k.round == 1 else Row(c=torch.ones(()))), State()
-        """,
-        "round 1, client 1: method Mine, hook upload left out the declared slot 'c'",
-    ),
-    "an upload not declared": (
-        "def upload(self, k): return Row(extra=k.w), State()",
-        "round 0, client 0: method Mine, hook upload returned slot 'extra', which is not declared; allowed: dw",
-    ),
-    "an upload of another shape": (
-        "sends = Slots(dw=SHARED, c=SCALAR)\ndef upload(self, k): return Row(c=torch.ones(1)), State()",
-        "round 0, client 0: method Mine, hook upload: slot 'c' is (), but it returned (1,)",
-    ),
-    "a number that would fill a vector": (
-        "client_state = Slots(c=FLAT)\ndef train(self, k): return State(c=1.0)",
-        "hook train: slot 'c' is (26,), but it returned float",
-    ),
-    "client state left out": (
-        "client_state = Slots(c=FLAT)",
-        "hook train, upload left out the declared slot 'c'; return k.state",
-    ),
-    "client state not declared": (
-        "def train(self, k): return State(c=k.w)",
-        "hook train returned slot 'c', which is not declared; allowed: none",
-    ),
-    "server state left out": (
-        "server_state = Slots(c=FLAT)\ndef aggregate(self, s, up): return up.mean('dw'), State()",
-        "round 0: method Mine, hook aggregate left out the declared slot 'c'; return s.state",
-    ),
-    "server state not declared": (
-        "def aggregate(self, s, up): return up.mean('dw'), State(c=s.w)",
-        "round 0: method Mine, hook aggregate returned slot 'c', which is not declared",
-    ),
-    "a download left out": (
-        "per_client_download = Slots(c=SCALAR)",
-        "round 0, client 0: method Mine, hook download left out the declared slot 'c'",
-    ),
-    "a download not declared": (
-        "per_client_download = Slots(c=SCALAR)\ndef download(self, s, client): return Row(c=1.0, e=1.0)",
-        "round 0, client 0: method Mine, hook download returned slot 'e', which is not declared",
-    ),
-    "train that returns nothing": (
-        "def train(self, k): k.fit()",
-        "round 0, client 0: method Mine, hook train returned NoneType; it must return Row(...) or State(...)",
-    ),
-    "upload that returns one thing": (
-        "def upload(self, k): return Row()",
-        "hook upload returned Row; it must return the pair Row(...), State(...)",
-    ),
-    "aggregate that returns one thing": (
-        "def aggregate(self, s, up): return up.mean('dw')",
-        "hook aggregate returned Tensor; it must return the pair direction, State(...)",
-    ),
-    "a direction of one element": (
-        "def aggregate(self, s, up): return up.mean('dw')[:1], State()",
-        "hook aggregate returned shape (1,); it must return a tensor (26,)",
-    ),
-    "a gradient of one element": (
-        "def gradient(self, k, g): return g[:1]",
-        "round 0, client 0: method Mine, hook gradient returned shape (1,)",
-    ),
-    "a gradient forgotten": ("def gradient(self, k, g): g.mul_(2)", "hook gradient returned NoneType"),
-    "a step of one element": ("def step(self, k, x, y): return k.grad(x, y)[:1]", "hook step returned shape (1,)"),
-    "a loss a sample": (
-        "def loss(self, k, x, y): return k.logits(x).square().sum(1)",
-        "round 0, client 0: method Mine, hook loss returned shape (5,); it must return a tensor ()",
-    ),
-    "a start of one element": ("def receive(self, k): return k.received[:1]", "hook receive returned shape (1,)"),
-    "a group that is not there": (
-        "def travels(self, t, rounds): return Travel(groups=('haed',))",
-        "method Mine, hook travels, round 0: there is no layout group 'haed'; this model has body, head",
-    ),
-    "a slot to travel that is not declared": (
-        "def travels(self, t, rounds): return Travel(slots=('dw', 'c'))",
-        "method Mine, hook travels, round 0: sends declares no slot 'c'",
-    ),
-    "a group to train that is not there": (
-        "trains = ('haed',)",
-        "method Mine, trains: there is no layout group 'haed'",
-    ),
-    "groups to train as one text": ("trains = 'head'", "trains is the text 'head'; it must be a tuple of names"),
-    "a state to receive that is not declared": ("receives = ('g',)", "receives names 'g', which server_state does not"),
-    "state that is no Slots": ("client_state = dict(c=FLAT)", "client_state is dict; it must be Slots(...)"),
-    "a need that is not known": ("needs = frozenset({'plain sgd'})", "needs holds 'plain sgd'; it takes PLAIN_SGD"),
-    "a dimension that is not known": ("client_state = Slots(c=Slot(('q',)))", "slot dimension 'q' is not known"),
-    "a figure with a name that is taken": (
-        "def aggregate(self, s, up):\n    s.figures(loss=1.0)\n    return up.mean('dw'), State()",
-        "hook aggregate: figures(loss=...) has the name of a figure that every round has",
-    ),
-}
-
-
-@pytest.mark.parametrize("case", NOT_DECLARED)
-def test_what_a_hook_returns_is_what_is_declared(method, case):
-    body, message = NOT_DECLARED[case]
-    with pytest.raises(UserError) as caught:
-        run(method(body))
-    assert message in str(caught.value)
 
 
 def test_rows_hold_what_this_round_sent(method):
@@ -248,32 +118,6 @@ def test_rows_hold_what_this_round_sent(method):
     assert [row["note"] for row in it.rows] == [-1.0, 33.0, -1.0, 93.0]  # 3 clients: 3 x 10 t + (0 + 1 + 2)
     d = it.made.model.layout.size
     assert [row["up_parameters"] for row in it.rows] == [3 * d, 3 * d + 3, 3 * d, 3 * d + 3]
-
-
-WRITES = {
-    "to what was received": (
-        "def train(self, k):\n    k.w0.add_(1)\n    return State()",
-        "client 0",
-        "k.w0 (k.received) or k.down",
-    ),
-    "to its state": (
-        "client_state = Slots(c=FLAT)\ndef train(self, k):\n    k.state.c[0] = 1\n    return k.state",
-        "client 0",
-        "k.state",
-    ),
-    "to the global model": ("def aggregate(self, s, up): return s.w.mul_(0), State()", "round 0", "s.w"),
-    "to the uploads": ("def aggregate(self, s, up): return up.dw.mul_(2).mean(0), State()", "round 0", "up"),
-}
-
-
-@pytest.mark.parametrize("case", WRITES)
-def test_a_hook_that_writes_to_what_it_may_only_read_is_refused(method, case):
-    """In one process all clients read the same message: the next one would start elsewhere."""
-    body, who, name = WRITES[case]
-    with pytest.raises(UserError, match="a hook of method Mine wrote to") as caught:
-        run(method(body))
-    assert who in str(caught.value)
-    assert f"wrote to {name}, which" in str(caught.value)
 
 
 def test_state_may_be_moved_from_slot_to_slot(method):
@@ -388,30 +232,6 @@ def test_a_server_slot_starts_at_what_a_hook_draws(method):
     assert not torch.equal(first[0], first[1])
     assert torch.equal(first, again)
     assert not torch.equal(first, other)
-
-
-@pytest.mark.parametrize(
-    ("body", "said"),
-    [
-        (
-            "client_state = Slots(c=Slot(('d',), start='drawn'))\ndef drawn(self, *_): return 0",
-            "not an option that is a",
-        ),
-        ("server_state = Slots(c=Slot(('d',), start='drawm'))", "not an option that is a number, or a hook f(self, "),
-        (
-            "server_state = Slots(c=Slot((2,), start='drawn'))\ndef drawn(self, *_): return torch.ones(3)",
-            "at the start: method Mine, hook drawn: slot 'c' is (2,), but it returned (3,)",
-        ),
-        (
-            "server_state = Slots(c=Slot((2,), start='drawn'))\ndef drawn(self, *_): return torch.ones(2) / 0",
-            "hook drawn gave values that are not finite",
-        ),
-    ],
-)
-def test_a_start_that_is_none_is_refused(method, body, said):
-    with pytest.raises(UserError) as caught:
-        run(method(body))
-    assert said in str(caught.value)
 
 
 # ---- nothing is lost, or goes on, without a word ----

@@ -21,7 +21,7 @@ from torch import nn
 from torch.nn import functional
 
 import fedmpi
-from fedmpi.method import FLAT, SCALAR, SHARED, Row, Slots, State, Travel
+from fedmpi.method import FLAT, SCALAR, SHARED, Row, Slot, Slots, State, Travel
 
 
 class Base(nn.Module):
@@ -277,7 +277,7 @@ CASES = [case for kind, text in TABLES.items() for case in table(kind, text)]
 
 def run_with(folder, kind, code):
     """A run with one plug-in."""
-    begin = BEGIN.get(kind) or (CLASS if code.startswith("def") else FUNCTION)
+    begin = BEGIN.get(kind) or (FUNCTION if code.startswith("return") else CLASS)
     (folder / "mine.py").write_text(HEAD + begin + code + "\n")
     name = f"{folder}/mine.py:plugin"
     data = {"source": GOOD, "partition": {"scheme": "iid", "clients": 3}}
@@ -299,44 +299,129 @@ def test_message_with_line(tmp_path, kind, code, message):
     assert re.search(r"/mine\.py:\d+" if kind != "source" else r"/(mine|plugin_play)\.py:\d+", said), said
 
 
-WITHOUT_LINE = [  # the loss that these give is that of FedAvg's own hook; the others are found where nobody calls them
-    ("task", "def loss(self, model, x, y): model(x)", r"hook loss returned NoneType; it must return a tensor \(\)"),
-    (
-        "task",
-        "def loss(self, model, x, y): return functional.cross_entropy(model(x), y, reduction='none')",
-        r"hook loss returned shape \(5,\)",
-    ),
-    (
-        "task",
-        "def loss(self, model, x, y): return functional.cross_entropy(model(x), y).item()",
-        "hook loss returned float",
-    ),
-    (
-        "model",
-        "def forward(self, x): return self.head(x).detach()",
-        "hook loss returned a loss that depends on no weight",
-    ),
-    (
-        "model",
-        "return Base(input_shape, classes).half()",
-        r"fails on a batch of two samples .* torch.float32: .*dtype",
-    ),
-    (
-        "model",
-        "def __init__(self, *given):\n        super().__init__(*given)\n"
-        "        nn.init.constant_(self.head.weight, torch.nan)",
-        r"model .*: its initial weights hold values that are not finite",
-    ),
-    (
-        "method",
-        "def aggregate(self, s, up): return up.mean('dw').double() * 1e300, State()",
-        r"round 0: the server's direction, .* values that are not finite",
-    ),
-    (
-        "method",
-        "def travels(self, t, rounds): return Travel(groups='head')",
-        "hook travels, round 0: 'head' is text",
-    ),
+METHOD_WITHOUT_LINE = r"""
+def upolad(self, k): return Row(), State()
+    did you mean 'upload'\?
+client_sate = Slots(c=FLAT)
+    did you mean 'client_state'\?
+def aggregates(self, s, up): return up.mean(), State()
+    did you mean 'aggregate'\?
+def loss(self, x, y): return 0
+    hook loss takes \(self, k, x, y\)
+gradient = 3
+    'gradient' is a hook: a function, not 3
+sends: Slots = Slots(dw=SHARED, c=FLAT)
+    'sends' is a declaration, not an option
+client_state = Slots(c=5)
+    slot 'c' is 5; it must be a Slot
+mu: float = 1.0 | neutral = {'nu': 0.0}
+    neutral names 'nu', which is no option
+sends = Slots(dw=SHARED, n=FLAT)
+    a slot cannot be called 'n'
+sends = Slots(dw=SHARED, mean=FLAT)
+    a slot cannot be called 'mean'
+sends = Slots(dw=SHARED, _w=FLAT)
+    a slot cannot be called '_w'
+sends = Slots(dw=SHARED, c=FLAT)
+    round 0, client 0: method plugin, hook upload left out the declared slot 'c'
+sends = Slots(dw=SHARED, c=SCALAR) | def upload(self, k): return (Row() if k.id else Row(c=k.w[0])), State()
+    round 0, client 1: method plugin, hook upload left out the declared slot 'c'
+def upload(self, k): return Row(extra=k.w), State()
+    round 0, client 0: method plugin, hook upload returned slot 'extra', which is not declared; allowed: dw
+sends = Slots(dw=SHARED, c=SCALAR) | def upload(self, k): return Row(c=torch.ones(1)), State()
+    round 0, client 0: method plugin, hook upload: slot 'c' is \(\), but it returned \(1,\)
+client_state = Slots(c=FLAT) | def train(self, k): return State(c=1.0)
+    hook train: slot 'c' is \(26,\), but it returned float
+client_state = Slots(c=FLAT)
+    hook train, upload left out the declared slot 'c'; return k\.state
+def train(self, k): return State(c=k.w)
+    hook train returned slot 'c', which is not declared; allowed: none
+server_state = Slots(c=FLAT) | def aggregate(self, s, up): return up.mean('dw'), State()
+    round 0: method plugin, hook aggregate left out the declared slot 'c'; return s\.state
+def aggregate(self, s, up): return up.mean('dw'), State(c=s.w)
+    round 0: method plugin, hook aggregate returned slot 'c', which is not declared
+per_client_download = Slots(c=SCALAR)
+    round 0, client 0: method plugin, hook download left out the declared slot 'c'
+per_client_download = Slots(c=SCALAR) | def download(self, s, client): return Row(c=1.0, e=1.0)
+    round 0, client 0: method plugin, hook download returned slot 'e', which is not declared
+def train(self, k): k.fit()
+    round 0, client 0: method plugin, hook train returned NoneType; it must return Row\(\.\.\.\) or State\(\.\.\.\)
+def upload(self, k): return Row()
+    hook upload returned Row; it must return the pair Row\(\.\.\.\), State\(\.\.\.\)
+def aggregate(self, s, up): return up.mean('dw')
+    hook aggregate returned Tensor; it must return the pair direction, State\(\.\.\.\)
+def aggregate(self, s, up): return up.mean('dw')[:1], State()
+    hook aggregate returned shape \(1,\); it must return a tensor \(26,\)
+def gradient(self, k, g): return g[:1]
+    round 0, client 0: method plugin, hook gradient returned shape \(1,\)
+def gradient(self, k, g): g.mul_(2)
+    hook gradient returned NoneType
+def step(self, k, x, y): return k.grad(x, y)[:1]
+    hook step returned shape \(1,\)
+def loss(self, k, x, y): return k.logits(x).square().sum(1)
+    round 0, client 0: method plugin, hook loss returned shape \(5,\); it must return a tensor \(\)
+def receive(self, k): return k.received[:1]
+    hook receive returned shape \(1,\)
+def travels(self, t, rounds): return Travel(groups=('haed',))
+    method plugin, hook travels, round 0: there is no layout group 'haed'; this model has body, head
+def travels(self, t, rounds): return Travel(slots=('dw', 'c'))
+    method plugin, hook travels, round 0: sends declares no slot 'c'
+trains = ('haed',)
+    method plugin, trains: there is no layout group 'haed'
+trains = 'head'
+    trains is the text 'head'; it must be a tuple of names
+receives = ('g',)
+    receives names 'g', which server_state does not
+client_state = dict(c=FLAT)
+    client_state is dict; it must be Slots\(\.\.\.\)
+needs = frozenset({'plain sgd'})
+    needs holds 'plain sgd'; it takes PLAIN_SGD
+client_state = Slots(c=Slot(('q',)))
+    slot dimension 'q' is not known
+def aggregate(self, s, up): |     s.figures(loss=1.0) |     return up.mean('dw'), State()
+    hook aggregate: figures\(loss=\.\.\.\) has the name of a figure that every round has
+def train(self, k): |     k.w0.add_(1) |     return State()
+    client 0: a hook of method plugin wrote to k\.w0 \(k\.received\) or k\.down, which
+client_state = Slots(c=FLAT) | def train(self, k): |     k.state.c[0] = 1 |     return k.state
+    client 0: a hook of method plugin wrote to k\.state, which
+def aggregate(self, s, up): return s.w.mul_(0), State()
+    round 0: a hook of method plugin wrote to s\.w, which
+def aggregate(self, s, up): return up.dw.mul_(2).mean(0), State()
+    round 0: a hook of method plugin wrote to up, which
+client_state = Slots(c=Slot(('d',), start='drawn')) | def drawn(self, *_): return 0
+    not an option that is a
+server_state = Slots(c=Slot(('d',), start='drawm'))
+    not an option that is a number, or a hook f\(self,
+server_state = Slots(c=Slot((2,), start='drawn')) | def drawn(self, *_): return torch.ones(3)
+    at the start: method plugin, hook drawn: slot 'c' is \(2,\), but it returned \(3,\)
+server_state = Slots(c=Slot((2,), start='drawn')) | def drawn(self, *_): return torch.ones(2) / 0
+    hook drawn gave values that are not finite
+def aggregate(self, s, up): return up.mean('dw').double() * 1e300, State()
+    round 0: the server's direction, .* values that are not finite
+def travels(self, t, rounds): return Travel(groups='head')
+    hook travels, round 0: 'head' is text
+"""
+# The loss that these give is that of FedAvg's own hook.
+TASK_WITHOUT_LINE = r"""
+def loss(self, model, x, y): model(x)
+    hook loss returned NoneType; it must return a tensor \(\)
+def loss(self, model, x, y): return functional.cross_entropy(model(x), y, reduction='none')
+    hook loss returned shape \(5,\)
+def loss(self, model, x, y): return functional.cross_entropy(model(x), y).item()
+    hook loss returned float
+"""
+MODEL_WITHOUT_LINE = r"""
+def forward(self, x): return self.head(x).detach()
+    hook loss returned a loss that depends on no weight
+return Base(input_shape, classes).half()
+    fails on a batch of two samples .* torch.float32: .*dtype
+def __init__(self, *a): |     super().__init__(*a) |     nn.init.constant_(self.head.weight, torch.nan)
+    model .*: its initial weights hold values that are not finite
+"""
+WITHOUT_LINE = [
+    *table("method", METHOD_WITHOUT_LINE),
+    *table("task", TASK_WITHOUT_LINE),
+    *table("model", MODEL_WITHOUT_LINE),
 ]
 
 
