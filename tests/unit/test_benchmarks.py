@@ -2,7 +2,6 @@
 
 import json
 import re
-import runpy
 import sys
 from importlib import import_module
 
@@ -10,7 +9,6 @@ import numpy as np
 import pytest
 from helpers import ROOT
 
-import fedmpi
 from fedmpi.config import sweep
 
 
@@ -55,31 +53,6 @@ def test_the_gpu_page_has_a_place_for_its_table():
     assert "| W1 | FAILED: RuntimeError: no |" in page
     assert "gpu a card." in page
     assert kit.fill(page, table) == page
-
-
-def test_a_line_for_each_run_of_a_sweep(monkeypatch, capsys, tmp_path):
-    """What stands in summary.json and in analysis.jsonl, by label."""
-    (tmp_path / "s.yaml").write_text(
-        f"name: s\noutput: {tmp_path}\nrounds: 1\nanalysis: [losses]\nover: {{train.lr: [0.1, 0.2], seed: [0, 1]}}\n"
-        "data: {source: digits, partition: {scheme: iid, clients: 3}}\n"
-        "model: {name: logistic}\nmethod: {name: fedavg}\n"
-    )
-    asked = sweep.load(tmp_path / "s.yaml", ["only={seed: 0}"])
-    for _, settings in asked.runs():
-        fedmpi.run(settings)
-    words = ["rows.py", str(tmp_path / "s.yaml"), "--figures", "accuracy", "losses.total"]
-    monkeypatch.setattr(sys, "argv", words)
-    capsys.readouterr()
-    runpy.run_path(str(ROOT / "benchmarks" / "rows.py"), run_name="__main__")
-    head, *rows = (line.split(",") for line in capsys.readouterr().out.splitlines())
-    assert head == ["train.lr", "seed", "accuracy", "losses.total", "sha256"]
-    assert [row[:2] for row in rows] == [["0.1", "0"], ["0.2", "0"]]  # seed 1 was not run
-    for row, (_, settings) in zip(rows, asked.runs(), strict=True):
-        place = settings.output / settings.name
-        last, line = (json.loads((place / f"{name}.jsonl").read_text()) for name in ("metrics", "analysis"))
-        assert float(row[2]) == pytest.approx(last["accuracy"], rel=1e-5)
-        assert float(row[3]) == pytest.approx(line["losses"]["total"], rel=1e-5)
-        assert last["sha256"].startswith(row[4])
 
 
 def test_principal_directions_of_updates():

@@ -1,6 +1,5 @@
 """What would run and mean nothing is an error, or a warning that names the place."""
 
-import textwrap
 import warnings
 from dataclasses import replace
 
@@ -8,7 +7,7 @@ import numpy as np
 import pytest
 import torch
 import yaml
-from helpers import federated, fedmpi, images, play, prepare, settings, small_settings
+from helpers import federated, images, play, prepare, settings, small_settings
 from torch import nn
 
 from fedmpi import config
@@ -99,23 +98,6 @@ def test_own_models_that_nobody_looks_at_are_told(name):
     assert not told("global", "personal")
 
 
-def test_sites_are_whole_numbers(tmp_path):
-    np.savez(tmp_path / "a.npz", x=np.zeros((6, 2), "float32"), y=np.arange(6) % 2, site=np.array([0, 1, 0.5, 1, 0, 1]))
-    tree = {
-        "data": {
-            "source": "npz",
-            "path": "a.npz",
-            "root": str(tmp_path),
-            "partition": {"scheme": "site", "clients": 2},
-        },
-        "model": {"name": "mlp"},
-        "method": {"name": "fedavg"},
-    }
-    (tmp_path / "a.yaml").write_text(yaml.safe_dump(tree))
-    with pytest.raises(UserError, match=r"a\.npz: site holds float64 numbers that are not whole"):
-        build_data.partitioned(config.load(tmp_path / "a.yaml"))
-
-
 class Softened:
     """A task of a user's own that is a classification, and says so."""
 
@@ -188,39 +170,6 @@ def test_as_many_symbols_as_targets_are_told(tmp_path):
             made = config.load(tmp_path / "a.yaml")
             prepare(made, build_data.partitioned(made))
         assert sum("as many symbols as targets" in str(each.message) for each in seen) == told
-
-
-@pytest.mark.parametrize("method", ["fedld", "fedsol", "feduv", "fedntd", "fedpac", "fedproto"])
-def test_a_users_classification_is_one(method):
-    """Methods that need probabilities over classes took only our own Classification."""
-    it = play(settings(method, rounds=1, task={"name": f"{__file__}:Softened"}))
-    assert it.reason == "finished"
-
-
-def test_sys_exit_in_a_users_file_is_no_success(tmp_path):
-    """It ended the run with code 0 and without a result."""
-    (tmp_path / "net.py").write_text(
-        textwrap.dedent("""
-        import sys
-        from torch import nn
-
-        class Net(nn.Module):
-            def __init__(self, input_shape, classes):
-                super().__init__()
-                self.head = nn.Linear(64, classes)
-
-            def forward(self, x):
-                if self.training:
-                    sys.exit()
-                return self.head(x.flatten(1))
-        """)
-    )
-    words = ["configs/quickstart.yaml", f"model={{name: {tmp_path}/net.py:Net}}"]
-    words += ["rounds=1", f"output={tmp_path}/runs", "method={name: fedavg}"]
-    done = fedmpi("run", *words)
-    assert done.returncode == 2, done.stderr
-    assert f"Net.forward at {tmp_path}/net.py:12: SystemExit" in done.stderr
-    assert "Traceback" not in done.stderr
 
 
 def test_torch_compile_without_a_compiler_is_told_before_anything_runs(monkeypatch):

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 import torch
 import yaml
-from helpers import fedmpi, prepare
+from helpers import prepare
 
 from fedmpi import config
 from fedmpi.common.errors import UserError
@@ -165,51 +165,6 @@ def test_an_error_in_a_users_hook_names_round_client_hook_and_line(method, case)
     assert said.startswith("round 0, client 0: " if "server" not in case else "round 0: ")
     assert f"{where} at {method.file}:{method.line(text)}: " in said
     assert "IndexError: list index out of range" in said or "AttributeError" in said
-
-
-def test_an_error_in_a_users_model_or_task_is_placed_too(method, tmp_path):
-    more = """
-    class Net(torch.nn.Module):
-        def __init__(self, input_shape, classes):
-            super().__init__()
-            self.head = torch.nn.Linear(input_shape[0], classes)
-
-        def forward(self, x):
-            return self.head(x) if len(x) != 5 else self.head(x[:, :1])  # narrow
-
-    class Task(fedmpi.Task):
-        names = ("hits",)
-
-        def loss(self, model, x, y):
-            return torch.nn.functional.cross_entropy(model(x), y)
-
-        def metrics(self, outputs, y):
-            return {"hits": 1 / 0}  # zero
-    """
-    with pytest.raises(UserError) as caught:
-        run(method("", more=more, model={"name": "mine.py:Net"}))
-    assert f"round 0, client 0: Net.forward at {method.file}:{method.line('# narrow')}: RuntimeError" in str(
-        caught.value
-    )
-    with pytest.raises(UserError) as caught:
-        run(method("", more=more, task={"name": "mine.py:Task"}))
-    assert f"Task.metrics at {method.file}:{method.line('# zero')}: ZeroDivisionError" in str(caught.value)
-    assert str(caught.value).startswith("evaluation after round 0")
-
-
-@pytest.mark.parametrize(("kind", "size"), [("alone", 1), ("mpirun", 3)])
-def test_the_command_line_says_it_in_one_line(method, kind, size):
-    """No traceback, exit code 2; under a launcher with the rank that trained the client."""
-    method("def loss(self, k, x, y):\n    return helper(k, x) if k.round else super().loss(k, x, y)", more=HELPER)
-    done = fedmpi("run", method.config, kind=kind, size=size, limit_s=60)
-    assert done.returncode == 2
-    assert "Traceback" not in done.stderr
-    assert "defect" not in done.stderr
-    said = [line for line in done.stderr.splitlines() if "Mine.loss at" in line]
-    assert said
-    assert all("round 1, client " in line and "IndexError" in line for line in said)
-    if size > 1:
-        assert all("[rank " in line for line in said)
 
 
 # ---- what a server's slot starts at ----

@@ -82,20 +82,3 @@ def test_geometric_median_of_one_point():
     for K in (torch.zeros(2, 2), torch.full((2, 2), 4.0)):
         assert (robust.geometric_median(K, p, 100, 1e-6)).sum().item() == pytest.approx(1)
         assert torch.equal(robust.geometric_median(K, p, 100, 1e-6), p)
-
-
-def test_one_of_nine_sends_nonsense():
-    """The mean is carried away by 1e6 / 9; the others stay within the spread of the eight."""
-    G = rows(9, d=50)
-    G[3] = 1e6
-    good = np.delete(G, 3, 0)
-    K, p = torch.tensor(G @ G.T), torch.full((9,), 1 / 9, dtype=torch.float64)
-    found = {
-        "median": linear.trimmed_mean(torch.tensor(G), 0.5).numpy(),
-        "trimmed": linear.trimmed_mean(torch.tensor(G), 0.2).numpy(),
-        "krum": robust.krum(K, 1, 3).numpy() @ G,
-        "geometric": robust.geometric_median(K, p, 1000, 1e-9).numpy() @ G,
-    }
-    for name, value in found.items():
-        assert np.linalg.norm(value - good.mean(0)) < np.linalg.norm(good - good.mean(0), axis=1).max(), name
-    assert np.linalg.norm(p.numpy() @ G - good.mean(0)) > 1e5

@@ -7,43 +7,13 @@ from fedmpi.analysis import figures, sweep_picture
 from fedmpi.analysis.filter_decomposition import gaussians
 
 
-def rows():
-    return [
-        {"round": t, "kernel_mean": 2.0 + t, "product_mean": 1.9 + t, "ratio": (1.9 + t) / (2 + t), "clients": 9.0}
-        for t in range(4)
-    ]
-
-
 def curves(*runs):
     points = [{"round": t, "up": 10**6 * (t + 1), "down": 10**5, "value": 50.0 + t} for t in range(3)]
     return [{"run": run, "points": points} for run in runs]
 
 
-def landscapes():
-    models = {m: gaussians.averaged(m, 0)[:50] for m in (5, 25)}
-    return figures.landscapes(models, gaussians.loss, gaussians.START, gaussians.OPTIMUM)
-
-
 def labels(axes):
     return axes.get_xlabel(), axes.get_ylabel(), [text.get_text() for text in axes.get_legend().get_texts()]
-
-
-def test_axes_and_lines_say_what_they_are():
-    above, below = figures.variance(rows()).axes
-    assert above.get_ylabel() == "variance (squared weights)"
-    assert len(above.get_legend().get_texts()) == 3
-    assert (below.get_xlabel(), below.get_ylabel()) == (
-        "communication round",
-        "product of averages /\nkernels averaged",
-    )
-    (axes,) = figures.communication(curves("runs/a", "runs/b"), "personal_accuracy_std").axes
-    assert labels(axes) == ("transmitted parameters, up and down, all clients", "personal accuracy std", ["a", "b"])
-    assert axes.get_lines()[0].get_xdata().tolist() == [1.1e6, 2.1e6, 3.1e6]
-    (axes,) = figures.communication(curves("x/a", "y/a"), "accuracy").axes
-    assert labels(axes)[1:] == ("accuracy (%)", ["x/a", "y/a"])  # not two times a
-    for axes, m in zip(landscapes().axes, (5, 25), strict=True):
-        names = [f"averages of {m} clients", "start of every client", "least loss", "mean squared error"]
-        assert labels(axes)[2] == names
 
 
 def test_runs_are_told_apart_by_more_than_colour():

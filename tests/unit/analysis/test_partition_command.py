@@ -5,10 +5,10 @@ import csv
 import numpy as np
 import pytest
 import torch
-from helpers import ROOT, fedmpi, images
+from helpers import ROOT, fedmpi
 
 from fedmpi.analysis import figures
-from fedmpi.analysis.partition import BINS, distances, histograms, pairs
+from fedmpi.analysis.partition import distances, histograms, pairs
 from fedmpi.common.inputs import Inputs
 from fedmpi.data.dataset import Dataset
 from fedmpi.data.federated import split
@@ -21,21 +21,6 @@ def test_distances_by_hand():
     assert distances(counts).tolist() == [0.5, 0.5]
     assert pairs(counts).tolist() == [1.0]
     assert pairs(np.array([[2, 2], [1, 3], [4, 0]])).tolist() == [0.25, 0.5, 0.75]
-
-
-def test_histograms_of_sample_means_against_a_loop():
-    """FedUV's supplement: of each sample the mean over its pixels, client by client."""
-    data = split(images(), "dirichlet", 5, 0, alpha=0.5)
-    edges, counts = histograms(data)
-    assert len(edges) == BINS + 1
-    means = [[float(x.double().mean()) for x in shard.x[shard.index]] for shard in data.train.values()]
-    every = [m for each in means for m in each]
-    assert (edges[0], edges[-1]) == (pytest.approx(min(every)), pytest.approx(max(every)))
-    width = (max(every) - min(every)) / BINS
-    for k, each in enumerate(means):
-        place = [min(int((m - min(every)) / width), BINS - 1) for m in each]
-        assert counts[k].tolist() == np.bincount(place, minlength=BINS).tolist()
-    assert counts.sum(1).tolist() == data.train_sizes.tolist()
 
 
 def test_symbols_have_no_mean():

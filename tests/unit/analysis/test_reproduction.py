@@ -57,34 +57,6 @@ def test_missing_data_are_fetched_or_told(tmp_path, monkeypatch):
         reproduction.bring(sweep.load(reproduction.find("flamby_heart"), [f"data.root={tmp_path}"]), print)
 
 
-def test_verdicts_are_data(tmp_path):
-    asked = sweep.load(reproduction.find("flamby_heart"))
-    axes = tuple(axis for axis in asked.axes if axis.name != "seed")
-    seeds = {str(seed): 74.0 + seed - 42 for seed in range(42, 47)}  # mean 76
-    found = {("FedAvg",): seeds, ("FedProx",): {"42": 70.3}, ("SCAFFOLD",): {"42": 60.0}}
-    tables = [Cells(asked, "accuracy", "last", axes, found, {}, 5, published=asked.published[0])]
-    facts = reproduction.verdicts(tables)
-    assert facts["verdict"] == {"within the published spread": 1, "within two": 1, "outside": 1, "missing": 9}
-    assert facts["cells"][6] == {
-        "metric": "accuracy",
-        "of": "last",
-        "labels": {"method": "FedAvg"},
-        "mean": 76.0,
-        "std": pytest.approx(2.5**0.5),
-        "seeds": 5,
-        "seeds_asked": 5,
-        "published": 74.8,
-        "published_std": 2.4,
-        "verdict": "within the published spread",
-    }
-    json.dumps(facts, allow_nan=False)
-    found = {("FedAvg",): {"42": 64.5}}
-    tables.append(Cells(asked, "accuracy@va", "last", axes, found, {}, 5, published=asked.published[4]))
-    cell = next(each for each in reproduction.verdicts(tables)["cells"] if each["mean"] == 64.5)
-    assert (cell["metric"], cell["published"], cell["published_std"]) == ("accuracy@va", 64.0, 4.53)
-    assert cell["verdict"] == "within the published spread"
-
-
 def test_the_command_from_nothing_to_a_verdict(tmp_path):
     """On made patients, one round; what is done is not done twice."""
     words = ["reproduce", "flamby_heart_small", "rounds=1", "train.steps=2", "evaluate.every=1", f"output={tmp_path}"]

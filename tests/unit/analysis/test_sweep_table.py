@@ -82,24 +82,6 @@ def test_a_sweeps_directory_tells_what_was_asked_for(tmp_path, asked, monkeypatc
         many.asked(tmp_path)
 
 
-def test_a_directory_that_was_renamed_shows_its_own_runs(tmp_path, asked):
-    """Not those of a sweep that has its old name now, by its parent and the name in the file."""
-    place, old = tmp_path / "t", tmp_path / "t_old"
-    (place / "sweep.json").write_text(many.record(asked, ["a"]))
-    place.rename(old)
-    with pytest.raises(UserError, match="none of 12 runs is done"):
-        sweep_table.collect(asked, None, "last")
-    again = sweep.load(*many.asked(old))
-    assert sweep_table.collect(again, None, "last").found["A", "0.1"] == {"0": 50.0, "1": 52.0, "2": 54.0}
-    shutil.copytree(old, place)
-    for path in place.glob("*/summary.json"):
-        path.write_text(json.dumps({"exit_reason": "finished", "last": {"accuracy": 99.0}}))
-    cells = sweep_table.collect(again, None, "last")
-    assert cells.found["A", "0.1"] == {"0": 50.0, "1": 52.0, "2": 54.0}
-    assert f"{again.command}".endswith('name="t_old"\'')
-    assert sweep_table.text(cells)[-1] == f"to train what is missing: {again.command}"
-
-
 def digests(asked, say):
     """Put what `say` tells of a run's labels into its identity.json."""
     for labels, settings in asked.runs():
@@ -136,23 +118,6 @@ def test_another_version_of_fedmpi_is_told_in_each_form(asked):
     assert said in sweep_table.text(cells)
     assert said.replace("_", r"\_") in sweep_forms.markdown(cells)
     assert said.replace("_", r"\_") in sweep_forms.latex(cells)
-
-
-def test_one_plug_in_has_one_content(asked):
-    """Two files of one name are two; what a method imports counts, too."""
-    folder = asked.path.parent
-    for place in ("x", "y"):
-        (folder / place).mkdir()
-        (folder / place / "m.py").touch()
-    text = asked.path.read_text().replace("{method: {name: fedprox}}", "{method: {name: x/m.py:B}}")
-    asked.path.write_text(text.replace("A: {},", "A: {method: {name: y/m.py:A}},"))
-    again = sweep.load(asked.path)
-    digests(again, lambda labels: {"(plug-in m.py)": labels["method"], "(plug-in helper.py)": labels["method"]})
-    assert sweep_table.collect(again, None, "last").notes == ()
-    for item in ("(plug-in m.py)", "(plug-in helper.py)"):
-        digests(again, lambda labels, item=item: {item: str(labels["method"] == "A" and labels["seed"] == "1")})
-        with pytest.raises(UserError, match=f"{folder}/t: a_lr-0.1_seed-0 and a_lr-0.1_seed-1 differ in {item[1:-1]}"):
-            sweep_table.collect(again, None, "last")
 
 
 def test_runs_of_more_rounds_are_not_put_beside_shorter_ones(asked):
@@ -197,28 +162,6 @@ def test_what_is_shown_unasked(asked):
     lines = sweep_table.text(sweep_table.collect(one, None, "last"))
     assert lines[0].startswith("c index, after the last round")
     assert lines[-1].split() == ["B_2", "0.700", "0.700"]
-
-
-def test_rows_of_several_protocols(tmp_path):
-    """Personal methods stand beside global ones: each by what its runs evaluate, and published figures beside both."""
-    file = tmp_path / "t.yaml"
-    own = "B_2: {{method: {{name: fedper}}, evaluate: {{protocol: [personal]}}}}"
-    file.write_text(SWEEP.replace("B_2: {{method: {{name: fedprox}}}}", own).format(output=tmp_path))
-    found = sweep.load(file)
-    for labels, settings in found.runs():
-        run = settings.output / settings.name
-        run.mkdir(parents=True)
-        (run / "identity.json").write_text(json.dumps(settings.identity()))
-        (run / "metrics.jsonl").write_text("{}\n")
-        name = "accuracy" if labels["method"] == "A" else "personal_accuracy"
-        last = {name.replace("accuracy", "loss"): 1.0, name: 61.0}
-        (run / "summary.json").write_text(json.dumps({"exit_reason": "finished", "last": last}))
-    lines = sweep_table.text(sweep_table.collect(found, None, "last"))
-    assert "61.00 +- 0.00 [60.00 +- 20.00 =]" in next(line for line in lines if line.startswith("B_2"))
-    for order in ("A, B_2", "B_2, A"):
-        unpublished = sweep.load(file, ["published=null", f"only={{method: [{order}]}}"])
-        cells = sweep_table.collect(unpublished, None, "last")
-        assert (cells.metric, len(cells.found)) == ("accuracy", 4)
 
 
 @pytest.mark.parametrize(

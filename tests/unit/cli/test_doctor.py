@@ -222,22 +222,6 @@ def wants(*overrides, job=None, monkeypatch=None):
     return {line.name: line for line in wanted.config(QUICK, *overrides)}
 
 
-def test_what_a_config_gets(monkeypatch, tmp_path):
-    cards(monkeypatch)
-    found = wants(f"output={tmp_path}", "name=x")
-    assert {line.mark for line in found.values()} == {FINE}
-    assert found["device"].text == "cpu"
-    assert found["ranks"].text.startswith("one process")
-    assert "MiB on rank 0 and " in found["memory"].text
-    assert found["output"].text.startswith(f"{tmp_path / 'x'}, ")
-    on_four = wants("faults.on_lost_rank=redo", job=FOUR, monkeypatch=monkeypatch)
-    assert on_four["back end"].text == "gloo"
-    assert on_four["lost rank"].mark == ODD
-    assert "--with-ft ulfm" in on_four["lost rank"].text
-    monkeypatch.setenv("OMPI_MCA_mpi_ft_enable", "1")
-    assert wants("faults.on_lost_rank=redo", job=FOUR, monkeypatch=monkeypatch)["lost rank"].mark == FINE
-
-
 def test_a_back_end_that_does_not_outlive_a_rank_is_told(monkeypatch):
     under_slurm = Job("slurm", 0, 2, 0, 2, "here")
     for gpus, override, mark in (

@@ -84,20 +84,6 @@ def test_another_method_does_not_inherit_the_options_of_the_first(tmp_path):
     assert config.load(path, ["method.name=fedld"]).method.options == {"margin": 0.03}
 
 
-def test_nor_does_another_method_within_a_method(tmp_path):
-    """FedSOL along FedProx, of a base or a file, and then along MOON: FedProx's mu is not MOON's."""
-    prox = "method: {name: fedsol, prox: {name: fedprox, mu: 0.001}}"
-    path = write(tmp_path, GOOD.replace("method: {name: fedld, margin: 0.03}", prox))
-    assert config.load(path).method.options["prox"] == {"name": "fedprox", "mu": 0.001}
-    for other in ("method.prox.name=moon", "method.prox={name: moon}", "method.prox=moon"):
-        options = config.load(path, [other]).method.options["prox"]
-        assert options in ({"name": "moon"}, "moon")
-    more = config.load(path, ["method.prox.mu=0.5"]).method.options["prox"]
-    assert more == {"name": "fedprox", "mu": 0.5}
-    write(tmp_path, f"base: [{path.name}]\nmethod: {{prox: {{name: moon, tau: 0.2}}}}", "above.yaml")
-    assert config.load(tmp_path / "above.yaml").method.options["prox"] == {"name": "moon", "tau": 0.2}
-
-
 def test_server_rule_by_name_or_with_options(tmp_path):
     path = write(tmp_path, GOOD)
     assert config.load(path, ["server.rule=krum"]).server.rule.name == "krum"

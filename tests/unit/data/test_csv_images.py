@@ -57,20 +57,6 @@ def test_a_silo_opens_its_own_pictures_and_holds_out_the_same(tmp_path):
         csv_images(tmp_path, site="at", path="a.csv")
 
 
-def test_sites_of_one_class_and_of_one_picture(tmp_path):
-    """A site trains on what it has, and is tested on what it can spare."""
-    rows = [f"{i}.png,{('cat', 'dog')[i % 2]},{'many' if i < 12 else 'dogs' if i % 2 else 'single'}" for i in range(14)]
-    rows += [f"{i}.png,dog,dogs" for i in range(14, 20)]
-    write(tmp_path, rows=rows)
-    data = csv_images(tmp_path, path="a.csv", site_column="site", small_sites="keep", **GREY)
-    assert data.site_names == ("dogs", "many", "single")
-    fed = split(data, "site", None, seed=0)
-    assert (fed.train_sizes.tolist(), fed.test_sizes.tolist()) == ([6, 10, 1], [1, 2, 0])
-    assert fed.label_counts.tolist() == [[0, 6], [5, 5], [1, 0]]
-    named = {"path": "a.csv", "site_column": "site", "class_names": ("cat", "dog")}
-    options = {**named, "small_sites": "keep", **GREY}
-    silos = open_silos(csv_images, tmp_path, ("single", "dogs", "many"), range(3), **options)
-    assert [len(silos[k].test_y) for k in range(3)] == [0, 1, 2]
 
 
 def test_parts_of_a_column(tmp_path):

@@ -31,22 +31,6 @@ def sited():
     )
 
 
-def test_split_shares_one_tensor_and_counts():
-    data = images()
-    fed = split(data, "dirichlet", 5, seed=3, alpha=0.5)
-    assert (fed.clients, fed.classes, fed.input_shape) == (5, 4, (3, 5, 6))
-    assert all(fed.train[k].x is data.train_x and fed.test[k].y is data.test_y for k in range(5))
-    assert np.array_equal(np.sort(np.concatenate(fed.parts)), np.arange(400))
-    for k in range(5):
-        assert fed.train[k].index.tolist() == fed.parts[k].tolist()
-        assert fed.label_counts[k].tolist() == [int((data.train_y[fed.parts[k]] == c).sum()) for c in range(4)]
-    assert fed.train_sizes.tolist() == fed.label_counts.sum(1).tolist()
-    assert fed.test_sizes.tolist() == [len(fed.test[k]) for k in range(5)]
-    assert fed.global_test.index.tolist() == list(range(200))
-    again, other = (split(images(), "dirichlet", 5, seed=seed, alpha=0.5) for seed in (3, 4))
-    assert all(torch.equal(fed.test[k].index, again.test[k].index) for k in range(5))
-    assert all(map(np.array_equal, fed.parts, again.parts))
-    assert not all(map(np.array_equal, fed.parts, other.parts))
 
 
 def test_aligned_test_rows():

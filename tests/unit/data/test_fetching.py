@@ -164,18 +164,6 @@ def test_every_address_that_fails_is_reported(server, tmp_path):
     assert not (tmp_path / "a.bin").exists()
 
 
-def test_a_name_that_cannot_be_resolved_is_not_tried_again(tmp_path, monkeypatch):
-    waits, asked = [], []
-
-    def getaddrinfo(*address, **_):
-        asked.append(address)
-        raise socket.gaierror(socket.EAI_NONAME, "Name or service not known")
-
-    monkeypatch.setattr(http.time, "sleep", waits.append)
-    monkeypatch.setattr(socket, "getaddrinfo", getaddrinfo)
-    with pytest.raises(UserError, match=r"nowhere\.invalid/a\.bin: .*Name or service not known"):
-        http.get(["http://nowhere.invalid/a.bin"], tmp_path / "a.bin", "", quiet)
-    assert (waits, len(asked)) == ([], 1)
 
 
 

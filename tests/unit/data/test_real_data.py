@@ -22,20 +22,6 @@ def needs(folder):
     return pytest.mark.skipif(not (ROOT / folder).is_dir(), reason=f"{ROOT / folder} is not there")
 
 
-@needs("heart_disease")
-def test_heart_disease():
-    data = heart_disease(ROOT)
-    sizes = torch.bincount(data.site) + torch.bincount(data.test_site)
-    assert sizes.tolist() == [303, 294, 123, 200]
-    y, owner = torch.cat([data.train_y, data.test_y]), torch.cat([data.site, data.test_site])
-    # num 0 by hospital: 164, 188, 8, 51 (UCI); the rest have the disease
-    assert [int((y[owner == k] == 0).sum()) for k in range(4)] == [164, 188, 8, 51]
-    assert (data.train_x[data.site == 2][:, 4] == 0).all()  # Switzerland measured no cholesterol
-    for k in range(4):
-        assert data.train_x[data.site == k].mean(0).abs().max() < 1e-5
-    fed = split(data, "site", None, seed=0)
-    assert (fed.train_sizes + fed.test_sizes).tolist() == [303, 294, 123, 200]
-    assert torch.equal(heart_disease(ROOT, site="va").train_x, data.train_x[data.site == 3])
 
 
 @needs("heart_disease")
@@ -90,22 +76,6 @@ def test_tcga_brca():
     assert (data.train_x[:, 0].min(), data.train_x[:, 0].max()) == (26, 90)  # years of age
 
 
-@needs("MNIST")
-@pytest.mark.parametrize(
-    ("source", "counts"),
-    [
-        (mnist, [5923, 6742, 5958, 6131, 5842, 5421, 5918, 6265, 5851, 5949]),  # of the digits, as published
-        (fashion_mnist, [6000] * 10),
-    ],
-)
-def test_mnist(source, counts):
-    data = source(ROOT)
-    assert (data.train_x.shape, data.test_x.shape) == ((60000, 1, 28, 28), (10000, 1, 28, 28))
-    assert torch.bincount(data.train_y).tolist() == counts
-    assert abs(data.train_x.mean()) < 1e-3
-    assert abs(data.train_x.std() - 1) < 1e-3
-    found = getting.check(source.__name__, ROOT)
-    assert [wrong for _, wrong in found] == [""] * 4  # they are the published files
 
 
 @needs("medmnist")

@@ -87,29 +87,8 @@ def test_mnist(tmp_path, source, folder, packed, channels, mean, std):
     assert (data.input_shape, data.classes) == ((channels, 28, 28), 10)
 
 
-def damage(path, how):
-    data = path.read_bytes()
-    path.write_bytes(how(data))
 
 
-@pytest.mark.parametrize(
-    ("packed", "name", "how", "words"),
-    [
-        (True, "train-images-idx3-ubyte.gz", lambda d: d[: len(d) // 2], "cannot be read"),
-        (True, "train-images-idx3-ubyte.gz", lambda d: d[:-20] + bytes(12) + d[-8:], "cannot be read"),
-        (False, "train-images-idx3-ubyte", lambda d: d[:-1], "30 x 28 x 28 = 23520 bytes, 23519 follow"),
-        (False, "t10k-labels-idx1-ubyte", lambda d: b"<html>no</html>", "starts with 3c68746d, not 00000801"),
-        (False, "t10k-labels-idx1-ubyte", lambda d: b"", "not an idx file"),
-        (False, "t10k-labels-idx1-ubyte", lambda d: d[:4] + b"\0\0\0\6" + d[8:-1], "holds 7 images.*6 labels"),
-    ],
-)
-def test_damaged_idx(tmp_path, packed, name, how, words):
-    write_mnist(tmp_path, packed=packed)
-    damage(tmp_path / "MNIST/raw" / name, how)
-    with pytest.raises(UserError, match=words) as caught:
-        mnist(tmp_path)
-    assert name.removesuffix(".gz") in str(caught.value)
-    assert "data.download=true" in str(caught.value)
 
 
 def test_a_set_that_is_there_is_not_downloaded_again(tmp_path, monkeypatch):
@@ -238,18 +217,6 @@ def test_heart_disease_sites_in_order(tmp_path):
     assert torch.equal(data.test_y[data.test_site == 2], alone.test_y)
 
 
-@pytest.mark.parametrize(
-    ("row", "words"),
-    [(["x"] * 14, "line 2: 'x' is not allowed"), ([1] * 13 + ["?"], "line 2: 13 features and a diagnosis")],
-)
-def test_heart_disease_damaged(tmp_path, row, words):
-    write_heart(tmp_path / "processed.va.data", [patients(1)[0], row])
-    with pytest.raises(UserError, match=words):
-        heart_disease(tmp_path, site="va")
-    with pytest.raises(UserError, match=r"heart_disease/processed\.cleveland\.data or .*data\.root"):
-        heart_disease(tmp_path)
-    with pytest.raises(UserError, match="allowed: cleveland, hungarian, switzerland, va"):
-        heart_disease(tmp_path, site="vienna")
 
 
 # ---- npz
@@ -317,28 +284,8 @@ def test_npz_of_silos_has_their_names_in_its_path(tmp_path):
     assert [data.train_x.unique().tolist() for data in opened.values()] == [[0.0], [1.0]]
 
 
-ONE = {"x": np.zeros((3, 1)), "y": np.zeros(3, int)}
-VAL = {**ONE, "val_x": np.zeros((2, 1)), "val_y": np.zeros(2, int)}
 
 
-@pytest.mark.parametrize(
-    ("arrays", "words"),
-    [
-        ({"x": np.zeros((3, 1))}, "has no array 'y'; it holds x"),
-        ({**ONE, "test_y": np.zeros(1, int)}, "no array 'test_x'"),
-        ({**ONE, "y": np.zeros(2, int)}, "found x 3, y 2"),
-        ({**VAL, "val_x": np.zeros((2, 4))}, r"x and val_x do not join: \(3, 1\) torch.float32 and \(2, 4\)"),
-        ({**VAL, "val_y": np.zeros(2)}, r"y and val_y do not join: .*data\.val: leave"),
-        ({**VAL, "site": np.zeros(3, int)}, r"has site but no val_site; say data\.val: leave"),
-        ({**ONE, "y": np.array(["a", "b", "c"])}, "y is <U1"),
-        ({**ONE, "y": np.array([0, 1, None])}, "objects, which are never unpickled"),
-        ({**ONE, "sites": np.zeros(3, int)}, "sites, .* site is meant"),
-    ],
-)
-def test_npz_refused(tmp_path, arrays, words):
-    np.savez(tmp_path / "a.npz", **arrays)
-    with pytest.raises(UserError, match=words):
-        npz(tmp_path, path="a.npz")
 
 
 def test_npz_warns_of_an_array_that_it_does_not_know(tmp_path):
@@ -349,19 +296,6 @@ def test_npz_warns_of_an_array_that_it_does_not_know(tmp_path):
     assert len(data.train_y) == 6  # Keras's names of the validation part
 
 
-def test_npz_missing_or_damaged(tmp_path):
-    np.savez(tmp_path / "a.npz", x=np.zeros((300, 10)), y=np.zeros(300, int))
-    damage(tmp_path / "a.npz", lambda d: d[: len(d) // 2])
-    with (tmp_path / "c.npz").open("wb") as file:
-        np.save(file, np.zeros(3))
-    for path, says in (
-        ("b.npz", r"no file .*b\.npz \(data\.root"),
-        ("", r"data\.path is missing"),
-        ("a.npz", r"no readable \.npz"),
-        ("c.npz", "one array without a name"),
-    ):
-        with pytest.raises(UserError, match=says):
-            npz(tmp_path, path=path)
 
 
 # ---- image folder

@@ -159,18 +159,6 @@ def test_reading_ahead_is_bounded_and_ends_with_the_reader():
     assert list(in_turn(lambda k: k, [])) == []
 
 
-def test_an_interrupted_epoch_leaves_no_thread(folder):
-    _, stream, _ = folder
-    y, before = torch.arange(N), set(threading.enumerate())
-
-    def interrupted():
-        for _ in batches(Shard(of_bytes(stream, None, None, 3), y, y), 2, None):
-            raise KeyboardInterrupt
-
-    with pytest.raises(KeyboardInterrupt):
-        interrupted()
-    gc.collect()
-    assert set(threading.enumerate()) <= before
 
 
 def test_arrays_of_bytes_are_mapped_within_their_archive(tmp_path):

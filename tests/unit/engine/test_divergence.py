@@ -5,7 +5,7 @@ import math
 import warnings
 
 import pytest
-from helpers import fedmpi, play, settings
+from helpers import play, settings
 
 from fedmpi.engine.faults.divergence import Loss, Watch
 
@@ -84,20 +84,6 @@ def test_a_global_model_of_which_parts_stay_at_home_is_not_looked_at():
     it = play(settings("fedper", rounds=1))
     assert [loss.name for loss in it.fed.report.watch.losses] == ["train_loss", "personal_loss"]
     assert [loss.name for loss in play(settings(rounds=1)).fed.report.watch.losses] == ["train_loss", "loss"]
-
-
-def test_the_record(tmp_path):
-    done = fedmpi(
-        "run", "configs/quickstart.yaml", "rounds=2", "train.lr=500", "faults.max_norm=null", f"output={tmp_path}",
-        "method={name: fedavg}", "model={name: logistic}",
-    )  # fmt: skip
-    assert done.returncode == 0, done.stderr
-    assert done.stderr.count("warning: training has come apart") == 1, done.stderr
-    assert "training came apart from round" in done.stdout
-    facts = json.loads(next(tmp_path.glob("*/summary.json")).read_text())
-    assert facts["exit_reason"] == "finished"
-    assert isinstance(facts["diverged"], int)
-    assert "diverged" not in facts["last"]
 
 
 def test_stop_ends_the_run_with_the_round_under_way():

@@ -201,20 +201,6 @@ def test_a_stop_leaves_whole_rounds(method):
     assert done == {0, 1, 2}
 
 
-@pytest.mark.parametrize("method", ["fedavg", "perfedavg"])
-def test_a_stop_does_not_cut_fine_tuning_short(method):
-    """ft(e) is measured in whole: no upload tells that less was trained."""
-    config = settings(method, rounds=1, evaluate={"protocol": ["ft(3)"]})
-    whole, judging = play(config), []
-    it = prepare(config, stop=lambda: bool(judging))
-    ask = it.fed.report.evaluator._ask
-    it.fed.report.evaluator._ask = lambda *given: (judging.append(0), ask(*given))[1]
-    it.fed.run()
-    assert judging
-    assert it.rows[0]["ft(3)_accuracy"] == whole.rows[0]["ft(3)_accuracy"]
-    assert it.lines == whole.lines
-
-
 def test_divergence_names_round_and_clients():
     with pytest.raises(UserError, match=r"round 0: client \d.* sent values that are not finite.*lower train.lr"):
         play(settings("fedavg", train={"lr": 1e30}))
@@ -298,24 +284,6 @@ def test_accuracy_by_class_is_that_of_the_global_model():
     given, y = it.made.model.module.eval()(test.x[test.index]).argmax(1), test.y[test.index]
     naive = [100 * float((given[y == c] == c).double().mean()) for c in range(4)]
     assert it.rows[-1]["class_accuracy"] == pytest.approx(naive, abs=1e-3)
-
-
-@pytest.mark.parametrize("pack", [1, 3])
-def test_the_training_loss_is_of_those_who_trained(pack):
-    """drop_last leaves clients with less than one batch without a step, and so without a loss."""
-    data = federated()
-    size = int(sorted(data.train_sizes)[-2])  # two clients have as much
-    train = {"epochs": 1, "batch_size": size, "drop_last": True, "lr": 0.05}
-    config = settings(rounds=1, cohort={"fraction": 1}, train=train, compute={"pack": pack})
-    alone = play(config, data)
-    who = [k for k in range(7) if data.train_sizes[k] >= size]
-    assert 1 <= len(who) <= 3
-    p = torch.tensor(data.train_sizes[who] / data.train_sizes[who].sum())
-    sent = alone.fed.exchange.memory.rows("rows", 7, alone.made.messages.upload(0).packing.size)[:, 0].double()
-    assert alone.rows[0]["train_loss"] == pytest.approx(float(p @ sent[who]))
-    assert not sent[[k for k in range(7) if k not in who]].any()
-    nobody = play(settings(rounds=2, train=train | {"epochs": 0}), data)
-    assert not any("train_loss" in row for row in nobody.rows)
 
 
 class HalfNet(nn.Sequential):

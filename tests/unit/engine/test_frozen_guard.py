@@ -2,7 +2,7 @@
 
 import pytest
 import torch
-from helpers import play, prepare, settings
+from helpers import play, settings
 from test_travel import on_ranks
 from torch import nn
 
@@ -156,19 +156,6 @@ def counting(input_shape, classes):
 
 
 HOW = "seen"
-
-
-def test_a_late_write_that_nobody_counts_is_seen_in_the_end():
-    """Through .data: values are looked at after 1, 2, 4, 8 ... rounds of clients."""
-    it = prepare(config("caches"))
-    watched = still.Still(it.made.model)
-    for _ in range(5):
-        watched.check("here")
-    it.made.model.module.target.weight.data.add_(1)
-    for _ in range(2):
-        watched.check("here")
-    with pytest.raises(UserError, match=r"here: 'target\.weight'"):
-        watched.check("here")
 
 
 def test_tensors_that_cannot_be_read_are_left_alone():

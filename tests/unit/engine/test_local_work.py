@@ -141,21 +141,6 @@ def test_steps_and_passes():
     )  # what a method asks for comes first
 
 
-def test_a_constant_gradient_enters_with_weight_a():
-    """w0 - w = a lr g for SGD's forms: what SCAFFOLD and FedNova divide by."""
-    for train in ({}, {"nesterov": True}, {"dampening": 0.3}, {"momentum": 0.0}):
-        it = prepare(settings("fedavg", "mlp", train={"steps": 9, **train}), split_evenly())
-        k = it.fed.client(0, 0, it.fed.exchange.no_download())
-        constant = torch.linspace(-1, 1, len(k.w))
-        k.fit(gradient=lambda k, g, constant=constant: constant)
-        torch.testing.assert_close((k.w0 - k.w) / (k.a * k.lr), constant, rtol=1e-4, atol=1e-4)
-        assert k.steps == 9
-    it = prepare(settings("fedavg", "mlp", train={"clip_norm": 1.0}), split_evenly())
-    k = it.fed.client(0, 0, it.fed.exchange.no_download())
-    k.fit()
-    assert k.a != k.a  # there is no such number
-
-
 def split_evenly():
     return split(images(), "iid", 4, 0)
 

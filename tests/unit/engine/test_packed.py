@@ -16,13 +16,9 @@ from torch import nn
 
 from fedmpi.common.errors import UserError
 from fedmpi.data.federated import Shard, split
-from fedmpi.engine.packed import together
-from fedmpi.engine.packed.chain import Chain
 from fedmpi.engine.packed.fit import PackedFit
 from fedmpi.method import FLAT, SHARED, Method, Row, Slots, State
 from fedmpi.methods import registry
-from fedmpi.models.chain import layers_of
-from fedmpi.models.mlp import MLP
 
 TOLERANCE = 1e-5
 PHASES, STEPS = "phases of its own", "steps of its own"
@@ -337,57 +333,9 @@ def test_no_more_at_once_than_states_fit_into_memory(tmp_path):
 
 
 # ---- chains ----
-def test_what_counts_as_a_chain():
-    linear = nn.Linear(4, 4)
-    hooked = nn.Linear(4, 2)
-    hooked.register_forward_hook(lambda *_: None)
-
-    class Odd(MLP):
-        def forward(self, x):
-            return super().forward(x) * 2
-
-    def chain(module):
-        return Chain.of(module, [name for name, _ in module.named_parameters()]) is not None
-
-    for module in (MLP(4, (3,), 2), MLP(4, (), 2), nn.Sequential(nn.Flatten(), nn.ELU(), linear)):
-        assert chain(module)
-    assert len(layers_of(MLP(4, (3,), 2))) == 4
-    for module in (
-        Odd(4, (3,), 2),
-        nn.Sequential(linear, nn.ReLU(), linear),  # one layer in two places
-        nn.Sequential(linear, nn.Softmax(1)),
-        nn.Sequential(linear, nn.ReLU()),
-        nn.Sequential(linear, hooked),
-        nn.Sequential(nn.Flatten(2), linear),
-        nn.utils.parametrizations.weight_norm(nn.Linear(4, 2)),
-    ):
-        assert not chain(module)
 
 
 def test_nothing_is_packed_by_default(packed):
     play(small_settings("fedavg", rounds=1))
     play(small_settings("fedavg", rounds=1, compute={"pack": 1}))
     assert packed == []
-
-
-@pytest.mark.parametrize("sizes", ["alike", "different"])
-def test_uploads_are_written_at_once_as_they_would_be_one_by_one(sizes, monkeypatch):
-    """Rows, losses and flags of a group, whether its clients stand in the order in which they are trained or not."""
-    data = federated()
-    if sizes == "alike":
-        data = replace(data, train={k: replace(s, index=s.index[:10]) for k, s in data.train.items()})
-        data = replace(data, train_sizes=data.train_sizes * 0 + 10)
-    found, blocks = [], []
-    for together_ in (True, False):
-        if not together_:
-            monkeypatch.setattr(together, "_alike", lambda fit: False)
-        honest = together._write_all
-        monkeypatch.setattr(together, "_write_all", lambda *a, honest=honest: (blocks.append(len(a[0])), honest(*a)))
-        config = small_settings("fedprox", rounds=1, compute={"pack": 7}, cohort={"fraction": 1.0})
-        it = play(config, data)
-        rows = it.fed.exchange.memory.rows("rows", 7, it.made.messages.upload(0).packing.size)
-        found.append((rows[:, [0]].clone(), rows[:, 2:].clone()))
-        samples = torch.tensor([float(len(data.train[k])) for k in range(7)])
-        assert torch.allclose(rows[:, 1] / samples, (rows[:, 1] / samples)[0]), "a client's part of the group's seconds"
-    assert blocks == [7]
-    assert all(torch.equal(a, b) for a, b in zip(*found, strict=True))

@@ -2,7 +2,6 @@
 
 import math
 from dataclasses import replace
-from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -13,7 +12,6 @@ from torch import nn
 
 from fedmpi.analysis.local_models import local_models
 from fedmpi.common.errors import UserError
-from fedmpi.data.batches import Shard
 from fedmpi.engine.probes import features, similarity
 from fedmpi.engine.probes.probes import PROBES
 from fedmpi.methods import feduv
@@ -64,18 +62,6 @@ def test_of_many_classes_and_of_numbers_less_is_told():
     assert "deviation" not in features.told(normal(50, 3), normal(50, 1), normal(50), None, 0)
     long = features.told(normal(90, 80), normal(90, 60), torch.arange(90) % 60, normal(60, 80), 60)
     assert len(long["spectrum"]) == len(long["classifier"]) == features.VALUES
-
-
-def test_rows_are_spread_over_the_test_set():
-    def of(n):
-        test = Shard(torch.zeros(5000, 1), torch.zeros(5000), torch.arange(n) + 7)
-        return features.rows(SimpleNamespace(worker=SimpleNamespace(data=SimpleNamespace(global_test=test)))).index - 7
-
-    assert of(60).tolist() == list(range(60))
-    index = of(4800)
-    assert len(set(index.tolist())) == features.SAMPLES
-    assert set((index[1:] - index[:-1]).tolist()) == {9, 10}
-    assert (index[0].item(), index[-1].item()) == (0, 4790)
 
 
 # ---- similarity ----

@@ -53,21 +53,6 @@ def whole(method):
 # ---- formulas ----
 
 
-def test_drift_against_pairs_one_by_one():
-    d = torch.randn(5, 40, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
-    told = drift.of_gram(d @ d.T)
-    pairs = [(i, k) for i in range(5) for k in range(i)]
-    apart = sum((d[i] - d[k]).norm() for i, k in pairs) / 10
-    cosines = torch.stack([F.cosine_similarity(d[i], d[k], dim=0) for i, k in pairs])
-    assert told["divergence"] == pytest.approx(d.norm(dim=1).mean().item())
-    assert told["consistency"] == pytest.approx(apart.item())
-    assert told["cosine"] == pytest.approx(cosines.mean().item())
-    assert told["conflicts"] == (cosines < 0).double().mean().item()
-    assert told["spectrum"] == pytest.approx(torch.linalg.svdvals(d).square().tolist())
-    alone = drift.of_gram(torch.ones(1, 1))
-    assert (alone["divergence"], alone["consistency"], alone["cosine"]) == (1.0, None, None)
-
-
 # ---- a round, by hand ----
 def test_a_round_against_plain_loops():
     config = settings("fedavg", rounds=1, analysis=ALL, cohort={"fraction": 0.6})

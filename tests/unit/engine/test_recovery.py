@@ -120,36 +120,6 @@ def test_one_or_two_die(tmp_path, method, policy, placement):
             same(it, undisturbed(config)[0])
 
 
-@pytest.mark.parametrize("placement", ["balanced", "pinned"])
-def test_a_packed_run_that_dropped_ranks_is_replayed_on_as_many(placement):
-    """Where nobody is lost, whose clients are trained together follows from what was recorded. Ranks that die while
-    the uploads of a group are on their way are among them: the group is trained together once more."""
-    config = small_settings(
-        "scaffold", "mlp", rounds=ROUNDS, compute={"pack": 3}, cohort={"placement": placement, "fraction": 1.0},
-        faults={"on_lost_rank": "drop"},
-    )  # fmt: skip
-    calm = config.model_copy(update={"faults": config.faults.model_copy(update={"on_lost_rank": "abort"})})
-    counts, needed = undisturbed(config)[1], 0
-
-    def given(it, placed):
-        def on(seat):
-            again = prepare(calm, comm=seat)
-            again.fed.roster.losses, again.fed.plan = Losses(it.told), replace(again.fed.plan, replay=True)
-            again.fed.roster.given = placed
-            return again
-
-        return play_in_threads(SIZE, {}, on, run)[0]
-
-    for number in range(2, counts[2] - 8, 3):
-        it = with_deaths(config, {2: [number]})
-        if not it.told or it.told[0]["round"] >= ROUNDS - 1:  # how many messages there are is a matter of time
-            continue
-        assert [row["pace"]["2"] for row in it.placements][-1] == 0
-        same(it, given(it, it.placements))
-        needed += given(it, []).hashes != it.hashes
-    assert needed
-
-
 @pytest.mark.parametrize("policy", ["drop", "redo"])
 @pytest.mark.parametrize("wire", [{"up": "int8", "down": "topk"}, {"up": "topk", "down": "int8"}], ids=str)
 def test_what_formats_have_left_out_outlives_a_loss(tmp_path, wire, policy):

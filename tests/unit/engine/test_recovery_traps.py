@@ -1,26 +1,22 @@
 """Losses and client states at unlucky moments: refused and shelved, let go of on arrival, a round behind."""
 
-import shutil
 import time
 from dataclasses import replace
 
-import helpers
 import pytest
-import test_recovery
 import torch
-from helpers import FinishedRun, images, prepare, small_settings
+from helpers import FinishedRun, prepare, small_settings
 from test_recovery import SIZE, checkpoints, make, replayed, run, same
 from thread_ranks import Dead, Seat, play_in_threads
 
 from fedmpi.comm.base import Gone
 from fedmpi.common.errors import UserError
-from fedmpi.data.federated import split
 from fedmpi.engine import sampling
 from fedmpi.engine.faults import losses
 from fedmpi.engine.faults.losses import Losses
 from fedmpi.engine.local.client import LocalClient
 from fedmpi.runtime.resuming import resume
-from fedmpi.runtime.resuming.checkpoints import Checkpoints, Rows
+from fedmpi.runtime.resuming.checkpoints import Rows
 
 
 def ran(config, dies, folder=None, room=10**6, seats=None):
@@ -90,63 +86,6 @@ def test_a_row_is_not_read_before_its_sender_has_written_it(tmp_path, monkeypatc
     slow_disk(monkeypatch, 0.02)
     it = ran(config, {}, tmp_path, 1)
     assert it.hashes == run(prepare(config)).hashes
-
-
-def test_nor_rows_of_several_rounds_that_are_written_at_once(tmp_path, monkeypatch):
-    config = small_settings(
-        "scaffold",
-        "mlp",
-        rounds=16,
-        cohort={"placement": "balanced", "fraction": 0.65},
-        evaluate={"protocol": ["global"]},  # of others the rows would be read, and written, in each round
-        checkpoint={"every": 2},
-        data={"partition": {"scheme": "dirichlet", "clients": 16}},
-        train={"batch_size": 50, "lr": 0.05, "momentum": 0.9},
-    ).model_copy(update={"seed": 1})
-    skewed = split(images(), "dirichlet", 16, 0, "aligned", alpha=0.15, min_size=3)
-    monkeypatch.setattr(helpers, "federated", lambda *_: skewed)
-    (tmp_path / "checkpoints").mkdir()
-    kept = lambda folder, room: Checkpoints(folder / "checkpoints", Rows(folder / "state"), 2, 2)  # noqa: E731
-    monkeypatch.setattr(test_recovery, "checkpoints", kept)
-    slow_disk(monkeypatch, 0.15)
-    it = ran(config, {}, tmp_path, 4)
-    assert it.hashes == run(prepare(config)).hashes
-
-
-@pytest.mark.parametrize("keep", [1, 2])
-def test_a_rank_that_trains_nobody_and_does_not_write_holds_back_what_removes_checkpoints(tmp_path, monkeypatch, keep):
-    """It trains its last client in round 2, and the disk takes its row only much later: the others must not go on until
-    no checkpoint is left that does without this row."""
-    place, copy, rounds = tmp_path / "place", tmp_path / "copy", 10
-    last = lambda s: [1 + sampling.cohort(s, t, 7, 0.15)[0] % 3 for t in range(rounds)][2:]  # noqa: E731
-    seed = next(s for s in range(10_000) if last(s)[0] not in last(s)[1:])
-    config = small_settings(
-        "scaffold",
-        "mlp",
-        rounds=rounds,
-        cohort={"placement": "pinned", "fraction": 0.15},
-        evaluate={"protocol": ["global"]},  # of others all ranks hear
-    ).model_copy(update={"seed": seed})
-    plain = Rows.put
-
-    def put(self, client, t, row):
-        if t == 2 and not copy.exists():
-            time.sleep(1)
-            shutil.copytree(place, copy)
-        plain(self, client, t, row)
-
-    monkeypatch.setattr(Rows, "put", put)
-    kept = lambda folder, room: Checkpoints(folder / "checkpoints", Rows(folder / "state"), 1, keep)  # noqa: E731
-    monkeypatch.setattr(test_recovery, "checkpoints", kept)
-    place.mkdir()
-    (place / "checkpoints").mkdir()
-    ran(config, {}, place)
-    it, said = prepare(config), []
-    at_cut = kept(copy, 0)
-    it.fed.sink.keep, it.fed.states.shelf, it.fed.states.room = at_cut.save, at_cut.rows, 10**6
-    t = resume.go_on(it.fed, at_cut, 10, said.append)
-    assert t >= 1, said
-    assert run(it).hashes == run(prepare(config)).hashes[t:]  # that of round t is told once more
 
 
 def unlucky(rounds):

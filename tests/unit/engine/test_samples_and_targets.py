@@ -13,8 +13,6 @@ from fedmpi.common.errors import UserError
 from fedmpi.data.dataset import Dataset
 from fedmpi.data.federated import split
 from fedmpi.engine.evaluate import figures
-from fedmpi.engine.local import view
-from fedmpi.engine.local.view import ClientView
 from fedmpi.methods import registry as methods
 from fedmpi.models import KIND
 
@@ -272,26 +270,6 @@ def test_survival_is_judged_on_the_whole_split():
         found = figures(it.fed.worker, it.fed.worker.data.global_test, size)
         assert found["loss"] == pytest.approx(expected, abs=1e-6)
         assert found["c_index"] == it.rows[-1]["c_index"]
-
-
-def test_validation_losses_are_of_the_whole_part(monkeypatch):
-    """FedFomo asks for them."""
-    seen, mine = [], ClientView.mean_loss
-
-    def mean_loss(self, at, part="validation"):
-        seen.append((self.id, mine(self, at, part), at.clone()))
-        return seen[-1][1]
-
-    monkeypatch.setattr(ClientView, "mean_loss", mean_loss)
-    monkeypatch.setattr(view, "EVALUATION_BATCH", 3)
-    config = settings("fedfomo", rounds=1, data={"validation": 0.5}, cohort={"fraction": 1.0}, **SURVIVAL)
-    it = play(config, split(survivors(), "iid", 2, 0))
-    assert seen
-    for k, loss, at in seen:
-        rows = it.made.data.validation[k]
-        it.made.model.load(at)
-        f, y = it.made.net.module(rows.x[rows.index]), rows.y[rows.index]
-        assert loss.item() == pytest.approx(it.made.task.loss(lambda x: f, None, y).item(), abs=1e-6)  # noqa: B023
 
 
 # ---- sites with little in them ----

@@ -10,13 +10,11 @@ from helpers import images, prepare, record, settings
 from test_probes import watched
 from torch.nn.functional import cross_entropy, kl_div
 
-from fedmpi.analysis.local_models import local_models
 from fedmpi.common.errors import UserError
 from fedmpi.data.batches import batches
 from fedmpi.data.federated import split
-from fedmpi.engine.probes import layers, orthogonality
+from fedmpi.engine.probes import orthogonality
 from fedmpi.methods._terms import distillation
-from fedmpi.methods.fedsol import FedSOL
 from fedmpi.runtime import build
 
 METHODS = {"fedavg": {}, "fedprox": {"mu": 1.0}, "fedsol": {"rho": 2.0}}
@@ -112,33 +110,6 @@ def test_watching_changes_no_local_model(method):
     assert [row["drift"] for row in seen.analysis] == [row["drift"] for row in plain.analysis]
     assert record(seen) == record(plain)
     assert all(-1 <= row["orthogonality"]["cosine"] <= 1 for row in seen.analysis)
-
-
-def test_layers_against_fedsols_own_lambda():
-    config = settings("fedavg", rounds=1, analysis=["layers", "drift"])
-    [row] = watched(config).analysis
-    it = prepare(config)
-    model = it.made.model
-    made = local_models(it.fed, build.make_worker(it.made, lambda: False), row["clients"], 0)
-    assert row["layers"]["layers"] == list(dict.fromkeys(s.name.rpartition(".")[0] for s in model.layout.segments))
-    strengths = {}
-    for norm in ("layer", "dim0"):
-        method = FedSOL(layers="all", rho=1.0, norm=norm)
-        for w in made.w:
-            k = SimpleNamespace(w=w, w0=it.w0, segments=lambda: model.layout.segments)
-            eps = method.perturbation(k, torch.ones_like(w))  # rho Lambda 1 / ||1||
-            strengths.setdefault(norm, []).append(eps.double() * len(w) ** 0.5)
-    for i, tensors in enumerate(layers.layers(model.layout).values()):
-        entries = model.layout.entries(tensors)
-        taken = torch.stack([entries.take(each) for each in strengths["layer"]])
-        assert row["layers"]["strength"][i] == pytest.approx(taken.mean().item(), rel=1e-5)
-        assert row["layers"]["entries"][i] == taken.shape[1]
-        columns = torch.stack([entries.take(each) for each in strengths["dim0"]])
-        assert row["layers"]["columns"][i] == pytest.approx(columns.mean().item(), rel=1e-5)
-        assert row["layers"]["evenness"][i] == pytest.approx(taken.mean().item() * taken.shape[1] ** 0.5, rel=1e-5)
-        norms = [entries.take(w - it.w0).double().norm().item() for w in made.w]
-        assert row["layers"]["norm"][i] == pytest.approx(sum(norms) / len(norms), rel=1e-5)
-    assert sum(row["layers"]["entries"]) == model.w.numel()
 
 
 def test_orthogonality_is_about_classes():

@@ -82,18 +82,6 @@ def test_sharded_rows_give_the_bits_of_whole_ones(method, monkeypatch, ways):
     assert (sharded.Sharded in ways) == bool(Cuts(travels, torch.empty(0)).large)
 
 
-@pytest.mark.parametrize("method", THREADED)
-def test_sums_as_rows_come_are_those_of_rows_at_hand(method, monkeypatch, ways):
-    config = small_settings(method, "mlp", rounds=2)
-    expected = whole(config, monkeypatch)
-    made = play(config).made
-    assert record(play(config)) == expected
-    assert record(on_ranks(config, 3)[0]) == expected
-    large = set(Cuts(made.messages.upload(0).packing, torch.empty(0)).large)
-    means = means_of(made.method)
-    assert (streamed.Streamed in ways) == bool(means and large and large <= {*means, "_b"})
-
-
 @pytest.mark.parametrize("wire", ["fp32", "bf16"])
 def test_rows_are_added_while_others_come(wire, monkeypatch):
     """By a thread: MPI moves messages only inside its calls. Nothing is left to add when the rank goes on."""
@@ -273,19 +261,6 @@ def test_a_round_in_which_nobody_was_left(server, size):
     assert [str(each.message) for each in said if "round 1:" in str(each.message)] == [
         "round 1: all its clients were lost with the ranks that had them; nothing changes (faults.on_lost_rank: drop)"
     ]
-
-
-def test_rounds_of_which_some_are_wide(monkeypatch, ways):
-    """The sum of a wide round is of the rows' own type, and its memory not that of the next, narrow one."""
-    config = small_settings("fedatom", "mlp", rounds=4, options={"period": 2})
-    made = prepare(config).made
-    sizes = [Cuts(made.messages.upload(t).packing, torch.empty(0)).large["dw"][1] for t in (0, 1)]
-    monkeypatch.setattr(linear, "WIDE", sum(sizes) // 2)
-    expected = whole(config, monkeypatch)
-    assert record(play(config)) == expected
-    assert streamed.Streamed in ways
-    assert record(on_ranks(config, 3)[0]) == expected
-    assert record(on_ranks(at("sharded", config))[0]) == expected
 
 
 # ---- a user's own ----

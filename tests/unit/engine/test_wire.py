@@ -138,21 +138,6 @@ def test_where_a_part_travels_the_rest_is_kept_for_its_own_time(method, rest, up
     assert len(widths) == (2 if method == "fedatom" else 1)
 
 
-@up
-def test_clients_that_are_trained_together(up):
-    """Each sends in the format, and keeps its own rest: close to one by one, where the rounding of steps differs."""
-    one, packed = (play(wired("fedavg", "mlp", up=up, rounds=3, compute={"pack": pack})) for pack in (1, 3))
-    assert packed.made.messages.unsent == one.made.messages.unsent
-    for k in packed.fed.states.trained if one.made.messages.unsent else ():
-        assert 0 < packed.kept(k)._unsent_dw.norm() < 2 * one.kept(k)._unsent_dw.norm()
-    for dw in packed.uploads.dw:
-        if up in ("bf16", "fp16"):
-            assert torch.equal(naive(up, dw), dw)
-        elif up == UPS["topk"]:
-            assert int(dw.count_nonzero()) <= round(0.05 * len(dw))
-    assert float((packed.w - one.w).norm()) < 0.05 * float((one.w - one.w0).norm())
-
-
 # ---- down ----
 @down
 def test_what_clients_start_from(monkeypatch, down):

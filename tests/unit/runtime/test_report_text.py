@@ -1,14 +1,10 @@
 """What a run says before and after training, and `fedmpi validate` instead of it: true, and all that one must know."""
 
-import io
-import math
-
 import pytest
 import torch
 import yaml
 from helpers import ROOT, fedmpi, images, play, prepare, settings, small_settings
 
-from fedmpi import config
 from fedmpi.comm import detect
 from fedmpi.common.errors import UserError
 from fedmpi.common.text import figure
@@ -16,9 +12,6 @@ from fedmpi.data.dataset import Dataset
 from fedmpi.data.federated import split
 from fedmpi.runtime import launch, memory
 from fedmpi.runtime.record import report_text
-from fedmpi.runtime.record.progress import Console
-from fedmpi.runtime.record.run_dir import RunDirectory
-from fedmpi.runtime.record.summary import summary
 
 HERE = [{"host": "node1", "device": "cpu"}]
 
@@ -74,39 +67,6 @@ def test_formats_and_what_they_cost():
     ]
 
 
-def finished(tmp_path, names, rows, every=1):
-    """The farewell of a run with these rows, whose last one has these figures for each of two clients."""
-    directory, stream = RunDirectory.create(tmp_path, "a"), io.StringIO()
-    made = prepare(settings(rounds=len(rows))).made
-    made.task.names = names
-    counts = {"cohort": [0], "up_parameters": 1, "down_parameters": 1, "wall_s": 1.0, "sent_bytes": 1}
-    lines = [{"round": t, **row, **counts} for t, row in enumerate(rows)]
-    for line in lines:
-        directory.add_metrics(line)
-    facts = summary(lines, report_text.figures_in(lines), "finished")
-    clients = [
-        {"client": k, "site": "va", "protocol": "global", "samples": 12345, "loss": 0.062271, **rows[-1]} for k in "01"
-    ]
-    report_text.farewell(Console(1, (), directory.log, stream=stream), directory, facts, names[0], clients, made)
-    return stream.getvalue().splitlines()
-
-
-@pytest.mark.parametrize(
-    ("values", "text"),
-    [
-        ([50.0] * 12, "accuracy 50.00 after the last round, 50.00 on average over the last 10"),
-        ([50.0, 60.0, 70.0], "accuracy 70.00 after the last round, 60.00 on average over the last 3"),
-        ([50.0, None, 70.0], "accuracy 70.00 after the last round, 60.00 on average over the last 2"),
-        ([50.0], "accuracy 50.00 after the last round"),
-        ([40.0, 50.0, None], "accuracy 50.00 after round 2, 45.00 on average over the last 2"),
-    ],
-)
-def test_the_mean_is_over_as_many_as_there_are(tmp_path, values, text):
-    rows = [{} if value is None else {"accuracy": value} for value in values]
-    rows[-1].setdefault("accuracy", math.nan)
-    assert text in finished(tmp_path, ("accuracy",), rows)
-
-
 @pytest.mark.parametrize(
     ("name", "value", "text"),
     [
@@ -138,18 +98,6 @@ def combined(tmp_path):
         )
     )
     return path
-
-
-def test_what_a_fragment_brought_in_is_told(combined, tmp_path):
-    rows = dict(launch.validate(config.load(combined, ["train.lr=0.5"])))
-    assert rows["rounds"] == (
-        "4, with 1 of 4 clients each, 1 epoch in batches of 10; lr 0.5, step, 0.005 at last; momentum 0.9"
-    )
-    fragment = rows[f"from {tmp_path}/paper.yaml"].split(", ")
-    assert {"cohort.fraction 0.1", "train.batch_size 10", "method.personal true"} <= set(fragment)
-    assert not {"train.lr 0.5", "train.epochs 1"} & set(fragment)  # set elsewhere
-    said = dict(launch.validate(config.load(ROOT / "configs" / "quickstart.yaml")))
-    assert not [key for key in said if key.startswith("from ")]
 
 
 def test_a_run_says_it_too(combined, tmp_path):

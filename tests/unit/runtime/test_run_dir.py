@@ -14,7 +14,7 @@ import torch
 import yaml
 
 from fedmpi.common.errors import UserError
-from fedmpi.runtime.record import durable, environment, run_dir
+from fedmpi.runtime.record import durable, run_dir
 from fedmpi.runtime.record.progress import Console, Lenient, duration
 from fedmpi.runtime.record.run_dir import RunDirectory
 from fedmpi.runtime.record.summary import summary
@@ -140,24 +140,6 @@ def test_a_run_without_rounds_has_no_rows(record):
     assert record.metrics() == []
 
 
-def test_partition_of_a_pool(record):
-    parts = [np.array([1, 4]), np.array([], dtype=np.int64), np.array([0, 2, 3])]
-    counts = np.array([[1, 1], [0, 0], [3, 0]])
-    record.write_partition("dirichlet", 7, np.array([2, 0, 3]), counts, parts)
-    with np.load(record.path / "partition.npz", allow_pickle=False) as stored:
-        assert stored["indices"].tolist() == [1, 4, 0, 2, 3]
-        assert stored["offsets"].tolist() == [0, 2, 2, 5]
-        assert stored["indices"].dtype == stored["offsets"].dtype == np.int64
-    facts = json.loads((record.path / "partition.json").read_text())
-    assert facts == {
-        "scheme": "dirichlet",
-        "seed": 7,
-        "clients": 3,
-        "sizes": [2, 0, 3],
-        "label_counts": [[1, 1], [0, 0], [3, 0]],
-    }
-
-
 def test_partition_of_silos_has_no_indices(record):
     record.write_partition("silos", 0, np.array([5]), np.array([[2, 3]]))
     assert not (record.path / "partition.npz").exists()
@@ -217,21 +199,6 @@ def test_summary_names_the_ranks_that_were_lost():
 def test_summary_of_nothing_and_of_nan():
     assert summary([], ("loss",), "rounds: 0")["last"] == {}
     assert summary([{"round": 0, "loss": math.nan}], ("loss",), "finished")["best"] == {}
-
-
-def test_environment_can_be_written_and_names_what_matters(record, monkeypatch):
-    monkeypatch.setattr("sys.argv", ["fedmpi", "run", "a b.yaml"])
-    ranks = [{"host": "n1", "device": "cpu"}, {"host": "n2", "device": "cuda:0"}]
-    record.write_environment(environment.describe("slurm", "gloo", ranks, threads=2))
-    facts = json.loads((record.path / "environment.json").read_text())
-    assert facts["ranks"] == [
-        {"rank": 0, "host": "n1", "device": "cpu"},
-        {"rank": 1, "host": "n2", "device": "cuda:0"},
-    ]
-    assert (facts["launcher"], facts["backend"], facts["threads"]) == ("slurm", "gloo", 2)
-    assert facts["command"] == "fedmpi run 'a b.yaml'"
-    assert facts["packages"]["torch"] == environment.installed("torch")
-    assert facts["packages"]["numpy"] == np.__version__
 
 
 ROWS = [

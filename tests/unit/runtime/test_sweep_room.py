@@ -18,13 +18,6 @@ def named(name, **changes):
     return settings(**changes).model_copy(update={"name": name})
 
 
-def held(group, gib, seen=True):
-    each = Held(named(group), group, time.monotonic(), 0, 0)
-    each.most = each.now = int(gib * GIB)
-    each.seen = seen
-    return each
-
-
 @pytest.fixture
 def machine(monkeypatch):
     """A machine of 10 GiB, of which machine["free"] GiB are left; 0.5 are to stay so."""
@@ -32,31 +25,6 @@ def machine(monkeypatch):
     monkeypatch.setattr(room.memory, "available_bytes", lambda: int(has["free"] * GIB))
     monkeypatch.setattr(room, "total", lambda: 10 * GIB)
     return has
-
-
-def test_memory_decides(machine):
-    here, seen, new = Room(8), held("a", 1), held("a", 0.25, seen=False)
-    assert here.fits("a", [])  # whatever it needs: alone
-    assert not here.fits("a", [new])  # nothing is known of any
-    for free, group, running, fits in (
-        (2.6, "a", [seen], True),  # 1.5 for itself, 0.5 for the other one, which may still grow to 1.5
-        (2.4, "a", [seen], False),
-        (4.1, "b", [seen], True),  # of its group nothing is known: 2 x 1.5
-        (3.9, "b", [seen], False),
-        (4.8, "b", [seen, held("c", 1, seen=False)], False),  # nor of that one's, which may grow to 3
-        (6.1, "b", [seen, held("c", 1, seen=False)], True),
-    ):
-        machine["free"] = free
-        assert here.fits(group, running) == fits, (free, group)
-    here.learn(seen, GIB)  # it has ended: 1.1 GiB are known of its group
-    machine["free"] = 1.7
-    assert here.fits("a", [held("a", 1.1)])
-    machine["free"] = 1.5
-    assert not here.fits("a", [held("a", 1.1)])
-    assert Room(8, counts=False).fits("a", [new])  # --jobs 8 is taken at its word
-    machine["free"] = 0.1
-    assert here.scarce()
-    assert not Room(8, counts=False).scarce()
 
 
 def test_a_run_is_ended_where_memory_runs_out_and_goes_on_later(machine, tmp_path):

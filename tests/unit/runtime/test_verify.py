@@ -7,7 +7,6 @@ import re
 import shutil
 from contextlib import contextmanager
 from dataclasses import replace
-from pathlib import Path
 
 import pytest
 import torch
@@ -212,22 +211,6 @@ def test_a_clients_figures_are_recomputed(copy, key, once):
     assert f"ALTERED clients.jsonl, round {LAST}, client 2, personal: {key} is" in said
 
 
-def test_an_extended_run_has_the_analyses_of_one_that_was_not(tmp_path, monkeypatch):
-    """Its former last round was measured because it was the last."""
-    monkeypatch.chdir(tmp_path)
-    text = (
-        "data: {source: digits, partition: {scheme: iid, clients: 3}}\nmodel: {name: logistic}\noutput: runs\n"
-        "method: {name: fedavg}\nanalysis: [drift]\nevaluate: {every: 2}\ntrain: {batch_size: full}\n"
-    )
-    Path("c.yaml").write_text(text)
-    for name, many in (("long", 6), ("short", 3)):
-        launch.execute(config.load("c.yaml", [f"name={name}", f"rounds={many}"]))
-    launch.execute(config.load("c.yaml", ["name=short", "rounds=6", "checkpoint.resume=must"]))
-    measured = [(Path("runs", name) / "analysis.jsonl").read_text() for name in ("long", "short")]
-    assert measured[0] == measured[1]
-    assert [json.loads(line)["round"] for line in measured[1].splitlines()] == [1, 3, 5]
-
-
 def test_an_analysis_is_recomputed(copy, once):
     row = json.loads((copy / "analysis.jsonl").read_text().splitlines()[-1])
     change(copy / "analysis.jsonl", -1, "drift", {**row["drift"], "cosine": nudged(row["drift"]["cosine"])})
@@ -370,26 +353,6 @@ def test_a_checkpoint_that_does_not_say_its_round(copy, once):
         code, said = check(copy)
         assert code == 1
         assert f"checkpoints/{path.name}: its model is not that of round" in said
-
-
-@pytest.mark.parametrize("reported", [False, True])
-def test_ranks_that_were_lost_before_and_after_a_round_was_reported(run, tmp_path, reported):
-    """A replay from the checkpoint of that round would evaluate it without those who are gone: it begins earlier."""
-    row = {"round": 4, "ranks": {}, "clients": [1], "gone": [1], "back": [], "reverted": {"0": 1}}
-    (tmp_path / "faults.jsonl").write_text(json.dumps(row | {"reported": reported, "why": ""}) + "\n")
-    given = [f"output={tmp_path}", "name=lossy", f"faults.replay={tmp_path}/faults.jsonl", "evaluate.every=1"]
-    # Probes and what is best are of runs without losses.
-    given += ["analysis=[]", "record.updates=false"]
-    launch.execute(config.load(run.parent.parent / "c.yaml", given))
-    lossy = tmp_path / "lossy"
-    shutil.copy(tmp_path / "faults.jsonl", lossy)
-    seal_anew(lossy)
-    asked = [row["protocol"] for row in map(json.loads, (lossy / "clients.jsonl").open()) if row["round"] == 3]
-    assert asked.count("personal") == (3 if reported else 2)
-    for number in (None, 1):
-        code, said = check(lossy, number=number)
-        assert (code, "verified" in said) == (0, True), said
-    assert f"after checkpoint {1 if reported else 3}" in said
 
 
 def test_what_was_accepted_is_kept_and_makes_no_alteration(copy, tmp_path):

@@ -96,22 +96,6 @@ def test_a_sweeps_list_that_is_damaged(tmp_path, text):
     assert [group.name() for group in read([tmp_path]).groups] == ["mean of 2 runs"]
 
 
-def test_a_run_that_is_there_twice_counts_once(tmp_path):
-    """Of a sweep whose labels were renamed, say: no seed is two. The one that went further counts; a source of the
-    user's own may have drawn other data."""
-    for seed in (0, 1):
-        made(tmp_path / f"old-{seed}", seed=seed, values=(10.0 * seed,))
-        made(tmp_path / f"renamed-{seed}", seed=seed, values=(10.0 * seed, 50.0))
-    runs = read([tmp_path])
-    (group,) = runs.groups
-    assert [run.name for run in group.runs] == ["renamed-0", "renamed-1"]
-    page = report.html(runs, report.sections(runs))
-    assert "Not in any mean, for another run has the same settings, data and seed: old-0, old-1." in page
-    assert "mean of 2 runs" in page
-    (tmp_path / "old-0" / "identity.json").write_text(json.dumps({"(partition)": "another"}))
-    assert [run.name for run in read([tmp_path]).groups[0].again] == ["old-1"]
-
-
 def test_rounds_that_are_gone_are_told(tmp_path):
     whole, cut = (made(tmp_path / name, values=(1.0, 2.0, 3.0)) for name in ("whole", "cut"))
     lines = (cut / "metrics.jsonl").read_text().splitlines(keepends=True)

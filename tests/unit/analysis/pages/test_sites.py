@@ -76,19 +76,6 @@ def text_of(sections):
 
 
 # ---- what a site gave ----
-def test_rounds_and_shares(tmp_path):
-    run = Run(made(tmp_path / "r"))
-    north, middle, south = sites(run)
-    assert [site.took_part for site in (north, middle, south)] == [(0, 1, 2), (0, 1), (0, 2)]
-    assert (north.refused, south.refused) == ((), (2,))
-    # By samples, among those whose uploads count: 60 30 10; 60 30; 60.
-    assert north.share == pytest.approx((0.6 + 60 / 90 + 1) / 3)
-    assert middle.share == pytest.approx((0.3 + 30 / 90) / 3)
-    assert south.share == pytest.approx(0.1 / 3)
-    alike = sites(Run(made(tmp_path / "u", cohort={"weighting": "uniform"})))
-    assert [site.share for site in alike] == pytest.approx([(1 / 3 + 1 / 2 + 1) / 3, (1 / 3 + 1 / 2) / 3, 1 / 9])
-    assert north.own.samples == 40
-    assert north.own.last("accuracy") == 80.0
 
 
 def test_a_sites_page_names_no_other(tmp_path):
