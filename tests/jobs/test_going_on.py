@@ -198,10 +198,3 @@ def test_must_and_what_is_no_run(place, tmp_path):
         done = fedmpi(command, place / "whole", word)
         said = f"error: {word}: has no effect here, for {place / 'whole'} says where the run is; leave it out"
         assert (done.returncode, said in done.stderr) == (2, True)
-
-
-def test_nothing_is_kept_where_nothing_is_asked_for(place):
-    done = fedmpi("run", place / "run.yaml", "name=bare", "rounds=2", "checkpoint.every=0", "state.memory=null")
-    assert done.returncode == 0, done.stderr
-    assert not (place / "bare" / "checkpoints").exists()
-    assert not (place / "bare" / "state").exists()

@@ -266,21 +266,6 @@ def test_a_site_writes_down_what_has_left_it(tmp_path):
     assert not (tmp_path / "silos-2" / "audit").exists()
 
 
-def test_what_an_analysis_makes_a_site_send_is_written_down_too(tmp_path):
-    """Its local model goes to the other site; it stood there under the name of what was sent before it."""
-    write_silos(tmp_path)
-    words = ["run", tmp_path / "silos.yaml", f"data.root={tmp_path}", f"output={tmp_path}", "method.name=fedavg"]
-    done = fedmpi(*words, "analysis=[losses, drift]", kind="mpirun", size=3)
-    assert done.returncode == 0, done.stderr
-    for site, other in ((1, 2), (2, 1)):
-        lines = (tmp_path / "silos" / "audit" / f"rank-{site}.jsonl").read_text().splitlines()
-        sent = [(tuple(row["what"]), row["to"], row["round"]) for row in map(json.loads, lines)]
-        for t in range(3):
-            for what in ("local model", "dw"):
-                assert sorted(to for name, to, when in sent if (name, when) == ((what,), t)) == [0, other]
-            assert {to for name, to, when in sent if (name, when) == (("figures of analysis",), t)} == {0}
-
-
 def test_what_sites_judge_is_the_model_that_is_kept(tmp_path):
     """With a format downwards they train what came by it; figures, and the choice of the best, are of w."""
     (tmp_path / "silos.yaml").write_text(SILOS)

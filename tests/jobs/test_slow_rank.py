@@ -1,7 +1,6 @@
 """Real ranks of which one is slow: it gets less, the bits stay, replays agree, and the timeline shows who waits."""
 
 import json
-import shutil
 from xml.etree import ElementTree
 
 import pytest
@@ -108,16 +107,6 @@ def test_a_run_goes_on_with_the_placement_that_it_had(place):
     assert trained(run, 2)[5] == trained(run, 2, -1)[6] < 6
 
 
-@pytest.mark.parametrize("text", ["{}", '{"round": 0, "pace": {"a": "b"}, "clients": {}, "ahead": 0}', "[1]", "{"])
-def test_what_is_no_placement_is_told(place, tmp_path, text):
-    (tmp_path / "p.jsonl").write_text(text + "\n")
-    done = start(place, "run", place / "run.yaml", f"cohort.replay={tmp_path}/p.jsonl", size=1, code=2)
-    assert done.stderr.startswith(
-        ("fedmpi: error: cohort.replay: ", f"fedmpi: error: {tmp_path}/p.jsonl:1 is no row of a run")
-    )
-    assert done.stderr.count("\n") == 1
-
-
 # ---- the timeline ----
 def test_every_rank_tells_all_of_every_round(place):
     (job,) = timeline.read(place / "one")
@@ -159,20 +148,6 @@ def test_it_is_shown_and_drawn(place, tmp_path):
     assert any(f"round {ROUNDS - 4}:" in title for title in titles)
     assert not any(f"round {ROUNDS - 5}:" in title for title in titles)
     assert {each["rounds"] for each in found} == {ROUNDS}  # the evaluation behind the last one is none
-
-
-def test_a_killed_run_has_whole_lines_and_one_that_goes_on_has_two_jobs(place, tmp_path):
-    run = tmp_path / "run"
-    shutil.copytree(place / "one", run)
-    file = run / "timeline" / "rank-0001.jsonl"
-    file.write_bytes(file.read_bytes()[:-20])
-    (job,) = timeline.read(run)
-    assert [len(each["rounds"]) for each in job["ranks"].values()] == [ROUNDS + 1, ROUNDS, ROUNDS + 1]
-    start(place, "resume", run, f"rounds={ROUNDS + 1}", "checkpoint.changes=accept", slow="none")
-    first, second = timeline.read(run)
-    assert len(first["ranks"][1]["rounds"]) == ROUNDS  # what was cut has not swallowed the head of the second
-    assert sorted(second["ranks"]) == [0, 1, 2]
-    assert {line["round"] for line in second["ranks"][1]["rounds"]} == {ROUNDS, ROUNDS + 1}
 
 
 def test_what_is_damaged_or_missing_is_told(place, tmp_path):

@@ -6,17 +6,15 @@ from dataclasses import replace
 import numpy as np
 import pytest
 import torch
-import yaml
 from helpers import federated, images, play, prepare, settings, small_settings
 from torch import nn
 
-from fedmpi import config
 from fedmpi.common.errors import UserError
 from fedmpi.config import machine
 from fedmpi.data.dataset import Dataset
 from fedmpi.data.federated import split
 from fedmpi.methods import registry
-from fedmpi.runtime import build_data, consistency
+from fedmpi.runtime import consistency
 
 
 def wide_net(input_shape, classes):
@@ -149,27 +147,6 @@ class Symbols(nn.Sequential):
 
 def square(input_shape, classes):
     return Symbols(nn.Embedding(classes, 8), nn.Linear(8, classes))
-
-
-def test_as_many_symbols_as_targets_are_told(tmp_path):
-    """(B, V, L) and (B, L, V) look the same then."""
-    text = np.random.default_rng(0).integers(0, 6, (40, 7))
-    for length, told in ((6, 1), (5, 0)):
-        x, y = text[:, :length], text[:, 1 : length + 1]
-        np.savez(tmp_path / "a.npz", x_train=x[:30], y_train=y[:30], x_test=x[30:], y_test=y[30:])
-        source = {"source": "npz", "path": "a.npz", "root": str(tmp_path), "classes": 6}
-        tree = {
-            "data": {**source, "partition": {"scheme": "iid", "clients": 2}},
-            "model": {"name": f"{__file__}:square"},
-            "task": {"name": "next_symbol"},
-            "method": {"name": "fedavg"},
-        }
-        (tmp_path / "a.yaml").write_text(yaml.safe_dump(tree))
-        with warnings.catch_warnings(record=True) as seen:
-            warnings.simplefilter("always")
-            made = config.load(tmp_path / "a.yaml")
-            prepare(made, build_data.partitioned(made))
-        assert sum("as many symbols as targets" in str(each.message) for each in seen) == told
 
 
 def test_torch_compile_without_a_compiler_is_told_before_anything_runs(monkeypatch):

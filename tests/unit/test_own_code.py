@@ -1,7 +1,6 @@
 """Code of the user's own draws from global generators, imports what lies beside it, and changes the directory."""
 
 import json
-import os
 from pathlib import Path
 
 import numpy as np
@@ -132,14 +131,6 @@ def test_what_own_code_draws_is_of_the_seed_alone(made, tmp_path, more):
     assert np.array_equal(np.random.get_state()[1], before)
     other = told(fedmpi.run(made(*words, "seed=1"))["directory"])
     assert all(theirs != own for theirs, own in zip(other, first, strict=True))
-
-
-def test_own_code_may_change_the_directory(made, tmp_path):
-    result = fedmpi.run(made(*(f"{who}.moves={tmp_path}/elsewhere" for who in ("data", "method"))))
-    assert os.getcwd() == f"{tmp_path}/elsewhere"
-    assert result["directory"] == "runs/run"
-    assert (tmp_path / "here" / "runs" / "run" / "summary.json").is_file()
-    assert not list((tmp_path / "elsewhere").iterdir())
 
 
 def test_imports_are_followed(tmp_path):

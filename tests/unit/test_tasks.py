@@ -129,17 +129,6 @@ class Nameless:
         return self.figures(outputs, y)
 
 
-def test_names_of_a_users_task():
-    """Its own where it has them, else the keys of its metrics, for targets as its data have them."""
-    assert metric_names(Classification(2), (2,), torch.arange(2)) == ("accuracy", "auroc")
-    assert metric_names(Classification(3), (3,), torch.arange(2)) == ("accuracy",)
-    found = metric_names(Nameless(lambda f, y: {"f1": f[y, 0].sum().item(), "kappa": 0.0}), (3,), torch.arange(2))
-    assert found == ("f1", "kappa")
-    assert metric_names(Nameless(lambda f, y: {"mae": (f[:, 0] - y).abs().mean()}), (1,), torch.zeros(2)) == ("mae",)
-    found = metric_names(Nameless(lambda f, y: {"far": (f - y).norm()}), (4, 3), torch.zeros(2, 4, 3))
-    assert found == ("far",)
-
-
 @pytest.mark.parametrize(
     ("figures", "message"), [(lambda f, y: {}, "no figure"), (lambda f, y: 1 / 0, "division by zero.*names =")]
 )
@@ -238,14 +227,6 @@ def test_multi_label_metrics():
     assert all(map(math.isnan, MultiLabel(3, ("f1", "exact", "auroc")).metrics(f[:0], y[:0]).values()))
 
 
-def test_regression_of_several_numbers():
-    """Errors 1, 1 of the first, 0, 0 of the second: r2 1 - 2/2 and 1; a constant third is left out."""
-    y = torch.tensor([[0.0, 5.0, 3.0], [2.0, 6.0, 3.0]])
-    f = torch.tensor([[1.0, 5.0, 4.0], [1.0, 6.0, 4.0]])
-    figures = Regression(3, ("mse", "rmse", "mae", "r2")).metrics(f, y)
-    assert figures == {"mse": pytest.approx(4 / 6), "rmse": pytest.approx((4 / 6) ** 0.5), "mae": 4 / 6, "r2": 0.5}
-
-
 # ---- survival ----
 def naive_cox(f, y):
     total = 0.0
@@ -295,14 +276,6 @@ def test_cox_loss_and_c_index(values):
     assert task.whole_loss(f[order], y[order]).item() == pytest.approx(task.whole_loss(f, y).item(), abs=1e-12)
 
 
-def test_cox_by_hand():
-    """Times 1 (event), 2 (censored), 3 (event), all f = 0: ln 3 of the first, ln 1 of the last, over three samples."""
-    y = torch.tensor([[1.0, 1.0], [0.0, 2.0], [1.0, 3.0]])
-    assert negative_log_likelihood(torch.zeros(3), y).item() == pytest.approx(math.log(3) / 3, abs=1e-6)
-    assert Survival(1).metrics(torch.tensor([[2.0], [1.0], [0.0]]), y) == {"c_index": 1.0}
-    assert Survival(1).metrics(torch.tensor([[0.0], [1.0], [2.0]]), y) == {"c_index": 0.0}
-
-
 # ---- a class at each place ----
 def test_next_symbol_by_hand():
     """Probabilities (1/4, 3/4) at each place; targets 1, 0 | 1, none: -ln of 3/4, 1/4, 3/4; accuracy 2/3."""
@@ -317,21 +290,6 @@ def test_next_symbol_by_hand():
     figures = task.metrics(held, y)
     assert figures["accuracy"] == pytest.approx(200 / 3)
     assert figures["perplexity"] == pytest.approx(math.exp(expected), rel=1e-6)
-
-
-def test_symbols_first_or_last():
-    g = torch.Generator().manual_seed(0)
-    f, y = torch.randn(3, 4, 6, generator=g), torch.randint(0, 6, (3, 4), generator=g)  # (B, L, V)
-    task = NextSymbol(6)
-    each = [torch.nn.functional.cross_entropy(f[b, i], y[b, i]) for b in range(3) for i in range(4)]
-    naive = torch.stack(each).mean()
-    for logits in (f, f.mT):
-        assert task.loss(lambda x: logits, None, y).item() == pytest.approx(naive.item(), abs=1e-6)  # noqa: B023
-        right = (f.argmax(2) == y).double().mean().item()
-        assert task.metrics(task.hold(logits, y), y)["accuracy"] == pytest.approx(100 * right)
-    nothing = torch.full((3, 4), -100)
-    assert task.loss(lambda x: f, None, nothing).item() == 0
-    assert all(map(math.isnan, task.metrics(task.hold(f, nothing), nothing).values()))
 
 
 @pytest.mark.parametrize("shape", [(3, 4, 5), (3, 4, 5, 6)])

@@ -111,26 +111,6 @@ def test_no_mean_is_over_two_codes_or_data(asked):
         sweep_table.collect(asked, None, "last")
 
 
-def test_another_version_of_fedmpi_is_told_in_each_form(asked):
-    digests(asked, lambda labels: {"(code of fedmpi)": labels["seed"]})
-    cells = sweep_table.collect(asked, None, "last")
-    said = "mixed: a_lr-0.1_seed-0 and a_lr-0.1_seed-1 differ in code of fedmpi"
-    assert said in sweep_table.text(cells)
-    assert said.replace("_", r"\_") in sweep_forms.markdown(cells)
-    assert said.replace("_", r"\_") in sweep_forms.latex(cells)
-
-
-def test_runs_of_more_rounds_are_not_put_beside_shorter_ones(asked):
-    run = asked.settings(asked.labels[0])
-    (run.output / run.name / "metrics.jsonl").write_text("{}\n" * 5)
-    with pytest.raises(
-        UserError, match="holds a run with 5 rounds, and the sweep now asks for 1; ask for rounds=5, give"
-    ):
-        sweep_table.collect(asked, None, "last")
-    (run.output / run.name / "metrics.jsonl").write_text('{"round": -1, "loss": 2.3}\n{"round": 0, "loss": 2.2}\n')
-    assert sweep_table.collect(asked, None, "last").found["A", "0.1"]["0"] == 50.0  # the initial model is no round
-
-
 def test_by_hand(asked):
     cells = sweep_table.collect(asked, None, "last")
     lines = sweep_table.text(cells)
@@ -151,17 +131,6 @@ def test_by_hand(asked):
     assert turned[2].split()[0] == "train.lr"
     assert "50.00 +- 10.00 [40.00 =]" in turned[4]
     assert turned[0].endswith(f"fedmpi table {asked.path} --of last --rows train.lr")
-
-
-def test_what_is_shown_unasked(asked):
-    """The headline is no loss, though a round without an evaluation has nothing else; of one seed nothing is paired."""
-    for run in asked.settings(asked.labels[0]).output.glob("*/summary.json"):
-        last = {"train_loss": 9.0, "loss": 8.0, "c_index": 0.7}
-        run.write_text(json.dumps({"exit_reason": "finished", "last": last}))
-    one = sweep.load(asked.path, ["over.seed=[0]", "published=null"])
-    lines = sweep_table.text(sweep_table.collect(one, None, "last"))
-    assert lines[0].startswith("c index, after the last round")
-    assert lines[-1].split() == ["B_2", "0.700", "0.700"]
 
 
 @pytest.mark.parametrize(
@@ -298,18 +267,6 @@ def test_what_is_no_number_counts_for_nothing_and_is_told(tmp_path):
     assert "not a number: A (seed 1)" in sweep_forms.latex(cells)
 
 
-def test_the_metric_of_what_is_published(tmp_path):
-    """`best accuracy` is the accuracy of the best round."""
-    text = (
-        ODD[: ODD.index("over:")] + "over: {{m: {{A: {{}}}}}}\npublished: {{metric: best accuracy, values: {{A: 3}}}}\n"
-    )
-    asked = made(tmp_path / "t.yaml", text, lambda labels: of(1.0) | {"best": {"accuracy": 3.0}})
-    cells = sweep_table.collect(asked, None, None)
-    assert (cells.metric, cells.of, cells.found) == ("accuracy", "best", {("A",): {"0": 3.0}})
-    assert sweep_table.collect(asked, None, "last").found == {("A",): {"0": 1.0}}
-    assert sweep_table.collect(asked, None, "last").published is None  # theirs is of the best round
-
-
 MEASURED = [
     {"round": 0, "clients": [0, 1], "losses": {"shift": 9.0, "aggregation": None, "matrix": [[1.0]]}},
     {"round": 1, "clients": [0, 1], "losses": {"shift": 0.5, "aggregation": -0.25}},
@@ -348,37 +305,6 @@ def test_what_analysis_has_measured(asked):
         found = sweep_table.difference(sweep_table.collect(asked, "losses.shift", None), ("B_2",), ("0.1",))
         # By hand: 4.303 standard errors for three seeds; differences that are all equal say nothing of chance.
         assert found == (pytest.approx(1.0 + scatter), pytest.approx(scatter / 3**0.5), told)
-
-
-def test_what_all_runs_are_judged_by_is_shown(asked):
-    """Of one method the global model is nobody's: then what clients use is shown of all."""
-    every = sweep.load(asked.path, ["evaluate.protocol=[global,personal]"])
-    for labels, settings in every.runs():
-        run = settings.output / settings.name
-        if run.exists():
-            own = {"personal_accuracy": 7.0} | ({} if labels["method"] == "B_2" else {"accuracy": 50.0})
-            (run / "summary.json").write_text(json.dumps({"exit_reason": "finished", "last": own}))
-            (run / "identity.json").write_text(json.dumps(settings.identity()))
-    cells = sweep_table.collect(every, "accuracy", None)
-    assert cells.found["A", "0.1"] == cells.found["B_2", "0.1"] == dict.fromkeys("012", 7.0)
-
-
-def test_of_what_is_measured_no_earlier_round_stands_for_the_last_one(asked):
-    """Neither a figure that is null there, nor one that is no number; lists are none."""
-    measured(asked)
-    cells = sweep_table.collect(asked, "losses.aggregation", None)
-    assert cells.found["A", "0.1"] == dict.fromkeys("012", -0.25)
-
-    def change(labels, row):
-        return {**row, "losses": {"shift": None if row["round"] and labels["seed"] == "1" else 1.0, "local": 1.0}}
-
-    measured(asked, change)
-    cells = sweep_table.collect(asked, "losses.shift", None)
-    assert (cells.found["A", "0.1"], cells.bad["A", "0.1"]) == ({"0": 1.0, "2": 1.0}, ["1"])
-    with pytest.raises(UserError, match=r"no run has a figure 'losses.matrix'; .*allowed: losses.local, losses.shift"):
-        sweep_table.collect(asked, "losses.matrix", None)
-    with pytest.raises(UserError, match="--of: best: nothing that `analysis` measures is best; allowed: last, mean"):
-        sweep_table.collect(asked, "losses.shift", "best")
 
 
 def test_pictures(asked, tmp_path, monkeypatch):

@@ -15,7 +15,7 @@ from fedmpi.comm.backends import mpi
 from fedmpi.comm.launchers.job import Job
 from fedmpi.common import torchvision_compat
 from fedmpi.common.errors import UserError
-from fedmpi.doctor import asking, host, launchers, libraries, report, wanted
+from fedmpi.doctor import asking, host, launchers, libraries, wanted
 from fedmpi.doctor.lines import BAD, FINE, ODD, Line, shown
 
 QUICK = str(ROOT / "configs" / "quickstart.yaml")
@@ -142,18 +142,6 @@ def cards(monkeypatch, *capabilities):
     monkeypatch.setattr(torch.cuda, "get_device_properties", lambda n: about[getattr(n, "index", n)])
 
 
-def test_gpus_and_their_bf16_units(monkeypatch):
-    cards(monkeypatch, (7, 0), (9, 0))
-    assert [tuple(line) for line in libraries.gpus()] == [
-        ("gpu 0", "Card, 80.0 GiB, compute capability 7.0, no bf16 units", FINE),
-        ("gpu 1", "Card, 80.0 GiB, compute capability 9.0, bf16 units", FINE),
-    ]
-    cards(monkeypatch)
-    monkeypatch.setattr(os.path, "exists", lambda path: path == "/dev/nvidiactl")
-    [line] = libraries.gpus()
-    assert (line.name, line.mark) == ("gpu", ODD)
-
-
 def test_an_mpi_that_is_missing_or_without_ulfm(monkeypatch):
     def missing():
         raise UserError("asked for comm.backend=mpi, but mpi4py does not load: no libmpi.so\nInstall it")
@@ -176,12 +164,6 @@ def test_an_mpi_that_is_missing_or_without_ulfm(monkeypatch):
 
 
 # ---- the machine ----
-def test_limits_that_are_low(monkeypatch):
-    monkeypatch.setattr(host.resource, "getrlimit", lambda which: (64, 64))
-    monkeypatch.setattr(os.path, "isdir", lambda path: True)
-    assert [(line.mark, "ulimit" in line.text) for line in host.limits()] == [(ODD, True)] * 2
-    monkeypatch.setattr(host.resource, "getrlimit", lambda which: (-1, -1))
-    assert [tuple(line)[1:] for line in host.limits()] == [("unlimited", FINE)] * 2
 
 
 def test_temporary_files_want_room(monkeypatch):
@@ -189,16 +171,6 @@ def test_temporary_files_want_room(monkeypatch):
     lines = host.temporary()
     assert lines[0].mark == ODD
     assert "TMPDIR" in lines[0].text
-
-
-def test_folders_of_launchers_that_are_gone_are_told(monkeypatch, tmp_path):
-    monkeypatch.setattr(host.tempfile, "gettempdir", lambda: str(tmp_path))
-    for name in (f"ompi.{os.getpid()}", "ompi.0", "ompi.mine"):
-        (tmp_path / name).mkdir()
-    told = [line for line in host.temporary() if line.name == "left by mpirun"]
-    assert [(line.mark, line.text.split()[0]) for line in told] == [(ODD, "1")]
-    (tmp_path / "ompi.0").rmdir()
-    assert "left by mpirun" not in [line.name for line in host.temporary()]
 
 
 def test_a_host_name_that_leads_to_loopback_matters_between_hosts_only(monkeypatch):
@@ -300,21 +272,3 @@ def test_lines_have_no_control_characters_and_no_home(monkeypatch):
     monkeypatch.setenv("HOME", "/home/me")
     assert shown(Line("a", "/home/me/x \x1b[31m\nmore", BAD)) == f"! a{' ' * 14}~/x  [31m\n{' ' * 17}more"
     assert shown(Line("a", "/home/meyer", FINE)).endswith("/home/meyer")
-
-
-@pytest.mark.parametrize(
-    ("env", "silent"),
-    [
-        ({}, False),
-        ({"PMIX_RANK": "0"}, False),
-        ({"PMIX_RANK": "3"}, True),
-        ({"SLURM_JOB_ID": "1", "SLURM_NTASKS": "5"}, False),  # srun was forgotten: said in the report
-        ({f"OMPI_COMM_WORLD_{n}": "1" for n in ("RANK", "SIZE", "LOCAL_RANK", "LOCAL_SIZE")}, True),
-    ],
-)
-def test_only_rank_0_speaks_and_mpi_is_not_asked(monkeypatch, env, silent):
-    monkeypatch.setattr(mpi, "identity", lambda: pytest.fail("MPI was started"))
-    for name, value in env.items():
-        monkeypatch.setenv(name, value)
-    assert report.silent() == silent
-    assert (report._job()[0] is None) == (len(env) == 2 or "PMIX_RANK" in env)

@@ -8,7 +8,7 @@ from datetime import timedelta
 
 import pytest
 from attacker import GARBAGE, Attacker
-from torch.distributed import DistError, DistNetworkError, DistStoreError, TCPStore
+from torch.distributed import DistError, DistNetworkError, TCPStore
 
 from fedmpi.comm.meeting import door, store_server
 from fedmpi.comm.meeting.store import RankStore
@@ -90,19 +90,6 @@ def test_who_waits_goes_on_when_the_last_value_comes_and_not_before(server):
     waits.join(60)
     assert heard == [[b"1", b"2"]]
     assert not server.waiting
-
-
-def test_a_wait_that_ends_leaves_nothing_behind(server):
-    store = join(server)
-    with pytest.raises(DistStoreError):
-        store.wait(["never"], timedelta(seconds=0.05))
-    store.set("never", "now")
-    assert store.get("never") == b"now"
-    gone = join(server)
-    gone.connection.sendall(packed(b"wait", b"1000", b"later"))
-    assert comes_true(lambda: server.waiting)
-    gone.connection.close()
-    assert comes_true(lambda: not server.waiting)
 
 
 def test_a_server_that_is_gone_is_said(server):

@@ -228,15 +228,6 @@ def test_sites_need_no_number(tmp_path):
     assert partition.clients is None
 
 
-def test_missing_keys(tmp_path):
-    path = write(tmp_path, "data: {source: digits, partition: {scheme: iid}}\nmethod:\n  mu: 3\n")
-    assert message(path).splitlines()[1:] == [
-        f"  {path}: model: missing; it must be given",
-        f"  {path}:1: data.partition: clients is missing; scheme iid needs it (`site` and `file` know it)",
-        f"  {path}:2: method.name: missing; it must be given",
-    ]
-
-
 def test_all_mistakes_come_in_one_message_in_their_order(tmp_path):
     path = write(tmp_path, GOOD + "  epochs: 3\nrounds: x\nsede: 1\n")
     lines = message(path, "train.momentum=2").splitlines()
@@ -258,14 +249,6 @@ def test_a_mistake_in_a_base_is_named_with_the_line_of_the_base(tmp_path):
     assert len(lines) == 3
 
 
-def test_a_circle_of_bases_is_named(tmp_path):
-    write(tmp_path, "base: [b.yaml]", "a.yaml")
-    write(tmp_path, "base: [c.yaml]", "b.yaml")
-    write(tmp_path, "base: [b.yaml]", "c.yaml")
-    circle = f"base files form a circle: {tmp_path}/b.yaml -> {tmp_path}/c.yaml -> {tmp_path}/b.yaml"
-    assert circle in message(tmp_path / "a.yaml")
-
-
 def test_files_that_are_no_config(tmp_path):
     write(tmp_path, GOOD)
     assert message(tmp_path / "rnu.yaml") == (
@@ -278,15 +261,6 @@ def test_files_that_are_no_config(tmp_path):
     assert "binary.yaml:1: cannot be read as text" in message(tmp_path / "binary.yaml")
     assert "special characters are not allowed" in message(write(tmp_path, "a: \x07", "bell.yaml"))
     assert "expected a single document" in message(write(tmp_path, "a: 1\n---\nb: 1", "two.yaml"))
-
-
-def test_anchors_and_merge_keys(tmp_path):
-    text = "task: {name: regression, a: &a {x: 1, y: 2}, b: &b {<<: *a, y: 3}, c: *b}\n"
-    inherited = {"x": 1, "y": 3}
-    options = config.load(write(tmp_path, GOOD + text)).task.options
-    assert options == {"a": {"x": 1, "y": 2}, "b": inherited, "c": inherited}
-    path = write(tmp_path, GOOD + "  <<: {momentum: 0.3, epochs: 8}\n")
-    assert (config.load(path).train.momentum, config.load(path).train.epochs) == (0.3, 2)
 
 
 def test_a_plugin_lies_beside_the_config_that_names_it_else_in_the_working_directory(tmp_path, monkeypatch):
@@ -356,13 +330,3 @@ def test_a_secret_from_a_variable_is_not_shown(tmp_path, monkeypatch):
     assert "hunter2" not in text_for(redacted(settings.resolved()))
     for text in ("method.token=${env:HIDDEN}", "method={token: ${env:HIDDEN}}"):
         assert "hunter2" not in shown(text)
-
-
-def test_so_does_a_method_within_a_method(tmp_path, monkeypatch):
-    write(tmp_path, "", "configs/mine.py")
-    (tmp_path / "here").mkdir()
-    text = GOOD.replace("{name: fedld, margin: 0.03}", "{name: fedatom, client: {name: 'mine.py:M', mu: 1.0}}")
-    path = write(tmp_path, text, "configs/run.yaml")
-    monkeypatch.chdir(tmp_path / "here")
-    assert config.load(path).method.options["client"] == {"name": f"{tmp_path}/configs/mine.py:M", "mu": 1.0}
-    assert "method.client: there is no file" in message(path, "method.client=none.py:M")

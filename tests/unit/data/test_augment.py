@@ -202,27 +202,8 @@ def test_bytes_are_read_as_normalised_floats(blocks):
     assert stored_channels_last(grey.read(rows)) == blocks
 
 
-def test_stored_pictures_act_as_a_tensor_of_floats():
-    x = pictures(dtype=torch.uint8)
-    kept, wanted = of_bytes(x, MEAN, STD, 3), normalised(x)
-    assert torch.equal(kept, wanted)
-    assert torch.equal(kept[3:5, 1], wanted[3:5, 1])
-    assert torch.equal(torch.cat([kept, kept[:2]]), torch.cat([wanted, wanted[:2]]))
-    assert torch.equal(kept.mean((2, 3)), wanted.mean((2, 3)))
-    assert isinstance(kept[torch.tensor([3, 1])], Pictures)
-    assert torch.equal(kept[torch.tensor([3, 1])].floats(), wanted[[3, 1]])
 
 
-def test_operations_follow_in_order_with_cutout_after_normalisation(blocks):
-    """As torchvision's users write it: RandomCrop, flip, ToTensor, Normalize, Cutout."""
-    x, seen = pictures(dtype=torch.uint8), look(("crop", 4), "flip", ("cutout", 4))
-    kept = Pictures(laid_out(x, blocks), seen)
-    u = torch.rand(N, seen.columns)
-    crop, flip, cutout = seen.operations
-    wanted = cutout(normalised(flip(crop(x, u[:, :2]), u[:, 2:3])), u[:, 3:])
-    assert torch.equal(kept.read(torch.arange(N), u), wanted)
-    assert torch.equal(kept.read(torch.arange(N)), normalised(x)), "a test picture is left alone"
-    assert torch.equal(kept.stored, x), "what is stored stays as it is"
 
 
 def test_normalise_replaces_that_of_the_source():
@@ -317,20 +298,6 @@ def test_test_pictures_become_floats_and_training_pictures_stay_bytes(blocks):
     assert replace(moved).x_dtype == torch.float32
 
 
-@pytest.mark.parametrize("channels", [1, 3])
-def test_a_border_stays_black_around_pictures_with_noise(channels):
-    stored, y = torch.randint(1, 256, (40, 1, 8, 8), dtype=torch.uint8), torch.arange(40) % 4
-    x = of_bytes(stored, (0.5,), (0.25,), channels)
-    data = Dataset(x, y, x, y, classes=4)
-    plain = {how: split(data, how, 4, 0, **more) for how, more in (("iid", {}), ("feature_noise", {"level": 0.5}))}
-    for k in range(4):
-        clean, noisy = (plain[how].train[k].x[plain[how].train[k].index].floats() for how in ("iid", "feature_noise"))
-        assert (noisy - clean).std().item() == pytest.approx(0.5 * k / 3, rel=0.1)
-    cropped = augmented(plain["feature_noise"], [made("crop", 4)]).train[3]
-    corner = cropped.x.read(cropped.index, torch.zeros(len(cropped.index), cropped.x.look.columns))[:, :, :4]
-    assert (corner == -2).all()
-    with pytest.raises(UserError, match=r"normalise works .* with partition scheme feature_noise"):
-        augmented(plain["feature_noise"], [made("normalise", "cifar10")])
 
 
 def test_test_rows_of_each_site_are_normalised_as_well():

@@ -152,16 +152,6 @@ def test_a_file_with_a_wrong_checksum_is_refused_and_deleted(server, tmp_path):
     assert (tmp_path / "a.bin").read_bytes() == CONTENT
 
 
-def test_every_address_that_fails_is_reported(server, tmp_path):
-    server.breaks = 100
-    with pytest.raises(UserError) as caught:
-        get(server, tmp_path / "a.bin", "plain/none.bin", "busy/a.bin")
-    assert str(caught.value).splitlines() == [
-        f"{server.url('plain/none.bin')}: HTTP 404 Not Found",
-        f"{server.url('busy/a.bin')}: HTTP 503 Service Unavailable",
-    ]
-    assert len(server.asked) == 1 + 3  # what is not there is not asked for again
-    assert not (tmp_path / "a.bin").exists()
 
 
 
@@ -249,19 +239,6 @@ def test_an_archive_that_is_refused(listed, server, tmp_path, content, says):
     assert left <= ({"small"} if "lacks" in says else {"small.pack"})
 
 
-def test_a_damaged_file_and_a_folder_with_gaps_are_fetched_again(listed, tmp_path):
-    listed(tape(**FILES), parts=())
-    parts = (one("small/a", md5(b"1")), Part(("small/b",), files=1))
-    SETS["small"] = replace(SETS["small"], parts=parts)
-    getting.fetch("small", tmp_path, quiet)
-    (tmp_path / "small/a").write_bytes(b"9")
-    (tmp_path / "small/b/c").unlink()
-    assert [wrong for _, wrong in getting.check("small", tmp_path)] == [
-        f"has the MD5 {md5(b'9')}, not {md5(b'1')}",
-        "holds 0 of 1 files",
-    ]
-    assert getting.fetch("small", tmp_path, quiet)
-    assert [wrong for _, wrong in getting.check("small", tmp_path)] == ["", ""]
 
 
 # ---- the commands

@@ -179,23 +179,8 @@ def test_medmnist(tmp_path, name):
     assert torch.equal(apart.train_x[:, -1], data.train_x[:6, -1])
 
 
-def test_chestmnist_has_fourteen_labels_a_picture(tmp_path):
-    arrays = write_medmnist(tmp_path, "chestmnist")
-    data = medmnist(tmp_path, set="chestmnist")
-    assert (data.classes, data.train_y.shape, data.train_y.dtype) == (14, (10, 14), torch.float32)
-    assert torch.equal(data.test_y, torch.from_numpy(arrays["test_labels"]).float())
-    write_medmnist(tmp_path, "chestmnist", val_labels=np.full((4, 14), 2, np.uint8))
-    with pytest.raises(UserError, match=r"val_labels holds 2 in row 0; chestmnist has 0\.\.1"):
-        medmnist(tmp_path, set="chestmnist")
 
 
-def test_medmnist_in_other_sizes(tmp_path):
-    write_medmnist(tmp_path, "bloodmnist", 64)
-    assert medmnist(tmp_path, set="bloodmnist", size=64).input_shape == (3, 64, 64)
-    with pytest.raises(UserError, match="fedmpi data fetch bloodmnist_128"):
-        medmnist(tmp_path, set="bloodmnist", size=128)
-    with pytest.raises(UserError, match="bloodmnist is in colour"):
-        medmnist(tmp_path, set="bloodmnist", size=64, channels=1)
 
 
 

@@ -234,27 +234,6 @@ def test_npz_holds_out_a_stratified_part(tmp_path):
     assert torch.equal(data.site, data.train_x.flatten().long() % 4)
 
 
-@pytest.mark.parametrize(
-    "names",
-    [("x_train", "y_train", "x_test", "y_test"), ("train_images", "train_labels", "test_images", "test_labels")],
-    ids=["keras", "medmnist"],
-)
-def test_npz_under_other_names_with_channels_last(tmp_path, names):
-    x = np.arange(4 * 6 * 5 * 3, dtype=np.uint8).reshape(4, 6, 5, 3)
-    y = np.array([[0], [1], [2], [1]], dtype=np.uint8)
-    arrays = dict(zip(names, (x, y, x[:2], y[:2]), strict=True))
-    np.savez(tmp_path / "a.npz", **arrays, classes=np.array(["a", "b", "c"]))
-    data = npz(tmp_path, path="a.npz", mean=[0.1, 0.2, 0.3], std=[1.0, 0.5, 2.0])
-    assert (data.train_x.shape, data.test_x.shape, data.classes) == ((4, 3, 6, 5), (2, 3, 6, 5), 3)
-    assert data.train_y.tolist() == [0, 1, 2, 1]
-    expected = (torch.from_numpy(x[3, 4, 2] / 255).float() - torch.tensor([0.1, 0.2, 0.3])) / torch.tensor([1, 0.5, 2])
-    torch.testing.assert_close(data.train_x[3, :, 4, 2], expected)
-    assert torch.equal(data.test_x, data.train_x[:2])
-    with pytest.raises(UserError, match=r"data.mean has 1 numbers; x has 3 channels"):
-        npz(tmp_path, path="a.npz", mean=[0.1])
-    np.savez(tmp_path / "b.npz", **arrays, x=x)
-    with pytest.raises(UserError, match=r"each once, under one of its names: x or x_train or train_images"):
-        npz(tmp_path, path="b.npz")
 
 
 def test_npz_validation_part_joins_the_training_part(tmp_path):
@@ -288,12 +267,6 @@ def test_npz_of_silos_has_their_names_in_its_path(tmp_path):
 
 
 
-def test_npz_warns_of_an_array_that_it_does_not_know(tmp_path):
-    np.savez(tmp_path / "a.npz", x_train=np.zeros((4, 1)), y_train=np.arange(4) % 2, age=np.zeros(4),
-             x_val=np.ones((2, 1)), y_val=np.arange(2))  # fmt: skip
-    with pytest.warns(UserWarning, match=r"a\.npz: not looked at: age; known are x, y, site"):
-        data = npz(tmp_path, path="a.npz", test_fraction=0.0)
-    assert len(data.train_y) == 6  # Keras's names of the validation part
 
 
 
@@ -337,14 +310,6 @@ def test_image_folder_has_torchvisions_classes_and_order(tmp_path):
         assert image_folder(tmp_path, size=4).classes == 4
 
 
-def test_image_folder_silos_agree_on_the_classes(tmp_path):
-    write_pictures(tmp_path / "south/train", {"dog": (255, 255, 255)})
-    given = {"site": "south", "small_sites": "keep"}
-    assert image_folder(tmp_path, **given, class_names=("cat", "dog")).train_y.unique().tolist() == [1]
-    with pytest.raises(UserError, match=r"data\.class_names is missing"):
-        image_folder(tmp_path, **given)
-    with pytest.raises(UserError, match="holds the class 'dog'; the classes are cat, fox"):
-        image_folder(tmp_path, **given, class_names=("cat", "fox"))
 
 
 def write_sites(folder):
@@ -381,14 +346,6 @@ def test_image_folder_of_sites(tmp_path):
         image_folder(tmp_path, site="west", **options)
 
 
-def test_image_folder_without_a_training_part_in_a_folder_of_its_own(tmp_path):
-    write_pictures(tmp_path / "a", {"red": (255, 0, 0), "blue": (0, 0, 255)})
-    assert torch.equal(image_folder(tmp_path, path="a").train_y, torch.tensor([0] * 4 + [1] * 4))
-    write_pictures(tmp_path / "a/test", {"red": (255, 0, 0)})
-    with pytest.raises(UserError, match=r"has a folder test, but no folder .*a/train"):  # test is no class
-        image_folder(tmp_path, path="a")
-    with pytest.raises(UserError, match=r"a/test is a part, not a site; leave data\.sites out"):
-        image_folder(tmp_path, path="a", sites=True)
 
 
 def test_image_folder_refused(tmp_path):

@@ -86,13 +86,6 @@ def test_options_name_features_values_and_classes(root):
     assert dropped.meaning[:2] == ("age", "->")
 
 
-def test_without_sites_the_table_is_one(root):
-    rows = "".join(f"{k},{k % 3}\n" for k in range(30))
-    (root / "b.csv").write_text(f"x,y\n{rows}")
-    data = table(root, path="b.csv", label_column="y")
-    assert (data.site, data.site_names, data.classes) == (None, (), 3)
-    assert torch.bincount(data.test_y).tolist() == [2, 2, 2]  # a fifth of each class
-    assert abs(float(data.train_x.mean())) < 1e-6
 
 
 @pytest.mark.parametrize(
@@ -113,14 +106,6 @@ def test_targets(root, cells, target, dtype):
         assert data.train_y.tolist() == [float(cell) for cell in cells]
 
 
-def test_targets_of_several_columns(root):
-    (root / "b.csv").write_text("x,event,days\n" + "".join(f"{k},{k % 2},{10 * k}\n" for k in range(5)))
-    given = {"path": "b.csv", "label_column": ["event", "days"], "test_fraction": 0}
-    data = table(root, **given)
-    assert (data.train_y.tolist(), data.classes) == ([[k % 2, 10 * k] for k in range(5)], 1)  # a risk: survival
-    assert table(root, **given, target="number").classes == 2  # an output for each
-    with pytest.raises(UserError, match="go with one column, of classes"):
-        table(root, **given, target="class")
 
 
 @pytest.mark.parametrize(
@@ -204,27 +189,8 @@ def test_parquet_reads_as_csv_does(root):
     assert read(more, drop=["day"]).train_x.shape[1] == same.train_x.shape[1] + 1  # dose is a feature
 
 
-def test_a_sheet_of_excel(tmp_path):
-    """`sep=`, a byte order mark, Windows' line ends, blanks around names, empty rows, decimal commas."""
-    rows = [f"{site};{1.5 + k};{k % 2}".replace(".", ",") for site in ("Graz", "Wien") for k in range(4)]
-    text = "\n".join([" the site ;age; is sick", *rows, ";;", ""])
-    (tmp_path / "a.csv").write_bytes(("\ufeffsep=;\n" + text).replace("\n", "\r\n").encode())
-    (tmp_path / "b.csv").write_text(text.replace(",", ".").replace(";", ","))
-    options = {"label_column": "is sick", "site_column": "the site", "test_fraction": 0.0}
-    german = table(tmp_path, path="a.csv", delimiter=";", decimal=",", **options)
-    assert torch.equal(german.train_x, table(tmp_path, path="b.csv", **options).train_x)
-    assert german.train_x.unique().numel() == 4
-    sizes = {"label_column": "age", "drop": ["is sick"], "categorical": ["the site"]}
-    assert table(tmp_path, path="a.csv", delimiter=";", decimal=",", test_fraction=0.0, **sizes).train_y[0] == 1.5
 
 
-def test_equal_rows_and_similar_site_names_are_warned_of(tmp_path):
-    rows = ["n,1,no", "n,2,yes", "n,3,no", "n,4,yes", "n,1,no", "N,3,no", "N,4,yes"]
-    (tmp_path / "a.csv").write_text("\n".join(["site,age,sick", *rows]))
-    equal = r"1 row of .*a\.csv equal to an earlier one in every column, .* line 6, as line 2"
-    similar = r"'n' \(.*line 2\) and 'N' \(.*line 7\) are two sites; are they one"
-    with pytest.warns(UserWarning, match=equal), pytest.warns(UserWarning, match=similar):
-        table(tmp_path, path="a.csv", label_column="sick", site_column="site", test_fraction=0.0)
 
 
 def test_a_column_without_a_value_at_a_site_is_warned_of(tmp_path):

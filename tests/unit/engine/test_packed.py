@@ -190,54 +190,6 @@ def test_hooks_see_what_they_would_see_one_by_one(packed):
 
 
 @dataclass(frozen=True)
-class Asks(Method):
-    def loss(self, k, x, y):
-        return k.task_loss(k.logits(x), x, y) * (1 + 0.1 * k.id)
-
-
-@dataclass(frozen=True)
-class Decides(Method):
-    def gradient(self, k, g):
-        return g / 2 if g.norm() > 1 else g
-
-
-@dataclass(frozen=True)
-class Writes(Method):
-    def loss(self, k, x, y):
-        k.w0.mul_(1.1)
-        return k.task_loss(k.logits(x), x, y)
-
-
-@dataclass(frozen=True)
-class Spoils(Method):
-    def gradient(self, k, g):
-        k.w.add_(1)
-        return g
-
-
-@dataclass(frozen=True)
-class Wide(Method):
-    def loss(self, k, x, y):
-        return k.logits(x).sum(1)
-
-
-@pytest.mark.parametrize(
-    ("method", "said"),
-    {
-        "Asks": r"compute\.pack: 3: clients of method Asks with model MLP cannot .*k\.id, which differs",
-        "Decides": r"compute\.pack: 3: clients of method Decides .*data-dependent control flow.*set compute\.pack: 1",
-        "Writes": r"round 0, client \d: a hook of method Writes wrote to k\.",
-        "Spoils": r"round 0, client \d: a hook of method Spoils wrote to k\.",
-        "Wide": r"round 0, client \d: method Wide, hook loss returned shape \(\d+,\)",
-    }.items(),
-)
-def test_what_a_hook_cannot_do_is_told(method, said):
-    """A client's own mistake as it would be one by one; what vmap cannot do with the key and the remedy."""
-    with pytest.raises(UserError, match=said):
-        play(small_settings(f"test_packed:{method}", compute={"pack": 3}), federated())
-
-
-@dataclass(frozen=True)
 class Fails(Method):
     asked: ClassVar[list] = []
 
@@ -254,16 +206,6 @@ def test_one_clients_error_costs_the_others_nothing():
         one, several = both("test_packed:Fails", rounds=1, **options)
     assert [each["client"] for each in several.rows[0]["refused"]] == [2]
     assert several.hashes == one.hashes
-
-
-def test_a_client_that_diverges_takes_nobody_along():
-    data = federated()
-    data.train[2].x[data.train[2].index[0]] = torch.inf
-    options = {"data": data, "pack": 7, "cohort": {"fraction": 1.0}, "faults": {"on_bad_update": "drop"}}
-    with pytest.warns(UserWarning, match="client 2 sent values that are not finite"):
-        one, several = both("scaffold", **options)
-    assert [each["client"] for each in several.rows[0]["refused"]] == [2]
-    assert float((one.w - several.w).norm() / (one.w - one.w0).norm()) < TOLERANCE
 
 
 # ---- what is told before anything runs ----

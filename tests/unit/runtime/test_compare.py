@@ -7,7 +7,6 @@ import pytest
 import yaml
 from helpers import fedmpi
 
-from fedmpi.common.errors import UserError
 from fedmpi.runtime.reading import compare as comparing
 from fedmpi.runtime.reading import compare_text
 
@@ -115,26 +114,6 @@ def test_fewer_rounds(runs, copy):
     assert "the same results as far as both go: A has 4 rounds, B 3" in done.stdout
 
 
-def test_what_cannot_be_read_is_not_the_same(runs, copy, tmp_path):
-    text = (copy / "metrics.jsonl").read_text()
-    for content, said in ((text.replace('{"round": 1', "{round", 1), "line 2 is damaged"), ("{}\n", "names no round")):
-        (copy / "metrics.jsonl").write_text(content)
-        done = fedmpi("compare", runs / "a", copy)
-        assert (done.returncode, done.stdout) == (2, "")
-        assert said in done.stderr
-    (tmp_path / "empty").mkdir()
-    for place, said in ((tmp_path / "empty", "is no run directory"), (tmp_path / "no", "there is no such directory")):
-        done = fedmpi("compare", runs / "a", place)
-        assert done.returncode == 2
-        assert said in done.stderr
-    (copy / "metrics.jsonl").write_text(text)
-    (copy / "environment.json").write_text("[1]")
-    (copy / "identity.json").unlink()
-    assert comparing.compare(runs / "a", copy)["same"]  # the results are; what it was made with is not known
-    with pytest.raises(UserError, match="no run of one name"):
-        comparing.sweeps(tmp_path, runs)
-
-
 def test_sweeps_run_by_run(runs, tmp_path):
     shutil.copytree(runs, tmp_path / "other", ignore=shutil.ignore_patterns("again"))
     changed(tmp_path / "other" / "lr" / "metrics.jsonl", 3, sha256="0" * 64)
@@ -146,12 +125,3 @@ def test_sweeps_run_by_run(runs, tmp_path):
         "1 of 2 runs that both have with the same results",
     ]
     assert fedmpi("compare", runs, runs).returncode == 0
-
-
-def test_a_narrow_terminal(runs):
-    """Two values stand side by side where they fit, else one below the other."""
-    found = comparing.compare(runs / "a", runs / "lr")
-    wide, narrow = (compare_text.lines(found, width) for width in (100, 22))
-    assert "  train.lr: 0.01 | 0.02" in wide
-    at = narrow.index("  train.lr:")
-    assert narrow[at : at + 3] == ["  train.lr:", "    A  0.01", "    B  0.02"]

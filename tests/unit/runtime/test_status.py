@@ -4,22 +4,10 @@ import json
 import time
 
 import pytest
-import yaml
 from helpers import fedmpi
 
-from fedmpi.common.errors import UserError
-from fedmpi.config import sweep
-from fedmpi.runtime.reading import many, many_text, slowest, status, status_text
+from fedmpi.runtime.reading import many, many_text, status, status_text
 from fedmpi.runtime.record import lock
-
-CONFIG = {
-    "name": "run",
-    "rounds": 100_000,
-    "data": {"source": "digits", "partition": {"scheme": "iid", "clients": 4}},
-    "model": {"name": "logistic"},
-    "method": {"name": "fedavg"},
-    "report": False,
-}
 
 
 def row(t, **more):
@@ -145,23 +133,6 @@ def test_figures_bytes_faults_and_ranks(tmp_path):
     assert status.status(run)["alive"] == 3  # lost in an earlier job: all are there again
 
 
-def test_the_slowest_client_and_rank(tmp_path):
-    run = made(tmp_path / "run", FEW)
-    (run / "timeline").mkdir()
-    for rank, waits, ms in ((0, 900, 0), (1, 100, 300), (2, 500, 500)):
-        rows = [
-            {"round": t, "at": t, "s": 1.0, "spans": [["word", 0.0, waits], ["train", waits, ms, rank + 3]]}
-            for t in range(20)
-        ]
-        text = "".join(f"{json.dumps(each)}\n" for each in rows)
-        (run / "timeline" / f"rank-{rank:04}.jsonl").write_text(text + '{"round": 20, "sp')
-    found = slowest.slowest(run)
-    assert found["client"] == {"client": 5, "rank": 2, "seconds": 0.5}
-    assert found["rank"] == {"rank": 1, "busy": pytest.approx(0.9)}
-    pace = made(tmp_path / "pace", FEW, **{"placement.jsonl": '{"round": 4, "pace": {"1": 117, "2": 100}}\n'})
-    assert slowest.slowest(pace) == {"rank": {"rank": 1, "pace": 1.17}}
-
-
 def test_half_lines_and_lines_that_are_none(tmp_path):
     run = made(tmp_path / "run", FEW)
     whole = (run / "metrics.jsonl").read_text()
@@ -214,19 +185,3 @@ def test_a_sweep_by_its_directory(tmp_path):
         assert found["eta_s"] == 12.0 + 20.0
     done = fedmpi("status", place, "--json")
     assert (done.returncode, json.loads(done.stdout)["counts"]["failed"]) == (1, 2)
-
-
-def test_a_sweep_by_its_file(tmp_path):
-    """Also where a run has finished, and the file asks for more rounds since."""
-    (tmp_path / "sweep.yaml").write_text(
-        yaml.safe_dump({**CONFIG, "name": "few", "rounds": 1, "output": str(tmp_path), "over": {"seed": [0, 1]}})
-    )
-    assert fedmpi("sweep", tmp_path / "sweep.yaml", "only={seed: 0}").returncode == 0
-    done = fedmpi("status", tmp_path / "sweep.yaml")
-    assert (done.returncode, done.stdout) == (75, "seed-1: waiting\n1 of 2 runs done; 1 waiting\n")
-    more = many.of_file(sweep.load(tmp_path / "sweep.yaml", ["rounds=2"]))
-    assert more["runs"][0]["why"] == "the sweep asks for 2 rounds"
-    with pytest.raises(UserError, match=r"holds a run with train\.lr"):
-        many.of_file(sweep.load(tmp_path / "sweep.yaml", ["train.lr=0.5"]))
-    (tmp_path / "run.yaml").write_text(yaml.safe_dump(CONFIG))
-    assert "asks for one run" in fedmpi("status", tmp_path / "run.yaml").stderr

@@ -2,7 +2,6 @@
 
 import json
 import sys
-import time
 import types
 
 import pytest
@@ -11,7 +10,6 @@ from fedmpi import config
 from fedmpi.common.errors import UserError
 from fedmpi.runtime import launch, trust
 from fedmpi.runtime.record.tracking import adapters, hearing
-from fedmpi.runtime.resuming.checkpoints import Checkpoints
 
 CONFIG = """\
 name: one
@@ -76,20 +74,6 @@ def heard(folder, name):
 
 def rows(folder, name):
     return [json.loads(line) for line in (folder / name / "metrics.jsonl").read_text().splitlines()]
-
-
-def test_a_checkpoint_is_written_while_a_callback_is_elsewhere(made, tmp_path, monkeypatch):
-    monkeypatch.chdir(tmp_path)
-    write = Checkpoints._write
-
-    def later(self, *given):
-        time.sleep(0.1)
-        write(self, *given)
-
-    monkeypatch.setattr(Checkpoints, "_write", later)
-    launch.execute(made(3, "output=.", "checkpoint.every=1", f"callbacks=[{callback(tmp_path, 'far', stays_s=0.3)}]"))
-    assert len(rows(tmp_path, "one")) == 3
-    assert (tmp_path / "one" / "checkpoints" / "000002.safetensors").exists()
 
 
 def test_each_round_once_and_the_run_as_without_them(made, tmp_path, monkeypatch, recwarn):
@@ -205,25 +189,6 @@ def test_what_they_are_told(made, tmp_path, monkeypatch, name):
     logged = [(given[0], named["step"]) for each, given, named in said if each == "log"]
     assert [step for _, step in logged] == [1, 2, 3]
     assert logged[0][0]["accuracy"] == rows(tmp_path, "one")[0]["accuracy"]
-
-
-def test_mlflow_goes_on_with_its_run(made, tmp_path, monkeypatch):
-    said, run = [], types.SimpleNamespace(info=types.SimpleNamespace(run_id="r1"))
-    answers = {"get_experiment_by_name": None, "create_experiment": "7", "create_run": run, "search_runs": []}
-    recorder = fake(monkeypatch, "mlflow", said, MlflowClient=lambda tracking_uri: recorder)
-    recorder.answers.update(answers)
-    tuples = types.ModuleType("mlflow.entities")
-    tuples.Metric, tuples.Param = (lambda *given: given), (lambda *given: given)
-    monkeypatch.setitem(sys.modules, "mlflow.entities", tuples)
-    launch.execute(made(2, "track=[mlflow]"))
-    recorder.answers["search_runs"] = [run]
-    launch.execute(made(3, "track=[mlflow]", "checkpoint.resume=must"))
-    assert [each for each, _, _ in said].count("create_run") == 1
-    params = dict(each for name, _, named in said if name == "log_batch" for each in named.get("params", []))
-    assert (params["method.name"], params["rounds"]) == ("fedavg", "2")
-    steps = [named["metrics"][0][3] for name, _, named in said if name == "log_batch" and "metrics" in named]
-    assert steps == [1, 2, 3]
-    assert [given[1] for name, given, _ in said if name == "set_terminated"] == ["FINISHED", "FINISHED"]
 
 
 def test_numbers():

@@ -165,22 +165,6 @@ def test_nothing_is_downloaded_for_a_run_that_is_not_trusted(copied):
     assert trust.run_settings(theirs, trust=True).data.download is True
 
 
-def test_analyse_virtual_asks_for_trust_and_says_where_data_come_from(copied, plugin, run, tmp_path):
-    words = ["analyse", "virtual", run, "--to", tmp_path / "new"]
-    done = fedmpi(*words)
-    assert done.stdout.startswith("data: digits {test_fraction: 0.2}, files below their/files\n"), done.stderr
-    assert fedmpi(*words, "data.root=/mine").stdout.startswith("data: digits {test_fraction: 0.2}, files below /mine\n")
-    theirs = copied(model__name=f"{plugin.parent / 'mine.py'}:net")
-    words[2] = theirs
-    done = fedmpi(*words)
-    assert done.returncode == 2
-    assert done.stderr.startswith(f"fedmpi: error: {theirs} would run code that is not fedmpi's own: {plugin}:net")
-    assert done.stderr.count("\n") == 1
-    assert not (plugin.parent / "was_run").exists()
-    fedmpi(*words, "--trust")
-    assert (plugin.parent / "was_run").exists()
-
-
 @pytest.mark.parametrize(
     ("damage", "text"),
     [

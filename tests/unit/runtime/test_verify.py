@@ -1,15 +1,12 @@
 """A run directory in which anything was altered, by one digit or byte, is found out; one that was not is verified."""
 
 import json
-import platform
 import random
-import re
 import shutil
 from contextlib import contextmanager
 from dataclasses import replace
 
 import pytest
-import torch
 from helpers import fedmpi
 
 from fedmpi import config
@@ -18,7 +15,6 @@ from fedmpi.runtime import launch
 from fedmpi.runtime.finished import rounds, verify
 from fedmpi.runtime.reading.compare import LEFT_OUT
 from fedmpi.runtime.record import seal
-from fedmpi.runtime.record.durable import packed, read_tensors
 
 CONFIG = """\
 rounds: 6
@@ -193,14 +189,6 @@ def test_a_round_that_was_altered_is_replayed_whatever_is_drawn(copy, monkeypatc
     assert "or a plug-in is not repeatable (chance without a seed, the time, files): plug-in net.py" in said
 
 
-def test_times_are_sealed_alone(copy, once):
-    change(copy / "metrics.jsonl", 2, "wall_s", 0.001)
-    code, said = check(copy, number=1)
-    assert code == 1
-    assert "metrics.jsonl, round 2, has changed since" in said
-    assert "round 2: what can be recomputed is right, so times, bytes or the writing were changed" in said
-
-
 @pytest.mark.parametrize("key", ["loss", "accuracy", "samples"])
 def test_a_clients_figures_are_recomputed(copy, key, once):
     lines = (copy / "clients.jsonl").read_text().splitlines()
@@ -257,14 +245,6 @@ def test_a_setting_that_was_changed_is_found(copy):
     assert code == 1
     assert "config.yaml or identity.json: train.lr is 0.02 in the one, 0.01 in the other" in said
     assert "replaying gives" in said
-
-
-def test_other_data_are_no_alteration(copy, once):
-    identity = json.loads((copy / "identity.json").read_text())
-    (copy / "identity.json").write_text(json.dumps({**identity, "(training data)": "0" * 12}))
-    seal_anew(copy)
-    code, said = check(copy, number=1)
-    assert (code, "training data below data are not those of the run; data.root=DIR says where" in said) == (2, True)
 
 
 # ---- what cannot be told ----
@@ -344,28 +324,6 @@ def test_mistakes(tmp_path, words, said):
     assert done.stderr.count("\n") == 1
 
 
-def test_a_checkpoint_that_does_not_say_its_round(copy, once):
-    """Whole, and with a SHA-256 that is right: it was a traceback."""
-    path = max(copy.glob("checkpoints/*.safetensors"))
-    tensors, facts = read_tensors(path)
-    for less, missing in (("round", tensors), ("memory", {k: v for k, v in tensors.items() if k != "w"})):
-        path.write_bytes(packed(missing, {key: value for key, value in facts.items() if key != less}))
-        code, said = check(copy)
-        assert code == 1
-        assert f"checkpoints/{path.name}: its model is not that of round" in said
-
-
-def test_what_was_accepted_is_kept_and_makes_no_alteration(copy, tmp_path):
-    """The settings of then are gone from where replays look: it cannot be told."""
-    words = ["rounds=8", "train.batch_size=100", "checkpoint.resume=must", "checkpoint.changes=accept"]
-    launch.execute(config.load(copy / "config.yaml", [f"output={tmp_path}", "name=copy", *words]))
-    (row,) = map(json.loads, (copy / "accepted.jsonl").read_text().splitlines())
-    assert (row["round"], row["changes"]) == (6, ["train.batch_size is 100, was 200"])
-    code, said = check(copy, number=None)
-    assert code == 2, said
-    assert "from round 6 on train.batch_size is 100, was 200" in said
-
-
 @pytest.mark.parametrize(
     ("more", "why"),
     [
@@ -385,27 +343,3 @@ def test_more_rounds_of_what_goes_by_their_number_are_another_experiment(tmp_pat
     launch.execute(config.load(tmp_path / "c.yaml", [*words, "checkpoint.changes=accept"]))
     code, said = check(tmp_path / "a", number=None)
     assert code == 2, said
-
-
-@pytest.mark.parametrize(
-    ("was", "here", "words", "said"),
-    [
-        (["gpu A"], "gpu A", [], "GPUs .gpu A. give the same bits to one process with"),
-        (["gpu A"], "gpu A", ["compute.deterministic=true"], None),
-        (["gpu A"] * 2, "gpu A", ["compute.deterministic=true"], "GPUs .gpu A. give the same bits to one process with"),
-        (["gpu A"], "gpu B", ["compute.deterministic=true"], "it ran on gpu A, here is gpu B"),
-        (["gpu A"], None, [], "it ran on gpu A, here is cpu"),
-        ([None], "gpu A", [], "it ran on cpu .*, here is gpu A"),
-        ([None], "gpu A", ["compute.device=cpu"], None),
-        ([None], None, [], None),
-    ],
-)
-def test_what_devices_have_to_do_with_it(tmp_path, monkeypatch, was, here, words, said):
-    monkeypatch.setattr(torch.cuda, "is_available", lambda: here is not None)
-    monkeypatch.setattr(torch.cuda, "get_device_name", lambda: here)
-    (tmp_path / "identity.json").write_text("{}")
-    ranks = [{"device": each or f"cpu ({platform.machine()})"} for each in was]
-    (tmp_path / "environment.json").write_text(json.dumps({"ranks": ranks}))
-    found = verify.others(tmp_path, config.load("configs/quickstart.yaml", words))
-    assert len(found) == (said is not None)
-    assert said is None or re.match(said, found[0])

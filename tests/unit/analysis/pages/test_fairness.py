@@ -7,7 +7,7 @@ import pytest
 
 from fedmpi.analysis.pages.runs import read
 from fedmpi.analysis.pages.section import Table
-from fedmpi.analysis.pages.sections import clients, fairness, overview
+from fedmpi.analysis.pages.sections import clients, fairness
 
 
 def made(path, told, method="fedavg"):
@@ -51,23 +51,3 @@ def test_fairness_of_runs_and_groups(tmp_path):
     assert table.rows[1] == ["ditto", 50.0, 0.0, 50.0, 50.0, 1.0]
     (curve,) = (part for part in several.parts if getattr(part, "name", "").endswith("-jain"))
     assert curve.data[:2] == [["fedavg", 0, 1.0, None, 1], ["fedavg", 3, pytest.approx(0.98), None, 1]]
-
-
-def test_clients_of_one_site_are_told_apart(tmp_path):
-    """Partition scheme domain: two clients of each of two sites; no one hides another."""
-    told = [{**row, "site": "ab"[row["client"] // 2]} for row in judged(0, 10.0, 20.0, 30.0, 60.0)]
-    section = clients.spread(read([made(tmp_path / "a", told)]))
-    (table,) = (part for part in section.parts if isinstance(part, Table))
-    assert table.rows[0][1:5] == [30.0, pytest.approx(np.std([10, 20, 30, 60])), 10.0, 60.0]
-    (bars,) = (part for part in section.parts if getattr(part, "name", "").endswith("-last"))
-    assert bars.data == [["a (0)", 10.0], ["a (1)", 20.0], ["b (2)", 30.0], ["b (3)", 60.0]]
-
-
-def test_no_earlier_round_stands_for_the_last_one(tmp_path):
-    """Where the last round's figures are no numbers."""
-    path = made(tmp_path / "a", [*judged(0, 10.0, 20.0), *judged(1, None, None)])
-    (path / "metrics.jsonl").write_text('{"round": 0, "accuracy": 50.0}\n{"round": 1, "accuracy": null}\n')
-    runs = read([path])
-    assert not [part for part in clients.spread(runs).parts if isinstance(part, Table) and part.rows]
-    assert runs.alone.last("accuracy") is None
-    assert overview._figures(runs.alone, ["accuracy"])[0][:2] == ["accuracy", None]

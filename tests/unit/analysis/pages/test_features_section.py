@@ -2,11 +2,7 @@
 
 import json
 
-import numpy as np
-import pytest
-
 from fedmpi.analysis.pages.runs import read
-from fedmpi.analysis.pages.section import Grid
 from fedmpi.analysis.pages.sections import features
 
 SEEN = {
@@ -54,27 +50,6 @@ def test_of_one_run(tmp_path):
     assert found["features-by-class"].chart.values == [[0.7, 0.3], [0.4, 0.6]]
     assert found["similarity-matrix"].chart.rows == ["7", "8"]
     assert found["similarity-matrix"].head == ("client", "other client", "CKA")
-
-
-def test_of_several_seeds_means(tmp_path):
-    runs = [
-        made(tmp_path / str(s), [{"round": 0, "clients": [0], "features": {**SEEN, "rank": r, "spectrum": [r]}}], s)
-        for s, r in enumerate((1.0, 3.0))
-    ]
-    found = section(*runs)
-    (line,) = found["features-rank-by-round"].chart.series
-    assert (line.y, line.low) == ([2.0], [pytest.approx(2 - 2**0.5)])
-    assert found["features-rank-by-round-rank_local"].data[0][2] == 3.0
-    assert found["features-spectrum"].data == [["mean of 2 runs", 1, 2.0]]
-    assert not any(isinstance(part.chart, Grid) for part in found.values())
-
-
-def test_many_clients_are_thinned_out(tmp_path):
-    n = 150
-    row = {"round": 0, "clients": list(range(n)), "similarity": {**ALIKE, "matrix": np.eye(n).tolist()}}
-    chart = section(made(tmp_path / "r", [row]))["similarity-matrix"].chart
-    assert chart.rows == chart.columns == [str(k) for k in range(0, n, 3)]
-    assert chart.values == np.eye(n)[::3, ::3].tolist()
 
 
 def test_without_it_there_is_no_section(tmp_path):

@@ -8,18 +8,16 @@ import json
 import re
 import subprocess
 import sys
-import warnings
 from html.parser import HTMLParser
 from xml.etree import ElementTree
 
 import pytest
-from helpers import ROOT, clean_env, fedmpi, settings
+from helpers import ROOT, clean_env, fedmpi
 
 from fedmpi.analysis.pages import report
 from fedmpi.analysis.pages.drawing import files
 from fedmpi.analysis.pages.runs import read
 from fedmpi.analysis.pages.section import Figure
-from fedmpi.common.errors import UserError
 
 ROUNDS, CLIENTS, RANKS = 200, 100, 12
 NASTY = "<script>alert(1)</script>\"'&<img src=x onerror=alert(2)>"
@@ -182,18 +180,6 @@ def test_a_long_run_of_many_clients_and_ranks_stays_small(tmp_path):
     assert len(page.csv("laps")) == 3 * RANKS
 
 
-def test_many_runs_stay_small_by_leaving_out_the_largest_numbers(tmp_path, monkeypatch):
-    run = large(tmp_path / "large")
-    whole = made(run)
-    monkeypatch.setattr(report, "MOST_BYTES", len(whole) - 1)
-    content = made(run)
-    assert len(content) < len(whole)
-    assert content.count("Too many numbers for this page") == 1
-    assert "partition.csv" in whole
-    assert "partition.csv" not in content
-    assert len(offline(content).csv("learning-accuracy")) == ROUNDS
-
-
 def test_figures_are_files_too(trained, tmp_path):
     done = fedmpi("report", trained, "--to", tmp_path / "page.html", "--figures", tmp_path / "figures")
     assert done.returncode == 0, done.stderr
@@ -292,42 +278,6 @@ def test_groups_of_runs_have_bands_and_a_table(tmp_path):
     assert {round(float(r["std"]), 12) for r in found} == {round(0.5**0.5, 12)}
     assert {r["runs"] for r in found} == {"2"}
     assert "20.50 ± 0.71" in page.said
-
-
-def test_figures_of_sites_are_one_chart_of_a_run_and_one_a_site_of_several(tmp_path):
-    sites = {f"accuracy@{site}": at for at, site in enumerate("abc")}
-    for name in ("one", "two"):
-        run = large(tmp_path / name, rounds=3, clients=4, ranks=1)
-        lines(run / "metrics.jsonl", [row(t, **{key: 10.0 * t + at for key, at in sites.items()}) for t in range(3)])
-    page = offline(made(tmp_path / "one"))
-    found = page.csv("learning-accuracy-by-site")
-    assert [[float(r[site]) for site in "abc"] for r in found] == [[0, 1, 2], [10, 11, 12], [20, 21, 22]]
-    assert "learning-accuracy-a" not in page.ids
-    several = offline(made(tmp_path))
-    assert [float(r["accuracy@a"]) for r in several.csv("learning-accuracy-a")][:3] == [0, 10, 20]
-    assert "learning-accuracy-by-site" not in several.ids
-
-
-def test_a_page_that_cannot_be_written_is_a_warning(tmp_path):
-    asked = settings()
-    with pytest.warns(UserWarning, match=r"report.html was not written .* complete without it.*fedmpi report"):
-        assert report.after_run(asked, {"directory": str(tmp_path / "nowhere")}) is None
-    run = large(tmp_path / "run", rounds=1, clients=2, ranks=1)
-    with warnings.catch_warnings():
-        warnings.simplefilter("error")
-        assert report.after_run(asked.model_copy(update={"report": False}), {"directory": str(run)}) is None
-        assert report.after_run(asked, {}) is None  # another rank
-        assert not (run / "report.html").exists()
-        assert report.after_run(asked, {"directory": str(run)}) == run / "report.html"
-
-
-def test_where_a_page_cannot_lie(tmp_path):
-    run = large(tmp_path / "run", rounds=1, clients=2, ranks=1)
-    for to in (tmp_path / "page.txt", run):
-        with pytest.raises(UserError, match=r"--to: .*\.html is needed"):
-            report.analyse([run], to, None, print)
-    with pytest.raises(UserError, match="choose another place"):
-        report.analyse([run], tmp_path / "no" / "page.html", None, print)
 
 
 def test_the_docs_name_every_section():

@@ -7,8 +7,6 @@ import pytest
 from fedmpi.analysis.pages import report
 from fedmpi.analysis.pages.runs import read
 from fedmpi.analysis.pages.section import Figure
-from fedmpi.common.errors import UserError
-from fedmpi.runtime.reading.many import LIST
 
 
 def made(path, *, seed=0, method="fedavg", values=(50.0, 60.0), **other):
@@ -63,37 +61,6 @@ def test_damage_is_noted_and_the_rest_is_read(tmp_path):
     assert only.series("accuracy") == ([0, 1], [50.0, 60.0])
     assert [note for note in only.notes if "metrics" in note] == ["metrics.jsonl: 2 lines cut or damaged, and left out"]
     assert "partition.json is damaged: no JSON object" in only.notes
-
-
-@pytest.mark.parametrize("what", ["missing", "file", "empty"])
-def test_what_is_no_run_is_said(tmp_path, what):
-    (tmp_path / "file").write_text("")
-    (tmp_path / "empty").mkdir()
-    with pytest.raises(UserError, match=f"{what}.*fedmpi run"):
-        read([tmp_path / what])
-
-
-def test_runs_of_a_sweep_are_called_as_it_calls_them(tmp_path):
-    """And in its order: not by the files of plug-ins, in that of the alphabet."""
-    labels = {}
-    for method, label in (("'/x/own.py:Mine'", "ours"), ("fedavg", "FedAvg")):
-        for seed in (0, 1):
-            labels[f"{label}-{seed}"] = {"method": label, "seed": str(seed)}
-            made(tmp_path / f"{label}-{seed}", seed=seed, method=method)
-    assert [group.label for group in read([tmp_path]).groups] == ["fedavg", "own.py:Mine"]
-    (tmp_path / LIST).write_text(json.dumps({"runs": list(labels), "labels": labels}))
-    groups = read([tmp_path]).groups
-    assert [(group.label, len(group.runs)) for group in groups] == [("ours", 2), ("FedAvg", 2)]
-    made(tmp_path / "another", method="fedprox")  # which the sweep has not listed
-    assert [group.label for group in read([tmp_path]).groups] == ["own.py:Mine", "fedavg", "fedprox"]
-
-
-@pytest.mark.parametrize("text", ["", "[]", '{"runs": 3, "labels": [1]}', '{"labels": {"a-0": 7}}'])
-def test_a_sweeps_list_that_is_damaged(tmp_path, text):
-    for seed in (0, 1):
-        made(tmp_path / f"a-{seed}", seed=seed)
-    (tmp_path / LIST).write_text(text)
-    assert [group.name() for group in read([tmp_path]).groups] == ["mean of 2 runs"]
 
 
 def test_rounds_that_are_gone_are_told(tmp_path):
