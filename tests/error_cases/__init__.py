@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import re
 from collections.abc import Callable
 from pathlib import Path
@@ -74,8 +73,3 @@ def check(case: Case, code: int, out: str, err: str) -> None:
     assert "fedmpi [rank" not in said, said
     assert "Traceback" not in said, said
     assert "defect" not in said, said
-
-
-def soon_s() -> float:
-    """Five seconds of a machine that has its cores to itself, longer where others use them too."""
-    return 5.0 * max(1.0, os.getloadavg()[0] / (os.cpu_count() or 1))

@@ -59,26 +59,16 @@ SITES = ", partition: {scheme: site, clients: 2}"
 
 TABLES = {
     "nan": (*table(x=_with(X, (3, 1), np.nan)), r"a\.npz: x holds nan in row 3 .*fill or drop it"),
-    "inf": (*table(x=_with(X, (3, 1), np.inf)), r"a\.npz: x holds inf in row 3"),
     "beyond float32": (*table(x=_with(X, (3, 1), 1e300)), r"a\.npz: x holds inf in row 3 \(of float32"),
-    "nan in the test part": (*table(test_x=_with(X, 5, np.nan), test_y=Y), r"a\.npz: test_x holds nan in row 5"),
     "objects": (*table(x=np.array([None] * 40)), UNREAD + "it holds objects, which are never unpickled"),
     "bytes and floats": (
         *table(x=np.zeros((40, 8, 8), np.uint8), test_x=np.zeros((40, 8, 8)), test_y=Y),
         r"x is uint8, test_x is float64; uint8 is scaled to 0..1, others are not",
     ),
-    "text by that name": (NPZ, lambda folder: (folder / "a.npz").write_text("1,2,3"), UNREAD + "it is of another kind"),
-    "object labels": (*table(y=np.array([0, "a"] * 20, dtype=object)), r"objects, which are never unpickled"),
     "text": (*table(y=Y.astype(str)), UNREAD + r"y is <U21 of shape \(40,\), not rows of numbers"),
-    "complex": (*table(x=X.astype(complex)), UNREAD + "x is complex128"),
-    "dates": (*table(x=X.astype("datetime64[s]")), UNREAD + r"x is datetime64\[s\]"),
-    "records": (*table(x=np.zeros(40, dtype=[("a", int)])), UNREAD + r"x is \[\('a', '<i8'\)\]"),
     "a scalar": (*table(y=np.array(3)), UNREAD + r"y is int64 of shape \(\)"),
     "one number a row": (*table(x=X[:, 0]), r"a\.npz: x has the shape \(40,\); \(n, f\) or \(n, C, H, W\)"),
-    "no number a row": (*table(x=X[:, :0]), r"a\.npz: x has the shape \(40, 0\)"),
-    "no row": (*table(x=X[:0], y=Y[:0]), r"one row a sample, and at least one; found x 0, y 0"),
     "fewer labels": (*table(y=Y[:30]), r"found x 40, y 30"),
-    "fewer test labels": (*table(test_x=X, test_y=Y[:3]), r"found test_x 40, test_y 3"),
     "fewer sites": (*table(site=Y[:3]), r"found x 40, y 40, site 3"),
     "negative labels": (*table(y=Y - 1), r"a\.npz: y holds the label -1 in row 0; 0, 1, 2, \.\.\. are allowed"),
     "labels that are ids": (*table(y=Y + 10**12), r"y holds the label 1000000000001, but there are 40 samples"),
@@ -86,7 +76,6 @@ TABLES = {
     "float labels, classes": (*table(", classes: 2", y=Y * 1.0), r"y holds float64 .*data\.classes=2 whole ones"),
     "one class": (*table(y=Y * 0), r"the data set has 1 class, but it needs 2 or more"),
     "a label beyond classes": (*table(", classes: 2", y=Y * 3), r"label 3; with data\.classes=2 0\.\.1 is allowed"),
-    "a test label beyond": (*table(", classes: 2", test_x=X, test_y=Y + 5), r"label 6; with data\.classes=2"),
     "one-hot labels": (*table(y=np.eye(2)[Y]), r"y has the shape \(40, 2\); .* of one-hot rows store y\.argmax\(1\)"),
     "nan targets": (*table(y=_with(Y, 0, np.nan)), r"a\.npz: y holds nan in row 0"),
     "other test rows": (*table(test_x=X[:, :2], test_y=Y), r"a row of x is \(3,\) .*test_x \(2,\)"),
@@ -107,23 +96,16 @@ TABLES = {
         r"belong to sites \[1, 2\], but the numbers of sites begin at 0; number them 0, 1, 2",
     ),
     "x twice": (*table(x_train=X), r"each once, under one of its names"),
-    "negative sites": (*table(SITES, site=Y - 1), r"site holds sites -1\.\.0; number them 0, 1"),
-    "sites that are ids": (*table(SITES, site=Y * 10**12), r"site holds sites 0\.\.1000000000000"),
     "half a site": (*table(site=Y / 2), r"site holds float64 numbers that are not whole"),
-    "infinite sites": (*table(site=_with(Y, 0, np.inf)), r"site holds float64 numbers that are not whole"),
     "a mean too few": (*table(", mean: [1.0]"), r"data\.mean has 1 numbers; x has 3 channels"),
     "deviation 0": (*table(", std: [0, 1, 1]"), r"data\.std: \[0, 1, 1\] .*> 0"),
-    "infinite mean": (*table(", mean: [.inf, 0, 0]"), r"data\.mean: \[inf, 0, 0\] .*a finite number"),
     "no such file": (NPZ, None, r"there is no file .*a\.npz \(data\.root = .*correct data\.root, or data\.path"),
     "no path": ("source: npz", None, r"npz: data\.path is missing"),
     "a directory": (NPZ, lambda folder: (folder / "a.npz").mkdir(), r"a\.npz is a directory, not a file"),
     "a pipe": (NPZ, lambda folder: os.mkfifo(folder / "a.npz"), r"a\.npz is a broken link, pipe or device"),
-    "a broken link": (NPZ, lambda folder: (folder / "a.npz").symlink_to("gone"), r"a\.npz is a broken link"),
-    "a long name": (f"source: npz, path: {'x' * 300}", None, r"npz: there is no file"),
     "an empty file": (NPZ, _put("a.npz", b""), UNREAD + "No data left"),
     "a .csv": (NPZ, _put("a.npz", b"x,y\n1,2\n"), UNREAD),
     "a damaged file": (NPZ, _put("a.npz", _flipped()), UNREAD),
-    "half a file": (NPZ, _put("a.npz", _flipped()[:300]), UNREAD),
     "more than there is memory": (NPZ, _put("a.npz", _zip(x=_npy(HUGE), y=b"")), UNREAD + "Unable to allocate"),
     "a wrong header": (
         NPZ,
@@ -133,7 +115,6 @@ TABLES = {
         ),
         UNREAD,
     ),
-    "a member that is no array": (NPZ, _put("a.npz", _zip(x=b"hello", y=b"")), UNREAD),
 }
 
 
@@ -173,10 +154,7 @@ IDX = {
     ),
     "idx: half a .gz": (*_mnist(train_images=PACKED[: len(PACKED) // 2]), rf"cannot be read .*{ANEW}"),
     "idx: shortened": (*_mnist(train_images=_idx(8, (8, 4, 4), bytes(100))), r"damaged: its header says 8 x 4 x 4"),
-    "idx: floats": (*_mnist(train_images=_idx(13, (8, 4, 4), bytes(512))), r"starts with 00000d03, not 00000803"),
-    "idx: empty": (*_mnist(t10k_labels=b""), r"t10k-labels.* is not an idx file"),
     "idx: no picture": (*_mnist(train_images=_idx(8, (0, 4, 4), b"")), r"is empty: its header says 0 x 4 x 4"),
-    "idx: a size that wraps": (*_mnist(train_images=_idx(8, (2**31, 2**31, 4), b"")), r"18446744073709551616 bytes"),
     "idx: a folder": (*_mnist(train_images=None), r"train-images-idx3-ubyte is a directory, not a file"),
     "idx: a label of 200": (*_mnist(train_labels=_idx(8, (8,), bytes([0] * 7 + [200]))), r"label 200 in row 7; 0\.\.9"),
     "idx: fewer labels": (*_mnist(train_labels=_idx(8, (7,), bytes(7))), r"holds 8 images, .*7 labels"),
@@ -221,19 +199,13 @@ HEART = {
         *_patients(PATIENT.replace("120", "inf").format(1)),
         AT + r"'inf' is not allowed; a number .*or \? is",
     ),
-    "csv: nan": (*_patients(PATIENT.replace("120", "nan").format(1)), AT + "'nan' is not allowed"),
-    "csv: 1e999": (*_patients(PATIENT.replace("120", "1e999").format(1)), AT + "'1e999' is not allowed"),
     "csv: 1e300": (
         *_patients(PATIENT.replace("120", "1e300").format(1)),
         AT + "'1e300' is not allowed; a number of at most",
     ),
-    "csv: 1_0": (*_patients(PATIENT.replace("120", "1_0").format(1)), AT + "'1_0' is not allowed"),
     "csv: nothing": (*_patients(PATIENT.replace("120", "").format(1)), AT + "'' is not allowed"),
     "csv: another diagnosis": (*_patients(PATIENT.format(5)), AT + r"13 features and a diagnosis 0\.\.4 are needed"),
-    "csv: half a diagnosis": (*_patients(PATIENT.format(0.5)), AT + "13 features"),
-    "csv: no diagnosis": (*_patients(PATIENT.format("?")), AT + "13 features"),
     "csv: a column less": (*_patients("1,2,3\n"), AT + "13 features .*found '1,2,3'"),
-    "csv: semicolons": (*_patients(PATIENT.replace(",", ";").format(1)), AT),
     "csv: empty": (*_patients(b""), r"processed\.va\.data is empty; fetch the file anew"),
     "csv: bytes": (*_patients(b"\xff\xfe\0"), r"processed\.va\.data cannot be read"),
     "csv: a folder": (*_patients(None), r"processed\.va\.data is a directory, not a file"),
@@ -279,7 +251,6 @@ def _csv(text, change=lambda folder: None):
 CSV = "source: csv_images, path: a.csv, site_column: hospital"
 TABLE_OF_FILES = {
     "csv of files: none": (CSV, None, r"there is no file .*a\.csv .*correct data\.root or data\.path"),
-    "csv of files: no path": ("source: csv_images", None, r"data\.path: missing; it must be given"),
     "csv of files: no column": (
         f"{CSV}, label_column: class",
         _csv("TABLE"),
@@ -317,7 +288,6 @@ TABLE_OF_FILES = {
         _csv("TABLE"),
         r"a\.csv, line 3: the class 'b' \(label\) is not one of data\.class_names: a, c",
     ),
-    "csv of files: a class twice": (f"{CSV}, class_names: [a, b, a]", _csv("TABLE"), r"class_names holds 'a' twice"),
     "csv of files: a picture twice": (
         CSV,
         _csv("TABLE./3.png,a,m\n"),
@@ -348,11 +318,6 @@ TABLE_OF_FILES = {
         _csv("path,label,hospital\n0.png,a,n\n1.png,b,n\n2.png,a,m\n3.png,a,m\n"),
         r"a\.csv, line 4: site 'm', .* has 2 training pictures of one class, 'a'",
     ),
-    "csv of files: of Excel": (
-        CSV.replace("a.csv", "a.xlsx"),
-        _put("a.xlsx", b"PK"),
-        r"a\.xlsx is a spreadsheet program's own file",
-    ),
     "csv of files: a part that is none": (
         f"{CSV}, split_column: label",
         _csv("TABLE"),
@@ -363,20 +328,10 @@ TABLE_OF_FILES = {
         _csv("TABLE"),
         r"data\.test_fraction: 0\.3 changes nothing, for data\.split_column: label says the test part; leave it out",
     ),
-    "csv of files: a silo that is none": (
-        f"{CSV}, class_names: [a, b], partition: null, silos: [n, x]",
-        _csv("TABLE"),
-        r"a\.csv: no row is of the site 'x' \(hospital\); it has m, n",
-    ),
     "csv of files: silos without classes": (
         f"{CSV}, partition: null, silos: [n, m]",
         _csv("TABLE"),
         r"data\.class_names is missing; silos need it",
-    ),
-    "csv of files: two means": (
-        f"{CSV}, mean: [0.5, 0.5]",
-        _csv("TABLE"),
-        r"data\.mean has 2 numbers; 1 or channels=3",
     ),
 }
 
@@ -387,11 +342,6 @@ PICTURES = {
         f"{FOLDER}, path: none",
         None,
         r"there is no folder .*none .*correct data\.root or data\.path",
-    ),
-    "pictures: no class": (
-        FOLDER,
-        lambda folder: (folder / "train").mkdir(),
-        r"there is no folder\); correct data\.root",
     ),
     "pictures: no train": (
         FOLDER,
@@ -404,7 +354,6 @@ PICTURES = {
         r"b/5\.png is 9x10, .*a/0\.png is 9x9: give data\.size",
     ),
     "pictures: text": (FOLDER, _pictures(_put("train/a/0.png", b"hello")), r"0\.png cannot be read as a picture"),
-    "pictures: empty": (FOLDER, _pictures(_put("train/a/0.png", b"")), r"cannot be read .*mend or remove it"),
     "pictures: 16 bits": (FOLDER, _pictures(_sixteen_bits), r"its pixels are of mode I;16, not of 8 bits"),
     "pictures: another test class": (
         FOLDER,
@@ -417,9 +366,5 @@ PICTURES = {
         r"data\.test_fraction: 0\.2 changes nothing, for .*test says the test part; leave it out",
     ),
     "pictures: a class twice": (f"{FOLDER}, class_names: [a, b, a]", _pictures(), r"class_names holds 'a'; .*once"),
-    "pictures: a path for a class": (f"{FOLDER}, class_names: [a, b, ../a]", _pictures(), r"holds '\.\./a'; each is"),
     "pictures: too few names": (f"{FOLDER}, class_names: [a]", _pictures(), r"holds the class 'b'; the classes are a"),
-    "pictures: large": ("source: image_folder, size: 5000", _pictures(), r"data\.size: 5000 .*<= 4096"),
-    "pictures: deviation 0": (f"{FOLDER}, std: [0]", _pictures(), r"data\.std: \[0\] .*> 0"),
-    "pictures: two channels": (f"{FOLDER}, channels: 2", _pictures(), r"data\.channels: 2 .*must be 1 or 3"),
 }

@@ -1,4 +1,4 @@
-"""The same mistakes under a launcher: rank 0 alone speaks, once; exit code 2, at once, and no rank is left."""
+"""The same mistakes under a launcher: rank 0 alone reports them, once; exit code 2, and no rank is left."""
 
 import signal
 import subprocess
@@ -6,70 +6,29 @@ import time
 from pathlib import Path
 
 import pytest
-from error_cases import CASES, check, soon_s, write
-from helpers import BIN, clean_env, fedmpi, gone
+from error_cases import CASES, check, write
+from helpers import BIN, ROOT, clean_env, fedmpi, gone
 
 # Found before torch is imported, and after: what files of data hold, what the parts say about each other.
-EARLY = [
-    "colour=red",
-    "train.optim=lion",
-    "learning_rate=0.1",
-    "base=[a.yaml]",
-    "model.name=none.py:f",
-    "model=mlp",
-    "seed=-1",
-    "seed=9007199254740993",
-    "rounds=true",
-    'name="a\\0b"',
-    "output=run.yaml",
-    "train.lr=.nan",
-    "evaluate.protocol=[global, global]",
-    "compute.threads=100000",
-    "data.silos=[a]",
-    "train.decay=0.5",
-    "anchor bomb",
-    "merge bomb",
-    "deep",
-    "large",
-    "base is a device",
-    "base is a pipe",
-    "base is the file",
-    "duplicate key",
-]
-LATE = [
-    "method.mu=1",
-    "data.partition.clients=5000",
-    "no such file",
-    "csv: inf",
-    "objects",
-    "negative labels",
-]
+EARLY = ["colour=red", "model.name=none.py:f", "seed=-1", "output=run.yaml", "train.lr=.nan", "compute.threads=100000"]
+EARLY += ["anchor bomb", "deep", "base is a pipe", "base is the file", "duplicate key"]
+LATE = ["method.mu=1", "data.partition.clients=5000", "no such file", "csv: inf", "negative labels"]
 COLD = ["colour=red", "data.partition.clients=5000"]  # one of each as the ranks start, imports and all
 
 
-@pytest.mark.parametrize("label", [*EARLY, *LATE])
+@pytest.mark.parametrize("label", [*EARLY[1:], *LATE, pytest.param(EARLY[0], marks=pytest.mark.smoke)])
 def test_three_ranks(tmp_path, label):
     case = CASES[label]
-    arguments = write(case, tmp_path)
-    for _ in range(2):  # once more where the machine was busy
-        began = time.monotonic()
-        done = fedmpi("run", *arguments, kind="mpirun", size=3, cold=label in COLD, cwd=tmp_path)
-        seconds = time.monotonic() - began
-        check(case, done.returncode, done.stdout, done.stderr)
-        if seconds < soon_s():
-            break
-    assert seconds < soon_s()
+    done = fedmpi("run", *write(case, tmp_path), kind="mpirun", size=3, cold=label in COLD, cwd=tmp_path)
+    check(case, done.returncode, done.stdout, done.stderr)
     assert not (tmp_path / "runs").exists()
     assert gone(str(tmp_path))
 
 
-def test_the_command_itself(tmp_path):
-    """What the table of single processes tries in forked ones."""
+def test_one_process(tmp_path):
     case = CASES["csv: inf"]
-    began = time.monotonic()
     done = fedmpi("run", *write(case, tmp_path), cold=True, cwd=tmp_path)
     check(case, done.returncode, done.stdout, done.stderr)
-    assert time.monotonic() - began < soon_s()
 
 
 def test_torchrun(tmp_path):
@@ -80,7 +39,7 @@ def test_torchrun(tmp_path):
     assert done.returncode != 0
     assert said.count("fedmpi: error: ") == 1, said
     assert "fedmpi [rank" not in said
-    assert "fedmpi/" not in said
+    assert f"{ROOT}/fedmpi/" not in said  # no frame of a traceback
     assert gone(str(tmp_path))
 
 
