@@ -6,7 +6,6 @@ import os
 import re
 import shutil
 import signal
-import time
 from pathlib import Path
 
 import numpy as np
@@ -81,9 +80,7 @@ def test_a_request_to_stop_is_gone_on_with(start, kind, size, number, every):
     job = start(kind, size, cold=False, checkpoint={"every": every}, **PARTIAL)
     job.wait_for_rounds(3)
     job.process.send_signal(number)
-    time.sleep(0.1)
-    if job.process.poll() is None:
-        job.process.send_signal(number)
+    job.process.send_signal(number)
     assert job.wait() == AGAIN, job.text()
     assert f"fedmpi resume {job.run}" in job.text()
     job.assert_stopped(number)
