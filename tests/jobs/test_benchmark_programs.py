@@ -1,16 +1,14 @@
 """The programs in benchmarks/ run; what they measure is for a quiet machine."""
 
-import json
 import re
 import runpy
-import subprocess
 import sys
 import warnings
 from importlib import import_module
 
 import pytest
 import torch
-from helpers import ROOT, clean_env, launcher
+from helpers import ROOT
 
 RATIO = r".* [\d.]+ \S+ .*ratio [\d.]+.*\n"
 SMALL_CNN = "cnn.py --threads 1 --samples 5 --test 20 --blocks 1 --rounds"
@@ -61,52 +59,7 @@ def test_a_program_runs(from_benchmarks, monkeypatch, capsys, command):
     assert re.fullmatch(COMMANDS[command], output)
 
 
-def test_ranks_wait_for_each_other():
-    """The one program that runs under mpirun itself."""
-    command = [*launcher("mpirun", 3), sys.executable, *f"{SMALL_CNN} 2".split()]
-    done = subprocess.run(command, env=clean_env(), cwd=ROOT / "benchmarks", capture_output=True, text=True)
-    assert done.returncode == 0, done.stderr
-    text = r"waiting: the rank that waits least [\d.]+ % of a round \(median\); rank 0 .* %, rank 1 .*, rank 2 .* %\n"
-    assert re.search(text, done.stdout)
-
-
 def test_every_program_of_the_suite_is_there_and_tried(from_benchmarks):
     suite = import_module("suite")
     named = {file.name for part in suite.PARTS.values() for file in (suite.split(c)[1] for c in part.commands)}
     assert named - {"peers.py"} <= {command.split()[0] for command in COMMANDS}  # which needs other programs
-
-
-def test_the_suite_keeps_what_is_printed(from_benchmarks, monkeypatch, tmp_path, capfd):
-    """A part that fails is said, keeps what was there, and does not keep the others from running."""
-    suite, page = import_module("suite"), import_module("make_performance")
-    scaled = [f"weak, {n} ranks, 3 clients, d=10: fedmpi {n}.0 s  training alone 1.0 s  ratio 1" for n in (2, 4)]
-    scaled.append("weak, 64 ranks, 3 clients, d=10: fit 9.0 s  training alone 1.0 s  ratio 9  (extrapolated)")
-    program = tmp_path / "says.py"
-    program.write_text("import sys; print('\\n'.join(sys.argv[1:]))")
-    bad = tmp_path / "fails.py"
-    bad.write_text("raise SystemExit('no')")
-    row = "one, two: fedmpi 1.0 s  by hand 2.0 s  ratio 0.50"
-    parts = {
-        "exchange": suite.Part("one thing", f"{program} '{row}' 'and so on'"),
-        "small": suite.Part("another", str(bad)),
-        "scaling": suite.Part("a third", f"{program} {' '.join(repr(text) for text in scaled)}"),
-    }
-    for module in (suite, page):
-        monkeypatch.setattr(module, "PARTS", parts)
-    monkeypatch.setattr(sys, "argv", ["suite.py", "--results", str(tmp_path / "results")])
-    with pytest.raises(SystemExit, match="failed: small"):
-        suite.main()
-    kept = json.loads((tmp_path / "results" / "exchange.json").read_text())
-    assert kept["commands"][0]["lines"] == [row, "and so on"]
-    assert {"processor", "torch", "date", "commit", "load_before"} <= set(kept["machine"])
-    assert not (tmp_path / "results" / "small.json").exists()
-
-    capfd.readouterr()
-    words = ["--results", str(tmp_path / "results"), "--figures", str(tmp_path)]
-    monkeypatch.setattr(sys, "argv", ["make_performance.py", *words])
-    page.main()
-    said = capfd.readouterr().out
-    assert "| one, two | fedmpi 1 s | by hand 2 s | 0.50 |  |" in said
-    assert "and so on" in said
-    assert "Not measured yet: `python benchmarks/suite.py small`." in said
-    assert all((tmp_path / f"performance_{name}.png").stat().st_size > 5000 for name in ("ratios", "scaling"))

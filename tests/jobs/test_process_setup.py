@@ -1,6 +1,5 @@
 """What is set up once in a process: the heap, torchvision's operators, the locks of random number generators."""
 
-import ctypes
 import subprocess
 import sys
 
@@ -14,30 +13,6 @@ def python(code, **variables):
     done = subprocess.run(command, cwd=ROOT, env=env, capture_output=True, text=True, timeout=120)
     assert done.returncode == 0, done.stderr
     return done.stdout
-
-
-PAGE_FAULTS = """
-import resource
-import torch
-from fedmpi import config
-from fedmpi.runtime.launch import set_numerics
-set_numerics(config.load("configs/quickstart.yaml"))
-
-def faults():
-    before = resource.getrusage(resource.RUSAGE_SELF).ru_minflt
-    blocks = [torch.ones(2_000_000) for _ in range(4)]  # 8 MB each, all freed at the end
-    del blocks
-    return resource.getrusage(resource.RUSAGE_SELF).ru_minflt - before
-
-print(min(faults() for _ in range(10)))  # in some steps the kernel may have taken pages for others
-"""
-
-
-@pytest.mark.skipif(not hasattr(ctypes.CDLL(None), "mallopt"), reason="the C library has no mallopt")
-def test_freed_memory_stays_with_the_process_unless_the_user_sets_the_heap_up():
-    """Else the kernel maps and zeroes the same pages again in every step."""
-    assert int(python(PAGE_FAULTS)) < 200  # of 4 KiB; 32 MB are 7,812
-    assert int(python(PAGE_FAULTS, MALLOC_TRIM_THRESHOLD_="131072")) > 5000
 
 
 FAILED_BEFORE = """

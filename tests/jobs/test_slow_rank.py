@@ -1,13 +1,12 @@
 """Real ranks of which one is slow: it gets less, the bits stay, replays agree, and the timeline shows who waits."""
 
 import json
-from xml.etree import ElementTree
 
 import pytest
 import yaml
 from helpers import clean_env, fedmpi
 
-from fedmpi.engine.timeline import MOST, WAITS, Timeline
+from fedmpi.engine.timeline import MOST, Timeline
 from fedmpi.runtime.record import timeline
 
 PLUGIN = """\
@@ -125,50 +124,6 @@ def test_every_rank_tells_all_of_every_round(place):
         names = {span[0] for line in lines for span in line["spans"]}
         assert {"announce", "uploads"} <= names if rank == 0 else {"word", "train"} <= names
     assert sum(trained(place / "one", 1)[t] + trained(place / "one", 2)[t] for t in range(ROUNDS)) == 12 * ROUNDS
-
-
-def test_it_is_shown_and_drawn(place, tmp_path):
-    done = fedmpi("analyse", "timeline", place / "one", "--to", tmp_path, "--rounds", 4)
-    assert done.returncode == 0, done.stderr
-    head, *lines = done.stdout.splitlines()
-    assert head.split()[:4] == ["rank", "host", "rounds", "s"]
-    assert [line.split()[0] for line in lines[:3]] == ["0", "1", "2"]
-    assert lines[3].endswith("% of the time (waiting: word, uploads)")
-    found = json.loads((tmp_path / "timeline.json").read_text())["ranks"]
-    for each in found:
-        assert each["busy"] + each["waiting"] == pytest.approx(1)
-        assert sum(each["laps"].values()) == pytest.approx(1, abs=0.02)
-        assert each["waiting"] == pytest.approx(sum(each["laps"].get(what, 0) for what in WAITS))
-    assert found[0]["laps"]["uploads"] > 0.5  # rank 0 has little to do here
-    assert "train" not in found[0]["laps"]
-    assert found[1]["laps"]["train"] > 0.05
-    root = ElementTree.parse(tmp_path / "timeline.svg").getroot()
-    titles = [title.text for title in root.iter("{http://www.w3.org/2000/svg}title")]
-    assert any(title.startswith(f"rank 1, round {ROUNDS - 1}: train client ") for title in titles)
-    assert any(f"round {ROUNDS - 4}:" in title for title in titles)
-    assert not any(f"round {ROUNDS - 5}:" in title for title in titles)
-    assert {each["rounds"] for each in found} == {ROUNDS}  # the evaluation behind the last one is none
-
-
-def test_what_is_damaged_or_missing_is_told(place, tmp_path):
-    (tmp_path / "run" / "timeline").mkdir(parents=True)
-    done = fedmpi("analyse", "timeline", tmp_path / "run", "--to", tmp_path / "to")
-    assert (done.returncode, done.stderr.count("\n")) == (2, 1)
-    assert "holds no timeline/rank-*.jsonl" in done.stderr
-    head = '{"job": 1, "rank": 0, "of": 1, "host": "a"}\n'
-    (tmp_path / "run" / "timeline" / "rank-0000.jsonl").write_text(head + '{"round": 0, "s": "x", "spans": [1]}\n')
-    done = fedmpi("analyse", "timeline", tmp_path / "run", "--to", tmp_path / "to")
-    assert (done.returncode, done.stderr.count("\n")) == (2, 1)
-    assert "is damaged" in done.stderr
-
-
-def test_it_is_left_out_where_it_is_not_wanted_or_cannot_be_written(place):
-    start(place, "run", place / "run.yaml", "name=without", "timeline=false", "rounds=1", size=1)
-    assert not (place / "without" / "timeline").exists()
-    with pytest.warns(UserWarning, match="timeline: cannot write .*this rank keeps none"):
-        file = timeline.TimelineFile(place / "run.yaml", {"rank": 0}, False)
-    file.add({})
-    file.flush()
 
 
 def test_a_line_has_its_bounds(monkeypatch):

@@ -10,7 +10,6 @@ from helpers import federated, images, play, prepare, settings, small_settings
 from torch import nn
 
 from fedmpi.common.errors import UserError
-from fedmpi.config import machine
 from fedmpi.data.dataset import Dataset
 from fedmpi.data.federated import split
 from fedmpi.methods import registry
@@ -153,20 +152,6 @@ def test_torch_compile_without_a_compiler_is_told_before_anything_runs(monkeypat
     monkeypatch.setenv("CXX", "no-such-compiler")
     with pytest.raises(UserError, match=r"compute.compile: true needs a C\+\+ compiler, .* has no no-such-compiler; "):
         prepare(settings(compute={"compile": True}))
-
-
-def test_on_a_gpu_it_needs_triton_and_a_compiler_for_c(monkeypatch):
-    found = ["triton", "clang"]
-    monkeypatch.delenv("CC", raising=False)
-    monkeypatch.setattr(machine, "find_spec", lambda name: object() if name in found else None)
-    monkeypatch.setattr(machine.shutil, "which", lambda name: name if name in found else None)
-    machine.compiler(gpu=True)
-    found.remove("clang")
-    with pytest.raises(UserError, match=r"true needs a C compiler, and host .* has no gcc; .* variable CC, or set"):
-        machine.compiler(gpu=True)
-    found.remove("triton")
-    with pytest.raises(UserError, match=r"true needs Triton on a GPU, and host .* has none; pip install triton, or"):
-        machine.compiler(gpu=True)
 
 
 def test_one_differing_row_is_noticed():

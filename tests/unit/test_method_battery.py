@@ -267,21 +267,6 @@ EDGES = {
 }
 
 
-@pytest.mark.parametrize("edge", EDGES)
-@every_method
-def test_no_nan(method, edge):
-    data, fraction, batch = EDGES[edge]
-    it = play(small_settings(method, "norm", cohort={"fraction": fraction}, train={"batch_size": batch}), data())
-    assert it.reason == "finished"
-    assert len(it.rows) == 3
-    state = [it.w, it.b, it.fed.server.state_row, *it.fed.states.rows.values()]
-    assert all(bool(x.isfinite().all()) for x in state)
-    figures = [row[name] for row in it.rows for name in ("loss", "train_loss", "personal_loss") if name in row]
-    assert np.isfinite(figures).all()
-    if edge == "a cohort of one":
-        assert [len(row["cohort"]) for row in it.rows] == [1, 1, 1]
-
-
 @every_method
 def test_identical_clients_make_their_common_step(method):
     """Any sensible server rule gives back the update on which all agree: three identical clients are as good as one."""

@@ -56,21 +56,3 @@ def test_a_file_holds_no_noise(tmp_path):
         "partition", QUICKSTART, "data.partition={scheme: feature_noise, clients: 3}", "--write", tmp_path / "a.csv"
     )
     assert "a.csv: who holds what, without the noise" in done.stdout
-
-
-@pytest.mark.parametrize(
-    ("arguments", "words"),
-    [
-        (["--write", "parts.txt"], "--write: parts.txt: a name that ends in .csv, .json is needed"),
-        (["--draw", "/proc/none/a.png"], "--draw: cannot create /proc/none"),
-        (["--draw", "/proc/a.png"], "--draw: cannot write /proc/a.png"),
-        (["--write", "/proc/a.csv"], "--write: cannot write /proc/a.csv"),
-        (["data.partition={scheme: file, path: none.csv}"], "data.partition.path: none.csv: No such file"),
-        (["data.partition={scheme: file}"], "data.partition.path: missing"),
-    ],
-)
-def test_mistakes(arguments, words):
-    done = fedmpi("partition", QUICKSTART, *arguments)
-    assert done.returncode == 2
-    assert words in done.stderr
-    assert "Traceback" not in done.stderr

@@ -231,16 +231,6 @@ def test_list_shows_the_options_of_one_thing(monkeypatch, capsys):
     assert capsys.readouterr().out.endswith("\n\nno options\n")
 
 
-def test_list_shows_all_that_share_a_name(monkeypatch, capsys):
-    monkeypatch.setattr("fedmpi.runtime.catalog.KINDS", {kind: catalog.KINDS[kind] for kind in ("partitions", "rules")})
-    real = catalog.registry
-    monkeypatch.setattr(catalog, "registry", lambda kind: {"both": next(iter(real(kind).values()))})
-    assert main(monkeypatch, "list", "both") == 0
-    out = capsys.readouterr().out
-    assert out.startswith("partitions: both\n")
-    assert "\n\nrules: both\n" in out
-
-
 @pytest.mark.parametrize("kind", catalog.KINDS)
 def test_what_is_read_of_options_is_what_is_checked(kind):
     """The names and defaults that the sources show, against those of the imported thing."""

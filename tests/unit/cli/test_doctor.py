@@ -1,7 +1,6 @@
 """`fedmpi doctor`: each probe says what it finds; none that fails, hangs or dies keeps the report from being made."""
 
 import os
-import re
 import socket
 import sys
 import time
@@ -11,10 +10,8 @@ import pytest
 import torch
 from helpers import BIN, ROOT, clean_env, gone
 
-from fedmpi.comm.backends import mpi
 from fedmpi.comm.launchers.job import Job
 from fedmpi.common import torchvision_compat
-from fedmpi.common.errors import UserError
 from fedmpi.doctor import asking, host, launchers, libraries, wanted
 from fedmpi.doctor.lines import BAD, FINE, ODD, Line, shown
 
@@ -142,27 +139,6 @@ def cards(monkeypatch, *capabilities):
     monkeypatch.setattr(torch.cuda, "get_device_properties", lambda n: about[getattr(n, "index", n)])
 
 
-def test_an_mpi_that_is_missing_or_without_ulfm(monkeypatch):
-    def missing():
-        raise UserError("asked for comm.backend=mpi, but mpi4py does not load: no libmpi.so\nInstall it")
-
-    monkeypatch.setattr(mpi, "load", missing)
-    assert list(libraries.mpi()) == [Line("mpi", "no libmpi.so\nInstall it", ODD)]
-    assert list(libraries.mpi_init()) == []
-
-    def not_there():
-        raise NotImplementedError
-
-    old = SimpleNamespace(
-        THREAD_SERIALIZED=2, Init_thread=lambda level: None, Query_thread=lambda: 0, Finalize=lambda: None,
-        Exception=RuntimeError, COMM_SELF=SimpleNamespace(Is_revoked=not_there),
-    )  # fmt: skip
-    monkeypatch.setattr(mpi, "load", lambda: old)
-    started, ulfm = libraries.mpi_init()
-    assert (started.mark, "fewer threads" in started.text) == (ODD, True)
-    assert ulfm.text.startswith("not in this MPI")
-
-
 # ---- the machine ----
 
 
@@ -192,20 +168,6 @@ def wants(*overrides, job=None, monkeypatch=None):
     if job is not None:
         monkeypatch.setattr(wanted, "detect", lambda env: job)
     return {line.name: line for line in wanted.config(QUICK, *overrides)}
-
-
-def test_a_back_end_that_does_not_outlive_a_rank_is_told(monkeypatch):
-    under_slurm = Job("slurm", 0, 2, 0, 2, "here")
-    for gpus, override, mark in (
-        ([], "comm.backend=gloo", FINE),
-        ([], "comm.backend=mpi", ODD),
-        ([(9, 0), (9, 0)], "comm.backend=auto", ODD),  # NCCL
-    ):
-        cards(monkeypatch, *gpus)
-        monkeypatch.setattr(mpi, "load", lambda: None)
-        line = wants("faults.on_lost_rank=drop", override, job=under_slurm, monkeypatch=monkeypatch)["lost rank"]
-        assert line.mark == mark
-        assert ("does not go on without a rank here" in line.text) == (mark == ODD)
 
 
 def test_gpus_are_picked_and_dealt_out(monkeypatch):
@@ -244,27 +206,6 @@ def test_too_few_ranks_for_the_sites(monkeypatch):
     lines = list(wanted.config(str(ROOT / "configs" / "heart_disease.yaml")))
     assert lines[0].mark == BAD
     assert "4 sites, but 1 rank to train" in lines[0].text
-
-
-def test_bf16_without_units_and_mpi_without_mpi(monkeypatch):
-    cards(monkeypatch)
-    monkeypatch.setattr(torch.Tensor, "bfloat16", torch.Tensor.double)  # which takes longer everywhere
-    line = wants("compute.precision=bf16")["precision"]
-    assert line.mark == ODD
-    assert re.fullmatch(
-        r"bf16, in which a product takes [1-9]\d*\.\d times as long as in fp32 on this CPU: compute.precision=fp32 is "
-        r"faster",
-        line.text,
-    )
-    monkeypatch.setattr(torch.Tensor, "bfloat16", lambda x: x[:8, :8])
-    line = wants("compute.precision=bf16")["precision"]
-    assert (line.text, line.mark) == ("bf16, in which a product takes 0.0 times as long as in fp32 on this CPU", FINE)
-
-    def missing():
-        raise UserError("mpi4py does not load")
-
-    monkeypatch.setattr(mpi, "load", missing)
-    assert wants("comm.backend=mpi")["back end"] == Line("back end", "mpi4py does not load", BAD)
 
 
 # ---- the command ----

@@ -193,28 +193,6 @@ def test_mistakes_in_a_file(tmp_path, text, expected):
     assert message(path).startswith(expected.format(path=path, folder=tmp_path))
 
 
-@pytest.mark.parametrize(
-    ("override", "expected"),
-    [
-        ("train.epochs=x", "command line: train.epochs=x: train.epochs: 'x' is not allowed; must be a number"),
-        (
-            "train.epoch=3",
-            "command line: train.epoch=3: train.epoch: unknown key; did you mean 'epochs'? allowed: alpha",
-        ),
-        ("train.lr.x=3", "command line: train.lr.x=3: train.lr: {'x': 3} is not allowed; must be a number"),
-        ("rounds", "command line: rounds: must be KEY=VALUE, such as train.lr=0.1"),
-        ("train..lr=3", "command line: train..lr=3: must be KEY=VALUE"),
-        ("rounds=[", "command line: rounds=[: not valid YAML"),
-        ("train={lr: 1, lr: 2}", "command line: train={lr: 1, lr: 2}: train.lr: duplicate key"),
-        ("data.silos=[a]", "command line: data.silos=[a]: data: needs either partition"),
-        ("data.partition=null", "data: needs either partition: {scheme, clients} or silos: [names]; got neither"),
-        ("model=null", "command line: model=null: model: None is not allowed; must be a mapping"),
-    ],
-)
-def test_mistakes_on_the_command_line(tmp_path, override, expected):
-    assert expected in message(write(tmp_path, GOOD), override)
-
-
 def test_silos_instead_of_a_partition(tmp_path):
     path = write(tmp_path, GOOD)
     assert config.load(path, ["data.partition=null", "data.silos=[a, b]"]).data.silos == ("a", "b")
@@ -247,20 +225,6 @@ def test_a_mistake_in_a_base_is_named_with_the_line_of_the_base(tmp_path):
     assert lines[1] == f"  {tmp_path}/base.yaml:3: seed: duplicate key; it already stands at {tmp_path}/base.yaml:2"
     assert lines[2].startswith(f"  {tmp_path}/base.yaml:1: train.epochs: 'x' is not allowed")
     assert len(lines) == 3
-
-
-def test_files_that_are_no_config(tmp_path):
-    write(tmp_path, GOOD)
-    assert message(tmp_path / "rnu.yaml") == (
-        f"{tmp_path}/rnu.yaml: there is no such config file; did you mean {tmp_path}/run.yaml?"
-    )
-    assert f"{tmp_path}: is a directory" in message(tmp_path)
-    assert "is empty" in message(write(tmp_path, "# nothing\n", "empty.yaml"))
-    assert "must hold `key: value` lines, not [1]" in message(write(tmp_path, "[1]", "list.yaml"))
-    (tmp_path / "binary.yaml").write_bytes(b"\xff\xfe\x00")
-    assert "binary.yaml:1: cannot be read as text" in message(tmp_path / "binary.yaml")
-    assert "special characters are not allowed" in message(write(tmp_path, "a: \x07", "bell.yaml"))
-    assert "expected a single document" in message(write(tmp_path, "a: 1\n---\nb: 1", "two.yaml"))
 
 
 def test_a_plugin_lies_beside_the_config_that_names_it_else_in_the_working_directory(tmp_path, monkeypatch):

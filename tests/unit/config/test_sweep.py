@@ -79,15 +79,6 @@ def test_what_no_axis_names_can_be_set_for_all(tmp_path):
     assert [settings.train.lr for _, settings in sweep.load(write(tmp_path, one)).runs()] == [0.05]
 
 
-def test_a_small_file_over_a_large_one(tmp_path):
-    write(tmp_path, "over: {method: {A: {method: {name: fedavg}}, B: {method: {name: fedprox}}}, seed: [0, 1, 2]}\n")
-    small = tmp_path / "small.yaml"
-    small.write_text("base: [sweep.yaml]\nname: small\nonly: {seed: 0}\nleave_out: [{method: B}]\nrounds: 2\n")
-    ((labels, settings),) = sweep.load(small).runs()
-    assert labels == {"method": "A", "seed": "0"}
-    assert (settings.name, settings.rounds, str(settings.output)) == ("a_seed-0", 2, "runs/small")
-
-
 def test_published_figures(tmp_path):
     text = """\
 over: {method: {A: {}, B: {method: {name: fedprox}}}, data.partition.alpha: [0.1, 0.5], seed: [0, 1]}
@@ -101,18 +92,6 @@ published:
     assert found.values["A", "0.5"] == (73.9, 0.4)
     assert math.isnan(found.values["A", "0.1"][1])
     assert found.source == "Somebody, table 1"
-
-
-def test_published_figures_of_several_metrics(tmp_path):
-    text = """\
-over: {method: {A: {}, B: {method: {name: fedprox}}}}
-published: {source: S, metric: [accuracy, best loss], values: {A: [42.3, [0.5, 0.1]], B: [null, 0.7]}}
-"""
-    first, second = sweep.load(write(tmp_path, text)).published
-    assert (first.figure, second.figure) == (("last", "accuracy"), ("best", "loss"))
-    assert first.values.keys() == {("A",)}
-    assert second.values["A",] == (0.5, 0.1)
-    assert second.values["B",][0] == 0.7
 
 
 def test_a_sweep_is_no_run(tmp_path):

@@ -59,18 +59,6 @@ def test_a_silo_opens_its_own_pictures_and_holds_out_the_same(tmp_path):
 
 
 
-def test_parts_of_a_column(tmp_path):
-    words = ["train", "Test", "validation", "TRAINING"]
-    write(tmp_path, "path,label,part", [f"{i}.png,{i % 3},{words[i % 4]}" for i in range(20)])
-    data = csv_images(tmp_path, path="a.csv", split_column="part", **GREY)
-    assert greys(data.train_x) == [i for i in range(20) if i % 4 in (0, 3)] + [i for i in range(20) if i % 4 == 2]
-    assert greys(data.test_x) == [1, 5, 9, 13, 17]
-    assert data.train_y.tolist() == [grey % 3 for grey in greys(data.train_x)]
-    left = csv_images(tmp_path, path="a.csv", split_column="part", val="leave", **GREY)
-    assert greys(left.train_x) == [i for i in range(20) if i % 4 in (0, 3)]
-    write(tmp_path, "path,label,part", ["1.png,0,test"])
-    with pytest.raises(UserError, match=r"no row is of the training part \(part\)"):
-        csv_images(tmp_path, path="a.csv", split_column="part", class_names=("0", "1"))
 
 
 def test_a_sheet_of_a_spreadsheet(tmp_path):

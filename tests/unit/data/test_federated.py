@@ -172,20 +172,6 @@ def test_sites_that_are_no_clients_are_tested_on_all_the_same():
     assert split(numbers, "site", None, seed=0, only=[30, "2"]).site_names == ("2", "30")
 
 
-@pytest.mark.parametrize(
-    ("names", "clients", "only", "words"),
-    [
-        ("abcd", None, ["e"], r"only: the data set has no site 'e'; .*allowed: a, b, c, d"),
-        ("abcd", None, ["d", "d"], r"only: 'd' is a site that stands there already; name each one once"),
-        ("abcd", 2, ["a"], "only names 1 sites, clients=2"),
-        ((), None, [4], r"no site 4; allowed: 0 to 3"),
-        (("1", "2", "10", "30"), None, [3], r"only: the data set has no site 3; .*allowed: 1, 10, 2, 30"),
-    ],
-)
-def test_sites_that_are_wrongly_named(names, clients, only, words):
-    data = replace(images(), site=torch.arange(400) % 4, test_site=torch.arange(200) % 4, site_names=tuple(names))
-    with pytest.raises(UserError, match=words):
-        split(data, "site", clients, seed=0, only=only)
 
 
 @pytest.mark.parametrize(

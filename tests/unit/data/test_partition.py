@@ -71,24 +71,6 @@ def test_site():
         site(owner, 4, rng())
 
 
-@pytest.mark.parametrize(
-    ("classes", "each", "clients", "s", "sizes"),
-    [  # the sizes of published settings: shards of |class| / (s N / C)
-        (10, 5000, 100, 2, {500}),  # CIFAR-10, 200 shards of 250
-        (100, 500, 100, 5, {500}),  # CIFAR-100, 500 of 100
-        (100, 500, 1000, 20, set(range(40, 61))),  # CIFAR-100, 20,000 of 2 or 3
-    ],
-)
-def test_shards_of_published_sizes(classes, each, clients, s, sizes):
-    labels = balanced(classes, each)
-    parts = shards(labels, clients, rng(), s=s)
-    counts = histograms(labels, parts, classes)
-    assert {len(part) for part in parts} <= sizes
-    assert ((counts > 0).sum(1) <= s).all()
-    per_class = s * clients // classes
-    if each % per_class == 0:
-        assert (counts % (each // per_class) == 0).all()  # whole shards of one class only
-    assert np.array_equal(np.sort(np.concatenate(parts)), np.arange(len(labels)))
 
 
 @pytest.mark.parametrize(("clients", "s"), [(100, 2), (10, 10), (5, 8)])

@@ -281,27 +281,6 @@ def test_pacs_domains_are_the_sites(tmp_path, home):
         pacs(tmp_path, site="art")
 
 
-@pytest.mark.parametrize(
-    ("home", "lists"), [("pacs/images/kfold", "pacs/splits"), ("PACS/kfold", "PACS/kfold"), ("kfold", "kfold")]
-)
-def test_pacs_by_the_authors_lists(tmp_path, home, lists):
-    write_pacs(tmp_path, home, lists)
-    data = pacs(tmp_path, size=8, split="files")
-    assert torch.bincount(data.site).tolist() == [28] * 4  # without the picture that is none
-    assert torch.bincount(data.test_site).tolist() == [7] * 4
-    assert greys(data) == (10 * data.site + data.train_y).tolist()
-    assert data.test_y[data.test_site == 1].tolist() == [5, 5, 6, 6, 6, 6, 6]
-    at = tmp_path / lists / "photo_train_kfold.txt"
-    for text, says in (
-        ("photo/dog/pic_000.png 1\nphoto/dog/pic_001.png 8\n", r"line 2: .*class 1\.\.7 are needed, found 'photo/dog"),
-        ("photo/dog/pic_999.png 1\n", r"line 1: there is no picture .*pic_999\.png"),
-    ):
-        at.write_text(text)
-        with pytest.raises(UserError, match=rf"photo_train_kfold\.txt, {says}"):
-            pacs(tmp_path, size=8, split="files")
-    at.unlink()
-    with pytest.raises(UserError, match=r"no file .*photo_train_kfold\.txt.*take data\.split: draw"):
-        pacs(tmp_path, size=8, split="files")
 
 
 @pytest.mark.parametrize("real", ["Real World", "RealWorld"])
@@ -355,23 +334,6 @@ def test_ham10000_by_source_with_lesions_apart(tmp_path):
     assert torch.equal(alone.test_y, data.test_y[data.test_site == 2])
 
 
-@pytest.mark.parametrize(
-    ("row", "header", "says"),
-    [
-        ("HAM_9,ISIC_9,acne,x,1,m,x,rosendahl\n", "dataset", r"line 82: dx is 'acne'; allowed: akiec, bcc"),
-        ("HAM_9,ISIC_9,nv,x,1,m,x,berlin\n", "dataset", r"line 82: dataset is 'berlin'; allowed: vidir_molemax"),
-        (
-            "HAM_9,ISIC_9,nv,x,1,m,x,rosendahl\n",
-            "dataset",
-            r"line 82: there is no picture ISIC_9\.jpg below .*; unpack",
-        ),
-        ("", "source", "has no column 'dataset'; it has lesion_id, image_id"),
-    ],
-)
-def test_ham10000_damaged(tmp_path, row, header, says):
-    write_ham(tmp_path, row, f"lesion_id,image_id,dx,dx_type,age,sex,localization,{header}")
-    with pytest.raises(UserError, match=says):
-        ham10000(tmp_path, size=8)
 
 
 def write_ssl_fl(home, folder, sites, classes, ending):
@@ -421,21 +383,3 @@ def test_retina(tmp_path):
             retina(tmp_path, split="split_2")
 
 
-def test_covid_fl_has_twelve_sites(tmp_path):
-    home = tmp_path / "COVID-FL"
-    write_ssl_fl(home, "12_clients/split_real", COVID_SITES, 3, ".png")
-    data = covid_fl(tmp_path, size=8)
-    assert (data.classes, len(data.site_names)) == (3, 12)
-    assert greys(data) == [10 * s + k for s in range(12) for k in range(4)]
-    assert split(data, "site", None, seed=0).train_sizes.tolist() == [4] * 12
-    assert torch.equal(covid_fl(tmp_path, site="rsna-0", size=8).train_y, data.train_y[data.site == 6])
-    with pytest.raises(UserError, match="no site 'rsna'; allowed: bimcv, cohen"):
-        covid_fl(tmp_path, site="rsna")
-    labels = (home / "labels.csv").read_text()
-    for old, new, says in (
-        ("sirm_0.png,0.0\n", "", r"sirm\.csv, line 1: 'sirm_0\.png' has no label in labels\.csv"),
-        ("bimcv_1.png,1.0", "bimcv_1.png,3.0", r"labels\.csv, line 2: a name and a label 0\.\.2 .*, found 'bimcv_1"),
-    ):
-        (home / "labels.csv").write_text(labels.replace(old, new))
-        with pytest.raises(UserError, match=says):
-            covid_fl(tmp_path, size=8)

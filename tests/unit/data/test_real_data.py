@@ -48,20 +48,6 @@ def test_heart_disease_as_flamby_has_it():
     assert torch.equal(pooled.global_x, data.global_x)
 
 
-@pytest.mark.parametrize(
-    ("given", "says"),
-    [
-        ({"standardise": "pooled"}, "pooled goes with variant: flamby"),
-        ({"variant": "flamby", "test_fraction": 0.5}, "has its own test part"),
-        (
-            {"site": "va", "variant": "flamby", "standardise": "pooled"},
-            r"pooled needs the rows of all hospitals, and of",
-        ),
-    ],
-)
-def test_heart_disease_refuses_options_that_do_not_go_together(tmp_path, given, says):
-    with pytest.raises(UserError, match=says):
-        heart_disease(tmp_path, **given)
 
 
 @needs("tcga_brca")

@@ -132,14 +132,6 @@ def test_files_are_decoded_in_order(folder):
         assert torch.equal(x, other)
 
 
-def test_a_damaged_file_is_named_and_no_thread_is_left(folder):
-    files, stream, _ = folder
-    files[41].write_bytes(b"no picture")
-    before = set(threading.enumerate())
-    with pytest.raises(UserError, match=r"41\.png cannot be read as a picture"):
-        epoch(of_bytes(stream, None, None, 3), 4, None)
-    gc.collect()
-    assert set(threading.enumerate()) <= before
 
 
 def test_reading_ahead_is_bounded_and_ends_with_the_reader():
@@ -161,19 +153,6 @@ def test_reading_ahead_is_bounded_and_ends_with_the_reader():
 
 
 
-def test_arrays_of_bytes_are_mapped_within_their_archive(tmp_path):
-    parts = {
-        "first": np.arange(7),
-        "x": RNG.integers(0, 256, (9, 4, 5), dtype=np.uint8),
-        "floats": RNG.random((3, 4, 5)),
-    }
-    parts["columns"] = np.asfortranarray(parts["x"])
-    np.savez(tmp_path / "a.npz", **parts)
-    assert np.array_equal(in_archive(tmp_path / "a.npz", "x"), parts["x"])
-    assert Mapped(in_archive(tmp_path / "a.npz", "x")).shape == (9, 1, 4, 5)
-    assert [in_archive(tmp_path / "a.npz", name) for name in ("first", "floats", "columns")] == [None] * 3
-    np.savez_compressed(tmp_path / "b.npz", **parts)
-    assert in_archive(tmp_path / "b.npz", "x") is None
 
 
 # ---- sources of picture files ----
@@ -204,17 +183,3 @@ def test_folders_of_sites_are_streamed(sites):
     assert consistency.data(split(other, "site", None, 0)) != digest
 
 
-def test_damaged_pictures_are_named(sites):
-    """Before training where the header says so, else when they are read."""
-    at = sites / "south/dog/1.png"
-    whole = at.read_bytes()
-    with streaming.choosing(True):
-        with pytest.raises(UserError, match=r"\.png is 8x1\d, .*0\.png is 8x9: give data\.size"):
-            image_folder(sites, sites=True)
-        at.write_bytes(b"no picture")
-        with pytest.raises(UserError, match=r"south/dog/1\.png cannot be read as a picture"):
-            image_folder(sites, sites=True, size=6)
-        at.write_bytes(whole[: len(whole) // 2])
-        data = image_folder(sites, sites=True, size=6, test_fraction=0.0)
-    with pytest.raises(UserError, match=r"south/dog/1\.png cannot be read as a picture: .*mend or remove it"):
-        epoch(data.train_x, 4, None)

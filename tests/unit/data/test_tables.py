@@ -211,22 +211,6 @@ STAGES = "stage,age,sick\n" + "".join(
 )
 
 
-def test_words_for_gaps_are_values_where_the_config_names_them(tmp_path):
-    (tmp_path / "a.csv").write_text(STAGES)
-    given = {"path": "a.csv", "label_column": "sick", "test_fraction": 0, "missing": "impute"}
-    stages = {"stage": ["none", "mild", "severe"]}
-    data = table(tmp_path, **given, categorical=stages, class_names=["none", "ill"])
-    assert data.train_x[:, :3].sum(0).tolist() == [10, 10, 10]
-    assert data.train_y.bincount().tolist() == [15, 15]
-    with pytest.warns(
-        UserWarning, match=r"10 cells of column 'stage' with the word none .*name it in data\.categorical"
-    ):
-        data = table(tmp_path, **given, categorical=["stage"], class_names=["none", "ill"])
-    assert data.train_x.shape == (30, 3)
-    given["missing"] = "refuse"
-    said = r"line 2: column 'stage' is empty \(it holds 'none', .* if it is a value, name it in data\.categorical"
-    with pytest.raises(UserError, match=said):
-        table(tmp_path, **given, categorical=["stage"])
 
 
 def test_missing_drop_warns_of_the_rows_and_refuses_to_lose_a_site(tmp_path):

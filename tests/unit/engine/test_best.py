@@ -67,27 +67,6 @@ def test_the_figure_is_that_of_the_global_model_on_all_validation_rows():
     assert it.rows[-1]["validation_accuracy"] == pytest.approx(accuracy)
 
 
-def test_where_parts_stay_with_clients_it_is_that_of_their_own_models():
-    it = play(best("accuracy", "fedper"))
-    total, n = 0.0, 0
-    for k, shard in it.made.data.validation.items():
-        w = it.w.clone()
-        if k in it.fed.states.rows:
-            it.made.messages.personal.put(it.kept(k)._w, w)
-        total, n = total + len(shard) * validated(it, w, [shard])[1], n + len(shard)
-    assert it.rows[-1]["validation_accuracy"] == pytest.approx(total / n)
-
-
-@pytest.mark.parametrize("protocol", [["personal"], ["global", "personal"]], ids=" ".join)
-def test_clients_with_models_of_their_own_are_judged_by_them_if_nobody_looks_at_the_global_one(protocol):
-    """Ditto's lam moves no global model: candidates of it would be alike to the bit."""
-    figures = []
-    for lam in (0.01, 1.0):
-        it = play(best("accuracy", "ditto", options={"lam": lam}, evaluate={"best": "accuracy", "protocol": protocol}))
-        figures.append(it.rows[-1]["validation_accuracy"])
-    assert (figures[0] == figures[1]) == ("global" in protocol), figures
-
-
 @pytest.mark.parametrize("metric", ["loss", "accuracy"])
 def test_it_is_the_model_of_the_best_round_and_choosing_moves_nothing(metric):
     it, plain = play(best(metric)), play(settings("fedavg", "mlp", **VALIDATED))
@@ -194,13 +173,3 @@ def test_it_goes_on_when_more_patience_is_asked_for(run):
     best_model = json.loads((place / "summary.json").read_text())["best_model"]
     assert best_model["figure"] == "validation_loss"
     assert best_model["round"] >= rows + 2  # of those evaluated since
-
-
-def test_there_is_none(run):
-    folder, _ = run
-    without = ("evaluate.best={metric: null, patience: null, goal: auto}",)
-    done = fedmpi("run", folder / "run.yaml", "rounds=1", "name=none", *without)
-    assert done.returncode == 0, done.stderr
-    assert json.loads((folder / "none" / "summary.json").read_text())["best_model"] is None
-    with pytest.raises(UserError, match=r"holds no model-best.safetensors: set evaluate.best"):
-        api.load(folder / "none", best=True)

@@ -1,7 +1,5 @@
 """Class weights and label smoothing are torch's, in training alone."""
 
-from dataclasses import replace
-
 import numpy as np
 import pytest
 import torch
@@ -47,24 +45,6 @@ def test_a_client_descends_torchs_loss(weights, smoothing):
     it.made.model.load(k.received)
     k.fit()
     torch.testing.assert_close(k.w, expected, rtol=1e-5, atol=1e-6)
-
-
-def test_evaluations_report_the_plain_loss():
-    it = play(settings("fedavg", "mlp", task={"weights": GIVEN, "label_smoothing": 0.2}))
-    test = it.made.data.global_test
-    it.made.model.load(it.w)
-    assert it.rows[-1]["loss"] == pytest.approx(cross_entropy(it.made.net.module(test.x), test.y).item(), rel=1e-5)
-    assert it.hashes != play(settings("fedavg", "mlp")).hashes
-
-
-@pytest.mark.parametrize("shared", [True, False])
-def test_sites_that_keep_their_counts_to_themselves_balance_their_own(shared):
-    data = replace(federated(), counts_shared=shared)
-    it = prepare(settings("fedavg", "mlp", task={"weights": "balanced"}), data)
-    for client in (3, 0, 5):
-        it.fed.client(client, 0, it.fed.exchange.no_download())
-        counts = torch.from_numpy(data.label_counts.sum(0) if shared else data.label_counts[client])
-        assert torch.equal(it.made.task._loss.weights, balanced(counts))
 
 
 def test_clients_that_train_at_once_have_the_same_loss():

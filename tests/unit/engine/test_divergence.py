@@ -126,14 +126,3 @@ def test_one_class_for_all_is_told_after_three_evaluations():
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         watch.see(line(8, 1.0), False, 4)
-
-
-@pytest.mark.parametrize(("before", "now"), [("loss", "personal_loss"), ("loss", None), (None, "loss")])
-def test_another_evaluation_when_it_goes_on(before, now):
-    """A loss that was not looked at before begins anew, the others go on."""
-    watch, again = Watch(10, before), Watch(10, now)
-    watch.see({**line(0, 0.5), "train_loss": 0.25}, last=False)
-    again.recall(watch.memory())
-    assert [loss.name for loss in again.losses] == ["train_loss", *([now] if now else [])]
-    assert again.losses[0].best == 0.25
-    assert all(loss.best_round == -1 for loss in again.losses[1:])

@@ -180,16 +180,6 @@ def test_every_method_at_many_messages(tmp_path, method):
             same(it, undisturbed(config)[0])
 
 
-def test_whose_upload_was_refused_in_the_same_round(tmp_path):
-    """Rounds that are undone for a bad upload, and rounds that are cut: both at once."""
-    config = lossy("scaffold", faults={"on_bad_update": "drop", "max_norm": 0.6})
-    rng = random.Random(1)
-    for number in range(6):
-        it = with_deaths(config, deaths(config, rng, [1 + number % 3]), tmp_path / str(number), room=2)
-        assert any(row["refused"] for row in it.rows)
-        same(it, replayed(config, it.fed.roster.losses.rows))
-
-
 @pytest.mark.parametrize("method", ["scaffold", "feddyn"])
 def test_it_goes_on_from_a_checkpoint_after_losses(tmp_path, method):
     """Killed as a whole later on; gone on with in one process; the bits are those of the losses."""

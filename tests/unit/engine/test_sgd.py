@@ -6,7 +6,6 @@ import pytest
 import torch
 
 from fedmpi.engine.local.adaptive import make
-from fedmpi.engine.local.autograd import backward
 from fedmpi.engine.local.recipe import Recipe
 
 SGDS = {
@@ -87,33 +86,6 @@ def test_what_is_kept_goes_on(name):
             one.step()
             again.step()
         assert all(torch.equal(p, q) for p, q in zip(whole, cut, strict=True))
-
-
-class Odd(torch.Tensor):
-    """A subclass, whose backward is its own business."""
-
-
-def test_backward_passes_are_torchs():
-    """Gradients, hooks of tensors and of parameters, what is added up over two passes, and what torch refuses."""
-    torch.manual_seed(0)
-    ours = torch.nn.Sequential(torch.nn.Linear(6, 5), torch.nn.Tanh(), torch.nn.Linear(5, 3))
-    theirs, x = copy.deepcopy(ours), torch.randn(7, 6)
-    for kind in (torch.Tensor, Odd):
-        for module, way in ((ours, backward), (theirs, torch.Tensor.backward)):
-            seen = []
-            module[0].weight.register_hook(lambda g: 2 * g)
-            module[0].bias.register_post_accumulate_grad_hook(lambda p, seen=seen: seen.append(p.grad.sum()))
-            for _ in range(2):
-                loss = module(x).square().mean()
-                loss.register_hook(lambda g: g + 1)
-                way(loss.as_subclass(kind))
-            assert len(seen) >= 2
-        for p, q in zip(ours.parameters(), theirs.parameters(), strict=True):
-            assert torch.equal(p.grad, q.grad)
-    with pytest.raises(RuntimeError, match="a second time"):
-        backward(loss)
-    with pytest.raises(RuntimeError, match="functorch"):
-        torch.func.grad(lambda w: (backward(ours(x).sum() + w), w)[1])(torch.ones(()))
 
 
 @pytest.mark.parametrize("kind", [torch.bfloat16, torch.float16])

@@ -1,27 +1,21 @@
 """Uploads travel in three ways, and the numbers do not tell in which."""
 
 import threading
-import time
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 import pytest
 import torch
-from helpers import CPU, play, prepare, record, small_settings
+from helpers import play, prepare, record, small_settings
 from thread_ranks import play_in_threads
 
 import fedmpi
-from fedmpi.comm.backends.solo import Solo
 from fedmpi.common.errors import UserError
-from fedmpi.engine.faults import losses
-from fedmpi.engine.faults.losses import Losses
 from fedmpi.engine.travel import cuts, early, sharded, streamed
 from fedmpi.engine.travel.cuts import Cuts
 from fedmpi.flat import formats, linear
 from fedmpi.flat.packing import Packing
-from fedmpi.method.base import means_of
 from fedmpi.method.values import State
 from fedmpi.methods import registry
-from fedmpi.runtime import build
 
 SIZE, BYTES = 4, ("sent_bytes", "received_bytes")
 RULES = ("geometric_median", "harmonize", "krum", "median", "principal", "trimmed_mean")
@@ -80,50 +74,6 @@ def test_sharded_rows_give_the_bits_of_whole_ones(method, monkeypatch, ways):
     assert record(found[0]) == expected
     travels = found[0].made.messages.upload(0).packing
     assert (sharded.Sharded in ways) == bool(Cuts(travels, torch.empty(0)).large)
-
-
-@pytest.mark.parametrize("wire", ["fp32", "bf16"])
-def test_rows_are_added_while_others_come(wire, monkeypatch):
-    """By a thread: MPI moves messages only inside its calls. Nothing is left to add when the rank goes on."""
-    config, adding, late = small_settings("fedavg", "mlp", rounds=2, comm={"wire": wire}), [], []
-    plain, finish = streamed.Sums.add, streamed.Streamed.finish
-
-    def add(self, *piece):
-        adding.append(threading.current_thread().name)
-        time.sleep(0.001)
-        plain(self, *piece)
-        adding.append("done")
-
-    def finished(self):
-        made = finish(self)
-        if made is not None:
-            late.append(adding.count("done") * 2 - len(adding))
-        return made
-
-    expected = whole(config, monkeypatch)
-    monkeypatch.setattr(streamed.Sums, "add", add)
-    monkeypatch.setattr(streamed.Streamed, "finish", finished)
-    assert record(on_ranks(config, 3)[0]) == expected
-    assert len(adding) > 2 * 7 * 2
-    assert {name.split("_")[0] for name in adding} == {"fedmpi-aside", "done"}
-    assert late == [0, 0]
-
-
-@pytest.mark.parametrize("up", ["bf16", "int8", {"name": "topk", "fraction": 0.1}], ids=str)
-@pytest.mark.parametrize("method", ["fedavg", "scaffold", "fedbabu", "fedcm", "fedld"])
-def test_uploads_in_formats_travel_in_one_message_each(method, up, monkeypatch, ways):
-    """Summed as they come or held, whatever the number of ranks; and the downloads of shards."""
-    config = small_settings(method, "mlp", rounds=3, comm={"wire": {"up": up, "down": "int8"}})
-    expected = whole(config, monkeypatch)
-    assert record(play(config)) == expected
-    for size in (3, 4):
-        found = on_ranks(config, size)
-        assert record(found[0]) == expected
-        upload = found[0].made.messages.upload(0)
-        assert {row["received_bytes"] / len(row["cohort"]) for row in found[0].rows} == {upload.coding.nbytes}
-        sent, received = (sum(getattr(it.fed.comm, way) for it in found.values()) for way in BYTES)
-        assert sent == received
-    assert (streamed.Streamed in ways) == (means_of(found[0].made.method) is not None)
 
 
 FORMS = [
@@ -241,28 +191,6 @@ def test_rows_of_a_round_that_may_have_to_leave_some_out_are_held(size, ways):
     assert streamed.Streamed not in ways
 
 
-@pytest.mark.parametrize("server", [{}, {"reduce": "local"}, {"placement": "sharded"}], ids=str)
-@pytest.mark.parametrize("size", [1, SIZE])
-def test_a_round_in_which_nobody_was_left(server, size):
-    """All its clients were lost with their ranks: there is nothing to add up, and the run goes on."""
-    config = small_settings("fedavg", "mlp", rounds=3, server=server)
-    cohort = prepare(config).fed.roster.cohort(1)
-
-    def on(seat):
-        it = prepare(config, comm=seat)
-        it.fed.roster.losses = Losses([losses.row(1, {2: ""}, clients=cohort)])
-        it.fed.plan = replace(it.fed.plan, replay=True)
-        return it
-
-    with pytest.warns(UserWarning, match="round 1") as said:
-        it = play_in_threads(size, {}, on, lambda it: (it.fed.run(), it)[1])[0]
-    assert [row["cohort"] for row in it.rows][1] == it.rows[1]["refused"] == []
-    assert it.hashes[0] == it.hashes[1] != it.hashes[2]
-    assert [str(each.message) for each in said if "round 1:" in str(each.message)] == [
-        "round 1: all its clients were lost with the ranks that had them; nothing changes (faults.on_lost_rank: drop)"
-    ]
-
-
 # ---- a user's own ----
 @dataclass(frozen=True)
 class Raw(fedmpi.Method):
@@ -337,23 +265,3 @@ def test_what_each_rank_holds(monkeypatch):
         assert held["shard dw"] <= m * (d / SIZE + 32)
         assert held.get("rows", 0) <= made.messages.upload(0).packing.size
     assert sum(it.fed.exchange.memory.held["shard dw"].numel() for it in found.values()) == m * d
-
-
-def test_streamed_sums_hold_no_rows(monkeypatch):
-    config = small_settings("fedavg", "mlp", rounds=1, cohort={"fraction": 1.0})
-    it = build.federation(build.experiment(config, prepare(config).fed.data, CPU), Solo(CPU), lambda: False)
-    it.run()
-    packing = it.worker.messages.upload(0).packing
-    assert {name: x.numel() for name, x in it.exchange.memory.held.items()} == {
-        "rows": packing.size,
-        "heads": 7 * Cuts(packing, torch.empty(0)).small.size,
-        "sum dw p": it.worker.model.layout.size,
-    }
-
-
-@pytest.mark.parametrize("method", THREADED)
-def test_the_model_that_rank_0_evaluates_lies_as_one_of_its_own(method):
-    """Kernels give other last bits for weights that begin elsewhere in a cache line."""
-    seen = play_in_threads(2, {}, lambda seat: prepare(small_settings(method), comm=seat), lambda it: it)
-    w = seen[0].fed.worker.model.w
-    assert w.data_ptr() % 64 == seen[1].fed.worker.model.w.data_ptr() % 64 == 0

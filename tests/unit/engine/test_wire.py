@@ -9,7 +9,6 @@ from thread_ranks import play_in_threads
 
 from fedmpi.common.errors import UserError
 from fedmpi.engine.local.client import LocalClient
-from fedmpi.engine.messages import UNSENT
 from fedmpi.flat.formats import BLOCK
 
 UPS = {
@@ -89,28 +88,6 @@ def test_every_upload_is_that_of_the_naive_loop(monkeypatch, up):
     assert bool(last) == (up != UPS["int8, nothing kept"])
 
 
-@pytest.mark.parametrize(
-    ("method", "up", "coded"),
-    [
-        ("fedavg", "int8", {"dw"}),
-        ("scaffold", "topk", {"dw", "dc"}),
-        ("fedpac", "int8", {"dw"}),  # the head is sent whole, not as a change
-        ("fedpac", "bf16", {"dw", "head"}),
-        ("fedfomo", "fp16", {"theta"}),
-        ("fedproto", "topk", {"dw"}),
-        ("ccvr", "bf16", {"dw"}),
-    ],
-)
-def test_which_slots_travel_in_the_format(method, up, coded):
-    """Those as wide as the model or a group of it; prototypes, counts, buffers and the engine's numbers as they are."""
-    more = {"options": {"share_weights": True}} if method == "fedproto" else {}
-    it = prepare(wired(method, up=up, **more))
-    messages = it.made.messages
-    assert set(messages.upload(0).coding.formats) == coded
-    kept = {name.removeprefix(UNSENT) for name in messages.client_state.shapes if name.startswith(UNSENT)}
-    assert kept == {name for name in coded if name in ("dw", "dc")}
-
-
 @up
 def test_all_else_arrives_bit_for_bit(up):
     """What clients send beside dw, in a round that begins with the same model."""
@@ -119,23 +96,6 @@ def test_all_else_arrives_bit_for_bit(up):
         assert torch.equal(getattr(plain.uploads, name), getattr(coded.uploads, name)), name
     assert torch.equal(plain.b, coded.b)
     assert not torch.equal(plain.uploads.dw, coded.uploads.dw)
-
-
-@pytest.mark.parametrize(("method", "rest"), [("fedper", "body"), ("fedatom", "coef")])
-@pytest.mark.parametrize("up", ["int8", "topk"])
-def test_where_a_part_travels_the_rest_is_kept_for_its_own_time(method, rest, up):
-    """Of what has never been sent nothing is left out."""
-    options = {"period": 2} if method == "fedatom" else {}
-    it = play(wired(method, "cnn" if method == "fedatom" else "norm", up=up, rounds=4, options=options))
-    messages = it.made.messages
-    layout = it.made.model.layout.part(messages.shared_groups)
-    for k in it.fed.states.trained:
-        unsent = it.kept(k)._unsent_dw
-        assert len(unsent) == messages.shared.size == layout.size
-        assert float(unsent.norm()) > 0
-    assert all(torch.isfinite(it.kept(k)._unsent_dw).all() for k in it.fed.states.trained)
-    widths = {messages.upload(t).coding.nbytes for t in range(4)}
-    assert len(widths) == (2 if method == "fedatom" else 1)
 
 
 # ---- down ----

@@ -9,8 +9,7 @@ import torch
 from helpers import small_settings
 
 from fedmpi.common.errors import UserError
-from fedmpi.flat.layout import HEAD
-from fedmpi.method import FLAT, INITIAL, SCALAR, SHARED, Method, Row, Slot, Slots, State, Travel
+from fedmpi.method import FLAT, INITIAL, SCALAR, SHARED, Method, Row, Slot, Slots, State
 from fedmpi.runtime import build, launch
 from fedmpi.runtime.record.durable import read_tensors
 
@@ -124,48 +123,6 @@ def test_a_checkpoint_is_flat_in_order_of_declaration_and_of_the_models_type(mad
     parts = np.load(folder / "partition.npz")
     assert len(parts["offsets"]) == 4
     assert sorted(parts["indices"]) == [*range(60)]
-
-
-@dataclass(frozen=True)
-class Parts(Method):
-    """Keeps its head; counts; looks at what `download` may see."""
-
-    seen: ClassVar[list] = []
-    client_state = Slots(c=SCALAR)
-    server_state = Slots(count=Slot(start=2.0**24))
-    per_client_download = Slots(mine=SCALAR)
-
-    def travels(self, t, rounds):
-        return Travel(but=(HEAD,))
-
-    def download(self, s, client):
-        s.figures(lost=1.0)
-        self.seen.append((len(s.shared), len(s.segments)))
-        return Row(mine=5.0)
-
-    def upload(self, k):
-        return Row(), State(c=7.0)
-
-    def buffers(self, k):
-        assert k.down.mine == 0  # as nobody sends it for this hook alone
-        return k.b0
-
-    def aggregate(self, s, up):
-        assert len(s.shared) == up.dw.shape[1] < len(s.w)
-        assert {each.group for each in s.segments} == {"body"}
-        return up.mean(), State(count=s.state.count + 1)
-
-
-def test_parts_of_the_client_come_first_and_counters_end(made):
-    Parts.seen.clear()
-    folder = made(Parts)
-    assert Parts.seen[0] == (0, 0)  # before the first step
-    row = read_tensors(next((folder / "state").iterdir()))[0]["row"]
-    assert row[-1] == 7
-    assert len(row) > 1
-    tensors, _ = read_tensors(folder / "checkpoints" / "000001.safetensors")
-    assert tensors["state"] == 2.0**24
-    assert '"lost"' not in (folder / "metrics.jsonl").read_text()
 
 
 @dataclass(frozen=True)

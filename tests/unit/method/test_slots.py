@@ -65,14 +65,3 @@ def test_write_refuses_what_does_not_fit():
         packing.write(torch.zeros(5), {"x": torch.zeros(3, 1)})  # as many entries, another shape
     with pytest.raises(KeyError):
         packing.write(torch.zeros(5), {"w": torch.zeros(3)})
-
-
-def test_views_are_read_only_and_say_what_there_is():
-    views = Packing({"c": (2,), "c_i": (2,)}).views(torch.zeros(4))
-    with pytest.raises(AttributeError, match="read-only"):
-        views.c = torch.ones(2)
-    with pytest.raises(AttributeError, match=r"'h' is declared here \(declared: c, c_i\)"):
-        _ = views.h
-    assert "c" in views
-    assert "h" not in views
-    assert list(views) == ["c", "c_i"]

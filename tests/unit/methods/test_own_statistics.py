@@ -62,39 +62,6 @@ def test_without_the_others_it_is_local_training(method, options, momentum):
         assert found[k] == pytest.approx(own, rel=1e-6)
 
 
-def test_pfedme_has_those_of_its_passes_at_theta():
-    """One batch a client, one step of (2): the running mean has moved once, from 0, towards that of the batch."""
-    config = settings(
-        "pfedme",
-        options={"steps": 1},
-        rounds=1,
-        train={"epochs": 1, "batch_size": "full", "momentum": 0.0, "weight_decay": 0.0},
-        model={"name": "nets:norm64"},
-    )
-    data = federated()
-    it = prepare(config, data)
-    first = copy.deepcopy(it.made.net.module[0])
-    it.fed.run()
-    for k in it.rows[0]["cohort"]:
-        with torch.no_grad():
-            mean = first(data.train[k].x[data.train[k].index].double()).mean((0, 2, 3))
-        torch.testing.assert_close(it.kept(k).theta_b[:4], 0.1 * mean)
-
-
-@pytest.mark.parametrize("method", ["ditto", "pfedme"])
-def test_who_has_not_trained_has_the_initial_model(method):
-    data = federated()
-    it = prepare(settings(method, rounds=1, model={"name": "nets:norm64"}, evaluate={"protocol": ["personal"]}), data)
-    first = copy.deepcopy(it.made.net.module).eval()
-    it.fed.run()
-    idle = [line for line in it.lines if line["client"] not in it.rows[0]["cohort"]]
-    for line in idle:
-        test = data.test[line["client"]]
-        with torch.no_grad():
-            assert line["loss"] == pytest.approx(cross_entropy(first(test.x[test.index]), test.y[test.index]).item())
-    assert idle
-
-
 @pytest.mark.parametrize("head", ["global", "local"])
 def test_fedatoms_own_atoms_have_theirs(head):
     config = settings(

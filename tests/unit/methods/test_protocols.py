@@ -6,14 +6,11 @@ from dataclasses import replace
 import numpy as np
 import pytest
 import torch
-from helpers import federated, images, play, prepare, settings
+from helpers import federated, images, play, settings
 
 from fedmpi.common import seeds
 from fedmpi.common.errors import RankWarning, UserError
-from fedmpi.data.batches import Shard
 from fedmpi.data.federated import split
-from fedmpi.engine import evaluate
-from fedmpi.tasks.over_clients import spread
 
 ALL = {"evaluate": {"protocol": ["global", "personal", "personal_on_global", "ft(2)"]}}
 
@@ -73,41 +70,6 @@ def test_a_model_of_which_parts_stay_with_clients_is_nobodys():
     assert "accuracy" in it.rows[-1]
 
 
-def test_outputs_that_are_no_numbers_are_no_answers():
-    """argmax would give them the first class."""
-    it = prepare(settings("fedavg"), federated())
-    shard = replace(federated().global_test, x=federated().global_test.x.clone())
-    shard.x[3] = torch.nan
-    found = evaluate.figures(it.fed.worker, shard, 10)
-    assert all(np.isnan(value) for value in found.values()), found
-
-
-def test_models_that_give_no_numbers_leave_none_to_the_others():
-    """Means over the other clients would be the better the more of them come apart."""
-    config = settings(
-        "fedavg",
-        rounds=1,
-        task={"name": "regression"},
-        train={"lr": 0.001, "steps": 1, "batch_size": 1, "momentum": 0.0},
-        server={"lr": 0.0},
-        evaluate={"protocol": ["personal", "ft(9)"]},
-    )
-    data = images()
-    numbers = replace(data, train_y=data.train_y.float(), test_y=data.test_y.float(), classes=1)
-    fed = split(numbers, "iid", 4, seed=0)
-    steep = {k: Shard(shard.x * (1e6 if k else 1), shard.y, shard.index) for k, shard in fed.train.items()}
-    fed = replace(fed, train=steep)
-    with pytest.warns(
-        UserWarning, match=r"round 0, ft\(9\): the loss of client 1, 2, 3 \(of 4\) is no number, and so no "
-    ):
-        it = play(config, fed)
-    losses = {line["client"]: line["loss"] for line in it.lines if line["protocol"] == "ft(9)"}
-    assert [k for k, loss in losses.items() if np.isnan(loss)] == [1, 2, 3]
-    names = ("ft(9)_loss", "ft(9)_loss_std", "ft(9)_loss_worst_decile", "ft(9)_mse")
-    assert all(np.isnan(it.rows[-1][name]) for name in names)
-    assert np.isfinite(it.rows[-1]["personal_loss"])
-
-
 def test_sites_are_those_of_the_data_set():
     """Whoever the clients are: the global model on each site's test rows; nothing else of the round changes."""
     data = images()
@@ -128,15 +90,6 @@ def test_sites_are_those_of_the_data_set():
     assert plain.rows[-1]["accuracy"] == last["accuracy"]
     with pytest.raises(UserError, match=r"evaluate\.protocol: sites needs a data set that says whose each test row is"):
         play(settings("fedavg", evaluate={"protocol": ["sites"]}), federated())
-
-
-def test_the_worst_tenth_of_many():
-    """Of 25 clients two; where less is better the highest; clients without the figure do not count."""
-    values = [float(v) for v in range(25)]
-    found = spread("accuracy", [*values, float("nan")])
-    assert found == pytest.approx({"accuracy": 12, "accuracy_std": np.std(values), "accuracy_worst_decile": 0.5})
-    assert spread("personal_loss", values, falling=True)["personal_loss_worst_decile"] == 23.5
-    assert all(np.isnan(v) for v in spread("accuracy", [float("nan")]).values())
 
 
 def test_fine_tuning_comes_after_the_last_round_with_its_rate():
@@ -166,15 +119,3 @@ def test_fine_tuning_comes_after_the_last_round_with_its_rate():
             losses.append(torch.nn.functional.cross_entropy(module(test.x[test.index]), test.y[test.index]).item())
     assert [line["loss"] for line in lines] == pytest.approx(losses, rel=1e-4)
     assert it.rows[-1]["ft(2)_loss"] == pytest.approx(np.mean(losses), rel=1e-4)
-
-
-def test_fine_tuning_leaves_the_run_alone():
-    """And repeats itself: it draws from the clients' own random numbers, not from torch's global ones."""
-    config = settings("fedavg", "norm", **ALL)
-    first = play(config)
-    torch.randn(7)
-    again = prepare(config)
-    torch.randn(3)
-    again.fed.run()
-    assert first.rows[-1]["ft(2)_loss"] == again.rows[-1]["ft(2)_loss"]
-    assert first.hashes == play(settings("fedavg", "norm")).hashes

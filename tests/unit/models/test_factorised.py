@@ -31,19 +31,6 @@ def test_weight_of_a_convolution_by_loops():
         torch.testing.assert_close(made.weight(), expected, rtol=0, atol=1e-12)
 
 
-def test_weight_of_a_linear_layer():
-    """(1) as sums over r; its rank is more than r and at most r^2."""
-    torch.manual_seed(0)
-    made = Factorised(nn.Linear(30, 20), 3, personal=False, init="factors").double()
-    w = made.weight()
-    i, j = 4, 17
-    expected = sum(made.one.X[i, q] * made.one.Y[j, q] for q in range(3))
-    expected *= sum(made.two.X[i, q] * made.two.Y[j, q] for q in range(3))
-    assert w[i, j].item() == pytest.approx(expected.item())
-    assert torch.linalg.matrix_rank(w) == 9
-    assert torch.linalg.matrix_rank(made.one()) == 3
-
-
 def test_a_factorised_layer_applies_its_weight():
     """Stride, padding, dilation and bias are those of the dense layer."""
     torch.manual_seed(0)

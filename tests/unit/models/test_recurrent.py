@@ -2,14 +2,10 @@
 
 import pytest
 import torch
-from helpers import CPU, federated, play, settings
 from torch import nn
 
-from fedmpi.analysis import curvature
 from fedmpi.models.recurrent import differentiable
-from fedmpi.runtime import build
 
-NET = {"model": {"name": f"{__file__}:rows"}}
 before = torch.backends.cudnn.enabled
 
 
@@ -49,13 +45,3 @@ def test_cudnn_is_off_for_modules_with_recurrent_layers_alone(module):
     with differentiable(module):
         assert torch.backends.cudnn.enabled == (before and not isinstance(module[0], nn.LSTM))
     assert torch.backends.cudnn.enabled == before
-
-
-def test_gradients_of_gradients():
-    """Of steps whose orthogonality is measured, of Per-FedAvg's exact variant, of Hessian products."""
-    play(settings("fedavg", rounds=1, analysis=["orthogonality"], **NET))
-    options = {"variant": "exact"}
-    play(settings("perfedavg", rounds=1, options=options, train={"batch_size": 4, "momentum": 0.0}, **NET))
-    made = build.experiment(settings("fedavg", **NET), federated(), CPU)
-    w = made.model.w.clone()
-    assert curvature.Loss(made, 40).hessian(w, torch.ones_like(w)).norm() > 0

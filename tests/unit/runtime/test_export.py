@@ -1,6 +1,5 @@
 """Models as files for elsewhere: they give the model's outputs on real samples, or there is an error and no file."""
 
-import json
 from importlib.util import find_spec
 from pathlib import Path
 
@@ -148,22 +147,6 @@ def test_parts_that_stay_with_clients_are_told(run_of):
     said = []
     export.export(run_of("frozen", method="ditto"), "torchscript", said.append, trusted=True)
     assert said[0] == "method ditto gives each client a model of its own; what is exported is the global one"
-
-
-def test_the_best_model(run_of, tmp_path):
-    run = run_of("frozen", **{"data.validation": 0.2, "evaluate.best.metric": "accuracy", "rounds": 2})
-    path = export.export(run, "safetensors", print, best=True, trusted=True)
-    assert path == run / "export" / "model-best.safetensors"
-    with pytest.raises(UserError, match=r"holds no model-best\.safetensors"):
-        export.export(run_of("frozen"), "safetensors", print, best=True, trusted=True)
-
-
-def test_an_export_breaks_no_seal(run_of):
-    from fedmpi.runtime.record import seal
-
-    run = run_of("norm")
-    export.export(run, "torchscript", print, trusted=True)
-    assert json.loads((run / seal.NAME).read_text()) == seal.of(run)
 
 
 def test_mistakes(run_of, tmp_path, monkeypatch):

@@ -7,7 +7,6 @@ from helpers import ROOT, fedmpi, images, play, prepare, settings, small_setting
 
 from fedmpi.comm import detect
 from fedmpi.common.errors import UserError
-from fedmpi.common.text import figure
 from fedmpi.data.dataset import Dataset
 from fedmpi.data.federated import split
 from fedmpi.runtime import launch, memory
@@ -65,22 +64,6 @@ def test_formats_and_what_they_cost():
     assert said("fedavg", up={"name": "int8", "feedback": False}, down="fp16")[0] == [
         "wire: up int8 (dw), down fp16 of the model"
     ]
-
-
-@pytest.mark.parametrize(
-    ("name", "value", "text"),
-    [
-        ("cindex", 1.0, "1.0000"),
-        ("ece", 0.125, "0.1250"),
-        ("personal_top5", 9.876, "9.88"),
-        ("exact", 2.0, "2.00"),
-        ("r2", -3.0, "-3.0000"),
-        ("aucs", 0.9, "0.9"),
-        ("loss", 1e30, "1e+30"),
-    ],
-)
-def test_figures(name, value, text):
-    assert figure(name, value) == text
 
 
 @pytest.fixture

@@ -15,7 +15,7 @@ import yaml
 
 from fedmpi.common.errors import UserError
 from fedmpi.runtime.record import durable, run_dir
-from fedmpi.runtime.record.progress import Console, Lenient, duration
+from fedmpi.runtime.record.progress import Console, duration
 from fedmpi.runtime.record.run_dir import RunDirectory
 from fedmpi.runtime.record.summary import summary
 
@@ -240,31 +240,6 @@ def test_a_terminal_gets_a_live_line_and_the_log_the_same_lines(record):
     assert "round 3/3" in stream.getvalue()
 
 
-def test_a_terminal_that_goes_away_does_not_end_the_run(record):
-    """Its window is closed, and the run goes on under nohup: every write to it fails, from rich's own thread, too."""
-
-    class Closed(io.StringIO):
-        gone = False
-
-        def isatty(self):
-            return True
-
-        def write(self, text):
-            if self.gone:
-                raise OSError(errno.EIO, os.strerror(errno.EIO))
-            return len(text)
-
-    stream = Closed()
-    console = Console(3, ("loss", "accuracy"), record.log, stream=stream)
-    console.round(ROWS[0])
-    stream.gone = True
-    for row in ROWS[1:]:
-        console.round(row)
-    console.say("done")
-    console.close()
-    assert (record.path / "log.txt").read_text().splitlines() == [*LINES, "done"]
-
-
 def test_a_continued_run_estimates_from_its_own_rounds(record):
     stream = io.StringIO()
     console = Console(10, ("loss",), record.log, stream=stream)
@@ -274,12 +249,3 @@ def test_a_continued_run_estimates_from_its_own_rounds(record):
 
 def test_durations():
     assert [duration(s) for s in (0.2, 59, 90, 7199, 7200)] == ["1 s", "59 s", "2 min", "120 min", "2.0 h"]
-
-
-def test_a_stream_without_the_characters_of_a_name_goes_on():
-    below = io.TextIOWrapper(io.BytesIO(), encoding="ascii")
-    stream = Lenient(below)
-    stream.write("site \u6771\u4eac\n")
-    stream.write("round 1\n")
-    stream.flush()
-    assert below.buffer.getvalue() == b"site \\u6771\\u4eac\nround 1\n"

@@ -13,7 +13,6 @@ from fedmpi.common.errors import UserError
 from fedmpi.methods import registry as every_method
 from fedmpi.runtime import catalog, catalog_options, launch
 from fedmpi.runtime.record import whole
-from fedmpi.runtime.resuming import replay
 
 SUPPLIED = {
     "models": ("input_shape", "classes"),
@@ -106,36 +105,8 @@ def test_a_model_is_loaded_from_the_runs_own_copy(made, tmp_path, what):
     assert torch.equal(before(x), after(x))
 
 
-def test_a_replay_takes_the_copy_too(made):
-    run, file = made
-    file.unlink()
-    said = []
-    assert replay.run(run, replay.settings(run, True), True, said.append) == 0
-    assert "the same bits" in said[0]
-
-
-def test_a_changed_copy_is_not_run(made):
-    run, file = made
-    file.unlink()
-    (run / "plugins" / "mynet.py").write_text("raise SystemExit('was run')")
-    with pytest.raises(UserError, match=r"plugins/mynet.py has changed: it is the copy of .*/mynet.py that this run"):
-        fedmpi.load(run, trust=True)
-    (run / "plugins" / "mynet.py").unlink()
-    with pytest.raises(UserError, match=r"plugins/mynet.py is missing"):
-        fedmpi.load(run, trust=True)
-
-
 def test_a_copy_is_not_run_without_trust(made):
     run, file = made
     file.unlink()
     with pytest.raises(UserError, match=r"would run code that is not fedmpi's own: .*mynet.py:net"):
         fedmpi.load(run)
-
-
-def test_a_replay_starts_from_what_its_run_started_from(made, tmp_path):
-    run, _ = made
-    asked = config.load(tmp_path / "c.yaml", [f"output={tmp_path}/runs", "name=more", f"init.from={run}"])
-    launch.execute(asked)
-    more = tmp_path / "runs" / "more"
-    said = []
-    assert replay.run(more, replay.settings(more, True), True, said.append) == 0, said

@@ -3,13 +3,10 @@
 import pytest
 import torch
 from helpers import CPU, federated, play, settings
-from torch.nn import functional as F
 
 from fedmpi.analysis import figures
 from fedmpi.analysis.filter_decomposition import drawing, trajectory
-from fedmpi.comm.backends.solo import Solo
 from fedmpi.common.errors import UserError
-from fedmpi.config.schema import CohortSettings
 from fedmpi.runtime import build
 
 ASKED = trajectory.Asked(first=1, last=3, samples=10**6, grid=3)
@@ -52,36 +49,6 @@ def test_the_mean_of_all_products_is_the_next_model(walked):
             assert apart == pytest.approx((v - way[t + 1]).norm().item(), rel=1e-4)
 
 
-def test_the_loss_of_a_point_is_that_of_its_model(walked):
-    """Also of the network with atoms that it stands for."""
-    made, (w0, b0), way, _, _ = walked
-    loss = trajectory.Points(made, 10**6)
-    x, y = loss.shard.x[loss.shard.index], loss.shard.y[loss.shard.index]
-    made.model.load(w0, b0)
-    with torch.no_grad():
-        expected = F.cross_entropy(made.model.module.eval()(x), y).item()
-    assert loss(way[0]) == pytest.approx(expected, rel=1e-5)
-    assert loss(way[-1]) != pytest.approx(expected, rel=1e-3)
-
-
-def test_the_plane_against_a_naive_projection():
-    g = torch.Generator().manual_seed(0)
-    models = torch.randn(6, 40, generator=g)
-    plane = trajectory.Plane(models[-1], models)
-    cov = torch.cov(models.double().T)
-    values, vectors = torch.linalg.eigh(cov)
-    assert plane.explained == pytest.approx((values[-2:].sum() / values.sum()).item())
-    for i, direction in enumerate((vectors[:, -1], vectors[:, -2])):
-        expected = (models.double() - models[-1].double()) @ direction
-        found = torch.tensor(plane(models), dtype=torch.float64)[:, i]
-        torch.testing.assert_close(found * (found @ expected).sign(), expected)
-    ground = plane.landscape(lambda v: v.double().square().sum().item(), models, 3)
-    at = plane.origin + ground["x"][2] * plane.v[0] + ground["y"][0] * plane.v[1]
-    assert ground["loss"][0][2] == pytest.approx(at.square().sum().item(), rel=1e-5)
-    found = torch.tensor(plane(models))
-    assert ground["x"][0] < found[:, 0].min() < found[:, 0].max() < ground["x"][2]
-
-
 def test_what_is_measured_and_drawn(tmp_path):
     made, plain = experiment(config("fedatom")), experiment(config("fedavg"))
     facts = trajectory.measure(made, plain, ASKED)
@@ -100,11 +67,3 @@ def test_mistakes():
         trajectory.measure(plain, plain, ASKED)
     with pytest.raises(UserError, match=r"--first 2 --last 9: rounds of the 3"):
         trajectory.measure(experiment(config("fedatom")), plain, trajectory.Asked(2, 9))
-
-
-def test_the_cohort_is_that_of_the_run():
-    """Also where clients are drawn in cycles."""
-    made = experiment(config("fedatom").model_copy(update={"cohort": CohortSettings(fraction=0.3, draw="cycles")}))
-    fed = build.federation(made, Solo(CPU), lambda: False)
-    found = trajectory.products(made, fed, 1)
-    assert {i for i, *_ in found} == set(fed.roster.cohort(1))

@@ -69,19 +69,3 @@ def test_averaged_kernels_stand_in_a_dense_network(made, found):
     values = dict(made.model.layout.tensors(w))
     assert torch.equal(plain[-1].weight, values["6.weight"])
     assert torch.equal(plain[1].running_mean, made.model.buffer_layout.tensors(b)["1.running_mean"])
-
-
-def test_all_pairs_are_judged(made):
-    facts = virtual.measure(made)
-    members = facts["clients"]
-    assert (facts["round"], len(members)) == (2, 4)  # 0.6 of 7
-    assert [(row["alpha"], row["atoms"]) for row in facts["models"]] == [(i, j) for i in members for j in members]
-    assert len({row["loss"] for row in facts["models"]}) == 16
-    assert facts["aggregate"]["loss"] != facts["kernel_mean"]["loss"]
-    text = virtual.lines(facts)
-    assert text[1].split() == ["D", *" D ".join(map(str, members)).split()]
-    assert [line.split()[0] for line in text[2:6]] == ["alpha"] * 4
-    own = [row["accuracy"] for row in facts["models"] if row["alpha"] == row["atoms"]]
-    assert text[7].split()[:5] == ["clients", "(diagonal),", "mean", "of", "4"]
-    assert float(text[7].split()[5]) == pytest.approx(sum(own) / 4, rel=1e-3)
-    assert text[8].startswith("virtual clients, mean of 12 ")

@@ -172,14 +172,6 @@ def test_the_only_script_that_may_run_is_the_page_s_own(trained):
     assert "default-src 'none'" in policy
 
 
-def test_a_long_run_of_many_clients_and_ranks_stays_small(tmp_path):
-    content = made(large(tmp_path / "large"))
-    page = offline(content)
-    assert len(page.csv("learning-accuracy")) == ROUNDS
-    assert [float(r["sharpness"]) for r in page.csv("method-sharpness")] == [row(t)["sharpness"] for t in range(ROUNDS)]
-    assert len(page.csv("laps")) == 3 * RANKS
-
-
 def test_figures_are_files_too(trained, tmp_path):
     done = fedmpi("report", trained, "--to", tmp_path / "page.html", "--figures", tmp_path / "figures")
     assert done.returncode == 0, done.stderr

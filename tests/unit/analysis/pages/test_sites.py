@@ -13,11 +13,9 @@ from safetensors.numpy import save_file
 from fedmpi import config
 from fedmpi.analysis.pages.consortium import alone as baseline
 from fedmpi.analysis.pages.consortium import card, left, page_of_site, write
-from fedmpi.analysis.pages.consortium.limits import limits
 from fedmpi.analysis.pages.consortium.sites import sites
 from fedmpi.analysis.pages.run import Run
 from fedmpi.analysis.pages.section import Table, Text
-from fedmpi.common.errors import UserError
 
 SITES = ["north", "<img src=x onerror=alert(1)>", "south"]
 SIZES = [60, 30, 10]
@@ -133,26 +131,6 @@ def test_a_baseline_is_found_beside_the_run_if_it_is_a_fair_one(tmp_path):
     assert "train.lr differ" in page
 
 
-@pytest.mark.parametrize(
-    ("case", "said"),
-    [
-        ("none", "--alone: .*none is no run directory"),
-        ("fedavg", "--alone: the method of .* is fedavg; .*method.name=local"),
-        ("others", "--alone: .* has other sites .*up, down"),
-        ("silent", r"--alone: .* does not say how good .*evaluate.protocol=\[personal\]"),
-    ],
-)
-def test_what_is_no_baseline_is_refused(tmp_path, case, said):
-    run = Run(made(tmp_path / "r"))
-    if case != "none":
-        data = {**CONFIG["data"], "silos": ["up", "down"]} if case == "others" else CONFIG["data"]
-        made(tmp_path / case, "fedavg" if case == "fedavg" else "local", data=data)
-        if case in ("others", "silent"):
-            (tmp_path / case / "clients.jsonl").unlink()
-    with pytest.raises(UserError, match=said):
-        baseline.given(run, tmp_path / case)
-
-
 # ---- what left it ----
 def test_what_left_a_site_is_that_of_its_record(tmp_path):
     run = Run(made(tmp_path / "r"))
@@ -191,24 +169,6 @@ def test_the_card_says_what_a_board_asks(tmp_path):
     assert "Approval and consent" in missing
     assert "Intended use" not in missing
     assert hashlib.sha256((run.path / "model.safetensors").read_bytes()).hexdigest() in said
-
-
-def test_limits_are_those_of_the_record(tmp_path):
-    path = made(tmp_path / "r")
-    (path / "summary.json").write_text(json.dumps({"exit_reason": "signal 15", "diverged": 2}))
-    run = Run(path)
-    said = "\n".join(limits(run, sites(run), None))
-    for part in (
-        "signal 15",
-        "from round 2 on",
-        "south (1)",
-        "one class alone: <img",
-        "class 0 at south (3)",
-        "(40, one",
-    ):
-        assert part in said
-    assert "More than half of the weight was north's" in said
-    assert "Nobody has trained alone" in said
 
 
 # ---- the files ----
