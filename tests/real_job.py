@@ -35,7 +35,7 @@ def wait_until(condition, describe=lambda: "", limit_s=LIMIT_S):
     end = time.monotonic() + limit_s
     while not (value := condition()):
         assert time.monotonic() < end, f"not within {limit_s} s: {describe()}"
-        time.sleep(0.02)
+        time.sleep(0.05)
     return value
 
 

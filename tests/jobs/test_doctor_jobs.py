@@ -85,6 +85,7 @@ def test_a_report_with_everything_wrong(tmp_path):
     assert gone("986.5")
 
 
+@pytest.mark.smoke
 def test_one_table_under_a_launcher(tmp_path):
     done = fedmpi("doctor", QUICK, f"output={tmp_path}", kind="mpirun", size=2, cold=True)
     assert done.returncode == 0, done.stdout + done.stderr

@@ -4,6 +4,7 @@ import json
 import shutil
 import subprocess
 
+import pytest
 import torch
 from helpers import BIN, clean_env, launcher
 from safetensors.torch import load_file
@@ -80,6 +81,7 @@ def test_a_run_keeps_it_once_gives_it_back_and_knows_it_again(tmp_path, monkeypa
     assert all(torch.equal(mine[name], theirs[name]) for name in theirs)
 
 
+@pytest.mark.smoke
 def test_ranks_that_have_others_are_told(tmp_path):
     write(tmp_path, "float(os.environ['OMPI_COMM_WORLD_RANK'])")
     done = command(tmp_path, "run", "run.yaml", ranks=2)

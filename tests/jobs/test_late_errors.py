@@ -76,6 +76,7 @@ def ranks_of(tmp_path, *paths):
     return subprocess.run(command, env=warm(), cwd=ROOT, capture_output=True, text=True, timeout=60)
 
 
+@pytest.mark.smoke
 def test_a_rank_with_another_config_is_named(config, tmp_path):
     more = "name: run\ncomm: {backend: mpi}\ntrain:\n"
     one = config("train:\n", more)

@@ -36,6 +36,7 @@ def test_a_run_that_lives_is_not_gone_on_with(start, kind, size):
     assert done.returncode == 0, done.stderr
 
 
+@pytest.mark.smoke
 def test_the_status_of_a_real_run_watched_stopped_gone_on_with_and_killed(start):
     job = start()
     job.wait_for_rounds(1)

@@ -31,6 +31,7 @@ def file(tmp_path):
     return path
 
 
+@pytest.mark.smoke
 def test_a_run_that_fails_is_loud(file, tmp_path):
     file.write_text(SWEEP.replace("FedAvg: {}", f'bad: {{model: {{name: "{tmp_path}/mine.py:net"}}}}'))
     (tmp_path / "mine.py").write_text("def net(input_shape, classes):\n    raise OSError('no such weights')\n")

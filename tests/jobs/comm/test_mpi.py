@@ -13,6 +13,7 @@ def test_another_mpi_than_the_launchers_is_said_with_the_remedy(ranks):
     assert "Start with the mpirun of that MPI" in outcome.text
 
 
+@pytest.mark.smoke
 def test_mpi_under_torchrun_is_said_with_the_remedy(ranks):
     pytest.importorskip("mpi4py")
     env = {"RANK": "0", "WORLD_SIZE": "2", "LOCAL_RANK": "0", "LOCAL_WORLD_SIZE": "2", "TORCHELASTIC_RUN_ID": "x"}
