@@ -4,7 +4,7 @@ import pytest
 import torch
 from simulated_job import SimulatedJob, SimulatedStore
 
-from fedmpi.comm.base import Lost, Silent
+from fedmpi.comm.base import Lost, Silent, within
 from fedmpi.comm.loss import silence
 from fedmpi.comm.meeting.store_allgather import StoreAllgather
 
@@ -268,6 +268,16 @@ def test_the_cause_of_a_silence_is_found_through_the_ranks_that_wait(waits_for, 
 
     job.run(program)
     assert found == [expected]
+
+
+def test_a_call_that_takes_too_long_is_a_lost_rank():
+    def program(rank):
+        assert within(5, lambda: rank.clock.sleep(1) or "answer", "", rank.clock) == "answer"
+        with pytest.raises(Lost, match="nobody answers"):
+            within(5, lambda: rank.clock.sleep(9), "nobody answers", rank.clock)
+        return "done"
+
+    assert SimulatedJob(1, start=30).run(program) == {0: "done"}
 
 
 def test_messages_of_silent_ranks():

@@ -43,18 +43,6 @@ def test_classes_and_sites_in_order(tmp_path, monkeypatch):
     assert (without.site, len(without.test_y)) == (None, 4)
 
 
-def test_a_silo_opens_its_own_pictures_and_holds_out_the_same(tmp_path):
-    write(tmp_path)
-    options = {"path": "a.csv", "site_column": "site", "class_names": ("cat", "dog"), **GREY}
-    whole = csv_images(tmp_path, **options)
-    (tmp_path / "7.png").write_bytes(b"at's, and damaged")
-    silo = open_silos(csv_images, tmp_path, ("at", "uk"), [1], **options)[1]
-    assert torch.equal(silo.train_x, whole.train_x[whole.site == 1])
-    assert torch.equal(silo.test_x, whole.test_x[whole.test_site == 1])
-    with pytest.raises(UserError, match=r"a\.csv, line 9: .*7\.png cannot be read"):
-        csv_images(tmp_path, **options)
-    with pytest.raises(UserError, match=r"data\.site_column is missing; silos need it"):
-        csv_images(tmp_path, site="at", path="a.csv")
 
 
 

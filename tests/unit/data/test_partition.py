@@ -266,3 +266,45 @@ def test_a_file_that_is_no_partition(tmp_path, name, text, clients, words):
         (tmp_path / name).write_text(text)
     with pytest.raises(UserError, match=words):
         file(np.zeros(3, dtype=int), clients, rng(), path=tmp_path / name)
+
+
+def drawn_one_after_another(labels, clients, generator, alpha, balance, min_size):
+    """Convention class as the benchmark's authors write it: one draw a class, everything redrawn until all have enough;
+    a class whose mass fell on full clients is drawn among the others."""
+    n = len(labels)
+    while True:
+        parts = [[] for _ in range(clients)]
+        counts = []
+        for c in np.unique(labels):
+            total = int((labels == c).sum())
+            free = np.array([sum(part) < n / clients for part in parts]) if balance else np.ones(clients, dtype=bool)
+            q = np.where(free, generator.dirichlet([alpha] * clients), 0)
+            if q.sum() < 1e-300:
+                q[free] = generator.dirichlet([alpha] * int(free.sum()))
+            ends = [int(end) for end in np.cumsum(q / q.sum()) * total]
+            last = max(k for k in range(clients) if free[k])
+            ends[last:] = [total] * (clients - last)
+            row = [end - start for start, end in zip([0, *ends], ends, strict=False)]
+            counts.append(row)
+            for part, got in zip(parts, row, strict=True):
+                part.append(got)
+        if min(map(sum, parts)) >= min_size:
+            return np.array(counts).T
+
+
+
+@pytest.mark.parametrize(
+    ("alpha", "convention"),
+    [(0.004, "class"), (0.05, "class"), (0.3, "class_plain"), (2.0, "class"), (2.0, "class_plain")],
+)
+def test_many_draws_at_once_are_draws_one_after_another(alpha, convention):
+    labels = balanced(6, 300)
+    for seed in range(8):
+        ours, naive = rng(seed), rng(seed)
+        parts = dirichlet(labels, 5, ours, alpha=alpha, convention=convention, min_size=3)
+        expected = drawn_one_after_another(labels, 5, naive, alpha, convention == "class", 3)
+        assert np.array_equal(histograms(labels, parts, 6), expected)
+        for label in range(6):  # the samples themselves come next, class after class
+            naive.permutation(np.flatnonzero(labels == label))
+        assert ours.random() == naive.random()
+
