@@ -81,6 +81,15 @@ def test_crop(given, blocks, channels, dtype):
 
 
 
+@every_storage
+def test_flip(blocks, channels, dtype):
+    flip, x = made("flip", 0.3), pictures(channels, dtype=dtype)
+    u = drawn(flip)
+    wanted = [functional.hflip(each) if v < 0.3 else each for each, v in zip(x, u[:, 0], strict=True)]
+    assert torch.equal(flip(laid_out(x, blocks), u), torch.stack(wanted))
+    assert 0 < sum(u[:, 0] < 0.3) < N
+
+
 @pytest.mark.parametrize(("size", "channels"), [(1, 1), (4, 3), (5, 3), (40, 1)])
 def test_cutout(size, blocks, channels):
     cutout, x = made("cutout", size), pictures(channels) + 1
