@@ -203,6 +203,7 @@ def test_every_byte_counts(tmp_path):
         path.write_bytes(good[:at] + bytes([good[at] ^ 4]) + good[at + 1 :])
         with pytest.raises(Damaged, match=re.escape(str(path))):
             rows.get(3, 7)
+        assert not rows.whole(3, 7)
 
 
 @pytest.mark.parametrize("room", [10**6, 1])
