@@ -1,8 +1,10 @@
 """Every method on a tiny federation, in one job of any size. Once per rank:  every_method.py FILE BACKEND [DEVICE]
 
 Rank 0 writes {case: what must not depend on ranks} into FILE, and what each rank counted.
+DEVICE cuda gives each rank the GPU of its local rank, and the CPU to a rank that sees none.
 Ranks that share a GPU talk through gloo, with their server on the CPU: its bits are there those of the CPU's kernels.
 With BACKEND gloo one process alone has it there, too; with auto, where clients train.
+FEDMPI_CASES in the environment names some cases, one a line, if not all are to run.
 """
 
 import json
@@ -98,7 +100,15 @@ VARIANTS = {
 
 def cases():
     plain = {method: (method, "norm", {"rounds": 2}) for method in sorted(registry)}
-    return {name: small_settings(method, net, **changes) for name, (method, net, changes) in (plain | VARIANTS).items()}
+    asked = os.environ.get("FEDMPI_CASES", "").splitlines()
+    chosen = {name: case for name, case in (plain | VARIANTS).items() if not asked or name in asked}
+    return {name: small_settings(method, net, **changes) for name, (method, net, changes) in chosen.items()}
+
+
+def pick_device(kind, job):
+    if kind == "cuda" and torch.cuda.is_available():
+        return torch.device("cuda", job.local_rank % torch.cuda.device_count())
+    return torch.device("cpu")
 
 
 def sizes(messages, t):
@@ -112,11 +122,11 @@ def sizes(messages, t):
 
 def main() -> None:
     chunk, block, on_gpu = linear.CHUNK, linear.BLOCK, linear.CHUNK_GPU
-    device = torch.device(*sys.argv[3:] or ["cpu"])
+    job, backend = detect(os.environ), sys.argv[2]
+    device = pick_device(*sys.argv[3:] or ["cpu"], job)
     if device.type == "cuda":
         set_numerics(small_settings("fedavg", compute={"deterministic": True}))  # before the first kernel
     Roster.consider = lambda self, t: None  # what ranks took would decide who sends what, and how many bytes that is
-    job, backend = detect(os.environ), sys.argv[2]
     comm = connect(job, backend, device, Timeouts(start=60, round=60))
     if job.size == 1 and backend == "gloo":
         comm = Solo(torch.device("cpu"))

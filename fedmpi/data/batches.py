@@ -60,7 +60,7 @@ def batches(
     step = size or max(n, 1)
     stop = n - n % step if drop_last else n
     first = _first(index) if views and isinstance(shard.x, Tensor) else None  # on the CPU: nobody waits for a GPU
-    there = index.to(shard.x.device)  # once an epoch, not once a batch
+    there = index.to(shard.x.device, non_blocking=True)  # once an epoch, not once a batch
     if first is not None:
         assert isinstance(shard.x, Tensor)
         yield from _in_place(shard.x, shard.y, there[:stop], first, step)
@@ -113,7 +113,7 @@ def drawn(shard: Shard, augment: torch.Generator | None) -> Tensor | None:
     i-th; None where there is none."""
     if augment is None or not shard.draws:
         return None
-    return torch.rand(len(shard), shard.draws, generator=augment).to(shard.x.device)
+    return torch.rand(len(shard), shard.draws, generator=augment).to(shard.x.device, non_blocking=True)
 
 
 def _ahead(x: Any, step: int) -> int:

@@ -59,14 +59,31 @@ def check_values(
             raise wrong(method, f"{hook}:", where, f"slot {name!r} is {packing.shapes[name]}, but it returned {found}")
 
 
-def finite(row: Tensor) -> bool:
-    """No nan or inf. The sum is read first: one pass without a copy, which says no where it overflows, too."""
-    return not row.numel() or math.isfinite(row.sum().item()) or bool(row.isfinite().all())
+def are_finite(rows: Sequence[Tensor], sums: Sequence[Tensor] | None = None) -> list[bool]:
+    """Return of each row whether it holds neither nan nor inf; each device is asked once.
+
+    Args:
+        rows: tensors of one type.
+        sums: their sums, where they were formed before; each is one pass without a copy, and overflows where a row
+            of finite numbers is looked at once more.
+    """
+    sums = [row.sum() for row in rows] if sums is None else sums
+    found = [0.0] * len(sums)
+    for device in {x.device for x in sums}:
+        places = [i for i, x in enumerate(sums) if x.device == device]
+        for i, value in zip(places, torch.stack([sums[i] for i in places]).tolist(), strict=True):
+            found[i] = value
+    return [math.isfinite(value) or bool(row.isfinite().all()) for row, value in zip(rows, found, strict=True)]
+
+
+def is_finite(row: Tensor) -> bool:
+    """Return whether a tensor holds neither nan nor inf."""
+    return not row.numel() or are_finite([row])[0]
 
 
 def check_finite(method: Method, hook: str, packing: Packing, row: Tensor, where: str) -> None:
     """No nan or inf in a row that stays or is sent on: what is written there is read for the rest of the run."""
-    if finite(row):
+    if is_finite(row):
         return
     views = packing.views(row)
     slot = next(name for name in views if not bool(getattr(views, name).isfinite().all()))
@@ -77,14 +94,23 @@ def check_finite(method: Method, hook: str, packing: Packing, row: Tensor, where
     )  # fmt: skip
 
 
-def check_slots_finite(method: Method, packing: Packing, row: Tensor, where: str) -> None:
-    """No nan or inf in a method's own slots of an upload: a server hook may well not look at them, and go on."""
-    for name in packing.shapes:
-        if name != "dw" and not name.startswith("_") and not finite(packing.view(row, name).flatten()):
-            raise wrong(
-                method, "upload", where, f"gave values that are not finite (nan or inf) in slot {name!r}; the usual "
-                "cause is divergence: lower train.lr"
-            )  # fmt: skip
+def own_slots(packing: Packing, row: Tensor) -> dict[str, Tensor]:
+    """Return the flat slots of an upload that a method has declared, but for dw.
+
+    A server hook may well not look at them and go on with what is not finite; of dw the server sees the norm.
+    """
+    names = [name for name in packing.shapes if name != "dw" and not name.startswith("_")]
+    return {
+        name: packing.view(row, name).flatten() for name in names if packing.spans[name][0] < packing.spans[name][1]
+    }
+
+
+def slot_not_finite(method: Method, name: str, where: str) -> UserError:
+    """Return the error of an upload that holds nan or inf in a slot."""
+    return wrong(
+        method, "upload", where, f"gave values that are not finite (nan or inf) in slot {name!r}; the usual cause is "
+        "divergence: lower train.lr"
+    )  # fmt: skip
 
 
 def check_pair(method: Method, hook: str, given: Any, where: str) -> tuple[Any, Any]:

@@ -169,13 +169,13 @@ class Messages:
         return max(self.upload(t).packing.size for t in range(max(self.rounds, 1)))
 
     # ---- formats ----
-    def settle(self, upload: Upload, row: Tensor, state_row: Tensor) -> str:
+    def settle(self, upload: Upload, row: Tensor, state_row: Tensor) -> dict[str, Tensor]:
         """What is written in an upload becomes what will arrive of it; the rest goes into the client's state.
 
-        Returns the slot, if any, that holds a number beyond its format.
+        Returns the slots in fp16, in which what is beyond it has become infinite.
         """
         if upload.coding is None:
-            return ""
+            return {}
         kept, sends = self.client_state.views(state_row), self.method.sends
         memory = {
             name: (getattr(kept, UNSENT + name), upload.of_shared if sends[name].dims[-1] == "s" else None)

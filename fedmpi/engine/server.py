@@ -22,13 +22,13 @@ from fedmpi.data.federated import Federated
 from fedmpi.engine.best import Best, Choice
 from fedmpi.engine.checks import (
     Untouched,
+    are_finite,
     check_finite,
     check_names,
     check_pair,
     check_rule,
     check_tensor,
     check_values,
-    finite,
 )
 from fedmpi.engine.faults.uploads import NOT_FINITE, REMEDY
 from fedmpi.engine.messages import Messages, Upload
@@ -198,7 +198,7 @@ class FederationServer:
 
 def _check_finite(t: int, up: Uploads, came: Received, *made: Tensor) -> None:
     """A number that is not finite ends the run, and its client is named. Looked for in one vector, not in m."""
-    if came.whole and all(finite(v) for v in made):
+    if came.whole and all(are_finite(made)):
         return
     bad = [str(k) for k, whole in zip(up.clients, came.finite(), strict=True) if not whole]
     who = f"client {', '.join(bad)} sent" if bad else "the server's direction, state or buffers have"

@@ -89,13 +89,12 @@ class Coding:
             held[a:b] += old
 
     # ---- to those who have nothing ----
-    def settle(self, row: Tensor, memory: Mapping[str, tuple[Tensor, Selection | None]]) -> str:
+    def settle(self, row: Tensor, memory: Mapping[str, tuple[Tensor, Selection | None]]) -> dict[str, Tensor]:
         """row <- unpack(pack(row)) in place, with error feedback where there is memory.
 
         memory: slot -> what was left out so far, as wide as the slot, or of which the slot has a selection. Returns the
-        slot, if any, that holds a number beyond fp16.
+        slots in fp16, in which what is beyond it has become infinite.
         """
-        beyond = ""
         for name, (a, b), _, form in self._coded:
             x = row[a:b]
             if name in memory:
@@ -107,9 +106,7 @@ class Coding:
                     part.put(flat.view(unsent.shape), kept)
             else:
                 form.settle(x)
-            if form.name == "fp16" and not bool(x.isfinite().all()):
-                beyond = name
-        return beyond
+        return {name: row[a:b] for name, (a, b), _, form in self._coded if form.name == "fp16"}
 
 
 def _width(packing: Packing, name: str) -> int:

@@ -15,7 +15,6 @@ https://arxiv.org/abs/1809.07599
 
 from __future__ import annotations
 
-import math
 from abc import ABC, abstractmethod
 from dataclasses import dataclass
 from typing import ClassVar
@@ -111,10 +110,9 @@ class Int8(Format):
             scale = _scale(torch.maximum(-low, high))
             scales[at : at + len(rows)] = scale
             at += len(rows)
-            if bool(scale.isfinite().all()):
-                q.copy_((rows / torch.where(scale > 0, scale, 1)[:, None]).round_())
-            else:  # what an infinite number is as an integer is nobody's rule
-                q.copy_((rows / scale[:, None]).round_().nan_to_num_(nan=0, posinf=0, neginf=0))
+            # What an infinite number is as an integer is nobody's rule: a block that holds one becomes 0.
+            divisor = torch.where(scale == 0, 1, scale)[:, None]
+            q.copy_((rows / divisor).round_().nan_to_num_(nan=0, posinf=0, neginf=0))
 
     def decode(self, packed: Tensor, out: Tensor) -> None:
         scales, integers = self._parts(packed, len(out))
@@ -175,12 +173,14 @@ def largest(x: Tensor, k: int) -> Tensor:
 
     Which of equal entries torch.topk takes is not said; how large the k-th is does not depend on it.
     """
+    if x.is_cuda:  # there sorting is fast, deterministic, and does not make the host wait for how many there are
+        size = x.abs().nan_to_num_(nan=torch.inf, posinf=torch.inf)
+        return size.sort(descending=True, stable=True).indices[:k].sort().values
     if int(x.count_nonzero()) <= k:  # it went through the format already
         above, level = x != 0, x == 0
     else:
         size = x.abs().nan_to_num_(nan=torch.inf, posinf=torch.inf)
-        # On a GPU torch counts kthvalue among what is not deterministic, and refuses it where that is asked for.
-        least = size.topk(k, sorted=False).values.min() if x.is_cuda else size.kthvalue(len(x) - k + 1).values
+        least = size.kthvalue(len(x) - k + 1).values
         above, level = size > least, size == least
     first = above.nonzero().flatten()
     return torch.cat([first, level.nonzero().flatten()[: k - len(first)]]).sort().values
@@ -192,12 +192,12 @@ def feed_back(form: Format, x: Tensor, unsent: Tensor) -> None:
     Where x then is not finite, e stays as it was: who sent that is refused. x, unsent (n,); they may be on two devices.
     Seide et al. 2014; Karimireddy et al. Error Feedback Fixes SignSGD. ICML 2019. https://arxiv.org/abs/1901.09847
     """
-    v = unsent.to(x.device, copy=True).add_(x)
+    before = unsent.to(x.device)
+    v = before + x
     x.copy_(v)
     form.settle(x)
     v.sub_(x)
-    if math.isfinite(v.sum().item()) or bool(v.isfinite().all()):  # the sum is one pass without a copy
-        unsent.copy_(v)
+    unsent.copy_(torch.where(v.isfinite().all(), v, before))
 
 
 def aligned(size: int) -> int:

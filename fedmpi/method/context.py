@@ -55,6 +55,7 @@ class Client(Protocol):
     received: Tensor  # (d,) what was received, and the client's own parts
     b0: Tensor  # (b,) float buffers received
     w0: Tensor  # (d,) weights at the start of local training: `received`, or what the hook `receive` made of it
+    at_w0: bool  # whether w is still w0: no step has been made. Known without asking the device
     state: State  # client_state, k.state.NAME: read it, and return what is new
     down: Views  # k.down.NAME: what came down, of `receives` and of per_client_download
     # k.scratch.NAME: accumulators of this client and round, zero at its start and not kept. The one thing that hooks

@@ -6,8 +6,6 @@ import torch
 from torch import Tensor
 from torch.nn.functional import kl_div
 
-from fedmpi.method import Client
-
 
 def margin(f: Tensor, norm: str = "sample") -> Tensor:
     """mean_b log(1 + ||f_b||^2), by which FedLD holds logits down.   (B, c) -> ();  norm="batch": one log for all."""
@@ -31,33 +29,26 @@ def retention(f: Tensor, teacher: Tensor, tau: float) -> Tensor:
 
     Near w0 the gradient is what rounding leaves of it, some 1e-8 long. A rule that asks for its direction alone
     (FedSOL, GradProj) would take that noise for one. "The same" is up to rounding: kernels may round differently with
-    autograd. For w = w0 itself there is `unmoved`.
+    autograd. For w = w0 itself there is `k.at_w0`: with dropout or batch normalisation logits cannot tell, because the
+    student trains and the teacher does not.
     """
-    return distillation(f, teacher, tau) if differ(f.detach(), teacher) else 0 * f.sum()
+    loss = distillation(f, teacher, tau)
+    return torch.where(differ(f.detach(), teacher), loss, torch.zeros_like(loss))
 
 
-def unmoved(k: Client) -> bool:
-    """Whether w = w0, bit for bit: there `retention` is least, so its gradient is 0.
-
-    Logits cannot tell: the student trains, the teacher does not, so with dropout or batch normalisation they differ.
-    """
-    return torch.equal(k.w, k.w0)
-
-
-def differ(x: Tensor, y: Tensor) -> bool:
-    """Whether two tensors differ by more than rounding: 8 units in the last place of the largest entry.
+def differ(x: Tensor, y: Tensor) -> Tensor:
+    """Whether two tensors differ by more than rounding: 8 units in the last place of the largest entry.   -> () bool
 
     Logits that differ by less give a gradient in float32 that has little to do with the true one (cosine below .9).
     """
-    return bool((x - y).abs().max() > 8 * torch.finfo(x.dtype).eps * y.abs().max())
+    return (x - y).abs().max() > 8 * torch.finfo(x.dtype).eps * y.abs().max()
 
 
 def perturbation(g: Tensor, rho: float, strength: Tensor | None = None) -> Tensor:
     """eps = rho strength g / ||g||, strength 1 if not given; 0 where g is nothing but rounding noise.   (d,) -> (d,)"""
     length = g.norm()
-    if length < 1e-10:
-        return torch.zeros_like(g)
-    return (g if strength is None else strength * g) * (rho / length)
+    scale = torch.where(length < 1e-10, 0.0, rho / length)
+    return (g if strength is None else strength * g) * scale
 
 
 def share_of_norm(moved: Tensor, norm: str = "tensor") -> Tensor:

@@ -15,8 +15,9 @@ code all clients mix in every round.
 
 from dataclasses import dataclass
 from statistics import pstdev
-from typing import Any, final
+from typing import final
 
+import torch
 from torch import Tensor
 
 from fedmpi.flat.layout import HEAD
@@ -48,28 +49,30 @@ class FedALA(Method):
         return Slots(W=self.client_state["W"], learned=SCALAR)
 
     def receive(self, k: Client) -> Tensor:
-        W, first = k.scratch.W.copy_(k.state.W), not k.state.learned
+        W = k.scratch.W.copy_(k.state.W)
         k.scratch.learned.copy_(k.state.learned)
-        if not self.rate or not differ(k.received, k.state.last):
+        learned, moved = torch.stack([k.state.learned > 0, differ(k.received, k.state.last)]).tolist()
+        if not self.rate or not moved:
             return k.received
-        losses: list[float] = []
-        while len(losses) < (MOST if first else 1):
+        losses: list[Tensor] = []
+        while len(losses) < (1 if learned else MOST):
             losses.append(self.learn(k, W))
-            if len(losses) >= FEWEST and pstdev(losses[-WINDOW:]) < self.threshold:
+            # Whether to go on is asked of the device where it may end, and nowhere else.
+            if len(losses) >= FEWEST and pstdev(torch.stack(losses[-WINDOW:]).tolist()) < self.threshold:
                 break
         k.scratch.learned.fill_(1)
         return self.mixed(k, W)
 
-    def learn(self, k: Client, W: Tensor) -> float:
+    def learn(self, k: Client, W: Tensor) -> Tensor:
         """One pass of (2) over this round's share of the rows, W in place; returns the last batch's loss."""
-        seen: list[Any] = [0.0]
+        seen = [k.w.new_zeros(())]
         left, size = max(int(self.share * k.n + 1e-9), min(2, k.n)), k.batch_size or k.n
         if left > 1 and left % size == 1:
             left -= 1
 
         def loss(k: Client, x: Tensor, y: Tensor) -> Tensor:
             value = self.loss(k, x, y)
-            seen.append(value.detach())  # a GPU is asked once, at the end
+            seen.append(value.detach())
             return value
 
         for x, y in k.batches(generator=k.generator("share", k.round)):
@@ -79,7 +82,7 @@ class FedALA(Method):
             left -= len(y)
             if left <= 0:
                 break
-        return float(seen[-1])
+        return seen[-1]
 
     def part(self, k: Client, flat: Tensor) -> Tensor:
         """The entries of a (d,) vector where W is learned."""

@@ -95,9 +95,11 @@ class FedAtom(Method):
         return decompose(module, self.atoms, self.init)  # type: ignore[arg-type]
 
     def receive(self, k: Client) -> Tensor:
+        if self.alpha_fast != "keep":
+            return self.inner.receive(k)
         slow = max(k.round - 1, 0) // self.period * self.period  # the last one before this round
-        keeps = self.alpha_fast == "keep" and k.state.trained > slow + 1  # rounds are counted from 1 here
-        return k.lift(COEF, k.state.alpha, into=k.received) if keeps else self.inner.receive(k)
+        keeps = k.state.trained > slow + 1  # rounds are counted from 1 here
+        return k.lift(COEF, torch.where(keeps, k.state.alpha, k.take(COEF, k.received)), into=k.received)
 
     def train(self, k: Client) -> State:
         if self.alpha_fast == "freeze" and k.round % self.period:
@@ -119,11 +121,12 @@ class FedAtom(Method):
 
     def weights(self, k: Client) -> Tensor:
         w = k.received if self.own or self.alpha_fast == "keep" else self.inner.weights(k)
-        for group in self.own if self.own and k.state.began else ():
-            w = k.lift(group, getattr(k.state, f"own_{group}"), into=w)
+        for group in self.own:
+            own = torch.where(k.state.began > 0, getattr(k.state, f"own_{group}"), k.take(group, w))
+            w = k.lift(group, own, into=w)
         return w
 
     def buffers(self, k: Client) -> Tensor:
         if self.own or self.alpha_fast == "keep":
-            return k.state.own_b if self.own and k.state.began else k.b0
+            return torch.where(k.state.began > 0, k.state.own_b, k.b0) if self.own else k.b0
         return self.inner.buffers(k)

@@ -56,8 +56,8 @@ class FedFomo(Method):
         return Travel(groups=())
 
     def download(self, s: Server, client: int) -> Row:
-        others = [n for n in range(s.clients) if n != client]
-        others.sort(key=lambda n: -float(s.state.P[client, n]))
+        gains = s.state.P[client].tolist()
+        others = sorted((n for n in range(s.clients) if n != client), key=lambda n: -gains[n])
         chosen, g = [-1] * self.models, s.generator("pick", s.round, client)
         for i in range(min(self.models, len(others))):  # (3)
             by_chance = torch.rand((), generator=g) < self.explore - self.decay * s.round
@@ -66,14 +66,14 @@ class FedFomo(Method):
 
     def receive(self, k: Client) -> Tensor:
         b, real = k.received if self.base == "trained" else k.state.base, k.down.who >= 0
-        thetas = torch.cat([k.received[None], k.down.thetas[real]])
+        thetas = torch.cat([k.received[None], k.down.thetas])
         moves = thetas - b
         u = usefulness(k.mean_loss(b), torch.stack([k.mean_loss(theta) for theta in thetas]), moves)
-        if u.isnan().any():
-            return k.received  # there are no validation rows
-        k.scratch.u[real] = u[1:].to(b.dtype)
+        u[1:] = torch.where(real, u[1:], 0.0)
+        known = ~u.isnan().any()  # else there are no validation rows
+        k.scratch.u.copy_(torch.where(known, u[1:], 0.0))
         share = u.clamp(min=0) / u.clamp(min=0).sum().clamp(min=1e-300)
-        return b + share.to(b.dtype) @ moves  # (2)
+        return torch.where(known, b + share.to(b.dtype) @ moves, k.received)  # (2)
 
     def upload(self, k: Client) -> tuple[Row, State]:
         return Row(theta=k.w, who=k.down.who, u=k.scratch.u), State(base=k.w0)
@@ -81,8 +81,8 @@ class FedFomo(Method):
     def aggregate(self, s: Server, up: Uploads) -> tuple[Tensor, State]:
         last, P = s.state.last.clone(), s.state.P.clone()
         for i, client in enumerate(up.clients):
-            last[client], real = up.theta[i], up.who[i] >= 0
-            P[client].index_add_(0, up.who[i, real].long(), up.u[i, real])  # (3)
+            last[client] = up.theta[i]
+            P[client].index_add_(0, up.who[i].long().clamp(min=0), up.u[i])  # (3); u is 0 where there is no model
         return s.w[:0], State(last=last, P=P)
 
 

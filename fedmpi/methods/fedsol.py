@@ -26,7 +26,7 @@ from torch import Tensor
 from fedmpi.common.errors import UserError
 from fedmpi.flat.layout import HEAD, Segment
 from fedmpi.method import CLASSES, FEATURES, SGD_STEPS, Client, Method, borrows, declared, option, overrides
-from fedmpi.methods._terms import perturbation, retention, share_of_norm, unmoved
+from fedmpi.methods._terms import perturbation, retention, share_of_norm
 
 # objective: where the gradient of CE is taken, and where that of L_p; w, e: w + eps, -: nowhere
 TABLE_10 = {"A0": "w-", "A1": "e-", "A2": "we", "A3": "ee", "A4": "ee", "A5": "ww", "A6": "ew"}
@@ -65,7 +65,7 @@ class FedSOL(Method):
         return frozenset(term if self.layers == "all" else term | {FEATURES})
 
     def step(self, k: Client, x: Tensor, y: Tensor) -> Tensor:
-        least = not self.prox and unmoved(k)  # then g_p = 0
+        least = not self.prox and k.at_w0  # then g_p = 0
         if self.objective == "A0" or (self.objective == "A1" and (least or not self.rho)):
             return k.grad(x, y)
         if self.layers == "head" and self.objective == "A1" and not self.prox:

@@ -11,6 +11,7 @@ The gradient goes through sigma too, as in the authors' code (detach_sigma: true
 from dataclasses import dataclass
 from typing import final
 
+import torch
 from torch import Tensor
 from torch.nn.functional import pdist
 
@@ -47,10 +48,8 @@ def uniformity(z: Tensor, detach_sigma: bool = False) -> Tensor:
     d = pdist(z).square()  # (B (B - 1) / 2,)
     if not len(d):
         return z.new_zeros(())
-    apart = d[d > 0]
-    if not len(apart):
-        return z.new_ones(())
-    sigma = apart.median()  # of an even number the lower of the two in the middle
+    sigma = torch.where(d > 0, d, torch.nan).nanmedian()  # of an even number the lower of the two in the middle
+    sigma = torch.where(sigma > 0, sigma, 1.0)  # all d are 0: any sigma makes U 1
     return (-d / (sigma.detach() if detach_sigma else sigma)).exp().mean()  # (2)
 
 

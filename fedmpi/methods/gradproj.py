@@ -10,10 +10,11 @@ whatever rounding, dropout or batch statistics make of it: the first step of a r
 from dataclasses import dataclass
 from typing import final
 
+import torch
 from torch import Tensor
 
 from fedmpi.method import CLASSES, Client, Method, option
-from fedmpi.methods._terms import retention, unmoved
+from fedmpi.methods._terms import retention
 
 
 @final
@@ -27,7 +28,7 @@ class GradProj(Method):
 
     def step(self, k: Client, x: Tensor, y: Tensor) -> Tensor:
         g_l = k.grad(x, y)
-        if unmoved(k):
+        if k.at_w0:
             return g_l
         if self.distance == "l2":
             return without_conflict(g_l, k.w - k.w0)
@@ -39,4 +40,4 @@ class GradProj(Method):
 def without_conflict(g_l: Tensor, g_p: Tensor) -> Tensor:
     """g_l without what points against g_p.   (d,), (d,) -> (d,); a g_p of rounding noise counts as none."""
     along, square = g_l @ g_p, g_p @ g_p
-    return g_l - along / square * g_p if along < 0 and square >= 1e-24 else g_l  # (1)
+    return torch.where((along < 0) & (square >= 1e-24), g_l - along / square * g_p, g_l)  # (1)

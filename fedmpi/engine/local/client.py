@@ -22,7 +22,7 @@ from fedmpi.common import seeds
 from fedmpi.common.blame import blaming, once, told
 from fedmpi.common.errors import RankWarning, UserError
 from fedmpi.data.batches import batches, grouped
-from fedmpi.engine.checks import Untouched, check_finite, check_pair, check_slots_finite, finite
+from fedmpi.engine.checks import Untouched, are_finite, check_finite, check_pair, own_slots, slot_not_finite
 from fedmpi.engine.local.adaptive import Adaptive, make
 from fedmpi.engine.local.autograd import backward
 from fedmpi.engine.local.clipping import clip
@@ -32,7 +32,7 @@ from fedmpi.engine.local.kept import Kept
 from fedmpi.engine.local.losses import loss_of
 from fedmpi.engine.local.sgd import SGD
 from fedmpi.engine.local.view import ClientView, LossMeter
-from fedmpi.engine.messages import FAILED, STOP
+from fedmpi.engine.messages import FAILED, STOP, Upload
 from fedmpi.flat.layout import Selection
 from fedmpi.flat.packing import share_memory
 from fedmpi.method.base import Method, overrides
@@ -55,7 +55,7 @@ class LocalClient(ClientView):
         """
         began, worker, model = time.perf_counter(), self.worker, self.worker.model
 
-        def trained() -> dict[str, Tensor]:
+        def trained() -> tuple[dict[str, Tensor], Tensor | float | None]:
             model.load(self.received, self.b0)
             worker.training()
             untouched = self.untouched() if worker.hooked else Untouched(worker.method, {})
@@ -69,21 +69,27 @@ class LocalClient(ClientView):
                 untouched.check(self.where, "train", "loss", "gradient", "step", "proximal")
                 sent, more = check_pair(worker.method, "upload", worker.method.upload(self), self.where)
                 untouched.check(self.where, "upload")
-            worker.wait()
-            seconds = time.perf_counter() - began
-            given = new, sent, more
-            return self.write(row, given, self.meter.number(), seconds, lambda p, w0, out: p.subtract(model.w, w0, out))
+            state = self.write(row, (new, sent, more), lambda p, w0, out: p.subtract(model.w, w0, out))
+            return state, self.meter.number()
 
         fine = self.kept(row, trained, began)
         worker.still.check(self.where)  # not within `kept`: nobody else has what this client has written, either
         return fine
 
-    def kept(self, row: Tensor, trained: Callable[[], dict[str, Tensor]], began: float) -> bool:
-        """Store what `trained` makes of the client's state; whether it came to no error."""
+    def kept(
+        self, row: Tensor, trained: Callable[[], tuple[dict[str, Tensor], Tensor | float | None]], began: float
+    ) -> bool:
+        """Store what the client's round leaves; return whether it came to no error.
+
+        Args:
+            row: the client's upload, which `trained` has written but for the engine's own numbers.
+            trained: makes the client's new state, and its loss: mean over the steps, None without any.
+            began: `time.perf_counter` when the client's round began.
+        """
         worker, messages = self.worker, self.worker.messages
         upload = messages.upload(self.round)
         try:
-            state = trained()
+            state, loss = trained()
         except Exception as error:
             if not worker.spares:
                 raise
@@ -94,36 +100,54 @@ class LocalClient(ClientView):
             return False
         if len(self.state_row):
             messages.client_state.write(self.state_row, state)
-        if not worker.drop:  # of dw the server looks at the norm
-            check_slots_finite(worker.method, upload.packing, row, self.where)
-        beyond = messages.settle(upload, row, self.state_row)
-        if beyond:
-            said = f"{self.where}: slot {beyond!r} is beyond fp16, which ends at 65,504, or not finite itself"
-            warnings.warn(RankWarning(f"{said}; comm.wire.up: bf16 has the range of fp32"), stacklevel=2)
+        if not self._check_result(upload, row):
+            loss = torch.nan  # the server refuses the upload, which undoes the round
+        upload.tell(row, loss, time.perf_counter() - began, STOP if worker.stop() else 0.0)
+        return True
+
+    def _check_result(self, upload: Upload, row: Tensor) -> bool:
+        """Give an upload its format and look for numbers that are not finite; return whether the state has none.
+
+        All of it is one question to a GPU, which answers when it has done the client's work: only then it is known how
+        long that has taken.
+        """
+        worker, messages = self.worker, self.worker.messages
+        slots = {} if worker.drop else own_slots(upload.packing, row)
+        sums = [x.sum() for x in slots.values()]
+        halves = messages.settle(upload, row, self.state_row)
+        rows = [*halves.values(), *([self.state_row] if len(self.state_row) else ())]
+        if not sums and not rows:
+            worker.wait()
+            return True
+        found = iter(are_finite([*slots.values(), *rows], [*sums, *(x.sum() for x in rows)]))
+        for name in slots:
+            if not next(found):
+                raise slot_not_finite(worker.method, name, self.where)
+        for name in halves:
+            if not next(found):
+                said = f"{self.where}: slot {name!r} is beyond fp16, which ends at 65,504, or not finite itself"
+                warnings.warn(RankWarning(f"{said}; comm.wire.up: bf16 has the range of fp32"), stacklevel=2)
+        if next(found, True):
+            return True
         if not worker.drop:
             check_finite(worker.method, "train, upload", messages.client_state, self.state_row, self.where)
-        elif not finite(self.state_row):
-            upload.packing.write(row, {"_loss": torch.nan})  # the server refuses the upload, which undoes the round
-        return True
+        return False
 
     def write(
         self,
         row: Tensor,
         given: tuple[Any, Any, Any],
-        loss: Tensor | float | None,
-        seconds: float,
         subtract: Callable[[Selection, Tensor, Tensor], None],
     ) -> dict[str, Tensor]:
         """Check what `train` and `upload` gave, write the upload; returns what becomes of the client's state.
 
-        loss: mean over the steps, None without any; subtract: (selection of w, w0, out) writes that part of w - w0.
+        subtract: (selection of w, w0, out) writes that part of w - w0.
         """
         worker, model, messages = self.worker, self.worker.model, self.worker.messages
         upload, (trained, sent, more) = messages.upload(self.round), given
         check_given(worker, upload, (trained, sent, more), self.where)
         if "dw" in upload.packing.shapes and "dw" not in sent:
             subtract(upload.w, self.w0, upload.packing.view(row, "dw"))
-        upload.tell(row, loss, seconds, STOP if worker.stop() else 0.0)
         values = {name: sent[name] for name in sent if name in upload.packing.shapes}
         if upload.b.size:
             values["_b"] = upload.b.take(model.b)
@@ -158,13 +182,13 @@ class LocalClient(ClientView):
     def begin(self) -> None:
         """The weights that training starts from; looking for them moves neither buffers nor counters."""
         model = self.worker.model
-        if not overrides(self.worker.method, "receive"):
-            return
-        w0 = self.check("receive", self.worker.method.receive(self))
-        self.w0 = w0.clone() if share_memory(w0, model.w) else w0  # k.w is about to move
-        self._frozen.clear()  # of the w0 from before
-        if self.w0 is not self.received:
-            model.load(self.w0, self.b0)
+        if overrides(self.worker.method, "receive"):
+            w0 = self.check("receive", self.worker.method.receive(self))
+            self.w0 = w0.clone() if share_memory(w0, model.w) else w0  # k.w is about to move
+            self._frozen.clear()  # of the w0 from before
+            if self.w0 is not self.received:
+                model.load(self.w0, self.b0)
+        self.version_at_w0 = model.w._version
 
     def recall(self) -> None:
         """What the client has kept of its optimiser, which `fit` goes on with."""
@@ -209,7 +233,7 @@ class LocalClient(ClientView):
                     if self.watch and start is None:
                         self.watch(x, y)
                     optimiser.step()
-                    self.passed = True
+                    self.passed, self.version_at_w0 = True, None
                     carry = momentum * carry + later if carry else 1.0  # times a constant gradient: the velocity
                     self.steps, self.a = self.steps + 1, self.a + (1 + momentum * carry if nesterov else carry)
                     if self.step_loss is not None:
@@ -296,5 +320,6 @@ class LocalClient(ClientView):
         """The method's fine-tuning from the weights at hand; nothing of it is kept.   FT(e)"""
         self.worker.model.module.train()
         self.cut_short = False  # what is measured does not go up with a word of it
+        self.version_at_w0 = self.w._version if torch.equal(self.w, self.w0) else None
         with seeds.scoped(self.worker.seed, "tune", self.round, self.id):
             self.worker.method.tune(self, epochs)

@@ -79,6 +79,7 @@ class ClientView(Client):
         self.scratch = messages.scratch.views(self.scratch_row) if size else NOTHING
         self.received, self.b0 = messages.client_model(told, kept)
         self.w0 = self.received  # until local training begins
+        self.version_at_w0: int | None = None  # torch's count of writes to w when it became w0; None once it has moved
 
         self.meter = LossMeter(state_row.device)
         self.step_loss: Tensor | None = None  # of the step at hand, at the live weights
@@ -88,6 +89,10 @@ class ClientView(Client):
         self.losses: set[object] = set()  # those that have been looked at (losses.py)
         self.optim: Kept | None = None  # of a client that trains, with train.keep_optim
         self._frozen: dict[int | None, tuple[Tensor | None, Net]] = {}
+
+    @property
+    def at_w0(self) -> bool:  # type: ignore[override]
+        return self.w._version == self.version_at_w0
 
     @property
     def label_counts(self) -> Tensor:  # type: ignore[override]
@@ -245,6 +250,7 @@ class ClientView(Client):
         """One of a step's passes. The first moves batch statistics, wherever it is, unless it has buffers of its own;
         the others leave them alone."""
         model, passed, again = self.worker.model, self.passed, self.passed or buffers is not None
+        at_w0 = self.at_w0
         self.passed = self.passed or buffers is None
         w = None if at is None else model.w.clone()
         statistics = (model.b.clone(), [counter.clone() for counter in model.counters]) if again else ()
@@ -259,6 +265,7 @@ class ClientView(Client):
         finally:
             if statistics or w is not None:
                 model.load(model.w if w is None else w, *statistics)
+                self.version_at_w0 = model.w._version if at_w0 else None
 
     @contextmanager
     def elsewhere(self, w: Tensor | None, b: Tensor | None = None) -> Iterator[None]:
@@ -267,12 +274,13 @@ class ClientView(Client):
             yield
             return
         model = self.worker.model
-        before = model.w.clone(), model.b.clone(), [counter.clone() for counter in model.counters]
+        before, at_w0 = (model.w.clone(), model.b.clone(), [counter.clone() for counter in model.counters]), self.at_w0
         model.load(w, b)
         try:
             yield
         finally:
             model.load(*before)
+            self.version_at_w0 = model.w._version if at_w0 else None
 
     @contextmanager
     def _evaluating(self) -> Iterator[None]:

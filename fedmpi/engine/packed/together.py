@@ -169,14 +169,14 @@ def _finish(
     """The rest of the round, with the weights that are number i of the stack."""
     if len(fit.scratch):
         client.scratch = client.worker.messages.scratch.views(fit.scratch[i])
-    leave = partial(_leave, client, fit, i, seconds, untouched, drawn, row)
+    leave = partial(_leave, client, fit, i, untouched, drawn, row)
     client.kept(row, leave, time.perf_counter() - seconds)
 
 
 def _leave(
-    client: LocalClient, fit: PackedFit, i: int, seconds: float, untouched: Untouched, drawn: Drawn, row: Tensor
-) -> dict[str, Tensor]:
-    """Write the upload; what becomes of the client's state."""
+    client: LocalClient, fit: PackedFit, i: int, untouched: Untouched, drawn: Drawn, row: Tensor
+) -> tuple[dict[str, Tensor], Tensor | None]:
+    """Write the upload; return the client's new state and its loss."""
     worker, method = client.worker, client.worker.method
     sent, more = Row(), State()
     asked = overrides(method, "upload")
@@ -189,8 +189,8 @@ def _leave(
                 seeds.go_on(drawn)
             sent, more = check_pair(method, "upload", method.upload(client), client.where)
         untouched.check(client.where, "upload")
-    loss = fit.loss[i] if client.steps else None
-    return client.write(row, (State(), sent, more), loss, seconds, partial(fit.stack.subtract, i))
+    state = client.write(row, (State(), sent, more), partial(fit.stack.subtract, i))
+    return state, fit.loss[i] if client.steps else None
 
 
 def _cannot(worker: Worker, error: Exception) -> None:

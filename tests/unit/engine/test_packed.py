@@ -26,7 +26,6 @@ WHY_NOT = {  # methods that do not pack, and what they say
     **dict.fromkeys(("apfl", "fedasam", "fedsam", "fedsol", "gradproj", "perfedavg", "pfedme"), STEPS),
     **dict.fromkeys(("ccvr", "ditto", "fedatom", "fedpac", "fedrep"), PHASES),
     "fedsr": "random",
-    "feduv": "dynamic shape",
 }
 
 

@@ -64,7 +64,9 @@ def client():
         it.made.model.load(it.w, it.b)
         it.made.net.module.train()
         downloads = fed.exchange.deliver(round_, range(fed.data.clients), fed.states.owner, fed.server)
-        return fed.client(k, round_, downloads[k])
+        one = fed.client(k, round_, downloads[k])
+        one.version_at_w0 = one.w._version
+        return one
 
     return make
 

@@ -67,7 +67,7 @@ def test_with_period_one_it_is_fedavg_on_the_decomposed_model():
     """Bit for bit, over rounds, personal atoms or not."""
     mine = play(small_settings("fedatom", "norm", options={"personal": False}))
     personal = play(small_settings("fedatom", "norm"))
-    theirs = play(small_settings("fedavg", "norm", model={"name": "methods.test_fedatom:decomposed"}))
+    theirs = play(small_settings("fedavg", "norm", model={"name": f"{__file__}:decomposed"}))
     assert mine.hashes == theirs.hashes == personal.hashes
     assert torch.equal(mine.b, theirs.b)
     assert mine.rows[-1]["train_loss"] == theirs.rows[-1]["train_loss"]
@@ -189,9 +189,7 @@ def test_clients_are_evaluated_with_the_servers_alpha():
 
 def test_freeze_trains_groups_that_the_model_declares(trained):
     it = prepare(
-        small_settings(
-            "fedatom", model={"name": "methods.test_fedatom:adapted"}, options={"alpha_fast": "freeze", "period": 2}
-        )
+        small_settings("fedatom", model={"name": f"{__file__}:adapted"}, options={"alpha_fast": "freeze", "period": 2})
     )
     k, _ = trained(it, 0, 1)
     assert it.made.model.layout.groups() == {ATOM, COEF, BODY, HEAD, "adapter"}

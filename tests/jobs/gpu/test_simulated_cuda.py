@@ -1,0 +1,119 @@
+"""Every method on the simulated GPU (tests/simulated_cuda.py), which has the kernels, and so the bits, of the CPU."""
+
+import json
+import subprocess
+import sys
+
+import pytest
+from helpers import ROOT, clean_env, launcher
+from simulated_cuda import unsupported_reason
+
+pytestmark = [
+    pytest.mark.skipif(unsupported_reason() is not None, reason=str(unsupported_reason())),
+    pytest.mark.xdist_group("simulated cuda"),  # tests read one run of each set-up
+]
+SIMULATED, HERE = str(ROOT / "tests" / "simulated_cuda.py"), ROOT / "tests" / "jobs" / "gpu"
+# Set-up: launcher and ranks; options of the simulated device; back end and device of every_method.py.
+SET_UPS = {
+    "the server on the GPU": (("alone", 1), [], ("auto", "cuda")),
+    "three ranks share a GPU": (("torchrun", 3), [], ("auto", "cuda")),
+    "rank 0 without a GPU": (("torchrun", 3), ["--gpus", "2", "--server-on-cpu"], ("auto", "cuda")),
+    "NCCL": (("torchrun", 3), ["--gpus", "3"], ("nccl", "cuda")),
+}
+# In `make test`: of each kind of message, state, phase and format one.
+SOME = [
+    *(
+        "fedavg",
+        "scaffold",
+        "feddyn",
+        "fednova",
+        "fedsol",
+        "gradproj",
+        "feduv",
+        "fedsam",
+        "ditto",
+        "fedrep",
+        "fedproto",
+    ),
+    *("fedfomo", "fedala", "fedld", "moon", "pfedme", "fedatom", "scaffold, topk", "fedpac, fp16 up, bf16 down"),
+    *("scaffold, sharded", "fedavg, median of shards", "fedavg, adamw kept, then nesterov"),
+]
+# The host has to know the loss: from its eleventh pass on, FedALA's first learning may end after each. BatchNorm2d
+# with momentum=None, torch's own code, reads its number of batches in each step.
+STEPS_THAT_WAIT = {"fedavg, statistics over all batches"}
+CLIENTS_THAT_WAIT = {*STEPS_THAT_WAIT, "fedala", "ccvr"}  # ccvr: in its last round, how many samples a class has
+
+
+def run(words, **env):
+    done = subprocess.run(
+        [*words], env=clean_env(PYTHONPATH=str(ROOT), **env), capture_output=True, text=True, timeout=900
+    )
+    assert done.returncode == 0, done.stderr[-3000:]
+
+
+@pytest.fixture(scope="module")
+def run_cases(tmp_path_factory):
+    """run_cases(set-up, cases): what every_method.py finds; set-up "cpu": one process without the simulated device."""
+    found = {}
+
+    def make(set_up, cases=()):
+        if (set_up, *cases) not in found:
+            file = tmp_path_factory.mktemp("found") / "found.json"
+            start, options, kind = SET_UPS.get(set_up, (("alone", 1), None, ("auto",)))
+            simulated = [] if options is None else [SIMULATED, *options]
+            program = [*simulated, str(ROOT / "tests" / "every_method.py"), str(file), *kind]
+            run([*launcher(*start), sys.executable, "-W", "ignore", *program], FEDMPI_CASES="\n".join(cases))
+            found[(set_up, *cases)] = json.loads(file.read_text())
+        return found[(set_up, *cases)]
+
+    return make
+
+
+def assert_bits_of_the_cpu(found, on_cpu):
+    parts = ("w", "b", "server", "kept", "rows", "lines")
+    assert found.keys() == on_cpu.keys()
+    assert not [(case, part) for case in on_cpu for part in parts if found[case][part] != on_cpu[case][part]]
+
+
+@pytest.mark.smoke
+@pytest.mark.parametrize("set_up", ["the server on the GPU", "NCCL"])
+def test_some_methods(run_cases, set_up):
+    found = run_cases(set_up, SOME)
+    assert len(found) == len(SOME)
+    assert_bits_of_the_cpu(found, run_cases("cpu", SOME))
+
+
+@pytest.mark.parametrize("set_up", SET_UPS)
+def test_every_method(run_cases, set_up):
+    assert_bits_of_the_cpu(run_cases(set_up), run_cases("cpu"))
+
+
+@pytest.mark.smoke
+def test_what_cuda_refuses_is_refused(tmp_path):
+    run([sys.executable, SIMULATED, "--gpus", "2", str(HERE / "simulated_mistakes.py"), str(tmp_path / "found")])
+    found = json.loads((tmp_path / "found").read_text())
+    allowed = {
+        *("a_number_on_the_cpu", "rows_of_the_gpu_by_indices_on_the_cpu", "without_a_mistake", "synchronisations"),
+    }
+    assert {name: error for name, error in found.items() if name in allowed and error} == {}
+    reasons = {
+        **dict.fromkeys(found, "Expected all tensors to be on the same device"),
+        "rows_of_the_cpu_by_indices_on_the_gpu": "indices should be either on cpu",
+        "generator_of_the_cpu": "Expected a 'cuda' device type for generator",
+        "generator_of_the_cpu_in_place": "Expected a 'cuda' device type for generator",
+        "numpy_of_the_gpu": "can't convert cuda:0 device type tensor to numpy",
+        "gpu_over_gloo": "unsupported device cuda",
+        "no_such_gpu": "invalid device ordinal",
+        "no_deterministic_kernel": "does not have a deterministic implementation",
+    }
+    assert {name: error for name, error in found.items() if name not in allowed and reasons[name] not in error} == {}
+    assert len(found) == 19
+
+
+def test_training_does_not_wait_for_the_gpu(tmp_path):
+    """No step makes the host wait, and a client once, when all of its work has been asked for."""
+    run([sys.executable, SIMULATED, str(HERE / "synchronisations.py"), str(tmp_path / "found")])
+    found = json.loads((tmp_path / "found").read_text())
+    assert {case for case, waits in found.items() if waits["steps"] > 0} == STEPS_THAT_WAIT
+    assert {case for case, waits in found.items() if waits["a client"] > 1} == CLIENTS_THAT_WAIT
+    assert all(waits["a client"] == 1 for case, waits in found.items() if case not in CLIENTS_THAT_WAIT)

@@ -1,0 +1,574 @@
+"""A CUDA device simulated on the CPU, to find device errors and host synchronisation where there is no GPU.
+
+    python simulated_cuda.py [--gpus N] [--deterministic] SCRIPT ARGUMENTS
+    python simulated_cuda.py [--gpus N] [--deterministic] -m MODULE ARGUMENTS
+
+runs a program that sees N GPUs; with --server-on-cpu rank 0 of a torchrun sees none. All tensors lie in host memory and
+all kernels are those of the CPU; each storage carries the device on which it would lie. What CUDA refuses is refused
+here: operands on two devices, a CPU generator for a tensor on a GPU, `numpy()` of it, a message over gloo from it and,
+where deterministic algorithms are asked for, kernels without a deterministic form. `COUNTS` holds how often each line
+of a watched folder launched a kernel, copied between devices or made the host wait for the GPU.
+
+The patches stay until the process ends, so each use has a process of its own.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import runpy
+import sys
+import threading
+from collections import Counter
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from types import SimpleNamespace
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+from torch.utils._python_dispatch import TorchDispatchMode
+
+KNOWN_VERSIONS = ("2.13.",)  # of torch: the patches rest on internals that change between versions
+CPU = torch.device("cpu")
+MEMORY = 8 << 30  # bytes of a simulated GPU
+COUNTS: Counter[tuple[str, str, int]] = Counter()  # (launch, upload, download or sync; file; line) -> times
+WATCHED = [str(Path(__file__).parents[1] / "fedmpi")]  # folders whose lines are counted
+SETTINGS = SimpleNamespace(gpus=1, deterministic=False)
+
+# The result of these operators has a shape or a value that the host must know, for which it waits.
+SYNCHRONISING = {
+    *("_local_scalar_dense", "equal", "is_nonzero", "nonzero", "masked_select", "_unique", "_unique2", "unique_dim"),
+    *("unique_consecutive", "bincount", "_linalg_check_errors", "linalg_eigh", "_linalg_eigh", "linalg_lstsq"),
+    *("_linalg_svd", "linalg_cholesky_ex", "linalg_eig"),
+}
+# These have no deterministic CUDA kernel: the list of torch.use_deterministic_algorithms.
+NOT_DETERMINISTIC = {
+    *("adaptive_avg_pool2d_backward", "_adaptive_avg_pool2d_backward", "_adaptive_avg_pool3d_backward"),
+    *("adaptive_max_pool2d_backward", "avg_pool3d_backward", "fractional_max_pool2d_backward", "_ctc_loss_backward"),
+    *("max_pool3d_with_indices_backward", "fractional_max_pool3d_backward", "max_unpool2d", "max_unpool3d"),
+    *(
+        "upsample_linear1d_backward",
+        "upsample_bilinear2d_backward",
+        "upsample_bicubic2d_backward",
+        "nll_loss2d_forward",
+    ),
+    *("upsample_trilinear3d_backward", "reflection_pad1d_backward", "reflection_pad2d_backward", "histc"),
+    *("reflection_pad3d_backward", "replication_pad1d_backward", "replication_pad3d_backward", "bincount"),
+    *("grid_sampler_2d_backward", "grid_sampler_3d_backward", "kthvalue", "_embedding_bag_dense_backward", "cumsum"),
+}
+# Operators that may have operands on two devices by design.
+COPIES = {"copy_", "_to_copy", "_copy_from"}
+INDEXING = {"index", "index_put", "index_put_", "_index_put_impl_", "_unsafe_index", "_unsafe_index_put"}
+
+_thread = threading.local()  # .target: where the `to` that is under way moves its tensor
+_original = SimpleNamespace(
+    **{name: getattr(Tensor, name) for name in ("to", "cpu", "cuda", "numpy", "tolist", "pin_memory", "is_pinned")},
+    array=Tensor.__array__,
+    clone_storage=torch.UntypedStorage.clone,
+    bootstrap=threading.Thread._bootstrap_inner,
+)
+
+
+# ---- where a tensor lies ----
+def _storage(x: Tensor) -> torch.UntypedStorage:
+    functorch = torch._C._functorch
+    while functorch.is_functorch_wrapped_tensor(x):
+        x = functorch.get_unwrapped(x)
+    return x.untyped_storage()
+
+
+def place_of(x: Tensor) -> torch.device | None:
+    """The device of a tensor; None if torch's own C++ code has made it and nothing yet tells where."""
+    try:
+        return getattr(_storage(x), "simulated_device", None)
+    except NotImplementedError:  # a tensor without a storage
+        return None
+
+
+def _resolve(device: object) -> torch.device:
+    """A device with its index."""
+    if isinstance(device, int):
+        return torch.device("cuda", device)
+    device = torch.device(device)  # type: ignore[arg-type]
+    if device.type == "cuda":
+        index = torch.cuda.current_device() if device.index is None else device.index
+        if index >= SETTINGS.gpus:
+            raise RuntimeError("CUDA error: invalid device ordinal")
+        return torch.device("cuda", index)
+    return device
+
+
+def _mark(x: Tensor, device: torch.device) -> Tensor:
+    """Set the device of a storage that has none yet."""
+    storage = _storage(x)
+    if getattr(storage, "simulated_device", None) is None:
+        storage.simulated_device = device
+    return x
+
+
+def _count(what: str, times: int = 1) -> None:
+    frame = sys._getframe(1)
+    while frame and not frame.f_code.co_filename.startswith(tuple(WATCHED)):
+        frame = frame.f_back
+    place = (frame.f_code.co_filename, frame.f_lineno) if frame else ("elsewhere", 0)
+    COUNTS[(what, *place)] += times
+
+
+def totals() -> dict[str, int]:
+    """How often each of the counted things has happened."""
+    found: Counter[str] = Counter()
+    for (what, *_), times in COUNTS.items():
+        found[what] += times
+    return dict(found)
+
+
+# ---- operators ----
+def _tensors(values: object) -> list[Tensor]:
+    if isinstance(values, Tensor):
+        return [values]
+    if isinstance(values, list | tuple):
+        return [x for value in values for x in _tensors(value)]
+    return [x for value in values.values() for x in _tensors(value)] if isinstance(values, dict) else []
+
+
+class SimulatedCuda(TorchDispatchMode):
+    """Checks the devices of each operator's operands, runs it on the CPU and marks what it returns."""
+
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+        kwargs = dict(kwargs or {})
+        # In inference mode torch leaves the parts of a compound operator to whoever is asked first.
+        if torch.is_inference_mode_enabled() and func._can_decompose():
+            with self:
+                return func.decompose(*args, **kwargs)
+        name = func._schema.name.split("::")[1]
+        operands = _tensors([args, kwargs])
+        places = {id(x): place_of(x) for x in operands}
+        gpus = {place for place in places.values() if place is not None and place.type == "cuda"}
+        asked = kwargs.get("device")
+        if asked is not None:
+            asked = _resolve(asked)
+            if asked.type == "meta":
+                return func(*args, **kwargs)
+            kwargs["device"] = CPU
+        if name in COPIES:
+            return self._copy(func, name, args, kwargs, asked)
+        if asked is not None and asked.type == "cuda":
+            result = asked
+        elif gpus:
+            self._check_operands(func, name, args, operands, places, gpus)
+            result = next(iter(gpus))
+        else:
+            known = any(place == CPU for place in places.values())
+            result = CPU if known else None
+        for x in operands if result is not None and len(operands) > 1 else ():
+            if places[id(x)] is None and x.dim():
+                _mark(x, result)
+        generator = self._find_generator(args, kwargs, result)
+        if result is None or result.type == "cpu":
+            found = func(*args, **kwargs)
+        else:
+            found = self._launch(func, name, args, kwargs, result, generator)
+        if result is not None:
+            for x in _tensors(found):
+                _mark(x, result)
+        return found
+
+    def _check_operands(self, func, name, args, operands, places, gpus) -> None:
+        """Raise what CUDA raises for operands that lie on several devices."""
+        if len(gpus) > 1:
+            first, second = sorted(map(str, gpus))[:2]
+            raise RuntimeError(
+                f"Expected all tensors to be on the same device, but found {first} and {second} ({name})"
+            )
+        on_cpu = [x for x in operands if places[id(x)] == CPU]
+        if name in INDEXING:
+            if places[id(args[0])] == CPU:
+                raise RuntimeError("indices should be either on cpu or on the same device as the indexed tensor (cpu)")
+            indices = {id(x) for x in _tensors(args[1])}
+            if any(id(x) in indices for x in on_cpu):
+                _count("upload")
+            on_cpu = [x for x in on_cpu if id(x) not in indices]
+        if name == "_pack_padded_sequence":
+            on_cpu = [x for x in on_cpu if x is not args[1]]  # the lengths have to lie there
+        if torch.Tag.pointwise in func.tags or name in ("where", "masked_fill", "fill_"):
+            on_cpu = [x for x in on_cpu if x.dim()]
+        if on_cpu:
+            raise RuntimeError(
+                f"Expected all tensors to be on the same device, but found at least two devices, {next(iter(gpus))} "
+                f"and cpu! (when running {func}, with a tensor of shape {tuple(on_cpu[0].shape)} on the cpu)"
+            )
+
+    def _find_generator(self, args, kwargs, result) -> torch.Generator | None:
+        """The generator among the arguments, which is always one on the CPU: fedmpi makes no others."""
+        given = next((x for x in (*args, *kwargs.values()) if isinstance(x, torch.Generator)), None)
+        if given is not None and result is not None and result.type == "cuda":
+            raise RuntimeError("Expected a 'cuda' device type for generator but found 'cpu'")
+        return given
+
+    def _launch(self, func, name, args, kwargs, device, generator):
+        """Run the operator as a kernel of that GPU."""
+        if func.is_view or name in ("detach", "alias", "lift_fresh", "_unsafe_view"):
+            return func(*args, **kwargs)
+        deterministic = SETTINGS.deterministic or torch.are_deterministic_algorithms_enabled()
+        if deterministic and name in NOT_DETERMINISTIC and not _is_exempt(name, args):
+            raise RuntimeError(
+                f"{name}_cuda does not have a deterministic implementation, but you set "
+                "'torch.use_deterministic_algorithms(True)'"
+            )
+        _count("launch")
+        masks = name in INDEXING and any(x.dtype in (torch.bool, torch.uint8) for x in _tensors(args[1]))
+        if name in SYNCHRONISING or masks or (name == "repeat_interleave" and kwargs.get("output_size") is None):
+            _count("sync")
+        if generator is None and torch.Tag.nondeterministic_seeded in func.tags:
+            with _drawing_from(device):
+                return func(*args, **kwargs)
+        return func(*args, **kwargs)
+
+    def _copy(self, func, name, args, kwargs, asked):
+        """Copies may cross devices. In the call of a C++ function `asked` is the CPU for tensors of both devices."""
+        if name == "_to_copy":
+            source = place_of(args[0])
+            target = getattr(_thread, "target", None) or (
+                asked if asked is not None and asked.type == "cuda" else source
+            )
+        else:
+            target, source = (place_of(x) for x in args[:2])
+        found = func(*args, **kwargs)
+        if target is not None and source is not None and target != source:
+            waits = not (kwargs.get("non_blocking") or (name == "copy_" and len(args) > 2 and args[2]))
+            if source.type == "cuda" and target.type == "cuda":
+                _count("launch")
+            elif target.type == "cuda":
+                _count("upload" if waits else "asynchronous upload")
+            else:
+                _count("download")
+                if waits or not is_pinned(args[0]):
+                    _count("sync")
+        elif target is not None and target.type == "cuda":
+            _count("launch")
+        if target is not None:
+            _mark(found, target)
+        return found
+
+
+def _is_exempt(name: str, args: tuple) -> bool:
+    """Whether this call of an operator in NOT_DETERMINISTIC is deterministic after all."""
+    if name == "cumsum":
+        return not args[0].is_floating_point()
+    return name == "bincount" and (len(args) < 2 or args[1] is None)
+
+
+# ---- tensor methods ----
+def _to(self: Tensor, *args, **kwargs) -> Tensor:
+    args = list(args)
+    target, here = None, self.device
+    for i, value in enumerate(args):
+        if isinstance(value, torch.device | str) or (isinstance(value, int) and not isinstance(value, bool) and not i):
+            target, args[i] = _resolve(value), CPU
+        elif isinstance(value, Tensor):
+            target, args[i] = value.device, value.dtype
+    if isinstance(kwargs.get("other"), Tensor):
+        other = kwargs.pop("other")
+        target, kwargs["dtype"] = other.device, other.dtype
+    if kwargs.get("device") is not None:
+        target, kwargs["device"] = _resolve(kwargs["device"]), CPU
+    if target is None or target == here or self.is_meta or target.type == "meta":
+        if target is not None and target.type == "meta":
+            args = [target if value is CPU else value for value in args]
+            kwargs = kwargs | ({"device": target} if "device" in kwargs else {})
+        return _original.to(self, *args, **kwargs)
+    _thread.target = target
+    try:
+        return _original.to(self, *args, **kwargs | {"copy": True})
+    finally:
+        _thread.target = None
+
+
+def _cuda(self: Tensor, device=None, non_blocking=False, **kwargs) -> Tensor:
+    return _to(self, _resolve("cuda" if device is None else device), non_blocking=non_blocking, **kwargs)
+
+
+def _refuse_numpy(self: Tensor) -> None:
+    if self.is_cuda:
+        raise TypeError(
+            f"can't convert {self.device} device type tensor to numpy. "
+            "Use Tensor.cpu() to copy the tensor to host memory first."
+        )
+
+
+def _numpy(self: Tensor, **kwargs):
+    _refuse_numpy(self)
+    return _original.numpy(self, **kwargs)
+
+
+def _array(self: Tensor, *args, **kwargs):
+    _refuse_numpy(self)
+    return _original.array(self, *args, **kwargs)
+
+
+def _tolist(self: Tensor):
+    if self.is_cuda:
+        _count("download")
+        _count("sync")
+    return _original.tolist(self)
+
+
+def is_pinned(self: Tensor, device=None) -> bool:
+    return getattr(_storage(self), "simulated_pinned", False)
+
+
+def _pin_memory(self: Tensor, device=None) -> Tensor:
+    pinned = self if is_pinned(self) else self.clone()
+    _storage(pinned).simulated_pinned = True
+    return pinned
+
+
+def _clone_storage(self: torch.UntypedStorage) -> torch.UntypedStorage:
+    copy = _original.clone_storage(self)
+    copy.simulated_device = getattr(self, "simulated_device", None)
+    return copy
+
+
+def _make_factory(function, from_data: bool):
+    """A function of torch that makes a tensor from Python; without a device it makes one on the CPU."""
+
+    def factory(*args, **kwargs):
+        device = kwargs.get("device")
+        device = _resolve(torch.get_default_device() if device is None else device)
+        pinned = kwargs.pop("pin_memory", False)
+        if from_data and device.type == "cuda":
+            given = args[0] if args else kwargs.get("data")
+            if isinstance(given, Tensor) and given.device == device:
+                return _original.to(function(*args, **kwargs | {"device": CPU}), CPU)
+            return _to(_mark(function(*args, **{k: v for k, v in kwargs.items() if k != "device"}), CPU), device)
+        made = function(*args, **kwargs)
+        if isinstance(made, Tensor) and not made.is_meta:
+            given = args[0] if from_data and args and isinstance(args[0], Tensor) else None
+            if given is not None and device.type == "cpu" and kwargs.get("device") is None:
+                device = given.device  # as_tensor of a tensor leaves it where it is
+            _mark(made, device)
+            if pinned:
+                _storage(made).simulated_pinned = True
+        return made
+
+    factory.__name__ = getattr(function, "__name__", "factory")
+    return factory
+
+
+def _new_tensor(self: Tensor, data, **kwargs) -> Tensor:
+    kwargs = {"dtype": self.dtype, "device": self.device} | kwargs
+    return torch.tensor(data, **kwargs)
+
+
+# ---- random numbers ----
+_gpu_generators: list[torch.Generator] = []
+
+
+@contextmanager
+def _drawing_from(device: torch.device) -> Iterator[None]:
+    """Within it the CPU's global generator is that of a GPU."""
+    default, generator = torch.default_generator, _gpu_generators[device.index]
+    before = default.get_state()
+    default.set_state(generator.get_state())
+    try:
+        yield
+    finally:
+        generator.set_state(default.get_state())
+        default.set_state(before)
+
+
+def _seed_all(seed: int) -> None:
+    for generator in _gpu_generators:
+        generator.manual_seed(seed)
+
+
+# ---- torch.cuda and torch.distributed ----
+class _Stream:
+    """A stream, an event, or what chooses a device for a block: everything happens at once."""
+
+    def __init__(self, *args, **kwargs) -> None:
+        pass
+
+    def __enter__(self):
+        return self
+
+    def __exit__(self, *error) -> None:
+        pass
+
+    def synchronize(self) -> None:
+        _count("sync")
+
+    def record(self, *args) -> None:
+        pass
+
+    wait = wait_stream = wait_event = record_event = record
+
+    def query(self) -> bool:
+        return True
+
+
+def _properties(device=None) -> SimpleNamespace:
+    index = _resolve("cuda" if device is None else device).index
+    place = {"uuid": f"simulated-{index}", "pci_domain_id": 0, "pci_bus_id": index, "pci_device_id": 0}
+    return SimpleNamespace(name="Simulated GPU", total_memory=MEMORY, major=9, minor=0, **place)
+
+
+def _patch_cuda() -> None:
+    current = [0]
+
+    def set_device(device) -> None:
+        current[0] = _resolve(device).index
+
+    def set_states(states) -> None:
+        for generator, state in zip(_gpu_generators, states, strict=True):
+            generator.set_state(state)
+
+    _gpu_generators.extend(torch.Generator().manual_seed(0) for _ in range(SETTINGS.gpus))
+    patches = {
+        "_lazy_init init empty_cache reset_peak_memory_stats": lambda *_: None,
+        "is_initialized is_bf16_supported": lambda *_: True,
+        "is_available": lambda: SETTINGS.gpus > 0,
+        "is_current_stream_capturing": lambda: False,
+        "device_count": lambda: SETTINGS.gpus,
+        "current_device": lambda: current[0],
+        "set_device": set_device,
+        "get_device_properties": _properties,
+        "get_device_name": lambda device=None: _properties(device).name,
+        "get_device_capability": lambda *_: (9, 0),
+        "mem_get_info": lambda *_: (MEMORY, MEMORY),
+        "max_memory_allocated memory_allocated memory_reserved": lambda *_: 0,
+        "synchronize": lambda *_: _count("sync"),
+        "manual_seed_all manual_seed": _seed_all,
+        "get_rng_state_all": lambda: [generator.get_state() for generator in _gpu_generators],
+        "set_rng_state_all": set_states,
+        "current_stream Stream Event device stream": _Stream,
+    }
+    for names, value in patches.items():
+        for name in names.split():
+            setattr(torch.cuda, name, value)
+    torch.version.cuda = "simulated"
+
+
+class _Autocast(torch.autocast):
+    """Autocast of a GPU casts in the CPU's kernels, which are those that run."""
+
+    def __init__(self, device_type, *args, **kwargs) -> None:
+        super().__init__("cpu", *args, **kwargs)
+
+
+class _PolledWork:
+    """A message of gloo, which ends only where one waits for it, as one that can be polled, as NCCL's."""
+
+    def __init__(self, work) -> None:
+        self.error, self.thread = None, threading.Thread(target=self._wait_for, args=(work,), daemon=True)
+        self.thread.start()
+
+    def _wait_for(self, work) -> None:
+        try:
+            work.wait()
+        except RuntimeError as error:
+            self.error = error
+
+    def is_completed(self) -> bool:
+        return not self.thread.is_alive()
+
+    def wait(self) -> None:
+        self.thread.join()
+        if self.error:
+            raise self.error
+
+
+def _patch_distributed() -> None:
+    """NCCL's collectives run over gloo; gloo's own process group takes tensors on the CPU only."""
+    initialise, batch = dist.init_process_group, dist.batch_isend_irecv
+
+    def init_process_group(backend, *args, device_id=None, **kwargs):
+        return initialise("gloo" if backend == "nccl" else backend, *args, **kwargs)
+
+    class ProcessGroupGloo(dist.ProcessGroupGloo):
+        def send(self, tensors, *args):
+            return super().send(_on_cpu(tensors), *args)
+
+        def recv(self, tensors, *args):
+            return super().recv(_on_cpu(tensors), *args)
+
+    def _on_cpu(tensors):
+        if any(x.is_cuda for x in tensors):
+            raise RuntimeError("ProcessGroupGloo::send: unsupported device cuda")
+        return tensors
+
+    dist.init_process_group = init_process_group
+    dist.batch_isend_irecv = lambda operations: [_PolledWork(work) for work in batch(operations)]
+    dist.ProcessGroupGloo = ProcessGroupGloo
+    dist.is_nccl_available = lambda: True
+
+
+# ---- installation ----
+def unsupported_reason() -> str | None:
+    """Why this torch cannot be simulated on, or None."""
+    if torch.__version__.startswith(KNOWN_VERSIONS):
+        return None
+    return f"the simulated CUDA device knows torch {', '.join(KNOWN_VERSIONS)}x, not {torch.__version__}"
+
+
+def install(gpus: int = 1, deterministic: bool = False) -> None:
+    """Give this process simulated GPUs until it ends.
+
+    Args:
+        gpus: how many; with 0 torch says that there is no GPU.
+        deterministic: refuse kernels without a deterministic form even where the program does not ask for that.
+    """
+    reason = unsupported_reason()
+    if reason:
+        raise RuntimeError(reason)
+    SETTINGS.gpus, SETTINGS.deterministic = gpus, deterministic
+    _patch_cuda()
+    _patch_distributed()
+    torch.autocast = _Autocast
+    Tensor.device = property(lambda self: META if _is_meta(self) else place_of(self) or CPU)
+    Tensor.is_cuda = property(lambda self: self.device.type == "cuda")
+    Tensor.is_cpu = property(lambda self: self.device.type == "cpu")
+    Tensor.to, Tensor.cpu, Tensor.cuda = _to, lambda self, **_: _to(self, CPU), _cuda
+    Tensor.numpy, Tensor.__array__, Tensor.tolist, Tensor.new_tensor = _numpy, _array, _tolist, _new_tensor
+    Tensor.pin_memory, Tensor.is_pinned = _pin_memory, is_pinned
+    torch.UntypedStorage.clone = _clone_storage
+    names = "zeros ones empty full rand randn randint randperm arange linspace eye empty_strided from_numpy frombuffer"
+    for name in (*names.split(), "tensor", "as_tensor", "asarray"):
+        setattr(torch, name, _make_factory(getattr(torch, name), name in ("tensor", "as_tensor", "asarray")))
+
+    def bootstrap(self) -> None:
+        with SimulatedCuda():
+            _original.bootstrap(self)
+
+    threading.Thread._bootstrap_inner = bootstrap
+    SimulatedCuda().__enter__()
+
+
+META = torch.device("meta")
+_is_meta = Tensor.is_meta.__get__
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description="Run a program with simulated GPUs.")
+    parser.add_argument("--gpus", type=int, default=1)
+    parser.add_argument("--deterministic", action="store_true")
+    parser.add_argument("--server-on-cpu", action="store_true")
+    parser.add_argument("-m", dest="module", action="store_true")
+    parser.add_argument("program")
+    parser.add_argument("arguments", nargs=argparse.REMAINDER)
+    asked = parser.parse_args()
+    install(0 if asked.server_on_cpu and os.environ.get("RANK") == "0" else asked.gpus, asked.deterministic)
+    sys.argv = [asked.program, *asked.arguments]
+    if asked.module:
+        runpy.run_module(asked.program, run_name="__main__", alter_sys=True)
+    else:
+        sys.path.insert(0, str(Path(asked.program).parent))
+        runpy.run_path(asked.program, run_name="__main__")
+
+
+if __name__ == "__main__":
+    # The program may import this file, whose state is to be that of the patches.
+    sys.modules["simulated_cuda"] = sys.modules["__main__"]
+    main()
