@@ -266,7 +266,7 @@ def table(found: dict) -> str:
     """The lines between the markers of docs/gpu.md."""
     head = "; ".join(f"{key} {value}" for key, value in found["machine"].items() if value is not None)
     state = f", {found['seconds']} s" if found["running"] is None else f", broken off in {found['running']}"
-    lines = [f"`{found['command']}` on the {found['device']}{state}: {head}.", ""]
+    lines = [f"`{found['command']}` on {found['device']}{state}: {head}.", ""]
     lines += ["| part | what | fedmpi | by hand | ratio | |", "| --- | --- | --- | --- | --- | --- |"]
     for part in found["parts"]:
         rows = [row for text in part["lines"] if (row := read(text))]
@@ -329,10 +329,10 @@ def check(asked: argparse.Namespace, parser: argparse.ArgumentParser, folder: Pa
         asked.to / f"{time.strftime('%Y%m%d-%H%M%S')}-{device}{'-quick' * asked.quick}.json",
         time.perf_counter(),
     )
-    about = machine() | {"os": platform.platform()} | known
+    about = machine() | {"os": platform.platform()} | {key: known[key] for key in known if key != "usable"}
     command = shlex.join(["python3", "benchmarks/gpu/kit.py", *sys.argv[1:]])
     found = {"command": command, "device": device, "machine": about, "running": None, "seconds": 0, "parts": []}
-    print(f"on the {device}; results: {path}", flush=True)
+    print(f"on {device}; results: {path}", flush=True)
     for part in parts:
         found["running"] = part.name
         save(found, path)

@@ -65,6 +65,7 @@ def run_kit(python, *words, **env):
     )
 
 
+@pytest.mark.smoke
 def test_what_is_missing_is_said_first(bare, tmp_path):
     done = run_kit(bare[0], "--device", "cpu", "--to", tmp_path / "to")
     assert done.returncode == 2, done.stderr
@@ -101,6 +102,7 @@ def kit(monkeypatch):
     signal.signal(signal.SIGTERM, handler)
 
 
+@pytest.mark.smoke
 def test_a_part_that_hangs_is_ended_with_its_children(kit, tmp_path, monkeypatch, capsys):
     word, wait = f"hangs-{tmp_path}", subprocess.Popen.wait
     parts = [

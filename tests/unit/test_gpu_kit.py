@@ -61,6 +61,11 @@ def test_pythonpath_is_kept(kit, monkeypatch, before):
     assert kit.environment()["PYTHONPATH"].split(":") == [str(ROOT), *([before] if before else [])]
 
 
+def test_a_machine_needs_no_git(kit, monkeypatch):
+    monkeypatch.setenv("PATH", "/nosuchfolder")
+    assert kit.machine()["commit"] is None
+
+
 def part(name, code, *lines):
     return {"part": name, "code": code, "seconds": 3, "lines": list(lines)}
 
@@ -80,7 +85,7 @@ def test_table(kit):
         ],
     }
     head, _, *lines = kit.table(found).splitlines()
-    assert head == "`python3 benchmarks/gpu/kit.py` on the cuda, 12 s: gpu H100."
+    assert head == "`python3 benchmarks/gpu/kit.py` on cuda, 12 s: gpu H100."
     assert lines[2:] == [
         "| cnn | cnn, 100 clients | 1.5 s | 1 s | 1.5 | peak 9 MiB |",
         "| test_nccl | 3 passed, 6 skipped in 14.33s | | | | 3 s |",
@@ -88,7 +93,7 @@ def test_table(kit):
         "| pack | FAILED, exit code 2: no / room | | | | 3 s |",
     ]
     assert kit.table(found | {"running": "compile"}).startswith(
-        "`python3 benchmarks/gpu/kit.py` on the cuda, broken off in compile: gpu H100.\n"
+        "`python3 benchmarks/gpu/kit.py` on cuda, broken off in compile: gpu H100.\n"
     )
 
 
