@@ -63,8 +63,8 @@ docs: .venv/.docs  ## the documentation as pages, in build/docs; LINKS=1: also w
 bench: setup  ## speed next to the same work by other means, 15 minutes of a quiet machine: docs/performance.md
 	@python benchmarks/suite.py; code=$$?; python docs/make_performance.py > docs/performance.md; exit $$code
 
-gpu:  ## all that a machine with one GPU can tell in ten minutes, without a network: docs/gpu.md
-	@python benchmarks/gpu/kit.py
+gpu:  ## all that a machine with one GPU can tell in ten minutes, without a network; ARGS=--quick: in one; docs/gpu.md
+	@python3 benchmarks/gpu/kit.py $(ARGS)
 
 papers-small: setup  ## every table and figure of configs/papers and configs/benchmarks in small, on bundled data: half an hour
 	@for file in configs/papers/*_small.yaml configs/benchmarks/*_small.yaml; do \

@@ -148,5 +148,8 @@ def installed(package):
 
 
 def commit():
-    said = subprocess.run(["git", "describe", "--always", "--dirty"], cwd=HERE, capture_output=True, text=True)
+    try:
+        said = subprocess.run(["git", "describe", "--always", "--dirty"], cwd=HERE, capture_output=True, text=True)
+    except OSError:  # there is no git
+        return None
     return said.stdout.strip() or None

@@ -254,13 +254,14 @@ def launcher(kind: str, size: int) -> list[str]:
     if kind == "alone":
         return []
     command = shutil.which(kind, path=clean_env()["PATH"])
+    if kind == "torchrun":
+        options = ["--standalone", "--local-addr", "127.0.0.1", "--max-restarts", "0", "--nproc-per-node", str(size)]
+        start = [command] if command else [sys.executable, "-m", "torch.distributed.run"]
+        return [*start, *options, "--no-python"]
     if command is None:
         import pytest
 
         pytest.skip(f"no {kind} on PATH")
-    if kind == "torchrun":
-        options = ["--standalone", "--local-addr", "127.0.0.1", "--max-restarts", "0", "--nproc-per-node", str(size)]
-        return [command, *options, "--no-python"]
     options = ["--oversubscribe", "--bind-to", "none"] if "Open MPI" in _version(command) else []
     options += ["--allow-run-as-root"] if options and os.geteuid() == 0 else []
     return [command, *options, "-n", str(size)]

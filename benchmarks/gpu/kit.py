@@ -1,122 +1,350 @@
-"""All that a machine with one GPU can tell, in ten minutes and without a network.   python benchmarks/gpu/kit.py
+"""Check and measure a machine with one GPU, without a network.   python3 benchmarks/gpu/kit.py [PART ...] [--quick]
 
-The tests of tests/jobs/gpu (the communication battery over NCCL and gloo, every method alone and over ranks that share
-the GPU, the same bits twice and after going on), then seconds a round next to loops written by hand, and memory. On a
-GPU it writes benchmarks/results/gpu.json and the table of docs/gpu.md; --device cpu does the same with small shares of
-the tasks, to see that it works, and writes neither. What fails is said, and the rest goes on; exit code 1 then.
+Seconds a round next to loops written by hand, and memory; then the tests of tests/jobs/gpu (the communication battery
+over NCCL and gloo, every method alone and over ranks that share the GPU, the same bits twice and after going on).
+--quick: what users start, about one minute: `fedmpi run` in bf16, with an LSTM, with packs, with all analyses, with
+rank 0 on the CPU, compiled; and a profile of ten steps. --device cpu does the same with small shares of the tasks.
+
+It needs a Python with torch; what else is missing is listed first, with the commands that bring it. Each part has a
+time limit, at which all its processes are ended; a part that fails does not stop the others; exit code 1 then. Results
+are in one JSON file, written anew after each part. --page FILE.json writes them into docs/gpu.md.
 """
 
 import argparse
+import importlib.metadata
+import importlib.util
 import json
 import os
 import platform
+import re
+import secrets
+import shlex
+import shutil
+import signal
 import subprocess
 import sys
+import tempfile
 import time
+from collections.abc import Iterator
+from contextlib import suppress
 from pathlib import Path
-
-import torch
+from typing import NamedTuple
 
 ROOT = Path(__file__).parents[2]
 sys.path.insert(0, str(ROOT / "benchmarks"))
 
 from measure import machine, read  # noqa: E402
 
-PAGE, FILE = ROOT / "docs" / "gpu.md", ROOT / "benchmarks" / "results" / "gpu.json"
+PAGE, RESULTS = ROOT / "docs" / "gpu.md", ROOT / "build" / "gpu"
 BEGIN, END = "<!-- measured: begin -->\n", "<!-- measured: end -->\n"
-LIMITS_S = {"tests": 360}  # of a part; 100 of any other
+MARK = "FEDMPI_GPU_PART"  # the environment variable by which the processes of a part are known
+GRACE_S = 10.0  # between SIGTERM and SIGKILL
+PROBE_S = 120  # the first use of a GPU after the machine has started can take that long
+MODULES = {"pyyaml": "yaml", "scikit-learn": "sklearn", "pytest-xdist": "xdist"}  # else the package's own name
+PROBE = """
+import json, torch
+found = {"torch": torch.__version__, "cuda": torch.version.cuda, "usable": torch.cuda.is_available()}
+if found["usable"]:
+    card = torch.cuda.get_device_properties(0)
+    found |= {"gpu": f"{card.name}, {card.total_memory / 2**30:.0f} GiB", "cudnn": torch.backends.cudnn.version()}
+    if torch.distributed.is_nccl_available():
+        found["nccl"] = ".".join(map(str, torch.cuda.nccl.version()))
+print(json.dumps(found))
+"""
 
 
-def parts(device):
-    """(what, program and arguments): on a CPU a small share of it."""
+class Part(NamedTuple):
+    name: str
+    words: list[str]  # of its command, after the interpreter
+    limit_s: float
+
+
+def measures_and_tests(device: str, folder: Path) -> Iterator[Part]:
     small = device == "cpu"
-    rounds = ["benchmarks/gpu/rounds.py", "--device", device, *(["--share", "20", "--rounds", "2"] if small else [])]
-    vectors = ["benchmarks/vectors.py", "--device", device, *(["--d", "100000", "--repeats", "3"] if small else [])]
-    yield "tests", ["-m", "pytest", "-q", "-rs", "-p", "no:cacheprovider", "tests/jobs/gpu"]
-    yield "W1, CIFAR-10, packed", rounds
-    yield "W2", vectors
+    share = ["--share", "20", "--rounds", "2"] if small else []
+    for name in ("cnn", "cifar10", "packed"):
+        yield Part(name, ["-W", "ignore", "benchmarks/gpu/rounds.py", name, "--device", device, *share], 90)
+    sizes = ["--d", "100000", "--repeats", "3"] if small else []
+    yield Part("vectors", ["-W", "ignore", "benchmarks/vectors.py", "--device", device, *sizes], 90)
+    tests = ["-m", "pytest", "-vv", "-rs", "-p", "no:cacheprovider"]
+    for name, limit_s in (("augment_on_cuda", 60), ("same_device", 90), ("nccl", 180), ("methods_on_cuda", 300)):
+        yield Part(f"test_{name}", [*tests, f"tests/jobs/gpu/test_{name}.py"], limit_s)
 
 
-def run(words, limit_s):
-    """(exit code, what it printed, seconds)"""
-    began = time.perf_counter()
-    command = [sys.executable, "-W", "ignore", *words]
-    env = os.environ | {"PYTHONPATH": f"{ROOT}:{ROOT / 'tests'}"}
+def what_users_start(device: str, folder: Path) -> Iterator[Part]:
+    def run(name: str, *words: str, launcher: tuple[str, ...] = ("-m", "fedmpi"), limit_s: float = 60) -> Part:
+        common = ["rounds=2", f"name={name}", f"output={folder / 'runs'}", f"compute.device={device}"]
+        return Part(name, [*launcher, "run", "configs/quickstart.yaml", *common, *words], limit_s)
+
+    fedavg = "method={name: fedavg}"
+    yield run("bf16", "compute.precision=bf16")
+    yield run("lstm", *write_texts(folder), "model={name: char_lstm}", fedavg, "train.epochs=null", "train.steps=10")
+    yield run("pack", "compute.pack=4", fedavg)
+    every = "losses, drift, knowledge, contribution, features, similarity, orthogonality, layers"
+    yield run("analysis", f"analysis=[{every}]")
+    torchrun = ("-m", "torch.distributed.run", "--standalone", "--local-addr", "127.0.0.1", "--max-restarts", "0")
+    ranks = (*torchrun, "--nproc-per-node", "3", "benchmarks/gpu/server_without_gpu.py")
+    yield run("server_on_cpu", *write_pictures(folder), fedavg, "comm.backend=gloo", launcher=ranks)
+    yield Part("profile", ["-W", "ignore", "benchmarks/gpu/rounds.py", "profile", "--device", device], 60)
+    yield run("compile", "compute.compile=true", limit_s=180)
+
+
+def write_texts(folder: Path) -> list[str]:
+    """Write texts of this project as those of four authors; return the words of a config that reads them."""
+    (folder / "authors").mkdir()
+    for file in ("README.md", "CONTRIBUTING.md", "CHANGELOG.md", "LICENSE"):
+        shutil.copy(ROOT / file, folder / "authors" / f"{Path(file).stem}.txt")
+    return [
+        f"data={{source: text, root: '{folder}', path: authors, context: 40, partition: {{scheme: site}}}}",
+        "task={name: next_symbol}",
+    ]
+
+
+def write_pictures(folder: Path) -> list[str]:
+    """Write random pictures that are resized when read; return the words of a config that reads them."""
+    import numpy as np
+
+    x = np.random.default_rng(0).integers(0, 256, (400, 3, 40, 36), dtype=np.uint8)
+    np.savez(folder / "pictures.npz", x=x, y=np.arange(len(x)) % 10)
+    partition = "partition: {scheme: iid, clients: 4}"
+    return [f"data={{source: npz, root: '{folder}', path: pictures.npz, augment: [{{resize: 32}}, flip], {partition}}}"]
+
+
+# ---- what it needs ----
+def requirements(with_tests: bool) -> list[str]:
+    """The packages that fedmpi, and the tests if wanted, depend on, as pyproject.toml names them."""
+    text = (ROOT / "pyproject.toml").read_text()  # Python 3.10 has no reader of TOML
+    wanted = re.findall(r'"(.*?)"', re.search(r"^dependencies = \[(.*?)^\]", text, re.DOTALL | re.MULTILINE)[1])
+    dev = re.findall(r'"(.*?)"', re.search(r"^dev = \[(.*)\]$", text, re.MULTILINE)[1])
+    return wanted + [each for each in dev if with_tests and each.startswith("pytest")]
+
+
+def name_of(requirement: str) -> str:
+    return re.match(r"[\w-]+", requirement)[0]
+
+
+def version_of(package: str) -> str:
     try:
-        done = subprocess.run(
-            command, cwd=ROOT, env=env, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, timeout=limit_s
-        )
-        code, text = done.returncode, done.stdout
-    except subprocess.TimeoutExpired as error:
-        said = error.stdout or ""  # bytes, though text was asked for
-        code, text = (
-            124,
-            f"{said.decode(errors='replace') if isinstance(said, bytes) else said}\nnot done after {limit_s} s",
-        )
-    return code, text, time.perf_counter() - began
+        return importlib.metadata.version(package)
+    except importlib.metadata.PackageNotFoundError:
+        return ""
 
 
-def about(device):
-    found = machine() | {"os": platform.platform()}
-    if device == "cuda":
-        card = torch.cuda.get_device_properties(0)
-        found |= {
-            "gpu": f"{card.name}, {card.total_memory / 2**30:.0f} GiB",
-            "cuda": torch.version.cuda,
-            "cudnn": torch.backends.cudnn.version(),
-            "nccl": ".".join(map(str, torch.cuda.nccl.version())),
-        }
+def find_missing(wanted: list[str]) -> dict[str, str]:
+    """{requirement: why it is not met}"""
+    missing = {}
+    for requirement in wanted:
+        name = name_of(requirement)
+        at_least, version = re.search(r">=([\d.]+)", requirement), version_of(name)
+        if importlib.util.find_spec(MODULES.get(name, name)) is None:
+            missing[requirement] = "is not installed"
+        elif at_least and version and numbers(version) < numbers(at_least[1]):
+            missing[requirement] = f"{version} is installed"
+    return missing
+
+
+def numbers(version: str) -> list[int]:
+    return [int(each) for each in re.match(r"[\d.]*\d", version)[0].split(".")]
+
+
+def explain(missing: dict[str, str]) -> str:
+    """Say what is missing, and the commands that bring it, for this Python, from a machine with a network."""
+    torch, numpy = version_of("torch"), version_of("numpy")
+    system = [f"--platform {tag}_{platform.machine()}" for tag in ("manylinux_2_28", "manylinux_2_17", "manylinux2014")]
+    python = f"--python-version {sys.version_info.major}.{sys.version_info.minor} --implementation cp"
+    download = f"python3 -m pip download --dest wheels --only-binary=:all: {python} {' '.join(system)}"
+    # torchvision depends on torch: pip would bring a second one, which would hide the one that is here.
+    stays = torch and "torch" not in map(name_of, missing)
+    vision = [each for each in missing if name_of(each) == "torchvision" and stays]
+    others = [each for each in missing if each not in vision] + ["pillow"] * bool(vision)
+    if others and numpy and "numpy" not in map(name_of, others):
+        others.append(f"numpy=={numpy}")  # the one that torch here was tried with
+    lines = [f"{download} {shlex.join(others)}"] * bool(others)
+    if vision:
+        minor = numbers(torch)[1] + 15  # torch 2.6 and torchvision 0.21 belong together, and so on
+        build = re.fullmatch(r"cpu|cu\d+|rocm[\d.]+", torch.partition("+")[2])
+        index = f" --index-url https://download.pytorch.org/whl/{build[0]}" if build else ""
+        lines.append(f"{download} --no-deps{index} 'torchvision==0.{minor}.*'")
+    if importlib.util.find_spec("pip"):
+        install = f"{sys.executable} -m pip install --no-index --no-deps --target packages wheels/*.whl"
+    else:
+        install = f'for wheel in wheels/*.whl; do {sys.executable} -m zipfile -e "$wheel" packages; done'
+    again = shlex.join([sys.executable, *sys.argv])
+    return "\n".join(
+        [
+            f"{sys.executable} (Python {platform.python_version()}) lacks what fedmpi needs:",
+            *(f"  {requirement}: {why}" for requirement, why in missing.items()),
+            "On a machine with a network, whose Python has pip:",
+            *(f"  {line}" for line in lines),
+            "Copy the folder wheels to this machine, and here:",
+            f"  {install}",
+            f'  PYTHONPATH="$PWD/packages${{PYTHONPATH:+:$PYTHONPATH}}" {again}',
+        ]
+    )
+
+
+# ---- processes ----
+def environment() -> dict[str, str]:
+    """That of a part: fedmpi is found here, and what the caller's PYTHONPATH names stays on it."""
+    path = os.pathsep.join(filter(None, (str(ROOT), os.environ.get("PYTHONPATH"))))
+    defaults = {"OMP_NUM_THREADS": "1", "FEDMPI_SECRET": secrets.token_hex(32)}  # no file in anybody's home
+    return defaults | os.environ | {"PYTHONPATH": path}
+
+
+def run(words: list[str], limit_s: float) -> tuple[int, str, float]:
+    """Run Python with these words in a process group of its own: (exit code, what it printed, seconds)."""
+    mark, began = secrets.token_hex(8), time.perf_counter()
+    with tempfile.TemporaryFile("w+", errors="replace") as output:  # a pipe would last as long as any grandchild
+        process = subprocess.Popen(
+            [sys.executable, *words],
+            cwd=ROOT,
+            env=environment() | {MARK: mark},
+            stdin=subprocess.DEVNULL,
+            stdout=output,
+            stderr=subprocess.STDOUT,
+            start_new_session=True,
+        )
+        try:
+            code, note = process.wait(limit_s), ""
+        except subprocess.TimeoutExpired:
+            code, note = 124, f"\nnot done after {limit_s:g} s: ended\n"
+        finally:
+            end(process, mark)
+        output.seek(0)
+        return code, output.read() + note, time.perf_counter() - began
+
+
+def end(process: subprocess.Popen, mark: str) -> None:
+    """End all processes of a part: its group, and the ranks, to which torchrun gives groups of their own."""
+    for number in (signal.SIGTERM, signal.SIGKILL):
+        left = marked(mark)
+        if process.poll() is None:
+            os.killpg(process.pid, number)
+        for pid in left:
+            with suppress(ProcessLookupError):
+                os.kill(pid, number)
+        deadline = time.monotonic() + GRACE_S
+        while (process.poll() is None or marked(mark)) and time.monotonic() < deadline:
+            time.sleep(0.05)
+
+
+def marked(mark: str) -> list[int]:
+    """The processes that have inherited the mark, which a rank keeps in whatever group it is."""
+    found = []
+    for file in Path("/proc").glob("[0-9]*/environ"):
+        with suppress(OSError):
+            if f"{MARK}={mark}".encode() in file.read_bytes().split(b"\0"):
+                found.append(int(file.parent.name))
     return found
 
 
-def table(found):
+def probe() -> dict[str, object]:
+    """What torch says of the GPU: in a process of its own, as it keeps memory there, and a broken driver hangs."""
+    code, text, _ = run(["-W", "ignore", "-c", PROBE], PROBE_S)
+    lines = text.strip().splitlines() or [""]
+    found = (
+        {"usable": False, "gpu": f"torch ended with exit code {code}: {lines[-1]}"} if code else json.loads(lines[-1])
+    )
+    if shutil.which("nvidia-smi"):
+        asked = ["nvidia-smi", "--query-gpu=driver_version,mig.mode.current,compute_mode", "--format=csv,noheader"]
+        with suppress(OSError, subprocess.TimeoutExpired):
+            found["driver, MIG, compute mode"] = subprocess.run(
+                asked, capture_output=True, text=True, timeout=30
+            ).stdout.strip()
+    return found
+
+
+# ---- results ----
+def save(found: dict, path: Path) -> None:
+    """Write the file; whoever reads it meets the old one or the new one, whole."""
+    new = path.with_suffix(".new")
+    new.write_text(json.dumps(found, indent=1) + "\n")
+    new.replace(path)
+
+
+def table(found: dict) -> str:
     """The lines between the markers of docs/gpu.md."""
     head = "; ".join(f"{key} {value}" for key, value in found["machine"].items() if value is not None)
-    lines = [f"`{found['command']}`, {found['seconds']:.0f} s: {head}.", ""]
+    state = f", {found['seconds']} s" if found["running"] is None else f", broken off in {found['running']}"
+    lines = [f"`{found['command']}` on {found['device']}{state}: {head}.", ""]
     lines += ["| part | what | fedmpi | by hand | ratio | |", "| --- | --- | --- | --- | --- | --- |"]
     for part in found["parts"]:
         rows = [row for text in part["lines"] if (row := read(text))]
-        last = part["lines"][-1] if part["lines"] else "nothing was printed"
-        if not rows or part["code"]:
-            lines.append(f"| {part['part']} | {'FAILED: ' if part['code'] else ''}{last} | | | | |")
+        last = part["lines"][-1].strip().replace("|", "/") if part["lines"] else "nothing was printed"
+        if part["code"]:
+            lines.append(f"| {part['part']} | FAILED, exit code {part['code']}: {last} | | | | {part['seconds']} s |")
+        elif not rows:
+            tests = re.search(r"\d+ (passed|skipped).*", last)
+            lines.append(
+                f"| {part['part']} | {tests[0].strip('= ') if tests else 'done'} | | | | {part['seconds']} s |"
+            )
         for row in rows:
             sides = [f"{row[side][1]:.4g} {row['unit']}" for side in ("ours", "theirs")]
-            lines.append(
-                f"| {part['part']} | {row['what']} | {sides[0]} | {sides[1]} | {row['ratio']} | {row['note']} |"
-            )
+            cells = [row["what"], *sides, str(row["ratio"]), row["note"]]
+            lines.append(f"| {part['part']} | {' | '.join(cells)} |")
     return "\n".join([*lines, ""])
 
 
-def fill(page, text):
+def fill(page: str, text: str) -> str:
     """The page with `text` between its markers."""
     head, rest = page.split(BEGIN)
     return f"{head}{BEGIN}{text}{END}{rest.split(END)[1]}"
 
 
-def main():
+def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--device", choices=["cpu", "cuda"], default="cuda" if torch.cuda.is_available() else "cpu")
-    parser.add_argument("--without-tests", action="store_true", help="only the figures")
+    parser.add_argument("parts", nargs="*", metavar="PART", help="only these parts; an unknown one lists all")
+    parser.add_argument("--quick", action="store_true", help="the list of one minute")
+    parser.add_argument("--device", choices=["cpu", "cuda"], help="default: cuda where torch can use it")
+    parser.add_argument("--to", type=Path, default=RESULTS, metavar="DIR", help="for the JSON file; default build/gpu")
+    parser.add_argument("--page", type=Path, metavar="FILE", help="write this JSON file into docs/gpu.md, and end")
     asked = parser.parse_args()
-    if asked.device == "cuda" and not torch.cuda.is_available():
-        parser.error("--device cuda: torch finds no usable GPU here; --device cpu shows that the kit works")
-    print(f"on the {asked.device}", flush=True)
-    began, found = time.perf_counter(), {"command": "make gpu", "machine": about(asked.device), "parts": []}
-    for part, words in parts(asked.device):
-        if part == "tests" and asked.without_tests:
-            continue
-        print(f"== {part}: {' '.join(words)}", flush=True)
-        code, text, seconds = run(words, LIMITS_S.get(part, 100))
-        print(f"{text}\n{part}: {seconds:.0f} s, exit code {code}", flush=True)
+    if asked.page:
+        PAGE.write_text(fill(PAGE.read_text(), table(json.loads(asked.page.read_text()))))
+        return
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # as if by Ctrl-C: the part that runs is ended, too
+    with tempfile.TemporaryDirectory(prefix="fedmpi-gpu-") as folder:
+        sys.exit(check(asked, parser, Path(folder)))
+
+
+def check(asked: argparse.Namespace, parser: argparse.ArgumentParser, folder: Path) -> int:
+    """Run the parts that were asked for; return the exit code."""
+    wanted = requirements(with_tests=not asked.quick and (not asked.parts or "test_" in "".join(asked.parts)))
+    missing = find_missing(wanted)
+    if missing:
+        print(explain(missing), file=sys.stderr)
+        return 2
+    known = probe()
+    device = asked.device or ("cuda" if known["usable"] else "cpu")
+    if device == "cuda" and not known["usable"]:
+        said = known.get("gpu", "torch finds no usable GPU here")
+        parser.error(f"--device cuda: {said}; --device cpu shows that the kit works")
+    parts = list((what_users_start if asked.quick else measures_and_tests)(device, folder))
+    unknown = [name for name in asked.parts if name not in [part.name for part in parts]]
+    if unknown:
+        parser.error(f"there is no part {unknown[0]}; there are {', '.join(part.name for part in parts)}")
+    parts = [part for part in parts if not asked.parts or part.name in asked.parts]
+    asked.to.mkdir(parents=True, exist_ok=True)
+    path, began = (
+        asked.to / f"{time.strftime('%Y%m%d-%H%M%S')}-{device}{'-quick' * asked.quick}.json",
+        time.perf_counter(),
+    )
+    about = machine() | {"os": platform.platform()} | {key: known[key] for key in known if key != "usable"}
+    command = shlex.join(["python3", "benchmarks/gpu/kit.py", *sys.argv[1:]])
+    found = {"command": command, "device": device, "machine": about, "running": None, "seconds": 0, "parts": []}
+    print(f"on {device}; results: {path}", flush=True)
+    for part in parts:
+        found["running"] = part.name
+        save(found, path)
+        print(f"== {part.name}: {shlex.join(part.words)}", flush=True)
+        code, text, seconds = run(part.words, part.limit_s)
+        print(f"{text}\n{part.name}: {seconds:.0f} s, exit code {code}", flush=True)
         lines = [each for each in text.splitlines() if each.strip()]
-        found["parts"].append({"part": part, "code": code, "seconds": round(seconds), "lines": lines[-200:]})
-    found["seconds"] = round(time.perf_counter() - began)
+        found["parts"].append({"part": part.name, "code": code, "seconds": round(seconds), "lines": lines[-200:]})
+        found |= {"running": None, "seconds": round(time.perf_counter() - began)}
+        save(found, path)
     print(table(found))
-    if asked.device == "cuda":
-        FILE.write_text(json.dumps(found, indent=1) + "\n")
-        PAGE.write_text(fill(PAGE.read_text(), table(found)))
-        print(f"written: {FILE.relative_to(ROOT)}, {PAGE.relative_to(ROOT)}")
-    sys.exit(any(each["code"] for each in found["parts"]))
+    return int(any(each["code"] for each in found["parts"]))
 
 
 if __name__ == "__main__":

@@ -1,4 +1,4 @@
-"""A round on a device, next to the same work by hand.   python benchmarks/gpu/rounds.py [cnn cifar10 packed]
+"""A round on a device, next to the same work by hand.   python benchmarks/gpu/rounds.py [cnn cifar10 packed profile]
 
 cnn       100 clients of 600 grey 28x28 images, 10 a round, the 1.66 M-parameter CNN, batch 50, one local epoch,
           momentum 0.9; the global model on 10,000 images
@@ -7,6 +7,7 @@ cifar10   pfl-research's configuration (its benchmarks/image_classification/conf
           local epoch, SGD without momentum, all users alike; no evaluation
 packed    1,000 clients of 30 images, 100 a round, softmax regression, batches of 10: fedmpi with compute.pack: 32 next
           to fedmpi one client after another
+profile   only if named: ten steps of one client of the CNN by operation, and how often the host waited for the device
 By hand, per client: copy w into the model, take the steps with torch's fused kernel on the model's own parameters, add
 the difference to a sum. All images lie on the device. In turn in one process; medians and their ratio. Random images:
 speed does not depend on what they show. Memory is the most that torch held on the GPU while fedmpi's round ran.
@@ -38,6 +39,13 @@ from fedmpi.data.federated import split
 from fedmpi.runtime import build
 
 LR = 0.1
+PROFILED = {  # what is counted of a profile: how its names begin
+    "kernel launches": ("cudaLaunchKernel", "cuLaunchKernel"),
+    "graph launches": ("cudaGraphLaunch",),
+    "copies": ("cudaMemcpy",),
+    "waits of the host for the device": ("cudaStreamSynchronize", "cudaDeviceSynchronize", "cudaEventSynchronize"),
+    "values that Python read": ("aten::_local_scalar_dense",),
+}
 
 
 def simple_cnn(input_shape: tuple[int, ...], classes: int) -> nn.Sequential:
@@ -169,6 +177,21 @@ def packed(device, rounds, share):
     line(f"packed, {clients} clients, {clients // 10} a round", ("32 at once", seconds[32]), ("one by one", seconds[1]))
 
 
+def profile(device):
+    made = build.experiment(settings(2, True, clients=1, fraction=1.0), split(images(1, 500, 100), "iid", 1, 0), device)
+    fed = build.federation(made, Solo(device), lambda: False)
+    one_round(fed, 0)
+    wait(device)
+    with torch.profiler.profile() as found:
+        one_round(fed, 1)
+        wait(device)
+    events = found.key_averages()
+    by = "self_device_time_total" if device.type == "cuda" else "self_cpu_time_total"
+    print(events.table(sort_by=by, row_limit=20, max_name_column_width=48))
+    for what, keys in PROFILED.items():
+        print(f"{what}: {sum(each.count for each in events if each.key.startswith(keys))}")
+
+
 def main():
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("names", nargs="*", default=["cnn", "cifar10", "packed"])
@@ -178,7 +201,9 @@ def main():
     asked = parser.parse_args()
     torch.set_num_threads(1)
     for name in asked.names:
-        if name == "packed":
+        if name == "profile":
+            profile(torch.device(asked.device))
+        elif name == "packed":
             packed(torch.device(asked.device), asked.rounds, asked.share)
         else:
             compare(name, torch.device(asked.device), asked.rounds, asked.share)

@@ -36,6 +36,7 @@ COMMANDS = {  # what each prints
     ),
     "augment.py --pictures 60 --workers 0 --repeats 1": f"(augmented epoch, (wall|processor){RATIO}){{8}}",
     "gpu/rounds.py --device cpu --share 100 --rounds 1": f"cnn, {RATIO}cifar10, .*\npacked, .*\n",
+    "gpu/rounds.py profile --device cpu": r"(?s).*aten::.*kernel launches: 0\n.*values that Python read: \d+\n",
 }
 
 

@@ -1,7 +1,7 @@
 """The battery of tests/jobs/comm on the class Nccl. Started once per rank:  nccl_ranks.py FOLDER gloo|nccl
 
 gloo: Nccl's own code over torch's default group of gloo, on CPUs, at any size; then whole runs, and a rank that is
-silent. nccl: the real thing, alone on one GPU.
+silent. nccl: the real thing on one GPU, alone, or with several ranks where NCCL lets them share it.
 """
 
 import json
@@ -73,10 +73,10 @@ def connect(kind):
 
 def check_nccl_to_oneself(comm):
     """Alone a rank has nobody to send to but itself; `exchange` would copy."""
-    x, y = battery.message(0, 0, 1000), torch.zeros(1000)
-    comm._exchange([(0, x), (0, x[:10])], [(0, y), (0, y[500:510])])
-    assert torch.equal(y[:500], x[:500])
-    assert torch.equal(y[500:510], x[:10])
+    x, first, second = battery.message(0, 0, 1000), torch.zeros(1000), torch.zeros(10)
+    comm._exchange([(0, x), (0, x[:10])], [(0, first), (0, second)])
+    assert torch.equal(first, x)
+    assert torch.equal(second, x[:10])
 
 
 def runs(comm, folder):
@@ -88,12 +88,12 @@ def runs(comm, folder):
 
     linear.CHUNK, linear.BLOCK, found = 64, 2, {}
     for placement in ("root", "sharded"):
-        it = prepare(settings("scaffold", server={"placement": placement}), comm=comm)
+        it = prepare(settings("scaffold", server={"placement": placement}), comm=comm, device=comm.device)
         it.fed.run()
         found[placement] = it.hashes
-    it = prepare(settings("scaffold", cohort={"fraction": 0.15}), comm=comm)  # one rank trains nobody, and says so
+    it = prepare(settings("scaffold", cohort={"fraction": 0.15}), comm=comm, device=comm.device)
     it.fed.states.shelf, it.fed.states.room = Rows(folder / "state"), 10**6
-    it.fed.run()
+    it.fed.run()  # one rank trains nobody, and says so
     return found | {"idle": it.hashes}
 
 
@@ -109,7 +109,7 @@ def silent(comm, alarm, folder):
         if comm.rank == comm.size - 1:
             wait_for_files(folder, range(comm.size - 1))
             return ""
-        x, last = torch.zeros(4), comm.size - 1
+        x, last = torch.zeros(4, device=comm.device), comm.size - 1
         comm.exchange(*(([], [(last, x)]) if comm.rank == 0 else ([], [(0, x)])))
     except Lost as error:
         return str(silence.at_fault(alarm, error))
@@ -120,9 +120,10 @@ def main():
     folder, kind = sys.argv[1:]
     torch.set_num_threads(1)
     comm, alarm = connect(kind)
-    if kind == "nccl":
+    if kind == "nccl" and comm.size == 1:
         battery.CHECKS["check_nccl_to_oneself"] = check_nccl_to_oneself
     battery.run(comm, folder)
+    torch.set_default_device("cpu")
     if comm.size > 1:
         found = runs(comm, Path(folder))
         if comm.rank == 0:

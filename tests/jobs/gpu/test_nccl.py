@@ -1,4 +1,5 @@
-"""The communicator of GPUs: its own code on CPUs, over gloo; on a GPU over NCCL, with a single rank."""
+"""The communicator of GPUs: its own code on CPUs, over gloo; on a GPU over NCCL, with one rank, and with several where
+NCCL lets them share it."""
 
 import json
 import subprocess
@@ -6,23 +7,42 @@ import sys
 
 import pytest
 import torch
-from helpers import ROOT, clean_env, launcher, play, settings
+from helpers import CPU, ROOT, clean_env, launcher, prepare, settings
 
 from fedmpi.flat import linear
 
-NEEDS_GPU = pytest.mark.skipif(not torch.cuda.is_available(), reason="this machine has no GPU (NCCL has no other use)")
-KINDS = {"gloo": ("torchrun", 3), "nccl": ("alone", 1)}
+KINDS = {"gloo": ("torchrun", 3), "nccl": ("alone", 1), "nccl_shared": ("torchrun", 3)}
+# Blocks of NCCL's kernels that wait for each other must all find room on the one GPU.
+SHARED = {"NCCL_MULTI_RANK_GPU_ENABLE": "1", "NCCL_NVLS_ENABLE": "0", "NCCL_MAX_CTAS": "1"}
+IDLE = {"cohort": {"fraction": 0.15}}  # of three ranks one trains nobody
 CHECKS = (ROOT / "tests" / "jobs" / "comm" / "battery.py").read_text().count("\ndef check_")
+
+
+def why_not(kind):
+    """Why this machine cannot do it; "" if it can."""
+    if kind == "gloo":
+        return ""
+    if not torch.cuda.is_available():
+        return "this machine has no GPU (NCCL has no other use)"
+    if not torch.distributed.is_nccl_available():
+        return f"torch {torch.__version__} was built without NCCL"
+    version = torch.cuda.nccl.version()
+    if kind == "nccl_shared" and version < (2, 30):
+        return f"NCCL {'.'.join(map(str, version))} refuses ranks that share a GPU; 2.30 does not"
+    return ""
 
 
 pytestmark = pytest.mark.xdist_group("nccl")  # all tests read one run
 
 
-@pytest.fixture(scope="module", params=["gloo", pytest.param("nccl", marks=NEEDS_GPU)])
+@pytest.fixture(scope="module", params=KINDS)
 def battery(request, tmp_path_factory):
+    if why_not(request.param):
+        pytest.skip(why_not(request.param))
     folder = tmp_path_factory.mktemp(request.param)
-    program = [sys.executable, str(ROOT / "tests" / "jobs" / "gpu" / "nccl_ranks.py"), str(folder), request.param]
-    env = clean_env(PYTHONPATH=str(ROOT))
+    program = [sys.executable, str(ROOT / "tests" / "jobs" / "gpu" / "nccl_ranks.py"), str(folder)]
+    program += [request.param.partition("_")[0]]
+    env = clean_env(**(SHARED if request.param == "nccl_shared" else {}))
     done = subprocess.run(
         [*launcher(*KINDS[request.param]), *program], env=env, capture_output=True, text=True, timeout=600
     )
@@ -46,8 +66,11 @@ def test_runs_have_the_bits_of_one_process(battery, monkeypatch):
         pytest.skip("a single rank sends nothing")
     monkeypatch.setattr(linear, "CHUNK", 64)
     monkeypatch.setattr(linear, "BLOCK", 2)
-    alone, idle = play(settings("scaffold")).hashes, play(settings("scaffold", cohort={"fraction": 0.15})).hashes
-    expected = {"root": alone, "sharded": alone, "idle": idle}
+    device = CPU if kind == "gloo" else torch.device("cuda", 0)
+    alone, idle = (prepare(settings("scaffold", **cohort), device=device) for cohort in ({}, IDLE))
+    for it in (alone, idle):
+        it.fed.run()
+    expected = {"root": alone.hashes, "sharded": alone.hashes, "idle": idle.hashes}
     assert json.loads((folder / "hashes").read_text()) == expected, done.stderr
 
 
@@ -58,3 +81,13 @@ def test_a_silent_rank_is_named(battery):
     said = [json.loads((folder / f"{rank}.silence").read_text()) for rank in range(3)]
     assert "rank 2 is silent: no message from or to it for 2 s" in said[0], done.stderr
     assert "rank 2 is silent: no message from or to it for 1 s" in said[1], done.stderr
+
+
+@pytest.mark.parametrize(("version", "reason"), [((2, 29, 7), "NCCL 2.29.7 refuses ranks that"), ((2, 30, 0), "")])
+def test_ranks_share_a_gpu_where_nccl_lets_them(monkeypatch, version, reason):
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.distributed, "is_nccl_available", lambda: True)
+    monkeypatch.setattr(torch.cuda.nccl, "version", lambda: version)
+    assert why_not("nccl_shared").startswith(reason)
+    assert bool(why_not("nccl_shared")) == bool(reason)
+    assert not why_not("nccl")

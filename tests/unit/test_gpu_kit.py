@@ -1,0 +1,104 @@
+"""What benchmarks/gpu/kit.py says of missing packages, and the table that it writes into docs/gpu.md."""
+
+import sys
+
+import pytest
+from helpers import ROOT
+
+
+@pytest.fixture
+def kit(monkeypatch):
+    monkeypatch.setattr(sys, "path", [str(ROOT / "benchmarks" / "gpu"), *sys.path])
+    import kit
+
+    return kit
+
+
+def test_requirements_are_those_of_pyproject(kit):
+    names = [kit.name_of(each) for each in kit.requirements(with_tests=False)]
+    assert names[:3] == ["torch", "torchvision", "numpy"]
+    assert {"pydantic", "typer", "rich", "scikit-learn", "matplotlib"} < set(names)
+    assert not any(name.startswith("pytest") for name in names)
+    assert {"pytest", "pytest-xdist"} < {kit.name_of(each) for each in kit.requirements(with_tests=True)}
+    assert kit.find_missing(kit.requirements(with_tests=True)) == {}
+
+
+def test_a_package_that_is_too_old_is_missing(kit, monkeypatch):
+    monkeypatch.setattr(kit, "version_of", {"torch": "2.10.0a0+abc.nv25", "pydantic": "1.10.2", "rich": ""}.get)
+    wanted = ["torch>=2.6", "pydantic>=2.7", "rich>=13", "nosuchpackage>=1"]
+    assert kit.find_missing(wanted) == {
+        "pydantic>=2.7": "1.10.2 is installed",
+        "nosuchpackage>=1": "is not installed",
+    }
+
+
+@pytest.mark.parametrize(
+    ("torch", "index"), [("2.6.0+cu124", "/whl/cu124"), ("2.6.0+cpu", "/whl/cpu"), ("2.6.0", None)]
+)
+def test_what_is_brought_fits_the_torch_that_is_here(kit, monkeypatch, torch, index):
+    monkeypatch.setattr(kit, "version_of", {"torch": torch, "numpy": "1.26.4"}.get)
+    said = kit.explain({"pydantic>=2.7": "is not installed", "torchvision>=0.21": "is not installed"}).splitlines()
+    others, vision = (line for line in said if "pip download" in line)
+    assert others.endswith("'pydantic>=2.7' pillow numpy==1.26.4")
+    assert vision.endswith(" 'torchvision==0.21.*'")
+    assert "--no-deps" in vision
+    assert ("--index-url" in vision) == bool(index)
+    assert index is None or index in vision
+
+
+def test_where_torch_is_missing_pip_brings_both(kit, monkeypatch):
+    monkeypatch.setattr(kit, "version_of", {}.get)
+    said = kit.explain({"torch>=2.6": "is not installed", "torchvision>=0.21": "is not installed"})
+    assert said.count("pip download") == 1
+    assert "'torch>=2.6' 'torchvision>=0.21'\n" in said
+
+
+@pytest.mark.parametrize("before", [None, "/brought"])
+def test_pythonpath_is_kept(kit, monkeypatch, before):
+    monkeypatch.delenv("PYTHONPATH", raising=False)
+    if before:
+        monkeypatch.setenv("PYTHONPATH", before)
+    assert kit.environment()["PYTHONPATH"].split(":") == [str(ROOT), *([before] if before else [])]
+
+
+def test_a_machine_needs_no_git(kit, monkeypatch):
+    monkeypatch.setenv("PATH", "/nosuchfolder")
+    assert kit.machine()["commit"] is None
+
+
+def part(name, code, *lines):
+    return {"part": name, "code": code, "seconds": 3, "lines": list(lines)}
+
+
+def test_table(kit):
+    found = {
+        "command": "python3 benchmarks/gpu/kit.py",
+        "device": "cuda",
+        "machine": {"gpu": "H100", "openmpi": None},
+        "running": None,
+        "seconds": 12,
+        "parts": [
+            part("cnn", 0, "cnn, 100 clients: fedmpi 1.500 s  by hand 1.000 s  ratio 1.50  (peak 9 MiB)"),
+            part("test_nccl", 0, "===== 3 passed, 6 skipped in 14.33s ====="),
+            part("bf16", 0, "accuracy 5"),
+            part("pack", 2, "no | room"),
+        ],
+    }
+    head, _, *lines = kit.table(found).splitlines()
+    assert head == "`python3 benchmarks/gpu/kit.py` on cuda, 12 s: gpu H100."
+    assert lines[2:] == [
+        "| cnn | cnn, 100 clients | 1.5 s | 1 s | 1.5 | peak 9 MiB |",
+        "| test_nccl | 3 passed, 6 skipped in 14.33s | | | | 3 s |",
+        "| bf16 | done | | | | 3 s |",
+        "| pack | FAILED, exit code 2: no / room | | | | 3 s |",
+    ]
+    assert kit.table(found | {"running": "compile"}).startswith(
+        "`python3 benchmarks/gpu/kit.py` on cuda, broken off in compile: gpu H100.\n"
+    )
+
+
+def test_the_page_keeps_what_is_around_the_table(kit):
+    page = kit.PAGE.read_text()
+    filled = kit.fill(page, "new\n")
+    assert f"{kit.BEGIN}new\n{kit.END}" in filled
+    assert kit.fill(filled, page.split(kit.BEGIN)[1].split(kit.END)[0]) == page
