@@ -13,7 +13,7 @@ def of_blocks(rows: Tensor) -> Tensor:
 
     One pass without a copy, a seventh of what an average takes.
     """
-    size, kind = block_size(rows), torch.float32 if rows.element_size() < 4 else rows.dtype
+    size, kind = block_size(), torch.float32 if rows.element_size() < 4 else rows.dtype
     parts = [rows[:, a : a + size] for a in range(0, rows.shape[1], size)]
     if not parts:
         return torch.zeros(0, len(rows), dtype=torch.float64)

@@ -22,8 +22,9 @@ from torch import Tensor
 
 # Columns at a time: (12, CHUNK) float64 is 3 MiB; fewer, and the threads queue for Python between calls.
 CHUNK = 1 << 15
-CHUNK_GPU = 1 << 20  # a GPU wants few launches
-BLOCK = 8  # chunks; columns are shared out in whole blocks
+CHUNK_GPU = 1 << 18  # a GPU wants few launches; divides a block, or is one
+SCRATCH_GPU = 1 << 24  # float64 entries, the most that one call makes of rows on a GPU
+BLOCK = 8  # chunks; columns are shared out in whole blocks, of the same size on every device
 WITHIN = 4  # chunks of a sum in the rows' own type, whose calls are short: half a MiB, which is still near
 # Entries of a vector beyond which a weighted sum over clients is kept in the rows' own type, of halves in float32: a
 # sum twice as wide is what a server cannot spare. The error is at most m 2^-24 of the updates: less than what rounding
@@ -33,18 +34,30 @@ WIDE = 1 << 24
 Work = TypeVar("Work")
 
 
-def chunk_size(x: Tensor) -> int:
-    return CHUNK_GPU if x.is_cuda else CHUNK
+def chunk_size(on_gpu: bool, rows: int = 1) -> int:
+    """Columns of a chunk: of many rows on a GPU fewer, a power of two, so that each size divides the larger ones."""
+    if not on_gpu:
+        return CHUNK
+    return min(CHUNK_GPU, max(1 << (SCRATCH_GPU // max(rows, 1)).bit_length() >> 1, 64))
 
 
-def block_size(x: Tensor) -> int:
+def block_size() -> int:
     """Columns of a block. A vector of one block, or less, is neither shared out nor added up row by row."""
-    return BLOCK * chunk_size(x)
+    return BLOCK * CHUNK
+
+
+def scratch_bytes(rows: int, columns: int, on_gpu: bool) -> int:
+    """Memory that sums over so many rows take for copies of chunks in float64, on all threads together."""
+    threads = 1 if on_gpu else _cores()
+    return 8 * threads * rows * min(columns, chunk_size(on_gpu, rows))
 
 
 def chunks(x: Tensor, a: int, b: int) -> list[tuple[int, int]]:
-    """The columns [a, b) of a vector cut at the multiples of the chunk; x: any tensor of its device."""
-    size = chunk_size(x)
+    """The columns [a, b) of a vector cut at the multiples of the chunk.
+
+    x: any vector of the device; where rows are copied in float64, these rows, (m, n).
+    """
+    size = chunk_size(x.is_cuda, len(x) if x.ndim > 1 else 1)
     cuts = [a, *range(a - a % size + size, b, size), b]
     return list(pairwise(cuts)) if a < b else []
 
@@ -106,11 +119,9 @@ def combine(rows: Tensor, coefficients: Tensor, start: int = 0, width: int | Non
     n = rows.shape[1]
     width = n if width is None else width
     out = torch.empty(n, dtype=rows.dtype, device=rows.device)
-    if width <= block_size(rows) or not len(rows):
+    if width <= block_size() or not len(rows):
         c = coefficients.to(device=rows.device, dtype=torch.float64)
-
-        # Of many rows fewer columns at a time: what is read twice is to stay in the cache.
-        step = max(12 * CHUNK // len(rows) // 64 * 64, 64) if len(rows) and not rows.is_cuda else n
+        step = _columns_at_once(rows)
 
         def at_once(span: tuple[int, int]) -> None:
             for a in range(span[0] - start, span[1] - start, step):
@@ -130,8 +141,10 @@ def combine(rows: Tensor, coefficients: Tensor, start: int = 0, width: int | Non
         if kind != rows.dtype:
             out[a:b] = sum_
 
-    spans = chunks(rows, start, start + n)
-    spread(one_by_one, joined(spans, WITHIN) if kind == rows.dtype else spans, rows)
+    spans = chunks(rows[0], start, start + n)
+    if kind == rows.dtype:
+        spans = joined(spans, len(spans) if rows.is_cuda else WITHIN)
+    spread(one_by_one, spans, rows)
     return out
 
 
@@ -144,7 +157,7 @@ class Gram:
 
     def __init__(self, rows: Tensor, start: int = 0, width: int | None = None) -> None:
         """rows: (m, n), where they are or will be; start, width: as of `combine`."""
-        (m, n), size = rows.shape, block_size(rows)
+        (m, n), size = rows.shape, block_size()
         self.rows, self.start = rows, start
         self.groups = _halves(m) if (n if width is None else width) > size else [(0, m)]
         self.to = [start] * len(self.groups)  # columns that are done
@@ -161,7 +174,7 @@ class Gram:
 
     def _form(self, some: Sequence[int], here: int, end: int) -> None:
         """The products of these groups in the columns from here to end."""
-        several, size = [self.groups[g] for g in some], block_size(self.rows)
+        several, size = [self.groups[g] for g in some], block_size()
         rows, spans = self.rows[: several[-1][1]], chunks(self.rows, here, end)
 
         def one(span: tuple[int, int]) -> list[Tensor]:
@@ -205,8 +218,12 @@ def trimmed_mean(rows: Tensor, trim: float) -> Tensor:
     b = min(floor(trim * m + 1e-9), (m - 1) // 2)
     out = torch.empty(rows.shape[1], dtype=rows.dtype, device=rows.device)
 
+    step = _columns_at_once(rows, copies=4)  # what is sorted, the order, and what is added up
+
     def piece(span: tuple[int, int]) -> None:
-        out[slice(*span)] = _wide(rows[:, slice(*span)]).sort(0).values[b : m - b].mean(0)
+        for start in range(*span, step):
+            at = slice(start, min(start + step, span[1]))
+            out[at] = _wide(rows[:, at]).sort(0).values[b : m - b].mean(0)
 
     spread(piece, chunks(rows, 0, rows.shape[1]), rows)
     return out
@@ -214,7 +231,7 @@ def trimmed_mean(rows: Tensor, trim: float) -> Tensor:
 
 def product_parts(rows: Tensor, v: Tensor, start: int = 0) -> Tensor:
     """(blocks, m) the products block by block of columns, chunk by chunk within each."""
-    size, n = block_size(rows), rows.shape[1]
+    size, n = block_size(), rows.shape[1]
     blocks = range(start // size, -(-(start + n) // size)) if n else range(0)
     out = torch.zeros(len(blocks), len(rows), dtype=torch.float64, device=rows.device)
     spans = chunks(rows, start, start + n)
@@ -260,6 +277,12 @@ def spread(work: Callable[[tuple[int, int]], Work], spans: Sequence[tuple[int, i
     many = -(-len(spans) // (4 * cores))  # handing over a chunk costs as much as adding it
     shares = [spans[at : at + many] for at in range(0, len(spans), many)]
     return chain.from_iterable(list(_workers().map(lambda share: [work(span) for span in share], shares)))
+
+
+def _columns_at_once(rows: Tensor, copies: int = 1) -> int:
+    """Columns of which so many copies in float64 fit into a CPU's cache, or into a GPU's scratch memory."""
+    copies *= max(len(rows), 1)
+    return chunk_size(True, copies) if rows.is_cuda else max(12 * CHUNK // copies // 64 * 64, 64)
 
 
 _buffers = threading.local()

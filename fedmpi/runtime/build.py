@@ -29,6 +29,7 @@ from fedmpi.engine.local.schedule import learning_rate
 from fedmpi.engine.messages import Messages
 from fedmpi.engine.plan import Plan, Sink
 from fedmpi.engine.server import Rule
+from fedmpi.engine.travel.cuts import Cuts
 from fedmpi.engine.travel.gathering import rows_held
 from fedmpi.engine.worker import Worker
 from fedmpi.flat.model import FlatModel
@@ -156,7 +157,7 @@ def experiment(settings: Settings, data: Federated, device: torch.device) -> Exp
         formats = wire.formats(settings, model.w.dtype)
         sizes = (data.classes, net.feature_dim or 0, data.clients, settings.rounds)
         messages = Messages(method, model, *sizes, formats, kept.shapes(recipe(settings), model.layout))
-    wire.check(settings, messages, model.w)
+    wire.check(settings, messages)
     fitting.check_rule(settings, data, messages)
     measuring.check(settings, method, task, net, data, messages)
     first = messages.travel(0)
@@ -293,8 +294,10 @@ def rows(made: Experiment, size: int) -> tuple[float, float]:
     s, members = made.settings, cohort_size(made)
     row = made.itemsize * made.messages.largest_upload()
     means, local = means_of(made.method), s.server.reduce == "local"
-    sums = (adds_up(made, size) or local) and means is not None and row > 1 << 20  # few bytes are not added up
+    # Slots of one block or less are neither added up nor shared out.
+    large = any(Cuts(made.messages.upload(t).packing).large for t in range(max(s.rounds, 1)))
+    sums = (adds_up(made, size) or local) and means is not None and large
     keep, mine = s.faults.on_lost_rank != "abort", -(-members // len(training_ranks(s, size)))
     if sums and local:
         return (1 + 2 * max(sum(map(len, (means or {}).values())), 1),) * 2  # one row, sums in 64 bits
-    return rows_held(row, members, mine, size, s.server.placement == "sharded", sums, keep)
+    return rows_held(row, members, mine, size, large and s.server.placement == "sharded", sums, keep)

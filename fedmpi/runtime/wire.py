@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import torch
-from torch import Tensor
 
 from fedmpi.common.errors import UserError
 from fedmpi.config.schema import Settings
@@ -38,9 +37,9 @@ def formats(settings: Settings, dtype: torch.dtype) -> Wire:
     return Wire(_format(up), _format(down), up.feedback)
 
 
-def check(settings: Settings, messages: Messages, like: Tensor) -> None:
-    """Raises UserError where no upload holds anything that the format is for. like: the model."""
-    _check_sums(settings, messages, like)
+def check(settings: Settings, messages: Messages) -> None:
+    """Raises UserError where no upload holds anything that the format is for."""
+    _check_sums(settings, messages)
     form, method = messages.wire.up, messages.method
     large = [name for name, slot in method.sends.items() if messages.large(slot)]
     if form is not None and form.changes_only and large and not any(is_change(n, method.sends[n]) for n in large):
@@ -51,13 +50,13 @@ def check(settings: Settings, messages: Messages, like: Tensor) -> None:
         )
 
 
-def _check_sums(settings: Settings, messages: Messages, like: Tensor) -> None:
+def _check_sums(settings: Settings, messages: Messages) -> None:
     """Raises UserError where server.reduce: local has rows to do without that somebody needs."""
     if settings.server.reduce != "local":
         return
     faults, method, means = settings.faults, settings.method.name, means_of(messages.method) or {}
     uploads = {messages.upload(t).packing for t in range(max(settings.rounds, 1))}
-    sent = {name for packing in uploads for name in Cuts(packing, like).large} - {*means, "_b"}
+    sent = {name for packing in uploads for name in Cuts(packing).large} - {*means, "_b"}
     reasons = {
         f"method {method} looks at single uploads (one of your own whose aggregate reads up.mean alone says so: "
         'means = {"dw": ("p",)})': not means,

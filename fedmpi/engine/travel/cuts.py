@@ -17,9 +17,8 @@ PIECES = 8  # messages, at least, if it has so many blocks: what is done with on
 class Cuts:
     """Of one packing. A slot is large if it has more columns than a block."""
 
-    def __init__(self, packing: Packing, like: Tensor) -> None:
-        """like: any tensor where the rows lie."""
-        self.packing, self.block = packing, linear.block_size(like)
+    def __init__(self, packing: Packing) -> None:
+        self.packing, self.block = packing, linear.block_size()
         spans = packing.spans.items()
         self.large = {name: (a, b - a) for name, (a, b) in spans if b - a > self.block}  # first entry, columns
         self.small = Packing({name: shape for name, shape in packing.shapes.items() if name not in self.large})

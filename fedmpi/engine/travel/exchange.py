@@ -212,7 +212,7 @@ class Exchange:
         """This rank's part in round t's uploads. p: (m,) the cohort's weights."""
         upload, comm = self.messages.upload(t), self.comm
         if upload not in self._cuts:
-            self._cuts[upload] = Cuts(upload.packing, self.message), set()
+            self._cuts[upload] = Cuts(upload.packing), set()
         cuts, asked = self._cuts[upload]
         trip = Trip(comm, t, upload, cuts, members, where, self.memory, self.keep, asked)
         if self.sharded and cuts.large and len(comm.alive) > 1:

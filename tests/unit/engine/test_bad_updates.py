@@ -22,7 +22,7 @@ def judged(guard, norms, t=0, w=0.0):
     """Who is refused, for updates of these norms and a model of norm w."""
     rows = torch.zeros(len(norms), 3)
     rows[:, 2] = torch.tensor(norms)
-    held = Held(rows, Cuts(Packing({"_loss": (), "dw": (2,)}), rows), set())
+    held = Held(rows, Cuts(Packing({"_loss": (), "dw": (2,)})), set())
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         found = guard.refused(t, range(len(norms)), held, torch.tensor([w, 0.0]))

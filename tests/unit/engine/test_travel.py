@@ -73,7 +73,7 @@ def test_sharded_rows_give_the_bits_of_whole_ones(method, monkeypatch, ways):
     found = on_ranks(at("sharded", config))
     assert record(found[0]) == expected
     travels = found[0].made.messages.upload(0).packing
-    assert (sharded.Sharded in ways) == bool(Cuts(travels, torch.empty(0)).large)
+    assert (sharded.Sharded in ways) == bool(Cuts(travels).large)
 
 
 FORMS = [
@@ -238,7 +238,7 @@ def test_what_means_does_not_say_is_told(cls, said):
 def test_cuts_share_out_every_column_once(monkeypatch):
     monkeypatch.setattr(linear, "CHUNK", 16)
     packing = Packing({"_loss": (), "a": (100,), "b": (7,), "c": (3, 70), "d": (32,)})
-    made = Cuts(packing, torch.empty(0))
+    made = Cuts(packing)
     assert list(made.large) == ["a", "c"]
     assert made.runs == [(0, 1), (101, 108), (318, 350)]
     row = torch.arange(packing.size, dtype=torch.float32)
