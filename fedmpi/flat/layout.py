@@ -83,9 +83,9 @@ class Layout:
 
     def sha256(self, flat: Tensor) -> str:
         """SHA-256 of the values as little-endian bytes, tensor after tensor in state_dict order and row-major."""
-        digest = hashlib.sha256()
+        digest, flat = hashlib.sha256(), flat.detach().cpu()  # one copy, not one for each tensor
         for s in self.segments:
-            values = s.view(flat).detach().cpu().contiguous()
+            values = s.view(flat).contiguous()
             digest.update(values.view(-1).view(torch.uint8).numpy().data)  # numpy knows no bfloat16
         return digest.hexdigest()
 

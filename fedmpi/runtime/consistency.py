@@ -7,8 +7,10 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import fields, is_dataclass
 from itertools import chain
 from pathlib import Path
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -16,6 +18,7 @@ from torch import Tensor
 from fedmpi.comm import Communicator
 from fedmpi.common.errors import UserError
 from fedmpi.common.inputs import Samples, each
+from fedmpi.data.augment.operation import Operation
 from fedmpi.data.federated import Federated
 from fedmpi.data.pictures import Pictures
 from fedmpi.data.streaming.stream import Stream
@@ -47,7 +50,12 @@ def code() -> dict[str, str]:
 
 
 def data(federated: Federated) -> dict[str, str]:
-    """Digests of partition and data, all of them; none in silo mode, where no two ranks see the same data."""
+    """Digests of partition and data, all of them; none in silo mode, where no two ranks see the same data.
+
+    Of pictures what is stored counts, with the names and options of what is done to it: the numbers that a model sees
+    are made on its device, and devices round differently. Give it the data as they were read: `Federated.to` makes
+    such numbers of test pictures.
+    """
     if federated.parts is None or federated.global_test is None:
         return {}
     shard, test = next(iter(federated.train.values())), federated.global_test
@@ -79,7 +87,7 @@ def _bytes(x: Tensor) -> Iterator[bytes]:
 def _rows(x: Samples | Pictures) -> Iterator[bytes]:
     """All of a tensor's values, a few thousand rows at a time: name and shape first, then row-major bytes."""
     if isinstance(x, Pictures):
-        yield f"{x.look.normal} {x.look.channels}".encode()
+        yield f"{x.look.normal} {x.look.channels} {[options(operation) for operation in x.look.operations]}".encode()
         if isinstance(x.stored, Stream):
             yield from x.stored.look()
             return
@@ -88,6 +96,12 @@ def _rows(x: Samples | Pictures) -> Iterator[bytes]:
         yield f"{name}{tuple(part.shape)} {part.dtype}".encode()
         for start in range(0, len(part), CHUNK):
             yield part[start : start + CHUNK].cpu().contiguous().numpy().tobytes()
+
+
+def options(operation: Operation) -> tuple[str, dict[str, Any]]:
+    """The name of an operation's class, and its options."""
+    names = [field.name for field in fields(operation)] if is_dataclass(operation) else []
+    return type(operation).__name__, {name: getattr(operation, name) for name in names}
 
 
 def agree(comm: Communicator, items: Mapping[str, str], timeout_s: float) -> None:

@@ -117,3 +117,32 @@ def test_training_does_not_wait_for_the_gpu(tmp_path):
     assert {case for case, waits in found.items() if waits["steps"] > 0} == STEPS_THAT_WAIT
     assert {case for case, waits in found.items() if waits["a client"] > 1} == CLIENTS_THAT_WAIT
     assert all(waits["a client"] == 1 for case, waits in found.items() if case not in CLIENTS_THAT_WAIT)
+
+
+@pytest.fixture(scope="module")
+def checks(tmp_path_factory):
+    file = tmp_path_factory.mktemp("checks") / "found"
+    run([sys.executable, "-W", "ignore", SIMULATED, str(HERE / "simulated_checks.py"), str(file)])
+    return json.loads(file.read_text())
+
+
+@pytest.mark.smoke
+def test_a_gpu_adds_up_what_a_cpu_adds_up(checks):
+    """A block of columns is as wide on a GPU as on a CPU: a model of two is added up as its uploads come."""
+    assert checks["ways_of_gathering"] == {"streamed": ["Streamed"], "local": ["Reduced"]}
+
+
+@pytest.mark.smoke
+def test_copies_in_float64_have_a_bound(checks):
+    assert checks["scratch_memory"] <= 1 << 24
+
+
+@pytest.mark.smoke
+def test_a_model_is_copied_once_to_be_hashed(checks):
+    assert checks["hash_of_a_model"]["download"] == 1
+
+
+@pytest.mark.smoke
+def test_fedfomo_reads_its_table_by_rows(checks):
+    seven, forty = checks["downloads_of_fedfomo"]
+    assert seven == forty <= 2
