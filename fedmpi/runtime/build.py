@@ -263,24 +263,33 @@ def undoes(s: Settings) -> bool:
     return drops or s.checkpoint.every > 1
 
 
-def check_memory(made: Experiment, job: Job) -> dict[str, int]:
-    """What the ranks need, in bytes, as `memory.need` says. Raises UserError if this host, or this GPU, has less."""
+def memory_needs(made: Experiment, size: int) -> dict[str, int]:
+    """What each of so many ranks needs, in bytes, as `memory.need` says."""
     s = made.settings
-    members, ranks = cohort_size(made), training_ranks(s, job.size)
-    needed = memory.need(
+    return memory.need(
         made.messages,
         made.itemsize,
-        cohort=members,
+        cohort=cohort_size(made),
         clients=made.data.clients,
-        trainers=len(ranks),
+        trainers=len(training_ranks(s, size)),
         undoes=undoes(s),
         room=made.room if s.checkpoint.every else None,
         packed=made.pack if made.pack > 1 else 0,
         chooses=s.evaluate.best.metric is not None,
-        held=rows(made, job.size),
+        held=rows(made, size),
     )
-    memory.check(needed, job, ranks, made.model.w.device.index)
-    return needed
+
+
+def check_memory(made: Experiment, job: Job) -> dict[str, int]:
+    """What the ranks need. Raises UserError if it is more than there is for those of this host, by what one of them
+    knows: `job` says how many they are; all of them compute where the model of this one lies."""
+    device, needs = made.model.w.device, memory_needs(made, job.size)
+    gpu = str(device) if device.type == "cuda" else ""
+    one = {"host": job.host, "gpu": gpu, "needs": needs, "free": memory.free(device)}
+    first = max(job.rank - job.local_rank, 0)
+    here = dict.fromkeys(range(first, first + job.local_size), one)
+    memory.check(here, training_ranks(made.settings, job.size), gathers_on_gpu=bool(gpu) and job.size == 1)
+    return needs
 
 
 def cohort_size(made: Experiment) -> int:

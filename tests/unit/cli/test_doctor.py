@@ -132,6 +132,8 @@ def cards(monkeypatch, *capabilities):
     about = [SimpleNamespace(name="Card", total_memory=80 << 30, major=a, minor=b, uuid=n)
              for n, (a, b) in enumerate(capabilities)]  # fmt: skip
     monkeypatch.setattr(torch.cuda, "is_available", lambda: bool(about))
+    monkeypatch.setattr(torch.distributed, "is_nccl_available", lambda: True)
+    monkeypatch.setattr(torch.cuda.nccl, "version", lambda: (2, 27, 5))
     monkeypatch.setattr(torch.cuda, "device_count", lambda: len(about))
     monkeypatch.setattr(torch.cuda, "set_device", lambda device: None)
     monkeypatch.setattr(torch.cuda, "get_device_name", lambda device: "Card")
