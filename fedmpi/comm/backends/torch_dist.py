@@ -14,7 +14,7 @@ import torch.distributed as dist
 from torch import Tensor
 
 from fedmpi.comm.backends.choice import choose, describe, in_brief, nccl_remedy
-from fedmpi.comm.base import Communicator, Gone, Lost, Message, Posted, Silent, ranks, relay, within
+from fedmpi.comm.base import Communicator, Gone, Lost, Message, Posted, ranks, relay, within
 from fedmpi.comm.launchers import launcher_env, slurm_hosts
 from fedmpi.comm.launchers.job import Job
 from fedmpi.comm.loss.alarm import Alarm
@@ -25,6 +25,8 @@ from fedmpi.comm.timeouts import Timeouts
 
 Group = Any  # dist.ProcessGroupGloo, whose stub lacks what it has
 LOOPBACK = "lo"  # Linux's name for it
+ENDED = "ended"  # key of the store: the first rank whose process has ended, which NCCL does not notice
+LOOK_S = 1.0  # between two looks at it
 GLOO_REMEDY = (
     "A rank has died since, or the network interface is wrong: set GLOO_SOCKET_IFNAME to one that leads to the other "
     "hosts."
@@ -57,6 +59,7 @@ def connect(job: Job, backend: str, device: torch.device, timeouts: Timeouts, al
         remedy = nccl_remedy(error) if chosen == "nccl" else GLOO_REMEDY
         raise Lost(f"all ranks came, but {chosen} does not connect them ({in_brief(error)}).\n{remedy}") from error
     if chosen == "nccl":
+        store.set_at_end(ENDED, str(job.rank))  # type: ignore[attr-defined]
         return Nccl(job, device, allgather, timeouts)
     return Gloo(job, group, allgather, Membership(store, job.rank, job.size, alarm), timeouts)
 
@@ -245,15 +248,20 @@ class Nccl(Communicator):
         clock = self.timeouts.clock
         deadline, self.awaits = clock.now() + self.patience_s, peers
         try:
-            works = post()
+            works, look = post(), clock.now() + LOOK_S
             while not all(work.is_completed() for work in works):
                 if clock.now() > deadline:
                     raise self.silent(peers)
+                if clock.now() > look:
+                    if self.allgather.store.check([ENDED]):
+                        rank = int(self.allgather.store.get(ENDED))
+                        raise Gone(f"{ranks([rank], self.hosts)} is dead: its process has ended")
+                    look = clock.now() + LOOK_S
                 clock.sleep(1e-4)
             for work in works:
                 work.wait()
             self.awaits = ()
-        except Silent:
+        except Lost:
             raise
         except RuntimeError as error:
             try:

@@ -10,6 +10,7 @@ import torch.distributed as dist
 from fedmpi.comm import Job, Lost, Timeouts
 from fedmpi.comm.backends import choice, torch_dist
 from fedmpi.comm.backends.choice import choose, describe, nccl_remedy
+from fedmpi.comm.timeouts import Clock
 from fedmpi.common.errors import UserError
 
 GPU = torch.device("cuda", 1)
@@ -114,10 +115,17 @@ def test_a_group_of_gpus_is_built_on_the_ranks_own(monkeypatch, user_set):
     assert done == [here, (here, handling)]
 
 
+class Store(dist.HashStore):
+    """One whose connections end like that of the ranks."""
+
+    def set_at_end(self, key, value):
+        self.set(f"{key} at end", value)
+
+
 @pytest.fixture
 def connecting(monkeypatch):
     """connect(build) as a single rank that NCCL suits; returns the seconds that the building may take."""
-    monkeypatch.setattr(torch_dist.rendezvous, "find_store", lambda *_, timeouts: dist.HashStore())
+    monkeypatch.setattr(torch_dist.rendezvous, "find_store", lambda *_, timeouts: Store())
     monkeypatch.setattr(torch_dist, "choose", lambda backend, cards: "nccl")
     monkeypatch.setenv("GLOO_SOCKET_IFNAME", "lo")
     bounds = []
@@ -218,3 +226,40 @@ def test_a_message_that_fails(gone, said):
     comm = torch_dist.Nccl(Job("slurm", 1, 3, 1, 3, "a"), CPU, allgather, Timeouts())
     with pytest.raises(Lost, match=said):
         comm._wait([0], post)
+
+
+class Simulated(Clock):
+    """A clock that a rank which waits drives itself."""
+
+    def __init__(self):
+        self.time = 0.0
+
+    def now(self):
+        return self.time
+
+    def sleep(self, seconds):
+        self.time += seconds
+
+
+@pytest.mark.parametrize(
+    ("ended", "said", "after"), [(True, "rank 2 on b is dead: its process", 1), (False, "silent", 9)]
+)
+def test_a_process_that_ends_is_noticed_at_once(ended, said, after):
+    """NCCL itself would wait on."""
+    clock, store = Simulated(), dist.HashStore()
+    if ended:
+        store.set(torch_dist.ENDED, "2")
+    comm = torch_dist.Nccl(
+        Job("slurm", 1, 3, 1, 3, "a"), CPU, SimpleNamespace(store=store), Timeouts(round=9, clock=clock)
+    )
+    comm.hosts = {2: "b"}
+    with pytest.raises(Lost, match=said):
+        comm._wait([0], lambda: [SimpleNamespace(is_completed=lambda: False)])
+    assert clock.now() == pytest.approx(after, abs=0.01)
+
+
+def test_every_rank_leaves_word_of_its_end(connecting, monkeypatch):
+    stores = [Store()]
+    monkeypatch.setattr(torch_dist.rendezvous, "find_store", lambda *_, timeouts: stores[0])
+    connecting(lambda *_: None)
+    assert stores[0].get(f"{torch_dist.ENDED} at end") == b"0"
