@@ -196,7 +196,7 @@ def _exchange_facts(
     slow = report_text.without_gpu(said, trains)
     if slow and comm.rank == 0:
         warnings.warn(slow, stacklevel=2)
-    return [{key: each[key] for key in facts} for each in said]
+    return [{key: value for key, value in each.items() if key not in more} for each in said]
 
 
 def validate(settings: Settings, job: Job | None = None) -> list[tuple[str, str]]:

@@ -96,7 +96,7 @@ def check(ranks: Mapping[int, Mapping[str, Any]], trains: Collection[int], gathe
     """Check that each host and each GPU has what the ranks there need. The outcome is the same for the same facts.
 
     Args:
-        ranks: rank -> its `host`, its `gpu` (the UUID, "" without one), what it `needs` (as `need` says), and what is
+        ranks: rank -> its `host`, its `gpu` (the UUID, if it has one), what it `needs` (as `need` says), and what is
             `free` where it is.
         trains: the ranks that train. Models and states of clients lie where such a rank computes.
         gathers_on_gpu: whether rank 0 holds the uploads on its GPU, as with NCCL and in a single process.
@@ -106,10 +106,11 @@ def check(ranks: Mapping[int, Mapping[str, Any]], trains: Collection[int], gathe
     """
     parts: dict[tuple[str, str], list[tuple[int, str]]] = {}  # (host, its GPU or "") -> who needs what there
     for rank, each in ranks.items():
+        gpu = each.get("gpu", "")
         if rank == 0:
-            parts.setdefault((each["host"], each["gpu"] if gathers_on_gpu else ""), []).append((rank, "rank 0"))
+            parts.setdefault((each["host"], gpu if gathers_on_gpu else ""), []).append((rank, "rank 0"))
         if rank in trains:
-            parts.setdefault((each["host"], each["gpu"]), []).append((rank, "a training rank"))
+            parts.setdefault((each["host"], gpu), []).append((rank, "a training rank"))
     for (host, gpu), those in parts.items():
         asked = sum(ranks[rank]["needs"][part] for rank, part in those)
         known = [ranks[rank]["free"]["gpu" if gpu else "host"] for rank, _ in those]

@@ -142,8 +142,8 @@ def wire(made: Experiment, ranks: int) -> list[str]:
 
 def devices(facts: Sequence[Mapping[str, Any]]) -> str:
     """Name the devices of all ranks: `cpu (x86_64)`, `4 x NVIDIA H100, rank 0 on cpu`. facts: about each rank."""
-    gpus = {each["gpu"]: each["device"] for each in facts if each["gpu"]}  # several ranks may share one
-    on_cpu = [rank for rank, each in enumerate(facts) if not each["gpu"]]
+    gpus = {each["gpu"]: each["device"] for each in facts if each.get("gpu")}  # several ranks may share one
+    on_cpu = [rank for rank, each in enumerate(facts) if not each.get("gpu")]
     if not gpus:
         return ", ".join(dict.fromkeys(each["device"] for each in facts))
     named = [f"{n} x {name}" if len(facts) > 1 else name for name, n in Counter(gpus.values()).items()]
@@ -158,7 +158,7 @@ def without_gpu(facts: Sequence[Mapping[str, Any]], trains: Sequence[int]) -> st
         trains: the ranks that train.
     """
     slow = [rank for rank in trains if facts[rank]["no_gpu"]]
-    if not slow or not any(each["gpu"] for each in facts):
+    if not slow or not any(each.get("gpu") for each in facts):
         return ""
     return (
         f"compute.device: auto: {numbers(slow)} train{'s' * (len(slow) == 1)} on the CPU while others have GPUs, and "
