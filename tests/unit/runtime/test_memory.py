@@ -137,7 +137,7 @@ def test_before_ranks_meet_a_host_is_asked_for_its_own(monkeypatch, rank, local_
 @pytest.mark.parametrize("on_gpu", [False, True])
 def test_every_rank_finds_the_same(monkeypatch, on_gpu):
     """Two ranks share a GPU with memory for one of them; rank 0's uploads are there, too, if NCCL carries them."""
-    made = prepare(settings()).made
+    made = prepare(settings(compute={"device": "cpu"})).made
     needs = build.memory_needs(made, 3)
     left = needs["rank 0"] * on_gpu + 2 * needs["a training rank"]
     device = SimpleNamespace(type="cuda" if on_gpu else "cpu")
