@@ -28,7 +28,7 @@ from fedmpi.common.errors import UserError
 from fedmpi.common.signals import StopRequest
 from fedmpi.config import Settings, machine
 from fedmpi.runtime import build, build_data, consistency, memory, recorded
-from fedmpi.runtime.record import plugins, report_text, warned
+from fedmpi.runtime.record import environment, plugins, report_text, warned
 from fedmpi.runtime.record.describing import written
 from fedmpi.runtime.record.tracking.hearing import hearing
 from fedmpi.runtime.resuming import keeping
@@ -186,7 +186,7 @@ def _exchange_facts(
     """
     on_cpu, auto = device.type == "cpu", made.settings.compute.device == "auto"
     facts = {"host": job.host, "device": report_text.device_name(device), "gpu": gpu_uuid(device)}
-    facts["no_regroup"] = comm.can_regroup
+    facts |= {"no_regroup": comm.can_regroup, **environment.describe_gpu(device)}
     needs, free = build.memory_needs(made, comm.size), memory.free(device)
     more = {"needs": needs, "free": free, "no_gpu": why_no_gpu(job.host) if on_cpu and auto else ""}
     said = [json.loads(text) for text in comm.allgather_bytes(json.dumps({**facts, **more}).encode(), timeout_s)]
