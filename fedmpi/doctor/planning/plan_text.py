@@ -74,8 +74,10 @@ def sbatch(facts: Facts, words: Sequence[str]) -> str:
     s = facts["seconds"]
     asked = (START_S + s["start"] + s["run"] * (1 + s["error"])) * MARGIN + LEAVE_S
     options = [f"--ntasks={facts['ranks']}", f"--cpus-per-task={threads}", f"--mem-per-cpu={megabytes}M"]
-    options += [f"--nodes={facts['hosts']}"] if facts["hosts"] > 1 else []
-    options += ["--gpus-per-task=1"] if facts["cuda"] else []
+    options += [f"--nodes={facts['hosts']}"] if facts["hosts"] > 1 or facts["cuda"] else []
+    here = -(-facts["ranks"] // facts["hosts"])
+    # Not --gpus-per-task, which hides the GPU of each task from the others.
+    options += [f"--ntasks-per-node={here}", f"--gpus-per-node={here}"] if facts["cuda"] else []
     return shlex.join(["sbatch", *options, f"--time={clock(asked)}", "slurm/srun.sbatch", *words])
 
 

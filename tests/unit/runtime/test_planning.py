@@ -182,6 +182,14 @@ def test_the_text():
     assert "with a GPU" in "\n".join(plan_text.lines(facts(cuda=True), ["run.yaml"]))
 
 
+def test_gpus_are_asked_for_by_node():
+    """By task each would be hidden from the others: tests/jobs/test_slurm_gpus.py."""
+    said = plan_text.sbatch(facts(ranks=5, hosts=2, cuda=True), ["run.yaml"])
+    assert "--ntasks=5 " in said
+    assert "--nodes=2 --ntasks-per-node=3 --gpus-per-node=3 " in said
+    assert "gpu" not in plan_text.sbatch(facts(), ["run.yaml"])
+
+
 @pytest.mark.parametrize(
     ("words", "said"),
     [
