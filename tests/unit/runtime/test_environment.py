@@ -45,7 +45,7 @@ def test_what_is_not_known_is_left_out(card, monkeypatch, tmp_path):
 
 
 def test_each_rank_has_its_own(monkeypatch, tmp_path):
-    """A rank on a CPU has no such entry, not even an empty one."""
+    """A rank on a CPU has no such entries, not even empty ones."""
     config = {"name": "run", "rounds": 0, "output": str(tmp_path), "report": False}
     config |= {
         "data": {"source": "digits", "partition": {"scheme": "iid", "clients": 2}},
@@ -59,6 +59,7 @@ def test_each_rank_has_its_own(monkeypatch, tmp_path):
         return json.loads((tmp_path / name / "environment.json").read_text())["ranks"]
 
     plain = ranks("plain")
-    assert [set(rank) for rank in plain] == [{"rank", "host", "device", "no_regroup"}]
-    monkeypatch.setattr(environment, "describe_gpu", lambda device: {"gpu": "4d2c-11"})
-    assert ranks("gpu") == [{**plain[0], "gpu": "4d2c-11"}]
+    assert not {"driver", "cudnn", "nccl", "tf32"} & set(plain[0])
+    found = {"gpu": "4d2c-11", "tf32": {"matmul": False}}
+    monkeypatch.setattr(environment, "describe_gpu", lambda device: found)
+    assert ranks("gpu") == [{**plain[0], **found}]
