@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import warnings
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, fields, is_dataclass
 from typing import Any
 
@@ -280,15 +280,24 @@ def memory_needs(made: Experiment, size: int) -> dict[str, int]:
     )
 
 
-def check_memory(made: Experiment, job: Job) -> dict[str, int]:
+def check_memory(made: Experiment, job: Job, devices: Sequence[torch.device] = ()) -> dict[str, int]:
     """What the ranks need. Raises UserError if it is more than there is for those of this host, by what one of them
-    knows: `job` says how many they are; all of them compute where the model of this one lies."""
-    device, needs = made.model.w.device, memory_needs(made, job.size)
-    gpu = str(device) if device.type == "cuda" else ""
-    one = {"host": job.host, "gpu": gpu, "needs": needs, "free": memory.free(device)}
-    first = max(job.rank - job.local_rank, 0)
-    here = dict.fromkeys(range(first, first + job.local_size), one)
-    memory.check(here, training_ranks(made.settings, job.size), gathers_on_gpu=bool(gpu) and job.size == 1)
+    knows: `job` says how many they are; devices: where each of them computes, if not where the model of this one lies.
+    """
+    needs, first = memory_needs(made, job.size), max(job.rank - job.local_rank, 0)
+    here = {
+        rank: {
+            "host": job.host,
+            "gpu": str(device) if device.type == "cuda" else "",
+            "needs": needs,
+            "free": memory.free(device),
+        }
+        for rank, device in enumerate(devices or [made.model.w.device] * job.local_size, first)
+    }
+    gpus = {each["gpu"] for each in here.values()}
+    nccl = made.settings.comm.backend in ("auto", "nccl") and "" not in gpus and len(gpus) == len(here)
+    gathers_on_gpu = nccl if job.size > 1 else gpus != {""}
+    memory.check(here, training_ranks(made.settings, job.size), gathers_on_gpu)
     return needs
 
 

@@ -10,6 +10,7 @@ import traceback
 import warnings
 from collections.abc import Callable
 from contextlib import ExitStack, suppress
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -212,4 +213,16 @@ def validate(settings: Settings, job: Job | None = None) -> list[tuple[str, str]
     made = build.experiment(settings, data, cpu)
     fed = build.federation(made, comm, lambda: False)
     hearing(settings)
-    return report_text.check_list(made, fed, build.check_memory(made, job or detect({})))
+    job = job or detect({})
+    return report_text.check_list(made, fed, build.check_memory(made, job, _devices_here(settings, job)))
+
+
+def _devices_here(settings: Settings, job: Job) -> list[torch.device]:
+    """Where each rank of this host would compute; on the CPU where `pick_device` refuses, which says so elsewhere."""
+    found, first = list[torch.device](), max(job.rank - job.local_rank, 0)
+    for local_rank in range(job.local_size):
+        try:
+            found.append(pick_device(settings, replace(job, rank=first + local_rank, local_rank=local_rank)))
+        except UserError:
+            found.append(torch.device("cpu"))
+    return found
