@@ -24,7 +24,10 @@ configure() {
     mkdir -p "$dir"/{state,spool}
     chmod 755 "$dir"
     [[ -s $dir/munge.key ]] || (umask 077 && head -c 1024 /dev/urandom >"$dir/munge.key")
-    # 8 processors whatever the machine has (config_overrides), and shared: tests start more tasks than cores.
+    # 8 processors whatever the machine has (config_overrides), and shared: tests start more tasks than cores. Its GPUs are
+    # /dev/null: Slurm hands them out, and says in CUDA_VISIBLE_DEVICES which a task sees.
+    for number in {0..7}; do ln -sf /dev/null "$dir/gpu$number"; done
+    echo "Name=gpu File=$dir/gpu[0-7]" >"$dir/gres.conf"
     cat >"$SLURM_CONF" <<EOF
 ClusterName=fedmpi
 SlurmctldHost=$node(127.0.0.1)
@@ -52,7 +55,8 @@ ReturnToService=2
 KillWait=30
 InactiveLimit=0
 MinJobAge=300
-NodeName=$node NodeAddr=127.0.0.1 CPUs=8 State=UNKNOWN
+GresTypes=gpu
+NodeName=$node NodeAddr=127.0.0.1 CPUs=8 RealMemory=16000 Gres=gpu:8 State=UNKNOWN
 PartitionName=test Nodes=$node Default=YES MaxTime=INFINITE OverSubscribe=FORCE:4 State=UP
 EOF
 }

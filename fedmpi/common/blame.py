@@ -21,6 +21,77 @@ _INSTALLED = (
 )
 
 
+OUT_OF_MEMORY = (
+    (
+        "out of memory",
+        "can't allocate memory",
+        "not enough memory",
+        "ALLOC_FAILED",  # of cuBLAS, cuDNN and cuSOLVER
+        "ALLOCATION_FAILED",  # of cuDNN 9
+        "NVML_SUCCESS ==",  # torch's allocator found no memory, and then failed to ask how much there was
+    ),
+    "out of memory",
+    "lower train.batch_size or evaluate.batch_size, take a smaller model, or start fewer ranks on a host",
+)
+# (what a RuntimeError of torch says, what that means, what a user can do about it). cudaGetErrorString has the words.
+DEVICE_ERRORS: tuple[tuple[tuple[str, ...], str, str], ...] = (
+    OUT_OF_MEMORY,
+    (
+        ("CUDNN_STATUS_NOT_INITIALIZED", "CUBLAS_STATUS_NOT_INITIALIZED"),
+        "cuDNN or cuBLAS cannot start, mostly since no GPU memory is left for it",
+        "lower train.batch_size, or start fewer ranks on a GPU; where nvidia-smi shows free memory, install PyTorch "
+        "with its own CUDA libraries anew",
+    ),
+    (
+        ("busy or unavailable",),
+        "another process has the GPU for itself, or the GPU has failed",
+        "see nvidia-smi for its processes and its compute mode; start one rank a GPU, or have its mode set to Default",
+    ),
+    (
+        ("no kernel image is available", "device kernel image is invalid"),
+        "this PyTorch was not built for this GPU",
+        "compare torch.cuda.get_arch_list() with torch.cuda.get_device_capability(), and install a wheel for this GPU "
+        "(https://pytorch.org/get-started/locally), or use compute.device=cpu",
+    ),
+    (
+        ("device-side assert triggered",),
+        "a value on the GPU is out of range, mostly a label or a symbol that the model has no output for",
+        "run it with compute.device=cpu, where the error names the operation",
+    ),
+    (
+        ("an illegal memory access was encountered", "misaligned address", "unspecified launch failure"),
+        "an operation on the GPU has left its memory: a defect of an extension, of PyTorch, the driver or the GPU",
+        "set CUDA_LAUNCH_BLOCKING=1 in the environment, under which the error names the operation; try another GPU and "
+        "another PyTorch",
+    ),
+    (
+        ("uncorrectable ECC error", "uncorrectable NVLink error"),
+        "the GPU reports a fault of its hardware",
+        "have the GPU reset or replaced (nvidia-smi -q -d ECC); fedmpi resume goes on with another one",
+    ),
+    (
+        (
+            "NVIDIA driver on your system is too old",
+            "driver version is insufficient",
+            "PTX was compiled with an unsupported toolchain",
+        ),
+        "the NVIDIA driver of this host is too old for this PyTorch",
+        "install a PyTorch for the CUDA version that nvidia-smi shows (https://pytorch.org/get-started/locally), or "
+        "have the driver updated",
+    ),
+    (
+        (
+            "Driver/library version mismatch",
+            "unsupported display driver / cuda driver combination",
+            "forward compatibility was attempted on non supported HW",
+        ),
+        "the NVIDIA driver's kernel module and its libraries are of different versions",
+        "have the host restarted, which an update of the driver needs; in a container take the host's libraries "
+        "(apptainer exec --nv)",
+    ),
+)
+
+
 @contextmanager
 def blaming(where: str, *passing: type[Exception]) -> Iterator[None]:
     """Put `where` ("round 3, client 4") in front of errors; one from a user's file becomes a UserError that names it.
@@ -50,12 +121,13 @@ def blaming(where: str, *passing: type[Exception]) -> Iterator[None]:
 def remedy(error: BaseException) -> str | None:
     """What a user can do about an error that torch or Python words for nobody in particular; None if unknown."""
     said = (str(error).strip().splitlines() or [""])[0]
-    no_memory = ("out of memory", "can't allocate memory", "not enough memory", "CUBLAS_STATUS_ALLOC_FAILED")
-    if isinstance(error, MemoryError) or (isinstance(error, RuntimeError) and any(word in said for word in no_memory)):
-        return (
-            f"out of memory ({said or type(error).__name__}); lower train.batch_size or evaluate.batch_size, take a "
-            "smaller model, or start fewer ranks on a host"
-        )
+    known = None
+    if isinstance(error, RuntimeError):
+        known = next((row for row in DEVICE_ERRORS if any(pattern in said for pattern in row[0])), None)
+    if isinstance(error, MemoryError):
+        known = OUT_OF_MEMORY
+    if known is not None:
+        return f"{known[1]} ({said or type(error).__name__}); {known[2]}"
     if isinstance(error, ValueError) and said.startswith("Expected more than 1 value per channel"):
         return f"a batch of one sample gives batch normalisation nothing to normalise over; {ONE_SAMPLE}"
     if isinstance(error, RuntimeError) and "does not have a deterministic implementation" in said:

@@ -142,7 +142,7 @@ def chosen(settings: configs.Settings, job: Job) -> str:
     """gloo | nccl | mpi, as far as this host can tell: its own ranks stand for all. Raises UserError."""
     import torch
 
-    from fedmpi.comm.backends import mpi, torch_dist
+    from fedmpi.comm.backends import choice, mpi
     from fedmpi.runtime import launch
 
     asked = settings.comm.backend
@@ -157,8 +157,8 @@ def chosen(settings: configs.Settings, job: Job) -> str:
             where = launch.pick_device(settings, replace(job, rank=rank, local_rank=rank))
         except UserError:  # the device's line says it
             where = torch.device("cpu")
-        cards.append({"backend": asked, "host": job.host, "gpu": torch_dist.gpu_uuid(where)})
-    return torch_dist.choose(asked, cards)
+        cards.append(choice.describe(asked, job.host, where))
+    return choice.choose(asked, cards)
 
 
 def threads(settings: configs.Settings, job: Job) -> Line:

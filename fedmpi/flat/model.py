@@ -13,6 +13,7 @@ start every client's round as they started the experiment.
 from __future__ import annotations
 
 import copy
+import warnings
 from collections.abc import Collection, Iterator, Sequence
 from contextlib import contextmanager
 
@@ -22,6 +23,9 @@ from torch import Tensor, nn
 from fedmpi.flat.layout import BODY, EVERYTHING, HEAD, NORM, Layout, Segment
 
 NORM_LAYERS = (nn.modules.batchnorm._BatchNorm, nn.LayerNorm, nn.GroupNorm, nn.modules.instancenorm._InstanceNorm)
+# Of cuDNN, which would have the weights of recurrent layers at the start of a storage, in an order of its own. They lie
+# in that of the flat model: it copies them at each call, and its advice, `flatten_parameters`, would take them out.
+ORDER = "RNN module weights are not part of single contiguous chunk of memory"
 
 
 def _group(name: str, module: nn.Module, head: Collection[str], declared: dict[str, str]) -> str:
@@ -49,6 +53,8 @@ class FlatModel:
     ) -> None:
         """names: the parameters in `w`, if not those that require gradients."""
         self.module = module
+        if any(isinstance(part, nn.RNNBase) for part in module.modules()):
+            warnings.filterwarnings("ignore", ORDER)
         groups = getattr(module, "parameter_groups", None)
         declared: dict[str, str] = groups() if callable(groups) else {}
         owners = {f"{path}.{leaf}" if path else leaf: (owner, leaf) for path, owner, leaf in _leaves(module)}

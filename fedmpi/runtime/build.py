@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import warnings
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, fields, is_dataclass
 from typing import Any
 
@@ -264,24 +264,42 @@ def undoes(s: Settings) -> bool:
     return drops or s.checkpoint.every > 1
 
 
-def check_memory(made: Experiment, job: Job) -> dict[str, int]:
-    """What the ranks need, in bytes, as `memory.need` says. Raises UserError if this host, or this GPU, has less."""
+def memory_needs(made: Experiment, size: int) -> dict[str, int]:
+    """What each of so many ranks needs, in bytes, as `memory.need` says."""
     s = made.settings
-    members, ranks = cohort_size(made), training_ranks(s, job.size)
-    needed = memory.need(
+    return memory.need(
         made.messages,
         made.itemsize,
-        cohort=members,
+        cohort=cohort_size(made),
         clients=made.data.clients,
-        trainers=len(ranks),
+        trainers=len(training_ranks(s, size)),
         undoes=undoes(s),
         room=made.room if s.checkpoint.every else None,
         packed=made.pack if made.pack > 1 else 0,
         chooses=s.evaluate.best.metric is not None,
-        held=rows(made, job.size),
+        held=rows(made, size),
     )
-    memory.check(needed, job, ranks, made.model.w.device.index)
-    return needed
+
+
+def check_memory(made: Experiment, job: Job, devices: Sequence[torch.device] = ()) -> dict[str, int]:
+    """What the ranks need. Raises UserError if it is more than there is for those of this host, by what one of them
+    knows: `job` says how many they are; devices: where each of them computes, if not where the model of this one lies.
+    """
+    needs, first = memory_needs(made, job.size), max(job.rank - job.local_rank, 0)
+    here = {
+        rank: {
+            "host": job.host,
+            "gpu": str(device) if device.type == "cuda" else "",
+            "needs": needs,
+            "free": memory.free(device),
+        }
+        for rank, device in enumerate(devices or [made.model.w.device] * job.local_size, first)
+    }
+    gpus = {each["gpu"] for each in here.values()}
+    nccl = made.settings.comm.backend in ("auto", "nccl") and "" not in gpus and len(gpus) == len(here)
+    gathers_on_gpu = nccl if job.size > 1 else gpus != {""}
+    memory.check(here, training_ranks(made.settings, job.size), gathers_on_gpu)
+    return needs
 
 
 def cohort_size(made: Experiment) -> int:

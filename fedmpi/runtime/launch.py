@@ -7,14 +7,17 @@ import os
 import signal
 import time
 import traceback
+import warnings
 from collections.abc import Callable
 from contextlib import ExitStack, suppress
+from dataclasses import replace
 from typing import Any
 
 import torch
 
 from fedmpi.comm import Communicator, Job, Lost, connect, detect
 from fedmpi.comm.audit import Audit
+from fedmpi.comm.backends.choice import gpu_uuid
 from fedmpi.comm.base import Gone
 from fedmpi.comm.loss import silence
 from fedmpi.comm.loss.alarm import Alarm, reason
@@ -25,31 +28,43 @@ from fedmpi.common.blame import remedy
 from fedmpi.common.errors import UserError
 from fedmpi.common.signals import StopRequest
 from fedmpi.config import Settings, machine
-from fedmpi.data.federated import Federated
-from fedmpi.runtime import build, build_data, consistency, recorded
-from fedmpi.runtime.record import plugins, report_text, warned
+from fedmpi.runtime import build, build_data, consistency, memory, recorded
+from fedmpi.runtime.record import environment, plugins, report_text, warned
 from fedmpi.runtime.record.describing import written
 from fedmpi.runtime.record.tracking.hearing import hearing
 from fedmpi.runtime.resuming import keeping
 
 
 def pick_device(settings: Settings, job: Job) -> torch.device:
-    """compute.device for this rank: GPUs are dealt out by local rank."""
+    """compute.device for this rank: GPUs are dealt out by local rank. Raises UserError if a rank that trains has none,
+    though the config asks for it."""
     wanted = settings.compute.device
-    if wanted == "cuda" and not torch.cuda.is_available():
-        if job.rank == 0 and job.size > 1:
-            return torch.device("cpu")  # a server needs no GPU
-        if torch.version.cuda is None and getattr(torch.version, "hip", None) is None:
-            raise UserError(
-                f"compute.device is cuda, but this PyTorch ({torch.__version__}) was built without CUDA; install a "
-                "wheel with it (https://pytorch.org/get-started/locally), or use auto or cpu"
-            )
-        raise UserError(f"compute.device is cuda, but host {job.host} has no usable GPU; use auto or cpu")
-    if wanted == "cpu" or not torch.cuda.is_available():
+    if wanted == "cpu":
         return torch.device("cpu")
-    device = torch.device("cuda", job.local_rank % torch.cuda.device_count())
-    torch.cuda.set_device(device)
-    return device
+    if torch.cuda.is_available():
+        device = torch.device("cuda", job.local_rank % torch.cuda.device_count())
+        torch.cuda.set_device(device)
+        return device
+    trains = job.size == 1 or job.rank > 0 or settings.server.trains  # else it is a server, which needs no GPU
+    if wanted == "cuda" and trains:
+        remedy = "use auto or cpu" if job.rank or job.size == 1 else "use auto or cpu, or server.trains: false"
+        raise UserError(f"compute.device is cuda, but {why_no_gpu(job.host)}; {remedy}")
+    return torch.device("cpu")
+
+
+def why_no_gpu(host: str) -> str:
+    """Say why this process, which is on `host`, has no usable GPU; in the words of CUDA where it has some."""
+    if torch.version.cuda is None and getattr(torch.version, "hip", None) is None:
+        return (
+            f"on host {host} this PyTorch ({torch.__version__}) was built without CUDA; install a wheel with it "
+            "(https://pytorch.org/get-started/locally)"
+        )
+    said = ""
+    try:
+        torch.cuda.init()
+    except (RuntimeError, AssertionError) as error:
+        said = f" ({(str(error).strip().splitlines() or [type(error).__name__])[0][:200]})"
+    return f"host {host} has no usable GPU{said}"
 
 
 def set_numerics(settings: Settings) -> None:
@@ -90,7 +105,7 @@ def execute(
         set_numerics(settings)
         device = pick_device(settings, job)
         # Mistakes are found before any rank waits for another; silos are opened later, when this rank knows its own.
-        made = None if settings.data.silos else _made(settings, job, build_data.partitioned(settings), device)
+        made = None if settings.data.silos else build.experiment(settings, build_data.partitioned(settings), device)
         build.make_method(settings)
         code = consistency.code()  # here: once all have met, they would do it at the same time, on few cores
         comm = connect(job, settings.comm.backend, device, timeouts, alarm)
@@ -128,12 +143,6 @@ def _explained(error: Exception) -> tuple[str, int]:
     return f"error: {known or error}", 1 if isinstance(error, Lost) else 2
 
 
-def _made(settings: Settings, job: Job, data: Federated, device: torch.device) -> build.Experiment:
-    made = build.experiment(settings, data, device)
-    build.check_memory(made, job)
-    return made
-
-
 def _connected(
     settings: Settings,
     job: Job,
@@ -149,7 +158,8 @@ def _connected(
     if settings.data.silos and settings.data.audit and comm.rank:
         comm.audit = Audit()
     consistency.agree(comm, {key: consistency.of(text) for key, text in settings.digest_items().items()}, timeout_s)
-    made = made or _made(settings, job, build_data.siloed(settings, comm), device)
+    made = made or build.experiment(settings, build_data.siloed(settings, comm), device)
+    ranks = _exchange_facts(made, job, comm, device, timeout_s)
     own = plugins.files(settings, made.method, made.task, made.net.module)
     code |= plugins.digests(own)
     layout = {"(layout)": consistency.of(made.model.layout.describe())}
@@ -158,10 +168,6 @@ def _connected(
     # Hashing all data takes a moment.
     data = consistency.data(made.data) if job.size > 1 or settings.checkpoint.every else {}
     consistency.agree(comm, {**code, **data, **layout}, timeout_s)
-
-    facts = {"host": job.host, "device": report_text.device_name(device), "no_regroup": comm.can_regroup}
-    ranks = [json.loads(said) for said in comm.allgather_bytes(json.dumps(facts).encode(), timeout_s)]
-    comm.hosts = dict(enumerate(each["host"] for each in ranks))
     if comm.rank:
         fed = build.federation(made, comm, stop, regroups=not recorded.stuck(ranks))
         keeping.start(fed, made, None, False, lambda text: None)
@@ -169,6 +175,29 @@ def _connected(
         return {}, 0
     identity = {**written(settings).identity(), **code, **data, **layout}
     return recorded.run(made, job, comm, stop, alarm, until_end, ranks, own, identity)
+
+
+def _exchange_facts(
+    made: build.Experiment, job: Job, comm: Communicator, device: torch.device, timeout_s: float
+) -> list[dict[str, Any]]:
+    """Tell all ranks where each computes. Returns the facts about them, in order.
+
+    Only now is it known which ranks share a host or a GPU, and where uploads are gathered: raises UserError, the same
+    on every rank, if they need more memory than there is. Rank 0 warns of those that should have a GPU.
+    """
+    on_cpu, auto = device.type == "cpu", made.settings.compute.device == "auto"
+    facts = {"host": job.host, "device": report_text.device_name(device), "gpu": gpu_uuid(device)}
+    facts |= {"no_regroup": comm.can_regroup, **environment.describe_gpu(device)}
+    needs, free = build.memory_needs(made, comm.size), memory.free(device)
+    more = {"needs": needs, "free": free, "no_gpu": why_no_gpu(job.host) if on_cpu and auto else ""}
+    said = [json.loads(text) for text in comm.allgather_bytes(json.dumps({**facts, **more}).encode(), timeout_s)]
+    comm.hosts = dict(enumerate(each["host"] for each in said))
+    trains = build_data.training_ranks(made.settings, comm.size)
+    memory.check(dict(enumerate(said)), trains, gathers_on_gpu=comm.device.type == "cuda")
+    slow = report_text.without_gpu(said, trains)
+    if slow and comm.rank == 0:
+        warnings.warn(slow, stacklevel=2)
+    return [{key: value for key, value in each.items() if key not in more} for each in said]
 
 
 def validate(settings: Settings, job: Job | None = None) -> list[tuple[str, str]]:
@@ -184,4 +213,16 @@ def validate(settings: Settings, job: Job | None = None) -> list[tuple[str, str]
     made = build.experiment(settings, data, cpu)
     fed = build.federation(made, comm, lambda: False)
     hearing(settings)
-    return report_text.check_list(made, fed, build.check_memory(made, job or detect({})))
+    job = job or detect({})
+    return report_text.check_list(made, fed, build.check_memory(made, job, _devices_here(settings, job)))
+
+
+def _devices_here(settings: Settings, job: Job) -> list[torch.device]:
+    """Where each rank of this host would compute; on the CPU where `pick_device` refuses, which says so elsewhere."""
+    found, first = list[torch.device](), max(job.rank - job.local_rank, 0)
+    for local_rank in range(job.local_size):
+        try:
+            found.append(pick_device(settings, replace(job, rank=first + local_rank, local_rank=local_rank)))
+        except UserError:
+            found.append(torch.device("cpu"))
+    return found

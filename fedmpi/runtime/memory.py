@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection
+from collections.abc import Collection, Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from fedmpi.common.errors import UserError
 from fedmpi.common.text import count
 
 if TYPE_CHECKING:  # messages need torch, the sizes of memory do not
-    from fedmpi.comm.launchers.job import Job
+    import torch
+
     from fedmpi.engine.messages import Messages
 
 
@@ -84,31 +85,48 @@ def need(
     }
 
 
-def check(needed: dict[str, int], job: Job, trains: Collection[int], gpu: int | None = None) -> None:
-    """Raises UserError where ranks ask for more than there is. trains: the ranks that train.
+def free(device: torch.device) -> dict[str, int | None]:
+    """Bytes that are free on this host and, if the device is a GPU, on it; None where nothing is known."""
+    import torch
 
-    A host's first rank speaks for all that train there, rank 0 for itself, too. On a GPU, where models and client
-    states lie, each rank speaks for its own training, and one process for the uploads, which lie there, too.
+    return {"host": available_bytes(), "gpu": torch.cuda.mem_get_info(device)[0] if device.type == "cuda" else None}
+
+
+def check(ranks: Mapping[int, Mapping[str, Any]], trains: Collection[int], gathers_on_gpu: bool) -> None:
+    """Check that each host and each GPU has what the ranks there need. The outcome is the same for the same facts.
+
+    Args:
+        ranks: rank -> its `host`, its `gpu` (the UUID, if it has one), what it `needs` (as `need` says), and what is
+            `free` where it is.
+        trains: the ranks that train. Models and states of clients lie where such a rank computes.
+        gathers_on_gpu: whether rank 0 holds the uploads on its GPU, as with NCCL and in a single process.
+
+    Raises:
+        UserError: the first host or GPU that has less.
     """
-    root = int(job.rank == 0 and (gpu is None or job.size == 1))
-    where = "this host" if gpu is None else f"GPU {gpu}"
-    if gpu is None:
-        trainers = job.local_size - (job.rank == 0 and 0 not in trains) if job.local_rank == 0 else 0
-        has = available_bytes()
-    else:
-        import torch
-
-        trainers, has = int(job.rank in trains), torch.cuda.mem_get_info(gpu)[0]
-    asked = needed["rank 0"] * root + needed["a training rank"] * trainers
-    if has is not None and asked > has:
-        all_, server, trainer, state = (size_text(n) for n in (asked, *needed.values()))
-        raise UserError(
-            f"memory: {'rank 0 and ' * root}{count(trainers, 'training rank')} on {where} need about {all_}, but "
-            f"{size_text(has)} are free: rank 0 {server}, a training rank {trainer}, of which {state} is the state of "
-            "its clients. "
-            "Use fewer clients (data.partition.clients, cohort.fraction), more hosts, or a smaller model; or let "
-            "state.memory (GiB) leave the state of most clients on disk"
-        )
+    parts: dict[tuple[str, str], list[tuple[int, str]]] = {}  # (host, its GPU or "") -> who needs what there
+    for rank, each in ranks.items():
+        gpu = each.get("gpu", "")
+        if rank == 0:
+            parts.setdefault((each["host"], gpu if gathers_on_gpu else ""), []).append((rank, "rank 0"))
+        if rank in trains:
+            parts.setdefault((each["host"], gpu), []).append((rank, "a training rank"))
+    for (host, gpu), those in parts.items():
+        asked = sum(ranks[rank]["needs"][part] for rank, part in those)
+        known = [ranks[rank]["free"]["gpu" if gpu else "host"] for rank, _ in those]
+        has = min((n for n in known if n is not None), default=None)
+        if has is not None and asked > has:
+            trainers, gathers = sum(part != "rank 0" for _, part in those), those[0][1] == "rank 0"
+            who = " and ".join([*["rank 0"] * gathers, *[count(trainers, "training rank")] * (trainers > 0)])
+            all_, server, trainer, state = (size_text(n) for n in (asked, *ranks[those[0][0]]["needs"].values()))
+            elsewhere = "; comm.backend=gloo gathers the uploads in the memory of the host" * (len(ranks) > 1)
+            raise UserError(
+                f"memory: {who} on {f'GPU {gpu} of ' if gpu else ''}host {host} need{'s' * (len(those) == 1)} about "
+                f"{all_}, but {size_text(has)} are free: rank 0 {server}, a training rank {trainer}, of which {state} "
+                "is the state of its clients. Use fewer clients (data.partition.clients, cohort.fraction), more hosts "
+                "or GPUs, or a smaller model; or let state.memory (GiB) leave the state of most clients on disk"
+                f"{elsewhere if gpu and gathers else ''}"
+            )
 
 
 def size_text(count: float) -> str:

@@ -15,9 +15,11 @@ from fedmpi.comm.loss.alarm import Alarm
 from fedmpi.common.errors import COME_AGAIN
 from fedmpi.common.inputs import to_text
 from fedmpi.common.signals import StopRequest
+from fedmpi.config import Settings
 from fedmpi.engine.best import Best
 from fedmpi.engine.plan import Sink
 from fedmpi.runtime import build
+from fedmpi.runtime.build_data import training_ranks
 from fedmpi.runtime.record import durable, environment, report_text, warned
 from fedmpi.runtime.record.closing import close_failed
 from fedmpi.runtime.record.describing import describe
@@ -27,12 +29,26 @@ from fedmpi.runtime.record.summary import judged_first, summary
 from fedmpi.runtime.record.tracking.hearing import hearing
 from fedmpi.runtime.resuming import keeping, resume
 
+FEW_GPUS = 8  # of more, rank 0's is a small part
 OUTCOME = "FEDMPI_OUTCOME"  # environment variable: a file for rank 0's exit code and the rounds it completed
 
 
 def stuck(ranks: list[dict[str, Any]]) -> str:
     """Why the job cannot go on without one of its ranks; "" where it can."""
     return next((each["no_regroup"] for each in ranks if each["no_regroup"]), "")
+
+
+def unused_gpu(settings: Settings, size: int, backend: str) -> str:
+    """A warning that one of few GPUs is rank 0's, which trains nobody; "" where that is not so.
+
+    With NCCL every rank has a GPU. Where clients are sites, `server.trains` would change which rank opens whose files.
+    """
+    if backend != "nccl" or size > FEW_GPUS or settings.data.silos or 0 in training_ranks(settings, size):
+        return ""
+    return (
+        f"rank 0 occupies one of {size} GPUs, and trains nobody on it (server.trains: false); with server.trains=true "
+        "it trains clients, too"
+    )
 
 
 def stopped(kept: bool, stop: StopRequest) -> int:
@@ -104,6 +120,8 @@ def run(
     warned.into(directory.log)
     if made.settings.faults.on_lost_rank != "abort" and comm.size > 1 and stuck(ranks):
         warnings.warn(f"faults.on_lost_rank: a rank that is lost ends this run: {stuck(ranks)}", stacklevel=2)
+    if unused := unused_gpu(settings, comm.size, backend):
+        warnings.warn(unused, stacklevel=2)
     sink = Sink(on_round, on_clients, best=on_best, loss=on_loss, placement=directory.add_placement)
     sink.updates, sink.analysis = directory.add_updates, directory.add_analysis
     fed = build.federation(made, comm, stop, sink, not stuck(ranks))

@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import os
 import socket
-from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
 from datetime import timedelta
 from typing import Any, NoReturn, final
@@ -14,7 +13,8 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from fedmpi.comm.base import Communicator, Gone, Lost, Message, Posted, Silent, ranks, relay, within
+from fedmpi.comm.backends.choice import choose, describe, in_brief, nccl_remedy
+from fedmpi.comm.base import Communicator, Gone, Lost, Message, Posted, ranks, relay, within
 from fedmpi.comm.launchers import launcher_env, slurm_hosts
 from fedmpi.comm.launchers.job import Job
 from fedmpi.comm.loss.alarm import Alarm
@@ -22,10 +22,15 @@ from fedmpi.comm.loss.membership import Membership
 from fedmpi.comm.meeting import rendezvous
 from fedmpi.comm.meeting.store_allgather import StoreAllgather
 from fedmpi.comm.timeouts import Timeouts
-from fedmpi.common.errors import UserError
 
 Group = Any  # dist.ProcessGroupGloo, whose stub lacks what it has
 LOOPBACK = "lo"  # Linux's name for it
+ENDED = "ended"  # key of the store: the first rank whose process has ended, which NCCL does not notice
+LOOK_S = 1.0  # between two looks at it
+GLOO_REMEDY = (
+    "A rank has died since, or the network interface is wrong: set GLOO_SOCKET_IFNAME to one that leads to the other "
+    "hosts."
+)
 
 
 def connect(job: Job, backend: str, device: torch.device, timeouts: Timeouts, alarm: Alarm) -> Communicator:
@@ -34,31 +39,27 @@ def connect(job: Job, backend: str, device: torch.device, timeouts: Timeouts, al
     store = rendezvous.find_store(job, timeouts.start, timeouts=timeouts)
     alarm.listen(lambda: rendezvous.another(store))
     allgather = StoreAllgather(store, job.rank, range(job.size), timeouts=timeouts)
-    card = {"backend": backend, "host": job.host, "gpu": gpu_uuid(device)}
+    card = describe(backend, job.host, device)
     left_s = max(1.0, deadline - timeouts.clock.now())
     cards = [json.loads(text) for text in allgather(json.dumps(card).encode(), left_s)]
     chosen = choose(backend, cards)
-    choose_interface(cards[job.rank]["host"], [card["host"] for card in cards])
-    # gloo's time-out bounds the building of the group only, as each wait has its own. NCCL's is a watchdog that kills
-    # the process: it must fire after our own time-out, which can name the rank.
-    patience_s = timeouts.round + 60 if chosen == "nccl" else timeouts.start
-    remedy = (
-        "A rank has died since, or the network interface is wrong: set GLOO_SOCKET_IFNAME (or NCCL_SOCKET_IFNAME) "
-        "to one that leads to the other hosts."
-    )
+    choose_interface(job.host, [card["host"] for card in cards])
+    silent = f"all ranks came, but {chosen} has not connected them after {timeouts.start:.0f} s.\n"
+    silent += nccl_remedy() if chosen == "nccl" else GLOO_REMEDY
+    # Gloo's time-out bounds the building of the group only, as each wait has its own. NCCL's goes on to bound every
+    # message, by a watchdog: it must be longer than our own time-out, which can name the rank.
+    timeout_s = timeouts.round + 60 if chosen == "nccl" else timeouts.start
+    connects = lambda: build(chosen, job, device, store, timeout_s)  # noqa: E731
     try:
-        group = within(
-            patience_s + timeouts.reply,
-            lambda: build(chosen, job, device, store, patience_s),
-            f"all ranks came, but {chosen} has not connected them after {patience_s:.0f} s.\n{remedy}",
-            timeouts.clock,
-        )
+        group = within(timeouts.start + timeouts.reply, connects, silent, timeouts.clock)
     except RuntimeError as error:
-        if isinstance(error, Lost):
+        # What is no error of NCCL's group, such as a lack of memory, has a remedy of its own.
+        if isinstance(error, Lost) or (chosen == "nccl" and not isinstance(error, dist.DistError)):
             raise
-        said = rendezvous.line(error)
-        raise Lost(f"all ranks came, but {chosen} does not connect them ({said}).\n{remedy}") from error
+        remedy = nccl_remedy(error) if chosen == "nccl" else GLOO_REMEDY
+        raise Lost(f"all ranks came, but {chosen} does not connect them ({in_brief(error)}).\n{remedy}") from error
     if chosen == "nccl":
+        store.set_at_end(ENDED, str(job.rank))  # type: ignore[attr-defined]
         return Nccl(job, device, allgather, timeouts)
     return Gloo(job, group, allgather, Membership(store, job.rank, job.size, alarm), timeouts)
 
@@ -67,6 +68,9 @@ def build(chosen: str, job: Job, device: torch.device, store: dist.Store, timeou
     """Connect all ranks. NCCL's process group is torch's own default one; gloo's is returned, that it can be let go."""
     if chosen == "gloo":
         return make_gloo_group(store, "group", job.rank, job.size, timeout_s)
+    if "NCCL_ASYNC_ERROR_HANDLING" not in os.environ:  # its older name
+        # Torch's watchdog would end this process at an error, while the ranks find out which of them has failed.
+        os.environ.setdefault("TORCH_NCCL_ASYNC_ERROR_HANDLING", "0")
     patience = timedelta(seconds=timeout_s)
     where = torch.empty(0, device=device).device  # "cuda" with its index
     torch.cuda.set_device(where)  # this is a thread of `within`, and each begins on the first GPU
@@ -78,39 +82,6 @@ def build(chosen: str, job: Job, device: torch.device, store: dist.Store, timeou
 def make_gloo_group(store: dist.Store, name: str, place: int, size: int, timeout_s: float) -> Group:
     """Connect `size` processes, of which this one has number `place`; `name` is the prefix of their keys."""
     return dist.ProcessGroupGloo(dist.PrefixStore(name, store), place, size, timedelta(seconds=timeout_s))
-
-
-def gpu_uuid(device: torch.device) -> str:
-    return str(torch.cuda.get_device_properties(device).uuid) if device.type == "cuda" else ""
-
-
-def choose(backend: str, cards: Sequence[dict[str, str]]) -> str:
-    """nccl or gloo, for all ranks alike. Raises UserError if ranks disagree or NCCL would refuse.
-
-    A card describes a rank: the back end of its config, its host, the UUID of its GPU ("" for none).
-    """
-    asked = Counter(card["backend"] for card in cards)
-    if len(asked) > 1:
-        raise UserError(f"comm.backend differs between ranks: {dict(asked)}; give all ranks one config.")
-    without = [rank for rank, card in enumerate(cards) if not card["gpu"]]
-    seen: dict[str, int] = {}
-    shared = [(seen.setdefault(card["gpu"], rank), rank) for rank, card in enumerate(cards) if card["gpu"]]
-    shared = [(first, rank) for first, rank in shared if first != rank]
-    if backend == "auto":
-        return "gloo" if without or shared else "nccl"
-    if backend == "nccl" and without:
-        raise UserError(
-            f"comm.backend=nccl, but rank {without[0]} on {cards[without[0]]['host']} computes without a GPU "
-            f"({len(without)} of {len(cards)} ranks).\nUse comm.backend=gloo (or auto), or give every rank a GPU."
-        )
-    if backend == "nccl" and shared:
-        first, rank = shared[0]
-        raise UserError(
-            f"comm.backend=nccl, but ranks {first} and {rank} share GPU {cards[rank]['gpu']} of {cards[rank]['host']}, "
-            f"which NCCL refuses.\n"
-            f"Start one rank fewer and let rank 0 train (server.trains=true), or use comm.backend=gloo."
-        )
-    return backend
 
 
 def choose_interface(mine: str, all_hosts: Sequence[str]) -> None:
@@ -277,22 +248,28 @@ class Nccl(Communicator):
         clock = self.timeouts.clock
         deadline, self.awaits = clock.now() + self.patience_s, peers
         try:
-            works = post()
+            works, look = post(), clock.now() + LOOK_S
             while not all(work.is_completed() for work in works):
                 if clock.now() > deadline:
                     raise self.silent(peers)
+                if clock.now() > look:
+                    if self.allgather.store.check([ENDED]):
+                        rank = int(self.allgather.store.get(ENDED))
+                        raise Gone(f"{ranks([rank], self.hosts)} is dead: its process has ended")
+                    look = clock.now() + LOOK_S
                 clock.sleep(1e-4)
             for work in works:
                 work.wait()
             self.awaits = ()
-        except Silent:
+        except Lost:
             raise
         except RuntimeError as error:
             try:
                 self.allgather(b"", self.timeouts.reply)
             except Lost as lost:
-                raise Lost(f"NCCL failed ({error}); {lost}") from error
-            raise Lost(f"NCCL failed, though all ranks are there ({error})") from error
+                raise Lost(f"NCCL failed ({in_brief(error)}); {lost}") from error
+            remedy = f".\n{nccl_remedy(error)}" if isinstance(error, dist.DistError) else ""
+            raise Lost(f"NCCL failed, though all ranks are there ({in_brief(error)}){remedy}") from error
 
 
 def part(job: Job, allgather: StoreAllgather, timeouts: Timeouts, whole: bool = True) -> None:

@@ -47,6 +47,10 @@ class RankStore(Store):
     def set(self, key: str, value: str | bytes) -> None:
         self._ask("set", key, value)
 
+    def set_at_end(self, key: str, value: str) -> None:
+        """Have the store set a key that is not there yet as soon as this connection has ended, as with its process."""
+        self._ask("at_end", key, value)
+
     def get(self, key: str) -> bytes:
         return self.multi_get([key])[0]
 

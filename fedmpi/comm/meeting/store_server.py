@@ -62,6 +62,7 @@ class Guest:
         self.admitted = False
         self.deadline = time.monotonic() + PROVES_S  # to prove itself, or for what it waits for
         self.missing: set[bytes] = set()  # keys that it waits for
+        self.at_end: tuple[bytes, bytes] | None = None  # key and value to set once this connection has ended
         self.inbox, self.outbox = bytearray(), bytearray()
 
 
@@ -150,6 +151,8 @@ class StoreServer:
                 self._forget(guest)
                 self.selector.unregister(guest.connection)
                 guest.connection.close()
+                if guest.at_end and guest.at_end[0] not in self.values:
+                    self._set(*guest.at_end)
 
     # ---- a guest ----
     def _understand(self, guest: Guest) -> None:
@@ -190,6 +193,9 @@ class StoreServer:
         match operation, arguments:
             case "set", [name, value]:
                 self._set(name, value)
+                self._reply(guest, YES)
+            case "at_end", [name, value]:
+                guest.at_end = name, value
                 self._reply(guest, YES)
             case "swap", [name, expected, value]:
                 if values.get(name, b"") == expected:

@@ -8,10 +8,11 @@ Memory, of rank 0 and of a rank that trains:
     rows         of uploads: whole, streamed, sharded or reduced, as the run would travel                     by shapes
     state        of clients, on the rank that has most                                               by shapes
     step         what passes, batches and augmentation take beyond that                              measured
-and never less than reading the data has taken here.
+and never less than reading the data has taken here. With a GPU all but the libraries lies there, and has a sum of its
+own; what rank 0 gathers lies there, too, where NCCL carries it or nothing travels.
 
 Seconds of a round:  announcement + max over ranks of (their clients + evaluation) + last rows + server's step + OWN_S.
-Ranks that share cores wait for each other; between hosts NETWORK is assumed.
+Ranks that train on shared cores wait for each other; between hosts NETWORK is assumed.
 """
 
 from __future__ import annotations
@@ -58,22 +59,23 @@ def plan(settings: Settings, ranks: int, hosts: int) -> Facts:
     data = build_data.siloed(settings, Solo(torch.device("cpu"))) if silos else build_data.partitioned(settings)
     reading_s, reading = time.perf_counter() - began, _most()
     made = build.experiment(settings, data, device)
-    libraries = max(_held() - _size(made.data) - made.model.w.nbytes + ended - imported, ended)
+    here = 0 if made.model.w.is_cuda else _size(made.data) + made.model.w.nbytes
+    libraries = max(_held() - here + ended - imported, ended)
     job = Job("single" if ranks == 1 else "mpi", 0, ranks, 0, -(-ranks // hosts), "here")
     needed = build.check_memory(made, replace(job, local_size=min(job.local_size, 2)))
     fed = build.federation(made, rehearsal.Nobody(ranks, device), lambda: False)
-    before = _held()
+    before, on_gpu = _held(), _on_gpu(device)
     each = measuring.client(fed)
     per_sample = measuring.evaluation(
         fed.worker, settings.evaluate.batch_size, made.data.global_test or _tests(made.data)
     )
-    step = max(_held() - before, 0)
+    step, gpu_step = max(_held() - before, 0), _on_gpu(device) - on_gpu
     moved = rehearsal.moved(fed, made.itemsize)
     way = _way(fed)
     rounds = _rehearsed(fed)
     facts: Facts = {"config": settings.name, "ranks": ranks, "hosts": hosts, "device": str(device.type)}
     facts["uploads"] = way
-    facts["memory"] = _memory(made, job, needed, libraries, step, reading)
+    facts |= _memory(made, job, needed, libraries, (step, gpu_step), reading)
     facts["bytes"] = _bytes(rounds, moved)
     seconds = _seconds(made, fed, each, per_sample, rounds, job)
     facts["seconds"] = {**seconds, "start": reading_s}
@@ -112,29 +114,47 @@ def _way(fed: Federation) -> str:
 
 
 # ---- memory ----
+HOST, GPU = "memory", "gpu_memory"  # keys of the facts
+Parts = dict[tuple[str, str], int]  # (HOST or GPU, name) -> bytes
+
+
 def _memory(
-    made: build.Experiment, job: Job, needed: dict[str, int], libraries: int, step: int, reading: int
-) -> dict[str, dict[str, int]]:
-    """Bytes by part, for rank 0 and a rank that trains; `all` is at least what reading data has taken."""
+    made: build.Experiment, job: Job, needed: dict[str, int], libraries: int, steps: tuple[int, int], reading: int
+) -> dict[str, dict[str, dict[str, int]]]:
+    """Bytes by part, for rank 0 and a rank that trains: of the host, and of the GPU if this process computes on one.
+
+    `all` is their sum; of the host it is at least what reading data has taken. steps: measured, of host and GPU.
+    """
     s, row = made.settings, made.itemsize * made.messages.largest_upload()
+    place = GPU if made.model.w.is_cuda else HOST  # of what a rank computes with
+    carried = place if job.size == 1 or s.comm.backend in ("auto", "nccl") else HOST  # of what travels
     trainers, held = len(build_data.training_ranks(s, job.size)), build.rows(made, job.size)
     optimiser = {"sgd": 0, "momentum": 1}.get(s.server.optim, 2) * made.itemsize * made.model.layout.size
     whole, state = _size(made.data), needed["of which client state"]
-    data = whole // trainers if s.data.silos else whole
+    both: Parts = {(HOST, "libraries"): libraries, (place, "data"): whole // trainers if s.data.silos else whole}
     rows = [int(row * part) for part in held]
-    root = {"libraries": libraries, "data": data, "model": needed["rank 0"] - rows[0] + optimiser, "rows": rows[0]}
+    root = {(carried, "model"): needed["rank 0"] - rows[0] + optimiser, (carried, "rows"): rows[0]}
     other = needed["a training rank"] - rows[1] - state
+    step = steps[place == GPU]
     more = max(step - STEPS_OWN * made.model.w.nbytes, 0)
-    trainer = {"libraries": libraries, "data": data, "model": other, "rows": rows[1], "state": state, "step": more}
+    trainer = {(place, "model"): other, (carried, "rows"): rows[1], (place, "state"): state, (place, "step"): more}
     if job.size == 1 or s.server.trains:  # it does both
-        root = {name: root.get(name, 0) + trainer.get(name, 0) for name in trainer} | {
-            "libraries": libraries,
-            "data": data,
-        }
+        root = {key: root.get(key, 0) + trainer.get(key, 0) for key in {**root, **trainer}}
     else:
-        root["step"] = step  # it evaluates
-    found = {"rank 0": root} if job.size == 1 else {"rank 0": root, "a training rank": trainer}
-    return {name: {**parts, "all": max(sum(parts.values()), reading)} for name, parts in found.items()}
+        root[place, "step"] = step  # it evaluates
+    found: dict[str, Parts] = {"rank 0": both | root} | ({} if job.size == 1 else {"a training rank": both | trainer})
+    if place == GPU:  # libraries of CUDA that the first steps load
+        found = {who: parts | {(HOST, "step"): steps[0]} for who, parts in found.items()}
+    sums: dict[str, dict[str, dict[str, int]]] = {}
+    for where, least in ((HOST, reading), *([(GPU, 0)] if place == GPU else [])):
+        named = {who: {name: n for (at, name), n in parts.items() if at == where} for who, parts in found.items()}
+        sums[where] = {who: {**parts, "all": max(sum(parts.values()), least)} for who, parts in named.items()}
+    return sums
+
+
+def _on_gpu(device: torch.device) -> int:
+    """The most that tensors of this process have held on the device."""
+    return torch.cuda.max_memory_allocated(device) if device.type == "cuda" else 0
 
 
 def _size(data: Federated) -> int:
@@ -197,7 +217,8 @@ def _seconds(
     s, count = made.settings, max(made.settings.rounds, 1)
     sizes, steps = fed.worker.sizes, s.train.steps
     here = [rank for rank in fed.ranks if rank < job.local_size]
-    crowded = max(len(here) * s.compute.threads / machine.cores(), 1.0)
+    on_gpus = fed.worker.model.w.is_cuda or s.compute.device == "cuda"
+    crowded = 1.0 if on_gpus else max(len(here) * s.compute.threads / machine.cores(), 1.0)
     busiest = []
     for t in range(min(count, SEEN)):
         load: dict[int, float] = {}

@@ -20,9 +20,10 @@ def lines(facts: Facts, words: Sequence[str]) -> list[str]:
     """words: the config and its overrides, for the sbatch line."""
     where = f"{count(facts['ranks'], 'rank')} on {count(facts['hosts'], 'host')}"
     found = [("plan", f"{facts['config']} with {where}, {facts['device']}")]
-    for who, parts in facts["memory"].items():
-        held = [f"{name} {size_text(size)}" for name, size in parts.items() if name != "all" and size >= 1 << 10]
-        found += [("memory", f"{who}: about {size_text(parts['all'])}"), ("", ", ".join(held))]
+    for label, key, beside in (("memory", "memory", ""), ("gpu", "gpu_memory", ", and some hundred MiB of CUDA's own")):
+        for who, parts in facts.get(key, {}).items():
+            held = [f"{name} {size_text(size)}" for name, size in parts.items() if name != "all" and size >= 1 << 10]
+            found += [(label, f"{who}: about {size_text(parts['all'])}{beside}"), ("", ", ".join(held))]
     found += [("", f"uploads travel {facts['uploads']}"), *_traffic(facts), *_seconds(facts)]
     found += [("sbatch", sbatch(facts, words))]
     return [f"{name:<8}  {text}" for name, text in found]
@@ -58,7 +59,9 @@ def _seconds(facts: Facts) -> list[tuple[str, str]]:
     if facts["hosts"] > 1:
         found.insert(1, ("", "hosts are taken to be like this one, with 10 Gbit/s between them"))
     if facts["cuda"] and facts["device"] == "cpu":
-        found.insert(1, ("", "measured on a CPU: ask on a node with a GPU for the seconds with compute.device: cuda"))
+        found.insert(
+            1, ("", "measured on a CPU: ask on a node with a GPU for seconds and memory with compute.device: cuda")
+        )
     return found
 
 
@@ -74,8 +77,10 @@ def sbatch(facts: Facts, words: Sequence[str]) -> str:
     s = facts["seconds"]
     asked = (START_S + s["start"] + s["run"] * (1 + s["error"])) * MARGIN + LEAVE_S
     options = [f"--ntasks={facts['ranks']}", f"--cpus-per-task={threads}", f"--mem-per-cpu={megabytes}M"]
-    options += [f"--nodes={facts['hosts']}"] if facts["hosts"] > 1 else []
-    options += ["--gpus-per-task=1"] if facts["cuda"] else []
+    options += [f"--nodes={facts['hosts']}"] if facts["hosts"] > 1 or facts["cuda"] else []
+    here = -(-facts["ranks"] // facts["hosts"])
+    # Not --gpus-per-task, which hides the GPU of each task from the others.
+    options += [f"--ntasks-per-node={here}", f"--gpus-per-node={here}"] if facts["cuda"] else []
     return shlex.join(["sbatch", *options, f"--time={clock(asked)}", "slurm/srun.sbatch", *words])
 
 

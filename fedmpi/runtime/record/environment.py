@@ -1,7 +1,10 @@
 """What a run ran on: environment.json."""
 
+from __future__ import annotations
+
 import os
 import platform
+import re
 import shlex
 import subprocess
 import sys
@@ -9,13 +12,17 @@ from collections.abc import Mapping, Sequence
 from datetime import datetime, timezone
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from fedmpi.common.redaction import MARK, smells
 from fedmpi.common.version import __version__
 from fedmpi.config.loading import shown
 
+if TYPE_CHECKING:
+    import torch
+
 PACKAGES = ("torch", "torchvision", "numpy", "scipy", "scikit-learn", "pydantic", "safetensors", "mpi4py")
+DRIVER = Path("/proc/driver/nvidia/version")
 
 
 def describe(launcher: str, backend: str, ranks: Sequence[Mapping[str, Any]], threads: int) -> dict[str, Any]:
@@ -24,7 +31,7 @@ def describe(launcher: str, backend: str, ranks: Sequence[Mapping[str, Any]], th
     Args:
         launcher: torchrun | mpi | slurm | single.
         backend: the communication back end in use.
-        ranks: facts about each rank, in order, such as {"host": ..., "device": ...}.
+        ranks: facts about each rank, in order, such as {"host": ..., "device": ...}, with those of `describe_gpu`.
         threads: per rank.
     """
     import torch
@@ -46,6 +53,46 @@ def describe(launcher: str, backend: str, ranks: Sequence[Mapping[str, Any]], th
         "cuda": torch.version.cuda,
         "mpi": _mpi_library(),
     }
+
+
+def describe_gpu(device: torch.device) -> dict[str, Any]:
+    """What decides the numbers of a rank that computes on a GPU, as far as it is known: UUID, versions, use of TF32.
+
+    Empty for a rank on a CPU.
+    """
+    import torch
+
+    if device.type != "cuda":
+        return {}
+    cudnn = torch.backends.cudnn.version()
+    found = {
+        "gpu": str(torch.cuda.get_device_properties(device).uuid),
+        "driver": _driver(),
+        "cudnn": None if cudnn is None else str(cudnn),
+        "nccl": ".".join(map(str, torch.cuda.nccl.version())) if torch.distributed.is_nccl_available() else None,
+        "tf32": _tf32(),
+    }
+    return {name: value for name, value in found.items() if value is not None}
+
+
+def _driver() -> str | None:
+    """The version of the NVIDIA driver in the kernel, also that of a container's host."""
+    try:
+        found = re.search(r"Kernel Module.*?\s(\d+\.[\d.]+)", DRIVER.read_text())
+    except OSError:
+        return None
+    return found[1] if found else None
+
+
+def _tf32() -> dict[str, bool]:
+    """Which operations on float32 multiply in TF32."""
+    import torch
+
+    matmul, cudnn = torch.backends.cuda.matmul, torch.backends.cudnn
+    if not hasattr(cudnn, "conv"):  # before PyTorch 2.9
+        return {"matmul": matmul.allow_tf32, "conv": cudnn.allow_tf32, "rnn": cudnn.allow_tf32}
+    kinds = {"matmul": matmul, "conv": cudnn.conv, "rnn": cudnn.rnn}  # allow_tf32 raises where the two APIs were mixed
+    return {name: kind.fp32_precision == "tf32" for name, kind in kinds.items()}
 
 
 def command(words: Sequence[str]) -> str:

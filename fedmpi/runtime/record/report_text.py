@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import platform
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from math import prod
 from pathlib import Path
@@ -12,6 +13,7 @@ import numpy as np
 import torch
 
 from fedmpi.comm import Job
+from fedmpi.comm.base import ranks as numbers
 from fedmpi.common.redaction import flow
 from fedmpi.common.text import count, figure
 from fedmpi.config.schema import Settings
@@ -28,7 +30,7 @@ from fedmpi.runtime.record.run_dir import RunDirectory
 
 
 def headlines(made: Experiment, job: Job, backend: str, ranks: Sequence[Mapping[str, Any]]) -> list[str]:
-    """What is about to run, in a few lines. ranks: facts about each, with its host."""
+    """What is about to run, in a few lines. ranks: facts about each, with its host and device."""
     s, data, messages = made.settings, made.data, made.messages
     sizes = data.train_sizes
     where = "one process" if job.size == 1 else f"{job.size} ranks ({job.launcher}, {backend})"
@@ -36,7 +38,7 @@ def headlines(made: Experiment, job: Job, backend: str, ranks: Sequence[Mapping[
     return [
         f"{s.name}: {what(made)}",
         f"{count(data.clients, 'client')} with {sizes.min()} to {sizes.max()} samples{classes}; {where}, "
-        f"{device_name(made.model.w.device)}, {count(s.compute.threads, 'thread')} a rank",
+        f"{devices(ranks)}, {count(s.compute.threads, 'thread')} a rank",
         *sites(s, ranks),
         f"{count(s.rounds, 'round')} with {schedule(s, data.clients, made.messages.method.own_length)}",
         *(f"from {file}: {said}" for file, said in brought(s, ("rounds", "train.", "cohort."))),
@@ -136,6 +138,33 @@ def wire(made: Experiment, ranks: int) -> list[str]:
         more = ", and moves it between ranks (cohort.placement: pinned does not)" if moves else ""
         lines.append(f"what a format leaves out of an upload, {row}, a client keeps for its next{more}")
     return lines
+
+
+def devices(facts: Sequence[Mapping[str, Any]]) -> str:
+    """Name the devices of all ranks: `cpu (x86_64)`, `4 x NVIDIA H100, rank 0 on cpu`. facts: about each rank."""
+    gpus = {each["gpu"]: each["device"] for each in facts if each.get("gpu")}  # several ranks may share one
+    on_cpu = [rank for rank, each in enumerate(facts) if not each.get("gpu")]
+    if not gpus:
+        return ", ".join(dict.fromkeys(each["device"] for each in facts))
+    named = [f"{n} x {name}" if len(facts) > 1 else name for name, n in Counter(gpus.values()).items()]
+    return ", ".join([*named, *([f"{numbers(on_cpu)} on cpu"] if on_cpu else [])])
+
+
+def without_gpu(facts: Sequence[Mapping[str, Any]], trains: Sequence[int]) -> str:
+    """A warning of ranks that train on their CPUs though others found GPUs (compute.device: auto); "" without such.
+
+    Args:
+        facts: about each rank; `no_gpu` says why it has none, "" if it was to have none.
+        trains: the ranks that train.
+    """
+    slow = [rank for rank in trains if facts[rank]["no_gpu"]]
+    if not slow or not any(each.get("gpu") for each in facts):
+        return ""
+    return (
+        f"compute.device: auto: {numbers(slow)} train{'s' * (len(slow) == 1)} on the CPU while others have GPUs, and "
+        f"NCCL cannot be used: {facts[slow[0]]['no_gpu']}. Mend that host or leave it out; with compute.device: "
+        "cuda a run refuses to start so"
+    )
 
 
 def device_name(device: torch.device) -> str:

@@ -7,10 +7,6 @@ from typing import Any
 
 from fedmpi.common.errors import UserError
 
-# Of cuDNN, which would have the weights of recurrent layers in an order of its own. They lie in that of the flat model,
-# and nobody can follow its advice.
-ORDER = "RNN module weights are not part of single contiguous chunk of memory"
-
 _before: list[str] = []  # what there was to say before there was a directory
 _log: Callable[[str], None] = _before.append
 
@@ -27,7 +23,6 @@ def heard() -> Iterator[None]:
             _log(f"warning: {message}")
 
     with warnings.catch_warnings():
-        warnings.filterwarnings("ignore", ORDER)
         warnings.showwarning = both
         try:
             yield

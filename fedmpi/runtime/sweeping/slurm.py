@@ -168,7 +168,8 @@ def script(sweep: Sweep, asked: Asked, names: Sequence[str], place: Path, thread
     options += ["--open-mode=append", "--requeue", f"--signal=USR1@{WARN_S}"]
     options += [f"--ntasks={asked.ranks}", f"--cpus-per-task={threads}"]
     options += [f"--time={asked.time}"] if asked.time else []
-    options += [f"--gpus-per-task={asked.gpus}"] if asked.gpus else []
+    # Not --gpus-per-task, which hides the GPU of each task from the others.
+    options += ["--nodes=1", f"--gpus-per-node={asked.ranks * asked.gpus}"] if asked.gpus else []
     options += [*asked.shared(), *asked.options]
     told, command = (shlex.join(words) for words in (_fedmpi(sweep, kept=True), _fedmpi(sweep, kept)))
     said = f"# {count(len(names), 'run')} of {sweep.path}; a task goes on where its run was stopped, also by hand:"

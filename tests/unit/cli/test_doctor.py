@@ -14,6 +14,7 @@ from fedmpi.comm.launchers.job import Job
 from fedmpi.common import torchvision_compat
 from fedmpi.doctor import asking, host, launchers, libraries, wanted
 from fedmpi.doctor.lines import BAD, FINE, ODD, Line, shown
+from fedmpi.runtime import build
 
 QUICK = str(ROOT / "configs" / "quickstart.yaml")
 FOUR = Job("mpi", 0, 4, 0, 4, "here")
@@ -132,8 +133,11 @@ def cards(monkeypatch, *capabilities):
     about = [SimpleNamespace(name="Card", total_memory=80 << 30, major=a, minor=b, uuid=n)
              for n, (a, b) in enumerate(capabilities)]  # fmt: skip
     monkeypatch.setattr(torch.cuda, "is_available", lambda: bool(about))
+    monkeypatch.setattr(torch.distributed, "is_nccl_available", lambda: True)
+    monkeypatch.setattr(torch.cuda.nccl, "version", lambda: (2, 27, 5))
     monkeypatch.setattr(torch.cuda, "device_count", lambda: len(about))
     monkeypatch.setattr(torch.cuda, "set_device", lambda device: None)
+    monkeypatch.setattr(torch.cuda, "mem_get_info", lambda device: (80 << 30, 80 << 30))
     monkeypatch.setattr(torch.cuda, "get_device_name", lambda device: "Card")
     monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: capabilities[device.index])
     monkeypatch.setattr(torch.cuda, "get_device_properties", lambda n: about[getattr(n, "index", n)])
@@ -168,6 +172,29 @@ def wants(*overrides, job=None, monkeypatch=None):
     if job is not None:
         monkeypatch.setattr(wanted, "detect", lambda env: job)
     return {line.name: line for line in wanted.config(QUICK, *overrides)}
+
+
+@pytest.mark.parametrize(
+    ("gpus", "backend", "host_bytes", "gpu_bytes", "refused"),
+    [
+        (0, "auto", 2, 0, "rank 0 and 3 training ranks on host here"),
+        (4, "gloo", 2, 1, ""),  # rank 0 has its part of the host, the others have a GPU each
+        (4, "auto", 0, 1, ""),  # rank 0, too, as NCCL carries the uploads
+        (4, "gloo", 0, 1, "rank 0 on host here"),
+        (2, "auto", 2, 1, "2 training ranks on GPU cuda:1"),  # which gloo carries, as two ranks share one
+    ],
+)
+def test_host_and_gpus_have_a_sum_each(monkeypatch, gpus, backend, host_bytes, gpu_bytes, refused):
+    """host_bytes, gpu_bytes: for how many ranks they are enough."""
+    monkeypatch.setattr(
+        build.memory, "need", lambda *_, **__: {"rank 0": 20, "a training rank": 20, "of which client state": 0}
+    )
+    cards(monkeypatch, *[(8, 0)] * gpus)
+    monkeypatch.setattr(torch.cuda, "mem_get_info", lambda device: (20 * gpu_bytes, 80))
+    monkeypatch.setattr(build.memory, "available_bytes", lambda: 20 * host_bytes)
+    line = wants(f"comm.backend={backend}", job=FOUR, monkeypatch=monkeypatch)["memory"]
+    assert (line.mark == BAD) == bool(refused), line.text
+    assert refused in line.text
 
 
 def test_gpus_are_picked_and_dealt_out(monkeypatch):

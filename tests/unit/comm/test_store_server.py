@@ -92,6 +92,18 @@ def test_who_waits_goes_on_when_the_last_value_comes_and_not_before(server):
     assert not server.waiting
 
 
+def test_the_first_connection_that_ends_leaves_a_value(server):
+    first, second, other = join(server), join(server), join(server)
+    first.set_at_end("ended", "1")
+    second.set_at_end("ended", "2")
+    assert not other.check(["ended"])
+    for guest in (first, second):
+        guest.connection.close()
+        assert comes_true(lambda: other.check(["ended"]))
+    assert comes_true(lambda: len(server.guests) == 1)
+    assert other.get("ended") == b"1"
+
+
 def test_a_server_that_is_gone_is_said(server):
     store = join(server)
     server.close()

@@ -1,6 +1,7 @@
 """The flat model: the same arithmetic as an ordinary module, bit for bit, on views of two vectors."""
 
 import hashlib
+import warnings
 
 import numpy as np
 import pytest
@@ -258,3 +259,18 @@ def test_a_frozen_parameter_is_in_no_vector_and_is_there_once(channels_last):
     assert list(saved) == list(module().state_dict())
     assert torch.equal(saved["body.0.weight"], before["body.0.weight"])
     assert (saved["head.weight"] == 2).all()
+
+
+@pytest.mark.parametrize("layer", [nn.LSTM, nn.GRU])
+def test_nobody_is_told_to_take_recurrent_weights_out_of_the_vector(layer):
+    """The words are those of PyTorch's cuDNN kernels, which warn at each call."""
+    advice = (
+        "RNN module weights are not part of single contiguous chunk of memory. This means they need to be compacted at "
+        "every call, possibly greatly increasing memory usage. To compact weights again call flatten_parameters()."
+    )
+    with warnings.catch_warnings(record=True) as raised:
+        warnings.simplefilter("always")
+        FlatModel(nn.Sequential(layer(3, 4)))
+        for text in (advice, "another one"):
+            warnings.warn(text, stacklevel=1)
+    assert [str(each.message) for each in raised] == ["another one"]

@@ -1,11 +1,15 @@
 """How much memory there is for the ranks of this host."""
 
+import json
+from types import SimpleNamespace
+
 import pytest
 import torch
+from helpers import prepare, settings
 
 from fedmpi.comm.launchers.job import Job
 from fedmpi.common.errors import UserError
-from fedmpi.runtime import memory
+from fedmpi.runtime import build, launch, memory
 from fedmpi.runtime.memory import available_bytes, groups
 
 
@@ -48,46 +52,109 @@ def test_of_control_groups(tmp_path, row, top, limit, used, unbounded, cached):
     assert available_bytes(tmp_path) == 3096
 
 
+NEEDS = {"rank 0": 100, "a training rank": 10, "of which client state": 1}
+
+
+def ranks(places, free):
+    """Facts about ranks, each at one of these places, a host or a host/GPU. free: place -> bytes."""
+    found = {}
+    for rank, place in enumerate(places):
+        host, _, gpu = place.partition("/")
+        left = {"host": free.get(host), "gpu": free.get(place) if gpu else None}
+        found[rank] = {"host": host, "gpu": gpu, "needs": NEEDS, "free": left}
+    return found
+
+
+@pytest.mark.parametrize(
+    ("places", "trains", "on_gpu", "asked"),
+    [
+        (["a"], [0], False, {"a": 110}),  # one process
+        (["a", "a", "a"], [1, 2], False, {"a": 100 + 2 * 10}),
+        (["a", "a", "a"], [0, 1, 2], False, {"a": 100 + 3 * 10}),
+        (["a", "b", "b", "c"], [1, 2, 3], False, {"a": 100, "b": 2 * 10, "c": 10}),
+        (["a/x"], [0], True, {"a/x": 110}),  # the server of one process is on its GPU
+        (["a/x", "a/y", "b/z"], [1, 2], False, {"a": 100, "a/y": 10, "b/z": 10}),  # with gloo it is on the host
+        (["a/x", "a/y", "b/z"], [1, 2], True, {"a/x": 100, "a/y": 10, "b/z": 10}),  # with NCCL it is on its GPU
+        (["a/x", "a/y", "b/z"], [0, 1, 2], True, {"a/x": 110, "a/y": 10, "b/z": 10}),
+        (["a", "a/x", "a/x"], [1, 2], False, {"a": 100, "a/x": 2 * 10}),  # ranks that share a GPU
+        (["a/x", "a/x", "a/y"], [1, 2], True, {"a/x": 100 + 10, "a/y": 10}),
+    ],
+)
+def test_each_host_and_each_gpu_is_asked_for_what_lies_there(places, trains, on_gpu, asked):
+    for place, count in asked.items():
+        memory.check(ranks(places, dict(asked)), trains, on_gpu)
+        host, _, gpu = place.partition("/")
+        where = f"GPU {gpu} of host {host}" if gpu else f"host {host}"
+        with pytest.raises(UserError, match=f"on {where} needs? about {count} B, but {count - 1} B are free"):
+            memory.check(ranks(places, {**asked, place: count - 1}), trains, on_gpu)
+        memory.check(ranks(places, {k: v for k, v in asked.items() if k != place}), trains, on_gpu)  # it is not known
+
+
+def test_the_least_that_one_of_several_has_seen_counts():
+    """Each with its own needs, as the clients of sites differ."""
+    facts = ranks(["a/x", "a/x", "a/x"], {"a": 1000, "a/x": 30})
+    facts[2] |= {"needs": NEEDS | {"a training rank": 15}, "free": {"host": 1000, "gpu": 24}}
+    with pytest.raises(UserError, match="2 training ranks on GPU x of host a need about 25 B, but 24 B are free"):
+        memory.check(facts, [1, 2], False)
+
+
+def test_who_gathers_on_a_gpu_is_told_of_the_host():
+    with pytest.raises(UserError, match=r"^memory: rank 0 on GPU x of host a needs .*comm.backend=gloo gathers"):
+        memory.check(ranks(["a/x", "a/y"], {"a/x": 99, "a/y": 99}), [1], True)
+    with pytest.raises(UserError, match="rank 0 and 1 training rank on GPU x") as alone:
+        memory.check(ranks(["a/x"], {"a/x": 99}), [0], True)
+    assert "gloo" not in str(alone.value)
+
+
+def test_what_is_free(monkeypatch):
+    monkeypatch.setattr(memory, "available_bytes", lambda: 7)
+    monkeypatch.setattr(torch.cuda, "mem_get_info", lambda device: (device.index, 1000))
+    assert memory.free(torch.device("cpu")) == {"host": 7, "gpu": None}
+    assert memory.free(torch.device("cuda", 3)) == {"host": 7, "gpu": 3}
+
+
 @pytest.mark.parametrize(
     ("rank", "local_rank", "here", "trains", "asked"),
     [
-        (0, 0, 3, range(1, 5), 100 + 2 * 10),  # the server, and two of the ranks that train
-        (1, 1, 3, range(1, 5), 0),  # for whom rank 0 has spoken
-        (3, 0, 2, range(1, 5), 2 * 10),  # no server is here
-        (4, 1, 2, range(1, 5), 0),
-        (0, 0, 3, range(5), 100 + 3 * 10),
-        (0, 0, 1, [0], 100 + 10),  # one process
-        (0, 0, 1, range(1, 5), 100),
+        (0, 0, 3, False, ["rank 0", *["a training rank"] * 2]),
+        (3, 0, 2, False, ["a training rank"] * 2),  # no server is here
+        (0, 0, 3, True, ["rank 0", *["a training rank"] * 3]),
+        (0, 0, 1, False, ["rank 0"]),
     ],
 )
-def test_a_host_is_asked_for_what_its_own_ranks_need(monkeypatch, rank, local_rank, here, trains, asked):
-    needed = {"rank 0": 100, "a training rank": 10, "of which client state": 1}
+def test_before_ranks_meet_a_host_is_asked_for_its_own(monkeypatch, rank, local_rank, here, trains, asked):
+    """As `fedmpi validate`, `doctor` and `plan` ask, in one process."""
+    made = prepare(settings(server={"trains": trains})).made
     job = Job("mpi", rank, 5, local_rank, here, "here")
-    for free in (asked - 1, asked):
-        monkeypatch.setattr(memory, "available_bytes", lambda free=free: free)
-        if free >= asked:
-            memory.check(needed, job, trains)
-        elif asked:
-            with pytest.raises(UserError, match=f"on this host need about {asked} B, but {free} B are free"):
-                memory.check(needed, job, trains)
+    total = sum(build.memory_needs(made, 5)[part] for part in asked)
+    monkeypatch.setattr(memory, "available_bytes", lambda: total)
+    assert build.check_memory(made, job) == build.memory_needs(made, 5)
+    monkeypatch.setattr(memory, "available_bytes", lambda: total - 1)
+    with pytest.raises(UserError, match=r"on host here needs? about"):
+        build.check_memory(made, job)
 
 
-@pytest.mark.parametrize(
-    ("rank", "size", "trains", "asked"),
-    [
-        (0, 1, [0], 100 + 10),  # one process, whose server is on its GPU
-        (0, 3, range(1, 3), 0),  # with gloo it is on the host
-        (0, 3, range(3), 10),
-        (2, 3, range(3), 10),
-    ],
-)
-def test_a_gpu_is_asked_for_what_lies_there(monkeypatch, rank, size, trains, asked):
-    needed = {"rank 0": 100, "a training rank": 10, "of which client state": 1}
-    job = Job("torchrun", rank, size, rank, size, "here")
-    for free in (asked - 1, asked):
-        monkeypatch.setattr(torch.cuda, "mem_get_info", lambda gpu, free=free: (free, 1000))
-        if free >= asked:
-            memory.check(needed, job, trains, 2)
-        elif asked:
-            with pytest.raises(UserError, match=f"on GPU 2 need about {asked} B, but {free} B are free"):
-                memory.check(needed, job, trains, 2)
+@pytest.mark.parametrize("on_gpu", [False, True])
+def test_every_rank_finds_the_same(monkeypatch, on_gpu):
+    """Two ranks share a GPU with memory for one of them; rank 0's uploads are there, too, if NCCL carries them."""
+    made = prepare(settings(compute={"device": "cpu"})).made
+    needs = build.memory_needs(made, 3)
+    left = needs["rank 0"] * on_gpu + 2 * needs["a training rank"]
+    device = SimpleNamespace(type="cuda" if on_gpu else "cpu")
+
+    def said(rank, left):
+        def allgather(payload, timeout_s):
+            mine = json.loads(payload)
+            assert mine["needs"] == needs
+            return [json.dumps({**mine, "gpu": "x", "free": {"host": 10**12, "gpu": left}}).encode()] * 3
+
+        comm = SimpleNamespace(rank=rank, size=3, device=device, can_regroup="", allgather_bytes=allgather)
+        return launch._exchange_facts(made, Job("slurm", rank, 3, rank, 3, "a"), comm, torch.device("cpu"), 5)
+
+    told = set()
+    for rank in range(3):
+        assert [each["gpu"] for each in said(rank, left)] == ["x"] * 3
+        with pytest.raises(UserError, match="2 training ranks on GPU x of host a need about") as refused:
+            said(rank, left - 1)
+        told.add(str(refused.value))
+    assert len(told) == 1

@@ -4,15 +4,18 @@ import json
 import os
 
 import pytest
+import torch
 import yaml
 from helpers import CPU, fedmpi, play, prepare, small_settings
 from thread_ranks import play_in_threads
 
+from fedmpi.comm import Job
 from fedmpi.doctor.planning import importing, measuring, plan, plan_text, rehearsal
 from fedmpi.engine import sampling
 from fedmpi.engine.travel import cuts
 from fedmpi.flat import linear
 from fedmpi.methods import registry
+from fedmpi.runtime.memory import size_text
 
 THREADED = sorted(set(registry) - {"fedsr"})  # it draws from torch's generator, which ranks as threads share
 RULES = ("geometric_median", "harmonize", "krum", "median", "principal", "trimmed_mean")
@@ -111,6 +114,7 @@ CONFIG = {
     "method": {"name": "scaffold"},
     "report": False,
 }
+PARTS = ("data", "model", "rows", "state", "step")
 D = 64 * 512 + 512 + 512 * 1024 + 1024 + 1024 * 10 + 10
 
 
@@ -159,6 +163,57 @@ def test_libraries_take_what_importing_them_takes_on_this_machine(config, monkey
     assert planned(900 * MIB, 900 * MIB)["libraries"] == 900 * MIB
 
 
+class OnGpu(torch.Tensor):
+    """A tensor of which its place alone is asked."""
+
+    is_cuda = True
+
+
+@pytest.mark.parametrize(
+    ("backend", "size", "on_gpu"),
+    [("nccl", 3, {"data", "model", "rows", "step"}), ("gloo", 3, {"data", "step"}), ("auto", 1, set(PARTS))],
+)
+def test_memory_of_host_and_gpu_are_two_sums(backend, size, on_gpu):
+    """The parts are those of a CPU, each in the sum of where it lies; what rank 0 gathers does with its back end."""
+    made = prepare(small_settings("scaffold", "mlp", comm={"backend": backend})).made
+    job, mib = Job("mpi", 0, size, 0, size, "here"), 1 << 20
+    needed = {"rank 0": 100 * mib, "a training rank": 90 * mib, "of which client state": 10 * mib}
+    asked = (made, job, needed, 500 * mib, (7 * mib, 40 * mib), 700 * mib)
+    on_cpu = plan._memory(*asked)
+    assert set(on_cpu) == {"memory"}
+    made.model.w = made.model.w.as_subclass(OnGpu)
+    found = plan._memory(*asked)
+    host, gpu = found["memory"]["rank 0"], found["gpu_memory"]["rank 0"]
+    assert set(gpu) == on_gpu | {"all"}
+    assert host["libraries"] == 500 * mib
+    assert host["step"] == 7 * mib
+    assert host["all"] == 700 * mib  # reading the data
+    assert gpu["all"] == sum(gpu[name] for name in on_gpu)
+    for name in on_gpu - {"step"}:
+        assert gpu[name] == on_cpu["memory"]["rank 0"][name]
+    if size > 1:
+        trainer = found["gpu_memory"]["a training rank"]
+        assert set(trainer) - {"all", "rows"} == {"data", "model", "state", "step"}
+        assert ("rows" in trainer) == (backend == "nccl")
+    text = "\n".join(plan_text.lines(facts(**found), ["run.yaml"]))
+    assert f"gpu       rank 0: about {size_text(gpu['all'])}" in text
+    assert "--mem-per-cpu=448M" in plan_text.sbatch(facts(**found), ["run.yaml"])  # 1.25 x 700 MiB for two cores
+
+
+def test_ranks_on_gpus_do_not_wait_for_each_others_cores(config, monkeypatch):
+    monkeypatch.setattr(plan.machine, "cores", lambda: 1)
+
+    def planned(*words):
+        done = fedmpi("plan", config, "-n", 5, *words)
+        assert done.returncode == 0, done.stderr
+        return done.stdout
+
+    assert "ranks share the cores of this machine: training takes 4 x as long" in planned()
+    said = planned("compute.device=cuda")
+    assert "share the cores" not in said
+    assert "for seconds and memory" in said
+
+
 def facts(**more):
     memory = {"rank 0": {"libraries": 200 << 20, "rows": 1 << 30, "all": 1200 << 20}}
     seconds = {"round": 2.0, "error": 0.3, "run": 2000.0, "start": 10.0, "training": 1.5, "evaluation": 0.0}
@@ -180,6 +235,14 @@ def test_the_text():
     assert "assumed" not in text
     assert "10 Gbit/s" in "\n".join(plan_text.lines(facts(hosts=2), ["run.yaml"]))
     assert "with a GPU" in "\n".join(plan_text.lines(facts(cuda=True), ["run.yaml"]))
+
+
+def test_gpus_are_asked_for_by_node():
+    """By task each would be hidden from the others: tests/jobs/test_slurm_gpus.py."""
+    said = plan_text.sbatch(facts(ranks=5, hosts=2, cuda=True), ["run.yaml"])
+    assert "--ntasks=5 " in said
+    assert "--nodes=2 --ntasks-per-node=3 --gpus-per-node=3 " in said
+    assert "gpu" not in plan_text.sbatch(facts(), ["run.yaml"])
 
 
 @pytest.mark.parametrize(

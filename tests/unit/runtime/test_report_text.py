@@ -1,18 +1,22 @@
 """What a run says before and after training, and `fedmpi validate` instead of it: true, and all that one must know."""
 
+import json
+import warnings
+from types import SimpleNamespace
+
 import pytest
 import torch
 import yaml
 from helpers import ROOT, fedmpi, images, play, prepare, settings, small_settings
 
-from fedmpi.comm import detect
+from fedmpi.comm import Job, detect
 from fedmpi.common.errors import UserError
 from fedmpi.data.dataset import Dataset
 from fedmpi.data.federated import split
 from fedmpi.runtime import launch, memory
 from fedmpi.runtime.record import report_text
 
-HERE = [{"host": "node1", "device": "cpu"}]
+HERE = [{"host": "node1", "device": "cpu", "gpu": ""}]
 
 
 def told(made):
@@ -91,12 +95,112 @@ def test_a_run_says_it_too(combined, tmp_path):
     assert f"from {tmp_path}/paper.yaml: {brought}\n" in done.stdout
 
 
-def test_a_torch_without_cuda_is_named(monkeypatch):
+def facts(*gpus, no_gpu=""):
+    """About ranks, each on a host of its own, with these GPUs; "" for none."""
+    names = {"": "cpu (x86_64)", "c": "NVIDIA A100"}
+    return [
+        {"host": f"node{n}", "gpu": gpu, "device": names.get(gpu, "NVIDIA H100"), "no_gpu": "" if gpu else no_gpu}
+        for n, gpu in enumerate(gpus)
+    ]
+
+
+@pytest.mark.parametrize(
+    ("gpus", "said"),
+    [
+        (("",), "cpu (x86_64)"),
+        (("", "", ""), "cpu (x86_64)"),
+        (("a",), "NVIDIA H100"),
+        (("a", "a", "a"), "1 x NVIDIA H100"),
+        (("", "a", "b", "d", "e"), "4 x NVIDIA H100, rank 0 on cpu"),
+        (("", "a", "c", ""), "1 x NVIDIA H100, 1 x NVIDIA A100, ranks 0, 3 on cpu"),
+    ],
+)
+def test_the_devices_of_all_ranks_are_named(gpus, said):
+    assert report_text.devices(facts(*gpus)) == said
+    made = prepare(settings()).made  # of rank 0, on its CPU
+    job = Job("torchrun" if gpus[1:] else "single", 0, len(gpus), 0, len(gpus), "node0")
+    where = "one process" if len(gpus) == 1 else f"{len(gpus)} ranks (torchrun, gloo)"
+    assert report_text.headlines(made, job, "gloo", facts(*gpus))[1].endswith(f"; {where}, {said}, 1 thread a rank")
+
+
+# ---- ranks without a GPU ----
+DRIVER = "The NVIDIA driver on your system is too old (found version 11040)"
+
+
+@pytest.fixture
+def broken_driver(monkeypatch):
+    def init():
+        raise RuntimeError(f"{DRIVER}\nand more")
+
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    monkeypatch.setattr(torch.version, "cuda", "12.4")
+    monkeypatch.setattr(torch.cuda, "init", init)
+
+
+def test_a_torch_without_cuda_is_named(monkeypatch, broken_driver):
     wanted = settings(compute={"device": "cuda"})
+    with pytest.raises(UserError, match=r"has no usable GPU \(The NVIDIA driver on your system is too old \(.*\)\)"):
+        launch.pick_device(wanted, detect({}))
     monkeypatch.setattr(torch.version, "cuda", None)
     with pytest.raises(UserError, match=r"this PyTorch \(.*\) was built without CUDA; install a wheel with it"):
         launch.pick_device(wanted, detect({}))
-    monkeypatch.setattr(torch.version, "cuda", "12.4")
-    with pytest.raises(UserError, match="has no usable GPU"):
-        launch.pick_device(wanted, detect({}))
+
+
+@pytest.mark.parametrize(
+    ("rank", "size", "trains", "refused"),
+    [
+        (0, 3, False, None),
+        (0, 3, True, r"host here has no usable GPU .*; use auto or cpu, or server.trains: false$"),
+        (1, 3, False, r"host here has no usable GPU .*; use auto or cpu$"),
+        (0, 1, False, r"host here has no usable GPU .*; use auto or cpu$"),
+    ],
+)
+def test_who_trains_gets_the_gpu_that_the_config_asks_for(broken_driver, rank, size, trains, refused):
+    wanted, job = (
+        settings(compute={"device": "cuda"}, server={"trains": trains}),
+        Job("slurm", rank, size, rank, size, "here"),
+    )
+    assert launch.pick_device(settings(server={"trains": trains}), job).type == "cpu"  # auto
+    if refused:
+        with pytest.raises(UserError, match=refused):
+            launch.pick_device(wanted, job)
+    else:
+        assert launch.pick_device(wanted, job).type == "cpu"
+
+
+@pytest.mark.parametrize(
+    ("gpus", "server_trains", "slow"),
+    [
+        (("a", "b", ""), False, "rank 2 trains"),
+        (("a", "", ""), False, "ranks 1, 2 train"),
+        (("", "a", "b"), True, "rank 0 trains"),
+        (("", "a", "b"), False, None),  # a server needs no GPU
+        (("", "", ""), False, None),
+    ],
+)
+def test_a_rank_that_trains_on_its_cpu_beside_gpus_is_named_with_the_reason(
+    monkeypatch, broken_driver, gpus, server_trains, slow
+):
+    """Once, by rank 0, whatever rank finds it."""
+    made = prepare(settings(server={"trains": server_trains})).made
+    for rank in range(len(gpus)):
+        others = facts(*gpus, no_gpu=launch.why_no_gpu("node"))
+        job = Job("slurm", rank, len(gpus), 0, 1, f"node{rank}")
+
+        def allgather(payload, timeout_s, others=others):
+            mine = json.loads(payload)
+            assert DRIVER in mine["no_gpu"]
+            return [json.dumps({**mine, **each}).encode() for each in others]
+
+        comm = SimpleNamespace(
+            rank=rank, size=len(gpus), device=torch.device("cpu"), can_regroup="", allgather_bytes=allgather
+        )
+        with warnings.catch_warnings(record=True) as told:
+            warnings.simplefilter("always")
+            found = launch._exchange_facts(made, job, comm, torch.device("cpu"), 5)
+        assert [each.keys() for each in found] == [{"host", "device", "gpu", "no_regroup"}] * len(gpus)
+        said = [str(each.message) for each in told]
+        assert len(said) == (rank == 0 and slow is not None)
+        for text in said:
+            assert f"compute.device: auto: {slow} on the CPU while others have GPUs" in text
+            assert f": host node has no usable GPU ({DRIVER}). " in text

@@ -1,0 +1,85 @@
+"""The lines by which fedmpi asks a real Slurm for GPUs: each rank sees those of all ranks on its node."""
+
+import re
+import shlex
+import subprocess
+
+import pytest
+from helpers import ROOT, fedmpi
+
+from fedmpi.config import sweep
+from fedmpi.doctor.planning import plan_text
+from fedmpi.runtime.sweeping import slurm
+
+pytestmark = [pytest.mark.xdist_group("slurm"), pytest.mark.smoke]
+SEES = 'echo "${CUDA_VISIBLE_DEVICES-all}"'
+FILES = ("docs/hpc.md", "docs/cluster.md", "slurm/srun.sbatch")
+ON_ONE_NODE = (
+    (r"--nodes=2( --ntasks=8)?", r"--nodes=1\1"),
+    ("--ntasks=8", "--ntasks=4"),
+    (r"--cpus-per-task=\d+", "--cpus-per-task=1"),
+)
+
+
+def documented():
+    """Options and batch file of each sbatch line with GPUs, on the one small node of the tests."""
+    for file in FILES:
+        for line in re.findall(r"sbatch (.*--gpus.*? slurm/\w+\.sbatch)", (ROOT / file).read_text()):
+            for pattern, other in ON_ONE_NODE:
+                line = re.sub(pattern, other, line)
+            yield pytest.param(shlex.split(line), id=f"{file}: {line}")
+
+
+@pytest.fixture
+def say(slurm_env):
+    def said(*words, **more):
+        return subprocess.run(words, env=slurm_env, cwd=ROOT, check=True, capture_output=True, text=True, **more).stdout
+
+    if "gpu:8" not in said("sinfo", "--noheader", "--format=%G"):
+        pytest.skip("the Slurm that runs here has no eight GPUs on a node")
+    return said
+
+
+def seen(said):
+    """What each task printed: the GPUs of its node that it sees."""
+    return sorted(said.split())
+
+
+@pytest.mark.parametrize("line", [*documented()])
+def test_of_the_documentation(say, line):
+    *options, file = line
+    tasks = 1 if file == "slurm/torchrun.sbatch" else 4
+    assert seen(say("srun", "--immediate=60", *options, "sh", "-c", SEES)) == ["0,1,2,3"] * tasks
+    say("sbatch", "--test-only", *line, "configs/quickstart.yaml")  # beside the options in the file
+
+
+def test_every_file_has_one():
+    assert {each.id.partition(":")[0] for each in documented()} == set(FILES)
+
+
+def test_of_fedmpi_plan(say):
+    seconds = {"start": 1.0, "run": 1.0, "error": 0.1}
+    facts = {"ranks": 3, "hosts": 1, "cuda": True, "threads": 1, "memory": {"rank 0": {"all": 1 << 20}}}
+    line = shlex.split(plan_text.sbatch({**facts, "seconds": seconds}, ["configs/quickstart.yaml"]))
+    say(line[0], "--test-only", *line[1:])
+    options = line[1 : line.index("slurm/srun.sbatch")]
+    assert seen(say("srun", "--immediate=60", *options, "sh", "-c", SEES)) == ["0,1,2"] * 3
+
+
+def test_of_a_sweep(say, tmp_path):
+    (tmp_path / "sweep.yaml").write_text(f"base: [{ROOT}/configs/quickstart.yaml]\nover: {{seed: [0, 1]}}\n")
+    found = sweep.load(tmp_path / "sweep.yaml")
+    text = slurm.script(found, slurm.Asked(ranks=2, gpus=2), ["a"], tmp_path, 1)
+    say("sbatch", "--test-only", input=text)
+    options = [option for option in re.findall(r"#SBATCH (.*)", text) if re.match("--(nodes|ntasks|gpus)", option)]
+    assert seen(say("srun", "--immediate=60", *options, "sh", "-c", SEES)) == ["0,1,2,3"] * 2
+    more = ("--option=--nodes=1-2", "--option=--gpus-per-node=1")  # the last one counts
+    done = fedmpi("sweep", tmp_path / "sweep.yaml", "--sbatch", "--dry-run", "--ranks=2", "--gpus=1", *more)
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.index("--gpus-per-node=2") < done.stdout.index("--gpus-per-node=1")
+
+
+def test_an_option_of_each_task_would_hide_the_others(say):
+    """Why none of them has it."""
+    words = ("srun", "--immediate=60", "--ntasks=4", "--gpus-per-task=1")
+    assert seen(say(*words, "sh", "-c", SEES)) == ["0", "1", "2", "3"]

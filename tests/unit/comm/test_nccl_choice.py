@@ -1,0 +1,265 @@
+"""Who may use NCCL, how its group is built, and what is said where it fails."""
+
+import os
+from types import SimpleNamespace
+
+import pytest
+import torch
+import torch.distributed as dist
+
+from fedmpi.comm import Job, Lost, Timeouts
+from fedmpi.comm.backends import choice, torch_dist
+from fedmpi.comm.backends.choice import choose, describe, nccl_remedy
+from fedmpi.comm.timeouts import Clock
+from fedmpi.common.errors import UserError
+
+GPU = torch.device("cuda", 1)
+CPU = torch.device("cpu")
+
+
+def cards(*changes, backend="auto"):
+    """A card for each rank, on one host, with a GPU of its own; and what is different."""
+    usual = [
+        {
+            "backend": backend,
+            "host": "a",
+            "gpu": f"uuid{n}",
+            "card": f"0000:{n}:00",
+            "nccl": [2, 27, 5],
+            "shares": False,
+        }
+        for n in range(len(changes))
+    ]
+    return [card | change for card, change in zip(usual, changes, strict=True)]
+
+
+NO_GPU = {"gpu": "", "card": ""}
+FIRST = {"gpu": "uuid0", "card": "0000:0:00"}
+SLICE = {"card": "0000:0:00"}
+SHARES = {"shares": True, "nccl": [2, 30, 7]}
+
+
+@pytest.mark.parametrize(
+    ("changes", "refused"),
+    [
+        (({}, {}, {}), ""),
+        (({}, NO_GPU, {}), r"rank 1 on a computes without a GPU \(1 of 3 ranks\)"),
+        (({}, {}, FIRST), r"ranks 0 and 2 share GPU 0000:0:00 of a.*server.trains=true.*comm.backend=gloo"),
+        (({}, {}, SLICE), r"ranks 0 and 2 have slices \(MIG\) of GPU 0000:0:00 of a, which NCCL refuses"),
+        (({}, {}, SLICE | {"host": "b"}), ""),
+        (({}, {"nccl": []}), r"the PyTorch of rank 1 on a was built without NCCL"),
+        ((SHARES, SHARES | FIRST), ""),
+        ((SHARES, SHARES | SLICE), ""),
+        ((SHARES, SHARES | FIRST | {"shares": False}), r"NCCL_MULTI_RANK_GPU_ENABLE=1 in the environment of all ranks"),
+        ((SHARES, SHARES | FIRST | {"nccl": [2, 29, 7]}), r"from NCCL 2.30 on \(here: 2.29.7\)"),
+    ],
+)
+def test_nccl_needs_a_card_for_each_rank(changes, refused):
+    """auto takes gloo where NCCL would refuse; nccl is refused with the reason."""
+    assert choose("auto", cards(*changes)) == ("gloo" if refused else "nccl")
+    assert choose("gloo", cards(*changes, backend="gloo")) == "gloo"
+    if refused:
+        with pytest.raises(UserError, match=f"(?s)comm.backend=nccl, but .*{refused}"):
+            choose("nccl", cards(*changes, backend="nccl"))
+    else:
+        assert choose("nccl", cards(*changes, backend="nccl")) == "nccl"
+
+
+def test_ranks_with_different_back_ends_are_told():
+    with pytest.raises(UserError, match="differs between ranks"):
+        choose("gloo", [*cards(NO_GPU, backend="gloo"), *cards({}, backend="nccl")])
+
+
+@pytest.mark.parametrize(
+    ("address", "card"),
+    [({}, "u"), ({"pci_domain_id": 0, "pci_bus_id": 0x3B, "pci_device_id": 0}, "0000:3b:00")],
+    ids=["torch does not tell the address", "torch tells it"],
+)
+def test_a_card_is_known_by_its_address(monkeypatch, address, card):
+    monkeypatch.setattr(torch.cuda, "get_device_properties", lambda device: SimpleNamespace(uuid="u", **address))
+    monkeypatch.setattr(dist, "is_nccl_available", lambda: True)
+    monkeypatch.setattr(torch.cuda.nccl, "version", lambda: (2, 27, 5, "suffix"))
+    monkeypatch.delenv(choice.SHARING, raising=False)
+    found = {"backend": "auto", "host": "a", "gpu": "u", "card": card, "nccl": [2, 27, 5], "shares": False}
+    assert describe("auto", "a", GPU) == found
+    monkeypatch.setenv(choice.SHARING, "1")
+    assert describe("auto", "a", GPU) == found | {"shares": True}
+
+
+def test_a_rank_without_gpu_and_nccl(monkeypatch):
+    monkeypatch.setattr(dist, "is_nccl_available", lambda: False)
+    found = describe("nccl", "a", CPU)
+    assert (found["gpu"], found["card"], found["nccl"]) == ("", "", [])
+
+
+# ---- its group ----
+@pytest.mark.parametrize("user_set", ["", "TORCH_NCCL_ASYNC_ERROR_HANDLING", "NCCL_ASYNC_ERROR_HANDLING"])
+def test_a_group_of_gpus_is_built_on_the_ranks_own(monkeypatch, user_set):
+    """By a thread, which begins on the first GPU of the host, whatever the rank's is. torch's watchdog leaves errors to
+    us, unless the user has set what it is to do."""
+    done, names = [], ("TORCH_NCCL_ASYNC_ERROR_HANDLING", "NCCL_ASYNC_ERROR_HANDLING")
+    for name in names:
+        monkeypatch.setenv(name, "3")  # so that it is as it was in the end
+        monkeypatch.delenv(name)
+    if user_set:
+        monkeypatch.setenv(user_set, "1")
+    monkeypatch.setattr(torch.cuda, "set_device", lambda device: done.append(device))
+
+    def init_process_group(*_, device_id):
+        done.append((device_id, {name: os.environ[name] for name in names if name in os.environ}))
+
+    monkeypatch.setattr(dist, "init_process_group", init_process_group)
+    here = torch.device("meta")  # any that can be named without a GPU
+    torch_dist.build("nccl", SimpleNamespace(rank=1, size=3), here, dist.HashStore(), 60)
+    handling = {user_set: "1"} if user_set else {"TORCH_NCCL_ASYNC_ERROR_HANDLING": "0"}
+    assert done == [here, (here, handling)]
+
+
+class Store(dist.HashStore):
+    """One whose connections end like that of the ranks."""
+
+    def set_at_end(self, key, value):
+        self.set(f"{key} at end", value)
+
+
+@pytest.fixture
+def connecting(monkeypatch):
+    """connect(build) as a single rank that NCCL suits; returns the seconds that the building may take."""
+    monkeypatch.setattr(torch_dist.rendezvous, "find_store", lambda *_, timeouts: Store())
+    monkeypatch.setattr(torch_dist, "choose", lambda backend, cards: "nccl")
+    monkeypatch.setenv("GLOO_SOCKET_IFNAME", "lo")
+    bounds = []
+
+    def within(seconds, call, otherwise, clock):
+        bounds.append((seconds, otherwise))
+        return call()
+
+    def connect(build):
+        monkeypatch.setattr(torch_dist, "build", build)
+        job, alarm = Job("torchrun", 0, 1, 0, 1, "a"), SimpleNamespace(listen=lambda call: None)
+        torch_dist.connect(job, "nccl", CPU, Timeouts(start=300, round=1800, reply=5), alarm)
+        return bounds
+
+    monkeypatch.setattr(torch_dist, "within", within)
+    return connect
+
+
+def test_nccl_has_the_time_to_start_and_its_watchdog_longer_than_a_round(connecting):
+    told = []
+    [(seconds, otherwise)] = connecting(lambda *words: told.append(words[-1]))
+    assert seconds == 305
+    assert told == [1860]
+    assert "nccl has not connected them after 300 s" in otherwise
+    for cause in ("NCCL_SOCKET_IFNAME", "/dev/shm", "--gpu-bind=none"):
+        assert cause in otherwise
+
+
+# ---- its failures ----
+SAID = """NCCL error in: /pytorch/torch/csrc/distributed/c10d/NCCLUtils.cpp:94, unhandled system error, NCCL 2.27.5
+ncclSystemError: System call (e.g. socket, malloc) or external library call failed or device error.
+"""
+
+
+@pytest.mark.parametrize(
+    ("last", "remedy"),
+    [
+        (
+            "Error: failed to extend /dev/shm/nccl-WU88OE to 9637892 bytes, error: No space left on device (28)",
+            "shm-size",
+        ),
+        ("Error while creating shared memory segment nccl-shm-recv-1-2-3 (size 9637888)", "shm-size"),
+        ("Cuda failure 101 'invalid device ordinal'", "--gpus-per-node and --ntasks-per-node, or add --gpu-bind=none"),
+        ("Cuda failure 'invalid argument'", "--gpu-bind=none"),
+        (
+            "failed to open CUDA IPC handle : 217 peer access is not supported between these two devices",
+            "gpu-bind=none",
+        ),
+        ("Bootstrap : no socket interface found", "NCCL_SOCKET_IFNAME"),
+        ("socketStartConnect: Connect to 10.0.0.2<41999> failed : Software caused connection abort", "SOCKET_IFNAME"),
+    ],
+)
+def test_the_cause_is_what_nccl_says(connecting, last, remedy):
+    error = dist.DistBackendError(f"{SAID}Last error:\n{last}\nException raised from create at ...")
+    said = nccl_remedy(error)
+    assert remedy in said
+    assert sum(word in said for word in ("NCCL_SOCKET_IFNAME", "/dev/shm", "--gpu-bind=none")) == 1
+
+    def build(*_):
+        raise error
+
+    with pytest.raises(Lost) as ended:
+        connecting(build)
+    first, *rest = str(ended.value).splitlines()
+    assert first.startswith("all ranks came, but nccl does not connect them (NCCL error in: ")
+    assert first.endswith(f"; {last}).")
+    assert rest == said.splitlines()
+
+
+def test_all_causes_are_named_where_nccl_does_not_say(connecting):
+    said = nccl_remedy(dist.DistBackendError(SAID))
+    assert all(word in said for word in ("rank has died", "NCCL_SOCKET_IFNAME", "/dev/shm", "--gpu-bind=none"))
+
+
+def test_what_is_no_failure_of_the_group_keeps_its_own_remedy(connecting):
+    def build(*_):
+        raise torch.OutOfMemoryError("CUDA out of memory")
+
+    with pytest.raises(torch.OutOfMemoryError):
+        connecting(build)
+
+
+@pytest.mark.parametrize(
+    ("gone", "said"),
+    [
+        ("", r"(?s)NCCL failed, though all ranks are there \(.*; Cuda failure 'invalid argument'\).*--gpu-bind=none"),
+        ("silent for 5 s: rank 2 of 3", r"NCCL failed \(.*; Cuda failure 'invalid argument'\); silent for 5 s: rank 2"),
+    ],
+)
+def test_a_message_that_fails(gone, said):
+    def allgather(payload, deadline_s):
+        if gone:
+            raise Lost(gone)
+
+    def post():
+        raise dist.DistBackendError(f"{SAID}Last error:\nCuda failure 'invalid argument'")
+
+    comm = torch_dist.Nccl(Job("slurm", 1, 3, 1, 3, "a"), CPU, allgather, Timeouts())
+    with pytest.raises(Lost, match=said):
+        comm._wait([0], post)
+
+
+class Simulated(Clock):
+    """A clock that a rank which waits drives itself."""
+
+    def __init__(self):
+        self.time = 0.0
+
+    def now(self):
+        return self.time
+
+    def sleep(self, seconds):
+        self.time += seconds
+
+
+@pytest.mark.parametrize(
+    ("ended", "said", "after"), [(True, "rank 2 on b is dead: its process", 1), (False, "silent", 9)]
+)
+def test_a_process_that_ends_is_noticed_at_once(ended, said, after):
+    """NCCL itself would wait on."""
+    clock, store = Simulated(), dist.HashStore()
+    if ended:
+        store.set(torch_dist.ENDED, "2")
+    comm = torch_dist.Nccl(
+        Job("slurm", 1, 3, 1, 3, "a"), CPU, SimpleNamespace(store=store), Timeouts(round=9, clock=clock)
+    )
+    comm.hosts = {2: "b"}
+    with pytest.raises(Lost, match=said):
+        comm._wait([0], lambda: [SimpleNamespace(is_completed=lambda: False)])
+    assert clock.now() == pytest.approx(after, abs=0.01)
+
+
+def test_every_rank_leaves_word_of_its_end(connecting, monkeypatch):
+    stores = [Store()]
+    monkeypatch.setattr(torch_dist.rendezvous, "find_store", lambda *_, timeouts: stores[0])
+    connecting(lambda *_: None)
+    assert stores[0].get(f"{torch_dist.ENDED} at end") == b"0"
