@@ -32,6 +32,7 @@ from fedmpi.engine.server import Rule
 from fedmpi.engine.travel.cuts import Cuts
 from fedmpi.engine.travel.gathering import rows_held
 from fedmpi.engine.worker import Worker
+from fedmpi.flat import linear
 from fedmpi.flat.model import FlatModel
 from fedmpi.method.base import Method, means_of, overrides
 from fedmpi.method.slots import Travel
@@ -266,7 +267,7 @@ def undoes(s: Settings) -> bool:
 
 def memory_needs(made: Experiment, size: int) -> dict[str, int]:
     """What each of so many ranks needs, in bytes, as `memory.need` says."""
-    s = made.settings
+    s, held = made.settings, rows(made, size)
     return memory.need(
         made.messages,
         made.itemsize,
@@ -277,7 +278,8 @@ def memory_needs(made: Experiment, size: int) -> dict[str, int]:
         room=made.room if s.checkpoint.every else None,
         packed=made.pack if made.pack > 1 else 0,
         chooses=s.evaluate.best.metric is not None,
-        held=rows(made, size),
+        held=held,
+        scratch=linear.scratch_bytes(round(held[0]), made.messages.largest_upload(), made.model.w.is_cuda),
     )
 
 

@@ -100,7 +100,7 @@ def _rows(x: Samples | Pictures) -> Iterator[bytes]:
 
 def options(operation: Operation) -> tuple[str, dict[str, Any]]:
     """The name of an operation's class, and its options."""
-    names = [field.name for field in fields(operation)] if is_dataclass(operation) else []
+    names: list[str] = [field.name for field in fields(operation)] if is_dataclass(operation) else []
     return type(operation).__name__, {name: getattr(operation, name) for name in names}
 
 

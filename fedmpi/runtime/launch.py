@@ -105,13 +105,18 @@ def execute(
         set_numerics(settings)
         device = pick_device(settings, job)
         # Mistakes are found before any rank waits for another; silos are opened later, when this rank knows its own.
-        made = None if settings.data.silos else build.experiment(settings, build_data.partitioned(settings), device)
+        made, data = None, dict[str, str]()
+        if not settings.data.silos:
+            found = build_data.partitioned(settings)
+            if job.size > 1 or settings.checkpoint.every:  # else nobody compares them
+                data = consistency.data(found)
+            made = build.experiment(settings, found, device)
         build.make_method(settings)
         code = consistency.code()  # here: once all have met, they would do it at the same time, on few cores
         comm = connect(job, settings.comm.backend, device, timeouts, alarm)
         stop.listen()
         stop.alone(None)
-        result = _connected(settings, job, comm, device, made, code, stop, alarm, until_end)
+        result = _connected(settings, job, comm, device, made, code, data, stop, alarm, until_end)
         if comm.rank == 0:
             after(result[0])
         with suppress(*([Lost] if settings.faults.on_lost_rank != "abort" else [])):  # all of the run is on disk
@@ -150,6 +155,7 @@ def _connected(
     device: torch.device,
     made: build.Experiment | None,
     code: dict[str, str],
+    data: dict[str, str],
     stop: StopRequest,
     alarm: Alarm,
     until_end: ExitStack,
@@ -165,8 +171,6 @@ def _connected(
     layout = {"(layout)": consistency.of(made.model.layout.describe())}
     layout |= {} if made.initial is None else {"(initial weights)": made.initial.digest}
     layout |= consistency.frozen(made.model.frozen)
-    # Hashing all data takes a moment.
-    data = consistency.data(made.data) if job.size > 1 or settings.checkpoint.every else {}
     consistency.agree(comm, {**code, **data, **layout}, timeout_s)
     if comm.rank:
         fed = build.federation(made, comm, stop, regroups=not recorded.stuck(ranks))

@@ -63,12 +63,14 @@ def need(
     held: tuple[float, float] | None = None,
     packed: int = 0,
     chooses: bool = False,
+    scratch: int = 0,
 ) -> dict[str, int]:
     """Bytes that rank 0 needs (gathered uploads, model, server state), that a training rank needs (uploads, models,
     client states), and how many of the latter are client state. `itemsize`: bytes of one entry; `undoes`: the states
     of those who train are kept twice; `room`: the most client rows that a rank holds, the others lying in files;
     `held`: rows of uploads that rank 0, and a training rank, holds, if not all and its clients'; `packed`: the clients
-    that it trains at once, each with weights, velocities and gradients; `chooses`: the best model is kept, too."""
+    that it trains at once, each with weights, velocities and gradients; `chooses`: the best model is kept, too;
+    `scratch`: bytes that sums over the rows of rank 0 take for themselves."""
     model = messages.sizes["d"] + messages.sizes["b"]
     upload, announcement = messages.largest_upload(), messages.announcement().packing.size
     mine, own = -(-cohort // trainers), -(-clients // trainers)
@@ -79,7 +81,8 @@ def need(
     upload += max(messages.upload(t).size for t in range(max(messages.rounds, 1))) if wire.up else 0
     announcement += messages.announcement().size + model if wire.down else 0
     return {
-        "rank 0": int(itemsize * (root * upload + announcement + (3 + chooses) * model + messages.server_state.size)),
+        "rank 0": int(itemsize * (root * upload + announcement + (3 + chooses) * model + messages.server_state.size))
+        + scratch,
         "a training rank": int(itemsize * (uploads * upload + announcement + (6 + 3 * packed) * model + kept)),
         "of which client state": itemsize * kept,
     }

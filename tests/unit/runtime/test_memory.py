@@ -9,6 +9,7 @@ from helpers import prepare, settings
 
 from fedmpi.comm.launchers.job import Job
 from fedmpi.common.errors import UserError
+from fedmpi.flat import linear
 from fedmpi.runtime import build, launch, memory
 from fedmpi.runtime.memory import available_bytes, groups
 
@@ -158,3 +159,14 @@ def test_every_rank_finds_the_same(monkeypatch, on_gpu):
             said(rank, left - 1)
         told.add(str(refused.value))
     assert len(told) == 1
+
+
+def test_copies_in_float64_are_counted():
+    """Sums over the rows that rank 0 holds, by chunks of columns: on a GPU of bounded size."""
+    made = prepare(settings("fedavg", cohort={"fraction": 1.0}, server={"rule": "median"})).made
+    rows, width = 7, made.messages.largest_upload()
+    without = memory.need(made.messages, made.itemsize, cohort=7, clients=7, trainers=1, held=build.rows(made, 1))
+    assert build.memory_needs(made, 1)["rank 0"] - without["rank 0"] == linear.scratch_bytes(rows, width, False)
+    assert linear.scratch_bytes(rows, width, False) >= 8 * rows * width
+    assert linear.scratch_bytes(1000, 1 << 25, True) <= 8 * linear.SCRATCH_GPU
+    assert linear.scratch_bytes(10, 1 << 25, True) == 80 * linear.CHUNK_GPU

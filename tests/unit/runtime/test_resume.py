@@ -5,12 +5,14 @@ import re
 from contextlib import nullcontext
 from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
-from helpers import digest, prepare, record, small_settings
+from helpers import digest, fedmpi, prepare, record, small_settings
 from thread_ranks import play_in_threads
 
 from fedmpi.common.errors import UserError
+from fedmpi.data.augment.warps import Resize
 from fedmpi.methods import registry
 from fedmpi.runtime.record.durable import Damaged
 from fedmpi.runtime.resuming import checkpoints, resume
@@ -367,3 +369,27 @@ def test_a_site_may_join_at_the_end_and_none_may_leave(now, fine):
     """Clients are numbered by the list: another's rounds would be told of a site."""
     with nullcontext() if fine else pytest.raises(UserError, match=r"or moved\. .* init\.from=runs/a/model"):
         resume._only_joined(Path("runs/a"), "['a', 'b']", now)
+
+
+def test_a_run_goes_on_where_pictures_are_rounded_otherwise(tmp_path, monkeypatch):
+    """Devices resize pictures to other last bits. What a run and its resumption compare are pictures as they are
+    stored, and the options of what is done to them."""
+    g = np.random.default_rng(0)
+    np.savez(tmp_path / "pictures.npz", x=g.integers(0, 256, (80, 1, 8, 8), dtype=np.uint8), y=np.arange(80) % 4)
+    words = [
+        *(
+            "configs/quickstart.yaml",
+            "data.source=npz",
+            f"data.root={tmp_path}",
+            "data.path=pictures.npz",
+            "model.name=logistic",
+        ),
+        *("data.partition.clients=4", "data.augment=[{resize: 10}]", "checkpoint.every=1", f"output={tmp_path}"),
+    ]
+    assert fedmpi("run", *words, "name=run", "rounds=1").returncode == 0
+    resize = Resize.__call__
+    monkeypatch.setattr(Resize, "__call__", lambda self, x, u: resize(self, x, u) * (1 + 1e-7))
+    done = fedmpi("resume", tmp_path / "run", "rounds=2")
+    assert done.returncode == 0, done.stderr
+    done = fedmpi("resume", tmp_path / "run", "rounds=3", "data.augment=[{resize: 12}]")
+    assert done.returncode == 2
