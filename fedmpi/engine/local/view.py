@@ -79,7 +79,8 @@ class ClientView(Client):
         self.scratch = messages.scratch.views(self.scratch_row) if size else NOTHING
         self.received, self.b0 = messages.client_model(told, kept)
         self.w0 = self.received  # until local training begins
-        self.version_at_w0: int | None = None  # torch's count of writes to w when it became w0; None once it has moved
+        # torch's count of writes to w when it became w0, of which the engine's own are none; None once it has moved
+        self.version_at_w0: int | None = None
 
         self.meter = LossMeter(state_row.device)
         self.step_loss: Tensor | None = None  # of the step at hand, at the live weights
@@ -250,7 +251,7 @@ class ClientView(Client):
         """One of a step's passes. The first moves batch statistics, wherever it is, unless it has buffers of its own;
         the others leave them alone."""
         model, passed, again = self.worker.model, self.passed, self.passed or buffers is not None
-        at_w0 = self.at_w0
+        at_w0 = self.version_at_w0
         self.passed = self.passed or buffers is None
         w = None if at is None else model.w.clone()
         statistics = (model.b.clone(), [counter.clone() for counter in model.counters]) if again else ()
@@ -258,6 +259,7 @@ class ClientView(Client):
             # a cumulative average counts the batches of its own passes: one a step
             counted = [(c - int(passed)).clamp_(min=0) for c in statistics[1]] if statistics else None
             model.load(model.w if at is None else at, buffers, counted)
+            self.version_at_w0 = None if at is not None else at_w0
         try:
             yield
             if buffers is not None:
@@ -265,7 +267,7 @@ class ClientView(Client):
         finally:
             if statistics or w is not None:
                 model.load(model.w if w is None else w, *statistics)
-                self.version_at_w0 = model.w._version if at_w0 else None
+            self.version_at_w0 = at_w0
 
     @contextmanager
     def elsewhere(self, w: Tensor | None, b: Tensor | None = None) -> Iterator[None]:
@@ -274,13 +276,14 @@ class ClientView(Client):
             yield
             return
         model = self.worker.model
-        before, at_w0 = (model.w.clone(), model.b.clone(), [counter.clone() for counter in model.counters]), self.at_w0
+        before = model.w.clone(), model.b.clone(), [counter.clone() for counter in model.counters]
+        at_w0, self.version_at_w0 = self.version_at_w0, None
         model.load(w, b)
         try:
             yield
         finally:
             model.load(*before)
-            self.version_at_w0 = model.w._version if at_w0 else None
+            self.version_at_w0 = at_w0
 
     @contextmanager
     def _evaluating(self) -> Iterator[None]:

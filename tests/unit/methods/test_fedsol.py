@@ -381,3 +381,29 @@ def test_it_needs_what_the_term_needs():
     assert FedSOL(layers="all", prox=FedProx()).needs == {SGD_STEPS}
     assert FedSOL(layers="all", prox=MOON()).needs == {SGD_STEPS, FEATURES}
     assert FedSOL.needs == {SGD_STEPS, FEATURES, CLASSES}
+
+
+def test_at_w0_is_known_without_looking(client):
+    """Until the first step, and not while the model is elsewhere or after somebody has written to its weights."""
+    it = naive.experiment("fedavg")
+    k, seen = client(it), []
+
+    def loss(k, x, y):
+        seen.append(k.at_w0)
+        return k.task_loss(k.logits(x), x, y)
+
+    with k.elsewhere(k.w0 + 1):
+        assert not k.at_w0
+    assert k.at_w0
+    x, y = naive.rows_of(it)
+    k.grad(x, y, at=k.w0 + 1, loss=loss)
+    k.grad(x, y, loss=loss)
+    assert seen == [False, True]
+    assert k.at_w0
+    k.fit(start=k.w0 + 1, epochs=1)
+    assert k.at_w0
+    k.fit(epochs=1)
+    assert not k.at_w0
+    k = client(it)
+    k.w.add_(1)
+    assert not k.at_w0
