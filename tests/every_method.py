@@ -4,7 +4,8 @@ Rank 0 writes {case: what must not depend on ranks} into FILE, and what each ran
 DEVICE cuda gives each rank the GPU of its local rank, and the CPU to a rank that sees none.
 Ranks that share a GPU talk through gloo, with their server on the CPU: its bits are there those of the CPU's kernels.
 With BACKEND gloo one process alone has it there, too; with auto, where clients train.
-FEDMPI_CASES in the environment names some cases, one a line, if not all are to run.
+FEDMPI_CASES in the environment names some cases, one a line, if not all are to run; FEDMPI_COMPUTE is their section
+`compute`, as JSON.
 """
 
 import json
@@ -102,7 +103,10 @@ def cases():
     plain = {method: (method, "norm", {"rounds": 2}) for method in sorted(registry)}
     asked = os.environ.get("FEDMPI_CASES", "").splitlines()
     chosen = {name: case for name, case in (plain | VARIANTS).items() if not asked or name in asked}
-    return {name: small_settings(method, net, **changes) for name, (method, net, changes) in chosen.items()}
+    compute = json.loads(os.environ.get("FEDMPI_COMPUTE", "{}"))
+    return {
+        name: small_settings(method, net, **changes, compute=compute) for name, (method, net, changes) in chosen.items()
+    }
 
 
 def pick_device(kind, job):

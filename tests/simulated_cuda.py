@@ -62,7 +62,7 @@ NOT_DETERMINISTIC = {
 COPIES = {"copy_", "_to_copy", "_copy_from"}
 INDEXING = {"index", "index_put", "index_put_", "_index_put_impl_", "_unsafe_index", "_unsafe_index_put"}
 
-_thread = threading.local()  # .target: where the `to` that is under way moves its tensor
+_thread = threading.local()  # target: where the `to` that is under way moves its tensor; graph: what is captured
 _original = SimpleNamespace(
     **{name: getattr(Tensor, name) for name in ("to", "cpu", "cuda", "numpy", "tolist", "pin_memory", "is_pinned")},
     array=Tensor.__array__,
@@ -109,6 +109,8 @@ def _mark(x: Tensor, device: torch.device) -> Tensor:
 
 
 def _count(what: str, times: int = 1) -> None:
+    if getattr(_thread, "graph", None) is not None and what in ("sync", "download"):
+        raise RuntimeError("CUDA error: operation not permitted when stream is capturing")
     frame = sys._getframe(1)
     while frame and not frame.f_code.co_filename.startswith(tuple(WATCHED)):
         frame = frame.f_back
@@ -142,6 +144,15 @@ class SimulatedCuda(TorchDispatchMode):
         if torch.is_inference_mode_enabled() and func._can_decompose():
             with self:
                 return func.decompose(*args, **kwargs)
+        graph = getattr(_thread, "graph", None)
+        if graph is None:
+            return self._run(func, args, kwargs)
+        graph.save(func, args, kwargs)
+        found = self._run(func, args, kwargs)
+        graph.record(func, args, kwargs, found)
+        return found
+
+    def _run(self, func, args, kwargs):
         name = func._schema.name.split("::")[1]
         operands = _tensors([args, kwargs])
         places = {id(x): place_of(x) for x in operands}
@@ -444,11 +455,68 @@ def _patch_cuda() -> None:
         "get_rng_state_all": lambda: [generator.get_state() for generator in _gpu_generators],
         "set_rng_state_all": set_states,
         "current_stream Stream Event device stream": _Stream,
+        "CUDAGraph": CUDAGraph,
+        "graph": _capture,
     }
     for names, value in patches.items():
         for name in names.split():
             setattr(torch.cuda, name, value)
     torch.version.cuda = "simulated"
+
+
+class CUDAGraph:
+    """Operators in the order in which they were captured; none of what a capture writes to is changed by it."""
+
+    def __init__(self) -> None:
+        self.calls: list[tuple] = []  # operator, arguments, named ones, results
+        self.before: dict[tuple, tuple[Tensor, Tensor]] = {}  # what is written to, and what it held before the capture
+        self.own: set[int] = set()  # storages that were made in it
+
+    def record(self, func, args, kwargs, found) -> None:
+        if not func.is_view:
+            self.calls.append((func, args, kwargs, _tensors(found)))
+        self.own |= {id(_storage(x)) for x in _tensors(found)}
+
+    def save(self, func, args, kwargs) -> None:
+        """Copy what the operator is about to write to."""
+        names = [argument.name for argument in func._schema.arguments]
+        given = dict(zip(names, args, strict=False)) | kwargs
+        for argument in func._schema.arguments:
+            written = argument.alias_info is not None and argument.alias_info.is_write
+            written = written or argument.name in ("running_mean", "running_var")  # of which no schema tells
+            for each in _tensors(given.get(argument.name)) if written else ():
+                if id(_storage(each)) not in self.own:
+                    self.before.setdefault((each.data_ptr(), each.shape), (each, _unwatched(each.clone)))
+
+    def replay(self) -> None:
+        _count("launch")
+        for func, args, kwargs, results in self.calls:
+            with _drawing_from(torch.device("cuda", 0)):
+                found = _unwatched(func, *args, **kwargs)
+            for old, new in zip(results, _tensors(found), strict=False):
+                if old.data_ptr() != new.data_ptr():
+                    _unwatched(old.copy_, new)
+
+    def pool(self) -> int:
+        return 0
+
+
+def _unwatched(function, *args, **kwargs):
+    """Call a function of torch as if nothing were simulated."""
+    with torch.no_grad(), torch.utils._python_dispatch._disable_current_modes():
+        return function(*args, **kwargs)
+
+
+@contextmanager
+def _capture(graph: CUDAGraph, pool=None, stream=None, capture_error_mode="global") -> Iterator[None]:
+    _thread.graph, state = graph, _gpu_generators[0].get_state()
+    try:
+        yield
+    finally:
+        _thread.graph = None
+        _gpu_generators[0].set_state(state)
+        for x, held in reversed(graph.before.values()):
+            _unwatched(x.copy_, held)
 
 
 class _Autocast(torch.autocast):

@@ -158,11 +158,22 @@ class ComputeSettings(Section):
     precision: Literal["fp32", "bf16"] = "fp32"  # of passes; bf16: autocast, the weights stay as they are
     channels_last: bool = True  # layout of pictures and convolutions in memory
     compile: bool = False  # by torch.compile; other last bits; passes that give features stay as they are
+    # Forward and backward passes as CUDA graphs, on GPUs, which helps small models; where a method has a loss or steps
+    # of its own its passes stay as they are (engine/local/graphs.py)
+    graphs: bool = False
     deterministic: bool = False  # deterministic kernels only, on GPUs
     # clients that a rank trains at once, where method and model allow it; auto: as many as caches hold. They change the
     # last bits of what clients send (docs/packing.md)
     pack: Annotated[int, Field(ge=1, le=100_000)] | Literal["auto"] = 1
     threads: Count = 1  # per rank; they change the last bits of sums; at most the cores (machine.py)
+
+    @model_validator(mode="after")
+    def _one_way_to_launch(self) -> "ComputeSettings":
+        if self.graphs and self.compile:
+            raise ValueError(
+                "graphs: true and compile: true both decide how passes are launched; leave one of them out"
+            )
+        return self
 
 
 class CheckpointSettings(Section):

@@ -78,6 +78,7 @@ class FlatModel:
         self._counters0 = [counter.clone() for counter in self.counters]
         self.buffered = bool(self.counters) or self.buffer_layout.size > 0
         self._g: Tensor | None = None
+        self._attached = False  # whether parameters have their gradients in it
         self.parameters: list[nn.Parameter] = []
         with torch.no_grad():
             for s in self.layout.segments:
@@ -108,15 +109,18 @@ class FlatModel:
 
     def attach_gradient(self) -> Tensor:
         """(d,) flat gradient; until `drop_gradient`, autograd accumulates straight into it."""
-        if self._g is None:
+        if self._g is None:  # made once: CUDA graphs write to where it was when they were captured
             self._g = torch.zeros_like(self.w)
+        if not self._attached:
+            self._g.zero_()
             for s, p in self.members():
                 p.grad = s.view(self._g)
+            self._attached = True
         return self._g
 
     def drop_gradient(self) -> None:
         """Back to gradients that autograd allocates itself (the fastest form while no hook reads them)."""
-        self._g = None
+        self._attached = False
         for p in self.parameters:
             p.grad = None
 

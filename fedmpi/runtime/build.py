@@ -198,6 +198,7 @@ def make_worker(made: Experiment, stop: Callable[[], bool]) -> Worker:
     what = (made.model, made.net, made.task, made.method, made.data, made.messages, recipe(s), s.seed)
     drop, spares = s.faults.on_bad_update != "abort", s.faults.on_client_error == "drop"
     packing: dict[str, Any] = {"pack": made.pack, "strict": s.compute.pack != "auto"}
+    packing["graphs"] = s.compute.graphs and made.model.w.is_cuda
     return Worker(*what, bf16=s.compute.precision == "bf16", drop=drop, spares=spares, **packing, stop=stop)
 
 

@@ -270,19 +270,20 @@ class LocalClient(ClientView):
 
     def _gradient(self, how: Descent, optimiser: SGD | Adaptive, x: Tensor, y: Tensor) -> None:
         """One batch's gradient, to where the optimiser looks for it."""
-        model = self.worker.model
-        if how.by_hand:
-            self.note(how.by_hand(x, y))
-            return
-        if not how.flat:
-            optimiser.forget()
-            self._backward(how.loss, x, y)
-            return
+        model, graphs = self.worker.model, self.worker.graphs
         if how.step:
             g = self.check("step", how.step(self, x, y))
         else:
-            g = model.attach_gradient().zero_()
-            self._backward(how.loss, x, y)
+            if graphs is not None and how.repeats and isinstance(x, Tensor):
+                at = model.live.data_ptr(), model.attach_gradient().data_ptr() if how.flat else 0
+                kind = (*at, how.loss is self.worker.direct, *map(id, optimiser.parameters))
+                loss = graphs.run(kind, partial(self._passes, how, optimiser), x, y, optimiser.parameters)
+            else:
+                loss = self._passes(how, optimiser, x, y)
+            self.note(loss)
+            if not how.flat:
+                return
+            g = model.attach_gradient()
         if how.correct:
             g = self.check("gradient", how.correct(self, g), by=how.correct)
         flat = model.attach_gradient()
@@ -291,10 +292,17 @@ class LocalClient(ClientView):
         if how.clipped:
             clip(flat, how.clipped, self.worker.recipe)
 
-    def _backward(self, loss: Loss, x: Tensor, y: Tensor) -> None:
-        value = loss_of(self, loss, x, y)
+    def _passes(self, how: Descent, optimiser: SGD | Adaptive, x: Tensor, y: Tensor) -> Tensor:
+        """A forward and a backward pass; returns the loss."""
+        if how.by_hand:
+            return how.by_hand(x, y)
+        if how.flat:
+            self.worker.model.attach_gradient().zero_()
+        else:
+            optimiser.forget()
+        value = loss_of(self, how.loss, x, y)
         backward(value)
-        self.note(value)
+        return value
 
     def _batches(self, drawn: tuple[Any, Any], passes: int, steps: int, many: int) -> Iterator[tuple[Tensor, Tensor]]:
         """The batches of so many steps, `many` at a time, pass after pass. drawn: `worker.generators`.

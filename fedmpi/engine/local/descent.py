@@ -22,6 +22,7 @@ class Descent(NamedTuple):
     step: Callable[[Client, Tensor, Tensor], Tensor] | None = None
     clipped: Selection | None = None  # the entries that clipping looks at
     by_hand: ByHand | None = None  # which knows this loss, and leaves its gradient where the optimiser looks for it
+    repeats: bool = False  # whether each pass computes the same of its batch and the model, so that a graph can do it
 
     @property
     def flat(self) -> bool:
@@ -51,10 +52,19 @@ class Descent(NamedTuple):
             step=method.step if overrides(method, "step") and gradient is None and loss is None else None,
             clipped=model.layout.entries(trained) if clips else None,
         )
+        if worker.graphs is not None:
+            task_s = how.loss is worker.direct or getattr(how.loss, "__func__", None) is Method.loss
+            # With counts that only the sites know, a task may weigh the classes for each client in its own way.
+            how = how._replace(repeats=task_s and worker.data.counts_shared)
         if how.flat:
             return how
         model.drop_gradient()
-        if worker.by_hand is None or how.loss is not worker.direct or len(parameters) < len(model.parameters):
+        if (
+            worker.by_hand is None
+            or worker.graphs is not None
+            or how.loss is not worker.direct
+            or len(parameters) < len(model.parameters)
+        ):
             return how
         worker.by_hand.begin()
         return how._replace(by_hand=worker.by_hand)

@@ -11,6 +11,7 @@ import simulated_cuda
 import torch
 from helpers import prepare, settings, small_settings
 
+from fedmpi.common.errors import UserError
 from fedmpi.flat import linear
 
 GPU = torch.device("cuda", 0)
@@ -61,8 +62,33 @@ def downloads_of_fedfomo():
     return found
 
 
+def graphs():
+    """Launches of a run of FedAvg without and with graphs, how many were captured, and whether the weights agree."""
+    found = []
+    for graphs in (False, True):
+        it = prepare(settings("fedavg", "norm", train={"epochs": 4}, compute={"graphs": graphs}), device=GPU)
+        found.append((it, count(it.fed.run)["launch"]))
+    (one, launches), (other, fewer) = found
+    captured = len(other.fed.worker.graphs._captured)
+    return {"launches": [launches, fewer], "captured": captured, "same": torch.equal(one.w, other.w)}
+
+
+def a_model_that_cannot_be_captured():
+    """What is said of one whose forward pass asks the device."""
+    it = prepare(
+        settings("fedavg", "norm", model={"name": "helpers:cumulative_net"}, compute={"graphs": True}), device=GPU
+    )
+    try:
+        it.fed.run()
+    except UserError as error:
+        return str(error)
+
+
 def main():
-    checks = (ways_of_gathering, scratch_memory, hash_of_a_model, downloads_of_fedfomo)
+    checks = (
+        *(ways_of_gathering, scratch_memory, hash_of_a_model, downloads_of_fedfomo, graphs),
+        a_model_that_cannot_be_captured,
+    )
     Path(sys.argv[1]).write_text(json.dumps({check.__name__: check() for check in checks}))
 
 

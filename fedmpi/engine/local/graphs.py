@@ -1,0 +1,89 @@
+"""Forward and backward passes as CUDA graphs (`compute.graphs`).
+
+The kernels of a small model take less time than their launches. A CUDA graph launches all kernels of a pass at once. It
+reads and writes the memory with which it was captured; that fits a model which lives in one flat vector, into which
+clients are loaded one after another: one capture serves all clients and rounds. Optimisers, corrections of gradients
+and clipping stay outside of it, as their numbers change from round to round.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Hashable, Sequence
+from typing import Any, NamedTuple, final
+
+import torch
+from torch import Tensor, nn
+
+from fedmpi.common.errors import UserError
+
+# Passes of one kind that are made as they come. In the first ones libraries set up what must not happen in a capture,
+# and a batch size that few clients have is not worth one.
+PASSES_BEFORE_CAPTURE = 3
+
+Passes = Callable[[Tensor, Tensor], Tensor]  # (x, y) -> loss; leaves gradients with the parameters
+
+
+class _Captured(NamedTuple):
+    graph: Any
+    x: Tensor
+    y: Tensor
+    loss: Tensor
+    gradients: list[Tensor | None]  # of each parameter
+    used: int  # the first parameter that has one
+
+
+@final
+class PassGraphs:
+    """The passes of one rank's model that have been captured, by what they compute and the shapes of their batches."""
+
+    def __init__(self) -> None:
+        self._counts: dict[Hashable, int] = {}
+        self._captured: dict[Hashable, _Captured] = {}
+        self._pool: Any = None  # they run one after another, so one memory pool serves all
+
+    def run(self, kind: Hashable, passes: Passes, x: Tensor, y: Tensor, parameters: Sequence[nn.Parameter]) -> Tensor:
+        """Make a forward and a backward pass, as a graph if there were enough of them.
+
+        Args:
+            kind: what tells passes apart that compute different things.
+            passes: makes them; nothing in it may depend on the client or the step but through x, y and the model.
+            x, y: the batch.
+            parameters: what is trained; their gradients are afterwards those of this batch.
+
+        Returns:
+            () the loss.
+
+        Raises:
+            UserError: the passes cannot be captured.
+        """
+        key = kind, x.shape, x.dtype, x.stride(), y.shape, y.dtype
+        captured = self._captured.get(key)
+        if captured is None:
+            count = self._counts[key] = self._counts.get(key, 0) + 1
+            if count <= PASSES_BEFORE_CAPTURE:
+                return passes(x, y)
+            captured = self._captured[key] = self._capture(passes, x, y, parameters)
+        captured.x.copy_(x)
+        captured.y.copy_(y)
+        captured.graph.replay()
+        if parameters[captured.used].grad is not captured.gradients[captured.used]:  # another pass came in between
+            for p, gradient in zip(parameters, captured.gradients, strict=True):
+                p.grad = gradient
+        return captured.loss.clone()  # the next pass writes to the same place
+
+    def _capture(self, passes: Passes, x: Tensor, y: Tensor, parameters: Sequence[nn.Parameter]) -> _Captured:
+        graph, x, y = torch.cuda.CUDAGraph(), x.clone(), y.clone()
+        try:
+            # Other threads may go on meanwhile: those that read data, and the one that listens for errors.
+            with torch.cuda.graph(graph, pool=self._pool, capture_error_mode="thread_local"):
+                loss = passes(x, y)
+        except RuntimeError as error:
+            said = (str(error).strip().splitlines() or [type(error).__name__])[0]
+            raise UserError(
+                f"compute.graphs: the passes of this model cannot be captured as a CUDA graph ({said}); a model whose "
+                "forward pass asks for values of tensors cannot be. Set compute.graphs: false"
+            ) from error
+        self._pool = graph.pool()
+        gradients = [p.grad for p in parameters]
+        used = next(i for i, gradient in enumerate(gradients) if gradient is not None)
+        return _Captured(graph, x, y, loss.detach(), gradients, used)
