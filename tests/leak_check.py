@@ -11,6 +11,7 @@ from pathlib import Path
 
 import numpy as np
 import torch
+import torch._dynamo  # which torch.optim imports at its first step, as in the last round of ccvr's server
 from helpers import small_settings
 
 from fedmpi.runtime import launch

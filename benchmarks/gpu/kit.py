@@ -3,7 +3,8 @@
 Seconds a round next to loops written by hand, and memory; then the tests of tests/jobs/gpu (the communication battery
 over NCCL and gloo, every method alone and over ranks that share the GPU, the same bits twice and after going on).
 --quick: what users start, about one minute: `fedmpi run` in bf16, with an LSTM, with packs, with all analyses, with
-rank 0 on the CPU, compiled; and a profile of ten steps. --device cpu does the same with small shares of the tasks.
+rank 0 on the CPU, compiled; and a profile of ten steps. --device cpu does the same with small shares of the tasks;
+--device simulated does so on the GPUs of tests/simulated_cuda.py, without what they cannot do.
 
 It needs a Python with torch; what else is missing is listed first, with the commands that bring it. Each part has a
 time limit, at which all its processes are ended; a part that fails does not stop the others; exit code 1 then. Results
@@ -35,6 +36,7 @@ sys.path.insert(0, str(ROOT / "benchmarks"))
 
 from measure import machine, read  # noqa: E402
 
+SIMULATION = "tests/simulated_cuda.py"
 PAGE, RESULTS = ROOT / "docs" / "gpu.md", ROOT / "build" / "gpu"
 BEGIN, END = "<!-- measured: begin -->\n", "<!-- measured: end -->\n"
 MARK = "FEDMPI_GPU_PART"  # the environment variable by which the processes of a part are known
@@ -60,18 +62,23 @@ class Part(NamedTuple):
 
 
 def measures_and_tests(device: str, folder: Path) -> Iterator[Part]:
-    small = device == "cpu"
+    small, device, simulated = device != "cuda", device.replace("simulated", "cuda"), device == "simulated"
     share = ["--share", "20", "--rounds", "2"] if small else []
     for name in ("cnn", "cifar10", "packed"):
         yield Part(name, ["-W", "ignore", "benchmarks/gpu/rounds.py", name, "--device", device, *share], 90)
     sizes = ["--d", "100000", "--repeats", "3"] if small else []
     yield Part("vectors", ["-W", "ignore", "benchmarks/vectors.py", "--device", device, *sizes], 90)
     tests = ["-m", "pytest", "-vv", "-rs", "-p", "no:cacheprovider"]
+    if simulated:
+        yield Part("test_simulated_cuda", [*tests, "-m", "smoke", "tests/jobs/gpu/test_simulated_cuda.py"], 600)
+        return
     for name, limit_s in (("augment_on_cuda", 60), ("same_device", 90), ("nccl", 180), ("methods_on_cuda", 300)):
         yield Part(f"test_{name}", [*tests, f"tests/jobs/gpu/test_{name}.py"], limit_s)
 
 
 def what_users_start(device: str, folder: Path) -> Iterator[Part]:
+    compiles, device = device != "simulated", device.replace("simulated", "cuda")
+
     def run(name: str, *words: str, launcher: tuple[str, ...] = ("-m", "fedmpi"), limit_s: float = 60) -> Part:
         common = ["rounds=2", f"name={name}", f"output={folder / 'runs'}", f"compute.device={device}"]
         return Part(name, [*launcher, "run", "configs/quickstart.yaml", *common, *words], limit_s)
@@ -86,7 +93,18 @@ def what_users_start(device: str, folder: Path) -> Iterator[Part]:
     ranks = (*torchrun, "--nproc-per-node", "3", "benchmarks/gpu/server_without_gpu.py")
     yield run("server_on_cpu", *write_pictures(folder), fedavg, "comm.backend=gloo", launcher=ranks)
     yield Part("profile", ["-W", "ignore", "benchmarks/gpu/rounds.py", "profile", "--device", device], 60)
-    yield run("compile", "compute.compile=true", limit_s=180)
+    if compiles:
+        yield run("compile", "compute.compile=true", limit_s=180)
+
+
+def simulate(part: Part) -> Part:
+    """The same part with GPUs that are simulated on the CPU: before its script, or its module, stands the simulation."""
+    server = "benchmarks/gpu/server_without_gpu.py"
+    if "pytest" in part.words:  # which starts processes with a simulation of their own
+        return part
+    options = ["--gpus", "2", "--server-on-cpu"] if server in part.words else []
+    at = part.words.index(server) if options else 2 * (part.words[0] == "-W")
+    return part._replace(words=[*part.words[:at], SIMULATION, *options, *part.words[at:]])
 
 
 def write_texts(folder: Path) -> list[str]:
@@ -295,7 +313,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("parts", nargs="*", metavar="PART", help="only these parts; an unknown one lists all")
     parser.add_argument("--quick", action="store_true", help="the list of one minute")
-    parser.add_argument("--device", choices=["cpu", "cuda"], help="default: cuda where torch can use it")
+    parser.add_argument("--device", choices=["cpu", "cuda", "simulated"], help="default: cuda where torch can use it")
     parser.add_argument("--to", type=Path, default=RESULTS, metavar="DIR", help="for the JSON file; default build/gpu")
     parser.add_argument("--page", type=Path, metavar="FILE", help="write this JSON file into docs/gpu.md, and end")
     asked = parser.parse_args()
@@ -320,6 +338,7 @@ def check(asked: argparse.Namespace, parser: argparse.ArgumentParser, folder: Pa
         said = known.get("gpu", "torch finds no usable GPU here")
         parser.error(f"--device cuda: {said}; --device cpu shows that the kit works")
     parts = list((what_users_start if asked.quick else measures_and_tests)(device, folder))
+    parts = [simulate(part) for part in parts] if device == "simulated" else parts
     unknown = [name for name in asked.parts if name not in [part.name for part in parts]]
     if unknown:
         parser.error(f"there is no part {unknown[0]}; there are {', '.join(part.name for part in parts)}")

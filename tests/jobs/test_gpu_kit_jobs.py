@@ -80,11 +80,12 @@ def test_what_is_missing_is_said_first(bare, tmp_path):
     assert not (tmp_path / "to").exists()
 
 
-def test_packages_on_pythonpath_are_found(bare, tmp_path):
+@pytest.mark.parametrize("device", ["cpu", "simulated"])
+def test_packages_on_pythonpath_are_found(bare, tmp_path, device):
     """fedmpi is not installed there: the kit has put the root of the repository before what PYTHONPATH held."""
-    done = run_kit(bare[0], "vectors", "--device", "cpu", "--to", tmp_path, PYTHONPATH=str(bare[1]))
+    done = run_kit(bare[0], "vectors", "--device", device, "--to", tmp_path, PYTHONPATH=str(bare[1]))
     assert done.returncode == 0, done.stdout + done.stderr
-    found = json.loads(next(tmp_path.glob("*-cpu.json")).read_text())
+    found = json.loads(next(tmp_path.glob(f"*-{device}.json")).read_text())
     assert [(part["part"], part["code"]) for part in found["parts"]] == [("vectors", 0)]
     assert found["running"] is None
     assert "| vectors | 1 rank(s), 100,000 parameters, 8 clients |" in done.stdout
