@@ -39,6 +39,8 @@ _OURS = {
     "compute.device": "device gpu gpus cuda use_cuda num_gpus n_gpus accelerator gpu_id",
     "compute.precision": "precision amp fp16 bf16 mixed_precision",
     "compute.threads": "threads num_threads n_threads cores cpus num_workers workers",
+    "compute.tf32": "allow_tf32 matmul_precision float32_matmul_precision",
+    "compute.cudnn_benchmark": "benchmark cudnn cudnn_autotune",
     "compute.deterministic": "deterministic",
     "comm.backend": "backend dist_backend",
     "comm.round_timeout_s": "timeout round_timeout",

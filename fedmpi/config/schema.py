@@ -161,9 +161,13 @@ class ComputeSettings(Section):
     # Forward and backward passes as CUDA graphs, on GPUs, which helps small models; where a method has a loss or steps
     # of its own its passes stay as they are (engine/local/graphs.py)
     graphs: bool = False
+    # on GPUs: round the factors of fp32 products to TF32, mantissas of 10 bits. PyTorch's own default is true for
+    # convolutions and recurrent layers, false for matrix products
+    tf32: bool = False
+    cudnn_benchmark: bool = False  # on GPUs: try cuDNN's convolution kernels, take the fastest; bits differ by run
     deterministic: bool = False  # deterministic kernels only, on GPUs
-    # clients that a rank trains at once, where method and model allow it; auto: as many as caches hold. They change the
-    # last bits of what clients send (docs/packing.md)
+    # clients that a rank trains at once, where method and model allow it; auto: as many as the device runs fastest.
+    # They change the last bits of what clients send (docs/packing.md)
     pack: Annotated[int, Field(ge=1, le=100_000)] | Literal["auto"] = 1
     threads: Count = 1  # per rank; they change the last bits of sums; at most the cores (machine.py)
 
@@ -172,6 +176,15 @@ class ComputeSettings(Section):
         if self.graphs and self.compile:
             raise ValueError(
                 "graphs: true and compile: true both decide how passes are launched; leave one of them out"
+            )
+        return self
+
+    @model_validator(mode="after")
+    def _same_kernels(self) -> "ComputeSettings":
+        if self.cudnn_benchmark and self.deterministic:
+            raise ValueError(
+                "cudnn_benchmark: true chooses kernels by how long they take, which differs from run to run, and "
+                "deterministic is true; set one of them to false"
             )
         return self
 

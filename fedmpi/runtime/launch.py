@@ -72,11 +72,13 @@ def set_numerics(settings: Settings) -> None:
     machine.check(settings, writes=False)
     heap.keep()
     torch.set_num_threads(settings.compute.threads)
+    # These names work without a warning in every PyTorch since 2.6, and have no effect on a CPU.
+    torch.backends.cuda.matmul.allow_tf32 = torch.backends.cudnn.allow_tf32 = settings.compute.tf32
+    torch.backends.cudnn.benchmark = settings.compute.cudnn_benchmark
     if settings.compute.deterministic:
         os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
         torch.use_deterministic_algorithms(True)
         torch.utils.deterministic.fill_uninitialized_memory = False  # type: ignore[attr-defined]
-        torch.backends.cudnn.benchmark = False
 
 
 def execute(

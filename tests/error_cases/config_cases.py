@@ -26,6 +26,8 @@ UNKNOWN = {
     "device=cpu": r"did you mean compute\.device\?",
     "train.device=cpu": r"did you mean compute\.device\?",
     "gpus=2": r"did you mean compute\.device\?",
+    "allow_tf32=true": r"did you mean compute\.tf32\?",
+    "train.benchmark=true": r"did you mean compute\.cudnn_benchmark\?",
     "num_clients=10": r"did you mean data\.partition\.clients\?",
     "data.num_clients=10": r"data\.num_clients: unknown key; did you mean data\.partition\.clients\?",
     "alpha=0.1": r"did you mean data\.partition\.alpha or train\.alpha\?",
@@ -168,6 +170,7 @@ VALUES = {
     "compute.threads=100000": r"compute\.threads: 100000 .*may use \d+ core",
     "compute.device=tpu": r"device: 'tpu' .*'auto', 'cpu' or 'cuda'",
     "compute.precision=fp16": r"precision: 'fp16' .*'fp32' or 'bf16'",
+    "compute.tf32=yes please": r"compute\.tf32: 'yes please' is not allowed; must be true or false",
     "compute=null": r"compute: None is not allowed; must be a mapping",
     "model.name=mlp;;model.hidden=[]": r"model\.hidden: \[\] .*a list of at least 1",
     "model.name=mlp;;model.hidden=[1000000000]": r"model mlp: out of memory .*take a smaller model",
@@ -215,6 +218,9 @@ TOGETHER = {
     "method.name=feddyn;;train.optim=adagrad": r"method feddyn needs steps of SGD .* but train\.optim is adagrad",
     "method.name=fedatom;;method.client=fedasam;;train.optim=adamw": r"method fedatom needs steps of SGD .* is adamw",
     "method.name=pfedme;;train.momentum=0;;train.clip_norm=1": r"needs plain SGD, but train\.clip_norm is 1",
+    "compute.cudnn_benchmark=true;;compute.deterministic=true": (
+        r"compute\.cudnn_benchmark: true chooses kernels by .*; set one of them to false"
+    ),
     "compute.pack=4;;train.optim=adam": r"compute\.pack: 4: .*: train\.optim is adam; set compute\.pack: 1",
     "compute.pack=4;;train.keep_optim=true": r"compute\.pack: 4: .*: train\.keep_optim is true",
     "compute.pack=4;;train.nesterov=true": r"compute\.pack: 4: .*: train\.nesterov is true",

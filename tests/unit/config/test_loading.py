@@ -120,6 +120,13 @@ def test_digest_items_name_the_keys_that_differ(tmp_path):
     assert all(isinstance(text, str) for text in one.values())
 
 
+@pytest.mark.parametrize("key", ["compute.precision", "compute.tf32", "compute.cudnn_benchmark"])
+def test_what_decides_last_bits_is_part_of_a_runs_identity(tmp_path, key):
+    path, other = write(tmp_path, GOOD), {"compute.precision": "bf16"}.get(key, "true")
+    one, two = (config.load(path, words).identity() for words in ([], [f"{key}={other}"]))
+    assert {name for name in one if one[name] != two[name]} == {key}
+
+
 def test_data_root(tmp_path, monkeypatch):
     path = write(tmp_path, GOOD)
     monkeypatch.delenv("FEDMPI_DATA", raising=False)

@@ -1,13 +1,15 @@
 """What environment.json says of the ranks' GPUs."""
 
 import json
+import warnings
 from types import SimpleNamespace
 
 import pytest
 import torch
 import yaml
-from helpers import fedmpi
+from helpers import fedmpi, settings
 
+from fedmpi.runtime.launch import set_numerics
 from fedmpi.runtime.record import environment
 
 CLOSED = (
@@ -28,12 +30,52 @@ def card(monkeypatch):
     monkeypatch.setattr(torch.backends.cudnn, "version", lambda: 91002)
 
 
+@pytest.fixture
+def switches(monkeypatch):
+    """Set PyTorch's switches back to its defaults afterwards."""
+    monkeypatch.setenv("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
+    monkeypatch.setattr(torch.utils.deterministic, "fill_uninitialized_memory", True)
+    yield
+    torch.backends.cuda.matmul.allow_tf32, torch.backends.cudnn.allow_tf32 = False, True
+    torch.backends.cudnn.benchmark = False
+    torch.use_deterministic_algorithms(False)
+
+
+@pytest.mark.parametrize("tf32", [True, False])
+def test_tf32_is_that_of_the_config(card, switches, tf32):
+    """Also that of convolutions, which PyTorch multiplies in TF32 by itself; without a warning of an outdated name."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        set_numerics(settings(compute={"tf32": tf32}))
+    found = environment.describe_gpu(torch.device("cuda", 0))["tf32"]
+    assert found == {"matmul": tf32, "conv": tf32, "rnn": tf32}
+
+
+@pytest.mark.parametrize("key", ["cudnn_benchmark", "deterministic"])
+def test_kernels_are_chosen_as_the_config_says(switches, key):
+    set_numerics(settings(compute={key: True}))
+    assert torch.backends.cudnn.benchmark == (key == "cudnn_benchmark")
+    set_numerics(settings())  # another run of this process
+    assert not torch.backends.cudnn.benchmark
+
+
+def test_a_cpu_knows_no_tf32(switches):
+    """The switch of GPUs leaves the bits of a CPU alone."""
+    x = torch.randn(64, 64, generator=torch.Generator().manual_seed(0))
+    found = []
+    for tf32 in (False, True):
+        set_numerics(settings(compute={"tf32": tf32}))
+        found.append((x @ x, torch.conv2d(x[None, None], x[None, None, :5, :5])))
+    assert all(map(torch.equal, *found))
+
+
 @pytest.mark.parametrize(("text", "driver"), [(CLOSED, "535.104.05"), (OPEN, "550.54.15")])
-def test_of_a_gpu(card, monkeypatch, tmp_path, text, driver):
+def test_of_a_gpu(card, switches, monkeypatch, tmp_path, text, driver):
     monkeypatch.setattr(environment, "DRIVER", tmp_path / "version")
     (tmp_path / "version").write_text(text)
     versions = {"gpu": "4d2c-11", "driver": driver, "cudnn": "91002", "nccl": "2.27.5"}
-    tf32 = {"matmul": False, "conv": True, "rnn": True}  # PyTorch's defaults
+    set_numerics(settings())
+    tf32 = {"matmul": False, "conv": False, "rnn": False}
     assert environment.describe_gpu(torch.device("cuda", 0)) == {**versions, "tf32": tf32}
 
 
