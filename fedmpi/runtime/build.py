@@ -167,7 +167,7 @@ def experiment(settings: Settings, data: Federated, device: torch.device) -> Exp
         warnings.warn(f"method {settings.method.name} keeps parts with the client, but {travels}", stacklevel=2)
     moved = data.to(device, channels_last=settings.compute.channels_last)
     rule = make_rule(settings, method, messages.shared_groups)
-    pack = clients_at_once(settings, method, task, model, recipe(settings), data)
+    pack = clients_at_once(settings, method, task, model, net, recipe(settings), data)
     if settings.compute.compile:  # last: settings that contradict each other are to be reported on every machine
         machine.compiler(gpu=device.type == "cuda")
         module.compile()  # one compilation for all clients of a rank

@@ -12,6 +12,7 @@ from fedmpi.engine.local.recipe import Recipe
 from fedmpi.engine.packed import together
 from fedmpi.flat.model import FlatModel
 from fedmpi.method.base import Method, overrides
+from fedmpi.models.net import Net
 from fedmpi.tasks.base import Task
 from fedmpi.tasks.classification import Classification
 
@@ -38,18 +39,19 @@ def recipe(settings: Settings) -> Recipe:
 
 
 def clients_at_once(
-    settings: Settings, method: Method, task: Any, model: FlatModel, how: Recipe, data: Federated
+    settings: Settings, method: Method, task: Any, model: FlatModel, net: Net, how: Recipe, data: Federated
 ) -> int:
     """How many clients a rank trains at once (compute.pack)."""
     compute, pack, named = settings.compute, settings.compute.pack, isinstance(data.input_shape, dict)
-    full = how.momentum or how.weight_decay or any(overrides(method, hook) for hook in ("loss", "gradient"))
-    many = together.many(pack, model, 0 if full else int(how.epochs or 0) * int(data.train_sizes.max(initial=0)))
     reason = together.why_not(method, model, how, bf16=compute.precision == "bf16", compiled=compute.compile)
     reason = "a sample is several tensors" if named else reason
     if not settings.data.share_label_counts and _weighs(settings, task):
         reason = reason or "what the task weighs by are each client's own counts (data.share_label_counts: false)"
     if pack == 1 or not reason:
-        return many
+        full = how.momentum or how.weight_decay or any(overrides(method, hook) for hook in ("loss", "gradient"))
+        most = int(data.train_sizes.max(initial=0))
+        samples = 0 if full else int(how.epochs or 0) * most
+        return together.many(pack, model, net, min(how.batch_size or most, most), samples)
     if pack != "auto":
         raise UserError(f"compute.pack: {pack}: clients cannot be trained together: {reason}; {together.REMEDY}")
     warnings.warn(f"compute.pack: auto: {reason}; clients are trained one by one", stacklevel=3)

@@ -90,10 +90,10 @@ class PackedFit:
         generators = [self.worker.generators(k.round, k.id, k.fits) for k in self.clients]
         for view.epoch in range(epochs):
             view.last_epoch = view.epoch == epochs - 1
-            for members, rows, u in self._batches(generators):
+            for places, rows, u in self._batches(generators):
                 if self.worker.stop():
                     break
-                self._step(members, rows, u)
+                self._step(places, rows, u)
         for k in self.clients:
             k.fits, k.epoch, k.last_epoch = k.fits + 1, view.epoch, view.last_epoch
         steps = torch.tensor([max(k.steps, 1) for k in self.clients], dtype=torch.float64)
@@ -101,19 +101,20 @@ class PackedFit:
 
     def _batches(
         self, generators: Sequence[tuple[torch.Generator, torch.Generator | None]]
-    ) -> Iterator[tuple[Members, Tensor, Tensor | None]]:
-        """One epoch: clients, the rows (clients, B) of their next batches, and what augmentation draws for them."""
+    ) -> Iterator[tuple[Sequence[int], Tensor, Tensor | None]]:
+        """One epoch: places of clients, the rows (clients, B) of their next batches, and what augmentation draws for
+        them."""
         size, shards = self.worker.recipe.batch_size, [self.worker.data.train[k.id] for k in self.clients]
         orders = [order(shard, size, g) for shard, (g, _) in zip(shards, generators, strict=True)]
         numbers = [drawn(shard, g) for shard, (_, g) in zip(shards, generators, strict=True)]
         cuts = self.cuts
-        padded = pad_sequence(orders, batch_first=True).to(shards[0].x.device)
+        padded = pad_sequence(orders, batch_first=True).to(shards[0].x.device, non_blocking=True)
         u = pad_sequence([each for each in numbers if each is not None], batch_first=True) if shards[0].draws else None
         for s in range(cuts[0][0]):
             assert size is not None
             many = sum(full > s for full, _ in cuts)
             columns = slice(s * size, (s + 1) * size)
-            yield slice(0, many), padded[:many, columns], None if u is None else u[:many, columns]
+            yield range(many), padded[:many, columns], None if u is None else u[:many, columns]
         for rest in sorted({rest for _, rest in cuts if rest}, reverse=True):
             places = [i for i, (_, each) in enumerate(cuts) if each == rest]
             first = [cuts[i][0] * (size or 0) for i in places]
@@ -121,8 +122,7 @@ class PackedFit:
             rows, v = torch.stack([padded[part] for part in parts]), None
             if u is not None:
                 v = torch.stack([u[part] for part in parts])
-            together = places[-1] - places[0] == len(places) - 1
-            yield slice(places[0], places[-1] + 1) if together else torch.tensor(places, device=rows.device), rows, v
+            yield places, rows, v
 
     def _read(self, rows: Tensor, u: Tensor | None) -> tuple[Tensor, Tensor]:
         """x (clients, B, ...), y (clients, B). u: (clients, B, columns) that augmentation draws."""
@@ -138,11 +138,12 @@ class PackedFit:
         return found[0].unflatten(0, rows.shape), found[1].unflatten(0, rows.shape)
 
     # ---- a step ----
-    def _step(self, members: Members, rows: Tensor, u: Tensor | None) -> None:
+    def _step(self, places: Sequence[int], rows: Tensor, u: Tensor | None) -> None:
         view, whole = self.view, len(rows) == len(self.clients)
-        view.members = (
-            range(members.start, members.stop) if isinstance(members, slice) else tuple(map(int, members.tolist()))
-        )
+        view.members = places
+        members: Members = slice(places[0], places[-1] + 1)
+        if places[-1] - places[0] != len(places) - 1:
+            members = torch.tensor(places).to(rows.device, non_blocking=True)
         self.at = self.stack if whole else self.stack.part(members)
         each = self.each if whole else {name: value[members] for name, value in self.each.items()}
         x, y = self._read(rows, u)

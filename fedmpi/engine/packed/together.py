@@ -24,10 +24,20 @@ from fedmpi.engine.worker import Worker
 from fedmpi.flat.model import FlatModel
 from fedmpi.method.base import Method, overrides
 from fedmpi.method.values import Row, State
+from fedmpi.models.net import Net
 
-# Of pack: auto. Weights trained at once, of models that are chains and of others, which gain less (measured on a CPU: a
+# Of pack: auto on a CPU. Weights trained at once, of models that are chains and of others, which gain less (measured: a
 # network of 5,000 convolution weights 1.9 times as fast, one of 1.7 million half as fast); clients.
 CHAINED, OTHERS, MOST = 1 << 22, 1 << 17, 64
+# Of pack: auto on a GPU; estimates, nothing is measured. Seconds in which the host launches the kernels of a step, for
+# each tensor of the model: 6 kernels (counted: 5 to 9), 6 us each. Of one client's step: bytes a weight (6 numbers are
+# read or written) and operations beside those of the forward pass; what a GPU does of either in a second, as an A100
+# (2 TB/s; 19.5 TFLOP/s in float32, of which products as small as these get a quarter).
+LAUNCHING_S, ACCESSES, PASSES, BYTES_S, OPERATIONS_S = 36e-6, 6, 3, 2e12, 5e12
+MOST_ON_GPU = 256  # clients; beyond, a client's part of the launches is less than the host's own work for it
+# Packed clients get one part in SHARE of the GPU's memory, as up to eight ranks may share it: COPIES of the model for
+# each of them, its weights, velocities and gradients, as runtime/memory.py counts them.
+SHARE, COPIES = 16, 3
 Drawn = seeds.State | None
 REMEDY = "set compute.pack: 1 (one by one), or auto, which does so where it must"
 
@@ -54,20 +64,40 @@ def why_not(method: Method, model: FlatModel, recipe: Recipe, *, bf16: bool, com
     return next((reason for reason, holds in reasons.items() if holds), None)
 
 
-def many(pack: int | str, model: FlatModel, samples: int = 0) -> int:
+def many(pack: int | str, model: FlatModel, net: Net, batch: int, samples: int = 0) -> int:
     """The clients to be trained at once for this setting of compute.pack.
 
-    samples: that a client sees in a round, where wide layers may be kept as factors (thin.py); 0 where not.
+    Args:
+        batch: samples of a step.
+        samples: that a client sees in a round, where wide layers may be kept as factors (thin.py); 0 where not.
     """
     if isinstance(pack, int):
         return pack
-    if Chain.of(model.module, [s.name for s in model.layout.segments]) is None:
-        return min(max(OTHERS // max(model.layout.size, 1), 1), MOST)
+    chained = Chain.of(model.module, [s.name for s in model.layout.segments]) is not None
     held = 0
     for s in model.layout.segments:
         w = s.view(model.w)
-        held += samples * sum(w.shape) if samples and pays(w, samples) else w.numel()
-    return min(max(CHAINED // max(held, 1), 1), MOST)
+        thin = chained and samples and pays(w, samples)
+        held += samples * sum(w.shape) if thin else w.numel()
+    if model.w.is_cuda:
+        return _many_on_gpu(model, held, batch * net.operations())
+    return min(max((CHAINED if chained else OTHERS) // max(held, 1), 1), MOST)
+
+
+def _many_on_gpu(model: FlatModel, held: int, operations: int) -> int:
+    """So many clients that the GPU works on a step of all of them for as long as the host takes to launch its kernels:
+    with fewer it waits for the host, with more none of them ends sooner.
+
+    Args:
+        held: numbers that stand for one client's weights.
+        operations: of one client's forward pass over a batch.
+    """
+    itemsize, tensors = model.w.element_size(), len(model.layout.segments)
+    working_s = max(ACCESSES * itemsize * max(held, 1) / BYTES_S, PASSES * operations / OPERATIONS_S)
+    # By all of the card's memory: what is free differs from start to start, and with the number of clients the bits do.
+    memory = torch.cuda.get_device_properties(model.w.device).total_memory // SHARE
+    fitting = memory // (COPIES * itemsize * max(model.layout.size, 1))
+    return min(max(min(int(LAUNCHING_S * tensors / working_s), fitting), 1), MOST_ON_GPU)
 
 
 def rounds(

@@ -9,9 +9,10 @@ from pathlib import Path
 
 import simulated_cuda
 import torch
-from helpers import prepare, settings, small_settings
+from helpers import federated, prepare, settings, small_settings
 
 from fedmpi.common.errors import UserError
+from fedmpi.engine.packed.fit import PackedFit
 from fedmpi.flat import linear
 
 GPU = torch.device("cuda", 0)
@@ -84,10 +85,42 @@ def a_model_that_cannot_be_captured():
         return str(error)
 
 
+def clients_at_once():
+    """compute.pack: auto: on a card of 8 GiB, of 1 GiB, and of 8 GiB of which others have taken nearly all."""
+    cards = {"8 GiB": (8 << 30, 8 << 30), "1 GiB": (1 << 30, 1 << 30), "8 GiB, full": (8 << 30, 1 << 20)}
+    free, found = torch.cuda.mem_get_info, {}
+    for card, (size, left) in cards.items():
+        simulated_cuda.MEMORY, torch.cuda.mem_get_info = size, lambda *_, left=left, size=size: (left, size)
+        found[card] = {}
+        for name in ({"name": "logistic"}, {"name": "mlp", "hidden": [2000, 2000]}, {"name": "mcmahan_cnn"}):
+            config = settings("fedavg", model=name, compute={"pack": "auto"})
+            found[card][name["name"]] = prepare(config, device=GPU).made.pack
+    simulated_cuda.MEMORY, torch.cuda.mem_get_info = 8 << 30, free
+    return found
+
+
+def waits_of_a_pack():
+    """How often the steps of clients that are trained at once make the host wait; their last batches are of all sizes.
+    Beside it the models of this GPU and of a CPU."""
+    waits, models, fit = [], [], PackedFit.__call__
+
+    def counted(self):
+        waits.append(count(fit, self).get("sync", 0))
+
+    config = settings("scaffold", rounds=1, cohort={"fraction": 1.0}, compute={"pack": 7})
+    PackedFit.__call__ = counted
+    for device in (GPU, torch.device("cpu")):
+        it = prepare(config, federated(seed=1), device=device)
+        it.fed.run()
+        models += it.hashes
+    PackedFit.__call__ = fit
+    return {"waits": waits, "models": models}
+
+
 def main():
     checks = (
         *(ways_of_gathering, scratch_memory, hash_of_a_model, downloads_of_fedfomo, graphs),
-        a_model_that_cannot_be_captured,
+        *(a_model_that_cannot_be_captured, clients_at_once, waits_of_a_pack),
     )
     Path(sys.argv[1]).write_text(json.dumps({check.__name__: check() for check in checks}))
 
