@@ -19,7 +19,9 @@ from fedmpi.data.layout import stored_channels_last
 from fedmpi.data.pictures import Pictures
 from fedmpi.data.streaming.stream import Stream, in_turn
 
-AHEAD = 1 << 18  # bytes
+# Bytes of samples that are read at once from memory. On a CPU they stay in its cache; a GPU, whose cache is larger, has
+# one kernel for all batches of a piece.
+AHEAD, AHEAD_ON_GPU = 1 << 18, 1 << 24
 ALIGNED = 64  # bytes; torch's allocator gives no other addresses
 
 
@@ -83,7 +85,7 @@ def batches(
 def _reading(x: Any, index: Tensor, many: int) -> AbstractContextManager[Iterator[Tensor] | None]:
     """What lies on disk, `many` rows at a time, read ahead; None of what is in memory. index: on the CPU; a thread that
     asked a GPU for it would read only when that has trained on all that it has."""
-    if isinstance(x, Pictures) and isinstance(x.stored, Stream):
+    if _on_disk(x):
         return closing(in_turn(x.raw, index.split(many)))
     return nullcontext()
 
@@ -121,7 +123,13 @@ def _ahead(x: Any, step: int) -> int:
     if isinstance(x, Inputs):
         return step
     size = step * prod(x.shape[1:]) * x.dtype.itemsize
-    return step * max(AHEAD // size, 1) if size and size % ALIGNED == 0 else step
+    # What lies on disk is read while the piece before is trained on: the smaller it is, the sooner training begins.
+    most = AHEAD_ON_GPU if x.device.type == "cuda" and not _on_disk(x) else AHEAD
+    return step * max(most // size, 1) if size and size % ALIGNED == 0 else step
+
+
+def _on_disk(x: Any) -> bool:
+    return isinstance(x, Pictures) and isinstance(x.stored, Stream)
 
 
 def _in_place(x: Tensor, y: Tensor, index: Tensor, first: int, step: int) -> Iterator[tuple[Tensor, Tensor]]:

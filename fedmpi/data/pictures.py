@@ -78,16 +78,17 @@ class Pictures:
         return self.shown(self.raw(rows), u)
 
     def raw(self, rows: Tensor) -> Tensor:
-        """Copies of stored rows."""
+        """Copies of stored rows; of those on disk in pinned memory, from which a GPU copies while the host goes on."""
         if isinstance(self.stored, Stream):
-            return self.stored.read(rows)
+            read = self.stored.read(rows)
+            return read.pin_memory() if self.device.type == "cuda" else read
         if self.blocks:
             return self.stored.permute(0, 2, 3, 1).index_select(0, rows).permute(0, 3, 1, 2)
         return self.stored.index_select(0, rows)
 
     def shown(self, raw: Tensor, u: Tensor | None) -> Tensor:
         """What a model sees of rows that `raw` gave."""
-        return laid_out(self.look(laid_out(raw.to(self.device), self.blocks), u), self.blocks)
+        return laid_out(self.look(laid_out(raw.to(self.device, non_blocking=True), self.blocks), u), self.blocks)
 
     def floats(self) -> Tensor:
         """All samples."""

@@ -6,12 +6,17 @@ Writes {check: what it found} into FILE.
 import json
 import sys
 from pathlib import Path
+from types import SimpleNamespace
 
+import numpy as np
 import simulated_cuda
 import torch
 from helpers import federated, prepare, settings, small_settings
 
 from fedmpi.common.errors import UserError
+from fedmpi.data.batches import Shard, batches
+from fedmpi.data.pictures import Pictures, of_bytes
+from fedmpi.data.streaming.stream import Stream
 from fedmpi.engine.packed.fit import PackedFit
 from fedmpi.flat import linear
 
@@ -117,10 +122,45 @@ def waits_of_a_pack():
     return {"waits": waits, "models": models}
 
 
+def same_batches(found, expected):
+    pairs = zip(found, expected, strict=True)
+    return all(torch.equal(x.cpu(), u) and torch.equal(y.cpu(), v) for (x, y), (u, v) in pairs)
+
+
+def launches_of_an_epoch():
+    """What it takes to read 5,000 samples of 3,136 bytes in batches of 10."""
+    x, y = torch.randn(5000, 1, 28, 28), torch.arange(5000)
+    shard, found = Shard(x.to(GPU), y.to(GPU), y.flip(0)), []
+    counts = count(lambda: found.extend(batches(shard, 10, torch.Generator().manual_seed(0))))
+    expected = batches(Shard(x, y, shard.index), 10, torch.Generator().manual_seed(0))
+    return {"launch": counts["launch"], "same": same_batches(found, expected)}
+
+
+def uploads_of_an_epoch():
+    """The same of 200 pictures on disk, of which 10 are 320 KiB of floats."""
+    rows = np.random.default_rng(0).integers(0, 256, (200, 3, 52, 52), np.uint8)
+    source = SimpleNamespace(shape=rows.shape, read=lambda index: rows[index])
+    on_cpu, y = of_bytes(Stream(source), None, None, 3), torch.arange(200)
+    pictures, pinned, shown, found = on_cpu.to(GPU, False), [], Pictures.shown, []
+
+    def noted(self, raw, u):
+        pinned.append(raw.is_pinned())
+        return shown(self, raw, u)
+
+    Pictures.shown = noted
+    shard = Shard(pictures, y.to(GPU), y)
+    counts = count(lambda: found.extend(batches(shard, 10, torch.Generator().manual_seed(0))))
+    Pictures.shown = shown
+    expected = batches(Shard(on_cpu, y, y), 10, torch.Generator().manual_seed(0))
+    same = same_batches(found, expected)
+    return {"counts": counts, "pinned": all(pinned), "parts": len(pinned), "same": same}
+
+
 def main():
     checks = (
         *(ways_of_gathering, scratch_memory, hash_of_a_model, downloads_of_fedfomo, graphs),
         *(a_model_that_cannot_be_captured, clients_at_once, waits_of_a_pack),
+        *(launches_of_an_epoch, uploads_of_an_epoch),
     )
     Path(sys.argv[1]).write_text(json.dumps({check.__name__: check() for check in checks}))
 

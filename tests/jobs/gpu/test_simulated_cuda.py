@@ -184,7 +184,7 @@ def test_a_model_that_cannot_be_captured_is_refused(checks):
 
 @pytest.mark.smoke
 def test_how_many_clients_a_gpu_trains_at_once(checks):
-    """By the time of launches and of kernels, by hand with the numbers of together.py. Softmax regression: 2 x 36 us, and
+    """By the time of launches and of kernels, by hand with the numbers of together.py. Softmax regression: 2 x 36 us;
     260 weights x 24 bytes. The multilayer perceptron: 6 x 36 us, and 4,140,004 weights x 24 bytes / 2 TB/s = 50 us: 4
     clients, of which 1 GiB / 16 holds 67 MB / 12 bytes / weights = 1. The CNN: 8 x 36 us, and 3 passes x 10 samples x
     2.0 million operations / 5 TFLOP/s = 12 us: 23. A full card changes nothing."""
@@ -197,3 +197,19 @@ def test_a_pack_does_not_wait_for_the_gpu(checks):
     found = checks["waits_of_a_pack"]
     assert found["waits"] == [0, 0]
     assert len({*found["models"]}) == 1
+
+
+@pytest.mark.smoke
+def test_a_gpu_reads_an_epoch_at_once(checks):
+    """Samples and labels are gathered once, of 15.7 MB in 500 batches; they are those that a CPU sees."""
+    assert checks["launches_of_an_epoch"] == {"launch": 2, "same": True}
+
+
+@pytest.mark.smoke
+def test_samples_on_disk_reach_the_gpu_without_a_wait(checks):
+    """They are copied from pinned memory; and still in small parts, so that training need not wait for all of them."""
+    found = checks["uploads_of_an_epoch"]
+    assert found["same"]
+    assert found["pinned"]
+    assert found["counts"].get("upload", 0) <= 1  # of constants, once a process
+    assert found["parts"] == 20
