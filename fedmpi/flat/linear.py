@@ -48,8 +48,8 @@ def block_size() -> int:
 
 def scratch_bytes(rows: int, columns: int, on_gpu: bool) -> int:
     """Memory that sums over so many rows take for copies of chunks in float64, on all threads together."""
-    threads = 1 if on_gpu else _cores()
-    return 8 * threads * rows * min(columns, chunk_size(on_gpu, rows))
+    size = chunk_size(on_gpu, rows)
+    return 8 * _threads(-(-columns // size), on_gpu) * rows * min(columns, size)
 
 
 def chunks(x: Tensor, a: int, b: int) -> list[tuple[int, int]]:
@@ -181,7 +181,9 @@ class Gram:
             wide = _wide(rows[:, span[0] - self.start : span[1] - self.start])
             return [wide[a:b] @ wide[:b].T for a, b in several]
 
-        for (column, _), found in zip(spans, spread(one, spans, rows), strict=True):
+        # On a GPU chunks of many rows are narrow, and all of their (m, m) products would outgrow the rows.
+        formed = map(one, spans) if rows.is_cuda else spread(one, spans, rows)
+        for (column, _), found in zip(spans, formed, strict=True):
             part = self.parts[column // size - self.first]
             for (a, b), products in zip(several, found, strict=True):
                 part[a:b, :b] += products
@@ -271,10 +273,10 @@ def spread(work: Callable[[tuple[int, int]], Work], spans: Sequence[tuple[int, i
     On the CPU they are spread over the cores that this process may use: the other ranks wait for the server, and a
     chunk is one core's work whatever their number, so the bits do not depend on it.
     """
-    cores = 1 if x.is_cuda or len(spans) < 4 else _cores()
-    if cores == 1:
+    threads = _threads(len(spans), x.is_cuda)
+    if threads == 1:
         return iter([work(span) for span in spans])
-    many = -(-len(spans) // (4 * cores))  # handing over a chunk costs as much as adding it
+    many = -(-len(spans) // (4 * threads))  # handing over a chunk costs as much as adding it
     shares = [spans[at : at + many] for at in range(0, len(spans), many)]
     return chain.from_iterable(list(_workers().map(lambda share: [work(span) for span in share], shares)))
 
@@ -297,6 +299,11 @@ def _wide(x: Tensor) -> Tensor:
     if held is None or held.device != x.device or len(held) < n:
         held = _buffers.wide = torch.empty(n, dtype=torch.float64, device=x.device)
     return held[:n].view(x.shape).copy_(x)
+
+
+def _threads(spans: int, on_gpu: bool) -> int:
+    """How many of so many chunks are worked on at the same time."""
+    return 1 if on_gpu or spans < 4 else min(spans, _cores())
 
 
 def _cores() -> int:

@@ -35,6 +35,7 @@ class Client(Protocol):
     """
 
     id: int  # from 0 to N - 1
+    clients: int  # N, the number of clients
     round: int  # from 0; in the evaluation after round t it is t
     rounds: int  # rounds of the whole run
     n: int  # training samples, without those held out for validation

@@ -65,13 +65,12 @@ class FedFomo(Method):
         return Row(thetas=s.state.last[chosen], who=torch.tensor(chosen))  # -1: there are not so many
 
     def receive(self, k: Client) -> Tensor:
-        b, real = k.received if self.base == "trained" else k.state.base, k.down.who >= 0
-        thetas = torch.cat([k.received[None], k.down.thetas])
+        b, others = k.received if self.base == "trained" else k.state.base, min(self.models, k.clients - 1)
+        thetas = torch.cat([k.received[None], k.down.thetas[:others]])
         moves = thetas - b
         u = usefulness(k.mean_loss(b), torch.stack([k.mean_loss(theta) for theta in thetas]), moves)
-        u[1:] = torch.where(real, u[1:], 0.0)
         known = ~u.isnan().any()  # else there are no validation rows
-        k.scratch.u.copy_(torch.where(known, u[1:], 0.0))
+        k.scratch.u[:others] = torch.where(known, u[1:], 0.0)
         share = u.clamp(min=0) / u.clamp(min=0).sum().clamp(min=1e-300)
         return torch.where(known, b + share.to(b.dtype) @ moves, k.received)  # (2)
 

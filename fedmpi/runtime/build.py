@@ -266,8 +266,11 @@ def undoes(s: Settings) -> bool:
     return drops or s.checkpoint.every > 1
 
 
-def memory_needs(made: Experiment, size: int) -> dict[str, int]:
-    """What each of so many ranks needs, in bytes, as `memory.need` says."""
+def memory_needs(made: Experiment, size: int, gathers_on_gpu: bool) -> dict[str, int]:
+    """What each of so many ranks needs, in bytes, as `memory.need` says.
+
+    gathers_on_gpu: whether rank 0 holds the uploads on its GPU, as with NCCL and in a single process.
+    """
     s, held = made.settings, rows(made, size)
     return memory.need(
         made.messages,
@@ -280,7 +283,7 @@ def memory_needs(made: Experiment, size: int) -> dict[str, int]:
         packed=made.pack if made.pack > 1 else 0,
         chooses=s.evaluate.best.metric is not None,
         held=held,
-        scratch=linear.scratch_bytes(round(held[0]), made.messages.largest_upload(), made.model.w.is_cuda),
+        scratch=linear.scratch_bytes(round(held[0]), made.messages.largest_upload(), gathers_on_gpu),
     )
 
 
@@ -288,7 +291,11 @@ def check_memory(made: Experiment, job: Job, devices: Sequence[torch.device] = (
     """What the ranks need. Raises UserError if it is more than there is for those of this host, by what one of them
     knows: `job` says how many they are; devices: where each of them computes, if not where the model of this one lies.
     """
-    needs, first = memory_needs(made, job.size), max(job.rank - job.local_rank, 0)
+    first, places = max(job.rank - job.local_rank, 0), devices or [made.model.w.device] * job.local_size
+    gpus = {device for device in places if device.type == "cuda"}
+    nccl = made.settings.comm.backend in ("auto", "nccl") and len(gpus) == len(places)
+    gathers_on_gpu = nccl if job.size > 1 else bool(gpus)
+    needs = memory_needs(made, job.size, gathers_on_gpu)
     here = {
         rank: {
             "host": job.host,
@@ -296,11 +303,8 @@ def check_memory(made: Experiment, job: Job, devices: Sequence[torch.device] = (
             "needs": needs,
             "free": memory.free(device),
         }
-        for rank, device in enumerate(devices or [made.model.w.device] * job.local_size, first)
+        for rank, device in enumerate(places, first)
     }
-    gpus = {each["gpu"] for each in here.values()}
-    nccl = made.settings.comm.backend in ("auto", "nccl") and "" not in gpus and len(gpus) == len(here)
-    gathers_on_gpu = nccl if job.size > 1 else gpus != {""}
     memory.check(here, training_ranks(made.settings, job.size), gathers_on_gpu)
     return needs
 
@@ -316,7 +320,8 @@ def rows(made: Experiment, size: int) -> tuple[float, float]:
     row = made.itemsize * made.messages.largest_upload()
     means, local = means_of(made.method), s.server.reduce == "local"
     # Slots of one block or less are neither added up nor shared out.
-    large = any(Cuts(made.messages.upload(t).packing).large for t in range(max(s.rounds, 1)))
+    packings = {made.messages.upload(t).packing for t in range(max(s.rounds, 1))}
+    large = any(Cuts(packing).large for packing in packings)
     sums = (adds_up(made, size) or local) and means is not None and large
     keep, mine = s.faults.on_lost_rank != "abort", -(-members // len(training_ranks(s, size)))
     if sums and local:

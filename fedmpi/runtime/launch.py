@@ -194,12 +194,13 @@ def _exchange_facts(
     on_cpu, auto = device.type == "cpu", made.settings.compute.device == "auto"
     facts = {"host": job.host, "device": report_text.device_name(device), "gpu": gpu_uuid(device)}
     facts |= {"no_regroup": comm.can_regroup, **environment.describe_gpu(device)}
-    needs, free = build.memory_needs(made, comm.size), memory.free(device)
+    gathers_on_gpu, free = comm.device.type == "cuda", memory.free(device)
+    needs = build.memory_needs(made, comm.size, gathers_on_gpu)
     more = {"needs": needs, "free": free, "no_gpu": why_no_gpu(job.host) if on_cpu and auto else ""}
     said = [json.loads(text) for text in comm.allgather_bytes(json.dumps({**facts, **more}).encode(), timeout_s)]
     comm.hosts = dict(enumerate(each["host"] for each in said))
     trains = build_data.training_ranks(made.settings, comm.size)
-    memory.check(dict(enumerate(said)), trains, gathers_on_gpu=comm.device.type == "cuda")
+    memory.check(dict(enumerate(said)), trains, gathers_on_gpu)
     slow = report_text.without_gpu(said, trains)
     if slow and comm.rank == 0:
         warnings.warn(slow, stacklevel=2)

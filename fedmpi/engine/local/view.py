@@ -66,6 +66,7 @@ class ClientView(Client):
         self.where = f"round {t}, client {client}"  # in messages
         messages, data, recipe = worker.messages, worker.data, worker.recipe
         self.n, self.classes, self.rounds = worker.sizes[client], data.classes, messages.rounds
+        self.clients = data.clients
         worker.meet(client)
         self.batch_size, self.epoch, self.last_epoch = recipe.batch_size, 0, False
         self.steps, self.a, self.fits = 0, worker.a0, 0

@@ -42,20 +42,20 @@ class Together:
 
     def __init__(self, worker: Worker, clients: Sequence[ClientView]) -> None:
         first = clients[0]
-        self.worker, self.clients = worker, clients
-        self.round, self.rounds, self.lr = first.round, first.rounds, first.lr
+        self.worker, self.views = worker, clients
+        self.round, self.rounds, self.lr, self.clients = first.round, first.rounds, first.lr, first.clients
         self.classes, self.batch_size, self.epochs = first.classes, first.batch_size, first.epochs
         self.epoch, self.last_epoch = 0, False
         self.b, self.announcement = first.b, first.announcement
         self.given: dict[str, Tensor] = {}
         self.leaves: list[Tensor] = []  # the live weights, tensor by tensor
         self.own_pass = False  # whether a hook has made a forward pass itself
-        self.members: Sequence[int] = range(len(clients))  # places in `clients` of those at hand
+        self.members: Sequence[int] = range(len(clients))  # places in `views` of those at hand
         self._calls: dict[int, _Call] = {}
 
     def __getattr__(self, name: str) -> Any:
         if name in EACH:
-            found = {getattr(self.clients[i], name) for i in self.members}
+            found = {getattr(self.views[i], name) for i in self.members}
             if len(found) == 1:
                 return found.pop()
             raise CannotPackError(f"a hook asks for k.{name}, which differs from client to client")
@@ -132,13 +132,13 @@ class Together:
         return self.worker.model.layout.segments
 
     def take(self, group: str, flat: Tensor) -> Tensor:
-        return self.clients[0].take(group, flat)
+        return self.views[0].take(group, flat)
 
     def lift(self, group: str, part: Tensor, into: Tensor) -> Tensor:
-        return self.clients[0].lift(group, part, into)
+        return self.views[0].lift(group, part, into)
 
     def segments(self, groups: Sequence[str] | None = None) -> Sequence[Segment]:
-        return self.clients[0].segments(groups)
+        return self.views[0].segments(groups)
 
 
 def _flat(s: Segment, tensor: Tensor) -> Tensor:

@@ -3,6 +3,7 @@
 Writes {check: what it found} into FILE.
 """
 
+import gc
 import json
 import sys
 from pathlib import Path
@@ -51,6 +52,23 @@ def scratch_memory():
     linear.products(rows, rows[0])
     linear.trimmed_mean(rows, 0.1)
     return linear._buffers.wide.numel()
+
+
+def products_at_once():
+    """The most products of a chunk's columns that lay in memory while a Gram matrix was formed of ten chunks."""
+    counts, wide, scratch, linear.SCRATCH_GPU = [], linear._wide, linear.SCRATCH_GPU, 50 * 64
+
+    def counting(x):
+        counts.append(sum(type(each) is torch.Tensor and each.shape == (50, 50) for each in gc.get_objects()))
+        return wide(x)
+
+    linear._wide = counting
+    try:
+        linear.gram(torch.randn(50, 640).to(GPU))
+    finally:
+        linear._wide, linear.SCRATCH_GPU = wide, scratch
+    assert len(counts) == 10
+    return max(counts)
 
 
 def hash_of_a_model():
@@ -158,7 +176,7 @@ def uploads_of_an_epoch():
 
 def main():
     checks = (
-        *(ways_of_gathering, scratch_memory, hash_of_a_model, downloads_of_fedfomo, graphs),
+        *(ways_of_gathering, scratch_memory, products_at_once, hash_of_a_model, downloads_of_fedfomo, graphs),
         *(a_model_that_cannot_be_captured, clients_at_once, waits_of_a_pack),
         *(launches_of_an_epoch, uploads_of_an_epoch),
     )

@@ -155,6 +155,11 @@ def test_copies_in_float64_have_a_bound(checks):
 
 
 @pytest.mark.smoke
+def test_products_of_chunks_are_added_as_they_are_formed(checks):
+    assert checks["products_at_once"] <= 3
+
+
+@pytest.mark.smoke
 def test_a_model_is_copied_once_to_be_hashed(checks):
     assert checks["hash_of_a_model"]["download"] == 1
 

@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 import torch
-from helpers import play, prepare, settings
+from helpers import federated, play, prepare, settings
 from naive import NET
 from torch.nn.functional import cross_entropy
 
@@ -142,6 +142,16 @@ def test_runs_against_the_loops(bowls, base, models, explore, fraction):
     assert it.fed.server.state.P.numpy() == pytest.approx(P, abs=1e-10)
     found = [[line["x0"], line["x1"]] for line in it.lines if line["round"] == 5]
     assert np.array(found) == pytest.approx(np.array(trained), abs=1e-12)
+
+
+@pytest.mark.parametrize("base", ["trained", "mixed"])
+def test_models_that_there_are_not_do_not_change_a_bit(base):
+    options = {"base": base, "explore": 0.0}
+    runs = [
+        play(settings("fedfomo", "norm", options={**options, "models": models}), federated(5)) for models in (4, 20)
+    ]
+    for name in ("P", "last"):
+        assert torch.equal(*(getattr(it.fed.server.state, name) for it in runs))
 
 
 def test_who_makes_no_step_sends_its_mixture(bowls):

@@ -127,9 +127,9 @@ def test_before_ranks_meet_a_host_is_asked_for_its_own(monkeypatch, rank, local_
     """As `fedmpi validate`, `doctor` and `plan` ask, in one process."""
     made = prepare(settings(server={"trains": trains})).made
     job = Job("mpi", rank, 5, local_rank, here, "here")
-    total = sum(build.memory_needs(made, 5)[part] for part in asked)
+    total = sum(build.memory_needs(made, 5, False)[part] for part in asked)
     monkeypatch.setattr(memory, "available_bytes", lambda: total)
-    assert build.check_memory(made, job) == build.memory_needs(made, 5)
+    assert build.check_memory(made, job) == build.memory_needs(made, 5, False)
     monkeypatch.setattr(memory, "available_bytes", lambda: total - 1)
     with pytest.raises(UserError, match=r"on host here needs? about"):
         build.check_memory(made, job)
@@ -139,7 +139,7 @@ def test_before_ranks_meet_a_host_is_asked_for_its_own(monkeypatch, rank, local_
 def test_every_rank_finds_the_same(monkeypatch, on_gpu):
     """Two ranks share a GPU with memory for one of them; rank 0's uploads are there, too, if NCCL carries them."""
     made = prepare(settings(compute={"device": "cpu"})).made
-    needs = build.memory_needs(made, 3)
+    needs = build.memory_needs(made, 3, on_gpu)
     left = needs["rank 0"] * on_gpu + 2 * needs["a training rank"]
     device = SimpleNamespace(type="cuda" if on_gpu else "cpu")
 
@@ -161,12 +161,21 @@ def test_every_rank_finds_the_same(monkeypatch, on_gpu):
     assert len(told) == 1
 
 
-def test_copies_in_float64_are_counted():
-    """Sums over the rows that rank 0 holds, by chunks of columns: on a GPU of bounded size."""
+def test_copies_in_float64_are_counted(monkeypatch):
+    """Sums over the rows that rank 0 holds, by chunks of columns: of bounded size where it holds them on a GPU."""
     made = prepare(settings("fedavg", cohort={"fraction": 1.0}, server={"rule": "median"})).made
     rows, width = 7, made.messages.largest_upload()
     without = memory.need(made.messages, made.itemsize, cohort=7, clients=7, trainers=1, held=build.rows(made, 1))
-    assert build.memory_needs(made, 1)["rank 0"] - without["rank 0"] == linear.scratch_bytes(rows, width, False)
+    assert build.memory_needs(made, 1, False)["rank 0"] - without["rank 0"] == linear.scratch_bytes(rows, width, False)
     assert linear.scratch_bytes(rows, width, False) >= 8 * rows * width
+    monkeypatch.setattr(linear, "SCRATCH_GPU", 64 * rows)
+    assert build.memory_needs(made, 1, True)["rank 0"] - without["rank 0"] == 8 * rows * 64
+
+
+def test_copies_are_as_many_as_chunks_that_are_worked_on(monkeypatch):
+    monkeypatch.setattr(linear, "_cores", lambda: 64)
+    chunk = 8 * 1000 * linear.CHUNK
+    threads = {1: 1, 3: 1, 4: 4, 8: 8, 64: 64, 1000: 64}
+    assert {n: linear.scratch_bytes(1000, n * linear.CHUNK, False) / chunk for n in threads} == threads
     assert linear.scratch_bytes(1000, 1 << 25, True) <= 8 * linear.SCRATCH_GPU
     assert linear.scratch_bytes(10, 1 << 25, True) == 80 * linear.CHUNK_GPU
