@@ -6,7 +6,8 @@
 runs a program that sees N GPUs; with --server-on-cpu rank 0 of a torchrun sees none. All tensors lie in host memory and
 all kernels are those of the CPU; each storage carries the device on which it would lie. What CUDA refuses is refused
 here: operands on two devices, a CPU generator for a tensor on a GPU, `numpy()` of it, a message over gloo from it and,
-where deterministic algorithms are asked for, kernels without a deterministic form. `COUNTS` holds how often each line
+where deterministic algorithms are asked for, kernels without a deterministic form. What an asynchronous copy brings to
+pinned memory is there once the host has waited, and nan before. `COUNTS` holds how often each line
 of a watched folder launched a kernel, copied between devices or made the host wait for the GPU.
 
 The patches stay until the process ends, so each use has a process of its own.
@@ -28,13 +29,14 @@ from types import SimpleNamespace
 import torch
 import torch.distributed as dist
 from torch import Tensor
-from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._python_dispatch import TorchDispatchMode, _disable_current_modes
 
 KNOWN_VERSIONS = ("2.13.",)  # of torch: the patches rest on internals that change between versions
 CPU = torch.device("cpu")
 MEMORY = 8 << 30  # bytes of a simulated GPU
 COUNTS: Counter[tuple[str, str, int]] = Counter()  # (launch, upload, download or sync; file; line) -> times
 WATCHED = [str(Path(__file__).parents[1] / "fedmpi")]  # folders whose lines are counted
+UNDER_WAY: list[tuple[Tensor, Tensor]] = []  # asynchronous copies to pinned memory: target, what will be there
 SETTINGS = SimpleNamespace(gpus=1, deterministic=False)
 
 # The result of these operators has a shape or a value that the host must know, for which it waits.
@@ -116,6 +118,11 @@ def _count(what: str, times: int = 1) -> None:
         frame = frame.f_back
     place = (frame.f_code.co_filename, frame.f_lineno) if frame else ("elsewhere", 0)
     COUNTS[(what, *place)] += times
+    if what == "sync" and UNDER_WAY:
+        with _disable_current_modes(), torch.no_grad():
+            for target, values in UNDER_WAY:
+                target.copy_(values)
+        UNDER_WAY.clear()
 
 
 def totals() -> dict[str, int]:
@@ -255,8 +262,11 @@ class SimulatedCuda(TorchDispatchMode):
                 _count("upload" if waits else "asynchronous upload")
             else:
                 _count("download")
-                if waits or not is_pinned(args[0]):
+                if waits or name != "copy_" or not is_pinned(args[0]):
                     _count("sync")
+                else:
+                    UNDER_WAY.append((args[0], args[0].clone()))
+                    args[0].fill_(torch.nan if args[0].is_floating_point() else 0)
         elif target is not None and target.type == "cuda":
             _count("launch")
         if target is not None:

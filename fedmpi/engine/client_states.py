@@ -81,7 +81,7 @@ class ClientStates:
         """A client with the rows that it received (on any device) and what it kept."""
         row = self._row(client)
         self._make_room()
-        download = download.to(self.w0.device)
+        download = download.to(self.w0.device, non_blocking=True)  # nobody writes to it any more
         return LocalClient(self.worker, client, t, lr, announcement, download, row)
 
     def at_once(self, clients: int) -> int:

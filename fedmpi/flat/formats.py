@@ -189,15 +189,14 @@ def largest(x: Tensor, k: int) -> Tensor:
 def feed_back(form: Format, x: Tensor, unsent: Tensor) -> None:
     """Error feedback, in place:   v = x + e,   x <- decode(encode(v)),   e <- v - x.
 
-    Where x then is not finite, e stays as it was: who sent that is refused. x, unsent (n,); they may be on two devices.
+    Where x then is not finite, e stays as it was: who sent that is refused. x, unsent (n,).
     Seide et al. 2014; Karimireddy et al. Error Feedback Fixes SignSGD. ICML 2019. https://arxiv.org/abs/1901.09847
     """
-    before = unsent.to(x.device)
-    v = before + x
+    v = unsent + x
     x.copy_(v)
     form.settle(x)
     v.sub_(x)
-    unsent.copy_(torch.where(v.isfinite().all(), v, before))
+    unsent.copy_(torch.where(v.isfinite().all(), v, unsent))
 
 
 def aligned(size: int) -> int:

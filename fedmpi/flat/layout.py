@@ -115,17 +115,13 @@ class Selection:
             at += b - a
 
     def subtract(self, x: Tensor, y: Tensor, out: Tensor) -> None:
-        """out <- take(x) - take(y) without a copy in between; `out` (size,) may be on another device."""
-        if self.whole and out.device == x.device:
+        """out (size,) <- take(x) - take(y) without a copy in between."""
+        if self.whole:
             torch.sub(x, y, out=out)
             return
         at = 0
         for a, b in self.ranges:
-            piece = out[at : at + b - a]
-            if out.device == x.device:
-                torch.sub(x[a:b], y[a:b], out=piece)
-            else:
-                piece.copy_(x[a:b] - y[a:b])
+            torch.sub(x[a:b], y[a:b], out=out[at : at + b - a])
             at += b - a
 
 

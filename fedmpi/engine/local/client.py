@@ -55,7 +55,7 @@ class LocalClient(ClientView):
         """
         began, worker, model = time.perf_counter(), self.worker, self.worker.model
 
-        def trained() -> tuple[dict[str, Tensor], Tensor | float | None]:
+        def trained(row: Tensor) -> tuple[dict[str, Tensor], Tensor | float | None]:
             model.load(self.received, self.b0)
             worker.training()
             untouched = self.untouched() if worker.hooked else Untouched(worker.method, {})
@@ -77,19 +77,22 @@ class LocalClient(ClientView):
         return fine
 
     def kept(
-        self, row: Tensor, trained: Callable[[], tuple[dict[str, Tensor], Tensor | float | None]], began: float
+        self, row: Tensor, trained: Callable[[Tensor], tuple[dict[str, Tensor], Tensor | float | None]], began: float
     ) -> bool:
         """Store what the client's round leaves; return whether it came to no error.
 
         Args:
-            row: the client's upload, which `trained` has written but for the engine's own numbers.
-            trained: makes the client's new state, and its loss: mean over the steps, None without any.
+            row: where the client's upload is needed; where it is trained on another device, all of it is copied there
+                at once.
+            trained: writes the upload, but for the engine's own numbers, into the row that it is given; makes the
+                client's new state, and its loss: mean over the steps, None without any.
             began: `time.perf_counter` when the client's round began.
         """
         worker, messages = self.worker, self.worker.messages
         upload = messages.upload(self.round)
+        here = row if row.device == self.w.device else self.w.new_empty(len(row))
         try:
-            state, loss = trained()
+            state, loss = trained(here)
         except Exception as error:
             if not worker.spares:
                 raise
@@ -100,21 +103,26 @@ class LocalClient(ClientView):
             return False
         if len(self.state_row):
             messages.client_state.write(self.state_row, state)
-        if not self._check_result(upload, row):
+        if isinstance(loss, Tensor):
+            upload.packing.write(here, {"_loss": loss})
+        if not self._check_result(upload, here, row):
             loss = torch.nan  # the server refuses the upload, which undoes the round
         upload.tell(row, loss, time.perf_counter() - began, STOP if worker.stop() else 0.0)
         return True
 
-    def _check_result(self, upload: Upload, row: Tensor) -> bool:
-        """Give an upload its format and look for numbers that are not finite; return whether the state has none.
+    def _check_result(self, upload: Upload, here: Tensor, row: Tensor) -> bool:
+        """Give an upload its format, look for numbers that are not finite, and copy it from `here` to `row` if these are
+        two; return whether the state has none.
 
         All of it is one question to a GPU, which answers when it has done the client's work: only then it is known how
-        long that has taken.
+        long that has taken, and the copy, which was asked for before, is complete.
         """
         worker, messages = self.worker, self.worker.messages
-        slots = {} if worker.drop else own_slots(upload.packing, row)
+        slots = {} if worker.drop else own_slots(upload.packing, here)
         sums = [x.sum() for x in slots.values()]
-        halves = messages.settle(upload, row, self.state_row)
+        halves = messages.settle(upload, here, self.state_row)
+        if here is not row:
+            row.copy_(here, non_blocking=True)
         rows = [*halves.values(), *([self.state_row] if len(self.state_row) else ())]
         if not sums and not rows:
             worker.wait()

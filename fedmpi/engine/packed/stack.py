@@ -115,7 +115,7 @@ class Stack:
 
     def subtract(self, i: int, part: Selection, w0: Tensor, out: Tensor) -> None:
         """out <- the part of w_i - w0."""
-        if self.flat is not None or not part.whole or out.device != w0.device:
+        if self.flat is not None or not part.whole:
             part.subtract(self.row(i), w0, out)
             return
         for j, (s, raw) in enumerate(zip(self.layout.segments, self.raw, strict=True)):

@@ -128,8 +128,11 @@ def rounds(
     sample = (time.perf_counter() - began) / sum(sizes.values())  # seconds
     seconds = {client: sample * size for client, size in sizes.items()}
     rows = block([client.id for client in clients]) if _alike(fit) else None
-    if rows is not None and rows.device == worker.model.w.device:
-        _write_all(clients, fit, rows, list(seconds.values()))
+    if rows is not None:
+        here = rows if rows.device == worker.model.w.device else worker.model.w.new_empty(rows.shape)
+        _write_all(clients, fit, here, list(seconds.values()))
+        if here is not rows:
+            rows.copy_(here)
         return dict.fromkeys((client.id for client in clients), _written)
     return {k.id: partial(_finish, k, fit, i, seconds[k.id], *arrived[i]) for i, k in enumerate(ordered)}
 
@@ -199,8 +202,7 @@ def _finish(
     """The rest of the round, with the weights that are number i of the stack."""
     if len(fit.scratch):
         client.scratch = client.worker.messages.scratch.views(fit.scratch[i])
-    leave = partial(_leave, client, fit, i, untouched, drawn, row)
-    client.kept(row, leave, time.perf_counter() - seconds)
+    client.kept(row, partial(_leave, client, fit, i, untouched, drawn), time.perf_counter() - seconds)
 
 
 def _leave(

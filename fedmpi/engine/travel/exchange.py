@@ -62,13 +62,14 @@ class Exchange:
         self.comm, self.messages = comm, messages
         self.sharded, self.sums, self.keep, self.reduce = sharded, sums, keep, reduce
         self.full = messages.announcement()
-        self.message = _row(self.full.packing, model.dtype, comm.device)
+        pins = model.is_cuda and comm.device.type == "cpu"
+        self.message = _row(self.full.packing, model.dtype, comm.device, pins)
         self.inbox = self.message.to(model.device, copy=self.message.device != model.device)
         self.changed = messages.shared_groups
         self.fresh = True  # whether the ranks do not all have what rank 0 keeps
         self.told: int | None = None  # rank 0's: the round for which it was brought nearer to the model
         self.versions = Versions(messages)
-        self.memory = Memory(self.message)
+        self.memory = Memory(self.message, pins)
         self._cuts: dict[Upload, tuple[Cuts, set[Asked]]] = {}
 
     def model_storage(self) -> tuple[Tensor, Tensor]:
@@ -244,10 +245,10 @@ def arrived(message: Tensor, row: Tensor, coding: Coding | None) -> None:
         coding.unpack(message, row)
 
 
-def _row(packing: Packing, kind: torch.dtype, device: torch.device) -> Tensor:
+def _row(packing: Packing, kind: torch.dtype, device: torch.device, pin: bool) -> Tensor:
     """(size,) zeros, of which `_w` lies as a tensor of its own would: rank 0 evaluates the model there, and kernels
     give other last bits for weights that begin elsewhere in a cache line."""
     most = ALIGNED // kind.itemsize
-    place = torch.zeros(packing.size + most, dtype=kind, device=device)
+    place = torch.zeros(packing.size + most, dtype=kind, device=device, pin_memory=pin)
     before = packing.spans["_w"][0] + place.data_ptr() // kind.itemsize
     return place[-before % most :][: packing.size]

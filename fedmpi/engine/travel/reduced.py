@@ -89,7 +89,7 @@ class Reduced(Gathering):
         super().__init__(trip)
         self.order = {client: i for i, client in enumerate(trip.members)}
         self.totals = Totals(trip, means, p)
-        self.one = trip.memory.rows("rows", 1, trip.upload.packing.size)[0]
+        self.one = trip.memory.rows("rows", 1, trip.upload.packing.size, uploads=True)[0]
         train = {trip.where[k] for k in trip.members}  # the others have nothing to add
         self.those = [rank for rank in self.comm.alive if rank == 0 or rank in train]
 

@@ -72,7 +72,7 @@ class Whole(Gathering):
         if self.comm.rank:
             self.ring = Ring(trip)
             return
-        self.rows = trip.memory.rows("rows", len(trip.members), trip.upload.packing.size)
+        self.rows = trip.memory.rows("rows", len(trip.members), trip.upload.packing.size, uploads=bool(trip.here))
         self.place = {client: i for i, client in enumerate(trip.members)}
         self.held = Held(self.rows, self.cuts, trip.asked)
         self.comm.count_own(self.rows.element_size() * trip.upload.size * len(trip.here))

@@ -129,6 +129,19 @@ def synchronisations():
     assert all(file == __file__ for _, file, _ in simulated_cuda.COUNTS)
 
 
+def copied_without_a_wait():
+    simulated_cuda.COUNTS.clear()
+    x, place = torch.ones(2, device=GPU), torch.zeros(3, pin_memory=True)
+    place[:2].copy_(x, non_blocking=True)
+    x.zero_()
+    assert "sync" not in simulated_cuda.totals()
+    assert place[:2].isnan().all()
+    torch.cuda.synchronize()
+    assert place.tolist() == [1, 1, 0]
+    place.new_ones(3).copy_(torch.ones(3, device=GPU), non_blocking=True)  # without pinned memory CUDA waits
+    assert simulated_cuda.totals()["sync"] == 2
+
+
 def main():
     checks = (
         value for name, value in globals().items() if callable(value) and getattr(value, "__module__", "") == __name__

@@ -1,7 +1,8 @@
 """How often training makes the host wait for a GPU, on the simulated one.  simulated_cuda.py synchronisations.py FILE
 
-Writes {case of every_method.py: {"steps": ..., "a client": ...}} into FILE: how often all steps of a client's round
-made the host wait, and how often its whole round did, each the most that any client caused.
+Writes {"on the GPU" or "over gloo": {case of every_method.py: {"steps": ..., "a client": ..., "uploads": ...}}} into
+FILE: how often all steps of a client's round made the host wait, how often its whole round did, and how often it waited
+for a copy to the GPU; each the most that any client caused. Messages are on the GPU, or on the CPU, as with gloo.
 """
 
 import json
@@ -15,51 +16,58 @@ import torch
 from every_method import VARIANTS
 from helpers import prepare, small_settings
 
+from fedmpi.comm.backends.solo import Solo
+from fedmpi.engine.client_states import ClientStates
 from fedmpi.engine.local.client import LocalClient
 from fedmpi.methods import registry
 
 LARGE = ("alexnet", "vgg", "resnet")  # take long, and hold nothing new
 
 
-def waits(method, net, changes):
-    """({(round, client): how often the host waited in the client's round}, the same of its optimiser's steps)"""
-    in_rounds, in_steps, take_part, fit = {}, Counter(), LocalClient.take_part, LocalClient.fit
+def waits(method, net, changes, messages):
+    """{"steps", "a client", "uploads": {(round, client): how often the host waited}}"""
+    found = {"steps": Counter(), "a client": Counter(), "uploads": Counter()}
+    view, take_part, fit = ClientStates.view, LocalClient.take_part, LocalClient.fit
 
-    def now():
-        return simulated_cuda.totals().get("sync", 0)
+    def count(part, what, function, owner, t, client, *args, **options):
+        before = simulated_cuda.totals().get(what, 0)
+        try:
+            return function(owner, *args, **options)
+        finally:
+            found[part][t, client] += simulated_cuda.totals().get(what, 0) - before
+
+    def counted_view(states, client, t, *args):
+        return count("uploads", "upload", view, states, t, client, client, t, *args)
 
     def counted_round(client, row):
-        before = now()
-        fine = take_part(client, row)
-        in_rounds[client.round, client.id] = now() - before
-        return fine
+        def run(client):
+            return count("a client", "sync", take_part, client, client.round, client.id, row)
+
+        return count("uploads", "upload", run, client, client.round, client.id)
 
     def counted_steps(client, *args, **options):
-        before = now()
-        fitted = fit(client, *args, **options)
-        in_steps[client.round, client.id] += now() - before
-        return fitted
+        return count("steps", "sync", fit, client, client.round, client.id, *args, **options)
 
     train = {name: value for name, value in changes.get("train", {}).items() if name != "steps"}
     changes = {**changes, "rounds": 2, "evaluate": {"every": 100}, "train": {**train, "epochs": 1}}
-    LocalClient.take_part, LocalClient.fit = counted_round, counted_steps
+    ClientStates.view, LocalClient.take_part, LocalClient.fit = counted_view, counted_round, counted_steps
     try:
-        prepare(small_settings(method, net, **changes), device=torch.device("cuda")).fed.run()
+        config, comm = small_settings(method, net, **changes), Solo(torch.device(messages))
+        prepare(config, comm=comm, device=torch.device("cuda")).fed.run()
     finally:
-        LocalClient.take_part, LocalClient.fit = take_part, fit
-    return in_rounds, in_steps
+        ClientStates.view, LocalClient.take_part, LocalClient.fit = view, take_part, fit
+    return {part: max(counts.values(), default=0) for part, counts in found.items()}
 
 
 def main():
     warnings.simplefilter("ignore")
     torch.set_num_threads(1)
     cases = {method: (method, "norm", {}) for method in sorted(registry)} | VARIANTS
-    found = {}
-    for name, case in cases.items():
-        if any(net in name for net in LARGE):
-            continue
-        in_rounds, in_steps = waits(*case)
-        found[name] = {"steps": max(in_steps.values(), default=0), "a client": max(in_rounds.values())}
+    cases = {name: case for name, case in cases.items() if not any(net in name for net in LARGE)}
+    found = {
+        where: {name: waits(*case, messages) for name, case in cases.items()}
+        for where, messages in {"on the GPU": "cuda", "over gloo": "cpu"}.items()
+    }
     Path(sys.argv[1]).write_text(json.dumps(found))
 
 

@@ -111,6 +111,7 @@ def test_what_cuda_refuses_is_refused(tmp_path):
     found = json.loads((tmp_path / "found").read_text())
     allowed = {
         *("a_number_on_the_cpu", "rows_of_the_gpu_by_indices_on_the_cpu", "without_a_mistake", "synchronisations"),
+        "copied_without_a_wait",
     }
     assert {name: error for name, error in found.items() if name in allowed and error} == {}
     reasons = {
@@ -124,16 +125,27 @@ def test_what_cuda_refuses_is_refused(tmp_path):
         "no_deterministic_kernel": "does not have a deterministic implementation",
     }
     assert {name: error for name, error in found.items() if name not in allowed and reasons[name] not in error} == {}
-    assert len(found) == 19
+    assert len(found) == 20
 
 
-def test_training_does_not_wait_for_the_gpu(tmp_path):
+@pytest.fixture(scope="module")
+def waits(tmp_path_factory):
+    file = tmp_path_factory.mktemp("waits") / "found"
+    run([sys.executable, SIMULATED, str(HERE / "synchronisations.py"), str(file)])
+    return json.loads(file.read_text())
+
+
+def test_training_does_not_wait_for_the_gpu(waits):
     """No step makes the host wait, and a client once, when all of its work has been asked for."""
-    run([sys.executable, SIMULATED, str(HERE / "synchronisations.py"), str(tmp_path / "found")])
-    found = json.loads((tmp_path / "found").read_text())
-    assert {case for case, waits in found.items() if waits["steps"] > 0} == STEPS_THAT_WAIT
-    assert {case for case, waits in found.items() if waits["a client"] > 1} == CLIENTS_THAT_WAIT
-    assert all(waits["a client"] == 1 for case, waits in found.items() if case not in CLIENTS_THAT_WAIT)
+    found = waits["on the GPU"]
+    assert {case for case, each in found.items() if each["steps"] > 0} == STEPS_THAT_WAIT
+    assert {case for case, each in found.items() if each["a client"] > 1} == CLIENTS_THAT_WAIT
+    assert all(each["a client"] == 1 for case, each in found.items() if case not in CLIENTS_THAT_WAIT)
+
+
+def test_messages_on_the_cpu_make_no_client_wait(waits):
+    """With gloo an upload and what a client is sent are copied without a wait of their own."""
+    assert waits["over gloo"] == waits["on the GPU"]
 
 
 @pytest.fixture(scope="module")
