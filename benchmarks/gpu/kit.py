@@ -98,7 +98,7 @@ def what_users_start(device: str, folder: Path) -> Iterator[Part]:
 
 
 def simulate(part: Part) -> Part:
-    """The same part with GPUs that are simulated on the CPU: before its script, or its module, stands the simulation."""
+    """The same part with GPUs that are simulated on the CPU, by a program that starts its script or its module."""
     server = "benchmarks/gpu/server_without_gpu.py"
     if "pytest" in part.words:  # which starts processes with a simulation of their own
         return part

@@ -111,8 +111,8 @@ class LocalClient(ClientView):
         return True
 
     def _check_result(self, upload: Upload, here: Tensor, row: Tensor) -> bool:
-        """Give an upload its format, look for numbers that are not finite, and copy it from `here` to `row` if these are
-        two; return whether the state has none.
+        """Give an upload its format, and copy it from `here` to `row` if it is needed there. Return whether all numbers
+        of the client's state are finite; raise UserError if some of its upload are not.
 
         All of it is one question to a GPU, which answers when it has done the client's work: only then it is known how
         long that has taken, and the copy, which was asked for before, is complete.
