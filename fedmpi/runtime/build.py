@@ -30,7 +30,7 @@ from fedmpi.engine.messages import Messages
 from fedmpi.engine.plan import Plan, Sink
 from fedmpi.engine.server import Rule
 from fedmpi.engine.travel.cuts import Cuts
-from fedmpi.engine.travel.gathering import rows_held
+from fedmpi.engine.travel.gathering import pinned, rows_held
 from fedmpi.engine.worker import Worker
 from fedmpi.flat import linear
 from fedmpi.flat.model import FlatModel
@@ -266,14 +266,17 @@ def undoes(s: Settings) -> bool:
     return drops or s.checkpoint.every > 1
 
 
-def memory_needs(made: Experiment, size: int, gathers_on_gpu: bool) -> dict[str, int]:
-    """What each of so many ranks needs, in bytes, as `memory.need` says.
+def memory_needs(made: Experiment, size: int, gathers_on_gpu: bool, trains_on_gpu: bool = False) -> dict[str, int]:
+    """What each of so many ranks needs, in bytes, as `memory.need` says; and what of a training rank's part is on the
+    host.
 
-    gathers_on_gpu: whether rank 0 holds the uploads on its GPU, as with NCCL and in a single process.
+    gathers_on_gpu: whether rank 0 holds the uploads on its GPU, as with NCCL and in a single process; trains_on_gpu:
+    whether clients train on one. If only they do, their uploads go from there to the host.
     """
-    s, held = made.settings, rows(made, size)
-    return memory.need(
-        made.messages,
+    s, held, messages = made.settings, rows(made, size), made.messages
+    apart, on_gpu = trains_on_gpu and not gathers_on_gpu, max(made.pack, 1)  # rows, before they are copied
+    needs = memory.need(
+        messages,
         made.itemsize,
         cohort=cohort_size(made),
         clients=made.data.clients,
@@ -282,9 +285,18 @@ def memory_needs(made: Experiment, size: int, gathers_on_gpu: bool) -> dict[str,
         room=made.room if s.checkpoint.every else None,
         packed=made.pack if made.pack > 1 else 0,
         chooses=s.evaluate.best.metric is not None,
-        held=held,
-        scratch=linear.scratch_bytes(round(held[0]), made.messages.largest_upload(), gathers_on_gpu),
+        held=(held[0], on_gpu) if apart else held,
+        scratch=linear.scratch_bytes(round(held[0]), messages.largest_upload(), gathers_on_gpu),
     )
+    on_host = 0
+    if apart:
+        row, news = (made.itemsize * n for n in (messages.largest_upload(), messages.announcement().packing.size))
+        coded = made.itemsize * max(messages.upload(t).size for t in range(max(s.rounds, 1))) if messages.wire.up else 0
+        root, mine = (int(row * many) for many in held)
+        on_host = pinned(mine) + int(coded * held[1]) + pinned(news)
+        needs["a training rank"] += on_host
+        needs["rank 0"] += pinned(news) - news + (pinned(root) - root if s.server.trains else 0)
+    return {**needs, "of which on the host": on_host}
 
 
 def check_memory(made: Experiment, job: Job, devices: Sequence[torch.device] = ()) -> dict[str, int]:
@@ -295,18 +307,17 @@ def check_memory(made: Experiment, job: Job, devices: Sequence[torch.device] = (
     gpus = {device for device in places if device.type == "cuda"}
     nccl = made.settings.comm.backend in ("auto", "nccl") and len(gpus) == len(places)
     gathers_on_gpu = nccl if job.size > 1 else bool(gpus)
-    needs = memory_needs(made, job.size, gathers_on_gpu)
     here = {
         rank: {
             "host": job.host,
             "gpu": str(device) if device.type == "cuda" else "",
-            "needs": needs,
+            "needs": memory_needs(made, job.size, gathers_on_gpu, device.type == "cuda"),
             "free": memory.free(device),
         }
         for rank, device in enumerate(places, first)
     }
     memory.check(here, training_ranks(made.settings, job.size), gathers_on_gpu)
-    return needs
+    return memory_needs(made, job.size, gathers_on_gpu)
 
 
 def cohort_size(made: Experiment) -> int:

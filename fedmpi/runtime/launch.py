@@ -195,7 +195,7 @@ def _exchange_facts(
     facts = {"host": job.host, "device": report_text.device_name(device), "gpu": gpu_uuid(device)}
     facts |= {"no_regroup": comm.can_regroup, **environment.describe_gpu(device)}
     gathers_on_gpu, free = comm.device.type == "cuda", memory.free(device)
-    needs = build.memory_needs(made, comm.size, gathers_on_gpu)
+    needs = build.memory_needs(made, comm.size, gathers_on_gpu, made.model.w.is_cuda)
     more = {"needs": needs, "free": free, "no_gpu": why_no_gpu(job.host) if on_cpu and auto else ""}
     said = [json.loads(text) for text in comm.allgather_bytes(json.dumps({**facts, **more}).encode(), timeout_s)]
     comm.hosts = dict(enumerate(each["host"] for each in said))

@@ -99,29 +99,38 @@ def check(ranks: Mapping[int, Mapping[str, Any]], trains: Collection[int], gathe
     """Check that each host and each GPU has what the ranks there need. The outcome is the same for the same facts.
 
     Args:
-        ranks: rank -> its `host`, its `gpu` (the UUID, if it has one), what it `needs` (as `need` says), and what is
-            `free` where it is.
+        ranks: rank -> its `host`, its `gpu` (the UUID, if it has one), what it `needs` (as `build.memory_needs` says),
+            and what is `free` where it is.
         trains: the ranks that train. Models and states of clients lie where such a rank computes.
         gathers_on_gpu: whether rank 0 holds the uploads on its GPU, as with NCCL and in a single process.
 
     Raises:
         UserError: the first host or GPU that has less.
     """
-    parts: dict[tuple[str, str], list[tuple[int, str]]] = {}  # (host, its GPU or "") -> who needs what there
+    parts: dict[tuple[str, str], list[tuple[int, str, int]]] = {}  # (host, its GPU or "") -> who needs how much there
     for rank, each in ranks.items():
-        gpu = each.get("gpu", "")
+        gpu, needs = each.get("gpu", ""), each["needs"]
         if rank == 0:
-            parts.setdefault((each["host"], gpu if gathers_on_gpu else ""), []).append((rank, "rank 0"))
+            place = each["host"], gpu if gathers_on_gpu else ""
+            parts.setdefault(place, []).append((rank, "rank 0", needs["rank 0"]))
         if rank in trains:
-            parts.setdefault((each["host"], gpu), []).append((rank, "a training rank"))
+            on_host = needs["of which on the host"]
+            here = rank, "a training rank", needs["a training rank"] - on_host
+            parts.setdefault((each["host"], gpu), []).append(here)
+            if on_host:
+                parts.setdefault((each["host"], ""), []).append((rank, "a training rank", on_host))
     for (host, gpu), those in parts.items():
-        asked = sum(ranks[rank]["needs"][part] for rank, part in those)
-        known = [ranks[rank]["free"]["gpu" if gpu else "host"] for rank, _ in those]
+        asked = sum(nbytes for _, _, nbytes in those)
+        known = [ranks[rank]["free"]["gpu" if gpu else "host"] for rank, _, _ in those]
         has = min((n for n in known if n is not None), default=None)
         if has is not None and asked > has:
-            trainers, gathers = sum(part != "rank 0" for _, part in those), those[0][1] == "rank 0"
+            trainers, gathers = sum(part != "rank 0" for _, part, _ in those), those[0][1] == "rank 0"
             who = " and ".join([*["rank 0"] * gathers, *[count(trainers, "training rank")] * (trainers > 0)])
-            all_, server, trainer, state = (size_text(n) for n in (asked, *ranks[those[0][0]]["needs"].values()))
+            needs = ranks[those[0][0]]["needs"]
+            server, trainer, state = (
+                size_text(needs[part]) for part in ("rank 0", "a training rank", "of which client state")
+            )
+            all_ = size_text(asked)
             elsewhere = "; comm.backend=gloo gathers the uploads in the memory of the host" * (len(ranks) > 1)
             raise UserError(
                 f"memory: {who} on {f'GPU {gpu} of ' if gpu else ''}host {host} need{'s' * (len(those) == 1)} about "

@@ -62,7 +62,9 @@ def plan(settings: Settings, ranks: int, hosts: int) -> Facts:
     here = 0 if made.model.w.is_cuda else _size(made.data) + made.model.w.nbytes
     libraries = max(_held() - here + ended - imported, ended)
     job = Job("single" if ranks == 1 else "mpi", 0, ranks, 0, -(-ranks // hosts), "here")
-    needed = build.check_memory(made, replace(job, local_size=min(job.local_size, 2)))
+    build.check_memory(made, replace(job, local_size=min(job.local_size, 2)))
+    gathers_on_gpu = made.model.w.is_cuda and (ranks == 1 or settings.comm.backend in ("auto", "nccl"))
+    needed = build.memory_needs(made, ranks, gathers_on_gpu, made.model.w.is_cuda)
     fed = build.federation(made, rehearsal.Nobody(ranks, device), lambda: False)
     before, on_gpu = _held(), _on_gpu(device)
     each = measuring.client(fed)
@@ -127,12 +129,13 @@ def _memory(
     """
     s, row = made.settings, made.itemsize * made.messages.largest_upload()
     place = GPU if made.model.w.is_cuda else HOST  # of what a rank computes with
-    carried = place if job.size == 1 or s.comm.backend in ("auto", "nccl") else HOST  # of what travels
+    on_host = needed["of which on the host"]
+    carried = HOST if on_host else place  # of what travels
     trainers, held = len(build_data.training_ranks(s, job.size)), build.rows(made, job.size)
     optimiser = {"sgd": 0, "momentum": 1}.get(s.server.optim, 2) * made.itemsize * made.model.layout.size
     whole, state = _size(made.data), needed["of which client state"]
     both: Parts = {(HOST, "libraries"): libraries, (place, "data"): whole // trainers if s.data.silos else whole}
-    rows = [int(row * part) for part in held]
+    rows = [int(row * held[0]), on_host or int(row * held[1])]
     root = {(carried, "model"): needed["rank 0"] - rows[0] + optimiser, (carried, "rows"): rows[0]}
     other = needed["a training rank"] - rows[1] - state
     step = steps[place == GPU]

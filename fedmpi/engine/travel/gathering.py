@@ -46,14 +46,15 @@ class Memory:
             held = None
             self.held.pop(name, None)  # before the new one is made
             pin = self.pins and uploads and n * dtype.itemsize <= UNSENT
-            held = torch.empty(pinned(n) if pin else n, dtype=dtype, device=self.like.device, pin_memory=pin)
-            self.held[name] = held
+            room = pinned(n * dtype.itemsize) // dtype.itemsize if pin else n
+            held = self.held[name] = torch.empty(room, dtype=dtype, device=self.like.device, pin_memory=pin)
         return held[:n].view(count, size)
 
 
-def pinned(n: int) -> int:
-    """What so much pinned memory takes: torch rounds it up to a power of two."""
-    return 1 << (n - 1).bit_length() if n else 0
+def pinned(nbytes: int) -> int:
+    """What rows of so many bytes take in pinned memory, which torch hands out in powers of two. More than UNSENT are
+    not pinned: the system could not move what others need."""
+    return 1 << (nbytes - 1).bit_length() if 0 < nbytes <= UNSENT else nbytes
 
 
 def rows_held(

@@ -14,10 +14,12 @@ import simulated_cuda
 import torch
 from helpers import federated, prepare, settings, small_settings
 
+from fedmpi.comm.backends.solo import Solo
 from fedmpi.common.errors import UserError
 from fedmpi.data.batches import Shard, batches
 from fedmpi.data.pictures import Pictures, of_bytes
 from fedmpi.data.streaming.stream import Stream
+from fedmpi.engine.federation import Federation
 from fedmpi.engine.packed.fit import PackedFit
 from fedmpi.flat import linear
 
@@ -174,11 +176,41 @@ def uploads_of_an_epoch():
     return {"counts": counts, "pinned": all(pinned), "parts": len(pinned), "same": same}
 
 
+def pinned_memory():
+    """With messages on the CPU, and on the GPU: bytes of the cohort's rows, of where they lie, and whether that, and
+    the announcement, is pinned."""
+    found = []
+    for messages in ("cpu", "cuda"):
+        it = prepare(small_settings("scaffold", rounds=1), comm=Solo(torch.device(messages)), device=GPU)
+        it.fed.run()
+        rows, row = it.fed.exchange.memory.held["rows"], it.made.itemsize * it.made.messages.largest_upload()
+        pinned = rows.is_pinned(), it.fed.exchange.message.is_pinned()
+        found.append((row * len(it.rows[-1]["cohort"]), rows.nbytes, *pinned))
+    return found
+
+
+def waits_for_uploads_of_a_pack():
+    """How often the host waits while all clients of a round are trained together and written, and with which result;
+    with messages on the CPU, and on the GPU."""
+    found, some = {}, Federation._some
+    config = small_settings("fedavg", rounds=1, compute={"pack": 7}, train={"momentum": 0.0})
+    for messages in ("cpu", "cuda"):
+        it = prepare(config, comm=Solo(torch.device(messages)), device=GPU)
+        counts = []
+        Federation._some = lambda *given, counts=counts: counts.append(count(some, *given).get("sync", 0))
+        try:
+            it.fed.run()
+        finally:
+            Federation._some = some
+        found[messages] = counts, it.hashes
+    return found
+
+
 def main():
     checks = (
         *(ways_of_gathering, scratch_memory, products_at_once, hash_of_a_model, downloads_of_fedfomo, graphs),
         *(a_model_that_cannot_be_captured, clients_at_once, waits_of_a_pack),
-        *(launches_of_an_epoch, uploads_of_an_epoch),
+        *(launches_of_an_epoch, uploads_of_an_epoch, pinned_memory, waits_for_uploads_of_a_pack),
     )
     Path(sys.argv[1]).write_text(json.dumps({check.__name__: check() for check in checks}))
 

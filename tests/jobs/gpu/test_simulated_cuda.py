@@ -8,6 +8,8 @@ import pytest
 from helpers import ROOT, clean_env, launcher
 from simulated_cuda import unsupported_reason
 
+from fedmpi.engine.travel.gathering import pinned
+
 pytestmark = [
     pytest.mark.skipif(unsupported_reason() is not None, reason=str(unsupported_reason())),
     pytest.mark.xdist_group("simulated cuda"),  # tests read one run of each set-up
@@ -230,3 +232,20 @@ def test_samples_on_disk_reach_the_gpu_without_a_wait(checks):
     assert found["pinned"]
     assert found["counts"].get("upload", 0) <= 1  # of constants, once a process
     assert found["parts"] == 20
+
+
+@pytest.mark.smoke
+def test_rows_that_a_gpu_is_copied_to_are_pinned(checks):
+    (needed, taken, *are_pinned), (_, on_gpu, *not_there) = checks["pinned_memory"]
+    assert taken == pinned(needed) > needed == on_gpu
+    assert are_pinned == [True, True]
+    assert not_there == [False, False]
+
+
+@pytest.mark.smoke
+def test_uploads_of_a_pack_are_copied_at_once(checks):
+    """The host waits until they are trained, and with messages on the CPU for one copy."""
+    (over_gloo, w), (on_gpu, same) = (checks["waits_for_uploads_of_a_pack"][messages] for messages in ("cpu", "cuda"))
+    assert w == same
+    assert over_gloo == [2]
+    assert on_gpu == [1]

@@ -9,6 +9,7 @@ from helpers import prepare, settings
 
 from fedmpi.comm.launchers.job import Job
 from fedmpi.common.errors import UserError
+from fedmpi.engine.travel.gathering import pinned
 from fedmpi.flat import linear
 from fedmpi.runtime import build, launch, memory
 from fedmpi.runtime.memory import available_bytes, groups
@@ -53,7 +54,7 @@ def test_of_control_groups(tmp_path, row, top, limit, used, unbounded, cached):
     assert available_bytes(tmp_path) == 3096
 
 
-NEEDS = {"rank 0": 100, "a training rank": 10, "of which client state": 1}
+NEEDS = {"rank 0": 100, "a training rank": 10, "of which client state": 1, "of which on the host": 0}
 
 
 def ranks(places, free):
@@ -97,6 +98,34 @@ def test_the_least_that_one_of_several_has_seen_counts():
     facts[2] |= {"needs": NEEDS | {"a training rank": 15}, "free": {"host": 1000, "gpu": 24}}
     with pytest.raises(UserError, match="2 training ranks on GPU x of host a need about 25 B, but 24 B are free"):
         memory.check(facts, [1, 2], False)
+
+
+def test_uploads_that_gloo_carries_are_on_the_host_of_a_gpu():
+    facts = ranks(["a", "a/x", "a/x"], {"a": 106, "a/x": 14})
+    for each in facts.values():
+        each["needs"] = NEEDS | {"of which on the host": 3 * bool(each["gpu"])}
+    memory.check(facts, [1, 2], False)
+    facts[1]["free"]["gpu"] = 13
+    with pytest.raises(UserError, match="2 training ranks on GPU x of host a need about 14 B, but 13 B are free"):
+        memory.check(facts, [1, 2], False)
+    facts[1]["free"] = {"host": 105, "gpu": 14}
+    with pytest.raises(UserError, match="rank 0 and 2 training ranks on host a need about 106 B, but 105 B are free"):
+        memory.check(facts, [1, 2], False)
+
+
+@pytest.mark.parametrize(("trains", "pack"), [(False, 1), (True, 3)])
+def test_pinned_memory_is_counted_in_powers_of_two(trains, pack):
+    """Clients train on a GPU, where their uploads lie one or a pack at a time, and gloo carries these."""
+    made = prepare(settings("fedavg", compute={"pack": pack}, server={"trains": trains})).made
+    whole, apart = (build.memory_needs(made, 3, False, trains_on_gpu) for trains_on_gpu in (False, True))
+    row, news = (4 * n for n in (made.messages.largest_upload(), made.messages.announcement().packing.size))
+    root, mine = (int(row * many) for many in build.rows(made, 3))
+    assert whole["of which on the host"] == 0
+    assert apart["of which on the host"] == pinned(mine) + pinned(news)
+    assert apart["a training rank"] - apart["of which on the host"] == whole["a training rank"] - mine + pack * row
+    assert apart["rank 0"] - whole["rank 0"] == pinned(news) - news + trains * (pinned(root) - root)
+    assert [pinned(n) for n in (0, 1, 5, 1 << 20, (1 << 29) + 1, 1 << 30)] == [0, 1, 8, 1 << 20, 1 << 30, 1 << 30]
+    assert pinned((1 << 30) + 1) == (1 << 30) + 1  # which are not pinned
 
 
 def test_who_gathers_on_a_gpu_is_told_of_the_host():
