@@ -16,6 +16,7 @@ The patches stay until the process ends, so each use has a process of its own.
 from __future__ import annotations
 
 import argparse
+import importlib
 import os
 import runpy
 import sys
@@ -29,6 +30,7 @@ from types import SimpleNamespace
 import torch
 import torch.distributed as dist
 from torch import Tensor
+from torch.utils._device import DeviceContext
 from torch.utils._python_dispatch import TorchDispatchMode, _disable_current_modes
 
 KNOWN_VERSIONS = ("2.13.",)  # of torch: the patches rest on internals that change between versions
@@ -37,7 +39,7 @@ MEMORY = 8 << 30  # bytes of a simulated GPU
 COUNTS: Counter[tuple[str, str, int]] = Counter()  # (launch, upload, download or sync; file; line) -> times
 WATCHED = [str(Path(__file__).parents[1] / "fedmpi")]  # folders whose lines are counted
 UNDER_WAY: list[tuple[Tensor, Tensor]] = []  # asynchronous copies to pinned memory: target, what will be there
-SETTINGS = SimpleNamespace(gpus=1, deterministic=False)
+SETTINGS = SimpleNamespace(gpus=1, deterministic=False, nccl=False)
 
 # The result of these operators has a shape or a value that the host must know, for which it waits.
 SYNCHRONISING = {
@@ -59,12 +61,15 @@ NOT_DETERMINISTIC = {
     *("upsample_trilinear3d_backward", "reflection_pad1d_backward", "reflection_pad2d_backward", "histc"),
     *("reflection_pad3d_backward", "replication_pad1d_backward", "replication_pad3d_backward", "bincount"),
     *("grid_sampler_2d_backward", "grid_sampler_3d_backward", "kthvalue", "_embedding_bag_dense_backward", "cumsum"),
+    *("median.dim", "nanmedian.dim"),
 }
 # Operators that may have operands on two devices by design.
 COPIES = {"copy_", "_to_copy", "_copy_from"}
 INDEXING = {"index", "index_put", "index_put_", "_index_put_impl_", "_unsafe_index", "_unsafe_index_put"}
 
-_thread = threading.local()  # target: where the `to` that is under way moves its tensor; graph: what is captured
+# gpu: the current one, 0 in each new thread; target: where what is being copied or made is to lie; graph: what is
+# captured
+_thread = threading.local()
 _original = SimpleNamespace(
     **{name: getattr(Tensor, name) for name in ("to", "cpu", "cuda", "numpy", "tolist", "pin_memory", "is_pinned")},
     array=Tensor.__array__,
@@ -125,6 +130,13 @@ def _count(what: str, times: int = 1) -> None:
         UNDER_WAY.clear()
 
 
+def _count_upload(waits: bool) -> None:
+    """Count a copy to a GPU; a blocking one ends when the GPU has done all that it was asked for before."""
+    _count("upload" if waits else "asynchronous upload")
+    if waits:
+        _count("sync")
+
+
 def totals() -> dict[str, int]:
     """How often each of the counted things has happened."""
     found: Counter[str] = Counter()
@@ -164,18 +176,18 @@ class SimulatedCuda(TorchDispatchMode):
         operands = _tensors([args, kwargs])
         places = {id(x): place_of(x) for x in operands}
         gpus = {place for place in places.values() if place is not None and place.type == "cuda"}
-        asked = kwargs.get("device")
+        asked, target = kwargs.get("device"), getattr(_thread, "target", None)
         if asked is not None:
-            asked = _resolve(asked)
+            asked = target or _resolve(asked)
             if asked.type == "meta":
                 return func(*args, **kwargs)
             kwargs["device"] = CPU
         if name in COPIES:
             return self._copy(func, name, args, kwargs, asked)
-        if asked is not None and asked.type == "cuda":
+        if asked is not None and (target is not None or asked.type == "cuda"):
             result = asked
         elif gpus:
-            self._check_operands(func, name, args, operands, places, gpus)
+            self._check_operands(func, name, args, kwargs, places, gpus)
             result = next(iter(gpus))
         else:
             known = any(place == CPU for place in places.values())
@@ -188,30 +200,37 @@ class SimulatedCuda(TorchDispatchMode):
             found = func(*args, **kwargs)
         else:
             found = self._launch(func, name, args, kwargs, result, generator)
+        if name == "_pack_padded_sequence":
+            _mark(found[1], CPU)  # the sizes of batches
         if result is not None:
             for x in _tensors(found):
                 _mark(x, result)
         return found
 
-    def _check_operands(self, func, name, args, operands, places, gpus) -> None:
+    def _check_operands(self, func, name, args, kwargs, places, gpus) -> None:
         """Raise what CUDA raises for operands that lie on several devices."""
         if len(gpus) > 1:
             first, second = sorted(map(str, gpus))[:2]
             raise RuntimeError(
                 f"Expected all tensors to be on the same device, but found {first} and {second} ({name})"
             )
-        on_cpu = [x for x in operands if places[id(x)] == CPU]
+        on_cpu = [x for x in _tensors([args, kwargs]) if places[id(x)] == CPU]
         if name in INDEXING:
             if places[id(args[0])] == CPU:
                 raise RuntimeError("indices should be either on cpu or on the same device as the indexed tensor (cpu)")
-            indices = {id(x) for x in _tensors(args[1])}
-            if any(id(x) in indices for x in on_cpu):
-                _count("upload")
-            on_cpu = [x for x in on_cpu if id(x) not in indices]
+            moved = {id(x) for x in (*_tensors(args[1]), *(x for x in _tensors(args[2:]) if not x.dim()))}
+            if any(id(x) in moved for x in on_cpu):
+                _count_upload(waits=True)
+            on_cpu = [x for x in on_cpu if id(x) not in moved]
         if name == "_pack_padded_sequence":
             on_cpu = [x for x in on_cpu if x is not args[1]]  # the lengths have to lie there
-        if torch.Tag.pointwise in func.tags or name in ("where", "masked_fill", "fill_"):
-            on_cpu = [x for x in on_cpu if x.dim()]
+        if name not in ("clamp", "clamp_") and (
+            torch.Tag.pointwise in func.tags
+            or name in ("where", "masked_fill", "fill_")
+            or name.startswith("_foreach_")
+        ):
+            written = {id(x) for x in _find_written(func, args, kwargs)}
+            on_cpu = [x for x in on_cpu if x.dim() or id(x) in written]
         if on_cpu:
             raise RuntimeError(
                 f"Expected all tensors to be on the same device, but found at least two devices, {next(iter(gpus))} "
@@ -230,7 +249,8 @@ class SimulatedCuda(TorchDispatchMode):
         if func.is_view or name in ("detach", "alias", "lift_fresh", "_unsafe_view"):
             return func(*args, **kwargs)
         deterministic = SETTINGS.deterministic or torch.are_deterministic_algorithms_enabled()
-        if deterministic and name in NOT_DETERMINISTIC and not _is_exempt(name, args):
+        names = {name, f"{name}.{func._overloadname}"}
+        if deterministic and names & NOT_DETERMINISTIC and not _is_exempt(name, args):
             raise RuntimeError(
                 f"{name}_cuda does not have a deterministic implementation, but you set "
                 "'torch.use_deterministic_algorithms(True)'"
@@ -253,25 +273,41 @@ class SimulatedCuda(TorchDispatchMode):
             )
         else:
             target, source = (place_of(x) for x in args[:2])
+            target = target or source  # C++ code has made what it copies to
         found = func(*args, **kwargs)
         if target is not None and source is not None and target != source:
             waits = not (kwargs.get("non_blocking") or (name == "copy_" and len(args) > 2 and args[2]))
             if source.type == "cuda" and target.type == "cuda":
                 _count("launch")
             elif target.type == "cuda":
-                _count("upload" if waits else "asynchronous upload")
+                _count_upload(waits)
             else:
                 _count("download")
-                if waits or name != "copy_" or not is_pinned(args[0]):
+                place = found if name == "_to_copy" else args[0]  # which `to` makes in pinned memory
+                if waits or (name == "copy_" and not is_pinned(place)):
                     _count("sync")
                 else:
-                    UNDER_WAY.append((args[0], args[0].clone()))
-                    args[0].fill_(torch.nan if args[0].is_floating_point() else 0)
+                    _storage(place).simulated_pinned = True
+                    UNDER_WAY.append((place, place.clone()))
+                    place.fill_(torch.nan if place.is_floating_point() else 0)
         elif target is not None and target.type == "cuda":
             _count("launch")
         if target is not None:
             _mark(found, target)
         return found
+
+
+def _find_written(func, args, kwargs) -> list[Tensor]:
+    """The operands that an operator writes to."""
+    arguments = func._schema.arguments
+    given = dict(zip((argument.name for argument in arguments), args, strict=False)) | kwargs
+    # Of running statistics no schema tells.
+    written = [
+        each.name
+        for each in arguments
+        if (each.alias_info is not None and each.alias_info.is_write) or each.name in ("running_mean", "running_var")
+    ]
+    return _tensors([given.get(name) for name in written])
 
 
 def _is_exempt(name: str, args: tuple) -> bool:
@@ -341,6 +377,8 @@ def is_pinned(self: Tensor, device=None) -> bool:
 
 
 def _pin_memory(self: Tensor, device=None) -> Tensor:
+    if self.is_cuda:
+        raise RuntimeError("cannot pin 'torch.cuda.FloatTensor' only dense CPU tensors can be pinned")
     pinned = self if is_pinned(self) else self.clone()
     _storage(pinned).simulated_pinned = True
     return pinned
@@ -352,12 +390,19 @@ def _clone_storage(self: torch.UntypedStorage) -> torch.UntypedStorage:
     return copy
 
 
+def _default_device() -> torch.device:
+    """The device of `with torch.device(...)`, which also torch.set_default_device enters. Torch's own function makes a
+    tensor to find it."""
+    modes = reversed(torch.overrides._get_current_function_mode_stack())
+    return next((mode.device for mode in modes if isinstance(mode, DeviceContext)), CPU)
+
+
 def _make_factory(function, from_data: bool):
     """A function of torch that makes a tensor from Python; without a device it makes one on the CPU."""
 
     def factory(*args, **kwargs):
         device = kwargs.get("device")
-        device = _resolve(torch.get_default_device() if device is None else device)
+        device = _resolve(_default_device() if device is None else device)
         pinned = kwargs.pop("pin_memory", False)
         if from_data and device.type == "cuda":
             given = args[0] if args else kwargs.get("data")
@@ -376,6 +421,22 @@ def _make_factory(function, from_data: bool):
 
     factory.__name__ = getattr(function, "__name__", "factory")
     return factory
+
+
+def _make_like(function):
+    """A function that makes a tensor like another one, on the device of that one if no other is named."""
+
+    def like(x, *args, **kwargs):
+        device = kwargs.get("device")
+        if device is None or torch.device(device).type == "meta":
+            return function(x, *args, **kwargs)
+        _thread.target = _resolve(device)
+        try:
+            return function(x, *args, **kwargs | {"device": CPU})
+        finally:
+            _thread.target = None
+
+    return like
 
 
 def _new_tensor(self: Tensor, data, **kwargs) -> Tensor:
@@ -407,7 +468,7 @@ def _seed_all(seed: int) -> None:
 
 # ---- torch.cuda and torch.distributed ----
 class _Stream:
-    """A stream, an event, or what chooses a device for a block: everything happens at once."""
+    """A stream or an event: everything happens at once."""
 
     def __init__(self, *args, **kwargs) -> None:
         pass
@@ -436,11 +497,19 @@ def _properties(device=None) -> SimpleNamespace:
     return SimpleNamespace(name="Simulated GPU", total_memory=MEMORY, major=9, minor=0, **place)
 
 
-def _patch_cuda() -> None:
-    current = [0]
+@contextmanager
+def _device(device) -> Iterator[None]:
+    before = torch.cuda.current_device()
+    torch.cuda.set_device(device)
+    try:
+        yield
+    finally:
+        torch.cuda.set_device(before)
 
+
+def _patch_cuda() -> None:
     def set_device(device) -> None:
-        current[0] = _resolve(device).index
+        _thread.gpu = _resolve(device).index
 
     def set_states(states) -> None:
         for generator, state in zip(_gpu_generators, states, strict=True):
@@ -453,7 +522,7 @@ def _patch_cuda() -> None:
         "is_available": lambda: SETTINGS.gpus > 0,
         "is_current_stream_capturing": lambda: False,
         "device_count": lambda: SETTINGS.gpus,
-        "current_device": lambda: current[0],
+        "current_device": lambda: getattr(_thread, "gpu", 0),
         "set_device": set_device,
         "get_device_properties": _properties,
         "get_device_name": lambda device=None: _properties(device).name,
@@ -464,7 +533,10 @@ def _patch_cuda() -> None:
         "manual_seed_all manual_seed": _seed_all,
         "get_rng_state_all": lambda: [generator.get_state() for generator in _gpu_generators],
         "set_rng_state_all": set_states,
-        "current_stream Stream Event device stream": _Stream,
+        "get_rng_state": lambda device="cuda": _gpu_generators[_resolve(device).index].get_state(),
+        "set_rng_state": lambda state, device="cuda": _gpu_generators[_resolve(device).index].set_state(state),
+        "current_stream Stream Event stream": _Stream,
+        "device": _device,
         "CUDAGraph": CUDAGraph,
         "graph": _capture,
     }
@@ -489,14 +561,9 @@ class CUDAGraph:
 
     def save(self, func, args, kwargs) -> None:
         """Copy what the operator is about to write to."""
-        names = [argument.name for argument in func._schema.arguments]
-        given = dict(zip(names, args, strict=False)) | kwargs
-        for argument in func._schema.arguments:
-            written = argument.alias_info is not None and argument.alias_info.is_write
-            written = written or argument.name in ("running_mean", "running_var")  # of which no schema tells
-            for each in _tensors(given.get(argument.name)) if written else ():
-                if id(_storage(each)) not in self.own:
-                    self.before.setdefault((each.data_ptr(), each.shape), (each, _unwatched(each.clone)))
+        for each in _find_written(func, args, kwargs):
+            if id(_storage(each)) not in self.own:
+                self.before.setdefault((each.data_ptr(), each.shape), (each, _unwatched(each.clone)))
 
     def replay(self) -> None:
         _count("launch")
@@ -560,10 +627,23 @@ class _PolledWork:
 
 def _patch_distributed() -> None:
     """NCCL's collectives run over gloo; gloo's own process group takes tensors on the CPU only."""
-    initialise, batch = dist.init_process_group, dist.batch_isend_irecv
+    initialise, batch, broadcast = dist.init_process_group, dist.batch_isend_irecv, dist.broadcast
 
     def init_process_group(backend, *args, device_id=None, **kwargs):
+        SETTINGS.nccl = backend == "nccl"
         return initialise("gloo" if backend == "nccl" else backend, *args, **kwargs)
+
+    def _on_gpu(*tensors):
+        if SETTINGS.nccl and not all(x.is_cuda for x in tensors):
+            raise RuntimeError("No backend type associated with device type cpu")
+
+    def broadcast_(tensor, *args, **kwargs):
+        _on_gpu(tensor)
+        return broadcast(tensor, *args, **kwargs)
+
+    def batch_isend_irecv(operations):
+        _on_gpu(*(each.tensor for each in operations))
+        return [_PolledWork(work) for work in batch(operations)]
 
     class ProcessGroupGloo(dist.ProcessGroupGloo):
         def send(self, tensors, *args):
@@ -578,7 +658,7 @@ def _patch_distributed() -> None:
         return tensors
 
     dist.init_process_group = init_process_group
-    dist.batch_isend_irecv = lambda operations: [_PolledWork(work) for work in batch(operations)]
+    dist.batch_isend_irecv, dist.broadcast = batch_isend_irecv, broadcast_
     dist.ProcessGroupGloo = ProcessGroupGloo
     dist.is_nccl_available = lambda: True
     torch.cuda.nccl.version = lambda: (2, 27, 5)
@@ -611,9 +691,17 @@ def install(gpus: int = 1, deterministic: bool = False) -> None:
     Tensor.is_cpu = property(lambda self: self.device.type == "cpu")
     Tensor.to, Tensor.cpu, Tensor.cuda = _to, lambda self, **_: _to(self, CPU), _cuda
     Tensor.numpy, Tensor.__array__, Tensor.tolist, Tensor.new_tensor = _numpy, _array, _tolist, _new_tensor
-    Tensor.pin_memory, Tensor.is_pinned = _pin_memory, is_pinned
+    Tensor.pin_memory, Tensor.is_pinned, Tensor.type_as = _pin_memory, is_pinned, lambda self, other: _to(self, other)
+    Tensor.get_device = lambda self: self.device.index if self.is_cuda else -1
     torch.UntypedStorage.clone = _clone_storage
-    names = "zeros ones empty full rand randn randint randperm arange linspace eye empty_strided from_numpy frombuffer"
+    importlib.import_module("torch._decomp.decompositions_for_jvp")  # compiles functions of torch as they are
+
+    for owner, names in ((torch, "zeros ones empty full rand randn randint"), (Tensor, "zeros ones empty full")):
+        for name in names.split():
+            full = f"{name}_like" if owner is torch else f"new_{name}"
+            setattr(owner, full, _make_like(getattr(owner, full)))
+    names = "zeros ones empty full rand randn randint randperm arange linspace logspace eye empty_strided from_numpy"
+    names += " frombuffer normal scalar_tensor tril_indices triu_indices"
     for name in (*names.split(), "tensor", "as_tensor", "asarray"):
         setattr(torch, name, _make_factory(getattr(torch, name), name in ("tensor", "as_tensor", "asarray")))
 

@@ -111,13 +111,13 @@ class FedAtom(Method):
             return state
         own = k.fit(start=self.weights(k), groups=self.own, plain=True)  # (4)
         parts = {f"own_{group}": k.take(group, own.w) for group in self.own}
-        return State(**state, began=torch.ones(()), own_b=own.b, **parts)
+        return State(**state, began=k.w.new_ones(()), own_b=own.b, **parts)
 
     def upload(self, k: Client) -> tuple[Row, State]:
         if self.alpha_fast != "keep":
             return self.inner.upload(k)
         row = Row() if k.round % self.period else Row(dw=k.w - k.received)  # from the server's alpha, not from the own
-        return row, State(alpha=k.take(COEF, k.w), trained=torch.tensor(k.round + 1))
+        return row, State(alpha=k.take(COEF, k.w), trained=k.w.new_full((), k.round + 1))
 
     def weights(self, k: Client) -> Tensor:
         w = k.received if self.own or self.alpha_fast == "keep" else self.inner.weights(k)

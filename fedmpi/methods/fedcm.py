@@ -32,7 +32,7 @@ class FedCM(Method):
         return g if self.alpha == 1 else g.mul_(self.alpha).add_(k.down.delta, alpha=1 - self.alpha)  # (1)
 
     def upload(self, k: Client) -> tuple[Row, State]:
-        return Row(a=k.w.new_tensor(k.a)), State()
+        return Row(a=k.w.new_full((), k.a)), State()
 
     def aggregate(self, s: Server, up: Uploads) -> tuple[Tensor, State]:
         if not s.train_lr:

@@ -62,7 +62,7 @@ class FedNova(Method):
         return k.down.d - k.state.d_k
 
     def upload(self, k: Client) -> tuple[Row, State]:
-        sent = Row(a=k.w.new_tensor(k.a))
+        sent = Row(a=k.w.new_full((), k.a))
         if not self.ccvr or not k.steps or not k.lr:
             return sent, k.state
         return sent, State(d_k=(k.w0 - k.w) / (k.a * k.lr))  # (1)

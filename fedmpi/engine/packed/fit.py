@@ -97,7 +97,7 @@ class PackedFit:
         for k in self.clients:
             k.fits, k.epoch, k.last_epoch = k.fits + 1, view.epoch, view.last_epoch
         steps = torch.tensor([max(k.steps, 1) for k in self.clients], dtype=torch.float64)
-        self.loss = self.sum / steps.to(self.sum.device)
+        self.loss = self.sum / steps.to(self.sum.device, non_blocking=True)
 
     def _batches(
         self, generators: Sequence[tuple[torch.Generator, torch.Generator | None]]

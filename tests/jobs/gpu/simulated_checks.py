@@ -12,11 +12,12 @@ from types import SimpleNamespace
 import numpy as np
 import simulated_cuda
 import torch
-from helpers import federated, prepare, settings, small_settings
+from helpers import federated, images, prepare, settings, small_settings
 
 from fedmpi.comm.backends.solo import Solo
 from fedmpi.common.errors import UserError
 from fedmpi.data.batches import Shard, batches
+from fedmpi.data.federated import split
 from fedmpi.data.pictures import Pictures, of_bytes
 from fedmpi.data.streaming.stream import Stream
 from fedmpi.engine.federation import Federation
@@ -82,8 +83,9 @@ def downloads_of_fedfomo():
     """How often the server waits for its GPU to choose what one client gets, of 7 and of 40 clients."""
     found = []
     for clients in (7, 40):
-        config = small_settings("fedfomo", rounds=1, data={"partition": {"scheme": "iid", "clients": clients}})
-        server = prepare(config, device=GPU).fed.server
+        data = split(images(10 * clients), "iid", clients, 0)
+        server = prepare(small_settings("fedfomo", rounds=1), data, device=GPU).fed.server
+        assert server.state.P.shape == (clients, clients)
         found.append(count(server.download, 0, 0).get("sync", 0))
     return found
 

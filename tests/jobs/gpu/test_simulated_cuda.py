@@ -113,7 +113,7 @@ def test_what_cuda_refuses_is_refused(tmp_path):
     found = json.loads((tmp_path / "found").read_text())
     allowed = {
         *("a_number_on_the_cpu", "rows_of_the_gpu_by_indices_on_the_cpu", "without_a_mistake", "synchronisations"),
-        "copied_without_a_wait",
+        *("other_devices_on_purpose", "copied_without_a_wait"),
     }
     assert {name: error for name, error in found.items() if name in allowed and error} == {}
     reasons = {
@@ -124,10 +124,13 @@ def test_what_cuda_refuses_is_refused(tmp_path):
         "numpy_of_the_gpu": "can't convert cuda:0 device type tensor to numpy",
         "gpu_over_gloo": "unsupported device cuda",
         "no_such_gpu": "invalid device ordinal",
+        "cpu_over_nccl": "No backend type associated with device type cpu",
+        "pinned_memory_on_the_gpu": "only dense CPU tensors can be pinned",
         "no_deterministic_kernel": "does not have a deterministic implementation",
+        "no_deterministic_kernel_of_an_overload": "median_cuda does not have a deterministic implementation",
     }
     assert {name: error for name, error in found.items() if name not in allowed and reasons[name] not in error} == {}
-    assert len(found) == 20
+    assert len(found) == 31
 
 
 @pytest.fixture(scope="module")
