@@ -76,7 +76,7 @@ class CCVR(Method):
         if k.round < k.rounds - 1:
             return Row(), State()
         z, y = (torch.cat(parts) for parts in zip(*((z, y) for z, _, y in k.passes()), strict=True))
-        each = [statistics(z[y == c]) for c in range(k.classes)]
+        each = map(statistics, z[y.argsort(stable=True)].split(k.label_counts.tolist()))  # class by class
         means, covariances = (torch.stack(parts) for parts in zip(*each, strict=True))
         return Row(counts=k.label_counts, means=means, covariances=covariances), State()
 
