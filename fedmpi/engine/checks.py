@@ -60,12 +60,14 @@ def check_values(
 
 
 def are_finite(rows: Sequence[Tensor], sums: Sequence[Tensor] | None = None) -> list[bool]:
-    """Return of each row whether it holds neither nan nor inf; each device is asked once.
+    """Return for each row whether it holds neither nan nor inf.
+
+    Looks at the sums, one pass without a copy, which each device is asked for once. A sum of finite numbers can be
+    infinite, so a row with such a sum is looked at entry by entry.
 
     Args:
         rows: tensors of one type.
-        sums: their sums, where they were formed before; each is one pass without a copy, and overflows where a row
-            of finite numbers is looked at once more.
+        sums: their sums, if they were formed before.
     """
     sums = [row.sum() for row in rows] if sums is None else sums
     found = [0.0] * len(sums)

@@ -110,7 +110,7 @@ class Int8(Format):
             scale = _scale(torch.maximum(-low, high))
             scales[at : at + len(rows)] = scale
             at += len(rows)
-            # What an infinite number is as an integer is nobody's rule: a block that holds one becomes 0.
+            # What is not finite has no integer. In its block the scale is nan, and says so; the integers are 0.
             divisor = torch.where(scale == 0, 1, scale)[:, None]
             q.copy_((rows / divisor).round_().nan_to_num_(nan=0, posinf=0, neginf=0))
 

@@ -23,7 +23,7 @@ from torch import Tensor
 # Columns at a time: (12, CHUNK) float64 is 3 MiB; fewer, and the threads queue for Python between calls.
 CHUNK = 1 << 15
 CHUNK_GPU = 1 << 18  # a GPU wants few launches; divides a block, or is one
-SCRATCH_GPU = 1 << 24  # float64 entries, the most that one call makes of rows on a GPU
+SCRATCH_GPU = 1 << 24  # float64 entries, the most that one call makes of up to 2^18 rows on a GPU
 BLOCK = 8  # chunks; columns are shared out in whole blocks, of the same size on every device
 WITHIN = 4  # chunks of a sum in the rows' own type, whose calls are short: half a MiB, which is still near
 # Entries of a vector beyond which a weighted sum over clients is kept in the rows' own type, of halves in float32: a
@@ -55,7 +55,7 @@ def scratch_bytes(rows: int, columns: int, on_gpu: bool) -> int:
 def chunks(x: Tensor, a: int, b: int) -> list[tuple[int, int]]:
     """The columns [a, b) of a vector cut at the multiples of the chunk.
 
-    x: any vector of the device; where rows are copied in float64, these rows, (m, n).
+    x: the rows (m, n) whose chunks are copied in float64; any vector of the device where none are.
     """
     size = chunk_size(x.is_cuda, len(x) if x.ndim > 1 else 1)
     cuts = [a, *range(a - a % size + size, b, size), b]

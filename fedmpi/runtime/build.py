@@ -300,8 +300,14 @@ def memory_needs(made: Experiment, size: int, gathers_on_gpu: bool, trains_on_gp
 
 
 def check_memory(made: Experiment, job: Job, devices: Sequence[torch.device] = ()) -> dict[str, int]:
-    """What the ranks need. Raises UserError if it is more than there is for those of this host, by what one of them
-    knows: `job` says how many they are; devices: where each of them computes, if not where the model of this one lies.
+    """Check that this host has the memory that its ranks need, by what one of them knows. Returns `memory_needs`.
+
+    Args:
+        job: how many ranks there are, and how many of them here.
+        devices: where each of those here computes; default where this one's model lies.
+
+    Raises:
+        UserError: the host, or a GPU of it, has less.
     """
     first, places = max(job.rank - job.local_rank, 0), devices or [made.model.w.device] * job.local_size
     gpus = {device for device in places if device.type == "cuda"}

@@ -52,9 +52,9 @@ def code() -> dict[str, str]:
 def data(federated: Federated) -> dict[str, str]:
     """Digests of partition and data, all of them; none in silo mode, where no two ranks see the same data.
 
-    Of pictures what is stored counts, with the names and options of what is done to it: the numbers that a model sees
-    are made on its device, and devices round differently. Give it the data as they were read: `Federated.to` makes
-    such numbers of test pictures.
+    Of pictures the stored bytes count, with the names and options of what is done to them: the floats that a model sees
+    are made on its device, and devices round differently. So `federated` must be what was read, before `Federated.to`,
+    which makes such floats of test pictures.
     """
     if federated.parts is None or federated.global_test is None:
         return {}

@@ -63,7 +63,7 @@ def pci_address(device: torch.device) -> str:
 
 
 def choose(backend: str, cards: Sequence[Card]) -> str:
-    """nccl or gloo, for all ranks alike. Raises UserError if ranks disagree or NCCL would refuse."""
+    """Choose nccl or gloo, for all ranks alike. Raises UserError if ranks disagree or NCCL would refuse."""
     asked = Counter(card["backend"] for card in cards)
     if len(asked) > 1:
         raise UserError(f"comm.backend differs between ranks: {dict(asked)}; give all ranks one config.")

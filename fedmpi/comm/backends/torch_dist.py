@@ -7,6 +7,7 @@ import os
 import socket
 from collections.abc import Callable, Iterable, Sequence
 from datetime import timedelta
+from functools import partial
 from typing import Any, NoReturn, final
 
 import torch
@@ -49,7 +50,7 @@ def connect(job: Job, backend: str, device: torch.device, timeouts: Timeouts, al
     # Gloo's time-out bounds the building of the group only, as each wait has its own. NCCL's goes on to bound every
     # message, by a watchdog: it must be longer than our own time-out, which can name the rank.
     timeout_s = timeouts.round + 60 if chosen == "nccl" else timeouts.start
-    connects = lambda: build(chosen, job, device, store, timeout_s)  # noqa: E731
+    connects = partial(build, chosen, job, device, store, timeout_s)
     try:
         group = within(timeouts.start + timeouts.reply, connects, silent, timeouts.clock)
     except RuntimeError as error:

@@ -80,7 +80,8 @@ class ClientView(Client):
         self.scratch = messages.scratch.views(self.scratch_row) if size else NOTHING
         self.received, self.b0 = messages.client_model(told, kept)
         self.w0 = self.received  # until local training begins
-        # torch's count of writes to w when it became w0, of which the engine's own are none; None once it has moved
+        # When w became w0: how often hooks had written to it by torch's count, which leaves out writes of the engine.
+        # None where w is not w0.
         self.version_at_w0: int | None = None
 
         self.meter = LossMeter(state_row.device)
