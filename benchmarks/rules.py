@@ -53,7 +53,7 @@ def sides(names, m, d):
         function = load(rule, rules.registry, "server rule")
         options = {"scope": "tensor"} if scope else {}
         found[name] = partial(lambda f, o: (f(up, server, **o), None)[1], function, options)
-    last = [0, *(a for _, a, _ in Cuts(Packing({"dw": (d,)}), rows).pieces())][-1]
+    last = [0, *(a for _, a, _ in Cuts(Packing({"dw": (d,)})).pieces())][-1]
     for name, to in LAST.items() if "principal" in names else ():
         found[name] = partial(from_last, rows, last if to else 0, p)
     return found

@@ -175,8 +175,8 @@ def _write_all(clients: Sequence[LocalClient], fit: PackedFit, rows: Tensor, sec
     flags = [STOP if stop else 0.0 if client.steps else STILL for client in clients]
     fit.stack.differences(first.w0, upload.packing.view(rows, "dw"), places)
     upload.packing.view(rows, "_loss")[places] = fit.loss.to(rows.dtype)
-    upload.packing.view(rows, "_seconds").copy_(torch.tensor(seconds))
-    upload.packing.view(rows, "_flag").copy_(torch.tensor(flags))
+    upload.packing.view(rows, "_seconds").copy_(torch.tensor(seconds), non_blocking=True)
+    upload.packing.view(rows, "_flag").copy_(torch.tensor(flags), non_blocking=True)
 
 
 def _written(row: Tensor) -> None:
