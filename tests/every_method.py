@@ -131,7 +131,7 @@ def main() -> None:
     if device.type == "cuda":
         set_numerics(small_settings("fedavg", compute={"deterministic": True}))  # before the first kernel
     Roster.consider = lambda self, t: None  # what ranks took would decide who sends what, and how many bytes that is
-    comm = connect(job, backend, device, Timeouts(start=60, round=60))
+    comm = connect(job, backend, device, Timeouts(start=300, round=600))
     if job.size == 1 and backend == "gloo":
         comm = Solo(torch.device("cpu"))
     found = {}
@@ -146,7 +146,7 @@ def main() -> None:
             "kept": {k: digest(row) for k, row in it.fed.states.rows.items() if len(row)},
             "bytes": (comm.sent_bytes - counted[0], comm.received_bytes - counted[1]),
         }
-        ranks = [json.loads(said) for said in comm.allgather_bytes(json.dumps(mine).encode(), 60)]
+        ranks = [json.loads(said) for said in comm.allgather_bytes(json.dumps(mine).encode(), 600)]
         messages = it.made.messages
         found[name] = record(it) | {
             "kept": sorted(pair for rank in ranks for pair in rank["kept"].items()),  # a client held twice would show

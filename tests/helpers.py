@@ -350,8 +350,8 @@ def left_over(word: str) -> list[str]:
 
 
 def gone(word: str) -> bool:
-    """Whether none of them is left within ten seconds."""
-    for _ in range(100):
+    """Whether none of them is left within two minutes, which only a machine that stands still needs."""
+    for _ in range(1200):
         if not left_over(word):
             return True
         time.sleep(0.1)

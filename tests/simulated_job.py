@@ -184,6 +184,19 @@ class _Locked:
         self.lock.release()
 
 
+class SkippingClock(Clock):
+    """Time that passes only where somebody sleeps, and then at once."""
+
+    def __init__(self):
+        self.time = 0.0
+
+    def now(self):
+        return self.time
+
+    def sleep(self, seconds):
+        self.time += seconds
+
+
 class RankClock(Clock):
     """The clock of one rank."""
 

@@ -70,12 +70,12 @@ def are_finite(rows: Sequence[Tensor], sums: Sequence[Tensor] | None = None) -> 
         sums: their sums, if they were formed before.
     """
     sums = [row.sum() for row in rows] if sums is None else sums
-    found = [0.0] * len(sums)
+    values = [0.0] * len(sums)
     for device in {x.device for x in sums}:
         places = [i for i, x in enumerate(sums) if x.device == device]
         for i, value in zip(places, torch.stack([sums[i] for i in places]).tolist(), strict=True):
-            found[i] = value
-    return [math.isfinite(value) or bool(row.isfinite().all()) for row, value in zip(rows, found, strict=True)]
+            values[i] = value
+    return [math.isfinite(value) or bool(row.isfinite().all()) for row, value in zip(rows, values, strict=True)]
 
 
 def is_finite(row: Tensor) -> bool:

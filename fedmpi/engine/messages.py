@@ -160,7 +160,7 @@ class Messages:
         return (self.every if EVERYTHING in said.groups else self.every & set(said.groups)) - set(said.but)
 
     def upload(self, t: int) -> Upload:
-        """The uploads of round t."""
+        """Return the layout of what each client uploads in round t."""
         last, upload = self._last
         if upload is None or t != last:
             slots = self.travel(t).slots

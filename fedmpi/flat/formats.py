@@ -41,11 +41,11 @@ class Format(ABC):
 
     @abstractmethod
     def encode(self, x: Tensor, out: Tensor) -> None:
-        """x (n,) float32 or float64 -> out (size,) uint8, on the same device."""
+        """Write numbers x, (n,) float32 or float64, in this format into out, (size,) uint8 on the same device."""
 
     @abstractmethod
     def decode(self, packed: Tensor, out: Tensor) -> None:
-        """packed (size,) uint8 -> out (n,)."""
+        """Write the n numbers that `packed`, (size,) uint8, holds in this format into out, (n,)."""
 
     def __str__(self) -> str:
         return self.name

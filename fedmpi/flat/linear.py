@@ -53,9 +53,10 @@ def scratch_bytes(rows: int, columns: int, on_gpu: bool) -> int:
 
 
 def chunks(x: Tensor, a: int, b: int) -> list[tuple[int, int]]:
-    """The columns [a, b) of a vector cut at the multiples of the chunk.
+    """Cut the columns a to b of a vector at the multiples of the chunk size; return (first, end) of each part.
 
-    x: the rows (m, n) whose chunks are copied in float64; any vector of the device where none are.
+    x: rows (m, n) whose parts are copied in float64, by which many rows get smaller parts on a GPU; else any vector on
+        the same device.
     """
     size = chunk_size(x.is_cuda, len(x) if x.ndim > 1 else 1)
     cuts = [a, *range(a - a % size + size, b, size), b]

@@ -125,9 +125,10 @@ def pooled(n: Tensor, mu: Tensor, sigma: Tensor) -> tuple[float, Tensor, Tensor]
 
 
 def draws(mu: Tensor, sigma: Tensor, n: int, g: torch.Generator) -> Tensor:
-    """n draws of N(mu, Sigma), also where Sigma is singular.   (z,), (z, z) -> (n, z) float64
+    """Draw n vectors from N(mu, Sigma), whose Sigma may be singular.   (z,), (z, z) -> (n, z) float64
 
-    By the symmetric root of Sigma, of which there is one: eigenvectors have signs that processors choose otherwise.
+    Sigma's symmetric square root is used because it is unique: eigenvectors alone have signs that differ between
+    processors.
     """
     lam, E = torch.linalg.eigh(sigma)
     root = (E * lam.clamp(min=0).sqrt()) @ E.T

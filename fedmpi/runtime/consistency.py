@@ -50,11 +50,12 @@ def code() -> dict[str, str]:
 
 
 def data(federated: Federated) -> dict[str, str]:
-    """Digests of partition and data, all of them; none in silo mode, where no two ranks see the same data.
+    """Return digests of the partition, the training data and the test data, by name; {} in silo mode, where each rank
+    has other data.
 
-    Of pictures the stored bytes count, with the names and options of what is done to them: the floats that a model sees
-    are made on its device, and devices round differently. So `federated` must be what was read, before `Federated.to`,
-    which makes such floats of test pictures.
+    For pictures the stored bytes are hashed, and the names and options of their transforms: the floats that a model
+    sees are made on its device, and devices round differently. `Federated.to` turns test pictures into such floats, so
+    it must not have been called on `federated`.
     """
     if federated.parts is None or federated.global_test is None:
         return {}

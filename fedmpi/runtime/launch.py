@@ -59,12 +59,12 @@ def why_no_gpu(host: str) -> str:
             f"on host {host} this PyTorch ({torch.__version__}) was built without CUDA; install a wheel with it "
             "(https://pytorch.org/get-started/locally)"
         )
-    said = ""
+    reason = ""
     try:
         torch.cuda.init()
     except (RuntimeError, AssertionError) as error:
-        said = f" ({(str(error).strip().splitlines() or [type(error).__name__])[0][:200]})"
-    return f"host {host} has no usable GPU{said}"
+        reason = f" ({(str(error).strip().splitlines() or [type(error).__name__])[0][:200]})"
+    return f"host {host} has no usable GPU{reason}"
 
 
 def set_numerics(settings: Settings) -> None:
@@ -109,10 +109,10 @@ def execute(
         # Mistakes are found before any rank waits for another; silos are opened later, when this rank knows its own.
         made, data = None, dict[str, str]()
         if not settings.data.silos:
-            found = build_data.partitioned(settings)
+            partitioned = build_data.partitioned(settings)
             if job.size > 1 or settings.checkpoint.every:  # else nobody compares them
-                data = consistency.data(found)
-            made = build.experiment(settings, found, device)
+                data = consistency.data(partitioned)
+            made = build.experiment(settings, partitioned, device)
         build.make_method(settings)
         code = consistency.code()  # here: once all have met, they would do it at the same time, on few cores
         comm = connect(job, settings.comm.backend, device, timeouts, alarm)
@@ -197,14 +197,14 @@ def _exchange_facts(
     gathers_on_gpu, free = comm.device.type == "cuda", memory.free(device)
     needs = build.memory_needs(made, comm.size, gathers_on_gpu, made.model.w.is_cuda)
     more = {"needs": needs, "free": free, "no_gpu": why_no_gpu(job.host) if on_cpu and auto else ""}
-    said = [json.loads(text) for text in comm.allgather_bytes(json.dumps({**facts, **more}).encode(), timeout_s)]
-    comm.hosts = dict(enumerate(each["host"] for each in said))
+    answers = [json.loads(text) for text in comm.allgather_bytes(json.dumps({**facts, **more}).encode(), timeout_s)]
+    comm.hosts = dict(enumerate(each["host"] for each in answers))
     trains = build_data.training_ranks(made.settings, comm.size)
-    memory.check(dict(enumerate(said)), trains, gathers_on_gpu)
-    slow = report_text.without_gpu(said, trains)
+    memory.check(dict(enumerate(answers)), trains, gathers_on_gpu)
+    slow = report_text.without_gpu(answers, trains)
     if slow and comm.rank == 0:
         warnings.warn(slow, stacklevel=2)
-    return [{key: value for key, value in each.items() if key not in more} for each in said]
+    return [{key: value for key, value in each.items() if key not in more} for each in answers]
 
 
 def validate(settings: Settings, job: Job | None = None) -> list[tuple[str, str]]:
@@ -226,10 +226,10 @@ def validate(settings: Settings, job: Job | None = None) -> list[tuple[str, str]
 
 def _devices_here(settings: Settings, job: Job) -> list[torch.device]:
     """Where each rank of this host would compute; on the CPU where `pick_device` refuses, which says so elsewhere."""
-    found, first = list[torch.device](), max(job.rank - job.local_rank, 0)
+    devices, first = list[torch.device](), max(job.rank - job.local_rank, 0)
     for local_rank in range(job.local_size):
         try:
-            found.append(pick_device(settings, replace(job, rank=first + local_rank, local_rank=local_rank)))
+            devices.append(pick_device(settings, replace(job, rank=first + local_rank, local_rank=local_rank)))
         except UserError:
-            found.append(torch.device("cpu"))
-    return found
+            devices.append(torch.device("cpu"))
+    return devices

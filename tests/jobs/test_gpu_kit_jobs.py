@@ -61,7 +61,7 @@ def bare(tmp_path_factory):
 def run_kit(python, *words, **env):
     env = {key: value for key, value in clean_env().items() if key != "PYTHONPATH"} | env
     return subprocess.run(
-        [str(python), KIT, *map(str, words)], cwd=ROOT, env=env, capture_output=True, text=True, timeout=300
+        [str(python), KIT, *map(str, words)], cwd=ROOT, env=env, capture_output=True, text=True, timeout=900
     )
 
 
@@ -117,6 +117,7 @@ def test_a_part_that_hangs_is_ended_with_its_children(kit, tmp_path, monkeypatch
         if process.args[-1] != word or process.returncode is not None:
             return wait(process, timeout)
         while not (tmp_path / "ready").exists():
+            assert process.poll() is None
             time.sleep(0.02)
         raise subprocess.TimeoutExpired(process.args, timeout)
 
@@ -151,6 +152,6 @@ def test_a_kit_that_is_ended_ends_its_part(tmp_path):
             assert process.poll() is None
             time.sleep(0.02)
         process.terminate()
-        assert process.wait(120) == 143
+        assert process.wait(600) == 143
     assert gone(word)
     assert json.loads(next((tmp_path / "to").glob("*.json")).read_text())["running"] == "hangs"

@@ -120,7 +120,7 @@ def nccl_remedy(error: Exception | None = None) -> str:
 
     error: None where NCCL gives no answer at all.
     """
-    said = last_error(error).lower() if error else ""
-    found = [cause for words, cause in CAUSES.items() if any(word in said for word in words)]
-    causes = found[:1] or ["a rank has died since", *CAUSES.values()]
+    message = last_error(error).lower() if error else ""
+    matching = [cause for words, cause in CAUSES.items() if any(word in message for word in words)]
+    causes = matching[:1] or ["a rank has died since", *CAUSES.values()]
     return "\n".join([*(f"Maybe {cause}." for cause in causes), "NCCL_DEBUG=WARN shows all that NCCL says."])

@@ -81,7 +81,7 @@ class StoreServer:
         self.selector.register(self.listener, selectors.EVENT_READ)
 
     def close(self) -> None:
-        """Nobody is let in any more, and all guests are sent away."""
+        """Stop the server: it takes no more connections, and `run` closes those that there are."""
         with contextlib.suppress(OSError):  # it is closed
             self.listener.shutdown(socket.SHUT_RDWR)  # wakes `run`
 

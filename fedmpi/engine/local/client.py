@@ -72,11 +72,13 @@ class LocalClient(ClientView):
             state = self.write(row, (new, sent, more), lambda p, w0, out: p.subtract(model.w, w0, out))
             return state, self.meter.number()
 
-        fine = self.kept(row, trained, began)
-        worker.still.check(self.where)  # not within `kept`: nobody else has what this client has written, either
+        fine = self.store_result(row, trained, began)
+        worker.still.check(
+            self.where
+        )  # outside of `store_result`: what it has written is nobody else's
         return fine
 
-    def kept(
+    def store_result(
         self, row: Tensor, trained: Callable[[Tensor], tuple[dict[str, Tensor], Tensor | float | None]], began: float
     ) -> bool:
         """Store what the client's round leaves; return whether it came to no error.
@@ -127,15 +129,15 @@ class LocalClient(ClientView):
         if not sums and not rows:
             worker.wait()
             return True
-        found = iter(are_finite([*slots.values(), *rows], [*sums, *(x.sum() for x in rows)]))
+        finite = iter(are_finite([*slots.values(), *rows], [*sums, *(x.sum() for x in rows)]))
         for name in slots:
-            if not next(found):
+            if not next(finite):
                 raise slot_not_finite(worker.method, name, self.where)
         for name in halves:
-            if not next(found):
-                said = f"{self.where}: slot {name!r} is beyond fp16, which ends at 65,504, or not finite itself"
-                warnings.warn(RankWarning(f"{said}; comm.wire.up: bf16 has the range of fp32"), stacklevel=2)
-        if next(found, True):
+            if not next(finite):
+                beyond = f"{self.where}: slot {name!r} is beyond fp16, which ends at 65,504, or not finite itself"
+                warnings.warn(RankWarning(f"{beyond}; comm.wire.up: bf16 has the range of fp32"), stacklevel=2)
+        if next(finite, True):
             return True
         if not worker.drop:
             check_finite(worker.method, "train, upload", messages.client_state, self.state_row, self.where)

@@ -78,10 +78,10 @@ class PassGraphs:
             with torch.cuda.graph(graph, pool=self._pool, capture_error_mode="thread_local"):
                 loss = passes(x, y)
         except RuntimeError as error:
-            said = (str(error).strip().splitlines() or [type(error).__name__])[0]
+            reason = (str(error).strip().splitlines() or [type(error).__name__])[0]
             raise UserError(
-                f"compute.graphs: the passes of this model cannot be captured as a CUDA graph ({said}); a model whose "
-                "forward pass asks for values of tensors cannot be. Set compute.graphs: false"
+                f"compute.graphs: the passes of this model cannot be captured as a CUDA graph ({reason}); a model "
+                "whose forward pass asks for values of tensors cannot be. Set compute.graphs: false"
             ) from error
         self._pool = graph.pool()
         gradients = [p.grad for p in parameters]

@@ -202,7 +202,7 @@ def _finish(
     """The rest of the round, with the weights that are number i of the stack."""
     if len(fit.scratch):
         client.scratch = client.worker.messages.scratch.views(fit.scratch[i])
-    client.kept(row, partial(_leave, client, fit, i, untouched, drawn), time.perf_counter() - seconds)
+    client.store_result(row, partial(_leave, client, fit, i, untouched, drawn), time.perf_counter() - seconds)
 
 
 def _leave(

@@ -246,8 +246,11 @@ def arrived(message: Tensor, row: Tensor, coding: Coding | None) -> None:
 
 
 def _row(packing: Packing, kind: torch.dtype, device: torch.device, pin: bool) -> Tensor:
-    """(size,) zeros, of which `_w` lies as a tensor of its own would: rank 0 evaluates the model there, and kernels
-    give other last bits for weights that begin elsewhere in a cache line."""
+    """Return a row of zeros, (size,), whose slot `_w` begins at a cache line.
+
+    Rank 0 evaluates the model in this memory. Kernels round differently for weights that begin within a cache line,
+    and the weights of an ordinary tensor begin at one. pin: whether the row is in pinned memory.
+    """
     most = ALIGNED // kind.itemsize
     place = torch.zeros(packing.size + most, dtype=kind, device=device, pin_memory=pin)
     before = packing.spans["_w"][0] + place.data_ptr() // kind.itemsize

@@ -222,7 +222,7 @@ class Ring:
 
 
 def neighbours(rows: Tensor, places: Sequence[int]) -> Tensor | None:
-    """These rows, if they lie one below the other."""
+    """Return the rows at `places` as one view if these numbers follow one another, else None."""
     first = places[0]
     return rows[first : first + len(places)] if [*places] == [*range(first, first + len(places))] else None
 

@@ -65,23 +65,23 @@ def describe_gpu(device: torch.device) -> dict[str, Any]:
     if device.type != "cuda":
         return {}
     cudnn = torch.backends.cudnn.version()
-    found = {
+    facts = {
         "gpu": str(torch.cuda.get_device_properties(device).uuid),
         "driver": _driver(),
         "cudnn": None if cudnn is None else str(cudnn),
         "nccl": ".".join(map(str, torch.cuda.nccl.version())) if torch.distributed.is_nccl_available() else None,
         "tf32": _tf32(),
     }
-    return {name: value for name, value in found.items() if value is not None}
+    return {name: value for name, value in facts.items() if value is not None}
 
 
 def _driver() -> str | None:
     """The version of the NVIDIA driver in the kernel, also that of a container's host."""
     try:
-        found = re.search(r"Kernel Module.*?\s(\d+\.[\d.]+)", DRIVER.read_text())
+        match = re.search(r"Kernel Module.*?\s(\d+\.[\d.]+)", DRIVER.read_text())
     except OSError:
         return None
-    return found[1] if found else None
+    return match[1] if match else None
 
 
 def _tf32() -> dict[str, bool]:

@@ -100,7 +100,10 @@ def optimiser(train: TrainSettings) -> str:
 
 
 def brought(s: Settings, starts: tuple[str, ...] = ("",)) -> list[tuple[str, str]]:
-    """What came from files under `base`, of the keys that start so: (file, its keys and values)."""
+    """Return (file, text of its keys and values) for each file under `base` from which settings came.
+
+    starts: only keys that begin with one of these are listed.
+    """
     found = {file: {k: v for k, v in keys.items() if k.startswith(starts)} for file, keys in s.fragments().items()}
     return [(file, ", ".join(f"{k} {flow(v)}" for k, v in keys.items())) for file, keys in found.items() if keys]
 

@@ -161,7 +161,10 @@ def _arrays(
 
 
 def script(sweep: Sweep, asked: Asked, names: Sequence[str], place: Path, threads: int, kept: bool = False) -> str:
-    """The batch script of an array. kept: as it stays in the sweep's directory, without secrets."""
+    """Return the batch script of a Slurm job array that runs these runs of a sweep, one a task.
+
+    kept: for the copy in the sweep's directory, which must not hold secrets that the command line names.
+    """
     folder = place / FOLDER
     limit = f"%{asked.max_running}" if asked.max_running else ""
     options = [f"--job-name={place.name}", f"--array=0-{len(names) - 1}{limit}", f"--output={folder}/%A_%a.log"]

@@ -49,7 +49,7 @@ CLIENTS_THAT_WAIT = {*STEPS_THAT_WAIT, "fedala", "ccvr"}  # ccvr: in its last ro
 
 def run(words, **env):
     done = subprocess.run(
-        [*words], env=clean_env(PYTHONPATH=str(ROOT), **env), capture_output=True, text=True, timeout=900
+        [*words], env=clean_env(PYTHONPATH=str(ROOT), **env), capture_output=True, text=True, timeout=1800
     )
     assert done.returncode == 0, done.stderr[-3000:]
 

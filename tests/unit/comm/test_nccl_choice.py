@@ -6,11 +6,11 @@ from types import SimpleNamespace
 import pytest
 import torch
 import torch.distributed as dist
+from simulated_job import SkippingClock
 
 from fedmpi.comm import Job, Lost, Timeouts
 from fedmpi.comm.backends import choice, torch_dist
 from fedmpi.comm.backends.choice import choose, describe, nccl_remedy
-from fedmpi.comm.timeouts import Clock
 from fedmpi.common.errors import UserError
 
 GPU = torch.device("cuda", 1)
@@ -228,25 +228,12 @@ def test_a_message_that_fails(gone, said):
         comm._wait([0], post)
 
 
-class Simulated(Clock):
-    """A clock that a rank which waits drives itself."""
-
-    def __init__(self):
-        self.time = 0.0
-
-    def now(self):
-        return self.time
-
-    def sleep(self, seconds):
-        self.time += seconds
-
-
 @pytest.mark.parametrize(
     ("ended", "said", "after"), [(True, "rank 2 on b is dead: its process", 1), (False, "silent", 9)]
 )
 def test_a_process_that_ends_is_noticed_at_once(ended, said, after):
     """NCCL itself would wait on."""
-    clock, store = Simulated(), dist.HashStore()
+    clock, store = SkippingClock(), dist.HashStore()
     if ended:
         store.set(torch_dist.ENDED, "2")
     comm = torch_dist.Nccl(

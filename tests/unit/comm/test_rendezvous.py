@@ -6,12 +6,13 @@ import socket
 import threading
 
 import pytest
+from simulated_job import SkippingClock
 
 from fedmpi.comm.base import Lost
 from fedmpi.comm.launchers.job import Job
 from fedmpi.comm.meeting import door, rendezvous
 from fedmpi.comm.meeting.store_server import StoreServer
-from fedmpi.comm.timeouts import Clock, Timeouts
+from fedmpi.comm.timeouts import Timeouts
 from fedmpi.common.errors import UserError
 
 
@@ -58,19 +59,6 @@ def servers(monkeypatch):
     yield
     for server in started:
         server.close()
-
-
-class SkippingClock(Clock):
-    """Time that passes only where somebody sleeps, and then at once."""
-
-    def __init__(self):
-        self.time = 0.0
-
-    def now(self):
-        return self.time
-
-    def sleep(self, seconds):
-        self.time += seconds
 
 
 def test_a_rank_with_another_secret_is_told_so_and_another_job_is_not_ours(job_id):
