@@ -44,6 +44,7 @@ VARIANTS = {
     "fedproto with weights": ("fedproto", "norm", {"options": {"share_weights": True}}),
     "fedavg, adam": ("fedavg", "mlp", {"server": {"optim": "adam", "lr": 0.01}}),
     "fedavg, adamw kept, then nesterov": ("fedavg", "norm", DILOCO),
+    "fedavg, sgd kept": ("fedavg", "mlp", {"train": {"keep_optim": True}}),
     "fedrep, rmsprop kept": ("fedrep", "mlp", {"train": {"optim": "rmsprop", "lr": 0.003, "keep_optim": True}}),
     "fedavg, the best model": ("fedavg", "norm", BEST),
     "fedper, the best model": ("fedper", "norm", BEST),

@@ -73,9 +73,8 @@ class LocalClient(ClientView):
             return state, self.meter.number()
 
         fine = self.store_result(row, trained, began)
-        worker.still.check(
-            self.where
-        )  # outside of `store_result`: what it has written is nobody else's
+        # Not within `store_result`, which may leave the client out: frozen tensors are those of all clients.
+        worker.still.check(self.where)
         return fine
 
     def store_result(

@@ -33,9 +33,13 @@ class SGD:
         self.dampening, self.nesterov, self.kept = dampening, nesterov, kept
         self.w = [p.detach() for p in parameters]  # the same memory, which may be written to without no_grad
         self.v: list[Any] = [None] * len(parameters)  # made when a gradient first comes
-        if kept is not None:
-            begun = torch.stack([*kept[1]]).tolist()  # one question to the device
+        if kept is not None and dampening:  # the first gradient is not dampened: one question to the device
+            begun = torch.stack([*kept[1]]).tolist()
             self.v = [v if steps else None for v, steps in zip(kept[0], begun, strict=True)]
+        elif kept is not None:  # else a velocity of 0 becomes the first gradient by the rule for all
+            self.v = [*kept[0]]
+            for steps in kept[1]:
+                steps.fill_(1)
 
     def forget(self) -> None:
         """The gradients of the step before; autograd allocates those of the next one."""
