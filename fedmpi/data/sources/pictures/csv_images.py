@@ -10,11 +10,11 @@ from typing import Annotated, Literal
 from pydantic import Field
 
 from fedmpi.common.errors import UserError
-from fedmpi.common.text import twins
+from fedmpi.common.text import natural_order, twins
 from fedmpi.data.dataset import Dataset
 from fedmpi.data.sources.common import check_groups, checked_fraction, find, joined, tell_of_travellers
 from fedmpi.data.sources.pictures.held_out import Files, Look, check_site, held_out, parted
-from fedmpi.data.sources.pictures.table_of_files import Row, in_order, rows
+from fedmpi.data.sources.pictures.table_of_files import Row, rows
 
 Name = Annotated[str, Field(min_length=1)]
 PARTS = {  # words in a split column
@@ -52,8 +52,8 @@ def csv_images(
     it, test_fraction (0.2) of each class of each site is its test part, the same for every seed. val: its pictures join
     the training part, or are left out. group_column: whose pictures stay together, such as patients': in the test part,
     the training part or what data.validation puts aside.
-    class_names: the classes in order, else what the column holds, sorted (numbers by size); silos need it, for a site's
-    table may lack a class. delimiter: between fields.
+    class_names: the classes in order, else those in the column, in natural order (1, 2, 10); silos need it, for a
+    site's table may lack a class. delimiter: between fields.
     size: each picture is scaled and cut at its centre to size x size; without it all must be of one size. channels: 1
     grey, 3 colour. mean, std: of pixels in 0..1, one number or one a channel.
     small_sites: with one training picture, or one class; refused or kept.
@@ -91,7 +91,7 @@ def csv_images(
     if site_column is None:
         _check(table, picture_column, label_column, names, split_column)
         return one(table, "")
-    sites = in_order([row.values[site_column] for row in table])
+    sites = natural_order([row.values[site_column] for row in table])
     twice = twins(dict.fromkeys(row.values[site_column] for row in table))
     if twice:
         first, last = (next(row.at for row in table if row.values[site_column] == name) for name in twice)
@@ -112,7 +112,7 @@ def csv_images(
 
 def _classes(table: Sequence[Row], column: str, at: Path) -> list[str]:
     """Those that the column holds; UserError for one alone, and for two that a slip tells apart."""
-    names = in_order([row.values[column] for row in table])
+    names = natural_order([row.values[column] for row in table])
     if len(names) == 1:
         what = f"the column {column!r} holds one class alone, {names[0]!r}"
         raise UserError(f"{at}: {what}; two are needed, or those that there are in data.class_names")

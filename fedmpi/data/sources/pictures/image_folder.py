@@ -10,6 +10,7 @@ from typing import Annotated, Literal
 from pydantic import Field
 
 from fedmpi.common.errors import MissingDataError, UserError
+from fedmpi.common.text import natural_order
 from fedmpi.data.dataset import Dataset
 from fedmpi.data.sources.common import checked_fraction, joined
 from fedmpi.data.sources.pictures.folders import classes_in, files_in
@@ -37,9 +38,9 @@ def image_folder(
     """Pictures root/path/CLASS/*, or root/path/train/CLASS/* and test/CLASS/*; with sites, root/path/SITE of that form.
 
     sites: each folder of root/path is a site, for `scheme: site`; a silo is such a folder. class_names: the classes in
-    order, else the folders' names sorted; silos need it, for a site may lack a class and would number the others
-    differently. val: pictures in val/ beside train/ join the training part, or are left out. Without test/,
-    test_fraction (0.2) of each class (of each site) is the test part, the same for every seed.
+    order, else the folders' names in natural order (1, 2, 10); silos need it, for a site may lack a class and would
+    number the others differently. val: pictures in val/ beside train/ join the training part, or are left out. Without
+    test/, test_fraction (0.2) of each class (of each site) is the test part, the same for every seed.
     size: each picture is scaled and cut at its centre to size x size; without it all must be of one size. channels: 1
     grey, 3 colour. mean, std: of pixels in 0..1, one number or one a channel.
     small_sites: with one training picture, or one class; refused or kept.
@@ -69,7 +70,7 @@ def image_folder(
         )
     if not homes:
         raise UserError(f"image_folder: {folder} holds no folder of a site (data.sites)")
-    names = class_names or sorted({name for home in homes for name in classes_in(_training(home, root))})
+    names = class_names or natural_order(name for home in homes for name in classes_in(_training(home, root)))
     found = [_one(home, names, look, val, test_fraction, root) for home in homes]
     if sites or site is not None:
         found = [check_site(d, home.name, str(home), names, small_sites) for d, home in zip(found, homes, strict=True)]

@@ -11,7 +11,7 @@ from typing import Annotated, Any
 from pydantic import Field
 
 from fedmpi.common.errors import UserError
-from fedmpi.common.text import brief, nearest, show, twins
+from fedmpi.common.text import brief, natural_order, nearest, show, twins
 from fedmpi.data.dataset import Dataset
 from fedmpi.data.sources.common import find
 from fedmpi.data.sources.tables.files import read
@@ -61,6 +61,7 @@ def text(
             raise UserError(f"{at} is not read as a whole; write it as .jsonl, one object a line")
         lines = ending in (".jsonl", ".ndjson")
         texts = _joined(_json_rows(at, *keys) if lines else _table_rows(at, *keys, delimiter))
+    texts = {author: texts[author] for author in natural_order(texts)}
     return windows(texts, context, test_fraction, min_chars, alphabet)
 
 
@@ -110,7 +111,7 @@ def _joined(rows: list[tuple[str, str, str]]) -> dict[str, Text]:
     if twice:
         who = " and ".join(f"{name!r} ({first[name]})" for name in twice)
         warnings.warn(f"data: {who} are two authors; are they one?", stacklevel=3)
-    return {who: Text("\n".join(pieces[who]), first[who]) for who in sorted(pieces)}
+    return {who: Text("\n".join(pieces[who]), first[who]) for who in pieces}
 
 
 def _table_rows(at: Path, author: str, column: str, delimiter: str) -> list[tuple[str, str, str]]:
