@@ -38,7 +38,7 @@ def _natural_key(name: str) -> tuple[Any, ...]:
         return (0, number, name)
     parts = _DIGITS.split(name)  # words and runs of digits take turns; a run is compared by its length, then as text
     runs = [part.lstrip("0") for part in parts[1::2]]
-    parts[1::2] = [(len(run), run) for run in runs]  # type: ignore[call-overload]
+    parts[1::2] = [(len(run), run) for run in runs]
     return (1, parts, name)
 
 
