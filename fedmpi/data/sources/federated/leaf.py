@@ -14,16 +14,16 @@ from pydantic import Field
 from torch import Tensor
 
 from fedmpi.common.errors import MissingDataError, UserError
-from fedmpi.common.text import show
+from fedmpi.common.text import natural_order, show
 from fedmpi.data.dataset import Dataset
 from fedmpi.data.pictures import Pictures, of_bytes
 from fedmpi.data.sources.common import finite
 from fedmpi.data.sources.federated import leaf_text
 from fedmpi.data.sources.federated.by_client import as_floats, image_bytes, with_sites
 from fedmpi.data.sources.federated.leaf_json import REMEDY, read_users
-from fedmpi.data.sources.pictures.held_out import Files, Look, parted
+from fedmpi.data.sources.pictures.decode import DecodeOptions
+from fedmpi.data.sources.pictures.held_out import Files, parted
 from fedmpi.data.sources.pictures.reading import is_picture
-from fedmpi.data.sources.pictures.table_of_files import in_order
 
 Kind = Literal["numbers", "characters", "texts", "image files"]
 
@@ -104,7 +104,7 @@ def leaf(
         raise UserError(f"data.{useless} changes nothing, for x in {folder} is {train.kind}; leave it out")
     if length and words != "sequence":
         raise UserError("data.length changes nothing without data.words: sequence; leave it out")
-    users = in_order([*train.y, *test.y])
+    users = natural_order([*train.y, *test.y])
     if train.kind == "characters":
         data = leaf_text.next_characters(_strings(train, users), _strings(test, users), alphabet, folder)
     else:
@@ -118,7 +118,7 @@ def leaf(
             data = Dataset(x, y, test_x, test_y, outputs)
         else:
             files = _files(train, users, y, folder), _files(test, users, test_y, folder)
-            data = parted(*files, outputs, Look(size or 84, 3, (0.5,), (0.5,)))
+            data = parted(*files, outputs, DecodeOptions(size or 84, 3, (0.5,), (0.5,)))
     return with_sites(data, users, train.rows(users), test.rows(users))
 
 
