@@ -99,8 +99,9 @@ def predict(
     with importing():
         from fedmpi.runtime.finished import predict as rows
 
-    options = {"best": best, "site": site, "ids": ids or (), "trusted": trust, "given": overrides or ()}
-    rows.predict(directory, file, show, out=to, **options)
+    rows.predict(
+        directory, file, show, out=to, best=best, site=site, ids=ids or (), trusted=trust, given=overrides or ()
+    )
 
 
 @app.command(short_help="Make a published table anew.")

@@ -22,7 +22,7 @@ from fedmpi.common.errors import UserError
 from fedmpi.common.inputs import Inputs, Shape, Type, from_text, look, sample_shape, to_text
 
 KINDS = {
-    "arrays": "fedmpi.data.sources.arrays:ArrayPreparation",
+    "arrays": "fedmpi.data.sources.array_preparation:ArrayPreparation",
     "images": "fedmpi.data.sources.pictures.preparation:ImagePreparation",
     "ready": "fedmpi.data.preparation:ReadyInputs",
     "saved_dataset": "fedmpi.data.sources.tables.saved_dataset:SavedPreparation",

@@ -97,7 +97,7 @@ def find(run: Path, silos: Sequence[str] | None, client: int | None, site: str |
     if silos is None:
         return run / NAME
     if client is not None or site is not None:
-        name = silos[client] if client is not None else site
+        name = site or "" if client is None else silos[client]
         if name not in silos:
             raise UserError(f"there is no site {name!r} in this run; sites: {', '.join(silos)}")
         return _there([site_file(run, name)])[0]

@@ -237,8 +237,8 @@ def fitted(
         x = found.filled(rows, owner)[:, found.numeric]
         whole = _moments(x[train]) if pooled or standardise == "pooled" else None
         for k, name in enumerate(names):
-            own = whole if standardise == "pooled" else _moments(x[(owner == k) & train])
-            sites[name] = replace(sites[name], moments=own)
+            moments = whole if standardise == "pooled" else _moments(x[(owner == k) & train])
+            sites[name] = replace(sites[name], moments=moments)
         found = replace(found, sites=sites, pooled=whole if pooled else None)
     alike = len(set(sites.values())) == 1
     return replace(found, sites={"": next(iter(sites.values()))}) if alike else found
