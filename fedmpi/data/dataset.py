@@ -37,7 +37,7 @@ class Dataset:
     test_y: Tensor  # (t, ...)
     classes: int
     site: Tensor | None = None  # (n,) int64, natural owner of each training row
-    test_site: Tensor | None = None  # (t,) int64
+    test_site: Tensor | None = None  # (t,) int64; -1: of no site, so that the row is in the global test set alone
     site_names: tuple[str, ...] = ()  # name of site 0, 1, ...
     global_x: Tensor | None = None  # (t, ...) the rows of test_x as the global test set has them, if otherwise
     meaning: tuple[str, ...] = ()  # what inputs and classes stand for, in order: silos must agree in it
@@ -183,7 +183,8 @@ def _check_sites(name: str, site: Tensor | None, x_name: str, x: Samples, names:
             f"data set: {name} is {site.dtype} of shape {tuple(site.shape)}; int64 ({len(x)},), one a row of "
             f"{x_name}, is needed"
         )
-    if len(site) and (int(site.min()) < 0 or (names and int(site.max()) >= len(names))):
+    lowest = -1 if name == "test_site" else 0
+    if len(site) and (int(site.min()) < lowest or (names and int(site.max()) >= len(names))):
         raise UserError(
             f"data set: {name} holds sites {int(site.min())}..{int(site.max())}, but {len(names)} sites are named: "
             f"{names}"

@@ -165,7 +165,7 @@ def _test_by_site(dataset: Dataset) -> dict[str, Shard]:
     """The test rows of each site that has some, by its name or number."""
     if dataset.test_site is None:
         return {}
-    present = torch.unique(dataset.test_site).tolist()
+    present = torch.unique(dataset.test_site[dataset.test_site >= 0]).tolist()
     names = dataset.site_names or tuple(map(str, range(max(present, default=-1) + 1)))
     rows = {names[k]: torch.nonzero(dataset.test_site == k).flatten() for k in present}
     return {name: Shard(dataset.test_x, dataset.test_y, index) for name, index in rows.items()}

@@ -109,23 +109,26 @@ def numbered(groups: Sequence[str] | np.ndarray) -> Tensor | None:
     return torch.from_numpy(np.unique(groups, return_inverse=True)[1]) if len(groups) else None
 
 
-def pixels(images: np.ndarray | Stream, mean: Sequence[float], std: Sequence[float], channels: int) -> Pictures:
-    """(v / 255 - mean) / std per channel, when it is read.  (n, C, H, W) uint8; C = 1 may be repeated."""
-    held = images if isinstance(images, Stream) else torch.from_numpy(np.ascontiguousarray(images))
-    return of_bytes(held, mean, std, channels)
-
-
 def pictures(
     train: tuple[np.ndarray | Stream, Tensor],
     test: tuple[np.ndarray | Stream, Tensor],
     classes: int,
     mean: Sequence[float],
     std: Sequence[float],
-    channels: int,
+    channels: int | None = None,
 ) -> Dataset:
-    """A data set of pictures. train, test: (n, C, H, W) uint8 and labels (n,) int64; see `pixels` for the rest."""
+    """A data set of pictures, which are normalised when they are read.
+
+    train, test: (n, C, H, W) uint8, or float32 in 0..1, and labels (n,) int64; mean, std: of pixels in 0..1, one number
+    or one a channel; channels: to which C = 1 is repeated.
+    """
+
+    def normalised(images: np.ndarray | Stream) -> Pictures:
+        stored = images if isinstance(images, Stream) else torch.from_numpy(np.ascontiguousarray(images))
+        return of_bytes(stored, mean, std, channels or images.shape[1])
+
     (x, y), (test_x, test_y) = train, test
-    return Dataset(pixels(x, mean, std, channels), y, pixels(test_x, mean, std, channels), test_y, classes)
+    return Dataset(normalised(x), y, normalised(test_x), test_y, classes)
 
 
 def by_site(what: str, names: Sequence[str], site: str | None, one: Callable[[str], Dataset]) -> Dataset:

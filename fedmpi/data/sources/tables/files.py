@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 
 from fedmpi.common.errors import UserError
-from fedmpi.common.text import brief, nearest, show
+from fedmpi.common.text import brief, natural_order, nearest, show
 from fedmpi.data.sources.tables.arrow import parquet
 
 GAPS = {
@@ -153,9 +153,8 @@ def is_number(cell: str) -> bool:
 
 
 def ordered(words: Sequence[str]) -> list[str]:
-    """Each word once, by size where all are numbers, else by letters."""
-    found = sorted({*words} - {""})
-    return sorted(found, key=float) if all(map(is_number, found)) else found
+    """Each word once, in natural order, without the empty one."""
+    return natural_order({*words} - {""})
 
 
 def no_office(path: Path) -> None:

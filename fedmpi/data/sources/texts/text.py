@@ -12,7 +12,7 @@ from typing import Annotated, Any
 from pydantic import Field
 
 from fedmpi.common.errors import UserError
-from fedmpi.common.text import brief, nearest, show, twins
+from fedmpi.common.text import brief, natural_order, nearest, show, twins
 from fedmpi.data.dataset import Dataset
 from fedmpi.data.sources.common import find
 from fedmpi.data.sources.tables.files import read
@@ -53,6 +53,7 @@ def text(
     if at.is_file() and at.suffix.lower() == ".txt":
         raise UserError(f"{at} is one author's text; data.path names the folder, or a table with a row for each text")
     texts = texts_of(at, author_column, text_column, delimiter)
+    texts = {author: texts[author] for author in natural_order(texts)}
     found = windows(texts, context, test_fraction, min_chars, alphabet)
     return replace(found, preparation=for_columns(found.preparation, author_column, text_column, delimiter))
 
@@ -116,7 +117,7 @@ def _joined(rows: list[tuple[str, str, str]]) -> dict[str, Text]:
     if twice:
         who = " and ".join(f"{name!r} ({first[name]})" for name in twice)
         warnings.warn(f"data: {who} are two authors; are they one?", stacklevel=3)
-    return {who: Text("\n".join(pieces[who]), first[who]) for who in sorted(pieces)}
+    return {who: Text("\n".join(pieces[who]), first[who]) for who in pieces}
 
 
 def _table_rows(at: Path, author: str, column: str, delimiter: str) -> list[tuple[str, str, str]]:

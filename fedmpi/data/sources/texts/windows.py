@@ -33,7 +33,7 @@ def windows(
         strange = {*"".join(last for _, last in parts.values())} - {*symbols}
         symbols += UNKNOWN if strange and UNKNOWN not in symbols else ""
     else:
-        _check_alphabet(known, alphabet)
+        _check_texts(known, alphabet)
     if test_fraction:
         _tell_untested(parts, context)
     number = {symbol: k for k, symbol in enumerate(symbols)}
@@ -75,10 +75,15 @@ def _tell_untested(parts: Mapping[str, tuple[str, str]], context: int) -> None:
         )
 
 
-def _check_alphabet(texts: Mapping[str, Text], alphabet: str) -> None:
+def check_alphabet(alphabet: str) -> None:
+    """Raise UserError for a character that stands twice in data.alphabet."""
     twice = [symbol for k, symbol in enumerate(alphabet) if symbol in alphabet[:k]]
     if twice:
         raise UserError(f"data.alphabet holds {show(twice[0])} twice; each character stands once")
+
+
+def _check_texts(texts: Mapping[str, Text], alphabet: str) -> None:
+    check_alphabet(alphabet)
     for name, text in texts.items():
         strange = {*text.text} - {*alphabet}
         if strange:
