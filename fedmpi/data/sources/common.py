@@ -15,6 +15,7 @@ from fedmpi.common import seeds
 from fedmpi.common.errors import MissingDataError, UserError
 from fedmpi.data.dataset import Dataset
 from fedmpi.data.pictures import Pictures, of_bytes, stacked
+from fedmpi.data.preparation import shared
 from fedmpi.data.streaming.stream import Stream
 
 
@@ -31,7 +32,7 @@ def find(root: Path, candidates: Sequence[str], what: str, remedy: str) -> Path:
     raise MissingDataError(f"{what}: there is no file {' or '.join(map(str, paths))} (data.root = {root}); {remedy}")
 
 
-def finite(x: Tensor, name: str, at: Path) -> Tensor:
+def finite(x: Tensor, name: str, at: Path | str) -> Tensor:
     """x, (n, ...); UserError with the first row that holds NaN or an infinity."""
     good = torch.isfinite(x)
     if not bool(good.all()):
@@ -153,5 +154,6 @@ def joined(sites: Sequence[Dataset], names: Sequence[str], global_x: Tensor | No
         test_site=torch.repeat_interleave(torch.tensor([len(d.test_y) for d in sites])),
         site_names=tuple(names),
         global_x=global_x,
+        preparation=shared([d.preparation for d in sites]),
         group=torch.cat([g + n for g, n in zip(groups, beyond, strict=False)]) if len(groups) == len(sites) else None,
     )
