@@ -22,10 +22,9 @@ from fedmpi.common.errors import UserError
 from fedmpi.common.inputs import Inputs, Shape, Type, from_text, look, sample_shape, to_text
 
 KINDS = {
-    "arrays": "fedmpi.data.sources.array_preparation:ArrayPreparation",
+    "arrays": "fedmpi.data.sources.npz:ArrayPreparation",
     "images": "fedmpi.data.sources.pictures.preparation:ImagePreparation",
     "ready": "fedmpi.data.preparation:ReadyInputs",
-    "saved_dataset": "fedmpi.data.sources.tables.saved_dataset:SavedPreparation",
     "table": "fedmpi.data.sources.tables.preparation:TablePreparation",
     "texts": "fedmpi.data.sources.texts.preparation:TextPreparation",
 }

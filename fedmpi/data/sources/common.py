@@ -5,7 +5,9 @@ from __future__ import annotations
 import os
 import warnings
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import torch
@@ -16,6 +18,7 @@ from fedmpi.common.errors import MissingDataError, UserError
 from fedmpi.data.dataset import Dataset
 from fedmpi.data.pictures import Pictures, of_bytes, stacked
 from fedmpi.data.preparation import shared
+from fedmpi.data.sources.pictures.preparation import of_arrays
 from fedmpi.data.streaming.stream import Stream
 
 
@@ -128,7 +131,14 @@ def pictures(
         return of_bytes(stored, mean, std, channels or images.shape[1])
 
     (x, y), (test_x, test_y) = train, test
-    return Dataset(normalised(x), y, normalised(test_x), test_y, classes)
+    made = of_arrays(x, mean, std, channels or x.shape[1])
+    return Dataset(normalised(x), y, normalised(test_x), test_y, classes, preparation=made)
+
+
+def reads_columns(data: Dataset, **columns: str) -> Dataset:
+    """The data set whose preparation reads new rows from these columns: its fields, such as picture_column, by name."""
+    preparation: Any = data.preparation
+    return data if preparation is None else replace(data, preparation=replace(preparation, **columns))
 
 
 def by_site(what: str, names: Sequence[str], site: str | None, one: Callable[[str], Dataset]) -> Dataset:

@@ -6,8 +6,9 @@ import re
 import warnings
 import zipfile
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, ClassVar, Literal
 
 import numpy as np
 import torch
@@ -17,7 +18,7 @@ from torch import Tensor
 from fedmpi.common.errors import UserError
 from fedmpi.data.dataset import Dataset
 from fedmpi.data.pictures import Pictures, of_bytes, stacked
-from fedmpi.data.sources.array_preparation import ArrayPreparation
+from fedmpi.data.preparation import NewRows, Preparation, Request, array_rows, check_sample
 from fedmpi.data.sources.common import checked_fraction, find, finite, holdout
 from fedmpi.data.streaming import wanted
 from fedmpi.data.streaming.mapped import Mapped, in_archive
@@ -40,6 +41,41 @@ NEEDS = (  # an array, and the one that it cannot be without
     *(("test_x", "test_y"), ("test_y", "test_x"), ("test_site", "test_x")),
 )
 ACCEPTED = "; ".join(" or ".join((key, *others)) for key, others in KEYS.items())
+
+
+@dataclass(frozen=True)
+class ArrayPreparation(Preparation):
+    """The array of an .npz file whose rows are samples.
+
+    sample: the shape of one as a model sees it; uint8: whether the array held bytes, which are scaled to 0..1; mean,
+    std: one number a channel, by which x becomes (x - mean) / std.
+    """
+
+    sample: tuple[int, ...]
+    uint8: bool
+    mean: tuple[float, ...] | None = None
+    std: tuple[float, ...] | None = None
+
+    kind: ClassVar[str] = "arrays"
+
+    def read(self, request: Request) -> NewRows:
+        named, where = array_rows(request, "an .npz file")
+        arrays = own_names(named)
+        part = "" if "x" in arrays else "test_"
+        if f"{part}x" not in arrays:
+            raise UserError(f"{where} has no array 'x'; it holds {', '.join(named) or 'none'}")
+        array = arrays[f"{part}x"]
+        if (array.dtype == np.uint8) != self.uint8:
+            wanted = "uint8, which is scaled to 0..1" if self.uint8 else "not uint8, which would be scaled to 0..1"
+            raise UserError(f"{where}: {part}x is {array.dtype}; that of the training was {wanted}")
+        x = inputs(array, f"{part}x", where, self.mean, self.std)
+        check_sample(x, self.sample, where)
+        ids, y = {"row": np.arange(len(x))}, arrays.get(f"{part}y")
+        if y is None:
+            return NewRows(ids, x)
+        if len(y) != len(x):
+            return NewRows(ids, x, no_targets=f"{where}: {part}y has {len(y)} rows, {part}x {len(x)}")
+        return NewRows(ids, x, targets_of(y, f"{part}y", where))
 
 
 def npz(
