@@ -21,6 +21,12 @@ from fedmpi.data.preparation import shared
 from fedmpi.data.sources.pictures.preparation import of_arrays
 from fedmpi.data.streaming.stream import Stream
 
+PARTS = {  # names of parts, as people write them: in a column, of folders, of splits
+    **dict.fromkeys(("train", "training"), "train"),
+    **dict.fromkeys(("val", "valid", "validation", "dev"), "val"),
+    **dict.fromkeys(("test", "testing"), "test"),
+}
+
 
 def find(root: Path, candidates: Sequence[str], what: str, remedy: str) -> Path:
     """The first of the candidate paths under root that is a regular file; MissingDataError if none is."""
@@ -35,7 +41,7 @@ def find(root: Path, candidates: Sequence[str], what: str, remedy: str) -> Path:
     raise MissingDataError(f"{what}: there is no file {' or '.join(map(str, paths))} (data.root = {root}); {remedy}")
 
 
-def finite(x: Tensor, name: str, at: Path | str) -> Tensor:
+def finite(x: Tensor, name: str, at: Path) -> Tensor:
     """x, (n, ...); UserError with the first row that holds NaN or an infinity."""
     good = torch.isfinite(x)
     if not bool(good.all()):
@@ -112,6 +118,14 @@ def numbered(groups: Sequence[str] | np.ndarray) -> Tensor | None:
     return torch.from_numpy(np.unique(groups, return_inverse=True)[1]) if len(groups) else None
 
 
+def normalised(
+    images: np.ndarray | Stream, mean: Sequence[float], std: Sequence[float], channels: int | None = None
+) -> Pictures:
+    """Images as `pictures` has them."""
+    stored = images if isinstance(images, Stream) else torch.from_numpy(np.ascontiguousarray(images))
+    return of_bytes(stored, mean, std, channels or images.shape[1])
+
+
 def pictures(
     train: tuple[np.ndarray | Stream, Tensor],
     test: tuple[np.ndarray | Stream, Tensor],
@@ -125,14 +139,10 @@ def pictures(
     train, test: (n, C, H, W) uint8, or float32 in 0..1, and labels (n,) int64; mean, std: of pixels in 0..1, one number
     or one a channel; channels: to which C = 1 is repeated.
     """
-
-    def normalised(images: np.ndarray | Stream) -> Pictures:
-        stored = images if isinstance(images, Stream) else torch.from_numpy(np.ascontiguousarray(images))
-        return of_bytes(stored, mean, std, channels or images.shape[1])
-
     (x, y), (test_x, test_y) = train, test
+    made_x, made_test = (normalised(images, mean, std, channels) for images in (x, test_x))
     made = of_arrays(x, mean, std, channels or x.shape[1])
-    return Dataset(normalised(x), y, normalised(test_x), test_y, classes, preparation=made)
+    return Dataset(made_x, y, made_test, test_y, classes, preparation=made)
 
 
 def reads_columns(data: Dataset, **columns: str) -> Dataset:

@@ -317,7 +317,7 @@ def test_arrays_give_the_recorded_accuracy(tmp_path, kind):
     right = [int(row["prediction"]) == label for row, label in zip(got, y[40:], strict=True)]
     assert 100 * sum(right) / 20 == pytest.approx(last["accuracy"], abs=1e-9)
     assert package.load(run).predict(x[40:])["prediction"] == [row["prediction"] for row in got]
-    with pytest.raises(UserError, match="sample of the training has the shape"):
+    with pytest.raises(UserError, match=r"rows of the shape \(.*\) are needed, as in training"):
         package.load(run).predict(x[40:, :4])
     other = x[40:].astype(np.float32) if x.dtype == np.uint8 else x[40:].astype(np.uint8)
     with pytest.raises(UserError, match=r"rows: x is (float32|uint8); that of the training was"):
