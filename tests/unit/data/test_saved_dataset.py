@@ -117,3 +117,10 @@ def test_class_names_are_no_gaps_and_large_integers_stay_apart(tmp_path):
     data = saved_dataset(tmp_path, path="d", input_column="x", site_column="who", test_fraction=0)
     assert data.train_y.tolist() == [0, 1, 2, 0]
     assert data.site_names == (str(2**60), str(2**60 + 1))
+
+
+def test_a_column_that_numbers_the_rows_is_warned_of(tmp_path):
+    a = np.random.default_rng(0).normal(size=30)
+    save(tmp_path / "d", {"id": list(range(30)), "a": a, "label": [0, 1] * 15})
+    with pytest.warns(UserWarning, match="column 'id' numbers the rows"):
+        saved_dataset(tmp_path, path="d", input_column=["id", "a"])

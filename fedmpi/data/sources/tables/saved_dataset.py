@@ -18,6 +18,7 @@ from fedmpi.data.dataset import Dataset
 from fedmpi.data.sources.common import holdout
 from fedmpi.data.sources.tables import arrow
 from fedmpi.data.sources.tables.files import Table, ordered
+from fedmpi.data.sources.tables.index import warn_of_row_numbers
 from fedmpi.data.sources.tables.targets import targets
 
 REMEDY = "save it anew with save_to_disk, or correct data.root or data.path"
@@ -108,6 +109,9 @@ def _read(folder: Path, columns: list[str], label: str, sites: str | None, symbo
     feature = (info.get("features") or {}).get(label) or {}
     names = feature.get("names") if feature.get("_type") == "ClassLabel" else None
     rows = Table(folder, cells, np.arange(len(x)), "row")
+    if x.ndim == 2 and not symbols:
+        named = columns if len(columns) == x.shape[1] else [f"{columns[0]}[{k}]" for k in range(x.shape[1])]
+        warn_of_row_numbers(folder, dict(zip(named, x.T, strict=True)), np.zeros(len(x), dtype=np.int64))
     for name in cells:
         _whole(rows, name)
     if names is not None:

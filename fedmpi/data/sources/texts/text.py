@@ -8,10 +8,12 @@ import warnings
 from pathlib import Path
 from typing import Annotated, Any
 
+import numpy as np
 from pydantic import Field
 
 from fedmpi.common.errors import UserError
 from fedmpi.common.text import brief, nearest, show, twins
+from fedmpi.data.csv_file import text_of
 from fedmpi.data.dataset import Dataset
 from fedmpi.data.sources.common import find
 from fedmpi.data.sources.tables.files import read
@@ -33,7 +35,8 @@ def text(
 ) -> Dataset:
     """The next character, for texts by author: root/path is a CSV, a Parquet or a .jsonl file, or a folder of *.txt.
 
-    A file has a row for each text; rows of one author are joined by a line feed, in the file's order. author_column:
+    A file has a row for each text; rows of one author are joined by a line feed, in the file's order, and carriage
+    returns become line feeds. author_column:
     whose each text is; text_column: the texts; delimiter: between the fields of a CSV. In a folder AUTHOR.txt is an
     author's. x is a window of `context` characters, y the character after each of them. A text is cut into windows, one
     after the other, whose rest is left out; one that is too short for a window is refused, or left out with its author
@@ -110,14 +113,20 @@ def _joined(rows: list[tuple[str, str, str]]) -> dict[str, Text]:
     if twice:
         who = " and ".join(f"{name!r} ({first[name]})" for name in twice)
         warnings.warn(f"data: {who} are two authors; are they one?", stacklevel=3)
-    return {who: Text("\n".join(pieces[who]), first[who]) for who in sorted(pieces)}
+    return {who: Text(_one_line_end("\n".join(pieces[who])), first[who]) for who in sorted(pieces)}
+
+
+def _one_line_end(text: str) -> str:
+    """The text with line feeds in the place of carriage returns, as Python reads files: else "\r" is a character."""
+    return text.replace("\r\n", "\n").replace("\r", "\n")
 
 
 def _table_rows(at: Path, author: str, column: str, delimiter: str) -> list[tuple[str, str, str]]:
     table = read(at, delimiter)
-    who, said = table.words(author, "author_column"), table.column(column, "text_column")
-    if said.dtype != object:
+    who, cells = table.words(author, "author_column"), table.column(column, "text_column")
+    if cells.dtype == np.float64:
         raise UserError(f"{at}: column {column!r} (data.text_column) holds numbers, not texts")
+    said = text_of(cells)
     for row, name in enumerate(who):
         if not name:
             raise UserError(f"{table.at(row)}: column {author!r} is empty; every text needs an author")
