@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import warnings
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Annotated, Any, Literal
@@ -24,6 +25,7 @@ from fedmpi.data.sources.pictures import reading
 from fedmpi.data.sources.pictures.decode import DecodeOptions, Pages, PixelRange, Size
 from fedmpi.data.sources.tables import arrow
 from fedmpi.data.sources.tables.files import Table, ordered
+from fedmpi.data.sources.tables.index import warn_of_row_numbers
 from fedmpi.data.sources.tables.targets import targets
 
 REMEDY = "save it anew with save_to_disk, or correct data.root or data.path"
@@ -89,6 +91,7 @@ def saved_dataset(
         _refuse(folder, columns[0], "is for pictures", size=size, channels=channels)
         _refuse(folder, columns[0], "is for pictures", pages=pages if pages != "refuse" else None)
         _refuse(folder, columns[0], "is for pictures", background=background if background != "white" else None)
+        _warn_of_row_numbers(splits, folder, columns, symbols)
         values = _numbers(splits, folder, symbols, ArrayOptions(axes, pixel_range, mean, std))
     aim = targets(rows, [label_column], "auto", splits[0].names)
     train = np.repeat([PARTS.get(split.name.lower()) != "test" for split in splits], [len(split.x) for split in splits])
@@ -175,6 +178,15 @@ def _read(home: Path, name: str, columns: list[str], label: str, sites: str | No
         rows.columns[label] = np.array([names[int(k)] for k in number], dtype=object)
         rows = replace(rows, named={label: frozenset(names)})
     return Split(name, x, rows, names)
+
+
+def _warn_of_row_numbers(splits: Sequence[Split], folder: Path, columns: Sequence[str], symbols: bool) -> None:
+    for split in splits:
+        x = np.asarray(split.x)
+        if x.ndim == 2 and not symbols:
+            named = columns if len(columns) == x.shape[1] else [f"{columns[0]}[{k}]" for k in range(x.shape[1])]
+            owner = np.zeros(len(x), dtype=np.int64)
+            warn_of_row_numbers(folder / split.name, dict(zip(named, x.T, strict=True)), owner)
 
 
 def _numbers(splits: list[Split], folder: Path, symbols: bool, options: ArrayOptions) -> Tensor | Pictures:
