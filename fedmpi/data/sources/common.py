@@ -5,7 +5,9 @@ from __future__ import annotations
 import os
 import warnings
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import torch
@@ -16,7 +18,14 @@ from fedmpi.common.errors import MissingDataError, UserError
 from fedmpi.data.dataset import Dataset
 from fedmpi.data.pictures import Pictures, of_bytes, stacked
 from fedmpi.data.preparation import shared
+from fedmpi.data.sources.pictures.preparation import of_arrays
 from fedmpi.data.streaming.stream import Stream
+
+PARTS = {  # names of parts, as people write them: in a column, of folders, of splits
+    **dict.fromkeys(("train", "training"), "train"),
+    **dict.fromkeys(("val", "valid", "validation", "dev"), "val"),
+    **dict.fromkeys(("test", "testing"), "test"),
+}
 
 
 def find(root: Path, candidates: Sequence[str], what: str, remedy: str) -> Path:
@@ -32,7 +41,7 @@ def find(root: Path, candidates: Sequence[str], what: str, remedy: str) -> Path:
     raise MissingDataError(f"{what}: there is no file {' or '.join(map(str, paths))} (data.root = {root}); {remedy}")
 
 
-def finite(x: Tensor, name: str, at: Path | str) -> Tensor:
+def finite(x: Tensor, name: str, at: Path) -> Tensor:
     """x, (n, ...); UserError with the first row that holds NaN or an infinity."""
     good = torch.isfinite(x)
     if not bool(good.all()):
@@ -109,6 +118,14 @@ def numbered(groups: Sequence[str] | np.ndarray) -> Tensor | None:
     return torch.from_numpy(np.unique(groups, return_inverse=True)[1]) if len(groups) else None
 
 
+def normalised(
+    images: np.ndarray | Stream, mean: Sequence[float], std: Sequence[float], channels: int | None = None
+) -> Pictures:
+    """Images as `pictures` has them."""
+    stored = images if isinstance(images, Stream) else torch.from_numpy(np.ascontiguousarray(images))
+    return of_bytes(stored, mean, std, channels or images.shape[1])
+
+
 def pictures(
     train: tuple[np.ndarray | Stream, Tensor],
     test: tuple[np.ndarray | Stream, Tensor],
@@ -122,13 +139,16 @@ def pictures(
     train, test: (n, C, H, W) uint8, or float32 in 0..1, and labels (n,) int64; mean, std: of pixels in 0..1, one number
     or one a channel; channels: to which C = 1 is repeated.
     """
-
-    def normalised(images: np.ndarray | Stream) -> Pictures:
-        stored = images if isinstance(images, Stream) else torch.from_numpy(np.ascontiguousarray(images))
-        return of_bytes(stored, mean, std, channels or images.shape[1])
-
     (x, y), (test_x, test_y) = train, test
-    return Dataset(normalised(x), y, normalised(test_x), test_y, classes)
+    made_x, made_test = (normalised(images, mean, std, channels) for images in (x, test_x))
+    made = of_arrays(x, mean, std, channels or x.shape[1])
+    return Dataset(made_x, y, made_test, test_y, classes, preparation=made)
+
+
+def reads_columns(data: Dataset, **columns: str) -> Dataset:
+    """The data set whose preparation reads new rows from these columns: its fields, such as picture_column, by name."""
+    preparation: Any = data.preparation
+    return data if preparation is None else replace(data, preparation=replace(preparation, **columns))
 
 
 def by_site(what: str, names: Sequence[str], site: str | None, one: Callable[[str], Dataset]) -> Dataset:

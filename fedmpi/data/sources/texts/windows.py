@@ -11,7 +11,8 @@ from torch import Tensor
 from fedmpi.common.errors import UserError
 from fedmpi.common.text import brief, count, show
 from fedmpi.data.dataset import Dataset
-from fedmpi.data.sources.texts.preparation import UNKNOWN, Text, TextPreparation, cut
+from fedmpi.data.sources.texts.preparation import UNKNOWN, TextPreparation, cut
+from fedmpi.data.sources.texts.reading import Text
 
 
 def windows(
