@@ -17,6 +17,12 @@ from fedmpi.data.dataset import Dataset
 from fedmpi.data.pictures import Pictures, of_bytes, stacked
 from fedmpi.data.streaming.stream import Stream
 
+PARTS = {  # names of parts, as people write them: in a column, of folders, of splits
+    **dict.fromkeys(("train", "training"), "train"),
+    **dict.fromkeys(("val", "valid", "validation", "dev"), "val"),
+    **dict.fromkeys(("test", "testing"), "test"),
+}
+
 
 def find(root: Path, candidates: Sequence[str], what: str, remedy: str) -> Path:
     """The first of the candidate paths under root that is a regular file; MissingDataError if none is."""
@@ -108,6 +114,14 @@ def numbered(groups: Sequence[str] | np.ndarray) -> Tensor | None:
     return torch.from_numpy(np.unique(groups, return_inverse=True)[1]) if len(groups) else None
 
 
+def normalised(
+    images: np.ndarray | Stream, mean: Sequence[float], std: Sequence[float], channels: int | None = None
+) -> Pictures:
+    """Images as `pictures` has them."""
+    stored = images if isinstance(images, Stream) else torch.from_numpy(np.ascontiguousarray(images))
+    return of_bytes(stored, mean, std, channels or images.shape[1])
+
+
 def pictures(
     train: tuple[np.ndarray | Stream, Tensor],
     test: tuple[np.ndarray | Stream, Tensor],
@@ -121,13 +135,8 @@ def pictures(
     train, test: (n, C, H, W) uint8, or float32 in 0..1, and labels (n,) int64; mean, std: of pixels in 0..1, one number
     or one a channel; channels: to which C = 1 is repeated.
     """
-
-    def normalised(images: np.ndarray | Stream) -> Pictures:
-        stored = images if isinstance(images, Stream) else torch.from_numpy(np.ascontiguousarray(images))
-        return of_bytes(stored, mean, std, channels or images.shape[1])
-
     (x, y), (test_x, test_y) = train, test
-    return Dataset(normalised(x), y, normalised(test_x), test_y, classes)
+    return Dataset(normalised(x, mean, std, channels), y, normalised(test_x, mean, std, channels), test_y, classes)
 
 
 def by_site(what: str, names: Sequence[str], site: str | None, one: Callable[[str], Dataset]) -> Dataset:

@@ -12,17 +12,12 @@ from pydantic import Field
 from fedmpi.common.errors import UserError
 from fedmpi.common.text import natural_order, twins
 from fedmpi.data.dataset import Dataset
-from fedmpi.data.sources.common import check_groups, checked_fraction, find, joined, tell_of_travellers
+from fedmpi.data.sources.common import PARTS, check_groups, checked_fraction, find, joined, tell_of_travellers
 from fedmpi.data.sources.pictures.decode import Axes, DecodeOptions, Pages, PixelRange, Size
 from fedmpi.data.sources.pictures.held_out import Files, check_site, held_out, parted
 from fedmpi.data.sources.pictures.table_of_files import Row, rows
 
 Name = Annotated[str, Field(min_length=1)]
-PARTS = {  # words in a split column
-    **dict.fromkeys(("train", "training"), "train"),
-    **dict.fromkeys(("val", "valid", "validation"), "val"),
-    **dict.fromkeys(("test", "testing"), "test"),
-}
 
 
 def csv_images(

@@ -59,10 +59,7 @@ class DecodeOptions:
     def __post_init__(self) -> None:
         if self.pages != "channels":
             self.check_channels(self.channels)
-        if isinstance(self.pixel_range, tuple) and not self.pixel_range[0] < self.pixel_range[1]:
-            raise UserError(
-                f"data.pixel_range: {list(self.pixel_range)}; [low, high] with low < high, or file, is needed"
-            )
+        check_range(self.pixel_range)
         try:
             ImageColor.getrgb(self.background)
         except ValueError as error:
@@ -74,6 +71,12 @@ class DecodeOptions:
         for name, numbers in (("mean", self.mean), ("std", self.std)):
             if len(numbers) not in (1, channels):
                 raise UserError(f"data.{name} has {len(numbers)} numbers; 1 or channels={channels} are needed")
+
+
+def check_range(pixel_range: PixelRange | None) -> None:
+    """Raise UserError unless low < high."""
+    if isinstance(pixel_range, tuple) and not pixel_range[0] < pixel_range[1]:
+        raise UserError(f"data.pixel_range: {list(pixel_range)}; [low, high] with low < high, or file, is needed")
 
 
 class DecodedImage(NamedTuple):
@@ -107,10 +110,10 @@ def probe(file: Path, options: DecodeOptions) -> tuple[tuple[int, int, int], boo
         return (options.channels * _pages(image, options), height, width), _has_alpha(image)
 
 
-def first_channels(file: bytes | Path) -> Literal[1, 3]:
+def count_channels(file: Path | bytes) -> Literal[1, 3]:
     """1 for a grey image, 3 for any other one."""
     with Image.open(io.BytesIO(file) if isinstance(file, bytes) else file) as image:
-        return 1 if image.mode in ("1", "L", "LA", "La") or _is_deep(image) else 3
+        return 1 if image.mode in ("1", "L") or _is_deep(image) else 3
 
 
 def open_image(file: Path | bytes, options: DecodeOptions) -> Image.Image:
