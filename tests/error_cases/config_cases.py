@@ -252,7 +252,7 @@ TOGETHER = {
     "data.client_test=shards": r"client_test: shards needs partition scheme shards",
     "task.name=regression": r"regression: .*int64 \(n,\); it needs a real-valued target .*task\.name=classification",
     "task.name=multi_label": r"multi_label: test data: its targets are int64 \(n,\); one number a label, \(n, 10\)",
-    "task.name=survival": r"survival: test data: its targets are int64 \(n,\); float32 \(n, 2\) is needed: event.*data\.label_column: \[EVENT, TIME\]",
+    "task.name=survival": r"its targets are int64 \(n,\); float32 \(n, 2\) is needed: .*label_column: \[EVENT, TIME\]",
     "task.name=next_symbol": r"next_symbol: test data: .*the number of the symbol at each place, int64 \(n, L\)",
     "task.name=segmentation": r"segmentation: test data: .*the class of each pixel, int64 \(n, H, W\), is needed",
     "task.metrics=[acc]": r"task\.metrics: task classification has no metric 'acc'; did you mean 'accuracy'\?",
