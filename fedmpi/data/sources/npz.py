@@ -17,7 +17,7 @@ from torch import Tensor
 from fedmpi.common.errors import UserError
 from fedmpi.data.dataset import Dataset
 from fedmpi.data.pictures import Pictures, of_bytes, stacked
-from fedmpi.data.sources.common import checked_fraction, find, finite, holdout
+from fedmpi.data.sources.common import checked_fraction, find, finite, gaps_allowed, holdout
 from fedmpi.data.streaming import wanted
 from fedmpi.data.streaming.mapped import Mapped, in_archive
 from fedmpi.data.streaming.stream import Stream
@@ -264,7 +264,7 @@ def _y(array: np.ndarray, name: str, at: Path) -> Tensor:
             row = int((array < 0).argmax())
             raise UserError(f"{at}: {name} holds the label {array[row]} in row {row}; 0, 1, 2, ... are allowed")
         return torch.from_numpy(array.astype(np.int64))
-    return finite(torch.from_numpy(array.astype(np.float32)), name, at)
+    return finite(torch.from_numpy(array.astype(np.float32)), name, at, nan=gaps_allowed())
 
 
 def _owner(array: np.ndarray | None, name: str, at: Path) -> Tensor | None:

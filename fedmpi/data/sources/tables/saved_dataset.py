@@ -15,7 +15,7 @@ from pydantic import Field
 from fedmpi.common.errors import UserError
 from fedmpi.common.text import nearest
 from fedmpi.data.dataset import Dataset
-from fedmpi.data.sources.common import holdout
+from fedmpi.data.sources.common import gaps_allowed, holdout
 from fedmpi.data.sources.tables import arrow
 from fedmpi.data.sources.tables.files import Table, ordered
 from fedmpi.data.sources.tables.targets import targets
@@ -109,7 +109,8 @@ def _read(folder: Path, columns: list[str], label: str, sites: str | None, symbo
     names = feature.get("names") if feature.get("_type") == "ClassLabel" else None
     rows = Table(folder, cells, np.arange(len(x)), "row")
     for name in cells:
-        _whole(rows, name)
+        if name != label or names is not None or not gaps_allowed():
+            _whole(rows, name)
     if names is not None:
         number = rows.columns[label]
         odd = np.flatnonzero((number < 0) | (number >= len(names)))
