@@ -47,6 +47,14 @@ class ModelSettings(OpenSection):
 class TaskSettings(OpenSection):
     name: Name = "classification"  # `fedmpi list tasks`, or file.py:Class; the other keys are its own options
 
+    @model_validator(mode="before")
+    @classmethod
+    def _nan_as_a_word(cls, value: Any) -> Any:
+        """YAML's .nan as "nan", which equals itself when a run is resumed, and is JSON."""
+        given = value.get("ignore") if isinstance(value, dict) else None
+        nan = isinstance(given, (float, str)) and str(given).lower() == "nan"
+        return {**value, "ignore": "nan"} if nan else value
+
 
 class MethodSettings(OpenSection):
     name: Name  # `fedmpi list methods`, or file.py:Class; the other keys are its own options
