@@ -92,7 +92,7 @@ def replace_samples(
 def samples_of(shards: Mapping[int, Shard]) -> Iterator[tuple[int, Any, Tensor]]:
     """(client, x, y) of each client, or of one client where they share x and y."""
     if isinstance(shards, Shards):
-        shards = {0: Shard(shards.x, shards.y, torch.zeros(0, dtype=torch.int64))}
+        return iter([(0, shards.x, shards.y)])
     return ((k, shard.x, shard.y) for k, shard in shards.items())
 
 
