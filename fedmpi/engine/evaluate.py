@@ -35,7 +35,7 @@ from fedmpi.common.blame import blaming, told
 from fedmpi.common.errors import RankWarning, UserError
 from fedmpi.common.inputs import call
 from fedmpi.common.text import lower_is_better
-from fedmpi.data.batches import Shard, batches
+from fedmpi.data.batches import Shard, batches, pooled_rows
 from fedmpi.engine.checks import not_passed, wrong
 from fedmpi.engine.client_states import ClientStates
 from fedmpi.engine.local.client import LocalClient
@@ -254,10 +254,8 @@ class Evaluator:
         if model is None:
             return {}
         self.worker.model.load(*model)
-        shards = [self.data.validation[k] for k in sorted(self.data.validation)]
-        rows_of_all = Shard(shards[0].x, shards[0].y, torch.cat([shard.index for shard in shards]).sort().values)
         with blaming(f"evaluation after round {t}"):
-            return figures(self.worker, rows_of_all, self.batch_size)
+            return figures(self.worker, pooled_rows(self.data.validation), self.batch_size)
 
     def _ask(
         self, protocol: str, t: int, lr: float, inbox: Tensor, downloads: Mapping[int, Tensor]

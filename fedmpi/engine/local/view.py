@@ -65,7 +65,7 @@ class ClientView(Client):
         self.announcement, self.download, self.state_row = announcement, download, state_row
         self.where = f"round {t}, client {client}"  # in messages
         messages, data, recipe = worker.messages, worker.data, worker.recipe
-        self.n, self.classes, self.rounds = worker.sizes[client], data.classes, messages.rounds
+        self.n, self.classes, self.rounds = int(worker.sizes[client]), data.classes, messages.rounds
         self.clients = data.clients
         worker.meet(client)
         self.batch_size, self.epoch, self.last_epoch = recipe.batch_size, 0, False
