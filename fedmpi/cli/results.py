@@ -53,13 +53,17 @@ def export(
     overrides: Overrides = None,
     to: Annotated[str, typer.Option(metavar="FORMAT", help="torchscript, onnx or safetensors.")] = "torchscript",
     best: Annotated[bool, typer.Option("--best", help="The best model by evaluate.best, not the final one.")] = False,
+    client: Annotated[
+        str | None, typer.Option(metavar="K", help="The model that this client uses: its number, or its site's name.")
+    ] = None,
     out: Annotated[
         Path | None, typer.Option(metavar="FILE", help="Default: RUN_DIR/export/model and the format's ending.")
     ] = None,
     trust: Trust = False,
 ) -> None:
-    """Write the global model of RUN_DIR as a file that needs no fedmpi, and compare its outputs with the model's on
-    test samples; where they differ there is an error, and no file. onnx needs `pip install 'fedmpi[export]'`."""
+    """Write the global model of RUN_DIR, or that of a client, as a file that needs no fedmpi, and compare its outputs
+    with the model's on test samples; where they differ there is an error, and no file. onnx needs
+    `pip install 'fedmpi[export]'`."""
     alone("export")
     from fedmpi.runtime.trust import run_settings
 
@@ -67,7 +71,7 @@ def export(
     with importing():
         from fedmpi.runtime.finished import export as files
 
-    files.export(directory, to, show, best=best, out=out, trusted=trust, given=overrides or ())
+    files.export(directory, to, show, best=best, client=client, out=out, trusted=trust, given=overrides or ())
 
 
 @app.command(short_help="Predict new rows with a run's model.")
@@ -79,6 +83,9 @@ def predict(
     overrides: Overrides = None,
     to: Annotated[
         Path | None, typer.Option(metavar="OUT", help="Default: RUN_DIR/predictions/ and the file's name as .csv.")
+    ] = None,
+    client: Annotated[
+        str | None, typer.Option(metavar="K", help="With the model of this client: its number, or its site's name.")
     ] = None,
     site: Annotated[
         str | None, typer.Option(metavar="NAME", help="Whose rows they are, where sites prepare theirs by their own.")
@@ -99,9 +106,8 @@ def predict(
     with importing():
         from fedmpi.runtime.finished import predict as rows
 
-    rows.predict(
-        directory, file, show, out=to, best=best, site=site, ids=ids or (), trusted=trust, given=overrides or ()
-    )
+    which = {"client": client, "site": site}
+    rows.predict(directory, file, show, out=to, best=best, **which, ids=ids or (), trusted=trust, given=overrides or ())
 
 
 @app.command(short_help="Make a published table anew.")

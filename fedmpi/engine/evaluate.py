@@ -103,6 +103,24 @@ def _outputs(worker: Worker, x: Tensor, predict: Callable[[Tensor], Tensor] | No
     return f.to(worker.model.w.dtype)
 
 
+def own_model(client: LocalClient) -> tuple[Tensor, Tensor]:
+    """Return the weights (d,) and the batch statistics (b,) that are evaluated as this client's model."""
+    method = client.worker.method
+    w = client.check("weights", method.weights(client))
+    return w, client.check("buffers", method.buffers(client), tuple(client.b0.shape))
+
+
+def own_predict(client: LocalClient) -> Callable[[Tensor], Tensor] | None:
+    """Return the client's outputs as a function of samples where they are more than those of its model, which must be
+    loaded; else None."""
+    method = client.worker.method
+    predict = method.predict(client)
+    if predict is not None and not callable(predict):
+        text = f"returned {type(predict).__name__}; it must return None or a function x (B, ...) -> (B, outputs)"
+        raise wrong(method, "predict", client.where, text)
+    return predict
+
+
 class Evaluator:
     """The protocols of one experiment. Every rank calls it; the results are rank 0's."""
 
@@ -284,24 +302,20 @@ class Evaluator:
 
     def _judge(self, protocol: str, client: LocalClient) -> tuple[Figures, float]:
         """One client's figures under one protocol, and their weight."""
-        worker, method, where = self.worker, self.worker.method, client.where
+        worker, where = self.worker, client.where
         untouched = client.untouched()
         shared = protocol == "global" or (protocol == "validation" and not self.own)
         if shared:
             w, b = self.exact or (client.received, client.b0)
         else:
-            w = client.check("weights", method.weights(client))
-            b = client.check("buffers", method.buffers(client), tuple(client.b0.shape))
+            w, b = own_model(client)
         worker.model.load(w, b)
         if protocol.startswith("ft("):
             client.fine_tune(int(protocol[3:-1]))
         own = self.data.validation if protocol == "validation" else self.data.test
         shard = self.data.global_test if protocol == "personal_on_global" else own[client.id]
         assert shard is not None
-        predict = None if shared else method.predict(client)
-        if predict is not None and not callable(predict):
-            text = f"returned {type(predict).__name__}; it must return None or a function x (B, ...) -> (B, outputs)"
-            raise wrong(method, "predict", where, text)
+        predict = None if shared else own_predict(client)
         found = self._weighed(shard, predict)
         untouched.check(where, "weights", "buffers", "tune", "predict")
         return found

@@ -164,6 +164,21 @@ def siloed(settings: Settings, comm: Communicator) -> Federated:
     return replace(whole, label_counts=from_owners(comm, whole.label_counts, owner, LABELS)) if shared else whole
 
 
+def of_one_site(settings: Settings, client: int) -> Federated:
+    """The federation of silos where one site's files alone are at hand: sizes of the others are taken to be its own."""
+    source, names = open_source(settings), settings.data.silos
+    assert names is not None
+    with blaming("data"), choosing(settings.data.stream):
+        root = places.fixed(settings.data.root)
+        opened = open_silos(source.func, root, names, [client], settings.seed, **source.keywords)
+    datasets = {k: checked(dataset, source.func) for k, dataset in opened.items()}
+    table = describe(datasets).repeat(len(names), axis=0)
+    table[:, 0] = np.arange(len(names))
+    found = silo_federation(datasets, table, label_table(datasets, table, names), names)
+    whole = augmented(hold_out(found, settings.data.validation, settings.seed), operations(settings))
+    return replace(whole, counts_shared=False)
+
+
 def from_owners(comm: Communicator, table: np.ndarray, owner: Mapping[int, int], what: tuple[str, ...]) -> np.ndarray:
     """(N, columns) int64 on every rank, row k as `owner[k]` has it: nobody is asked about another's client."""
     rows = torch.from_numpy(table).to(comm.device)

@@ -88,20 +88,14 @@ def site_file(run: Path, site: str) -> Path:
     return run / "state" / site / NAME
 
 
-def find(run: Path, silos: Sequence[str] | None, client: int | None, site: str | None) -> Path:
-    """The file by which rows are prepared: the run's, or with silos that of the client or site named, or of any where
-    all sites prepare their rows alike.
+def find_own(run: Path, silos: Sequence[str], site: str | None) -> Path:
+    """The file by which a site's rows are prepared; without a name that of any, where all sites prepare theirs alike.
 
     Raises UserError where there is none, or sites differ and none is named.
     """
-    if silos is None:
-        return run / NAME
-    if client is not None or site is not None:
-        name = site or "" if client is None else silos[client]
-        if name not in silos:
-            raise UserError(f"there is no site {name!r} in this run; sites: {', '.join(silos)}")
-        return _there([site_file(run, name)])[0]
-    found = _there([site_file(run, name) for name in silos])
+    if site is not None and site not in silos:
+        raise UserError(f"there is no site {site!r} in this run; sites: {', '.join(silos)}")
+    found = _there([site_file(run, name) for name in silos if site in (None, name)])
     if len({path.read_bytes() for path in found}) > 1:
         raise UserError(
             f"each site of this run prepares its rows by its own training rows; say whose these are: --client K or "

@@ -11,6 +11,7 @@ from typing import Any
 
 from fedmpi.common import places
 from fedmpi.common.errors import UserError
+from fedmpi.config.schema import Settings
 from fedmpi.engine.faults import recovery
 from fedmpi.engine.faults.losses import Losses, check
 from fedmpi.engine.federation import Federation
@@ -71,9 +72,15 @@ def start(
 
 def _given(made: Experiment, directory: RunDirectory) -> dict[str, Any]:
     """Losses of the run to go on with, or of the one that is replayed; the placement of this one."""
-    lost, placed = made.settings.faults.replay, made.settings.cohort.replay
-    losses = directory.losses() if lost is None else _rows(lost, "faults.replay", "faults.jsonl", check)
-    return {"losses": losses, "placement": [] if placed is None else _rows(placed, "cohort.replay", PLACED, _placed)}
+    placed = made.settings.cohort.replay
+    placement = [] if placed is None else _rows(placed, "cohort.replay", PLACED, _placed)
+    return {"losses": losses_of(made.settings, directory), "placement": placement}
+
+
+def losses_of(settings: Settings, directory: RunDirectory) -> list[dict[str, Any]]:
+    """Rows of lost ranks: those of the run directory, or of the run that is replayed."""
+    lost = settings.faults.replay
+    return directory.losses() if lost is None else _rows(lost, "faults.replay", "faults.jsonl", check)
 
 
 def _rows(path: Path, key: str, kind: str, look: Callable[[Row], object]) -> list[Row]:

@@ -455,3 +455,108 @@ def test_samples_of_several_tensors_come_under_their_names(tmp_path):
     assert 100 * sum(right) / 6 == pytest.approx(last["accuracy"], abs=1e-9)
     with pytest.raises(UserError, match="rows has no array 'mask'"):
         package.load(run, trust=True).predict({"ids": ids})
+
+
+# ---- sites that keep their rows, and what they say of them ----
+def silos(place, **more):
+    header, rows = patients(place)
+    for site in ("north", "south"):
+        write(place / f"{site}.csv", header, [row for row in rows if row[4] == site])
+    data = table("sick", **{"path": "{site}.csv", "class_names": ["no", "yes"], "site_column": None})
+    data |= {"partition": None, "silos": ["north", "south"], "categorical": {"colour": list(WORDS)}}
+    data["drop"] = [*data["drop"], "site"]
+    run, _ = train(place, data, **{"evaluate": {"protocol": ["personal"]}, **more})
+    return run, header, rows
+
+
+def recorded(run, client):
+    """The last line of a client in clients.jsonl."""
+    lines = [json.loads(line) for line in (run / "clients.jsonl").read_text().splitlines()]
+    return next(line for line in reversed(lines) if line["client"] == client)
+
+
+def test_a_sites_preparation_stays_in_the_sites_own_folder(tmp_path):
+    run, header, rows = silos(tmp_path)
+    assert not (run / "preprocessing.json").exists()
+    for client, site in enumerate(("north", "south")):
+        ages = [float(row[1]) for row in rows if row[4] == site and row[5] == "train"]
+        (fit,) = json.loads((run / "state" / site / "preprocessing.json").read_text())["sites"].values()
+        assert fit["moments"]["mean"][0] == pytest.approx(np.mean(ages), rel=1e-12)
+        assert fit["moments"]["deviation"][0] == pytest.approx(np.std(ages), rel=1e-12)
+        here = [row for row in rows if row[4] == site and row[5] == "test"]
+        found = package.load(run).predict(write(tmp_path / "new.csv", header, here), site=site)
+        assert found.metrics["accuracy"] == recorded(run, client)["accuracy"]
+    file = tmp_path / "new.csv"
+    with pytest.raises(UserError, match=r"each site .* prepares its rows by its own training rows; .*: north, south"):
+        package.load(run).predict(file)
+    (run / "state" / "north" / "preprocessing.json").unlink()  # as on the host of the other site
+    with pytest.raises(UserError, match=r"north/preprocessing\.json is not here: .* stays with the site"):
+        package.load(run).predict(file, site="north")
+
+
+def test_a_clients_model_predicts_rows_prepared_by_the_clients_site(tmp_path):
+    """FedPer's clients keep their heads: the accuracy of each on its own test rows is that of clients.jsonl."""
+    mlp = {"model": {"name": "mlp", "hidden": [4]}, "method": {"name": "fedper"}}
+    run, header, rows = silos(tmp_path, **mlp)
+    for client, site in enumerate(("north", "south")):
+        here = [row for row in rows if row[4] == site and row[5] == "test"]
+        file = write(tmp_path / "new.csv", header, here)
+        for given in (client, site):
+            found = package.load(run, client=given).predict(file)
+            assert found.metrics["accuracy"] == recorded(run, client)["accuracy"]
+        got, said = predictions(run, file, client=site)
+        assert [row["prediction"] for row in got] == found["prediction"]
+        assert f"accuracy {recorded(run, client)['accuracy']:.2f}" in said[0]
+
+
+def test_a_client_that_is_a_site_of_one_table_has_its_rows_prepared_as_the_sites(tmp_path):
+    header, rows = patients(tmp_path)
+    more = {"evaluate": {"protocol": ["personal"]}, "method": {"name": "ditto", "lam": 0.1}}
+    run, _ = train(tmp_path, table("sick", partition={"scheme": "site"}), **more)
+    for client, site in enumerate(("north", "south")):
+        here = [row for row in rows if row[4] == site and row[5] == "test"]
+        file = write(tmp_path / "new.csv", header[1:4] + header[6:7], [row[1:4] + row[6:7] for row in here])
+        assert package.load(run, client=client).predict(file).metrics["accuracy"] == recorded(run, client)["accuracy"]
+
+
+def test_sites_that_prepare_their_rows_alike_need_not_be_named(tmp_path):
+    for seed, site in enumerate(("north", "south")):
+        pictures(tmp_path / site, ["cat", "dog"], 6, seed)
+    data = {"source": "image_folder", "size": 8, "silos": ["north", "south"], "partition": None}
+    run, _ = train(tmp_path, {**data, "class_names": ["cat", "dog"]})
+    assert len(package.load(run).predict(tmp_path / "north")["prediction"]) == 12
+
+
+# ---- the file itself ----
+def test_the_preparation_is_sealed_and_a_damaged_one_is_named(tmp_path):
+    header, rows = patients(tmp_path)
+    run, _ = train(tmp_path, table("sick"))
+    assert "preprocessing.json" in json.loads((run / "seal.json").read_text())["files"]
+    file = write(tmp_path / "new.csv", header, rows)
+    whole = (run / "preprocessing.json").read_text()
+    for damaged in (whole[:99], whole.replace('"table"', '"of wood"'), "[]", whole.replace('"columns"', '"pillars"')):
+        (run / "preprocessing.json").write_text(damaged)
+        with pytest.raises(UserError, match=r"preprocessing\.json cannot be read as the preprocessing of a run"):
+            package.load(run).predict(file)
+    (run / "preprocessing.json").unlink()
+    with pytest.raises(UserError, match=r"preprocessing\.json cannot be read"):
+        package.load(run).predict(file)
+
+
+def test_what_is_read_from_the_file_is_what_was_written(tmp_path):
+    patients(tmp_path, gaps=True)
+    run, _ = train(tmp_path, table("sick", missing="impute", global_test="pooled"))
+    content = (run / "preprocessing.json").read_bytes()
+    assert preprocessing.read(run / "preprocessing.json").content() == content
+
+
+def test_a_place_that_cannot_be_written_and_a_file_that_is_not_there_are_named(tmp_path):
+    header, rows = patients(tmp_path)
+    run, _ = train(tmp_path, table("sick"))
+    file = write(tmp_path / "new.csv", header, rows)
+    with pytest.raises(UserError, match="--to: cannot write"):
+        command.predict(run, file, print, out=file / "below.csv")
+    with pytest.raises(UserError, match=r"none\.csv is not there"):
+        package.load(run).predict(tmp_path / "none.csv")
+    with pytest.raises(UserError, match=r"a file whose name ends in \.csv is needed"):
+        command.predict(run, file, print, out=tmp_path / "out.txt")
