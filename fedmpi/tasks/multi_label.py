@@ -2,13 +2,24 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from typing import Any
 
 from torch import Tensor
 from torch.nn import functional
 
 from fedmpi.tasks import measures
-from fedmpi.tasks.base import Ignored, Task, but_ignored, choose, ignored_value, is_counted, look, mean_counted
+from fedmpi.tasks.base import (
+    Ignored,
+    Task,
+    all_names,
+    but_ignored,
+    choose,
+    ignored_value,
+    is_counted,
+    look,
+    mean_counted,
+)
 
 KNOWN = ("accuracy", "exact", "f1", "auroc")
 
@@ -61,3 +72,9 @@ class MultiLabel(Task):
             advice = "" if self.ignore is not None else "; task.ignore names a number that does not count"
             return f"row {row} has {y[row, label].item():g} for label {label}; {allowed}{advice}"
         return ""
+
+    def predictions(self, outputs: Tensor, names: Sequence[str]) -> dict[str, Any]:
+        """`prediction` 0 or 1 of each label, and its `probability`."""
+        names = all_names(names, outputs)
+        found: dict[str, Any] = {f"prediction_{name}": (f > 0).long() for name, f in zip(names, outputs.T, strict=True)}
+        return found | {f"probability_{name}": f.sigmoid() for name, f in zip(names, outputs.T, strict=True)}

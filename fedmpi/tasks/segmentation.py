@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -53,3 +54,7 @@ class Segmentation(Task):
         wrong = outside(y, self.classes, self.ignore)
         advice = "; task.ignore names a number that does not count"
         return f"{wrong}{advice}" if wrong and self.ignore is None else wrong
+
+    def predictions(self, outputs: Tensor, names: Sequence[str]) -> dict[str, Any]:
+        """`mask`, (n, H, W) or (n, D, H, W): the class of each pixel."""
+        return {"mask": outputs.argmax(1)}

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -15,12 +16,13 @@ from fedmpi.common.errors import UserError
 from fedmpi.common.inputs import Shape, Type, from_text
 from fedmpi.config.schema import Settings
 from fedmpi.runtime import build
+from fedmpi.runtime.record.predictor import Predictor
 from fedmpi.runtime.record.run_dir import BEST, MODEL
 from fedmpi.runtime.trust import guard, run_settings
 
 
 def load(path: str | Path, trust: bool = False, best: bool = False) -> nn.Module:
-    """The global model of a run directory, in evaluation mode.
+    """The global model of a run directory, in evaluation mode, with a function `predict(rows)` for new rows.
 
     Args:
         path: a directory written by `fedmpi run`.
@@ -30,9 +32,21 @@ def load(path: str | Path, trust: bool = False, best: bool = False) -> nn.Module
     Raises:
         UserError: no run directory, its run has not ended yet, damaged files; code of others without `trust`.
     """
-    settings = run_settings(Path(path), trust)
+    settings, name = run_settings(Path(path), trust), BEST if best else MODEL
     with guard(trust):
-        return rebuilt(Path(path), settings, BEST if best else MODEL)
+        return predicting(rebuilt(Path(path), settings, name), Path(path), settings, name)
+
+
+def predicting(
+    module: nn.Module, run_dir: Path, settings: Settings, name: str = MODEL, client: int | None = None
+) -> nn.Module:
+    """The module with a function `predict(rows)` (predictor.py), unless it has one of its own. client: whose model it
+    is, where it is not the global one."""
+    if not hasattr(module, "predict"):
+        facts = facts_of(run_dir / name)
+        shape = input_of(facts)[0]
+        module.predict = Predictor(run_dir, settings, module, int(facts["classes"]), shape, client)  # type: ignore[assignment]
+    return module
 
 
 def rebuilt(run_dir: Path, settings: Settings, name: str = MODEL) -> nn.Module:
@@ -47,7 +61,7 @@ def rebuilt(run_dir: Path, settings: Settings, name: str = MODEL) -> nn.Module:
     try:
         with safe_open(weights, framework="pt") as file:
             facts = json.loads((file.metadata() or {})["fedmpi"])
-        shape, dtype = from_text(facts["input"]) if "input" in facts else _of_old(facts["input_shape"])
+        shape, dtype = input_of(facts)
         tensors, classes = load_file(weights), int(facts["classes"])
     except (SafetensorError, OSError, KeyError, TypeError, ValueError) as error:
         raise UserError(f"{weights} is damaged, or no model of fedmpi: {type(error).__name__}: {error}") from error
@@ -69,6 +83,9 @@ def facts_of(path: Path) -> dict[str, Any]:
     return found if isinstance(found, dict) else {}
 
 
-def _of_old(sizes: str) -> tuple[Shape, Type]:
-    """What runs wrote until samples could be of other types: `1,8,8`."""
+def input_of(facts: Mapping[str, Any]) -> tuple[Shape, Type]:
+    """Shape and type of one sample that the model takes."""
+    if "input" in facts:
+        return from_text(facts["input"])
+    sizes = str(facts["input_shape"])  # what runs wrote until samples could be of other types: `1,8,8`
     return tuple(int(size) for size in sizes.split(",") if size), torch.float32
