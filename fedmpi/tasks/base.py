@@ -63,17 +63,17 @@ class Task(ABC):
         """Loss of a whole split, () of what was held, where it is not the mean over samples of `loss`; None: it is."""
         return None
 
-    def predictions(self, outputs: Tensor, names: Sequence[str]) -> dict[str, Any]:
-        """Columns, (n,) or (n, ...), of what outputs (n, ...) predict. names: what the outputs stand for, such as the
-        classes in order; () where that is not known. Default: the outputs themselves."""
-        return plain_predictions(outputs, names)
-
     def batch_weight(self, y: Tensor) -> int | Tensor:
         """The weight of a batch with targets y (B, ...) in a mean over batches or clients: B, and with `ignore` B times
         the share of targets that count, () float64. The device is not asked for it."""
         if self.ignore is None:
             return len(y)
         return is_counted(y, self.ignore).sum(dtype=torch.float64) / y.shape[1:].numel()
+
+    def predictions(self, outputs: Tensor, names: Sequence[str]) -> dict[str, Any]:
+        """Columns, (n,) or (n, ...), of what outputs (n, ...) predict. names: what the outputs stand for, such as the
+        classes in order; () where that is not known. Default: the outputs themselves."""
+        return plain_predictions(outputs, names)
 
     def check(self, y: Tensor, outputs: tuple[int, ...]) -> str:
         """What is wrong with targets y (n, ...) for outputs (B, *outputs), and the remedy; "": nothing."""

@@ -59,7 +59,7 @@ def find(root: Path, candidates: Sequence[str], what: str, remedy: str) -> Path:
     raise MissingDataError(f"{what}: there is no file {' or '.join(map(str, paths))} (data.root = {root}); {remedy}")
 
 
-def finite(x: Tensor, name: str, at: Path, nan: bool = False) -> Tensor:
+def finite(x: Tensor, name: str, at: Path | str, nan: bool = False) -> Tensor:
     """x, (n, ...); UserError with the first row that holds an infinity or, unless that is allowed, NaN."""
     good = ~torch.isinf(x) if nan else torch.isfinite(x)
     if not bool(good.all()):
