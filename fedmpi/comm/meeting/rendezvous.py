@@ -268,7 +268,7 @@ def arrive(where: list[Address], key: bytes, deadline: float, timeouts: Timeouts
                 return RankStore(address, key, connection, timeouts)
             except door.Stranger:
                 strange = True
-            except OSError:  # no service there, or another one
+            except (OSError, UnicodeError):  # no service there, or another one; or no name that could be looked up
                 continue
         if timeouts.clock.now() > deadline:
             break
@@ -296,7 +296,7 @@ def reachable(host: str, port: int, deadline: float, timeouts: Timeouts) -> None
     while timeouts.clock.now() < deadline:
         try:
             return socket.create_connection((host, port), timeout=timeouts.reply).close()
-        except OSError:
+        except (OSError, UnicodeError):
             timeouts.clock.sleep(RETRY_S)
     raise Lost(f"torchrun's agent is silent: nothing answers at {host}:{port}; does the name resolve here?")
 

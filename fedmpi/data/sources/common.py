@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import os
 import warnings
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from contextvars import ContextVar
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -26,6 +28,22 @@ PARTS = {  # names of parts, as people write them: in a column, of folders, of s
     **dict.fromkeys(("val", "valid", "validation", "dev"), "val"),
     **dict.fromkeys(("test", "testing"), "test"),
 }
+_gaps = ContextVar("gaps", default=False)
+
+
+@contextmanager
+def gaps_in_targets(allowed: bool) -> Iterator[None]:
+    """While this lasts, sources are told whether targets may have gaps (NaN), as with `task.ignore: nan`."""
+    token = _gaps.set(allowed)
+    try:
+        yield
+    finally:
+        _gaps.reset(token)
+
+
+def gaps_allowed() -> bool:
+    """Whether targets may have gaps, which become NaN."""
+    return _gaps.get()
 
 
 def find(root: Path, candidates: Sequence[str], what: str, remedy: str) -> Path:
@@ -41,9 +59,9 @@ def find(root: Path, candidates: Sequence[str], what: str, remedy: str) -> Path:
     raise MissingDataError(f"{what}: there is no file {' or '.join(map(str, paths))} (data.root = {root}); {remedy}")
 
 
-def finite(x: Tensor, name: str, at: Path) -> Tensor:
-    """x, (n, ...); UserError with the first row that holds NaN or an infinity."""
-    good = torch.isfinite(x)
+def finite(x: Tensor, name: str, at: Path | str, nan: bool = False) -> Tensor:
+    """x, (n, ...); UserError with the first row that holds an infinity or, unless that is allowed, NaN."""
+    good = ~torch.isinf(x) if nan else torch.isfinite(x)
     if not bool(good.all()):
         row = int((~good.flatten(1).all(1) if x.ndim > 1 else ~good).nonzero()[0, 0])
         odd = x[row][~good[row]].flatten()[0].item()

@@ -20,7 +20,7 @@ from fedmpi.data.dataset import Dataset
 from fedmpi.data.pictures import Pictures, stacked
 from fedmpi.data.preparation import NewRows, Preparation, Request, array_rows
 from fedmpi.data.sources.arrays import ArrayOptions, samples, with_axes
-from fedmpi.data.sources.common import checked_fraction, find, finite, holdout
+from fedmpi.data.sources.common import checked_fraction, find, finite, gaps_allowed, holdout
 from fedmpi.data.sources.pictures.decode import PixelRange
 from fedmpi.data.streaming import wanted
 from fedmpi.data.streaming.mapped import in_archive
@@ -282,7 +282,7 @@ def targets_of(array: np.ndarray, name: str, at: Path) -> Tensor:
             row = int((array < 0).argmax())
             raise UserError(f"{at}: {name} holds the label {array[row]} in row {row}; 0, 1, 2, ... are allowed")
         return torch.from_numpy(array.astype(np.int64))
-    return finite(torch.from_numpy(array.astype(np.float32)), name, at)
+    return finite(torch.from_numpy(array.astype(np.float32)), name, at, nan=gaps_allowed())
 
 
 def _owner(array: np.ndarray | None, name: str, at: Path) -> Tensor | None:

@@ -15,6 +15,7 @@ import warnings
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, redirect_stderr, redirect_stdout, suppress
 from importlib.util import find_spec
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
@@ -127,7 +128,7 @@ def _check_personal(made: Experiment, say: Callable[[str], None]) -> None:
 
 def _samples(made: Experiment) -> Samples:
     """Test samples as the model gets them."""
-    shards = [made.data.global_test, *made.data.test.values()]
+    shards = chain([made.data.global_test], made.data.test.values())
     shard = next((each for each in shards if each is not None and len(each)), None)
     if shard is None:
         raise UserError("export: the run has no test samples to compare outputs on")

@@ -69,6 +69,7 @@ def tell_empty(rows: Table, name: str, sites: Sequence[str]) -> None:
 
 
 def _refuse(rows: Table, keys: Mapping[str, str], holes: Mapping[str, np.ndarray]) -> None:
+    labels = [name for name, key in keys.items() if key == "label_column"]
     for name, key in keys.items():
         if holes[name].any():
             row = int(holes[name].argmax())
@@ -76,6 +77,8 @@ def _refuse(rows: Table, keys: Mapping[str, str], holes: Mapping[str, np.ndarray
             word = text_of(cells[[row]])[0].strip() if cells.dtype != np.float64 else ""
             is_empty = f"is empty (it holds {word!r}, which is read as a gap)" if word else "is empty"
             remedy = "say data.missing: impute or drop" if key == "features" else "say data.missing: drop"
+            if key == "label_column" and len(labels) > 1:
+                remedy += "; or task.ignore: nan, if labels that are not known are to be left out of loss and metrics"
             if word.casefold() == "none" and key in ("features", "label_column"):
                 where = "categorical" if key == "features" else "class_names"
                 remedy += f"; or, if it is a value, name it in data.{where}"

@@ -16,7 +16,15 @@ from pydantic import Field
 from fedmpi.common.errors import UserError
 from fedmpi.common.text import count, twins
 from fedmpi.data.dataset import Dataset
-from fedmpi.data.sources.common import check_groups, checked_fraction, find, holdout, numbered, tell_of_travellers
+from fedmpi.data.sources.common import (
+    check_groups,
+    checked_fraction,
+    find,
+    gaps_allowed,
+    holdout,
+    numbered,
+    tell_of_travellers,
+)
 from fedmpi.data.sources.tables.files import Table, ordered, read, spelling
 from fedmpi.data.sources.tables.index import may_number_rows, warn_of_row_numbers
 from fedmpi.data.sources.tables.missing import tell_empty, without_gaps
@@ -112,7 +120,9 @@ def table(
     said |= {name: [spelling(value) for value in class_names or ()] for name in named["label_column"][:1]}
     rows = replace(rows, named={name: frozenset(values) for name, values in said.items()})
     _tell_twice(rows)
-    rows = without_gaps(rows, options.categorical, features, missing, named, small_sites)
+    gaps_stay = gaps_allowed() and class_names is None and target != "class"
+    needed = {**named, "label_column": []} if gaps_stay else named
+    rows = without_gaps(rows, options.categorical, features, missing, needed, small_sites)
     aim = targets(rows, named["label_column"], target, class_names)
     owner, names = _owners(rows, site_column, site)
     tell_of_travellers(_groups(rows, group_column), [names[k] for k in owner] if names else ())
