@@ -22,6 +22,10 @@ _OURS = {
     "data.source": "dataset data_set dataset_name",
     "data.root": "data_dir data_path data_root dataroot datadir",
     "data.validation": "val val_fraction validation_fraction val_size",
+    "data.picture_column": "image_column image_col image_path path_column file_column filename_column",
+    "data.label_column": "target_column target_col class_column label_col y_column",
+    "data.site_column": "client_column hospital_column center_column centre_column",
+    "data.group_column": "patient_column subject_column",
     "data.partition.scheme": "partition partitioner split splitter iid non_iid",
     "data.partition.clients": "clients num_clients n_clients num_users n_users users parties n_parties client_count",
     "data.partition.alpha": "alpha dirichlet_alpha concentration",
@@ -70,6 +74,6 @@ def advice(key: str, where: str, known: Iterable[str], homes: Iterable[str] = ()
     if "." in key:
         first, *rest = key.split(".")
         return f"in a file a key stands in its section: {first}: {{{': {'.join(rest)}: ...{'}' * len(rest)}; {allowed}"
-    if meant and meant != f"{where}.{key}":
+    if meant and meant != f"{where}.{key}" and section != where:
         return f"did you mean {meant}? {allowed}"
     return nearest(key, known)

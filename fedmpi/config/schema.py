@@ -31,7 +31,8 @@ from fedmpi.config.values import (
 )
 from fedmpi.config.wire import WireSettings
 
-NOT_COMPARED = ("data.root", "output", "init.from")  # places: what lies there is compared
+# Places, of which what lies there is compared; and what hosts may have of their own.
+NOT_COMPARED = ("data.root", "output", "init.from", "comm.interface")
 
 
 Analysis = Literal[
@@ -45,6 +46,14 @@ class ModelSettings(OpenSection):
 
 class TaskSettings(OpenSection):
     name: Name = "classification"  # `fedmpi list tasks`, or file.py:Class; the other keys are its own options
+
+    @model_validator(mode="before")
+    @classmethod
+    def _nan_as_a_word(cls, value: Any) -> Any:
+        """YAML's .nan as "nan", which equals itself when a run is resumed, and is JSON."""
+        given = value.get("ignore") if isinstance(value, dict) else None
+        nan = isinstance(given, (float, str)) and str(given).lower() == "nan"
+        return {**value, "ignore": "nan"} if nan else value
 
 
 class MethodSettings(OpenSection):
@@ -145,6 +154,9 @@ class CommSettings(Section):
     backend: Literal["auto", "nccl", "gloo", "mpi"] = (
         "auto"  # auto: nccl where each rank has a GPU of its own, else gloo
     )
+    # network interface between hosts, for gloo, NCCL and rank 0's store (docs/hpc.md): a name, a pattern such as ib*,
+    # or a list of them, of which each host takes the first that it has; null: gloo's and NCCL's own choice
+    interface: Annotated[str, Field(min_length=1)] | Annotated[list[str], Field(min_length=1)] | None = None
     start_timeout_s: Seconds = 300  # how long ranks wait for all to come
     round_timeout_s: Seconds = 1800  # how long a rank waits for a message within a round
     wire: WireSettings = WireSettings()  # formats of what travels; `wire: bf16` is that of uploads

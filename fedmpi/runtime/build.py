@@ -130,6 +130,18 @@ def make_module(settings: Settings, input_shape: Shape, classes: int, dtype: Typ
     return module
 
 
+def prepared_module(
+    settings: Settings, method: Method, input_shape: Shape, classes: int, dtype: Type = torch.float32
+) -> nn.Module:
+    """The architecture as the method needs it, with its initial weights."""
+    module = make_module(settings, input_shape, classes, dtype)
+    where = f"method {settings.method.name}, hook prepare"
+    with blaming(where), seeds.scoped(settings.seed, "prepare"):
+        module = method.prepare(module, classes)
+        fitting.check_module(where, module, method.prepare)
+    return module
+
+
 def experiment(settings: Settings, data: Federated, device: torch.device) -> Experiment:
     """Model, task and method for the data at hand; what they need of each other is checked."""
     method = make_method(settings)
@@ -137,11 +149,7 @@ def experiment(settings: Settings, data: Federated, device: torch.device) -> Exp
     with blaming(f"task {settings.task.name}"), seeds.scoped(settings.seed, "task"):
         task = make_task(data.classes)
         contract.check_task(task)
-    module = make_module(settings, data.input_shape, data.classes, data.x_dtype)
-    with blaming(f"method {settings.method.name}, hook prepare"), seeds.scoped(settings.seed, "prepare"):
-        module = method.prepare(module, data.classes)
-        fitting.check_module(f"method {settings.method.name}, hook prepare", module, method.prepare)
-        module = module.to(device)
+    module = prepared_module(settings, method, data.input_shape, data.classes, data.x_dtype).to(device)
     given = initial.fill(module, settings.init.source, settings.init.strict)
     with blaming(f"model {settings.model.name}"):
         net = Net(module, data.input_shape, data.x_dtype)
@@ -154,10 +162,7 @@ def experiment(settings: Settings, data: Federated, device: torch.device) -> Exp
         raise UserError(f"model {settings.model.name}: its initial weights hold values that are not finite")
     fitting.check_needs(settings, method, task, net, module)
     fitting.check_sense(settings, method, data, task, net)
-    with blaming(f"method {settings.method.name}"):
-        formats = wire.formats(settings, model.w.dtype)
-        sizes = (data.classes, net.feature_dim or 0, data.clients, settings.rounds)
-        messages = Messages(method, model, *sizes, formats, kept.shapes(recipe(settings), model.layout))
+    messages = make_messages(settings, method, model, net, data)
     wire.check(settings, messages)
     fitting.check_rule(settings, data, messages)
     measuring.check(settings, method, task, net, data, messages)
@@ -172,6 +177,14 @@ def experiment(settings: Settings, data: Federated, device: torch.device) -> Exp
         machine.compiler(gpu=device.type == "cuda")
         module.compile()  # one compilation for all clients of a rank
     return Experiment(settings, moved, method, task, net, model, messages, rule, given, pack)
+
+
+def make_messages(settings: Settings, method: Method, model: FlatModel, net: Net, data: Federated) -> Messages:
+    """The layouts of all messages between server and clients, and of what clients keep."""
+    with blaming(f"method {settings.method.name}"):
+        formats = wire.formats(settings, model.w.dtype)
+        sizes = (data.classes, net.feature_dim or 0, data.clients, settings.rounds)
+        return Messages(method, model, *sizes, formats, kept.shapes(recipe(settings), model.layout))
 
 
 def make_rule(settings: Settings, method: Method, groups: Collection[str]) -> Rule | None:

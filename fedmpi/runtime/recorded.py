@@ -23,6 +23,7 @@ from fedmpi.runtime.build_data import training_ranks
 from fedmpi.runtime.record import durable, environment, report_text, warned
 from fedmpi.runtime.record.closing import close_failed
 from fedmpi.runtime.record.describing import describe
+from fedmpi.runtime.record.model_facts import personal_facts
 from fedmpi.runtime.record.progress import Console
 from fedmpi.runtime.record.run_dir import BEST
 from fedmpi.runtime.record.summary import judged_first, summary
@@ -109,6 +110,7 @@ def run(
         console.say(report_text.loss(row, data.site_names))
 
     facts = {"input": to_text(data.input_shape, data.x_dtype), "classes": str(data.classes)}
+    facts |= personal_facts(made)
 
     def on_best(best: Best) -> None:
         about = {**facts, "figure": best.choice.figure, "round": best.round, "value": best.value}

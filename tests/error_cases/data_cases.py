@@ -72,7 +72,7 @@ TABLES = {
     "fewer sites": (*table(site=Y[:3]), r"found x 40, y 40, site 3"),
     "negative labels": (*table(y=Y - 1), r"a\.npz: y holds the label -1 in row 0; 0, 1, 2, \.\.\. are allowed"),
     "labels that are ids": (*table(y=Y + 10**12), r"y holds the label 1000000000001, but there are 40 samples"),
-    "float labels": (*table(y=Y * 1.0), r"has 1 class, .*store class numbers as whole numbers"),
+    "float labels": (*table(y=Y * 1.0), r"has 1 class, .*store class numbers as whole numbers, .*survival"),
     "float labels, classes": (*table(", classes: 2", y=Y * 1.0), r"y holds float64 .*data\.classes=2 whole ones"),
     "one class": (*table(y=Y * 0), r"the data set has 1 class, but it needs 2 or more"),
     "a label beyond classes": (*table(", classes: 2", y=Y * 3), r"label 3; with data\.classes=2 0\.\.1 is allowed"),

@@ -45,10 +45,17 @@ def operation(name: str, given: Any, where: str, origins: Mapping[str, str]) -> 
 def augmented(data: Federated, operations: Sequence[Operation]) -> Federated:
     """The federation whose clients train on augmented pictures; tests go through what draws nothing.
 
-    Raises UserError if the operations do not fit the pictures, or leave them in two sizes.
+    Raises UserError if the operations do not fit the pictures or their targets, or leave them in two sizes.
     """
     if not operations:
         return data
+    moving = next((each for each in operations if each.moves_pixels), None)
+    if moving and len(data.target_shape) > 1:
+        has = " x ".join(map(str, data.target_shape))
+        raise UserError(
+            f"data.augment: {named(moving)} moves pixels, and the targets of these data are masks ({has}), which would "
+            "stay where they are; colour, normalise and cutout go with masks"
+        )
     seen: dict[int, Pictures] = {}
 
     def look(x: Any) -> Pictures:

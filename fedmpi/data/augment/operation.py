@@ -22,6 +22,7 @@ class Operation(ABC):
     columns: ClassVar[int] = 0  # numbers drawn for a sample; 0: test pictures go through it, too
     # what it works on: any pixels, bytes too; floats; floats in 0..1, before normalisation; floats after it
     on: ClassVar[On] = "any"
+    moves_pixels: ClassVar[bool] = True  # whether a mask would have to be moved along
 
     def out(self, shape: Shape) -> Shape:
         """Shape of a picture behind it. Raises ValueError, in words, if it cannot be done to such a picture."""
@@ -34,8 +35,8 @@ class Operation(ABC):
 
 @lru_cache(maxsize=64)
 def constants(numbers: tuple[float, ...], like: torch.Size, blocks: bool, device: torch.device) -> Tensor:
-    """(1, C, 1, 1) numbers by channel; of `blocks` (1, C, 1, W), so that rows are gone through in one piece."""
-    by_channel = torch.tensor(numbers, device=device).view(1, -1, 1, 1)
+    """(1, C, 1, ...) numbers by channel; of `blocks` (1, C, 1, W), so that rows are gone through in one piece."""
+    by_channel = torch.tensor(numbers, device=device).view(1, -1, *[1] * (len(like) - 2))
     if not blocks or len(numbers) == 1:
         return by_channel
     return by_channel.expand(1, like[1], 1, like[3]).clone(memory_format=torch.channels_last)

@@ -4,8 +4,12 @@ from __future__ import annotations
 
 import os
 import warnings
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from contextvars import ContextVar
+from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import torch
@@ -15,7 +19,31 @@ from fedmpi.common import seeds
 from fedmpi.common.errors import MissingDataError, UserError
 from fedmpi.data.dataset import Dataset
 from fedmpi.data.pictures import Pictures, of_bytes, stacked
+from fedmpi.data.preparation import shared
+from fedmpi.data.sources.pictures.preparation import of_arrays
 from fedmpi.data.streaming.stream import Stream
+
+PARTS = {  # names of parts, as people write them: in a column, of folders, of splits
+    **dict.fromkeys(("train", "training"), "train"),
+    **dict.fromkeys(("val", "valid", "validation", "dev"), "val"),
+    **dict.fromkeys(("test", "testing"), "test"),
+}
+_gaps = ContextVar("gaps", default=False)
+
+
+@contextmanager
+def gaps_in_targets(allowed: bool) -> Iterator[None]:
+    """While this lasts, sources are told whether targets may have gaps (NaN), as with `task.ignore: nan`."""
+    token = _gaps.set(allowed)
+    try:
+        yield
+    finally:
+        _gaps.reset(token)
+
+
+def gaps_allowed() -> bool:
+    """Whether targets may have gaps, which become NaN."""
+    return _gaps.get()
 
 
 def find(root: Path, candidates: Sequence[str], what: str, remedy: str) -> Path:
@@ -31,9 +59,9 @@ def find(root: Path, candidates: Sequence[str], what: str, remedy: str) -> Path:
     raise MissingDataError(f"{what}: there is no file {' or '.join(map(str, paths))} (data.root = {root}); {remedy}")
 
 
-def finite(x: Tensor, name: str, at: Path) -> Tensor:
-    """x, (n, ...); UserError with the first row that holds NaN or an infinity."""
-    good = torch.isfinite(x)
+def finite(x: Tensor, name: str, at: Path | str, nan: bool = False) -> Tensor:
+    """x, (n, ...); UserError with the first row that holds an infinity or, unless that is allowed, NaN."""
+    good = ~torch.isinf(x) if nan else torch.isfinite(x)
     if not bool(good.all()):
         row = int((~good.flatten(1).all(1) if x.ndim > 1 else ~good).nonzero()[0, 0])
         odd = x[row][~good[row]].flatten()[0].item()
@@ -108,10 +136,12 @@ def numbered(groups: Sequence[str] | np.ndarray) -> Tensor | None:
     return torch.from_numpy(np.unique(groups, return_inverse=True)[1]) if len(groups) else None
 
 
-def pixels(images: np.ndarray | Stream, mean: Sequence[float], std: Sequence[float], channels: int) -> Pictures:
-    """(v / 255 - mean) / std per channel, when it is read.  (n, C, H, W) uint8; C = 1 may be repeated."""
-    held = images if isinstance(images, Stream) else torch.from_numpy(np.ascontiguousarray(images))
-    return of_bytes(held, mean, std, channels)
+def normalised(
+    images: np.ndarray | Stream, mean: Sequence[float], std: Sequence[float], channels: int | None = None
+) -> Pictures:
+    """Images as `pictures` has them."""
+    stored = images if isinstance(images, Stream) else torch.from_numpy(np.ascontiguousarray(images))
+    return of_bytes(stored, mean, std, channels or images.shape[1])
 
 
 def pictures(
@@ -120,11 +150,23 @@ def pictures(
     classes: int,
     mean: Sequence[float],
     std: Sequence[float],
-    channels: int,
+    channels: int | None = None,
 ) -> Dataset:
-    """A data set of pictures. train, test: (n, C, H, W) uint8 and labels (n,) int64; see `pixels` for the rest."""
+    """A data set of pictures, which are normalised when they are read.
+
+    train, test: (n, C, H, W) uint8, or float32 in 0..1, and labels (n,) int64; mean, std: of pixels in 0..1, one number
+    or one a channel; channels: to which C = 1 is repeated.
+    """
     (x, y), (test_x, test_y) = train, test
-    return Dataset(pixels(x, mean, std, channels), y, pixels(test_x, mean, std, channels), test_y, classes)
+    made_x, made_test = (normalised(images, mean, std, channels) for images in (x, test_x))
+    made = of_arrays(x, mean, std, channels or x.shape[1])
+    return Dataset(made_x, y, made_test, test_y, classes, preparation=made)
+
+
+def reads_columns(data: Dataset, **columns: str) -> Dataset:
+    """The data set whose preparation reads new rows from these columns: its fields, such as picture_column, by name."""
+    preparation: Any = data.preparation
+    return data if preparation is None else replace(data, preparation=replace(preparation, **columns))
 
 
 def by_site(what: str, names: Sequence[str], site: str | None, one: Callable[[str], Dataset]) -> Dataset:
@@ -150,5 +192,6 @@ def joined(sites: Sequence[Dataset], names: Sequence[str], global_x: Tensor | No
         test_site=torch.repeat_interleave(torch.tensor([len(d.test_y) for d in sites])),
         site_names=tuple(names),
         global_x=global_x,
+        preparation=shared([d.preparation for d in sites]),
         group=torch.cat([g + n for g, n in zip(groups, beyond, strict=False)]) if len(groups) == len(sites) else None,
     )

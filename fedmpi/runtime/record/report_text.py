@@ -14,6 +14,7 @@ import torch
 
 from fedmpi.comm import Job
 from fedmpi.comm.base import ranks as numbers
+from fedmpi.common.inputs import Shape, describe_axes
 from fedmpi.common.redaction import flow
 from fedmpi.common.text import count, figure
 from fedmpi.config.schema import Settings
@@ -259,6 +260,7 @@ def check_list(made: Experiment, fed: Federation, needed: Mapping[str, int]) -> 
         ("clients", f"{data.clients}, {training}{held_out}"),
         ("rounds", f"{s.rounds}, with {schedule(s, data.clients, made.messages.method.own_length)}"),
         ("test", f"{shared}; {tests.min()} to {tests.max()} samples a client"),
+        ("sample", _sample(data.input_shape)),
         ("message", traffic(messages, s.rounds, entry)),
         *(("wire", said.removeprefix("wire: ")) for said in wire(made, 1)),
         ("state", f"{state} a client, {size_text(messages.server_state.size * entry)} on the server"),
@@ -270,6 +272,14 @@ def check_list(made: Experiment, fed: Federation, needed: Mapping[str, int]) -> 
         *((f"from {file}", said) for file, said in brought(s)),
         ("result", "ok"),
     ]
+
+
+def _sample(shape: Shape) -> str:
+    """What a model gets of one sample: of images and volumes with the meaning of each axis."""
+    if isinstance(shape, dict):
+        return ", ".join(f"{name} {part}" for name, part in shape.items())
+    axes = {3: "CHW", 4: "CDHW"}.get(len(shape))
+    return f"{shape}: {describe_axes(shape, axes)} ({', '.join(axes)})" if axes else f"{shape}"
 
 
 def goes_on(after: int, rounds: int, known: int) -> str:
