@@ -79,6 +79,8 @@ def test_crop(given, blocks, channels, dtype):
     assert channels == 1 or stored_channels_last(found) == blocks
 
 
+
+
 @every_storage
 def test_flip(blocks, channels, dtype):
     flip, x = made("flip", 0.3), pictures(channels, dtype=dtype)
@@ -209,6 +211,10 @@ def test_bytes_are_read_as_normalised_floats(blocks):
     assert stored_channels_last(grey.read(rows)) == blocks
 
 
+
+
+
+
 def test_normalise_replaces_that_of_the_source():
     x = pictures(dtype=torch.uint8)
     wanted = (x.float().div(255) - 0.5) / 0.5
@@ -299,6 +305,8 @@ def test_test_pictures_become_floats_and_training_pictures_stay_bytes(blocks):
     assert torch.equal(moved.global_test.x, normalised(tests.stored))
     assert stored_channels_last(moved.global_test.x) == stored_channels_last(moved.train[0].x.stored) == blocks
     assert replace(moved).x_dtype == torch.float32
+
+
 
 
 def test_test_rows_of_each_site_are_normalised_as_well():

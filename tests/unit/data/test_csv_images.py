@@ -43,6 +43,12 @@ def test_classes_and_sites_in_order(tmp_path, monkeypatch):
     assert (without.site, len(without.test_y)) == (None, 4)
 
 
+
+
+
+
+
+
 def test_a_sheet_of_a_spreadsheet(tmp_path):
     """Semicolons, quotations, blanks, columns of other names, numbers for classes, a name from Windows."""
     rows = [f'"{i}.png"; {(i % 4) * 5 + 5} ;"Wien; 9. Bezirk"' for i in range(20)]

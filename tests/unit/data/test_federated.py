@@ -31,6 +31,8 @@ def sited():
     )
 
 
+
+
 def test_aligned_test_rows():
     """Of class c: floor(T n_kc / n_k), with T 1000, or as many as there are test rows of each class for."""
     y, test_y = torch.tensor([0] * 71 + [1] * 29), torch.arange(2000) % 2
@@ -65,6 +67,8 @@ def test_class_match_and_global():
         assert fed.test[k].index.tolist() == [i for i in range(200) if i % 4 in owned]
     fed = split(data, "iid", 4, seed=0, client_test="global")
     assert fed.test_sizes.tolist() == [200] * 4
+
+
 
 
 def test_shards_where_test_rows_do_not_suffice():
@@ -166,6 +170,8 @@ def test_sites_that_are_no_clients_are_tested_on_all_the_same():
     assert list(by_number.test_by_site) == ["0", "1", "2"]
     numbers = replace(data, site_names=("1", "2", "10", "30"))  # hospitals whose names are numbers
     assert split(numbers, "site", None, seed=0, only=[30, "2"]).site_names == ("2", "30")
+
+
 
 
 @pytest.mark.parametrize(

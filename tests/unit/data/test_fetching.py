@@ -152,6 +152,12 @@ def test_a_file_with_a_wrong_checksum_is_refused_and_deleted(server, tmp_path):
     assert (tmp_path / "a.bin").read_bytes() == CONTENT
 
 
+
+
+
+
+
+
 # ---- archives
 
 
@@ -233,6 +239,8 @@ def test_an_archive_that_is_refused(listed, server, tmp_path, content, says):
     assert left <= ({"small"} if "lacks" in says else {"small.pack"})
 
 
+
+
 # ---- the commands
 
 
@@ -261,6 +269,8 @@ def test_the_commands(listed, tmp_path, monkeypatch, capsys):
     assert all(name in out for name in ("mnist", "pathmnist", "pacs", "by hand"))
 
 
+
+
 def test_without_a_network_the_command_says_what_to_do(listed, server, tmp_path, monkeypatch, capsys):
     listed(tape(**FILES))
     nowhere = "http://127.0.0.1:9/small.pack"
@@ -274,6 +284,8 @@ def test_without_a_network_the_command_says_what_to_do(listed, server, tmp_path,
     assert command(monkeypatch, capsys, "fetch", "small", "--root", tmp_path)[0] == 0
     assert (tmp_path / "small/b/c").read_bytes() == b"2"
     assert (tmp_path / "small.pack").exists()
+
+
 
 
 @pytest.mark.parametrize(

@@ -124,6 +124,8 @@ def test_svhn(tmp_path, folder):
     assert torch.equal(more.train_x[:12], data.train_x)
 
 
+
+
 def write_stl10(root):
     folder = root / "stl10_binary"
     folder.mkdir()
@@ -175,6 +177,12 @@ def test_medmnist(tmp_path, name):
     apart = medmnist(tmp_path, set=name, val="leave", channels=3)
     assert (len(apart.train_y), apart.train_x.shape[1]) == (6, 3)
     assert torch.equal(apart.train_x[:, -1], data.train_x[:6, -1])
+
+
+
+
+
+
 
 
 # ---- folders
@@ -273,6 +281,8 @@ def test_pacs_domains_are_the_sites(tmp_path, home):
         pacs(tmp_path, site="art")
 
 
+
+
 @pytest.mark.parametrize("real", ["Real World", "RealWorld"])
 def test_office_home(tmp_path, real):
     home = tmp_path / "OfficeHomeDataset_10072016"
@@ -324,6 +334,8 @@ def test_ham10000_by_source_with_lesions_apart(tmp_path):
     assert torch.equal(alone.test_y, data.test_y[data.test_site == 2])
 
 
+
+
 def write_ssl_fl(home, folder, sites, classes, ending):
     """Each site has four pictures; picture k of site s has the grey 10 s + k and the class k mod classes."""
     labels = []
@@ -369,3 +381,5 @@ def test_retina(tmp_path):
         np.save(home / "train/client_2_1.npy", array)
         with pytest.raises(UserError, match=rf"client_2\.csv, line 2: .*client_2_1\.npy cannot be read.*{says}"):
             retina(tmp_path, split="split_2")
+
+

@@ -22,6 +22,8 @@ def needs(folder):
     return pytest.mark.skipif(not (ROOT / folder).is_dir(), reason=f"{ROOT / folder} is not there")
 
 
+
+
 @needs("heart_disease")
 def test_heart_disease_as_flamby_has_it():
     """Sizes of the FLamby paper's Table 1; its results are multiples of 1 / (test patients of a hospital)."""
@@ -46,6 +48,8 @@ def test_heart_disease_as_flamby_has_it():
     assert torch.equal(pooled.global_x, data.global_x)
 
 
+
+
 @needs("tcga_brca")
 def test_tcga_brca():
     data = tcga_brca(ROOT)
@@ -56,6 +60,8 @@ def test_tcga_brca():
     assert y[:, 0].unique().tolist() == [0, 1]
     assert (y[:, 1] >= 0).all()
     assert (data.train_x[:, 0].min(), data.train_x[:, 0].max()) == (26, 90)  # years of age
+
+
 
 
 @needs("medmnist")

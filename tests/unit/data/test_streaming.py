@@ -74,6 +74,8 @@ def test_arrays_read_from_disk_are_those_in_memory(tmp_path, shape, more):
         assert isinstance(b.global_test.x, torch.Tensor), "few test pictures are floats in memory"
 
 
+
+
 @pytest.mark.parametrize(
     ("x", "save"),
     [
@@ -91,6 +93,8 @@ def test_samples_that_cannot_stay_on_disk_are_refused(tmp_path, x, save):
     says = r"data\.stream: true, but source npz gives these samples as a whole: .*numpy\.savez"
     with pytest.raises(UserError, match=says):
         build_data.partitioned(config)
+
+
 
 
 # ---- picture files ----
@@ -128,6 +132,8 @@ def test_files_are_decoded_in_order(folder):
         assert torch.equal(x, other)
 
 
+
+
 def test_reading_ahead_is_bounded_and_ends_with_the_reader():
     asked, before = [], set(threading.enumerate())
 
@@ -143,6 +149,10 @@ def test_reading_ahead_is_bounded_and_ends_with_the_reader():
     assert len(asked) == 5 + AHEAD
     assert list(in_turn(lambda k: -k, range(7))) == [-k for k in range(7)]
     assert list(in_turn(lambda k: k, [])) == []
+
+
+
+
 
 
 # ---- sources of picture files ----
@@ -171,3 +181,5 @@ def test_folders_of_sites_are_streamed(sites):
     with streaming.choosing(True):
         other = image_folder(sites, sites=True, size=6)
     assert consistency.data(split(other, "site", None, 0)) != digest
+
+

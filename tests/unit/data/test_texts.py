@@ -50,6 +50,8 @@ def test_a_folder_of_authors(folder):
     assert (given.meaning, given.train_x[0].tolist()) == (tuple("?cba"), [3, 2, 1])
 
 
+
+
 def test_tables_and_json_lines_say_the_same(folder):
     (folder / "a.csv").write_text(f'author,text\nbob,"{BOB[:5]}\n{BOB[5:]}"\nann,{ANN}\n')
     rows = [
