@@ -34,7 +34,8 @@ _OURS = {
     "method.name": "algorithm strategy fl_method aggregator algo",
     "task.name": "loss criterion objective",
     "cohort.fraction": "fraction frac participation participation_rate client_fraction sample_rate join_ratio "
-    "fraction_fit clients_per_round",
+    "fraction_fit",
+    "cohort.size": "clients_per_round num_clients_per_round users_per_round cohort_size train_cohort_size",
     "server.lr": "server_lr global_lr eta_g server_learning_rate",
     "server.optim": "server_optimizer server_optim global_optimizer",
     "server.rule": "rule aggregation aggregation_rule defense",

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Mapping
-from contextlib import nullcontext
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import replace
 from functools import partial
 from typing import Any
@@ -26,6 +26,7 @@ from fedmpi.data.federated import Federated, split
 from fedmpi.data.fetching.getting import one_at_a_time
 from fedmpi.data.pictures import Pictures
 from fedmpi.data.silos import COLUMNS, WIDTH, describe, label_table, open_silos, silo_federation
+from fedmpi.data.sources.common import gaps_in_targets
 from fedmpi.data.streaming import choosing
 from fedmpi.data.streaming.stream import Stream
 from fedmpi.data.validation import hold_out
@@ -72,12 +73,17 @@ def partitioned(settings: Settings) -> Federated:
     _check_pooled(settings)
     waiting = one_at_a_time(settings.data.root) if settings.data.download else nullcontext()
     with waiting, blaming("data"):
-        with choosing(settings.data.stream), seeds.scoped(settings.seed, "source"):
+        with choosing(settings.data.stream), _gaps(settings), seeds.scoped(settings.seed, "source"):
             dataset = checked(source(places.fixed(settings.data.root)), source.func)
         _check_stream(settings, dataset)
     with blaming("data.partition"), seeds.scoped(settings.seed, "scheme"):
         whole = split(dataset, cut.scheme, cut.clients, settings.seed, settings.data.client_test, **cut.options)
     return augmented(hold_out(whole, settings.data.validation, settings.seed), augment)
+
+
+def _gaps(settings: Settings) -> AbstractContextManager[None]:
+    """Tells sources whether the task ignores NaN."""
+    return gaps_in_targets(settings.task.options.get("ignore") == "nan")
 
 
 def _check_pooled(settings: Settings) -> None:
@@ -105,7 +111,9 @@ def checked(dataset: Any, source: Any) -> Dataset:
         name = getattr(source, "__name__", type(source).__name__)
         text = f"source {name} returned {type(dataset).__name__}; it must return fedmpi.Dataset(...)"
         raise told(f"data: {text}", source)
-    return dataset
+    name = f"{getattr(source, '__module__', '')}:{getattr(source, '__name__', '')}"
+    # What a user's source does to the rows that one of ours has prepared is nowhere written down.
+    return dataset if name in sources.registry.values() else replace(dataset, preparation=None)
 
 
 def site_ranks(settings: Settings, size: int) -> dict[int, int]:
@@ -136,7 +144,7 @@ def siloed(settings: Settings, comm: Communicator) -> Federated:
     owner = site_ranks(settings, comm.size)
     mine = [k for k in owner if owner[k] == comm.rank]
     with blaming("data"):
-        with choosing(settings.data.stream):
+        with choosing(settings.data.stream), _gaps(settings):
             root = places.fixed(settings.data.root)
             opened = open_silos(source.func, root, names, mine, settings.seed, **source.keywords)
         datasets = {k: checked(dataset, source.func) for k, dataset in opened.items()}
@@ -155,6 +163,21 @@ def siloed(settings: Settings, comm: Communicator) -> Federated:
     sizes = from_owners(comm, whole.validation_sizes[:, None], owner, HELD)[:, 0]
     whole = replace(whole, validation_sizes=sizes, train_sizes=found.train_sizes - sizes)
     return replace(whole, label_counts=from_owners(comm, whole.label_counts, owner, LABELS)) if shared else whole
+
+
+def of_one_site(settings: Settings, client: int) -> Federated:
+    """The federation of silos where one site's files alone are at hand: sizes of the others are taken to be its own."""
+    source, names = open_source(settings), settings.data.silos
+    assert names is not None
+    with blaming("data"), choosing(settings.data.stream):
+        root = places.fixed(settings.data.root)
+        opened = open_silos(source.func, root, names, [client], settings.seed, **source.keywords)
+    datasets = {k: checked(dataset, source.func) for k, dataset in opened.items()}
+    table = describe(datasets).repeat(len(names), axis=0)
+    table[:, 0] = np.arange(len(names))
+    found = silo_federation(datasets, table, label_table(datasets, table, names), names)
+    whole = augmented(hold_out(found, settings.data.validation, settings.seed), operations(settings))
+    return replace(whole, counts_shared=False)
 
 
 def from_owners(comm: Communicator, table: np.ndarray, owner: Mapping[int, int], what: tuple[str, ...]) -> np.ndarray:

@@ -11,12 +11,13 @@ from typing import Any
 import numpy as np
 
 from fedmpi.common.errors import UserError
-from fedmpi.data.partitions.checks import LEAVE_OUT, ascending
+from fedmpi.data.partitions.checks import LEAVE_OUT
+from fedmpi.data.partitions.parts import Partition, ascending
 
 NOBODY = -1
 
 
-def file(labels: np.ndarray, clients: int | None, rng: np.random.Generator, *, path: Path) -> list[np.ndarray]:
+def file(labels: np.ndarray, clients: int | None, rng: np.random.Generator, *, path: Path) -> Partition:
     """Given as a file: .csv, a column `client` with a line for each training sample (-1: nobody's), .json or .npz.
 
     JSON holds each client's training samples as numbers from 0: [[0, 5], [1, 2], ...] or {"0": [0, 5], ...}; .npz is
@@ -39,7 +40,7 @@ def file(labels: np.ndarray, clients: int | None, rng: np.random.Generator, *, p
     return ascending(parts)
 
 
-def _csv(path: Path, samples: int) -> list[np.ndarray]:
+def _csv(path: Path, samples: int) -> Partition:
     with path.open(newline="", encoding="utf-8") as lines:
         table = csv.DictReader(lines)
         if "client" not in (table.fieldnames or ()):
@@ -50,7 +51,7 @@ def _csv(path: Path, samples: int) -> list[np.ndarray]:
             f"data.partition.path: {path} has {len(owner)} lines, but there are {samples} training samples; one line "
             "a sample is needed, in the order of the data"
         )
-    return [np.flatnonzero(owner == k) for k in range(int(owner.max(initial=NOBODY)) + 1)]
+    return Partition.from_owners(owner, int(owner.max(initial=NOBODY)) + 1)
 
 
 def _owner(path: Path, line: int, text: str | None, samples: int) -> int:
@@ -66,7 +67,7 @@ def _owner(path: Path, line: int, text: str | None, samples: int) -> int:
     return owner
 
 
-def _json(path: Path, samples: int) -> list[np.ndarray]:
+def _json(path: Path, samples: int) -> Partition:
     try:
         found: Any = json.loads(path.read_text(encoding="utf-8"))
     except (json.JSONDecodeError, RecursionError) as error:
@@ -81,23 +82,31 @@ def _json(path: Path, samples: int) -> list[np.ndarray]:
         raise UserError(
             f"data.partition.path: {path}: client {wrong}: a list of whole numbers 0..{samples - 1} is needed"
         )
-    return [np.array(part, dtype=np.int64) for part in lists]
+    return Partition.from_parts(np.array(part, dtype=np.int64) for part in lists)
 
 
-def _npz(path: Path, samples: int) -> list[np.ndarray]:
+def _npz(path: Path, samples: int) -> Partition:
     """`indices`, client after client, and `offsets` (N + 1,); what a run has held out for validation belongs to it."""
     try:
         with np.load(path, allow_pickle=False) as found:
             kinds = [kind for kind in ("", "validation_") if f"{kind}offsets" in found]
-            pieces = [np.split(found[f"{kind}indices"], found[f"{kind}offsets"][1:-1]) for kind in kinds]
-        parts = [np.concatenate(each) for each in zip(*pieces, strict=True)]
+            pieces = [_checked(found[f"{kind}indices"], found[f"{kind}offsets"]) for kind in kinds]
+        sizes = sum((piece.sizes for piece in pieces), np.zeros(len(pieces[0]), dtype=np.int64))
     except (ValueError, KeyError, IndexError, TypeError, zipfile.BadZipFile) as error:
         raise UserError(f"data.partition.path: {path} is no partition.npz of a run ({error})") from error
-    if not parts or any(
-        part.dtype.kind not in "iu" or (len(part) and not 0 <= part.min() <= part.max() < samples) for part in parts
-    ):
+    order = np.concatenate([piece.order for piece in pieces])
+    if len(order) and not 0 <= order.min() <= order.max() < samples:
         raise UserError(f"data.partition.path: {path} is of other data: whole numbers 0..{samples - 1} are needed")
-    return parts
+    by_client = np.argsort(np.concatenate([piece.owner for piece in pieces]), kind="stable")
+    return Partition.from_sizes(order[by_client], sizes)
+
+
+def _checked(indices: np.ndarray, offsets: np.ndarray) -> Partition:
+    """Two arrays of a file as a partition. Raises ValueError where they are none."""
+    whole = all(each.ndim == 1 and each.dtype.kind in "iu" for each in (indices, offsets))
+    if not whole or not len(offsets) or offsets[0] != 0 or offsets[-1] != len(indices) or (np.diff(offsets) < 0).any():
+        raise ValueError("offsets that ascend from 0 to the number of indices are needed")
+    return Partition(indices.astype(np.int64), offsets.astype(np.int64))
 
 
 def _indices(part: Any, samples: int) -> bool:

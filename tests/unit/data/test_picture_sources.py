@@ -11,7 +11,6 @@ from fedmpi import config
 from fedmpi.common.errors import MissingDataError, UserError
 from fedmpi.common.torchvision_compat import torchvision
 from fedmpi.data.federated import split
-from fedmpi.data.fetching.by_hand import COVID_SITES
 from fedmpi.data.fetching.getting import SETS
 from fedmpi.data.fetching.medmnist import TABLE
 from fedmpi.data.silos import open_silos
@@ -23,7 +22,7 @@ from fedmpi.data.sources.pictures.emnist import CLASSES as EMNIST
 from fedmpi.data.sources.pictures.emnist import emnist
 from fedmpi.data.sources.pictures.ham10000 import SOURCES, ham10000
 from fedmpi.data.sources.pictures.medmnist import medmnist
-from fedmpi.data.sources.pictures.ssl_fl import covid_fl, retina
+from fedmpi.data.sources.pictures.ssl_fl import retina
 from fedmpi.data.sources.pictures.stl10 import stl10
 from fedmpi.data.sources.pictures.svhn import svhn
 from fedmpi.data.sources.pictures.tiny_imagenet import tiny_imagenet
@@ -124,8 +123,6 @@ def test_svhn(tmp_path, folder):
     assert torch.equal(more.train_x[:12], data.train_x)
 
 
-
-
 def write_stl10(root):
     folder = root / "stl10_binary"
     folder.mkdir()
@@ -177,12 +174,6 @@ def test_medmnist(tmp_path, name):
     apart = medmnist(tmp_path, set=name, val="leave", channels=3)
     assert (len(apart.train_y), apart.train_x.shape[1]) == (6, 3)
     assert torch.equal(apart.train_x[:, -1], data.train_x[:6, -1])
-
-
-
-
-
-
 
 
 # ---- folders
@@ -281,8 +272,6 @@ def test_pacs_domains_are_the_sites(tmp_path, home):
         pacs(tmp_path, site="art")
 
 
-
-
 @pytest.mark.parametrize("real", ["Real World", "RealWorld"])
 def test_office_home(tmp_path, real):
     home = tmp_path / "OfficeHomeDataset_10072016"
@@ -334,8 +323,6 @@ def test_ham10000_by_source_with_lesions_apart(tmp_path):
     assert torch.equal(alone.test_y, data.test_y[data.test_site == 2])
 
 
-
-
 def write_ssl_fl(home, folder, sites, classes, ending):
     """Each site has four pictures; picture k of site s has the grey 10 s + k and the class k mod classes."""
     labels = []
@@ -381,5 +368,3 @@ def test_retina(tmp_path):
         np.save(home / "train/client_2_1.npy", array)
         with pytest.raises(UserError, match=rf"client_2\.csv, line 2: .*client_2_1\.npy cannot be read.*{says}"):
             retina(tmp_path, split="split_2")
-
-

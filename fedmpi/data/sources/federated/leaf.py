@@ -119,7 +119,7 @@ def leaf(
             data = Dataset(x, y, test_x, test_y, outputs)
         else:
             files = _files(train, users, y, folder), _files(test, users, test_y, folder)
-            data = parted(*files, outputs, DecodeOptions(size or 84, 3, (0.5,), (0.5,)))
+            data = parted(*files, [str(k) for k in range(outputs)], DecodeOptions(size or 84, 3, (0.5,), (0.5,)))
     return with_sites(data, users, train.owner(users), test.owner(users))
 
 

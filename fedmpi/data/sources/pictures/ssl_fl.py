@@ -73,7 +73,7 @@ def _open(
     train = Files([], [])
     for part in parts:
         train = train + part
-    whole = parted(train, test, classes, decoding)
+    whole = parted(train, test, [str(k) for k in range(classes)], decoding)
     if site is not None:
         return whole
     owner = torch.repeat_interleave(torch.tensor([len(part.labels) for part in parts]))

@@ -55,19 +55,20 @@ def without_gaps(
     return left
 
 
-def tell_empty(
-    rows: Table, name: str, empty: np.ndarray, owner: np.ndarray, names: Sequence[str], train: np.ndarray
-) -> None:
-    """A column of which a site has no value is a constant there: nothing is learned from it, and it looks like data."""
-    lost = [k for k in np.unique(owner) if (train & (owner == k)).any() and empty[train & (owner == k)].all()]
-    if lost:
-        whose = f"of {', '.join(names[k] for k in lost)}" if names else "of the table"
+def tell_empty(rows: Table, name: str, sites: Sequence[str]) -> None:
+    """A column of which a site has no value is a constant there: nothing is learned from it, and it looks like data.
+
+    sites: the names of such sites; "" is the whole table.
+    """
+    if sites:
+        whose = "of the table" if "" in sites else f"of {', '.join(sites)}"
         warnings.warn(
             f"{rows.path}: column {name!r} has no value in any training row {whose}; it is 0 there", stacklevel=2
         )
 
 
 def _refuse(rows: Table, keys: Mapping[str, str], holes: Mapping[str, np.ndarray]) -> None:
+    labels = [name for name, key in keys.items() if key == "label_column"]
     for name, key in keys.items():
         if holes[name].any():
             row = int(holes[name].argmax())
@@ -75,6 +76,8 @@ def _refuse(rows: Table, keys: Mapping[str, str], holes: Mapping[str, np.ndarray
             word = cell.strip() if isinstance(cell, str) else ""
             is_empty = f"is empty (it holds {word!r}, which is read as a gap)" if word else "is empty"
             remedy = "say data.missing: impute or drop" if key == "features" else "say data.missing: drop"
+            if key == "label_column" and len(labels) > 1:
+                remedy += "; or task.ignore: nan, if labels that are not known are to be left out of loss and metrics"
             if word.casefold() == "none" and key in ("features", "label_column"):
                 where = "categorical" if key == "features" else "class_names"
                 remedy += f"; or, if it is a value, name it in data.{where}"

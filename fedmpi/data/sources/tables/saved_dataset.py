@@ -19,7 +19,7 @@ from fedmpi.common.text import nearest
 from fedmpi.data.dataset import Dataset
 from fedmpi.data.pictures import Pictures
 from fedmpi.data.sources.arrays import ArrayOptions, samples, with_axes
-from fedmpi.data.sources.common import PARTS, holdout, normalised
+from fedmpi.data.sources.common import PARTS, gaps_allowed, holdout, normalised
 from fedmpi.data.sources.pictures import reading
 from fedmpi.data.sources.pictures.decode import DecodeOptions, Pages, PixelRange, Size
 from fedmpi.data.sources.tables import arrow
@@ -164,8 +164,9 @@ def _read(home: Path, name: str, columns: list[str], label: str, sites: str | No
     feature = (info.get("features") or {}).get(label) or {}
     names = feature.get("names") if feature.get("_type") == "ClassLabel" else None
     rows = Table(folder, cells, np.arange(len(x)), "row")
-    for column in cells:
-        _whole(rows, column)
+    for name in cells:
+        if name != label or names is not None or not gaps_allowed():
+            _whole(rows, name)
     if names is not None:
         number = rows.columns[label]
         odd = np.flatnonzero((number < 0) | (number >= len(names)))

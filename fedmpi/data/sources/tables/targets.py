@@ -11,6 +11,7 @@ from torch import Tensor
 
 from fedmpi.common.errors import UserError
 from fedmpi.common.text import brief, twins
+from fedmpi.data.sources.common import gaps_allowed
 from fedmpi.data.sources.tables.files import COMMA, Table, is_number, ordered, spelling
 
 MANY = 100  # classes beyond which a column of whole numbers may well be amounts
@@ -34,7 +35,9 @@ class Target:
 
 
 def targets(rows: Table, label: Sequence[str], target: str, classes: Sequence[str | int | float] | None) -> Target:
-    """The targets in the column or columns `label`, none of which has a gap."""
+    """The targets in the column or columns `label`. Gaps, where they are allowed, are NaN, and targets are numbers."""
+    if target == "auto" and classes is None and gaps_allowed():
+        target = "number"
     if len(label) > 1 or target == "number":
         if classes is not None or target == "class":
             raise UserError("table: data.class_names and target: class go with one column, of classes")
