@@ -79,6 +79,11 @@ def check_range(pixel_range: PixelRange | None) -> None:
         raise UserError(f"data.pixel_range: {list(pixel_range)}; [low, high] with low < high, or file, is needed")
 
 
+def is_picture(file: Path) -> bool:
+    """Whether a file has the ending of an image; hidden ones (._dog.jpg of a Mac) are none."""
+    return file.suffix.lower() in Image.registered_extensions() and not file.name.startswith(".")
+
+
 class DecodedImage(NamedTuple):
     pixels: np.ndarray  # (C, H, W): uint8, or with a pixel range float32 in 0..1
     blended: bool  # whether transparent pixels were blended over the background
