@@ -17,7 +17,7 @@ from fedmpi.runtime import launch
 from fedmpi.runtime.finished.client_model import client_model
 from fedmpi.runtime.record.model_facts import facts_of, personal_notice
 from fedmpi.runtime.record.run_dir import BEST, MODEL
-from fedmpi.runtime.record.saved_model import rebuilt
+from fedmpi.runtime.record.saved_model import predicting, rebuilt
 from fedmpi.runtime.trust import guard, run_settings
 
 __all__ = ["Summary", "load", "run"]
@@ -57,7 +57,9 @@ def load(
     client: int | str | None = None,
     overrides: Sequence[str] = (),
 ) -> nn.Module:
-    """Return a model of a run directory, in evaluation mode: the global one, or what one client uses.
+    """Return a model of a run directory, in evaluation mode, with a function `predict(rows)` for new rows.
+
+    It is the global model, or the one that a client uses.
 
     A warning says where clients use other models than the global one, or where the global one has initial values in the
     parts that clients keep (FedPer's heads). A client's model is the one that protocol `personal` evaluates, without
@@ -79,7 +81,7 @@ def load(
     run_dir, name = Path(path), BEST if best else MODEL
     settings = run_settings(run_dir, trust, overrides)
     with guard(trust):
-        module = rebuilt(run_dir, settings, name)
+        module = predicting(rebuilt(run_dir, settings, name), run_dir, settings, name)
     if said := personal_notice(facts_of(run_dir / name)):
         warnings.warn(said, stacklevel=2)
     return module

@@ -1,6 +1,7 @@
 """Words for messages: what was meant, what is allowed, what was given."""
 
 import difflib
+import math
 import re
 from collections.abc import Iterable, Sequence
 from typing import Any
@@ -8,6 +9,9 @@ from typing import Any
 LARGEST = 2**53  # of whole numbers: beyond it a float, and JSON's reader elsewhere, has no room for them
 
 _CONTROL = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f\u2028\u2029\ud800-\udfff]")
+
+_NUMBER = re.compile(r"[+-]?([0-9]+\.?[0-9]*|\.[0-9]+)([eE][+-]?[0-9]+)?")
+_DIGITS = re.compile("([0-9]+)")
 
 
 def nearest(word: str, known: Iterable[str]) -> str:
@@ -17,6 +21,25 @@ def nearest(word: str, known: Iterable[str]) -> str:
     close = difflib.get_close_matches(word.casefold(), list(folded), n=1, cutoff=0.5)
     guess = f"did you mean '{folded[close[0]]}'? " if close else ""
     return f"{guess}allowed: {', '.join(allowed) or 'none'}"
+
+
+def natural_order(names: Iterable[str]) -> list[str]:
+    """Sort distinct names so that numbers go by their value, also inside words: the one order of classes and sites.
+
+    >>> natural_order(["10", "2", "grade 10", "grade 9", "-1", "2"])
+    ['-1', '2', '10', 'grade 9', 'grade 10']
+    """
+    return sorted(set(names), key=_natural_key)
+
+
+def _natural_key(name: str) -> tuple[Any, ...]:
+    number = float(name) if _NUMBER.fullmatch(name.strip()) else math.nan
+    if math.isfinite(number):
+        return (0, number, name)
+    parts = _DIGITS.split(name)  # words and runs of digits take turns; a run is compared by its length, then as text
+    runs = [part.lstrip("0") for part in parts[1::2]]
+    parts[1::2] = [(len(run), run) for run in runs]
+    return (1, parts, name)
 
 
 _WORDS = {

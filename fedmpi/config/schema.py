@@ -31,7 +31,8 @@ from fedmpi.config.values import (
 )
 from fedmpi.config.wire import WireSettings
 
-NOT_COMPARED = ("data.root", "output", "init.from")  # places: what lies there is compared
+# Places, of which what lies there is compared; and what hosts may have of their own.
+NOT_COMPARED = ("data.root", "output", "init.from", "comm.interface")
 
 
 Analysis = Literal[
@@ -126,6 +127,9 @@ class CommSettings(Section):
     backend: Literal["auto", "nccl", "gloo", "mpi"] = (
         "auto"  # auto: nccl where each rank has a GPU of its own, else gloo
     )
+    # network interface between hosts, for gloo, NCCL and rank 0's store (docs/hpc.md): a name, a pattern such as ib*,
+    # or a list of them, of which each host takes the first that it has; null: gloo's and NCCL's own choice
+    interface: Annotated[str, Field(min_length=1)] | Annotated[list[str], Field(min_length=1)] | None = None
     start_timeout_s: Seconds = 300  # how long ranks wait for all to come
     round_timeout_s: Seconds = 1800  # how long a rank waits for a message within a round
     wire: WireSettings = WireSettings()  # formats of what travels; `wire: bf16` is that of uploads

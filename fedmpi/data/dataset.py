@@ -13,6 +13,7 @@ from torch import Tensor
 from fedmpi.common.errors import UserError
 from fedmpi.common.inputs import Inputs, Samples, Shape, each, sample_shape
 from fedmpi.data.pictures import Pictures
+from fedmpi.data.preparation import Preparation, ready
 
 
 @dataclass(frozen=True, eq=False)
@@ -36,11 +37,12 @@ class Dataset:
     test_y: Tensor  # (t, ...)
     classes: int
     site: Tensor | None = None  # (n,) int64, natural owner of each training row
-    test_site: Tensor | None = None  # (t,) int64
+    test_site: Tensor | None = None  # (t,) int64; -1: of no site, so that the row is in the global test set alone
     site_names: tuple[str, ...] = ()  # name of site 0, 1, ...
     global_x: Tensor | None = None  # (t, ...) the rows of test_x as the global test set has them, if otherwise
     meaning: tuple[str, ...] = ()  # what inputs and classes stand for, in order: silos must agree in it
     group: Tensor | None = None  # (n,) int64: training rows with one number, such as a patient's, stay together
+    preparation: Preparation | None = None  # by which the rows were prepared, and new ones will be
 
     def __post_init__(self) -> None:
         if isinstance(self.classes, np.integer):
@@ -87,6 +89,11 @@ class Dataset:
     def input_shape(self) -> Shape:
         """Shape of one sample: (C, H, W) or (f,); by name where it is several tensors."""
         return sample_shape(self.train_x)
+
+    @property
+    def prepared_by(self) -> Preparation:
+        """By what new rows are prepared: by nothing, where the source says nothing of it."""
+        return self.preparation or ready(self.input_shape, self.train_x.dtype)
 
     @property
     def labelled(self) -> bool:
@@ -176,7 +183,8 @@ def _check_sites(name: str, site: Tensor | None, x_name: str, x: Samples, names:
             f"data set: {name} is {site.dtype} of shape {tuple(site.shape)}; int64 ({len(x)},), one a row of "
             f"{x_name}, is needed"
         )
-    if len(site) and (int(site.min()) < 0 or (names and int(site.max()) >= len(names))):
+    lowest = -1 if name == "test_site" else 0
+    if len(site) and (int(site.min()) < lowest or (names and int(site.max()) >= len(names))):
         raise UserError(
             f"data set: {name} holds sites {int(site.min())}..{int(site.max())}, but {len(names)} sites are named: "
             f"{names}"

@@ -31,6 +31,7 @@ from fedmpi.data.partitions.noise import feature_noise, noisy
 from fedmpi.data.partitions.shards import label_matrix, shards
 from fedmpi.data.partitions.sites import domain, site
 from fedmpi.data.pictures import FLOATS, Pictures
+from fedmpi.data.preparation import Preparation
 
 
 @dataclass(frozen=True, eq=False)
@@ -58,6 +59,8 @@ class Federated:
     group: Mapping[int, Tensor] = field(
         default_factory=dict
     )  # (n_k,) of each row of train, if `Dataset.group` is given
+    preparation: Preparation | None = None  # of the data set that all ranks hold; None in silo mode
+    own_preparation: Mapping[int, Preparation] = field(default_factory=dict)  # of the silos that this rank opens
 
     def shared_counts(self) -> np.ndarray | None:
         """label_counts, where all ranks know all of it."""
@@ -153,6 +156,7 @@ def split(
         parts=parts,
         site_names=tuple(dataset.site_names[k] for k in at) if at is not None and dataset.site_names else (),
         test_by_site=_test_by_site(dataset),
+        preparation=dataset.prepared_by,
         group={} if dataset.group is None else {k: dataset.group[torch.from_numpy(p)] for k, p in enumerate(parts)},
     )
 
@@ -161,7 +165,7 @@ def _test_by_site(dataset: Dataset) -> dict[str, Shard]:
     """The test rows of each site that has some, by its name or number."""
     if dataset.test_site is None:
         return {}
-    present = torch.unique(dataset.test_site).tolist()
+    present = torch.unique(dataset.test_site[dataset.test_site >= 0]).tolist()
     names = dataset.site_names or tuple(map(str, range(max(present, default=-1) + 1)))
     rows = {names[k]: torch.nonzero(dataset.test_site == k).flatten() for k in present}
     return {name: Shard(dataset.test_x, dataset.test_y, index) for name, index in rows.items()}

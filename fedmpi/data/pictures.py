@@ -22,8 +22,9 @@ CHUNK = 1024  # pictures
 class Pictures:
     """n samples that stand for a float32 tensor (n, C, H, W), in a quarter of its size; `read` gives rows of it.
 
-    stored: (n, c, H, W) uint8, in memory or on disk, or floats; look: what becomes of them. Whatever else is asked of
-    it is asked of the whole tensor, made for that purpose: who changes a source's data need not know how they lie.
+    stored: (n, c, H, W) uint8, in memory or on disk, or floats; volumes are (n, c, D, H, W). look: what becomes of
+    them. Whatever else is asked of it is asked of the whole tensor, made for that purpose: who changes a source's data
+    need not know how they lie.
     """
 
     dtype = torch.float32
@@ -82,7 +83,7 @@ class Pictures:
         if isinstance(self.stored, Stream):
             read = self.stored.read(rows)
             return read.pin_memory() if self.device.type == "cuda" else read
-        if self.blocks:
+        if self.blocks and self.stored.ndim == 4:
             return self.stored.permute(0, 2, 3, 1).index_select(0, rows).permute(0, 3, 1, 2)
         return self.stored.index_select(0, rows)
 
@@ -126,10 +127,12 @@ for _name in ("add", "radd", "sub", "rsub", "mul", "rmul", "truediv", "rtruediv"
 def of_bytes(
     images: Tensor | Stream, mean: Sequence[float] | None, std: Sequence[float] | None, channels: int
 ) -> Pictures:
-    """(v / 255 - mean) / std of (n, c, H, W) uint8; None: 0 and 1. channels: to which c = 1 is repeated."""
+    """(v / 255 - mean) / std of (n, c, H, W) uint8; of float32, whose v are in 0..1 already, (v - mean) / std. None: 0
+    and 1. channels: to which c = 1 is repeated."""
     given = mean is not None or std is not None
     normal = Normalise(mean=tuple(mean or (0.0,)), std=tuple(std or (1.0,))) if given else None
-    return Pictures(images, Look(bytes=True, normal=normal, channels=channels))
+    bytes_ = images.dtype == torch.uint8
+    return Pictures(images, Look(bytes=bytes_, unit=not bytes_, normal=normal, channels=channels))
 
 
 def stacked(parts: Sequence[Tensor | Pictures]) -> Tensor | Pictures:

@@ -148,8 +148,8 @@ def chosen(settings: configs.Settings, job: Job) -> str:
     asked = settings.comm.backend
     if asked == "mpi":
         mpi.load()
-        if job.launcher == "torchrun":
-            raise UserError(mpi.REMEDY["torchrun"])
+        if job.launcher in ("torchrun", "env://"):
+            raise UserError(mpi.REMEDY[job.launcher])
         return "mpi"
     cards = []
     for rank in range(job.local_size):

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
+from typing import Any
 
 from torch import Tensor
 from torch.nn import functional
@@ -57,9 +58,29 @@ class Task(ABC):
         """Loss of a whole split, () of what was held, where it is not the mean over samples of `loss`; None: it is."""
         return None
 
+    def predictions(self, outputs: Tensor, names: Sequence[str]) -> dict[str, Any]:
+        """Columns, (n,) or (n, ...), of what outputs (n, ...) predict. names: what the outputs stand for, such as the
+        classes in order; () where that is not known. Default: the outputs themselves."""
+        return plain_predictions(outputs, names)
+
     def check(self, y: Tensor, outputs: tuple[int, ...]) -> str:
         """What is wrong with targets y (n, ...) for outputs (B, *outputs), and the remedy; "": nothing."""
         return ""
+
+
+def plain_predictions(outputs: Tensor, names: Sequence[str]) -> dict[str, Any]:
+    """The outputs (n, ...) as they are: a column for each where a row has one row of numbers."""
+    if outputs[:1].numel() <= 1:
+        return {"output": outputs.flatten()}
+    if outputs.ndim > 2:
+        return {"output": outputs}
+    return {f"output_{name}": column for name, column in zip(all_names(names, outputs), outputs.unbind(1), strict=True)}
+
+
+def all_names(names: Sequence[str], outputs: Tensor) -> Sequence[str]:
+    """A name for each of the outputs (n, c, ...): those that are given, else their numbers."""
+    many = outputs.shape[1]
+    return names if len(names) == many else [str(number) for number in range(many)]
 
 
 def choose(task: str, known: Sequence[str], given: Sequence[str] | None, usual: Sequence[str]) -> tuple[str, ...]:

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from typing import Any
 
 from torch import Tensor
 from torch.nn import functional
 
 from fedmpi.tasks import measures
-from fedmpi.tasks.base import Task, choose, look
+from fedmpi.tasks.base import Task, all_names, choose, look
 
 KNOWN = ("accuracy", "exact", "f1", "auroc")
 
@@ -49,3 +50,9 @@ class MultiLabel(Task):
             row, label = odd[0].tolist()
             return f"row {row} has {y[row, label].item():g} for label {label}; 0 (no) and 1 (yes) are allowed"
         return ""
+
+    def predictions(self, outputs: Tensor, names: Sequence[str]) -> dict[str, Any]:
+        """`prediction` 0 or 1 of each label, and its `probability`."""
+        names = all_names(names, outputs)
+        found: dict[str, Any] = {f"prediction_{name}": (f > 0).long() for name, f in zip(names, outputs.T, strict=True)}
+        return found | {f"probability_{name}": f.sigmoid() for name, f in zip(names, outputs.T, strict=True)}

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -58,3 +59,11 @@ class NextSymbol(Task):
                 f"symbols (classes); ({length}, {symbols}) or ({symbols}, {length}) is needed"
             )
         return outside(y, symbols, SKIP)
+
+    def predictions(self, outputs: Tensor, names: Sequence[str]) -> dict[str, Any]:
+        """`next`, the symbol that follows a row, and `symbols`, those predicted behind each of its places."""
+        f = outputs if outputs.shape[-1] == self.classes else outputs.mT  # (n, L, V), as in `_by_symbol`
+        names = names if len(names) == self.classes else [str(k) for k in range(self.classes)]
+        rows = [[names[k] for k in row] for row in f.argmax(2).tolist()]
+        between = "" if all(len(name) == 1 for name in names) else " "
+        return {"next": [row[-1] for row in rows], "symbols": [between.join(row) for row in rows]}

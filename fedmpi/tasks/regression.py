@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from typing import Any
 
 import torch
 from torch import Tensor
 from torch.nn import functional
 
 from fedmpi.tasks import measures
-from fedmpi.tasks.base import Task, choose, look
+from fedmpi.tasks.base import Task, choose, look, plain_predictions
 
 KNOWN = ("mse", "rmse", "mae", "r2")
 
@@ -51,3 +52,8 @@ class Regression(Task):
         if y[:1].numel() != torch.Size(outputs).numel():
             return f"its targets are {look(y)}, but the model gives {outputs} for a sample; as many numbers are needed"
         return ""
+
+    def predictions(self, outputs: Tensor, names: Sequence[str]) -> dict[str, Any]:
+        """`prediction`, the number; of several `prediction_NAME` each."""
+        found = plain_predictions(outputs, names)
+        return {name.replace("output", "prediction", 1): values for name, values in found.items()}

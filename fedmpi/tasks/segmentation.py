@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -39,3 +40,7 @@ class Segmentation(Task):
         if outputs != wanted:
             return f"the model gives {outputs} for a sample; {wanted} is needed"
         return outside(y, self.classes)
+
+    def predictions(self, outputs: Tensor, names: Sequence[str]) -> dict[str, Any]:
+        """`mask`, (n, H, W): the class of each pixel."""
+        return {"mask": outputs.argmax(1)}

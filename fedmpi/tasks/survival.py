@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -26,6 +27,10 @@ class Survival(Task):
 
     def metrics(self, outputs: Tensor, y: Tensor) -> dict[str, float]:
         return {"c_index": measures.concordance(outputs.view(len(y)), y[:, 0], y[:, 1])}
+
+    def predictions(self, outputs: Tensor, names: Sequence[str]) -> dict[str, Any]:
+        """`risk`, the log of the hazard: of whom it is higher, the event is expected earlier."""
+        return {"risk": outputs.flatten()}
 
     def whole_loss(self, held: Tensor, y: Tensor) -> Tensor:
         return negative_log_likelihood(held.view(len(y)), y)

@@ -18,9 +18,10 @@ Step = Callable[[Tensor, Tensor], Tensor]
 @dataclass(frozen=True)
 class Look:
     """x = operations of the stored pictures, v / 255 before the first that needs it, normalised behind the last that
-    works on pixels. `normal` None: of bytes, v / 255; of floats, as they are stored, which counts as normalised."""
+    works on pixels. `normal` None: pixels in 0..1; of other floats, as they are stored, which counts as normalised."""
 
     bytes: bool = False  # whether pictures are stored as uint8
+    unit: bool = False  # whether they are stored as floats in 0..1
     normal: Normalise | None = None  # of the data source; an operation `normalise` takes its place
     channels: int | None = None  # to which one grey channel is repeated
     operations: tuple[Operation, ...] = ()
@@ -51,7 +52,7 @@ class Look:
 
         Raises UserError if operations stand in an order that makes no sense.
         """
-        stage, at = "any" if self.bytes else "normal", 0
+        stage, at = "any" if self.bytes else "unit" if self.unit else "normal", 0
         found: list[tuple[Step, slice | None]] = []
         given = any(isinstance(operation, Normalise) for operation in self.operations)
         normal = None if given else self.normal
@@ -68,7 +69,7 @@ class Look:
         for i, operation in enumerate(self.operations):
             where = f"data.augment.{i}: {named(operation)}"
             if operation.on == "unit" and stage == "normal":
-                if not self.bytes:
+                if not (self.bytes or self.unit):
                     raise UserError(f"{where} works on pixels in 0..1, and this data source gives numbers of its own")
                 raise UserError(f"{where} works on pixels in 0..1; put it before normalise and cutout")
             if operation.on == "normal" and given and stage != "normal":
@@ -94,7 +95,7 @@ class Look:
 
     def _unit(self, x: Tensor, _: Tensor) -> Tensor:
         if self.channels and x.shape[1] == 1:
-            x = x.repeat(1, self.channels, 1, 1)
+            x = x.repeat(1, self.channels, *[1] * (x.ndim - 2))
         # A tensor, not a number: by a number GPUs multiply with 1 / 255, which has other last bits.
         return x.float().div_(constants((255.0,), x.shape, False, x.device))
 

@@ -34,8 +34,8 @@ class Operation(ABC):
 
 @lru_cache(maxsize=64)
 def constants(numbers: tuple[float, ...], like: torch.Size, blocks: bool, device: torch.device) -> Tensor:
-    """(1, C, 1, 1) numbers by channel; of `blocks` (1, C, 1, W), so that rows are gone through in one piece."""
-    by_channel = torch.tensor(numbers, device=device).view(1, -1, 1, 1)
+    """(1, C, 1, ...) numbers by channel; of `blocks` (1, C, 1, W), so that rows are gone through in one piece."""
+    by_channel = torch.tensor(numbers, device=device).view(1, -1, *[1] * (len(like) - 2))
     if not blocks or len(numbers) == 1:
         return by_channel
     return by_channel.expand(1, like[1], 1, like[3]).clone(memory_format=torch.channels_last)

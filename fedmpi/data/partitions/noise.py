@@ -39,8 +39,8 @@ def noisy(x: Samples | Pictures, parts: Sequence[np.ndarray], seed: int, level: 
     normalised, so that the border that an augmentation adds is black as ever."""
     if isinstance(x, Pictures) and x.look.bytes:
         stored = x.stored if isinstance(x.stored, Tensor) else x.stored.all()
-        one = 255 * torch.tensor(x.look.normal.numbers[1] if x.look.normal else (1.0,)).view(-1, 1, 1)
-        return x.like(noisy_numbers(stored.expand(-1, x.shape[1], -1, -1).float(), parts, seed, level, one))
+        one = 255 * torch.tensor(x.look.normal.numbers[1] if x.look.normal else (1.0,)).view(-1, *[1] * (x.ndim - 2))
+        return x.like(noisy_numbers(stored.expand(-1, x.shape[1], *stored.shape[2:]).float(), parts, seed, level, one))
     x = x.floats() if isinstance(x, Pictures) else x
     if not isinstance(x, Tensor) or not x.is_floating_point():
         raise UserError(

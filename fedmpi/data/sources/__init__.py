@@ -18,6 +18,7 @@ registry: dict[str, str] = {
     "ham10000": "fedmpi.data.sources.pictures.ham10000:ham10000",
     "heart_disease": "fedmpi.data.sources.heart_disease:heart_disease",
     "image_folder": "fedmpi.data.sources.pictures.image_folder:image_folder",
+    "leaf": "fedmpi.data.sources.federated.leaf:leaf",
     "medmnist": "fedmpi.data.sources.pictures.medmnist:medmnist",
     "mnist": "fedmpi.data.sources.mnist:mnist",
     "npz": "fedmpi.data.sources.npz:npz",

@@ -15,6 +15,7 @@ from fedmpi.common import seeds
 from fedmpi.common.errors import MissingDataError, UserError
 from fedmpi.data.dataset import Dataset
 from fedmpi.data.pictures import Pictures, of_bytes, stacked
+from fedmpi.data.preparation import shared
 from fedmpi.data.streaming.stream import Stream
 
 
@@ -31,7 +32,7 @@ def find(root: Path, candidates: Sequence[str], what: str, remedy: str) -> Path:
     raise MissingDataError(f"{what}: there is no file {' or '.join(map(str, paths))} (data.root = {root}); {remedy}")
 
 
-def finite(x: Tensor, name: str, at: Path) -> Tensor:
+def finite(x: Tensor, name: str, at: Path | str) -> Tensor:
     """x, (n, ...); UserError with the first row that holds NaN or an infinity."""
     good = torch.isfinite(x)
     if not bool(good.all()):
@@ -108,23 +109,26 @@ def numbered(groups: Sequence[str] | np.ndarray) -> Tensor | None:
     return torch.from_numpy(np.unique(groups, return_inverse=True)[1]) if len(groups) else None
 
 
-def pixels(images: np.ndarray | Stream, mean: Sequence[float], std: Sequence[float], channels: int) -> Pictures:
-    """(v / 255 - mean) / std per channel, when it is read.  (n, C, H, W) uint8; C = 1 may be repeated."""
-    held = images if isinstance(images, Stream) else torch.from_numpy(np.ascontiguousarray(images))
-    return of_bytes(held, mean, std, channels)
-
-
 def pictures(
     train: tuple[np.ndarray | Stream, Tensor],
     test: tuple[np.ndarray | Stream, Tensor],
     classes: int,
     mean: Sequence[float],
     std: Sequence[float],
-    channels: int,
+    channels: int | None = None,
 ) -> Dataset:
-    """A data set of pictures. train, test: (n, C, H, W) uint8 and labels (n,) int64; see `pixels` for the rest."""
+    """A data set of pictures, which are normalised when they are read.
+
+    train, test: (n, C, H, W) uint8, or float32 in 0..1, and labels (n,) int64; mean, std: of pixels in 0..1, one number
+    or one a channel; channels: to which C = 1 is repeated.
+    """
+
+    def normalised(images: np.ndarray | Stream) -> Pictures:
+        stored = images if isinstance(images, Stream) else torch.from_numpy(np.ascontiguousarray(images))
+        return of_bytes(stored, mean, std, channels or images.shape[1])
+
     (x, y), (test_x, test_y) = train, test
-    return Dataset(pixels(x, mean, std, channels), y, pixels(test_x, mean, std, channels), test_y, classes)
+    return Dataset(normalised(x), y, normalised(test_x), test_y, classes)
 
 
 def by_site(what: str, names: Sequence[str], site: str | None, one: Callable[[str], Dataset]) -> Dataset:
@@ -150,5 +154,6 @@ def joined(sites: Sequence[Dataset], names: Sequence[str], global_x: Tensor | No
         test_site=torch.repeat_interleave(torch.tensor([len(d.test_y) for d in sites])),
         site_names=tuple(names),
         global_x=global_x,
+        preparation=shared([d.preparation for d in sites]),
         group=torch.cat([g + n for g, n in zip(groups, beyond, strict=False)]) if len(groups) == len(sites) else None,
     )

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 import warnings
 import zipfile
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
@@ -17,6 +17,7 @@ from torch import Tensor
 from fedmpi.common.errors import UserError
 from fedmpi.data.dataset import Dataset
 from fedmpi.data.pictures import Pictures, of_bytes, stacked
+from fedmpi.data.sources.array_preparation import ArrayPreparation
 from fedmpi.data.sources.common import checked_fraction, find, finite, holdout
 from fedmpi.data.streaming import wanted
 from fedmpi.data.streaming.mapped import Mapped, in_archive
@@ -83,6 +84,11 @@ def npz(
     test_fraction = checked_fraction(test_fraction, f"{at} has test_x, which" if "test_x" in arrays else "")
     x, y, owner = _part(arrays, "", at, mean, std)
     _alike(arrays, at)
+    made = ArrayPreparation(
+        tuple(x.shape[1:]),
+        arrays["x"].dtype == np.uint8,
+        *(None if given is None else tuple(given) for given in (mean, std)),
+    )
     if "val_x" in arrays:
         x, y, owner = _joined((x, y, owner), _part(arrays, "val_", at, mean, std), at)
     if "test_x" in arrays:
@@ -101,18 +107,18 @@ def npz(
         if classes is None:
             several = f"y has the shape {arrays['y'].shape}; targets of several numbers need data.classes"
             raise UserError(f"{at}: {several}, the model's outputs; of one-hot rows store y.argmax(1)")
-        return Dataset(x, y, test_x, test_y, classes, site=owner, test_site=test_owner)
+        return Dataset(x, y, test_x, test_y, classes, site=owner, test_site=test_owner, preparation=made)
     if y.is_floating_point():
         if classes not in (None, 1):
             raise UserError(
                 f"{at}: y holds {arrays['y'].dtype} numbers; with data.classes={classes} whole ones are needed"
             )
-        return Dataset(x, y, test_x, test_y, 1, site=owner, test_site=test_owner)
+        return Dataset(x, y, test_x, test_y, 1, site=owner, test_site=test_owner, preparation=made)
     largest = _largest(y, test_y, at)
     classes = classes or largest + 1
     if largest >= classes:
         raise UserError(f"{at}: y holds the label {largest}; with data.classes={classes} 0..{classes - 1} is allowed")
-    return Dataset(x, y, test_x, test_y, classes, site=owner, test_site=test_owner)
+    return Dataset(x, y, test_x, test_y, classes, site=owner, test_site=test_owner, preparation=made)
 
 
 def _part(
@@ -124,9 +130,26 @@ def _part(
     if len(set(rows.values())) > 1 or 0 in rows.values():
         said = ", ".join(f"{name} {n}" for name, n in rows.items())
         raise UserError(f"{at}: the arrays must have one row a sample, and at least one; found {said}")
-    x = _normalised(_x(arrays[f"{prefix}x"], f"{prefix}x", at), mean, std)
-    x = x if isinstance(x, Pictures) else finite(x, f"{prefix}x", at)
-    return x, _y(arrays[f"{prefix}y"], f"{prefix}y", at), _owner(arrays.get(f"{prefix}site"), f"{prefix}site", at)
+    x = inputs(arrays[f"{prefix}x"], f"{prefix}x", at, mean, std)
+    return (
+        x,
+        targets_of(arrays[f"{prefix}y"], f"{prefix}y", at),
+        _owner(arrays.get(f"{prefix}site"), f"{prefix}site", at),
+    )
+
+
+def inputs(
+    array: np.ndarray, name: str, at: Path | str, mean: Sequence[float] | None, std: Sequence[float] | None
+) -> Tensor | Pictures:
+    """(n, f) or (n, C, H, W) as a model sees them. at: where the array comes from, for messages."""
+    x = _normalised(_x(array, name, at), mean, std)
+    return x if isinstance(x, Pictures) else finite(x, name, at)
+
+
+def own_names(arrays: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
+    """The known arrays under our names."""
+    names = {other: key for key, others in KEYS.items() for other in (key, *others)}
+    return {names[key]: array for key, array in arrays.items() if key in names}
 
 
 def _alike(arrays: dict[str, np.ndarray], at: Path) -> None:
@@ -206,7 +229,7 @@ def _arrays(path: Path, archive: Any, names: dict[str, str]) -> dict[str, np.nda
     return found
 
 
-def _x(array: np.ndarray, name: str, at: Path) -> Tensor | Stream:
+def _x(array: np.ndarray, name: str, at: Path | str) -> Tensor | Stream:
     """(n, f) float32, or (n, C, H, W) float32 or, of bytes, uint8, which may stay on disk."""
     if array.ndim < 2 or 0 in array.shape:
         raise UserError(f"{at}: {name} has the shape {array.shape}; (n, f) or (n, C, H, W) is needed, without a 0")
@@ -246,7 +269,7 @@ def _joined(part: Part, more: Part, at: Path) -> Part:
     return stacked([x, val_x]), torch.cat([y, val_y]), both
 
 
-def _normalised(x: Tensor | Stream, mean: list[float] | None, std: list[float] | None) -> Tensor | Pictures:
+def _normalised(x: Tensor | Stream, mean: Sequence[float] | None, std: Sequence[float] | None) -> Tensor | Pictures:
     for name, given in (("mean", mean), ("std", std)):
         if given is not None and len(given) != x.shape[1]:
             raise UserError(f"data.{name} has {len(given)} numbers; x has {x.shape[1]} channels: give one for each")
@@ -257,7 +280,8 @@ def _normalised(x: Tensor | Stream, mean: list[float] | None, std: list[float] |
     return x if std is None else x / torch.tensor(std).view(each)
 
 
-def _y(array: np.ndarray, name: str, at: Path) -> Tensor:
+def targets_of(array: np.ndarray, name: str, at: Path | str) -> Tensor:
+    """(n, ...) int64 class numbers, or float32 numbers."""
     array = array[:, 0] if array.ndim == 2 and array.shape[1] == 1 else array
     if array.dtype.kind in "iub":
         if int(array.min()) < 0 and array.ndim == 1:

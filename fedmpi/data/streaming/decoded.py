@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from itertools import pairwise
 from pathlib import Path
-from typing import final
+from typing import Any, final
 
 import numpy as np
 
@@ -20,12 +20,18 @@ MOST_THREADS = 8
 class Decoded(Source):
     """Files, and what makes a picture of one. Several threads do it: decoders leave Python's lock while they work."""
 
-    def __init__(self, files: Sequence[Path], decode: Callable[[int], np.ndarray], shape: tuple[int, ...]) -> None:
-        """decode: number of a file -> (c, H, W) uint8 of this shape, or UserError with the file's name."""
-        self.files, self.decode, self.shape = files, decode, (len(files), *shape)
+    def __init__(
+        self,
+        files: Sequence[Path],
+        decode: Callable[[int], np.ndarray],
+        shape: tuple[int, ...],
+        dtype: np.dtype[Any] = Source.dtype,
+    ) -> None:
+        """decode: number of a file -> (c, H, W) of this shape and type, or UserError with the file's name."""
+        self.files, self.decode, self.shape, self.dtype = files, decode, (len(files), *shape), dtype
 
     def read(self, rows: np.ndarray) -> np.ndarray:
-        out = np.empty((len(rows), *self.shape[1:]), np.uint8)
+        out = np.empty((len(rows), *self.shape[1:]), self.dtype)
 
         def put(begin: int, end: int) -> None:
             for k in range(begin, end):

@@ -19,13 +19,14 @@ Found = TypeVar("Found")
 
 
 class Source(ABC):
-    """n pictures (c, H, W) uint8 that lie somewhere else than in memory."""
+    """n pictures (c, H, W), or volumes (c, D, H, W), that lie somewhere else than in memory."""
 
     shape: tuple[int, ...]  # (n, c, H, W)
+    dtype: np.dtype[Any] = np.dtype(np.uint8)  # or float32: pixels in 0..1
 
     @abstractmethod
     def read(self, rows: np.ndarray) -> np.ndarray:
-        """(B, c, H, W) uint8, a copy. Called by one thread after another. Raises UserError, with the file."""
+        """(B, c, H, W) of `dtype`, a copy. Called by one thread after another. Raises UserError, with the file."""
 
     @abstractmethod
     def look(self, rows: np.ndarray) -> Iterator[bytes]:
@@ -40,6 +41,7 @@ class Several(Source):
         self.parts = parts
         self.ends = np.cumsum([part.shape[0] for part in parts])
         self.shape = (int(self.ends[-1]), *parts[0].shape[1:])
+        self.dtype = parts[0].dtype
 
     def _split(self, rows: np.ndarray) -> Iterator[tuple[Source, np.ndarray, np.ndarray]]:
         """(source, its rows, their places)"""
@@ -49,7 +51,7 @@ class Several(Source):
             yield self.parts[i], rows[places] - (self.ends[i] - self.parts[i].shape[0]), places
 
     def read(self, rows: np.ndarray) -> np.ndarray:
-        out = np.empty((len(rows), *self.shape[1:]), np.uint8)
+        out = np.empty((len(rows), *self.shape[1:]), self.dtype)
         for part, its, places in self._split(rows):
             out[places] = part.read(its)
         return out
@@ -61,7 +63,7 @@ class Several(Source):
 
 @final
 class Stream:
-    """Rows of a source, in the place of a tensor (n, c, H, W) uint8."""
+    """Rows of a source, in the place of a tensor (n, c, H, W)."""
 
     def __init__(self, source: Source, rows: np.ndarray | None = None) -> None:
         self.source = source
@@ -78,12 +80,16 @@ class Stream:
     def shape(self) -> torch.Size:
         return torch.Size([len(self), *self.source.shape[1:]])
 
+    @property
+    def dtype(self) -> torch.dtype:
+        return torch.uint8 if self.source.dtype == np.uint8 else torch.float32
+
     def read(self, rows: Tensor) -> Tensor:
-        """(B, c, H, W) uint8"""
+        """(B, c, H, W)"""
         return torch.from_numpy(self.source.read(self.rows[rows.cpu().numpy()]))
 
     def all(self) -> Tensor:
-        """(n, c, H, W) uint8, in memory"""
+        """(n, c, H, W), in memory"""
         return self.read(torch.arange(len(self)))
 
     def look(self) -> Iterator[bytes]:

@@ -8,7 +8,7 @@ from typing import Any
 
 from fedmpi.config import Settings
 from fedmpi.runtime.build import Experiment
-from fedmpi.runtime.record import plugins, whole
+from fedmpi.runtime.record import plugins, preprocessing, whole
 from fedmpi.runtime.record.run_dir import RunDirectory
 
 
@@ -33,6 +33,8 @@ def describe(
     directory.write_config(written(made.settings).resolved())
     if made.initial is not None:
         directory.write_initial(made.initial.content)
+    if (prepared := preprocessing.of_run(made.settings, data)) is not None:
+        directory.write_preprocessing(prepared.content())
     directory.write_environment({**environment, "plugins": directory.write_plugins(plugins.copies(own), list(own))})
     held = [data.validation[k].index.numpy() for k in sorted(data.validation)] if data.parts is not None else []
     scheme = cut.scheme if cut else "silos"

@@ -3,6 +3,7 @@
     config.yaml         all settings, defaults included         environment.json   versions, hosts, devices, git, ...
     partition.npz       indices: client after client; offsets: N+1 (client k holds indices[offsets[k]:offsets[k+1]]);
                         validation_indices, validation_offsets: what is held out, if anything
+    preprocessing.json  how rows were prepared, by which `fedmpi predict` prepares new ones, see preprocessing.py
     partition.json      scheme, seed, sizes, label counts       metrics.jsonl      one object per round
     identity.json       settings, digests of code and data: what a resumed run must share
     checkpoints, state  see checkpoints.py                      plugins   copies of the user's own code, see plugins.py
@@ -47,7 +48,7 @@ from fedmpi.common import places
 from fedmpi.common.errors import UserError
 from fedmpi.common.redaction import redacted
 from fedmpi.config.yaml_source import text_for
-from fedmpi.runtime.record import durable, seal
+from fedmpi.runtime.record import durable, preprocessing, seal
 from fedmpi.runtime.record.lines import as_line, plain, round_of, rows_of
 
 MODEL, BEST, REPORT = "model.safetensors", "model-best.safetensors", "report.html"
@@ -145,6 +146,9 @@ class RunDirectory:
             buffer = io.BytesIO()
             np.savez(buffer, **arrays)  # type: ignore[arg-type]  # numpy's stub takes allow_pickle for the first one
             self._write("partition.npz", buffer.getvalue())
+
+    def write_preprocessing(self, content: bytes) -> None:
+        self._write(preprocessing.NAME, content)
 
     def write_initial(self, content: bytes) -> None:
         self._write("initial.safetensors", content)

@@ -17,6 +17,7 @@ from fedmpi.engine.faults.losses import Losses, check
 from fedmpi.engine.federation import Federation
 from fedmpi.engine.pace import Pace, Row
 from fedmpi.runtime.build import Experiment
+from fedmpi.runtime.record import preprocessing
 from fedmpi.runtime.record.lines import rows_of
 from fedmpi.runtime.record.run_dir import RunDirectory
 from fedmpi.runtime.record.timeline import TimelineFile
@@ -42,6 +43,7 @@ def start(
     path = places.fixed(settings.output / heard["name"]) if directory is None else directory.path
     if comm.audit is not None:  # here, if this host does not see rank 0's directory
         comm.audit.open(path / "audit" / f"rank-{comm.rank}.jsonl", settings.output_mode == "private")
+    preprocessing.write_own(path, settings, made.data)
     if settings.timeline and path.is_dir():
         head = {"job": heard["job"], "rank": comm.rank, "of": comm.size, "host": socket.gethostname()}
         file = TimelineFile(path, head, settings.output_mode == "private")

@@ -9,11 +9,12 @@ from typing import Literal
 from fedmpi.common.errors import MissingDataError
 from fedmpi.data.dataset import Dataset
 from fedmpi.data.fetching.getting import advice, ready
+from fedmpi.data.sources.pictures.decode import DecodeOptions
 from fedmpi.data.sources.pictures.folders import files_in
-from fedmpi.data.sources.pictures.held_out import Look, parted
+from fedmpi.data.sources.pictures.held_out import parted
 
 CLASSES = ("airplane", "automobile", "bird", "cat", "deer", "dog", "frog", "horse", "ship", "truck")
-LOOK = Look(32, 3, (0.4789, 0.4723, 0.4305), (0.2421, 0.2383, 0.2587))  # of the training pictures
+DECODING = DecodeOptions(32, 3, (0.4789, 0.4723, 0.4305), (0.2421, 0.2383, 0.2587))  # of the training pictures
 
 
 def cinic10(root: Path, *, download: bool = False, val: Literal["join", "leave"] = "leave") -> Dataset:
@@ -31,4 +32,4 @@ def cinic10(root: Path, *, download: bool = False, val: Literal["join", "leave"]
     train = files_in(folder / "train", CLASSES, allowed="CINIC-10's")
     if val == "join":
         train = train + files_in(folder / "valid", CLASSES, allowed="CINIC-10's")
-    return parted(train, files_in(folder / "test", CLASSES, allowed="CINIC-10's"), len(CLASSES), LOOK)
+    return parted(train, files_in(folder / "test", CLASSES, allowed="CINIC-10's"), len(CLASSES), DECODING)

@@ -10,11 +10,12 @@ from typing import Annotated, Literal
 from pydantic import Field
 
 from fedmpi.common.errors import UserError
-from fedmpi.common.text import twins
+from fedmpi.common.text import natural_order, twins
 from fedmpi.data.dataset import Dataset
 from fedmpi.data.sources.common import check_groups, checked_fraction, find, joined, tell_of_travellers
-from fedmpi.data.sources.pictures.held_out import Files, Look, check_site, held_out, parted
-from fedmpi.data.sources.pictures.table_of_files import Row, in_order, rows
+from fedmpi.data.sources.pictures.decode import Axes, DecodeOptions, Pages, PixelRange, Size
+from fedmpi.data.sources.pictures.held_out import Files, check_site, held_out, parted
+from fedmpi.data.sources.pictures.table_of_files import Row, rows
 
 Name = Annotated[str, Field(min_length=1)]
 PARTS = {  # words in a split column
@@ -36,10 +37,14 @@ def csv_images(
     split_column: Name | None = None,
     group_column: Name | None = None,
     delimiter: Annotated[str, Field(min_length=1, max_length=1)] = ",",
-    size: Annotated[int, Field(ge=1, le=4096)] | None = None,
+    size: Size | None = None,
     channels: Literal[1, 3] = 3,
     mean: tuple[float, ...] = (0.5,),
     std: tuple[Annotated[float, Field(gt=0)], ...] = (0.5,),
+    pixel_range: PixelRange | None = None,
+    pages: Pages = "refuse",
+    background: str = "white",
+    axes: Axes | None = None,
     class_names: Annotated[tuple[str, ...], Field(min_length=1)] | None = None,
     val: Literal["join", "leave"] = "join",
     test_fraction: Annotated[float, Field(ge=0, lt=1)] | None = None,
@@ -52,13 +57,17 @@ def csv_images(
     it, test_fraction (0.2) of each class of each site is its test part, the same for every seed. val: its pictures join
     the training part, or are left out. group_column: whose pictures stay together, such as patients': in the test part,
     the training part or what data.validation puts aside.
-    class_names: the classes in order, else what the column holds, sorted (numbers by size); silos need it, for a site's
-    table may lack a class. delimiter: between fields.
+    class_names: the classes in order, else those in the column, in natural order (1, 2, 10); silos need it, for a
+    site's table may lack a class. delimiter: between fields.
     size: each picture is scaled and cut at its centre to size x size; without it all must be of one size. channels: 1
-    grey, 3 colour. mean, std: of pixels in 0..1, one number or one a channel.
+    grey, 3 colour. mean, std: of pixels in 0..1, one number or one a channel. pixel_range: [low, high], which become 0
+    and 1; or file, the least and the largest value of each file; images of more than 8 bits need it. pages: of files
+    with several pages or frames; refuse; first; or channels, all of them, one page after the other. background: the
+    colour over which transparent pixels are blended (white, black, #204060). axes: HWC or CHW, of .npy files whose
+    shape allows both.
     small_sites: with one training picture, or one class; refused or kept.
     """
-    look = Look(size, channels, mean, std)
+    decoding = DecodeOptions(size, channels, mean, std, pixel_range, pages, background, axes)
     if site is not None and (site_column is None or class_names is None):
         key = "site_column" if site_column is None else "class_names"
         raise UserError(f"csv_images: data.{key} is missing; silos need it")
@@ -80,18 +89,18 @@ def csv_images(
 
     def one(mine: Sequence[Row], whose: str) -> Dataset:
         if split_column is None:
-            return held_out(files(mine), share, len(names), look, groups(mine))
+            return held_out(files(mine), share, len(names), decoding, groups(mine))
         part = [PARTS[row.values[split_column].lower()] for row in mine]
         train = [row for want in ("train", "val")[: 2 if val == "join" else 1] for row in _of(mine, part, want)]
         if not train:
             raise UserError(f"{at}: no row{whose} is of the training part ({split_column})")
         check_groups(groups(mine), [name != "test" for name in part], lambda k: mine[k].at, f"{group_column}")
-        return parted(files(train), files(_of(mine, part, "test")), len(names), look, groups(train))
+        return parted(files(train), files(_of(mine, part, "test")), len(names), decoding, groups(train))
 
     if site_column is None:
         _check(table, picture_column, label_column, names, split_column)
         return one(table, "")
-    sites = in_order([row.values[site_column] for row in table])
+    sites = natural_order([row.values[site_column] for row in table])
     twice = twins(dict.fromkeys(row.values[site_column] for row in table))
     if twice:
         first, last = (next(row.at for row in table if row.values[site_column] == name) for name in twice)
@@ -112,7 +121,7 @@ def csv_images(
 
 def _classes(table: Sequence[Row], column: str, at: Path) -> list[str]:
     """Those that the column holds; UserError for one alone, and for two that a slip tells apart."""
-    names = in_order([row.values[column] for row in table])
+    names = natural_order([row.values[column] for row in table])
     if len(names) == 1:
         what = f"the column {column!r} holds one class alone, {names[0]!r}"
         raise UserError(f"{at}: {what}; two are needed, or those that there are in data.class_names")

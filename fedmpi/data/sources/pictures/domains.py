@@ -15,8 +15,9 @@ from fedmpi.data.dataset import Dataset
 from fedmpi.data.fetching.by_hand import HOME_FOLDERS, PACS, PACS_FOLDERS
 from fedmpi.data.fetching.getting import advice
 from fedmpi.data.sources.common import by_site, find
+from fedmpi.data.sources.pictures.decode import DecodeOptions
 from fedmpi.data.sources.pictures.folders import files_in
-from fedmpi.data.sources.pictures.held_out import Files, Look, held_out, parted
+from fedmpi.data.sources.pictures.held_out import Files, held_out, parted
 
 MEAN, STD = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)  # ImageNet's
 PACS_CLASSES = ("dog", "elephant", "giraffe", "guitar", "horse", "house", "person")  # 1..7 in the authors' lists
@@ -54,15 +55,15 @@ def pacs(
     class of each site is its test part, the same for every seed; files: the authors' SITE_train_kfold.txt and
     SITE_crossval_kfold.txt (SITE_test_kfold.txt holds both). size: each picture is scaled and cut to size x size.
     """
-    look = Look(size, 3, MEAN, STD)
+    decoding = DecodeOptions(size, 3, MEAN, STD)
     folders = {name: (name,) for name in PACS}
 
     def one(name: str) -> Dataset:
         folder = _folder(root, "pacs", PACS_FOLDERS, folders, name)
         if split == "files":
             train, test = (_listed(folder, f"{name}_{part}_kfold.txt") for part in ("train", "crossval"))
-            return parted(train, test, len(PACS_CLASSES), look)
-        return held_out(files_in(folder, PACS_CLASSES, allowed="PACS's"), test_fraction, len(PACS_CLASSES), look)
+            return parted(train, test, len(PACS_CLASSES), decoding)
+        return held_out(files_in(folder, PACS_CLASSES, allowed="PACS's"), test_fraction, len(PACS_CLASSES), decoding)
 
     return by_site("pacs", list(PACS), site, one)
 
@@ -75,11 +76,13 @@ def office_home(root: Path, *, site: str | None = None, size: Size = 224, test_f
     each class of each site is its test part, the same for every seed. size: each picture is scaled and cut to size x
     size.
     """
-    look = Look(size, 3, MEAN, STD)
+    decoding = DecodeOptions(size, 3, MEAN, STD)
 
     def one(name: str) -> Dataset:
         folder = _folder(root, "office_home", HOME_FOLDERS, HOME, name)
-        return held_out(files_in(folder, HOME_CLASSES, allowed="Office-Home's"), test_fraction, len(HOME_CLASSES), look)
+        return held_out(
+            files_in(folder, HOME_CLASSES, allowed="Office-Home's"), test_fraction, len(HOME_CLASSES), decoding
+        )
 
     return by_site("office_home", list(HOME), site, one)
 

@@ -8,21 +8,18 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from fedmpi.common.errors import UserError
+from fedmpi.common.text import natural_order
 from fedmpi.data.sources.pictures.held_out import Files
 from fedmpi.data.sources.pictures.reading import is_picture
 
 
-def subfolders(folder: Path) -> list[Path]:
-    """Sorted; hidden ones (.ipynb_checkpoints), and what macOS leaves in archives, are nobody's class."""
+def classes_in(folder: Path) -> list[str]:
+    """Names of the subfolders in natural order, without hidden ones (.ipynb_checkpoints) and macOS's __MACOSX."""
     try:
-        found = (entry for entry in folder.iterdir() if entry.is_dir())
-        return sorted(entry for entry in found if not entry.name.startswith((".", "__MACOSX")))
+        names = [entry.name for entry in folder.iterdir() if entry.is_dir()]
     except OSError as error:
         raise UserError(f"{folder} cannot be read: {error.strerror}; correct its permissions") from error
-
-
-def classes_in(folder: Path) -> list[str]:
-    return [entry.name for entry in subfolders(folder)]
+    return natural_order(name for name in names if not name.startswith((".", "__MACOSX")))
 
 
 def files_in(folder: Path, names: Sequence[str], below: str = "", allowed: str = "data.class_names") -> Files:

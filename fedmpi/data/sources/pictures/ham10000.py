@@ -12,7 +12,8 @@ from fedmpi.data.dataset import Dataset
 from fedmpi.data.fetching.by_hand import HAM_FOLDERS, HAM_TABLES
 from fedmpi.data.fetching.getting import advice
 from fedmpi.data.sources.common import by_site, find
-from fedmpi.data.sources.pictures.held_out import Files, Look, held_out
+from fedmpi.data.sources.pictures.decode import DecodeOptions
+from fedmpi.data.sources.pictures.held_out import Files, held_out
 from fedmpi.data.sources.pictures.table_of_files import Row, rows
 
 CLASSES = ("akiec", "bcc", "bkl", "df", "mel", "nv", "vasc")
@@ -43,14 +44,14 @@ def ham10000(
             if row.values[column] not in allowed:
                 raise UserError(f"{row.at}: {column} is {row.values[column]!r}; allowed: {', '.join(allowed)}")
     files = {file.stem: file for file in sorted(path.parent.rglob("*.jpg")) if not file.name.startswith(".")}
-    look = Look(size, 3, (0.485, 0.456, 0.406), (0.229, 0.224, 0.225))  # ImageNet's
+    decoding = DecodeOptions(size, 3, (0.485, 0.456, 0.406), (0.229, 0.224, 0.225))  # ImageNet's
 
     def one(name: str) -> Dataset:
         mine = [row for row in table if row.values["dataset"] == name]
         if not mine:
             raise UserError(f"{path} has no row of the source {name}")
         groups = [row.values["lesion_id"] for row in mine] if lesions == "apart" else []
-        return held_out(_files(mine, files, path), test_fraction, len(CLASSES), look, groups)
+        return held_out(_files(mine, files, path), test_fraction, len(CLASSES), decoding, groups)
 
     return by_site("ham10000", SOURCES, site, one)
 

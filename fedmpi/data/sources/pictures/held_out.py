@@ -14,21 +14,7 @@ from fedmpi.common.text import count
 from fedmpi.data.dataset import Dataset
 from fedmpi.data.sources import common
 from fedmpi.data.sources.pictures import reading
-
-
-@dataclass(frozen=True)
-class Look:
-    """How pictures are read. size None: as they are; channels: 1 grey, 3 colour; mean, std: of pixels in 0..1."""
-
-    size: int | None
-    channels: int
-    mean: Sequence[float]
-    std: Sequence[float]
-
-    def __post_init__(self) -> None:
-        for name, numbers in (("mean", self.mean), ("std", self.std)):
-            if len(numbers) not in (1, self.channels):
-                raise UserError(f"data.{name} has {len(numbers)} numbers; 1 or channels={self.channels} are needed")
+from fedmpi.data.sources.pictures.decode import DecodeOptions
 
 
 @dataclass(frozen=True)
@@ -44,12 +30,12 @@ class Files:
         return Files([*self.paths, *more.paths], [*self.labels, *more.labels], rows)
 
 
-def parted(train: Files, test: Files, classes: int, look: Look, groups: Sequence[str] = ()) -> Dataset:
+def parted(train: Files, test: Files, classes: int, options: DecodeOptions, groups: Sequence[str] = ()) -> Dataset:
     """A data set whose test part is given. groups: of the training files."""
     both = train + test
-    images = reading.read(both.paths, look.channels, look.size, both.rows)
+    images = reading.read(both.paths, options, both.rows)
     y, n = torch.tensor(both.labels), len(train.paths)
-    found = common.pictures((images[:n], y[:n]), (images[n:], y[n:]), classes, look.mean, look.std, look.channels)
+    found = common.pictures((images[:n], y[:n]), (images[n:], y[n:]), classes, options.mean, options.std)
     return replace(found, group=common.numbered(groups))
 
 
@@ -63,7 +49,9 @@ def check_site(data: Dataset, name: str, at: str, classes: Sequence[str], small:
     raise UserError(f"{at}: site {name!r}, which begins there, has {has}; say data.small_sites: keep, or leave it out")
 
 
-def held_out(files: Files, fraction: float, classes: int, look: Look, groups: Sequence[str] = ()) -> Dataset:
+def held_out(
+    files: Files, fraction: float, classes: int, options: DecodeOptions, groups: Sequence[str] = ()
+) -> Dataset:
     """A data set with `fraction` of each class as test part, the same for every seed.
 
     groups: what must not be parted, such as the lesion of each picture.
@@ -71,8 +59,8 @@ def held_out(files: Files, fraction: float, classes: int, look: Look, groups: Se
     labels = np.array(files.labels)
     held = np.zeros(len(labels), dtype=bool)
     held[common.holdout(labels, fraction, groups)[1]] = True
-    images = reading.read(files.paths, look.channels, look.size, files.rows)
+    images = reading.read(files.paths, options, files.rows)
     y = torch.from_numpy(labels)
     parts = [(images[rows], y[torch.from_numpy(rows)]) for rows in (~held, held)]
-    found = common.pictures(parts[0], parts[1], classes, look.mean, look.std, look.channels)
+    found = common.pictures(parts[0], parts[1], classes, options.mean, options.std)
     return replace(found, group=common.numbered([g for g, out in zip(groups, held, strict=False) if not out]))

@@ -10,10 +10,12 @@ from typing import Annotated, Literal
 from pydantic import Field
 
 from fedmpi.common.errors import MissingDataError, UserError
+from fedmpi.common.text import natural_order
 from fedmpi.data.dataset import Dataset
 from fedmpi.data.sources.common import checked_fraction, joined
+from fedmpi.data.sources.pictures.decode import Axes, DecodeOptions, Pages, PixelRange, Size
 from fedmpi.data.sources.pictures.folders import classes_in, files_in
-from fedmpi.data.sources.pictures.held_out import Look, check_site, held_out, parted
+from fedmpi.data.sources.pictures.held_out import check_site, held_out, parted
 
 VALIDATION, TEST = ("val", "valid", "validation"), ("test", "testing")
 PARTS = ("train", "training", *VALIDATION, *TEST)  # no classes
@@ -25,10 +27,14 @@ def image_folder(
     site: str | None = None,
     path: str = ".",
     sites: bool = False,
-    size: Annotated[int, Field(ge=1, le=4096)] | None = None,
+    size: Size | None = None,
     channels: Literal[1, 3] = 3,
     mean: tuple[float, ...] = (0.5,),
     std: tuple[Annotated[float, Field(gt=0)], ...] = (0.5,),
+    pixel_range: PixelRange | None = None,
+    pages: Pages = "refuse",
+    background: str = "white",
+    axes: Axes | None = None,
     class_names: Annotated[tuple[str, ...], Field(min_length=1)] | None = None,
     val: Literal["join", "leave"] = "join",
     test_fraction: Annotated[float, Field(ge=0, lt=1)] | None = None,
@@ -37,14 +43,18 @@ def image_folder(
     """Pictures root/path/CLASS/*, or root/path/train/CLASS/* and test/CLASS/*; with sites, root/path/SITE of that form.
 
     sites: each folder of root/path is a site, for `scheme: site`; a silo is such a folder. class_names: the classes in
-    order, else the folders' names sorted; silos need it, for a site may lack a class and would number the others
-    differently. val: pictures in val/ beside train/ join the training part, or are left out. Without test/,
-    test_fraction (0.2) of each class (of each site) is the test part, the same for every seed.
+    order, else the folders' names in natural order (1, 2, 10); silos need it, for a site may lack a class and would
+    number the others differently. val: pictures in val/ beside train/ join the training part, or are left out. Without
+    test/, test_fraction (0.2) of each class (of each site) is the test part, the same for every seed.
     size: each picture is scaled and cut at its centre to size x size; without it all must be of one size. channels: 1
-    grey, 3 colour. mean, std: of pixels in 0..1, one number or one a channel.
+    grey, 3 colour. mean, std: of pixels in 0..1, one number or one a channel. pixel_range: [low, high], which become 0
+    and 1; or file, the least and the largest value of each file; images of more than 8 bits need it. pages: of files
+    with several pages or frames; refuse; first; or channels, all of them, one page after the other. background: the
+    colour over which transparent pixels are blended (white, black, #204060). axes: HWC or CHW, of .npy files whose
+    shape allows both.
     small_sites: with one training picture, or one class; refused or kept.
     """
-    look = Look(size, channels, mean, std)
+    decoding = DecodeOptions(size, channels, mean, std, pixel_range, pages, background, axes)
     given = class_names or ()
     odd = [name for k, name in enumerate(given) if name in given[:k] or Path(name).name != name]
     if odd:
@@ -69,14 +79,16 @@ def image_folder(
         )
     if not homes:
         raise UserError(f"image_folder: {folder} holds no folder of a site (data.sites)")
-    names = class_names or sorted({name for home in homes for name in classes_in(_training(home, root))})
-    found = [_one(home, names, look, val, test_fraction, root) for home in homes]
+    names = class_names or natural_order(name for home in homes for name in classes_in(_training(home, root)))
+    found = [_one(home, names, decoding, val, test_fraction, root) for home in homes]
     if sites or site is not None:
         found = [check_site(d, home.name, str(home), names, small_sites) for d, home in zip(found, homes, strict=True)]
     return joined(found, [home.name for home in homes]) if sites and site is None else found[0]
 
 
-def _one(home: Path, names: Sequence[str], look: Look, val: str, test_fraction: float | None, root: Path) -> Dataset:
+def _one(
+    home: Path, names: Sequence[str], decoding: DecodeOptions, val: str, test_fraction: float | None, root: Path
+) -> Dataset:
     folder = _training(home, root)
     train = files_in(folder, names)
     if not any(file.parent.parent == folder for file in train.paths):
@@ -91,8 +103,8 @@ def _one(home: Path, names: Sequence[str], look: Look, val: str, test_fraction: 
     test = next((name for name in beside if name.lower() in TEST), None)
     if test is not None:
         checked_fraction(test_fraction, f"{home / test}")
-        return parted(train, files_in(home / test, names), len(names), look)
-    return held_out(train, checked_fraction(test_fraction), len(names), look)
+        return parted(train, files_in(home / test, names), len(names), decoding)
+    return held_out(train, checked_fraction(test_fraction), len(names), decoding)
 
 
 def _training(home: Path, root: Path) -> Path:

@@ -1,22 +1,23 @@
-"""Picture files become one array, by several threads: decoders leave Python's lock. Or they stay files."""
+"""Images become one array, by several threads: decoders leave Python's lock. Or they stay files."""
 
 from __future__ import annotations
 
 import os
+import warnings
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from itertools import pairwise
 from pathlib import Path
 
 import numpy as np
-from PIL import Image, ImageOps
+from PIL import Image
 
 from fedmpi.common.errors import UserError
+from fedmpi.data.sources.pictures.decode import DecodeOptions, OptionNeededError, decode, probe
 from fedmpi.data.streaming import wanted
 from fedmpi.data.streaming.decoded import Decoded
 from fedmpi.data.streaming.stream import Stream
 
-MODES = {1: "L", 3: "RGB"}
 MOST_THREADS = 8
 BLOCK = 256  # pictures that a thread takes at once
 
@@ -26,50 +27,90 @@ def is_picture(file: Path) -> bool:
     return file.suffix.lower() in Image.registered_extensions() and not file.name.startswith(".")
 
 
-def read(files: Sequence[Path], channels: int, size: int | None, rows: Sequence[str] = ()) -> np.ndarray | Stream:
-    """(n, channels, H, W) uint8, in the order of the files; channels: 1 grey, 3 colour. A .npy is (H, W) or (H, W, 3)
-    numbers 0..255. Where `data.stream` says so they stay files, of which each is opened here and decoded when it is
-    asked for.
+def read(files: Sequence[Path | bytes], options: DecodeOptions, rows: Sequence[str] = ()) -> np.ndarray | Stream:
+    """Decode images, as all sources of images do. Transparent pixels are warned of.
 
-    size: each is scaled and cut at its centre to size x size; None: they are taken as they are, all of one size.
-    rows: where each file is named, for messages.
-    Raises UserError with the first file that cannot be read, or is of another size.
+    Where `data.stream` says so files stay files: each is opened here, and decoded when it is asked for.
+
+    Args:
+        files: images, .npy files (see `decode`), or the bytes of images.
+        options: how each is decoded.
+        rows: where each is named ("a.csv, line 7"), for messages; "" if nowhere. Bytes need it, for they have no name.
+
+    Returns:
+        (n, C, H, W) in the order of the files: uint8, or with `options.pixel_range` float32 in 0..1.
+
+    Raises:
+        UserError: with the first image that cannot be read, or is of another shape than the first one.
     """
-    first = _picture(files[0], channels, size, _row(rows, 0))
+    first, blended = _decode(files, 0, options, rows)
+    options.check_channels(len(first))
 
     def fits(k: int, shape: tuple[int, ...]) -> None:
+        if shape[0] != first.shape[0]:
+            said = f"has {shape[0]} channels in all its pages, {_name(files, 0, ())} has {first.shape[0]}"
+            raise UserError(f"{_name(files, k, rows)} {said}: all pictures must have as many")
         if shape != first.shape:
-            raise UserError(
-                f"{_row(rows, k)}{files[k]} is {_look(shape)}, {files[0]} is {_look(first.shape)}: give data.size, to "
-                "which all pictures are scaled and cut"
-            )
+            said = f"is {_width_height(shape)}, {_name(files, 0, ())} is {_width_height(first.shape)}"
+            raise UserError(f"{_name(files, k, rows)} {said}: give data.size, to which all pictures are scaled and cut")
 
     def one(k: int) -> np.ndarray:
-        image = _picture(files[k], channels, size, _row(rows, k))
+        nonlocal blended
+        image, transparent = _decode(files, k, options, rows)
+        if transparent:  # several threads come here: none may write what it read before another one's True
+            blended = True
         fits(k, image.shape)
         return image
 
     def opened(k: int) -> None:
-        width, height = _opened(files[k], _row(rows, k))
-        if size is None:
-            fits(k, (channels, height, width))
+        try:
+            shape, may_be_transparent = probe(paths[k], options)
+        except Exception as error:  # as in _decode
+            raise _unreadable(files, k, rows, error) from error
+        fits(k, shape)
+        if may_be_transparent:
+            one(k)
 
-    if wanted(len(files) * first.size):
+    paths = [file for file in files if isinstance(file, Path)]
+    if len(paths) == len(files) and wanted(len(files) * first.nbytes):
         _by_threads(opened, len(files))
-        return Stream(Decoded(files, one, first.shape))
+        _tell_of_transparency(blended, options)
+        return Stream(Decoded(paths, one, first.shape, first.dtype))
     try:
-        images = np.empty((len(files), *first.shape), np.uint8)
+        images = np.empty((len(files), *first.shape), first.dtype)
     except MemoryError as error:
-        need = f"{len(files):,} pictures of {first.shape[1]}x{first.shape[2]}, {len(files) * first.size / 1e9:.0f} GB"
+        gigabytes = f"{len(files) * first.nbytes / 1e9:.0f} GB"
+        need = f"{len(files):,} pictures of {first.shape[1]}x{first.shape[2]}, {gigabytes}"
         raise UserError(
-            f"{files[0].parent}: there is no memory for {need}; lower data.size, or set data.stream=true"
+            f"{_name(files, 0, ())}: there is no memory for {need}; lower data.size, or set data.stream=true"
         ) from error
 
     def put(k: int) -> None:
         images[k] = one(k)
 
     _by_threads(put, len(files))
+    _tell_of_transparency(blended, options)
     return images
+
+
+def _decode(
+    files: Sequence[Path | bytes], k: int, options: DecodeOptions, rows: Sequence[str]
+) -> tuple[np.ndarray, bool]:
+    """The pixels of file k, and whether transparent ones were blended. Raises UserError, with the file."""
+    try:
+        return decode(files[k], options)
+    except Exception as error:  # what a damaged file makes of a decoder is not to be foreseen
+        raise _unreadable(files, k, rows, error) from error
+
+
+def _tell_of_transparency(blended: bool, options: DecodeOptions) -> None:
+    """Warn; the text is the same for all files, so that it is shown once however many sites are read in turn."""
+    if blended:
+        warnings.warn(
+            f"data: pictures with transparent pixels are blended over {options.background}; data.background names "
+            "another colour",
+            stacklevel=1,
+        )
 
 
 def _by_threads(do: Callable[[int], None], many: int) -> None:
@@ -91,52 +132,21 @@ def _by_threads(do: Callable[[int], None], many: int) -> None:
             raise
 
 
-def _opened(file: Path, row: str) -> tuple[int, int]:
-    """(width, height) of a picture, of which only the header is read."""
-    try:
-        with _array(file) if file.suffix == ".npy" else Image.open(file) as image:
-            _check_mode(image)
-            return image.size
-    except Exception as error:  # as in _picture
-        raise _unreadable(file, row, error) from error
-
-
-def _check_mode(image: Image.Image) -> None:
-    if image.mode[0] in "IF":  # 16 or 32 bits: PIL would cut them off at 255
-        raise ValueError(f"its pixels are of mode {image.mode}, not of 8 bits")
-
-
-def _picture(file: Path, channels: int, size: int | None, row: str) -> np.ndarray:
-    try:
-        with _array(file) if file.suffix == ".npy" else Image.open(file) as image:
-            _check_mode(image)
-            shown = image.convert(MODES[channels])
-            pixel = np.asarray(shown if size is None else ImageOps.fit(shown, (size, size), Image.Resampling.BILINEAR))
-    except Exception as error:  # what a damaged file makes of a decoder is not to be foreseen
-        raise _unreadable(file, row, error) from error
-    return pixel[None] if channels == 1 else pixel.transpose(2, 0, 1)
-
-
-def _unreadable(file: Path, row: str, error: Exception) -> UserError:
+def _unreadable(files: Sequence[Path | bytes], k: int, rows: Sequence[str], error: Exception) -> UserError:
+    row = f"{rows[k]}: " if rows and rows[k] else ""
     if isinstance(error, FileNotFoundError):
         where = "; correct the row, or data.root, below which it is looked for" if row else ""
-        return UserError(f"{row}there is no picture {file}{where}")
-    return UserError(f"{row}{file} cannot be read as a picture: {error}; mend or remove it")
+        return UserError(f"{row}there is no picture {files[k]!s}{where}")
+    remedy = "" if isinstance(error, OptionNeededError) else "; mend or remove it"
+    return UserError(f"{_name(files, k, rows)} cannot be read as a picture: {error}{remedy}")
 
 
-def _array(file: Path) -> Image.Image:
-    array = np.load(file, allow_pickle=False)
-    array = array[..., :3] if array.ndim == 3 else array
-    if array.dtype.kind not in "uif" or array.ndim not in (2, 3) or array.shape[2:] not in ((), (3,)):
-        raise ValueError(f"it is {array.dtype} of shape {array.shape}; (H, W) or (H, W, 3) numbers are needed")
-    if not (array.min() >= 0 and array.max() <= 255) or (array.max() <= 1 and (array % 1).any()):
-        raise ValueError(f"it holds {array.min()}..{array.max()}; pixels are 0..255")
-    return Image.fromarray(array.astype(np.uint8))
+def _name(files: Sequence[Path | bytes], k: int, rows: Sequence[str]) -> str:
+    row = rows[k] if rows else ""
+    if isinstance(files[k], bytes):
+        return row or f"picture {k}"
+    return f"{row}: {files[k]!s}" if row else str(files[k])
 
 
-def _row(rows: Sequence[str], k: int) -> str:
-    return f"{rows[k]}: " if rows and rows[k] else ""
-
-
-def _look(shape: tuple[int, ...]) -> str:
+def _width_height(shape: tuple[int, ...]) -> str:
     return f"{shape[2]}x{shape[1]}"  # as PIL and cameras say it: width first

@@ -15,9 +15,9 @@ from fedmpi.common.text import show
 from fedmpi.data.dataset import Dataset
 from fedmpi.data.fetching.by_hand import COVID_SITES
 from fedmpi.data.fetching.getting import advice
-from fedmpi.data.sources.common import find, pictures
-from fedmpi.data.sources.pictures.held_out import Files, Look
-from fedmpi.data.sources.pictures.reading import read
+from fedmpi.data.sources.common import find
+from fedmpi.data.sources.pictures.decode import DecodeOptions
+from fedmpi.data.sources.pictures.held_out import Files, parted
 
 Size = Annotated[int, Field(ge=1, le=4096)]
 
@@ -37,8 +37,8 @@ def retina(
     split: which of the three ways of dividing the pictures.
     """
     sites = tuple(f"client_{k}" for k in range(1, 6))
-    look = Look(size, 3, (0.5007, 0.5010, 0.5019), (0.0342, 0.0535, 0.0484))
-    return _open(root, "retina", "Retina", f"5_clients/{split}", sites, site, 2, look)
+    decoding = DecodeOptions(size, 3, (0.5007, 0.5010, 0.5019), (0.0342, 0.0535, 0.0484))
+    return _open(root, "retina", "Retina", f"5_clients/{split}", sites, site, 2, decoding)
 
 
 def covid_fl(root: Path, *, site: str | None = None, size: Size = 224) -> Dataset:
@@ -48,12 +48,19 @@ def covid_fl(root: Path, *, site: str | None = None, size: Size = 224) -> Datase
     train/NAME, test/NAME. Sites: bimcv, cohen, eurorad, gz, ml-workgroup, ricord_c, rsna-0 ... rsna-4, sirm. The test
     part is common to all, in silo mode too. size: each picture is scaled and cut to size x size.
     """
-    look = Look(size, 3, (0.485, 0.456, 0.406), (0.229, 0.224, 0.225))  # ImageNet's
-    return _open(root, "covid_fl", "COVID-FL", "12_clients/split_real", COVID_SITES, site, 3, look)
+    decoding = DecodeOptions(size, 3, (0.485, 0.456, 0.406), (0.229, 0.224, 0.225))  # ImageNet's
+    return _open(root, "covid_fl", "COVID-FL", "12_clients/split_real", COVID_SITES, site, 3, decoding)
 
 
 def _open(
-    root: Path, what: str, home: str, split: str, sites: tuple[str, ...], site: str | None, classes: int, look: Look
+    root: Path,
+    what: str,
+    home: str,
+    split: str,
+    sites: tuple[str, ...],
+    site: str | None,
+    classes: int,
+    decoding: DecodeOptions,
 ) -> Dataset:
     if site is not None and site not in sites:
         raise UserError(f"{what}: there is no site {site!r}; allowed: {', '.join(sites)}")
@@ -63,12 +70,10 @@ def _open(
     lists = [find(root, (f"{home}/{split}/{name}.csv",), what, remedy) for name in mine]
     parts = [_named(path, root / home / "train", labels) for path in lists]
     test = _named(find(root, (f"{home}/test.csv",), what, remedy), root / home / "test", labels)
-    both = Files([], [])
-    for part in (*parts, test):
-        both = both + part
-    images = read(both.paths, 3, look.size, both.rows)
-    y, n = torch.tensor(both.labels), len(both.labels) - len(test.labels)
-    whole = pictures((images[:n], y[:n]), (images[n:], y[n:]), classes, look.mean, look.std, 3)
+    train = Files([], [])
+    for part in parts:
+        train = train + part
+    whole = parted(train, test, classes, decoding)
     if site is not None:
         return whole
     owner = torch.repeat_interleave(torch.tensor([len(part.labels) for part in parts]))

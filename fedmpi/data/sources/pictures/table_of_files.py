@@ -50,14 +50,6 @@ def rows(path: Path, columns: Sequence[str], delimiter: str = ",", options: Sequ
     return found
 
 
-def in_order(names: Sequence[str]) -> list[str]:
-    """Each name once, sorted; numbers by size, so that 10 comes behind 9."""
-    once = set(names)
-    if all(name.isascii() and name.isdigit() for name in once):
-        return sorted(once, key=lambda name: (int(name), name))
-    return sorted(once)
-
-
 def _check_header(
     path: Path, header: list[str], columns: Sequence[str], delimiter: str, options: Sequence[str]
 ) -> None:

@@ -9,10 +9,11 @@ from fedmpi.common.text import show
 from fedmpi.data.dataset import Dataset
 from fedmpi.data.fetching.getting import advice, ready
 from fedmpi.data.sources.common import find
+from fedmpi.data.sources.pictures.decode import DecodeOptions
 from fedmpi.data.sources.pictures.folders import files_in
-from fedmpi.data.sources.pictures.held_out import Files, Look, parted
+from fedmpi.data.sources.pictures.held_out import Files, parted
 
-LOOK = Look(64, 3, (0.485, 0.456, 0.406), (0.229, 0.224, 0.225))  # ImageNet's
+DECODING = DecodeOptions(64, 3, (0.485, 0.456, 0.406), (0.229, 0.224, 0.225))  # ImageNet's
 
 
 def tiny_imagenet(root: Path, *, download: bool = False) -> Dataset:
@@ -28,7 +29,7 @@ def tiny_imagenet(root: Path, *, download: bool = False) -> Dataset:
     names.sort()
     notes = find(root, ("tiny-imagenet-200/val/val_annotations.txt",), "tiny_imagenet", remedy)
     train = files_in(folder / "train", names, "images", "wnids.txt")
-    return parted(train, _annotated(notes, names, remedy), len(names), LOOK)
+    return parted(train, _annotated(notes, names, remedy), len(names), DECODING)
 
 
 def _annotated(notes: Path, names: list[str], remedy: str) -> Files:

@@ -7,11 +7,12 @@ import re
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
 from fedmpi.common.errors import UserError
-from fedmpi.common.text import brief, nearest, show
+from fedmpi.common.text import brief, natural_order, nearest, show
 from fedmpi.data.sources.tables.arrow import parquet
 
 GAPS = {
@@ -152,9 +153,8 @@ def is_number(cell: str) -> bool:
 
 
 def ordered(words: Sequence[str]) -> list[str]:
-    """Each word once, by size where all are numbers, else by letters."""
-    found = sorted({*words} - {""})
-    return sorted(found, key=float) if all(map(is_number, found)) else found
+    """Each word once, in natural order, without the empty one."""
+    return natural_order({*words} - {""})
 
 
 def no_office(path: Path) -> None:
@@ -175,6 +175,33 @@ def read(path: Path, delimiter: str, decimal: str = ".") -> Table:
     if not len(table):
         raise UserError(f"{path} holds no row below its header")
     return table
+
+
+def in_memory(rows: Any) -> Table:
+    """The table of a DataFrame, of a mapping of names to columns, or of a list of mappings, one a row."""
+    if isinstance(rows, list):
+        if not all(isinstance(row, Mapping) for row in rows):
+            raise UserError("rows: of a list each entry is one row, a dictionary: {column: value}")
+        rows = {name: [row.get(name) for row in rows] for name in dict.fromkeys(name for row in rows for name in row)}
+    names = list(getattr(rows, "columns", rows))
+    columns = {str(name): _cells(rows[name], str(name)) for name in names}
+    lengths = {name: len(cells) for name, cells in columns.items()}
+    if len({*lengths.values()}) != 1 or 0 in lengths.values():
+        said = ", ".join(f"{name} {n}" for name, n in lengths.items()) or "no column"
+        raise UserError(f"rows: columns of one length are needed, and at least one row; found {said}")
+    return Table(Path("rows"), columns, np.arange(next(iter(lengths.values()))), "row")
+
+
+def _cells(values: Any, name: str) -> np.ndarray:
+    """(n,) float64, or text as a file would hold it, "" for None and NaN."""
+    found = np.asarray(values)
+    if found.ndim != 1:
+        raise UserError(f"rows: column {name!r} has the shape {found.shape}; one value a row is needed")
+    if found.dtype.kind in "biuf":
+        return found.astype(np.float64)
+    cells = np.empty(len(found), dtype=object)
+    cells[:] = ["" if cell is None or cell != cell else str(cell) for cell in found.tolist()]
+    return cells
 
 
 def _csv(path: Path, delimiter: str, decimal: str) -> Table:

@@ -55,13 +55,13 @@ def without_gaps(
     return left
 
 
-def tell_empty(
-    rows: Table, name: str, empty: np.ndarray, owner: np.ndarray, names: Sequence[str], train: np.ndarray
-) -> None:
-    """A column of which a site has no value is a constant there: nothing is learned from it, and it looks like data."""
-    lost = [k for k in np.unique(owner) if (train & (owner == k)).any() and empty[train & (owner == k)].all()]
-    if lost:
-        whose = f"of {', '.join(names[k] for k in lost)}" if names else "of the table"
+def tell_empty(rows: Table, name: str, sites: Sequence[str]) -> None:
+    """A column of which a site has no value is a constant there: nothing is learned from it, and it looks like data.
+
+    sites: the names of such sites; "" is the whole table.
+    """
+    if sites:
+        whose = "of the table" if "" in sites else f"of {', '.join(sites)}"
         warnings.warn(
             f"{rows.path}: column {name!r} has no value in any training row {whose}; it is 0 there", stacklevel=2
         )

@@ -17,9 +17,9 @@ from fedmpi.common.errors import UserError
 from fedmpi.common.text import count, twins
 from fedmpi.data.dataset import Dataset
 from fedmpi.data.sources.common import check_groups, checked_fraction, find, holdout, numbered, tell_of_travellers
-from fedmpi.data.sources.tables import prepare
 from fedmpi.data.sources.tables.files import Table, ordered, read, spelling
 from fedmpi.data.sources.tables.missing import tell_empty, without_gaps
+from fedmpi.data.sources.tables.preparation import Column, Fit, TablePreparation, fitted
 from fedmpi.data.sources.tables.sites import check_sites
 from fedmpi.data.sources.tables.targets import Target, targets
 
@@ -115,7 +115,17 @@ def table(
     train = _parts(rows, split_column, group_column, owner, aim, test_fraction)
     keep, owner, names = check_sites(rows, aim, owner, names, train, small_sites, site is not None)
     rows, aim, train = rows.keep(keep), aim.keep(keep), train[keep]
-    found = _dataset(rows, aim, owner, names, train, options)
+    plain = TablePreparation(
+        columns=_columns(rows, options, train),
+        sites=dict.fromkeys(names or [""], Fit((), None)),
+        labels=tuple(named["label_column"]),
+        class_names=aim.names,
+        missing=missing,
+        site_column=site_column,
+        delimiter=delimiter,
+        decimal=decimal,
+    )
+    found = _dataset(rows, aim, owner, names, train, plain, options)
     return replace(found, group=numbered(_groups(rows, group_column)[train])) if group_column else found
 
 
@@ -216,63 +226,59 @@ def _parts(
 
 
 def _dataset(
-    rows: Table, aim: Target, owner: np.ndarray, names: Sequence[str], train: np.ndarray, options: Options
+    rows: Table,
+    aim: Target,
+    owner: np.ndarray,
+    names: Sequence[str],
+    train: np.ndarray,
+    plain: TablePreparation,
+    options: Options,
 ) -> Dataset:
     """Features prepared and put together; rows in the order of the file."""
-    blocks, meaning, numeric = [], [], []
-    for name in options.features or ():
-        if name in options.categorical:
-            words = rows.words(name, "categorical")
-            words = prepare.filled_words(words, owner, train) if options.missing == "impute" else words
-            tell_empty(rows, name, words == "", owner, names, train)
-            values = _seen(rows, name, words, options.categorical[name], train)
-            blocks.append(prepare.one_hot(words, values))
-            meaning += [f"{name}={value}" for value in values]
-            numeric += [False] * len(values)
-        else:
-            x = prepare.filled(rows.numbers(name, "features"), owner, train)
-            if options.standardise != "none":  # else it is refused below
-                tell_empty(rows, name, np.isnan(x), owner, names, train)
-            blocks.append(x[:, None])
-            meaning.append(name)
-            numeric.append(True)
-    if not meaning:
+    if not plain.columns:
         raise UserError(f"{rows.path}: no column is left to learn from; correct data.features or data.drop")
-    x, columns, everyone = np.concatenate(blocks, axis=1), np.array(numeric), np.zeros_like(owner)
-
-    def scaled(how: str) -> torch.Tensor:
-        out = x.copy()
-        if how != "none":
-            groups = owner if how == "site" else everyone
-            out[:, columns] = prepare.standardised(x[:, columns], groups, train)
-        return torch.from_numpy(out).float()
-
+    pooled = options.global_test == "pooled" and options.standardise == "site"
+    made = fitted(plain, rows, owner, train, options.standardise, pooled)
+    if options.missing == "impute":
+        _tell_empty(rows, made, names or [""], options.standardise)
+    by = owner if len(made.sites) > 1 else np.zeros_like(owner)
+    x = made.filled(rows, by)
     if options.standardise == "none" and np.isnan(x).any():
         row, column = np.argwhere(np.isnan(x))[0]
         whose = f"site {names[owner[row]]}" if names else "the table"
         raise UserError(
-            f"{rows.at(row)}: column {meaning[column]!r} is empty, and in all of the training rows of {whose}; put it "
-            "into data.drop, or let data.standardise make it 0"
+            f"{rows.at(row)}: column {made.meaning[column]!r} is empty, and in all of the training rows of {whose}; "
+            "put it into data.drop, or let data.standardise make it 0"
         )
-    by, site = scaled(options.standardise), torch.from_numpy(owner) if names else None
+    inputs, site = made.standardised(x, by), torch.from_numpy(owner) if names else None
     first, last = torch.from_numpy(train), torch.from_numpy(~train)
-    pooled = options.global_test == "pooled" and options.standardise == "site"
     return Dataset(
-        *(by[first], aim.y[first], by[last], aim.y[last], len(aim.names) or aim.outputs),
+        *(inputs[first], aim.y[first], inputs[last], aim.y[last], len(aim.names) or aim.outputs),
         site=None if site is None else site[first],
         test_site=None if site is None else site[last],
         site_names=tuple(names),
-        global_x=scaled("pooled")[last] if pooled else None,
-        meaning=(*meaning, "->", *aim.names),
+        global_x=made.standardised(x, by, pooled=True)[last] if pooled else None,
+        meaning=(*made.meaning, "->", *aim.names),
+        preparation=made,
     )
 
 
-def _seen(rows: Table, name: str, words: np.ndarray, given: list[str] | None, train: np.ndarray) -> list[str]:
-    """The values of a categorical column: those given, else those in the training part."""
-    if given is None:
-        return ordered(list(words[train]))
-    for row, word in enumerate(words):
-        if word and word not in given:
-            said = f"column {name!r} holds {word!r}, which is none of data.categorical.{name}"
-            raise UserError(f"{rows.at(row)}: {said}: {', '.join(given)}")
-    return given
+def _columns(rows: Table, options: Options, train: np.ndarray) -> tuple[Column, ...]:
+    """The columns to learn from; a categorical one with the values given, else those in the training part."""
+    found = []
+    for name in options.features or ():
+        if name not in options.categorical:
+            found.append(Column(name))
+            continue
+        given = options.categorical[name]
+        values = ordered(list(rows.words(name, "categorical")[train])) if given is None else given
+        found.append(Column(name, tuple(values), closed=given is not None))
+    return tuple(found)
+
+
+def _tell_empty(rows: Table, made: TablePreparation, names: Sequence[str], standardise: str) -> None:
+    """Tell of columns that have no value at a site. Of numbers that are not standardised that is refused."""
+    fits = [made.sites.get(name) or made.sites[""] for name in names]
+    for at, column in enumerate(made.columns):
+        if column.values is not None or standardise != "none":
+            tell_empty(rows, column.name, [name for name, fit in zip(names, fits, strict=True) if fit.fill[at] is None])

@@ -5,17 +5,19 @@ from __future__ import annotations
 import json
 import os
 import warnings
+from dataclasses import replace
 from pathlib import Path
 from typing import Annotated, Any
 
 from pydantic import Field
 
 from fedmpi.common.errors import UserError
-from fedmpi.common.text import brief, nearest, show, twins
+from fedmpi.common.text import brief, natural_order, nearest, show, twins
 from fedmpi.data.dataset import Dataset
 from fedmpi.data.sources.common import find
 from fedmpi.data.sources.tables.files import read
-from fedmpi.data.sources.texts.windows import Text, windows
+from fedmpi.data.sources.texts.preparation import Text, for_columns
+from fedmpi.data.sources.texts.windows import windows
 
 
 def text(
@@ -47,21 +49,26 @@ def text(
     if path is None:
         raise UserError("text: data.path is missing; it names a file, or a folder of *.txt, relative to data.root")
     folder = root / path
-    if os.path.isdir(folder):
-        texts = {file.stem: Text(_content(file), str(file)) for file in _files(folder)}
-    else:
-        at = find(root, (path,), "text", "correct data.root or data.path")
-        keys = author_column, text_column
-        ending = at.suffix.lower()
-        if ending == ".txt":
-            raise UserError(
-                f"{at} is one author's text; data.path names the folder, or a table with a row for each text"
-            )
-        if ending == ".json":
-            raise UserError(f"{at} is not read as a whole; write it as .jsonl, one object a line")
-        lines = ending in (".jsonl", ".ndjson")
-        texts = _joined(_json_rows(at, *keys) if lines else _table_rows(at, *keys, delimiter))
-    return windows(texts, context, test_fraction, min_chars, alphabet)
+    at = folder if os.path.isdir(folder) else find(root, (path,), "text", "correct data.root or data.path")
+    if at.is_file() and at.suffix.lower() == ".txt":
+        raise UserError(f"{at} is one author's text; data.path names the folder, or a table with a row for each text")
+    texts = texts_of(at, author_column, text_column, delimiter)
+    texts = {author: texts[author] for author in natural_order(texts)}
+    found = windows(texts, context, test_fraction, min_chars, alphabet)
+    return replace(found, preparation=for_columns(found.preparation, author_column, text_column, delimiter))
+
+
+def texts_of(at: Path, author_column: str, text_column: str, delimiter: str) -> dict[str, Text]:
+    """The text of each author in a file, or in a folder of .txt files."""
+    if at.is_dir():
+        return {file.stem: Text(_content(file), str(file)) for file in _files(at)}
+    ending, keys = at.suffix.lower(), (author_column, text_column)
+    if ending == ".txt":
+        return {at.stem: Text(_content(at), str(at))}
+    if ending == ".json":
+        raise UserError(f"{at} is not read as a whole; write it as .jsonl, one object a line")
+    lines = ending in (".jsonl", ".ndjson")
+    return _joined(_json_rows(at, *keys) if lines else _table_rows(at, *keys, delimiter))
 
 
 def _files(folder: Path) -> list[Path]:
@@ -110,7 +117,7 @@ def _joined(rows: list[tuple[str, str, str]]) -> dict[str, Text]:
     if twice:
         who = " and ".join(f"{name!r} ({first[name]})" for name in twice)
         warnings.warn(f"data: {who} are two authors; are they one?", stacklevel=3)
-    return {who: Text("\n".join(pieces[who]), first[who]) for who in sorted(pieces)}
+    return {who: Text("\n".join(pieces[who]), first[who]) for who in pieces}
 
 
 def _table_rows(at: Path, author: str, column: str, delimiter: str) -> list[tuple[str, str, str]]:

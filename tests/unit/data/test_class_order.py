@@ -1,0 +1,95 @@
+"""One order of classes and sites in all sources: numbers by value, also inside words."""
+
+import json
+
+import numpy as np
+import pytest
+import torch
+from PIL import Image
+
+from fedmpi.common.text import natural_order
+from fedmpi.data.sources.pictures.csv_images import csv_images
+from fedmpi.data.sources.pictures.image_folder import image_folder
+from fedmpi.data.sources.tables.table import table
+from fedmpi.data.sources.texts.text import text
+
+
+@pytest.mark.parametrize(
+    ("names", "expected"),
+    [
+        (map(str, range(12, 0, -1)), [str(k) for k in range(1, 13)]),
+        (["10", "9.5", "-3", "1e1", "+2"], ["-3", "+2", "9.5", "10", "1e1"]),
+        (["grade 10", "grade 9", "Grade 10"], ["Grade 10", "grade 9", "grade 10"]),
+        (["none", "10", "2"], ["2", "10", "none"]),  # one more class moves no other one
+        (["007", "7", "07", "6"], ["6", "007", "07", "7"]),
+        (["a2b10", "a2b9", "a10"], ["a2b9", "a2b10", "a10"]),
+        (["nan", "inf", "1_0", "1"], ["1", "1_0", "inf", "nan"]),
+        (["x" + "9" * 5000, "x1"], ["x1", "x" + "9" * 5000]),  # more digits than int() reads
+        (["b", "a", "b", ""], ["", "a", "b"]),
+    ],
+)
+def test_natural_order(names, expected):
+    assert natural_order(names) == expected
+
+
+NAMES = [str(k) for k in range(1, 11)]  # as text 1, 10, 2, ...
+
+
+@pytest.fixture
+def folder(tmp_path):
+    """Two pictures of each class, whose grey is ten times the number of the class: 10, ..., 100."""
+    rows = []
+    for name in NAMES:
+        (tmp_path / "images" / name).mkdir(parents=True)
+        for k in range(2):
+            Image.new("L", (4, 4), 10 * int(name)).save(tmp_path / "images" / name / f"{k}.png")
+            rows.append(f"images/{name}/{k}.png,{name},{10 * int(name)}")
+    (tmp_path / "a.csv").write_text("path,label,grey\n" + "\n".join(rows))
+    return tmp_path
+
+
+def labels_by_grey(x, y):
+    greys = (x.flatten(1)[:, 0] * 127.5 + 127.5).round().int().tolist()
+    return dict(zip(greys, y.tolist(), strict=True))
+
+
+def test_sources_number_the_classes_alike(folder):
+    expected = {10 * (k + 1): k for k in range(10)}
+    for data in (
+        image_folder(folder, path="images", test_fraction=0),
+        csv_images(folder, path="a.csv", test_fraction=0),
+    ):
+        assert labels_by_grey(data.train_x.floats(), data.train_y) == expected
+    rows = table(folder, path="a.csv", label_column="label", features=["grey"], standardise="none", test_fraction=0)
+    assert dict(zip(rows.train_x[:, 0].int().tolist(), rows.train_y.tolist(), strict=True)) == expected
+
+
+def test_a_saved_data_set_numbers_the_classes_alike(tmp_path):
+    arrow = pytest.importorskip("pyarrow")
+    from fedmpi.data.sources.tables.saved_dataset import saved_dataset
+
+    columns = arrow.table({"x": [float(k) for k in range(1, 11)], "label": NAMES})
+    with arrow.ipc.new_stream(str(tmp_path / "a.arrow"), columns.schema) as file:
+        file.write_table(columns)
+    (tmp_path / "state.json").write_text(json.dumps({"_data_files": [{"filename": "a.arrow"}]}))
+    (tmp_path / "dataset_info.json").write_text("{}")
+    data = saved_dataset(tmp_path, path=".", input_column="x", test_fraction=0)
+    assert torch.equal(data.train_x[:, 0], data.train_y + 1.0)
+
+
+def test_sites_are_in_the_same_order(folder):
+    expected = ("1", "2", "9", "10")
+    (folder / "b.csv").write_text(
+        "path,label,site\n" + "\n".join(f"images/{name}/{k}.png,c{k},{name}" for name in expected for k in range(2))
+    )
+    found = csv_images(folder, path="b.csv", site_column="site", test_fraction=0)
+    assert found.site_names == expected
+    for name in expected:
+        for kind in "ab":
+            (folder / "sites" / name / kind).mkdir(parents=True)
+            Image.new("L", (4, 4), 9).save(folder / "sites" / name / kind / "0.png")
+        (folder / "texts").mkdir(exist_ok=True)
+        (folder / "texts" / f"{name}.txt").write_text("abcd" * 9)
+    assert image_folder(folder, path="sites", sites=True, test_fraction=0).site_names == expected
+    assert text(folder, path="texts", context=4).site_names == expected
+    assert np.array_equal(np.unique(text(folder, path="texts", context=4).site), range(4))
