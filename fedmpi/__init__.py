@@ -1,7 +1,7 @@
 """fedmpi: federated learning under data heterogeneity, on HPC clusters.
 
     fedmpi.run(config, overrides=()) -> Summary      one experiment in this process (or this rank)
-    fedmpi.load(run_dir) -> nn.Module                the final global model of a run
+    fedmpi.load(run_dir, client=None) -> nn.Module   the final global model of a run, or a client's own
     fedmpi.Method, fedmpi.Task, fedmpi.Dataset       what a user's own method, task, data set are made of
     fedmpi.methods.registry, fedmpi.models.registry, fedmpi.datasets.registry, fedmpi.partitions.registry
 Names are looked up when first used: importing fedmpi imports no torch and has no effect.

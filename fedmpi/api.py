@@ -2,16 +2,24 @@
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any
 
+from torch import nn
+
 from fedmpi import config
 from fedmpi.analysis.pages import report
 from fedmpi.common.errors import UserError
 from fedmpi.runtime import launch
-from fedmpi.runtime.record.saved_model import load
+from fedmpi.runtime.finished.client_model import client_model
+from fedmpi.runtime.record.model_facts import facts_of, personal_notice
+from fedmpi.runtime.record.predictor import with_predict
+from fedmpi.runtime.record.run_dir import BEST, MODEL
+from fedmpi.runtime.record.saved_model import rebuilt
+from fedmpi.runtime.trust import guard, run_settings
 
 __all__ = ["Summary", "load", "run"]
 
@@ -41,3 +49,42 @@ def run(settings: str | Path | config.Settings, overrides: Sequence[str] = ()) -
         made = type(settings).__name__
         raise UserError(f"fedmpi.run: settings is {made}; a YAML file, or what fedmpi.config.load makes, is needed")
     return Summary(launch.execute(settings, after=partial(report.after_run, settings))[0])
+
+
+def load(
+    path: str | Path,
+    trust: bool = False,
+    best: bool = False,
+    client: int | str | None = None,
+    overrides: Sequence[str] = (),
+) -> nn.Module:
+    """Return a model of a run directory, in evaluation mode: the global one, or what one client uses.
+
+    Its function `predict(rows, site=None, ids=())` prepares new rows as those of the training were, and returns the
+    columns that `fedmpi predict` writes; rows: a file as that command takes it, a DataFrame, a mapping of columns, a
+    list of files, or an array, as the run's data source has them.
+    A warning says where clients use other models than the global one, or where the global one has initial values in the
+    parts that clients keep (FedPer's heads). A client's model is the one that protocol `personal` evaluates, without
+    fine-tuning. With kNN-Per its outputs look into the client's training data, which must be there.
+
+    Args:
+        path: a directory written by `fedmpi run`.
+        trust: whether to run the code of others that its config names: a model `file.py:Name`, say.
+        best: the best model by evaluate.best, in place of the final one.
+        client: the number of a client, or with data.silos the name of a site; None: the global model.
+        overrides: of the run's settings, as on the command line: `["data.root=DIR"]`.
+
+    Raises:
+        UserError: no run directory, its run has not ended yet, damaged files; code of others without `trust`; a client
+            that there is not, or whose state is not in this directory.
+    """
+    run_dir, name = Path(path), BEST if best else MODEL
+    settings = run_settings(run_dir, trust, overrides)
+    if client is not None:
+        module = client_model(path, client, trust, best, overrides)
+        return with_predict(module, run_dir, settings, name, client)
+    with guard(trust):
+        module = rebuilt(run_dir, settings, name)
+    if said := personal_notice(facts_of(run_dir / name)):
+        warnings.warn(said, stacklevel=2)
+    return with_predict(module, run_dir, settings, name)

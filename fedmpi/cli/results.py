@@ -1,4 +1,4 @@
-"""The commands that deal with runs that have ended: verify, export, reproduce."""
+"""The commands that deal with runs that have ended: verify, export, predict, reproduce."""
 
 from pathlib import Path
 from string import hexdigits
@@ -53,13 +53,17 @@ def export(
     overrides: Overrides = None,
     to: Annotated[str, typer.Option(metavar="FORMAT", help="torchscript, onnx or safetensors.")] = "torchscript",
     best: Annotated[bool, typer.Option("--best", help="The best model by evaluate.best, not the final one.")] = False,
+    client: Annotated[
+        str | None, typer.Option(metavar="K", help="The model that this client uses: its number, or its site's name.")
+    ] = None,
     out: Annotated[
         Path | None, typer.Option(metavar="FILE", help="Default: RUN_DIR/export/model and the format's ending.")
     ] = None,
     trust: Trust = False,
 ) -> None:
-    """Write the global model of RUN_DIR as a file that needs no fedmpi, and compare its outputs with the model's on
-    test samples; where they differ there is an error, and no file. onnx needs `pip install 'fedmpi[export]'`."""
+    """Write the global model of RUN_DIR, or that of a client, as a file that needs no fedmpi, and compare its outputs
+    with the model's on test samples; where they differ there is an error, and no file. onnx needs
+    `pip install 'fedmpi[export]'`."""
     alone("export")
     from fedmpi.runtime.trust import run_settings
 
@@ -67,7 +71,43 @@ def export(
     with importing():
         from fedmpi.runtime.finished import export as files
 
-    files.export(directory, to, show, best=best, out=out, trusted=trust, given=overrides or ())
+    files.export(directory, to, show, best=best, client=client, out=out, trusted=trust, given=overrides or ())
+
+
+@app.command(short_help="Predict new rows with a run's model.")
+def predict(
+    directory: RunDir,
+    file: Annotated[
+        Path, typer.Argument(metavar="FILE", help="Rows of the kind that the run was trained on; a folder of pictures.")
+    ],
+    overrides: Overrides = None,
+    to: Annotated[
+        Path | None, typer.Option(metavar="OUT", help="Default: RUN_DIR/predictions/ and the file's name as .csv.")
+    ] = None,
+    client: Annotated[
+        str | None, typer.Option(metavar="K", help="With the model of this client: its number, or its site's name.")
+    ] = None,
+    site: Annotated[
+        str | None, typer.Option(metavar="NAME", help="Whose rows they are, where sites prepare theirs by their own.")
+    ] = None,
+    ids: Annotated[
+        list[str] | None, typer.Option("--id", metavar="COLUMN", help="A column of FILE to copy; more than once.")
+    ] = None,
+    best: Annotated[bool, typer.Option("--best", help="The best model by evaluate.best, not the final one.")] = False,
+    trust: Trust = False,
+) -> None:
+    """Prepare the rows of FILE as those of the training were, and write what the model of RUN_DIR predicts: class and
+    probabilities, number, risk, labels, next symbol; masks as .npz. FILE is a table, a folder, a file or a CSV of
+    pictures, texts, or an .npz, as the run's data source reads it; its label column may be missing."""
+    alone("predict")
+    from fedmpi.runtime.trust import run_settings
+
+    fix_threads(run_settings(directory, trust, overrides or ()).compute.threads)
+    with importing():
+        from fedmpi.runtime.finished import predict as rows
+
+    which = {"client": client, "site": site}
+    rows.predict(directory, file, show, out=to, best=best, **which, ids=ids or (), trusted=trust, given=overrides or ())
 
 
 @app.command(short_help="Make a published table anew.")

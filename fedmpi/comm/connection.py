@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import contextlib
+import os
+from collections.abc import Sequence
 
 import torch
 
+from fedmpi.comm import network
 from fedmpi.comm.backends.solo import Solo
 from fedmpi.comm.base import Communicator, Lost
 from fedmpi.comm.launchers.job import Job
@@ -20,6 +23,7 @@ def connect(
     device: torch.device | None = None,
     timeouts: Timeouts | None = None,
     alarm: Alarm | None = None,
+    interface: str | Sequence[str] | None = None,
 ) -> Communicator:
     """The communicator of `job`, once all its ranks are there.
 
@@ -27,12 +31,17 @@ def connect(
     device            where this rank computes (default: CPU)
     timeouts          past `start` Lost names the ranks that have not arrived, past `round` the peer of a message
     alarm             told of the ranks' store as soon as it is found, hushed when the communicator is closed
+    interface         network interface for the ranks' store, gloo and NCCL: a name, a pattern, or several to try
 
     Raises UserError for a mistake in launcher or config, Lost for ranks that do not arrive.
     """
     device = device or torch.device("cpu")
     if job.size == 1:
         return Solo(device)
+    address = ""
+    if interface:
+        name, address = network.choose(interface)
+        os.environ |= {"GLOO_SOCKET_IFNAME": name, "NCCL_SOCKET_IFNAME": f"={name}"}  # "=": not the names that begin so
     timeouts = timeouts or Timeouts()
     alarm = alarm or Alarm(job, timeouts)
     if backend == "mpi":
@@ -42,14 +51,14 @@ def connect(
         mine = mpi_comm.connect(job, timeouts)
         with contextlib.suppress(Lost):  # MPI needs no TCP between the hosts; without it each rank speaks for itself
             deadline = timeouts.clock.now() + min(timeouts.start, timeouts.store)
-            store = rendezvous.under_mpi(job, deadline, timeouts)
+            store = rendezvous.under_mpi(job, deadline, timeouts, address)
             alarm.listen(lambda: rendezvous.another(store))
             mine.outlive(store, alarm)
         comm: Communicator = mine
     else:
         from fedmpi.comm.backends import torch_dist
 
-        comm = torch_dist.connect(job, backend, device, timeouts, alarm)
+        comm = torch_dist.connect(job, backend, device, timeouts, alarm, address)
     comm.at_end = alarm.hush
     alarm.asked = lambda line, store: silence.answer(line, job.rank, comm.awaits, store)
     return comm

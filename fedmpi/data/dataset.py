@@ -13,6 +13,7 @@ from torch import Tensor
 from fedmpi.common.errors import UserError
 from fedmpi.common.inputs import Inputs, Samples, Shape, each, sample_shape
 from fedmpi.data.pictures import Pictures
+from fedmpi.data.preparation import Preparation, ready
 
 
 @dataclass(frozen=True, eq=False)
@@ -22,9 +23,9 @@ class Dataset:
 
     A sample may be several tensors: then train_x and test_x are dictionaries, name -> (n, ...), of which the model's
     `forward` gets each under its name, or all of them as one dictionary (fedmpi/common/inputs.py).
-    Targets (n, ...) may have any shape; the task says what it needs. Class numbers are int64 in 0..classes-1; for real
-    targets classes is the number of outputs, 1 mostly. Raises UserError if the parts do not fit together, so that the
-    author of a source learns at once what is wrong.
+    Targets (n, ...) may have any shape; the task says what it needs, and whether they may be NaN. Class numbers are
+    int64 in 0..classes-1; for real targets classes is the number of outputs, 1 mostly. Raises UserError if the parts do
+    not fit together, so that the author of a source learns at once what is wrong.
 
     >>> Dataset(torch.zeros(2, 3), torch.tensor([0, 1]), torch.zeros(1, 3), torch.tensor([1]), classes=2).input_shape
     (3,)
@@ -36,11 +37,12 @@ class Dataset:
     test_y: Tensor  # (t, ...)
     classes: int
     site: Tensor | None = None  # (n,) int64, natural owner of each training row
-    test_site: Tensor | None = None  # (t,) int64
+    test_site: Tensor | None = None  # (t,) int64; -1: of no site, so that the row is in the global test set alone
     site_names: tuple[str, ...] = ()  # name of site 0, 1, ...
     global_x: Tensor | None = None  # (t, ...) the rows of test_x as the global test set has them, if otherwise
     meaning: tuple[str, ...] = ()  # what inputs and classes stand for, in order: silos must agree in it
     group: Tensor | None = None  # (n,) int64: training rows with one number, such as a patient's, stay together
+    preparation: Preparation | None = None  # by which the rows were prepared, and new ones will be
 
     def __post_init__(self) -> None:
         if isinstance(self.classes, np.integer):
@@ -87,6 +89,11 @@ class Dataset:
     def input_shape(self) -> Shape:
         """Shape of one sample: (C, H, W) or (f,); by name where it is several tensors."""
         return sample_shape(self.train_x)
+
+    @property
+    def prepared_by(self) -> Preparation:
+        """By what new rows are prepared: by nothing, where the source says nothing of it."""
+        return self.preparation or ready(self.input_shape, self.train_x.dtype)
 
     @property
     def labelled(self) -> bool:
@@ -159,7 +166,9 @@ def _check_targets(name: str, y: Tensor, classes: int) -> None:
             f"data set: {name} is {y.dtype}; int64 class numbers or float32 targets are needed: {name}.long() or "
             f"{name}.float()"
         )
-    _check_finite(name, y, "target")
+    if y.is_floating_point() and bool(y.isinf().any()):  # NaN may be a target to ignore, which the task knows
+        row = int(y.isinf().nonzero()[0, 0])
+        raise UserError(f"data set: {name} holds a target that is infinite, first in row {row}; correct or drop it")
     if is_labels(y) and classes > 1 and len(y) and not 0 <= int(y.min()) <= int(y.max()) < classes:
         row = int(((y < 0) | (y >= classes)).nonzero()[0, 0])
         raise UserError(
@@ -176,7 +185,8 @@ def _check_sites(name: str, site: Tensor | None, x_name: str, x: Samples, names:
             f"data set: {name} is {site.dtype} of shape {tuple(site.shape)}; int64 ({len(x)},), one a row of "
             f"{x_name}, is needed"
         )
-    if len(site) and (int(site.min()) < 0 or (names and int(site.max()) >= len(names))):
+    lowest = -1 if name == "test_site" else 0
+    if len(site) and (int(site.min()) < lowest or (names and int(site.max()) >= len(names))):
         raise UserError(
             f"data set: {name} holds sites {int(site.min())}..{int(site.max())}, but {len(names)} sites are named: "
             f"{names}"

@@ -118,6 +118,7 @@ def silo_federation(
         global_test=None,
         parts=None,
         site_names=tuple(silos),
+        own_preparation={k: d.prepared_by for k, d in datasets.items()},
         group={k: d.group for k, d in datasets.items() if d.group is not None},
     )
 

@@ -12,6 +12,7 @@ from functools import partial
 from pathlib import Path
 
 from fedmpi import config as configs
+from fedmpi.comm import network
 from fedmpi.comm.launchers.job import Job
 from fedmpi.comm.launchers.launcher_env import detect, survivors
 from fedmpi.common.blame import remedy
@@ -37,6 +38,7 @@ def config(path: str, *overrides: str) -> Iterator[Line]:
         ("device", device),
         ("precision", precision),
         ("back end", backend),
+        ("interface", interface),
         ("threads", threads),
         ("lost rank", lost_rank),
         ("memory", experiment),
@@ -138,6 +140,15 @@ def backend(settings: configs.Settings, job: Job) -> Line:
     return Line("back end", f"none in one process; {under}")
 
 
+def interface(settings: configs.Settings, job: Job) -> Line:
+    if settings.comm.interface is None:
+        return Line("interface", "of gloo's and NCCL's choice; comm.interface names one")
+    try:
+        return Line("interface", ", ".join(network.choose(settings.comm.interface)))
+    except UserError as error:  # one process needs none
+        return Line("interface", str(error), BAD if job.size > 1 else ODD)
+
+
 def chosen(settings: configs.Settings, job: Job) -> str:
     """gloo | nccl | mpi, as far as this host can tell: its own ranks stand for all. Raises UserError."""
     import torch
@@ -148,8 +159,8 @@ def chosen(settings: configs.Settings, job: Job) -> str:
     asked = settings.comm.backend
     if asked == "mpi":
         mpi.load()
-        if job.launcher == "torchrun":
-            raise UserError(mpi.REMEDY["torchrun"])
+        if job.launcher in ("torchrun", "env://"):
+            raise UserError(mpi.REMEDY[job.launcher])
         return "mpi"
     cards = []
     for rank in range(job.local_size):

@@ -4,13 +4,14 @@ https://arxiv.org/abs/2408.12300
 Client, margin control:         L = CE(f(x), y) + lambda mean_b log(1 + ||f(x_b)||^2)                    (3)
 Server, principal gradients:    w <- w + sum_i p_i g_i',   g_i = w_i - w,                                (4)
     u_i = sum_{l <= L} lam_l <g_i, v_l> v_l,     g_i' = ||g_i|| u_i / ||u_i||                            (5)
-with v_l, lam_l the leading directions of the updates (aggregation/principal.py). Each half has its switch: margin: 0
-and principal: false. (5) is the text's: the weighted sum of the projections gets the update's length. correction: axis
-is Eq. 7 as printed, g_i' = ||g_i|| sum_l omega_l sgn<g_i, v_l> v_l; with share: l2 it keeps the length too, with share:
-sum it does not, by as much as sqrt(L)/m where updates are nearly orthogonal, against which the correction was meant.
-published: true sets what the authors' program does, on which their tables rest: correction: axis, share: sum, scope:
-tensor, margin_on: probs, margin_norm: batch, plain_first_round: true; it also had cohort.weighting: uniform and
-train.warmup_rounds: 5. Its vote for the sign of v_l changes nothing: the sign enters twice.
+with v_l, lam_l the leading directions of the updates (aggregation/principal.py). Each half has its switch: margin: 0,
+with which the task may be any, and principal: false. (5) is the text's: the weighted sum of the projections gets the
+update's length. correction: axis is Eq. 7 as printed, g_i' = ||g_i|| sum_l omega_l sgn<g_i, v_l> v_l; with share: l2 it
+keeps the length too, with share: sum it does not, by as much as sqrt(L)/m where updates are nearly orthogonal, against
+which the correction was meant. published: true sets what the authors' program does, on which their tables rest:
+correction: axis, share: sum, scope: tensor, margin_on: probs, margin_norm: batch, plain_first_round: true; it also had
+cohort.weighting: uniform and train.warmup_rounds: 5. Its vote for the sign of v_l changes nothing: the sign enters
+twice.
 """
 
 from dataclasses import dataclass
@@ -20,7 +21,7 @@ from torch import Tensor
 
 from fedmpi.aggregation import rules
 from fedmpi.common.errors import UserError
-from fedmpi.method import CLASSES, Client, Method, Server, State, Uploads, option
+from fedmpi.method import CLASSES, Client, Method, Server, State, Uploads, declared, option
 from fedmpi.methods import _terms
 
 PUBLISHED = {
@@ -50,7 +51,6 @@ class FedLD(Method):
     published: bool = option(False, "the authors' program: sets all options but margin, principal and keep")
 
     paper = "Zeng et al., MICCAI 2024"
-    needs = frozenset({CLASSES})
     neutral = {"margin": 0.0, "principal": False}
 
     def __post_init__(self) -> None:
@@ -58,6 +58,10 @@ class FedLD(Method):
             raise UserError("method.share: sum is a weight of correction: axis; text has none: add correction: axis")
         for name, value in PUBLISHED.items() if self.published else ():
             object.__setattr__(self, name, value)
+
+    @declared
+    def needs(self) -> frozenset[str]:
+        return frozenset({CLASSES} if self.margin else ())  # without the margin term clients descend the task's loss
 
     def loss(self, k: Client, x: Tensor, y: Tensor) -> Tensor:
         f = k.logits(x)

@@ -14,7 +14,7 @@ from typing import final
 from torch import Tensor, nn
 
 from fedmpi.common.errors import UserError
-from fedmpi.method import CLASSES, FEATURES, Client, Method, Travel, option
+from fedmpi.method import CLASSES, FEATURES, Client, Method, Travel, declared, option
 from fedmpi.models.gaussian import REFERENCE, Gaussian
 
 
@@ -27,12 +27,15 @@ class FedSR(Method):
     share_reference: bool = option(False, "average the references too")
 
     paper = "Nguyen et al., NeurIPS 2022"
-    needs = frozenset({FEATURES, CLASSES})
     neutral = {"l2r": 0.0, "cmi": 0.0, "probabilistic": False}
 
     def __post_init__(self) -> None:
         if self.cmi and not self.probabilistic:
             raise UserError(f"method.cmi: {self.cmi} needs Gaussian features; set cmi: 0 or probabilistic: true")
+
+    @declared
+    def needs(self) -> frozenset[str]:
+        return frozenset({FEATURES, CLASSES} if self.probabilistic else {FEATURES})  # only the references are by class
 
     def travels(self, t: int, rounds: int) -> Travel:
         return Travel() if self.share_reference or not self.probabilistic else Travel(but=(REFERENCE,))

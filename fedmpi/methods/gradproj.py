@@ -13,7 +13,7 @@ from typing import final
 import torch
 from torch import Tensor
 
-from fedmpi.method import CLASSES, Client, Method, option
+from fedmpi.method import CLASSES, Client, Method, declared, option
 from fedmpi.methods._terms import retention
 
 
@@ -24,7 +24,10 @@ class GradProj(Method):
     distance: str = option("kl", "of what g_p is the gradient: of outputs, or of weights", choices=("kl", "l2"))
 
     paper = "Lee et al., CVPR 2024"
-    needs = frozenset({CLASSES})
+
+    @declared
+    def needs(self) -> frozenset[str]:
+        return frozenset({CLASSES} if self.distance == "kl" else ())
 
     def step(self, k: Client, x: Tensor, y: Tensor) -> Tensor:
         g_l = k.grad(x, y)

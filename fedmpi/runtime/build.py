@@ -27,7 +27,7 @@ from fedmpi.engine.federation import Federation
 from fedmpi.engine.local import kept
 from fedmpi.engine.local.schedule import learning_rate
 from fedmpi.engine.messages import Messages
-from fedmpi.engine.plan import Plan, Sink
+from fedmpi.engine.plan import SERVERS, Plan, Sink
 from fedmpi.engine.server import Rule
 from fedmpi.engine.travel.cuts import Cuts
 from fedmpi.engine.travel.gathering import pinned, rows_held
@@ -130,6 +130,18 @@ def make_module(settings: Settings, input_shape: Shape, classes: int, dtype: Typ
     return module
 
 
+def prepared_module(
+    settings: Settings, method: Method, input_shape: Shape, classes: int, dtype: Type = torch.float32
+) -> nn.Module:
+    """The architecture as the method needs it, with its initial weights."""
+    module = make_module(settings, input_shape, classes, dtype)
+    where = f"method {settings.method.name}, hook prepare"
+    with blaming(where), seeds.scoped(settings.seed, "prepare"):
+        module = method.prepare(module, classes)
+        fitting.check_module(where, module, method.prepare)
+    return module
+
+
 def experiment(settings: Settings, data: Federated, device: torch.device) -> Experiment:
     """Model, task and method for the data at hand; what they need of each other is checked."""
     method = make_method(settings)
@@ -137,11 +149,7 @@ def experiment(settings: Settings, data: Federated, device: torch.device) -> Exp
     with blaming(f"task {settings.task.name}"), seeds.scoped(settings.seed, "task"):
         task = make_task(data.classes)
         contract.check_task(task)
-    module = make_module(settings, data.input_shape, data.classes, data.x_dtype)
-    with blaming(f"method {settings.method.name}, hook prepare"), seeds.scoped(settings.seed, "prepare"):
-        module = method.prepare(module, data.classes)
-        fitting.check_module(f"method {settings.method.name}, hook prepare", module, method.prepare)
-        module = module.to(device)
+    module = prepared_module(settings, method, data.input_shape, data.classes, data.x_dtype).to(device)
     given = initial.fill(module, settings.init.source, settings.init.strict)
     with blaming(f"model {settings.model.name}"):
         net = Net(module, data.input_shape, data.x_dtype)
@@ -154,10 +162,7 @@ def experiment(settings: Settings, data: Federated, device: torch.device) -> Exp
         raise UserError(f"model {settings.model.name}: its initial weights hold values that are not finite")
     fitting.check_needs(settings, method, task, net, module)
     fitting.check_sense(settings, method, data, task, net)
-    with blaming(f"method {settings.method.name}"):
-        formats = wire.formats(settings, model.w.dtype)
-        sizes = (data.classes, net.feature_dim or 0, data.clients, settings.rounds)
-        messages = Messages(method, model, *sizes, formats, kept.shapes(recipe(settings), model.layout))
+    messages = make_messages(settings, method, model, net, data)
     wire.check(settings, messages)
     fitting.check_rule(settings, data, messages)
     measuring.check(settings, method, task, net, data, messages)
@@ -172,6 +177,14 @@ def experiment(settings: Settings, data: Federated, device: torch.device) -> Exp
         machine.compiler(gpu=device.type == "cuda")
         module.compile()  # one compilation for all clients of a rank
     return Experiment(settings, moved, method, task, net, model, messages, rule, given, pack)
+
+
+def make_messages(settings: Settings, method: Method, model: FlatModel, net: Net, data: Federated) -> Messages:
+    """The layouts of all messages between server and clients, and of what clients keep."""
+    with blaming(f"method {settings.method.name}"):
+        formats = wire.formats(settings, model.w.dtype)
+        sizes = (data.classes, net.feature_dim or 0, data.clients, settings.rounds)
+        return Messages(method, model, *sizes, formats, kept.shapes(recipe(settings), model.layout))
 
 
 def make_rule(settings: Settings, method: Method, groups: Collection[str]) -> Rule | None:
@@ -214,6 +227,7 @@ def federation(
             s.train.lr, s.train.schedule, t, max(s.rounds, 1), s.train.decay, s.train.warmup_rounds
         ),
         fraction=s.cohort.fraction,
+        members=s.cohort.size,
         draw=s.cohort.draw,
         placement="pinned" if s.data.silos else s.cohort.placement,
         measured=made.pack == 1,  # whom a client is trained with moves its last bits: that must not be a matter of time
@@ -279,7 +293,7 @@ def memory_needs(made: Experiment, size: int, gathers_on_gpu: bool, trains_on_gp
         messages,
         made.itemsize,
         cohort=cohort_size(made),
-        clients=made.data.clients,
+        clients=_stateful_clients(made),
         trainers=len(training_ranks(s, size)),
         undoes=undoes(s),
         room=made.room if s.checkpoint.every else None,
@@ -297,6 +311,13 @@ def memory_needs(made: Experiment, size: int, gathers_on_gpu: bool, trains_on_gp
         needs["a training rank"] += on_host
         needs["rank 0"] += pinned(news) - news + (pinned(root) - root if s.server.trains else 0)
     return {**needs, "of which on the host": on_host}
+
+
+def _stateful_clients(made: Experiment) -> int:
+    """The most clients of which a rank may ever hold state: those that can be drawn, or all where all are judged."""
+    s, clients = made.settings, made.data.clients
+    judged = {*s.evaluate.protocol} - SERVERS or s.evaluate.best.metric is not None or made.data.global_test is None
+    return clients if judged else min(clients, max(s.rounds, 1) * cohort_size(made))
 
 
 def check_memory(made: Experiment, job: Job, devices: Sequence[torch.device] = ()) -> dict[str, int]:
@@ -328,7 +349,8 @@ def check_memory(made: Experiment, job: Job, devices: Sequence[torch.device] = (
 
 def cohort_size(made: Experiment) -> int:
     """m, the clients of a round."""
-    return sampling.size(made.data.clients, made.settings.cohort.fraction)
+    cohort = made.settings.cohort
+    return sampling.size(made.data.clients, cohort.fraction, cohort.size)
 
 
 def rows(made: Experiment, size: int) -> tuple[float, float]:

@@ -115,7 +115,7 @@ def execute(
             made = build.experiment(settings, partitioned, device)
         build.make_method(settings)
         code = consistency.code()  # here: once all have met, they would do it at the same time, on few cores
-        comm = connect(job, settings.comm.backend, device, timeouts, alarm)
+        comm = connect(job, settings.comm.backend, device, timeouts, alarm, settings.comm.interface)
         stop.listen()
         stop.alone(None)
         result = _connected(settings, job, comm, device, made, code, data, stop, alarm, until_end)

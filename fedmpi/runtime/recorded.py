@@ -23,6 +23,7 @@ from fedmpi.runtime.build_data import training_ranks
 from fedmpi.runtime.record import durable, environment, report_text, warned
 from fedmpi.runtime.record.closing import close_failed
 from fedmpi.runtime.record.describing import describe
+from fedmpi.runtime.record.model_facts import personal_facts
 from fedmpi.runtime.record.progress import Console
 from fedmpi.runtime.record.run_dir import BEST
 from fedmpi.runtime.record.summary import judged_first, summary
@@ -102,14 +103,14 @@ def run(
 
     def on_clients(rows: list[dict[str, Any]]) -> None:
         last_clients[:] = rows or last_clients
-        for row in rows:
-            directory.add_client(row)
+        directory.add_clients(rows)
 
     def on_loss(row: dict[str, Any]) -> None:
         directory.add_loss(row)
         console.say(report_text.loss(row, data.site_names))
 
     facts = {"input": to_text(data.input_shape, data.x_dtype), "classes": str(data.classes)}
+    facts |= personal_facts(made.settings.method.name, made.messages)
 
     def on_best(best: Best) -> None:
         about = {**facts, "figure": best.choice.figure, "round": best.round, "value": best.value}

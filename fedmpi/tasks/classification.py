@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable
-from typing import Annotated, Literal
+from collections.abc import Callable, Sequence
+from typing import Annotated, Any, Literal
 
 import torch
 from pydantic import Field
@@ -13,7 +13,7 @@ from torch.nn import functional
 
 from fedmpi.common.errors import UserError
 from fedmpi.tasks import measures
-from fedmpi.tasks.base import Task, choose, look
+from fedmpi.tasks.base import Task, all_names, choose, look
 from fedmpi.tasks.class_weights import WeightedCrossEntropy
 
 KNOWN = ("accuracy", "balanced_accuracy", "auroc", "f1", "ece", "top5")
@@ -44,7 +44,8 @@ class Classification(Task):
         if classes < 2:
             raise UserError(
                 f"task classification: the data set has {classes} class, but it needs 2 or more; "
-                "store class numbers as whole numbers, or choose task.name=regression for a real-valued target"
+                "store class numbers as whole numbers, or choose task.name=regression for a real-valued target "
+                "(survival for an event and a time)"
             )
         usual = ("accuracy", "auroc") if classes == 2 else ("accuracy",)
         known = (*KNOWN, *(name for name in metrics or () if TOP.fullmatch(name) and name not in KNOWN))
@@ -90,3 +91,9 @@ class Classification(Task):
             return ""
         others = "next_symbol, segmentation" if y.dtype == torch.int64 else "multi_label, regression, survival"
         return f"its targets are {look(y)}; class numbers, int64 (n,), are needed; other tasks: {others}"
+
+    def predictions(self, outputs: Tensor, names: Sequence[str]) -> dict[str, Any]:
+        """`prediction`, the class, and the `probability` of each class."""
+        names, shares = all_names(names, outputs), outputs.softmax(1)
+        found = {"prediction": [names[k] for k in outputs.argmax(1).tolist()]}
+        return found | {f"probability_{name}": p for name, p in zip(names, shares.unbind(1), strict=True)}

@@ -29,8 +29,8 @@ CAUSES = {
         "start with --gpus-per-node and --ntasks-per-node, or add --gpu-bind=none"
     ),
     ("socket", "bootstrap", "connect", "interface", "network", "net/"): (
-        "the network interface is wrong, or a firewall is between the hosts: set NCCL_SOCKET_IFNAME to an interface "
-        "that leads to the other hosts (fedmpi doctor lists them)"
+        "the network interface is wrong, or a firewall is between the hosts: set comm.interface (or "
+        "NCCL_SOCKET_IFNAME) to an interface that leads to the other hosts (fedmpi doctor lists them)"
     ),
 }
 

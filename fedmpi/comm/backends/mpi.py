@@ -37,6 +37,8 @@ REMEDY = {  # launcher -> advice if it does not belong to the MPI that mpi4py lo
     "slurm": "Name the PMI that it speaks, e.g. `srun --mpi=pmix` (`srun --mpi=list` shows which there are), or start "
     "with mpirun inside the allocation, or use comm.backend=gloo.",
     "torchrun": "comm.backend=mpi needs mpirun (or srun --mpi=...); torchrun goes with comm.backend=gloo or nccl.",
+    "env://": "comm.backend=mpi needs mpirun (or srun --mpi=...); the variables RANK, WORLD_SIZE, MASTER_ADDR "
+    "and MASTER_PORT go with comm.backend=gloo or nccl.",
 }
 
 
@@ -63,6 +65,8 @@ def world(job: Job, timeout_s: float) -> Any:
     Raises UserError if the launcher's MPI is not the one that mpi4py loaded. MPI_Init waits for all ranks and cannot
     be interrupted: past the time-out this process says so and exits.
     """
+    if job.launcher in ("torchrun", "env://"):
+        raise UserError(REMEDY[job.launcher])
     MPI = load()
     if not MPI.Is_initialized():
         with bounded(job, "MPI_Init, which waits for all ranks", timeout_s):

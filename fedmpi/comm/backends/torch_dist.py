@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import json
 import os
-import socket
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from datetime import timedelta
 from functools import partial
 from typing import Any, NoReturn, final
@@ -14,9 +13,10 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
+from fedmpi.comm import network
 from fedmpi.comm.backends.choice import choose, describe, in_brief, nccl_remedy
 from fedmpi.comm.base import Communicator, Gone, Lost, Message, Posted, ranks, relay, within
-from fedmpi.comm.launchers import launcher_env, slurm_hosts
+from fedmpi.comm.launchers import launcher_env
 from fedmpi.comm.launchers.job import Job
 from fedmpi.comm.loss.alarm import Alarm
 from fedmpi.comm.loss.membership import Membership
@@ -29,22 +29,28 @@ LOOPBACK = "lo"  # Linux's name for it
 ENDED = "ended"  # key of the store: the first rank whose process has ended, which NCCL does not notice
 LOOK_S = 1.0  # between two looks at it
 GLOO_REMEDY = (
-    "A rank has died since, or the network interface is wrong: set GLOO_SOCKET_IFNAME to one that leads to the other "
-    "hosts."
+    "A rank has died since, or the network interface is wrong: set comm.interface to one that leads to the other hosts "
+    "(fedmpi doctor lists them)."
 )
 
 
-def connect(job: Job, backend: str, device: torch.device, timeouts: Timeouts, alarm: Alarm) -> Communicator:
-    """Find the other ranks, agree with them on a back end that suits their devices, and build its process group."""
+def connect(
+    job: Job, backend: str, device: torch.device, timeouts: Timeouts, alarm: Alarm, address: str = ""
+) -> Communicator:
+    """Find the other ranks, agree with them on a back end that suits their devices, and build its process group.
+
+    address: that of comm.interface, "" without one.
+    """
     deadline = timeouts.clock.now() + timeouts.start
-    store = rendezvous.find_store(job, timeouts.start, timeouts=timeouts)
+    store = rendezvous.find_store(job, timeouts.start, timeouts=timeouts, address=address)
     alarm.listen(lambda: rendezvous.another(store))
     allgather = StoreAllgather(store, job.rank, range(job.size), timeouts=timeouts)
-    card = describe(backend, job.host, device)
+    mine, rank_0 = store.connection_addresses()  # type: ignore[attr-defined]
+    card = describe(backend, job.host, device) | {"network": network.identity(), "address": mine}
     left_s = max(1.0, deadline - timeouts.clock.now())
     cards = [json.loads(text) for text in allgather(json.dumps(card).encode(), left_s)]
     chosen = choose(backend, cards)
-    choose_interface(job.host, [card["host"] for card in cards])
+    choose_interface(job.rank, cards, rank_0)
     silent = f"all ranks came, but {chosen} has not connected them after {timeouts.start:.0f} s.\n"
     silent += nccl_remedy() if chosen == "nccl" else GLOO_REMEDY
     # Gloo's time-out bounds the building of the group only, as each wait has its own. NCCL's goes on to bound every
@@ -85,22 +91,33 @@ def make_gloo_group(store: dist.Store, name: str, place: int, size: int, timeout
     return dist.ProcessGroupGloo(dist.PrefixStore(name, store), place, size, timedelta(seconds=timeout_s))
 
 
-def choose_interface(mine: str, all_hosts: Sequence[str]) -> None:
-    """Keep gloo off the loopback interface if the job spans hosts: gloo binds to the address of the host's own name,
-    which is 127.0.1.1 in Debian's /etc/hosts; and on it if the job does not. A GLOO_SOCKET_IFNAME set by the user is
-    respected."""
-    others = [host for host in all_hosts if host != mine]
+def choose_interface(rank: int, cards: Sequence[Mapping[str, Any]], rank_0: str) -> None:
+    """Choose gloo's network interface by GLOO_SOCKET_IFNAME, unless comm.interface or the user has set it.
+
+    Without it gloo binds to the address of the host's own name, or to the loopback interface if the name does not
+    resolve. That is left alone where other hosts can reach the address. If they cannot, as with the 127.0.1.1 of
+    Debian's /etc/hosts, gloo is given the interface over which the ranks have reached rank 0's store; and the loopback
+    interface if all ranks are on one host.
+
+    Args:
+        rank: of this process.
+        cards: "host", "network" and "address" of each rank: its host's name, its network namespace, and the address
+            from which it has reached rank 0's store.
+        rank_0: the address at which this rank has reached the store.
+    """
     if "GLOO_SOCKET_IFNAME" in os.environ:
         return
+    mine = cards[rank]
+    others = [card for card in cards if card["network"] != mine["network"]]
     if not others:
-        if LOOPBACK in (name for _, name in socket.if_nameindex()):
+        if LOOPBACK in network.addresses():
             os.environ["GLOO_SOCKET_IFNAME"] = LOOPBACK
         return
-    try:
-        loopback = socket.gethostbyname(mine).startswith("127.")
-    except OSError:
-        loopback = True
-    interface = slurm_hosts.interface_towards(others[0]) if loopback else None
+    own = network.resolve(mine["host"])
+    if not network.is_loopback(own) and network.is_own(own):
+        return
+    elsewhere = rank_0 if cards[0] in others else others[0]["address"]
+    interface = network.interface_towards(elsewhere)
     if interface:
         os.environ["GLOO_SOCKET_IFNAME"] = interface
 

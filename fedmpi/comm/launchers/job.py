@@ -13,7 +13,7 @@ RANK = {  # launcher -> what it calls a rank
 
 @dataclass(frozen=True)
 class Job:
-    launcher: str  # torchrun | mpi | slurm | single
+    launcher: str  # torchrun | mpi | slurm | env:// | single
     rank: int  # 0 .. size-1, over all hosts
     size: int
     local_rank: int  # 0 .. local_size-1, on this host

@@ -1,10 +1,17 @@
 """The rank of this process and the number of ranks, read from the launcher's environment variables.
 
-Launchers are tried in this order: torchrun, MPI (Open MPI, MPICH, Cray MPICH, PMIx), Slurm; else the job is a single
-process. A launcher counts as present only if all variables of its row are set: `srun --mpi=pmi2` also sets PMI_RANK and
-`srun --mpi=pmix` also sets PMIX_RANK, but neither is an mpirun, and Slurm's own variables say more.
-Sources: torch.distributed.run, "Environment Variables"; `env` under Open MPI 5.0 and MPICH 5.0; srun(1), "OUTPUT
-ENVIRONMENT VARIABLES".
+Launchers are tried in this order: torchrun; MPI (Open MPI, MPICH, Cray MPICH, PMIx); Slurm; env://, which is RANK,
+WORLD_SIZE, MASTER_ADDR and MASTER_PORT as somebody or an operator such as Kubeflow's has set them; else the job is a
+single process. A launcher counts as present only if all variables of its row are set: `srun --mpi=pmi2` also sets
+PMI_RANK and `srun --mpi=pmix` also sets PMIX_RANK, but neither is an mpirun, and Slurm's own variables say more.
+
+Variables are inherited: a launcher may run inside another one, or in a shell in which RANK was set before. One that
+started several processes therefore comes before one that started a single process. If srun or mpirun started several
+and other variables tell another number above 1, nobody can know which of them describe the job: an error. Several ranks
+of a launcher that is not supported are an error, too, as each of them would train alone.
+Sources: torch.distributed.run, "Environment Variables"; torch.distributed, "Environment variable initialization"; `env`
+under Open MPI 5.0 and MPICH 5.0; srun(1), "OUTPUT ENVIRONMENT VARIABLES"; flux-environment(7); MVAPICH2's and LSF's
+user guides; pbsdsh(1).
 """
 
 from __future__ import annotations
@@ -19,6 +26,7 @@ from fedmpi.common.errors import UserError
 FIELDS = ("rank", "size", "local_rank", "local_size")
 
 TORCHRUN = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE")
+ENV = ("RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
 MPI = {
     "Open MPI": (
         "OMPI_COMM_WORLD_RANK",
@@ -31,25 +39,37 @@ MPI = {
 }
 SLURM = ("SLURM_PROCID", "SLURM_STEP_NUM_TASKS", "SLURM_LOCALID", "SLURM_STEP_TASKS_PER_NODE", "SLURM_NODEID")
 
+# Launchers that are not supported: the variable of the number of ranks, that of the rank, the launcher's name.
+UNSUPPORTED = (
+    ("FLUX_JOB_SIZE", "FLUX_TASK_RANK", "Flux"),
+    ("JSM_NAMESPACE_SIZE", "JSM_NAMESPACE_RANK", "LSF's jsrun"),
+    ("MV2_COMM_WORLD_SIZE", "MV2_COMM_WORLD_RANK", "MVAPICH2"),
+    ("PMI_SIZE", "PMI_RANK", "a launcher that speaks PMI-1"),
+    ("HOROVOD_SIZE", "HOROVOD_RANK", "horovodrun"),
+)
+
 
 def detect(env: Mapping[str, str]) -> Job:
-    """The job that `env` describes.
+    """Find the job that `env` describes.
 
-    Raises UserError if Slurm allocated several tasks but only one was started, or if a variable is not a number.
+    Raises:
+        UserError: several ranks were started in a way that is not supported; variables contradict each other, are
+            incomplete or are no numbers; or Slurm allocated several tasks but only one was started.
 
     >>> detect({"SLURM_STEP_ID": "0", "SLURM_PROCID": "3", "SLURM_STEP_NUM_TASKS": "4", "SLURM_LOCALID": "1",
     ...         "SLURM_STEP_TASKS_PER_NODE": "2(x2)", "SLURM_NODEID": "1"}).size
     4
     """
-    if "TORCHELASTIC_RUN_ID" in env and present(env, TORCHRUN):
-        return job("torchrun", env, TORCHRUN)
-    for row in MPI.values():
-        if present(env, row):
-            return job("mpi", env, row)
-    if "PMIX_RANK" in env and ("PRTE_LAUNCHED" in env or "SLURM_STEP_ID" not in env):
-        return ask_mpi()
-    if "SLURM_STEP_ID" in env and present(env, SLURM) and number(env, "SLURM_STEP_NUM_TASKS") > 1:
-        return slurm_step(env)
+    found = from_launcher(env)
+    if found and found.size > 1:
+        if found.launcher != "torchrun":
+            refuse_contradictions(found, env)
+        return found
+    if is_rank_by_env(env, found):
+        return from_env(env)
+    if found:
+        return found
+    refuse_unsupported(env)
     tasks = number(env, "SLURM_NTASKS") if "SLURM_JOB_ID" in env and "SLURM_NTASKS" in env else 1
     if tasks > 1:
         raise UserError(
@@ -59,22 +79,153 @@ def detect(env: Mapping[str, str]) -> Job:
     return Job("single", 0, 1, 0, 1, socket.gethostname())
 
 
+def from_launcher(env: Mapping[str, str]) -> Job | None:
+    """Return the job of torchrun, of an MPI launcher or of a Slurm step of several tasks; None if none is present."""
+    if "TORCHELASTIC_RUN_ID" in env and present(env, TORCHRUN):
+        return job("torchrun", env, TORCHRUN)
+    for row in MPI.values():
+        if present(env, row):
+            return job("mpi", env, row)
+    if "PMIX_RANK" in env and ("PRTE_LAUNCHED" in env or "SLURM_STEP_ID" not in env):
+        found = ask_mpi()
+        if found.size == 1:
+            refuse_unsupported(env)
+            if number(env, "PMIX_RANK") > 0:
+                raise UserError(
+                    f"a PMIx launcher started several processes (PMIX_RANK={env['PMIX_RANK']}), but the MPI that "
+                    f"mpi4py loaded sees one.\nStart with the mpirun of that MPI, or with srun or torchrun; for one "
+                    f"process on purpose unset PMIX_RANK."
+                )
+        return found
+    if "SLURM_STEP_ID" in env and present(env, SLURM) and number(env, "SLURM_STEP_NUM_TASKS") > 1:
+        return slurm_step(env)
+    return None
+
+
+# ---- env://, the variables of torch.distributed ----
+def is_rank_by_env(env: Mapping[str, str], found: Job | None) -> bool:
+    """Whether RANK, WORLD_SIZE, MASTER_ADDR and MASTER_PORT make this process one of several ranks.
+
+    found: the job of a launcher that started one process. MASTER_ADDR and MASTER_PORT alone say nothing there, nor in a
+        Slurm job, whose scripts often set them for other programs.
+
+    Raises UserError if some of the variables are missing.
+    """
+    missing = [name for name in ENV if not env.get(name)]
+    if len(missing) == len(ENV) or (env.get("WORLD_SIZE") == "1" and env.get("RANK", "0") == "0"):
+        return False
+    where_alone = {"RANK", "WORLD_SIZE"} <= set(missing)
+    if missing and (found or (where_alone and "SLURM_JOB_ID" in env)):
+        return False
+    if missing:
+        given = [name for name in ENV if name not in missing]
+        raise UserError(
+            f"{' and '.join(f'{name}={env[name]}' for name in given)} {'are' if len(given) > 1 else 'is'} set, but not "
+            f"{' and '.join(missing)}: to join other ranks all of {', '.join(ENV)} are needed (PyTorch's env://); for "
+            f"one process unset {' '.join(given)}."
+        )
+    return True
+
+
+def from_env(env: Mapping[str, str]) -> Job:
+    """Return the job that PyTorch's env:// variables describe.
+
+    LOCAL_RANK and LOCAL_WORLD_SIZE are optional. Without them a MASTER_ADDR 127.0.0.1 means that all ranks are on this
+    host, else each is taken to be alone on its host. "localhost" means nothing for rank 0: Kubeflow's PyTorchJob gives
+    that name to rank 0, and another one to the others.
+    """
+    rank, size = (number(env, name) for name in ENV[:2])
+    master_address(env)
+    address = env["MASTER_ADDR"]
+    all_here = address.startswith("127.") or (address in ("localhost", "::1") and rank > 0)
+    local_rank = number(env, "LOCAL_RANK") if env.get("LOCAL_RANK") else rank * all_here
+    least = size if all_here else local_rank + 1
+    local_size = number(env, "LOCAL_WORLD_SIZE") if env.get("LOCAL_WORLD_SIZE") else least
+    return checked(Job("env://", rank, size, local_rank, local_size, socket.gethostname()), ENV)
+
+
+def master_address(env: Mapping[str, str]) -> tuple[str, int]:
+    """Return MASTER_ADDR and MASTER_PORT. Raises UserError if one is not set or the port is none."""
+    for name in ("MASTER_ADDR", "MASTER_PORT"):
+        if not env.get(name):
+            raise UserError(
+                f"environment variable {name} is not set, though RANK and WORLD_SIZE are: start with torchrun."
+            )
+    port = number(env, "MASTER_PORT")
+    if not 0 < port < 65536:
+        raise UserError(f"environment variable MASTER_PORT = {port}: expected a port, 1 to 65535.")
+    return env["MASTER_ADDR"], port
+
+
+# ---- what is refused ----
+def refuse_contradictions(found: Job, env: Mapping[str, str]) -> None:
+    """Raise UserError if other variables tell another number of ranks, above 1, than the launcher that was found."""
+    starter = "srun" if found.launcher == "slurm" else "mpirun"
+    others: list[tuple[str, tuple[str, ...]]] = [("WORLD_SIZE", ENV)] if all(env.get(name) for name in ENV) else []
+    if found.launcher == "slurm":
+        others += [(size, (rank, size)) for size, rank, _ in unsupported(env)]
+    for name, names in others:
+        if 1 != number(env, name) != found.size:
+            raise UserError(
+                f"{starter} started {found.size} ranks, but {name}={env[name]}: it is not clear which of them are the "
+                f"ranks of this job.\n"
+                f"If the variables were set for something else unset {' '.join(names)}."
+            )
+
+
+def unsupported(env: Mapping[str, str]) -> list[tuple[str, str, str]]:
+    """Return the rows of UNSUPPORTED, and such rows of unknown MPIs, whose launcher started several processes."""
+    known = {size for size, _, _ in UNSUPPORTED}
+    patterns = [name for name in env if name.endswith("_COMM_WORLD_SIZE") and name not in known]
+    rows = [*UNSUPPORTED, *((name, name.replace("_SIZE", "_RANK"), name.partition("_")[0]) for name in patterns)]
+    return [row for row in rows if env.get(row[0]) and number(env, row[0]) > 1]
+
+
+def refuse_unsupported(env: Mapping[str, str]) -> None:
+    """Raise UserError if a launcher that is not supported started this process among others."""
+    for size, rank, launcher in unsupported(env):
+        said = f"{launcher} started {env[size]} processes ({size}={env[size]})"
+        raise UserError(_remedy(said, f"${rank}", f"${size}", size))
+    if env.get("LSF_PM_TASKID") and number(env, "LSF_PM_TASKID") > 0 and env.get("LSB_DJOB_NUMPROC", "1") != "1":
+        said = f"LSF's blaunch started this process as task {env['LSF_PM_TASKID']} (LSF_PM_TASKID)"
+        raise UserError(_remedy(said, "$((LSF_PM_TASKID - 1))", "NUMBER_OF_TASKS", "LSF_PM_TASKID"))
+    # The job's script itself is task 1 on node 0.
+    for name, first in (("PBS_TASKNUM", 1), ("PBS_NODENUM", 0), ("PBS_VNODENUM", 0)):
+        if env.get(name) and number(env, name) > first:
+            said = f"PBS started this process beside the job's script, as pbsdsh does ({name}={env[name]})"
+            raise UserError(_remedy(said, "NUMBER_OF_THIS_TASK", "NUMBER_OF_TASKS", name))
+
+
+def _remedy(said: str, rank: str, size: str, name: str) -> str:
+    return (
+        f"{said}, and fedmpi cannot join the others by that launcher's variables: each process would train alone.\n"
+        f"Start with mpirun, srun or torchrun; or set PyTorch's variables in each process, before `fedmpi run`:\n"
+        f"    export RANK={rank} WORLD_SIZE={size} MASTER_ADDR=HOST_OF_RANK_0 MASTER_PORT=29500\n"
+        f"For one process on purpose unset {name}."
+    )
+
+
+# ---- reading variables ----
 def present(env: Mapping[str, str], row: tuple[str, ...]) -> bool:
     return all(name in env for name in row)
 
 
 def job(launcher: str, env: Mapping[str, str], row: tuple[str, ...]) -> Job:
-    return Job(
-        launcher,
-        **{field: number(env, name) for field, name in zip(FIELDS, row, strict=True)},
-        host=socket.gethostname(),
-    )
+    numbers = {field: number(env, name) for field, name in zip(FIELDS, row, strict=True)}
+    return checked(Job(launcher, **numbers, host=socket.gethostname()), row)
+
+
+def checked(job: Job, names: tuple[str, ...]) -> Job:
+    """Return the job. Raises UserError if its rank is not below its size; names: the variables that tell both."""
+    if job.rank >= job.size:
+        raise UserError(f"{names[0]}={job.rank}, but {names[1]}={job.size}: ranks count from 0 to {names[1]} - 1.")
+    return job
 
 
 def slurm_step(env: Mapping[str, str]) -> Job:
     rank, size, local_rank = (number(env, name) for name in SLURM[:3])
     local_size = tasks_per_node(env["SLURM_STEP_TASKS_PER_NODE"])[number(env, "SLURM_NODEID")]
-    return Job("slurm", rank, size, local_rank, local_size, socket.gethostname())
+    return checked(Job("slurm", rank, size, local_rank, local_size, socket.gethostname()), SLURM)
 
 
 def tasks_per_node(text: str) -> list[int]:

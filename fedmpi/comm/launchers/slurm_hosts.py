@@ -1,15 +1,16 @@
-"""Slurm's host lists, and the network between two hosts."""
+"""Slurm's host lists, and the addresses of hosts in them."""
 
 from __future__ import annotations
 
-import fcntl
 import re
 import socket
-import struct
+import subprocess
+from collections.abc import Mapping
 
+from fedmpi.comm import network
 from fedmpi.common.errors import UserError
 
-SIOCGIFADDR = 0x8915  # "address of this interface", linux/sockios.h
+ASK_S = 5.0  # for scontrol to answer
 
 
 def expand(hostlist: str) -> list[str]:
@@ -40,33 +41,36 @@ def numbers(ranges: str) -> list[str]:
     return found
 
 
-def resolve(host: str, source: str) -> str:
-    """The IPv4 address of `host`, a name found in `source`. Raises UserError if there is none."""
-    try:
-        return socket.gethostbyname(host)
-    except OSError as error:
-        raise UserError(
-            f"host name {host!r} (rank 0's, from {source}) does not resolve on {socket.gethostname()}: {error}.\n"
-            f"Add it to DNS or /etc/hosts of all nodes, or run on one node."
-        ) from error
+def address(host: str, source: str, env: Mapping[str, str]) -> str:
+    """Return a name or an address at which other hosts reach the host `host` of a Slurm host list.
 
+    Its name, if that resolves to an address that is not a loopback; else the address that slurm.conf gives it; else
+    MASTER_ADDR, which job scripts often set.
 
-def interface_towards(host: str) -> str | None:
-    """The network interface whose address this host uses towards `host`; None if it cannot be found.
+    source: the variable that has the host list, for the message.
 
-    Connecting a datagram socket sends nothing: it only asks the routing table.
+    Raises UserError if none of them resolves.
     """
-    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
-        try:
-            probe.connect((host, 9))
-        except OSError:
-            return None
-        here = probe.getsockname()[0]
-        for _, name in socket.if_nameindex():
-            try:
-                answer = fcntl.ioctl(probe.fileno(), SIOCGIFADDR, struct.pack("256s", name.encode()))
-            except OSError:  # an interface without an address
-                continue
-            if socket.inet_ntoa(answer[20:24]) == here:
-                return name
-    return None
+    found = network.resolve(host)
+    if found and not network.is_loopback(found):
+        return found
+    for other in (node_address(host, env), env.get("MASTER_ADDR", "")):
+        if other and not network.is_loopback(network.resolve(other)):
+            return network.resolve(other)
+    if found:  # as on this host itself, in Debian's /etc/hosts
+        return found
+    raise UserError(
+        f"host name {host!r} (rank 0's, from {source}) does not resolve on {socket.gethostname()}.\n"
+        f"Add it to DNS or /etc/hosts of all nodes, export MASTER_ADDR with an address of it, or run on one node."
+    )
+
+
+def node_address(host: str, env: Mapping[str, str]) -> str:
+    """Return NodeAddr of a node in slurm.conf; "" if Slurm does not tell."""
+    command = ["scontrol", "show", "node", host, "--oneliner"]
+    try:
+        done = subprocess.run(command, capture_output=True, text=True, timeout=ASK_S, env=dict(env), check=False)
+    except (OSError, subprocess.SubprocessError):
+        return ""
+    found = re.search(r"\bNodeAddr=(\S+)", done.stdout)
+    return found[1] if found else ""

@@ -69,7 +69,7 @@ class Alarm:
         self._heard: str | None = None  # the cause that all heard of
         self._ending = threading.Lock()
         self.launcher_is_alive = launcher_is_alive
-        if job.size > 1:
+        if job.size > 1 and job.launcher != "env://":  # there may be none: a shell that has ended, or ssh
             launcher = job.launcher_pid()
             self.clock.start_thread(lambda: self._watch(launcher))
 

@@ -1,6 +1,7 @@
 """The store through which the ranks of a job find each other. Rank 0 holds it; where, follows from the launcher.
 
 torchrun   rank 0 tells through the agent's store; without one it is at MASTER_ADDR and MASTER_PORT
+env://     rank 0 is at MASTER_ADDR and MASTER_PORT
 mpirun     rank 0 takes a free port and tells by an MPI broadcast, with a random key
 srun       rank 0 is on the first host of the step, on the first free one of a few ports that all ranks can derive
 """
@@ -19,8 +20,9 @@ from datetime import timedelta
 import torch
 from torch.distributed import DistError, PrefixStore, Store, TCPStore
 
+from fedmpi.comm import network
 from fedmpi.comm.base import Lost, within
-from fedmpi.comm.launchers import slurm_hosts
+from fedmpi.comm.launchers import launcher_env, slurm_hosts
 from fedmpi.comm.launchers.job import Job
 from fedmpi.comm.meeting import door, store_server
 from fedmpi.comm.meeting.store import RankStore
@@ -29,6 +31,7 @@ from fedmpi.common.errors import UserError
 
 Address = tuple[str, int]
 
+LOOPBACK = "127.0.0.1"
 TOLD_BYTES = 1024
 PATIENCE_S = 1.0, 10.0  # with who answers at one address: at first, at most
 RETRY_S = 0.1  # between two attempts to connect
@@ -36,10 +39,15 @@ PORTS, FIRST_PORT, SPAN = 16, 10_000, 20_000  # below Linux's ephemeral range (3
 
 processes: list[subprocess.Popen[bytes]] = []  # rank 0's stores
 meetings = itertools.count()  # of this process: under torchrun each has a key of its own in the agent's store
+TOKEN = secrets.token_hex(8)  # with its number, distinguishes this process from those of all hosts
 
 
 def find_store(
-    job: Job, timeout_s: float, env: Mapping[str, str] | None = None, timeouts: Timeouts | None = None
+    job: Job,
+    timeout_s: float,
+    env: Mapping[str, str] | None = None,
+    timeouts: Timeouts | None = None,
+    address: str = "",
 ) -> Store:
     """Find, or at rank 0 start, the job's store.
 
@@ -48,6 +56,8 @@ def find_store(
         timeout_s: seconds until rank 0 must have answered.
         env: environment variables (default: those of this process).
         timeouts: limits of the single steps, and the clock.
+        address: the address of comm.interface. Rank 0 listens there if it can tell the others so, which it can under
+            torchrun and mpirun.
 
     Raises Lost if rank 0 cannot be reached in time, UserError for mistakes that the user can correct.
     """
@@ -55,8 +65,11 @@ def find_store(
     timeouts = timeouts or Timeouts()
     deadline = timeouts.clock.now() + timeout_s
     if job.launcher == "torchrun":
-        return under_torchrun(job, env, deadline, timeouts)
-    return under_mpi(job, deadline, timeouts) if job.launcher == "mpi" else under_slurm(job, env, deadline, timeouts)
+        return under_torchrun(job, env, deadline, timeouts, address)
+    if job.launcher == "mpi":
+        return under_mpi(job, deadline, timeouts, address)
+    by_variables = under_env if job.launcher == "env://" else under_slurm
+    return by_variables(job, env, deadline, timeouts)
 
 
 def another(store: Store) -> Store:
@@ -64,31 +77,19 @@ def another(store: Store) -> Store:
     return store.another()  # type: ignore[attr-defined]
 
 
-def under_torchrun(job: Job, env: Mapping[str, str], deadline: float, timeouts: Timeouts) -> Store:
-    for name in ("MASTER_ADDR", "MASTER_PORT"):
-        if not env.get(name):
-            raise UserError(
-                f"environment variable {name} is not set, though RANK and WORLD_SIZE are: start with torchrun."
-            )
-    host, port = env["MASTER_ADDR"], int(env["MASTER_PORT"])
+def under_torchrun(job: Job, env: Mapping[str, str], deadline: float, timeouts: Timeouts, address: str = "") -> Store:
+    host, port = launcher_env.master_address(env)
     attempt = f"attempt {env.get('TORCHELASTIC_RESTART_COUNT', '0')}"  # the agent's store keeps what earlier ones said
     key = door.job_key(f"torchrun {host} {port} {env.get('TORCHELASTIC_RUN_ID', '')} {attempt}", env)
     if env.get("TORCHELASTIC_USE_AGENT_STORE") != "True":
-        if job.rank:
-            return arrive([(host, port)], key, deadline, timeouts)
-        try:
-            listener = door.listen(own_address(job, host), port)
-        except OSError as error:
-            raise UserError(
-                f"rank 0 cannot listen on port {port} of {host}: {error.strerror}\n"
-                f"Give torchrun another one, e.g. --master-port 0 or --rdzv-endpoint HOST:PORT."
-            ) from error
-        return hold(listener, key, deadline, timeouts)
+        remedy = "Give torchrun another one, e.g. --master-port 0 or --rdzv-endpoint HOST:PORT."
+        return at_master(job, (host, port), key, deadline, timeouts, remedy)
     agent = PrefixStore(attempt, agent_store(host, port, deadline, timeouts))
     place = f"fedmpi {next(meetings)}"
     if job.rank == 0:
-        store = hold(door.listen(own_address(job, job.host), 0), key, deadline, timeouts)
-        agent.set(place, told(job, store))
+        own, names = offer(job, address, host)
+        store = hold(door.listen(own, 0), key, deadline, timeouts)
+        agent.set(place, told(store, names))
         return store
     silent = "rank 0 is silent: it has not told the address of its store"
     left_s, clock = seconds(deadline, timeouts), timeouts.clock
@@ -97,6 +98,35 @@ def under_torchrun(job: Job, env: Mapping[str, str], deadline: float, timeouts: 
         return arrive(where, key, deadline, timeouts)
     except DistError as error:
         raise Lost(f"{silent} ({line(error)})") from error
+
+
+def under_env(job: Job, env: Mapping[str, str], deadline: float, timeouts: Timeouts) -> Store:
+    """The variables have no name of the job: its key is made of what is the same on all ranks. MASTER_ADDR is not, as
+    Kubeflow's PyTorchJob says "localhost" to rank 0."""
+    host, port = launcher_env.master_address(env)
+    key = door.job_key(f"env:// {port} {job.size}", env)
+    remedy = "Give all ranks another MASTER_PORT."
+    store = at_master(job, (host, port), key, deadline, timeouts, remedy)
+    mine = f"{TOKEN} {os.getpid()} {job.host}"
+    first = store.compare_set(f"process of rank {job.rank}", "", mine).decode()
+    if first != mine:
+        raise UserError(
+            f"RANK={job.rank} is also that of process {first.split()[1]} on host {first.split()[2]}: give each process "
+            f"a RANK of its own, 0 to {job.size - 1}, and each job a MASTER_PORT of its own."
+        )
+    return store
+
+
+def at_master(job: Job, master: Address, key: bytes, deadline: float, timeouts: Timeouts, remedy: str) -> RankStore:
+    """The store at MASTER_ADDR and MASTER_PORT; remedy: what to do if rank 0's port is taken."""
+    if job.rank:
+        return arrive([master], key, deadline, timeouts)
+    host, port = master
+    try:
+        listener = door.listen(own_address(job, host), port)
+    except OSError as error:
+        raise UserError(f"rank 0 cannot listen on port {port} of {host}: {error.strerror}\n{remedy}") from error
+    return hold(listener, key, deadline, timeouts)
 
 
 def agent_store(host: str, port: int, deadline: float, timeouts: Timeouts) -> TCPStore:
@@ -114,16 +144,17 @@ def agent_store(host: str, port: int, deadline: float, timeouts: Timeouts) -> TC
         raise Lost(f"{silent} ({line(error)})") from error
 
 
-def under_mpi(job: Job, deadline: float, timeouts: Timeouts) -> Store:
+def under_mpi(job: Job, deadline: float, timeouts: Timeouts, address: str = "") -> Store:
     from fedmpi.comm.backends import mpi
 
     key = secrets.token_bytes(door.DIGEST)
-    here = [serve(door.listen(own_address(job, job.host), 0), key)] if job.rank == 0 else []  # it starts while MPI does
+    own, names = offer(job, address) if job.rank == 0 else ("", [])
+    here = [serve(door.listen(own, 0), key)] if job.rank == 0 else []  # it starts while MPI does
     world = mpi.world(job, deadline - timeouts.clock.now())
     words = torch.zeros(TOLD_BYTES, dtype=torch.uint8)  # "key port host host ...", padded with zeros
     if job.rank == 0:
         store = arrive(here, key, deadline, timeouts)
-        text = f"{key.hex()} {told(job, store)}".encode()[:TOLD_BYTES]
+        text = f"{key.hex()} {told(store, names)}".encode()
         words[: len(text)] = torch.frombuffer(bytearray(text), dtype=torch.uint8)
     sent = world.Ibcast(words.numpy(), root=0)
     while not sent.Test():  # Bcast has no time-out
@@ -143,7 +174,7 @@ def under_slurm(job: Job, env: Mapping[str, str], deadline: float, timeouts: Tim
     key = door.job_key(f"slurm {step}", env)
     if job.rank:
         first = slurm_hosts.expand(env[source])[0]
-        host = "127.0.0.1" if job.local_size == job.size else slurm_hosts.resolve(first, source)
+        host = LOOPBACK if job.local_size == job.size else slurm_hosts.address(first, source, env)
         return arrive([(host, port) for port in ports(step)], key, deadline, timeouts)
     for port in ports(step):
         try:
@@ -178,31 +209,46 @@ def serve(listener: socket.socket, key: bytes) -> Address:
     """Start rank 0's store; the address at which it will be in a moment."""
     host, port = listener.getsockname()[:2]
     processes.append(store_server.start(listener, key))
-    return host if host not in ("::", "0.0.0.0") else "127.0.0.1", port
+    return host if host not in ("::", "0.0.0.0") else LOOPBACK, port
 
 
 def own_address(job: Job, name: str) -> str:
-    """Where rank 0 listens: loopback where that is enough, else the address that this host has by the name under which
-    others know it; "" (everywhere) where that is no name of other hosts' for it."""
+    """Return where rank 0 listens if the others come by `name`: loopback if all ranks are on this host, else the name's
+    address; "" (everywhere) if the name leads to no address that other hosts know."""
     if job.local_size == job.size:
-        return "127.0.0.1"
-    try:
-        address = socket.gethostbyname(name)
-    except OSError:
-        return ""
-    return "" if address.startswith("127.") else address
+        return LOOPBACK
+    address = network.resolve(name)
+    return "" if network.is_loopback(address) else address
 
 
-def told(job: Job, store: RankStore) -> str:
-    """ "port host host ...": names and addresses under which other ranks may reach this host, best first."""
-    names = ["127.0.0.1"]
-    if job.local_size < job.size:
-        try:
-            found = socket.gethostbyname_ex(job.host)[2]
-        except OSError:
-            found = []
-        names = [job.host, *(address for address in found if not address.startswith("127."))]
-    return " ".join([str(store.address[1]), *names])
+def offer(job: Job, address: str, launcher: str = "") -> tuple[str, list[str]]:
+    """Return where rank 0 listens, and the names at which the other ranks try to reach it, the best first.
+
+    Args:
+        job: rank 0's.
+        address: that of comm.interface, "" without one.
+        launcher: host name or address at which all ranks have reached the launcher, MASTER_ADDR; "" if unknown.
+
+    Returns:
+        The one address where the others come; "" (everywhere) and several names where that is not certain, as the host
+        name does not resolve, or resolves to 127.0.1.1 or to an address that this host does not have.
+    """
+    if job.local_size == job.size:
+        return LOOPBACK, [LOOPBACK]
+    if address:
+        return address, [address]
+    known = network.resolve(launcher or job.host)
+    if not network.is_loopback(known) and network.is_own(known):
+        return known, [known] if launcher else [known, job.host]
+    names = [network.address_towards(launcher), launcher, *network.outward_addresses(), job.host]
+    return "", list(dict.fromkeys(name for name in names if not network.is_loopback(name)))
+
+
+def told(store: RankStore, names: list[str]) -> str:
+    """Return "port name name ...", the names that fit into an MPI broadcast beside the key."""
+    text = f"{store.address[1]} {' '.join(names)}"
+    room = TOLD_BYTES - 2 * door.DIGEST - 1
+    return text if len(text) <= room else text[:room].rpartition(" ")[0]
 
 
 # ---- the others' side ----
@@ -222,7 +268,7 @@ def arrive(where: list[Address], key: bytes, deadline: float, timeouts: Timeouts
                 return RankStore(address, key, connection, timeouts)
             except door.Stranger:
                 strange = True
-            except OSError:  # no service there, or another one
+            except (OSError, UnicodeError):  # no service there, or another one; or no name that could be looked up
                 continue
         if timeouts.clock.now() > deadline:
             break
@@ -250,7 +296,7 @@ def reachable(host: str, port: int, deadline: float, timeouts: Timeouts) -> None
     while timeouts.clock.now() < deadline:
         try:
             return socket.create_connection((host, port), timeout=timeouts.reply).close()
-        except OSError:
+        except (OSError, UnicodeError):
             timeouts.clock.sleep(RETRY_S)
     raise Lost(f"torchrun's agent is silent: nothing answers at {host}:{port}; does the name resolve here?")
 

@@ -39,6 +39,10 @@ class RankStore(Store):
         connection = door.enter(self.address, self.key, patience_s or self.timeouts.reply)
         return RankStore(self.address, self.key, connection, self.timeouts)
 
+    def connection_addresses(self) -> tuple[str, str]:
+        """Return the addresses of this connection: that of this rank, and that of rank 0."""
+        return self.connection.getsockname()[0], self.connection.getpeername()[0]
+
     def clone(self) -> RankStore:
         """The same for torch, which holds no reference that Python counts."""
         self.clones.append(self.another(WAIT.total_seconds()))

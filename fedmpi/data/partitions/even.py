@@ -8,15 +8,17 @@ import numpy as np
 from pydantic import Field
 
 from fedmpi.common.errors import UserError
-from fedmpi.data.partitions.checks import ascending, check_enough, check_least
+from fedmpi.data.partitions.checks import check_enough, check_least
+from fedmpi.data.partitions.parts import Partition, equal_sizes
 
 MAX_ENTRIES = 10_000_000  # shares drawn before giving up: two or three seconds
 
 
-def iid(labels: np.ndarray, clients: int, rng: np.random.Generator) -> list[np.ndarray]:
+def iid(labels: np.ndarray, clients: int, rng: np.random.Generator) -> Partition:
     """Uniform at random, in equal parts; the first n mod N clients hold one sample more."""
     check_enough(len(labels), clients, "iid")
-    return ascending(np.array_split(rng.permutation(len(labels)), clients))
+    sizes = equal_sizes(len(labels), clients)
+    return Partition.from_sizes(rng.permutation(len(labels)), sizes).ascending()
 
 
 def quantity(
@@ -26,7 +28,7 @@ def quantity(
     *,
     alpha: Annotated[float, Field(gt=0, le=1_000_000, allow_inf_nan=False)] = 0.5,
     min_size: Annotated[int, Field(ge=1)] = 10,
-) -> list[np.ndarray]:
+) -> Partition:
     """Quantity skew: samples at random, in parts of sizes q n; smaller alpha, stronger skew (NIID-Bench, Li 2022).
 
     q ~ Dir(alpha 1_N), drawn until every client has min_size samples; the permuted samples are cut at
@@ -38,8 +40,9 @@ def quantity(
     for _ in range(-(-MAX_ENTRIES // clients)):
         q = rng.dirichlet(np.full(clients, alpha))
         ends = np.floor(np.cumsum(q)[:-1] * n).astype(np.int64)
-        if np.diff(ends, prepend=0, append=n).min() >= min_size:
-            return ascending(np.split(rng.permutation(n), ends))
+        sizes = np.diff(ends, prepend=0, append=n)
+        if sizes.min() >= min_size:
+            return Partition.from_sizes(rng.permutation(n), sizes).ascending()
     raise UserError(
         f"data.partition: no draw of quantity (alpha={alpha}, clients={clients}) gave every client "
         f"min_size={min_size} of the {n} samples; raise alpha, or lower `clients` or min_size"

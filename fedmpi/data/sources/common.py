@@ -4,8 +4,12 @@ from __future__ import annotations
 
 import os
 import warnings
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from contextvars import ContextVar
+from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import torch
@@ -15,6 +19,8 @@ from fedmpi.common import seeds
 from fedmpi.common.errors import MissingDataError, UserError
 from fedmpi.data.dataset import Dataset
 from fedmpi.data.pictures import Pictures, of_bytes, stacked
+from fedmpi.data.preparation import shared
+from fedmpi.data.sources.pictures.preparation import of_arrays
 from fedmpi.data.streaming.stream import Stream
 
 PARTS = {  # names of parts, as people write them: in a column, of folders, of splits
@@ -22,6 +28,22 @@ PARTS = {  # names of parts, as people write them: in a column, of folders, of s
     **dict.fromkeys(("val", "valid", "validation", "dev"), "val"),
     **dict.fromkeys(("test", "testing"), "test"),
 }
+_gaps = ContextVar("gaps", default=False)
+
+
+@contextmanager
+def gaps_in_targets(allowed: bool) -> Iterator[None]:
+    """While this lasts, sources are told whether targets may have gaps (NaN), as with `task.ignore: nan`."""
+    token = _gaps.set(allowed)
+    try:
+        yield
+    finally:
+        _gaps.reset(token)
+
+
+def gaps_allowed() -> bool:
+    """Whether targets may have gaps, which become NaN."""
+    return _gaps.get()
 
 
 def find(root: Path, candidates: Sequence[str], what: str, remedy: str) -> Path:
@@ -37,9 +59,9 @@ def find(root: Path, candidates: Sequence[str], what: str, remedy: str) -> Path:
     raise MissingDataError(f"{what}: there is no file {' or '.join(map(str, paths))} (data.root = {root}); {remedy}")
 
 
-def finite(x: Tensor, name: str, at: Path) -> Tensor:
-    """x, (n, ...); UserError with the first row that holds NaN or an infinity."""
-    good = torch.isfinite(x)
+def finite(x: Tensor, name: str, at: Path | str, nan: bool = False) -> Tensor:
+    """x, (n, ...); UserError with the first row that holds an infinity or, unless that is allowed, NaN."""
+    good = ~torch.isinf(x) if nan else torch.isfinite(x)
     if not bool(good.all()):
         row = int((~good.flatten(1).all(1) if x.ndim > 1 else ~good).nonzero()[0, 0])
         odd = x[row][~good[row]].flatten()[0].item()
@@ -136,7 +158,15 @@ def pictures(
     or one a channel; channels: to which C = 1 is repeated.
     """
     (x, y), (test_x, test_y) = train, test
-    return Dataset(normalised(x, mean, std, channels), y, normalised(test_x, mean, std, channels), test_y, classes)
+    made_x, made_test = (normalised(images, mean, std, channels) for images in (x, test_x))
+    made = of_arrays(x, mean, std, channels or x.shape[1])
+    return Dataset(made_x, y, made_test, test_y, classes, preparation=made)
+
+
+def reads_columns(data: Dataset, **columns: str) -> Dataset:
+    """The data set whose preparation reads new rows from these columns: its fields, such as picture_column, by name."""
+    preparation: Any = data.preparation
+    return data if preparation is None else replace(data, preparation=replace(preparation, **columns))
 
 
 def by_site(what: str, names: Sequence[str], site: str | None, one: Callable[[str], Dataset]) -> Dataset:
@@ -162,5 +192,6 @@ def joined(sites: Sequence[Dataset], names: Sequence[str], global_x: Tensor | No
         test_site=torch.repeat_interleave(torch.tensor([len(d.test_y) for d in sites])),
         site_names=tuple(names),
         global_x=global_x,
+        preparation=shared([d.preparation for d in sites]),
         group=torch.cat([g + n for g, n in zip(groups, beyond, strict=False)]) if len(groups) == len(sites) else None,
     )

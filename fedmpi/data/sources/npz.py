@@ -5,9 +5,10 @@ from __future__ import annotations
 import re
 import warnings
 import zipfile
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, ClassVar, Literal
 
 import numpy as np
 import torch
@@ -17,8 +18,9 @@ from torch import Tensor
 from fedmpi.common.errors import UserError
 from fedmpi.data.dataset import Dataset
 from fedmpi.data.pictures import Pictures, stacked
+from fedmpi.data.preparation import NewRows, Preparation, Request, array_rows
 from fedmpi.data.sources.arrays import ArrayOptions, samples, with_axes
-from fedmpi.data.sources.common import checked_fraction, find, finite, holdout
+from fedmpi.data.sources.common import checked_fraction, find, finite, gaps_allowed, holdout
 from fedmpi.data.sources.pictures.decode import PixelRange
 from fedmpi.data.streaming import wanted
 from fedmpi.data.streaming.mapped import in_archive
@@ -40,6 +42,41 @@ NEEDS = (  # an array, and the one that it cannot be without
     *(("test_x", "test_y"), ("test_y", "test_x"), ("test_site", "test_x")),
 )
 ACCEPTED = "; ".join(" or ".join((key, *others)) for key, others in KEYS.items())
+
+
+@dataclass(frozen=True)
+class ArrayPreparation(Preparation):
+    """The array of an .npz file whose rows are samples.
+
+    row: the shape of one in the array; uint8: whether it held bytes, which other numbers are not to stand in for.
+    """
+
+    row: tuple[int, ...]
+    uint8: bool
+    options: ArrayOptions
+
+    kind: ClassVar[str] = "arrays"
+
+    def read(self, request: Request) -> NewRows:
+        named, where = array_rows(request, "an .npz file")
+        arrays = own_names(named)
+        part = "" if "x" in arrays else "test_"
+        if f"{part}x" not in arrays:
+            raise UserError(f"{where} has no array 'x'; it holds {', '.join(named) or 'none'}")
+        array = arrays[f"{part}x"]
+        if (array.dtype == np.uint8) != self.uint8:
+            wanted = "uint8" if self.uint8 else "of other numbers"
+            raise UserError(f"{where}: {part}x is {array.dtype}; that of the training was {wanted}")
+        if array.shape[1:] != self.row or not len(array):
+            said = f"{part}x has the shape {array.shape}"
+            raise UserError(f"{where}: {said}; rows of the shape {self.row} are needed, as in training")
+        x = samples(array, self.options, f"{part}x", Path(where))
+        ids, y = {"row": np.arange(len(x))}, arrays.get(f"{part}y")
+        if y is None:
+            return NewRows(ids, x)
+        if len(y) != len(x):
+            return NewRows(ids, x, no_targets=f"{where}: {part}y has {len(y)} rows, {part}x {len(x)}")
+        return NewRows(ids, x, targets_of(y, f"{part}y", Path(where)))
 
 
 def npz(
@@ -78,17 +115,42 @@ def npz(
     file = (path or "{site}").replace("{site}", site or "{site}")
     at = find(root, (file,), "npz", "correct data.root, or data.path (data.silos in silo mode)")
     arrays, files = _read(at, mapped=pixel_range is None)
-    if val == "leave" and site is None and not any(name.startswith("val_") for name in arrays):
-        raise UserError(f"{at} has no val_x, which data.val: leave would leave out; it holds {', '.join(files)}")
+    options = ArrayOptions(axes, pixel_range, mean, std)
+    known = f"known: {ACCEPTED}"
+    return from_arrays(arrays, files, at, options, classes, test_fraction, val, known, silo=site is not None)
+
+
+def from_arrays(
+    arrays: dict[str, np.ndarray],
+    names: Sequence[str],
+    at: Path,
+    options: ArrayOptions,
+    classes: int | None,
+    test_fraction: float | None,
+    val: Literal["join", "leave"],
+    known: str,
+    silo: bool = False,
+    by_site: bool = False,
+) -> Dataset:
+    """The data set of arrays x, y, site, val_x, ..., test_site of the file `at`; see `npz` for the options.
+
+    Args:
+        arrays: x, y and what else there is of KEYS, with one row a sample; x may stay on disk.
+        names, known: of all arrays in the file, and of those that are understood, for messages.
+        by_site: without test_x, test_fraction of each class of each site is the test part; else of each class.
+    """
+    if val == "leave" and not silo and not any(name.startswith("val_") for name in arrays):
+        raise UserError(f"{at} has no val_x, which data.val: leave would leave out; it holds {', '.join(names)}")
     if val == "leave":
         arrays = {name: array for name, array in arrays.items() if not name.startswith("val_")}
     for name, need in NEEDS:
         if need not in arrays and (name in arrays or need in ("x", "y")):
-            raise UserError(f"{at} has no array {need!r}; it holds {', '.join(files) or 'none'}; known: {ACCEPTED}")
+            raise UserError(f"{at} has no array {need!r}; it holds {', '.join(names) or 'none'}; {known}")
     test_fraction = checked_fraction(test_fraction, f"{at} has test_x, which" if "test_x" in arrays else "")
-    options = with_axes(ArrayOptions(axes, pixel_range, mean, std), arrays["x"].shape, "x", at)
+    options = with_axes(options, arrays["x"].shape, "x", at)
     x, y, owner = _part(arrays, "", at, options)
     _alike(arrays, at)
+    made = ArrayPreparation(arrays["x"].shape[1:], arrays["x"].dtype == np.uint8, options)
     if "val_x" in arrays:
         x, y, owner = _joined((x, y, owner), _part(arrays, "val_", at, options), at)
     if "test_x" in arrays:
@@ -100,6 +162,9 @@ def npz(
             )
     else:
         labels = y.numpy() if y.ndim == 1 else np.zeros(len(y), dtype=np.int64)
+        if by_site and owner is not None:
+            classes_ = labels if labels.dtype.kind == "i" else np.zeros(len(y), dtype=np.int64)
+            labels = np.unique(np.stack([owner.numpy(), classes_]), axis=1, return_inverse=True)[1].reshape(-1)
         train, test = (torch.from_numpy(rows) for rows in holdout(labels, test_fraction))
         test_x, test_y, test_owner = x[test], y[test], None if owner is None else owner[test]
         x, y, owner = x[train], y[train], None if owner is None else owner[train]
@@ -107,18 +172,18 @@ def npz(
         if classes is None:
             several = f"y has the shape {arrays['y'].shape}; targets of several numbers need data.classes"
             raise UserError(f"{at}: {several}, the model's outputs; of one-hot rows store y.argmax(1)")
-        return Dataset(x, y, test_x, test_y, classes, site=owner, test_site=test_owner)
+        return Dataset(x, y, test_x, test_y, classes, site=owner, test_site=test_owner, preparation=made)
     if y.is_floating_point():
         if classes not in (None, 1):
             raise UserError(
                 f"{at}: y holds {arrays['y'].dtype} numbers; with data.classes={classes} whole ones are needed"
             )
-        return Dataset(x, y, test_x, test_y, 1, site=owner, test_site=test_owner)
+        return Dataset(x, y, test_x, test_y, 1, site=owner, test_site=test_owner, preparation=made)
     largest = _largest(y, test_y, at)
     classes = classes or largest + 1
     if largest >= classes:
         raise UserError(f"{at}: y holds the label {largest}; with data.classes={classes} 0..{classes - 1} is allowed")
-    return Dataset(x, y, test_x, test_y, classes, site=owner, test_site=test_owner)
+    return Dataset(x, y, test_x, test_y, classes, site=owner, test_site=test_owner, preparation=made)
 
 
 def _part(arrays: dict[str, np.ndarray], prefix: str, at: Path, options: ArrayOptions) -> Part:
@@ -133,9 +198,15 @@ def _part(arrays: dict[str, np.ndarray], prefix: str, at: Path, options: ArrayOp
         raise UserError(f"{at}: {prefix}x has the shape {x.shape}; (n, f) or (n, C, H, W) is needed, without a 0")
     return (
         samples(x, options, f"{prefix}x", at),
-        _y(arrays[f"{prefix}y"], f"{prefix}y", at),
+        targets_of(arrays[f"{prefix}y"], f"{prefix}y", at),
         _owner(arrays.get(f"{prefix}site"), f"{prefix}site", at),
     )
+
+
+def own_names(arrays: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
+    """The known arrays under our names."""
+    names = {other: key for key, others in KEYS.items() for other in (key, *others)}
+    return {names[key]: array for key, array in arrays.items() if key in names}
 
 
 def _alike(arrays: dict[str, np.ndarray], at: Path) -> None:
@@ -230,14 +301,15 @@ def _joined(part: Part, more: Part, at: Path) -> Part:
     return stacked([x, val_x]), torch.cat([y, val_y]), both
 
 
-def _y(array: np.ndarray, name: str, at: Path) -> Tensor:
+def targets_of(array: np.ndarray, name: str, at: Path) -> Tensor:
+    """(n, ...) int64 class numbers, or float32 numbers."""
     array = array[:, 0] if array.ndim == 2 and array.shape[1] == 1 else array
     if array.dtype.kind in "iub":
         if int(array.min()) < 0 and array.ndim == 1:
             row = int((array < 0).argmax())
             raise UserError(f"{at}: {name} holds the label {array[row]} in row {row}; 0, 1, 2, ... are allowed")
         return torch.from_numpy(array.astype(np.int64))
-    return finite(torch.from_numpy(array.astype(np.float32)), name, at)
+    return finite(torch.from_numpy(array.astype(np.float32)), name, at, nan=gaps_allowed())
 
 
 def _owner(array: np.ndarray | None, name: str, at: Path) -> Tensor | None:

@@ -22,9 +22,10 @@ from fedmpi.runtime.finished.findings import Findings
 from fedmpi.runtime.record import seal
 from fedmpi.runtime.record.durable import Damaged, packed, read_tensors
 from fedmpi.runtime.record.lines import plain
+from fedmpi.runtime.record.model_facts import facts_of
 from fedmpi.runtime.record.report_text import figures_in
 from fedmpi.runtime.record.run_dir import BEST, MODEL
-from fedmpi.runtime.record.saved_model import facts_of, rebuilt
+from fedmpi.runtime.record.saved_model import rebuilt
 from fedmpi.runtime.record.summary import summary
 
 Rows = Sequence[Mapping[str, Any]]

@@ -1,8 +1,9 @@
 """`fedmpi export`: a run's model as a file that needs no fedmpi: TorchScript, ONNX, or weights alone (safetensors).
 
 The file takes a batch of any size, of samples as the data source gives them; of several tensors one argument each, in
-their order. It is read back and compared with the model on samples of the test set, one by one and together; where the
-outputs differ, or it cannot be made, there is an error and no file.
+their order; beside it lies how these samples are made (runtime/record/preprocessing.py). It is read back and compared
+with the model on samples of the test set, one by one and together; where the outputs differ, or it cannot be made,
+there is an error and no file.
 """
 
 from __future__ import annotations
@@ -14,6 +15,7 @@ import warnings
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, redirect_stderr, redirect_stdout, suppress
 from importlib.util import find_spec
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
@@ -23,13 +25,17 @@ from torch import Tensor, nn
 from fedmpi.comm.backends.solo import Solo
 from fedmpi.common.errors import UserError
 from fedmpi.common.inputs import Inputs, Samples, call
+from fedmpi.config.schema import Settings
 from fedmpi.data.batches import batches
-from fedmpi.method.base import overrides
 from fedmpi.runtime import build, build_data, launch, trust
 from fedmpi.runtime.build import Experiment
+from fedmpi.runtime.finished.client_model import ClientPredictor, client_model
+from fedmpi.runtime.record import preprocessing
 from fedmpi.runtime.record.durable import weights
+from fedmpi.runtime.record.model_facts import facts_of, personal_facts, personal_notice
+from fedmpi.runtime.record.predictor import site_of
 from fedmpi.runtime.record.run_dir import BEST, MODEL, RunDirectory
-from fedmpi.runtime.record.saved_model import facts_of, rebuilt
+from fedmpi.runtime.record.saved_model import rebuilt
 
 SUFFIX = {"torchscript": ".pt", "onnx": ".onnx", "safetensors": ".safetensors"}
 NEEDS = ("onnx", "onnxscript", "onnxruntime")  # beside torch, for onnx
@@ -45,11 +51,12 @@ def export(
     say: Callable[[str], None],
     *,
     best: bool = False,
+    client: str | None = None,
     out: Path | None = None,
     trusted: bool = False,
     given: Sequence[str] = (),
 ) -> Path:
-    """Write the model of a run directory to a file and compare; returns where.
+    """Write the global model of a run directory, or that of a client, to a file and compare; returns where.
 
     Raises UserError: an unknown format, packages or data that are missing, a model that is no client's, or that cannot
     be exported, outputs that differ.
@@ -65,38 +72,63 @@ def export(
     name = BEST if best else MODEL
     with trust.guard(trusted):
         launch.set_numerics(settings)
-        module = rebuilt(run, settings, name)
+        module, facts = rebuilt(run, settings, name), facts_of(run / name)
+        if client is not None:
+            module = client_model(run, client, trusted, best, given)
+            facts = {"input": facts["input"], "classes": facts["classes"], "client": client}
+        if isinstance(module, ClientPredictor):
+            raise UserError(
+                f"method {settings.method.name}: what a client uses is more than weights: its outputs look into its "
+                f"training data (hook predict), which no file of {to} holds. fedmpi.load({str(run)!r}, "
+                f"client={client}) gives it where these data are; without --client the network is exported alone"
+            )
         solo = Solo(torch.device("cpu"))
         data = build_data.siloed(settings, solo) if settings.data.silos else build_data.partitioned(settings)
         made = build.experiment(settings, data, torch.device("cpu"))
-        _whole(made, say)
+        if client is None:
+            _check_personal(made, say)
         x = _samples(made)
-        path = out or run / "export" / Path(name).with_suffix(SUFFIX[to])
+        stem = Path(name).stem if client is None else f"{Path(name).stem}-client-{client}"
+        path = out or run / "export" / f"{stem}{SUFFIX[to]}"
         with _written(path) as temporary, torch.inference_mode():
-            run_file = WRITERS[to](module, x, temporary, lambda: rebuilt(run, settings, name), facts_of(run / name))
+            run_file = WRITERS[to](module, x, temporary, lambda: rebuilt(run, settings, name), facts)
             apart, largest = _compare(module, run_file, x, to)
+    prepared, beside = _preprocessing(run, settings, client), path.with_suffix(".preprocessing.json")
+    if prepared is not None:
+        with _written(beside) as temporary:
+            temporary.write_bytes(prepared.read_bytes())
     size = sum(p.numel() for p in module.parameters())
     say(f"{path}: {size:,} parameters; takes {_look(x)}")
+    if prepared is not None:
+        say(f"{beside}: how rows are prepared for it")
     say(f"{len(x)} test samples, together and one by one: outputs up to {largest:.4g}, largest difference {apart:.2g}")
     return path
 
 
-def _whole(made: Experiment, say: Callable[[str], None]) -> None:
-    """Refuse a model of which parts stay with the clients; tell of clients' models beside the global one."""
-    name = made.settings.method.name
-    if not made.messages.shared.whole:
-        kept = sorted(made.model.layout.groups() - set(made.messages.shared_groups))
-        raise UserError(
-            f"method {name} keeps parts of the model with each client ({', '.join(kept)}), so there is no whole global "
-            "model to export: that of the run directory holds initial values there. fedmpi.load gives it as it is"
-        )
-    if any(overrides(made.method, hook) for hook in ("weights", "predict", "tune")):
-        say(f"method {name} gives each client a model of its own; what is exported is the global one")
+def _preprocessing(run: Path, settings: Settings, client: str | None) -> Path | None:
+    """The file that says how the model's rows were prepared; of a site only with the site's own model, or where all
+    sites prepare their rows alike. None where there is none."""
+    silos = settings.data.silos
+    files = [run / preprocessing.NAME] if silos is None else [preprocessing.site_file(run, name) for name in silos]
+    if silos is not None and client is not None:
+        files = [preprocessing.site_file(run, site_of(silos, client))]
+    alike = all(file.is_file() for file in files) and len({file.read_bytes() for file in files}) == 1
+    return files[0] if alike else None
+
+
+def _check_personal(made: Experiment, say: Callable[[str], None]) -> None:
+    """Refuse a global model of which parts stay with the clients; say where clients have models beside it."""
+    facts = personal_facts(made.settings.method.name, made.messages)
+    if not facts:
+        return
+    if facts["kept"]:
+        raise UserError(f"there is no whole global model to export: {personal_notice(facts)}")
+    say(personal_notice(facts))
 
 
 def _samples(made: Experiment) -> Samples:
     """Test samples as the model gets them."""
-    shards = [made.data.global_test, *made.data.test.values()]
+    shards = chain([made.data.global_test], made.data.test.values())
     shard = next((each for each in shards if each is not None and len(each)), None)
     if shard is None:
         raise UserError("export: the run has no test samples to compare outputs on")

@@ -24,7 +24,7 @@ from fedmpi.runtime import consistency, trust
 from fedmpi.runtime.finished import at_rest, rounds
 from fedmpi.runtime.finished.findings import Difference, Findings, differences
 from fedmpi.runtime.reading.files import json_of
-from fedmpi.runtime.record import seal
+from fedmpi.runtime.record import preprocessing, seal
 from fedmpi.runtime.record.environment import installed
 from fedmpi.runtime.record.run_dir import RunDirectory
 
@@ -176,7 +176,7 @@ def _tell(where: str, bad: list[Difference], other: list[str], tolerance: float 
 
 def _compare_models(run: Path, again: Path, other: list[str], to: Findings) -> None:
     """Byte by byte: what the rows' hashes leave out, too, such as statistics of batch normalisation."""
-    for name in ("model.safetensors", "model-best.safetensors", "partition.npz", "partition.json"):
+    for name in ("model.safetensors", "model-best.safetensors", "partition.npz", "partition.json", preprocessing.NAME):
         both = run / name, again / name
         if all(path.exists() for path in both) and seal.digest(both[0]) != seal.digest(both[1]):
             if name == "partition.json" and len({_plain(path) for path in both}) == 1:

@@ -72,7 +72,7 @@ def sites(s: Settings, ranks: Sequence[Mapping[str, Any]]) -> list[str]:
 
 def schedule(s: Settings, clients: int, own_length: bool = False) -> str:
     """Who trains in a round, how much (unless the method's own options say it), and at which learning rate."""
-    train, members = s.train, sampling.size(clients, s.cohort.fraction)
+    train, members = s.train, sampling.size(clients, s.cohort.fraction, s.cohort.size)
     batches = "full batches" if train.batch_size == "full" else f"batches of {train.batch_size}"
     last = learning_rate(train.lr, train.schedule, max(s.rounds - 1, 0), max(s.rounds, 1), train.decay)
     lr = f"lr {train.lr:g}, {train.schedule}" + ("" if train.schedule == "constant" else f", {last:.3g} at last")
@@ -249,7 +249,7 @@ def check_list(made: Experiment, fed: Federation, needed: Mapping[str, int]) -> 
     """What `fedmpi validate` shows."""
     s, data, messages, entry = made.settings, made.data, made.messages, made.itemsize
     sizes, tests = data.train_sizes, data.test_sizes
-    held = np.array([len(shard) for shard in data.validation.values()])
+    held = data.validation_sizes
     shared = f"{len(data.global_test)} samples" if data.global_test else "none that a rank sees"
     state = size_text(messages.client_state.size * entry)
     root, trainer = size_text(needed["rank 0"]), size_text(needed["a training rank"])

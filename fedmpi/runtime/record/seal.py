@@ -16,9 +16,9 @@ from typing import Any
 
 NAME = "seal.json"
 FILES = (
-    *("config.yaml", "identity.json", "environment.json", "partition.json", "partition.npz", "initial.safetensors"),
+    *("config.yaml", "identity.json", "environment.json", "partition.json", "partition.npz", "preprocessing.json"),
     *("metrics.jsonl", "clients.jsonl", "updates.jsonl", "analysis.jsonl", "faults.jsonl", "placement.jsonl"),
-    *("accepted.jsonl", "model.safetensors", "model-best.safetensors", "summary.json"),
+    *("initial.safetensors", "accepted.jsonl", "model.safetensors", "model-best.safetensors", "summary.json"),
 )
 BY_ROUND = ("metrics.jsonl", "clients.jsonl", "updates.jsonl", "analysis.jsonl")
 CHUNK = 1 << 24

@@ -14,6 +14,7 @@ from torch import Tensor, nn
 from fedmpi.common import places
 from fedmpi.common.errors import UserError
 from fedmpi.runtime import consistency
+from fedmpi.runtime.record.model_facts import facts_of, personal_notice
 
 MODEL, COPY = "model.safetensors", "initial.safetensors"  # in a run directory
 SHOWN = 6  # names in a line
@@ -65,7 +66,8 @@ def fill(module: nn.Module, source: Path | None, strict: bool) -> Initial | None
             if not bool(given[name].isfinite().all()):
                 raise UserError(f"init.from: {name} in {path} holds values that are not finite")
             own[name].copy_(given[name])
-    return Initial(content, [f"{len(good)} of {len(own)} tensors of the model start from {path}", *odd])
+    notices = [f"{path}: {said}" for said in [personal_notice(facts_of(path))] if said]
+    return Initial(content, [f"{len(good)} of {len(own)} tensors of the model start from {path}", *odd, *notices])
 
 
 def _read(path: Path, source: Path) -> tuple[bytes, dict[str, Tensor]]:

@@ -11,11 +11,13 @@ from typing import Any
 
 from fedmpi.common import places
 from fedmpi.common.errors import UserError
+from fedmpi.config.schema import Settings
 from fedmpi.engine.faults import recovery
 from fedmpi.engine.faults.losses import Losses, check
 from fedmpi.engine.federation import Federation
 from fedmpi.engine.pace import Pace, Row
 from fedmpi.runtime.build import Experiment
+from fedmpi.runtime.record import preprocessing
 from fedmpi.runtime.record.lines import rows_of
 from fedmpi.runtime.record.run_dir import RunDirectory
 from fedmpi.runtime.record.timeline import TimelineFile
@@ -41,6 +43,7 @@ def start(
     path = places.fixed(settings.output / heard["name"]) if directory is None else directory.path
     if comm.audit is not None:  # here, if this host does not see rank 0's directory
         comm.audit.open(path / "audit" / f"rank-{comm.rank}.jsonl", settings.output_mode == "private")
+    preprocessing.write_own(path, settings, made.data)
     if settings.timeline and path.is_dir():
         head = {"job": heard["job"], "rank": comm.rank, "of": comm.size, "host": socket.gethostname()}
         file = TimelineFile(path, head, settings.output_mode == "private")
@@ -69,9 +72,15 @@ def start(
 
 def _given(made: Experiment, directory: RunDirectory) -> dict[str, Any]:
     """Losses of the run to go on with, or of the one that is replayed; the placement of this one."""
-    lost, placed = made.settings.faults.replay, made.settings.cohort.replay
-    losses = directory.losses() if lost is None else _rows(lost, "faults.replay", "faults.jsonl", check)
-    return {"losses": losses, "placement": [] if placed is None else _rows(placed, "cohort.replay", PLACED, _placed)}
+    placed = made.settings.cohort.replay
+    placement = [] if placed is None else _rows(placed, "cohort.replay", PLACED, _placed)
+    return {"losses": losses_of(made.settings, directory), "placement": placement}
+
+
+def losses_of(settings: Settings, directory: RunDirectory) -> list[dict[str, Any]]:
+    """Rows of lost ranks: those of the run directory, or of the run that is replayed."""
+    lost = settings.faults.replay
+    return directory.losses() if lost is None else _rows(lost, "faults.replay", "faults.jsonl", check)
 
 
 def _rows(path: Path, key: str, kind: str, look: Callable[[Row], object]) -> list[Row]:

@@ -68,7 +68,6 @@ def test_launcher(launcher, env):
     "env",
     [
         {},
-        {"RANK": "3", "WORLD_SIZE": "5", "LOCAL_RANK": "1", "LOCAL_WORLD_SIZE": "2"},  # somebody's leftovers
         BATCH | {"SLURM_NTASKS": "1"},
         {"SLURM_JOB_ID": "12"},  # salloc without a number of tasks
         STEP | {"SLURM_NTASKS": "1", "SLURM_STEP_NUM_TASKS": "1", "SLURM_PROCID": "0", "PMIX_RANK": "0"},  # srun -n 1
@@ -101,3 +100,147 @@ def test_a_variable_that_is_no_number_is_named():
 def test_tasks_per_node():
     assert tasks_per_node("4") == [4]
     assert tasks_per_node("2(x3),1,10(x2)") == [2, 2, 2, 1, 10, 10]
+
+
+# ---- env://: RANK, WORLD_SIZE, MASTER_ADDR, MASTER_PORT ----
+BY_ENV = {"RANK": "3", "WORLD_SIZE": "5", "MASTER_ADDR": "a01", "MASTER_PORT": "29500"}
+
+
+@pytest.mark.parametrize(
+    ("more", "local_rank", "local_size"),
+    [
+        ({}, 0, 1),  # one rank a host, as pods of a Kubernetes job
+        ({"LOCAL_RANK": "1"}, 1, 2),
+        ({"LOCAL_RANK": "1", "LOCAL_WORLD_SIZE": "4"}, 1, 4),
+        ({"MASTER_ADDR": "127.0.0.1"}, 3, 5),  # all on this host
+        ({"MASTER_ADDR": "localhost"}, 3, 5),
+        ({"RANK": "0", "MASTER_ADDR": "localhost"}, 0, 1),  # the master of a PyTorchJob, whose workers have its name
+        ({"SLURM_JOB_ID": "12", "SLURM_NTASKS": "4"}, 0, 1),  # started by ssh from a batch script
+        ({"FLUX_JOB_SIZE": "5", "FLUX_TASK_RANK": "3"}, 0, 1),  # the remedy for launchers that are not supported
+        ({"OMPI_COMM_WORLD_RANK": "0", "OMPI_COMM_WORLD_SIZE": "1", "OMPI_COMM_WORLD_LOCAL_RANK": "0",
+          "OMPI_COMM_WORLD_LOCAL_SIZE": "1"}, 0, 1),  # an mpirun -n 1 on each host
+    ],
+)  # fmt: skip
+def test_ranks_join_by_torchs_variables(more, local_rank, local_size):
+    env = BY_ENV | more
+    assert detect(env) == Job("env://", int(env["RANK"]), 5, local_rank, local_size, "a02")
+
+
+@pytest.mark.parametrize(
+    ("launcher", "env"),
+    [("slurm", STEP), ("mpi", OPEN_MPI), ("torchrun", TORCHRUN | OPEN_MPI)],
+)
+def test_a_launcher_of_as_many_ranks_comes_before_inherited_variables(launcher, env):
+    """RANK is the same in all processes that inherit it, while the launcher numbers them."""
+    inherited = {} if launcher == "torchrun" else BY_ENV | {"RANK": "0"}
+    assert detect(env | inherited) == Job(launcher, rank=3, size=5, local_rank=1, local_size=2, host="a02")
+    assert detect(env | ({} if launcher == "torchrun" else {"WORLD_SIZE": "1", "RANK": "0"})).size == 5
+
+
+@pytest.mark.parametrize(("starter", "env"), [("srun", STEP), ("mpirun", OPEN_MPI)])
+def test_a_launcher_and_variables_that_disagree_are_refused(starter, env):
+    with pytest.raises(UserError, match=f"{starter} started 5 ranks, but WORLD_SIZE=2.*\n.*unset RANK WORLD_SIZE"):
+        detect(env | BY_ENV | {"RANK": "1", "WORLD_SIZE": "2"})
+
+
+@pytest.mark.parametrize(
+    ("missing", "message"),
+    [
+        (["MASTER_PORT"], "but not MASTER_PORT: .*unset RANK WORLD_SIZE MASTER_ADDR"),
+        (["MASTER_ADDR", "MASTER_PORT"], "RANK=3 and WORLD_SIZE=5 are set, but not MASTER_ADDR and MASTER_PORT"),
+        (["WORLD_SIZE"], "but not WORLD_SIZE"),
+        (["RANK"], "but not RANK"),
+        (["RANK", "WORLD_SIZE"], "MASTER_ADDR=a01 and MASTER_PORT=29500 are set, but not RANK and WORLD_SIZE"),
+        (
+            ["RANK", "WORLD_SIZE", "MASTER_ADDR"],
+            "MASTER_PORT=29500 is set, but not RANK and WORLD_SIZE and MASTER_ADDR",
+        ),
+    ],
+)
+def test_an_incomplete_set_of_variables_names_the_missing_ones(missing, message):
+    given = {name: text for name, text in BY_ENV.items() if name not in missing}
+    with pytest.raises(UserError, match=message):
+        detect(given)
+    with pytest.raises(UserError, match=message):
+        detect(given | dict.fromkeys(missing, ""))
+
+
+@pytest.mark.parametrize(
+    "env",
+    [
+        BY_ENV | {"WORLD_SIZE": "1", "RANK": "0"},  # a PyTorchJob of one pod
+        {"WORLD_SIZE": "1"},
+        {"SLURM_JOB_ID": "12", "SLURM_NTASKS": "1", "MASTER_ADDR": "a01", "MASTER_PORT": "1"},  # set by a job's script
+    ],
+)
+def test_variables_of_one_process(env):
+    assert detect(env) == Job("single", 0, 1, 0, 1, "a02")
+
+
+@pytest.mark.parametrize(
+    ("more", "message"),
+    [
+        ({"RANK": "5"}, "RANK=5, but WORLD_SIZE=5: ranks count from 0"),
+        ({"RANK": "-1"}, "RANK = '-1'"),
+        ({"MASTER_PORT": "0"}, "MASTER_PORT = 0: expected a port"),
+        ({"MASTER_PORT": "65536"}, "MASTER_PORT = 65536: expected a port"),
+        ({"MASTER_PORT": "http"}, "MASTER_PORT = 'http'"),
+    ],
+)
+def test_values_that_cannot_be_are_named(more, message):
+    with pytest.raises(UserError, match=message):
+        detect(BY_ENV | more)
+
+
+# ---- launchers that are not supported ----
+# Their variables: flux-environment(7); IBM's jsrun(1) and PyTorch Lightning's LSFEnvironment; MVAPICH2's user guide;
+# OpenMPI's prrte, ess/lsf (LSF_PM_TASKID counts from 1); pbsdsh(1).
+@pytest.mark.parametrize(
+    ("env", "remedy"),
+    [
+        ({"FLUX_JOB_SIZE": "4", "FLUX_TASK_RANK": "1"}, "RANK=$FLUX_TASK_RANK WORLD_SIZE=$FLUX_JOB_SIZE"),
+        ({"PMI_SIZE": "4", "PMI_RANK": "0", "PMI_FD": "7"}, "RANK=$PMI_RANK WORLD_SIZE=$PMI_SIZE"),
+        ({"MV2_COMM_WORLD_SIZE": "4"}, "RANK=$MV2_COMM_WORLD_RANK WORLD_SIZE=$MV2_COMM_WORLD_SIZE"),
+        ({"MVP_COMM_WORLD_SIZE": "4"}, "RANK=$MVP_COMM_WORLD_RANK WORLD_SIZE=$MVP_COMM_WORLD_SIZE"),
+        ({"OMPI_COMM_WORLD_SIZE": "4"}, "RANK=$OMPI_COMM_WORLD_RANK"),  # without the local ones
+        ({"JSM_NAMESPACE_SIZE": "4", "JSM_NAMESPACE_RANK": "1"}, "RANK=$JSM_NAMESPACE_RANK"),
+        ({"HOROVOD_SIZE": "4", "HOROVOD_RANK": "1"}, "RANK=$HOROVOD_RANK"),
+        ({"LSB_DJOB_NUMPROC": "4", "LSF_PM_TASKID": "1"}, "RANK=$((LSF_PM_TASKID - 1))"),
+        ({"PBS_JOBID": "7", "PBS_TASKNUM": "2", "PBS_NODENUM": "0"}, "unset PBS_TASKNUM"),
+        ({"PBS_JOBID": "7", "PBS_TASKNUM": "1", "PBS_NODENUM": "1"}, "unset PBS_NODENUM"),
+        ({"PBS_JOBID": "7", "PBS_VNODENUM": "3"}, "unset PBS_VNODENUM"),
+        ({"SLURM_JOB_ID": "12", "SLURM_NTASKS": "4", "MV2_COMM_WORLD_SIZE": "4"}, "RANK=$MV2_COMM_WORLD_RANK"),
+    ],
+)
+def test_ranks_of_other_launchers_do_not_train_alone(env, remedy):
+    with pytest.raises(UserError, match=r"each process would train alone.*\n.*mpirun, srun or torchrun") as caught:
+        detect(env)
+    assert remedy in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    "env",
+    [
+        {"FLUX_JOB_SIZE": "1", "FLUX_TASK_RANK": "0"},
+        {"PMI_SIZE": "1", "PMI_RANK": "0"},
+        {"LSB_JOBID": "7", "LSB_DJOB_NUMPROC": "4"},  # bsub -n 4: processors for one process
+        {"PBS_JOBID": "7", "PBS_NP": "4", "PBS_TASKNUM": "1", "PBS_NODENUM": "0", "PBS_VNODENUM": "0"},  # the script
+    ],
+)
+def test_one_process_of_other_launchers(env):
+    assert detect(env) == Job("single", 0, 1, 0, 1, "a02")
+
+
+def test_flux_that_srun_started_is_not_taken_for_srun():
+    """Its tasks inherit SLURM_PROCID from the broker: several of them have the same one."""
+    with pytest.raises(UserError, match="srun started 5 ranks, but FLUX_JOB_SIZE=8"):
+        detect(STEP | {"FLUX_JOB_SIZE": "8", "FLUX_TASK_RANK": "6"})
+
+
+@pytest.mark.parametrize("more", [{"PMIX_RANK": "1"}, {"PMIX_RANK": "0", "FLUX_JOB_SIZE": "2", "FLUX_TASK_RANK": "0"}])
+def test_a_pmix_launcher_of_another_mpi_is_refused(more, monkeypatch):
+    """The MPI that mpi4py loaded sees one process."""
+    monkeypatch.setattr(job_module, "ask_mpi", lambda: Job("mpi", 0, 1, 0, 1, "a02"))
+    with pytest.raises(UserError, match=r"PMIX_RANK=1|Flux started 2 processes"):
+        detect(more)
+    assert detect({"PMIX_RANK": "0"}).size == 1

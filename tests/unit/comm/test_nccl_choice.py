@@ -118,6 +118,9 @@ def test_a_group_of_gpus_is_built_on_the_ranks_own(monkeypatch, user_set):
 class Store(dist.HashStore):
     """One whose connections end like that of the ranks."""
 
+    def connection_addresses(self):
+        return "127.0.0.1", "127.0.0.1"
+
     def set_at_end(self, key, value):
         self.set(f"{key} at end", value)
 
@@ -125,7 +128,7 @@ class Store(dist.HashStore):
 @pytest.fixture
 def connecting(monkeypatch):
     """connect(build) as a single rank that NCCL suits; returns the seconds that the building may take."""
-    monkeypatch.setattr(torch_dist.rendezvous, "find_store", lambda *_, timeouts: Store())
+    monkeypatch.setattr(torch_dist.rendezvous, "find_store", lambda *_, **__: Store())
     monkeypatch.setattr(torch_dist, "choose", lambda backend, cards: "nccl")
     monkeypatch.setenv("GLOO_SOCKET_IFNAME", "lo")
     bounds = []
@@ -247,6 +250,6 @@ def test_a_process_that_ends_is_noticed_at_once(ended, said, after):
 
 def test_every_rank_leaves_word_of_its_end(connecting, monkeypatch):
     stores = [Store()]
-    monkeypatch.setattr(torch_dist.rendezvous, "find_store", lambda *_, timeouts: stores[0])
+    monkeypatch.setattr(torch_dist.rendezvous, "find_store", lambda *_, **__: stores[0])
     connecting(lambda *_: None)
     assert stores[0].get(f"{torch_dist.ENDED} at end") == b"0"

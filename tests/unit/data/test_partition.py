@@ -71,8 +71,6 @@ def test_site():
         site(owner, 4, rng())
 
 
-
-
 @pytest.mark.parametrize(("clients", "s"), [(100, 2), (10, 10), (5, 8)])
 def test_distinct_shards_give_exactly_s_classes(clients, s):
     labels = balanced(10, 1000)
@@ -140,8 +138,6 @@ def test_by_client_follows_the_sample_by_sample_law():
     assert np.abs(ours - naive).max() / draws < 4 * 1.415 * 0.0079
 
 
-
-
 @pytest.mark.parametrize(
     ("cut", "labels", "clients", "options", "words"),
     [
@@ -172,10 +168,6 @@ def test_redraws_are_capped(monkeypatch):
     # 2 classes at alpha -> 0 go to one client each, so of 10 clients 8 stay empty in every draw
     with pytest.raises(UserError, match=r"none of 50 draws.*alpha=1e-05, clients=10.*the best gave 0.*raise alpha"):
         dirichlet(balanced(2, 100), 10, rng(), alpha=1e-5)
-
-
-
-
 
 
 @pytest.mark.parametrize(("clients", "k"), [(10, 1), (25, 3), (7, 10)])
@@ -248,9 +240,9 @@ def test_a_file_says_who_holds_what(tmp_path):
     [
         ("a.txt", "", None, "ends in .csv, .json or .npz"),
         ("none/a.csv", None, None, "No such file"),
-        ("a.csv", "owner\n1\n", None, r"no column `client`: \['owner'\]"),
-        ("a.csv", "client\n0\nx\n", None, r"a\.csv:3: client is 'x'"),
-        ("a.csv", "client\n0\n0\n99999999999999999999\n", None, r"a\.csv:4: client is .* from 0 to 2 is needed"),
+        ("a.csv", "owner\n1\n", None, r"a\.csv: its first line names no column `client`: owner"),
+        ("a.csv", "client\n0\nx\n", None, r"a\.csv, line 3: client is 'x'"),
+        ("a.csv", "client\n0\n0\n99999999999999999999\n", None, r"a\.csv, line 4: client is .* from 0 to 2 is needed"),
         ("a.csv", "client\n0\n", None, "1 lines, but there are 3 training samples"),
         ("a.csv", "client\n-1\n-1\n-1\n", None, "a.csv names no client"),
         ("a.json", "[[0, 1]", None, "is no JSON"),
@@ -292,7 +284,6 @@ def drawn_one_after_another(labels, clients, generator, alpha, balance, min_size
             return np.array(counts).T
 
 
-
 @pytest.mark.parametrize(
     ("alpha", "convention"),
     [(0.004, "class"), (0.05, "class"), (0.3, "class_plain"), (2.0, "class"), (2.0, "class_plain")],
@@ -307,4 +298,3 @@ def test_many_draws_at_once_are_draws_one_after_another(alpha, convention):
         for label in range(6):  # the samples themselves come next, class after class
             naive.permutation(np.flatnonzero(labels == label))
         assert ours.random() == naive.random()
-

@@ -11,7 +11,6 @@ from fedmpi import config
 from fedmpi.common.errors import MissingDataError, UserError
 from fedmpi.common.torchvision_compat import torchvision
 from fedmpi.data.federated import split
-from fedmpi.data.fetching.by_hand import COVID_SITES
 from fedmpi.data.fetching.getting import SETS
 from fedmpi.data.fetching.medmnist import TABLE
 from fedmpi.data.silos import open_silos
@@ -24,7 +23,7 @@ from fedmpi.data.sources.pictures.emnist import emnist
 from fedmpi.data.sources.pictures.ham10000 import SOURCES, ham10000
 from fedmpi.data.sources.pictures.image_folder import image_folder
 from fedmpi.data.sources.pictures.medmnist import medmnist
-from fedmpi.data.sources.pictures.ssl_fl import covid_fl, retina
+from fedmpi.data.sources.pictures.ssl_fl import retina
 from fedmpi.data.sources.pictures.stl10 import stl10
 from fedmpi.data.sources.pictures.svhn import svhn
 from fedmpi.data.sources.pictures.tiny_imagenet import tiny_imagenet

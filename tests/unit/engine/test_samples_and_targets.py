@@ -192,6 +192,31 @@ def test_methods_that_ask_for_no_class_train_on_text(method):
     assert it.rows[-1]["train_loss"] > 0
 
 
+@pytest.mark.parametrize(
+    ("method", "options"),
+    [("fedld", {"margin": 0.0}), ("gradproj", {"distance": "l2"}), ("fedsr", {"probabilistic": False, "cmi": 0.0})],
+)
+def test_methods_ask_for_a_classification_only_where_their_options_do(method, options):
+    """Of regression: FedLD without its margin term, GradProj of weights, and FedSR's penalty on features alone."""
+    x = torch.randn(40, 3, generator=torch.Generator().manual_seed(0))
+    tree = {"task": {"name": "regression"}, "model": {"name": "mlp"}, "rounds": 1}
+    data = Dataset(x[:30], x[:30, 0], x[30:], x[30:, 0], 1)
+    assert play(settings(method, options=options, **tree), split(data, "iid", 3, 0)).rows[-1]["mse"] > 0
+    with pytest.raises(UserError, match=f"{method} needs a classification task"):
+        prepare(settings(method, options={}, **tree), split(data, "iid", 3, 0))
+
+
+def test_fedld_without_its_margin_term_is_fedavg_up_to_the_aggregate():
+    """Any task: with principal off the same bits, with it another direction of the same clients' updates."""
+    cases = ("fedavg", {}), ("fedld", {"margin": 0.0, "principal": False}), ("fedld", {"margin": 0.0})
+    tree = {"rounds": 1, "cohort": {"fraction": 1.0}, **TEXT}
+    plain, off, on = (
+        play(settings(method, options=options, **tree), split(text(), "iid", 3, 0)) for method, options in cases
+    )
+    assert off.hashes == plain.hashes != on.hashes
+    assert on.rows[0]["train_loss"] == plain.rows[0]["train_loss"]
+
+
 def test_methods_that_ask_for_classes_say_that_they_want_another_task():
     with pytest.raises(UserError, match="fedntd needs a classification task, but task next_symbol"):
         prepare(settings("fedntd", **TEXT), split(text(), "iid", 3, 0))

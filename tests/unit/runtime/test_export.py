@@ -106,7 +106,9 @@ def test_the_file_gives_the_models_outputs(run_of, tmp_path, recwarn, case, to):
     assert export.export(run, to, said.append, out=out, trusted=True) == out
     assert [str(w.message) for w in recwarn] == []
     assert "20 test samples, together and one by one" in said[-1]
-    assert list(tmp_path.iterdir()) == [out]
+    prepared = tmp_path / "model.preprocessing.json"
+    assert sorted(tmp_path.iterdir()) == sorted([out, prepared])
+    assert prepared.read_bytes() == (run / "preprocessing.json").read_bytes()
     module, g = package.load(run, trust=True), torch.Generator().manual_seed(7)
     ids = torch.randint(0, 9, (7, 5), generator=g)
     parts = {"pictures": [torch.randn(7, 1, 8, 8, generator=g)], "text": [ids], "masked": [ids, (ids > 1).float()]}
@@ -142,11 +144,11 @@ def test_what_a_file_cannot_hold_leaves_none(run_of, tmp_path, model, text, to):
 
 
 def test_parts_that_stay_with_clients_are_told(run_of):
-    with pytest.raises(UserError, match=r"fedper keeps parts of the model with each client \(head\), so"):
+    with pytest.raises(UserError, match=r"fedper keeps parts of the model with each client \(head\)"):
         export.export(run_of("frozen", method="fedper"), "torchscript", print, trusted=True)
     said = []
     export.export(run_of("frozen", method="ditto"), "torchscript", said.append, trusted=True)
-    assert said[0] == "method ditto gives each client a model of its own; what is exported is the global one"
+    assert said[0].startswith("method ditto gives each client a model of its own, and this is the global one. ")
 
 
 def test_mistakes(run_of, tmp_path, monkeypatch):

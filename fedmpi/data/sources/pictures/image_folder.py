@@ -104,8 +104,8 @@ def _one(
             warnings.warn(f"data: {home / name} is not read; parts are named {', '.join(PARTS)}", stacklevel=2)
     if test is not None:
         checked_fraction(test_fraction, f"{home / test}")
-        return parted(train, files_in(home / test, names), len(names), decoding)
-    return held_out(train, checked_fraction(test_fraction), len(names), decoding)
+        return parted(train, files_in(home / test, names), names, decoding)
+    return held_out(train, checked_fraction(test_fraction), names, decoding)
 
 
 def _training(home: Path, root: Path) -> Path:

@@ -1,41 +1,23 @@
-"""Gaps filled, words made columns of 0 and 1, numbers standardised: by each site's own training rows, or by all.
-
-`groups` (n,) says whose each row is, `train` (n,) whether it is a training row. Only training rows are counted.
-"""
+"""Arithmetic of a table's columns: what fills a gap, words as columns of 0 and 1, numbers standardised."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 
 import numpy as np
 
 
-def _groups(groups: np.ndarray, train: np.ndarray) -> Iterator[tuple[np.ndarray, np.ndarray]]:
-    """(all rows, training rows) of each group."""
-    for group in np.unique(groups):
-        mine = groups == group
-        yield mine, mine & train
-
-
-def filled(x: np.ndarray, groups: np.ndarray, train: np.ndarray) -> np.ndarray:
-    """x (n,) with the median of the group's training rows in the place of NaN; NaN stays where they have no value."""
-    x = x.copy()
-    for mine, own in _groups(groups, train):
-        there = x[own & ~np.isnan(x)]
-        if len(there):
-            x[mine & np.isnan(x)] = np.median(there)
-    return x
-
-
-def filled_words(words: np.ndarray, groups: np.ndarray, train: np.ndarray) -> np.ndarray:
-    """words (n,) with the group's most frequent one, of equals the first by letters, in the place of ""."""
-    words = words.copy()
-    for mine, own in _groups(groups, train):
-        there = words[own & (words != "")]
-        if len(there):
-            found, counts = np.unique(there.astype(str), return_counts=True)
-            words[mine & (words == "")] = str(found[counts.argmax()])
-    return words
+def usual(cells: np.ndarray) -> float | str | None:
+    """What stands in for a gap: the median of numbers (n,), where a gap is NaN; the most frequent of words (n,), of
+    equals the first by letters, where a gap is ""; None where all are gaps."""
+    if cells.dtype != object:
+        there = cells[~np.isnan(cells)]
+        return float(np.median(there)) if len(there) else None
+    there = cells[cells != ""]
+    if not len(there):
+        return None
+    found, counts = np.unique(there.astype(str), return_counts=True)
+    return str(found[counts.argmax()])
 
 
 def one_hot(words: np.ndarray, values: Sequence[str]) -> np.ndarray:
@@ -43,13 +25,10 @@ def one_hot(words: np.ndarray, values: Sequence[str]) -> np.ndarray:
     return (words[:, None] == np.array(values, dtype=object)[None, :]).astype(np.float64)
 
 
-def standardised(x: np.ndarray, groups: np.ndarray, train: np.ndarray) -> np.ndarray:
-    """(x - mean) / deviation by the group's training rows, (n, f); NaN, and a column that does not vary, become 0."""
-    out = np.zeros_like(x)
-    for mine, own in _groups(groups, train):
-        mean, std = moments(x[own])
-        np.divide(x - mean, std, out=out, where=mine[:, None] & (std > 0) & ~np.isnan(x))
-    return out
+def standardised(x: np.ndarray, mean: Sequence[float], deviation: Sequence[float]) -> np.ndarray:
+    """(x - mean) / deviation, (n, f); NaN, and a column that does not vary, become 0."""
+    std = np.asarray(deviation)
+    return np.divide(x - np.asarray(mean), std, out=np.zeros_like(x), where=(std > 0) & ~np.isnan(x))
 
 
 def moments(x: np.ndarray) -> tuple[np.ndarray, np.ndarray]:

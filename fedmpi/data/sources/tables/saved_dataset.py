@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import warnings
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Annotated, Any, Literal
@@ -19,11 +20,12 @@ from fedmpi.common.text import nearest
 from fedmpi.data.dataset import Dataset
 from fedmpi.data.pictures import Pictures
 from fedmpi.data.sources.arrays import ArrayOptions, samples, with_axes
-from fedmpi.data.sources.common import PARTS, holdout, normalised
+from fedmpi.data.sources.common import PARTS, gaps_allowed, holdout, normalised
 from fedmpi.data.sources.pictures import reading
 from fedmpi.data.sources.pictures.decode import DecodeOptions, Pages, PixelRange, Size
 from fedmpi.data.sources.tables import arrow
 from fedmpi.data.sources.tables.files import Table, ordered
+from fedmpi.data.sources.tables.index import warn_of_row_numbers
 from fedmpi.data.sources.tables.targets import targets
 
 REMEDY = "save it anew with save_to_disk, or correct data.root or data.path"
@@ -90,6 +92,7 @@ def saved_dataset(
         _refuse(folder, columns[0], "is for pictures", size=size, channels=channels)
         _refuse(folder, columns[0], "is for pictures", pages=pages if pages != "refuse" else None)
         _refuse(folder, columns[0], "is for pictures", background=background if background != "white" else None)
+        _warn_of_row_numbers(splits, folder, columns, symbols)
         values = _numbers(splits, folder, symbols, ArrayOptions(axes, pixel_range, mean, std))
     aim = targets(rows, [label_column], "auto", splits[0].names)
     train = np.repeat([PARTS.get(split.name.lower()) != "test" for split in splits], [len(split.x) for split in splits])
@@ -165,8 +168,9 @@ def _read(home: Path, name: str, columns: list[str], label: str, sites: str | No
     feature = (info.get("features") or {}).get(label) or {}
     names = feature.get("names") if feature.get("_type") == "ClassLabel" else None
     rows = Table(folder, cells, np.arange(len(x)), "row")
-    for column in cells:
-        _whole(rows, column)
+    for name in cells:
+        if name != label or names is not None or not gaps_allowed():
+            _whole(rows, name)
     if names is not None:
         number = rows.columns[label]
         odd = np.flatnonzero((number < 0) | (number >= len(names)))
@@ -176,6 +180,15 @@ def _read(home: Path, name: str, columns: list[str], label: str, sites: str | No
         rows.columns[label] = np.array([names[int(k)] for k in number], dtype=object)
         rows = replace(rows, named={label: frozenset(names)})
     return Split(name, x, rows, names)
+
+
+def _warn_of_row_numbers(splits: Sequence[Split], folder: Path, columns: Sequence[str], symbols: bool) -> None:
+    for split in splits:
+        x = np.asarray(split.x)
+        if x.ndim == 2 and not symbols:
+            named = columns if len(columns) == x.shape[1] else [f"{columns[0]}[{k}]" for k in range(x.shape[1])]
+            owner = np.zeros(len(x), dtype=np.int64)
+            warn_of_row_numbers(folder / split.name, dict(zip(named, x.T, strict=True)), owner)
 
 
 def _numbers(splits: list[Split], folder: Path, symbols: bool, options: ArrayOptions) -> Tensor | Pictures:

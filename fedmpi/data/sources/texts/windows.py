@@ -4,25 +4,15 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 
-import numpy as np
 import torch
 from torch import Tensor
 
 from fedmpi.common.errors import UserError
 from fedmpi.common.text import brief, count, show
 from fedmpi.data.dataset import Dataset
-
-UNKNOWN = "\N{REPLACEMENT CHARACTER}"  # stands for what occurs in test parts alone
-
-
-@dataclass(frozen=True)
-class Text:
-    """What one author wrote, in order of time, and where it stands, for messages."""
-
-    text: str
-    place: str
+from fedmpi.data.sources.texts.preparation import UNKNOWN, TextPreparation, cut
+from fedmpi.data.sources.texts.reading import Text
 
 
 def windows(
@@ -44,12 +34,12 @@ def windows(
         strange = {*"".join(last for _, last in parts.values())} - {*symbols}
         symbols += UNKNOWN if strange and UNKNOWN not in symbols else ""
     else:
-        _check_alphabet(known, alphabet)
+        _check_texts(known, alphabet)
     if test_fraction:
         _tell_untested(parts, context)
     number = {symbol: k for k, symbol in enumerate(symbols)}
-    train = [_windows(first, number, context) for first, _ in parts.values()]
-    test = [_windows(last, number, context) for _, last in parts.values()]
+    train = [cut(first, number, context) for first, _ in parts.values()]
+    test = [cut(last, number, context) for _, last in parts.values()]
     return Dataset(
         *_pairs(train),
         *_pairs(test),
@@ -58,6 +48,7 @@ def windows(
         test_site=torch.repeat_interleave(torch.tensor([len(rows) for rows in test])),
         site_names=tuple(known),
         meaning=tuple(symbols),
+        preparation=TextPreparation(tuple(symbols), context, closed=alphabet is not None),
     )
 
 
@@ -85,23 +76,21 @@ def _tell_untested(parts: Mapping[str, tuple[str, str]], context: int) -> None:
         )
 
 
-def _check_alphabet(texts: Mapping[str, Text], alphabet: str) -> None:
+def check_alphabet(alphabet: str) -> None:
+    """Raise UserError for a character that stands twice in data.alphabet."""
     twice = [symbol for k, symbol in enumerate(alphabet) if symbol in alphabet[:k]]
     if twice:
         raise UserError(f"data.alphabet holds {show(twice[0])} twice; each character stands once")
+
+
+def _check_texts(texts: Mapping[str, Text], alphabet: str) -> None:
+    check_alphabet(alphabet)
     for name, text in texts.items():
         strange = {*text.text} - {*alphabet}
         if strange:
             at = min(text.text.index(symbol) for symbol in strange)
             said = f"character {at + 1} of author {name!r} is {show(text.text[at])}"
             raise UserError(f"{text.place}: {said}, which is not in data.alphabet; add it there, or mend the text")
-
-
-def _windows(text: str, number: Mapping[str, int], context: int) -> Tensor:
-    """(windows, context + 1) int64: each window and the symbol after it."""
-    unknown = number.get(UNKNOWN, 0)
-    symbols = torch.from_numpy(np.fromiter((number.get(symbol, unknown) for symbol in text), np.int64, len(text)))
-    return symbols.unfold(0, context + 1, context) if len(text) > context else symbols.new_empty(0, context + 1)
 
 
 def _pairs(rows: Sequence[Tensor]) -> tuple[Tensor, Tensor]:

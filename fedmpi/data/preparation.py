@@ -1,0 +1,194 @@
+"""How new files become a model's inputs: what a data source has fitted on training rows, or decided for them.
+
+A source attaches a `Preparation` to its `Dataset` and prepares its own rows with it, so that training and prediction
+share one code path. A run writes it beside its model (runtime/record/preprocessing.py).
+"""
+
+from __future__ import annotations
+
+import warnings
+from abc import ABC, abstractmethod
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from importlib import import_module
+from pathlib import Path
+from typing import Any, ClassVar
+
+import numpy as np
+import torch
+from pydantic import TypeAdapter, ValidationError
+from torch import Tensor
+
+from fedmpi.common.errors import UserError
+from fedmpi.common.inputs import Inputs, Shape, Type, from_text, look, sample_shape, to_text
+
+KINDS = {
+    "arrays": "fedmpi.data.sources.npz:ArrayPreparation",
+    "images": "fedmpi.data.sources.pictures.preparation:ImagePreparation",
+    "ready": "fedmpi.data.preparation:ReadyInputs",
+    "table": "fedmpi.data.sources.tables.preparation:TablePreparation",
+    "texts": "fedmpi.data.sources.texts.preparation:TextPreparation",
+}
+
+
+@dataclass(frozen=True, eq=False)
+class NewRows:
+    """Rows to predict, prepared as the rows of the training were.
+
+    ids: columns, (n,) each, that say which row a prediction is of, such as its line in a file; x: samples (n, ...);
+    y: targets (n, ...) where the file has them, else None; no_targets: why it has none, for messages.
+    """
+
+    ids: Mapping[str, Any]
+    x: Any
+    y: Tensor | None = None
+    no_targets: str = ""
+
+
+@dataclass(frozen=True)
+class Request:
+    """What is to be predicted. site: whose rows they are, where that is given; ids: columns of the file to copy."""
+
+    rows: Any  # a file, or rows in memory
+    site: str | None = None
+    ids: tuple[str, ...] = ()
+
+
+class Preparation(ABC):
+    """What turns new rows into inputs of a model. Subclasses are frozen dataclasses of what JSON can hold."""
+
+    kind: ClassVar[str]
+    class_names: tuple[str, ...] = ()  # in the order of the classes' numbers; () where they have no names
+
+    @property
+    def output_names(self) -> tuple[str, ...]:
+        """What the model's outputs stand for; () where that is not known."""
+        return self.class_names
+
+    @property
+    def site_names(self) -> tuple[str, ...]:
+        """The sites by whose training rows new rows can be prepared; () where all rows are prepared alike."""
+        return ()
+
+    @abstractmethod
+    def read(self, request: Request) -> NewRows:
+        """The prepared rows of a file. Raises UserError where it does not fit the training's."""
+
+    def facts(self) -> dict[str, Any]:
+        """All of it, as JSON can hold it; `from_facts` is the inverse."""
+        found: dict[str, Any] = TypeAdapter(type(self)).dump_python(self, mode="json")
+        return {"kind": self.kind, **found}
+
+    def same(self, other: Preparation | None) -> bool:
+        """Whether the other one prepares rows alike."""
+        return other is not None and self.facts() == other.facts()
+
+
+def from_facts(facts: Any) -> Preparation:
+    """The preparation that `Preparation.facts` described. Raises ValueError for anything else."""
+    kind = facts.get("kind") if isinstance(facts, dict) else None
+    if kind not in KINDS:
+        raise ValueError(f"kind is {kind!r}; known: {', '.join(KINDS)}")
+    module, _, name = KINDS[kind].partition(":")
+    rest = {key: value for key, value in facts.items() if key != "kind"}
+    try:
+        found: Preparation = TypeAdapter(getattr(import_module(module), name)).validate_python(rest)
+    except ValidationError as error:
+        raise ValueError(str(error).splitlines()[0]) from error
+    return found
+
+
+def shared(parts: Sequence[Preparation | None]) -> Preparation | None:
+    """The preparation that all parts of a data set have in common; None where there is none."""
+    first = parts[0]
+    return first if first is not None and all(first.same(each) for each in parts[1:]) else None
+
+
+@dataclass(frozen=True)
+class ReadyInputs(Preparation):
+    """Of a source that says nothing of how it prepares rows, such as a user's own: new rows come ready, as arrays.
+
+    sample: the shape and type of a sample, as common/inputs.py writes them.
+    """
+
+    sample: str
+
+    kind: ClassVar[str] = "ready"
+
+    def read(self, request: Request) -> NewRows:
+        shape, dtype = from_text(self.sample)
+        named, where = array_rows(request, "the model's inputs, prepared as the data source of the training does it")
+        names = list(shape) if isinstance(shape, dict) else ["x"]
+        missing = next((name for name in names if name not in named), None)
+        if missing is not None:
+            raise UserError(f"{where} has no array {missing!r}; it holds {', '.join(named) or 'none'}")
+        found = {name: _typed(named[name], name, dtype, where) for name in names}
+        x = Inputs(found) if isinstance(shape, dict) else found["x"]
+        check_sample(x, shape, where)
+        said = "the data source of this run does not say how it prepares rows"
+        warnings.warn(f"{where} is taken as ready inputs of the model: {said}", stacklevel=2)
+        return NewRows({"row": np.arange(len(x))}, x)
+
+
+def _typed(array: np.ndarray, name: str, dtype: Type, where: str) -> Tensor:
+    """An array in the type of the training's samples; no number becomes another one by that."""
+    wanted = dtype[name] if isinstance(dtype, dict) else dtype
+    x = torch.from_numpy(np.ascontiguousarray(array))
+    if x.is_floating_point() and not wanted.is_floating_point:
+        raise UserError(f"{where}: {name} is {array.dtype}; {str(wanted).removeprefix('torch.')} is needed")
+    if x.dtype == torch.uint8 and wanted.is_floating_point:
+        raise UserError(f"{where}: {name} is uint8; ready inputs are {str(wanted).removeprefix('torch.')} numbers")
+    return x.to(wanted)
+
+
+def check_sample(x: Any, shape: Shape, where: str) -> None:
+    """Raises UserError for rows of another shape than those of the training."""
+    if not len(x):
+        raise UserError(f"{where} holds no row")
+    if sample_shape(x) != shape:
+        raise UserError(f"{where} holds rows of {look(x[:1])}; a sample of the training has the shape {shape}")
+
+
+def ready(shape: Shape, dtype: Type) -> ReadyInputs:
+    """The preparation of ready inputs for samples of that shape and type."""
+    return ReadyInputs(to_text(shape, dtype))
+
+
+def array_rows(request: Request, what: str) -> tuple[dict[str, np.ndarray], str]:
+    """(arrays by name, where they come from) of an .npz file, or of arrays in memory. what: what is needed there."""
+    rows = request.rows
+    if isinstance(rows, (np.ndarray, Tensor)):
+        rows = {"x": rows}
+    if isinstance(rows, Mapping):
+        return {str(name): _array(x, str(name)) for name, x in rows.items()}, "rows"
+    path = file_of(request)
+    if path.suffix.lower() != ".npz":
+        raise UserError(f"{path} is no .npz file; this run takes {what}: numpy.savez(FILE, x=...)")
+    try:
+        with np.load(path, allow_pickle=False) as archive:
+            return dict(archive), str(path)
+    except Exception as error:  # zip, zlib, numpy's header: what a damaged file makes of them is not to be foreseen
+        raise UserError(
+            f"{path} is no readable .npz file of plain arrays: {error}; write it anew with numpy.savez"
+        ) from error
+
+
+def _array(x: Any, name: str) -> np.ndarray:
+    try:
+        found = np.asarray(x.detach().cpu() if isinstance(x, Tensor) else x)
+    except (TypeError, ValueError) as error:
+        raise UserError(f"rows: {name} is {type(x).__name__}, no array of numbers ({error})") from error
+    if found.dtype.kind not in "biuf" or found.ndim == 0:
+        raise UserError(f"rows: {name} is {found.dtype} of shape {found.shape}; rows of numbers are needed")
+    return found
+
+
+def file_of(request: Request, folder: bool = False) -> Path:
+    """The file, or where allowed the folder, to read. Raises UserError where there is none."""
+    if not isinstance(request.rows, (str, Path)):
+        raise UserError(f"rows: {type(request.rows).__name__} is not understood by this run; give a file")
+    path = Path(request.rows)
+    if not (path.is_file() or (folder and path.is_dir())):
+        odd = "is a folder; a file is needed" if path.is_dir() else "is not there"
+        raise UserError(f"{path} {odd}")
+    return path

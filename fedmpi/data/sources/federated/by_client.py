@@ -1,0 +1,68 @@
+"""Number the clients of files that hold samples by client, and hold images as bytes where that loses nothing."""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Sequence
+from dataclasses import replace
+
+import numpy as np
+import torch
+
+from fedmpi.common.text import brief, count
+from fedmpi.data.dataset import Dataset
+
+NOBODY = -1  # the site of test rows whose client has no training rows
+
+
+def image_bytes(x: np.ndarray) -> np.ndarray | None:
+    """The uint8 array of which `x` is v / 255 to the last bit of float32; None if there is none.
+
+    Images are kept as bytes and divided by 255 when a batch is read, which gives the same numbers from a quarter of the
+    memory.
+    """
+    if x.dtype == np.uint8:
+        return x
+    with np.errstate(over="ignore"):
+        values = np.rint(x * 255)
+    if not ((values >= 0) & (values <= 255)).all():
+        return None
+    found = values.astype(np.uint8)
+    return found if np.array_equal(as_floats(found), x.astype(np.float32)) else None
+
+
+def as_floats(x: np.ndarray) -> np.ndarray:
+    """float32; v / 255 of bytes."""
+    return x.astype(np.float32) / np.float32(255) if x.dtype == np.uint8 else x.astype(np.float32)
+
+
+def with_sites(
+    data: Dataset, names: Sequence[str], owner: np.ndarray, test_owner: np.ndarray, shared_test: bool = False
+) -> Dataset:
+    """The data set with its clients as sites.
+
+    A client without training rows is no site: its test rows are part of the global test set alone.
+
+    Args:
+        names: all clients.
+        owner, test_owner: the client of each training row and of each test row, a number in `names`.
+        shared_test: the test part belongs to no client, whatever test_owner says.
+    """
+    trained, tested = np.unique(owner), np.unique(test_owner)
+    number = np.full(len(names), NOBODY)
+    number[trained] = np.arange(len(trained))
+    own = np.intersect1d(trained, tested)
+    if len(own) and not shared_test:
+        for some, what in (
+            (np.setdiff1d(tested, trained), "with test rows alone, which are part of the global test set only"),
+            (np.setdiff1d(trained, tested), "without a test row"),
+        ):
+            if len(some):
+                who = brief(", ".join(names[k] for k in some))
+                warnings.warn(f"data: {count(len(some), 'client')} {what}: {who}", stacklevel=4)
+    return replace(
+        data,
+        site=torch.from_numpy(number[owner]),
+        test_site=torch.from_numpy(number[test_owner]) if len(own) and not shared_test else None,
+        site_names=tuple(names[k] for k in trained),
+    )

@@ -1,0 +1,173 @@
+"""Predicts new rows with a model of a run, prepared as the rows of the training were."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from contextlib import nullcontext
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from fedmpi import tasks
+from fedmpi.common import registry, seeds
+from fedmpi.common.blame import told
+from fedmpi.common.errors import UserError
+from fedmpi.common.inputs import Inputs, Shape, call, look, sample_shape
+from fedmpi.config.schema import Settings
+from fedmpi.data.augment.look import Look
+from fedmpi.data.augment.operation import Operation
+from fedmpi.data.batches import Shard, batches
+from fedmpi.data.layout import laid_out
+from fedmpi.data.pictures import Pictures
+from fedmpi.data.preparation import NewRows, Request
+from fedmpi.data.sources.common import gaps_in_targets
+from fedmpi.runtime.record import preprocessing
+from fedmpi.runtime.record.model_facts import facts_of, input_of
+from fedmpi.tasks import base, contract
+
+
+class Predictions(dict[str, Any]):
+    """Columns by name, a value a row: what says which row it is, then what the model predicts of it.
+
+    metrics: the task's metrics, where the rows have targets; no_metrics: why there are none, if targets were there.
+    """
+
+    metrics: Mapping[str, float] = {}
+    no_metrics: str = ""
+
+
+@dataclass(frozen=True)
+class Predictor:
+    """What `fedmpi.load(...).predict` calls: `predict(rows, site=None, ids=())` -> Predictions.
+
+    rows: a file as `fedmpi predict` takes it, a DataFrame or a mapping of columns (tables), an array (n, ...) as the
+    data source reads it (npz), or ready inputs. site: whose rows they are, where sites prepare theirs by their own
+    training rows; ids: columns of the rows to copy.
+    """
+
+    run: Path
+    settings: Settings
+    module: nn.Module
+    classes: int
+    input_shape: Shape  # of one sample
+    client: int | str | None = None  # whose model it is, if not the global one: its number, or its site's name
+
+    def __call__(self, rows: Any, *, site: str | None = None, ids: Sequence[str] = ()) -> Predictions:
+        silos = self.settings.data.silos
+        if silos is not None:
+            site = site if site is not None or self.client is None else site_of(silos, self.client)
+            made = preprocessing.read(preprocessing.find_own(self.run, silos, site))
+            site = None
+        else:
+            made = preprocessing.read(self.run / preprocessing.NAME)
+            known = made.preparation.site_names
+            if site is not None and not known:
+                raise UserError(f"site {site!r}: this run prepares the rows of all sites alike; leave it out")
+            if site is None and self.client is not None and made.client_sites:
+                site = made.client_sites[int(self.client)]
+            site = site if known else None
+        with gaps_in_targets(self.settings.task.options.get("ignore") == "nan"):
+            found = made.preparation.read(Request(rows, site, tuple(ids)))
+        found = replace(found, x=_augmented(found.x, made.operations))
+        if sample_shape(found.x) != self.input_shape:
+            said = f"the rows become samples of shape {sample_shape(found.x)}"
+            raise UserError(f"{said}; the model was trained on {self.input_shape}")
+        return self._predicted(found, made.preparation.output_names)
+
+    def _predicted(self, rows: NewRows, names: Sequence[str]) -> Predictions:
+        task = self._task()
+        targets = torch.zeros(len(rows.x)) if rows.y is None else rows.y
+        shard = Shard(rows.x, targets, torch.arange(len(targets)))
+        held: list[Tensor] = []
+        parts: list[Mapping[str, Any]] = []
+        module = self.module.eval()
+        predict = getattr(task, "predictions", None) or base.plain_predictions
+        reason = rows.no_targets
+        with torch.inference_mode():
+            for x, y in batches(shard, self.settings.evaluate.batch_size, None, views=True):
+                f = self._outputs(module, x)
+                if not len(parts) and rows.y is not None and callable(getattr(task, "check", None)):
+                    reason = task.check(y, tuple(f.shape[1:]))
+                if rows.y is not None and not reason:
+                    held.append(contract.hold(task, f, y))
+                parts.append(predict(f, names))
+            taken = next((name for name in parts[0] if name in rows.ids), None)
+            if taken is not None:
+                raise UserError(f"ids: {taken!r} is a column of the predictions; rename that of the rows")
+            found = Predictions({**rows.ids, **{name: _join([part[name] for part in parts]) for name in parts[0]}})
+            if held:
+                found.metrics = contract.figures(task, torch.cat(held), targets)
+        found.no_metrics = reason
+        return found
+
+    def _task(self) -> Any:
+        made = registry.make(tasks.KIND, self.settings.task, self.settings.origins("task"))
+        with seeds.scoped(self.settings.seed, "task"):
+            return made(self.classes)
+
+    def _outputs(self, module: nn.Module, x: Any) -> Tensor:
+        """(B, ...) of the model on the CPU, as an evaluation of the run has them."""
+        like = next(iter(module.parameters()), torch.empty(0))
+        bf16 = self.settings.compute.precision == "bf16"
+        if isinstance(x, Tensor):
+            x = laid_out(x, self.settings.compute.channels_last)
+        try:
+            with torch.autocast(like.device.type, torch.bfloat16) if bf16 else nullcontext():
+                f = call(module, x.to(like.device))
+        except UserError:
+            raise
+        except Exception as error:
+            raise UserError(f"the model does not take these rows, {look(x)}: {error}") from error
+        if not isinstance(f, Tensor) or f.shape[:1] != (len(x),):
+            shown = tuple(f.shape) if isinstance(f, Tensor) else type(f).__name__
+            raise told(f"model {type(module).__name__} returned {shown} for {len(x)} samples", module)
+        if f.is_floating_point() and not bool(f.isfinite().all()):
+            raise UserError("the model gives no finite numbers for some of the rows: it has come apart in training")
+        return f.to(like.dtype).cpu()
+
+
+def with_predict(
+    module: nn.Module, run: Path, settings: Settings, name: str, client: int | str | None = None
+) -> nn.Module:
+    """The module with a function `predict`, unless it has one of its own.
+
+    Args:
+        run, settings, name: the run directory, its settings, and the file in it of the global model.
+        client: whose model it is, where it is not the global one.
+    """
+    if not hasattr(module, "predict"):
+        module.predict = predictor(module, run, settings, name, client)  # type: ignore[assignment]
+    return module
+
+
+def predictor(
+    module: nn.Module, run: Path, settings: Settings, name: str, client: int | str | None = None
+) -> Predictor:
+    """What predicts new rows with a module; arguments as of `with_predict`."""
+    facts = facts_of(run / name)
+    return Predictor(run, settings, module, int(facts["classes"]), input_of(facts)[0], client)
+
+
+def site_of(silos: Sequence[str], client: int | str) -> str:
+    """The site of a client that is given by its number, or by its site's name."""
+    return client if isinstance(client, str) and client in silos else silos[int(client)]
+
+
+def _augmented(x: Any, operations: tuple[Operation, ...]) -> Any:
+    """Samples as tests see them: through the operations that draw nothing."""
+    if not operations:
+        return x
+    if isinstance(x, Inputs):
+        raise UserError("data.augment is for pictures, and a sample of these data is several tensors")
+    own = replace(x.look if isinstance(x, Pictures) else Look(), operations=operations)
+    return Pictures(x.stored if isinstance(x, Pictures) else x, own)
+
+
+def _join(parts: Sequence[Any]) -> Any:
+    """Columns of several batches as one."""
+    return (
+        torch.cat(list(parts)).numpy() if isinstance(parts[0], Tensor) else [value for part in parts for value in part]
+    )

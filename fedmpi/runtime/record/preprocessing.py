@@ -1,0 +1,119 @@
+"""preprocessing.json: how a run's rows were prepared, by which new rows are prepared for its model.
+
+    {"format": 1, "kind": "table", ..., "augment": [...], "client_sites": [...]}
+
+The fields of the kind are those of its class (`fedmpi.data.preparation`). augment: the config's `data.augment`, of
+which new rows go through what draws nothing, as test rows do. client_sites: the site of each client, where clients are
+sites. It lies beside the model; with data.silos in state/SITE, where the site's rank writes it: what a site's rows say
+of their columns stays there.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from fedmpi.common.errors import UserError
+from fedmpi.config.schema import Settings
+from fedmpi.data.augment.chosen import operation
+from fedmpi.data.augment.operation import Operation
+from fedmpi.data.federated import Federated
+from fedmpi.data.preparation import Preparation, from_facts
+from fedmpi.runtime.record import durable
+from fedmpi.runtime.record.lines import plain
+
+NAME, FORMAT = "preprocessing.json", 1
+
+
+@dataclass(frozen=True)
+class Preprocessing:
+    """How a run's rows were prepared."""
+
+    preparation: Preparation
+    augment: Sequence[Any] = ()
+    client_sites: tuple[str, ...] = ()
+
+    @property
+    def operations(self) -> tuple[Operation, ...]:
+        """The operations of data.augment."""
+        pairs = [(item, None) if isinstance(item, str) else next(iter(item.items())) for item in self.augment]
+        return tuple(operation(name, given, f"data.augment.{i}", {}) for i, (name, given) in enumerate(pairs))
+
+    def content(self) -> bytes:
+        """What the file holds."""
+        facts = {"format": FORMAT, **self.preparation.facts(), "augment": list(self.augment)}
+        facts |= {"client_sites": list(self.client_sites)} if self.client_sites else {}
+        return (json.dumps(plain(facts), indent=2, allow_nan=False) + "\n").encode()
+
+
+def read(path: Path) -> Preprocessing:
+    """Raises UserError for a file that is missing or damaged."""
+    try:
+        facts = json.loads(path.read_text(encoding="utf-8"))
+        form, augment, sites = facts.pop("format"), facts.pop("augment"), facts.pop("client_sites", [])
+        if form != FORMAT:
+            raise ValueError(f"its format is {form}, and this version of fedmpi reads {FORMAT}")
+        return Preprocessing(from_facts(facts), tuple(augment), tuple(sites))
+    except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
+        raise UserError(f"{path} cannot be read as the preprocessing of a run: {error}") from error
+
+
+def of_run(settings: Settings, data: Federated) -> Preprocessing | None:
+    """What rank 0 writes; None with data.silos, where each site writes its own."""
+    if data.preparation is None:
+        return None
+    return Preprocessing(data.preparation, _augment(settings), data.site_names)
+
+
+def write_own(folder: Path, settings: Settings, data: Federated) -> None:
+    """Write what the sites that this rank opens have fitted, each into its folder of state/.
+
+    Raises UserError where it cannot be written.
+    """
+    private = settings.output_mode == "private"
+    for client, preparation in data.own_preparation.items():
+        path = site_file(folder, data.site_names[client])
+        try:
+            path.parent.mkdir(0o700 if private else 0o777, parents=True, exist_ok=True)
+            durable.write(path, Preprocessing(preparation, _augment(settings)).content(), private)
+        except OSError as error:
+            raise UserError(f"cannot write {path}: {error.strerror or error}; free some space there") from error
+
+
+def site_file(run: Path, site: str) -> Path:
+    """Where a site's rank writes how the site's rows were prepared."""
+    return run / "state" / site / NAME
+
+
+def find_own(run: Path, silos: Sequence[str], site: str | None) -> Path:
+    """The file by which a site's rows are prepared; without a name that of any, where all sites prepare theirs alike.
+
+    Raises UserError where there is none, or sites differ and none is named.
+    """
+    if site is not None and site not in silos:
+        raise UserError(f"there is no site {site!r} in this run; sites: {', '.join(silos)}")
+    found = _there([site_file(run, name) for name in silos if site in (None, name)])
+    if len({path.read_bytes() for path in found}) > 1:
+        raise UserError(
+            f"each site of this run prepares its rows by its own training rows; say whose these are: --client K or "
+            f"--site NAME, in Python client= or site=; sites: {', '.join(silos)}"
+        )
+    return found[0]
+
+
+def _there(paths: Iterable[Path]) -> list[Path]:
+    paths = list(paths)
+    found = [path for path in paths if path.is_file()]
+    if not found:
+        raise UserError(
+            f"{paths[0]} is not here: how a site prepares its rows stays with the site, on the host that trained it; "
+            "predict there, or copy the file from there"
+        )
+    return found
+
+
+def _augment(settings: Settings) -> tuple[Any, ...]:
+    return tuple(settings.data.augment)
