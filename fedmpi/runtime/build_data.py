@@ -103,7 +103,8 @@ def _check_stream(settings: Settings, dataset: Dataset) -> None:
     if settings.data.stream is True and not (isinstance(x, Pictures) and isinstance(x.stored, Stream)):
         raise UserError(
             f"data.stream: true, but source {settings.data.source} gives these samples as a whole: what can stay on "
-            "disk are uint8 pictures in a .npz that is not compressed (numpy.savez), and picture files; leave it out"
+            "disk are uint8 pictures in HDF5 or in a .npz that is not compressed (numpy.savez), and picture files; "
+            "leave it out"
         )
 
 

@@ -16,6 +16,7 @@ registry: dict[str, str] = {
     "emnist": "fedmpi.data.sources.pictures.emnist:emnist",
     "fashion_mnist": "fedmpi.data.sources.mnist:fashion_mnist",
     "ham10000": "fedmpi.data.sources.pictures.ham10000:ham10000",
+    "hdf5": "fedmpi.data.sources.federated.hdf5:hdf5",
     "heart_disease": "fedmpi.data.sources.heart_disease:heart_disease",
     "image_folder": "fedmpi.data.sources.pictures.image_folder:image_folder",
     "leaf": "fedmpi.data.sources.federated.leaf:leaf",

@@ -17,6 +17,7 @@ from fedmpi.common.inputs import describe_axes
 from fedmpi.data.pictures import Pictures, of_bytes
 from fedmpi.data.sources.common import finite
 from fedmpi.data.sources.pictures.decode import PixelRange, check_range, scale
+from fedmpi.data.streaming.hdf5_rows import StoredArrays
 from fedmpi.data.streaming.mapped import Mapped
 from fedmpi.data.streaming.stream import Stream
 
@@ -44,11 +45,14 @@ class ArrayOptions:
         check_range(self.pixel_range)
 
 
-def samples(array: np.ndarray, options: ArrayOptions, name: str, at: Path, grey: bool = True) -> Tensor | Pictures:
+def samples(
+    array: np.ndarray | StoredArrays, options: ArrayOptions, name: str, at: Path, grey: bool = True
+) -> Tensor | Pictures:
     """What a model sees of an array of samples.
 
     Args:
-        array: (n, ...) numbers; with three to five axes images or volumes. A memmap, of uint8, stays on disk.
+        array: (n, ...) numbers; with three to five axes images or volumes. A memmap or StoredArrays, of uint8, stay
+            on disk.
         name, at: of the array, and its file, for messages.
         grey: whether (n, H, W) are grey images, of one channel; False: only where `options` says axes or a range.
 
@@ -64,7 +68,7 @@ def samples(array: np.ndarray, options: ArrayOptions, name: str, at: Path, grey:
     if not spatial and key is not None:
         raise UserError(f"{at}: {name} has the shape {array.shape}; data.{key} is for images and volumes: leave it out")
     axes = _axes_of(array.shape, options.axes, name, at) if spatial else ""
-    if isinstance(array, np.memmap):
+    if isinstance(array, (np.memmap, StoredArrays)):
         return _normalised(Stream(Mapped(array, axes)), options)
     if options.pixel_range is not None:
         try:

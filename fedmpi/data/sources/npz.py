@@ -115,15 +115,39 @@ def npz(
     file = (path or "{site}").replace("{site}", site or "{site}")
     at = find(root, (file,), "npz", "correct data.root, or data.path (data.silos in silo mode)")
     arrays, files = _read(at, mapped=pixel_range is None)
-    if val == "leave" and site is None and not any(name.startswith("val_") for name in arrays):
-        raise UserError(f"{at} has no val_x, which data.val: leave would leave out; it holds {', '.join(files)}")
+    options = ArrayOptions(axes, pixel_range, mean, std)
+    known = f"known: {ACCEPTED}"
+    return from_arrays(arrays, files, at, options, classes, test_fraction, val, known, silo=site is not None)
+
+
+def from_arrays(
+    arrays: dict[str, np.ndarray],
+    names: Sequence[str],
+    at: Path,
+    options: ArrayOptions,
+    classes: int | None,
+    test_fraction: float | None,
+    val: Literal["join", "leave"],
+    known: str,
+    silo: bool = False,
+    by_site: bool = False,
+) -> Dataset:
+    """The data set of arrays x, y, site, val_x, ..., test_site of the file `at`; see `npz` for the options.
+
+    Args:
+        arrays: x, y and what else there is of KEYS, with one row a sample; x may stay on disk.
+        names, known: of all arrays in the file, and of those that are understood, for messages.
+        by_site: without test_x, test_fraction of each class of each site is the test part; else of each class.
+    """
+    if val == "leave" and not silo and not any(name.startswith("val_") for name in arrays):
+        raise UserError(f"{at} has no val_x, which data.val: leave would leave out; it holds {', '.join(names)}")
     if val == "leave":
         arrays = {name: array for name, array in arrays.items() if not name.startswith("val_")}
     for name, need in NEEDS:
         if need not in arrays and (name in arrays or need in ("x", "y")):
-            raise UserError(f"{at} has no array {need!r}; it holds {', '.join(files) or 'none'}; known: {ACCEPTED}")
+            raise UserError(f"{at} has no array {need!r}; it holds {', '.join(names) or 'none'}; {known}")
     test_fraction = checked_fraction(test_fraction, f"{at} has test_x, which" if "test_x" in arrays else "")
-    options = with_axes(ArrayOptions(axes, pixel_range, mean, std), arrays["x"].shape, "x", at)
+    options = with_axes(options, arrays["x"].shape, "x", at)
     x, y, owner = _part(arrays, "", at, options)
     _alike(arrays, at)
     made = ArrayPreparation(arrays["x"].shape[1:], arrays["x"].dtype == np.uint8, options)
@@ -138,6 +162,9 @@ def npz(
             )
     else:
         labels = y.numpy() if y.ndim == 1 else np.zeros(len(y), dtype=np.int64)
+        if by_site and owner is not None:
+            classes_ = labels if labels.dtype.kind == "i" else np.zeros(len(y), dtype=np.int64)
+            labels = np.unique(np.stack([owner.numpy(), classes_]), axis=1, return_inverse=True)[1].reshape(-1)
         train, test = (torch.from_numpy(rows) for rows in holdout(labels, test_fraction))
         test_x, test_y, test_owner = x[test], y[test], None if owner is None else owner[test]
         x, y, owner = x[train], y[train], None if owner is None else owner[train]

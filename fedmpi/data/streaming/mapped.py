@@ -11,6 +11,7 @@ from typing import Any, final
 
 import numpy as np
 
+from fedmpi.data.streaming.hdf5_rows import StoredArrays
 from fedmpi.data.streaming.stream import Source
 
 HELD = 1 << 25  # bytes read until the pages are given back
@@ -20,12 +21,12 @@ LOCAL_HEADER = 30  # bytes of a zip file before the name of a member
 
 @final
 class Mapped(Source):
-    """A uint8 array of images or volumes in a file, mapped into memory.
+    """A uint8 array of images or volumes in a file: mapped into memory, or in HDF5.
 
     axes: N, the rows, then C, D, H and W in the order of the array; shown as (n, C, H, W), (n, C, D, H, W).
     """
 
-    def __init__(self, array: np.memmap[Any, np.dtype[np.uint8]], axes: str = "NCHW") -> None:
+    def __init__(self, array: np.memmap[Any, np.dtype[np.uint8]] | StoredArrays, axes: str = "NCHW") -> None:
         self.array, self.axes, self.taken = array, axes, 0
         self.shape = (len(array), *self._shown(array[:0]).shape[1:])
 
@@ -36,7 +37,9 @@ class Mapped(Source):
     def read(self, rows: np.ndarray) -> np.ndarray:
         found = self.array[rows]
         self.taken += found.nbytes
-        if self.taken > HELD:  # else pages count as this process's memory until others need it
+        if self.taken > HELD and isinstance(
+            self.array, np.memmap
+        ):  # else pages count as this process's memory until others need it
             self.taken = 0
             self.array._mmap.madvise(mmap.MADV_DONTNEED)  # type: ignore[attr-defined]
         return self._shown(np.asarray(found))

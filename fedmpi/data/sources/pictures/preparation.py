@@ -14,7 +14,7 @@ from fedmpi.common.errors import UserError
 from fedmpi.data.pictures import Pictures, of_bytes
 from fedmpi.data.preparation import NewRows, Preparation, Request, file_of
 from fedmpi.data.sources.pictures import reading
-from fedmpi.data.sources.pictures.decode import DecodeOptions
+from fedmpi.data.sources.pictures.decode import DecodeOptions, is_picture
 from fedmpi.data.sources.tables.files import Table, plain_cells
 from fedmpi.data.sources.tables.files import read as read_table
 from fedmpi.data.streaming.stream import Stream
@@ -79,7 +79,7 @@ class ImagePreparation(Preparation):
             raise UserError(f"{path} has no columns to copy; a CSV file that names pictures has")
         if path.is_file():
             return {"file": np.array([path.name], dtype=object)}, [path], [], []
-        files = sorted(file for file in path.rglob("*") if reading.is_picture(file) and file.is_file())
+        files = sorted(file for file in path.rglob("*") if is_picture(file) and file.is_file())
         if not files:
             raise UserError(f"{path} holds no picture")
         names = [file.relative_to(path) for file in files]

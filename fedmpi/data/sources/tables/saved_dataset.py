@@ -113,8 +113,9 @@ def saved_dataset(
     input_column: a column of numbers, of lists of one length, nested ones too, or of pictures; or several columns of
     numbers, side by side. uint8 and pictures are scaled to 0..1, other numbers are taken as they are; with symbols they
     stay whole (for an embedding). label_column: class labels, or numbers (a regression). site_column says whose a row
-    is. Of several splits train and, unless val says leave, validation (valid, val, dev) are trained on, and test is the
-    test part; without it, test_fraction of each class is, the same for every seed.
+    is. Of several splits train and validation (valid, val, dev) are trained on, and test is the test part; without it,
+    test_fraction of each class is, the same for every seed. val: the validation split joins the training part, or is
+    left out.
     axes: of lists nested thrice (Array3D) or four times, such as NHWC; without it 1 or 3 entries of the first or the
     last axis are channels, and other shapes are guessed, with a warning. pixel_range: [low, high], which become 0 and
     1; or file, the least and the largest value of each picture; pictures of more than 8 bits need it. mean, std: one
@@ -219,9 +220,9 @@ def _read(home: Path, name: str, columns: Sequence[str], label: str | None, site
     feature = (info.get("features") or {}).get(label or "") or {}
     names = feature.get("names") if feature.get("_type") == "ClassLabel" else None
     rows = Table(folder, cells, np.arange(len(x)), "row")
-    for name in cells:
-        if name != label or names is not None or not gaps_allowed():
-            _whole(rows, name)
+    for column in cells:
+        if column != label or names is not None or not gaps_allowed():
+            _whole(rows, column)
     if names is not None and label is not None:
         number = rows.columns[label]
         odd = np.flatnonzero((number < 0) | (number >= len(names)))
