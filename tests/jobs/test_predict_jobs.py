@@ -22,7 +22,8 @@ def test_any_number_of_ranks_writes_the_same_preparation_and_predictions(tmp_pat
         write(tmp_path / f"{site}.csv", [row for row in rows if row[2] == site])
     (tmp_path / "run.yaml").write_text(
         f"rounds: 1\noutput: {tmp_path}/runs\ntimeline: false\nreport: false\n"
-        f"data: {{source: table, root: {tmp_path}, label_column: sick, features: [age], class_names: ['True', 'False']}}\n"
+        f"data: {{source: table, root: {tmp_path}, label_column: sick, features: [age],\n"
+        "  class_names: ['True', 'False']}\n"
         "model: {name: logistic}\nmethod: {name: fedavg}\n"
     )
     silos = ["data.silos=[north, south]", "data.path={site}.csv"]
