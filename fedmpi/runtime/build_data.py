@@ -5,7 +5,7 @@ from __future__ import annotations
 import inspect
 import warnings
 from collections.abc import Iterator, Mapping
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from contextlib import contextmanager, nullcontext
 from dataclasses import replace
 from functools import partial
 from typing import Any
@@ -28,7 +28,7 @@ from fedmpi.data.fetching.getting import one_at_a_time
 from fedmpi.data.leaks import warn_of_separating_features
 from fedmpi.data.pictures import Pictures
 from fedmpi.data.silos import COLUMNS, WIDTH, describe, label_table, open_silos, silo_federation
-from fedmpi.data.sources.common import gaps_in_targets
+from fedmpi.data.sources.common import ignoring
 from fedmpi.data.streaming import choosing
 from fedmpi.data.streaming.stream import Stream
 from fedmpi.data.validation import hold_out
@@ -75,18 +75,17 @@ def partitioned(settings: Settings) -> Federated:
     _check_pooled(settings)
     waiting = one_at_a_time(settings.data.root) if settings.data.download else nullcontext()
     with waiting, blaming("data"):
-        with choosing(settings.data.stream), _gaps(settings), seeds.scoped(settings.seed, "source"):
+        with (
+            choosing(settings.data.stream),
+            ignoring(settings.task.options.get("ignore")),
+            seeds.scoped(settings.seed, "source"),
+        ):
             dataset = checked(source(places.fixed(settings.data.root)), source.func)
         warn_of_separating_features(dataset)
         _check_stream(settings, dataset)
     with blaming("data.partition"), seeds.scoped(settings.seed, "scheme"):
         whole = split(dataset, cut.scheme, cut.clients, settings.seed, settings.data.client_test, **cut.options)
     return augmented(hold_out(whole, settings.data.validation, settings.seed), augment)
-
-
-def _gaps(settings: Settings) -> AbstractContextManager[None]:
-    """Tells sources whether the task ignores NaN."""
-    return gaps_in_targets(settings.task.options.get("ignore") == "nan")
 
 
 def _check_pooled(settings: Settings) -> None:
@@ -147,7 +146,7 @@ def siloed(settings: Settings, comm: Communicator) -> Federated:
     owner = site_ranks(settings, comm.size)
     mine = [k for k in owner if owner[k] == comm.rank]
     with blaming("data"), _told_by_any_rank():
-        with choosing(settings.data.stream), _gaps(settings):
+        with choosing(settings.data.stream), ignoring(settings.task.options.get("ignore")):
             root = places.fixed(settings.data.root)
             opened = open_silos(source.func, root, names, mine, settings.seed, **source.keywords)
         datasets = {k: checked(dataset, source.func) for k, dataset in opened.items()}

@@ -8,9 +8,11 @@ from fedmpi.common.errors import UserError
 from fedmpi.data import streaming
 from fedmpi.data.federated import split
 from fedmpi.data.pictures import Pictures
+from fedmpi.data.preparation import Request
 from fedmpi.data.silos import open_silos
 from fedmpi.data.sources.federated.hdf5 import hdf5
 from fedmpi.data.sources.npz import npz
+from fedmpi.data.sources.texts.text import text
 from fedmpi.data.streaming.hdf5_rows import StoredArrays
 from fedmpi.data.streaming.stream import Stream
 
@@ -87,6 +89,8 @@ def test_federated_emnist(tmp_path):
     assert data.train_x.stored.dtype == torch.uint8
     assert torch.equal(data.train_x.floats()[:, 0], torch.from_numpy(x[:4]))
     assert data.train_y.tolist() == [7, 1, 2, 3]
+    new = data.preparation.read(Request(x[1:4]))  # as the file holds them, not as they are kept
+    assert torch.equal(new.x, torch.from_numpy(x[1:4, None]))
     assert data.test_site.tolist() == [0, 1]
     found = split(data, "site", None, 0)
     assert [part.tolist() for part in found.parts] == [[0], [1, 2, 3]]
@@ -197,3 +201,25 @@ def test_files_that_are_not_hdf5(tmp_path, monkeypatch):
     monkeypatch.setattr("fedmpi.data.sources.federated.hdf5_layout.find_spec", lambda name: None)
     with pytest.raises(UserError, match=r"read by h5py, which is not installed; pip install h5py"):
         hdf5(tmp_path, path="a.h5")
+
+
+def test_federated_shakespeare(tmp_path):
+    """TensorFlow Federated's shakespeare: the source text reads the snippets, and the test part is the second file."""
+    save(tmp_path / "train.h5", {"examples/B/snippets": ["abcab", "ca"], "examples/A10/snippets": ["cabca"]})
+    save(tmp_path / "test.h5", {"examples/A10/snippets": ["abc"], "examples/B/snippets": ["bca", "z"]})
+    data = text(tmp_path, path="train.h5", test_path="test.h5", context=2)
+    assert data.site_names == ("A10", "B")
+    assert data.meaning == ("\n", "a", "b", "c", "\N{REPLACEMENT CHARACTER}")
+    assert data.train_x.tolist() == [[3, 1], [2, 3], [1, 2], [3, 1], [2, 0]]  # ca bc, of "abcab\nca" ab ca b\n
+    assert data.train_y.tolist() == [[1, 2], [3, 1], [2, 3], [1, 2], [0, 3]]
+    assert data.test_x.tolist() == [[1, 2], [2, 3], [1, 0]]  # ab, of "bca\nz" bc a\n
+    assert data.test_site.tolist() == [0, 1, 1]
+    with pytest.raises(UserError, match=r"test_fraction: 0\.1 changes nothing, for data\.test_path: test\.h5"):
+        text(tmp_path, path="train.h5", test_path="test.h5", test_fraction=0.1)
+    with pytest.raises(UserError, match=r"data\.test_path goes with data\.path of all authors"):
+        text(tmp_path, site="a", test_path="test.h5")
+    with pytest.raises(UserError, match=r"'z', which is not in data\.alphabet"):
+        text(tmp_path, path="train.h5", test_path="test.h5", context=2, alphabet="abc\n")
+    save(tmp_path / "x.h5", {"x": X})
+    with pytest.raises(UserError, match=r"x\.h5 has no texts examples/CLIENT/snippets"):
+        text(tmp_path, path="x.h5")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
@@ -16,7 +17,7 @@ from fedmpi.data.sources.arrays import ArrayOptions
 from fedmpi.data.sources.common import find
 from fedmpi.data.sources.federated.by_client import as_floats, image_bytes, with_sites
 from fedmpi.data.sources.federated.hdf5_layout import USUAL, Found, find_arrays, open_file
-from fedmpi.data.sources.npz import from_arrays
+from fedmpi.data.sources.npz import ArrayPreparation, from_arrays
 from fedmpi.data.sources.pictures.decode import PixelRange
 from fedmpi.data.streaming import wanted
 from fedmpi.data.streaming.hdf5_rows import StoredArrays
@@ -104,6 +105,9 @@ def _dataset(
         rows = [len(stored[key].get(name, ())) for name in clients]
         arrays[f"{key[:-1]}site"] = np.repeat(np.arange(len(clients)), rows)
     data = from_arrays(arrays, names, at, options, classes, test_fraction, val, KNOWN, silo=silo, by_site=True)
+    if clients and arrays["x"].dtype == np.uint8 and isinstance(data.preparation, ArrayPreparation):
+        given_bytes = all(part.dtype == np.uint8 for part in inputs["x"])  # else they are floats in the file
+        data = replace(data, preparation=replace(data.preparation, uint8=given_bytes))
     if silo or data.site is None or not site_names:
         return data
     shared = data.test_site is None or any(name.endswith(SHARED_TEST) for name in names)

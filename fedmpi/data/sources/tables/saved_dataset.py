@@ -220,9 +220,9 @@ def _read(home: Path, name: str, columns: Sequence[str], label: str | None, site
     feature = (info.get("features") or {}).get(label or "") or {}
     names = feature.get("names") if feature.get("_type") == "ClassLabel" else None
     rows = Table(folder, cells, np.arange(len(x)), "row")
-    for name in cells:
-        if name != label or names is not None or not gaps_allowed():
-            _whole(rows, name)
+    for column in cells:
+        if column != label or names is not None or not gaps_allowed():
+            _whole(rows, column)
     if names is not None and label is not None:
         number = rows.columns[label]
         odd = np.flatnonzero((number < 0) | (number >= len(names)))

@@ -13,6 +13,7 @@ import numpy as np
 from fedmpi.common.errors import UserError
 from fedmpi.common.text import brief, nearest, show, twins
 from fedmpi.data.csv_file import text_of
+from fedmpi.data.sources.federated.hdf5_layout import open_file
 from fedmpi.data.sources.tables.files import read
 
 
@@ -31,10 +32,22 @@ def texts_of(at: Path, author_column: str, text_column: str, delimiter: str) -> 
     ending, keys = at.suffix.lower(), (author_column, text_column)
     if ending == ".txt":
         return {at.stem: Text(read_text(at), str(at))}
+    if ending in (".h5", ".hdf5"):
+        return _hdf5_texts(at)
     if ending == ".json":
         raise UserError(f"{at} is not read as a whole; write it as .jsonl, one object a line")
     lines = ending in (".jsonl", ".ndjson")
     return _joined(_json_rows(at, *keys) if lines else _table_rows(at, *keys, delimiter))
+
+
+def _hdf5_texts(at: Path) -> dict[str, Text]:
+    """The snippets of each client of TensorFlow Federated's Shakespeare, joined by a line feed."""
+    found = open_file(at)
+    clients = found.get("examples", {})
+    texts = {name: clients[name].get("snippets") for name in clients}
+    if not texts or any(snippets is None or snippets.dtype.kind != "O" for snippets in texts.values()):
+        raise UserError(f"{at} has no texts examples/CLIENT/snippets; arrays are read by data.source: hdf5")
+    return {name: Text("\n".join(texts[name].asstr()[()]), f"{at}, client {name}") for name in texts}
 
 
 def _files(folder: Path) -> list[Path]:
