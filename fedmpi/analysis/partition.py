@@ -29,6 +29,7 @@ from fedmpi.runtime import build_data
 
 CLIENTS, CLASSES = 40, 12  # at most, of a map on the console
 PAIRS = 1_000  # clients at most of which each two are compared
+DRAWN = 5_000  # clients at most of a picture, which has a row for each
 BINS, PASS = 30, 1024  # of the histograms of sample means; samples read at once
 
 
@@ -42,6 +43,11 @@ def analyse(settings: Settings, write: Path | None, draw: Path | None, say: Call
         if path is not None:
             report.folder(path.parent, option)
     data = build_data.partitioned(settings)
+    if draw is not None and data.clients > DRAWN:
+        raise UserError(
+            f"--draw: a picture has a row for each client, and those of {data.clients:,} are too many to tell apart; "
+            f"at most {DRAWN:,} are drawn, so leave it out"
+        )
     for line in lines(data):
         say(line)
     assert data.parts is not None

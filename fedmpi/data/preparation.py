@@ -26,6 +26,7 @@ KINDS = {
     "arrays": "fedmpi.data.sources.npz:ArrayPreparation",
     "images": "fedmpi.data.sources.pictures.preparation:ImagePreparation",
     "ready": "fedmpi.data.preparation:ReadyInputs",
+    "saved_dataset": "fedmpi.data.sources.tables.saved_dataset:SavedPreparation",
     "table": "fedmpi.data.sources.tables.preparation:TablePreparation",
     "texts": "fedmpi.data.sources.texts.preparation:TextPreparation",
 }

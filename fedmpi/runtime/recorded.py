@@ -110,7 +110,7 @@ def run(
         console.say(report_text.loss(row, data.site_names))
 
     facts = {"input": to_text(data.input_shape, data.x_dtype), "classes": str(data.classes)}
-    facts |= personal_facts(made)
+    facts |= personal_facts(made.settings.method.name, made.messages)
 
     def on_best(best: Best) -> None:
         about = {**facts, "figure": best.choice.figure, "round": best.round, "value": best.value}

@@ -47,6 +47,13 @@ class Survival(Task):
             return (
                 f"row {row} has the event {y[row, 0].item():g}; 1 (seen) or 0 (censored), and then the time, is needed"
             )
+        early = (~(y[:, 1] >= 0)).nonzero()
+        if len(early):
+            row = int(early[0])
+            return (
+                f"row {row} has the time {y[row, 1].item():g}; no time is below 0: who is censored is said by the "
+                "event (0), not by the sign of the time"
+            )
         return ""
 
 

@@ -101,8 +101,11 @@ def under_torchrun(job: Job, env: Mapping[str, str], deadline: float, timeouts: 
 
 
 def under_env(job: Job, env: Mapping[str, str], deadline: float, timeouts: Timeouts) -> Store:
-    """The variables have no name of the job: its key is made of what is the same on all ranks. MASTER_ADDR is not, as
-    Kubeflow's PyTorchJob says "localhost" to rank 0."""
+    """Return the store at MASTER_ADDR and MASTER_PORT; refuse a second process of the same rank.
+
+    The variables do not name the job, so its key is made of what is the same on all ranks. MASTER_ADDR is not, as
+    Kubeflow's PyTorchJob gives "localhost" to rank 0.
+    """
     host, port = launcher_env.master_address(env)
     key = door.job_key(f"env:// {port} {job.size}", env)
     remedy = "Give all ranks another MASTER_PORT."

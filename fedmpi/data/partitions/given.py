@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
-import csv
 import json
 import zipfile
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 from fedmpi.common.errors import UserError
+from fedmpi.data.csv_file import csv_table
 from fedmpi.data.partitions.checks import LEAVE_OUT
 from fedmpi.data.partitions.parts import Partition, ascending
 
@@ -41,11 +42,9 @@ def file(labels: np.ndarray, clients: int | None, rng: np.random.Generator, *, p
 
 
 def _csv(path: Path, samples: int) -> Partition:
-    with path.open(newline="", encoding="utf-8") as lines:
-        table = csv.DictReader(lines)
-        if "client" not in (table.fieldnames or ()):
-            raise UserError(f"data.partition.path: {path}: its first line names no column `client`: {table.fieldnames}")
-        owner = np.array([_owner(path, table.line_num, row["client"], samples) for row in table], dtype=np.int64)
+    header, rows = csv_table(path, ",", lambda names: _check_header(path, names))
+    place = header.index("client")
+    owner = np.array([_owner(path, line, row[place], samples) for line, row in rows], dtype=np.int64)
     if len(owner) != samples:
         raise UserError(
             f"data.partition.path: {path} has {len(owner)} lines, but there are {samples} training samples; one line "
@@ -54,22 +53,27 @@ def _csv(path: Path, samples: int) -> Partition:
     return Partition.from_owners(owner, int(owner.max(initial=NOBODY)) + 1)
 
 
-def _owner(path: Path, line: int, text: str | None, samples: int) -> int:
+def _check_header(path: Path, names: Sequence[str]) -> None:
+    if "client" not in names:
+        raise UserError(f"data.partition.path: {path}: its first line names no column `client`: {', '.join(names)}")
+
+
+def _owner(path: Path, line: int, text: str, samples: int) -> int:
     try:
-        owner = int(text or "")
+        owner = int(text)
     except ValueError:
         owner = NOBODY - 1
     if not NOBODY <= owner < samples:
         raise UserError(
-            f"data.partition.path: {path}:{line}: client is {text!r}; a number from 0 to {samples - 1} is needed, of "
-            f"{samples} training samples, or -1 for nobody"
+            f"data.partition.path: {path}, line {line}: client is {text!r}; a number from 0 to {samples - 1} is "
+            f"needed, of {samples} training samples, or -1 for nobody"
         )
     return owner
 
 
 def _json(path: Path, samples: int) -> Partition:
     try:
-        found: Any = json.loads(path.read_text(encoding="utf-8"))
+        found: Any = json.loads(path.read_text(encoding="utf-8-sig"))
     except (json.JSONDecodeError, RecursionError) as error:
         raise UserError(f"data.partition.path: {path} is no JSON: {error}") from error
     if isinstance(found, dict):

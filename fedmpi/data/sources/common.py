@@ -28,22 +28,27 @@ PARTS = {  # names of parts, as people write them: in a column, of folders, of s
     **dict.fromkeys(("val", "valid", "validation", "dev"), "val"),
     **dict.fromkeys(("test", "testing"), "test"),
 }
-_gaps = ContextVar("gaps", default=False)
+_ignored: ContextVar[float | str | None] = ContextVar("ignored", default=None)
 
 
 @contextmanager
-def gaps_in_targets(allowed: bool) -> Iterator[None]:
-    """While this lasts, sources are told whether targets may have gaps (NaN), as with `task.ignore: nan`."""
-    token = _gaps.set(allowed)
+def ignoring(target: float | str | None) -> Iterator[None]:
+    """While this lasts, sources are told of `task.ignore`, the target that does not count: a number, "nan" or None."""
+    token = _ignored.set(target)
     try:
         yield
     finally:
-        _gaps.reset(token)
+        _ignored.reset(token)
+
+
+def ignored_target() -> float | str | None:
+    """`task.ignore`."""
+    return _ignored.get()
 
 
 def gaps_allowed() -> bool:
     """Whether targets may have gaps, which become NaN."""
-    return _gaps.get()
+    return ignored_target() == "nan"
 
 
 def find(root: Path, candidates: Sequence[str], what: str, remedy: str) -> Path:

@@ -119,7 +119,7 @@ def _sizes(run_dir: Path) -> np.ndarray:
     """(N,) training samples by client, as the run has written them down."""
     try:
         if (run_dir / "partition.npz").is_file():
-            with np.load(run_dir / "partition.npz") as file:
+            with np.load(run_dir / "partition.npz", allow_pickle=False) as file:
                 return np.diff(file["offsets"])
         return np.array(json.loads((run_dir / "partition.json").read_text(encoding="utf-8"))["sizes"], dtype=np.int64)
     except (OSError, ValueError, KeyError, TypeError) as error:

@@ -118,7 +118,7 @@ def _preprocessing(run: Path, settings: Settings, client: str | None) -> Path | 
 
 def _check_personal(made: Experiment, say: Callable[[str], None]) -> None:
     """Refuse a global model of which parts stay with the clients; say where clients have models beside it."""
-    facts = personal_facts(made)
+    facts = personal_facts(made.settings.method.name, made.messages)
     if not facts:
         return
     if facts["kept"]:

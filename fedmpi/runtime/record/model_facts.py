@@ -5,24 +5,23 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from safetensors import SafetensorError, safe_open
 
 from fedmpi.common.inputs import Shape, Type, from_text
+from fedmpi.engine.messages import Messages
 from fedmpi.engine.reporting import OWN, own_parts
 from fedmpi.method.base import overrides
 
-if TYPE_CHECKING:
-    from fedmpi.runtime.build import Experiment
 
-
-def personal_facts(made: Experiment) -> dict[str, str]:
-    """What a file of the global model is to say of itself where clients use other models than that; else {}."""
-    kept = ", ".join(sorted(own_parts(made.messages)))
-    hooks = ", ".join(hook for hook in (*OWN, "tune") if overrides(made.method, hook))
-    return {"method": made.settings.method.name, "kept": kept, "hooks": hooks} if kept or hooks else {}
+def personal_facts(name: str, messages: Messages) -> dict[str, str]:
+    """What a file of the global model is to say of itself where clients use other models than that; else {}. name: that
+    of the method."""
+    kept = ", ".join(sorted(own_parts(messages)))
+    hooks = ", ".join(hook for hook in (*OWN, "tune") if overrides(messages.method, hook))
+    return {"method": name, "kept": kept, "hooks": hooks} if kept or hooks else {}
 
 
 def personal_notice(facts: Mapping[str, Any]) -> str:

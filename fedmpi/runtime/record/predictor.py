@@ -23,6 +23,7 @@ from fedmpi.data.batches import Shard, batches
 from fedmpi.data.layout import laid_out
 from fedmpi.data.pictures import Pictures
 from fedmpi.data.preparation import NewRows, Request
+from fedmpi.data.sources.common import ignoring
 from fedmpi.runtime.record import preprocessing
 from fedmpi.runtime.record.model_facts import facts_of, input_of
 from fedmpi.tasks import base, contract
@@ -68,7 +69,8 @@ class Predictor:
             if site is None and self.client is not None and made.client_sites:
                 site = made.client_sites[int(self.client)]
             site = site if known else None
-        found = made.preparation.read(Request(rows, site, tuple(ids)))
+        with ignoring(self.settings.task.options.get("ignore")):
+            found = made.preparation.read(Request(rows, site, tuple(ids)))
         found = replace(found, x=_augmented(found.x, made.operations))
         if sample_shape(found.x) != self.input_shape:
             said = f"the rows become samples of shape {sample_shape(found.x)}"

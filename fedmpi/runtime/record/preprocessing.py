@@ -4,8 +4,8 @@
 
 The fields of the kind are those of its class (`fedmpi.data.preparation`). augment: the config's `data.augment`, of
 which new rows go through what draws nothing, as test rows do. client_sites: the site of each client, where clients are
-sites. It lies beside the model; with data.silos in state/SITE, where the site's rank writes it: what a site's rows say
-of their columns stays there.
+sites that prepare their rows by their own. The file lies beside the model; with data.silos in state/SITE, where the
+site's rank writes it: what a site's rows say of their columns stays there.
 """
 
 from __future__ import annotations
@@ -65,7 +65,8 @@ def of_run(settings: Settings, data: Federated) -> Preprocessing | None:
     """What rank 0 writes; None with data.silos, where each site writes its own."""
     if data.preparation is None:
         return None
-    return Preprocessing(data.preparation, _augment(settings), data.site_names)
+    sites = data.site_names if data.preparation.site_names else ()
+    return Preprocessing(data.preparation, _augment(settings), sites)
 
 
 def write_own(folder: Path, settings: Settings, data: Federated) -> None:

@@ -21,6 +21,7 @@ from fedmpi.data.sources.pictures.domains import office_home, pacs
 from fedmpi.data.sources.pictures.emnist import CLASSES as EMNIST
 from fedmpi.data.sources.pictures.emnist import emnist
 from fedmpi.data.sources.pictures.ham10000 import SOURCES, ham10000
+from fedmpi.data.sources.pictures.image_folder import image_folder
 from fedmpi.data.sources.pictures.medmnist import medmnist
 from fedmpi.data.sources.pictures.ssl_fl import retina
 from fedmpi.data.sources.pictures.stl10 import stl10
@@ -368,3 +369,17 @@ def test_retina(tmp_path):
         np.save(home / "train/client_2_1.npy", array)
         with pytest.raises(UserError, match=rf"client_2\.csv, line 2: .*client_2_1\.npy cannot be read.*{says}"):
             retina(tmp_path, split="split_2")
+
+
+def test_folders_beside_the_training_part(tmp_path):
+    for part, grey in (("train", 10), ("dev", 20), ("test", 30), ("extra", 40)):
+        for name in "ab":
+            plain(tmp_path / part / name / "0.png", grey)
+    (tmp_path / "notes").mkdir()  # without a picture
+    with pytest.warns(
+        UserWarning, match="extra is not read; parts are named train, training, val, .*dev, test"
+    ) as told:
+        data = image_folder(tmp_path)
+    assert len(told) == 1
+    assert value(data.train_x, 0.5, 0.5) == [10, 10, 20, 20]
+    assert value(data.test_x, 0.5, 0.5) == [30, 30]

@@ -245,3 +245,10 @@ def test_options_that_change_nothing_are_refused(tmp_path, column, key, value):
     save(tmp_path / "d", {"image": [picture(p) for p in pixels], "x": [1.0, 2.0], "label": [0, 1]})
     with pytest.raises(UserError, match=rf"data\.{key}.* leave it out"):
         saved_dataset(tmp_path, path="d", input_column=column, **{key: value})
+
+
+def test_a_column_that_numbers_the_rows_is_warned_of(tmp_path):
+    a = np.random.default_rng(0).normal(size=30)
+    save(tmp_path / "d", {"id": list(range(30)), "a": a, "label": [0, 1] * 15})
+    with pytest.warns(UserWarning, match="column 'id' numbers the rows"):
+        saved_dataset(tmp_path, path="d", input_column=["id", "a"])

@@ -4,6 +4,7 @@ The test rows of a run, saved as a file of their own, give the metrics that the 
 """
 
 import csv
+import io
 import json
 import random
 
@@ -345,6 +346,46 @@ def test_masks_are_written_as_arrays_and_give_the_recorded_dice(tmp_path):
     assert 2 * both / either == pytest.approx(last["dice"], abs=1e-12)
     with pytest.raises(UserError, match=r"a file whose name ends in \.npz is needed"):
         command.predict(run, tmp_path / "new.npz", said.append, out=tmp_path / "masks.csv", trusted=True)
+
+
+def saved(folder, columns):
+    """A data set as save_to_disk of Hugging Face's datasets writes it."""
+    import pyarrow
+
+    folder.mkdir(parents=True)
+    table = pyarrow.table(columns)
+    with pyarrow.ipc.new_stream(str(folder / "data.arrow"), table.schema) as file:
+        file.write_table(table)
+    (folder / "state.json").write_text(json.dumps({"_data_files": [{"filename": "data.arrow"}]}))
+    (folder / "dataset_info.json").write_text("{}")
+
+
+@pytest.mark.parametrize("kind", ["lists", "pictures"])
+def test_a_saved_data_set_gives_the_recorded_accuracy(tmp_path, kind):
+    pytest.importorskip("pyarrow")
+    g, label = np.random.default_rng(0), [WORDS[k % 2] for k in range(40)]
+    if kind == "lists":
+        x = [(g.normal(0, 1, 4) + k % 2).tolist() for k in range(40)]
+    else:
+        x = []
+        for k in range(40):
+            file = io.BytesIO()
+            Image.fromarray(g.integers(0, 180 + 70 * (k % 2), (8, 8), np.uint8)).save(file, "PNG")
+            x.append({"bytes": file.getvalue(), "path": None})
+    saved(tmp_path / "d" / "train", {"x": x[:28], "label": label[:28]})
+    saved(tmp_path / "d" / "test", {"x": x[28:], "label": label[28:]})
+    (tmp_path / "d" / "dataset_dict.json").write_text('{"splits": ["train", "test"]}')
+    run, last = train(tmp_path, {"source": "saved_dataset", "path": "d", "input_column": "x"})
+    found = package.load(run).predict(tmp_path / "d" / "test")
+    assert found.metrics["accuracy"] == last["accuracy"]
+    right = [a == b for a, b in zip(found["prediction"], label[28:], strict=True)]
+    assert 100 * sum(right) / 12 == pytest.approx(last["accuracy"], abs=1e-9)
+    assert package.load(run).predict(tmp_path / "d")["prediction"] == found["prediction"]  # of several splits: test
+    saved(tmp_path / "new", {"x": x[28:]})
+    assert package.load(run).predict(tmp_path / "new")["prediction"] == found["prediction"]
+    saved(tmp_path / "odd", {"y": x[28:]})
+    with pytest.raises(UserError, match="odd has no column 'x'"):
+        package.load(run).predict(tmp_path / "odd")
 
 
 # ---- texts ----

@@ -21,9 +21,8 @@ from fedmpi.data.sources.common import finite
 from fedmpi.data.sources.federated import leaf_text
 from fedmpi.data.sources.federated.by_client import as_floats, image_bytes, with_sites
 from fedmpi.data.sources.federated.leaf_json import REMEDY, read_users
-from fedmpi.data.sources.pictures.decode import DecodeOptions
+from fedmpi.data.sources.pictures.decode import DecodeOptions, is_picture
 from fedmpi.data.sources.pictures.held_out import Files, parted
-from fedmpi.data.sources.pictures.reading import is_picture
 
 Kind = Literal["numbers", "characters", "texts", "image files"]
 

@@ -23,6 +23,11 @@ GREY = (0.299, 0.587, 0.114)  # weights of red, green and blue (ITU-R 601-2), wh
 ALPHA = ("RGBA", "LA", "PA", "RGBa", "La")
 WHOLE_FIRST = ("MPO", "PSD")  # their first frame is the image, the others are previews and layers
 
+HOW_TO_SCALE = (
+    "say data.pixel_range: [low, high], the range of all files (12 bits are [0, 4095]), which become 0 and 1; or file, "
+    "for the range of each"
+)
+
 
 class OptionNeededError(ValueError):
     """The image is sound, but an option has to say how it is read."""
@@ -79,6 +84,11 @@ def check_range(pixel_range: PixelRange | None) -> None:
         raise UserError(f"data.pixel_range: {list(pixel_range)}; [low, high] with low < high, or file, is needed")
 
 
+def is_picture(file: Path) -> bool:
+    """Whether a file has the ending of an image; hidden ones (._dog.jpg of a Mac) are none."""
+    return file.suffix.lower() in Image.registered_extensions() and not file.name.startswith(".")
+
+
 class DecodedImage(NamedTuple):
     pixels: np.ndarray  # (C, H, W): uint8, or with a pixel range float32 in 0..1
     blended: bool  # whether transparent pixels were blended over the background
@@ -127,7 +137,7 @@ def open_image(file: Path | bytes, options: DecodeOptions) -> Image.Image:
         if options.pixel_range is None:
             values = np.asarray(image)
             said = f"its pixels are of mode {image.mode}, not of 8 bits, and hold {values.min()}..{values.max()}"
-            raise OptionNeededError(f"{said}; {_how_to_scale(values)}")
+            raise OptionNeededError(f"{said}; {HOW_TO_SCALE}")
         if "transparency" in image.info:
             raise ValueError(f"its pixels are of mode {image.mode}, and some are transparent; save it without that")
     elif any(";16" in raw and not raw.startswith("BGR") for raw in _raw_modes(image)):
@@ -233,7 +243,7 @@ def _load_array(file: Path, options: DecodeOptions) -> np.ndarray:
     fractions = high <= 1 and (array % 1).any()
     if options.pixel_range is None and (not (low >= 0 and high <= 255) or fractions):
         said = f"it holds {low}..{high}; pixels are 0..255"
-        raise OptionNeededError(f"{said}; {_how_to_scale(array)}") if np.isfinite(high - low) else ValueError(said)
+        raise OptionNeededError(f"{said}; {HOW_TO_SCALE}") if np.isfinite(high - low) else ValueError(said)
     return array
 
 
@@ -242,8 +252,3 @@ def _axes(shape: tuple[int, ...]) -> Axes:
     if shape[0] in (1, 3) and shape[2] in (1, 3, 4):
         raise OptionNeededError(f"it has the shape {shape}, with channels first or last; say data.axes: HWC or CHW")
     return "CHW" if shape[0] in (1, 3) else "HWC"
-
-
-def _how_to_scale(values: np.ndarray) -> str:
-    both = f"[{values.min()}, {values.max()}]"
-    return f"say data.pixel_range: {both}, which become 0 and 1, or file for each file's own range"

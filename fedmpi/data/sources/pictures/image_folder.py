@@ -14,10 +14,9 @@ from fedmpi.common.errors import MissingDataError, UserError
 from fedmpi.common.text import natural_order
 from fedmpi.data.dataset import Dataset
 from fedmpi.data.sources.common import PARTS, checked_fraction, joined
-from fedmpi.data.sources.pictures.decode import Axes, DecodeOptions, Pages, PixelRange, Size
+from fedmpi.data.sources.pictures.decode import Axes, DecodeOptions, Pages, PixelRange, Size, is_picture
 from fedmpi.data.sources.pictures.folders import classes_in, files_in
 from fedmpi.data.sources.pictures.held_out import check_site, held_out, parted
-from fedmpi.data.sources.pictures.reading import is_picture
 
 
 def image_folder(

@@ -14,8 +14,8 @@ from fedmpi.common.errors import UserError
 from fedmpi.data.pictures import Pictures, of_bytes
 from fedmpi.data.preparation import NewRows, Preparation, Request, file_of
 from fedmpi.data.sources.pictures import reading
-from fedmpi.data.sources.pictures.decode import DecodeOptions
-from fedmpi.data.sources.tables.files import Table
+from fedmpi.data.sources.pictures.decode import DecodeOptions, is_picture
+from fedmpi.data.sources.tables.files import Table, plain_cells
 from fedmpi.data.sources.tables.files import read as read_table
 from fedmpi.data.streaming.stream import Stream
 
@@ -79,7 +79,7 @@ class ImagePreparation(Preparation):
             raise UserError(f"{path} has no columns to copy; a CSV file that names pictures has")
         if path.is_file():
             return {"file": np.array([path.name], dtype=object)}, [path], [], []
-        files = sorted(file for file in path.rglob("*") if reading.is_picture(file) and file.is_file())
+        files = sorted(file for file in path.rglob("*") if is_picture(file) and file.is_file())
         if not files:
             raise UserError(f"{path} holds no picture")
         names = [file.relative_to(path) for file in files]
@@ -87,14 +87,17 @@ class ImagePreparation(Preparation):
         return {"file": np.array(list(map(str, names)), dtype=object)}, files, [n.parts[0] for n in names] * known, []
 
     def _named_in(self, table: Table, ids: Sequence[str]) -> tuple[dict[str, Any], list[Path], list[str], list[str]]:
-        names = table.column(self.picture_column, "picture_column")
+        names = plain_cells(table.column(self.picture_column, "picture_column"))
         where = [table.at(row) for row in range(len(table))]
         gap = next((row for row, name in enumerate(names) if not str(name).strip()), None)
         if gap is not None:
             raise UserError(f"{where[gap]}: column {self.picture_column!r} is empty")
         files = [self._place(table.path.parent, str(name).strip().replace("\\", "/")) for name in names]
-        found = {table.unit: table.places, "file": names} | {name: table.column(name, "--id") for name in ids}
-        labels = list(table.columns.get(self.label_column, ()))
+        found = {table.unit: table.places, "file": names} | {
+            name: plain_cells(table.column(name, "--id")) for name in ids
+        }
+        has_labels = self.label_column in table.columns
+        labels = plain_cells(table.columns[self.label_column]) if has_labels else ()
         return found, files, [str(label).strip() for label in labels], where
 
     def _place(self, home: Path, name: str) -> Path:

@@ -11,7 +11,6 @@ from pathlib import Path
 from typing import Literal
 
 import numpy as np
-from PIL import Image
 
 from fedmpi.common.errors import UserError
 from fedmpi.data.sources.pictures.decode import DecodeOptions, OptionNeededError, count_channels, decode, probe
@@ -21,11 +20,6 @@ from fedmpi.data.streaming.stream import Stream
 
 MOST_THREADS = 8
 BLOCK = 256  # pictures that a thread takes at once
-
-
-def is_picture(file: Path) -> bool:
-    """By its ending; hidden files (._dog.jpg of a Mac) are none."""
-    return file.suffix.lower() in Image.registered_extensions() and not file.name.startswith(".")
 
 
 def read(files: Sequence[Path | bytes], options: DecodeOptions, rows: Sequence[str] = ()) -> np.ndarray | Stream:

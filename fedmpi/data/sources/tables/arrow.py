@@ -17,9 +17,14 @@ def needed(what: str) -> None:
         raise UserError(f"{what} is read by pyarrow, which is not installed; pip install pyarrow")
 
 
-def parquet(path: Path) -> dict[str, np.ndarray]:
-    """The columns of a Parquet file: (n,) float64 for numbers, NaN for nulls; (n,) text, "" for nulls. Lists are text
-    here, which is no number and so no feature: a column that the config drops is not to keep the others."""
+def parquet(path: Path) -> tuple[dict[str, np.ndarray], tuple[str, ...]]:
+    """Read a Parquet file.
+
+    Returns:
+        Its columns: (n,) float64 for numbers, NaN for nulls; (n,) text, "" for nulls. Lists are text here, which is no
+        number and so no feature: a column that the config drops is not to keep the others. And the names of those that
+        are the index of a pandas table, by what pandas has written into the file.
+    """
     needed(str(path))
     from pyarrow import parquet as files  # takes half a second to import
 
@@ -27,7 +32,9 @@ def parquet(path: Path) -> dict[str, np.ndarray]:
         table = files.read_table(path)
     except Exception as error:  # what a damaged file makes of a decoder is not to be foreseen
         raise UserError(f"{path} cannot be read as Parquet: {error}") from error
-    return {name: cells(table.column(name), name, path, lists=True) for name in table.column_names}
+    columns = {name: cells(table.column(name), name, path, lists=True) for name in table.column_names}
+    said = (table.schema.pandas_metadata or {}).get("index_columns", ())
+    return columns, tuple(name for name in said if isinstance(name, str) and name in columns)
 
 
 def stream(paths: Sequence[Path]) -> Any:

@@ -5,9 +5,10 @@ from __future__ import annotations
 import json
 import os
 import warnings
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, ClassVar, Literal
 
 import numpy as np
 import torch
@@ -18,12 +19,14 @@ from fedmpi.common.errors import UserError
 from fedmpi.common.text import nearest
 from fedmpi.data.dataset import Dataset
 from fedmpi.data.pictures import Pictures
+from fedmpi.data.preparation import NewRows, Preparation, Request, check_sample, file_of
 from fedmpi.data.sources.arrays import ArrayOptions, samples, with_axes
 from fedmpi.data.sources.common import PARTS, gaps_allowed, holdout, normalised
 from fedmpi.data.sources.pictures import reading
 from fedmpi.data.sources.pictures.decode import DecodeOptions, Pages, PixelRange, Size
 from fedmpi.data.sources.tables import arrow
 from fedmpi.data.sources.tables.files import Table, ordered
+from fedmpi.data.sources.tables.index import warn_of_row_numbers
 from fedmpi.data.sources.tables.targets import targets
 
 REMEDY = "save it anew with save_to_disk, or correct data.root or data.path"
@@ -35,6 +38,55 @@ class Split:
     x: np.ndarray | list[bytes | Path]  # (n, ...) numbers, or images
     labels: Table  # columns of labels and of sites
     names: list[str] | None  # of the classes, where the data set tells them
+
+
+@dataclass(frozen=True)
+class SavedPreparation(Preparation):
+    """The columns of a saved data set that are the inputs, and how they are read.
+
+    sample: the shape of one as a model sees it; decoding: of images; arrays: of numbers.
+    """
+
+    columns: tuple[str, ...]
+    label_column: str
+    symbols: bool
+    sample: tuple[int, ...]
+    decoding: DecodeOptions | None
+    arrays: ArrayOptions | None
+    class_names: tuple[str, ...] = ()
+
+    kind: ClassVar[str] = "saved_dataset"
+
+    def read(self, request: Request) -> NewRows:
+        """The rows of a folder as `Dataset.save_to_disk` writes it, or of the split `test` of one with splits."""
+        folder, split, reason = file_of(request, folder=True), ".", ""
+        if os.path.isfile(folder / "dataset_dict.json"):
+            split = "test"
+            if not os.path.isdir(folder / split):
+                raise UserError(f"{folder} has no split 'test'; name the folder of a split, such as {folder / 'NAME'}")
+        try:
+            found = _read(folder, split, self.columns, self.label_column, None)
+        except UserError as error:  # maybe for the labels' sake
+            found, reason = _read(folder, split, self.columns, None, None), str(error)
+        if isinstance(found.x, list) != (self.decoding is not None):
+            needed, there = ("numbers", "pictures") if self.decoding is None else ("pictures", "numbers")
+            raise UserError(f"{folder}: column {self.columns[0]!r} holds {there}; the training had {needed} there")
+        x: Tensor | Pictures
+        if self.decoding is not None:
+            x = _images([found], folder, self.columns[0], self.decoding)
+        else:
+            assert self.arrays is not None
+            x = _numbers([found], folder, self.symbols, self.arrays)
+        check_sample(x, self.sample, str(folder))
+        rows = NewRows({"row": found.labels.places}, x, no_targets=reason)
+        if reason:
+            return rows
+        try:
+            names = self.class_names or None
+            label = [self.label_column]
+            return replace(rows, y=targets(found.labels, label, "class" if names else "number", names).y)
+        except UserError as error:
+            return replace(rows, no_targets=str(error))
 
 
 def saved_dataset(
@@ -61,8 +113,9 @@ def saved_dataset(
     input_column: a column of numbers, of lists of one length, nested ones too, or of pictures; or several columns of
     numbers, side by side. uint8 and pictures are scaled to 0..1, other numbers are taken as they are; with symbols they
     stay whole (for an embedding). label_column: class labels, or numbers (a regression). site_column says whose a row
-    is. Of several splits train and, unless val says leave, validation (valid, val, dev) are trained on, and test is the
-    test part; without it, test_fraction of each class is, the same for every seed.
+    is. Of several splits train and validation (valid, val, dev) are trained on, and test is the test part; without it,
+    test_fraction of each class is, the same for every seed. val: the validation split joins the training part, or is
+    left out.
     axes: of lists nested thrice (Array3D) or four times, such as NHWC; without it 1 or 3 entries of the first or the
     last axis are channels, and other shapes are guessed, with a warning. pixel_range: [low, high], which become 0 and
     1; or file, the least and the largest value of each picture; pictures of more than 8 bits need it. mean, std: one
@@ -76,20 +129,21 @@ def saved_dataset(
     columns = [input_column] if isinstance(input_column, str) else input_column
     splits = [_read(folder, name, columns, label_column, site_column) for name in _splits(folder, val)]
     rows = _together([split.labels for split in splits], folder)
-    pictures = isinstance(splits[0].x, list)
+    decoding, arrays = None, None
     values: Tensor | Pictures
-    if pictures:
+    if isinstance(splits[0].x, list):
         _refuse(folder, columns[0], "is for numbers", axes=axes, symbols=symbols or None)
-        files = [file for split in splits for file in split.x]
-        at = [f"{folder / split.name}, row {k}: column {columns[0]!r}" for split in splits for k in range(len(split.x))]
-        channels = channels or reading.channels_of_first(files, at)
-        options = DecodeOptions(size, channels, mean or (0.0,), std or (1.0,), pixel_range, pages, background)
-        values = normalised(reading.read(files, options, at), options.mean, options.std)
+        channels = channels or reading.channels_of_first(*_files(splits, folder, columns[0]))
+        decoding = DecodeOptions(size, channels, mean or (0.0,), std or (1.0,), pixel_range, pages, background)
+        values = _images(splits, folder, columns[0], decoding)
     else:
         _refuse(folder, columns[0], "is for pictures", size=size, channels=channels)
         _refuse(folder, columns[0], "is for pictures", pages=pages if pages != "refuse" else None)
         _refuse(folder, columns[0], "is for pictures", background=background if background != "white" else None)
-        values = _numbers(splits, folder, symbols, ArrayOptions(axes, pixel_range, mean, std))
+        _warn_of_row_numbers(splits, folder, columns, symbols)
+        arrays = ArrayOptions(axes, pixel_range, mean, std)
+        arrays = arrays if symbols else with_axes(arrays, splits[0].x.shape, "x", folder)
+        values = _numbers(splits, folder, symbols, arrays)
     aim = targets(rows, [label_column], "auto", splits[0].names)
     train = np.repeat([PARTS.get(split.name.lower()) != "test" for split in splits], [len(split.x) for split in splits])
     owner, names = np.zeros(len(rows), dtype=np.int64), []
@@ -106,6 +160,9 @@ def saved_dataset(
         site=None if site is None else site[first],
         test_site=None if site is None else site[last],
         site_names=tuple(names),
+        preparation=SavedPreparation(
+            tuple(columns), label_column, symbols, tuple(values.shape[1:]), decoding, arrays, aim.names
+        ),
     )
 
 
@@ -135,7 +192,7 @@ def _splits(folder: Path, val: str) -> list[str]:
     return [*known["train"], *(known["val"] if val == "join" else ()), *known["test"]]
 
 
-def _read(home: Path, name: str, columns: list[str], label: str, sites: str | None) -> Split:
+def _read(home: Path, name: str, columns: Sequence[str], label: str | None, sites: str | None) -> Split:
     folder = home / name
     state, info = (_json(folder / file) for file in ("state.json", "dataset_info.json"))
     files = [folder / str(entry.get("filename")) for entry in state.get("_data_files") or ()]
@@ -145,7 +202,7 @@ def _read(home: Path, name: str, columns: list[str], label: str, sites: str | No
     table = arrow.stream(files)
     for column, key in [
         *((column, "input_column") for column in columns),
-        (label, "label_column"),
+        *([(label, "label_column")] if label else []),
         *([(sites, "site_column")] if sites else []),
     ]:
         if column not in table.column_names:
@@ -159,15 +216,14 @@ def _read(home: Path, name: str, columns: list[str], label: str, sites: str | No
             if len(columns) > 1 and found.ndim > 1:
                 raise UserError(f"{folder}: column {column!r} holds lists; of several columns each is of numbers")
         x = arrays[0] if arrays[0].ndim > 1 else np.stack(arrays, axis=1)
-    told = [label] if sites is None else [label, sites]
-    cells = {column: arrow.cells(table.column(column), column, folder) for column in told}
-    feature = (info.get("features") or {}).get(label) or {}
+    cells = {column: arrow.cells(table.column(column), column, folder) for column in (label, sites) if column}
+    feature = (info.get("features") or {}).get(label or "") or {}
     names = feature.get("names") if feature.get("_type") == "ClassLabel" else None
     rows = Table(folder, cells, np.arange(len(x)), "row")
-    for name in cells:
-        if name != label or names is not None or not gaps_allowed():
-            _whole(rows, name)
-    if names is not None:
+    for column in cells:
+        if column != label or names is not None or not gaps_allowed():
+            _whole(rows, column)
+    if names is not None and label is not None:
         number = rows.columns[label]
         odd = np.flatnonzero((number < 0) | (number >= len(names)))
         if len(odd):
@@ -176,6 +232,27 @@ def _read(home: Path, name: str, columns: list[str], label: str, sites: str | No
         rows.columns[label] = np.array([names[int(k)] for k in number], dtype=object)
         rows = replace(rows, named={label: frozenset(names)})
     return Split(name, x, rows, names)
+
+
+def _warn_of_row_numbers(splits: Sequence[Split], folder: Path, columns: Sequence[str], symbols: bool) -> None:
+    for split in splits:
+        x = np.asarray(split.x)
+        if x.ndim == 2 and not symbols:
+            named = columns if len(columns) == x.shape[1] else [f"{columns[0]}[{k}]" for k in range(x.shape[1])]
+            owner = np.zeros(len(x), dtype=np.int64)
+            warn_of_row_numbers(folder / split.name, dict(zip(named, x.T, strict=True)), owner)
+
+
+def _files(splits: Sequence[Split], folder: Path, column: str) -> tuple[list[bytes | Path], list[str]]:
+    """The images of all splits, one after the other, and where each is, for messages."""
+    files = [file for split in splits for file in split.x]
+    rows = [(split.name, row) for split in splits for row in range(len(split.x))]
+    return files, [f"{folder / name}, row {row}: column {column!r}" for name, row in rows]
+
+
+def _images(splits: Sequence[Split], folder: Path, column: str, options: DecodeOptions) -> Pictures:
+    files, at = _files(splits, folder, column)
+    return normalised(reading.read(files, options, at), options.mean, options.std)
 
 
 def _numbers(splits: list[Split], folder: Path, symbols: bool, options: ArrayOptions) -> Tensor | Pictures:
@@ -194,7 +271,7 @@ def _numbers(splits: list[Split], folder: Path, symbols: bool, options: ArrayOpt
     whole = np.concatenate(arrays)
     if symbols:
         return torch.from_numpy(whole.astype(np.int64))
-    return samples(whole, with_axes(options, whole.shape, "x", folder), "x", folder, grey=False)
+    return samples(whole, options, "x", folder, grey=False)
 
 
 def _json(file: Path) -> dict[str, Any]:

@@ -8,8 +8,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+
 from fedmpi.common.errors import UserError
 from fedmpi.common.text import brief, nearest, show, twins
+from fedmpi.data.csv_file import text_of
 from fedmpi.data.sources.federated.hdf5_layout import open_file
 from fedmpi.data.sources.tables.files import read
 
@@ -83,14 +86,20 @@ def _joined(rows: list[tuple[str, str, str]]) -> dict[str, Text]:
     if twice:
         who = " and ".join(f"{name!r} ({first[name]})" for name in twice)
         warnings.warn(f"data: {who} are two authors; are they one?", stacklevel=3)
-    return {who: Text("\n".join(pieces[who]), first[who]) for who in pieces}
+    return {who: Text(_one_line_end("\n".join(pieces[who])), first[who]) for who in pieces}
+
+
+def _one_line_end(text: str) -> str:
+    """The text with line feeds in the place of carriage returns, as Python reads files: else "\\r" is a character."""
+    return text.replace("\r\n", "\n").replace("\r", "\n")
 
 
 def _table_rows(at: Path, author: str, column: str, delimiter: str) -> list[tuple[str, str, str]]:
     table = read(at, delimiter)
-    who, said = table.words(author, "author_column"), table.column(column, "text_column")
-    if said.dtype != object:
+    who, cells = table.words(author, "author_column"), table.column(column, "text_column")
+    if cells.dtype == np.float64:
         raise UserError(f"{at}: column {column!r} (data.text_column) holds numbers, not texts")
+    said = text_of(cells)
     for row, name in enumerate(who):
         if not name:
             raise UserError(f"{table.at(row)}: column {author!r} is empty; every text needs an author")

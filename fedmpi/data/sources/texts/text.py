@@ -33,7 +33,8 @@ def text(
     """The next character, for texts by author: root/path is a CSV, a Parquet or a .jsonl file, or a folder of *.txt;
     or the HDF5 file of TensorFlow Federated's Shakespeare.
 
-    A file has a row for each text; rows of one author are joined by a line feed, in the file's order. author_column:
+    A file has a row for each text; rows of one author are joined by a line feed, in the file's order, and carriage
+    returns become line feeds. author_column:
     whose each text is; text_column: the texts; delimiter: between the fields of a CSV. In a folder AUTHOR.txt is an
     author's. x is a window of `context` characters, y the character after each of them. A text is cut into windows, one
     after the other, whose rest is left out; one that is too short for a window is refused, or left out with its author
