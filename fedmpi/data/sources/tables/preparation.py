@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import warnings
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from itertools import pairwise
 from typing import ClassVar, Literal
 
 import numpy as np
@@ -17,6 +19,9 @@ from fedmpi.data.sources.common import gaps_allowed
 from fedmpi.data.sources.tables import prepare
 from fedmpi.data.sources.tables.files import Table, in_memory, plain_cells, read
 from fedmpi.data.sources.tables.targets import targets
+
+COLUMNS = 8  # whose numbers are held at a time while the moments are taken
+ROWS = 1 << 14  # that are standardised at a time
 
 
 @dataclass(frozen=True)
@@ -92,27 +97,36 @@ class TablePreparation(Preparation):
     def filled(self, rows: Table, owner: np.ndarray) -> np.ndarray:
         """(n, f) float64 inputs before they are standardised, NaN where nothing fills a gap. owner: (n,) the place of
         each row's site in `sites`."""
-        blocks, fits = [], list(self.sites.values())
+        out, begin = np.empty((len(rows), len(self.numeric))), 0
         for at, column in enumerate(self.columns):
-            cells = cells_of(rows, column)
-            gap = np.isnan(cells) if column.values is None else cells == ""
-            for k in np.unique(owner[gap]):
-                fill = fits[k].fill[at]
-                if fill is not None:
-                    cells[gap & (owner == k)] = fill
-            blocks.append(cells[:, None] if column.values is None else prepare.one_hot(cells, column.values))
-        return np.concatenate(blocks, axis=1)
+            cells = self.filled_column(at, rows, owner)
+            block = cells[:, None] if column.values is None else prepare.one_hot(cells, column.values)
+            end = begin + block.shape[1]
+            out[:, begin:end] = block
+            begin = end
+        return out
+
+    def filled_column(self, at: int, rows: Table, owner: np.ndarray) -> np.ndarray:
+        """(n,) the numbers or words of column number `at`, with gaps filled where something fills them."""
+        column, fits = self.columns[at], list(self.sites.values())
+        cells = cells_of(rows, column)
+        gap = np.isnan(cells) if column.values is None else cells == ""
+        for k in np.unique(owner[gap]):
+            fill = fits[k].fill[at]
+            if fill is not None:
+                cells[gap & (owner == k)] = fill
+        return cells
 
     def standardised(self, x: np.ndarray, owner: np.ndarray, pooled: bool = False) -> Tensor:
         """(n, f) float32 of what `filled` gave. pooled: as the rows of the global test set are."""
-        out, numeric = x.copy(), self.numeric
+        out, numeric = x.astype(np.float32), self.numeric
         for k, fit in enumerate(self.sites.values()):
             moments = self.pooled if pooled and self.pooled is not None else fit.moments
             mine = np.flatnonzero(owner == k)
-            if moments is not None and len(mine):
-                part = x[np.ix_(mine, numeric)]
-                out[np.ix_(mine, numeric)] = prepare.standardised(part, moments.mean, moments.deviation)
-        return torch.from_numpy(out).float()
+            for begin in range(0, len(mine) if moments is not None else 0, ROWS):
+                cells = np.ix_(mine[begin : begin + ROWS], numeric)
+                out[cells] = prepare.standardised(x[cells], moments.mean, moments.deviation)  # type: ignore[union-attr]
+        return torch.from_numpy(out)
 
     # ---- new rows ----
     def read(self, request: Request) -> NewRows:
@@ -236,16 +250,27 @@ def fitted(
     sites = {name: Fit(tuple(own), None) for name, own in zip(names, fill, strict=True)}
     found = replace(plain, sites=sites)
     if standardise != "none":
-        x = found.filled(rows, owner)[:, found.numeric]
-        whole = _moments(x[train]) if pooled or standardise == "pooled" else None
-        for k, name in enumerate(names):
-            moments = whole if standardise == "pooled" else _moments(x[(owner == k) & train])
-            sites[name] = replace(sites[name], moments=moments)
+        groups = [(owner == k) & train for k in range(len(names))] if standardise == "site" else []
+        *by_site, whole = _moments(found, rows, owner, [*groups, train])
+        for name, taken in zip(names, by_site or [whole] * len(names), strict=True):
+            sites[name] = replace(sites[name], moments=taken)
         found = replace(found, sites=sites, pooled=whole if pooled else None)
     alike = len(set(sites.values())) == 1
     return replace(found, sites={"": next(iter(sites.values()))}) if alike else found
 
 
-def _moments(x: np.ndarray) -> Moments:
-    mean, deviation = prepare.moments(x)
-    return Moments(tuple(mean.tolist()), tuple(deviation.tolist()))
+def _moments(filled: TablePreparation, rows: Table, owner: np.ndarray, groups: Sequence[np.ndarray]) -> list[Moments]:
+    """Moments of the numeric columns over each group of rows, (n,) bool. A few columns are held at a time: all of them
+    take several times the memory of their file."""
+    numbers = [at for at, column in enumerate(filled.columns) if column.values is None]
+    cuts = list(range(0, len(numbers), COLUMNS))
+    if len(cuts) > 1 and len(numbers) - cuts[-1] == 1:
+        cuts.pop()  # NumPy adds up a single column in another order than one of several: its last bit may differ
+    parts: list[list[tuple[np.ndarray, np.ndarray]]] = [[] for _ in groups]
+    for begin, end in pairwise([*cuts, len(numbers)]):
+        x = np.stack([filled.filled_column(at, rows, owner) for at in numbers[begin:end]], axis=1)
+        for part, group in zip(parts, groups, strict=True):
+            part.append(prepare.moments(x[group]))
+    means = [tuple(number for mean, _ in part for number in mean.tolist()) for part in parts]
+    deviations = [tuple(number for _, deviation in part for number in deviation.tolist()) for part in parts]
+    return [Moments(*each) for each in zip(means, deviations, strict=True)]

@@ -301,14 +301,16 @@ def _dataset(
             f"{rows.at(row)}: column {made.meaning[column]!r} is empty, and in all of the training rows of {whose}; "
             "put it into data.drop, or let data.standardise make it 0"
         )
-    inputs, site = made.standardised(x, by), torch.from_numpy(owner) if names else None
     first, last = torch.from_numpy(train), torch.from_numpy(~train)
+    global_x = made.standardised(x, by, pooled=True)[last] if pooled else None
+    inputs, site = made.standardised(x, by), torch.from_numpy(owner) if names else None
+    del x  # as large as the file
     return Dataset(
         *(inputs[first], aim.y[first], inputs[last], aim.y[last], len(aim.names) or aim.outputs),
         site=None if site is None else site[first],
         test_site=None if site is None else site[last],
         site_names=tuple(names),
-        global_x=made.standardised(x, by, pooled=True)[last] if pooled else None,
+        global_x=global_x,
         meaning=(*made.meaning, "->", *aim.names),
         preparation=made,
     )
