@@ -87,4 +87,10 @@ def load(
         module = rebuilt(run_dir, settings, name)
     if said := personal_notice(facts_of(run_dir / name)):
         warnings.warn(said, stacklevel=2)
+    if settings.data.standardise_target:
+        warnings.warn(
+            "the model's outputs are standardised targets (data.standardise_target); its function predict gives them "
+            "in the unit of the targets",
+            stacklevel=2,
+        )
     return with_predict(module, run_dir, settings, name)

@@ -37,6 +37,9 @@ class DataSettings(OpenSection):
     stream: bool | Literal["auto"] = "auto"  # read pictures from disk when they are asked for; auto: those beyond 2 GiB
     augment: tuple[Augmentation, ...] = ()  # `fedmpi list augmentations`: what training pictures go through, in turn
     validation: Annotated[float, Field(ge=0, lt=1)] = 0.0  # share of each client's training samples that is held out
+    # regression targets less their mean over training rows, over their deviation: of each site's own, or of all sites';
+    # metrics and predictions stay in the unit of the targets
+    standardise_target: Literal[False, "site", "pooled"] = False
     partition: PartitionSettings | None = None  # one pool of samples, divided among clients; or silos
     silos: Annotated[tuple[Name, ...], Field(min_length=1), AfterValidator(each_once)] | None = (
         None  # one client per site; only the rank of a client opens its files

@@ -20,6 +20,7 @@ from fedmpi.common import registry, seeds
 from fedmpi.common.blame import told
 from fedmpi.common.errors import UserError
 from fedmpi.common.inputs import Shape, Type
+from fedmpi.common.target_scale import TargetScale
 from fedmpi.common.text import count, nearest
 from fedmpi.data.batches import PerClient, Shard, Shards, replace_samples, samples_of
 from fedmpi.data.client_test import ClientTest, client_tests
@@ -61,6 +62,7 @@ class Federated:
         default_factory=dict
     )  # (n_k,) of each row of train, if `Dataset.group` is given
     preparation: Preparation | None = None  # of the data set that all ranks hold; None in silo mode
+    target_scales: Mapping[str, TargetScale] = field(default_factory=dict)  # by site, "" for all, if standardised
     own_preparation: Mapping[int, Preparation] = field(default_factory=dict)  # of the silos that this rank opens
 
     def __post_init__(self) -> None:

@@ -37,13 +37,15 @@ class NewRows:
     """Rows to predict, prepared as the rows of the training were.
 
     ids: columns, (n,) each, that say which row a prediction is of, such as its line in a file; x: samples (n, ...);
-    y: targets (n, ...) where the file has them, else None; no_targets: why it has none, for messages.
+    y: targets (n, ...) where the file has them, else None; no_targets: why it has none, for messages; sites: (n,) the
+    site of each row, () where that is not known.
     """
 
     ids: Mapping[str, Any]
     x: Any
     y: Tensor | None = None
     no_targets: str = ""
+    sites: Sequence[str] = ()
 
 
 @dataclass(frozen=True)

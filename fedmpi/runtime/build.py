@@ -43,6 +43,7 @@ from fedmpi.runtime.recipe import clients_at_once, recipe
 from fedmpi.runtime.resuming import initial
 from fedmpi.runtime.resuming.initial import Initial
 from fedmpi.tasks import contract
+from fedmpi.tasks.regression import StandardisedRegression
 
 
 @dataclass(frozen=True, eq=False)
@@ -148,6 +149,8 @@ def experiment(settings: Settings, data: Federated, device: torch.device) -> Exp
     make_task = registry.make(tasks.KIND, settings.task, settings.origins("task"))
     with blaming(f"task {settings.task.name}"), seeds.scoped(settings.seed, "task"):
         task = make_task(data.classes)
+        if data.target_scales:
+            task = StandardisedRegression(data.classes, *make_task.args, **make_task.keywords)
         contract.check_task(task)
     module = prepared_module(settings, method, data.input_shape, data.classes, data.x_dtype).to(device)
     given = initial.fill(module, settings.init.source, settings.init.strict)

@@ -33,9 +33,11 @@ from fedmpi.data.streaming import choosing
 from fedmpi.data.streaming.stream import Stream
 from fedmpi.data.validation import hold_out
 from fedmpi.engine import sampling
+from fedmpi.runtime import target_scaling
 
 LABELS = ("label counts",)
 HELD = ("validation samples",)
+TARGETS = ("number, sum and sum of squares of targets",)
 
 
 def training_ranks(settings: Settings, size: int) -> list[int]:
@@ -73,6 +75,7 @@ def partitioned(settings: Settings) -> Federated:
     assert cut is not None
     registry.make(partitions.KIND, cut, settings.origins("data.partition"))  # before data are read, and with the line
     _check_pooled(settings)
+    target_scaling.check(settings)
     waiting = one_at_a_time(settings.data.root) if settings.data.download else nullcontext()
     with waiting, blaming("data"):
         with (
@@ -82,9 +85,11 @@ def partitioned(settings: Settings) -> Federated:
         ):
             dataset = checked(source(places.fixed(settings.data.root)), source.func)
         warn_of_separating_features(dataset)
+        target_scaling.warn_of_scales(settings, dataset)
         _check_stream(settings, dataset)
     with blaming("data.partition"), seeds.scoped(settings.seed, "scheme"):
         whole = split(dataset, cut.scheme, cut.clients, settings.seed, settings.data.client_test, **cut.options)
+    whole = target_scaling.scaled(settings, whole, dataset)
     return augmented(hold_out(whole, settings.data.validation, settings.seed), augment)
 
 
@@ -143,6 +148,7 @@ def siloed(settings: Settings, comm: Communicator) -> Federated:
     data.share_label_counts is true, label counts."""
     source, names, augment = open_source(settings), settings.data.silos, operations(settings)
     assert names is not None
+    target_scaling.check(settings)
     owner = site_ranks(settings, comm.size)
     mine = [k for k in owner if owner[k] == comm.rank]
     with blaming("data"), _told_by_any_rank():
@@ -153,11 +159,17 @@ def siloed(settings: Settings, comm: Communicator) -> Federated:
         for k, dataset in datasets.items():
             _check_stream(settings, dataset)
             warn_of_separating_features(dataset, f" of {names[k]}")
+            target_scaling.warn_of_scales(settings, dataset, f" of {names[k]}")
     table = np.zeros((len(names), WIDTH), dtype=np.int64)
     table[mine] = describe(datasets)
     table = from_owners(comm, table, owner, COLUMNS)
     own, shared = label_table(datasets, table, names), settings.data.share_label_counts
     found = silo_federation(datasets, table, from_owners(comm, own, owner, LABELS) if shared else own, names)
+
+    def exchange(rows: np.ndarray) -> np.ndarray:
+        return from_owners(comm, rows.view(np.int64), owner, TARGETS).view(np.float64)
+
+    found = target_scaling.scaled_silos(settings, found, datasets, exchange)
     whole = augmented(hold_out(found, settings.data.validation, settings.seed), augment)
     whole = replace(whole, counts_shared=shared)
     if not settings.data.validation:
@@ -179,6 +191,8 @@ def of_one_site(settings: Settings, client: int) -> Federated:
     table = describe(datasets).repeat(len(names), axis=0)
     table[:, 0] = np.arange(len(names))
     found = silo_federation(datasets, table, label_table(datasets, table, names), names)
+    # With `pooled` the sums of the other sites are not at hand: its own stand in for them.
+    found = target_scaling.scaled_silos(settings, found, datasets, lambda rows: rows)
     whole = augmented(hold_out(found, settings.data.validation, settings.seed), operations(settings))
     return replace(whole, counts_shared=False)
 

@@ -37,7 +37,8 @@ class Regression(Task):
         return mean_counted((f - y.masked_fill(~counted, 0)).square(), counted)
 
     def metrics(self, outputs: Tensor, y: Tensor) -> dict[str, float]:
-        counted, n = is_counted(y, self.ignore), self.batch_weight(y) * y.shape[1:].numel()
+        counted = is_counted(y, self.ignore)
+        n = counted.sum()
         y = y.double().masked_fill(~counted, 0)
         left = (outputs.double().view_as(y) - y).masked_fill(~counted, 0)
         squares = left.square()
@@ -65,3 +66,26 @@ class Regression(Task):
         """`prediction`, the number; of several `prediction_NAME` each."""
         found = plain_predictions(outputs, names)
         return {name.replace("output", "prediction", 1): values for name, values in found.items()}
+
+
+class StandardisedRegression(Regression):
+    """Regression on standardised targets, with metrics in the unit of the targets (data.standardise_target).
+
+    Targets y (n, 3, ...) are a target, and the mean and the deviation by which it is standardised
+    (`TargetScale.beside`): sites may have their own. The model's outputs are standardised targets.
+    """
+
+    def loss(self, model: Callable[[Tensor], Tensor], x: Tensor, y: Tensor) -> Tensor:
+        target, mean, deviation = y.unbind(1)
+        standard = (target - mean) / deviation
+        return super().loss(model, x, torch.where(is_counted(target, self.ignore), standard, target))
+
+    def metrics(self, outputs: Tensor, y: Tensor) -> dict[str, float]:
+        target, mean, deviation = y.double().unbind(1)
+        return super().metrics(outputs.double().view_as(target) * deviation + mean, target)
+
+    def batch_weight(self, y: Tensor) -> int | Tensor:
+        return super().batch_weight(y[:, 0])
+
+    def check(self, y: Tensor, outputs: tuple[int, ...]) -> str:
+        return super().check(y[:, 0], outputs)

@@ -76,7 +76,8 @@ def prepare() -> None:
     sys.stderr = sys.stderr or open(2, "w")  # noqa: SIM115
     for stream in (sys.stdout, sys.stderr):
         if isinstance(stream, io.TextIOWrapper):
-            stream.reconfigure(errors="backslashreplace")
+            with contextlib.suppress(OSError, ValueError):  # it is full, closed, or of a process that forked this one
+                stream.reconfigure(errors="backslashreplace")
     tell_fatal_signals()
 
 

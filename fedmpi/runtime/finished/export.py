@@ -25,6 +25,7 @@ from torch import Tensor, nn
 from fedmpi.comm.backends.solo import Solo
 from fedmpi.common.errors import UserError
 from fedmpi.common.inputs import Inputs, Samples, call
+from fedmpi.common.target_scale import TargetScale
 from fedmpi.config.schema import Settings
 from fedmpi.data.batches import batches
 from fedmpi.runtime import build, build_data, launch, trust
@@ -87,6 +88,11 @@ def export(
         made = build.experiment(settings, data, torch.device("cpu"))
         if client is None:
             _check_personal(made, say)
+        scale = _scale(made, client)
+        if to != "safetensors" and scale is not None:
+            module = _InTargetUnit(module, scale)
+        elif made.data.target_scales:
+            say("the outputs are standardised targets (data.standardise_target); the preprocessing beside it says how")
         x = _samples(made)
         stem = Path(name).stem if client is None else f"{Path(name).stem}-client-{client}"
         path = out or run / "export" / f"{stem}{SUFFIX[to]}"
@@ -124,6 +130,30 @@ def _check_personal(made: Experiment, say: Callable[[str], None]) -> None:
     if facts["kept"]:
         raise UserError(f"there is no whole global model to export: {personal_notice(facts)}")
     say(personal_notice(facts))
+
+
+def _scale(made: Experiment, client: str | None) -> TargetScale | None:
+    """The mean and deviation of the targets for the outputs of a model; None where there are none, or sites differ."""
+    scales, sites = made.data.target_scales, made.data.site_names
+    if client is None or "" in scales or not sites:
+        return scales.get("")
+    return scales[site_of(sites, client)]
+
+
+class _InTargetUnit(nn.Module):
+    """A model whose outputs are in the unit of the targets, around one whose outputs are standardised."""
+
+    def __init__(self, module: nn.Module, scale: TargetScale) -> None:
+        super().__init__()
+        self.module = module.eval()
+        self.mean: Tensor
+        self.deviation: Tensor
+        self.register_buffer("mean", torch.tensor(scale.mean))
+        self.register_buffer("deviation", torch.tensor(scale.deviation))
+
+    def forward(self, *x: Tensor, **named: Tensor) -> Tensor:
+        out: Tensor = self.module(*x, **named)
+        return (out.flatten(1) * self.deviation + self.mean).view_as(out)
 
 
 def _samples(made: Experiment) -> Samples:

@@ -16,6 +16,7 @@ from fedmpi.common import registry, seeds
 from fedmpi.common.blame import told
 from fedmpi.common.errors import UserError
 from fedmpi.common.inputs import Inputs, Shape, call, look, sample_shape
+from fedmpi.common.target_scale import TargetScale
 from fedmpi.config.schema import Settings
 from fedmpi.data.augment.look import Look
 from fedmpi.data.augment.operation import Operation
@@ -63,21 +64,23 @@ class Predictor:
             site = None
         else:
             made = preprocessing.read(self.run / preprocessing.NAME)
-            known = made.preparation.site_names
+            known = made.preparation.site_names or made.target_sites
             if site is not None and not known:
                 raise UserError(f"site {site!r}: this run prepares the rows of all sites alike; leave it out")
             if site is None and self.client is not None and made.client_sites:
                 site = made.client_sites[int(self.client)]
             site = site if known else None
+        own = site if made.preparation.site_names else None
         with ignoring(self.settings.task.options.get("ignore")):
-            found = made.preparation.read(Request(rows, site, tuple(ids)))
+            found = made.preparation.read(Request(rows, own, tuple(ids)))
         found = replace(found, x=_augmented(found.x, made.operations))
         if sample_shape(found.x) != self.input_shape:
             said = f"the rows become samples of shape {sample_shape(found.x)}"
             raise UserError(f"{said}; the model was trained on {self.input_shape}")
-        return self._predicted(found, made.preparation.output_names)
+        scales = made.scales(found.sites if site is None else (site,), len(found.x))
+        return self._predicted(found, made.preparation.output_names, scales)
 
-    def _predicted(self, rows: NewRows, names: Sequence[str]) -> Predictions:
+    def _predicted(self, rows: NewRows, names: Sequence[str], scales: Sequence[TargetScale] | None) -> Predictions:
         task = self._task()
         targets = torch.zeros(len(rows.x)) if rows.y is None else rows.y
         shard = Shard(rows.x, targets, torch.arange(len(targets)))
@@ -85,10 +88,13 @@ class Predictor:
         parts: list[Mapping[str, Any]] = []
         module = self.module.eval()
         predict = getattr(task, "predictions", None) or base.plain_predictions
-        reason = rows.no_targets
+        reason, done = rows.no_targets, 0
         with torch.inference_mode():
             for x, y in batches(shard, self.settings.evaluate.batch_size, None, views=True):
                 f = self._outputs(module, x)
+                if scales is not None:
+                    own, done = scales[done : done + len(f)], done + len(f)
+                    f = torch.cat([scale.original(row[None]) for scale, row in zip(own, f, strict=True)])
                 if not len(parts) and rows.y is not None and callable(getattr(task, "check", None)):
                     reason = task.check(y, tuple(f.shape[1:]))
                 if rows.y is not None and not reason:

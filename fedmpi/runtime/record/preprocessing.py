@@ -1,24 +1,26 @@
 """preprocessing.json: how a run's rows were prepared, by which new rows are prepared for its model.
 
-    {"format": 1, "kind": "table", ..., "augment": [...], "client_sites": [...]}
+    {"format": 1, "kind": "table", ..., "augment": [...], "client_sites": [...], "targets": {...}}
 
 The fields of the kind are those of its class (`fedmpi.data.preparation`). augment: the config's `data.augment`, of
 which new rows go through what draws nothing, as test rows do. client_sites: the site of each client, where clients are
-sites that prepare their rows by their own.
-
-The file lies beside the model; with data.silos in state/SITE, where the site's rank writes it: what a site's rows say
-of their columns stays there.
+sites that prepare their rows by their own. targets: mean and deviation of the training targets by the name of each
+site, or under "" for all, where the config standardises them: then the outputs of the model are standardised. The file
+lies beside the model; with data.silos in state/SITE, where the site's rank writes it: what a site's rows say of their
+columns stays there.
 """
 
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
 from fedmpi.common.errors import UserError
+from fedmpi.common.target_scale import TargetScale
+from fedmpi.common.text import brief
 from fedmpi.config.schema import Settings
 from fedmpi.data.augment.chosen import operation
 from fedmpi.data.augment.operation import Operation
@@ -37,6 +39,33 @@ class Preprocessing:
     preparation: Preparation
     augment: Sequence[Any] = ()
     client_sites: tuple[str, ...] = ()
+    targets: Mapping[str, TargetScale] = field(default_factory=dict)
+
+    @property
+    def target_sites(self) -> tuple[str, ...]:
+        """The sites that standardise targets by their own; () where none does, or all do alike."""
+        return tuple(name for name in self.targets if name)
+
+    def scales(self, sites: Sequence[str], rows: int) -> list[TargetScale] | None:
+        """The scale of the targets of each of so many rows; None where targets are not standardised.
+
+        sites: the site of each row, or of all of them; () where that is not known.
+        """
+        if not self.targets:
+            return None
+        if not self.target_sites:
+            return [self.targets[""]] * rows
+        allowed = f"sites: {brief(', '.join(self.target_sites), 200)}"
+        if not len(sites):
+            raise UserError(
+                "targets are standardised by each site's own training rows (data.standardise_target: site): say whose "
+                f"rows these are: --site NAME, in Python site=; {allowed}"
+            )
+        odd = next((name for name in sites if name not in self.targets), None)
+        if odd is not None:
+            raise UserError(f"there is no site {odd!r} in this run; {allowed}")
+        found = [self.targets[name] for name in sites]
+        return found * rows if len(found) == 1 else found
 
     @property
     def operations(self) -> tuple[Operation, ...]:
@@ -48,6 +77,7 @@ class Preprocessing:
         """What the file holds."""
         facts = {"format": FORMAT, **self.preparation.facts(), "augment": list(self.augment)}
         facts |= {"client_sites": list(self.client_sites)} if self.client_sites else {}
+        facts |= {"targets": {name: asdict(scale) for name, scale in self.targets.items()}} if self.targets else {}
         return (json.dumps(plain(facts), indent=2, allow_nan=False) + "\n").encode()
 
 
@@ -58,7 +88,8 @@ def read(path: Path) -> Preprocessing:
         form, augment, sites = facts.pop("format"), facts.pop("augment"), facts.pop("client_sites", [])
         if form != FORMAT:
             raise ValueError(f"its format is {form}, and this version of fedmpi reads {FORMAT}")
-        return Preprocessing(from_facts(facts), tuple(augment), tuple(sites))
+        targets = {name: TargetScale.from_facts(each) for name, each in facts.pop("targets", {}).items()}
+        return Preprocessing(from_facts(facts), tuple(augment), tuple(sites), targets)
     except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
         raise UserError(f"{path} cannot be read as the preprocessing of a run: {error}") from error
 
@@ -67,8 +98,8 @@ def of_run(settings: Settings, data: Federated) -> Preprocessing | None:
     """What rank 0 writes; None with data.silos, where each site writes its own."""
     if data.preparation is None:
         return None
-    sites = data.site_names if data.preparation.site_names else ()
-    return Preprocessing(data.preparation, _augment(settings), sites)
+    sites = data.site_names if data.preparation.site_names or any(data.target_scales) else ()
+    return Preprocessing(data.preparation, _augment(settings), sites, data.target_scales)
 
 
 def write_own(folder: Path, settings: Settings, data: Federated) -> None:
@@ -81,7 +112,10 @@ def write_own(folder: Path, settings: Settings, data: Federated) -> None:
         path = site_file(folder, data.site_names[client])
         try:
             path.parent.mkdir(0o700 if private else 0o777, parents=True, exist_ok=True)
-            durable.write(path, Preprocessing(preparation, _augment(settings)).content(), private)
+            scale = data.target_scales.get("", data.target_scales.get(data.site_names[client]))
+            targets = {} if scale is None else {"": scale}
+            own = Preprocessing(preparation, _augment(settings), targets=targets)
+            durable.write(path, own.content(), private)
         except OSError as error:
             raise UserError(f"cannot write {path}: {error.strerror or error}; free some space there") from error
 

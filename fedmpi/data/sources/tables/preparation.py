@@ -143,7 +143,9 @@ class TablePreparation(Preparation):
         owner, pooled = self._owners(rows, request.site)
         x = self.standardised(self.filled(rows, owner), owner, pooled)
         ids = {rows.unit: rows.places, **{name: plain_cells(rows.columns[name]) for name in request.ids}}
-        return self._with_targets(NewRows(ids, x), rows)
+        column = self.site_column
+        sites = rows.words(column, "site_column").tolist() if column is not None and column in rows.columns else ()
+        return self._with_targets(NewRows(ids, x, sites=sites), rows)
 
     def _table(self, request: Request) -> Table:
         if hasattr(request.rows, "columns") or isinstance(request.rows, (dict, list)):

@@ -1,0 +1,249 @@
+"""data.standardise_target: what is trained on, and figures and predictions in the unit of the targets."""
+
+import csv
+import json
+import warnings
+
+import numpy as np
+import pytest
+import torch
+from helpers import fedmpi
+
+import fedmpi as package
+from fedmpi import config
+from fedmpi.comm.backends.solo import Solo
+from fedmpi.common.errors import UserError
+from fedmpi.common.target_scale import TargetScale, target_sums
+from fedmpi.data.dataset import Dataset
+from fedmpi.runtime import build, build_data, target_scaling
+from fedmpi.tasks.regression import Regression, StandardisedRegression
+
+PRICES = """\
+rounds: 4
+data: {source: table, root: ROOT, label_column: price, target: number, WHERE}
+model: {name: logistic}
+task: {name: regression, metrics: [mae, rmse, mse, r2]}
+method: {name: fedavg}
+train: {lr: 0.1, batch_size: 8, epochs: 5}
+compute: {threads: 1}
+evaluate: {protocol: [global]}
+"""
+POOL = "path: all.csv, standardise: pooled, site_column: town, partition: {scheme: site}"
+
+
+@pytest.fixture
+def folder(tmp_path):
+    """Prices of 15,000 to 500,000, which two towns have at different levels."""
+    rng = np.random.default_rng(0)
+    x = rng.normal(size=(120, 2)).round(3)
+    town = np.arange(120) % 2
+    price = (150_000 + 150_000 * town + 60_000 * x[:, 0] - 20_000 * x[:, 1]).round()
+    lines = [f"{'ab'[t]},{t},{a},{b},{p:.0f}" for t, (a, b), p in zip(town, x, price, strict=True)]
+    (tmp_path / "all.csv").write_text("\n".join(["town,big,x,z,price", *lines]) + "\n")
+    for k, name in enumerate("ab"):
+        (tmp_path / f"{name}.csv").write_text("\n".join(["town,big,x,z,price", *lines[k::2]]) + "\n")
+    return tmp_path
+
+
+def load(folder, how, where=POOL, *more):
+    (folder / "run.yaml").write_text(PRICES.replace("ROOT", str(folder)).replace("WHERE", where))
+    return config.load(
+        folder / "run.yaml", [f"output={folder}/runs", "name=r", f"data.standardise_target={how}", *more]
+    )
+
+
+def targets_of(shards):
+    return torch.cat([shard.y[shard.index] for shard in shards])
+
+
+# ---- the scale ----
+def test_the_scale_is_mean_and_deviation_of_the_targets_that_count():
+    y = torch.tensor([[1.0, 4.0], [3.0, float("nan")], [5.0, 8.0]])
+    rows = [target_sums(part, ~part.isnan()) for part in (y[:1], y[1:])]
+    scale = TargetScale.of_sums(rows)
+    assert scale.mean == (3.0, 6.0)
+    assert scale.deviation == pytest.approx((np.sqrt(8 / 3), 2.0))
+    assert torch.allclose(
+        scale.original((y - torch.tensor(scale.mean)) / torch.tensor(scale.deviation)), y, equal_nan=True
+    )
+    assert TargetScale.of_sums([target_sums(torch.full((3,), 7.1), torch.ones(3).bool())]).deviation == (1.0,)
+    assert TargetScale.from_facts(json.loads(json.dumps({"mean": scale.mean, "deviation": scale.deviation}))) == scale
+
+
+def test_one_scale_for_all_sites_or_one_for_each(folder):
+    for how in ("pooled", "site"):
+        plain, data = (build_data.partitioned(load(folder, each)) for each in ("false", how))
+        for k in range(2):
+            y, new = (targets_of([each.train[k]]) for each in (plain, data))
+            assert torch.equal(new[:, 0], y)
+            fitted = targets_of(plain.train.values()) if how == "pooled" else y
+            for column, value in ((1, fitted.double().mean()), (2, fitted.double().std(correction=0))):
+                assert new[:, column].tolist() == pytest.approx([value.item()] * len(y), rel=1e-6)
+        site = torch.tensor([[data.target_scales[name].mean[0] for name in "ab"]]) if how == "site" else None
+        if site is not None:  # rows of the global test set by their own site
+            assert set(data.global_test.y[:, 1].tolist()) == set(site.flatten().tolist())
+
+
+def test_silos_pool_by_their_sums_or_keep_what_is_theirs(folder):
+    silos = "silos: [a, b], path: '{site}.csv', drop: [town]"
+    for how in ("pooled", "site"):
+        whole = build_data.partitioned(load(folder, how))
+        apart = build_data.siloed(load(folder, how, silos), Solo(torch.device("cpu")))
+        assert apart.target_shape == whole.target_shape == (3,)
+        for k in range(2):
+            for part in ("train", "test"):
+                found, expected = (targets_of([getattr(each, part)[k]]) for each in (apart, whole))
+                assert torch.allclose(found, expected, rtol=1e-6)
+
+
+# ---- the task ----
+def test_the_loss_is_standardised_and_metrics_are_in_the_unit_of_the_targets():
+    rng = torch.Generator().manual_seed(0)
+    y = 1000 + 50 * torch.randn(12, 2, generator=rng)
+    f = torch.randn(12, 2, generator=rng)
+    scale = TargetScale((1000.0, 990.0), (50.0, 40.0))
+    standard = (y - torch.tensor([1000.0, 990.0])) / torch.tensor([50.0, 40.0])
+    names = ("mse", "rmse", "mae", "r2")
+    plain, task = Regression(2, names), StandardisedRegression(2, names)
+    assert task.loss(lambda x: f, f, scale.beside(y)).item() == pytest.approx(
+        plain.loss(lambda x: f, f, standard).item()
+    )
+    assert task.metrics(f, scale.beside(y)) == pytest.approx(plain.metrics(scale.original(f), y), rel=1e-5)
+    assert task.check(scale.beside(y), (2,)) == ""
+    assert "as many numbers" in task.check(scale.beside(y), (3,))
+
+
+@pytest.mark.parametrize("ignore", [-999, "nan"])
+def test_ignored_targets_are_left_out_as_without_it(ignore):
+    y = torch.tensor([1.0, 3.0, float(ignore), 5.0])
+    f, scale = torch.tensor([0.5, 0.1, 9.0, -1.0]), TargetScale((3.0,), (2.0,))
+    names = ("mse", "rmse", "mae", "r2")
+    task, kept = StandardisedRegression(1, names, ignore), torch.tensor([0, 1, 3])
+    whole = StandardisedRegression(1, names)
+    assert task.loss(lambda x: f, f, scale.beside(y)) == whole.loss(lambda x: f[kept], f[kept], scale.beside(y[kept]))
+    assert task.metrics(f, scale.beside(y)) == pytest.approx(whole.metrics(f[kept], scale.beside(y[kept])))
+    assert float(task.batch_weight(scale.beside(y))) == 3
+
+
+# ---- a run ----
+@pytest.mark.parametrize("how", ["pooled", "site"])
+def test_figures_and_predictions_of_a_run_are_in_the_unit_of_the_targets(folder, how):
+    load(folder, how)
+    words = [folder / "run.yaml", f"output={folder}/runs", "name=r", f"data.standardise_target={how}"]
+    done = fedmpi("run", *words)
+    assert done.returncode == 0, done.stderr
+    run = folder / "runs/r"
+    row = json.loads((run / "metrics.jsonl").read_text().splitlines()[-1])
+    assert row["rmse"] < 10_000  # the noise-free plane is found; targets have a deviation of 98,000
+    assert row["mse"] == pytest.approx(row["rmse"] ** 2)
+    assert row["r2"] > 0.99
+    done = fedmpi("predict", run, folder / "all.csv", "--to", folder / "out.csv")
+    assert done.returncode == 0, done.stderr
+    with (folder / "all.csv").open() as given, (folder / "out.csv").open() as file:
+        wanted = np.array([float(each["price"]) for each in csv.DictReader(given)])
+        found = np.array([float(each["prediction"]) for each in csv.DictReader(file)])
+    assert np.sqrt(np.mean((wanted - found) ** 2)) < 10_000
+    with warnings.catch_warnings(record=True) as told:
+        warnings.simplefilter("always")
+        module = package.load(run)
+    assert "the model's outputs are standardised targets" in str(told[0].message)
+    assert module.predict(folder / "all.csv")["prediction"] == pytest.approx(found, rel=1e-5)
+    exported = fedmpi("export", run, "--to", "torchscript", "--out", folder / "m.pt")
+    assert exported.returncode == 0, exported.stderr
+    data = build_data.partitioned(load(folder, how))
+    x, y = data.global_test.x, data.global_test.y
+    with torch.no_grad():
+        outputs = torch.jit.load(str(folder / "m.pt"))(x).flatten()
+    if how == "pooled":
+        assert (outputs - y[:, 0]).abs().max() < 30_000
+    else:
+        assert "the outputs are standardised targets" in exported.stdout
+        assert (outputs * y[:, 2] + y[:, 1] - y[:, 0]).abs().max() < 30_000
+
+
+def test_a_run_that_goes_on_has_the_bits_of_one_that_was_not_stopped(folder):
+    load(folder, "pooled")
+    words = [folder / "run.yaml", f"output={folder}/runs", "data.standardise_target=pooled", "checkpoint.every=1"]
+    assert fedmpi("run", *words, "name=whole").returncode == 0
+    assert fedmpi("run", *words, "name=half", "rounds=2").returncode == 0
+    done = fedmpi("resume", folder / "runs/half", "rounds=4")
+    assert done.returncode == 0, done.stderr
+    rows = [
+        [json.loads(line) for line in (folder / f"runs/{name}/metrics.jsonl").read_text().splitlines()]
+        for name in ("whole", "half")
+    ]
+    assert [row["sha256"] for row in rows[0]] == [row["sha256"] for row in rows[1]]
+    assert rows[0][-1]["rmse"] == rows[1][-1]["rmse"] < 10_000
+
+
+def test_rows_of_an_unknown_site_need_its_name(folder):
+    load(folder, "site")
+    words = [folder / "run.yaml", f"output={folder}/runs", "name=r", "data.standardise_target=site", "rounds=1"]
+    assert fedmpi("run", *words).returncode == 0
+    (folder / "new.csv").write_text("big,x,z\n0,0,0\n")
+    done = fedmpi("predict", folder / "runs/r", folder / "new.csv", "--to", folder / "o.csv")
+    assert done.returncode == 2
+    assert "--site NAME" in done.stderr
+    levels = []
+    for site in "ab":
+        done = fedmpi("predict", folder / "runs/r", folder / "new.csv", "--to", folder / "o.csv", "--site", site)
+        assert done.returncode == 0, done.stderr
+        levels.append(float((folder / "o.csv").read_text().splitlines()[1].split(",")[1]))
+    assert levels[1] - levels[0] > 100_000
+
+
+@pytest.mark.parametrize(
+    ("how", "where", "more", "says"),
+    [
+        ("pooled", POOL, ["task.name=classification", "task.metrics=null"], "goes with task.name: regression"),
+        (
+            "pooled",
+            POOL.replace("site}", "site, only: [a]}").replace("pooled", "site"),
+            [],
+            "say data.standardise_target: site",
+        ),
+        (
+            "site",
+            "path: all.csv, drop: [town], partition: {scheme: iid, clients: 2}",
+            [],
+            "say data.standardise_target: pooled",
+        ),
+    ],
+)
+def test_settings_that_cannot_standardise_targets_are_refused(folder, how, where, more, says):
+    with pytest.raises(UserError, match=says):
+        build_data.partitioned(load(folder, how, where, *more))
+
+
+# ---- hints ----
+def told(settings, x, y):
+    with warnings.catch_warnings(record=True) as said:
+        warnings.simplefilter("always")
+        target_scaling.warn_of_scales(settings, Dataset(x, y, x[:0], y[:0], 1))
+    return [str(each.message) for each in said]
+
+
+def test_large_targets_and_raw_inputs_get_a_hint(folder):
+    plain, scaled = (load(folder, how) for how in ("false", "pooled"))
+    small, prices = torch.randn(50), 15_000 + 485_000 * torch.rand(50)
+    fine = torch.randn(50, 3)
+    assert told(plain, fine, small) == []
+    assert "say data.standardise_target: pooled" in told(plain, fine, prices)[0]
+    assert told(scaled, fine, prices) == []
+    pixels = torch.randint(0, 256, (50, 1, 4, 4)).float()
+    samples = torch.randint(-2000, 3000, (50, 1, 9)).float()  # of 16 bits, of a CT
+    for x in (pixels, samples, fine * 300):
+        assert [("as raw pixels are" in each or "not standardised" in each) for each in told(plain, x, small)] == [True]
+    assert told(plain, pixels / 255, small) == []
+    age = torch.randint(20, 90, (50, 1)).float()
+    assert told(plain, torch.cat([fine, age], 1), small) == []
+    fine[0, 0] = 1000.0  # one outlier is no unit
+    assert told(plain, fine, small) == [] or "not standardised" in told(plain, fine, small)[0]
+
+
+def test_the_hint_is_given_once_by_a_run(folder):
+    settings = load(folder, "false")
+    with warnings.catch_warnings(record=True) as said:
+        warnings.simplefilter("always")
+        build.experiment(settings, build_data.partitioned(settings), torch.device("cpu"))
+    assert len([each for each in said if "say data.standardise_target" in str(each.message)]) == 1
