@@ -10,7 +10,8 @@ from pydantic import Field
 from fedmpi.common.errors import UserError
 from fedmpi.data.partitions.checks import ascending, check_enough, check_least
 
-MAX_ENTRIES = 10_000_000  # shares drawn before giving up: two or three seconds
+MAX_ENTRIES = 10_000_000  # shares drawn before giving up: a second or two
+BLOCK = 100_000  # shares judged at once
 
 
 def iid(labels: np.ndarray, clients: int, rng: np.random.Generator) -> list[np.ndarray]:
@@ -35,11 +36,17 @@ def quantity(
     n = len(labels)
     check_enough(n, clients, "quantity")
     check_least(n, clients, min_size)
-    for _ in range(-(-MAX_ENTRIES // clients)):
-        q = rng.dirichlet(np.full(clients, alpha))
-        ends = np.floor(np.cumsum(q)[:-1] * n).astype(np.int64)
-        if np.diff(ends, prepend=0, append=n).min() >= min_size:
-            return ascending(np.split(rng.permutation(n), ends))
+    left, many = -(-MAX_ENTRIES // clients), 1
+    while left > 0:  # many draws are judged at once; the generator is then set back to behind the accepted one
+        many, before = min(many, left, max(BLOCK // clients, 1)), rng.bit_generator.state
+        q = rng.dirichlet(np.full(clients, alpha), size=many)
+        ends = np.floor(np.cumsum(q, axis=1)[:, :-1] * n).astype(np.int64)  # (many, N - 1)
+        good = np.flatnonzero(np.diff(ends, axis=1, prepend=0, append=n).min(1) >= min_size)
+        if len(good):
+            rng.bit_generator.state = before
+            rng.dirichlet(np.full(clients, alpha), size=int(good[0]) + 1)
+            return ascending(np.split(rng.permutation(n), ends[good[0]]))
+        left, many = left - many, 2 * many
     raise UserError(
         f"data.partition: no draw of quantity (alpha={alpha}, clients={clients}) gave every client "
         f"min_size={min_size} of the {n} samples; raise alpha, or lower `clients` or min_size"
