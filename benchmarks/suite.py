@@ -38,6 +38,7 @@ PARTS = {
     "collectives": Part("W4: collectives", "collectives.py"),
     "scaling": Part("W5: scaling", "scaling.py"),
     "states": Part("W6: 10,000 clients that keep state", "states.py"),
+    "many_clients": Part("1,000,000 clients beside 100", "many_clients.py"),
     "small": Part("W7: small models, 1,000 clients", "small.py"),
     "exchange": Part("W8: exchange of a large model", "exchange.py"),
     "startup": Part("Start-up: from the command to the first step", "startup.py"),

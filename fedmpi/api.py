@@ -16,8 +16,9 @@ from fedmpi.common.errors import UserError
 from fedmpi.runtime import launch
 from fedmpi.runtime.finished.client_model import client_model
 from fedmpi.runtime.record.model_facts import facts_of, personal_notice
+from fedmpi.runtime.record.predictor import with_predict
 from fedmpi.runtime.record.run_dir import BEST, MODEL
-from fedmpi.runtime.record.saved_model import predicting, rebuilt
+from fedmpi.runtime.record.saved_model import rebuilt
 from fedmpi.runtime.trust import guard, run_settings
 
 __all__ = ["Summary", "load", "run"]
@@ -57,10 +58,11 @@ def load(
     client: int | str | None = None,
     overrides: Sequence[str] = (),
 ) -> nn.Module:
-    """Return a model of a run directory, in evaluation mode, with a function `predict(rows)` for new rows.
+    """Return a model of a run directory, in evaluation mode: the global one, or what one client uses.
 
-    It is the global model, or the one that a client uses.
-
+    Its function `predict(rows, site=None, ids=())` prepares new rows as those of the training were, and returns the
+    columns that `fedmpi predict` writes; rows: a file as that command takes it, a DataFrame, a mapping of columns, a
+    list of files, or an array, as the run's data source has them.
     A warning says where clients use other models than the global one, or where the global one has initial values in the
     parts that clients keep (FedPer's heads). A client's model is the one that protocol `personal` evaluates, without
     fine-tuning. With kNN-Per its outputs look into the client's training data, which must be there.
@@ -76,12 +78,13 @@ def load(
         UserError: no run directory, its run has not ended yet, damaged files; code of others without `trust`; a client
             that there is not, or whose state is not in this directory.
     """
-    if client is not None:
-        return client_model(path, client, trust, best, overrides)
     run_dir, name = Path(path), BEST if best else MODEL
     settings = run_settings(run_dir, trust, overrides)
+    if client is not None:
+        module = client_model(path, client, trust, best, overrides)
+        return with_predict(module, run_dir, settings, name, client)
     with guard(trust):
-        module = predicting(rebuilt(run_dir, settings, name), run_dir, settings, name)
+        module = rebuilt(run_dir, settings, name)
     if said := personal_notice(facts_of(run_dir / name)):
         warnings.warn(said, stacklevel=2)
-    return module
+    return with_predict(module, run_dir, settings, name)

@@ -1,12 +1,14 @@
-"""The task of benchmarks/peers.py, for programs of any kind: needs torch alone.
+"""The tasks of benchmarks/peers.py and benchmarks/many_clients.py, for programs of any kind: needs torch alone.
 
 An adapter is a file of this folder that trains the task with another program and ends with `report(seconds)`; the first
 argument names the task, the second the rounds. Nothing is evaluated where the program lets one choose.
 """
 
 import json
+import re
 import sys
 from functools import cache
+from pathlib import Path
 
 import torch
 from torch import nn
@@ -15,6 +17,7 @@ TASKS = {
     "softmax": {"clients": 1000, "cohort": 100, "samples": 30, "batch": 10, "lr": 0.05},
     "cnn": {"clients": 100, "cohort": 10, "samples": 100, "batch": 50, "lr": 0.01},
 }
+FEATURES, CLASSES, COHORT, BATCH, LR = 16, 10, 50, 50, 0.05  # of many_clients.py: rows of numbers
 
 
 def asked():
@@ -49,3 +52,15 @@ def model(name):
 def report(seconds):
     """seconds: of each round."""
     print(json.dumps(seconds))
+
+
+def numbers(rows):
+    """x (rows, FEATURES), y (rows,)"""
+    g = torch.Generator().manual_seed(0)
+    return torch.randn(rows, FEATURES, generator=g), torch.randint(CLASSES, (rows,), generator=g)
+
+
+def report_peak():
+    """The most memory that this process has held, in bytes."""
+    found = re.search(r"^VmHWM:\s+(\d+) kB", Path("/proc/self/status").read_text(), re.MULTILINE)
+    print(json.dumps({"peak": int(found[1]) * 1024}), flush=True)

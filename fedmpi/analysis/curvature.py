@@ -23,7 +23,7 @@ from fedmpi.common import seeds
 from fedmpi.common.errors import UserError
 from fedmpi.common.inputs import call
 from fedmpi.config.schema import Settings
-from fedmpi.data.batches import Shard, batches
+from fedmpi.data.batches import Shard, batches, pooled_rows, samples_of
 from fedmpi.models.recurrent import differentiable
 from fedmpi.runtime.build import Experiment
 from fedmpi.runtime.record import saved_model
@@ -82,12 +82,13 @@ class Loss:
 
     def __init__(self, made: Experiment, samples: int) -> None:
         self.made = made
-        shards = [shard for _, shard in sorted(made.data.train.items()) if len(shard)]
-        if not shards or any(shard.x is not shards[0].x for shard in shards):
+        train = made.data.train
+        if not train or len({id(x) for _, x, _ in samples_of(train)}) > 1:
             raise UserError("curvature needs the clients' samples in one place, and those of silos are not")
-        rows = torch.cat([shard.index for shard in shards]).sort().values
-        order = torch.randperm(len(rows), generator=seeds.generator(made.settings.seed, "curvature"))
-        self.shard = Shard(shards[0].x, shards[0].y, rows[order[:samples]].sort().values)
+        pool = pooled_rows(train)
+        order = torch.randperm(len(pool), generator=seeds.generator(made.settings.seed, "curvature"))
+        self.shard = Shard(pool.x, pool.y, pool.index[order[:samples]].sort().values)
+        self.weight = contract.batch_weight(made.task, self.shard.y[self.shard.index])
 
     def __call__(self, w: Tensor) -> float:
         self.made.model.load(w)
@@ -120,4 +121,4 @@ class Loss:
     def _part(self, x: Any, y: Tensor) -> Tensor:
         """This batch's part of the mean."""
         f = call(self.made.model.module, x)
-        return contract.mean_loss(self.made.task, f, x, y) * (len(y) / len(self.shard))
+        return contract.mean_loss(self.made.task, f, x, y) * (contract.batch_weight(self.made.task, y) / self.weight)

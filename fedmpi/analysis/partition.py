@@ -24,10 +24,12 @@ from fedmpi.common.errors import UserError
 from fedmpi.config import Settings
 from fedmpi.data.batches import Shard, batches
 from fedmpi.data.federated import Federated
+from fedmpi.data.partitions.parts import Partition
 from fedmpi.runtime import build_data
 
 CLIENTS, CLASSES = 40, 12  # at most, of a map on the console
 PAIRS = 1_000  # clients at most of which each two are compared
+DRAWN = 5_000  # clients at most of a picture, which has a row for each
 BINS, PASS = 30, 1024  # of the histograms of sample means; samples read at once
 
 
@@ -41,14 +43,19 @@ def analyse(settings: Settings, write: Path | None, draw: Path | None, say: Call
         if path is not None:
             report.folder(path.parent, option)
     data = build_data.partitioned(settings)
+    if draw is not None and data.clients > DRAWN:
+        raise UserError(
+            f"--draw: a picture has a row for each client, and those of {data.clients:,} are too many to tell apart; "
+            f"at most {DRAWN:,} are drawn, so leave it out"
+        )
     for line in lines(data):
         say(line)
     assert data.parts is not None
     if write is not None:
         owner = np.full(len(data.train[0].y), -1)
-        for k, part in enumerate(data.parts):
-            owner[part] = k
-            owner[data.validation[k].index.numpy() if data.validation else []] = k  # held out of its part
+        for rows in (data.parts, getattr(data.validation, "rows", None)):  # what is held out is of a client's part
+            if rows is not None:
+                owner[rows.order] = rows.owner
         with _told("--write"):
             _write(write, owner)
         cut = settings.data.partition
@@ -145,7 +152,7 @@ def _numbers(path: Path, data: Federated, edges: np.ndarray, counts: np.ndarray)
 def _write(path: Path, owner: np.ndarray) -> None:
     """(n,) the client of each training sample, -1 for nobody."""
     if path.suffix == ".json":
-        parts = [np.flatnonzero(owner == k).tolist() for k in range(int(owner.max()) + 1)]
+        parts = [part.tolist() for part in Partition.from_owners(owner, int(owner.max()) + 1)]
         path.write_text(json.dumps(parts) + "\n", encoding="utf-8")
         return
     with path.open("w", newline="", encoding="utf-8") as file:

@@ -84,6 +84,9 @@ def predict(
     to: Annotated[
         Path | None, typer.Option(metavar="OUT", help="Default: RUN_DIR/predictions/ and the file's name as .csv.")
     ] = None,
+    client: Annotated[
+        str | None, typer.Option(metavar="K", help="With the model of this client: its number, or its site's name.")
+    ] = None,
     site: Annotated[
         str | None, typer.Option(metavar="NAME", help="Whose rows they are, where sites prepare theirs by their own.")
     ] = None,
@@ -103,9 +106,8 @@ def predict(
     with importing():
         from fedmpi.runtime.finished import predict as rows
 
-    rows.predict(
-        directory, file, show, out=to, best=best, site=site, ids=ids or (), trusted=trust, given=overrides or ()
-    )
+    which = {"client": client, "site": site}
+    rows.predict(directory, file, show, out=to, best=best, **which, ids=ids or (), trusted=trust, given=overrides or ())
 
 
 @app.command(short_help="Make a published table anew.")

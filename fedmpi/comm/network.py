@@ -20,7 +20,7 @@ BRIDGES = ("docker*", "br-*", "virbr*", "cni*", "podman*", "lxc*")
 
 def addresses() -> dict[str, str]:
     """Return the IPv4 address of each network interface; "" where it has none or is down."""
-    found = {}
+    result = {}
     with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as any_socket:
 
         def ask(request: int, name: str) -> bytes:
@@ -29,10 +29,10 @@ def addresses() -> dict[str, str]:
         for _, name in socket.if_nameindex():
             try:
                 is_up = struct.unpack_from("H", ask(SIOCGIFFLAGS, name), 16)[0] & IFF_UP
-                found[name] = socket.inet_ntoa(ask(SIOCGIFADDR, name)[20:24]) if is_up else ""
+                result[name] = socket.inet_ntoa(ask(SIOCGIFADDR, name)[20:24]) if is_up else ""
             except OSError:
-                found[name] = ""
-    return found
+                result[name] = ""
+    return result
 
 
 def describe() -> str:
@@ -42,8 +42,8 @@ def describe() -> str:
 
 def outward_addresses() -> list[str]:
     """Return the addresses of this host at which other hosts may reach it, bridges of containers last."""
-    found = [(name, address) for name, address in addresses().items() if address and not is_loopback(address)]
-    return [address for name, address in sorted(found, key=lambda item: _matches(item[0], BRIDGES))]
+    outward = [(name, address) for name, address in addresses().items() if address and not is_loopback(address)]
+    return [address for name, address in sorted(outward, key=lambda item: _matches(item[0], BRIDGES))]
 
 
 def identity() -> str:

@@ -93,6 +93,20 @@ def sample_shape(x: Samples) -> Shape:
     return {k: tuple(part.shape[1:]) for k, part in x.items()} if isinstance(x, Inputs) else tuple(x.shape[1:])
 
 
+def describe_axes(shape: Sequence[int], axes: str) -> str:
+    """Images or volumes of this shape in words.
+
+    axes: one letter an axis: N samples, C channels, D, H and W space.
+
+    >>> describe_axes((100, 64, 48, 13), "NHWC")
+    '13 channels of 64 x 48 pixels'
+    """
+    sizes = dict(zip(axes, shape, strict=True))
+    channels = sizes.get("C", 1)
+    space = " x ".join(str(sizes[axis]) for axis in "DHW" if axis in sizes)
+    return f"{channels} channel{'s' if channels > 1 else ''} of {space} {'voxels' if 'D' in sizes else 'pixels'}"
+
+
 def zeros(n: int, shape: Shape, dtype: Type, device: torch.device | str = "cpu") -> Any:
     """n samples of zeros. dtype: one for all, or by name."""
     if isinstance(shape, dict):

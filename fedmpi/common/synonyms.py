@@ -22,6 +22,10 @@ _OURS = {
     "data.source": "dataset data_set dataset_name",
     "data.root": "data_dir data_path data_root dataroot datadir",
     "data.validation": "val val_fraction validation_fraction val_size",
+    "data.picture_column": "image_column image_col image_path path_column file_column filename_column",
+    "data.label_column": "target_column target_col class_column label_col y_column",
+    "data.site_column": "client_column hospital_column center_column centre_column",
+    "data.group_column": "patient_column subject_column",
     "data.partition.scheme": "partition partitioner split splitter iid non_iid",
     "data.partition.clients": "clients num_clients n_clients num_users n_users users parties n_parties client_count",
     "data.partition.alpha": "alpha dirichlet_alpha concentration",
@@ -30,7 +34,8 @@ _OURS = {
     "method.name": "algorithm strategy fl_method aggregator algo",
     "task.name": "loss criterion objective",
     "cohort.fraction": "fraction frac participation participation_rate client_fraction sample_rate join_ratio "
-    "fraction_fit clients_per_round",
+    "fraction_fit",
+    "cohort.size": "clients_per_round num_clients_per_round users_per_round cohort_size train_cohort_size",
     "server.lr": "server_lr global_lr eta_g server_learning_rate",
     "server.optim": "server_optimizer server_optim global_optimizer",
     "server.rule": "rule aggregation aggregation_rule defense",
@@ -69,6 +74,6 @@ def advice(key: str, where: str, known: Iterable[str], homes: Iterable[str] = ()
     if "." in key:
         first, *rest = key.split(".")
         return f"in a file a key stands in its section: {first}: {{{': {'.join(rest)}: ...{'}' * len(rest)}; {allowed}"
-    if meant and meant != f"{where}.{key}":
+    if meant and meant != f"{where}.{key}" and section != where:
         return f"did you mean {meant}? {allowed}"
     return nearest(key, known)

@@ -142,6 +142,16 @@ def count(number: int, thing: str) -> str:
     return f"{number} {thing}{'' if number == 1 else 's'}"
 
 
+def enumerated(names: Sequence[str], thing: str) -> str:
+    """Name one thing, or each of several.
+
+    >>> enumerated(["age"], "column"), enumerated(["age", "id"], "column")
+    ("column 'age'", "each of 2 columns ('age', 'id')")
+    """
+    shown = brief(", ".join(map(repr, names)), 100)
+    return f"{thing} {shown}" if len(names) == 1 else f"each of {count(len(names), thing)} ({shown})"
+
+
 def show(value: Any) -> str:
     """A value for a message, cut to a readable length."""
     return brief(repr(value))

@@ -47,19 +47,46 @@ class ModelSettings(OpenSection):
 class TaskSettings(OpenSection):
     name: Name = "classification"  # `fedmpi list tasks`, or file.py:Class; the other keys are its own options
 
+    @model_validator(mode="before")
+    @classmethod
+    def _nan_as_a_word(cls, value: Any) -> Any:
+        """YAML's .nan as "nan", which equals itself when a run is resumed, and is JSON."""
+        given = value.get("ignore") if isinstance(value, dict) else None
+        nan = isinstance(given, (float, str)) and str(given).lower() == "nan"
+        return {**value, "ignore": "nan"} if nan else value
+
 
 class MethodSettings(OpenSection):
     name: Name  # `fedmpi list methods`, or file.py:Class; the other keys are its own options
 
 
 class CohortSettings(Section):
-    fraction: Annotated[float, Field(gt=0, le=1)] = 1.0  # of the clients, drawn each round: rounded down, at least one
+    # of the clients, drawn each round: rounded down, at least one; null where `size` says how many
+    fraction: Annotated[float, Field(gt=0, le=1)] | None = 1.0
+    size: Count | None = None  # in place of fraction: clients that are drawn each round
     # cycles: every client once before one comes again; with fraction 1 / N the model goes from client to client
     draw: Literal["uniform", "cycles"] = "uniform"
     placement: Literal["balanced", "pinned"] = "balanced"  # which rank trains whom; balanced: by what they took
     replay: Place | None = None  # the placement.jsonl of a run, by which this one places on the same ranks
     # p_k in the aggregate: by training samples, or all clients of the cohort alike
     weighting: Literal["samples", "uniform"] = "samples"
+
+    @model_validator(mode="before")
+    @classmethod
+    def _size_in_place_of_fraction(cls, value: Any) -> Any:
+        sized = isinstance(value, dict) and value.get("size") is not None
+        return {"fraction": None} | value if sized else value
+
+    @model_validator(mode="after")
+    def _fraction_or_size(self) -> "CohortSettings":
+        if self.size is not None and self.fraction is not None:
+            raise ValueError(
+                f"size: {self.size} does not go with fraction: {self.fraction:g}; a round has a number of clients, "
+                "or a share of them: set one of them to null"
+            )
+        if self.size is None and self.fraction is None:
+            raise ValueError("fraction: null leaves nobody to train; give fraction or size")
+        return self
 
     @model_validator(mode="after")
     def _replay_of_what(self) -> "CohortSettings":

@@ -5,17 +5,19 @@ The permutation is drawn on the CPU, so that every device sees the same order.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import AbstractContextManager, closing, nullcontext
 from dataclasses import dataclass
 from math import prod
-from typing import Any
+from typing import Any, Protocol, TypeVar
 
+import numpy as np
 import torch
 from torch import Tensor
 
 from fedmpi.common.inputs import Inputs, join
 from fedmpi.data.layout import stored_channels_last
+from fedmpi.data.partitions.parts import Partition
 from fedmpi.data.pictures import Pictures
 from fedmpi.data.streaming.stream import Stream, in_turn
 
@@ -23,6 +25,8 @@ from fedmpi.data.streaming.stream import Stream, in_turn
 # one kernel for all batches of a piece.
 AHEAD, AHEAD_ON_GPU = 1 << 18, 1 << 24
 ALIGNED = 64  # bytes; torch's allocator gives no other addresses
+
+T = TypeVar("T")
 
 
 @dataclass(frozen=True, eq=False)
@@ -40,6 +44,64 @@ class Shard:
     def draws(self) -> int:
         """Uniform numbers that the augmentation of one sample takes."""
         return self.x.look.columns if isinstance(self.x, Pictures) else 0
+
+
+class PerClient(Mapping[int, T]):
+    """A value for each of the clients 0 to N - 1, made when it is asked for: most of a million are never drawn."""
+
+    def __init__(self, clients: int, make: Callable[[int], T]) -> None:
+        self._clients, self._make = range(clients), make
+
+    def __getitem__(self, client: int) -> T:
+        if client not in self._clients:
+            raise KeyError(client)
+        return self._make(client)
+
+    def __iter__(self) -> Iterator[int]:
+        return iter(self._clients)
+
+    def __len__(self) -> int:
+        return len(self._clients)
+
+
+class RowsByClient(Protocol):
+    """The rows (n_k,) int64 of each client, as an array or a tensor: a Partition, ClientTestRows."""
+
+    def __len__(self) -> int: ...
+
+    def __getitem__(self, client: int, /) -> Any: ...
+
+
+class Shards(PerClient[Shard]):
+    """The shards of clients that share x and y."""
+
+    def __init__(self, x: Any, y: Tensor, rows: RowsByClient) -> None:
+        super().__init__(len(rows), lambda k: Shard(x, y, torch.as_tensor(rows[k])))
+        self.x, self.y, self.rows = x, y, rows
+
+
+def replace_samples(
+    shards: Mapping[int, Shard], x: Callable[[Any], Any], y: Callable[[Tensor], Tensor] = lambda y: y
+) -> Mapping[int, Shard]:
+    """The same rows by client, of what x and y return for the samples and the targets."""
+    if isinstance(shards, Shards):
+        return Shards(x(shards.x), y(shards.y), shards.rows)
+    return {k: Shard(x(shard.x), y(shard.y), shard.index) for k, shard in shards.items()}
+
+
+def samples_of(shards: Mapping[int, Shard]) -> Iterator[tuple[int, Any, Tensor]]:
+    """(client, x, y) of each client, or of one client where they share x and y."""
+    if isinstance(shards, Shards):
+        return iter([(0, shards.x, shards.y)])
+    return ((k, shard.x, shard.y) for k, shard in shards.items())
+
+
+def pooled_rows(shards: Mapping[int, Shard]) -> Shard:
+    """The rows of all clients, ascending, where these share x and y."""
+    if isinstance(shards, Shards) and isinstance(shards.rows, Partition):
+        return Shard(shards.x, shards.y, torch.from_numpy(np.sort(shards.rows.order)))
+    parts = list(shards.values())
+    return Shard(parts[0].x, parts[0].y, torch.cat([shard.index for shard in parts]).sort().values)
 
 
 def batches(

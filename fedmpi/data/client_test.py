@@ -17,7 +17,7 @@ auto         site if clients are sites and the data set knows the sites of the t
 from __future__ import annotations
 
 import warnings
-from collections.abc import Sequence
+from collections.abc import Callable
 from typing import Literal, get_args
 
 import numpy as np
@@ -27,10 +27,33 @@ from torch import Tensor
 from fedmpi.common import seeds
 from fedmpi.common.errors import UserError
 from fedmpi.data.dataset import Dataset
+from fedmpi.data.partitions.parts import Partition
 from fedmpi.data.partitions.shards import deal
 
 ClientTest = Literal["auto", "site", "aligned", "shards", "class_match", "global"]
 ALIGNED_SIZE = 1000  # FedSOL's choice; a class of share n_kc / n_k gets that share of it
+BLOCK = 1 << 16  # clients whose sizes are computed at once
+
+
+class ClientTestRows:
+    """The test rows of each client, found when they are first asked for, and kept.
+
+    Args:
+        sizes: (N,) how many rows each client has.
+        find: client -> its rows, (t_k,) int64.
+    """
+
+    def __init__(self, sizes: np.ndarray, find: Callable[[int], Tensor]) -> None:
+        self.sizes, self._find = sizes, find
+        self._found: dict[int, Tensor] = {}
+
+    def __len__(self) -> int:
+        return len(self.sizes)
+
+    def __getitem__(self, client: int) -> Tensor:
+        if client not in self._found:
+            self._found[client] = self._find(client)
+        return self._found[client]
 
 
 def client_tests(
@@ -40,8 +63,8 @@ def client_tests(
     at: np.ndarray | None,
     seed: int,
     names: np.ndarray | None = None,
-) -> list[Tensor]:
-    """Test indices (t_k,) of every client.
+) -> ClientTestRows:
+    """The test rows of every client.
 
     counts: (N, classes) training labels; at: (N,) its site, if it has one; names: (N, s) the class of each training
     shard, where clients hold shards. Raises UserError if the data do not allow `client_test`.
@@ -53,14 +76,16 @@ def client_tests(
         known = at is not None and dataset.test_site is not None
         client_test = "site" if known else "global" if regression else "aligned"
     if client_test == "global":
-        return [torch.arange(len(dataset.test_y))] * len(counts)
+        every = torch.arange(len(dataset.test_y))
+        return ClientTestRows(np.full(len(counts), len(every)), lambda k: every)
     if client_test == "site":
         if at is None or dataset.test_site is None:
             raise UserError(
                 "data.client_test: site needs partition scheme site or domain, and a data set with test_site; take "
                 "aligned"
             )
-        return [torch.nonzero(dataset.test_site == k).flatten() for k in at.tolist()]
+        sites = max(int(at.max()), int(dataset.test_site.max()) if len(dataset.test_site) else 0) + 1
+        return _by_client(Partition.from_owners(dataset.test_site.numpy(), sites), at)
     if regression:
         raise UserError(
             f"data.client_test: {client_test} selects by class, but targets are no class numbers; take global"
@@ -73,7 +98,7 @@ def client_tests(
         test_y = dataset.test_y.numpy()
         scarce = [c for c in np.unique(names) if (test_y == c).sum() < (names == c).sum()]
         if not scarce:
-            return [torch.from_numpy(part) for part in deal(test_y, names, seeds.numpy_rng(seed, "test shards"))]
+            return _by_client(deal(test_y, names, seeds.numpy_rng(seed, "test shards")), np.arange(len(counts)))
         rows, shards = (test_y == scarce[0]).sum(), (names == scarce[0]).sum()
         warnings.warn(
             f"data.client_test: shards cannot cut the {rows} test rows of class {scarce[0]} into {shards}; every "
@@ -81,20 +106,43 @@ def client_tests(
             stacklevel=3,
         )
         client_test = "class_match"
+    of_class = Partition.from_owners(dataset.test_y.numpy(), counts.shape[1])
+    there = of_class.sizes
     if client_test == "class_match":
-        owned = torch.from_numpy(counts > 0)
-        return [torch.nonzero(owned[k][dataset.test_y]).flatten() for k in range(len(counts))]
-    test_y = dataset.test_y.numpy()
-    of_class = [np.flatnonzero(test_y == c) for c in range(counts.shape[1])]
-    return [_aligned(of_class, row, seeds.numpy_rng(seed, "client_test", k)) for k, row in enumerate(counts)]
+        sizes = _in_blocks(counts, lambda block: (block > 0) @ there)
+        return ClientTestRows(sizes, lambda k: torch.from_numpy(counts[k] > 0)[dataset.test_y].nonzero().flatten())
+
+    def aligned(k: int) -> Tensor:
+        rng, quota = seeds.numpy_rng(seed, "client_test", k), _quotas(counts[k : k + 1], there)[0]
+        rows = [rng.permutation(of_class[c])[: quota[c]] for c in np.flatnonzero(quota).tolist()]
+        return torch.from_numpy(np.sort(np.concatenate(rows))) if rows else torch.zeros(0, dtype=torch.int64)
+
+    return ClientTestRows(_in_blocks(counts, lambda block: _quotas(block, there).sum(1)), aligned)
 
 
-def _aligned(of_class: Sequence[np.ndarray], row: np.ndarray, rng: np.random.Generator) -> Tensor:
-    there = np.array([len(rows) for rows in of_class], dtype=np.int64)
-    both = (row > 0) & (there > 0)
-    size = min((there[both] * row.sum() // row[both]).min(initial=ALIGNED_SIZE), ALIGNED_SIZE)
-    quota = np.where(both, size * row // row.sum(), 0)  # (classes,)
-    if not quota.any():  # too few rows to be shared out
-        quota[np.argsort(-np.where(both, row, 0), kind="stable")[: min(both.sum(), ALIGNED_SIZE)]] = 1
-    rows = [rng.permutation(of_class[c])[: quota[c]] for c in np.flatnonzero(quota).tolist()]
-    return torch.from_numpy(np.sort(np.concatenate(rows))) if rows else torch.zeros(0, dtype=torch.int64)
+def _by_client(parts: Partition, at: np.ndarray) -> ClientTestRows:
+    """Client k has part at[k]."""
+    return ClientTestRows(parts.sizes[at], lambda k: torch.from_numpy(parts[at[k]]))
+
+
+def _in_blocks(counts: np.ndarray, sizes: Callable[[np.ndarray], np.ndarray]) -> np.ndarray:
+    """(N,) sizes of counts (N, classes), for a block of clients at a time: what it takes on the way stays small."""
+    return np.concatenate([sizes(counts[first : first + BLOCK]) for first in range(0, len(counts), BLOCK)])
+
+
+def _quotas(counts: np.ndarray, there: np.ndarray) -> np.ndarray:
+    """How many test rows of each class `aligned` gives to clients: (B, classes).
+
+    Args:
+        counts: (B, classes) training samples.
+        there: (classes,) test rows.
+    """
+    total = counts.sum(1, keepdims=True)
+    both = (counts > 0) & (there > 0)
+    most = np.where(both, there * total // np.maximum(counts, 1), ALIGNED_SIZE).min(1, initial=ALIGNED_SIZE)
+    quotas = np.where(both, most[:, None] * counts // total, 0)
+    few = np.flatnonzero(~quotas.any(1))  # clients for which there are too few rows to be shared out
+    if len(few):
+        place = np.argsort(np.argsort(-np.where(both[few], counts[few], 0), axis=1, kind="stable"), axis=1)
+        quotas[few] = place < np.minimum(both[few].sum(1, keepdims=True), ALIGNED_SIZE)
+    return quotas

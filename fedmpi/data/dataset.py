@@ -23,9 +23,9 @@ class Dataset:
 
     A sample may be several tensors: then train_x and test_x are dictionaries, name -> (n, ...), of which the model's
     `forward` gets each under its name, or all of them as one dictionary (fedmpi/common/inputs.py).
-    Targets (n, ...) may have any shape; the task says what it needs. Class numbers are int64 in 0..classes-1; for real
-    targets classes is the number of outputs, 1 mostly. Raises UserError if the parts do not fit together, so that the
-    author of a source learns at once what is wrong.
+    Targets (n, ...) may have any shape; the task says what it needs, and whether they may be NaN. Class numbers are
+    int64 in 0..classes-1; for real targets classes is the number of outputs, 1 mostly. Raises UserError if the parts do
+    not fit together, so that the author of a source learns at once what is wrong.
 
     >>> Dataset(torch.zeros(2, 3), torch.tensor([0, 1]), torch.zeros(1, 3), torch.tensor([1]), classes=2).input_shape
     (3,)
@@ -166,7 +166,9 @@ def _check_targets(name: str, y: Tensor, classes: int) -> None:
             f"data set: {name} is {y.dtype}; int64 class numbers or float32 targets are needed: {name}.long() or "
             f"{name}.float()"
         )
-    _check_finite(name, y, "target")
+    if y.is_floating_point() and bool(y.isinf().any()):  # NaN may be a target to ignore, which the task knows
+        row = int(y.isinf().nonzero()[0, 0])
+        raise UserError(f"data set: {name} holds a target that is infinite, first in row {row}; correct or drop it")
     if is_labels(y) and classes > 1 and len(y) and not 0 <= int(y.min()) <= int(y.max()) < classes:
         row = int(((y < 0) | (y >= classes)).nonzero()[0, 0])
         raise UserError(

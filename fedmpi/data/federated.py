@@ -7,7 +7,7 @@ opens only the sites of its own clients (data/silos.py).
 from __future__ import annotations
 
 import warnings
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any
@@ -21,13 +21,14 @@ from fedmpi.common.blame import told
 from fedmpi.common.errors import UserError
 from fedmpi.common.inputs import Shape, Type
 from fedmpi.common.text import count, nearest
-from fedmpi.data.batches import Shard
+from fedmpi.data.batches import PerClient, Shard, Shards, replace_samples, samples_of
 from fedmpi.data.client_test import ClientTest, client_tests
 from fedmpi.data.dataset import Dataset, is_labels
 from fedmpi.data.layout import laid_out
 from fedmpi.data.partitions import KIND
 from fedmpi.data.partitions.given import file
 from fedmpi.data.partitions.noise import feature_noise, noisy
+from fedmpi.data.partitions.parts import Partition
 from fedmpi.data.partitions.shards import label_matrix, shards
 from fedmpi.data.partitions.sites import domain, site
 from fedmpi.data.pictures import FLOATS, Pictures
@@ -50,7 +51,7 @@ class Federated:
     train: Mapping[int, Shard]  # of the clients this rank can train
     test: Mapping[int, Shard]  # their own test splits; one may be empty
     global_test: Shard | None  # None in silo mode: no rank sees it
-    parts: list[np.ndarray] | None  # training indices by client; None in silo mode
+    parts: Partition | None  # training indices by client; None in silo mode
     site_names: tuple[str, ...] = ()
     test_by_site: Mapping[str, Shard] = field(default_factory=dict)  # of each site of the data set, a client or not
     counts_shared: bool = True  # False: label_counts holds this rank's own clients alone, zeros for the others
@@ -61,6 +62,10 @@ class Federated:
     )  # (n_k,) of each row of train, if `Dataset.group` is given
     preparation: Preparation | None = None  # of the data set that all ranks hold; None in silo mode
     own_preparation: Mapping[int, Preparation] = field(default_factory=dict)  # of the silos that this rank opens
+
+    def __post_init__(self) -> None:
+        if self.parts is not None and not isinstance(self.parts, Partition):  # one array per client
+            object.__setattr__(self, "parts", Partition.from_parts(self.parts))
 
     def shared_counts(self) -> np.ndarray | None:
         """label_counts, where all ranks know all of it."""
@@ -78,7 +83,7 @@ class Federated:
         floats, unless they are many: they are looked at often, and always in the same way.
         """
         moved: dict[int, Any] = {}
-        trained = {id(shard.x) for shard in self.train.values()}
+        trained = {id(x) for _, x, _ in samples_of(self.train)}
 
         def move(x: Any) -> Any:
             if id(x) not in moved:
@@ -91,16 +96,18 @@ class Federated:
                     moved[id(x)] = laid_out(new, channels_last) if isinstance(new, Tensor) else new
             return moved[id(x)]
 
-        def shard(old: Shard) -> Shard:
-            return Shard(move(old.x), move(old.y), old.index)
+        return self.with_samples(move, move)
 
+    def with_samples(self, x: Callable[[Any], Any], y: Callable[[Tensor], Tensor] = lambda y: y) -> Federated:
+        """The same federation of what x and y return for its samples and targets."""
+        test = self.global_test
         return replace(
             self,
-            train={k: shard(old) for k, old in self.train.items()},
-            test={k: shard(old) for k, old in self.test.items()},
-            validation={k: shard(old) for k, old in self.validation.items()},
-            test_by_site={k: shard(old) for k, old in self.test_by_site.items()},
-            global_test=None if self.global_test is None else shard(self.global_test),
+            train=replace_samples(self.train, x, y),
+            test=replace_samples(self.test, x, y),
+            validation=replace_samples(self.validation, x, y),
+            test_by_site={site: Shard(x(old.x), y(old.y), old.index) for site, old in self.test_by_site.items()},
+            global_test=None if test is None else Shard(x(test.x), y(test.y), test.index),
         )
 
 
@@ -134,8 +141,8 @@ def split(
 
     _warn_of_absent_classes(dataset)
     _warn_of_parted_groups(dataset, parts, scheme)
-    counts = np.stack([count_labels(dataset.train_y[torch.from_numpy(part)], dataset.classes) for part in parts])
-    at = np.array([keys[part[0]] for part in parts]) if cut in (site, domain) else None  # the site of each client
+    counts = label_counts(dataset.train_y, dataset.classes, parts)
+    at = keys[parts.order[parts.offsets[:-1]]] if cut in (site, domain) else None  # the site of each client
     dealt = client_test == "shards" and cut is shards and not made.keywords.get("sorted")
     names = _label_matrix(labels, clients, seed, **made.keywords) if dealt else None
     tests = client_tests(dataset, counts, client_test, at, seed, names)
@@ -147,18 +154,26 @@ def split(
         target_shape=tuple(dataset.train_y.shape[1:]),
         target_dtype=dataset.train_y.dtype,
         clients=clients,
-        train_sizes=np.array([len(part) for part in parts], dtype=np.int64),
-        test_sizes=np.array([len(index) for index in tests], dtype=np.int64),
+        train_sizes=parts.sizes,
+        test_sizes=tests.sizes,
         label_counts=counts,
-        train={k: Shard(dataset.train_x, dataset.train_y, torch.from_numpy(part)) for k, part in enumerate(parts)},
-        test={k: Shard(dataset.test_x, dataset.test_y, index) for k, index in enumerate(tests)},
+        train=Shards(dataset.train_x, dataset.train_y, parts),
+        test=Shards(dataset.test_x, dataset.test_y, tests),
         global_test=Shard(global_x, dataset.test_y, torch.arange(len(global_x))),
         parts=parts,
         site_names=tuple(dataset.site_names[k] for k in at) if at is not None and dataset.site_names else (),
         test_by_site=_test_by_site(dataset),
         preparation=dataset.prepared_by,
-        group={} if dataset.group is None else {k: dataset.group[torch.from_numpy(p)] for k, p in enumerate(parts)},
+        group=_groups(dataset, parts),
     )
+
+
+def _groups(dataset: Dataset, parts: Partition) -> Mapping[int, Tensor]:
+    """The groups of each client's training rows, if the data set has groups."""
+    if dataset.group is None:
+        return {}
+    group = dataset.group
+    return PerClient(len(parts), lambda k: group[torch.from_numpy(parts[k])])
 
 
 def _test_by_site(dataset: Dataset) -> dict[str, Shard]:
@@ -202,6 +217,14 @@ def count_labels(y: Tensor, classes: int) -> np.ndarray:
     return torch.bincount(y, minlength=classes).numpy()
 
 
+def label_counts(y: Tensor, classes: int, parts: Partition) -> np.ndarray:
+    """(N, classes) int64: how often each class occurs at each client; zeros where targets are no class numbers."""
+    if not is_labels(y) or classes == 1:
+        return np.zeros((len(parts), classes), dtype=np.int64)
+    cells = parts.owner * classes + y.numpy()[parts.order]
+    return np.bincount(cells, minlength=len(parts) * classes).reshape(len(parts), classes)
+
+
 def _warn_of_absent_classes(dataset: Dataset) -> None:
     """A gap in the labels, or an empty class folder, makes an output that nothing is learned for."""
     absent = np.flatnonzero(count_labels(dataset.train_y, dataset.classes) == 0)
@@ -214,13 +237,12 @@ def _warn_of_absent_classes(dataset: Dataset) -> None:
         )
 
 
-def _warn_of_parted_groups(dataset: Dataset, parts: Sequence[np.ndarray], scheme: str) -> None:
+def _warn_of_parted_groups(dataset: Dataset, parts: Partition, scheme: str) -> None:
     """Who says which rows are one patient's may take it that a patient is one client's."""
     if dataset.group is None:
         return
-    owner = np.repeat(np.arange(len(parts)), [len(part) for part in parts])
-    group = dataset.group.numpy()[np.concatenate(parts)]
-    pairs = np.unique(np.stack([group, owner]), axis=1)
+    group = dataset.group.numpy()[parts.order]
+    pairs = np.unique(np.stack([group, parts.owner]), axis=1)
     many = int((np.unique(pairs[0], return_counts=True)[1] > 1).sum())
     if many:
         of = f"{count(many, 'group')} of {len(np.unique(group))}"
@@ -240,22 +262,27 @@ def _sites(dataset: Dataset, scheme: str) -> np.ndarray:
     return dataset.site.numpy()
 
 
-def _checked(given: Any, samples: int, clients: int | None, scheme: str, cut: Any) -> list[np.ndarray]:
+def _checked(given: Any, samples: int, clients: int | None, scheme: str, cut: Any) -> Partition:
     """The parts, sorted and checked, as the partition may be the user's own. It may leave samples out."""
     where = f"data.partition: scheme {scheme}"
-    if not isinstance(given, Iterable) or isinstance(given, (str, Mapping)):
+    if isinstance(given, Partition):  # fedmpi's own schemes
+        parts = given
+    elif not isinstance(given, Iterable) or isinstance(given, (str, Mapping)):
         raise told(f"{where} returned {type(given).__name__}; it must return a list of index arrays, one a client", cut)
-    parts = [_part(f"{where} gave client {k}", part, samples, cut) for k, part in enumerate(given)]
+    else:
+        parts = Partition.from_parts(
+            _part(f"{where} gave client {k}", part, samples, cut) for k, part in enumerate(given)
+        )
     if clients is not None and len(parts) != clients:
         raise told(f"{where} returned {len(parts)} index arrays for clients={clients}", cut)
-    for k, part in enumerate(parts):
-        if len(part) == 0:
-            raise told(f"{where} left client {k} without a training sample; lower `clients` or its skew", cut)
-    indices, times = np.unique(np.concatenate(parts), return_counts=True)
+    if (parts.sizes == 0).any():
+        k = int((parts.sizes == 0).argmax())
+        raise told(f"{where} left client {k} without a training sample; lower `clients` or its skew", cut)
+    times = np.bincount(parts.order, minlength=samples)
     if (times > 1).any():
-        raise told(f"{where} handed out sample {indices[times > 1][0]} more than once", cut)
-    if len(indices) < samples and cut is not site:  # there it was asked for
-        missing = f"{samples - len(indices)} of {samples} training samples"
+        raise told(f"{where} handed out sample {(times > 1).argmax()} more than once", cut)
+    if len(parts.order) < samples and cut is not site:  # there it was asked for
+        missing = f"{samples - len(parts.order)} of {samples} training samples"
         warnings.warn(f"{where} leaves {missing} with nobody", stacklevel=3)
     return parts
 

@@ -6,6 +6,7 @@ share one code path. A run writes it beside its model (runtime/record/preprocess
 
 from __future__ import annotations
 
+import warnings
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -22,7 +23,7 @@ from fedmpi.common.errors import UserError
 from fedmpi.common.inputs import Inputs, Shape, Type, from_text, look, sample_shape, to_text
 
 KINDS = {
-    "arrays": "fedmpi.data.sources.array_preparation:ArrayPreparation",
+    "arrays": "fedmpi.data.sources.npz:ArrayPreparation",
     "images": "fedmpi.data.sources.pictures.preparation:ImagePreparation",
     "ready": "fedmpi.data.preparation:ReadyInputs",
     "saved_dataset": "fedmpi.data.sources.tables.saved_dataset:SavedPreparation",
@@ -125,6 +126,8 @@ class ReadyInputs(Preparation):
         found = {name: _typed(named[name], name, dtype, where) for name in names}
         x = Inputs(found) if isinstance(shape, dict) else found["x"]
         check_sample(x, shape, where)
+        said = "the data source of this run does not say how it prepares rows"
+        warnings.warn(f"{where} is taken as ready inputs of the model: {said}", stacklevel=2)
         return NewRows({"row": np.arange(len(x))}, x)
 
 

@@ -11,8 +11,9 @@ from torch import Tensor
 
 from fedmpi.common import seeds
 from fedmpi.common.text import brief
-from fedmpi.data.batches import Shard
-from fedmpi.data.federated import Federated, count_labels
+from fedmpi.data.batches import Shard, Shards
+from fedmpi.data.federated import Federated, count_labels, label_counts
+from fedmpi.data.partitions.parts import Partition
 
 
 def held_out(n: int, share: float) -> int:
@@ -51,20 +52,50 @@ def hold_out(data: Federated, share: float, seed: int) -> Federated:
     """
     if not share:
         return data
-    train, validation = {}, {}
-    held = np.zeros(data.clients, dtype=np.int64)
-    counts = np.zeros_like(data.label_counts)
-    for client, shard in data.train.items():
-        out = _drawn(len(shard), share, data.group.get(client), seeds.generator(seed, "validation", client))
-        validation[client] = Shard(shard.x, shard.y, shard.index[out])
-        train[client] = Shard(shard.x, shard.y, shard.index[~out])
-        counts[client] = count_labels(shard.y[train[client].index], data.classes)
-        held[client] = int(out.sum())
-    alone = [client for client, shard in data.train.items() if len(shard) > 1 and not held[client]]
+    new = _of_one_data_set(data, share, seed) if isinstance(data.train, Shards) else _of_several(data, share, seed)
+    alone = [k for k in data.train if data.train_sizes[k] > 1 and not new.validation_sizes[k]]
     if alone:
         whose = f"{'clients' if len(alone) > 1 else 'client'} {brief(', '.join(map(str, alone)))}"
         said = "the rows there are all of one group (data.group_column), and stay together"
         warnings.warn(f"data.validation holds out nothing of {whose}: {said}", stacklevel=2)
-    parts = None if data.parts is None else [train[k].index.numpy() for k in range(data.clients)]
-    left = replace(data, train_sizes=data.train_sizes - held, validation_sizes=held)
-    return replace(left, train=train, validation=validation, label_counts=counts, parts=parts)
+    return replace(new, train_sizes=data.train_sizes - new.validation_sizes)
+
+
+def _of_client(data: Federated, client: int, n: int, share: float, seed: int) -> Tensor:
+    return _drawn(n, share, data.group.get(client), seeds.generator(seed, "validation", client))
+
+
+def _of_one_data_set(data: Federated, share: float, seed: int) -> Federated:
+    """`hold_out` where all clients have rows of the same x and y."""
+    train = data.train
+    assert isinstance(train, Shards)
+    assert isinstance(train.rows, Partition)
+    order, offsets, owner = train.rows.order, train.rows.offsets.tolist(), train.rows.owner
+    out = np.zeros(len(order), dtype=bool)
+    for k in range(data.clients):
+        if held_out(offsets[k + 1] - offsets[k], share):
+            out[offsets[k] : offsets[k + 1]] = _of_client(data, k, offsets[k + 1] - offsets[k], share, seed).numpy()
+    held = np.bincount(owner[out], minlength=data.clients)
+    left = Partition.from_sizes(order[~out], train.rows.sizes - held)
+    return replace(
+        data,
+        train=Shards(train.x, train.y, left),
+        validation=Shards(train.x, train.y, Partition.from_sizes(order[out], held)),
+        validation_sizes=held,
+        label_counts=label_counts(train.y, data.classes, left),
+        parts=left,
+    )
+
+
+def _of_several(data: Federated, share: float, seed: int) -> Federated:
+    """`hold_out` where clients have data of their own, of which this rank may see some."""
+    train, validation = {}, {}
+    held, counts = np.zeros(data.clients, dtype=np.int64), np.zeros_like(data.label_counts)
+    for k, shard in data.train.items():
+        out = _of_client(data, k, len(shard), share, seed)
+        validation[k] = Shard(shard.x, shard.y, shard.index[out])
+        train[k] = Shard(shard.x, shard.y, shard.index[~out])
+        counts[k] = count_labels(shard.y[train[k].index], data.classes)
+        held[k] = int(out.sum())
+    parts = None if data.parts is None else Partition.from_parts(train[k].index.numpy() for k in range(data.clients))
+    return replace(data, train=train, validation=validation, validation_sizes=held, label_counts=counts, parts=parts)

@@ -11,6 +11,7 @@ import socket
 import tempfile
 from pathlib import Path
 
+from fedmpi.comm import network
 from fedmpi.comm.launchers.job import Job
 from fedmpi.common.text import count
 from fedmpi.config import machine
@@ -80,26 +81,41 @@ def _left_by_mpirun(place: str) -> list[Line]:
 
 
 def names(job: Job | None) -> list[Line]:
-    """The host's name, where it leads, and the interfaces."""
+    """Report the host's name, where it leads, and the network interfaces."""
     host = socket.gethostname()
     several = job is not None and job.local_size < job.size
     several |= os.environ.get("SLURM_JOB_NUM_NODES", "1") not in ("", "1")
-    interfaces = [name for _, name in socket.if_nameindex()]
-    states = {name: _text(f"/sys/class/net/{name}/operstate").strip() for name in interfaces}
-    shown = [f"{name} (down)" if states[name] == "down" else name for name in interfaces]
-    lines = [Line("interfaces", joined(shown) or "none")]
-    try:
-        address = socket.gethostbyname(host)
-    except OSError as error:
-        advice = "; other hosts may not find it: add it to DNS or /etc/hosts"
-        return [Line("host", f"{host}, which does not resolve ({error}){advice}", ODD), *lines]
-    if address.startswith("127.") and several:
-        advice = (
-            "; other hosts cannot reach that: give the name its address in /etc/hosts, or name the interface to them "
-            "in GLOO_SOCKET_IFNAME and NCCL_SOCKET_IFNAME"
-        )
-        return [Line("host", f"{host}, resolves to {address}{advice}", ODD), *lines]
-    return [Line("host", f"{host}, resolves to {address}"), *lines]
+    lines = [Line("interfaces", network.describe())]
+    address = network.resolve(host)
+    leads_elsewhere = not network.is_loopback(address) and network.is_own(address)
+    said = f"{host}, resolves to {address}" if address else f"{host}, which does not resolve"
+    if leads_elsewhere or (address and not several):
+        return [Line("host", said), *lines]
+    advice = (
+        "; other hosts cannot use the name: ranks offer the launcher's address and those of the interfaces; if they do "
+        "not meet set comm.interface"
+    )
+    if job and job.launcher == "slurm":
+        advice = "; other hosts cannot use the name: add it to DNS or /etc/hosts of all nodes, or export MASTER_ADDR"
+    return [Line("host", f"{said}{advice}", ODD), *lines]
+
+
+def meeting(job: Job | None) -> list[Line]:
+    """Report how this rank would find the others."""
+    if job is None or job.size == 1:
+        return []
+    env = os.environ
+    if job.launcher in ("torchrun", "env://"):
+        host, port = env.get("MASTER_ADDR", ""), env.get("MASTER_PORT", "")
+        address = network.resolve(host)
+        where = f"MASTER_ADDR={host}, MASTER_PORT={port}"
+        who = "rank 0 is at" if job.launcher == "env://" else "torchrun's agent, which tells where rank 0 is, is at"
+        leads = "" if address == host else f", which resolves to {address}" if address else ", which does not resolve"
+        return [Line("joins", f"by torch's variables: {who} {where}{leads}", " " if address else ODD)]
+    if job.launcher == "mpi":
+        return [Line("joins", "by MPI: rank 0 tells its addresses by a broadcast")]
+    nodes = env.get("SLURM_STEP_NODELIST", env.get("SLURM_NODELIST", ""))
+    return [Line("joins", f"by Slurm's variables: rank 0 is on the first host of {nodes}")]
 
 
 def slurm() -> list[Line]:

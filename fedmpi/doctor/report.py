@@ -63,7 +63,7 @@ def gather(config: Path | None, overrides: Sequence[str]) -> list[tuple[str, lis
         (
             "ranks",
             [
-                ("started", lambda: [_started(job, trouble)], FAST_S),
+                ("started", lambda: [_started(job, trouble), *host.meeting(job)], FAST_S),
                 ("mpi", partial(child, "mpi", limit_s=MPI_S, env=outside), MPI_S),
                 ("mpirun", partial(launchers.launcher, "mpirun"), FAST_S),
                 ("srun", partial(launchers.launcher, "srun"), FAST_S),

@@ -12,6 +12,7 @@ from functools import partial
 from pathlib import Path
 
 from fedmpi import config as configs
+from fedmpi.comm import network
 from fedmpi.comm.launchers.job import Job
 from fedmpi.comm.launchers.launcher_env import detect, survivors
 from fedmpi.common.blame import remedy
@@ -37,6 +38,7 @@ def config(path: str, *overrides: str) -> Iterator[Line]:
         ("device", device),
         ("precision", precision),
         ("back end", backend),
+        ("interface", interface),
         ("threads", threads),
         ("lost rank", lost_rank),
         ("memory", experiment),
@@ -136,6 +138,15 @@ def backend(settings: configs.Settings, job: Job) -> Line:
     asked = chosen(settings, job) if settings.comm.backend == "mpi" else settings.comm.backend
     under = {"auto": "nccl under a launcher if each rank has a GPU of its own, else gloo"}.get(asked, asked)
     return Line("back end", f"none in one process; {under}")
+
+
+def interface(settings: configs.Settings, job: Job) -> Line:
+    if settings.comm.interface is None:
+        return Line("interface", "of gloo's and NCCL's choice; comm.interface names one")
+    try:
+        return Line("interface", ", ".join(network.choose(settings.comm.interface)))
+    except UserError as error:  # one process needs none
+        return Line("interface", str(error), BAD if job.size > 1 else ODD)
 
 
 def chosen(settings: configs.Settings, job: Job) -> str:

@@ -33,6 +33,18 @@ class Shelf(Protocol):
     def take_over(self, keys: Iterable[tuple[int, int]]) -> None: ...
 
 
+class Owners(dict[int, int]):
+    """client -> the rank that has its state; of clients that have not moved it holds nothing, as most of a million have
+    not."""
+
+    def __init__(self, ranks: Sequence[int]) -> None:
+        super().__init__()
+        self.ranks = ranks
+
+    def __missing__(self, client: int) -> int:
+        return sampling.pinned([client], self.ranks)[client]
+
+
 @dataclass
 class Moved:
     """What a round has moved so far, as long as a loss may cut it."""
@@ -59,7 +71,7 @@ class ClientStates:
 
     def __init__(self, comm: Communicator, worker: Worker, ranks: Sequence[int]) -> None:
         self.comm, self.worker, self.messages = comm, worker, worker.messages
-        self.owner = sampling.pinned(range(worker.data.clients), ranks)
+        self.owner = Owners(ranks)
         self.rows: dict[int, Tensor] = {}  # client -> its state row, on the model's device; made when first needed
         # Where every client's own parts start; nobody asks where there are none.
         n = None if worker.messages.client_state.size else 0
@@ -158,7 +170,8 @@ class ClientStates:
         for k, dead in self.orphans.items():
             self.owner[k] = dead
             self.rows.pop(k, None)
-        self.orphans = {k: rank for k, rank in self.owner.items() if rank not in alive}
+        clients = range(self.worker.data.clients)
+        self.orphans = {k: self.owner[k] for k in clients if self.owner[k] not in alive}
         if move:
             self.owner |= sampling.pinned(list(self.orphans), ranks)
         return self.orphans.keys()

@@ -35,7 +35,7 @@ from fedmpi.common.blame import blaming, told
 from fedmpi.common.errors import RankWarning, UserError
 from fedmpi.common.inputs import call
 from fedmpi.common.text import lower_is_better
-from fedmpi.data.batches import Shard, batches
+from fedmpi.data.batches import Shard, batches, pooled_rows
 from fedmpi.engine.checks import not_passed, wrong
 from fedmpi.engine.client_states import ClientStates
 from fedmpi.engine.local.client import LocalClient
@@ -56,9 +56,9 @@ def figures(
 ) -> Figures:
     """{loss, and the task's metrics} of the worker's model over a shard, evaluation mode.
 
-    Loss is the mean over samples, or what the task takes for that of a whole split; predict (x -> outputs) stands in
-    for the model's own forward pass where it is given; nan for every figure where the shard is empty. see: is shown
-    all outputs that the task holds, and targets.
+    Loss is the mean over samples, over targets that count, or what the task takes for that of a whole split; predict
+    (x -> outputs) stands in for the model's own forward pass where it is given; nan for every figure where the shard is
+    empty. see: is shown all outputs that the task holds, and targets.
     """
     task = worker.task
     if not len(shard):
@@ -66,10 +66,12 @@ def figures(
     module = worker.model.module.eval()
     untouched = shard.x._version
     loss, outputs, targets = torch.zeros((), dtype=torch.float64, device=worker.model.w.device), [], []
+    weight: int | Tensor = 0
     with torch.inference_mode(), worker.precision() if worker.bf16 else nullcontext():
         for x, y in batches(shard, batch_size, None, views=predict is None):
             f = _outputs(worker, x, predict)
-            loss = loss + contract.mean_loss(task, f, x, y).double() * len(y)
+            of_batch = contract.batch_weight(task, y)
+            loss, weight = loss + contract.mean_loss(task, f, x, y).double() * of_batch, weight + of_batch
             if shard.x._version != untouched:
                 who = f"model {type(module).__name__} or task {type(task).__name__}"
                 raise told(f"{who} wrote to the test samples, x: make a copy", module, task)
@@ -83,7 +85,7 @@ def figures(
             found = dict.fromkeys(task.names, float("nan"))
         else:
             found = contract.figures(task, f, y)
-        return {"loss": (loss / len(shard) if whole is None else whole).item(), **found}
+        return {"loss": (loss / weight if whole is None else whole).item(), **found}
 
 
 def _outputs(worker: Worker, x: Tensor, predict: Callable[[Tensor], Tensor] | None) -> Tensor:
@@ -200,14 +202,14 @@ class Evaluator:
             if protocol == "sites":
                 found |= {} if model is None else self._by_site(t, *model)
                 continue
-            rows = self._ask(protocol, t, lr, inbox, downloads)
+            rows, weights = self._ask(protocol, t, lr, inbox, downloads)
             if model is None:
                 continue
             new = [self._line(t, k, protocol, rows[k]) for k in sorted(rows)]
             if protocol == "global":
-                found |= self._pooled(t, protocol, rows, self.data.test_sizes.tolist())
+                found |= self._pooled(t, protocol, rows, weights)
             else:
-                found |= self._spread(t, protocol, rows, {line["client"]: line["samples"] for line in new})
+                found |= self._spread(t, protocol, rows, weights)
             lines += new
         if self.validates:
             validated = self._validated(t, lr, model, inbox, downloads)
@@ -218,29 +220,40 @@ class Evaluator:
         """Rank 0's figures of each site's test rows, and how they spread."""
         self.worker.model.load(w, b)
         with blaming(f"evaluation after round {t}"):
-            shards = self.data.test_by_site.items()
-            rows = {site: figures(self.worker, shard, self.batch_size) for site, shard in shards}
-        found = self._spread(t, "sites", rows, {site: len(shard) for site, shard in shards})
+            found_and_weights = {site: self._weighed(shard) for site, shard in self.data.test_by_site.items()}
+        rows = {site: row for site, (row, _) in found_and_weights.items()}
+        found = self._spread(t, "sites", rows, {site: weight for site, (_, weight) in found_and_weights.items()})
         return found | {f"{name}@{site}": row[name] for site, row in rows.items() for name in self.names}
 
-    def _spread(self, t: int, protocol: str, rows: Mapping[Any, Figures], samples: Mapping[Any, int]) -> Figures:
+    def _weighed(self, shard: Shard, predict: Callable[[Tensor], Tensor] | None = None) -> tuple[Figures, float]:
+        """`figures` of a shard, and what they weigh in a mean over shards: its samples, or the part that counts."""
+        weight = 0.0
+
+        def weigh(_: Tensor, y: Tensor) -> None:
+            nonlocal weight
+            weight = float(contract.batch_weight(self.worker.task, y))
+
+        found = figures(self.worker, shard, self.batch_size, predict, see=weigh)
+        return found, weight
+
+    def _spread(self, t: int, protocol: str, rows: Mapping[Any, Figures], weights: Mapping[Any, float]) -> Figures:
         """Figures of all clients, or sites."""
         found: Figures = {}
-        none = self._no_numbers(t, protocol, rows, samples)
+        none = self._no_numbers(t, protocol, rows, weights)
         for name in self.names:
             falling = lower_is_better(name, getattr(self.worker.task, "falling", ()))
             found |= spread(f"{protocol}_{name}", [nan] if none else [rows[k][name] for k in sorted(rows)], falling)
         return found
 
-    def _pooled(self, t: int, protocol: str, rows: Mapping[int, Figures], sizes: Sequence[int]) -> Figures:
-        if self._no_numbers(t, protocol, rows, dict(enumerate(sizes))):
+    def _pooled(self, t: int, protocol: str, rows: Mapping[int, Figures], weights: Mapping[int, float]) -> Figures:
+        if self._no_numbers(t, protocol, rows, weights):
             return dict.fromkeys(self.names, nan)
-        return pooled(rows, sizes)
+        return pooled(rows, weights)
 
-    def _no_numbers(self, t: int, protocol: str, rows: Mapping[Any, Figures], samples: Mapping[Any, int]) -> bool:
-        """Whether a model has samples and gives no numbers for them, which is told. Means over the others would be the
-        better the more of them do."""
-        bad = [k for k in sorted(rows) if samples[k] and isnan(rows[k]["loss"])]
+    def _no_numbers(self, t: int, protocol: str, rows: Mapping[Any, Figures], weights: Mapping[Any, float]) -> bool:
+        """Whether a model has samples that count and gives no numbers for them, which is told. Means over the others
+        would be the better the more of them do."""
+        bad = [k for k in sorted(rows) if weights[k] and isnan(rows[k]["loss"])]
         if bad and protocol not in self.told:
             self.told.add(protocol)
             names = [str(k) for k in bad[:5]] + ["..."] * (len(bad) > 5)
@@ -254,39 +267,41 @@ class Evaluator:
     ) -> Figures:
         """Figures on the validation rows; rank 0's."""
         if self.silo or self.own:
-            rows = self._ask("validation", t, lr, inbox, downloads)
-            return {} if model is None else self._pooled(t, "validation", rows, self.data.validation_sizes.tolist())
+            rows, weights = self._ask("validation", t, lr, inbox, downloads)
+            return {} if model is None else self._pooled(t, "validation", rows, weights)
         if model is None:
             return {}
         self.worker.model.load(*model)
-        shards = [self.data.validation[k] for k in sorted(self.data.validation)]
-        rows_of_all = Shard(shards[0].x, shards[0].y, torch.cat([shard.index for shard in shards]).sort().values)
         with blaming(f"evaluation after round {t}"):
-            return figures(self.worker, rows_of_all, self.batch_size)
+            return figures(self.worker, pooled_rows(self.data.validation), self.batch_size)
 
     def _ask(
         self, protocol: str, t: int, lr: float, inbox: Tensor, downloads: Mapping[int, Tensor]
-    ) -> dict[int, Figures]:
-        """Every client's figures, computed where the client's state is; complete on rank 0. Within `seeds.restored`."""
+    ) -> tuple[dict[int, Figures], dict[int, float]]:
+        """Every client's figures and their weights, computed where the client's state is; complete on rank 0. Within
+        `seeds.restored`."""
         comm, owner = self.comm, self.states.owner
         rows: dict[int, Tensor] = {}
         for client in self.asked():
             if owner[client] == comm.rank:
                 seeds.reseed(self.worker.seed, "evaluate", protocol, t, client)
                 with blaming(f"evaluation after round {t}, client {client}"):
-                    row = self._judge(protocol, self.states.view(client, t, lr, inbox, downloads[client]))
-                rows[client] = torch.tensor([row[n] for n in self.names], dtype=torch.float64, device=comm.device)
+                    row, weight = self._judge(protocol, self.states.view(client, t, lr, inbox, downloads[client]))
+                numbers = [weight, *(row[n] for n in self.names)]
+                rows[client] = torch.tensor(numbers, dtype=torch.float64, device=comm.device)
             elif comm.rank == 0:
-                rows[client] = torch.empty(len(self.names), dtype=torch.float64, device=comm.device)
+                rows[client] = torch.empty(1 + len(self.names), dtype=torch.float64, device=comm.device)
         if comm.rank == 0:
             comm.exchange([], [(owner[k], row) for k, row in rows.items() if owner[k] != 0])
         else:
-            comm.about = t, self.names
+            comm.about = t, ("weight", *self.names)
             comm.exchange([(0, row) for row in rows.values()], [])
-        return {k: dict(zip(self.names, row.tolist(), strict=True)) for k, row in rows.items()}
+        numbers_of = {k: row.tolist() for k, row in rows.items()}
+        found = {k: dict(zip(self.names, numbers[1:], strict=True)) for k, numbers in numbers_of.items()}
+        return found, {k: numbers[0] for k, numbers in numbers_of.items()}
 
-    def _judge(self, protocol: str, client: LocalClient) -> Figures:
-        """One client's figures under one protocol."""
+    def _judge(self, protocol: str, client: LocalClient) -> tuple[Figures, float]:
+        """One client's figures under one protocol, and their weight."""
         worker, where = self.worker, client.where
         untouched = client.untouched()
         shared = protocol == "global" or (protocol == "validation" and not self.own)
@@ -301,7 +316,7 @@ class Evaluator:
         shard = self.data.global_test if protocol == "personal_on_global" else own[client.id]
         assert shard is not None
         predict = None if shared else own_predict(client)
-        found = figures(worker, shard, self.batch_size, predict)
+        found = self._weighed(shard, predict)
         untouched.check(where, "weights", "buffers", "tune", "predict")
         return found
 

@@ -56,7 +56,8 @@ class Plan:
     rounds: int
     seed: int
     learning_rate: Callable[[int], float]  # round -> eta_t
-    fraction: float = 1.0
+    fraction: float | None = 1.0
+    members: int | None = None  # in place of fraction
     draw: str = "uniform"  # uniform | cycles
     placement: str = "balanced"  # balanced | pinned
     measured: bool = True  # balanced by what ranks took; else by samples alone

@@ -5,8 +5,10 @@ from __future__ import annotations
 
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import replace
+from functools import lru_cache
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -18,23 +20,35 @@ from fedmpi.engine.pace import FEW, GAIN, LEAST_S, SAME, Measure, Pace, Row
 from fedmpi.engine.plan import SERVERS, Plan
 
 
-def cohort(seed: int, t: int, clients: int, fraction: float, draw: str = "uniform") -> list[int]:
-    """The cohort S_t: m = max(floor(fraction N), 1) clients without replacement, ascending.
+def cohort(
+    seed: int, t: int, clients: int, fraction: float | None, draw: str = "uniform", members: int | None = None
+) -> list[int]:
+    """The cohort S_t: m = max(floor(fraction N), 1) clients without replacement, or m = `members`; ascending.
 
     draw: uniform, each round anew; cycles: in an order of its own each cycle deals out all clients once, m a round, the
     last round of a cycle takes the rest (with m = 1 and the mean: cyclic weight transfer, Chang et al. 2018).
     """
-    m = size(clients, fraction)
+    m = size(clients, fraction, members)
     if draw == "cycles":
         cycle, at = divmod(t, -(-clients // m))
-        drawn = seeds.numpy_rng(seed, "cycle", cycle).permutation(clients)[at * m : (at + 1) * m]
+        drawn = _order_of_cycle(seed, cycle, clients)[at * m : (at + 1) * m]
     else:
         drawn = seeds.numpy_rng(seed, "cohort", t).choice(clients, size=m, replace=False)
     return sorted(int(k) for k in drawn)
 
 
-def size(clients: int, fraction: float) -> int:
-    """m, the clients of a round; the most of them."""
+@lru_cache(maxsize=2)
+def _order_of_cycle(seed: int, cycle: int, clients: int) -> np.ndarray:
+    """(N,) the order in which a cycle deals out all clients; it takes long for many, and each of its rounds asks for
+    it."""
+    return seeds.numpy_rng(seed, "cycle", cycle).permutation(clients)
+
+
+def size(clients: int, fraction: float | None, members: int | None = None) -> int:
+    """m, the clients of a round; the most of them. members: where they are given as a number (cohort.size)."""
+    if members is not None:
+        return members
+    assert fraction is not None
     return max(int(fraction * clients + 1e-9), 1)
 
 
@@ -79,7 +93,8 @@ class Roster:
         self.recorded: Row = {}
 
     def drawn(self, t: int) -> list[int]:
-        return cohort(self.plan.seed, t, self.data.clients, self.plan.fraction, self.plan.draw)
+        plan = self.plan
+        return cohort(plan.seed, t, self.data.clients, plan.fraction, plan.draw, plan.members)
 
     def cohort(self, t: int) -> list[int]:
         """Who takes part in round t, ascending."""

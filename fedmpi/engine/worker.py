@@ -70,7 +70,7 @@ class Worker:
         self.direct = None if self.hooked or bf16 else _direct(model.module, task)
         vectors = not isinstance(data.input_shape, dict) and len(data.input_shape) == 1
         self.by_hand = ByHand.of(model.module, task, vectors) if self.direct else None
-        self.sizes: list[int] = data.train_sizes.tolist()  # of each client, training samples
+        self.sizes = data.train_sizes  # of each client, training samples
         self.label_counts = torch.from_numpy(data.label_counts).to(model.w.device)  # (N, classes)
         self._weigh: Callable[[Tensor], object] = getattr(task, "weigh", lambda counts: None)
         if data.counts_shared:

@@ -14,6 +14,7 @@ registry: dict[str, str] = {
     "resnet50": "fedmpi.models.resnet:resnet50",
     "sl_vit": "fedmpi.models.sl_vit:sl_vit",
     "small_cnn": "fedmpi.models.small_cnn:small_cnn",
+    "unet": "fedmpi.models.unet:unet",
     "vgg11": "fedmpi.models.vgg:vgg11",
 }
 

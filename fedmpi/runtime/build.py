@@ -27,7 +27,7 @@ from fedmpi.engine.federation import Federation
 from fedmpi.engine.local import kept
 from fedmpi.engine.local.schedule import learning_rate
 from fedmpi.engine.messages import Messages
-from fedmpi.engine.plan import Plan, Sink
+from fedmpi.engine.plan import SERVERS, Plan, Sink
 from fedmpi.engine.server import Rule
 from fedmpi.engine.travel.cuts import Cuts
 from fedmpi.engine.travel.gathering import pinned, rows_held
@@ -227,6 +227,7 @@ def federation(
             s.train.lr, s.train.schedule, t, max(s.rounds, 1), s.train.decay, s.train.warmup_rounds
         ),
         fraction=s.cohort.fraction,
+        members=s.cohort.size,
         draw=s.cohort.draw,
         placement="pinned" if s.data.silos else s.cohort.placement,
         measured=made.pack == 1,  # whom a client is trained with moves its last bits: that must not be a matter of time
@@ -292,7 +293,7 @@ def memory_needs(made: Experiment, size: int, gathers_on_gpu: bool, trains_on_gp
         messages,
         made.itemsize,
         cohort=cohort_size(made),
-        clients=made.data.clients,
+        clients=_stateful_clients(made),
         trainers=len(training_ranks(s, size)),
         undoes=undoes(s),
         room=made.room if s.checkpoint.every else None,
@@ -310,6 +311,13 @@ def memory_needs(made: Experiment, size: int, gathers_on_gpu: bool, trains_on_gp
         needs["a training rank"] += on_host
         needs["rank 0"] += pinned(news) - news + (pinned(root) - root if s.server.trains else 0)
     return {**needs, "of which on the host": on_host}
+
+
+def _stateful_clients(made: Experiment) -> int:
+    """The most clients of which a rank may ever hold state: those that can be drawn, or all where all are judged."""
+    s, clients = made.settings, made.data.clients
+    judged = {*s.evaluate.protocol} - SERVERS or s.evaluate.best.metric is not None or made.data.global_test is None
+    return clients if judged else min(clients, max(s.rounds, 1) * cohort_size(made))
 
 
 def check_memory(made: Experiment, job: Job, devices: Sequence[torch.device] = ()) -> dict[str, int]:
@@ -341,7 +349,8 @@ def check_memory(made: Experiment, job: Job, devices: Sequence[torch.device] = (
 
 def cohort_size(made: Experiment) -> int:
     """m, the clients of a round."""
-    return sampling.size(made.data.clients, made.settings.cohort.fraction)
+    cohort = made.settings.cohort
+    return sampling.size(made.data.clients, cohort.fraction, cohort.size)
 
 
 def rows(made: Experiment, size: int) -> tuple[float, float]:

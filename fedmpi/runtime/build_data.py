@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Mapping
-from contextlib import nullcontext
+import warnings
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager, nullcontext
 from dataclasses import replace
 from functools import partial
 from typing import Any
@@ -15,7 +16,7 @@ import torch
 from fedmpi.comm import Communicator
 from fedmpi.common import places, registry, seeds
 from fedmpi.common.blame import blaming, told
-from fedmpi.common.errors import UserError
+from fedmpi.common.errors import RankWarning, UserError
 from fedmpi.common.text import count
 from fedmpi.config.schema import Settings
 from fedmpi.data import partitions, sources
@@ -24,8 +25,10 @@ from fedmpi.data.augment.operation import Operation
 from fedmpi.data.dataset import Dataset
 from fedmpi.data.federated import Federated, split
 from fedmpi.data.fetching.getting import one_at_a_time
+from fedmpi.data.leaks import warn_of_separating_features
 from fedmpi.data.pictures import Pictures
 from fedmpi.data.silos import COLUMNS, WIDTH, describe, label_table, open_silos, silo_federation
+from fedmpi.data.sources.common import ignoring
 from fedmpi.data.streaming import choosing
 from fedmpi.data.streaming.stream import Stream
 from fedmpi.data.validation import hold_out
@@ -72,8 +75,13 @@ def partitioned(settings: Settings) -> Federated:
     _check_pooled(settings)
     waiting = one_at_a_time(settings.data.root) if settings.data.download else nullcontext()
     with waiting, blaming("data"):
-        with choosing(settings.data.stream), seeds.scoped(settings.seed, "source"):
+        with (
+            choosing(settings.data.stream),
+            ignoring(settings.task.options.get("ignore")),
+            seeds.scoped(settings.seed, "source"),
+        ):
             dataset = checked(source(places.fixed(settings.data.root)), source.func)
+        warn_of_separating_features(dataset)
         _check_stream(settings, dataset)
     with blaming("data.partition"), seeds.scoped(settings.seed, "scheme"):
         whole = split(dataset, cut.scheme, cut.clients, settings.seed, settings.data.client_test, **cut.options)
@@ -94,7 +102,8 @@ def _check_stream(settings: Settings, dataset: Dataset) -> None:
     if settings.data.stream is True and not (isinstance(x, Pictures) and isinstance(x.stored, Stream)):
         raise UserError(
             f"data.stream: true, but source {settings.data.source} gives these samples as a whole: what can stay on "
-            "disk are uint8 pictures in a .npz that is not compressed (numpy.savez), and picture files; leave it out"
+            "disk are uint8 pictures in HDF5 or in a .npz that is not compressed (numpy.savez), and picture files; "
+            "leave it out"
         )
 
 
@@ -136,13 +145,14 @@ def siloed(settings: Settings, comm: Communicator) -> Federated:
     assert names is not None
     owner = site_ranks(settings, comm.size)
     mine = [k for k in owner if owner[k] == comm.rank]
-    with blaming("data"):
-        with choosing(settings.data.stream):
+    with blaming("data"), _told_by_any_rank():
+        with choosing(settings.data.stream), ignoring(settings.task.options.get("ignore")):
             root = places.fixed(settings.data.root)
             opened = open_silos(source.func, root, names, mine, settings.seed, **source.keywords)
         datasets = {k: checked(dataset, source.func) for k, dataset in opened.items()}
-        for dataset in datasets.values():
+        for k, dataset in datasets.items():
             _check_stream(settings, dataset)
+            warn_of_separating_features(dataset, f" of {names[k]}")
     table = np.zeros((len(names), WIDTH), dtype=np.int64)
     table[mine] = describe(datasets)
     table = from_owners(comm, table, owner, COLUMNS)
@@ -171,6 +181,15 @@ def of_one_site(settings: Settings, client: int) -> Federated:
     found = silo_federation(datasets, table, label_table(datasets, table, names), names)
     whole = augmented(hold_out(found, settings.data.validation, settings.seed), operations(settings))
     return replace(whole, counts_shared=False)
+
+
+@contextmanager
+def _told_by_any_rank() -> Iterator[None]:
+    """Warnings about a site's data are shown by the rank that alone has opened it, and not by rank 0 only."""
+    with warnings.catch_warnings(record=True) as caught:
+        yield
+    for each in caught:
+        warnings.warn(RankWarning(str(each.message)), stacklevel=2)
 
 
 def from_owners(comm: Communicator, table: np.ndarray, owner: Mapping[int, int], what: tuple[str, ...]) -> np.ndarray:

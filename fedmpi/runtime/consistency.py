@@ -19,6 +19,7 @@ from fedmpi.comm import Communicator
 from fedmpi.common.errors import UserError
 from fedmpi.common.inputs import Samples, each
 from fedmpi.data.augment.operation import Operation
+from fedmpi.data.batches import samples_of
 from fedmpi.data.federated import Federated
 from fedmpi.data.pictures import Pictures
 from fedmpi.data.streaming.stream import Stream
@@ -59,10 +60,10 @@ def data(federated: Federated) -> dict[str, str]:
     """
     if federated.parts is None or federated.global_test is None:
         return {}
-    shard, test = next(iter(federated.train.values())), federated.global_test
+    (_, x, y), test = next(samples_of(federated.train)), federated.global_test
     return {
-        "(partition)": of(*(part.tobytes() for part in federated.parts)),
-        "(training data)": streamed(chain(_rows(shard.x), _rows(shard.y))),
+        "(partition)": of(federated.parts.order.tobytes()),
+        "(training data)": streamed(chain(_rows(x), _rows(y))),
         "(test data)": streamed(chain(_rows(test.x), _rows(test.y))),
     }
 

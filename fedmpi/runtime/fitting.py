@@ -15,6 +15,7 @@ from fedmpi.common.blame import ONE_SAMPLE, blaming, told
 from fedmpi.common.errors import UserError
 from fedmpi.common.text import brief, lower_is_better, nearest
 from fedmpi.config.schema import Settings
+from fedmpi.data.batches import samples_of
 from fedmpi.data.federated import Federated
 from fedmpi.engine import sampling
 from fedmpi.engine.best import Choice
@@ -162,8 +163,19 @@ def _with_remedy(settings: Settings, found: str) -> str:
     return f"{found}{f' ({at})' if at and '=' not in at else ''}; set {key}={REMEDIES[key]}"
 
 
+def check_cohort(settings: Settings, clients: int) -> None:
+    """Raise UserError where there are fewer clients than a round is to have (cohort.size)."""
+    size, at = settings.cohort.size, settings.origin("cohort.size")
+    if size is not None and size > clients:
+        raise UserError(
+            f"{f'{at}: ' if at else ''}cohort.size: {size} clients a round, but there are {clients}; set it to at most "
+            f"{clients}, or have more clients"
+        )
+
+
 def check_sense(settings: Settings, method: Method, data: Federated, task: Any, net: Net) -> None:
     """What would run, and mean nothing."""
+    check_cohort(settings, data.clients)
     choice(settings, task, data)
     train = settings.train
     if getattr(task, "classification", False) and net.output_shape != (data.classes,):
@@ -212,9 +224,9 @@ def check_targets(name: str, data: Federated, task: Any, net: Net) -> None:
     """Whether targets are what the task is for; of clients whose rows this rank sees, each tensor once."""
     whole = {} if data.global_test is None else {"test data": data.global_test.y}
     parts = whole | {
-        f"{part} of {data.site_names[k] if data.site_names else f'client {k}'}" if data.parts is None else part: shard.y
+        f"{part} of {data.site_names[k] if data.site_names else f'client {k}'}" if data.parts is None else part: y
         for part, shards in (("training data", data.train), ("test data", data.test))
-        for k, shard in shards.items()
+        for k, _, y in samples_of(shards)
     }
     for part, y in parts.items():
         contract.check_targets(name, task, y, net.output_shape, part)
@@ -295,5 +307,5 @@ def check_rule(settings: Settings, data: Federated, messages: Messages) -> None:
     """Whether server.rule can do what it is chosen for."""
     rule, train, size = settings.server.rule, settings.train, settings.train.batch_size
     idle = np.flatnonzero(data.train_sizes < size).tolist() if train.drop_last and size != "full" else []
-    members = sampling.size(data.clients, settings.cohort.fraction)
+    members = sampling.size(data.clients, settings.cohort.fraction, settings.cohort.size)
     suited.check(rule.name, rule.options, members, idle, messages.upload(0).b.size)

@@ -135,8 +135,9 @@ def check(ranks: Mapping[int, Mapping[str, Any]], trains: Collection[int], gathe
             raise UserError(
                 f"memory: {who} on {f'GPU {gpu} of ' if gpu else ''}host {host} need{'s' * (len(those) == 1)} about "
                 f"{all_}, but {size_text(has)} are free: rank 0 {server}, a training rank {trainer}, of which {state} "
-                "is the state of its clients. Use fewer clients (data.partition.clients, cohort.fraction), more hosts "
-                "or GPUs, or a smaller model; or let state.memory (GiB) leave the state of most clients on disk"
+                "is the state of its clients. Use fewer clients (data.partition.clients, cohort.fraction or "
+                "cohort.size), more hosts or GPUs, or a smaller model; or let state.memory (GiB) leave the state of "
+                "most clients on disk"
                 f"{elsewhere if gpu and gathers else ''}"
             )
 

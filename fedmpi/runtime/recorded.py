@@ -103,8 +103,7 @@ def run(
 
     def on_clients(rows: list[dict[str, Any]]) -> None:
         last_clients[:] = rows or last_clients
-        for row in rows:
-            directory.add_client(row)
+        directory.add_clients(rows)
 
     def on_loss(row: dict[str, Any]) -> None:
         directory.add_loss(row)

@@ -5,15 +5,19 @@ A user's task derives from `Task`, or has a `loss` and `metrics` like it; everyt
 
 from __future__ import annotations
 
+import math
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import Any, Literal
 
+import torch
 from torch import Tensor
 from torch.nn import functional
 
 from fedmpi.common.errors import UserError
 from fedmpi.common.text import nearest
+
+Ignored = float | Literal["nan"]  # the option `ignore` of tasks with real-valued targets
 
 
 class Task(ABC):
@@ -28,6 +32,7 @@ class Task(ABC):
     """Whether outputs (B, c) are logits over classes and targets (B,) class numbers. All methods take such a task;
     those with `needs = {CLASSES}` take no other. A class at each place (text, segmentation) is none in this sense."""
     falling: tuple[str, ...] = ()  # metrics of which less is better
+    ignore: float | None = None  # the value of targets that are left out of loss and metrics; math.nan for NaN
 
     def __init__(self, classes: int) -> None:
         self.classes = classes
@@ -57,6 +62,13 @@ class Task(ABC):
     def whole_loss(self, held: Tensor, y: Tensor) -> Tensor | None:
         """Loss of a whole split, () of what was held, where it is not the mean over samples of `loss`; None: it is."""
         return None
+
+    def batch_weight(self, y: Tensor) -> int | Tensor:
+        """The weight of a batch with targets y (B, ...) in a mean over batches or clients: B, and with `ignore` B times
+        the share of targets that count, () float64. The device is not asked for it."""
+        if self.ignore is None:
+            return len(y)
+        return is_counted(y, self.ignore).sum(dtype=torch.float64) / y.shape[1:].numel()
 
     def predictions(self, outputs: Tensor, names: Sequence[str]) -> dict[str, Any]:
         """Columns, (n,) or (n, ...), of what outputs (n, ...) predict. names: what the outputs stand for, such as the
@@ -101,15 +113,36 @@ def choose(task: str, known: Sequence[str], given: Sequence[str] | None, usual: 
     return tuple(given)
 
 
-def outside(y: Tensor, classes: int, skip: int | None = None) -> str:
+def ignored_value(given: float | str | None) -> float | None:
+    """The option `ignore` as a number: "nan" is NaN."""
+    return None if given is None else float(given)
+
+
+def is_counted(y: Tensor, ignore: float | None) -> Tensor:
+    """Which targets y (B, ...) count: a mask of bool of the same shape, False where a target is `ignore`."""
+    if ignore is None:
+        return torch.ones_like(y, dtype=torch.bool)
+    return ~y.isnan() if math.isnan(ignore) else y != ignore
+
+
+def mean_counted(losses: Tensor, counted: Tensor) -> Tensor:
+    """The mean () of the losses that count, 0 without one. The others, which may be NaN, have a gradient of 0."""
+    return losses.masked_fill(~counted, 0).sum() / counted.sum().clamp(min=1)
+
+
+def outside(y: Tensor, classes: int, ignore: float | None = None) -> str:
     """The first class number beyond 0..classes-1, for messages; "" where there is none."""
-    odd = (y < 0) | (y >= classes)
-    odd = odd if skip is None else odd & (y != skip)
+    odd = ((y < 0) | (y >= classes)) & is_counted(y, ignore)
     if not bool(odd.any()):
         return ""
     place = odd.nonzero()[0].tolist()
-    more = "" if skip is None else f" (and {skip}, which does not count)"
-    return f"row {place[0]} holds the class {int(y[tuple(place)])}; 0..{classes - 1} are allowed{more}"
+    found = f"row {place[0]} holds the class {int(y[tuple(place)])}; 0..{classes - 1} are allowed"
+    return f"{found}{but_ignored(ignore)}"
+
+
+def but_ignored(ignore: float | None) -> str:
+    """For messages about allowed targets."""
+    return "" if ignore is None else f" (and {ignore:g}, which does not count)"
 
 
 def cross_entropy(f: Tensor, y: Tensor, skip: int = -100, row_by_row: bool = False) -> Tensor:

@@ -44,7 +44,8 @@ class Classification(Task):
         if classes < 2:
             raise UserError(
                 f"task classification: the data set has {classes} class, but it needs 2 or more; "
-                "store class numbers as whole numbers, or choose task.name=regression for a real-valued target"
+                "store class numbers as whole numbers, or choose task.name=regression for a real-valued target "
+                "(survival for an event and a time)"
             )
         usual = ("accuracy", "auroc") if classes == 2 else ("accuracy",)
         known = (*KNOWN, *(name for name in metrics or () if TOP.fullmatch(name) and name not in KNOWN))

@@ -1,5 +1,7 @@
 """What is asked of a task, which may be the user's own, and how it is said what is wrong with it."""
 
+import inspect
+import math
 from collections.abc import Mapping
 from typing import Any
 
@@ -41,6 +43,10 @@ def check_task(task: Any) -> None:
 
 def check_targets(name: str, task: Any, y: Tensor, outputs: tuple[int, ...], part: str) -> None:
     """UserError if the targets of a part of the data, (n, ...), are not what the task is for."""
+    nan = y.isnan().flatten(1).any(1) if y.ndim > 1 else y.isnan()
+    if not ignores_nan(task) and bool(nan.any()):
+        option = ", or say task.ignore: nan" if "ignore" in inspect.signature(type(task)).parameters else ""
+        raise UserError(f"task {name}: {part}: row {int(nan.nonzero()[0])} holds NaN; fill it or leave it out{option}")
     wrong = task.check(y, outputs) if callable(getattr(task, "check", None)) else ""
     if wrong:
         raise told(f"task {name}: {part}: {wrong}", type(task))
@@ -88,6 +94,17 @@ def hold(task: Any, outputs: Tensor, y: Tensor) -> Tensor:
         said = f"task {type(task).__name__}: hold returned {found} for {len(y)} samples"
         raise told(f"{said}; it must return a tensor ({len(y)}, ...)", task.hold)
     return held
+
+
+def ignores_nan(task: Any) -> bool:
+    """Whether targets may be NaN, which then do not count."""
+    ignored = getattr(task, "ignore", None)
+    return isinstance(ignored, float) and math.isnan(ignored)
+
+
+def batch_weight(task: Any, y: Tensor) -> int | Tensor:
+    """The weight of a batch with targets y (B, ...) in a mean over batches or clients; B for a task that has none."""
+    return task.batch_weight(y) if callable(getattr(task, "batch_weight", None)) else len(y)
 
 
 def mean_loss(task: Any, f: Tensor, x: Any, y: Tensor) -> Tensor:

@@ -85,9 +85,10 @@ def log_softmax(f: Tensor) -> Tensor:
     return f - f.sort(1).values[:, :-1].exp().sum(1, keepdim=True).log1p()
 
 
-def label_auroc(f: Tensor, y: Tensor) -> float:
-    """Mean over labels.   (n, c), (n, c) bool"""
-    return mean(auroc(f[:, c].double(), y[:, c]) for c in range(f.shape[1]))
+def label_auroc(f: Tensor, y: Tensor, counted: Tensor) -> float:
+    """Mean over labels, each of the samples that count there.   (n, c), (n, c) bool, twice"""
+    rows = counted.unbind(1)
+    return mean(auroc(f[rows[c], c].double(), y[rows[c], c]) for c in range(f.shape[1]))
 
 
 def mean(values: Iterable[float]) -> float:

@@ -9,7 +9,17 @@ from torch import Tensor
 from torch.nn import functional
 
 from fedmpi.tasks import measures
-from fedmpi.tasks.base import Task, all_names, choose, look
+from fedmpi.tasks.base import (
+    Ignored,
+    Task,
+    all_names,
+    but_ignored,
+    choose,
+    ignored_value,
+    is_counted,
+    look,
+    mean_counted,
+)
 
 KNOWN = ("accuracy", "exact", "f1", "auroc")
 
@@ -19,36 +29,48 @@ class MultiLabel(Task):
 
     metrics: accuracy (share of right labels) and exact (of samples with all labels right), in percent; f1 (a label with
     logit > 0 is given; over labels that are given or there) and auroc, means over labels, 0 to 1.
+    ignore: a target that is left out of loss and metrics, such as -1, or nan: a label that nobody has looked for; then
+    `exact` asks for those labels of a sample that count.
     """
 
-    def __init__(self, classes: int, metrics: tuple[str, ...] | None = None) -> None:
+    def __init__(self, classes: int, metrics: tuple[str, ...] | None = None, ignore: Ignored | None = None) -> None:
         super().__init__(classes)
+        self.ignore = ignored_value(ignore)
         self.names = choose("multi_label", KNOWN, metrics, ("accuracy", "f1"))
 
     def loss(self, model: Callable[[Tensor], Tensor], x: Tensor, y: Tensor) -> Tensor:
         f = model(x)
-        return functional.binary_cross_entropy_with_logits(f, y.to(f.dtype))
+        if self.ignore is None:
+            return functional.binary_cross_entropy_with_logits(f, y.to(f.dtype))
+        counted = is_counted(y, self.ignore)
+        y = y.to(f.dtype).masked_fill(~counted, 0)
+        return mean_counted(functional.binary_cross_entropy_with_logits(f, y, reduction="none"), counted)
 
     def metrics(self, outputs: Tensor, y: Tensor) -> dict[str, float]:
-        y, given = y > 0, outputs > 0
+        counted = is_counted(y, self.ignore)
+        y, given = (y > 0) & counted, (outputs > 0) & counted
         found = {}
         for name in self.names:
             if name == "auroc":
-                found[name] = measures.label_auroc(outputs, y)
+                found[name] = measures.label_auroc(outputs, y, counted)
             elif name == "f1":
                 right, seen = (y & given).sum(0).double(), y.sum(0) + given.sum(0)
                 found[name] = measures.mean((2 * right / seen).tolist())  # a label that nobody has or is given: 0 / 0
+            elif name == "exact":
+                found[name] = measures.percent((y == given).all(1)[counted.any(1)])
             else:
-                found[name] = measures.percent((y == given).all(1) if name == "exact" else y == given)
+                found[name] = measures.percent((y == given)[counted])
         return found
 
     def check(self, y: Tensor, outputs: tuple[int, ...]) -> str:
         if y.ndim != 2 or tuple(y.shape[1:]) != outputs:
             return f"its targets are {look(y)}; one number a label, (n, {outputs[0]}), is needed, as the model gives"
-        odd = ((y != 0) & (y != 1)).nonzero()
+        odd = ((y != 0) & (y != 1) & is_counted(y, self.ignore)).nonzero()
         if len(odd):
             row, label = odd[0].tolist()
-            return f"row {row} has {y[row, label].item():g} for label {label}; 0 (no) and 1 (yes) are allowed"
+            allowed = f"0 (no) and 1 (yes) are allowed{but_ignored(self.ignore)}"
+            advice = "" if self.ignore is not None else "; task.ignore names a number that does not count"
+            return f"row {row} has {y[row, label].item():g} for label {label}; {allowed}{advice}"
         return ""
 
     def predictions(self, outputs: Tensor, names: Sequence[str]) -> dict[str, Any]:

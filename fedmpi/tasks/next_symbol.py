@@ -11,26 +11,31 @@ from torch import Tensor
 from fedmpi.tasks import measures
 from fedmpi.tasks.base import Task, cross_entropy, look, outside
 
-SKIP = -100  # a target that does not count, such as padding; torch's
+SKIP = -100  # torch's
 
 
 class NextSymbol(Task):
     """Cross-entropy, mean over a batch's symbols; accuracy in percent and perplexity, over all symbols of a split.
 
-    Logits (B, L, V) or (B, V, L), where L = V the former; targets (B, L) int64 in 0..V-1, V = classes; a target of -100
-    does not count.
+    Logits (B, L, V) or (B, V, L), where L = V the former; targets (B, L) int64 in 0..V-1, V = classes.
+    ignore: a target that is left out of loss and metrics, such as padding.
     """
 
     names = ("accuracy", "perplexity")
     falling = ("perplexity",)
+    ignore: int
+
+    def __init__(self, classes: int, ignore: int = SKIP) -> None:
+        super().__init__(classes)
+        self.ignore = ignore
 
     def loss(self, model: Callable[[Tensor], Tensor], x: Tensor, y: Tensor) -> Tensor:
-        count = (y != SKIP).sum().clamp(min=1)
+        count = (y != self.ignore).sum().clamp(min=1)
         return self._losses(model(x), y).sum() / count
 
     def _losses(self, f: Tensor, y: Tensor) -> Tensor:
         """(B, L) cross-entropies, 0 where a target does not count."""
-        return cross_entropy(self._by_symbol(f, y), y, SKIP)
+        return cross_entropy(self._by_symbol(f, y), y, self.ignore)
 
     def _by_symbol(self, f: Tensor, y: Tensor) -> Tensor:
         """(B, V, L)"""
@@ -43,10 +48,10 @@ class NextSymbol(Task):
 
     def whole_loss(self, held: Tensor, y: Tensor) -> Tensor:
         """Batches with more padding count less."""
-        return held[..., 0][y != SKIP].double().mean()
+        return held[..., 0][y != self.ignore].double().mean()
 
     def metrics(self, outputs: Tensor, y: Tensor) -> dict[str, float]:
-        right = outputs[..., 1][y != SKIP] > 0
+        right = outputs[..., 1][y != self.ignore] > 0
         return {"accuracy": measures.percent(right), "perplexity": self.whole_loss(outputs, y).exp().item()}
 
     def check(self, y: Tensor, outputs: tuple[int, ...]) -> str:
@@ -58,7 +63,7 @@ class NextSymbol(Task):
                 f"the model gives {outputs} for a sample, but the data have {length} targets a sample and {symbols} "
                 f"symbols (classes); ({length}, {symbols}) or ({symbols}, {length}) is needed"
             )
-        return outside(y, symbols, SKIP)
+        return outside(y, symbols, self.ignore)
 
     def predictions(self, outputs: Tensor, names: Sequence[str]) -> dict[str, Any]:
         """`next`, the symbol that follows a row, and `symbols`, those predicted behind each of its places."""

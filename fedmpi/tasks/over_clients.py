@@ -25,12 +25,12 @@ def spread(name: str, values: Sequence[float], falling: bool = False) -> Figures
     return {name: float(found.mean()), f"{name}_std": float(found.std()), f"{name}_worst_decile": float(worst.mean())}
 
 
-def pooled(rows: Mapping[int, Figures], sizes: Sequence[int]) -> Figures:
-    """Sample-weighted mean of per-client figures, clients without the figure left out. That is what silos have of every
-    figure, of one of rankings (AUROC, C-index) too: outputs stay where their samples are."""
+def pooled(rows: Mapping[int, Figures], weights: Mapping[int, float]) -> Figures:
+    """Weighted mean of per-client figures, without clients that lack the figure or weigh nothing. That is what silos
+    have of every figure, of one of rankings (AUROC, C-index) too: outputs stay where their samples are."""
     out = {}
     for name in next(iter(rows.values())):
-        pairs = [(sizes[k], row[name]) for k, row in sorted(rows.items()) if sizes[k] and not np.isnan(row[name])]
+        pairs = [(weights[k], row[name]) for k, row in sorted(rows.items()) if weights[k] and not np.isnan(row[name])]
         total = sum(n for n, _ in pairs)
         out[name] = sum(n * v for n, v in pairs) / total if total else float("nan")
     return out

@@ -10,7 +10,7 @@ from torch import Tensor
 from torch.nn import functional
 
 from fedmpi.tasks import measures
-from fedmpi.tasks.base import Task, choose, look, plain_predictions
+from fedmpi.tasks.base import Ignored, Task, choose, ignored_value, is_counted, look, mean_counted, plain_predictions
 
 KNOWN = ("mse", "rmse", "mae", "r2")
 
@@ -19,25 +19,33 @@ class Regression(Task):
     """Mean squared error of real targets, (n,) or (n, ...); mse, and r2 = 1 - sum (y - f)^2 / sum (y - mean y)^2.
 
     metrics: mse, rmse, mae (mean absolute error) over all targets, r2 as a mean over those of a sample.
+    ignore: a target that is left out of loss and metrics: nan, or a number such as -999.
     """
 
     falling = ("mse", "rmse", "mae")
 
-    def __init__(self, classes: int, metrics: tuple[str, ...] | None = None) -> None:
+    def __init__(self, classes: int, metrics: tuple[str, ...] | None = None, ignore: Ignored | None = None) -> None:
         super().__init__(classes)
+        self.ignore = ignored_value(ignore)
         self.names = choose("regression", KNOWN, metrics, ("mse", "r2"))
 
     def loss(self, model: Callable[[Tensor], Tensor], x: Tensor, y: Tensor) -> Tensor:
-        return functional.mse_loss(model(x).view_as(y), y)  # (B, 1) as (B,): else the difference would be (B, B)
+        f = model(x).view_as(y)  # (B, 1) as (B,): else the difference would be (B, B)
+        if self.ignore is None:
+            return functional.mse_loss(f, y)
+        counted = is_counted(y, self.ignore)
+        return mean_counted((f - y.masked_fill(~counted, 0)).square(), counted)
 
     def metrics(self, outputs: Tensor, y: Tensor) -> dict[str, float]:
-        y = y.double()
-        left = outputs.double().view_as(y) - y
+        counted, n = is_counted(y, self.ignore), self.batch_weight(y) * y.shape[1:].numel()
+        y = y.double().masked_fill(~counted, 0)
+        left = (outputs.double().view_as(y) - y).masked_fill(~counted, 0)
         squares = left.square()
-        mse = (squares.sum() / y.numel()).item()
-        found = {"mse": mse, "rmse": mse**0.5, "mae": (left.abs().sum() / y.numel()).item()}
+        mse = (squares.sum() / n).item()
+        found = {"mse": mse, "rmse": mse**0.5, "mae": (left.abs().sum() / n).item()}
         if "r2" in self.names:
-            total = (y - y.mean(0)).square().sum(0)
+            mean = y.mean(0) if self.ignore is None else y.sum(0) / counted.sum(0)
+            total = (y - mean).masked_fill(~counted, 0).square().sum(0)
             # a constant target has nothing to explain
             r2 = torch.where(total > 0, 1 - squares.sum(0) / total, torch.nan)
             found["r2"] = measures.mean(r2.flatten().tolist())

@@ -37,7 +37,8 @@ class Survival(Task):
 
     def check(self, y: Tensor, outputs: tuple[int, ...]) -> str:
         if tuple(y.shape[1:]) != (2,) or not y.is_floating_point():
-            return f"its targets are {look(y)}; float32 (n, 2) is needed: event (1: seen, 0: censored), time"
+            needed = "float32 (n, 2) is needed: event (1: seen, 0: censored), time"
+            return f"its targets are {look(y)}; {needed}; of a table data.label_column: [EVENT, TIME]"
         if torch.Size(outputs).numel() != 1:
             return f"the model gives {outputs} for a sample; one number is needed (data with classes=1)"
         odd = ((y[:, 0] != 0) & (y[:, 0] != 1)).nonzero()
@@ -45,6 +46,13 @@ class Survival(Task):
             row = int(odd[0])
             return (
                 f"row {row} has the event {y[row, 0].item():g}; 1 (seen) or 0 (censored), and then the time, is needed"
+            )
+        early = (~(y[:, 1] >= 0)).nonzero()
+        if len(early):
+            row = int(early[0])
+            return (
+                f"row {row} has the time {y[row, 1].item():g}; no time is below 0: who is censored is said by the "
+                "event (0), not by the sign of the time"
             )
         return ""
 

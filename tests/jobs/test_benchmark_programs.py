@@ -31,6 +31,10 @@ COMMANDS = {  # what each prints
         f"strong, . ranks, 48 clients{RATIO}weak, . ranks, 3 clients{RATIO}(.*, 2 ranks, {RATIO}){{4}}no fit.*\n"
     ),
     "states.py --clients 40 --cohort 10 --rounds 2 --cap 0.0001": f"(40 stateful clients{RATIO}){{4}}",
+    "many_clients.py --clients 200 --rows 400 --rounds 1 --turns 1": (
+        f"((fedavg|scaffold), (one process|three ranks)(, processor|, memory)?{RATIO}){{12}}"
+        f"(pfl: not installed\n|(fedavg, one process, .*{RATIO}){{6}})"
+    ),
     "exchange.py --ranks 2 --gib 0.001 --rounds 1 --backend gloo --placement sharded": (
         f"(exchange of 0.001 GiB, 6 clients, 2 ranks, gloo, sharded{RATIO}){{4}}"
     ),

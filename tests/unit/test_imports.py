@@ -26,7 +26,7 @@ OUTSIDE = {  # the modules, or packages of them, that alone may import a library
     "scipy": {"methods._prototypes", "data.sources.pictures.svhn", "analysis.sweep_table"},
     "safetensors": {"runtime.record", "runtime.resuming"},
     "matplotlib": {"analysis.figures", "analysis.pages.drawing.raster"},
-    "PIL": {"data.sources.pictures.reading", "data.sources.tables.arrow"},
+    "PIL": {"data.sources.pictures.decode", "data.sources.pictures.masks"},
 }
 METHOD_FILES_MAY = {"torch", "scipy"}  # besides the standard library; scipy in _prototypes alone
 

@@ -79,7 +79,7 @@ def measure(
     own, clients, sha256 = walk(made, asked)
     other, _, _ = walk(plain, Asked(first=0, last=0))
     scale = Points(made, asked.samples)
-    say(f"loss over {len(scale.shard)} training samples, {own.shape[1]} weights, {made.settings.rounds} rounds")
+    say(f"loss over {len(scale.loss.shard)} training samples, {own.shape[1]} weights, {made.settings.rounds} rounds")
     ways = {made.settings.method.name: own, "fedavg": other}
     plane = Plane(own[-1], torch.cat([own, other]))
     rounds = []
@@ -90,7 +90,7 @@ def measure(
     return {
         "config": redacted(made.settings.resolved()),
         "sha256": sha256,
-        "samples": len(scale.shard),
+        "samples": len(scale.loss.shard),
         "explained": plane.explained,
         "first": asked.first,
         "last": asked.last,
@@ -125,7 +125,7 @@ def walk(made: Experiment, asked: Asked) -> tuple[Tensor, dict[int, list[tuple[i
 
 def products(made: Experiment, fed: Federation, t: int) -> list[tuple[int, int, Tensor, float]]:
     """(i, j, theta of alpha_i x D_j, its distance from the aggregate) of round t's clients."""
-    members = sampling.cohort(fed.plan.seed, t, fed.data.clients, fed.plan.fraction, fed.plan.draw)
+    members = sampling.cohort(fed.plan.seed, t, fed.data.clients, fed.plan.fraction, fed.plan.draw, fed.plan.members)
     found = local_models.local_models(fed, build.make_worker(made, lambda: False), members, t)
     w, b = linear.combine(found.w, found.p), linear.combine(found.b, found.p)
     middle = theta(made, w, b)
@@ -155,7 +155,7 @@ class Points:
     """theta (n,) -> loss. Statistics of normalisation layers are those of the model as it is now."""
 
     def __init__(self, made: Experiment, samples: int) -> None:
-        self.made, self.shard = made, Loss(made, samples).shard
+        self.made, self.loss = made, Loss(made, samples)
         self.module = plain_copy(made)
 
     def __call__(self, theta: Tensor) -> float:
@@ -164,10 +164,11 @@ class Points:
             for place, values in zip(places, theta.split([p.numel() for p in places]), strict=True):
                 place.copy_(values.view(place.shape))
             parts = (
-                contract.mean_loss(self.made.task, call(self.module, x), x, y).item() * len(y)
-                for x, y in batches(self.shard, Loss.BATCH, None)
+                contract.mean_loss(self.made.task, call(self.module, x), x, y).item()
+                * float(contract.batch_weight(self.made.task, y))
+                for x, y in batches(self.loss.shard, Loss.BATCH, None)
             )
-            return sum(parts) / len(self.shard)
+            return sum(parts) / float(self.loss.weight)
 
 
 class Plane:

@@ -15,7 +15,7 @@ from fedmpi.config import references, yaml_source
 from fedmpi.config.text_file import text_of
 from fedmpi.config.values import flat
 from fedmpi.runtime.reading import digests
-from fedmpi.runtime.record import timeline
+from fedmpi.runtime.record import partition_file, timeline
 
 Row = dict[str, Any]
 BOOKKEEPING = {
@@ -39,6 +39,15 @@ class Run:
         self.updates = self.lines("updates.jsonl", needed=False)
         self.analysis = self.lines("analysis.jsonl", needed=False)
         self.name = str(self.config.get("name", path.name))
+
+    @cached_property
+    def by_client(self) -> tuple[Any, Any]:
+        """Training samples of each client, and of each class at each client; None where that is not known."""
+        try:
+            return partition_file.by_client(self.path, self.partition)
+        except ValueError as error:
+            self.notes.append(str(error))
+            return None, None
 
     @cached_property
     def timeline(self) -> list[dict[str, Any]]:

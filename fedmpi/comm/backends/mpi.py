@@ -66,7 +66,7 @@ def world(job: Job, timeout_s: float) -> Any:
     be interrupted: past the time-out this process says so and exits.
     """
     if job.launcher in ("torchrun", "env://"):
-        raise UserError(f"{job.launcher} started {job.size} ranks. {REMEDY[job.launcher]}")
+        raise UserError(REMEDY[job.launcher])
     MPI = load()
     if not MPI.Is_initialized():
         with bounded(job, "MPI_Init, which waits for all ranks", timeout_s):

@@ -60,15 +60,15 @@ def detect(env: Mapping[str, str]) -> Job:
     ...         "SLURM_STEP_TASKS_PER_NODE": "2(x2)", "SLURM_NODEID": "1"}).size
     4
     """
-    found = from_launcher(env)
-    if found and found.size > 1:
-        if found.launcher != "torchrun":
-            refuse_contradictions(found, env)
-        return found
-    if is_rank_by_env(env, found):
+    launched = from_launcher(env)
+    if launched and launched.size > 1:
+        if launched.launcher != "torchrun":
+            refuse_contradictions(launched, env)
+        return launched
+    if is_rank_by_env(env, launched):
         return from_env(env)
-    if found:
-        return found
+    if launched:
+        return launched
     refuse_unsupported(env)
     tasks = number(env, "SLURM_NTASKS") if "SLURM_JOB_ID" in env and "SLURM_NTASKS" in env else 1
     if tasks > 1:
@@ -87,8 +87,8 @@ def from_launcher(env: Mapping[str, str]) -> Job | None:
         if present(env, row):
             return job("mpi", env, row)
     if "PMIX_RANK" in env and ("PRTE_LAUNCHED" in env or "SLURM_STEP_ID" not in env):
-        found = ask_mpi()
-        if found.size == 1:
+        answer = ask_mpi()
+        if answer.size == 1:
             refuse_unsupported(env)
             if number(env, "PMIX_RANK") > 0:
                 raise UserError(
@@ -96,26 +96,26 @@ def from_launcher(env: Mapping[str, str]) -> Job | None:
                     f"mpi4py loaded sees one.\nStart with the mpirun of that MPI, or with srun or torchrun; for one "
                     f"process on purpose unset PMIX_RANK."
                 )
-        return found
+        return answer
     if "SLURM_STEP_ID" in env and present(env, SLURM) and number(env, "SLURM_STEP_NUM_TASKS") > 1:
         return slurm_step(env)
     return None
 
 
 # ---- env://, the variables of torch.distributed ----
-def is_rank_by_env(env: Mapping[str, str], found: Job | None) -> bool:
+def is_rank_by_env(env: Mapping[str, str], launched: Job | None) -> bool:
     """Whether RANK, WORLD_SIZE, MASTER_ADDR and MASTER_PORT make this process one of several ranks.
 
-    found: the job of a launcher that started one process. MASTER_ADDR and MASTER_PORT alone say nothing there, nor in a
-        Slurm job, whose scripts often set them for other programs.
+    launched: the job of a launcher that started one process. An incomplete set of variables says nothing there, and
+        MASTER_ADDR and MASTER_PORT alone say nothing in a Slurm job, whose scripts often set them for other programs.
 
     Raises UserError if some of the variables are missing.
     """
     missing = [name for name in ENV if not env.get(name)]
     if len(missing) == len(ENV) or (env.get("WORLD_SIZE") == "1" and env.get("RANK", "0") == "0"):
         return False
-    where_alone = {"RANK", "WORLD_SIZE"} <= set(missing)
-    if missing and (found or (where_alone and "SLURM_JOB_ID" in env)):
+    has_no_numbers = {"RANK", "WORLD_SIZE"} <= set(missing)
+    if missing and (launched or (has_no_numbers and "SLURM_JOB_ID" in env)):
         return False
     if missing:
         given = [name for name in ENV if name not in missing]
@@ -158,17 +158,17 @@ def master_address(env: Mapping[str, str]) -> tuple[str, int]:
 
 
 # ---- what is refused ----
-def refuse_contradictions(found: Job, env: Mapping[str, str]) -> None:
-    """Raise UserError if other variables tell another number of ranks, above 1, than the launcher that was found."""
-    starter = "srun" if found.launcher == "slurm" else "mpirun"
+def refuse_contradictions(launched: Job, env: Mapping[str, str]) -> None:
+    """Raise UserError if other variables tell another number of ranks, above 1, than the launcher of `launched`."""
+    starter = "srun" if launched.launcher == "slurm" else "mpirun"
     others: list[tuple[str, tuple[str, ...]]] = [("WORLD_SIZE", ENV)] if all(env.get(name) for name in ENV) else []
-    if found.launcher == "slurm":
+    if launched.launcher == "slurm":
         others += [(size, (rank, size)) for size, rank, _ in unsupported(env)]
     for name, names in others:
-        if 1 != number(env, name) != found.size:
+        if 1 != number(env, name) != launched.size:
             raise UserError(
-                f"{starter} started {found.size} ranks, but {name}={env[name]}: it is not clear which of them are the "
-                f"ranks of this job.\n"
+                f"{starter} started {launched.size} ranks, but {name}={env[name]}: it is not clear which of them are "
+                f"the ranks of this job.\n"
                 f"If the variables were set for something else unset {' '.join(names)}."
             )
 
@@ -184,21 +184,28 @@ def unsupported(env: Mapping[str, str]) -> list[tuple[str, str, str]]:
 def refuse_unsupported(env: Mapping[str, str]) -> None:
     """Raise UserError if a launcher that is not supported started this process among others."""
     for size, rank, launcher in unsupported(env):
-        said = f"{launcher} started {env[size]} processes ({size}={env[size]})"
-        raise UserError(_remedy(said, f"${rank}", f"${size}", size))
+        cause = f"{launcher} started {env[size]} processes ({size}={env[size]})"
+        raise UserError(_remedy(cause, f"${rank}", f"${size}", size))
     if env.get("LSF_PM_TASKID") and number(env, "LSF_PM_TASKID") > 0 and env.get("LSB_DJOB_NUMPROC", "1") != "1":
-        said = f"LSF's blaunch started this process as task {env['LSF_PM_TASKID']} (LSF_PM_TASKID)"
-        raise UserError(_remedy(said, "$((LSF_PM_TASKID - 1))", "NUMBER_OF_TASKS", "LSF_PM_TASKID"))
+        cause = f"LSF's blaunch started this process as task {env['LSF_PM_TASKID']} (LSF_PM_TASKID)"
+        raise UserError(_remedy(cause, "$((LSF_PM_TASKID - 1))", "NUMBER_OF_TASKS", "LSF_PM_TASKID"))
     # The job's script itself is task 1 on node 0.
     for name, first in (("PBS_TASKNUM", 1), ("PBS_NODENUM", 0), ("PBS_VNODENUM", 0)):
         if env.get(name) and number(env, name) > first:
-            said = f"PBS started this process beside the job's script, as pbsdsh does ({name}={env[name]})"
-            raise UserError(_remedy(said, "NUMBER_OF_THIS_TASK", "NUMBER_OF_TASKS", name))
+            cause = f"PBS started this process beside the job's script, as pbsdsh does ({name}={env[name]})"
+            raise UserError(_remedy(cause, "NUMBER_OF_THIS_TASK", "NUMBER_OF_TASKS", name))
 
 
-def _remedy(said: str, rank: str, size: str, name: str) -> str:
+def _remedy(cause: str, rank: str, size: str, name: str) -> str:
+    """Return the message of a launcher that is not supported.
+
+    Args:
+        cause: what tells that there are others.
+        rank, size: words of a shell for the number of this rank and of all ranks.
+        name: the variable to unset.
+    """
     return (
-        f"{said}, and fedmpi cannot join the others by that launcher's variables: each process would train alone.\n"
+        f"{cause}, and fedmpi cannot join the others by that launcher's variables: each process would train alone.\n"
         f"Start with mpirun, srun or torchrun; or set PyTorch's variables in each process, before `fedmpi run`:\n"
         f"    export RANK={rank} WORLD_SIZE={size} MASTER_ADDR=HOST_OF_RANK_0 MASTER_PORT=29500\n"
         f"For one process on purpose unset {name}."

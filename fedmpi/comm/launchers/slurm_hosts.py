@@ -51,14 +51,14 @@ def address(host: str, source: str, env: Mapping[str, str]) -> str:
 
     Raises UserError if none of them resolves.
     """
-    found = network.resolve(host)
-    if found and not network.is_loopback(found):
-        return found
+    own = network.resolve(host)
+    if own and not network.is_loopback(own):
+        return own
     for other in (node_address(host, env), env.get("MASTER_ADDR", "")):
         if other and not network.is_loopback(network.resolve(other)):
             return network.resolve(other)
-    if found:  # as on this host itself, in Debian's /etc/hosts
-        return found
+    if own:  # as on this host itself, in Debian's /etc/hosts
+        return own
     raise UserError(
         f"host name {host!r} (rank 0's, from {source}) does not resolve on {socket.gethostname()}.\n"
         f"Add it to DNS or /etc/hosts of all nodes, export MASTER_ADDR with an address of it, or run on one node."
@@ -72,5 +72,5 @@ def node_address(host: str, env: Mapping[str, str]) -> str:
         done = subprocess.run(command, capture_output=True, text=True, timeout=ASK_S, env=dict(env), check=False)
     except (OSError, subprocess.SubprocessError):
         return ""
-    found = re.search(r"\bNodeAddr=(\S+)", done.stdout)
-    return found[1] if found else ""
+    match = re.search(r"\bNodeAddr=(\S+)", done.stdout)
+    return match[1] if match else ""

@@ -101,8 +101,11 @@ def under_torchrun(job: Job, env: Mapping[str, str], deadline: float, timeouts: 
 
 
 def under_env(job: Job, env: Mapping[str, str], deadline: float, timeouts: Timeouts) -> Store:
-    """The variables have no name of the job: its key is made of what is the same on all ranks. MASTER_ADDR is not, as
-    Kubeflow's PyTorchJob says "localhost" to rank 0."""
+    """Return the store at MASTER_ADDR and MASTER_PORT; refuse a second process of the same rank.
+
+    The variables do not name the job, so its key is made of what is the same on all ranks. MASTER_ADDR is not, as
+    Kubeflow's PyTorchJob gives "localhost" to rank 0.
+    """
     host, port = launcher_env.master_address(env)
     key = door.job_key(f"env:// {port} {job.size}", env)
     remedy = "Give all ranks another MASTER_PORT."
@@ -268,7 +271,7 @@ def arrive(where: list[Address], key: bytes, deadline: float, timeouts: Timeouts
                 return RankStore(address, key, connection, timeouts)
             except door.Stranger:
                 strange = True
-            except OSError:  # no service there, or another one
+            except (OSError, UnicodeError):  # no service there, or another one; or no name that could be looked up
                 continue
         if timeouts.clock.now() > deadline:
             break
@@ -296,7 +299,7 @@ def reachable(host: str, port: int, deadline: float, timeouts: Timeouts) -> None
     while timeouts.clock.now() < deadline:
         try:
             return socket.create_connection((host, port), timeout=timeouts.reply).close()
-        except OSError:
+        except (OSError, UnicodeError):
             timeouts.clock.sleep(RETRY_S)
     raise Lost(f"torchrun's agent is silent: nothing answers at {host}:{port}; does the name resolve here?")
 

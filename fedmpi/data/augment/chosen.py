@@ -16,7 +16,6 @@ from fedmpi.common.text import nearest
 from fedmpi.data import augment
 from fedmpi.data.augment.look import Look, named
 from fedmpi.data.augment.operation import Operation
-from fedmpi.data.batches import Shard
 from fedmpi.data.federated import Federated
 from fedmpi.data.pictures import Pictures
 
@@ -46,10 +45,17 @@ def operation(name: str, given: Any, where: str, origins: Mapping[str, str]) -> 
 def augmented(data: Federated, operations: Sequence[Operation]) -> Federated:
     """The federation whose clients train on augmented pictures; tests go through what draws nothing.
 
-    Raises UserError if the operations do not fit the pictures, or leave them in two sizes.
+    Raises UserError if the operations do not fit the pictures or their targets, or leave them in two sizes.
     """
     if not operations:
         return data
+    moving = next((each for each in operations if each.moves_pixels), None)
+    if moving and len(data.target_shape) > 1:
+        has = " x ".join(map(str, data.target_shape))
+        raise UserError(
+            f"data.augment: {named(moving)} moves pixels, and the targets of these data are masks ({has}), which would "
+            "stay where they are; colour, normalise and cutout go with masks"
+        )
     seen: dict[int, Pictures] = {}
 
     def look(x: Any) -> Pictures:
@@ -80,17 +86,7 @@ def augmented(data: Federated, operations: Sequence[Operation]) -> Federated:
             seen[id(x)] = Pictures(stored, own)
         return seen[id(x)]
 
-    def shard(old: Shard) -> Shard:
-        return Shard(look(old.x), old.y, old.index)
-
-    new = replace(
-        data,
-        train={k: shard(old) for k, old in data.train.items()},
-        test={k: shard(old) for k, old in data.test.items()},
-        validation={k: shard(old) for k, old in data.validation.items()},
-        test_by_site={k: shard(old) for k, old in data.test_by_site.items()},
-        global_test=None if data.global_test is None else shard(data.global_test),
-    )
+    new = data.with_samples(look)
     if seen:
         return replace(new, input_shape=tuple(next(iter(seen.values())).shape[1:]))
     shape = data.input_shape  # all that a rank without clients knows

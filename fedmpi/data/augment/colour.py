@@ -34,6 +34,7 @@ class Normalise(Operation):
 
     short = "of"
     on = "unit"
+    moves_pixels = False
     of: str | None = option(None, "the set whose mean and std they are", choices=sorted(SETS))
     mean: tuple[float, ...] | None = option(None, "of pixels in 0..1: one number, or one a channel")
     std: tuple[Annotated[float, Field(gt=0)], ...] | None = option(None, "as mean; above 0")
@@ -67,6 +68,7 @@ class Colour(Operation):
 
     columns = 4
     on = "unit"
+    moves_pixels = False
     brightness: float = option(0.0, "factor from 1 - b to 1 + b, but no less than 0", ge=0, le=10)
     contrast: float = option(0.0, "factor of the distance from the mean grey", ge=0, le=10)
     saturation: float = option(0.0, "factor of the distance from the pixel's grey", ge=0, le=10)

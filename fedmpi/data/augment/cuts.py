@@ -85,6 +85,7 @@ class Cutout(Operation):
     short = "size"
     columns = 2
     on = "normal"
+    moves_pixels = False
     size: int = option(16, "height and width of the square", ge=1, le=LARGEST)
 
     def __call__(self, x: Tensor, u: Tensor) -> Tensor:

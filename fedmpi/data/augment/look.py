@@ -38,7 +38,10 @@ class Look:
         for i, operation in enumerate(self.operations):
             where = f"data.augment.{i}: {named(operation)}"
             if len(shape) != 3:
-                raise UserError(f"{where} is for pictures (C, H, W), and a sample of these data has the shape {shape}")
+                volumes = "; of volumes (C, D, H, W) nothing is augmented: leave it out" if len(shape) == 4 else ""
+                raise UserError(
+                    f"{where} is for pictures (C, H, W), and a sample of these data has the shape {shape}{volumes}"
+                )
             try:
                 behind = operation.out(shape)
             except ValueError as error:

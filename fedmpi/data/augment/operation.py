@@ -22,6 +22,7 @@ class Operation(ABC):
     columns: ClassVar[int] = 0  # numbers drawn for a sample; 0: test pictures go through it, too
     # what it works on: any pixels, bytes too; floats; floats in 0..1, before normalisation; floats after it
     on: ClassVar[On] = "any"
+    moves_pixels: ClassVar[bool] = True  # whether a mask would have to be moved along
 
     def out(self, shape: Shape) -> Shape:
         """Shape of a picture behind it. Raises ValueError, in words, if it cannot be done to such a picture."""

@@ -1,4 +1,4 @@
-"""What several schemes ask of the samples, and the form in which they return them."""
+"""What several schemes ask of the samples."""
 
 from __future__ import annotations
 
@@ -7,11 +7,6 @@ import numpy as np
 from fedmpi.common.errors import UserError
 
 LEAVE_OUT = "leave `clients` out (data.partition.clients=null, where a base sets it)"
-
-
-def ascending(parts: list[np.ndarray]) -> list[np.ndarray]:
-    """Each part as sorted int64 indices."""
-    return [np.sort(part).astype(np.int64) for part in parts]
 
 
 def check_enough(samples: int, parts: int, scheme: str, unit: str = "") -> None:

@@ -8,12 +8,13 @@ import numpy as np
 from pydantic import Field
 
 from fedmpi.common.errors import UserError
-from fedmpi.data.partitions.checks import ascending, check_classes, check_enough
+from fedmpi.data.partitions.checks import check_classes, check_enough
+from fedmpi.data.partitions.parts import Partition, equal_sizes
 
 
 def classes(
     labels: np.ndarray, clients: int, rng: np.random.Generator, *, k: Annotated[int, Field(ge=1)] = 2
-) -> list[np.ndarray]:
+) -> Partition:
     """Every client holds exactly k classes; a class is divided evenly among those who hold it (NIID-Bench, Li 2022).
 
     Client i holds class i mod C and k - 1 others, uniform without replacement. The shuffled samples of a class go in
@@ -29,7 +30,7 @@ def classes(
         own = i % len(names)
         row[own] = True
         row[rng.permutation(np.delete(np.arange(len(names)), own))[: k - 1]] = True
-    parts: list[list[np.ndarray]] = [[] for _ in range(clients)]
+    owner = np.full(len(labels), -1)
     for c, label in enumerate(names):
         owners, rows = np.flatnonzero(holds[:, c]), rng.permutation(np.flatnonzero(labels == label))
         if len(rows) < len(owners):
@@ -37,6 +38,6 @@ def classes(
                 f"data.partition: class {label} has {len(rows)} samples for the {len(owners)} clients that drew it; "
                 "lower `clients` or `k`"
             )
-        for owner, piece in zip(owners, np.array_split(rows, max(len(owners), 1)), strict=False):
-            parts[owner].append(piece)
-    return ascending([np.concatenate(part) for part in parts])
+        if len(owners):
+            owner[rows] = np.repeat(owners, equal_sizes(len(rows), len(owners)))
+    return Partition.from_owners(owner, clients)

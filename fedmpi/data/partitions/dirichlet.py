@@ -8,7 +8,8 @@ import numpy as np
 from pydantic import Field
 
 from fedmpi.common.errors import UserError
-from fedmpi.data.partitions.checks import ascending, check_classes, check_enough, check_least
+from fedmpi.data.partitions.checks import check_classes, check_enough, check_least
+from fedmpi.data.partitions.parts import Partition, ascending
 
 # Shares drawn before giving up: 100,000 draws for 100 clients and 10 classes, of which FedSOL's alpha .05 took 2,000 to
 # 90,000; some five seconds.
@@ -30,7 +31,7 @@ def dirichlet(
     alpha: Annotated[float, Field(gt=0, le=1_000_000, allow_inf_nan=False)] = 0.5,
     convention: Literal["class", "class_plain", "client"] = "class",
     min_size: Annotated[int, Field(ge=1)] = 10,
-) -> list[np.ndarray]:
+) -> Partition:
     """Label skew drawn from a Dirichlet distribution; smaller alpha, stronger skew (1e6, the most, is even).
 
     convention: who draws the shares, by the papers that do so.
@@ -49,9 +50,10 @@ def dirichlet(
     stock = [np.flatnonzero(labels == label) for label in np.unique(labels)]
     totals = np.array([len(rows) for rows in stock])  # (C,)
     counts = _accepted(totals, clients, rng, alpha, convention == "class", min_size)
-    cuts = counts.cumsum(1)[:, :-1]  # the samples themselves are drawn for the accepted sizes only
-    pieces = [np.split(rng.permutation(rows), cut) for rows, cut in zip(stock, cuts, strict=True)]
-    return ascending([np.concatenate(part) for part in zip(*pieces, strict=True)])
+    owner = np.empty(len(labels), dtype=np.int64)
+    for rows, sizes in zip(stock, counts, strict=True):  # samples are drawn for the accepted sizes only
+        owner[rng.permutation(rows)] = np.repeat(np.arange(clients), sizes)
+    return Partition.from_owners(owner, clients)
 
 
 def _accepted(
@@ -181,7 +183,7 @@ def _balanced_sizes(totals: np.ndarray, clients: int, alpha: float, many: int, r
     return sizes
 
 
-def _by_client(labels: np.ndarray, clients: int, rng: np.random.Generator, alpha: float) -> list[np.ndarray]:
+def _by_client(labels: np.ndarray, clients: int, rng: np.random.Generator, alpha: float) -> Partition:
     """Convention client. Drawing several samples at once and rejecting those of exhausted classes has exactly the
     distribution of drawing sample by sample."""
     stock = [rng.permutation(np.flatnonzero(labels == label)) for label in np.unique(labels)]

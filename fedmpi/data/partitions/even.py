@@ -8,16 +8,18 @@ import numpy as np
 from pydantic import Field
 
 from fedmpi.common.errors import UserError
-from fedmpi.data.partitions.checks import ascending, check_enough, check_least
+from fedmpi.data.partitions.checks import check_enough, check_least
+from fedmpi.data.partitions.parts import Partition, equal_sizes
 
 MAX_ENTRIES = 10_000_000  # shares drawn before giving up: a second or two
 BLOCK = 100_000  # shares judged at once
 
 
-def iid(labels: np.ndarray, clients: int, rng: np.random.Generator) -> list[np.ndarray]:
+def iid(labels: np.ndarray, clients: int, rng: np.random.Generator) -> Partition:
     """Uniform at random, in equal parts; the first n mod N clients hold one sample more."""
     check_enough(len(labels), clients, "iid")
-    return ascending(np.array_split(rng.permutation(len(labels)), clients))
+    sizes = equal_sizes(len(labels), clients)
+    return Partition.from_sizes(rng.permutation(len(labels)), sizes).ascending()
 
 
 def quantity(
@@ -27,7 +29,7 @@ def quantity(
     *,
     alpha: Annotated[float, Field(gt=0, le=1_000_000, allow_inf_nan=False)] = 0.5,
     min_size: Annotated[int, Field(ge=1)] = 10,
-) -> list[np.ndarray]:
+) -> Partition:
     """Quantity skew: samples at random, in parts of sizes q n; smaller alpha, stronger skew (NIID-Bench, Li 2022).
 
     q ~ Dir(alpha 1_N), drawn until every client has min_size samples; the permuted samples are cut at
@@ -41,11 +43,12 @@ def quantity(
         many, before = min(many, left, max(BLOCK // clients, 1)), rng.bit_generator.state
         q = rng.dirichlet(np.full(clients, alpha), size=many)
         ends = np.floor(np.cumsum(q, axis=1)[:, :-1] * n).astype(np.int64)  # (many, N - 1)
-        good = np.flatnonzero(np.diff(ends, axis=1, prepend=0, append=n).min(1) >= min_size)
+        sizes = np.diff(ends, axis=1, prepend=0, append=n)
+        good = np.flatnonzero(sizes.min(1) >= min_size)
         if len(good):
             rng.bit_generator.state = before
             rng.dirichlet(np.full(clients, alpha), size=int(good[0]) + 1)
-            return ascending(np.split(rng.permutation(n), ends[good[0]]))
+            return Partition.from_sizes(rng.permutation(n), sizes[good[0]]).ascending()
         left, many = left - many, 2 * many
     raise UserError(
         f"data.partition: no draw of quantity (alpha={alpha}, clients={clients}) gave every client "

@@ -2,21 +2,23 @@
 
 from __future__ import annotations
 
-import csv
 import json
 import zipfile
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 from fedmpi.common.errors import UserError
-from fedmpi.data.partitions.checks import LEAVE_OUT, ascending
+from fedmpi.data.csv_file import csv_table
+from fedmpi.data.partitions.checks import LEAVE_OUT
+from fedmpi.data.partitions.parts import Partition, ascending
 
 NOBODY = -1
 
 
-def file(labels: np.ndarray, clients: int | None, rng: np.random.Generator, *, path: Path) -> list[np.ndarray]:
+def file(labels: np.ndarray, clients: int | None, rng: np.random.Generator, *, path: Path) -> Partition:
     """Given as a file: .csv, a column `client` with a line for each training sample (-1: nobody's), .json or .npz.
 
     JSON holds each client's training samples as numbers from 0: [[0, 5], [1, 2], ...] or {"0": [0, 5], ...}; .npz is
@@ -39,36 +41,39 @@ def file(labels: np.ndarray, clients: int | None, rng: np.random.Generator, *, p
     return ascending(parts)
 
 
-def _csv(path: Path, samples: int) -> list[np.ndarray]:
-    with path.open(newline="", encoding="utf-8") as lines:
-        table = csv.DictReader(lines)
-        if "client" not in (table.fieldnames or ()):
-            raise UserError(f"data.partition.path: {path}: its first line names no column `client`: {table.fieldnames}")
-        owner = np.array([_owner(path, table.line_num, row["client"], samples) for row in table], dtype=np.int64)
+def _csv(path: Path, samples: int) -> Partition:
+    header, rows = csv_table(path, ",", lambda names: _check_header(path, names))
+    place = header.index("client")
+    owner = np.array([_owner(path, line, row[place], samples) for line, row in rows], dtype=np.int64)
     if len(owner) != samples:
         raise UserError(
             f"data.partition.path: {path} has {len(owner)} lines, but there are {samples} training samples; one line "
             "a sample is needed, in the order of the data"
         )
-    return [np.flatnonzero(owner == k) for k in range(int(owner.max(initial=NOBODY)) + 1)]
+    return Partition.from_owners(owner, int(owner.max(initial=NOBODY)) + 1)
 
 
-def _owner(path: Path, line: int, text: str | None, samples: int) -> int:
+def _check_header(path: Path, names: Sequence[str]) -> None:
+    if "client" not in names:
+        raise UserError(f"data.partition.path: {path}: its first line names no column `client`: {', '.join(names)}")
+
+
+def _owner(path: Path, line: int, text: str, samples: int) -> int:
     try:
-        owner = int(text or "")
+        owner = int(text)
     except ValueError:
         owner = NOBODY - 1
     if not NOBODY <= owner < samples:
         raise UserError(
-            f"data.partition.path: {path}:{line}: client is {text!r}; a number from 0 to {samples - 1} is needed, of "
-            f"{samples} training samples, or -1 for nobody"
+            f"data.partition.path: {path}, line {line}: client is {text!r}; a number from 0 to {samples - 1} is "
+            f"needed, of {samples} training samples, or -1 for nobody"
         )
     return owner
 
 
-def _json(path: Path, samples: int) -> list[np.ndarray]:
+def _json(path: Path, samples: int) -> Partition:
     try:
-        found: Any = json.loads(path.read_text(encoding="utf-8"))
+        found: Any = json.loads(path.read_text(encoding="utf-8-sig"))
     except (json.JSONDecodeError, RecursionError) as error:
         raise UserError(f"data.partition.path: {path} is no JSON: {error}") from error
     if isinstance(found, dict):
@@ -81,23 +86,31 @@ def _json(path: Path, samples: int) -> list[np.ndarray]:
         raise UserError(
             f"data.partition.path: {path}: client {wrong}: a list of whole numbers 0..{samples - 1} is needed"
         )
-    return [np.array(part, dtype=np.int64) for part in lists]
+    return Partition.from_parts(np.array(part, dtype=np.int64) for part in lists)
 
 
-def _npz(path: Path, samples: int) -> list[np.ndarray]:
+def _npz(path: Path, samples: int) -> Partition:
     """`indices`, client after client, and `offsets` (N + 1,); what a run has held out for validation belongs to it."""
     try:
         with np.load(path, allow_pickle=False) as found:
             kinds = [kind for kind in ("", "validation_") if f"{kind}offsets" in found]
-            pieces = [np.split(found[f"{kind}indices"], found[f"{kind}offsets"][1:-1]) for kind in kinds]
-        parts = [np.concatenate(each) for each in zip(*pieces, strict=True)]
+            pieces = [_checked(found[f"{kind}indices"], found[f"{kind}offsets"]) for kind in kinds]
+        sizes = sum((piece.sizes for piece in pieces), np.zeros(len(pieces[0]), dtype=np.int64))
     except (ValueError, KeyError, IndexError, TypeError, zipfile.BadZipFile) as error:
         raise UserError(f"data.partition.path: {path} is no partition.npz of a run ({error})") from error
-    if not parts or any(
-        part.dtype.kind not in "iu" or (len(part) and not 0 <= part.min() <= part.max() < samples) for part in parts
-    ):
+    order = np.concatenate([piece.order for piece in pieces])
+    if len(order) and not 0 <= order.min() <= order.max() < samples:
         raise UserError(f"data.partition.path: {path} is of other data: whole numbers 0..{samples - 1} are needed")
-    return parts
+    by_client = np.argsort(np.concatenate([piece.owner for piece in pieces]), kind="stable")
+    return Partition.from_sizes(order[by_client], sizes)
+
+
+def _checked(indices: np.ndarray, offsets: np.ndarray) -> Partition:
+    """Two arrays of a file as a partition. Raises ValueError where they are none."""
+    whole = all(each.ndim == 1 and each.dtype.kind in "iu" for each in (indices, offsets))
+    if not whole or not len(offsets) or offsets[0] != 0 or offsets[-1] != len(indices) or (np.diff(offsets) < 0).any():
+        raise ValueError("offsets that ascend from 0 to the number of indices are needed")
+    return Partition(indices.astype(np.int64), offsets.astype(np.int64))
 
 
 def _indices(part: Any, samples: int) -> bool:

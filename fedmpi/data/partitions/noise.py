@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from typing import Annotated
 
 import numpy as np
@@ -14,6 +13,7 @@ from fedmpi.common import seeds
 from fedmpi.common.errors import UserError
 from fedmpi.common.inputs import Samples
 from fedmpi.data.partitions.even import iid
+from fedmpi.data.partitions.parts import Partition
 from fedmpi.data.pictures import Pictures
 
 LEVEL = 0.1
@@ -25,7 +25,7 @@ def feature_noise(
     rng: np.random.Generator,
     *,
     level: Annotated[float, Field(gt=0, allow_inf_nan=False)] = LEVEL,
-) -> list[np.ndarray]:
+) -> Partition:
     """Feature skew: equal parts at random, client i's x with noise N(0, (level i / (N - 1))^2) (NIID-Bench, Li 2022).
 
     level is in units of x as models see it. Drawn once a sample, as in the paper (its code draws anew at each
@@ -34,7 +34,7 @@ def feature_noise(
     return iid(labels, clients, rng)
 
 
-def noisy(x: Samples | Pictures, parts: Sequence[np.ndarray], seed: int, level: float = LEVEL) -> Tensor | Pictures:
+def noisy(x: Samples | Pictures, parts: Partition, seed: int, level: float = LEVEL) -> Tensor | Pictures:
     """A copy of x, in which the rows of client i bear its noise. Pictures of bytes stay in units of a byte, not
     normalised, so that the border that an augmentation adds is black as ever."""
     if isinstance(x, Pictures) and x.look.bytes:
@@ -49,7 +49,7 @@ def noisy(x: Samples | Pictures, parts: Sequence[np.ndarray], seed: int, level: 
     return noisy_numbers(x.clone(), parts, seed, level, torch.ones(()))
 
 
-def noisy_numbers(x: Tensor, parts: Sequence[np.ndarray], seed: int, level: float, one: Tensor) -> Tensor:
+def noisy_numbers(x: Tensor, parts: Partition, seed: int, level: float, one: Tensor) -> Tensor:
     """x, to be written to, with noise. one: what counts as 1 in it, by channel."""
     for i, part in enumerate(parts):
         rows = torch.from_numpy(part)

@@ -9,7 +9,8 @@ import numpy as np
 from pydantic import Field
 
 from fedmpi.common.errors import UserError
-from fedmpi.data.partitions.checks import ascending, check_classes, check_enough
+from fedmpi.data.partitions.checks import check_classes, check_enough
+from fedmpi.data.partitions.parts import Partition, equal_sizes
 
 
 def shards(
@@ -20,7 +21,7 @@ def shards(
     s: Annotated[int, Field(ge=1)] = 2,
     distinct: bool = False,
     sorted: bool = False,
-) -> list[np.ndarray]:
+) -> Partition:
     """Every client gets s shards of one class each, so at most s classes (McMahan 2017; FedRep, Collins 2021).
 
     r = floor(s N / C); each of the C classes is cut into r equal shards (where r does not divide the class, the first
@@ -35,9 +36,10 @@ def shards(
     if sorted:
         if distinct:
             raise UserError("data.partition: `sorted` shards straddle classes, so `distinct` cannot hold; choose one")
-        pieces = np.array_split(np.argsort(labels, kind="stable"), clients * s)
-        hands = rng.permutation(clients * s).reshape(clients, s)
-        return ascending([np.concatenate([pieces[j] for j in hand]) for hand in hands])
+        owner, shard_owner = np.empty(len(labels), dtype=np.int64), np.empty(clients * s, dtype=np.int64)
+        shard_owner[rng.permutation(clients * s)] = np.repeat(np.arange(clients), s)
+        owner[np.argsort(labels, kind="stable")] = np.repeat(shard_owner, equal_sizes(len(labels), clients * s))
+        return Partition.from_owners(owner, clients)
 
     return deal(labels, label_matrix(labels, clients, rng, s, distinct), rng)
 
@@ -50,11 +52,11 @@ def label_matrix(
     return classes[_label_matrix(_shards_per_class(len(classes), clients * s), clients, s, rng, distinct)]
 
 
-def deal(labels: np.ndarray, names: np.ndarray, rng: np.random.Generator) -> list[np.ndarray]:
+def deal(labels: np.ndarray, names: np.ndarray, rng: np.random.Generator) -> Partition:
     """Cut each class into as many shards as it has entries in the label matrix `names` (N, s); deal them at random to
     the clients of these entries."""
     clients, s = names.shape
-    parts: list[list[np.ndarray]] = [[] for _ in range(clients)]
+    owner = np.full(len(labels), -1)
     for label, cuts in zip(*np.unique(names, return_counts=True), strict=True):
         rows = np.flatnonzero(labels == label)
         if len(rows) < cuts:
@@ -62,11 +64,10 @@ def deal(labels: np.ndarray, names: np.ndarray, rng: np.random.Generator) -> lis
                 f"data.partition: class {label} has {len(rows)} samples, fewer than the {cuts} shards it must "
                 f"be cut into for clients={clients}, s={s}; lower one of them"
             )
-        pieces = np.array_split(rows, cuts)
-        owners = np.repeat(np.arange(clients), (names == label).sum(1))  # one entry per shard of this class
-        for owner, j in zip(owners, rng.permutation(cuts), strict=True):
-            parts[owner].append(pieces[j])
-    return ascending([np.concatenate(part) for part in parts])
+        shard_owner = np.empty(cuts, dtype=np.int64)
+        shard_owner[rng.permutation(cuts)] = np.repeat(np.arange(clients), (names == label).sum(1))
+        owner[rows] = np.repeat(shard_owner, equal_sizes(len(rows), cuts))
+    return Partition.from_owners(owner, clients)
 
 
 def _shards_per_class(classes: int, total: int) -> np.ndarray:

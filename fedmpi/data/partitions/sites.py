@@ -5,12 +5,11 @@ from __future__ import annotations
 import numpy as np
 
 from fedmpi.common.errors import UserError
-from fedmpi.data.partitions.checks import LEAVE_OUT, ascending
+from fedmpi.data.partitions.checks import LEAVE_OUT
+from fedmpi.data.partitions.parts import Partition, equal_sizes
 
 
-def site(
-    labels: np.ndarray, clients: int, rng: np.random.Generator, only: tuple[int | str, ...] = ()
-) -> list[np.ndarray]:
+def site(labels: np.ndarray, clients: int, rng: np.random.Generator, only: tuple[int | str, ...] = ()) -> Partition:
     """One client per natural site; `labels` holds the site 0..N-1 of each sample.
 
     only: the sites that are clients, by name, or by number where they have none; nobody trains on the others, but they
@@ -20,7 +19,10 @@ def site(
     if only:
         if clients != len(only):
             raise UserError(f"data.partition: only names {len(only)} sites, clients={clients}; {LEAVE_OUT}")
-        return [np.flatnonzero(labels == k) for k in only]
+        chosen = np.array(only, dtype=np.int64)
+        client = np.full(max(labels.max(), chosen.max()) + 1, -1)
+        client[chosen] = np.arange(clients)
+        return Partition.from_owners(client[labels], clients)
     present = np.unique(labels)
     if 0 not in present:
         raise UserError(
@@ -33,10 +35,10 @@ def site(
             f"samples belong to sites {present.tolist()}; {LEAVE_OUT}, set it to the number of sites, or take "
             "scheme domain, which divides a site among several clients"
         )
-    return [np.flatnonzero(labels == k) for k in range(clients)]
+    return Partition.from_owners(labels, clients)
 
 
-def domain(labels: np.ndarray, clients: int, rng: np.random.Generator) -> list[np.ndarray]:
+def domain(labels: np.ndarray, clients: int, rng: np.random.Generator) -> Partition:
     """Several clients per natural site, or domain: each site's samples in equal parts at random among its clients.
 
     `labels` holds the site of each sample. Clients are dealt to sites evenly, in order: with 4 domains and 10 clients
@@ -48,12 +50,13 @@ def domain(labels: np.ndarray, clients: int, rng: np.random.Generator) -> list[n
             f"data.partition: scheme domain needs a client for each of the {len(present)} sites, clients={clients}; "
             "raise `clients`"
         )
-    parts: list[np.ndarray] = []
-    for name, own in zip(present, np.array_split(np.arange(clients), len(present)), strict=True):
-        rows = np.flatnonzero(labels == name)
+    by_site = Partition.from_owners(np.searchsorted(present, labels), len(present))
+    clients_of_site = Partition.from_sizes(np.arange(clients), equal_sizes(clients, len(present)))
+    owner = np.empty(len(labels), dtype=np.int64)
+    for name, rows, own in zip(present, by_site, clients_of_site, strict=True):
         if len(rows) < len(own):
             raise UserError(
                 f"data.partition: site {name} has {len(rows)} samples for {len(own)} clients; lower `clients`"
             )
-        parts += np.array_split(rng.permutation(rows), len(own))
-    return ascending(parts)
+        owner[rng.permutation(rows)] = np.repeat(own, equal_sizes(len(rows), len(own)))
+    return Partition.from_owners(owner, clients)

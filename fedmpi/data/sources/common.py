@@ -4,8 +4,12 @@ from __future__ import annotations
 
 import os
 import warnings
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from contextvars import ContextVar
+from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import torch
@@ -16,7 +20,35 @@ from fedmpi.common.errors import MissingDataError, UserError
 from fedmpi.data.dataset import Dataset
 from fedmpi.data.pictures import Pictures, of_bytes, stacked
 from fedmpi.data.preparation import shared
+from fedmpi.data.sources.pictures.preparation import of_arrays
 from fedmpi.data.streaming.stream import Stream
+
+PARTS = {  # names of parts, as people write them: in a column, of folders, of splits
+    **dict.fromkeys(("train", "training"), "train"),
+    **dict.fromkeys(("val", "valid", "validation", "dev"), "val"),
+    **dict.fromkeys(("test", "testing"), "test"),
+}
+_ignored: ContextVar[float | str | None] = ContextVar("ignored", default=None)
+
+
+@contextmanager
+def ignoring(target: float | str | None) -> Iterator[None]:
+    """While this lasts, sources are told of `task.ignore`, the target that does not count: a number, "nan" or None."""
+    token = _ignored.set(target)
+    try:
+        yield
+    finally:
+        _ignored.reset(token)
+
+
+def ignored_target() -> float | str | None:
+    """`task.ignore`."""
+    return _ignored.get()
+
+
+def gaps_allowed() -> bool:
+    """Whether targets may have gaps, which become NaN."""
+    return ignored_target() == "nan"
 
 
 def find(root: Path, candidates: Sequence[str], what: str, remedy: str) -> Path:
@@ -32,9 +64,9 @@ def find(root: Path, candidates: Sequence[str], what: str, remedy: str) -> Path:
     raise MissingDataError(f"{what}: there is no file {' or '.join(map(str, paths))} (data.root = {root}); {remedy}")
 
 
-def finite(x: Tensor, name: str, at: Path | str) -> Tensor:
-    """x, (n, ...); UserError with the first row that holds NaN or an infinity."""
-    good = torch.isfinite(x)
+def finite(x: Tensor, name: str, at: Path | str, nan: bool = False) -> Tensor:
+    """x, (n, ...); UserError with the first row that holds an infinity or, unless that is allowed, NaN."""
+    good = ~torch.isinf(x) if nan else torch.isfinite(x)
     if not bool(good.all()):
         row = int((~good.flatten(1).all(1) if x.ndim > 1 else ~good).nonzero()[0, 0])
         odd = x[row][~good[row]].flatten()[0].item()
@@ -109,6 +141,14 @@ def numbered(groups: Sequence[str] | np.ndarray) -> Tensor | None:
     return torch.from_numpy(np.unique(groups, return_inverse=True)[1]) if len(groups) else None
 
 
+def normalised(
+    images: np.ndarray | Stream, mean: Sequence[float], std: Sequence[float], channels: int | None = None
+) -> Pictures:
+    """Images as `pictures` has them."""
+    stored = images if isinstance(images, Stream) else torch.from_numpy(np.ascontiguousarray(images))
+    return of_bytes(stored, mean, std, channels or images.shape[1])
+
+
 def pictures(
     train: tuple[np.ndarray | Stream, Tensor],
     test: tuple[np.ndarray | Stream, Tensor],
@@ -122,13 +162,16 @@ def pictures(
     train, test: (n, C, H, W) uint8, or float32 in 0..1, and labels (n,) int64; mean, std: of pixels in 0..1, one number
     or one a channel; channels: to which C = 1 is repeated.
     """
-
-    def normalised(images: np.ndarray | Stream) -> Pictures:
-        stored = images if isinstance(images, Stream) else torch.from_numpy(np.ascontiguousarray(images))
-        return of_bytes(stored, mean, std, channels or images.shape[1])
-
     (x, y), (test_x, test_y) = train, test
-    return Dataset(normalised(x), y, normalised(test_x), test_y, classes)
+    made_x, made_test = (normalised(images, mean, std, channels) for images in (x, test_x))
+    made = of_arrays(x, mean, std, channels or x.shape[1])
+    return Dataset(made_x, y, made_test, test_y, classes, preparation=made)
+
+
+def reads_columns(data: Dataset, **columns: str) -> Dataset:
+    """The data set whose preparation reads new rows from these columns: its fields, such as picture_column, by name."""
+    preparation: Any = data.preparation
+    return data if preparation is None else replace(data, preparation=replace(preparation, **columns))
 
 
 def by_site(what: str, names: Sequence[str], site: str | None, one: Callable[[str], Dataset]) -> Dataset:

@@ -6,8 +6,9 @@ import re
 import warnings
 import zipfile
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, ClassVar, Literal
 
 import numpy as np
 import torch
@@ -16,12 +17,13 @@ from torch import Tensor
 
 from fedmpi.common.errors import UserError
 from fedmpi.data.dataset import Dataset
-from fedmpi.data.pictures import Pictures, of_bytes, stacked
-from fedmpi.data.sources.array_preparation import ArrayPreparation
-from fedmpi.data.sources.common import checked_fraction, find, finite, holdout
+from fedmpi.data.pictures import Pictures, stacked
+from fedmpi.data.preparation import NewRows, Preparation, Request, array_rows
+from fedmpi.data.sources.arrays import ArrayOptions, samples, with_axes
+from fedmpi.data.sources.common import checked_fraction, find, finite, gaps_allowed, holdout
+from fedmpi.data.sources.pictures.decode import PixelRange
 from fedmpi.data.streaming import wanted
-from fedmpi.data.streaming.mapped import Mapped, in_archive
-from fedmpi.data.streaming.stream import Stream
+from fedmpi.data.streaming.mapped import in_archive
 
 KEYS = {  # our name of an array: the names that Keras and MedMNIST give to it
     "x": ("x_train", "train_images"),
@@ -42,6 +44,41 @@ NEEDS = (  # an array, and the one that it cannot be without
 ACCEPTED = "; ".join(" or ".join((key, *others)) for key, others in KEYS.items())
 
 
+@dataclass(frozen=True)
+class ArrayPreparation(Preparation):
+    """The array of an .npz file whose rows are samples.
+
+    row: the shape of one in the array; uint8: whether it held bytes, which other numbers are not to stand in for.
+    """
+
+    row: tuple[int, ...]
+    uint8: bool
+    options: ArrayOptions
+
+    kind: ClassVar[str] = "arrays"
+
+    def read(self, request: Request) -> NewRows:
+        named, where = array_rows(request, "an .npz file")
+        arrays = own_names(named)
+        part = "" if "x" in arrays else "test_"
+        if f"{part}x" not in arrays:
+            raise UserError(f"{where} has no array 'x'; it holds {', '.join(named) or 'none'}")
+        array = arrays[f"{part}x"]
+        if (array.dtype == np.uint8) != self.uint8:
+            wanted = "uint8" if self.uint8 else "of other numbers"
+            raise UserError(f"{where}: {part}x is {array.dtype}; that of the training was {wanted}")
+        if array.shape[1:] != self.row or not len(array):
+            said = f"{part}x has the shape {array.shape}"
+            raise UserError(f"{where}: {said}; rows of the shape {self.row} are needed, as in training")
+        x = samples(array, self.options, f"{part}x", Path(where))
+        ids, y = {"row": np.arange(len(x))}, arrays.get(f"{part}y")
+        if y is None:
+            return NewRows(ids, x)
+        if len(y) != len(x):
+            return NewRows(ids, x, no_targets=f"{where}: {part}y has {len(y)} rows, {part}x {len(x)}")
+        return NewRows(ids, x, targets_of(y, f"{part}y", Path(where)))
+
+
 def npz(
     root: Path,
     *,
@@ -51,6 +88,8 @@ def npz(
     test_fraction: Annotated[float, Field(ge=0, lt=1)] | None = None,
     mean: list[float] | None = None,
     std: list[Annotated[float, Field(gt=0)]] | None = None,
+    axes: str | None = None,
+    pixel_range: PixelRange | None = None,
     val: Literal["join", "leave"] = "join",
 ) -> Dataset:
     """Arrays x, y and, if there, site, test_x, test_y, test_site of the file root/path; a silo is a file of its own.
@@ -59,8 +98,10 @@ def npz(
     The arrays may also have the names of Keras (x_train, ...) or MedMNIST (train_images, ...).
     val: val_x, val_y (val_images, val_labels; val_site), if there, join the training part, as in FedSOL's TissueMNIST
     (189,106 = 165,466 + 23,640), or are left out. `data.validation` takes its rows from what there is then.
-    x: (n, C, H, W), (n, H, W) grey, (n, f), or (n, H, W, C) where only this reading gives 1 or 3 channels; uint8 is
-    scaled to 0..1, other numbers are taken as they are.
+    x: (n, f), grey images (n, H, W), images and volumes with axes as `axes` says; uint8 is scaled to 0..1, other
+    numbers are taken as they are. axes: of x, such as NCHW, NHWC, NDHW (volumes of one channel), NDHWC; without it 1 or
+    3 entries of the first or the last axis are channels, and other shapes are guessed, with a warning. pixel_range:
+    [low, high], which become 0 and 1; or file, the least and the largest value of each row.
     y: (n,) or (n, 1); whole numbers are classes (their number: `classes`, else the largest + 1), other numbers are the
     targets of a regression. Targets (n, ...) of several numbers need `classes`, the number of the model's outputs: of
     labels for multi_label, of classes for segmentation, of symbols for next_symbol, 1 for survival.
@@ -73,26 +114,47 @@ def npz(
         raise UserError(f"npz: data.path: {path!r} would be one file for all silos; write {{site}} where they differ")
     file = (path or "{site}").replace("{site}", site or "{site}")
     at = find(root, (file,), "npz", "correct data.root, or data.path (data.silos in silo mode)")
-    arrays, files = _read(at)
-    if val == "leave" and site is None and not any(name.startswith("val_") for name in arrays):
-        raise UserError(f"{at} has no val_x, which data.val: leave would leave out; it holds {', '.join(files)}")
+    arrays, files = _read(at, mapped=pixel_range is None)
+    options = ArrayOptions(axes, pixel_range, mean, std)
+    known = f"known: {ACCEPTED}"
+    return from_arrays(arrays, files, at, options, classes, test_fraction, val, known, silo=site is not None)
+
+
+def from_arrays(
+    arrays: dict[str, np.ndarray],
+    names: Sequence[str],
+    at: Path,
+    options: ArrayOptions,
+    classes: int | None,
+    test_fraction: float | None,
+    val: Literal["join", "leave"],
+    known: str,
+    silo: bool = False,
+    by_site: bool = False,
+) -> Dataset:
+    """The data set of arrays x, y, site, val_x, ..., test_site of the file `at`; see `npz` for the options.
+
+    Args:
+        arrays: x, y and what else there is of KEYS, with one row a sample; x may stay on disk.
+        names, known: of all arrays in the file, and of those that are understood, for messages.
+        by_site: without test_x, test_fraction of each class of each site is the test part; else of each class.
+    """
+    if val == "leave" and not silo and not any(name.startswith("val_") for name in arrays):
+        raise UserError(f"{at} has no val_x, which data.val: leave would leave out; it holds {', '.join(names)}")
     if val == "leave":
         arrays = {name: array for name, array in arrays.items() if not name.startswith("val_")}
     for name, need in NEEDS:
         if need not in arrays and (name in arrays or need in ("x", "y")):
-            raise UserError(f"{at} has no array {need!r}; it holds {', '.join(files) or 'none'}; known: {ACCEPTED}")
+            raise UserError(f"{at} has no array {need!r}; it holds {', '.join(names) or 'none'}; {known}")
     test_fraction = checked_fraction(test_fraction, f"{at} has test_x, which" if "test_x" in arrays else "")
-    x, y, owner = _part(arrays, "", at, mean, std)
+    options = with_axes(options, arrays["x"].shape, "x", at)
+    x, y, owner = _part(arrays, "", at, options)
     _alike(arrays, at)
-    made = ArrayPreparation(
-        tuple(x.shape[1:]),
-        arrays["x"].dtype == np.uint8,
-        *(None if given is None else tuple(given) for given in (mean, std)),
-    )
+    made = ArrayPreparation(arrays["x"].shape[1:], arrays["x"].dtype == np.uint8, options)
     if "val_x" in arrays:
-        x, y, owner = _joined((x, y, owner), _part(arrays, "val_", at, mean, std), at)
+        x, y, owner = _joined((x, y, owner), _part(arrays, "val_", at, options), at)
     if "test_x" in arrays:
-        test_x, test_y, test_owner = _part(arrays, "test_", at, mean, std)
+        test_x, test_y, test_owner = _part(arrays, "test_", at, options)
         if (y.dtype, x.shape[1:]) != (test_y.dtype, test_x.shape[1:]):
             raise UserError(
                 f"{at}: a row of x is {tuple(x.shape[1:])} with y {arrays['y'].dtype}, one of test_x "
@@ -100,6 +162,9 @@ def npz(
             )
     else:
         labels = y.numpy() if y.ndim == 1 else np.zeros(len(y), dtype=np.int64)
+        if by_site and owner is not None:
+            classes_ = labels if labels.dtype.kind == "i" else np.zeros(len(y), dtype=np.int64)
+            labels = np.unique(np.stack([owner.numpy(), classes_]), axis=1, return_inverse=True)[1].reshape(-1)
         train, test = (torch.from_numpy(rows) for rows in holdout(labels, test_fraction))
         test_x, test_y, test_owner = x[test], y[test], None if owner is None else owner[test]
         x, y, owner = x[train], y[train], None if owner is None else owner[train]
@@ -121,29 +186,21 @@ def npz(
     return Dataset(x, y, test_x, test_y, classes, site=owner, test_site=test_owner, preparation=made)
 
 
-def _part(
-    arrays: dict[str, np.ndarray], prefix: str, at: Path, mean: list[float] | None, std: list[float] | None
-) -> Part:
+def _part(arrays: dict[str, np.ndarray], prefix: str, at: Path, options: ArrayOptions) -> Part:
     """x, y, site of the training part (prefix "") or the test part ("test_"), one row a sample."""
     names = [f"{prefix}{name}" for name in ("x", "y", "site") if f"{prefix}{name}" in arrays]
     rows = {name: len(arrays[name]) for name in names}
     if len(set(rows.values())) > 1 or 0 in rows.values():
         said = ", ".join(f"{name} {n}" for name, n in rows.items())
         raise UserError(f"{at}: the arrays must have one row a sample, and at least one; found {said}")
-    x = inputs(arrays[f"{prefix}x"], f"{prefix}x", at, mean, std)
+    x = arrays[f"{prefix}x"]
+    if x.ndim < 2 or 0 in x.shape:
+        raise UserError(f"{at}: {prefix}x has the shape {x.shape}; (n, f) or (n, C, H, W) is needed, without a 0")
     return (
-        x,
+        samples(x, options, f"{prefix}x", at),
         targets_of(arrays[f"{prefix}y"], f"{prefix}y", at),
         _owner(arrays.get(f"{prefix}site"), f"{prefix}site", at),
     )
-
-
-def inputs(
-    array: np.ndarray, name: str, at: Path | str, mean: Sequence[float] | None, std: Sequence[float] | None
-) -> Tensor | Pictures:
-    """(n, f) or (n, C, H, W) as a model sees them. at: where the array comes from, for messages."""
-    x = _normalised(_x(array, name, at), mean, std)
-    return x if isinstance(x, Pictures) else finite(x, name, at)
 
 
 def own_names(arrays: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
@@ -186,8 +243,8 @@ def _letters(name: str) -> str:
     return re.sub("[^a-z0-9]", "", name.lower()).rstrip("s")
 
 
-def _read(path: Path) -> tuple[dict[str, np.ndarray], list[str]]:
-    """The known arrays under our names, and the names of all arrays in the file."""
+def _read(path: Path, mapped: bool) -> tuple[dict[str, np.ndarray], list[str]]:
+    """The known arrays under our names, and the names of all arrays in the file. mapped: x may stay on disk."""
     try:
         archive = np.load(path, allow_pickle=False)
         if not isinstance(archive, np.lib.npyio.NpzFile):
@@ -199,7 +256,7 @@ def _read(path: Path) -> tuple[dict[str, np.ndarray], list[str]]:
                 raise ValueError(f"it holds {', '.join(archive.files)}; each once, under one of its names: {ACCEPTED}")
             files = list(archive.files)
             _tell_unknown(path, [key for key in files if key not in names], list(names))
-            arrays = {names[key]: array for key, array in _arrays(path, archive, names).items()}
+            arrays = {names[key]: array for key, array in _arrays(path, archive, names, mapped).items()}
         for key, array in arrays.items():
             if array.dtype.kind not in "biuf" or array.ndim == 0:
                 raise ValueError(f"{key} is {array.dtype} of shape {array.shape}, not rows of numbers")
@@ -214,41 +271,16 @@ def _read(path: Path) -> tuple[dict[str, np.ndarray], list[str]]:
         ) from error
 
 
-def _arrays(path: Path, archive: Any, names: dict[str, str]) -> dict[str, np.ndarray]:
+def _arrays(path: Path, archive: Any, names: dict[str, str], mapped: bool) -> dict[str, np.ndarray]:
     """The arrays with these names; those of pictures stay on disk where they shall and can."""
     pictures = [key for key in archive.files if names.get(key) in PICTURES]
-    if wanted(sum(archive.zip.getinfo(f"{key}.npy").file_size for key in pictures)):
-        mapped = {key: in_archive(path, key) for key in pictures}
-    else:
-        mapped = {}
+    on_disk = mapped and wanted(sum(archive.zip.getinfo(f"{key}.npy").file_size for key in pictures))
     found = {}
     for key in archive.files:
         if key in names:
-            array = mapped.get(key)
+            array = in_archive(path, key) if on_disk and key in pictures else None
             found[key] = archive[key] if array is None else array
     return found
-
-
-def _x(array: np.ndarray, name: str, at: Path | str) -> Tensor | Stream:
-    """(n, f) float32, or (n, C, H, W) float32 or, of bytes, uint8, which may stay on disk."""
-    if array.ndim < 2 or 0 in array.shape:
-        raise UserError(f"{at}: {name} has the shape {array.shape}; (n, f) or (n, C, H, W) is needed, without a 0")
-    if isinstance(array, np.memmap):
-        return Stream(Mapped(array, _colour_last(array)))
-    if array.dtype == np.uint8 and array.ndim in (3, 4):
-        x = torch.from_numpy(array)
-    else:
-        scale = 255 if array.dtype == np.uint8 else 1
-        with np.errstate(over="ignore"):  # what float32 has no room for is told by its row
-            x = torch.from_numpy(array.astype(np.float32) / np.float32(scale))
-    if _colour_last(x):
-        x = x.permute(0, 3, 1, 2)
-    return x.unsqueeze(1) if x.ndim == 3 else x
-
-
-def _colour_last(x: np.ndarray | Tensor) -> bool:
-    """Whether (n, H, W, C) is the only reading that gives 1 or 3 channels."""
-    return x.ndim == 4 and x.shape[3] in (1, 3) and x.shape[1] not in (1, 3)
 
 
 Part = tuple[Tensor | Pictures, Tensor, Tensor | None]  # x, y, site
@@ -269,18 +301,7 @@ def _joined(part: Part, more: Part, at: Path) -> Part:
     return stacked([x, val_x]), torch.cat([y, val_y]), both
 
 
-def _normalised(x: Tensor | Stream, mean: Sequence[float] | None, std: Sequence[float] | None) -> Tensor | Pictures:
-    for name, given in (("mean", mean), ("std", std)):
-        if given is not None and len(given) != x.shape[1]:
-            raise UserError(f"data.{name} has {len(given)} numbers; x has {x.shape[1]} channels: give one for each")
-    if isinstance(x, Stream) or x.dtype == torch.uint8:
-        return of_bytes(x, mean, std, x.shape[1])
-    each = (-1, *[1] * (x.ndim - 2))
-    x = x if mean is None else x - torch.tensor(mean).view(each)
-    return x if std is None else x / torch.tensor(std).view(each)
-
-
-def targets_of(array: np.ndarray, name: str, at: Path | str) -> Tensor:
+def targets_of(array: np.ndarray, name: str, at: Path) -> Tensor:
     """(n, ...) int64 class numbers, or float32 numbers."""
     array = array[:, 0] if array.ndim == 2 and array.shape[1] == 1 else array
     if array.dtype.kind in "iub":
@@ -288,7 +309,7 @@ def targets_of(array: np.ndarray, name: str, at: Path | str) -> Tensor:
             row = int((array < 0).argmax())
             raise UserError(f"{at}: {name} holds the label {array[row]} in row {row}; 0, 1, 2, ... are allowed")
         return torch.from_numpy(array.astype(np.int64))
-    return finite(torch.from_numpy(array.astype(np.float32)), name, at)
+    return finite(torch.from_numpy(array.astype(np.float32)), name, at, nan=gaps_allowed())
 
 
 def _owner(array: np.ndarray | None, name: str, at: Path) -> Tensor | None:

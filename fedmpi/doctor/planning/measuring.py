@@ -18,7 +18,7 @@ from statistics import median
 import torch
 
 from fedmpi.common import seeds
-from fedmpi.data.batches import Shard
+from fedmpi.data.batches import PerClient, Shard
 from fedmpi.engine.evaluate import figures
 from fedmpi.engine.federation import Federation
 from fedmpi.engine.packed import together
@@ -45,9 +45,10 @@ class Client:
 def client(fed: Federation) -> Client:
     """The client with most samples, cut to fewer; where several are trained at once, those with most."""
     worker = fed.worker
-    ordered = sorted(worker.data.train, key=lambda k: (-len(worker.data.train[k]), k))
+    sizes = worker.data.train_sizes
+    ordered = sorted(worker.data.train, key=lambda k: (-sizes[k], k))
     chosen = ordered[: fed.states.at_once(worker.pack)]
-    steps, n = worker.recipe.steps, len(worker.data.train[chosen[-1]])
+    steps, n = worker.recipe.steps, int(sizes[chosen[-1]])
     most = steps if steps is not None else n
     batch = 1 if steps is not None else min(worker.recipe.batch_size or n, n)
     unit = max(batch * worker.method.batches_a_step, 1)
@@ -78,8 +79,9 @@ def _round(fed: Federation, clients: Sequence[int], x: int) -> float:
         else:
             shards = {k: data.train[k] for k in clients}
             few = {k: Shard(shard.x, shard.y, shard.index[:x]) for k, shard in shards.items()}
-            worker.data = replace(data, train={**data.train, **few})
-            worker.sizes = [x if k in few else size for k, size in enumerate(sizes)]
+            worker.data = replace(data, train=PerClient(data.clients, lambda k: few[k] if k in few else data.train[k]))
+            worker.sizes = sizes.copy()
+            worker.sizes[list(few)] = x
         row = worker.model.w.new_zeros(worker.messages.upload(0).packing.size)
 
         def trained() -> None:

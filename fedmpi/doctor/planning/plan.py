@@ -33,6 +33,7 @@ from fedmpi.comm import Job, detect
 from fedmpi.comm.backends.solo import Solo
 from fedmpi.common.errors import UserError
 from fedmpi.config import Settings, machine
+from fedmpi.data.batches import samples_of
 from fedmpi.data.federated import Federated
 from fedmpi.doctor.planning import importing, measuring, rehearsal
 from fedmpi.engine.federation import Federation
@@ -98,7 +99,8 @@ def _device(settings: Settings) -> torch.device:
 
 def _tests(data: Federated) -> Any:
     """The largest test split of a client."""
-    return max(data.test.values(), key=len, default=None)
+    largest = max(data.test, key=data.test_sizes.__getitem__, default=None)
+    return None if largest is None else data.test[largest]
 
 
 def _rehearsed(fed: Federation) -> list[rehearsal.Round]:
@@ -162,11 +164,10 @@ def _on_gpu(device: torch.device) -> int:
 
 def _size(data: Federated) -> int:
     """Bytes of all samples and targets, each tensor once."""
-    shards = [*data.train.values(), *data.test.values(), *data.validation.values()]
-    shards += [data.global_test] if data.global_test is not None else []
+    whole = {} if data.global_test is None else {0: data.global_test}
     found: dict[int, int] = {}
-    for shard in shards:
-        for x in (shard.x, shard.y):
+    for shards in (data.train, data.test, data.validation, whole):
+        for x in (each for _, *pair in samples_of(shards) for each in pair):
             for tensor in _tensors(x):
                 found[tensor.untyped_storage().data_ptr()] = tensor.untyped_storage().nbytes()
     return sum(found.values())
@@ -226,7 +227,7 @@ def _seconds(
     for t in range(min(count, SEEN)):
         load: dict[int, float] = {}
         for k, rank in fed.roster.placed(t).items():
-            load[rank] = load.get(rank, 0.0) + each.seconds(sizes[k], steps)
+            load[rank] = load.get(rank, 0.0) + each.seconds(int(sizes[k]), steps)
         busiest.append(max(load.values()))
     training = fmean(busiest) * crowded
     protocol = s.evaluate.protocol

@@ -8,7 +8,7 @@ bytes are those of a run, and the server's step takes as long as in one.
 from __future__ import annotations
 
 import time
-from collections import Counter
+from collections import ChainMap, Counter
 from collections.abc import Hashable, Sequence
 from dataclasses import dataclass, replace
 from typing import final
@@ -142,7 +142,7 @@ def moved(fed: Federation, itemsize: int) -> tuple[int, int]:
     size = fed.worker.messages.client_state.size * itemsize
     if not size or 0 not in fed.ranks:
         return 0, 0
-    owner, sent, received = dict(fed.states.owner), 0, 0
+    owner, sent, received = ChainMap({}, fed.states.owner), 0, 0
     for t in range(fed.plan.rounds):
         for client, rank in fed.roster.placed(t).items():
             if owner[client] != rank:

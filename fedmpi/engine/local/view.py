@@ -65,7 +65,7 @@ class ClientView(Client):
         self.announcement, self.download, self.state_row = announcement, download, state_row
         self.where = f"round {t}, client {client}"  # in messages
         messages, data, recipe = worker.messages, worker.data, worker.recipe
-        self.n, self.classes, self.rounds = worker.sizes[client], data.classes, messages.rounds
+        self.n, self.classes, self.rounds = int(worker.sizes[client]), data.classes, messages.rounds
         self.clients = data.clients
         worker.meet(client)
         self.batch_size, self.epoch, self.last_epoch = recipe.batch_size, 0, False
@@ -144,14 +144,16 @@ class ClientView(Client):
     def mean_loss(self, at: Tensor, part: Part = "validation") -> Tensor:
         shard, task = self._rows(part), self.worker.task
         total = torch.zeros((), dtype=torch.float64, device=self.w.device)
+        weight: int | Tensor = 0
         held: list[tuple[Tensor, Tensor]] = []
         with self.elsewhere(at), self._evaluating():
             for x, y in batches(shard, EVALUATION_BATCH, None):
                 f = self.logits(x)
-                total += self.task_loss(f, x, y) * len(y)
+                of_batch = contract.batch_weight(task, y)
+                total, weight = total + self.task_loss(f, x, y) * of_batch, weight + of_batch
                 held.append((contract.hold(task, f, y), y))
             whole = contract.whole_loss(task, *map(torch.cat, zip(*held, strict=True))) if held else None
-        return total / len(shard) if whole is None else whole.double()
+        return total / weight if whole is None else whole.double()
 
     # ---- gradient oracles ----
     def grad(

@@ -274,6 +274,6 @@ def _each_loss(task: Any) -> Callable[[Tensor, Tensor], Tensor] | None:
     """f (n, B, c), y (n, B) -> (n,) of a task of fedmpi's own: what vmap would make of it, at a tenth of the calls."""
     if type(task).loss is Classification.loss and task.plain:
         return lambda f, y: cross_entropy(f.flatten(0, 1), y.flatten(), reduction="none").view(y.shape).mean(1)
-    if type(task).loss is Regression.loss:
+    if type(task).loss is Regression.loss and task.ignore is None:
         return lambda f, y: mse_loss(f.view_as(y), y, reduction="none").flatten(1).mean(1)
     return None

@@ -36,7 +36,7 @@ from fedmpi.runtime.build import Experiment
 from fedmpi.runtime.record.durable import Damaged, read_tensors
 from fedmpi.runtime.record.model_facts import facts_of, input_of
 from fedmpi.runtime.record.run_dir import BEST, MODEL, RunDirectory
-from fedmpi.runtime.record.saved_model import predicting, rebuilt
+from fedmpi.runtime.record.saved_model import rebuilt
 from fedmpi.runtime.resuming import initial, keeping
 from fedmpi.runtime.resuming.checkpoints import Rows
 
@@ -91,8 +91,7 @@ def client_model(
         fed = build.federation(made, Solo(torch.device("cpu")), lambda: False)
         t = int(facts["round"]) if best else int(RunDirectory(run_dir).metrics()[-1]["round"])
         _restore(fed, made, run_dir, module, t)
-        module = _evaluated(fed, made, run_dir, module, number, t)
-        return predicting(module, run_dir, settings, name, number)
+        return _evaluated(fed, made, run_dir, module, number, t)
 
 
 def _settings(run_dir: Path, trusted: bool, overrides: Sequence[str]) -> Settings:

@@ -1,8 +1,9 @@
 """`fedmpi export`: a run's model as a file that needs no fedmpi: TorchScript, ONNX, or weights alone (safetensors).
 
 The file takes a batch of any size, of samples as the data source gives them; of several tensors one argument each, in
-their order. It is read back and compared with the model on samples of the test set, one by one and together; where the
-outputs differ, or it cannot be made, there is an error and no file.
+their order; beside it lies how these samples are made (runtime/record/preprocessing.py). It is read back and compared
+with the model on samples of the test set, one by one and together; where the outputs differ, or it cannot be made,
+there is an error and no file.
 """
 
 from __future__ import annotations
@@ -14,6 +15,7 @@ import warnings
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, redirect_stderr, redirect_stdout, suppress
 from importlib.util import find_spec
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
@@ -23,12 +25,15 @@ from torch import Tensor, nn
 from fedmpi.comm.backends.solo import Solo
 from fedmpi.common.errors import UserError
 from fedmpi.common.inputs import Inputs, Samples, call
+from fedmpi.config.schema import Settings
 from fedmpi.data.batches import batches
 from fedmpi.runtime import build, build_data, launch, trust
 from fedmpi.runtime.build import Experiment
 from fedmpi.runtime.finished.client_model import ClientPredictor, client_model
+from fedmpi.runtime.record import preprocessing
 from fedmpi.runtime.record.durable import weights
 from fedmpi.runtime.record.model_facts import facts_of, personal_facts, personal_notice
+from fedmpi.runtime.record.predictor import site_of
 from fedmpi.runtime.record.run_dir import BEST, MODEL, RunDirectory
 from fedmpi.runtime.record.saved_model import rebuilt
 
@@ -88,10 +93,27 @@ def export(
         with _written(path) as temporary, torch.inference_mode():
             run_file = WRITERS[to](module, x, temporary, lambda: rebuilt(run, settings, name), facts)
             apart, largest = _compare(module, run_file, x, to)
+    prepared, beside = _preprocessing(run, settings, client), path.with_suffix(".preprocessing.json")
+    if prepared is not None:
+        with _written(beside) as temporary:
+            temporary.write_bytes(prepared.read_bytes())
     size = sum(p.numel() for p in module.parameters())
     say(f"{path}: {size:,} parameters; takes {_look(x)}")
+    if prepared is not None:
+        say(f"{beside}: how rows are prepared for it")
     say(f"{len(x)} test samples, together and one by one: outputs up to {largest:.4g}, largest difference {apart:.2g}")
     return path
+
+
+def _preprocessing(run: Path, settings: Settings, client: str | None) -> Path | None:
+    """The file that says how the model's rows were prepared; of a site only with the site's own model, or where all
+    sites prepare their rows alike. None where there is none."""
+    silos = settings.data.silos
+    files = [run / preprocessing.NAME] if silos is None else [preprocessing.site_file(run, name) for name in silos]
+    if silos is not None and client is not None:
+        files = [preprocessing.site_file(run, site_of(silos, client))]
+    alike = all(file.is_file() for file in files) and len({file.read_bytes() for file in files}) == 1
+    return files[0] if alike else None
 
 
 def _check_personal(made: Experiment, say: Callable[[str], None]) -> None:
@@ -106,7 +128,7 @@ def _check_personal(made: Experiment, say: Callable[[str], None]) -> None:
 
 def _samples(made: Experiment) -> Samples:
     """Test samples as the model gets them."""
-    shards = [made.data.global_test, *made.data.test.values()]
+    shards = chain([made.data.global_test], made.data.test.values())
     shard = next((each for each in shards if each is not None and len(each)), None)
     if shard is None:
         raise UserError("export: the run has no test samples to compare outputs on")

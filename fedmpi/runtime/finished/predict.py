@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import csv
 import io
+import warnings
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
@@ -15,10 +16,12 @@ from fedmpi.common.errors import UserError
 from fedmpi.common.text import count, figure
 from fedmpi.config.schema import Settings
 from fedmpi.runtime import launch, trust
+from fedmpi.runtime.finished.client_model import client_model
 from fedmpi.runtime.record import durable
-from fedmpi.runtime.record.predictor import Predictions
+from fedmpi.runtime.record.model_facts import facts_of, personal_notice
+from fedmpi.runtime.record.predictor import Predictions, predictor
 from fedmpi.runtime.record.run_dir import BEST, MODEL
-from fedmpi.runtime.record.saved_model import predicting, rebuilt
+from fedmpi.runtime.record.saved_model import rebuilt
 
 FOLDER = "predictions"  # of a run directory
 
@@ -30,6 +33,7 @@ def predict(
     *,
     out: Path | None = None,
     best: bool = False,
+    client: str | None = None,
     site: str | None = None,
     ids: Sequence[str] = (),
     trusted: bool = False,
@@ -44,9 +48,13 @@ def predict(
     name = BEST if best else MODEL
     with trust.guard(trusted):
         launch.set_numerics(settings)
-        device = launch.pick_device(settings, detect({}))
-        module = predicting(rebuilt(run, settings, name).to(device), run, settings, name)
-        found = module.predict(file, site=site, ids=ids)  # type: ignore[operator]
+        if client is not None:
+            module = client_model(run, client, trusted, best, given)
+        else:
+            module = rebuilt(run, settings, name).to(launch.pick_device(settings, detect({})))
+            if said := personal_notice(facts_of(run / name)):
+                warnings.warn(said, stacklevel=2)
+        found = predictor(module, run, settings, name, client)(file, site=site, ids=ids)
     return write(found, out or run / FOLDER / file.name, out is not None, settings, say)
 
 

@@ -7,6 +7,8 @@ from pathlib import Path
 from typing import Any
 
 from fedmpi.config import Settings
+from fedmpi.data.batches import Shards
+from fedmpi.data.partitions.parts import Partition
 from fedmpi.runtime.build import Experiment
 from fedmpi.runtime.record import plugins, preprocessing, whole
 from fedmpi.runtime.record.run_dir import RunDirectory
@@ -36,6 +38,7 @@ def describe(
     if (prepared := preprocessing.of_run(made.settings, data)) is not None:
         directory.write_preprocessing(prepared.content())
     directory.write_environment({**environment, "plugins": directory.write_plugins(plugins.copies(own), list(own))})
-    held = [data.validation[k].index.numpy() for k in sorted(data.validation)] if data.parts is not None else []
+    held = data.validation.rows if isinstance(data.validation, Shards) else None
+    assert held is None or isinstance(held, Partition)
     scheme = cut.scheme if cut else "silos"
     directory.write_partition(scheme, made.settings.seed, data.train_sizes, data.shared_counts(), data.parts, held)

@@ -23,7 +23,9 @@ from fedmpi.data.batches import Shard, batches
 from fedmpi.data.layout import laid_out
 from fedmpi.data.pictures import Pictures
 from fedmpi.data.preparation import NewRows, Request
+from fedmpi.data.sources.common import ignoring
 from fedmpi.runtime.record import preprocessing
+from fedmpi.runtime.record.model_facts import facts_of, input_of
 from fedmpi.tasks import base, contract
 
 
@@ -51,17 +53,24 @@ class Predictor:
     module: nn.Module
     classes: int
     input_shape: Shape  # of one sample
-    client: int | None = None
+    client: int | str | None = None  # whose model it is, if not the global one: its number, or its site's name
 
     def __call__(self, rows: Any, *, site: str | None = None, ids: Sequence[str] = ()) -> Predictions:
-        path = preprocessing.find(self.run, self.settings.data.silos, self.client, site)
-        made = preprocessing.read(path)
-        names = made.preparation.site_names
-        if site is None and self.client is not None and made.client_sites and made.client_sites[self.client] in names:
-            site = made.client_sites[self.client]
-        elif site is not None and not names and self.settings.data.silos is None:
-            raise UserError(f"site {site!r}: this run prepares the rows of all sites alike; leave it out")
-        found = made.preparation.read(Request(rows, site, tuple(ids)))
+        silos = self.settings.data.silos
+        if silos is not None:
+            site = site if site is not None or self.client is None else site_of(silos, self.client)
+            made = preprocessing.read(preprocessing.find_own(self.run, silos, site))
+            site = None
+        else:
+            made = preprocessing.read(self.run / preprocessing.NAME)
+            known = made.preparation.site_names
+            if site is not None and not known:
+                raise UserError(f"site {site!r}: this run prepares the rows of all sites alike; leave it out")
+            if site is None and self.client is not None and made.client_sites:
+                site = made.client_sites[int(self.client)]
+            site = site if known else None
+        with ignoring(self.settings.task.options.get("ignore")):
+            found = made.preparation.read(Request(rows, site, tuple(ids)))
         found = replace(found, x=_augmented(found.x, made.operations))
         if sample_shape(found.x) != self.input_shape:
             said = f"the rows become samples of shape {sample_shape(found.x)}"
@@ -118,6 +127,33 @@ class Predictor:
         if f.is_floating_point() and not bool(f.isfinite().all()):
             raise UserError("the model gives no finite numbers for some of the rows: it has come apart in training")
         return f.to(like.dtype).cpu()
+
+
+def with_predict(
+    module: nn.Module, run: Path, settings: Settings, name: str, client: int | str | None = None
+) -> nn.Module:
+    """The module with a function `predict`, unless it has one of its own.
+
+    Args:
+        run, settings, name: the run directory, its settings, and the file in it of the global model.
+        client: whose model it is, where it is not the global one.
+    """
+    if not hasattr(module, "predict"):
+        module.predict = predictor(module, run, settings, name, client)  # type: ignore[assignment]
+    return module
+
+
+def predictor(
+    module: nn.Module, run: Path, settings: Settings, name: str, client: int | str | None = None
+) -> Predictor:
+    """What predicts new rows with a module; arguments as of `with_predict`."""
+    facts = facts_of(run / name)
+    return Predictor(run, settings, module, int(facts["classes"]), input_of(facts)[0], client)
+
+
+def site_of(silos: Sequence[str], client: int | str) -> str:
+    """The site of a client that is given by its number, or by its site's name."""
+    return client if isinstance(client, str) and client in silos else silos[int(client)]
 
 
 def _augmented(x: Any, operations: tuple[Operation, ...]) -> Any:

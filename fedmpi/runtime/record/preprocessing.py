@@ -4,7 +4,9 @@
 
 The fields of the kind are those of its class (`fedmpi.data.preparation`). augment: the config's `data.augment`, of
 which new rows go through what draws nothing, as test rows do. client_sites: the site of each client, where clients are
-sites. It lies beside the model; with data.silos in state/SITE, where the site's rank writes it: what a site's rows say
+sites that prepare their rows by their own.
+
+The file lies beside the model; with data.silos in state/SITE, where the site's rank writes it: what a site's rows say
 of their columns stays there.
 """
 
@@ -65,7 +67,8 @@ def of_run(settings: Settings, data: Federated) -> Preprocessing | None:
     """What rank 0 writes; None with data.silos, where each site writes its own."""
     if data.preparation is None:
         return None
-    return Preprocessing(data.preparation, _augment(settings), data.site_names)
+    sites = data.site_names if data.preparation.site_names else ()
+    return Preprocessing(data.preparation, _augment(settings), sites)
 
 
 def write_own(folder: Path, settings: Settings, data: Federated) -> None:
@@ -88,20 +91,14 @@ def site_file(run: Path, site: str) -> Path:
     return run / "state" / site / NAME
 
 
-def find(run: Path, silos: Sequence[str] | None, client: int | None, site: str | None) -> Path:
-    """The file by which rows are prepared: the run's, or with silos that of the client or site named, or of any where
-    all sites prepare their rows alike.
+def find_own(run: Path, silos: Sequence[str], site: str | None) -> Path:
+    """The file by which a site's rows are prepared; without a name that of any, where all sites prepare theirs alike.
 
     Raises UserError where there is none, or sites differ and none is named.
     """
-    if silos is None:
-        return run / NAME
-    if client is not None or site is not None:
-        name = site or "" if client is None else silos[client]
-        if name not in silos:
-            raise UserError(f"there is no site {name!r} in this run; sites: {', '.join(silos)}")
-        return _there([site_file(run, name)])[0]
-    found = _there([site_file(run, name) for name in silos])
+    if site is not None and site not in silos:
+        raise UserError(f"there is no site {site!r} in this run; sites: {', '.join(silos)}")
+    found = _there([site_file(run, name) for name in silos if site in (None, name)])
     if len({path.read_bytes() for path in found}) > 1:
         raise UserError(
             f"each site of this run prepares its rows by its own training rows; say whose these are: --client K or "

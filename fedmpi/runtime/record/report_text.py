@@ -14,6 +14,7 @@ import torch
 
 from fedmpi.comm import Job
 from fedmpi.comm.base import ranks as numbers
+from fedmpi.common.inputs import Shape, describe_axes
 from fedmpi.common.redaction import flow
 from fedmpi.common.text import count, figure
 from fedmpi.config.schema import Settings
@@ -71,7 +72,7 @@ def sites(s: Settings, ranks: Sequence[Mapping[str, Any]]) -> list[str]:
 
 def schedule(s: Settings, clients: int, own_length: bool = False) -> str:
     """Who trains in a round, how much (unless the method's own options say it), and at which learning rate."""
-    train, members = s.train, sampling.size(clients, s.cohort.fraction)
+    train, members = s.train, sampling.size(clients, s.cohort.fraction, s.cohort.size)
     batches = "full batches" if train.batch_size == "full" else f"batches of {train.batch_size}"
     last = learning_rate(train.lr, train.schedule, max(s.rounds - 1, 0), max(s.rounds, 1), train.decay)
     lr = f"lr {train.lr:g}, {train.schedule}" + ("" if train.schedule == "constant" else f", {last:.3g} at last")
@@ -248,7 +249,7 @@ def check_list(made: Experiment, fed: Federation, needed: Mapping[str, int]) -> 
     """What `fedmpi validate` shows."""
     s, data, messages, entry = made.settings, made.data, made.messages, made.itemsize
     sizes, tests = data.train_sizes, data.test_sizes
-    held = np.array([len(shard) for shard in data.validation.values()])
+    held = data.validation_sizes
     shared = f"{len(data.global_test)} samples" if data.global_test else "none that a rank sees"
     state = size_text(messages.client_state.size * entry)
     root, trainer = size_text(needed["rank 0"]), size_text(needed["a training rank"])
@@ -259,6 +260,7 @@ def check_list(made: Experiment, fed: Federation, needed: Mapping[str, int]) -> 
         ("clients", f"{data.clients}, {training}{held_out}"),
         ("rounds", f"{s.rounds}, with {schedule(s, data.clients, made.messages.method.own_length)}"),
         ("test", f"{shared}; {tests.min()} to {tests.max()} samples a client"),
+        ("sample", _sample(data.input_shape)),
         ("message", traffic(messages, s.rounds, entry)),
         *(("wire", said.removeprefix("wire: ")) for said in wire(made, 1)),
         ("state", f"{state} a client, {size_text(messages.server_state.size * entry)} on the server"),
@@ -270,6 +272,14 @@ def check_list(made: Experiment, fed: Federation, needed: Mapping[str, int]) -> 
         *((f"from {file}", said) for file, said in brought(s)),
         ("result", "ok"),
     ]
+
+
+def _sample(shape: Shape) -> str:
+    """What a model gets of one sample: of images and volumes with the meaning of each axis."""
+    if isinstance(shape, dict):
+        return ", ".join(f"{name} {part}" for name, part in shape.items())
+    axes = {3: "CHW", 4: "CDHW"}.get(len(shape))
+    return f"{shape}: {describe_axes(shape, axes)} ({', '.join(axes)})" if axes else f"{shape}"
 
 
 def goes_on(after: int, rounds: int, known: int) -> str:

@@ -4,7 +4,8 @@
     partition.npz       indices: client after client; offsets: N+1 (client k holds indices[offsets[k]:offsets[k+1]]);
                         validation_indices, validation_offsets: what is held out, if anything
     preprocessing.json  how rows were prepared, by which `fedmpi predict` prepares new ones, see preprocessing.py
-    partition.json      scheme, seed, sizes, label counts       metrics.jsonl      one object per round
+    partition.json      scheme, seed, sizes, label counts; of many clients a summary, see partition_file.py
+    metrics.jsonl       one object per round
     identity.json       settings, digests of code and data: what a resumed run must share
     checkpoints, state  see checkpoints.py                      plugins   copies of the user's own code, see plugins.py
     clients.jsonl       one object per client and evaluation    log.txt            what the console said, and warnings
@@ -35,7 +36,7 @@ import json
 import os
 import threading
 import warnings
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -48,7 +49,8 @@ from fedmpi.common import places
 from fedmpi.common.errors import UserError
 from fedmpi.common.redaction import redacted
 from fedmpi.config.yaml_source import text_for
-from fedmpi.runtime.record import durable, preprocessing, seal
+from fedmpi.data.partitions.parts import Partition
+from fedmpi.runtime.record import durable, partition_file, preprocessing, seal
 from fedmpi.runtime.record.lines import as_line, plain, round_of, rows_of
 
 MODEL, BEST, REPORT = "model.safetensors", "model-best.safetensors", "report.html"
@@ -126,23 +128,13 @@ class RunDirectory:
         seed: int,
         sizes: np.ndarray,
         label_counts: np.ndarray | None,
-        parts: Sequence[np.ndarray] | None = None,
-        validation: Sequence[np.ndarray] = (),
+        parts: Partition | None = None,
+        validation: Partition | None = None,
     ) -> None:
-        """Write which client holds which samples.
-
-        Args:
-            sizes: (N,) training samples by client.
-            label_counts: (N, classes); None where sites keep theirs to themselves.
-            parts: training indices by client; None in silo mode, where there is no common numbering of samples.
-            validation: indices by client that data.validation has held out, if any.
-        """
-        facts = {"scheme": scheme, "seed": seed, "clients": len(sizes), "sizes": sizes, "label_counts": label_counts}
-        self._write_json("partition.json", facts)
-        if parts is not None:
-            arrays = _packed(parts)
-            if validation:
-                arrays |= {f"validation_{name}": array for name, array in _packed(validation).items()}
+        """Write which client holds which samples: `partition_file.contents` says of what."""
+        facts, arrays = partition_file.contents(sizes, label_counts, parts, validation)
+        self._write_json("partition.json", {"scheme": scheme, "seed": seed, **facts})
+        if arrays:
             buffer = io.BytesIO()
             np.savez(buffer, **arrays)  # type: ignore[arg-type]  # numpy's stub takes allow_pickle for the first one
             self._write("partition.npz", buffer.getvalue())
@@ -169,8 +161,10 @@ class RunDirectory:
     def add_metrics(self, row: Mapping[str, Any]) -> None:
         self._append("metrics.jsonl", as_line(row))
 
-    def add_client(self, row: Mapping[str, Any]) -> None:
-        self._append("clients.jsonl", as_line(row))
+    def add_clients(self, rows: Iterable[Mapping[str, Any]]) -> None:
+        """Rows of one evaluation, in one write."""
+        if lines := [as_line(row) for row in rows]:
+            self._append("clients.jsonl", "\n".join(lines))
 
     def add_analysis(self, row: Mapping[str, Any]) -> None:
         self._append("analysis.jsonl", as_line(row))
@@ -284,9 +278,3 @@ class RunDirectory:
 
     def _open(self, path: str, flags: int) -> int:
         return os.open(path, flags, 0o600 if self.private else 0o666)
-
-
-def _packed(parts: Sequence[np.ndarray]) -> dict[str, np.ndarray]:
-    """indices: client after client; offsets (N + 1,): client k has indices[offsets[k]:offsets[k+1]]."""
-    offsets = np.cumsum([0, *map(len, parts)], dtype=np.int64)
-    return {"indices": np.concatenate(parts).astype(np.int64), "offsets": offsets}

@@ -12,21 +12,8 @@ from torch import nn
 from fedmpi.common.errors import UserError
 from fedmpi.config.schema import Settings
 from fedmpi.runtime import build
-from fedmpi.runtime.record.model_facts import facts_of, input_of
-from fedmpi.runtime.record.predictor import Predictor
+from fedmpi.runtime.record.model_facts import input_of
 from fedmpi.runtime.record.run_dir import BEST, MODEL
-
-
-def predicting(
-    module: nn.Module, run_dir: Path, settings: Settings, name: str = MODEL, client: int | None = None
-) -> nn.Module:
-    """The module with a function `predict(rows)` (predictor.py), unless it has one of its own. client: whose model it
-    is, where it is not the global one."""
-    if not hasattr(module, "predict"):
-        facts = facts_of(run_dir / name)
-        shape = input_of(facts)[0]
-        module.predict = Predictor(run_dir, settings, module, int(facts["classes"]), shape, client)  # type: ignore[assignment]
-    return module
 
 
 def rebuilt(run_dir: Path, settings: Settings, name: str = MODEL) -> nn.Module:

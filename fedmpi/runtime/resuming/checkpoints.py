@@ -16,7 +16,7 @@ ranks wait for their disks.
 from __future__ import annotations
 
 import json
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
@@ -84,9 +84,9 @@ class Rows:
         names = (path.name.split(".") for path in self.folder.rglob("[0-9]*.*.safetensors"))
         return [(int(client), int(t)) for client, t, _ in names]
 
-    def cut_short(self, clients: Collection[int]) -> list[Path]:
-        """What writing rows of these clients has left, where it was killed."""
-        return [path for path in self.folder.rglob(".*.tmp") if int(path.name[1:].split(".")[0]) in clients]
+    def cut_short(self, mine: Callable[[int], bool]) -> list[Path]:
+        """What writing rows has left where it was killed, of the clients for which `mine` is true."""
+        return [path for path in self.folder.rglob(".*.tmp") if mine(int(path.name[1:].split(".")[0]))]
 
 
 class Checkpoints:
@@ -124,14 +124,14 @@ class Checkpoints:
     def begin_after(self, t: int, fed: Federation) -> None:
         """Going on after the checkpoint of round t, or anew (-1): what is not needed for it is removed."""
         self.kept, self.needed = ([t], {t: dict(fed.states.trained)}) if t >= 0 else ([], {})
-        mine = [client for client, owner in fed.states.owner.items() if owner == fed.comm.rank]
+        owner, rank = fed.states.owner, fed.comm.rank
         if fed.comm.rank == 0:
             for path in self.folder.glob("*.safetensors*"):  # .NAME.PID.tmp too
                 if path != self.path(t):
                     path.unlink()
-        for path in self.rows.cut_short(mine):
+        for path in self.rows.cut_short(lambda client: owner[client] == rank):
             path.unlink()
-        found = {(client, label) for client, label in self.rows.found() if client in mine}
+        found = {(client, label) for client, label in self.rows.found() if owner[client] == rank}
         self.rows.written = found & fed.states.trained.items()
         for client, label in found - self.rows.written:
             self.rows.remove(client, label)

@@ -198,8 +198,8 @@ def _harm(fed: Federation, kept: Checkpoints, t: int) -> str:
     if not fed.worker.messages.client_state.size:
         return ""
     last, gone = fed.roster.last_rounds(t), fed.roster.losses.gone(t + 1)
-    for client, owner in fed.states.owner.items():
-        if owner == fed.comm.rank and client in last and client not in gone:
+    for client in sorted(last):
+        if fed.states.owner[client] == fed.comm.rank and client not in gone:
             try:
                 kept.rows.get(client, last[client])
             except Damaged as error:

@@ -146,7 +146,8 @@ def run(comm, folder) -> None:
 
 def main() -> None:
     torch.set_num_threads(1)
-    comm = connect(detect(os.environ), sys.argv[2], timeouts=Timeouts(start=30, round=20))
+    interface = sys.argv[3] if len(sys.argv) > 3 else None
+    comm = connect(detect(os.environ), sys.argv[2], timeouts=Timeouts(start=30, round=20), interface=interface)
     run(comm, sys.argv[1])
     comm.close()
 

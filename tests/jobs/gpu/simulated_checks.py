@@ -161,7 +161,7 @@ def launches_of_an_epoch():
 def uploads_of_an_epoch():
     """The same of 200 pictures on disk, of which 10 are 320 KiB of floats."""
     rows = np.random.default_rng(0).integers(0, 256, (200, 3, 52, 52), np.uint8)
-    source = SimpleNamespace(shape=rows.shape, read=lambda index: rows[index])
+    source = SimpleNamespace(shape=rows.shape, dtype=rows.dtype, read=lambda index: rows[index])
     on_cpu, y = of_bytes(Stream(source), None, None, 3), torch.arange(200)
     pictures, pinned, shown, found = on_cpu.to(GPU, False), [], Pictures.shown, []
 

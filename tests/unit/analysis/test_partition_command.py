@@ -12,6 +12,7 @@ from fedmpi.analysis.partition import distances, histograms, pairs
 from fedmpi.common.inputs import Inputs
 from fedmpi.data.dataset import Dataset
 from fedmpi.data.federated import split
+from fedmpi.data.partitions.given import file
 
 QUICKSTART = ROOT / "configs" / "quickstart.yaml"
 
@@ -56,3 +57,23 @@ def test_a_file_holds_no_noise(tmp_path):
         "partition", QUICKSTART, "data.partition={scheme: feature_noise, clients: 3}", "--write", tmp_path / "a.csv"
     )
     assert "a.csv: who holds what, without the noise" in done.stdout
+
+
+def test_many_clients_are_written_and_not_drawn(tmp_path):
+    """Each form of --write gives all clients their rows again; a picture would have a row for each."""
+    config = [QUICKSTART, f"data.source={__file__}:rows", "data.partition={scheme: iid, clients: 6000}"]
+    for ending in ("csv", "json"):
+        path = tmp_path / f"parts.{ending}"
+        done = fedmpi("partition", *config, "--write", path)
+        assert done.returncode == 0, done.stderr
+        given = file(np.zeros(12_000), None, np.random.default_rng(), path=path)
+        assert np.array_equal(given.order, split(rows(None), "iid", 6_000, 0).parts.order)
+    refused = fedmpi("partition", *config, "--draw", tmp_path / "parts.svg")
+    assert refused.returncode == 2
+    assert "--draw: a picture has a row for each client, and those of 6,000 are too many" in refused.stderr
+    assert not (tmp_path / "parts.svg").exists()
+
+
+def rows(root) -> Dataset:
+    y = torch.arange(12_000) % 2
+    return Dataset(torch.zeros(12_000, 1), y, torch.zeros(4, 1), y[:4], 2)

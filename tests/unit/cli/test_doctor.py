@@ -156,15 +156,38 @@ def test_temporary_files_want_room(monkeypatch):
 def test_a_host_name_that_leads_to_loopback_matters_between_hosts_only(monkeypatch):
     monkeypatch.setattr(socket, "gethostbyname", lambda name: "127.0.1.1")
     assert host.names(FOUR)[0].mark == FINE
-    line = host.names(Job("slurm", 0, 4, 0, 2, "here"))[0]
-    assert line.mark == ODD
-    assert "GLOO_SOCKET_IFNAME" in line.text
+    for launcher, remedy in (("slurm", "export MASTER_ADDR"), ("torchrun", "set comm.interface")):
+        line = host.names(Job(launcher, 0, 4, 0, 2, "here"))[0]
+        assert line.mark == ODD
+        assert "resolves to 127.0.1.1" in line.text
+        assert remedy in line.text
 
     def unknown(name):
         raise socket.gaierror("Name or service not known")
 
     monkeypatch.setattr(socket, "gethostbyname", unknown)
     assert "does not resolve" in host.names(None)[0].text
+
+
+@pytest.mark.parametrize(
+    ("launcher", "mark", "said"),
+    [
+        ("env://", FINE, "rank 0 is at MASTER_ADDR=127.0.0.1, MASTER_PORT=29500"),
+        ("torchrun", FINE, "torchrun's agent, which tells where rank 0 is, is at MASTER_ADDR=127.0.0.1"),
+        ("mpi", FINE, "by MPI: rank 0 tells its addresses by a broadcast"),
+        ("slurm", FINE, "rank 0 is on the first host of a[01-02]"),
+    ],
+)
+def test_how_a_rank_would_join_is_told(monkeypatch, launcher, mark, said):
+    for name, text in (("MASTER_ADDR", "127.0.0.1"), ("MASTER_PORT", "29500"), ("SLURM_STEP_NODELIST", "a[01-02]")):
+        monkeypatch.setenv(name, text)
+    [line] = host.meeting(Job(launcher, 0, 2, 0, 1, "here"))
+    assert (line.name, line.mark) == ("joins", mark)
+    assert said in line.text
+    monkeypatch.setenv("MASTER_ADDR", "no-such-host.invalid")
+    [line] = host.meeting(Job(launcher, 1, 2, 0, 1, "here"))
+    assert ("does not resolve" in line.text) == (launcher in ("env://", "torchrun"))
+    assert host.meeting(Job("single", 0, 1, 0, 1, "here")) == host.meeting(None) == []
 
 
 # ---- a config ----
@@ -218,6 +241,7 @@ def test_gpus_are_picked_and_dealt_out(monkeypatch):
         ("data={source: mnist, root: /nowhere}", "memory", "/nowhere"),
         ("method.name=fedprxo", "memory", "did you mean 'fedprox'?"),
         ("comm.backend=nccl", "back end", "computes without a GPU"),
+        ("comm.interface=ib*", "interface", "has no such network interface. It has lo"),
         ("sede=1", "config", "did you mean 'seed'?"),
     ],
 )

@@ -213,7 +213,7 @@ def test_values_that_cannot_be_are_named(more, message):
     ],
 )
 def test_ranks_of_other_launchers_do_not_train_alone(env, remedy):
-    with pytest.raises(UserError, match="each process would train alone.*\n.*mpirun, srun or torchrun") as caught:
+    with pytest.raises(UserError, match=r"each process would train alone.*\n.*mpirun, srun or torchrun") as caught:
         detect(env)
     assert remedy in str(caught.value)
 
@@ -241,6 +241,6 @@ def test_flux_that_srun_started_is_not_taken_for_srun():
 def test_a_pmix_launcher_of_another_mpi_is_refused(more, monkeypatch):
     """The MPI that mpi4py loaded sees one process."""
     monkeypatch.setattr(job_module, "ask_mpi", lambda: Job("mpi", 0, 1, 0, 1, "a02"))
-    with pytest.raises(UserError, match="PMIX_RANK=1|Flux started 2 processes"):
+    with pytest.raises(UserError, match=r"PMIX_RANK=1|Flux started 2 processes"):
         detect(more)
     assert detect({"PMIX_RANK": "0"}).size == 1

@@ -4,11 +4,13 @@ import contextlib
 import os
 import socket
 import threading
+from types import SimpleNamespace
 
 import pytest
 from simulated_job import SkippingClock
 
 from fedmpi.comm.base import Lost
+from fedmpi.comm.launchers import launcher_env
 from fedmpi.comm.launchers.job import Job
 from fedmpi.comm.meeting import door, rendezvous
 from fedmpi.comm.meeting.store_server import StoreServer
@@ -138,6 +140,82 @@ def test_rank_0_listens_where_it_must_and_nowhere_else(monkeypatch):
         assert listener.getsockname()[0] == "127.0.0.1"
     with door.listen("192.0.2.7", 0) as listener:  # not of this host: other hosts' name for it
         assert listener.getsockname()[0] in ("::", "0.0.0.0")
+
+
+HERE = "127.0.0.2"  # every address of 127/8 is this host's; the tests below take it for one that others can reach
+
+
+@pytest.fixture
+def network(monkeypatch):
+    """This host has HERE on net0 and 10.0.0.9, which leads to the launcher at 10.0.0.1, on net1; it is called node."""
+    names = {HERE: HERE, "launcher": HERE, "127.0.0.1": "127.0.0.1", "10.0.0.1": "10.0.0.1"}
+    monkeypatch.setattr(rendezvous.network, "resolve", lambda name: names.get(name, ""))
+    monkeypatch.setattr(rendezvous.network, "is_own", {HERE, "10.0.0.9"}.__contains__)
+    monkeypatch.setattr(rendezvous.network, "is_loopback", lambda text: text in ("", "127.0.0.1", "127.0.1.1"))
+    monkeypatch.setattr(rendezvous.network, "outward_addresses", lambda: [HERE, "10.0.0.9"])
+    monkeypatch.setattr(rendezvous.network, "address_towards", lambda host: "10.0.0.9" * (host == "10.0.0.1"))
+    return names
+
+
+@pytest.mark.parametrize(
+    ("own_name_is", "address", "launcher", "expected"),
+    [
+        ("", "", "launcher", (HERE, [HERE])),  # where all ranks have reached torchrun, which is on this host
+        ("10.0.0.9", "", "launcher", (HERE, [HERE])),  # it comes before the host's own name
+        ("", "", "10.0.0.1", ("", ["10.0.0.9", "10.0.0.1", HERE, "node"])),  # torchrun is on another host
+        ("", "", "", ("", [HERE, "10.0.0.9", "node"])),  # mpirun, and the name does not resolve
+        ("127.0.1.1", "", "", ("", [HERE, "10.0.0.9", "node"])),
+        ("10.9.9.9", "", "", ("", [HERE, "10.0.0.9", "node"])),  # the name has an address of another host
+        ("10.0.0.9", "", "", ("10.0.0.9", ["10.0.0.9", "node"])),
+        ("10.0.0.9", HERE, "10.0.0.1", (HERE, [HERE])),  # comm.interface
+    ],
+)
+def test_the_launchers_address_is_offered_first_then_those_of_the_interfaces(
+    network, own_name_is, address, launcher, expected
+):
+    network["node"] = own_name_is
+    assert rendezvous.offer(Job("torchrun", 0, 2, 0, 1, "node"), address, launcher) == expected
+
+
+def test_a_name_that_no_host_can_have_is_passed_over():
+    """Python's encoding of host names raises UnicodeError for a label without letters, or of more than 63."""
+    with pytest.raises(Lost, match="does the name resolve here"):
+        rendezvous.arrive([("a..b", 1), ("a" * 64, 1)], b"k" * 32, 0, Timeouts(clock=SkippingClock()))
+
+
+def test_a_job_of_one_host_offers_loopback_whatever_is_configured(network):
+    assert rendezvous.offer(Job("mpi", 0, 2, 0, 2, "node"), HERE, "launcher") == ("127.0.0.1", ["127.0.0.1"])
+
+
+def test_as_many_names_are_told_as_fit_into_a_broadcast():
+    names = [f"10.0.{i}.100" for i in range(200)]
+    store = SimpleNamespace(address=("127.0.0.1", 40_000))
+    text = rendezvous.told(store, names)
+    assert 1024 - 65 - len(" 10.0.100.100") < len(text) <= 1024 - 65  # the key takes 64 characters and a space
+    told = rendezvous.addresses(text)
+    assert told == [(name, 40_000) for name in names[: len(told)]]
+
+
+def env_of(rank, size, port):
+    return {"RANK": str(rank), "WORLD_SIZE": str(size), "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port),
+            "FEDMPI_SECRET": "s" * 32}  # fmt: skip
+
+
+def test_ranks_find_each_other_by_torchs_variables_and_two_of_one_rank_are_told(monkeypatch):
+    with socket.create_server(("127.0.0.1", 0)) as probe:
+        port = probe.getsockname()[1]
+    jobs = [launcher_env.detect(env_of(rank, 2, port)) for rank in range(2)]
+    stores = [rendezvous.find_store(job, 60, env_of(job.rank, 2, port)) for job in jobs]
+    stores[0].set("a", "1")
+    assert stores[1].get("a") == b"1"
+    rendezvous.find_store(jobs[1], 60, env_of(1, 2, port))  # the same process once more
+    monkeypatch.setattr(rendezvous, "TOKEN", "another process")
+    with pytest.raises(UserError, match=rf"RANK=1 is also that of process {os.getpid()} on host .*MASTER_PORT"):
+        rendezvous.find_store(jobs[1], 60, env_of(1, 2, port))
+    with pytest.raises(
+        UserError, match=rf"rank 0 cannot listen on port {port} of 127.0.0.1: .*\n.*another MASTER_PORT"
+    ):
+        rendezvous.find_store(jobs[0], 60, env_of(0, 2, port))
 
 
 def test_a_first_host_that_does_not_resolve_is_said_at_once():

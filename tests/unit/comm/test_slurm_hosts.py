@@ -31,3 +31,22 @@ def test_a_host_that_does_not_resolve_is_named_with_its_source():
         UserError, match=r"'no-such-host.invalid' \(rank 0's, from SLURM_STEP_NODELIST\) does not resolve"
     ):
         address("no-such-host.invalid", "SLURM_STEP_NODELIST", {})
+
+
+@pytest.mark.parametrize(
+    ("name", "master", "expected"),
+    [
+        ("localhost.invalid", "", "192.0.2.7"),  # slurm.conf's NodeAddr
+        ("localhost", "", "192.0.2.7"),  # a name that leads to the loopback interface of each host
+        ("unknown", "192.0.2.9", "192.0.2.9"),
+        ("192.0.2.5", "192.0.2.9", "192.0.2.5"),  # the host list's own name comes first
+    ],
+)
+def test_a_name_that_leads_nowhere_has_the_address_of_slurm_or_of_the_job_script(tmp_path, name, master, expected):
+    scontrol = tmp_path / "scontrol"
+    scontrol.write_text(
+        '#!/bin/sh\n[ "$3" = unknown ] || echo "NodeName=$3 Arch=x86_64 NodeAddr=192.0.2.7 State=IDLE"\n'
+    )
+    scontrol.chmod(0o755)
+    env = {"PATH": f"{tmp_path}:/usr/bin:/bin", "MASTER_ADDR": master}
+    assert address(name, "SLURM_STEP_NODELIST", env) == expected

@@ -79,8 +79,6 @@ def test_crop(given, blocks, channels, dtype):
     assert channels == 1 or stored_channels_last(found) == blocks
 
 
-
-
 @every_storage
 def test_flip(blocks, channels, dtype):
     flip, x = made("flip", 0.3), pictures(channels, dtype=dtype)
@@ -211,10 +209,6 @@ def test_bytes_are_read_as_normalised_floats(blocks):
     assert stored_channels_last(grey.read(rows)) == blocks
 
 
-
-
-
-
 def test_normalise_replaces_that_of_the_source():
     x = pictures(dtype=torch.uint8)
     wanted = (x.float().div(255) - 0.5) / 0.5
@@ -250,12 +244,25 @@ def test_what_does_not_fit_the_pictures_is_refused_before_training(items, says):
     [
         (torch.rand(N, 5), "flip", r"data\.augment\.0: flip is for pictures \(C, H, W\), .* has the shape \(5,\)"),
         (pictures(), ("colour", {"hue": 0.1}), r"colour works on pixels in 0\.\.1, and this data source"),
+        (torch.rand(N, 1, 4, 4, 4), "flip", r"shape \(1, 4, 4, 4\); of volumes \(C, D, H, W\) nothing is augmented"),
     ],
 )
 def test_augmentation_needs_pictures(x, item, says):
     y = torch.arange(N) % 2
     with pytest.raises(UserError, match=says):
         augmented(split(Dataset(x, y, x, y, 2), "iid", 2, 0), look(item).operations)
+
+
+@pytest.mark.parametrize(
+    "item", ["crop", "flip", ("rotate", 5), ("resized_crop", 8), ("resize", 8), ("centre_crop", 8)]
+)
+def test_what_moves_pixels_is_refused_where_targets_are_masks(item):
+    """A picture turned without its mask would be trained on wrong targets without a message."""
+    x, masks = pictures(dtype=torch.uint8), torch.zeros(N, 12, 9, dtype=torch.int64)
+    data = split(Dataset(of_bytes(x, MEAN, STD, 3), masks, of_bytes(x, MEAN, STD, 3), masks, 2), "iid", 2, 0)
+    with pytest.raises(UserError, match=r"moves pixels, and the targets of these data are masks \(12 x 9\)"):
+        augmented(data, look(item).operations)
+    assert augmented(data, look(("colour", {"hue": 0.1}), ("cutout", 3)).operations).train[0].draws == 6
 
 
 def test_a_crop_with_a_size_sets_the_input_shape():
@@ -305,8 +312,6 @@ def test_test_pictures_become_floats_and_training_pictures_stay_bytes(blocks):
     assert torch.equal(moved.global_test.x, normalised(tests.stored))
     assert stored_channels_last(moved.global_test.x) == stored_channels_last(moved.train[0].x.stored) == blocks
     assert replace(moved).x_dtype == torch.float32
-
-
 
 
 def test_test_rows_of_each_site_are_normalised_as_well():

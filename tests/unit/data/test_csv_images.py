@@ -7,7 +7,6 @@ from PIL import Image
 
 from fedmpi.common.errors import UserError
 from fedmpi.data.federated import split
-from fedmpi.data.silos import open_silos
 from fedmpi.data.sources.pictures import reading
 from fedmpi.data.sources.pictures.csv_images import csv_images
 
@@ -41,12 +40,6 @@ def test_classes_and_sites_in_order(tmp_path, monkeypatch):
     assert (fed.clients, fed.site_names) == (2, ("at", "uk"))
     without = csv_images(tmp_path, path="a.csv", **GREY)
     assert (without.site, len(without.test_y)) == (None, 4)
-
-
-
-
-
-
 
 
 def test_a_sheet_of_a_spreadsheet(tmp_path):

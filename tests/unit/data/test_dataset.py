@@ -62,7 +62,7 @@ def test_samples_of_several_tensors():
         ({"train_x": torch.zeros(4, 3).int(), "test_x": torch.zeros(2, 3).int()}, r"train_x\.long\(\) for symbols"),
         ({"train_y": torch.zeros(4, 2), "test_y": torch.zeros(2)}, r"train_y is \(2,\) float32, one of test_y \(\)"),
         ({"train_y": torch.zeros(4).int()}, r"train_y is torch\.int32; .*train_y\.long\(\) or train_y\.float"),
-        ({"train_y": torch.tensor([[0.0], [1], [torch.nan], [2]])}, "train_y holds a target .* first in row 2"),
+        ({"train_y": torch.tensor([[0.0], [1], [torch.inf], [2]])}, "train_y holds a target .* first in row 2"),
         ({"train_x": torch.zeros(0, 3), "train_y": torch.zeros(0, dtype=torch.int64)}, "no training sample"),
         (
             {"train_y": torch.tensor([0, 1, 3, 0])},

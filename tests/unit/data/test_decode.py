@@ -51,7 +51,7 @@ def test_sixteen_bits_are_scaled_by_the_given_range_or_the_files_own(tmp_path, e
     assert np.array_equal(given[0, 0], np.minimum(CT / 4095, 1).astype(np.float32))  # what lies beyond is cut off
     own = both([file], options(channels=3, pixel_range="file"))
     assert np.array_equal(own[0], np.broadcast_to((CT / 4096).astype(np.float32), (3, 2, 3)))
-    says = r"mode I;16, not of 8 bits, and hold 0\.\.4096; say data\.pixel_range: \[0, 4096\].* or file"
+    says = r"mode I;16, not of 8 bits, and hold 0\.\.4096; say data\.pixel_range: \[low, high\].* or file"
     with pytest.raises(UserError, match=says):
         read([file], options())
     with streaming.choosing(True), pytest.raises(UserError, match=says):

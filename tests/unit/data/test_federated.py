@@ -3,16 +3,13 @@
 import warnings
 from dataclasses import replace
 
-import numpy as np
 import pytest
 import torch
 
-from fedmpi.common import seeds
 from fedmpi.common.errors import UserError
 from fedmpi.data.batches import batches, stored_channels_last
 from fedmpi.data.dataset import Dataset
 from fedmpi.data.federated import split
-from fedmpi.data.partitions.shards import label_matrix
 
 
 def images(n=400, t=200, classes=4, channels=3):
@@ -29,8 +26,6 @@ def sited():
     return Dataset(
         torch.rand(60, 4), y, torch.rand(3, 4), y[:3], 2, site=owner, test_site=test_owner, site_names=("a", "b", "c")
     )
-
-
 
 
 def test_aligned_test_rows():
@@ -67,8 +62,6 @@ def test_class_match_and_global():
         assert fed.test[k].index.tolist() == [i for i in range(200) if i % 4 in owned]
     fed = split(data, "iid", 4, seed=0, client_test="global")
     assert fed.test_sizes.tolist() == [200] * 4
-
-
 
 
 def test_shards_where_test_rows_do_not_suffice():
@@ -170,8 +163,6 @@ def test_sites_that_are_no_clients_are_tested_on_all_the_same():
     assert list(by_number.test_by_site) == ["0", "1", "2"]
     numbers = replace(data, site_names=("1", "2", "10", "30"))  # hospitals whose names are numbers
     assert split(numbers, "site", None, seed=0, only=[30, "2"]).site_names == ("2", "30")
-
-
 
 
 @pytest.mark.parametrize(

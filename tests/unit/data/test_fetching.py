@@ -3,7 +3,6 @@
 import hashlib
 import io
 import re
-import socket
 import sys
 import tarfile
 import threading
@@ -19,8 +18,7 @@ from fedmpi.common.registry import load
 from fedmpi.common.torchvision_compat import torchvision
 from fedmpi.data.fetching import getting, http
 from fedmpi.data.fetching.getting import SETS
-from fedmpi.data.fetching.listing import Download, Part, one
-from fedmpi.data.fetching.progress import progress
+from fedmpi.data.fetching.listing import Download, one
 from fedmpi.data.sources import registry
 
 CONTENT = bytes(range(256)) * 4096  # 1 MiB
@@ -152,12 +150,6 @@ def test_a_file_with_a_wrong_checksum_is_refused_and_deleted(server, tmp_path):
     assert (tmp_path / "a.bin").read_bytes() == CONTENT
 
 
-
-
-
-
-
-
 # ---- archives
 
 
@@ -239,8 +231,6 @@ def test_an_archive_that_is_refused(listed, server, tmp_path, content, says):
     assert left <= ({"small"} if "lacks" in says else {"small.pack"})
 
 
-
-
 # ---- the commands
 
 
@@ -269,8 +259,6 @@ def test_the_commands(listed, tmp_path, monkeypatch, capsys):
     assert all(name in out for name in ("mnist", "pathmnist", "pacs", "by hand"))
 
 
-
-
 def test_without_a_network_the_command_says_what_to_do(listed, server, tmp_path, monkeypatch, capsys):
     listed(tape(**FILES))
     nowhere = "http://127.0.0.1:9/small.pack"
@@ -284,8 +272,6 @@ def test_without_a_network_the_command_says_what_to_do(listed, server, tmp_path,
     assert command(monkeypatch, capsys, "fetch", "small", "--root", tmp_path)[0] == 0
     assert (tmp_path / "small/b/c").read_bytes() == b"2"
     assert (tmp_path / "small.pack").exists()
-
-
 
 
 @pytest.mark.parametrize(

@@ -81,8 +81,6 @@ def test_pictures_of_a_patient_are_on_one_side(tmp_path):
         assert not inside & outside
 
 
-
-
 def test_rows_of_a_patient_in_a_table_are_on_one_side(tmp_path):
     rows = [f"{i},{i % 2},{people(i)}" for i in range(60)]
     (tmp_path / "a.csv").write_text("\n".join(["age,sick,who", *rows, ""]))

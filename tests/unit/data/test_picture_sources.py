@@ -11,7 +11,6 @@ from fedmpi import config
 from fedmpi.common.errors import MissingDataError, UserError
 from fedmpi.common.torchvision_compat import torchvision
 from fedmpi.data.federated import split
-from fedmpi.data.fetching.by_hand import COVID_SITES
 from fedmpi.data.fetching.getting import SETS
 from fedmpi.data.fetching.medmnist import TABLE
 from fedmpi.data.silos import open_silos
@@ -22,8 +21,9 @@ from fedmpi.data.sources.pictures.domains import office_home, pacs
 from fedmpi.data.sources.pictures.emnist import CLASSES as EMNIST
 from fedmpi.data.sources.pictures.emnist import emnist
 from fedmpi.data.sources.pictures.ham10000 import SOURCES, ham10000
+from fedmpi.data.sources.pictures.image_folder import image_folder
 from fedmpi.data.sources.pictures.medmnist import medmnist
-from fedmpi.data.sources.pictures.ssl_fl import covid_fl, retina
+from fedmpi.data.sources.pictures.ssl_fl import retina
 from fedmpi.data.sources.pictures.stl10 import stl10
 from fedmpi.data.sources.pictures.svhn import svhn
 from fedmpi.data.sources.pictures.tiny_imagenet import tiny_imagenet
@@ -124,8 +124,6 @@ def test_svhn(tmp_path, folder):
     assert torch.equal(more.train_x[:12], data.train_x)
 
 
-
-
 def write_stl10(root):
     folder = root / "stl10_binary"
     folder.mkdir()
@@ -177,12 +175,6 @@ def test_medmnist(tmp_path, name):
     apart = medmnist(tmp_path, set=name, val="leave", channels=3)
     assert (len(apart.train_y), apart.train_x.shape[1]) == (6, 3)
     assert torch.equal(apart.train_x[:, -1], data.train_x[:6, -1])
-
-
-
-
-
-
 
 
 # ---- folders
@@ -281,8 +273,6 @@ def test_pacs_domains_are_the_sites(tmp_path, home):
         pacs(tmp_path, site="art")
 
 
-
-
 @pytest.mark.parametrize("real", ["Real World", "RealWorld"])
 def test_office_home(tmp_path, real):
     home = tmp_path / "OfficeHomeDataset_10072016"
@@ -334,8 +324,6 @@ def test_ham10000_by_source_with_lesions_apart(tmp_path):
     assert torch.equal(alone.test_y, data.test_y[data.test_site == 2])
 
 
-
-
 def write_ssl_fl(home, folder, sites, classes, ending):
     """Each site has four pictures; picture k of site s has the grey 10 s + k and the class k mod classes."""
     labels = []
@@ -383,3 +371,15 @@ def test_retina(tmp_path):
             retina(tmp_path, split="split_2")
 
 
+def test_folders_beside_the_training_part(tmp_path):
+    for part, grey in (("train", 10), ("dev", 20), ("test", 30), ("extra", 40)):
+        for name in "ab":
+            plain(tmp_path / part / name / "0.png", grey)
+    (tmp_path / "notes").mkdir()  # without a picture
+    with pytest.warns(
+        UserWarning, match="extra is not read; parts are named train, training, val, .*dev, test"
+    ) as told:
+        data = image_folder(tmp_path)
+    assert len(told) == 1
+    assert value(data.train_x, 0.5, 0.5) == [10, 10, 20, 20]
+    assert value(data.test_x, 0.5, 0.5) == [30, 30]

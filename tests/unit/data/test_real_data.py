@@ -6,11 +6,8 @@ from pathlib import Path
 import pytest
 import torch
 
-from fedmpi.common.errors import UserError
 from fedmpi.data.federated import split
-from fedmpi.data.fetching import getting
 from fedmpi.data.sources.heart_disease import heart_disease
-from fedmpi.data.sources.mnist import fashion_mnist, mnist
 from fedmpi.data.sources.npz import npz
 from fedmpi.data.sources.pictures.medmnist import medmnist
 from fedmpi.data.sources.tables.tcga_brca import tcga_brca
@@ -20,8 +17,6 @@ ROOT = Path(os.environ.get("FEDMPI_DATA") or Path(__file__).parents[4] / "shared
 
 def needs(folder):
     return pytest.mark.skipif(not (ROOT / folder).is_dir(), reason=f"{ROOT / folder} is not there")
-
-
 
 
 @needs("heart_disease")
@@ -48,8 +43,6 @@ def test_heart_disease_as_flamby_has_it():
     assert torch.equal(pooled.global_x, data.global_x)
 
 
-
-
 @needs("tcga_brca")
 def test_tcga_brca():
     data = tcga_brca(ROOT)
@@ -60,8 +53,6 @@ def test_tcga_brca():
     assert y[:, 0].unique().tolist() == [0, 1]
     assert (y[:, 1] >= 0).all()
     assert (data.train_x[:, 0].min(), data.train_x[:, 0].max()) == (26, 90)  # years of age
-
-
 
 
 @needs("medmnist")

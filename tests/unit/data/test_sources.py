@@ -87,10 +87,6 @@ def test_mnist(tmp_path, source, folder, packed, channels, mean, std):
     assert (data.input_shape, data.classes) == ((channels, 28, 28), 10)
 
 
-
-
-
-
 def test_a_set_that_is_there_is_not_downloaded_again(tmp_path, monkeypatch):
     calls = []
 
@@ -217,8 +213,6 @@ def test_heart_disease_sites_in_order(tmp_path):
     assert torch.equal(data.test_y[data.test_site == 2], alone.test_y)
 
 
-
-
 # ---- npz
 
 
@@ -232,8 +226,6 @@ def test_npz_holds_out_a_stratified_part(tmp_path):
     assert torch.equal(data.test_y, torch.from_numpy(y)[rows])
     assert torch.equal(data.test_site, rows % 4)
     assert torch.equal(data.site, data.train_x.flatten().long() % 4)
-
-
 
 
 def test_npz_validation_part_joins_the_training_part(tmp_path):
@@ -261,14 +253,6 @@ def test_npz_of_silos_has_their_names_in_its_path(tmp_path):
         np.savez(tmp_path / name / "a.npz", x=np.full((4, 2), float(k)), y=np.arange(4) % 2)
     opened = open_silos(npz, tmp_path, ["north", "south"], [0, 1], path="{site}/a.npz", val="leave")
     assert [data.train_x.unique().tolist() for data in opened.values()] == [[0.0], [1.0]]
-
-
-
-
-
-
-
-
 
 
 # ---- image folder
@@ -310,8 +294,6 @@ def test_image_folder_has_torchvisions_classes_and_order(tmp_path):
         assert image_folder(tmp_path, size=4).classes == 4
 
 
-
-
 def write_sites(folder):
     """north has cats and dogs in class folders, south dogs in train/ and test/; the grey says which picture it is."""
     greys = {"north/cat": 0, "north/dog": 10, "south/train/dog": 20, "south/test/dog": 30}
@@ -346,8 +328,6 @@ def test_image_folder_of_sites(tmp_path):
         image_folder(tmp_path, site="west", **options)
 
 
-
-
 def test_image_folder_refused(tmp_path):
     at = tmp_path / "train/a/x.png"
     with pytest.raises(UserError, match=r"no folder .*none \(data\.root"):
@@ -364,5 +344,3 @@ def test_image_folder_refused(tmp_path):
             image_folder(tmp_path)
     with pytest.raises(UserError, match=r"data\.mean has 3 numbers"):
         image_folder(tmp_path, channels=1, mean=(0.1, 0.2, 0.3))
-
-

@@ -1,6 +1,5 @@
 """data.stream: pictures read from disk are those in memory, to the bit, and few of them are in memory at once."""
 
-import gc
 import threading
 from contextlib import closing
 
@@ -19,7 +18,6 @@ from fedmpi.data.pictures import of_bytes, stacked
 from fedmpi.data.sources.npz import npz
 from fedmpi.data.sources.pictures.image_folder import image_folder
 from fedmpi.data.streaming.decoded import Decoded
-from fedmpi.data.streaming.mapped import Mapped, in_archive
 from fedmpi.data.streaming.stream import AHEAD, Stream, in_turn
 from fedmpi.runtime import build_data, consistency
 
@@ -74,8 +72,6 @@ def test_arrays_read_from_disk_are_those_in_memory(tmp_path, shape, more):
         assert isinstance(b.global_test.x, torch.Tensor), "few test pictures are floats in memory"
 
 
-
-
 @pytest.mark.parametrize(
     ("x", "save"),
     [
@@ -93,8 +89,6 @@ def test_samples_that_cannot_stay_on_disk_are_refused(tmp_path, x, save):
     says = r"data\.stream: true, but source npz gives these samples as a whole: .*numpy\.savez"
     with pytest.raises(UserError, match=says):
         build_data.partitioned(config)
-
-
 
 
 # ---- picture files ----
@@ -132,8 +126,6 @@ def test_files_are_decoded_in_order(folder):
         assert torch.equal(x, other)
 
 
-
-
 def test_reading_ahead_is_bounded_and_ends_with_the_reader():
     asked, before = [], set(threading.enumerate())
 
@@ -149,10 +141,6 @@ def test_reading_ahead_is_bounded_and_ends_with_the_reader():
     assert len(asked) == 5 + AHEAD
     assert list(in_turn(lambda k: -k, range(7))) == [-k for k in range(7)]
     assert list(in_turn(lambda k: k, [])) == []
-
-
-
-
 
 
 # ---- sources of picture files ----
@@ -181,5 +169,3 @@ def test_folders_of_sites_are_streamed(sites):
     with streaming.choosing(True):
         other = image_folder(sites, sites=True, size=6)
     assert consistency.data(split(other, "site", None, 0)) != digest
-
-

@@ -11,7 +11,7 @@ import torch
 
 from fedmpi.common.errors import UserError
 from fedmpi.data.federated import split
-from fedmpi.data.silos import describe, label_table, open_silos
+from fedmpi.data.silos import describe, label_table
 from fedmpi.data.sources.tables.files import Table
 from fedmpi.data.sources.tables.table import table
 
@@ -86,8 +86,6 @@ def test_options_name_features_values_and_classes(root):
     assert dropped.meaning[:2] == ("age", "->")
 
 
-
-
 @pytest.mark.parametrize(
     ("cells", "target", "dtype"),
     [
@@ -104,8 +102,6 @@ def test_targets(root, cells, target, dtype):
     assert data.classes == (1 if dtype == torch.float32 else 2)  # 1 and 1.0 are one class
     if dtype == torch.float32:
         assert data.train_y.tolist() == [float(cell) for cell in cells]
-
-
 
 
 @pytest.mark.parametrize(
@@ -148,8 +144,6 @@ def write_silos(root):
     return {k: v for k, v in BY.items() if k != "site_column"} | {"drop": ["hospital"]}
 
 
-
-
 def test_silos_whose_columns_have_other_meanings_are_refused(root):
     by, names = write_silos(root) | {"small_sites": "keep"}, ["of_north.csv", "of_south.csv"]
     (root / names[1]).write_text((root / names[1]).read_text().replace("Bonn", "Graz"))
@@ -189,10 +183,6 @@ def test_parquet_reads_as_csv_does(root):
     assert read(more, drop=["day"]).train_x.shape[1] == same.train_x.shape[1] + 1  # dose is a feature
 
 
-
-
-
-
 def test_a_column_without_a_value_at_a_site_is_warned_of(tmp_path):
     (tmp_path / "a.csv").write_text(PATIENTS.replace("north,50", "north,").replace("north,60", "north,"))
     said = r"a\.csv: column 'age' has no value in any training row of north; it is 0 there"
@@ -209,8 +199,6 @@ def test_the_label_is_no_feature(tmp_path):
 STAGES = "stage,age,sick\n" + "".join(
     f"{('none', 'mild', 'severe')[i % 3]},{'' if i == 4 else i},{('none', 'ill')[i % 2]}\n" for i in range(30)
 )
-
-
 
 
 def test_missing_drop_warns_of_the_rows_and_refuses_to_lose_a_site(tmp_path):

@@ -2,7 +2,6 @@
 
 import json
 import os
-import warnings
 from pathlib import Path
 
 import pytest
@@ -48,8 +47,6 @@ def test_a_folder_of_authors(folder):
     assert text(folder, path="novels", context=3, min_chars=11).site_names == ("bob",)  # Ann's is too short
     given = text(folder, path="novels", context=3, alphabet="?cba")
     assert (given.meaning, given.train_x[0].tolist()) == (tuple("?cba"), [3, 2, 1])
-
-
 
 
 def test_tables_and_json_lines_say_the_same(folder):

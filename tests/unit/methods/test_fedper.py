@@ -1,8 +1,11 @@
 """FedPer (4.2): FedAvg where all clients are the same; else a common body under heads of the clients' own."""
 
+from dataclasses import replace
+
 import torch
 from helpers import federated, images, play, settings
 
+from fedmpi.data.batches import Shard
 from fedmpi.data.dataset import Dataset
 from fedmpi.data.federated import split
 
@@ -13,7 +16,7 @@ def test_identical_clients_have_one_head_and_make_fedavg():
     data, rows = images(), torch.arange(10).repeat(3)
     same = Dataset(data.train_x[rows], data.train_y[rows], data.test_x, data.test_y, data.classes)
     counted = split(same, "iid", 3, 0, "global")
-    counted.train.update({k: type(counted.train[k])(same.train_x, same.train_y, torch.arange(10)) for k in range(3)})
+    counted = replace(counted, train={k: Shard(same.train_x, same.train_y, torch.arange(10)) for k in range(3)})
     config = {"train": {"batch_size": "full", "weight_decay": 1e-2}, "cohort": {"fraction": 1.0}}
     mine, theirs = play(settings("fedper", **config), counted), play(settings("fedavg", **config), counted)
     head, shared = mine.made.messages.head, mine.made.messages.shared

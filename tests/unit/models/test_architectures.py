@@ -63,10 +63,41 @@ def count(module):
         # patches 2 * 960 + 961 * 192; token and positions 18 * 192; nine layers of attention (384 + 1 + 192 * 2,304 +
         # 769 * 192) and of two linear ones (384 + 2 * 193 * 192); LayerNorm and head 384 + 193 * 10
         ("sl_vit", (3, 32, 32), 10, {}, 186_432 + 3_456 + 9 * (590_401 + 74_496) + 384 + 1_930),
+        # 3^3 of (1 + 16) 16, (16 + 32) 32, (32 + 64) 64, (64 + 32) 32, (32 + 16) 16; normalisation 4 of each width; up
+        # (8 * 64 + 1) 32 and (8 * 32 + 1) 16; the head 17 * 2
+        ("unet", (1, 8, 8, 8), 2, {}, 27 * 11_792 + 4 * 160 + 513 * 32 + 257 * 16 + 34),
+        ("unet", (1, 8, 8), 2, {}, 9 * 11_792 + 4 * 160 + (4 * 64 + 1) * 32 + (4 * 32 + 1) * 16 + 34),
     ],
 )
 def test_parameter_counts(name, input_shape, classes, given, expected):
     assert count(build(name, input_shape, classes, **given)) == expected
+
+
+@pytest.mark.parametrize("norm", ["gn", "bn"])
+@pytest.mark.parametrize("shape", [(1, 9, 6, 7), (3, 5, 8), (2, 1, 1, 1)])
+def test_a_u_net_has_logits_at_each_pixel_whatever_the_size(shape, norm):
+    module = build("unet", shape, 4, width=8, levels=3, norm=norm)
+    net = Net(module, shape)
+    assert net.output_shape == (4, *shape[1:])
+    assert (net.has_features, net.head_names()) == (False, HEAD)
+
+
+def test_a_u_net_needs_pictures_or_volumes():
+    with pytest.raises(UserError, match=r"model unet: a sample has shape \(5,\), but it needs pictures"):
+        build("unet", (5,), 2)
+
+
+def test_a_u_net_moves_with_its_volume():
+    """Move it by four voxels along any axis, and its output moves along."""
+    torch.manual_seed(0)
+    module = build("unet", (1, 24, 24, 24), 2, width=8, levels=1, norm="bn").eval()
+    x = torch.zeros(1, 1, 24, 24, 24)
+    x[0, 0, 8:12, 8:12, 8:12] = torch.randn(4, 4, 4)
+    inside = slice(8, 12)
+    for axis in (2, 3, 4):
+        with torch.no_grad():
+            before, after = module(x), module(x.roll(4, axis)).roll(-4, axis)
+        torch.testing.assert_close(after[:, :, inside, inside, inside], before[:, :, inside, inside, inside])
 
 
 @pytest.mark.parametrize("name", ["mcmahan_cnn", "alexnet_s", "lenet5"])

@@ -106,7 +106,9 @@ def test_the_file_gives_the_models_outputs(run_of, tmp_path, recwarn, case, to):
     assert export.export(run, to, said.append, out=out, trusted=True) == out
     assert [str(w.message) for w in recwarn] == []
     assert "20 test samples, together and one by one" in said[-1]
-    assert list(tmp_path.iterdir()) == [out]
+    prepared = tmp_path / "model.preprocessing.json"
+    assert sorted(tmp_path.iterdir()) == sorted([out, prepared])
+    assert prepared.read_bytes() == (run / "preprocessing.json").read_bytes()
     module, g = package.load(run, trust=True), torch.Generator().manual_seed(7)
     ids = torch.randint(0, 9, (7, 5), generator=g)
     parts = {"pictures": [torch.randn(7, 1, 8, 8, generator=g)], "text": [ids], "masked": [ids, (ids > 1).float()]}

@@ -132,8 +132,10 @@ def test_lines_are_valid_json_whatever_the_numbers(record):
     first, second = (json.loads(line, parse_constant=refuse) for line in text.splitlines())
     assert first == {"round": 0, "loss": None, "x": [None, None], "n": 3, "ok": True}
     assert record.metrics() == [first, second]
-    record.add_client({"round": 0, "client": 2, "accuracy": 50.0})
-    assert json.loads((record.path / "clients.jsonl").read_text()) == {"round": 0, "client": 2, "accuracy": 50.0}
+    rows = [{"round": 0, "client": k, "accuracy": 50.0} for k in (2, 5)]
+    record.add_clients(rows)
+    record.add_clients([])
+    assert [json.loads(line) for line in (record.path / "clients.jsonl").read_text().splitlines()] == rows
 
 
 def test_a_run_without_rounds_has_no_rows(record):

@@ -17,7 +17,7 @@ from fedmpi.config import yaml_source
 METHOD = "local"
 SAME = (  # what a fair one shares
     *("data.", "model.", "task.", "train.", "init.", "seed", "rounds"),
-    *("cohort.fraction", "cohort.draw"),
+    *("cohort.fraction", "cohort.size", "cohort.draw"),
 )
 PLACES = ("data.root", "data.download", "data.audit", "data.stream", "data.share_ranks")  # which move no figure
 CLOSE = "too close to tell"

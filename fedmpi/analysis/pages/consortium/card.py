@@ -9,6 +9,7 @@ import hashlib
 import json
 from collections.abc import Mapping, Sequence
 from math import prod
+from typing import Any
 
 from fedmpi.analysis.pages.consortium import left
 from fedmpi.analysis.pages.consortium.about import ASKED
@@ -119,7 +120,7 @@ def method(run: Run) -> Section:
     rows: list[list[Value]] = [
         ["method", known.get(name, "code of the consortium's own, kept in plugins/ of the run directory")],
         ["its options", ", ".join(options) or "none but defaults"],
-        ["rounds", f"{c.get('rounds')}, of the sites {float(c.get('cohort.fraction', 1.0)):.0%} in each"],
+        ["rounds", f"{c.get('rounds')}, {_share(c)} in each"],
         ["at a site", f"{_work(c)}, batches of {c.get('train.batch_size')}, {c.get('train.optim')}, learning rate "
                       f"{c.get('train.lr')}"],
         ["weights of sites", "alike" if c.get("cohort.weighting") == "uniform" else "by training samples"],
@@ -128,6 +129,11 @@ def method(run: Run) -> Section:
         ["on the way", wire],
     ]  # fmt: skip
     return Section("method", "How it was made", (Table(("", ""), rows),))
+
+
+def _share(c: Mapping[str, Any]) -> str:
+    size = c.get("cohort.size")
+    return count(size, "site") if size else f"of the sites {float(c.get('cohort.fraction') or 1.0):.0%}"
 
 
 def _work(c: Mapping[str, object]) -> str:

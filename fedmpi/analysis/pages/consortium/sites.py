@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
+
+import numpy as np
 
 from fedmpi.analysis.pages.run import Run, number
 from fedmpi.common.errors import UserError
@@ -57,21 +59,21 @@ def sites(run: Run) -> list[Site]:
     Raises:
         UserError: the clients of the run are no sites.
     """
-    names, sizes = run.client_names, run.partition.get("sizes")
-    if not names or not isinstance(sizes, list):
+    names, (sizes, counts) = run.client_names, run.by_client
+    if not names or not isinstance(sizes, (list, np.ndarray)):
         raise UserError(
             f"{run.path}: its clients have no names, so there are no sites to write pages for; sites are the entries "
             "of data.silos, or the owners of rows (data.partition.scheme: site), and they have names where they are "
             "evaluated: evaluate.protocol: [global, personal]"
         )
-    counts = run.partition.get("label_counts")
+    known = isinstance(counts, (list, np.ndarray)) and len(counts) == len(sizes)
     weights = _shares(run, sizes)
     return [
         Site(
             k,
             run.client_name(k),
             int(n),
-            [int(c) for c in counts[k]] if isinstance(counts, list) and len(counts) == len(sizes) else None,
+            [int(c) for c in counts[k]] if known else None,
             tuple(row["round"] for row in run.rows if k in (row.get("cohort") or ())),
             tuple(row["round"] for row in run.rows if k in _named(row, "refused")),
             tuple(row["round"] for row in run.rows if k in _named(row, "clipped")),
@@ -93,7 +95,7 @@ def _named(row: Mapping[str, Any], key: str) -> set[int]:
     return {each["client"] for each in row.get(key) or () if isinstance(each, dict) and "client" in each}
 
 
-def _shares(run: Run, sizes: list[int]) -> dict[int, float]:
+def _shares(run: Run, sizes: Sequence[int] | np.ndarray) -> dict[int, float]:
     """p_k, by samples or alike among those whose uploads count; a round without a client gives it none."""
     alike, total, rounds = run.config.get("cohort.weighting") == "uniform", dict[int, float](), 0
     for row in run.rows:

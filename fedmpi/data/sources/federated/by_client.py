@@ -37,34 +37,32 @@ def as_floats(x: np.ndarray) -> np.ndarray:
 
 
 def with_sites(
-    data: Dataset, names: Sequence[str], train_rows: Sequence[int], test_rows: Sequence[int], shared_test: bool = False
+    data: Dataset, names: Sequence[str], owner: np.ndarray, test_owner: np.ndarray, shared_test: bool = False
 ) -> Dataset:
-    """The data set with its clients as sites; its rows must be in the order of `names`.
+    """The data set with its clients as sites.
 
-    A client without training rows is no site: its test rows belong to the global test set alone.
+    A client without training rows is no site: its test rows are part of the global test set alone.
 
     Args:
-        names: all clients, in the order of their numbers.
-        train_rows, test_rows: how many rows each has.
-        shared_test: the test part belongs to no client, whatever the names in it.
+        names: all clients.
+        owner, test_owner: the client of each training row and of each test row, a number in `names`.
+        shared_test: the test part belongs to no client, whatever test_owner says.
     """
-    trained = [k for k, rows in enumerate(train_rows) if rows]
+    trained, tested = np.unique(owner), np.unique(test_owner)
     number = np.full(len(names), NOBODY)
     number[trained] = np.arange(len(trained))
-    owner = np.repeat(number, test_rows)
-    untrained = [name for name, a, b in zip(names, train_rows, test_rows, strict=True) if b and not a]
-    if untrained and not shared_test and len(untrained) < np.count_nonzero(test_rows):
-        who = f"{count(len(untrained), 'client')} with test rows but no training row ({brief(', '.join(untrained))})"
-        warnings.warn(f"data: {who}: these rows are part of the global test set alone", stacklevel=4)
-    untested = [names[k] for k in trained if not test_rows[k]]
-    common = shared_test or bool((owner == NOBODY).all())
-    if untested and not common:
-        warnings.warn(
-            f"data: {count(len(untested), 'client')} without a test row ({brief(', '.join(untested))})", stacklevel=4
-        )
+    own = np.intersect1d(trained, tested)
+    if len(own) and not shared_test:
+        for some, what in (
+            (np.setdiff1d(tested, trained), "with test rows alone, which are part of the global test set only"),
+            (np.setdiff1d(trained, tested), "without a test row"),
+        ):
+            if len(some):
+                who = brief(", ".join(names[k] for k in some))
+                warnings.warn(f"data: {count(len(some), 'client')} {what}: {who}", stacklevel=4)
     return replace(
         data,
-        site=torch.from_numpy(np.repeat(number, train_rows)),
-        test_site=None if common else torch.from_numpy(owner),
+        site=torch.from_numpy(number[owner]),
+        test_site=torch.from_numpy(number[test_owner]) if len(own) and not shared_test else None,
         site_names=tuple(names[k] for k in trained),
     )

@@ -21,9 +21,8 @@ from fedmpi.data.sources.common import finite
 from fedmpi.data.sources.federated import leaf_text
 from fedmpi.data.sources.federated.by_client import as_floats, image_bytes, with_sites
 from fedmpi.data.sources.federated.leaf_json import REMEDY, read_users
-from fedmpi.data.sources.pictures.decode import DecodeOptions
+from fedmpi.data.sources.pictures.decode import DecodeOptions, is_picture
 from fedmpi.data.sources.pictures.held_out import Files, parted
-from fedmpi.data.sources.pictures.reading import is_picture
 
 Kind = Literal["numbers", "characters", "texts", "image files"]
 
@@ -47,8 +46,9 @@ class Part:
     x: dict[str, Any] = field(default_factory=dict)
     y: dict[str, np.ndarray] = field(default_factory=dict)  # (n,) numbers; (n,) strings of characters
 
-    def rows(self, users: Sequence[str]) -> list[int]:
-        return [len(self.y[user]) if user in self.y else 0 for user in users]
+    def owner(self, users: Sequence[str]) -> np.ndarray:
+        """(n,) the number of each sample's user."""
+        return np.repeat(np.arange(len(users)), [len(self.y[user]) if user in self.y else 0 for user in users])
 
     def labels(self, users: Sequence[str]) -> np.ndarray:
         found = [self.y[user] for user in users if user in self.y]
@@ -118,8 +118,8 @@ def leaf(
             data = Dataset(x, y, test_x, test_y, outputs)
         else:
             files = _files(train, users, y, folder), _files(test, users, test_y, folder)
-            data = parted(*files, outputs, DecodeOptions(size or 84, 3, (0.5,), (0.5,)))
-    return with_sites(data, users, train.rows(users), test.rows(users))
+            data = parted(*files, [str(k) for k in range(outputs)], DecodeOptions(size or 84, 3, (0.5,), (0.5,)))
+    return with_sites(data, users, train.owner(users), test.owner(users))
 
 
 def _read(folder: Path) -> Part:

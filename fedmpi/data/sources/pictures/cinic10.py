@@ -32,4 +32,4 @@ def cinic10(root: Path, *, download: bool = False, val: Literal["join", "leave"]
     train = files_in(folder / "train", CLASSES, allowed="CINIC-10's")
     if val == "join":
         train = train + files_in(folder / "valid", CLASSES, allowed="CINIC-10's")
-    return parted(train, files_in(folder / "test", CLASSES, allowed="CINIC-10's"), len(CLASSES), DECODING)
+    return parted(train, files_in(folder / "test", CLASSES, allowed="CINIC-10's"), CLASSES, DECODING)

@@ -12,17 +12,20 @@ from pydantic import Field
 from fedmpi.common.errors import UserError
 from fedmpi.common.text import natural_order, twins
 from fedmpi.data.dataset import Dataset
-from fedmpi.data.sources.common import check_groups, checked_fraction, find, joined, tell_of_travellers
+from fedmpi.data.sources.common import (
+    PARTS,
+    check_groups,
+    checked_fraction,
+    find,
+    joined,
+    reads_columns,
+    tell_of_travellers,
+)
 from fedmpi.data.sources.pictures.decode import Axes, DecodeOptions, Pages, PixelRange, Size
 from fedmpi.data.sources.pictures.held_out import Files, check_site, held_out, parted
 from fedmpi.data.sources.pictures.table_of_files import Row, rows
 
 Name = Annotated[str, Field(min_length=1)]
-PARTS = {  # words in a split column
-    **dict.fromkeys(("train", "training"), "train"),
-    **dict.fromkeys(("val", "valid", "validation"), "val"),
-    **dict.fromkeys(("test", "testing"), "test"),
-}
 
 
 def csv_images(
@@ -77,6 +80,7 @@ def csv_images(
     options |= {"site_column": site_column} if site_column else {}
     options |= {"split_column": split_column} if split_column else {}
     options |= {"group_column": group_column} if group_column else {}
+    columns = {"picture_column": picture_column, "label_column": label_column, "delimiter": delimiter, "folder": folder}
     table = rows(at, list(options.values()), delimiter, list(options))
     names = list(class_names or _classes(table, label_column, at))
 
@@ -89,17 +93,17 @@ def csv_images(
 
     def one(mine: Sequence[Row], whose: str) -> Dataset:
         if split_column is None:
-            return held_out(files(mine), share, len(names), decoding, groups(mine))
+            return held_out(files(mine), share, names, decoding, groups(mine))
         part = [PARTS[row.values[split_column].lower()] for row in mine]
         train = [row for want in ("train", "val")[: 2 if val == "join" else 1] for row in _of(mine, part, want)]
         if not train:
             raise UserError(f"{at}: no row{whose} is of the training part ({split_column})")
         check_groups(groups(mine), [name != "test" for name in part], lambda k: mine[k].at, f"{group_column}")
-        return parted(files(train), files(_of(mine, part, "test")), len(names), decoding, groups(train))
+        return parted(files(train), files(_of(mine, part, "test")), names, decoding, groups(train))
 
     if site_column is None:
         _check(table, picture_column, label_column, names, split_column)
-        return one(table, "")
+        return reads_columns(one(table, ""), **columns)
     sites = natural_order([row.values[site_column] for row in table])
     twice = twins(dict.fromkeys(row.values[site_column] for row in table))
     if twice:
@@ -116,7 +120,7 @@ def csv_images(
     for name in chosen:
         mine = [row for row in table if row.values[site_column] == name]
         found.append(check_site(one(mine, f" of {name}"), name, mine[0].at, names, small_sites))
-    return found[0] if site is not None else joined(found, sites)
+    return reads_columns(found[0] if site is not None else joined(found, sites), **columns)
 
 
 def _classes(table: Sequence[Row], column: str, at: Path) -> list[str]:

@@ -23,6 +23,11 @@ GREY = (0.299, 0.587, 0.114)  # weights of red, green and blue (ITU-R 601-2), wh
 ALPHA = ("RGBA", "LA", "PA", "RGBa", "La")
 WHOLE_FIRST = ("MPO", "PSD")  # their first frame is the image, the others are previews and layers
 
+HOW_TO_SCALE = (
+    "say data.pixel_range: [low, high], the range of all files (12 bits are [0, 4095]), which become 0 and 1; or file, "
+    "for the range of each"
+)
+
 
 class OptionNeededError(ValueError):
     """The image is sound, but an option has to say how it is read."""
@@ -59,10 +64,7 @@ class DecodeOptions:
     def __post_init__(self) -> None:
         if self.pages != "channels":
             self.check_channels(self.channels)
-        if isinstance(self.pixel_range, tuple) and not self.pixel_range[0] < self.pixel_range[1]:
-            raise UserError(
-                f"data.pixel_range: {list(self.pixel_range)}; [low, high] with low < high, or file, is needed"
-            )
+        check_range(self.pixel_range)
         try:
             ImageColor.getrgb(self.background)
         except ValueError as error:
@@ -74,6 +76,17 @@ class DecodeOptions:
         for name, numbers in (("mean", self.mean), ("std", self.std)):
             if len(numbers) not in (1, channels):
                 raise UserError(f"data.{name} has {len(numbers)} numbers; 1 or channels={channels} are needed")
+
+
+def check_range(pixel_range: PixelRange | None) -> None:
+    """Raise UserError unless low < high."""
+    if isinstance(pixel_range, tuple) and not pixel_range[0] < pixel_range[1]:
+        raise UserError(f"data.pixel_range: {list(pixel_range)}; [low, high] with low < high, or file, is needed")
+
+
+def is_picture(file: Path) -> bool:
+    """Whether a file has the ending of an image; hidden ones (._dog.jpg of a Mac) are none."""
+    return file.suffix.lower() in Image.registered_extensions() and not file.name.startswith(".")
 
 
 class DecodedImage(NamedTuple):
@@ -93,7 +106,8 @@ def decode(file: Path | bytes, options: DecodeOptions) -> DecodedImage:
             return DecodedImage(_scaled(_with_channels(array.transpose(2, 0, 1), options.channels), options), False)
         array = array.astype(np.uint8)
         return _decode_pages(Image.fromarray(array[..., 0] if array.shape[2] == 1 else array), options)
-    with open_image(file, options) as image:
+    with _open(file) as image:
+        _check(image, options)
         return _decode_pages(image, options)
 
 
@@ -102,20 +116,24 @@ def probe(file: Path, options: DecodeOptions) -> tuple[tuple[int, int, int], boo
     if file.suffix == ".npy":
         found = decode(file, options)
         return found.pixels.shape, found.blended
-    with open_image(file, options) as image:
+    with _open(file) as image:
+        _check(image, options)
         width, height = (options.size, options.size) if options.size else image.size
         return (options.channels * _pages(image, options), height, width), _has_alpha(image)
 
 
-def first_channels(file: bytes | Path) -> Literal[1, 3]:
+def count_channels(file: Path | bytes) -> Literal[1, 3]:
     """1 for a grey image, 3 for any other one."""
-    with Image.open(io.BytesIO(file) if isinstance(file, bytes) else file) as image:
-        return 1 if image.mode in ("1", "L", "LA", "La") or _is_deep(image) else 3
+    with _open(file) as image:
+        return 1 if image.mode in ("1", "L") or _is_deep(image) else 3
 
 
-def open_image(file: Path | bytes, options: DecodeOptions) -> Image.Image:
-    """Open an image whose header allows it to be decoded with these options."""
-    image = Image.open(io.BytesIO(file) if isinstance(file, bytes) else file)
+def _open(file: Path | bytes) -> Image.Image:
+    return Image.open(io.BytesIO(file) if isinstance(file, bytes) else file)
+
+
+def _check(image: Image.Image, options: DecodeOptions) -> None:
+    """Raise ValueError if the header says that the image cannot be decoded with these options."""
     pages = getattr(image, "n_frames", 1)
     if pages > 1 and image.format not in WHOLE_FIRST and options.pages == "refuse":
         how = "data.pages: channels reads all of them, as channels, and first the first alone"
@@ -124,13 +142,12 @@ def open_image(file: Path | bytes, options: DecodeOptions) -> Image.Image:
         if options.pixel_range is None:
             values = np.asarray(image)
             said = f"its pixels are of mode {image.mode}, not of 8 bits, and hold {values.min()}..{values.max()}"
-            raise OptionNeededError(f"{said}; {_how_to_scale(values)}")
+            raise OptionNeededError(f"{said}; {HOW_TO_SCALE}")
         if "transparency" in image.info:
             raise ValueError(f"its pixels are of mode {image.mode}, and some are transparent; save it without that")
     elif any(";16" in raw and not raw.startswith("BGR") for raw in _raw_modes(image)):
         how = "save it with 8 bits a channel, or as a .npy file and say data.pixel_range"
         raise OptionNeededError(f"it has 16 bits a channel in several channels, of which 8 would be read; {how}")
-    return image
 
 
 def _raw_modes(image: Image.Image) -> list[str]:
@@ -230,7 +247,7 @@ def _load_array(file: Path, options: DecodeOptions) -> np.ndarray:
     fractions = high <= 1 and (array % 1).any()
     if options.pixel_range is None and (not (low >= 0 and high <= 255) or fractions):
         said = f"it holds {low}..{high}; pixels are 0..255"
-        raise OptionNeededError(f"{said}; {_how_to_scale(array)}") if np.isfinite(high - low) else ValueError(said)
+        raise OptionNeededError(f"{said}; {HOW_TO_SCALE}") if np.isfinite(high - low) else ValueError(said)
     return array
 
 
@@ -239,8 +256,3 @@ def _axes(shape: tuple[int, ...]) -> Axes:
     if shape[0] in (1, 3) and shape[2] in (1, 3, 4):
         raise OptionNeededError(f"it has the shape {shape}, with channels first or last; say data.axes: HWC or CHW")
     return "CHW" if shape[0] in (1, 3) else "HWC"
-
-
-def _how_to_scale(values: np.ndarray) -> str:
-    both = f"[{values.min()}, {values.max()}]"
-    return f"say data.pixel_range: {both}, which become 0 and 1, or file for each file's own range"

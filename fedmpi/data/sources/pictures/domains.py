@@ -62,8 +62,8 @@ def pacs(
         folder = _folder(root, "pacs", PACS_FOLDERS, folders, name)
         if split == "files":
             train, test = (_listed(folder, f"{name}_{part}_kfold.txt") for part in ("train", "crossval"))
-            return parted(train, test, len(PACS_CLASSES), decoding)
-        return held_out(files_in(folder, PACS_CLASSES, allowed="PACS's"), test_fraction, len(PACS_CLASSES), decoding)
+            return parted(train, test, PACS_CLASSES, decoding)
+        return held_out(files_in(folder, PACS_CLASSES, allowed="PACS's"), test_fraction, PACS_CLASSES, decoding)
 
     return by_site("pacs", list(PACS), site, one)
 
@@ -80,9 +80,7 @@ def office_home(root: Path, *, site: str | None = None, size: Size = 224, test_f
 
     def one(name: str) -> Dataset:
         folder = _folder(root, "office_home", HOME_FOLDERS, HOME, name)
-        return held_out(
-            files_in(folder, HOME_CLASSES, allowed="Office-Home's"), test_fraction, len(HOME_CLASSES), decoding
-        )
+        return held_out(files_in(folder, HOME_CLASSES, allowed="Office-Home's"), test_fraction, HOME_CLASSES, decoding)
 
     return by_site("office_home", list(HOME), site, one)
 

@@ -9,8 +9,8 @@ from pathlib import Path
 
 from fedmpi.common.errors import UserError
 from fedmpi.common.text import natural_order
+from fedmpi.data.sources.pictures.decode import is_picture
 from fedmpi.data.sources.pictures.held_out import Files
-from fedmpi.data.sources.pictures.reading import is_picture
 
 
 def classes_in(folder: Path) -> list[str]:

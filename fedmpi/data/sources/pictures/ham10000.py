@@ -51,7 +51,7 @@ def ham10000(
         if not mine:
             raise UserError(f"{path} has no row of the source {name}")
         groups = [row.values["lesion_id"] for row in mine] if lesions == "apart" else []
-        return held_out(_files(mine, files, path), test_fraction, len(CLASSES), decoding, groups)
+        return held_out(_files(mine, files, path), test_fraction, CLASSES, decoding, groups)
 
     return by_site("ham10000", SOURCES, site, one)
 

@@ -15,6 +15,10 @@ from fedmpi.data.dataset import Dataset
 from fedmpi.data.sources import common
 from fedmpi.data.sources.pictures import reading
 from fedmpi.data.sources.pictures.decode import DecodeOptions
+from fedmpi.data.sources.pictures.preparation import ImagePreparation
+from fedmpi.data.streaming.stream import Stream
+
+Part = tuple[np.ndarray | Stream, torch.Tensor]  # images and labels
 
 
 @dataclass(frozen=True)
@@ -30,12 +34,14 @@ class Files:
         return Files([*self.paths, *more.paths], [*self.labels, *more.labels], rows)
 
 
-def parted(train: Files, test: Files, classes: int, options: DecodeOptions, groups: Sequence[str] = ()) -> Dataset:
-    """A data set whose test part is given. groups: of the training files."""
+def parted(
+    train: Files, test: Files, classes: Sequence[str], options: DecodeOptions, groups: Sequence[str] = ()
+) -> Dataset:
+    """A data set whose test part is given. classes: their names, in order; groups: of the training files."""
     both = train + test
     images = reading.read(both.paths, options, both.rows)
     y, n = torch.tensor(both.labels), len(train.paths)
-    found = common.pictures((images[:n], y[:n]), (images[n:], y[n:]), classes, options.mean, options.std)
+    found = _dataset((images[:n], y[:n]), (images[n:], y[n:]), classes, options)
     return replace(found, group=common.numbered(groups))
 
 
@@ -50,11 +56,11 @@ def check_site(data: Dataset, name: str, at: str, classes: Sequence[str], small:
 
 
 def held_out(
-    files: Files, fraction: float, classes: int, options: DecodeOptions, groups: Sequence[str] = ()
+    files: Files, fraction: float, classes: Sequence[str], options: DecodeOptions, groups: Sequence[str] = ()
 ) -> Dataset:
     """A data set with `fraction` of each class as test part, the same for every seed.
 
-    groups: what must not be parted, such as the lesion of each picture.
+    classes: their names, in order; groups: what must not be parted, such as the lesion of each picture.
     """
     labels = np.array(files.labels)
     held = np.zeros(len(labels), dtype=bool)
@@ -62,5 +68,12 @@ def held_out(
     images = reading.read(files.paths, options, files.rows)
     y = torch.from_numpy(labels)
     parts = [(images[rows], y[torch.from_numpy(rows)]) for rows in (~held, held)]
-    found = common.pictures(parts[0], parts[1], classes, options.mean, options.std)
+    found = _dataset(parts[0], parts[1], classes, options)
     return replace(found, group=common.numbered([g for g, out in zip(groups, held, strict=False) if not out]))
+
+
+def _dataset(train: Part, test: Part, classes: Sequence[str], options: DecodeOptions) -> Dataset:
+    (x, y), (test_x, test_y) = train, test
+    channels, height, width = (int(size) for size in x.shape[1:])
+    made = ImagePreparation(options, (channels, height, width), channels, tuple(classes))
+    return Dataset(made.normalised(x), y, made.normalised(test_x), test_y, len(classes), preparation=made)

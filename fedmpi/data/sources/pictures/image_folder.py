@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import warnings
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Annotated, Literal
@@ -12,13 +13,10 @@ from pydantic import Field
 from fedmpi.common.errors import MissingDataError, UserError
 from fedmpi.common.text import natural_order
 from fedmpi.data.dataset import Dataset
-from fedmpi.data.sources.common import checked_fraction, joined
-from fedmpi.data.sources.pictures.decode import Axes, DecodeOptions, Pages, PixelRange, Size
+from fedmpi.data.sources.common import PARTS, checked_fraction, joined
+from fedmpi.data.sources.pictures.decode import Axes, DecodeOptions, Pages, PixelRange, Size, is_picture
 from fedmpi.data.sources.pictures.folders import classes_in, files_in
 from fedmpi.data.sources.pictures.held_out import check_site, held_out, parted
-
-VALIDATION, TEST = ("val", "valid", "validation"), ("test", "testing")
-PARTS = ("train", "training", *VALIDATION, *TEST)  # no classes
 
 
 def image_folder(
@@ -98,13 +96,16 @@ def _one(
         )
     beside = [] if folder == home else classes_in(home)
     if val == "join":
-        for name in [name for name in beside if name.lower() in VALIDATION]:
+        for name in [name for name in beside if PARTS.get(name.lower()) == "val"]:
             train += files_in(home / name, names)
-    test = next((name for name in beside if name.lower() in TEST), None)
+    test = next((name for name in beside if PARTS.get(name.lower()) == "test"), None)
+    for name in beside:
+        if name.lower() not in PARTS and any(is_picture(file) for file in (home / name).rglob("*")):
+            warnings.warn(f"data: {home / name} is not read; parts are named {', '.join(PARTS)}", stacklevel=2)
     if test is not None:
         checked_fraction(test_fraction, f"{home / test}")
-        return parted(train, files_in(home / test, names), len(names), decoding)
-    return held_out(train, checked_fraction(test_fraction), len(names), decoding)
+        return parted(train, files_in(home / test, names), names, decoding)
+    return held_out(train, checked_fraction(test_fraction), names, decoding)
 
 
 def _training(home: Path, root: Path) -> Path:

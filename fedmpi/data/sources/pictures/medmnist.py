@@ -12,6 +12,7 @@ from fedmpi.common.errors import UserError
 from fedmpi.data.dataset import Dataset
 from fedmpi.data.fetching.getting import advice, ready
 from fedmpi.data.fetching.medmnist import TABLE, file_name
+from fedmpi.data.sources.arrays import channels_first
 from fedmpi.data.sources.common import find, pictures
 
 Names = Literal[
@@ -87,7 +88,7 @@ def _read(at: Path, parts: tuple[str, ...], shape: tuple[int, ...], remedy: str)
                     or y.shape != (len(x), *shape)
                 ):
                     raise ValueError(f"{part}: images {x.dtype} {x.shape}, labels {y.dtype} {y.shape}")
-                x = x[:, None] if x.ndim == 3 else x.transpose(0, 3, 1, 2)
+                x = channels_first(x, "NHWC"[: x.ndim])
                 found[part] = x, torch.from_numpy(y[:, 0].astype(np.int64) if shape == (1,) else y.astype(np.float32))
     except Exception as error:  # zip, zlib, numpy's header: what a damaged file makes of them is not to be foreseen
         raise UserError(f"{at} is no file of MedMNIST: {error}; delete it, and {remedy}") from error

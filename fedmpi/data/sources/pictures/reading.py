@@ -8,23 +8,18 @@ from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from itertools import pairwise
 from pathlib import Path
+from typing import Literal
 
 import numpy as np
-from PIL import Image
 
 from fedmpi.common.errors import UserError
-from fedmpi.data.sources.pictures.decode import DecodeOptions, OptionNeededError, decode, probe
+from fedmpi.data.sources.pictures.decode import DecodeOptions, OptionNeededError, count_channels, decode, probe
 from fedmpi.data.streaming import wanted
 from fedmpi.data.streaming.decoded import Decoded
 from fedmpi.data.streaming.stream import Stream
 
 MOST_THREADS = 8
 BLOCK = 256  # pictures that a thread takes at once
-
-
-def is_picture(file: Path) -> bool:
-    """By its ending; hidden files (._dog.jpg of a Mac) are none."""
-    return file.suffix.lower() in Image.registered_extensions() and not file.name.startswith(".")
 
 
 def read(files: Sequence[Path | bytes], options: DecodeOptions, rows: Sequence[str] = ()) -> np.ndarray | Stream:
@@ -91,6 +86,14 @@ def read(files: Sequence[Path | bytes], options: DecodeOptions, rows: Sequence[s
     _by_threads(put, len(files))
     _tell_of_transparency(blended, options)
     return images
+
+
+def channels_of_first(files: Sequence[Path | bytes], rows: Sequence[str]) -> Literal[1, 3]:
+    """1 where the first image is grey, 3 where it is not. Raises UserError if it cannot be read."""
+    try:
+        return count_channels(files[0])
+    except Exception as error:  # as in _decode
+        raise _unreadable(files, 0, rows, error) from error
 
 
 def _decode(

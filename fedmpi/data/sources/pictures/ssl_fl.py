@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import csv
 from dataclasses import replace
 from pathlib import Path
 from typing import Annotated, Literal
@@ -12,6 +11,7 @@ from pydantic import Field
 
 from fedmpi.common.errors import UserError
 from fedmpi.common.text import show
+from fedmpi.data.csv_file import csv_rows
 from fedmpi.data.dataset import Dataset
 from fedmpi.data.fetching.by_hand import COVID_SITES
 from fedmpi.data.fetching.getting import advice
@@ -73,7 +73,7 @@ def _open(
     train = Files([], [])
     for part in parts:
         train = train + part
-    whole = parted(train, test, classes, decoding)
+    whole = parted(train, test, [str(k) for k in range(classes)], decoding)
     if site is not None:
         return whole
     owner = torch.repeat_interleave(torch.tensor([len(part.labels) for part in parts]))
@@ -81,12 +81,7 @@ def _open(
 
 
 def _lines(path: Path) -> list[tuple[int, list[str]]]:
-    try:
-        with path.open(encoding="utf-8-sig", newline="") as file:
-            reader = csv.reader(file)
-            return [(reader.line_num, [field.strip() for field in line]) for line in reader if line]
-    except (OSError, UnicodeDecodeError, csv.Error) as error:
-        raise UserError(f"{path} cannot be read: {error}; fetch it anew") from error
+    return [(number, [field.strip() for field in row]) for number, row in csv_rows(path, remedy="fetch it anew")]
 
 
 def _labels(path: Path, classes: int) -> dict[str, int]:

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import csv
 from collections.abc import Sequence
 from pathlib import Path
 from typing import NamedTuple
 
 from fedmpi.common.errors import UserError
-from fedmpi.common.text import brief, show
-from fedmpi.data.sources.tables.files import no_office
+from fedmpi.common.text import brief
+from fedmpi.data.csv_file import csv_table
 
 
 class Row(NamedTuple):
@@ -23,35 +22,23 @@ def rows(path: Path, columns: Sequence[str], delimiter: str = ",", options: Sequ
     options: the keys of the config that name the columns, for messages.
     Raises UserError, with the line, for a file that cannot be read, a column that is not there, a gap in one.
     """
-    no_office(path)
-    try:
-        with path.open(encoding="utf-8-sig", newline="") as file:  # -sig: Excel's mark at the beginning
-            reader = csv.reader(file, delimiter=delimiter, strict=True)
-            lines = [(reader.line_num, line) for line in reader if any(map(str.strip, line))]
-    except (OSError, UnicodeDecodeError, csv.Error) as error:
-        raise UserError(f"{path} cannot be read as CSV: {error}; write it anew as UTF-8") from error
-    if lines and lines[0][1][0].startswith("sep="):  # Excel's own line
-        lines = lines[1:]
-    if len(lines) < 2:
-        raise UserError(f"{path} holds no row below its header")
-    header = [name.strip() for name in lines[0][1]]
-    _check_header(path, header, columns, delimiter, options)
+    header, lines = csv_table(path, delimiter, lambda names: _check_header(path, names, columns, delimiter, options))
     places = {name: header.index(name) for name in columns}
     found = []
-    for number, line in lines[1:]:
+    for number, line in lines:
         at = f"{path}, line {number}"
-        if len(line) != len(header):
-            raise UserError(f"{at}: {len(line)} fields, but the header has {len(header)}: {show(','.join(line))}")
         values = {name: line[place].strip() for name, place in places.items()}
         gap = next((name for name, value in values.items() if not value), None)
         if gap is not None:
             raise UserError(f"{at}: the column {gap!r} is empty; fill it, or leave the row out")
         found.append(Row(at, values))
+    if not found:
+        raise UserError(f"{path} holds no row below its header")
     return found
 
 
 def _check_header(
-    path: Path, header: list[str], columns: Sequence[str], delimiter: str, options: Sequence[str]
+    path: Path, header: Sequence[str], columns: Sequence[str], delimiter: str, options: Sequence[str]
 ) -> None:
     for k, name in enumerate(columns):
         if name not in header:

@@ -29,7 +29,7 @@ def tiny_imagenet(root: Path, *, download: bool = False) -> Dataset:
     names.sort()
     notes = find(root, ("tiny-imagenet-200/val/val_annotations.txt",), "tiny_imagenet", remedy)
     train = files_in(folder / "train", names, "images", "wnids.txt")
-    return parted(train, _annotated(notes, names, remedy), len(names), DECODING)
+    return parted(train, _annotated(notes, names, remedy), names, DECODING)
 
 
 def _annotated(notes: Path, names: list[str], remedy: str) -> Files:

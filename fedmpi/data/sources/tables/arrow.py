@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-import io
 from collections.abc import Sequence
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
 import numpy as np
-from PIL import Image
 
 from fedmpi.common.errors import UserError
 
@@ -19,9 +17,14 @@ def needed(what: str) -> None:
         raise UserError(f"{what} is read by pyarrow, which is not installed; pip install pyarrow")
 
 
-def parquet(path: Path) -> dict[str, np.ndarray]:
-    """The columns of a Parquet file: (n,) float64 for numbers, NaN for nulls; (n,) text, "" for nulls. Lists are text
-    here, which is no number and so no feature: a column that the config drops is not to keep the others."""
+def parquet(path: Path) -> tuple[dict[str, np.ndarray], tuple[str, ...]]:
+    """Read a Parquet file.
+
+    Returns:
+        Its columns: (n,) float64 for numbers, NaN for nulls; (n,) text, "" for nulls. Lists are text here, which is no
+        number and so no feature: a column that the config drops is not to keep the others. And the names of those that
+        are the index of a pandas table, by what pandas has written into the file.
+    """
     needed(str(path))
     from pyarrow import parquet as files  # takes half a second to import
 
@@ -29,7 +32,9 @@ def parquet(path: Path) -> dict[str, np.ndarray]:
         table = files.read_table(path)
     except Exception as error:  # what a damaged file makes of a decoder is not to be foreseen
         raise UserError(f"{path} cannot be read as Parquet: {error}") from error
-    return {name: cells(table.column(name), name, path, lists=True) for name in table.column_names}
+    columns = {name: cells(table.column(name), name, path, lists=True) for name in table.column_names}
+    said = (table.schema.pandas_metadata or {}).get("index_columns", ())
+    return columns, tuple(name for name in said if isinstance(name, str) and name in columns)
 
 
 def stream(paths: Sequence[Path]) -> Any:
@@ -72,7 +77,7 @@ def cells(column: Any, name: str, path: Path, lists: bool = False) -> np.ndarray
 
 
 def array(column: Any, name: str, path: Path) -> np.ndarray:
-    """(n, ...): (n,) of a column of numbers, (n, L) of lists of one length, (n, C, H, W) uint8 of pictures.
+    """(n, ...): (n,) of a column of numbers, (n, L) of lists of one length, nested ones, too.
 
     Raises UserError with the first row that is a null, or not as long as the first one.
     """
@@ -83,8 +88,6 @@ def array(column: Any, name: str, path: Path) -> np.ndarray:
     values = values.chunk(0) if isinstance(values, pyarrow.ChunkedArray) else values
     if isinstance(values, pyarrow.ExtensionArray):  # Array2D, Array3D, ... of `datasets`
         values = values.storage
-    if kind.is_struct(values.type):
-        return _pictures(values.to_pylist(), name, path)
     while kind.is_list(values.type) or kind.is_large_list(values.type) or kind.is_fixed_size_list(values.type):
         lengths = compute.list_value_length(values).fill_null(-1).to_numpy(zero_copy_only=False)
         odd = np.flatnonzero((lengths != lengths[0]) | (lengths < 1))
@@ -101,19 +104,21 @@ def array(column: Any, name: str, path: Path) -> np.ndarray:
     return values.to_numpy(zero_copy_only=False).reshape(shape)
 
 
-def _pictures(rows: Sequence[Any], name: str, path: Path) -> np.ndarray:
-    """(n, C, H, W) uint8 of a column of the type Image; grey where the first picture is."""
-    pictures: list[np.ndarray] = []
-    mode = "L"
-    for row, cell in enumerate(rows):
-        try:
-            with Image.open(io.BytesIO((cell or {})["bytes"])) as image:
-                mode = mode if pictures else "L" if image.mode in ("1", "L") else "RGB"
-                pixels = np.asarray(image.convert(mode))
-        except Exception as error:
-            raise UserError(f"{path}, row {row}: column {name!r} holds no readable picture: {error}") from error
-        pictures.append(pixels[None] if mode == "L" else pixels.transpose(2, 0, 1))
-        if pictures[-1].shape != pictures[0].shape:
-            sizes = f"{pictures[-1].shape[1:]} pixels, those of row 0 {pictures[0].shape[1:]}"
-            raise UserError(f"{path}, row {row}: the picture in column {name!r} has {sizes}; scale them to one size")
-    return np.stack(pictures)
+def holds_pictures(column: Any) -> bool:
+    """Whether it is a column of the type Image of `datasets`."""
+    import pyarrow
+
+    return bool(pyarrow.types.is_struct(column.type))
+
+
+def pictures(column: Any, name: str, path: Path) -> list[bytes | Path]:
+    """The images of a column of the type Image: their bytes, or their files where only these are named."""
+    found: list[bytes | Path] = []
+    for row, cell in enumerate(column.to_pylist()):
+        if cell and cell.get("bytes"):
+            found.append(cell["bytes"])
+        elif cell and cell.get("path"):
+            found.append(path / cell["path"])
+        else:
+            raise UserError(f"{path}, row {row}: column {name!r} holds no picture; drop the row")
+    return found

@@ -2,18 +2,20 @@
 
 from __future__ import annotations
 
-import csv
 import re
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, NoReturn
 
 import numpy as np
 
 from fedmpi.common.errors import UserError
-from fedmpi.common.text import brief, natural_order, nearest, show
+from fedmpi.common.text import natural_order, nearest, show
+from fedmpi.data.csv_file import check_is_csv, csv_columns, text_of
+from fedmpi.data.sources.tables import numerals
 from fedmpi.data.sources.tables.arrow import parquet
+from fedmpi.data.sources.tables.numerals import is_number
 
 GAPS = {
     "",
@@ -27,22 +29,24 @@ GAPS = {
     "null",
     "none",
 }  # cells that say nothing, in any case of letters
-COMMA = re.compile(r"\s*[-+]?[0-9]+,[0-9]+([eE][-+]?[0-9]+)?\s*")  # a number with a decimal comma
 WHOLE = re.compile(r"[-+]?[0-9]{1,99}")
 DECIMAL = re.compile(r"[-+]?([0-9]+\.[0-9]*|\.[0-9]+)")
-OFFICE = {".xlsx", ".xls", ".xlsm", ".xlsb", ".ods", ".numbers"}
+INDEX = re.compile(r"__index_level_[0-9]+__|Unnamed: 0(\.[0-9]+)*")  # names that pandas gives to an index
+NO_GAP = np.array([chr(k) in "0123456789+-." for k in range(256)])  # first characters of cells that say something
 
 
 @dataclass(frozen=True, eq=False)
 class Table:
-    """Columns by name, each (n,): float64 with NaN for a gap, or objects: text as it stands in the file."""
+    """Columns by name, each (n,): float64 with NaN for a gap, or text as it stands in the file (`csv_columns`)."""
 
     path: Path
     columns: dict[str, np.ndarray]
     places: np.ndarray  # (n,) where each row stands in the file
     unit: str = "line"  # of these places
     decimal: str = "."  # between a number's digits
+    thousands: str | None = None  # between groups of three digits
     named: Mapping[str, frozenset[str]] = field(default_factory=dict)  # by column words that are no gap there: "none"
+    index: tuple[str, ...] = ()  # columns that number the rows, as pandas writes them
 
     def __len__(self) -> int:
         return len(self.places)
@@ -61,36 +65,31 @@ class Table:
         return gaps(self.column(name, key), self.named.get(name, ()))
 
     def keep(self, rows: np.ndarray) -> Table:
-        """Some of the rows."""
+        """Some of the rows, by their numbers in ascending order."""
+        if len(rows) == len(self):
+            return self
         columns = {name: cells[rows] for name, cells in self.columns.items()}
         return replace(self, columns=columns, places=self.places[rows])
 
-    def numbers(self, name: str, key: str) -> np.ndarray:
-        """(n,) float64, NaN for a gap. UserError with the first cell that is no finite number."""
+    def numbers(self, name: str, key: str, truth: bool = False) -> np.ndarray:
+        """(n,) float64, NaN for a gap. truth: words such as True and no are 1 and 0.
+
+        Raises:
+            UserError: the first cell that is no finite number.
+        """
         cells = self.column(name, key)
-        if cells.dtype != object:
-            values = cells.astype(np.float64)
+        if cells.dtype == np.float64:
+            values = cells.copy()
         else:
-            values, cells = np.full(len(cells), np.nan), self._pointed(cells)
+            values = np.full(len(cells), np.nan)
             there = np.flatnonzero(~gaps(cells))
-            try:
-                values[there] = np.array(cells[there], dtype=np.float64)
-                good = not any("_" in cell for cell in cells[there])  # Python reads 1_0 as 10
-            except ValueError:
-                good = False
-            if not good:
-                odd = [row for row in there if not is_number(cells[row])]
-                cell, remedy = (
-                    cells[odd[0]],
-                    "list it in data.categorical (words become columns of 0 and 1), or in data.drop",
-                )
-                if COMMA.fullmatch(cell):
-                    remedy = 'say data.decimal: "," if commas are decimal'
-                elif len(odd) < len(there) / 2:
-                    remedy = f"correct it, or empty it and say data.missing; or, if these are words, {remedy}"
-                raise UserError(
-                    f"{self.at(int(odd[0]))}: column {name!r} holds {show(cell)}, which is no number; {remedy}"
-                )
+            own = self._plain(cells[there], there)
+            if truth:
+                own = numerals.truth_as_digits(text_of(own))
+            found = numerals.parsed(own)
+            if found is None:
+                self._refuse(name, key, text_of(cells[there]), text_of(own), there)
+            values[there] = found
         large = np.flatnonzero(np.isinf(values) | (np.abs(values) > np.finfo(np.float32).max))
         if len(large):
             said = f"{self.at(int(large[0]))}: column {name!r} holds {values[large[0]]:g}"
@@ -100,32 +99,70 @@ class Table:
     def words(self, name: str, key: str) -> np.ndarray:
         """(n,) text; "" for a gap. Numbers in one spelling: 3, 3.0 and 03 are the same word."""
         cells = self.column(name, key)
-        if cells.dtype != object:
+        if cells.dtype == np.float64:
             return np.array(["" if np.isnan(v) else spelled(float(v)) for v in cells], dtype=object)
-        cells = self._pointed(cells)
-        empty = gaps(cells, self.named.get(name, ()))
-        kinds = {cell: "" if gap else spelling(cell) for cell, gap in zip(cells, empty, strict=True)}
-        return np.array([kinds[cell] for cell in cells], dtype=object)
-
-    def _pointed(self, cells: np.ndarray) -> np.ndarray:
-        """Cells with a point in the place of a decimal comma; a number that has one already is refused."""
-        if self.decimal == ".":
-            return cells
-        out = cells.copy()
-        for row, cell in enumerate(cells):
-            if COMMA.fullmatch(cell):
-                out[row] = cell.replace(",", ".")
-            elif "." in cell and is_number(cell):
-                raise UserError(f"{self.at(row)}: {cell!r} has a point, and data.decimal says that commas are decimal")
+        first: dict[str | bytes, int] = {}
+        for row, cell in enumerate(cells.tolist()):
+            first.setdefault(cell, row)
+        rows = np.fromiter(first.values(), dtype=np.int64)
+        empty = gaps(cells[rows], self.named.get(name, ()))
+        own = text_of(self._plain(cells[rows], rows))
+        kinds = {
+            cell: "" if gap else spelling(word) for cell, word, gap in zip(first, own.tolist(), empty, strict=True)
+        }
+        out = np.empty(len(cells), dtype=object)
+        out[:] = [kinds[cell] for cell in cells.tolist()]
         return out
+
+    def _plain(self, cells: np.ndarray, rows: np.ndarray) -> np.ndarray:
+        """Numbers in `cells` (m,), which stand in `rows` (m,), as Python writes them, without marks between thousands.
+
+        Raises:
+            UserError: a number with a decimal point, where commas are decimal.
+        """
+        if self.decimal == "." and self.thousands is None:
+            return cells
+        out = text_of(cells).copy()
+        for k, cell in enumerate(out.tolist()):
+            out[k] = numerals.plain(cell, self.decimal, self.thousands)
+            if self.decimal == "," and out[k] == cell and "." in cell and is_number(cell):
+                remedy = '; if points separate thousands, say data.thousands: "."'
+                grouped = self.thousands is None and numerals.is_grouped(cell, ".", ",")
+                said = f"{cell!r} has a point, and data.decimal says that commas are decimal"
+                raise UserError(f"{self.at(int(rows[k]))}: {said}{remedy if grouped else ''}")
+        return out
+
+    def _refuse(self, name: str, key: str, cells: np.ndarray, own: np.ndarray, rows: np.ndarray) -> NoReturn:
+        """Raise for the first of `own` (m,) that is no number; cells (m,) as they stand in the file."""
+        odd = [k for k, cell in enumerate(own.tolist()) if not is_number(cell)]
+        cell = cells[odd[0]]
+        remedy = numerals.advice(cell, cells.tolist(), self.decimal, self.thousands)
+        if not remedy and key == "label_column":
+            remedy = "correct it: several label columns, and labels with data.target: number, are numbers"
+        elif not remedy:
+            remedy = "list it in data.categorical (words become columns of 0 and 1), or in data.drop"
+            if 2 * len(odd) < len(cells):
+                remedy = f"correct it, or empty it and say data.missing; or, if these are words, {remedy}"
+        at = self.at(int(rows[odd[0]]))
+        raise UserError(f"{at}: column {name!r} holds {show(cell)}, which is no number; {remedy}")
 
 
 def gaps(cells: np.ndarray, named: Collection[str] = ()) -> np.ndarray:
     """(n,) whether a cell says nothing; named: words that say what they say."""
-    if cells.dtype != object:
+    if cells.dtype == np.float64:
         return np.isnan(cells)
-    words = (cell.strip() for cell in cells)
-    return np.array([word.casefold() in GAPS and word not in named for word in words], dtype=bool)
+    out = np.zeros(len(cells), dtype=bool)
+    rows = np.arange(len(cells))
+    if cells.dtype != object:
+        first = np.ascontiguousarray(cells).view(np.uint8).reshape(len(cells), -1)[:, 0]
+        rows = np.flatnonzero(~NO_GAP[first])
+    known: dict[str | bytes, bool] = {}
+    for row, cell in zip(rows.tolist(), cells[rows].tolist(), strict=True):
+        if cell not in known:
+            word = (cell if isinstance(cell, str) else cell.decode("ascii")).strip()
+            known[cell] = word.casefold() in GAPS and word not in named
+        out[row] = known[cell]
+    return out
 
 
 def spelled(number: float) -> str:
@@ -144,37 +181,29 @@ def spelling(cell: str | int | float) -> str:
     return spelled(float(word)) if DECIMAL.fullmatch(word) else word
 
 
-def is_number(cell: str) -> bool:
-    try:
-        float(cell)
-    except ValueError:
-        return False
-    return "_" not in cell
-
-
 def ordered(words: Sequence[str]) -> list[str]:
     """Each word once, in natural order, without the empty one."""
     return natural_order({*words} - {""})
 
 
-def no_office(path: Path) -> None:
-    """UserError for a file that only a spreadsheet program reads."""
-    if path.suffix.lower() in OFFICE:
-        raise UserError(f"{path} is a spreadsheet program's own file; save it from there as CSV in UTF-8")
-
-
-def read(path: Path, delimiter: str, decimal: str = ".") -> Table:
+def read(path: Path, delimiter: str, decimal: str = ".", thousands: str | None = None) -> Table:
     """The table at `path`; its ending says whether it is Parquet."""
-    no_office(path)
+    check_is_csv(path)
     if path.suffix.lower() in (".parquet", ".pq"):
-        columns = parquet(path)
-        rows = len(next(iter(columns.values()))) if columns else 0
-        table = Table(path, columns, np.arange(rows), "row")
+        columns, index = parquet(path)
+        places, unit = np.arange(len(next(iter(columns.values()))) if columns else 0), "row"
     else:
-        table = _csv(path, delimiter, decimal)
-    if not len(table):
+        columns, places = csv_columns(path, delimiter, lambda header: _check_header(path, header, delimiter))
+        index, unit = tuple(name for name in columns if not name), "line"
+    if not len(places):
         raise UserError(f"{path} holds no row below its header")
-    return table
+    index += tuple(name for name in columns if INDEX.fullmatch(name) and name not in index)
+    return Table(path, columns, places, unit, decimal, thousands, index=index)
+
+
+def plain_cells(cells: np.ndarray) -> np.ndarray:
+    """(n,) a column as it stands in its file: float64 numbers, or text."""
+    return cells if cells.dtype == np.float64 else text_of(cells)
 
 
 def in_memory(rows: Any) -> Table:
@@ -204,36 +233,7 @@ def _cells(values: Any, name: str) -> np.ndarray:
     return cells
 
 
-def _csv(path: Path, delimiter: str, decimal: str) -> Table:
-    try:
-        with path.open(encoding="utf-8-sig", newline="") as file:
-            reader = csv.reader(file, delimiter=delimiter, strict=True)
-            header = [name.strip() for name in next(reader, [])]
-            if header and header[0].startswith("sep="):  # Excel's own line
-                header = [name.strip() for name in next(reader, [])]
-            _check_header(path, header, delimiter)
-            rows, places = [], []
-            for row in reader:
-                if not any(map(str.strip, row)):  # Excel leaves such rows behind
-                    continue
-                if len(row) != len(header):
-                    counts = f"{len(row)} cells, the header has {len(header)}"
-                    quotes = f" (a cell that holds {delimiter!r} stands in quotes)" if len(row) > len(header) else ""
-                    raise UserError(f"{path}, line {reader.line_num}: {counts}{quotes}: {brief(delimiter.join(row))}")
-                rows.append(row)
-                places.append(reader.line_num)
-    except (OSError, UnicodeDecodeError, csv.Error) as error:
-        told = error.strerror if isinstance(error, OSError) else error
-        raise UserError(f"{path} cannot be read as CSV in UTF-8: {told}; save it anew as that") from error
-    columns = {name: np.empty(len(rows), dtype=object) for name in header}
-    for k, name in enumerate(header):
-        columns[name][:] = [row[k] for row in rows]
-    return Table(path, columns, np.array(places, dtype=np.int64), decimal=decimal)
-
-
 def _check_header(path: Path, header: Sequence[str], delimiter: str) -> None:
-    if not header:
-        raise UserError(f"{path} is empty; the names of the columns are needed in its first line")
     if len(header) == 1:
         other = next((mark for mark in ";\t|," if mark != delimiter and mark in header[0]), None)
         if other:
@@ -242,7 +242,8 @@ def _check_header(path: Path, header: Sequence[str], delimiter: str) -> None:
                 f'data.delimiter: "{other.encode("unicode_escape").decode()}"'
             )
     twice = [name for k, name in enumerate(header) if name in header[:k]]
-    if twice:
+    if twice and twice[0]:
         raise UserError(f"{path}: the column {twice[0]!r} stands twice in its first line")
-    if "" in header:
-        raise UserError(f"{path}: column {header.index('') + 1} has no name in its first line; name it, or remove it")
+    if "" in header[1:]:  # the first column without a name is an index of pandas
+        place = header.index("", 1) + 1
+        raise UserError(f"{path}: column {place} has no name in its first line; name it, or remove it")

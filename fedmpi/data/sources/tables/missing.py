@@ -9,6 +9,7 @@ import numpy as np
 
 from fedmpi.common.errors import UserError
 from fedmpi.common.text import brief, count
+from fedmpi.data.csv_file import text_of
 from fedmpi.data.sources.tables.files import Table, ordered
 
 
@@ -68,13 +69,16 @@ def tell_empty(rows: Table, name: str, sites: Sequence[str]) -> None:
 
 
 def _refuse(rows: Table, keys: Mapping[str, str], holes: Mapping[str, np.ndarray]) -> None:
+    labels = [name for name, key in keys.items() if key == "label_column"]
     for name, key in keys.items():
         if holes[name].any():
             row = int(holes[name].argmax())
-            cell = rows.columns[name][row]
-            word = cell.strip() if isinstance(cell, str) else ""
+            cells = rows.columns[name]
+            word = text_of(cells[[row]])[0].strip() if cells.dtype != np.float64 else ""
             is_empty = f"is empty (it holds {word!r}, which is read as a gap)" if word else "is empty"
             remedy = "say data.missing: impute or drop" if key == "features" else "say data.missing: drop"
+            if key == "label_column" and len(labels) > 1:
+                remedy += "; or task.ignore: nan, if labels that are not known are to be left out of loss and metrics"
             if word.casefold() == "none" and key in ("features", "label_column"):
                 where = "categorical" if key == "features" else "class_names"
                 remedy += f"; or, if it is a value, name it in data.{where}"
@@ -83,8 +87,9 @@ def _refuse(rows: Table, keys: Mapping[str, str], holes: Mapping[str, np.ndarray
 
 def _tell_none(rows: Table, name: str, key: str, holes: np.ndarray) -> None:
     """Among words "none" may be one of them, which the config can say."""
-    cells = rows.columns[name]
-    many = sum(isinstance(cell, str) and cell.strip().casefold() == "none" for cell in cells[holes])
+    cells = rows.columns[name][holes]
+    words = text_of(cells) if cells.dtype != np.float64 else ()
+    many = sum(cell.strip().casefold() == "none" for cell in words)
     if many:
         what = f"{rows.path}: {count(many, 'cell')} of column {name!r} with the word none are read as gaps"
         warnings.warn(f"{what}; if it is a value there, name it in data.{key}", stacklevel=5)

@@ -13,8 +13,9 @@ from torch import Tensor
 from fedmpi.common.errors import UserError
 from fedmpi.common.text import brief, count, nearest
 from fedmpi.data.preparation import NewRows, Preparation, Request, file_of
+from fedmpi.data.sources.common import gaps_allowed
 from fedmpi.data.sources.tables import prepare
-from fedmpi.data.sources.tables.files import Table, in_memory, read
+from fedmpi.data.sources.tables.files import Table, in_memory, plain_cells, read
 from fedmpi.data.sources.tables.targets import targets
 
 
@@ -65,6 +66,7 @@ class TablePreparation(Preparation):
     site_column: str | None = None
     delimiter: str = ","
     decimal: Literal[".", ","] = "."
+    thousands: str | None = None
 
     kind: ClassVar[str] = "table"
 
@@ -126,19 +128,19 @@ class TablePreparation(Preparation):
         rows = self._without_gaps(rows)
         owner, pooled = self._owners(rows, request.site)
         x = self.standardised(self.filled(rows, owner), owner, pooled)
-        ids = {rows.unit: rows.places, **{name: rows.columns[name] for name in request.ids}}
+        ids = {rows.unit: rows.places, **{name: plain_cells(rows.columns[name]) for name in request.ids}}
         return self._with_targets(NewRows(ids, x), rows)
 
     def _table(self, request: Request) -> Table:
         if hasattr(request.rows, "columns") or isinstance(request.rows, (dict, list)):
             rows = in_memory(request.rows)
         else:
-            rows = read(file_of(request), self.delimiter, self.decimal)
+            rows = read(file_of(request), self.delimiter, self.decimal, self.thousands)
         named = {c.name: frozenset(c.values) for c in self.columns if c.values is not None}
         return replace(rows, named=named | {name: frozenset(self.class_names) for name in self.labels[:1]})
 
     def _tell_unused(self, rows: Table, request: Request) -> None:
-        known = {*(c.name for c in self.columns), *self.labels, self.site_column, *request.ids}
+        known = {*(c.name for c in self.columns), *self.labels, self.site_column, *request.ids, *rows.index}
         unused = [name for name in rows.columns if name not in known]
         if unused:
             said = f"{rows.path}: not used, for the model was trained without: {brief(', '.join(unused), 200)}"
@@ -189,7 +191,7 @@ class TablePreparation(Preparation):
         if any(name not in rows.columns for name in self.labels):
             return found
         try:
-            for name in self.labels:
+            for name in () if gaps_allowed() else self.labels:
                 hole = rows.gaps(name, "label_column")
                 if hole.any():
                     raise UserError(f"{rows.at(int(hole.argmax()))}: column {name!r} is empty")

@@ -16,8 +16,17 @@ from pydantic import Field
 from fedmpi.common.errors import UserError
 from fedmpi.common.text import count, twins
 from fedmpi.data.dataset import Dataset
-from fedmpi.data.sources.common import check_groups, checked_fraction, find, holdout, numbered, tell_of_travellers
+from fedmpi.data.sources.common import (
+    check_groups,
+    checked_fraction,
+    find,
+    gaps_allowed,
+    holdout,
+    numbered,
+    tell_of_travellers,
+)
 from fedmpi.data.sources.tables.files import Table, ordered, read, spelling
+from fedmpi.data.sources.tables.index import may_number_rows, warn_of_row_numbers
 from fedmpi.data.sources.tables.missing import tell_empty, without_gaps
 from fedmpi.data.sources.tables.preparation import Column, Fit, TablePreparation, fitted
 from fedmpi.data.sources.tables.sites import check_sites
@@ -60,6 +69,7 @@ def table(
     small_sites: Literal["refuse", "keep", "drop"] = "refuse",
     delimiter: Annotated[str, Field(min_length=1, max_length=1)] = ",",
     decimal: Literal[".", ","] = ".",
+    thousands: Literal[",", ".", "'", " "] | None = None,
 ) -> Dataset:
     """A CSV or Parquet file, root/path, whose first line names the columns; a silo is a file of its own.
 
@@ -68,7 +78,7 @@ def table(
     a row is. split_column says train or test (val joins train); without it, test_fraction (0.2) of each class of each
     site is the test part, the same for every seed. group_column: whose rows stay together, such as patients': in
     the test part, the training part or what data.validation puts aside. features: the columns to learn from, in order;
-    without it all others but those in `drop`.
+    without it all others but those in `drop`, and but the index of a pandas table.
     categorical: columns of words, each value in the training part a column of 0 and 1; a mapping gives the values.
     target: class, number (a regression), or auto: class if the labels are words or whole numbers. class_names: the
     labels in the order of their numbers, else sorted.
@@ -76,7 +86,7 @@ def table(
     training part. standardise: numbers by mean and deviation of the training part of their own site, of all sites, or
     not; global_test: those of the global test set, which is pooled, too, where standardise is.
     small_sites: with one training row, or one class; refused, kept, or dropped. delimiter: between a CSV's cells;
-    decimal: between the digits of its numbers.
+    decimal: between the digits of its numbers; thousands: what separates groups of three of them, as in 27,822.
 
     In silo mode a site is prepared from its own rows alone: path may hold {site}, which becomes the silo's name, and
     without path the silo's name is the file's.
@@ -89,10 +99,12 @@ def table(
         raise UserError(
             "table: data.global_test: pooled changes nothing with data.standardise: none; leave one of them out"
         )
+    if thousands == decimal:
+        raise UserError(f"table: data.thousands and data.decimal are both {decimal!r}; they must differ")
     test_fraction = checked_fraction(test_fraction, f"data.split_column: {split_column}" if split_column else "")
     file = (path or "{site}").replace("{site}", site or "{site}")
     at = find(root, (file,), "table", "correct data.root or data.path")
-    rows = read(at, delimiter, decimal)
+    rows = read(at, delimiter, decimal, thousands)
     named = {
         "label_column": [label_column] if isinstance(label_column, str) else label_column,
         "site_column": [site_column] if site_column else [],
@@ -108,13 +120,16 @@ def table(
     said |= {name: [spelling(value) for value in class_names or ()] for name in named["label_column"][:1]}
     rows = replace(rows, named={name: frozenset(values) for name, values in said.items()})
     _tell_twice(rows)
-    rows = without_gaps(rows, options.categorical, features, missing, named, small_sites)
+    gaps_stay = gaps_allowed() and class_names is None and target != "class"
+    needed = {**named, "label_column": []} if gaps_stay else named
+    rows = without_gaps(rows, options.categorical, features, missing, needed, small_sites)
     aim = targets(rows, named["label_column"], target, class_names)
     owner, names = _owners(rows, site_column, site)
     tell_of_travellers(_groups(rows, group_column), [names[k] for k in owner] if names else ())
     train = _parts(rows, split_column, group_column, owner, aim, test_fraction)
     keep, owner, names = check_sites(rows, aim, owner, names, train, small_sites, site is not None)
     rows, aim, train = rows.keep(keep), aim.keep(keep), train[keep]
+    warn_of_row_numbers(at, _may_number([name for name in features if name not in options.categorical], rows), owner)
     plain = TablePreparation(
         columns=_columns(rows, options, train),
         sites=dict.fromkeys(names or [""], Fit((), None)),
@@ -124,6 +139,7 @@ def table(
         site_column=site_column,
         delimiter=delimiter,
         decimal=decimal,
+        thousands=thousands,
     )
     found = _dataset(rows, aim, owner, names, train, plain, options)
     return replace(found, group=numbered(_groups(rows, group_column)[train])) if group_column else found
@@ -138,20 +154,48 @@ def _features(rows: Table, given: list[str] | None, drop: Sequence[str], taken: 
     twice = next((name for k, name in enumerate(given or ()) if name in (given or ())[:k]), None)
     if twice is not None:
         raise UserError(f"table: data.features names {twice!r} twice; each column stands once")
+    if given is not None:
+        return given
     left_out = {*taken, *drop}
-    return [name for name in rows.columns if name not in left_out] if given is None else given
+    index = [name for name in rows.index if name not in left_out]
+    if index:
+        which = "the first column, which has no name," if index == [""] else f"column {', '.join(map(repr, index))}"
+        remedy = "give it a name" if index == [""] else "name it in data.features"
+        warnings.warn(
+            f"{rows.path}: {which} is left out: pandas writes the numbers of the rows there (its index); {remedy} to "
+            "learn from it",
+            stacklevel=3,
+        )
+    return [name for name in rows.columns if name not in left_out and name not in index]
 
 
 def _tell_twice(rows: Table) -> None:
     """Tell of rows that are equal in every column: of two, one may be trained on and the other tested on."""
-    first: dict[tuple[object, ...], int] = {}
-    pairs = [(first.setdefault(cells, k), k) for k, cells in enumerate(zip(*rows.columns.values(), strict=True))]
-    again = [(a, b) for a, b in pairs if a != b]
-    if again:
-        a, b = again[0]
+    key = np.zeros(len(rows), dtype=np.uint64)
+    for name, cells in rows.columns.items():
+        if name not in rows.index:
+            _mix(key, cells)
+    _, first, member = np.unique(key, return_index=True, return_inverse=True)
+    again = np.flatnonzero(first[member] != np.arange(len(rows)))
+    if len(again):
+        a, b = first[member[again[0]]], again[0]
         what = f"data: {count(len(again), 'row')} of {rows.path} equal to an earlier one in every column"
         where = f"the first of them {rows.unit} {rows.places[b]}, as {rows.unit} {rows.places[a]}"
         warnings.warn(f"{what}, {where}: one may be trained on, and the other be a test", stacklevel=3)
+
+
+def _mix(key: np.ndarray, cells: np.ndarray) -> None:
+    """Mix a column (n,) into the hashes (n,) of its rows, in place (FNV-1a, with 64 bits)."""
+    if cells.dtype == object:
+        words = [np.array([hash(cell) for cell in cells], dtype=np.int64).view(np.uint64)]
+    elif cells.dtype == np.float64:
+        words = [(cells + 0.0).view(np.uint64)]
+    else:
+        words = list(np.ascontiguousarray(cells).view(np.uint8).reshape(len(cells), -1).T)
+    for word in words:
+        key ^= word
+        key *= np.uint64(0x100000001B3)
+        key ^= key >> np.uint64(32)
 
 
 def _check_silo(path: str | None, site_column: str | None, pooled: bool, small_sites: str) -> None:
@@ -181,6 +225,13 @@ def _values(
         if values is not None and len(set(values)) < len(values):
             raise UserError(f"table: data.categorical.{name} holds a value twice: {', '.join(values)}")
     return found
+
+
+def _may_number(names: Sequence[str], rows: Table) -> dict[str, np.ndarray]:
+    """The numeric columns whose first rows look as if they numbered them: not all columns are to be read twice."""
+    first = rows.keep(np.arange(min(len(rows), 1000)))
+    likely = (name for name in names if may_number_rows(first.numbers(name, "features")))
+    return {name: rows.numbers(name, "features") for name in likely}
 
 
 def _owners(rows: Table, site_column: str | None, site: str | None) -> tuple[np.ndarray, list[str]]:

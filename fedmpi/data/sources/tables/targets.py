@@ -11,7 +11,9 @@ from torch import Tensor
 
 from fedmpi.common.errors import UserError
 from fedmpi.common.text import brief, twins
-from fedmpi.data.sources.tables.files import COMMA, Table, is_number, ordered, spelling
+from fedmpi.data.sources.common import gaps_allowed
+from fedmpi.data.sources.tables.files import Table, ordered, spelling
+from fedmpi.data.sources.tables.numerals import is_number, is_written_number
 
 MANY = 100  # classes beyond which a column of whole numbers may well be amounts
 
@@ -34,12 +36,16 @@ class Target:
 
 
 def targets(rows: Table, label: Sequence[str], target: str, classes: Sequence[str | int | float] | None) -> Target:
-    """The targets in the column or columns `label`, none of which has a gap."""
+    """The targets in the column or columns `label`. Gaps, where they are allowed, are NaN, and targets are numbers."""
+    if target == "auto" and classes is None and gaps_allowed():
+        target = "number"
     if len(label) > 1 or target == "number":
         if classes is not None or target == "class":
             raise UserError("table: data.class_names and target: class go with one column, of classes")
-        y = np.stack([rows.numbers(name, "label_column") for name in label], axis=1)
+        y = np.stack([rows.numbers(name, "label_column", truth=len(label) > 1) for name in label], axis=1)
         outputs = len(label) if target == "number" else 1
+        if target == "auto" and len(label) == 2:
+            _check_survival(rows, label, y)
         return Target(torch.from_numpy(y[:, 0] if len(label) == 1 else y).float(), (), outputs)
     words = rows.words(label[0], "label_column")
     found = ordered(list(words))
@@ -64,9 +70,27 @@ def targets(rows: Table, label: Sequence[str], target: str, classes: Sequence[st
     return Target(torch.tensor([number[word] for word in words]), tuple(names))
 
 
+def _check_survival(rows: Table, label: Sequence[str], y: np.ndarray) -> None:
+    """Raise UserError for the first row of y (n, 2), event and time, in which one of them cannot be that."""
+    is_event = np.isin(y[:, 0], (0, 1)) | np.isnan(y[:, 0])  # a gap, where gaps are allowed
+    bad = np.flatnonzero(~is_event | (y[:, 1] < 0))
+    if not len(bad):
+        return
+    row, (event, time) = int(bad[0]), (float(value) for value in y[bad[0]])
+    order = f"two label columns are event and time, for the task survival: data.label_column: [{label[1]}, {label[0]}]"
+    if not is_event[row]:
+        odd = f"column {label[0]!r} holds the event {event:g}; 1 or true (seen), or 0 or false (censored), is needed"
+        raise UserError(
+            f"{rows.at(row)}: {odd}; {order} if they are in the other order, data.target: number for two numbers"
+        )
+    odd = f"column {label[1]!r} holds the time {time:g}; no time is below 0"
+    remedy = f"if the sign marks who is censored, write that into the column {label[0]!r}, and the time without it"
+    raise UserError(f"{rows.at(row)}: {odd}; {remedy}")
+
+
 def _amounts(words: np.ndarray) -> bool:
     """Whether most words are numbers, and some of these no whole ones: then one that is no number is a mistake."""
-    numbers = [word for word in words if is_number(word) or COMMA.fullmatch(word)]
+    numbers = [word for word in words if is_written_number(word)]
     whole = (is_number(word) and float(word).is_integer() for word in numbers)
     return 2 * len(numbers) > len(words) and not all(whole)
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import ClassVar
 
 import numpy as np
@@ -13,17 +13,10 @@ from torch import Tensor
 from fedmpi.common.errors import UserError
 from fedmpi.common.text import show
 from fedmpi.data.preparation import NewRows, Preparation, Request, file_of
+from fedmpi.data.sources.texts.reading import Text, texts_of
 
 UNKNOWN = "\N{REPLACEMENT CHARACTER}"  # stands for what occurs in test parts alone
 SKIP = -100  # a target that does not count: the one of the task next_symbol
-
-
-@dataclass(frozen=True)
-class Text:
-    """What one author wrote, in order of time, and where it stands, for messages."""
-
-    text: str
-    place: str
 
 
 @dataclass(frozen=True)
@@ -50,8 +43,6 @@ class TextPreparation(Preparation):
     def read(self, request: Request) -> NewRows:
         """Each text in windows, one after the other, as in training, and its last characters, behind which the next one
         is not known. Targets are those of the windows: the last one of a text counts in no metric."""
-        from fedmpi.data.sources.texts.text import texts_of  # which imports this module
-
         if isinstance(request.rows, str) and "\n" in request.rows:
             texts: Mapping[str, Text] = {"text": Text(request.rows, "rows")}
         else:
@@ -90,10 +81,3 @@ def cut(text: str, number: Mapping[str, int], context: int) -> Tensor:
     """(windows, context + 1) int64: windows one after the other, each with the symbol behind it."""
     found = symbols(text, number)
     return found.unfold(0, context + 1, context) if len(text) > context else found.new_empty(0, context + 1)
-
-
-def for_columns(preparation: Preparation | None, author: str, text: str, delimiter: str) -> Preparation | None:
-    """The same preparation for files with these columns."""
-    if not isinstance(preparation, TextPreparation):
-        return preparation
-    return replace(preparation, author_column=author, text_column=text, delimiter=delimiter)

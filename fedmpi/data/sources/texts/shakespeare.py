@@ -10,7 +10,7 @@ from pydantic import Field
 from fedmpi.common.errors import UserError
 from fedmpi.data.dataset import Dataset
 from fedmpi.data.sources.common import find
-from fedmpi.data.sources.texts.preparation import Text
+from fedmpi.data.sources.texts.reading import Text
 from fedmpi.data.sources.texts.windows import windows
 
 FILE = "github.com/karpathy/char-rnn, data/tinyshakespeare/input.txt"

@@ -11,30 +11,43 @@ from torch import Tensor
 from fedmpi.common.errors import UserError
 from fedmpi.common.text import brief, count, show
 from fedmpi.data.dataset import Dataset
-from fedmpi.data.sources.texts.preparation import UNKNOWN, Text, TextPreparation, cut
+from fedmpi.data.sources.texts.preparation import UNKNOWN, TextPreparation, cut
+from fedmpi.data.sources.texts.reading import Text
 
 
 def windows(
-    texts: Mapping[str, Text], context: int, test_fraction: float, min_chars: int | None, alphabet: str | None
+    texts: Mapping[str, Text],
+    context: int,
+    test_fraction: float,
+    min_chars: int | None,
+    alphabet: str | None,
+    tests: Mapping[str, Text] | None = None,
 ) -> Dataset:
     """The data set of several authors, who are its sites; only the first 1 - test_fraction of a text is trained on.
 
     A part of n characters is cut into floor((n - 1) / context) windows, one after the other; what is left over at its
     end, less than a window, is left out. Raises UserError for an author whose training part is shorter than a window
     and the character after it, and tells of those whose test part is; with min_chars those with fewer characters than
-    that are left out first.
+    that are left out first. tests: the test part of each author, of whose text all is trained on then.
     """
     known = {name: text for name, text in texts.items() if len(text.text) >= (min_chars or 0)}
     if not known:
         raise UserError(f"data.min_chars: {min_chars}: no author of {len(texts)} has so many characters; lower it")
-    parts = {name: _cut(name, text, context, test_fraction) for name, text in known.items()}
+    parts = {name: _cut(name, text, context, 0 if tests is not None else test_fraction) for name, text in known.items()}
+    if tests is not None:
+        parts = {name: (text, tests[name].text if name in tests else "") for name, (text, _) in parts.items()}
+        strangers = [name for name in tests if name not in texts]
+        if strangers:
+            who = brief(", ".join(strangers))
+            warnings.warn(f"data.test_path: not read: {who}, for none of their texts is trained on", stacklevel=3)
     symbols = alphabet or "".join(sorted({*"".join(first for first, _ in parts.values())}))
     if alphabet is None:
         strange = {*"".join(last for _, last in parts.values())} - {*symbols}
         symbols += UNKNOWN if strange and UNKNOWN not in symbols else ""
     else:
         _check_texts(known, alphabet)
-    if test_fraction:
+        _check_texts({name: tests[name] for name in known if name in tests} if tests else {}, alphabet)
+    if test_fraction or tests is not None:
         _tell_untested(parts, context)
     number = {symbol: k for k, symbol in enumerate(symbols)}
     train = [cut(first, number, context) for first, _ in parts.values()]

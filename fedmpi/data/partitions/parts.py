@@ -1,0 +1,88 @@
+"""Partition: which rows each client holds, as two arrays."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Sequence
+from typing import final
+
+import numpy as np
+
+
+@final
+class Partition:
+    """The rows of N clients. What a client holds is a view, so that a million clients take no more than their rows.
+
+    Args:
+        order: (n,) int64, the rows of client 0, then those of client 1, and so on.
+        offsets: (N + 1,) int64, from 0 to n: client k holds `order[offsets[k] : offsets[k + 1]]`.
+
+    >>> parts = Partition.from_owners(np.array([1, 0, -1, 1]), clients=2)
+    >>> [part.tolist() for part in parts], parts.sizes.tolist()
+    ([[1], [0, 3]], [1, 2])
+    """
+
+    def __init__(self, order: np.ndarray, offsets: np.ndarray) -> None:
+        self.order, self.offsets = order, offsets
+
+    @classmethod
+    def from_sizes(cls, order: np.ndarray, sizes: np.ndarray) -> Partition:
+        """Cut `order` into parts of these sizes, (N,), which add up to its length."""
+        return cls(order, np.concatenate([[0], np.cumsum(sizes)]).astype(np.int64))
+
+    @classmethod
+    def from_parts(cls, parts: Iterable[np.ndarray]) -> Partition:
+        """Join one array of rows per client."""
+        parts = list(parts)
+        order = np.concatenate([np.zeros(0, dtype=np.int64), *parts]).astype(np.int64)
+        return cls.from_sizes(order, np.array([len(part) for part in parts], dtype=np.int64))
+
+    @classmethod
+    def from_owners(cls, owner: np.ndarray, clients: int) -> Partition:
+        """Give each row to its owner; owner: (rows,) a client, or -1 for nobody. Each part is in ascending order."""
+        rows = np.flatnonzero(owner >= 0)
+        sizes = np.bincount(owner[rows], minlength=clients)
+        return cls.from_sizes(_sorted_by_owner(owner[rows].astype(np.int64), rows), sizes)
+
+    @property
+    def sizes(self) -> np.ndarray:
+        """(N,) int64: how many rows each client holds."""
+        return np.diff(self.offsets)
+
+    @property
+    def owner(self) -> np.ndarray:
+        """(n,) int64: the client of each entry of `order`."""
+        return np.repeat(np.arange(len(self)), self.sizes)
+
+    def ascending(self) -> Partition:
+        """The same partition with each part in ascending order."""
+        return Partition(_sorted_by_owner(self.owner, self.order), self.offsets)
+
+    def __len__(self) -> int:
+        return len(self.offsets) - 1
+
+    def __getitem__(self, client: int) -> np.ndarray:
+        return self.order[self.offsets[client] : self.offsets[client + 1]]
+
+    def __iter__(self) -> Iterator[np.ndarray]:
+        return (self[k] for k in range(len(self)))
+
+
+def _sorted_by_owner(owner: np.ndarray, rows: np.ndarray) -> np.ndarray:
+    """The rows by owner, and those of one owner ascending: one sort of whole numbers, several times as fast as an
+    argsort."""
+    span = int(rows.max(initial=0)) + 1
+    return np.sort(owner * span + rows) % span
+
+
+def equal_sizes(rows: int, parts: int) -> np.ndarray:
+    """(parts,) sizes of equal parts; the first ones have one row more where `parts` does not divide `rows`.
+
+    >>> equal_sizes(7, 3).tolist()
+    [3, 2, 2]
+    """
+    return rows // parts + (np.arange(parts) < rows % parts)
+
+
+def ascending(parts: Sequence[np.ndarray] | Partition) -> Partition:
+    """One array of rows per client as a partition, each part in ascending order."""
+    return (parts if isinstance(parts, Partition) else Partition.from_parts(parts)).ascending()

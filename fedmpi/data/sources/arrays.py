@@ -1,0 +1,147 @@
+"""Images and volumes in one array: which of its axes are channels, and how its numbers are scaled."""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import TypeVar
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from fedmpi.common.errors import UserError
+from fedmpi.common.inputs import describe_axes
+from fedmpi.data.pictures import Pictures, of_bytes
+from fedmpi.data.sources.common import finite
+from fedmpi.data.sources.pictures.decode import PixelRange, check_range, scale
+from fedmpi.data.streaming.hdf5_rows import StoredArrays
+from fedmpi.data.streaming.mapped import Mapped
+from fedmpi.data.streaming.stream import Stream
+
+Array = TypeVar("Array", np.ndarray, Tensor)
+
+
+@dataclass(frozen=True)
+class ArrayOptions:
+    """How an array of samples becomes what a model sees.
+
+    Attributes:
+        axes: of images and volumes: N, the rows, C, D, H and W in the order of the array (N may be left out); None:
+            what its shape says, see `with_axes`.
+        pixel_range: (low, high), which become 0 and 1, or "file", the range of each row; None: uint8 is divided by 255,
+            other numbers are what they are.
+        mean, std: one number a channel (or a feature), by which the numbers are normalised then.
+    """
+
+    axes: str | None = None
+    pixel_range: PixelRange | None = None
+    mean: Sequence[float] | None = None
+    std: Sequence[float] | None = None
+
+    def __post_init__(self) -> None:
+        check_range(self.pixel_range)
+
+
+def samples(
+    array: np.ndarray | StoredArrays, options: ArrayOptions, name: str, at: Path, grey: bool = True
+) -> Tensor | Pictures:
+    """What a model sees of an array of samples.
+
+    Args:
+        array: (n, ...) numbers; with three to five axes images or volumes. A memmap or StoredArrays, of uint8, stay
+            on disk.
+        name, at: of the array, and its file, for messages.
+        grey: whether (n, H, W) are grey images, of one channel; False: only where `options` says axes or a range.
+
+    Returns:
+        (n, C, H, W) of images, (n, C, D, H, W) of volumes: Pictures of uint8 or with a pixel range, else a tensor; of
+        another number of axes a tensor of the array's shape. Tensors are float32.
+
+    Raises:
+        UserError: numbers that are not finite, or options that do not fit the array.
+    """
+    key = "axes" if options.axes is not None else "pixel_range" if options.pixel_range else None
+    spatial = array.ndim in (4, 5) or (array.ndim == 3 and (grey or key is not None))
+    if not spatial and key is not None:
+        raise UserError(f"{at}: {name} has the shape {array.shape}; data.{key} is for images and volumes: leave it out")
+    axes = _axes_of(array.shape, options.axes, name, at) if spatial else ""
+    if isinstance(array, (np.memmap, StoredArrays)):
+        return _normalised(Stream(Mapped(array, axes)), options)
+    if options.pixel_range is not None:
+        try:
+            array = np.stack([scale(row, options.pixel_range) for row in array])
+        except ValueError as error:
+            raise UserError(f"{at}: {name}: {error}; fill or drop it") from error
+    elif not spatial or array.dtype != np.uint8:
+        divisor = np.float32(255 if array.dtype == np.uint8 else 1)
+        with np.errstate(over="ignore"):  # what float32 has no room for is told by its row
+            array = array.astype(np.float32) / divisor
+    pixels = array.dtype == np.uint8 or options.pixel_range is not None
+    x = channels_first(torch.from_numpy(array), axes) if spatial else torch.from_numpy(array)
+    found = _normalised(x, options, pixels)
+    return found if isinstance(found, Pictures) else finite(found, name, at)
+
+
+def _normalised(x: Tensor | Stream, options: ArrayOptions, pixels: bool = True) -> Tensor | Pictures:
+    """(x - mean) / std by channel; pixels: x is uint8, or floats in 0..1, and becomes Pictures."""
+    for name, given in (("mean", options.mean), ("std", options.std)):
+        if given is not None and len(given) != x.shape[1]:
+            raise UserError(f"data.{name} has {len(given)} numbers; x has {x.shape[1]} channels: give one for each")
+    if isinstance(x, Stream) or pixels:
+        return of_bytes(x, options.mean, options.std, x.shape[1])
+    each = (-1, *[1] * (x.ndim - 2))
+    x = x if options.mean is None else x - torch.tensor(options.mean).view(each)
+    return x if options.std is None else x / torch.tensor(options.std).view(each)
+
+
+def with_axes(options: ArrayOptions, shape: Sequence[int], name: str, at: Path) -> ArrayOptions:
+    """The options with the axes of an array of this shape, where they have to be guessed, and a warning then.
+
+    The axes are certain where one of the first and the last axis of a row has 1 or 3 entries, which are its channels,
+    and the other has not. Else three equal axes are guessed to be a volume of one channel; if they are not equal, the
+    last one is the channels where it is the shortest, and the first one otherwise.
+    """
+    if options.axes is not None or not 3 <= len(shape) <= 5:
+        return options
+    axes, certain = _guess(tuple(shape[1:]))
+    if certain:
+        return options
+    said = f"{at}: {name} has the shape {tuple(shape)}, which is read as {axes}, {describe_axes(shape, axes)}"
+    warnings.warn(f"{said}; data.axes: {axes} confirms it, another order corrects it", stacklevel=2)
+    return replace(options, axes=axes)
+
+
+def _axes_of(shape: Sequence[int], axes: str | None, name: str, at: Path) -> str:
+    """The axes of an array of this shape: `axes`, or what `with_axes` says. Raises UserError if they do not fit it."""
+    if axes is None:
+        return _guess(tuple(shape[1:]))[0]
+    found = f"N{axes.removeprefix('N')}"
+    if not {*"NHW"} <= {*found} <= {*"NCDHW"} or len({*found}) < len(found):
+        allowed = "the letters N, C, D, H and W in the order of the array's axes, such as NHWC or NDHW, are needed"
+        raise UserError(f"data.axes: {axes!r}; {allowed}")
+    if len(found) != len(shape):
+        raise UserError(f"{at}: {name} has the shape {tuple(shape)}, which does not have the axes {axes} (data.axes)")
+    return found
+
+
+def _guess(row: tuple[int, ...]) -> tuple[str, bool]:
+    """The axes, and whether the shape leaves no other choice."""
+    if len(row) == 2:
+        return "NHW", True
+    space = "HW" if len(row) == 3 else "DHW"
+    first, last = row[0] in (1, 3), row[-1] in (1, 3)
+    if first != last:
+        return f"NC{space}" if first else f"N{space}C", True
+    if len(row) == 3 and len({*row}) == 1 and not first:
+        return "NDHW", False
+    return f"N{space}C" if row[-1] < min(row[:-1]) else f"NC{space}", False
+
+
+def channels_first(x: Array, axes: str) -> Array:
+    """(N, C, H, W) or (N, C, D, H, W) of an array with these axes; without C it has one channel."""
+    order = [axes.index(axis) for axis in "NCDHW" if axis in axes]
+    x = x.permute(order) if isinstance(x, Tensor) else x.transpose(order)
+    return x if "C" in axes else x[:, None]

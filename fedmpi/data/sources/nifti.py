@@ -1,0 +1,207 @@
+"""Volumes with a mask each in NIfTI files, in a folder for each site or named in a CSV file."""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Sequence
+from dataclasses import dataclass
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Annotated, Any, Literal, NamedTuple
+
+import numpy as np
+import torch
+from pydantic import Field
+from torch import Tensor
+from torch.nn.functional import interpolate, pad
+
+from fedmpi.common.errors import UserError
+from fedmpi.common.text import count
+from fedmpi.data.dataset import Dataset
+from fedmpi.data.sources.pairs import Columns, MaskValues, Naming, Pair, Pairs, check_shapes, dataset
+
+Name = Annotated[str, Field(min_length=1)]
+Voxels = Annotated[int, Field(ge=1, le=4096)]
+Millimetres = Annotated[float, Field(gt=0)]
+Intensity = Literal["standardise", "stored"] | tuple[float, float]
+
+
+def nifti(
+    root: Path,
+    *,
+    site: str | None = None,
+    path: str = ".",
+    sites: bool = True,
+    image_pattern: str = "*_image.nii.gz",
+    mask_pattern: str = "*_mask.nii.gz",
+    image_column: Name = "image",
+    mask_column: Name = "mask",
+    site_column: Name | None = None,
+    split_column: Name | None = None,
+    group_column: Name | None = None,
+    delimiter: Annotated[str, Field(min_length=1, max_length=1)] = ",",
+    classes: Annotated[int, Field(ge=2, le=65536)] | None = None,
+    mask_values: Annotated[tuple[int, ...], Field(min_length=2)] | None = None,
+    orientation: Literal["canonical", "stored"] = "canonical",
+    spacing: tuple[Millimetres, Millimetres, Millimetres] | None = None,
+    size: tuple[Voxels, Voxels, Voxels] | None = None,
+    fit: Literal["crop_or_pad", "resample"] = "crop_or_pad",
+    intensity: Intensity = "standardise",
+    val: Literal["join", "leave"] = "join",
+    test_fraction: Annotated[float, Field(ge=0, lt=1)] | None = None,
+) -> Dataset:
+    """NIfTI volumes and their masks, root/path/SITE/NAME_image.nii.gz and NAME_mask.nii.gz, or named in the CSV file
+    root/path; needs nibabel.
+
+    For the task segmentation; a sample is (C, X, Y, Z), a fourth axis of the file being the channels, and a mask
+    (X, Y, Z). sites: each folder of root/path is a site, for `scheme: site`, unless it is false; a silo is such a
+    folder. image_pattern, mask_pattern: where the two are below a site's folder; * stands for the name that they have
+    in common. A folder may hold train/, val/ and test/, each of that form. image_column, mask_column: of a CSV file,
+    files relative to root; site_column: whose a row is; split_column: train, val or test; group_column: whose rows stay
+    together, such as a patient's; delimiter: between fields. val: the validation part joins the training part, or is
+    left out. Without a test part, test_fraction (0.2) of each site's pairs is it, the same for every seed.
+    classes: how many, if masks hold class numbers, 0 the background; mask_values: else the number of each class in the
+    masks. A number that is neither a class nor task.ignore is refused.
+    orientation: canonical turns and mirrors axes so that X, Y and Z go to the patient's right, front and head (RAS+),
+    by the file's affine; stored leaves them. spacing: millimetres of a voxel along X, Y and Z, to which volumes are
+    resampled. size: voxels of all volumes, which must be of one size without it; fit: crop_or_pad, at the centre, with
+    the least intensity and class 0, or resample. Images are resampled linearly, masks to the nearest voxel.
+    intensity: standardise (each channel of each volume to mean 0 and deviation 1); [low, high], which become 0 and 1,
+    with what lies beyond cut off; or stored.
+    """
+    if find_spec("nibabel") is None:
+        raise UserError("data set nifti is read by nibabel, which is not installed; pip install nibabel")
+    if isinstance(intensity, tuple) and not intensity[0] < intensity[1]:
+        raise UserError(f"data.intensity: {list(intensity)}; [low, high] with low < high is needed")
+    numbers = MaskValues("nifti", classes, mask_values)
+    naming = Naming(image_pattern, mask_pattern)
+    columns = Columns(image_column, mask_column, site_column, split_column, group_column)
+    pairs = Pairs("nifti", root, path, naming, columns, delimiter, sites, site)
+    grid = Grid(spacing, size, fit)
+    orientations: list[str] = []
+
+    def read(its: Sequence[Pair], train: Sequence[int], test: Sequence[int]) -> Dataset:
+        volumes: list[Tensor] = []
+        masks: list[Tensor] = []
+        for pair in its:
+            volume = _load(pair, orientation == "canonical")
+            orientations.append(volume.orientation)
+            image = grid.resampled(_scaled(volume.image, intensity), volume.spacing, "trilinear")
+            mask = numbers.numbers(volume.mask, pair)[None]
+            volumes.append(grid.cropped(image, image.amin((1, 2, 3))))
+            masks.append(grid.cropped(grid.resampled(mask, volume.spacing, "nearest-exact"), mask.new_zeros(1))[0])
+            if volumes[-1].shape != volumes[0].shape:
+                shapes = " and ".join(" x ".join(map(str, each.shape)) for each in (volumes[0], volumes[-1]))
+                raise pair.error(
+                    f"{its[0].image} and {pair.image} have the shapes {shapes} (channels, X, Y, Z); give data.size, to "
+                    "which volumes are cropped and padded, or with data.fit: resample scaled"
+                )
+        x, y = torch.stack(volumes), torch.stack(masks)
+        return Dataset(x[list(train)], y[list(train)], x[list(test)], y[list(test)], numbers.many)
+
+    found = dataset(pairs, read, val, test_fraction)
+    _tell_orientations(orientations, orientation == "canonical")
+    return found
+
+
+class Volume(NamedTuple):
+    """image: (C, X, Y, Z) float32; mask: (X, Y, Z); spacing: millimetres of a voxel along X, Y and Z; orientation:
+    where the axes of the file go to, such as "LPS"."""
+
+    image: Tensor
+    mask: np.ndarray
+    spacing: tuple[float, ...]
+    orientation: str
+
+
+def _load(pair: Pair, canonical: bool) -> Volume:
+    """A pair of files. Raises UserError where one cannot be read, or the two do not lie on one grid."""
+    import nibabel  # takes a third of a second
+
+    def opened(file: Path, what: str) -> Any:
+        try:
+            return nibabel.load(file)
+        except FileNotFoundError as error:
+            raise pair.error(f"there is no {what} {file}") from error
+        except Exception as error:  # what a damaged file makes of a reader is not to be foreseen
+            raise pair.error(f"{file} cannot be read as NIfTI: {error}; mend or remove it") from error
+
+    def numbers(of: Any, file: Path) -> np.ndarray:
+        try:
+            return np.asarray((nibabel.as_closest_canonical(of) if canonical else of).dataobj)
+        except Exception as error:  # a file that is cut off shows itself when its numbers are read
+            raise pair.error(f"{file} cannot be read as NIfTI: {error}; mend or remove it") from error
+
+    image, mask = opened(pair.image, "image"), opened(pair.mask, "mask")
+    if len(image.shape) not in (3, 4) or len(mask.shape) not in (3, 4) or mask.shape[3:] not in ((), (1,)):
+        shapes = f"{tuple(image.shape)}, its mask {pair.mask} {tuple(mask.shape)}"
+        raise pair.error(f"{pair.image} has the shape {shapes}; (X, Y, Z) is needed, and of images may have channels")
+    check_shapes(pair, image.shape[:3], mask.shape[:3])
+    corners = np.array([[*corner, 1] for corner in np.ndindex(2, 2, 2)]) * [*image.shape[:3], 1]
+    apart = np.linalg.norm((corners @ (image.affine - mask.affine).T)[:, :3], axis=1).max()
+    turned = nibabel.as_closest_canonical(image) if canonical else image
+    spacing = tuple(float(width) for width in turned.header.get_zooms()[:3])
+    if not apart <= min(spacing) / 2:
+        raise pair.error(
+            f"{pair.image} and its mask {pair.mask} lie on different grids: by their affines they are {apart:.3g} mm "
+            "apart; resample one of them to the other, or correct its header"
+        )
+    x = torch.from_numpy(numbers(image, pair.image).astype(np.float32))
+    if not bool(x.isfinite().all()):
+        raise pair.error(f"{pair.image} holds a value that is not finite; correct or remove it")
+    x = x[None] if x.ndim == 3 else x.movedim(3, 0)
+    found = numbers(mask, pair.mask).reshape(x.shape[1:])
+    return Volume(x, found, spacing, "".join(nibabel.aff2axcodes(image.affine)))
+
+
+def _scaled(image: Tensor, intensity: Intensity) -> Tensor:
+    """(C, X, Y, Z); a channel that is the same everywhere becomes 0 where it is standardised."""
+    if intensity == "stored":
+        return image
+    if intensity == "standardise":
+        std, mean = torch.std_mean(image.double(), (1, 2, 3), correction=0, keepdim=True)
+        return ((image - mean) / torch.where(std > 0, std, 1)).float()
+    low, high = intensity
+    return ((image - low) / (high - low)).clamp(0, 1)
+
+
+@dataclass(frozen=True)
+class Grid:
+    """On which voxels volumes are wanted; None: as they are."""
+
+    spacing: tuple[float, float, float] | None
+    size: tuple[int, int, int] | None
+    fit: str
+
+    def resampled(self, x: Tensor, spacing: Sequence[float], mode: str) -> Tensor:
+        """(C, X, Y, Z) of the same type, resampled as `spacing` and, with fit: resample, `size` say."""
+        shape = tuple(x.shape[1:])
+        if self.spacing is not None:
+            shape = tuple(max(round(n * a / b), 1) for n, a, b in zip(shape, spacing, self.spacing, strict=True))
+        if self.size is not None and self.fit == "resample":
+            shape = self.size
+        if shape == tuple(x.shape[1:]):
+            return x
+        return interpolate(x[None].double(), shape, mode=mode)[0].to(x.dtype)
+
+    def cropped(self, x: Tensor, fill: Tensor) -> Tensor:
+        """(C, X, Y, Z) with borders cut off or added alike on both sides, one more at the end. fill: (C,)"""
+        if self.size is None:
+            return x
+        more = [want - n for want, n in zip(self.size, x.shape[1:], strict=True)]
+        borders = [border for n in reversed(more) for border in (n // 2, n - n // 2)]
+        return torch.stack([pad(each, borders, value=value) for each, value in zip(x, fill.tolist(), strict=True)])
+
+
+def _tell_orientations(stored: Sequence[str], canonical: bool) -> None:
+    """Warn of volumes that were turned, or that are not turned alike."""
+    others = {name: stored.count(name) for name in sorted({*stored}) if name != "RAS" or not canonical}
+    shown = ", ".join(f"{name} {many}" for name, many in others.items())
+    if canonical and others:
+        turned = f"{sum(others.values())} of {count(len(stored), 'volume')} from other orientations ({shown}) to RAS+"
+        warnings.warn(f"data.orientation: canonical turned {turned}", stacklevel=3)
+    if not canonical and len(others) > 1:
+        warnings.warn(
+            f"data: volumes are stored in several orientations ({shown}), and data.orientation: stored leaves them",
+            stacklevel=3,
+        )

@@ -1,0 +1,92 @@
+"""Pictures with a mask each, the class of each pixel, in folders or named in a CSV file."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Annotated, Literal
+
+import numpy as np
+import torch
+from pydantic import Field
+from torch import Tensor
+
+from fedmpi.data.dataset import Dataset
+from fedmpi.data.sources import common
+from fedmpi.data.sources.pairs import Columns, MaskValues, Naming, Pair, Pairs, check_shapes, dataset
+from fedmpi.data.sources.pictures import reading
+from fedmpi.data.sources.pictures.decode import Axes, DecodeOptions, Pages, PixelRange, Size, probe
+from fedmpi.data.sources.pictures.masks import endings, fit_mask, read_mask
+
+Name = Annotated[str, Field(min_length=1)]
+
+
+def image_mask(
+    root: Path,
+    *,
+    site: str | None = None,
+    path: str = ".",
+    sites: bool = False,
+    image_pattern: str = "images/*",
+    mask_pattern: str = "masks/*",
+    image_column: Name = "image",
+    mask_column: Name = "mask",
+    site_column: Name | None = None,
+    split_column: Name | None = None,
+    group_column: Name | None = None,
+    delimiter: Annotated[str, Field(min_length=1, max_length=1)] = ",",
+    classes: Annotated[int, Field(ge=2, le=65536)] | None = None,
+    mask_values: Annotated[tuple[int, ...], Field(min_length=2)] | None = None,
+    size: Size | None = None,
+    channels: Literal[1, 3] = 3,
+    mean: tuple[float, ...] = (0.5,),
+    std: tuple[Annotated[float, Field(gt=0)], ...] = (0.5,),
+    pixel_range: PixelRange | None = None,
+    pages: Pages = "refuse",
+    background: str = "white",
+    axes: Axes | None = None,
+    val: Literal["join", "leave"] = "join",
+    test_fraction: Annotated[float, Field(ge=0, lt=1)] | None = None,
+) -> Dataset:
+    """Pictures and masks, root/path/images/NAME.* and root/path/masks/NAME.*, or named in the CSV file root/path.
+
+    For the task segmentation. sites: each folder of root/path is a site, for `scheme: site`; a silo is such a folder.
+    image_pattern, mask_pattern: where the two are below that folder; * stands for the name that they have in common.
+    A folder may hold train/, val/ and test/, each of that form. image_column, mask_column: of a CSV file, files
+    relative to root; site_column: whose a row is; split_column: train, val or test; group_column: whose rows stay
+    together; delimiter: between fields. val: the validation part joins the training part, or is left out. Without a
+    test part, test_fraction (0.2) of each site's pairs is it, the same for every seed.
+    classes: how many, if masks hold class numbers, 0 the background; mask_values: else the number of each class in the
+    masks, such as [0, 255]. A number that is neither a class nor task.ignore is refused.
+    size: each picture is scaled and cut at its centre to size x size, and so is its mask, to the nearest pixel; without
+    it all must be of one size. channels: 1 grey, 3 colour. mean, std: of pixels in 0..1, one number or one
+    a channel. pixel_range: [low, high], which become 0 and 1; or file, the least and the largest value of each file;
+    images of more than 8 bits need it. pages: of files with several pages or frames; refuse; first; or channels.
+    background: the colour over which transparent pixels are blended. axes: HWC or CHW, of .npy files whose shape allows
+    both.
+    """
+    decoding = DecodeOptions(size, channels, mean, std, pixel_range, pages, background, axes)
+    numbers = MaskValues("image_mask", classes, mask_values)
+    naming = Naming(image_pattern, mask_pattern, endings())
+    columns = Columns(image_column, mask_column, site_column, split_column, group_column)
+    pairs = Pairs("image_mask", root, path, naming, columns, delimiter, sites, site)
+
+    def read(its: Sequence[Pair], train: Sequence[int], test: Sequence[int]) -> Dataset:
+        images = reading.read([pair.image for pair in its], decoding, [pair.at for pair in its])
+        masks = _masks(its, decoding, numbers)
+        first, last = ((images[np.array(k, dtype=np.int64)], masks[list(k)]) for k in (train, test))
+        return common.pictures(first, last, numbers.many, decoding.mean, decoding.std)
+
+    return dataset(pairs, read, val, test_fraction)
+
+
+def _masks(pairs: Sequence[Pair], decoding: DecodeOptions, numbers: MaskValues) -> Tensor:
+    """(n, H, W) int64, scaled and cut as the pictures are. Raises UserError for one that its picture does not fit."""
+    found: list[Tensor] = []
+    for pair in pairs:
+        mask = read_mask(pair)
+        (_, *shape), _ = probe(pair.image, replace(decoding, size=None))
+        check_shapes(pair, shape, mask.shape)
+        found.append(numbers.numbers(mask if decoding.size is None else fit_mask(mask, decoding.size), pair))
+    return torch.stack(found)  # of one size, as their pictures are

@@ -1,0 +1,122 @@
+"""The interfaces of this host, and which of them messages take."""
+
+import os
+import socket
+from types import SimpleNamespace
+
+import pytest
+from helpers import ROOT
+
+from fedmpi import config
+from fedmpi.comm import Job, connect, network
+from fedmpi.comm.backends import torch_dist
+from fedmpi.common.errors import UserError
+
+INTERFACES = {"lo": "127.0.0.1", "docker0": "172.17.0.1", "eth0": "10.0.0.5", "ib0": "", "ib1": "10.1.0.5"}
+
+
+@pytest.fixture
+def interfaces(monkeypatch):
+    monkeypatch.setattr(network, "addresses", lambda: dict(INTERFACES))
+    monkeypatch.setattr(socket, "gethostname", lambda: "a02")
+
+
+def test_the_loopback_interface_has_its_address_and_leads_to_itself():
+    loopback = next(name for _, name in socket.if_nameindex() if name.startswith("lo"))
+    assert network.addresses()[loopback] == "127.0.0.1"
+    assert network.address_towards("127.0.0.1") == "127.0.0.1"
+    assert network.interface_towards("127.0.0.1") == loopback
+    assert network.interface_towards("no-such-host.invalid") is None
+    assert network.is_own("127.0.0.1")
+    assert not network.is_own("192.0.2.7")  # RFC 5737: of no host
+    assert network.resolve("no-such-host.invalid") == network.resolve("a..b") == ""
+
+
+def test_addresses_that_every_host_has_are_offered_last(interfaces):
+    assert network.outward_addresses() == ["10.0.0.5", "10.1.0.5", "172.17.0.1"]
+
+
+@pytest.mark.parametrize(
+    ("asked", "chosen"),
+    [("eth0", "eth0"), ("ib*", "ib1"), (["ens3", "ib1"], "ib1"), (["ib*", "eth0"], "ib1"), (["ib0", "e*"], "eth0")],
+)
+def test_the_first_interface_that_has_an_address_is_taken(interfaces, asked, chosen):
+    assert network.choose(asked) == (chosen, INTERFACES[chosen])
+
+
+@pytest.mark.parametrize(
+    ("asked", "message"),
+    [
+        ("ens*", r"comm.interface: ens\*: host a02 has no such network interface"),
+        (["ens3", "eth"], r"comm.interface: \[ens3, eth\]: host a02 has no such network interface"),
+        ("ib0", "comm.interface: ib0: ib0 of host a02 is down or has no IPv4 address"),
+    ],
+)
+def test_what_no_interface_matches_is_refused_with_those_that_there_are(interfaces, asked, message):
+    with pytest.raises(UserError, match=rf"{message}.*eth0 \(10\.0\.0\.5\), ib0 \(no IPv4 address\)"):
+        network.choose(asked)
+
+
+# ---- gloo's interface ----
+CARDS = [
+    {"host": "node", "network": "a", "address": "10.0.0.5"},
+    {"host": "node", "network": "a", "address": "10.0.0.5"},
+    {"host": "node", "network": "b", "address": "10.1.0.6"},
+]
+
+
+@pytest.mark.parametrize(
+    ("rank", "cards", "own_name_is", "expected"),
+    [
+        (0, CARDS, "127.0.1.1", "towards 10.1.0.6"),  # the first rank elsewhere
+        (1, CARDS, "", "towards 10.1.0.6"),
+        (2, CARDS, "", "towards 10.0.0.5"),  # where it has reached rank 0
+        (2, CARDS, "192.0.2.7", "towards 10.0.0.5"),  # an address that this host does not have
+        (2, CARDS, "10.1.0.6", None),  # gloo finds it by itself
+        (0, CARDS[:2], "127.0.1.1", "lo"),
+    ],
+)
+def test_gloo_takes_the_way_on_which_the_ranks_have_met(monkeypatch, rank, cards, own_name_is, expected):
+    monkeypatch.setenv("GLOO_SOCKET_IFNAME", "")
+    monkeypatch.delenv("GLOO_SOCKET_IFNAME")
+    monkeypatch.setattr(network, "resolve", lambda name: own_name_is)
+    monkeypatch.setattr(network, "is_own", lambda address: address == "10.1.0.6")
+    monkeypatch.setattr(network, "interface_towards", lambda host: f"towards {host}")
+    torch_dist.choose_interface(rank, cards, "10.0.0.5")
+    assert os.environ.get("GLOO_SOCKET_IFNAME") == expected
+
+
+def test_what_the_user_has_set_for_gloo_stays(monkeypatch):
+    monkeypatch.setenv("GLOO_SOCKET_IFNAME", "eth7")
+    torch_dist.choose_interface(0, CARDS, "10.0.0.5")
+    assert os.environ["GLOO_SOCKET_IFNAME"] == "eth7"
+
+
+# ---- comm.interface ----
+def test_the_interface_is_given_to_gloo_and_nccl_by_its_exact_name(interfaces, monkeypatch):
+    """NCCL_SOCKET_IFNAME takes names that begin so, unless "=" is before them (NCCL's user guide)."""
+    told = []
+    monkeypatch.setattr(torch_dist, "connect", lambda *arguments: told.append(arguments[-1]) or SimpleNamespace())
+    for name in ("GLOO_SOCKET_IFNAME", "NCCL_SOCKET_IFNAME"):
+        monkeypatch.setenv(name, "eth7")
+    two = Job("torchrun", 0, 2, 0, 1, "a02")
+    connect(two, "gloo", alarm=SimpleNamespace(hush=None), interface=["ens3", "ib*"])
+    assert told == ["10.1.0.5"]
+    assert (os.environ["GLOO_SOCKET_IFNAME"], os.environ["NCCL_SOCKET_IFNAME"]) == ("ib1", "=ib1")
+    with pytest.raises(UserError, match=r"comm\.interface: ens3"):
+        connect(two, "gloo", alarm=SimpleNamespace(hush=None), interface="ens3")
+    assert connect(Job("single", 0, 1, 0, 1, "a02"), interface="ens3").size == 1  # which needs none
+
+
+def test_hosts_may_have_interfaces_of_their_own():
+    """The setting is neither compared between ranks nor by `fedmpi resume`."""
+    quick = ROOT / "configs" / "quickstart.yaml"
+    one, other = (config.load(quick, [f"comm.interface={text}"]) for text in ("[ens3, ib*]", "eth0"))
+    assert one.comm.interface == ["ens3", "ib*"]
+    assert one.digest_items() == other.digest_items()
+
+
+@pytest.mark.parametrize("value", ["[]", "3", '""'])
+def test_an_interface_that_is_no_name_is_refused(value):
+    with pytest.raises(UserError, match=r"comm\.interface"):
+        config.load(ROOT / "configs" / "quickstart.yaml", [f"comm.interface={value}"])

@@ -1,0 +1,81 @@
+"""The reader of CSV files: cells as they stand, in any order of blocks, and what other sources get from it."""
+
+import csv
+
+import numpy as np
+import pytest
+
+from fedmpi.common.errors import UserError
+from fedmpi.data import csv_file
+from fedmpi.data.csv_file import csv_columns, csv_rows, text_of
+from fedmpi.data.partitions.given import file
+from fedmpi.data.sources.pictures.table_of_files import rows
+from fedmpi.data.sources.tables.files import read
+from fedmpi.data.sources.texts.text import text
+
+LONG = "x" * 200_000  # Python's own limit is 131,072 characters a cell
+
+
+def written(path, table):
+    with path.open("w", newline="", encoding="utf-8") as out:
+        csv.writer(out).writerows(table)
+    return path
+
+
+@pytest.mark.parametrize("block", [1, 7, 200_000])
+def test_columns_hold_the_cells_as_they_stand(tmp_path, monkeypatch, block):
+    monkeypatch.setattr(csv_file, "BLOCK", block)
+    cells = [["1", "né", ""], [" 2.50 ", "Ω", "a\nb"], ["-3e7", 'q"', "z" * 500], ["", "né", "1"]] * 5
+    columns, lines = csv_columns(written(tmp_path / "a.csv", [["a", "b", "c"], *cells]), ",", lambda header: None)
+    assert [text_of(columns[name]).tolist() for name in "abc"] == [list(column) for column in zip(*cells, strict=True)]
+    # A row ends one line after the row before it, or two where a cell holds a line feed.
+    assert lines.tolist() == [2 + k + (k + 3) // 4 for k in range(20)]
+
+
+def test_short_cells_take_their_bytes_and_a_long_one_among_them_does_not_widen_all(tmp_path):
+    plain = csv_columns(written(tmp_path / "a.csv", [["a"], *[["0.25"]] * 1000]), ",", lambda header: None)[0]["a"]
+    assert plain.nbytes == 4000
+    mixed = csv_columns(written(tmp_path / "b.csv", [["a"], *[["0.25"]] * 1000, [LONG]]), ",", lambda header: None)[0]
+    assert mixed["a"].nbytes == 8 * 1001
+    assert len({id(cell) for cell in mixed["a"]}) == 2  # equal cells are one string
+
+
+def test_long_cells_and_the_byte_order_mark_are_read_by_all_sources(tmp_path):
+    path = tmp_path / "a.csv"
+    path.write_text(f"\ufeffauthor,text\nann,{LONG}\n", encoding="utf-8")
+    assert text_of(read(path, ",").columns["text"])[0] == LONG
+    assert rows(path, ["text"])[0].values["text"] == LONG
+    assert [len(row[1]) for _, row in csv_rows(path)] == [4, len(LONG)]
+    for name, content in (("p.csv", "\ufeffclient,note\n1,a\n0,b\n"), ("p.json", "\ufeff[[1], [0]]")):
+        (tmp_path / name).write_text(content, encoding="utf-8")
+        parts = file(np.zeros(2, np.int64), None, np.random.default_rng(0), path=tmp_path / name)
+        assert [part.tolist() for part in parts] == [[1], [0]]
+
+
+def test_carriage_returns_in_texts_become_line_feeds(tmp_path):
+    (tmp_path / "crlf.csv").write_bytes(b'author,text\r\nann,"a\r\nb\rc\r\n"\r\n')
+    (tmp_path / "lf.csv").write_bytes(b'author,text\nann,"a\nb\nc\n"\n')
+    (tmp_path / "crlf.jsonl").write_bytes(b'{"author": "ann", "text": "a\\r\\nb\\rc\\r\\n"}\r\n')
+    given = {"context": 2, "test_fraction": 0, "alphabet": "\nabc"}
+    wanted = text(tmp_path, path="lf.csv", **given)
+    for name in ("crlf.csv", "crlf.jsonl"):
+        assert text(tmp_path, path=name, **given).train_x.tolist() == wanted.train_x.tolist()
+
+
+@pytest.mark.parametrize(
+    ("name", "content", "words"),
+    [
+        ("a.json", b"[]", r"a\.json is JSON, .*pandas\.read_json\('a\.json'\)\.to_csv\('a\.csv'"),
+        ("a.jsonl", b"{}", r"read_json\('a\.jsonl', lines=True\)"),
+        ("a.csv", "a,b\n1,2\n".encode("utf-16"), "cannot be read as CSV in UTF-8"),
+        ("a.csv", "a,b\n1,2\n".encode("utf-16-be"), r"line 1 holds the control character .*save it anew"),
+        ("a.csv", b"a,b\n1,2\n3\n", r"line 3: 1 cells, the header has 2"),
+        ("none.csv", None, r"none\.csv cannot be read: No such file"),
+    ],
+)
+def test_files_that_are_no_csv_are_refused_by_name_or_line(tmp_path, name, content, words):
+    if content is not None:
+        (tmp_path / name).write_bytes(content)
+    for reader in (lambda path: read(path, ","), lambda path: rows(path, ["a"])):
+        with pytest.raises(UserError, match=words):
+            reader(tmp_path / name)

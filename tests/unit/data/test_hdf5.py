@@ -1,0 +1,225 @@
+"""The source `hdf5`: arrays in HDF5 files, and files with a group of arrays for each client."""
+
+import numpy as np
+import pytest
+import torch
+
+from fedmpi.common.errors import UserError
+from fedmpi.data import streaming
+from fedmpi.data.federated import split
+from fedmpi.data.pictures import Pictures
+from fedmpi.data.preparation import Request
+from fedmpi.data.silos import open_silos
+from fedmpi.data.sources.federated.hdf5 import hdf5
+from fedmpi.data.sources.npz import npz
+from fedmpi.data.sources.texts.text import text
+from fedmpi.data.streaming.hdf5_rows import StoredArrays
+from fedmpi.data.streaming.stream import Stream
+
+h5py = pytest.importorskip("h5py")
+RNG = np.random.default_rng(0)
+X, Y = RNG.normal(size=(20, 3)).astype(np.float32), np.arange(20) % 2
+
+
+def save(path, arrays, **options):
+    with h5py.File(path, "w") as file:
+        for name, array in arrays.items():
+            file.create_dataset(name, data=array, **options)
+
+
+def same(a, b):
+    for name in ("train_x", "train_y", "test_x", "test_y"):
+        assert torch.equal(getattr(a, name) + 0, getattr(b, name) + 0), name
+
+
+@pytest.mark.parametrize(
+    ("train", "test"),
+    [
+        (("x", "y"), ("x_test", "y_test")),
+        (("X_train", "Y_train"), ("X_test", "Y_test")),
+        (("train/images", "train/labels"), ("test/images", "test/labels")),
+        (("train_set_x", "train_set_y"), ("test_set_x", "test_set_y")),  # of a well-known course
+        (("data/train/features", "data/train/target"), ("data/test/features", "data/test/target")),
+    ],
+)
+def test_common_names(tmp_path, train, test):
+    """The same data set as from npz."""
+    arrays = X[:15], Y[:15], X[15:], Y[15:]
+    save(tmp_path / "a.h5", dict(zip((*train, *test), arrays, strict=True)))
+    np.savez(tmp_path / "a.npz", **dict(zip(("x", "y", "test_x", "test_y"), arrays, strict=True)))
+    same(hdf5(tmp_path, path="a.h5"), npz(tmp_path, path="a.npz"))
+
+
+def test_names_in_the_config_and_a_file_for_the_test_part(tmp_path):
+    save(
+        tmp_path / "train.h5", {"scan": X[:15], "grade": Y[:15].reshape(15, 1, 1), "who": ["b", "a", "10"] * 5, "x": X}
+    )
+    save(tmp_path / "test.h5", {"scan": X[15:], "grade": Y[15:].reshape(5, 1, 1), "who": ["a", "c", "b", "a", "10"]})
+    options = {"inputs": "scan", "labels": "grade", "sites": "who"}
+    with (
+        pytest.warns(UserWarning, match=r"train\.h5: not read: x;"),
+        pytest.warns(UserWarning, match=r"1 client with test rows alone, .*: c"),
+    ):
+        data = hdf5(tmp_path, path="train.h5", test_path="test.h5", **options)
+    assert data.train_x.tolist() == X[:15].tolist()
+    assert data.train_y.tolist() == Y[:15].tolist()
+    assert data.site_names == ("10", "a", "b")
+    assert data.site.tolist() == [2, 1, 0] * 5
+    assert data.test_site.tolist() == [1, -1, 2, 1, 0]
+    with pytest.raises(UserError, match=r"no data set 'scans'; it holds grade, scan, who, x"):
+        hdf5(tmp_path, path="train.h5", inputs="scans", labels="grade")
+
+
+def tff(path, clients, x="pixels", **more):
+    arrays = {}
+    for name, (images, labels) in clients.items():
+        arrays |= {f"examples/{name}/{x}": images, f"examples/{name}/label": labels}
+        arrays |= {f"examples/{name}/{key}": value for key, value in more.items()}
+    save(path, arrays)
+
+
+def test_federated_emnist(tmp_path):
+    """TensorFlow Federated's fed_emnist: floats v / 255, of which bytes are kept."""
+    pixels = RNG.integers(0, 256, (6, 28, 28), np.uint8)
+    x = pixels.astype(np.float32) / np.float32(255)
+    tff(tmp_path / "train.h5", {"f2_1": (x[:1], np.int32([7])), "f10_0": (x[1:4], np.int32([1, 2, 3]))})
+    tff(tmp_path / "test.h5", {"f2_1": (x[4:5], np.int32([7])), "f10_0": (x[5:], np.int32([2]))})
+    data = hdf5(tmp_path, path="train.h5", test_path="test.h5", classes=10)
+    assert data.site_names == ("f2_1", "f10_0")
+    assert data.train_x.stored.dtype == torch.uint8
+    assert torch.equal(data.train_x.floats()[:, 0], torch.from_numpy(x[:4]))
+    assert data.train_y.tolist() == [7, 1, 2, 3]
+    new = data.preparation.read(Request(x[1:4]))  # as the file holds them, not as they are kept
+    assert torch.equal(new.x, torch.from_numpy(x[1:4, None]))
+    assert data.test_site.tolist() == [0, 1]
+    found = split(data, "site", None, 0)
+    assert [part.tolist() for part in found.parts] == [[0], [1, 2, 3]]
+    assert found.test_sizes.tolist() == [1, 1]
+
+
+def test_floats_of_one_client_make_all_images_floats(tmp_path):
+    x = RNG.integers(0, 256, (2, 4, 4)).astype(np.float32) / np.float32(255)
+    other = np.full((1, 4, 4), 0.1234, np.float32)
+    tff(tmp_path / "a.h5", {"a": (x, [0, 1]), "b": (other, [1])})
+    data = hdf5(tmp_path, path="a.h5", test_fraction=0)
+    assert not isinstance(data.train_x, Pictures)
+    assert torch.equal(data.train_x[:, 0], torch.from_numpy(np.concatenate([x, other])))
+
+
+def test_federated_cifar100(tmp_path):
+    """Its test clients are others with the same names, so the test part is nobody's."""
+    images = RNG.integers(0, 256, (4, 32, 32, 3), np.uint8)
+    more = {"coarse_label": np.array([5, 5])}
+    tff(tmp_path / "train.h5", {"0": (images[:2], [3, 4]), "1": (images[2:], [5, 0])}, "image", **more)
+    tff(tmp_path / "test.h5", {"0": (images[:2], [3, 4])}, "image", **more)
+    data = hdf5(tmp_path, path="train.h5", test_path="test.h5", classes=100)
+    assert data.input_shape == (3, 32, 32)
+    assert data.site.tolist() == [0, 0, 1, 1]
+    assert data.test_site is None
+
+
+def test_a_group_for_each_site(tmp_path):
+    """test_fraction is held out of each class of each site."""
+    save(tmp_path / "a.h5", {"south/x": X, "south/y": Y, "north/x": X[:10], "north/y": Y[:10]})
+    data = hdf5(tmp_path, path="a.h5")
+    assert data.site_names == ("north", "south")
+    for k, (train, test) in enumerate(((8, 2), (16, 4))):
+        assert torch.bincount(data.train_y[data.site == k]).tolist() == [train // 2] * 2
+        assert torch.bincount(data.test_y[data.test_site == k]).tolist() == [test // 2] * 2
+
+
+def test_a_file_for_each_silo(tmp_path):
+    for name in ("north", "south"):
+        save(tmp_path / f"{name}.h5", {"x": X, "y": Y})
+    opened = open_silos(hdf5, tmp_path, ["north", "south"], [1], path="{site}.h5")
+    same(opened[1], hdf5(tmp_path, path="south.h5"))
+    with pytest.raises(UserError, match=r"data\.path: 'a\.h5' would be one file for all silos"):
+        hdf5(tmp_path, site="north", path="a.h5")
+
+
+@pytest.mark.parametrize("options", [{}, {"chunks": (2, 6, 5, 3), "compression": "gzip"}])
+@pytest.mark.parametrize("by_client", [False, True])
+def test_images_that_stay_on_disk(tmp_path, options, by_client):
+    """Of every layout in the file, rows in any order; the bits are those of images in memory."""
+    images, labels = RNG.integers(0, 256, (9, 6, 5, 3), np.uint8), np.arange(9) % 2
+    cut = {"b/x": images[:5], "a/x": images[5:]} if by_client else {"x": images}
+    with h5py.File(tmp_path / "a.h5", "w") as file:
+        for name, array in cut.items():
+            file.create_dataset(name, data=array, **options)
+        for name, array in ({"b/y": labels[:5], "a/y": labels[5:]} if by_client else {"y": labels}).items():
+            file.create_dataset(name, data=array)
+    whole = hdf5(tmp_path, path="a.h5")
+    with streaming.choosing(True):
+        data = hdf5(tmp_path, path="a.h5")
+    assert isinstance(data.train_x.stored, Stream)
+    assert isinstance(data.train_x.stored.source.array, StoredArrays)
+    same(whole, data)
+    rows = torch.tensor([3, 0, 3, 5])
+    assert torch.equal(data.train_x.read(rows), whole.train_x.read(rows))
+
+
+def test_axes_and_scale_are_those_of_npz(tmp_path):
+    volumes = RNG.integers(0, 3000, (4, 5, 5, 5)).astype(">i2")  # another byte order
+    save(tmp_path / "a.h5", {"x": volumes, "y": [0, 1, 0, 1]})
+    options = {"axes": "NDHW", "pixel_range": (0, 3000), "test_fraction": 0}
+    data = hdf5(tmp_path, path="a.h5", **options)
+    assert data.input_shape == (1, 5, 5, 5)
+    np.savez(tmp_path / "a.npz", x=volumes.astype(np.int16), y=np.array([0, 1, 0, 1]))
+    same(data, npz(tmp_path, path="a.npz", **options))
+
+
+@pytest.mark.parametrize(
+    ("arrays", "said"),
+    [
+        ({"a": X}, r"has no array 'y'; it holds a; known: x: x, images"),
+        ({"x": X}, r"has no array 'y'; it holds x"),
+        ({"x": X, "images": X, "y": Y}, r"/images and /x could both be x; say which in data\.inputs"),
+        ({"x": X, "y": Y[:7]}, r"/x has the shape \(20, 3\) and /y \(7,\); as many rows are needed"),
+        ({"a/x": X, "a/y": Y, "b/x": X}, r"client 'b' has only one of x and y"),
+        ({"a/x": X, "a/y": Y, "b/x": X[:, :2], "b/y": Y}, r"/b/x: a row has the shape \(2,\), one of /a/x \(3,\)"),
+        (
+            {"examples/a/snippets": ["to be"], "examples/a/label": [1]},
+            r"texts by author, which data\.source: text reads",
+        ),
+        ({"x": ["a", "b"], "y": [0, 1]}, r"/x holds texts; numbers are needed"),
+        ({"x": X, "y": ["ill"] * 20}, r"/y holds texts; numbers are needed, such as 0, 1, 2"),
+        ({"x": np.float32(1), "y": Y}, r"/x is float32 of shape \(\), not rows of numbers"),
+    ],
+)
+def test_mistakes(tmp_path, arrays, said):
+    save(tmp_path / "a.h5", arrays)
+    with pytest.raises(UserError, match=said):
+        hdf5(tmp_path, path="a.h5")
+
+
+def test_files_that_are_not_hdf5(tmp_path, monkeypatch):
+    (tmp_path / "a.h5").write_bytes(b"nothing of the kind")
+    with pytest.raises(UserError, match=r"a\.h5 cannot be opened as HDF5"):
+        hdf5(tmp_path, path="a.h5")
+    with pytest.raises(UserError, match=r"data\.path is missing"):
+        hdf5(tmp_path)
+    monkeypatch.setattr("fedmpi.data.sources.federated.hdf5_layout.find_spec", lambda name: None)
+    with pytest.raises(UserError, match=r"read by h5py, which is not installed; pip install h5py"):
+        hdf5(tmp_path, path="a.h5")
+
+
+def test_federated_shakespeare(tmp_path):
+    """TensorFlow Federated's shakespeare: the source text reads the snippets, and the test part is the second file."""
+    save(tmp_path / "train.h5", {"examples/B/snippets": ["abcab", "ca"], "examples/A10/snippets": ["cabca"]})
+    save(tmp_path / "test.h5", {"examples/A10/snippets": ["abc"], "examples/B/snippets": ["bca", "z"]})
+    data = text(tmp_path, path="train.h5", test_path="test.h5", context=2)
+    assert data.site_names == ("A10", "B")
+    assert data.meaning == ("\n", "a", "b", "c", "\N{REPLACEMENT CHARACTER}")
+    assert data.train_x.tolist() == [[3, 1], [2, 3], [1, 2], [3, 1], [2, 0]]  # ca bc, of "abcab\nca" ab ca b\n
+    assert data.train_y.tolist() == [[1, 2], [3, 1], [2, 3], [1, 2], [0, 3]]
+    assert data.test_x.tolist() == [[1, 2], [2, 3], [1, 0]]  # ab, of "bca\nz" bc a\n
+    assert data.test_site.tolist() == [0, 1, 1]
+    with pytest.raises(UserError, match=r"test_fraction: 0\.1 changes nothing, for data\.test_path: test\.h5"):
+        text(tmp_path, path="train.h5", test_path="test.h5", test_fraction=0.1)
+    with pytest.raises(UserError, match=r"data\.test_path goes with data\.path of all authors"):
+        text(tmp_path, site="a", test_path="test.h5")
+    with pytest.raises(UserError, match=r"'z', which is not in data\.alphabet"):
+        text(tmp_path, path="train.h5", test_path="test.h5", context=2, alphabet="abc\n")
+    save(tmp_path / "x.h5", {"x": X})
+    with pytest.raises(UserError, match=r"x\.h5 has no texts examples/CLIENT/snippets"):
+        text(tmp_path, path="x.h5")

@@ -1,0 +1,210 @@
+"""The source `image_mask`: pictures with their masks, by site, whose numbers become classes and nothing else."""
+
+import numpy as np
+import pytest
+import torch
+from PIL import Image
+
+from fedmpi.common.errors import UserError
+from fedmpi.config.loading import load
+from fedmpi.data.sources.common import ignoring
+from fedmpi.data.sources.pictures.image_mask import image_mask
+from fedmpi.runtime import build_data
+
+SIDE = 6
+
+
+def picture(k, side=SIDE):
+    return np.random.default_rng(k).integers(0, 256, (side, side, 3), dtype=np.uint8)
+
+
+def mask(k, side=SIDE, values=(0, 1)):
+    return np.array(values, dtype=np.uint8)[np.random.default_rng(100 + k).integers(0, len(values), (side, side))]
+
+
+def write(folder, names, values=(0, 1), first=0, ending="png"):
+    for place in ("images", "masks"):
+        (folder / place).mkdir(parents=True, exist_ok=True)
+    for k, name in enumerate(names, first):
+        Image.fromarray(picture(k)).save(folder / "images" / f"{name}.png")
+        Image.fromarray(mask(k, values=values)).save(folder / "masks" / f"{name}.{ending}")
+    return folder
+
+
+def pairs_of(data):
+    """{bytes of the picture: bytes of its mask}"""
+    x = torch.cat([(part.floats() * 0.5 + 0.5) * 255 for part in (data.train_x, data.test_x)]).round().byte()
+    y = torch.cat([data.train_y, data.test_y])
+    return {
+        p.permute(1, 2, 0).numpy().tobytes(): m.numpy().astype(np.uint8).tobytes() for p, m in zip(x, y, strict=True)
+    }
+
+
+def expected(numbers):
+    return {picture(k).tobytes(): mask(k).tobytes() for k in numbers}
+
+
+def test_each_picture_has_its_own_mask(tmp_path):
+    write(tmp_path, [f"scan{k}" for k in range(12)])  # scan10 before scan2 by letters
+    data = image_mask(tmp_path, classes=2)
+    assert pairs_of(data) == expected(range(12))
+    assert (data.train_y.shape, data.test_y.shape, data.train_y.dtype) == ((10, 6, 6), (2, 6, 6), torch.int64)
+    assert (data.classes, data.input_shape) == (2, (3, SIDE, SIDE))
+
+
+def test_sites_and_parts_are_folders(tmp_path):
+    write(tmp_path / "north" / "train", "abc")
+    write(tmp_path / "north" / "test", "d", first=3)
+    write(tmp_path / "south", "abcde", first=4)
+    data = image_mask(tmp_path, sites=True, classes=2)
+    assert data.site_names == ("north", "south")
+    assert (data.site.tolist(), data.test_site.tolist()) == ([0] * 3 + [1] * 4, [0, 1])
+    assert pairs_of(data) == expected(range(9))
+    alone = image_mask(tmp_path, site="south", classes=2)
+    assert pairs_of(alone) == expected(range(4, 9))
+
+
+def test_patterns_name_pictures_and_masks_of_one_folder(tmp_path):
+    write(tmp_path / "old", "ab")
+    for name in "ab":
+        (tmp_path / "old" / "images" / f"{name}.png").rename(tmp_path / f"{name}.png")
+        (tmp_path / "old" / "masks" / f"{name}.png").rename(tmp_path / f"{name}_mask.png")
+    data = image_mask(tmp_path, image_pattern="*", mask_pattern="*_mask.png", classes=2, test_fraction=0.0)
+    assert pairs_of(data) == expected(range(2))
+
+
+def test_a_csv_file_names_pairs_sites_parts_and_groups(tmp_path):
+    write(tmp_path, "abcdef")
+    rows = ["image,mask,hospital,part,patient"]
+    for n, part, patient in zip("abcdef", ["train", "val", "test"] * 2, "112334", strict=True):
+        rows.append(f"images/{n}.png,masks\\{n}.png,{'north' if n < 'd' else 'south'},{part},{patient}")
+    (tmp_path / "pairs.csv").write_text("\n".join(rows))
+    options = {"path": "pairs.csv", "site_column": "hospital", "split_column": "part", "classes": 2}
+    data = image_mask(tmp_path, **options)
+    assert (data.site.tolist(), data.test_site.tolist()) == ([0, 0, 1, 1], [0, 1])
+    assert pairs_of(data) == expected(range(6))
+    assert len(image_mask(tmp_path, val="leave", **options).train_y) == 2
+    assert image_mask(tmp_path, group_column="patient", **options).group.tolist() == [0, 0, 1, 1]
+    (tmp_path / "pairs.csv").write_text("\n".join([*rows[:3], rows[1]]))
+    with pytest.raises(UserError, match=r"pairs\.csv, line 4: .* is that of .*line 2, too"):
+        image_mask(tmp_path, **options)
+
+
+@pytest.mark.parametrize(
+    "save",
+    [
+        lambda m, at: Image.fromarray(m).convert("P").save(at),  # a palette, of which the colours do not matter
+        lambda m, at: Image.fromarray(np.stack([m] * 3, 2)).save(at),
+        lambda m, at: Image.fromarray(m.astype(np.uint16)).save(at),
+        lambda m, at: Image.fromarray(np.stack([m, m, m, np.full_like(m, 255)], 2)).save(at),
+        lambda m, at: np.save(at.with_suffix(".npy"), m.astype(bool)),
+    ],
+    ids=["palette", "equal channels", "16 bits", "opaque", "npy"],
+)
+def test_masks_are_numbers_however_they_are_stored(tmp_path, save):
+    write(tmp_path, "ab")
+    for k, name in enumerate("ab"):
+        at = tmp_path / "masks" / f"{name}.png"
+        at.unlink()
+        save(mask(k), at)
+    assert pairs_of(image_mask(tmp_path, classes=2, test_fraction=0.0)) == expected(range(2))
+
+
+def test_numbers_in_masks_become_classes_and_ignored_ones_stay(tmp_path):
+    write(tmp_path, "abcd", values=(0, 128, 255))
+    with ignoring(128):
+        data = image_mask(tmp_path, mask_values=(0, 255), test_fraction=0.0)
+    raw = np.stack([mask(k, values=(0, 128, 255)) for k in range(4)])
+    assert np.array_equal(data.train_y.numpy(), np.select([raw == 255, raw == 128], [1, 128]))
+    assert data.classes == 2
+
+
+def test_a_mask_is_scaled_and_cut_as_its_picture(tmp_path):
+    """A square that is white in the picture and 7 in the mask; no other number comes up in between."""
+    for k, place in enumerate(("images", "masks")):
+        (tmp_path / place).mkdir()
+        array = np.zeros((40, 60), np.uint8)
+        array[12:32, 22:42] = (255, 7)[k]
+        Image.fromarray(array).save(tmp_path / place / "a.png")
+    data = image_mask(tmp_path, size=10, channels=1, mask_values=(0, 7), test_fraction=0.0)
+    white = data.train_x.floats()[0, 0] > 0
+    assert int(white.sum()) == 25  # a quarter of the part that is left
+    assert torch.equal(data.train_y[0] == 1, white)
+
+
+def other(tmp_path, place, array):
+    Image.fromarray(array).save(tmp_path / place)
+
+
+@pytest.mark.parametrize(
+    ("change", "options", "says"),
+    [
+        (lambda p: (p / "masks" / "b.png").unlink(), {}, r"images/b\.png has no mask .*masks/b"),
+        (lambda p: (p / "images" / "b.png").unlink(), {}, r"masks/b\.png has no image .*images/b"),
+        (
+            lambda p: other(p, "masks/b.png", np.zeros((3, 6), np.uint8)),
+            {},
+            r"b\.png .* different sizes, 6 x 6 and 3 x 6",
+        ),
+        (
+            lambda p: other(p, "masks/b.png", picture(0)),
+            {},
+            r"b\.png is uint8 of shape \(6, 6, 3\); .*one number a pixel",
+        ),
+        (
+            lambda p: other(p, "masks/b.png", 2 * mask(1)),
+            {},
+            r"b\.png holds 2; 0, 1 are allowed \(data\.classes\); task\.ig",
+        ),
+        (
+            lambda p: other(p, "masks/a.png", 255 * mask(0)),
+            {"classes": None},
+            r"a\.png holds 0, 255; say data\.classes",
+        ),
+        (lambda p: other(p, "images/c.bmp", picture(0)), {}, r"c\.bmp has no mask"),
+        (lambda p: other(p, "images/b.bmp", picture(0)), {}, r"b\.bmp and .*b\.png have the same name"),
+        (lambda p: (p / "masks" / "b.png").write_bytes(b"no picture"), {}, r"b\.png cannot be read as a mask"),
+        (lambda p: None, {"mask_pattern": "images/*"}, r"are both 'images/\*'"),
+        (lambda p: None, {"mask_pattern": "masks"}, r"data\.mask_pattern: 'masks'; .* with one \*"),
+        (lambda p: None, {"image_pattern": "scans/*"}, r"masks/a\.png has no image .*scans/a"),
+        (lambda p: None, {"path": "nowhere"}, r"there is no folder .*nowhere"),
+        (lambda p: None, {"site_column": "x"}, r"data\.site_column is a column of a CSV file"),
+        (lambda p: None, {"mask_values": (0, 1, 0), "classes": None}, r"mask_values holds 0 twice"),
+        (lambda p: None, {"mask_values": (0, 1, 2)}, r"data\.classes is 2, but data\.mask_values has 3"),
+        (lambda p: None, {"sites": True}, r"images holds no file images/\* \(data\.image_pattern"),
+    ],
+)
+def test_what_is_wrong_with_a_pair_is_said_with_its_file(tmp_path, change, options, says):
+    write(tmp_path, "ab")
+    change(tmp_path)
+    with pytest.raises(UserError, match=says):
+        image_mask(tmp_path, **{"classes": 2, **options})
+
+
+def test_a_class_cannot_be_ignored_too(tmp_path):
+    write(tmp_path, "ab")
+    for number in (1, 255):
+        with ignoring(number), pytest.raises(UserError, match=f"task.ignore is {number}, which is a class"):
+            image_mask(tmp_path, mask_values=(0, 255))
+
+
+def test_sites_of_other_sizes_are_named(tmp_path):
+    write(tmp_path / "a", "x")
+    write(tmp_path / "b", "x")
+    other(tmp_path / "b", "images/x.png", picture(0, 8))
+    other(tmp_path / "b", "masks/x.png", mask(0, 8))
+    with pytest.raises(UserError, match=r"a and b have images of 6 x 6 and 8 x 8; give data\.size"):
+        image_mask(tmp_path, sites=True, classes=2)
+
+
+def test_a_config_tells_the_source_what_the_task_ignores(tmp_path):
+    write(tmp_path / "d", "abcdef", values=(0, 1, 255))
+    (tmp_path / "run.yaml").write_text(
+        f"data: {{source: image_mask, root: {tmp_path}, path: d, classes: 2, partition: {{scheme: iid, clients: 2}}}}\n"
+        "model: {name: unet, width: 8, levels: 1}\nmethod: {name: fedavg}\nrounds: 1\n"
+        "task: {name: segmentation, ignore: 255}\n"
+    )
+    found = build_data.partitioned(load(tmp_path / "run.yaml"))
+    assert found.train[0].y.unique().tolist() == [0, 1, 255]
+    with pytest.raises(UserError, match=r"holds 255; 0, 1 are allowed"):
+        build_data.partitioned(load(tmp_path / "run.yaml", ["task.ignore=null"]))

@@ -1,0 +1,213 @@
+"""A federation of many clients: nothing is made for one before it is drawn, and all have the rows that they had when
+each client was an array of its own."""
+
+import hashlib
+import warnings
+from collections import Counter
+
+import numpy as np
+import pytest
+import torch
+from helpers import play, settings
+
+from fedmpi.common import seeds
+from fedmpi.data import batches as batches_module
+from fedmpi.data.batches import PerClient, Shard, Shards, pooled_rows, replace_samples, samples_of
+from fedmpi.data.client_test import ALIGNED_SIZE, _quotas
+from fedmpi.data.dataset import Dataset
+from fedmpi.data.federated import count_labels, label_counts, split
+from fedmpi.data.partitions.parts import Partition, ascending, equal_sizes
+from fedmpi.data.validation import hold_out
+from fedmpi.runtime import consistency
+
+
+def rows_of_numbers(n, classes=3):
+    g = torch.Generator().manual_seed(1)
+    x, y = torch.randn(n + 50, 4, generator=g), torch.randint(classes, (n + 50,), generator=g)
+    return Dataset(x[:n], y[:n], x[n:], y[n:], classes)
+
+
+# ---- objects ----
+@pytest.fixture
+def counted(monkeypatch):
+    """How many shards and random generators are made."""
+    made, derive = Counter(), seeds.derive
+
+    class Counted(Shard):
+        def __init__(self, *given):
+            made["shards"] += 1
+            super().__init__(*given)
+
+    def counting(seed, *purpose):
+        made["generators"] += 1
+        return derive(seed, *purpose)
+
+    monkeypatch.setattr(batches_module, "Shard", Counted)
+    monkeypatch.setattr(seeds, "derive", counting)
+    return made
+
+
+@pytest.mark.parametrize("method", ["fedavg", "scaffold"])
+def test_a_run_makes_no_object_for_a_client_that_is_not_drawn(counted, method):
+    """3,000 clients cost as many shards and generators as 30, of which 3 are drawn in each of 2 rounds."""
+    found = []
+    for clients in (30, 3_000):
+        counted.clear()
+        config = settings(
+            method,
+            rounds=2,
+            model={"name": "logistic"},
+            cohort={"fraction": None, "size": 3},
+            train={"steps": 1, "momentum": 0.0},
+            evaluate={"protocol": ["global"]},
+        )
+        it = play(config, split(rows_of_numbers(6_000), "iid", clients, 0))
+        assert len(it.fed.states.rows) <= 6
+        assert len(it.fed.states.owner) <= 6
+        found.append(dict(counted))
+    assert found[0] == found[1]
+    assert 0 < found[1]["shards"] < 100
+
+
+@pytest.mark.parametrize("client_test", ["auto", "class_match", "global"])
+def test_test_rows_are_found_when_they_are_asked_for(monkeypatch, client_test):
+    drawn, numpy_rng = [], seeds.numpy_rng
+    monkeypatch.setattr(seeds, "numpy_rng", lambda seed, *purpose: drawn.append(purpose) or numpy_rng(seed, *purpose))
+    fed = split(rows_of_numbers(2_000), "iid", 1_000, 0, client_test)
+    assert drawn == [("partition",)]
+    sizes = [len(fed.test[k]) for k in range(0, 1_000, 50)]
+    assert sizes == fed.test_sizes[::50].tolist()
+    assert fed.test[50].index is fed.test[50].index, "they are found once"
+    tested = [("client_test", k) for k in range(0, 1_000, 50)] if client_test == "auto" else []
+    assert drawn[1:] == tested
+
+
+def test_other_samples_for_all_clients_make_no_shards(counted):
+    fed = split(rows_of_numbers(2_000), "iid", 1_000, 0)
+    moved = fed.to("cpu").with_samples(lambda x: x + 1)
+    assert counted["shards"] == 0
+    assert torch.equal(moved.train[7].x, fed.train[7].x + 1)
+    assert torch.equal(moved.train[7].index, fed.train[7].index)
+    assert len([*samples_of(moved.train)]) == 1
+
+
+def test_a_value_per_client_is_a_mapping():
+    squares = PerClient(3, lambda k: k * k)
+    assert dict(squares) == {0: 0, 1: 1, 2: 4}
+    assert len(squares) == 3
+    for client in (-1, 3):
+        with pytest.raises(KeyError):
+            squares[client]
+
+
+def test_rows_of_all_clients():
+    x, y = torch.arange(8.0)[:, None], torch.arange(8)
+    parts = Partition.from_parts([np.array([5, 1]), np.array([], dtype=np.int64), np.array([3])])
+    together, apart = Shards(x, y, parts), {k: Shard(x, y, torch.from_numpy(part)) for k, part in enumerate(parts)}
+    for shards in (together, apart):
+        assert pooled_rows(shards).index.tolist() == [1, 3, 5]
+        changed = replace_samples(shards, lambda x: -x)
+        assert [changed[0].x[changed[0].index].flatten().tolist(), len(changed)] == [[-5.0, -1.0], 3]
+    assert [len([*samples_of(shards)]) for shards in (together, apart)] == [1, 3]
+
+
+# ---- two arrays ----
+def test_a_partition_holds_what_a_list_of_arrays_holds():
+    rng = np.random.default_rng(3)
+    for clients in (1, 4, 40):
+        owner = rng.integers(-1, clients, 200)
+        parts, naive = Partition.from_owners(owner, clients), [np.flatnonzero(owner == k) for k in range(clients)]
+        assert [part.tolist() for part in parts] == [part.tolist() for part in naive]
+        assert parts.sizes.tolist() == [len(part) for part in naive]
+        assert parts.owner.tolist() == [k for k, part in enumerate(naive) for _ in part]
+        mixed = [rng.permutation(part) for part in naive]
+        assert [part.tolist() for part in Partition.from_parts(mixed)] == [part.tolist() for part in mixed]
+        assert [part.tolist() for part in ascending(mixed)] == [part.tolist() for part in naive]
+    for rows in range(12):
+        assert equal_sizes(rows, 5).tolist() == [len(part) for part in np.array_split(np.arange(rows), 5)]
+
+
+def test_label_counts_are_those_of_each_client():
+    data = rows_of_numbers(500, classes=6)
+    parts = Partition.from_owners(np.random.default_rng(0).integers(-1, 40, 500), 40)
+    naive = [count_labels(data.train_y[torch.from_numpy(part)], 6) for part in parts]
+    assert np.array_equal(label_counts(data.train_y, 6, parts), np.stack(naive))
+    assert not label_counts(data.train_y.float(), 6, parts).any()
+
+
+def test_the_digest_of_a_partition_is_that_of_its_arrays():
+    fed = split(rows_of_numbers(300), "iid", 7, 0)
+    assert consistency.data(fed)["(partition)"] == consistency.of(*(part.tobytes() for part in fed.parts))
+
+
+def test_parts_may_be_given_as_a_list():
+    """By whoever makes a federation by hand."""
+    fed = split(rows_of_numbers(30), "iid", 3, 0)
+    by_hand = type(fed)(**{**vars(fed), "parts": list(fed.parts), "train": dict(fed.train)})
+    assert isinstance(by_hand.parts, Partition)
+    one, other = (hold_out(each, 0.3, 0) for each in (fed, by_hand))
+    for k in range(3):
+        assert torch.equal(one.train[k].index, other.train[k].index)
+        assert torch.equal(one.validation[k].index, other.validation[k].index)
+    assert np.array_equal(one.label_counts, other.label_counts)
+    assert np.array_equal(one.parts.order, other.parts.order)
+    assert np.array_equal(one.validation_sizes, other.validation_sizes)
+
+
+def naive_quota(counts, there):
+    """How many test rows of each class a client has, one client and one class after another."""
+    both = [c for c in range(len(counts)) if counts[c] and there[c]]
+    n, most = sum(counts), min([ALIGNED_SIZE, *(there[c] * sum(counts) // counts[c] for c in both)])
+    quota = [most * counts[c] // n if c in both else 0 for c in range(len(counts))]
+    if not any(quota):
+        for c in sorted(both, key=lambda c: (-counts[c], c))[:ALIGNED_SIZE]:
+            quota[c] = 1
+    return quota
+
+
+def test_quotas_of_all_clients_at_once_are_those_of_each():
+    rng = np.random.default_rng(5)
+    for classes, most in ((2, 3), (7, 100), (7, 1), (30, 2_000)):
+        counts = rng.integers(0, most + 1, (60, classes)) * rng.integers(0, 2, (60, classes))
+        counts[:, 0] += counts.sum(1) == 0  # a client has a sample
+        for there in (rng.integers(0, 3, classes), rng.integers(0, 5_000, classes), np.zeros(classes, dtype=np.int64)):
+            naive = [naive_quota(row.tolist(), there.tolist()) for row in counts]
+            assert _quotas(counts, there).tolist() == naive
+
+
+# ---- the same bits ----
+# Digests of training, test and validation rows by client, as they were when each client was an array of its own.
+BEFORE = {
+    ("iid", 13): "b88c65efc94a 7a80a941e282 39912c778853",
+    ("quantity", 9): "a09c3d127bd4 95527455b253 426354fa5b65",
+    ("feature_noise", 6): "d1f3816e1a65 54be6893b22f 8b01990e4683",
+    ("classes", 15, ("k", 3)): "7a8f844ccca5 91102422486d b8481eb6ae24",
+    ("shards", 14, ("s", 2)): "30a3060ea9f5 e442ac96e7e8 0bddf03d3259",
+    ("shards", 14, ("s", 3), ("distinct", True)): "2ac92ae8e3a2 c41f70c7da40 36e88082fc3c",
+    ("shards", 13, ("sorted", True)): "655c43e1c6af c8c30a14dfc9 a2b5dc62e295",
+    ("dirichlet", 11): "e7092551b9e3 ce2b0056123c 9f3cfabf9019",
+    ("dirichlet", 11, ("convention", "class_plain")): "2d83788e794f 7c74a921a9dc eaab3ef4f2a2",
+    ("dirichlet", 11, ("convention", "client")): "1fb0ee46c0c2 a88c85d7894f 02bbeba4656f",
+    ("site", None): "84234a948b5d afa6f4f96506 452a96d9ffc8",
+    ("site", None, ("only", (3, 1))): "342be462feea f0547f0c8b6f 7958524aad8b",
+    ("domain", 17): "5c371426c797 9158677d4807 e57a131fe68f",
+}
+
+
+@pytest.mark.parametrize(("chosen", "digests"), BEFORE.items(), ids=map(str, BEFORE))
+def test_clients_have_the_rows_that_they_had_as_arrays(chosen, digests):
+    g = torch.Generator().manual_seed(0)
+    n, t = 1039, 311  # of seven classes and five sites, which nothing divides
+    y, test_y = (torch.randint(7, (rows,), generator=g) for rows in (n, t))
+    site, test_site = (torch.randint(5, (rows,), generator=g) for rows in (n, t))
+    x, test_x = torch.arange(n).float()[:, None], torch.arange(t).float()[:, None]
+    data = Dataset(x, y, test_x, test_y, 7, site=site, test_site=test_site)
+    scheme, clients, *options = chosen
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        fed = hold_out(split(data, scheme, clients, 3, **dict(options)), 0.2, 5)
+    found = []
+    for shards in (fed.train, fed.test, fed.validation):
+        rows = [shards[k].index.numpy().tobytes() for k in range(fed.clients)]
+        found.append(hashlib.sha256(b"".join(rows)).hexdigest()[:12])
+    assert found == digests.split()

@@ -1,0 +1,183 @@
+"""The source `nifti`: volumes and masks on one grid, turned, resampled and cropped alike."""
+
+import math
+
+import numpy as np
+import pytest
+import torch
+from torch.nn.functional import interpolate
+
+from fedmpi.common.errors import UserError
+from fedmpi.data.sources.nifti import nifti
+
+nibabel = pytest.importorskip("nibabel")
+SHAPE = (6, 5, 4)
+
+
+def volume(k, shape=SHAPE):
+    return np.random.default_rng(k).normal(20, 300, shape).round().astype(np.int16)
+
+
+def mask(k, shape=SHAPE):
+    return np.random.default_rng(100 + k).integers(0, 3, shape, dtype=np.uint8)
+
+
+def save(array, file, affine=None):
+    file.parent.mkdir(parents=True, exist_ok=True)
+    nibabel.save(nibabel.Nifti1Image(array, np.eye(4) if affine is None else affine), file)
+
+
+def write(folder, names, first=0, affine=None, shape=SHAPE):
+    for k, name in enumerate(names, first):
+        save(volume(k, shape), folder / f"{name}_image.nii.gz", affine)
+        save(mask(k, shape), folder / f"{name}_mask.nii.gz", affine)
+
+
+def test_sites_are_folders_of_volumes_with_masks(tmp_path):
+    write(tmp_path / "north", "abc")
+    write(tmp_path / "south", ["d1", "d2", "d10"], first=3)
+    data = nifti(tmp_path, classes=3, intensity="stored", test_fraction=0.0)
+    assert data.site_names == ("north", "south")
+    assert data.site.tolist() == [0, 0, 0, 1, 1, 1]
+    assert np.array_equal(data.train_x[:, 0].numpy(), np.stack([volume(k) for k in range(6)]))  # d2 before d10
+    assert np.array_equal(data.train_y.numpy(), np.stack([mask(k) for k in range(6)]))
+    assert (data.classes, data.input_shape, data.train_y.dtype) == (3, (1, *SHAPE), torch.int64)
+    alone = nifti(tmp_path, site="south", classes=3, intensity="stored", test_fraction=0.34)
+    assert (len(alone.train_y), len(alone.test_y)) == (2, 1)
+
+
+def test_a_csv_file_names_volumes(tmp_path):
+    write(tmp_path / "x", "ab")
+    rows = [f"x/{n}_image.nii.gz,x/{n}_mask.nii.gz,{site}" for n, site in zip("ab", ("north", "south"), strict=True)]
+    (tmp_path / "v.csv").write_text("\n".join(["image,mask,where", *rows]))
+    data = nifti(tmp_path, path="v.csv", site_column="where", classes=3)
+    assert data.site_names == ("north", "south")
+    assert np.array_equal(data.train_y.numpy(), np.stack([mask(0), mask(1)]))
+
+
+def test_decathlons_folders(tmp_path):
+    """imagesTr/NAME.nii.gz and labelsTr/NAME.nii.gz, of several channels."""
+    image = np.stack([volume(0), volume(1)], 3)
+    save(image, tmp_path / "imagesTr" / "brain_1.nii.gz")
+    save(mask(0), tmp_path / "labelsTr" / "brain_1.nii.gz")
+    patterns = {"image_pattern": "imagesTr/*.nii.gz", "mask_pattern": "labelsTr/*.nii.gz"}
+    data = nifti(tmp_path, sites=False, classes=3, intensity="stored", **patterns)
+    assert data.input_shape == (2, *SHAPE)
+    assert np.array_equal(data.train_x[0].numpy(), image.transpose(3, 0, 1, 2))
+
+
+# The patient's right, front and head are +x, +y and +z: an array whose first axis goes to the left and whose others
+# are exchanged.
+LEFT_UP_FRONT = np.array([[-2.0, 0, 0, 7], [0, 0, 3, -5], [0, 1, 0, 2], [0, 0, 0, 1]])
+
+
+def test_axes_are_turned_to_the_patients(tmp_path):
+    write(tmp_path / "a", "x", affine=LEFT_UP_FRONT)
+    with pytest.warns(UserWarning, match=r"canonical turned 1 of 1 volume from other orientations \(LSA 1\) to RAS\+"):
+        data = nifti(tmp_path, classes=3, intensity="stored")
+    turned = [array[::-1].transpose(0, 2, 1) for array in (volume(0), mask(0))]
+    assert np.array_equal(data.train_x[0, 0].numpy(), turned[0])
+    assert np.array_equal(data.train_y[0].numpy(), turned[1])
+    stored = nifti(tmp_path, classes=3, intensity="stored", orientation="stored")
+    assert np.array_equal(stored.train_x[0, 0].numpy(), volume(0))
+
+
+def test_several_stored_orientations_are_told_where_they_stay(tmp_path):
+    write(tmp_path / "a", "x", affine=np.diag([-1.0, 1, 1, 1]))
+    write(tmp_path / "b", "x")
+    with pytest.warns(
+        UserWarning, match=r"several orientations \(LAS 1, RAS 1\), and data\.orientation: stored leaves"
+    ):
+        nifti(tmp_path, classes=3, orientation="stored")
+
+
+@pytest.mark.parametrize("axis", [0, 1, 2])
+def test_volumes_are_cropped_and_padded_at_the_centre(tmp_path, axis):
+    write(tmp_path / "a", "x")
+    size = [4, 4, 4]
+    size[axis] = SHAPE[axis] + 3
+    data = nifti(tmp_path, classes=3, intensity="stored", size=tuple(size))
+    x, y = volume(0), mask(0)
+    for k, (want, n) in enumerate(zip(size, SHAPE, strict=True)):
+        if want < n:
+            cut = [slice(None)] * 3
+            cut[k] = slice((n - want + 1) // 2, (n - want + 1) // 2 + want)
+            x, y = x[tuple(cut)], y[tuple(cut)]
+        else:
+            more = [(0, 0)] * 3
+            more[k] = ((want - n) // 2, want - n - (want - n) // 2)
+            x, y = np.pad(x, more, constant_values=volume(0).min()), np.pad(y, more)
+    assert np.array_equal(data.train_x[0, 0].numpy(), x)
+    assert np.array_equal(data.train_y[0].numpy(), y)
+
+
+@pytest.mark.parametrize(
+    ("options", "shape"),
+    [
+        ({"spacing": (1.0, 1.0, 1.0)}, (12, 15, 4)),  # voxels of 2 x 3 x 1 mm
+        ({"size": (3, 5, 8), "fit": "resample"}, (3, 5, 8)),
+        ({"spacing": (4.0, 3.0, 1.0), "size": (3, 5, 5)}, (3, 5, 5)),
+    ],
+)
+def test_volumes_are_resampled(tmp_path, options, shape):
+    write(tmp_path / "a", "x", affine=np.diag([2.0, 3, 1, 1]))
+    data = nifti(tmp_path, classes=3, intensity="stored", **options)
+    assert tuple(data.train_x.shape[2:]) == tuple(data.train_y.shape[1:]) == shape
+    assert set(data.train_y.unique().tolist()) <= {0, 1, 2}
+    if "fit" in options:
+        x = torch.from_numpy(volume(0)).double()[None, None]
+        torch.testing.assert_close(data.train_x.double(), interpolate(x, shape, mode="trilinear"), rtol=1e-6, atol=1e-3)
+    if shape == (12, 15, 4):
+        assert np.array_equal(data.train_y[0].numpy(), mask(0).repeat(2, 0).repeat(3, 1))
+
+
+def test_intensities(tmp_path):
+    write(tmp_path / "a", "x")
+    save(np.full(SHAPE, 7, np.int16), tmp_path / "a" / "flat_image.nii.gz")
+    save(mask(9), tmp_path / "a" / "flat_mask.nii.gz")
+    flat, x = nifti(tmp_path, classes=3, test_fraction=0.0).train_x[:, 0]
+    assert not flat.any()
+    v = volume(0).astype(np.float64)
+    assert np.allclose(x.numpy(), (v - v.mean()) / v.std(), atol=1e-5)
+    _, x = nifti(tmp_path, classes=3, test_fraction=0.0, intensity=(-100.0, 300.0)).train_x[:, 0]
+    assert np.allclose(x.numpy(), np.clip((v + 100) / 400, 0, 1), atol=1e-6)
+
+
+def cut_off(file):
+    file.write_bytes(file.read_bytes()[:-40])
+
+
+@pytest.mark.parametrize(
+    ("change", "options", "says"),
+    [
+        (lambda p: (p / "x_mask.nii.gz").unlink(), {}, r"x_image\.nii\.gz has no mask .*x_mask\.nii\.gz"),
+        (lambda p: save(mask(0, (6, 5, 3)), p / "x_mask.nii.gz"), {}, r"different sizes, 6 x 5 x 4 and 6 x 5 x 3"),
+        (
+            lambda p: save(mask(0), p / "x_mask.nii.gz", np.diag([-1.0, 1, 1, 1])),
+            {},
+            r"lie on different grids: by their affines they are 12 mm apart",  # the far corner, 6 to one side or other
+        ),
+        (lambda p: save(volume(0, (3, 5, 4)), p / "x_image.nii.gz"), {}, r"different sizes"),
+        (lambda p: write(p, "y", shape=(3, 5, 4)), {}, r"shapes 1 x 6 x 5 x 4 and 1 x 3 x 5 x 4 .*give data\.size"),
+        (lambda p: save(mask(0) * 2, p / "x_mask.nii.gz"), {}, r"x_mask\.nii\.gz holds 4; 0, 1, 2 are allowed"),
+        (lambda p: save(mask(0) / 2, p / "x_mask.nii.gz"), {}, r"x_mask\.nii\.gz holds numbers that are not whole"),
+        (lambda p: save(np.full(SHAPE, math.nan), p / "x_image.nii.gz"), {}, r"holds a value that is not finite"),
+        (lambda p: save(volume(0, (6, 5, 4, 2, 2)), p / "x_image.nii.gz"), {}, r"has the shape \(6, 5, 4, 2, 2\)"),
+        (lambda p: cut_off(p / "x_image.nii.gz"), {}, r"x_image\.nii\.gz cannot be read as NIfTI"),
+        (lambda p: (p / "x_mask.nii.gz").write_bytes(b"none"), {}, r"x_mask\.nii\.gz cannot be read as NIfTI"),
+        (lambda p: None, {"intensity": (5.0, 5.0)}, r"data\.intensity: \[5\.0, 5\.0\]; \[low, high\] with low < high"),
+        (lambda p: None, {"classes": None}, r"holds 0, 1, 2; say data\.classes"),
+        (lambda p: None, {"path": "a"}, r"a holds no folder, and each folder is a site; say data\.sites: false"),
+    ],
+)
+def test_what_is_wrong_with_a_volume_is_said_with_its_file(tmp_path, change, options, says):
+    write(tmp_path / "a", "x")
+    change(tmp_path / "a")
+    with pytest.raises(UserError, match=says):
+        nifti(tmp_path, **{"classes": 3, **options})
+
+
+def test_without_nibabel(tmp_path, monkeypatch):
+    monkeypatch.setattr("fedmpi.data.sources.nifti.find_spec", lambda name: None)
+    with pytest.raises(UserError, match="nifti is read by nibabel, which is not installed; pip install nibabel"):
+        nifti(tmp_path, classes=2)

@@ -1,0 +1,108 @@
+"""`cohort.size`: a round has a number of clients, in place of a share of them."""
+
+import numpy as np
+import pytest
+from helpers import ROOT, federated, fedmpi, play, prepare, settings
+
+from fedmpi import config
+from fedmpi.common.errors import UserError
+from fedmpi.config import sweep
+from fedmpi.engine import sampling
+from fedmpi.runtime import build
+from fedmpi.runtime.record import report_text
+
+
+def loaded(tmp_path, cohort, *overrides):
+    path = tmp_path / "run.yaml"
+    data = "data: {source: digits, partition: {scheme: iid, clients: 20}}"
+    path.write_text(f"{data}\nmodel: {{name: mlp}}\nmethod: {{name: fedavg}}\ncohort: {cohort}\n")
+    return config.load(path, overrides)
+
+
+def test_fraction_and_size_exclude_each_other(tmp_path):
+    assert (loaded(tmp_path, "{}").cohort.fraction, loaded(tmp_path, "{}").cohort.size) == (1.0, None)
+    sized = loaded(tmp_path, "{size: 5}").cohort
+    assert (sized.fraction, sized.size) == (None, 5)
+    for cohort, overrides in (("{size: 5, fraction: 0.5}", []), ("{fraction: 0.5}", ["cohort.size=5"])):
+        with pytest.raises(UserError, match=r"size: 5 does not go with fraction: 0\.5; .*set one of them to null"):
+            loaded(tmp_path, cohort, *overrides)
+    both = loaded(tmp_path, "{fraction: 0.5}", "cohort.size=5", "cohort.fraction=null").cohort
+    assert (both.fraction, both.size) == (None, 5)
+    with pytest.raises(UserError, match="give fraction or size"):
+        loaded(tmp_path, "{fraction: null}")
+    for wrong in ("0", "-1", "2.5", "all"):
+        with pytest.raises(UserError, match=r"cohort\.size: .* is not allowed"):
+            loaded(tmp_path, f"{{size: {wrong}}}")
+
+
+def test_what_is_written_down_gives_the_same_settings(tmp_path):
+    for cohort in ("{}", "{fraction: 0.25}", "{size: 5}"):
+        settings_ = loaded(tmp_path, cohort)
+        again = type(settings_).model_validate(settings_.resolved())
+        assert again.resolved() == settings_.resolved()
+
+
+@pytest.mark.parametrize("draw", ["uniform", "cycles"])
+def test_a_size_draws_what_the_fraction_of_that_size_draws(draw):
+    for clients, members in ((20, 8), (7, 1), (9, 9)):
+        for t in range(2 * clients):
+            one = sampling.cohort(3, t, clients, members / clients, draw)
+            assert sampling.cohort(3, t, clients, None, draw, members) == one
+            assert draw == "cycles" or len(one) == members
+
+
+def test_a_run_is_that_of_the_fraction():
+    by_size, by_fraction = play(settings(cohort={"fraction": None, "size": 4})), play(settings())  # 0.6 of 7 is 4.2
+    assert by_size.hashes == by_fraction.hashes
+    assert all(len(row["cohort"]) == 4 for row in by_size.rows)
+    assert build.cohort_size(by_size.made) == 4
+
+
+def test_more_clients_than_there_are_are_refused(tmp_path):
+    with pytest.raises(UserError, match=r"cohort\.size: 8 clients a round, but there are 7; set it to at most 7"):
+        prepare(settings(cohort={"fraction": None, "size": 8}))
+    prepare(settings(cohort={"fraction": None, "size": 7}))
+    done = fedmpi("validate", ROOT / "configs/quickstart.yaml", "cohort.fraction=null", "cohort.size=5")
+    assert done.returncode == 2
+    assert "command line: cohort.size=5: cohort.size: 5 clients a round, but there are 4" in done.stderr
+    assert "Traceback" not in done.stderr
+
+
+def test_the_headline_says_how_many():
+    made = prepare(settings(cohort={"fraction": None, "size": 3})).made
+    assert "3 of 7 clients each" in report_text.schedule(made.settings, made.data.clients)
+
+
+def test_a_sweep_over_sizes(tmp_path):
+    path = tmp_path / "sweep.yaml"
+    base = "{data: {source: digits, partition: {scheme: iid, clients: 20}}, model: {name: mlp}, method: {name: fedavg}}"
+    path.write_text("name: s\nbase: [one.yaml]\nover: {cohort.size: [2, 5]}\n")
+    (tmp_path / "one.yaml").write_text(base)
+    assert [each.cohort.size for _, each in sweep.load(path).runs()] == [2, 5]
+
+
+def test_other_programs_name_for_it():
+    done = fedmpi("validate", ROOT / "configs/quickstart.yaml", "clients_per_round=2")
+    assert "did you mean cohort.size?" in done.stderr
+
+
+def test_the_order_of_a_cycle_is_drawn_once(monkeypatch):
+    """A round of many clients costs its cohort, not a permutation of all of them."""
+    drawn, numpy_rng = [], sampling.seeds.numpy_rng
+    monkeypatch.setattr(sampling.seeds, "numpy_rng", lambda *purpose: drawn.append(purpose) or numpy_rng(*purpose))
+    seed = 987_654_321  # of no other test
+    rounds = [sampling.cohort(seed, t, 40, None, "cycles", 4) for t in range(20)]
+    assert drawn == [(seed, "cycle", 0), (seed, "cycle", 1)]
+    naive = [numpy_rng(seed, "cycle", cycle).permutation(40).reshape(10, 4) for cycle in range(2)]
+    assert rounds == [sorted(row) for row in np.concatenate(naive).tolist()]
+
+
+def test_memory_is_needed_for_clients_that_can_be_drawn():
+    """2 rounds of 2 clients: 4 of 7 ever hold state, in one process and on each of three ranks 2; where all are judged
+    by their own models, all 7 do."""
+    few = {"rounds": 2, "cohort": {"fraction": None, "size": 2}, "checkpoint": {"every": 0}}
+    for protocol, clients in ((["global"], 4), (["global", "personal"], 7)):
+        made = prepare(settings("scaffold", evaluate={"protocol": protocol}, **few), federated()).made
+        row = made.itemsize * made.messages.client_state.size
+        assert build.memory_needs(made, 1, False)["of which client state"] == clients * row
+        assert build.memory_needs(made, 3, False)["of which client state"] == -(-clients // 2) * row

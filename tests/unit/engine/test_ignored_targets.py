@@ -1,0 +1,372 @@
+"""Targets that `task.ignore` leaves out: of the loss, of metrics, and of means over batches and clients."""
+
+import math
+from dataclasses import dataclass
+from typing import ClassVar
+
+import numpy as np
+import pytest
+import simulated_cuda
+import torch
+from helpers import play, prepare, settings
+from torch import nn
+from torch.nn.functional import binary_cross_entropy_with_logits, cross_entropy
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from fedmpi.common.errors import UserError
+from fedmpi.config.loading import load
+from fedmpi.data.dataset import Dataset
+from fedmpi.data.federated import split
+from fedmpi.data.silos import describe, label_table, silo_federation
+from fedmpi.engine.evaluate import figures
+from fedmpi.method import Method
+from fedmpi.runtime import build_data
+from fedmpi.tasks.contract import check_targets
+from fedmpi.tasks.multi_label import MultiLabel
+from fedmpi.tasks.next_symbol import NextSymbol
+from fedmpi.tasks.regression import Regression
+from fedmpi.tasks.segmentation import Segmentation
+
+HERE, NAN = __file__, math.nan
+MASKS = torch.tensor([[[0, 255], [2, 1]], [[255, 255], [1, 0]], [[255, 255], [255, 255]]])
+LABELS = torch.tensor([[0.0, -1], [1, 1], [-1, -1]])
+AMOUNTS = torch.tensor([[0.5, NAN], [1.0, -2.0], [NAN, NAN]])
+WORDS = torch.tensor([[3, 1, 0], [2, 0, 0], [0, 0, 0]])
+CASES = {  # task, targets, shape of a sample's outputs; the last sample has no target that counts
+    "masks": (Segmentation(3, ignore=255), MASKS, (3, 2, 2)),
+    "volumes": (Segmentation(3, ignore=255), MASKS[:, None], (3, 1, 2, 2)),
+    "labels": (MultiLabel(2, ignore=-1), LABELS, (2,)),
+    "unknown labels": (MultiLabel(2, ignore="nan"), torch.where(LABELS < 0, NAN, LABELS), (2,)),
+    "amounts": (Regression(2, ignore="nan"), AMOUNTS, (2,)),
+    "words": (NextSymbol(4, ignore=0), WORDS, (3, 4)),
+}
+every_task = pytest.mark.parametrize(("task", "y", "shape"), CASES.values(), ids=CASES.keys())
+
+
+def outputs(y, shape, seed=0):
+    f = torch.randn(len(y), *shape, generator=torch.Generator().manual_seed(seed), dtype=torch.float64)
+    return f.requires_grad_()
+
+
+def naive_losses(task, f, y):
+    """The losses of the targets that count, one after the other."""
+    found = []
+    for place in np.ndindex(*y.shape):
+        target = y[place]
+        if bool(target.isnan()) or target == task.ignore:
+            continue
+        if isinstance(task, (Segmentation, NextSymbol)):
+            i, *at = place
+            logits = f[(i, slice(None), *at)] if isinstance(task, Segmentation) else f[i, at[0]]
+            found.append(cross_entropy(logits[None], target[None]))
+        elif isinstance(task, MultiLabel):
+            found.append(binary_cross_entropy_with_logits(f[place], target.double()))
+        else:
+            found.append((f[place] - target) ** 2)
+    return found
+
+
+@every_task
+def test_the_loss_is_the_mean_over_targets_that_count(task, y, shape):
+    f = outputs(y, shape)
+    loss, expected = task.loss(lambda _: f, None, y), torch.stack(naive_losses(task, f, y)).mean()
+    torch.testing.assert_close(loss, expected, rtol=1e-6, atol=1e-9)
+    g, expected_g = (torch.autograd.grad(value, f, retain_graph=True)[0] for value in (loss, expected))
+    torch.testing.assert_close(g, expected_g, rtol=1e-6, atol=1e-9)
+    assert task.check(y, shape) == ""
+
+
+@every_task
+def test_a_batch_without_a_target_that_counts_has_no_loss_and_no_gradient(task, y, shape):
+    f = outputs(y[2:], shape)
+    loss = task.loss(lambda _: f, None, y[2:])
+    loss.backward()
+    assert loss.item() == 0
+    assert not f.grad.any()  # NaN would be true
+    assert float(task.batch_weight(y[2:])) == 0
+
+
+@every_task
+def test_the_loss_is_the_same_for_clients_at_once(task, y, shape):
+    """torch.vmap over three clients, of which the last has nothing that counts."""
+    f, rows = outputs(y, shape)[:, None], y[:, None]
+    at_once = torch.vmap(lambda f, y: task.loss(lambda _: f, None, y))(f, rows)
+    one_by_one = torch.stack([task.loss(lambda _, k=k: f[k], None, rows[k]) for k in range(3)])
+    torch.testing.assert_close(at_once, one_by_one)
+    pairs = zip(*(torch.autograd.grad(x.sum(), f, retain_graph=True) for x in (at_once, one_by_one)), strict=True)
+    torch.testing.assert_close(*next(pairs))
+
+
+class Operators(TorchDispatchMode):
+    """The names of all operators that are called."""
+
+    def __init__(self):
+        super().__init__()
+        self.names = set()
+
+    def __torch_dispatch__(self, function, types, args=(), kwargs=None):
+        self.names.add(function._schema.name.removeprefix("aten::"))
+        return function(*args, **(kwargs or {}))
+
+
+@every_task
+def test_no_operator_of_a_step_makes_the_host_wait(task, y, shape):
+    f = outputs(y, shape)
+    with Operators() as seen:
+        task.loss(lambda _: f, None, y).backward()
+        task.batch_weight(y)
+    assert seen.names
+    assert not seen.names & simulated_cuda.SYNCHRONISING
+
+
+@every_task
+def test_metrics_are_those_of_the_targets_that_count(task, y, shape):
+    """Whatever is given where they do not count; of nothing nan."""
+    f = outputs(y, shape).detach()
+    other = f.clone()
+    counted = ~(y.isnan() | (y == task.ignore))
+    if isinstance(task, Segmentation):
+        other += torch.randn_like(f) * 9 * ~counted[:, None]
+    elif isinstance(task, NextSymbol):
+        other += torch.randn_like(f) * 9 * ~counted[..., None]
+    else:
+        other += torch.randn_like(f) * 9 * ~counted
+    found, changed = (task.metrics(task.hold(x, y), y) for x in (f, other))
+    without_the_last = task.metrics(task.hold(f[:2], y[:2]), y[:2])
+    assert found == pytest.approx(changed, nan_ok=True)
+    assert found == pytest.approx(without_the_last, nan_ok=True)
+    assert all(map(math.isnan, task.metrics(task.hold(f[2:], y[2:]), y[2:]).values()))
+
+
+def test_metrics_by_hand():
+    y = torch.tensor([[0.0, NAN], [1, 1], [NAN, NAN], [1, 0]])
+    f = torch.tensor([[-1.0, 5], [2, -1], [3, 3], [-3, -4]])
+    names = ("accuracy", "exact", "f1", "auroc")
+    found = MultiLabel(2, names, ignore="nan").metrics(f, y)
+    # right: 0, 1 of label 0 without the last; 0 of (1, 0) of label 1 without the first. Of three samples one is exact.
+    # label 0: TP 1, FN 1; label 1: FN 1. Label 0: positives 2, -3 against -1; label 1: -1 against -4.
+    assert found == pytest.approx({"accuracy": 60.0, "exact": 100 / 3, "f1": (2 / 3 + 0) / 2, "auroc": (0.5 + 1) / 2})
+    y, f = torch.tensor([1.0, NAN, 3.0, 5.0]), torch.tensor([[1.0], [9.0], [5.0], [5.0]])
+    found = Regression(1, ("mse", "mae", "r2"), ignore="nan").metrics(f, y)
+    assert found == pytest.approx({"mse": 4 / 3, "mae": 2 / 3, "r2": 1 - 4 / 8})  # mean 3, squares 4 + 0 + 4
+
+
+@pytest.mark.parametrize(
+    ("task", "y", "shape", "words"),
+    [
+        (MultiLabel(2), LABELS, (2,), r"row 0 has -1 for label 1; 0 \(no\) and 1 \(yes\) are allowed; task\.ignore"),
+        (MultiLabel(2, ignore=-1), LABELS - 1, (2,), r"row 0 has -2 for label 1.*\(and -1, which does not count\)"),
+        (
+            MultiLabel(2, ignore=-1),
+            AMOUNTS,
+            (2,),
+            r"row 0 holds NaN; fill it or leave it out, or say task\.ignore: nan",
+        ),
+        (Regression(2), AMOUNTS, (2,), r"row 0 holds NaN; .* task\.ignore: nan"),
+        (Segmentation(3), MASKS, (3, 2, 2), r"row 0 holds the class 255; 0\.\.2 are allowed; task\.ignore"),
+        (
+            Segmentation(3, ignore=254),
+            MASKS,
+            (3, 2, 2),
+            r"row 0 holds the class 255; 0\.\.2 are allowed \(and 254, which",
+        ),
+        (NextSymbol(3, ignore=0), WORDS, (3, 3), r"row 0 holds the class 3; .*\(and 0, which does not count\)"),
+    ],
+)
+def test_targets_that_are_neither_allowed_nor_ignored_are_named(task, y, shape, words):
+    with pytest.raises(UserError, match=f"task mine: training data: {words}"):
+        check_targets("mine", task, y, shape, "training data")
+
+
+# ---- runs ----
+def labelled(ignored=NAN, share=0.4):
+    """Three labels of which about `share` are not known, and none of the last eight training rows."""
+    g = torch.Generator().manual_seed(0)
+    x = torch.randn(80, 6, generator=g)
+    y = (x @ torch.randn(6, 3, generator=g) > 0).float()
+    y[torch.rand(80, 3, generator=g) < share] = ignored
+    y[52:60] = ignored
+    return Dataset(x[:60], y[:60], x[60:], y[60:], 3)
+
+
+def tree(ignored=NAN, **more):
+    ignore = "nan" if math.isnan(ignored) else ignored
+    task = {"name": "multi_label", "ignore": ignore}
+    return {"task": task, "model": {"name": "logistic"}, "cohort": {"fraction": 1.0}, **more}
+
+
+def test_what_stands_for_an_unknown_label_does_not_matter():
+    """NaN and -1: the same bits. Known labels are learned."""
+    runs = [
+        play(settings(rounds=8, **tree(v, train={"lr": 0.5})), split(labelled(v), "iid", 3, 0)) for v in (NAN, -1.0)
+    ]
+    assert runs[0].hashes == runs[1].hashes
+    assert runs[0].rows[-1]["loss"] == runs[1].rows[-1]["loss"]
+    assert runs[0].rows[-1]["accuracy"] > 80
+
+
+@pytest.mark.parametrize("batch_size", [4, "full"])
+def test_clients_trained_at_once_do_the_same(batch_size):
+    plain, packed = (
+        play(settings(rounds=2, compute={"pack": pack}, **tree(train={"batch_size": batch_size})), data)
+        for pack, data in ((1, split(labelled(), "iid", 4, 0)), (2, split(labelled(), "iid", 4, 0)))
+    )
+    torch.testing.assert_close(packed.w, plain.w, rtol=1e-4, atol=1e-6)
+
+
+def test_numbers_of_clients_trained_at_once_leave_out_what_is_ignored():
+    """Regression has a path of its own there."""
+    g = torch.Generator().manual_seed(0)
+    x = torch.randn(60, 3, generator=g)
+    y = x @ torch.randn(3, 2, generator=g)
+    y[torch.rand(60, 2, generator=g) < 0.3] = NAN
+    options = {"task": {"name": "regression", "ignore": "nan"}, "model": {"name": "mlp"}}
+    data = Dataset(x[:50], y[:50], x[50:], y[50:], 2)
+    plain, packed = (
+        play(settings(rounds=2, compute={"pack": pack}, **options), split(data, "iid", 3, 0)) for pack in (1, 2)
+    )
+    assert plain.w.isfinite().all()
+    torch.testing.assert_close(packed.w, plain.w, rtol=1e-4, atol=1e-6)
+
+
+@pytest.mark.parametrize("size", [1, 7, 20])
+def test_the_loss_of_a_split_does_not_depend_on_its_batches(size):
+    it = prepare(settings(rounds=1, **tree()), split(labelled(), "iid", 3, 0))
+    data, task = labelled(), it.made.task
+    f = it.made.net.module(data.test_x).detach().double()
+    expected = torch.stack(naive_losses(task, f, data.test_y)).mean().item()
+    assert figures(it.fed.worker, it.fed.worker.data.global_test, size)["loss"] == pytest.approx(expected, rel=1e-5)
+
+
+def siloed(sites, names):
+    datasets = dict(enumerate(sites))
+    table = describe(datasets)
+    return silo_federation(datasets, table, label_table(datasets, table, names), names)
+
+
+def test_sites_weigh_what_counts_of_their_targets():
+    """South knows one label of three, west none: figures of all sites are those of the labels that are known."""
+    sites = [labelled(share=0.0), labelled(share=0.0), labelled(share=0.0)]
+    sites[1].test_y[:, :2] = NAN
+    sites[2].test_y[:] = NAN
+    names = ("north", "south", "west")
+    it = play(settings(rounds=1, evaluate={"protocol": ["global"]}, **tree()), siloed(sites, names))
+    rows = {line["site"]: line for line in it.lines}
+    north, south = (rows[name]["accuracy"] for name in names[:2])
+    assert math.isnan(rows["west"]["accuracy"])
+    assert it.rows[-1]["accuracy"] == pytest.approx((3 * north + south) / 4)
+    assert it.rows[-1]["loss"] == pytest.approx((3 * rows["north"]["loss"] + rows["south"]["loss"]) / 4)
+    assert rows["west"]["samples"] == 20
+
+
+def test_padded_texts_weigh_by_their_symbols():
+    """Of two sites one has texts of four symbols, the other one of eight, padded alike."""
+    g = torch.Generator().manual_seed(0)
+    y = torch.randint(0, 5, (2, 20, 8), generator=g)
+    y[0, :, 4:] = -100
+    x = torch.randint(0, 5, (2, 20, 8), generator=g)
+    sites = [Dataset(x[k, :12], y[k, :12], x[k, 12:], y[k, 12:], 5) for k in (0, 1)]
+    options = {"task": {"name": "next_symbol"}, "model": {"name": f"{HERE}:reader"}}
+    it = play(settings(rounds=1, evaluate={"protocol": ["global"]}, **options), siloed(sites, ("a", "b")))
+    a, b = (line["loss"] for line in it.lines)
+    assert it.rows[-1]["loss"] == pytest.approx((a + 2 * b) / 3)
+
+
+def reader(input_shape, classes):
+    return nn.Sequential(nn.Embedding(classes, 6), nn.Linear(6, classes))
+
+
+@dataclass(frozen=True)
+class Notes(Method):
+    """FedAvg that notes `k.mean_loss` of its validation rows."""
+
+    found: ClassVar[list[float]] = []
+
+    def train(self, k):
+        self.found.append(k.mean_loss(k.w0).item())
+        return super().train(k)
+
+
+def test_a_methods_mean_loss_is_that_of_the_targets_that_count():
+    """Of 150 validation rows, in a batch of 100 and one of 50."""
+    data = labelled()
+    data = Dataset(data.train_x.repeat(5, 1), data.train_y.repeat(5, 1), data.test_x, data.test_y, 3)
+    whole = split(data, "iid", 1, 0)
+    it = prepare(settings(f"{HERE}:Notes", **tree(data={"validation": 0.5}, rounds=1)), whole)
+    rows = it.made.data.validation[0]
+    y, f = rows.y[rows.index], it.made.net.module(rows.x[rows.index]).detach().double()
+    expected = torch.stack(naive_losses(it.made.task, f, y)).mean().item()
+    it.fed.run()
+    assert it.made.method.found[0] == pytest.approx(expected, rel=1e-5)
+
+
+# ---- volumes ----
+def volumes(ignored=0.2):
+    """(n, 1, 6, 6, 6) of which the bright voxels are class 1; some of the masks is not drawn."""
+    g = torch.Generator().manual_seed(0)
+    x = torch.randn(24, 1, 6, 6, 6, generator=g)
+    y = (x[:, 0] > 0.5).long()
+    y[torch.rand(y.shape, generator=g) < ignored] = 255
+    return Dataset(x[:18], y[:18], x[18:], y[18:], 2)
+
+
+@pytest.mark.parametrize("method", ["fedavg", "fedld"])
+def test_volumes_are_segmented(method):
+    options = {"margin": 0.0} if method == "fedld" else {}
+    tree = {
+        "task": {"name": "segmentation", "ignore": 255},
+        "model": {"name": "unet", "width": 8, "levels": 1},
+        "train": {"lr": 0.3, "batch_size": 1},
+        "cohort": {"fraction": 1.0},
+    }
+    it = play(settings(method, options=options, rounds=5, **tree), split(volumes(), "iid", 2, 0))
+    assert it.rows[-1]["dice"] > 0.7  # 0.47 where all is class 1
+    assert it.rows[-1]["dice"] == pytest.approx(2 * it.rows[-1]["iou"] / (1 + it.rows[-1]["iou"]))  # of one class
+    if method == "fedavg":
+        plain, packed = (
+            play(settings(rounds=1, compute={"pack": pack}, **tree), split(volumes(), "iid", 2, 0)) for pack in (1, 2)
+        )
+        torch.testing.assert_close(packed.w, plain.w, rtol=1e-3, atol=1e-5)
+
+
+# ---- files ----
+TABLE = """\
+a,b,fever,cough
+1,2,1,
+2,1,0,1
+3,5,,
+4,3,NA,0
+5,1,1,1
+6,2,0,0
+"""
+
+
+def config(tmp_path, text):
+    (tmp_path / "run.yaml").write_text(text)
+    return load(tmp_path / "run.yaml", ())
+
+
+@pytest.mark.parametrize("written", [".nan", "nan", ".NaN"])
+def test_a_table_may_have_gaps_in_labels_that_the_task_ignores(tmp_path, written):
+    (tmp_path / "t.csv").write_text(TABLE)
+    text = (
+        f"data: {{source: table, root: {tmp_path}, path: t.csv, label_column: [fever, cough], target: number, "
+        "partition: {scheme: iid, clients: 1}}\nmodel: {name: logistic}\nmethod: {name: fedavg}\nrounds: 1\n"
+    )
+    found = build_data.partitioned(config(tmp_path, f"{text}task: {{name: multi_label, ignore: {written}}}\n"))
+    y = torch.cat([found.train[0].y[found.train[0].index], found.global_test.y])
+    assert int(y.isnan().sum()) == 4
+    with pytest.raises(UserError, match=r"line 4: column 'fever' is empty; .*task\.ignore: nan"):
+        build_data.partitioned(config(tmp_path, f"{text}task: {{name: multi_label}}\n"))
+
+
+def test_arrays_may_have_gaps_in_targets_that_the_task_ignores(tmp_path):
+    np.savez(tmp_path / "a.npz", x=np.ones((10, 2), np.float32), y=np.array([1.5, np.nan] * 5))
+    text = (
+        f"data: {{source: npz, root: {tmp_path}, path: a.npz, partition: {{scheme: iid, clients: 1}}}}\n"
+        "model: {name: logistic}\nmethod: {name: fedavg}\nrounds: 1\n"
+    )
+    found = build_data.partitioned(config(tmp_path, f"{text}task: {{name: regression, ignore: nan}}\n"))
+    assert int(found.train[0].y.isnan().sum()) + int(found.global_test.y.isnan().sum()) == 5
+    with pytest.raises(UserError, match="y holds nan in row 1"):
+        build_data.partitioned(config(tmp_path, f"{text}task: {{name: regression}}\n"))

@@ -1,0 +1,143 @@
+"""partition.json and partition.npz: all of it for few clients; of many a summary, and what readers make of both."""
+
+import json
+
+import numpy as np
+import pytest
+import torch
+from helpers import fedmpi
+
+from fedmpi.analysis.pages.consortium.sites import sites
+from fedmpi.analysis.pages.run import Run
+from fedmpi.analysis.pages.runs import read
+from fedmpi.analysis.pages.sections.partition import SHOWN, held
+from fedmpi.common.errors import UserError
+from fedmpi.data.dataset import Dataset
+from fedmpi.data.federated import split
+from fedmpi.data.partitions.given import file
+from fedmpi.data.validation import hold_out
+from fedmpi.runtime.record.partition_file import MANY, by_client
+from fedmpi.runtime.record.run_dir import RunDirectory
+
+CLASSES = 3
+
+
+def federation(clients, share=0.0, classes=CLASSES):
+    y = torch.randint(CLASSES, (3 * clients,), generator=torch.Generator().manual_seed(2))
+    y = y if classes > 1 else y.float()
+    x = torch.zeros(len(y), 1)
+    return hold_out(split(Dataset(x, y, x[:9], y[:9], classes), "iid", clients, 0, "global"), share, 0)
+
+
+def written(folder, fed):
+    """The run directory, and what partition.json holds."""
+    folder.mkdir()
+    (folder / "config.yaml").write_text("name: run\nseed: 0\nmethod: {name: fedavg}\nrounds: 1\n")
+    held_out = fed.validation.rows if fed.validation else None
+    RunDirectory(folder).write_partition("iid", 0, fed.train_sizes, fed.label_counts, fed.parts, held_out)
+    return folder, json.loads((folder / "partition.json").read_text())
+
+
+@pytest.mark.parametrize("clients", [4, MANY, MANY + 1])
+@pytest.mark.parametrize("share", [0.0, 0.4])
+def test_sizes_and_label_counts_by_client_can_be_read_again(tmp_path, clients, share):
+    fed = federation(clients, share)
+    folder, facts = written(tmp_path / "run", fed)
+    assert ("summary" in facts) == (clients > MANY)
+    assert facts["clients"] == clients
+    sizes, counts = by_client(folder, facts)
+    assert np.array_equal(sizes, fed.train_sizes)
+    assert np.array_equal(counts, fed.label_counts)
+    parts = np.load(folder / "partition.npz")
+    assert np.array_equal(parts["indices"], np.concatenate(list(fed.parts)))
+    assert np.array_equal(parts["offsets"], np.concatenate([[0], np.cumsum(fed.train_sizes)]))
+    whole = federation(clients).parts  # what was held out belongs to it
+    again = file(np.zeros(3 * clients), None, np.random.default_rng(), path=folder / "partition.npz")
+    assert [part.tolist() for part in again] == [part.tolist() for part in whole]
+
+
+def test_a_summary_by_hand(tmp_path):
+    fed = federation(MANY + 1)
+    _, facts = written(tmp_path / "run", fed)
+    classes = [len(set(np.flatnonzero(row))) for row in fed.label_counts]
+    assert facts["summary"] == {
+        "samples": 3 * (MANY + 1),
+        "sizes": {"least": 3, "median": 3.0, "mean": 3.0, "most": 3},
+        "label_counts": [sum(int(row[c]) for row in fed.label_counts) for c in range(CLASSES)],
+        "classes_a_client": {
+            "least": min(classes),
+            "median": sorted(classes)[MANY // 2],
+            "mean": pytest.approx(sum(classes) / len(classes)),
+            "most": max(classes),
+        },
+    }
+    assert np.load(tmp_path / "run/partition.npz")["label_counts"].dtype == np.uint8, "three samples fit a byte"
+
+
+def test_partition_json_stays_small(tmp_path):
+    written(tmp_path / "run", federation(20 * MANY))
+    assert (tmp_path / "run/partition.json").stat().st_size < 2_000
+
+
+def test_targets_that_are_no_classes(tmp_path):
+    folder, facts = written(tmp_path / "run", federation(MANY + 1, classes=1))
+    assert facts["summary"].keys() == {"samples", "sizes"}
+    assert by_client(folder, facts)[1] is None
+
+
+def test_sites_without_common_rows_are_all_written(tmp_path):
+    """In silo mode there is no partition.npz that could have the rest."""
+    sizes = np.arange(1, MANY + 2)
+    RunDirectory(tmp_path).write_partition("silos", 0, sizes, None)
+    facts = json.loads((tmp_path / "partition.json").read_text())
+    assert facts["sizes"] == sizes.tolist()
+    assert facts["label_counts"] is None
+    assert not (tmp_path / "partition.npz").exists()
+
+
+# ---- readers ----
+def test_the_report_draws_some_of_many_clients(tmp_path):
+    fed = federation(MANY + 500)
+    written(tmp_path / "run", fed)
+    grid, curve = held(read([tmp_path / "run"])).parts
+    every = (MANY + 500) // SHOWN
+    assert grid.chart.values == fed.label_counts[::every].tolist()
+    assert f"One client in {every} is drawn." in grid.note
+    assert "partition.npz has all." in grid.note
+    assert {row[0] for row in grid.data} == {str(k) for k in range(0, MANY + 500, every)}
+    (series,) = curve.chart.series
+    assert (series.x[1], series.y) == (1 + every, [3.0] * SHOWN)
+
+
+def test_a_summary_without_its_arrays_is_told(tmp_path):
+    folder, _ = written(tmp_path / "run", federation(MANY + 1))
+    for damage in ("cut", "gone"):
+        path = folder / "partition.npz"
+        path.write_bytes(path.read_bytes()[:300]) if damage == "cut" else path.unlink()
+        run = Run(folder)
+        assert run.by_client == (None, None)
+        assert "partition.npz cannot be read" in run.notes[-1]
+        assert held(read([folder])) is None
+    done = fedmpi("report", folder)
+    assert done.returncode == 0, done.stderr
+
+
+def test_pages_of_sites_have_what_a_summary_leaves_out(tmp_path):
+    fed = federation(MANY + 1)
+    folder, _ = written(tmp_path / "run", fed)
+    told = [{"round": 0, "client": k, "site": f"site {k}", "protocol": "personal", "samples": 1} for k in range(3)]
+    (folder / "clients.jsonl").write_text("".join(f"{json.dumps(row)}\n" for row in told))
+    found = sites(Run(folder))
+    assert [site.train for site in found] == fed.train_sizes.tolist()
+    assert found[7].counts == fed.label_counts[7].tolist()
+
+
+@pytest.mark.parametrize(
+    "offsets",
+    [[0, 2], [1, 3], [0, 2, 1, 3], [[0, 3]], [0.0, 3.0], []],
+    ids=["end", "start", "order", "2-d", "float", "none"],
+)
+def test_offsets_that_cut_nothing_are_refused(tmp_path, offsets):
+    np.savez(tmp_path / "a.npz", indices=np.arange(3), offsets=np.array(offsets))
+    with pytest.raises(UserError, match=r"is no partition\.npz of a run"):
+        file(np.zeros(3), None, np.random.default_rng(), path=tmp_path / "a.npz")

@@ -1,0 +1,603 @@
+"""`fedmpi predict`: new rows are prepared as those of the training were, whichever the source and the task.
+
+The test rows of a run, saved as a file of their own, give the metrics that the run has recorded, to the last digit.
+"""
+
+import csv
+import io
+import json
+import random
+
+import numpy as np
+import pytest
+import torch
+import yaml
+from PIL import Image
+
+import fedmpi as package
+from fedmpi import config
+from fedmpi.common.errors import UserError
+from fedmpi.runtime import launch
+from fedmpi.runtime.finished import predict as command
+from fedmpi.runtime.record import preprocessing
+
+WORDS = ("red", "green", "blue")
+
+
+def train(place, data, **more):
+    """The run directory of a short run; and the metrics of its last round."""
+    tree = {
+        "name": more.pop("name", "run"),
+        "rounds": 2,
+        "output": str(place / "runs"),
+        "data": {"root": str(place), "partition": {"scheme": "iid", "clients": 2}, **data},
+        "model": {"name": "logistic"},
+        "method": {"name": "fedavg"},
+        "train": {"batch_size": 8, "lr": 0.1},
+        "report": False,
+        **more,
+    }
+    (place / "c.yaml").write_text(yaml.safe_dump(tree))
+    run = launch.execute(config.load(place / "c.yaml"))[0]["directory"]
+    rows = (place / "runs" / tree["name"] / "metrics.jsonl").read_text().splitlines()
+    return place / "runs" / run.rpartition("/")[2], json.loads(rows[-1])
+
+
+def write(path, header, rows):
+    with path.open("w", newline="") as file:
+        csv.writer(file).writerows([header, *rows])
+    return path
+
+
+def read(path):
+    with path.open(newline="") as file:
+        return list(csv.DictReader(file))
+
+
+def predictions(run, file, *said, **options):
+    lines = list(said)
+    to = file.with_name("out.csv")
+    command.predict(run, file, lines.append, out=to, **options)
+    return read(to), lines
+
+
+def patients(place, n=90, gaps=False):
+    """A table with a site and a part for each row: numbers, a column of words, and targets of all kinds."""
+    draw = random.Random(3)
+    header = ["id", "age", "colour", "dose", "site", "part", "sick", "cost", "event", "time", "a", "b"]
+    rows = []
+    for k in range(n):
+        site = draw.choice(["north", "south"])
+        age, dose = draw.gauss(50 if site == "north" else 70, 9), draw.gauss(3e5, 4e4)
+        sick = age + draw.gauss(0, 5) > 60
+        part = "test" if k % 3 == 0 else "train"
+        cell = "" if gaps and draw.random() < 0.3 else f"{dose:.1f}"
+        targets = ["yes" if sick else "no", f"{dose / 1e5 + age:.2f}", int(sick), f"{draw.random() * 9:.2f}"]
+        labels = [int(sick), int(draw.random() < 0.5)]
+        rows.append([f"p{k}", f"{age:.2f}", draw.choice(WORDS), cell, site, part, *targets, *labels])
+    write(place / "all.csv", header, rows)
+    return header, rows
+
+
+def table(column, **more):
+    labels = [column] if isinstance(column, str) else column
+    drop = [name for name in ("id", "sick", "cost", "event", "time", "a", "b") if name not in labels]
+    return {
+        "source": "table",
+        "path": "all.csv",
+        "label_column": column,
+        "site_column": "site",
+        "split_column": "part",
+        "categorical": ["colour"],
+        "drop": drop,
+        **more,
+    }
+
+
+# target: task, its options of data, and how a metric is made of the predictions and the cells of the file
+TABLES = {
+    "sick": ("classification", {}, "accuracy"),
+    "cost": ("regression", {"target": "number"}, "mse"),
+    ("event", "time"): ("survival", {}, "c_index"),
+    ("a", "b"): ("multi_label", {"target": "number"}, "accuracy"),
+}
+PREPARED = {
+    "by site": {},
+    "pooled": {"standardise": "pooled"},
+    "global": {"global_test": "pooled"},
+    "imputed": {"missing": "impute"},
+    "imputed, pooled": {"missing": "impute", "global_test": "pooled"},
+}
+
+
+@pytest.mark.parametrize("target", TABLES, ids=str)
+def test_a_tables_test_rows_give_the_recorded_metrics(tmp_path, target):
+    header, rows = patients(tmp_path)
+    task, more, metric = TABLES[target]
+    named = target if isinstance(target, str) else list(target)
+    run, last = train(tmp_path, table(named, **more), task={"name": task})
+    file = write(tmp_path / "new.csv", header, [row for row in rows if row[5] == "test"])
+    found = package.load(run).predict(file)
+    assert found.metrics[metric] == last[metric]
+    got, _ = predictions(run, file, ids=["id"])
+    assert [row["id"] for row in got] == [row[0] for row in rows if row[5] == "test"]
+    assert [int(row["line"]) for row in got] == list(range(2, 2 + len(got)))  # the header is line 1
+    truth = [row for row in rows if row[5] == "test"]
+    if task == "classification":
+        right = [row["prediction"] == cells[6] for row, cells in zip(got, truth, strict=True)]
+        assert 100 * sum(right) / len(right) == pytest.approx(last["accuracy"], abs=1e-9)
+        sums = [float(row["probability_no"]) + float(row["probability_yes"]) for row in got]
+        assert sums == pytest.approx([1] * len(got), abs=1e-6)
+    elif task == "regression":
+        squares = [(float(row["prediction"]) - float(cells[7])) ** 2 for row, cells in zip(got, truth, strict=True)]
+        assert sum(squares) / len(squares) == pytest.approx(last["mse"], rel=1e-5)
+    elif task == "multi_label":
+        right = [
+            int(row[f"prediction_{name}"]) == cells[at]
+            for row, cells in zip(got, truth, strict=True)
+            for name, at in (("a", 10), ("b", 11))
+        ]
+        assert 100 * sum(right) / len(right) == pytest.approx(last["accuracy"], abs=1e-9)
+    else:
+        assert list(got[0]) == ["line", "id", "risk"]
+
+
+@pytest.mark.parametrize("how", PREPARED)
+def test_rows_are_prepared_as_the_training_did_whatever_it_fitted(tmp_path, how):
+    header, rows = patients(tmp_path, gaps="missing" in PREPARED[how])
+    run, last = train(tmp_path, table("sick", **PREPARED[how]))
+    file = write(tmp_path / "new.csv", header, [row for row in rows if row[5] == "test"])
+    assert package.load(run).predict(file).metrics["accuracy"] == last["accuracy"]
+
+
+def test_columns_may_come_in_another_order_and_without_the_label(tmp_path):
+    header, rows = patients(tmp_path)
+    run, _ = train(tmp_path, table("sick"))
+    test = [row for row in rows if row[5] == "test"]
+    whole = package.load(run).predict(write(tmp_path / "new.csv", header, test))
+    order = [4, 3, 2, 1]  # site, dose, colour, age
+    few = write(tmp_path / "few.csv", [header[k] for k in order], [[row[k] for k in order] for row in test])
+    found = package.load(run).predict(few)
+    assert found["prediction"] == whole["prediction"]
+    assert found.metrics == {}
+    columns = {header[k]: [row[k] for row in test] for k in order}
+    assert package.load(run).predict(columns)["prediction"] == whole["prediction"]
+    assert (
+        package.load(run).predict([dict(zip(header, row, strict=True)) for row in test])["prediction"]
+        == whole["prediction"]
+    )
+
+
+def test_one_row_is_standardised_by_the_training_and_not_by_itself(tmp_path):
+    header, rows = patients(tmp_path)
+    run, _ = train(tmp_path, table("sick"))
+    test = [row for row in rows if row[5] == "test"]
+    whole = package.load(run).predict(write(tmp_path / "new.csv", header, test))
+    one = package.load(run).predict(write(tmp_path / "one.csv", header, test[4:5]))
+    assert one["probability_yes"][0] == pytest.approx(whole["probability_yes"][4], abs=1e-6)
+
+
+def test_a_site_can_be_named_where_the_file_has_no_column_of_them(tmp_path):
+    header, rows = patients(tmp_path)
+    run, _ = train(tmp_path, table("sick"))
+    here = [row for row in rows if row[5] == "test" and row[4] == "south"]
+    whole = package.load(run).predict(write(tmp_path / "new.csv", header, here))
+    few = write(tmp_path / "few.csv", header[1:4], [row[1:4] for row in here])
+    assert package.load(run).predict(few, site="south")["prediction"] == whole["prediction"]
+    with pytest.raises(UserError, match=r"column 'site', or .* --site NAME, .*sites: north, south"):
+        package.load(run).predict(few)
+    with pytest.raises(UserError, match="no site 'west' in this run; sites: north, south"):
+        package.load(run).predict(few, site="west")
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"age": None}, r"has no column 'age', which the model was trained with"),
+        ({"age": ""}, r"line 2: column 'age' is empty, and the training fills no gaps \(data.missing: refuse\)"),
+        ({"age": "old"}, r"line 2: column 'age' holds 'old', which is no number"),
+        ({"site": "west"}, r"line 2: site is 'west', no site of the training; sites: north, south"),
+        ({"colour": "pink"}, r"line 2: column 'colour' holds 'pink', which is none of data.categorical.colour"),
+    ],
+)
+def test_rows_that_do_not_fit_the_training_are_refused(tmp_path, change, message):
+    header, rows = patients(tmp_path)
+    run, _ = train(tmp_path, table("sick", categorical={"colour": list(WORDS)}))
+    (name, value), row = *change.items(), dict(zip(header, rows[0], strict=True))
+    row = {key: cell for key, cell in row.items() if value is not None or key != name} | (
+        {name: value} if value is not None else {}
+    )
+    with pytest.raises(UserError, match=message):
+        package.load(run).predict(write(tmp_path / "bad.csv", list(row), [list(row.values())]))
+
+
+def test_a_word_that_no_training_row_has_is_a_row_of_zeros_as_in_a_test_part(tmp_path):
+    header, rows = patients(tmp_path)
+    rows[0][2] = "pink"  # of the test part
+    write(tmp_path / "all.csv", header, rows)
+    run, last = train(tmp_path, table("sick"))
+    file = write(tmp_path / "new.csv", header, [row for row in rows if row[5] == "test"])
+    assert package.load(run).predict(file).metrics["accuracy"] == last["accuracy"]
+
+
+def test_unused_columns_and_labels_that_are_none_are_told(tmp_path):
+    header, rows = patients(tmp_path)
+    run, _ = train(tmp_path, table("sick"))
+    test = [[*row, "x"] for row in rows if row[5] == "test"]
+    test[1][6] = "perhaps"
+    with pytest.warns(UserWarning, match="not used, for the model was trained without: .*, note"):
+        got, said = predictions(run, write(tmp_path / "new.csv", [*header, "note"], test))
+    assert len(got) == len(test)
+    assert "no metric: " in said[-1]
+    assert "line 3" in said[-1]
+    assert "'perhaps'" in said[-1]
+
+
+# ---- images ----
+def pictures(folder, names, n, seed, size=9):
+    g = np.random.default_rng(seed)
+    files = []
+    for label, name in enumerate(names):
+        (folder / name).mkdir(parents=True, exist_ok=True)
+        for k in range(n):
+            pixels = np.clip(g.normal(80 + 60 * label, 60, (size, size + label, 3)), 0, 255).astype(np.uint8)
+            files.append(folder / name / f"{k}.png")
+            Image.fromarray(pixels).save(files[-1])
+    return files
+
+
+def test_a_folder_of_images_gives_the_recorded_accuracy(tmp_path):
+    names = ["cat", "dog", "owl"]
+    pictures(tmp_path / "train", names, 8, 0)
+    pictures(tmp_path / "test", names, 5, 1)
+    data = {"source": "image_folder", "size": 8, "mean": [0.4, 0.5, 0.6], "std": [0.2, 0.2, 0.3]}
+    run, last = train(tmp_path, {**data, "augment": ["flip"]})
+    got, said = predictions(run, tmp_path / "test")
+    assert f"accuracy {last['accuracy']:.2f}" in said[0]
+    right = [row["prediction"] == row["file"].split("/")[0] for row in got]
+    assert 100 * sum(right) / 15 == pytest.approx(last["accuracy"], abs=1e-9)
+    alone = package.load(run).predict(tmp_path / "test" / "owl" / "3.png")
+    assert alone["prediction"] == [next(row["prediction"] for row in got if row["file"] == "owl/3.png")]
+    listed = package.load(run).predict([tmp_path / "test" / "owl" / "3.png", tmp_path / "test" / "cat" / "0.png"])
+    assert listed["prediction"][0] == alone["prediction"][0]
+
+
+def test_a_csv_of_images_gives_the_recorded_accuracy(tmp_path):
+    names = ["10", "2"]  # as numbers: class 0 is 2
+    files = pictures(tmp_path / "all", names, 12, 0)
+    parts = ["test" if k % 3 == 0 else "train" for k in range(len(files))]
+    rows = [
+        [f"all/{file.parent.name}/{file.name}", file.parent.name, part] for file, part in zip(files, parts, strict=True)
+    ]
+    write(tmp_path / "list.csv", ["picture", "kind", "part"], rows)
+    data = {"source": "csv_images", "path": "list.csv", "picture_column": "picture", "label_column": "kind"}
+    run, last = train(tmp_path, {**data, "split_column": "part", "size": 8, "channels": 1})
+    test = [row for row in rows if row[2] == "test"]
+    got, said = predictions(run, write(tmp_path / "new.csv", ["picture", "kind", "part"], test), ids=["part"])
+    assert f"accuracy {last['accuracy']:.2f}" in said[0]
+    right = [row["prediction"] == cells[1] for row, cells in zip(got, test, strict=True)]
+    assert 100 * sum(right) / len(right) == pytest.approx(last["accuracy"], abs=1e-9)
+    assert [row["file"] for row in got] == [row[0] for row in test]
+    plain = write(tmp_path / "plain.csv", ["picture"], [row[:1] for row in test])
+    assert package.load(run).predict(plain)["prediction"] == [row["prediction"] for row in got]
+    with pytest.raises(UserError, match="has no column 'picture'"):
+        package.load(run).predict(write(tmp_path / "bad.csv", ["file"], [["a.png"]]))
+
+
+def test_images_of_another_size_are_refused_where_the_training_scaled_none(tmp_path):
+    pictures(tmp_path / "train", ["cat"], 8, 0, size=8)
+    pictures(tmp_path / "train", ["dog"], 8, 2, size=8)
+    (run, _), other = train(tmp_path, {"source": "image_folder"}), pictures(tmp_path / "new", ["cat"], 1, 1, size=7)
+    with pytest.raises(UserError, match="images of 7x7 pixels and 3 channels; those of the training were 8x8 with 3"):
+        package.load(run).predict(other[0])
+
+
+def test_operations_of_data_augment_that_draw_nothing_are_done_to_new_images(tmp_path):
+    pictures(tmp_path / "train", ["cat", "dog"], 8, 0)
+    pictures(tmp_path / "test", ["cat", "dog"], 6, 1)
+    augment = ["flip", {"centre_crop": 6}]
+    run, last = train(tmp_path, {"source": "image_folder", "size": 8, "augment": augment})
+    assert package.load(run).predict(tmp_path / "test").metrics["accuracy"] == last["accuracy"]
+
+
+# ---- arrays ----
+@pytest.mark.parametrize("kind", ["uint8 images", "numbers"])
+def test_arrays_give_the_recorded_accuracy(tmp_path, kind):
+    g, y = np.random.default_rng(0), np.arange(60) % 3
+    if kind == "numbers":
+        x = (g.normal(0, 1, (60, 5)) + y[:, None]).astype(np.float32)
+        more = {"mean": [1.0] * 5, "std": [2.0] * 5}
+    else:
+        x = np.clip(g.normal(60, 50, (60, 8, 8, 3)) + 50 * y[:, None, None, None], 0, 255).astype(np.uint8)
+        more = {"mean": [0.4, 0.5, 0.6], "std": [0.2, 0.2, 0.3]}
+    np.savez(tmp_path / "a.npz", x=x[:40], y=y[:40], test_x=x[40:], test_y=y[40:])
+    run, last = train(tmp_path, {"source": "npz", "path": "a.npz", **more})
+    np.savez(tmp_path / "new.npz", x=x[40:], y=y[40:])
+    got, said = predictions(run, tmp_path / "new.npz")
+    assert f"accuracy {last['accuracy']:.2f}" in said[0]
+    right = [int(row["prediction"]) == label for row, label in zip(got, y[40:], strict=True)]
+    assert 100 * sum(right) / 20 == pytest.approx(last["accuracy"], abs=1e-9)
+    assert package.load(run).predict(x[40:])["prediction"] == [row["prediction"] for row in got]
+    with pytest.raises(UserError, match=r"rows of the shape \(.*\) are needed, as in training"):
+        package.load(run).predict(x[40:, :4])
+    other = x[40:].astype(np.float32) if x.dtype == np.uint8 else x[40:].astype(np.uint8)
+    with pytest.raises(UserError, match=r"rows: x is (float32|uint8); that of the training was"):
+        package.load(run).predict(other)
+
+
+def test_masks_are_written_as_arrays_and_give_the_recorded_dice(tmp_path):
+    g = np.random.default_rng(0)
+    y = g.integers(0, 2, (24, 8, 8))
+    x = (y[:, None] + g.normal(0, 0.5, (24, 1, 8, 8))).astype(np.float32)
+    np.savez(tmp_path / "a.npz", x=x[:16], y=y[:16], test_x=x[16:], test_y=y[16:])
+    (tmp_path / "net.py").write_text(
+        "from torch import nn\ndef net(shape, classes): return nn.Conv2d(1, classes, 3, padding=1)\n"
+    )
+    own = {"model": {"name": f"{tmp_path}/net.py:net"}, "task": {"name": "segmentation"}}
+    run, last = train(tmp_path, {"source": "npz", "path": "a.npz", "classes": 2}, **own)
+    np.savez(tmp_path / "new.npz", x=x[16:], y=y[16:])
+    said = []
+    out = command.predict(run, tmp_path / "new.npz", said.append, trusted=True)
+    assert out == run / "predictions" / "new.npz"
+    with np.load(out) as found:
+        mask = found["mask"]
+    assert mask.shape == (8, 8, 8)
+    both, either = ((mask == 1) & (y[16:] == 1)).sum(), (mask == 1).sum() + (y[16:] == 1).sum()
+    assert 2 * both / either == pytest.approx(last["dice"], abs=1e-12)
+    with pytest.raises(UserError, match=r"a file whose name ends in \.npz is needed"):
+        command.predict(run, tmp_path / "new.npz", said.append, out=tmp_path / "masks.csv", trusted=True)
+
+
+def saved(folder, columns):
+    """A data set as save_to_disk of Hugging Face's datasets writes it."""
+    import pyarrow
+
+    folder.mkdir(parents=True)
+    table = pyarrow.table(columns)
+    with pyarrow.ipc.new_stream(str(folder / "data.arrow"), table.schema) as file:
+        file.write_table(table)
+    (folder / "state.json").write_text(json.dumps({"_data_files": [{"filename": "data.arrow"}]}))
+    (folder / "dataset_info.json").write_text("{}")
+
+
+@pytest.mark.parametrize("kind", ["lists", "pictures"])
+def test_a_saved_data_set_gives_the_recorded_accuracy(tmp_path, kind):
+    pytest.importorskip("pyarrow")
+    g, label = np.random.default_rng(0), [WORDS[k % 2] for k in range(40)]
+    if kind == "lists":
+        x = [(g.normal(0, 1, 4) + k % 2).tolist() for k in range(40)]
+    else:
+        x = []
+        for k in range(40):
+            file = io.BytesIO()
+            Image.fromarray(g.integers(0, 180 + 70 * (k % 2), (8, 8), np.uint8)).save(file, "PNG")
+            x.append({"bytes": file.getvalue(), "path": None})
+    saved(tmp_path / "d" / "train", {"x": x[:28], "label": label[:28]})
+    saved(tmp_path / "d" / "test", {"x": x[28:], "label": label[28:]})
+    (tmp_path / "d" / "dataset_dict.json").write_text('{"splits": ["train", "test"]}')
+    run, last = train(tmp_path, {"source": "saved_dataset", "path": "d", "input_column": "x"})
+    found = package.load(run).predict(tmp_path / "d" / "test")
+    assert found.metrics["accuracy"] == last["accuracy"]
+    right = [a == b for a, b in zip(found["prediction"], label[28:], strict=True)]
+    assert 100 * sum(right) / 12 == pytest.approx(last["accuracy"], abs=1e-9)
+    assert package.load(run).predict(tmp_path / "d")["prediction"] == found["prediction"]  # of several splits: test
+    saved(tmp_path / "new", {"x": x[28:]})
+    assert package.load(run).predict(tmp_path / "new")["prediction"] == found["prediction"]
+    saved(tmp_path / "odd", {"y": x[28:]})
+    with pytest.raises(UserError, match="odd has no column 'x'"):
+        package.load(run).predict(tmp_path / "odd")
+
+
+# ---- texts ----
+@pytest.mark.parametrize("form", ["folder", "csv"])
+def test_texts_give_the_recorded_accuracy(tmp_path, form):
+    draw = random.Random(0)
+    texts = {name: "".join(draw.choice("abab abc\n") for _ in range(400)) for name in ("ann", "bob")}
+    (tmp_path / "texts").mkdir()
+    for name, text in texts.items():
+        (tmp_path / "texts" / f"{name}.txt").write_text(text)
+    model = {"name": "char_lstm", "embedding": 4, "hidden": 8, "layers": 1}
+    data = {"source": "text", "path": "texts", "context": 10}
+    run, last = train(tmp_path, data, model=model, task={"name": "next_symbol"})
+    last_parts = {name: text[320:] for name, text in texts.items()}  # test_fraction is 0.2
+    if form == "folder":
+        file = tmp_path / "new"
+        file.mkdir()
+        for name, text in last_parts.items():
+            (file / f"{name}.txt").write_text(text)
+    else:
+        file = write(tmp_path / "new.csv", ["author", "text"], last_parts.items())
+    found = package.load(run).predict(file)
+    assert found.metrics["accuracy"] == last["accuracy"]
+    # 80 characters: windows at 1, 11, ..., 61 with all targets, and the last ten, whose next one is not known
+    assert list(found["character"]) == [*range(1, 71, 10), 71] * 2
+    right = [
+        symbol == last_parts[name][start + k]
+        for name, start, symbols in zip(found["text"], found["character"], found["symbols"], strict=True)
+        for k, symbol in enumerate(symbols)
+        if start + k < 80 and start < 71
+    ]
+    assert 100 * sum(right) / len(right) == pytest.approx(last["accuracy"], abs=1e-9)
+    assert [symbols[-1] for symbols in found["symbols"]] == found["next"]
+    (tmp_path / "odd.txt").write_text("ab Z ab ab ab")
+    with pytest.raises(UserError, match="character 4 of 'odd' is 'Z', which the training did not have"):
+        package.load(run).predict(tmp_path / "odd.txt")
+    (tmp_path / "odd.txt").write_text("ab")
+    with pytest.raises(UserError, match="has 2 characters; the model was trained on windows of 10"):
+        package.load(run).predict(tmp_path / "odd.txt")
+
+
+# ---- sources of a user's own ----
+OWN = """
+import torch
+from dataclasses import replace
+from fedmpi import Dataset
+from fedmpi.data.sources.npz import npz
+
+def own(root):
+    g = torch.Generator().manual_seed(0)
+    y = torch.arange(60) % 2
+    x = torch.randn(60, 4, generator=g) + y[:, None]
+    return Dataset(x[:40], y[:40], x[40:], y[40:], 2)
+
+def changed(root):
+    data = npz(root, path="a.npz")
+    return replace(data, train_x=data.train_x * 2, test_x=data.test_x * 2)
+
+def several(root):
+    ids = torch.arange(60).view(20, 3) % 7
+    x = {"ids": ids, "mask": (ids > 2).float()}
+    y = torch.arange(20) % 2
+    first, last = ({name: part[rows] for name, part in x.items()} for rows in (slice(14), slice(14, 20)))
+    return Dataset(first, y[:14], last, y[14:], 2)
+
+class Masked(torch.nn.Module):
+    def __init__(self, input_shape, classes):
+        super().__init__()
+        self.words, self.head = torch.nn.Embedding(7, 4), torch.nn.Linear(4, classes)
+
+    def forward(self, mask, ids):
+        return self.head((self.words(ids) * mask[:, :, None]).sum(1))
+"""
+
+
+def test_a_source_of_ones_own_takes_ready_inputs_and_says_so(tmp_path):
+    (tmp_path / "own.py").write_text(OWN)
+    run, last = train(tmp_path, {"source": f"{tmp_path}/own.py:own"})
+    g = torch.Generator().manual_seed(0)
+    x = torch.randn(60, 4, generator=g) + (torch.arange(60) % 2)[:, None]
+    np.savez(tmp_path / "new.npz", x=x[40:].numpy())
+    with pytest.warns(UserWarning, match="ready inputs"):
+        got, _ = predictions(run, tmp_path / "new.npz", trusted=True)
+    right = [int(row["prediction"]) == k % 2 for k, row in zip(range(40, 60), got, strict=True)]
+    assert 100 * sum(right) / 20 == pytest.approx(last["accuracy"], abs=1e-9)
+    header, rows = patients(tmp_path)
+    with pytest.raises(UserError, match=r"is no \.npz file; this run takes the model's inputs, prepared as"):
+        package.load(run, trust=True).predict(write(tmp_path / "a.csv", header, rows))
+
+
+def test_what_a_users_source_does_to_prepared_rows_is_not_forgotten(tmp_path):
+    """It may change what one of fedmpi's own sources has prepared, so that preparation alone would be wrong."""
+    (tmp_path / "own.py").write_text(OWN)
+    y = np.arange(30) % 2
+    x = (np.random.default_rng(0).normal(0, 1, (30, 3)) + y[:, None]).astype(np.float32)
+    np.savez(tmp_path / "a.npz", x=x, y=y)
+    run, _ = train(tmp_path, {"source": f"{tmp_path}/own.py:changed"})
+    assert preprocessing.read(run / "preprocessing.json").preparation.kind == "ready"
+
+
+def test_samples_of_several_tensors_come_under_their_names(tmp_path):
+    (tmp_path / "own.py").write_text(OWN)
+    run, last = train(tmp_path, {"source": f"{tmp_path}/own.py:several"}, model={"name": f"{tmp_path}/own.py:Masked"})
+    ids = np.arange(60).reshape(20, 3)[14:] % 7
+    with pytest.warns(UserWarning, match="ready inputs"):
+        found = package.load(run, trust=True).predict({"ids": ids, "mask": (ids > 2).astype(np.float32)})
+    right = [int(value) == k % 2 for k, value in zip(range(14, 20), found["prediction"], strict=True)]
+    assert 100 * sum(right) / 6 == pytest.approx(last["accuracy"], abs=1e-9)
+    with pytest.raises(UserError, match="rows has no array 'mask'"):
+        package.load(run, trust=True).predict({"ids": ids})
+
+
+# ---- sites that keep their rows, and what they say of them ----
+def silos(place, **more):
+    header, rows = patients(place)
+    for site in ("north", "south"):
+        write(place / f"{site}.csv", header, [row for row in rows if row[4] == site])
+    data = table("sick", **{"path": "{site}.csv", "class_names": ["no", "yes"], "site_column": None})
+    data |= {"partition": None, "silos": ["north", "south"], "categorical": {"colour": list(WORDS)}}
+    data["drop"] = [*data["drop"], "site"]
+    run, _ = train(place, data, **{"evaluate": {"protocol": ["personal"]}, **more})
+    return run, header, rows
+
+
+def recorded(run, client):
+    """The last line of a client in clients.jsonl."""
+    lines = [json.loads(line) for line in (run / "clients.jsonl").read_text().splitlines()]
+    return next(line for line in reversed(lines) if line["client"] == client)
+
+
+def test_a_sites_preparation_stays_in_the_sites_own_folder(tmp_path):
+    run, header, rows = silos(tmp_path)
+    assert not (run / "preprocessing.json").exists()
+    for client, site in enumerate(("north", "south")):
+        ages = [float(row[1]) for row in rows if row[4] == site and row[5] == "train"]
+        (fit,) = json.loads((run / "state" / site / "preprocessing.json").read_text())["sites"].values()
+        assert fit["moments"]["mean"][0] == pytest.approx(np.mean(ages), rel=1e-12)
+        assert fit["moments"]["deviation"][0] == pytest.approx(np.std(ages), rel=1e-12)
+        here = [row for row in rows if row[4] == site and row[5] == "test"]
+        found = package.load(run).predict(write(tmp_path / "new.csv", header, here), site=site)
+        assert found.metrics["accuracy"] == recorded(run, client)["accuracy"]
+    file = tmp_path / "new.csv"
+    with pytest.raises(UserError, match=r"each site .* prepares its rows by its own training rows; .*: north, south"):
+        package.load(run).predict(file)
+    (run / "state" / "north" / "preprocessing.json").unlink()  # as on the host of the other site
+    with pytest.raises(UserError, match=r"north/preprocessing\.json is not here: .* stays with the site"):
+        package.load(run).predict(file, site="north")
+
+
+def test_a_clients_model_predicts_rows_prepared_by_the_clients_site(tmp_path):
+    """FedPer's clients keep their heads: the accuracy of each on its own test rows is that of clients.jsonl."""
+    mlp = {"model": {"name": "mlp", "hidden": [4]}, "method": {"name": "fedper"}}
+    run, header, rows = silos(tmp_path, **mlp)
+    for client, site in enumerate(("north", "south")):
+        here = [row for row in rows if row[4] == site and row[5] == "test"]
+        file = write(tmp_path / "new.csv", header, here)
+        for given in (client, site):
+            found = package.load(run, client=given).predict(file)
+            assert found.metrics["accuracy"] == recorded(run, client)["accuracy"]
+        got, said = predictions(run, file, client=site)
+        assert [row["prediction"] for row in got] == found["prediction"]
+        assert f"accuracy {recorded(run, client)['accuracy']:.2f}" in said[0]
+
+
+def test_a_client_that_is_a_site_of_one_table_has_its_rows_prepared_as_the_sites(tmp_path):
+    header, rows = patients(tmp_path)
+    more = {"evaluate": {"protocol": ["personal"]}, "method": {"name": "ditto", "lam": 0.1}}
+    run, _ = train(tmp_path, table("sick", partition={"scheme": "site"}), **more)
+    for client, site in enumerate(("north", "south")):
+        here = [row for row in rows if row[4] == site and row[5] == "test"]
+        file = write(tmp_path / "new.csv", header[1:4] + header[6:7], [row[1:4] + row[6:7] for row in here])
+        assert package.load(run, client=client).predict(file).metrics["accuracy"] == recorded(run, client)["accuracy"]
+
+
+def test_sites_that_prepare_their_rows_alike_need_not_be_named(tmp_path):
+    for seed, site in enumerate(("north", "south")):
+        pictures(tmp_path / site, ["cat", "dog"], 6, seed)
+    data = {"source": "image_folder", "size": 8, "silos": ["north", "south"], "partition": None}
+    run, _ = train(tmp_path, {**data, "class_names": ["cat", "dog"]})
+    assert len(package.load(run).predict(tmp_path / "north")["prediction"]) == 12
+
+
+# ---- the file itself ----
+def test_the_preparation_is_sealed_and_a_damaged_one_is_named(tmp_path):
+    header, rows = patients(tmp_path)
+    run, _ = train(tmp_path, table("sick"))
+    assert "preprocessing.json" in json.loads((run / "seal.json").read_text())["files"]
+    file = write(tmp_path / "new.csv", header, rows)
+    whole = (run / "preprocessing.json").read_text()
+    for damaged in (whole[:99], whole.replace('"table"', '"of wood"'), "[]", whole.replace('"columns"', '"pillars"')):
+        (run / "preprocessing.json").write_text(damaged)
+        with pytest.raises(UserError, match=r"preprocessing\.json cannot be read as the preprocessing of a run"):
+            package.load(run).predict(file)
+    (run / "preprocessing.json").unlink()
+    with pytest.raises(UserError, match=r"preprocessing\.json cannot be read"):
+        package.load(run).predict(file)
+
+
+def test_what_is_read_from_the_file_is_what_was_written(tmp_path):
+    patients(tmp_path, gaps=True)
+    run, _ = train(tmp_path, table("sick", missing="impute", global_test="pooled"))
+    content = (run / "preprocessing.json").read_bytes()
+    assert preprocessing.read(run / "preprocessing.json").content() == content
+
+
+def test_a_place_that_cannot_be_written_and_a_file_that_is_not_there_are_named(tmp_path):
+    header, rows = patients(tmp_path)
+    run, _ = train(tmp_path, table("sick"))
+    file = write(tmp_path / "new.csv", header, rows)
+    with pytest.raises(UserError, match="--to: cannot write"):
+        command.predict(run, file, print, out=file / "below.csv")
+    with pytest.raises(UserError, match=r"none\.csv is not there"):
+        package.load(run).predict(tmp_path / "none.csv")
+    with pytest.raises(UserError, match=r"a file whose name ends in \.csv is needed"):
+        command.predict(run, file, print, out=tmp_path / "out.txt")
