@@ -11,7 +11,8 @@ from fedmpi.common.errors import UserError
 from fedmpi.data.partitions.checks import check_enough, check_least
 from fedmpi.data.partitions.parts import Partition, equal_sizes
 
-MAX_ENTRIES = 10_000_000  # shares drawn before giving up: two or three seconds
+MAX_ENTRIES = 10_000_000  # shares drawn before giving up: a second or two
+BLOCK = 100_000  # shares judged at once
 
 
 def iid(labels: np.ndarray, clients: int, rng: np.random.Generator) -> Partition:
@@ -37,12 +38,18 @@ def quantity(
     n = len(labels)
     check_enough(n, clients, "quantity")
     check_least(n, clients, min_size)
-    for _ in range(-(-MAX_ENTRIES // clients)):
-        q = rng.dirichlet(np.full(clients, alpha))
-        ends = np.floor(np.cumsum(q)[:-1] * n).astype(np.int64)
-        sizes = np.diff(ends, prepend=0, append=n)
-        if sizes.min() >= min_size:
-            return Partition.from_sizes(rng.permutation(n), sizes).ascending()
+    left, many = -(-MAX_ENTRIES // clients), 1
+    while left > 0:  # many draws are judged at once; the generator is then set back to behind the accepted one
+        many, before = min(many, left, max(BLOCK // clients, 1)), rng.bit_generator.state
+        q = rng.dirichlet(np.full(clients, alpha), size=many)
+        ends = np.floor(np.cumsum(q, axis=1)[:, :-1] * n).astype(np.int64)  # (many, N - 1)
+        sizes = np.diff(ends, axis=1, prepend=0, append=n)
+        good = np.flatnonzero(sizes.min(1) >= min_size)
+        if len(good):
+            rng.bit_generator.state = before
+            rng.dirichlet(np.full(clients, alpha), size=int(good[0]) + 1)
+            return Partition.from_sizes(rng.permutation(n), sizes[good[0]]).ascending()
+        left, many = left - many, 2 * many
     raise UserError(
         f"data.partition: no draw of quantity (alpha={alpha}, clients={clients}) gave every client "
         f"min_size={min_size} of the {n} samples; raise alpha, or lower `clients` or min_size"

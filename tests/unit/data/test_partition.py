@@ -7,6 +7,7 @@ import torch
 from fedmpi.common.errors import UserError
 from fedmpi.common.registry import load
 from fedmpi.data.partitions import dirichlet as dirichlet_module
+from fedmpi.data.partitions import even as even_module
 from fedmpi.data.partitions import registry
 from fedmpi.data.partitions.classes import classes
 from fedmpi.data.partitions.dirichlet import dirichlet
@@ -168,6 +169,60 @@ def test_redraws_are_capped(monkeypatch):
     # 2 classes at alpha -> 0 go to one client each, so of 10 clients 8 stay empty in every draw
     with pytest.raises(UserError, match=r"none of 50 draws.*alpha=1e-05, clients=10.*the best gave 0.*raise alpha"):
         dirichlet(balanced(2, 100), 10, rng(), alpha=1e-5)
+
+
+def test_settings_that_no_draw_meets_are_refused_early(monkeypatch):
+    """Ten classes at alpha -> 0 go to ten of the 20 clients: of 500,000 draws none was accepted, after over 300 s."""
+    monkeypatch.setattr(dirichlet_module, "PILOT", 1_000_000)
+    drawn = []
+    one_by_one = dirichlet_module._one_by_one
+    monkeypatch.setattr(dirichlet_module, "_one_by_one", lambda *given: drawn.append(1) or one_by_one(*given))
+    said = (
+        r"alpha=0\.0001, clients=20.*practically never every client min_size=1 of the 1800.*500000 draws; raise alpha"
+    )
+    with pytest.raises(UserError, match=said):
+        dirichlet(balanced(10, 180), 20, rng(), alpha=1e-4, min_size=1)
+    assert len(drawn) <= dirichlet_module.SLOW
+
+
+@pytest.mark.parametrize("alpha", [0.003, 0.02])
+def test_draws_made_one_by_one_are_those_of_the_authors(monkeypatch, alpha):
+    """Where the mass of most draws falls on full clients none is judged together with others any more."""
+    monkeypatch.setattr(dirichlet_module, "SLOW", 2)
+    monkeypatch.setattr(dirichlet_module, "PILOT", 200_000)
+    labels = balanced(6, 300)
+    for seed in range(4):
+        ours, naive = rng(seed), rng(seed)
+        parts = dirichlet(labels, 5, ours, alpha=alpha, min_size=3)
+        assert np.array_equal(histograms(labels, parts, 6), drawn_one_after_another(labels, 5, naive, alpha, True, 3))
+
+
+def test_how_likely_a_draw_is_accepted(monkeypatch):
+    """A frequency where many draws are accepted, next to nothing where eight clients hold nothing in all of them."""
+    monkeypatch.setattr(dirichlet_module, "PILOT", 300_000)
+    totals, generator = np.full(6, 300), rng()
+    draws = [dirichlet_module._one_by_one(totals, np.full(5, 0.05), generator) for _ in range(1000)]
+    frequency = np.mean([counts.sum(0).min() >= 3 for counts in draws])
+    estimate = dirichlet_module._likelihood(totals, 5, 0.05, 3)
+    assert abs(estimate - frequency) < 5 * (0.25 / 1000) ** 0.5  # deviations of a frequency of 1,000
+    assert dirichlet_module._likelihood(np.full(2, 100), 10, 1e-5, 1) < 1e-6
+
+
+def test_quantity_judges_many_draws_at_once(monkeypatch):
+    """Two clients had 5,000,000 draws, which took 100 s one after another."""
+    monkeypatch.setattr(even_module, "MAX_ENTRIES", 1_000_000)
+    generator, calls = rng(), []
+
+    class Counting:
+        bit_generator = generator.bit_generator
+
+        def dirichlet(self, *given, **how):
+            calls.append(1)
+            return generator.dirichlet(*given, **how)
+
+    with pytest.raises(UserError, match=r"no draw of quantity \(alpha=1e-08, clients=2\).*raise alpha"):
+        quantity(np.zeros(20, dtype=int), 2, Counting(), alpha=1e-8)
+    assert len(calls) < 40  # of 500,000 draws
 
 
 @pytest.mark.parametrize(("clients", "k"), [(10, 1), (25, 3), (7, 10)])
