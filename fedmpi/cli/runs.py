@@ -3,7 +3,7 @@
 import json
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, NoReturn
 
 import typer
 
@@ -13,7 +13,7 @@ from fedmpi.cli.training import train
 from fedmpi.comm.loss.leaving import leave
 from fedmpi.common.errors import UserError
 from fedmpi.common.version import __version__
-from fedmpi.config import sweep
+from fedmpi.config import Settings, sweep
 
 app = typer.Typer(
     add_completion=False,
@@ -36,7 +36,10 @@ def root(
 @app.command(short_help="Train, and write a run directory.")
 def run(config: Config, overrides: Overrides = None) -> None:
     """Train as CONFIG says; the results are written to a new directory under `output`."""
-    settings = configs.load(config, overrides or ())
+    _train(configs.load(config, overrides or ()))
+
+
+def _train(settings: Settings) -> NoReturn:
     fit(settings)
     with importing():
         from fedmpi.runtime import launch  # noqa: F401  without looking for garbage
@@ -48,13 +51,15 @@ def run(config: Config, overrides: Overrides = None) -> None:
 def resume(directory: RunDir, overrides: Overrides = None) -> None:
     """Go on with the run in RUN_DIR, on any number of ranks; rounds=N asks for more. Code, data and settings must be
     those of its start, unless checkpoint.changes=accept."""
+    from fedmpi.runtime.trust import resumed_settings
+
     if not ((here := directory.resolve()) / "config.yaml").is_file():
         raise UserError(f"{directory} is no run directory: it holds no config.yaml")
     _stays(directory, overrides or ())
     place = [f"output={json.dumps(str(here.parent))}", f"name={json.dumps(here.name)}", "checkpoint.resume=must"]
     copy = here / "initial.safetensors"  # of what it started from
     given = [f"init.from={json.dumps(str(copy))}"] if copy.is_file() else []
-    run(here / "config.yaml", [*given, *(overrides or ()), *place])
+    _train(resumed_settings(here, [*given, *(overrides or ()), *place]))
 
 
 def _stays(directory: Path, overrides: Sequence[str]) -> None:

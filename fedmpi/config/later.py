@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import re
+from collections.abc import Mapping
+from typing import Any
+
 from fedmpi.config.schema import Settings
 
 # None of it moves a bit of the rounds that are done, or to come.
@@ -40,3 +44,23 @@ def free_later(key: str, settings: Settings) -> bool:
     if key == "rounds" and by_rounds(settings):
         return False
     return key.startswith(FREE_LATER) and not (settings.compute.pack != 1 and key in IN_GROUPS)
+
+
+PLACE = re.compile(r"""(['"])/(?:.*/)?([^/]+)\1""")  # of a file, as identity.json has it
+
+
+def comparable(made: Mapping[str, Any]) -> dict[str, Any]:
+    """Settings by dotted key, as `Settings.identity` gives them, as they are compared with those of another start.
+
+    Of a file that a setting names by its absolute path only the name counts: projects are moved, and what the file
+    holds is compared by a digest of its own.
+
+    >>> comparable({"model.name": "'/home/me/own.py:net'", "data.path": "'/data/a.csv'", "train.lr": "0.1"})
+    {'model.name': "'own.py:net'", 'data.path': "'a.csv'", 'train.lr': '0.1'}
+    """
+    found = {}
+    for key, text in made.items():
+        place = PLACE.fullmatch(text) if isinstance(text, str) else None
+        of_data = key.startswith("data.") or key.endswith(".replay")
+        found[key] = repr(place[2]) if place and (of_data or ".py:" in place[2]) else text
+    return found

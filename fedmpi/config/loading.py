@@ -10,7 +10,7 @@ Loading does not import torch, so that every rank reports a mistake at once.
 
 import json
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import reduce
 from pathlib import Path
@@ -66,6 +66,8 @@ def load(path: str | Path, overrides: Sequence[str] = (), moved: Mapping[str, st
 def settings(layers: Sequence[Document], path: Path) -> Settings:
     """The settings that layers make, the later one over the earlier. Raises UserError with all mistakes in them."""
     document = reduce(merge, layers)
+    used = set(_texts(document.data)) if document.missing else set()
+    document.problems += [problem for name, problem in document.missing.items() if name in used]
     document.data.setdefault("name", path.stem)
     try:
         made = Settings.model_validate_json(json.dumps(document.data), strict=True)
@@ -132,6 +134,16 @@ def _with(tree: Any, names: Mapping[str, str]) -> Any:
     return names.get(tree, tree) if isinstance(tree, str) else tree
 
 
+def _texts(tree: Any) -> Iterator[str]:
+    """All texts in a tree, keys too."""
+    if isinstance(tree, str):
+        yield tree
+    elif isinstance(tree, (dict, list)):
+        for item in tree:
+            yield from _texts(item)
+        yield from _texts(list(tree.values())) if isinstance(tree, dict) else ()
+
+
 def shown(text: str) -> str:
     """A `key=value` of a command line as it may be shown and written down: without secrets.
 
@@ -183,7 +195,19 @@ def command_line(overrides: Sequence[str]) -> Document:
 
 def merge(low: Document, high: Document) -> Document:
     problems = list(dict.fromkeys([*low.problems, *high.problems]))  # files that share a base bring its mistakes twice
-    return Document(_merge_trees(low.data, high.data, ()), low.origins | high.origins, problems)
+    new = {_file_name(text): text for text in _texts(high.data) if is_file(text)} if low.missing else {}
+    moved = {name: new[_file_name(name)] for name in low.missing if _file_name(name) in new}  # it keeps its options
+    tree = _merge_trees(_with(low.data, moved) if moved else low.data, high.data, ())
+    return Document(tree, low.origins | high.origins, problems, low.missing | high.missing)
+
+
+def _file_name(name: str) -> str:
+    """
+    >>> _file_name("/home/me/own.py:net")
+    'own.py:net'
+    """
+    place, _, attribute = name.rpartition(":")
+    return f"{Path(place).name}:{attribute}"
 
 
 def _merge_trees(low: dict[str, Any], high: dict[str, Any], path: tuple[str, ...]) -> dict[str, Any]:
@@ -254,7 +278,7 @@ def _anchored(document: Document, directory: Path, dotted: str, name: str) -> st
     if found is not None:
         return f"{found}:{attribute}"
     where = " nor ".join(dict.fromkeys(map(str, tried)))
-    document.problems.append(f"{document.origins.get(dotted, directory)}: {dotted}: there is no file {where}")
+    document.missing[name] = f"{document.origins.get(dotted, directory)}: {dotted}: there is no file {where}"
     return name
 
 
@@ -289,4 +313,4 @@ def _anchor_each(document: Document, directory: Path, below: str, over: Any) -> 
                 named = {k.removeprefix(start): v for k, v in document.origins.items() if k.startswith(start)}
                 part = Document(tree, named)
                 _anchor_plugins(part, directory)
-                document.problems += part.problems
+                document.missing |= part.missing

@@ -83,6 +83,8 @@ class Document:
     data: dict[str, Any] = field(default_factory=dict)
     origins: dict[str, str] = field(default_factory=dict)
     problems: list[str] = field(default_factory=list)
+    # `file.py:Name` whose file is not there -> the problem that it is, unless another layer replaces the name.
+    missing: dict[str, str] = field(default_factory=dict)
 
 
 def read(path: Path, needs: str = "a config needs at least data, model and method") -> Document:

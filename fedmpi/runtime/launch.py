@@ -28,6 +28,7 @@ from fedmpi.common.blame import remedy
 from fedmpi.common.errors import UserError
 from fedmpi.common.signals import StopRequest
 from fedmpi.config import Settings, machine
+from fedmpi.config.later import comparable
 from fedmpi.runtime import build, build_data, consistency, memory, recorded
 from fedmpi.runtime.record import environment, plugins, report_text, warned
 from fedmpi.runtime.record.describing import written
@@ -165,7 +166,8 @@ def _connected(
     timeout_s = settings.comm.start_timeout_s
     if settings.data.silos and settings.data.audit and comm.rank:
         comm.audit = Audit()
-    consistency.agree(comm, {key: consistency.of(text) for key, text in settings.digest_items().items()}, timeout_s)
+    items = comparable(settings.digest_items())
+    consistency.agree(comm, {key: consistency.of(text) for key, text in items.items()}, timeout_s)
     made = made or build.experiment(settings, build_data.siloed(settings, comm), device)
     ranks = _exchange_facts(made, job, comm, device, timeout_s)
     own = plugins.files(settings, made.method, made.task, made.net.module)

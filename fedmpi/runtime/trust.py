@@ -17,7 +17,8 @@ from typing import Any
 from fedmpi import config
 from fedmpi.common import registry
 from fedmpi.common.errors import UserError
-from fedmpi.config.yaml_source import read
+from fedmpi.config import loading
+from fedmpi.config.yaml_source import Document, read
 from fedmpi.runtime import catalog
 from fedmpi.runtime.record import kept_copies
 
@@ -43,10 +44,10 @@ def run_settings(run_dir: Path, trust: bool, overrides: Sequence[str] = ()) -> c
     path = run_dir / "config.yaml"
     if not path.is_file():
         raise UserError(f"{run_dir} is no run directory: it holds no config.yaml")
-    tree = read(path).data
     if trust:
-        moved = kept_copies.moved(run_dir, foreign(tree).values())
-        return config.load(path, ["init.from=null", *DEAF, *overrides], moved)  # the run has a model of its own
+        given = ["init.from=null", *DEAF, *overrides]  # the run has a model of its own
+        return config.load(path, given, kept_copies.moved(run_dir, plugins_of(path, given)))
+    tree = read(path).data
     how = "if it is yours, or you trust who made it: trust=True in Python, --trust on the command line"
     if "base" in tree:
         raise UserError(
@@ -57,6 +58,19 @@ def run_settings(run_dir: Path, trust: bool, overrides: Sequence[str] = ()) -> c
         named = ", ".join(f"{name} ({where})" for where, name in found.items())
         raise UserError(f"{run_dir} would run code that is not fedmpi's own: {named}. It was not run; {how}")
     return config.load(path, ["data.download=false", "init.from=null", *DEAF, *overrides])
+
+
+def resumed_settings(run_dir: Path, overrides: Sequence[str]) -> config.Settings:
+    """The settings with which the user's own run goes on: where own code is no longer where it was, they name the place
+    where it is now, else its copy in the run directory."""
+    path = run_dir / "config.yaml"
+    return config.load(path, overrides, kept_copies.moved(run_dir, plugins_of(path, overrides), changed=False))
+
+
+def plugins_of(path: Path, overrides: Sequence[str]) -> list[str]:
+    """The code of the user's own that a config and these overrides name together."""
+    layers = Document(read(path).data), loading.command_line(overrides)
+    return list(foreign(loading.merge(*layers).data).values())
 
 
 def guard(trust: bool) -> AbstractContextManager[None]:

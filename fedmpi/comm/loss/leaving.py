@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import faulthandler
+import io
 import os
 import signal
 import socket
@@ -63,15 +64,19 @@ class Process:
 
 
 def prepare() -> None:
-    """Standard streams that are there, and the stacks of all threads on stderr where a fatal signal ends the process.
+    """Make sure that printing does not fail, and that a fatal signal prints the stacks of all threads on stderr.
 
-    Where the shell has closed one of the streams, its number would go to the next file that is opened.
+    Where the shell has closed a standard stream, its number would go to the next file that is opened. Characters that
+    the locale does not have are printed as escapes (\\u0391), whatever prints them: site names may hold any.
     """
     while (number := os.open(os.devnull, os.O_RDWR)) <= 2:
         os.set_inheritable(number, True)
     os.close(number)
     sys.stdout = sys.stdout or open(1, "w")  # noqa: SIM115  (for as long as the process lives)
     sys.stderr = sys.stderr or open(2, "w")  # noqa: SIM115
+    for stream in (sys.stdout, sys.stderr):
+        if isinstance(stream, io.TextIOWrapper):
+            stream.reconfigure(errors="backslashreplace")
     tell_fatal_signals()
 
 

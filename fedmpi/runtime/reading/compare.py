@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from fedmpi.common.errors import UserError
+from fedmpi.config.later import comparable
 from fedmpi.runtime.reading import files
 
 HASH, MODEL = "sha256", "model.safetensors"
@@ -52,7 +53,7 @@ class _Side:
         if not files.is_run(files.folder(run)):
             raise UserError(f"{run} is no run directory: it holds neither {' nor '.join(files.OF_A_RUN)}")
         self.run = run
-        self.identity = files.json_of(run / "identity.json") or {}
+        self.identity = comparable(files.json_of(run / "identity.json") or {})
         self.environment = files.json_of(run / "environment.json") or {}
         self.rounds = {row["round"]: row for row in _all(run / "metrics.jsonl")}
         rows = _all(run / "clients.jsonl")

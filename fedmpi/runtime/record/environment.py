@@ -117,7 +117,9 @@ def git(directory: Path) -> dict[str, Any] | None:
 
 def _output(directory: Path, *arguments: str) -> str:
     try:
-        done = subprocess.run(["git", "-C", str(directory), *arguments], capture_output=True, text=True, timeout=5)
+        done = subprocess.run(
+            ["git", "-C", str(directory), *arguments], capture_output=True, errors="replace", timeout=5
+        )
     except (OSError, subprocess.TimeoutExpired):  # no git here
         return ""
     return done.stdout.strip() if done.returncode == 0 else ""

@@ -1,4 +1,5 @@
-"""Copies of the user's own code in a run directory (plugins.py), in place of files that have moved, gone or changed.
+"""The user's own code of a run, which may have moved since: found by its content, at a new place or as the copy in the
+run directory (plugins.py).
 
 This imports no torch and none of the code.
 """
@@ -10,37 +11,61 @@ import importlib.util
 import json
 import os
 import warnings
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 
 from fedmpi.common.errors import UserError
 from fedmpi.common.registry import is_file
 
 
-def moved(run_dir: Path, names: Iterable[str]) -> dict[str, str]:
-    """Name of a plug-in -> the name of its copy, where the file is not what it was when the run was made.
+def moved(run_dir: Path, names: Iterable[str], changed: bool = True) -> dict[str, str]:
+    """Name of a plug-in -> its name at the place where its content of then is now, if that is another one.
 
-    names: `file.py:Name` or `package.module:Name`. Raises UserError for a copy that was changed itself.
+    A file is looked for where it would be if it had been moved together with the run directory; then there is its copy.
+
+    Args:
+        names: `file.py:Name` or `package.module:Name`.
+        changed: whether copies also stand for files that are there, with another content than then.
+
+    Raises:
+        UserError: the copy was changed itself.
     """
     known = _known(run_dir)
     found: dict[str, str] = {}
     for name in dict.fromkeys(names):
         place, _, attribute = name.rpartition(":")
-        row = next((row for row in known if _is(place, row["file"], is_file(name))), None)
-        file = _origin(place, is_file(name))
-        if row is None or (file is not None and _digest(file) == row["sha256"]):
+        row, file = _row(known, name), _origin(place, is_file(name))
+        if row is None or (file is not None and (not changed or _digest(file) == row["sha256"])):
             continue
-        copy = run_dir.absolute() / row["copy"]
-        if not copy.is_file() or _digest(copy) != row["sha256"]:
-            what = "has changed" if copy.is_file() else "is missing"
-            raise UserError(
-                f"{copy} {what}: it is the copy of {row['file']} that this run was made with (SHA-256 "
-                f"{row['sha256'][:12]}...), and that file is not there either; put one of them back"
-            )
-        if file is not None:
-            warnings.warn(f"{file} has changed since this run was made; its copy {copy} is used", stacklevel=2)
-        found[name] = f"{copy}:{attribute}"
+        elsewhere = _moved_along(run_dir, place) if file is None and is_file(name) else iter(())
+        new = next((path for path in elsewhere if _digest(path) == row["sha256"]), None)
+        found[name] = f"{new or _copy(run_dir, row, file)}:{attribute}"
     return found
+
+
+def _copy(run_dir: Path, row: dict[str, str], file: Path | None) -> Path:
+    copy = run_dir.absolute() / row["copy"]
+    if not copy.is_file() or _digest(copy) != row["sha256"]:
+        what = "has changed" if copy.is_file() else "is missing"
+        raise UserError(
+            f"{copy} {what}: it is the copy of {row['file']} that this run was made with (SHA-256 "
+            f"{row['sha256'][:12]}...), and that file is not there either; put one of them back"
+        )
+    if file is not None:
+        warnings.warn(f"{file} has changed since this run was made; its copy {copy} is used", stacklevel=3)
+    return copy
+
+
+def _moved_along(run_dir: Path, place: str) -> Iterator[Path]:
+    """Files at the end of whose paths stands what stands at the end of `place`, in the folders above a run directory.
+
+    The more of the path the earlier: of /old/project/code/own.py first project/code/own.py, then code/own.py, own.py.
+    """
+    parts, here = Path(place).parts[1:], run_dir.absolute()
+    for start in range(len(parts)):
+        for folder in (here, *here.parents):
+            if (path := folder.joinpath(*parts[start:])).is_file():
+                yield path
 
 
 def changed(run_dir: Path, names: Iterable[str]) -> list[tuple[Path, Path]]:
@@ -49,13 +74,25 @@ def changed(run_dir: Path, names: Iterable[str]) -> list[tuple[Path, Path]]:
 
     names: plug-ins, as above; files that these import are known by their places alone.
     """
+    known, named = _known(run_dir), {}
+    for name in names:
+        if (row := _row(known, name)) is not None:
+            named[row["copy"]] = name
     found = []
-    for row in _known(run_dir):
-        named = next((name for name in names if _is(name.rpartition(":")[0], row["file"], is_file(name))), None)
-        file = _origin(row["file"], True) if named is None else _origin(named.rpartition(":")[0], is_file(named))
+    for row in known:
+        name = named.get(row["copy"], f"{row['file']}:")
+        file = _origin(name.rpartition(":")[0], is_file(name))
         if file is not None and _digest(file) != row["sha256"]:
             found.append((file, run_dir / row["copy"]))
     return found
+
+
+def _row(known: list[dict[str, str]], name: str) -> dict[str, str] | None:
+    """What is known of a plug-in: by its place, else by its file's name where only one has that."""
+    place, plain = name.rpartition(":")[0], is_file(name)
+    exact = [row for row in known if _is(place, row["file"], plain)]
+    alike = [row for row in known if plain and Path(row["file"]).name == Path(place).name]
+    return exact[0] if exact else alike[0] if len(alike) == 1 else None
 
 
 def _known(run_dir: Path) -> list[dict[str, str]]:

@@ -4,8 +4,10 @@
 
 The fields of the kind are those of its class (`fedmpi.data.preparation`). augment: the config's `data.augment`, of
 which new rows go through what draws nothing, as test rows do. client_sites: the site of each client, where clients are
-sites that prepare their rows by their own. The file lies beside the model; with data.silos in state/SITE, where the
-site's rank writes it: what a site's rows say of their columns stays there.
+sites that prepare their rows by their own.
+
+The file lies beside the model; with data.silos in state/SITE, where the site's rank writes it: what a site's rows say
+of their columns stays there.
 """
 
 from __future__ import annotations

@@ -17,7 +17,7 @@ from torch import Tensor
 from fedmpi.common import places
 from fedmpi.common.errors import UserError
 from fedmpi.config import Settings
-from fedmpi.config.later import by_rounds, free_later
+from fedmpi.config.later import by_rounds, comparable, free_later
 from fedmpi.engine.faults import recovery
 from fedmpi.engine.federation import Federation
 from fedmpi.runtime.record import lock
@@ -66,6 +66,8 @@ def _accepted(path: Path, now: Mapping[str, str], settings: Settings) -> list[st
         raise UserError(f"{path / IDENTITY} cannot be read ({error}); start a new run under another name") from error
     if not isinstance(before, dict):
         raise UserError(f"{path / IDENTITY} holds no settings; start a new run under another name")
+    now = comparable(now)
+    before = _with_new_names(comparable(before), now)
     found = [key for key in {**before, **now} if before.get(key) != now.get(key) and not free_later(key, settings)]
     if "data.silos" in found:
         _only_joined(path, before.get("data.silos", ""), now.get("data.silos", ""))
@@ -83,6 +85,23 @@ def _accepted(path: Path, now: Mapping[str, str], settings: Settings) -> list[st
             "(another name), or go on all the same with checkpoint.changes=accept"
         )
     return differences
+
+
+def _with_new_names(before: Mapping[str, Any], now: Mapping[str, str]) -> dict[str, Any]:
+    """The identity of the start, in which plug-ins that were only renamed since have the names that they have now."""
+    new = {digest: key for key, digest in now.items() if key.startswith("(plug-in ") and key not in before}
+    names = {
+        key[9:-1]: new[digest][9:-1]
+        for key, digest in before.items()
+        if key.startswith("(plug-in ") and key not in now and digest in new
+    }
+    found = dict(before)
+    for old, name in names.items():
+        found = {
+            key.replace(f"plug-in {old})", f"plug-in {name})"): str(text).replace(f"{old}:", f"{name}:")
+            for key, text in found.items()
+        }
+    return found
 
 
 def _only_joined(path: Path, before: str, now: str) -> None:

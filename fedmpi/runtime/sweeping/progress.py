@@ -12,7 +12,7 @@ from typing import Any
 
 from fedmpi.common.errors import UserError
 from fedmpi.config import Settings
-from fedmpi.config.later import free_later
+from fedmpi.config.later import comparable, free_later
 from fedmpi.config.sweep import Sweep
 from fedmpi.runtime import trust
 from fedmpi.runtime.reading.files import json_of
@@ -129,10 +129,10 @@ def again(settings: Settings) -> Settings:
 
 def _check(settings: Settings, made: dict[str, Any], place: Path) -> None:
     """What is there was made with these settings; it may ask for more rounds."""
-    own = settings.identity()
+    own, made = comparable(settings.identity()), comparable(made)
     changed = _changed(own, made, settings)
     if changed:  # it may be in words alone: a run writes every option down
-        own = _whole(settings)
+        own = comparable(_whole(settings))
         changed = _changed(own, made, settings)
     if changed:
         key = changed[0]

@@ -153,10 +153,10 @@ def _arrays(
         words = ["--parsable", *([f"--dependency=afterany:{':'.join(before)}"] if before else [])]
         jobs.append(_sbatch(words, text, dry, say))
         if not dry:
-            with (place / FOLDER / SUBMITTED).open("a") as file:
+            with (place / FOLDER / SUBMITTED).open("a", encoding="utf-8") as file:
                 file.write(json.dumps({"job": jobs[-1], "names": list(part)}) + "\n")
             kept = script(sweep, asked, part, place, threads, kept=True)
-            (place / FOLDER / f"{jobs[-1]}.sbatch").write_text(kept)
+            (place / FOLDER / f"{jobs[-1]}.sbatch").write_text(kept, encoding="utf-8")
     return jobs
 
 
@@ -257,7 +257,9 @@ def _largest() -> int:
 def _ask(*words: str, given: str | None = None) -> str:
     """What a command of Slurm says. Raises UserError where there is none, or it refuses."""
     try:
-        done = subprocess.run(words, input=given, capture_output=True, text=True, timeout=ASK_S)
+        done = subprocess.run(
+            words, input=given, capture_output=True, encoding="utf-8", errors="replace", timeout=ASK_S
+        )
     except FileNotFoundError as error:
         raise UserError(
             f"--sbatch: there is no {words[0]} on PATH; submit on a login node of a Slurm cluster"

@@ -135,7 +135,7 @@ def _key(name: str, given: Mapping[str, str | None], part: str | None) -> str | 
 
 
 def _report_unread(at: Path, names: list[str]) -> None:
-    names = [name for name in dict.fromkeys(names) if name != "coarse_label"]  # of TFF's CIFAR-100
+    names = [name for name in dict.fromkeys(names) if name not in ("coarse_label", "snippets")]  # of TFF
     if names:
         said = f"data: {at}: not read: {brief(', '.join(names))}"
         warnings.warn(f"{said}; data.inputs, data.labels and data.sites name what is read", stacklevel=4)

@@ -106,7 +106,8 @@ def decode(file: Path | bytes, options: DecodeOptions) -> DecodedImage:
             return DecodedImage(_scaled(_with_channels(array.transpose(2, 0, 1), options.channels), options), False)
         array = array.astype(np.uint8)
         return _decode_pages(Image.fromarray(array[..., 0] if array.shape[2] == 1 else array), options)
-    with open_image(file, options) as image:
+    with _open(file) as image:
+        _check(image, options)
         return _decode_pages(image, options)
 
 
@@ -115,20 +116,24 @@ def probe(file: Path, options: DecodeOptions) -> tuple[tuple[int, int, int], boo
     if file.suffix == ".npy":
         found = decode(file, options)
         return found.pixels.shape, found.blended
-    with open_image(file, options) as image:
+    with _open(file) as image:
+        _check(image, options)
         width, height = (options.size, options.size) if options.size else image.size
         return (options.channels * _pages(image, options), height, width), _has_alpha(image)
 
 
 def count_channels(file: Path | bytes) -> Literal[1, 3]:
     """1 for a grey image, 3 for any other one."""
-    with Image.open(io.BytesIO(file) if isinstance(file, bytes) else file) as image:
+    with _open(file) as image:
         return 1 if image.mode in ("1", "L") or _is_deep(image) else 3
 
 
-def open_image(file: Path | bytes, options: DecodeOptions) -> Image.Image:
-    """Open an image whose header allows it to be decoded with these options."""
-    image = Image.open(io.BytesIO(file) if isinstance(file, bytes) else file)
+def _open(file: Path | bytes) -> Image.Image:
+    return Image.open(io.BytesIO(file) if isinstance(file, bytes) else file)
+
+
+def _check(image: Image.Image, options: DecodeOptions) -> None:
+    """Raise ValueError if the header says that the image cannot be decoded with these options."""
     pages = getattr(image, "n_frames", 1)
     if pages > 1 and image.format not in WHOLE_FIRST and options.pages == "refuse":
         how = "data.pages: channels reads all of them, as channels, and first the first alone"
@@ -143,7 +148,6 @@ def open_image(file: Path | bytes, options: DecodeOptions) -> Image.Image:
     elif any(";16" in raw and not raw.startswith("BGR") for raw in _raw_modes(image)):
         how = "save it with 8 bits a channel, or as a .npy file and say data.pixel_range"
         raise OptionNeededError(f"it has 16 bits a channel in several channels, of which 8 would be read; {how}")
-    return image
 
 
 def _raw_modes(image: Image.Image) -> list[str]:

@@ -72,8 +72,8 @@ def targets(rows: Table, label: Sequence[str], target: str, classes: Sequence[st
 
 def _check_survival(rows: Table, label: Sequence[str], y: np.ndarray) -> None:
     """Raise UserError for the first row of y (n, 2), event and time, in which one of them cannot be that."""
-    is_event, is_time = np.isin(y[:, 0], (0, 1)), y[:, 1] >= 0
-    bad = np.flatnonzero(~(is_event & is_time))
+    is_event = np.isin(y[:, 0], (0, 1)) | np.isnan(y[:, 0])  # a gap, where gaps are allowed
+    bad = np.flatnonzero(~is_event | (y[:, 1] < 0))
     if not len(bad):
         return
     row, (event, time) = int(bad[0]), (float(value) for value in y[bad[0]])

@@ -34,12 +34,11 @@ def text(
     or the HDF5 file of TensorFlow Federated's Shakespeare.
 
     A file has a row for each text; rows of one author are joined by a line feed, in the file's order, and carriage
-    returns become line feeds. author_column:
-    whose each text is; text_column: the texts; delimiter: between the fields of a CSV. In a folder AUTHOR.txt is an
-    author's. x is a window of `context` characters, y the character after each of them. A text is cut into windows, one
-    after the other, whose rest is left out; one that is too short for a window is refused, or left out with its author
-    by min_chars. The last test_fraction (0.2) of each author's characters is the test part. test_path: a file or folder
-    like that of path, with the test part of each author.
+    returns become line feeds. author_column: whose each text is; text_column: the texts; delimiter: between the fields
+    of a CSV. In a folder AUTHOR.txt is an author's. x is a window of `context` characters, y the character after each
+    of them. A text is cut into windows, one after the other, whose rest is left out; one that is too short for a window
+    is refused, or left out with its author by min_chars. The last test_fraction (0.2) of each author's characters is
+    the test part. test_path: a file or folder like that of path, with the test part of each author.
     alphabet: the characters in the order of their numbers; without it, those of all training parts, sorted, and one
     more, if need be, for what occurs in test parts alone. In silo mode, which needs it, a silo is one author's .txt:
     path may hold {site}, which becomes the silo's name, and without path the silo's name is the file's.

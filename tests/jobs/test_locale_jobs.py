@@ -1,0 +1,45 @@
+"""Site names that the locale's encoding does not have: every command prints them as escapes."""
+
+import re
+
+import pytest
+from helpers import clean_env, fedmpi
+
+LATIN = {"PYTHONIOENCODING": "iso-8859-1"}  # the encoding of the streams that an 8-bit locale gives
+ATHENS, ESCAPED = "Αθήνα", r"\u0391\u03b8\u03ae\u03bd\u03b1"
+COMMANDS = [
+    ("partition", "{folder}/run.yaml"),
+    ("run", "{folder}/run.yaml"),
+    ("status", "{folder}/runs/r"),
+    ("report", "{folder}/runs/r"),
+]
+
+
+@pytest.fixture
+def folder(tmp_path):
+    rows = [f"{ATHENS if k % 2 else 'north'},{k * 7 % 11},{k % 3 == 0:d}\n" for k in range(40)]
+    (tmp_path / "a.csv").write_text("who,a,label\n" + "".join(rows), encoding="utf-8")
+    (tmp_path / "run.yaml").write_text(
+        f"name: r\noutput: {tmp_path}/runs\nrounds: 1\n"
+        f"data: {{source: table, root: {tmp_path}, path: a.csv, site_column: who, partition: {{scheme: site}}}}\n"
+        "model: {name: logistic}\nmethod: {name: fedavg}\ntrain: {lr: 0.1, batch_size: 8}\ncompute: {threads: 1}\n"
+    )
+    return tmp_path
+
+
+def test_commands_print_names_that_the_locale_does_not_have(folder):
+    for words in COMMANDS:
+        words = [word.format(folder=folder) for word in words]
+        done = fedmpi(*words, cold=True, env=clean_env() | LATIN, encoding="iso-8859-1")
+        assert done.returncode == 0, done.stderr
+        if words[0] == "partition":
+            assert ESCAPED in done.stdout
+
+
+@pytest.mark.parametrize("kind", ["alone", "torchrun"])
+def test_errors_name_what_the_locale_does_not_have(folder, kind):
+    words = ["run", folder / "run.yaml", "data.label_column=ετικέτα"]
+    size = 1 if kind == "alone" else 2
+    done = fedmpi(*words, kind=kind, size=size, cold=True, env=clean_env() | LATIN, encoding="iso-8859-1")
+    assert done.returncode != 0
+    assert len(re.findall(r"error: .*no column '\\u03b5", done.stderr)) == 1, done.stderr
