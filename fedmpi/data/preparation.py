@@ -28,6 +28,7 @@ KINDS = {
     "ready": "fedmpi.data.preparation:ReadyInputs",
     "saved_dataset": "fedmpi.data.sources.tables.saved_dataset:SavedPreparation",
     "table": "fedmpi.data.sources.tables.preparation:TablePreparation",
+    "volumes": "fedmpi.data.sources.nifti:VolumePreparation",
     "texts": "fedmpi.data.sources.texts.preparation:TextPreparation",
 }
 

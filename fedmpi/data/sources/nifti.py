@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from importlib.util import find_spec
 from pathlib import Path
-from typing import Annotated, Any, Literal, NamedTuple
+from typing import Annotated, Any, ClassVar, Literal, NamedTuple
 
 import numpy as np
 import torch
@@ -18,6 +18,7 @@ from torch.nn.functional import interpolate, pad
 from fedmpi.common.errors import UserError
 from fedmpi.common.text import count
 from fedmpi.data.dataset import Dataset
+from fedmpi.data.preparation import NewRows, Preparation, Request, file_of
 from fedmpi.data.sources.pairs import Columns, MaskValues, Naming, Pair, Pairs, check_shapes, dataset
 
 Name = Annotated[str, Field(min_length=1)]
@@ -69,39 +70,102 @@ def nifti(
     intensity: standardise (each channel of each volume to mean 0 and deviation 1); [low, high], which become 0 and 1,
     with what lies beyond cut off; or stored.
     """
-    if find_spec("nibabel") is None:
-        raise UserError("data set nifti is read by nibabel, which is not installed; pip install nibabel")
+    _check_nibabel()
     if isinstance(intensity, tuple) and not intensity[0] < intensity[1]:
         raise UserError(f"data.intensity: {list(intensity)}; [low, high] with low < high is needed")
     numbers = MaskValues("nifti", classes, mask_values)
     naming = Naming(image_pattern, mask_pattern)
     columns = Columns(image_column, mask_column, site_column, split_column, group_column)
     pairs = Pairs("nifti", root, path, naming, columns, delimiter, sites, site)
-    grid = Grid(spacing, size, fit)
+    made = VolumePreparation(orientation == "canonical", spacing, size, fit, intensity, image_pattern)
     orientations: list[str] = []
 
     def read(its: Sequence[Pair], train: Sequence[int], test: Sequence[int]) -> Dataset:
         volumes: list[Tensor] = []
         masks: list[Tensor] = []
         for pair in its:
-            volume = _load(pair, orientation == "canonical")
+            volume = _load(pair, made.canonical)
             orientations.append(volume.orientation)
-            image = grid.resampled(_scaled(volume.image, intensity), volume.spacing, "trilinear")
-            mask = numbers.numbers(volume.mask, pair)[None]
-            volumes.append(grid.cropped(image, image.amin((1, 2, 3))))
-            masks.append(grid.cropped(grid.resampled(mask, volume.spacing, "nearest-exact"), mask.new_zeros(1))[0])
-            if volumes[-1].shape != volumes[0].shape:
-                shapes = " and ".join(" x ".join(map(str, each.shape)) for each in (volumes[0], volumes[-1]))
-                raise pair.error(
-                    f"{its[0].image} and {pair.image} have the shapes {shapes} (channels, X, Y, Z); give data.size, to "
-                    "which volumes are cropped and padded, or with data.fit: resample scaled"
-                )
+            volumes.append(made.prepared(volume))
+            masks.append(made.prepared_mask(numbers.numbers(volume.mask, pair), volume.spacing))
+            _check_size(volumes[-1], volumes[0], pair, its[0])
         x, y = torch.stack(volumes), torch.stack(masks)
-        return Dataset(x[list(train)], y[list(train)], x[list(test)], y[list(test)], numbers.many)
+        parts = x[list(train)], y[list(train)], x[list(test)], y[list(test)]
+        return Dataset(*parts, numbers.many, preparation=made)
 
     found = dataset(pairs, read, val, test_fraction)
-    _tell_orientations(orientations, orientation == "canonical")
+    _tell_orientations(orientations, made.canonical)
     return found
+
+
+def _check_nibabel() -> None:
+    if find_spec("nibabel") is None:
+        raise UserError("data set nifti is read by nibabel, which is not installed; pip install nibabel")
+
+
+@dataclass(frozen=True)
+class VolumePreparation(Preparation):
+    """How volumes become samples; the fields are options of `nifti`."""
+
+    canonical: bool
+    spacing: tuple[float, float, float] | None
+    size: tuple[int, int, int] | None
+    fit: Literal["crop_or_pad", "resample"]
+    intensity: Intensity
+    image_pattern: str
+
+    kind: ClassVar[str] = "volumes"
+
+    def prepared(self, volume: Volume) -> Tensor:
+        """(C, X, Y, Z) float32: its intensities scaled, then on the voxels that are wanted."""
+        x = self._resampled(_scaled(volume.image, self.intensity), volume.spacing, "trilinear")
+        return self._cropped(x, x.amin((1, 2, 3)))
+
+    def prepared_mask(self, mask: Tensor, spacing: Sequence[float]) -> Tensor:
+        """(X, Y, Z) class numbers of a mask, on the voxels that are wanted."""
+        return self._cropped(self._resampled(mask[None], spacing, "nearest-exact"), mask.new_zeros(1))[0]
+
+    def read(self, request: Request) -> NewRows:
+        _check_nibabel()
+        if request.ids:
+            raise UserError("NIfTI files have no columns to copy")
+        files, names = self._files(request)
+        pairs = [Pair(file, file) for file in files]
+        volumes = [self.prepared(_load_image(pair, self.canonical)) for pair in pairs]
+        for volume, pair in zip(volumes, pairs, strict=True):
+            _check_size(volume, volumes[0], pair, pairs[0])
+        return NewRows({"file": np.array(names, dtype=object)}, torch.stack(volumes))
+
+    def _files(self, request: Request) -> tuple[list[Path], list[str]]:
+        """The files of a request, and how each is named in the predictions."""
+        if isinstance(request.rows, Sequence) and not isinstance(request.rows, str) and len(request.rows):
+            return [Path(file) for file in request.rows], [str(file) for file in request.rows]
+        path = file_of(request, folder=True)
+        if path.is_file():
+            return [path], [path.name]
+        files = sorted(path.glob(self.image_pattern)) or sorted([*path.rglob("*.nii"), *path.rglob("*.nii.gz")])
+        if not files:
+            raise UserError(f"{path} holds no file {self.image_pattern}, *.nii or *.nii.gz")
+        return files, [file.relative_to(path).as_posix() for file in files]
+
+    def _resampled(self, x: Tensor, spacing: Sequence[float], mode: str) -> Tensor:
+        """(C, X, Y, Z) of the same type, resampled as `spacing` and, with fit: resample, `size` say."""
+        shape = tuple(x.shape[1:])
+        if self.spacing is not None:
+            shape = tuple(max(round(n * a / b), 1) for n, a, b in zip(shape, spacing, self.spacing, strict=True))
+        if self.size is not None and self.fit == "resample":
+            shape = self.size
+        if shape == tuple(x.shape[1:]):
+            return x
+        return interpolate(x[None].double(), shape, mode=mode)[0].to(x.dtype)
+
+    def _cropped(self, x: Tensor, fill: Tensor) -> Tensor:
+        """(C, X, Y, Z) with borders cut off or added alike on both sides, one more at the end. fill: (C,)"""
+        if self.size is None:
+            return x
+        more = [want - n for want, n in zip(self.size, x.shape[1:], strict=True)]
+        borders = [border for n in reversed(more) for border in (n // 2, n - n // 2)]
+        return torch.stack([pad(each, borders, value=value) for each, value in zip(x, fill.tolist(), strict=True)])
 
 
 class Volume(NamedTuple):
@@ -116,42 +180,68 @@ class Volume(NamedTuple):
 
 def _load(pair: Pair, canonical: bool) -> Volume:
     """A pair of files. Raises UserError where one cannot be read, or the two do not lie on one grid."""
-    import nibabel  # takes a third of a second
-
-    def opened(file: Path, what: str) -> Any:
-        try:
-            return nibabel.load(file)
-        except FileNotFoundError as error:
-            raise pair.error(f"there is no {what} {file}") from error
-        except Exception as error:  # what a damaged file makes of a reader is not to be foreseen
-            raise pair.error(f"{file} cannot be read as NIfTI: {error}; mend or remove it") from error
-
-    def numbers(of: Any, file: Path) -> np.ndarray:
-        try:
-            return np.asarray((nibabel.as_closest_canonical(of) if canonical else of).dataobj)
-        except Exception as error:  # a file that is cut off shows itself when its numbers are read
-            raise pair.error(f"{file} cannot be read as NIfTI: {error}; mend or remove it") from error
-
-    image, mask = opened(pair.image, "image"), opened(pair.mask, "mask")
+    image, mask = _opened(pair, pair.image, "image"), _opened(pair, pair.mask, "mask")
     if len(image.shape) not in (3, 4) or len(mask.shape) not in (3, 4) or mask.shape[3:] not in ((), (1,)):
         shapes = f"{tuple(image.shape)}, its mask {pair.mask} {tuple(mask.shape)}"
         raise pair.error(f"{pair.image} has the shape {shapes}; (X, Y, Z) is needed, and of images may have channels")
     check_shapes(pair, image.shape[:3], mask.shape[:3])
     corners = np.array([[*corner, 1] for corner in np.ndindex(2, 2, 2)]) * [*image.shape[:3], 1]
     apart = np.linalg.norm((corners @ (image.affine - mask.affine).T)[:, :3], axis=1).max()
-    turned = nibabel.as_closest_canonical(image) if canonical else image
-    spacing = tuple(float(width) for width in turned.header.get_zooms()[:3])
-    if not apart <= min(spacing) / 2:
+    if not apart <= min(image.header.get_zooms()[:3]) / 2:
         raise pair.error(
             f"{pair.image} and its mask {pair.mask} lie on different grids: by their affines they are {apart:.3g} mm "
             "apart; resample one of them to the other, or correct its header"
         )
-    x = torch.from_numpy(numbers(image, pair.image).astype(np.float32))
+    volume = _load_image(pair, canonical)
+    return volume._replace(mask=_numbers(mask, pair, pair.mask, canonical).reshape(volume.image.shape[1:]))
+
+
+def _load_image(pair: Pair, canonical: bool) -> Volume:
+    """The image of a pair, with an empty mask."""
+    import nibabel  # takes a third of a second
+
+    image = _opened(pair, pair.image, "image")
+    if len(image.shape) not in (3, 4):
+        raise pair.error(
+            f"{pair.image} has the shape {tuple(image.shape)}; (X, Y, Z), or with channels behind, is needed"
+        )
+    x = torch.from_numpy(_numbers(image, pair, pair.image, canonical).astype(np.float32))
     if not bool(x.isfinite().all()):
         raise pair.error(f"{pair.image} holds a value that is not finite; correct or remove it")
+    turned = nibabel.as_closest_canonical(image) if canonical else image
+    spacing = tuple(float(width) for width in turned.header.get_zooms()[:3])
     x = x[None] if x.ndim == 3 else x.movedim(3, 0)
-    found = numbers(mask, pair.mask).reshape(x.shape[1:])
-    return Volume(x, found, spacing, "".join(nibabel.aff2axcodes(image.affine)))
+    return Volume(x, np.empty(0), spacing, "".join(nibabel.aff2axcodes(image.affine)))
+
+
+def _opened(pair: Pair, file: Path, what: str) -> Any:
+    import nibabel
+
+    try:
+        return nibabel.load(file)
+    except FileNotFoundError as error:
+        raise pair.error(f"there is no {what} {file}") from error
+    except Exception as error:  # what a damaged file makes of a reader is not to be foreseen
+        raise pair.error(f"{file} cannot be read as NIfTI: {error}; mend or remove it") from error
+
+
+def _numbers(of: Any, pair: Pair, file: Path, canonical: bool) -> np.ndarray:
+    import nibabel
+
+    try:
+        return np.asarray((nibabel.as_closest_canonical(of) if canonical else of).dataobj)
+    except Exception as error:  # a file that is cut off shows itself when its numbers are read
+        raise pair.error(f"{file} cannot be read as NIfTI: {error}; mend or remove it") from error
+
+
+def _check_size(volume: Tensor, first: Tensor, pair: Pair, of_first: Pair) -> None:
+    """Raises UserError for a volume of another shape than the first one."""
+    if volume.shape != first.shape:
+        shapes = " and ".join(" x ".join(map(str, each.shape)) for each in (first, volume))
+        raise pair.error(
+            f"{of_first.image} and {pair.image} have the shapes {shapes} (channels, X, Y, Z); give data.size, to which "
+            "volumes are cropped and padded, or with data.fit: resample scaled"
+        )
 
 
 def _scaled(image: Tensor, intensity: Intensity) -> Tensor:
@@ -163,34 +253,6 @@ def _scaled(image: Tensor, intensity: Intensity) -> Tensor:
         return ((image - mean) / torch.where(std > 0, std, 1)).float()
     low, high = intensity
     return ((image - low) / (high - low)).clamp(0, 1)
-
-
-@dataclass(frozen=True)
-class Grid:
-    """On which voxels volumes are wanted; None: as they are."""
-
-    spacing: tuple[float, float, float] | None
-    size: tuple[int, int, int] | None
-    fit: str
-
-    def resampled(self, x: Tensor, spacing: Sequence[float], mode: str) -> Tensor:
-        """(C, X, Y, Z) of the same type, resampled as `spacing` and, with fit: resample, `size` say."""
-        shape = tuple(x.shape[1:])
-        if self.spacing is not None:
-            shape = tuple(max(round(n * a / b), 1) for n, a, b in zip(shape, spacing, self.spacing, strict=True))
-        if self.size is not None and self.fit == "resample":
-            shape = self.size
-        if shape == tuple(x.shape[1:]):
-            return x
-        return interpolate(x[None].double(), shape, mode=mode)[0].to(x.dtype)
-
-    def cropped(self, x: Tensor, fill: Tensor) -> Tensor:
-        """(C, X, Y, Z) with borders cut off or added alike on both sides, one more at the end. fill: (C,)"""
-        if self.size is None:
-            return x
-        more = [want - n for want, n in zip(self.size, x.shape[1:], strict=True)]
-        borders = [border for n in reversed(more) for border in (n // 2, n - n // 2)]
-        return torch.stack([pad(each, borders, value=value) for each, value in zip(x, fill.tolist(), strict=True)])
 
 
 def _tell_orientations(stored: Sequence[str], canonical: bool) -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -82,8 +82,8 @@ class Naming:
                 )
         return [Pair(images[name], masks[name], part=part) for name in natural_order(images)]
 
-    def _files(self, folder: Path, pattern: str, but: set[Path] = frozenset()) -> dict[str, Path]:  # type: ignore[assignment]
-        """name -> file"""
+    def _files(self, folder: Path, pattern: str, but: Collection[Path] = ()) -> dict[str, Path]:
+        """name -> file, of those that a pattern names and that are not in `but`."""
         first, last = pattern.split("*")
         found: dict[str, Path] = {}
         for file in sorted(folder.glob(f"{pattern}.*" if self._open(pattern) else pattern)):

@@ -5,6 +5,7 @@ from __future__ import annotations
 import csv
 import io
 import warnings
+import zipfile
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
@@ -96,7 +97,10 @@ def _cells(values: Any) -> list[str]:
 
 
 def _npz(arrays: dict[str, np.ndarray]) -> bytes:
+    """An archive as np.savez writes it, which takes no array with the name "file"."""
     buffer = io.BytesIO()
-    plain = {name: array.astype(str) if array.dtype == object else array for name, array in arrays.items()}
-    np.savez(buffer, **plain)  # type: ignore[arg-type]  # numpy's stub takes allow_pickle for the first one
+    with zipfile.ZipFile(buffer, "w") as archive:
+        for name, array in arrays.items():
+            with archive.open(f"{name}.npy", "w", force_zip64=True) as file:
+                np.lib.format.write_array(file, array.astype(str) if array.dtype == object else array)
     return buffer.getvalue()

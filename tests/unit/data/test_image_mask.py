@@ -1,5 +1,7 @@
 """The source `image_mask`: pictures with their masks, by site, whose numbers become classes and nothing else."""
 
+import json
+
 import numpy as np
 import pytest
 import torch
@@ -7,6 +9,7 @@ from PIL import Image
 
 from fedmpi.common.errors import UserError
 from fedmpi.config.loading import load
+from fedmpi.data.preparation import Request, from_facts
 from fedmpi.data.sources.common import ignoring
 from fedmpi.data.sources.pictures.image_mask import image_mask
 from fedmpi.runtime import build_data
@@ -208,3 +211,15 @@ def test_a_config_tells_the_source_what_the_task_ignores(tmp_path):
     assert found.train[0].y.unique().tolist() == [0, 1, 255]
     with pytest.raises(UserError, match=r"holds 255; 0, 1 are allowed"):
         build_data.partitioned(load(tmp_path / "run.yaml", ["task.ignore=null"]))
+
+
+def test_new_pictures_are_prepared_as_those_of_the_training(tmp_path):
+    """With the options of the training, which a run stores as JSON."""
+    write(tmp_path, "ab")
+    for k, name in enumerate("ab"):
+        Image.fromarray(picture(k)[..., 0].astype(np.uint16) * 9).save(tmp_path / "images" / f"{name}.png")
+    data = image_mask(tmp_path, classes=2, channels=1, pixel_range=(100.0, 2000.0), size=4, test_fraction=0.0)
+    stored = from_facts(json.loads(json.dumps(data.preparation.facts())))
+    new = stored.read(Request(tmp_path / "images"))
+    assert torch.equal(new.x.floats(), data.train_x.floats())
+    assert new.ids["file"].tolist() == ["a.png", "b.png"]

@@ -601,3 +601,11 @@ def test_a_place_that_cannot_be_written_and_a_file_that_is_not_there_are_named(t
         package.load(run).predict(tmp_path / "none.csv")
     with pytest.raises(UserError, match=r"a file whose name ends in \.csv is needed"):
         command.predict(run, file, print, out=tmp_path / "out.txt")
+
+
+def test_masks_of_image_files_are_written_with_the_names_of_the_files():
+    """numpy.savez has a parameter `file` of its own."""
+    mask = np.arange(8).reshape(2, 2, 2)
+    archive = np.load(io.BytesIO(command._npz({"file": np.array(["a.png", "b.png"], dtype=object), "mask": mask})))
+    assert archive["file"].tolist() == ["a.png", "b.png"]
+    assert np.array_equal(archive["mask"], mask)

@@ -13,11 +13,11 @@ from pydantic import Field
 from torch import Tensor
 
 from fedmpi.data.dataset import Dataset
-from fedmpi.data.sources import common
 from fedmpi.data.sources.pairs import Columns, MaskValues, Naming, Pair, Pairs, check_shapes, dataset
 from fedmpi.data.sources.pictures import reading
 from fedmpi.data.sources.pictures.decode import Axes, DecodeOptions, Pages, PixelRange, Size, probe
 from fedmpi.data.sources.pictures.masks import endings, fit_mask, read_mask
+from fedmpi.data.sources.pictures.preparation import ImagePreparation
 
 Name = Annotated[str, Field(min_length=1)]
 
@@ -75,8 +75,10 @@ def image_mask(
     def read(its: Sequence[Pair], train: Sequence[int], test: Sequence[int]) -> Dataset:
         images = reading.read([pair.image for pair in its], decoding, [pair.at for pair in its])
         masks = _masks(its, decoding, numbers)
-        first, last = ((images[np.array(k, dtype=np.int64)], masks[list(k)]) for k in (train, test))
-        return common.pictures(first, last, numbers.many, decoding.mean, decoding.std)
+        stored = (int(images.shape[1]), int(images.shape[2]), int(images.shape[3]))
+        made = ImagePreparation(decoding, stored, stored[0], picture_column=image_column, delimiter=delimiter)
+        x, test_x = (made.normalised(images[np.array(k, dtype=np.int64)]) for k in (train, test))
+        return Dataset(x, masks[list(train)], test_x, masks[list(test)], numbers.many, preparation=made)
 
     return dataset(pairs, read, val, test_fraction)
 
