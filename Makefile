@@ -49,7 +49,7 @@ check: setup  ## lint, format, types, shell scripts, spelling
 	ruff format --check .
 	mypy
 	shellcheck launch/*.sh slurm/* tests/*.sh .ci/*
-	codespell --ignore-words-list alhpa,sav,somme,alligned,autor,acuracy,lsit,shedule,toi --check-hidden --skip './.git,./.venv,./.*_cache,./runs,./data,./build'
+	codespell --ignore-words-list alhpa,sav,somme,wite,alligned,autor,acuracy,lsit,shedule,toi --check-hidden --skip './.git,./.venv,./.*_cache,./runs,./data,./build'
 
 docs: .venv/.docs  ## the documentation as pages, in build/docs; LINKS=1: also whether what it links to answers
 	sphinx-build -q -W --keep-going docs build/docs
