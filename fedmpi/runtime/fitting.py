@@ -217,7 +217,13 @@ def check_sense(settings: Settings, method: Method, data: Federated, task: Any, 
     if method.batches_a_step == 1:
         _check_single_samples(settings, data, net)
     if data.global_test is not None and not len(data.global_test):
-        warnings.warn("data: the test set is empty; the global model will have no loss and no metrics", stacklevel=3)
+        split = settings.data.options.get("split_column")
+        remedy = (
+            f"; no row is {split}: test: mark some (validation rows are no test rows), or leave data.split_column out, "
+            "so that data.test_fraction of the rows are the test part"
+        )
+        said = "data: the test set is empty; the global model will have no loss and no metrics"
+        warnings.warn(f"{said}{remedy if split else ''}", stacklevel=3)
 
 
 def check_targets(name: str, data: Federated, task: Any, net: Net) -> None:

@@ -28,6 +28,7 @@ from fedmpi.runtime.build import Experiment
 from fedmpi.runtime.memory import size_text
 from fedmpi.runtime.record.progress import Console
 from fedmpi.runtime.record.run_dir import RunDirectory
+from fedmpi.runtime.record.site_rows import site_rows
 
 
 def headlines(made: Experiment, job: Job, backend: str, ranks: Sequence[Mapping[str, Any]]) -> list[str]:
@@ -250,7 +251,7 @@ def check_list(made: Experiment, fed: Federation, needed: Mapping[str, int]) -> 
     s, data, messages, entry = made.settings, made.data, made.messages, made.itemsize
     sizes, tests = data.train_sizes, data.test_sizes
     held = data.validation_sizes
-    shared = f"{len(data.global_test)} samples" if data.global_test else "none that a rank sees"
+    shared = "none that a rank sees" if data.global_test is None else count(len(data.global_test), "sample")
     state = size_text(messages.client_state.size * entry)
     root, trainer = size_text(needed["rank 0"]), size_text(needed["a training rank"])
     training = f"{sizes.min()} to {sizes.max()} training samples (median {np.median(sizes):.0f})"
@@ -260,6 +261,7 @@ def check_list(made: Experiment, fed: Federation, needed: Mapping[str, int]) -> 
         ("clients", f"{data.clients}, {training}{held_out}"),
         ("rounds", f"{s.rounds}, with {schedule(s, data.clients, made.messages.method.own_length)}"),
         ("test", f"{shared}; {tests.min()} to {tests.max()} samples a client"),
+        *site_rows(data, made.task),
         ("sample", _sample(data.input_shape)),
         ("message", traffic(messages, s.rounds, entry)),
         *(("wire", said.removeprefix("wire: ")) for said in wire(made, 1)),

@@ -64,3 +64,12 @@ def test_size_and_colour(tmp_path):
     assert data.input_shape == (3, 8, 8)
     assert data.train_x[3, :, 4, 4].tolist() == [-1, 1, -1]
     assert csv_images(tmp_path, path="a.csv", size=8, channels=1).input_shape == (1, 8, 8)
+
+
+def test_a_name_without_its_ending_is_answered_with_the_file(tmp_path):
+    write(tmp_path, rows=["IMG_0001,a,north", "IMG_0002.png,b,north"])
+    for name in ("IMG_0001.png", "IMG_0002.png"):
+        Image.new("L", (4, 4)).save(tmp_path / name)
+    said = r"line 2: there is no picture .*IMG_0001, but IMG_0001\.png: names need their ending; correct the row"
+    with pytest.raises(UserError, match=said):
+        csv_images(tmp_path, path="a.csv")

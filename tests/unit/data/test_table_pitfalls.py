@@ -246,3 +246,27 @@ def test_a_silos_warnings_are_shown_by_the_rank_that_has_opened_it(tmp_path):
     for name in ("north", "south"):
         assert [f"{name}.csv: column 'id' numbers the rows" in each for each in said].count(True) == 1
         assert [f"data of {name}: feature 'id' alone separates" in each for each in said].count(True) == 1
+
+
+# ---- cells that are no numbers ----
+def test_events_in_other_words_are_answered_with_the_words_that_are_known(tmp_path):
+    sheet(tmp_path, {"a": noise(4), "event": ["ja", "nein", "ja", "nein"], "time": [1, 2, 3, 4]})
+    known = r"column 'event' holds 'ja', which is no number; .* an event is 1, yes or true \(seen\), or 0, no or false"
+    with pytest.raises(UserError, match=known) as refused:
+        table(tmp_path, path="a.csv", label_column=["event", "time"])
+    assert "categorical" not in str(refused.value)
+
+
+@pytest.mark.parametrize("date", ["05.03.2016", "2016-03-05", "2016-03-05T10:00:00", "3/5/16"])
+@pytest.mark.parametrize("decimal", [".", ","])
+def test_a_column_of_dates_is_to_be_left_out_or_made_a_number(tmp_path, date, decimal):
+    sheet(tmp_path, {"seen": [date] * 4, "label": ["a", "b"] * 2})
+    with pytest.raises(UserError, match=r"if it is a date, leave the column out \(data\.drop\)") as refused:
+        table(tmp_path, path="a.csv", decimal=decimal, thousands="." if decimal == "," else ",")
+    assert "categorical" not in str(refused.value)
+
+
+def test_a_version_number_is_no_date(tmp_path):
+    sheet(tmp_path, {"version": ["1.5.2"] * 4, "label": ["a", "b"] * 2})
+    with pytest.raises(UserError, match=r"'1\.5\.2', which is no number; list it in data\.categorical"):
+        table(tmp_path, path="a.csv")

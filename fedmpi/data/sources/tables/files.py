@@ -138,7 +138,10 @@ class Table:
         cell = cells[odd[0]]
         remedy = numerals.advice(cell, cells.tolist(), self.decimal, self.thousands)
         if not remedy and key == "label_column":
-            remedy = "correct it: several label columns, and labels with data.target: number, are numbers"
+            remedy = (
+                "correct it: several label columns, and labels with data.target: number, are numbers; of the task "
+                "survival an event is 1, yes or true (seen), or 0, no or false (censored)"
+            )
         elif not remedy:
             remedy = "list it in data.categorical (words become columns of 0 and 1), or in data.drop"
             if 2 * len(odd) < len(cells):

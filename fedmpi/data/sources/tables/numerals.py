@@ -9,6 +9,9 @@ from functools import lru_cache
 import numpy as np
 
 COMMA = re.compile(r"\s*[-+]?[0-9]+,[0-9]+([eE][-+]?[0-9]+)?\s*")  # a number with a decimal comma
+DATE = re.compile(
+    r"\s*([0-9]{4}([-./])[0-9]{1,2}\2[0-9]{1,2}|[0-9]{1,2}([-./])[0-9]{1,2}\3[0-9]{2}([0-9]{2})?)([T ].*)?\s*"
+)
 MARKS = {".": r"\.", ",": ",", "'": "['\u2019]", " ": "[ \u00a0\u202f]"}  # between thousands
 TRUTH = {"true": "1", "false": "0", "yes": "1", "no": "0", "t": "1", "f": "0", "y": "1", "n": "0"}
 
@@ -67,12 +70,17 @@ def truth_as_digits(cells: np.ndarray) -> np.ndarray:
 
 
 def advice(cell: str, column: Sequence[str], decimal: str, thousands: str | None) -> str:
-    """What to say of a cell that is no number because of its commas or points, "" if these are not the reason.
+    """What to say of a cell that is a date, or no number because of its commas or points; "" for any other cell.
 
     Args:
         column: all cells of its column: if three digits follow every comma, commas separate thousands.
         decimal, thousands: the marks that the config names.
     """
+    if DATE.fullmatch(cell):
+        return (
+            "if it is a date, leave the column out (data.drop), or replace it by a number beforehand, such as the days "
+            "between two dates"
+        )
     other = "," if decimal == "." else "."
     if thousands is not None:
         if thousands in cell and is_number(re.sub(MARKS[thousands], "", cell).replace(decimal, ".")):
