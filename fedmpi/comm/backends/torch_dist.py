@@ -28,6 +28,10 @@ Group = Any  # dist.ProcessGroupGloo, whose stub lacks what it has
 LOOPBACK = "lo"  # Linux's name for it
 ENDED = "ended"  # key of the store: the first rank whose process has ended, which NCCL does not notice
 LOOK_S = 1.0  # between two looks at it
+ABSENT_REMEDY = (
+    ".\nHave all ranks been started, on each host with the same number of ranks, address and port, and can each host reach "
+    "that address? comm.interface chooses the network (fedmpi doctor lists them), comm.start_timeout_s how long ranks wait."
+)
 GLOO_REMEDY = (
     "A rank has died since, or the network interface is wrong: set comm.interface to one that leads to the other hosts "
     "(fedmpi doctor lists them)."
@@ -48,7 +52,7 @@ def connect(
     mine, rank_0 = store.connection_addresses()  # type: ignore[attr-defined]
     card = describe(backend, job.host, device) | {"network": network.identity(), "address": mine}
     left_s = max(1.0, deadline - timeouts.clock.now())
-    cards = [json.loads(text) for text in allgather(json.dumps(card).encode(), left_s)]
+    cards = [json.loads(text) for text in allgather(json.dumps(card).encode(), left_s, ABSENT_REMEDY)]
     chosen = choose(backend, cards)
     choose_interface(job.rank, cards, rank_0)
     silent = f"all ranks came, but {chosen} has not connected them after {timeouts.start:.0f} s.\n"

@@ -48,13 +48,16 @@ class StoreAllgather:
         self.awaited: list[str] = []  # the keys waited for
         self.calls = 0  # number of calls so far: each call has keys of its own
 
-    def __call__(self, payload: bytes, deadline_s: float) -> list[bytes]:
-        """All payloads, in the order of the ranks. Raises Lost naming the ranks that are not there by the deadline."""
+    def __call__(self, payload: bytes, deadline_s: float, remedy: str = "") -> list[bytes]:
+        """All payloads, in the order of the ranks. Raises Lost naming the ranks that are not there by the deadline.
+
+        remedy: added to the message of that error.
+        """
         limit_s = deadline_s + 3 * self.timeouts.reply
         gone = f"rank 0 is silent: its store has not answered for {limit_s:.0f} s"
-        return within(limit_s, lambda: self.gather(payload, deadline_s), gone, self.clock)
+        return within(limit_s, lambda: self.gather(payload, deadline_s, remedy), gone, self.clock)
 
-    def gather(self, payload: bytes, deadline_s: float) -> list[bytes]:
+    def gather(self, payload: bytes, deadline_s: float, remedy: str = "") -> list[bytes]:
         began = self.clock.now()
         name = f"{self.name}/{self.calls}"
         keys = [f"{name}/{rank}" for rank in self.ranks]
@@ -78,7 +81,7 @@ class StoreAllgather:
             raise Gone("rank 0 is dead: its store no longer answers") from error
         names = ", ".join(map(str, silent))
         noun = "rank" if len(silent) == 1 else "ranks"
-        raise Lost(f"silent for {deadline_s:.0f} s: {noun} {names} of {len(self.ranks)}")
+        raise Lost(f"silent for {deadline_s:.0f} s: {noun} {names} of {len(self.ranks)}{remedy}")
 
     def forget_the_last(self) -> None:
         """Delete the keys of the call before: all ranks are in this call, so all have read them."""

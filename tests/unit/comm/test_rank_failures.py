@@ -1,10 +1,14 @@
 """A job goes on after ranks have died or frozen; or it ends with one message. Ranks are threads, time is simulated."""
 
+from types import SimpleNamespace
+
 import pytest
 import torch
 from simulated_job import SimulatedJob, SimulatedStore
 
+from fedmpi.comm.backends import torch_dist
 from fedmpi.comm.base import Lost, Silent, within
+from fedmpi.comm.launchers.job import Job
 from fedmpi.comm.loss import silence
 from fedmpi.comm.meeting.store_allgather import StoreAllgather
 
@@ -217,6 +221,28 @@ def test_ranks_that_never_arrive_are_named(absent):
     expected = f"silent for 30 s: {'rank' if len(absent) == 1 else 'ranks'} {names} of 4"
     assert said == dict.fromkeys(set(range(4)) - set(absent), expected)
     assert 30 <= job.time.now < 30 + 4 * 5
+
+
+def test_the_error_for_an_absent_rank_says_what_to_check_at_the_start(monkeypatch):
+    job, said, stores = SimulatedJob(3, start=30), {}, {}
+
+    def program(rank):
+        store = stores[rank.number] = SimulatedStore(rank)
+        store.connection_addresses = lambda: ("10.0.0.2", "10.0.0.1")
+        alarm = SimpleNamespace(listen=lambda open_store: None)
+        with pytest.raises(Lost) as lost:
+            torch_dist.connect(
+                Job("env://", rank.number, 3, 0, 1, "node"), "gloo", torch.device("cpu"), rank.timeouts, alarm
+            )
+        said[rank.number] = str(lost.value)
+
+    monkeypatch.setattr(torch_dist.rendezvous, "find_store", lambda job, *_, **__: stores[job.rank])
+    job.run(program, (2,))
+    assert set(said) == {0, 1}
+    for text in said.values():
+        assert text.startswith("silent for 30 s: rank 2 of 3.\n")
+        for check in ("number of ranks, address and port", "comm.interface", "comm.start_timeout_s"):
+            assert check in text
 
 
 def test_a_rank_that_does_not_leave_is_named():
