@@ -29,8 +29,9 @@ LOOPBACK = "lo"  # Linux's name for it
 ENDED = "ended"  # key of the store: the first rank whose process has ended, which NCCL does not notice
 LOOK_S = 1.0  # between two looks at it
 ABSENT_REMEDY = (
-    ".\nHave all ranks been started, on each host with the same number of ranks, address and port, and can each host reach "
-    "that address? comm.interface chooses the network (fedmpi doctor lists them), comm.start_timeout_s how long ranks wait."
+    ".\nHave all ranks been started, on each host with the same number of ranks, address and port, and can each host "
+    "reach that address? comm.interface chooses the network (fedmpi doctor lists them), comm.start_timeout_s how long "
+    "ranks wait."
 )
 GLOO_REMEDY = (
     "A rank has died since, or the network interface is wrong: set comm.interface to one that leads to the other hosts "
