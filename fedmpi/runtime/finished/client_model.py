@@ -33,6 +33,7 @@ from fedmpi.method.base import Method, overrides
 from fedmpi.models.net import Net
 from fedmpi.runtime import build, build_data, consistency, launch, trust
 from fedmpi.runtime.build import Experiment
+from fedmpi.runtime.record import preprocessing
 from fedmpi.runtime.record.durable import Damaged, read_tensors
 from fedmpi.runtime.record.model_facts import facts_of, input_of
 from fedmpi.runtime.record.run_dir import BEST, MODEL, RunDirectory
@@ -71,7 +72,7 @@ def client_model(
     """Return the model with which a client was evaluated after the last round, in evaluation mode.
 
     Args:
-        client: its number, or with data.silos the name of its site.
+        client: its number, or where clients are sites the name of its site.
         trusted: whether code of others that the config names may run.
         best: the client's model after the round of the best model (evaluate.best), not after the last one.
         overrides: of the run's settings, such as `data.root=DIR`.
@@ -86,7 +87,7 @@ def client_model(
         launch.set_numerics(settings)
         name = BEST if best else MODEL
         module, facts = rebuilt(run_dir, settings, name), facts_of(run_dir / name)
-        number = _number(settings, client, _sizes(run_dir))
+        number = _number(_site_names(run_dir, settings), client, _sizes(run_dir))
         made = _experiment(run_dir, settings, facts, number)
         fed = build.federation(made, Solo(torch.device("cpu")), lambda: False)
         t = int(facts["round"]) if best else int(RunDirectory(run_dir).metrics()[-1]["round"])
@@ -102,9 +103,15 @@ def _settings(run_dir: Path, trusted: bool, overrides: Sequence[str]) -> Setting
     return settings.model_copy(update={"evaluate": asked})
 
 
-def _number(settings: Settings, client: int | str, sizes: np.ndarray) -> int:
+def _site_names(run_dir: Path, settings: Settings) -> list[str]:
+    """The sites of the clients, in their order; [] where clients are no sites."""
+    if settings.data.silos or not (run_dir / preprocessing.NAME).is_file():
+        return list(settings.data.silos or ())
+    return list(preprocessing.read(run_dir / preprocessing.NAME).client_sites)
+
+
+def _number(sites: Sequence[str], client: int | str, sizes: np.ndarray) -> int:
     """The client's number, if there is such a client."""
-    sites = list(settings.data.silos or ())
     if isinstance(client, str) and client in sites:
         return sites.index(client)
     if isinstance(client, bool) or not str(client).isdecimal() or int(client) >= len(sizes):

@@ -68,7 +68,7 @@ class Predictor:
             if site is not None and not known:
                 raise UserError(f"site {site!r}: this run prepares the rows of all sites alike; leave it out")
             if site is None and self.client is not None and made.client_sites:
-                site = made.client_sites[int(self.client)]
+                site = site_of(made.client_sites, self.client)
             site = site if known else None
         own = site if made.preparation.site_names else None
         with ignoring(self.settings.task.options.get("ignore")):

@@ -4,7 +4,8 @@
 
 The fields of the kind are those of its class (`fedmpi.data.preparation`). augment: the config's `data.augment`, of
 which new rows go through what draws nothing, as test rows do. client_sites: the site of each client, where clients are
-sites that prepare their rows by their own. targets: mean and deviation of the training targets by the name of each
+sites; `--client` takes these names. Of more than MANY clients they are there only where sites prepare their rows by
+their own. targets: mean and deviation of the training targets by the name of each
 site, or under "" for all, where the config standardises them: then the outputs of the model are standardised. The file
 lies beside the model; with data.silos in state/SITE, where the site's rank writes it: what a site's rows say of their
 columns stays there.
@@ -28,6 +29,7 @@ from fedmpi.data.federated import Federated
 from fedmpi.data.preparation import Preparation, from_facts
 from fedmpi.runtime.record import durable
 from fedmpi.runtime.record.lines import plain
+from fedmpi.runtime.record.partition_file import MANY
 
 NAME, FORMAT = "preprocessing.json", 1
 
@@ -98,7 +100,8 @@ def of_run(settings: Settings, data: Federated) -> Preprocessing | None:
     """What rank 0 writes; None with data.silos, where each site writes its own."""
     if data.preparation is None:
         return None
-    sites = data.site_names if data.preparation.site_names or any(data.target_scales) else ()
+    needed = data.preparation.site_names or any(data.target_scales)
+    sites = data.site_names if needed or data.clients <= MANY else ()
     return Preprocessing(data.preparation, _augment(settings), sites, data.target_scales)
 
 

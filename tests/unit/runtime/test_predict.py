@@ -557,7 +557,24 @@ def test_a_client_that_is_a_site_of_one_table_has_its_rows_prepared_as_the_sites
     for client, site in enumerate(("north", "south")):
         here = [row for row in rows if row[4] == site and row[5] == "test"]
         file = write(tmp_path / "new.csv", header[1:4] + header[6:7], [row[1:4] + row[6:7] for row in here])
-        assert package.load(run, client=client).predict(file).metrics["accuracy"] == recorded(run, client)["accuracy"]
+        for given in (client, site):
+            found = package.load(run, client=given).predict(file)
+            assert found.metrics["accuracy"] == recorded(run, client)["accuracy"]
+    with pytest.raises(UserError, match=r"no client 'nroth'; .* clients 0 to 1, at sites north, south; did you"):
+        package.load(run, client="nroth")
+
+
+def test_a_site_that_prepares_its_images_as_all_do_is_known_by_its_name(tmp_path):
+    rows = []
+    for seed, site in enumerate(("north", "south")):
+        files = pictures(tmp_path / site, ["cat", "dog"], 6, seed)
+        rows += [[str(file.relative_to(tmp_path)), file.parent.name, site] for file in files]
+    write(tmp_path / "list.csv", ["path", "label", "hospital"], rows)
+    data = {"source": "csv_images", "path": "list.csv", "site_column": "hospital", "size": 8}
+    more = {"evaluate": {"protocol": ["personal"]}, "method": {"name": "ditto", "lam": 0.1}}
+    run, _ = train(tmp_path, {**data, "partition": {"scheme": "site"}}, **more)
+    by_number, by_name = (package.load(run, client=given).predict(tmp_path / "north") for given in (1, "south"))
+    assert by_name["probability_cat"].tolist() == by_number["probability_cat"].tolist()
 
 
 def test_sites_that_prepare_their_rows_alike_need_not_be_named(tmp_path):
