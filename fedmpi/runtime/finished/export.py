@@ -137,7 +137,7 @@ def _scale(made: Experiment, client: str | None) -> TargetScale | None:
     scales, sites = made.data.target_scales, made.data.site_names
     if client is None or "" in scales or not sites:
         return scales.get("")
-    return scales[site_of(sites, client)]
+    return scales.get(site_of(sites, client))
 
 
 class _InTargetUnit(nn.Module):

@@ -19,6 +19,7 @@ from fedmpi import config
 from fedmpi.common.errors import UserError
 from fedmpi.runtime import launch
 from fedmpi.runtime.finished import predict as command
+from fedmpi.runtime.finished.export import export
 from fedmpi.runtime.record import preprocessing
 
 WORDS = ("red", "green", "blue")
@@ -575,6 +576,8 @@ def test_a_site_that_prepares_its_images_as_all_do_is_known_by_its_name(tmp_path
     run, _ = train(tmp_path, {**data, "partition": {"scheme": "site"}}, **more)
     by_number, by_name = (package.load(run, client=given).predict(tmp_path / "north") for given in (1, "south"))
     assert by_name["probability_cat"].tolist() == by_number["probability_cat"].tolist()
+    for client in ("0", "south"):
+        assert export(run, "safetensors", lambda _: None, client=client).is_file()
 
 
 def test_sites_that_prepare_their_rows_alike_need_not_be_named(tmp_path):
