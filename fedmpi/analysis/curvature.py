@@ -27,6 +27,8 @@ from fedmpi.data.batches import Shard, batches, pooled_rows, samples_of
 from fedmpi.models.recurrent import differentiable
 from fedmpi.runtime.build import Experiment
 from fedmpi.runtime.record import saved_model
+from fedmpi.runtime.record.model_facts import facts_of, personal_notice
+from fedmpi.runtime.record.run_dir import MODEL
 from fedmpi.tasks import contract
 
 
@@ -41,6 +43,8 @@ class Asked:
 def analyse(run: Path, settings: Settings, asked: Asked, to: Path, say: Callable[[str], None]) -> None:
     """`fedmpi analyse curvature`; settings: those of the run."""
     to, module = report.folder(to), saved_model.rebuilt(run, settings)
+    if said := personal_notice(facts_of(run / MODEL)):
+        say(said)
     made = experiment(settings)
     made.model.module.load_state_dict(module.state_dict())
     facts = measure(made, asked, say)

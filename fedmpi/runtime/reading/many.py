@@ -27,6 +27,7 @@ from fedmpi.runtime.reading.status import (
     STOPPED,
     brief,
 )
+from fedmpi.runtime.record.kept_copies import moved_along
 from fedmpi.runtime.sweeping import progress
 
 LIST = "sweep.json"  # {"file": ..., "overrides": [...], "runs": [names], "labels": {name: {axis: label}}}, beside them
@@ -58,10 +59,14 @@ def asked(place: Path) -> tuple[Path, list[str]]:
         raise UserError(
             f"{place / LIST}: a secret is left out of what was asked for; give the sweep's file and all of it"
         )
-    if not Path(file).is_file():
-        raise UserError(f"{place / LIST}: {file}, of which these runs are, is not there any more; give the file itself")
-    here = place.resolve()
-    return Path(file), [*map(str, given), f"output={json.dumps(str(here.parent))}", f"name={json.dumps(here.name)}"]
+    here, path = place.resolve(), Path(file)
+    if not path.is_file():  # it may have been moved together with the runs, whose settings are compared with its own
+        moved = next(moved_along(here, file), None)
+        if moved is None:
+            said = f"{file}, of which these runs are, is not there any more"
+            raise UserError(f"{place / LIST}: {said}; give the file itself")
+        path = moved
+    return path, [*map(str, given), f"output={json.dumps(str(here.parent))}", f"name={json.dumps(here.name)}"]
 
 
 def recorded(place: Path) -> list[str]:

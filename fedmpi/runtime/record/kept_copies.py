@@ -37,7 +37,7 @@ def moved(run_dir: Path, names: Iterable[str], changed: bool = True) -> dict[str
         row, file = _row(known, name), _origin(place, is_file(name))
         if row is None or (file is not None and (not changed or _digest(file) == row["sha256"])):
             continue
-        elsewhere = _moved_along(run_dir, place) if file is None and is_file(name) else iter(())
+        elsewhere = moved_along(run_dir, place) if file is None and is_file(name) else iter(())
         new = next((path for path in elsewhere if _digest(path) == row["sha256"]), None)
         found[name] = f"{new or _copy(run_dir, row, file)}:{attribute}"
     return found
@@ -56,7 +56,7 @@ def _copy(run_dir: Path, row: dict[str, str], file: Path | None) -> Path:
     return copy
 
 
-def _moved_along(run_dir: Path, place: str) -> Iterator[Path]:
+def moved_along(run_dir: Path, place: str) -> Iterator[Path]:
     """Files at the end of whose paths stands what stands at the end of `place`, in the folders above a run directory.
 
     The more of the path the earlier: of /old/project/code/own.py first project/code/own.py, then code/own.py, own.py.

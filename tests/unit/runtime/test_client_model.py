@@ -1,19 +1,27 @@
 """A client's own model from a run directory gives the metrics that the run recorded for this client."""
 
 import json
+import shutil
+import warnings
 
+import numpy as np
 import pytest
 import torch
-from helpers import prepare, small_settings
-from safetensors.torch import load_file
+from helpers import fedmpi as command
+from helpers import norm_net, prepare, small_settings
+from safetensors import safe_open
+from safetensors.torch import load_file, save_file
 
 import fedmpi
+from fedmpi.common.errors import UserError
 from fedmpi.common.signals import StopRequest
 from fedmpi.engine.reporting import OWN, own_parts
 from fedmpi.method.base import overrides
 from fedmpi.methods import registry
 from fedmpi.runtime import build_data, launch
+from fedmpi.runtime.finished.client_model import ClientPredictor
 from fedmpi.runtime.record.durable import write_tensors
+from fedmpi.runtime.resuming.initial import fill
 
 # What clients keep: parts of the model; models beside the global one.
 PARTS = [
@@ -124,3 +132,144 @@ def test_the_state_of_a_client_comes_from_the_last_round_that_counted(tmp_path):
     later = {"client": client, "round": made + 7}
     write_tensors(directory / "state" / f"{client:06}.{made + 7:06}.safetensors", {"row": row + 1}, later)
     assert_as_recorded(directory, settings_of("fedper", tmp_path))
+
+
+# ---- the global model says that clients use others ----
+@pytest.fixture(scope="module")
+def finished(tmp_path_factory):
+    """method -> a run directory of two rounds with all clients."""
+    place = tmp_path_factory.mktemp("finished")
+
+    def of(method):
+        if not (place / method / "run").exists():
+            run(method, place / method, rounds=2, **BEST, cohort={"fraction": 1.0})
+        return place / method / "run"
+
+    return of
+
+
+@pytest.mark.parametrize(
+    ("method", "said"),
+    [
+        ("fedper", "method fedper keeps parts of the model with each client (head), and the global model has"),
+        ("fedbn", "method fedbn keeps parts of the model with each client (norm), and"),
+        ("local", "method local keeps parts of the model with each client (body, head, norm), and"),
+        ("ditto", "method ditto gives each client a model of its own, and this is the global one. A client's own "),
+        ("fedbabu", "method fedbabu tunes the global model with each client's data before the client uses it"),
+        ("fedavg", ""),
+    ],
+)
+def test_a_global_model_that_clients_do_not_use_is_told(finished, tmp_path, method, said):
+    """By `fedmpi.load`, final or best, by `fedmpi export`, and by a run that starts from it; of the file alone, too."""
+    directory = finished(method)
+    for best in (False, True):
+        with warnings.catch_warnings(record=True) as caught:
+            warnings.simplefilter("always")
+            fedmpi.load(directory, trust=True, best=best)
+        assert [str(w.message).startswith(said) for w in caught] == ([True] if said else [])
+    exported = command("export", directory, "--trust", "--out", tmp_path / "m.pt")
+    assert (exported.returncode != 0) == ("keeps parts" in said)
+    assert said in exported.stdout + exported.stderr
+    shutil.copy(directory / "model-best.safetensors", tmp_path / "alone.safetensors")
+    for source in (directory, tmp_path / "alone.safetensors"):
+        initial = fill(norm_net((1, 8, 8), 10), source, strict=True)
+        assert any(said in line for line in initial.lines[1:]) if said else len(initial.lines) == 1
+
+
+def test_the_exported_model_of_a_client_is_its_own(finished, tmp_path):
+    directory, x = finished("fedper"), torch.randn(5, 1, 8, 8)
+    done = command("export", directory, "--trust", "--client", 2, "--out", tmp_path / "m.pt")
+    assert done.returncode == 0, done.stderr
+    with torch.no_grad():
+        own, other = (fedmpi.load(directory, trust=True, client=k)(x) for k in (2, 3))
+    assert torch.allclose(torch.jit.load(str(tmp_path / "m.pt"))(x), own, atol=1e-6)
+    assert not torch.allclose(own, other, atol=1e-3)
+
+
+def test_outputs_that_look_into_the_clients_data_are_no_file(finished):
+    assert isinstance(fedmpi.load(finished("knnper"), trust=True, client=1), ClientPredictor)
+    refused = command("export", finished("knnper"), "--trust", "--client", 1)
+    assert refused.returncode == 2
+    said = "method knnper: what a client uses is more than weights: its outputs look into its training data"
+    assert said in refused.stderr
+
+
+def test_the_model_of_a_client_after_the_best_round(finished):
+    """Of the two checkpoints that are kept one is of that round."""
+    directory = finished("fedper")
+    best = json.loads((directory / "summary.json").read_text())["best_model"]["round"]
+    lines = [json.loads(line) for line in (directory / "clients.jsonl").read_text().splitlines()]
+    line = next(each for each in lines if (each["round"], each["client"]) == (best, 4))
+    shard = build_data.partitioned(settings_of("fedper", directory, **BEST)).test[4]
+    with torch.no_grad():
+        outputs = fedmpi.load(directory, trust=True, client=4, best=True)(shard.x[shard.index])
+    assert torch.nn.functional.cross_entropy(outputs, shard.y[shard.index]).item() == pytest.approx(line["loss"], 1e-5)
+
+
+# ---- what is not there ----
+@pytest.fixture
+def copied(finished, tmp_path):
+    shutil.copytree(finished("fedper"), tmp_path / "copy")
+    return tmp_path / "copy"
+
+
+@pytest.mark.parametrize("client", [7, -1, "north", "1.0", True])
+def test_a_client_that_there_is_not(finished, client):
+    with pytest.raises(UserError, match=r"client: there is no client .*; the run has clients 0 to 6"):
+        fedmpi.load(finished("fedper"), trust=True, client=client)
+
+
+def test_a_state_or_checkpoint_that_is_missing(copied):
+    for path in (copied / "state").glob("000003.*"):
+        path.unlink()
+    with pytest.raises(UserError, match=r"state/000003\..*it holds what client 3 kept"):
+        fedmpi.load(copied, trust=True, client=3)
+    assert fedmpi.load(copied, trust=True, client=2)
+    shutil.rmtree(copied / "checkpoints")
+    with pytest.raises(UserError, match=r"without the last checkpoint .* run it again with checkpoint\.every=1"):
+        fedmpi.load(copied, trust=True, client=2)
+    (copied / "model.safetensors").unlink()
+    with pytest.raises(UserError, match=r"holds no model\.safetensors: the run has not ended yet"):
+        fedmpi.load(copied, trust=True, client=2)
+
+
+def test_another_model_beside_the_checkpoint(copied):
+    tensors = load_file(copied / "model.safetensors")
+    with safe_open(copied / "model.safetensors", "pt") as file:
+        facts = file.metadata()
+    tensors["0.weight"] += 1
+    save_file(tensors, copied / "model.safetensors", facts)
+    with pytest.raises(UserError, match=r"is not of the model beside it"):
+        fedmpi.load(copied, trust=True, client=2)
+
+
+def test_a_run_without_checkpoints(tmp_path):
+    """What nobody has kept cannot be restored; where nobody keeps anything the model is enough."""
+    with pytest.raises(UserError, match=r"kept nothing of its clients \(checkpoint\.every: 0\); run it again"):
+        fedmpi.load(run("ditto", tmp_path / "a", checkpoint={"every": 0}), trust=True, client=1)
+    changes = {"checkpoint": {"every": 0}}
+    assert_as_recorded(run("knnper", tmp_path / "b", **changes), settings_of("knnper", tmp_path / "b", **changes))
+
+
+@pytest.mark.parametrize("method", ["fedper", "knnper"])
+def test_the_model_of_a_site(tmp_path, method):
+    """By the site's name, with the files of that site alone; where its state is elsewhere, it is said where."""
+    generator = np.random.default_rng(0)
+    for site in ("north", "south"):
+        y = np.arange(60) % 4
+        x = (generator.normal(size=(60, 1, 8, 8)) + y[:, None, None, None]).astype(np.float32)
+        np.savez(tmp_path / f"{site}.npz", x_train=x[:40], y_train=y[:40], x_test=x[40:], y_test=y[40:])
+    data = {"source": "npz", "root": str(tmp_path), "path": "{site}.npz"}
+    data |= {"silos": ["north", "south"], "partition": None}
+    directory = run(method, tmp_path, data=data, cohort={"fraction": 1.0})
+    row = recorded(directory)[1]
+    (tmp_path / "north.npz").unlink()
+    with torch.no_grad():
+        outputs = fedmpi.load(directory, trust=True, client="south")(torch.from_numpy(x[40:]))
+    loss = torch.nn.functional.cross_entropy(outputs, torch.from_numpy(y[40:]))
+    assert loss.item() == pytest.approx(row["loss"], 1e-5)
+    if method == "fedper":
+        shutil.rmtree(directory / "state" / "south")
+        said = r"the model of site south \(client 1\) stays at the site: its part is in .*/state/south on the host"
+        with pytest.raises(UserError, match=said):
+            fedmpi.load(directory, trust=True, client="south")
