@@ -270,3 +270,16 @@ def test_a_version_number_is_no_date(tmp_path):
     sheet(tmp_path, {"version": ["1.5.2"] * 4, "label": ["a", "b"] * 2})
     with pytest.raises(UserError, match=r"'1\.5\.2', which is no number; list it in data\.categorical"):
         table(tmp_path, path="a.csv")
+
+
+def test_numbers_of_rows_that_restart_at_each_site_are_found_where_sites_alternate(tmp_path):
+    sheet(tmp_path, {"id": np.arange(60) // 2, "who": ["n", "s"] * 30, "a": noise(), "label": [0, 1, 1, 0] * 15})
+    with pytest.warns(UserWarning, match="column 'id' numbers the rows"):
+        table(tmp_path, path="a.csv", site_column="who")
+
+
+def test_advice_on_commas_looks_at_the_whole_column(tmp_path):
+    """The first 1,000 rows, at which a look is taken for numbers of rows, have thousands separators alone."""
+    with pytest.raises(UserError, match=r'holds \'1,000\', .*data\.decimal: ","') as told:
+        priced(tmp_path, ["1,000"] * 1200 + ["1,5", "2,5"])
+    assert "thousands" not in str(told.value)

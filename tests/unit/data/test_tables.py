@@ -178,7 +178,7 @@ def test_parquet_reads_as_csv_does(root):
     with pytest.raises(UserError, match=r"a\.parquet, row 2: column 'age' is empty"):
         read(missing="refuse")
     more = {"day": [date(2024, 1, 1)] * 8, "dose": [Decimal("0.50")] * 4 + [Decimal("1.25")] * 4}
-    with pytest.raises(UserError, match=r"column 'day' holds '2024-01-01'.* data\.drop"):
+    with pytest.raises(UserError, match=r"column 'day' holds '2024-01-01'.*data\.drop"):
         read(more)
     assert read(more, drop=["day"]).train_x.shape[1] == same.train_x.shape[1] + 1  # dose is a feature
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import warnings
-from collections.abc import Mapping
+from collections.abc import Iterable
 from pathlib import Path
 
 import numpy as np
@@ -31,16 +31,16 @@ def numbers_rows(x: np.ndarray) -> bool:
     return bool(x.max() - x.min() == len(x) - 1) and len(np.unique(x)) == len(x)
 
 
-def warn_of_row_numbers(path: Path, columns: Mapping[str, np.ndarray], owner: np.ndarray) -> None:
+def warn_of_row_numbers(path: Path, columns: Iterable[tuple[str, np.ndarray]], owner: np.ndarray) -> None:
     """Warn once of the columns (n,) that number the rows of a file, or those of each site.
 
     Args:
-        columns: numeric features by name.
+        columns: numeric features with their names.
         owner: (n,) the number of the site of each row.
     """
     order, last = np.argsort(owner, kind="stable"), np.cumsum(np.bincount(owner))[:-1]
     found = []
-    for name, x in columns.items():
+    for name, x in columns:
         sites = [part for part in np.split(x[order], last) if len(part) >= FEW]
         if numbers_rows(x) or (sites and all(map(numbers_rows, sites))):
             found.append(name)
@@ -53,7 +53,9 @@ def warn_of_row_numbers(path: Path, columns: Mapping[str, np.ndarray], owner: np
         )
 
 
-def may_number_rows(x: np.ndarray) -> bool:
-    """Whether some values (m,) of a column do not exclude that all of them number the rows."""
+def may_number_rows(x: np.ndarray, owner: np.ndarray) -> bool:
+    """Whether some values (m,) of a column, of the sites owner (m,), leave it open that all of them number the rows."""
     step = np.diff(x)
-    return bool(np.isfinite(x).all()) and (np.array_equal(x, np.floor(x)) or bool((step == step[:1]).all()))
+    if not np.isfinite(x).all() or not (np.array_equal(x, np.floor(x)) or bool((step == step[:1]).all())):
+        return False
+    return len(np.unique(np.stack([owner, x]), axis=1).T) == len(x)

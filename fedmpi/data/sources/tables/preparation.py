@@ -20,8 +20,8 @@ from fedmpi.data.sources.tables import prepare
 from fedmpi.data.sources.tables.files import Table, in_memory, plain_cells, read
 from fedmpi.data.sources.tables.targets import targets
 
-COLUMNS = 8  # whose numbers are held at a time while the moments are taken
-ROWS = 1 << 14  # that are standardised at a time
+COLUMNS = 2  # whose numbers are held at a time while the moments are taken
+ROWS = 1 << 14  # that are prepared at a time
 
 
 @dataclass(frozen=True)
@@ -94,17 +94,30 @@ class TablePreparation(Preparation):
         """(f,) whether an input is a number, and not a word's column of 0 and 1."""
         return np.concatenate([[True] if c.values is None else [False] * len(c.values) for c in self.columns])
 
-    def filled(self, rows: Table, owner: np.ndarray) -> np.ndarray:
-        """(n, f) float64 inputs before they are standardised, NaN where nothing fills a gap. owner: (n,) the place of
-        each row's site in `sites`."""
-        out, begin = np.empty((len(rows), len(self.numeric))), 0
+    def inputs(self, rows: Table, owner: np.ndarray, which: np.ndarray, pooled: bool = False) -> Tensor:
+        """(m, f) float32 inputs of some rows, NaN where nothing fills a gap and numbers are not standardised.
+
+        A few rows are worked on at a time: numbers of float64 take several times the memory of their file.
+
+        Args:
+            owner: (n,) the place of each row's site in `sites`.
+            which: (m,) the numbers of the rows, in ascending order.
+            pooled: whether they are standardised as the rows of the global test set are.
+        """
+        out = torch.empty(len(which), len(self.numeric))
+        for begin in range(0, len(which), ROWS):
+            some = which[begin : begin + ROWS]
+            filled = self._filled(rows.keep(some), owner[some])
+            out[begin : begin + ROWS] = torch.from_numpy(self._standardised(filled, owner[some], pooled))
+        return out
+
+    def _filled(self, rows: Table, owner: np.ndarray) -> np.ndarray:
+        """(n, f) float64 inputs before they are standardised."""
+        blocks = []
         for at, column in enumerate(self.columns):
             cells = self.filled_column(at, rows, owner)
-            block = cells[:, None] if column.values is None else prepare.one_hot(cells, column.values)
-            end = begin + block.shape[1]
-            out[:, begin:end] = block
-            begin = end
-        return out
+            blocks.append(cells[:, None] if column.values is None else prepare.one_hot(cells, column.values))
+        return np.concatenate(blocks, axis=1)
 
     def filled_column(self, at: int, rows: Table, owner: np.ndarray) -> np.ndarray:
         """(n,) the numbers or words of column number `at`, with gaps filled where something fills them."""
@@ -117,16 +130,15 @@ class TablePreparation(Preparation):
                 cells[gap & (owner == k)] = fill
         return cells
 
-    def standardised(self, x: np.ndarray, owner: np.ndarray, pooled: bool = False) -> Tensor:
-        """(n, f) float32 of what `filled` gave. pooled: as the rows of the global test set are."""
-        out, numeric = x.astype(np.float32), self.numeric
+    def _standardised(self, x: np.ndarray, owner: np.ndarray, pooled: bool) -> np.ndarray:
+        """(n, f) float64 of what `_filled` gave."""
+        numeric = self.numeric
         for k, fit in enumerate(self.sites.values()):
             moments = self.pooled if pooled and self.pooled is not None else fit.moments
-            mine = np.flatnonzero(owner == k)
-            for begin in range(0, len(mine) if moments is not None else 0, ROWS):
-                cells = np.ix_(mine[begin : begin + ROWS], numeric)
-                out[cells] = prepare.standardised(x[cells], moments.mean, moments.deviation)  # type: ignore[union-attr]
-        return torch.from_numpy(out)
+            cells = np.ix_(np.flatnonzero(owner == k), numeric)
+            if moments is not None and cells[0].size:
+                x[cells] = prepare.standardised(x[cells], moments.mean, moments.deviation)
+        return x
 
     # ---- new rows ----
     def read(self, request: Request) -> NewRows:
@@ -141,7 +153,7 @@ class TablePreparation(Preparation):
         self._tell_unused(rows, request)
         rows = self._without_gaps(rows)
         owner, pooled = self._owners(rows, request.site)
-        x = self.standardised(self.filled(rows, owner), owner, pooled)
+        x = self.inputs(rows, owner, np.arange(len(rows)), pooled)
         ids = {rows.unit: rows.places, **{name: plain_cells(rows.columns[name]) for name in request.ids}}
         column = self.site_column
         sites = rows.words(column, "site_column").tolist() if column is not None and column in rows.columns else ()

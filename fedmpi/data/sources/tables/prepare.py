@@ -35,8 +35,13 @@ def moments(x: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
     """Mean (f,) of the values present, and standard deviation (f,) after filling gaps with it; 0, 0 without values."""
     there = ~np.isnan(x)
     count = there.sum(0)
-    mean = np.where(there, x, 0).sum(0) / np.maximum(count, 1)
-    deviation = np.where(there, x - mean, 0)
+    gaps = None if count.sum() == x.size else ~there  # without gaps x is not copied
+    mean = (x if gaps is None else np.where(gaps, 0, x)).sum(0) / np.maximum(count, 1)
     # Decided by the values, not by the deviation: the rounded mean of equal numbers may differ from them by 1e-17.
-    varies = np.where(there, x, -np.inf).max(0, initial=-np.inf) > np.where(there, x, np.inf).min(0, initial=np.inf)
-    return mean, np.where(varies, np.sqrt((deviation**2).sum(0) / max(len(x), 1)), 0.0)
+    highest = (x if gaps is None else np.where(gaps, -np.inf, x)).max(0, initial=-np.inf)
+    lowest = (x if gaps is None else np.where(gaps, np.inf, x)).min(0, initial=np.inf)
+    deviation = x - mean
+    if gaps is not None:
+        deviation[gaps] = 0
+    squares = np.square(deviation, out=deviation)
+    return mean, np.where(highest > lowest, np.sqrt(squares.sum(0) / max(len(x), 1)), 0.0)

@@ -240,7 +240,7 @@ def _warn_of_row_numbers(splits: Sequence[Split], folder: Path, columns: Sequenc
         if x.ndim == 2 and not symbols:
             named = columns if len(columns) == x.shape[1] else [f"{columns[0]}[{k}]" for k in range(x.shape[1])]
             owner = np.zeros(len(x), dtype=np.int64)
-            warn_of_row_numbers(folder / split.name, dict(zip(named, x.T, strict=True)), owner)
+            warn_of_row_numbers(folder / split.name, zip(named, x.T, strict=True), owner)
 
 
 def _files(splits: Sequence[Split], folder: Path, column: str) -> tuple[list[bytes | Path], list[str]]:

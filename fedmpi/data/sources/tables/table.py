@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import warnings
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from itertools import chain
 from pathlib import Path
@@ -129,7 +129,8 @@ def table(
     train = _parts(rows, split_column, group_column, owner, aim, test_fraction)
     keep, owner, names = check_sites(rows, aim, owner, names, train, small_sites, site is not None)
     rows, aim, train = rows.keep(keep), aim.keep(keep), train[keep]
-    warn_of_row_numbers(at, _may_number([name for name in features if name not in options.categorical], rows), owner)
+    numeric = [name for name in features if name not in options.categorical]
+    warn_of_row_numbers(at, _may_number(numeric, rows, owner), owner)
     plain = TablePreparation(
         columns=_columns(rows, options, train),
         sites=dict.fromkeys(names or [""], Fit((), None)),
@@ -227,11 +228,16 @@ def _values(
     return found
 
 
-def _may_number(names: Sequence[str], rows: Table) -> dict[str, np.ndarray]:
+def _may_number(names: Sequence[str], rows: Table, owner: np.ndarray) -> Iterator[tuple[str, np.ndarray]]:
     """The numeric columns whose first rows look as if they numbered them: not all columns are to be read twice."""
     first = rows.keep(np.arange(min(len(rows), 1000)))
-    likely = (name for name in names if may_number_rows(first.numbers(name, "features")))
-    return {name: rows.numbers(name, "features") for name in likely}
+    for name in names:
+        try:
+            likely = may_number_rows(first.numbers(name, "features"), owner[: len(first)])
+        except UserError:
+            likely = True  # the message about a cell that is no number looks at the whole column
+        if likely:
+            yield name, rows.numbers(name, "features")
 
 
 def _owners(rows: Table, site_column: str | None, site: str | None) -> tuple[np.ndarray, list[str]]:
@@ -293,24 +299,23 @@ def _dataset(
     if options.missing == "impute":
         _tell_empty(rows, made, names or [""], options.standardise)
     by = owner if len(made.sites) > 1 else np.zeros_like(owner)
-    x = made.filled(rows, by)
-    if options.standardise == "none" and np.isnan(x).any():
-        row, column = np.argwhere(np.isnan(x))[0]
-        whose = f"site {names[owner[row]]}" if names else "the table"
-        raise UserError(
-            f"{rows.at(row)}: column {made.meaning[column]!r} is empty, and in all of the training rows of {whose}; "
-            "put it into data.drop, or let data.standardise make it 0"
-        )
-    first, last = torch.from_numpy(train), torch.from_numpy(~train)
-    global_x = made.standardised(x, by, pooled=True)[last] if pooled else None
-    inputs, site = made.standardised(x, by), torch.from_numpy(owner) if names else None
-    del x  # as large as the file
+    first, last = np.flatnonzero(train), np.flatnonzero(~train)
+    parts = [(each, made.inputs(rows, by, each)) for each in (first, last)]
+    for which, x in parts if options.standardise == "none" else ():
+        if bool(x.isnan().any()):
+            k, column = x.isnan().nonzero()[0].tolist()
+            row = int(which[k])
+            whose = f"site {names[owner[row]]}" if names else "the table"
+            what = f"column {made.meaning[column]!r} is empty, and in all of the training rows of {whose}"
+            raise UserError(f"{rows.at(row)}: {what}; put it into data.drop, or let data.standardise make it 0")
+    (_, train_x), (_, test_x) = parts
+    site = torch.from_numpy(owner) if names else None
     return Dataset(
-        *(inputs[first], aim.y[first], inputs[last], aim.y[last], len(aim.names) or aim.outputs),
+        *(train_x, aim.y[first], test_x, aim.y[last], len(aim.names) or aim.outputs),
         site=None if site is None else site[first],
         test_site=None if site is None else site[last],
         site_names=tuple(names),
-        global_x=global_x,
+        global_x=made.inputs(rows, by, last, pooled=True) if pooled else None,
         meaning=(*made.meaning, "->", *aim.names),
         preparation=made,
     )
