@@ -58,7 +58,8 @@ def connect(kind):
         torch.cuda.set_device(device)
         torch_dist.build("nccl", job, device, store, 60)
     else:
-        torch_dist.choose_interface(job.host, [job.host] * job.size)
+        cards = [{"host": job.host, "network": "of all ranks", "address": "127.0.0.1"}] * job.size
+        torch_dist.choose_interface(job.rank, cards, "127.0.0.1")
         group = dist.PrefixStore("group", store)
         dist.init_process_group("gloo", None, timedelta(seconds=60), job.size, job.rank, group)
         post = dist.batch_isend_irecv
