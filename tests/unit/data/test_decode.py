@@ -165,6 +165,16 @@ def test_files_of_several_pages_are_refused_unless_an_option_says_how(paged):
     assert np.array_equal(colour, PAGES.repeat(3, axis=0))  # page by page
 
 
+def test_a_folder_with_a_file_of_several_pages_is_refused(tmp_path):
+    for name in "ab":
+        (tmp_path / name).mkdir()
+        first, *others = [Image.fromarray(page) for page in PAGES]
+        first.save(tmp_path / name / "0.tif", save_all=True, append_images=others)
+    with pytest.raises(UserError, match=r"0\.tif cannot be read .*it has 3 pages or frames"):
+        image_folder(tmp_path, test_fraction=0)
+    assert image_folder(tmp_path, test_fraction=0, channels=1, pages="channels").train_x.shape == (2, 3, 4, 5)
+
+
 def test_pages_of_sixteen_bits_share_the_files_range(tmp_path):
     pages = np.stack([np.full((2, 2), value, np.uint16) for value in (100, 300, 500)])
     first, *others = [Image.fromarray(page) for page in pages]

@@ -199,7 +199,9 @@ def nested(kind, levels):
 def test_nested_lists_have_axes(tmp_path, shape, axes, order):
     x = RNG.integers(0, 256, (4, *shape), np.uint8)
     save(tmp_path / "d", {"x": arrow.array(x.tolist(), type=nested(arrow.uint8(), 3)), "label": [0, 1, 0, 1]})
-    data = saved_dataset(tmp_path, path="d", input_column="x", axes=axes, test_fraction=0)
+    said = {"axes": axes} if axes else {}
+    data = saved_dataset(tmp_path, path="d", input_column="x", test_fraction=0, **said)
+    assert data.train_x.shape == x.transpose(order).shape
     assert np.array_equal(data.train_x.floats().numpy(), x.transpose(order) / np.float32(255))
 
 

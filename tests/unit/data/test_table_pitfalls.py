@@ -140,6 +140,17 @@ def test_no_warning_where_chance_alone_would_separate_the_classes():
         assert len(told(data_of(np.arange(n)[:, None] * 1.0, [0] * (n // 2) + [1] * (n // 2)))) == says
 
 
+def test_a_run_warns_of_a_feature_that_separates_the_classes(tmp_path):
+    cells = [0.1 * (k % 7) + 5 * (k % 2) for k in range(60)]
+    sheet(tmp_path, {"a": noise(), "code": cells, "label": ["no", "yes"] * 30})
+    (tmp_path / "run.yaml").write_text(
+        f"data: {{source: table, root: {tmp_path}, path: a.csv, partition: {{scheme: iid, clients: 2}}}}\n"
+        "rounds: 1\nmodel: {name: logistic}\nmethod: {name: fedavg}\n"
+    )
+    with pytest.warns(UserWarning, match="data: feature 'code' alone separates the classes"):
+        build_data.partitioned(config.load(tmp_path / "run.yaml"))
+
+
 # ---- numbers as spreadsheets write them ----
 def priced(folder, cells, **options):
     sheet(folder, {"x": [f'"{cell}"' for cell in cells], "label": ["a", "b"] * (len(cells) // 2)})
