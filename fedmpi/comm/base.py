@@ -16,10 +16,12 @@ A message is a contiguous tensor (n,) of any element type on `Communicator.devic
 
 from __future__ import annotations
 
+import json
 import math
 import threading
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from typing import Any, TypeVar
 
 import torch
@@ -132,6 +134,24 @@ class Communicator(ABC):
     def finish(self, posted: Posted) -> None:
         """Wait for what one `post` has begun. Raises Lost patience_s after this call, naming the peer."""
         self._finish(posted)
+
+    def broadcast_json(self, value: Any) -> Any:
+        """Return rank 0's value, which JSON can hold, on every rank. value: any on the other ranks."""
+        text = json.dumps(value).encode() if self.rank == 0 else b""
+        size = torch.tensor([len(text)], device=self.device)
+        self.broadcast(size)
+        body = torch.frombuffer(bytearray(text or bytes(int(size))), dtype=torch.uint8).to(self.device)
+        self.broadcast(body)
+        return json.loads(bytes(body.tolist()))
+
+    @contextmanager
+    def uncounted(self) -> Iterator[None]:
+        """Leave the bytes sent and received within out of the counts."""
+        counted = self.sent_bytes, self.received_bytes
+        try:
+            yield
+        finally:
+            self.sent_bytes, self.received_bytes = counted
 
     def silent(self, peers: Iterable[int]) -> Silent:
         """What to raise where patience has ended."""
