@@ -48,6 +48,7 @@ class ImagePreparation(Preparation):
 
     def read(self, request: Request) -> NewRows:
         ids, files, labels, where = self._files(request)
+        reading.warn_of_depths(files, self.decoding, where)
         images = reading.read(files, self.decoding, where)
         if tuple(images.shape[1:]) != self.stored:
             channels, height, width = images.shape[1:]

@@ -252,6 +252,7 @@ def _files(splits: Sequence[Split], folder: Path, column: str) -> tuple[list[byt
 
 def _images(splits: Sequence[Split], folder: Path, column: str, options: DecodeOptions) -> Pictures:
     files, at = _files(splits, folder, column)
+    reading.warn_of_depths(files, options, at)
     return normalised(reading.read(files, options, at), options.mean, options.std)
 
 
