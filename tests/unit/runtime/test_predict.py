@@ -281,6 +281,11 @@ def test_a_csv_of_images_gives_the_recorded_accuracy(tmp_path):
     assert [row["file"] for row in got] == [row[0] for row in test]
     plain = write(tmp_path / "plain.csv", ["picture"], [row[:1] for row in test])
     assert package.load(run).predict(plain)["prediction"] == [row["prediction"] for row in got]
+    (tmp_path / "elsewhere").mkdir()
+    far = write(tmp_path / "elsewhere" / "new.csv", ["picture"], [row[:1] for row in test])
+    places = rf"in {far.parent}: names are relative to the folder of new\.csv, not to the run's data\.root"
+    with pytest.raises(UserError, match=rf"new\.csv, line 2: there is no picture {test[0][0]} {places}; write them so"):
+        package.load(run).predict(far)
     with pytest.raises(UserError, match="has no column 'picture'"):
         package.load(run).predict(write(tmp_path / "bad.csv", ["file"], [["a.png"]]))
 

@@ -178,12 +178,12 @@ def _unreadable(files: Sequence[Path | bytes], k: int, rows: Sequence[str], erro
     row = f"{rows[k]}: " if rows and rows[k] else ""
     if isinstance(error, FileNotFoundError):
         where = "; correct the row, or data.root, below which it is looked for" if row else ""
-        return UserError(f"{row}there is no picture {files[k]!s}{_with_ending(files[k])}{where}")
+        return UserError(f"{row}there is no picture {files[k]!s}{with_ending(files[k])}{where}")
     remedy = "" if isinstance(error, OptionNeededError) else "; mend or remove it"
     return UserError(f"{_name(files, k, rows)} cannot be read as a picture: {error}{remedy}")
 
 
-def _with_ending(file: Path | bytes) -> str:
+def with_ending(file: Path | bytes) -> str:
     """What to say of a file that is not there where one of that name and an ending is: IMG_1.png for IMG_1."""
     if isinstance(file, bytes) or not file.parent.is_dir():
         return ""
