@@ -26,7 +26,7 @@ from fedmpi.data.sources.common import (
     tell_of_travellers,
 )
 from fedmpi.data.sources.tables.files import Table, is_name, ordered, read, spelling
-from fedmpi.data.sources.tables.index import may_number_rows, warn_of_row_numbers
+from fedmpi.data.sources.tables.index import may_number_rows, numbering, warn_of_row_numbers
 from fedmpi.data.sources.tables.missing import tell_empty, without_gaps
 from fedmpi.data.sources.tables.preparation import Column, Fit, TablePreparation, fitted
 from fedmpi.data.sources.tables.sites import check_sites
@@ -130,7 +130,7 @@ def table(
     keep, owner, names = check_sites(rows, aim, owner, names, train, small_sites, site is not None)
     rows, aim, train = rows.keep(keep), aim.keep(keep), train[keep]
     numeric = [name for name in features if name not in options.categorical]
-    warn_of_row_numbers(at, _may_number(numeric, rows, owner), owner)
+    warn_of_row_numbers(at, numbering(_may_number(numeric, rows, owner), owner))
     plain = TablePreparation(
         columns=_columns(rows, options, train),
         sites=dict.fromkeys(names or [""], Fit((), None)),
