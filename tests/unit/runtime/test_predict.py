@@ -270,6 +270,25 @@ def test_tcga_brca_gives_the_recorded_c_index(tmp_path):
     assert package.load(run).predict(file).metrics["c_index"] == last["c_index"]
 
 
+def test_leafs_next_characters_give_the_recorded_accuracy(tmp_path):
+    draw = random.Random(0)
+    (tmp_path / "new").mkdir()
+    for part, n in (("train", 40), ("test", 15)):
+        strings = ["".join(draw.choice("abcd" if part == "train" else "abcde") for _ in range(6)) for _ in range(n)]
+        user = {"x": [text[:5] for text in strings], "y": [text[5] for text in strings]}
+        (tmp_path / part).mkdir()
+        (tmp_path / part / "all.json").write_text(
+            json.dumps({"users": ["me"], "num_samples": [n], "user_data": {"me": user}})
+        )
+        if part == "test":
+            for k, text in enumerate(strings):
+                (tmp_path / "new" / f"{k:02}.txt").write_text(text)
+    more = {"task": {"name": "next_symbol"}, "model": {"name": "char_lstm"}}
+    run, last = train(tmp_path, {"source": "leaf", "path": "."}, **more)
+    found = package.load(run).predict(tmp_path / "new")
+    assert found.metrics["accuracy"] == last["accuracy"]
+
+
 # ---- images ----
 def pictures(folder, names, n, seed, size=9):
     g = np.random.default_rng(seed)
