@@ -254,3 +254,13 @@ def test_a_column_that_numbers_the_rows_is_warned_of(tmp_path):
     save(tmp_path / "d", {"id": list(range(30)), "a": a, "label": [0, 1] * 15})
     with pytest.warns(UserWarning, match="column 'id' numbers the rows"):
         saved_dataset(tmp_path, path="d", input_column=["id", "a"])
+
+
+def test_a_column_that_numbers_the_rows_of_several_splits_is_warned_of_once(tmp_path):
+    for name in ("train", "test"):
+        a = np.random.default_rng(0).normal(size=30)
+        save(tmp_path / "d" / name, {"id": list(range(30)), "a": a, "label": [0, 1] * 15})
+    (tmp_path / "d" / "dataset_dict.json").write_text('{"splits": ["train", "test"]}')
+    with pytest.warns(UserWarning, match="column 'id' numbers the rows") as told:
+        saved_dataset(tmp_path, path="d", input_column=["id", "a"])
+    assert ["numbers the rows" in str(each.message) for each in told].count(True) == 1
