@@ -165,7 +165,7 @@ def test_scripts_import_what_there_is():
 
 def test_libraries_that_one_source_needs_are_extras():
     text = (ROOT / "pyproject.toml").read_text()
-    for extra, library in (("hdf5", "h5py"), ("nifti", "nibabel")):
+    for extra, library in (("hdf5", "h5py"), ("nifti", "nibabel"), ("parquet", "pyarrow")):
         assert re.search(rf'^{extra} = \["{library}>=[\d.]+"\]', text, re.MULTILINE)
         assert library not in text[text.index("dependencies") : text.index("[project.optional-dependencies]")]
 
