@@ -182,6 +182,24 @@ def test_an_error_of_one_rank_ends_the_job_with_its_message(before):
     assert (rank, text) == (0, "fedmpi [rank 3 on node]: error: the ninth wave")
 
 
+@pytest.mark.parametrize("failing", [1, 2, 5])
+def test_each_host_with_a_console_of_its_own_shows_the_error_once(failing):
+    """Two ranks a host; rank 0 speaks at the first one."""
+    job = SimulatedJob(6, per_host=2, start=30, round=60)
+
+    def program(rank):
+        rank.connect()
+        rank.clock.sleep(5)
+        if rank.number == failing:
+            rank.fail(ValueError("the ninth wave"), 2)
+        rank.clock.sleep(500)
+
+    assert job.run(program) == {}
+    assert {text for _, text in job.messages} == {f"fedmpi [rank {failing} on node]: error: the ninth wave"}
+    assert sorted(job.host_of(rank) for rank, _ in job.messages) == [0, 1, 2]
+    assert set(job.codes) == {2}
+
+
 def test_the_first_of_several_errors_counts():
     plan = [step(1, "middle", "fail", 1), step(2, "middle", "sleep", 1, s=0.2), step(2, "gather", "fail", 1)]
     job, _, _ = play(3, 2, *plan)
