@@ -34,6 +34,11 @@ About = tuple[int | None, tuple[str, ...]]
 Message = tuple[int, Tensor]  # (peer, tensor (n,))
 Posted = list[Any]  # messages under way, as the back end knows them
 ALLGATHER_BYTES = 4096  # the most bytes that a rank may give to one allgather_bytes
+START_REMEDY = (  # where ranks do not come to the first allgather
+    ".\nHave all ranks been started, on each host with the same number of ranks, address and port, and can each host "
+    "reach that address? comm.interface chooses the network (fedmpi doctor lists them), comm.start_timeout_s how long "
+    "ranks wait."
+)
 
 
 T = TypeVar("T")
@@ -48,6 +53,13 @@ def ranks(those: Iterable[int], hosts: Mapping[int, str] | None = None) -> str:
 
 class Lost(RuntimeError):  # noqa: N818  (reads as it is meant: `except Lost`)
     """A rank is dead, silent or late; the message names it. The job goes on if all that are left `regroup`."""
+
+
+def absent_error(
+    absent: Iterable[int], size: int, seconds: float, hosts: Mapping[int, str] | None = None, remedy: str = ""
+) -> Lost:
+    """Return the error for ranks, of `size`, that did not come to an allgather in time."""
+    return Lost(f"silent for {seconds:.0f} s: {ranks(absent, hosts)} of {size}{remedy}")
 
 
 class Silent(Lost):
