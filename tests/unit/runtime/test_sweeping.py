@@ -141,7 +141,7 @@ def test_runs_are_compared_by_what_they_are_judged_by(file, tmp_path, protocol, 
     done = fedmpi("sweep", file, *words, cwd=tmp_path)
     assert re.search(rf": {shown} \d", done.stdout), done.stdout + done.stderr
     done = fedmpi("table", file, *words, cwd=tmp_path)
-    assert done.stdout.startswith("accuracy, after the last round"), done.stdout + done.stderr
+    assert done.stdout.startswith(f"{shown}, after the last round"), done.stdout + done.stderr
 
 
 def test_validate(file, tmp_path):
