@@ -134,8 +134,8 @@ def collect(sweep: Sweep, metric: str | None, of: str | None, rows: str | None =
     keys = [key for key, *_ in done]
     without = [key for key, (figures, _) in zip(keys, every, strict=True) if metric not in figures]
     if shared not in (None, metric) and len(without) < len(keys):
-        said = f"{_cells(without, keys)}: no {metric} of a global model; {shared}, which all runs have, is compared"
-        notes = (said, *notes)
+        who = _cells(without, keys)
+        notes = (f"{who}: no {metric} of a global model; {shared}, which all runs have, is compared", *notes)
     elif len(having) > 1:
         parts = [f"{name} of {_cells(those, keys)}" for name, those in having.items()]
         notes = (f"not all figures are of one kind: {', '.join(parts)}", *notes)
