@@ -144,6 +144,16 @@ def test_runs_are_compared_by_what_they_are_judged_by(file, tmp_path, protocol, 
     assert done.stdout.startswith(f"{shown}, after the last round"), done.stdout + done.stderr
 
 
+def test_no_sweep_writes_into_a_runs_directory(file, tmp_path):
+    run = tmp_path / "runs" / "few"
+    run.mkdir(parents=True)
+    (run / "metrics.jsonl").write_text("")
+    done = fedmpi("sweep", file, cwd=tmp_path)
+    assert done.returncode == 2
+    assert "sweep.yaml: name: runs/few is the directory of a run, in which no runs of a sweep can lie" in done.stderr
+    assert list(run.iterdir()) == [run / "metrics.jsonl"]
+
+
 def test_validate(file, tmp_path):
     assert fedmpi("validate", file, cwd=tmp_path).stdout.splitlines()[-1] == "ok"
     missing = fedmpi("validate", file, "data.source=mnist", f"data.root={tmp_path}", cwd=tmp_path)
