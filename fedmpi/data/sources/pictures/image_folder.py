@@ -14,6 +14,7 @@ from fedmpi.common.errors import MissingDataError, UserError
 from fedmpi.common.text import natural_order
 from fedmpi.data.dataset import Dataset
 from fedmpi.data.sources.common import PARTS, checked_fraction, joined
+from fedmpi.data.sources.pictures import reading
 from fedmpi.data.sources.pictures.decode import Axes, DecodeOptions, Pages, PixelRange, Size, is_picture
 from fedmpi.data.sources.pictures.folders import classes_in, files_in
 from fedmpi.data.sources.pictures.held_out import check_site, held_out, parted
@@ -78,7 +79,8 @@ def image_folder(
     if not homes:
         raise UserError(f"image_folder: {folder} holds no folder of a site (data.sites)")
     names = class_names or natural_order(name for home in homes for name in classes_in(_training(home, root)))
-    found = [_one(home, names, decoding, val, test_fraction, root) for home in homes]
+    with reading.warned_of_once():
+        found = [_one(home, names, decoding, val, test_fraction, root) for home in homes]
     if sites or site is not None:
         found = [check_site(d, home.name, str(home), names, small_sites) for d, home in zip(found, homes, strict=True)]
     return joined(found, [home.name for home in homes]) if sites and site is None else found[0]
