@@ -119,7 +119,7 @@ def test_a_patient_is_not_trained_on_at_one_site_and_a_test_at_another(tmp_path,
     write(tmp_path, header="path,label,site,who,age,part", rows=[*rows, *ends])
     write(tmp_path, header="path,label,site,who,age,part", rows=[*rows, *ends[1:]], name="b.csv")
     options = {"features": ["age"]} if source == "table" else GREY
-    options |= {"site_column": "site", "group_column": "who", "split_column": "part"}
+    options = {**options, "site_column": "site", "group_column": "who", "split_column": "part"}
     read = {"table": table, "csv_images": csv_images}[source]
     with pytest.raises(
         UserError, match=r"a\.csv, line 20: rows of 'p3' \(who\) .* test part, and .*line 5 of the train"
