@@ -13,6 +13,7 @@ from fedmpi.cli.training import train
 from fedmpi.common.errors import UserError
 from fedmpi.config import Settings
 from fedmpi.config import sweep as files
+from fedmpi.runtime.reading.files import is_run
 
 SweepFile = Annotated[Path, typer.Argument(metavar="SWEEP", help="A YAML file with `over`.")]
 
@@ -41,11 +42,15 @@ def sweep(
     """Train every run that SWEEP asks for and that is not done yet, side by side on this machine or in Slurm. A run
     lies in output/NAME/RUN, has the bits of `fedmpi run`, and goes on where it was stopped."""
     asked = files.load(file, overrides or ())
+    place = asked.settings(asked.first()[0]).output
+    if is_run(place):
+        said = f"{place} is the directory of a run, in which no runs of a sweep can lie"
+        raise UserError(f"{file}: name: {said}; choose another name")
     if run is not None:
         raise typer.Exit(_one(asked, run))
     from fedmpi.runtime.sweeping import slurm
 
-    if resume and not (place := asked.settings(asked.first()[0]).output).is_dir():
+    if resume and not place.is_dir():
         raise UserError(f"--resume: there is no {place}: nothing of {file} was begun here; leave --resume out")
     given = slurm.Asked(max_running, partition, time, gpus, account, ranks, tuple(option or ()))
     if sbatch:
@@ -69,7 +74,7 @@ def sweep(
     alone()
     code = runs.run(asked, jobs, train_child, show)
     if not code:
-        folder = shlex.quote(str(asked.settings(asked.first()[0]).output))
+        folder = shlex.quote(str(place))
         show(f"next: fedmpi table {folder}; fedmpi report {folder}")
     raise typer.Exit(code)
 

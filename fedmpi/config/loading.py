@@ -11,7 +11,7 @@ Loading does not import torch, so that every rank reports a mistake at once.
 import json
 import os
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import reduce
 from pathlib import Path
 from typing import Any
@@ -121,6 +121,8 @@ class _Files:
                 below = merge(below, self.merged(path.parent / base, around))
             except UserError as error:
                 own.problems.append(f"{origin}: base: {error}")
+        if "over" in own.data and "over" not in below.data:  # a run's name is not that of a sweep over it
+            below = replace(below, data={key: value for key, value in below.data.items() if key != "name"})
         return merge(below, own)
 
 

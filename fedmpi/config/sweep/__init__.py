@@ -14,7 +14,8 @@
       values: {fedavg: {"0.1": 42.3, "0.5": [73.9, 0.4]}}       a mean, or mean and standard deviation; of several
                                        metrics ([accuracy, loss]) a list with one of each, null where it is not known
 
-Each axis is a layer over the file, in the order in which they stand; a run is one label of each.
+Each axis is a layer over the file, in the order in which they stand; a run is one label of each. Without `name` the
+sweep is called as its file: the name of a run that it is based on is left to that run.
 """
 
 from __future__ import annotations

@@ -233,7 +233,16 @@ def dataset(
     nothing says the test part.
     """
     everyone = [(pair, site) for site, its in found.items() for pair in its]
-    tell_of_travellers([pair.group for pair, _ in everyone if pair.group], [site for _, site in everyone])
+    if pairs.columns.split:  # of all sites at once: a patient of two of them is one patient
+        given = [pair for pair, _ in everyone if pair.group]
+        check_groups(
+            [pair.group for pair in given],
+            [pair.part != "test" for pair in given],
+            lambda k: given[k].at,
+            f"{pairs.columns.group}",
+        )
+    else:
+        tell_of_travellers([pair.group for pair, _ in everyone if pair.group], [site for _, site in everyone])
     parts = []
     for site, its in found.items():
         kept = [pair for pair in its if val == "join" or pair.part != "val"]

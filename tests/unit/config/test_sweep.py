@@ -43,7 +43,7 @@ over:
     assert (settings.method.name, settings.method.options) == ("fedprox", {"mu": 0.5})
     assert settings.data.partition.options == {"alpha": 1}
     assert (settings.train.lr, settings.train.epochs, settings.seed, settings.rounds) == (0.5, 3, 2, 7)
-    assert (str(settings.output), settings.name) == ("runs/table", "fedprox_alpha-1_fast_seed-2")
+    assert (str(settings.output), settings.name) == ("runs/sweep", "fedprox_alpha-1_fast_seed-2")
     assert settings.data.partition.clients == 4  # what no axis names is the file's
     assert len({each.name for _, each in runs}) == len(runs)
     covering = list(found.covering())
@@ -78,6 +78,23 @@ def test_what_no_axis_names_can_be_set_for_all(tmp_path):
     assert {(settings.rounds, settings.train.lr) for _, settings in runs} == {(3, 0.5)}
     one = "over: {train.lr: [0.1], cut: {small: {train: {lr: 0.05}}}}\n"  # one label: nothing to mix it up with
     assert [settings.train.lr for _, settings in sweep.load(write(tmp_path, one)).runs()] == [0.05]
+
+
+def test_the_name_of_a_run_that_it_is_based_on_is_not_a_sweeps(tmp_path):
+    """It would write into its directory. A sweep's own name holds, and that of a larger sweep that it is a part of."""
+
+    def place(file, *given):
+        found = sweep.load(file, given)
+        return found.settings(found.first()[0]).output.name
+
+    file = write(tmp_path, "over: {seed: [0, 1]}\n", name="seeds.yaml")
+    assert place(file) == "seeds"
+    assert place(file, "name=other") == "other"
+    assert config.load(tmp_path / "base.yaml").name == "table"
+    write(tmp_path, "name: mine\nover: {seed: [0, 1]}\n", name="seeds.yaml")
+    assert place(file) == "mine"
+    (tmp_path / "part.yaml").write_text("base: [seeds.yaml]\nonly: {seed: 0}\n")
+    assert place(tmp_path / "part.yaml") == "mine"
 
 
 def test_published_figures(tmp_path):

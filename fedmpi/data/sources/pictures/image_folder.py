@@ -81,7 +81,8 @@ def image_folder(
     names = class_names or natural_order(name for home in homes for name in classes_in(_training(home, root)))
     parts = [_files(home, names, val, root) for home in homes]
     reading.warn_of_depths([path for train, test, _ in parts for path in (*train.paths, *test.paths)], decoding)
-    found = [_dataset(*its, names, decoding, test_fraction) for its in parts]
+    with reading.warned_of_once():
+        found = [_dataset(*its, names, decoding, test_fraction) for its in parts]
     if sites or site is not None:
         found = [check_site(d, home.name, str(home), names, small_sites) for d, home in zip(found, homes, strict=True)]
     return joined(found, [home.name for home in homes]) if sites and site is None else found[0]

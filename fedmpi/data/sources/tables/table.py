@@ -125,7 +125,8 @@ def table(
     rows = without_gaps(rows, options.categorical, features, missing, needed, small_sites)
     aim = targets(rows, named["label_column"], target, class_names)
     owner, names = _owners(rows, site_column, site)
-    tell_of_travellers(_groups(rows, group_column), [names[k] for k in owner] if names else ())
+    if split_column is None:
+        tell_of_travellers(_groups(rows, group_column), [names[k] for k in owner] if names else ())
     train = _parts(rows, split_column, group_column, owner, aim, test_fraction)
     keep, owner, names = check_sites(rows, aim, owner, names, train, small_sites, site is not None)
     rows, aim, train = rows.keep(keep), aim.keep(keep), train[keep]
@@ -271,9 +272,7 @@ def _parts(
             if word not in PARTS:
                 raise UserError(f"{rows.at(row)}: column {split_column!r} holds {word!r}; allowed: {', '.join(PARTS)}")
         parts = np.array([PARTS[word] for word in words], dtype=bool)
-        for k in np.unique(owner) if len(groups) else ():
-            its = rows.keep(np.flatnonzero(owner == k))
-            check_groups(groups[owner == k], parts[owner == k], its.at, f"{group_column}")
+        check_groups(groups, parts, rows.at, f"{group_column}")  # of all sites: a patient of two is one patient
         return parts
     train = np.ones(len(rows), dtype=bool)
     for k in np.unique(owner):
