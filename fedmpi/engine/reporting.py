@@ -128,7 +128,7 @@ class Reporter:
         """What differs from client to client goes to all of them where the method's evaluation may look at it."""
         asked = self.evaluator.asked()
         if any(overrides(self.worker.method, hook) for hook in ("weights", "predict", "tune")):
-            return self.exchange.deliver(t, asked, self.states.owner, self.server)
+            return self.exchange.send_downloads(t, asked, self.states.owner, self.server)
         return dict.fromkeys(asked, self.exchange.no_download())
 
 

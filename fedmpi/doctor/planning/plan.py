@@ -226,7 +226,7 @@ def _seconds(
     busiest = []
     for t in range(min(count, SEEN)):
         load: dict[int, float] = {}
-        for k, rank in fed.scheduler.placed(t).items():
+        for k, rank in fed.scheduler.assign(t).items():
             load[rank] = load.get(rank, 0.0) + each.seconds(int(sizes[k]), steps)
         busiest.append(max(load.values()))
     training = fmean(busiest) * crowded
