@@ -217,9 +217,6 @@ def _be(job: dict[str, Any], files: list[int]) -> None:
         os.chdir(job["cwd"])
         os.environ.clear()
         os.environ.update(job["env"])
-        from fedmpi.common import parent
-
-        parent.PID = os.getppid()  # the server: a test of launchers that die starts the command itself
         code = _run(job["arguments"])
         sys.stdout.flush()
         sys.stderr.flush()

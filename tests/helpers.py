@@ -334,6 +334,7 @@ def invoke(*arguments: object, cwd: Path = ROOT, env: dict[str, str] | None = No
         for number, handler in handlers.items():
             signal.signal(number, handler)
         gc.unfreeze()
+        gc.enable()
     return subprocess.CompletedProcess(words, code, out.getvalue(), err.getvalue())
 
 

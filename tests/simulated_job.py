@@ -357,7 +357,7 @@ class SimulatedRank:
     def connect(self) -> Gloo:
         """What `fedmpi.comm.connect` builds, with simulated parts."""
         job, timeouts = Job("slurm", self.number, self.job.size, self.number, self.job.size, "node"), self.timeouts
-        self.alarm = Alarm(job, timeouts, SimulatedProcess(self), lambda pid: self.job.launcher_alive)
+        self.alarm = Alarm(job, timeouts, SimulatedProcess(self), lambda pid, parent: self.job.launcher_alive)
         store = SimulatedStore(self)
         self.alarm.listen(store.another)
         allgather = StoreAllgather(store, self.number, range(self.job.size), timeouts=timeouts)

@@ -26,7 +26,7 @@ from fedmpi.comm.timeouts import Timeouts
 from fedmpi.common import heap, places
 from fedmpi.common.blame import remedy
 from fedmpi.common.errors import UserError
-from fedmpi.common.signals import StopRequest
+from fedmpi.common.signals import CommandProcess, StopRequest
 from fedmpi.config import Settings, machine
 from fedmpi.config.later import comparable
 from fedmpi.runtime import build, build_data, consistency, memory, recorded
@@ -84,10 +84,10 @@ def set_numerics(settings: Settings) -> None:
 
 def execute(
     settings: Settings,
-    command: StopRequest | None = None,
+    command: CommandProcess | None = None,
     after: Callable[[dict[str, Any]], object] = lambda _: None,
 ) -> tuple[dict[str, Any], int]:
-    """One rank's run: (summary at rank 0, exit code). command: its ear, if the process is `fedmpi run` and ends soon.
+    """One rank's run: (summary at rank 0, exit code). command: the process of `fedmpi run`, which ends soon.
     after: what rank 0 does with the summary while the others wait: once they have left, launchers may end it.
     The exit code: 0 finished, 75 stopped by a signal, 128 + n without checkpoints, 1 come apart (faults.on_divergence:
     stop). Of the ranks of a job that was stopped rank 0 has that code, and leaves last; the others have 0. A job ends
@@ -96,9 +96,11 @@ def execute(
     In a single process mistakes are raised; in a job of several ranks they are printed once, and end it.
     """
     tell_fatal_signals()
-    job = detect(os.environ)
+    process = command or CommandProcess()
+    job = replace(detect(os.environ), parent_pid=process.parent_pid)
     timeouts = Timeouts(settings.comm.start_timeout_s, settings.comm.round_timeout_s)
-    alarm, stop, until_end = Alarm(job, timeouts), command or StopRequest(), ExitStack()
+    stop, until_end = process.stop, ExitStack()
+    alarm = Alarm(job, timeouts, stop=stop)
     try:
         until_end.enter_context(places.here())
         until_end.enter_context(warned.heard())

@@ -24,7 +24,8 @@ from typing import TYPE_CHECKING, NoReturn
 from fedmpi.comm.launchers.job import Job
 from fedmpi.comm.loss.leaving import Process
 from fedmpi.comm.timeouts import Timeouts
-from fedmpi.common import parent, signals
+from fedmpi.common.launcher_process import is_alive
+from fedmpi.common.signals import StopRequest
 
 if TYPE_CHECKING:
     from torch.distributed import Store
@@ -54,13 +55,16 @@ class Alarm:
         job: Job,
         timeouts: Timeouts | None = None,
         process: Process | None = None,
-        launcher_is_alive: Callable[[int], bool] = parent.alive,
+        launcher_is_alive: Callable[[int, int], bool] = is_alive,
+        stop: StopRequest | None = None,
     ) -> None:
+        """stop: the requests that this process has had to stop."""
         self.job, self.timeouts, self.process = job, timeouts or Timeouts(), process or Process(job)
         self.clock = self.timeouts.clock
         self.will: Callable[[str], str] = lambda reason: ""
         self.heed: Callable[[str | None, Store], None] = lambda line, store: None
         self.asked: Callable[[str, Store], None] = lambda line, store: None
+        self.stop = stop or StopRequest()
         self.members = set(range(job.size))  # whose causes count
         self.at = 0  # lines of the news that are read
         self._open: Callable[[], Store] | None = None
@@ -90,7 +94,7 @@ class Alarm:
             self.process.restore_sigterm()
             clock.sleep(limits.defer)
             self._find()
-            if self._open is None and signals.COMMAND.signal == signal.SIGTERM:  # another rank did fail
+            if self._open is None and self.stop.signal == signal.SIGTERM:  # another rank did fail
                 self.process.end_job(code)
         first, said = self._tell(cause)
         first = first or self._heard  # by which rank 0 ended the job
@@ -231,7 +235,7 @@ class Alarm:
 
     # ---- the launcher ----
     def _watch(self, launcher: int) -> None:
-        while self.launcher_is_alive(launcher):
+        while self.launcher_is_alive(launcher, self.job.parent_pid):
             self.clock.sleep(self.timeouts.launcher)
         if self.job.local_rank and self.job.rank:  # one of this host says so; it would not be heard from others either
             self._wait_for_launcher()
