@@ -123,7 +123,7 @@ def _serve(name: str) -> NoReturn:
     del sys.path[0]  # this folder, where the command would not look
     import fedmpi.common.torchvision_compat
     import fedmpi.data.sources.pictures.image_folder
-    import fedmpi.runtime.launch  # noqa: F401
+    import fedmpi.runtime.run  # noqa: F401
 
     listener = socket.socket(socket.AF_UNIX)
     listener.bind(name)

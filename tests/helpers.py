@@ -189,7 +189,9 @@ def prepare(
     rows: list[dict[str, Any]] = []
     lines: list[dict[str, Any]] = []
     updates: list[dict[str, Any]] = []
-    fed = build.federation(made, comm or Solo(device), stop, Sink(rows.append, lines.extend, updates=updates.append))
+    sink = Sink()
+    sink.round, sink.clients, sink.updates = rows.append, lines.extend, updates.append
+    fed = build.federation(made, comm or Solo(device), stop, sink)
     return FinishedRun(fed, made, rows, lines, "", w0, b0, updates)
 
 

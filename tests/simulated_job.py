@@ -365,7 +365,7 @@ class SimulatedRank:
         membership = Membership(store, self.number, self.job.size, self.alarm)
         self.comm = Gloo(job, group, allgather, membership, timeouts, self.make_group)
         self.comm.at_end = self.alarm.hush
-        self.alarm.asked = lambda line, opened: silence.answer(line, self.number, self.comm.awaits, opened)
+        self.alarm.subscribe(lambda line, opened: silence.answer(line, self.number, self.comm.awaits, opened))
         return self.comm
 
     @property

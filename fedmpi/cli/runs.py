@@ -42,23 +42,23 @@ def run(context: typer.Context, config: Config, overrides: Overrides = None) -> 
 def _train(settings: Settings, process: CommandProcess) -> NoReturn:
     fit(settings)
     with importing():
-        from fedmpi.runtime import launch  # noqa: F401  without looking for garbage
+        import fedmpi.runtime.run  # noqa: F401  without looking for garbage
 
     raise typer.Exit(train(settings, process))
 
 
 def train(settings: Settings, process: CommandProcess) -> int:
-    """Train, write the report page of the run, and return the exit code (runtime/launch.py)."""
-    from fedmpi.runtime import launch
+    """Train, write the report page of the run, and return the exit code (runtime/run.py)."""
+    from fedmpi.runtime.run import execute
 
-    def after(result: dict[str, Any]) -> None:
+    def after(settings: Settings, result: dict[str, Any]) -> None:
         from fedmpi.analysis.pages import report
 
         written = report.after_run(settings, result)
         if written is not None:
             show(f"report: {written}")
 
-    return launch.execute(settings, process, after)[1]
+    return execute(settings, process, after)[1]
 
 
 @app.command(short_help="Go on with a run.")
@@ -114,9 +114,9 @@ def validate(config: Config, overrides: Overrides = None) -> None:
     settings = configs.load(config, overrides or ())
     fit(settings)
     with importing():
-        from fedmpi.runtime import launch
+        from fedmpi.runtime.validate import validate_settings
 
-    table(launch.validate(settings))
+    table(validate_settings(settings))
 
 
 @app.command(short_help="Show who holds which samples.")

@@ -60,8 +60,8 @@ def sweep(
         from fedmpi.runtime.sweeping import sweep as runs
 
         if not status and not check:
+            import fedmpi.runtime.run  # noqa: F401
             from fedmpi.analysis.pages import report  # noqa: F401  once for all runs
-            from fedmpi.runtime import launch  # noqa: F401
     if check:
         return runs.check(asked, show)
     if status:
@@ -84,7 +84,7 @@ def _one(asked: files.Sweep, name: str, process: CommandProcess) -> int:
         return 0
     fit(settings)
     with importing():
-        from fedmpi.runtime import launch  # noqa: F401
+        import fedmpi.runtime.run  # noqa: F401
     return train(settings, process)
 
 

@@ -13,9 +13,10 @@ from random import SystemRandom
 
 from fedmpi.common.signals import CommandProcess
 from fedmpi.config.schema import Settings
-from fedmpi.runtime import launch, trust
+from fedmpi.runtime import trust
 from fedmpi.runtime.record.durable import Damaged, read_tensors
 from fedmpi.runtime.resuming import replay, resume
+from fedmpi.runtime.run import execute
 
 RARELY = 1_000_000  # rounds between checkpoints of a replay
 NEAR = 10  # rounds, that are trained for the sake of the last one
@@ -77,7 +78,7 @@ def again(run: Path, trusted: bool, overrides: Sequence[str], start: int, last: 
         process = CommandProcess()
         process.stop.after = min(last + 2, total)
         with trust.guard(trusted), redirect_stdout(io.StringIO()):
-            result, _ = launch.execute(settings, process)
+            result, _ = execute(settings, process)
         if process.stop.signal:
             raise KeyboardInterrupt
         yield Again(Path(result["directory"]), result["exit_reason"] == "stopped")

@@ -18,11 +18,11 @@ if TYPE_CHECKING:
 
 def run(directory: Path, settings: Settings, trusted: bool, say: Callable[[str], None], process: CommandProcess) -> int:
     """Replay the rounds that the run has and compare; the exit code: 0 where all have the same bits, 1 where not."""
-    from fedmpi.runtime import launch
+    from fedmpi.runtime.run import execute
 
     process.stop.after = len(_hashes(directory / "metrics.jsonl"))
     with trust.guard(trusted):
-        result, code = launch.execute(settings, process)
+        result, code = execute(settings, process)
     if "directory" not in result or (code and not process.stop.enough):  # the other ranks have nothing to compare
         return code
     said, same = compare(directory, Path(result["directory"]))

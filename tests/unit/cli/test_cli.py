@@ -20,7 +20,8 @@ from fedmpi.common import options, registry
 from fedmpi.common.errors import UserError
 from fedmpi.common.signals import SIGNALS
 from fedmpi.common.typewords import value_words
-from fedmpi.runtime import catalog, launch
+from fedmpi.runtime import catalog
+from fedmpi.runtime import run as run_module
 from fedmpi.runtime.catalog_options import description
 
 GOOD = """\
@@ -40,7 +41,7 @@ def path(tmp_path):
 
 @pytest.fixture
 def engine(monkeypatch):
-    """Stands for fedmpi.runtime.launch, which trains; remembers the settings that it was given."""
+    """Stands for fedmpi.runtime.run and fedmpi.runtime.validate; remembers the settings that it was given."""
     fake = types.SimpleNamespace(seen=[], outcome=0)
 
     def execute(settings, command, after):
@@ -50,9 +51,10 @@ def engine(monkeypatch):
             raise fake.outcome
         return {}, fake.outcome
 
-    fake.execute, fake.validate = execute, lambda settings: [("clients", "4"), ("model", settings.model.name)]
-    monkeypatch.setitem(sys.modules, "fedmpi.runtime.launch", fake)
-    monkeypatch.setattr(runtime, "launch", fake, raising=False)
+    fake.execute, fake.validate_settings = execute, lambda settings: [("clients", "4"), ("model", settings.model.name)]
+    monkeypatch.setitem(sys.modules, "fedmpi.runtime.run", fake)
+    monkeypatch.setitem(sys.modules, "fedmpi.runtime.validate", fake)
+    monkeypatch.setattr(runtime, "run", fake)
     return fake
 
 
@@ -65,7 +67,7 @@ def alone(monkeypatch):
     for name in shared.THREAD_VARIABLES:
         monkeypatch.setenv(name, "7")
     monkeypatch.setattr(sys, "path", list(sys.path))
-    monkeypatch.setattr(launch, "Timeouts", partial(Timeouts, reply=0.1))
+    monkeypatch.setattr(run_module, "Timeouts", partial(Timeouts, reply=0.1))
     handlers = {number: signal.getsignal(number) for number in SIGNALS}
     yield
     gc.enable()
