@@ -30,7 +30,6 @@ from fedmpi.common.errors import COME_AGAIN, UserError
 from fedmpi.common.signals import CommandProcess, StopRequest
 from fedmpi.config import Settings
 from fedmpi.config.later import comparable
-from fedmpi.engine.faults import recovery
 from fedmpi.engine.faults.losses import Losses
 from fedmpi.engine.federation import Federation
 from fedmpi.runtime import build, build_data, consistency, memory
@@ -154,8 +153,7 @@ def _agree(run: RunContext) -> None:
     settings, comm, timeout_s = run.settings, run.comm, run.settings.comm.start_timeout_s
     if settings.data.silos and settings.data.audit and comm.rank:
         comm.audit = Audit()
-    items = comparable(settings.digest_items())
-    consistency.agree(comm, {key: consistency.of(text) for key, text in items.items()}, timeout_s)
+    consistency.agree(comm, {key: consistency.of(text) for key, text in compared(settings).items()}, timeout_s)
     if settings.data.silos:
         run.experiment = build.experiment(settings, build_data.siloed(settings, comm), run.device)
     run.ranks = exchange_facts(run)
@@ -168,6 +166,15 @@ def _agree(run: RunContext) -> None:
     consistency.agree(comm, digests, timeout_s)
     if comm.rank == 0:
         run.identity = {**written(settings).identity(), **digests}
+
+
+def compared(settings: Settings) -> dict[str, str]:
+    """Return the settings that all ranks must have in common, by dotted key.
+
+    What one config leaves out equals the default that another one names: rank 0 may go on from the config.yaml of the
+    run, the others from the user's own.
+    """
+    return comparable(written(settings).digest_items())
 
 
 def exchange_facts(run: RunContext) -> list[dict[str, Any]]:
@@ -254,9 +261,9 @@ def _restore(run: RunContext, fed: Federation) -> int:
     if comm.rank == 0:
         told = {"job": round(time.time(), 3), "name": recorder.directory.path.name, "going_on": run.is_resumed}
         told |= {"losses": resume.losses_of(settings, recorder.directory), "placement": resume.placement_of(settings)}
-    heard = recovery.told(comm, told)
-    fed.roster.losses = Losses(heard["losses"])
-    fed.roster.given = resume.of_same_ranks(heard["placement"], fed, made)
+    heard = comm.broadcast_json(told)
+    fed.scheduler.losses = Losses(heard["losses"])
+    fed.scheduler.given = resume.of_same_ranks(heard["placement"], fed, made)
     there = settings.working_dir / settings.output / heard["name"]
     path = there.absolute() if comm.rank else recorder.directory.path
     if comm.audit is not None:  # here, if this host does not see rank 0's directory
@@ -305,9 +312,9 @@ def _resume_records(run: RunContext, fed: Federation, after: int) -> None:
     known = directory.begin_after(after, over or (after + 1) % settings.evaluate.every == 0, whole)
     if best and best.round is not None:
         recorder.best(best)
-    if fed.roster.losses.rows or (directory.path / "faults.jsonl").exists():
-        directory.write_losses(fed.roster.losses.rows)
-    fed.roster.recorded = {k: v for row in directory.placement()[-1:] for k, v in row.items() if k != "round"}
+    if fed.scheduler.losses.rows or (directory.path / "faults.jsonl").exists():
+        directory.write_losses(fed.scheduler.losses.rows)
+    fed.scheduler.recorded = {k: v for row in directory.placement()[-1:] for k, v in row.items() if k != "round"}
     say(report_text.goes_on(after, settings.rounds, known))
 
 

@@ -105,7 +105,7 @@ class Recorder(Sink):
         model, best = self.experiment.model, fed.server.best
         self.directory.write_model(model.state_dict(fed.server.w, fed.server.b), self.model_facts)
         ended = f"signal {self.stop.signal}" if reason == "stopped" and self.stop.signal else reason
-        ended = f"diverged: {fed.report.watch.said}" if reason == "apart" else ended
+        ended = f"diverged: {fed.reporter.watch.said}" if reason == "apart" else ended
         ended = f"enough: {best.why}" if reason == "enough" and best else ended
         result = self._write_summary(ended)
         self.loggers.end(result)

@@ -13,7 +13,7 @@ from fedmpi.common.errors import UserError
 from fedmpi.methods import registry as every_method
 from fedmpi.runtime import catalog, catalog_options
 from fedmpi.runtime.record import whole
-from fedmpi.runtime.run import execute
+from fedmpi.runtime.run import compared, execute
 
 SUPPLIED = {
     "models": ("input_shape", "classes"),
@@ -49,6 +49,7 @@ def test_the_written_config_gives_the_same_run(tmp_path, name):
     again = config.load(tmp_path / "config.yaml")
     assert again.resolved() == full.resolved()
     assert whole.of(again).identity() == full.identity()
+    assert compared(again) == compared(asked)
     assert set(asked.resolved()["method"]) <= set(full.resolved()["method"])
     one, two = play(asked), play(again)
     assert one.hashes == two.hashes
