@@ -21,7 +21,7 @@ from fedmpi.comm.backends.solo import Solo
 from fedmpi.engine.scheduler import ClientScheduler
 from fedmpi.flat import linear
 from fedmpi.methods import registry
-from fedmpi.runtime.launch import set_numerics
+from fedmpi.runtime.run import set_numerics
 
 
 def wire(up, down):

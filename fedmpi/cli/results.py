@@ -130,7 +130,7 @@ def reproduce(
     asked = sweep.load(path, overrides or ())
     fit(asked.settings(asked.first()[0]))
     with importing():
-        from fedmpi.runtime import launch  # noqa: F401  once for all runs
+        import fedmpi.runtime.run  # noqa: F401  once for all runs
         from fedmpi.runtime.sweeping import sweep as runs
 
     reproduction.bring(asked, show)

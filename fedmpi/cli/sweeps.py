@@ -7,10 +7,10 @@ from typing import Annotated, NoReturn
 import typer
 
 from fedmpi.cli.ending import run_command
-from fedmpi.cli.runs import app
+from fedmpi.cli.runs import app, train
 from fedmpi.cli.shared import Overrides, alone, fit, importing, show
-from fedmpi.cli.training import train
 from fedmpi.common.errors import UserError
+from fedmpi.common.signals import CommandProcess
 from fedmpi.config import Settings
 from fedmpi.config import sweep as files
 
@@ -19,6 +19,7 @@ SweepFile = Annotated[Path, typer.Argument(metavar="SWEEP", help="A YAML file wi
 
 @app.command(short_help="Train all runs of a file.")
 def sweep(
+    context: typer.Context,
     file: SweepFile,
     overrides: Overrides = None,
     jobs: Annotated[str, typer.Option(help="Runs at a time; auto: as many as cores, memory and GPUs allow.")] = "auto",
@@ -42,7 +43,7 @@ def sweep(
     lies in output/NAME/RUN, has the bits of `fedmpi run`, and goes on where it was stopped."""
     asked = files.load(file, overrides or ())
     if run is not None:
-        raise typer.Exit(_one(asked, run))
+        raise typer.Exit(_one(asked, run, context.obj))
     from fedmpi.runtime.sweeping import slurm
 
     if resume and not (place := asked.settings(asked.first()[0]).output).is_dir():
@@ -59,8 +60,8 @@ def sweep(
         from fedmpi.runtime.sweeping import sweep as runs
 
         if not status and not check:
+            import fedmpi.runtime.run  # noqa: F401
             from fedmpi.analysis.pages import report  # noqa: F401  once for all runs
-            from fedmpi.runtime import launch  # noqa: F401
     if check:
         return runs.check(asked, show)
     if status:
@@ -74,7 +75,7 @@ def sweep(
     raise typer.Exit(code)
 
 
-def _one(asked: files.Sweep, name: str) -> int:
+def _one(asked: files.Sweep, name: str, process: CommandProcess) -> int:
     """A run of a sweep, on this rank of any launcher's; where it is done, nothing."""
     from fedmpi.runtime.sweeping import progress, slurm
 
@@ -83,8 +84,8 @@ def _one(asked: files.Sweep, name: str) -> int:
         return 0
     fit(settings)
     with importing():
-        from fedmpi.runtime import launch  # noqa: F401
-    return train(settings)
+        import fedmpi.runtime.run  # noqa: F401
+    return train(settings, process)
 
 
 @app.command(short_help="Show a sweep as a table.")
@@ -121,5 +122,6 @@ def table(
 
 
 def train_child(settings: Settings) -> NoReturn:
-    """What the child of a sweep does: as `fedmpi run`."""
-    run_command(lambda: train(settings))
+    """Train one run of a sweep in a child process, as `fedmpi run` does."""
+    process = CommandProcess()
+    run_command(lambda: train(settings, process), process)

@@ -10,7 +10,7 @@ from doc_commands import BATCH, COMMANDS, FILES, PAGES, RUN, SITES, blocks, file
 from helpers import ROOT
 
 from fedmpi import config, method
-from fedmpi.cli import app
+from fedmpi.cli.commands import load_app
 from fedmpi.config.values import flat
 from fedmpi.data.fetching.getting import SETS
 from fedmpi.data.fetching.medmnist import TABLE
@@ -53,6 +53,7 @@ def test_the_pages_have_what_these_tests_look_for():
 
 @pytest.mark.parametrize("text", [pytest.param(text, id=name) for name, kind, text in BLOCKS if kind == "bash"])
 def test_names_in_what_cannot_be_run_here(text):
+    app = load_app()
     commands = {command.name or command.callback.__name__ for command in app.registered_commands}
     commands |= {group.name for group in app.registered_groups}
     assert set(re.findall(r"(?<!-n )\bfedmpi ([a-z]+)", text)) <= commands

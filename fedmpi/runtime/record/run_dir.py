@@ -45,7 +45,6 @@ import numpy as np
 import safetensors.torch
 import torch
 
-from fedmpi.common import places
 from fedmpi.common.errors import UserError
 from fedmpi.common.redaction import redacted
 from fedmpi.config.yaml_source import text_for
@@ -59,14 +58,14 @@ END_S = 5.0  # allowed for a write in progress where a run is ended
 
 class RunDirectory:
     """One run's directory; `path` exists, and is absolute; messages have it as `shown`, as it was given. Files have the
-    modes that the umask leaves, or are the user's alone."""
+    modes that the umask leaves, or are the user's alone. A relative path is one below `working_dir`."""
 
-    def __init__(self, path: Path, private: bool = False) -> None:
-        self.path, self.shown, self.private = places.fixed(path), path, private
+    def __init__(self, path: Path, private: bool = False, working_dir: Path = Path()) -> None:
+        self.path, self.shown, self.private = (working_dir / path).absolute(), path, private
         self._lock = threading.RLock()  # of the one thread that writes: the main one, or one that ends the run
 
     @classmethod
-    def create(cls, output: str | Path, name: str, private: bool = False) -> "RunDirectory":
+    def create(cls, output: str | Path, name: str, private: bool = False, working_dir: Path = Path()) -> "RunDirectory":
         """A new directory output/name, or name-2, name-3, ...: never an existing one, even if two runs start at once.
 
         private: mode 0700, whatever the umask; files 0600.
@@ -78,11 +77,11 @@ class RunDirectory:
         while True:
             path = Path(output) / (name if number == 1 else f"{name}-{number}")
             try:
-                places.at(output).mkdir(parents=True, exist_ok=True)
-                places.at(path).mkdir(mode=0o700 if private else 0o777)
-                return cls(path, private)
+                (working_dir / output).mkdir(parents=True, exist_ok=True)
+                (working_dir / path).mkdir(mode=0o700 if private else 0o777)
+                return cls(path, private, working_dir)
             except FileExistsError:
-                if not places.at(output).is_dir():
+                if not (working_dir / output).is_dir():
                     raise UserError(f"output: {output} is a file; it must be a directory") from None
                 number += 1
             except OSError as error:

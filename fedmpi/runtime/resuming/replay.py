@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from fedmpi.common.errors import UserError
-from fedmpi.common.signals import StopRequest
+from fedmpi.common.signals import CommandProcess
 from fedmpi.common.text import count
 from fedmpi.runtime import trust
 
@@ -16,15 +16,14 @@ if TYPE_CHECKING:
     from fedmpi.config import Settings
 
 
-def run(directory: Path, settings: Settings, trusted: bool, say: Callable[[str], None]) -> int:
+def run(directory: Path, settings: Settings, trusted: bool, say: Callable[[str], None], process: CommandProcess) -> int:
     """Replay the rounds that the run has and compare; the exit code: 0 where all have the same bits, 1 where not."""
-    from fedmpi.runtime import launch
+    from fedmpi.runtime.run import execute
 
-    stop = StopRequest()
-    stop.after = len(_hashes(directory / "metrics.jsonl"))
+    process.stop.after = len(_hashes(directory / "metrics.jsonl"))
     with trust.guard(trusted):
-        result, code = launch.execute(settings, stop)
-    if "directory" not in result or (code and not stop.enough):  # the other ranks have nothing to compare
+        result, code = execute(settings, process)
+    if "directory" not in result or (code and not process.stop.enough):  # the other ranks have nothing to compare
         return code
     said, same = compare(directory, Path(result["directory"]))
     say(said)
