@@ -8,7 +8,7 @@ from typing import Annotated, NoReturn
 import typer
 
 from fedmpi import config as configs
-from fedmpi.cli.shared import Config, MaybeConfig, Overrides, RunDir, Trust, fit, importing, show, table
+from fedmpi.cli.shared import Config, MaybeConfig, Overrides, RunDir, Trust, fit, importing, table
 from fedmpi.cli.training import train
 from fedmpi.comm.loss.leaving import leave
 from fedmpi.common.errors import UserError
@@ -82,7 +82,7 @@ def replay(
     _stays(directory, overrides or ())
     settings = again.settings(directory.resolve(), trust, overrides or ())
     fit(settings)
-    raise typer.Exit(again.run(directory, settings, trust, show))
+    raise typer.Exit(again.run(directory, settings, trust, typer.echo))
 
 
 @app.command(short_help="Check a config and its data.")
@@ -95,7 +95,7 @@ def validate(config: Config, overrides: Overrides = None) -> None:
         with importing():
             from fedmpi.runtime.sweeping import check
 
-        return check.validate(asked, show)
+        return check.validate(asked, typer.echo)
     settings = configs.load(config, overrides or ())
     fit(settings)
     with importing():
@@ -118,7 +118,7 @@ def partition(
     with importing():
         from fedmpi.analysis import partition as division
 
-    division.analyse(settings, write, draw, show)
+    division.analyse(settings, write, draw, typer.echo)
 
 
 @app.command(short_help="Show what this machine has.")
@@ -127,4 +127,4 @@ def doctor(config: MaybeConfig = None, overrides: Overrides = None) -> None:
     Exit code 1 if something keeps CONFIG from running."""
     from fedmpi.doctor import report
 
-    leave(0 if report.silent() else report.report(show, config, overrides or ()))
+    leave(0 if report.silent() else report.report(typer.echo, config, overrides or ()))

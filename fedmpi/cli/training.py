@@ -2,7 +2,8 @@
 
 from typing import Any
 
-from fedmpi.cli.shared import show
+import typer
+
 from fedmpi.common.signals import COMMAND
 from fedmpi.config import Settings
 
@@ -16,6 +17,6 @@ def train(settings: Settings) -> int:
 
         written = report.after_run(settings, result)
         if written is not None:
-            show(f"report: {written}")
+            typer.echo(f"report: {written}")
 
     return launch.execute(settings, COMMAND, after)[1]
