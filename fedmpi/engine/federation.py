@@ -29,7 +29,7 @@ from fedmpi.engine.messages import FAILED, STOP
 from fedmpi.engine.packed import together
 from fedmpi.engine.plan import Begun, Order, Plan, Sink, Word
 from fedmpi.engine.probes.probes import Probes
-from fedmpi.engine.reporting import LATER, Reporter
+from fedmpi.engine.reporting import Reporter
 from fedmpi.engine.sampling import Roster
 from fedmpi.engine.server import FederationServer, Rule, ServerView
 from fedmpi.engine.timeline import Timeline
@@ -251,7 +251,7 @@ class Federation:
             "wait_s": arrived - trained,
             "server_s": time.perf_counter() - arrived,
         }
-        check_figures(self.worker.method, figures, (*line, *LATER, *self.worker.task.names), f"round {t}")
+        check_figures(self.worker.method, figures, self.worker.task.names, f"round {t}")
         return line | figures
 
     def _step(self, t: int, members: Sequence[int], came: Received) -> tuple[dict[str, Any], dict[str, float]]:

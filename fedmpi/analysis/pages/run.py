@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from fedmpi.common.errors import UserError
+from fedmpi.common.metrics_row import NOT_METRICS
 from fedmpi.common.text import count, lower_is_better
 from fedmpi.config import references, yaml_source
 from fedmpi.config.text_file import text_of
@@ -18,10 +19,6 @@ from fedmpi.runtime.reading import digests
 from fedmpi.runtime.record import partition_file, timeline
 
 Row = dict[str, Any]
-BOOKKEEPING = {
-    *("round", "sent_bytes", "received_bytes", "up_parameters", "down_parameters", "diverged"),
-    *("wall_s", "train_s", "wait_s", "server_s", "evaluate_s"),
-}  # numbers of a round's line that are no figure of an evaluation
 
 
 class Run:
@@ -106,7 +103,7 @@ class Run:
     @cached_property
     def figures(self) -> list[str]:
         """Figures of training and evaluation in metrics.jsonl, those of which more is better first."""
-        found = [name for name in self._numbers if name not in BOOKKEEPING and name not in self._reported]
+        found = [name for name in self._numbers if name not in NOT_METRICS and name not in self._reported]
         return sorted(found, key=self.falls)
 
     def falls(self, name: str) -> bool:

@@ -13,11 +13,11 @@ from pathlib import Path
 from typing import Any
 
 from fedmpi.common.errors import UserError
+from fedmpi.common.metrics_row import VARIES_WITH_RANKS
 from fedmpi.config.later import comparable
 from fedmpi.runtime.reading import files
 
 HASH, MODEL = "sha256", "model.safetensors"
-LEFT_OUT = ("wall_s", "train_s", "wait_s", "server_s", "evaluate_s", "sent_bytes", "received_bytes")
 NAMES = ("name", "output_mode", "timeline", "report")  # settings that change nothing of a run
 DATA = ("partition", "training data", "test data", "layout", "initial weights")  # as digests are called
 Facts = dict[str, Any]
@@ -125,7 +125,7 @@ def _hash(a: Facts, b: Facts) -> Facts | None:
 
 
 def _figure(a: Facts, b: Facts) -> Facts | None:
-    names = [name for name in dict.fromkeys([*a, *b]) if name not in (*LEFT_OUT, HASH)]
+    names = [name for name in dict.fromkeys([*a, *b]) if name not in (*VARIES_WITH_RANKS, HASH)]
     differing = [name for name in names if a.get(name) != b.get(name)]
     if not differing:
         return None

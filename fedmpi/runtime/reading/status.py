@@ -20,13 +20,12 @@ from pathlib import Path
 from statistics import fmean
 from typing import Any
 
+from fedmpi.common.metrics_row import NOT_METRICS
 from fedmpi.runtime.reading import files, slowest
 from fedmpi.runtime.record import lock
 
 RUNNING, FINISHED, STOPPED, FAILED, DIED, NEVER = "running", "finished", "stopped", "failed", "died", "never started"
 WINDOW, LATELY_S, TIMES = 20, 60.0, 5.0
-OF_A_ROUND = ("wall_s", "train_s", "wait_s", "server_s", "evaluate_s")
-BOOKS = {"round", "diverged", "sent_bytes", "received_bytes", "up_parameters", "down_parameters", *OF_A_ROUND}
 FINE, GOES_ON, BAD = 0, 75, 1  # exit codes
 
 
@@ -171,7 +170,7 @@ def _job_began(run: Path) -> int:
 
 def _figures(rows: list[dict[str, Any]]) -> tuple[dict[str, float], int | None]:
     """The figures of the last round that was evaluated, else of the last one; and which that is."""
-    found = [{k: v for k, v in row.items() if k not in BOOKS and _is_number(v)} for row in rows]
+    found = [{k: v for k, v in row.items() if k not in NOT_METRICS and _is_number(v)} for row in rows]
     names = {name for row in found for name in row if name != "train_loss"}
     for row, figures in zip(reversed(rows), reversed(found), strict=True):
         if names & figures.keys() or not names:
