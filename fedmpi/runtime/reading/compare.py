@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from fedmpi.common.errors import UserError
+from fedmpi.common.jsonl import read_jsonl
 from fedmpi.common.metrics_row import VARIES_WITH_RANKS
 from fedmpi.config.later import comparable
 from fedmpi.runtime.reading import files
@@ -55,8 +56,8 @@ class _Side:
         self.run = run
         self.identity = comparable(files.json_of(run / "identity.json") or {})
         self.environment = files.json_of(run / "environment.json") or {}
-        self.rounds = {row["round"]: row for row in _all(run / "metrics.jsonl")}
-        rows = _all(run / "clients.jsonl")
+        self.rounds = {row["round"]: row for row in _rows(run / "metrics.jsonl")}
+        rows = _rows(run / "clients.jsonl")
         self.clients = {(row["round"], row.get("client"), row.get("protocol")): row for row in rows}
 
     def model(self) -> str | None:
@@ -70,15 +71,9 @@ class _Side:
         return digest.hexdigest()
 
 
-def _all(path: Path) -> list[Facts]:
+def _rows(path: Path) -> list[Facts]:
     """Every line counts: one that cannot be read is no difference, and must not pass for one."""
-    found = files.lines(path)
-    if found.unreadable:
-        raise UserError(f"{path}: line {found.unreadable[0]} is damaged: it is no JSON object")
-    for number, row in enumerate(found.rows, 1):
-        if not isinstance(row.get("round"), int):
-            raise UserError(f"{path}: line {number} names no round")
-    return found.rows
+    return read_jsonl(path, rounds=True, strict=True).rows
 
 
 def _made_with(a: _Side, b: _Side) -> Facts:

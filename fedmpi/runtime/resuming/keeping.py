@@ -11,6 +11,7 @@ from typing import Any
 
 from fedmpi.common import places
 from fedmpi.common.errors import UserError
+from fedmpi.common.jsonl import read_jsonl
 from fedmpi.config.schema import Settings
 from fedmpi.engine.faults import recovery
 from fedmpi.engine.faults.losses import Losses, check
@@ -18,7 +19,6 @@ from fedmpi.engine.federation import Federation
 from fedmpi.engine.pace import Pace, Row
 from fedmpi.runtime.build import Experiment
 from fedmpi.runtime.record import preprocessing
-from fedmpi.runtime.record.lines import rows_of
 from fedmpi.runtime.record.run_dir import RunDirectory
 from fedmpi.runtime.record.timeline import TimelineFile
 from fedmpi.runtime.resuming import resume
@@ -86,7 +86,9 @@ def losses_of(settings: Settings, directory: RunDirectory) -> list[dict[str, Any
 def _rows(path: Path, key: str, kind: str, look: Callable[[Row], object]) -> list[Row]:
     """The rows of a file that the config names. kind: whose form they have, at which `look` looks."""
     try:
-        rows = rows_of(places.at(path))
+        if not places.at(path).exists():
+            raise UserError(f"{path} does not exist")
+        rows = read_jsonl(places.at(path), strict=True).rows
     except UserError as error:
         raise UserError(f"{key}: {error}; the {kind} of a run is needed, or null") from error
     for number, row in enumerate(rows, 1):
