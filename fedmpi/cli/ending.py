@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, NoReturn
 import typer
 
 from fedmpi.cli.shared import current_job
-from fedmpi.comm.loss.leaving import prepare, say
+from fedmpi.comm.loss.leaving import leave, say, setup_stdio
 from fedmpi.common.errors import RankWarning, UserError
 from fedmpi.common.signals import CommandProcess
 
@@ -24,7 +24,7 @@ USAGE_ERROR: Any = typer.BadParameter.__bases__[0]  # of click, which newer vers
 
 def run_command(command: Callable[[], int], process: CommandProcess) -> NoReturn:
     """Call `command` and end the process with its exit code; turn what it raises into a message and an exit code."""
-    prepare()
+    setup_stdio()
     signal.signal(signal.SIGINT, _interrupted)
     warnings.showwarning = _warn
     sys.path.append(os.getcwd())  # where `package.module:Name` in a config is looked for last
@@ -72,12 +72,7 @@ def _who(job: "Job | None") -> str:
 
 def _leave(code: int) -> NoReturn:
     """End the process; a rank at once: what Python tidies up could wait for ranks that are gone."""
-    for stream in (sys.stdout, sys.stderr):
-        try:
-            stream.flush()
-        except OSError:  # nobody reads it any more; Python would try once more, and end with a code of its own
-            os.dup2(os.open(os.devnull, os.O_WRONLY), stream.fileno())
     job = current_job()
     if job is not None and job.size > 1:
-        os._exit(code)
+        leave(code)
     sys.exit(code)

@@ -8,7 +8,7 @@ from typing import Annotated, Any, NoReturn
 import typer
 
 from fedmpi import config as configs
-from fedmpi.cli.shared import Config, MaybeConfig, Overrides, RunDir, Trust, fit, importing, show, table
+from fedmpi.cli.shared import Config, MaybeConfig, Overrides, RunDir, Trust, fit, importing, table
 from fedmpi.comm.loss.leaving import leave
 from fedmpi.common.errors import UserError
 from fedmpi.common.signals import CommandProcess
@@ -56,7 +56,7 @@ def train(settings: Settings, process: CommandProcess) -> int:
 
         written = report.after_run(settings, result)
         if written is not None:
-            show(f"report: {written}")
+            typer.echo(f"report: {written}")
 
     return execute(settings, process, after)[1]
 
@@ -102,7 +102,7 @@ def replay(
     _stays(directory, overrides or ())
     settings = again.settings(directory.resolve(), trust, overrides or ())
     fit(settings)
-    raise typer.Exit(again.run(directory, settings, trust, show, context.obj))
+    raise typer.Exit(again.run(directory, settings, trust, typer.echo, context.obj))
 
 
 @app.command(short_help="Check a config and its data.")
@@ -115,7 +115,7 @@ def validate(config: Config, overrides: Overrides = None) -> None:
         with importing():
             from fedmpi.runtime.sweeping import check
 
-        return check.validate(asked, show)
+        return check.validate(asked, typer.echo)
     settings = configs.load(config, overrides or ())
     fit(settings)
     with importing():
@@ -138,7 +138,7 @@ def partition(
     with importing():
         from fedmpi.analysis import partition as division
 
-    division.analyse(settings, write, draw, show)
+    division.analyse(settings, write, draw, typer.echo)
 
 
 @app.command(short_help="Show what this machine has.")
@@ -147,4 +147,4 @@ def doctor(config: MaybeConfig = None, overrides: Overrides = None) -> None:
     Exit code 1 if something keeps CONFIG from running."""
     from fedmpi.doctor import report
 
-    leave(0 if report.silent() else report.report(show, config, overrides or ()))
+    leave(0 if report.silent() else report.report(typer.echo, config, overrides or ()))

@@ -8,7 +8,7 @@ import typer
 
 from fedmpi.cli.ending import run_command
 from fedmpi.cli.runs import app, train
-from fedmpi.cli.shared import Overrides, alone, fit, importing, show
+from fedmpi.cli.shared import Overrides, alone, fit, importing
 from fedmpi.common.errors import UserError
 from fedmpi.common.signals import CommandProcess
 from fedmpi.config import Settings
@@ -50,7 +50,7 @@ def sweep(
         raise UserError(f"--resume: there is no {place}: nothing of {file} was begun here; leave --resume out")
     given = slurm.Asked(max_running, partition, time, gpus, account, ranks, tuple(option or ()))
     if sbatch:
-        raise typer.Exit(slurm.submit(asked, given, dry_run, show))
+        raise typer.Exit(slurm.submit(asked, given, dry_run, typer.echo))
     if dry_run or given != slurm.Asked():
         raise UserError(
             "--dry-run, --max-running, --partition, --account, --time, --gpus, --ranks, --option go with --sbatch"
@@ -63,15 +63,15 @@ def sweep(
             import fedmpi.runtime.run  # noqa: F401
             from fedmpi.analysis.pages import report  # noqa: F401  once for all runs
     if check:
-        return runs.check(asked, show)
+        return runs.check(asked, typer.echo)
     if status:
-        runs.status(asked, show)
+        runs.status(asked, typer.echo)
         return
     alone()
-    code = runs.run(asked, jobs, train_child, show)
+    code = runs.run(asked, jobs, train_child, typer.echo)
     if not code:
         folder = shlex.quote(str(asked.settings(asked.first()[0]).output))
-        show(f"next: fedmpi table {folder}; fedmpi report {folder}")
+        typer.echo(f"next: fedmpi table {folder}; fedmpi report {folder}")
     raise typer.Exit(code)
 
 
@@ -118,7 +118,7 @@ def table(
     asked = files.load(file, given)
     from fedmpi.analysis import sweep_forms
 
-    sweep_forms.analyse(asked, metric, of, rows, to, show)
+    sweep_forms.analyse(asked, metric, of, rows, to, typer.echo)
 
 
 def train_child(settings: Settings) -> NoReturn:

@@ -32,7 +32,7 @@ from fedmpi.engine.messages import FAILED, STOP
 from fedmpi.engine.packed import together
 from fedmpi.engine.plan import Plan, Sink
 from fedmpi.engine.probes.probes import Probes
-from fedmpi.engine.reporting import LATER, Reporter
+from fedmpi.engine.reporting import Reporter
 from fedmpi.engine.round_control import TRAIN, RoundCommand, RoundControl
 from fedmpi.engine.scheduler import ClientScheduler
 from fedmpi.engine.server import FederationServer, Rule, ServerView
@@ -226,7 +226,7 @@ class Federation:
             "wait_s": arrived - trained,
             "server_s": time.perf_counter() - arrived,
         }
-        check_figures(self.worker.method, figures, (*line, *LATER, *self.worker.task.names), f"round {t}")
+        check_figures(self.worker.method, figures, self.worker.task.names, f"round {t}")
         received.release()
         sent_bytes, received_bytes = self.comm.sent_bytes - counted[0], self.comm.received_bytes - counted[1]
         return line | figures | {"sent_bytes": sent_bytes, "received_bytes": received_bytes}

@@ -23,9 +23,6 @@ from fedmpi.flat.layout import EVERYTHING
 from fedmpi.method.base import overrides
 from fedmpi.models.gaussian import REFERENCE
 
-# What a round's line gets after its step.
-LATER = ("sha256", "loss", "sent_bytes", "received_bytes", "evaluate_s", "class_accuracy")
-
 OWN = ("weights", "buffers", "predict")  # hooks that give a client a model of its own
 
 

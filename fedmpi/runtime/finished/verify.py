@@ -60,11 +60,11 @@ def verify(
             raise
         to.cannot(str(error))
         return _verdict(to, 0)
-    rows = at_rest.rows_of(run / "metrics.jsonl", to) if (run / "metrics.jsonl").exists() else []
+    rows = at_rest.rows_of(run / "metrics.jsonl", to)
     reason = _reason(run, to)
     at_rest.check_rounds(rows, settings, reason, to)
     at_rest.check_config(run, to)
-    lost = at_rest.rows_of(run / "faults.jsonl", to) if (run / "faults.jsonl").exists() else []
+    lost = at_rest.rows_of(run / "faults.jsonl", to)
     with trust.guard(trusted):
         if reason:
             at_rest.check_summary(run, rows, settings, lost, to)
@@ -239,7 +239,7 @@ def others(run: Path, settings: Settings) -> list[str]:
 
 def _rows(path: Path) -> list[dict[str, Any]]:
     """Rows, without lines that are none: these have been told."""
-    return at_rest.rows_of(path, Findings(lambda text: None)) if path.exists() else []
+    return at_rest.rows_of(path, Findings(lambda text: None))
 
 
 def _keyed(path: Path) -> dict[tuple[Any, ...], dict[str, Any]]:

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from fedmpi.common.errors import UserError
+from fedmpi.common.jsonl import read_jsonl
 from fedmpi.common.signals import CommandProcess
 from fedmpi.common.text import count
 from fedmpi.runtime import trust
@@ -61,14 +62,12 @@ def compare(directory: Path, again: Path) -> tuple[str, bool]:
 
 def _hashes(path: Path) -> dict[int, str]:
     """round -> sha256 of the global model after it."""
-    from fedmpi.runtime.record.lines import rows_of  # it imports torch
-
     if not path.exists():
         raise UserError(f"{path} is missing: no round of this run was written")
-    rows = rows_of(path)
+    rows = read_jsonl(path, rounds=True, strict=True).rows
     if not rows:
         raise UserError(f"{path} is empty: no round of this run was written")
     try:
-        return {int(row["round"]): str(row["sha256"]) for row in rows}
-    except (KeyError, TypeError, ValueError) as error:
-        raise UserError(f"{path}: a row has no round, or no sha256 of the model after it ({error})") from error
+        return {row["round"]: str(row["sha256"]) for row in rows}
+    except KeyError as error:
+        raise UserError(f"{path}: a row has no {error} of the model after it") from error

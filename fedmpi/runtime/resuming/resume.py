@@ -16,6 +16,7 @@ from typing import Any
 from torch import Tensor
 
 from fedmpi.common.errors import UserError
+from fedmpi.common.jsonl import read_jsonl
 from fedmpi.config import Settings
 from fedmpi.config.later import by_rounds, comparable, free_later
 from fedmpi.engine.faults.losses import check
@@ -25,7 +26,6 @@ from fedmpi.engine.pace import Pace, Row
 from fedmpi.runtime.build import Experiment
 from fedmpi.runtime.record import lock
 from fedmpi.runtime.record.durable import Damaged, read_tensors
-from fedmpi.runtime.record.lines import rows_of
 from fedmpi.runtime.record.run_dir import RunDirectory
 from fedmpi.runtime.resuming.checkpoints import Checkpoints
 
@@ -227,7 +227,9 @@ def _rows(settings: Settings, path: Path, key: str, kind: str, check: Callable[[
     """Return the rows of a file that the config names. kind: the file of a run whose form they have; check: raises
     where a row has another one."""
     try:
-        rows = rows_of(settings.working_dir / path)
+        if not (settings.working_dir / path).exists():
+            raise UserError(f"{path} does not exist")
+        rows = read_jsonl(settings.working_dir / path, strict=True).rows
     except UserError as error:
         raise UserError(f"{key}: {error}; the {kind} of a run is needed, or null") from error
     for number, row in enumerate(rows, 1):
