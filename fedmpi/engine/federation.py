@@ -84,8 +84,7 @@ class Federation:
         """Train all rounds; return why the run ended: "finished", "stopped", "apart" or "enough"."""
         t, reason = self.control.first_round, None
         try:
-            while reason is None:
-                # The next round; or once more the one in which a rank has failed.
+            while reason is None:  # t: the next round, or once more the one in which a rank has failed
                 t, reason = self.failures.attempt(t, self.run_round)
             return reason
         finally:
@@ -93,34 +92,35 @@ class Federation:
 
     def run_round(self, t: int) -> str | None:
         """Make round t; return why the run ends before it, None if it goes on."""
-        counted = self.comm.sent_bytes, self.comm.received_bytes
+        counted, lap = (self.comm.sent_bytes, self.comm.received_bytes), self.timeline.lap
         self.timeline.begin(t)
-        command = self.control.open_round(t)  # broadcast: command, w, declared server state
-        self.timeline.lap("word" if self.server is None else "announce")
-        self.report_previous_round(t, command)  # rank 0 evaluates t - 1 while the others train
+        command = self.control.open_round(t)  # rank 0 broadcasts: command, w, declared server state
+        lap("word" if self.server is None else "announce")
+        self.report_previous_round(t, command)  # rank 0 evaluates round t - 1 while the others train round t
         if command is not TRAIN:
             return self.control.leave(command)
-        if self.plan.replay:
-            self.states.replay_failures(t, self.scheduler.losses, evaluated=True)
-        cohort, placement = self.scheduler.cohort(t), self.scheduler.assign(t)
-        self.states.move(placement)  # the state of a client follows it to the rank that trains it
-        self.timeline.lap("move")
+
+        cohort = self.scheduler.cohort(t)  # a function of (seed, t): the same on every rank
+        placement = self.scheduler.assign(t)  # client -> rank
+        self.states.move(placement)  # the state of a client follows it to its rank
+        lap("move")
         downloads = self.transport.send_downloads(t, cohort, placement, self.server)
-        self.timeline.lap("download")
+        lap("download")
         self.probes.train(t, cohort, placement, downloads)
-        self.timeline.lap("analyse")
+        lap("analyse")
+
         gather = self.transport.gather_uploads(t, cohort, placement, self.scheduler.weights(cohort)[1])
         mine, at_once = [k for k in cohort if placement[k] == self.comm.rank], self.states.at_once(self.worker.pack)
         with self.worker.chance():
             for i in range(0, len(mine), at_once):
                 self.train_clients(mine[i : i + at_once], t, downloads, gather)
-        trained, received, arrived = time.perf_counter(), gather.finish(), time.perf_counter()
-        self.timeline.lap("uploads")
-        if received is not None:  # at rank 0
-            self.reporter.line = self.step_server(t, cohort, placement, received, trained, arrived, counted)
-            self.timeline.lap("step")
+        trained, uploads, arrived = time.perf_counter(), gather.finish(), time.perf_counter()
+        lap("uploads")
+        if uploads is not None:  # at rank 0: w <- server_optim(w, direction(uploads))
+            self.reporter.line = self.step_server(t, cohort, placement, uploads, trained, arrived, counted)
+            lap("step")
         self.probes.measure(t, cohort, placement)
-        self.timeline.lap("analyse")
+        lap("analyse")
         return None
 
     # ---- the steps of a round ----
@@ -147,6 +147,8 @@ class Federation:
                 self.scheduler.record_evaluation(time.perf_counter() - began)
         self.timeline.lap("evaluate")
         if command is TRAIN:
+            if self.plan.replay:
+                self.states.replay_failures(t, self.scheduler.losses, evaluated=True)
             self.scheduler.consider_rebalancing(t + 1)
 
     def train_clients(self, clients: Sequence[int], t: int, downloads: Mapping[int, Tensor], gather: Gathering) -> None:

@@ -67,7 +67,7 @@ def _ranks(run: Run) -> list[Figure | Table | Text]:
     ]
     least = busiest(found)
     note = f"Rank {least['rank']} is the busiest: it waits {100 * least['waiting']:.1f} % of the time "
-    note += f"({', '.join(WAITS)}). What the laps are: docs/architecture.md, What ranks do when."
+    note += f"({', '.join(WAITS)}). What the laps are: docs/analysis.md, What ranks do when."
     labels = [f"rank {each['rank']}" for each in kept]
     bars = Figure("laps", "seconds by rank and lap", Bars(labels, length, "seconds in all rounds of the last job"),
                   ("rank", "host", "lap", "seconds"), data, note)  # fmt: skip
