@@ -88,7 +88,7 @@ def picture():
 
 def test_the_page_has_the_text_of_a_round():
     page = (ROOT / "docs" / "architecture.md").read_text(encoding="utf-8")
-    text = "\n\n".join(
+    text = "\n\n\n".join(
         textwrap.dedent(inspect.getsource(each)).rstrip() for each in (Federation.run, Federation.run_round)
     )
     assert f"```python\n{text}\n```" in page
