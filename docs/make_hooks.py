@@ -39,7 +39,7 @@ ROUND = (
     (
         "a client trains",
         "its rank",
-        "`receive`; `train`, and in each step of `k.fit` `loss` (or `step`), `gradient`; `upload`",
+        "`receive`; `train`, and in each step of `k.fit` `loss` (or `step`), `regularizer`, `gradient`; `upload`",
         "`k.round` = t",
         "`k.down` before round t, `k.state` of its last round",
     ),
@@ -64,15 +64,15 @@ cohort of round t is that of the last round in which it was.
 
 Autograd is on in every hook, on the server, too. What a hook is handed requires no gradient: a server that learns takes
 `x = s.state.x.clone().requires_grad_()`, and `torch.autograd.grad` of its loss. What a hook returns is detached. There
-is no gradient in `k.frozen`, `k.mean_loss`, `k.passes`, and in the function that `predict` gives. In `loss`, at its
-first step of a client's round, k.w is a leaf that requires one: so a term of k.w is found, and refused.
+is no gradient in `k.frozen`, `k.mean_loss`, `k.passes`, and in the function that `predict` gives. In `loss` and
+`regularizer` k.w is a leaf that requires one: a step descends along terms of it, too.
 
 Hooks of clients may be called under `torch.vmap` for several clients at once (`compute.pack`):
 [packing.md](packing.md)."""
 ORDER = {
     "Once": ("prepare", "travels"),
     "The server sends": ("download",),
-    "A client trains": ("receive", "train", "loss", "step", "gradient", "proximal", "upload"),
+    "A client trains": ("receive", "train", "loss", "step", "regularizer", "gradient", "upload"),
     "The server's step": ("aggregate",),
     "Evaluation": ("weights", "buffers", "tune", "predict"),
 }
@@ -255,9 +255,9 @@ def slot_section():
         if name in method.__all__:
             lines.append(row(f"`{name}`", f"`{value}`", said))
     lines.append("")
-    for owner in (slots.Slot, slots.Slots, slots.Travel, values.Row, values.State, values.Fitted):
-        names = [each for each in declared(owner) if owner in (slots.Slot, slots.Travel)]
-        fields = ", ".join(f"{name}={declared(owner)[name][0]}" for name in names)
+    for owner in (slots.Slot, slots.Slots, slots.Travel, values.Row, values.State, values.Quadratic, values.Fitted):
+        names = [each for each in declared(owner) if owner in (slots.Slot, slots.Travel, values.Quadratic)]
+        fields = ", ".join(f"{name}={declared(owner)[name][0]}".removesuffix("=") for name in names)
         lines.append(
             wrapped(
                 f"- `{owner.__name__}{f'({fields})' if fields else ''}`: {' '.join(paragraphs(owner.__doc__)[0])}", "  "

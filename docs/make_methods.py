@@ -45,11 +45,11 @@ WHY = {
     "{name: fedsol}": "one norm in Lambda a layer, weight and bias together (7)",
     "{name: fedsol, adaptive: false}": "at w = w0 the gradient of the proximal term is zero, not rounding noise",
     "{name: gradproj}": "the same; along the L2 distance, too; equal weights in its config",
-    "{name: fedsol, prox: {name: scaffold}}": "c_i is the mean gradient of the steps: it grew without bound",
-    "{name: fedsol, prox: {name: feddyn}}": "g_k likewise",
+    "{name: fedsol, prox: {name: fedsol_table4.py:ScaffoldTerm}}": "c_i is the mean gradient: it grew without bound",
+    "{name: fedsol, prox: {name: fedsol_table4.py:FedDynTerm}}": "g_k likewise",
     "{name: ccvr}": "features are drawn by the symmetric root of the covariance, the same on every processor",
     "{name: knnper, similarity: paper}": "new: exp(-d), as printed; before, and still by default, the code's exp(-d^2)",
-    "{name: fedsol, objective: A4}": "eps without Lambda, as printed",
+    "{name: fedsol_table10.py:Objective, objective: A4}": "eps without Lambda, as printed",
 }
 
 

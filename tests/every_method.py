@@ -14,14 +14,14 @@ import sys
 from pathlib import Path
 
 import torch
-from helpers import digest, prepare, record, small_settings
+from helpers import ROOT, digest, prepare, record, small_settings
 
 from fedmpi.comm import Timeouts, connect, detect
 from fedmpi.comm.backends.solo import Solo
-from fedmpi.engine.sampling import Roster
+from fedmpi.engine.scheduler import ClientScheduler
 from fedmpi.flat import linear
 from fedmpi.methods import registry
-from fedmpi.runtime.launch import set_numerics
+from fedmpi.runtime.run import set_numerics
 
 
 def wire(up, down):
@@ -30,6 +30,7 @@ def wire(up, down):
 
 ADAMW = {"optim": "adamw", "momentum": None, "lr": 0.003, "steps": 3, "clip_norm": 1.0, "keep_optim": True}
 DILOCO = {"train": ADAMW, "server": {"optim": "momentum", "nesterov": True, "lr": 0.7}}
+TABLE_4 = ROOT / "configs/papers/fedsol_table4.py"
 BEST = {"data": {"validation": 0.2}, "evaluate": {"best": {"metric": "accuracy", "patience": 1}}, "rounds": 5}
 
 # Beside each method as it comes: options, rules and placements that take other ways through the engine.
@@ -37,8 +38,8 @@ VARIANTS = {
     "fedavg, five by five kernels": ("fedavg", "cnn", {}),
     "fedld, tensor by tensor": ("fedld", "norm", {"options": {"scope": "tensor"}}),
     "fedsol, all layers": ("fedsol", "norm", {"options": {"layers": "all"}}),
-    "fedsol along scaffold": ("fedsol", "norm", {"options": {"layers": "all", "prox": "scaffold"}}),
-    "fedsol along moon": ("fedsol", "norm", {"options": {"prox": "moon"}}),
+    "fedsol along scaffold": ("fedsol", "norm", {"options": {"layers": "all", "prox": f"{TABLE_4}:ScaffoldTerm"}}),
+    "fedsol along moon": (f"{TABLE_4}:AlongMOON", "norm", {}),
     "fednova, corrected": ("fednova", "mlp", {"options": {"ccvr": True}}),
     "feddyn, mean reported": ("feddyn", "mlp", {"options": {"report": "avg"}}),
     "fedproto with weights": ("fedproto", "norm", {"options": {"share_weights": True}}),
@@ -131,7 +132,9 @@ def main() -> None:
     device = pick_device(*sys.argv[3:] or ["cpu"], job)
     if device.type == "cuda":
         set_numerics(small_settings("fedavg", compute={"deterministic": True}))  # before the first kernel
-    Roster.consider = lambda self, t: None  # what ranks took would decide who sends what, and how many bytes that is
+    ClientScheduler.consider_rebalancing = lambda self, t: (
+        None
+    )  # what ranks took would decide who sends what, and how many bytes that is
     comm = connect(job, backend, device, Timeouts(start=300, round=600))
     if job.size == 1 and backend == "gloo":
         comm = Solo(torch.device("cpu"))

@@ -189,7 +189,9 @@ def prepare(
     rows: list[dict[str, Any]] = []
     lines: list[dict[str, Any]] = []
     updates: list[dict[str, Any]] = []
-    fed = build.federation(made, comm or Solo(device), stop, Sink(rows.append, lines.extend, updates=updates.append))
+    sink = Sink()
+    sink.round, sink.clients, sink.updates = rows.append, lines.extend, updates.append
+    fed = build.federation(made, comm or Solo(device), stop, sink)
     return FinishedRun(fed, made, rows, lines, "", w0, b0, updates)
 
 
@@ -334,6 +336,7 @@ def invoke(*arguments: object, cwd: Path = ROOT, env: dict[str, str] | None = No
         for number, handler in handlers.items():
             signal.signal(number, handler)
         gc.unfreeze()
+        gc.enable()
     return subprocess.CompletedProcess(words, code, out.getvalue(), err.getvalue())
 
 

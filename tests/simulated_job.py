@@ -360,7 +360,7 @@ class SimulatedRank:
     def connect(self) -> Gloo:
         """What `fedmpi.comm.connect` builds, with simulated parts."""
         job, timeouts = Job("slurm", self.number, self.job.size, self.number, self.job.size, "node"), self.timeouts
-        self.alarm = Alarm(job, timeouts, SimulatedProcess(self), lambda pid: self.job.launcher_alive)
+        self.alarm = Alarm(job, timeouts, SimulatedProcess(self), lambda pid, parent: self.job.launcher_alive)
         store = SimulatedStore(self)
         self.alarm.listen(store.another)
         allgather = StoreAllgather(store, self.number, range(self.job.size), timeouts=timeouts)
@@ -368,7 +368,7 @@ class SimulatedRank:
         membership = Membership(store, self.number, self.job.size, self.alarm)
         self.comm = Gloo(job, group, allgather, membership, timeouts, self.make_group)
         self.comm.at_end = self.alarm.hush
-        self.alarm.asked = lambda line, opened: silence.answer(line, self.number, self.comm.awaits, opened)
+        self.alarm.subscribe(lambda line, opened: silence.answer(line, self.number, self.comm.awaits, opened))
         return self.comm
 
     @property

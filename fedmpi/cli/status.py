@@ -10,7 +10,6 @@ from typing import Annotated, Any
 import typer
 
 from fedmpi.cli.runs import app
-from fedmpi.cli.shared import show
 from fedmpi.common.errors import UserError
 from fedmpi.config import sweep as sweep_files
 from fedmpi.runtime.reading import files, many, many_text, status_text
@@ -39,9 +38,9 @@ def status(
         text = json.dumps(facts, allow_nan=False, indent=None if watch else 2) if as_json else "\n".join(said)
         if watch and sys.stdout.isatty() and not as_json:
             sys.stdout.write(CLEAR)
-            show(text)
+            typer.echo(text)
         elif text != last:
-            show(text)
+            typer.echo(text)
         last = text
         sys.stdout.flush()
         if not (watch and alive):

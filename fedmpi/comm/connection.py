@@ -62,5 +62,5 @@ def connect(
 
         comm = torch_dist.connect(job, backend, device, timeouts, alarm, address)
     comm.at_end = alarm.hush
-    alarm.asked = lambda line, store: silence.answer(line, job.rank, comm.awaits, store)
+    alarm.subscribe(lambda line, store: silence.answer(line, job.rank, comm.awaits, store))
     return comm

@@ -74,7 +74,7 @@ def check(
     checked: dict[str, Any] = {}
     problems = []
     named = named or getattr(target, "__name__", str(target))
-    keys = [*declared, *beside]
+    keys, moved = [*declared, *beside], getattr(target, "MOVED", {})  # option of earlier versions -> what it is now
 
     def complain(key: str, text: str) -> None:
         prefix = f"{origins[key]}: " if key in origins else ""
@@ -91,6 +91,8 @@ def check(
                 complain(key, f"{said} is not allowed; must be {allowed(error.errors())}")
         elif open_ended:
             checked[key] = value
+        elif key in moved:
+            complain(key, moved[key])
         else:
             complain(key, f"unknown key; {_untyped(target, key)}{_none(named, declared)}{advice(key, where, keys)}")
     for key in required - set(given):

@@ -1,7 +1,7 @@
 """The round loop: Algorithm 1 of every paper, on one rank.
 
     for t in 0 .. T-1
-        S_t = sampling.cohort(seed, t)                      the same on every rank, without a message
+        S_t = cohort(seed, t)                               the same on every rank, without a message
         rank 0 broadcasts  command, w, declared server state
         rank r             trains its clients of S_t one after another, and sends their uploads
         rank 0             w <- server_optim(w, direction(uploads))
@@ -32,9 +32,9 @@ from fedmpi.engine.messages import FAILED, STOP
 from fedmpi.engine.packed import together
 from fedmpi.engine.plan import Plan, Sink
 from fedmpi.engine.probes.probes import Probes
-from fedmpi.engine.reporting import LATER, Reporter
+from fedmpi.engine.reporting import Reporter
 from fedmpi.engine.round_control import TRAIN, RoundCommand, RoundControl
-from fedmpi.engine.sampling import Roster
+from fedmpi.engine.scheduler import ClientScheduler
 from fedmpi.engine.server import FederationServer, Rule, ServerView
 from fedmpi.engine.timeline import Timeline
 from fedmpi.engine.travel.exchange import Exchange
@@ -59,7 +59,7 @@ class Federation:
         tolerant, stateful = plan.on_lost != "abort", bool(messages.client_state.size)
         training_ranks = list(range(0 if comm.size == 1 or plan.server_trains else 1, comm.size))
         self.plan, self.comm, self.worker = plan, comm, worker
-        self.scheduler = Roster(plan, data, comm, training_ranks)
+        self.scheduler = ClientScheduler(plan, data, comm, training_ranks)
         self.states = ClientStates(comm, worker, training_ranks)
         self.states.undoes, self.states.keeps_moves = (plan.undo or tolerant) and stateful, tolerant
         how = {"sums": plan.adds_up, "reduce": plan.reduce, "acknowledge": tolerant or plan.acknowledge}
@@ -84,44 +84,43 @@ class Federation:
         """Train all rounds; return why the run ended: "finished", "stopped", "apart" or "enough"."""
         t, reason = self.control.first_round, None
         try:
-            while reason is None:
-                t, reason = self.failures.attempt(
-                    t, self.run_round
-                )  # the next round, or once more one that lost a rank
+            while reason is None:  # t: the next round, or once more the one in which a rank has failed
+                t, reason = self.failures.attempt(t, self.run_round)
             return reason
         finally:
             self.timeline.end()
 
     def run_round(self, t: int) -> str | None:
         """Make round t; return why the run ends before it, None if it goes on."""
-        counted = self.comm.sent_bytes, self.comm.received_bytes
+        counted, lap = (self.comm.sent_bytes, self.comm.received_bytes), self.timeline.lap
         self.timeline.begin(t)
-        command = self.control.open_round(t)  # broadcast: command, w, declared server state
-        self.timeline.lap("word" if self.server is None else "announce")
-        self.report_previous_round(t, command)  # rank 0 evaluates t - 1 while the others train
+        command = self.control.open_round(t)  # rank 0 broadcasts: command, w, declared server state
+        lap("word" if self.server is None else "announce")
+        self.report_previous_round(t, command)  # rank 0 evaluates round t - 1 while the others train round t
         if command is not TRAIN:
             return self.control.leave(command)
-        if self.plan.replay:
-            self.states.replay_failures(t, self.scheduler.losses, evaluated=True)
-        cohort, placement = self.scheduler.cohort(t), self.scheduler.placed(t)
-        self.states.move(placement)  # the state of a client follows it to the rank that trains it
-        self.timeline.lap("move")
-        downloads = self.transport.deliver(t, cohort, placement, self.server)
-        self.timeline.lap("download")
+
+        cohort = self.scheduler.cohort(t)  # a function of (seed, t): the same on every rank
+        placement = self.scheduler.assign(t)  # client -> rank
+        self.states.move(placement)  # the state of a client follows it to its rank
+        lap("move")
+        downloads = self.transport.send_downloads(t, cohort, placement, self.server)
+        lap("download")
         self.probes.train(t, cohort, placement, downloads)
-        self.timeline.lap("analyse")
-        gathering = self.transport.gathering(t, cohort, placement, self.scheduler.weights(cohort)[1])
+        lap("analyse")
+
+        gather = self.transport.gather_uploads(t, cohort, placement, self.scheduler.weights(cohort)[1])
         mine, at_once = [k for k in cohort if placement[k] == self.comm.rank], self.states.at_once(self.worker.pack)
         with self.worker.chance():
             for i in range(0, len(mine), at_once):
-                self.train_clients(mine[i : i + at_once], t, downloads, gathering)
-        trained, received, arrived = time.perf_counter(), gathering.finish(), time.perf_counter()
-        self.timeline.lap("uploads")
-        if received is not None:  # at rank 0
-            self.reporter.line = self.step_server(t, cohort, placement, received, trained, arrived, counted)
-            self.timeline.lap("step")
+                self.train_clients(mine[i : i + at_once], t, downloads, gather)
+        trained, uploads, arrived = time.perf_counter(), gather.finish(), time.perf_counter()
+        lap("uploads")
+        if uploads is not None:  # at rank 0: w <- server_optim(w, direction(uploads))
+            self.reporter.line = self.step_server(t, cohort, placement, uploads, trained, arrived, counted)
+            lap("step")
         self.probes.measure(t, cohort, placement)
-        self.timeline.lap("analyse")
+        lap("analyse")
         return None
 
     # ---- the steps of a round ----
@@ -145,30 +144,30 @@ class Federation:
         last = command in (RoundCommand.FINISHED, RoundCommand.EARLY_STOPPED)
         with self.comm.uncounted():
             if self.reporter.report(t, made=command is TRAIN, last=last, began=self.control.opened_at):
-                self.scheduler.evaluated(time.perf_counter() - began)
+                self.scheduler.record_evaluation(time.perf_counter() - began)
         self.timeline.lap("evaluate")
         if command is TRAIN:
-            self.scheduler.consider(t + 1)
+            if self.plan.replay:
+                self.states.replay_failures(t, self.scheduler.losses, evaluated=True)
+            self.scheduler.consider_rebalancing(t + 1)
 
-    def train_clients(
-        self, clients: Sequence[int], t: int, downloads: Mapping[int, Tensor], gathering: Gathering
-    ) -> None:
+    def train_clients(self, clients: Sequence[int], t: int, downloads: Mapping[int, Tensor], gather: Gathering) -> None:
         """Train clients of this rank, together where compute.pack says so, and send their uploads."""
         lap, alone = self.timeline.lap, len(clients) == 1
         for client in clients if self.states.undoes else ():
             self.states.remember(client)
-        write = together.rounds([self.client(k, t, downloads[k]) for k in clients], gathering.block)
+        write = together.rounds([self.client(k, t, downloads[k]) for k in clients], gather.block)
         if not alone:  # several are one lap
             lap("train", list(clients))
         for client in clients:
-            row = gathering.row(client)
+            row = gather.row(client)
             if alone:
                 lap("send")
             write[client](row)
             if alone:
                 lap("train", client)
             self.states.took_part(t, [client])  # before another client needs the memory of its row
-            gathering.done(client)
+            gather.done(client)
         lap("send")
 
     def client(self, client: int, t: int, download: Tensor) -> LocalClient:
@@ -203,7 +202,7 @@ class Federation:
         seconds, flags = sent._seconds.tolist(), sent._flag.tolist()
         failed = [k for k, flag in zip(cohort, flags, strict=True) if flag == FAILED]
         timings = [0.0 if flag else s for s, flag in zip(seconds, flags, strict=True)]
-        self.scheduler.saw(t, cohort, placement, timings)
+        self.scheduler.record_timings(t, cohort, placement, timings)
         upload = self.worker.messages.upload(t)
         refused = server.guard.refused(t, cohort, received, upload.w.take(server.w), failed)
         server.refused = [each["client"] for each in refused]
@@ -215,7 +214,7 @@ class Federation:
             lr = self.plan.learning_rate(t)
             figures = server.step(t, lr, updates, upload, received, server.guard.norms)
             said = {**received.train_loss(updates.p), **server.updates}
-        absent = [k for k in self.scheduler.drawn(t) if k not in cohort]
+        absent = [k for k in self.scheduler.sample(t) if k not in cohort]
         line = {
             "round": t,
             **said,
@@ -229,7 +228,7 @@ class Federation:
             "wait_s": arrived - trained,
             "server_s": time.perf_counter() - arrived,
         }
-        check_figures(self.worker.method, figures, (*line, *LATER, *self.worker.task.names), f"round {t}")
+        check_figures(self.worker.method, figures, self.worker.task.names, f"round {t}")
         received.release()
         sent_bytes, received_bytes = self.comm.sent_bytes - counted[0], self.comm.received_bytes - counted[1]
         return line | figures | {"sent_bytes": sent_bytes, "received_bytes": received_bytes}

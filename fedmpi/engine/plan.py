@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from math import inf
 from typing import Any
 
@@ -46,15 +46,36 @@ class Plan:
     acknowledge: bool = False  # ranks without clients in a round tell rank 0 that they have heard of it
 
 
-@dataclass
 class Sink:
-    """Where results go, at rank 0; and, on every rank, the state when a round t is over: keep(fed, t, memory, last)."""
+    """Receives the results at rank 0 and, on every rank, the state after each round.
 
-    round: Callable[[dict[str, Any]], None] = field(default=lambda row: None)
-    clients: Callable[[list[dict[str, Any]]], None] = field(default=lambda rows: None)
-    keep: Callable[[Any, int, dict[str, Any], bool], None] = field(default=lambda *_: None)
-    best: Callable[[Best], None] = field(default=lambda best: None)  # there is a new one
-    loss: Callable[[dict[str, Any]], None] = field(default=lambda row: None)  # of ranks: engine/faults/losses.py
-    updates: Callable[[dict[str, Any]], None] = field(default=lambda row: None)  # aggregation/agreement.py
-    placement: Callable[[dict[str, Any]], None] = field(default=lambda row: None)  # engine/pace.py
-    analysis: Callable[[dict[str, Any]], None] = field(default=lambda row: None)  # engine/probes
+    This one discards all but the rows of metrics.jsonl, with which it calls `on_round`.
+    """
+
+    def __init__(self, on_round: Callable[[dict[str, Any]], object] = lambda row: None) -> None:
+        self._on_round = on_round
+
+    def round(self, row: dict[str, Any]) -> None:
+        """A row of metrics.jsonl: a round is complete, and evaluated if it was to be."""
+        self._on_round(row)
+
+    def clients(self, rows: list[dict[str, Any]]) -> None:
+        """The clients' rows of one evaluation."""
+
+    def keep(self, fed: Any, t: int, memory: dict[str, Any], last: bool) -> None:
+        """Round t is complete. memory: what rank 0 remembers; last: the run ends."""
+
+    def best(self, best: Best) -> None:
+        """There is a new best model."""
+
+    def loss(self, row: dict[str, Any]) -> None:
+        """Ranks were lost (engine/faults/losses.py)."""
+
+    def updates(self, row: dict[str, Any]) -> None:
+        """Statistics of a round's updates (aggregation/agreement.py)."""
+
+    def placement(self, row: dict[str, Any]) -> None:
+        """By what clients are placed from a round on (engine/pace.py)."""
+
+    def analysis(self, row: dict[str, Any]) -> None:
+        """What engine/probes has measured of a round."""

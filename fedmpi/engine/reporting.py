@@ -23,9 +23,6 @@ from fedmpi.flat.layout import EVERYTHING
 from fedmpi.method.base import overrides
 from fedmpi.models.gaussian import REFERENCE
 
-# What a round's line gets after its step.
-LATER = ("sha256", "loss", "sent_bytes", "received_bytes", "evaluate_s", "class_accuracy")
-
 OWN = ("weights", "buffers", "predict")  # hooks that give a client a model of its own
 
 
@@ -128,7 +125,7 @@ class Reporter:
         """What differs from client to client goes to all of them where the method's evaluation may look at it."""
         asked = self.evaluator.asked()
         if any(overrides(self.worker.method, hook) for hook in ("weights", "predict", "tune")):
-            return self.exchange.deliver(t, asked, self.states.owner, self.server)
+            return self.exchange.send_downloads(t, asked, self.states.owner, self.server)
         return dict.fromkeys(asked, self.exchange.no_download())
 
 

@@ -19,7 +19,7 @@ from fedmpi.engine.client_states import ClientStates
 from fedmpi.engine.pace import Pace
 from fedmpi.engine.plan import Plan
 from fedmpi.engine.reporting import Reporter
-from fedmpi.engine.sampling import Roster
+from fedmpi.engine.scheduler import ClientScheduler
 from fedmpi.engine.server import FederationServer
 from fedmpi.engine.travel.exchange import Exchange
 
@@ -62,7 +62,7 @@ class RoundControl:
         self,
         plan: Plan,
         comm: Communicator,
-        scheduler: Roster,
+        scheduler: ClientScheduler,
         states: ClientStates,
         transport: Exchange,
         reporter: Reporter,
@@ -93,7 +93,7 @@ class RoundControl:
         undone = self._broadcast_refused(t - 1) if header.undoes else []
         if header.rebalances:
             speeds = self.comm.broadcast_json(self.scheduler.pace.row())
-            self.scheduler.pace = self.scheduler.told = Pace.of(speeds)
+            self.scheduler.pace = self.scheduler.announced = Pace.of(speeds)
         if header.command is RoundCommand.ABORTED and self.states.undoes:
             undone, self.states.trained = self.scheduler.cohort(t - 1), self.scheduler.last_rounds(t - 2)
         self.states.settle(undone)
@@ -145,10 +145,10 @@ class RoundControl:
             return RoundHeader(RoundCommand.DIVERGED, undoes)
         if best and best.ends():
             return RoundHeader(RoundCommand.EARLY_STOPPED, undoes)
-        placed = self.scheduler.settle(t)
+        placed = self.scheduler.commit(t)
         if placed is not None:
             self.reporter.sink.placement(placed)
-        return RoundHeader(TRAIN, undoes, self.scheduler.pace != self.scheduler.told)
+        return RoundHeader(TRAIN, undoes, self.scheduler.pace != self.scheduler.announced)
 
     def _broadcast_refused(self, t: int) -> list[int]:
         """Return the clients whose uploads of round t were refused, as rank 0 tells them."""

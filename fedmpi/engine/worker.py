@@ -25,7 +25,7 @@ from fedmpi.models.net import Net
 from fedmpi.tasks.classification import Classification
 from fedmpi.tasks.regression import Regression
 
-HOOKS = ("receive", "train", "loss", "gradient", "proximal", "step", "upload")  # that are called while clients train
+HOOKS = ("receive", "train", "loss", "regularizer", "gradient", "step", "upload")  # that are called while clients train
 
 
 class Worker:
@@ -67,7 +67,8 @@ class Worker:
         self.still = Still(model)
         self._own_train = any(type(part).train is not nn.Module.train for part in self._parts)
         self.hooked = any(overrides(method, hook) for hook in HOOKS)  # whether training calls hooks of the method
-        self.direct = None if self.hooked or bf16 else _direct(model.module, task)
+        self.direct = None if overrides(method, "loss") or bf16 else _direct(model.module, task)
+        self.draws = self.hooked or self.direct is None  # whether code may draw from the global generators
         vectors = not isinstance(data.input_shape, dict) and len(data.input_shape) == 1
         self.by_hand = ByHand.of(model.module, task, vectors) if self.direct else None
         self.sizes = data.train_sizes  # of each client, training samples
@@ -90,7 +91,7 @@ class Worker:
     def chance(self) -> AbstractContextManager[Any]:
         """Around the rounds of clients: the global generators, which each client seeds for itself, are afterwards what
         they were. Where no code draws from them that takes a moment, and is left out."""
-        return seeds.restored() if self.direct is None else nullcontext()
+        return seeds.restored() if self.draws else nullcontext()
 
     def precision(self) -> AbstractContextManager[Any]:
         """bf16 autocast where asked for; weights, gradients and messages stay in the model's type."""

@@ -118,6 +118,12 @@ class FlatModel:
             self._attached = True
         return self._g
 
+    def add_gradient(self, g: Tensor) -> None:
+        """Add a flat gradient (d,) to the gradients that autograd has allocated, of what is being trained."""
+        for s, p in self.members():
+            if p.requires_grad:
+                p.grad = s.view(g).clone() if p.grad is None else p.grad.add_(s.view(g))
+
     def drop_gradient(self) -> None:
         """Back to gradients that autograd allocates itself (the fastest form while no hook reads them)."""
         self._attached = False

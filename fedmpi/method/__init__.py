@@ -48,7 +48,7 @@ from fedmpi.method.slots import (
     Slots,
     Travel,
 )
-from fedmpi.method.values import Fitted, Row, State
+from fedmpi.method.values import Fitted, Quadratic, Row, State
 
 __all__ = [
     "BUFFERS",
@@ -67,6 +67,7 @@ __all__ = [
     "PLAIN_SGD",
     "SGD_STEPS",
     "PROTOTYPES",
+    "Quadratic",
     "SCALAR",
     "SHARED",
     "VALIDATION",

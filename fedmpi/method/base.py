@@ -1,7 +1,7 @@
 """A method is its equations: hooks with neutral defaults (what they are given and give back: context.py).
 
 The defaults of all hooks together are FedAvg. A method overrides the smallest hook that can express its equation,
-    loss < gradient < step < train < upload
+    loss, regularizer < gradient < step < train < upload
 and declares what it keeps, sends and receives. Hooks map tensors to tensors; only the engine writes, stores and sends.
 Methods derive from `Method` and from nothing else, are frozen dataclasses (fields = hyperparameters), and never call
 super(). What cannot be meant, such as a hook with a name that is almost right, is a TypeError when the class is made.
@@ -20,7 +20,7 @@ from torch import Tensor, nn
 from fedmpi.flat.layout import EVERYTHING
 from fedmpi.method.context import Client, Server, Uploads
 from fedmpi.method.slots import SHARED, Slots, Travel
-from fedmpi.method.values import Row, State
+from fedmpi.method.values import Quadratic, Row, State
 
 # What a method may need of the experiment; checked before anything runs.
 
@@ -87,24 +87,27 @@ class Method:
     def loss(self, k: Client, x: Tensor, y: Tensor) -> Tensor:
         """What a step descends on.   x (B, ...), y (B,) -> ()
 
-        Called for each batch, at the live weights; from `step`, wherever that asks k.grad for a gradient. A term of k.w
-        is refused, as only the model's outputs have a gradient here: that of the term goes into `gradient`.
+        Called for each batch, at the live weights; from `step`, wherever that asks k.grad for a gradient. k.w has a
+        gradient here, too. A term of the weights alone belongs into `regularizer`, which is no part of the recorded
+        loss, and which FedSOL can perturb along.
         """
         return k.task_loss(k.logits(x), x, y)
+
+    def regularizer(self, k: Client) -> Tensor | Quadratic | None:
+        """A penalty on the weights k.w, such as mu / 2 ||w - w0||^2; None: there is none.   -> ()
+
+        Called in each step at the live weights. Its gradient with respect to k.w is added to that of `loss`, or to what
+        `step` returned, before `gradient`: by autograd, or of a `Quadratic`, in one kernel. It is no part of the
+        recorded loss.
+        """
+        return None
 
     def gradient(self, k: Client, g: Tensor) -> Tensor:
         """Correction of a batch's flat gradient; may write to g.   (d,) -> (d,)
 
-        Called after the gradient of `loss`, or after `step` with what that returned, and before clipping.
+        Called after `loss` (or `step`) and `regularizer` with the sum of their gradients, and before clipping.
         """
         return g
-
-    def proximal(self, k: Client, x: Tensor, y: Tensor) -> Tensor | None:
-        """Gradient of the term that holds w near the global model, at the live weights; None: there is none.   -> (d,)
-
-        What FedSOL perturbs along. It is already part of `loss` or `gradient`; the engine neither adds nor calls it.
-        """
-        return None
 
     def step(self, k: Client, x: Tensor, y: Tensor) -> Tensor:
         """The direction that the optimiser descends along, for rules that need more than one gradient.   -> (d,)
@@ -213,7 +216,7 @@ class declared(property):  # noqa: N801 - written where `property` would be
         return super().__get__(owner() if method is None and owner else method, owner)
 
 
-STEP = ("loss", "gradient", "proximal", "step", "batches_a_step", "needs")  # what makes a local step
+STEP = ("loss", "regularizer", "gradient", "step", "batches_a_step", "needs")  # what makes a local step
 
 
 def borrows(option: str, step: bool = False) -> Callable[[type], type]:

@@ -20,9 +20,10 @@ from torch import Tensor
 from fedmpi.flat import linear
 from fedmpi.flat.layout import Segment
 from fedmpi.flat.packing import Views
-from fedmpi.method.values import Fitted, State
+from fedmpi.method.values import Fitted, Quadratic, State
 
 Loss = Callable[["Client", Tensor, Tensor], Tensor]
+Regularizer = Callable[["Client"], Tensor | Quadratic | None]
 Batch = tuple[Tensor, Tensor]  # x (B, ...), y (B,)
 Part = Literal["train", "validation"]  # of a client's own training rows
 
@@ -51,7 +52,7 @@ class Client(Protocol):
     # sum of the weights with which a constant gradient enters w: K without momentum (FedNova's a_k); nan where steps
     # are not such sums. Declare needs = {SGD_STEPS}
     a: float
-    w: Tensor  # (d,) live weights, without a graph
+    w: Tensor  # (d,) live weights; in `loss` and `regularizer` a leaf of which autograd takes the gradient
     b: Tensor  # (b,) live float buffers (batch statistics)
     received: Tensor  # (d,) what was received, and the client's own parts
     b0: Tensor  # (b,) float buffers received
@@ -109,6 +110,7 @@ class Client(Protocol):
         *,
         at: Tensor | None = None,
         loss: Loss | None = None,
+        regularizer: Regularizer | None = None,
         buffers: Tensor | None = None,
     ) -> Tensor:
         """Gradient of a loss on one batch.
@@ -117,11 +119,23 @@ class Client(Protocol):
             x, y: (B, ...) samples, (B,) targets.
             at: (d,) weights; default the live ones.
             loss: (k, x, y) -> (); default the method's.
+            regularizer: (k) -> (), whose gradient is added, where k.w is `at`; default none, also not the method's.
             buffers: (b,) float buffers of `at`, such as k.scratch's, which the pass writes to; default the live ones.
 
         Returns:
             (d,) gradient. Of a step's passes the first moves the live batch-norm statistics, the others leave them
             alone; so do passes outside of steps, and those with `buffers`.
+        """
+
+    def regularizer_grad(self, regularizer: Regularizer, *, at: Tensor | None = None) -> Tensor:
+        """Gradient of a regularizer, such as the hook of another method.
+
+        Args:
+            regularizer: k -> (), or None where there is no term.
+            at: (d,) weights that k.w is meanwhile; default the live ones.
+
+        Returns:
+            (d,) gradient with respect to k.w.
         """
 
     def hessian_vector(self, x: Tensor, y: Tensor, v: Tensor) -> Tensor:
@@ -177,7 +191,7 @@ class Client(Protocol):
         start: Tensor | None = None,
         buffers: Tensor | None = None,
         loss: Loss | None = None,
-        gradient: Callable[[Client, Tensor], Tensor] | None = None,
+        regularizer: Regularizer | None = None,
         plain: bool = False,
         bare: bool = False,
     ) -> Fitted:
@@ -191,7 +205,7 @@ class Client(Protocol):
                 what they were. The optimiser is fresh.
             buffers: (b,) float buffers of that model; default the live ones.
             loss: in place of the hooks `loss` and `step`.
-            gradient: in place of the hook of that name.
+            regularizer: in place of the hook of that name.
             plain: FedAvg's steps on all parameters, with a fresh optimiser.
             bare: the same by w <- w - lr g, without the momentum, weight decay, clipping and optimiser of `train`.
         """

@@ -11,7 +11,7 @@ from typing import final
 
 from torch import Tensor
 
-from fedmpi.method import INITIAL, INITIAL_BUFFERS, Client, Method, Slots, State, option
+from fedmpi.method import INITIAL, INITIAL_BUFFERS, Client, Method, Quadratic, Slots, State, option
 
 
 @final
@@ -25,11 +25,11 @@ class Ditto(Method):
 
     def train(self, k: Client) -> State:
         k.fit()
-        own = k.fit(start=k.state.v, buffers=k.state.v_b, gradient=self.pull)
+        own = k.fit(start=k.state.v, buffers=k.state.v_b, regularizer=self.pull)
         return State(v=own.w, v_b=own.b)
 
-    def pull(self, k: Client, g: Tensor) -> Tensor:
-        return g.add_(k.w - k.w0, alpha=self.lam)  # (2); k.w is v here
+    def pull(self, k: Client) -> Quadratic:
+        return Quadratic(self.lam, k.w0)  # of (2)
 
     def weights(self, k: Client) -> Tensor:
         return k.state.v

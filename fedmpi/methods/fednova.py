@@ -7,7 +7,6 @@ ccvr corrects local gradients as the FedSOL authors' code has it:   g - d_k + d,
 round that formed it and per unit of learning rate (their code leaves d at 0). Weight decay is part of the move. (3)
 """
 
-from collections.abc import Callable
 from dataclasses import dataclass
 from typing import final
 
@@ -53,13 +52,6 @@ class FedNova(Method):
 
     def gradient(self, k: Client, g: Tensor) -> Tensor:
         return g.sub_(k.state.d_k).add_(k.down.d) if self.ccvr else g  # (3)
-
-    @declared
-    def proximal(self) -> Callable[[Client, Tensor, Tensor], Tensor | None]:
-        return self.correction if self.ccvr else Method().proximal
-
-    def correction(self, k: Client, x: Tensor, y: Tensor) -> Tensor:
-        return k.down.d - k.state.d_k
 
     def upload(self, k: Client) -> tuple[Row, State]:
         sent = Row(a=k.w.new_full((), k.a))

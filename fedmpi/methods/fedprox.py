@@ -7,9 +7,7 @@ with w0 the weights received; the server is FedAvg's. mu = 0 is FedAvg.
 from dataclasses import dataclass
 from typing import final
 
-from torch import Tensor
-
-from fedmpi.method import Client, Method, option
+from fedmpi.method import Client, Method, Quadratic, option
 
 
 @final
@@ -20,8 +18,5 @@ class FedProx(Method):
     paper = "Li et al., MLSys 2020"
     neutral = {"mu": 0.0}
 
-    def gradient(self, k: Client, g: Tensor) -> Tensor:
-        return g.add_(k.w - k.w0, alpha=self.mu) if self.mu else g  # gradient of (2)
-
-    def proximal(self, k: Client, x: Tensor, y: Tensor) -> Tensor:
-        return self.mu * (k.w - k.w0)
+    def regularizer(self, k: Client) -> Quadratic | None:
+        return Quadratic(self.mu, k.w0) if self.mu else None  # of (2)

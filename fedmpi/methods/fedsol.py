@@ -9,13 +9,11 @@ Each step, at weights w with the received model w0 as frozen teacher:
 At w = w0, the first step of a round, L_p is least: g_p = 0 and eps = 0 exactly, with Lambda and without, whatever
 rounding, dropout or batch statistics make of that gradient. With layers: head one body pass serves both gradients. The
 norm in (7) is over a layer, weight and bias together; norm: tensor takes each alone, norm: dim0 is the authors' code.
-Table 5: layers, adaptive. prox (Table 4): g_p of another method's proximal term; its server stays, and its client state
-where that is not estimated from corrected steps: (4) is not corrected, so SCAFFOLD's c_i and FedDyn's g_k are the mean
-gradient of the steps. objective (Table 10): CE and beta L_p each at w or w + eps; in A4 eps is that of g_p + grad CE
-and, as printed, without Lambda                                                                              (T10)
+Table 5: layers, adaptive. prox: g_p of another method's regularizer; its server and client state stay. Its client state
+must not presume steps along the regularizer, as (4) makes none: Table 4 with SCAFFOLD, FedNova, FedDyn and MOON is
+configs/papers/fedsol_table4.py, the ablations of Table 10 are configs/papers/fedsol_table10.py.
 """
 
-from copy import copy
 from dataclasses import dataclass, field
 from itertools import groupby
 from typing import final
@@ -28,15 +26,14 @@ from fedmpi.flat.layout import HEAD, Segment
 from fedmpi.method import CLASSES, FEATURES, SGD_STEPS, Client, Method, borrows, declared, option, overrides
 from fedmpi.methods._terms import perturbation, retention, share_of_norm
 
-# objective: where the gradient of CE is taken, and where that of L_p; w, e: w + eps, -: nowhere
-TABLE_10 = {"A0": "w-", "A1": "e-", "A2": "we", "A3": "ee", "A4": "ee", "A5": "ww", "A6": "ew"}
+IN_TABLE_10 = "is an option of configs/papers/fedsol_table10.py:Objective now, which has FedSOL as its option `fedsol`"
 
 
 @final
 @borrows("prox")
 @dataclass(frozen=True)
 class FedSOL(Method):
-    rho: float = option(2.0, "length of the perturbation; 0: FedAvg (objective A1)", ge=0)
+    rho: float = option(2.0, "length of the perturbation; 0: FedAvg", ge=0)
     tau: float = option(3.0, "temperature of teacher and student", gt=0)
     layers: str = option("head", "what is perturbed", choices=("head", "body", "all"))
     adaptive: bool = option(True, "scale the perturbation by how far each weight has moved (7); false: Lambda = 1")
@@ -44,20 +41,18 @@ class FedSOL(Method):
         "layer", "norm in (7): of the layer, the tensor, or its columns", choices=("layer", "tensor", "dim0")
     )
     prox: Method | None = field(default=None, metadata={"doc": "method to perturb along, null: (5)", "method": True})
-    objective: str = option("A1", "ablation of Table 10; A1 is FedSOL", choices=TABLE_10)
-    beta: float = option(1.0, "weight of L_p in the objectives that hold it", ge=0)
 
     paper = "Lee et al., CVPR 2024"
     neutral = {"rho": 0.0}
+    MOVED = {"objective": IN_TABLE_10, "beta": IN_TABLE_10}
 
     def __post_init__(self) -> None:
-        if self.prox and (self.objective != "A1" or not overrides(self.prox, "proximal")):
-            have = "a proximal term: fedprox, scaffold, feddyn, moon or {name: fednova, ccvr: true}"
-            raise UserError(f"method.prox: not {self.prox}; it takes objective: A1 and a method with {have}")
-        if hasattr(self.prox, "corrected"):  # its client state is estimated from steps that (4) does not make
-            prox = copy(self.prox)
-            object.__setattr__(prox, "corrected", False)
-            object.__setattr__(self, "prox", prox)
+        # FedDyn by its name, as a method's file imports no other method: its g_k presumes steps along its regularizer.
+        if self.prox and (type(self.prox).__name__ == "FedDyn" or not overrides(self.prox, "regularizer")):
+            raise UserError(
+                f"method.prox: not {self.prox}; it takes a method with a regularizer and without state that presumes "
+                "steps along it: fedprox, or one of configs/papers/fedsol_table4.py (SCAFFOLD, FedNova, FedDyn, MOON)"
+            )
 
     @declared
     def needs(self) -> frozenset[str]:
@@ -65,21 +60,14 @@ class FedSOL(Method):
         return frozenset(term if self.layers == "all" else term | {FEATURES})
 
     def step(self, k: Client, x: Tensor, y: Tensor) -> Tensor:
-        least = not self.prox and k.at_w0  # then g_p = 0
-        if self.objective == "A0" or (self.objective == "A1" and (least or not self.rho)):
+        if not self.rho or (k.at_w0 and not self.prox):  # at w0 L_p is least: g_p = 0
             return k.grad(x, y)
-        if self.layers == "head" and self.objective == "A1" and not self.prox:
+        if self.layers == "head" and not self.prox:
             (_, teacher), (z, _) = k.frozen(x), k.forward(x)
             g_p = k.head_grad(z.detach(), lambda f: retention(f, teacher, self.tau))  # (5)
             return k.head_grad(z, lambda f: k.task_loss(f, x, y), at=k.w + self.perturbation(k, g_p))  # (4)
-        g_p = self.prox.proximal(k, x, y) if self.prox else self.distil(k, x, y)  # type: ignore[assignment]
-        if self.objective == "A4":
-            eps = self.perturbation(k, g_p + k.grad(x, y), adaptive=False)
-        else:
-            eps = self.perturbation(k, torch.zeros_like(g_p) if least else g_p)
-        at, (ce, aux) = {"w": None, "e": k.w + eps}, tuple(TABLE_10[self.objective])
-        g = k.grad(x, y, at=at[ce])  # (4)
-        return g if aux == "-" else g.add_(self.distil(k, x, y, at[aux]), alpha=self.beta)  # (T10)
+        g_p = k.regularizer_grad(self.prox.regularizer) if self.prox else self.distil(k, x, y)
+        return k.grad(x, y, at=k.w + self.perturbation(k, g_p))  # (4)
 
     def distil(self, k: Client, x: Tensor, y: Tensor, at: Tensor | None = None) -> Tensor:
         _, teacher = k.frozen(x)

@@ -32,9 +32,6 @@ class MOON(Method):
         z, f = k.forward(x)
         return k.task_loss(f, x, y) + self.mu * self.contrast(k, x, z) if self.mu else k.task_loss(f, x, y)  # (2)
 
-    def proximal(self, k: Client, x: Tensor, y: Tensor) -> Tensor:
-        return k.grad(x, y, loss=lambda k, x, _: self.mu * self.contrast(k, x, k.forward(x)[0]))
-
     def contrast(self, k: Client, x: Tensor, z: Tensor) -> Tensor:
         z0, _ = k.frozen(x)
         last, _ = k.frozen(x, at=k.state.last, buffers=k.state.last_b)

@@ -16,7 +16,19 @@ from typing import final
 
 from torch import Tensor
 
-from fedmpi.method import FLAT, INITIAL, INITIAL_BUFFERS, PLAIN_SGD, Client, Method, Row, Slots, State, option
+from fedmpi.method import (
+    FLAT,
+    INITIAL,
+    INITIAL_BUFFERS,
+    PLAIN_SGD,
+    Client,
+    Method,
+    Quadratic,
+    Row,
+    Slots,
+    State,
+    option,
+)
 
 
 @final
@@ -34,11 +46,11 @@ class PFedMe(Method):
     needs = frozenset({PLAIN_SGD})  # (3) is one step of it
 
     def step(self, k: Client, x: Tensor, y: Tensor) -> Tensor:
-        theta = k.scratch.theta
+        theta, pull = k.scratch.theta, Quadratic(self.lam, k.w)  # of (1)
         if self.start == "w" or not k.steps:
             theta.copy_(k.w)
         for _ in range(self.steps):
-            g = k.grad(x, y, at=theta).add_(theta - k.w, alpha=self.lam).add_(theta, alpha=self.decay)
+            g = k.grad(x, y, at=theta, regularizer=lambda _: pull).add_(theta, alpha=self.decay)
             theta.sub_(g, alpha=self.personal_lr)  # (2)
         return self.lam * (k.w - theta)  # (3)
 

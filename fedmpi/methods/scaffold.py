@@ -10,7 +10,7 @@ a constant gradient (else c is over-estimated by about 1/(1 - momentum)). The pa
 cohort.weighting: uniform. Weight decay is part of the steps, and so of (x - y).
 """
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import final
 
 from torch import Tensor
@@ -36,7 +36,6 @@ from fedmpi.method import (
 @dataclass(frozen=True)
 class Scaffold(Method):
     mean_c: str = option("uniform", "mean over clients in (4); weighted: by p", choices=("uniform", "weighted"))
-    corrected: bool = field(default=True, init=False)  # FedSOL, whose own steps do not follow (1), makes it False
 
     paper = "Karimireddy et al., ICML 2020"
     needs = frozenset({SGD_STEPS})
@@ -50,16 +49,12 @@ class Scaffold(Method):
         return {"dw": ("p",), "dc": ("uniform" if self.mean_c == "uniform" else "p",)}
 
     def gradient(self, k: Client, g: Tensor) -> Tensor:
-        return g.sub_(k.state.c_i).add_(k.down.c) if self.corrected else g  # (1)
-
-    def proximal(self, k: Client, x: Tensor, y: Tensor) -> Tensor:
-        return k.down.c - k.state.c_i
+        return g.sub_(k.state.c_i).add_(k.down.c)  # (1)
 
     def upload(self, k: Client) -> tuple[Row, State]:
         if not k.steps or not k.lr:
             return Row(dc=k.state.c_i * 0), k.state
-        step = (k.w0 - k.w) / (k.a * k.lr)  # the mean gradient of steps without (1)
-        dc = step - (k.down.c if self.corrected else k.state.c_i)  # (2)
+        dc = (k.w0 - k.w) / (k.a * k.lr) - k.down.c  # (2)
         return Row(dc=dc), State(c_i=k.state.c_i + dc)
 
     def aggregate(self, s: Server, up: Uploads) -> tuple[Tensor, State]:

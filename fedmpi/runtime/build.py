@@ -1,4 +1,4 @@
-"""Settings -> objects. Only this module and launch.py know all the other packages."""
+"""Settings -> objects. Only this module and run.py know all the other packages."""
 
 from __future__ import annotations
 
@@ -153,7 +153,8 @@ def experiment(settings: Settings, data: Federated, device: torch.device) -> Exp
             task = StandardisedRegression(data.classes, *make_task.args, **make_task.keywords)
         contract.check_task(task)
     module = prepared_module(settings, method, data.input_shape, data.classes, data.x_dtype).to(device)
-    given = initial.fill(module, settings.init.source, settings.init.strict)
+    source = settings.init.source
+    given = initial.fill(module, source and settings.working_dir / source, settings.init.strict)
     with blaming(f"model {settings.model.name}"):
         net = Net(module, data.input_shape, data.x_dtype)
     task.names = contract.metric_names(task, net.output_shape, data.two_targets())

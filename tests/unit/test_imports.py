@@ -2,14 +2,17 @@
 
 import ast
 import importlib
+import inspect
 import re
 import sys
+import textwrap
 from functools import lru_cache
 from importlib.metadata import version
 
 from helpers import ROOT
 
 import fedmpi
+from fedmpi.engine.federation import Federation
 
 PACKAGE = ROOT / "fedmpi"
 MOST_LINES = 400
@@ -81,6 +84,14 @@ def picture():
     for upper, lower in arrows:
         below[upper].add(lower)
     return below
+
+
+def test_the_page_has_the_text_of_a_round():
+    page = (ROOT / "docs" / "architecture.md").read_text(encoding="utf-8")
+    text = "\n\n\n".join(
+        textwrap.dedent(inspect.getsource(each)).rstrip() for each in (Federation.run, Federation.run_round)
+    )
+    assert f"```python\n{text}\n```" in page
 
 
 def reachable(start, below):

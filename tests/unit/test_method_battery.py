@@ -121,7 +121,7 @@ def test_a_client_trains_the_same_whoever_trained_before(method, net):
     fed = it.fed
     before = {k: digest(row) for k, row in fed.states.rows.items()}
     received, x = digest(fed.transport.inbox), digest(it.made.data.train[0].x)
-    downloads = fed.transport.deliver(3, range(7), fed.states.owner, fed.server)
+    downloads = fed.transport.send_downloads(3, range(7), fed.states.owner, fed.server)
     packing = it.made.messages.upload(3).packing
 
     def train(order):

@@ -37,7 +37,8 @@ from fedmpi.data.batches import samples_of
 from fedmpi.data.federated import Federated
 from fedmpi.doctor.planning import importing, measuring, rehearsal
 from fedmpi.engine.federation import Federation
-from fedmpi.runtime import build, build_data, launch
+from fedmpi.runtime import build, build_data
+from fedmpi.runtime.device import pick_device, set_numerics
 
 NETWORK = 1.25e9  # bytes a second between hosts, where there are several: 10 Gbit/s
 SEEN = 20  # rounds whose cohorts are placed
@@ -53,7 +54,7 @@ def plan(settings: Settings, ranks: int, hosts: int) -> Facts:
     imported, ended = importing.measure_import()
     began = time.perf_counter()
     device = _device(settings)
-    launch.set_numerics(settings)
+    set_numerics(settings)
     silos = bool(settings.data.silos)
     if silos:
         build_data.site_ranks(settings, ranks)
@@ -90,7 +91,7 @@ def plan(settings: Settings, ranks: int, hosts: int) -> Facts:
 def _device(settings: Settings) -> torch.device:
     """Where this process computes: as a rank that trains would."""
     try:
-        return launch.pick_device(settings, detect({}))
+        return pick_device(settings, detect({}))
     except UserError:
         if settings.compute.device != "cuda":
             raise
@@ -226,7 +227,7 @@ def _seconds(
     busiest = []
     for t in range(min(count, SEEN)):
         load: dict[int, float] = {}
-        for k, rank in fed.scheduler.placed(t).items():
+        for k, rank in fed.scheduler.assign(t).items():
             load[rank] = load.get(rank, 0.0) + each.seconds(int(sizes[k]), steps)
         busiest.append(max(load.values()))
     training = fmean(busiest) * crowded

@@ -82,15 +82,15 @@ def kinds(fed: Federation) -> list[Round]:
     messages = fed.worker.messages
     for t in range(fed.plan.rounds):
         down = messages.groups(t - 1) if t else "all"
-        own = sum(rank == 0 for rank in fed.scheduler.placed(t).values()) if 0 in fed.scheduler.ranks else 0
-        kind = (down, messages.upload(t), messages.travel(t), len(fed.scheduler.drawn(t)), own)
+        own = sum(rank == 0 for rank in fed.scheduler.assign(t).values()) if 0 in fed.scheduler.ranks else 0
+        kind = (down, messages.upload(t), messages.travel(t), len(fed.scheduler.sample(t)), own)
         first.setdefault(kind, t)
         often[kind] += 1
     return [_one(fed, t, often[kind]) for kind, t in first.items()]
 
 
 def _one(fed: Federation, t: int, count: int) -> Round:
-    comm, members, where = fed.comm, fed.scheduler.cohort(t), fed.scheduler.placed(t)
+    comm, members, where = fed.comm, fed.scheduler.cohort(t), fed.scheduler.assign(t)
     assert isinstance(comm, Nobody)
     fed.states.owner |= where  # what moves is counted apart, over all rounds
     fed.control.first_round = fed.reporter.reported_in = t  # the round before is not evaluated
@@ -107,8 +107,8 @@ def _one(fed: Federation, t: int, count: int) -> Round:
 
 def way(fed: Federation, t: int) -> Gathering:
     """How the uploads of round t travel."""
-    members, where = fed.scheduler.cohort(t), fed.scheduler.placed(t)
-    return fed.transport.gathering(t, members, where, fed.scheduler.weights(members)[1])
+    members, where = fed.scheduler.cohort(t), fed.scheduler.assign(t)
+    return fed.transport.gather_uploads(t, members, where, fed.scheduler.weights(members)[1])
 
 
 def _made(fed: Federation, t: int, members: Sequence[int]) -> list[Tensor]:
@@ -143,7 +143,7 @@ def moved(fed: Federation, itemsize: int) -> tuple[int, int]:
         return 0, 0
     owner, sent, received = ChainMap({}, fed.states.owner), 0, 0
     for t in range(fed.plan.rounds):
-        for client, rank in fed.scheduler.placed(t).items():
+        for client, rank in fed.scheduler.assign(t).items():
             if owner[client] != rank:
                 sent += size * (owner[client] == 0)
                 received += size * (rank == 0)

@@ -25,7 +25,7 @@ from fedmpi.engine.faults import losses
 from fedmpi.engine.faults.losses import START, Row
 from fedmpi.engine.plan import Plan
 from fedmpi.engine.round_control import RoundControl
-from fedmpi.engine.sampling import Roster
+from fedmpi.engine.scheduler import ClientScheduler
 
 PATIENCE_S, TIMES = 10.0, 5.0  # the least silence to ask after, in seconds; and the usual one, in rounds
 
@@ -150,7 +150,7 @@ class FailurePolicy:
             lost = [rank for rank in self.alive if rank not in comm.alive]
             if lost:
                 where = (
-                    scheduler.placed(t, self.alive) if self.plan.on_lost == "drop" and self.control.trains(t) else {}
+                    scheduler.assign(t, self.alive) if self.plan.on_lost == "drop" and self.control.trains(t) else {}
                 )
                 row = losses.row(
                     t,
@@ -169,7 +169,7 @@ class FailurePolicy:
         apply(t, scheduler, states, comm.broadcast_json(scheduler.losses.of(t)))
 
 
-def apply(t: int, scheduler: Roster, states: ClientStates, rows: list[Row]) -> None:
+def apply(t: int, scheduler: ClientScheduler, states: ClientStates, rows: list[Row]) -> None:
     """Take these rows for the rank failures of round t."""
     scheduler.losses.replace(t, rows)
     states.gone = scheduler.losses.gone(t)
@@ -177,7 +177,7 @@ def apply(t: int, scheduler: Roster, states: ClientStates, rows: list[Row]) -> N
 
 
 def newest_saved_rounds(
-    comm: Communicator, scheduler: Roster, states: ClientStates, orphans: Sequence[int]
+    comm: Communicator, scheduler: ClientScheduler, states: ClientStates, orphans: Sequence[int]
 ) -> dict[int, int]:
     """Return, at rank 0, client -> the round of its newest state on disk that can be read; elsewhere {}."""
     if not orphans or not states.messages.client_state.size:

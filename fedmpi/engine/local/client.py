@@ -29,14 +29,14 @@ from fedmpi.engine.local.clipping import clip
 from fedmpi.engine.local.declared import check_given
 from fedmpi.engine.local.descent import Descent
 from fedmpi.engine.local.kept import Kept
-from fedmpi.engine.local.losses import loss_of
+from fedmpi.engine.local.losses import add_regularizer, loss_of
 from fedmpi.engine.local.sgd import SGD
 from fedmpi.engine.local.view import ClientView, LossMeter
 from fedmpi.engine.messages import FAILED, STOP, Upload
 from fedmpi.flat.layout import Selection
 from fedmpi.flat.packing import share_memory
 from fedmpi.method.base import Method, overrides
-from fedmpi.method.context import Client, Loss
+from fedmpi.method.context import Loss, Regularizer
 from fedmpi.method.values import Fitted
 
 LEFT_OUT = "left out of the round (faults.on_client_error: drop)"
@@ -59,14 +59,14 @@ class LocalClient(ClientView):
             model.load(self.received, self.b0)
             worker.training()
             untouched = self.untouched() if worker.hooked else Untouched(worker.method, {})
-            if worker.direct is None:
+            if worker.draws:
                 self.reseed()
             with blaming(self.where):
                 self.begin()
                 self.recall()
                 untouched.check(self.where, "receive")
                 new = worker.method.train(self)
-                untouched.check(self.where, "train", "loss", "gradient", "step", "proximal")
+                untouched.check(self.where, "train", "loss", "regularizer", "gradient", "step")
                 sent, more = check_pair(worker.method, "upload", worker.method.upload(self), self.where)
                 untouched.check(self.where, "upload")
             state = self.write(row, (new, sent, more), lambda p, w0, out: p.subtract(model.w, w0, out))
@@ -215,7 +215,7 @@ class LocalClient(ClientView):
         start: Tensor | None = None,
         buffers: Tensor | None = None,
         loss: Loss | None = None,
-        gradient: Callable[[Client, Tensor], Tensor] | None = None,
+        regularizer: Regularizer | None = None,
         plain: bool = False,
         bare: bool = False,
     ) -> Fitted:
@@ -232,7 +232,7 @@ class LocalClient(ClientView):
                 trained = [s for s, p in model.members() if p.requires_grad]
                 kept = self.optim.of(trained) if self.optim and not plain and start is None else None
                 optimiser = make(recipe, parameters, self.lr if lr is None else lr, kept)
-                how = Descent.of(worker, method, loss, gradient, parameters, trained, recipe.clips)
+                how = Descent.of(worker, method, loss, regularizer, parameters, trained, recipe.clips)
                 for x, y in self._batches(generators, passes, steps, method.batches_a_step):
                     self.step_loss, self.passed = None, False
                     untouched = x._version, y._version
@@ -280,11 +280,12 @@ class LocalClient(ClientView):
     def _gradient(self, how: Descent, optimiser: SGD | Adaptive, x: Tensor, y: Tensor) -> None:
         """One batch's gradient, to where the optimiser looks for it."""
         model, graphs = self.worker.model, self.worker.graphs
+        flat = model.attach_gradient() if how.flat else self.worker.nothing
         if how.step:
             g = self.check("step", how.step(self, x, y))
         else:
             if graphs is not None and how.repeats and isinstance(x, Tensor):
-                at = model.live.data_ptr(), model.attach_gradient().data_ptr() if how.flat else 0
+                at = model.live.data_ptr(), flat.data_ptr() if how.flat else 0
                 kind = (*at, how.loss is self.worker.direct, *map(id, optimiser.parameters))
                 loss = graphs.run(kind, partial(self._passes, how, optimiser), x, y, optimiser.parameters)
             else:
@@ -292,10 +293,11 @@ class LocalClient(ClientView):
             self.note(loss)
             if not how.flat:
                 return
-            g = model.attach_gradient()
+            g = flat
+        if how.regularizer:
+            g = add_regularizer(self, how.regularizer, self.w, g if g is flat else flat.copy_(g))
         if how.correct:
             g = self.check("gradient", how.correct(self, g), by=how.correct)
-        flat = model.attach_gradient()
         if g is not flat:
             flat.copy_(g)
         if how.clipped:
@@ -309,8 +311,12 @@ class LocalClient(ClientView):
             self.worker.model.attach_gradient().zero_()
         else:
             optimiser.forget()
-        value = loss_of(self, how.loss, x, y)
+        value, leaf = loss_of(self, how.loss, x, y)
+        if leaf is not None and how.flat:
+            leaf.grad = self.worker.model.attach_gradient()
         backward(value)
+        if leaf is not None and leaf.grad is not None and not how.flat:
+            self.worker.model.add_gradient(leaf.grad)
         return value
 
     def _batches(self, drawn: tuple[Any, Any], passes: int, steps: int, many: int) -> Iterator[tuple[Tensor, Tensor]]:

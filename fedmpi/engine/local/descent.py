@@ -11,13 +11,14 @@ from fedmpi.engine.local.by_hand import ByHand
 from fedmpi.engine.worker import Worker
 from fedmpi.flat.layout import Segment, Selection
 from fedmpi.method.base import Method, overrides
-from fedmpi.method.context import Client, Loss
+from fedmpi.method.context import Client, Loss, Regularizer
 
 
 class Descent(NamedTuple):
     """A loss, its gradient corrected and clipped, or a rule with gradients of its own."""
 
     loss: Loss
+    regularizer: Regularizer | None = None
     correct: Callable[[Client, Tensor], Tensor] | None = None
     step: Callable[[Client, Tensor, Tensor], Tensor] | None = None
     clipped: Selection | None = None  # the entries that clipping looks at
@@ -27,7 +28,7 @@ class Descent(NamedTuple):
     @property
     def flat(self) -> bool:
         """Whether somebody looks at the gradient as one vector."""
-        return bool(self.correct or self.step or self.clipped)
+        return bool(self.regularizer or self.correct or self.step or self.clipped)
 
     @classmethod
     def of(
@@ -35,21 +36,22 @@ class Descent(NamedTuple):
         worker: Worker,
         method: Method,
         loss: Loss | None,
-        gradient: Callable[[Client, Tensor], Tensor] | None,
+        regularizer: Regularizer | None,
         parameters: Sequence[nn.Parameter],
         trained: Sequence[Segment],
         clips: bool,
     ) -> Descent:
         """That of a fit which now begins: gradients go to where its steps look for them.
 
-        parameters: what is trained, and `trained`, its segments; loss, gradient: in place of the method's hooks; clips:
-            whether gradients are clipped.
+        parameters: what is trained, and `trained`, its segments; loss, regularizer: in place of the method's hooks;
+            clips: whether gradients are clipped.
         """
         model = worker.model
         how = cls(
             loss=loss or worker.direct or method.loss,
-            correct=gradient or (method.gradient if overrides(method, "gradient") else None),
-            step=method.step if overrides(method, "step") and gradient is None and loss is None else None,
+            regularizer=regularizer or (method.regularizer if overrides(method, "regularizer") else None),
+            correct=method.gradient if overrides(method, "gradient") else None,
+            step=method.step if overrides(method, "step") and loss is None else None,
             clipped=model.layout.entries(trained) if clips else None,
         )
         if worker.graphs is not None:

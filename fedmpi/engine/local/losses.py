@@ -1,4 +1,4 @@
-"""What hooks give as a loss is one to descend on."""
+"""Losses and regularizers of hooks: their values with a graph, and whether these are something to descend on."""
 
 from __future__ import annotations
 
@@ -10,66 +10,70 @@ import torch
 from torch import Tensor
 
 from fedmpi.engine.checks import wrong
+from fedmpi.engine.local.autograd import backward
 from fedmpi.method.base import Method
-from fedmpi.method.context import Loss
+from fedmpi.method.context import Loss, Regularizer
+from fedmpi.method.values import Quadratic
 
 ClientView = Any  # that of view.py, which imports this
 
 
-def loss_of(view: ClientView, loss: Loss | None, x: Tensor, y: Tensor) -> Tensor:
-    """The loss () of a batch at the live weights, with its graph. loss: None is the method's.
+def loss_of(view: ClientView, loss: Loss | None, x: Tensor, y: Tensor) -> tuple[Tensor, Tensor | None]:
+    """Compute the loss of a batch at the live weights.
 
-    At a client's first step of the round with this loss k.w is a leaf: a term of it would be in the recorded loss, and
-    nobody would descend along it. A penalty written there would be no penalty, without a word.
+    Args:
+        loss: in place of the method's.
+
+    Returns:
+        The loss () with its graph; k.w as a leaf of that graph (None where no hook was called that could use it).
     """
-    called = loss or view.worker.method.loss
-    code = getattr(called, "__code__", called)
-    if called is view.worker.direct or code is Method.loss.__code__ or code in view.losses:
-        return checked(view, called(view, x, y), loss)
-    view.losses.add(code)
-    with _as_leaf(view) as leaf:
-        value = checked(view, called(view, x, y), loss)
-    check_no_term(value, leaf, view.worker.method, view.where, loss)
-    return value
+    called = loss or view.worker.direct or view.worker.method.loss
+    if called is view.worker.direct or getattr(called, "__code__", None) is Method.loss.__code__:
+        return checked(view, called(view, x, y), "loss", loss), None
+    with weights_as_leaf(view, view.w) as leaf:
+        return checked(view, called(view, x, y), "loss", loss), leaf
+
+
+def add_regularizer(view: ClientView, regularizer: Regularizer, at: Tensor, g: Tensor) -> Tensor:
+    """Add the gradient of a regularizer at the weights `at` (d,) to g (d,), in place, and return that."""
+    with weights_as_leaf(view, at) as leaf:
+        value = regularizer(view)
+    if value is None:
+        return g
+    if isinstance(value, Quadratic):
+        for vector in (value.anchor,) if value.slope is None else (value.anchor, value.slope):
+            view.check("regularizer: Quadratic", vector, tuple(at.shape), regularizer)
+        return value.add_gradient(g, at)
+    leaf.grad = g
+    backward(checked(view, value, "regularizer", regularizer))
+    return g
 
 
 @contextmanager
-def _as_leaf(view: ClientView) -> Iterator[Tensor]:
-    """k.w requires a gradient; what is written to k.scratch does not."""
-    w, scratch = view.w, view.scratch
-    view.w = leaf = w.detach().requires_grad_()
-    if len(view.scratch_row):
-        row = view.scratch_row.clone()
-        view.scratch = view.worker.messages.scratch.views(row)
+def weights_as_leaf(view: ClientView, w: Tensor) -> Iterator[Tensor]:
+    """Within, k.w is `w` (d,) as a leaf that requires a gradient."""
+    live, view.w = view.w, w.detach().requires_grad_()
     try:
-        yield leaf
+        yield view.w
     finally:
-        if len(view.scratch_row):
-            view.scratch_row.copy_(row.detach())
-        view.w, view.scratch = w, scratch
+        view.w = live
+        if view.scratch_row.requires_grad:  # a hook has added k.w to an accumulator, which outlives the graph
+            view.scratch_row = view.scratch_row.detach()
+            view.scratch = view.worker.messages.scratch.views(view.scratch_row)
 
 
-def check_no_term(losses: Tensor, leaf: Tensor, method: Method, where: str, by: Any = None) -> None:
-    """UserError if losses, of k.w made of `leaf`, have a term of k.w. by: what gave them, if not the hook."""
-    if torch.autograd.grad(losses.sum(), leaf, retain_graph=True, allow_unused=True)[0] is not None:
-        text = (
-            "has a term of k.w, of which nobody takes the gradient: only the model's outputs lead to one. Add the "
-            "term's gradient in the hook gradient (g + mu * (k.w - k.w0) for mu / 2 * |k.w - k.w0|^2), or write "
-            "k.w.detach() where none is meant"
-        )
-        raise wrong(method, "loss", where, text, by)
-
-
-def checked(view: ClientView, value: Any, by: Any = None) -> Tensor:
-    """A loss to descend on. by: the function that gave it, if it is not the hook."""
+def checked(view: ClientView, value: Any, hook: str, by: Any = None) -> Tensor:
+    """Return the value of a hook if it is a scalar to descend on. by: the function that gave it, if not the hook."""
     fine = type(value) is Tensor and value.requires_grad and not value.shape and value.layout is torch.strided
     if fine and value.is_floating_point() and value.device == view.w.device:
         return value  # as nearly all are; what follows says what is wrong
-    view.check("loss", value, (), by)
+    view.check(hook, value, (), by)
     if not value.requires_grad:
-        text = (
-            "returned a loss that depends on no weight that is being trained, so that there is no gradient: it was "
-            "made under no_grad, with .detach() or .item(), or of outputs that are not the model's"
-        )
-        raise wrong(view.worker.method, "loss", view.where, text, by)
+        why = {
+            "loss": "returned a loss that depends on no weight that is being trained, so that there is no gradient: it "
+            "was made under no_grad, with .detach() or .item(), or of outputs that are not the model's",
+            "regularizer": "returned a number that does not depend on k.w, so that there is no gradient: it was made "
+            "under no_grad, with .detach() or .item(), or of other weights; return None where there is no term",
+        }
+        raise wrong(view.worker.method, hook, view.where, why[hook], by)
     return value

@@ -16,11 +16,11 @@ from fedmpi.data.batches import Shard, batches
 from fedmpi.engine.checks import check_tensor, not_passed
 from fedmpi.engine.local.autograd import backward
 from fedmpi.engine.local.kept import Kept
-from fedmpi.engine.local.losses import checked, loss_of
+from fedmpi.engine.local.losses import add_regularizer, checked, loss_of
 from fedmpi.engine.worker import Worker
 from fedmpi.flat.layout import Segment
 from fedmpi.flat.packing import Views
-from fedmpi.method.context import Batch, Client, Loss, Part
+from fedmpi.method.context import Batch, Client, Loss, Part, Regularizer
 from fedmpi.method.values import State
 from fedmpi.models.net import Net
 from fedmpi.models.recurrent import differentiable
@@ -89,7 +89,6 @@ class ClientView(Client):
         self.passed = True  # whether the step at hand has made the pass that moves batch statistics
         self.cut_short = True  # by a request to stop, of which the upload tells
         self.watch: Watch | None = None
-        self.losses: set[object] = set()  # those that have been looked at (losses.py)
         self.optim: Kept | None = None  # of a client that trains, with train.keep_optim
         self._frozen: dict[int | None, tuple[Tensor | None, Net]] = {}
 
@@ -163,29 +162,42 @@ class ClientView(Client):
         *,
         at: Tensor | None = None,
         loss: Loss | None = None,
+        regularizer: Regularizer | None = None,
         buffers: Tensor | None = None,
     ) -> Tensor:
         model = self.worker.model
         with self._one_pass(at, buffers):
             model.attach_gradient().zero_()
-            value = loss_of(self, loss, x, y)
+            value, leaf = loss_of(self, loss, x, y)
+            if leaf is not None:
+                leaf.grad = model.attach_gradient()
             backward(value)
         if loss is None:
             self.note(value)
-        return model.attach_gradient().clone()
+        g = model.attach_gradient()
+        if regularizer:
+            add_regularizer(self, regularizer, self.w if at is None else at, g)
+        return g.clone()
+
+    def regularizer_grad(self, regularizer: Regularizer, *, at: Tensor | None = None) -> Tensor:
+        w = self.w if at is None else at
+        return add_regularizer(self, regularizer, w, torch.zeros_like(w))
 
     def hessian_vector(self, x: Tensor, y: Tensor, v: Tensor) -> Tensor:
         members = [(s, p) for s, p in self.worker.model.members() if p.requires_grad]
-        parameters = [p for _, p in members]
+        weights: list[Tensor] = [p for _, p in members]
+        vs = [s.view(v) for s, _ in members]
         with self._one_pass(None, None), differentiable(self.worker.model.module):
-            loss = loss_of(self, None, x, y)
+            loss, leaf = loss_of(self, None, x, y)
+        if leaf is not None:
+            weights, vs = [*weights, leaf], [*vs, v]
         grad = partial(torch.autograd.grad, allow_unused=True, materialize_grads=True)  # zero of what is not used
-        g = grad(loss, parameters, create_graph=True)
-        along = torch.stack([(piece * s.view(v)).sum() for (s, _), piece in zip(members, g, strict=True)]).sum()
-        pieces = grad(along, parameters)
-        out = torch.zeros_like(self.w)
-        for (s, _), piece in zip(members, pieces, strict=True):
-            s.view(out).copy_(piece)
+        g = grad(loss, weights, create_graph=True)
+        along = torch.stack([(piece * each).sum() for piece, each in zip(g, vs, strict=True)]).sum()
+        pieces = grad(along, weights)
+        out = torch.zeros_like(self.w) if leaf is None else pieces[-1].clone()
+        for (s, _), piece in zip(members, pieces, strict=False):
+            s.view(out).add_(piece)
         return out
 
     def head_grad(self, z: Tensor, loss: Callable[[Tensor], Tensor], *, at: Tensor | None = None) -> Tensor:
@@ -197,7 +209,7 @@ class ClientView(Client):
         assert self.worker.net.head is not None  # as in `forward`
         with self.worker.precision():
             f: Tensor = self.worker.net.head(z)
-        value = checked(self, loss(f.to(self.w.dtype)), loss)
+        value = checked(self, loss(f.to(self.w.dtype)), "loss", loss)
         backward(value)
         if before is not None:
             head.put(before, model.live)  # copied back, not subtracted: exactly the weights from before

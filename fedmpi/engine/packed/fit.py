@@ -17,7 +17,6 @@ from torch.nn.utils.rnn import pad_sequence
 
 from fedmpi.data.batches import drawn, gather, order
 from fedmpi.engine.local.autograd import backward
-from fedmpi.engine.local.losses import check_no_term
 from fedmpi.engine.local.view import ClientView
 from fedmpi.engine.packed.chain import Chain
 from fedmpi.engine.packed.stack import Descent, Stack
@@ -26,6 +25,7 @@ from fedmpi.engine.packed.view import CannotPackError, Together
 from fedmpi.engine.worker import Worker
 from fedmpi.flat.layout import EVERYTHING
 from fedmpi.method.base import overrides
+from fedmpi.method.values import Quadratic
 from fedmpi.tasks.classification import Classification
 from fedmpi.tasks.regression import Regression
 
@@ -41,7 +41,8 @@ class PackedFit:
         method, model, recipe, groups = worker.method, worker.model, worker.recipe, worker.method.trains
         self.worker, self.method, self.clients, self.view = worker, method, clients, Together(worker, clients)
         self.trained = [p.requires_grad and (EVERYTHING in groups or s.group in groups) for s, p in model.members()]
-        self.corrected = overrides(method, "gradient")
+        self.regularized, self.corrected = overrides(method, "regularizer"), overrides(method, "gradient")
+        self.flat = self.regularized or self.corrected  # whether hooks are given weights and gradients as vectors
         if overrides(method, "loss"):
             worker.twin(0)  # for k.frozen; under vmap none can be made
         descent = Descent(clients[0].lr, recipe.momentum, recipe.weight_decay)
@@ -49,12 +50,11 @@ class PackedFit:
         self.plain = None if overrides(method, "loss") or self.chain is None else _each_loss(worker.task)
         self.cuts = [cut(worker, k) for k in clients]
         thin = self._thin(descent)
-        self.stack = Stack(model.layout, [k.w0 for k in clients], descent, self.corrected, thin)
-        self.alike, self.each = ({}, {}) if self.plain and not self.corrected else self._seen()
+        self.stack = Stack(model.layout, [k.w0 for k in clients], descent, self.flat, thin)
+        self.alike, self.each = ({}, {}) if self.plain and not self.flat else self._seen()
         self.scratch = self.each.get("scratch", worker.nothing)
         self.sum = torch.zeros(len(clients), dtype=torch.float64, device=model.w.device)
         self.carry = [0.0] * len(clients)
-        self.looked = not overrides(method, "loss")  # whether the loss is known to have no term of k.w
         # Of the step at hand: what moves; where gradients go that are asked for, and which tensors' are there.
         self.at, self.g, self.written, self.direct = self.stack, torch.empty(0), set[int](), False
 
@@ -76,7 +76,7 @@ class PackedFit:
     def _thin(self, descent: Descent) -> dict[int, Thin]:
         """The layers whose weights are kept as factors."""
         w0, recipe = self.clients[0].w0, self.worker.recipe
-        if not self.plain or self.corrected or descent.momentum or descent.weight_decay:
+        if not self.plain or self.flat or descent.momentum or descent.weight_decay:
             return {}
         a_pass = self.cuts[0][0] * (recipe.batch_size or 0) + sum({rest for _, rest in self.cuts})
         samples = int(recipe.epochs or 0) * a_pass
@@ -150,12 +150,14 @@ class PackedFit:
         read = [x, y, *self.alike.values(), *(value for name, value in each.items() if name != "scratch")]
         before = [tensor._version for tensor in read], self.at.versions()
         leaves = self.at.leaves(self.trained)
-        losses = self._losses(leaves, x, y, each) if self.looked else self._look(leaves, x, y, each)
+        losses = self._losses(leaves, x, y, each)
         if not isinstance(losses, Tensor) or losses.shape != rows.shape[:1] or not losses.requires_grad:
             raise CannotPackError("hook loss returned something else than a loss")
         if ([tensor._version for tensor in read], self.at.versions()) != before:
             raise CannotPackError("a hook or the model wrote to what it may only read")
-        self.direct = not self.corrected and not (self.chain and view.own_pass)
+        if each and each["scratch"].requires_grad:
+            raise CannotPackError("hook loss added k.w to k.scratch, which outlives its graph; write k.w.detach()")
+        self.direct = not self.flat and not (self.chain and view.uses_leaves)
         if not self.direct:
             self._collect()
         backward(losses)
@@ -176,9 +178,7 @@ class PackedFit:
 
     def _losses(self, leaves: list[Tensor], x: Tensor, y: Tensor, each: dict[str, Tensor]) -> Any:
         """(n,) the clients' losses of their batches."""
-        given, self.view.own_pass = {"x": x, "y": y, **each}, False
-        if self.at.flat is not None:
-            given["w"] = self.at.flat
+        given, self.view.uses_leaves = {"x": x, "y": y, **each}, False
         if self.chain:
             z, f = self.chain.forward(leaves, x, self, self.at.thin)
             if self.plain:
@@ -190,18 +190,6 @@ class PackedFit:
             return self.method.loss(self.view, given["x"], given["y"])  # type: ignore[arg-type]
 
         return torch.vmap(loss)(given, leaves)
-
-    def _look(self, leaves: list[Tensor], x: Tensor, y: Tensor, each: dict[str, Tensor]) -> Any:
-        """The same, of the first step, where a loss must show that it has no term of k.w (engine/local/losses.py)."""
-        self.looked = True
-        own = {"scratch": each["scratch"].clone()} if each else {}  # to which a hook may add k.w
-        probe = self.worker.model.w.new_zeros(len(x), requires_grad=True)
-        losses = self._losses(leaves, x, y, {**each, **own, "probe": probe})
-        if own:
-            each["scratch"].copy_(own["scratch"].detach())
-        if isinstance(losses, Tensor) and losses.requires_grad:
-            check_no_term(losses, probe, self.method, self.clients[0].where)
-        return losses
 
     # ---- where gradients go ----
     def move(self, i: int, g: Tensor) -> None:
@@ -235,31 +223,64 @@ class PackedFit:
 
     def _move_collected(self, each: dict[str, Tensor]) -> None:
         g = self.g[: len(self.at)]
-        if self.corrected:
+        if self.flat:
             for i in range(len(self.trained)):
                 if i not in self.written:
                     self._collected(i).zero_()
+        if self.regularized:
+            self._add_regularizer(g, each)
+        if self.corrected:
             g = self._corrected(g, each)
         for i, (s, on) in enumerate(zip(self.stack.layout.segments, self.trained, strict=True)):
-            if on and (self.corrected or i in self.written):
+            if on and (self.flat or i in self.written):
                 self.at.move(i, self.stack.shaped(i, g[:, s.start : s.stop]))
+
+    def _add_regularizer(self, g: Tensor, each: dict[str, Tensor]) -> None:
+        """Add the gradients of the hook `regularizer` to g (n, d)."""
+        assert self.at.flat is not None
+        leaf, added = self.at.flat.detach().requires_grad_(), True
+
+        def regularizer(given: dict[str, Tensor]) -> Tensor:
+            nonlocal added
+            value = self.method.regularizer(self.view)  # type: ignore[arg-type]
+            if isinstance(value, Quadratic):
+                return value.add_gradient(given["g"], given["w"].detach())
+            added = value is None
+            return given["g"] if value is None else value  # None is nothing that vmap can return
+
+        values = self._call("regularizer", regularizer, {"g": g, "w": leaf, **each})
+        if added:
+            return
+        if not isinstance(values, Tensor) or values.shape != g.shape[:1] or not values.requires_grad:
+            raise CannotPackError("hook regularizer returned something else than a number that depends on k.w")
+        leaf.grad = g
+        backward(values)
 
     def _corrected(self, g: Tensor, each: dict[str, Tensor]) -> Tensor:
         """What the hook `gradient` makes of g (n, d)."""
         assert self.at.flat is not None
-        read = [self.at.flat, *self.alike.values(), *(value for name, value in each.items() if name != "scratch")]
-        before = [tensor._version for tensor in read]
 
         def gradient(given: dict[str, Tensor]) -> Tensor:
-            self.view.given = self.alike | given
             return self.method.gradient(self.view, given["g"])  # type: ignore[arg-type]
 
-        new: Any = torch.vmap(gradient)({"g": g, "w": self.at.flat, **each})
+        new = self._call("gradient", gradient, {"g": g, "w": self.at.flat, **each})
         if not isinstance(new, Tensor) or new.shape != g.shape or not new.is_floating_point():
             raise CannotPackError("hook gradient returned something else than a gradient")
-        if [tensor._version for tensor in read] != before:
-            raise CannotPackError("hook gradient wrote to what it may only read")
         return new
+
+    def _call(self, hook: str, function: Callable[[dict[str, Tensor]], Tensor], given: dict[str, Tensor]) -> Any:
+        """Call a hook under vmap, with what each client is given; only g and accumulators may be written to."""
+        read = [*self.alike.values(), *(value for name, value in given.items() if name not in ("g", "scratch"))]
+        before = [tensor._version for tensor in read]
+
+        def call(given: dict[str, Tensor]) -> Tensor:
+            self.view.given = self.alike | given
+            return function(given)
+
+        result = torch.vmap(call)(given)
+        if [tensor._version for tensor in read] != before:
+            raise CannotPackError(f"hook {hook} wrote to what it may only read")
+        return result
 
 
 def cut(worker: Worker, k: ClientView) -> tuple[int, int]:

@@ -116,7 +116,7 @@ def rounds(
         worker.training()
         arrived = [_arrive(client) for client in ordered]
         fit = PackedFit(worker, ordered)
-        if worker.direct is None:
+        if worker.draws:
             ordered[0].reseed()  # numpy and random; under vmap torch refuses to draw
         fit()
         worker.wait()

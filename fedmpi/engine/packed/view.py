@@ -49,7 +49,8 @@ class Together:
         self.b, self.announcement = first.b, first.announcement
         self.given: dict[str, Tensor] = {}
         self.leaves: list[Tensor] = []  # the live weights, tensor by tensor
-        self.own_pass = False  # whether a hook has made a forward pass itself
+        # Whether a hook has used the leaves itself: gradients reach them not only by the pass that was made already.
+        self.uses_leaves = False
         self.members: Sequence[int] = range(len(clients))  # places in `views` of those at hand
         self._calls: dict[int, _Call] = {}
 
@@ -64,12 +65,10 @@ class Together:
     # ---- tensors ----
     @property
     def w(self) -> Tensor:
-        if "w" not in self.given:
-            self.given["w"] = torch.cat(
-                [_flat(s, p.detach()) for s, p in zip(self._segments, self.leaves, strict=True)]
-            )
-        probe = self.given.get("probe")  # of whether a loss has a term of k.w
-        return self.given["w"] if probe is None else self.given["w"] + probe
+        if "w" not in self.given:  # in `loss`
+            self.uses_leaves = True
+            self.given["w"] = torch.cat([_flat(s, p) for s, p in zip(self._segments, self.leaves, strict=True)])
+        return self.given["w"]
 
     @property
     def w0(self) -> Tensor:
@@ -105,7 +104,7 @@ class Together:
     def forward(self, x: Tensor) -> tuple[Tensor, Tensor]:
         if "f" in self.given and x is self.given["x"]:  # made already
             return self.given["z"], self.given["f"]
-        self.own_pass = True
+        self.uses_leaves = True
         z, f = self._call(self.worker.net, self.leaves, x)
         return (f if z is None else z), f
 

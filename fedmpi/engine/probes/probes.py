@@ -18,7 +18,7 @@ from fedmpi.engine.local.client import LocalClient
 from fedmpi.engine.plan import Plan, Sink
 from fedmpi.engine.probes import contribution, drift, features, knowledge, layers, losses, orthogonality, similarity
 from fedmpi.engine.probes.cohort import Cohort, Model
-from fedmpi.engine.sampling import Roster
+from fedmpi.engine.scheduler import ClientScheduler
 from fedmpi.engine.server import FederationServer
 from fedmpi.engine.travel.exchange import Exchange
 
@@ -45,7 +45,7 @@ class Probes:
         plan: Plan,
         states: ClientStates,
         transport: Exchange,
-        scheduler: Roster,
+        scheduler: ClientScheduler,
         server: FederationServer | None,
         sink: Sink,
     ) -> None:

@@ -178,7 +178,7 @@ class Exchange:
         news.w.put(came._w, full._w)
         news.b.put(came._b, full._b)
 
-    def deliver(
+    def send_downloads(
         self, t: int, clients: Iterable[int], where: Placement, server: FederationServer | None
     ) -> dict[int, Tensor]:
         """Round t's download that differs from client to client, for this rank's clients; empty if none is declared."""
@@ -209,7 +209,7 @@ class Exchange:
         return self.message.new_zeros(self.messages.per_client.size)
 
     # ---- up ----
-    def gathering(self, t: int, members: Sequence[int], where: Placement, p: Tensor) -> Gathering:
+    def gather_uploads(self, t: int, members: Sequence[int], where: Placement, p: Tensor) -> Gathering:
         """This rank's part in round t's uploads. p: (m,) the cohort's weights."""
         upload, comm = self.messages.upload(t), self.comm
         if upload not in self._cuts:

@@ -69,7 +69,7 @@ def connect(kind):
     comm, alarm = torch_dist.Nccl(job, device, allgather, Timeouts(round=20)), Alarm(job)
     if job.size > 1:
         alarm.listen(lambda: rendezvous.another(store))
-        alarm.asked = lambda line, store: silence.answer(line, job.rank, comm.awaits, store)
+        alarm.subscribe(lambda line, store: silence.answer(line, job.rank, comm.awaits, store))
     return comm, alarm
 
 

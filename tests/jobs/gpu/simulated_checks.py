@@ -194,16 +194,16 @@ def pinned_memory():
 def waits_for_uploads_of_a_pack():
     """How often the host waits while all clients of a round are trained together and written, and with which result;
     with messages on the CPU, and on the GPU."""
-    found, some = {}, Federation._some
+    found, train = {}, Federation.train_clients
     config = small_settings("fedavg", rounds=1, compute={"pack": 7}, train={"momentum": 0.0})
     for messages in ("cpu", "cuda"):
         it = prepare(config, comm=Solo(torch.device(messages)), device=GPU)
         counts = []
-        Federation._some = lambda *given, counts=counts: counts.append(count(some, *given).get("sync", 0))
+        Federation.train_clients = lambda *given, counts=counts: counts.append(count(train, *given).get("sync", 0))
         try:
             it.fed.run()
         finally:
-            Federation._some = some
+            Federation.train_clients = train
         found[messages] = counts, it.hashes
     return found
 

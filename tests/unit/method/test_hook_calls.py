@@ -8,10 +8,10 @@ import pytest
 import torch
 from helpers import small_settings
 
-from fedmpi.common.errors import UserError
 from fedmpi.method import FLAT, INITIAL, SCALAR, SHARED, Method, Row, Slot, Slots, State
-from fedmpi.runtime import build, launch
+from fedmpi.runtime import build
 from fedmpi.runtime.record.durable import read_tensors
+from fedmpi.runtime.run import execute
 
 
 @dataclass(frozen=True)
@@ -69,9 +69,7 @@ def made(tmp_path, monkeypatch):
         data = {"source": "npz", "path": "a.npz", "root": str(tmp_path), "client_test": "global"}
         more = {"rounds": 2, "output": str(tmp_path), "name": "it", "cohort": {"fraction": 0.67}, **changes}
         more = {"evaluate": {"protocol": ["global", "personal"]}, **more}
-        launch.execute(
-            small_settings("fedavg", "mlp", data={**data, "partition": {"scheme": "iid", "clients": 3}}, **more)
-        )
+        execute(small_settings("fedavg", "mlp", data={**data, "partition": {"scheme": "iid", "clients": 3}}, **more))
         return tmp_path / more["name"]
 
     return run
@@ -123,40 +121,6 @@ def test_a_checkpoint_is_flat_in_order_of_declaration_and_of_the_models_type(mad
     parts = np.load(folder / "partition.npz")
     assert len(parts["offsets"]) == 4
     assert sorted(parts["indices"]) == [*range(60)]
-
-
-@dataclass(frozen=True)
-class InLoss(Method):
-    def loss(self, k, x, y):
-        return k.task_loss(k.logits(x), x, y) + 1000 * (k.w - 1).square().sum()
-
-
-@dataclass(frozen=True)
-class Weighed(InLoss):
-    """w as a number, where no gradient is meant."""
-
-    def loss(self, k, x, y):
-        return k.task_loss(k.logits(x), x, y) + 1000 * (k.w.detach() - 1).square().sum()
-
-
-@dataclass(frozen=True)
-class InGrad(Method):
-    def step(self, k, x, y):
-        return k.grad(x, y, loss=lambda k, x, y: InLoss.loss(self, k, x, y))
-
-
-@pytest.mark.parametrize("method", [InLoss, InGrad])
-@pytest.mark.parametrize("pack", [1, "auto"])
-def test_a_term_of_w_in_loss_is_refused(made, method, pack):
-    """Nobody would descend along it."""
-    with pytest.raises(UserError, match=r"round 0, client \d: .* hook loss has a term of k.w, of which nobody"):
-        made(method, compute={"pack": pack})
-
-
-def test_but_not_where_no_gradient_is_meant(made):
-    folders = [made(each, name=each.__name__, compute={"pack": 1}) for each in (Weighed, Method)]
-    hashes = [read_tensors(folder / "checkpoints/000001.safetensors")[0]["w"] for folder in folders]
-    assert torch.equal(*hashes)
 
 
 @pytest.mark.parametrize("name", ["n", "p", "mean", "get", "items"])

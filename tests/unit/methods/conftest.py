@@ -63,7 +63,7 @@ def client():
         fed.transport.announce(TRAIN, fed.server)
         it.made.model.load(it.w, it.b)
         it.made.net.module.train()
-        downloads = fed.transport.deliver(round_, range(fed.worker.data.clients), fed.states.owner, fed.server)
+        downloads = fed.transport.send_downloads(round_, range(fed.worker.data.clients), fed.states.owner, fed.server)
         one = fed.client(k, round_, downloads[k])
         one.version_at_w0 = one.w._version
         return one

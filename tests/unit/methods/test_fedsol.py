@@ -7,24 +7,25 @@ from types import SimpleNamespace
 import naive
 import pytest
 import torch
-from helpers import play, prepare, settings
+from helpers import ROOT, play, prepare, settings
 from torch.nn.functional import cross_entropy, kl_div, log_softmax, softmax
 
 from fedmpi.common.errors import UserError
 from fedmpi.flat.layout import Segment
 from fedmpi.method.base import CLASSES, FEATURES, SGD_STEPS
-from fedmpi.methods.feddyn import FedDyn
 from fedmpi.methods.fedprox import FedProx
 from fedmpi.methods.fedsol import FedSOL
-from fedmpi.methods.moon import MOON
-from fedmpi.methods.scaffold import Scaffold
 
+PAPERS = ROOT / "configs" / "papers"
 NET = {"name": f"{Path(__file__).parent / 'nets.py'}:norm64"}
 FULL = {"batch_size": "full", "lr": 0.1, "momentum": 0.9, "weight_decay": 1e-2}
 
 
-def experiment(options, epochs, net=NET, **changes):
-    return prepare(settings("fedsol", "norm", model=net, options=options, train={**FULL, "epochs": epochs}, **changes))
+TABLE_10 = f"{PAPERS}/fedsol_table10.py:Objective"
+
+
+def experiment(options, epochs, net=NET, method="fedsol", **changes):
+    return prepare(settings(method, "norm", model=net, options=options, train={**FULL, "epochs": epochs}, **changes))
 
 
 def rows_of(it, k):
@@ -176,8 +177,8 @@ def test_the_ablations_of_table_10(client, objective, adaptive):
     """As the table prints them, A4 without Lambda; four steps on all layers. Batch statistics come from passes at w.
     At w0 L_p is least, so that there is nothing to perturb along; as a term of the loss it is what the network says."""
     rho, tau, beta = 0.5, 3.0, 0.6
-    options = {"rho": rho, "layers": "all", "adaptive": adaptive, "objective": objective, "beta": beta}
-    it = experiment(options, 4)
+    sol = {"name": "fedsol", "rho": rho, "layers": "all", "adaptive": adaptive}
+    it = experiment({"fedsol": sol, "objective": objective, "beta": beta}, 4, method=TABLE_10)
     x, y = rows_of(it, 0)
     module = copy.deepcopy(it.made.net.module)
     teacher, start = copy.deepcopy(module).eval(), {n: p.detach().clone() for n, p in module.named_parameters()}
@@ -259,11 +260,12 @@ def by_hand_along(prox, rounds, eta=0.05, steps=10, rho=0.3, mu=0.7, alpha=1.0, 
 
 PROX = {
     "fedprox": {"name": "fedprox", "mu": 0.7},
-    "scaffold": "scaffold",
-    "fednova": {"name": "fednova", "ccvr": True},
-    "feddyn": {"name": "feddyn", "alpha": 1.0},
-    "moon": {"name": "moon", "mu": 0.5},
+    "scaffold": f"{PAPERS}/fedsol_table4.py:ScaffoldTerm",
+    "fednova": f"{PAPERS}/fedsol_table4.py:FedNovaTerm",
+    "feddyn": {"name": f"{PAPERS}/fedsol_table4.py:FedDynTerm", "alpha": 1.0},
 }
+OWN = {"fedprox": ("fedprox", {}), "scaffold": ("scaffold", {}), "fednova": ("fednova", {"ccvr": True})}
+OWN["feddyn"] = ("feddyn", {"alpha": 1.0})
 
 
 @pytest.mark.parametrize("prox", ["fedprox", "scaffold", "fednova", "feddyn"])
@@ -298,24 +300,15 @@ def test_client_states_are_gradients_however_long_it_runs(play_quadratic, prox):
         assert abs(one) == pytest.approx(1.8391, abs=1e-3)  # FedDyn's own update: 4.598 after 50 rounds
 
 
-def test_whose_client_states_change_is_no_option():
-    """`corrected` is between FedSOL and the method that it borrows; nobody can switch SCAFFOLD's steps off by it."""
-    for name, prox in (("scaffold", Scaffold()), ("feddyn", FedDyn())):
-        with pytest.raises(UserError, match="corrected: unknown key"):
-            prepare(settings(name, options={"corrected": False}))
-        assert not FedSOL(prox=prox).prox.corrected
-        assert prox.corrected
-
-
 @pytest.mark.parametrize("layers", TARGETS)
 def test_along_moons_term(client, layers):
     """The contrastive term's gradient on the perturbed tensors; a last model unlike the received one."""
     it = prepare(
         settings(
-            "fedsol",
+            f"{PAPERS}/fedsol_table4.py:AlongMOON",
             "norm",
             model=NET,
-            options={"rho": 2.0, "layers": layers, "prox": PROX["moon"]},
+            options={"rho": 2.0, "layers": layers, "mu": 0.5},
             train={**FULL, "epochs": 5},
         )
     )
@@ -351,9 +344,8 @@ def test_along_moons_term(client, layers):
 
 @pytest.mark.parametrize("prox", PROX)
 def test_it_sends_and_keeps_what_the_other_method_does(prox):
-    config = PROX[prox] if isinstance(PROX[prox], dict) else {"name": PROX[prox]}
-    mine = prepare(settings("fedsol", options={"prox": PROX[prox]}))
-    theirs = prepare(settings(config["name"], options={key: v for key, v in config.items() if key != "name"}))
+    mine, (name, options) = prepare(settings("fedsol", options={"prox": PROX[prox]})), OWN[prox]
+    theirs = prepare(settings(name, options=options))
     mine, theirs = mine.made.messages, theirs.made.messages
     assert mine.announcement().packing.shapes == theirs.announcement().packing.shapes
     assert mine.upload(0).packing.shapes == theirs.upload(0).packing.shapes
@@ -365,8 +357,9 @@ def test_it_sends_and_keeps_what_the_other_method_does(prox):
     ("options", "said"),
     [
         ({"prox": "fedavg"}, "not FedAvg"),
-        ({"prox": "fednova"}, "not FedNova"),  # has none without ccvr
-        ({"prox": "scaffold", "objective": "A3"}, "objective: A1"),
+        ({"prox": "scaffold"}, "not Scaffold.*fedsol_table4.py"),  # a correction, and no regularizer
+        ({"prox": "feddyn"}, "not FedDyn.*fedsol_table4.py"),  # whose g_k presumes its own steps
+        ({"objective": "A3"}, "method.objective: is an option of configs/papers/fedsol_table10.py:Objective"),
     ],
 )
 def test_what_does_not_go_together(options, said):
@@ -379,7 +372,6 @@ def test_it_needs_what_the_term_needs():
     assert FedSOL().needs == {SGD_STEPS, FEATURES, CLASSES}
     assert FedSOL(layers="all").needs == {SGD_STEPS, CLASSES}
     assert FedSOL(layers="all", prox=FedProx()).needs == {SGD_STEPS}
-    assert FedSOL(layers="all", prox=MOON()).needs == {SGD_STEPS, FEATURES}
     assert FedSOL.needs == {SGD_STEPS, FEATURES, CLASSES}
 
 

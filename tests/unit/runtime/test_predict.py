@@ -20,10 +20,10 @@ from fedmpi.common.errors import UserError
 from fedmpi.data.sources.common import holdout
 from fedmpi.data.sources.digits import digits
 from fedmpi.data.sources.heart_disease import FEATURES, HOSPITALS
-from fedmpi.runtime import launch
 from fedmpi.runtime.finished import predict as command
 from fedmpi.runtime.finished.export import export
 from fedmpi.runtime.record import preprocessing
+from fedmpi.runtime.run import execute
 
 WORDS = ("red", "green", "blue")
 
@@ -42,7 +42,7 @@ def train(place, data, **more):
         **more,
     }
     (place / "c.yaml").write_text(yaml.safe_dump(tree))
-    run = launch.execute(config.load(place / "c.yaml"))[0]["directory"]
+    run = execute(config.load(place / "c.yaml"))[0]["directory"]
     rows = (place / "runs" / tree["name"] / "metrics.jsonl").read_text().splitlines()
     return place / "runs" / run.rpartition("/")[2], json.loads(rows[-1])
 

@@ -1,0 +1,45 @@
+"""FedSOL, Table 10: where the gradients of the local loss CE and of beta times the proximal loss L_p are taken.
+
+              A0    A1     A2    A3     A4     A5    A6
+    CE at     w    w+eps   w    w+eps  w+eps   w    w+eps
+    L_p at    -     -     w+eps w+eps  w+eps   w     w
+
+eps is FedSOL's (6), along the gradient of L_p; in A4 along that of CE + L_p and, as printed, without Lambda. A0 is
+FedAvg and A1 FedSOL.
+"""
+
+from dataclasses import dataclass, field
+
+import torch
+from torch import Tensor
+
+from fedmpi.method import Client, Method, borrows, declared, option
+from fedmpi.methods.fedsol import FedSOL
+
+PLACES = {"A0": "w-", "A1": "e-", "A2": "we", "A3": "ee", "A4": "ee", "A5": "ww", "A6": "ew"}  # of CE, L_p; e: w + eps
+
+
+@borrows("fedsol")
+@dataclass(frozen=True)
+class Objective(Method):
+    objective: str = option("A1", "ablation of Table 10", choices=PLACES)
+    beta: float = option(1.0, "weight of L_p in the objectives that hold it", ge=0)
+    fedsol: Method = field(default=FedSOL(), metadata={"doc": "FedSOL and its options", "method": True})
+
+    @declared
+    def needs(self) -> frozenset[str]:
+        return self.fedsol.needs
+
+    def step(self, k: Client, x: Tensor, y: Tensor) -> Tensor:
+        sol, least = self.fedsol, k.at_w0  # where L_p is least
+        assert isinstance(sol, FedSOL)
+        if self.objective in ("A0", "A1"):
+            return k.grad(x, y) if self.objective == "A0" else sol.step(k, x, y)
+        g_p = sol.distil(k, x, y)
+        if self.objective == "A4":
+            eps = sol.perturbation(k, g_p + k.grad(x, y), adaptive=False)
+        else:
+            eps = sol.perturbation(k, torch.zeros_like(g_p) if least else g_p)
+        at: dict[str, Tensor | None] = {"w": None, "e": k.w + eps}
+        ce, aux = PLACES[self.objective]
+        return k.grad(x, y, at=at[ce]).add_(sol.distil(k, x, y, at[aux]), alpha=self.beta)
