@@ -34,9 +34,8 @@ from fedmpi.engine.faults.losses import Losses
 from fedmpi.engine.federation import Federation
 from fedmpi.runtime import build, build_data, consistency, memory
 from fedmpi.runtime.device import pick_device, set_numerics, why_no_gpu
-from fedmpi.runtime.record import durable, environment, plugins, preprocessing, report_text
-from fedmpi.runtime.record.describing import describe, written
-from fedmpi.runtime.record.recorder import Recorder
+from fedmpi.runtime.record import durable, environment, plugins, preprocessing, report_text, whole
+from fedmpi.runtime.record.recorder import RankRecorder, Recorder
 from fedmpi.runtime.record.timeline import TimelineFile
 from fedmpi.runtime.record.tracking.hearing import hearing
 from fedmpi.runtime.resuming import resume
@@ -54,7 +53,7 @@ class RunContext:
     job: Job
     stop: StopRequest
     timeouts: Timeouts
-    recorder: Recorder
+    recorder: RankRecorder  # a Recorder at rank 0
     alarm: Alarm
     until_end: ExitStack = field(default_factory=ExitStack)  # what stays open until all ranks are at their end
     code_digests: dict[str, str] = field(default_factory=dict)
@@ -93,7 +92,7 @@ def execute(
     process = command or CommandProcess()
     job, stop = replace(detect(os.environ), parent_pid=process.parent_pid), process.stop
     timeouts = Timeouts(settings.comm.start_timeout_s, settings.comm.round_timeout_s)
-    recorder = Recorder(stop)
+    recorder = RankRecorder() if job.rank else Recorder(stop)
     alarm = Alarm(job, timeouts, stop=stop, close_run=recorder.close_failed)
     run = RunContext(settings, job, stop, timeouts, recorder, alarm)
     try:
@@ -127,6 +126,7 @@ def execute(
         raise UserError(known) from error
     finally:
         run.until_end.close()
+        recorder.release()
         stop.alone(None)
         stop.deaf(command is not None)
 
@@ -165,7 +165,7 @@ def _agree(run: RunContext) -> None:
     digests = {**run.code_digests, **plugins.digests(run.plugins), **run.data_digests, **layout}
     consistency.agree(comm, digests, timeout_s)
     if comm.rank == 0:
-        run.identity = {**written(settings).identity(), **digests}
+        run.identity = {**whole.written(settings).identity(), **digests}
 
 
 def compared(settings: Settings) -> dict[str, str]:
@@ -174,7 +174,7 @@ def compared(settings: Settings) -> dict[str, str]:
     What one config leaves out equals the default that another one names: rank 0 may go on from the config.yaml of the
     run, the others from the user's own.
     """
-    return comparable(written(settings).digest_items())
+    return comparable(whole.written(settings).digest_items())
 
 
 def exchange_facts(run: RunContext) -> list[dict[str, Any]]:
@@ -204,15 +204,15 @@ def exchange_facts(run: RunContext) -> list[dict[str, Any]]:
 def _train(run: RunContext) -> tuple[dict[str, Any], int]:
     """Open the run directory, restore what is in it, train all rounds, and close it: (summary, exit code)."""
     recorder = run.recorder
-    if run.comm.rank == 0:
-        _open(run)
+    if isinstance(recorder, Recorder):
+        _open(run, recorder)
     fed = build.federation(run.experiment, run.comm, run.stop, recorder, not _cannot_regroup(run))
     after = _restore(run, fed)
-    if run.comm.rank:
+    if not isinstance(recorder, Recorder):
         fed.run()
         return {}, 0
     if run.is_resumed:
-        _resume_records(run, fed, after)
+        _resume_records(run, recorder, fed, after)
     recorder.begin(fed, max(after, 0), run.is_resumed)
     reason = fed.run()
     result = recorder.close(fed, reason)
@@ -226,28 +226,22 @@ def _train(run: RunContext) -> tuple[dict[str, Any], int]:
     return {**result, "directory": str(recorder.directory.shown)}, code
 
 
-def _open(run: RunContext) -> None:
+def _open(run: RunContext, recorder: Recorder) -> None:
     """Open the run directory and the console (rank 0)."""
-    settings, job, made, recorder = run.settings, run.job, run.experiment, run.recorder
+    settings, job, made = run.settings, run.job, run.experiment
     loggers = hearing(settings)
     directory, run.is_resumed, run.accepted = resume.directory(settings, run.identity, run.until_end)
     backend = type(run.comm).__name__.lower()
     run.environment = environment.describe(job.launcher, backend, run.ranks, settings.compute.threads)
     recorder.open(directory, made, loggers)
     if not run.is_resumed:  # else when it is known that it can be
-        _describe(run)
+        recorder.describe(run.identity, run.environment, run.plugins)
     live = job.launcher in ("single", "torchrun") and "SLURM_JOB_ID" not in os.environ
     recorder.show(report_text.headlines(made, job, backend, run.ranks), live)
     if settings.faults.on_lost_rank != "abort" and job.size > 1 and (why := _cannot_regroup(run)):
         warnings.warn(f"faults.on_lost_rank: a rank that is lost ends this run: {why}", stacklevel=2)
     if unused := unused_gpu(settings, job.size, backend):
         warnings.warn(unused, stacklevel=2)
-
-
-def _describe(run: RunContext) -> None:
-    """Write which run the directory holds; from now on one that fails leaves a summary."""
-    run.recorder.is_described = True
-    describe(run.recorder.directory, run.experiment, run.identity, run.environment, run.plugins)
 
 
 def _restore(run: RunContext, fed: Federation) -> int:
@@ -257,15 +251,16 @@ def _restore(run: RunContext, fed: Federation) -> int:
     """
     settings, comm, made, recorder = run.settings, run.comm, run.experiment, run.recorder
     timeout_s, asked, private = settings.comm.start_timeout_s, settings.checkpoint, settings.output_mode == "private"
+    directory = recorder.directory if isinstance(recorder, Recorder) else None
     told: dict[str, Any] = {}
-    if comm.rank == 0:
-        told = {"job": round(time.time(), 3), "name": recorder.directory.path.name, "going_on": run.is_resumed}
-        told |= {"losses": resume.losses_of(settings, recorder.directory), "placement": resume.placement_of(settings)}
+    if directory is not None:
+        told = {"job": round(time.time(), 3), "name": directory.path.name, "going_on": run.is_resumed}
+        told |= {"placement": resume.placement_of(settings), "losses": resume.losses_of(settings, directory)}
     heard = comm.broadcast_json(told)
     fed.scheduler.losses = Losses(heard["losses"])
     fed.scheduler.given = resume.of_same_ranks(heard["placement"], fed, made)
     there = settings.working_dir / settings.output / heard["name"]
-    path = there.absolute() if comm.rank else recorder.directory.path
+    path = there.absolute() if directory is None else directory.path
     if comm.audit is not None:  # here, if this host does not see rank 0's directory
         comm.audit.open(path / "audit" / f"rank-{comm.rank}.jsonl", private)
     preprocessing.write_own(path, settings, made.data)
@@ -293,20 +288,18 @@ def _restore(run: RunContext, fed: Federation) -> int:
         fed.states.shelf, fed.states.room = rows, made.room or made.data.clients
     if not heard["going_on"]:
         return -1
-    say = (lambda text: None) if comm.rank else recorder.console.say
-    return resume.go_on(fed, recorder.checkpoints, timeout_s, say)
+    return resume.go_on(fed, recorder.checkpoints, timeout_s, recorder.say)
 
 
-def _resume_records(run: RunContext, fed: Federation, after: int) -> None:
+def _resume_records(run: RunContext, recorder: Recorder, fed: Federation, after: int) -> None:
     """Bring the files of the run directory to the round after which the run goes on (rank 0)."""
-    settings, recorder, directory = run.settings, run.recorder, run.recorder.directory
-    say = recorder.console.say
+    settings, directory = run.settings, recorder.directory
     for change in run.accepted:  # first of all: what is written next is made with it
-        say(f"accepted: {change}; from round {after + 1} on")
+        recorder.say(f"accepted: {change}; from round {after + 1} on")
     if run.accepted:
         directory.add_accepted(after + 1, run.accepted)
     whole = (directory.path / "config.yaml").exists()  # else it is where a replay begins
-    _describe(run)
+    recorder.describe(run.identity, run.environment, run.plugins)
     best = fed.server.best if fed.server else None
     over = after + 1 >= settings.rounds or (best is not None and best.ends())
     known = directory.begin_after(after, over or (after + 1) % settings.evaluate.every == 0, whole)
@@ -315,7 +308,7 @@ def _resume_records(run: RunContext, fed: Federation, after: int) -> None:
     if fed.scheduler.losses.rows or (directory.path / "faults.jsonl").exists():
         directory.write_losses(fed.scheduler.losses.rows)
     fed.scheduler.recorded = {k: v for row in directory.placement()[-1:] for k, v in row.items() if k != "round"}
-    say(report_text.goes_on(after, settings.rounds, known))
+    recorder.say(report_text.goes_on(after, settings.rounds, known))
 
 
 def unused_gpu(settings: Settings, size: int, backend: str) -> str:

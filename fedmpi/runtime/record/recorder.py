@@ -3,18 +3,21 @@
 from __future__ import annotations
 
 import warnings
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
+from pathlib import Path
 from typing import Any
 
 from fedmpi.common.errors import UserError
 from fedmpi.common.inputs import to_text
 from fedmpi.common.signals import StopRequest
+from fedmpi.data.batches import Shards
+from fedmpi.data.partitions.parts import Partition
 from fedmpi.engine.best import Best
 from fedmpi.engine.federation import Federation
 from fedmpi.engine.plan import Sink
 from fedmpi.runtime.build import Experiment
-from fedmpi.runtime.record import report_text
+from fedmpi.runtime.record import plugins, preprocessing, report_text, whole
 from fedmpi.runtime.record.model_facts import personal_facts
 from fedmpi.runtime.record.progress import Console
 from fedmpi.runtime.record.run_dir import BEST, RunDirectory
@@ -23,21 +26,47 @@ from fedmpi.runtime.record.tracking.hearing import Hearing
 from fedmpi.runtime.resuming.checkpoints import Checkpoints
 
 
-class Recorder(Sink):
-    """Receives the results of a run from the engine (`round`, `clients`, ...) and writes them.
+class RankRecorder(Sink):
+    """What every rank records: checkpoints. The engine calls its other methods on any rank, too; they do nothing."""
 
-    It is made before the ranks are connected, so that a run that fails at any time can be closed (`close_failed`).
-    Rank 0 opens it with the run directory; on the other ranks it only keeps checkpoints.
+    checkpoints: Checkpoints | None = None  # where the run has any
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.warnings = WarningLog()
+
+    def keep(self, fed: Any, t: int, memory: dict[str, Any], last: bool) -> None:
+        if self.checkpoints is not None:
+            self.checkpoints.save(fed, t, memory, last)
+
+    def say(self, text: str) -> None:
+        """Show a line on the console, which rank 0 has."""
+
+    def close_failed(self, reason: str) -> str:
+        """Close a run that fails. Returns how to go on, if rank 0 can."""
+        return ""
+
+    def release(self) -> None:
+        """Drop model and data after the run: the thread that watches the launcher keeps this object as long as the
+        process lives."""
+        vars(self).clear()
+
+
+class Recorder(RankRecorder):
+    """Writes the results of a run at rank 0: to its directory, the console and loggers.
+
+    It is made before the ranks are connected, so that a run that fails at any time can be closed, and opened with the
+    run directory when that is known.
     """
+
+    is_described = False  # whether the directory says which run it holds
 
     def __init__(self, stop: StopRequest) -> None:
         super().__init__()
-        self.stop, self.warnings = stop, WarningLog()
-        self.checkpoints: Checkpoints | None = None  # of this rank, where the run has any
-        self.is_described = False  # whether the directory says which run it holds
+        self.stop = stop
 
     def open(self, directory: RunDirectory, experiment: Experiment, loggers: Hearing) -> None:
-        """Write to this directory, and tell these loggers, from now on (rank 0)."""
+        """Write to this directory, and tell these loggers, from now on."""
         settings, task, data = experiment.settings, experiment.task, experiment.data
         self.directory, self.experiment, self.loggers = directory, experiment, loggers
         protocols = sorted(settings.evaluate.protocol, key="global".__ne__)
@@ -47,6 +76,29 @@ class Recorder(Sink):
         self.model_facts = {"input": to_text(data.input_shape, data.x_dtype), "classes": str(data.classes)}
         self.model_facts |= personal_facts(settings.method.name, experiment.messages)
         self.last_clients: list[dict[str, Any]] = []
+
+    def describe(
+        self, identity: Mapping[str, str], environment: Mapping[str, Any], own_code: Mapping[Path, bytes]
+    ) -> None:
+        """Write which run the directory holds: settings, environment, the user's own code, who holds which samples.
+
+        From now on a run that fails leaves a summary.
+        """
+        self.is_described = True
+        directory, experiment = self.directory, self.experiment
+        settings, data, cut = experiment.settings, experiment.data, experiment.settings.data.partition
+        directory.write_identity(identity)
+        directory.write_config(whole.written(settings).resolved())
+        if experiment.initial is not None:
+            directory.write_initial(experiment.initial.content)
+        if (prepared := preprocessing.of_run(settings, data)) is not None:
+            directory.write_preprocessing(prepared.content())
+        copies = directory.write_plugins(plugins.copies(own_code), list(own_code))
+        directory.write_environment({**environment, "plugins": copies})
+        held = data.validation.rows if isinstance(data.validation, Shards) else None
+        assert held is None or isinstance(held, Partition)
+        scheme = cut.scheme if cut else "silos"
+        directory.write_partition(scheme, settings.seed, data.train_sizes, data.shared_counts(), data.parts, held)
 
     def show(self, lines: Sequence[str], live: bool) -> None:
         """Show these lines and what follows on the console. live: with a live line, if it is a terminal."""
@@ -60,10 +112,13 @@ class Recorder(Sink):
         self.warnings.write_to(self.directory.log)
 
     def begin(self, fed: Federation, first: int, resumed: bool) -> None:
-        """The rounds begin (rank 0). first: the first round of which loggers hear; resumed: whether there were some."""
+        """The rounds begin. first: the first round of which loggers hear; resumed: whether there were some."""
         assert fed.server is not None
         self.server = fed.server
         self.loggers.begin(self.experiment.settings, self.directory, first, resumed)
+
+    def say(self, text: str) -> None:
+        self.console.say(text)
 
     # ---- what the engine calls ----
     def round(self, row: dict[str, Any]) -> None:
@@ -75,10 +130,6 @@ class Recorder(Sink):
     def clients(self, rows: list[dict[str, Any]]) -> None:
         self.last_clients = rows or self.last_clients
         self.directory.add_clients(rows)
-
-    def keep(self, fed: Any, t: int, memory: dict[str, Any], last: bool) -> None:
-        if self.checkpoints is not None:
-            self.checkpoints.save(fed, t, memory, last)
 
     def best(self, best: Best) -> None:
         about = {**self.model_facts, "figure": best.choice.figure, "round": best.round, "value": best.value}
@@ -99,7 +150,7 @@ class Recorder(Sink):
 
     # ---- the end ----
     def close(self, fed: Federation, reason: str) -> dict[str, Any]:
-        """Write the final model and the summary, and say farewell (rank 0). Returns the summary."""
+        """Write the final model and the summary, and say farewell. Returns the summary."""
         assert fed.server is not None
         self.console.close()
         model, best = self.experiment.model, fed.server.best
