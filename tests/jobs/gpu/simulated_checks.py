@@ -39,9 +39,9 @@ def ways_of_gathering():
     found = {}
     for name, server in {"streamed": {}, "local": {"reduce": "local"}}.items():
         it = prepare(settings("fedavg", model=WIDE, rounds=1, server=server), device=GPU)
-        gathering = it.fed.transport.gathering
+        gathering = it.fed.transport.gather_uploads
         ways = []
-        it.fed.transport.gathering = lambda *given, make=gathering, ways=ways: ways.append(made := make(*given)) or made
+        it.fed.transport.gather_uploads = lambda *given, make=gathering, ways=ways: ways.append(made := make(*given)) or made
         it.fed.run()
         found[name] = [type(way).__name__ for way in ways]
     return found
