@@ -5,6 +5,8 @@ from __future__ import annotations
 import os
 import platform
 import re
+import shutil
+import sys
 from collections.abc import Callable, Sequence
 from functools import partial
 from pathlib import Path
@@ -13,8 +15,8 @@ from fedmpi.comm.launchers.job import Job
 from fedmpi.comm.launchers.launcher_env import detect, survivors
 from fedmpi.common.errors import UserError
 from fedmpi.common.version import __version__
-from fedmpi.doctor import host, launchers
-from fedmpi.doctor.asking import Probe, all_at_once, child, ended_together
+from fedmpi.doctor import host
+from fedmpi.doctor.asking import Probe, all_at_once, ask, child, ended_together
 from fedmpi.doctor.lines import BAD, FINE, LEGEND, ODD, Line, joined, shown
 
 TORCH_S, MPI_S, CONFIG_S, FAST_S = 30.0, 10.0, 120.0, 5.0
@@ -65,9 +67,9 @@ def gather(config: Path | None, overrides: Sequence[str]) -> list[tuple[str, lis
             [
                 ("started", lambda: [_started(job, trouble), *host.meeting(job)], FAST_S),
                 ("mpi", partial(child, "mpi", limit_s=MPI_S, env=outside), MPI_S),
-                ("mpirun", partial(launchers.launcher, "mpirun"), FAST_S),
-                ("srun", partial(launchers.launcher, "srun"), FAST_S),
-                ("torchrun", launchers.torchrun, FAST_S),
+                ("mpirun", partial(launcher, "mpirun"), FAST_S),
+                ("srun", partial(launcher, "srun"), FAST_S),
+                ("torchrun", torchrun, FAST_S),
                 ("slurm", host.slurm, FAST_S),
             ],
         ),
@@ -140,3 +142,23 @@ def _packages() -> list[Line]:
     from fedmpi.runtime.record.environment import installed
 
     return [Line(name, installed(name) or "not installed") for name in PACKAGES]
+
+
+def launcher(name: str) -> list[Line]:
+    """mpirun or srun: its first line with a version in it."""
+    path = shutil.which(name)
+    if path is None:
+        return [Line(name, "not on PATH")]
+    text = ask([path, "--version"], FAST_S)
+    said = [line.strip() for line in text.splitlines() if re.search(r"\d+\.\d+", line)]
+    return [Line(name, f"{said[0]} ({path})" if said else f"{path}, which does not say its version")]
+
+
+def torchrun() -> list[Line]:
+    """It has no version of its own: it is torch's, of the Python that its first line names."""
+    path = shutil.which("torchrun")
+    if path is None:
+        return [Line("torchrun", "not on PATH")]
+    if Path(path).resolve().parent == Path(sys.executable).parent.resolve():
+        return [Line("torchrun", f"of this Python ({path})")]
+    return [Line("torchrun", f"of another Python ({path}); its ranks may have other packages: use this one's", ODD)]

@@ -17,8 +17,11 @@ Ranks that train on shared cores wait for each other; between hosts NETWORK is a
 
 from __future__ import annotations
 
+import functools
 import os
 import resource
+import subprocess
+import sys
 import time
 from collections.abc import Sequence
 from contextlib import suppress
@@ -35,7 +38,7 @@ from fedmpi.common.errors import UserError
 from fedmpi.config import Settings, machine
 from fedmpi.data.batches import samples_of
 from fedmpi.data.federated import Federated
-from fedmpi.doctor.planning import importing, measuring, rehearsal
+from fedmpi.doctor.planning import measuring, rehearsal
 from fedmpi.engine.federation import Federation
 from fedmpi.runtime import build, build_data, launch
 
@@ -44,13 +47,27 @@ SEEN = 20  # rounds whose cohorts are placed
 ELSE = 0.25  # relative error beside that of the measurement: caches, checkpoints, whoever else is on the host
 STEPS_OWN = 3  # models that a step makes, and the arithmetic has counted: gradient, velocity, upload
 OWN_S = 5e-3  # what any round takes: lines, messages, files
+IMPORT_S = 120.0  # a network file system may be slow
+_IMPORTS = """
+import sys
+sys.path.append(sys.path.pop(0))  # the working directory comes last
+import resource
+import fedmpi.runtime.launch
+print(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss)
+"""
+# A process begins with the memory of the one that forks it, hence a small one in between.
+_PEAK = """
+import resource, subprocess, sys
+done = subprocess.run(sys.argv[1:], stdout=subprocess.PIPE, text=True, check=True)
+print(done.stdout.split()[-1], resource.getrusage(resource.RUSAGE_CHILDREN).ru_maxrss)
+"""
 Facts = dict[str, Any]
 
 
 def plan(settings: Settings, ranks: int, hosts: int) -> Facts:
     """The facts, as JSON has them. Raises UserError as `fedmpi validate` does, and where rank 0's part of a round does
     not fit into this machine."""
-    imported, ended = importing.measure_import()
+    imported, ended = measure_import()
     began = time.perf_counter()
     device = _device(settings)
     launch.set_numerics(settings)
@@ -252,3 +269,20 @@ def _seconds(
     parts = {"training": training, "evaluation": evaluating, "server": rule, "transfer": transfer}
     a_client = {"client_fixed": each.a, "client_more": each.b, "in_steps": each.in_steps}
     return {"round": a_round, "error": error, **parts, "run": a_round * s.rounds, "crowded": crowded, **a_client}
+
+
+@functools.cache
+def measure_import() -> tuple[int, int]:
+    """Return the bytes that a new process holds at most until it has imported what a run imports, and until it has
+    ended; zeros where that cannot be measured.
+
+    A build of PyTorch for CUDA takes twice what one for CPUs takes, and a quarter of that only as the process ends,
+    when the CUDA libraries clean up.
+    """
+    command = [sys.executable, "-c", _PEAK, sys.executable, "-c", _IMPORTS]
+    try:
+        done = subprocess.run(command, capture_output=True, text=True, timeout=IMPORT_S, check=True)
+        imported, ended = (1024 * int(word) for word in done.stdout.split())
+    except (OSError, ValueError, subprocess.SubprocessError):
+        return 0, 0
+    return imported, ended

@@ -12,7 +12,7 @@ from helpers import BIN, ROOT, clean_env, gone
 
 from fedmpi.comm.launchers.job import Job
 from fedmpi.common import torchvision_compat
-from fedmpi.doctor import asking, host, launchers, libraries, wanted
+from fedmpi.doctor import asking, host, libraries, report, wanted
 from fedmpi.doctor.lines import BAD, FINE, ODD, Line, shown
 from fedmpi.runtime import build
 
@@ -51,8 +51,8 @@ def program(path, text):
 def test_an_mpirun_of_any_kind_is_one_line(tmp_path, monkeypatch, text, mark, said):
     program(tmp_path / "mpirun", text)
     monkeypatch.setenv("PATH", f"{tmp_path}:/usr/bin:/bin")
-    monkeypatch.setattr(launchers, "LIMIT_S", 0.5 if "sleep" in text else 20)
-    [[line]] = asking.all_at_once([("mpirun", lambda: launchers.launcher("mpirun"), 20.0)])
+    monkeypatch.setattr(report, "FAST_S", 0.5 if "sleep" in text else 20)
+    [[line]] = asking.all_at_once([("mpirun", lambda: report.launcher("mpirun"), 20.0)])
     assert (line.name, line.mark) == ("mpirun", mark)
     assert said in line.text
     assert gone("987.25")
@@ -61,17 +61,17 @@ def test_an_mpirun_of_any_kind_is_one_line(tmp_path, monkeypatch, text, mark, sa
 
 def test_a_launcher_that_is_missing_or_cannot_be_started(tmp_path, monkeypatch):
     monkeypatch.setenv("PATH", str(tmp_path))
-    assert launchers.launcher("srun") == [Line("srun", "not on PATH")]
-    assert launchers.torchrun() == [Line("torchrun", "not on PATH")]
+    assert report.launcher("srun") == [Line("srun", "not on PATH")]
+    assert report.torchrun() == [Line("torchrun", "not on PATH")]
     (tmp_path / "srun").write_bytes(b"\x7fELF")
     (tmp_path / "srun").chmod(0o755)
-    [[line]] = asking.all_at_once([("srun", lambda: launchers.launcher("srun"), 20.0)])
+    [[line]] = asking.all_at_once([("srun", lambda: report.launcher("srun"), 20.0)])
     assert line.mark == ODD
     assert line.text.startswith("does not start: Exec format error")
     program(tmp_path / "torchrun", "exit 0")
-    assert launchers.torchrun()[0].mark == ODD
+    assert report.torchrun()[0].mark == ODD
     monkeypatch.setenv("PATH", str(BIN))
-    assert launchers.torchrun()[0].text.startswith("of this Python")
+    assert report.torchrun()[0].text.startswith("of this Python")
 
 
 # ---- probes that fail ----

@@ -10,7 +10,7 @@ from helpers import CPU, fedmpi, play, prepare, small_settings
 from thread_ranks import play_in_threads
 
 from fedmpi.comm import Job
-from fedmpi.doctor.planning import importing, measuring, plan, plan_text, rehearsal
+from fedmpi.doctor.planning import measuring, plan, plan_text, rehearsal
 from fedmpi.engine import sampling
 from fedmpi.engine.travel import cuts
 from fedmpi.flat import linear
@@ -123,7 +123,7 @@ MIB = 1 << 20
 
 @pytest.fixture
 def config(tmp_path, monkeypatch):
-    monkeypatch.setattr(importing, "measure_import", lambda: (200 * MIB, 200 * MIB))
+    monkeypatch.setattr(plan, "measure_import", lambda: (200 * MIB, 200 * MIB))
     (tmp_path / "run.yaml").write_text(yaml.safe_dump({**CONFIG, "output": str(tmp_path / "runs")}))
     return tmp_path / "run.yaml"
 
@@ -153,7 +153,7 @@ def test_libraries_take_what_importing_them_takes_on_this_machine(config, monkey
     monkeypatch.setattr(plan, "_held", lambda: 500 * MIB)
 
     def planned(imported, ended):
-        monkeypatch.setattr(importing, "measure_import", lambda: (imported, ended))
+        monkeypatch.setattr(plan, "measure_import", lambda: (imported, ended))
         return json.loads(fedmpi("plan", config, "--json").stdout)["memory"]["rank 0"]
 
     large = planned(400 * MIB, 70_000 * MIB)
