@@ -77,4 +77,4 @@ def local_models(
             k.take_part(row)
         w.append(model.w.clone())
         b.append(model.b.clone())
-    return LocalModels(tuple(members), fed.roster.weights(members)[1], torch.stack(w), torch.stack(b))
+    return LocalModels(tuple(members), fed.scheduler.weights(members)[1], torch.stack(w), torch.stack(b))

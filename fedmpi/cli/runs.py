@@ -51,10 +51,15 @@ def _train(settings: Settings) -> NoReturn:
 def resume(directory: RunDir, overrides: Overrides = None) -> None:
     """Go on with the run in RUN_DIR, on any number of ranks; rounds=N asks for more. Code, data and settings must be
     those of its start, unless checkpoint.changes=accept."""
+    from fedmpi.runtime.reading.files import no_run
     from fedmpi.runtime.trust import resumed_settings
 
     if not ((here := directory.resolve()) / "config.yaml").is_file():
-        raise UserError(f"{directory} is no run directory: it holds no config.yaml")
+        raise no_run(
+            directory,
+            remedy="To go on, start the ranks of this host as before, with checkpoint.resume=must: "
+            "`fedmpi run CONFIG checkpoint.resume=must ...`; `fedmpi resume` is for the host of rank 0.",
+        )
     _stays(directory, overrides or ())
     place = [f"output={json.dumps(str(here.parent))}", f"name={json.dumps(here.name)}", "checkpoint.resume=must"]
     copy = here / "initial.safetensors"  # of what it started from

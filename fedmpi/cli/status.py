@@ -57,7 +57,7 @@ def _look(where: Path) -> tuple[dict[str, Any], bool, int, list[str]]:
         facts = many.of_file(sweep_files.load(where))
     elif files.is_run(files.folder(where)) or not (many.recorded(where) or files.runs_in(where)):
         if not files.is_run(where) and not (where / "lock").exists() and any(where.iterdir()):
-            raise UserError(f"{where} is no directory of a run or of a sweep: it holds none of fedmpi's files")
+            raise files.no_run(where, f"{' or '.join(files.OF_A_RUN)}, and no directory that does")
         facts = reading.status(where)
         return facts, facts["state"] == reading.RUNNING, reading.code(facts), status_text.lines(facts)
     else:

@@ -22,7 +22,7 @@ from fedmpi.common import redaction
 from fedmpi.common.errors import UserError
 from fedmpi.common.registry import is_file
 from fedmpi.common.text import brief, control, show
-from fedmpi.config.error_text import complaints
+from fedmpi.config.error_text import SWEEP, complaints
 from fedmpi.config.schema import Settings, section
 from fedmpi.config.sections import OpenSection, ShortSection
 from fedmpi.config.yaml_source import MAX_DEPTH, Document, read, read_value
@@ -39,7 +39,6 @@ PLUGINS = (
     "server.rule.name",
     "server.rule",
 )
-SWEEP = ("over", "only", "leave_out", "published", "best")  # keys of a file that asks for many runs (config/sweep)
 MAX_FILES = 100  # a config and all that it is based on
 MAX_SHOWN = 20  # mistakes in one message
 

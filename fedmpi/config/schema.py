@@ -173,7 +173,7 @@ class FaultSettings(Section):
     on_client_error: Literal["abort", "drop"] = "abort"  # out of memory, a bad sample, an error in a plug-in
     on_divergence: Literal["warn", "stop"] = "warn"  # stop: exit code 1 (engine/faults/divergence.py)
     # a rank that dies or freezes. drop: the round closes without the clients that it had to train; redo: the others
-    # train them, with the bits of a run without the fault (engine/faults/recovery.py)
+    # train them, with the bits of a run without the fault (engine/faults/policy.py)
     on_lost_rank: Literal["abort", "drop", "redo"] = "abort"
     replay: Place | None = None  # the faults.jsonl of a run, whose losses this one is given
 

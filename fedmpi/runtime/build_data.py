@@ -184,7 +184,7 @@ def of_one_site(settings: Settings, client: int) -> Federated:
     """The federation of silos where one site's files alone are at hand: sizes of the others are taken to be its own."""
     source, names = open_source(settings), settings.data.silos
     assert names is not None
-    with blaming("data"), choosing(settings.data.stream):
+    with blaming("data"), choosing(settings.data.stream), ignoring(settings.task.options.get("ignore")):
         root = places.fixed(settings.data.root)
         opened = open_silos(source.func, root, names, [client], settings.seed, **source.keywords)
     datasets = {k: checked(dataset, source.func) for k, dataset in opened.items()}

@@ -166,7 +166,7 @@ def _connected(
     timeout_s = settings.comm.start_timeout_s
     if settings.data.silos and settings.data.audit and comm.rank:
         comm.audit = Audit()
-    items = comparable(settings.digest_items())
+    items = compared(settings)
     consistency.agree(comm, {key: consistency.of(text) for key, text in items.items()}, timeout_s)
     made = made or build.experiment(settings, build_data.siloed(settings, comm), device)
     ranks = _exchange_facts(made, job, comm, device, timeout_s)
@@ -183,6 +183,15 @@ def _connected(
         return {}, 0
     identity = {**written(settings).identity(), **code, **data, **layout}
     return recorded.run(made, job, comm, stop, alarm, until_end, ranks, own, identity)
+
+
+def compared(settings: Settings) -> dict[str, str]:
+    """Return the settings that all ranks must have in common, by dotted key.
+
+    What one config leaves out equals the default that another one names: rank 0 may go on from the config.yaml of the
+    run, the others from the user's own.
+    """
+    return comparable(written(settings).digest_items())
 
 
 def _exchange_facts(

@@ -139,9 +139,9 @@ def run(
         known = directory.begin_after(after, over or (after + 1) % settings.evaluate.every == 0, whole)
         if best and best.round is not None:
             on_best(best)
-        if fed.roster.losses.rows or (directory.path / "faults.jsonl").exists():
-            directory.write_losses(fed.roster.losses.rows)
-        fed.roster.recorded = {k: v for row in directory.placement()[-1:] for k, v in row.items() if k != "round"}
+        if fed.scheduler.losses.rows or (directory.path / "faults.jsonl").exists():
+            directory.write_losses(fed.scheduler.losses.rows)
+        fed.scheduler.recorded = {k: v for row in directory.placement()[-1:] for k, v in row.items() if k != "round"}
         console.say(report_text.goes_on(after, settings.rounds, known))
     heard.begin(settings, directory, max(after, 0), going_on)
     reason = fed.run()
@@ -150,7 +150,7 @@ def run(
     directory.write_model(made.model.state_dict(fed.server.w, fed.server.b), facts)
     rows = directory.metrics()
     ended = f"signal {stop.signal}" if reason == "stopped" and stop.signal else reason
-    ended = f"diverged: {fed.report.watch.said}" if reason == "apart" else ended
+    ended = f"diverged: {fed.reporter.watch.said}" if reason == "apart" else ended
     ended = f"enough: {fed.server.best.why}" if reason == "enough" and fed.server.best else ended
     names = judged_first(report_text.figures_in(rows), judged)
     result = summary(rows, names, ended, directory.losses(), directory.best_model(), falling)

@@ -10,7 +10,7 @@ from pathlib import Path
 from fedmpi.analysis.pages.run import Run, named
 from fedmpi.common.errors import UserError
 from fedmpi.runtime.reading import digests
-from fedmpi.runtime.reading.files import json_of
+from fedmpi.runtime.reading.files import json_of, no_run
 from fedmpi.runtime.reading.many import LIST
 
 MARKS = ("config.yaml", "metrics.jsonl", "summary.json")  # a directory that holds one of them is a run's
@@ -147,10 +147,7 @@ def read(paths: Sequence[Path]) -> Runs:
         if not is_run(path):
             inside = _in_order(path, [each for each in path.iterdir() if each.is_dir() and is_run(each)])
         if not inside:
-            raise UserError(
-                f"{path}: is no run directory, and holds none: no {', '.join(MARKS)} in it; name one that "
-                "`fedmpi run` or `fedmpi sweep` has written"
-            )
+            raise no_run(path, f"{', '.join(MARKS)}, and no directory that does")
         found |= {each.resolve(): Run(each) for each in inside}
     return Runs(list(found.values()))
 

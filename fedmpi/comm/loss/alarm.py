@@ -5,7 +5,8 @@ because another has left comes second and is silent. So is a rank that was taken
 hears the cause:
 
     rank 0        closes the run, says the cause, ends the job
-    other ranks   wait to be ended by the launcher, and leave by themselves if it does not
+    other ranks   wait to be ended by the launcher, and leave by themselves if it does not; where each host has a
+                  console of its own, one rank of every other host says the cause there, too
 
 If rank 0 does not take the cause in time, since it is itself what fails, the rank that wrote it speaks. A second thread
 sees that the launcher has died, whose ranks would otherwise train on for good. Other news, such as who is taken for
@@ -67,7 +68,8 @@ class Alarm:
         self._ear: threading.Event | None = None  # set once the thread that hears causes has ended
         self._expected = 0.0  # until when whoever asks for a silent rank may be expected to tell the cause
         self._heard: str | None = None  # the cause that all heard of
-        self._ending = threading.Lock()
+        self._printed = False  # whether this rank has printed a cause
+        self._ending, self._printing = threading.Lock(), threading.Lock()
         self.launcher_is_alive = launcher_is_alive
         if job.size > 1 and job.launcher != "env://":  # there may be none: a shell that has ended, or ssh
             launcher = job.launcher_pid()
@@ -99,8 +101,10 @@ class Alarm:
             speaks = self.process.is_first_of_host()
             clock.sleep(limits.defer * (3 - speaks - (self.job.rank == self.job.local_rank)))
         if speaks and first in (None, cause) and not said:
-            self.process.say(f"{who(self.job)}: {text}")
+            self._print(cause)
         else:
+            if first is not None:
+                self._print_at_host(first)
             clock.sleep(limits.shutdown)
         self.process.end_job(int((first or cause).split()[2]))
 
@@ -203,8 +207,21 @@ class Alarm:
         self._heard = line
         if self.job.rank == 0:
             self._end(line)
+        self._print_at_host(line)
         self._wait_for_launcher()
         self.process.exit(int(line.split()[2]))
+
+    def _print_at_host(self, cause: str) -> None:
+        """Print the cause where nobody would see what rank 0 prints: once a host."""
+        if self.process.has_own_console() and self.process.is_first_of_host():
+            self._print(cause)
+
+    def _print(self, cause: str) -> None:
+        """Print a cause, of which the thread that listens and the one that has failed may both want to tell."""
+        with self._printing:
+            if not self._printed:
+                self.process.say(cause.split(" ", 3)[3])
+            self._printed = True
 
     def _wait_for_launcher(self) -> None:
         """Leave the launcher time to end this rank: rank 0 reports the cause first."""

@@ -11,6 +11,9 @@ import socket
 import sys
 from typing import TYPE_CHECKING, Any, NoReturn, TextIO
 
+from fedmpi.comm import network
+from fedmpi.comm.launchers import launcher_env
+
 if TYPE_CHECKING:
     from fedmpi.comm.launchers.job import Job
 
@@ -53,6 +56,14 @@ class Process:
         """Let SIGTERM end this process again: the launcher may end a rank that has nothing to add."""
         with contextlib.suppress(ValueError):  # only the main thread can
             signal.signal(signal.SIGTERM, signal.SIG_DFL)
+
+    def has_own_console(self) -> bool:
+        """Return whether what rank 0 prints is not seen where this rank was started: on another host, by a launcher
+        that does not bring the output of all hosts together."""
+        job = self.job
+        if job.rank == job.local_rank or launcher_env.collects_output(job, os.environ):
+            return False
+        return job.launcher != "env://" or not network.is_own(os.environ["MASTER_ADDR"])
 
     def is_first_of_host(self) -> bool:
         """Return whether no other living rank of this host has asked before."""

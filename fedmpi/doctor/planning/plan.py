@@ -237,13 +237,13 @@ def _seconds(
 ) -> Facts:
     s, count = made.settings, max(made.settings.rounds, 1)
     sizes, steps = fed.worker.sizes, s.train.steps
-    here = [rank for rank in fed.ranks if rank < job.local_size]
+    here = [rank for rank in fed.scheduler.ranks if rank < job.local_size]
     on_gpus = fed.worker.model.w.is_cuda or s.compute.device == "cuda"
     crowded = 1.0 if on_gpus else max(len(here) * s.compute.threads / machine.cores(), 1.0)
     busiest = []
     for t in range(min(count, SEEN)):
         load: dict[int, float] = {}
-        for k, rank in fed.roster.placed(t).items():
+        for k, rank in fed.scheduler.placed(t).items():
             load[rank] = load.get(rank, 0.0) + each.seconds(int(sizes[k]), steps)
         busiest.append(max(load.values()))
     training = fmean(busiest) * crowded
@@ -253,14 +253,14 @@ def _seconds(
     by_clients = (tests if test is None and "global" in protocol else 0) + tests * ("personal" in protocol)
     by_clients += made.data.clients * whole * ("personal_on_global" in protocol)
     alone = per_sample * (whole * ("global" in protocol) + whole * ("sites" in protocol))
-    shared = by_clients * per_sample / len(fed.ranks) * crowded
+    shared = by_clients * per_sample / len(fed.scheduler.ranks) * crowded
     evaluating = (alone + shared) / s.evaluate.every
-    beside = job.size > 1 and 0 not in fed.ranks  # rank 0 evaluates while the others train
+    beside = job.size > 1 and 0 not in fed.scheduler.ranks  # rank 0 evaluates while the others train
     rule = sum(r.server_s * r.count for r in rounds) / count
     speed = measuring.bandwidth() if job.size > 1 else 0.0
     network = min(NETWORK, speed) if job.local_size < job.size else speed
     up, down = (sum(getattr(r, way) * r.count for r in rounds) / count for way in ("received", "sent"))
-    last_rows = up / build.cohort_size(made) * min(len(fed.ranks), build.cohort_size(made))
+    last_rows = up / build.cohort_size(made) * min(len(fed.scheduler.ranks), build.cohort_size(made))
     transfer = (down + last_rows) / network if network else 0.0
     every = s.evaluate.every
     both = max(training + shared / every, alone / every) if beside else training + evaluating

@@ -23,7 +23,7 @@ from fedmpi.engine.faults import losses
 from fedmpi.runtime import consistency, trust
 from fedmpi.runtime.finished import at_rest, rounds
 from fedmpi.runtime.finished.findings import Difference, Findings, differences
-from fedmpi.runtime.reading.files import json_of
+from fedmpi.runtime.reading.files import json_of, no_run
 from fedmpi.runtime.record import preprocessing, seal
 from fedmpi.runtime.record.environment import installed
 from fedmpi.runtime.record.run_dir import RunDirectory
@@ -274,7 +274,7 @@ def run_directories(place: Path) -> list[Path]:
         return [place]
     found = sorted(path.parent for path in place.glob("*/config.yaml")) if place.is_dir() else []
     if not found:
-        raise UserError(f"{place} is no run directory, and no directory of a sweep: it holds no config.yaml")
+        raise no_run(place, "config.yaml, and no directory that does")
     return found
 
 

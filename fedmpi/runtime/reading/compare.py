@@ -52,7 +52,7 @@ class _Side:
 
     def __init__(self, run: Path) -> None:
         if not files.is_run(files.folder(run)):
-            raise UserError(f"{run} is no run directory: it holds neither {' nor '.join(files.OF_A_RUN)}")
+            raise files.no_run(run, " or ".join(files.OF_A_RUN))
         self.run = run
         self.identity = comparable(files.json_of(run / "identity.json") or {})
         self.environment = files.json_of(run / "environment.json") or {}

@@ -12,12 +12,34 @@ from fedmpi.common.errors import UserError
 from fedmpi.common.jsonl import read_jsonl
 
 OF_A_RUN = ("identity.json", "metrics.jsonl")
+OF_EACH_RANK = ("state", "audit", "timeline")  # folders to which ranks other than 0 write, each on its own host
 TAIL = 1 << 20  # bytes
 Row = dict[str, Any]
 
 
 def is_run(place: Path) -> bool:
     return any((place / name).is_file() for name in OF_A_RUN)
+
+
+def no_run(
+    place: Path,
+    lacks: str = "config.yaml",
+    remedy: str = "Copy them from there into this directory, beside what is in it, and give the command again.",
+) -> UserError:
+    """Return the error for a directory that is not a run's.
+
+    Args:
+        place: the directory. On a host of its own a rank other than 0 leaves one that holds only a part of a run.
+        lacks: the files of which it holds none.
+        remedy: what to do where it is such a part.
+    """
+    parts = [f"{name}/" for name in OF_EACH_RANK if (place / name).is_dir()]
+    if is_run(place) or not parts:
+        return UserError(f"{place} is no run directory: it holds no {lacks}")
+    return UserError(
+        f"{place} holds only what the ranks of this host wrote ({', '.join(parts)}): config.yaml and all other files "
+        f"of the run are in its directory on the host of rank 0.\n{remedy}"
+    )
 
 
 def runs_in(place: Path) -> list[Path]:

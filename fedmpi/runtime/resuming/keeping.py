@@ -13,7 +13,6 @@ from fedmpi.common import places
 from fedmpi.common.errors import UserError
 from fedmpi.common.jsonl import read_jsonl
 from fedmpi.config.schema import Settings
-from fedmpi.engine.faults import recovery
 from fedmpi.engine.faults.losses import Losses, check
 from fedmpi.engine.federation import Federation
 from fedmpi.engine.pace import Pace, Row
@@ -38,8 +37,8 @@ def start(
     timeout_s, asked = settings.comm.start_timeout_s, settings.checkpoint
     about = {"job": round(time.time(), 3)}
     told = about | {"name": directory.path.name, "going_on": going_on, **_given(made, directory)} if directory else {}
-    heard = recovery.told(comm, told)
-    fed.roster.losses, fed.roster.given = Losses(heard["losses"]), _of_same_ranks(heard["placement"], fed, made)
+    heard = comm.broadcast_json(told)
+    fed.scheduler.losses, fed.scheduler.given = Losses(heard["losses"]), _of_same_ranks(heard["placement"], fed, made)
     path = places.fixed(settings.output / heard["name"]) if directory is None else directory.path
     if comm.audit is not None:  # here, if this host does not see rank 0's directory
         comm.audit.open(path / "audit" / f"rank-{comm.rank}.jsonl", settings.output_mode == "private")
@@ -66,7 +65,7 @@ def start(
     kept = Checkpoints(path / "checkpoints", rows, asked.every, asked.keep)
     if stateful:
         fed.states.shelf, fed.states.room = rows, made.room or made.data.clients
-    fed.sink.keep = kept.save
+    fed.reporter.sink.keep = kept.save
     return kept, resume.go_on(fed, kept, timeout_s, say) if heard["going_on"] else -1
 
 
@@ -109,7 +108,7 @@ def _placed(row: Row) -> None:
 def _of_same_ranks(rows: list[Row], fed: Federation, made: Experiment) -> list[Row]:
     """The placement that is given, if it is one of these ranks: on others it means nothing, and only clients that are
     trained together have other bits there."""
-    same = all(set(map(int, row["pace"])) == set(fed.roster.ranks) for row in rows)
+    same = all(set(map(int, row["pace"])) == set(fed.scheduler.ranks) for row in rows)
     if not same and made.pack > 1 and fed.comm.rank == 0:
         ranks = ", ".join(rows[0]["pace"])
         said = f"cohort.replay: those clients were trained by ranks {ranks}, others have other bits (compute.pack)"

@@ -18,7 +18,7 @@ from fedmpi.common import places
 from fedmpi.common.errors import UserError
 from fedmpi.config import Settings
 from fedmpi.config.later import by_rounds, comparable, free_later
-from fedmpi.engine.faults import recovery
+from fedmpi.engine.faults.policy import rejoin_sites
 from fedmpi.engine.federation import Federation
 from fedmpi.runtime.record import lock
 from fedmpi.runtime.record.durable import Damaged, read_tensors
@@ -141,7 +141,7 @@ def go_on(fed: Federation, kept: Checkpoints, timeout_s: float, say: Callable[[s
     rounds are done than are asked for.
     """
     comm, found = fed.comm, _proposals(kept, say) if fed.comm.rank == 0 else iter(())
-    losses = fed.roster.losses
+    losses = fed.scheduler.losses
     while True:
         t, server, memory = next(found, (LOST if _ended(kept.folder.parent) else -1, {}, {}))
         t = int(comm.allgather_bytes(str(t).encode(), timeout_s)[0])
@@ -151,9 +151,9 @@ def go_on(fed: Federation, kept: Checkpoints, timeout_s: float, say: Callable[[s
                 "would begin at round 0 and write over its results. A new run (another name) can begin with its model, "
                 f"init.from={kept.folder.parent}, or from the start"
             )
-        fed.roster.losses = (losses if fed.plan.replay else losses.until(t + 1)).known(t + 1)
+        fed.scheduler.losses = (losses if fed.plan.replay else losses.until(t + 1)).known(t + 1)
         if t < 0:
-            recovery.welcome_back(fed, 0)
+            rejoin_sites(0, fed.control)
             kept.begin_after(t, fed)
             return t
         answers = [said.decode() for said in comm.allgather_bytes(_harm(fed, kept, t).encode()[:4000], timeout_s)]
@@ -165,7 +165,7 @@ def go_on(fed: Federation, kept: Checkpoints, timeout_s: float, say: Callable[[s
                     f"ask for {t + 1} or more, or start a new run (another name)"
                 )
             fed.go_on(t, memory, server)
-            recovery.welcome_back(fed, t + 1)
+            rejoin_sites(t + 1, fed.control)
             kept.begin_after(t, fed)
             return t
         say(f"checkpoint of round {t}: {harm}; trying the one before")
@@ -197,7 +197,7 @@ def _harm(fed: Federation, kept: Checkpoints, t: int) -> str:
     """What is wrong with the rows that this rank answers for; "" where nothing is."""
     if not fed.worker.messages.client_state.size:
         return ""
-    last, gone = fed.roster.last_rounds(t), fed.roster.losses.gone(t + 1)
+    last, gone = fed.scheduler.last_rounds(t), fed.scheduler.losses.gone(t + 1)
     for client in sorted(last):
         if fed.states.owner[client] == fed.comm.rank and client not in gone:
             try:

@@ -39,9 +39,9 @@ def ways_of_gathering():
     found = {}
     for name, server in {"streamed": {}, "local": {"reduce": "local"}}.items():
         it = prepare(settings("fedavg", model=WIDE, rounds=1, server=server), device=GPU)
-        gathering = it.fed.exchange.gathering
+        gathering = it.fed.transport.gathering
         ways = []
-        it.fed.exchange.gathering = lambda *given, make=gathering, ways=ways: ways.append(made := make(*given)) or made
+        it.fed.transport.gathering = lambda *given, make=gathering, ways=ways: ways.append(made := make(*given)) or made
         it.fed.run()
         found[name] = [type(way).__name__ for way in ways]
     return found
@@ -185,8 +185,8 @@ def pinned_memory():
     for messages in ("cpu", "cuda"):
         it = prepare(small_settings("scaffold", rounds=1), comm=Solo(torch.device(messages)), device=GPU)
         it.fed.run()
-        rows, row = it.fed.exchange.memory.held["rows"], it.made.itemsize * it.made.messages.largest_upload()
-        pinned = rows.is_pinned(), it.fed.exchange.message.is_pinned()
+        rows, row = it.fed.transport.memory.held["rows"], it.made.itemsize * it.made.messages.largest_upload()
+        pinned = rows.is_pinned(), it.fed.transport.message.is_pinned()
         found.append((row * len(it.rows[-1]["cohort"]), rows.nbytes, *pinned))
     return found
 

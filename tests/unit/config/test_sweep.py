@@ -7,6 +7,7 @@ import pytest
 from fedmpi import config
 from fedmpi.common.errors import UserError
 from fedmpi.config import sweep
+from fedmpi.runtime import build_data
 
 BASE = """\
 name: table
@@ -102,7 +103,27 @@ def test_a_sweep_is_no_run(tmp_path):
 @pytest.mark.parametrize(
     ("text", "words"),
     [
+        ("sweep: {seed: [0, 1]}\n", r"sweep: unknown key; did you mean 'over'\?"),
+        ("skip: [{seed: 0}]\n", r"skip: unknown key; did you mean 'leave_out'\?"),
+        ("seed: [0, 1]\n", r"must be a whole number; .* write over: \{seed: \[0, 1\]\}, for fedmpi sweep"),
+        ("train: {lr: [0.1, 0.2]}\n", r"must be a number; .* write over: \{train\.lr: \[0\.1, 0\.2\]\}"),
+        ("data: {source: digits, axes: NHW}\n", r"data.axes: unknown key"),
+    ],
+)
+def test_a_run_is_told_the_keys_of_a_sweep(tmp_path, text, words):
+    with pytest.raises(UserError, match=words) as told:
+        build_data.open_source(config.load(write(tmp_path, text)))
+    assert "axes" not in text or "over" not in str(told.value)
+
+
+@pytest.mark.parametrize(
+    ("text", "words"),
+    [
         ("rounds: 3\n", r"over: .*; a sweep needs axes"),
+        ("sweep: {seed: [0, 1]}\n", r"sweep\.yaml:2: sweep: unknown key; did you mean 'over'\?"),
+        ("Grid-Search: {seed: [0, 1]}\n", "Grid-Search: unknown key; did you mean 'over'"),
+        ("ovre: {seed: [0, 1]}\n", "ovre: unknown key; did you mean 'over'"),
+        ("train: {lr: [0.1, 0.2]}\n", "over: missing; a sweep needs axes"),
         ("over: {}\n", "a sweep needs axes"),
         ("over: {seed: []}\n", r"sweep\.yaml:2: over\.seed: .*a list of values or files"),
         ("over: {seed: 3}\n", r"over\.seed: 3; a list of values"),

@@ -48,6 +48,7 @@ def test_the_written_config_gives_the_same_run(tmp_path, name):
     again = config.load(tmp_path / "config.yaml")
     assert again.resolved() == full.resolved()
     assert whole.of(again).identity() == full.identity()
+    assert launch.compared(again) == launch.compared(asked)
     assert set(asked.resolved()["method"]) <= set(full.resolved()["method"])
     one, two = play(asked), play(again)
     assert one.hashes == two.hashes

@@ -21,6 +21,7 @@ from fedmpi.data.sources.common import (
     reads_columns,
     tell_of_travellers,
 )
+from fedmpi.data.sources.pictures import reading
 from fedmpi.data.sources.pictures.decode import Axes, DecodeOptions, Pages, PixelRange, Size
 from fedmpi.data.sources.pictures.held_out import Files, check_site, held_out, parted
 from fedmpi.data.sources.pictures.table_of_files import Row, rows
@@ -88,6 +89,10 @@ def csv_images(
         labels = [names.index(row.values[label_column]) for row in mine]
         return Files([root / folder / _file(row, picture_column) for row in mine], labels, [row.at for row in mine])
 
+    def warn_of_depths(mine: Sequence[Row]) -> None:
+        its = files(mine)
+        reading.warn_of_depths(its.paths, decoding, its.rows)
+
     def groups(mine: Sequence[Row]) -> list[str]:
         return [row.values[group_column] for row in mine] if group_column else []
 
@@ -103,6 +108,7 @@ def csv_images(
 
     if site_column is None:
         _check(table, picture_column, label_column, names, split_column)
+        warn_of_depths(table)
         return reads_columns(one(table, ""), **columns)
     sites = natural_order([row.values[site_column] for row in table])
     twice = twins(dict.fromkeys(row.values[site_column] for row in table))
@@ -115,6 +121,7 @@ def csv_images(
     chosen = sites if site is None else [site]
     rows_of = [row for row in table if row.values[site_column] in chosen]
     _check(rows_of, picture_column, label_column, names, split_column)
+    warn_of_depths(rows_of)
     tell_of_travellers(groups(rows_of), [row.values[site_column] for row in rows_of])
     found = []
     for name in chosen:

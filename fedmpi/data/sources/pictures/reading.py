@@ -6,6 +6,7 @@ import os
 import warnings
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from itertools import pairwise
 from pathlib import Path
 from typing import Any, Literal, final
@@ -13,7 +14,14 @@ from typing import Any, Literal, final
 import numpy as np
 
 from fedmpi.common.errors import UserError
-from fedmpi.data.sources.pictures.decode import DecodeOptions, OptionNeededError, count_channels, decode, probe
+from fedmpi.data.sources.pictures.decode import (
+    DecodeOptions,
+    OptionNeededError,
+    count_channels,
+    decode,
+    holds_bytes,
+    probe,
+)
 from fedmpi.data.streaming import wanted
 from fedmpi.data.streaming.stream import Source, Stream
 
@@ -95,6 +103,37 @@ def channels_of_first(files: Sequence[Path | bytes], rows: Sequence[str]) -> Lit
         raise _unreadable(files, 0, rows, error) from error
 
 
+def warn_of_depths(files: Sequence[Path | bytes], options: DecodeOptions, rows: Sequence[str] = ()) -> None:
+    """Warn if one range is given for images of 8 bits and of more, or one that images of 8 bits leave mostly unused.
+
+    Args:
+        files, options, rows: as of `read`; the files of all sites that are read here, so that it is said once.
+    """
+    if not isinstance(options.pixel_range, tuple) or not files:
+        return
+    depths = np.zeros(len(files), dtype=np.uint8)  # 0: not known
+
+    def look(k: int) -> None:
+        with suppress(Exception):  # `read` tells of a file that cannot be opened
+            depths[k] = 8 if holds_bytes(files[k]) else 16
+
+    _by_threads(look, len(files))
+    low, high = options.pixel_range
+    of_bytes, deeper = np.flatnonzero(depths == 8), np.flatnonzero(depths == 16)
+    brightest = (255 - low) / (high - low)
+    if not len(of_bytes) or (not len(deeper) and brightest >= 0.5):
+        return
+    found = f"{len(of_bytes)} of 8 bits, such as {_name(files, int(of_bytes[0]), rows)}"
+    if len(deeper):
+        found += f", and {len(deeper)} of more, such as {_name(files, int(deeper[0]), rows)}"
+    warnings.warn(
+        f"data.pixel_range: [{low:g}, {high:g}] is the range of all pictures, but there are {found}: 255, the largest "
+        f"value of 8 bits, becomes {min(max(brightest, 0), 1):.2g}; save all of them with one depth, or say "
+        "data.pixel_range: file, for the range of each",
+        stacklevel=2,
+    )
+
+
 def _decode(
     files: Sequence[Path | bytes], k: int, options: DecodeOptions, rows: Sequence[str]
 ) -> tuple[np.ndarray, bool]:
@@ -138,12 +177,12 @@ def _unreadable(files: Sequence[Path | bytes], k: int, rows: Sequence[str], erro
     row = f"{rows[k]}: " if rows and rows[k] else ""
     if isinstance(error, FileNotFoundError):
         where = "; correct the row, or data.root, below which it is looked for" if row else ""
-        return UserError(f"{row}there is no picture {files[k]!s}{_with_ending(files[k])}{where}")
+        return UserError(f"{row}there is no picture {files[k]!s}{with_ending(files[k])}{where}")
     remedy = "" if isinstance(error, OptionNeededError) else "; mend or remove it"
     return UserError(f"{_name(files, k, rows)} cannot be read as a picture: {error}{remedy}")
 
 
-def _with_ending(file: Path | bytes) -> str:
+def with_ending(file: Path | bytes) -> str:
     """What to say of a file that is not there where one of that name and an ending is: IMG_1.png for IMG_1."""
     if isinstance(file, bytes) or not file.parent.is_dir():
         return ""
