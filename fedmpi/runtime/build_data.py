@@ -25,7 +25,7 @@ from fedmpi.data.augment.operation import Operation
 from fedmpi.data.dataset import Dataset
 from fedmpi.data.federated import Federated, split
 from fedmpi.data.fetching.getting import one_at_a_time
-from fedmpi.data.leaks import warn_of_separating_features
+from fedmpi.data.leaks import warn_of_leaks
 from fedmpi.data.pictures import Pictures
 from fedmpi.data.silos import COLUMNS, WIDTH, describe, label_table, open_silos, silo_federation
 from fedmpi.data.sources.common import ignoring
@@ -84,7 +84,7 @@ def partitioned(settings: Settings) -> Federated:
             seeds.scoped(settings.seed, "source"),
         ):
             dataset = checked(source(places.fixed(settings.data.root)), source.func)
-        warn_of_separating_features(dataset)
+        warn_of_leaks(dataset, settings.task.name == "survival")
         target_scaling.warn_of_scales(settings, dataset)
         _check_stream(settings, dataset)
     with blaming("data.partition"), seeds.scoped(settings.seed, "scheme"):
@@ -158,7 +158,7 @@ def siloed(settings: Settings, comm: Communicator) -> Federated:
         datasets = {k: checked(dataset, source.func) for k, dataset in opened.items()}
         for k, dataset in datasets.items():
             _check_stream(settings, dataset)
-            warn_of_separating_features(dataset, f" of {names[k]}")
+            warn_of_leaks(dataset, settings.task.name == "survival", f" of {names[k]}")
             target_scaling.warn_of_scales(settings, dataset, f" of {names[k]}")
     table = np.zeros((len(names), WIDTH), dtype=np.int64)
     table[mine] = describe(datasets)
