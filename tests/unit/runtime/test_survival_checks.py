@@ -11,7 +11,8 @@ from fedmpi.common.errors import UserError
 
 BASE = """\
 rounds: 1
-data: {{source: table, root: {root}, path: a.csv, label_column: [dead, days], site_column: who, partition: {{scheme: site}}}}
+data:
+  {{source: table, root: {root}, path: a.csv, label_column: [dead, days], site_column: who, partition: {{scheme: site}}}}
 model: {{name: logistic}}
 task: {{name: survival}}
 evaluate: {{protocol: [global, personal, sites]}}
