@@ -97,7 +97,7 @@ def compare(model, rounds):
         mark[0] = time.process_time()
         times["hand"].append(mark[0] - began)
 
-    fed.sink.round, fed.worker.pack = between, 1
+    fed.reporter.sink.round, fed.worker.pack = between, 1
     fed.run()
     one, packed, bare = (1e3 * median(seconds[1:]) / COHORT for seconds in times.values())
     print(

@@ -100,7 +100,7 @@ def inner(asked):
     with tempfile.TemporaryDirectory(dir=asked.folder) as name:
         folder = Path(name)
         if asked.inner != "hand":
-            import_module("fedmpi.runtime.launch")  # code is no state
+            import_module("fedmpi.runtime.run")  # code is no state
         torch.ones(1, requires_grad=True).sum().backward()  # autograd's own threads and memory are nobody's
         before = memory("VmRSS")
         forget_peak()

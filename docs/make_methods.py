@@ -16,7 +16,7 @@ import torch
 from fedmpi import config, methods
 from fedmpi.comm.backends.solo import Solo
 from fedmpi.common.registry import load
-from fedmpi.engine.plan import GO
+from fedmpi.engine.round_control import TRAIN
 from fedmpi.method import VALIDATION
 from fedmpi.runtime import build, build_data
 
@@ -89,9 +89,9 @@ def cost(name):
     modules = [fed.worker.twin(i)[1].module for i in range(2)]  # before any hook: a twin would copy it
     counts = [Passes(module) for module in (made.net.module, *modules)]
     messages = made.messages
-    fed.exchange.announce(GO, fed.server)
+    fed.transport.announce(TRAIN, fed.server)
     # round 1: methods that warm up in round 0 are past it
-    client, up = fed.client(0, 1, fed.exchange.no_download()), messages.upload(1).packing.size
+    client, up = fed.client(0, 1, fed.transport.no_download()), messages.upload(1).packing.size
     client.take_part(torch.zeros(up))
     plain = build.make_module(settings, made.data.input_shape, made.data.classes)
     d = sum(p.numel() for p in plain.parameters())  # before the method has prepared it

@@ -9,23 +9,9 @@ Names are looked up when first used: importing fedmpi imports no torch and has n
 
 from __future__ import annotations
 
-import gc
-import os
-import signal
-import sys
-
-if os.path.basename(next(iter(getattr(sys, "argv", [])), "")) == "fedmpi":  # the command, which imports for a second:
-    signal.signal(signal.SIGINT, signal.SIG_DFL)  # until it has its own handler, Ctrl-C ends it without a traceback
-    if sys.argv[1:2] in (["run"], ["resume"]):
-        gc.disable()  # until all is imported (cli/shared.py: importing)
-        from fedmpi.common.signals import COMMAND
-
-        COMMAND.listen(signal.SIGINT)
-
 from importlib import import_module
 from typing import Any
 
-from fedmpi.common import parent as _parent  # noqa: F401  (the earlier it looks, the better)
 from fedmpi.common.version import __version__
 
 __all__ = ["Dataset", "Method", "Summary", "Task", "__version__", "load", "run"]

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Sequence
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -13,12 +12,12 @@ from torch import nn
 from fedmpi import config
 from fedmpi.analysis.pages import report
 from fedmpi.common.errors import UserError
-from fedmpi.runtime import launch
 from fedmpi.runtime.finished.client_model import client_model
 from fedmpi.runtime.record.model_facts import facts_of, personal_notice
 from fedmpi.runtime.record.predictor import with_predict
 from fedmpi.runtime.record.run_dir import BEST, MODEL
 from fedmpi.runtime.record.saved_model import rebuilt
+from fedmpi.runtime.run import execute
 from fedmpi.runtime.trust import guard, run_settings
 
 __all__ = ["Summary", "load", "run"]
@@ -48,7 +47,7 @@ def run(settings: str | Path | config.Settings, overrides: Sequence[str] = ()) -
     else:
         made = type(settings).__name__
         raise UserError(f"fedmpi.run: settings is {made}; a YAML file, or what fedmpi.config.load makes, is needed")
-    return Summary(launch.execute(settings, after=partial(report.after_run, settings))[0])
+    return Summary(execute(settings, after=report.after_run)[0])
 
 
 def load(

@@ -18,10 +18,10 @@ from helpers import ROOT, digest, prepare, record, small_settings
 
 from fedmpi.comm import Timeouts, connect, detect
 from fedmpi.comm.backends.solo import Solo
-from fedmpi.engine.sampling import Roster
+from fedmpi.engine.scheduler import ClientScheduler
 from fedmpi.flat import linear
 from fedmpi.methods import registry
-from fedmpi.runtime.launch import set_numerics
+from fedmpi.runtime.run import set_numerics
 
 
 def wire(up, down):
@@ -133,7 +133,9 @@ def main() -> None:
     device = pick_device(*sys.argv[3:] or ["cpu"], job)
     if device.type == "cuda":
         set_numerics(small_settings("fedavg", compute={"deterministic": True}))  # before the first kernel
-    Roster.consider = lambda self, t: None  # what ranks took would decide who sends what, and how many bytes that is
+    ClientScheduler.consider_rebalancing = lambda self, t: (
+        None
+    )  # what ranks took would decide who sends what, and how many bytes that is
     comm = connect(job, backend, device, Timeouts(start=300, round=600))
     if job.size == 1 and backend == "gloo":
         comm = Solo(torch.device("cpu"))

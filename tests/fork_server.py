@@ -123,7 +123,7 @@ def _serve(name: str) -> NoReturn:
     del sys.path[0]  # this folder, where the command would not look
     import fedmpi.common.torchvision_compat
     import fedmpi.data.sources.pictures.image_folder
-    import fedmpi.runtime.launch  # noqa: F401
+    import fedmpi.runtime.run  # noqa: F401
 
     listener = socket.socket(socket.AF_UNIX)
     listener.bind(name)
@@ -217,9 +217,6 @@ def _be(job: dict[str, Any], files: list[int]) -> None:
         os.chdir(job["cwd"])
         os.environ.clear()
         os.environ.update(job["env"])
-        from fedmpi.common import parent
-
-        parent.PID = os.getppid()  # the server: a test of launchers that die starts the command itself
         code = _run(job["arguments"])
         sys.stdout.flush()
         sys.stderr.flush()

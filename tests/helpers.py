@@ -163,7 +163,7 @@ class FinishedRun:
         """What the clients of the last round sent, one row each."""
         t, members = self.rows[-1]["round"], self.rows[-1]["cohort"]
         packing = self.made.messages.upload(t).packing
-        return packing.views(self.fed.exchange.memory.rows("rows", len(members), packing.size))
+        return packing.views(self.fed.transport.memory.rows("rows", len(members), packing.size))
 
     def kept(self, k: int) -> Views:
         """What client k keeps; `_w` and `_b` are its own parts of the model."""
@@ -190,7 +190,9 @@ def prepare(
     rows: list[dict[str, Any]] = []
     lines: list[dict[str, Any]] = []
     updates: list[dict[str, Any]] = []
-    fed = build.federation(made, comm or Solo(device), stop, Sink(rows.append, lines.extend, updates=updates.append))
+    sink = Sink()
+    sink.round, sink.clients, sink.updates = rows.append, lines.extend, updates.append
+    fed = build.federation(made, comm or Solo(device), stop, sink)
     return FinishedRun(fed, made, rows, lines, "", w0, b0, updates)
 
 
@@ -335,6 +337,7 @@ def invoke(*arguments: object, cwd: Path = ROOT, env: dict[str, str] | None = No
         for number, handler in handlers.items():
             signal.signal(number, handler)
         gc.unfreeze()
+        gc.enable()
     return subprocess.CompletedProcess(words, code, out.getvalue(), err.getvalue())
 
 

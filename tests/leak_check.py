@@ -14,8 +14,8 @@ import torch
 import torch._dynamo  # which torch.optim imports at its first step, as in the last round of ccvr's server
 from helpers import small_settings
 
-from fedmpi.runtime import launch
 from fedmpi.runtime.record.run_dir import RunDirectory
+from fedmpi.runtime.run import execute
 
 EARLY, LATE = 20, 200
 
@@ -45,7 +45,7 @@ def main(folder: Path, names: list[str]) -> dict[str, list[dict[str, int]]]:
         data = {"source": "npz", "path": "a.npz", "root": str(folder), "client_test": "global"}
         partition = {"scheme": "iid", "clients": 3}
         more = {"rounds": LATE, "output": str(folder), "evaluate": {"every": 10}, "name": name}
-        launch.execute(small_settings(name, "mlp", data={**data, "partition": partition}, **more))
+        execute(small_settings(name, "mlp", data={**data, "partition": partition}, **more))
     return found
 
 

@@ -94,6 +94,13 @@ class SimulatedHosts:
         pipes: dict[str, Any] = {"stdout": subprocess.PIPE, "stderr": subprocess.STDOUT, "text": True}
         return subprocess.Popen([*self.words(host), *map(str, command)], **pipes | options)
 
+    def add_bridges(self) -> None:
+        """Give each host a bridge with the same address, as Docker does."""
+        for host in self.sleepers[1:]:
+            self._ip(
+                host, "link add docker0 type bridge", "address add 172.17.0.1/16 dev docker0", "link set docker0 up"
+            )
+
     def sent_bytes(self, host: int, interface: str) -> int:
         """Return how many bytes have left a host over an interface."""
         command = [*self.words(host), "cat", "/proc/self/net/dev"]

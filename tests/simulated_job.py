@@ -243,10 +243,13 @@ class SimulatedProcess:
 
     def restore_sigterm(self) -> None: ...
 
+    def has_own_console(self) -> bool:
+        return self.rank.job.host_of(self.rank.number) != self.rank.job.host_of(0)
+
     def is_first_of_host(self) -> bool:
+        first, host = self.rank.job.first_of_host, self.rank.job.host_of(self.rank.number)
         with self.rank.job.time.lock:
-            first, self.rank.job.first_of_host = not self.rank.job.first_of_host, True
-        return first
+            return first.setdefault(host, self.rank) is self.rank
 
 
 class SimulatedGroup:
@@ -357,7 +360,7 @@ class SimulatedRank:
     def connect(self) -> Gloo:
         """What `fedmpi.comm.connect` builds, with simulated parts."""
         job, timeouts = Job("slurm", self.number, self.job.size, self.number, self.job.size, "node"), self.timeouts
-        self.alarm = Alarm(job, timeouts, SimulatedProcess(self), lambda pid: self.job.launcher_alive)
+        self.alarm = Alarm(job, timeouts, SimulatedProcess(self), lambda pid, parent: self.job.launcher_alive)
         store = SimulatedStore(self)
         self.alarm.listen(store.another)
         allgather = StoreAllgather(store, self.number, range(self.job.size), timeouts=timeouts)
@@ -365,7 +368,7 @@ class SimulatedRank:
         membership = Membership(store, self.number, self.job.size, self.alarm)
         self.comm = Gloo(job, group, allgather, membership, timeouts, self.make_group)
         self.comm.at_end = self.alarm.hush
-        self.alarm.asked = lambda line, opened: silence.answer(line, self.number, self.comm.awaits, opened)
+        self.alarm.subscribe(lambda line, opened: silence.answer(line, self.number, self.comm.awaits, opened))
         return self.comm
 
     @property
@@ -385,17 +388,22 @@ class SimulatedRank:
 
 
 class SimulatedJob:
-    """`size` ranks that run one program each. Limits: fields of `Timeouts` other than its defaults."""
+    """`size` ranks that run one program each, `per_host` of them on each host, which has a console of its own (None:
+    all on one host). Limits: fields of `Timeouts` other than its defaults."""
 
-    def __init__(self, size: int, **limits: float) -> None:
-        self.size, self.limits = size, limits
+    def __init__(self, size: int, per_host: int | None = None, **limits: float) -> None:
+        self.size, self.per_host, self.limits = size, per_host or size, limits
         self.time = SimulatedTime()
         self.values: dict[str, bytes] = {}
         self.groups: dict[str, dict[int, Connections]] = defaultdict(dict)
         self.messages: list[tuple[int, str]] = []  # (rank, what it printed)
         self.errors: list[BaseException] = []
-        self.launcher_alive, self.first_of_host = True, False
+        self.launcher_alive = True
+        self.first_of_host: dict[int, SimulatedRank] = {}
         self.ranks = [SimulatedRank(self, number) for number in range(size)]
+
+    def host_of(self, number: int) -> int:
+        return number // self.per_host
 
     def run(self, program: Callable[[SimulatedRank], Any], absent: tuple[int, ...] = ()) -> dict[int, Any]:
         """Run program(rank) on every rank but the absent ones; {rank: what it returned} of those that came to its end.

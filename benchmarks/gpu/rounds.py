@@ -152,12 +152,12 @@ def compare(name, device, rounds, share):
         if device.type == "cuda":
             torch.cuda.reset_peak_memory_stats(device)
 
-    fed.sink.round = between
+    fed.reporter.sink.round = between
     fed.run()
     note = (
         f"peak {max(peaks[1:] or peaks) / 2**20:.0f} MiB on the GPU" if peaks else f"on the CPU, 1/{share} of the task"
     )
-    what = f"{name}, {len(made.data.train)} clients, {len(fed.roster.cohort(0))} a round"
+    what = f"{name}, {len(made.data.train)} clients, {len(fed.scheduler.cohort(0))} a round"
     line(what, ("fedmpi", median(ours[1:])), ("by hand", median(theirs[1:])), note=note)
 
 

@@ -17,14 +17,15 @@ from fedmpi.engine.federation import Federation
 from fedmpi.engine.local.client import LocalClient
 from fedmpi.engine.local.view import Watch
 from fedmpi.engine.worker import Worker
-from fedmpi.runtime import build, build_data, launch
+from fedmpi.runtime import build, build_data
 from fedmpi.runtime.build import Experiment
+from fedmpi.runtime.device import pick_device, set_numerics
 
 
 def data_of(settings: Settings) -> tuple[Federated, torch.device]:
     """The data of all clients, in this process, and where to train on them."""
-    launch.set_numerics(settings)
-    device = launch.pick_device(settings, detect({}))
+    set_numerics(settings)
+    device = pick_device(settings, detect({}))
     data = build_data.siloed(settings, Solo(device)) if settings.data.silos else build_data.partitioned(settings)
     return data, device
 
@@ -77,4 +78,4 @@ def local_models(
             k.take_part(row)
         w.append(model.w.clone())
         b.append(model.b.clone())
-    return LocalModels(tuple(members), fed.roster.weights(members)[1], torch.stack(w), torch.stack(b))
+    return LocalModels(tuple(members), fed.scheduler.weights(members)[1], torch.stack(w), torch.stack(b))

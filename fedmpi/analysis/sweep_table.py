@@ -2,7 +2,8 @@
 
 The rows are the first axis but `seed`, the columns all labels of the others. A cell is the mean over seeds of one
 figure of summary.json, +- the sample standard deviation (n - 1). Where runs have no accuracy it is that of the first
-protocol in evaluate.protocol which all of them have: personal_accuracy. A difference is paired: the mean over seeds
+protocol in evaluate.protocol which all of them have, under its own name: personal_accuracy; a line says which runs have
+no other. A difference is paired: the mean over seeds
 that both rows have of (row - first row), +- its standard error s / sqrt(n); `*` where 0 lies outside its 95 % interval
 by Student's t with n - 1 degrees of freedom: 4.3 standard errors for three seeds, and not corrected for the number of
 cells. Beside a published figure: `=` within its standard deviation, `~` within two, `!` beyond (in ours where it has
@@ -20,7 +21,7 @@ from statistics import fmean, stdev
 from scipy.special import stdtrit
 
 from fedmpi.common.errors import UserError
-from fedmpi.common.text import count, headline, lower_is_better, nearest
+from fedmpi.common.text import brief, count, headline, lower_is_better, nearest
 from fedmpi.config import Settings
 from fedmpi.config.loading import shown
 from fedmpi.config.sweep import SEED, Axis, Published, Sweep
@@ -53,7 +54,7 @@ class Cells:
     options: tuple[str, ...] = ()  # of the command that makes the table
     published: Published | None = None  # what others report of this figure
     falling: bool = False  # less of it is better
-    notes: tuple[str, ...] = ()  # what the runs have not in common
+    notes: tuple[str, ...] = ()  # which figure is shown in place of the one asked for; what the runs have not in common
 
     @property
     def keys(self) -> list[Key]:
@@ -113,8 +114,11 @@ def collect(sweep: Sweep, metric: str | None, of: str | None, rows: str | None =
         metric = metric or _plain(headline(figures) or "", looks)
     named_so = dict.fromkeys(f"{look}{metric}" for _, looks in every for look in looks)
     shared = next((name for name in named_so if all(name in figures for figures, _ in every)), None)
+    having = dict[str, list[Key]]()  # figure -> the cells of which it is shown
     for (key, seed, _, state), (figures, looks) in zip(done, every, strict=True):
         named = shared or next((f"{look}{metric}" for look in looks if f"{look}{metric}" in figures), None)
+        if named:
+            having.setdefault(named, []).append(key)
         value = state.figure(of, named) if named else math.nan  # not another protocol's where this one's is no number
         if math.isfinite(value):
             found.setdefault(key, {})[seed] = value
@@ -127,6 +131,15 @@ def collect(sweep: Sweep, metric: str | None, of: str | None, rows: str | None =
         raise UserError(f"--metric: no run has a figure '{metric}'; {nearest(str(metric), known)}{hint}")
     seeds, less = {labels.get(SEED, "") for labels in sweep.labels}, lower_is_better(metric, falling)
     notes = tuple(alike.notes(sweep, [settings for _, _, settings, _ in done]))
+    keys = [key for key, *_ in done]
+    without = [key for key, (figures, _) in zip(keys, every, strict=True) if metric not in figures]
+    if shared not in (None, metric) and len(without) < len(keys):
+        who = _cells(without, keys)
+        notes = (f"{who}: no {metric} of a global model; {shared}, which all runs have, is compared", *notes)
+    elif len(having) > 1:
+        parts = [f"{name} of {_cells(those, keys)}" for name, those in having.items()]
+        notes = (f"not all figures are of one kind: {', '.join(parts)}", *notes)
+    metric = " or ".join(having)
     chosen = [] if sweep.best is None else [choosing.told(each) for each in choosing.choose(sweep).values()]
     return Cells(sweep, metric, of, axes, found, bad, len(seeds), chosen, tuple(options), published, less, notes)
 
@@ -139,6 +152,19 @@ def _looks(settings: Settings) -> list[str]:
 def _plain(name: str, looks: Sequence[str]) -> str:
     """accuracy of personal_accuracy: rows of one table may be judged by different protocols."""
     return next((name.removeprefix(look) for look in looks if look and name.startswith(look)), name)
+
+
+def _cells(some: Sequence[Key], every: Sequence[Key]) -> str:
+    """Cells in words: by the labels of one axis where these tell them from all others, else by all their labels.
+
+    >>> _cells([("per", "0.1"), ("per", "1")], [("per", "0.1"), ("per", "1"), ("avg", "1")])
+    'per'
+    """
+    for place in range(len(every[0])):
+        labels = dict.fromkeys(key[place] for key in some)
+        if {key for key in every if key[place] in labels} == set(some):
+            return brief(" and ".join(labels))
+    return brief(" and ".join(dict.fromkeys(" ".join(key) for key in some))) or "the run"
 
 
 def text(cells: Cells) -> list[str]:
@@ -174,7 +200,7 @@ def caption(cells: Cells) -> str:
 
 
 def gaps(cells: Cells) -> list[str]:
-    """What the runs have not in common; what is missing, by cell and seed; what was no number."""
+    """Notes; what is missing, by cell and seed; what was no number."""
     lines = list(cells.notes)
     have = {key: cells.found.get(key, {}).keys() | set(cells.bad.get(key, [])) for key in cells.keys}
     missing = {  # a sweep without the axis seed asks for one run a cell, whatever its seed

@@ -6,7 +6,7 @@ from typing import Annotated
 import typer
 
 from fedmpi import config as configs
-from fedmpi.cli.shared import Config, Overrides, RunDir, To, Trust, alone, fit, fix_threads, show
+from fedmpi.cli.shared import Config, Overrides, RunDir, To, Trust, alone, fit, fix_threads
 from fedmpi.config import machine
 
 analyse = typer.Typer(help="Look behind the figures of runs, in one process; write numbers and pictures.")
@@ -35,7 +35,7 @@ def variance(
     alone()
     from fedmpi.analysis.filter_decomposition import variance
 
-    variance.analyse(settings, replicates, to, show)
+    variance.analyse(settings, replicates, to, typer.echo)
 
 
 @analyse.command(short_help="The models behind an aggregate.")
@@ -55,7 +55,7 @@ def virtual(
     from fedmpi.analysis.filter_decomposition import virtual
 
     with guard(trust):
-        virtual.analyse(run, settings, to, show)
+        virtual.analyse(run, settings, to, typer.echo)
 
 
 @analyse.command(short_help="Ways over one loss landscape.")
@@ -76,7 +76,7 @@ def trajectory(
     alone()
     from fedmpi.analysis.filter_decomposition import trajectory as ways
 
-    ways.analyse(settings, plain, ways.Asked(first, last, samples, grid), to, show)
+    ways.analyse(settings, plain, ways.Asked(first, last, samples, grid), to, typer.echo)
 
 
 @analyse.command(short_help="A metric against parameters transmitted.")
@@ -92,7 +92,7 @@ def communication(
     alone()
     from fedmpi.analysis import communication
 
-    communication.analyse(runs, metric, to, show)
+    communication.analyse(runs, metric, to, typer.echo)
 
 
 @analyse.command(short_help="Averages of 5 and 25 linear models.")
@@ -104,7 +104,7 @@ def gaussians(
     alone()
     from fedmpi.analysis.filter_decomposition import gaussians
 
-    gaussians.analyse(seed, to, show)
+    gaussians.analyse(seed, to, typer.echo)
 
 
 @analyse.command(short_help="FedSOL and FedProx with two weights.")
@@ -114,7 +114,7 @@ def toy(to: To = Path("analysis")) -> None:
     alone()
     from fedmpi.analysis import toy as two_weights
 
-    two_weights.analyse(to, show)
+    two_weights.analyse(to, typer.echo)
 
 
 @analyse.command(short_help="What a local step costs beside FedAvg's.")
@@ -126,7 +126,7 @@ def flops(config: Config, overrides: Overrides = None, to: To = Path("analysis")
     alone()
     from fedmpi.analysis import flops as counted
 
-    counted.analyse(settings, to, show)
+    counted.analyse(settings, to, typer.echo)
 
 
 @analyse.command(short_help="Which rank did what when.")
@@ -140,7 +140,7 @@ def timeline(
     alone()
     from fedmpi.analysis import timeline
 
-    timeline.analyse(run, rounds, to, show)
+    timeline.analyse(run, rounds, to, typer.echo)
 
 
 @analyse.command(short_help="How sharp the minimum is.")
@@ -164,4 +164,4 @@ def curvature(
     from fedmpi.analysis import curvature as curved
 
     with guard(trust):
-        curved.analyse(run, settings, curved.Asked(samples, top, grid, span), to, show)
+        curved.analyse(run, settings, curved.Asked(samples, top, grid, span), to, typer.echo)

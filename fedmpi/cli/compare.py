@@ -8,7 +8,6 @@ from typing import Annotated
 import typer
 
 from fedmpi.cli.runs import app
-from fedmpi.cli.shared import show
 from fedmpi.runtime.reading import compare as comparing
 from fedmpi.runtime.reading import compare_text, files
 
@@ -27,8 +26,8 @@ def compare(
     many = [not files.is_run(files.folder(each)) and bool(files.runs_in(each)) for each in (a, b)]
     found = comparing.sweeps(a, b) if all(many) else comparing.compare(a, b)
     if as_json:
-        show(json.dumps(found, indent=2))
+        typer.echo(json.dumps(found, indent=2))
     else:
         for line in compare_text.lines(found, shutil.get_terminal_size().columns):
-            show(line)
+            typer.echo(line)
     raise typer.Exit(0 if found["same"] else 1)

@@ -6,7 +6,7 @@ from typing import Annotated
 
 import typer
 
-from fedmpi.cli.shared import show, table
+from fedmpi.cli.shared import table
 from fedmpi.common.errors import UserError
 
 data = typer.Typer(help="List, check and fetch data sets.")
@@ -30,7 +30,7 @@ def list_() -> None:
 
     shown = {name: listing for name, listing in SETS.items() if not name.endswith(("_64", "_128", "_224"))}
     table([(name, f"{each.what}; {'fetch' if each.downloads else 'by hand'}") for name, each in shown.items()])
-    show("MedMNIST's sets are there with 64, 128 and 224 pixels, too: pathmnist_64")
+    typer.echo("MedMNIST's sets are there with 64, 128 and 224 pixels, too: pathmnist_64")
 
 
 @data.command(short_help="Show what is missing of a data set.")
@@ -41,12 +41,12 @@ def check(name: Name, root: Root = None) -> None:
     listing, where = getting.find(name), _root(root)
     found = getting.check(name, where)
     table([(place, wrong or "ok") for place, wrong in found])
-    show(
+    typer.echo(
         f"samples: {listing.samples}\nhome: {listing.home}\nlicence: {listing.licence}\nreference: {listing.reference}"
     )
-    show(f"config: data: {{{listing.config}, root: {where}}}")
+    typer.echo(f"config: data: {{{listing.config}, root: {where}}}")
     if any(wrong for _, wrong in found):
-        show(f"to do: {listing.by_hand or f'fedmpi data fetch {name} --root {where}'}")
+        typer.echo(f"to do: {listing.by_hand or f'fedmpi data fetch {name} --root {where}'}")
         raise typer.Exit(1)
 
 
@@ -60,7 +60,7 @@ def fetch(name: Name, root: Root = None) -> None:
     getting.find(name)
     with getting.one_at_a_time(where), progress() as shown:
         new = getting.fetch(name, where, shown)
-    show(f"{name}: {'fetched to' if new else 'all there, in'} {where}")
+    typer.echo(f"{name}: {'fetched to' if new else 'all there, in'} {where}")
 
 
 def _root(given: Path | None) -> Path:

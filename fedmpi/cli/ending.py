@@ -6,13 +6,15 @@ import sys
 import traceback
 import warnings
 from collections.abc import Callable
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any, NoReturn
 
 import typer
 
 from fedmpi.cli.shared import current_job
-from fedmpi.comm.loss.leaving import prepare, say
+from fedmpi.comm.loss.leaving import leave, say, setup_stdio
 from fedmpi.common.errors import RankWarning, UserError
+from fedmpi.common.signals import CommandProcess
 
 if TYPE_CHECKING:
     from fedmpi.comm.launchers.job import Job
@@ -20,22 +22,22 @@ if TYPE_CHECKING:
 USAGE_ERROR: Any = typer.BadParameter.__bases__[0]  # of click, which newer versions of typer carry inside
 
 
-def run_command(command: Callable[[], int]) -> NoReturn:
-    """Do what a process is for, and turn what it raises into a message and an exit code."""
-    prepare()
+def run_command(command: Callable[[], int], process: CommandProcess) -> NoReturn:
+    """Call `command` and end the process with its exit code; turn what it raises into a message and an exit code."""
+    setup_stdio()
     signal.signal(signal.SIGINT, _interrupted)
     warnings.showwarning = _warn
     sys.path.append(os.getcwd())  # where `package.module:Name` in a config is looked for last
     try:
         code = command()
     except UserError as error:
-        code = _report(f"error: {error}", 2)
+        code = _report(process, f"error: {error}", 2)
     except USAGE_ERROR as error:
-        code = _report(f"error: {error.format_message()} (see fedmpi --help)", 2)
+        code = _report(process, f"error: {error.format_message()} (see fedmpi --help)", 2)
     except KeyboardInterrupt:
-        code = _report("interrupted", 130)
+        code = _report(process, "interrupted", 130)
     except BaseException:  # GeneratorExit, CancelledError and SystemExit, too: a rank does not go without a word
-        code = _report(f"this is a defect of fedmpi or of a plug-in:\n{traceback.format_exc()}", 1)
+        code = _report(process, f"this is a defect of fedmpi or of a plug-in:\n{traceback.format_exc()}", 1)
     _leave(code)
 
 
@@ -53,13 +55,13 @@ def _warn(message: Warning | str, *_: object, **__: object) -> None:
         say(f"{_who(job)}: warning: {message}")
 
 
-def _report(message: str, code: int) -> int:
-    """Say the message and return the code; one of several ranks ends the job with it."""
+def _report(process: CommandProcess, message: str, code: int) -> int:
+    """Print the message and return the code; one of several ranks ends the job with it."""
     job = current_job()
     if job is not None and job.size > 1:
         from fedmpi.comm.loss.alarm import Alarm
 
-        Alarm(job).fail(message, code)
+        Alarm(replace(job, parent_pid=process.parent_pid), stop=process.stop).fail(message, code)
     say(f"fedmpi: {message}")
     return code
 
@@ -70,12 +72,7 @@ def _who(job: "Job | None") -> str:
 
 def _leave(code: int) -> NoReturn:
     """End the process; a rank at once: what Python tidies up could wait for ranks that are gone."""
-    for stream in (sys.stdout, sys.stderr):
-        try:
-            stream.flush()
-        except OSError:  # nobody reads it any more; Python would try once more, and end with a code of its own
-            os.dup2(os.open(os.devnull, os.O_WRONLY), stream.fileno())
     job = current_job()
     if job is not None and job.size > 1:
-        os._exit(code)
+        leave(code)
     sys.exit(code)

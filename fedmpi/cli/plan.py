@@ -7,7 +7,7 @@ import typer
 
 from fedmpi import config as configs
 from fedmpi.cli.runs import app
-from fedmpi.cli.shared import Config, Overrides, alone, fit, importing, show
+from fedmpi.cli.shared import Config, Overrides, alone, fit, importing
 from fedmpi.common.errors import UserError
 from fedmpi.config import sweep
 
@@ -36,7 +36,7 @@ def plan(
     facts = planning.plan(settings, ranks, hosts)
     words = [str(config), *(overrides or ())]
     if as_json:
-        show(json.dumps({**facts, "sbatch": plan_text.sbatch(facts, words)}, indent=2))
+        typer.echo(json.dumps({**facts, "sbatch": plan_text.sbatch(facts, words)}, indent=2))
     else:
         for line in plan_text.lines(facts, words):
-            show(line)
+            typer.echo(line)

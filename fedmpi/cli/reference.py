@@ -6,7 +6,7 @@ from typing import Annotated
 import typer
 
 from fedmpi.cli.runs import app
-from fedmpi.cli.shared import show, table
+from fedmpi.cli.shared import table
 from fedmpi.common.errors import UserError
 from fedmpi.config.reference import Key, keys
 from fedmpi.runtime import catalog
@@ -33,7 +33,7 @@ def list_(
     them what it does, and its options."""
     if name is None or name in catalog.KINDS:
         for kind in [name] if name else catalog.KINDS:
-            show(f"{kind}:")
+            typer.echo(f"{kind}:")
             table([(f"  {entry.name}", entry.line) for entry in catalog.entries(kind)])
         return
     found = described(name)
@@ -44,7 +44,7 @@ def list_(
             "that one of these shows"
         )
     for position, each in enumerate(found):
-        show("\n" * bool(position) + f"{each.kind}: {each.name}\n\n{each.text}\n")
+        typer.echo("\n" * bool(position) + f"{each.kind}: {each.name}\n\n{each.text}\n")
         _options(each)
 
 
@@ -69,17 +69,17 @@ def show_(
     )
     if not having:
         raise UserError(f"show: there is no key '{key}'; {_close(key, known)}`fedmpi show train` shows a section's")
-    show(f"{key}: an option of some {OPEN[section]} (`fedmpi list NAME` shows all of one)")
+    typer.echo(f"{key}: an option of some {OPEN[section]} (`fedmpi list NAME` shows all of one)")
     table([(f"  {each.name}", f"{one.type}; default {one.default}; {one.meaning}") for each, one in having])
 
 
 def _explain(key: Key, inside: list[Key]) -> None:
-    show(f"{key.name}: {key.meaning}")
+    typer.echo(f"{key.name}: {key.meaning}")
     if key.section is None:
         return table([("  type", key.kind), ("  default", key.default)])
     table([(f"  {each.name}", f"{_brief(each)}{each.meaning}") for each in inside])
     if key.name in OPEN:
-        show(f"and the options of what it names: `fedmpi list {OPEN[key.name]}`, `fedmpi list NAME`")
+        typer.echo(f"and the options of what it names: `fedmpi list {OPEN[key.name]}`, `fedmpi list NAME`")
 
 
 def _brief(key: Key) -> str:
@@ -87,7 +87,7 @@ def _brief(key: Key) -> str:
 
 
 def _options(of: Description) -> None:
-    show("options:" if of.options else "no options")
+    typer.echo("options:" if of.options else "no options")
     table([(f"  {each.name}", f"{each.type} (default {each.default}): {each.meaning}") for each in of.options])
 
 

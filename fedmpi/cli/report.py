@@ -7,7 +7,7 @@ import typer
 
 from fedmpi.cli.runs import app
 from fedmpi.cli.shared import alone as in_one_process
-from fedmpi.cli.shared import fix_threads, show
+from fedmpi.cli.shared import fix_threads
 from fedmpi.common.errors import UserError
 
 Directories = Annotated[
@@ -48,9 +48,9 @@ def report(
     if not sites:
         from fedmpi.analysis.pages import report as pages
 
-        return pages.analyse(directories, to, figures, show)
+        return pages.analyse(directories, to, figures, typer.echo)
     if len(directories) > 1:
         raise UserError(f"--sites tells of one run, and there are {len(directories)}; name one of them")
     from fedmpi.analysis.pages.consortium import write
 
-    write.analyse(directories[0], alone, about, show)
+    write.analyse(directories[0], alone, about, typer.echo)

@@ -7,7 +7,7 @@ from typing import Annotated
 import typer
 
 from fedmpi.cli.runs import app
-from fedmpi.cli.shared import Overrides, RunDir, Trust, alone, fit, fix_threads, importing, show, table
+from fedmpi.cli.shared import Overrides, RunDir, Trust, alone, fit, fix_threads, importing, table
 from fedmpi.cli.sweeps import train_child
 from fedmpi.common.errors import UserError
 from fedmpi.config import sweep
@@ -44,7 +44,9 @@ def verify(
         from fedmpi.runtime.finished import verify as checks
 
     options = {"trusted": trust, "overrides": overrides or (), "tolerance": tolerance, "asked": seal}
-    raise typer.Exit(checks.verify_all(directory, show, number=None if rounds == "all" else int(rounds), **options))
+    raise typer.Exit(
+        checks.verify_all(directory, typer.echo, number=None if rounds == "all" else int(rounds), **options)
+    )
 
 
 @app.command(short_help="Write a run's model for use elsewhere.")
@@ -71,7 +73,7 @@ def export(
     with importing():
         from fedmpi.runtime.finished import export as files
 
-    files.export(directory, to, show, best=best, client=client, out=out, trusted=trust, given=overrides or ())
+    files.export(directory, to, typer.echo, best=best, client=client, out=out, trusted=trust, given=overrides or ())
 
 
 @app.command(short_help="Predict new rows with a run's model.")
@@ -107,7 +109,9 @@ def predict(
         from fedmpi.runtime.finished import predict as rows
 
     which = {"client": client, "site": site}
-    rows.predict(directory, file, show, out=to, best=best, **which, ids=ids or (), trusted=trust, given=overrides or ())
+    rows.predict(
+        directory, file, typer.echo, out=to, best=best, **which, ids=ids or (), trusted=trust, given=overrides or ()
+    )
 
 
 @app.command(short_help="Make a published table anew.")
@@ -130,10 +134,10 @@ def reproduce(
     asked = sweep.load(path, overrides or ())
     fit(asked.settings(asked.first()[0]))
     with importing():
-        from fedmpi.runtime import launch  # noqa: F401  once for all runs
+        import fedmpi.runtime.run  # noqa: F401  once for all runs
         from fedmpi.runtime.sweeping import sweep as runs
 
-    reproduction.bring(asked, show)
-    if code := runs.run(asked, jobs, train_child, show):
+    reproduction.bring(asked, typer.echo)
+    if code := runs.run(asked, jobs, train_child, typer.echo):
         raise typer.Exit(code)
-    raise typer.Exit(reproduction.write(asked, to or Path("reproduction") / path.stem, show))
+    raise typer.Exit(reproduction.write(asked, to or Path("reproduction") / path.stem, typer.echo))

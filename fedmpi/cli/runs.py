@@ -3,15 +3,15 @@
 import json
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Annotated, NoReturn
+from typing import Annotated, Any, NoReturn
 
 import typer
 
 from fedmpi import config as configs
-from fedmpi.cli.shared import Config, MaybeConfig, Overrides, RunDir, Trust, fit, importing, show, table
-from fedmpi.cli.training import train
+from fedmpi.cli.shared import Config, MaybeConfig, Overrides, RunDir, Trust, fit, importing, table
 from fedmpi.comm.loss.leaving import leave
 from fedmpi.common.errors import UserError
+from fedmpi.common.signals import CommandProcess
 from fedmpi.common.version import __version__
 from fedmpi.config import Settings, sweep
 
@@ -34,32 +34,51 @@ def root(
 
 
 @app.command(short_help="Train, and write a run directory.")
-def run(config: Config, overrides: Overrides = None) -> None:
+def run(context: typer.Context, config: Config, overrides: Overrides = None) -> None:
     """Train as CONFIG says; the results are written to a new directory under `output`."""
-    _train(configs.load(config, overrides or ()))
+    _train(configs.load(config, overrides or ()), context.obj)
 
 
-def _train(settings: Settings) -> NoReturn:
+def _train(settings: Settings, process: CommandProcess) -> NoReturn:
     fit(settings)
     with importing():
-        from fedmpi.runtime import launch  # noqa: F401  without looking for garbage
+        import fedmpi.runtime.run  # noqa: F401  without looking for garbage
 
-    raise typer.Exit(train(settings))
+    raise typer.Exit(train(settings, process))
+
+
+def train(settings: Settings, process: CommandProcess) -> int:
+    """Train, write the report page of the run, and return the exit code (runtime/run.py)."""
+    from fedmpi.runtime.run import execute
+
+    def after(settings: Settings, result: dict[str, Any]) -> None:
+        from fedmpi.analysis.pages import report
+
+        written = report.after_run(settings, result)
+        if written is not None:
+            typer.echo(f"report: {written}")
+
+    return execute(settings, process, after)[1]
 
 
 @app.command(short_help="Go on with a run.")
-def resume(directory: RunDir, overrides: Overrides = None) -> None:
+def resume(context: typer.Context, directory: RunDir, overrides: Overrides = None) -> None:
     """Go on with the run in RUN_DIR, on any number of ranks; rounds=N asks for more. Code, data and settings must be
     those of its start, unless checkpoint.changes=accept."""
+    from fedmpi.runtime.reading.files import no_run
     from fedmpi.runtime.trust import resumed_settings
 
     if not ((here := directory.resolve()) / "config.yaml").is_file():
-        raise UserError(f"{directory} is no run directory: it holds no config.yaml")
+        raise no_run(
+            directory,
+            remedy="To go on, start the ranks of this host as before, with checkpoint.resume=must: "
+            "`fedmpi run CONFIG checkpoint.resume=must ...`; `fedmpi resume` is for the host of rank 0.",
+        )
     _stays(directory, overrides or ())
     place = [f"output={json.dumps(str(here.parent))}", f"name={json.dumps(here.name)}", "checkpoint.resume=must"]
     copy = here / "initial.safetensors"  # of what it started from
     given = [f"init.from={json.dumps(str(copy))}"] if copy.is_file() else []
-    _train(resumed_settings(here, [*given, *(overrides or ()), *place]))
+    _train(resumed_settings(here, [*given, *(overrides or ()), *place]), context.obj)
 
 
 def _stays(directory: Path, overrides: Sequence[str]) -> None:
@@ -71,6 +90,7 @@ def _stays(directory: Path, overrides: Sequence[str]) -> None:
 
 @app.command(short_help="Check that a run can be repeated.")
 def replay(
+    context: typer.Context,
     directory: RunDir,
     overrides: Overrides = None,
     trust: Trust = False,
@@ -82,7 +102,7 @@ def replay(
     _stays(directory, overrides or ())
     settings = again.settings(directory.resolve(), trust, overrides or ())
     fit(settings)
-    raise typer.Exit(again.run(directory, settings, trust, show))
+    raise typer.Exit(again.run(directory, settings, trust, typer.echo, context.obj))
 
 
 @app.command(short_help="Check a config and its data.")
@@ -95,13 +115,13 @@ def validate(config: Config, overrides: Overrides = None) -> None:
         with importing():
             from fedmpi.runtime.sweeping import check
 
-        return check.validate(asked, show)
+        return check.validate(asked, typer.echo)
     settings = configs.load(config, overrides or ())
     fit(settings)
     with importing():
-        from fedmpi.runtime import launch
+        from fedmpi.runtime.validate import validate_settings
 
-    table(launch.validate(settings))
+    table(validate_settings(settings))
 
 
 @app.command(short_help="Show who holds which samples.")
@@ -118,7 +138,7 @@ def partition(
     with importing():
         from fedmpi.analysis import partition as division
 
-    division.analyse(settings, write, draw, show)
+    division.analyse(settings, write, draw, typer.echo)
 
 
 @app.command(short_help="Show what this machine has.")
@@ -127,4 +147,4 @@ def doctor(config: MaybeConfig = None, overrides: Overrides = None) -> None:
     Exit code 1 if something keeps CONFIG from running."""
     from fedmpi.doctor import report
 
-    leave(0 if report.silent() else report.report(show, config, overrides or ()))
+    leave(0 if report.silent() else report.report(typer.echo, config, overrides or ()))

@@ -4,7 +4,7 @@ import gc
 import os
 import warnings
 from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -93,13 +93,7 @@ def importing() -> Iterator[None]:
         gc.enable()
 
 
-def show(text: str) -> None:
-    """A line on the console. A reader that went away (`| head`) ends nothing: what is still to be written is."""
-    with suppress(OSError):
-        typer.echo(text)
-
-
 def table(rows: list[tuple[str, str]]) -> None:
     width = max((len(left) for left, _ in rows), default=0)
     for left, right in rows:
-        show(f"{left:<{width}}  {right}".rstrip())
+        typer.echo(f"{left:<{width}}  {right}".rstrip())

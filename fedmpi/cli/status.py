@@ -10,7 +10,6 @@ from typing import Annotated, Any
 import typer
 
 from fedmpi.cli.runs import app
-from fedmpi.cli.shared import show
 from fedmpi.common.errors import UserError
 from fedmpi.config import sweep as sweep_files
 from fedmpi.runtime.reading import files, many, many_text, status_text
@@ -39,9 +38,9 @@ def status(
         text = json.dumps(facts, allow_nan=False, indent=None if watch else 2) if as_json else "\n".join(said)
         if watch and sys.stdout.isatty() and not as_json:
             sys.stdout.write(CLEAR)
-            show(text)
+            typer.echo(text)
         elif text != last:
-            show(text)
+            typer.echo(text)
         last = text
         sys.stdout.flush()
         if not (watch and alive):
@@ -58,7 +57,7 @@ def _look(where: Path) -> tuple[dict[str, Any], bool, int, list[str]]:
         facts = many.of_file(sweep_files.load(where))
     elif files.is_run(files.folder(where)) or not (many.recorded(where) or files.runs_in(where)):
         if not files.is_run(where) and not (where / "lock").exists() and any(where.iterdir()):
-            raise UserError(f"{where} is no directory of a run or of a sweep: it holds none of fedmpi's files")
+            raise files.no_run(where, f"{' or '.join(files.OF_A_RUN)}, and no directory that does")
         facts = reading.status(where)
         return facts, facts["state"] == reading.RUNNING, reading.code(facts), status_text.lines(facts)
     else:

@@ -7,18 +7,20 @@ from typing import Annotated, NoReturn
 import typer
 
 from fedmpi.cli.ending import run_command
-from fedmpi.cli.runs import app
-from fedmpi.cli.shared import Overrides, alone, fit, importing, show
-from fedmpi.cli.training import train
+from fedmpi.cli.runs import app, train
+from fedmpi.cli.shared import Overrides, alone, fit, importing
 from fedmpi.common.errors import UserError
+from fedmpi.common.signals import CommandProcess
 from fedmpi.config import Settings
 from fedmpi.config import sweep as files
+from fedmpi.runtime.reading.files import is_run
 
 SweepFile = Annotated[Path, typer.Argument(metavar="SWEEP", help="A YAML file with `over`.")]
 
 
 @app.command(short_help="Train all runs of a file.")
 def sweep(
+    context: typer.Context,
     file: SweepFile,
     overrides: Overrides = None,
     jobs: Annotated[str, typer.Option(help="Runs at a time; auto: as many as cores, memory and GPUs allow.")] = "auto",
@@ -41,15 +43,19 @@ def sweep(
     """Train every run that SWEEP asks for and that is not done yet, side by side on this machine or in Slurm. A run
     lies in output/NAME/RUN, has the bits of `fedmpi run`, and goes on where it was stopped."""
     asked = files.load(file, overrides or ())
+    place = asked.settings(asked.first()[0]).output
+    if is_run(place):
+        said = f"{place} is the directory of a run, in which no runs of a sweep can lie"
+        raise UserError(f"{file}: name: {said}; choose another name")
     if run is not None:
-        raise typer.Exit(_one(asked, run))
+        raise typer.Exit(_one(asked, run, context.obj))
     from fedmpi.runtime.sweeping import slurm
 
-    if resume and not (place := asked.settings(asked.first()[0]).output).is_dir():
+    if resume and not place.is_dir():
         raise UserError(f"--resume: there is no {place}: nothing of {file} was begun here; leave --resume out")
     given = slurm.Asked(max_running, partition, time, gpus, account, ranks, tuple(option or ()))
     if sbatch:
-        raise typer.Exit(slurm.submit(asked, given, dry_run, show))
+        raise typer.Exit(slurm.submit(asked, given, dry_run, typer.echo))
     if dry_run or given != slurm.Asked():
         raise UserError(
             "--dry-run, --max-running, --partition, --account, --time, --gpus, --ranks, --option go with --sbatch"
@@ -59,22 +65,22 @@ def sweep(
         from fedmpi.runtime.sweeping import sweep as runs
 
         if not status and not check:
+            import fedmpi.runtime.run  # noqa: F401
             from fedmpi.analysis.pages import report  # noqa: F401  once for all runs
-            from fedmpi.runtime import launch  # noqa: F401
     if check:
-        return runs.check(asked, show)
+        return runs.check(asked, typer.echo)
     if status:
-        runs.status(asked, show)
+        runs.status(asked, typer.echo)
         return
     alone()
-    code = runs.run(asked, jobs, train_child, show)
+    code = runs.run(asked, jobs, train_child, typer.echo)
     if not code:
-        folder = shlex.quote(str(asked.settings(asked.first()[0]).output))
-        show(f"next: fedmpi table {folder}; fedmpi report {folder}")
+        folder = shlex.quote(str(place))
+        typer.echo(f"next: fedmpi table {folder}; fedmpi report {folder}")
     raise typer.Exit(code)
 
 
-def _one(asked: files.Sweep, name: str) -> int:
+def _one(asked: files.Sweep, name: str, process: CommandProcess) -> int:
     """A run of a sweep, on this rank of any launcher's; where it is done, nothing."""
     from fedmpi.runtime.sweeping import progress, slurm
 
@@ -83,8 +89,8 @@ def _one(asked: files.Sweep, name: str) -> int:
         return 0
     fit(settings)
     with importing():
-        from fedmpi.runtime import launch  # noqa: F401
-    return train(settings)
+        import fedmpi.runtime.run  # noqa: F401
+    return train(settings, process)
 
 
 @app.command(short_help="Show a sweep as a table.")
@@ -117,9 +123,10 @@ def table(
     asked = files.load(file, given)
     from fedmpi.analysis import sweep_forms
 
-    sweep_forms.analyse(asked, metric, of, rows, to, show)
+    sweep_forms.analyse(asked, metric, of, rows, to, typer.echo)
 
 
 def train_child(settings: Settings) -> NoReturn:
-    """What the child of a sweep does: as `fedmpi run`."""
-    run_command(lambda: train(settings))
+    """Train one run of a sweep in a child process, as `fedmpi run` does."""
+    process = CommandProcess()
+    run_command(lambda: train(settings, process), process)

@@ -16,10 +16,12 @@ A message is a contiguous tensor (n,) of any element type on `Communicator.devic
 
 from __future__ import annotations
 
+import json
 import math
 import threading
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from typing import Any, TypeVar
 
 import torch
@@ -32,6 +34,11 @@ About = tuple[int | None, tuple[str, ...]]
 Message = tuple[int, Tensor]  # (peer, tensor (n,))
 Posted = list[Any]  # messages under way, as the back end knows them
 ALLGATHER_BYTES = 4096  # the most bytes that a rank may give to one allgather_bytes
+START_REMEDY = (  # where ranks do not come to the first allgather
+    ".\nHave all ranks been started, on each host with the same number of ranks, address and port, and can each host "
+    "reach that address? comm.interface chooses the network (fedmpi doctor lists them), comm.start_timeout_s how long "
+    "ranks wait."
+)
 
 
 T = TypeVar("T")
@@ -46,6 +53,13 @@ def ranks(those: Iterable[int], hosts: Mapping[int, str] | None = None) -> str:
 
 class Lost(RuntimeError):  # noqa: N818  (reads as it is meant: `except Lost`)
     """A rank is dead, silent or late; the message names it. The job goes on if all that are left `regroup`."""
+
+
+def absent_error(
+    absent: Iterable[int], size: int, seconds: float, hosts: Mapping[int, str] | None = None, remedy: str = ""
+) -> Lost:
+    """Return the error for ranks, of `size`, that did not come to an allgather in time."""
+    return Lost(f"silent for {seconds:.0f} s: {ranks(absent, hosts)} of {size}{remedy}")
 
 
 class Silent(Lost):
@@ -132,6 +146,24 @@ class Communicator(ABC):
     def finish(self, posted: Posted) -> None:
         """Wait for what one `post` has begun. Raises Lost patience_s after this call, naming the peer."""
         self._finish(posted)
+
+    def broadcast_json(self, value: Any) -> Any:
+        """Return rank 0's value, which JSON can hold, on every rank. value: any on the other ranks."""
+        text = json.dumps(value).encode() if self.rank == 0 else b""
+        size = torch.tensor([len(text)], device=self.device)
+        self.broadcast(size)
+        body = torch.frombuffer(bytearray(text or bytes(int(size))), dtype=torch.uint8).to(self.device)
+        self.broadcast(body)
+        return json.loads(bytes(body.tolist()))
+
+    @contextmanager
+    def uncounted(self) -> Iterator[None]:
+        """Leave the bytes sent and received within out of the counts."""
+        counted = self.sent_bytes, self.received_bytes
+        try:
+            yield
+        finally:
+            self.sent_bytes, self.received_bytes = counted
 
     def silent(self, peers: Iterable[int]) -> Silent:
         """What to raise where patience has ended."""

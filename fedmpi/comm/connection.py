@@ -9,6 +9,7 @@ from collections.abc import Sequence
 import torch
 
 from fedmpi.comm import network
+from fedmpi.comm.backends.interfaces import set_interface
 from fedmpi.comm.backends.solo import Solo
 from fedmpi.comm.base import Communicator, Lost
 from fedmpi.comm.launchers.job import Job
@@ -31,7 +32,8 @@ def connect(
     device            where this rank computes (default: CPU)
     timeouts          past `start` Lost names the ranks that have not arrived, past `round` the peer of a message
     alarm             told of the ranks' store as soon as it is found, hushed when the communicator is closed
-    interface         network interface for the ranks' store, gloo and NCCL: a name, a pattern, or several to try
+    interface         network interface for the ranks' store, gloo, NCCL and the TCP messages of Open MPI: a name, a
+                      pattern, or several to try
 
     Raises UserError for a mistake in launcher or config, Lost for ranks that do not arrive.
     """
@@ -41,7 +43,7 @@ def connect(
     address = ""
     if interface:
         name, address = network.choose(interface)
-        os.environ |= {"GLOO_SOCKET_IFNAME": name, "NCCL_SOCKET_IFNAME": f"={name}"}  # "=": not the names that begin so
+        set_interface(name, os.environ)
     timeouts = timeouts or Timeouts()
     alarm = alarm or Alarm(job, timeouts)
     if backend == "mpi":
@@ -60,5 +62,5 @@ def connect(
 
         comm = torch_dist.connect(job, backend, device, timeouts, alarm, address)
     comm.at_end = alarm.hush
-    alarm.asked = lambda line, store: silence.answer(line, job.rank, comm.awaits, store)
+    alarm.subscribe(lambda line, store: silence.answer(line, job.rank, comm.awaits, store))
     return comm

@@ -76,7 +76,7 @@ def is_own(address: str) -> bool:
         with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
             probe.bind((address, 0))
         return True
-    except OSError:
+    except (OSError, UnicodeError):
         return False
 
 

@@ -10,6 +10,7 @@ import os
 import signal
 import threading
 import time
+from dataclasses import dataclass, field
 from types import FrameType
 from typing import Any
 
@@ -75,4 +76,9 @@ class StopRequest:
             os._exit(128 + number)
 
 
-COMMAND = StopRequest()  # of a process that is the command `fedmpi`
+@dataclass
+class CommandProcess:
+    """The process of one command of `fedmpi`, made as soon as it starts."""
+
+    stop: StopRequest = field(default_factory=StopRequest)
+    parent_pid: int = field(default_factory=os.getppid)  # the launcher, which may have died before torch is imported

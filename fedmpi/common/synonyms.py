@@ -48,9 +48,15 @@ _OURS = {
     "compute.cudnn_benchmark": "benchmark cudnn cudnn_autotune",
     "compute.deterministic": "deterministic",
     "comm.backend": "backend dist_backend",
+}
+_OF_A_SWEEP = {  # meant so at the outermost level alone: data.axes is a key of its own
+    "over": "sweep sweeps axes axis grid grid_search param_grid search_space search_grid multirun matrix vary overs",
+    "leave_out": "skip exclude except leaveout leave_outs",
+    "best": "tune tuning",
     "comm.round_timeout_s": "timeout round_timeout",
 }
 _MEANT = {word: ours for ours, words in _OURS.items() for word in words.split()}
+_OUTERMOST = {word: ours for ours, words in _OF_A_SWEEP.items() for word in words.split()}
 
 
 def advice(key: str, where: str, known: Iterable[str], homes: Iterable[str] = ()) -> str:
@@ -64,7 +70,8 @@ def advice(key: str, where: str, known: Iterable[str], homes: Iterable[str] = ()
     """
     known, homes = sorted(known), list(homes)
     allowed = f"allowed: {', '.join(known)}"
-    meant = _MEANT.get(key.casefold().replace("-", "_"), "")
+    word = key.casefold().replace("-", "_")
+    meant = _MEANT.get(word, "") or ("" if where else _OUTERMOST.get(word, ""))
     section, _, last = meant.rpartition(".")
     if meant and last in known and (section == where or last == "optim"):
         return f"did you mean '{last}'? {allowed}"

@@ -12,6 +12,8 @@ from fedmpi.config.yaml_source import Document
 
 Key = tuple[str | int, ...]
 
+SWEEP = ("over", "only", "leave_out", "published", "best")  # keys of a file that asks for many runs (config/sweep)
+
 
 def complaints(error: ValidationError, document: Document, source: str) -> list[str]:
     """One line for each key, in the order in which the keys were written; `source` is the place of missing keys."""
@@ -46,14 +48,22 @@ def _describe(key: Key, errors: list[Any], data: dict[str, Any]) -> str:
     value = _value(data, key)
     name = next((name for name in ("name", "source", "scheme") if name in _keys(*key)), None)  # method=fedprox
     meant = f"; did you mean {'.'.join(map(str, key))}.{name}={value}?" if name and isinstance(value, str) else ""
+    if isinstance(value, list) and len(value) > 1 and all(isinstance(each, (int, float, str)) for each in value):
+        said = f"{'.'.join(map(str, key))}: {show(value)}"
+        meant = f"; for a run with each of them write over: {{{said}}}, for fedmpi sweep" if _takes_one(errors) else ""
     return f": {show(value)} is not allowed; must be {allowed(errors)}{meant}"
+
+
+def _takes_one(errors: list[Any]) -> bool:
+    """Whether the key takes one number, text or truth value, and no list."""
+    return all(each["type"] in ("int_type", "float_type", "string_type", "bool_type") for each in errors)
 
 
 def _advice(key: Key) -> str:
     """The nearest allowed key; for a key that belongs into another section, that section."""
     known = section(key[:-1])
     assert known is not None  # only a declared section forbids keys
-    keys = [*known.model_fields, *(["base"] if len(key) == 1 else [])]
+    keys = [*known.model_fields, *(["base", *SWEEP] if len(key) == 1 else [])]
     where, last = ".".join(map(str, key[:-1])), str(key[-1])
     inside = [f"{where}.{name}.{last}" for name in known.model_fields if where and last in _keys(*key[:-1], name)]
     homes = [f"{name}.{last}" for name in Settings.model_fields if name != where and last in _keys(name)]

@@ -11,7 +11,7 @@ Loading does not import torch, so that every rank reports a mistake at once.
 import json
 import os
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import reduce
 from pathlib import Path
 from typing import Any
@@ -22,7 +22,7 @@ from fedmpi.common import redaction
 from fedmpi.common.errors import UserError
 from fedmpi.common.registry import is_file
 from fedmpi.common.text import brief, control, show
-from fedmpi.config.error_text import complaints
+from fedmpi.config.error_text import SWEEP, complaints
 from fedmpi.config.schema import Settings, section
 from fedmpi.config.sections import OpenSection, ShortSection
 from fedmpi.config.yaml_source import MAX_DEPTH, Document, read, read_value
@@ -39,7 +39,6 @@ PLUGINS = (
     "server.rule.name",
     "server.rule",
 )
-SWEEP = ("over", "only", "leave_out", "published", "best")  # keys of a file that asks for many runs (config/sweep)
 MAX_FILES = 100  # a config and all that it is based on
 MAX_SHOWN = 20  # mistakes in one message
 
@@ -122,6 +121,8 @@ class _Files:
                 below = merge(below, self.merged(path.parent / base, around))
             except UserError as error:
                 own.problems.append(f"{origin}: base: {error}")
+        if "over" in own.data and "over" not in below.data:  # a run's name is not that of a sweep over it
+            below = replace(below, data={key: value for key, value in below.data.items() if key != "name"})
         return merge(below, own)
 
 

@@ -6,6 +6,7 @@ takes that thing's own options; they are checked against its signature when it i
 
 import hashlib
 import inspect
+import os
 from pathlib import Path
 from typing import Annotated, Any, Literal, get_args, get_origin
 
@@ -173,7 +174,7 @@ class FaultSettings(Section):
     on_client_error: Literal["abort", "drop"] = "abort"  # out of memory, a bad sample, an error in a plug-in
     on_divergence: Literal["warn", "stop"] = "warn"  # stop: exit code 1 (engine/faults/divergence.py)
     # a rank that dies or freezes. drop: the round closes without the clients that it had to train; redo: the others
-    # train them, with the bits of a run without the fault (engine/faults/recovery.py)
+    # train them, with the bits of a run without the fault (engine/faults/policy.py)
     on_lost_rank: Literal["abort", "drop", "redo"] = "abort"
     replay: Place | None = None  # the faults.jsonl of a run, whose losses this one is given
 
@@ -272,6 +273,7 @@ class Settings(Section):
 
     _origins: dict[str, str] = PrivateAttr(default_factory=dict)
     _file: str = PrivateAttr("")  # the config itself
+    _began_in: str = PrivateAttr("")  # the working directory in which the run began
 
     @model_validator(mode="after")
     def _some_round_trains(self) -> "Settings":
@@ -299,6 +301,21 @@ class Settings(Section):
                 "else has their data; use drop (the run goes on without that site) or abort"
             )
         return self
+
+    def begun_in(self, directory: str | Path) -> "Settings":
+        """Return these settings for a run that begins in this working directory, to which relative paths refer."""
+        copy = self.model_copy()
+        copy._began_in = str(directory)
+        return copy
+
+    @property
+    def working_dir(self) -> Path:
+        """Where relative paths start: Path(), or once a plug-in has changed the working directory, its path before."""
+        try:
+            moved = self._began_in and os.getcwd() != self._began_in
+        except FileNotFoundError:  # a temporary one, which is gone
+            moved = True
+        return Path(self._began_in) if moved else Path()
 
     def origin(self, key: str) -> str:
         """Where a dotted key, else its section, was written: "run.yaml:7", "command line: train.lr=1"; or ""."""

@@ -16,8 +16,6 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from fedmpi.doctor.lines import BAD, ODD, Line, said
 
 Probe = Callable[[], list[Line]]
-running: set[int] = set()  # process groups of programs that are being asked
-starting = threading.Lock()  # held while there is one that `running` does not know yet
 SLACK_S = 2.0  # in which a program that took too long is ended
 
 # `python -c` looks for modules in the working directory first; a run does so last.
@@ -28,40 +26,93 @@ class Unanswered(Exception):  # noqa: N818  (an answer, if not the one asked for
     """Why a program gave no answer."""
 
 
-def ask(words: Sequence[str], limit_s: float, env: Mapping[str, str] | None = None) -> str:
-    """What a program prints, errors included.
+class CommandRunner:
+    """Runs programs for the probes of one report; they end with the process that makes the report."""
 
-    Raises:
-        Unanswered: it could not be started, ended with an error, or took too long.
-    """
-    code, text = _run(words, limit_s, env)
-    if code is None:
-        raise Unanswered(f"gave no answer within {limit_s:g} s")
-    if code:
-        last = (text.strip().splitlines() or [""])[-1]
-        raise Unanswered(f"{ended(code)}{': ' + last[:200] if last else ''}")
-    return text
+    def __init__(self) -> None:
+        self._running: set[int] = set()  # process groups of the programs
+        self._starting = threading.Lock()  # held while there is a program that `_running` does not contain yet
 
+    def run_command(self, words: Sequence[str], limit_s: float, env: Mapping[str, str] | None = None) -> str:
+        """Run a program and return what it prints, errors included.
 
-def child(*arguments: str, limit_s: float, env: Mapping[str, str] | None = None) -> list[Line]:
-    """The lines that a child process says (inside.py); if it hangs or dies, those until then and what it was at."""
-    code, text = _run([sys.executable, "-c", CHILD, *arguments], limit_s, env)
-    lines, at = [], arguments[0]
-    for row in text.splitlines():
+        Raises:
+            Unanswered: it could not be started, ended with an error, or took too long.
+        """
+        code, text = self._run(words, limit_s, env)
+        if code is None:
+            raise Unanswered(f"gave no answer within {limit_s:g} s")
+        if code:
+            last = (text.strip().splitlines() or [""])[-1]
+            raise Unanswered(f"{ended(code)}{': ' + last[:200] if last else ''}")
+        return text
+
+    def run_in_subprocess(self, *arguments: str, limit_s: float, env: Mapping[str, str] | None = None) -> list[Line]:
+        """Return the lines that a child process prints (inside.py); if it hangs or dies, those until then and what it
+        was doing."""
+        code, text = self._run([sys.executable, "-c", CHILD, *arguments], limit_s, env)
+        lines, at = [], arguments[0]
+        for row in text.splitlines():
+            try:
+                kind, *found = json.loads(row)
+            except ValueError:  # of a library, not of ours
+                continue
+            if kind == "at":
+                at = found[0]
+            else:
+                lines.append(Line(*found))
+        if code is None:
+            lines.append(Line(at, f"gave no answer within {limit_s:g} s", ODD))
+        elif code:
+            why = (text.strip().splitlines() or [""])[-1][:200]
+            lines.append(
+                Line(at, f"the process that looked at it {ended(code)}: {why}", BAD if at == "config" else ODD)
+            )
+        return lines
+
+    @contextlib.contextmanager
+    def ended_by_signals(self) -> Iterator[None]:
+        """Have a signal that ends this process end the programs, too: Ctrl-C does not reach them."""
+
+        def end(number: int, frame: object) -> None:
+            self._starting.acquire(timeout=1)
+            for group in list(self._running):
+                _kill(group)
+            os._exit(128 + number)
+
+        numbers = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+        before = [signal.signal(number, end) for number in numbers]
         try:
-            kind, *found = json.loads(row)
-        except ValueError:  # of a library, not of ours
-            continue
-        if kind == "at":
-            at = found[0]
-        else:
-            lines.append(Line(*found))
-    if code is None:
-        lines.append(Line(at, f"gave no answer within {limit_s:g} s", ODD))
-    elif code:
-        why = (text.strip().splitlines() or [""])[-1][:200]
-        lines.append(Line(at, f"the process that looked at it {ended(code)}: {why}", BAD if at == "config" else ODD))
-    return lines
+            yield
+        finally:
+            for number, handler in zip(numbers, before, strict=True):
+                signal.signal(number, handler)
+
+    def _run(self, words: Sequence[str], limit_s: float, env: Mapping[str, str] | None) -> tuple[int | None, str]:
+        """Return (return code, None past the limit; output).
+
+        The output goes to a file: whoever has the other end of a pipe may keep it open for ever.
+        """
+        with tempfile.TemporaryFile() as out:
+            try:
+                # A session of its own: its children end with it.
+                with self._starting:
+                    started = subprocess.Popen(
+                        words, stdin=subprocess.DEVNULL, stdout=out, stderr=out, env=env, start_new_session=True
+                    )
+                    self._running.add(started.pid)
+            except OSError as error:
+                raise Unanswered(f"does not start: {error.strerror or error}") from error
+            code: int | None = None
+            with contextlib.suppress(subprocess.TimeoutExpired):
+                code = started.wait(limit_s)
+            if code is None:
+                _kill(started.pid)
+                with contextlib.suppress(subprocess.TimeoutExpired):
+                    started.wait(SLACK_S)
+            self._running.discard(started.pid)
+            out.seek(0)
+            return code, out.read(1 << 20).decode(errors="replace")
 
 
 def ended(code: int) -> str:
@@ -74,49 +125,6 @@ def ended(code: int) -> str:
 def _kill(group: int) -> None:
     with contextlib.suppress(OSError):  # it has just ended
         os.killpg(group, signal.SIGKILL)
-
-
-@contextlib.contextmanager
-def ended_together() -> Iterator[None]:
-    """A signal that ends this process ends the programs that it has asked, too: Ctrl-C does not reach them."""
-
-    def end(number: int, frame: object) -> None:
-        starting.acquire(timeout=1)
-        for group in list(running):
-            _kill(group)
-        os._exit(128 + number)
-
-    numbers = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
-    before = [signal.signal(number, end) for number in numbers]
-    try:
-        yield
-    finally:
-        for number, handler in zip(numbers, before, strict=True):
-            signal.signal(number, handler)
-
-
-def _run(words: Sequence[str], limit_s: float, env: Mapping[str, str] | None) -> tuple[int | None, str]:
-    """(return code, None past the limit; output). Into a file: who has a pipe's other end may keep it open for ever."""
-    with tempfile.TemporaryFile() as out:
-        try:
-            # A session of its own: its children end with it.
-            with starting:
-                started = subprocess.Popen(
-                    words, stdin=subprocess.DEVNULL, stdout=out, stderr=out, env=env, start_new_session=True
-                )
-                running.add(started.pid)
-        except OSError as error:
-            raise Unanswered(f"does not start: {error.strerror or error}") from error
-        code: int | None = None
-        with contextlib.suppress(subprocess.TimeoutExpired):
-            code = started.wait(limit_s)
-        if code is None:
-            _kill(started.pid)
-            with contextlib.suppress(subprocess.TimeoutExpired):
-                started.wait(SLACK_S)
-        running.discard(started.pid)
-        out.seek(0)
-        return code, out.read(1 << 20).decode(errors="replace")
 
 
 def all_at_once(probes: Sequence[tuple[str, Probe, float]]) -> list[list[Line]]:

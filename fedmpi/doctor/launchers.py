@@ -7,18 +7,18 @@ import shutil
 import sys
 from pathlib import Path
 
-from fedmpi.doctor.asking import ask
+from fedmpi.doctor.asking import CommandRunner
 from fedmpi.doctor.lines import ODD, Line
 
 LIMIT_S = 5.0
 
 
-def launcher(name: str) -> list[Line]:
+def launcher(name: str, runner: CommandRunner) -> list[Line]:
     """mpirun or srun: its first line with a version in it."""
     path = shutil.which(name)
     if path is None:
         return [Line(name, "not on PATH")]
-    text = ask([path, "--version"], LIMIT_S)
+    text = runner.run_command([path, "--version"], LIMIT_S)
     said = [line.strip() for line in text.splitlines() if re.search(r"\d+\.\d+", line)]
     return [Line(name, f"{said[0]} ({path})" if said else f"{path}, which does not say its version")]
 

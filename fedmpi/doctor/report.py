@@ -14,7 +14,7 @@ from fedmpi.comm.launchers.launcher_env import detect, survivors
 from fedmpi.common.errors import UserError
 from fedmpi.common.version import __version__
 from fedmpi.doctor import host, launchers
-from fedmpi.doctor.asking import Probe, all_at_once, child, ended_together
+from fedmpi.doctor.asking import CommandRunner, Probe, all_at_once
 from fedmpi.doctor.lines import BAD, FINE, LEGEND, ODD, Line, joined, shown
 
 TORCH_S, MPI_S, CONFIG_S, FAST_S = 30.0, 10.0, 120.0, 5.0
@@ -34,8 +34,9 @@ def silent() -> bool:
 
 def report(show: Callable[[str], None], config: Path | None = None, overrides: Sequence[str] = ()) -> int:
     """Show the report. Returns the exit code: 1 if something keeps the config from running."""
-    with ended_together():
-        found = gather(config, overrides)
+    runner = CommandRunner()
+    with runner.ended_by_signals():
+        found = gather(config, overrides, runner)
     marks = {line.mark for _, lines in found for line in lines}
     for title, lines in found:
         show(title)
@@ -46,9 +47,10 @@ def report(show: Callable[[str], None], config: Path | None = None, overrides: S
     return int(BAD in marks)
 
 
-def gather(config: Path | None, overrides: Sequence[str]) -> list[tuple[str, list[Line]]]:
+def gather(config: Path | None, overrides: Sequence[str], runner: CommandRunner) -> list[tuple[str, list[Line]]]:
     """(title, lines) of each group; all probes run at the same time."""
     job, trouble = _job()
+    child = runner.run_in_subprocess
     outside = {name: text for name, text in os.environ.items() if not name.startswith(OF_A_RANK)}
     inherited = outside if "PMIX_RANK" in os.environ and not _numbered() else None
     groups: list[tuple[str, list[tuple[str, Probe, float]]]] = [
@@ -65,8 +67,8 @@ def gather(config: Path | None, overrides: Sequence[str]) -> list[tuple[str, lis
             [
                 ("started", lambda: [_started(job, trouble), *host.meeting(job)], FAST_S),
                 ("mpi", partial(child, "mpi", limit_s=MPI_S, env=outside), MPI_S),
-                ("mpirun", partial(launchers.launcher, "mpirun"), FAST_S),
-                ("srun", partial(launchers.launcher, "srun"), FAST_S),
+                ("mpirun", partial(launchers.launcher, "mpirun", runner), FAST_S),
+                ("srun", partial(launchers.launcher, "srun", runner), FAST_S),
                 ("torchrun", launchers.torchrun, FAST_S),
                 ("slurm", host.slurm, FAST_S),
             ],

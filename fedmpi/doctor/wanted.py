@@ -81,10 +81,10 @@ def ranks(settings: configs.Settings, job: Job) -> Line:
 
 
 def device(settings: configs.Settings, job: Job) -> Line:
-    from fedmpi.runtime import launch
+    from fedmpi.runtime.device import pick_device
     from fedmpi.runtime.record import report_text
 
-    picked = launch.pick_device(settings, trainer(job))
+    picked = pick_device(settings, trainer(job))
     return Line("device", f"{picked}, {report_text.device_name(picked)}" if picked.type == "cuda" else "cpu")
 
 
@@ -92,13 +92,13 @@ def precision(settings: configs.Settings, job: Job) -> Line:
     """bf16 runs everywhere; without units for it, it is slower than fp32."""
     import torch
 
-    from fedmpi.runtime import launch
+    from fedmpi.runtime.device import pick_device
 
     wanted = settings.compute.precision
     if wanted == "fp32":
         return Line("precision", wanted)
     try:
-        picked = launch.pick_device(settings, trainer(job))
+        picked = pick_device(settings, trainer(job))
     except UserError:  # the device's line says it
         return Line("precision", wanted)
     if picked.type != "cuda":
@@ -154,7 +154,7 @@ def chosen(settings: configs.Settings, job: Job) -> str:
     import torch
 
     from fedmpi.comm.backends import choice, mpi
-    from fedmpi.runtime import launch
+    from fedmpi.runtime.device import pick_device
 
     asked = settings.comm.backend
     if asked == "mpi":
@@ -165,7 +165,7 @@ def chosen(settings: configs.Settings, job: Job) -> str:
     cards = []
     for rank in range(job.local_size):
         try:
-            where = launch.pick_device(settings, replace(job, rank=rank, local_rank=rank))
+            where = pick_device(settings, replace(job, rank=rank, local_rank=rank))
         except UserError:  # the device's line says it
             where = torch.device("cpu")
         cards.append(choice.describe(asked, job.host, where))
@@ -199,9 +199,9 @@ def lost_rank(settings: configs.Settings, job: Job) -> Line:
 
 def experiment(settings: configs.Settings, job: Job) -> Line:
     """Data, model and method are built as `fedmpi validate` builds them; its line about memory is ours."""
-    from fedmpi.runtime import launch
+    from fedmpi.runtime.validate import validate_settings
 
-    rows: Sequence[tuple[str, str]] = launch.validate(one_thread(settings), job)
+    rows: Sequence[tuple[str, str]] = validate_settings(one_thread(settings), job)
     return Line("memory", joined(text for label, text in rows if label == "memory"))
 
 

@@ -13,6 +13,7 @@ from torch import Tensor, nn
 from fedmpi.common.blame import in_user_code, place_of, remedy, told
 from fedmpi.common.errors import UserError
 from fedmpi.common.inputs import Samples, look
+from fedmpi.common.metrics_row import RESERVED
 from fedmpi.common.text import nearest
 from fedmpi.flat.packing import Packing
 from fedmpi.method.base import Method, overrides
@@ -168,11 +169,14 @@ def not_passed(module: nn.Module, x: Samples, error: Exception) -> Exception:
     return UserError(f"{text} ({place})" if place else text)
 
 
-def check_figures(method: Method, figures: Collection[str], taken: Collection[str], where: str) -> None:
-    """The method's own figures stand beside the engine's in a round's line, not in their place."""
+def check_figures(method: Method, figures: Collection[str], metrics: Collection[str], where: str) -> None:
+    """Raise UserError if a number that the method reports has the name of another key of a round's row.
+
+    metrics: the names of the task's metrics.
+    """
     for name in figures:
-        if name in taken:
-            text = f"figures({name}=...) has the name of a figure that every round has; choose another"
+        if name in RESERVED or name in metrics:
+            text = f"figures({name}=...) has the name of another key of a row of metrics.jsonl; choose another"
             raise wrong(method, "aggregate:", where, text)
 
 

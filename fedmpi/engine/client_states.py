@@ -14,7 +14,7 @@ from fedmpi.comm import Communicator
 from fedmpi.comm.base import Message
 from fedmpi.common.errors import UserError
 from fedmpi.engine import sampling
-from fedmpi.engine.faults.losses import START
+from fedmpi.engine.faults.losses import START, Losses
 from fedmpi.engine.local.client import LocalClient
 from fedmpi.engine.worker import Worker
 
@@ -63,9 +63,9 @@ class ClientStates:
 
     What a round does to them is remembered until nobody may ask to have it undone:
 
-        a client trains      _before    settle: undone where its upload does not count;  back: undone
-        its row moves        moved      back: undone, unless every rank has moved what it had to
-        its rank is dead     orphans    reassign: undone, to be done anew where one more dies in this round
+        a client trains      _before    settle: undone where its upload does not count;  restore: undone
+        its row moves        moved      restore: undone, unless every rank has moved what it had to
+        its rank is dead     orphans    reassign: undone, to be done anew where one more fails in this round
     `settle` and `close` end that: the next round has begun, and rank 0 has said whose uploads count.
     """
 
@@ -81,8 +81,11 @@ class ClientStates:
         self.room, self.shelved_to = 0, -1
         self.saved, self.written_to = -1, -1  # shelved_to one save ago, and two: so far all ranks' files are there
         self.gone: set[int] = set()  # clients whose site is lost
-        self.careful = False  # whether a loss may cut a round
-        self._before: dict[int, tuple[Tensor, int]] = {}  # client -> its row, and the round that made that
+        self.round = -1  # in which this rank is
+        self.undoes = False  # whether a round may have to be undone
+        self.keeps_moves = False  # whether moves may have to be, as a rank may fail
+        self._before: dict[int, tuple[Tensor, int]] = {}  # client -> its row before `_trained_in`, and who made that
+        self._trained_in = -1  # the round of these
         self.moved = Moved()
         self.came: set[int] = set()  # clients whose rows other ranks have sent, and may still be writing themselves
         self.orphans: dict[int, int] = {}  # client -> the dead rank that had its state
@@ -114,7 +117,8 @@ class ClientStates:
 
     # ---- what a round does, and how it is undone ----
     def remember(self, client: int) -> None:
-        """It is about to train."""
+        """Keep a copy of the client's state, as it is about to train."""
+        self._trained_in = self.round
         self._before[client] = self._row(client).clone(), self.trained.get(client, START)
 
     def settle(self, undone: Collection[int]) -> None:
@@ -132,7 +136,7 @@ class ClientStates:
             return
         # A client that never trained has nothing yet; its old rank says so by sending the initial row all the same.
         left = {k: self._pop(k).to(device) for k, source, _ in moves if source == rank}
-        self.moved.left = left if self.careful else {}
+        self.moved.left = left if self.keeps_moves else {}
         coming = {k: self._empty() for k, _, to in moves if to == rank}
         leaving = [(to, left[k]) for k, source, to in moves if source == rank]
         self.comm.about = None, ("client state",)
@@ -145,22 +149,21 @@ class ClientStates:
         """The round is over: what has moved stays where it is."""
         self.moved, self.orphans = Moved(), {}
 
-    def back(self, stay: bool) -> dict[int, Tensor]:
-        """A loss has cut the round: undone as far as it went; the states that it made. stay: what has moved stays."""
-        made = {k: self._pop(k) for k in self._before}
-        for k, (row, t) in self._before.items():
-            self.rows[k] = row
-            self._label(k, t)
-        self._before.clear()
+    def restore(self, t: int, stay: bool) -> None:
+        """Undo what this rank has done in round t, as far as it came. stay: leave rows where they have moved."""
+        if self._trained_in == t:
+            for k, (row, made_by) in self._before.items():
+                self.rows[k] = row
+                self._label(k, made_by)
+            self._before.clear()
         moved, self.moved = self.moved, Moved()
         if stay:
-            return made
+            return
         for k, source, to in moved.moves:
             self.owner[k] = source
             if to == self.comm.rank:
                 self.rows.pop(k, None)
         self.rows |= {k: row.to(self.w0.device) for k, row in moved.left.items()}
-        return made
 
     def reassign(self, alive: Collection[int], ranks: Sequence[int], *, move: bool) -> Collection[int]:
         """The clients whose owner is dead, which get one of `ranks` if they move.
@@ -224,6 +227,25 @@ class ClientStates:
             self.put(k, row)
             if self.shelf is not None:
                 self.shelf.put(k, self.trained[k], row.cpu())
+
+    def replay_failures(self, t: int, losses: Losses, *, evaluated: bool) -> None:
+        """Bring the states to where recorded rank failures of round t have left them (faults.replay).
+
+        Args:
+            t: the round that begins.
+            losses: all recorded rank failures.
+            evaluated: whether round t - 1 has been evaluated. Before that only those failures count that came before
+                its evaluation in the recorded run.
+        """
+        known = losses if evaluated else losses.before(t)
+        self.gone = known.gone(t)
+        if not self.messages.client_state.size:
+            return
+        for client, r in sorted(losses.needed() - self.held.keys()):
+            if self.trained.get(client) == r:
+                self.hold(client, r)
+        before = losses.before(t).reverted(t) if evaluated else {}
+        self.revert_to_held({k: r for k, r in known.reverted(t).items() if before.get(k) != r})
 
     def put(self, client: int, row: Tensor) -> None:
         """The client's state from now on."""

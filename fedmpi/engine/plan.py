@@ -1,50 +1,13 @@
-"""What the loop is told: its settings, where results go, how far it has come in a round."""
+"""The settings of the round loop, and where its results go."""
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
-from enum import IntEnum
+from dataclasses import dataclass
 from math import inf
-from typing import Any, NamedTuple
-
-from torch import Tensor
+from typing import Any
 
 from fedmpi.engine.best import Best, Choice
-
-
-class Word(IntEnum):
-    """Whether a round is made; if not, why the run ends before it."""
-
-    GO = 0
-    DONE = 1  # all rounds are made
-    STOPPED = 2  # a rank was told to stop
-    ABANDONED = 3  # a rank was told to stop in the round before, of which nothing counts
-    APART = 4  # training has come apart
-    ENOUGH = 5  # as DONE, though rounds are left: nobody waits for a better model any more
-
-
-GO = Word.GO
-
-
-class Order(NamedTuple):
-    """What rank 0 says at the start of a round. What a flag announces follows in a message of its own."""
-
-    word: Word
-    undoes: bool = False  # whose round is undone, of the one before
-    places: bool = False  # by what clients are placed
-
-    @property
-    def number(self) -> float:
-        """As it travels, in the announcement: the word, and a bit for each flag."""
-        return float(self.word + 8 * self.undoes + 16 * self.places)
-
-    @classmethod
-    def of(cls, number: float) -> Order:
-        bits = int(number)
-        return cls(Word(bits % 8), bool(bits & 8), bool(bits & 16))
-
 
 SERVERS = {"global", "sites"}  # protocols of evaluation for which rank 0 asks no client, but in silo mode
 
@@ -79,37 +42,40 @@ class Plan:
     best: Choice | None = None  # by which figure a best model is chosen; None: none is
     timeout_s: float = inf  # in which a rank that is alive comes to its next message
     updates: str | bool = False  # what is said of each round's updates: False, "norms" or "gram"
-    replay: bool = False  # the losses are given, and nobody is lost
+    replay: bool = False  # repeat the rank failures that another run has recorded
+    acknowledge: bool = False  # ranks without clients in a round tell rank 0 that they have heard of it
 
 
-@dataclass
 class Sink:
-    """Where results go, at rank 0; and, on every rank, the state when a round t is over: keep(fed, t, memory, last)."""
+    """Receives the results at rank 0 and, on every rank, the state after each round.
 
-    round: Callable[[dict[str, Any]], None] = field(default=lambda row: None)
-    clients: Callable[[list[dict[str, Any]]], None] = field(default=lambda rows: None)
-    keep: Callable[[Any, int, dict[str, Any], bool], None] = field(default=lambda *_: None)
-    best: Callable[[Best], None] = field(default=lambda best: None)  # there is a new one
-    loss: Callable[[dict[str, Any]], None] = field(default=lambda row: None)  # of ranks: engine/faults/losses.py
-    updates: Callable[[dict[str, Any]], None] = field(default=lambda row: None)  # aggregation/agreement.py
-    placement: Callable[[dict[str, Any]], None] = field(default=lambda row: None)  # engine/pace.py
-    analysis: Callable[[dict[str, Any]], None] = field(default=lambda row: None)  # engine/probes
+    This one discards all but the rows of metrics.jsonl, with which it calls `on_round`.
+    """
 
+    def __init__(self, on_round: Callable[[dict[str, Any]], object] = lambda row: None) -> None:
+        self._on_round = on_round
 
-@dataclass
-class Begun:
-    """How far a rank has come in a round that may have to begin once more."""
+    def round(self, row: dict[str, Any]) -> None:
+        """A row of metrics.jsonl: a round is complete, and evaluated if it was to be."""
+        self._on_round(row)
 
-    began: float = field(default_factory=time.perf_counter)
-    order: Order | None = None  # rank 0's own, which stands
-    refused: Sequence[int] = ()  # rank 0's: the clients whose upload of the round before does not count
-    settled: bool = False
-    kept: bool = False
-    reported: bool = False  # whether the line of the round before is out
-    uploads: dict[int, Tensor] = field(default_factory=dict)  # client -> its row in memory that the next round reuses
-    made: dict[int, tuple[Tensor, Tensor | None]] = field(default_factory=dict)  # before the cut: upload, state
+    def clients(self, rows: list[dict[str, Any]]) -> None:
+        """The clients' rows of one evaluation."""
 
-    @property
-    def goes(self) -> bool:
-        """Whether rank 0 has announced a round to train in."""
-        return self.order is not None and self.order.word is Word.GO
+    def keep(self, fed: Any, t: int, memory: dict[str, Any], last: bool) -> None:
+        """Round t is complete. memory: what rank 0 remembers; last: the run ends."""
+
+    def best(self, best: Best) -> None:
+        """There is a new best model."""
+
+    def loss(self, row: dict[str, Any]) -> None:
+        """Ranks were lost (engine/faults/losses.py)."""
+
+    def updates(self, row: dict[str, Any]) -> None:
+        """Statistics of a round's updates (aggregation/agreement.py)."""
+
+    def placement(self, row: dict[str, Any]) -> None:
+        """By what clients are placed from a round on (engine/pace.py)."""
+
+    def analysis(self, row: dict[str, Any]) -> None:
+        """What engine/probes has measured of a round."""

@@ -15,16 +15,13 @@ from fedmpi.engine.client_states import ClientStates
 from fedmpi.engine.evaluate import Evaluator
 from fedmpi.engine.faults.divergence import Watch
 from fedmpi.engine.messages import Messages
-from fedmpi.engine.plan import SERVERS, Plan, Sink, Word
+from fedmpi.engine.plan import SERVERS, Plan, Sink
 from fedmpi.engine.server import FederationServer
 from fedmpi.engine.travel.exchange import Exchange
 from fedmpi.engine.worker import Worker
 from fedmpi.flat.layout import EVERYTHING
 from fedmpi.method.base import overrides
 from fedmpi.models.gaussian import REFERENCE
-
-# What a round's line gets after its step.
-LATER = ("sha256", "loss", "sent_bytes", "received_bytes", "evaluate_s", "class_accuracy")
 
 OWN = ("weights", "buffers", "predict")  # hooks that give a client a model of its own
 
@@ -40,20 +37,28 @@ class Reporter:
         validates = None if plan.best is None else "own" if validates_own(states.worker, protocol) else "global"
         self.states, self.evaluator = states, Evaluator(states, protocol, plan.eval_batch, validates)
         self.watch = self._watch()
+        self.line: dict[str, Any] | None = None  # rank 0's: the metrics of the latest round, None where it was aborted
+        self.saved: dict[str, Any] = {}  # rank 0's memory after the latest round that counts
+        self.reported_in = -1  # the round in whose beginning the one before was reported
 
-    def before(self, t: int, word: Word, line: dict[str, Any] | None, began: float) -> bool:
-        """Report the round before t, if one was made; whether it was evaluated. word: rank 0's; began: when t did."""
-        if word is Word.ABANDONED:
+    def report(self, t: int, *, made: bool, last: bool, began: float) -> bool:
+        """Report the round before t at the beginning of round t, once; return whether it was evaluated here and now.
+
+        Args:
+            t: the round that begins.
+            made: whether round t is made; who was asked to stop has moments, and does not evaluate.
+            last: whether all rounds are made.
+            began: when round t began (time.perf_counter).
+        """
+        if self.reported_in == t:
             return False
-        if t == 0:
-            if word is Word.DONE:  # rounds: 0
-                self.initial(began)
-            return False
-        # Who was told to stop has moments, not minutes: the model is written, not evaluated.
-        last = word in (Word.DONE, Word.ENOUGH)
-        due = last or (word is Word.GO and t % self.plan.every == 0)
-        self(t - 1, line, due=due, last=last)
-        return due
+        due = last or (made and t % self.plan.every == 0)
+        if t > 0:
+            self(t - 1, self.line, due=due, last=last)
+        elif last:  # rounds: 0
+            self.initial(began)
+        self.reported_in = t
+        return due and t > 0
 
     def __call__(self, t: int, line: dict[str, Any] | None, *, due: bool, last: bool) -> None:
         """Evaluate round t and hand its line on. Every rank takes part where clients evaluate."""
@@ -120,7 +125,7 @@ class Reporter:
         """What differs from client to client goes to all of them where the method's evaluation may look at it."""
         asked = self.evaluator.asked()
         if any(overrides(self.worker.method, hook) for hook in ("weights", "predict", "tune")):
-            return self.exchange.deliver(t, asked, self.states.owner, self.server)
+            return self.exchange.send_downloads(t, asked, self.states.owner, self.server)
         return dict.fromkeys(asked, self.exchange.no_download())
 
 

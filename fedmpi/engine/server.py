@@ -30,7 +30,7 @@ from fedmpi.engine.checks import (
     check_tensor,
     check_values,
 )
-from fedmpi.engine.faults.uploads import NOT_FINITE, REMEDY
+from fedmpi.engine.faults.uploads import NOT_FINITE, REMEDY, Guard
 from fedmpi.engine.messages import Messages, Upload
 from fedmpi.engine.travel.gathering import Received
 from fedmpi.flat.layout import Segment
@@ -88,11 +88,14 @@ class FederationServer:
         held: Tensor | None = None,
         choice: Choice | None = None,
         records: str | bool = False,
+        guard: Guard | None = None,
+        keeps_undo: bool = False,
     ) -> None:
         """storage: where w and b live; initial: what they start as; rule: in place of the method's direction.
 
         held: what the other ranks have of the model, where that is not the same; choice: of a best model; records: how
-        much of the updates (record.updates).
+        much of the updates (record.updates); guard: decides which uploads count; keeps_undo: whether a step may have to
+        be undone.
         """
         self.messages, self.method = messages, messages.method
         self.optimizer, self.view, self.rule = optimizer, view, rule
@@ -106,6 +109,11 @@ class FederationServer:
         view.state, view.w, self.held = self.state, self.w, held
         self.best = Best(choice, self.w, self.b) if choice else None
         self.records, self.updates = records, dict[str, Any]()  # of the last step (aggregation/agreement.py)
+        self.guard, self.refused = guard or Guard(), list[int]()  # refused: clients, in the last step
+        self.keeps_undo = keeps_undo
+        self._before_step: tuple[int, dict[str, Tensor]] | None = (
+            None  # the round of the last step, and what it changed
+        )
 
     def _start(self, name: str, hook: str) -> None:
         """A slot of the server's state begins with what a hook of the method draws."""
@@ -125,6 +133,11 @@ class FederationServer:
         for name, tensor in self._lasting().items():
             if name in tensors or not name.startswith("best"):  # else a best model was not asked for before
                 tensor.copy_(tensors[name])
+
+    def undo_step(self, t: int) -> None:
+        """Undo the step of round t, if it was made: a rank has failed after it."""
+        if self._before_step is not None and self._before_step[0] == t:
+            self.restore(self._before_step[1])
 
     def _lasting(self) -> dict[str, Tensor]:
         lasting = {"w": self.w, "b": self.b, "state": self.state_row, "optimizer": self.optimizer.state}
@@ -177,7 +190,9 @@ class FederationServer:
         self.updates = {}
         if isinstance(seen, agreement.Seen):
             self.updates = {"updates": agreement.figures(seen, norms, given, self.records == "gram")}
-        # From here on nobody is asked: a round that a loss cuts begins once more, and must have changed nothing.
+        # From here on no other rank is asked: a step that a rank failure interrupts must have changed nothing.
+        if self.keeps_undo:
+            self._before_step = t, {name: tensor.clone() for name, tensor in self._lasting().items()}
         self._move(direction, upload)
         if b is not None:
             upload.b.put(b, self.b)

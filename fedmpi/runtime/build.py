@@ -1,4 +1,4 @@
-"""Settings -> objects. Only this module and launch.py know all the other packages."""
+"""Settings -> objects. Only this module and run.py know all the other packages."""
 
 from __future__ import annotations
 
@@ -153,7 +153,8 @@ def experiment(settings: Settings, data: Federated, device: torch.device) -> Exp
             task = StandardisedRegression(data.classes, *make_task.args, **make_task.keywords)
         contract.check_task(task)
     module = prepared_module(settings, method, data.input_shape, data.classes, data.x_dtype).to(device)
-    given = initial.fill(module, settings.init.source, settings.init.strict)
+    source = settings.init.source
+    given = initial.fill(module, source and settings.working_dir / source, settings.init.strict)
     with blaming(f"model {settings.model.name}"):
         net = Net(module, data.input_shape, data.x_dtype)
     task.names = contract.metric_names(task, net.output_shape, data.two_targets())
@@ -253,6 +254,7 @@ def federation(
         timeout_s=s.comm.round_timeout_s,
         updates=s.record.updates,
         undo=undoes(s),
+        acknowledge=bool(s.checkpoint.every and made.messages.client_state.size),
     )
     beta1 = s.server.momentum if s.server.optim == "momentum" else s.server.beta1
     like = torch.empty(0 if comm.rank else made.model.layout.size, dtype=made.model.w.dtype, device=comm.device)
@@ -365,7 +367,7 @@ def rows(made: Experiment, size: int) -> tuple[float, float]:
     packings = {made.messages.upload(t).packing for t in range(max(s.rounds, 1))}
     large = any(Cuts(packing).large for packing in packings)
     sums = (adds_up(made, size) or local) and means is not None and large
-    keep, mine = s.faults.on_lost_rank != "abort", -(-members // len(training_ranks(s, size)))
+    mine = -(-members // len(training_ranks(s, size)))
     if sums and local:
         return (1 + 2 * max(sum(map(len, (means or {}).values())), 1),) * 2  # one row, sums in 64 bits
-    return rows_held(row, members, mine, size, large and s.server.placement == "sharded", sums, keep)
+    return rows_held(row, members, mine, size, large and s.server.placement == "sharded", sums)

@@ -14,7 +14,7 @@ import numpy as np
 import torch
 
 from fedmpi.comm import Communicator
-from fedmpi.common import places, registry, seeds
+from fedmpi.common import registry, seeds
 from fedmpi.common.blame import blaming, told
 from fedmpi.common.errors import RankWarning, UserError
 from fedmpi.common.text import count
@@ -83,7 +83,7 @@ def partitioned(settings: Settings) -> Federated:
             ignoring(settings.task.options.get("ignore")),
             seeds.scoped(settings.seed, "source"),
         ):
-            dataset = checked(source(places.fixed(settings.data.root)), source.func)
+            dataset = checked(source((settings.working_dir / settings.data.root).absolute()), source.func)
         warn_of_separating_features(dataset)
         target_scaling.warn_of_scales(settings, dataset)
         _check_stream(settings, dataset)
@@ -153,7 +153,7 @@ def siloed(settings: Settings, comm: Communicator) -> Federated:
     mine = [k for k in owner if owner[k] == comm.rank]
     with blaming("data"), _told_by_any_rank():
         with choosing(settings.data.stream), ignoring(settings.task.options.get("ignore")):
-            root = places.fixed(settings.data.root)
+            root = (settings.working_dir / settings.data.root).absolute()
             opened = open_silos(source.func, root, names, mine, settings.seed, **source.keywords)
         datasets = {k: checked(dataset, source.func) for k, dataset in opened.items()}
         for k, dataset in datasets.items():
@@ -184,8 +184,8 @@ def of_one_site(settings: Settings, client: int) -> Federated:
     """The federation of silos where one site's files alone are at hand: sizes of the others are taken to be its own."""
     source, names = open_source(settings), settings.data.silos
     assert names is not None
-    with blaming("data"), choosing(settings.data.stream):
-        root = places.fixed(settings.data.root)
+    with blaming("data"), choosing(settings.data.stream), ignoring(settings.task.options.get("ignore")):
+        root = (settings.working_dir / settings.data.root).absolute()
         opened = open_silos(source.func, root, names, [client], settings.seed, **source.keywords)
     datasets = {k: checked(dataset, source.func) for k, dataset in opened.items()}
     table = describe(datasets).repeat(len(names), axis=0)

@@ -20,6 +20,7 @@ from fedmpi.common.errors import UserError
 from fedmpi.config import loading
 from fedmpi.config.yaml_source import Document, read
 from fedmpi.runtime import catalog
+from fedmpi.runtime.reading.files import no_run
 from fedmpi.runtime.record import kept_copies
 
 DEAF = ("track=[]", "callbacks=[]")  # who looks at a run tells nobody of it
@@ -43,7 +44,7 @@ def run_settings(run_dir: Path, trust: bool, overrides: Sequence[str] = ()) -> c
     """
     path = run_dir / "config.yaml"
     if not path.is_file():
-        raise UserError(f"{run_dir} is no run directory: it holds no config.yaml")
+        raise no_run(run_dir)
     if trust:
         given = ["init.from=null", *DEAF, *overrides]  # the run has a model of its own
         return config.load(path, given, kept_copies.moved(run_dir, plugins_of(path, given)))

@@ -11,26 +11,7 @@ from torch import Tensor
 
 from fedmpi.common.blame import in_user_code, told
 from fedmpi.common.errors import UserError
-
-# What a line of metrics.jsonl or clients.jsonl holds besides the task's figures.
-TAKEN = {
-    *(
-        "round",
-        "loss",
-        "train_loss",
-        "cohort",
-        "refused",
-        "diverged",
-        "sha256",
-        "class_accuracy",
-        "client",
-        "site",
-        "protocol",
-        "samples",
-    ),
-    *("wall_s", "train_s", "wait_s", "server_s", "evaluate_s"),
-    *("sent_bytes", "received_bytes", "up_parameters", "down_parameters"),
-}
+from fedmpi.common.metrics_row import RESERVED
 
 
 def check_task(task: Any) -> None:
@@ -77,7 +58,7 @@ def metric_names(task: Any, outputs: tuple[int, ...], y: Tensor) -> tuple[str, .
     for i, name in enumerate(names):
         if not isinstance(name, str) or not name:
             raise told(f"{said}: a metric is called {name!r}; a name is a text", task)
-        if name in TAKEN | spread or name in names[:i]:
+        if name in RESERVED | spread or name in names[:i]:
             raise told(
                 f"{said}: a metric is called {name!r}, which is the name of something else; choose another", task
             )

@@ -4,7 +4,7 @@
 """
 
 UNKNOWN = {
-    "colour=red": r"colour: unknown key; .*allowed: analysis, base, callbacks, checkpoint, cohort, comm",
+    "colour=red": r"colour: unknown key; .*allowed: analysis, base, best, callbacks, checkpoint, cohort, comm",
     "trainn.lr=1": r"trainn: unknown key; did you mean 'train'\?",
     "train.epoch=1": r"train\.epoch: unknown key; did you mean 'epochs'\?",
     "optim=adam": r"did you mean train\.optim or server\.optim\? allowed: analysis, base",

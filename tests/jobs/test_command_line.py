@@ -127,6 +127,14 @@ def test_a_reader_that_goes_away_does_not_end_the_run(tmp_path, reader):
     assert (tmp_path / "quickstart" / "model.safetensors").exists()
 
 
+@pytest.mark.parametrize("command", ["--version", "--help", "list methods", "show train"])
+@pytest.mark.parametrize("to", ["| true", "> /dev/full", ">&-"])
+def test_a_command_whose_output_nobody_reads_ends_as_it_would_have(command, to):
+    line = f"set -o pipefail; {BIN}/fedmpi {command} {to}"
+    done = subprocess.run(["bash", "-c", line], env=clean_env(), capture_output=True, text=True, timeout=120)
+    assert (done.returncode, done.stderr) == (0, "")
+
+
 def test_no_global_state_is_left():
     program = (
         "import sys, matplotlib\nfrom fedmpi.analysis import figures\n"

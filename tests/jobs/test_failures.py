@@ -18,8 +18,8 @@ from real_job import CONFIG, wait_until
 
 from fedmpi.common.errors import UserError
 from fedmpi.config import load
-from fedmpi.runtime import launch
 from fedmpi.runtime.record import durable
+from fedmpi.runtime.run import execute
 
 PLUGIN = """
 import ctypes, os, time
@@ -241,7 +241,7 @@ def test_a_disk_that_is_full_from_the_start(tmp_path, monkeypatch):
     full = OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
     monkeypatch.setattr(durable, "write", Mock(side_effect=full))
     with pytest.raises(UserError, match=r"cannot write .*/run/identity\.json: No space left on device"):
-        launch.execute(load(config(tmp_path)))
+        execute(load(config(tmp_path)))
 
 
 def test_a_disk_that_is_full_and_has_room_again(tmp_path):

@@ -10,8 +10,25 @@ from helpers import clean_env
 import fedmpi
 
 EFFECTS = """
-import os, random, signal, sys, threading
-import numpy, rich.console, torch  # what importing rich does (it draws a random number) is not ours
+import gc, os, random, signal, sys, threading, warnings
+import matplotlib, numpy, rich.console, scipy.stats, sklearn, torch  # what importing them does is not ours
+
+PACKAGE = os.path.dirname(sys.argv.pop(1)) + os.sep
+NAMES = sys.argv[1:]
+looks = []
+
+class Arguments(list):
+    def __getitem__(self, place):
+        if sys._getframe(1).f_code.co_filename.startswith(PACKAGE):
+            looks.append(sys._getframe(1).f_code.co_filename)
+        return list.__getitem__(self, place)
+
+    def __iter__(self):
+        if sys._getframe(1).f_code.co_filename.startswith(PACKAGE):
+            looks.append(sys._getframe(1).f_code.co_filename)
+        return list.__iter__(self)
+
+sys.argv = Arguments(["fedmpi", "run"])
 
 def state():
     return {
@@ -21,20 +38,27 @@ def state():
         "threads of torch": torch.get_num_threads(),
         "type": torch.get_default_dtype(),
         "deterministic": torch.are_deterministic_algorithms_enabled(),
+        "tf32": (torch.backends.cuda.matmul.allow_tf32, torch.backends.cudnn.benchmark),
         "gradients": torch.is_grad_enabled(),
-        "signals": [signal.getsignal(number) for number in (2, 10, 12, 15)],
+        "signals": [signal.getsignal(number) for number in signal.valid_signals()],
+        "garbage collection": (gc.isenabled(), gc.get_threshold(), gc.get_freeze_count()),
+        "warnings": (list(warnings.filters), warnings.showwarning),
         "environment": {k: v for k, v in os.environ.items() if not k.startswith("TORCH")},  # torchvision names a cache
         "search path": list(sys.path),
         "working directory": (os.getcwd(), os.listdir()),
         "threads": threading.active_count(),
         "process group": torch.distributed.is_initialized(),
+        "arguments of the command": list(looks),
     }
 
 before = state()
-for name in sys.argv[1:]:
+import fedmpi
+first = state()
+for name in NAMES:
     __import__(name)
 after = state()
-print(*[name for name in before if before[name] != after[name]], sep=", ")
+after["warnings"] = first["warnings"]  # other packages add filters
+print(*[name for name in before if not before[name] == first[name] == after[name]], sep=", ")
 print(*[name for name in ("mpi4py",) if name in sys.modules], sep=", ")
 """
 
@@ -42,7 +66,7 @@ print(*[name for name in ("mpi4py",) if name in sys.modules], sep=", ")
 @pytest.mark.smoke
 def test_importing_everything_changes_nothing(tmp_path):
     modules = [found.name for found in pkgutil.walk_packages(fedmpi.__path__, "fedmpi.")]
-    command = [sys.executable, "-c", EFFECTS, "fedmpi", *modules]
+    command = [sys.executable, "-c", EFFECTS, fedmpi.__file__, *modules]
     done = subprocess.run(command, cwd=tmp_path, env=clean_env(), capture_output=True, text=True, timeout=300)
     assert done.returncode == 0, done.stderr
     assert done.stdout == "\n\n"

@@ -9,6 +9,7 @@ import pytest
 from helpers import ROOT, by_rank, fedmpi, gone, launcher, warm
 
 from fedmpi import cli
+from fedmpi.cli import shared
 from fedmpi.runtime import memory
 
 CONFIG = """\
@@ -51,7 +52,7 @@ def test_more_than_the_memory_allows(config, monkeypatch, capsys, tmp_path):
     monkeypatch.setattr(memory, "available_bytes", lambda: 10_000)
     monkeypatch.setattr(sys, "argv", ["fedmpi", "run", str(config("name: fedavg", "name: scaffold"))])
     monkeypatch.setattr(sys, "path", list(sys.path))
-    for name in cli.shared.THREAD_VARIABLES:
+    for name in shared.THREAD_VARIABLES:
         monkeypatch.setenv(name, "1")
     with pytest.raises(SystemExit) as ended:
         cli.main()

@@ -7,9 +7,10 @@ import sys
 import pytest
 from helpers import clean_env
 
-from fedmpi.common import parent
+from fedmpi.common.launcher_process import is_alive
 
-SHOW = "import os; from fedmpi.common import parent; print(parent.launcher(['RANK']), os.getppid())"
+SHOW = """import os; from fedmpi.common.launcher_process import find_launcher as find
+print(find(os.getppid(), ['RANK']), os.getppid())"""
 pytestmark = pytest.mark.skipif(not os.path.isdir("/proc/self"), reason="looks into /proc")
 
 
@@ -30,9 +31,9 @@ def test_without_a_script_the_parent_is_the_launcher():
 
 def test_dead_and_not_yet_buried_is_dead():
     child = subprocess.Popen(["sleep", "100"])
-    assert parent.alive(child.pid)
+    assert is_alive(child.pid, os.getppid())
     child.kill()
     os.waitid(os.P_PID, child.pid, os.WEXITED | os.WNOWAIT)  # it has ended; nobody has asked for its exit code
-    assert not parent.alive(child.pid)
+    assert not is_alive(child.pid, os.getppid())
     child.wait()
-    assert not parent.alive(child.pid)
+    assert not is_alive(child.pid, os.getppid())

@@ -20,9 +20,9 @@ import yaml
 from real_job import CONFIG, Job
 
 from fedmpi import config
-from fedmpi.runtime import launch
 from fedmpi.runtime.record.durable import read_tensors
 from fedmpi.runtime.resuming import replay
+from fedmpi.runtime.run import execute
 
 STARTS = (  # launcher, back end, faults.on_lost_rank
     ("mpirun", "gloo", "abort"),
@@ -81,7 +81,7 @@ def hashes(run):
 def in_this_process(file, **changes):
     """The run of a file; its directory."""
     overrides = [f"{name.replace('__', '.')}={json.dumps(value)}" for name, value in changes.items()]
-    result, code = launch.execute(config.load(file, overrides))
+    result, code = execute(config.load(file, overrides))
     assert code == 0
     return Path(result["directory"])
 
@@ -122,7 +122,7 @@ def gone_on(job, undisturbed, label):
         run = in_this_process(job.folder / "run.yaml", rounds=2, checkpoint__resume="auto")
     if (run / "faults.jsonl").exists():
         settings = replay.settings(run, trusted=False)
-        said, same = replay.compare(run, Path(launch.execute(settings)[0]["directory"]))
+        said, same = replay.compare(run, Path(execute(settings)[0]["directory"]))
         assert same, f"{label}: {said}: {(run / 'faults.jsonl').read_text()}"
     else:
         found = hashes(run)

@@ -17,8 +17,9 @@ from fedmpi.common.errors import MissingDataError, UserError
 from fedmpi.config import sweep
 from fedmpi.data.augment.look import Look
 from fedmpi.methods import registry
-from fedmpi.runtime import build_data, launch
+from fedmpi.runtime import build_data
 from fedmpi.runtime.sweeping import check
+from fedmpi.runtime.validate import validate_settings
 
 CONFIGS = ROOT / "configs"
 MADE = str(CONFIGS / "benchmarks/cut/made.py")
@@ -43,7 +44,7 @@ def checked(path, *overrides):
 def valid(settings):
     """The settings, after everything that can be checked without training; skips where the data are missing."""
     try:
-        report = dict(launch.validate(settings))
+        report = dict(validate_settings(settings))
     except UserError as error:
         if "correct data.root" not in str(error):  # what is said of files that are missing
             raise
@@ -147,4 +148,4 @@ def test_published_small(name):
     assert max(each.rounds for each in every) <= (15 if made else 20)
     assert len(every) <= 12
     assert not small.published
-    assert dict(launch.validate(every[0]))["result"] == "ok"
+    assert dict(validate_settings(every[0]))["result"] == "ok"

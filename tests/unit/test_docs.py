@@ -10,7 +10,8 @@ from doc_commands import BATCH, COMMANDS, FILES, PAGES, RUN, SITES, blocks, file
 from helpers import ROOT
 
 from fedmpi import config, method
-from fedmpi.cli import app
+from fedmpi.cli.commands import load_app
+from fedmpi.common.metrics_row import CLIENTS_KEYS, METRICS_KEYS
 from fedmpi.config.values import flat
 from fedmpi.data.fetching.getting import SETS
 from fedmpi.data.fetching.medmnist import TABLE
@@ -51,8 +52,19 @@ def test_the_pages_have_what_these_tests_look_for():
     assert unique(["a b", "c  # why", "a  b # again"]) == ["a b", "c  # why"]
 
 
+def test_the_page_of_runs_has_the_keys_of_rows():
+    lines = (ROOT / "docs/runs.md").read_text(encoding="utf-8").splitlines()
+    for keys in (METRICS_KEYS, CLIENTS_KEYS):
+        first = lines.index(f"| `{keys[0].name}` | integer |  | {keys[0].meaning} |")
+        assert lines[first : first + len(keys) + 1] == [
+            *(f"| `{key.name}` | {key.type} | {key.unit} | {key.meaning} |" for key in keys),
+            "",
+        ]
+
+
 @pytest.mark.parametrize("text", [pytest.param(text, id=name) for name, kind, text in BLOCKS if kind == "bash"])
 def test_names_in_what_cannot_be_run_here(text):
+    app = load_app()
     commands = {command.name or command.callback.__name__ for command in app.registered_commands}
     commands |= {group.name for group in app.registered_groups}
     assert set(re.findall(r"(?<!-n )\bfedmpi ([a-z]+)", text)) <= commands

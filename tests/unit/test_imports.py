@@ -2,14 +2,17 @@
 
 import ast
 import importlib
+import inspect
 import re
 import sys
+import textwrap
 from functools import lru_cache
 from importlib.metadata import version
 
 from helpers import ROOT
 
 import fedmpi
+from fedmpi.engine.federation import Federation
 
 PACKAGE = ROOT / "fedmpi"
 MOST_LINES = 400
@@ -81,6 +84,14 @@ def picture():
     for upper, lower in arrows:
         below[upper].add(lower)
     return below
+
+
+def test_the_page_has_the_text_of_a_round():
+    page = (ROOT / "docs" / "architecture.md").read_text(encoding="utf-8")
+    text = "\n\n\n".join(
+        textwrap.dedent(inspect.getsource(each)).rstrip() for each in (Federation.run, Federation.run_round)
+    )
+    assert f"```python\n{text}\n```" in page
 
 
 def reachable(start, below):
@@ -161,6 +172,13 @@ def test_scripts_import_what_there_is():
                 for name in node.names:
                     there = hasattr(home, name.name) or f"{node.module}.{name.name}".removeprefix("fedmpi.") in MODULES
                     assert there, f"{path} imports {name.name} from {node.module}"
+
+
+def test_libraries_that_one_source_needs_are_extras():
+    text = (ROOT / "pyproject.toml").read_text()
+    for extra, library in (("hdf5", "h5py"), ("nifti", "nibabel"), ("parquet", "pyarrow")):
+        assert re.search(rf'^{extra} = \["{library}>=[\d.]+"\]', text, re.MULTILINE)
+        assert library not in text[text.index("dependencies") : text.index("[project.optional-dependencies]")]
 
 
 def test_the_version_has_one_place():

@@ -120,8 +120,8 @@ def test_a_client_trains_the_same_whoever_trained_before(method, net):
     it = play(small_settings(method, net))
     fed = it.fed
     before = {k: digest(row) for k, row in fed.states.rows.items()}
-    received, x = digest(fed.exchange.inbox), digest(it.made.data.train[0].x)
-    downloads = fed.exchange.deliver(3, range(7), fed.states.owner, fed.server)
+    received, x = digest(fed.transport.inbox), digest(it.made.data.train[0].x)
+    downloads = fed.transport.send_downloads(3, range(7), fed.states.owner, fed.server)
     packing = it.made.messages.upload(3).packing
 
     def train(order):
@@ -145,7 +145,7 @@ def test_a_client_trains_the_same_whoever_trained_before(method, net):
     last = train([2, 0, 4])
     assert first == last
     assert first[4] == alone[4]
-    assert (digest(fed.exchange.inbox), digest(it.made.data.train[0].x)) == (received, x)
+    assert (digest(fed.transport.inbox), digest(it.made.data.train[0].x)) == (received, x)
 
 
 def _keeps_news(made):

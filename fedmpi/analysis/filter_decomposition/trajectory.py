@@ -125,7 +125,9 @@ def walk(made: Experiment, asked: Asked) -> tuple[Tensor, dict[int, list[tuple[i
 
 def products(made: Experiment, fed: Federation, t: int) -> list[tuple[int, int, Tensor, float]]:
     """(i, j, theta of alpha_i x D_j, its distance from the aggregate) of round t's clients."""
-    members = sampling.cohort(fed.plan.seed, t, fed.data.clients, fed.plan.fraction, fed.plan.draw, fed.plan.members)
+    members = sampling.cohort(
+        fed.plan.seed, t, fed.worker.data.clients, fed.plan.fraction, fed.plan.draw, fed.plan.members
+    )
     found = local_models.local_models(fed, build.make_worker(made, lambda: False), members, t)
     w, b = linear.combine(found.w, found.p), linear.combine(found.b, found.p)
     middle = theta(made, w, b)

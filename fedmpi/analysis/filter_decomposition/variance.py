@@ -79,7 +79,7 @@ def one_round(made: Experiment, fed: Federation, layers: list[AtomLayer], t: int
     by_kernels, by_product, clients = [], [], 0.0
     for number in range(replicates):
         seed = seeds.derive(fed.plan.seed, "replicate", number)
-        members = sampling.cohort(seed, t, fed.data.clients, fed.plan.fraction, fed.plan.draw, fed.plan.members)
+        members = sampling.cohort(seed, t, fed.worker.data.clients, fed.plan.fraction, fed.plan.draw, fed.plan.members)
         found = local_models.local_models(fed, local_models.worker_with_seed(made, seed), members, t)
         factors, p = [layer.factors(found.w) for layer in layers], found.p.to(found.w.device)
         by_kernels.append(torch.cat([kernel_mean(p, alpha, D).flatten() for alpha, D in factors]))

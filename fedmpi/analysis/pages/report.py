@@ -32,7 +32,6 @@ from fedmpi.analysis.pages.sections import (
     traffic,
     updates,
 )
-from fedmpi.common import places
 from fedmpi.common.errors import UserError
 from fedmpi.common.text import count
 from fedmpi.config import Settings
@@ -93,15 +92,15 @@ def _named(found: Sequence[Section]) -> list[Section]:
 
 
 def after_run(settings: Settings, result: Mapping[str, Any]) -> Path | None:
-    """What a run ends with: report.html in its directory, unless `report: false`. result: of runtime/launch.py; {} on
+    """What a run ends with: report.html in its directory, unless `report: false`. result: of runtime/run.py; {} on
     ranks other than 0. What goes wrong is a warning: the run is complete without."""
     if not settings.report or "directory" not in result:
         return None
     path = Path(result["directory"])
     try:
-        runs = read([places.at(path)])
+        runs = read([settings.working_dir / path])
         content = html(runs, sections(runs)).encode()
-        durable.write(places.at(path) / REPORT, content, settings.output_mode == "private")
+        durable.write(settings.working_dir / path / REPORT, content, settings.output_mode == "private")
     except Exception as error:
         said = f"report: {path / REPORT} was not written ({error!r}); the run is complete without it"
         warnings.warn(f"{said}. Once more: fedmpi report {path}", stacklevel=2)

@@ -10,6 +10,8 @@ from pathlib import Path
 from typing import Any
 
 from fedmpi.common.errors import UserError
+from fedmpi.common.jsonl import read_jsonl
+from fedmpi.common.metrics_row import NOT_METRICS
 from fedmpi.common.text import count, lower_is_better
 from fedmpi.config import references, yaml_source
 from fedmpi.config.text_file import text_of
@@ -18,10 +20,6 @@ from fedmpi.runtime.reading import digests
 from fedmpi.runtime.record import partition_file, timeline
 
 Row = dict[str, Any]
-BOOKKEEPING = {
-    *("round", "sent_bytes", "received_bytes", "up_parameters", "down_parameters", "diverged"),
-    *("wall_s", "train_s", "wait_s", "server_s", "evaluate_s"),
-}  # numbers of a round's line that are no figure of an evaluation
 
 
 class Run:
@@ -30,7 +28,7 @@ class Run:
     def __init__(self, path: Path) -> None:
         self.path, self.notes = path, list[str]()
         self.config = flat(self._yaml("config.yaml"), "")  # dotted key -> value
-        self.rows = [row for row in self.lines("metrics.jsonl") if isinstance(row.get("round"), int)]
+        self.rows = self.lines("metrics.jsonl")
         self.clients = self.lines("clients.jsonl", needed=False)
         self.summary, self.environment = self.object("summary.json", needed=False), self.object("environment.json")
         self.identity, self.partition = self.object("identity.json", needed=False), self.object("partition.json")
@@ -54,7 +52,7 @@ class Run:
         """The jobs, the oldest first (runtime/record/timeline.py)."""
         try:
             return timeline.read(self.path)
-        except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
+        except (UserError, ValueError, KeyError, TypeError, AttributeError) as error:
             self.notes.append(f"{timeline.FOLDER} cannot be read ({error!r})")
             return []
 
@@ -106,7 +104,7 @@ class Run:
     @cached_property
     def figures(self) -> list[str]:
         """Figures of training and evaluation in metrics.jsonl, those of which more is better first."""
-        found = [name for name in self._numbers if name not in BOOKKEEPING and name not in self._reported]
+        found = [name for name in self._numbers if name not in NOT_METRICS and name not in self._reported]
         return sorted(found, key=self.falls)
 
     def falls(self, name: str) -> bool:
@@ -126,22 +124,18 @@ class Run:
                 found.update(names[names.index("server_s") + 1 : names.index("sent_bytes")])
         return found
 
-    def lines(self, name: str, *, needed: bool = True) -> list[Row]:
-        """The objects of a .jsonl file; lines that are none are left out, and counted in `notes`."""
-        text = self._text(name, needed=needed)
-        found, bad = list[Row](), 0
-        for line in text.splitlines():
-            try:
-                value = json.loads(line)
-            except (ValueError, RecursionError):
-                value = None
-            if isinstance(value, dict):
-                found.append(value)
-            else:
-                bad += 1
-        if bad:
+    def lines(self, name: str, *, needed: bool = True, rounds: bool = True) -> list[Row]:
+        """The rows of a .jsonl file (rounds: of those with a `round`); other lines are counted in `notes`."""
+        if needed and not (self.path / name).exists():
+            self._missing(name)
+        try:
+            found = read_jsonl(self.path / name, rounds=rounds)
+        except UserError as error:
+            self.notes.append(str(error))
+            return []
+        if bad := len(found.damaged) + found.cut:
             self.notes.append(f"{name}: {count(bad, 'line')} cut or damaged, and left out")
-        return found
+        return found.rows
 
     def object(self, name: str, *, needed: bool = True) -> Row:
         """The object in a .json file; {} where there is none."""

@@ -11,6 +11,7 @@ from fedmpi.analysis.pages import swept
 from fedmpi.analysis.pages.run import Run, named
 from fedmpi.common.errors import UserError
 from fedmpi.runtime.reading import digests
+from fedmpi.runtime.reading.files import no_run
 
 MARKS = ("config.yaml", "metrics.jsonl", "summary.json")  # a directory that holds one of them is a run's
 UNLIKE = ("seed", "name", "output")  # settings in which runs of one group may differ
@@ -145,10 +146,7 @@ def read(paths: Sequence[Path]) -> Runs:
         if not is_run(path):
             inside = swept.in_order(path, [each for each in path.iterdir() if each.is_dir() and is_run(each)])
         if not inside:
-            raise UserError(
-                f"{path}: is no run directory, and holds none: no {', '.join(MARKS)} in it; name one that "
-                "`fedmpi run` or `fedmpi sweep` has written"
-            )
+            raise no_run(path, f"{', '.join(MARKS)}, and no directory that does")
         found |= {each.resolve(): Run(each) for each in inside}
     return Runs(list(found.values()))
 

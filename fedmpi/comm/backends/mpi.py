@@ -9,7 +9,6 @@ from contextlib import contextmanager
 from typing import Any
 
 from fedmpi.comm.launchers.job import Job
-from fedmpi.common import parent
 from fedmpi.common.errors import UserError
 
 # Open MPI's transport btl/ofi sleeps for a second when it is closed: within MPI_Init on a host without such a network.
@@ -107,7 +106,7 @@ def bounded(job: Job, where: str, timeout_s: float) -> Iterator[None]:
     """
     who = f"fedmpi [rank {job.rank} on {job.host}]: error: still in {where}"
     words = (f"{who}, after {timeout_s:.0f} s; a rank is dead, hung or was never started", f"{who}; the launcher died")
-    pids = (str(os.getpid()), str(parent.PID))
+    pids = (str(os.getpid()), str(job.parent_pid))
     limit_s = max(1, int(timeout_s)) + (RANK_0_FIRST_S if job.rank else 0)
     guard = subprocess.Popen(["sh", "-c", GUARD, "sh", *pids, str(limit_s), *words])
     try:

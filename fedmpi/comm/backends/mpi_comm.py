@@ -19,7 +19,17 @@ from torch import Tensor
 from torch.distributed import Store
 
 from fedmpi.comm.backends.mpi import finalize, load, world
-from fedmpi.comm.base import ALLGATHER_BYTES, Communicator, Gone, Lost, Message, ranks, relay
+from fedmpi.comm.base import (
+    ALLGATHER_BYTES,
+    START_REMEDY,
+    Communicator,
+    Gone,
+    Lost,
+    Message,
+    absent_error,
+    ranks,
+    relay,
+)
 from fedmpi.comm.launchers import launcher_env
 from fedmpi.comm.launchers.job import Job
 from fedmpi.comm.loss.alarm import Alarm
@@ -132,10 +142,8 @@ class Mpi(Communicator):
             posted = [self._send(0, frames[self.rank], CONTROL), self._receive(0, silent, CONTROL)]
             silent[list(self._wait(posted, deadline_s + self.timeouts.reply))] = 1
         if silent.any():
-            raise Lost(
-                f"silent for {deadline_s:.0f} s: {ranks(silent.nonzero().flatten().tolist(), self.hosts)} "
-                f"of {len(self.alive)}"
-            )
+            absent, remedy = silent.nonzero().flatten().tolist(), "" if self.hosts else START_REMEDY
+            raise absent_error(absent, len(self.alive), deadline_s, self.hosts, remedy)
         relay(frames.flatten(), self.alive.index(self.rank), self.alive, self._exchange)
         found = map(bytes, frames[self.alive].numpy())
         return [frame[4 : 4 + int.from_bytes(frame[:4], "little")] for frame in found]

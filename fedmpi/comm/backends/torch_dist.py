@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from datetime import timedelta
 from functools import partial
 from typing import Any, NoReturn, final
@@ -15,7 +15,8 @@ from torch import Tensor
 
 from fedmpi.comm import network
 from fedmpi.comm.backends.choice import choose, describe, in_brief, nccl_remedy
-from fedmpi.comm.base import Communicator, Gone, Lost, Message, Posted, ranks, relay, within
+from fedmpi.comm.backends.interfaces import check_interface, choose_interface
+from fedmpi.comm.base import START_REMEDY, Communicator, Gone, Lost, Message, Posted, ranks, relay, within
 from fedmpi.comm.launchers import launcher_env
 from fedmpi.comm.launchers.job import Job
 from fedmpi.comm.loss.alarm import Alarm
@@ -25,14 +26,8 @@ from fedmpi.comm.meeting.store_allgather import StoreAllgather
 from fedmpi.comm.timeouts import Timeouts
 
 Group = Any  # dist.ProcessGroupGloo, whose stub lacks what it has
-LOOPBACK = "lo"  # Linux's name for it
 ENDED = "ended"  # key of the store: the first rank whose process has ended, which NCCL does not notice
 LOOK_S = 1.0  # between two looks at it
-ABSENT_REMEDY = (
-    ".\nHave all ranks been started, on each host with the same number of ranks, address and port, and can each host "
-    "reach that address? comm.interface chooses the network (fedmpi doctor lists them), comm.start_timeout_s how long "
-    "ranks wait."
-)
 GLOO_REMEDY = (
     "A rank has died since, or the network interface is wrong: set comm.interface to one that leads to the other hosts "
     "(fedmpi doctor lists them)."
@@ -52,9 +47,12 @@ def connect(
     allgather = StoreAllgather(store, job.rank, range(job.size), timeouts=timeouts)
     mine, rank_0 = store.connection_addresses()  # type: ignore[attr-defined]
     card = describe(backend, job.host, device) | {"network": network.identity(), "address": mine}
+    card |= {"interface": address}
     left_s = max(1.0, deadline - timeouts.clock.now())
-    cards = [json.loads(text) for text in allgather(json.dumps(card).encode(), left_s, ABSENT_REMEDY)]
+    cards = [json.loads(text) for text in allgather(json.dumps(card).encode(), left_s, START_REMEDY)]
     chosen = choose(backend, cards)
+    if job.local_rank == 0:
+        check_interface(job.rank, cards, rank_0)
     choose_interface(job.rank, cards, rank_0)
     silent = f"all ranks came, but {chosen} has not connected them after {timeouts.start:.0f} s.\n"
     silent += nccl_remedy() if chosen == "nccl" else GLOO_REMEDY
@@ -94,37 +92,6 @@ def build(chosen: str, job: Job, device: torch.device, store: dist.Store, timeou
 def make_gloo_group(store: dist.Store, name: str, place: int, size: int, timeout_s: float) -> Group:
     """Connect `size` processes, of which this one has number `place`; `name` is the prefix of their keys."""
     return dist.ProcessGroupGloo(dist.PrefixStore(name, store), place, size, timedelta(seconds=timeout_s))
-
-
-def choose_interface(rank: int, cards: Sequence[Mapping[str, Any]], rank_0: str) -> None:
-    """Choose gloo's network interface by GLOO_SOCKET_IFNAME, unless comm.interface or the user has set it.
-
-    Without it gloo binds to the address of the host's own name, or to the loopback interface if the name does not
-    resolve. That is left alone where other hosts can reach the address. If they cannot, as with the 127.0.1.1 of
-    Debian's /etc/hosts, gloo is given the interface over which the ranks have reached rank 0's store; and the loopback
-    interface if all ranks are on one host.
-
-    Args:
-        rank: of this process.
-        cards: "host", "network" and "address" of each rank: its host's name, its network namespace, and the address
-            from which it has reached rank 0's store.
-        rank_0: the address at which this rank has reached the store.
-    """
-    if "GLOO_SOCKET_IFNAME" in os.environ:
-        return
-    mine = cards[rank]
-    others = [card for card in cards if card["network"] != mine["network"]]
-    if not others:
-        if LOOPBACK in network.addresses():
-            os.environ["GLOO_SOCKET_IFNAME"] = LOOPBACK
-        return
-    own = network.resolve(mine["host"])
-    if not network.is_loopback(own) and network.is_own(own):
-        return
-    elsewhere = rank_0 if cards[0] in others else others[0]["address"]
-    interface = network.interface_towards(elsewhere)
-    if interface:
-        os.environ["GLOO_SOCKET_IFNAME"] = interface
 
 
 @final

@@ -1,8 +1,9 @@
 """Who a process is among the ranks of a job."""
 
-from dataclasses import dataclass
+import os
+from dataclasses import dataclass, field
 
-from fedmpi.common import parent
+from fedmpi.common.launcher_process import find_launcher
 
 RANK = {  # launcher -> what it calls a rank
     "torchrun": ("RANK",),
@@ -19,6 +20,8 @@ class Job:
     local_rank: int  # 0 .. local_size-1, on this host
     local_size: int
     host: str
+    # The parent of this process, found as early as possible: once it is dead, another process takes its place.
+    parent_pid: int = field(default_factory=os.getppid, compare=False, repr=False)
 
     def launcher_pid(self) -> int:
-        return parent.launcher(RANK.get(self.launcher, ()))
+        return find_launcher(self.parent_pid, RANK.get(self.launcher, ()))

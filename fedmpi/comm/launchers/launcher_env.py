@@ -20,7 +20,7 @@ import re
 import socket
 from collections.abc import Mapping
 
-from fedmpi.comm.launchers.job import Job
+from fedmpi.comm.launchers.job import RANK, Job
 from fedmpi.common.errors import UserError
 
 FIELDS = ("rank", "size", "local_rank", "local_size")
@@ -250,6 +250,13 @@ def number(env: Mapping[str, str], name: str) -> int:
             f"environment variable {name} = {env[name]!r}: the launcher should have set a number >= 0; unset it."
         )
     return int(env[name])
+
+
+def collects_output(job: Job, env: Mapping[str, str]) -> bool:
+    """Whether the output of all hosts comes to one console: by mpirun, srun and the like, as the launcher of the ranks
+    or of a torchrun on each host."""
+    names = [*RANK["mpi"], *RANK["slurm"], *(rank for _, rank, _ in UNSUPPORTED)]
+    return job.launcher in ("mpi", "slurm") or any(name in env for name in names)
 
 
 def survivors(job: Job, env: Mapping[str, str]) -> str:

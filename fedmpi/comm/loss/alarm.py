@@ -5,11 +5,12 @@ because another has left comes second and is silent. So is a rank that was taken
 hears the cause:
 
     rank 0        closes the run, says the cause, ends the job
-    other ranks   wait to be ended by the launcher, and leave by themselves if it does not
+    other ranks   wait to be ended by the launcher, and leave by themselves if it does not; where each host has a
+                  console of its own, one rank of every other host says the cause there, too
 
 If rank 0 does not take the cause in time, since it is itself what fails, the rank that wrote it speaks. A second thread
 sees that the launcher has died, whose ranks would otherwise train on for good. Other news, such as who is taken for
-lost, go to `heed` (membership.py).
+lost, go to those who `subscribe` (membership.py, silence.py).
 """
 
 from __future__ import annotations
@@ -24,7 +25,8 @@ from typing import TYPE_CHECKING, NoReturn
 from fedmpi.comm.launchers.job import Job
 from fedmpi.comm.loss.leaving import Process
 from fedmpi.comm.timeouts import Timeouts
-from fedmpi.common import parent, signals
+from fedmpi.common.launcher_process import is_alive
+from fedmpi.common.signals import StopRequest
 
 if TYPE_CHECKING:
     from torch.distributed import Store
@@ -42,32 +44,40 @@ LOST = 1  # exit code of a lost rank, and of a defect
 
 
 class Alarm:
-    """One a rank.
-
-    will(reason)         what rank 0 does first where the job fails (it closes the run directory); returns how to go on
-    asked(line, store)   says for whose messages this rank waits, if it is the one that is asked (silence.py)
-    heed(line, store)    what becomes of other news, with the connection that they came over; None: rank 0 is gone
-    """
+    """One a rank."""
 
     def __init__(
         self,
         job: Job,
         timeouts: Timeouts | None = None,
         process: Process | None = None,
-        launcher_is_alive: Callable[[int], bool] = parent.alive,
+        launcher_is_alive: Callable[[int, int], bool] = is_alive,
+        stop: StopRequest | None = None,
+        close_run: Callable[[str], str] = lambda reason: "",
     ) -> None:
+        """
+        Args:
+            job: which rank this process is.
+            timeouts: limits of the single steps, and the clock.
+            process: ends this process, and prints its last message.
+            launcher_is_alive: called with the pids of the launcher and of this process's parent.
+            stop: the requests that this process has had to stop.
+            close_run: called with the reason first of all where the job fails: rank 0 closes its run directory. Returns
+                how to go on.
+        """
         self.job, self.timeouts, self.process = job, timeouts or Timeouts(), process or Process(job)
         self.clock = self.timeouts.clock
-        self.will: Callable[[str], str] = lambda reason: ""
-        self.heed: Callable[[str | None, Store], None] = lambda line, store: None
-        self.asked: Callable[[str, Store], None] = lambda line, store: None
+        self.close_run = close_run
+        self._subscribers: list[Callable[[str | None, Store], None]] = []
+        self.stop = stop or StopRequest()
         self.members = set(range(job.size))  # whose causes count
         self.at = 0  # lines of the news that are read
         self._open: Callable[[], Store] | None = None
         self._ear: threading.Event | None = None  # set once the thread that hears causes has ended
         self._expected = 0.0  # until when whoever asks for a silent rank may be expected to tell the cause
         self._heard: str | None = None  # the cause that all heard of
-        self._ending = threading.Lock()
+        self._printed = False  # whether this rank has printed a cause
+        self._ending, self._printing = threading.Lock(), threading.Lock()
         self.launcher_is_alive = launcher_is_alive
         if job.size > 1 and job.launcher != "env://":  # there may be none: a shell that has ended, or ssh
             launcher = job.launcher_pid()
@@ -90,7 +100,7 @@ class Alarm:
             self.process.restore_sigterm()
             clock.sleep(limits.defer)
             self._find()
-            if self._open is None and signals.COMMAND.signal == signal.SIGTERM:  # another rank did fail
+            if self._open is None and self.stop.signal == signal.SIGTERM:  # another rank did fail
                 self.process.end_job(code)
         first, said = self._tell(cause)
         first = first or self._heard  # by which rank 0 ended the job
@@ -99,8 +109,10 @@ class Alarm:
             speaks = self.process.is_first_of_host()
             clock.sleep(limits.defer * (3 - speaks - (self.job.rank == self.job.local_rank)))
         if speaks and first in (None, cause) and not said:
-            self.process.say(f"{who(self.job)}: {text}")
+            self._print(cause)
         else:
+            if first is not None:
+                self._print_at_host(first)
             clock.sleep(limits.shutdown)
         self.process.end_job(int((first or cause).split()[2]))
 
@@ -179,6 +191,11 @@ class Alarm:
 
         self.clock.start_thread(hear)
 
+    def subscribe(self, subscriber: Callable[[str | None, Store], None]) -> None:
+        """Call subscriber(line, store) for news that are no cause, with the connection over which they came, in the
+        thread that reads them. line is None once rank 0 is gone."""
+        self._subscribers.append(subscriber)
+
     def hush(self) -> None:
         """Every rank is at its end: stop listening, while the store is still there."""
         if self._ear is not None:
@@ -192,19 +209,32 @@ class Alarm:
                 self.at = news.at
                 if line.startswith(WHOM):
                     self._expected = self.clock.now() + self.timeouts.frozen + self.timeouts.shutdown
-                    self.asked(line, news.store)
-                else:
-                    self.heed(line, news.store)
+                for subscriber in self._subscribers:
+                    subscriber(line, news.store)
         except Exception:  # whoever held the store is gone; the next message notices it, too
-            self.heed(None, news.store)
+            for subscriber in self._subscribers:
+                subscriber(None, news.store)
             return
         if line == WELL:
             return
         self._heard = line
         if self.job.rank == 0:
             self._end(line)
+        self._print_at_host(line)
         self._wait_for_launcher()
         self.process.exit(int(line.split()[2]))
+
+    def _print_at_host(self, cause: str) -> None:
+        """Print the cause where nobody would see what rank 0 prints: once a host."""
+        if self.process.has_own_console() and self.process.is_first_of_host():
+            self._print(cause)
+
+    def _print(self, cause: str) -> None:
+        """Print a cause, of which the thread that listens and the one that has failed may both want to tell."""
+        with self._printing:
+            if not self._printed:
+                self.process.say(cause.split(" ", 3)[3])
+            self._printed = True
 
     def _wait_for_launcher(self) -> None:
         """Leave the launcher time to end this rank: rank 0 reports the cause first."""
@@ -217,7 +247,7 @@ class Alarm:
         _, _, code, text = cause.split(" ", 3)
         hint = ""
         with contextlib.suppress(Exception):  # the cause is said, whatever becomes of the run directory
-            hint = self.will(reason(text))
+            hint = self.close_run(reason(text))
         self.process.say(f"{text.rstrip()}\n{hint}" if int(code) == LOST else text)
         if self._open is not None:
             self._call_for(self.timeouts.reply, self._said)
@@ -231,7 +261,7 @@ class Alarm:
 
     # ---- the launcher ----
     def _watch(self, launcher: int) -> None:
-        while self.launcher_is_alive(launcher):
+        while self.launcher_is_alive(launcher, self.job.parent_pid):
             self.clock.sleep(self.timeouts.launcher)
         if self.job.local_rank and self.job.rank:  # one of this host says so; it would not be heard from others either
             self._wait_for_launcher()

@@ -9,7 +9,10 @@ import os
 import signal
 import socket
 import sys
-from typing import TYPE_CHECKING, NoReturn
+from typing import TYPE_CHECKING, Any, NoReturn, TextIO
+
+from fedmpi.comm import network
+from fedmpi.comm.launchers import launcher_env
 
 if TYPE_CHECKING:
     from fedmpi.comm.launchers.job import Job
@@ -54,6 +57,14 @@ class Process:
         with contextlib.suppress(ValueError):  # only the main thread can
             signal.signal(signal.SIGTERM, signal.SIG_DFL)
 
+    def has_own_console(self) -> bool:
+        """Return whether what rank 0 prints is not seen where this rank was started: on another host, by a launcher
+        that does not bring the output of all hosts together."""
+        job = self.job
+        if job.rank == job.local_rank or launcher_env.collects_output(job, os.environ):
+            return False
+        return job.launcher != "env://" or not network.is_own(os.environ["MASTER_ADDR"])
+
     def is_first_of_host(self) -> bool:
         """Return whether no other living rank of this host has asked before."""
         self._held = socket.socket(socket.AF_UNIX)
@@ -63,22 +74,45 @@ class Process:
         return False
 
 
-def prepare() -> None:
-    """Make sure that printing does not fail, and that a fatal signal prints the stacks of all threads on stderr.
+class _StandardFile(io.FileIO):
+    """The file behind a standard stream. It may be full (`> /dev/full`) or without a reader (`| head`); then what is
+    written is dropped, and the command goes on and ends as it would have."""
 
+    def write(self, data: Any) -> int:
+        try:
+            written = super().write(data)
+        except OSError:
+            written = None
+        return len(data) if written is None else written  # None also comes from a descriptor that does not block
+
+
+def setup_stdio() -> None:
+    """Make printing safe in this process, and let a fatal signal print the stacks of all threads on stderr.
+
+    From here on no write to sys.stdout or sys.stderr fails, whoever prints, so that nothing else has to handle it.
     Where the shell has closed a standard stream, its number would go to the next file that is opened. Characters that
-    the locale does not have are printed as escapes (\\u0391), whatever prints them: site names may hold any.
+    the locale does not have are printed as escapes (\\u0391): site names may hold any.
     """
     while (number := os.open(os.devnull, os.O_RDWR)) <= 2:
         os.set_inheritable(number, True)
     os.close(number)
-    sys.stdout = sys.stdout or open(1, "w")  # noqa: SIM115  (for as long as the process lives)
-    sys.stderr = sys.stderr or open(2, "w")  # noqa: SIM115
-    for stream in (sys.stdout, sys.stderr):
-        if isinstance(stream, io.TextIOWrapper):
-            with contextlib.suppress(OSError, ValueError):  # it is full, closed, or of a process that forked this one
-                stream.reconfigure(errors="backslashreplace")
+    if sys.stdout is sys.__stdout__:  # a stream that replaces it (a test's, a notebook's) stays
+        sys.stdout = _safe_stream(sys.stdout, 1)
+    if sys.stderr is sys.__stderr__:
+        sys.stderr = _safe_stream(sys.stderr, 2)
     tell_fatal_signals()
+
+
+def _safe_stream(stream: Any, number: int) -> io.TextIOWrapper:
+    """Return a stream on a file descriptor with the options of `stream`; None: it was closed when Python started."""
+    file, unbuffered = _StandardFile(number, "w", closefd=False), bool(stream and stream.write_through)
+    return io.TextIOWrapper(
+        file if unbuffered else io.BufferedWriter(file),
+        encoding=stream.encoding if stream else "utf-8",
+        errors="backslashreplace",
+        line_buffering=bool(stream and stream.line_buffering),
+        write_through=unbuffered,
+    )
 
 
 def tell_fatal_signals() -> None:
@@ -89,11 +123,16 @@ def tell_fatal_signals() -> None:
             faulthandler.enable()
 
 
-def say(text: str) -> None:
-    """One message on stderr; a stream that is closed, full or broken takes none, and that is all."""
+def say(text: str, stream: TextIO | None = None) -> None:
+    """Print a line, on stderr by default; a stream that is closed, full or without a reader drops it.
+
+    This holds in programs that use fedmpi from Python, too, whose streams `setup_stdio` does not touch.
+    """
     with contextlib.suppress(OSError, ValueError, AttributeError):
-        sys.stderr.write(f"{text.rstrip()}\n")
-        sys.stderr.flush()
+        stream = stream or sys.stderr
+        encoding = stream.encoding or "utf-8"
+        stream.write(f"{text.rstrip()}\n".encode(encoding, "backslashreplace").decode(encoding))
+        stream.flush()
 
 
 def leave(code: int) -> NoReturn:

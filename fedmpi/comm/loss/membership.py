@@ -23,7 +23,7 @@ from typing import Any, final
 from torch.distributed import DistError, Store
 
 from fedmpi.comm.base import Gone, Lost, T, within
-from fedmpi.comm.loss.alarm import MEMBERS, Alarm, who
+from fedmpi.comm.loss.alarm import MEMBERS, WHOM, Alarm, who
 from fedmpi.comm.loss.news import News
 from fedmpi.comm.meeting import rendezvous
 
@@ -46,14 +46,14 @@ class Membership:
         self._arrived = threading.Event()  # a line has been added
         self._gone = False  # rank 0, with its store
         self.release: Callable[[Store], None] = lambda store: None  # ends a wait of this rank for others' bytes
-        alarm.heed = self._heed
+        alarm.subscribe(self._on_news)
 
     def wanted(self) -> bool:
         """Whether the other ranks wait for this one to `settle`, or have no rank 0 left."""
         return self.called > self.generation or self._gone
 
     # ---- the thread that reads the news ----
-    def _heed(self, line: str | None, store: Store) -> None:
+    def _on_news(self, line: str | None, store: Store) -> None:
         if line is None:
             self._gone = True
             self._add_line(None)
@@ -66,6 +66,8 @@ class Membership:
         elif kind == ASK:
             store.set(f"answer/{words[0]}/{self.rank}", "1")
             self._add_line(line)
+        elif kind == WHOM:  # for silence.py
+            return
         elif kind == MEMBERS and self.rank not in self.alarm.members:
             self._leave(words[1])
         else:

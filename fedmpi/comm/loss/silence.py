@@ -32,8 +32,10 @@ def at_fault(alarm: Alarm, error: Exception) -> Exception:
     return error
 
 
-def answer(line: str, rank: int, awaits: Iterable[int], store: Store) -> None:
-    """Say for whom this rank waits, if it is the one that the line asks."""
+def answer(line: str | None, rank: int, awaits: Iterable[int], store: Store) -> None:
+    """Say for whom this rank waits, if the line asks that, and asks this rank."""
+    if line is None or not line.startswith(WHOM):
+        return
     _, asker, asked = line.split()
     if int(asked) == rank:
         store.set(_key(asker, rank), "=" + " ".join(map(str, awaits)))

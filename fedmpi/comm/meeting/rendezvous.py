@@ -9,7 +9,6 @@ srun       rank 0 is on the first host of the step, on the first free one of a f
 from __future__ import annotations
 
 import hashlib
-import itertools
 import os
 import secrets
 import socket
@@ -30,6 +29,7 @@ from fedmpi.comm.timeouts import Timeouts
 from fedmpi.common.errors import UserError
 
 Address = tuple[str, int]
+Server = tuple[Address, subprocess.Popen[bytes]]  # where it listens, its process
 
 LOOPBACK = "127.0.0.1"
 TOLD_BYTES = 1024
@@ -37,8 +37,6 @@ PATIENCE_S = 1.0, 10.0  # with who answers at one address: at first, at most
 RETRY_S = 0.1  # between two attempts to connect
 PORTS, FIRST_PORT, SPAN = 16, 10_000, 20_000  # below Linux's ephemeral range (32768..60999), which any program may use
 
-processes: list[subprocess.Popen[bytes]] = []  # rank 0's stores
-meetings = itertools.count()  # of this process: under torchrun each has a key of its own in the agent's store
 TOKEN = secrets.token_hex(8)  # with its number, distinguishes this process from those of all hosts
 
 
@@ -85,16 +83,20 @@ def under_torchrun(job: Job, env: Mapping[str, str], deadline: float, timeouts: 
         remedy = "Give torchrun another one, e.g. --master-port 0 or --rdzv-endpoint HOST:PORT."
         return at_master(job, (host, port), key, deadline, timeouts, remedy)
     agent = PrefixStore(attempt, agent_store(host, port, deadline, timeouts))
-    place = f"fedmpi {next(meetings)}"
+
+    def key_of_meeting() -> str:
+        """A key in the agent's store for each meeting of these processes, on all ranks alike."""
+        return f"fedmpi {agent.add(f'meetings of rank {job.rank}', 1)}"
+
     if job.rank == 0:
         own, names = offer(job, address, host)
         store = hold(door.listen(own, 0), key, deadline, timeouts)
-        agent.set(place, told(store, names))
+        agent.set(key_of_meeting(), told(store, names))
         return store
     silent = "rank 0 is silent: it has not told the address of its store"
     left_s, clock = seconds(deadline, timeouts), timeouts.clock
     try:
-        where = addresses(within(left_s, lambda: agent.get(place).decode(), silent, clock))
+        where = addresses(within(left_s, lambda: agent.get(key_of_meeting()).decode(), silent, clock))
         return arrive(where, key, deadline, timeouts)
     except DistError as error:
         raise Lost(f"{silent} ({line(error)})") from error
@@ -152,11 +154,11 @@ def under_mpi(job: Job, deadline: float, timeouts: Timeouts, address: str = "") 
 
     key = secrets.token_bytes(door.DIGEST)
     own, names = offer(job, address) if job.rank == 0 else ("", [])
-    here = [serve(door.listen(own, 0), key)] if job.rank == 0 else []  # it starts while MPI does
+    server = serve(door.listen(own, 0), key) if job.rank == 0 else None  # it starts while MPI does
     world = mpi.world(job, deadline - timeouts.clock.now())
     words = torch.zeros(TOLD_BYTES, dtype=torch.uint8)  # "key port host host ...", padded with zeros
-    if job.rank == 0:
-        store = arrive(here, key, deadline, timeouts)
+    if server is not None:
+        store = arrive_at(server, key, deadline, timeouts)
         text = f"{key.hex()} {told(store, names)}".encode()
         words[: len(text)] = torch.frombuffer(bytearray(text), dtype=torch.uint8)
     sent = world.Ibcast(words.numpy(), root=0)
@@ -164,7 +166,7 @@ def under_mpi(job: Job, deadline: float, timeouts: Timeouts, address: str = "") 
         if timeouts.clock.now() > deadline:
             raise Lost("rank 0 is silent: it has not told the address of its store")
         timeouts.clock.sleep(1e-3)
-    if job.rank == 0:
+    if server is not None:
         return store
     said, where = bytes(words.tolist()).rstrip(b"\0").decode().split(" ", 1)
     return arrive(addresses(where), bytes.fromhex(said), deadline, timeouts)
@@ -205,14 +207,22 @@ def ports(step: str) -> list[int]:
 # ---- rank 0's side ----
 def hold(listener: socket.socket, key: bytes, deadline: float, timeouts: Timeouts) -> RankStore:
     """The store at rank 0, which does not wait for the other ranks: the first allgather can name the missing ones."""
-    return arrive([serve(listener, key)], key, deadline, timeouts)
+    return arrive_at(serve(listener, key), key, deadline, timeouts)
 
 
-def serve(listener: socket.socket, key: bytes) -> Address:
-    """Start rank 0's store; the address at which it will be in a moment."""
+def serve(listener: socket.socket, key: bytes) -> Server:
+    """Start the process of rank 0's store; it listens in a moment."""
     host, port = listener.getsockname()[:2]
-    processes.append(store_server.start(listener, key))
-    return host if host not in ("::", "0.0.0.0") else LOOPBACK, port
+    process = store_server.start(listener, key)
+    return (host if host not in ("::", "0.0.0.0") else LOOPBACK, port), process
+
+
+def arrive_at(server: Server, key: bytes, deadline: float, timeouts: Timeouts) -> RankStore:
+    """Connect rank 0 to its own store, whose process lives as long as this connection is held."""
+    address, process = server
+    store = arrive([address], key, deadline, timeouts)
+    store.server = process
+    return store
 
 
 def own_address(job: Job, name: str) -> str:

@@ -7,6 +7,7 @@ a torch Store, too, so gloo and NCCL find their peers through it.
 from __future__ import annotations
 
 import socket
+import subprocess
 import threading
 from datetime import timedelta
 from typing import final
@@ -33,6 +34,7 @@ class RankStore(Store):
         self.address, self.key, self.connection = address, key, connection
         self.lock = threading.Lock()  # gloo and NCCL call from threads of their own
         self.clones: list[RankStore] = []
+        self.server: subprocess.Popen[bytes] | None = None  # rank 0's: it ends with the pipe to this process
 
     def another(self, patience_s: float | None = None) -> RankStore:
         """One more connection, for a call that waits long."""

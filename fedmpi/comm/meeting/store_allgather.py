@@ -12,7 +12,7 @@ from typing import final
 
 from torch.distributed import DistError, Store
 
-from fedmpi.comm.base import Gone, Lost, within
+from fedmpi.comm.base import Gone, Lost, absent_error, within
 from fedmpi.comm.timeouts import Timeouts
 
 RELEASED = b"?"  # what a key holds that was set only to end a wait
@@ -79,9 +79,7 @@ class StoreAllgather:
             self.tell(keys, mine, silent)
         except DistError as error:
             raise Gone("rank 0 is dead: its store no longer answers") from error
-        names = ", ".join(map(str, silent))
-        noun = "rank" if len(silent) == 1 else "ranks"
-        raise Lost(f"silent for {deadline_s:.0f} s: {noun} {names} of {len(self.ranks)}{remedy}")
+        raise absent_error(silent, len(self.ranks), deadline_s, remedy=remedy)
 
     def forget_the_last(self) -> None:
         """Delete the keys of the call before: all ranks are in this call, so all have read them."""

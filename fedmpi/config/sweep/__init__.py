@@ -14,7 +14,8 @@
       values: {fedavg: {"0.1": 42.3, "0.5": [73.9, 0.4]}}       a mean, or mean and standard deviation; of several
                                        metrics ([accuracy, loss]) a list with one of each, null where it is not known
 
-Each axis is a layer over the file, in the order in which they stand; a run is one label of each.
+Each axis is a layer over the file, in the order in which they stand; a run is one label of each. Without `name` the
+sweep is called as its file: the name of a run that it is based on is left to that run.
 """
 
 from __future__ import annotations
@@ -31,8 +32,10 @@ from pathlib import Path
 from typing import Any
 
 from fedmpi.common.errors import UserError
+from fedmpi.common.synonyms import advice
 from fedmpi.common.text import show
 from fedmpi.config import loading
+from fedmpi.config.error_text import SWEEP
 from fedmpi.config.schema import Settings
 from fedmpi.config.sweep import best as tuning
 from fedmpi.config.sweep import published as others
@@ -124,19 +127,25 @@ class Sweep:
 
 def is_one(path: str | Path) -> bool:
     """Whether a file, or one that it is based on, asks for many runs."""
-    return any(key in loading.files(Path(path)).data for key in loading.SWEEP)
+    return any(key in loading.files(Path(path)).data for key in SWEEP)
 
 
 def load(path: str | Path, overrides: Sequence[str] = ()) -> Sweep:
     """The sweep in a file. Raises UserError: no `over`, an empty or unknown axis or label, two runs of one name."""
     path = Path(path)
-    asked = [text for text in overrides if re.split(r"[.=]", text)[0] in loading.SWEEP]  # only={seed: 0}
+    asked = [text for text in overrides if re.split(r"[.=]", text)[0] in SWEEP]  # only={seed: 0}
     document = loading.merge(loading.files(path), loading.command_line(asked))
-    over, only, without, published, best = (document.data.pop(key, None) for key in loading.SWEEP)
+    over, only, without, published, best = (document.data.pop(key, None) for key in SWEEP)
     if document.problems:
         loading.settings([document], path)  # which says them all
+    unknown = next((key for key in document.data if key not in Settings.model_fields), None)
+    if over is None and unknown is not None:
+        where = document.origins.get(unknown, path)
+        raise UserError(f"{where}: {unknown}: unknown key; {advice(unknown, '', SWEEP)}; axes stand under `over`")
     if not isinstance(over, dict) or not over:
-        raise UserError(f"{path}: over: {show(over)}; a sweep needs axes: over: {{seed: [0, 1, 2]}}")
+        raise UserError(
+            f"{path}: over: {'missing' if over is None else show(over)}; a sweep needs axes: over: {{seed: [0, 1, 2]}}"
+        )
     axes = tuple(axis(path, document, name, given) for name, given in over.items())
     kept = _only(path, axes, only)
     every = math.prod(len(labels) for labels in kept)

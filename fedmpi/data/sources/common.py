@@ -117,7 +117,8 @@ def check_groups(
     seen = {group: k for k, (group, trained) in enumerate(zip(groups, train, strict=False)) if trained}
     for k, (group, trained) in enumerate(zip(groups, train, strict=False)):
         if group in seen and not trained:
-            said = f"rows of {group!r} ({column}) are to stay together, and {at(seen[group])} is of the training part"
+            parts = f"this one is of the test part, and {at(seen[group])} of the training part"
+            said = f"rows of {group!r} ({column}) are to stay together, {parts}"
             raise UserError(f"{at(k)}: {said}; mend the column that says so, or leave data.group_column out")
 
 

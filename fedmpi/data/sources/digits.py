@@ -13,7 +13,9 @@ from pydantic import Field
 
 from fedmpi.common.errors import UserError
 from fedmpi.data.dataset import Dataset
+from fedmpi.data.sources.arrays import ArrayOptions
 from fedmpi.data.sources.common import holdout
+from fedmpi.data.sources.npz import ArrayPreparation
 
 
 def digits(root: Path, *, test_fraction: Annotated[float, Field(ge=0, lt=1)] = 0.2) -> Dataset:
@@ -35,4 +37,5 @@ def digits(root: Path, *, test_fraction: Annotated[float, Field(ge=0, lt=1)] = 0
     x = torch.from_numpy(table[:, :-1] / 16).float().view(-1, 1, 8, 8)  # (1797, 1, 8, 8)
     y = torch.from_numpy(table[:, -1].astype(np.int64))
     train, test = (torch.from_numpy(rows) for rows in holdout(y.numpy(), test_fraction))
-    return Dataset(x[train], y[train], x[test], y[test], classes=10)
+    made = ArrayPreparation((8, 8), False, ArrayOptions(axes="NHW", pixel_range=(0, 16)))
+    return Dataset(x[train], y[train], x[test], y[test], classes=10, preparation=made)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from dataclasses import replace
 from pathlib import Path
 from typing import Annotated, Literal
 
@@ -15,11 +16,26 @@ from fedmpi.common.text import show
 from fedmpi.data.dataset import Dataset
 from fedmpi.data.sources.common import find, holdout, joined
 from fedmpi.data.sources.tables import flamby_heart
-from fedmpi.data.sources.tables.prepare import moments
+from fedmpi.data.sources.tables.preparation import Column, Fit, Moments, TablePreparation
+from fedmpi.data.sources.tables.prepare import moments, standardised
 
 HOSPITALS = ("cleveland", "hungarian", "switzerland", "va")
-FEATURES = 13  # age, sex, cp, trestbps, chol, fbs, restecg, thalach, exang, oldpeak, slope, ca, thal
-CHOLESTEROL = 4
+FEATURES = [
+    "age",
+    "sex",
+    "cp",
+    "trestbps",
+    "chol",
+    "fbs",
+    "restecg",
+    "thalach",
+    "exang",
+    "oldpeak",
+    "slope",
+    "ca",
+    "thal",
+]
+CHOLESTEROL = FEATURES.index("chol")
 NUMBER = re.compile(r"\s*[-+]?([0-9]+\.?[0-9]*|\.[0-9]+)([eE][-+]?[0-9]+)?\s*")  # float() reads nan, inf and 1_000
 LARGEST = 1e6  # no measurement comes near
 
@@ -59,7 +75,24 @@ def heart_disease(
     if standardise != "site":
         raise UserError("heart_disease: standardise: pooled goes with variant: flamby; leave data.standardise out")
     hospitals = [_hospital(_file(root, name), test_fraction) for name in names]
-    return joined(hospitals, names) if site is None else hospitals[0]
+    fits = [fit for _, fit in hospitals]
+    parts = [replace(data, preparation=_preparation({"": fit})) for data, fit in hospitals]
+    if site is not None:
+        return parts[0]
+    return replace(joined(parts, names), preparation=_preparation(dict(zip(names, fits, strict=True))))
+
+
+def _preparation(fits: dict[str, Fit]) -> TablePreparation:
+    """How the rows of a file with the names of the measurements in its first line are prepared. fits: by hospital."""
+    return TablePreparation(
+        columns=tuple(map(Column, FEATURES)),
+        sites=fits,
+        labels=("num",),
+        class_names=("0", "1"),
+        missing="impute",
+        site_column="hospital",
+        zero_is_gap=("chol",),
+    )
 
 
 def _file(root: Path, name: str) -> np.ndarray:
@@ -67,15 +100,15 @@ def _file(root: Path, name: str) -> np.ndarray:
     return _read(find(root, (f"heart_disease/{file}", file), "heart_disease", "correct data.root; the files are UCI's"))
 
 
-def _hospital(table: np.ndarray, test_fraction: float) -> Dataset:
+def _hospital(table: np.ndarray, test_fraction: float) -> tuple[Dataset, Fit]:
     x, y = table[:, :-1], (table[:, -1] > 0).astype(np.int64)
     cholesterol = x[:, CHOLESTEROL]
     cholesterol[cholesterol == 0] = np.nan  # nobody has 0 mg/dl: it was not measured (all of Switzerland)
     train, test = holdout(y, test_fraction)
     mean, std = moments(x[train])
-    x = np.divide(np.where(np.isnan(x), mean, x) - mean, std, out=np.zeros_like(x), where=std > 0)
-    tx, ty = torch.from_numpy(x).float(), torch.from_numpy(y)
-    return Dataset(tx[train], ty[train], tx[test], ty[test], classes=2)
+    tx, ty = torch.from_numpy(standardised(x, mean.tolist(), std.tolist())).float(), torch.from_numpy(y)
+    fit = Fit((None,) * len(FEATURES), Moments(tuple(mean.tolist()), tuple(std.tolist())))
+    return Dataset(tx[train], ty[train], tx[test], ty[test], classes=2), fit
 
 
 def _read(path: Path) -> np.ndarray:
@@ -96,9 +129,9 @@ def _read(path: Path) -> np.ndarray:
                     "fetch the file anew"
                 )
         row = [float("nan" if field.strip() == "?" else field) for field in fields]
-        if len(row) != FEATURES + 1 or row[-1] not in range(5):
+        if len(row) != len(FEATURES) + 1 or row[-1] not in range(5):
             raise UserError(
-                f"{path}, line {number}: {FEATURES} features and a diagnosis 0..4 are needed, found {show(line)}; "
+                f"{path}, line {number}: {len(FEATURES)} features and a diagnosis 0..4 are needed, found {show(line)}; "
                 f"fetch the file anew"
             )
         rows.append(row)

@@ -93,7 +93,7 @@ def nifti(
         parts = x[list(train)], y[list(train)], x[list(test)], y[list(test)]
         return Dataset(*parts, numbers.many, preparation=made)
 
-    found = dataset(pairs, read, val, test_fraction)
+    found = dataset(pairs, pairs.found(), read, val, test_fraction)
     _tell_orientations(orientations, made.canonical)
     return found
 

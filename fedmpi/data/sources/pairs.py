@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -221,18 +221,28 @@ class Pairs:
 
 def dataset(
     pairs: Pairs,
+    found: Mapping[str, Sequence[Pair]],
     read: Callable[[Sequence[Pair], Sequence[int], Sequence[int]], Dataset],
     val: str,
     test_fraction: float | None,
 ) -> Dataset:
     """The data set of all pairs, or of those of one silo.
 
-    read: (pairs of a site, places of the training part, of the test part) -> its data. val: whether the validation part
-    joins the training part or is left out. test_fraction: of each site's pairs, where nothing says the test part.
+    found: what `pairs.found` gives. read: (pairs of a site, places of the training part, of the test part) -> its data.
+    val: whether the validation part joins the training part or is left out. test_fraction: of each site's pairs, where
+    nothing says the test part.
     """
-    found = pairs.found()
     everyone = [(pair, site) for site, its in found.items() for pair in its]
-    tell_of_travellers([pair.group for pair, _ in everyone if pair.group], [site for _, site in everyone])
+    if pairs.columns.split:  # of all sites at once: a patient of two of them is one patient
+        given = [pair for pair, _ in everyone if pair.group]
+        check_groups(
+            [pair.group for pair in given],
+            [pair.part != "test" for pair in given],
+            lambda k: given[k].at,
+            f"{pairs.columns.group}",
+        )
+    else:
+        tell_of_travellers([pair.group for pair, _ in everyone if pair.group], [site for _, site in everyone])
     parts = []
     for site, its in found.items():
         kept = [pair for pair in its if val == "join" or pair.part != "val"]

@@ -15,7 +15,7 @@ IMPORTS = """
 import sys
 sys.path.append(sys.path.pop(0))  # the working directory comes last
 import resource
-import fedmpi.runtime.launch
+import fedmpi.runtime.run
 print(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss)
 """
 # A process begins with the memory of the one that forks it, hence a small one in between.

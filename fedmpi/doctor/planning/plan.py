@@ -37,7 +37,8 @@ from fedmpi.data.batches import samples_of
 from fedmpi.data.federated import Federated
 from fedmpi.doctor.planning import importing, measuring, rehearsal
 from fedmpi.engine.federation import Federation
-from fedmpi.runtime import build, build_data, launch
+from fedmpi.runtime import build, build_data
+from fedmpi.runtime.device import pick_device, set_numerics
 
 NETWORK = 1.25e9  # bytes a second between hosts, where there are several: 10 Gbit/s
 SEEN = 20  # rounds whose cohorts are placed
@@ -53,7 +54,7 @@ def plan(settings: Settings, ranks: int, hosts: int) -> Facts:
     imported, ended = importing.measure_import()
     began = time.perf_counter()
     device = _device(settings)
-    launch.set_numerics(settings)
+    set_numerics(settings)
     silos = bool(settings.data.silos)
     if silos:
         build_data.site_ranks(settings, ranks)
@@ -90,7 +91,7 @@ def plan(settings: Settings, ranks: int, hosts: int) -> Facts:
 def _device(settings: Settings) -> torch.device:
     """Where this process computes: as a rank that trains would."""
     try:
-        return launch.pick_device(settings, detect({}))
+        return pick_device(settings, detect({}))
     except UserError:
         if settings.compute.device != "cuda":
             raise
@@ -220,13 +221,13 @@ def _seconds(
 ) -> Facts:
     s, count = made.settings, max(made.settings.rounds, 1)
     sizes, steps = fed.worker.sizes, s.train.steps
-    here = [rank for rank in fed.ranks if rank < job.local_size]
+    here = [rank for rank in fed.scheduler.ranks if rank < job.local_size]
     on_gpus = fed.worker.model.w.is_cuda or s.compute.device == "cuda"
     crowded = 1.0 if on_gpus else max(len(here) * s.compute.threads / machine.cores(), 1.0)
     busiest = []
     for t in range(min(count, SEEN)):
         load: dict[int, float] = {}
-        for k, rank in fed.roster.placed(t).items():
+        for k, rank in fed.scheduler.assign(t).items():
             load[rank] = load.get(rank, 0.0) + each.seconds(int(sizes[k]), steps)
         busiest.append(max(load.values()))
     training = fmean(busiest) * crowded
@@ -236,14 +237,14 @@ def _seconds(
     by_clients = (tests if test is None and "global" in protocol else 0) + tests * ("personal" in protocol)
     by_clients += made.data.clients * whole * ("personal_on_global" in protocol)
     alone = per_sample * (whole * ("global" in protocol) + whole * ("sites" in protocol))
-    shared = by_clients * per_sample / len(fed.ranks) * crowded
+    shared = by_clients * per_sample / len(fed.scheduler.ranks) * crowded
     evaluating = (alone + shared) / s.evaluate.every
-    beside = job.size > 1 and 0 not in fed.ranks  # rank 0 evaluates while the others train
+    beside = job.size > 1 and 0 not in fed.scheduler.ranks  # rank 0 evaluates while the others train
     rule = sum(r.server_s * r.count for r in rounds) / count
     speed = measuring.bandwidth() if job.size > 1 else 0.0
     network = min(NETWORK, speed) if job.local_size < job.size else speed
     up, down = (sum(getattr(r, way) * r.count for r in rounds) / count for way in ("received", "sent"))
-    last_rows = up / build.cohort_size(made) * min(len(fed.ranks), build.cohort_size(made))
+    last_rows = up / build.cohort_size(made) * min(len(fed.scheduler.ranks), build.cohort_size(made))
     transfer = (down + last_rows) / network if network else 0.0
     every = s.evaluate.every
     both = max(training + shared / every, alone / every) if beside else training + evaluating

@@ -7,7 +7,6 @@ bytes are those of a run, and the server's step takes as long as in one.
 
 from __future__ import annotations
 
-import time
 from collections import ChainMap, Counter
 from collections.abc import Hashable, Sequence
 from dataclasses import dataclass, replace
@@ -19,7 +18,6 @@ from torch import Tensor
 from fedmpi.comm.base import Communicator, Message, Posted
 from fedmpi.common import seeds
 from fedmpi.engine.federation import Federation
-from fedmpi.engine.plan import GO
 from fedmpi.engine.travel.gathering import Gathering
 from fedmpi.engine.travel.sharded import Sharded
 
@@ -84,32 +82,33 @@ def kinds(fed: Federation) -> list[Round]:
     messages = fed.worker.messages
     for t in range(fed.plan.rounds):
         down = messages.groups(t - 1) if t else "all"
-        own = sum(rank == 0 for rank in fed.roster.placed(t).values()) if 0 in fed.ranks else 0
-        kind = (down, messages.upload(t), messages.travel(t), len(fed.roster.drawn(t)), own)
+        own = sum(rank == 0 for rank in fed.scheduler.assign(t).values()) if 0 in fed.scheduler.ranks else 0
+        kind = (down, messages.upload(t), messages.travel(t), len(fed.scheduler.sample(t)), own)
         first.setdefault(kind, t)
         often[kind] += 1
     return [_one(fed, t, often[kind]) for kind, t in first.items()]
 
 
 def _one(fed: Federation, t: int, count: int) -> Round:
-    comm, members, where = fed.comm, fed.roster.cohort(t), fed.roster.placed(t)
+    comm, members, where = fed.comm, fed.scheduler.cohort(t), fed.scheduler.assign(t)
     assert isinstance(comm, Nobody)
     fed.states.owner |= where  # what moves is counted apart, over all rounds
-    fed.begin(t)
+    fed.control.first_round = fed.reporter.reported_in = t  # the round before is not evaluated
+    fed.reporter.line = None
     comm.parts, comm.at = [part for row in _made(fed, t, members) for part in _parts(fed, t, row)], 0
     before = comm.sent_bytes, comm.received_bytes
     if t:
-        fed.exchange.close_round(t - 1)
-    fed.exchange.announce(GO, fed.server, t)
-    line = fed.round(t, time.perf_counter())
-    assert line is not None  # no upload says that its rank was told to stop
+        fed.transport.close_round(t - 1)
+    fed.run_round(t)
+    line = fed.reporter.line
+    assert line is not None  # no upload says that its rank was asked to stop
     return Round(t, count, comm.sent_bytes - before[0], comm.received_bytes - before[1], line["server_s"])
 
 
 def way(fed: Federation, t: int) -> Gathering:
     """How the uploads of round t travel."""
-    members, where = fed.roster.cohort(t), fed.roster.placed(t)
-    return fed.exchange.gathering(t, members, where, fed.roster.weights(members)[1])
+    members, where = fed.scheduler.cohort(t), fed.scheduler.assign(t)
+    return fed.transport.gather_uploads(t, members, where, fed.scheduler.weights(members)[1])
 
 
 def _made(fed: Federation, t: int, members: Sequence[int]) -> list[Tensor]:
@@ -120,7 +119,7 @@ def _made(fed: Federation, t: int, members: Sequence[int]) -> list[Tensor]:
         kept = fed.states.rows.get(k)
         kept = None if kept is None else kept.clone()
         with seeds.restored():
-            fed.client(k, t, fed.exchange.no_download()).take_part(row)
+            fed.client(k, t, fed.transport.no_download()).take_part(row)
         fed.states.rows.pop(k, None)
         if kept is not None:
             fed.states.rows[k] = kept
@@ -140,11 +139,11 @@ def _parts(fed: Federation, t: int, row: Tensor) -> list[Tensor]:
 def moved(fed: Federation, itemsize: int) -> tuple[int, int]:
     """Bytes of clients' states that rank 0 sends and receives in all rounds, where clients are placed by samples."""
     size = fed.worker.messages.client_state.size * itemsize
-    if not size or 0 not in fed.ranks:
+    if not size or 0 not in fed.scheduler.ranks:
         return 0, 0
     owner, sent, received = ChainMap({}, fed.states.owner), 0, 0
     for t in range(fed.plan.rounds):
-        for client, rank in fed.roster.placed(t).items():
+        for client, rank in fed.scheduler.assign(t).items():
             if owner[client] != rank:
                 sent += size * (owner[client] == 0)
                 received += size * (rank == 0)

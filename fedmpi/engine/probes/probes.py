@@ -6,38 +6,21 @@ of the round itself is touched, not its bytes either. What is measured does not 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
-from typing import Any, Protocol
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
 
 import torch
 from torch import Tensor
 
-from fedmpi.comm import Communicator
 from fedmpi.common import seeds
 from fedmpi.engine.client_states import ClientStates
 from fedmpi.engine.local.client import LocalClient
 from fedmpi.engine.plan import Plan, Sink
 from fedmpi.engine.probes import contribution, drift, features, knowledge, layers, losses, orthogonality, similarity
 from fedmpi.engine.probes.cohort import Cohort, Model
-from fedmpi.engine.sampling import Roster
+from fedmpi.engine.scheduler import ClientScheduler
 from fedmpi.engine.server import FederationServer
 from fedmpi.engine.travel.exchange import Exchange
-from fedmpi.engine.worker import Worker
-
-
-class Run(Protocol):
-    """What the probes see of the federation."""
-
-    plan: Plan
-    comm: Communicator
-    worker: Worker
-    server: FederationServer | None
-    states: ClientStates
-    exchange: Exchange
-    roster: Roster
-    sink: Sink
-
 
 Probe = Callable[[Cohort], dict[str, Any]]  # every rank calls it; what it returns is rank 0's
 PROBES: dict[str, Probe] = {
@@ -57,8 +40,17 @@ MOVED = {"drift", "layers"}  # they look at w_k - w0
 class Probes:
     """Those of one run on one rank, in rounds that are evaluated."""
 
-    def __init__(self, fed: Run, names: Sequence[str]) -> None:
-        self.fed, self.names = fed, names
+    def __init__(
+        self,
+        plan: Plan,
+        states: ClientStates,
+        transport: Exchange,
+        scheduler: ClientScheduler,
+        server: FederationServer | None,
+        sink: Sink,
+    ) -> None:
+        self.plan, self.names, self.comm, self.worker = plan, plan.probes, states.comm, states.worker
+        self.states, self.transport, self.scheduler, self.server, self.sink = states, transport, scheduler, server, sink
         self._before: Model | None = None
         self._mine: dict[int, Model] = {}
         self._moved: dict[int, Tensor] = {}
@@ -66,20 +58,20 @@ class Probes:
 
     def due(self, t: int) -> bool:
         """Whether round t is measured: every evaluate.every rounds, and the last one."""
-        plan = self.fed.plan
+        plan = self.plan
         return bool(self.names) and ((t + 1) % plan.every == 0 or t + 1 == plan.rounds)
 
     def train(self, t: int, members: Sequence[int], where: Mapping[int, int], downloads: Mapping[int, Tensor]) -> None:
         """The local models of this rank's clients, before the round itself."""
         if not self.due(t):
             return
-        fed, worker = self.fed, self.fed.worker
-        model, lr = worker.model, fed.plan.learning_rate(t)
-        if fed.server is not None:
-            self._before = Model(fed.server.w.clone(), fed.server.b.clone())
+        worker = self.worker
+        model, lr = worker.model, self.plan.learning_rate(t)
+        if self.server is not None:
+            self._before = Model(self.server.w.clone(), self.server.b.clone())
         row = model.w.new_empty(worker.messages.upload(t).packing.size)
-        for client in (k for k in members if where[k] == fed.comm.rank):
-            seen = fed.states.view(client, t, lr, fed.exchange.inbox, downloads[client])
+        for client in (k for k in members if where[k] == self.comm.rank):
+            seen = self.states.view(client, t, lr, self.transport.inbox, downloads[client])
             k = LocalClient(worker, client, t, lr, seen.announcement, seen.download, seen.state_row.clone())
             steps = k.watch = orthogonality.Steps(k) if "orthogonality" in self.names else None
             with seeds.restored():
@@ -94,21 +86,20 @@ class Probes:
         """The round is over: what its probes say goes to the sink, as {"round": t, name: {...}}."""
         if not self.due(t):
             return
-        fed = self.fed
-        with self._not_counted():
-            after = None if fed.server is None else Model(fed.server.w, fed.server.b)
+        with self.comm.uncounted():  # the bytes of a round are those that it needs
+            after = None if self.server is None else Model(self.server.w, self.server.b)
             before, after = self._shared(self._before), self._shared(after)
-            p = fed.roster.weights(members)[1].double().cpu()
-            who = (fed.comm, fed.worker, fed.plan.eval_batch, members, where)
+            p = self.scheduler.weights(members)[1].double().cpu()
+            who = (self.comm, self.worker, self.plan.eval_batch, members, where)
             cohort = Cohort(t, *who, p, before, after, self._mine, self._moved, self._steps)
             said = {name: PROBES[name](cohort) for name in self.names}
         self._before, self._mine, self._moved, self._steps = None, {}, {}, {}
-        if fed.server is not None:
-            fed.sink.analysis({"round": t, "clients": list(members), **said})
+        if self.server is not None:
+            self.sink.analysis({"round": t, "clients": list(members), **said})
 
     def _shared(self, model: Model | None) -> Model:
         """Rank 0's, on every rank."""
-        comm, own = self.fed.comm, self.fed.worker.model
+        comm, own = self.comm, self.worker.model
         sizes = [own.w.numel(), own.b.numel()]
         if model is None:
             both = torch.empty(sum(sizes), dtype=own.w.dtype, device=comm.device)
@@ -116,13 +107,3 @@ class Probes:
             both = torch.cat([model.w, model.b]).to(comm.device)
         comm.broadcast(both)
         return Model(*both.to(own.w.device).split(sizes))
-
-    @contextmanager
-    def _not_counted(self) -> Iterator[None]:
-        """The bytes of a round are those that it needs."""
-        comm = self.fed.comm
-        counted = comm.sent_bytes, comm.received_bytes
-        try:
-            yield
-        finally:
-            comm.sent_bytes, comm.received_bytes = counted

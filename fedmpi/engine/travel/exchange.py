@@ -50,17 +50,17 @@ class Exchange:
         sharded: bool = False,
         *,
         sums: bool = False,
-        keep: bool = False,
         reduce: bool = False,
+        acknowledge: bool = False,
     ) -> None:
         """model: any tensor of the clients'.
 
         sharded: all ranks hold columns of the uploads' large slots; sums: rank 0 need not hold rows, where the method
-        reads means alone; reduce: each rank adds up its own clients' then;
-        keep: rows stay where they were written until the round is over, to be sent once more.
+        reads means alone; reduce: each rank adds up its own clients' then; acknowledge: ranks without clients in a
+        round tell rank 0 that they have heard of it, so that none is more than one round behind.
         """
         self.comm, self.messages = comm, messages
-        self.sharded, self.sums, self.keep, self.reduce = sharded, sums, keep, reduce
+        self.sharded, self.sums, self.reduce, self.acknowledge = sharded, sums, reduce, acknowledge
         self.full = messages.announcement()
         pins = model.is_cuda and comm.device.type == "cpu"
         self.message = _row(self.full.packing, model.dtype, comm.device, pins)
@@ -178,7 +178,7 @@ class Exchange:
         news.w.put(came._w, full._w)
         news.b.put(came._b, full._b)
 
-    def deliver(
+    def send_downloads(
         self, t: int, clients: Iterable[int], where: Placement, server: FederationServer | None
     ) -> dict[int, Tensor]:
         """Round t's download that differs from client to client, for this rank's clients; empty if none is declared."""
@@ -209,20 +209,25 @@ class Exchange:
         return self.message.new_zeros(self.messages.per_client.size)
 
     # ---- up ----
-    def gathering(self, t: int, members: Sequence[int], where: Placement, p: Tensor) -> Gathering:
+    def gather_uploads(self, t: int, members: Sequence[int], where: Placement, p: Tensor) -> Gathering:
         """This rank's part in round t's uploads. p: (m,) the cohort's weights."""
         upload, comm = self.messages.upload(t), self.comm
         if upload not in self._cuts:
             self._cuts[upload] = Cuts(upload.packing), set()
         cuts, asked = self._cuts[upload]
-        trip = Trip(comm, t, upload, cuts, members, where, self.memory, self.keep, asked)
-        if self.sharded and cuts.large and len(comm.alive) > 1:
-            return Sharded(trip)
+        trip = Trip(comm, t, upload, cuts, members, where, self.memory, asked)
         adds = (self.sums or self.reduce) and cuts.large and members  # of nobody there is no sum
         means = means_of(self.messages.method) if adds else None
-        if means is not None and set(cuts.large) <= {*means, "_b"}:
-            return Reduced(trip, means, p) if self.reduce else Streamed(trip, means, p)
-        return Whole(trip)
+        gathering: Gathering
+        if self.sharded and cuts.large and len(comm.alive) > 1:
+            gathering = Sharded(trip)
+        elif means is not None and set(cuts.large) <= {*means, "_b"}:
+            gathering = Reduced(trip, means, p) if self.reduce else Streamed(trip, means, p)
+        else:
+            gathering = Whole(trip)
+        if self.acknowledge:
+            gathering.acknowledge()
+        return gathering
 
     def close_round(self, t: int) -> None:
         """The server has stepped the groups of round t: they are what the next announcement tells."""

@@ -57,11 +57,9 @@ def pinned(nbytes: int) -> int:
     return 1 << (nbytes - 1).bit_length() if 0 < nbytes <= UNSENT else nbytes
 
 
-def rows_held(
-    size: int, cohort: int, mine: int, ranks: int, sharded: bool, sums: bool, keep: bool
-) -> tuple[float, float]:
+def rows_held(size: int, cohort: int, mine: int, ranks: int, sharded: bool, sums: bool) -> tuple[float, float]:
     """How many rows of `size` bytes rank 0 holds, and a rank that trains `mine` of the cohort's clients."""
-    unsent = mine if keep else min(mine, max(1, UNSENT // max(size, 1)))
+    unsent = min(mine, max(1, UNSENT // max(size, 1)))
     if sharded and ranks > 1:
         return cohort / ranks, cohort / ranks + unsent
     if ranks == 1:
@@ -80,7 +78,6 @@ class Trip:
     members: Sequence[int]
     where: Mapping[int, int]  # client -> rank
     memory: Memory
-    keep: bool  # whether rows stay until the round is over, to be sent once more
     asked: set[Asked]  # the Gram matrices that were asked for when such uploads last came
     here: list[int] = field(init=False)  # this rank's clients
 
@@ -152,6 +149,7 @@ class Gathering(ABC):
 
     def __init__(self, trip: Trip) -> None:
         self.trip, self.comm, self.cuts = trip, trip.comm, trip.cuts
+        self._acknowledged: Posted = []
 
     @abstractmethod
     def row(self, client: int) -> Tensor:
@@ -165,20 +163,46 @@ class Gathering(ABC):
     def done(self, client: int) -> None:
         """It has been written."""
 
-    @abstractmethod
     def finish(self) -> Received | None:
-        """Wait for what is under way; at rank 0 the uploads, None elsewhere. Raises Lost."""
+        """Wait for all messages; return the uploads at rank 0, None elsewhere. Raises Lost."""
+        received = self._finish()
+        if self._acknowledged:
+            self.comm.finish(self._acknowledged)
+        return received
+
+    @abstractmethod
+    def _finish(self) -> Received | None:
+        """The same for the uploads."""
+
+    def acknowledge(self) -> None:
+        """Let ranks without clients in this round tell rank 0 that they have heard of it.
+
+        A rank that had missed a whole round could not go back to its start; and others would remove the checkpoints
+        without which its clients' rows cannot be restored, as it has not written them yet. These bytes are not counted:
+        which ranks have no clients is a matter of time.
+        """
+        comm, trip = self.comm, self.trip
+        idle = sorted(set(comm.alive) - {0, *trip.where.values()})
+        if not idle or comm.rank not in {0, *idle}:
+            return
+        note = torch.zeros(len(idle), device=comm.device)
+        with comm.uncounted():
+            comm.about = trip.t, ("heard",)
+            if comm.rank:
+                self._acknowledged = comm.post([(0, note[:1])], [])
+            else:
+                self._acknowledged = comm.post([], [(rank, note[i : i + 1]) for i, rank in enumerate(idle)])
 
 
 class Ring:
     """A rank's rows on their way out: written, sent, and written again once they have gone."""
 
     def __init__(self, trip: Trip, unsent: int = UNSENT) -> None:
-        """Where rows need not be kept as many are held as fit into `unsent` bytes, at least one."""
+        """As many rows are held as fit into `unsent` bytes, at least one."""
         size, count = trip.upload.packing.size, len(trip.here)
         held = max(1, unsent // max(size * trip.memory.like.element_size(), 1))
         self.trip, self.order = trip, {client: i for i, client in enumerate(trip.here)}
-        self.rows = trip.memory.rows("rows", count if trip.keep else min(count, held), size, uploads=True)
+        self.rows = trip.memory.rows("rows", min(count, held), size, uploads=True)
         self.gone: list[Posted | None] = [None] * len(self.rows)
 
     def row(self, client: int) -> Tensor:

@@ -101,7 +101,7 @@ class Reduced(Gathering):
         if self.comm.rank == 0:
             self.comm.count_own(self.one.element_size() * self.cuts.small.size)
 
-    def finish(self) -> Received | None:
+    def _finish(self) -> Received | None:
         comm, trip, totals = self.comm, self.trip, self.totals
         if comm.rank == 0:
             theirs = [i for i, k in enumerate(trip.members) if trip.where[k]]

@@ -64,7 +64,7 @@ class Sharded(Gathering):
         self.comm.count_own(own)
         self.ring.send(client, messages)
 
-    def finish(self) -> Received | None:
+    def _finish(self) -> Received | None:
         for i, whole in pairwise([*self.coming, len(self.trip.members)]):
             self.comm.finish(self.coming[i])
             self.shard.arrived(i)

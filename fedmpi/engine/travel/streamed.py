@@ -141,7 +141,7 @@ class Streamed(Gathering):
             self.sums.add_row(self.order[client], row)
             self.comm.count_own(row.element_size() * self.trip.upload.size)
 
-    def finish(self) -> Received | None:
+    def _finish(self) -> Received | None:
         if self.sums is None:
             self.ring.wait()
         elif self.comm.size > 1:

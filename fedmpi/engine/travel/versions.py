@@ -18,6 +18,7 @@ class Versions:
     def __init__(self, messages: Messages) -> None:
         self.messages = messages
         self.current = dict.fromkeys(messages.shared_groups, 0)  # group -> rounds in which it was stepped, so far
+        self._latest: tuple[int, dict[str, int]] = -1, {}  # the round counted last, and its numbers
         self.known: dict[int, dict[str, int]] = {}  # client -> the versions that it has; none where it never took part
 
     def missing(self, client: int) -> Groups:
@@ -33,7 +34,12 @@ class Versions:
         return news.packing.size if whole else news.size
 
     def count(self, t: int, members: Sequence[int]) -> dict[str, int]:
-        """Round t's up_parameters and down_parameters over its cohort, which from now on has the current versions."""
+        """Round t's up_parameters and down_parameters over its cohort, which from now on has the current versions.
+
+        A round that is made again after a rank failure is counted once.
+        """
+        if self._latest[0] == t:
+            return self._latest[1]
         messages = self.messages
         personal = messages.personal_coding.entries if messages.personal_coding else messages.per_client.size
         told: dict[int, int] = {}  # by the versions that clients have, which those of an earlier round share
@@ -46,4 +52,8 @@ class Versions:
         now = dict(self.current)
         self.known |= dict.fromkeys(members, now)
         self.current |= {group: self.current[group] + 1 for group in messages.groups(t)}
-        return {"up_parameters": len(members) * (messages.upload(t).size - ENGINE_UP), "down_parameters": down}
+        self._latest = (
+            t,
+            {"up_parameters": len(members) * (messages.upload(t).size - ENGINE_UP), "down_parameters": down},
+        )
+        return self._latest[1]

@@ -108,7 +108,7 @@ class Whole(Gathering):
             parts = [self.ring.message(client)] if coded else self.cuts.parts(self.ring.of(client))
             self.ring.send(client, [(0, part) for part in parts])
 
-    def finish(self) -> Received | None:
+    def _finish(self) -> Received | None:
         if self.comm.rank:
             self.ring.wait()
             return None

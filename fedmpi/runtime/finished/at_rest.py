@@ -11,6 +11,7 @@ from typing import Any
 from fedmpi import tasks
 from fedmpi.common import registry
 from fedmpi.common.errors import UserError
+from fedmpi.common.jsonl import read_jsonl
 from fedmpi.common.redaction import MARK
 from fedmpi.common.text import count
 from fedmpi.config.schema import Settings
@@ -86,20 +87,16 @@ def json_of(path: Path, to: Findings) -> dict[str, Any]:
 
 def rows_of(path: Path, to: Findings) -> list[dict[str, Any]]:
     """The rows of a .jsonl file; lines that are none are findings."""
-    found = []
     try:
-        lines = path.read_text(encoding="utf-8").splitlines()
-    except (OSError, ValueError, RecursionError) as error:
-        to.found(f"{path.name}: cannot be read ({error})")
+        found = read_jsonl(path, rounds=True)
+    except UserError as error:
+        to.found(str(error))
         return []
-    for number, line in enumerate(lines, 1):
-        try:
-            row = json.loads(line)
-            row["round"] = int(row["round"])
-            found.append(row)
-        except (ValueError, KeyError, TypeError) as error:
-            to.found(f"{path.name}:{number}: is no row of a run ({error})")
-    return found
+    for number in found.damaged:
+        to.found(f"{path.name}:{number}: is no row of a run")
+    if found.cut:
+        to.found(f"{path.name}: its last line is cut")
+    return found.rows
 
 
 def check_rounds(rows: Rows, settings: Settings, reason: str, to: Findings) -> None:

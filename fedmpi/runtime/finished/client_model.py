@@ -31,14 +31,15 @@ from fedmpi.engine.reporting import OWN
 from fedmpi.flat.model import FlatModel
 from fedmpi.method.base import Method, overrides
 from fedmpi.models.net import Net
-from fedmpi.runtime import build, build_data, consistency, launch, trust
+from fedmpi.runtime import build, build_data, consistency, trust
 from fedmpi.runtime.build import Experiment
+from fedmpi.runtime.device import set_numerics
 from fedmpi.runtime.record import preprocessing
 from fedmpi.runtime.record.durable import Damaged, read_tensors
 from fedmpi.runtime.record.model_facts import facts_of, input_of
 from fedmpi.runtime.record.run_dir import BEST, MODEL, RunDirectory
 from fedmpi.runtime.record.saved_model import rebuilt
-from fedmpi.runtime.resuming import initial, keeping
+from fedmpi.runtime.resuming import initial, resume
 from fedmpi.runtime.resuming.checkpoints import Rows
 
 # What a single process needs that trains nobody, whatever the run was told.
@@ -84,7 +85,7 @@ def client_model(
     settings = _settings(run_dir, trusted, overrides)
     with trust.guard(trusted), warnings.catch_warnings():
         warnings.simplefilter("ignore")  # of the run, which has told them
-        launch.set_numerics(settings)
+        set_numerics(settings)
         name = BEST if best else MODEL
         module, facts = rebuilt(run_dir, settings, name), facts_of(run_dir / name)
         number = _number(_site_names(run_dir, settings), client, _sizes(run_dir))
@@ -201,12 +202,12 @@ def _restore(fed: Federation, made: Experiment, run_dir: Path, module: nn.Module
     path, messages = run_dir / "checkpoints" / f"{t:06}.safetensors", made.messages
     stateless = not (messages.client_state.size or messages.per_client.size or messages.method.receives)
     if t < 0:  # a run of 0 rounds: all are as they began
-        fed.exchange.announce(0.0, fed.server, 0)
+        fed.transport.announce(0.0, fed.server, 0)
         return
     if not path.is_file() and stateless and messages.wire.down is None:
         flat = FlatModel(module, made.net.head_names(), channels_last=made.settings.compute.channels_last)
         fed.server.w.copy_(flat.w), fed.server.b.copy_(flat.b)
-        fed.exchange.announce(0.0, fed.server, t + 1)
+        fed.transport.announce(0.0, fed.server, t + 1)
         return
     try:
         tensors, kept = read_tensors(path)
@@ -214,10 +215,10 @@ def _restore(fed: Federation, made: Experiment, run_dir: Path, module: nn.Module
         raise UserError(f"{error}: {_without_checkpoint(made.settings, t)}") from error
     if messages.client_state.size:
         fed.states.shelf, fed.states.room = Rows(run_dir / "state", made.settings.data.silos), made.data.clients
-    lost = keeping.losses_of(made.settings, RunDirectory(run_dir))
-    fed.roster.losses = Losses(lost).until(t + 1).known(t + 1)
+    lost = resume.losses_of(made.settings, RunDirectory(run_dir))
+    fed.scheduler.losses = Losses(lost).until(t + 1).known(t + 1)
     fed.go_on(t, {**kept["memory"], "pace": None}, tensors)
-    fed.exchange.announce(0.0, fed.server, t + 1)
+    fed.transport.announce(0.0, fed.server, t + 1)
     own = made.model.state_dict(fed.server.w, fed.server.b)
     if not all(
         torch.equal(own[name], value) for name, value in module.state_dict().items() if value.is_floating_point()
@@ -239,10 +240,10 @@ def _evaluated(fed: Federation, made: Experiment, run_dir: Path, module: nn.Modu
     """The client's model by the hooks of the method, as protocol `personal` evaluates it."""
     t, method, worker = max(t, 0), made.method, fed.worker
     try:
-        downloads = {client: fed.exchange.no_download()}
+        downloads = {client: fed.transport.no_download()}
         if any(overrides(method, hook) for hook in ("weights", "predict", "tune")):
-            downloads = fed.exchange.deliver(t, [client], fed.states.owner, fed.server)
-        view = fed.states.view(client, t, fed.plan.learning_rate(t), fed.exchange.inbox, downloads[client])
+            downloads = fed.transport.send_downloads(t, [client], fed.states.owner, fed.server)
+        view = fed.states.view(client, t, fed.plan.learning_rate(t), fed.transport.inbox, downloads[client])
     except Damaged as error:
         raise UserError(_not_here(made, run_dir, client, error)) from error
     with seeds.scoped(made.settings.seed, "evaluate", "personal", t, client), blaming(f"client {client}"):

@@ -28,8 +28,9 @@ from fedmpi.common.inputs import Inputs, Samples, call
 from fedmpi.common.target_scale import TargetScale
 from fedmpi.config.schema import Settings
 from fedmpi.data.batches import batches
-from fedmpi.runtime import build, build_data, launch, trust
+from fedmpi.runtime import build, build_data, trust
 from fedmpi.runtime.build import Experiment
+from fedmpi.runtime.device import set_numerics
 from fedmpi.runtime.finished.client_model import ClientPredictor, client_model
 from fedmpi.runtime.record import preprocessing
 from fedmpi.runtime.record.durable import weights
@@ -72,7 +73,7 @@ def export(
     settings = trust.run_settings(run, trusted, [*given, "compute.compile=false", "compute.device=cpu"])
     name = BEST if best else MODEL
     with trust.guard(trusted):
-        launch.set_numerics(settings)
+        set_numerics(settings)
         module, facts = rebuilt(run, settings, name), facts_of(run / name)
         if client is not None:
             module = client_model(run, client, trusted, best, given)

@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from fedmpi.runtime.reading.compare import LEFT_OUT  # sealed, but not recomputed
+from fedmpi.common.metrics_row import VARIES_WITH_RANKS
 
 VERIFIED, ALTERED, CANNOT = 0, 1, 2  # exit codes
 NOTHING = object()
@@ -58,7 +58,7 @@ def differences(
     tolerance: how far apart numbers may be, relative to the larger one where that is above 1; then hashes are not
     compared. partial: the replay was stopped before it evaluated this round, and lacks these figures.
     """
-    left_out = (*LEFT_OUT, *(("sha256",) if tolerance is not None else ()))
+    left_out = {*VARIES_WITH_RANKS, *(("sha256",) if tolerance is not None else ())}
     keys = [key for key in {**was, **now} if key not in left_out and not (partial and key not in now)]
     pairs = [(key, was.get(key, NOTHING), now.get(key, NOTHING)) for key in keys]
     return [Difference(*pair) for pair in pairs if not _same(pair[1], pair[2], tolerance)]

@@ -16,7 +16,8 @@ from fedmpi.comm.launchers.launcher_env import detect
 from fedmpi.common.errors import UserError
 from fedmpi.common.text import count, figure
 from fedmpi.config.schema import Settings
-from fedmpi.runtime import launch, trust
+from fedmpi.runtime import trust
+from fedmpi.runtime.device import pick_device, set_numerics
 from fedmpi.runtime.finished.client_model import client_model
 from fedmpi.runtime.record import durable
 from fedmpi.runtime.record.model_facts import facts_of, personal_notice
@@ -48,11 +49,11 @@ def predict(
     settings = trust.run_settings(run, trusted, [*given, "compute.compile=false"])
     name = BEST if best else MODEL
     with trust.guard(trusted):
-        launch.set_numerics(settings)
+        set_numerics(settings)
         if client is not None:
             module = client_model(run, client, trusted, best, given)
         else:
-            module = rebuilt(run, settings, name).to(launch.pick_device(settings, detect({})))
+            module = rebuilt(run, settings, name).to(pick_device(settings, detect({})))
             if said := personal_notice(facts_of(run / name)):
                 warnings.warn(said, stacklevel=2)
         found = predictor(module, run, settings, name, client)(file, site=site, ids=ids)

@@ -11,11 +11,12 @@ from dataclasses import dataclass
 from pathlib import Path
 from random import SystemRandom
 
-from fedmpi.common.signals import StopRequest
+from fedmpi.common.signals import CommandProcess
 from fedmpi.config.schema import Settings
-from fedmpi.runtime import launch, trust
+from fedmpi.runtime import trust
 from fedmpi.runtime.record.durable import Damaged, read_tensors
 from fedmpi.runtime.resuming import replay, resume
+from fedmpi.runtime.run import execute
 
 RARELY = 1_000_000  # rounds between checkpoints of a replay
 NEAR = 10  # rounds, that are trained for the sake of the last one
@@ -74,11 +75,11 @@ def again(run: Path, trusted: bool, overrides: Sequence[str], start: int, last: 
         settings = _settings(run, trusted, overrides, Path(place), start)
         if start >= 0:
             _begin(run, Path(place) / settings.name, start)
-        stop = StopRequest()
-        stop.after = min(last + 2, total)
+        process = CommandProcess()
+        process.stop.after = min(last + 2, total)
         with trust.guard(trusted), redirect_stdout(io.StringIO()):
-            result, _ = launch.execute(settings, stop)
-        if stop.signal:
+            result, _ = execute(settings, process)
+        if process.stop.signal:
             raise KeyboardInterrupt
         yield Again(Path(result["directory"]), result["exit_reason"] == "stopped")
 

@@ -15,7 +15,6 @@ from typing import Any
 
 import torch
 
-from fedmpi.common import places
 from fedmpi.common.errors import UserError
 from fedmpi.common.text import count
 from fedmpi.config.schema import Settings
@@ -23,7 +22,7 @@ from fedmpi.engine.faults import losses
 from fedmpi.runtime import consistency, trust
 from fedmpi.runtime.finished import at_rest, rounds
 from fedmpi.runtime.finished.findings import Difference, Findings, differences
-from fedmpi.runtime.reading.files import json_of
+from fedmpi.runtime.reading.files import json_of, no_run
 from fedmpi.runtime.record import preprocessing, seal
 from fedmpi.runtime.record.environment import installed
 from fedmpi.runtime.record.run_dir import RunDirectory
@@ -42,27 +41,30 @@ def verify(
     overrides: Sequence[str] = (),
     tolerance: float | None = None,
     asked: str | None = None,
+    working_dir: Path | None = None,
 ) -> int:
     """Check one run directory and tell what was found. Returns 0: verified, 1: altered, 2: it cannot be told.
 
     number: rounds to replay; None: all. tolerance: compare figures within it, not bits. asked: the seal that somebody
-    has noted. Raises UserError where the directory is none, or not trusted.
+    has noted. working_dir: where relative paths start; a plug-in may change that of the process. Raises UserError where
+    the directory is none, or not trusted.
     """
     say(f"{run}")
-    run, to = places.fixed(run), Findings(say)  # a plug-in may change the working directory
+    working_dir, to = working_dir or Path.cwd(), Findings(say)
+    run = working_dir / run
     sealed = at_rest.check_seal(run, asked, to)
     try:
-        settings = trust.run_settings(run, trusted, overrides)
+        settings = trust.run_settings(run, trusted, overrides).begun_in(working_dir)
     except UserError as error:
         if not to.altered:
             raise
         to.cannot(str(error))
         return _verdict(to, 0)
-    rows = at_rest.rows_of(run / "metrics.jsonl", to) if (run / "metrics.jsonl").exists() else []
+    rows = at_rest.rows_of(run / "metrics.jsonl", to)
     reason = _reason(run, to)
     at_rest.check_rounds(rows, settings, reason, to)
     at_rest.check_config(run, to)
-    lost = at_rest.rows_of(run / "faults.jsonl", to) if (run / "faults.jsonl").exists() else []
+    lost = at_rest.rows_of(run / "faults.jsonl", to)
     with trust.guard(trusted):
         if reason:
             at_rest.check_summary(run, rows, settings, lost, to)
@@ -237,7 +239,7 @@ def others(run: Path, settings: Settings) -> list[str]:
 
 def _rows(path: Path) -> list[dict[str, Any]]:
     """Rows, without lines that are none: these have been told."""
-    return at_rest.rows_of(path, Findings(lambda text: None)) if path.exists() else []
+    return at_rest.rows_of(path, Findings(lambda text: None))
 
 
 def _keyed(path: Path) -> dict[tuple[Any, ...], dict[str, Any]]:
@@ -274,7 +276,7 @@ def run_directories(place: Path) -> list[Path]:
         return [place]
     found = sorted(path.parent for path in place.glob("*/config.yaml")) if place.is_dir() else []
     if not found:
-        raise UserError(f"{place} is no run directory, and no directory of a sweep: it holds no config.yaml")
+        raise no_run(place, "config.yaml, and no directory that does")
     return found
 
 
@@ -282,15 +284,15 @@ def verify_all(place: Path, say: Say, **options: Any) -> int:
     """`verify` of each run in a directory; 1 if any was altered, else 2 if any cannot be told."""
     runs = run_directories(place)
     codes: dict[Path, int] = {}
-    with places.here():
-        if len(runs) == 1:
-            return verify(runs[0], say, **options)
-        for run in runs:
-            try:
-                codes[run] = verify(run, say, **options)
-            except UserError as error:
-                say(f"  cannot tell: {error}")
-                codes[run] = 2
+    options["working_dir"] = Path.cwd()
+    if len(runs) == 1:
+        return verify(runs[0], say, **options)
+    for run in runs:
+        try:
+            codes[run] = verify(run, say, **options)
+        except UserError as error:
+            say(f"  cannot tell: {error}")
+            codes[run] = 2
     words = {0: "verified", 1: "altered", 2: "cannot be told"}
     said = {code: [run.name for run in runs if codes[run] == code] for code in words}
     named = {code: "" if code == 0 else f" ({', '.join(names)})" for code, names in said.items()}

@@ -13,11 +13,12 @@ from pathlib import Path
 from typing import Any
 
 from fedmpi.common.errors import UserError
+from fedmpi.common.jsonl import read_jsonl
+from fedmpi.common.metrics_row import VARIES_WITH_RANKS
 from fedmpi.config.later import comparable
 from fedmpi.runtime.reading import files
 
 HASH, MODEL = "sha256", "model.safetensors"
-LEFT_OUT = ("wall_s", "train_s", "wait_s", "server_s", "evaluate_s", "sent_bytes", "received_bytes")
 NAMES = ("name", "output_mode", "timeline", "report")  # settings that change nothing of a run
 DATA = ("partition", "training data", "test data", "layout", "initial weights")  # as digests are called
 Facts = dict[str, Any]
@@ -51,12 +52,12 @@ class _Side:
 
     def __init__(self, run: Path) -> None:
         if not files.is_run(files.folder(run)):
-            raise UserError(f"{run} is no run directory: it holds neither {' nor '.join(files.OF_A_RUN)}")
+            raise files.no_run(run, " or ".join(files.OF_A_RUN))
         self.run = run
         self.identity = comparable(files.json_of(run / "identity.json") or {})
         self.environment = files.json_of(run / "environment.json") or {}
-        self.rounds = {row["round"]: row for row in _all(run / "metrics.jsonl")}
-        rows = _all(run / "clients.jsonl")
+        self.rounds = {row["round"]: row for row in _rows(run / "metrics.jsonl")}
+        rows = _rows(run / "clients.jsonl")
         self.clients = {(row["round"], row.get("client"), row.get("protocol")): row for row in rows}
 
     def model(self) -> str | None:
@@ -70,15 +71,9 @@ class _Side:
         return digest.hexdigest()
 
 
-def _all(path: Path) -> list[Facts]:
+def _rows(path: Path) -> list[Facts]:
     """Every line counts: one that cannot be read is no difference, and must not pass for one."""
-    found = files.lines(path)
-    if found.unreadable:
-        raise UserError(f"{path}: line {found.unreadable[0]} is damaged: it is no JSON object")
-    for number, row in enumerate(found.rows, 1):
-        if not isinstance(row.get("round"), int):
-            raise UserError(f"{path}: line {number} names no round")
-    return found.rows
+    return read_jsonl(path, rounds=True, strict=True).rows
 
 
 def _made_with(a: _Side, b: _Side) -> Facts:
@@ -125,7 +120,7 @@ def _hash(a: Facts, b: Facts) -> Facts | None:
 
 
 def _figure(a: Facts, b: Facts) -> Facts | None:
-    names = [name for name in dict.fromkeys([*a, *b]) if name not in (*LEFT_OUT, HASH)]
+    names = [name for name in dict.fromkeys([*a, *b]) if name not in (*VARIES_WITH_RANKS, HASH)]
     differing = [name for name in names if a.get(name) != b.get(name)]
     if not differing:
         return None

@@ -5,27 +5,41 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from fedmpi.common.errors import UserError
+from fedmpi.common.jsonl import read_jsonl
 
 OF_A_RUN = ("identity.json", "metrics.jsonl")
+OF_EACH_RANK = ("state", "audit", "timeline")  # folders to which ranks other than 0 write, each on its own host
 TAIL = 1 << 20  # bytes
 Row = dict[str, Any]
 
 
-@dataclass(frozen=True)
-class Lines:
-    """Rows of a file of lines. unreadable: lines that are none, by number from 1; not a last one without an end."""
-
-    rows: list[Row]
-    unreadable: list[int]
-
-
 def is_run(place: Path) -> bool:
     return any((place / name).is_file() for name in OF_A_RUN)
+
+
+def no_run(
+    place: Path,
+    lacks: str = "config.yaml",
+    remedy: str = "Copy them from there into this directory, beside what is in it, and give the command again.",
+) -> UserError:
+    """Return the error for a directory that is not a run's.
+
+    Args:
+        place: the directory. On a host of its own a rank other than 0 leaves one that holds only a part of a run.
+        lacks: the files of which it holds none.
+        remedy: what to do where it is such a part.
+    """
+    parts = [f"{name}/" for name in OF_EACH_RANK if (place / name).is_dir()]
+    if is_run(place) or not parts:
+        return UserError(f"{place} is no run directory: it holds no {lacks}")
+    return UserError(
+        f"{place} holds only what the ranks of this host wrote ({', '.join(parts)}): config.yaml and all other files "
+        f"of the run are in its directory on the host of rank 0.\n{remedy}"
+    )
 
 
 def runs_in(place: Path) -> list[Path]:
@@ -55,11 +69,6 @@ def json_of(path: Path) -> Row | None:
     return found if isinstance(found, dict) else None
 
 
-def lines(path: Path) -> Lines:
-    """All rows of a file of lines; none where there is no such file."""
-    return parsed(content(path))
-
-
 def content(path: Path) -> bytes:
     """Raises UserError where it is there and cannot be read."""
     try:
@@ -70,31 +79,12 @@ def content(path: Path) -> bytes:
         raise UserError(f"{path} cannot be read: {error.strerror}") from error
 
 
-def parsed(text: bytes) -> Lines:
-    """Rows; what is behind the last line feed is still being written, or was cut by a kill."""
-    rows, unreadable = [], []
-    for number, line in enumerate(text[: text.rfind(b"\n") + 1].splitlines(), 1):
-        try:
-            row = json.loads(line)
-        except ValueError:  # of the decoding, too
-            row = None
-        if isinstance(row, dict):
-            rows.append(row)
-        elif line.strip():
-            unreadable.append(number)
-    return Lines(rows, unreadable)
-
-
 def tail(path: Path, size: int = TAIL) -> list[Row]:
-    """The last rows of a file of lines, of so many bytes."""
+    """Return the last rows of a file, those in its last `size` bytes; none where it is missing or cannot be read."""
     try:
-        with path.open("rb") as file:
-            end = file.seek(0, 2)
-            file.seek(max(end - size, 0))
-            text = file.read()
-    except OSError:
+        return read_jsonl(path, tail=size).rows
+    except UserError:
         return []
-    return parsed(text if end <= size else text[text.find(b"\n") + 1 :]).rows
 
 
 def total(text: bytes, key: str) -> int:

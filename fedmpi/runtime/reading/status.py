@@ -20,13 +20,13 @@ from pathlib import Path
 from statistics import fmean
 from typing import Any
 
+from fedmpi.common.jsonl import JsonLines, parse_jsonl, read_jsonl
+from fedmpi.common.metrics_row import NOT_METRICS
 from fedmpi.runtime.reading import files, slowest
 from fedmpi.runtime.record import lock
 
 RUNNING, FINISHED, STOPPED, FAILED, DIED, NEVER = "running", "finished", "stopped", "failed", "died", "never started"
 WINDOW, LATELY_S, TIMES = 20, 60.0, 5.0
-OF_A_ROUND = ("wall_s", "train_s", "wait_s", "server_s", "evaluate_s")
-BOOKS = {"round", "diverged", "sent_bytes", "received_bytes", "up_parameters", "down_parameters", *OF_A_ROUND}
 FINE, GOES_ON, BAD = 0, 75, 1  # exit codes
 
 
@@ -61,7 +61,7 @@ def brief(run: Path, text: bytes | None = None, now: float | None = None) -> dic
     now = time.time() if now is None else now
     text = files.content(run / "metrics.jsonl") if text is None else text
     seen, whole = _rows(text), text.count(b"\n")
-    done = seen.rows[-1]["round"] + 1 if seen.rows else max(whole - len(seen.unreadable), 0)
+    done = seen.rows[-1]["round"] + 1 if seen.rows else max(whole - len(seen.damaged), 0)
     identity, summary = files.json_of(run / "identity.json") or {}, files.json_of(run / "summary.json")
     held, who = lock.look(run)
     written = files.changed([run / "metrics.jsonl", run / "log.txt", *(run / slowest.FOLDER).glob("rank-*.jsonl")])
@@ -82,7 +82,7 @@ def brief(run: Path, text: bytes | None = None, now: float | None = None) -> dic
         "eta_s": left * round_s if state == RUNNING and lately and left is not None and round_s is not None else None,
         "since_s": max(now - written, 0.0) if written is not None else None,
         "checkpoint": kept,
-        "unreadable": len(seen.unreadable),
+        "unreadable": len(seen.damaged),
     }
 
 
@@ -93,13 +93,12 @@ def code(facts: dict[str, Any]) -> int:
     return GOES_ON if facts["state"] in (STOPPED, DIED) and facts["resume"] else BAD
 
 
-def _rows(text: bytes) -> files.Lines:
+def _rows(text: bytes) -> JsonLines:
     """The last rows of metrics.jsonl."""
     if len(text) > files.TAIL:
         text = text[-files.TAIL :]
         text = text[text.find(b"\n") + 1 :]
-    seen = files.parsed(text)
-    return files.Lines([row for row in seen.rows if isinstance(row.get("round"), int)], seen.unreadable)
+    return parse_jsonl(text, rounds=True)
 
 
 def _state(
@@ -153,8 +152,8 @@ def _ranks(run: Path) -> dict[str, Any]:
     ranks = [each for each in about.get("ranks") or () if isinstance(each, dict)]
     lost: dict[str, int] = {}
     began = _job_began(run)
-    for row in files.lines(run / "faults.jsonl").rows:
-        if isinstance(row.get("ranks"), dict) and isinstance(row.get("round"), int) and row["round"] >= began:
+    for row in read_jsonl(run / "faults.jsonl", rounds=True).rows:
+        if isinstance(row.get("ranks"), dict) and row["round"] >= began:
             lost |= dict.fromkeys(row["ranks"], row["round"])
     hosts = list(dict.fromkeys(str(each.get("host")) for each in ranks))
     alive = len(ranks) - sum(rank.isdigit() and int(rank) < len(ranks) for rank in lost)
@@ -165,13 +164,13 @@ def _ranks(run: Path) -> dict[str, Any]:
 def _job_began(run: Path) -> int:
     """The first round of the last job, with which all ranks are there again."""
     text = files.content(run / slowest.FOLDER / "rank-0000.jsonl")
-    rows = files.parsed(text[max(text.rfind(b'{"job"'), 0) :]).rows
-    return next((row["round"] for row in rows if isinstance(row.get("round"), int)), 0)
+    rows = parse_jsonl(text[max(text.rfind(b'{"job"'), 0) :], rounds=True).rows
+    return next((row["round"] for row in rows), 0)
 
 
 def _figures(rows: list[dict[str, Any]]) -> tuple[dict[str, float], int | None]:
     """The figures of the last round that was evaluated, else of the last one; and which that is."""
-    found = [{k: v for k, v in row.items() if k not in BOOKS and _is_number(v)} for row in rows]
+    found = [{k: v for k, v in row.items() if k not in NOT_METRICS and _is_number(v)} for row in rows]
     names = {name for row in found for name in row if name != "train_loss"}
     for row, figures in zip(reversed(rows), reversed(found), strict=True):
         if names & figures.keys() or not names:
@@ -182,7 +181,7 @@ def _figures(rows: list[dict[str, Any]]) -> tuple[dict[str, float], int | None]:
 def _faults(run: Path, text: bytes, rows: list[dict[str, Any]]) -> dict[str, Any]:
     refused, clipped = (text.count(b'"%s": [{' % what) for what in (b"refused", b"clipped"))
     apart = next((row["diverged"] for row in rows if "diverged" in row), None)
-    losses = len(files.lines(run / "faults.jsonl").rows)
+    losses = len(read_jsonl(run / "faults.jsonl", rounds=True).rows)
     return {"losses": losses, "rounds_with_refused": refused, "rounds_with_clipped": clipped, "diverged": apart}
 
 

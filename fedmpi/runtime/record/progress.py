@@ -3,44 +3,13 @@
 import math
 import sys
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from typing import TYPE_CHECKING, Any, TextIO, cast
+from typing import TYPE_CHECKING, Any, TextIO
 
+from fedmpi.comm.loss.leaving import say
 from fedmpi.common.text import figure
 
 if TYPE_CHECKING:
     from rich.progress import Progress
-
-
-class Lenient:
-    """A stream that may be closed (`>&-`), full (`> /dev/full`) or left by its reader (`| head`): then it takes no
-    more, and training goes on."""
-
-    def __init__(self, stream: TextIO | None) -> None:
-        self.stream, self.broken = stream, stream is None
-
-    def write(self, text: str) -> int:
-        self._try("write", text)
-        return len(text)
-
-    def flush(self) -> None:
-        self._try("flush")
-
-    def _try(self, call: str, *arguments: str) -> None:
-        if not self.broken:
-            try:
-                try:
-                    getattr(self.stream, call)(*arguments)
-                except UnicodeEncodeError as error:  # a site's name, and a stream of eight bits
-                    known = (text.encode(error.encoding, "backslashreplace") for text in arguments)
-                    getattr(self.stream, call)(*(text.decode(error.encoding) for text in known))
-            except (OSError, ValueError, RecursionError):
-                self.broken = True
-
-    def __getattr__(self, name: str) -> Any:  # isatty, fileno, encoding
-        return getattr(self.stream, name)
-
-    def isatty(self) -> bool:
-        return self.stream is not None and self.stream.isatty()
 
 
 class Console:
@@ -64,15 +33,15 @@ class Console:
         live: bool = True,
     ) -> None:
         self.rounds, self.names, self.log = rounds, tuple(names), log
-        self.stream = Lenient(stream or sys.stdout)
+        self.stream = stream or sys.stdout
         self.told, self.wall_s = 0, 0.0  # rounds, and the seconds that they took
         self.progress: Progress | None = None
-        if live and self.stream.isatty():
+        if live and self.stream is not None and self.stream.isatty():
             from rich import progress
             from rich.console import Console as Terminal
 
             columns = (progress.BarColumn(), progress.TextColumn("{task.description}", markup=False))
-            self.progress = progress.Progress(*columns, console=Terminal(file=cast(TextIO, self.stream)))
+            self.progress = progress.Progress(*columns, console=Terminal(file=self.stream))
             self.task = self.progress.add_task("starting", total=max(rounds, 1))
             self.progress.start()
 
@@ -81,8 +50,8 @@ class Console:
         self.log(text)
         if self.progress is not None:
             self.progress.console.print(text, markup=False, highlight=False, soft_wrap=True)
-        else:
-            print(text, file=self.stream, flush=True)
+        elif self.stream is not None:  # None: closed when Python started
+            say(text, self.stream)
 
     def round(self, row: Mapping[str, Any], more: Iterable[str] = ()) -> None:
         """One finished round: `row` as in metrics.jsonl (round, wall_s, metrics where it was evaluated).

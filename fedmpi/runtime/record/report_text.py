@@ -15,6 +15,7 @@ import torch
 from fedmpi.comm import Job
 from fedmpi.comm.base import ranks as numbers
 from fedmpi.common.inputs import Shape, describe_axes
+from fedmpi.common.metrics_row import NOT_METRICS
 from fedmpi.common.redaction import flow
 from fedmpi.common.text import count, figure
 from fedmpi.config.schema import Settings
@@ -177,11 +178,9 @@ def device_name(device: torch.device) -> str:
 
 
 def figures_in(rows: list[dict[str, Any]]) -> list[str]:
-    """The metrics worth a summary: all numbers that are neither bookkeeping nor time."""
-    other = {"round", "cohort", "sent_bytes", "received_bytes", "up_parameters", "down_parameters"}
-    other |= {"diverged", "wall_s", "train_s", "wait_s", "server_s", "evaluate_s"}
+    """Return the names of the metrics in these rows: all numbers that are neither counts nor times."""
     seen = dict.fromkeys(name for row in rows for name, value in row.items() if isinstance(value, (int, float)))
-    return [name for name in seen if name not in other]
+    return [name for name in seen if name not in NOT_METRICS]
 
 
 def farewell(

@@ -45,13 +45,13 @@ import numpy as np
 import safetensors.torch
 import torch
 
-from fedmpi.common import places
 from fedmpi.common.errors import UserError
+from fedmpi.common.jsonl import read_jsonl
 from fedmpi.common.redaction import redacted
 from fedmpi.config.yaml_source import text_for
 from fedmpi.data.partitions.parts import Partition
 from fedmpi.runtime.record import durable, partition_file, preprocessing, seal
-from fedmpi.runtime.record.lines import as_line, plain, round_of, rows_of
+from fedmpi.runtime.record.lines import as_line, plain
 
 MODEL, BEST, REPORT = "model.safetensors", "model-best.safetensors", "report.html"
 END_S = 5.0  # allowed for a write in progress where a run is ended
@@ -59,14 +59,14 @@ END_S = 5.0  # allowed for a write in progress where a run is ended
 
 class RunDirectory:
     """One run's directory; `path` exists, and is absolute; messages have it as `shown`, as it was given. Files have the
-    modes that the umask leaves, or are the user's alone."""
+    modes that the umask leaves, or are the user's alone. A relative path is one below `working_dir`."""
 
-    def __init__(self, path: Path, private: bool = False) -> None:
-        self.path, self.shown, self.private = places.fixed(path), path, private
+    def __init__(self, path: Path, private: bool = False, working_dir: Path = Path()) -> None:
+        self.path, self.shown, self.private = (working_dir / path).absolute(), path, private
         self._lock = threading.RLock()  # of the one thread that writes: the main one, or one that ends the run
 
     @classmethod
-    def create(cls, output: str | Path, name: str, private: bool = False) -> "RunDirectory":
+    def create(cls, output: str | Path, name: str, private: bool = False, working_dir: Path = Path()) -> "RunDirectory":
         """A new directory output/name, or name-2, name-3, ...: never an existing one, even if two runs start at once.
 
         private: mode 0700, whatever the umask; files 0600.
@@ -78,11 +78,11 @@ class RunDirectory:
         while True:
             path = Path(output) / (name if number == 1 else f"{name}-{number}")
             try:
-                places.at(output).mkdir(parents=True, exist_ok=True)
-                places.at(path).mkdir(mode=0o700 if private else 0o777)
-                return cls(path, private)
+                (working_dir / output).mkdir(parents=True, exist_ok=True)
+                (working_dir / path).mkdir(mode=0o700 if private else 0o777)
+                return cls(path, private, working_dir)
             except FileExistsError:
-                if not places.at(output).is_dir():
+                if not (working_dir / output).is_dir():
                     raise UserError(f"output: {output} is a file; it must be a directory") from None
                 number += 1
             except OSError as error:
@@ -96,17 +96,15 @@ class RunDirectory:
         kept = {"metrics.jsonl": t, "clients.jsonl": t, "updates.jsonl": t, "analysis.jsonl": t + analysed}
         for name, end in kept.items():
             if (self.path / name).exists():
-                with self._writing(name) as path:
-                    had = path.read_text(encoding="utf-8", errors="replace").splitlines()
-                lines = [line for line in had if round_of(line) < end]
-                self._write(name, "".join(f"{line}\n" for line in lines).encode())
+                had = read_jsonl(self.path / name, rounds=True).rows
+                self._write_rows(name, [row for row in had if row["round"] < end])
                 known = len(had) if name == "metrics.jsonl" else known
         if whole and (here := len(self.metrics())) < t:
             shown = self.shown / "metrics.jsonl"
             warnings.warn(f"{shown} was changed or cut: of rounds 0 to {t - 1} it has {here}", stacklevel=2)
         rows = [row for row in self.placement() if row["round"] <= t + 1]
         if (self.path / "placement.jsonl").exists():  # else a cut line would have the next one behind it
-            self._write("placement.jsonl", "".join(f"{as_line(row)}\n" for row in rows).encode())
+            self._write_rows("placement.jsonl", rows)
         for name in ("summary.json", seal.NAME, REPORT, MODEL, BEST, *(path.name for path in self.path.glob(".*.tmp"))):
             with self._writing(name) as path:
                 path.unlink(missing_ok=True)
@@ -180,31 +178,27 @@ class RunDirectory:
 
     def accepted(self) -> list[str]:
         """What was changed under way (checkpoint.changes=accept), in words."""
-        path = self.path / "accepted.jsonl"
-        rows = rows_of(path) if path.exists() else []
+        rows = read_jsonl(self.path / "accepted.jsonl", rounds=True, strict=True).rows
         return [f"from round {row['round']} on {change}" for row in rows for change in row.get("changes", ())]
 
     def add_placement(self, row: Mapping[str, Any]) -> None:
         self._append("placement.jsonl", as_line(row), sync=True)
 
     def placement(self) -> list[dict[str, Any]]:
-        path = self.path / "placement.jsonl"
-        return rows_of(path) if path.exists() else []
+        return read_jsonl(self.path / "placement.jsonl", rounds=True, strict=True).rows
 
     def losses(self) -> list[dict[str, Any]]:
-        path = self.path / "faults.jsonl"
-        return rows_of(path) if path.exists() else []
+        return read_jsonl(self.path / "faults.jsonl", rounds=True, strict=True).rows
 
     def write_losses(self, rows: Sequence[Mapping[str, Any]]) -> None:
-        self._write("faults.jsonl", "".join(f"{as_line(row)}\n" for row in rows).encode())
+        self._write_rows("faults.jsonl", rows)
 
     def log(self, text: str) -> None:
         self._append("log.txt", text)
 
     def metrics(self) -> list[dict[str, Any]]:
         """The rows of metrics.jsonl; none before the first round."""
-        path = self.path / "metrics.jsonl"
-        return rows_of(path) if path.exists() else []
+        return read_jsonl(self.path / "metrics.jsonl", rounds=True, strict=True).rows
 
     def write_model(
         self, tensors: Mapping[str, torch.Tensor], facts: Mapping[str, Any] | None = None, name: str = MODEL
@@ -256,6 +250,9 @@ class RunDirectory:
             except OSError:
                 file.truncate(before)
                 raise
+
+    def _write_rows(self, name: str, rows: Iterable[Mapping[str, Any]]) -> None:
+        self._write(name, "".join(f"{as_line(row)}\n" for row in rows).encode())
 
     def _write_json(self, name: str, facts: Mapping[str, Any]) -> None:
         self._write(name, (json.dumps(plain(facts), indent=2, allow_nan=False) + "\n").encode())

@@ -14,6 +14,8 @@ import json
 from pathlib import Path
 from typing import Any
 
+from fedmpi.common.jsonl import parse_jsonl
+
 NAME = "seal.json"
 FILES = (
     *("config.yaml", "identity.json", "environment.json", "partition.json", "partition.npz", "preprocessing.json"),
@@ -41,7 +43,8 @@ def rounds(path: Path) -> dict[str, str]:
     """Round -> digest of its lines, in their order. A line that is none counts to round "?"."""
     found: dict[str, Any] = {}
     for line in path.read_bytes().splitlines(keepends=True):
-        found.setdefault(_round(line), hashlib.sha256()).update(line)
+        rows = parse_jsonl(line, rounds=True).rows
+        found.setdefault(str(rows[0]["round"]) if rows else "?", hashlib.sha256()).update(line)
     return {t: lines.hexdigest()[:16] for t, lines in found.items()}
 
 
@@ -57,10 +60,3 @@ def digest(path: Path) -> str:
         while piece := file.read(CHUNK):
             found.update(piece)
     return found.hexdigest()
-
-
-def _round(line: bytes) -> str:
-    try:
-        return str(int(json.loads(line)["round"]))
-    except (ValueError, KeyError, TypeError):
-        return "?"

@@ -6,6 +6,7 @@ from collections.abc import Collection, Mapping, Sequence
 from statistics import fmean
 from typing import Any
 
+from fedmpi.common.metrics_row import SUMMED
 from fedmpi.common.text import lower_is_better
 
 
@@ -66,7 +67,7 @@ def summary(
     facts["client_errors"] = sum("error" in each for row in rows for each in row.get("refused") or ())
     facts["clipped_uploads"] = sum(len(row.get("clipped") or ()) for row in rows)
     facts["lost_ranks"] = {rank: row["round"] for row in losses for rank in row["ranks"]}
-    for name in ("wall_s", "sent_bytes", "received_bytes", "up_parameters", "down_parameters"):
+    for name in SUMMED:
         facts[name] = sum(row.get(name) or 0 for row in rows)
     return facts
 

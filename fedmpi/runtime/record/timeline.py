@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from fedmpi.common.errors import RankWarning
+from fedmpi.common.jsonl import read_jsonl
 
 FOLDER, FLUSH_S, MOST = "timeline", 5.0, 1000
 
@@ -66,11 +67,7 @@ def read(run: Path) -> list[dict[str, Any]]:
     jobs: dict[float, dict[str, Any]] = {}
     for path in sorted((run / FOLDER).glob("rank-*.jsonl")):
         rounds: list[dict[str, Any]] | None = None
-        for text in path.read_text(encoding="utf-8", errors="replace").splitlines():
-            try:
-                line = json.loads(text)
-            except ValueError:  # cut by a kill
-                continue
+        for line in read_jsonl(path).rows:
             if "job" in line:
                 job = jobs.setdefault(line["job"], {"job": line["job"], "ranks": {}})
                 rounds = job["ranks"].setdefault(line["rank"], {"host": line["host"], "rounds": []})["rounds"]

@@ -25,6 +25,17 @@ from fedmpi.data import augment, partitions, sources
 NOTHING = object()
 
 
+def written(settings: Settings) -> Settings:
+    """Return the settings as they are written down, with all defaults.
+
+    `checkpoint.resume: must` and `checkpoint.changes: accept` are said of a start, not of the run, whose config may be
+    run again.
+    """
+    kept = settings.checkpoint
+    once = {"changes": "refuse"} | ({"resume": "never"} if kept.resume == "must" else {})
+    return of(settings).model_copy(update={"checkpoint": kept.model_copy(update=once)})
+
+
 def of(settings: Settings) -> Settings:
     """The same settings, in which every option of method, model, task, data source, partition, augmentation and server
     rule has its value. They have been used already, so that all that they name is there."""

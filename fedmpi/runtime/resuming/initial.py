@@ -11,7 +11,6 @@ from safetensors import SafetensorError
 from safetensors.torch import load
 from torch import Tensor, nn
 
-from fedmpi.common import places
 from fedmpi.common.errors import UserError
 from fedmpi.runtime import consistency
 from fedmpi.runtime.record.model_facts import facts_of, personal_notice
@@ -41,7 +40,6 @@ def fill(module: nn.Module, source: Path | None, strict: bool) -> Initial | None
     """
     if source is None:
         return None
-    source = places.at(source)
     path = source / MODEL if source.is_dir() else source
     content, given = _read(path, source)
     own = module.state_dict()

@@ -8,7 +8,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from fedmpi.common.errors import UserError
-from fedmpi.common.signals import StopRequest
+from fedmpi.common.jsonl import read_jsonl
+from fedmpi.common.signals import CommandProcess
 from fedmpi.common.text import count
 from fedmpi.runtime import trust
 
@@ -16,15 +17,14 @@ if TYPE_CHECKING:
     from fedmpi.config import Settings
 
 
-def run(directory: Path, settings: Settings, trusted: bool, say: Callable[[str], None]) -> int:
+def run(directory: Path, settings: Settings, trusted: bool, say: Callable[[str], None], process: CommandProcess) -> int:
     """Replay the rounds that the run has and compare; the exit code: 0 where all have the same bits, 1 where not."""
-    from fedmpi.runtime import launch
+    from fedmpi.runtime.run import execute
 
-    stop = StopRequest()
-    stop.after = len(_hashes(directory / "metrics.jsonl"))
+    process.stop.after = len(_hashes(directory / "metrics.jsonl"))
     with trust.guard(trusted):
-        result, code = launch.execute(settings, stop)
-    if "directory" not in result or (code and not stop.enough):  # the other ranks have nothing to compare
+        result, code = execute(settings, process)
+    if "directory" not in result or (code and not process.stop.enough):  # the other ranks have nothing to compare
         return code
     said, same = compare(directory, Path(result["directory"]))
     say(said)
@@ -62,14 +62,12 @@ def compare(directory: Path, again: Path) -> tuple[str, bool]:
 
 def _hashes(path: Path) -> dict[int, str]:
     """round -> sha256 of the global model after it."""
-    from fedmpi.runtime.record.lines import rows_of  # it imports torch
-
     if not path.exists():
         raise UserError(f"{path} is missing: no round of this run was written")
-    rows = rows_of(path)
+    rows = read_jsonl(path, rounds=True, strict=True).rows
     if not rows:
         raise UserError(f"{path} is empty: no round of this run was written")
     try:
-        return {int(row["round"]): str(row["sha256"]) for row in rows}
-    except (KeyError, TypeError, ValueError) as error:
-        raise UserError(f"{path}: a row has no round, or no sha256 of the model after it ({error})") from error
+        return {row["round"]: str(row["sha256"]) for row in rows}
+    except KeyError as error:
+        raise UserError(f"{path}: a row has no {error} of the model after it") from error

@@ -7,6 +7,7 @@ answers for; the first checkpoint that all find whole is taken, and every refuse
 from __future__ import annotations
 
 import json
+import warnings
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack
 from pathlib import Path
@@ -14,12 +15,15 @@ from typing import Any
 
 from torch import Tensor
 
-from fedmpi.common import places
 from fedmpi.common.errors import UserError
+from fedmpi.common.jsonl import read_jsonl
 from fedmpi.config import Settings
 from fedmpi.config.later import by_rounds, comparable, free_later
-from fedmpi.engine.faults import recovery
+from fedmpi.engine.faults.losses import check
+from fedmpi.engine.faults.policy import rejoin_sites
 from fedmpi.engine.federation import Federation
+from fedmpi.engine.pace import Pace, Row
+from fedmpi.runtime.build import Experiment
 from fedmpi.runtime.record import lock
 from fedmpi.runtime.record.durable import Damaged, read_tensors
 from fedmpi.runtime.record.run_dir import RunDirectory
@@ -39,7 +43,7 @@ def directory(
     experiment.
     """
     path, how = Path(settings.output) / settings.name, settings.checkpoint.resume
-    private, place = settings.output_mode == "private", places.at(path)
+    private, place = settings.output_mode == "private", settings.working_dir / path
     if how != "never" and ((place / IDENTITY).is_file() or (place / lock.NAME).is_file()):
         until_end.enter_context(lock.held(place, private))
         if (place / IDENTITY).is_file():
@@ -48,12 +52,12 @@ def directory(
                     f"checkpoint.every: 0 keeps nothing to go on from, and {path} holds a run to go on with; "
                     "allowed there: 1 or more"
                 )
-            return RunDirectory(path, private), True, _accepted(path, identity, settings)
+            return RunDirectory(path, private, settings.working_dir), True, _accepted(path, identity, settings)
         if how == "auto":  # a job ended before it had said what it is
-            return RunDirectory(path, private), False, []
+            return RunDirectory(path, private, settings.working_dir), False, []
     if how == "must":
         raise UserError(f"checkpoint.resume is must, but {path} holds no run to go on with (no {IDENTITY})")
-    made = RunDirectory.create(settings.output, settings.name, private)
+    made = RunDirectory.create(settings.output, settings.name, private, settings.working_dir)
     until_end.enter_context(lock.held(made.path, private))
     return made, False, []
 
@@ -61,7 +65,7 @@ def directory(
 def _accepted(path: Path, now: Mapping[str, str], settings: Settings) -> list[str]:
     """What differs from the start of the run, in words. Raises UserError where that is not to be."""
     try:
-        before = json.loads((places.at(path) / IDENTITY).read_text(encoding="utf-8"))
+        before = json.loads((settings.working_dir / path / IDENTITY).read_text(encoding="utf-8"))
     except (OSError, ValueError, RecursionError) as error:
         raise UserError(f"{path / IDENTITY} cannot be read ({error}); start a new run under another name") from error
     if not isinstance(before, dict):
@@ -141,7 +145,7 @@ def go_on(fed: Federation, kept: Checkpoints, timeout_s: float, say: Callable[[s
     rounds are done than are asked for.
     """
     comm, found = fed.comm, _proposals(kept, say) if fed.comm.rank == 0 else iter(())
-    losses = fed.roster.losses
+    losses = fed.scheduler.losses
     while True:
         t, server, memory = next(found, (LOST if _ended(kept.folder.parent) else -1, {}, {}))
         t = int(comm.allgather_bytes(str(t).encode(), timeout_s)[0])
@@ -151,9 +155,9 @@ def go_on(fed: Federation, kept: Checkpoints, timeout_s: float, say: Callable[[s
                 "would begin at round 0 and write over its results. A new run (another name) can begin with its model, "
                 f"init.from={kept.folder.parent}, or from the start"
             )
-        fed.roster.losses = (losses if fed.plan.replay else losses.until(t + 1)).known(t + 1)
+        fed.scheduler.losses = (losses if fed.plan.replay else losses.until(t + 1)).known(t + 1)
         if t < 0:
-            recovery.welcome_back(fed, 0)
+            rejoin_sites(0, fed.control)
             kept.begin_after(t, fed)
             return t
         answers = [said.decode() for said in comm.allgather_bytes(_harm(fed, kept, t).encode()[:4000], timeout_s)]
@@ -165,7 +169,7 @@ def go_on(fed: Federation, kept: Checkpoints, timeout_s: float, say: Callable[[s
                     f"ask for {t + 1} or more, or start a new run (another name)"
                 )
             fed.go_on(t, memory, server)
-            recovery.welcome_back(fed, t + 1)
+            rejoin_sites(t + 1, fed.control)
             kept.begin_after(t, fed)
             return t
         say(f"checkpoint of round {t}: {harm}; trying the one before")
@@ -197,7 +201,7 @@ def _harm(fed: Federation, kept: Checkpoints, t: int) -> str:
     """What is wrong with the rows that this rank answers for; "" where nothing is."""
     if not fed.worker.messages.client_state.size:
         return ""
-    last, gone = fed.roster.last_rounds(t), fed.roster.losses.gone(t + 1)
+    last, gone = fed.scheduler.last_rounds(t), fed.scheduler.losses.gone(t + 1)
     for client in sorted(last):
         if fed.states.owner[client] == fed.comm.rank and client not in gone:
             try:
@@ -205,3 +209,52 @@ def _harm(fed: Federation, kept: Checkpoints, t: int) -> str:
             except Damaged as error:
                 return str(error)
     return ""
+
+
+def losses_of(settings: Settings, directory: RunDirectory) -> list[dict[str, Any]]:
+    """Rows of lost ranks: those of the run directory, or of the run that is replayed."""
+    lost = settings.faults.replay
+    return directory.losses() if lost is None else _rows(settings, lost, "faults.replay", "faults.jsonl", check)
+
+
+def placement_of(settings: Settings) -> list[Row]:
+    """The placement of the run that is replayed; [] where none is."""
+    file = settings.cohort.replay
+    return [] if file is None else _rows(settings, file, "cohort.replay", "placement.jsonl", _check_placement)
+
+
+def _rows(settings: Settings, path: Path, key: str, kind: str, check: Callable[[Row], object]) -> list[Row]:
+    """Return the rows of a file that the config names. kind: the file of a run whose form they have; check: raises
+    where a row has another one."""
+    try:
+        if not (settings.working_dir / path).exists():
+            raise UserError(f"{path} does not exist")
+        rows = read_jsonl(settings.working_dir / path, strict=True).rows
+    except UserError as error:
+        raise UserError(f"{key}: {error}; the {kind} of a run is needed, or null") from error
+    for number, row in enumerate(rows, 1):
+        try:
+            check(row)
+        except (KeyError, TypeError, ValueError, AttributeError) as error:
+            why = f"it has no {error}" if isinstance(error, KeyError) else str(error)
+            raise UserError(
+                f"{key}: {path}:{number} is no row of the {kind} of a run ({why}), which is needed, or null"
+            ) from error
+    return rows
+
+
+def _check_placement(row: Row) -> None:
+    Pace.of(row), int(row["round"])
+
+
+def of_same_ranks(rows: list[Row], fed: Federation, made: Experiment) -> list[Row]:
+    """Return a placement if it is one of these ranks, else [].
+
+    On other ranks it means nothing, and only clients that are trained together have other bits there.
+    """
+    same = all(set(map(int, row["pace"])) == set(fed.scheduler.ranks) for row in rows)
+    if not same and made.pack > 1 and fed.comm.rank == 0:
+        ranks = ", ".join(rows[0]["pace"])
+        said = f"cohort.replay: those clients were trained by ranks {ranks}, others have other bits (compute.pack)"
+        warnings.warn(said, stacklevel=2)
+    return rows if same else []

@@ -10,7 +10,8 @@ from fedmpi.common.errors import MissingDataError, UserError
 from fedmpi.common.text import count
 from fedmpi.config import Settings
 from fedmpi.config.sweep import Sweep
-from fedmpi.runtime import build, launch
+from fedmpi.runtime import build
+from fedmpi.runtime.validate import validate_settings
 
 
 def validate(sweep: Sweep, say: Callable[[str], None]) -> None:
@@ -27,7 +28,7 @@ def validate(sweep: Sweep, say: Callable[[str], None]) -> None:
     for labels in sweep.covering():
         settings = sweep.settings(labels)
         try:
-            launch.validate(settings)
+            validate_settings(settings)
         except UserError as error:
             if not _is_missing(error):
                 raise UserError(f"{error}\n  in the run {settings.name}") from error

@@ -5,9 +5,9 @@ from __future__ import annotations
 import math
 from typing import Any, get_args
 
+from fedmpi.common.jsonl import read_jsonl
 from fedmpi.config import Settings
 from fedmpi.config.schema import Analysis
-from fedmpi.runtime.reading import files
 from fedmpi.runtime.record.summary import summary
 from fedmpi.runtime.sweeping import progress
 
@@ -30,8 +30,7 @@ def figures(settings: Settings) -> dict[str, Any]:
     {"rounds": 10, "last": {"losses.shift": 0.4}, "last_round": {"losses.shift": 9}, "mean_last_10": {...}}; {} of a run
     that has measured nothing. A figure that is null, being no number in its round, is none of that round.
     """
-    rows = [_flat(row) for row in files.lines(progress.directory(settings) / "analysis.jsonl").rows]
-    rows = [row for row in rows if "round" in row]
+    rows = [_flat(row) for row in read_jsonl(progress.directory(settings) / "analysis.jsonl", rounds=True).rows]
     if not rows:
         return {}
     names = list(dict.fromkeys(name for row in rows for name in row if name != "round"))
@@ -40,7 +39,7 @@ def figures(settings: Settings) -> dict[str, Any]:
 
 
 def _flat(row: dict[str, Any]) -> dict[str, Any]:
-    found: dict[str, Any] = {"round": row["round"]} if isinstance(row.get("round"), int) else {}
+    found: dict[str, Any] = {"round": row["round"]}
     for probe, said in row.items():
         if isinstance(said, dict):
             found |= {f"{probe}.{name}": value for name, value in said.items() if _is_number(value)}

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import json
 import math
-import os
 import re
 from dataclasses import dataclass
 from pathlib import Path
@@ -15,7 +13,7 @@ from fedmpi.config import Settings
 from fedmpi.config.later import comparable, free_later
 from fedmpi.config.sweep import Sweep
 from fedmpi.runtime import trust
-from fedmpi.runtime.reading.files import json_of
+from fedmpi.runtime.reading.files import json_of, tail
 from fedmpi.runtime.record import kept_copies
 
 DONE, BEGUN, MISSING = "done", "begun", "missing"
@@ -103,15 +101,7 @@ def over(sweep: Sweep, state: State) -> bool:
 
 def last(settings: Settings) -> dict[str, Any]:
     """The line of the last round that a run has closed; {} before the first one. Reads the file's end alone."""
-    try:
-        with (directory(settings) / "metrics.jsonl").open("rb") as file:
-            size = file.seek(0, os.SEEK_END)
-            file.seek(max(size - TAIL, 0))
-            lines = file.read().split(b"\n")[:-1]
-        found = json.loads(lines[-1]) if lines else {}
-    except (OSError, ValueError, RecursionError):
-        return {}
-    return found if isinstance(found, dict) else {}
+    return next(reversed(tail(directory(settings) / "metrics.jsonl", TAIL)), {})
 
 
 def rounds(settings: Settings) -> int:

@@ -20,7 +20,7 @@ from fedmpi.config import Settings
 from fedmpi.config.loading import shown
 from fedmpi.config.sweep import Sweep
 from fedmpi.runtime.reading import many
-from fedmpi.runtime.reading.files import parsed
+from fedmpi.runtime.reading.files import tail
 from fedmpi.runtime.record import durable
 from fedmpi.runtime.sweeping import choosing, progress
 
@@ -216,10 +216,7 @@ def queued(place: Path) -> dict[str, str]:
 
 
 def _submitted(place: Path) -> list[dict]:
-    try:
-        rows = parsed((place / FOLDER / SUBMITTED).read_bytes()).rows
-    except OSError:
-        return []
+    rows = tail(place / FOLDER / SUBMITTED)
     return [row for row in rows if "job" in row and isinstance(row.get("names"), list)]
 
 

@@ -28,7 +28,6 @@ from fedmpi.comm.base import Gone
 from fedmpi.comm.loss import silence
 from fedmpi.comm.loss.alarm import Alarm
 from fedmpi.comm.loss.leaving import leave
-from fedmpi.common import parent
 
 N = 300_000  # 1.2 MB: more than sockets buffer
 DEADLINE_S = 20
@@ -119,7 +118,6 @@ def launch(size, codes):
     for rank in range(size):
         children.append(os.fork())
         if not children[-1]:
-            parent.PID = os.getppid()
             os.environ.update(RANK=str(rank), LOCAL_RANK=str(rank), WORLD_SIZE=str(size), LOCAL_WORLD_SIZE=str(size))
             os.environ.update(TORCHELASTIC_RUN_ID="test", MASTER_ADDR="127.0.0.1", MASTER_PORT=port)
             return

@@ -41,8 +41,8 @@ def environment(**more):
     return clean_env(PYTHONPATH=str(HERE.parents[2]), **more)
 
 
-def program(ranks, *arguments):
-    return [sys.executable, HERE / "battery.py", ranks.folder, "gloo", *arguments]
+def program(ranks, *arguments, backend="gloo"):
+    return [sys.executable, HERE / "battery.py", ranks.folder, backend, *arguments]
 
 
 def finish(ranks, processes):
@@ -78,7 +78,7 @@ def test_env_variables_over_hosts_whose_names_lead_nowhere(hosts, ranks):
     assert_passed(finish(ranks, processes), 2, "Gloo")
 
 
-def test_mpirun_over_hosts_whose_names_lead_nowhere(hosts, ranks):
+def mpirun_over(hosts, ranks, *arguments, backend="gloo", bridges=False):
     env = environment()
     mpirun = shutil.which("mpirun", path=f"{Path(sys.executable).parent}:{env['PATH']}")
     version = subprocess.run([mpirun, "--version"], capture_output=True, text=True).stdout if mpirun else ""
@@ -86,11 +86,21 @@ def test_mpirun_over_hosts_whose_names_lead_nowhere(hosts, ranks):
         pytest.skip("no mpirun of Open MPI 5 on PATH")
     pytest.importorskip("mpi4py")
     here = hosts(DEBIAN)
+    if bridges:
+        here.add_bridges()
     options = ["--host", ",".join(f"{name}:1" for name in here.names), "--prtemca", "plm_ssh_agent", here.agent()]
     options += ["--allow-run-as-root"] if os.geteuid() == 0 else []
-    command = [mpirun, *options, "--bind-to", "none", "-n", "2", *program(ranks)]
-    outcome = finish(ranks, [here.start(0, *command, env=env)])
-    assert_passed(outcome, 2, "Gloo")
+    command = [mpirun, *options, "--bind-to", "none", "-n", "2", *program(ranks, *arguments, backend=backend)]
+    return finish(ranks, [here.start(0, *command, env=env)])
+
+
+def test_mpirun_over_hosts_whose_names_lead_nowhere(hosts, ranks):
+    assert_passed(mpirun_over(hosts, ranks), 2, "Gloo")
+
+
+def test_the_interface_of_the_config_keeps_open_mpi_off_an_address_that_all_hosts_have(hosts, ranks):
+    """Without it a rank connects to itself at 172.17.0.1, and the others wait for it."""
+    assert_passed(mpirun_over(hosts, ranks, "net0", backend="mpi", bridges=True), 2, "Mpi")
 
 
 def test_the_interface_of_the_config_carries_the_messages(hosts, ranks):

@@ -27,7 +27,7 @@ import os, signal, sys, time
 from fedmpi.comm.meeting import rendezvous
 from fedmpi.comm.launchers.job import Job
 store = rendezvous.find_store(Job("slurm", 0, 2, 0, 2, "here"), 30)
-child = rendezvous.processes[0]
+child = store.server
 assert "torch" not in open(f"/proc/{child.pid}/maps").read()
 for number in (signal.SIGINT, signal.SIGTERM, signal.SIGUSR1):
     os.kill(child.pid, number)

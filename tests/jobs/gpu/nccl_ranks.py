@@ -22,6 +22,7 @@ import battery  # noqa: E402
 
 from fedmpi.comm import Lost, Timeouts, detect  # noqa: E402
 from fedmpi.comm.backends import torch_dist  # noqa: E402
+from fedmpi.comm.backends.interfaces import choose_interface  # noqa: E402
 from fedmpi.comm.loss import silence  # noqa: E402
 from fedmpi.comm.loss.alarm import Alarm  # noqa: E402
 from fedmpi.comm.meeting import rendezvous  # noqa: E402
@@ -59,7 +60,7 @@ def connect(kind):
         torch_dist.build("nccl", job, device, store, 60)
     else:
         cards = [{"host": job.host, "network": "of all ranks", "address": "127.0.0.1"}] * job.size
-        torch_dist.choose_interface(job.rank, cards, "127.0.0.1")
+        choose_interface(job.rank, cards, "127.0.0.1")
         group = dist.PrefixStore("group", store)
         dist.init_process_group("gloo", None, timedelta(seconds=60), job.size, job.rank, group)
         post = dist.batch_isend_irecv
@@ -68,7 +69,7 @@ def connect(kind):
     comm, alarm = torch_dist.Nccl(job, device, allgather, Timeouts(round=20)), Alarm(job)
     if job.size > 1:
         alarm.listen(lambda: rendezvous.another(store))
-        alarm.asked = lambda line, store: silence.answer(line, job.rank, comm.awaits, store)
+        alarm.subscribe(lambda line, store: silence.answer(line, job.rank, comm.awaits, store))
     return comm, alarm
 
 

@@ -39,9 +39,9 @@ def ways_of_gathering():
     found = {}
     for name, server in {"streamed": {}, "local": {"reduce": "local"}}.items():
         it = prepare(settings("fedavg", model=WIDE, rounds=1, server=server), device=GPU)
-        gathering = it.fed.exchange.gathering
+        gathering = it.fed.transport.gather_uploads
         ways = []
-        it.fed.exchange.gathering = lambda *given, make=gathering, ways=ways: ways.append(made := make(*given)) or made
+        it.fed.transport.gather_uploads = lambda *given, make=gathering, ways=ways: ways.append(made := make(*given)) or made
         it.fed.run()
         found[name] = [type(way).__name__ for way in ways]
     return found
@@ -185,8 +185,8 @@ def pinned_memory():
     for messages in ("cpu", "cuda"):
         it = prepare(small_settings("scaffold", rounds=1), comm=Solo(torch.device(messages)), device=GPU)
         it.fed.run()
-        rows, row = it.fed.exchange.memory.held["rows"], it.made.itemsize * it.made.messages.largest_upload()
-        pinned = rows.is_pinned(), it.fed.exchange.message.is_pinned()
+        rows, row = it.fed.transport.memory.held["rows"], it.made.itemsize * it.made.messages.largest_upload()
+        pinned = rows.is_pinned(), it.fed.transport.message.is_pinned()
         found.append((row * len(it.rows[-1]["cohort"]), rows.nbytes, *pinned))
     return found
 
@@ -194,16 +194,16 @@ def pinned_memory():
 def waits_for_uploads_of_a_pack():
     """How often the host waits while all clients of a round are trained together and written, and with which result;
     with messages on the CPU, and on the GPU."""
-    found, some = {}, Federation._some
+    found, train = {}, Federation.train_clients
     config = small_settings("fedavg", rounds=1, compute={"pack": 7}, train={"momentum": 0.0})
     for messages in ("cpu", "cuda"):
         it = prepare(config, comm=Solo(torch.device(messages)), device=GPU)
         counts = []
-        Federation._some = lambda *given, counts=counts: counts.append(count(some, *given).get("sync", 0))
+        Federation.train_clients = lambda *given, counts=counts: counts.append(count(train, *given).get("sync", 0))
         try:
             it.fed.run()
         finally:
-            Federation._some = some
+            Federation.train_clients = train
         found[messages] = counts, it.hashes
     return found
 

@@ -9,6 +9,7 @@ import pytest
 from helpers import ROOT, clean_env, fedmpi
 
 from fedmpi import cli
+from fedmpi.cli import shared
 
 CONFIG = f"""\
 name: atoms
@@ -27,7 +28,7 @@ def alone(monkeypatch):
     for name in list(os.environ):
         if name.startswith(("OMPI_", "PMI", "SLURM_", "TORCHELASTIC", "MPI_LOCAL")):
             monkeypatch.delenv(name)
-    for name in cli.shared.THREAD_VARIABLES:
+    for name in shared.THREAD_VARIABLES:
         monkeypatch.setenv(name, "1")
     monkeypatch.setattr(sys, "path", list(sys.path))
 

@@ -82,6 +82,46 @@ def test_a_sweeps_directory_tells_what_was_asked_for(tmp_path, asked, monkeypatc
         many.asked(tmp_path)
 
 
+@pytest.mark.parametrize("without", [{"B_2"}, {"A", "B_2"}])
+def test_a_figure_goes_by_the_name_of_what_is_shown(asked, without):
+    """FedPer has no accuracy of a global model: both rows show personal accuracies, and all forms of the table say so.
+    Where only some protocols give a figure of the same kind, cells differ, and a line says how."""
+    base = sweep.load(asked.path, ["evaluate.protocol=[global, personal]"])
+    for labels, settings in base.runs():
+        run = settings.output / settings.name
+        if run.exists():
+            (run / "identity.json").write_text(json.dumps(settings.identity()))
+            last = {"personal_accuracy": 70.0 + int(labels["seed"])}
+            last |= {} if labels["method"] in without else {"accuracy": 50.0}
+            (run / "summary.json").write_text(json.dumps({"exit_reason": "finished", "last": last, "best": last}))
+    for given in (None, "accuracy"):
+        cells = sweep_table.collect(base, given, None)
+        assert sweep_table.caption(cells).startswith("personal accuracy, after the last round")
+        assert cells.found["A", "0.1"] == {"0": 70.0, "1": 71.0, "2": 72.0}
+        assert sweep_forms.as_csv(cells).startswith("method,train.lr,personal_accuracy,std,")
+        said = "B_2: no accuracy of a global model; personal_accuracy, which all runs have, is compared"
+        assert (said in sweep_table.gaps(cells)) == (without == {"B_2"})
+    assert sweep_table.caption(sweep_table.collect(base, "personal_accuracy", None)).startswith("personal accuracy, ")
+    alone = sweep.load(asked.path, ["evaluate.protocol=[global, personal]", "only={method: A}"])
+    assert sweep_table.collect(alone, None, None).metric == ("personal_accuracy" if "A" in without else "accuracy")
+
+
+def test_cells_with_figures_of_unlike_protocols_are_named(asked):
+    asked.path.write_text(
+        asked.path.read_text().replace("{name: fedprox}}", "{name: fedprox}, evaluate: {protocol: [personal]}}")
+    )
+    base = sweep.load(asked.path)
+    for labels, settings in base.runs():
+        run = settings.output / settings.name
+        if run.exists():
+            (run / "identity.json").write_text(json.dumps(settings.identity()))
+            last = {"accuracy": 50.0} if labels["method"] == "A" else {"personal_accuracy": 70.0}
+            (run / "summary.json").write_text(json.dumps({"exit_reason": "finished", "last": last, "best": last}))
+    cells = sweep_table.collect(base, None, None)
+    assert cells.metric == "accuracy or personal_accuracy"
+    assert "not all figures are of one kind: accuracy of A, personal_accuracy of B_2" in sweep_table.gaps(cells)
+
+
 def digests(asked, say):
     """Put what `say` tells of a run's labels into its identity.json."""
     for labels, settings in asked.runs():

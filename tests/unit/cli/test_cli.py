@@ -5,6 +5,7 @@ import gc
 import importlib
 import inspect
 import os
+import signal
 import sys
 import types
 from functools import partial
@@ -13,11 +14,14 @@ import pytest
 from helpers import ROOT
 
 from fedmpi import cli, runtime
+from fedmpi.cli import shared
 from fedmpi.comm import Timeouts
 from fedmpi.common import options, registry
 from fedmpi.common.errors import UserError
+from fedmpi.common.signals import SIGNALS
 from fedmpi.common.typewords import value_words
-from fedmpi.runtime import catalog, launch
+from fedmpi.runtime import catalog
+from fedmpi.runtime import run as run_module
 from fedmpi.runtime.catalog_options import description
 
 GOOD = """\
@@ -37,7 +41,7 @@ def path(tmp_path):
 
 @pytest.fixture
 def engine(monkeypatch):
-    """Stands for fedmpi.runtime.launch, which trains; remembers the settings that it was given."""
+    """Stands for fedmpi.runtime.run and fedmpi.runtime.validate; remembers the settings that it was given."""
     fake = types.SimpleNamespace(seen=[], outcome=0)
 
     def execute(settings, command, after):
@@ -47,9 +51,10 @@ def engine(monkeypatch):
             raise fake.outcome
         return {}, fake.outcome
 
-    fake.execute, fake.validate = execute, lambda settings: [("clients", "4"), ("model", settings.model.name)]
-    monkeypatch.setitem(sys.modules, "fedmpi.runtime.launch", fake)
-    monkeypatch.setattr(runtime, "launch", fake, raising=False)
+    fake.execute, fake.validate_settings = execute, lambda settings: [("clients", "4"), ("model", settings.model.name)]
+    monkeypatch.setitem(sys.modules, "fedmpi.runtime.run", fake)
+    monkeypatch.setitem(sys.modules, "fedmpi.runtime.validate", fake)
+    monkeypatch.setattr(runtime, "run", fake)
     return fake
 
 
@@ -59,10 +64,15 @@ def alone(monkeypatch):
     for name in list(os.environ):
         if name.startswith(("OMPI_", "PMI", "SLURM_", "TORCHELASTIC_", "MPI_LOCAL")):
             monkeypatch.delenv(name)
-    for name in cli.shared.THREAD_VARIABLES:
+    for name in shared.THREAD_VARIABLES:
         monkeypatch.setenv(name, "7")
     monkeypatch.setattr(sys, "path", list(sys.path))
-    monkeypatch.setattr(launch, "Timeouts", partial(Timeouts, reply=0.1))
+    monkeypatch.setattr(run_module, "Timeouts", partial(Timeouts, reply=0.1))
+    handlers = {number: signal.getsignal(number) for number in SIGNALS}
+    yield
+    gc.enable()
+    for number, handler in handlers.items():
+        signal.signal(number, handler)
 
 
 def rank(monkeypatch, number, size=2):
@@ -92,7 +102,7 @@ def test_run_hands_settings_over_and_returns_the_exit_code(monkeypatch, path, en
 
 
 def test_garbage_is_looked_for_in_a_run_but_not_in_its_imports(monkeypatch, path, engine):
-    with cli.shared.importing():
+    with shared.importing():
         assert not gc.isenabled()
     gc.unfreeze()
     assert main(monkeypatch, "run", path) == 0

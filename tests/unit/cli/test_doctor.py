@@ -52,20 +52,21 @@ def test_an_mpirun_of_any_kind_is_one_line(tmp_path, monkeypatch, text, mark, sa
     program(tmp_path / "mpirun", text)
     monkeypatch.setenv("PATH", f"{tmp_path}:/usr/bin:/bin")
     monkeypatch.setattr(launchers, "LIMIT_S", 0.5 if "sleep" in text else 20)
-    [[line]] = asking.all_at_once([("mpirun", lambda: launchers.launcher("mpirun"), 20.0)])
+    runner = asking.CommandRunner()
+    [[line]] = asking.all_at_once([("mpirun", lambda: launchers.launcher("mpirun", runner), 20.0)])
     assert (line.name, line.mark) == ("mpirun", mark)
     assert said in line.text
     assert gone("987.25")
-    assert not asking.running
+    assert not runner._running
 
 
 def test_a_launcher_that_is_missing_or_cannot_be_started(tmp_path, monkeypatch):
     monkeypatch.setenv("PATH", str(tmp_path))
-    assert launchers.launcher("srun") == [Line("srun", "not on PATH")]
+    assert launchers.launcher("srun", asking.CommandRunner()) == [Line("srun", "not on PATH")]
     assert launchers.torchrun() == [Line("torchrun", "not on PATH")]
     (tmp_path / "srun").write_bytes(b"\x7fELF")
     (tmp_path / "srun").chmod(0o755)
-    [[line]] = asking.all_at_once([("srun", lambda: launchers.launcher("srun"), 20.0)])
+    [[line]] = asking.all_at_once([("srun", lambda: launchers.launcher("srun", asking.CommandRunner()), 20.0)])
     assert line.mark == ODD
     assert line.text.startswith("does not start: Exec format error")
     program(tmp_path / "torchrun", "exit 0")
@@ -106,7 +107,7 @@ def test_a_probe_that_raises_or_hangs_is_one_line_and_stops_no_other():
 def test_a_library_that_hangs_or_dies_keeps_what_was_said_before(monkeypatch, topic, end, mark, said):
     first = f'print(\'["at", "{topic}"]\\n["line", "a", "b", " "]\\nnoise of a library\', flush=True)'
     monkeypatch.setattr(asking, "CHILD", f"{first}; {end}")
-    lines = asking.child(topic, limit_s=3)
+    lines = asking.CommandRunner().run_in_subprocess(topic, limit_s=3)
     assert lines[0] == Line("a", "b")
     assert (lines[1].name, lines[1].mark) == (topic, mark)
     assert said in lines[1].text

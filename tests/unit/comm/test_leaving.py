@@ -1,14 +1,80 @@
-"""The standard streams of a process."""
+"""The standard streams of a process, and where they are seen."""
 
 import io
+import os
+import subprocess
 import sys
 
+import pytest
+
+from fedmpi.comm.launchers.job import Job
 from fedmpi.comm.loss import leaving
 
+PROGRAM = "import sys; from fedmpi.comm.loss import leaving; leaving.setup_stdio(); "
 
-def test_characters_that_a_stream_does_not_have_are_printed_as_escapes(monkeypatch):
+
+@pytest.mark.parametrize("to", [">&-", "> /dev/full", "| true"])
+@pytest.mark.parametrize("python", ["python", "python -u"])
+def test_a_stream_that_takes_nothing_ends_no_command(to, python):
+    """Exit code 3 also says that Python's own flush at the exit does not fail, which would make it 120."""
+    program = PROGRAM + "print('line\\n' * 99999, flush=True); sys.stdout.write('end'); sys.exit(3)"
+    command = f'set -o pipefail; {python.replace("python", sys.executable)} -c "$PROGRAM" {to}'
+    done = subprocess.run(
+        ["bash", "-c", command], env=os.environ | {"PROGRAM": program}, capture_output=True, text=True, timeout=120
+    )
+    assert (done.returncode, done.stderr) == (3, "")
+
+
+def test_streams_keep_their_options_and_escape_characters_that_they_do_not_have():
+    program = (
+        PROGRAM + "print('\u03a9 \u00e9'); print(sys.stdout.encoding, sys.stdout.write_through, sys.stdout.isatty())"
+    )
+    done = subprocess.run(
+        [sys.executable, "-u", "-c", program],
+        env=os.environ | {"PYTHONIOENCODING": "iso-8859-1"},
+        capture_output=True,
+        timeout=120,
+    )
+    assert done.stdout == b"\\u03a9 \xe9\niso8859-1 True False\n", done.stderr
+
+
+def test_a_message_escapes_characters_that_a_stream_does_not_have():
     out = io.TextIOWrapper(io.BytesIO(), encoding="iso-8859-1")
-    monkeypatch.setattr(sys, "stdout", out)
-    leaving.prepare()
-    print("Ω", "é", flush=True)
+    leaving.say("Ω é", out)
     assert out.buffer.getvalue() == b"\\u03a9 \xe9\n"
+
+
+@pytest.mark.parametrize(
+    ("launcher", "rank", "local_rank", "env", "expected"),
+    [
+        ("torchrun", 2, 0, {}, True),
+        ("torchrun", 1, 1, {}, False),  # rank 0's host
+        ("torchrun", 2, 0, {"SLURM_PROCID": "1"}, False),  # `srun torchrun` shows all output
+        ("mpi", 2, 0, {}, False),
+        ("slurm", 2, 0, {}, False),
+        ("env://", 1, 0, {"MASTER_ADDR": "192.0.2.1"}, True),  # an address for documentation: no host has it
+        ("env://", 1, 0, {"MASTER_ADDR": "no..name"}, True),
+        ("env://", 1, 0, {"MASTER_ADDR": "127.0.0.1"}, False),
+        ("env://", 1, 0, {"MASTER_ADDR": "192.0.2.1", "FLUX_TASK_RANK": "1"}, False),
+    ],
+)
+def test_ranks_away_from_the_console_of_rank_0(monkeypatch, launcher, rank, local_rank, env, expected):
+    for name in ("SLURM_PROCID", "PMI_RANK", "PMIX_RANK", "OMPI_COMM_WORLD_RANK"):
+        monkeypatch.delenv(name, raising=False)
+    for name, value in env.items():
+        monkeypatch.setenv(name, value)
+    job = Job(launcher, rank, 4, local_rank, 2, "node")
+    assert leaving.Process(job).has_own_console() is expected
+
+
+@pytest.mark.parametrize("closes", [True, False])
+def test_a_message_that_its_stream_does_not_take_is_dropped(closes):
+    read, write = os.pipe()
+    os.close(read)
+    out = open(write, "w")  # noqa: SIM115
+    if closes:
+        out.close()
+    leaving.say("a line", out)
+    if not closes:
+        with pytest.raises(BrokenPipeError):
+            out.close()

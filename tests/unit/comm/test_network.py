@@ -10,7 +10,8 @@ from helpers import ROOT
 from fedmpi import config
 from fedmpi.comm import Job, connect, network
 from fedmpi.comm.backends import torch_dist
-from fedmpi.common.errors import UserError
+from fedmpi.comm.backends.interfaces import check_interface, choose_interface, set_interface
+from fedmpi.common.errors import RankWarning, UserError
 
 INTERFACES = {"lo": "127.0.0.1", "docker0": "172.17.0.1", "eth0": "10.0.0.5", "ib0": "", "ib1": "10.1.0.5"}
 
@@ -82,29 +83,65 @@ def test_gloo_takes_the_way_on_which_the_ranks_have_met(monkeypatch, rank, cards
     monkeypatch.setattr(network, "resolve", lambda name: own_name_is)
     monkeypatch.setattr(network, "is_own", lambda address: address == "10.1.0.6")
     monkeypatch.setattr(network, "interface_towards", lambda host: f"towards {host}")
-    torch_dist.choose_interface(rank, cards, "10.0.0.5")
+    choose_interface(rank, cards, "10.0.0.5")
     assert os.environ.get("GLOO_SOCKET_IFNAME") == expected
 
 
 def test_what_the_user_has_set_for_gloo_stays(monkeypatch):
     monkeypatch.setenv("GLOO_SOCKET_IFNAME", "eth7")
-    torch_dist.choose_interface(0, CARDS, "10.0.0.5")
+    choose_interface(0, CARDS, "10.0.0.5")
     assert os.environ["GLOO_SOCKET_IFNAME"] == "eth7"
 
 
 # ---- comm.interface ----
+@pytest.mark.parametrize(
+    ("others", "leads_to", "warned"),
+    [
+        ("", {"10.77.0.1": "net0", "10.77.0.3": "net0"}, True),  # set on this host alone
+        ("10.78.0", {"10.78.0.1": "fast0", "10.78.0.3": "fast0"}, False),
+        ("", {"10.77.0.1": "fast0", "10.77.0.3": "fast0"}, False),
+        ("", {}, False),  # a way of which nothing is known
+    ],
+)
+def test_an_interface_that_does_not_lead_to_the_others_is_warned_of(monkeypatch, recwarn, others, leads_to, warned):
+    monkeypatch.setattr(network, "addresses", lambda: {"net0": "10.77.0.2", "fast0": "10.78.0.2"})
+    monkeypatch.setattr(network, "interface_towards", lambda host: leads_to.get(host))
+    chosen = [others and f"{others}.{i}" for i in (1, 2, 3)]
+    chosen[1] = "10.78.0.2"
+    cards = [
+        {"host": f"n{i}", "network": i, "address": address, "interface": interface}
+        for i, address, interface in zip("012", ("127.0.0.1", "10.77.0.2", "10.77.0.3"), chosen, strict=True)
+    ]
+    check_interface(1, cards, "10.77.0.1")
+    assert len(recwarn) == warned
+    if warned:
+        text = str(recwarn.pop(RankWarning).message)
+        assert "comm.interface: fast0 (10.78.0.2) of host n1" in text
+        assert "rank 0 on n0 (10.77.0.1)" in text
+
+
+@pytest.mark.parametrize("option", [None, "OMPI_MCA_btl_tcp_if_include", "OMPI_MCA_btl_tcp_if_exclude"])
+def test_the_interface_is_given_to_open_mpi_unless_the_user_has_chosen(option):
+    """Open MPI refuses to start if both options are set."""
+    env = {option: "docker0"} if option else {}
+    set_interface("ib0", env)
+    chosen = {name: value for name, value in env.items() if name.startswith("OMPI")}
+    assert chosen == ({option: "docker0"} if option else {"OMPI_MCA_btl_tcp_if_include": "ib0"})
+
+
 def test_the_interface_is_given_to_gloo_and_nccl_by_its_exact_name(interfaces, monkeypatch):
     """NCCL_SOCKET_IFNAME takes names that begin so, unless "=" is before them (NCCL's user guide)."""
     told = []
     monkeypatch.setattr(torch_dist, "connect", lambda *arguments: told.append(arguments[-1]) or SimpleNamespace())
-    for name in ("GLOO_SOCKET_IFNAME", "NCCL_SOCKET_IFNAME"):
+    for name in ("GLOO_SOCKET_IFNAME", "NCCL_SOCKET_IFNAME", "OMPI_MCA_btl_tcp_if_include"):
         monkeypatch.setenv(name, "eth7")
     two = Job("torchrun", 0, 2, 0, 1, "a02")
-    connect(two, "gloo", alarm=SimpleNamespace(hush=None), interface=["ens3", "ib*"])
+    alarm = SimpleNamespace(hush=None, subscribe=lambda subscriber: None)
+    connect(two, "gloo", alarm=alarm, interface=["ens3", "ib*"])
     assert told == ["10.1.0.5"]
     assert (os.environ["GLOO_SOCKET_IFNAME"], os.environ["NCCL_SOCKET_IFNAME"]) == ("ib1", "=ib1")
     with pytest.raises(UserError, match=r"comm\.interface: ens3"):
-        connect(two, "gloo", alarm=SimpleNamespace(hush=None), interface="ens3")
+        connect(two, "gloo", alarm=alarm, interface="ens3")
     assert connect(Job("single", 0, 1, 0, 1, "a02"), interface="ens3").size == 1  # which needs none
 
 

@@ -6,11 +6,12 @@ import pytest
 import torch
 from simulated_job import SimulatedJob, SimulatedStore
 
-from fedmpi.comm.backends import torch_dist
-from fedmpi.comm.base import Lost, Silent, within
+from fedmpi.comm.backends import mpi_comm, torch_dist
+from fedmpi.comm.base import START_REMEDY, Lost, Silent, within
 from fedmpi.comm.launchers.job import Job
 from fedmpi.comm.loss import silence
 from fedmpi.comm.meeting.store_allgather import StoreAllgather
+from fedmpi.comm.timeouts import Timeouts
 
 DEADLINE_S = 20
 
@@ -182,6 +183,24 @@ def test_an_error_of_one_rank_ends_the_job_with_its_message(before):
     assert (rank, text) == (0, "fedmpi [rank 3 on node]: error: the ninth wave")
 
 
+@pytest.mark.parametrize("failing", [1, 2, 5])
+def test_each_host_with_a_console_of_its_own_shows_the_error_once(failing):
+    """Two ranks a host; rank 0 speaks at the first one."""
+    job = SimulatedJob(6, per_host=2, start=30, round=60)
+
+    def program(rank):
+        rank.connect()
+        rank.clock.sleep(5)
+        if rank.number == failing:
+            rank.fail(ValueError("the ninth wave"), 2)
+        rank.clock.sleep(500)
+
+    assert job.run(program) == {}
+    assert {text for _, text in job.messages} == {f"fedmpi [rank {failing} on node]: error: the ninth wave"}
+    assert sorted(job.host_of(rank) for rank, _ in job.messages) == [0, 1, 2]
+    assert set(job.codes) == {2}
+
+
 def test_the_first_of_several_errors_counts():
     plan = [step(1, "middle", "fail", 1), step(2, "middle", "sleep", 1, s=0.2), step(2, "gather", "fail", 1)]
     job, _, _ = play(3, 2, *plan)
@@ -243,6 +262,18 @@ def test_the_error_for_an_absent_rank_says_what_to_check_at_the_start(monkeypatc
         assert text.startswith("silent for 30 s: rank 2 of 3.\n")
         for check in ("number of ranks, address and port", "comm.interface", "comm.start_timeout_s"):
             assert check in text
+
+
+def test_under_mpi_the_error_for_an_absent_rank_says_the_same_at_the_start(monkeypatch):
+    comm = mpi_comm.Mpi(Job("mpi", 0, 2, 0, 1, "node"), SimpleNamespace(rank=0, size=2), Timeouts())
+    monkeypatch.setattr(comm, "_receive", lambda peer, *_: peer)
+    monkeypatch.setattr(comm, "_wait", lambda posted, timeout_s: set(posted))
+    with pytest.raises(Lost) as lost:
+        comm.allgather_bytes(b"", 30)
+    assert str(lost.value) == f"silent for 30 s: rank 1 of 2{START_REMEDY}"
+    comm.hosts = {0: "n0", 1: "n1"}  # they have been there
+    with pytest.raises(Lost, match=r"silent for 30 s: rank 1 on n1 of 2$"):
+        comm.allgather_bytes(b"", 30)
 
 
 def test_a_rank_that_does_not_leave_is_named():

@@ -148,7 +148,7 @@ def test_settings_are_frozen(tmp_path):
 EDITS = [
     (
         "trainn: {epochs: 1}",
-        "{path}:7: trainn: unknown key; did you mean 'train'? allowed: analysis, base, callbacks, checkpoint,",
+        "{path}:7: trainn: unknown key; did you mean 'train'? allowed: analysis, base, best, callbacks, checkpoint,",
     ),
     ("lr: 0.1", "{path}:7: lr: unknown key; did you mean train.lr or server.lr? allowed: analysis, base,"),
     (

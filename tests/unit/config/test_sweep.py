@@ -7,6 +7,7 @@ import pytest
 from fedmpi import config
 from fedmpi.common.errors import UserError
 from fedmpi.config import sweep
+from fedmpi.runtime import build_data
 
 BASE = """\
 name: table
@@ -42,7 +43,7 @@ over:
     assert (settings.method.name, settings.method.options) == ("fedprox", {"mu": 0.5})
     assert settings.data.partition.options == {"alpha": 1}
     assert (settings.train.lr, settings.train.epochs, settings.seed, settings.rounds) == (0.5, 3, 2, 7)
-    assert (str(settings.output), settings.name) == ("runs/table", "fedprox_alpha-1_fast_seed-2")
+    assert (str(settings.output), settings.name) == ("runs/sweep", "fedprox_alpha-1_fast_seed-2")
     assert settings.data.partition.clients == 4  # what no axis names is the file's
     assert len({each.name for _, each in runs}) == len(runs)
     covering = list(found.covering())
@@ -79,6 +80,23 @@ def test_what_no_axis_names_can_be_set_for_all(tmp_path):
     assert [settings.train.lr for _, settings in sweep.load(write(tmp_path, one)).runs()] == [0.05]
 
 
+def test_the_name_of_a_run_that_it_is_based_on_is_not_a_sweeps(tmp_path):
+    """It would write into its directory. A sweep's own name holds, and that of a larger sweep that it is a part of."""
+
+    def place(file, *given):
+        found = sweep.load(file, given)
+        return found.settings(found.first()[0]).output.name
+
+    file = write(tmp_path, "over: {seed: [0, 1]}\n", name="seeds.yaml")
+    assert place(file) == "seeds"
+    assert place(file, "name=other") == "other"
+    assert config.load(tmp_path / "base.yaml").name == "table"
+    write(tmp_path, "name: mine\nover: {seed: [0, 1]}\n", name="seeds.yaml")
+    assert place(file) == "mine"
+    (tmp_path / "part.yaml").write_text("base: [seeds.yaml]\nonly: {seed: 0}\n")
+    assert place(tmp_path / "part.yaml") == "mine"
+
+
 def test_published_figures(tmp_path):
     text = """\
 over: {method: {A: {}, B: {method: {name: fedprox}}}, data.partition.alpha: [0.1, 0.5], seed: [0, 1]}
@@ -102,7 +120,27 @@ def test_a_sweep_is_no_run(tmp_path):
 @pytest.mark.parametrize(
     ("text", "words"),
     [
+        ("sweep: {seed: [0, 1]}\n", r"sweep: unknown key; did you mean 'over'\?"),
+        ("skip: [{seed: 0}]\n", r"skip: unknown key; did you mean 'leave_out'\?"),
+        ("seed: [0, 1]\n", r"must be a whole number; .* write over: \{seed: \[0, 1\]\}, for fedmpi sweep"),
+        ("train: {lr: [0.1, 0.2]}\n", r"must be a number; .* write over: \{train\.lr: \[0\.1, 0\.2\]\}"),
+        ("data: {source: digits, axes: NHW}\n", r"data.axes: unknown key"),
+    ],
+)
+def test_a_run_is_told_the_keys_of_a_sweep(tmp_path, text, words):
+    with pytest.raises(UserError, match=words) as told:
+        build_data.open_source(config.load(write(tmp_path, text)))
+    assert "axes" not in text or "over" not in str(told.value)
+
+
+@pytest.mark.parametrize(
+    ("text", "words"),
+    [
         ("rounds: 3\n", r"over: .*; a sweep needs axes"),
+        ("sweep: {seed: [0, 1]}\n", r"sweep\.yaml:2: sweep: unknown key; did you mean 'over'\?"),
+        ("Grid-Search: {seed: [0, 1]}\n", "Grid-Search: unknown key; did you mean 'over'"),
+        ("ovre: {seed: [0, 1]}\n", "ovre: unknown key; did you mean 'over'"),
+        ("train: {lr: [0.1, 0.2]}\n", "over: missing; a sweep needs axes"),
         ("over: {}\n", "a sweep needs axes"),
         ("over: {seed: []}\n", r"sweep\.yaml:2: over\.seed: .*a list of values or files"),
         ("over: {seed: 3}\n", r"over\.seed: 3; a list of values"),

@@ -12,7 +12,7 @@ from fedmpi.data import streaming
 from fedmpi.data.pictures import Pictures
 from fedmpi.data.sources.npz import npz
 from fedmpi.data.streaming.stream import Stream
-from fedmpi.runtime import launch
+from fedmpi.runtime.validate import validate_settings
 
 N = 10
 RNG = np.random.default_rng(0)
@@ -160,4 +160,4 @@ def test_validate_shows_shape_and_axes(tmp_path, shape, says):
     save(tmp_path, shape)
     data = {"source": "npz", "path": "a.npz", "root": tmp_path, "partition": {"scheme": "iid", "clients": 2}}
     settings = {"data": data, "model": {"name": "logistic"}, "method": {"name": "fedavg"}, "rounds": 1}
-    assert dict(launch.validate(Settings.model_validate(settings)))["sample"] == says
+    assert dict(validate_settings(Settings.model_validate(settings)))["sample"] == says

@@ -73,3 +73,27 @@ def test_a_name_without_its_ending_is_answered_with_the_file(tmp_path):
     said = r"line 2: there is no picture .*IMG_0001, but IMG_0001\.png: names need their ending; correct the row"
     with pytest.raises(UserError, match=said):
         csv_images(tmp_path, path="a.csv")
+
+
+def test_words_for_gaps_are_no_class(tmp_path):
+    rows = [f"{i}.png,{('cat', 'dog', 'NA')[i % 3]},a" for i in range(20)]
+    write(tmp_path, rows=rows)
+    with pytest.raises(UserError, match=r"a\.csv, line 4: the column 'label' holds 'NA', which says that nothing is"):
+        csv_images(tmp_path, path="a.csv", **GREY)
+    assert csv_images(tmp_path, path="a.csv", class_names=["cat", "dog", "NA"], **GREY).classes == 3
+
+
+def test_a_label_that_numbers_the_rows_is_warned_of(tmp_path):
+    write(tmp_path, rows=[f"{i}.png,{i},a" for i in range(20)])
+    with pytest.warns(UserWarning, match="the column 'label' has 20 classes in 20 rows; it seems to number or to name"):
+        csv_images(tmp_path, path="a.csv", **GREY)
+
+
+def test_a_site_without_training_rows_is_called_a_site(tmp_path):
+    rows = [f"{i}.png,{('cat', 'dog')[i % 2]},{5 if i > 16 else 1},{'test' if i > 16 else 'train'}" for i in range(20)]
+    write(tmp_path, header="path,label,nr,part", rows=rows)
+    with pytest.raises(
+        UserError,
+        match=r"none of 3 rows of the site '5' \(nr\), the first in line 19, is of the training part \(part\)",
+    ):
+        csv_images(tmp_path, path="a.csv", site_column="nr", split_column="part", **GREY)

@@ -1,5 +1,6 @@
 """How images are decoded: more than 8 bits, several pages, transparency, axes; alike in all sources, and on disk."""
 
+import functools
 import struct
 import warnings
 import zlib
@@ -14,6 +15,7 @@ from fedmpi.data import streaming
 from fedmpi.data.sources.pictures.csv_images import csv_images
 from fedmpi.data.sources.pictures.decode import DecodeOptions, decode
 from fedmpi.data.sources.pictures.image_folder import image_folder
+from fedmpi.data.sources.pictures.image_mask import image_mask
 from fedmpi.data.sources.pictures.reading import read
 from fedmpi.data.streaming.stream import Stream
 
@@ -142,6 +144,68 @@ def test_a_range_that_makes_no_sense_is_refused():
             options(pixel_range=given)
 
 
+def depths_told(load):
+    with warnings.catch_warnings(record=True) as told:
+        warnings.simplefilter("always")
+        load()
+    said = [str(each.message) for each in told]
+    # Of these images each has one value, of which there are warnings of their own.
+    return [each for each in said if "one value" not in each and "all pixels become" not in each]
+
+
+def deep_and_plain(folder, sites=("north", "south")):
+    """Images of 12 bits at the first site, of 8 bits at the second one; and a CSV file of them."""
+    rows = []
+    for dtype, site in zip((np.uint16, np.uint8), sites, strict=True):
+        for k in range(6):
+            home = folder / site / "ab"[k % 2]
+            home.mkdir(parents=True, exist_ok=True)
+            Image.fromarray(np.full((4, 4), 30 * k, dtype)).save(home / f"{k}.png")
+            rows.append(f"{site}/{home.name}/{k}.png,{home.name},{site}")
+    (folder / "a.csv").write_text("path,label,site\n" + "\n".join(rows))
+    return {"channels": 1, "test_fraction": 0.3}
+
+
+@pytest.mark.parametrize("given", [(0, 4095), (0, 255)])
+def test_one_range_for_eight_bits_and_more_is_told_once_with_both_counts(tmp_path, given):
+    more = deep_and_plain(tmp_path)
+    for said in (
+        depths_told(lambda: image_folder(tmp_path, sites=True, pixel_range=given, **more)),
+        depths_told(lambda: csv_images(tmp_path, path="a.csv", site_column="site", pixel_range=given, **more)),
+        depths_told(lambda: csv_images(tmp_path, path="a.csv", pixel_range=given, **more)),
+    ):
+        assert len(said) == 1
+        assert f"data.pixel_range: [0, {given[1]}] is the range of all pictures, but there are 6 of 8 bits" in said[0]
+        assert f"{tmp_path}/south/a/0.png, and 6 of more, such as" in said[0]
+        assert f"{tmp_path}/north/a/0.png" in said[0]
+        assert "save all of them with one depth, or say data.pixel_range: file" in said[0]
+        assert f"255, the largest value of 8 bits, becomes {'0.062' if given[1] == 4095 else '1'};" in said[0]
+    assert depths_told(lambda: image_folder(tmp_path, sites=True, pixel_range="file", **more)) == []
+
+
+def test_a_range_far_beyond_eight_bits_is_told_where_all_files_have_them(tmp_path):
+    """Of silos each rank sees the files of its own site alone."""
+    more = {"class_names": ["a", "b"], **deep_and_plain(tmp_path)}
+    (told,) = depths_told(lambda: image_folder(tmp_path, site="south", pixel_range=(0, 4095), **more))
+    assert "but there are 6 of 8 bits" in told
+    assert "of more" not in told
+    for site, given in (("north", (0, 4095)), ("south", (0, 255)), ("south", (10, 200))):
+        load = functools.partial(image_folder, tmp_path, site=site, pixel_range=given, **more)
+        assert depths_told(load) == []
+
+
+def test_unlike_depths_of_images_with_masks_are_told_once(tmp_path):
+    deep_and_plain(tmp_path, ("north/images", "south/images"))
+    for site in ("north", "south"):
+        for file in [*(tmp_path / site).rglob("*.png")]:
+            file.rename(tmp_path / site / "images" / f"{file.stem}.png")
+        (tmp_path / site / "masks").mkdir()
+        for k in range(6):
+            Image.fromarray(np.full((4, 4), k % 2, np.uint8)).save(tmp_path / site / "masks" / f"{k}.png")
+    (told,) = depths_told(lambda: image_mask(tmp_path, sites=True, classes=2, channels=1, pixel_range=(0, 4095)))
+    assert "there are 6 of 8 bits" in told
+
+
 # ---- several pages ----
 PAGES = RNG.integers(0, 256, (3, 4, 5), np.uint8)
 
@@ -163,6 +227,16 @@ def test_files_of_several_pages_are_refused_unless_an_option_says_how(paged):
     assert np.array_equal(both([paged], options(pages="channels"))[0], PAGES)
     colour = both([paged], options(channels=3, pages="channels"))[0]
     assert np.array_equal(colour, PAGES.repeat(3, axis=0))  # page by page
+
+
+def test_a_folder_with_a_file_of_several_pages_is_refused(tmp_path):
+    for name in "ab":
+        (tmp_path / name).mkdir()
+        first, *others = [Image.fromarray(page) for page in PAGES]
+        first.save(tmp_path / name / "0.tif", save_all=True, append_images=others)
+    with pytest.raises(UserError, match=r"0\.tif cannot be read .*it has 3 pages or frames"):
+        image_folder(tmp_path, test_fraction=0)
+    assert image_folder(tmp_path, test_fraction=0, channels=1, pages="channels").train_x.shape == (2, 3, 4, 5)
 
 
 def test_pages_of_sixteen_bits_share_the_files_range(tmp_path):
@@ -257,8 +331,37 @@ def test_transparency_is_told_once_for_all_sites(tmp_path):
         warnings.simplefilter("default")
         csv_images(tmp_path, path="a.csv", site_column="site", test_fraction=0)
     assert [str(each.message) for each in told] == [
-        "data: pictures with transparent pixels are blended over white; data.background names another colour"
+        f"data: transparent pixels of 8 pictures (the first: {tmp_path}/a.csv, line 2: {tmp_path}/0.png) are blended "
+        "over white; data.background names another colour"
     ]
+
+
+def told(files, **given):
+    with warnings.catch_warnings(record=True) as found:
+        warnings.simplefilter("always")
+        read(files, options(**given))
+    return [str(each.message) for each in found]
+
+
+def test_images_of_one_value_are_counted(tmp_path):
+    for k, high in enumerate((9, 0, 9, 0)):
+        Image.fromarray(np.array([[0, high]], np.uint8)).save(tmp_path / f"{k}.png")
+    files = [tmp_path / f"{k}.png" for k in range(4)]
+    said = (
+        f"data: all pixels of 2 pictures (the first: {tmp_path}/1.png) have one value; is the file what it should be?"
+    )
+    assert told(files) == [said]
+    assert told([files[0], files[2]]) == []
+
+
+def test_a_pixel_range_that_does_not_fit_is_warned_of(tmp_path):
+    """Counted are values at the upper end: what lies below a window, such as air in CT, is cut off on purpose."""
+    np.save(tmp_path / "a.npy", np.array([[-1000, -900, 100, 200]], np.int16))
+    assert told([tmp_path / "a.npy"], pixel_range=(0, 255)) == []
+    (said,) = told([tmp_path / "a.npy"], pixel_range=(-1000, 65535))
+    assert "data.pixel_range: [-1000, 65535]: all pixels become 0 to 0.018, a small part of 0 to 1; say the" in said
+    (said,) = told([tmp_path / "a.npy"], pixel_range=(-1000, 50))
+    assert "50 % of all pixels are at its upper end or beyond, and become 1" in said
 
 
 def test_a_background_that_is_no_colour_is_refused():

@@ -380,6 +380,6 @@ def test_folders_beside_the_training_part(tmp_path):
         UserWarning, match="extra is not read; parts are named train, training, val, .*dev, test"
     ) as told:
         data = image_folder(tmp_path)
-    assert len(told) == 1
+    assert sum("is not read" in str(each.message) for each in told) == 1
     assert value(data.train_x, 0.5, 0.5) == [10, 10, 20, 20]
     assert value(data.test_x, 0.5, 0.5) == [30, 30]

@@ -199,7 +199,9 @@ def nested(kind, levels):
 def test_nested_lists_have_axes(tmp_path, shape, axes, order):
     x = RNG.integers(0, 256, (4, *shape), np.uint8)
     save(tmp_path / "d", {"x": arrow.array(x.tolist(), type=nested(arrow.uint8(), 3)), "label": [0, 1, 0, 1]})
-    data = saved_dataset(tmp_path, path="d", input_column="x", axes=axes, test_fraction=0)
+    said = {"axes": axes} if axes else {}
+    data = saved_dataset(tmp_path, path="d", input_column="x", test_fraction=0, **said)
+    assert data.train_x.shape == x.transpose(order).shape
     assert np.array_equal(data.train_x.floats().numpy(), x.transpose(order) / np.float32(255))
 
 
@@ -252,3 +254,13 @@ def test_a_column_that_numbers_the_rows_is_warned_of(tmp_path):
     save(tmp_path / "d", {"id": list(range(30)), "a": a, "label": [0, 1] * 15})
     with pytest.warns(UserWarning, match="column 'id' numbers the rows"):
         saved_dataset(tmp_path, path="d", input_column=["id", "a"])
+
+
+def test_a_column_that_numbers_the_rows_of_several_splits_is_warned_of_once(tmp_path):
+    for name in ("train", "test"):
+        a = np.random.default_rng(0).normal(size=30)
+        save(tmp_path / "d" / name, {"id": list(range(30)), "a": a, "label": [0, 1] * 15})
+    (tmp_path / "d" / "dataset_dict.json").write_text('{"splits": ["train", "test"]}')
+    with pytest.warns(UserWarning, match="column 'id' numbers the rows") as told:
+        saved_dataset(tmp_path, path="d", input_column=["id", "a"])
+    assert ["numbers the rows" in str(each.message) for each in told].count(True) == 1

@@ -140,6 +140,17 @@ def test_no_warning_where_chance_alone_would_separate_the_classes():
         assert len(told(data_of(np.arange(n)[:, None] * 1.0, [0] * (n // 2) + [1] * (n // 2)))) == says
 
 
+def test_a_run_warns_of_a_feature_that_separates_the_classes(tmp_path):
+    cells = [0.1 * (k % 7) + 5 * (k % 2) for k in range(60)]
+    sheet(tmp_path, {"a": noise(), "code": cells, "label": ["no", "yes"] * 30})
+    (tmp_path / "run.yaml").write_text(
+        f"data: {{source: table, root: {tmp_path}, path: a.csv, partition: {{scheme: iid, clients: 2}}}}\n"
+        "rounds: 1\nmodel: {name: logistic}\nmethod: {name: fedavg}\n"
+    )
+    with pytest.warns(UserWarning, match="data: feature 'code' alone separates the classes"):
+        build_data.partitioned(config.load(tmp_path / "run.yaml"))
+
+
 # ---- numbers as spreadsheets write them ----
 def priced(folder, cells, **options):
     sheet(folder, {"x": [f'"{cell}"' for cell in cells], "label": ["a", "b"] * (len(cells) // 2)})
@@ -267,9 +278,50 @@ def test_a_column_of_dates_is_to_be_left_out_or_made_a_number(tmp_path, date, de
 
 
 def test_a_version_number_is_no_date(tmp_path):
-    sheet(tmp_path, {"version": ["1.5.2"] * 4, "label": ["a", "b"] * 2})
+    sheet(tmp_path, {"version": ["1.5.2", "1.5.3"] * 2, "label": ["a", "b"] * 2})
     with pytest.raises(UserError, match=r"'1\.5\.2', which is no number; list it in data\.categorical"):
         table(tmp_path, path="a.csv")
+
+
+@pytest.mark.parametrize("cells", [[f"p{k}" for k in range(40)], [f"{k}a" for k in range(38)] + ["x", "x"]])
+def test_a_column_of_ids_is_to_be_left_out_and_not_made_columns_of_its_words(tmp_path, cells):
+    sheet(tmp_path, {"who": cells, "a": noise(40), "label": ["a", "b"] * 20})
+    many = len(set(cells))
+    with pytest.raises(UserError, match=rf"{many} values in 40 rows are names .*: list it in data\.drop") as refused:
+        table(tmp_path, path="a.csv")
+    assert "categorical" not in str(refused.value)
+    with pytest.warns(UserWarning, match=r"'who' \(data\.categorical\) has \d+ values in 32 training rows: it names"):
+        table(tmp_path, path="a.csv", categorical=["who"])
+
+
+def test_a_column_of_one_word_is_to_be_left_out(tmp_path):
+    sheet(tmp_path, {"unit": ["mg/dl"] * 40, "a": noise(40), "label": ["a", "b"] * 20})
+    with pytest.raises(UserError, match=r"the same in all rows, .*: list it in data\.drop") as refused:
+        table(tmp_path, path="a.csv")
+    assert "categorical" not in str(refused.value)
+
+
+def test_words_that_many_rows_share_or_of_a_few_rows_become_columns(tmp_path):
+    for words in (["red", "green"] * 20, [f"w{k}" for k in range(12)]):
+        sheet(tmp_path, {"w": words, "label": ["a", "b"] * (len(words) // 2)})
+        with pytest.raises(UserError, match=r"list it in data\.categorical"):
+            table(tmp_path, path="a.csv")
+        with warnings.catch_warnings(record=True) as caught:
+            warnings.simplefilter("always")
+            table(tmp_path, path="a.csv", categorical=["w"])
+        assert not any("names the rows" in str(each.message) for each in caught)
+
+
+def test_a_time_whose_sign_marks_who_is_censored_is_answered_with_two_columns(tmp_path):
+    sheet(tmp_path, {"a": noise(4), "event": [1, 1, 0, 1], "time": [1, -2, 3, 4]})
+    two = (
+        r"line 3: column 'time' holds the time -2; .* write 0 into column 'event' there, and the time without its sign"
+    )
+    with pytest.raises(UserError, match=two):
+        table(tmp_path, path="a.csv", label_column=["event", "time"])
+    sheet(tmp_path, {"a": noise(300), "days": [k - 150 for k in range(300)]})
+    with pytest.raises(UserError, match=r"for the task survival name two columns, data\.label_column: \[EVENT, TIME\]"):
+        table(tmp_path, path="a.csv", label_column="days")
 
 
 def test_numbers_of_rows_that_restart_at_each_site_are_found_where_sites_alternate(tmp_path):

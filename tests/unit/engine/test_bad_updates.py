@@ -9,7 +9,7 @@ from helpers import digest, federated, play, prepare, settings
 from torch import nn
 
 from fedmpi.common.errors import RankWarning, UserError
-from fedmpi.engine import sampling
+from fedmpi.engine import scheduler
 from fedmpi.engine.faults.uploads import Guard
 from fedmpi.engine.local.client import LocalClient
 from fedmpi.engine.travel.cuts import Cuts
@@ -141,12 +141,12 @@ def test_dropped_is_not_having_taken_part(monkeypatch, method, slot):
     said = [str(w.message) for w in caught if "sent" in str(w.message)]
     assert len(said) == 1
     assert said[0].startswith(f"round 1: client 2 sent {'an update of norm' if slot == 'dw' else 'values that are'}")
-    whole = sampling.cohort
+    whole = scheduler.cohort
 
     def without(seed, t, *how):
         return [k for k in whole(seed, t, *how) if (t, k) != (1, BAD)]
 
-    monkeypatch.setattr(sampling, "cohort", without)
+    monkeypatch.setattr(scheduler, "cohort", without)
     clean = play(config, federated())
     assert spoiled.hashes == clean.hashes
     assert digest(spoiled.fed.server.state_row) == digest(clean.fed.server.state_row)

@@ -82,8 +82,8 @@ def test_no_alarm_where_it_learns(method):
 
 def test_a_global_model_of_which_parts_stay_at_home_is_not_looked_at():
     it = play(settings("fedper", rounds=1))
-    assert [loss.name for loss in it.fed.report.watch.losses] == ["train_loss", "personal_loss"]
-    assert [loss.name for loss in play(settings(rounds=1)).fed.report.watch.losses] == ["train_loss", "loss"]
+    assert [loss.name for loss in it.fed.reporter.watch.losses] == ["train_loss", "personal_loss"]
+    assert [loss.name for loss in play(settings(rounds=1)).fed.reporter.watch.losses] == ["train_loss", "loss"]
 
 
 def test_stop_ends_the_run_with_the_round_under_way():

@@ -360,6 +360,19 @@ def test_a_table_may_have_gaps_in_labels_that_the_task_ignores(tmp_path, written
         build_data.partitioned(config(tmp_path, f"{text}task: {{name: multi_label}}\n"))
 
 
+def test_a_sites_own_table_may_have_gaps_in_labels_that_the_task_ignores(tmp_path):
+    """Where one site's rows alone are read, for the model of that client, too."""
+    for site in ("A", "B"):
+        (tmp_path / f"{site}.csv").write_text(TABLE)
+    text = (
+        f"data: {{source: table, root: {tmp_path}, path: '{{site}}.csv', silos: [A, B], label_column: [fever, cough], "
+        "target: number}\nmodel: {name: logistic}\nmethod: {name: fedavg}\nrounds: 1\n"
+        "task: {name: multi_label, ignore: nan}\n"
+    )
+    found = build_data.of_one_site(config(tmp_path, text), 1)
+    assert int(found.train[1].y.isnan().sum()) + int(found.test[1].y.isnan().sum()) == 4
+
+
 def test_arrays_may_have_gaps_in_targets_that_the_task_ignores(tmp_path):
     np.savez(tmp_path / "a.npz", x=np.ones((10, 2), np.float32), y=np.array([1.5, np.nan] * 5))
     text = (

@@ -12,7 +12,7 @@ import pytest
 
 from fedmpi.engine.pace import AGE, DEAREST, FEW, SLOWEST, Measure, Pace
 from fedmpi.engine.plan import Plan
-from fedmpi.engine.sampling import Roster, balanced
+from fedmpi.engine.scheduler import ClientScheduler, balanced
 
 SIZES = [40] * 12
 
@@ -90,23 +90,23 @@ def test_by_pace_each_goes_to_the_rank_that_would_finish_it_first():
 def roster(rank=0, ranks=(1, 2), placement="balanced", **plan):
     data = SimpleNamespace(clients=12, train_sizes=SIZES, global_test=[0])
     comm = SimpleNamespace(rank=rank, alive=[0, *ranks])
-    return Roster(Plan(100, 0, lambda t: 0.1, placement=placement, **plan), data, comm, list(ranks))
+    return ClientScheduler(Plan(100, 0, lambda t: 0.1, placement=placement, **plan), data, comm, list(ranks))
 
 
 def rounds(it, first, last, seconds):
     """Rounds as rank 0 has them: the lines of placement.jsonl."""
     told = []
     for t in range(first, last):
-        row = it.settle(t)
+        row = it.commit(t)
         told += [row] if row else []
-        it.consider(t + 1)
-        members, where = it.cohort(t), it.placed(t)
-        it.saw(t, members, where, [SIZES[k] * seconds(t, k, where[k]) for k in members])
+        it.consider_rebalancing(t + 1)
+        members, where = it.cohort(t), it.assign(t)
+        it.record_timings(t, members, where, [SIZES[k] * seconds(t, k, where[k]) for k in members])
     return told
 
 
 def shares(it, t):
-    where = it.placed(t)
+    where = it.assign(t)
     return [list(where.values()).count(rank) for rank in it.ranks]
 
 
@@ -131,13 +131,13 @@ def test_all_ranks_place_alike_by_what_is_told():
     rounds(it, 0, 9, lambda t, k, r: 1e-3 * (1 + 2 * (r == 2) + 3 * (k == 4)))
     other.pace = Pace.of(json.loads(json.dumps(it.pace.row())))
     assert it.pace.ranks[2] == 300
-    assert [other.placed(t) for t in range(9, 19)] == [it.placed(t) for t in range(9, 19)]
+    assert [other.assign(t) for t in range(9, 19)] == [it.assign(t) for t in range(9, 19)]
 
 
 def test_pinned_stays_pinned():
     it = roster(placement="pinned")
     assert len(rounds(it, 0, 9, lambda t, k, r: 1e-3 * r)) == 1
-    assert it.placed(9) == {k: 1 + k % 2 for k in range(12)}
+    assert it.assign(9) == {k: 1 + k % 2 for k in range(12)}
 
 
 def test_it_goes_on_as_it_was_on_the_same_ranks_alone():
@@ -162,5 +162,5 @@ def test_a_run_that_is_given_places_as_it_was_placed():
     again = roster(ranks=(1, 2, 3))
     again.given = told
     assert rounds(again, 0, 12, lambda t, k, r: 1e-3) == told  # whatever it would measure
-    assert 2 not in again.placed(11).values()
-    assert again.placed(11) == it.placed(11)
+    assert 2 not in again.assign(11).values()
+    assert again.assign(11) == it.assign(11)

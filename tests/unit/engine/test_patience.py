@@ -8,7 +8,7 @@ from thread_ranks import play_in_threads
 
 from fedmpi.comm.base import Lost
 from fedmpi.engine.evaluate import Evaluator
-from fedmpi.engine.faults import recovery
+from fedmpi.engine.faults import policy
 from fedmpi.engine.server import FederationServer
 
 SIZE = 4
@@ -32,14 +32,14 @@ def slow(monkeypatch, what, seconds, patience_s=0.1):
         return plain(self, t, *more)
 
     monkeypatch.setattr(owner, name, slowly)
-    monkeypatch.setattr(recovery, "PATIENCE_S", patience_s)
-    monkeypatch.setattr(recovery, "TIMES", 1.5)
+    monkeypatch.setattr(policy, "PATIENCE_S", patience_s)
+    monkeypatch.setattr(policy, "TIMES", 1.5)
     return began
 
 
 def ran(config):
     def one(it: FinishedRun) -> FinishedRun:
-        it.told, it.fed.sink.loss = [], lambda row: it.told.append(row)
+        it.told, it.fed.reporter.sink.loss = [], lambda row: it.told.append(row)
         it.reason = it.fed.run()
         return it
 

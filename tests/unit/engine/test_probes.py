@@ -23,7 +23,7 @@ KEEP_PARTS = ("fedper", "fedrep", "fedbn", "ditto")
 def ready(config, data=None, comm=None):
     it = prepare(config, data, comm)
     it.analysis = []
-    it.fed.sink.analysis = it.analysis.append
+    it.fed.reporter.sink.analysis = it.analysis.append
     return it
 
 

@@ -44,12 +44,12 @@ def sites(seat=None):
 def make(config, folder=None, room=10**6):
     def on(seat: Seat) -> FinishedRun:
         it = prepare(config, sites(seat) if "global" not in config.evaluate.protocol else None, comm=seat)
-        it.told, it.fed.sink.loss = [], lambda row: it.told.append(row)
+        it.told, it.fed.reporter.sink.loss = [], lambda row: it.told.append(row)
         it.placements = []
-        it.fed.sink.placement = it.placements.append
+        it.fed.reporter.sink.placement = it.placements.append
         if folder is not None:
             it.kept = checkpoints(folder, room)
-            it.fed.sink.keep = it.kept.save
+            it.fed.reporter.sink.keep = it.kept.save
             if it.made.messages.client_state.size:
                 it.fed.states.shelf, it.fed.states.room = it.kept.rows, room
         return it
@@ -69,14 +69,21 @@ def with_deaths(config, dies, folder=None, room=10**6):
     assert not wrong, wrong
     assert set(done) >= set(range(SIZE)) - set(dies)
     assert (done[0].reason, len(done[0].rows)) == ("finished", config.rounds)
-    assert done[0].told == done[0].fed.roster.losses.rows
+    assert done[0].told == done[0].fed.scheduler.losses.rows
     return done[0]
+
+
+def replay(fed, rows):
+    """Give a federation the rank failures of another run."""
+    fed.scheduler.losses = Losses(rows)
+    for part in (fed, fed.control, fed.failures):
+        part.plan = replace(part.plan, replay=True)
 
 
 def replayed(config, rows) -> FinishedRun:
     """The run without faults that is given the losses of another."""
     it = prepare(config, sites() if "global" not in config.evaluate.protocol else None)
-    it.fed.roster.losses, it.fed.plan = Losses(rows), replace(it.fed.plan, replay=True)
+    replay(it.fed, rows)
     return run(it)
 
 
@@ -115,7 +122,7 @@ def test_one_or_two_die(tmp_path, method, policy, placement):
         dies = deaths(config, rng, rng.sample([1, 2, 3], 1 + number % 2))
         folder = tmp_path / str(number) if number % 2 else None
         it = with_deaths(config, dies, folder, room=2)
-        same(it, replayed(config, it.fed.roster.losses.rows))
+        same(it, replayed(config, it.fed.scheduler.losses.rows))
         if policy == "redo" and not any(row["reverted"] for row in it.told):
             same(it, undisturbed(config)[0])
 
@@ -128,7 +135,7 @@ def test_what_formats_have_left_out_outlives_a_loss(tmp_path, wire, policy):
         config, rng = lossy(method, policy, comm={"wire": wire}), random.Random(f"{method} {policy} {number}")
         dies = deaths(config, rng, rng.sample([1, 2, 3], 1 + number % 2))
         it = with_deaths(config, dies, tmp_path / str(number), room=2)
-        same(it, replayed(config, it.fed.roster.losses.rows))
+        same(it, replayed(config, it.fed.scheduler.losses.rows))
         if policy == "redo" and not any(row["reverted"] for row in it.told):
             same(it, undisturbed(config)[0])
 
@@ -158,9 +165,9 @@ def test_one_dies_at_any_message_while_all_ranks_hold_columns(monkeypatch, net, 
     counts = undisturbed(config)[1]
     for number in range(1, counts[2] + 1):
         it = with_deaths(config, {2: [number]})
-        again = replayed(config, it.fed.roster.losses.rows)
+        again = replayed(config, it.fed.scheduler.losses.rows)
         same(it, again)
-        assert str(it.fed.guard.memory()) == str(again.fed.guard.memory())
+        assert str(it.fed.server.guard.memory()) == str(again.fed.server.guard.memory())
         assert [row["down_parameters"] for row in it.rows] == [row["down_parameters"] for row in again.rows]
 
 
@@ -175,7 +182,7 @@ def test_every_method_at_many_messages(tmp_path, method):
         config = lossy(method, rng.choice(["drop", "redo"]), rng.choice(["balanced", "pinned"]))
         dies = deaths(config, rng, rng.sample([1, 2, 3], rng.choice([1, 1, 2])))
         it = with_deaths(config, dies, tmp_path / str(number) if number % 2 else None, room=2)
-        same(it, replayed(config, it.fed.roster.losses.rows))
+        same(it, replayed(config, it.fed.scheduler.losses.rows))
         if config.faults.on_lost_rank == "redo" and not any(row["reverted"] for row in it.told):
             same(it, undisturbed(config)[0])
 
@@ -188,18 +195,18 @@ def test_it_goes_on_from_a_checkpoint_after_losses(tmp_path, method):
     for number in range(4):
         folder = tmp_path / str(number)
         first = with_deaths(short, deaths(short, rng, [2]), folder, room=2)
-        rows = first.fed.roster.losses.rows
+        rows = first.fed.scheduler.losses.rows
         it = prepare(config.model_copy(update={"faults": config.faults.model_copy(update={"on_lost_rank": "abort"})}))
         kept = checkpoints(folder, 10**6)
-        it.fed.sink.keep, it.fed.states.shelf, it.fed.states.room = kept.save, kept.rows, 10**6
-        it.fed.roster.losses = Losses(rows)
+        it.fed.reporter.sink.keep, it.fed.states.shelf, it.fed.states.room = kept.save, kept.rows, 10**6
+        it.fed.scheduler.losses = Losses(rows)
         t = resume.go_on(it.fed, kept, 10, lambda text: None)
         assert t == 2
         run(it)
-        again = replayed(config, it.fed.roster.losses.rows)
+        again = replayed(config, it.fed.scheduler.losses.rows)
         assert it.hashes == again.hashes[t:]
         assert str([*map(figures, it.rows)]) == str([*map(figures, again.rows)][t:])
-        assert not any(row["reported"] for row in it.fed.roster.losses.rows if row["round"] == t + 1)
+        assert not any(row["reported"] for row in it.fed.scheduler.losses.rows if row["round"] == t + 1)
 
 
 @pytest.mark.parametrize("method", ["fedavg", "scaffold", "fedper"])
@@ -211,22 +218,22 @@ def test_a_site_is_gone_until_the_run_goes_on_with_it(tmp_path, method):
         folder = tmp_path / str(number)
         dead = rng.sample([1, 2, 3], 1 + number % 2)
         first = with_deaths(short, deaths(short, rng, dead), folder, room=2)
-        rows = first.fed.roster.losses.rows
+        rows = first.fed.scheduler.losses.rows
         same(first, replayed(short, rows))
         mine = {k for k, rank in pinned(range(7), range(1, SIZE)).items() if rank in dead}
-        assert first.fed.roster.losses.gone(3) == mine
+        assert first.fed.scheduler.losses.gone(3) == mine
         assert all(not mine & set(row["cohort"]) for row in first.rows if row["round"] > rows[-1]["round"])
 
         it = prepare(config, sites())
         kept = checkpoints(folder, 10**6)
-        it.fed.sink.keep, it.fed.states.room = kept.save, 10**6
+        it.fed.reporter.sink.keep, it.fed.states.room = kept.save, 10**6
         it.fed.states.shelf = kept.rows if it.made.messages.client_state.size else None
-        it.fed.roster.losses = Losses([row for row in rows if row["round"] <= 2])
+        it.fed.scheduler.losses = Losses([row for row in rows if row["round"] <= 2])
         t = resume.go_on(it.fed, kept, 10, lambda text: None)
         run(it)
-        assert not it.fed.roster.losses.gone(3)
+        assert not it.fed.scheduler.losses.gone(3)
         assert any(mine & set(row["cohort"]) for row in it.rows if row["round"] > 2)
-        again = replayed(config, it.fed.roster.losses.rows)
+        again = replayed(config, it.fed.scheduler.losses.rows)
         assert it.hashes == again.hashes[t:]
         assert str([*map(figures, it.rows)]) == str([*map(figures, again.rows)][t:])
 

@@ -1,19 +1,17 @@
 """Losses and client states at unlucky moments: refused and shelved, let go of on arrival, a round behind."""
 
 import time
-from dataclasses import replace
 
 import pytest
 import torch
 from helpers import FinishedRun, prepare, small_settings
-from test_recovery import SIZE, checkpoints, make, replayed, run, same
+from test_recovery import SIZE, checkpoints, make, replay, replayed, run, same
 from thread_ranks import Dead, Seat, play_in_threads
 
 from fedmpi.comm.base import Gone
 from fedmpi.common.errors import UserError
 from fedmpi.engine import sampling
 from fedmpi.engine.faults import losses
-from fedmpi.engine.faults.losses import Losses
 from fedmpi.engine.local.client import LocalClient
 from fedmpi.runtime.resuming import resume
 from fedmpi.runtime.resuming.checkpoints import Rows
@@ -55,7 +53,7 @@ def test_a_refused_state_does_not_come_back_from_the_shelf(tmp_path, monkeypatch
     step = Seat.step
 
     def dying(self):
-        if self.rank == 1 and feds[1].at == 3:
+        if self.rank == 1 and feds[1].states.round == 3:
             with self.hall.changed:
                 self.hall.dead.add(1)
                 self.hall.changed.notify_all()
@@ -68,7 +66,7 @@ def test_a_refused_state_does_not_come_back_from_the_shelf(tmp_path, monkeypatch
     monkeypatch.setattr(Seat, "step", step)
     assert [each["client"] for each in it.rows[2]["refused"]] == [0]
     assert it.told
-    same(it, replayed(config, it.fed.roster.losses.rows))
+    same(it, replayed(config, it.fed.scheduler.losses.rows))
 
 
 def slow_disk(monkeypatch, seconds):
@@ -116,14 +114,14 @@ def test_nobody_misses_a_round(monkeypatch):
     feds, plain = {}, Seat._broadcast
 
     def broadcast(self, x):
-        at, hall = feds[self.rank].at, self.hall
+        at, hall = feds[self.rank].states.round, self.hall
         if self.generation == 0 and (self.rank, at) == (idle, t0 - 1):
             with hall.changed:
                 hall.wait(lambda: bool(hall.dead))
             raise Gone("its parent in the tree is dead")
         if self.generation == 0 and (self.rank, at) == (dead, t0):
             end = time.monotonic() + 2
-            while feds[0].at < t0 + 2 and time.monotonic() < end:  # as far as rank 0 gets
+            while feds[0].states.round < t0 + 2 and time.monotonic() < end:  # as far as rank 0 gets
                 time.sleep(0.01)
             with hall.changed:
                 hall.dead.add(dead)
@@ -134,7 +132,7 @@ def test_nobody_misses_a_round(monkeypatch):
     monkeypatch.setattr(Seat, "_broadcast", broadcast)
     it = ran(config, {dead: ()}, seats=feds)
     assert it.told
-    same(it, replayed(config, it.fed.roster.losses.rows))
+    same(it, replayed(config, it.fed.scheduler.losses.rows))
 
 
 @pytest.mark.parametrize("after", [1, 2, 3])
@@ -145,11 +143,11 @@ def test_a_replay_goes_on_from_a_checkpoint(tmp_path, after):
 
     def played(rounds, folder=None):
         it = prepare(small_settings("scaffold", "mlp", rounds=rounds, cohort=cohorts))
-        it.fed.roster.losses, it.fed.plan = Losses(known), replace(it.fed.plan, replay=True)
+        replay(it.fed, known)
         if folder is None:
             return run(it)
         it.kept = checkpoints(folder, 10**6)
-        it.fed.sink.keep, it.fed.states.shelf, it.fed.states.room = it.kept.save, it.kept.rows, 10**6
+        it.fed.reporter.sink.keep, it.fed.states.shelf, it.fed.states.room = it.kept.save, it.kept.rows, 10**6
         resume.go_on(it.fed, it.kept, 10, print)
         run(it)
         it.kept.wait()

@@ -261,7 +261,7 @@ def test_what_each_rank_holds(monkeypatch):
     made = found[0].made
     d, m = made.model.layout.size, 7
     for it in found.values():
-        held = {name: x.numel() for name, x in it.fed.exchange.memory.held.items()}
+        held = {name: x.numel() for name, x in it.fed.transport.memory.held.items()}
         assert held["shard dw"] <= m * (d / SIZE + 32)
         assert held.get("rows", 0) <= made.messages.upload(0).packing.size
-    assert sum(it.fed.exchange.memory.held["shard dw"].numel() for it in found.values()) == m * d
+    assert sum(it.fed.transport.memory.held["shard dw"].numel() for it in found.values()) == m * d

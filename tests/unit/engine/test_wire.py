@@ -75,7 +75,7 @@ def test_every_upload_is_that_of_the_naive_loop(monkeypatch, up):
     w, last = it.w0.clone(), {}
     for t in range(3):
         here = [each for each in seen if each[0] == t]
-        p = torch.tensor([float(it.fed.data.train_sizes[k]) for _, k, *_ in here], dtype=torch.float64)
+        p = torch.tensor([float(it.fed.worker.data.train_sizes[k]) for _, k, *_ in here], dtype=torch.float64)
         for _, k, dw, e, sent, left in here:
             near(up, sent, naive(up, dw + e))
             assert torch.equal(e, last.get(k, torch.zeros_like(e)))
@@ -110,8 +110,8 @@ def test_what_clients_start_from(monkeypatch, down):
 
     monkeypatch.setattr(LocalClient, "take_part", watched)
     it = prepare(wired(down=down, rounds=5))
-    rows = it.fed.sink.round
-    it.fed.sink.round = lambda row: (rows(row), models.append(it.w.clone()))
+    rows = it.fed.reporter.sink.round
+    it.fed.reporter.sink.round = lambda row: (rows(row), models.append(it.w.clone()))
     it.fed.run()
     v = it.w0.clone()
     for t, w in enumerate([it.w0, *models[:-1]]):

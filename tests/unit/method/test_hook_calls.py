@@ -9,8 +9,9 @@ import torch
 from helpers import small_settings
 
 from fedmpi.method import FLAT, INITIAL, SCALAR, SHARED, Method, Row, Slot, Slots, State
-from fedmpi.runtime import build, launch
+from fedmpi.runtime import build
 from fedmpi.runtime.record.durable import read_tensors
+from fedmpi.runtime.run import execute
 
 
 @dataclass(frozen=True)
@@ -68,9 +69,7 @@ def made(tmp_path, monkeypatch):
         data = {"source": "npz", "path": "a.npz", "root": str(tmp_path), "client_test": "global"}
         more = {"rounds": 2, "output": str(tmp_path), "name": "it", "cohort": {"fraction": 0.67}, **changes}
         more = {"evaluate": {"protocol": ["global", "personal"]}, **more}
-        launch.execute(
-            small_settings("fedavg", "mlp", data={**data, "partition": {"scheme": "iid", "clients": 3}}, **more)
-        )
+        execute(small_settings("fedavg", "mlp", data={**data, "partition": {"scheme": "iid", "clients": 3}}, **more))
         return tmp_path / more["name"]
 
     return run

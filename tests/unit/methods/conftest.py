@@ -9,7 +9,7 @@ from helpers import prepare
 from quadratics import TWO
 
 from fedmpi import config
-from fedmpi.engine.plan import GO
+from fedmpi.engine.round_control import TRAIN
 from fedmpi.runtime import build_data
 
 QUADRATICS = Path(__file__).parents[2] / "quadratics.py"
@@ -60,10 +60,10 @@ def client():
 
     def make(it, k=0, round_=0):
         fed = it.fed
-        fed.exchange.announce(GO, fed.server)
+        fed.transport.announce(TRAIN, fed.server)
         it.made.model.load(it.w, it.b)
         it.made.net.module.train()
-        downloads = fed.exchange.deliver(round_, range(fed.data.clients), fed.states.owner, fed.server)
+        downloads = fed.transport.send_downloads(round_, range(fed.worker.data.clients), fed.states.owner, fed.server)
         one = fed.client(k, round_, downloads[k])
         one.version_at_w0 = one.w._version
         return one

@@ -83,8 +83,8 @@ def test_coefficients_change_in_slow_rounds_alone():
     """period 5: after rounds 0 and 5, not after 1 to 4 and 6; atoms and theta_h move in every round."""
     it = atoms("mlp", rounds=7, period=5)
     seen = [it.w.clone()]
-    sink = it.fed.sink.round
-    it.fed.sink.round = lambda row: (sink(row), seen.append(it.w.clone()))
+    sink = it.fed.reporter.sink.round
+    it.fed.reporter.sink.round = lambda row: (sink(row), seen.append(it.w.clone()))
     it.fed.run()
     groups = {g: it.made.model.layout.select({g}).ranges for g in (ATOM, COEF, BODY, HEAD)}
     moved = {g: [not same(a, b, r) for a, b in pairwise(seen)] for g, r in groups.items()}
@@ -177,7 +177,7 @@ def test_clients_are_evaluated_with_the_servers_alpha():
         lines = [line for line in it.lines if line["round"] == row["round"]]
         assert len(lines) == 7
     used = [
-        it.made.method.weights(it.fed.states.view(k, 6, 0.1, it.fed.exchange.inbox, it.fed.exchange.no_download()))
+        it.made.method.weights(it.fed.states.view(k, 6, 0.1, it.fed.transport.inbox, it.fed.transport.no_download()))
         for k in range(7)
     ]
     assert all(torch.equal(w, it.w) for w in used)
@@ -331,7 +331,7 @@ def test_server_optimisers_rest_with_the_coefficients(optim, period):
         small_settings("fedatom", "mlp", rounds=period, options={"period": period}, server={"optim": optim, "lr": 0.01})
     )
     after = []
-    it.fed.sink.round = lambda row: after.append((it.fed.server.optimizer.state.clone(), it.w.clone()))
+    it.fed.reporter.sink.round = lambda row: after.append((it.fed.server.optimizer.state.clone(), it.w.clone()))
     it.fed.run()
     layout = it.made.model.layout
     rest, others = layout.select({COEF}), layout.select(layout.groups() - {COEF})

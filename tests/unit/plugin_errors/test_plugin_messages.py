@@ -379,7 +379,11 @@ needs = frozenset({'plain sgd'})
 client_state = Slots(c=Slot(('q',)))
     slot dimension 'q' is not known
 def aggregate(self, s, up): |     s.figures(loss=1.0) |     return up.mean('dw'), State()
-    hook aggregate: figures\(loss=\.\.\.\) has the name of a figure that every round has
+    hook aggregate: figures\(loss=\.\.\.\) has the name of another key of a row of metrics\.jsonl
+def aggregate(self, s, up): |     s.figures(lost=1.0) |     return up.mean('dw'), State()
+    hook aggregate: figures\(lost=\.\.\.\) has the name of another key of a row of metrics\.jsonl
+def aggregate(self, s, up): |     s.figures(updates=1.0) |     return up.mean('dw'), State()
+    hook aggregate: figures\(updates=\.\.\.\) has the name of another key of a row of metrics\.jsonl
 def train(self, k): |     k.w0.add_(1) |     return State()
     client 0: a hook of method plugin wrote to k\.w0 \(k\.received\) or k\.down, which
 client_state = Slots(c=FLAT) | def train(self, k): |     k.state.c[0] = 1 |     return k.state

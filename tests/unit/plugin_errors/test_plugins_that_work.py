@@ -12,6 +12,7 @@ from plugin_play import GOOD, TaskBase, changed, play, sections_of, table
 from torch import nn
 
 import fedmpi
+from fedmpi.common.metrics_row import CLIENTS_KEYS, METRICS_KEYS
 from fedmpi.method import FLAT, SHARED, Row, Slots, State
 from fedmpi.runtime.record.lines import plain
 
@@ -109,7 +110,7 @@ def test_no_graph_is_kept_alive():
     """A row that keeps one keeps all activations of its round."""
     it, same = play(**sections_of("method", Graphs)), play()
     assert torch.equal(it.w, same.w)
-    rows = [*it.fed.states.rows.values(), it.fed.server.state_row, it.w, it.fed.exchange.message]
+    rows = [*it.fed.states.rows.values(), it.fed.server.state_row, it.w, it.fed.transport.message]
     assert not any(row.requires_grad or row.grad_fn is not None for row in rows)
 
 
@@ -124,12 +125,16 @@ def test_the_final_model_of_tied_weights_is_the_global_one():
     assert torch.equal(other.b.weight, first.view(w))
 
 
-def test_the_names_that_a_line_has_are_taken():
-    from fedmpi.tasks.contract import TAKEN
-
+def test_rows_have_the_keys_that_are_listed_in_their_order_with_their_types():
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         it = play(data={"source": GOOD, "partition": {"scheme": "iid", "clients": 3}})
-    own = {"accuracy", "auroc"}
-    keys = {key for row in (*it.rows, *it.lines) for key in row if not key.startswith("personal_")}
-    assert keys - own <= TAKEN
+    metrics = {"accuracy", "auroc"}
+    types = {"integer": int, "number": float, "text": str, "list": list}
+    for rows, keys in ((it.rows, METRICS_KEYS), (it.lines, CLIENTS_KEYS)):
+        listed = {key.name: types[key.type] for key in keys}
+        assert rows
+        for row in rows:
+            own = [name for name in row if name not in metrics and name != "loss" and not name.startswith("personal_")]
+            assert own == [name for name in listed if name in own]
+            assert all(type(row[name]) is listed[name] for name in own)

@@ -14,14 +14,15 @@ from safetensors.torch import load_file, save_file
 
 import fedmpi
 from fedmpi.common.errors import UserError
-from fedmpi.common.signals import StopRequest
+from fedmpi.common.signals import CommandProcess
 from fedmpi.engine.reporting import OWN, own_parts
 from fedmpi.method.base import overrides
 from fedmpi.methods import registry
-from fedmpi.runtime import build_data, launch
+from fedmpi.runtime import build_data
 from fedmpi.runtime.finished.client_model import ClientPredictor
 from fedmpi.runtime.record.durable import write_tensors
 from fedmpi.runtime.resuming.initial import fill
+from fedmpi.runtime.run import execute
 
 # What clients keep: parts of the model; models beside the global one.
 PARTS = [
@@ -61,7 +62,7 @@ def settings_of(method, output, **changes):
 
 
 def run(method, output, **changes):
-    launch.execute(settings_of(method, output, **changes))
+    execute(settings_of(method, output, **changes))
     return output / "run"
 
 
@@ -115,11 +116,11 @@ def test_a_clients_model_whatever_travels_and_stays(tmp_path, case):
 
 @pytest.mark.parametrize("method", ["fedper", "apfl", "fedpac"])
 def test_a_clients_model_of_a_run_that_was_stopped_and_resumed(tmp_path, method):
-    stop = StopRequest()
-    stop.after = 2
-    assert launch.execute(settings_of(method, tmp_path), stop)[1] == 75
+    process = CommandProcess()
+    process.stop.after = 2
+    assert execute(settings_of(method, tmp_path), process)[1] == 75
     settings = settings_of(method, tmp_path, checkpoint={"resume": "must"})
-    assert launch.execute(settings)[1] == 0
+    assert execute(settings)[1] == 0
     assert_as_recorded(tmp_path / "run", settings)
 
 

@@ -9,8 +9,8 @@ import torch
 import yaml
 from helpers import fedmpi, settings
 
-from fedmpi.runtime.launch import set_numerics
 from fedmpi.runtime.record import environment
+from fedmpi.runtime.run import set_numerics
 
 CLOSED = (
     "NVRM version: NVIDIA UNIX x86_64 Kernel Module  535.104.05  Sat Aug 19 01:15:15 UTC 2023\nGCC version:  gcc 11.4.0"

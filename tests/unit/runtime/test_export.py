@@ -11,8 +11,8 @@ import fedmpi as package
 from fedmpi import config
 from fedmpi.common.errors import UserError
 from fedmpi.common.inputs import Inputs, call
-from fedmpi.runtime import launch
 from fedmpi.runtime.finished import export
+from fedmpi.runtime.run import execute
 
 ONNX = all(find_spec(name) for name in export.NEEDS)
 FORMATS = ["torchscript", "safetensors", *(["onnx"] if ONNX else [])]
@@ -92,7 +92,7 @@ def run_of(tmp_path_factory):
                 f"data: {{source: '{place}/own.py:drawn', kind: {kind}, partition: {{scheme: iid, clients: 2}}}}\n"
                 f"model: {{name: '{place}/own.py:{model}'}}\nmethod: {{name: {method}}}\ntrain: {{momentum: 0.0}}\n"
             )
-            launch.execute(config.load(place / "c.yaml", [f"{key}={value}" for key, value in more.items()]))
+            execute(config.load(place / "c.yaml", [f"{key}={value}" for key, value in more.items()]))
         return place / name
 
     return run

@@ -11,8 +11,9 @@ from fedmpi.comm.launchers.job import Job
 from fedmpi.common.errors import UserError
 from fedmpi.engine.travel.gathering import pinned
 from fedmpi.flat import linear
-from fedmpi.runtime import build, launch, memory
+from fedmpi.runtime import build, memory
 from fedmpi.runtime.memory import available_bytes, groups
+from fedmpi.runtime.run import exchange_facts
 
 
 def test_of_the_host(tmp_path):
@@ -179,7 +180,8 @@ def test_every_rank_finds_the_same(monkeypatch, on_gpu):
             return [json.dumps({**mine, "gpu": "x", "free": {"host": 10**12, "gpu": left}}).encode()] * 3
 
         comm = SimpleNamespace(rank=rank, size=3, device=device, can_regroup="", allgather_bytes=allgather)
-        return launch._exchange_facts(made, Job("slurm", rank, 3, rank, 3, "a"), comm, torch.device("cpu"), 5)
+        job = Job("slurm", rank, 3, rank, 3, "a")
+        return exchange_facts(SimpleNamespace(experiment=made, job=job, comm=comm, device=torch.device("cpu")))
 
     told = set()
     for rank in range(3):

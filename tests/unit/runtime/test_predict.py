@@ -17,10 +17,13 @@ from PIL import Image
 import fedmpi as package
 from fedmpi import config
 from fedmpi.common.errors import UserError
-from fedmpi.runtime import launch
+from fedmpi.data.sources.common import holdout
+from fedmpi.data.sources.digits import digits
+from fedmpi.data.sources.heart_disease import FEATURES, HOSPITALS
 from fedmpi.runtime.finished import predict as command
 from fedmpi.runtime.finished.export import export
 from fedmpi.runtime.record import preprocessing
+from fedmpi.runtime.run import execute
 
 WORDS = ("red", "green", "blue")
 
@@ -39,7 +42,7 @@ def train(place, data, **more):
         **more,
     }
     (place / "c.yaml").write_text(yaml.safe_dump(tree))
-    run = launch.execute(config.load(place / "c.yaml"))[0]["directory"]
+    run = execute(config.load(place / "c.yaml"))[0]["directory"]
     rows = (place / "runs" / tree["name"] / "metrics.jsonl").read_text().splitlines()
     return place / "runs" / run.rpartition("/")[2], json.loads(rows[-1])
 
@@ -234,6 +237,58 @@ def test_unused_columns_and_labels_that_are_none_are_told(tmp_path):
     assert "'perhaps'" in said[-1]
 
 
+# ---- tables of known studies ----
+def test_heart_disease_gives_the_recorded_accuracy_by_hospital(tmp_path):
+    g, test = np.random.default_rng(0), []
+    for name in HOSPITALS:
+        y = np.arange(40) % 3
+        x = np.round(g.normal(60, 20, (40, 13)) + 9 * y[:, None], 1)
+        x[::4, FEATURES.index("chol")] = 0  # not measured
+        cells = [[*("?" if g.random() < 0.1 else f"{v}" for v in row), f"{k}"] for row, k in zip(x, y, strict=True)]
+        (tmp_path / f"processed.{name}.data").write_text("\n".join(map(",".join, cells)) + "\n")
+        rows = holdout((y > 0).astype(np.int64), 0.2)[1]
+        test += [[*cells[k][:-1], str(int(y[k] > 0)), name] for k in rows]
+    cut = {"partition": {"scheme": "site"}}
+    run, last = train(tmp_path, {"source": "heart_disease", **cut})
+    found = package.load(run).predict(write(tmp_path / "new.csv", [*FEATURES, "num", "hospital"], test))
+    assert found.metrics["accuracy"] == last["accuracy"]
+    assert {*found["prediction"]} <= {"0", "1"}
+    alone = write(tmp_path / "va.csv", FEATURES, [row[:13] for row in test if row[-1] == "va"])
+    own = package.load(run).predict(alone, site="va")["prediction"]
+    assert list(own) == [p for p, row in zip(found["prediction"], test, strict=True) if row[-1] == "va"]
+
+
+def test_tcga_brca_gives_the_recorded_c_index(tmp_path):
+    g = np.random.default_rng(0)
+    header = ["pid", "E", "T", "age", "stage"]
+    rows = [[f"p{k}", k % 2, int(g.integers(1, 900)), f"{g.random():.3f}", k % 4] for k in range(72)]
+    folds = [[f"p{k}", f"{'test' if k % 5 == 0 else 'train'}_{k % 6}"] for k in range(72)]
+    write(tmp_path / "brca.csv", header, rows)
+    write(tmp_path / "train_test_split.csv", ["pid", "fold2"], folds)
+    run, last = train(tmp_path, {"source": "tcga_brca", "partition": {"scheme": "site"}}, task={"name": "survival"})
+    file = write(tmp_path / "new.csv", header, [row for k, row in enumerate(rows) if k % 5 == 0])
+    assert package.load(run).predict(file).metrics["c_index"] == last["c_index"]
+
+
+def test_leafs_next_characters_give_the_recorded_accuracy(tmp_path):
+    draw = random.Random(0)
+    (tmp_path / "new").mkdir()
+    for part, n in (("train", 40), ("test", 15)):
+        strings = ["".join(draw.choice("abcd" if part == "train" else "abcde") for _ in range(6)) for _ in range(n)]
+        user = {"x": [text[:5] for text in strings], "y": [text[5] for text in strings]}
+        (tmp_path / part).mkdir()
+        (tmp_path / part / "all.json").write_text(
+            json.dumps({"users": ["me"], "num_samples": [n], "user_data": {"me": user}})
+        )
+        if part == "test":
+            for k, text in enumerate(strings):
+                (tmp_path / "new" / f"{k:02}.txt").write_text(text)
+    more = {"task": {"name": "next_symbol"}, "model": {"name": "char_lstm"}}
+    run, last = train(tmp_path, {"source": "leaf", "path": "."}, **more)
+    found = package.load(run).predict(tmp_path / "new")
+    assert found.metrics["accuracy"] == last["accuracy"]
+
+
 # ---- images ----
 def pictures(folder, names, n, seed, size=9):
     g = np.random.default_rng(seed)
@@ -281,6 +336,11 @@ def test_a_csv_of_images_gives_the_recorded_accuracy(tmp_path):
     assert [row["file"] for row in got] == [row[0] for row in test]
     plain = write(tmp_path / "plain.csv", ["picture"], [row[:1] for row in test])
     assert package.load(run).predict(plain)["prediction"] == [row["prediction"] for row in got]
+    (tmp_path / "elsewhere").mkdir()
+    far = write(tmp_path / "elsewhere" / "new.csv", ["picture"], [row[:1] for row in test])
+    places = rf"in {far.parent}: names are relative to the folder of new\.csv, not to the run's data\.root"
+    with pytest.raises(UserError, match=rf"new\.csv, line 2: there is no picture {test[0][0]} {places}; write them so"):
+        package.load(run).predict(far)
     with pytest.raises(UserError, match="has no column 'picture'"):
         package.load(run).predict(write(tmp_path / "bad.csv", ["file"], [["a.png"]]))
 
@@ -302,6 +362,26 @@ def test_operations_of_data_augment_that_draw_nothing_are_done_to_new_images(tmp
 
 
 # ---- arrays ----
+def test_digits_give_the_recorded_accuracy_of_pixels_from_0_to_16(tmp_path):
+    run, last = train(tmp_path, {"source": "digits"})
+    data = digits(tmp_path)
+    np.savez(tmp_path / "new.npz", x=data.test_x[:, 0].numpy() * 16.0, y=data.test_y.numpy())
+    assert package.load(run).predict(tmp_path / "new.npz").metrics["accuracy"] == last["accuracy"]
+
+
+def test_arrays_of_hdf5_give_the_recorded_accuracy(tmp_path):
+    h5py = pytest.importorskip("h5py")
+    g, y = np.random.default_rng(0), np.arange(60) % 3
+    x = np.clip(g.normal(60, 50, (60, 8, 8, 3)) + 50 * y[:, None, None, None], 0, 255).astype(np.uint8)
+    with h5py.File(tmp_path / "a.h5", "w") as file:
+        for part, rows in (("train", slice(40)), ("test", slice(40, None))):
+            file[f"{part}/images"], file[f"{part}/labels"] = x[rows], y[rows]
+    data = {"source": "hdf5", "path": "a.h5", "mean": [0.4, 0.5, 0.6], "std": [0.2, 0.2, 0.3]}
+    run, last = train(tmp_path, data)
+    np.savez(tmp_path / "new.npz", x=x[40:], y=y[40:])
+    assert package.load(run).predict(tmp_path / "new.npz").metrics["accuracy"] == last["accuracy"]
+
+
 @pytest.mark.parametrize("kind", ["uint8 images", "numbers"])
 def test_arrays_give_the_recorded_accuracy(tmp_path, kind):
     g, y = np.random.default_rng(0), np.arange(60) % 3

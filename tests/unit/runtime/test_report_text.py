@@ -13,8 +13,10 @@ from fedmpi.comm import Job, detect
 from fedmpi.common.errors import UserError
 from fedmpi.data.dataset import Dataset
 from fedmpi.data.federated import split
-from fedmpi.runtime import launch, memory
+from fedmpi.runtime import memory
+from fedmpi.runtime.device import pick_device, why_no_gpu
 from fedmpi.runtime.record import report_text
+from fedmpi.runtime.run import exchange_facts
 
 HERE = [{"host": "node1", "device": "cpu", "gpu": ""}]
 
@@ -140,10 +142,10 @@ def broken_driver(monkeypatch):
 def test_a_torch_without_cuda_is_named(monkeypatch, broken_driver):
     wanted = settings(compute={"device": "cuda"})
     with pytest.raises(UserError, match=r"has no usable GPU \(The NVIDIA driver on your system is too old \(.*\)\)"):
-        launch.pick_device(wanted, detect({}))
+        pick_device(wanted, detect({}))
     monkeypatch.setattr(torch.version, "cuda", None)
     with pytest.raises(UserError, match=r"this PyTorch \(.*\) was built without CUDA; install a wheel with it"):
-        launch.pick_device(wanted, detect({}))
+        pick_device(wanted, detect({}))
 
 
 @pytest.mark.parametrize(
@@ -160,12 +162,12 @@ def test_who_trains_gets_the_gpu_that_the_config_asks_for(broken_driver, rank, s
         settings(compute={"device": "cuda"}, server={"trains": trains}),
         Job("slurm", rank, size, rank, size, "here"),
     )
-    assert launch.pick_device(settings(server={"trains": trains}), job).type == "cpu"  # auto
+    assert pick_device(settings(server={"trains": trains}), job).type == "cpu"  # auto
     if refused:
         with pytest.raises(UserError, match=refused):
-            launch.pick_device(wanted, job)
+            pick_device(wanted, job)
     else:
-        assert launch.pick_device(wanted, job).type == "cpu"
+        assert pick_device(wanted, job).type == "cpu"
 
 
 @pytest.mark.parametrize(
@@ -184,7 +186,7 @@ def test_a_rank_that_trains_on_its_cpu_beside_gpus_is_named_with_the_reason(
     """Once, by rank 0, whatever rank finds it."""
     made = prepare(settings(server={"trains": server_trains})).made
     for rank in range(len(gpus)):
-        others = facts(*gpus, no_gpu=launch.why_no_gpu("node"))
+        others = facts(*gpus, no_gpu=why_no_gpu("node"))
         job = Job("slurm", rank, len(gpus), 0, 1, f"node{rank}")
 
         def allgather(payload, timeout_s, others=others):
@@ -197,7 +199,8 @@ def test_a_rank_that_trains_on_its_cpu_beside_gpus_is_named_with_the_reason(
         )
         with warnings.catch_warnings(record=True) as told:
             warnings.simplefilter("always")
-            found = launch._exchange_facts(made, job, comm, torch.device("cpu"), 5)
+            run = SimpleNamespace(experiment=made, job=job, comm=comm, device=torch.device("cpu"))
+            found = exchange_facts(run)
         assert [each.keys() for each in found] == [{"host", "device", "gpu", "no_regroup"}] * len(gpus)
         said = [str(each.message) for each in told]
         assert len(said) == (rank == 0 and slow is not None)

@@ -33,19 +33,19 @@ def kept_in(folder, every=1, keep=2):
 def begin(folder, config, *, cut=None, room=0, every=1, keep=2, stop=lambda: False):
     """A run that writes checkpoints, goes on where the one before left off, and dies when it reports round `cut`."""
     it, kept = prepare(config, stop=stop), kept_in(folder, every, keep)
-    it.fed.sink.keep = kept.save
+    it.fed.reporter.sink.keep = kept.save
     if it.made.messages.client_state.size:
         it.fed.states.shelf, it.fed.states.room = kept.rows, room or 10**6
     said = []
     t = resume.go_on(it.fed, kept, 10, said.append)
-    rows = it.fed.sink.round
+    rows = it.fed.reporter.sink.round
 
     def on_round(row):
         if row["round"] == cut:
             raise Killed
         rows(row)
 
-    it.fed.sink.round = on_round
+    it.fed.reporter.sink.round = on_round
     try:
         it.reason = it.fed.run()
     except Killed:
@@ -55,7 +55,7 @@ def begin(folder, config, *, cut=None, room=0, every=1, keep=2, stop=lambda: Fal
 
 
 def whole(it):
-    kept = {k: digest(it.fed.states._pop(k)) for k in range(it.fed.data.clients)}  # from memory or shelf
+    kept = {k: digest(it.fed.states._pop(k)) for k in range(it.fed.worker.data.clients)}  # from memory or shelf
     return record(it) | {"kept": kept, "reason": it.reason}
 
 
@@ -137,21 +137,21 @@ def test_every_method_goes_on_on_other_numbers_of_ranks(tmp_path, method, coded)
     def start(seat):
         it = prepare(config, comm=seat)
         it.kept = kept_in(tmp_path)
-        it.fed.sink.keep = it.kept.save
+        it.fed.reporter.sink.keep = it.kept.save
         if it.made.messages.client_state.size:
             it.fed.states.shelf, it.fed.states.room = it.kept.rows, 2
         return it
 
     def play(it, cut):
         resume.go_on(it.fed, it.kept, 30, lambda text: None)
-        rows = it.fed.sink.round
+        rows = it.fed.reporter.sink.round
 
         def on_round(row):
             if row["round"] == cut:
                 raise Killed
             rows(row)
 
-        it.fed.sink.round = on_round
+        it.fed.reporter.sink.round = on_round
         try:
             it.fed.run()
         finally:
@@ -224,19 +224,19 @@ def test_a_checkpoint_costs_what_changed_and_nothing_is_left_over(tmp_path, ever
         kept.wait()
         checkpoints = sorted(int(path.stem) for path in (tmp_path / "checkpoints").glob("*"))
         now = set(kept.rows.found())
-        needed = {(k, label) for c in checkpoints for k, label in fed.roster.last_rounds(c).items()}
+        needed = {(k, label) for c in checkpoints for k, label in fed.scheduler.last_rounds(c).items()}
         assert now >= needed
         assert len(checkpoints) == min(keep + 1, (t + 1) // every)
         if (t + 1) % every == 0:
             assert now == needed
-            changed = {k for r in range(t - every + 1, t + 1) for k in fed.roster.cohort(r)}
+            changed = {k for r in range(t - every + 1, t + 1) for k in fed.scheduler.cohort(r)}
             assert {k for k, label in now - before} == changed
             before = now
         else:
             assert all(label > max(checkpoints, default=-1) for _, label in now - needed)
         seen.append(t)
 
-    it.fed.sink.keep = saved
+    it.fed.reporter.sink.keep = saved
     it.fed.run()
     assert seen == list(range(12))
     assert not list(tmp_path.rglob(".*.tmp"))
@@ -287,7 +287,7 @@ def test_what_a_kill_has_left_is_removed(tmp_path):
         cut_off(path)
     it, t, said = begin(tmp_path, config("scaffold"), cut=0)
     assert (t, len(said)) == (-1, 2)
-    assert set(Rows(tmp_path / "state").found()) == {(k, 0) for k in it.fed.roster.cohort(0)}
+    assert set(Rows(tmp_path / "state").found()) == {(k, 0) for k in it.fed.scheduler.cohort(0)}
 
 
 class StopAt:
@@ -393,3 +393,18 @@ def test_a_run_goes_on_where_pictures_are_rounded_otherwise(tmp_path, monkeypatc
     assert done.returncode == 0, done.stderr
     done = fedmpi("resume", tmp_path / "run", "rounds=3", "data.augment=[{resize: 12}]")
     assert done.returncode == 2
+
+
+def test_the_directory_of_a_host_without_rank_0_says_where_the_run_is(tmp_path):
+    """There a site's rank has written its own state and audit alone."""
+    place = tmp_path / "study"
+    for name in ("state/north", "audit", "timeline"):
+        (place / name).mkdir(parents=True)
+    (tmp_path / "new.csv").touch()
+    commands = (["predict", place, tmp_path / "new.csv", "--client", "north"], ["report", place, "--sites"])
+    for command in (*commands, ["status", place], ["verify", place], ["compare", place, place], ["resume", place]):
+        done = fedmpi(*command)
+        assert (done.returncode, done.stdout) == (2, "")
+        assert "what the ranks of this host wrote (state/, audit/, timeline/)" in done.stderr
+        assert "on the host of rank 0" in done.stderr
+    assert "fedmpi run CONFIG checkpoint.resume=must" in done.stderr

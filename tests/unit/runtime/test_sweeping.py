@@ -141,7 +141,17 @@ def test_runs_are_compared_by_what_they_are_judged_by(file, tmp_path, protocol, 
     done = fedmpi("sweep", file, *words, cwd=tmp_path)
     assert re.search(rf": {shown} \d", done.stdout), done.stdout + done.stderr
     done = fedmpi("table", file, *words, cwd=tmp_path)
-    assert done.stdout.startswith("accuracy, after the last round"), done.stdout + done.stderr
+    assert done.stdout.startswith(f"{shown}, after the last round"), done.stdout + done.stderr
+
+
+def test_no_sweep_writes_into_a_runs_directory(file, tmp_path):
+    run = tmp_path / "runs" / "few"
+    run.mkdir(parents=True)
+    (run / "metrics.jsonl").write_text("")
+    done = fedmpi("sweep", file, cwd=tmp_path)
+    assert done.returncode == 2
+    assert "sweep.yaml: name: runs/few is the directory of a run, in which no runs of a sweep can lie" in done.stderr
+    assert list(run.iterdir()) == [run / "metrics.jsonl"]
 
 
 def test_validate(file, tmp_path):

@@ -8,8 +8,10 @@ import pytest
 
 from fedmpi import config
 from fedmpi.common.errors import UserError
-from fedmpi.runtime import launch, trust
+from fedmpi.runtime import trust
 from fedmpi.runtime.record.tracking import adapters, hearing
+from fedmpi.runtime.run import execute
+from fedmpi.runtime.validate import validate_settings
 
 CONFIG = """\
 name: one
@@ -86,8 +88,8 @@ def test_each_round_once_and_the_run_as_without_them(made, tmp_path, monkeypatch
         ]
     )
     place = ["output=.", "evaluate.protocol=[global, personal]"]
-    launch.execute(made(3, *place, "name=bare"))
-    launch.execute(made(3, *place, f"callbacks=[{several}]"))
+    execute(made(3, *place, "name=bare"))
+    execute(made(3, *place, f"callbacks=[{several}]"))
     assert [row["sha256"] for row in rows(tmp_path, "one")] == [row["sha256"] for row in rows(tmp_path, "bare")]
     good = heard(tmp_path, "good")
     assert [hook for hook, _ in good] == ["begin", "round", "round", "round", "end"]
@@ -102,7 +104,7 @@ def test_each_round_once_and_the_run_as_without_them(made, tmp_path, monkeypatch
     assert "Watch #2: round: " in said[1]
     assert "ValueError: broken here; it is told nothing more, and the run goes on" in said[1]
     # It goes on with more rounds: the line of the last one is written once more, and told nobody again.
-    launch.execute(made(5, *place, f"callbacks=[{callback(tmp_path, 'good')}]", "checkpoint.resume=must"))
+    execute(made(5, *place, f"callbacks=[{callback(tmp_path, 'good')}]", "checkpoint.resume=must"))
     told = [what["round"] for hook, what in heard(tmp_path, "good") if hook == "round"]
     assert told == [0, 1, 2, 3, 4]
     assert heard(tmp_path, "good")[5][1]["first"] == 3
@@ -129,17 +131,17 @@ def test_mistakes_are_told_before_training(made, tmp_path, monkeypatch, given, w
     monkeypatch.chdir(tmp_path)
     monkeypatch.setitem(sys.modules, "trackio", None)
     with pytest.raises(UserError, match=words):
-        launch.execute(made(3, given))
+        execute(made(3, given))
     assert not (tmp_path / "one").exists()
     with pytest.raises(UserError, match=words):
-        launch.validate(made(3, given))
+        validate_settings(made(3, given))
 
 
 def test_tensorboard_reads_what_is_written(made, tmp_path):
     """By its own reader, over a run that goes on: a value a round, as in metrics.jsonl."""
     reader = pytest.importorskip("tensorboard.backend.event_processing.event_accumulator")
-    launch.execute(made(2, "track=[tensorboard]"))
-    launch.execute(made(4, "track=[tensorboard]", "checkpoint.resume=must"))
+    execute(made(2, "track=[tensorboard]"))
+    execute(made(4, "track=[tensorboard]", "checkpoint.resume=must"))
     found = reader.EventAccumulator(str(tmp_path / "one" / "tensorboard"))
     found.Reload()
     for name in ("accuracy", "loss", "wall_s"):
@@ -177,8 +179,8 @@ def fake(monkeypatch, name, said, answers=None, **more):
 def test_what_they_are_told(made, tmp_path, monkeypatch, name):
     said = []
     fake(monkeypatch, name, said)
-    launch.execute(made(2, f"track=[{{{name}: {{project: mine}}}}]"))
-    launch.execute(made(3, f"track=[{{{name}: {{project: mine}}}}]", "checkpoint.resume=must"))
+    execute(made(2, f"track=[{{{name}: {{project: mine}}}}]"))
+    execute(made(3, f"track=[{{{name}: {{project: mine}}}}]", "checkpoint.resume=must"))
     calls = [each for each, _, _ in said if each != "Settings"]
     assert calls == ["init", "log", "log", "finish", "init", "log", "finish"]
     begun = [named for each, _, named in said if each == "init"]

@@ -15,8 +15,9 @@ from fedmpi import config
 from fedmpi.common import redaction, registry
 from fedmpi.common.errors import UserError
 from fedmpi.data.sources.npz import npz
-from fedmpi.runtime import launch, trust
+from fedmpi.runtime import trust
 from fedmpi.runtime.record.run_dir import RunDirectory
+from fedmpi.runtime.validate import validate_settings
 
 CONFIG = f"""\
 name: theirs
@@ -236,7 +237,7 @@ def test_a_secret_that_the_model_does_not_need_is_not_missed(copied):
 def test_a_mistake_in_a_secret_does_not_tell_it(tmp_path, capsys, text):
     (tmp_path / "c.yaml").write_text(CONFIG)
     with pytest.raises(UserError) as caught:
-        launch.validate(config.load(tmp_path / "c.yaml", [text]))
+        validate_settings(config.load(tmp_path / "c.yaml", [text]))
     assert SECRET not in str(caught.value)
 
 

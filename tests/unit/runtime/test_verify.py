@@ -11,10 +11,10 @@ from helpers import fedmpi
 
 from fedmpi import config
 from fedmpi.common.errors import UserError
-from fedmpi.runtime import launch
+from fedmpi.common.metrics_row import VARIES_WITH_RANKS
 from fedmpi.runtime.finished import rounds, verify
-from fedmpi.runtime.reading.compare import LEFT_OUT
 from fedmpi.runtime.record import seal
+from fedmpi.runtime.run import execute
 
 CONFIG = """\
 rounds: 6
@@ -42,7 +42,7 @@ def run(tmp_path_factory):
     (place / "net.py").write_text(NET)
     (place / "c.yaml").write_text(CONFIG % place)
     for name, seed in (("one", 0), ("two", 1)):
-        launch.execute(config.load(place / "c.yaml", [f"output={place}/sweep", f"name={name}", f"seed={seed}"]))
+        execute(config.load(place / "c.yaml", [f"output={place}/sweep", f"name={name}", f"seed={seed}"]))
     return place / "sweep" / "one"
 
 
@@ -162,7 +162,7 @@ def test_every_figure_of_a_round_is_recomputed(run, tmp_path, once):
     altered = tmp_path / "copy"
     before = (run / "metrics.jsonl").read_text()
     row = json.loads(before.splitlines()[LAST])
-    recomputed = [key for key in keys(run) if key not in LEFT_OUT]
+    recomputed = [key for key in keys(run) if key not in VARIES_WITH_RANKS]
     assert {"loss", "accuracy", "train_loss", "cohort", "sha256", "personal_accuracy_worst_decile"} <= set(recomputed)
     shutil.copytree(run, altered)
     for key in recomputed:
@@ -273,7 +273,7 @@ def test_going_on_breaks_the_seal_and_makes_it_anew(copy):
     more = config.load(
         copy / "config.yaml", [f"output={copy.parent}", "name=copy", "checkpoint.resume=must", "rounds=8"]
     )
-    launch.execute(more)
+    execute(more)
     assert json.loads((copy / seal.NAME).read_text())["seal"] != noted
     assert check(copy, number=2)[0] == 0
 
@@ -316,10 +316,10 @@ def test_more_rounds_of_what_goes_by_their_number_are_another_experiment(tmp_pat
     text = CONFIG.replace("%s/net.py:net", "logistic").replace("analysis: [drift, features]\n", "")
     (tmp_path / "c.yaml").write_text(text.replace("rounds: 6", "rounds: 2"))
     words = [f"output={tmp_path}", "name=a", more]
-    launch.execute(config.load(tmp_path / "c.yaml", words))
+    execute(config.load(tmp_path / "c.yaml", words))
     words += ["rounds=4", "checkpoint.resume=must"]
     with pytest.raises(UserError, match=rf"cannot go on .*: rounds is 4, was 2 \({why}, and those that are done"):
-        launch.execute(config.load(tmp_path / "c.yaml", words))
-    launch.execute(config.load(tmp_path / "c.yaml", [*words, "checkpoint.changes=accept"]))
+        execute(config.load(tmp_path / "c.yaml", words))
+    execute(config.load(tmp_path / "c.yaml", [*words, "checkpoint.changes=accept"]))
     code, said = check(tmp_path / "a", number=None)
     assert code == 2, said

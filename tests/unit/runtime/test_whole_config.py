@@ -11,8 +11,9 @@ from fedmpi import config
 from fedmpi.common import registry
 from fedmpi.common.errors import UserError
 from fedmpi.methods import registry as every_method
-from fedmpi.runtime import catalog, catalog_options, launch
+from fedmpi.runtime import catalog, catalog_options
 from fedmpi.runtime.record import whole
+from fedmpi.runtime.run import compared, execute
 
 SUPPLIED = {
     "models": ("input_shape", "classes"),
@@ -48,6 +49,7 @@ def test_the_written_config_gives_the_same_run(tmp_path, name):
     again = config.load(tmp_path / "config.yaml")
     assert again.resolved() == full.resolved()
     assert whole.of(again).identity() == full.identity()
+    assert compared(again) == compared(asked)
     assert set(asked.resolved()["method"]) <= set(full.resolved()["method"])
     one, two = play(asked), play(again)
     assert one.hashes == two.hashes
@@ -78,7 +80,7 @@ def made(tmp_path, monkeypatch):
     own.mkdir()
     (own / "mynet.py").write_text(NET.format("ReLU"))
     (tmp_path / "c.yaml").write_text(CONFIG.format(f"{own}/mynet.py:net"))
-    launch.execute(config.load(tmp_path / "c.yaml", [f"output={tmp_path}/runs"]))
+    execute(config.load(tmp_path / "c.yaml", [f"output={tmp_path}/runs"]))
     return tmp_path / "runs" / "mine", own / "mynet.py"
 
 

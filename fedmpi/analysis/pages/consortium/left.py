@@ -78,7 +78,7 @@ def audit(run: Run, site: Site, everybody: Sequence[Site]) -> Audit | None:
         return None
     others = tuple(each.name for each in everybody if each is not site and rank_of(run, each) == rank)
     digest = hashlib.sha256((run.path / path).read_bytes()).hexdigest()
-    return Audit(path, run.lines(str(path)), digest, others)
+    return Audit(path, run.lines(str(path), rounds=False), digest, others)
 
 
 def section(run: Run, site: Site, found: Audit | None) -> Section:

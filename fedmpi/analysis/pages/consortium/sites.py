@@ -10,8 +10,8 @@ import numpy as np
 
 from fedmpi.analysis.pages.run import Run, number
 from fedmpi.common.errors import UserError
+from fedmpi.common.metrics_row import CLIENT_NAMES
 
-FIXED = ("round", "client", "site", "protocol", "samples")  # of a line of clients.jsonl; the rest are figures
 SAID = {  # how a site's model was judged
     "personal": "the model that the site would use, on its own test samples",
     "global": "the common model, on the site's own test samples",
@@ -116,7 +116,7 @@ def _judged(run: Run, client: int) -> dict[str, Judged]:
         protocol = str(line.get("protocol"))
         ends[protocol] = max(line["round"], ends.get(protocol, -1))
         _, curves = found.setdefault(protocol, (int(line.get("samples") or 0), {}))
-        for name in (n for n in line if n not in FIXED):
+        for name in (n for n in line if n not in CLIENT_NAMES):
             if (value := number(line[name])) is not None:
                 curves.setdefault(name, {})[line["round"]] = value
     return {protocol: Judged(samples, curves, ends[protocol]) for protocol, (samples, curves) in found.items()}

@@ -13,8 +13,8 @@ from fedmpi.analysis.pages.run import Run, number
 from fedmpi.analysis.pages.runs import Group, Runs
 from fedmpi.analysis.pages.section import Bars, Figure, Lines, Section, Series, Table, Value
 from fedmpi.analysis.pages.sections import fairness
+from fedmpi.common.metrics_row import CLIENT_NAMES
 
-FIXED = ("round", "client", "site", "protocol", "samples")  # of a line of clients.jsonl; the rest are figures
 QUANTILES = {"10th percentile": 0.1, "median": 0.5, "90th percentile": 0.9}
 PARTS = ("worst", *QUANTILES)
 NAMED = 40  # clients that have a bar each; more are a curve
@@ -35,7 +35,7 @@ def _kinds(run: Run) -> Iterator[tuple[str, str]]:
     """(protocol, figure) of a run's lines, without the loss where there is another figure."""
     found: dict[str, dict[str, None]] = {}
     for line in run.clients:
-        found.setdefault(str(line.get("protocol")), {}).update(dict.fromkeys(k for k in line if k not in FIXED))
+        found.setdefault(str(line.get("protocol")), {}).update(dict.fromkeys(k for k in line if k not in CLIENT_NAMES))
     for protocol, names in found.items():
         yield from ((protocol, name) for name in names if name != "loss" or len(names) == 1)
 

@@ -10,9 +10,9 @@ from fedmpi.analysis.pages.run import Run
 from fedmpi.analysis.pages.runs import Runs
 from fedmpi.analysis.pages.section import Bars, Figure, Lines, Section, Series, Span, Spans, Table, Text, Value
 from fedmpi.analysis.timeline import busiest, real_rounds, shares
+from fedmpi.common.metrics_row import SECONDS
 from fedmpi.engine.timeline import WAITS
 
-PARTS = ("wall_s", "train_s", "wait_s", "server_s", "evaluate_s")
 SAID = ("round", "busiest rank trains", "rank 0 waits", "server step", "evaluation")
 LAPS, RANKS, ROUNDS, SPANS = 6, 24, 3, 2000  # laps that have a colour; ranks, rounds and spans drawn at most
 
@@ -21,17 +21,17 @@ def seconds(runs: Runs) -> Section | None:
     """Of one group the parts of a round, of several the whole round; of one run also each rank's laps."""
     parts = list[Figure | Table | Text]()
     if len(runs.groups) == 1:
-        found = {name: means(rounds_in(run, name) for run in runs.groups[0].runs) for name in PARTS}
+        found = {name: means(rounds_in(run, name) for run in runs.groups[0].runs) for name in SECONDS}
         series = [
             Series(said, list(found[name]), [m for m, _, _ in found[name].values()])
-            for name, said in zip(PARTS, SAID, strict=True) if found[name]
+            for name, said in zip(SECONDS, SAID, strict=True) if found[name]
         ]  # fmt: skip
         data: list[list[Value]] = [
-            [t, *(found[name].get(t, (None,))[0] for name in PARTS)] for t in found["wall_s"] or found["evaluate_s"]
+            [t, *(found[name].get(t, (None,))[0] for name in SECONDS)] for t in found["wall_s"] or found["evaluate_s"]
         ]
         if data:
             chart = Lines(series, "round", "seconds", from_zero=True)
-            parts.append(Figure("seconds", "seconds a round", chart, ("round", *PARTS), data, _measured(runs)))
+            parts.append(Figure("seconds", "seconds a round", chart, ("round", *SECONDS), data, _measured(runs)))
     elif made := figure(runs, "seconds", "seconds a round", "seconds", partial(rounds_in, name="wall_s"), "wall_s"):
         parts.append(made)
     if runs.alone is not None:
@@ -67,7 +67,7 @@ def _ranks(run: Run) -> list[Figure | Table | Text]:
     ]
     least = busiest(found)
     note = f"Rank {least['rank']} is the busiest: it waits {100 * least['waiting']:.1f} % of the time "
-    note += f"({', '.join(WAITS)}). What the laps are: docs/architecture.md, What ranks do when."
+    note += f"({', '.join(WAITS)}). What the laps are: docs/analysis.md, What ranks do when."
     labels = [f"rank {each['rank']}" for each in kept]
     bars = Figure("laps", "seconds by rank and lap", Bars(labels, length, "seconds in all rounds of the last job"),
                   ("rank", "host", "lap", "seconds"), data, note)  # fmt: skip

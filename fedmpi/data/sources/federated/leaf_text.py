@@ -15,6 +15,7 @@ from torch import Tensor
 from fedmpi.common.errors import UserError
 from fedmpi.common.text import show
 from fedmpi.data.dataset import Dataset
+from fedmpi.data.sources.texts.preparation import TextPreparation
 from fedmpi.data.sources.texts.windows import UNKNOWN, check_alphabet
 
 WORD = re.compile(r"[\w']+|[.,!?;]")  # LEAF, models/utils/language_utils.py
@@ -56,7 +57,8 @@ def next_characters(train: np.ndarray, test: np.ndarray, alphabet: str | None, f
         if ord(symbol) < len(number):
             number[ord(symbol)] = k
     x, y, test_x, test_y = (tensor for part in (train, test) for tensor in _last(torch.from_numpy(number[part])))
-    return Dataset(x, y, test_x, test_y, len(symbols), meaning=tuple(symbols))
+    made = TextPreparation(tuple(symbols), x.shape[1], closed=alphabet is not None, last=True)
+    return Dataset(x, y, test_x, test_y, len(symbols), meaning=tuple(symbols), preparation=made)
 
 
 def _last(rows: Tensor) -> tuple[Tensor, Tensor]:

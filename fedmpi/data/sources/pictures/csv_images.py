@@ -10,7 +10,7 @@ from typing import Annotated, Literal
 from pydantic import Field
 
 from fedmpi.common.errors import UserError
-from fedmpi.common.text import natural_order, twins
+from fedmpi.common.text import count, natural_order, twins
 from fedmpi.data.dataset import Dataset
 from fedmpi.data.sources.common import (
     PARTS,
@@ -21,9 +21,12 @@ from fedmpi.data.sources.common import (
     reads_columns,
     tell_of_travellers,
 )
+from fedmpi.data.sources.pictures import reading
 from fedmpi.data.sources.pictures.decode import Axes, DecodeOptions, Pages, PixelRange, Size
 from fedmpi.data.sources.pictures.held_out import Files, check_site, held_out, parted
 from fedmpi.data.sources.pictures.table_of_files import Row, rows
+from fedmpi.data.sources.tables.files import GAPS
+from fedmpi.data.sources.tables.index import FEW
 
 Name = Annotated[str, Field(min_length=1)]
 
@@ -82,11 +85,16 @@ def csv_images(
     options |= {"group_column": group_column} if group_column else {}
     columns = {"picture_column": picture_column, "label_column": label_column, "delimiter": delimiter, "folder": folder}
     table = rows(at, list(options.values()), delimiter, list(options))
+    _check_gaps(table, label_column, class_names or ())
     names = list(class_names or _classes(table, label_column, at))
 
     def files(mine: Sequence[Row]) -> Files:
         labels = [names.index(row.values[label_column]) for row in mine]
         return Files([root / folder / _file(row, picture_column) for row in mine], labels, [row.at for row in mine])
+
+    def warn_of_depths(mine: Sequence[Row]) -> None:
+        its = files(mine)
+        reading.warn_of_depths(its.paths, decoding, its.rows)
 
     def groups(mine: Sequence[Row]) -> list[str]:
         return [row.values[group_column] for row in mine] if group_column else []
@@ -97,12 +105,18 @@ def csv_images(
         part = [PARTS[row.values[split_column].lower()] for row in mine]
         train = [row for want in ("train", "val")[: 2 if val == "join" else 1] for row in _of(mine, part, want)]
         if not train:
-            raise UserError(f"{at}: no row{whose} is of the training part ({split_column})")
-        check_groups(groups(mine), [name != "test" for name in part], lambda k: mine[k].at, f"{group_column}")
+            none = f"none of {count(len(mine), 'row')}{whose}, the first in line {mine[0].at.rpartition(' ')[2]},"
+            raise UserError(f"{at}: {none} is of the training part ({split_column})")
         return parted(files(train), files(_of(mine, part, "test")), names, decoding, groups(train))
+
+    def check_parts(mine: Sequence[Row]) -> None:
+        test = [bool(split_column) and PARTS[row.values[split_column or ""].lower()] == "test" for row in mine]
+        check_groups(groups(mine), [not each for each in test], lambda k: mine[k].at, f"{group_column}")
 
     if site_column is None:
         _check(table, picture_column, label_column, names, split_column)
+        check_parts(table)
+        warn_of_depths(table)
         return reads_columns(one(table, ""), **columns)
     sites = natural_order([row.values[site_column] for row in table])
     twice = twins(dict.fromkeys(row.values[site_column] for row in table))
@@ -115,11 +129,16 @@ def csv_images(
     chosen = sites if site is None else [site]
     rows_of = [row for row in table if row.values[site_column] in chosen]
     _check(rows_of, picture_column, label_column, names, split_column)
-    tell_of_travellers(groups(rows_of), [row.values[site_column] for row in rows_of])
+    check_parts(rows_of)  # of all sites at once: a patient of two of them is one patient
+    if split_column is None:
+        tell_of_travellers(groups(rows_of), [row.values[site_column] for row in rows_of])
+    warn_of_depths(rows_of)
     found = []
-    for name in chosen:
-        mine = [row for row in table if row.values[site_column] == name]
-        found.append(check_site(one(mine, f" of {name}"), name, mine[0].at, names, small_sites))
+    with reading.warned_of_once():
+        for name in chosen:
+            mine = [row for row in table if row.values[site_column] == name]
+            whose = f" of the site {name!r} ({site_column})"
+            found.append(check_site(one(mine, whose), name, mine[0].at, names, small_sites))
     return reads_columns(found[0] if site is not None else joined(found, sites), **columns)
 
 
@@ -134,7 +153,21 @@ def _classes(table: Sequence[Row], column: str, at: Path) -> list[str]:
         first, last = (next(row.at for row in table if row.values[column] == name) for name in twice)
         said = f"{last}: the class is {twice[1]!r}, and in {first} {twice[0]!r}"
         raise UserError(f"{said}; are they one? mend it, or name the classes in data.class_names")
+    if len(table) >= FEW and len(names) > 0.5 * len(table):
+        said = f"data.label_column: the column {column!r} has {len(names)} classes in {len(table)} rows"
+        warnings.warn(f"{at}: {said}; it seems to number or to name the pictures, not their classes", stacklevel=3)
     return names
+
+
+def _check_gaps(table: Sequence[Row], column: str, classes: Sequence[str]) -> None:
+    """Raise UserError for the first label that is a word for a gap (NA, nan) and no class by its name."""
+    for row in table:
+        word = row.values[column]
+        if word.casefold() in GAPS and word not in classes:
+            said = (
+                f"the column {column!r} holds {word!r}, which says that nothing is known; fill it, or leave the row out"
+            )
+            raise UserError(f"{row.at}: {said}; if it is a class, name all of them in data.class_names")
 
 
 def _file(row: Row, column: str) -> Path:

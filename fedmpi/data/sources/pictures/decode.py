@@ -128,6 +128,14 @@ def count_channels(file: Path | bytes) -> Literal[1, 3]:
         return 1 if image.mode in ("1", "L") or _is_deep(image) else 3
 
 
+def holds_bytes(file: Path | bytes) -> bool:
+    """Whether the pixels of an image have 8 bits, by its header alone."""
+    if isinstance(file, Path) and file.suffix == ".npy":
+        return bool(np.load(file, allow_pickle=False, mmap_mode="r").dtype == np.uint8)
+    with _open(file) as image:
+        return not _is_deep(image)
+
+
 def _open(file: Path | bytes) -> Image.Image:
     return Image.open(io.BytesIO(file) if isinstance(file, bytes) else file)
 

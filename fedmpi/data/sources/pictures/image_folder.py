@@ -14,9 +14,10 @@ from fedmpi.common.errors import MissingDataError, UserError
 from fedmpi.common.text import natural_order
 from fedmpi.data.dataset import Dataset
 from fedmpi.data.sources.common import PARTS, checked_fraction, joined
+from fedmpi.data.sources.pictures import reading
 from fedmpi.data.sources.pictures.decode import Axes, DecodeOptions, Pages, PixelRange, Size, is_picture
 from fedmpi.data.sources.pictures.folders import classes_in, files_in
-from fedmpi.data.sources.pictures.held_out import check_site, held_out, parted
+from fedmpi.data.sources.pictures.held_out import Files, check_site, held_out, parted
 
 
 def image_folder(
@@ -78,15 +79,17 @@ def image_folder(
     if not homes:
         raise UserError(f"image_folder: {folder} holds no folder of a site (data.sites)")
     names = class_names or natural_order(name for home in homes for name in classes_in(_training(home, root)))
-    found = [_one(home, names, decoding, val, test_fraction, root) for home in homes]
+    parts = [_files(home, names, val, root) for home in homes]
+    reading.warn_of_depths([path for train, test, _ in parts for path in (*train.paths, *test.paths)], decoding)
+    with reading.warned_of_once():
+        found = [_dataset(*its, names, decoding, test_fraction) for its in parts]
     if sites or site is not None:
         found = [check_site(d, home.name, str(home), names, small_sites) for d, home in zip(found, homes, strict=True)]
     return joined(found, [home.name for home in homes]) if sites and site is None else found[0]
 
 
-def _one(
-    home: Path, names: Sequence[str], decoding: DecodeOptions, val: str, test_fraction: float | None, root: Path
-) -> Dataset:
+def _files(home: Path, names: Sequence[str], val: str, root: Path) -> tuple[Files, Files, str]:
+    """Those of the training part, of the test part, and the folder of the latter; "" where there is none."""
     folder = _training(home, root)
     train = files_in(folder, names)
     if not any(file.parent.parent == folder for file in train.paths):
@@ -102,10 +105,16 @@ def _one(
     for name in beside:
         if name.lower() not in PARTS and any(is_picture(file) for file in (home / name).rglob("*")):
             warnings.warn(f"data: {home / name} is not read; parts are named {', '.join(PARTS)}", stacklevel=2)
-    if test is not None:
-        checked_fraction(test_fraction, f"{home / test}")
-        return parted(train, files_in(home / test, names), names, decoding)
-    return held_out(train, checked_fraction(test_fraction), names, decoding)
+    if test is None:
+        return train, Files([], []), ""
+    return train, files_in(home / test, names), f"{home / test}"
+
+
+def _dataset(
+    train: Files, test: Files, folder: str, names: Sequence[str], decoding: DecodeOptions, test_fraction: float | None
+) -> Dataset:
+    fraction = checked_fraction(test_fraction, folder)
+    return parted(train, test, names, decoding) if folder else held_out(train, fraction, names, decoding)
 
 
 def _training(home: Path, root: Path) -> Path:

@@ -80,7 +80,10 @@ def image_mask(
         x, test_x = (made.normalised(images[np.array(k, dtype=np.int64)]) for k in (train, test))
         return Dataset(x, masks[list(train)], test_x, masks[list(test)], numbers.many, preparation=made)
 
-    return dataset(pairs, read, val, test_fraction)
+    found = pairs.found()
+    everyone = [pair for its in found.values() for pair in its]
+    reading.warn_of_depths([pair.image for pair in everyone], decoding, [pair.at for pair in everyone])
+    return dataset(pairs, found, read, val, test_fraction)
 
 
 def _masks(pairs: Sequence[Pair], decoding: DecodeOptions, numbers: MaskValues) -> Tensor:

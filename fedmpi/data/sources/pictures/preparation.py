@@ -48,6 +48,7 @@ class ImagePreparation(Preparation):
 
     def read(self, request: Request) -> NewRows:
         ids, files, labels, where = self._files(request)
+        reading.warn_of_depths(files, self.decoding, where)
         images = reading.read(files, self.decoding, where)
         if tuple(images.shape[1:]) != self.stored:
             channels, height, width = images.shape[1:]
@@ -92,7 +93,16 @@ class ImagePreparation(Preparation):
         gap = next((row for row, name in enumerate(names) if not str(name).strip()), None)
         if gap is not None:
             raise UserError(f"{where[gap]}: column {self.picture_column!r} is empty")
-        files = [self._place(table.path.parent, str(name).strip().replace("\\", "/")) for name in names]
+        home = table.path.parent
+        files = [self._place(home, str(name).strip().replace("\\", "/")) for name in names]
+        lost = next((row for row, file in enumerate(files) if not file.exists()), None)
+        if lost is not None:
+            places = dict.fromkeys(str(folder) for folder in (home / self.folder, home))
+            raise UserError(
+                f"{where[lost]}: there is no picture {str(names[lost]).strip()}{reading.with_ending(files[lost])} in "
+                f"{' or '.join(places)}: names are relative to the folder of {table.path.name}, not to the run's "
+                "data.root; write them so, or whole (/.../a.png), or put the file there"
+            )
         found = {table.unit: table.places, "file": names} | {
             name: plain_cells(table.column(name, "--id")) for name in ids
         }

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import os
 import warnings
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager, suppress
+from contextvars import ContextVar
 from itertools import pairwise
 from pathlib import Path
 from typing import Literal
@@ -13,7 +15,15 @@ from typing import Literal
 import numpy as np
 
 from fedmpi.common.errors import UserError
-from fedmpi.data.sources.pictures.decode import DecodeOptions, OptionNeededError, count_channels, decode, probe
+from fedmpi.common.text import count
+from fedmpi.data.sources.pictures.decode import (
+    DecodeOptions,
+    OptionNeededError,
+    count_channels,
+    decode,
+    holds_bytes,
+    probe,
+)
 from fedmpi.data.streaming import wanted
 from fedmpi.data.streaming.decoded import Decoded
 from fedmpi.data.streaming.stream import Stream
@@ -23,7 +33,7 @@ BLOCK = 256  # pictures that a thread takes at once
 
 
 def read(files: Sequence[Path | bytes], options: DecodeOptions, rows: Sequence[str] = ()) -> np.ndarray | Stream:
-    """Decode images, as all sources of images do. Transparent pixels are warned of.
+    """Decode images, as all sources of images do. Transparent pixels, constant images and an unfit range are warned of.
 
     Where `data.stream` says so files stay files: each is opened here, and decoded when it is asked for.
 
@@ -38,7 +48,8 @@ def read(files: Sequence[Path | bytes], options: DecodeOptions, rows: Sequence[s
     Raises:
         UserError: with the first image that cannot be read, or is of another shape than the first one.
     """
-    first, blended = _decode(files, 0, options, rows)
+    first, _ = _decode(files, 0, options, rows)
+    look = _Look(len(files))
     options.check_channels(len(first))
 
     def fits(k: int, shape: tuple[int, ...]) -> None:
@@ -50,11 +61,10 @@ def read(files: Sequence[Path | bytes], options: DecodeOptions, rows: Sequence[s
             raise UserError(f"{_name(files, k, rows)} {said}: give data.size, to which all pictures are scaled and cut")
 
     def one(k: int) -> np.ndarray:
-        nonlocal blended
         image, transparent = _decode(files, k, options, rows)
-        if transparent:  # several threads come here: none may write what it read before another one's True
-            blended = True
         fits(k, image.shape)
+        look.blended[k], look.least[k], look.most[k] = transparent, image.min(), image.max()
+        look.highest[k] = np.count_nonzero(image == 1) / image.size if options.pixel_range else 0
         return image
 
     def opened(k: int) -> None:
@@ -69,7 +79,7 @@ def read(files: Sequence[Path | bytes], options: DecodeOptions, rows: Sequence[s
     paths = [file for file in files if isinstance(file, Path)]
     if len(paths) == len(files) and wanted(len(files) * first.nbytes):
         _by_threads(opened, len(files))
-        _tell_of_transparency(blended, options)
+        _report(look, files, rows, options)
         return Stream(Decoded(paths, one, first.shape, first.dtype))
     try:
         images = np.empty((len(files), *first.shape), first.dtype)
@@ -84,7 +94,7 @@ def read(files: Sequence[Path | bytes], options: DecodeOptions, rows: Sequence[s
         images[k] = one(k)
 
     _by_threads(put, len(files))
-    _tell_of_transparency(blended, options)
+    _report(look, files, rows, options)
     return images
 
 
@@ -94,6 +104,37 @@ def channels_of_first(files: Sequence[Path | bytes], rows: Sequence[str]) -> Lit
         return count_channels(files[0])
     except Exception as error:  # as in _decode
         raise _unreadable(files, 0, rows, error) from error
+
+
+def warn_of_depths(files: Sequence[Path | bytes], options: DecodeOptions, rows: Sequence[str] = ()) -> None:
+    """Warn if one range is given for images of 8 bits and of more, or one that images of 8 bits leave mostly unused.
+
+    Args:
+        files, options, rows: as of `read`; the files of all sites that are read here, so that it is said once.
+    """
+    if not isinstance(options.pixel_range, tuple) or not files:
+        return
+    depths = np.zeros(len(files), dtype=np.uint8)  # 0: not known
+
+    def look(k: int) -> None:
+        with suppress(Exception):  # `read` tells of a file that cannot be opened
+            depths[k] = 8 if holds_bytes(files[k]) else 16
+
+    _by_threads(look, len(files))
+    low, high = options.pixel_range
+    of_bytes, deeper = np.flatnonzero(depths == 8), np.flatnonzero(depths == 16)
+    brightest = (255 - low) / (high - low)
+    if not len(of_bytes) or (not len(deeper) and brightest >= 0.5):
+        return
+    found = f"{len(of_bytes)} of 8 bits, such as {_name(files, int(of_bytes[0]), rows)}"
+    if len(deeper):
+        found += f", and {len(deeper)} of more, such as {_name(files, int(deeper[0]), rows)}"
+    warnings.warn(
+        f"data.pixel_range: [{low:g}, {high:g}] is the range of all pictures, but there are {found}: 255, the largest "
+        f"value of 8 bits, becomes {min(max(brightest, 0), 1):.2g}; save all of them with one depth, or say "
+        "data.pixel_range: file, for the range of each",
+        stacklevel=2,
+    )
 
 
 def _decode(
@@ -106,14 +147,70 @@ def _decode(
         raise _unreadable(files, k, rows, error) from error
 
 
-def _tell_of_transparency(blended: bool, options: DecodeOptions) -> None:
-    """Warn; the text is the same for all files, so that it is shown once however many sites are read in turn."""
-    if blended:
-        warnings.warn(
-            f"data: pictures with transparent pixels are blended over {options.background}; data.background names "
-            "another colour",
-            stacklevel=1,
-        )
+class _Look:
+    """What decoded images are like, each (n,): blended, the least and the largest pixel, the share of pixels at 1."""
+
+    def __init__(self, many: int) -> None:
+        self.blended = np.zeros(many, dtype=bool)
+        self.least = np.full(many, np.nan)  # NaN: not decoded here
+        self.most = np.full(many, np.nan)
+        self.highest = np.full(many, np.nan)
+
+
+_Read = tuple[_Look, Sequence["Path | bytes"], Sequence[str], DecodeOptions]
+_reads: ContextVar[list[_Read] | None] = ContextVar("reads", default=None)
+
+
+@contextmanager
+def warned_of_once() -> Iterator[None]:
+    """Warn at the end of what the images of all `read` are like, which may be those of several sites."""
+    reads: list[_Read] = []
+    token = _reads.set(reads)
+    try:
+        yield
+    finally:
+        _reads.reset(token)
+    _warn(reads)
+
+
+def _report(look: _Look, files: Sequence[Path | bytes], rows: Sequence[str], options: DecodeOptions) -> None:
+    reads = _reads.get()
+    if reads is None:
+        _warn([(look, files, rows, options)])
+    else:
+        reads.append((look, files, rows, options))
+
+
+def _warn(reads: Sequence[_Read]) -> None:
+    """Warn of images that are blended, constant or cut off by the pixel range: how many, and the first of them."""
+
+    def of(chosen: Callable[[_Look], np.ndarray]) -> str:
+        found = [(np.flatnonzero(chosen(look)), files, rows) for look, files, rows, _ in reads]
+        many = sum(len(k) for k, _, _ in found)
+        first = next((_name(files, int(k[0]), rows) for k, files, rows in found if len(k)), "")
+        return f"{count(many, 'picture')} (the first: {first})" if many else ""
+
+    if not reads:
+        return
+    options = reads[0][3]
+    looks = [look for look, *_ in reads]
+    least, most = (np.concatenate(each) for each in zip(*((look.least, look.most) for look in looks), strict=True))
+    highest = np.concatenate([look.highest for look in looks])
+    if said := of(lambda look: look.blended):
+        how = f"over {options.background}; data.background names another colour"
+        warnings.warn(f"data: transparent pixels of {said} are blended {how}", stacklevel=3)
+    if isinstance(options.pixel_range, tuple) and not np.isnan(least).any():
+        low, high = options.pixel_range
+        named, remedy = f"data.pixel_range: [{low:g}, {high:g}]", "say the range that the files have, or file"
+        if most.max() - least.min() < 0.1:
+            said = f"all pixels become {least.min():.2g} to {most.max():.2g}, a small part of 0 to 1"
+            warnings.warn(f"{named}: {said}; {remedy}", stacklevel=3)
+            return
+        if highest.mean() > 0.25:
+            said = f"{100 * highest.mean():.0f} % of all pixels are at its upper end or beyond, and become 1"
+            warnings.warn(f"{named}: {said}; {remedy}", stacklevel=3)
+    if said := of(lambda look: look.least == look.most):
+        warnings.warn(f"data: all pixels of {said} have one value; is the file what it should be?", stacklevel=3)
 
 
 def _by_threads(do: Callable[[int], None], many: int) -> None:
@@ -139,12 +236,12 @@ def _unreadable(files: Sequence[Path | bytes], k: int, rows: Sequence[str], erro
     row = f"{rows[k]}: " if rows and rows[k] else ""
     if isinstance(error, FileNotFoundError):
         where = "; correct the row, or data.root, below which it is looked for" if row else ""
-        return UserError(f"{row}there is no picture {files[k]!s}{_with_ending(files[k])}{where}")
+        return UserError(f"{row}there is no picture {files[k]!s}{with_ending(files[k])}{where}")
     remedy = "" if isinstance(error, OptionNeededError) else "; mend or remove it"
     return UserError(f"{_name(files, k, rows)} cannot be read as a picture: {error}{remedy}")
 
 
-def _with_ending(file: Path | bytes) -> str:
+def with_ending(file: Path | bytes) -> str:
     """What to say of a file that is not there where one of that name and an ending is: IMG_1.png for IMG_1."""
     if isinstance(file, bytes) or not file.parent.is_dir():
         return ""

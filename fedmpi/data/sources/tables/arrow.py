@@ -14,7 +14,7 @@ from fedmpi.common.errors import UserError
 
 def needed(what: str) -> None:
     if find_spec("pyarrow") is None:
-        raise UserError(f"{what} is read by pyarrow, which is not installed; pip install pyarrow")
+        raise UserError(f"{what} is read by pyarrow, which is not installed; pip install 'fedmpi[parquet]'")
 
 
 def parquet(path: Path) -> tuple[dict[str, np.ndarray], tuple[str, ...]]:

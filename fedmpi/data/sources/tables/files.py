@@ -15,6 +15,7 @@ from fedmpi.common.text import natural_order, nearest, show
 from fedmpi.data.csv_file import check_is_csv, csv_columns, text_of
 from fedmpi.data.sources.tables import numerals
 from fedmpi.data.sources.tables.arrow import parquet
+from fedmpi.data.sources.tables.index import FEW
 from fedmpi.data.sources.tables.numerals import is_number
 
 GAPS = {
@@ -144,10 +145,21 @@ class Table:
             )
         elif not remedy:
             remedy = "list it in data.categorical (words become columns of 0 and 1), or in data.drop"
-            if 2 * len(odd) < len(cells):
+            different = len({*cells.tolist()})
+            if different == 1 and len(cells) > 1:
+                remedy = "it is the same in all rows, and nothing can be learned from it: list it in data.drop"
+            elif is_name(different, len(cells)) and 2 * len(odd) >= len(cells):
+                said = f"{different} values in {len(cells)} rows are names of the rows, such as a patient's number"
+                remedy = f"{said}, from which nothing can be learned: list it in data.drop"
+            elif 2 * len(odd) < len(cells):
                 remedy = f"correct it, or empty it and say data.missing; or, if these are words, {remedy}"
         at = self.at(int(rows[odd[0]]))
         raise UserError(f"{at}: column {name!r} holds {show(cell)}, which is no number; {remedy}")
+
+
+def is_name(different: int, rows: int) -> bool:
+    """Whether a column of words with so many different values names its rows; of a few rows that is not to be known."""
+    return rows >= FEW and different > 0.9 * rows
 
 
 def gaps(cells: np.ndarray, named: Collection[str] = ()) -> np.ndarray:

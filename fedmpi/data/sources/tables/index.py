@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import warnings
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 
 import numpy as np
@@ -31,8 +31,8 @@ def numbers_rows(x: np.ndarray) -> bool:
     return bool(x.max() - x.min() == len(x) - 1) and len(np.unique(x)) == len(x)
 
 
-def warn_of_row_numbers(path: Path, columns: Iterable[tuple[str, np.ndarray]], owner: np.ndarray) -> None:
-    """Warn once of the columns (n,) that number the rows of a file, or those of each site.
+def numbering(columns: Iterable[tuple[str, np.ndarray]], owner: np.ndarray) -> list[str]:
+    """The names of the columns (n,) that number all rows, or those of each site.
 
     Args:
         columns: numeric features with their names.
@@ -44,10 +44,15 @@ def warn_of_row_numbers(path: Path, columns: Iterable[tuple[str, np.ndarray]], o
         sites = [part for part in np.split(x[order], last) if len(part) >= FEW]
         if numbers_rows(x) or (sites and all(map(numbers_rows, sites))):
             found.append(name)
-    if found:
-        them, are = ("them", "they are") if len(found) > 1 else ("it", "it is")
+    return found
+
+
+def warn_of_row_numbers(path: Path, names: Sequence[str]) -> None:
+    """Warn once of all columns of a file that number its rows, by their names, if there are any."""
+    if names:
+        number, them, are = ("number", "them", "they are") if len(names) > 1 else ("numbers", "it", "it is")
         warnings.warn(
-            f"{path}: {enumerated(found, 'column')} numbers the rows; a model that learns from {them} learns the "
+            f"{path}: {enumerated(names, 'column')} {number} the rows; a model that learns from {them} learns the "
             f"order of the file: leave {them} out, unless {are} measured",
             stacklevel=3,
         )

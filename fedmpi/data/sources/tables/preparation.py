@@ -59,7 +59,8 @@ class TablePreparation(Preparation):
     """The columns of a table in the order of the inputs, and what fills and standardises them.
 
     sites: by the name of each site, or under "" for all rows alike. pooled: by what the global test set is
-    standardised, where that is not by the site of each row.
+    standardised, where that is not by the site of each row. zero_is_gap: columns of
+    numbers in which 0 says that nothing was measured.
     """
 
     columns: tuple[Column, ...]
@@ -72,6 +73,7 @@ class TablePreparation(Preparation):
     delimiter: str = ","
     decimal: Literal[".", ","] = "."
     thousands: str | None = None
+    zero_is_gap: tuple[str, ...] = ()
 
     kind: ClassVar[str] = "table"
 
@@ -123,6 +125,8 @@ class TablePreparation(Preparation):
         """(n,) the numbers or words of column number `at`, with gaps filled where something fills them."""
         column, fits = self.columns[at], list(self.sites.values())
         cells = cells_of(rows, column)
+        if column.name in self.zero_is_gap:
+            cells[cells == 0] = np.nan
         gap = np.isnan(cells) if column.values is None else cells == ""
         for k in np.unique(owner[gap]):
             fill = fits[k].fill[at]

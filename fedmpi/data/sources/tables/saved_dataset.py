@@ -26,7 +26,7 @@ from fedmpi.data.sources.pictures import reading
 from fedmpi.data.sources.pictures.decode import DecodeOptions, Pages, PixelRange, Size
 from fedmpi.data.sources.tables import arrow
 from fedmpi.data.sources.tables.files import Table, ordered
-from fedmpi.data.sources.tables.index import warn_of_row_numbers
+from fedmpi.data.sources.tables.index import numbering, warn_of_row_numbers
 from fedmpi.data.sources.tables.targets import targets
 
 REMEDY = "save it anew with save_to_disk, or correct data.root or data.path"
@@ -235,12 +235,14 @@ def _read(home: Path, name: str, columns: Sequence[str], label: str | None, site
 
 
 def _warn_of_row_numbers(splits: Sequence[Split], folder: Path, columns: Sequence[str], symbols: bool) -> None:
+    found: dict[str, None] = {}
     for split in splits:
         x = np.asarray(split.x)
         if x.ndim == 2 and not symbols:
             named = columns if len(columns) == x.shape[1] else [f"{columns[0]}[{k}]" for k in range(x.shape[1])]
             owner = np.zeros(len(x), dtype=np.int64)
-            warn_of_row_numbers(folder / split.name, zip(named, x.T, strict=True), owner)
+            found |= dict.fromkeys(numbering(zip(named, x.T, strict=True), owner))
+    warn_of_row_numbers(folder, list(found))
 
 
 def _files(splits: Sequence[Split], folder: Path, column: str) -> tuple[list[bytes | Path], list[str]]:
@@ -252,6 +254,7 @@ def _files(splits: Sequence[Split], folder: Path, column: str) -> tuple[list[byt
 
 def _images(splits: Sequence[Split], folder: Path, column: str, options: DecodeOptions) -> Pictures:
     files, at = _files(splits, folder, column)
+    reading.warn_of_depths(files, options, at)
     return normalised(reading.read(files, options, at), options.mean, options.std)
 
 

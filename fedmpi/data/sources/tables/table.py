@@ -25,8 +25,8 @@ from fedmpi.data.sources.common import (
     numbered,
     tell_of_travellers,
 )
-from fedmpi.data.sources.tables.files import Table, ordered, read, spelling
-from fedmpi.data.sources.tables.index import may_number_rows, warn_of_row_numbers
+from fedmpi.data.sources.tables.files import Table, is_name, ordered, read, spelling
+from fedmpi.data.sources.tables.index import may_number_rows, numbering, warn_of_row_numbers
 from fedmpi.data.sources.tables.missing import tell_empty, without_gaps
 from fedmpi.data.sources.tables.preparation import Column, Fit, TablePreparation, fitted
 from fedmpi.data.sources.tables.sites import check_sites
@@ -125,12 +125,13 @@ def table(
     rows = without_gaps(rows, options.categorical, features, missing, needed, small_sites)
     aim = targets(rows, named["label_column"], target, class_names)
     owner, names = _owners(rows, site_column, site)
-    tell_of_travellers(_groups(rows, group_column), [names[k] for k in owner] if names else ())
+    if split_column is None:
+        tell_of_travellers(_groups(rows, group_column), [names[k] for k in owner] if names else ())
     train = _parts(rows, split_column, group_column, owner, aim, test_fraction)
     keep, owner, names = check_sites(rows, aim, owner, names, train, small_sites, site is not None)
     rows, aim, train = rows.keep(keep), aim.keep(keep), train[keep]
     numeric = [name for name in features if name not in options.categorical]
-    warn_of_row_numbers(at, _may_number(numeric, rows, owner), owner)
+    warn_of_row_numbers(at, numbering(_may_number(numeric, rows, owner), owner))
     plain = TablePreparation(
         columns=_columns(rows, options, train),
         sites=dict.fromkeys(names or [""], Fit((), None)),
@@ -271,9 +272,7 @@ def _parts(
             if word not in PARTS:
                 raise UserError(f"{rows.at(row)}: column {split_column!r} holds {word!r}; allowed: {', '.join(PARTS)}")
         parts = np.array([PARTS[word] for word in words], dtype=bool)
-        for k in np.unique(owner) if len(groups) else ():
-            its = rows.keep(np.flatnonzero(owner == k))
-            check_groups(groups[owner == k], parts[owner == k], its.at, f"{group_column}")
+        check_groups(groups, parts, rows.at, f"{group_column}")  # of all sites: a patient of two is one patient
         return parts
     train = np.ones(len(rows), dtype=bool)
     for k in np.unique(owner):
@@ -330,6 +329,13 @@ def _columns(rows: Table, options: Options, train: np.ndarray) -> tuple[Column, 
             continue
         given = options.categorical[name]
         values = ordered(list(rows.words(name, "categorical")[train])) if given is None else given
+        if given is None and is_name(len(values), int(train.sum())):
+            warnings.warn(
+                f"{rows.path}: column {name!r} (data.categorical) has {count(len(values), 'value')} in "
+                f"{train.sum()} training rows: it names the rows, and what is learned of one does not hold for others; "
+                "list it in data.drop instead",
+                stacklevel=3,
+            )
         found.append(Column(name, tuple(values), closed=given is not None))
     return tuple(found)
 

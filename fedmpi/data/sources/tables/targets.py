@@ -54,7 +54,8 @@ def targets(rows: Table, label: Sequence[str], target: str, classes: Sequence[st
             return targets(rows, label, "number", None)
         if len(found) > max(MANY, len(rows) // 10):
             many = f"{rows.path}: column {label[0]!r} holds {len(found)} labels in {len(rows)} rows"
-            raise UserError(f"{many}; say data.target: class, or number for a regression")
+            survival = "for the task survival name two columns, data.label_column: [EVENT, TIME]"
+            raise UserError(f"{many}; say data.target: class, or number for a regression; {survival}")
         _check_labels(rows, label[0], words, found)
     names = found
     if classes is not None:
@@ -84,7 +85,7 @@ def _check_survival(rows: Table, label: Sequence[str], y: np.ndarray) -> None:
             f"{rows.at(row)}: {odd}; {order} if they are in the other order, data.target: number for two numbers"
         )
     odd = f"column {label[1]!r} holds the time {time:g}; no time is below 0"
-    remedy = f"if the sign marks who is censored, write that into the column {label[0]!r}, and the time without it"
+    remedy = f"if the sign marks who is censored, write 0 into column {label[0]!r} there, and the time without its sign"
     raise UserError(f"{rows.at(row)}: {odd}; {remedy}")
 
 

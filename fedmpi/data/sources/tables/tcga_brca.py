@@ -11,6 +11,7 @@ from fedmpi.common.errors import UserError
 from fedmpi.data.dataset import Dataset
 from fedmpi.data.sources.common import find
 from fedmpi.data.sources.tables.files import Table, read
+from fedmpi.data.sources.tables.preparation import Column, Fit, TablePreparation
 
 REGIONS = ("Northeast", "South", "West", "Midwest", "Europe", "Canada")
 AIMS = ("E", "T")  # whether the patient died (1) or was lost to sight (0), and after how many days
@@ -42,7 +43,8 @@ def tcga_brca(root: Path) -> Dataset:
             raise UserError(f"{table.at(row)}: E is {event:g} and T {days:g}; 0 or 1, and days >= 0, are needed")
     first, last = torch.from_numpy(train), torch.from_numpy(~train)
     owners = site[first], site[last], REGIONS
-    return Dataset(x[first], y[first], x[last], y[last], 1, *owners)
+    made = TablePreparation(tuple(map(Column, names)), {"": Fit((None,) * len(names), None)}, AIMS)
+    return Dataset(x[first], y[first], x[last], y[last], 1, *owners, preparation=made)
 
 
 def _folds(folds: Table) -> dict[str, tuple[str, int]]:

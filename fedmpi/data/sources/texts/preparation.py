@@ -24,7 +24,7 @@ class TextPreparation(Preparation):
     """The characters in the order of their numbers, and the length of a window.
 
     closed: the config names the alphabet, and other characters are refused; else they are as those are that occurred in
-    test parts alone, if there were some.
+    test parts alone, if there were some. last: of the targets of a window the one behind its end alone counts.
     """
 
     alphabet: tuple[str, ...]
@@ -33,6 +33,7 @@ class TextPreparation(Preparation):
     author_column: str = "author"
     text_column: str = "text"
     delimiter: str = ","
+    last: bool = False
 
     kind: ClassVar[str] = "texts"
 
@@ -54,7 +55,9 @@ class TextPreparation(Preparation):
             windows = cut(text.text, number, self.context)
             last = symbols(text.text[-self.context :], number)
             parts += [windows[:, :-1], last[None]]
-            ends += [windows[:, 1:], torch.full((1, self.context), SKIP)]
+            targets = windows[:, 1:].clone()
+            targets[:, : -1 if self.last else 0] = SKIP
+            ends += [targets, torch.full((1, self.context), SKIP)]
             names += [name] * (len(windows) + 1)
             starts += [*(k * self.context + 1 for k in range(len(windows))), len(text.text) - self.context + 1]
         ids = {"text": np.array(names, dtype=object), "character": np.array(starts)}

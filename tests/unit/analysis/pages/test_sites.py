@@ -146,7 +146,7 @@ def test_what_left_a_site_is_that_of_its_record(tmp_path):
     assert "change of the model's weights" in said
     assert "not whole" not in said
     lines = content.decode().splitlines()
-    (run.path / "audit" / "rank-2.jsonl").write_text("\n".join(lines[:-1]))
+    (run.path / "audit" / "rank-2.jsonl").write_text("".join(f"{line}\n" for line in lines[:-1]))
     assert "lacks 1 of the 2 rounds" in text_of(
         [left.section(run, everybody[1], left.audit(run, everybody[1], everybody))]
     )

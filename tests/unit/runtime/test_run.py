@@ -4,7 +4,7 @@ import pytest
 import yaml
 from helpers import fedmpi, small_settings
 
-from fedmpi.runtime import recorded
+from fedmpi.runtime import run
 
 
 @pytest.mark.parametrize(
@@ -19,7 +19,7 @@ from fedmpi.runtime import recorded
     ],
 )
 def test_a_gpu_on_which_rank_0_trains_nobody(size, backend, trains, warns):
-    said = recorded.unused_gpu(small_settings("fedavg", "mlp", server={"trains": trains}), size, backend)
+    said = run.unused_gpu(small_settings("fedavg", "mlp", server={"trains": trains}), size, backend)
     assert bool(said) == warns
     if warns:
         assert said.startswith(f"rank 0 occupies one of {size} GPUs, and trains nobody on it")
@@ -33,7 +33,7 @@ def test_it_is_in_the_log(monkeypatch, tmp_path):
         "model": {"name": "logistic"},
     }
     (tmp_path / "run.yaml").write_text(yaml.safe_dump(config))
-    monkeypatch.setattr(recorded, "unused_gpu", lambda settings, size, backend: f"unused with {size} by {backend}")
+    monkeypatch.setattr(run, "unused_gpu", lambda settings, size, backend: f"unused with {size} by {backend}")
     done = fedmpi("run", tmp_path / "run.yaml")
     assert done.returncode == 0, done.stderr
     assert "warning: unused with 1 by solo" in (tmp_path / "run" / "log.txt").read_text()

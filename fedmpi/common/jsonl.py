@@ -1,0 +1,72 @@
+"""Files with a JSON object on each line, such as metrics.jsonl: whole, still growing, cut by a kill, or damaged."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from fedmpi.common.errors import UserError
+
+
+@dataclass(frozen=True)
+class JsonLines:
+    """The content of such a file.
+
+    Attributes:
+        rows: the objects, in order.
+        damaged: numbers of the lines that are no row, from 1; a last line without a line feed is not among them.
+        cut: whether there is such a last line, which is still being written or was cut by a kill. It is not in `rows`.
+    """
+
+    rows: list[dict[str, Any]]
+    damaged: list[int]
+    cut: bool
+
+
+def parse_jsonl(text: bytes, *, rounds: bool = False) -> JsonLines:
+    """Return the rows in the content of a file. Empty lines do not count.
+
+    rounds: a row has an integer `round`; an object without it is damaged.
+    """
+    rows, damaged, end = list[dict[str, Any]](), list[int](), text.rfind(b"\n") + 1
+    for number, line in enumerate(text[:end].split(b"\n"), 1):
+        if not line.strip():
+            continue
+        try:
+            row = json.loads(line)
+        except (ValueError, RecursionError):  # ValueError: of the decoding, too
+            row = None
+        if isinstance(row, dict) and (not rounds or isinstance(row.get("round"), int)):
+            rows.append(row)
+        else:
+            damaged.append(number)
+    return JsonLines(rows, damaged, end < len(text))
+
+
+def read_jsonl(path: Path, *, rounds: bool = False, strict: bool = False, tail: int | None = None) -> JsonLines:
+    """Return the rows of a file; none where it is missing.
+
+    Args:
+        rounds: as `parse_jsonl` has it.
+        strict: refuse a file with a damaged line. Without it the caller looks at `damaged`.
+        tail: read so many bytes at the end only, of which the first line may be half a one and is left out; line
+            numbers then count from there.
+
+    Raises:
+        UserError: the file cannot be read, or with `strict` a line is damaged: file and line are named.
+    """
+    try:
+        with path.open("rb") as file:
+            skipped = 0 if tail is None else max(file.seek(0, 2) - tail, 0)
+            file.seek(skipped)
+            text = file.read()
+    except FileNotFoundError:
+        return JsonLines([], [], False)
+    except OSError as error:
+        raise UserError(f"{path} cannot be read: {error.strerror or error}") from error
+    found = parse_jsonl(text[text.find(b"\n") + 1 :] if skipped else text, rounds=rounds)
+    if strict and found.damaged:
+        raise UserError(f"{path}:{found.damaged[0]} is no row of a run; it was changed, or the disk is bad")
+    return found

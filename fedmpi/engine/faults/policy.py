@@ -1,0 +1,210 @@
+"""What becomes of a round in which a rank fails: the other ranks go back to its start, and make it once more.
+
+    restore      clients and server are as they were when the round began
+    regroup      the living ranks connect anew; rank 0's round is the one that is repeated
+    reassign     clients of dead ranks go to living ones (a site's data do not), with their newest state on disk
+    record       rank 0 writes down what the failure means for the numbers (faults/losses.py), and all ranks apply it
+With faults.on_lost_rank: drop the clients that the dead rank had to train sit the round out; with redo living ranks
+train them, and the bits are those of a run without the failure. Where all ranks live and one only took longer than any
+round so far, the ranks wait longer from then on, or a round that has to take long would be cut again and again.
+"""
+
+from __future__ import annotations
+
+import json
+import time
+import warnings
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import torch
+
+from fedmpi.comm import Communicator, Lost
+from fedmpi.engine.client_states import ClientStates
+from fedmpi.engine.faults import losses
+from fedmpi.engine.faults.losses import START, Row
+from fedmpi.engine.plan import Plan
+from fedmpi.engine.round_control import RoundControl
+from fedmpi.engine.scheduler import ClientScheduler
+
+PATIENCE_S, TIMES = 10.0, 5.0  # the least silence to ask after, in seconds; and the usual one, in rounds
+
+
+class FailurePolicy:
+    """Makes rounds, and repeats those in which a rank fails (faults.on_lost_rank)."""
+
+    def __init__(self, plan: Plan, control: RoundControl, *, movable: bool) -> None:
+        """movable: whether other ranks can train a dead rank's clients, as they have the data."""
+        self.plan, self.control, self.movable = plan, control, movable
+        self.comm, self.states = control.comm, control.states
+        self.scheduler, self.reporter = control.scheduler, control.reporter
+        self.tolerant = plan.on_lost != "abort"
+        self.alive = list(self.comm.alive)  # rank 0's: the ranks that were alive when it last looked
+        self.attempted, self.began, self.longest_s = -1, 0.0, 0.0  # the latest round, its start here; of all rounds
+
+    def attempt(self, t: int, run_round: Callable[[int], str | None]) -> tuple[int, str | None]:
+        """Make round t, or go back to the start of the round in which a rank has failed.
+
+        Returns:
+            The round to make next, and why the run ends before round t (None if it goes on).
+
+        Raises:
+            Lost: the run cannot go on without the rank, or faults.on_lost_rank is abort.
+        """
+        if t != self.attempted:
+            self.attempted, self.began = t, time.perf_counter()
+        try:
+            reason = run_round(t)
+        except Lost as error:
+            if not self.tolerant:
+                raise
+            why = str(error)
+        else:
+            if self.tolerant:
+                self._record_duration(time.perf_counter() - self.began)
+            return t + 1, reason
+        # Not within the handler: with the last reference to the error the sockets of the broken group close.
+        t = self._recover(why)
+        self.control.transport.fresh = True
+        return t, None
+
+    def _recover(self, why: str) -> int:
+        """Return the round to make again, with the ranks that are left.
+
+        Raises:
+            Lost: rank 0 or all ranks that train are gone, or this rank was left out.
+        """
+        while True:
+            before = list(self.comm.alive)
+            facts = {
+                "t": self.states.round,
+                "moved": self.states.moved.done,
+                "reported": self.reporter.reported_in == self.states.round,
+                "why": why[:500],
+                "waited": time.perf_counter() - self.began,
+                "spent": self.comm.patience_s >= self.plan.timeout_s,
+            }
+            answers = self.comm.regroup(json.dumps(facts).encode(), self.plan.timeout_s)
+            said = {rank: json.loads(text) for rank, text in answers.items()}
+            if not any(rank in said for rank in self.scheduler.ranks):
+                raise Lost(f"no rank that trains is left: {why}")
+            if self.comm.alive == before:
+                self._extend_patience(said)
+            t = self._restore(said)
+            try:
+                self._agree(t, [each["why"] for each in said.values() if each["why"]])
+            except Lost as error:  # one more rank has failed
+                why = str(error)
+                continue
+            self.attempted, self.began = t, time.perf_counter() if t != self.attempted else self.began
+            return t
+
+    def _record_duration(self, seconds: float) -> None:
+        """A round took so long: a rank that is silent for several times as long is asked whether it lives."""
+        self.longest_s = max(self.longest_s, seconds)
+        self.comm.patience_s = min(self.plan.timeout_s, max(PATIENCE_S, TIMES * self.longest_s))
+
+    def _extend_patience(self, said: Mapping[int, Mapping[str, Any]]) -> None:
+        """Wait longer from now on, as all ranks live.
+
+        Raises:
+            Lost: on all ranks alike, where they have waited for comm.round_timeout_s already.
+        """
+        waited, before, most = max(each["waited"] for each in said.values()), self.comm.patience_s, self.plan.timeout_s
+        if waited >= most and all(each["spent"] for each in said.values()):
+            raise Lost(
+                f"round {said[0]['t']}: all ranks live, but not all come within {most:g} s (comm.round_timeout_s)"
+            )
+        if min(TIMES * waited, most) <= before:
+            return
+        self._record_duration(waited)
+        if self.comm.rank == 0:
+            took = f"round {said[0]['t']}: no rank is lost, but one took {waited:.0f} s to its next message"
+            now = f"from now on ranks are asked after {self.comm.patience_s:.0f} s of silence, not {before:.0f}"
+            warnings.warn(f"{took}, and the round begins again; {now}", stacklevel=2)
+
+    def _restore(self, said: Mapping[int, Mapping[str, Any]]) -> int:
+        """Go back to the start of rank 0's round, and return it."""
+        root, states = said[0], self.states
+        t = int(root["t"])
+        self.control.begin_round(t)  # where this rank has not heard of it yet
+        # Moved states stay where they are if all ranks have moved what they had to: a dead rank cannot take its back.
+        stay = all(each["t"] == t and each["moved"] for each in said.values())
+        states.restore(t, stay)
+        if self.control.server is not None:
+            self.control.server.undo_step(t)
+        states.reassign(self.comm.alive, [r for r in self.scheduler.ranks if r in said], move=self.movable)
+        self.reporter.reported_in = t if root["reported"] else -1
+        return t
+
+    def _agree(self, t: int, why: Sequence[str]) -> None:
+        """Agree, on all ranks alike, on what the failure means: which clients and states are affected.
+
+        Raises:
+            Lost: one more rank fails.
+        """
+        comm, states, scheduler = self.comm, self.states, self.scheduler
+        orphans = sorted(states.orphans)
+        found = newest_saved_rounds(comm, scheduler, states, orphans) if self.movable else {}
+        if comm.rank == 0:
+            lost = [rank for rank in self.alive if rank not in comm.alive]
+            if lost:
+                where = (
+                    scheduler.assign(t, self.alive) if self.plan.on_lost == "drop" and self.control.trains(t) else {}
+                )
+                row = losses.row(
+                    t,
+                    {rank: comm.hosts.get(rank, "") for rank in lost},
+                    clients=[k for k, rank in where.items() if rank in lost],
+                    gone=() if self.movable else set(orphans) - states.gone,
+                    reverted={k: r for k, r in found.items() if r != states.trained.get(k, START)},
+                    reported=self.reporter.reported_in == t,
+                    why=next(
+                        (text for text in why if any(f"rank {rank} " in text for rank in lost)), next(iter(why), "")
+                    ),
+                )
+                scheduler.losses.replace(t, [*scheduler.losses.of(t), row])
+                self.reporter.sink.loss(row)
+                self.alive = list(comm.alive)
+        apply(t, scheduler, states, comm.broadcast_json(scheduler.losses.of(t)))
+
+
+def apply(t: int, scheduler: ClientScheduler, states: ClientStates, rows: list[Row]) -> None:
+    """Take these rows for the rank failures of round t."""
+    scheduler.losses.replace(t, rows)
+    states.gone = scheduler.losses.gone(t)
+    states.revert(scheduler.losses.reverted(t))
+
+
+def newest_saved_rounds(
+    comm: Communicator, scheduler: ClientScheduler, states: ClientStates, orphans: Sequence[int]
+) -> dict[int, int]:
+    """Return, at rank 0, client -> the round of its newest state on disk that can be read; elsewhere {}."""
+    if not orphans or not states.messages.client_state.size:
+        return {}
+    mine = states.newest([k for k in orphans if states.owner[k] == comm.rank], lambda k, r: k in scheduler.cohort(r))
+    rows = torch.tensor([mine.get(k, START) for k in orphans], dtype=torch.float64, device=comm.device)
+    if comm.rank:
+        comm.exchange([(0, rows)], [])
+        return {}
+    came = {rank: torch.empty_like(rows) for rank in comm.alive if rank}
+    comm.exchange([], list(came.items()))
+    came[0] = rows
+    return {k: int(came[states.owner[k]][i]) for i, k in enumerate(orphans)}
+
+
+def rejoin_sites(t: int, control: RoundControl) -> None:
+    """Take sites that were gone back into a run that is resumed before round t with all ranks.
+
+    In a replay they come back when they did in the recorded run.
+    """
+    scheduler, states, comm = control.scheduler, control.states, control.comm
+    away = sorted(scheduler.losses.gone(t))
+    if not away or control.plan.replay:
+        return
+    found = newest_saved_rounds(comm, scheduler, states, away)
+    rows = scheduler.losses.of(t)
+    if comm.rank == 0:
+        back = {k: r for k, r in found.items() if r != states.trained.get(k, START)}
+        rows = [*rows, losses.row(t, {}, back=away, reverted=back)]
+    apply(t, scheduler, states, comm.broadcast_json(rows))

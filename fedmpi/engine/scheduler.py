@@ -1,0 +1,162 @@
+"""Which clients take part in a round, and which rank trains each of them.
+
+Both are functions of the seed, the round, the rank failures of the run, and the costs that rank 0 has measured and told
+to all ranks (engine/pace.py), so that every rank computes the same without a message.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import replace
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from fedmpi.comm import Communicator
+from fedmpi.data.federated import Federated
+from fedmpi.engine.faults.losses import START, Losses
+from fedmpi.engine.pace import FEW, GAIN, LEAST_S, SAME, Measure, Pace, Row
+from fedmpi.engine.plan import SERVERS, Plan
+from fedmpi.engine.sampling import balanced, cohort, pinned
+
+
+class ClientScheduler:
+    """Draws the cohort of each round, and assigns its clients to ranks; the same on every rank."""
+
+    def __init__(self, plan: Plan, data: Federated, comm: Communicator, ranks: Sequence[int]) -> None:
+        """ranks: those that train clients."""
+        self.plan, self.data, self.comm, self.ranks = plan, data, comm, ranks
+        self.losses = Losses()
+        self.pace = self.announced = Pace()  # the costs by which clients are assigned; those that all ranks know
+        self.given: list[Row] = []  # the assignment of another run, to be repeated: rows of its placement.jsonl
+        self.measure, self.next, self.since = Measure(), Pace(), 0  # rank 0's; `since`: the round of the last change
+        self.recorded: Row = {}  # the latest row of placement.jsonl
+
+    def sample(self, t: int) -> list[int]:
+        """Draw the cohort of round t, ascending; clients that rank failures have taken out included."""
+        plan = self.plan
+        return cohort(plan.seed, t, self.data.clients, plan.fraction, plan.draw, plan.members)
+
+    def cohort(self, t: int) -> list[int]:
+        """Return the clients that take part in round t, ascending."""
+        return self.losses.present(t, self.sample(t))
+
+    def last_rounds(self, t: int) -> dict[int, int]:
+        """Return client -> the round, of 0..t, in which the state was made that it has at the start of round t + 1."""
+        found: dict[int, int] = {}
+        for earlier in range(t + 2):
+            back = self.losses.reverted(earlier)
+            found = {k: r for k, r in (found | back).items() if r != START} if back else found
+            if earlier <= t:
+                found |= dict.fromkeys(self.cohort(earlier), earlier)
+        return found
+
+    def weights(self, members: Sequence[int]) -> tuple[Tensor, Tensor]:
+        """Return the training samples n_k and the weights p_k of a cohort, (m,) float64 each."""
+        n = torch.tensor([float(self.data.train_sizes[k]) for k in members], dtype=torch.float64)
+        return n, n / n.sum() if self.plan.weighting == "samples" else torch.full_like(n, 1 / len(n))
+
+    # ---- assignment to ranks ----
+    def place(
+        self, members: Sequence[int], ranks: Sequence[int] | None = None, t: int = 0, pace: Pace | None = None
+    ) -> dict[int, int]:
+        """Return client -> rank by the given costs. ranks: those that may train; pace: default the present costs."""
+        ranks, pace = self.ranks if ranks is None else ranks, pace or self.pace
+        if self.plan.placement == "pinned":
+            return pinned(members, ranks)
+        costs = [pace.cost(k, float(self.data.train_sizes[k])) for k in members]
+        return balanced(members, costs, ranks, pace.of_ranks(ranks), {0: self._ahead(t, pace)})
+
+    def _ahead(self, t: int, pace: Pace) -> int:
+        """Return the cost of what rank 0 does in round t before it trains: evaluating the round before."""
+        return pace.ahead if t and t % self.plan.every == 0 else 0
+
+    def assign(self, t: int, alive: Collection[int] | None = None) -> dict[int, int]:
+        """Return client -> rank that trains it in round t.
+
+        If a rank fails in round t only its clients are assigned anew. alive: default the ranks that live now.
+        """
+        self._follow_recorded(t)
+        alive = (self._began() if self.given else self.comm.alive) if alive is None else alive
+        all_ = self.plan.placement == "pinned"
+        where = self.place(self.sample(t), self.ranks if all_ else self._began(), t)
+        moved = [k for k, rank in where.items() if rank not in alive]
+        if moved:
+            costs = [self.pace.cost(k, float(self.data.train_sizes[k])) for k in moved]
+            ranks = [rank for rank in self.ranks if rank in alive]
+            where |= balanced(moved, costs, ranks, self.pace.of_ranks(ranks))
+        return {k: where[k] for k in self.cohort(t)} if self.losses.rows else where
+
+    def _began(self) -> list[int]:
+        """Return the training ranks that were alive when the round began; a pace of 0 marks one lost before."""
+        return [r for r in self.ranks if self.pace.ranks.get(r, SAME)]
+
+    def _follow_recorded(self, t: int) -> None:
+        """Take the costs of the run whose assignment is repeated, if there is one."""
+        rows = [row for row in self.given if row["round"] <= t]
+        if rows:
+            self.pace = self.announced = Pace.of(rows[-1])
+
+    # ---- costs, at rank 0 ----
+    def record_timings(
+        self, t: int, members: Sequence[int], where: Mapping[int, int], seconds: Sequence[float]
+    ) -> None:
+        """Record what the clients of round t took, in seconds, as their uploads say."""
+        if self.plan.placement == "balanced" and self.plan.measured and not self.losses.of(t):
+            sizes = [float(self.data.train_sizes[k]) for k in members]
+            self.measure.saw(t, members, where, list(zip(sizes, seconds, strict=True)))
+
+    def record_evaluation(self, seconds: float) -> None:
+        """Record what rank 0 took to evaluate before it trained its own clients, while the other ranks trained."""
+        alone = {*self.plan.protocol} <= SERVERS and self.data.global_test is not None
+        if self.comm.rank == 0 and 0 in self.ranks and alone:
+            self.measure.began(seconds)
+
+    def consider_rebalancing(self, t: int) -> None:
+        """Plan to assign clients by the measured costs from round t on, if that saves enough time."""
+        ranks = self._began() if self.comm.rank == 0 else []
+        fixed = self.plan.placement == "pinned" or not self.plan.measured or self.given
+        if fixed or len(ranks) < 2 or t - self.since < FEW:
+            return
+        sizes, second = self.data.train_sizes, self.measure.second()
+        new = self.measure.pace(t, sizes, self.pace)
+        if new is None or second is None or new.close_to(self.pace, ranks):
+            return
+        members = self.sample(t)
+        before, after = (self._longest(t, self.place(members, ranks, t, pace), new) for pace in (self.pace, new))
+        if before - after >= max(GAIN * before, LEAST_S * second):
+            self.next, self.since = new, t
+
+    def _longest(self, t: int, where: Mapping[int, int], pace: Pace) -> float:
+        """Return the cost of the rank that has most to do."""
+        load = {0: float(self._ahead(t, pace))}
+        for k, rank in where.items():
+            cost = pace.cost(k, float(self.data.train_sizes[k])) * pace.ranks.get(rank, SAME)
+            load[rank] = load.get(rank, 0.0) + cost
+        return max(load.values())
+
+    def commit(self, t: int) -> Row | None:
+        """Assign clients by the planned costs from round t on; return a new row of placement.jsonl, if any."""
+        self._follow_recorded(t)
+        if not self.given:
+            lost = {rank: 0 for rank in self.ranks if rank not in self.comm.alive}
+            self.pace = replace(
+                self.next, ranks={r: pace for r, pace in self.next.ranks.items() if pace != SAME} | lost
+            )
+        row = replace(self.pace, ranks=self.pace.of_ranks(self.ranks)).row()
+        if row == self.recorded:
+            return None
+        self.recorded = row
+        return {"round": t, **row}
+
+    def memory(self) -> dict[str, Any]:
+        """Return what `recall` needs when the run is resumed."""
+        return {"pace": self.pace.row(), "of": list(self.ranks), "since": self.since, **self.measure.memory()}
+
+    def recall(self, memory: Mapping[str, Any] | None) -> None:
+        """Take over what `memory` gave, if the same ranks train; ranks that had failed are there again."""
+        if memory and memory["of"] == list(self.ranks):
+            before, self.since = Pace.of(memory["pace"]), memory["since"]
+            self.next = replace(before, ranks={rank: pace for rank, pace in before.ranks.items() if pace})
+            self.measure.recall(memory)

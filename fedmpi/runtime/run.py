@@ -1,0 +1,342 @@
+"""One run on one rank, from settings to exit code: `execute`, which is read from top to bottom."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import socket
+import time
+import traceback
+import warnings
+from collections.abc import Callable
+from contextlib import ExitStack, suppress
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from fedmpi.comm import Communicator, Job, Lost, connect, detect
+from fedmpi.comm.audit import Audit
+from fedmpi.comm.backends.choice import gpu_uuid
+from fedmpi.comm.base import Gone
+from fedmpi.comm.loss import silence
+from fedmpi.comm.loss.alarm import Alarm, reason
+from fedmpi.comm.loss.leaving import tell_fatal_signals
+from fedmpi.comm.timeouts import Timeouts
+from fedmpi.common.blame import remedy
+from fedmpi.common.errors import COME_AGAIN, UserError
+from fedmpi.common.signals import CommandProcess, StopRequest
+from fedmpi.config import Settings
+from fedmpi.config.later import comparable
+from fedmpi.engine.faults.losses import Losses
+from fedmpi.engine.federation import Federation
+from fedmpi.runtime import build, build_data, consistency, memory
+from fedmpi.runtime.device import pick_device, set_numerics, why_no_gpu
+from fedmpi.runtime.record import durable, environment, plugins, preprocessing, report_text, whole
+from fedmpi.runtime.record.recorder import RankRecorder, Recorder
+from fedmpi.runtime.record.timeline import TimelineFile
+from fedmpi.runtime.record.tracking.hearing import hearing
+from fedmpi.runtime.resuming import resume
+from fedmpi.runtime.resuming.checkpoints import Checkpoints, Rows
+
+FEW_GPUS = 8  # of more, rank 0's is a small part
+OUTCOME = "FEDMPI_OUTCOME"  # environment variable: a file for rank 0's exit code and the rounds it completed
+
+
+@dataclass
+class RunContext:
+    """What the steps of a run on one rank share. Each step sets the fields that it finds out."""
+
+    settings: Settings
+    job: Job
+    stop: StopRequest
+    timeouts: Timeouts
+    recorder: RankRecorder  # a Recorder at rank 0
+    alarm: Alarm
+    until_end: ExitStack = field(default_factory=ExitStack)  # what stays open until all ranks are at their end
+    code_digests: dict[str, str] = field(default_factory=dict)
+    data_digests: dict[str, str] = field(default_factory=dict)
+    device: torch.device = field(init=False)
+    experiment: build.Experiment = field(init=False)
+    comm: Communicator = field(init=False)
+    ranks: list[dict[str, Any]] = field(init=False)  # host, device, ... of each
+    plugins: dict[Path, bytes] = field(init=False)  # files of the user's own code
+    identity: dict[str, str] = field(init=False)  # rank 0's: settings and digests, which a resumed run must share
+    environment: dict[str, Any] = field(init=False)  # rank 0's: versions, hosts, devices, ...
+    is_resumed: bool = False  # rank 0's: whether the run directory holds a run to go on with
+    accepted: list[str] = field(default_factory=list)  # rank 0's: what a resumed run may have changed
+
+
+def execute(
+    settings: Settings,
+    command: CommandProcess | None = None,
+    after: Callable[[Settings, dict[str, Any]], object] = lambda settings, summary: None,
+) -> tuple[dict[str, Any], int]:
+    """Run one rank: (summary at rank 0, exit code).
+
+    In a single process mistakes are raised; in a job of several ranks they are printed once, and end it.
+
+    Args:
+        settings: of the run.
+        command: the process of `fedmpi run`, which ends soon.
+        after: what rank 0 does with the summary while the others wait: once they have left, launchers may end it.
+
+    Returns:
+        The exit code is 0 for finished, 75 for stopped by a signal, 128 + n without checkpoints, 1 for diverged
+        (faults.on_divergence: stop). Of the ranks of a job that was stopped rank 0 has that code, and leaves last; the
+        others have 0. A job ends with 2 for a mistake that the user can correct, 1 for a lost rank or a defect.
+    """
+    tell_fatal_signals()
+    process = command or CommandProcess()
+    job, stop = replace(detect(os.environ), parent_pid=process.parent_pid), process.stop
+    timeouts = Timeouts(settings.comm.start_timeout_s, settings.comm.round_timeout_s)
+    recorder = RankRecorder() if job.rank else Recorder(stop)
+    alarm = Alarm(job, timeouts, stop=stop, close_run=recorder.close_failed)
+    run = RunContext(settings, job, stop, timeouts, recorder, alarm)
+    try:
+        run.settings = settings.begun_in(os.getcwd())
+        run.until_end.enter_context(recorder.warnings.collect())
+        if command is not None:
+            stop.listen(signal.SIGINT)
+        stop.alone(_stopped_code(stop, settings.checkpoint.every > 0))
+        _build(run)
+        run.comm = connect(job, settings.comm.backend, run.device, timeouts, alarm, settings.comm.interface)
+        stop.listen()
+        stop.alone(None)
+        _agree(run)
+        result = _train(run)
+        if run.comm.rank == 0:
+            after(run.settings, result[0])
+        with suppress(*([Lost] if settings.faults.on_lost_rank != "abort" else [])):  # all of the run is on disk
+            run.comm.close()
+        if result[1] and job.size > 1:
+            time.sleep(timeouts.launcher)  # the others leave first: a launcher that sees rank 0's exit code ends them
+        return result
+    except Exception as error:
+        if job.size > 1:  # still listening: the launcher, which sees a dead rank, too, must not end rank 0 unheard
+            error = silence.at_fault(alarm, error)
+            alarm.fail(*_explained(error), reacts=isinstance(error, Gone))
+        with suppress(Exception):  # the cause is said, whatever becomes of the run directory
+            recorder.close_failed(reason(_explained(error)[0]))
+        known = remedy(error)
+        if known is None:
+            raise
+        raise UserError(known) from error
+    finally:
+        run.until_end.close()
+        recorder.release()
+        stop.alone(None)
+        stop.deaf(command is not None)
+
+
+def _build(run: RunContext) -> None:
+    """Build all that can be built before the ranks meet: mistakes are found before any rank waits for another.
+
+    Silos are opened later, when this rank knows which are its own.
+    """
+    settings, job = run.settings, run.job
+    set_numerics(settings)
+    run.device = pick_device(settings, job)
+    if not settings.data.silos:
+        data = build_data.partitioned(settings)
+        if job.size > 1 or settings.checkpoint.every:  # else nobody compares them
+            run.data_digests = consistency.data(data)
+        run.experiment = build.experiment(settings, data, run.device)
+    build.make_method(settings)
+    run.code_digests = consistency.code()  # once all have met, they would do it at the same time, on few cores
+
+
+def _agree(run: RunContext) -> None:
+    """Check that all ranks run the same experiment, open silos, and learn where each rank computes."""
+    settings, comm, timeout_s = run.settings, run.comm, run.settings.comm.start_timeout_s
+    if settings.data.silos and settings.data.audit and comm.rank:
+        comm.audit = Audit()
+    consistency.agree(comm, {key: consistency.of(text) for key, text in compared(settings).items()}, timeout_s)
+    if settings.data.silos:
+        run.experiment = build.experiment(settings, build_data.siloed(settings, comm), run.device)
+    run.ranks = exchange_facts(run)
+    made = run.experiment
+    run.plugins = plugins.files(settings, made.method, made.task, made.net.module)
+    layout = {"(layout)": consistency.of(made.model.layout.describe())}
+    layout |= {} if made.initial is None else {"(initial weights)": made.initial.digest}
+    layout |= consistency.frozen(made.model.frozen)
+    digests = {**run.code_digests, **plugins.digests(run.plugins), **run.data_digests, **layout}
+    consistency.agree(comm, digests, timeout_s)
+    if comm.rank == 0:
+        run.identity = {**whole.written(settings).identity(), **digests}
+
+
+def compared(settings: Settings) -> dict[str, str]:
+    """Return the settings that all ranks must have in common, by dotted key.
+
+    What one config leaves out equals the default that another one names: rank 0 may go on from the config.yaml of the
+    run, the others from the user's own.
+    """
+    return comparable(whole.written(settings).digest_items())
+
+
+def exchange_facts(run: RunContext) -> list[dict[str, Any]]:
+    """Tell all ranks where each computes. Returns the facts about them, in order.
+
+    Only now is it known which ranks share a host or a GPU, and where uploads are gathered: raises UserError, the same
+    on every rank, if they need more memory than there is. Rank 0 warns of those that should have a GPU.
+    """
+    comm, made, device, host = run.comm, run.experiment, run.device, run.job.host
+    on_cpu, auto = device.type == "cpu", made.settings.compute.device == "auto"
+    facts = {"host": host, "device": report_text.device_name(device), "gpu": gpu_uuid(device)}
+    facts |= {"no_regroup": comm.can_regroup, **environment.describe_gpu(device)}
+    gathers_on_gpu, free = comm.device.type == "cuda", memory.free(device)
+    needs = build.memory_needs(made, comm.size, gathers_on_gpu, made.model.w.is_cuda)
+    more = {"needs": needs, "free": free, "no_gpu": why_no_gpu(host) if on_cpu and auto else ""}
+    payload = json.dumps({**facts, **more}).encode()
+    answers = [json.loads(text) for text in comm.allgather_bytes(payload, made.settings.comm.start_timeout_s)]
+    comm.hosts = dict(enumerate(each["host"] for each in answers))
+    trains = build_data.training_ranks(made.settings, comm.size)
+    memory.check(dict(enumerate(answers)), trains, gathers_on_gpu)
+    slow = report_text.without_gpu(answers, trains)
+    if slow and comm.rank == 0:
+        warnings.warn(slow, stacklevel=2)
+    return [{key: value for key, value in each.items() if key not in more} for each in answers]
+
+
+def _train(run: RunContext) -> tuple[dict[str, Any], int]:
+    """Open the run directory, restore what is in it, train all rounds, and close it: (summary, exit code)."""
+    recorder = run.recorder
+    if isinstance(recorder, Recorder):
+        _open(run, recorder)
+    fed = build.federation(run.experiment, run.comm, run.stop, recorder, not _cannot_regroup(run))
+    after = _restore(run, fed)
+    if not isinstance(recorder, Recorder):
+        fed.run()
+        return {}, 0
+    if run.is_resumed:
+        _resume_records(run, recorder, fed, after)
+    recorder.begin(fed, max(after, 0), run.is_resumed)
+    reason = fed.run()
+    result = recorder.close(fed, reason)
+    codes = {"finished": 0, "enough": 0, "apart": 1}
+    code = codes[reason] if reason in codes else _stopped_code(run.stop, recorder.checkpoints is not None)
+    if os.environ.get(OUTCOME):
+        fresh = len(recorder.directory.metrics()) - (after + 1 if run.is_resumed else 0)
+        with suppress(OSError):  # its reader has the launcher's exit code, too
+            durable.write(Path(os.environ[OUTCOME]), f"{code} {fresh}\n".encode())
+            code = 0 if run.job.launcher == "torchrun" else code  # which would make it 1, and print a traceback
+    return {**result, "directory": str(recorder.directory.shown)}, code
+
+
+def _open(run: RunContext, recorder: Recorder) -> None:
+    """Open the run directory and the console (rank 0)."""
+    settings, job, made = run.settings, run.job, run.experiment
+    loggers = hearing(settings)
+    directory, run.is_resumed, run.accepted = resume.directory(settings, run.identity, run.until_end)
+    backend = type(run.comm).__name__.lower()
+    run.environment = environment.describe(job.launcher, backend, run.ranks, settings.compute.threads)
+    recorder.open(directory, made, loggers)
+    if not run.is_resumed:  # else when it is known that it can be
+        recorder.describe(run.identity, run.environment, run.plugins)
+    live = job.launcher in ("single", "torchrun") and "SLURM_JOB_ID" not in os.environ
+    recorder.show(report_text.headlines(made, job, backend, run.ranks), live)
+    if settings.faults.on_lost_rank != "abort" and job.size > 1 and (why := _cannot_regroup(run)):
+        warnings.warn(f"faults.on_lost_rank: a rank that is lost ends this run: {why}", stacklevel=2)
+    if unused := unused_gpu(settings, job.size, backend):
+        warnings.warn(unused, stacklevel=2)
+
+
+def _restore(run: RunContext, fed: Federation) -> int:
+    """Set up where this rank keeps the state of the run, and bring it to the newest whole checkpoint.
+
+    Returns the round after which the run goes on, -1 for a run from the start.
+    """
+    settings, comm, made, recorder = run.settings, run.comm, run.experiment, run.recorder
+    timeout_s, asked, private = settings.comm.start_timeout_s, settings.checkpoint, settings.output_mode == "private"
+    directory = recorder.directory if isinstance(recorder, Recorder) else None
+    told: dict[str, Any] = {}
+    if directory is not None:
+        told = {"job": round(time.time(), 3), "name": directory.path.name, "going_on": run.is_resumed}
+        told |= {"placement": resume.placement_of(settings), "losses": resume.losses_of(settings, directory)}
+    heard = comm.broadcast_json(told)
+    fed.scheduler.losses = Losses(heard["losses"])
+    fed.scheduler.given = resume.of_same_ranks(heard["placement"], fed, made)
+    there = settings.working_dir / settings.output / heard["name"]
+    path = there.absolute() if directory is None else directory.path
+    if comm.audit is not None:  # here, if this host does not see rank 0's directory
+        comm.audit.open(path / "audit" / f"rank-{comm.rank}.jsonl", private)
+    preprocessing.write_own(path, settings, made.data)
+    if settings.timeline and path.is_dir():
+        head = {"job": heard["job"], "rank": comm.rank, "of": comm.size, "host": socket.gethostname()}
+        file = TimelineFile(path, head, private)
+        fed.timeline.to, fed.timeline.ended, fed.timeline.early = file.add, file.flush, comm.rank > 0  # it waits then
+    if asked.every == 0:
+        return -1
+    stateful, silos = bool(made.messages.client_state.size), settings.data.silos
+    seen = comm.allgather_bytes(b"seen" if (path / resume.IDENTITY).is_file() else b"", timeout_s)
+    blind = [rank for rank, said in enumerate(seen) if said != b"seen"]
+    if stateful and blind and not silos:
+        where = f"rank {blind[0]} does not see {path}, where the clients' state would be kept"
+        if heard["going_on"] or asked.resume == "must":
+            raise UserError(f"checkpoint: {where}; put output on a file system that all ranks share")
+        if comm.rank == 0:
+            warnings.warn(f"checkpoint: {where}; this run cannot be gone on with", stacklevel=2)
+        return -1
+    rows = Rows(path / "state", silos, private)
+    if comm.rank == 0:
+        (path / "checkpoints").mkdir(0o700 if private else 0o777, exist_ok=True)
+    recorder.checkpoints = Checkpoints(path / "checkpoints", rows, asked.every, asked.keep)
+    if stateful:
+        fed.states.shelf, fed.states.room = rows, made.room or made.data.clients
+    if not heard["going_on"]:
+        return -1
+    return resume.go_on(fed, recorder.checkpoints, timeout_s, recorder.say)
+
+
+def _resume_records(run: RunContext, recorder: Recorder, fed: Federation, after: int) -> None:
+    """Bring the files of the run directory to the round after which the run goes on (rank 0)."""
+    settings, directory = run.settings, recorder.directory
+    for change in run.accepted:  # first of all: what is written next is made with it
+        recorder.say(f"accepted: {change}; from round {after + 1} on")
+    if run.accepted:
+        directory.add_accepted(after + 1, run.accepted)
+    whole = (directory.path / "config.yaml").exists()  # else it is where a replay begins
+    recorder.describe(run.identity, run.environment, run.plugins)
+    best = fed.server.best if fed.server else None
+    over = after + 1 >= settings.rounds or (best is not None and best.ends())
+    known = directory.begin_after(after, over or (after + 1) % settings.evaluate.every == 0, whole)
+    if best and best.round is not None:
+        recorder.best(best)
+    if fed.scheduler.losses.rows or (directory.path / "faults.jsonl").exists():
+        directory.write_losses(fed.scheduler.losses.rows)
+    fed.scheduler.recorded = {k: v for row in directory.placement()[-1:] for k, v in row.items() if k != "round"}
+    recorder.say(report_text.goes_on(after, settings.rounds, known))
+
+
+def unused_gpu(settings: Settings, size: int, backend: str) -> str:
+    """A warning that one of few GPUs is rank 0's, which trains nobody; "" where that is not so.
+
+    With NCCL every rank has a GPU. Where clients are sites, `server.trains` would change which rank opens whose files.
+    """
+    if backend != "nccl" or size > FEW_GPUS or settings.data.silos or 0 in build_data.training_ranks(settings, size):
+        return ""
+    return (
+        f"rank 0 occupies one of {size} GPUs, and trains nobody on it (server.trains: false); with server.trains=true "
+        "it trains clients, too"
+    )
+
+
+def _cannot_regroup(run: RunContext) -> str:
+    """Why the job cannot go on without one of its ranks; "" where it can."""
+    return next((each["no_regroup"] for each in run.ranks if each["no_regroup"]), "")
+
+
+def _stopped_code(stop: StopRequest, can_resume: bool) -> int:
+    """The exit code of a run that is told to stop, maybe on another rank."""
+    return COME_AGAIN if can_resume else 128 + (stop.signal or signal.SIGTERM)
+
+
+def _explained(error: Exception) -> tuple[str, int]:
+    """What to say of an error, and the exit code."""
+    known = remedy(error)
+    if known is None and not isinstance(error, UserError | Lost):
+        return f"this is a defect of fedmpi or of a plug-in:\n{traceback.format_exc()}", 1
+    return f"error: {known or error}", 1 if isinstance(error, Lost) else 2

@@ -1,0 +1,48 @@
+"""Files with a JSON object on each line."""
+
+import pytest
+
+from fedmpi.common.errors import UserError
+from fedmpi.common.jsonl import parse_jsonl, read_jsonl
+
+CONTENT = b'{"round": 0}\n\n[1]\n{"a": 1}\n\xff{}\n{"round": "1"}\n{"round": 2}\n{"rou'
+
+
+def test_rows_damaged_lines_and_a_cut_end():
+    found = parse_jsonl(CONTENT)
+    assert found.rows == [{"round": 0}, {"a": 1}, {"round": "1"}, {"round": 2}]
+    assert (found.damaged, found.cut) == ([3, 5], True)
+    found = parse_jsonl(CONTENT, rounds=True)
+    assert (found.rows, found.damaged) == ([{"round": 0}, {"round": 2}], [3, 4, 5, 6])
+
+
+def test_a_last_line_without_its_end_is_no_row_even_if_it_could_be_one():
+    """The number in it may go on: 1 of 12."""
+    found = parse_jsonl(b'{"round": 0}\n{"round": 1}')
+    assert (found.rows, found.damaged, found.cut) == ([{"round": 0}], [], True)
+
+
+def test_depth_beyond_what_python_parses_is_damage():
+    assert parse_jsonl(b"[" * 100_000 + b"\n").damaged == [1]
+
+
+def test_a_missing_file_has_no_rows(tmp_path):
+    found = read_jsonl(tmp_path / "a.jsonl", strict=True)
+    assert (found.rows, found.damaged, found.cut) == ([], [], False)
+
+
+def test_errors_name_file_and_line(tmp_path):
+    file = tmp_path / "a.jsonl"
+    file.write_bytes(CONTENT)
+    with pytest.raises(UserError, match=r"a\.jsonl:3 is no row of a run; it was changed, or the disk is bad"):
+        read_jsonl(file, strict=True)
+    with pytest.raises(UserError, match=rf"^{tmp_path} cannot be read: Is a directory$"):
+        read_jsonl(tmp_path)
+
+
+def test_a_tail_begins_with_a_whole_line(tmp_path):
+    file = tmp_path / "a.jsonl"
+    file.write_text("".join(f'{{"round": {t}}}\n' for t in range(5)))
+    assert [row["round"] for row in read_jsonl(file, tail=30).rows] == [3, 4]
+    assert [row["round"] for row in read_jsonl(file, tail=10_000).rows] == [0, 1, 2, 3, 4]
+    assert read_jsonl(file, tail=5).rows == []

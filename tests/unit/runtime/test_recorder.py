@@ -1,0 +1,47 @@
+"""What records a run, on any rank and before and after the run."""
+
+import gc
+import weakref
+
+from helpers import small_settings
+
+from fedmpi.engine.plan import Sink
+from fedmpi.runtime import run
+from fedmpi.runtime.record.recorder import RankRecorder, Recorder
+
+
+def test_ranks_other_than_0_record_no_results():
+    """The engine tells every rank what it finds out."""
+    recorder = RankRecorder()
+    for name in ("round", "clients", "best", "loss", "updates", "placement", "analysis", "say"):
+        getattr(recorder, name)([])
+    recorder.keep(None, 0, {}, True)
+    assert isinstance(recorder, Sink)
+
+
+def test_a_run_that_fails_before_it_has_a_directory_leaves_nothing():
+    assert Recorder(lambda: False).close_failed("no reason") == RankRecorder().close_failed("no reason") == ""
+
+
+def test_a_run_that_is_over_keeps_no_model_alive(tmp_path, monkeypatch):
+    """Its error reporter lives on where a thread watches the launcher."""
+    alarms, models = [], []
+
+    class Watched(run.Alarm):
+        def __init__(self, *arguments, **more):
+            super().__init__(*arguments, **more)
+            alarms.append(self)
+
+    build = run.build.experiment
+
+    def experiment(*arguments):
+        made = build(*arguments)
+        models.append(weakref.ref(made.model))
+        return made
+
+    monkeypatch.setattr(run, "Alarm", Watched)
+    monkeypatch.setattr(run.build, "experiment", experiment)
+    run.execute(small_settings("fedavg", "mlp", rounds=1, output=str(tmp_path)))
+    gc.collect()
+    assert models[0]() is None
+    assert alarms[0].close_run("the launcher has died") == ""

@@ -1,0 +1,43 @@
+"""How much of fedmpi a short run calls: whoever follows it has to read so many functions."""
+
+import subprocess
+import sys
+
+from helpers import ROOT, clean_env
+
+MOST = {"functions": 995, "files": 180, "deep": 20}  # the present numbers, to be lowered; aim: 600, 130, 16
+
+MEASURE = """
+import os, sys, threading
+import fedmpi
+
+PACKAGE = os.path.dirname(fedmpi.__file__) + os.sep
+found, deepest, depth = set(), 0, threading.local()
+
+def profile(frame, event, argument):
+    global deepest
+    code = frame.f_code
+    if event not in ("call", "return") or not code.co_filename.startswith(PACKAGE) or code.co_name.startswith("<"):
+        return
+    depth.now = getattr(depth, "now", 0) + (1 if event == "call" else -1)
+    if event == "call":
+        found.add(code)
+        deepest = max(deepest, depth.now)
+
+import fedmpi.api
+threading.setprofile(profile)
+sys.setprofile(profile)
+fedmpi.run(sys.argv[1], sys.argv[2:])
+sys.setprofile(None)
+print(len(found), len({code.co_filename for code in found}), deepest, file=sys.stderr)
+"""
+
+
+def test_a_run_of_two_rounds_calls_few_functions(tmp_path):
+    """Code objects of files below fedmpi/ that a run in one process calls, without lambdas and comprehensions."""
+    words = ["configs/quickstart.yaml", "rounds=2", f"output={tmp_path}"]
+    command = [sys.executable, "-W", "ignore", "-c", MEASURE, *words]
+    done = subprocess.run(command, cwd=ROOT, env=clean_env(), capture_output=True, text=True, timeout=600)
+    assert done.returncode == 0, done.stderr
+    counts = dict(zip(MOST, map(int, done.stderr.split()[-3:]), strict=True))
+    assert all(counts[what] <= most for what, most in MOST.items()), counts

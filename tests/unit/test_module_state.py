@@ -1,0 +1,63 @@
+"""No module of fedmpi keeps state between calls: what a run needs is in objects that are passed."""
+
+import ast
+
+from helpers import ROOT
+
+PACKAGE = ROOT / "fedmpi"
+CHANGES = {"append", "appendleft", "add", "update", "pop", "popitem", "clear", "setdefault", "extend", "discard"}
+CHANGES |= {"remove", "insert"}
+ALLOWED = {
+    "cli/ending.py warnings.showwarning",  # the command prints warnings in a way of its own
+    "runtime/record/recorder.py warnings.showwarning",  # restored when the run ends
+    "comm/loss/leaving.py sys.stdout",  # which the shell may have closed
+    "comm/loss/leaving.py sys.stderr",
+    "common/torchvision_compat.py _declared",  # torch forgets a declaration whose Library is collected
+    "flat/linear.py _buffers",  # memory of each thread that the next sum uses again
+}
+
+
+def bound(nodes):
+    """The names that these assignments bind."""
+    targets = [t for node in nodes for t in getattr(node, "targets", [getattr(node, "target", None)])]
+    return {target.id for target in targets if isinstance(target, ast.Name)}
+
+
+def changed(tree):
+    """Names of the module, or of imported modules, that its functions change."""
+    top = bound(node for node in tree.body if isinstance(node, ast.Assign | ast.AnnAssign | ast.AugAssign))
+    top |= {
+        alias.asname or alias.name for node in ast.walk(tree) if isinstance(node, ast.Import) for alias in node.names
+    }
+    for function in (node for node in ast.walk(tree) if isinstance(node, ast.FunctionDef | ast.Lambda)):
+        names = [node for node in ast.walk(function) if isinstance(node, ast.Name)]
+        own = {node.id for node in names if isinstance(node.ctx, ast.Store)}
+        own |= {node.arg for node in ast.walk(function) if isinstance(node, ast.arg)}
+        for node in ast.walk(function):
+            if isinstance(node, ast.Global):
+                yield from node.names
+            of = getattr(node, "value", None)
+            if isinstance(node, ast.Call) and getattr(node.func, "attr", "") in CHANGES:
+                of = node.func.value
+            elif isinstance(node, ast.Call) and getattr(node.func, "id", "") in ("next", "setattr"):
+                of = node.args[0]
+            elif not (isinstance(node, ast.Subscript | ast.Attribute) and not isinstance(node.ctx, ast.Load)):
+                continue
+            if isinstance(of, ast.Name) and of.id in top - own:
+                attribute = isinstance(node, ast.Attribute) and of.id in ("sys", "warnings")
+                yield f"{of.id}.{node.attr}" if attribute else of.id
+
+
+def test_functions_change_nothing_at_module_level():
+    found = set()
+    for path in sorted(PACKAGE.rglob("*.py")):
+        tree = ast.parse(path.read_text(encoding="utf-8"))
+        found |= {f"{path.relative_to(PACKAGE)} {name}" for name in changed(tree)}
+    assert found == ALLOWED
+
+
+def test_what_is_found():
+    text = "import os\nA = []\nb = 0\nC = iter(A)\n"
+    text += "def f(A):\n    A.append(1)\ndef g():\n    A.append(1)\ndef h():\n    global b\n    b = 1\n"
+    text += "def i():\n    next(C)\n    os.path = 1\n    os.environ['x'] = 1\n"
+    assert set(changed(ast.parse(text))) == {"A", "b", "C", "os"}
