@@ -22,12 +22,12 @@ from fedmpi.runtime import build, build_data
 from fedmpi.runtime.record.summary import summary
 
 READINGS = {
-    "fedavg": "{name: fedavg}",
-    "margin only": "{name: fedld, principal: false}",
-    "text": "{name: fedld}",
-    "axis, l2": "{name: fedld, correction: axis}",
-    "axis, sum": "{name: fedld, correction: axis, share: sum}",
-    "published": "{name: fedld, published: true}",
+    "fedavg": ["method={name: fedavg}"],
+    "margin only": ["method={name: fedld, principal: false}"],
+    "text": ["method={name: fedld}"],
+    "axis, l2": ["method={name: fedld, variant: printed}"],
+    "axis, sum": ["method={name: fedld}", "server.rule={name: principal, correction: axis, share: sum}"],
+    "published": ["method={name: fedld, variant: code}"],
 }
 CNN = "model={name: mcmahan_cnn}"
 SETS = {  # data set: settings of its runs
@@ -56,7 +56,7 @@ def run(name, alpha, clients, weighting, seed, reading, root):
         f"data.partition={{scheme: dirichlet, clients: {clients}, alpha: {alpha}}}",
         f"cohort.weighting={weighting}",
         f"seed={seed}",
-        f"method={READINGS[reading]}",
+        *READINGS[reading],
         "evaluate={protocol: [global]}",
     ]
     settings = config.load("configs/quickstart.yaml", overrides)

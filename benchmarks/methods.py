@@ -46,7 +46,7 @@ PASSES = {
     "ditto": (2, 2, "the own model's epoch after the shared one's"),
     "fedala": (1.8, 1.8, "W is learned on 0.8 of the samples, by gradients of which the head's part counts"),
     "fedasam": (2, 2, "the gradient that perturbs, then the one that counts"),
-    "fedatom": (2, 2, "the own atoms' epoch after the shared weights'"),
+    "fedatom_personal": (2, 2, "the own atoms' epoch after the shared weights'"),
     "fedfomo": (0.9 + 7 * 0.1, 0.9, "a tenth of the samples is for validation, there seven models' losses"),
     "fedntd": (2, 1, "the frozen teacher's outputs"),
     "fedpac": (4, 1, "an epoch of the head; features before and after"),

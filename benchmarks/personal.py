@@ -25,10 +25,10 @@ RUNS = {
     "fedpac": ["method={name: fedpac}", "evaluate.protocol=[personal]"],
     # init: factors, the authors', starts a net without normalisation so small that it does not leave chance here
     "fedpara": ["method={name: fedpara, ratio: 0.5, init: product}", GLOBAL],
-    "fedatom": ["method={name: fedatom}", GLOBAL],
-    "fedatom-head": ["method={name: fedatom, pers_head: local}", GLOBAL],
-    "fedatom-5": ["method={name: fedatom, personal: false, period: 5}", GLOBAL],
-    "fedatom-10": ["method={name: fedatom, personal: false, period: 10}", GLOBAL],
+    "fedatom": ["method={name: fedatom_personal}", GLOBAL],
+    "fedatom-head": ["method={name: fedatom_personal, pers_head: local}", GLOBAL],
+    "fedatom-5": ["method={name: fedatom, period: 5}", GLOBAL],
+    "fedatom-10": ["method={name: fedatom, period: 10}", GLOBAL],
 }
 
 

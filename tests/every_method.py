@@ -30,13 +30,14 @@ def wire(up, down):
 
 ADAMW = {"optim": "adamw", "momentum": None, "lr": 0.003, "steps": 3, "clip_norm": 1.0, "keep_optim": True}
 DILOCO = {"train": ADAMW, "server": {"optim": "momentum", "nesterov": True, "lr": 0.7}}
+PERSONAL = "fedatom_personal"
 TABLE_4 = ROOT / "configs/papers/fedsol_table4.py"
 BEST = {"data": {"validation": 0.2}, "evaluate": {"best": {"metric": "accuracy", "patience": 1}}, "rounds": 5}
 
 # Beside each method as it comes: options, rules and placements that take other ways through the engine.
 VARIANTS = {
     "fedavg, five by five kernels": ("fedavg", "cnn", {}),
-    "fedld, tensor by tensor": ("fedld", "norm", {"options": {"scope": "tensor"}}),
+    "fedld, the authors' code": ("fedld", "norm", {"options": {"variant": "code"}}),
     "fedsol, all layers": ("fedsol", "norm", {"options": {"layers": "all"}}),
     "fedsol along scaffold": ("fedsol", "norm", {"options": {"layers": "all", "prox": f"{TABLE_4}:ScaffoldTerm"}}),
     "fedsol along moon": (f"{TABLE_4}:AlongMOON", "norm", {}),
@@ -59,8 +60,8 @@ VARIANTS = {
     "fedbabu, fine-tuned": ("fedbabu", "norm", {"evaluate": {"protocol": ["personal", "ft(1)"]}}),
     "fedavg, geometric median": ("fedavg", "cnn", {"server": {"rule": "geometric_median"}}),
     "fedavg, median": ("fedavg", "cnn", {"server": {"rule": "median"}}),
-    "fedatom, fast and slow": ("fedatom", "norm", {"rounds": 4, "options": {"period": 3, "pers_head": "local"}}),
-    "fedatom, alpha kept": ("fedatom", "norm", {"rounds": 4, "options": {"period": 3, "alpha_fast": "keep"}}),
+    "fedatom, fast and slow": (PERSONAL, "norm", {"rounds": 4, "options": {"period": 3, "pers_head": "local"}}),
+    "fedatom, alpha kept": (PERSONAL, "norm", {"rounds": 4, "options": {"period": 3, "alpha_fast": "keep"}}),
     "fedatom, fedsol's clients, principal coefficients": (
         "fedatom",
         "cnn",

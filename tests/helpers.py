@@ -57,6 +57,7 @@ WIDE: dict[str, dict[str, Any]] = {"mlp": {"name": "mlp", "hidden": [32]}, "norm
 # There are atoms where there are convolutions.
 CONVOLUTIONS: dict[str, dict[str, Any]] = {"mlp": {"name": "helpers:conv_net"}}
 NETS_OF = {"fedpara": NETS | WIDE, "pfedpara": NETS | WIDE, "fedatom": NETS | CONVOLUTIONS}
+NETS_OF["fedatom_personal"] = NETS_OF["fedatom"]
 
 
 def norm_net(input_shape: tuple[int, ...], classes: int) -> nn.Module:

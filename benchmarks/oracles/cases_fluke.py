@@ -71,7 +71,7 @@ FLUKE = [
     fluke("FedLC", method("fedlc", tau=0.5), "fedlc.FedLC", samples=True, client={"tau": 0.5}),
     fluke(
         "FedLD",
-        method("fedld", margin=0.2, keep=0.8, published=True),
+        method("fedld", margin=0.2, keep=0.8, variant="code"),
         "fedld.FedLD",
         client={"margin_lam": 0.2},
         server={"k_proportion": 0.8},

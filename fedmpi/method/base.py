@@ -39,7 +39,7 @@ class Method:
     """FedAvg, and the base of every method. Its public functions are the hooks, its annotations the declarations."""
 
     paper: ClassVar[str] = ""  # where the method was published; nothing reads it
-    # Kept with the client, wherever it trains; `train` and `upload` return it, k.state has it.
+    # Kept with the client, wherever it trains; `receive`, `train` and `upload` return it, k.state has it.
     client_state: ClassVar[Slots] = Slots()
     server_state: ClassVar[Slots] = Slots()  # kept by rank 0; `aggregate` returns it, s.state has it
     # Names of server_state that travel with the weights, the same for all: k.down.NAME.
@@ -116,10 +116,11 @@ class Method:
         """
         return k.grad(x, y)
 
-    def receive(self, k: Client) -> Tensor:
-        """Weights that local training starts from; called when the client receives, with k.w = k.received.   -> (d,)
+    def receive(self, k: Client) -> Tensor | tuple[Tensor, State]:
+        """Weights that local training starts from, or these and new client state.   -> (d,), or (d,) and State
 
-        It gives weights, not buffers: these start as received. Not called in evaluation.
+        Called when the client receives, with k.w = k.received. It gives weights, not buffers: these start as received.
+        Not called in evaluation.
         """
         return k.received
 
@@ -135,8 +136,8 @@ class Method:
     def upload(self, k: Client) -> tuple[Row, State]:
         """What the client sends besides dw = w - w0 (formed by the engine where declared), and new client state.
 
-        `train` and `upload` together return all of client_state, each slot one of them; `k.state` stands for what stays
-        as it was.
+        `receive`, `train` and `upload` together return all of client_state, each slot one of them; `k.state` stands for
+        what stays as it was.
         """
         return Row(), State()
 

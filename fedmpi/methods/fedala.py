@@ -44,24 +44,18 @@ class FedALA(Method):
     def client_state(self) -> Slots:
         return Slots(last=INITIAL, W=Slot(("h" if self.layers == "head" else "d",), start=1.0), learned=SCALAR)
 
-    @declared
-    def scratch(self) -> Slots:
-        return Slots(W=self.client_state["W"], learned=SCALAR)
-
-    def receive(self, k: Client) -> Tensor:
-        W = k.scratch.W.copy_(k.state.W)
-        k.scratch.learned.copy_(k.state.learned)
+    def receive(self, k: Client) -> tuple[Tensor, State]:
         learned, moved = torch.stack([k.state.learned > 0, differ(k.received, k.state.last)]).tolist()
         if not self.rate or not moved:
-            return k.received
+            return k.received, State(W=k.state.W, learned=k.state.learned)
+        W = k.state.W.clone()
         losses: list[Tensor] = []
         while len(losses) < (1 if learned else MOST):
             losses.append(self.learn(k, W))
             # Whether to go on is asked of the device where it may end, and nowhere else.
             if len(losses) >= FEWEST and pstdev(torch.stack(losses[-WINDOW:]).tolist()) < self.threshold:
                 break
-        k.scratch.learned.fill_(1)
-        return self.mixed(k, W)
+        return self.mixed(k, W), State(W=W, learned=k.state.learned.new_ones(()))
 
     def learn(self, k: Client, W: Tensor) -> Tensor:
         """One pass of (2) over this round's share of the rows, W in place; returns the last batch's loss."""
@@ -94,8 +88,7 @@ class FedALA(Method):
         return k.lift(HEAD, here, into=k.received) if self.layers == "head" else here
 
     def upload(self, k: Client) -> tuple[Row, State]:
-        state = State(last=k.w, W=k.scratch.W, learned=k.scratch.learned)
-        return Row(dw=k.w - k.received), state  # what is averaged are the trained models, wherever they started
+        return Row(dw=k.w - k.received), State(last=k.w)  # averaged are the trained models, wherever they started
 
     def weights(self, k: Client) -> Tensor:
         return self.mixed(k, k.state.W) if self.rate else k.received

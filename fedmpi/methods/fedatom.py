@@ -7,9 +7,7 @@ Kernels W = alpha D, coefficients times atoms (models/atoms.py); theta_h, the li
 Rounds that `period` = 1 / beta does not divide are fast: D and theta_h travel, the server keeps alpha          (3)
     and the clients' own alpha_k: discard, they train it for nothing (Algorithm 2); freeze, they do not train it;
     keep, they go on from it, the next slow round included, and send it there (the drift of the proof, A.4.2)
-Personal atoms never travel; after (1), alpha and theta_h as received:  D_l,k <- SGD on F_k, from D at first    (4)
-    client k uses (alpha, D_l,k, theta_h); with pers_head: local a theta_h of its own is trained along with D_l,k
-Batch normalisation travels in every round.
+Batch normalisation travels in every round. With personal atoms: fedatom_personal.
 """
 
 from dataclasses import dataclass, field
@@ -19,9 +17,8 @@ import torch
 from torch import Tensor, nn
 
 from fedmpi.common.errors import UserError
-from fedmpi.flat.layout import ATOM, BODY, COEF, EVERYTHING, HEAD
+from fedmpi.flat.layout import COEF, EVERYTHING
 from fedmpi.method import (
-    BUFFERS,
     SCALAR,
     Client,
     Method,
@@ -50,21 +47,21 @@ class FedAtom(Method):
     )
     period: int = option(1, "1 / beta, rounds from one slow round to the next", ge=1)
     alpha_fast: str = option("discard", "alpha_k in fast rounds (3)", choices=("discard", "freeze", "keep"))
-    personal: bool = option(True, "personal atoms (4); false: clients use the global model")
-    pers_head: str = option("global", "theta_h of the personal model (4)", choices=("global", "local"))
     client: Method | None = field(default=None, metadata={"doc": "method behind (1), null: FedAvg", "method": True})
 
     paper = "Chen, Qiu, 2025"
+    MOVED = {
+        "personal": "personal atoms are method fedatom_personal, this is the method without them",
+        "pers_head": "is an option of method fedatom_personal",
+    }
 
     def __post_init__(self) -> None:
         inner, phases = self.inner, ("train", "receive", "upload")
-        whole = inner.travels(0, 1) == Travel() and EVERYTHING in inner.trains and not isinstance(inner, FedAtom)
-        own_model = overrides(inner, "weights") or overrides(inner, "predict")
+        whole = inner.travels(0, 1) == Travel() and EVERYTHING in inner.trains
         only_dw = set(inner.sends) == {"dw"} and not inner.server_state
         for needed, met in {
             "a method that shares and trains the whole model": whole,
             "a method that leaves the architecture alone": not overrides(inner, "prepare"),
-            "personal: false with a method that says itself what its clients use": not (self.personal and own_model),
             "period: 1 with a method that sends or keeps more on the server than dw": self.period == 1 or only_dw,
             "alpha_fast: discard with a method that has phases itself": self.alpha_fast == "discard"
             or not any(overrides(inner, hook) for hook in phases),
@@ -76,17 +73,10 @@ class FedAtom(Method):
     def inner(self) -> Method:
         return self.client or Method()
 
-    @property
-    def own(self) -> tuple[str, ...]:
-        """Groups of the personal model that are the client's."""
-        return () if not self.personal else (ATOM,) if self.pers_head == "global" else (ATOM, BODY, HEAD)
-
     @declared
     def client_state(self) -> Slots:
-        own = Slots(own_atom=Slot((ATOM,)), own_b=BUFFERS, began=SCALAR) if self.personal else Slots()
-        head = Slots(own_body=Slot((BODY,)), own_head=Slot((HEAD,))) if HEAD in self.own else Slots()
         kept = Slots(alpha=Slot((COEF,)), trained=SCALAR) if self.alpha_fast == "keep" else Slots()
-        return Slots(**self.inner.client_state, **own, **head, **kept)
+        return Slots(**self.inner.client_state, **kept)
 
     def travels(self, t: int, rounds: int) -> Travel:
         return Travel(but=(COEF,)) if t % self.period else Travel()  # (3)
@@ -94,7 +84,7 @@ class FedAtom(Method):
     def prepare(self, module: nn.Module, classes: int) -> nn.Module:
         return decompose(module, self.atoms, self.init)  # type: ignore[arg-type]
 
-    def receive(self, k: Client) -> Tensor:
+    def receive(self, k: Client) -> Tensor | tuple[Tensor, State]:
         if self.alpha_fast != "keep":
             return self.inner.receive(k)
         slow = max(k.round - 1, 0) // self.period * self.period  # the last one before this round
@@ -104,14 +94,8 @@ class FedAtom(Method):
     def train(self, k: Client) -> State:
         if self.alpha_fast == "freeze" and k.round % self.period:
             k.fit(groups=sorted({s.group for s in k.segments()} - {COEF}))
-            state = State()
-        else:
-            state = self.inner.train(k)  # (1)
-        if not self.own:
-            return state
-        own = k.fit(start=self.weights(k), groups=self.own, plain=True)  # (4)
-        parts = {f"own_{group}": k.take(group, own.w) for group in self.own}
-        return State(**state, began=k.w.new_ones(()), own_b=own.b, **parts)
+            return State()
+        return self.inner.train(k)  # (1)
 
     def upload(self, k: Client) -> tuple[Row, State]:
         if self.alpha_fast != "keep":
@@ -120,13 +104,7 @@ class FedAtom(Method):
         return row, State(alpha=k.take(COEF, k.w), trained=k.w.new_full((), k.round + 1))
 
     def weights(self, k: Client) -> Tensor:
-        w = k.received if self.own or self.alpha_fast == "keep" else self.inner.weights(k)
-        for group in self.own:
-            own = torch.where(k.state.began > 0, getattr(k.state, f"own_{group}"), k.take(group, w))
-            w = k.lift(group, own, into=w)
-        return w
+        return k.received if self.alpha_fast == "keep" else self.inner.weights(k)
 
     def buffers(self, k: Client) -> Tensor:
-        if self.own or self.alpha_fast == "keep":
-            return torch.where(k.state.began > 0, k.state.own_b, k.b0) if self.own else k.b0
-        return self.inner.buffers(k)
+        return k.b0 if self.alpha_fast == "keep" else self.inner.buffers(k)

@@ -76,7 +76,19 @@ def test_an_empty_test_set_is_told():
         prepare(settings(evaluate={"protocol": ["global"]}), data)
 
 
-OWN = {"apfl", "ditto", "fedala", "fedatom", "fedfomo", "fedpac", "fedper", "fedproto", "fedrep", "knnper", "lg_fedavg"}
+OWN = {
+    "apfl",
+    "ditto",
+    "fedala",
+    "fedatom_personal",
+    "fedfomo",
+    "fedpac",
+    "fedper",
+    "fedproto",
+    "fedrep",
+    "knnper",
+    "lg_fedavg",
+}
 OWN |= {"local", "pfedme", "pfedpara"}  # fedbn keeps what the test's model has none of
 
 

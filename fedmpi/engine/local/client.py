@@ -154,7 +154,7 @@ class LocalClient(ClientView):
         """
         worker, model, messages = self.worker, self.worker.model, self.worker.messages
         upload, (trained, sent, more) = messages.upload(self.round), given
-        check_given(worker, upload, (trained, sent, more), self.where)
+        check_given(worker, upload, {"receive": self.new, "train": trained, "upload": more}, sent, self.where)
         if "dw" in upload.packing.shapes and "dw" not in sent:
             subtract(upload.w, self.w0, upload.packing.view(row, "dw"))
         values = {name: sent[name] for name in sent if name in upload.packing.shapes}
@@ -162,7 +162,8 @@ class LocalClient(ClientView):
             values["_b"] = upload.b.take(model.b)
         if values:
             upload.packing.write(row, values)
-        state = {name: value for new in (trained, more) if new is not self.state for name, value in new.items()}
+        new = [state for state in (self.new, trained, more) if state is not self.state]
+        state = {name: value for each in new for name, value in each.items()}
         if not len(self.state_row):
             return state
         own = {"_w": messages.personal.take(model.w), "_b": messages.personal_b.take(model.b)}
@@ -192,7 +193,9 @@ class LocalClient(ClientView):
         """The weights that training starts from; looking for them moves neither buffers nor counters."""
         model = self.worker.model
         if overrides(self.worker.method, "receive"):
-            w0 = self.check("receive", self.worker.method.receive(self))
+            given = self.worker.method.receive(self)
+            w0, self.new = given if isinstance(given, tuple) and len(given) == 2 else (given, self.new)
+            w0 = self.check("receive", w0)
             self.w0 = w0.clone() if share_memory(w0, model.w) else w0  # k.w is about to move
             self._frozen.clear()  # of the w0 from before
             if self.w0 is not self.received:

@@ -74,6 +74,7 @@ class ClientView(Client):
 
         told, kept = worker.told(announcement), messages.client_state.views(state_row)
         self.state = State({name: getattr(kept, name) for name in worker.method.client_state})
+        self.new = State()  # client state that `receive` has returned
         self.down = told.beside(messages.per_client.views(download)) if messages.per_client.shapes else told
         size = messages.scratch.size
         self.scratch_row = state_row.new_zeros(size) if size else worker.nothing

@@ -38,7 +38,16 @@ SOME = [
         "fedrep",
         "fedproto",
     ),
-    *("fedfomo", "fedala", "fedld", "moon", "pfedme", "fedatom", "scaffold, topk", "fedpac, fp16 up, bf16 down"),
+    *(
+        "fedfomo",
+        "fedala",
+        "fedld",
+        "moon",
+        "pfedme",
+        "fedatom_personal",
+        "scaffold, topk",
+        "fedpac, fp16 up, bf16 down",
+    ),
     *("scaffold, sharded", "fedavg, median of shards", "fedavg, adamw kept, then nesterov"),
 ]
 # The host has to know the loss: from its eleventh pass on, FedALA's first learning may end after each. BatchNorm2d

@@ -16,7 +16,7 @@ name: atoms
 rounds: 2
 data: {{source: digits, partition: {{scheme: iid, clients: 6}}}}
 model: {{name: "{ROOT}/tests/helpers.py:norm_net"}}
-method: {{name: fedatom, atoms: 3, personal: false}}
+method: {{name: fedatom, atoms: 3}}
 train: {{batch_size: 50, lr: 0.05}}
 cohort: {{fraction: 0.5}}
 """

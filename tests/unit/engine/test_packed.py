@@ -24,7 +24,7 @@ TOLERANCE = 1e-5
 PHASES, STEPS = "phases of its own", "steps of its own"
 WHY_NOT = {  # methods that do not pack, and what they say
     **dict.fromkeys(("apfl", "fedasam", "fedsam", "fedsol", "gradproj", "perfedavg", "pfedme"), STEPS),
-    **dict.fromkeys(("ccvr", "ditto", "fedatom", "fedpac", "fedrep"), PHASES),
+    **dict.fromkeys(("ccvr", "ditto", "fedatom", "fedatom_personal", "fedpac", "fedrep"), PHASES),
     "fedsr": "random",
 }
 

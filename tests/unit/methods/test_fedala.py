@@ -54,7 +54,8 @@ def received(client):
         k = client(it)
         for name, value in (("last", last), ("W", W), ("learned", learned)):
             k.state[name].copy_(torch.tensor(value))
-        return it.made.method.receive(k).tolist(), k.scratch.W.tolist(), bool(k.scratch.learned)
+        u, state = it.made.method.receive(k)
+        return u.tolist(), state.W.tolist(), bool(state.learned)
 
     return receive
 
@@ -193,9 +194,9 @@ def test_the_share_is_drawn_anew_each_round(client, batch_size):
         k = client(it, 2, t)
         k.state.last.copy_(0.9 * it.w0)
         k.state.learned.fill_(1)
-        it.made.method.receive(k)
+        _, state = it.made.method.receive(k)
         assert torch.equal(k.b, it.b)
-        found.add(tuple(k.scratch.W.tolist()))
+        found.add(tuple(state.W.tolist()))
     assert len(found) == 10
 
 

@@ -21,8 +21,8 @@ from fedmpi.models.atoms import decompose
 CNN = {"cohort": {"fraction": 1.0}}
 
 
-def atoms(net="cnn", rounds=3, **options):
-    return prepare(small_settings("fedatom", net, rounds=rounds, options={"personal": False, **options}, **CNN))
+def atoms(net="cnn", rounds=3, method="fedatom", **options):
+    return prepare(small_settings(method, net, rounds=rounds, options=options, **CNN))
 
 
 def pieces(it, w):
@@ -65,8 +65,8 @@ def test_the_aggregate_is_the_mean_of_all_clients_and_virtual_clients(one_round)
 # ---- (d): fast and slow ----
 def test_with_period_one_it_is_fedavg_on_the_decomposed_model():
     """Bit for bit, over rounds, personal atoms or not."""
-    mine = play(small_settings("fedatom", "norm", options={"personal": False}))
-    personal = play(small_settings("fedatom", "norm"))
+    mine = play(small_settings("fedatom", "norm"))
+    personal = play(small_settings("fedatom_personal", "norm"))
     theirs = play(small_settings("fedavg", "norm", model={"name": f"{__file__}:decomposed"}))
     assert mine.hashes == theirs.hashes == personal.hashes
     assert torch.equal(mine.b, theirs.b)
@@ -115,9 +115,7 @@ def test_bytes_of_fast_rounds_are_atoms_and_theta_h():
 
 def test_a_client_gets_coefficients_that_it_does_not_have():
     """down_parameters by hand: all at the first visit and after each slow round, else atoms and theta_h."""
-    config = small_settings(
-        "fedatom", "mlp", rounds=9, options={"personal": False, "period": 4}, cohort={"fraction": 0.6}
-    )
+    config = small_settings("fedatom", "mlp", rounds=9, options={"period": 4}, cohort={"fraction": 0.6})
     it = play(config)
     fast = it.made.messages.sizes["d"] - it.made.messages.sizes[COEF]
     version, has = 0, {}
@@ -174,9 +172,7 @@ def test_a_kept_alpha_does_not_outlive_a_slow_round(client, trained):
 
 def test_clients_are_evaluated_with_the_servers_alpha():
     """alpha_k is what a client trains from, not what it uses: without personal atoms all use the global model."""
-    it = play(
-        small_settings("fedatom", "mlp", rounds=7, options={"personal": False, "period": 3, "alpha_fast": "keep"})
-    )
+    it = play(small_settings("fedatom", "mlp", rounds=7, options={"period": 3, "alpha_fast": "keep"}))
     for row in it.rows:
         lines = [line for line in it.lines if line["round"] == row["round"]]
         assert len(lines) == 7
@@ -208,7 +204,7 @@ def adapted(input_shape, classes):
 def test_one_client_one_step_is_sgd_on_the_factors(period):
     """(f) dF/dalpha[o,i,a] = sum_uv dF/dW D[a], dF/dD[a] = sum_oi dF/dW alpha[o,i,a], by hand from the dense kernel."""
     config = settings(
-        "fedatom", model={"name": "helpers:conv_net"}, options={"personal": False, "period": period}, rounds=2,
+        "fedatom", model={"name": "helpers:conv_net"}, options={"period": period}, rounds=2,
         train={"batch_size": "full", "momentum": 0.0, "lr": 0.1}, cohort={"fraction": 1.0},
     )  # fmt: skip
     it = prepare(config, federated(clients=1))
@@ -240,8 +236,8 @@ def test_one_client_one_step_is_sgd_on_the_factors(period):
 def test_the_personal_pass_changes_personal_parts_alone(trained, client, head):
     """(g) The upload is that without a personal pass, bit for bit; the personal model has alpha, normalisation and,
     unless it is local, theta_h as received."""
-    mine = prepare(small_settings("fedatom", "norm", options={"pers_head": head}, **CNN))
-    plain = prepare(small_settings("fedatom", "norm", options={"personal": False}, **CNN))
+    mine = prepare(small_settings("fedatom_personal", "norm", options={"pers_head": head}, **CNN))
+    plain = prepare(small_settings("fedatom", "norm", **CNN))
     k, row = trained(mine)
     _, other = trained(plain)
     assert torch.equal(row.dw, other.dw)
@@ -255,7 +251,7 @@ def test_the_personal_pass_changes_personal_parts_alone(trained, client, head):
 def test_personal_atoms_by_hand(trained, client):
     """(4): from the atoms received, SGD with momentum on the atoms alone, in the second of the client's batch orders;
     the next time from where they were."""
-    it = atoms("mlp", personal=True)
+    it = atoms("mlp", method="fedatom_personal")
     module, shard = copy.deepcopy(it.made.net.module), it.made.data.train[0]
     x, y = shard.x[shard.index], shard.y[shard.index]
     for t in (0, 1):
@@ -270,7 +266,7 @@ def test_personal_atoms_by_hand(trained, client):
 
 
 def test_a_client_that_never_trained_uses_the_global_model(client):
-    it = atoms("mlp", personal=True)
+    it = atoms("mlp", method="fedatom_personal")
     with torch.no_grad():
         it.w.add_(1.0)  # no longer the initial model
     k = client(it)
@@ -300,7 +296,7 @@ def test_a_client_side_of_another_method():
 
 def test_a_method_around_it_has_its_fast_rounds():
     """fedsol along fedatom's clients: whatever does not make the step is fedatom's, fast rounds included."""
-    inner = {"name": "fedatom", "client": "fedprox", "period": 5, "personal": False}
+    inner = {"name": "fedatom", "client": "fedprox", "period": 5}
     it = play(small_settings("fedsol", model={"name": "helpers:conv_net"}, options={"prox": inner, "layers": "all"}))
     full, coef = it.made.messages.sizes["d"], it.made.messages.sizes[COEF]
     assert [row["up_parameters"] // len(row["cohort"]) for row in it.rows] == [full, full - coef, full - coef]
@@ -350,13 +346,12 @@ def test_server_optimisers_rest_with_the_coefficients(optim, period):
 REFUSED = {
     "fedper": ({}, "shares and trains the whole model; FedPer"),
     "fedrep": ({}, "shares and trains the whole model; FedRep"),
-    "fedatom": ({}, "shares and trains the whole model; FedAtom"),
+    "fedatom": ({}, "leaves the architecture alone; FedAtom"),
+    "fedatom_personal": ({}, "leaves the architecture alone; FedAtomPersonal"),
     "fedpara": ({}, "leaves the architecture alone; FedPara"),
-    "ditto": ({}, "personal: false"),
-    "knnper": ({}, "personal: false"),
     "scaffold": ({"period": 5}, "period: 1"),
-    "fedcm": ({"period": 2, "personal": False}, "period: 1"),
-    "feddyn": ({"period": 5, "personal": False}, "period: 1"),
+    "fedcm": ({"period": 2}, "period: 1"),
+    "feddyn": ({"period": 5}, "period: 1"),
 }
 
 
@@ -365,6 +360,18 @@ def test_refused(client):
     options, words = REFUSED[client]
     with pytest.raises(UserError, match=words):
         prepare(small_settings("fedatom", "mlp", options={"client": client, **options}))
+
+
+@pytest.mark.parametrize("client", ["ditto", "knnper"])
+def test_one_personal_model_a_client(client):
+    prepare(small_settings("fedatom", "mlp", options={"client": client}))
+    with pytest.raises(UserError, match="fedatom_personal says what its clients use, and so does"):
+        prepare(small_settings("fedatom_personal", "mlp", options={"client": client}))
+
+
+def test_the_old_keys_name_the_new_method():
+    with pytest.raises(UserError, match=r"method\.personal: personal atoms are method fedatom_personal"):
+        prepare(small_settings("fedatom", "mlp", options={"personal": True}))
 
 
 def test_groups_that_are_not_there():

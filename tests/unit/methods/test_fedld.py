@@ -10,7 +10,6 @@ from torch.nn.functional import cross_entropy
 from fedmpi.comm.backends.solo import Solo
 from fedmpi.common.errors import UserError
 from fedmpi.methods._terms import margin
-from fedmpi.methods.fedld import FedLD
 from fedmpi.runtime import build_data
 
 LOGITS = torch.tensor([[1.0, 2, 2], [0, 0, 0]], dtype=torch.float64)
@@ -36,8 +35,7 @@ def test_gradient_of_the_margin():
     ("options", "term"),
     [
         ({}, lambda f: sum(torch.log(1 + sum(v * v for v in row)) for row in f) / len(f)),
-        ({"margin_norm": "batch"}, lambda f: torch.log(1 + sum(v * v for row in f for v in row))),
-        ({"margin_on": "probs", "margin_norm": "batch"}, lambda f: torch.log(1 + (f.softmax(1) ** 2).sum())),
+        ({"variant": "code"}, lambda f: torch.log(1 + (f.softmax(1) ** 2).sum())),
     ],
 )
 def test_one_step_against_autograd(client, options, term):
@@ -54,11 +52,18 @@ def test_one_step_against_autograd(client, options, term):
 
 
 # ---- principal gradients ----
-@pytest.mark.parametrize(("share", "correction"), [("l2", "text"), ("sum", "axis"), ("l2", "axis")])
+RULE = {"server": {"rule": {"name": "principal", "correction": "axis", "share": "sum"}}}
+
+
+@pytest.mark.parametrize(
+    ("variant", "share", "correction"), [("text", "l2", "text"), ("printed", "l2", "axis"), (None, "sum", "axis")]
+)
 @pytest.mark.parametrize("weighting", ["samples", "uniform"])
-def test_a_full_round_against_the_literal_steps(share, correction, weighting):
-    options, cohort = {"share": share, "correction": correction}, {"fraction": 0.6, "weighting": weighting}
-    it = play(settings("fedld", "cnn", rounds=1, options=options, cohort=cohort))
+def test_a_full_round_against_the_literal_steps(variant, share, correction, weighting):
+    """Two readings of the method, and the rule alone with the authors' weights of directions."""
+    cohort = {"fraction": 0.6, "weighting": weighting}
+    chosen = {"method": "fedavg", **RULE} if variant is None else {"method": "fedld", "options": {"variant": variant}}
+    it = play(settings(net="cnn", rounds=1, cohort=cohort, **chosen))
     G = it.uploads.dw.double().numpy()
     n = it.made.data.train_sizes[it.rows[0]["cohort"]].astype(float)
     p = n / n.sum() if weighting == "samples" else np.full(4, 1 / 4)
@@ -70,7 +75,8 @@ def test_a_full_round_against_the_literal_steps(share, correction, weighting):
 
 
 def test_tensor_by_tensor_against_a_naive_loop():
-    it = play(settings("fedld", rounds=1, options={"scope": "tensor"}, **EVERYONE))
+    rule = {"rule": {"name": "principal", "scope": "tensor"}}
+    it = play(settings("fedavg", rounds=1, server=rule, **EVERYONE))
     G = it.uploads.dw.double()
     n = torch.from_numpy(it.made.data.train_sizes).double()
     at, moved = 0, (it.w.double() - it.w0.double()).numpy()
@@ -82,33 +88,30 @@ def test_tensor_by_tensor_against_a_naive_loop():
     assert at == len(moved)
 
 
-def test_published_is_the_authors_program():
-    """One name for all that differs from the paper; margin, principal and keep stay what they are."""
-    said = {"margin_on": "probs", "margin_norm": "batch", "scope": "tensor", "plain_first_round": True}
-    said |= {"correction": "axis", "share": "sum"}
-    one, other = FedLD(margin=0.1, published=True), FedLD(margin=0.1, **said)
-    assert {**vars(one), "published": False} == vars(other)
-    runs = [play(settings("fedld", rounds=2, options=options)).hashes for options in ({"published": True}, said)]
-    assert runs[0] == runs[1]
+def test_code_is_the_authors_program():
+    """Round 0 is the plain mean; after it the rule is theirs, tensor by tensor."""
+    options, fedavg = {"margin": 0.0, "variant": "code"}, play(settings("fedavg", rounds=1, **EVERYONE))
+    it = prepare(settings("fedld", rounds=2, options=options, **EVERYONE))
+    sink, seen = it.fed.sink.round, []
+    it.fed.sink.round = lambda row: (sink(row), seen.append((row["sha256"], it.w.double().numpy().copy())))
+    it.fed.run()
+    assert seen[0][0] == fedavg.hashes[0]
+    G, n = it.uploads.dw.double().numpy(), it.made.data.train_sizes.astype(float)
+    for s in it.made.model.layout.segments:
+        part = slice(s.start, s.stop)
+        expected = literal(G[:, part], n / n.sum(), 0.8, "sum", "axis")
+        np.testing.assert_allclose((seen[1][1] - seen[0][1])[part], expected, rtol=0, atol=1e-7)
 
 
-@pytest.mark.parametrize(
-    "config",
-    [
-        settings("fedld", options={"share": "sum"}),  # what the default was, in an older config
-        settings("fedavg", server={"rule": {"name": "principal", "share": "sum"}}),
-    ],
-)
-def test_a_share_that_would_do_nothing(config):
+@pytest.mark.parametrize("key", ["correction", "share", "scope", "margin_on", "published"])
+def test_the_old_options_name_the_new_one(key):
+    with pytest.raises(UserError, match=rf"method\.{key}: is part of `variant` now: text, printed"):
+        prepare(settings("fedld", options={key: "axis"}))
+
+
+def test_a_share_that_would_do_nothing():
     with pytest.raises(UserError, match="share: sum is a weight of correction: axis"):
-        play(config)
-
-
-def test_the_first_round_may_be_plain():
-    plain = play(settings("fedld", rounds=2, options={"margin": 0.0, "plain_first_round": True}))
-    fedavg = play(settings("fedavg", rounds=2))
-    assert plain.hashes[0] == fedavg.hashes[0]
-    assert plain.hashes[1] != fedavg.hashes[1]
+        play(settings("fedavg", server={"rule": {"name": "principal", "share": "sum"}}))
 
 
 # ---- both ----

@@ -65,8 +65,8 @@ def test_without_the_others_it_is_local_training(method, options, momentum):
 @pytest.mark.parametrize("head", ["global", "local"])
 def test_fedatoms_own_atoms_have_theirs(head):
     config = settings(
-        "fedatom",
-        options={"atoms": 3, "personal": True, "pers_head": head},
+        "fedatom_personal",
+        options={"atoms": 3, "pers_head": head},
         rounds=1,
         model={"name": "nets:norm64"},
         evaluate={"protocol": ["personal"]},

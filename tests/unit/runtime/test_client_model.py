@@ -36,7 +36,7 @@ PARTS = [
     "fedpac",
     "fedfomo",
 ]  # kept by clients
-MODELS = ["apfl", "ditto", "fedala", "fedatom", "pfedme", "knnper"]
+MODELS = ["apfl", "ditto", "fedala", "fedatom_personal", "pfedme", "knnper"]
 BEST = {"data": {"validation": 0.2}, "evaluate": {"best": {"metric": "loss", "patience": 1}}}
 # Other ways through messages and states; every case has clients that never took part.
 WAYS = {
@@ -46,7 +46,7 @@ WAYS = {
     "int8 down": ("fedper", {"comm": {"wire": {"down": "int8"}}}),
     "topk both ways": ("ditto", {"comm": {"wire": {"up": "topk", "down": "topk"}}}),
     "bf16 downloads of one client": ("fedpac", {"comm": {"wire": {"down": "bf16"}}}),
-    "own heads in fast rounds": ("fedatom", {"options": {"period": 2, "pers_head": "local"}}),
+    "own heads in fast rounds": ("fedatom_personal", {"options": {"period": 2, "pers_head": "local"}}),
     "early stopping": (
         "fedper",
         {"data": {"validation": 0.2}, "evaluate": {"best": {"metric": "loss", "patience": 1}}},

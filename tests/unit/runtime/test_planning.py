@@ -78,7 +78,7 @@ def test_bytes_in_formats(wire):
     agree(small_settings("scaffold", "mlp", rounds=3, comm={"wire": wire}), 3)
 
 
-@pytest.mark.parametrize("method", ["fedatom", "fedfomo", "scaffold", "fedrep"])
+@pytest.mark.parametrize("method", ["fedatom_personal", "fedfomo", "scaffold", "fedrep"])
 @pytest.mark.parametrize(("size", "server"), [(1, {}), (3, {"trains": True}), (3, {})])
 def test_bytes_of_rounds_that_differ(method, size, server, monkeypatch):
     """Of rounds in which parts of the model travel, downloads for single clients, and states that follow theirs; these

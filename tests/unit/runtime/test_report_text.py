@@ -77,7 +77,7 @@ def combined(tmp_path):
     """A config on top of a fragment that brings ten local epochs and a tenth of the clients."""
     path, fragment = tmp_path / "mine.yaml", tmp_path / "paper.yaml"
     fragment.write_text(
-        "method: {name: fedatom, personal: true}\ncohort: {fraction: 0.1}\n"
+        "method: {name: fedatom_personal}\ncohort: {fraction: 0.1}\n"
         "train: {epochs: 10, batch_size: 10, lr: 0.01, momentum: 0.9}\n"
     )
     base = [str(ROOT / "configs" / "quickstart.yaml"), str(fragment)]

@@ -24,7 +24,7 @@ name: theirs
 rounds: 1
 data: {{source: digits, partition: {{scheme: iid, clients: 2}}}}
 model: {{name: "{ROOT}/tests/helpers.py:norm_net"}}
-method: {{name: fedatom, atoms: 3, personal: false}}
+method: {{name: fedatom, atoms: 3}}
 train: {{batch_size: 200}}
 """
 SECRET = "s3cr3t"

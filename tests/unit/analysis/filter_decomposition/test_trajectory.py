@@ -13,7 +13,7 @@ ASKED = trajectory.Asked(first=1, last=3, samples=10**6, grid=3)
 
 
 def config(method, **more):
-    options = {"options": {"atoms": 3, "personal": False}} if method == "fedatom" else {}
+    options = {"options": {"atoms": 3}} if method == "fedatom" else {}
     return settings(method, "cnn", rounds=3, cohort={"fraction": 0.5}, **options, **more)
 
 

@@ -34,7 +34,7 @@ def test_the_run_itself_is_that_of_a_plain_run(net):
 
 def test_replicates_are_rounds_with_another_seed():
     """The server's kernels after one round from the same initial model, in runs with the replicates' seeds."""
-    made = experiment(settings("fedatom", "norm", rounds=1, options={"atoms": 3, "personal": False}))
+    made = experiment(settings("fedatom", "norm", rounds=1, options={"atoms": 3}))
     w, b = made.model.w.clone(), made.model.b.clone()
     row = variance.measure(made, 3)["rounds"][0]
     W = []

@@ -17,7 +17,7 @@ from fedmpi.runtime import build
 @pytest.fixture
 def made():
     torch.set_num_threads(1)
-    config = settings("fedatom", "norm", rounds=2, options={"atoms": 3, "personal": False}, train={"lr": 0.2})
+    config = settings("fedatom", "norm", rounds=2, options={"atoms": 3}, train={"lr": 0.2})
     return build.experiment(config, federated(), CPU)
 
 
