@@ -20,7 +20,7 @@ from fedmpi.runtime import launch, trust
 from fedmpi.runtime.finished.client_model import client_model
 from fedmpi.runtime.record import durable
 from fedmpi.runtime.record.model_facts import facts_of, personal_notice
-from fedmpi.runtime.record.predictor import Predictions, predictor
+from fedmpi.runtime.record.predictor import Predictions, of_training, predictor
 from fedmpi.runtime.record.run_dir import BEST, MODEL
 from fedmpi.runtime.record.saved_model import rebuilt
 
@@ -50,12 +50,12 @@ def predict(
     with trust.guard(trusted):
         launch.set_numerics(settings)
         if client is not None:
-            module = client_model(run, client, trusted, best, given)
+            module = client_model(run, client, trusted, best, of_training(given))
         else:
             module = rebuilt(run, settings, name).to(launch.pick_device(settings, detect({})))
             if said := personal_notice(facts_of(run / name)):
                 warnings.warn(said, stacklevel=2)
-        found = predictor(module, run, settings, name, client)(file, site=site, ids=ids)
+        found = predictor(module, run, settings, name, client, given)(file, site=site, ids=ids)
     return write(found, out or run / FOLDER / file.name, out is not None, settings, say)
 
 

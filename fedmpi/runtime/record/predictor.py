@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from contextlib import nullcontext
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +17,7 @@ from fedmpi.common.blame import told
 from fedmpi.common.errors import UserError
 from fedmpi.common.inputs import Inputs, Shape, call, look, sample_shape
 from fedmpi.common.target_scale import TargetScale
+from fedmpi.config.loading import command_line
 from fedmpi.config.schema import Settings
 from fedmpi.data.augment.look import Look
 from fedmpi.data.augment.operation import Operation
@@ -24,6 +25,7 @@ from fedmpi.data.batches import Shard, batches
 from fedmpi.data.layout import laid_out
 from fedmpi.data.pictures import Pictures
 from fedmpi.data.preparation import NewRows, Request
+from fedmpi.data.reading_options import ALL, with_options
 from fedmpi.data.sources.common import ignoring
 from fedmpi.runtime.record import preprocessing
 from fedmpi.runtime.record.model_facts import facts_of, input_of
@@ -55,6 +57,7 @@ class Predictor:
     classes: int
     input_shape: Shape  # of one sample
     client: int | str | None = None  # whose model it is, if not the global one: its number, or its site's name
+    given: Mapping[str, Any] = field(default_factory=dict)  # the caller's own settings of data
 
     def __call__(self, rows: Any, *, site: str | None = None, ids: Sequence[str] = ()) -> Predictions:
         silos = self.settings.data.silos
@@ -72,7 +75,8 @@ class Predictor:
             site = site if known else None
         own = site if made.preparation.site_names else None
         with ignoring(self.settings.task.options.get("ignore")):
-            found = made.preparation.read(Request(rows, own, tuple(ids)))
+            reader = with_options(made.preparation, self.given, others=self.client is not None)
+            found = reader.read(Request(rows, own, tuple(ids)))
         found = replace(found, x=_augmented(found.x, made.operations))
         if sample_shape(found.x) != self.input_shape:
             said = f"the rows become samples of shape {sample_shape(found.x)}"
@@ -136,25 +140,43 @@ class Predictor:
 
 
 def with_predict(
-    module: nn.Module, run: Path, settings: Settings, name: str, client: int | str | None = None
+    module: nn.Module,
+    run: Path,
+    settings: Settings,
+    name: str,
+    client: int | str | None = None,
+    overrides: Sequence[str] = (),
 ) -> nn.Module:
     """The module with a function `predict`, unless it has one of its own.
 
     Args:
         run, settings, name: the run directory, its settings, and the file in it of the global model.
         client: whose model it is, where it is not the global one.
+        overrides: those of the settings that the caller gave; of data those that say how a new file is read.
     """
     if not hasattr(module, "predict"):
-        module.predict = predictor(module, run, settings, name, client)  # type: ignore[assignment]
+        module.predict = predictor(module, run, settings, name, client, overrides)  # type: ignore[assignment]
     return module
 
 
 def predictor(
-    module: nn.Module, run: Path, settings: Settings, name: str, client: int | str | None = None
+    module: nn.Module,
+    run: Path,
+    settings: Settings,
+    name: str,
+    client: int | str | None = None,
+    overrides: Sequence[str] = (),
 ) -> Predictor:
     """What predicts new rows with a module; arguments as of `with_predict`."""
     facts = facts_of(run / name)
-    return Predictor(run, settings, module, int(facts["classes"]), input_of(facts)[0], client)
+    given = command_line(overrides).data.get("data")
+    own = given if isinstance(given, dict) else {}
+    return Predictor(run, settings, module, int(facts["classes"]), input_of(facts)[0], client, own)
+
+
+def of_training(overrides: Sequence[str]) -> list[str]:
+    """The overrides without those that say how a new file is read; the training's files are read as the run did."""
+    return [text for text in overrides if text.partition("=")[0].removeprefix("data.") not in ALL]
 
 
 def site_of(silos: Sequence[str], client: int | str) -> str:
