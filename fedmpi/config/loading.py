@@ -184,7 +184,7 @@ def command_line(overrides: Sequence[str]) -> Document:
         try:
             # YAML has a meaning of its own for most marks, but as a whole value one is a text, such as a delimiter.
             is_mark = len(value) == 1 and value in ",;:|-#&*!%@`?>'\"\t"
-            tree = value if is_mark else read_value(value, origin, key, one)
+            tree: Any = value if is_mark else read_value(value, origin, key, one)
         except UserError as error:
             quoted = f"; a text can be put in quotes: '{key}={json.dumps(value)}'" if value[:1] not in "[{" else ""
             document.problems.append(f"{error}{quoted}")

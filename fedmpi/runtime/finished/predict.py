@@ -77,7 +77,7 @@ def write(found: Predictions, to: Path, exact: bool, settings: Settings, say: Ca
     shown = "; ".join(f"{name} {figure(name, value)}" for name, value in found.metrics.items())
     say(f"{path}: {count(many, 'row')}{f', by the targets in the file: {shown}' if shown else ''}")
     if found.no_metrics:
-        say(f"no metric: {found.no_metrics}")
+        say(f"{'metrics' if found.metrics else 'no metric'}: {found.no_metrics}")
     return path
 
 

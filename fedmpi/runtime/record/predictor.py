@@ -35,7 +35,8 @@ from fedmpi.tasks import base, contract
 class Predictions(dict[str, Any]):
     """Columns by name, a value a row: what says which row it is, then what the model predicts of it.
 
-    metrics: the task's metrics, where the rows have targets; no_metrics: why there are none, if targets were there.
+    metrics: the task's metrics, where the rows have targets; no_metrics: why there are none, if targets were there, or
+    why some rows are left out of them.
     """
 
     metrics: Mapping[str, float] = {}
@@ -92,7 +93,7 @@ class Predictor:
         parts: list[Mapping[str, Any]] = []
         module = self.module.eval()
         predict = getattr(task, "predictions", None) or base.plain_predictions
-        reason, done = rows.no_targets, 0
+        reason, done = "" if rows.known is not None else rows.no_targets, 0
         with torch.inference_mode():
             for x, y in batches(shard, self.settings.evaluate.batch_size, None, views=True):
                 f = self._outputs(module, x)
@@ -109,8 +110,9 @@ class Predictor:
                 raise UserError(f"ids: {taken!r} is a column of the predictions; rename that of the rows")
             found = Predictions({**rows.ids, **{name: _join([part[name] for part in parts]) for name in parts[0]}})
             if held:
-                found.metrics = contract.figures(task, torch.cat(held), targets)
-        found.no_metrics = reason
+                every = slice(None) if rows.known is None else rows.known
+                found.metrics = contract.figures(task, torch.cat(held)[every], targets[every])
+        found.no_metrics = reason or rows.no_targets
         return found
 
     def _task(self) -> Any:

@@ -391,6 +391,31 @@ def test_pages_and_depths_of_new_images_are_read_as_the_command_line_says(tmp_pa
     assert float(deep[0]["probability_cat"]) == pytest.approx(float(grey[0]["probability_cat"]), abs=0.02)
 
 
+def test_labels_that_are_no_class_are_left_out_of_the_metrics_and_counted(tmp_path):
+    pictures(tmp_path / "train", ["cat", "dog"], 8, 0)
+    run, _ = train(tmp_path, {"source": "image_folder", "size": 8})
+    files = pictures(tmp_path / "new", ["cat", "dog"], 3, 1)
+    rows = [[f"new/{file.parent.name}/{file.name}", file.parent.name] for file in files]
+    whole = package.load(run).predict(write(tmp_path / "new.csv", ["path", "label"], rows[1:]))
+    rows[0][1] = "wolf"
+    file = write(tmp_path / "new.csv", ["path", "label"], rows)
+    got, said = predictions(run, file)
+    assert len(got) == 6
+    assert said[-1] == f"metrics: {file}, line 2: 'wolf' is no class of the training; 1 row of 6 left out"
+    assert package.load(run).predict(file).metrics == whole.metrics
+    none = package.load(run).predict(write(tmp_path / "new.csv", ["path", "label"], rows[:1]))
+    assert none.metrics == {}
+
+
+@pytest.mark.parametrize("rows", [[{"path": "a.png"}], [np.zeros((8, 8, 3))], {"path": ["a.png"]}, []], ids=type)
+def test_rows_that_images_cannot_be_read_from_are_answered_with_what_can(tmp_path, rows):
+    pictures(tmp_path / "train", ["cat", "dog"], 8, 0)
+    run, _ = train(tmp_path, {"source": "image_folder", "size": 8})
+    takes = "give a picture, a folder of them, a CSV file that names them, or a list of files"
+    with pytest.raises(UserError, match=f"rows: .* is not understood by this run; {takes}"):
+        package.load(run).predict(rows)
+
+
 def test_operations_of_data_augment_that_draw_nothing_are_done_to_new_images(tmp_path):
     pictures(tmp_path / "train", ["cat", "dog"], 8, 0)
     pictures(tmp_path / "test", ["cat", "dog"], 6, 1)
