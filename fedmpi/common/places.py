@@ -1,5 +1,5 @@
 """Where a run began: what its config calls by a relative path is looked for from there, though a plug-in's os.chdir may
-have led elsewhere since."""
+have led elsewhere since. And what to say of a path that is not there but in its spelling."""
 
 import os
 import unicodedata
