@@ -14,7 +14,7 @@ from fedmpi.analysis.pages import report
 from fedmpi.common.errors import UserError
 from fedmpi.runtime.finished.client_model import client_model
 from fedmpi.runtime.record.model_facts import facts_of, personal_notice
-from fedmpi.runtime.record.predictor import with_predict
+from fedmpi.runtime.record.predictor import of_training, with_predict
 from fedmpi.runtime.record.run_dir import BEST, MODEL
 from fedmpi.runtime.record.saved_model import rebuilt
 from fedmpi.runtime.run import execute
@@ -71,7 +71,8 @@ def load(
         trust: whether to run the code of others that its config names: a model `file.py:Name`, say.
         best: the best model by evaluate.best, in place of the final one.
         client: the number of a client, or with data.silos the name of a site; None: the global model.
-        overrides: of the run's settings, as on the command line: `["data.root=DIR"]`.
+        overrides: of the run's settings, as on the command line: `["data.root=DIR"]`; those that say how a file is
+            read, such as `data.delimiter`, are for the rows given to `predict`.
 
     Raises:
         UserError: no run directory, its run has not ended yet, damaged files; code of others without `trust`; a client
@@ -80,8 +81,8 @@ def load(
     run_dir, name = Path(path), BEST if best else MODEL
     settings = run_settings(run_dir, trust, overrides)
     if client is not None:
-        module = client_model(path, client, trust, best, overrides)
-        return with_predict(module, run_dir, settings, name, client)
+        module = client_model(path, client, trust, best, of_training(overrides))
+        return with_predict(module, run_dir, settings, name, client, overrides)
     with guard(trust):
         module = rebuilt(run_dir, settings, name)
     if said := personal_notice(facts_of(run_dir / name)):
@@ -92,4 +93,4 @@ def load(
             "in the unit of the targets",
             stacklevel=2,
         )
-    return with_predict(module, run_dir, settings, name)
+    return with_predict(module, run_dir, settings, name, overrides=overrides)

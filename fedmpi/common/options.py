@@ -88,7 +88,8 @@ def check(
                 checked[key] = _convert(declared[key], value)
             except ValidationError as error:
                 said = MARK if smells(key, value) else show(value)
-                complain(key, f"{said} is not allowed; must be {allowed(error.errors())}")
+                default = ", or left out for its default" if value is None and key not in required else ""
+                complain(key, f"{said} is not allowed; must be {allowed(error.errors())}{default}")
         elif open_ended:
             checked[key] = value
         elif key in moved:

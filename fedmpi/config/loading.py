@@ -182,9 +182,12 @@ def command_line(overrides: Sequence[str]) -> Document:
             continue
         one = Document(origins={".".join(parts[: depth + 1]): origin for depth in range(len(parts))})
         try:
-            tree = read_value(value, origin, key, one)
+            # YAML has a meaning of its own for most marks, but as a whole value one is a text, such as a delimiter.
+            is_mark = len(value) == 1 and value in ",;:|-#&*!%@`?>'\"\t"
+            tree: Any = value if is_mark else read_value(value, origin, key, one)
         except UserError as error:
-            document.problems.append(str(error))
+            quoted = f"; a text can be put in quotes: '{key}={json.dumps(value)}'" if value[:1] not in "[{" else ""
+            document.problems.append(f"{error}{quoted}")
             continue
         for part in reversed(parts):
             tree = {part: tree}

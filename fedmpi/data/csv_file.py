@@ -52,8 +52,28 @@ def csv_rows(path: Path, delimiter: str = ",", remedy: str = "save it anew as th
                     yield reader.line_num, row
     except OSError as error:
         raise UserError(f"{path} cannot be read: {error.strerror}; correct its path or its permissions") from error
-    except (UnicodeDecodeError, csv.Error) as error:
+    except UnicodeDecodeError as error:
+        raise UserError(f"{path} cannot be read as CSV in UTF-8: {_encoding(path, error, remedy)}") from error
+    except csv.Error as error:
         raise UserError(f"{path} cannot be read as CSV in UTF-8: {error}; {remedy}") from error
+
+
+def _encoding(path: Path, error: UnicodeDecodeError, remedy: str) -> str:
+    """The line of the first byte that is not UTF-8, and which encoding the file seems to have."""
+    content = path.read_bytes()
+    try:
+        content.decode("utf-8-sig")
+    except UnicodeDecodeError as of_all:  # the one at hand counts from the block in which it was found
+        error = of_all
+    line = content[: error.start].count(b"\n") + 1
+    said = f"line {line} holds the byte 0x{error.object[error.start]:02x}"
+    if content.startswith((b"\xff\xfe", b"\xfe\xff")):
+        return f"{said}; it looks like UTF-16; {remedy}"
+    try:
+        content.decode("cp1252")
+    except UnicodeDecodeError:
+        return f"{said}; {remedy}"
+    return f"{said}; it looks like Windows-1252: in Excel save it as CSV UTF-8, or else {remedy}"
 
 
 def csv_table(

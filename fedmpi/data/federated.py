@@ -231,10 +231,14 @@ def _warn_of_absent_classes(dataset: Dataset) -> None:
     """A gap in the labels, or an empty class folder, makes an output that nothing is learned for."""
     absent = np.flatnonzero(count_labels(dataset.train_y, dataset.classes) == 0)
     if len(absent) and dataset.labelled:
-        shown = ", ".join(map(str, absent[:5])) + (", ..." if len(absent) > 5 else "")
+        names = dataset.preparation.class_names if dataset.preparation is not None else ()
+        named = [names[k] if names else str(k) for k in absent[:5].tolist()]
+        shown = ", ".join(named) + (", ..." if len(absent) > 5 else "")
+        remedy = "number the labels 0, 1, ... without a gap, or say data.classes"
+        if names:
+            remedy = "the model learns nothing of it; add samples, or take it out of the classes"
         warnings.warn(
-            f"data: no training sample is of class {shown}, though there are {dataset.classes} classes; number the "
-            "labels 0, 1, ... without a gap, or say data.classes",
+            f"data: no training sample is of class {shown}, though there are {dataset.classes} classes; {remedy}",
             stacklevel=3,
         )
 

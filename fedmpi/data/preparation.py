@@ -21,6 +21,7 @@ from torch import Tensor
 
 from fedmpi.common.errors import UserError
 from fedmpi.common.inputs import Inputs, Shape, Type, from_text, look, sample_shape, to_text
+from fedmpi.common.spelling import other_spelling
 
 KINDS = {
     "arrays": "fedmpi.data.sources.npz:ArrayPreparation",
@@ -38,8 +39,9 @@ class NewRows:
     """Rows to predict, prepared as the rows of the training were.
 
     ids: columns, (n,) each, that say which row a prediction is of, such as its line in a file; x: samples (n, ...);
-    y: targets (n, ...) where the file has them, else None; no_targets: why it has none, for messages; sites: (n,) the
-    site of each row, () where that is not known.
+    y: targets (n, ...) where the file has them, else None; no_targets: why it has none, or some rows have none, for
+    messages; sites: (n,) the site of each row, () where that is not known; known: (n,) bool, the rows whose targets
+    count, None for all.
     """
 
     ids: Mapping[str, Any]
@@ -47,6 +49,7 @@ class NewRows:
     y: Tensor | None = None
     no_targets: str = ""
     sites: Sequence[str] = ()
+    known: Tensor | None = None
 
 
 @dataclass(frozen=True)
@@ -165,7 +168,7 @@ def array_rows(request: Request, what: str) -> tuple[dict[str, np.ndarray], str]
         rows = {"x": rows}
     if isinstance(rows, Mapping):
         return {str(name): _array(x, str(name)) for name, x in rows.items()}, "rows"
-    path = file_of(request)
+    path = file_of(request, takes="an .npz file, an array (n, ...), or a mapping of names to arrays")
     if path.suffix.lower() != ".npz":
         raise UserError(f"{path} is no .npz file; this run takes {what}: numpy.savez(FILE, x=...)")
     try:
@@ -187,12 +190,22 @@ def _array(x: Any, name: str) -> np.ndarray:
     return found
 
 
-def file_of(request: Request, folder: bool = False) -> Path:
-    """The file, or where allowed the folder, to read. Raises UserError where there is none."""
+def files_of(rows: Sequence[Any], takes: str) -> list[Path]:
+    """The files of a list. takes: what may be given, for messages. Raises UserError for a list of something else."""
+    odd = next((row for row in rows if not isinstance(row, (str, Path))), None)
+    if odd is not None or not rows:
+        what = "an empty list" if odd is None else f"a list of {type(odd).__name__}"
+        raise UserError(f"rows: {what} is not understood by this run; give {takes}")
+    return [Path(row) for row in rows]
+
+
+def file_of(request: Request, folder: bool = False, takes: str = "a file") -> Path:
+    """The file, or where allowed the folder, to read. takes: what may be given, for messages. Raises UserError where
+    there is none."""
     if not isinstance(request.rows, (str, Path)):
-        raise UserError(f"rows: {type(request.rows).__name__} is not understood by this run; give a file")
+        raise UserError(f"rows: {type(request.rows).__name__} is not understood by this run; give {takes}")
     path = Path(request.rows)
     if not (path.is_file() or (folder and path.is_dir())):
-        odd = "is a folder; a file is needed" if path.is_dir() else "is not there"
+        odd = "is a folder; a file is needed" if path.is_dir() else f"is not there{other_spelling(path)}"
         raise UserError(f"{path} {odd}")
     return path

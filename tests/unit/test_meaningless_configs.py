@@ -12,6 +12,7 @@ from torch import nn
 from fedmpi.common.errors import UserError
 from fedmpi.data.dataset import Dataset
 from fedmpi.data.federated import split
+from fedmpi.data.sources.pictures.preparation import of_arrays
 from fedmpi.methods import registry
 from fedmpi.runtime import consistency
 
@@ -66,6 +67,12 @@ def test_a_gap_in_the_labels_is_told():
     y = torch.where(whole.train_y == 1, 0, whole.train_y)
     with pytest.warns(UserWarning, match="no training sample is of class 1, though there are 4 classes"):
         split(Dataset(whole.train_x, y, whole.test_x, whole.test_y, 4), "iid", 3, 0)
+    made = of_arrays(np.zeros((1, 1, 8, 8), np.uint8), (0.5,), (0.5,), 1)
+    named = replace(made, class_names=("ant", "bee", "cat", "dog"))
+    with pytest.warns(
+        UserWarning, match="no training sample is of class bee, though .*; the model learns nothing of it"
+    ):
+        split(Dataset(whole.train_x, y, whole.test_x, whole.test_y, 4, preparation=named), "iid", 3, 0)
 
 
 def test_an_empty_test_set_is_told():

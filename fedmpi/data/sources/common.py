@@ -17,6 +17,7 @@ from torch import Tensor
 
 from fedmpi.common import seeds
 from fedmpi.common.errors import MissingDataError, UserError
+from fedmpi.common.spelling import other_spelling
 from fedmpi.data.dataset import Dataset
 from fedmpi.data.pictures import Pictures, of_bytes, stacked
 from fedmpi.data.preparation import shared
@@ -61,7 +62,9 @@ def find(root: Path, candidates: Sequence[str], what: str, remedy: str) -> Path:
         if os.path.lexists(path):
             odd = "a directory" if os.path.isdir(path) else "a broken link, pipe or device"
             raise UserError(f"{what}: {path} is {odd}, not a file (data.root = {root}); {remedy}")
-    raise MissingDataError(f"{what}: there is no file {' or '.join(map(str, paths))} (data.root = {root}); {remedy}")
+    other = next((said for path in paths if (said := other_spelling(path))), "")
+    named = " or ".join(map(str, paths))
+    raise MissingDataError(f"{what}: there is no file {named} (data.root = {root}){other}; {remedy}")
 
 
 def finite(x: Tensor, name: str, at: Path | str, nan: bool = False) -> Tensor:

@@ -16,9 +16,10 @@ from torch import Tensor
 from torch.nn.functional import interpolate, pad
 
 from fedmpi.common.errors import UserError
+from fedmpi.common.spelling import other_spelling
 from fedmpi.common.text import count
 from fedmpi.data.dataset import Dataset
-from fedmpi.data.preparation import NewRows, Preparation, Request, file_of
+from fedmpi.data.preparation import NewRows, Preparation, Request, file_of, files_of
 from fedmpi.data.sources.pairs import Columns, MaskValues, Naming, Pair, Pairs, check_shapes, dataset
 
 Name = Annotated[str, Field(min_length=1)]
@@ -138,9 +139,10 @@ class VolumePreparation(Preparation):
 
     def _files(self, request: Request) -> tuple[list[Path], list[str]]:
         """The files of a request, and how each is named in the predictions."""
-        if isinstance(request.rows, Sequence) and not isinstance(request.rows, str) and len(request.rows):
-            return [Path(file) for file in request.rows], [str(file) for file in request.rows]
-        path = file_of(request, folder=True)
+        takes = "a NIfTI file, a folder of them, or a list of files"
+        if isinstance(request.rows, Sequence) and not isinstance(request.rows, str):
+            return files_of(request.rows, takes), [str(file) for file in request.rows]
+        path = file_of(request, folder=True, takes=takes)
         if path.is_file():
             return [path], [path.name]
         files = sorted(path.glob(self.image_pattern)) or sorted([*path.rglob("*.nii"), *path.rglob("*.nii.gz")])
@@ -220,7 +222,7 @@ def _opened(pair: Pair, file: Path, what: str) -> Any:
     try:
         return nibabel.load(file)
     except FileNotFoundError as error:
-        raise pair.error(f"there is no {what} {file}") from error
+        raise pair.error(f"there is no {what} {file}{other_spelling(file)}") from error
     except Exception as error:  # what a damaged file makes of a reader is not to be foreseen
         raise pair.error(f"{file} cannot be read as NIfTI: {error}; mend or remove it") from error
 

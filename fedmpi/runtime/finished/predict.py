@@ -21,7 +21,7 @@ from fedmpi.runtime.device import pick_device, set_numerics
 from fedmpi.runtime.finished.client_model import client_model
 from fedmpi.runtime.record import durable
 from fedmpi.runtime.record.model_facts import facts_of, personal_notice
-from fedmpi.runtime.record.predictor import Predictions, predictor
+from fedmpi.runtime.record.predictor import Predictions, of_training, predictor
 from fedmpi.runtime.record.run_dir import BEST, MODEL
 from fedmpi.runtime.record.saved_model import rebuilt
 
@@ -51,12 +51,12 @@ def predict(
     with trust.guard(trusted):
         set_numerics(settings)
         if client is not None:
-            module = client_model(run, client, trusted, best, given)
+            module = client_model(run, client, trusted, best, of_training(given))
         else:
             module = rebuilt(run, settings, name).to(pick_device(settings, detect({})))
             if said := personal_notice(facts_of(run / name)):
                 warnings.warn(said, stacklevel=2)
-        found = predictor(module, run, settings, name, client)(file, site=site, ids=ids)
+        found = predictor(module, run, settings, name, client, given)(file, site=site, ids=ids)
     return write(found, out or run / FOLDER / file.name, out is not None, settings, say)
 
 
@@ -78,7 +78,7 @@ def write(found: Predictions, to: Path, exact: bool, settings: Settings, say: Ca
     shown = "; ".join(f"{name} {figure(name, value)}" for name, value in found.metrics.items())
     say(f"{path}: {count(many, 'row')}{f', by the targets in the file: {shown}' if shown else ''}")
     if found.no_metrics:
-        say(f"no metric: {found.no_metrics}")
+        say(f"{'metrics' if found.metrics else 'no metric'}: {found.no_metrics}")
     return path
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from contextlib import nullcontext
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +17,7 @@ from fedmpi.common.blame import told
 from fedmpi.common.errors import UserError
 from fedmpi.common.inputs import Inputs, Shape, call, look, sample_shape
 from fedmpi.common.target_scale import TargetScale
+from fedmpi.config.loading import command_line
 from fedmpi.config.schema import Settings
 from fedmpi.data.augment.look import Look
 from fedmpi.data.augment.operation import Operation
@@ -24,6 +25,7 @@ from fedmpi.data.batches import Shard, batches
 from fedmpi.data.layout import laid_out
 from fedmpi.data.pictures import Pictures
 from fedmpi.data.preparation import NewRows, Request
+from fedmpi.data.reading_options import ALL, with_options
 from fedmpi.data.sources.common import ignoring
 from fedmpi.runtime.record import preprocessing
 from fedmpi.runtime.record.model_facts import facts_of, input_of
@@ -33,7 +35,8 @@ from fedmpi.tasks import base, contract
 class Predictions(dict[str, Any]):
     """Columns by name, a value a row: what says which row it is, then what the model predicts of it.
 
-    metrics: the task's metrics, where the rows have targets; no_metrics: why there are none, if targets were there.
+    metrics: the task's metrics, where the rows have targets; no_metrics: why there are none, if targets were there, or
+    why some rows are left out of them.
     """
 
     metrics: Mapping[str, float] = {}
@@ -55,6 +58,7 @@ class Predictor:
     classes: int
     input_shape: Shape  # of one sample
     client: int | str | None = None  # whose model it is, if not the global one: its number, or its site's name
+    given: Mapping[str, Any] = field(default_factory=dict)  # the caller's own settings of data
 
     def __call__(self, rows: Any, *, site: str | None = None, ids: Sequence[str] = ()) -> Predictions:
         silos = self.settings.data.silos
@@ -72,7 +76,8 @@ class Predictor:
             site = site if known else None
         own = site if made.preparation.site_names else None
         with ignoring(self.settings.task.options.get("ignore")):
-            found = made.preparation.read(Request(rows, own, tuple(ids)))
+            reader = with_options(made.preparation, self.given, others=self.client is not None)
+            found = reader.read(Request(rows, own, tuple(ids)))
         found = replace(found, x=_augmented(found.x, made.operations))
         if sample_shape(found.x) != self.input_shape:
             said = f"the rows become samples of shape {sample_shape(found.x)}"
@@ -88,7 +93,7 @@ class Predictor:
         parts: list[Mapping[str, Any]] = []
         module = self.module.eval()
         predict = getattr(task, "predictions", None) or base.plain_predictions
-        reason, done = rows.no_targets, 0
+        reason, done = "" if rows.known is not None else rows.no_targets, 0
         with torch.inference_mode():
             for x, y in batches(shard, self.settings.evaluate.batch_size, None, views=True):
                 f = self._outputs(module, x)
@@ -105,8 +110,9 @@ class Predictor:
                 raise UserError(f"ids: {taken!r} is a column of the predictions; rename that of the rows")
             found = Predictions({**rows.ids, **{name: _join([part[name] for part in parts]) for name in parts[0]}})
             if held:
-                found.metrics = contract.figures(task, torch.cat(held), targets)
-        found.no_metrics = reason
+                every = slice(None) if rows.known is None else rows.known
+                found.metrics = contract.figures(task, torch.cat(held)[every], targets[every])
+        found.no_metrics = reason or rows.no_targets
         return found
 
     def _task(self) -> Any:
@@ -136,25 +142,43 @@ class Predictor:
 
 
 def with_predict(
-    module: nn.Module, run: Path, settings: Settings, name: str, client: int | str | None = None
+    module: nn.Module,
+    run: Path,
+    settings: Settings,
+    name: str,
+    client: int | str | None = None,
+    overrides: Sequence[str] = (),
 ) -> nn.Module:
     """The module with a function `predict`, unless it has one of its own.
 
     Args:
         run, settings, name: the run directory, its settings, and the file in it of the global model.
         client: whose model it is, where it is not the global one.
+        overrides: those of the settings that the caller gave; of data those that say how a new file is read.
     """
     if not hasattr(module, "predict"):
-        module.predict = predictor(module, run, settings, name, client)  # type: ignore[assignment]
+        module.predict = predictor(module, run, settings, name, client, overrides)  # type: ignore[assignment]
     return module
 
 
 def predictor(
-    module: nn.Module, run: Path, settings: Settings, name: str, client: int | str | None = None
+    module: nn.Module,
+    run: Path,
+    settings: Settings,
+    name: str,
+    client: int | str | None = None,
+    overrides: Sequence[str] = (),
 ) -> Predictor:
     """What predicts new rows with a module; arguments as of `with_predict`."""
     facts = facts_of(run / name)
-    return Predictor(run, settings, module, int(facts["classes"]), input_of(facts)[0], client)
+    given = command_line(overrides).data.get("data")
+    own = given if isinstance(given, dict) else {}
+    return Predictor(run, settings, module, int(facts["classes"]), input_of(facts)[0], client, own)
+
+
+def of_training(overrides: Sequence[str]) -> list[str]:
+    """The overrides without those that say how a new file is read; the training's files are read as the run did."""
+    return [text for text in overrides if text.partition("=")[0].removeprefix("data.") not in ALL]
 
 
 def site_of(silos: Sequence[str], client: int | str) -> str:

@@ -112,3 +112,7 @@ def test_options_of_a_function_or_a_class_are_its_parameters():
     assert check(free, {"anything": [1]}, "data", ("root",)) == {"anything": [1]}
     assert check(Net, {"width": 5}, "model", ("input_shape", "classes")) == {"width": 5}
     assert "must be a whole number" in message(Net, {"width": 5.5}, supplied=("input_shape", "classes"))
+
+
+def test_null_is_answered_with_leaving_the_key_out():
+    assert "must be a number, or left out for its default" in message(Prox, {"mu": None})

@@ -200,6 +200,19 @@ def test_mistakes_in_a_file(tmp_path, text, expected):
     assert message(path).startswith(expected.format(path=path, folder=tmp_path))
 
 
+@pytest.mark.parametrize("mark", [",", "|", ":", "#", "-", "'", "\t"])
+def test_a_single_mark_on_the_command_line_is_a_text(tmp_path, mark):
+    assert config.load(write(tmp_path, GOOD), [f"data.delimiter={mark}"]).data.options["delimiter"] == mark
+
+
+def test_an_override_that_yaml_cannot_read_is_answered_with_how_to_write_a_text(tmp_path):
+    path = write(tmp_path, GOOD)
+    said = message(path, "data.folder=@home")
+    assert "not valid YAML" in said
+    assert said.endswith("""; a text can be put in quotes: 'data.folder="@home"'""")
+    assert "quotes" not in message(path, "seed=[1")
+
+
 def test_silos_instead_of_a_partition(tmp_path):
     path = write(tmp_path, GOOD)
     assert config.load(path, ["data.partition=null", "data.silos=[a, b]"]).data.silos == ("a", "b")

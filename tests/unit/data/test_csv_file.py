@@ -125,3 +125,14 @@ def test_moments_have_the_bits_that_all_columns_at_once_give(tmp_path, columns):
     found = table(tmp_path, path="a.csv", label_column="y", split_column="part")
     mean, deviation = prepare.moments(x)
     assert torch.equal(found.train_x, torch.from_numpy(prepare.standardised(x, mean, deviation)).float())
+
+
+def test_a_file_of_excel_in_windows_1252_is_named_with_its_line(tmp_path):
+    lines = ["a,b", *["1,2"] * 9000, "K\xf6ln,3"]  # beyond the block that is decoded first
+    (tmp_path / "a.csv").write_bytes("\n".join(lines).encode("cp1252"))
+    said = r"line 9002 holds the byte 0xf6; it looks like Windows-1252: in Excel save it as CSV UTF-8"
+    with pytest.raises(UserError, match=said):
+        list(csv_rows(tmp_path / "a.csv"))
+    (tmp_path / "a.csv").write_text("a,b\n1,2\n", encoding="utf-16")
+    with pytest.raises(UserError, match="line 1 holds the byte 0xff; it looks like UTF-16"):
+        list(csv_rows(tmp_path / "a.csv"))

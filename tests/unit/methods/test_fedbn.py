@@ -5,6 +5,8 @@ import torch
 from helpers import play, prepare, settings
 from torch import nn
 
+from fedmpi.methods.fedbn import FedBN
+
 
 def kept(it):
     """client -> (own weights, own buffers), copies"""
@@ -101,3 +103,10 @@ def test_which_layers_stay(bn_match, stays):
     it.fed.run()
     fedavg = play(settings("fedavg", "norm", model={"name": f"{__file__}:names"}, train=FULL))
     assert it.hashes != fedavg.hashes
+
+
+def test_a_model_without_normalisation_is_told_that_this_is_fedavg():
+    with pytest.warns(UserWarning, match="the model has no batch normalisation, .*: the results are those of FedAvg$"):
+        FedBN().prepare(nn.Sequential(nn.Linear(2, 2)), 2)
+    with pytest.warns(UserWarning, match="those of FedAvg; bn_match: any keeps its other normalisation layers"):
+        FedBN().prepare(nn.Sequential(nn.Linear(2, 2), nn.LayerNorm(2)), 2)

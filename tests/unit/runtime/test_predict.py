@@ -237,6 +237,28 @@ def test_unused_columns_and_labels_that_are_none_are_told(tmp_path):
     assert "'perhaps'" in said[-1]
 
 
+def test_settings_that_say_how_the_file_is_read_are_those_of_the_new_file(tmp_path):
+    header, rows = patients(tmp_path)
+    run, last = train(tmp_path, table("sick"))
+    test = [[cell.replace(".", ",") for cell in map(str, row)] for row in rows if row[5] == "test"]
+    file = tmp_path / "new.csv"
+    file.write_text("\n".join(";".join(row) for row in [header, *test]) + "\n")
+    given = ["data.delimiter=;", "data.decimal=,"]
+    _, said = predictions(run, file, given=given)
+    assert f"accuracy {last['accuracy']:.2f}" in said[0]
+    found = package.load(run, overrides=given).predict(file)
+    assert found.metrics["accuracy"] == last["accuracy"]
+    own = package.load(run, client=0, overrides=given).predict(file, site="north")  # not of the client's training data
+    assert len(own["prediction"]) == len(test)
+    names = "data.delimiter, data.decimal, data.thousands can be given here"
+    for text, message in [
+        ("data.standardise=none", f"^data.standardise: new rows are prepared as those of the training were; .*{names}"),
+        ("data.delimiter=;;", "^data.delimiter: ';;' is not allowed; must be"),
+    ]:
+        with pytest.raises(UserError, match=message):
+            predictions(run, file, given=[text])
+
+
 # ---- tables of known studies ----
 def test_heart_disease_gives_the_recorded_accuracy_by_hospital(tmp_path):
     g, test = np.random.default_rng(0), []
@@ -351,6 +373,47 @@ def test_images_of_another_size_are_refused_where_the_training_scaled_none(tmp_p
     (run, _), other = train(tmp_path, {"source": "image_folder"}), pictures(tmp_path / "new", ["cat"], 1, 1, size=7)
     with pytest.raises(UserError, match="images of 7x7 pixels and 3 channels; those of the training were 8x8 with 3"):
         package.load(run).predict(other[0])
+
+
+def test_pages_and_depths_of_new_images_are_read_as_the_command_line_says(tmp_path):
+    pictures(tmp_path / "train", ["cat", "dog"], 8, 0)
+    run, _ = train(tmp_path, {"source": "image_folder", "size": 8, "channels": 1})
+    pages = [Image.new("L", (9, 9), value) for value in (40, 90)]
+    pages[0].save(tmp_path / "two.tif", save_all=True, append_images=pages[1:])
+    with pytest.raises(UserError, match=r"2 pages or frames; data\.pages"):
+        package.load(run).predict(tmp_path / "two.tif")
+    assert len(predictions(run, tmp_path / "two.tif", given=["data.pages=first"])[0]) == 1
+    ramp = np.arange(81).reshape(9, 9)
+    Image.fromarray((ramp * 100).astype(np.uint16)).save(tmp_path / "deep.png")
+    deep, _ = predictions(run, tmp_path / "deep.png", given=["data.pixel_range=[0, 8500]"])
+    Image.fromarray((ramp * 3).astype(np.uint8)).save(tmp_path / "grey.png")
+    grey, _ = predictions(run, tmp_path / "grey.png")
+    assert float(deep[0]["probability_cat"]) == pytest.approx(float(grey[0]["probability_cat"]), abs=0.02)
+
+
+def test_labels_that_are_no_class_are_left_out_of_the_metrics_and_counted(tmp_path):
+    pictures(tmp_path / "train", ["cat", "dog"], 8, 0)
+    run, _ = train(tmp_path, {"source": "image_folder", "size": 8})
+    files = pictures(tmp_path / "new", ["cat", "dog"], 3, 1)
+    rows = [[f"new/{file.parent.name}/{file.name}", file.parent.name] for file in files]
+    whole = package.load(run).predict(write(tmp_path / "new.csv", ["path", "label"], rows[1:]))
+    rows[0][1] = "wolf"
+    file = write(tmp_path / "new.csv", ["path", "label"], rows)
+    got, said = predictions(run, file)
+    assert len(got) == 6
+    assert said[-1] == f"metrics: {file}, line 2: 'wolf' is no class of the training; 1 row of 6 left out"
+    assert package.load(run).predict(file).metrics == whole.metrics
+    none = package.load(run).predict(write(tmp_path / "new.csv", ["path", "label"], rows[:1]))
+    assert none.metrics == {}
+
+
+@pytest.mark.parametrize("rows", [[{"path": "a.png"}], [np.zeros((8, 8, 3))], {"path": ["a.png"]}, []], ids=type)
+def test_rows_that_images_cannot_be_read_from_are_answered_with_what_can(tmp_path, rows):
+    pictures(tmp_path / "train", ["cat", "dog"], 8, 0)
+    run, _ = train(tmp_path, {"source": "image_folder", "size": 8})
+    takes = "give a picture, a folder of them, a CSV file that names them, or a list of files"
+    with pytest.raises(UserError, match=f"rows: .* is not understood by this run; {takes}"):
+        package.load(run).predict(rows)
 
 
 def test_operations_of_data_augment_that_draw_nothing_are_done_to_new_images(tmp_path):

@@ -11,8 +11,9 @@ import numpy as np
 import torch
 
 from fedmpi.common.errors import UserError
+from fedmpi.common.text import count
 from fedmpi.data.pictures import Pictures, of_bytes
-from fedmpi.data.preparation import NewRows, Preparation, Request, file_of
+from fedmpi.data.preparation import NewRows, Preparation, Request, file_of, files_of
 from fedmpi.data.sources.pictures import reading
 from fedmpi.data.sources.pictures.decode import DecodeOptions, is_picture
 from fedmpi.data.sources.tables.files import Table, plain_cells
@@ -20,6 +21,7 @@ from fedmpi.data.sources.tables.files import read as read_table
 from fedmpi.data.streaming.stream import Stream
 
 TABLES = (".csv", ".tsv", ".tab", ".parquet")
+TAKES = "a picture, a folder of them, a CSV file that names them, or a list of files"
 
 
 @dataclass(frozen=True)
@@ -61,19 +63,24 @@ class ImagePreparation(Preparation):
         if not labels:
             return NewRows(ids, x)
         number = {name: k for k, name in enumerate(self.class_names)}
-        odd = next((k for k, label in enumerate(labels) if label not in number), None)
-        if odd is not None:
-            return NewRows(ids, x, no_targets=f"{files[odd]}: {labels[odd]!r} is no class of the training")
-        return NewRows(ids, x, torch.tensor([number[label] for label in labels]))
+        odd = [k for k, label in enumerate(labels) if label not in number]
+        if not odd:
+            return NewRows(ids, x, torch.tensor([number[label] for label in labels]))
+        at = f"{where[odd[0]]}: " if where else f"{files[odd[0]]}: "
+        said = f"{at}{labels[odd[0]]!r} is no class of the training"
+        if len(odd) == len(labels):
+            return NewRows(ids, x, no_targets=said)
+        y = torch.tensor([number.get(label, 0) for label in labels])
+        known = torch.tensor([label in number for label in labels])
+        said = f"{said}; {count(len(odd), 'row')} of {len(labels)} left out"
+        return NewRows(ids, x, y, no_targets=said, known=known)
 
     def _files(self, request: Request) -> tuple[dict[str, Any], list[Path], list[str], list[str]]:
         """(columns that say which file, the files, their labels if they are known, where each is named)."""
         if isinstance(request.rows, Sequence) and not isinstance(request.rows, str):
-            files = [Path(file) for file in request.rows]
-            if not files:
-                raise UserError("rows: the list names no picture")
+            files = files_of(request.rows, TAKES)
             return {"file": np.array([str(file) for file in files], dtype=object)}, files, [], []
-        path = file_of(request, folder=True)
+        path = file_of(request, folder=True, takes=TAKES)
         if path.is_file() and path.suffix.lower() in TABLES:
             return self._named_in(read_table(path, self.delimiter), request.ids)
         if request.ids:

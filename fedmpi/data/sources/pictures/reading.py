@@ -15,6 +15,7 @@ from typing import Any, Literal, final
 import numpy as np
 
 from fedmpi.common.errors import UserError
+from fedmpi.common.spelling import other_spelling
 from fedmpi.common.text import count
 from fedmpi.data.sources.pictures.decode import (
     DecodeOptions,
@@ -241,8 +242,13 @@ def _unreadable(files: Sequence[Path | bytes], k: int, rows: Sequence[str], erro
 
 
 def with_ending(file: Path | bytes) -> str:
-    """What to say of a file that is not there where one of that name and an ending is: IMG_1.png for IMG_1."""
-    if isinstance(file, bytes) or not file.parent.is_dir():
+    """What to say of a file that is not there where one of that name and an ending is: IMG_1.png for IMG_1; or one
+    whose name differs in the case of letters or in its Unicode form alone."""
+    if isinstance(file, bytes):
+        return ""
+    if said := other_spelling(file):
+        return said
+    if not file.parent.is_dir():
         return ""
     similar = sorted(each.name for each in file.parent.iterdir() if each.stem == file.name)
     return f", but {similar[0]}: names need their ending" if similar else ""

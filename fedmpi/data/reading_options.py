@@ -1,0 +1,82 @@
+"""Options of data sources that say how a file is read, and may be others for a new file than for the training's."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Annotated, Any, Literal
+
+from pydantic import Field
+
+from fedmpi.common import options
+from fedmpi.common.errors import UserError
+from fedmpi.data.preparation import Preparation, from_facts
+from fedmpi.data.sources.pictures.decode import Axes, Pages, PixelRange
+
+Character = Annotated[str, Field(min_length=1, max_length=1)]
+Name = Annotated[str, Field(min_length=1)]
+
+DECODING = {key: f"decoding.{key}" for key in ("pages", "background", "pixel_range", "axes")}
+FIELDS: Mapping[str, Mapping[str, str]] = {  # kind of a preparation: option -> its field
+    "arrays": {"pixel_range": "options.pixel_range"},
+    "images": {
+        "delimiter": "delimiter",
+        "folder": "folder",
+        "picture_column": "picture_column",
+        "image_column": "picture_column",
+        "label_column": "label_column",
+        **DECODING,
+    },
+    "saved_dataset": DECODING,
+    "table": {key: key for key in ("delimiter", "decimal", "thousands")},
+    "texts": {key: key for key in ("delimiter", "author_column", "text_column")},
+    "volumes": {"image_pattern": "image_pattern"},
+}
+ALL = frozenset(key for fields in FIELDS.values() for key in fields)
+WITHOUT_EFFECT = ("root", "download")  # of the training's files; whoever gives them asks nothing of the new one
+
+
+def with_options(preparation: Preparation, given: Mapping[str, Any], others: bool = False) -> Preparation:
+    """The preparation that reads new files as these options of the data source say.
+
+    Args:
+        given: options as a config has them, without `data.`.
+        others: whether options that do not concern the new file have a meaning elsewhere, and are passed over.
+
+    Raises:
+        UserError: an option that does not say how a new file of this run is read, or a value that it cannot have.
+    """
+    facts = preparation.facts()
+    fields = {key: path.split(".") for key, path in FIELDS.get(preparation.kind, {}).items()}
+    known = {key: path for key, path in fields.items() if len(path) == 1 or facts[path[0]] is not None}
+    odd = next((key for key in given if key not in known and key not in WITHOUT_EFFECT), None)
+    if odd is not None and not (others and odd not in ALL):
+        names = ", ".join(f"data.{key}" for key in known)
+        said = f"of data, {names} can be given here, which say how FILE is read" if names else "leave it out"
+        raise UserError(f"data.{odd}: new rows are prepared as those of the training were; {said}")
+    chosen = options.check(_declared, {key: value for key, value in given.items() if key in known}, "data")
+    if not chosen:
+        return preparation
+    for key, value in chosen.items():
+        *outer, last = known[key]
+        (facts[outer[0]] if outer else facts)[last] = value
+    return from_facts(facts)
+
+
+def _declared(
+    *,
+    delimiter: Character = ",",
+    decimal: Literal[".", ","] = ".",
+    thousands: Character | None = None,
+    folder: Name = ".",
+    picture_column: Name = "path",
+    image_column: Name = "image",
+    label_column: Name = "label",
+    author_column: Name = "author",
+    text_column: Name = "text",
+    image_pattern: Name = "*",
+    pages: Pages = "refuse",
+    background: str = "white",
+    pixel_range: PixelRange | None = None,
+    axes: Axes | None = None,
+) -> None:
+    """The types of these options, as the data sources declare them."""
