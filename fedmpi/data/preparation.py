@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import warnings
 from abc import ABC, abstractmethod
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from importlib import import_module
 from pathlib import Path
@@ -39,7 +39,7 @@ class NewRows:
 
     ids: columns, (n,) each, that say which row a prediction is of, such as its line in a file; x: samples (n, ...);
     y: targets (n, ...) where the file has them, else None; no_targets: why it has none, for messages; sites: (n,) the
-    site of each row, () where that is not known.
+    site of each row, () where that is not known; where: how a message calls row k, such as by file and line.
     """
 
     ids: Mapping[str, Any]
@@ -47,6 +47,7 @@ class NewRows:
     y: Tensor | None = None
     no_targets: str = ""
     sites: Sequence[str] = ()
+    where: Callable[[int], str] | None = None
 
 
 @dataclass(frozen=True)
