@@ -9,7 +9,7 @@ registry: dict[str, str] = {
     "fedala": "fedmpi.methods.fedala:FedALA",
     "fedasam": "fedmpi.methods.fedasam:FedASAM",
     "fedatom": "fedmpi.methods.fedatom:FedAtom",
-    "fedatom_personal": "fedmpi.methods.fedatom_personal:FedAtomPersonal",
+    "fedatom_personal": "fedmpi.methods.fedatom:FedAtomPersonal",
     "fedavg": "fedmpi.methods.fedavg:FedAvg",
     "fedbabu": "fedmpi.methods.fedbabu:FedBABU",
     "fedbn": "fedmpi.methods.fedbn:FedBN",
