@@ -41,7 +41,9 @@ def ways_of_gathering():
         it = prepare(settings("fedavg", model=WIDE, rounds=1, server=server), device=GPU)
         gathering = it.fed.transport.gather_uploads
         ways = []
-        it.fed.transport.gather_uploads = lambda *given, make=gathering, ways=ways: ways.append(made := make(*given)) or made
+        it.fed.transport.gather_uploads = lambda *given, make=gathering, ways=ways: (
+            ways.append(made := make(*given)) or made
+        )
         it.fed.run()
         found[name] = [type(way).__name__ for way in ways]
     return found
