@@ -181,6 +181,89 @@ def toy(
     return _plain(figure)
 
 
+def trajectory(facts: Mapping[str, Any]) -> Figure:
+    """Of filter decomposition. Left: training loss by round. Middle: both ways over the loss of the plane. Right: some
+    rounds of the first way, with their local and virtual clients."""
+    figure = _new(12.6, 4.2)
+    left, middle, right = figure.subplots(1, 3)
+    looks = ((RED, "-", "o"), (BLUE, "--", "s"))
+    for (name, way), (colour, dash, marker) in zip(facts["ways"].items(), looks, strict=True):
+        left.plot(range(len(way["loss"])), way["loss"], dash, color=colour, marker=marker, markersize=3, label=name)
+        x, y = zip(*way["at"], strict=True)
+        middle.plot(x, y, dash, color=colour, marker=marker, markersize=4, label=name)
+    middle.plot(*next(iter(facts["ways"].values()))["at"][0], "*", color=ORANGE, markersize=13, label="start of both")
+    left.set_xlabel("communication round")
+    left.set_ylabel("training loss")
+    own = next(iter(facts["ways"].values()))["at"][facts["first"] : facts["last"] + 1]
+    kinds: tuple[tuple[bool, str, str, str], ...] = (
+        (True, "v", BLUE, "local atoms and coefficients"),
+        (False, "x", GREEN, "virtual clients"),
+    )
+    for same, marker, colour, label in kinds:
+        at = [m["at"] for each in facts["rounds"] for m in each["models"] if (m["alpha"] == m["atoms"]) == same]
+        if at:
+            right.scatter(*zip(*at, strict=True), marker=marker, color=colour, s=26, linewidth=1.1, label=label)
+    label = f"global model, rounds {facts['first']} to {facts['last']}"
+    right.plot(*zip(*own, strict=True), color=RED, marker="o", markersize=5, label=label)
+    for axes, key in ((middle, "landscape"), (right, "near")):
+        ground = facts[key]
+        contours = axes.contour(ground["x"], ground["y"], ground["loss"], levels=10, colors="0.6", linewidths=0.8)
+        axes.clabel(contours, fontsize="x-small", fmt="%.3g")
+        axes.set_xlabel("along the first principal direction")
+        axes.set_ylabel("along the second")
+    for axes in (left, middle, right):
+        axes.legend(fontsize="small", framealpha=0.9)
+    return _plain(figure)
+
+
+def sweep(lines: Mapping[str, Sequence[tuple[str, float, float]]], x_label: str, y_label: str) -> Figure:
+    """A table of a sweep, with a line for each name: (label on the x axis, mean, standard deviation or nan), in the
+    labels' order; a mean that is nan is a gap.
+
+    Where all labels are numbers they have their places, on a logarithmic axis where they span a factor of 30, and the
+    axis runs the way in which they stand: alphas from 100 to 0.01 to the right. Words have no order: points alone.
+    """
+    figure = _new(5.4, 4.2)
+    axes = figure.subplots()
+    labels = list(dict.fromkeys(label for points in lines.values() for label, _, _ in points))
+    at = _as_numbers(labels)
+    places = at or list(range(len(labels)))
+    log = at is not None and min(at) > 0 and max(at) >= 30 * min(at)
+    if log:
+        axes.set_xscale("log")
+    for i, (name, points) in enumerate(lines.items()):
+        style: dict[str, Any] = {"color": COLOURS[i % len(COLOURS)], "linestyle": DASHES[i % len(DASHES)] if at else ""}
+        beside = 0.008 * (i - (len(lines) - 1) / 2)  # of the axis, or one line's bars would hide another's
+        place = dict(zip(labels, _shifted(places, beside, log), strict=True))
+        x, y, spread = (list(each) for each in zip(*((place[a], m, s) for a, m, s in points), strict=True))
+        axes.errorbar(x, y, spread, marker=MARKERS[i % len(MARKERS)], markersize=4.5, capsize=3, label=name, **style)
+    if at:
+        axes.set_xticks(at, labels)
+        axes.minorticks_off()
+    else:
+        axes.set_xticks(range(len(labels)), labels, rotation=20 if max(map(len, labels)) > 8 else 0)
+    if at and at[0] > at[-1]:
+        axes.invert_xaxis()
+    axes.set_xlabel(x_label)
+    axes.set_ylabel(y_label)
+    if any(lines):
+        axes.legend(frameon=False)
+    return _plain(figure)
+
+
+def _as_numbers(labels: Sequence[str]) -> list[float] | None:
+    try:
+        return [float(label) for label in labels]
+    except ValueError:
+        return None
+
+
+def _shifted(places: Sequence[float], share: float, log: bool) -> list[float]:
+    """The places, moved along by a share of the axis."""
+    low, high = min(places), max(places)
+    return [x * (high / low) ** share if log else x + share * (high - low) for x in places]
+
+
 def _new(width_in: float, height_in: float) -> Figure:
     from matplotlib.figure import Figure
 

@@ -72,7 +72,7 @@ def analyse(
 def picture(cells: Cells, to: Path) -> Path:
     """A line for each column over the labels of the rows: mean over seeds, sample standard deviation as a bar. A cell
     that lacks seeds is a gap, and said: its mean would be of other seeds than those beside it."""
-    from fedmpi.analysis import figures, sweep_picture
+    from fedmpi.analysis import figures
 
     if not cells.axes:
         raise UserError(f"--to: {to}: a picture needs an axis other than seed to be over, and this sweep has none")
@@ -92,7 +92,7 @@ def picture(cells: Cells, to: Path) -> Path:
         said = f"left out of the picture, as seeds are missing: {', '.join(lacks[:5])}"
         warnings.warn(f"{said}{', ...' if len(lacks) > 5 else ''}", stacklevel=2)
     x_label = cells.axes[0].name.rpartition(".")[2]
-    return figures.save(sweep_picture.draw(lines, x_label, spoken(cells.metric)), to)
+    return figures.save(figures.sweep(lines, x_label, spoken(cells.metric)), to)
 
 
 def markdown(cells: Cells) -> str:

@@ -117,7 +117,7 @@ def headline(names: Iterable[str]) -> str | None:
 
 
 def twins(words: Iterable[str]) -> tuple[str, str] | None:
-    """Two of the words that a slip tells apart: letters' case, or two spellings of one number.
+    """Two of the words that a slip tells apart: letters' case, blanks, or two spellings of one number.
 
     >>> twins(["yes", "no", "Yes"]), twins(["1", "1.0"]), twins(["a", "b"])
     (('yes', 'Yes'), ('1', '1.0'), None)
@@ -127,7 +127,7 @@ def twins(words: Iterable[str]) -> tuple[str, str] | None:
         try:
             key: object = float(word)
         except ValueError:
-            key = word.casefold()
+            key = " ".join(word.casefold().split())
         if seen.setdefault(key, word) != word:
             return seen[key], word
     return None

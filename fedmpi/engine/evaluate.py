@@ -231,10 +231,10 @@ class Evaluator:
 
         def weigh(_: Tensor, y: Tensor) -> None:
             nonlocal weight
-            weight = float(contract.batch_weight(self.worker.task, y))
+            weight = float(contract.split_weight(self.worker.task, y))
 
         found = figures(self.worker, shard, self.batch_size, predict, see=weigh)
-        return found, weight
+        return found if weight else {**found, "loss": nan}, weight
 
     def _spread(self, t: int, protocol: str, rows: Mapping[Any, Figures], weights: Mapping[Any, float]) -> Figures:
         """Figures of all clients, or sites."""

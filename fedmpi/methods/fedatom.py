@@ -110,12 +110,6 @@ class FedAtom(Method):
         row = Row() if k.round % self.period else Row(dw=k.w - k.received)  # from the server's alpha, not from the own
         return row, State(alpha=k.take(COEF, k.w), trained=k.w.new_full((), k.round + 1))
 
-    def weights(self, k: Client) -> Tensor:
-        return k.received if self.alpha_fast == "keep" else self.inner.weights(k)
-
-    def buffers(self, k: Client) -> Tensor:
-        return k.b0 if self.alpha_fast == "keep" else self.inner.buffers(k)
-
 
 @final
 @borrows("fedatom", step=True)

@@ -174,6 +174,8 @@ def experiment(settings: Settings, data: Federated, device: torch.device) -> Exp
     if (first.groups, first.but) != (Travel().groups, ()) and messages.shared.whole:
         travels = f"all of model {settings.model.name} travels"
         warnings.warn(f"method {settings.method.name} keeps parts with the client, but {travels}", stacklevel=2)
+    if settings.method.name != "local" and not messages.shared.size and {*method.sends} <= {"dw"}:
+        fitting.warn_of_nothing_shared(settings, messages)
     moved = data.to(device, channels_last=settings.compute.channels_last)
     rule = make_rule(settings, method, messages.shared_groups)
     pack = clients_at_once(settings, method, task, model, net, recipe(settings), data)

@@ -25,7 +25,7 @@ from fedmpi.data.augment.operation import Operation
 from fedmpi.data.dataset import Dataset
 from fedmpi.data.federated import Federated, split
 from fedmpi.data.fetching.getting import one_at_a_time
-from fedmpi.data.leaks import warn_of_separating_features
+from fedmpi.data.leaks import warn_of_leaks
 from fedmpi.data.pictures import Pictures
 from fedmpi.data.silos import COLUMNS, WIDTH, describe, label_table, open_silos, silo_federation
 from fedmpi.data.sources.common import ignoring
@@ -75,6 +75,7 @@ def partitioned(settings: Settings) -> Federated:
     assert cut is not None
     registry.make(partitions.KIND, cut, settings.origins("data.partition"))  # before data are read, and with the line
     _check_pooled(settings)
+    _check_survival(settings)
     target_scaling.check(settings)
     waiting = one_at_a_time(settings.data.root) if settings.data.download else nullcontext()
     with waiting, blaming("data"):
@@ -84,7 +85,7 @@ def partitioned(settings: Settings) -> Federated:
             seeds.scoped(settings.seed, "source"),
         ):
             dataset = checked(source((settings.working_dir / settings.data.root).absolute()), source.func)
-        warn_of_separating_features(dataset)
+        warn_of_leaks(dataset, settings.task.name == "survival")
         target_scaling.warn_of_scales(settings, dataset)
         _check_stream(settings, dataset)
     with blaming("data.partition"), seeds.scoped(settings.seed, "scheme"):
@@ -99,6 +100,20 @@ def _check_pooled(settings: Settings) -> None:
         raise UserError(
             "data.partition.only leaves sites out of training, but with data.standardise: pooled all sites' training "
             "rows say how numbers are standardised; say data.standardise: site"
+        )
+
+
+def _check_survival(settings: Settings) -> None:
+    """What a table says of one label column alone, such as of its classes, is beside the point."""
+    label = settings.data.options.get("label_column", "label")
+    if (
+        settings.task.name == "survival"
+        and settings.data.source == "table"
+        and (isinstance(label, str) or len(label) != 2)
+    ):
+        raise UserError(
+            f"task survival needs two label columns, and data.label_column is {label}: say the event (1: seen, 0: "
+            "censored) and the time, data.label_column: [EVENT, TIME]"
         )
 
 
@@ -149,6 +164,7 @@ def siloed(settings: Settings, comm: Communicator) -> Federated:
     source, names, augment = open_source(settings), settings.data.silos, operations(settings)
     assert names is not None
     target_scaling.check(settings)
+    _check_survival(settings)
     owner = site_ranks(settings, comm.size)
     mine = [k for k in owner if owner[k] == comm.rank]
     with blaming("data"), _told_by_any_rank():
@@ -158,7 +174,7 @@ def siloed(settings: Settings, comm: Communicator) -> Federated:
         datasets = {k: checked(dataset, source.func) for k, dataset in opened.items()}
         for k, dataset in datasets.items():
             _check_stream(settings, dataset)
-            warn_of_separating_features(dataset, f" of {names[k]}")
+            warn_of_leaks(dataset, settings.task.name == "survival", f" of {names[k]}")
             target_scaling.warn_of_scales(settings, dataset, f" of {names[k]}")
     table = np.zeros((len(names), WIDTH), dtype=np.int64)
     table[mine] = describe(datasets)

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 from fedmpi.aggregation import suited
 from fedmpi.common.blame import ONE_SAMPLE, blaming, told
-from fedmpi.common.errors import UserError
+from fedmpi.common.errors import RankWarning, UserError
 from fedmpi.common.text import brief, lower_is_better, nearest
 from fedmpi.config.schema import Settings
 from fedmpi.data.batches import samples_of
@@ -38,8 +38,10 @@ from fedmpi.models.net import Net
 from fedmpi.runtime.recipe import recipe
 from fedmpi.tasks import contract
 from fedmpi.tasks.next_symbol import NextSymbol
+from fedmpi.tasks.survival import Survival
 
 SHOWN = 5  # sites in a line
+MANY = 1000  # clients, of more of which no rows are read for a warning
 REMEDIES = {  # what to set where a method needs something else
     "train.optim": "sgd",
     "train.clip_norm": "null",
@@ -195,6 +197,8 @@ def check_sense(settings: Settings, method: Method, data: Federated, task: Any, 
             stacklevel=3,
         )
     _tell_of_poor_sites(data, task)
+    if isinstance(task, Survival):
+        _check_risk_sets(settings, data)
     if train.drop_last and train.batch_size != "full":
         without = int((data.train_sizes < train.batch_size).sum())
         if without == data.clients:
@@ -251,6 +255,37 @@ def _tell_of_poor_sites(data: Federated, task: Any) -> None:
         if names:
             more = f" and {len(names) - SHOWN} more" if len(names) > SHOWN else ""
             warnings.warn(f"data: {what} at {', '.join(names[:SHOWN])}{more}", stacklevel=4)
+
+
+def _check_risk_sets(settings: Settings, data: Federated) -> None:
+    """A batch without an event, or of one row, has the loss 0, and what trains on no other one learns nothing."""
+    if settings.train.batch_size == 1:
+        raise UserError(
+            "train.batch_size: 1: task survival compares the rows of a batch with each other, and a row alone has the "
+            "loss 0, so that nothing is learned; use 32, say, or full"
+        )
+    names = [
+        data.site_names[k] if data.site_names else f"client {k}"
+        for k, shard in (data.train.items() if data.clients <= MANY else ())
+        if len(shard) and not bool((shard.y[shard.index, 0] == 1).any())
+    ]
+    if names:
+        more = f" and {len(names) - SHOWN} more" if len(names) > SHOWN else ""
+        text = (
+            f"data: no event in the training rows of {', '.join(names[:SHOWN])}{more}: the loss is 0 there and nothing "
+            "is learned, but updates of 0 count in the mean, and as much as others in rules such as median and krum"
+        )
+        warnings.warn(RankWarning(text), stacklevel=4)
+
+
+def warn_of_nothing_shared(settings: Settings, messages: Messages) -> None:
+    """Warn that no weight of the model travels, as with a method that keeps the head of a model which is only that."""
+    warnings.warn(
+        f"method {settings.method.name} shares no weights of model {settings.model.name}: all of it "
+        f"({', '.join(sorted(messages.every))}) stays with the clients, each of which trains alone, as with method "
+        "local; choose a model with other parts, or another method",
+        stacklevel=3,
+    )
 
 
 def _check_single_samples(settings: Settings, data: Federated, net: Net) -> None:

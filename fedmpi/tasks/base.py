@@ -70,6 +70,10 @@ class Task(ABC):
             return len(y)
         return is_counted(y, self.ignore).sum(dtype=torch.float64) / y.shape[1:].numel()
 
+    def split_weight(self, y: Tensor) -> int | Tensor:
+        """The weight of a client's split with targets y (n, ...) in a mean over clients: 0 where it has no loss."""
+        return self.batch_weight(y)
+
     def predictions(self, outputs: Tensor, names: Sequence[str]) -> dict[str, Any]:
         """Columns, (n,) or (n, ...), of what outputs (n, ...) predict. names: what the outputs stand for, such as the
         classes in order; () where that is not known. Default: the outputs themselves."""

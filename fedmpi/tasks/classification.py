@@ -14,10 +14,51 @@ from torch.nn import functional
 from fedmpi.common.errors import UserError
 from fedmpi.tasks import measures
 from fedmpi.tasks.base import Task, all_names, choose, look
-from fedmpi.tasks.class_weights import WeightedCrossEntropy
 
 KNOWN = ("accuracy", "balanced_accuracy", "auroc", "f1", "ece", "top5")
 TOP = re.compile(r"top([1-9]\d{0,3})")
+
+
+def balanced(counts: Tensor) -> Tensor:
+    """Return the weights (C,) float64 for training samples (C,) by class:  w_c = n / (C n_c),  1 where n_c = 0."""
+    n = counts.double()
+    return torch.where(n > 0, n.sum() / (len(n) * n.clamp(min=1)), 1.0)
+
+
+class WeightedCrossEntropy:
+    """The loss of logits f (B, C) and classes y (B,) with class weights and label smoothing, as
+    torch.nn.CrossEntropyLoss has them.
+
+    L = sum_i [ (1 - e) w_{y_i} l_{i y_i} + e/C sum_c w_c l_ic ] / sum_i w_{y_i}       l_ic = -log softmax(f_i)_c
+    Until `weigh` is called, balanced weights are 1.
+    """
+
+    def __init__(self, classes: int, weights: str | Sequence[float] | None, smoothing: float) -> None:
+        if weights is not None and weights != "balanced" and len(weights) != classes:
+            raise UserError(f"task.weights: {len(weights)} weights, but the data have {classes} classes; one a class")
+        self.balances, self.smoothing = weights == "balanced", smoothing
+        given = None if weights is None else [1.0] * classes if weights == "balanced" else weights
+        self.weights = None if given is None else torch.tensor(given, dtype=torch.float64)
+
+    @property
+    def plain(self) -> bool:
+        return self.weights is None and not self.smoothing
+
+    def weigh(self, counts: Tensor) -> None:
+        """Training samples (C,) of each class."""
+        if self.balances:
+            self.weights = balanced(counts)
+
+    def __call__(self, f: Tensor, y: Tensor) -> Tensor:
+        if self.weights is not None and (self.weights.dtype, self.weights.device) != (f.dtype, f.device):
+            self.weights = self.weights.to(f)  # once, not once a batch
+        if self.plain:
+            return functional.cross_entropy(f, y)
+        loss = -f.log_softmax(1)  # not torch's: clients that train at once cannot call it (torch.vmap)
+        w = torch.ones_like(f[0]) if self.weights is None else self.weights
+        true = torch.zeros_like(f).scatter(1, y[:, None], 1.0)
+        share = (1 - self.smoothing) * true + self.smoothing / f.shape[1]
+        return (share * w * loss).sum() / (true * w).sum()
 
 
 class Classification(Task):
@@ -26,7 +67,7 @@ class Classification(Task):
     metrics: others in place of these: accuracy, balanced_accuracy (mean recall), topK (top5, say) in percent; auroc
     (above two classes one against the rest, mean), f1 (mean over classes), ece (calibration error, 15 bins), 0 to 1.
     weights: of the classes in the loss that clients descend, one a class; balanced: n / (C n_c), by the training
-    samples of all clients, or where sites do not share their label counts, by the client's own (class_weights.py).
+    samples of all clients, or where sites do not share their label counts, by the client's own.
     label_smoothing: share of a target that is spread over all classes. Evaluations report the loss without either.
     """
 

@@ -88,6 +88,11 @@ def batch_weight(task: Any, y: Tensor) -> int | Tensor:
     return task.batch_weight(y) if callable(getattr(task, "batch_weight", None)) else len(y)
 
 
+def split_weight(task: Any, y: Tensor) -> int | Tensor:
+    """The weight of a split with targets y (n, ...) in a mean over clients; that of a batch for a task without it."""
+    return task.split_weight(y) if callable(getattr(task, "split_weight", None)) else batch_weight(task, y)
+
+
 def mean_loss(task: Any, f: Tensor, x: Any, y: Tensor) -> Tensor:
     """The loss () that evaluations report, of outputs f that there are already."""
     return _scalar(getattr(task, "judged", task.loss)(lambda _: f, x, y), "loss", task)

@@ -5,7 +5,7 @@ import sys
 
 from helpers import ROOT, clean_env
 
-MOST = {"functions": 995, "files": 180, "deep": 20}  # the present numbers, to be lowered; aim: 600, 130, 16
+MOST = {"functions": 995, "files": 175, "deep": 20}  # the present numbers, to be lowered; aim: 600, 130, 16
 
 MEASURE = """
 import os, sys, threading

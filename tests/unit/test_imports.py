@@ -29,7 +29,7 @@ OUTSIDE = {  # the modules, or packages of them, that alone may import a library
     "scipy": {"methods._prototypes", "data.sources.pictures.svhn", "analysis.sweep_table"},
     "safetensors": {"runtime.record", "runtime.resuming"},
     "matplotlib": {"analysis.figures", "analysis.pages.drawing.raster"},
-    "PIL": {"data.sources.pictures.decode", "data.sources.pictures.masks"},
+    "PIL": {"data.sources.pictures.decode", "data.sources.pictures.image_mask"},
 }
 METHOD_FILES_MAY = {"torch", "scipy"}  # besides the standard library; scipy in _prototypes alone
 

@@ -22,7 +22,6 @@ from torch import Tensor, nn
 
 from fedmpi.analysis import figures, local_models, report
 from fedmpi.analysis.curvature import Loss
-from fedmpi.analysis.filter_decomposition import drawing
 from fedmpi.analysis.filter_decomposition.kernels import atom_layers, dense
 from fedmpi.analysis.filter_decomposition.virtual import product
 from fedmpi.comm.backends.solo import Solo
@@ -62,7 +61,7 @@ def analyse(settings: Settings, plain: Settings, asked: Asked, to: Path, say: Ca
     for line in lines(facts):
         say(line)
     say(f"written: {report.write(to / 'trajectory.json', facts)}")
-    say(f"written: {figures.save(drawing.trajectory(facts), to / 'trajectory.png')}")
+    say(f"written: {figures.save(figures.trajectory(facts), to / 'trajectory.png')}")
 
 
 def measure(

@@ -10,9 +10,9 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from fedmpi.analysis.pages.drawing import files
+from fedmpi.analysis.pages.drawing.raster import png
 from fedmpi.analysis.pages.drawing.svg import draw
-from fedmpi.analysis.pages.page import BROKEN, damaged, page
+from fedmpi.analysis.pages.page import BROKEN, as_csv, damaged, page
 from fedmpi.analysis.pages.run import named
 from fedmpi.analysis.pages.runs import Runs, read
 from fedmpi.analysis.pages.section import Figure, Section, Table, Text
@@ -120,7 +120,7 @@ def analyse(paths: Sequence[Path], to: Path | None, figures: Path | None, say: S
             figures.mkdir(parents=True, exist_ok=True)
             for figure in (part for section in found for part in section.parts if isinstance(part, Figure)):
                 try:
-                    files.write(figure, figures)
+                    write_figure(figure, figures)
                 except BROKEN as error:
                     say(f"not written: {figure.name}: {damaged(error).text}")
         private = any(run.config.get("output_mode") == "private" for run in runs.all)
@@ -160,3 +160,10 @@ def _lead(runs: Runs) -> list[str]:
     shared = [named(c[key]) for key in ("data.source", "model.name") if key in c and key not in runs.differing]
     methods = ", ".join(dict.fromkeys(named(run.config.get("method.name", "?")) for run in runs.all))
     return [f"{methods} on {', '.join(shared) or 'several data sets or models'}"]
+
+
+def write_figure(figure: Figure, to: Path) -> None:
+    """Write a figure as NAME.svg, NAME.png, and NAME.csv with its numbers."""
+    (to / f"{figure.name}.svg").write_text(draw(figure, alone=True), encoding="utf-8")
+    (to / f"{figure.name}.csv").write_text(as_csv(figure), encoding="utf-8")
+    png(figure, to / f"{figure.name}.png")

@@ -3,18 +3,19 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from fedmpi.analysis.pages import swept
 from fedmpi.analysis.pages.run import Run, named
 from fedmpi.common.errors import UserError
 from fedmpi.runtime.reading import digests
-from fedmpi.runtime.reading.files import no_run
+from fedmpi.runtime.reading.files import json_of, no_run
+from fedmpi.runtime.reading.many import LIST
 
 MARKS = ("config.yaml", "metrics.jsonl", "summary.json")  # a directory that holds one of them is a run's
 UNLIKE = ("seed", "name", "output")  # settings in which runs of one group may differ
+Labels = dict[str, str]  # axis of a sweep -> label, from sweep.json in the directory around the runs
 
 
 @dataclass(frozen=True)
@@ -86,8 +87,8 @@ def grouped(runs: Sequence[Run], keys: Sequence[str]) -> list[Group]:
         ):
             needed.append(i)
     once = [_once(members) for members in found.values()]
-    labels = swept.labels(run.path for run in runs)
-    told = swept.names([[labels[run.path] for run in members] for members, _ in once])
+    labels = _sweep_labels(run.path for run in runs)
+    told = _axis_names([[labels[run.path] for run in members] for members, _ in once])
     words = short([keys[i] for i in needed])
     told = told or [_label([(words[keys[i]], each[i]) for i in needed]) for each in found]
     return [Group(label, *members) for label, members in zip(told, once, strict=True)]
@@ -144,7 +145,7 @@ def read(paths: Sequence[Path]) -> Runs:
             )
         inside = [path]
         if not is_run(path):
-            inside = swept.in_order(path, [each for each in path.iterdir() if each.is_dir() and is_run(each)])
+            inside = _in_order(path, [each for each in path.iterdir() if each.is_dir() and is_run(each)])
         if not inside:
             raise no_run(path, f"{', '.join(MARKS)}, and no directory that does")
         found |= {each.resolve(): Run(each) for each in inside}
@@ -153,3 +154,45 @@ def read(paths: Sequence[Path]) -> Runs:
 
 def is_run(path: Path) -> bool:
     return any((path / name).is_file() for name in MARKS)
+
+
+def _in_order(place: Path, found: Sequence[Path]) -> list[Path]:
+    """Run directories as the sweep's file lists them; what it does not list comes behind."""
+    names = (json_of(place / LIST) or {}).get("runs")
+    at = {name: i for i, name in enumerate(names) if isinstance(name, str)} if isinstance(names, list) else {}
+    return sorted(found, key=lambda path: (at.get(path.name, len(at)), path))
+
+
+def _sweep_labels(runs: Iterable[Path]) -> dict[Path, Labels]:
+    """Each run's, by axis; {} of one that is of no sweep."""
+    places = {run: run.resolve() for run in runs}
+    told = {folder: (json_of(folder / LIST) or {}).get("labels") for folder in {p.parent for p in places.values()}}
+    return {run: _labels(told[place.parent], place.name) for run, place in places.items()}
+
+
+def _labels(told: object, name: str) -> Labels:
+    found = told.get(name) if isinstance(told, dict) else None
+    return {str(axis): str(label) for axis, label in found.items()} if isinstance(found, dict) else {}
+
+
+def _axis_names(groups: Sequence[Sequence[Labels]]) -> list[str] | None:
+    """What tells groups of runs apart by the labels of their axes; None where these do not.
+
+    >>> _axis_names([[{"method": "dyn", "seed": "0"}, {"method": "dyn", "seed": "1"}], [{"method": "avg"}]])
+    ['dyn', 'avg']
+    >>> _axis_names([[{"method": "avg", "train.lr": "0.1"}], [{"method": "avg", "train.lr": "0.2"}]])
+    ['lr 0.1', 'lr 0.2']
+    """
+    sets = [{tuple((a, b) for a, b in each.items() if a != "seed") for each in group} for group in groups]
+    if len(groups) < 2 or any(len(one) != 1 for one in sets):
+        return None
+    told = [dict(next(iter(one))) for one in sets]
+    axes = [axis for axis in told[0] if len({each.get(axis) for each in told}) > 1]
+    if any(each.keys() != told[0].keys() for each in told) or not axes:
+        return None
+    found = [", ".join(_word(axis, each[axis]) for axis in axes) for each in told]
+    return found if len(set(found)) == len(found) else None
+
+
+def _word(axis: str, label: str) -> str:
+    return f"{axis.rpartition('.')[2]} {label}" if "." in axis or label.replace(".", "").isdigit() else label

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 import torch
 
-from fedmpi.aggregation import robust
+from fedmpi.aggregation import rules
 from fedmpi.flat import linear
 from fedmpi.flat.linear import CHUNK
 
@@ -49,7 +49,7 @@ def naive_krum(G, f, select):
 @pytest.mark.parametrize(("m", "f"), [(1, 0), (1, 1), (2, 0), (2, 3), (3, 1), (7, 2), (11, 0)])
 def test_krum(m, f, select):
     G = rows(m)
-    c = robust.krum(torch.tensor(G @ G.T), f, select)
+    c = rules.krum_coefficients(torch.tensor(G @ G.T), f, select)
     np.testing.assert_allclose(c.numpy() @ G, naive_krum(G, f, select), rtol=0, atol=1e-12)
     assert c.sum().item() == pytest.approx(1)
 
@@ -57,7 +57,7 @@ def test_krum(m, f, select):
 def test_krum_leaves_out_what_is_not_a_number():
     G = rows(5)
     G[1] = np.nan
-    assert robust.krum(torch.tensor(G @ G.T), 1, 1)[1] == 0
+    assert rules.krum_coefficients(torch.tensor(G @ G.T), 1, 1)[1] == 0
 
 
 def test_geometric_median_by_hand():
@@ -66,19 +66,19 @@ def test_geometric_median_by_hand():
     Exactly there Weiszfeld's distances vanish, and `smooth` holds the iteration within about its own size.
     """
     line = torch.tensor([[0.0], [1.0], [10.0]])
-    c = robust.geometric_median(line @ line.T, torch.tensor([0.3, 0.4, 0.3]), 10_000, 1e-9)
+    c = rules.median_coefficients(line @ line.T, torch.tensor([0.3, 0.4, 0.3]), 10_000, 1e-9)
     assert (c.float() @ line).item() == pytest.approx(1, abs=1e-3)
     angle = torch.tensor([0.0, 2.0, 4.0], dtype=torch.float64) * torch.pi / 3
     corners = torch.stack([angle.cos(), angle.sin()], 1) + 5
     thirds = torch.full((3,), 1 / 3, dtype=torch.float64)
-    c = robust.geometric_median(corners @ corners.T, thirds, 100, 1e-6)
+    c = rules.median_coefficients(corners @ corners.T, thirds, 100, 1e-6)
     assert (c @ corners).tolist() == pytest.approx([5, 5])
-    c = robust.geometric_median(corners @ corners.T, torch.tensor([0.6, 0.2, 0.2]), 10_000, 1e-9)
+    c = rules.median_coefficients(corners @ corners.T, torch.tensor([0.6, 0.2, 0.2]), 10_000, 1e-9)
     assert (c @ corners).tolist() == pytest.approx(corners[0].tolist(), abs=1e-3)
 
 
 def test_geometric_median_of_one_point():
     p = torch.tensor([0.25, 0.75], dtype=torch.float64)
     for K in (torch.zeros(2, 2), torch.full((2, 2), 4.0)):
-        assert (robust.geometric_median(K, p, 100, 1e-6)).sum().item() == pytest.approx(1)
-        assert torch.equal(robust.geometric_median(K, p, 100, 1e-6), p)
+        assert (rules.median_coefficients(K, p, 100, 1e-6)).sum().item() == pytest.approx(1)
+        assert torch.equal(rules.median_coefficients(K, p, 100, 1e-6), p)

@@ -10,7 +10,7 @@ import torch
 from helpers import play, prepare, settings
 from naive_fedld import principal_mean as literal
 
-from fedmpi.aggregation import conflicts, robust, rules, suited
+from fedmpi.aggregation import conflicts, rules, suited
 from fedmpi.common.errors import UserError
 from fedmpi.flat import linear
 from fedmpi.flat.layout import Segment
@@ -84,8 +84,8 @@ def test_uploads_sum_any_slot():
     [
         ("median", {}, lambda up: linear.trimmed_mean(up.dw, 0.5)),
         ("trimmed_mean", {"trim": 0.3}, lambda up: linear.trimmed_mean(up.dw, 0.3)),
-        ("krum", {"byzantine": 2, "select": 2}, lambda up: robust.krum(up.dw @ up.dw.T, 2, 2) @ up.dw),
-        ("geometric_median", {}, lambda up: robust.geometric_median(up.dw @ up.dw.T, up.p, 100, 1e-6) @ up.dw),
+        ("krum", {"byzantine": 2, "select": 2}, lambda up: rules.krum_coefficients(up.dw @ up.dw.T, 2, 2) @ up.dw),
+        ("geometric_median", {}, lambda up: rules.median_coefficients(up.dw @ up.dw.T, up.p, 100, 1e-6) @ up.dw),
         ("harmonize", {}, lambda up: conflicts.pairwise(up.dw @ up.dw.T, up.p) @ up.dw),
     ],
 )

@@ -11,7 +11,7 @@ from statistics import stdev
 
 import pytest
 
-from fedmpi.analysis import sweep_forms, sweep_picture, sweep_table
+from fedmpi.analysis import figures, sweep_forms, sweep_table
 from fedmpi.common.errors import UserError
 from fedmpi.config import sweep
 from fedmpi.runtime.reading import many
@@ -350,8 +350,8 @@ def test_what_analysis_has_measured(asked):
 def test_pictures(asked, tmp_path, monkeypatch):
     """Means and deviations of the cells, over the rows' labels."""
     drawn = []
-    draw = sweep_picture.draw
-    monkeypatch.setattr(sweep_picture, "draw", lambda *given: drawn.append(given) or draw(*given))
+    draw = figures.sweep
+    monkeypatch.setattr(figures, "sweep", lambda *given: drawn.append(given) or draw(*given))
     said = []
     with pytest.warns(UserWarning, match="left out of the picture, as seeds are missing: 0.5 B_2$"):
         sweep_forms.analyse(asked, None, "last", "train.lr", tmp_path / "t.png", said.append)

@@ -17,7 +17,7 @@ from fedmpi.data.federated import split
 from fedmpi.data.pictures import of_bytes, stacked
 from fedmpi.data.sources.npz import npz
 from fedmpi.data.sources.pictures.image_folder import image_folder
-from fedmpi.data.streaming.decoded import Decoded
+from fedmpi.data.sources.pictures.reading import DecodedFiles
 from fedmpi.data.streaming.stream import AHEAD, Stream, in_turn
 from fedmpi.runtime import build_data, consistency
 
@@ -107,7 +107,11 @@ def folder(tmp_path):
         except OSError as error:
             raise UserError(f"{files[k]} cannot be read as a picture") from error
 
-    return files, Stream(Decoded(files, decode, (3, 6, 5))), torch.from_numpy(pixels).permute(0, 3, 1, 2).contiguous()
+    return (
+        files,
+        Stream(DecodedFiles(files, decode, (3, 6, 5))),
+        torch.from_numpy(pixels).permute(0, 3, 1, 2).contiguous(),
+    )
 
 
 def test_files_are_decoded_in_order(folder):

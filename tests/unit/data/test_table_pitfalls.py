@@ -10,7 +10,7 @@ from fedmpi import config
 from fedmpi.comm.backends.solo import Solo
 from fedmpi.common.errors import RankWarning, UserError
 from fedmpi.data.dataset import Dataset
-from fedmpi.data.leaks import warn_of_separating_features
+from fedmpi.data.leaks import warn_of_leaks
 from fedmpi.data.sources.tables.index import numbers_rows
 from fedmpi.data.sources.tables.table import table
 from fedmpi.runtime import build_data
@@ -111,7 +111,7 @@ def data_of(x, y, site=None, names=()):
 def told(data):
     with warnings.catch_warnings(record=True) as said:
         warnings.simplefilter("always")
-        warn_of_separating_features(data)
+        warn_of_leaks(data)
     return [str(each.message) for each in said]
 
 

@@ -8,8 +8,7 @@ from torch.nn.functional import cross_entropy
 
 from fedmpi.common import seeds
 from fedmpi.common.errors import UserError
-from fedmpi.tasks.class_weights import balanced
-from fedmpi.tasks.classification import Classification
+from fedmpi.tasks.classification import Classification, balanced
 
 GIVEN = [0.5, 1.0, 2.0, 4.0]
 

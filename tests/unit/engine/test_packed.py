@@ -169,7 +169,7 @@ class Curious(Method):
         again = k.logits(x + 0.1)
         pull = (f - f0).square().mean() + (z - z0).square().mean() * k.lr + 0.1 * again.square().mean()
         own = (k.label_counts / k.label_counts.sum()).to(f.dtype)
-        k.scratch.sums.add_(k.w - k.state.last, alpha=1 / (1 + k.epoch + k.last_epoch + k.round))
+        k.scratch.sums.add_(k.w.detach() - k.state.last, alpha=1 / (1 + k.epoch + k.last_epoch + k.round))
         return k.task_loss(f + own, x, y) + pull
 
     def gradient(self, k, g):

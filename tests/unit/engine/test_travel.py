@@ -136,7 +136,8 @@ def test_shards_and_what_becomes_of_rows(method, changes, monkeypatch):
 
 GRAMS = [
     ("fedld", {}),
-    ("fedld", {"options": {"scope": "tensor"}}),
+    ("fedld", {"options": {"variant": "printed"}}),
+    ("fedavg", {"server": {"rule": {"name": "principal", "scope": "tensor"}}}),
     ("fedexp", {}),
     ("fedgh", {}),
     ("fedavg", {"server": {"rule": "krum"}}),

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from functools import partial
 from statistics import fmean
 
@@ -12,12 +12,16 @@ from fedmpi.analysis.pages.grouping import Curve, figure, means, spoken
 from fedmpi.analysis.pages.run import Run, number
 from fedmpi.analysis.pages.runs import Group, Runs
 from fedmpi.analysis.pages.section import Bars, Figure, Lines, Section, Series, Table, Value
-from fedmpi.analysis.pages.sections import fairness
 from fedmpi.common.metrics_row import CLIENT_NAMES
 
 QUANTILES = {"10th percentile": 0.1, "median": 0.5, "90th percentile": 0.9}
 PARTS = ("worst", *QUANTILES)
 NAMED = 40  # clients that have a bar each; more are a curve
+FAIRNESS_HEAD = ("mean", "std", "worst 10 %", "best 10 %", "Jain's index")
+FAIRNESS_NOTE = (
+    "Over clients: population standard deviation, means of the worst and the best tenth, at least one client (q-FFL), "
+    "and Jain's index, (sum x)² / (N sum x²): 1 where all clients have the same, 1/N where one has everything."
+)
 
 
 def spread(runs: Runs) -> Section | None:
@@ -123,21 +127,47 @@ def _fairness(runs: Runs, protocol: str, name: str) -> list[Figure | Table]:
     rows = list[list[Value]]()
     for group in runs.groups:
         every = [(_at_end(run, protocol, name), run.falls(name)) for run in group.runs]
-        ends = [fairness.over_clients(list(at.values()), falls) for at, falls in every if at]
+        ends = [over_clients(list(at.values()), falls) for at, falls in every if at]
         known = [[v for v in column if v is not None] for column in zip(*ends, strict=True)]
         if ends:
             rows.append([group.name(), *(fmean(values) if values else None for values in known)])
     title = _title(protocol, name)
     said = figure(runs, f"clients-{protocol}-{name}-jain", f"{title}: Jain's index over clients", "Jain's index",
-                  partial(_jain, protocol=protocol, name=name), "jain", fairness.ABOUT)  # fmt: skip
-    table = Table(("settings", *fairness.HEAD), rows, f"{title}: fairness, last round", fairness.ABOUT)
+                  partial(_jain, protocol=protocol, name=name), "jain", FAIRNESS_NOTE)  # fmt: skip
+    table = Table(("settings", *FAIRNESS_HEAD), rows, f"{title}: fairness, last round", FAIRNESS_NOTE)
     return [*([table] if rows else []), *([said] if said is not None and len(runs.groups) > 1 else [])]
 
 
 def _jain(run: Run, protocol: str, name: str) -> Curve:
-    found = {t: fairness.jain(list(at.values())) for t, at in _rounds(run, protocol, name).items()}
+    found = {t: jain(list(at.values())) for t, at in _rounds(run, protocol, name).items()}
     return {t: value for t, value in found.items() if value is not None}
 
 
 def _title(protocol: str, name: str) -> str:
     return f"{protocol} {name}".replace("_", " ")
+
+
+def jain(values: Sequence[float]) -> float | None:
+    """(sum x)^2 / (N sum x^2) of figures that are nowhere below 0; None of others, and where all are 0.
+
+    >>> jain([2.0, 2.0, 2.0]), jain([1.0, 0.0, 0.0, 0.0]), jain([1.0, -1.0])
+    (1.0, 0.25, None)
+    """
+    x = np.asarray(values, dtype=np.float64)
+    if not len(x) or x.min() < 0 or not x.max():
+        return None
+    x = x / x.max()  # squares of large losses stay numbers
+    return float(x.sum() ** 2 / (len(x) * (x**2).sum()))
+
+
+def over_clients(values: Sequence[float], falling: bool) -> list[float | None]:
+    """The numbers of FAIRNESS_HEAD; falling: less is better.
+
+    >>> over_clients([90.0, 70.0, 80.0], falling=False)[:4]
+    [80.0, 8.16496580927726, 70.0, 90.0]
+    """
+    x = np.sort(np.asarray(values, dtype=np.float64))
+    tenth = max(len(x) // 10, 1)
+    low, high = float(x[:tenth].mean()), float(x[-tenth:].mean())
+    ends = (high, low) if falling else (low, high)
+    return [float(x.mean()), float(x.std()), *ends, jain(values)]

@@ -9,14 +9,15 @@ from typing import Annotated, Literal
 
 import numpy as np
 import torch
+from PIL import Image, ImageOps
 from pydantic import Field
 from torch import Tensor
 
+from fedmpi.common.errors import UserError
 from fedmpi.data.dataset import Dataset
 from fedmpi.data.sources.pairs import Columns, MaskValues, Naming, Pair, Pairs, check_shapes, dataset
 from fedmpi.data.sources.pictures import reading
 from fedmpi.data.sources.pictures.decode import Axes, DecodeOptions, Pages, PixelRange, Size, probe
-from fedmpi.data.sources.pictures.masks import endings, fit_mask, read_mask
 from fedmpi.data.sources.pictures.preparation import ImagePreparation
 
 Name = Annotated[str, Field(min_length=1)]
@@ -68,7 +69,7 @@ def image_mask(
     """
     decoding = DecodeOptions(size, channels, mean, std, pixel_range, pages, background, axes)
     numbers = MaskValues("image_mask", classes, mask_values)
-    naming = Naming(image_pattern, mask_pattern, endings())
+    naming = Naming(image_pattern, mask_pattern, _endings())
     columns = Columns(image_column, mask_column, site_column, split_column, group_column)
     pairs = Pairs("image_mask", root, path, naming, columns, delimiter, sites, site)
 
@@ -90,8 +91,56 @@ def _masks(pairs: Sequence[Pair], decoding: DecodeOptions, numbers: MaskValues) 
     """(n, H, W) int64, scaled and cut as the pictures are. Raises UserError for one that its picture does not fit."""
     found: list[Tensor] = []
     for pair in pairs:
-        mask = read_mask(pair)
+        mask = _read_mask(pair)
         (_, *shape), _ = probe(pair.image, replace(decoding, size=None))
         check_shapes(pair, shape, mask.shape)
-        found.append(numbers.numbers(mask if decoding.size is None else fit_mask(mask, decoding.size), pair))
+        found.append(numbers.numbers(mask if decoding.size is None else _fit_mask(mask, decoding.size), pair))
     return torch.stack(found)  # of one size, as their pictures are
+
+
+def _endings() -> tuple[str, ...]:
+    """Endings of the files that are read as pictures and masks."""
+    return (*Image.registered_extensions(), ".npy")
+
+
+def _read_mask(pair: Pair) -> np.ndarray:
+    """(H, W) the numbers that the mask of a pair holds: of a picture with a palette its indices, of one with several
+    channels that are equal one of them. Raises UserError for a file that holds no such numbers."""
+    try:
+        if pair.mask.suffix == ".npy":
+            array = np.load(pair.mask, allow_pickle=False)
+        else:
+            with Image.open(pair.mask) as image:
+                pages = getattr(image, "n_frames", 1)
+                if pages > 1:
+                    raise ValueError(f"it has {pages} pages or frames")
+                array = np.asarray(image)
+                array = _opaque(array) if image.mode in ("LA", "RGBA") else array
+    except FileNotFoundError as error:
+        raise pair.error(f"there is no mask {pair.mask}") from error
+    except Exception as error:  # what a damaged file makes of a decoder is not to be foreseen
+        raise pair.error(f"{pair.mask} cannot be read as a mask: {error}; mend or remove it") from error
+    if array.ndim == 3 and array.shape[2] in (1, 3) and (array == array[..., :1]).all():
+        array = array[..., 0]
+    if array.ndim != 2 or array.dtype.kind not in "buif":
+        raise _no_mask(pair, f"{array.dtype} of shape {array.shape}")
+    return array
+
+
+def _fit_mask(mask: np.ndarray, size: int) -> np.ndarray:
+    """A mask (H, W) scaled and cut at its centre to size x size, as pictures are, without new numbers."""
+    image = Image.fromarray(mask.astype(np.int32))
+    return np.asarray(ImageOps.fit(image, (size, size), Image.Resampling.NEAREST))
+
+
+def _opaque(array: np.ndarray) -> np.ndarray:
+    """The channels without alpha. Raises ValueError where some of it is transparent."""
+    if (array[..., -1] != 255).any():
+        raise ValueError("some of its pixels are transparent")
+    return array[..., :-1]
+
+
+def _no_mask(pair: Pair, found: str) -> UserError:
+    return pair.error(
+        f"{pair.mask} is {found}; a mask holds one number a pixel, that of its class: save its colours as such numbers"
+    )

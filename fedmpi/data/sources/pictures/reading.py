@@ -10,7 +10,7 @@ from contextlib import contextmanager, suppress
 from contextvars import ContextVar
 from itertools import pairwise
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal, final
 
 import numpy as np
 
@@ -25,8 +25,7 @@ from fedmpi.data.sources.pictures.decode import (
     probe,
 )
 from fedmpi.data.streaming import wanted
-from fedmpi.data.streaming.decoded import Decoded
-from fedmpi.data.streaming.stream import Stream
+from fedmpi.data.streaming.stream import Source, Stream
 
 MOST_THREADS = 8
 BLOCK = 256  # pictures that a thread takes at once
@@ -80,7 +79,7 @@ def read(files: Sequence[Path | bytes], options: DecodeOptions, rows: Sequence[s
     if len(paths) == len(files) and wanted(len(files) * first.nbytes):
         _by_threads(opened, len(files))
         _report(look, files, rows, options)
-        return Stream(Decoded(paths, one, first.shape, first.dtype))
+        return Stream(DecodedFiles(paths, one, first.shape, first.dtype))
     try:
         images = np.empty((len(files), *first.shape), first.dtype)
     except MemoryError as error:
@@ -258,3 +257,38 @@ def _name(files: Sequence[Path | bytes], k: int, rows: Sequence[str]) -> str:
 
 def _width_height(shape: tuple[int, ...]) -> str:
     return f"{shape[2]}x{shape[1]}"  # as PIL and cameras say it: width first
+
+
+@final
+class DecodedFiles(Source):
+    """Picture files that are decoded each time they are read, by several threads."""
+
+    def __init__(
+        self,
+        files: Sequence[Path],
+        decode: Callable[[int], np.ndarray],
+        shape: tuple[int, ...],
+        dtype: np.dtype[Any] = Source.dtype,
+    ) -> None:
+        """decode: number of a file -> (c, H, W) of this shape and type, or UserError with the file's name."""
+        self.files, self.decode, self.shape, self.dtype = files, decode, (len(files), *shape), dtype
+
+    def read(self, rows: np.ndarray) -> np.ndarray:
+        out = np.empty((len(rows), *self.shape[1:]), self.dtype)
+
+        def put(begin: int, end: int) -> None:
+            for k in range(begin, end):
+                out[k] = self.decode(int(rows[k]))
+
+        threads = min(MOST_THREADS, len(os.sched_getaffinity(0)), max(len(rows), 1))
+        cuts = np.linspace(0, len(rows), threads + 1).astype(int).tolist()
+        with ThreadPoolExecutor(threads, thread_name_prefix="decoding") as pool:
+            for task in [pool.submit(put, begin, end) for begin, end in pairwise(cuts)]:
+                task.result()
+        return out
+
+    def look(self, rows: np.ndarray) -> Iterator[bytes]:
+        """Names and sizes of the files: to decode them all would take as long as an epoch."""
+        for row in rows:
+            file = self.files[row]
+            yield f"{file.name} {file.stat().st_size}\n".encode()

@@ -48,6 +48,7 @@ class Table:
     thousands: str | None = None  # between groups of three digits
     named: Mapping[str, frozenset[str]] = field(default_factory=dict)  # by column words that are no gap there: "none"
     index: tuple[str, ...] = ()  # columns that number the rows, as pandas writes them
+    coded: bool = False  # whether a gap may be a value that the config names (data.missing_values)
 
     def __len__(self) -> int:
         return len(self.places)
@@ -141,7 +142,8 @@ class Table:
         if not remedy and key == "label_column":
             remedy = (
                 "correct it: several label columns, and labels with data.target: number, are numbers; of the task "
-                "survival an event is 1, yes or true (seen), or 0, no or false (censored)"
+                "survival an event is 1, yes or true (seen), or 0, no or false (censored); other words are named by "
+                "data.event_words: {WORD: 1, WORD: 0}"
             )
         elif not remedy:
             remedy = "list it in data.categorical (words become columns of 0 and 1), or in data.drop"
@@ -221,22 +223,25 @@ def plain_cells(cells: np.ndarray) -> np.ndarray:
     return cells if cells.dtype == np.float64 else text_of(cells)
 
 
-def in_memory(rows: Any) -> Table:
-    """The table of a DataFrame, of a mapping of names to columns, or of a list of mappings, one a row."""
+def in_memory(rows: Any, decimal: str = ".", thousands: str | None = None) -> Table:
+    """The table of a DataFrame, of a mapping of names to columns, or of a list of mappings, one a row.
+
+    decimal, thousands: the marks in numbers that come as text.
+    """
     if isinstance(rows, list):
         if not all(isinstance(row, Mapping) for row in rows):
             raise UserError("rows: of a list each entry is one row, a dictionary: {column: value}")
         rows = {name: [row.get(name) for row in rows] for name in dict.fromkeys(name for row in rows for name in row)}
     names = list(getattr(rows, "columns", rows))
-    columns = {str(name): _cells(rows[name], str(name)) for name in names}
+    columns = {str(name): _cells(rows[name], str(name), decimal) for name in names}
     lengths = {name: len(cells) for name, cells in columns.items()}
     if len({*lengths.values()}) != 1 or 0 in lengths.values():
         said = ", ".join(f"{name} {n}" for name, n in lengths.items()) or "no column"
         raise UserError(f"rows: columns of one length are needed, and at least one row; found {said}")
-    return Table(Path("rows"), columns, np.arange(next(iter(lengths.values()))), "row")
+    return Table(Path("rows"), columns, np.arange(next(iter(lengths.values()))), "row", decimal, thousands)
 
 
-def _cells(values: Any, name: str) -> np.ndarray:
+def _cells(values: Any, name: str, decimal: str) -> np.ndarray:
     """(n,) float64, or text as a file would hold it, "" for None and NaN."""
     found = np.asarray(values)
     if found.ndim != 1:
@@ -244,8 +249,14 @@ def _cells(values: Any, name: str) -> np.ndarray:
     if found.dtype.kind in "biuf":
         return found.astype(np.float64)
     cells = np.empty(len(found), dtype=object)
-    cells[:] = ["" if cell is None or cell != cell else str(cell) for cell in found.tolist()]
+    each = values.tolist() if hasattr(values, "tolist") else list(values)  # as an array, numbers beside words are words
+    cells[:] = ["" if cell is None or cell != cell else _written(cell, decimal) for cell in each]
     return cells
+
+
+def _written(value: Any, decimal: str) -> str:
+    """A value as a file with this decimal mark would hold it."""
+    return str(value).replace(".", decimal) if isinstance(value, (int, float)) else str(value)
 
 
 def _check_header(path: Path, header: Sequence[str], delimiter: str) -> None:

@@ -76,6 +76,7 @@ def _refuse(rows: Table, keys: Mapping[str, str], holes: Mapping[str, np.ndarray
             cells = rows.columns[name]
             word = text_of(cells[[row]])[0].strip() if cells.dtype != np.float64 else ""
             is_empty = f"is empty (it holds {word!r}, which is read as a gap)" if word else "is empty"
+            is_empty += " (or holds one of data.missing_values)" if rows.coded and not word else ""
             remedy = "say data.missing: impute or drop" if key == "features" else "say data.missing: drop"
             if key == "label_column" and len(labels) > 1:
                 remedy += "; or task.ignore: nan, if labels that are not known are to be left out of loss and metrics"

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from itertools import pairwise
 from typing import ClassVar, Literal
 
@@ -17,6 +17,7 @@ from fedmpi.common.text import brief, count, nearest
 from fedmpi.data.preparation import NewRows, Preparation, Request, file_of
 from fedmpi.data.sources.common import gaps_allowed
 from fedmpi.data.sources.tables import prepare
+from fedmpi.data.sources.tables.coded import with_events, with_gaps
 from fedmpi.data.sources.tables.files import Table, in_memory, plain_cells, read
 from fedmpi.data.sources.tables.targets import targets
 
@@ -60,7 +61,8 @@ class TablePreparation(Preparation):
 
     sites: by the name of each site, or under "" for all rows alike. pooled: by what the global test set is
     standardised, where that is not by the site of each row. zero_is_gap: columns of
-    numbers in which 0 says that nothing was measured.
+    numbers in which 0 says that nothing was measured. missing_values: words that are gaps, by column, "" for all.
+    event_words: 1 or 0 by the word of the event, where times of survival are learned.
     """
 
     columns: tuple[Column, ...]
@@ -74,6 +76,8 @@ class TablePreparation(Preparation):
     decimal: Literal[".", ","] = "."
     thousands: str | None = None
     zero_is_gap: tuple[str, ...] = ()
+    missing_values: dict[str, tuple[str, ...]] = field(default_factory=dict)
+    event_words: dict[str, int] = field(default_factory=dict)
 
     kind: ClassVar[str] = "table"
 
@@ -165,11 +169,13 @@ class TablePreparation(Preparation):
 
     def _table(self, request: Request) -> Table:
         if hasattr(request.rows, "columns") or isinstance(request.rows, (dict, list)):
-            rows = in_memory(request.rows)
+            rows = in_memory(request.rows, self.decimal, self.thousands)
         else:
             rows = read(file_of(request), self.delimiter, self.decimal, self.thousands)
         named = {c.name: frozenset(c.values) for c in self.columns if c.values is not None}
-        return replace(rows, named=named | {name: frozenset(self.class_names) for name in self.labels[:1]})
+        rows = replace(rows, named=named | {name: frozenset(self.class_names) for name in self.labels[:1]})
+        given = {name: words for name, words in self.missing_values.items() if not name or name in rows.columns}
+        return with_gaps(rows, given)
 
     def _tell_unused(self, rows: Table, request: Request) -> None:
         known = {*(c.name for c in self.columns), *self.labels, self.site_column, *request.ids, *rows.index}
@@ -227,6 +233,8 @@ class TablePreparation(Preparation):
                 hole = rows.gaps(name, "label_column")
                 if hole.any():
                     raise UserError(f"{rows.at(int(hole.argmax()))}: column {name!r} is empty")
+            if self.event_words:
+                rows = with_events(rows, self.labels[0], self.event_words)
             names = self.class_names or None
             return replace(found, y=targets(rows, self.labels, "class" if names else "number", names).y)
         except UserError as error:

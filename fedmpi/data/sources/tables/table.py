@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import warnings
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import chain
 from pathlib import Path
@@ -25,7 +25,14 @@ from fedmpi.data.sources.common import (
     numbered,
     tell_of_travellers,
 )
-from fedmpi.data.sources.tables.files import Table, is_name, ordered, read, spelling
+from fedmpi.data.sources.tables.coded import (
+    Value,
+    missing_by_column,
+    with_events,
+    with_gaps,
+)
+from fedmpi.data.sources.tables.column_warnings import warn_of_coded_gaps, warn_of_constants, warn_of_words
+from fedmpi.data.sources.tables.files import Table, ordered, read, spelling
 from fedmpi.data.sources.tables.index import may_number_rows, numbering, warn_of_row_numbers
 from fedmpi.data.sources.tables.missing import tell_empty, without_gaps
 from fedmpi.data.sources.tables.preparation import Column, Fit, TablePreparation, fitted
@@ -33,7 +40,6 @@ from fedmpi.data.sources.tables.sites import check_sites
 from fedmpi.data.sources.tables.targets import Target, targets
 
 Name = Annotated[str, Field(min_length=1)]
-Value = str | int | float
 PARTS = {"train": True, "test": False, "val": True, "valid": True, "validation": True}
 
 
@@ -63,7 +69,9 @@ def table(
     categorical: list[str] | dict[str, Annotated[list[Value], Field(min_length=1)]] | None = None,
     target: Literal["auto", "class", "number"] = "auto",
     class_names: Annotated[list[Value], Field(min_length=2)] | None = None,
+    event_words: dict[Value, Literal[0, 1]] | None = None,
     missing: Literal["refuse", "impute", "drop"] = "refuse",
+    missing_values: Annotated[list[Value], Field(min_length=1)] | dict[str, list[Value]] | None = None,
     standardise: Literal["site", "pooled", "none"] = "site",
     global_test: Literal["site", "pooled"] = "site",
     small_sites: Literal["refuse", "keep", "drop"] = "refuse",
@@ -81,9 +89,11 @@ def table(
     without it all others but those in `drop`, and but the index of a pandas table.
     categorical: columns of words, each value in the training part a column of 0 and 1; a mapping gives the values.
     target: class, number (a regression), or auto: class if the labels are words or whole numbers. class_names: the
-    labels in the order of their numbers, else sorted.
+    labels in the order of their numbers, else sorted. event_words: of event and time the words of the event, such as
+    {dead: 1, alive: 0}.
     missing: a row with a gap is refused, dropped, or filled with the median (words: the most frequent) of its site's
-    training part. standardise: numbers by mean and deviation of the training part of their own site, of all sites, or
+    training part; missing_values: what is a gap, too, such as [-9, unknown], in all columns, or by column.
+    standardise: numbers by mean and deviation of the training part of their own site, of all sites, or
     not; global_test: those of the global test set, which is pooled, too, where standardise is.
     small_sites: with one training row, or one class; refused, kept, or dropped. delimiter: between a CSV's cells;
     decimal: between the digits of its numbers; thousands: what separates groups of three of them, as in 27,822.
@@ -120,6 +130,13 @@ def table(
     said |= {name: [spelling(value) for value in class_names or ()] for name in named["label_column"][:1]}
     rows = replace(rows, named={name: frozenset(values) for name, values in said.items()})
     _tell_twice(rows)
+    gap_words = missing_by_column(missing_values)
+    rows = with_gaps(rows, gap_words)
+    events: dict[str, int] = {spelling(word): seen for word, seen in (event_words or {}).items()}
+    if events:
+        rows = with_events(rows, _event_column(named["label_column"], events), events)
+    numeric = [name for name in features if name not in options.categorical]
+    warn_of_coded_gaps(rows, numeric)
     gaps_stay = gaps_allowed() and class_names is None and target != "class"
     needed = {**named, "label_column": []} if gaps_stay else named
     rows = without_gaps(rows, options.categorical, features, missing, needed, small_sites)
@@ -130,10 +147,9 @@ def table(
     train = _parts(rows, split_column, group_column, owner, aim, test_fraction)
     keep, owner, names = check_sites(rows, aim, owner, names, train, small_sites, site is not None)
     rows, aim, train = rows.keep(keep), aim.keep(keep), train[keep]
-    numeric = [name for name in features if name not in options.categorical]
     warn_of_row_numbers(at, numbering(_may_number(numeric, rows, owner), owner))
     plain = TablePreparation(
-        columns=_columns(rows, options, train),
+        columns=_columns(rows, options, owner, train),
         sites=dict.fromkeys(names or [""], Fit((), None)),
         labels=tuple(named["label_column"]),
         class_names=aim.names,
@@ -142,6 +158,8 @@ def table(
         delimiter=delimiter,
         decimal=decimal,
         thousands=thousands,
+        missing_values=gap_words,
+        event_words=events,
     )
     found = _dataset(rows, aim, owner, names, train, plain, options)
     return replace(found, group=numbered(_groups(rows, group_column)[train])) if group_column else found
@@ -156,6 +174,8 @@ def _features(rows: Table, given: list[str] | None, drop: Sequence[str], taken: 
     twice = next((name for k, name in enumerate(given or ()) if name in (given or ())[:k]), None)
     if twice is not None:
         raise UserError(f"table: data.features names {twice!r} twice; each column stands once")
+    for name in given or ():
+        rows.column(name, "features")
     if given is not None:
         return given
     left_out = {*taken, *drop}
@@ -169,6 +189,15 @@ def _features(rows: Table, given: list[str] | None, drop: Sequence[str], taken: 
             stacklevel=3,
         )
     return [name for name in rows.columns if name not in left_out and name not in index]
+
+
+def _event_column(labels: Sequence[str], events: Mapping[str, int]) -> str:
+    """The column that holds the event; data.event_words names both of what it may say."""
+    if len(labels) != 2:
+        raise UserError("table: data.event_words goes with two label columns: data.label_column: [EVENT, TIME]")
+    if {*events.values()} != {0, 1}:
+        raise UserError("table: data.event_words needs a word with 1 (seen) and one with 0 (censored)")
+    return labels[0]
 
 
 def _tell_twice(rows: Table) -> None:
@@ -308,6 +337,8 @@ def _dataset(
             what = f"column {made.meaning[column]!r} is empty, and in all of the training rows of {whose}"
             raise UserError(f"{rows.at(row)}: {what}; put it into data.drop, or let data.standardise make it 0")
     (_, train_x), (_, test_x) = parts
+    if plain.site_column is not None or not names:  # a silo's column may differ at the others
+        warn_of_constants(rows, train_x, made)
     site = torch.from_numpy(owner) if names else None
     return Dataset(
         *(train_x, aim.y[first], test_x, aim.y[last], len(aim.names) or aim.outputs),
@@ -320,7 +351,7 @@ def _dataset(
     )
 
 
-def _columns(rows: Table, options: Options, train: np.ndarray) -> tuple[Column, ...]:
+def _columns(rows: Table, options: Options, owner: np.ndarray, train: np.ndarray) -> tuple[Column, ...]:
     """The columns to learn from; a categorical one with the values given, else those in the training part."""
     found = []
     for name in options.features or ():
@@ -329,13 +360,8 @@ def _columns(rows: Table, options: Options, train: np.ndarray) -> tuple[Column, 
             continue
         given = options.categorical[name]
         values = ordered(list(rows.words(name, "categorical")[train])) if given is None else given
-        if given is None and is_name(len(values), int(train.sum())):
-            warnings.warn(
-                f"{rows.path}: column {name!r} (data.categorical) has {count(len(values), 'value')} in "
-                f"{train.sum()} training rows: it names the rows, and what is learned of one does not hold for others; "
-                "list it in data.drop instead",
-                stacklevel=3,
-            )
+        if given is None:
+            warn_of_words(rows, name, values, owner, train)
         found.append(Column(name, tuple(values), closed=given is not None))
     return tuple(found)
 

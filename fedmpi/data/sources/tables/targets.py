@@ -82,7 +82,8 @@ def _check_survival(rows: Table, label: Sequence[str], y: np.ndarray) -> None:
     if not is_event[row]:
         odd = f"column {label[0]!r} holds the event {event:g}; 1 or true (seen), or 0 or false (censored), is needed"
         raise UserError(
-            f"{rows.at(row)}: {odd}; {order} if they are in the other order, data.target: number for two numbers"
+            f"{rows.at(row)}: {odd}; {order} if they are in the other order, data.event_words: {{1: 0, 2: 1}}, say, if "
+            "other numbers mean that, data.target: number for two numbers"
         )
     odd = f"column {label[1]!r} holds the time {time:g}; no time is below 0"
     remedy = f"if the sign marks who is censored, write 0 into column {label[0]!r} there, and the time without its sign"

@@ -5,7 +5,7 @@ import torch
 from helpers import CPU, federated, play, settings
 
 from fedmpi.analysis import figures
-from fedmpi.analysis.filter_decomposition import drawing, trajectory
+from fedmpi.analysis.filter_decomposition import trajectory
 from fedmpi.common.errors import UserError
 from fedmpi.runtime import build
 
@@ -58,7 +58,7 @@ def test_what_is_measured_and_drawn(tmp_path):
     assert (len(own["at"]), len(facts["rounds"])) == (4, 2)
     assert own["at"][-1] == pytest.approx([0, 0], abs=1e-9)
     assert "2" in trajectory.lines(facts)[-3].split()[0]
-    assert figures.save(drawing.trajectory(facts), tmp_path / "a.png").stat().st_size > 10_000
+    assert figures.save(figures.trajectory(facts), tmp_path / "a.png").stat().st_size > 10_000
 
 
 def test_mistakes():

@@ -15,7 +15,6 @@ import pytest
 from helpers import ROOT, clean_env, fedmpi
 
 from fedmpi.analysis.pages import report
-from fedmpi.analysis.pages.drawing import files
 from fedmpi.analysis.pages.runs import read
 from fedmpi.analysis.pages.section import Figure
 
@@ -188,7 +187,7 @@ def test_figures_are_files_too(trained, tmp_path):
 
 
 def test_names_and_texts_of_others_stay_text(tmp_path, monkeypatch):
-    monkeypatch.setattr(files, "png", lambda figure, path: path.touch())  # only where it lies matters here
+    monkeypatch.setattr(report, "png", lambda figure, path: path.touch())  # only where it lies matters here
     place = tmp_path / "<b>run" / "r&r"
     run = large(place, rounds=2, clients=2, ranks=1)
     (run / "config.yaml").write_text(f"name: {json.dumps(NASTY)}\nmethod: {{name: {json.dumps(NASTY)}}}\nseed: 0\n")
