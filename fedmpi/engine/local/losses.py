@@ -44,7 +44,8 @@ def add_regularizer(client: ClientContext, regularizer: Regularizer, at: Tensor,
         return g
     if isinstance(value, Quadratic):
         for vector in (value.anchor,) if value.slope is None else (value.anchor, value.slope):
-            client.check("regularizer: Quadratic", vector, tuple(at.shape), regularizer)
+            if type(vector) is not Tensor or vector.shape != at.shape:  # as it nearly never is; what follows says why
+                client.check("regularizer: Quadratic", vector, tuple(at.shape), regularizer)
         return value.add_gradient(g, at)
     leaf.grad = g
     backward(checked(client, value, "regularizer", regularizer))
