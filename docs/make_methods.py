@@ -92,7 +92,7 @@ def cost(name):
     fed.transport.announce(TRAIN, fed.server)
     # round 1: methods that warm up in round 0 are past it
     client, up = fed.client(0, 1, fed.transport.no_download()), messages.upload(1).packing.size
-    client.take_part(torch.zeros(up))
+    client.run_round(torch.zeros(up))
     plain = build.make_module(settings, made.data.input_shape, made.data.classes)
     d = sum(p.numel() for p in plain.parameters())  # before the method has prepared it
     down = messages.announcement().packing.size + messages.per_client.size

@@ -30,7 +30,7 @@ from fedmpi.common.errors import UserError
 from fedmpi.common.redaction import redacted
 from fedmpi.config.schema import MethodSettings, Settings
 from fedmpi.data.federated import Federated
-from fedmpi.engine.local.client import LocalClient
+from fedmpi.engine.local.context import ClientContext
 from fedmpi.runtime import build
 
 KINDS = ("forward", "backward", "frozen")
@@ -87,7 +87,7 @@ def measure(settings: Settings, data: Federated, device: torch.device, client: i
     fed = build.federation(made, Solo(device), lambda: False)
     counter, seen = Counter(), list[Watched]()
 
-    def watch(_: LocalClient) -> Watched:
+    def watch(_: ClientContext) -> Watched:
         seen.append(Watched(counter))
         return seen[-1]
 

@@ -14,8 +14,7 @@ from fedmpi.common import seeds
 from fedmpi.config.schema import Settings
 from fedmpi.data.federated import Federated
 from fedmpi.engine.federation import Federation
-from fedmpi.engine.local.client import LocalClient
-from fedmpi.engine.local.view import Watch
+from fedmpi.engine.local.context import ClientContext, Watch
 from fedmpi.engine.worker import Worker
 from fedmpi.runtime import build, build_data
 from fedmpi.runtime.build import Experiment
@@ -52,7 +51,11 @@ class LocalModels:
 
 
 def local_models(
-    fed: Federation, worker: Worker, members: Sequence[int], t: int, watch: Callable[[LocalClient], Watch] | None = None
+    fed: Federation,
+    worker: Worker,
+    members: Sequence[int],
+    t: int,
+    watch: Callable[[ClientContext], Watch] | None = None,
 ) -> LocalModels:
     """Round t's local training of `members` from the global model of `fed`, which stays as it is.
 
@@ -73,9 +76,9 @@ def local_models(
         messages.per_client.write(download, server.download(t, client))
         kept = states.rows.get(client, messages.initial_client_state(states.w0, states.b0)).clone()
         with seeds.restored():
-            k = LocalClient(worker, client, t, lr, inbox, download, kept)
+            k = ClientContext(worker, client, t, lr, inbox, download, kept)
             k.watch, k.cut_short = watch and watch(k), False
-            k.take_part(row)
+            k.run_round(row)
         w.append(model.w.clone())
         b.append(model.b.clone())
     return LocalModels(tuple(members), fed.scheduler.weights(members)[1], torch.stack(w), torch.stack(b))

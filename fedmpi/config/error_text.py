@@ -50,7 +50,9 @@ def _describe(key: Key, errors: list[Any], data: dict[str, Any]) -> str:
     meant = f"; did you mean {'.'.join(map(str, key))}.{name}={value}?" if name and isinstance(value, str) else ""
     if isinstance(value, list) and len(value) > 1 and all(isinstance(each, (int, float, str)) for each in value):
         said = f"{'.'.join(map(str, key))}: {show(value)}"
-        meant = f"; for a run with each of them write over: {{{said}}}, for fedmpi sweep" if _takes_one(errors) else ""
+        said = f"{'.'.join(map(str, key))}.{name}: {show(value)}" if name else said  # method: [fedavg, ditto]
+        each = name is not None or _takes_one(errors)
+        meant = f"; for a run with each of them write over: {{{said}}}, for fedmpi sweep" if each else ""
     return f": {show(value)} is not allowed; must be {allowed(errors)}{meant}"
 
 

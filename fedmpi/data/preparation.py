@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import warnings
 from abc import ABC, abstractmethod
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from importlib import import_module
 from pathlib import Path
@@ -41,7 +41,7 @@ class NewRows:
     ids: columns, (n,) each, that say which row a prediction is of, such as its line in a file; x: samples (n, ...);
     y: targets (n, ...) where the file has them, else None; no_targets: why it has none, or some rows have none, for
     messages; sites: (n,) the site of each row, () where that is not known; known: (n,) bool, the rows whose targets
-    count, None for all.
+    count, None for all; where: how a message calls row k, such as by file and line.
     """
 
     ids: Mapping[str, Any]
@@ -50,6 +50,7 @@ class NewRows:
     no_targets: str = ""
     sites: Sequence[str] = ()
     known: Tensor | None = None
+    where: Callable[[int], str] | None = None
 
 
 @dataclass(frozen=True)

@@ -18,6 +18,7 @@ from fedmpi.common.text import nearest
 from fedmpi.flat.packing import Packing
 from fedmpi.method.base import Method, overrides
 from fedmpi.method.slots import Slots
+from fedmpi.method.values import Row, State
 
 
 def wrong(method: Method, hook: str, where: str, text: str, by: Any = None) -> UserError:
@@ -58,6 +59,36 @@ def check_values(
         found = _odd(value, packing.shapes[name], ("cpu", like.device.type), floats=False)
         if found:
             raise wrong(method, f"{hook}:", where, f"slot {name!r} is {packing.shapes[name]}, but it returned {found}")
+
+
+def check_hook_returns(
+    method: Method, upload: Packing, kept: Packing, states: Mapping[str, Any], sent: Any, where: str, like: Tensor
+) -> None:
+    """Raise UserError that names hook and slot if a client's hooks did not return what the method declares.
+
+    Args:
+        upload, kept: of what is uploaded in this round, and of client state.
+        states: hook -> the client state that it returned.
+        sent: the row that `upload` returned.
+        where: round and client.
+        like: any tensor of the device.
+    """
+    declared = method.client_state
+    due = [name for name in upload.shapes if name in method.sends and name != "dw"]
+    if type(sent) is Row and not (sent or due or declared) and all(type(s) is State and not s for s in states.values()):
+        return  # as of many methods: nothing is returned, nothing is due
+    check_names(method, "upload", sent, method.sends, where, due)
+    check_values(method, "upload", sent, upload, where, like)
+    by: dict[str, str] = {}
+    for hook, new in states.items():
+        check_names(method, hook, new, declared, where, ())
+        check_values(method, hook, new, kept, where, like)
+        for name in new:
+            if name in by:
+                text = f"both returned the slot {name!r}; one of them returns it"
+                raise wrong(method, f"{by[name]}, {hook}", where, text)
+            by[name] = hook
+    check_names(method, "train, upload", by, declared, where)
 
 
 def are_finite(rows: Sequence[Tensor], sums: Sequence[Tensor] | None = None) -> list[bool]:

@@ -15,7 +15,7 @@ from fedmpi.comm.base import Message
 from fedmpi.common.errors import UserError
 from fedmpi.engine import sampling
 from fedmpi.engine.faults.losses import START, Losses
-from fedmpi.engine.local.client import LocalClient
+from fedmpi.engine.local.context import ClientContext
 from fedmpi.engine.worker import Worker
 
 
@@ -92,12 +92,12 @@ class ClientStates:
         # (client, round) -> the rank that holds that state, and there a copy: in a run that is given its losses
         self.held: dict[tuple[int, int], tuple[int, Tensor | None]] = {}
 
-    def view(self, client: int, t: int, lr: float, announcement: Tensor, download: Tensor) -> LocalClient:
+    def view(self, client: int, t: int, lr: float, announcement: Tensor, download: Tensor) -> ClientContext:
         """A client with the rows that it received (on any device) and what it kept."""
         row = self._row(client)
         self._make_room()
         download = download.to(self.w0.device, non_blocking=True)  # nobody writes to it any more
-        return LocalClient(self.worker, client, t, lr, announcement, download, row)
+        return ClientContext(self.worker, client, t, lr, announcement, download, row)
 
     def at_once(self, clients: int) -> int:
         """How many of so many clients' rows stay in memory together, at least one."""

@@ -38,7 +38,7 @@ from fedmpi.common.text import lower_is_better
 from fedmpi.data.batches import Shard, batches, pooled_rows
 from fedmpi.engine.checks import not_passed, wrong
 from fedmpi.engine.client_states import ClientStates
-from fedmpi.engine.local.client import LocalClient
+from fedmpi.engine.local.context import ClientContext
 from fedmpi.engine.plan import SERVERS
 from fedmpi.engine.worker import Worker
 from fedmpi.tasks import contract
@@ -103,14 +103,14 @@ def _outputs(worker: Worker, x: Tensor, predict: Callable[[Tensor], Tensor] | No
     return f.to(worker.model.w.dtype)
 
 
-def own_model(client: LocalClient) -> tuple[Tensor, Tensor]:
+def own_model(client: ClientContext) -> tuple[Tensor, Tensor]:
     """Return the weights (d,) and the batch statistics (b,) that are evaluated as this client's model."""
     method = client.worker.method
     w = client.check("weights", method.weights(client))
     return w, client.check("buffers", method.buffers(client), tuple(client.b0.shape))
 
 
-def own_predict(client: LocalClient) -> Callable[[Tensor], Tensor] | None:
+def own_predict(client: ClientContext) -> Callable[[Tensor], Tensor] | None:
     """Return the client's outputs as a function of samples where they are more than those of its model, which must be
     loaded; else None."""
     method = client.worker.method
@@ -300,7 +300,7 @@ class Evaluator:
         found = {k: dict(zip(self.names, numbers[1:], strict=True)) for k, numbers in numbers_of.items()}
         return found, {k: numbers[0] for k, numbers in numbers_of.items()}
 
-    def _judge(self, protocol: str, client: LocalClient) -> tuple[Figures, float]:
+    def _judge(self, protocol: str, client: ClientContext) -> tuple[Figures, float]:
         """One client's figures under one protocol, and their weight."""
         worker, where = self.worker, client.where
         untouched = client.untouched()

@@ -27,7 +27,7 @@ from fedmpi.engine.checks import check_figures
 from fedmpi.engine.client_states import ClientStates
 from fedmpi.engine.faults.policy import FailurePolicy
 from fedmpi.engine.faults.uploads import Guard
-from fedmpi.engine.local.client import LocalClient
+from fedmpi.engine.local.context import ClientContext
 from fedmpi.engine.messages import FAILED, STOP
 from fedmpi.engine.packed import together
 from fedmpi.engine.plan import Plan, Sink
@@ -170,7 +170,7 @@ class Federation:
             gather.done(client)
         lap("send")
 
-    def client(self, client: int, t: int, download: Tensor) -> LocalClient:
+    def client(self, client: int, t: int, download: Tensor) -> ClientContext:
         """Return a client in round t with what it received."""
         return self.states.view(client, t, self.plan.learning_rate(t), self.transport.inbox, download)
 

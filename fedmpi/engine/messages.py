@@ -98,7 +98,7 @@ class Messages:
         wire: Wire = Wire(),  # noqa: B008
         optim: Mapping[str, tuple[int, ...]] = {},
     ) -> None:
-        """optim: shapes of what a client keeps of its optimiser (engine/local/kept.py)."""
+        """optim: shapes of what a client keeps of its optimiser (engine/local/optimizers.py)."""
         self.method, self.model, self.rounds, self.wire = method, model, rounds, wire
         check_declarations(method)
         self.every: Groups = frozenset(model.layout.groups() | model.buffer_layout.groups())

@@ -24,8 +24,8 @@ from fedmpi.data.federated import Federated
 from fedmpi.engine import sampling
 from fedmpi.engine.checks import is_finite
 from fedmpi.engine.federation import Federation
-from fedmpi.engine.local import kept
-from fedmpi.engine.local.schedule import learning_rate
+from fedmpi.engine.local.optimizers import state_shapes
+from fedmpi.engine.local.recipe import learning_rate
 from fedmpi.engine.messages import Messages
 from fedmpi.engine.plan import SERVERS, Plan, Sink
 from fedmpi.engine.server import Rule
@@ -190,7 +190,7 @@ def make_messages(settings: Settings, method: Method, model: FlatModel, net: Net
     with blaming(f"method {settings.method.name}"):
         formats = wire.formats(settings, model.w.dtype)
         sizes = (data.classes, net.feature_dim or 0, data.clients, settings.rounds)
-        return Messages(method, model, *sizes, formats, kept.shapes(recipe(settings), model.layout))
+        return Messages(method, model, *sizes, formats, state_shapes(recipe(settings), model.layout))
 
 
 def make_rule(settings: Settings, method: Method, groups: Collection[str]) -> Rule | None:

@@ -73,6 +73,7 @@ NAMES = {
     "model.name=..:f": r"unknown model '\.\.:f'",
     'model.name=""': r"model\.name: '' is not allowed; must be text that is not empty",
     "model.name=3": r"model\.name: 3 is not allowed; must be text \(in quotes",
+    "method=[fedavg, ditto]": r"method: .* write over: \{method\.name: \[.*fedavg.*ditto.*\]\}, for fedmpi sweep",
     "model=mlp": r"model: 'mlp' is not allowed; must be a mapping .*; did you mean model\.name=mlp\?",
     "method.name=fedatom;;method.client={mu: 1}": r"method\.client: name is missing: .*mu",
     "method.name=fedatom;;method.client={name: fedprox, mu: -1}": r"method\.client\.mu: -1 .*>= 0",

@@ -127,7 +127,7 @@ def test_a_client_trains_the_same_whoever_trained_before(method, net):
     def train(order):
         rows = {k: torch.zeros(packing.size) for k in order}
         for k in order:
-            fed.client(k, 3, downloads[k]).take_part(rows[k])
+            fed.client(k, 3, downloads[k]).run_round(rows[k])
         a, b = packing.spans["_seconds"]
         for row in rows.values():
             row[a:b] = 0  # a time, not a result

@@ -52,6 +52,9 @@ def axis(path: Path, document: Document, name: str, given: Any, below: str = "ov
     else:
         if any(isinstance(item, dict | list) for item in given):
             raise UserError(f"{where}: a list holds plain values or files; give settings a name: {{mine: {{...}}}}")
+        if name in ("method", "model", "task") and all(isinstance(item, str) for item in given):
+            said = f"over: {{{name}.name: [{', '.join(given)}]}}"
+            raise UserError(f"{where}: {name} is a section; to vary its name alone write {said}")
         layers = {_label(item): loading.nested(name, item, where) for item in given}
         is_key = True
     if len(layers) < len(given):

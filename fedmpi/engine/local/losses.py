@@ -8,17 +8,19 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch.autograd.variable import Variable
 
 from fedmpi.engine.checks import wrong
-from fedmpi.engine.local.autograd import backward
 from fedmpi.method.base import Method
 from fedmpi.method.context import Loss, Regularizer
 from fedmpi.method.values import Quadratic
 
-ClientView = Any  # that of view.py, which imports this
+ClientContext = Any  # that of context.py, which imports this
+# The way to the engine through Python takes as long as a small model's backward pass.
+_run_backward = Variable._execution_engine.run_backward
 
 
-def loss_of(view: ClientView, loss: Loss | None, x: Tensor, y: Tensor) -> tuple[Tensor, Tensor | None]:
+def loss_of(client: ClientContext, loss: Loss | None, x: Tensor, y: Tensor) -> tuple[Tensor, Tensor | None]:
     """Compute the loss of a batch at the live weights.
 
     Args:
@@ -27,47 +29,48 @@ def loss_of(view: ClientView, loss: Loss | None, x: Tensor, y: Tensor) -> tuple[
     Returns:
         The loss () with its graph; k.w as a leaf of that graph (None where no hook was called that could use it).
     """
-    called = loss or view.worker.direct or view.worker.method.loss
-    if called is view.worker.direct or getattr(called, "__code__", None) is Method.loss.__code__:
-        return checked(view, called(view, x, y), "loss", loss), None
-    with weights_as_leaf(view, view.w) as leaf:
-        return checked(view, called(view, x, y), "loss", loss), leaf
+    called = loss or client.worker.direct or client.worker.method.loss
+    if called is client.worker.direct or getattr(called, "__code__", None) is Method.loss.__code__:
+        return checked(client, called(client, x, y), "loss", loss), None
+    with weights_as_leaf(client, client.w) as leaf:
+        return checked(client, called(client, x, y), "loss", loss), leaf
 
 
-def add_regularizer(view: ClientView, regularizer: Regularizer, at: Tensor, g: Tensor) -> Tensor:
+def add_regularizer(client: ClientContext, regularizer: Regularizer, at: Tensor, g: Tensor) -> Tensor:
     """Add the gradient of a regularizer at the weights `at` (d,) to g (d,), in place, and return that."""
-    with weights_as_leaf(view, at) as leaf:
-        value = regularizer(view)
+    with weights_as_leaf(client, at) as leaf:
+        value = regularizer(client)
     if value is None:
         return g
     if isinstance(value, Quadratic):
         for vector in (value.anchor,) if value.slope is None else (value.anchor, value.slope):
-            view.check("regularizer: Quadratic", vector, tuple(at.shape), regularizer)
+            if type(vector) is not Tensor or vector.shape != at.shape:  # as it nearly never is; what follows says why
+                client.check("regularizer: Quadratic", vector, tuple(at.shape), regularizer)
         return value.add_gradient(g, at)
     leaf.grad = g
-    backward(checked(view, value, "regularizer", regularizer))
+    backward(checked(client, value, "regularizer", regularizer))
     return g
 
 
 @contextmanager
-def weights_as_leaf(view: ClientView, w: Tensor) -> Iterator[Tensor]:
+def weights_as_leaf(client: ClientContext, w: Tensor) -> Iterator[Tensor]:
     """Within, k.w is `w` (d,) as a leaf that requires a gradient."""
-    live, view.w = view.w, w.detach().requires_grad_()
+    live, client.w = client.w, w.detach().requires_grad_()
     try:
-        yield view.w
+        yield client.w
     finally:
-        view.w = live
-        if view.scratch_row.requires_grad:  # a hook has added k.w to an accumulator, which outlives the graph
-            view.scratch_row = view.scratch_row.detach()
-            view.scratch = view.worker.messages.scratch.views(view.scratch_row)
+        client.w = live
+        if client.scratch_row.requires_grad:  # a hook has added k.w to an accumulator, which outlives the graph
+            client.scratch_row = client.scratch_row.detach()
+            client.scratch = client.worker.messages.scratch.views(client.scratch_row)
 
 
-def checked(view: ClientView, value: Any, hook: str, by: Any = None) -> Tensor:
+def checked(client: ClientContext, value: Any, hook: str, by: Any = None) -> Tensor:
     """Return the value of a hook if it is a scalar to descend on. by: the function that gave it, if not the hook."""
     fine = type(value) is Tensor and value.requires_grad and not value.shape and value.layout is torch.strided
-    if fine and value.is_floating_point() and value.device == view.w.device:
+    if fine and value.is_floating_point() and value.device == client.w.device:
         return value  # as nearly all are; what follows says what is wrong
-    view.check(hook, value, (), by)
+    client.check(hook, value, (), by)
     if not value.requires_grad:
         why = {
             "loss": "returned a loss that depends on no weight that is being trained, so that there is no gradient: it "
@@ -75,5 +78,17 @@ def checked(view: ClientView, value: Any, hook: str, by: Any = None) -> Tensor:
             "regularizer": "returned a number that does not depend on k.w, so that there is no gradient: it was made "
             "under no_grad, with .detach() or .item(), or of other weights; return None where there is no term",
         }
-        raise wrong(view.worker.method, hook, view.where, why[hook], by)
+        raise wrong(client.worker.method, hook, client.where, why[hook], by)
     return value
+
+
+def backward(loss: Tensor) -> None:
+    """loss.backward() of a loss (), or of the sum of losses (n,): gradients are added to the parameters' own.
+
+    What that method looks after beyond the engine's call is left to it: subclasses of tensors, threads of
+    devices, transforms.
+    """
+    if type(loss) is not Tensor or not loss.is_cpu or torch._C._are_functorch_transforms_active():
+        loss.sum().backward()
+        return
+    _run_backward((loss,), (torch.ones_like(loss),), False, False, (), allow_unreachable=True, accumulate_grad=True)

@@ -16,8 +16,8 @@ from torch.nn.functional import cross_entropy, mse_loss
 from torch.nn.utils.rnn import pad_sequence
 
 from fedmpi.data.batches import drawn, gather, order
-from fedmpi.engine.local.autograd import backward
-from fedmpi.engine.local.view import ClientView
+from fedmpi.engine.local.context import ClientContext
+from fedmpi.engine.local.losses import backward
 from fedmpi.engine.packed.chain import Chain
 from fedmpi.engine.packed.stack import Descent, Stack
 from fedmpi.engine.packed.thin import Thin, pays
@@ -36,7 +36,7 @@ class PackedFit:
     """One `fit` of n clients. Afterwards `stack` holds their weights, `scratch` their accumulators, `loss` (n,) the
     mean over the steps made; clients know their number of steps."""
 
-    def __init__(self, worker: Worker, clients: Sequence[ClientView]) -> None:
+    def __init__(self, worker: Worker, clients: Sequence[ClientContext]) -> None:
         """clients: those with the most batches first (`by_batches`)."""
         method, model, recipe, groups = worker.method, worker.model, worker.recipe, worker.method.trains
         self.worker, self.method, self.clients, self.view = worker, method, clients, Together(worker, clients)
@@ -283,7 +283,7 @@ class PackedFit:
         return result
 
 
-def cut(worker: Worker, k: ClientView) -> tuple[int, int]:
+def cut(worker: Worker, k: ClientContext) -> tuple[int, int]:
     """How many full batches an epoch of a client has, and how many samples are left over for one more."""
     size = worker.recipe.batch_size
     if size is None:

@@ -14,7 +14,7 @@ from fedmpi.flat.layout import Layout, Segment, Selection
 
 @dataclass(frozen=True)
 class Descent:
-    """Plain SGD, as in engine/local/sgd.py:  g <- g + weight_decay w,  v <- momentum v + g,  w <- w - lr v."""
+    """Plain SGD, as in engine/local/optimizers.py:  g <- g + weight_decay w,  v <- momentum v + g,  w <- w - lr v."""
 
     lr: float
     momentum: float

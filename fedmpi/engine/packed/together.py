@@ -14,7 +14,8 @@ from fedmpi.common import seeds
 from fedmpi.common.blame import blaming
 from fedmpi.common.errors import RankWarning, UserError
 from fedmpi.engine.checks import Untouched, check_pair
-from fedmpi.engine.local.client import LocalClient
+from fedmpi.engine.local.client_round import store_result, write_upload
+from fedmpi.engine.local.context import ClientContext
 from fedmpi.engine.local.recipe import Recipe
 from fedmpi.engine.messages import STILL, STOP
 from fedmpi.engine.packed.chain import Chain
@@ -101,15 +102,15 @@ def _many_on_gpu(model: FlatModel, held: int, operations: int) -> int:
 
 
 def rounds(
-    clients: Sequence[LocalClient], block: Callable[[Sequence[int]], Tensor | None]
+    clients: Sequence[ClientContext], block: Callable[[Sequence[int]], Tensor | None]
 ) -> dict[int, Callable[[Tensor], object]]:
-    """The clients' rounds: what writes the upload of each into its row (`LocalClient.take_part`), to be called in turn.
+    """The clients' rounds: functions that write the upload of each into its row, to be called in turn.
 
     Those that are trained together have been trained; one alone trains when it is called.
     block: clients -> the rows of all of them, where these may be written at once.
     """
     if len(clients) < 2 or clients[0].worker.pack == 1:
-        return {client.id: client.take_part for client in clients}
+        return {client.id: client.run_round for client in clients}
     worker, began = clients[0].worker, time.perf_counter()
     ordered = sorted(clients, key=lambda k: cut(worker, k), reverse=True)
     try:
@@ -137,13 +138,13 @@ def rounds(
     return {k.id: partial(_finish, k, fit, i, seconds[k.id], *arrived[i]) for i, k in enumerate(ordered)}
 
 
-def _alone(clients: Sequence[LocalClient], error: Exception) -> dict[int, Callable[[Tensor], object]]:
+def _alone(clients: Sequence[ClientContext], error: Exception) -> dict[int, Callable[[Tensor], object]]:
     """One by one after all, from the start."""
     fine: list[bool] = []
 
-    def write(k: LocalClient, row: Tensor) -> None:
-        new = LocalClient(k.worker, k.id, k.round, k.lr, k.announcement, k.download, k.state_row)
-        fine.append(new.take_part(row))
+    def write(k: ClientContext, row: Tensor) -> None:
+        new = ClientContext(k.worker, k.id, k.round, k.lr, k.announcement, k.download, k.state_row)
+        fine.append(new.run_round(row))
         if len(fine) == len(clients) and all(fine):
             _cannot(k.worker, error)
 
@@ -166,8 +167,8 @@ def _alike(fit: PackedFit) -> bool:
     )
 
 
-def _write_all(clients: Sequence[LocalClient], fit: PackedFit, rows: Tensor, seconds: list[float]) -> None:
-    """All uploads at once, as `LocalClient.write` would write them."""
+def _write_all(clients: Sequence[ClientContext], fit: PackedFit, rows: Tensor, seconds: list[float]) -> None:
+    """All uploads at once, as `write_upload` would write them."""
     worker, first = fit.worker, fit.clients[0]
     upload, place = worker.messages.upload(first.round), {client.id: i for i, client in enumerate(clients)}
     places = [place[client.id] for client in fit.clients]
@@ -183,30 +184,30 @@ def _written(row: Tensor) -> None:
     """There is nothing left to write."""
 
 
-def _arrive(client: LocalClient) -> tuple[Untouched, Drawn]:
+def _arrive(client: ClientContext) -> tuple[Untouched, Drawn]:
     """The client's round up to its training; where the generators then are, if one hook may go on from another."""
     worker, untouched, drawn = client.worker, client.untouched(), None
     if overrides(worker.method, "receive"):
         client.reseed()
         with blaming(client.where):
             worker.model.load(client.received, client.b0)
-            client.begin()
+            client.set_start_weights()
             drawn = seeds.state() if overrides(worker.method, "upload") else None
         untouched.check(client.where, "receive")
     return untouched, drawn
 
 
 def _finish(
-    client: LocalClient, fit: PackedFit, i: int, seconds: float, untouched: Untouched, drawn: Drawn, row: Tensor
+    client: ClientContext, fit: PackedFit, i: int, seconds: float, untouched: Untouched, drawn: Drawn, row: Tensor
 ) -> None:
     """The rest of the round, with the weights that are number i of the stack."""
     if len(fit.scratch):
         client.scratch = client.worker.messages.scratch.views(fit.scratch[i])
-    client.store_result(row, partial(_leave, client, fit, i, untouched, drawn), time.perf_counter() - seconds)
+    store_result(client, row, partial(_leave, client, fit, i, untouched, drawn), time.perf_counter() - seconds)
 
 
 def _leave(
-    client: LocalClient, fit: PackedFit, i: int, untouched: Untouched, drawn: Drawn, row: Tensor
+    client: ClientContext, fit: PackedFit, i: int, untouched: Untouched, drawn: Drawn, row: Tensor
 ) -> tuple[dict[str, Tensor], Tensor | None]:
     """Write the upload; return the client's new state and its loss."""
     worker, method = client.worker, client.worker.method
@@ -221,7 +222,7 @@ def _leave(
                 seeds.go_on(drawn)
             sent, more = check_pair(method, "upload", method.upload(client), client.where)
         untouched.check(client.where, "upload")
-    state = client.write(row, (State(), sent, more), partial(fit.stack.subtract, i))
+    state = write_upload(client, row, (State(), sent, more), partial(fit.stack.subtract, i))
     return state, fit.loss[i] if client.steps else None
 
 

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 from torch.func import functional_call
 
-from fedmpi.engine.local.view import ClientView
+from fedmpi.engine.local.context import ClientContext
 from fedmpi.engine.worker import Worker
 from fedmpi.flat.layout import Segment
 from fedmpi.flat.packing import Views
@@ -40,7 +40,7 @@ class Together:
     Tensors are those of one client, with vmap's hidden dimension: `given` holds those of the hook that is being called.
     """
 
-    def __init__(self, worker: Worker, clients: Sequence[ClientView]) -> None:
+    def __init__(self, worker: Worker, clients: Sequence[ClientContext]) -> None:
         first = clients[0]
         self.worker, self.views = worker, clients
         self.round, self.rounds, self.lr, self.clients = first.round, first.rounds, first.lr, first.clients

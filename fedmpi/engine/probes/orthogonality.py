@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 from torch.nn.functional import kl_div
 
-from fedmpi.engine.local.view import ClientView
+from fedmpi.engine.local.context import ClientContext
 from fedmpi.engine.probes.cohort import Cohort
 from fedmpi.models.recurrent import differentiable
 
@@ -38,7 +38,7 @@ def proximal(f: Tensor, teacher: Tensor) -> Tensor:
 class Steps:
     """What one client's local training does, step by step; what it looks at stays as it is."""
 
-    def __init__(self, k: ClientView) -> None:
+    def __init__(self, k: ClientContext) -> None:
         self.k = k
         self.seen: list[Tensor] = []  # (3,) a step: L_p, cosine, that of the head
 

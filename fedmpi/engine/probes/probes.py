@@ -14,7 +14,7 @@ from torch import Tensor
 
 from fedmpi.common import seeds
 from fedmpi.engine.client_states import ClientStates
-from fedmpi.engine.local.client import LocalClient
+from fedmpi.engine.local.context import ClientContext
 from fedmpi.engine.plan import Plan, Sink
 from fedmpi.engine.probes import contribution, drift, features, knowledge, layers, losses, orthogonality, similarity
 from fedmpi.engine.probes.cohort import Cohort, Model
@@ -72,10 +72,10 @@ class Probes:
         row = model.w.new_empty(worker.messages.upload(t).packing.size)
         for client in (k for k in members if where[k] == self.comm.rank):
             seen = self.states.view(client, t, lr, self.transport.inbox, downloads[client])
-            k = LocalClient(worker, client, t, lr, seen.announcement, seen.download, seen.state_row.clone())
+            k = ClientContext(worker, client, t, lr, seen.announcement, seen.download, seen.state_row.clone())
             steps = k.watch = orthogonality.Steps(k) if "orthogonality" in self.names else None
             with seeds.restored():
-                k.take_part(row)
+                k.run_round(row)
             if steps is not None:
                 self._steps[client] = steps.row()
             self._mine[client] = Model(model.w.clone(), model.b.clone())

@@ -28,8 +28,9 @@ Pair = list[Any]  # what A has, what B has; None: nothing
 def compare(a: Path, b: Path) -> Facts:
     """Two run directories. settings, code, data, versions, machine: what differs, name -> [a, b]; rounds: [a, b];
     hash, figure, client: the first round in which the model's hash, a figure, a client's line differs (with what and
-    [a, b]), None where none does; model: [a, b] digests of the final model where they differ; same: whether the
-    results do not. Raises UserError for what is no run or cannot be read.
+    [a, b]), None where none does; models_same: how many rounds both have, if the hash is the same in all of them, else
+    0; model: [a, b] digests of the final model where they differ; same: whether the results do not. Raises UserError
+    for what is no run or cannot be read.
     """
     sides = [_Side(each) for each in (a, b)]
     left, right = sides
@@ -39,6 +40,8 @@ def compare(a: Path, b: Path) -> Facts:
     found["hash"] = _first(shared, lambda t: _hash(left.rounds[t], right.rounds[t]))
     found["figure"] = _first(shared, lambda t: _figure(left.rounds[t], right.rounds[t]))
     found["client"] = _clients(left.clients, right.clients, set(shared))
+    compared = [t for t in shared if None not in (left.rounds[t].get(HASH), right.rounds[t].get(HASH))]
+    found["models_same"] = len(shared) if compared == shared and not found["hash"] else 0
     models = [side.model() for side in sides]
     both = None not in models
     found["model"] = models if both and models[0] != models[1] else None

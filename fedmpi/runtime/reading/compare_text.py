@@ -34,6 +34,10 @@ def verdict(found: Facts) -> str:
 
 def _run(found: Facts, width: int) -> list[str]:
     said = [verdict(found)]
+    if found["rounds"][0] != found["rounds"][1] and not said[0].startswith("the same"):
+        said.insert(0, f"rounds: A has {found['rounds'][0]}, B {found['rounds'][1]}")
+    if found["models_same"] and not found["same"]:
+        said += [f"  the models have the same SHA-256 in all {count(found['models_same'], 'round')} that both have"]
     if found["hash"]:
         said += _values("  sha256", [value[:12] for value in found["hash"]["values"]], width)
     if found["figure"]:

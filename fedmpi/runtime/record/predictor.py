@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+import warnings
 from collections.abc import Mapping, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass, field, replace
@@ -17,6 +19,7 @@ from fedmpi.common.blame import told
 from fedmpi.common.errors import UserError
 from fedmpi.common.inputs import Inputs, Shape, call, look, sample_shape
 from fedmpi.common.target_scale import TargetScale
+from fedmpi.common.text import count
 from fedmpi.config.loading import command_line
 from fedmpi.config.schema import Settings
 from fedmpi.data.augment.look import Look
@@ -78,6 +81,8 @@ class Predictor:
         with ignoring(self.settings.task.options.get("ignore")):
             reader = with_options(made.preparation, self.given, others=self.client is not None)
             found = reader.read(Request(rows, own, tuple(ids)))
+        if site is not None:
+            _warn_of_other_sites(found, site)
         found = replace(found, x=_augmented(found.x, made.operations))
         if sample_shape(found.x) != self.input_shape:
             said = f"the rows become samples of shape {sample_shape(found.x)}"
@@ -101,7 +106,7 @@ class Predictor:
                     own, done = scales[done : done + len(f)], done + len(f)
                     f = torch.cat([scale.original(row[None]) for scale, row in zip(own, f, strict=True)])
                 if not len(parts) and rows.y is not None and callable(getattr(task, "check", None)):
-                    reason = task.check(y, tuple(f.shape[1:]))
+                    reason = _with_place(task.check(y, tuple(f.shape[1:])), rows)
                 if rows.y is not None and not reason:
                     held.append(contract.hold(task, f, y))
                 parts.append(predict(f, names))
@@ -194,6 +199,23 @@ def _augmented(x: Any, operations: tuple[Operation, ...]) -> Any:
         raise UserError("data.augment is for pictures, and a sample of these data is several tensors")
     own = replace(x.look if isinstance(x, Pictures) else Look(), operations=operations)
     return Pictures(x.stored if isinstance(x, Pictures) else x, own)
+
+
+def _warn_of_other_sites(rows: NewRows, site: str) -> None:
+    """Rows that the file says are of another site than the one that they are prepared as."""
+    others = [k for k, name in enumerate(rows.sites) if name not in (site, "")]
+    if others:
+        first = rows.where(others[0]) if rows.where is not None else f"row {others[0]}"
+        said = (
+            f"{len(others)} of {count(len(rows.sites), 'row')} name another site, the first {rows.sites[others[0]]!r}"
+        )
+        warnings.warn(f"{said} ({first}); all are prepared as rows of {site!r}", stacklevel=3)
+
+
+def _with_place(reason: str, rows: NewRows) -> str:
+    """What a task says of a row, with the row's place in its file in place of its number: the batch is the first."""
+    named = re.match(r"row (\d+) ", reason)
+    return f"{rows.where(int(named[1]))} {reason[named.end() :]}" if named and rows.where is not None else reason
 
 
 def _join(parts: Sequence[Any]) -> Any:

@@ -22,7 +22,7 @@ from fedmpi.config.schema import Settings
 from fedmpi.config.train import OPTIONS, TrainSettings
 from fedmpi.engine import sampling
 from fedmpi.engine.federation import Federation
-from fedmpi.engine.local.schedule import learning_rate
+from fedmpi.engine.local.recipe import learning_rate
 from fedmpi.engine.messages import ENGINE_DOWN, ENGINE_UP, Messages
 from fedmpi.runtime import build_data
 from fedmpi.runtime.build import Experiment

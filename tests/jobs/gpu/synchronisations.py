@@ -18,7 +18,7 @@ from helpers import prepare, small_settings
 
 from fedmpi.comm.backends.solo import Solo
 from fedmpi.engine.client_states import ClientStates
-from fedmpi.engine.local.client import LocalClient
+from fedmpi.engine.local.context import ClientContext
 from fedmpi.methods import registry
 
 LARGE = ("alexnet", "vgg", "resnet")  # take long, and hold nothing new
@@ -27,7 +27,7 @@ LARGE = ("alexnet", "vgg", "resnet")  # take long, and hold nothing new
 def waits(method, net, changes, messages):
     """{"steps", "a client", "uploads": {(round, client): how often the host waited}}"""
     found = {"steps": Counter(), "a client": Counter(), "uploads": Counter()}
-    view, take_part, fit = ClientStates.view, LocalClient.take_part, LocalClient.fit
+    view, run_round, fit = ClientStates.view, ClientContext.run_round, ClientContext.fit
 
     def count(part, what, function, owner, t, client, *args, **options):
         before = simulated_cuda.totals().get(what, 0)
@@ -41,7 +41,7 @@ def waits(method, net, changes, messages):
 
     def counted_round(client, row):
         def run(client):
-            return count("a client", "sync", take_part, client, client.round, client.id, row)
+            return count("a client", "sync", run_round, client, client.round, client.id, row)
 
         return count("uploads", "upload", run, client, client.round, client.id)
 
@@ -50,12 +50,12 @@ def waits(method, net, changes, messages):
 
     train = {name: value for name, value in changes.get("train", {}).items() if name != "steps"}
     changes = {**changes, "rounds": 2, "evaluate": {"every": 100}, "train": {**train, "epochs": 1}}
-    ClientStates.view, LocalClient.take_part, LocalClient.fit = counted_view, counted_round, counted_steps
+    ClientStates.view, ClientContext.run_round, ClientContext.fit = counted_view, counted_round, counted_steps
     try:
         config, comm = small_settings(method, net, **changes), Solo(torch.device(messages))
         prepare(config, comm=comm, device=torch.device("cuda")).fed.run()
     finally:
-        ClientStates.view, LocalClient.take_part, LocalClient.fit = view, take_part, fit
+        ClientStates.view, ClientContext.run_round, ClientContext.fit = view, run_round, fit
     return {part: max(counts.values(), default=0) for part, counts in found.items()}
 
 

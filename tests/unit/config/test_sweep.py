@@ -147,6 +147,7 @@ def test_a_run_is_told_the_keys_of_a_sweep(tmp_path, text, words):
         ("over: {seed: [1, 1]}\n", r"over\.seed: a value stands twice"),
         ("over: {seed: [{a: 1}]}\n", r"over\.seed: a list holds plain values or files"),
         ("over: {method: [none.yaml]}\n", r"none\.yaml"),
+        ("over: {method: [fedavg, ditto]}\n", r"write over: \{method\.name: \[fedavg, ditto\]\}"),
         ("over: {method: {A: 3}}\n", r"sweep\.yaml:2: over\.method\.A: 3; settings are needed"),
         ("over: {m: {A b: {}, A-b: {}}}\n", r"have one name, a-b; rename one"),
         ("over: {seed: [0]}\nonly: {sed: 0}\n", r"only: unknown axis 'sed'; did you mean 'seed'"),

@@ -11,7 +11,8 @@ from torch import nn
 from fedmpi.common.errors import RankWarning, UserError
 from fedmpi.engine import scheduler
 from fedmpi.engine.faults.uploads import Guard
-from fedmpi.engine.local.client import LocalClient
+from fedmpi.engine.local import training_loop
+from fedmpi.engine.local.context import ClientContext
 from fedmpi.engine.travel.cuts import Cuts
 from fedmpi.engine.travel.whole import Held
 from fedmpi.flat import lengths
@@ -93,14 +94,14 @@ BAD = 2  # the client
 
 def spoil(monkeypatch, factor, rounds=(1,), slot="dw"):
     """Client BAD's upload in these rounds is times `factor`."""
-    honest = LocalClient.take_part
+    honest = ClientContext.run_round
 
     def spoiled(self, row):
         honest(self, row)
         if self.id == BAD and self.round in rounds:
             getattr(self.worker.messages.upload(self.round).packing.views(row), slot).mul_(factor)
 
-    monkeypatch.setattr(LocalClient, "take_part", spoiled)
+    monkeypatch.setattr(ClientContext, "run_round", spoiled)
 
 
 def everyone(method="fedavg", **more):
@@ -246,7 +247,7 @@ def test_what_is_not_finite_cannot_be_clipped():
 # ---- a client that comes to an error ----
 def fail(monkeypatch, error, rounds=(1,), after=2):
     """Client BAD's training in these rounds ends in an error after some batches."""
-    honest, steps = LocalClient._gradient, []
+    honest, steps = training_loop._form_gradient, []
 
     def failing(self, *of_a_batch):
         if self.id == BAD and self.round in rounds:
@@ -256,7 +257,7 @@ def fail(monkeypatch, error, rounds=(1,), after=2):
                 raise error
         honest(self, *of_a_batch)
 
-    monkeypatch.setattr(LocalClient, "_gradient", failing)
+    monkeypatch.setattr(training_loop, "_form_gradient", failing)
 
 
 ERRORS = [
@@ -316,7 +317,7 @@ def test_errors_alone_are_forgiven_where_bad_uploads_are_not(monkeypatch):
 
 def test_errors_everywhere_end_the_run(monkeypatch):
     it = prepare(everyone(rounds=9, faults={"on_client_error": "drop"}))
-    monkeypatch.setattr(LocalClient, "_gradient", None)
+    monkeypatch.setattr(training_loop, "_form_gradient", None)
     said = r"round 2: client 0, 1, .* came to an error; for 3 rounds"
     with pytest.warns(UserWarning, match="which are all of it"), pytest.raises(UserError, match=said):
         it.fed.run()

@@ -12,7 +12,7 @@ from fedmpi.comm.base import Gone
 from fedmpi.common.errors import UserError
 from fedmpi.engine import sampling
 from fedmpi.engine.faults import losses
-from fedmpi.engine.local.client import LocalClient
+from fedmpi.engine.local.context import ClientContext
 from fedmpi.runtime.resuming import resume
 from fedmpi.runtime.resuming.checkpoints import Rows
 
@@ -42,7 +42,7 @@ def test_a_refused_state_does_not_come_back_from_the_shelf(tmp_path, monkeypatch
         cohort={"placement": "pinned", "fraction": 1.0},
         faults={"on_lost_rank": "drop", "on_bad_update": "drop"},
     )
-    honest, feds = LocalClient.take_part, {}
+    honest, feds = ClientContext.run_round, {}
 
     def spoiled(self, row):
         fine = honest(self, row)
@@ -60,7 +60,7 @@ def test_a_refused_state_does_not_come_back_from_the_shelf(tmp_path, monkeypatch
             raise Dead
         step(self)
 
-    monkeypatch.setattr(LocalClient, "take_part", spoiled)
+    monkeypatch.setattr(ClientContext, "run_round", spoiled)
     monkeypatch.setattr(Seat, "step", dying)
     it = ran(config, {1: ()}, tmp_path, 1, feds)
     monkeypatch.setattr(Seat, "step", step)

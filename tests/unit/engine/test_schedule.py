@@ -3,8 +3,8 @@
 import pytest
 from helpers import prepare, settings
 
-from fedmpi.engine.local.client import LocalClient
-from fedmpi.engine.local.schedule import learning_rate
+from fedmpi.engine.local.context import ClientContext
+from fedmpi.engine.local.recipe import learning_rate
 
 
 @pytest.mark.parametrize(
@@ -41,13 +41,13 @@ def test_the_run_uses_it(monkeypatch):
     assert [fed.plan.learning_rate(t) for t in range(4)] == pytest.approx(
         [learning_rate(0.4, "cosine", t, 4) for t in range(4)]
     )
-    seen, take_part = [], LocalClient.take_part
+    seen, run_round = [], ClientContext.run_round
 
     def see(client, row):
         seen.append((client.round, client.lr))
-        take_part(client, row)
+        run_round(client, row)
 
-    monkeypatch.setattr(LocalClient, "take_part", see)
+    monkeypatch.setattr(ClientContext, "run_round", see)
     fed.run()
     assert {t for t, _ in seen} == {0, 1, 2, 3}
     assert all(lr == fed.plan.learning_rate(t) for t, lr in seen)

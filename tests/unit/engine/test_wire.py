@@ -8,7 +8,7 @@ from helpers import norm_net, play, prepare, record, small_settings
 from thread_ranks import play_in_threads
 
 from fedmpi.common.errors import UserError
-from fedmpi.engine.local.client import LocalClient
+from fedmpi.engine.local.context import ClientContext
 from fedmpi.flat.formats import BLOCK
 
 UPS = {
@@ -58,7 +58,7 @@ def near(form, found, expected):
 @up
 def test_every_upload_is_that_of_the_naive_loop(monkeypatch, up):
     """v = dw + e,  sent = Q(v),  e' = v - sent;  w moves by the mean of what was sent."""
-    seen, honest = [], LocalClient.take_part
+    seen, honest = [], ClientContext.run_round
 
     def watched(self, row):
         messages = self.worker.messages
@@ -70,7 +70,7 @@ def test_every_upload_is_that_of_the_naive_loop(monkeypatch, up):
         left = unsent._unsent_dw.clone() if messages.unsent else None
         seen.append((self.round, self.id, dw, e, sent, left))
 
-    monkeypatch.setattr(LocalClient, "take_part", watched)
+    monkeypatch.setattr(ClientContext, "run_round", watched)
     it = play(wired(up=up, rounds=3))
     w, last = it.w0.clone(), {}
     for t in range(3):
@@ -102,13 +102,13 @@ def test_all_else_arrives_bit_for_bit(up):
 @down
 def test_what_clients_start_from(monkeypatch, down):
     """bf16, fp16: w in that format. int8, topk: v <- v + Q(w - v), v = w at the start."""
-    starts, models, honest = {}, [], LocalClient.take_part
+    starts, models, honest = {}, [], ClientContext.run_round
 
     def watched(self, row):
         starts.setdefault(self.round, []).append(self.received.clone())
         honest(self, row)
 
-    monkeypatch.setattr(LocalClient, "take_part", watched)
+    monkeypatch.setattr(ClientContext, "run_round", watched)
     it = prepare(wired(down=down, rounds=5))
     rows = it.fed.reporter.sink.round
     it.fed.reporter.sink.round = lambda row: (rows(row), models.append(it.w.clone()))
@@ -184,7 +184,7 @@ def test_the_bits_of_one_process(method, pair, size):
 # ---- numbers that are none ----
 def spoil(monkeypatch, value, t=1, client=2):
     """One number of one client's model is this after its training in round t."""
-    honest = LocalClient.fit
+    honest = ClientContext.fit
 
     def fit(self, *args, **more):
         done = honest(self, *args, **more)
@@ -192,7 +192,7 @@ def spoil(monkeypatch, value, t=1, client=2):
             self.worker.model.live[7] = value
         return done
 
-    monkeypatch.setattr(LocalClient, "fit", fit)
+    monkeypatch.setattr(ClientContext, "fit", fit)
 
 
 @pytest.mark.parametrize("value", [torch.nan, torch.inf, -torch.inf])

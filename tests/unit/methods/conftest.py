@@ -78,7 +78,7 @@ def trained(client):
     def make(it, k=0, round_=0):
         packing, one = it.made.messages.upload(round_).packing, client(it, k, round_)
         row = torch.zeros(packing.size, dtype=it.made.model.w.dtype)
-        one.take_part(row)
+        one.run_round(row)
         return one, packing.views(row)
 
     return make

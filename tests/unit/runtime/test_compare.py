@@ -81,6 +81,21 @@ def test_one_digit_of_one_round(runs, copy, new, key, said):
     assert comparing.compare(copy, runs / "a")[key]["round"] == 2
 
 
+def test_evaluation_alone_differs_and_so_do_the_rounds(runs, copy):
+    changed(copy / "metrics.jsonl", 2, loss=0.5)
+    said = compare_text.lines(comparing.compare(runs / "a", copy), 200)
+    assert said[2:4] == [
+        "loss differs from round 2 on",
+        "  the models have the same SHA-256 in all 4 rounds that both have",
+    ]
+    lines = (copy / "metrics.jsonl").read_text().splitlines(keepends=True)
+    (copy / "metrics.jsonl").write_text("".join(lines[:3]))
+    said = compare_text.lines(comparing.compare(runs / "a", copy), 200)
+    assert said[2:4] == ["rounds: A has 4, B 3", "loss differs from round 2 on"]
+    changed(copy / "metrics.jsonl", 1, sha256="0" * 64)
+    assert not any("same SHA-256" in line for line in compare_text.lines(comparing.compare(runs / "a", copy), 200))
+
+
 def test_seconds_and_bytes_are_no_results(runs, copy):
     changed(copy / "metrics.jsonl", 2, wall_s=77.0, sent_bytes=1)
     assert comparing.compare(runs / "a", copy)["same"]

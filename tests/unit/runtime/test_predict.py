@@ -7,6 +7,7 @@ import csv
 import io
 import json
 import random
+import re
 
 import numpy as np
 import pytest
@@ -192,6 +193,10 @@ def test_a_site_can_be_named_where_the_file_has_no_column_of_them(tmp_path):
         package.load(run).predict(few)
     with pytest.raises(UserError, match="no site 'west' in this run; sites: north, south"):
         package.load(run).predict(few, site="west")
+    both = write(tmp_path / "both.csv", header, [row for row in rows if row[5] == "test"])
+    many = sum(row[5] == "test" for row in rows)
+    with pytest.warns(UserWarning, match=f"{many - len(here)} of {many} rows name another site, the first 'north' "):
+        package.load(run).predict(both, site="south")
 
 
 @pytest.mark.parametrize(
@@ -257,6 +262,15 @@ def test_settings_that_say_how_the_file_is_read_are_those_of_the_new_file(tmp_pa
     ]:
         with pytest.raises(UserError, match=message):
             predictions(run, file, given=[text])
+
+
+def test_a_target_that_the_task_refuses_is_named_by_its_line(tmp_path):
+    header, rows = patients(tmp_path)
+    run, _ = train(tmp_path, table(["event", "time"]), task={"name": "survival"})
+    test = [row for row in rows if row[5] == "test"]
+    test[3][header.index("time")] = "-5"
+    _, said = predictions(run, write(tmp_path / "new.csv", header, test))
+    assert re.search(r"no metric: .*new\.csv, line 5 has the time -5; no time is below 0", said[-1])
 
 
 # ---- tables of known studies ----

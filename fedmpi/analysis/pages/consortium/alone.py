@@ -22,9 +22,11 @@ SAME = (  # what a fair one shares
 PLACES = ("data.root", "data.download", "data.audit", "data.stream", "data.share_ranks")  # which move no figure
 CLOSE = "too close to tell"
 CLEAR = 2.0  # standard errors beyond which a difference is called one
+FEWEST = 20  # test samples that a verdict needs
 NOTE = (
     "After the last evaluated round, not the best one. A difference of accuracies below two standard errors is too "
-    "close to tell; of other figures the error is not known, and small differences may be chance."
+    "close to tell; of other figures the error is not known, and small differences may be chance. With fewer than "
+    f"{FEWEST} test samples there is no verdict."
 )
 
 
@@ -95,12 +97,13 @@ def how_to(run: Run) -> str:
     words = [quote(f"name={run.name}_alone"), "'method={name: local}'", "evaluate.protocol=[personal]"]
     words += ["server.rule=auto"] if run.config.get("server.rule.name", "auto") != "auto" else []
     words += ["record.updates=norms"] if run.config.get("record.updates") == "gram" else []
-    command = f"fedmpi run {quote(run.path.name)}/config.yaml {' '.join(words)}"
+    command = f"fedmpi run {quote(str(run.path))}/config.yaml {' '.join(words)}"
     return f"{command} (started as the joint run was, so that each site opens its own files)"
 
 
 def verdict(site: Site, alone: Judged, name: str) -> str:
-    """What the difference of one figure says: "better", "worse", or that there is none to be seen.
+    """What the difference of one figure says: "better", "worse", or that there is none to be seen, or nothing where
+    there are fewer than FEWEST test samples.
 
     The standard error of a difference of two shares a, b of n samples is sqrt(a (1 - a) / n + b (1 - b) / n), too much
     where both models err on the same samples; of other figures than accuracy none is known.
@@ -110,6 +113,8 @@ def verdict(site: Site, alone: Judged, name: str) -> str:
     if joint is None or before is None:
         return "-"
     n = min(site.own.samples if site.own else 0, alone.samples)
+    if 0 < n < FEWEST:
+        return f"too few test samples ({n}) for a verdict"
     if joint == before:
         return "the same"
     better = (joint < before) == site.falls(name)

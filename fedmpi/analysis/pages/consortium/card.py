@@ -13,7 +13,7 @@ from typing import Any
 
 from fedmpi.analysis.pages.consortium import left
 from fedmpi.analysis.pages.consortium.about import ASKED
-from fedmpi.analysis.pages.consortium.alone import NOTE, Alone, how_to, verdict
+from fedmpi.analysis.pages.consortium.alone import FEWEST, NOTE, Alone, how_to, verdict
 from fedmpi.analysis.pages.consortium.limits import limits
 from fedmpi.analysis.pages.consortium.sites import SAID, Site, figures
 from fedmpi.analysis.pages.grouping import spoken
@@ -106,7 +106,7 @@ def data(run: Run, sites: Sequence[Site]) -> Section:
         chart = Bars(names, {"samples": [float(s.train) for s in sites]}, "training samples")
         note = ""
     parts.append(Figure("data", "who gave how much", chart, head, rows, note))
-    if not shown:
+    if not shown and run.config.get("data.share_label_counts") is False:
         parts.append(Text("How many samples there are of which class is not known: sites keep it to themselves, or the "
                           "targets are no classes."))  # fmt: skip
     return Section("data", "Data", parts)
@@ -190,11 +190,17 @@ def how_good(run: Run, sites: Sequence[Site], alone: Alone | None) -> Section:
     ]
     parts.append(Table(("site", "test samples", *map(spoken, names)), rows))
     for name in names[:1]:
-        values = {site.name: v for site in judged if site.own and (v := site.own.last(name)) is not None}
+        own = [(site.name, site.own.samples, site.own.last(name)) for site in judged if site.own]
+        values = {site: value for site, n, value in own if value is not None and not 0 < n < FEWEST}
         worst = (max if run.falls(name) else min)(values, key=lambda k: values[k], default="")
         if len(values) > 1:
             parts.append(Text(f"It serves {worst} worst, with {spoken(name)} {cell(values[worst])}.", main=True))
-        parts += [_bars(judged, alone, name)]
+        few = [f"{site} ({n})" for site, n, value in own if value is not None and 0 < n < FEWEST]
+        if few:
+            said = f"Too few test samples, below {FEWEST}, to compare with other sites: {', '.join(few)}."
+            parts.append(Text(said))
+        if any(value is not None for _, _, value in own):
+            parts.append(_bars(judged, alone, name))
     parts += _gains(run, judged, alone, names)
     return Section("good", "How good it is, site by site", parts)
 

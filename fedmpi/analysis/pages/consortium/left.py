@@ -13,6 +13,8 @@ from fedmpi.analysis.pages.run import Row, Run
 from fedmpi.analysis.pages.section import Section, Table, Text, Value
 from fedmpi.runtime.memory import size_text
 
+COUNTS = "label counts"
+NO_CLASSES = f"zeros in place of {COUNTS}: its targets are no classes"
 MEANING = {
     "_loss": "its mean training loss",
     "_seconds": "the seconds that it took",
@@ -23,7 +25,7 @@ MEANING = {
     "n_test": "its number of test samples",
     "client": "its number among the sites",
     "classes": "the number of classes",
-    "label counts": "how many samples it has of each class",
+    COUNTS: "how many samples it has of each class",
     "validation samples": "how many of its training samples it keeps for validation",
     "digest of names": "63 bits of a hash of its columns' names",
     "shapes and types of a sample and its target": "shape and type of a sample",
@@ -92,7 +94,11 @@ def section(run: Run, site: Site, found: Audit | None) -> Section:
             "Each is a line, with its hash, of the record that is written on the site's own host. " + _samples(run),
             main=True,
         ),
-        Table(("what", "messages", "rounds", "bytes each", "bytes in all", "to"), _rows(found), "Messages by content"),
+        Table(
+            ("what", "messages", "rounds", "bytes each", "bytes in all", "to"),
+            _rows(found, site),
+            "Messages by content",
+        ),
         Text(
             f"Changes of the model travel {FORMATS.get(form, 'in the type of its numbers')}. They are not encrypted by "
             "fedmpi, and tell something of the samples behind them: there is neither secure aggregation nor "
@@ -122,7 +128,7 @@ def section(run: Run, site: Site, found: Audit | None) -> Section:
     return Section("left", "What left the site", parts)
 
 
-def _rows(found: Audit) -> list[list[Value]]:
+def _rows(found: Audit, site: Site) -> list[list[Value]]:
     kinds: dict[tuple[tuple[str, ...], str], list[Row]] = {}
     for line in found.lines:
         kinds.setdefault((_what(line), str(line.get("to"))), []).append(line)
@@ -138,7 +144,7 @@ def _rows(found: Audit) -> list[list[Value]]:
         )
         each = f"{min(sizes):,}" if min(sizes) == max(sizes) else f"{min(sizes):,} to {max(sizes):,}"
         whom = {"0": "server", "all": "all ranks"}.get(to, f"rank {to}")
-        said = "; ".join(map(_meaning, what))
+        said = "; ".join(NO_CLASSES if name == COUNTS and site.counts is None else _meaning(name) for name in what)
         rows.append([said, len(lines), when, each, sum(sizes), whom])
     return rows
 

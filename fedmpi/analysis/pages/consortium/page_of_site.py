@@ -107,7 +107,7 @@ def gained(run: Run, site: Site, alone: Alone | None) -> Section:
             parts.append(Text(f"It is not the same but for that: {', '.join(alone.differs)} differ.", warning=True))
     parts.append(_table(site, theirs))
     if theirs is not None:
-        parts += [_curves(site, theirs, each) for each in figures(site) if each in theirs.curves]
+        parts += [_curves(site, theirs, each) for each in figures(site) if theirs.curves.get(each)]
     return Section("gained", name, parts)
 
 

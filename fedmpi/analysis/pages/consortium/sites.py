@@ -39,7 +39,7 @@ class Site:
     client: int
     name: str
     train: int  # samples
-    counts: list[int] | None  # of each class, where sites tell
+    counts: list[int] | None  # of each class, where targets are classes and sites tell
     took_part: tuple[int, ...]  # rounds
     refused: tuple[int, ...]  # rounds in which its upload did not count
     clipped: tuple[int, ...]
@@ -66,7 +66,8 @@ def sites(run: Run) -> list[Site]:
             "of data.silos, or the owners of rows (data.partition.scheme: site), and they have names where they are "
             "evaluated: evaluate.protocol: [global, personal]"
         )
-    known = isinstance(counts, (list, np.ndarray)) and len(counts) == len(sizes)
+    # Targets that are no classes have counts of zeros.
+    known = isinstance(counts, (list, np.ndarray)) and len(counts) == len(sizes) and bool(np.any(counts))
     weights = _shares(run, sizes)
     return [
         Site(
@@ -119,4 +120,6 @@ def _judged(run: Run, client: int) -> dict[str, Judged]:
         for name in (n for n in line if n not in CLIENT_NAMES):
             if (value := number(line[name])) is not None:
                 curves.setdefault(name, {})[line["round"]] = value
+            elif line[name] is None:  # not defined there, such as the loss of a site without events
+                curves.setdefault(name, {})
     return {protocol: Judged(samples, curves, ends[protocol]) for protocol, (samples, curves) in found.items()}

@@ -165,7 +165,7 @@ class TablePreparation(Preparation):
         ids = {rows.unit: rows.places, **{name: plain_cells(rows.columns[name]) for name in request.ids}}
         column = self.site_column
         sites = rows.words(column, "site_column").tolist() if column is not None and column in rows.columns else ()
-        return self._with_targets(NewRows(ids, x, sites=sites), rows)
+        return self._with_targets(NewRows(ids, x, sites=sites, where=rows.at), rows)
 
     def _table(self, request: Request) -> Table:
         if hasattr(request.rows, "columns") or isinstance(request.rows, (dict, list)):

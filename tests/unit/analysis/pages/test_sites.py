@@ -171,6 +171,56 @@ def test_the_card_says_what_a_board_asks(tmp_path):
     assert hashlib.sha256((run.path / "model.safetensors").read_bytes()).hexdigest() in said
 
 
+def test_few_test_samples_are_shown_without_a_verdict(tmp_path):
+    run = Run(with_samples(made(tmp_path / "r"), {2: 19}))
+    alone = baseline.given(run, made(tmp_path / "a", "local", (80.0, 99.0, 10.0)))
+    everybody = sites(run)
+    assert baseline.verdict(everybody[2], alone.judged[2], "accuracy") == "too few test samples (19) for a verdict"
+    said = text_of(page_of_site.sections(run, everybody[2], everybody, alone))
+    assert "60 together, 10 alone: too few test samples (19) for a verdict" in said
+    said = text_of([card.how_good(run, everybody, alone)])
+    assert f"serves {SITES[1]} worst, with accuracy (%) 70" in said
+    assert "Too few test samples, below 20, to compare with other sites: south (19)" in said
+    run = Run(with_samples(run.path, {1: 19, 2: 19}))
+    assert " worst" not in text_of([card.how_good(run, sites(run), alone)])
+
+
+def with_samples(path, samples):
+    """The run with these numbers of test samples, by client."""
+    rows = [json.loads(line) for line in (path / "clients.jsonl").read_text().splitlines()]
+    write_lines(
+        path / "clients.jsonl", [{**row, "samples": samples.get(row["client"], row["samples"])} for row in rows]
+    )
+    return path
+
+
+def test_targets_that_are_no_classes_have_no_counts(tmp_path):
+    path = made(tmp_path / "r", task={"name": "survival"})
+    (path / "partition.json").write_text(json.dumps({"sizes": SIZES, "label_counts": [[0]] * 3}))
+    run = Run(path)
+    everybody = sites(run)
+    section = card.data(run, everybody)
+    assert [part.head for part in section.parts if isinstance(part, Table)] == [
+        ("site", "training samples", "test samples")
+    ]
+    assert "which class" not in text_of([section])
+    said = text_of([left.section(run, everybody[1], left.audit(run, everybody[1], everybody))])
+    assert "zeros in place of label counts" in said
+    assert "how many samples it has" not in said
+
+
+def test_a_loss_that_a_site_does_not_have_is_a_dash(tmp_path):
+    path = made(tmp_path / "r")
+    rows = [json.loads(line) for line in (path / "clients.jsonl").read_text().splitlines()]
+    write_lines(path / "clients.jsonl", [{**row, "loss": None} if row["client"] == 1 else row for row in rows])
+    run = Run(path)
+    alone = baseline.given(run, made(tmp_path / "a", "local"))
+    section = page_of_site.gained(run, sites(run)[1], alone)
+    (table,) = [part for part in section.parts if isinstance(part, Table)]
+    assert [row for row in table.rows if row[0] == "loss"] == [["loss", None, 1 / 70, "-"]]
+    write.analyse(path, None, None, print)  # curves without a point, too
+
+
 # ---- the files ----
 def test_pages_are_whole_escaped_and_need_nothing_else(tmp_path):
     path, said = made(tmp_path / "runs" / "r", output_mode="private"), []

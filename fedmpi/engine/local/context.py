@@ -1,4 +1,7 @@
-"""What a hook sees of one client in one round: its data, its messages and state, forward passes, gradient oracles."""
+"""What a hook sees of one client in one round: its data, its messages and state, forward passes, gradient oracles.
+
+Its round is client_round.py, its batch loop training_loop.py.
+"""
 
 from __future__ import annotations
 
@@ -13,13 +16,15 @@ from torch import Tensor
 from fedmpi.common import seeds
 from fedmpi.common.inputs import call
 from fedmpi.data.batches import Shard, batches
-from fedmpi.engine.checks import check_tensor, not_passed
-from fedmpi.engine.local.autograd import backward
-from fedmpi.engine.local.kept import Kept
-from fedmpi.engine.local.losses import add_regularizer, checked, loss_of
+from fedmpi.engine.checks import Untouched, check_tensor, not_passed
+from fedmpi.engine.local import client_round, training_loop
+from fedmpi.engine.local.losses import add_regularizer, backward, checked, loss_of
+from fedmpi.engine.local.optimizers import OptimizerState
+from fedmpi.engine.local.training_loop import LossMeter
 from fedmpi.engine.worker import Worker
 from fedmpi.flat.layout import Segment
-from fedmpi.flat.packing import Views
+from fedmpi.flat.packing import Views, share_memory
+from fedmpi.method.base import overrides
 from fedmpi.method.context import Batch, Client, Loss, Part, Regularizer
 from fedmpi.method.values import State
 from fedmpi.models.net import Net
@@ -31,29 +36,8 @@ Watch = Callable[[Any, Tensor], object]  # told of each step's batch when its gr
 EVALUATION_BATCH = 100  # samples; small batches stay in the cache
 
 
-class LossMeter:
-    """The losses of optimiser steps. They are added up when somebody asks: once, not once a step."""
-
-    def __init__(self, device: torch.device) -> None:
-        self.device, self.losses = device, list[Tensor]()
-
-    def mean(self, since: int = 0, until: int | None = None) -> Tensor:
-        """() float64, over the steps from number `since` on, up to `until`; 0 where none was made."""
-        found = self.number(since, until)
-        return torch.as_tensor(0.0 if found is None else found, dtype=torch.float64, device=self.device)
-
-    def number(self, since: int = 0, until: int | None = None) -> Tensor | float | None:
-        """The same, but None where none was made; on a CPU, where nobody waits for it, a number."""
-        losses = self.losses[since:until]
-        if not losses:
-            return None
-        if self.device.type != "cpu":
-            return torch.stack(losses).double().mean()
-        return sum(map(float, losses)) / len(losses)
-
-
-class ClientView(Client):
-    """The engine's side of `method.context.Client`, for one client in one round, but for its training.
+class ClientContext(Client):
+    """The engine's side of `method.context.Client`: one client that takes part in a round, or is evaluated.
 
     announcement, download, state_row: flat rows (messages.py) on the model's device.
     """
@@ -90,7 +74,7 @@ class ClientView(Client):
         self.passed = True  # whether the step at hand has made the pass that moves batch statistics
         self.cut_short = True  # by a request to stop, of which the upload tells
         self.watch: Watch | None = None
-        self.optim: Kept | None = None  # of a client that trains, with train.keep_optim
+        self.optim: OptimizerState | None = None  # of a client that trains, with train.keep_optim
         self._frozen: dict[int | None, tuple[Tensor | None, Net]] = {}
 
     @property
@@ -104,6 +88,56 @@ class ClientView(Client):
     @property
     def epochs(self) -> int:  # type: ignore[override]
         return self.worker.recipe.amount(self.n, self.worker.method.batches_a_step)[0]
+
+    run_round = client_round.run_round
+    fit = training_loop.fit
+
+    # ---- the round ----
+    def untouched(self) -> Untouched:
+        """What the client's hooks only read, as it is now."""
+        return Untouched(
+            self.worker.method,
+            {
+                "k.w0 (k.received) or k.down": self.announcement,
+                "k.down": self.download,
+                "k.state": self.state_row,
+                "k.w0 (k.received)": self.received,  # its own vector where parts stay with the client
+                "k.w": self.w,
+                "k.b": self.b,
+                "k.label_counts": self.worker.label_counts,
+            },
+        )
+
+    def reseed(self) -> None:
+        """Dropout, and whatever else draws from global generators, is seeded; within `Worker.chance`."""
+        seeds.reseed(self.worker.seed, "torch", self.round, self.id)
+
+    def set_start_weights(self) -> None:
+        """The weights that training starts from; looking for them moves neither buffers nor counters."""
+        model = self.worker.model
+        if overrides(self.worker.method, "receive"):
+            given = self.worker.method.receive(self)
+            w0, self.new = given if isinstance(given, tuple) and len(given) == 2 else (given, self.new)
+            w0 = self.check("receive", w0)
+            self.w0 = w0.clone() if share_memory(w0, model.w) else w0  # k.w is about to move
+            self._frozen.clear()  # of the w0 from before
+            if self.w0 is not self.received:
+                model.load(self.w0, self.b0)
+        self.version_at_w0 = model.w._version
+
+    def load_optimizer(self) -> None:
+        """What the client has kept of its optimiser, which `fit` goes on with."""
+        messages = self.worker.messages
+        if self.worker.recipe.keep:
+            self.optim = OptimizerState(messages.client_state.views(self.state_row), self.worker.model.layout)
+
+    def fine_tune(self, epochs: int) -> None:
+        """The method's fine-tuning from the weights at hand; nothing of it is kept.   FT(e)"""
+        self.worker.model.module.train()
+        self.cut_short = False  # what is measured does not go up with a word of it
+        self.version_at_w0 = self.w._version if torch.equal(self.w, self.w0) else None
+        with seeds.scoped(self.worker.seed, "tune", self.round, self.id):
+            self.worker.method.tune(self, epochs)
 
     # ---- forward passes ----
     def logits(self, x: Tensor) -> Tensor:
