@@ -294,9 +294,13 @@ def verdict(cells: Cells, key: Key, theirs: tuple[float, float]) -> str:
 
 
 def difference(cells: Cells, row: Key, column: Key) -> tuple[float, float, str] | None:
-    """A cell's mean difference to the first row's over the seeds that both have, its standard error, and whether it
-    stands out (0 outside its 95 % interval): better, worse (of what `analysis` has measured: higher, lower) or nothing.
-    None where there are fewer than two such seeds."""
+    """Compare a cell with that of the first row, seed by seed.
+
+    Returns:
+        The mean difference over the seeds that both cells have, its standard error, and a verdict: "better" or "worse"
+        ("higher" or "lower" for diagnostics of `analysis`) if 0 lies outside the 95 % interval, else "". None if the
+        cells have fewer than two seeds in common.
+    """
     first, other = (cells.found.get((*each, *column), {}) for each in (sides(cells)[0][0], row))
     apart = [other[seed] - first[seed] for seed in other if seed in first]
     if len(apart) < 2:

@@ -91,8 +91,10 @@ def _key(data: Any, error: Any) -> Key:
 
 
 def _named(error: Any, data: Any) -> Key:
-    """The keys in this section, train and lr, with which one of our own complaints about it begins: `train.lr: ...`; as
-    far as they are in the data."""
+    """Return the keys that an error of our own names at its start, `train.lr: ...` as ("train", "lr").
+
+    Keys that are not in the data are left out.
+    """
     said = str(error["ctx"]["error"]) if error["type"] == "value_error" else ""
     named = tuple(said.partition(":")[0].split("."))
     if said.partition(": ")[2].startswith("missing"):

@@ -303,7 +303,7 @@ class Settings(Section):
         return self
 
     def begun_in(self, directory: str | Path) -> "Settings":
-        """Return these settings for a run that begins in this working directory, to which relative paths refer."""
+        """Return a copy of these settings whose relative paths refer to `directory`, where the run is started."""
         copy = self.model_copy()
         copy._began_in = str(directory)
         return copy

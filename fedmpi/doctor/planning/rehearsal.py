@@ -53,7 +53,7 @@ class Nobody(Communicator):
         return []
 
     def _finish(self, posted: Posted) -> None:
-        """Nothing is under way."""
+        """Do nothing: `_post` has already answered every message."""
 
     def _allgather_bytes(self, payload: bytes, deadline_s: float) -> list[bytes]:
         return [payload] * self.size

@@ -36,10 +36,12 @@ ALIGNED = 64  # bytes: as torch allocates
 
 
 class Exchange:
-    """What this rank sends and receives.
+    """Sends and receives, on one rank, all messages of a round: the broadcast, single downloads, and uploads.
 
-    message: the full announcement, where messages live (the communicator's device); inbox: the same where clients
-    train. changed: the groups of the model that the other ranks do not have yet.
+    Attributes:
+        message: the whole broadcast (model and declared server state), on the communicator's device.
+        inbox: the same, on the device on which clients train.
+        changed: the groups of the model that the server has changed since the last broadcast.
     """
 
     def __init__(
@@ -230,22 +232,22 @@ class Exchange:
         return gathering
 
     def close_round(self, t: int) -> None:
-        """The server has stepped the groups of round t: they are what the next announcement tells."""
+        """Note that the server has changed the groups of round t, so that the next broadcast contains them."""
         self.changed = self.messages.groups(t)
 
 
 def leaving(row: Tensor, coding: Coding | None) -> Tensor:
-    """What is sent of a row, which holds what will arrive of it."""
+    """Return the message that carries a row: the row itself, or its bytes in the format of `coding`."""
     return row if coding is None else coding.pack(row)
 
 
 def coming(row: Tensor, coding: Coding | None) -> Tensor:
-    """Where that is received."""
+    """Return the memory into which the message that carries `row` is received."""
     return row if coding is None else torch.empty(coding.nbytes, dtype=torch.uint8, device=row.device)
 
 
 def arrived(message: Tensor, row: Tensor, coding: Coding | None) -> None:
-    """It is there: row <- what it says."""
+    """Decode a message that has been received into `row`; without a format it lies there already."""
     if coding is not None:
         coding.unpack(message, row)
 

@@ -202,7 +202,7 @@ def _augmented(x: Any, operations: tuple[Operation, ...]) -> Any:
 
 
 def _warn_of_other_sites(rows: NewRows, site: str) -> None:
-    """Rows that the file says are of another site than the one that they are prepared as."""
+    """Warn if the file's site column names another site than `site`, whose preprocessing all rows get."""
     others = [k for k, name in enumerate(rows.sites) if name not in (site, "")]
     if others:
         first = rows.where(others[0]) if rows.where is not None else f"row {others[0]}"
@@ -213,7 +213,7 @@ def _warn_of_other_sites(rows: NewRows, site: str) -> None:
 
 
 def _with_place(reason: str, rows: NewRows) -> str:
-    """What a task says of a row, with the row's place in its file in place of its number: the batch is the first."""
+    """Return a task's message on `row N` with the row's file and line instead of its number in the first batch."""
     named = re.match(r"row (\d+) ", reason)
     return f"{rows.where(int(named[1]))} {reason[named.end() :]}" if named and rows.where is not None else reason
 

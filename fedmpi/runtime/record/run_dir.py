@@ -229,8 +229,13 @@ class RunDirectory:
         self._write_json(seal.NAME, seal.of(self.path))
 
     def end(self) -> bool:
-        """The run has failed: this thread has the last word; no other can write from now on. False: it was finished
-        before, or a write of another thread does not end. Half a line is cut off."""
+        """Close the directory of a run that has failed: from now on only the calling thread can write to it.
+
+        A line that is only half written is cut off.
+
+        Returns:
+            False if the run was finished before, or if a write of another thread does not end within END_S.
+        """
         if not self._lock.acquire(timeout=END_S) or (self.path / "summary.json").exists():
             return False
         for path in self.path.glob("*.jsonl"):
