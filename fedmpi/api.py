@@ -10,8 +10,8 @@ from typing import Any
 from torch import nn
 
 from fedmpi import config
-from fedmpi.analysis.pages import report
 from fedmpi.common.errors import UserError
+from fedmpi.reports import after_run
 from fedmpi.runtime.finished.client_model import client_model
 from fedmpi.runtime.record.model_facts import facts_of, personal_notice
 from fedmpi.runtime.record.predictor import of_training, with_predict
@@ -47,7 +47,7 @@ def run(settings: str | Path | config.Settings, overrides: Sequence[str] = ()) -
     else:
         made = type(settings).__name__
         raise UserError(f"fedmpi.run: settings is {made}; a YAML file, or what fedmpi.config.load makes, is needed")
-    return Summary(execute(settings, after=report.after_run)[0])
+    return Summary(execute(settings, after=after_run)[0])
 
 
 def load(

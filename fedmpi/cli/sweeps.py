@@ -65,8 +65,8 @@ def sweep(
         from fedmpi.runtime.sweeping import sweep as runs
 
         if not status and not check:
+            import fedmpi.reports.report
             import fedmpi.runtime.run  # noqa: F401
-            from fedmpi.analysis.pages import report  # noqa: F401  once for all runs
     if check:
         return runs.check(asked, typer.echo)
     if status:
