@@ -40,6 +40,7 @@ from fedmpi.engine.checks import not_passed, wrong
 from fedmpi.engine.client_states import ClientStates
 from fedmpi.engine.local.context import ClientContext
 from fedmpi.engine.plan import SERVERS
+from fedmpi.engine.readonly import ReadOnlyCheck
 from fedmpi.engine.worker import Worker
 from fedmpi.tasks import contract
 from fedmpi.tasks.over_clients import Figures, pooled, spread
@@ -64,7 +65,7 @@ def figures(
     if not len(shard):
         return {"loss": float("nan"), **dict.fromkeys(task.names, float("nan"))}
     module = worker.model.module.eval()
-    untouched = shard.x._version
+    samples = ReadOnlyCheck({"x": shard.x})
     loss, outputs, targets = torch.zeros((), dtype=torch.float64, device=worker.model.w.device), [], []
     weight: int | Tensor = 0
     with torch.inference_mode(), worker.precision() if worker.bf16 else nullcontext():
@@ -72,12 +73,12 @@ def figures(
             f = _outputs(worker, x, predict)
             of_batch = contract.batch_weight(task, y)
             loss, weight = loss + contract.mean_loss(task, f, x, y).double() * of_batch, weight + of_batch
-            if shard.x._version != untouched:
+            if samples.written():
                 who = f"model {type(module).__name__} or task {type(task).__name__}"
                 raise told(f"{who} wrote to the test samples, x: make a copy", module, task)
             outputs.append(contract.hold(task, f, y))
             targets.append(y)
-        worker.still.check()
+        worker.frozen_guard.check()
         f, y = torch.cat(outputs), torch.cat(targets)
         see(f, y)
         whole = contract.whole_loss(task, f, y)
@@ -303,7 +304,7 @@ class Evaluator:
     def _judge(self, protocol: str, client: ClientContext) -> tuple[Figures, float]:
         """One client's figures under one protocol, and their weight."""
         worker, where = self.worker, client.where
-        untouched = client.untouched()
+        inputs = client.read_only_check()
         shared = protocol == "global" or (protocol == "validation" and not self.own)
         if shared:
             w, b = self.exact or (client.received, client.b0)
@@ -317,7 +318,7 @@ class Evaluator:
         assert shard is not None
         predict = None if shared else own_predict(client)
         found = self._weighed(shard, predict)
-        untouched.check(where, "weights", "buffers", "tune", "predict")
+        inputs.check_hooks(worker.method, where, "weights", "buffers", "tune", "predict")
         return found
 
     def _line(self, t: int, k: int, protocol: str, row: Figures) -> dict[str, Any]:

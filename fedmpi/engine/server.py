@@ -21,7 +21,6 @@ from fedmpi.common.errors import UserError
 from fedmpi.data.federated import Federated
 from fedmpi.engine.best import Best, Choice
 from fedmpi.engine.checks import (
-    Untouched,
     are_finite,
     check_finite,
     check_names,
@@ -32,6 +31,7 @@ from fedmpi.engine.checks import (
 )
 from fedmpi.engine.faults.uploads import NOT_FINITE, REMEDY, Guard
 from fedmpi.engine.messages import Messages, Upload
+from fedmpi.engine.readonly import ReadOnlyCheck
 from fedmpi.engine.travel.gathering import Received
 from fedmpi.flat.layout import Segment
 from fedmpi.method.base import overrides
@@ -107,6 +107,7 @@ class FederationServer:
         views = messages.server_state.views(self.state_row)
         self.state = State({name: getattr(views, name) for name in views})
         view.state, view.w, self.held = self.state, self.w, held
+        self._inputs = {"s.w": self.w, "s.state": self.state_row, "s.label_counts": view.counts}  # hooks only read them
         self.best = Best(choice, self.w, self.b) if choice else None
         self.records, self.updates = records, dict[str, Any]()  # of the last step (aggregation/agreement.py)
         self.guard, self.refused = guard or Guard(), list[int]()  # refused: clients, in the last step
@@ -147,18 +148,13 @@ class FederationServer:
     def download(self, t: int, client: int) -> Mapping[str, Tensor]:
         """What the method's hook `download` has for one client in round t, checked."""
         self.view.round, where = t, f"round {t}, client {client}"
-        untouched = self._untouched()
+        inputs = ReadOnlyCheck(self._inputs)
         with blaming(where), self.view.chance("download", client):
             row = self.method.download(self.view, client)
-        untouched.check(where, "download")
+        inputs.check_hooks(self.method, where, "download")
         check_names(self.method, "download", row, self.method.per_client_download, where)
         check_values(self.method, "download", row, self.messages.per_client, where, self.w)
         return row
-
-    def _untouched(self, **more: Tensor) -> Untouched:
-        """What the server's hooks only read, as it is now."""
-        view = self.view
-        return Untouched(self.method, {"s.w": self.w, "s.state": self.state_row, "s.label_counts": view.counts, **more})
 
     def step(
         self, t: int, train_lr: float, up: Uploads, upload: Upload, came: Received, norms: Mapping[int, float]
@@ -168,15 +164,15 @@ class FederationServer:
         view, where = self.view, f"round {t}"
         view.round, view.train_lr, view.noted = t, train_lr, {}
         view.segments, view.shared = upload.columns.segments, upload.w.take(self.w)
-        untouched = self._untouched(**came.tensors(), **{"up.p": up.p, "up.n": up.n})
+        inputs = ReadOnlyCheck({**self._inputs, **came.tensors(), "up.p": up.p, "up.n": up.n})
         size, ruled = (upload.columns.size,), None
         own = self.rule is not None or overrides(self.method, "aggregate")
         with blaming(where, Lost), view.chance("aggregate") if own else nullcontext():  # it may ask other ranks
             direction, state = check_pair(self.method, "aggregate", self.method.aggregate(view, up), where)
-            untouched.check(where, "aggregate")
+            inputs.check_hooks(self.method, where, "aggregate")
             if self.rule is not None:
                 ruled = self.rule(up, view)
-                untouched.check(where, by=self.rule)
+                inputs.check_hooks(self.method, where, by=self.rule)
         check_tensor(self.method, "aggregate", direction, size, where, self.w)
         check_names(self.method, "aggregate", state, self.method.server_state, where)
         check_values(self.method, "aggregate", state, self.messages.server_state, where, self.w)
