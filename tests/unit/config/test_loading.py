@@ -259,6 +259,8 @@ def test_a_plugin_lies_beside_the_config_that_names_it_else_in_the_working_direc
     assert settings.model.name == f"{tmp_path}/here/only.py:f"
     assert config.load(path, ["method.name=mine.py:M"]).method.name == f"{tmp_path}/here/mine.py:M"
     assert config.load(path, ["server.rule=mine.py:r"]).server.rule.name == f"{tmp_path}/here/mine.py:r"
+    options = config.load(path, ["model.parts=[mine.py:f, {head: only.py:g}]"]).model.options
+    assert options["parts"] == [f"{tmp_path}/here/mine.py:f", {"head": f"{tmp_path}/here/only.py:g"}]
     missing = message(path, "model.name=none.py:f")
     assert missing == f"command line: model.name=none.py:f: model.name: there is no file {tmp_path}/here/none.py"
 
