@@ -23,8 +23,8 @@ from fedmpi.common.errors import UserError
 from fedmpi.common.registry import is_file
 from fedmpi.common.text import brief, control, show
 from fedmpi.config.error_text import SWEEP, complaints
+from fedmpi.config.field_types import OpenSection, ShortSection
 from fedmpi.config.schema import Settings, section
-from fedmpi.config.sections import OpenSection, ShortSection
 from fedmpi.config.yaml_source import MAX_DEPTH, Document, read, read_value
 
 __all__ = ["Settings", "load"]

@@ -14,7 +14,7 @@ from fedmpi.common.jsonl import read_jsonl
 from fedmpi.common.metrics_row import NOT_METRICS
 from fedmpi.common.text import count, lower_is_better
 from fedmpi.config import yaml_source
-from fedmpi.config.values import flat
+from fedmpi.config.field_types import flat
 from fedmpi.runtime.reading import digests
 from fedmpi.runtime.record import partition_file, timeline
 
