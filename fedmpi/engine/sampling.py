@@ -67,11 +67,3 @@ def balanced(
 def pinned(members: Sequence[int], ranks: Sequence[int]) -> dict[int, int]:
     """client -> rank, the same in every round."""
     return {k: ranks[k % len(ranks)] for k in members}
-
-
-def busiest(where: Mapping[int, int], members: Sequence[int], seconds: Sequence[float]) -> float:
-    """Training seconds of the rank that trained longest."""
-    busy: dict[int, float] = {}
-    for client, each in zip(members, seconds, strict=True):
-        busy[where[client]] = busy.get(where[client], 0.0) + each
-    return max(busy.values(), default=0.0)

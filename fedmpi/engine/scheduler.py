@@ -30,7 +30,9 @@ class ClientScheduler:
         self.losses = Losses()
         self.pace = self.announced = Pace()  # the costs by which clients are assigned; those that all ranks know
         self.given: list[Row] = []  # the assignment of another run, to be repeated: rows of its placement.jsonl
-        self.measure, self.next, self.since = Measure(), Pace(), 0  # rank 0's; `since`: the round of the last change
+        # Rank 0's: what it has measured, the costs that it plans for, and the round of their last change.
+        measured = plan.placement == "balanced" and plan.measured and len(ranks) > 1
+        self.measure, self.next, self.since = Measure() if measured else None, Pace(), 0
         self.recorded: Row = {}  # the latest row of placement.jsonl
 
     def sample(self, t: int) -> list[int]:
@@ -40,7 +42,8 @@ class ClientScheduler:
 
     def cohort(self, t: int) -> list[int]:
         """Return the clients that take part in round t, ascending."""
-        return self.losses.present(t, self.sample(t))
+        drawn = self.sample(t)
+        return self.losses.present(t, drawn) if self.losses.rows else drawn
 
     def last_rounds(self, t: int) -> dict[int, int]:
         """Return client -> the round, of 0..t, in which the state was made that it has at the start of round t + 1."""
@@ -63,7 +66,7 @@ class ClientScheduler:
     ) -> dict[int, int]:
         """Return client -> rank by the given costs. ranks: those that may train; pace: default the present costs."""
         ranks, pace = self.ranks if ranks is None else ranks, pace or self.pace
-        if self.plan.placement == "pinned":
+        if self.plan.placement == "pinned" or len(ranks) == 1:
             return pinned(members, ranks)
         costs = [pace.cost(k, float(self.data.train_sizes[k])) for k in members]
         return balanced(members, costs, ranks, pace.of_ranks(ranks), {0: self._ahead(t, pace)})
@@ -77,7 +80,8 @@ class ClientScheduler:
 
         If a rank fails in round t only its clients are assigned anew. alive: default the ranks that live now.
         """
-        self._follow_recorded(t)
+        if self.given:
+            self._follow_recorded(t)
         alive = (self._began() if self.given else self.comm.alive) if alive is None else alive
         all_ = self.plan.placement == "pinned"
         where = self.place(self.sample(t), self.ranks if all_ else self._began(), t)
@@ -93,7 +97,7 @@ class ClientScheduler:
         return [r for r in self.ranks if self.pace.ranks.get(r, SAME)]
 
     def _follow_recorded(self, t: int) -> None:
-        """Take the costs of the run whose assignment is repeated, if there is one."""
+        """Take the costs of the run whose assignment is repeated."""
         rows = [row for row in self.given if row["round"] <= t]
         if rows:
             self.pace = self.announced = Pace.of(rows[-1])
@@ -103,21 +107,22 @@ class ClientScheduler:
         self, t: int, members: Sequence[int], where: Mapping[int, int], seconds: Sequence[float]
     ) -> None:
         """Record what the clients of round t took, in seconds, as their uploads say."""
-        if self.plan.placement == "balanced" and self.plan.measured and not self.losses.of(t):
+        if self.measure is not None and not self.losses.of(t):
             sizes = [float(self.data.train_sizes[k]) for k in members]
             self.measure.saw(t, members, where, list(zip(sizes, seconds, strict=True)))
 
-    def record_evaluation(self, seconds: float) -> None:
-        """Record what rank 0 took to evaluate before it trained its own clients, while the other ranks trained."""
-        alone = {*self.plan.protocol} <= SERVERS and self.data.global_test is not None
-        if self.comm.rank == 0 and 0 in self.ranks and alone:
-            self.measure.began(seconds)
+    def consider_rebalancing(self, t: int, evaluated_s: float | None = None) -> None:
+        """Plan to assign clients by the measured costs from round t on, if that saves enough time.
 
-    def consider_rebalancing(self, t: int) -> None:
-        """Plan to assign clients by the measured costs from round t on, if that saves enough time."""
-        ranks = self._began() if self.comm.rank == 0 else []
-        fixed = self.plan.placement == "pinned" or not self.plan.measured or self.given
-        if fixed or len(ranks) < 2 or t - self.since < FEW:
+        evaluated_s: what rank 0 took to evaluate before it trained its own clients; None: it did not evaluate.
+        """
+        if self.measure is None or self.comm.rank:
+            return
+        alone = {*self.plan.protocol} <= SERVERS and self.data.global_test is not None  # while the other ranks trained
+        if evaluated_s is not None and 0 in self.ranks and alone:
+            self.measure.began(evaluated_s)
+        ranks = self._began()
+        if self.given or len(ranks) < 2 or t - self.since < FEW:
             return
         sizes, second = self.data.train_sizes, self.measure.second()
         new = self.measure.pace(t, sizes, self.pace)
@@ -138,8 +143,9 @@ class ClientScheduler:
 
     def commit(self, t: int) -> Row | None:
         """Assign clients by the planned costs from round t on; return a new row of placement.jsonl, if any."""
-        self._follow_recorded(t)
-        if not self.given:
+        if self.given:
+            self._follow_recorded(t)
+        else:
             lost = {rank: 0 for rank in self.ranks if rank not in self.comm.alive}
             self.pace = replace(
                 self.next, ranks={r: pace for r, pace in self.next.ranks.items() if pace != SAME} | lost
@@ -152,11 +158,13 @@ class ClientScheduler:
 
     def memory(self) -> dict[str, Any]:
         """Return what `recall` needs when the run is resumed."""
-        return {"pace": self.pace.row(), "of": list(self.ranks), "since": self.since, **self.measure.memory()}
+        measured = self.measure.memory() if self.measure else {}
+        return {"pace": self.pace.row(), "of": list(self.ranks), "since": self.since, **measured}
 
     def recall(self, memory: Mapping[str, Any] | None) -> None:
         """Take over what `memory` gave, if the same ranks train; ranks that had failed are there again."""
         if memory and memory["of"] == list(self.ranks):
             before, self.since = Pace.of(memory["pace"]), memory["since"]
             self.next = replace(before, ranks={rank: pace for rank, pace in before.ranks.items() if pace})
-            self.measure.recall(memory)
+            if self.measure is not None and "rank" in memory:
+                self.measure.recall(memory)

@@ -24,7 +24,7 @@ from fedmpi.analysis import figures, local_models, report
 from fedmpi.analysis.curvature import Loss
 from fedmpi.analysis.filter_decomposition.kernels import atom_layers, dense
 from fedmpi.analysis.filter_decomposition.virtual import product
-from fedmpi.comm.backends.solo import Solo
+from fedmpi.comm.base import Solo
 from fedmpi.common.errors import UserError
 from fedmpi.common.inputs import call
 from fedmpi.common.redaction import redacted

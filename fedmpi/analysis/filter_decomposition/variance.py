@@ -20,7 +20,7 @@ import torch
 from fedmpi.analysis import figures, local_models, report
 from fedmpi.analysis.filter_decomposition.kernels import AtomLayer, atom_layers
 from fedmpi.analysis.filter_decomposition.products import client_variance, kernel_mean, product_mean, replicate_variance
-from fedmpi.comm.backends.solo import Solo
+from fedmpi.comm.base import Solo
 from fedmpi.common import seeds
 from fedmpi.common.errors import UserError
 from fedmpi.common.redaction import redacted
