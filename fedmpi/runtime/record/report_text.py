@@ -19,7 +19,7 @@ from fedmpi.common.metrics_row import NOT_METRICS
 from fedmpi.common.redaction import flow
 from fedmpi.common.text import count, figure
 from fedmpi.config.schema import Settings
-from fedmpi.config.train import OPTIONS, TrainSettings
+from fedmpi.config.sections import OPTIONS, TrainSettings
 from fedmpi.engine import sampling
 from fedmpi.engine.federation import Federation
 from fedmpi.engine.local.recipe import learning_rate
