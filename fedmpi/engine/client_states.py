@@ -13,7 +13,7 @@ from torch import Tensor
 from fedmpi.comm import Communicator
 from fedmpi.comm.base import Message
 from fedmpi.common.errors import UserError
-from fedmpi.engine import sampling
+from fedmpi.engine import scheduler
 from fedmpi.engine.faults.losses import START, Losses
 from fedmpi.engine.local.context import ClientContext
 from fedmpi.engine.worker import Worker
@@ -42,7 +42,7 @@ class Owners(dict[int, int]):
         self.ranks = ranks
 
     def __missing__(self, client: int) -> int:
-        return sampling.pinned([client], self.ranks)[client]
+        return scheduler.pinned([client], self.ranks)[client]
 
 
 @dataclass
@@ -177,7 +177,7 @@ class ClientStates:
         clients = range(self.worker.data.clients)
         self.orphans = {k: self.owner[k] for k in clients if self.owner[k] not in alive}
         if move:
-            self.owner |= sampling.pinned(list(self.orphans), ranks)
+            self.owner |= scheduler.pinned(list(self.orphans), ranks)
         return self.orphans.keys()
 
     # ---- states of another round than the last ----

@@ -8,17 +8,19 @@ from __future__ import annotations
 
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import replace
+from functools import lru_cache
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor
 
 from fedmpi.comm import Communicator
+from fedmpi.common import seeds
 from fedmpi.data.federated import Federated
 from fedmpi.engine.faults.losses import START, Losses
 from fedmpi.engine.pace import FEW, GAIN, LEAST_S, SAME, Measure, Pace, Row
 from fedmpi.engine.plan import SERVERS, Plan
-from fedmpi.engine.sampling import balanced, cohort, pinned
 
 
 class ClientScheduler:
@@ -38,7 +40,7 @@ class ClientScheduler:
     def sample(self, t: int) -> list[int]:
         """Draw the cohort of round t, ascending; clients that rank failures have taken out included."""
         plan = self.plan
-        return cohort(plan.seed, t, self.data.clients, plan.fraction, plan.draw, plan.members)
+        return draw_cohort(plan.seed, t, self.data.clients, plan.fraction, plan.draw, plan.members)
 
     def cohort(self, t: int) -> list[int]:
         """Return the clients that take part in round t, ascending."""
@@ -168,3 +170,61 @@ class ClientScheduler:
             self.next = replace(before, ranks={rank: pace for rank, pace in before.ranks.items() if pace})
             if self.measure is not None and "rank" in memory:
                 self.measure.recall(memory)
+
+
+def draw_cohort(
+    seed: int, t: int, clients: int, fraction: float | None, draw: str = "uniform", members: int | None = None
+) -> list[int]:
+    """Draw the cohort S_t: m = max(floor(fraction N), 1) clients without replacement, or m = `members`; ascending.
+
+    draw: uniform, each round anew; cycles: in an order of its own each cycle deals out all clients once, m a round, the
+    last round of a cycle takes the rest (with m = 1 and the mean: cyclic weight transfer, Chang et al. 2018).
+    """
+    m = cohort_size(clients, fraction, members)
+    if draw == "cycles":
+        cycle, at = divmod(t, -(-clients // m))
+        drawn = _order_of_cycle(seed, cycle, clients)[at * m : (at + 1) * m]
+    else:
+        drawn = seeds.numpy_rng(seed, "cohort", t).choice(clients, size=m, replace=False)
+    return sorted(int(k) for k in drawn)
+
+
+@lru_cache(maxsize=2)
+def _order_of_cycle(seed: int, cycle: int, clients: int) -> np.ndarray:
+    """Return (N,) the order in which a cycle deals out all clients: each of its rounds asks for it, and it is slow."""
+    return seeds.numpy_rng(seed, "cycle", cycle).permutation(clients)
+
+
+def cohort_size(clients: int, fraction: float | None, members: int | None = None) -> int:
+    """Return m, the most clients of a round. members: where they are given as a number (cohort.size)."""
+    if members is not None:
+        return members
+    assert fraction is not None
+    return max(int(fraction * clients + 1e-9), 1)
+
+
+def balanced(
+    members: Sequence[int],
+    costs: Sequence[float],
+    ranks: Sequence[int],
+    pace: Mapping[int, int] | None = None,
+    ahead: Mapping[int, float] | None = None,
+) -> dict[int, int]:
+    """Return client -> rank so that ranks finish together: the longest first, each to the rank that would finish it
+    first.   Graham, 1969 (at most 4/3 of optimal on equal ranks); Gonzalez, Ibarra and Sahni, 1977 (twice, on any)
+
+    pace: rank -> factor of a cost there (1); ahead: rank -> what it has to do before (0).
+    """
+    pace = dict.fromkeys(ranks, 1) if pace is None else pace
+    load = {rank: (ahead or {}).get(rank, 0.0) for rank in ranks}
+    placed = {}
+    for k, cost in sorted(zip(members, costs, strict=True), key=lambda kc: (-kc[1], kc[0])):
+        rank = min(ranks, key=lambda r: (load[r] + cost * pace[r], pace[r], r))
+        placed[k] = rank
+        load[rank] += cost * pace[rank]
+    return {k: placed[k] for k in members}
+
+
+def pinned(members: Sequence[int], ranks: Sequence[int]) -> dict[int, int]:
+    """Return client -> rank, the same in every round."""
+    return {k: ranks[k % len(ranks)] for k in members}

@@ -21,7 +21,7 @@ from fedmpi.common.errors import UserError
 from fedmpi.common.inputs import Shape, Type, call, zeros
 from fedmpi.config import Settings, machine
 from fedmpi.data.federated import Federated
-from fedmpi.engine import sampling
+from fedmpi.engine import scheduler
 from fedmpi.engine.checks import are_finite
 from fedmpi.engine.federation import Federation
 from fedmpi.engine.local.optimizers import state_shapes
@@ -357,7 +357,7 @@ def check_memory(made: Experiment, job: Job, devices: Sequence[torch.device] = (
 def cohort_size(made: Experiment) -> int:
     """m, the clients of a round."""
     cohort = made.settings.cohort
-    return sampling.size(made.data.clients, cohort.fraction, cohort.size)
+    return scheduler.cohort_size(made.data.clients, cohort.fraction, cohort.size)
 
 
 def rows(made: Experiment, size: int) -> tuple[float, float]:

@@ -29,7 +29,7 @@ from fedmpi.common.errors import UserError
 from fedmpi.common.redaction import flow, redacted
 from fedmpi.common.text import figure
 from fedmpi.config.schema import Settings
-from fedmpi.engine import sampling
+from fedmpi.engine import scheduler
 from fedmpi.engine.evaluate import evaluate
 from fedmpi.flat import linear
 from fedmpi.flat.layout import ATOM, COEF
@@ -60,7 +60,7 @@ def measure(made: Experiment, say: Callable[[str], None] = lambda text: None) ->
     s, worker = made.settings, build.make_worker(made, lambda: False)
     fed = build.federation(made, Solo(made.model.w.device), lambda: False)
     t = next((t for t in range(s.rounds, 2 * s.rounds + 1) if COEF in made.messages.groups(t)), s.rounds)
-    members = sampling.cohort(s.seed, t, made.data.clients, s.cohort.fraction, s.cohort.draw, s.cohort.size)
+    members = scheduler.draw_cohort(s.seed, t, made.data.clients, s.cohort.fraction, s.cohort.draw, s.cohort.size)
     say(f"round {t}: {len(members)} clients train, then {len(members) ** 2 + 2} models are evaluated")
     found = local_models(fed, worker, members, t)
     w, b = linear.combine(found.w, found.p), linear.combine(found.b, found.p)

@@ -11,7 +11,7 @@ from torch import nn
 
 from fedmpi.engine.faults import losses
 from fedmpi.engine.faults.losses import Losses
-from fedmpi.engine.sampling import pinned
+from fedmpi.engine.scheduler import pinned
 from fedmpi.flat import linear
 from fedmpi.methods import registry
 from fedmpi.runtime.resuming import resume
