@@ -185,7 +185,7 @@ def exchange_facts(run: RunContext) -> list[dict[str, Any]]:
     """
     comm, made, device, host = run.comm, run.experiment, run.device, run.job.host
     on_cpu, auto = device.type == "cpu", made.settings.compute.device == "auto"
-    facts = {"host": host, "device": report_text.device_name(device), "gpu": gpu_uuid(device)}
+    facts = {"host": host, "device": report_text.device_name(device), "gpu": "" if on_cpu else gpu_uuid(device)}
     facts |= {"no_regroup": comm.can_regroup, **environment.describe_gpu(device)}
     gathers_on_gpu, free = comm.device.type == "cuda", memory.free(device)
     needs = build.memory_needs(made, comm.size, gathers_on_gpu, made.model.w.is_cuda)
