@@ -255,7 +255,9 @@ class Federation:
     def memory(self) -> dict[str, Any]:
         """What rank 0 needs, beside the server's tensors, to go on after the round of the latest metrics."""
         guard = self.server.guard.memory() if self.server else None
-        return {"line": self.reporter.line, "guard": guard, "pace": self.scheduler.memory(), **self.reporter.memory()}
+        reporter, best = self.reporter, self.plan.best and self.plan.best.figure
+        memory = {"line": reporter.line, "guard": guard, "pace": self.scheduler.memory()}
+        return {**memory, "watch": reporter.watch.memory(), "best": best}
 
     def go_on(self, t: int, memory: Mapping[str, Any] | None, server: Mapping[str, Tensor] | None) -> None:
         """Begin after round t. memory, server (its snapshot): rank 0's; client states are on the shelf."""
@@ -269,4 +271,7 @@ class Federation:
             self.server.guard.recall(memory["guard"])
             self.scheduler.recall(memory.get("pace"))  # which earlier versions did not keep
             self.server.restore(server)
-            self.reporter.recall(memory)
+            self.reporter.watch.recall(memory["watch"])
+            best = self.server.best
+            if best and memory.get("best") != best.choice.figure:
+                best.forget()  # it was chosen by another figure

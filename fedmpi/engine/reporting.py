@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 import warnings
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 from torch import Tensor
@@ -111,17 +111,6 @@ class Reporter:
         nothing = dict.fromkeys(("up_parameters", "down_parameters", "sent_bytes", "received_bytes"), 0)
         wall_s, digest = time.perf_counter() - began, self.worker.model.layout.sha256(server.w)
         return {"cohort": [], "refused": [], **nothing, "wall_s": wall_s, "sha256": digest}
-
-    def memory(self) -> dict[str, Any]:
-        """What earlier rounds have left, for `recall` when a run goes on."""
-        return {"watch": self.watch.memory(), "best": self.plan.best and self.plan.best.figure}
-
-    def recall(self, memory: Mapping[str, Any]) -> None:
-        """The server's tensors are back already."""
-        self.watch.recall(memory["watch"])
-        best = self.server.best if self.server else None
-        if best and memory.get("best") != best.choice.figure:
-            best.forget()  # it was chosen by another one
 
 
 def own_parts(messages: Messages) -> frozenset[str]:
