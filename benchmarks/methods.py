@@ -19,7 +19,7 @@ from statistics import median
 import torch
 
 from fedmpi import config, methods
-from fedmpi.comm.backends.solo import Solo
+from fedmpi.comm.base import Solo
 from fedmpi.common import heap
 from fedmpi.common.registry import load
 from fedmpi.data.dataset import Dataset

@@ -6,7 +6,7 @@ w <- server_optim(w, direction),  float buffers by weighted mean,  state <- what
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import AbstractContextManager, nullcontext
+from contextlib import nullcontext
 from typing import Any
 
 import torch
@@ -23,11 +23,10 @@ from fedmpi.engine.best import Best, Choice
 from fedmpi.engine.checks import (
     are_finite,
     check_finite,
-    check_names,
     check_pair,
     check_rule,
+    check_slots,
     check_tensor,
-    check_values,
 )
 from fedmpi.engine.faults.uploads import NOT_FINITE, REMEDY, Guard
 from fedmpi.engine.messages import Messages, Upload
@@ -52,7 +51,7 @@ class ServerView(Server):
         self.w = self.shared = torch.empty(0)  # set by FederationServer, like the state
         self.state = State()
         self.noted: dict[str, float] = {}
-        self._seed = seed
+        self.seed = seed
 
     @property
     def label_counts(self) -> Tensor:  # type: ignore[override]
@@ -67,11 +66,7 @@ class ServerView(Server):
         self.noted |= {name: float(value) for name, value in values.items()}
 
     def generator(self, *purpose: str | int) -> torch.Generator:
-        return seeds.generator(self._seed, "server", *purpose)
-
-    def chance(self, hook: str, *more: int) -> AbstractContextManager[None]:
-        """Around a hook: the global generators, from which it may draw, are seeded for this round of it."""
-        return seeds.scoped(self._seed, hook, self.round, *more)
+        return seeds.generator(self.seed, "server", *purpose)
 
 
 class FederationServer:
@@ -119,9 +114,9 @@ class FederationServer:
     def _start(self, name: str, hook: str) -> None:
         """A slot of the server's state begins with what a hook of the method draws."""
         packing, where = self.messages.server_state, "at the start"
-        with blaming(where), self.view.chance(hook):
+        with blaming(where), seeds.scoped(self.view.seed, hook, self.view.round):
             given = {name: getattr(self.method, hook)(packing.shapes[name], self.view.generator("start", name))}
-        check_values(self.method, hook, given, packing, where, self.w)
+        check_slots(self.method, hook, given, self.method.server_state, packing, where, self.w, due=())
         check_finite(self.method, hook, packing, given[name].flatten(), where)
         packing.write(self.state_row, given)
 
@@ -149,11 +144,11 @@ class FederationServer:
         """What the method's hook `download` has for one client in round t, checked."""
         self.view.round, where = t, f"round {t}, client {client}"
         inputs = ReadOnlyCheck(self._inputs)
-        with blaming(where), self.view.chance("download", client):
+        with blaming(where), seeds.scoped(self.view.seed, "download", t, client):
             row = self.method.download(self.view, client)
         inputs.check_hooks(self.method, where, "download")
-        check_names(self.method, "download", row, self.method.per_client_download, where)
-        check_values(self.method, "download", row, self.messages.per_client, where, self.w)
+        declared, packing = self.method.per_client_download, self.messages.per_client
+        check_slots(self.method, "download", row, declared, packing, where, self.w)
         return row
 
     def step(
@@ -166,23 +161,27 @@ class FederationServer:
         view.segments, view.shared = upload.columns.segments, upload.w.take(self.w)
         inputs = ReadOnlyCheck({**self._inputs, **came.tensors(), "up.p": up.p, "up.n": up.n})
         size, ruled = (upload.columns.size,), None
-        own = self.rule is not None or overrides(self.method, "aggregate")
-        with blaming(where, Lost), view.chance("aggregate") if own else nullcontext():  # it may ask other ranks
+        own = self.rule is not None or overrides(self.method, "aggregate")  # which may draw from global generators
+        chance = seeds.scoped(view.seed, "aggregate", t) if own else nullcontext()
+        with blaming(where, Lost), chance:  # Lost: it may ask other ranks
             direction, state = check_pair(self.method, "aggregate", self.method.aggregate(view, up), where)
             inputs.check_hooks(self.method, where, "aggregate")
             if self.rule is not None:
                 ruled = self.rule(up, view)
                 inputs.check_hooks(self.method, where, by=self.rule)
         check_tensor(self.method, "aggregate", direction, size, where, self.w)
-        check_names(self.method, "aggregate", state, self.method.server_state, where)
-        check_values(self.method, "aggregate", state, self.messages.server_state, where, self.w)
+        declared, packing = self.method.server_state, self.messages.server_state
+        check_slots(self.method, "aggregate", state, declared, packing, where, self.w)
         if self.rule is not None:
             check_rule(ruled, size, where, self.w, self.rule)
             direction = ruled
         given, direction = direction, direction.detach().to(self.w.dtype)
         tensors = (value.to(self.w.dtype) for value in state.values() if isinstance(value, Tensor))
         b = up.mean("_b") if upload.b.size else None
-        _check_finite(t, up, came, direction, *tensors, *([] if b is None else [b]))
+        if not (came.whole and all(are_finite([direction, *tensors, *([] if b is None else [b])]))):
+            bad = [str(k) for k, whole in zip(up.clients, came.finite(), strict=True) if not whole]
+            who = f"client {', '.join(bad)} sent" if bad else "the server's direction, state or buffers have"
+            raise UserError(f"{where}: {who} {NOT_FINITE}; the round was dropped. {REMEDY}")
         self.updates = {}
         if isinstance(seen, agreement.Seen):
             self.updates = {"updates": agreement.figures(seen, norms, given, self.records == "gram")}
@@ -205,12 +204,3 @@ class FederationServer:
             self.optimizer.step(w, direction, state)
             upload.w.put(w, self.w)
             upload.w.put(state, self.optimizer.state)
-
-
-def _check_finite(t: int, up: Uploads, came: Received, *made: Tensor) -> None:
-    """A number that is not finite ends the run, and its client is named. Looked for in one vector, not in m."""
-    if came.whole and all(are_finite(made)):
-        return
-    bad = [str(k) for k, whole in zip(up.clients, came.finite(), strict=True) if not whole]
-    who = f"client {', '.join(bad)} sent" if bad else "the server's direction, state or buffers have"
-    raise UserError(f"round {t}: {who} {NOT_FINITE}; the round was dropped. {REMEDY}")

@@ -21,8 +21,8 @@ from fedmpi.common.errors import UserError
 from fedmpi.common.inputs import Shape, Type, call, zeros
 from fedmpi.config import Settings, machine
 from fedmpi.data.federated import Federated
-from fedmpi.engine import sampling
-from fedmpi.engine.checks import is_finite
+from fedmpi.engine import scheduler
+from fedmpi.engine.checks import are_finite
 from fedmpi.engine.federation import Federation
 from fedmpi.engine.local.optimizers import state_shapes
 from fedmpi.engine.local.recipe import learning_rate
@@ -162,7 +162,7 @@ def experiment(settings: Settings, data: Federated, device: torch.device) -> Exp
     with blaming(f"model {settings.model.name}"):
         model = FlatModel(module, net.head_names(), channels_last=settings.compute.channels_last)
     floats = [p for p in model.frozen.values() if p.is_floating_point()]
-    if not all(map(is_finite, (model.w, model.b, *floats))):
+    if not all(are_finite([model.w, model.b, *floats])):
         raise UserError(f"model {settings.model.name}: its initial weights hold values that are not finite")
     fitting.check_needs(settings, method, task, net, module)
     fitting.check_sense(settings, method, data, task, net)
@@ -357,7 +357,7 @@ def check_memory(made: Experiment, job: Job, devices: Sequence[torch.device] = (
 def cohort_size(made: Experiment) -> int:
     """m, the clients of a round."""
     cohort = made.settings.cohort
-    return sampling.size(made.data.clients, cohort.fraction, cohort.size)
+    return scheduler.cohort_size(made.data.clients, cohort.fraction, cohort.size)
 
 
 def rows(made: Experiment, size: int) -> tuple[float, float]:

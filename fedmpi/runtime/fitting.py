@@ -17,7 +17,7 @@ from fedmpi.common.text import brief, lower_is_better, nearest
 from fedmpi.config.schema import Settings
 from fedmpi.data.batches import samples_of
 from fedmpi.data.federated import Federated
-from fedmpi.engine import sampling
+from fedmpi.engine import scheduler
 from fedmpi.engine.best import Choice
 from fedmpi.engine.messages import Messages
 from fedmpi.flat.model import NORM_LAYERS
@@ -348,5 +348,5 @@ def check_rule(settings: Settings, data: Federated, messages: Messages) -> None:
     """Whether server.rule can do what it is chosen for."""
     rule, train, size = settings.server.rule, settings.train, settings.train.batch_size
     idle = np.flatnonzero(data.train_sizes < size).tolist() if train.drop_last and size != "full" else []
-    members = sampling.size(data.clients, settings.cohort.fraction, settings.cohort.size)
+    members = scheduler.cohort_size(data.clients, settings.cohort.fraction, settings.cohort.size)
     suited.check(rule.name, rule.options, members, idle, messages.upload(0).b.size)

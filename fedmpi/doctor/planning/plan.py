@@ -30,7 +30,7 @@ from typing import Any
 import torch
 
 from fedmpi.comm import Job, detect
-from fedmpi.comm.backends.solo import Solo
+from fedmpi.comm.base import Solo
 from fedmpi.common.errors import UserError
 from fedmpi.config import Settings, machine
 from fedmpi.data.batches import samples_of
