@@ -42,7 +42,7 @@ from fedmpi.engine.local.context import ClientContext
 from fedmpi.engine.plan import SERVERS
 from fedmpi.engine.worker import Worker
 from fedmpi.tasks import contract
-from fedmpi.tasks.over_clients import Figures, pooled, spread
+from fedmpi.tasks.measures import Figures, pooled, spread
 
 MOST_CLASSES = 100  # whose figures are kept; a line a round shall stay short
 
@@ -70,7 +70,7 @@ def figures(
     with torch.inference_mode(), worker.precision() if worker.bf16 else nullcontext():
         for x, y in batches(shard, batch_size, None, views=predict is None):
             f = _outputs(worker, x, predict)
-            of_batch = contract.batch_weight(task, y)
+            of_batch = task.batch_weight(y)
             loss, weight = loss + contract.mean_loss(task, f, x, y).double() * of_batch, weight + of_batch
             if shard.x._version != untouched:
                 who = f"model {type(module).__name__} or task {type(task).__name__}"
@@ -231,7 +231,7 @@ class Evaluator:
 
         def weigh(_: Tensor, y: Tensor) -> None:
             nonlocal weight
-            weight = float(contract.split_weight(self.worker.task, y))
+            weight = float(self.worker.task.split_weight(y))
 
         found = figures(self.worker, shard, self.batch_size, predict, see=weigh)
         return found if weight else {**found, "loss": nan}, weight

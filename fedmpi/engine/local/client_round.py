@@ -56,7 +56,9 @@ def run_round(client: ClientContext, row: Tensor) -> bool:
             untouched.check(client.where, "train", "loss", "regularizer", "gradient", "step")
             sent, more = check_pair(worker.method, "upload", worker.method.upload(client), client.where)
             untouched.check(client.where, "upload")
-        state = write_upload(client, row, (new, sent, more), lambda p, w0, out: p.subtract(model.w, w0, out))
+        state = write_upload(
+            client, row, (new, sent, more), lambda p, w0, out: torch.sub(p.take(model.w), p.take(w0), out=out)
+        )
         return state, client.meter.number()
 
     fine = store_result(client, row, trained, began)
@@ -134,7 +136,7 @@ def write_upload(
     client: ClientContext,
     row: Tensor,
     given: tuple[Any, Any, Any],
-    subtract: Callable[[Selection, Tensor, Tensor], None],
+    subtract: Callable[[Selection, Tensor, Tensor], object],
 ) -> dict[str, Tensor]:
     """Check what `train` and `upload` gave, write the upload; returns what becomes of the client's state.
 
