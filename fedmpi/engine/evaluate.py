@@ -43,7 +43,7 @@ from fedmpi.engine.plan import SERVERS
 from fedmpi.engine.readonly import ReadOnlyCheck
 from fedmpi.engine.worker import Worker
 from fedmpi.tasks import contract
-from fedmpi.tasks.over_clients import Figures, pooled, spread
+from fedmpi.tasks.measures import Figures, pooled, spread
 
 MOST_CLASSES = 100  # whose figures are kept; a line a round shall stay short
 
@@ -75,7 +75,7 @@ def evaluate(
     with torch.inference_mode(), worker.precision() if worker.bf16 else nullcontext():
         for x, y in batches(shard, batch_size, None, views=predict is None):
             f = _outputs(worker, x, predict)
-            of_batch = contract.batch_weight(task, y)
+            of_batch = task.batch_weight(y)
             loss, weight = loss + contract.mean_loss(task, f, x, y).double() * of_batch, weight + of_batch
             if samples.written():
                 who = f"model {type(module).__name__} or task {type(task).__name__}"
@@ -226,7 +226,7 @@ class Evaluator:
 
     def _weighed(self, of: Evaluation) -> tuple[Figures, float]:
         """Figures, and what they weigh in a mean over shards: their samples, or the part that counts."""
-        weight = float(contract.split_weight(self.worker.task, of.targets)) if len(of.targets) else 0.0
+        weight = float(self.worker.task.split_weight(of.targets)) if len(of.targets) else 0.0
         return of.figures if weight else {**of.figures, "loss": nan}, weight
 
     def _over_all(self, t: int, protocol: str, rows: Mapping[Any, Figures], weights: Mapping[Any, float]) -> Figures:

@@ -12,8 +12,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from fedmpi.aggregation import agreement
 from fedmpi.aggregation.optimizers import ServerOptimizer
+from fedmpi.aggregation.update_stats import RecordingUploads, update_stats
 from fedmpi.comm import Lost
 from fedmpi.common import seeds
 from fedmpi.common.blame import blaming
@@ -104,7 +104,7 @@ class FederationServer:
         view.state, view.w, self.held = self.state, self.w, held
         self._inputs = {"s.w": self.w, "s.state": self.state_row, "s.label_counts": view.counts}  # hooks only read them
         self.best = Best(choice, self.w, self.b) if choice else None
-        self.records, self.updates = records, dict[str, Any]()  # of the last step (aggregation/agreement.py)
+        self.records, self.updates = records, dict[str, Any]()  # of the last step (aggregation/update_stats.py)
         self.guard, self.refused = guard or Guard(), list[int]()  # refused: clients, in the last step
         self.keeps_undo = keeps_undo
         self._before_step: tuple[int, dict[str, Tensor]] | None = (
@@ -155,7 +155,7 @@ class FederationServer:
         self, t: int, train_lr: float, up: Uploads, upload: Upload, came: Received, norms: Mapping[int, float]
     ) -> dict[str, float]:
         """One round's step; returns the method's own figures. `up` is what `came` from the clients; norms: ||dw||."""
-        seen = up = agreement.Seen(up) if self.records and "dw" in upload.packing.shapes and upload.w.size else up
+        seen = up = RecordingUploads(up) if self.records and "dw" in upload.packing.shapes and upload.w.size else up
         view, where = self.view, f"round {t}"
         view.round, view.train_lr, view.noted = t, train_lr, {}
         view.segments, view.shared = upload.columns.segments, upload.w.take(self.w)
@@ -183,8 +183,8 @@ class FederationServer:
             who = f"client {', '.join(bad)} sent" if bad else "the server's direction, state or buffers have"
             raise UserError(f"{where}: {who} {NOT_FINITE}; the round was dropped. {REMEDY}")
         self.updates = {}
-        if isinstance(seen, agreement.Seen):
-            self.updates = {"updates": agreement.figures(seen, norms, given, self.records == "gram")}
+        if isinstance(seen, RecordingUploads):
+            self.updates = {"updates": update_stats(seen, norms, given, self.records == "gram")}
         # From here on no other rank is asked: a step that a rank failure interrupts must have changed nothing.
         if self.keeps_undo:
             self._before_step = t, {name: tensor.clone() for name, tensor in self._lasting().items()}

@@ -28,14 +28,6 @@ NORM_LAYERS = (nn.modules.batchnorm._BatchNorm, nn.LayerNorm, nn.GroupNorm, nn.m
 ORDER = "RNN module weights are not part of single contiguous chunk of memory"
 
 
-def _group(name: str, module: nn.Module, head: Collection[str], declared: dict[str, str]) -> str:
-    if name in declared:
-        return declared[name]
-    if name in head:
-        return HEAD
-    return NORM if isinstance(module, NORM_LAYERS) else BODY
-
-
 class FlatModel:
     """A module whose parameters and float buffers are views of two vectors, `w` (d,) and `b`.
 
@@ -57,7 +49,11 @@ class FlatModel:
             warnings.filterwarnings("ignore", ORDER)
         groups = getattr(module, "parameter_groups", None)
         declared: dict[str, str] = groups() if callable(groups) else {}
-        owners = {f"{path}.{leaf}" if path else leaf: (owner, leaf) for path, owner, leaf in _leaves(module)}
+        owners = {  # of each parameter and buffer
+            f"{path}.{leaf}" if path else leaf: (owner, leaf)
+            for path, owner in module.named_modules()
+            for leaf in (*owner._parameters, *owner._buffers)
+        }
         whole = dict(module.named_parameters())
         named = {n: p for n, p in whole.items() if (p.requires_grad if names is None else n in names)}
         self.frozen = {n: p for n, p in whole.items() if n not in named}
@@ -180,12 +176,6 @@ class FlatModel:
         return {**values, **{n: tensors[first] for n, first in self.names.items()}, **self.buffer_layout.tensors(b)}
 
 
-def _leaves(module: nn.Module) -> Iterator[tuple[str, nn.Module, str]]:
-    for path, owner in module.named_modules():
-        for leaf in (*owner._parameters, *owner._buffers):
-            yield path, owner, leaf
-
-
 def _lay_out(
     tensors: dict[str, Tensor] | dict[str, nn.Parameter],
     owners: dict[str, tuple[nn.Module, str]],
@@ -195,7 +185,8 @@ def _lay_out(
 ) -> Layout:
     segments, at = [], 0
     for name, t in tensors.items():
-        group = _group(name, owners[name][0], head, declared)
+        group = HEAD if name in head else NORM if isinstance(owners[name][0], NORM_LAYERS) else BODY
+        group = declared.get(name, group)
         segments.append(Segment(name, tuple(t.shape), at, group, channels_last and t.dim() == 4))
         at = segments[-1].stop
     return Layout(tuple(segments))

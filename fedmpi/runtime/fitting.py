@@ -120,7 +120,7 @@ def check_needs(settings: Settings, method: Method, task: Any, net: Net, module:
     cannot = f"model {model} does not end in a linear layer that can be split off"
     rows = f"model {model} gives more than one row of features, or of outputs, a sample"
     lacking = {
-        FEATURES: not net.has_features and (cannot if net.head is None else rows),
+        FEATURES: net.feature_dim is None and (cannot if net.head is None else rows),
         LAST_LAYER: net.head is None and cannot,
         CLASSES: not getattr(task, "classification", False)
         and f"task {settings.task.name} does not say that it is one (classification = True in the class)",

@@ -44,7 +44,7 @@ def _analysis(settings: Settings, task: Any, net: Net, data: Federated, messages
         if name in settings.analysis and data.global_test is None:
             raise UserError(f"analysis: {name} needs a global test set, which silos do not have; remove it")
     for name in FEATURES:
-        if name in settings.analysis and not net.has_features:
+        if name in settings.analysis and net.feature_dim is None:
             raise UserError(
                 f"analysis: {name} looks at what the last linear layer is given, a row of features a sample, and model "
                 f"{settings.model.name} has no such layer; remove it, or choose a model that ends in one"

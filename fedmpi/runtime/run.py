@@ -158,7 +158,7 @@ def _agree(run: RunContext) -> None:
     run.ranks = exchange_facts(run)
     made = run.experiment
     run.plugins = plugins.files(settings, made.method, made.task, made.net.module)
-    layout = {"(layout)": consistency.of(made.model.layout.describe())}
+    layout = {"(layout)": consistency.of(repr(made.model.layout))}
     layout |= {} if made.initial is None else {"(initial weights)": made.initial.digest}
     layout |= consistency.frozen(made.model.frozen)
     digests = {**run.code_digests, **plugins.digests(run.plugins), **run.data_digests, **layout}

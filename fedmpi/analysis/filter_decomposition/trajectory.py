@@ -167,7 +167,7 @@ class Points:
                 place.copy_(values.view(place.shape))
             parts = (
                 contract.mean_loss(self.made.task, call(self.module, x), x, y).item()
-                * float(contract.batch_weight(self.made.task, y))
+                * float(self.made.task.batch_weight(y))
                 for x, y in batches(self.loss.shard, Loss.BATCH, None)
             )
             return sum(parts) / float(self.loss.weight)

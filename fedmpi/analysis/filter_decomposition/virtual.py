@@ -36,7 +36,7 @@ from fedmpi.flat.layout import ATOM, COEF
 from fedmpi.runtime import build
 from fedmpi.runtime.build import Experiment
 from fedmpi.runtime.record import saved_model
-from fedmpi.tasks.over_clients import Figures
+from fedmpi.tasks.measures import Figures
 
 
 def analyse(run: Path, settings: Settings, to: Path, say: Callable[[str], None]) -> None:

@@ -53,7 +53,9 @@ def run_round(client: ClientContext, row: Tensor) -> bool:
             inputs.check_hooks(method, client.where, "train", "loss", "regularizer", "gradient", "step")
             sent, more = check_pair(method, "upload", method.upload(client), client.where)
             inputs.check_hooks(method, client.where, "upload")
-        state = write_upload(client, here, (new, sent, more), lambda part, w0, out: part.subtract(model.w, w0, out))
+        state = write_upload(
+            client, here, (new, sent, more), lambda part, w0, out: torch.sub(part.take(model.w), part.take(w0), out=out)
+        )
     except Exception as error:
         if not worker.spares:
             raise
@@ -131,7 +133,7 @@ def write_upload(
     client: ClientContext,
     row: Tensor,
     given: tuple[Any, Any, Any],
-    subtract: Callable[[Selection, Tensor, Tensor], None],
+    subtract: Callable[[Selection, Tensor, Tensor], object],
 ) -> dict[str, Tensor]:
     """Check what `train` and `upload` gave, write the upload; returns what becomes of the client's state.
 

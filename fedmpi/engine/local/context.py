@@ -179,7 +179,7 @@ class ClientContext(Client):
         with self.elsewhere(at), self._evaluating():
             for x, y in batches(shard, EVALUATION_BATCH, None):
                 f = self.logits(x)
-                of_batch = contract.batch_weight(task, y)
+                of_batch = task.batch_weight(y)
                 total, weight = total + self.task_loss(f, x, y) * of_batch, weight + of_batch
                 held.append((contract.hold(task, f, y), y))
             whole = contract.whole_loss(task, *map(torch.cat, zip(*held, strict=True))) if held else None

@@ -112,7 +112,7 @@ class Stack:
     def subtract(self, i: int, part: Selection, w0: Tensor, out: Tensor) -> None:
         """out <- the part of w_i - w0."""
         if self.flat is not None or not part.whole:
-            part.subtract(self.row(i), w0, out)
+            torch.sub(part.take(self.row(i)), part.take(w0), out=out)
             return
         for j, (s, raw) in enumerate(zip(self.layout.segments, self.raw, strict=True)):
             if j in self.thin:

@@ -15,7 +15,7 @@ from fedmpi.engine.local import training_loop
 from fedmpi.engine.local.context import ClientContext
 from fedmpi.engine.travel.cuts import Cuts
 from fedmpi.engine.travel.whole import Held
-from fedmpi.flat import lengths
+from fedmpi.flat import linear
 from fedmpi.flat.packing import Packing
 
 
@@ -81,11 +81,11 @@ def test_lengths(kind):
     x[2] = 0
     x = x.to(kind)
     x[3, 5] = torch.inf
-    found = lengths.of_rows(lengths.of_blocks(x))
+    found = linear.row_norms(linear.block_norms(x))
     assert found.dtype == torch.float64
     assert found[:3].tolist() == pytest.approx(x[:3].double().norm(dim=1).tolist(), rel=1e-3)
     assert math.isnan(found[3])
-    assert lengths.of_rows(lengths.of_blocks(x[:, :0])).tolist() == [0.0] * 4
+    assert linear.row_norms(linear.block_norms(x[:, :0])).tolist() == [0.0] * 4
 
 
 # ---- in a run ----
