@@ -5,8 +5,8 @@ from __future__ import annotations
 import time
 from typing import Any
 
+from fedmpi.common.host_memory import size_text
 from fedmpi.common.text import count, figure
-from fedmpi.runtime.memory import size_text
 from fedmpi.runtime.reading.status import FINISHED, NEVER, RUNNING
 from fedmpi.runtime.record.progress import duration
 

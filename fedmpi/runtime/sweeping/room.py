@@ -19,8 +19,8 @@ from pathlib import Path
 import torch
 
 from fedmpi.common.errors import UserError
+from fedmpi.common.host_memory import available_bytes, control_groups
 from fedmpi.config import Settings, machine
-from fedmpi.runtime import memory
 
 SPARE, SCARCE = 0.05, 0.02  # of all memory: stays free as runs begin; below it one is ended
 PATIENCE_S = 60.0  # for the first round of a run of unknown size: then it needs half more than it holds
@@ -61,7 +61,7 @@ class Room:
         held = list(running)
         if not self.counts or not held:
             return True
-        free = memory.available_bytes()
+        free = available_bytes()
         if free is None:
             return True
         growth = sum(max(self.of(each, held) - each.now, 0) for each in held)
@@ -85,7 +85,7 @@ class Room:
         self.needs[each.group] = max(self.needs.get(each.group, 0), int(GROWS * most))
 
     def scarce(self) -> bool:
-        free = memory.available_bytes() if self.counts else None
+        free = available_bytes() if self.counts else None
         return free is not None and free < SCARCE * total()
 
     def gpu(self, slot: int) -> str | None:
@@ -108,7 +108,7 @@ def room(jobs: str, todo: Sequence[Settings], needs: dict[str, int]) -> Room:
 def total() -> int:
     """Memory of this host, or of the control groups that this process is in, whichever is less."""
     whole = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
-    return min([whole, *(limit for limit, _ in memory.groups())])
+    return min([whole, *(limit for limit, _ in control_groups())])
 
 
 def _gpus() -> tuple[str, ...]:
