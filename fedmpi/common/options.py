@@ -69,7 +69,7 @@ def check(
     Raises:
         UserError: one line for each key that is unknown, missing, of a wrong type or out of bounds.
     """
-    declared, required, open_ended = _declared(target, given, supplied)
+    declared, required, open_ended = declared_options(target, given, supplied)
     origins = origins or {}
     checked: dict[str, Any] = {}
     problems = []
@@ -114,7 +114,7 @@ def _untyped(target: Callable[..., Any], key: str) -> str:
     return ""
 
 
-def _declared(
+def declared_options(
     target: Callable[..., Any], given: Mapping[str, Any], supplied: Sequence[str]
 ) -> tuple[dict[str, Any], set[str], bool]:
     """The options of `target`: name -> annotation with bounds; which are required; whether other keys are accepted."""

@@ -31,7 +31,7 @@ from fedmpi.engine.reporting import OWN
 from fedmpi.flat.model import FlatModel
 from fedmpi.method.base import Method, overrides
 from fedmpi.models.net import Net
-from fedmpi.runtime import build, build_data, consistency, trust
+from fedmpi.runtime import build, build_data, rank_agreement, trust
 from fedmpi.runtime.build import Experiment
 from fedmpi.runtime.device import set_numerics
 from fedmpi.runtime.record import preprocessing
@@ -154,7 +154,7 @@ def _data(run_dir: Path, settings: Settings, client: int) -> Federated:
         return build_data.of_one_site(settings, client)
     data = build_data.partitioned(settings)
     was = json.loads((run_dir / "identity.json").read_text(encoding="utf-8"))
-    bad = [key[1:-1] for key, digest in consistency.data(data).items() if was.get(key, digest) != digest]
+    bad = [key[1:-1] for key, digest in rank_agreement.data_digests(data).items() if was.get(key, digest) != digest]
     if bad:
         raise UserError(
             f"{' and '.join(bad)} below {settings.data.root} are not those of the run, and method "
@@ -189,7 +189,7 @@ def _without_data(settings: Settings, method: Method, facts: dict[str, Any], siz
     net = Net(module, shape, dtype)
     model = FlatModel(module, net.head_names(), channels_last=settings.compute.channels_last)
     messages = build.make_messages(settings, method, model, net, data)
-    return Experiment(settings, data, method, _NoTask(), net, model, messages, None)
+    return Experiment(settings, data, method, _NoTask(), net, model, messages, build.make_recipe(settings), None)
 
 
 # ---- its state ----

@@ -14,6 +14,7 @@ import torch
 
 from fedmpi.comm import Job
 from fedmpi.comm.base import ranks as numbers
+from fedmpi.common.host_memory import size_text
 from fedmpi.common.inputs import Shape, describe_axes
 from fedmpi.common.metrics_row import NOT_METRICS
 from fedmpi.common.redaction import flow
@@ -26,7 +27,6 @@ from fedmpi.engine.local.recipe import learning_rate
 from fedmpi.engine.messages import ENGINE_DOWN, ENGINE_UP, Messages
 from fedmpi.runtime import build_data
 from fedmpi.runtime.build import Experiment
-from fedmpi.runtime.memory import size_text
 from fedmpi.runtime.record.progress import Console
 from fedmpi.runtime.record.run_dir import RunDirectory
 from fedmpi.runtime.record.site_rows import site_rows
