@@ -248,7 +248,7 @@ def test_what_is_read_of_options_is_what_is_checked(kind):
     for name in catalog.registry(kind):
         target = registry.load(name, module.registry, kind)
         said = {each.name: each.default for each in description(kind, name).options}
-        declared, required, _ = options._declared(target, said, (*module.KIND.supplied, "download"))
+        declared, required, _ = options.declared_options(target, said, (*module.KIND.supplied, "download"))
         assert set(said) == set(declared), name
         assert {option for option, default in said.items() if default == "required"} == required, name
         if dataclasses.is_dataclass(target):
