@@ -29,7 +29,7 @@ from fedmpi.config.loading import shown
 from fedmpi.config.sweep import Sweep
 from fedmpi.data.fetching import getting
 from fedmpi.data.fetching.progress import progress
-from fedmpi.runtime.record.environment import installed
+from fedmpi.runtime.record.metadata import installed_version
 from fedmpi.runtime.sweeping import choosing
 from fedmpi.runtime.sweeping import progress as progress_of
 
@@ -190,7 +190,7 @@ def verdicts(tables: Sequence[Cells]) -> dict[str, Any]:
         "overrides": [shown(text) for text in sweep.overrides],
         "published": sweep.published[0].source if sweep.published else None,
         "fedmpi": __version__,
-        "torch": installed("torch"),
+        "torch": installed_version("torch"),
         "verdict": told,
         "sha256_of_models": dict(_models(sweep)),
         "cells": rows,

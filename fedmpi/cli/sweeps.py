@@ -116,9 +116,9 @@ def table(
     beside ours."""
     given = list(overrides or ())
     if file.is_dir():
-        from fedmpi.runtime.reading import many
+        from fedmpi.runtime.reading import sweep_status
 
-        file, before = many.asked(file)
+        file, before = sweep_status.asked(file)
         given = [*before, *given]
     asked = files.load(file, given)
     from fedmpi.analysis import sweep_forms

@@ -11,7 +11,7 @@ from fedmpi.analysis.pages.run import Run, named
 from fedmpi.common.errors import UserError
 from fedmpi.runtime.reading import digests
 from fedmpi.runtime.reading.files import json_of, no_run
-from fedmpi.runtime.reading.many import LIST
+from fedmpi.runtime.reading.sweep_status import LIST
 
 MARKS = ("config.yaml", "metrics.jsonl", "summary.json")  # a directory that holds one of them is a run's
 UNLIKE = ("seed", "name", "output")  # settings in which runs of one group may differ

@@ -14,7 +14,7 @@ from fedmpi.config.later import comparable, free_later
 from fedmpi.config.sweep import Sweep
 from fedmpi.runtime import trust
 from fedmpi.runtime.reading.files import json_of, tail
-from fedmpi.runtime.record import kept_copies
+from fedmpi.runtime.record import plugins
 
 DONE, BEGUN, MISSING = "done", "begun", "missing"
 REMEDY = "give the sweep another name, or move that directory away"
@@ -86,7 +86,7 @@ def now(settings: Settings) -> State:
     if accepts or not any(key.startswith("(plug-in ") for key in identity(settings) or ()):
         return found
     place = directory(settings)
-    for file, copy in kept_copies.changed(place, trust.foreign(settings.resolved()).values()):
+    for file, copy in plugins.changed(place, trust.foreign(settings.resolved()).values()):
         raise UserError(
             f"{place} holds a run that was made with another content of {file}, which is in {copy}; undo the change, "
             f"{REMEDY}; to keep it all the same: checkpoint.changes=accept"
@@ -137,9 +137,9 @@ def _changed(own: dict[str, str], made: dict[str, Any], settings: Settings) -> l
 
 
 def _whole(settings: Settings) -> dict[str, str]:
-    from fedmpi.runtime.record import whole  # imports torch
+    from fedmpi.runtime.record.metadata import resolve  # imports torch
 
-    return whole.of(settings).identity()
+    return resolve(settings).identity()
 
 
 def _rounds(path: Path) -> int:

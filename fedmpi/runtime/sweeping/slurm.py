@@ -19,7 +19,7 @@ from fedmpi.common.text import count
 from fedmpi.config import Settings
 from fedmpi.config.loading import shown
 from fedmpi.config.sweep import Sweep
-from fedmpi.runtime.reading import many
+from fedmpi.runtime.reading import sweep_status
 from fedmpi.runtime.reading.files import tail
 from fedmpi.runtime.record import durable
 from fedmpi.runtime.sweeping import choosing, progress
@@ -229,7 +229,7 @@ def _ready(sweep: Sweep, place: Path, names: Sequence[str]) -> None:
     """The folder, and the list of runs that `fedmpi status` reads."""
     try:
         (place / FOLDER).mkdir(parents=True, exist_ok=True)
-        durable.write(place / many.LIST, many.record(sweep, names).encode())
+        durable.write(place / sweep_status.LIST, sweep_status.record(sweep, names).encode())
     except OSError as error:
         raise UserError(f"output: cannot write to {place / FOLDER}: {error.strerror}; choose another output") from error
 

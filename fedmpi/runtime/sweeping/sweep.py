@@ -7,12 +7,13 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from fedmpi.common.errors import COME_AGAIN, UserError
+from fedmpi.common.jsonl import to_jsonable
 from fedmpi.common.text import count, headline
 from fedmpi.config import Settings
 from fedmpi.config.sweep import SEED, Sweep
-from fedmpi.runtime.reading import files, many
-from fedmpi.runtime.record import durable, lock, report_text
-from fedmpi.runtime.record.lines import plain
+from fedmpi.runtime.reading import files, sweep_status
+from fedmpi.runtime.record import durable, lock
+from fedmpi.runtime.record.summary import metric_names
 from fedmpi.runtime.sweeping import choosing, pool, progress, slurm
 from fedmpi.runtime.sweeping.room import room
 from fedmpi.runtime.sweeping.view import View
@@ -50,7 +51,9 @@ def chosen(sweep: Sweep) -> list[str]:
     found = choosing.choose(sweep)
     assert sweep.best is not None
     place = next(sweep.runs())[1].output
-    durable.write(place / choosing.FILE, (json.dumps(plain(choosing.facts(sweep, found)), indent=2) + "\n").encode())
+    durable.write(
+        place / choosing.FILE, (json.dumps(to_jsonable(choosing.facts(sweep, found)), indent=2) + "\n").encode()
+    )
     if without := [choosing.told(each) for each in found.values() if each.chosen is None]:
         raise UserError(f"best: {'; '.join(without)}; the candidates are in {place / choosing.FILE}")
     return [f"chosen by {sweep.best.figure}: {choosing.told(each)}" for each in found.values()]
@@ -163,14 +166,14 @@ def known(sweep: Sweep) -> list[Settings]:
 def _headline(settings: Settings) -> str:
     """The first figure of the run's last evaluation."""
     last = progress.state(settings).summary.get("last", {})
-    shown = headline(report_text.figures_in([last]))
+    shown = headline(metric_names([last]))
     return f"{shown.replace('_', ' ')} {last[shown]:.4g}" if shown and last.get(shown) is not None else "done"
 
 
 def _list(sweep: Sweep, runs: Sequence[Run]) -> None:
     """Leave the names of all runs in the sweep's directory, for `fedmpi status` of it."""
-    content = many.record(sweep, [settings.name for _, settings in runs])
-    durable.write(runs[0][1].output / many.LIST, content.encode())
+    content = sweep_status.record(sweep, [settings.name for _, settings in runs])
+    durable.write(runs[0][1].output / sweep_status.LIST, content.encode())
 
 
 def make(place: Path) -> None:

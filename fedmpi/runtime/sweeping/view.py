@@ -8,8 +8,7 @@ import time
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
-from fedmpi.common.text import count, figure
-from fedmpi.runtime.record.progress import duration
+from fedmpi.common.text import count, duration, figure
 from fedmpi.runtime.sweeping import progress
 from fedmpi.runtime.sweeping.room import Held
 

@@ -14,7 +14,7 @@ import pytest
 from fedmpi.analysis import figures, sweep_forms, sweep_table
 from fedmpi.common.errors import UserError
 from fedmpi.config import sweep
-from fedmpi.runtime.reading import many
+from fedmpi.runtime.reading import sweep_status
 
 SWEEP = """\
 name: t
@@ -60,26 +60,26 @@ def asked(tmp_path):
 def test_a_sweeps_directory_tells_what_was_asked_for(tmp_path, asked, monkeypatch):
     """Wherever it lies by now, and with the command line of then; but for secrets, which are not written down."""
     words = ["train.batch_size=7", "output=elsewhere"]
-    (tmp_path / "t" / "sweep.json").write_text(many.record(sweep.load(asked.path, words), ["a"]))
+    (tmp_path / "t" / "sweep.json").write_text(sweep_status.record(sweep.load(asked.path, words), ["a"]))
     (tmp_path / "moved").mkdir()
     (tmp_path / "t").rename(tmp_path / "moved" / "t")
     monkeypatch.chdir(tmp_path)
-    file, given = many.asked(Path("moved/t"))
+    file, given = sweep_status.asked(Path("moved/t"))
     again = sweep.load(file, given)
     assert again.path == asked.path
     (_, settings), *_ = again.runs()
     assert (settings.train.batch_size, settings.output) == (7, tmp_path / "moved" / "t")
-    secret = many.record(sweep.load(asked.path, ["model.token=abc"]), ["a"])
+    secret = sweep_status.record(sweep.load(asked.path, ["model.token=abc"]), ["a"])
     assert "abc" not in secret
     (tmp_path / "moved" / "t" / "sweep.json").write_text(secret)
     with pytest.raises(UserError, match="a secret is left out"):
-        many.asked(tmp_path / "moved" / "t")
+        sweep_status.asked(tmp_path / "moved" / "t")
     asked.path.unlink()
-    (tmp_path / "moved" / "t" / "sweep.json").write_text(many.record(asked, ["a"]))
+    (tmp_path / "moved" / "t" / "sweep.json").write_text(sweep_status.record(asked, ["a"]))
     with pytest.raises(UserError, match="is not there any more"):
-        many.asked(tmp_path / "moved" / "t")
+        sweep_status.asked(tmp_path / "moved" / "t")
     with pytest.raises(UserError, match=r"holds no sweep.json that names a sweep; give the sweep's YAML file"):
-        many.asked(tmp_path)
+        sweep_status.asked(tmp_path)
 
 
 @pytest.mark.parametrize("without", [{"B_2"}, {"A", "B_2"}])

@@ -10,7 +10,7 @@ import fedmpi
 from fedmpi import config
 from fedmpi.common.errors import UserError
 from fedmpi.config import sweep
-from fedmpi.runtime.reading import compare, many
+from fedmpi.runtime.reading import compare, sweep_status
 from fedmpi.runtime.sweeping import progress
 
 OWN = """\
@@ -130,7 +130,7 @@ def test_a_sweep_that_was_moved(project):
     project = old.rename(project.parent / "after")
     asked = sweep.load(project / "s.yaml", [f"output={project}/runs"])
     assert [progress.now(settings).what for _, settings in asked.runs()] == [progress.DONE] * 2
-    file, given = many.asked(project / "runs" / "s")
+    file, given = sweep_status.asked(project / "runs" / "s")
     assert file == project / "s.yaml"
     assert len(list(sweep.load(file, given).runs())) == 2
     (project / "code" / "own.py").write_text(OWN + "# another content\n")

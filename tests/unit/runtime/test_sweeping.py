@@ -9,7 +9,7 @@ from helpers import fedmpi
 
 from fedmpi.common.errors import UserError
 from fedmpi.config import sweep
-from fedmpi.runtime.reading import many
+from fedmpi.runtime.reading import sweep_status
 from fedmpi.runtime.record import lock
 from fedmpi.runtime.sweeping import choosing, progress, slurm
 from fedmpi.runtime.sweeping import sweep as runs
@@ -94,7 +94,7 @@ def test_what_is_done_is_not_done_by_another_code(file, tmp_path):
         lambda: runs.check(asked, print),
         lambda: runs.status(asked, print),
         lambda: runs.run(asked, "1", print, print),
-        lambda: many.of_file(asked),
+        lambda: sweep_status.of_file(asked),
         lambda: slurm.submit(asked, slurm.Asked(), True, print),
     ):
         with pytest.raises(UserError, match=said):

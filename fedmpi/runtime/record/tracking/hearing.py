@@ -26,11 +26,12 @@ import torch
 
 from fedmpi.common import registry, seeds
 from fedmpi.common.errors import UserError
+from fedmpi.common.jsonl import to_jsonable
 from fedmpi.common.redaction import redacted
 from fedmpi.config import Settings
 from fedmpi.runtime.reading.files import json_of
 from fedmpi.runtime.record import tracking
-from fedmpi.runtime.record.run_dir import RunDirectory, plain
+from fedmpi.runtime.record.run_dir import RunDirectory
 
 FILE = "heard.json"
 HOOKS = ("begin", "round", "end")
@@ -46,8 +47,6 @@ class Hearing:
     id: str = ""
 
     def begin(self, settings: Settings, directory: RunDirectory, first: int, going_on: bool) -> None:
-        if not self.each:
-            return
         self.directory = directory
         known = (json_of(directory.path / FILE) or {}) if going_on else {}
         self.id, told = known.get("id") or uuid.uuid4().hex[:16], known.get("told", {})
@@ -79,7 +78,7 @@ class Hearing:
             return
         try:
             with _untouched():
-                call(plain(what))
+                call(to_jsonable(what))
         except (Exception, SystemExit) as error:
             del self.each[name]
             at = traceback.extract_tb(error.__traceback__)[-1]
@@ -89,7 +88,7 @@ class Hearing:
 
     def _write(self) -> None:
         assert self.directory is not None
-        self.directory.write_heard({"id": self.id, "told": self.told})
+        self.directory.write_json(FILE, {"id": self.id, "told": self.told})
 
 
 def hearing(settings: Settings) -> Hearing:

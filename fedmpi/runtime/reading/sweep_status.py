@@ -11,6 +11,8 @@ from typing import Any
 
 from fedmpi.common.errors import UserError
 from fedmpi.common.redaction import MARK
+from fedmpi.common.text import brief as shorten
+from fedmpi.common.text import count, duration
 from fedmpi.config.loading import shown
 from fedmpi.config.sweep import Sweep
 from fedmpi.runtime.reading import files
@@ -27,12 +29,13 @@ from fedmpi.runtime.reading.status import (
     STOPPED,
     brief,
 )
-from fedmpi.runtime.record.kept_copies import moved_along
+from fedmpi.runtime.record.plugins import moved_along
 from fedmpi.runtime.sweeping import progress
 
 LIST = "sweep.json"  # {"file": ..., "overrides": [...], "runs": [names], "labels": {name: {axis: label}}}, beside them
 WAITING = "waiting"
 STATES = (FINISHED, RUNNING, STOPPED, FAILED, DIED, WAITING)
+MOST, WHY = 40, 200  # lines a state; letters of a reason
 Facts = dict[str, Any]
 
 
@@ -137,3 +140,29 @@ def _eta_s(runs: list[Facts]) -> float | None:
     left = [run["eta_s"] if run["eta_s"] is not None else fmean(whole) for run in running]
     waiting = sum(run["state"] == WAITING for run in runs)
     return max(max(left), (sum(left) + waiting * fmean(whole)) / len(running))
+
+
+def lines(facts: Facts) -> list[str]:
+    """What is shown of a sweep: a line for each run that is not done, then counts."""
+    runs, said = facts["runs"], []
+    for state in dict.fromkeys([*(run["state"] for run in runs)]):
+        those = [run for run in runs if run["state"] == state]
+        if state == FINISHED:
+            continue
+        said += [_line(run) for run in those[:MOST]]
+        said += [f"... and {len(those) - MOST} more: {state}"] if len(those) > MOST else []
+    counts = ", ".join(f"{facts['counts'][state]} {state}" for state in STATES[1:] if facts["counts"][state])
+    said.append(f"{facts['counts'][FINISHED]} of {count(len(runs), 'run')} done{f'; {counts}' if counts else ''}")
+    if facts["eta_s"] is not None:
+        said.append(f"about {duration(facts['eta_s'])} left")
+    return said
+
+
+def _line(run: Facts) -> str:
+    if run["state"] == WAITING:
+        return f"{run['name']}: {WAITING}"
+    of = f" of {run['rounds']}" if run["rounds"] is not None else ""
+    made = f", {run['rounds_done']}{of} rounds" if run["rounds_done"] or of else ""
+    left = f", {duration(run['eta_s'])} left" if run["eta_s"] else ""
+    why = f": {shorten(' '.join(run['why'].split()), WHY)}" if run["why"] else ""
+    return f"{run['name']}: {run['state']}{made}{left}{why}"
