@@ -92,17 +92,6 @@ def figure(name: str, value: float, digits: int = 3) -> str:
     return f"{value:.2f}" if _PERCENT.search(name) or 10 <= abs(value) < 1e6 else f"{value:.{digits}g}"
 
 
-def duration(seconds: float) -> str:
-    """A duration for people, to about two digits.
-
-    >>> duration(0.0321), duration(12.34), duration(75), duration(3600), duration(9000)
-    ('32 ms', '12 s', '1 min', '60 min', '2.5 h')
-    """
-    if seconds < 59.5:
-        return f"{1e3 * seconds:.2g} ms" if seconds < 0.1 else f"{seconds:.2g} s"
-    return f"{seconds / 60:.0f} min" if seconds < 2 * 3600 else f"{seconds / 3600:.1f} h"
-
-
 # and names made with them: train_loss, personal_accuracy_std
 LOWER_IS_BETTER = ("loss", "mse", "rmse", "mae", "ece", "perplexity", "std")
 

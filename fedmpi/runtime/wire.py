@@ -5,8 +5,7 @@ from __future__ import annotations
 import torch
 
 from fedmpi.common.errors import UserError
-from fedmpi.config.schema import Settings
-from fedmpi.config.wire import FRACTION, Down
+from fedmpi.config.schema import FRACTION, Down, Settings
 from fedmpi.engine.messages import Messages, is_change
 from fedmpi.engine.travel.cuts import Cuts
 from fedmpi.flat.coding import Wire

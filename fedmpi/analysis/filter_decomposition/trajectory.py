@@ -25,6 +25,7 @@ from fedmpi.analysis.curvature import Loss
 from fedmpi.analysis.filter_decomposition.kernels import atom_layers, dense
 from fedmpi.analysis.filter_decomposition.virtual import product
 from fedmpi.comm.backends.solo import Solo
+from fedmpi.common import formatting
 from fedmpi.common.errors import UserError
 from fedmpi.common.inputs import call
 from fedmpi.common.redaction import redacted
@@ -213,7 +214,7 @@ def lines(facts: dict[str, Any]) -> list[str]:
         own, virtual = ([m for m in each["models"] if (m["alpha"] == m["atoms"]) == same] for same in (True, False))
         table.append((str(each["round"]), *(_mean(of, key) for of in (own, virtual) for key in ("loss", "apart"))))
     said = f"the plane holds {100 * facts['explained']:.0f} % of how the models of both ways vary"
-    return [*report.table(rows), *report.table(table), LOCAL, said]
+    return [*formatting.table(rows), *formatting.table(table), LOCAL, said]
 
 
 def _mean(models: Sequence[dict[str, Any]], key: str) -> float:

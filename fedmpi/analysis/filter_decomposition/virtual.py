@@ -24,6 +24,7 @@ from fedmpi.analysis.filter_decomposition.kernels import atom_layers, dense
 from fedmpi.analysis.filter_decomposition.products import kernel_mean
 from fedmpi.analysis.local_models import LocalModels, experiment, local_models
 from fedmpi.comm.backends.solo import Solo
+from fedmpi.common import formatting
 from fedmpi.common.errors import UserError
 from fedmpi.common.redaction import flow, redacted
 from fedmpi.common.text import figure
@@ -123,6 +124,6 @@ def lines(facts: dict[str, Any]) -> list[str]:
     ]
     return [
         f"{name} on the global test set of alpha_i x D_j",
-        *report.table([["", *(f"D {j}" for j in clients)], *matrix]),
-        *report.table([["", name, "loss"], *rows]),
+        *formatting.table([["", *(f"D {j}" for j in clients)], *matrix]),
+        *formatting.table([["", name, "loss"], *rows]),
     ]

@@ -21,8 +21,8 @@ from fedmpi.common import seeds
 from fedmpi.common.blame import blaming
 from fedmpi.common.errors import UserError
 from fedmpi.common.text import nearest
-from fedmpi.config.evaluate import BestSettings
 from fedmpi.config.schema import Settings
+from fedmpi.config.sections import BestSettings
 from fedmpi.data.federated import Federated
 from fedmpi.engine.evaluate import own_model, own_predict
 from fedmpi.engine.faults.losses import Losses

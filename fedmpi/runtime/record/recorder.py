@@ -11,10 +11,11 @@ from typing import TYPE_CHECKING, Any, TextIO
 
 from fedmpi.comm.loss.leaving import say
 from fedmpi.common.errors import UserError
+from fedmpi.common.formatting import duration
 from fedmpi.common.inputs import to_text
 from fedmpi.common.redaction import redacted
 from fedmpi.common.signals import StopRequest
-from fedmpi.common.text import duration, figure
+from fedmpi.common.text import figure
 from fedmpi.config.yaml_source import text_for
 from fedmpi.data.batches import Shards
 from fedmpi.data.partitions.parts import Partition

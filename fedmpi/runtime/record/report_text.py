@@ -13,7 +13,7 @@ from fedmpi.comm.base import ranks as numbers
 from fedmpi.common.redaction import flow
 from fedmpi.common.text import count, figure
 from fedmpi.config.schema import Settings
-from fedmpi.config.train import OPTIONS
+from fedmpi.config.sections import OPTIONS
 from fedmpi.engine import sampling
 from fedmpi.engine.local.recipe import learning_rate
 from fedmpi.engine.messages import ENGINE_DOWN, ENGINE_UP, Messages

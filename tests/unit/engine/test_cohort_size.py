@@ -6,10 +6,10 @@ from helpers import ROOT, federated, fedmpi, play, prepare, settings
 
 from fedmpi import config
 from fedmpi.common.errors import UserError
-from fedmpi.config import sweep
 from fedmpi.engine import sampling
 from fedmpi.runtime import build
 from fedmpi.runtime.record import report_text
+from fedmpi.sweeps import expand
 
 
 def loaded(tmp_path, cohort, *overrides):
@@ -78,7 +78,7 @@ def test_a_sweep_over_sizes(tmp_path):
     base = "{data: {source: digits, partition: {scheme: iid, clients: 20}}, model: {name: mlp}, method: {name: fedavg}}"
     path.write_text("name: s\nbase: [one.yaml]\nover: {cohort.size: [2, 5]}\n")
     (tmp_path / "one.yaml").write_text(base)
-    assert [each.cohort.size for _, each in sweep.load(path).runs()] == [2, 5]
+    assert [each.cohort.size for _, each in expand.load(path).runs()] == [2, 5]
 
 
 def test_other_programs_name_for_it():

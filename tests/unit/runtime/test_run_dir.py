@@ -13,7 +13,7 @@ import safetensors.torch
 import torch
 
 from fedmpi.common.errors import UserError
-from fedmpi.common.text import duration
+from fedmpi.common.formatting import duration
 from fedmpi.runtime.record import durable, run_dir
 from fedmpi.runtime.record.recorder import Console
 from fedmpi.runtime.record.run_dir import RunDirectory

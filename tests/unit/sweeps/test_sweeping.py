@@ -8,11 +8,9 @@ import pytest
 from helpers import fedmpi
 
 from fedmpi.common.errors import UserError
-from fedmpi.config import sweep
-from fedmpi.runtime.reading import sweep_status
 from fedmpi.runtime.record import lock
-from fedmpi.runtime.sweeping import choosing, progress, slurm
-from fedmpi.runtime.sweeping import sweep as runs
+from fedmpi.sweeps import expand, progress, slurm, status
+from fedmpi.sweeps import run as runs
 
 SWEEP = """\
 name: few
@@ -84,7 +82,7 @@ def test_what_is_done_is_not_done_by_another_code(file, tmp_path):
     file.write_text(SWEEP.replace("{name: fedprox, mu: 0.1}", '{name: "mine.py:Mine"}'))
     done = fedmpi("sweep", file, *one, cwd=tmp_path)
     assert done.returncode == 0, done.stderr
-    asked = sweep.load(file, one)
+    asked = expand.load(file, one)
     lines = []
     runs.check(asked, lines.append)
     assert lines == ["2 of 2 runs done"]
@@ -94,14 +92,14 @@ def test_what_is_done_is_not_done_by_another_code(file, tmp_path):
         lambda: runs.check(asked, print),
         lambda: runs.status(asked, print),
         lambda: runs.run(asked, "1", print, print),
-        lambda: sweep_status.of_file(asked),
+        lambda: status.of_file(asked),
         lambda: slurm.submit(asked, slurm.Asked(), True, print),
     ):
         with pytest.raises(UserError, match=said):
             look()
-    runs.check(sweep.load(file, [*one, "checkpoint.changes=accept"]), print)
-    assert choosing.final(asked)
-    assert progress.state(asked.settings({"method": "FedProx", "seed": "0"})).what == progress.DONE
+    runs.check(expand.load(file, [*one, "checkpoint.changes=accept"]), print)
+    assert asked.final_runs()
+    assert progress.read_state(asked.settings({"method": "FedProx", "seed": "0"})).what == progress.DONE
 
 
 def test_a_run_that_is_in_use_has_not_failed(file, tmp_path):
@@ -220,7 +218,7 @@ def test_what_a_run_writes_down_at_length_is_what_was_asked_for(tmp_path):
 
 def test_a_batch_script_that_is_kept_holds_no_secret(file, tmp_path):
     """The one that is submitted does: the run needs it."""
-    found = sweep.load(file, ["data.token=HUSH123"])
+    found = expand.load(file, ["data.token=HUSH123"])
     texts = [slurm.script(found, slurm.Asked(), ["a"], tmp_path, 1, kept=kept) for kept in (False, True)]
     assert texts[0].count("HUSH123") == 1
     assert "HUSH123" not in texts[1]

@@ -18,20 +18,18 @@ from pathlib import Path
 from statistics import fmean, stdev
 from typing import Any
 
-from fedmpi.analysis import sweep_forms, sweep_table
-from fedmpi.analysis.sweep_table import Cells
 from fedmpi.common.errors import MissingDataError, UserError
 from fedmpi.common.text import count, nearest
 from fedmpi.common.version import __version__
 from fedmpi.config import Settings
-from fedmpi.config import sweep as sweeps
 from fedmpi.config.loading import shown
-from fedmpi.config.sweep import Sweep
 from fedmpi.data.fetching import getting
 from fedmpi.data.fetching.progress import progress
 from fedmpi.runtime.record.metadata import installed_version
-from fedmpi.runtime.sweeping import choosing
-from fedmpi.runtime.sweeping import progress as progress_of
+from fedmpi.sweeps import expand, table, table_formats
+from fedmpi.sweeps import progress as run_state
+from fedmpi.sweeps.expand import Sweep
+from fedmpi.sweeps.table import Cells
 
 Say = Callable[[str], None]
 FOLDERS = ("papers", "benchmarks")
@@ -57,7 +55,7 @@ def files() -> dict[str, Path]:
     raise UserError(f"reproduce: there are no configs/papers and configs/benchmarks in {looked}; get fedmpi's sources")
 
 
-def find(name: str) -> Path:
+def find_table(name: str) -> Path:
     known = files()
     stem = name.removesuffix(".yaml").rpartition("/")[2]
     if stem not in known:
@@ -96,7 +94,7 @@ def overview(overrides: Sequence[str]) -> Iterator[tuple[str, str]]:
     """(name, data that it needs and whether they are here, number of runs) of each table."""
     known: dict[tuple[str, str], bool] = {}
     for name, path in files().items():
-        sweep = sweeps.load(path, overrides)
+        sweep = expand.load(path, overrides)
         parts = []
         for data, settings in needs(sweep).items():
             key = data, str(settings.data.root)
@@ -107,7 +105,7 @@ def overview(overrides: Sequence[str]) -> Iterator[tuple[str, str]]:
         yield name, f"{count(len(sweep.labels), 'run')} on {', '.join(parts)}{published}"
 
 
-def bring(sweep: Sweep, say: Say) -> None:
+def fetch_data(sweep: Sweep, say: Say) -> None:
     """Fetch what is missing. Raises UserError where it cannot be had by a program, and says how else."""
     for name, settings in needs(sweep).items():
         if here(name, settings):
@@ -126,14 +124,14 @@ def bring(sweep: Sweep, say: Say) -> None:
 # ---- verdict ----
 def write(sweep: Sweep, to: Path, say: Say) -> int:
     """The table on the console and in `to`; 0 if no cell is missing or outside what is published, else 1."""
-    tables = [sweep_table.collect(sweep, metric, of) for of, metric in (each.figure for each in sweep.published)]
-    tables = tables or [sweep_table.collect(sweep, None, None)]
-    for line in (line for cells in tables for line in (*sweep_table.text(cells), "")):
+    tables = [table.collect(sweep, metric, of) for of, metric in (each.figure for each in sweep.published)]
+    tables = tables or [table.collect(sweep, None, None)]
+    for line in (line for cells in tables for line in (*table.text(cells), "")):
         say(line)
     facts = verdicts(tables)
     try:
         to.mkdir(parents=True, exist_ok=True)
-        (to / "table.md").write_text("\n".join(map(sweep_forms.markdown, tables)), encoding="utf-8")
+        (to / "table.md").write_text("\n".join(map(table_formats.markdown, tables)), encoding="utf-8")
         (to / "table.csv").write_text(_csv(facts["cells"]), encoding="utf-8")
         (to / "verdict.json").write_text(json.dumps(facts, indent=2, allow_nan=False) + "\n", encoding="utf-8")
     except OSError as error:
@@ -155,9 +153,9 @@ def _csv(cells: Sequence[dict[str, Any]]) -> str:
 
 def _models(sweep: Sweep) -> Iterator[tuple[str, str]]:
     """(name, SHA-256 of the global model after the last round) of each run that is done."""
-    for _, settings in choosing.final(sweep):
-        if settings is not None and progress_of.state(settings).what == progress_of.DONE:
-            yield settings.name, progress_of.last(settings)["sha256"]
+    for _, settings in sweep.final_runs():
+        if settings is not None and run_state.read_state(settings).what == run_state.DONE:
+            yield settings.name, run_state.last_row(settings)["sha256"]
 
 
 def verdicts(tables: Sequence[Cells]) -> dict[str, Any]:
@@ -166,8 +164,8 @@ def verdicts(tables: Sequence[Cells]) -> dict[str, Any]:
     told: dict[str, int] = {}
     for cells, key in ((each, key) for each in tables for key in each.keys):
         values = list(cells.found.get(key, {}).values())
-        theirs = sweep_table.published_of(cells, key)
-        sign = sweep_table.verdict(cells, key, theirs) if theirs else None
+        theirs = table.published_of(cells, key)
+        sign = table.verdict(cells, key, theirs) if theirs else None
         if sign is not None:
             told[WORDS[sign]] = told.get(WORDS[sign], 0) + 1
         rows.append(

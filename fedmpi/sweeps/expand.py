@@ -7,7 +7,7 @@
       seed: [0, 1, 2]
     only: {set: [MNIST]}                 axis -> the labels that are run; a smaller file can name a larger one as base
     leave_out: [{set: digits, method: fedprox}]
-    best: {over: {train.lr: [0.01, 0.1]}, by: accuracy, per: [method], using: {seed: 0}}    see best.py
+    best: {over: {train.lr: [0.01, 0.1]}, by: accuracy, per: [method], using: {seed: 0}}    see tuning.py
     published:                           what others report, by labels of the axes but `seed`, in their order
       source: who
       metric: accuracy
@@ -24,7 +24,7 @@ import json
 import math
 import re
 import shlex
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property, reduce
 from itertools import product
@@ -37,14 +37,11 @@ from fedmpi.common.text import show
 from fedmpi.config import loading
 from fedmpi.config.error_text import SWEEP
 from fedmpi.config.schema import Settings
-from fedmpi.config.sweep import best as tuning
-from fedmpi.config.sweep import published as others
-from fedmpi.config.sweep.axes import SEED, Axis, axis, by_axis, true_to
-from fedmpi.config.sweep.best import Best
-from fedmpi.config.sweep.published import Published
 from fedmpi.config.yaml_source import Document
-
-__all__ = ["SEED", "Axis", "Best", "Published", "Sweep", "is_one", "load"]
+from fedmpi.sweeps import progress, reference_results, tuning
+from fedmpi.sweeps.axes import Axis, axis, by_axis, check_consistent
+from fedmpi.sweeps.reference_results import Published
+from fedmpi.sweeps.tuning import Best, Choice
 
 MOST = 100_000  # runs
 
@@ -91,7 +88,7 @@ class Sweep:
         layers.append(loading.command_line(self.overrides))
         said = ", ".join(f"{name}: {label}" for name, label in labels.items())
         try:
-            true_to(self._having(labels), labels, reduce(loading.merge, layers), self._alone)
+            check_consistent(self._having(labels), labels, reduce(loading.merge, layers), self._alone)
             whole = loading.settings(layers, self.path)
             place = whole.output / whole.name
             given = [f"output={json.dumps(str(place))}", f"name={json.dumps(self.name(labels))}"]
@@ -123,6 +120,37 @@ class Sweep:
             if same is not labels:
                 raise UserError(f"{self.path}: over: {same} and {labels} are one run: their settings do not differ")
             yield labels, settings
+
+    def choices(self) -> dict[tuple[str, ...], Choice]:
+        """Return what `best` has chosen so far, by cell; {} without `best`."""
+        return tuning.choose(self.best, self.runs()) if self.best else {}
+
+    def final_runs(self) -> list[tuple[dict[str, str], Settings | None]]:
+        """Return the runs that a table shows, by the labels of the axes; None where nothing is chosen yet."""
+        if self.best is None:
+            return list(self.runs())
+        chosen = self.choices()
+        candidates = [chosen[self.best.cell(labels)].chosen for labels in self.labels]
+        return [
+            (labels, None if candidate is None else self.settings(labels | candidate))
+            for labels, candidate in zip(self.labels, candidates, strict=True)
+        ]
+
+    def is_over(self, state: progress.State) -> bool:
+        """Whether a run need not be trained: it is done, or a candidate that has diverged."""
+        return state.what == progress.DONE or (self.best is not None and state.diverged)
+
+    def listing(self, names: Iterable[str]) -> bytes:
+        """Return the content of sweep.json beside the runs, by which `fedmpi status` and `report` know them."""
+        known = {self.name(labels): labels for labels in self.first()}
+        runs = list(names)
+        found = {
+            "file": str(self.path.resolve()),
+            "overrides": [loading.shown(text) for text in self.given],
+            "runs": runs,
+            "labels": {name: known[name] for name in runs if name in known},
+        }
+        return (json.dumps(found, indent=2) + "\n").encode()
 
 
 def is_one(path: str | Path) -> bool:
@@ -159,7 +187,14 @@ def load(path: str | Path, overrides: Sequence[str] = ()) -> Sweep:
     rest = tuple(text for text in overrides if text not in asked)
     chosen = tuning.read(path, document, axes, labels, best)
     sweep = Sweep(
-        path, axes, tuple(labels), others.read(path, axes, published), document, rest, chosen, tuple(overrides)
+        path,
+        axes,
+        tuple(labels),
+        reference_results.read(path, axes, published),
+        document,
+        rest,
+        chosen,
+        tuple(overrides),
     )
     names: dict[str, dict[str, str]] = {}
     for each in sweep.first():

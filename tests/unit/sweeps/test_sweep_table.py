@@ -11,10 +11,9 @@ from statistics import stdev
 
 import pytest
 
-from fedmpi.analysis import figures, sweep_forms, sweep_table
+from fedmpi.analysis import figures
 from fedmpi.common.errors import UserError
-from fedmpi.config import sweep
-from fedmpi.runtime.reading import sweep_status
+from fedmpi.sweeps import expand, status, table, table_formats
 
 SWEEP = """\
 name: t
@@ -43,7 +42,7 @@ FIGURES = {
 def asked(tmp_path):
     file = tmp_path / "t.yaml"
     file.write_text(SWEEP.format(output=tmp_path))
-    found = sweep.load(file)
+    found = expand.load(file)
     for labels, settings in found.runs():
         values = FIGURES[labels["method"], labels["train.lr"]]
         run = settings.output / settings.name
@@ -60,33 +59,33 @@ def asked(tmp_path):
 def test_a_sweeps_directory_tells_what_was_asked_for(tmp_path, asked, monkeypatch):
     """Wherever it lies by now, and with the command line of then; but for secrets, which are not written down."""
     words = ["train.batch_size=7", "output=elsewhere"]
-    (tmp_path / "t" / "sweep.json").write_text(sweep_status.record(sweep.load(asked.path, words), ["a"]))
+    (tmp_path / "t" / "sweep.json").write_text(expand.load(asked.path, words).listing(["a"]).decode())
     (tmp_path / "moved").mkdir()
     (tmp_path / "t").rename(tmp_path / "moved" / "t")
     monkeypatch.chdir(tmp_path)
-    file, given = sweep_status.asked(Path("moved/t"))
-    again = sweep.load(file, given)
+    file, given = status.asked(Path("moved/t"))
+    again = expand.load(file, given)
     assert again.path == asked.path
     (_, settings), *_ = again.runs()
     assert (settings.train.batch_size, settings.output) == (7, tmp_path / "moved" / "t")
-    secret = sweep_status.record(sweep.load(asked.path, ["model.token=abc"]), ["a"])
+    secret = expand.load(asked.path, ["model.token=abc"]).listing(["a"]).decode()
     assert "abc" not in secret
     (tmp_path / "moved" / "t" / "sweep.json").write_text(secret)
     with pytest.raises(UserError, match="a secret is left out"):
-        sweep_status.asked(tmp_path / "moved" / "t")
+        status.asked(tmp_path / "moved" / "t")
     asked.path.unlink()
-    (tmp_path / "moved" / "t" / "sweep.json").write_text(sweep_status.record(asked, ["a"]))
+    (tmp_path / "moved" / "t" / "sweep.json").write_text(asked.listing(["a"]).decode())
     with pytest.raises(UserError, match="is not there any more"):
-        sweep_status.asked(tmp_path / "moved" / "t")
+        status.asked(tmp_path / "moved" / "t")
     with pytest.raises(UserError, match=r"holds no sweep.json that names a sweep; give the sweep's YAML file"):
-        sweep_status.asked(tmp_path)
+        status.asked(tmp_path)
 
 
 @pytest.mark.parametrize("without", [{"B_2"}, {"A", "B_2"}])
 def test_a_figure_goes_by_the_name_of_what_is_shown(asked, without):
     """FedPer has no accuracy of a global model: both rows show personal accuracies, and all forms of the table say so.
     Where only some protocols give a figure of the same kind, cells differ, and a line says how."""
-    base = sweep.load(asked.path, ["evaluate.protocol=[global, personal]"])
+    base = expand.load(asked.path, ["evaluate.protocol=[global, personal]"])
     for labels, settings in base.runs():
         run = settings.output / settings.name
         if run.exists():
@@ -95,31 +94,31 @@ def test_a_figure_goes_by_the_name_of_what_is_shown(asked, without):
             last |= {} if labels["method"] in without else {"accuracy": 50.0}
             (run / "summary.json").write_text(json.dumps({"exit_reason": "finished", "last": last, "best": last}))
     for given in (None, "accuracy"):
-        cells = sweep_table.collect(base, given, None)
-        assert sweep_table.caption(cells).startswith("personal accuracy, after the last round")
+        cells = table.collect(base, given, None)
+        assert table.caption(cells).startswith("personal accuracy, after the last round")
         assert cells.found["A", "0.1"] == {"0": 70.0, "1": 71.0, "2": 72.0}
-        assert sweep_forms.as_csv(cells).startswith("method,train.lr,personal_accuracy,std,")
+        assert table_formats.as_csv(cells).startswith("method,train.lr,personal_accuracy,std,")
         said = "B_2: no accuracy of a global model; personal_accuracy, which all runs have, is compared"
-        assert (said in sweep_table.gaps(cells)) == (without == {"B_2"})
-    assert sweep_table.caption(sweep_table.collect(base, "personal_accuracy", None)).startswith("personal accuracy, ")
-    alone = sweep.load(asked.path, ["evaluate.protocol=[global, personal]", "only={method: A}"])
-    assert sweep_table.collect(alone, None, None).metric == ("personal_accuracy" if "A" in without else "accuracy")
+        assert (said in table.gaps(cells)) == (without == {"B_2"})
+    assert table.caption(table.collect(base, "personal_accuracy", None)).startswith("personal accuracy, ")
+    alone = expand.load(asked.path, ["evaluate.protocol=[global, personal]", "only={method: A}"])
+    assert table.collect(alone, None, None).metric == ("personal_accuracy" if "A" in without else "accuracy")
 
 
 def test_cells_with_figures_of_unlike_protocols_are_named(asked):
     asked.path.write_text(
         asked.path.read_text().replace("{name: fedprox}}", "{name: fedprox}, evaluate: {protocol: [personal]}}")
     )
-    base = sweep.load(asked.path)
+    base = expand.load(asked.path)
     for labels, settings in base.runs():
         run = settings.output / settings.name
         if run.exists():
             (run / "identity.json").write_text(json.dumps(settings.identity()))
             last = {"accuracy": 50.0} if labels["method"] == "A" else {"personal_accuracy": 70.0}
             (run / "summary.json").write_text(json.dumps({"exit_reason": "finished", "last": last, "best": last}))
-    cells = sweep_table.collect(base, None, None)
+    cells = table.collect(base, None, None)
     assert cells.metric == "accuracy or personal_accuracy"
-    assert "not all figures are of one kind: accuracy of A, personal_accuracy of B_2" in sweep_table.gaps(cells)
+    assert "not all figures are of one kind: accuracy of A, personal_accuracy of B_2" in table.gaps(cells)
 
 
 def digests(asked, say):
@@ -135,25 +134,25 @@ def test_no_mean_is_over_two_codes_or_data(asked):
         return {"(training data)": "d", "(test data)": "e", "(partition)": labels["seed"], "(code of fedmpi)": "f"}
 
     digests(asked, drawn)
-    assert sweep_table.collect(asked, None, "last").notes == ()
+    assert table.collect(asked, None, "last").notes == ()
     one = {"method": "A", "train.lr": "0.5", "seed": "1"}
     for item in ("(training data)", "(test data)", "(partition)"):
         digests(asked, lambda labels, item=item: drawn(labels) | ({item: "x"} if labels == one else {}))
         with pytest.raises(UserError, match=f"{re.escape(item[1:-1])}, and a mean would be over both. Move .*=accept"):
-            sweep_table.collect(asked, None, "last")
-        rest = sweep.load(asked.path, ["leave_out=[{method: A, train.lr: 0.5, seed: 1}]"])
-        assert sweep_table.collect(rest, None, "last").notes == ()
-        accepted = sweep.load(asked.path, ["checkpoint.changes=accept"])
-        cells = sweep_table.collect(accepted, None, "last")
+            table.collect(asked, None, "last")
+        rest = expand.load(asked.path, ["leave_out=[{method: A, train.lr: 0.5, seed: 1}]"])
+        assert table.collect(rest, None, "last").notes == ()
+        accepted = expand.load(asked.path, ["checkpoint.changes=accept"])
+        cells = table.collect(accepted, None, "last")
         assert re.match(f"mixed: a_lr-0.1_seed-. and .* differ in {re.escape(item[1:-1])}", cells.notes[0])
     digests(asked, lambda labels: drawn(labels) | ({"(training data)": "x"} if labels["seed"] == "2" else {}))
     with pytest.raises(UserError, match="differ in training data"):
-        sweep_table.collect(asked, None, "last")
+        table.collect(asked, None, "last")
 
 
 def test_by_hand(asked):
-    cells = sweep_table.collect(asked, None, "last")
-    lines = sweep_table.text(cells)
+    cells = table.collect(asked, None, "last")
+    lines = table.text(cells)
     assert lines[0].startswith(
         "accuracy, after the last round, mean and sample standard deviation (n - 1) over 3 seeds; in brackets: Somebody"
     )
@@ -167,7 +166,7 @@ def test_by_hand(asked):
     assert "-9.5 +- 20" in lines[-4]
     assert "worse" not in lines[-4]
     assert lines[-2:] == ["missing: B_2 0.5 (seed 2)", f"to train what is missing: fedmpi sweep {asked.path}"]
-    turned = sweep_table.text(sweep_table.collect(asked, None, "last", "train.lr"))
+    turned = table.text(table.collect(asked, None, "last", "train.lr"))
     assert turned[2].split()[0] == "train.lr"
     assert "50.00 +- 10.00 [40.00 =]" in turned[4]
     assert turned[0].endswith(f"fedmpi table {asked.path} --of last --rows train.lr")
@@ -178,16 +177,16 @@ def test_by_hand(asked):
     [((51.0, 1.0), "="), ((54.0, 1.0), "~"), ((55.0, 1.0), "!"), ((55.0, 0.0), "~"), ((52.0, 0.0), "=")],
 )
 def test_verdicts(asked, theirs, said):
-    cells = sweep_table.collect(asked, None, "last")  # ours: 52, with deviation 2
-    assert sweep_table.verdict(cells, ("A", "0.1"), theirs) == said
-    assert sweep_table.verdict(cells, ("A", "0.1"), (55.0, float("nan"))) == "~"
-    assert sweep_table.verdict(cells, ("A", "0.1"), (57.0, float("nan"))) == "!"
+    cells = table.collect(asked, None, "last")  # ours: 52, with deviation 2
+    assert table.verdict(cells, ("A", "0.1"), theirs) == said
+    assert table.verdict(cells, ("A", "0.1"), (55.0, float("nan"))) == "~"
+    assert table.verdict(cells, ("A", "0.1"), (57.0, float("nan"))) == "!"
 
 
 def test_forms(asked, tmp_path):
     said = []
     for ending in ("md", "tex", "csv", "txt"):
-        sweep_forms.analyse(asked, None, "best", None, tmp_path / f"t.{ending}", said.append)
+        table_formats.analyse(asked, None, "best", None, tmp_path / f"t.{ending}", said.append)
     latex = (tmp_path / "t.tex").read_text()
     assert r"B\_2 & 55.00 $\pm$ 2.65 [60.00 $\pm$ 20.00 =]" in latex
     assert latex.count(r"\\") == 3 + 2
@@ -210,10 +209,10 @@ def test_mistakes(asked, tmp_path):
         ("no run has a figure 'acuracy'; did you mean 'accuracy'", ("acuracy", "last", None)),
     ):
         with pytest.raises(UserError, match=words):
-            sweep_forms.analyse(asked, *given[:2], None, given[2], print)
-    other = sweep.load(asked.path, ["name=other"])
+            table_formats.analyse(asked, *given[:2], None, given[2], print)
+    other = expand.load(asked.path, ["name=other"])
     with pytest.raises(UserError, match="none of 12 runs is done; fedmpi sweep"):
-        sweep_forms.analyse(other, None, "last", None, None, print)
+        table_formats.analyse(other, None, "last", None, None, print)
 
 
 ODD = """\
@@ -234,7 +233,7 @@ over:
 def made(file, text, give):
     """The sweep, with runs that give(labels) says the summary of; None: it is not done."""
     file.write_text(text.format(output=file.parent))
-    found = sweep.load(file)
+    found = expand.load(file)
     for labels, settings in found.runs():
         facts, run = give(labels), settings.output / settings.name
         run.mkdir(parents=True)
@@ -253,8 +252,8 @@ def test_odd_names_and_one_seed(tmp_path):
     """No seed at all: no deviation, no difference. Each form holds whatever labels hold; LaTeX compiles."""
     asked = made(tmp_path / "o%d_d.yaml", ODD, lambda labels: of(0.5))
     for ending in ("md", "tex", "csv", "txt"):
-        sweep_forms.analyse(asked, None, None, None, tmp_path / f"t.{ending}", lambda line: None)
-    assert "+-" not in sweep_table.text(sweep_table.collect(asked, None, None))[3]
+        table_formats.analyse(asked, None, None, None, tmp_path / f"t.{ending}", lambda line: None)
+    assert "+-" not in table.text(table.collect(asked, None, None))[3]
     latex = (tmp_path / "t.tex").read_text()
     assert r"A\_b \& \textbackslash{}c & 0.500 \\" in latex
     assert r"$\beta$-50\% *" in latex
@@ -296,15 +295,15 @@ def test_what_is_no_number_counts_for_nothing_and_is_told(tmp_path):
         "C": [of(99.0, at=0), {"last": {"accuracy": None}}, {"last": {}}],
     }
     asked = made(tmp_path / "t.yaml", text, lambda labels: figures[labels["m"]][int(labels["seed"])])
-    cells = sweep_table.collect(asked, None, None)
+    cells = table.collect(asked, None, None)
     assert cells.found == {("A",): {"0": 50.0}, ("B",): {"0": 60.0, "1": 70.0, "2": 80.0}}
-    lines = sweep_table.text(cells)
+    lines = table.text(cells)
     assert lines[3].split() == ["A", "50.00", "(1", "of", "3)"]
     assert lines[5].split() == ["C", "nan"]
     assert "paired" not in " ".join(lines)  # one seed in common says nothing of a spread
     assert "missing: A (seed 2)" in lines
     assert "not a number: A (seed 1); C (seed 0, 1, 2)" in lines
-    assert "not a number: A (seed 1)" in sweep_forms.latex(cells)
+    assert "not a number: A (seed 1)" in table_formats.latex(cells)
 
 
 MEASURED = [
@@ -329,12 +328,12 @@ def test_what_analysis_has_measured(asked):
         return {**row, "losses": {**row["losses"], "shift": row["losses"]["shift"] + up}}
 
     measured(asked, change)
-    cells = sweep_table.collect(asked, "losses.shift", None)
+    cells = table.collect(asked, "losses.shift", None)
     assert cells.found["A", "0.1"] == {"0": 0.5, "1": 0.5, "2": 0.5}
     assert cells.found["B_2", "0.1"] == {"0": 0.5, "1": 1.5, "2": 2.5}
-    lines = sweep_table.text(cells)
+    lines = table.text(cells)
     assert lines[0].startswith("losses.shift, after the last round")
-    assert sweep_table.collect(asked, "losses.shift", "mean_last_10").found["A", "0.5"]["0"] == 4.75
+    assert table.collect(asked, "losses.shift", "mean_last_10").found["A", "0.5"]["0"] == 4.75
     for scatter, told in ((0.1, "higher"), (1.0, ""), (0.0, "")):  # whether higher is better, nobody has said
 
         def higher(labels, row, scatter=scatter):
@@ -342,7 +341,7 @@ def test_what_analysis_has_measured(asked):
             return {**row, "losses": {"shift": 1.0 + more}}
 
         measured(asked, higher)
-        found = sweep_table.difference(sweep_table.collect(asked, "losses.shift", None), ("B_2",), ("0.1",))
+        found = table.difference(table.collect(asked, "losses.shift", None), ("B_2",), ("0.1",))
         # By hand: 4.303 standard errors for three seeds; differences that are all equal say nothing of chance.
         assert found == (pytest.approx(1.0 + scatter), pytest.approx(scatter / 3**0.5), told)
 
@@ -354,7 +353,7 @@ def test_pictures(asked, tmp_path, monkeypatch):
     monkeypatch.setattr(figures, "sweep", lambda *given: drawn.append(given) or draw(*given))
     said = []
     with pytest.warns(UserWarning, match="left out of the picture, as seeds are missing: 0.5 B_2$"):
-        sweep_forms.analyse(asked, None, "last", "train.lr", tmp_path / "t.png", said.append)
+        table_formats.analyse(asked, None, "last", "train.lr", tmp_path / "t.png", said.append)
     lines, x, y = drawn[0]
     assert (x, y, list(lines)) == ("lr", "accuracy (%)", ["A", "B_2"])
     assert lines["A"] == [("0.1", 52.0, 2.0), ("0.5", 50.0, 10.0)]
@@ -365,6 +364,6 @@ def test_pictures(asked, tmp_path, monkeypatch):
     assert (tmp_path / "t.png").read_bytes().startswith(b"\x89PNG")
     for ending in ("svg", "pdf"):
         with pytest.warns(UserWarning, match="left out of the picture"):
-            sweep_forms.analyse(asked, None, "last", None, tmp_path / f"t.{ending}", said.append)
+            table_formats.analyse(asked, None, "last", None, tmp_path / f"t.{ending}", said.append)
         assert (tmp_path / f"t.{ending}").stat().st_size > 1000
     assert list(drawn[-1][0]) == ["lr 0.1", "lr 0.5"]  # rows that are words have places of their own

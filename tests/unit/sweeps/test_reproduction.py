@@ -6,19 +6,18 @@ import sys
 import pytest
 from helpers import ROOT, fedmpi
 
-from fedmpi.analysis import reproduction
-from fedmpi.analysis.sweep_table import Cells
 from fedmpi.common.errors import UserError
-from fedmpi.config import sweep
 from fedmpi.data.fetching import getting
+from fedmpi.sweeps import expand, reproduce
+from fedmpi.sweeps.table import Cells
 
 if sys.version_info >= (3, 11):
     import tomllib
 
 
 def test_every_table_says_which_data_it_needs(tmp_path):
-    shown = dict(reproduction.overview([f"data.root={tmp_path}"]))
-    there = {path.stem for folder in reproduction.FOLDERS for path in (ROOT / "configs" / folder).glob("*.yaml")}
+    shown = dict(reproduce.overview([f"data.root={tmp_path}"]))
+    there = {path.stem for folder in reproduce.FOLDERS for path in (ROOT / "configs" / folder).glob("*.yaml")}
     assert shown.keys() == {name for name in there if "_common" not in name}
     assert shown["fedsol_table1"] == "15 runs on cifar10 (to be fetched), published by FedSOL, Table 1"
     assert shown["fedld_table3"] == "18 runs on retina (missing, by hand), published by FedLD, Table 3"
@@ -39,22 +38,22 @@ def test_tables_are_found_where_a_wheel_puts_them(tmp_path, monkeypatch):
     place = tmp_path / "share" / "fedmpi" / "configs" / "papers"
     place.mkdir(parents=True)
     (place / "mine.yaml").write_text("over: {seed: [0]}")
-    monkeypatch.setattr(reproduction, "places", lambda: [tmp_path / "none", place.parent])
-    assert reproduction.find("configs/papers/mine.yaml") == place / "mine.yaml"
+    monkeypatch.setattr(reproduce, "places", lambda: [tmp_path / "none", place.parent])
+    assert reproduce.find_table("configs/papers/mine.yaml") == place / "mine.yaml"
     with pytest.raises(UserError, match="unknown table 'min'; did you mean 'mine'"):
-        reproduction.find("min")
-    monkeypatch.setattr(reproduction, "places", lambda: [tmp_path / "none"])
+        reproduce.find_table("min")
+    monkeypatch.setattr(reproduce, "places", lambda: [tmp_path / "none"])
     with pytest.raises(UserError, match=r"there are no configs/papers and configs/benchmarks in .*none; get fedmpi's"):
-        reproduction.files()
+        reproduce.files()
 
 
 def test_missing_data_are_fetched_or_told(tmp_path, monkeypatch):
     asked = []
     monkeypatch.setattr(getting, "fetch", lambda name, root, tell: asked.append((name, root)))
-    reproduction.bring(sweep.load(reproduction.find("fedsol_table1"), [f"data.root={tmp_path}"]), print)
+    reproduce.fetch_data(expand.load(reproduce.find_table("fedsol_table1"), [f"data.root={tmp_path}"]), print)
     assert asked == [("cifar10", tmp_path)]
     with pytest.raises(UserError, match=r"needs heart_disease, which is not below .*data\.root=DIR where it is"):
-        reproduction.bring(sweep.load(reproduction.find("flamby_heart"), [f"data.root={tmp_path}"]), print)
+        reproduce.fetch_data(expand.load(reproduce.find_table("flamby_heart"), [f"data.root={tmp_path}"]), print)
 
 
 def test_the_command_from_nothing_to_a_verdict(tmp_path):
@@ -76,9 +75,9 @@ def test_the_command_from_nothing_to_a_verdict(tmp_path):
 
 
 def test_a_verdict_is_no_place_for_a_secret():
-    asked = sweep.load(reproduction.find("flamby_heart"), ["model.token=HUSH123"])
+    asked = expand.load(reproduce.find_table("flamby_heart"), ["model.token=HUSH123"])
     axes = tuple(axis for axis in asked.axes if axis.name != "seed")
     tables = [Cells(asked, "accuracy", "last", axes, {}, {}, 5, published=asked.published[0])]
-    text = json.dumps(reproduction.verdicts(tables))
+    text = json.dumps(reproduce.verdicts(tables))
     assert "HUSH123" not in text
     assert "model.token=<redacted>" in text

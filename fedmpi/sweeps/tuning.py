@@ -13,18 +13,22 @@ has diverged, or ended without a number, is not taken. Test rows have no part in
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+import math
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
 from itertools import product
 from pathlib import Path
+from statistics import fmean
 from typing import Any
 
 from fedmpi.common.errors import UserError
-from fedmpi.common.text import nearest, show
-from fedmpi.config import loading
-from fedmpi.config.sweep.axes import SEED, Axis, axis, by_axis
+from fedmpi.common.text import count, lower_is_better, nearest, show
+from fedmpi.config import Settings, loading
 from fedmpi.config.yaml_source import Document
+from fedmpi.sweeps import progress
+from fedmpi.sweeps.axes import SEED, Axis, axis, by_axis
 
+FILE = "best.json"
 KEYS = ("over", "by", "of", "per", "using")
 OF = ("last", "mean_last_10", "best")
 
@@ -97,3 +101,83 @@ def read(
         said = ", ".join(f"{name}: {label}" for name, label in zip(made.per, min(without), strict=True))
         raise UserError(f"{path}: best.using: leaves no run by which to choose for {said or 'the sweep'}")
     return made
+
+
+@dataclass
+class Choice:
+    """Of one cell. values: of each candidate the figure by run, nan where it has diverged; missing: runs not done."""
+
+    cell: dict[str, str]
+    values: list[dict[str, float]] = field(default_factory=list)
+    missing: int = 0
+    chosen: dict[str, str] | None = None
+
+    @property
+    def name(self) -> str:
+        return ", ".join(f"{name} {label}" for name, label in self.cell.items()) or "all"
+
+    def __str__(self) -> str:
+        """`method fedavg: train.lr 0.1`"""
+        if self.chosen is None:
+            why = f"{count(self.missing, 'run')} not done" if self.missing else "every candidate has diverged"
+            return f"{self.name}: not chosen, {why}"
+        said = f"{self.name}: " + ", ".join(f"{name} {label}" for name, label in self.chosen.items())
+        same = len(self.values) > 1 and len({fmean(values.values()) for values in self.values}) == 1
+        return f"{said} (the first: all candidates have the same figure)" if same else said
+
+
+def choose(best: Best, runs: Iterable[tuple[dict[str, str], Settings]]) -> dict[tuple[str, ...], Choice]:
+    """Choose a candidate for each cell whose runs are done.
+
+    runs: all by which candidates are chosen. Raises UserError where a run has no such figure.
+    """
+    found: dict[tuple[str, ...], Choice] = {}
+    lowest, falling = False, set[str]()
+    for labels, settings in runs:
+        state = progress.read_state(settings)
+        cell = found.setdefault(best.cell(labels), Choice({name: labels[name] for name in best.per}))
+        cell.values = cell.values or [{} for _ in best.candidates]
+        if state.what != progress.DONE and not state.diverged:
+            cell.missing += 1
+            continue
+        at = best.candidates.index({axis.name: labels[axis.name] for axis in best.axes})
+        cell.values[at][settings.name] = _value(best, state, settings)
+        goal = settings.evaluate.best.goal if settings.evaluate.best.metric == best.by else "auto"
+        falling.update(state.summary.get("falling", ()))
+        lowest = lower_is_better(best.by, falling) if goal == "auto" else goal == "lowest"
+    for cell in found.values():
+        if not cell.missing:
+            cell.chosen = _first_best(best, cell, -1 if lowest else 1)
+    return found
+
+
+def _value(best: Best, state: progress.State, settings: Settings) -> float:
+    if state.diverged or state.summary.get("diverged") is not None:
+        return math.nan
+    if best.figure not in state.summary.get("last", {}):
+        known = [name[11:] for name in state.summary.get("last", {}) if name.startswith("validation_")]
+        said = f"best.by: {best.by}: the run {settings.name} has no {best.figure}"
+        raise UserError(f"{said}; it has {', '.join(known)}" if known else f"{said}: set data.validation: 0.1, say")
+    return state.figure(best.of, best.figure)
+
+
+def _first_best(best: Best, cell: Choice, sign: int) -> dict[str, str] | None:
+    means = [fmean(values.values()) for values in cell.values]
+    whole = [at for at, mean in enumerate(means) if math.isfinite(mean)]
+    return best.candidates[max(whole, key=lambda at: (sign * means[at], -at))] if whole else None
+
+
+def facts(best: Best, choices: Mapping[tuple[str, ...], Choice]) -> dict[str, Any]:
+    """Return the content of best.json: what was chosen for each cell, and by which figures."""
+    cells = [
+        {
+            "cell": each.cell,
+            "chosen": each.chosen,
+            "candidates": [
+                {"labels": labels, "mean": fmean(values.values()) if values else None, "runs": values}
+                for labels, values in zip(best.candidates, each.values, strict=True)
+            ],
+        }
+        for each in choices.values()
+    ]
+    return {"by": best.figure, "of": best.of, "cells": cells}

@@ -14,18 +14,23 @@ from __future__ import annotations
 
 import math
 import shlex
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from statistics import fmean, stdev
 
 from scipy.special import stdtrit
 
 from fedmpi.common.errors import UserError
+from fedmpi.common.formatting import table
 from fedmpi.common.text import brief, count, headline, lower_is_better, nearest
 from fedmpi.config import Settings
 from fedmpi.config.loading import shown
-from fedmpi.config.sweep import SEED, Axis, Published, Sweep
-from fedmpi.runtime.sweeping import alike, choosing, measured, progress
+from fedmpi.runtime.reading import digests
+from fedmpi.runtime.record.run_dir import RunDirectory
+from fedmpi.sweeps import progress
+from fedmpi.sweeps.axes import SEED, Axis
+from fedmpi.sweeps.expand import Sweep
+from fedmpi.sweeps.reference_results import Published
 
 WHAT = {
     "last": "after the last round",
@@ -86,9 +91,11 @@ def collect(sweep: Sweep, metric: str | None, of: str | None, rows: str | None =
     of = of or "last"
     if of not in OF:
         raise UserError(f"--of: {of}; allowed: {', '.join(OF)}")
-    probed = metric is not None and measured.named(metric)
-    if probed and of not in measured.OF:
-        raise UserError(f"--of: {of}: nothing that `analysis` measures is best; allowed: {', '.join(measured.OF)}")
+    probed = metric is not None and progress.is_diagnostic(metric)
+    if probed and of not in progress.DIAGNOSTICS_OF:
+        raise UserError(
+            f"--of: {of}: nothing that `analysis` measures is best; allowed: {', '.join(progress.DIAGNOSTICS_OF)}"
+        )
     axes = tuple(axis for axis in sweep.axes if axis.name != SEED)
     names = [axis.name for axis in axes]
     if rows is not None:
@@ -99,13 +106,13 @@ def collect(sweep: Sweep, metric: str | None, of: str | None, rows: str | None =
     found: dict[Key, dict[str, float]] = {}
     bad: dict[Key, list[str]] = {}
     known, falling, done = dict[str, None](), set[str](), list[tuple[Key, str, Settings, progress.State]]()
-    for labels, settings in choosing.final(sweep):
-        state = progress.state(settings) if settings else None
+    for labels, settings in sweep.final_runs():
+        state = progress.read_state(settings) if settings else None
         if settings is None or state is None or state.what != progress.DONE:
             continue
         falling.update(state.summary.get("falling", ()))
         if probed:
-            state = replace(state, summary=measured.figures(settings))
+            state = replace(state, summary=progress.diagnostics(settings))
         key, seed = tuple(labels[axis.name] for axis in axes), labels.get(SEED, str(settings.seed))
         done.append((key, seed, settings, state))
     every = [(state.summary.get(of, {}), _looks(settings)) for _, _, settings, state in done]
@@ -130,7 +137,7 @@ def collect(sweep: Sweep, metric: str | None, of: str | None, rows: str | None =
         hint = "; what runs measure of themselves is set by `analysis: [losses]`" if probed and not known else ""
         raise UserError(f"--metric: no run has a figure '{metric}'; {nearest(str(metric), known)}{hint}")
     seeds, less = {labels.get(SEED, "") for labels in sweep.labels}, lower_is_better(metric, falling)
-    notes = tuple(alike.notes(sweep, [settings for _, _, settings, _ in done]))
+    notes = tuple(_comparability_notes(sweep, [settings for _, _, settings, _ in done]))
     keys = [key for key, *_ in done]
     without = [key for key, (figures, _) in zip(keys, every, strict=True) if metric not in figures]
     if shared not in (None, metric) and len(without) < len(keys):
@@ -140,8 +147,36 @@ def collect(sweep: Sweep, metric: str | None, of: str | None, rows: str | None =
         parts = [f"{name} of {_cells(those, keys)}" for name, those in having.items()]
         notes = (f"not all figures are of one kind: {', '.join(parts)}", *notes)
     metric = " or ".join(having)
-    chosen = [] if sweep.best is None else [choosing.told(each) for each in choosing.choose(sweep).values()]
+    chosen = [str(each) for each in sweep.choices().values()]
     return Cells(sweep, metric, of, axes, found, bad, len(seeds), chosen, tuple(options), published, less, notes)
+
+
+def _comparability_notes(sweep: Sweep, shown: Iterable[Settings]) -> list[str]:
+    """Say where the runs of a table were not made with one code and the same data.
+
+    Raises UserError where a mean would be over two things.
+
+    Other versions of fedmpi and torch are no reason to refuse: most of their changes concern no run of the sweep. With
+    checkpoint.changes=accept nothing is.
+    """
+    runs = {settings.name: settings for settings in shown}
+    if sweep.best is not None:  # those by which was chosen count, too
+        runs |= {settings.name: settings for _, settings in sweep.runs()}
+    made = [(settings, found) for settings in runs.values() if (found := progress.identity(settings)) is not None]
+    said, accepted = list[str](), all(settings.checkpoint.changes == "accept" for settings in runs.values())
+    for item, (first, other) in digests.differences(made).items():
+        told = f"{first} and {other} differ in {item[1:-1]}"
+        if item not in (digests.CODE, digests.TORCH) and not accepted:
+            raise UserError(
+                f"{progress.directory(made[0][0]).parent}: {told}, and a mean would be over both. Move those with the "
+                "old one away and let `fedmpi sweep` train them again, leave some out (only, leave_out), or put them "
+                "together all the same with checkpoint.changes=accept"
+            )
+        said.append(f"mixed: {told}")
+    for name, settings in runs.items():
+        changes = RunDirectory(progress.directory(settings)).accepted()
+        said += [f"mixed: {name}: {'; '.join(changes)}"] if changes else []
+    return said
 
 
 def _looks(settings: Settings) -> list[str]:
@@ -169,10 +204,10 @@ def _cells(some: Sequence[Key], every: Sequence[Key]) -> str:
 
 def text(cells: Cells) -> list[str]:
     """Lines for the console."""
-    lines = [caption(cells), "", *_aligned(list(grid(cells, " +- ")))]
+    lines = [caption(cells), "", *table(list(grid(cells, " +- ")), "left")]
     apart = list(differences(cells))
     if any(cell != "-" for row in apart[1:] for cell in row[1:]):
-        lines += ["", about_differences(apart[0][0]), "", *_aligned(apart)]
+        lines += ["", about_differences(apart[0][0]), "", *table(apart, "left")]
     return [*lines, *(["", *gaps(cells)] if gaps(cells) else [])]
 
 
@@ -308,7 +343,7 @@ def difference(cells: Cells, row: Key, column: Key) -> tuple[float, float, str] 
     mean, error = fmean(apart), stdev(apart) / math.sqrt(len(apart))
     if not error or abs(mean) <= stdtrit(len(apart) - 1, 0.975) * error:  # equal differences say nothing of chance
         return mean, error, ""
-    if measured.named(cells.metric):  # what less of it is good for, nobody has said
+    if progress.is_diagnostic(cells.metric):  # what less of it is good for, nobody has said
         return mean, error, "lower" if mean < 0 else "higher"
     return mean, error, "better" if (mean < 0) == cells.falling else "worse"
 
@@ -323,8 +358,3 @@ def differences(cells: Cells) -> Iterator[list[str]]:
         found = [difference(cells, row, column) for column in columns]
         told = [f"{each[0]:+.4g} +- {each[1]:.2g}{each[2] and ' * ' + each[2]}" if each else "-" for each in found]
         yield [" ".join(row), *told]
-
-
-def _aligned(rows: Sequence[Sequence[str]]) -> list[str]:
-    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
-    return ["  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip() for row in rows]

@@ -10,7 +10,7 @@ from typing import Any
 
 from fedmpi.common.errors import UserError
 from fedmpi.common.text import nearest, show
-from fedmpi.config.sweep.axes import SEED, Axis
+from fedmpi.sweeps.axes import SEED, Axis
 
 OF = ("last", "mean_last_10", "best", "selected")  # parts of summary.json
 

@@ -14,7 +14,9 @@ from pathlib import Path
 from statistics import fmean, stdev
 
 from fedmpi.analysis.pages.grouping import spoken
-from fedmpi.analysis.sweep_table import (
+from fedmpi.common.errors import UserError
+from fedmpi.sweeps.expand import Sweep
+from fedmpi.sweeps.table import (
     Cells,
     about_differences,
     caption,
@@ -29,8 +31,6 @@ from fedmpi.analysis.sweep_table import (
     text,
     verdict,
 )
-from fedmpi.common.errors import UserError
-from fedmpi.config.sweep import Sweep
 
 PICTURES = (".png", ".svg", ".pdf")
 SPECIAL = {c: f"\\{c}" for c in "&%$#_{}"} | {

@@ -6,8 +6,8 @@ import pytest
 
 from fedmpi import config
 from fedmpi.common.errors import UserError
-from fedmpi.config import sweep
 from fedmpi.runtime import build_data
+from fedmpi.sweeps import expand
 
 BASE = """\
 name: table
@@ -35,7 +35,7 @@ over:
   lr: {slow: {train: {lr: 0.01}}, fast: {train: {lr: 0.5, epochs: 3}}}
   seed: [0, 1, 2]
 """
-    found = sweep.load(write(tmp_path, text), ["rounds=7"])
+    found = expand.load(write(tmp_path, text), ["rounds=7"])
     runs = list(found.runs())
     assert len(runs) == 2 * 2 * 2 * 3
     labels, settings = runs[-1]
@@ -70,21 +70,21 @@ METHODS = "over: {method: {A: {method: {name: fedavg}}, B: {method: {name: fedpr
 def test_a_label_is_what_its_run_is(tmp_path, text, given, said):
     """Else a table would show one number under several names, and call equal runs seeds."""
     with pytest.raises(UserError, match=said):
-        list(sweep.load(write(tmp_path, text), given).runs())
+        list(expand.load(write(tmp_path, text), given).runs())
 
 
 def test_what_no_axis_names_can_be_set_for_all(tmp_path):
-    runs = list(sweep.load(write(tmp_path, METHODS), ["rounds=3", "train.lr=0.5"]).runs())
+    runs = list(expand.load(write(tmp_path, METHODS), ["rounds=3", "train.lr=0.5"]).runs())
     assert {(settings.rounds, settings.train.lr) for _, settings in runs} == {(3, 0.5)}
     one = "over: {train.lr: [0.1], cut: {small: {train: {lr: 0.05}}}}\n"  # one label: nothing to mix it up with
-    assert [settings.train.lr for _, settings in sweep.load(write(tmp_path, one)).runs()] == [0.05]
+    assert [settings.train.lr for _, settings in expand.load(write(tmp_path, one)).runs()] == [0.05]
 
 
 def test_the_name_of_a_run_that_it_is_based_on_is_not_a_sweeps(tmp_path):
     """It would write into its directory. A sweep's own name holds, and that of a larger sweep that it is a part of."""
 
     def place(file, *given):
-        found = sweep.load(file, given)
+        found = expand.load(file, given)
         return found.settings(found.first()[0]).output.name
 
     file = write(tmp_path, "over: {seed: [0, 1]}\n", name="seeds.yaml")
@@ -105,7 +105,7 @@ published:
   metric: accuracy
   values: {A: {"0.1": 42.3, "0.5": [73.9, 0.4]}}
 """
-    (found,) = sweep.load(write(tmp_path, text)).published
+    (found,) = expand.load(write(tmp_path, text)).published
     assert found.axes == ("method", "data.partition.alpha")
     assert found.values["A", "0.5"] == (73.9, 0.4)
     assert math.isnan(found.values["A", "0.1"][1])
@@ -180,11 +180,11 @@ def test_a_run_is_told_the_keys_of_a_sweep(tmp_path, text, words):
 )
 def test_mistakes(tmp_path, text, words):
     with pytest.raises(UserError, match=words):
-        sweep.load(write(tmp_path, text))
+        expand.load(write(tmp_path, text))
 
 
 def test_a_mistake_in_a_run_says_which(tmp_path):
-    found = sweep.load(write(tmp_path, "over: {train.lr: [0.1, -1], seed: [0]}\n"))
+    found = expand.load(write(tmp_path, "over: {train.lr: [0.1, -1], seed: [0]}\n"))
     words = r"sweep\.yaml:2: over\.train\.lr: train\.lr: -1 .*\n  in the run train\.lr: -1, seed: 0"
     with pytest.raises(UserError, match=words):
         list(found.runs())
@@ -192,7 +192,7 @@ def test_a_mistake_in_a_run_says_which(tmp_path):
 
 def test_a_plugin_lies_beside_the_sweep(tmp_path):
     (tmp_path / "mine.py").write_text("")
-    found = sweep.load(write(tmp_path, "over: {m: {A: {model: {name: mine.py:Net}}}}\n"))
+    found = expand.load(write(tmp_path, "over: {m: {A: {model: {name: mine.py:Net}}}}\n"))
     assert next(iter(found.runs()))[1].model.name == f"{tmp_path / 'mine.py'}:Net"
 
 
@@ -205,7 +205,7 @@ best: {over: {train.lr: [0.1, 0.2], mu: {a: {train: {epochs: 2}}, b: {}}}, by: a
     write(tmp_path, text)
     small = tmp_path / "small.yaml"
     small.write_text("base: [sweep.yaml]\nonly: {method: B}\ndata: {validation: 0.1}\n")
-    found = sweep.load(small)
+    found = expand.load(small)
     runs = list(found.runs())
     assert len(runs) == 2 * 1 * 4
     assert runs[0][1].name == "b_alpha-0.1_seed-1_lr-0.1_a"
@@ -214,6 +214,6 @@ best: {over: {train.lr: [0.1, 0.2], mu: {a: {train: {epochs: 2}}, b: {}}}, by: a
     with pytest.raises(
         UserError, match=r"evaluate\.best\.metric: accuracy is measured on validation rows; there are none"
     ):
-        list(sweep.load(small, ["data.validation=0"]).runs())
-    assert sweep.load(small, ["evaluate.best.metric=loss"]).settings(runs[0][0]).evaluate.best.metric == "loss"
-    assert len(list(sweep.load(small, ["best=null"]).runs())) == 4
+        list(expand.load(small, ["data.validation=0"]).runs())
+    assert expand.load(small, ["evaluate.best.metric=loss"]).settings(runs[0][0]).evaluate.best.metric == "loss"
+    assert len(list(expand.load(small, ["best=null"]).runs())) == 4

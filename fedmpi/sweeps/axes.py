@@ -83,7 +83,7 @@ def _layer(document: Document, dotted: str, tree: Any) -> Document:
     return Document(tree, origins)
 
 
-def true_to(axes: Sequence[Axis], labels: Mapping[str, str], whole: Document, alone: Collection[str]) -> None:
+def check_consistent(axes: Sequence[Axis], labels: Mapping[str, str], whole: Document, alone: Collection[str]) -> None:
     """Whether a run is what its labels say. Raises UserError where another layer has set a key that is an axis itself,
     or where the command line has put another method (model, data source, ...) in the place of that which a label names.
 

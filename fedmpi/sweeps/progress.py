@@ -1,4 +1,4 @@
-"""How far the runs of a sweep are, read from their directories; nothing else is kept about a sweep."""
+"""The state and the figures of a sweep's runs, read from their directories; nothing else is kept about a sweep."""
 
 from __future__ import annotations
 
@@ -6,20 +6,23 @@ import math
 import re
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args
 
 from fedmpi.common.errors import UserError
+from fedmpi.common.jsonl import read_jsonl
 from fedmpi.config import Settings
 from fedmpi.config.later import comparable, free_later
-from fedmpi.config.sweep import Sweep
+from fedmpi.config.schema import Analysis
 from fedmpi.runtime import trust
 from fedmpi.runtime.reading.files import json_of, tail
 from fedmpi.runtime.record import plugins
+from fedmpi.runtime.record.summary import summary
 
 DONE, BEGUN, MISSING = "done", "begun", "missing"
 REMEDY = "give the sweep another name, or move that directory away"
 DIVERGED = re.compile(r"^diverged: |not finite|sent an update of norm")
 TAIL = 1 << 18  # bytes; a line has a few kB
+DIAGNOSTICS_OF = ("last", "mean_last_10")  # no value of a diagnostic is the best one
 
 
 @dataclass(frozen=True)
@@ -56,7 +59,7 @@ def identity(settings: Settings) -> dict[str, Any] | None:
     return json_of(directory(settings) / "identity.json")
 
 
-def state(settings: Settings) -> State:
+def read_state(settings: Settings) -> State:
     """Raises UserError where the directory holds a run with other settings, or with more rounds."""
     place = directory(settings)
     if not place.exists():
@@ -79,10 +82,12 @@ def state(settings: Settings) -> State:
     return State(DONE if finished or enough else BEGUN, rounds, summary, reason)
 
 
-def now(settings: Settings) -> State:
-    """`state`; raises UserError, too, where the user's own code is not what that run was made with. A table of what is
-    there does without this: the code may have changed after all of it."""
-    found, accepts = state(settings), settings.checkpoint.changes == "accept"
+def check_state(settings: Settings) -> State:
+    """Return `read_state`; raise UserError also where the user's own code is not what that run was made with.
+
+    A table of what is there does without this: the code may have changed after all of it.
+    """
+    found, accepts = read_state(settings), settings.checkpoint.changes == "accept"
     if accepts or not any(key.startswith("(plug-in ") for key in identity(settings) or ()):
         return found
     place = directory(settings)
@@ -94,27 +99,56 @@ def now(settings: Settings) -> State:
     return found
 
 
-def over(sweep: Sweep, state: State) -> bool:
-    """Whether a run need not be trained: it is done, or a candidate that has diverged."""
-    return state.what == DONE or (sweep.best is not None and state.diverged)
-
-
-def last(settings: Settings) -> dict[str, Any]:
+def last_row(settings: Settings) -> dict[str, Any]:
     """The line of the last round that a run has closed; {} before the first one. Reads the file's end alone."""
     return next(reversed(tail(directory(settings) / "metrics.jsonl", TAIL)), {})
 
 
-def rounds(settings: Settings) -> int:
+def rounds_done(settings: Settings) -> int:
     """How many rounds a run has closed."""
-    return int(last(settings).get("round", -1)) + 1
+    return int(last_row(settings).get("round", -1)) + 1
 
 
-def again(settings: Settings) -> Settings:
-    """The run, going on where an earlier one has left it."""
-    again = settings.model_copy(update={"checkpoint": settings.checkpoint.model_copy(update={"resume": "auto"})})
-    again._origins.update(settings._origins)
-    again._file = settings._file
-    return again
+def resuming(settings: Settings) -> Settings:
+    """Return the settings of a run that goes on where an earlier one has left it."""
+    resumed = settings.model_copy(update={"checkpoint": settings.checkpoint.model_copy(update={"resume": "auto"})})
+    resumed._origins.update(settings._origins)
+    resumed._file = settings._file
+    return resumed
+
+
+def is_diagnostic(metric: str) -> bool:
+    """Whether a figure is one of analysis.jsonl, by its name.
+
+    >>> is_diagnostic("losses.shift"), is_diagnostic("top.5"), is_diagnostic("losses")
+    (True, False, False)
+    """
+    probe, dot, _ = metric.partition(".")
+    return bool(dot) and probe in get_args(Analysis)
+
+
+def diagnostics(settings: Settings) -> dict[str, Any]:
+    """Return the numbers that `analysis` has measured of a run as figures with names, like the parts of summary.json.
+
+    {"rounds": 10, "last": {"losses.shift": 0.4}, "last_round": {"losses.shift": 9}, "mean_last_10": {...}}; {} of a run
+    that has measured nothing. Lists are left out, and so is a figure that is null, being no number in its round.
+    """
+    rows = [
+        {"round": row["round"]}
+        | {
+            f"{probe}.{name}": value
+            for probe, found in row.items()
+            if isinstance(found, dict)
+            for name, value in found.items()
+            if type(value) in (int, float) and math.isfinite(value)
+        }
+        for row in read_jsonl(directory(settings) / "analysis.jsonl", rounds=True).rows
+    ]
+    if not rows:
+        return {}
+    names = list(dict.fromkeys(name for row in rows for name in row if name != "round"))
+    found = summary(rows, names, "")
+    return {"rounds": rows[-1]["round"] + 1, **{part: found[part] for part in (*DIAGNOSTICS_OF, "last_round")}}
 
 
 def _check(settings: Settings, made: dict[str, Any], place: Path) -> None:
@@ -122,7 +156,9 @@ def _check(settings: Settings, made: dict[str, Any], place: Path) -> None:
     own, made = comparable(settings.identity()), comparable(made)
     changed = _changed(own, made, settings)
     if changed:  # it may be in words alone: a run writes every option down
-        own = comparable(_whole(settings))
+        from fedmpi.runtime.record.metadata import resolve  # imports torch
+
+        own = comparable(resolve(settings).identity())
         changed = _changed(own, made, settings)
     if changed:
         key = changed[0]
@@ -134,12 +170,6 @@ def _check(settings: Settings, made: dict[str, Any], place: Path) -> None:
 
 def _changed(own: dict[str, str], made: dict[str, Any], settings: Settings) -> list[str]:
     return [key for key in own if key in made and made[key] != own[key] and not free_later(key, settings)]
-
-
-def _whole(settings: Settings) -> dict[str, str]:
-    from fedmpi.runtime.record.metadata import resolve  # imports torch
-
-    return resolve(settings).identity()
 
 
 def _rounds(path: Path) -> int:

@@ -18,11 +18,10 @@ from fedmpi.common.errors import UserError
 from fedmpi.common.text import count
 from fedmpi.config import Settings
 from fedmpi.config.loading import shown
-from fedmpi.config.sweep import Sweep
-from fedmpi.runtime.reading import sweep_status
-from fedmpi.runtime.reading.files import tail
+from fedmpi.runtime.reading.files import SWEEP_LIST, tail
 from fedmpi.runtime.record import durable
-from fedmpi.runtime.sweeping import choosing, progress
+from fedmpi.sweeps import progress
+from fedmpi.sweeps.expand import Sweep
 
 FOLDER, SUBMITTED = "slurm", "submitted.jsonl"
 WARN_S = 120  # before the time limit
@@ -98,7 +97,7 @@ def submit(sweep: Sweep, asked: Asked, dry: bool, say: Callable[[str], None]) ->
     first = [
         settings.name
         for _, settings in every
-        if not progress.over(sweep, progress.now(settings)) and settings.name not in waiting
+        if not sweep.is_over(progress.check_state(settings)) and settings.name not in waiting
     ]
     later = [name for name in _later(sweep) if name not in waiting]
     if not first and not later:
@@ -128,9 +127,9 @@ def _later(sweep: Sweep) -> list[str]:
     """Runs whose settings are not known before others have chosen them, by name without what will be chosen."""
     if sweep.best is None:
         return []
-    known = {sweep.name(labels): settings for labels, settings in choosing.final(sweep)}
+    known = {sweep.name(labels): settings for labels, settings in sweep.final_runs()}
     rest = [sweep.name(labels) for labels in sweep.labels if not sweep.best.tunes(labels)]
-    return [name for name in rest if (found := known[name]) is None or not progress.over(sweep, progress.now(found))]
+    return [name for name in rest if (found := known[name]) is None or not sweep.is_over(progress.check_state(found))]
 
 
 def _arrays(
@@ -190,10 +189,10 @@ def script(sweep: Sweep, asked: Asked, names: Sequence[str], place: Path, thread
 def named(sweep: Sweep, name: str) -> Settings:
     """The run of a name; with `best`, also that of a name without what was chosen. Raises UserError."""
     if sweep.best is not None:
-        for labels, settings in choosing.final(sweep):
+        for labels, settings in sweep.final_runs():
             if settings is None and sweep.name(labels) == name:
-                told = choosing.told(choosing.choose(sweep)[sweep.best.cell(labels)])
-                raise UserError(f"--run: {name} waits for a choice: best: {told}")
+                choice = sweep.choices()[sweep.best.cell(labels)]
+                raise UserError(f"--run: {name} waits for a choice: best: {choice}")
             if settings is not None and name in (sweep.name(labels), settings.name):
                 return settings
     for labels in sweep.first():
@@ -229,7 +228,7 @@ def _ready(sweep: Sweep, place: Path, names: Sequence[str]) -> None:
     """The folder, and the list of runs that `fedmpi status` reads."""
     try:
         (place / FOLDER).mkdir(parents=True, exist_ok=True)
-        durable.write(place / sweep_status.LIST, sweep_status.record(sweep, names).encode())
+        durable.write(place / SWEEP_LIST, sweep.listing(names))
     except OSError as error:
         raise UserError(f"output: cannot write to {place / FOLDER}: {error.strerror}; choose another output") from error
 

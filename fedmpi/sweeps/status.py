@@ -1,21 +1,20 @@
-"""How far the runs of a sweep are: by its file, or by its directory and the list of runs that it leaves there."""
+"""`fedmpi status` of a sweep: by its file, or by its directory and the list of runs that it leaves there."""
 
 from __future__ import annotations
 
 import json
 import time
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from pathlib import Path
 from statistics import fmean
 from typing import Any
 
 from fedmpi.common.errors import UserError
+from fedmpi.common.formatting import duration
 from fedmpi.common.redaction import MARK
-from fedmpi.common.text import brief as shorten
-from fedmpi.common.text import count, duration
-from fedmpi.config.loading import shown
-from fedmpi.config.sweep import Sweep
+from fedmpi.common.text import brief, count
 from fedmpi.runtime.reading import files
+from fedmpi.runtime.reading.files import SWEEP_LIST
 from fedmpi.runtime.reading.status import (
     BAD,
     DIED,
@@ -27,53 +26,41 @@ from fedmpi.runtime.reading.status import (
     NEVER,
     RUNNING,
     STOPPED,
-    brief,
 )
+from fedmpi.runtime.reading.status import brief as run_facts
 from fedmpi.runtime.record.plugins import moved_along
-from fedmpi.runtime.sweeping import progress
+from fedmpi.sweeps import progress
+from fedmpi.sweeps.expand import Sweep
 
-LIST = "sweep.json"  # {"file": ..., "overrides": [...], "runs": [names], "labels": {name: {axis: label}}}, beside them
 WAITING = "waiting"
+MOST_LINES, MOST_LETTERS = 40, 200  # lines a state; letters of a reason
 STATES = (FINISHED, RUNNING, STOPPED, FAILED, DIED, WAITING)
-MOST, WHY = 40, 200  # lines a state; letters of a reason
 Facts = dict[str, Any]
-
-
-def record(sweep: Sweep, names: Sequence[str]) -> str:
-    """The content of LIST: what was asked for last."""
-    known = {sweep.name(labels): labels for labels in sweep.first()}
-    told = {
-        "file": str(sweep.path.resolve()),
-        "overrides": [shown(text) for text in sweep.given],
-        "runs": list(names),
-        "labels": {name: known[name] for name in names if name in known},
-    }
-    return json.dumps(told, indent=2) + "\n"
 
 
 def asked(place: Path) -> tuple[Path, list[str]]:
     """The file and the overrides of the sweep in a directory, wherever that lies now, and whatever it is called.
     Raises UserError."""
-    found = files.json_of(place / LIST) or {}
+    found = files.json_of(place / SWEEP_LIST) or {}
     file, given = found.get("file"), found.get("overrides")
     if not isinstance(file, str) or not isinstance(given, list):
-        raise UserError(f"{place} holds no {LIST} that names a sweep; give the sweep's YAML file")
+        raise UserError(f"{place} holds no {SWEEP_LIST} that names a sweep; give the sweep's YAML file")
     if any(MARK in text for text in given):
         raise UserError(
-            f"{place / LIST}: a secret is left out of what was asked for; give the sweep's file and all of it"
+            f"{place / SWEEP_LIST}: a secret is left out of what was asked for; give the sweep's file and all of it"
         )
     here, path = place.resolve(), Path(file)
     if not path.is_file():  # it may have been moved together with the runs, whose settings are compared with its own
         moved = next(moved_along(here, file), None)
         if moved is None:
             said = f"{file}, of which these runs are, is not there any more"
-            raise UserError(f"{place / LIST}: {said}; give the file itself")
+            raise UserError(f"{place / SWEEP_LIST}: {said}; give the file itself")
         path = moved
     return path, [*map(str, given), f"output={json.dumps(str(here.parent))}", f"name={json.dumps(here.name)}"]
 
 
 def recorded(place: Path) -> list[str]:
-    names = (files.json_of(place / LIST) or {}).get("runs")
+    names = (files.json_of(place / SWEEP_LIST) or {}).get("runs")
     return [name for name in names if isinstance(name, str)] if isinstance(names, list) else []
 
 
@@ -88,7 +75,7 @@ def of_file(sweep: Sweep) -> Facts:
     where a directory holds a run with other settings."""
     runs, place = [], Path()
     for _, settings in sweep.runs():
-        place, done = settings.output, progress.now(settings)
+        place, done = settings.output, progress.check_state(settings)
         facts = _one(place, settings.name)
         if facts["state"] == FINISHED and done.what != progress.DONE:
             facts |= {"state": STOPPED, "why": f"the sweep asks for {settings.rounds} rounds"}
@@ -110,7 +97,7 @@ def _one(place: Path, name: str) -> Facts:
     """One run; of one that has failed before it had a directory, what its log says."""
     run, log = place / name, place / f"{name}.log"
     if run.is_dir():
-        facts = brief(run)
+        facts = run_facts(run)
     else:
         facts = {"directory": str(run), "name": name, "state": WAITING, "why": "", "resume": False}
         facts |= {"rounds_done": 0, "rounds": None, "round_s": None, "eta_s": None, "checkpoint": None}
@@ -142,15 +129,15 @@ def _eta_s(runs: list[Facts]) -> float | None:
     return max(max(left), (sum(left) + waiting * fmean(whole)) / len(running))
 
 
-def lines(facts: Facts) -> list[str]:
-    """What is shown of a sweep: a line for each run that is not done, then counts."""
+def lines(facts: dict[str, Any]) -> list[str]:
+    """Return what is shown of a sweep: a line for each run that is not done, then how many are in which state."""
     runs, said = facts["runs"], []
     for state in dict.fromkeys([*(run["state"] for run in runs)]):
         those = [run for run in runs if run["state"] == state]
         if state == FINISHED:
             continue
-        said += [_line(run) for run in those[:MOST]]
-        said += [f"... and {len(those) - MOST} more: {state}"] if len(those) > MOST else []
+        said += [_line(run) for run in those[:MOST_LINES]]
+        said += [f"... and {len(those) - MOST_LINES} more: {state}"] if len(those) > MOST_LINES else []
     counts = ", ".join(f"{facts['counts'][state]} {state}" for state in STATES[1:] if facts["counts"][state])
     said.append(f"{facts['counts'][FINISHED]} of {count(len(runs), 'run')} done{f'; {counts}' if counts else ''}")
     if facts["eta_s"] is not None:
@@ -158,11 +145,11 @@ def lines(facts: Facts) -> list[str]:
     return said
 
 
-def _line(run: Facts) -> str:
+def _line(run: dict[str, Any]) -> str:
     if run["state"] == WAITING:
         return f"{run['name']}: {WAITING}"
     of = f" of {run['rounds']}" if run["rounds"] is not None else ""
     made = f", {run['rounds_done']}{of} rounds" if run["rounds_done"] or of else ""
     left = f", {duration(run['eta_s'])} left" if run["eta_s"] else ""
-    why = f": {shorten(' '.join(run['why'].split()), WHY)}" if run["why"] else ""
+    why = f": {brief(' '.join(run['why'].split()), MOST_LETTERS)}" if run["why"] else ""
     return f"{run['name']}: {run['state']}{made}{left}{why}"
