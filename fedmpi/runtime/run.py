@@ -41,7 +41,7 @@ from fedmpi.runtime.record.metadata import describe_environment, describe_gpu, r
 from fedmpi.runtime.record.plugins import PluginFile
 from fedmpi.runtime.record.recorder import RankRecorder, Recorder
 from fedmpi.runtime.record.timeline import TimelineFile
-from fedmpi.runtime.record.tracking.hearing import hearing
+from fedmpi.runtime.record.tracking.dispatch import make_loggers
 from fedmpi.runtime.resuming import resume
 from fedmpi.runtime.resuming.checkpoints import Checkpoints, Rows
 
@@ -240,7 +240,7 @@ def _train(run: RunContext) -> tuple[dict[str, Any], int]:
 def _open(run: RunContext, recorder: Recorder) -> None:
     """Open the run directory and the console (rank 0)."""
     settings, job, made = run.settings, run.job, run.experiment
-    loggers = hearing(settings) if settings.track or settings.callbacks else None
+    loggers = make_loggers(settings) if settings.track or settings.callbacks else None
     directory, run.is_resumed, run.accepted = resume.directory(settings, run.identity, run.until_end)
     backend = type(run.comm).__name__.lower()
     run.environment = describe_environment(job.launcher, backend, run.ranks, settings.compute.threads)

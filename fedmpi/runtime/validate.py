@@ -23,7 +23,7 @@ from fedmpi.runtime.build import Experiment
 from fedmpi.runtime.device import pick_device, set_numerics
 from fedmpi.runtime.memory import size_text
 from fedmpi.runtime.record import report_text
-from fedmpi.runtime.record.tracking.hearing import hearing
+from fedmpi.runtime.record.tracking.dispatch import make_loggers
 from fedmpi.tasks.base import Task
 from fedmpi.tasks.survival import Survival
 
@@ -42,7 +42,7 @@ def validate_settings(settings: Settings, job: Job | None = None) -> list[tuple[
     data = build_data.siloed(settings, comm) if settings.data.silos else build_data.partitioned(settings)
     made = build.experiment(settings, data, cpu)
     fed = build.federation(made, comm, lambda: False)
-    hearing(settings)
+    make_loggers(settings)
     job = job or detect({})
     return _check_list(made, fed, build.check_memory(made, job, _devices_here(settings, job)))
 

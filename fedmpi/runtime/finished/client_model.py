@@ -34,7 +34,7 @@ from fedmpi.models.net import Net
 from fedmpi.runtime import build, build_data, consistency, trust
 from fedmpi.runtime.build import Experiment
 from fedmpi.runtime.device import set_numerics
-from fedmpi.runtime.record.data_files import PREPROCESSING, read_preprocessing
+from fedmpi.runtime.record.data_files import PREPROCESSING, by_client, read_preprocessing
 from fedmpi.runtime.record.durable import Damaged, read_tensors
 from fedmpi.runtime.record.run_dir import BEST, MODEL, RunDirectory
 from fedmpi.runtime.record.saved_model import facts_of, input_of, rebuilt
@@ -125,10 +125,8 @@ def _number(sites: Sequence[str], client: int | str, sizes: np.ndarray) -> int:
 def _sizes(run_dir: Path) -> np.ndarray:
     """(N,) training samples by client, as the run has written them down."""
     try:
-        if (run_dir / "partition.npz").is_file():
-            with np.load(run_dir / "partition.npz", allow_pickle=False) as file:
-                return np.diff(file["offsets"])
-        return np.array(json.loads((run_dir / "partition.json").read_text(encoding="utf-8"))["sizes"], dtype=np.int64)
+        facts = json.loads((run_dir / "partition.json").read_text(encoding="utf-8"))
+        return np.array(by_client(run_dir, facts)[0], dtype=np.int64)
     except (OSError, ValueError, KeyError, TypeError) as error:
         raise UserError(
             f"{run_dir / 'partition.json'} is damaged or missing ({error}): which clients are there?"

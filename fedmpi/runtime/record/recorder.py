@@ -29,7 +29,7 @@ from fedmpi.runtime.record.metadata import resolve
 from fedmpi.runtime.record.run_dir import BEST, RunDirectory
 from fedmpi.runtime.record.saved_model import best_model, personal_facts
 from fedmpi.runtime.record.summary import metric_names, summary
-from fedmpi.runtime.record.tracking.hearing import Hearing
+from fedmpi.runtime.record.tracking.dispatch import LoggerCollection
 from fedmpi.runtime.resuming.checkpoints import Checkpoints
 
 if TYPE_CHECKING:
@@ -90,7 +90,7 @@ class Recorder(RankRecorder):
         self,
         directory: RunDirectory,
         experiment: Experiment,
-        loggers: Hearing | None,
+        loggers: LoggerCollection | None,
         lines: Sequence[str],
         live: bool,
     ) -> None:

@@ -10,6 +10,7 @@ from typing import Any
 
 from fedmpi.comm import Job
 from fedmpi.comm.base import ranks as numbers
+from fedmpi.common.formatting import table
 from fedmpi.common.redaction import flow
 from fedmpi.common.text import count, figure
 from fedmpi.config.schema import Settings
@@ -163,12 +164,11 @@ def results(
     """
     lines = []
     if clients and len(clients) <= 20:
-        names = ("loss", *made.task.names)
-        lines.append("  ".join(["client".ljust(14), "protocol".ljust(10), *(n.rjust(9) for n in ("samples", *names))]))
+        names, cells = ("loss", *made.task.names), [("client", "protocol", "samples", "loss", *made.task.names)]
         for row in clients:
-            who = str(row.get("site", row["client"])).ljust(14)
-            figures = (("-" if row[n] != row[n] else figure(n, row[n], 4)).rjust(9) for n in names)
-            lines.append("  ".join([who, row["protocol"].ljust(10), str(row["samples"]).rjust(9), *figures]))
+            figures = ("-" if row[n] != row[n] else figure(n, row[n], 4) for n in names)
+            cells.append((str(row.get("site", row["client"])), row["protocol"], str(row["samples"]), *figures))
+        lines += table(cells)
     if headline in result["last"]:
         at, mean = result["last_round"][headline] + 1, result["mean_last_10"].get(headline)
         values = min(sum(row.get(headline) is not None for row in rows), 10)

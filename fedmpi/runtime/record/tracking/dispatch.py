@@ -38,8 +38,8 @@ HOOKS = ("begin", "round", "end")
 
 
 @dataclass
-class Hearing:
-    """each: where it stands in the config -> the object."""
+class LoggerCollection:
+    """The trackers and callbacks of a run. each: where it stands in the config -> the object."""
 
     each: dict[str, Any]
     directory: RunDirectory | None = None
@@ -77,7 +77,7 @@ class Hearing:
         if call is None:
             return
         try:
-            with _untouched():
+            with _preserve_process_state():
                 call(to_jsonable(what))
         except (Exception, SystemExit) as error:
             del self.each[name]
@@ -91,7 +91,7 @@ class Hearing:
         self.directory.write_json(FILE, {"id": self.id, "told": self.told})
 
 
-def hearing(settings: Settings) -> Hearing:
+def make_loggers(settings: Settings) -> LoggerCollection:
     """Those whom the config names. Raises UserError: an unknown name or option, a package that is not installed, a
     class that has none of the hooks, an error in its __init__."""
     found: dict[str, Any] = {}
@@ -99,7 +99,7 @@ def hearing(settings: Settings) -> Hearing:
         for i, item in enumerate(items):
             name, options = (item, None) if isinstance(item, str) else next(iter(item.items()))
             found[_unique(f"{key}: {name}", found)] = _made(settings, key, f"{key}.{i}", name, options)
-    return Hearing(found)
+    return LoggerCollection(found)
 
 
 def _made(settings: Settings, key: str, where: str, name: str, options: Any) -> Any:
@@ -128,7 +128,7 @@ def _unique(name: str, known: Mapping[str, Any]) -> str:
 
 
 @contextmanager
-def _untouched() -> Iterator[None]:
+def _preserve_process_state() -> Iterator[None]:
     """What others' code may change of this process is as it was before it."""
     where, grad, threads = os.getcwd(), torch.is_grad_enabled(), torch.get_num_threads()
     dtype, drawn = torch.get_default_dtype(), seeds.state()
