@@ -130,10 +130,6 @@ def test_lines_are_valid_json_whatever_the_numbers(record):
     assert [json.loads(line) for line in (record.path / "clients.jsonl").read_text().splitlines()] == rows
 
 
-def test_a_run_without_rounds_has_no_rows(record):
-    assert record.rows("metrics.jsonl") == []
-
-
 def test_the_model_of_views_of_one_vector_is_stored(record):
     w = torch.arange(12.0)
     tensors = {"weight": w[:8].view(2, 2, 2, 1).permute(0, 3, 1, 2), "bias": w[8:], "count": torch.tensor(3)}
