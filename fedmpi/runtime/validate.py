@@ -11,6 +11,7 @@ from torch import Tensor
 
 from fedmpi.comm import Job, detect
 from fedmpi.common.errors import UserError
+from fedmpi.common.host_memory import size_text
 from fedmpi.common.inputs import Shape, describe_axes
 from fedmpi.common.text import brief, count
 from fedmpi.config import Settings
@@ -18,10 +19,9 @@ from fedmpi.data.batches import Shard
 from fedmpi.data.dataset import is_labels
 from fedmpi.data.federated import Federated
 from fedmpi.engine.federation import Federation
-from fedmpi.runtime import build, build_data
+from fedmpi.runtime import build, build_data, memory
 from fedmpi.runtime.build import Experiment
 from fedmpi.runtime.device import pick_device, set_numerics
-from fedmpi.runtime.memory import size_text
 from fedmpi.runtime.record import report_text
 from fedmpi.runtime.record.tracking.dispatch import make_loggers
 from fedmpi.tasks.base import Task
@@ -35,7 +35,7 @@ def validate_settings(settings: Settings, job: Job | None = None) -> list[tuple[
 
     job: whose ranks need memory; None: a single process.
     """
-    from fedmpi.comm.backends.solo import Solo
+    from fedmpi.comm.base import Solo
 
     set_numerics(settings)
     comm, cpu = Solo(torch.device("cpu")), torch.device("cpu")
@@ -44,7 +44,7 @@ def validate_settings(settings: Settings, job: Job | None = None) -> list[tuple[
     fed = build.federation(made, comm, lambda: False)
     make_loggers(settings)
     job = job or detect({})
-    return _check_list(made, fed, build.check_memory(made, job, _devices_here(settings, job)))
+    return _check_list(made, fed, memory.check_job(made, job, _devices_here(settings, job)))
 
 
 def _devices_here(settings: Settings, job: Job) -> list[torch.device]:

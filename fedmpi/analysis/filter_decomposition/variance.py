@@ -20,12 +20,12 @@ import torch
 from fedmpi.analysis import figures, local_models, report
 from fedmpi.analysis.filter_decomposition.kernels import AtomLayer, atom_layers
 from fedmpi.analysis.filter_decomposition.products import client_variance, kernel_mean, product_mean, replicate_variance
-from fedmpi.comm.backends.solo import Solo
+from fedmpi.comm.base import Solo
 from fedmpi.common import formatting, seeds
 from fedmpi.common.errors import UserError
 from fedmpi.common.redaction import redacted
 from fedmpi.config.schema import Settings
-from fedmpi.engine import sampling
+from fedmpi.engine import scheduler
 from fedmpi.engine.federation import Federation
 from fedmpi.engine.plan import Sink
 from fedmpi.flat.layout import COEF
@@ -84,7 +84,9 @@ def one_round(made: Experiment, fed: Federation, layers: list[AtomLayer], t: int
     by_kernels, by_product, clients = [], [], 0.0
     for number in range(replicates):
         seed = seeds.derive(fed.plan.seed, "replicate", number)
-        members = sampling.cohort(seed, t, fed.worker.data.clients, fed.plan.fraction, fed.plan.draw, fed.plan.members)
+        members = scheduler.draw_cohort(
+            seed, t, fed.worker.data.clients, fed.plan.fraction, fed.plan.draw, fed.plan.members
+        )
         found = local_models.local_models(fed, local_models.worker_with_seed(made, seed), members, t)
         factors, p = [layer.factors(found.w) for layer in layers], found.p.to(found.w.device)
         by_kernels.append(torch.cat([kernel_mean(p, alpha, D).flatten() for alpha, D in factors]))

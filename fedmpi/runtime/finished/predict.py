@@ -43,7 +43,7 @@ from fedmpi.runtime.record import durable
 from fedmpi.runtime.record.data_files import PREPROCESSING, find_own_preprocessing, read_preprocessing
 from fedmpi.runtime.record.run_dir import BEST, MODEL
 from fedmpi.runtime.record.saved_model import facts_of, input_of, personal_notice, rebuilt
-from fedmpi.tasks import base, contract
+from fedmpi.tasks import contract
 
 FOLDER = "predictions"  # of a run directory
 
@@ -190,7 +190,7 @@ class Predictor:
         held: list[Tensor] = []
         parts: list[Mapping[str, Any]] = []
         module = self.module.eval()
-        predict = getattr(task, "predictions", None) or base.plain_predictions
+        predict = task.predictions
         reason, done = "" if rows.known is not None else rows.no_targets, 0
         with torch.inference_mode():
             for x, y in batches(shard, self.settings.evaluate.batch_size, None, views=True):
@@ -198,7 +198,7 @@ class Predictor:
                 if scales is not None:
                     own, done = scales[done : done + len(f)], done + len(f)
                     f = torch.cat([scale.original(row[None]) for scale, row in zip(own, f, strict=True)])
-                if not len(parts) and rows.y is not None and callable(getattr(task, "check", None)):
+                if not len(parts) and rows.y is not None:
                     reason = _with_place(task.check(y, tuple(f.shape[1:])), rows)
                 if rows.y is not None and not reason:
                     held.append(contract.hold(task, f, y))
@@ -216,7 +216,9 @@ class Predictor:
     def _task(self) -> Any:
         made = registry.make(tasks.KIND, self.settings.task, self.settings.origins("task"))
         with seeds.scoped(self.settings.seed, "task"):
-            return made(self.classes)
+            task = made(self.classes)
+        contract.check_task(task)
+        return task
 
     def _outputs(self, module: nn.Module, x: Any) -> Tensor:
         """(B, ...) of the model on the CPU, as an evaluation of the run has them."""

@@ -22,10 +22,10 @@ from statistics import fmean, median
 from typing import Any
 
 from fedmpi.common.formatting import duration
+from fedmpi.common.host_memory import size_text
 from fedmpi.common.jsonl import JsonLines, parse_jsonl, read_jsonl
 from fedmpi.common.metrics_row import NOT_METRICS
 from fedmpi.common.text import count, figure
-from fedmpi.runtime.memory import size_text
 from fedmpi.runtime.reading import files
 from fedmpi.runtime.record import lock
 

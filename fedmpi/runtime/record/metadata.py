@@ -203,7 +203,7 @@ def defaults(
         parameters = inspect.signature(found).parameters.values()
         declared = {each.name: each.default for each in parameters if each.default is not each.empty}
     out: dict[str, Any] = {}
-    typed = options._hints(found)
+    typed = options.declared_options(found, given, supplied)[0]
     for name, default in declared.items():
         if name in given or name in supplied or name in beside or smells(name, default):
             continue

@@ -11,16 +11,16 @@ from typing import Any
 from fedmpi.comm import Job
 from fedmpi.comm.base import ranks as numbers
 from fedmpi.common.formatting import table
+from fedmpi.common.host_memory import size_text
 from fedmpi.common.redaction import flow
 from fedmpi.common.text import count, figure
 from fedmpi.config.schema import Settings
 from fedmpi.config.sections import OPTIONS
-from fedmpi.engine import sampling
+from fedmpi.engine import scheduler
 from fedmpi.engine.local.recipe import learning_rate
 from fedmpi.engine.messages import ENGINE_DOWN, ENGINE_UP, Messages
 from fedmpi.runtime import build_data
 from fedmpi.runtime.build import Experiment
-from fedmpi.runtime.memory import size_text
 
 
 def headlines(made: Experiment, job: Job, backend: str, ranks: Sequence[Mapping[str, Any]]) -> list[str]:
@@ -58,7 +58,7 @@ def what(made: Experiment) -> str:
 
 def schedule(s: Settings, clients: int, own_length: bool = False) -> str:
     """Who trains in a round, how much (unless the method's own options say it), and by which rule and learning rate."""
-    train, members = s.train, sampling.size(clients, s.cohort.fraction, s.cohort.size)
+    train, members = s.train, scheduler.cohort_size(clients, s.cohort.fraction, s.cohort.size)
     who = f"{members} of {count(clients, 'client')}"
     who += " in turn" if s.cohort.draw == "cycles" else " each" if s.rounds > 1 else ""
     amount = count(train.steps, "step") if train.steps is not None else f"{train.epochs:g} epoch"
