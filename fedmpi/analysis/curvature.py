@@ -27,8 +27,8 @@ from fedmpi.data.batches import Shard, batches, pooled_rows, samples_of
 from fedmpi.models.recurrent import differentiable
 from fedmpi.runtime.build import Experiment
 from fedmpi.runtime.record import saved_model
-from fedmpi.runtime.record.model_facts import facts_of, personal_notice
 from fedmpi.runtime.record.run_dir import MODEL
+from fedmpi.runtime.record.saved_model import facts_of, personal_notice
 from fedmpi.tasks import contract
 
 
