@@ -149,7 +149,7 @@ class Loss:
         pool = pooled_rows(train)
         order = torch.randperm(len(pool), generator=seeds.generator(made.settings.seed, "curvature"))
         self.shard = Shard(pool.x, pool.y, pool.index[order[:samples]].sort().values)
-        self.weight = contract.batch_weight(made.task, self.shard.y[self.shard.index])
+        self.weight = made.task.batch_weight(self.shard.y[self.shard.index])
 
     def __call__(self, w: Tensor) -> float:
         self.made.model.load(w)
@@ -182,4 +182,4 @@ class Loss:
     def _part(self, x: Any, y: Tensor) -> Tensor:
         """This batch's part of the mean."""
         f = call(self.made.model.module, x)
-        return contract.mean_loss(self.made.task, f, x, y) * (contract.batch_weight(self.made.task, y) / self.weight)
+        return contract.mean_loss(self.made.task, f, x, y) * (self.made.task.batch_weight(y) / self.weight)

@@ -42,13 +42,14 @@ from torch import Tensor, nn
 
 from fedmpi.analysis import figures, report
 from fedmpi.analysis.local_models import LocalModels, experiment, local_models, worker_with_seed
-from fedmpi.comm.backends.solo import Solo
+from fedmpi.comm.base import Solo
 from fedmpi.common import formatting, seeds
 from fedmpi.common.errors import UserError
 from fedmpi.common.redaction import flow, redacted
 from fedmpi.common.text import figure
 from fedmpi.config.schema import Settings
-from fedmpi.engine import evaluate, sampling
+from fedmpi.engine import scheduler
+from fedmpi.engine.evaluate import evaluate
 from fedmpi.engine.federation import Federation
 from fedmpi.engine.plan import Sink
 from fedmpi.flat import linear
@@ -57,7 +58,7 @@ from fedmpi.models.atoms import GEOMETRY, AtomConv2d
 from fedmpi.runtime import build
 from fedmpi.runtime.build import Experiment
 from fedmpi.runtime.record import saved_model
-from fedmpi.tasks.over_clients import Figures
+from fedmpi.tasks.measures import Figures
 
 Row = dict[str, Any]
 NAMES = {
@@ -196,7 +197,9 @@ def one_round(made: Experiment, fed: Federation, layers: list[AtomLayer], t: int
     by_kernels, by_product, clients = [], [], 0.0
     for number in range(replicates):
         seed = seeds.derive(fed.plan.seed, "replicate", number)
-        members = sampling.cohort(seed, t, fed.worker.data.clients, fed.plan.fraction, fed.plan.draw, fed.plan.members)
+        members = scheduler.draw_cohort(
+            seed, t, fed.worker.data.clients, fed.plan.fraction, fed.plan.draw, fed.plan.members
+        )
         found = local_models(fed, worker_with_seed(made, seed), members, t)
         factors, p = [layer.factors(found.w) for layer in layers], found.p.to(found.w.device)
         by_kernels.append(torch.cat([kernel_mean(p, alpha, D).flatten() for alpha, D in factors]))
@@ -229,7 +232,7 @@ def measure_virtual(made: Experiment, say: Callable[[str], None] = lambda text: 
     s, worker = made.settings, build.make_worker(made, lambda: False)
     fed = build.federation(made, Solo(made.model.w.device), lambda: False)
     t = next((t for t in range(s.rounds, 2 * s.rounds + 1) if COEF in made.messages.groups(t)), s.rounds)
-    members = sampling.cohort(s.seed, t, made.data.clients, s.cohort.fraction, s.cohort.draw, s.cohort.size)
+    members = scheduler.draw_cohort(s.seed, t, made.data.clients, s.cohort.fraction, s.cohort.draw, s.cohort.size)
     say(f"round {t}: {len(members)} clients train, then {len(members) ** 2 + 2} models are evaluated")
     found = local_models(fed, worker, members, t)
     w, b = linear.combine(found.w, found.p), linear.combine(found.b, found.p)
@@ -237,7 +240,7 @@ def measure_virtual(made: Experiment, say: Callable[[str], None] = lambda text: 
     def judge(at: Tensor, predict: Callable[[Tensor], Tensor] | None = None) -> Figures:
         worker.model.load(at, b)
         assert made.data.global_test is not None
-        return evaluate.figures(worker, made.data.global_test, s.evaluate.batch_size, predict)
+        return evaluate(worker, made.data.global_test, s.evaluate.batch_size, predict).figures
 
     models = [
         {"alpha": i, "atoms": j, **judge(product(made, w, alpha, D))}

@@ -207,7 +207,7 @@ def experiment(settings: configs.Settings, job: Job) -> Line:
 
 def output(settings: configs.Settings, job: Job) -> Line:
     """Where the run directory goes, and the space there."""
-    from fedmpi.runtime.memory import size_text
+    from fedmpi.common.host_memory import size_text
 
     if job.rank == 0:
         machine.check(one_thread(settings))

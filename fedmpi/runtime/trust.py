@@ -19,7 +19,7 @@ from fedmpi.common import registry
 from fedmpi.common.errors import UserError
 from fedmpi.config import loading
 from fedmpi.config.yaml_source import Document, read
-from fedmpi.runtime import catalog
+from fedmpi.runtime import introspection
 from fedmpi.runtime.reading.files import no_run
 from fedmpi.runtime.record import kept_copies
 
@@ -29,7 +29,7 @@ NAMED = {  # where a config names code, and what
     ("data", "partition", "scheme"): "partitions",
     ("model", "name"): "models",
     ("task", "name"): "tasks",
-    ("method", "name"): "methods",
+    ("method", "name"): "methods",  # any text in the section may name one, as methods are options of others
     ("server", "rule"): "rules",
     ("server", "rule", "name"): "rules",
 }
@@ -80,22 +80,14 @@ def guard(trust: bool) -> AbstractContextManager[None]:
 
 
 def foreign(tree: Any) -> dict[str, str]:
-    """Where a config names code that is not fedmpi's own -> that name; `tree` is the config as it was read."""
-    places = [(keys, _at(tree, keys), kind) for keys, kind in NAMED.items()]
-    places += [(("method", *keys), text, "methods") for keys, text in _texts(_at(tree, ("method",)))]  # methods within
-    known = {kind: catalog.registry(kind) for kind in catalog.KINDS}
-    named = [(keys, text, kind) for keys, text, kind in places if isinstance(text, str)]
-    return {".".join(keys): text for keys, text, kind in named if registry.is_foreign(text, known[kind])}
-
-
-def _at(tree: Any, keys: Sequence[str]) -> Any:
-    for key in keys:
-        tree = tree.get(key) if isinstance(tree, dict) else None
-    return tree
+    """Return where a config names code that is not fedmpi's own -> that name; `tree` is the config as it was read."""
+    kinds = ((keys, text, NAMED.get(keys, "methods" if keys[:1] == ("method",) else "")) for keys, text in _texts(tree))
+    known = {kind: introspection.registry(kind) for kind in NAMED.values()}
+    return {".".join(keys): text for keys, text, kind in kinds if kind and registry.is_foreign(text, known[kind])}
 
 
 def _texts(tree: Any, keys: tuple[str, ...] = ()) -> Iterator[tuple[tuple[str, ...], str]]:
-    """Every text inside a tree, with its keys."""
+    """Yield every text inside a tree, with its keys."""
     if isinstance(tree, str):
         yield keys, tree
     elif isinstance(tree, (dict, list)):

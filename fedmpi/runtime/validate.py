@@ -9,7 +9,7 @@ import torch
 from fedmpi.comm import Job, detect
 from fedmpi.common.errors import UserError
 from fedmpi.config import Settings
-from fedmpi.runtime import build, build_data
+from fedmpi.runtime import build, build_data, memory
 from fedmpi.runtime.device import pick_device, set_numerics
 from fedmpi.runtime.record import report_text
 from fedmpi.runtime.record.tracking.hearing import hearing
@@ -20,7 +20,7 @@ def validate_settings(settings: Settings, job: Job | None = None) -> list[tuple[
 
     job: whose ranks need memory; None: a single process.
     """
-    from fedmpi.comm.backends.solo import Solo
+    from fedmpi.comm.base import Solo
 
     set_numerics(settings)
     comm, cpu = Solo(torch.device("cpu")), torch.device("cpu")
@@ -29,7 +29,7 @@ def validate_settings(settings: Settings, job: Job | None = None) -> list[tuple[
     fed = build.federation(made, comm, lambda: False)
     hearing(settings)
     job = job or detect({})
-    return report_text.check_list(made, fed, build.check_memory(made, job, _devices_here(settings, job)))
+    return report_text.check_list(made, fed, memory.check_job(made, job, _devices_here(settings, job)))
 
 
 def _devices_here(settings: Settings, job: Job) -> list[torch.device]:

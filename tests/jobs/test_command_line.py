@@ -7,7 +7,7 @@ import sys
 import pytest
 from helpers import BIN, ROOT, clean_env
 
-from fedmpi.runtime import catalog
+from fedmpi.runtime import introspection
 
 
 @pytest.mark.parametrize("train", ["train.optim=sgd", "train={optim: adamw, momentum: null, keep_optim: true}"])
@@ -73,7 +73,7 @@ def test_what_needs_no_torch_imports_none(path, tmp_path):
     """Importing them takes every rank a second or more. Commands that show something, and mistakes of all kinds."""
     commands = ["run", "resume", "replay", "validate", "doctor", "list"]
     analyses = ["variance", "virtual", "communication", "curvature"]
-    fine = [[], ["--help"], ["--version"], ["analyse"], ["list"], *(["list", kind] for kind in catalog.KINDS)]
+    fine = [[], ["--help"], ["--version"], ["analyse"], ["list"], *(["list", kind] for kind in introspection.KINDS)]
     fine += [["show", "train.schedule"], ["show", "data"], ["show", "method.mu"], ["list", "fedsol"], ["list", "mlp"]]
     (tmp_path / "done").mkdir()
     for name, text in (

@@ -134,7 +134,7 @@ def test_killed_and_resumed_twice_it_has_the_bits_of_one_that_was_not(sweep):
     state, code = sweep.ended(end)
     said = sweep.log(f"end-{end}")
     assert (state, code) == ("FAILED", "2:0"), said
-    assert re.search(rf"{NAMES[1]}: \d+ of 20 rounds, signal 15", said)
+    assert re.search(rf"{NAMES[1]}: stopped, \d+ of 20 rounds: signal 15", said)
     assert "1 run missing; go on with: fedmpi sweep" in said
     for name in (NAMES[0], NAMES[2], NAMES[3]):
         assert cluster.fact(task[name], "JobState") == "COMPLETED", sweep.log(task[name])

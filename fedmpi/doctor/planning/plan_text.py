@@ -8,8 +8,8 @@ from collections.abc import Sequence
 from typing import Any
 
 from fedmpi.common.formatting import duration
+from fedmpi.common.host_memory import size_text
 from fedmpi.common.text import count
-from fedmpi.runtime.memory import size_text
 
 START_S, MARGIN, LEAVE_S, STEP_S = 30.0, 1.5, 180, 300  # of the time limit: start, factor, the warning, rounded to
 MEMORY, MEMORY_STEP = 1.25, 64 << 20

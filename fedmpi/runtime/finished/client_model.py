@@ -16,22 +16,22 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from fedmpi.comm.backends.solo import Solo
+from fedmpi.comm.base import Solo
 from fedmpi.common import seeds
 from fedmpi.common.blame import blaming
 from fedmpi.common.errors import UserError
 from fedmpi.common.text import nearest
-from fedmpi.config.evaluate import BestSettings
 from fedmpi.config.schema import Settings
+from fedmpi.config.sections import BestSettings
 from fedmpi.data.federated import Federated
-from fedmpi.engine.evaluate import own_model, own_predict
+from fedmpi.engine.evaluate import load_own_model
 from fedmpi.engine.faults.losses import Losses
 from fedmpi.engine.federation import Federation
 from fedmpi.engine.reporting import OWN
 from fedmpi.flat.model import FlatModel
 from fedmpi.method.base import Method, overrides
 from fedmpi.models.net import Net
-from fedmpi.runtime import build, build_data, consistency, trust
+from fedmpi.runtime import build, build_data, rank_agreement, trust
 from fedmpi.runtime.build import Experiment
 from fedmpi.runtime.device import set_numerics
 from fedmpi.runtime.record import preprocessing
@@ -154,7 +154,7 @@ def _data(run_dir: Path, settings: Settings, client: int) -> Federated:
         return build_data.of_one_site(settings, client)
     data = build_data.partitioned(settings)
     was = json.loads((run_dir / "identity.json").read_text(encoding="utf-8"))
-    bad = [key[1:-1] for key, digest in consistency.data(data).items() if was.get(key, digest) != digest]
+    bad = [key[1:-1] for key, digest in rank_agreement.data_digests(data).items() if was.get(key, digest) != digest]
     if bad:
         raise UserError(
             f"{' and '.join(bad)} below {settings.data.root} are not those of the run, and method "
@@ -189,7 +189,7 @@ def _without_data(settings: Settings, method: Method, facts: dict[str, Any], siz
     net = Net(module, shape, dtype)
     model = FlatModel(module, net.head_names(), channels_last=settings.compute.channels_last)
     messages = build.make_messages(settings, method, model, net, data)
-    return Experiment(settings, data, method, _NoTask(), net, model, messages, None)
+    return Experiment(settings, data, method, _NoTask(), net, model, messages, build.make_recipe(settings), None)
 
 
 # ---- its state ----
@@ -247,12 +247,10 @@ def _evaluated(fed: Federation, made: Experiment, run_dir: Path, module: nn.Modu
     except Damaged as error:
         raise UserError(_not_here(made, run_dir, client, error)) from error
     with seeds.scoped(made.settings.seed, "evaluate", "personal", t, client), blaming(f"client {client}"):
-        w, b = own_model(view)
-        worker.model.load(w, b)
-        predict = own_predict(view)
+        predict = load_own_model(view)
     if predict is not None:
         return ClientPredictor(worker.model.module, predict).eval()
-    module.load_state_dict(made.model.state_dict(w, b))
+    module.load_state_dict(made.model.state_dict(worker.model.w, worker.model.b))
     return module.eval()
 
 

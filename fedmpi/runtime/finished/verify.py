@@ -19,7 +19,7 @@ from fedmpi.common.errors import UserError
 from fedmpi.common.text import count
 from fedmpi.config.schema import Settings
 from fedmpi.engine.faults import losses
-from fedmpi.runtime import consistency, trust
+from fedmpi.runtime import rank_agreement, trust
 from fedmpi.runtime.finished import at_rest, rounds
 from fedmpi.runtime.finished.findings import Difference, Findings, differences
 from fedmpi.runtime.reading.files import json_of, no_run
@@ -209,7 +209,7 @@ def _other_modules(run: Path, again: Path) -> list[str]:
 def others(run: Path, settings: Settings) -> list[str]:
     """What is not as it was where the run was made, in words: reasons for which last bits may differ."""
     was, then = (json_of(run / "identity.json") or {}), (json_of(run / "environment.json") or {})
-    code, packages = consistency.code(), then.get("packages") or {}
+    code, packages = rank_agreement.code_digests(), then.get("packages") or {}
     found = []
     pairs = [
         ("fedmpi", packages.get("fedmpi"), installed("fedmpi"), "(code of fedmpi)"),

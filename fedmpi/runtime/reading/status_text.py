@@ -6,8 +6,8 @@ import time
 from typing import Any
 
 from fedmpi.common.formatting import duration
+from fedmpi.common.host_memory import size_text
 from fedmpi.common.text import count, figure
-from fedmpi.runtime.memory import size_text
 from fedmpi.runtime.reading.status import FINISHED, NEVER, RUNNING
 
 SHOWN = 4  # figures

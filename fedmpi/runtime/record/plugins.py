@@ -15,7 +15,7 @@ from typing import Any
 from fedmpi.common import beside, registry
 from fedmpi.common.blame import PACKAGE, is_users_file
 from fedmpi.config import Settings
-from fedmpi.runtime import consistency, trust
+from fedmpi.runtime import rank_agreement, trust
 
 
 def files(settings: Settings, *made: Any) -> dict[Path, bytes]:
@@ -28,11 +28,11 @@ def files(settings: Settings, *made: Any) -> dict[Path, bytes]:
 def digests(found: Mapping[Path, bytes]) -> dict[str, str]:
     """What ranks compare, and a resumed run. Where the files lie may differ."""
     known = copies(found)
-    own = {f"(plug-in {name})": consistency.of(content) for name, content in known.items()}
+    own = {f"(plug-in {name})": rank_agreement.digest(content) for name, content in known.items()}
     for name, path in zip(known, found, strict=True):
         for module, file in beside.imported(path).items():
             if file not in found:
-                own[f"(module {module} of plug-in {name})"] = consistency.of(file.read_bytes())
+                own[f"(module {module} of plug-in {name})"] = rank_agreement.digest(file.read_bytes())
     return own
 
 

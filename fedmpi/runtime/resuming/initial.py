@@ -12,7 +12,7 @@ from safetensors.torch import load
 from torch import Tensor, nn
 
 from fedmpi.common.errors import UserError
-from fedmpi.runtime import consistency
+from fedmpi.runtime import rank_agreement
 from fedmpi.runtime.record.model_facts import facts_of, personal_notice
 
 MODEL, COPY = "model.safetensors", "initial.safetensors"  # in a run directory
@@ -28,7 +28,7 @@ class Initial:
 
     @property
     def digest(self) -> str:
-        return consistency.of(self.content)
+        return rank_agreement.digest(self.content)
 
 
 def fill(module: nn.Module, source: Path | None, strict: bool) -> Initial | None:

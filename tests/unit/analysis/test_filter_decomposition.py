@@ -18,7 +18,7 @@ from fedmpi.analysis.filter_decomposition import (
     replicate_variance,
 )
 from fedmpi.analysis.local_models import local_models
-from fedmpi.comm.backends.solo import Solo
+from fedmpi.comm.base import Solo
 from fedmpi.common import seeds
 from fedmpi.common.errors import UserError
 from fedmpi.flat import linear

@@ -8,7 +8,6 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import fields, is_dataclass
-from itertools import chain
 from pathlib import Path
 from typing import Any
 
@@ -28,29 +27,28 @@ CHUNK = 4096  # rows hashed at a time
 SHORT = 6  # bytes of SHA-256 for one item: 60 of them, with their names, fit one allgather_bytes
 
 
-def of(*parts: str | bytes) -> str:
-    """The first SHORT bytes of the SHA-256 over all parts, in hexadecimal."""
-    return streamed(parts)
+def digest(*parts: str | bytes | Iterable[bytes]) -> str:
+    """Return the first SHORT bytes of the SHA-256 over all parts, in hexadecimal.
 
-
-def streamed(parts: Iterable[str | bytes]) -> str:
-    """The same of parts that come one after another, and need not be in memory together."""
-    digest = hashlib.sha256()
+    A part may come in pieces, which need not be in memory together.
+    """
+    found = hashlib.sha256()
     for part in parts:
-        digest.update(part.encode() if isinstance(part, str) else part)
-    return digest.hexdigest()[: 2 * SHORT]
+        for piece in [part.encode()] if isinstance(part, str) else [part] if isinstance(part, bytes) else part:
+            found.update(piece)
+    return found.hexdigest()[: 2 * SHORT]
 
 
-def code() -> dict[str, str]:
-    """Digests of fedmpi's own source files, and of the version of torch."""
+def code_digests() -> dict[str, str]:
+    """Return digests of fedmpi's own source files, and of the version of torch."""
     package = Path(__file__).parents[1]
     own = [
         part for path in sorted(package.rglob("*.py")) for part in (str(path.relative_to(package)), path.read_bytes())
     ]
-    return {"(code of fedmpi)": of(*own), "(torch version)": of(torch.__version__)}
+    return {"(code of fedmpi)": digest(*own), "(torch version)": digest(torch.__version__)}
 
 
-def data(federated: Federated) -> dict[str, str]:
+def data_digests(federated: Federated) -> dict[str, str]:
     """Return digests of the partition, the training data and the test data, by name; {} in silo mode, where each rank
     has other data.
 
@@ -62,32 +60,30 @@ def data(federated: Federated) -> dict[str, str]:
         return {}
     (_, x, y), test = next(samples_of(federated.train)), federated.global_test
     return {
-        "(partition)": of(federated.parts.order.tobytes()),
-        "(training data)": streamed(chain(_rows(x), _rows(y))),
-        "(test data)": streamed(chain(_rows(test.x), _rows(test.y))),
+        "(partition)": digest(federated.parts.order.tobytes()),
+        "(training data)": digest(_rows(x), _rows(y)),
+        "(test data)": digest(_rows(test.x), _rows(test.y)),
     }
 
 
-def frozen(parameters: Mapping[str, Tensor]) -> dict[str, str]:
-    """Digest of the parameters that no message holds, by name; none where all are trained."""
-    if not parameters:
-        return {}
-    pieces = (
+def frozen_digest(parameters: Mapping[str, Tensor]) -> dict[str, str]:
+    """Return the digest of the parameters that no message holds, by name; {} where all are trained."""
+    pieces = [
         part
         for name, p in parameters.items()
-        for part in (f"{name}{tuple(p.shape)} {p.dtype}".encode(), *_bytes(p.detach()))
-    )
-    return {"(frozen parameters)": streamed(pieces)}
+        for part in (f"{name}{tuple(p.shape)} {p.dtype}".encode(), _bytes(p.detach()))
+    ]
+    return {"(frozen parameters)": digest(*pieces)} if pieces else {}
 
 
 def _bytes(x: Tensor) -> Iterator[bytes]:
-    """Of a tensor of any type, row-major, some megabytes at a time."""
+    """Yield the bytes of a tensor of any type, row-major, some megabytes at a time."""
     for piece in x.cpu().flatten().view(torch.uint8).split(1 << 24):
         yield piece.numpy().tobytes()
 
 
 def _rows(x: Samples | Pictures) -> Iterator[bytes]:
-    """All of a tensor's values, a few thousand rows at a time: name and shape first, then row-major bytes."""
+    """Yield a tensor's values, a few thousand rows at a time: name and shape first, then row-major bytes."""
     if isinstance(x, Pictures):
         yield f"{x.look.normal} {x.look.channels} {[options(operation) for operation in x.look.operations]}".encode()
         if isinstance(x.stored, Stream):
@@ -101,7 +97,7 @@ def _rows(x: Samples | Pictures) -> Iterator[bytes]:
 
 
 def options(operation: Operation) -> tuple[str, dict[str, Any]]:
-    """The name of an operation's class, and its options."""
+    """Return the name of an operation's class, and its options."""
     names: list[str] = [field.name for field in fields(operation)] if is_dataclass(operation) else []
     return type(operation).__name__, {name: getattr(operation, name) for name in names}
 
@@ -113,7 +109,7 @@ def agree(comm: Communicator, items: Mapping[str, str], timeout_s: float) -> Non
     """
     mine = "\n".join(f"{name}={value}" for name, value in items.items())
     if len(mine.encode()) > 4000:  # too many items for one message: compare them as one
-        mine = f"(config)={of(mine)}"
+        mine = f"(config)={digest(mine)}"
     texts = [payload.decode() for payload in comm.allgather_bytes(mine.encode(), timeout_s)]
     said = [dict(line.rsplit("=", 1) for line in text.split("\n")) for text in texts]
     problems = []

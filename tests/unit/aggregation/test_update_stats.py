@@ -1,4 +1,4 @@
-"""What is said of a round's updates, against loops over them."""
+"""Statistics of a round's updates, against loops over them."""
 
 import math
 
@@ -6,7 +6,7 @@ import pytest
 import torch
 from helpers import play, settings, small_settings
 
-from fedmpi.aggregation import agreement
+from fedmpi.aggregation.update_stats import RecordingUploads, update_stats
 from fedmpi.common.errors import UserError
 from fedmpi.flat.packing import Views
 from fedmpi.method.context import Uploads
@@ -55,11 +55,11 @@ ROWS = torch.tensor([[1.0, 2, 0, -1], [0, -3, 1, 0.5], [2, 2, 2, 2]], dtype=torc
 def test_figures_of_a_rule_that_forms_the_matrix(form, linear):
     """Of a sum whose coefficients are known everything is; of another direction, the products where they are asked
     for."""
-    up = agreement.Seen(gathered(ROWS))
+    up = RecordingUploads(gathered(ROWS))
     up.gram()
     direction = up.combine(torch.tensor([0.5, -1, 0.25])) if linear else torch.tensor([1.0, 0, 0, 3])
     norms = dict(zip(range(3, 6), ROWS.norm(dim=1).tolist(), strict=True)) | {9: 1e9}  # refused
-    found, expected = agreement.figures(up, norms, direction, form), naive(ROWS, direction)
+    found, expected = update_stats(up, norms, direction, form), naive(ROWS, direction)
     assert found.pop("clients") == [3, 4, 5]
     if not (form or linear):
         del expected["to_direction"]
@@ -69,15 +69,15 @@ def test_figures_of_a_rule_that_forms_the_matrix(form, linear):
 def test_updates_of_length_zero_and_single_ones():
     """They have no direction, and are no part of a pair; copies have rank 1, and no noise below it."""
     rows = torch.tensor([[0.0, 0, 0], [1, 2, 3], [1, 2, 3], [1, 2, 3]]) / 7
-    up = agreement.Seen(gathered(rows.double()))
-    found = agreement.figures(up, dict.fromkeys(range(3, 7), 1.0), up.mean(), True)
+    up = RecordingUploads(gathered(rows.double()))
+    found = update_stats(up, dict.fromkeys(range(3, 7), 1.0), up.mean(), True)
     assert (found["cosine_mean"], found["cosine_min"], found["negative_pairs"]) == (1, 1, 0)
     assert found["to_direction"][0] is None
     assert found["to_direction"][1:] == [1, 1, 1]
     assert found["eigenvalues"][0] == pytest.approx(3 * 14 / 49, rel=1e-5)
     assert found["eigenvalues"][1:] == [0, 0, 0]
-    one = agreement.Seen(gathered(rows[1:2].double()))
-    found = agreement.figures(one, {3: 1.0}, one.mean(), True)
+    one = RecordingUploads(gathered(rows[1:2].double()))
+    found = update_stats(one, {3: 1.0}, one.mean(), True)
     assert all(found[name] is None for name in ("cosine_mean", "cosine_min", "negative_pairs"))
 
 

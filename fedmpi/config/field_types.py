@@ -1,11 +1,13 @@
-"""The kinds of values that the keys of a config take."""
+"""What the sections of a config are made of: the types of their values, and their base classes."""
+
+from __future__ import annotations
 
 import os
 import re
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, ClassVar
 
-from pydantic import AfterValidator, Field
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field, model_validator
 
 from fedmpi.common.text import control, show
 
@@ -91,3 +93,42 @@ def flat(tree: dict[str, Any], path: str) -> dict[str, Any]:
         else:
             found[f"{path}{key}"] = value
     return found
+
+
+class Section(BaseModel):
+    """Closed: any key that is not declared is an error."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False, ser_json_inf_nan="constants")
+
+
+class ShortSection(Section):
+    """A bare text in place of the section is the value of its key `short`."""
+
+    short: ClassVar[str]
+
+    @model_validator(mode="before")
+    @classmethod
+    def _in_full(cls, value: Any) -> Any:
+        return {cls.short: value} if isinstance(value, str) else value
+
+
+class OpenSection(BaseModel):
+    """Keys that are not declared are the options of the thing that `selector` names."""
+
+    model_config = ConfigDict(frozen=True, extra="allow", allow_inf_nan=False, ser_json_inf_nan="constants")
+    selector: ClassVar[str] = "name"
+
+    @property
+    def chosen(self) -> str:
+        """The name of the thing."""
+        return str(getattr(self, self.selector))
+
+    @property
+    def options(self) -> dict[str, Any]:
+        """The thing's own options."""
+        return dict(self.model_extra or {})
+
+    @property
+    def beside(self) -> tuple[str, ...]:
+        """The section's other keys."""
+        return tuple(type(self).model_fields)

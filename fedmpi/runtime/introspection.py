@@ -1,11 +1,22 @@
-"""What a config may name: the registries and the first lines of docstrings, read from the sources.
+"""What a config may name, and the options of that.
 
-Importing would load torch, which takes seconds; reading takes milliseconds.
+Names and first lines are read from the sources, in milliseconds: importing would load torch, which takes seconds.
 """
 
+from __future__ import annotations
+
 import ast
+import dataclasses
+import importlib
+import inspect
+import re
+import sys
 from dataclasses import dataclass, field
 from pathlib import Path
+
+from fedmpi.common import options
+from fedmpi.common.registry import load
+from fedmpi.common.typewords import value_words, words
 
 KINDS = {
     "methods": "fedmpi.methods",
@@ -35,6 +46,22 @@ class Entry:
         return "; ".join(part for part in parts if not part.endswith(" "))
 
 
+@dataclass(frozen=True)
+class Option:
+    name: str
+    type: str  # with its bounds, in words
+    default: str  # "required" where there is none
+    meaning: str
+
+
+@dataclass(frozen=True)
+class Description:
+    kind: str  # of KINDS
+    name: str
+    text: str  # the docstring: of a method's file, else of the function or class
+    options: tuple[Option, ...]
+
+
 def entries(kind: str) -> list[Entry]:
     """The entries of one of `KINDS`, in the order of its registry."""
     found = []
@@ -50,8 +77,57 @@ def entries(kind: str) -> list[Entry]:
 
 
 def registry(kind: str) -> dict[str, str]:
-    """Name -> "package.module:Name" of one of `KINDS`."""
-    return _registry(tree(KINDS[kind]))
+    """Return name -> "package.module:Name" of one of `KINDS`: the right-hand side of its `registry = ...`."""
+    for statement in tree(KINDS[kind]).body:
+        targets = statement.targets if isinstance(statement, ast.Assign) else [getattr(statement, "target", None)]
+        if any(isinstance(target, ast.Name) and target.id == "registry" for target in targets):
+            found: dict[str, str] = ast.literal_eval(statement.value)  # type: ignore[attr-defined]
+            return found
+    raise AssertionError("every module of KINDS has a registry")  # a test reads them all
+
+
+def tree(module: str) -> ast.Module:
+    """Return a module of ours, parsed."""
+    path = _ROOT.joinpath(*module.split(".")[1:])
+    source = path / "__init__.py" if path.is_dir() else path.with_suffix(".py")
+    return ast.parse(source.read_text(encoding="utf-8"), str(source))
+
+
+def described(name: str) -> list[Description]:
+    """Describe what has this name, in every kind."""
+    return [description(kind, name) for kind in KINDS if name in registry(kind)]
+
+
+def description(kind: str, name: str) -> Description:
+    """Describe what `name` stands for, with its options. It is imported, with torch."""
+    module = importlib.import_module(KINDS[kind])
+    target = load(name, module.registry, kind)
+    text = inspect.cleandoc((sys.modules[target.__module__] if kind == "methods" else target).__doc__ or "")
+    supplied = (*module.KIND.supplied, *(("download",) if kind == "datasets" else ()))  # a key that the section has
+    hints, required, _ = options.declared_options(target, inspect.signature(target).parameters, supplied)
+    if dataclasses.is_dataclass(target):
+        fields = {field.name: field for field in dataclasses.fields(target)}
+        known = {key: (field.default, field.metadata.get("doc", "")) for key, field in fields.items()}
+    else:
+        signature = inspect.signature(target)
+        about = inspect.cleandoc(target.__doc__ or "")
+        known = {key: (each.default, _meaning(about, key)) for key, each in signature.parameters.items()}
+    found = [
+        Option(key, words(hint), "required" if key in required else value_words(known[key][0]), known[key][1])
+        for key, hint in hints.items()
+    ]
+    return Description(kind, name, text, tuple(found))
+
+
+def _meaning(text: str, name: str) -> str:
+    """Return what a docstring says of a parameter: `name: ...` up to the next one, else the sentence that names it."""
+    plain = re.sub(r"\s+", " ", text)
+    own = re.search(rf"(?:^|[.;:,)] ){name}: (.+?)(?=\. |[;.] \w+: |\.?$)", plain)
+    if own:
+        return own[1].strip()
+    sentences = re.split(r"(?<=[.;]) ", plain)
+    found = next((each.rstrip(".;") for each in sentences if re.search(rf"\b{name}\b", each)), "")
+    return found if found.count("(") == found.count(")") else found.rpartition(" (")[0]
 
 
 def _facts(node: ast.ClassDef) -> dict[str, str]:
@@ -93,23 +169,6 @@ def _slots(value: ast.AST | None) -> list[str]:
     """Names in all Slots(name=...) of an expression, or of a function that declares them by hyperparameters."""
     calls = [n for n in ast.walk(value) if isinstance(n, ast.Call) and ast.unparse(n.func) == "Slots"] if value else []
     return [k.arg for call in calls for k in call.keywords if k.arg]
-
-
-def tree(module: str) -> ast.Module:
-    """A module of ours, parsed."""
-    path = _ROOT.joinpath(*module.split(".")[1:])
-    source = path / "__init__.py" if path.is_dir() else path.with_suffix(".py")
-    return ast.parse(source.read_text(encoding="utf-8"), str(source))
-
-
-def _registry(source: ast.Module) -> dict[str, str]:
-    """The right-hand side of `registry = ...` or `registry: type = ...`."""
-    for statement in source.body:
-        targets = statement.targets if isinstance(statement, ast.Assign) else [getattr(statement, "target", None)]
-        if any(isinstance(target, ast.Name) and target.id == "registry" for target in targets):
-            registry: dict[str, str] = ast.literal_eval(statement.value)  # type: ignore[attr-defined]
-            return registry
-    raise AssertionError("every module of KINDS has a registry")  # a test reads them all
 
 
 def _first_line(node: ast.AST | None) -> str:
