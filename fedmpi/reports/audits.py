@@ -7,10 +7,10 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from fedmpi.common.host_memory import size_text
 from fedmpi.reports.page import Part, Section, Table, Text, Value
 from fedmpi.reports.run_data import Row, Run
 from fedmpi.reports.sites import Site
-from fedmpi.runtime.memory import size_text
 
 COUNTS = "label counts"
 NO_CLASSES = f"zeros in place of {COUNTS}: its targets are no classes"

@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from fedmpi.common.errors import UserError
+from fedmpi.common.host_memory import size_text
 from fedmpi.common.text import count, metric_title
 from fedmpi.config import yaml_source
 from fedmpi.reports.audits import FORMATS, read_audit
@@ -20,8 +21,7 @@ from fedmpi.reports.charts import Bars
 from fedmpi.reports.page import Figure, Part, Section, Table, Text, Value, cell
 from fedmpi.reports.run_data import Run
 from fedmpi.reports.sites import FEWEST, NOTE, PROTOCOLS, Baseline, Site, how_to, verdict
-from fedmpi.runtime import catalog
-from fedmpi.runtime.memory import size_text
+from fedmpi.runtime import introspection
 from fedmpi.runtime.record.run_dir import MODEL
 
 WRITTEN = 12  # classes that have a bar each
@@ -134,7 +134,7 @@ def data(run: Run, sites: Sequence[Site]) -> list[Part]:
 
 def method(run: Run) -> list[list[Value]]:
     c, name = run.config, str(run.config.get("method.name"))
-    known = {entry.name: entry.summary for entry in catalog.entries("methods")}
+    known = {entry.name: entry.summary for entry in introspection.entries("methods")}
     options = [f"{key[7:]} {value}" for key, value in c.items() if key.startswith("method.") and key != "method.name"]
     size, steps, passes = c.get("cohort.size"), c.get("train.steps"), c.get("train.epochs", 1)
     share = count(size, "site") if size else f"of the sites {float(c.get('cohort.fraction') or 1.0):.0%}"

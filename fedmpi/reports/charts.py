@@ -128,7 +128,7 @@ def svg(chart: Chart, name: str, title: str, *, alone: bool = False) -> str:
     tips, text = list[list[str]](), io.StringIO()
     with rc_context({**STYLE, "svg.hashsalt": name}), warnings.catch_warnings():
         warnings.simplefilter("ignore")  # of letters that matplotlib's font lacks, and the reader's screen has
-        figure = _draw(chart, tips)
+        figure = DRAW[type(chart)](chart, tips).figure
         figure.savefig(text, format="svg", metadata={"Date": None})
     # What stands before is the head of a file, and a style that would be that of the whole page.
     drawn = re.sub(r"\A.*?</metadata>\s*<defs>\s*<style.*?</defs>", "", text.getvalue(), flags=re.DOTALL)
@@ -136,7 +136,8 @@ def svg(chart: Chart, name: str, title: str, *, alone: bool = False) -> str:
     drawn = boxes.sub(lambda group: _with_tips(group[2], tips[int(group[1])]), drawn)
     drawn = re.sub(r'<g id="[^"]*">', "<g>", drawn)
     drawn = re.sub(r"(?<= d=\")[^\"]*", lambda d: re.sub(r"(\.\d)\d+", r"\1", d[0]).replace("\n", ""), drawn)
-    drawn = re.sub(r"(?<=font: )([\d.]+px) [^;\"]*", r"\1 system-ui,sans-serif", drawn)
+    drawn = re.sub(r" clip-path=\"[^\"]*\"|<clipPath.*?</clipPath>", "", drawn, flags=re.DOTALL)  # nothing to cut off
+    drawn = re.sub(r"'DejaVu Sans'[^;\"]*", "system-ui,sans-serif", drawn)
     for colour, variable in () if alone else VARIABLES.items():
         drawn = drawn.replace(f": {colour}", f": var(--{variable},{colour})")
     drawn = re.sub(r">\s+<", "><", drawn).strip()
@@ -158,18 +159,9 @@ def write(chart: Chart, name: str, title: str, folder: Path) -> None:
     (folder / f"{name}.svg").write_text(svg(chart, name, title, alone=True), encoding="utf-8")
     with rc_context({**STYLE, "savefig.facecolor": "white"}), warnings.catch_warnings():
         warnings.simplefilter("ignore")
-        figure = _draw(chart, [])
+        figure = DRAW[type(chart)](chart, []).figure
         figure.suptitle(printable(title), y=1 + 0.1 / figure.get_figheight(), fontsize=11, va="bottom")
         save(figure, folder / f"{name}.png", bbox_inches="tight")
-
-
-def _draw(chart: Chart, tips: list[list[str]]) -> Figure:
-    """tips: receives the texts of each collection of boxes; its gid is `tips-` and the place in the list."""
-    drawers: dict[type, Any] = {Lines: _lines, Bars: _bars, Grid: _grid, Spans: _spans}
-    axes = drawers[type(chart)](chart, tips)
-    for artist in axes.get_children():
-        artist.set_clip_on(False)  # nothing reaches beyond its axes, and each clip path costs an element
-    return axes.figure
 
 
 def _axes(
@@ -268,31 +260,25 @@ def _boxes(axes: Axes, tips: list[list[str]], boxes: Sequence[Box], colours: Any
 
 
 def _bars(chart: Bars, tips: list[list[str]]) -> Axes:
-    names = list(chart.parts) if len(chart.parts) > 1 else []
-    axes = _rows(chart.labels, 0.5, [(Patch(color=KINDS[i % len(KINDS)]), name) for i, name in enumerate(names)])
+    spans = list[Span]()
     reach = {-1: [0.0] * len(chart.labels), 1: [0.0] * len(chart.labels)}  # parts below 0 are put end to end there
-    for i, (name, lengths) in enumerate(chart.parts.items()):
-        boxes = []
+    for name, lengths in chart.parts.items():
         for k, length in enumerate(lengths):
             ends = reach[-1 if length < 0 else 1]
-            boxes.append((k, ends[k], ends[k] + length, f"{chart.labels[k]}: {name} {length:.4g}"))
+            start, end = sorted((ends[k], ends[k] + length))
+            spans.append(Span(k, start, end, name, f"{chart.labels[k]}: {name} {length:.4g}"))
             ends[k] += length
-        _boxes(axes, tips, [box for box in boxes if box[1] != box[2]], KINDS[i % len(KINDS)])
-    low, high = min(reach[-1], default=0.0), max(reach[1], default=0.0)
-    axes.set_xlim(low, high if high > low else low + 1)
-    _numbers(axes.xaxis, 6)
-    axes.set_xlabel(_cut(chart.x_label, 60))
-    return axes
+    return _spans(Spans(chart.labels, spans, list(chart.parts), chart.x_label), tips)
 
 
 def _spans(chart: Spans, tips: list[list[str]]) -> Axes:
-    axes = _rows(chart.rows, 0.5, [(Patch(color=KINDS[i % len(KINDS)]), kind) for i, kind in enumerate(chart.kinds)])
-    low, high = min(span.start for span in chart.spans), max(span.end for span in chart.spans)
-    thinnest = (high - low) / 3000
-    for i, kind in enumerate(chart.kinds):
-        mine = [span for span in chart.spans if span.kind == kind and span.end - span.start > thinnest]
-        _boxes(axes, tips, [(span.row, span.start, span.end, span.tip) for span in mine], KINDS[i % len(KINDS)])
+    legend = [(Patch(color=KINDS[i % len(KINDS)]), kind) for i, kind in enumerate(chart.kinds)]
+    axes = _rows(chart.rows, 0.5, legend if len(legend) > 1 else ())
+    low, high = min((s.start for s in chart.spans), default=0), max((s.end for s in chart.spans), default=0)
     axes.set_xlim(low, high if high > low else low + 1)
+    for i, kind in enumerate(chart.kinds):
+        thick_enough = [s for s in chart.spans if s.kind == kind and s.end - s.start > (high - low) / 3000]
+        _boxes(axes, tips, [(s.row, s.start, s.end, s.tip) for s in thick_enough], KINDS[i % len(KINDS)])
     _numbers(axes.xaxis, 6)
     axes.set_xlabel(_cut(chart.x_label, 60))
     return axes
@@ -350,3 +336,8 @@ def _shades(axes: Axes, tips: list[list[str]], chart: Grid, most: float, gaps: b
     key.set_axis_off()
     key.text(-0.8, 0, short(-most) if chart.signed else "0", ha="right", va="center")
     key.text(len(shades) - 0.2, 0, said, va="center")
+
+
+# Each draws a chart in a figure of its own, and appends to `tips` the texts of each collection of boxes; its gid is
+# `tips-` and the place in the list.
+DRAW: dict[type, Any] = {Lines: _lines, Bars: _bars, Grid: _grid, Spans: _spans}

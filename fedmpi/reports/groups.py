@@ -14,13 +14,11 @@ from fedmpi.reports.charts import Lines, Series
 from fedmpi.reports.page import Figure, Value
 from fedmpi.reports.run_data import Curve, Run, base_name
 from fedmpi.runtime.reading import digests
-from fedmpi.runtime.reading.files import json_of, no_run
-from fedmpi.runtime.reading.many import LIST
+from fedmpi.runtime.reading.files import SWEEP_LIST, json_of, no_run
 
 MARKS = ("config.yaml", "metrics.jsonl", "summary.json")  # a directory that holds one of them is a run's
 UNLIKE = ("seed", "name", "output")  # settings in which runs of one group may differ
 BAND = "A line with a band is the mean of runs that differ in their seeds alone, and one sample standard deviation."
-Labels = dict[str, str]  # axis of a sweep -> label, from sweep.json in the directory around the runs
 
 
 @dataclass(frozen=True)
@@ -75,7 +73,7 @@ def read(paths: Sequence[Path]) -> Runs:
             )
         inside = [path]
         if not is_run(path):  # a sweep's: in the order of its list; runs that it does not list come last
-            names = (json_of(path / LIST) or {}).get("runs")
+            names = (json_of(path / SWEEP_LIST) or {}).get("runs")
             at = {name: i for i, name in enumerate(names) if isinstance(name, str)} if isinstance(names, list) else {}
             inside = [each for each in path.iterdir() if each.is_dir() and is_run(each)]
             inside.sort(key=lambda each: (at.get(each.name, len(at)), each))
@@ -126,12 +124,12 @@ def grouped(runs: Sequence[Run], keys: Sequence[str]) -> list[Group]:
     once = [without_duplicates(members) for members in found.values()]
     names = sweep_names([kept for kept, _ in once])
     if names is None:
-        words = short_keys([keys[i] for i in needed])
-        pairs = [[(words[keys[i]], each[i]) for i in needed] for each in found]
-        names = [
-            ", ".join(base_name(value) if key == "method" else f"{key} {value}" for key, value in each)
-            for each in pairs
-        ]
+        told = [keys[i] for i in needed]
+        plain = [key.strip("()").removesuffix(".name") for key in told]
+        last = [whole if key[0] == "(" else whole.rpartition(".")[2] for key, whole in zip(told, plain, strict=True)]
+        words = [short if last.count(short) == 1 else whole for short, whole in zip(last, plain, strict=True)]
+        pairs = [list(zip(words, (each[i] for i in needed), strict=True)) for each in found]
+        names = [", ".join(base_name(v) if word == "method" else f"{word} {v}" for word, v in each) for each in pairs]
     means = [kept[0].name if len(kept) == 1 else f"mean of {len(kept)} runs" for kept, _ in once]
     return [Group(name or mean, *members) for name, mean, members in zip(names, means, once, strict=True)]
 
@@ -147,56 +145,31 @@ def without_duplicates(runs: Sequence[Run]) -> tuple[tuple[Run, ...], tuple[Run,
     return tuple(run for run in runs if id(run) in kept), tuple(run for run in runs if id(run) not in kept)
 
 
-def short_keys(keys: Sequence[str]) -> dict[str, str]:
-    """As much of each key as tells them apart, without its `.name`.
-
-    >>> short_keys(["method.name", "train.optim.name", "server.optim.name", "train.lr"])
-    {'method.name': 'method', 'train.optim.name': 'train.optim', 'server.optim.name': 'server.optim', 'train.lr': 'lr'}
-    """
-    parts = {key: (key[1:-1],) if key.startswith("(") else tuple(key.removesuffix(".name").split(".")) for key in keys}
-    found = {}
-    for key, own in parts.items():
-        others = [its for other, its in parts.items() if other != key]
-        same = [n for its in others for n in range(1, len(own) + 1) if its[-n:] == own[-n:]]
-        found[key] = ".".join(own[-min(max(same, default=0) + 1, len(own)) :])
-    return found
-
-
 def sweep_names(groups: Sequence[Sequence[Run]]) -> list[str] | None:
     """Names of groups by the labels that a sweep has given its runs; None where these do not tell groups apart."""
-    places = {run.path: run.path.resolve() for members in groups for run in members}
-    lists = {folder: (json_of(folder / LIST) or {}).get("labels") for folder in {p.parent for p in places.values()}}
-    labels = list[Labels]()
+    labels = list[dict[str, str]]()
     for members in groups:
         distinct = set[tuple[tuple[str, str], ...]]()
-        for run in members:
-            place = places[run.path]
-            known = lists[place.parent]
+        for place in (run.path.resolve() for run in members):
+            known = (json_of(place.parent / SWEEP_LIST) or {}).get("labels")
             own = known.get(place.name) if isinstance(known, dict) else None
             pairs = own.items() if isinstance(own, dict) else ()
             distinct.add(tuple((str(axis), str(label)) for axis, label in pairs if axis != "seed"))
-        if len(distinct) != 1:
+        labels.append(dict(next(iter(distinct))))
+        if len(distinct) > 1 or labels[-1].keys() != labels[0].keys():
             return None
-        labels.append(dict(distinct.pop()))
-    return axis_names(labels)
-
-
-def axis_names(labels: Sequence[Labels]) -> list[str] | None:
-    """
-    >>> axis_names([{"method": "dyn"}, {"method": "avg"}])
-    ['dyn', 'avg']
-    >>> axis_names([{"method": "avg", "train.lr": "0.1"}, {"method": "avg", "train.lr": "0.2"}])
-    ['lr 0.1', 'lr 0.2']
-    """
-    if len(labels) < 2 or any(each.keys() != labels[0].keys() for each in labels):
-        return None
     axes = [axis for axis in labels[0] if len({each[axis] for each in labels}) > 1]
-    plain = [[(axis.rpartition(".")[2] if "." in axis else axis, axis, each[axis]) for axis in axes] for each in labels]
-    names = [
-        ", ".join(f"{word} {v}" if "." in axis or v.replace(".", "").isdigit() else v for word, axis, v in each)
-        for each in plain
-    ]
+    names = [", ".join(axis_name(axis, each[axis]) for axis in axes) for each in labels]
     return names if axes and len(set(names)) == len(names) else None
+
+
+def axis_name(axis: str, label: str) -> str:
+    """
+    >>> axis_name("method", "fedavg"), axis_name("train.lr", "0.1"), axis_name("width", "8")
+    ('fedavg', 'lr 0.1', 'width 8')
+    """
+    plain = "." not in axis and not label.replace(".", "").isdigit()
+    return label if plain else f"{axis.rpartition('.')[2]} {label}"
 
 
 def means(curves: Iterable[Curve]) -> dict[int, tuple[float, float | None, int]]:

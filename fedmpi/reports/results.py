@@ -16,7 +16,7 @@ from fedmpi.reports.groups import BAND, Runs, by_group, by_name, means
 from fedmpi.reports.page import Figure, Part, Table, Text, Value
 from fedmpi.reports.run_data import Curve, Run, base_name, curve, number
 from fedmpi.runtime.reading.digests import CODE
-from fedmpi.runtime.record.partition_file import MANY
+from fedmpi.runtime.record.data_files import MANY
 
 COLUMNS = 4  # metrics of a comparison's table
 OF_CLIENTS = ("_std", "_worst_decile")  # metrics that the section on clients shows

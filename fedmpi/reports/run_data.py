@@ -15,11 +15,10 @@ from fedmpi.common.errors import UserError
 from fedmpi.common.jsonl import read_jsonl
 from fedmpi.common.metrics_row import NOT_METRICS
 from fedmpi.common.text import count, lower_is_better
-from fedmpi.config import references, yaml_source
-from fedmpi.config.text_file import text_of
-from fedmpi.config.values import flat
+from fedmpi.config import yaml_source
+from fedmpi.config.field_types import flat
 from fedmpi.runtime.reading import digests
-from fedmpi.runtime.record import partition_file, timeline
+from fedmpi.runtime.record import data_files, timeline
 
 Row = dict[str, Any]
 Curve = dict[int, float]  # round -> value
@@ -70,7 +69,7 @@ class Run:
     def by_client(self) -> tuple[Any, Any]:
         """Training samples of each client, and of each class at each client; None where that is not known."""
         try:
-            return partition_file.by_client(self.path, self.partition)
+            return data_files.by_client(self.path, self.partition)
         except ValueError as error:
             self.notes.append(str(error))
             return None, None
@@ -137,7 +136,7 @@ class Run:
         read what is in ours."""
         path = self.path / "config.yaml"
         try:
-            if path.exists() and references.OPEN in text_of(path):
+            if path.exists() and yaml_source.OPEN in yaml_source.read_text(path):
                 self.notes.append("config.yaml refers to environment variables, and is not read")
             elif path.exists():
                 return flat(yaml_source.read(path).data, "")

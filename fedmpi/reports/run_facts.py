@@ -17,8 +17,7 @@ from fedmpi.reports.groups import UNLIKE, Runs, by_group, by_name, means
 from fedmpi.reports.page import Figure, Part, Table, Text, Value
 from fedmpi.reports.run_data import Curve, Run, curve
 from fedmpi.reports.timeline import figures
-from fedmpi.runtime import catalog
-from fedmpi.runtime.catalog_options import description
+from fedmpi.runtime.introspection import description, registry
 
 SECONDS_OF = ("round", "busiest rank trains", "rank 0 waits", "server step", "evaluation")
 ROUNDS, SPANS = 3, 2000  # of the timeline that are drawn, at most
@@ -109,7 +108,7 @@ def settings(runs: Runs) -> list[Part | None]:
     defaults = _defaults()
     for selector, kind in SELECTORS.items():  # options have theirs in the source that the setting names
         name, where = first.config.get(selector), selector.rpartition(".")[0]
-        if isinstance(name, str) and name in catalog.registry(kind):
+        if isinstance(name, str) and name in registry(kind):
             defaults |= {f"{where}.{each.name}": each.default for each in description(kind, name).options}
     own = [key for key in first.config if key not in runs.differing and (key not in UNLIKE or runs.alone)]
     changed = [

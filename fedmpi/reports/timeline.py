@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from fedmpi.analysis import report
+from fedmpi.common import formatting
 from fedmpi.common.errors import UserError
 from fedmpi.engine.timeline import WAITS
 from fedmpi.reports import charts
@@ -89,7 +90,7 @@ def table(found: Sequence[dict[str, Any]]) -> list[str]:
         parts = [each["busy"], each["waiting"], *(each["laps"].get(what, 0.0) for what in laps)]
         percent = [f"{100 * part:.1f} %" for part in parts]
         rows.append([str(each["rank"]), each["host"], each["rounds"], seconds, *percent])
-    return [*report.table(rows), f"{_busiest(found)} (waiting: {', '.join(WAITS)})"]
+    return [*formatting.table(rows), f"{_busiest(found)} (waiting: {', '.join(WAITS)})"]
 
 
 def figures(job: Job, rounds: int, most_spans: float = float("inf")) -> tuple[Figure, Figure]:
