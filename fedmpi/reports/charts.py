@@ -41,7 +41,13 @@ STYLE: Any = {
     **{"figure.facecolor": "none", "axes.facecolor": "none", "axes.edgecolor": SOFT, "grid.color": RULE},
     **{"axes.spines.top": False, "axes.spines.right": False, "axes.spines.left": False, "axes.axisbelow": True},
     **{"xtick.bottom": False, "ytick.left": False, "xtick.labelcolor": INK, "ytick.labelcolor": INK},
-    **{"axes.titlesize": 11, "axes.titlelocation": "left", "legend.frameon": False, "legend.fontsize": 11},
+    **{
+        "axes.titlesize": 11,
+        "axes.titlelocation": "left",
+        "axes.titley": 1.0,
+        "legend.frameon": False,
+        "legend.fontsize": 11,
+    },
 }
 WIDE, LETTER, LINE = 5.6, 0.087, 0.24  # inches: of a chart, of a letter, of a line of text
 POINTS, MARKS = 600, 20  # of a line, at most

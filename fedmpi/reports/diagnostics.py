@@ -21,81 +21,79 @@ class OverRounds(NamedTuple):
     """One figure over the rounds: of one run a line for each of `keys`, of several a figure for each, a line a group.
 
     Attributes:
-        keys: label -> where the number stands in a row.
+        keys: label -> where the number stands in a row, `probe.number` or `list.place`.
         runs: "one" or "several" if it is drawn for these only.
     """
 
     name: str
     title: str
     y_label: str
-    keys: Mapping[str, tuple[str | int, ...]]
+    keys: Mapping[str, str]
     note: str = ""
     from_zero: bool = False
     runs: str = ""
 
 
-def probe(name: str, **keys: str) -> dict[str, tuple[str, ...]]:
-    return {label: (name, key) for key, label in keys.items()}
-
-
 BELOW = "Below 0 a step raises the proximal loss; 0: orthogonal."
 UPDATES = (
-    OverRounds("norms", "length of the updates", "mean norm", {"": ("norms",)}, "Mean over the clients of a round.",
-             runs="several"),
-    OverRounds("kept", "what is left of them in the aggregate", "norm / mean norm", {"": ("kept",)},
-             "The norm of the server's direction over the updates' mean norm: 1 where all clients agree, "
-             "1/sqrt(m) where m updates of one length have nothing in common, 0 where they cancel."),
+    OverRounds("norms", "length of the updates", "mean norm", {"": "norms"}, "Mean over the clients of a round.",
+               runs="several"),
+    OverRounds("kept", "what is left of them in the aggregate", "norm / mean norm", {"": "kept"},
+               "The norm of the server's direction over the updates' mean norm: 1 where all clients agree, 1/sqrt(m) "
+               "where m updates of one length have nothing in common, 0 where they cancel."),
     OverRounds("cosine", "cosine of two clients' updates", "cosine",
-             {"mean over pairs": ("cosine_mean",), "least of all pairs": ("cosine_min",)},
-             "1: both go the same way; 0: nothing in common; below 0: one undoes what the other does."),
-    OverRounds("negative-pairs", "pairs of clients in conflict", "share of pairs", {"": ("negative_pairs",)},
-             "Pairs whose updates have a cosine below 0."),
+               {"mean over pairs": "cosine_mean", "least of all pairs": "cosine_min"},
+               "1: both go the same way; 0: nothing in common; below 0: one undoes what the other does."),
+    OverRounds("negative-pairs", "pairs of clients in conflict", "share of pairs", {"": "negative_pairs"},
+               "Pairs whose updates have a cosine below 0."),
     OverRounds("spectrum", "spectrum of the updates", "share of the sum",
-             {f"direction {j + 1}": ("shares", j) for j in range(DIRECTIONS)},
-             "Eigenvalues of the updates' Gram matrix over their sum. One near 1: all updates lie along one line.",
-             from_zero=True, runs="one"),
-    OverRounds("spectrum", "share of the leading direction", "largest eigenvalue / sum", {"": ("shares", 0)},
-             runs="several"),
+               {f"direction {j + 1}": f"shares.{j}" for j in range(DIRECTIONS)},
+               "Eigenvalues of the updates' Gram matrix over their sum. One near 1: all updates lie along one line.",
+               from_zero=True, runs="one"),
+    OverRounds("spectrum", "share of the leading direction", "largest eigenvalue / sum", {"": "shares.0"},
+               runs="several"),
 )  # fmt: skip
 ANALYSIS = (
     OverRounds("losses", "what the loss is made of", "loss",
-             probe("losses", total="the global model", local="of clients at home", shift="of other clients' data",
-                   aggregation="of averaging"),
-             "On the clients' training samples. The parts, L_j(w_i) - L_i(w_i) of other clients' data among them, add "
-             "up to the loss of the global model."),
+               {"the global model": "losses.total", "of clients at home": "losses.local",
+                "of other clients' data": "losses.shift", "of averaging": "losses.aggregation"},
+               "On the clients' training samples. The parts, L_j(w_i) - L_i(w_i) of other clients' data among them, "
+               "add up to the loss of the global model."),
     OverRounds("drift", "how far local models move", "norm",
-             probe("drift", divergence="from the global model", consistency="from each other"),
-             "Mean distance of the local models after their training.", from_zero=True),
+               {"from the global model": "drift.divergence", "from each other": "drift.consistency"},
+               "Mean distance of the local models after their training.", from_zero=True),
     OverRounds("knowledge", "accuracy on the global test set", "accuracy (%)",
-             probe("knowledge", after="global model after the round", before="before it",
-                   local_mean="local models, mean"),
-             "What the local models are below the global model of before, local training has forgotten."),
+               {"global model after the round": "knowledge.after", "before it": "knowledge.before",
+                "local models, mean": "knowledge.local_mean"},
+               "What the local models are below the global model of before, local training has forgotten."),
 )  # fmt: skip
 FEATURES = (
-    OverRounds("deviation", "classifier variance", "standard deviation of a probability",
-             probe("features", deviation=GLOBAL, deviation_local=LOCAL),
+    *(
+        OverRounds(key, title, label, {GLOBAL: f"features.{key}", LOCAL: f"features.{key}_local"}, note)
+        for key, title, label, note in (
+            ("deviation", "classifier variance", "standard deviation of a probability",
              "Standard deviation of a class's probability over the samples, mean over classes (FedUV)."),
-    OverRounds("classifier", "mean singular value of the classifier", "singular value",
-             probe("features", classifier=GLOBAL, classifier_local=LOCAL),
+            ("classifier", "mean singular value of the classifier", "singular value",
              "Of the weights of the last layer; of the 32 largest, where there are more."),
-    OverRounds("energy", "hyperspherical energy of features", "energy",
-             probe("features", energy=GLOBAL, energy_local=LOCAL),
+            ("energy", "hyperspherical energy of features", "energy",
              "Mean of exp(-2 |u_i - u_j|²) over pairs of unit features: 1 where all of them have one direction."),
-    OverRounds("uniformity", "FedUV's U of features", "U", probe("features", uniformity=GLOBAL, uniformity_local=LOCAL),
+            ("uniformity", "FedUV's U of features", "U",
              "Mean of exp(-d / median d) over pairs of features, d squared distances."),
-    OverRounds("rank", "effective rank of features", "directions", probe("features", rank=GLOBAL, rank_local=LOCAL),
+            ("rank", "effective rank of features", "directions",
              "Entropy of the singular values, as a number of directions."),
+        )
+    ),
     OverRounds("similarity", "similarity of local models' features", "linear CKA",
-             probe("similarity", after_mean="with the new global model", before_mean="with the old global model",
-                   pairs_mean="with each other"),
-             "1 for features that differ by a rotation and a scale. Means over the clients of a round, or over pairs."),
+               {"with the new global model": "similarity.after_mean", "with the old one": "similarity.before_mean",
+                "with each other": "similarity.pairs_mean"},
+               "1 for features that differ by a rotation and a scale. Means over a round's clients, or over pairs."),
 )  # fmt: skip
 LOCAL_STEPS = (
-    OverRounds("loss", "proximal loss of local models", "KL", {"": ("orthogonality", "loss")},
-             "KL(global || local) at temperature 3, mean over the local models after their training."),
+    OverRounds("loss", "proximal loss of local models", "KL", {"": "orthogonality.loss"},
+               "KL(global || local) at temperature 3, mean over the local models after their training."),
     OverRounds("cosine", "cosine of the step and the proximal gradient", "cosine",
-             probe("orthogonality", cosine="all weights", head="the head's weights"),
-             f"Mean over local steps and clients. {BELOW}"),
+               {"all weights": "orthogonality.cosine", "the head's weights": "orthogonality.head"},
+               f"Mean over local steps and clients. {BELOW}"),
 )  # fmt: skip
 
 
@@ -180,15 +178,15 @@ def _over_rounds(
     for each in figures:
         name = f"{section}-{each.name}"
         if runs.alone is not None and each.runs != "several":
-            lines = {label or "value": curve(rows[runs.alone.path], *keys) for label, keys in each.keys.items()}
-            head = [str(keys[-1]) if isinstance(keys[-1], str) else label for label, keys in each.keys.items()]
+            own = rows[runs.alone.path]
+            lines = {label or "value": curve(own, *key.split(".")) for label, key in each.keys.items()}
+            head = [label if key[-1].isdigit() else key.rpartition(".")[2] for label, key in each.keys.items()]
             parts.append(by_name(name, each.title, each.y_label, lines, head, each.note, each.from_zero))
         elif runs.alone is None and each.runs != "one":
-            for label, keys in each.keys.items():
-                title, key = f"{each.title}: {label}" if label else each.title, str(keys[-1])
-                curves = {path: curve(own, *keys) for path, own in rows.items()}
-                file = f"{name}-{key}" if label else name
-                parts.append(by_group(runs, file, title, each.y_label, curves, key, each.note))
+            for label, key in each.keys.items():
+                curves, column = {path: curve(own, *key.split(".")) for path, own in rows.items()}, key.split(".")[-1]
+                title, file = (f"{each.title}: {label}", f"{name}-{column}") if label else (each.title, name)
+                parts.append(by_group(runs, file, title, each.y_label, curves, column, each.note))
     return parts
 
 

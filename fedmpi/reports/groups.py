@@ -42,6 +42,7 @@ class Runs:
         all: the runs.
         alone: the run, if there is but one.
         differing: keys of settings that are not the same in all runs.
+        labels: what each run is called among the others, by its path.
         metrics: those of any run, the ones of which more is better first.
     """
 
@@ -50,12 +51,10 @@ class Runs:
         self.alone = self.all[0] if len(self.all) == 1 else None
         self.differing = [] if self.alone else differing(self.all)
         self.groups = [Group(self.alone.name, self.all)] if self.alone else grouped(self.all, self.differing)
+        unique = len({run.name for run in self.all}) == len(self.all)
+        self.labels = {run.path: run.name if unique else str(run.path) for run in self.all}
         falls = {name: run.falls(name) for run in self.all for name in run.metrics}
         self.metrics = sorted(falls, key=lambda name: falls[name])
-
-    def label(self, run: Run) -> str:
-        """What a run is called among the others."""
-        return run.name if len({each.name for each in self.all}) == len(self.all) else str(run.path)
 
 
 def read(paths: Sequence[Path]) -> Runs:

@@ -84,11 +84,10 @@ def render(title: str, lead: Sequence[str], sections: Sequence[Section]) -> str:
             shown.append(section)
         except BROKEN as error:  # what is no number is only noticed when it is drawn
             shown.append(replace(section, parts=[damaged(error)]))
-    environment = Environment(
-        loader=PackageLoader("fedmpi.reports"), autoescape=True, trim_blocks=True, lstrip_blocks=True, finalize=cell
-    )
+    loader = PackageLoader("fedmpi.reports")
+    environment = Environment(loader=loader, autoescape=True, trim_blocks=True, lstrip_blocks=True, finalize=cell)
     environment.filters |= {"csv": as_csv, "base64": base64.b64encode, "columns": column_classes}
-    script, style = (environment.get_template(name).render() for name in ("page.js", "page.css"))
+    script, style = (loader.get_source(environment, name)[0] for name in ("page.js", "page.css"))
     known = base64.b64encode(hashlib.sha256(script.encode()).digest()).decode()  # no other script may run in the page
     about = {"title": title, "lead": lead, "drawn": drawn, "digest": known}
     about |= {"script": Markup(script), "style": Markup(style)}

@@ -69,7 +69,7 @@ def _warnings(runs: Runs) -> list[str]:
         found.append(f"{who}: figures are of the rounds so far.")
     if hidden := [key[1:-1] for key in runs.differing if key.startswith("(")]:
         found.append(f"Runs differ in {', '.join(hidden)}, though the settings say the same; no mean is over both.")
-    if again := [runs.label(run) for group in runs.groups for run in group.duplicates]:
+    if again := [runs.labels[run.path] for group in runs.groups for run in group.duplicates]:
         found.append(f"Not in any mean, for another run has the same settings, data and seed: {', '.join(again)}.")
     if len({run.identity[CODE] for run in runs.all if CODE in run.identity}) > 1:
         found.append(f"Not all runs were made with one {CODE[1:-1]}; see Environment.")
@@ -235,7 +235,7 @@ def classes(runs: Runs) -> list[Part | None]:
     for group in runs.groups:
         rows = [row for run in group.runs for row in run.rows if isinstance(row.get("class_accuracy"), list)]
         width = max((len(row["class_accuracy"]) for row in rows), default=0)
-        curves = [means(curve([row], "class_accuracy", c) for row in rows) for c in range(width)]
+        curves = [means(curve([row], "class_accuracy", str(c)) for row in rows) for c in range(width)]
         if rows:
             rounds = sorted({row["round"] for row in rows})
             found[group.name] = {t: [each[t][0] if t in each else None for each in curves] for t in rounds}
@@ -270,7 +270,7 @@ def partition(runs: Runs) -> list[Part | None]:
             found.setdefault(json.dumps(run.partition, sort_keys=True), []).append(run)
     parts, seeds = list[Part | None](), {members[0].seed for members in found.values()}
     for i, (run, *_) in enumerate(list(found.values())[:PARTITIONS], 1):
-        whose = f"seed {run.seed}" if len(seeds) == len(found) else runs.label(run)
+        whose = f"seed {run.seed}" if len(seeds) == len(found) else runs.labels[run.path]
         parts += _samples(run, *(("", "") if len(found) == 1 else (f"-{i}", f", {whose}")))
     if len(found) > PARTITIONS:
         parts.append(Text(f"The runs have {len(found)} partitions; the first {PARTITIONS} are shown."))
@@ -316,12 +316,12 @@ def faults(runs: Runs) -> list[Part | None]:
     """Rank failures, uploads that were refused or clipped, divergence, runs that have not finished, damaged files."""
     parts, lost, uploads = list[Part | None](), list[list[Value]](), list[list[Value]]()
     for run in runs.all:
-        whose = "" if runs.alone else f"{runs.label(run)}: "
+        whose = "" if runs.alone else f"{runs.labels[run.path]}: "
         since = run.summary.get("diverged")
         said = [] if since is None else [f"training came apart: from round {since} on the loss is far above its best."]
         said += [] if run.complete else [f"{run.state}."]
         parts += [Text(f"{whose}{text}", warning=True) for text in (*said, *run.notes)]
-        first: list[Value] = [] if runs.alone else [runs.label(run)]
+        first: list[Value] = [] if runs.alone else [runs.labels[run.path]]
         for row in run.faults:
             ranks = [f"{rank} on {host}" if host else str(rank) for rank, host in (row.get("ranks") or {}).items()]
             out, gone = (", ".join(map(str, row.get(key) or ())) for key in ("clients", "gone"))

@@ -157,7 +157,7 @@ def numbers(values: Any) -> list[float]:
     return [v for each in values if (v := number(each)) is not None] if isinstance(values, list) else []
 
 
-def curve(rows: Iterable[Row], *keys: str | int) -> Curve:
+def curve(rows: Iterable[Row], *keys: str) -> Curve:
     """Return round -> the number at `keys` of each row, one within the other; of a list of numbers their mean.
 
     >>> curve([{"round": 3, "drift": {"norms": [1.0, 2.0]}}, {"round": 4}], "drift", "norms")
@@ -167,8 +167,8 @@ def curve(rows: Iterable[Row], *keys: str | int) -> Curve:
     for row in rows:
         value: Any = row
         for key in keys:
-            if isinstance(value, list) and isinstance(key, int):
-                value = value[key] if key < len(value) else None
+            if isinstance(value, list) and key.isdigit():
+                value = value[int(key)] if int(key) < len(value) else None
             else:
                 value = value.get(key) if isinstance(value, dict) else None
         if isinstance(value, list):

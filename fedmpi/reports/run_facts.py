@@ -143,26 +143,26 @@ def _defaults(path: tuple[str, ...] = ()) -> dict[str, Any]:
 
 def environment(runs: Runs) -> list[Part | None]:
     """environment.json: what is the same in all runs, and beside it what differs."""
-    found = [(run, _facts(run.environment)) for run in runs.all if run.environment]
-    if not found:
-        return []
+    found = list[tuple[Run, dict[str, str]]]()
+    for run in (run for run in runs.all if run.environment):
+        of = run.environment
+        facts = {key.replace("_", " "): str(of[key]) for key in FACTS if of.get(key) is not None}
+        if git := of.get("git") or {}:
+            facts["code"] = f"{git.get('commit')}{', modified' if git.get('modified') else ''}"
+        for each in of.get("ranks") or ():
+            where = f"{each.get('device')} on {each.get('host')}"
+            facts[where] = ", ".join(filter(None, (facts.get(where), f"rank {each.get('rank')}")))
+        versions = (of.get("packages") or {}).items()
+        found.append((run, facts | {name: str(version) for name, version in versions if version}))
     keys = dict.fromkeys(key for _, facts in found for key in facts)
     other = [key for key in keys if len({facts.get(key) for _, facts in found}) > 1]
     parts: list[Part | None] = [Table(("what", "value"), [[k, found[0][1][k]] for k in keys if k not in other])]
     if other:
-        rows: list[list[Value]] = [[runs.label(run), *(facts.get(key, "-") for key in other)] for run, facts in found]
+        rows: list[list[Value]] = [
+            [runs.labels[run.path], *(facts.get(key, "-") for key in other)] for run, facts in found
+        ]
         parts.append(Table(("run", *other), rows, folded=f"What differs: {', '.join(other)}"))
     return parts
-
-
-def _facts(environment: dict[str, Any]) -> dict[str, str]:
-    facts = {key.replace("_", " "): str(environment[key]) for key in FACTS if environment.get(key) is not None}
-    if git := environment.get("git") or {}:
-        facts["code"] = f"{git.get('commit')}{', modified' if git.get('modified') else ''}"
-    for each in environment.get("ranks") or ():
-        where = f"{each.get('device')} on {each.get('host')}"
-        facts[where] = ", ".join(filter(None, (facts.get(where), f"rank {each.get('rank')}")))
-    return facts | {name: str(version) for name, version in (environment.get("packages") or {}).items() if version}
 
 
 def hashes(runs: Runs) -> list[Part | None]:
@@ -170,7 +170,7 @@ def hashes(runs: Runs) -> list[Part | None]:
     rows = list[list[Value]]()
     for run in runs.all:
         last = next((str(row["sha256"]) for row in reversed(run.rows) if row.get("sha256")), "")
-        rows.append([runs.label(run), run.seed, len(run.rounds), last])
+        rows.append([runs.labels[run.path], run.seed, len(run.rounds), last])
     if not any(row[-1] for row in rows):
         return []
     head = ("run", "seed", "rounds", "model after the last round")
@@ -184,6 +184,6 @@ def hashes(runs: Runs) -> list[Part | None]:
     }  # fmt: skip
     plugins = [(str(each.get("file")), str(each.get("sha256"))) for each in run.environment.get("plugins") or ()]
     if own := [*digests.items(), *plugins]:
-        of = "" if runs.alone else f" of {runs.label(run)}"
+        of = "" if runs.alone else f" of {runs.labels[run.path]}"
         parts.append(Table(("what", "SHA-256"), own, folded=f"{len(own)} digests of code and data{of}"))
     return parts
