@@ -16,7 +16,7 @@ from fedmpi.common.inputs import Samples, look
 from fedmpi.common.metrics_row import RESERVED
 from fedmpi.common.text import nearest
 from fedmpi.flat.packing import Packing
-from fedmpi.method.base import Method, overrides
+from fedmpi.method.base import Method
 from fedmpi.method.slots import Slots
 from fedmpi.method.values import Row, State
 
@@ -213,32 +213,6 @@ def check_figures(method: Method, figures: Collection[str], metrics: Collection[
         if name in RESERVED or name in metrics:
             text = f"figures({name}=...) has the name of another key of a row of metrics.jsonl; choose another"
             raise wrong(method, "aggregate:", where, text)
-
-
-class Untouched:
-    """Tensors that hooks may read, and nothing more: another client, or the next round, would see what they write.
-
-    How often each has been written to is counted by torch; a write to a view of it counts.
-    """
-
-    def __init__(self, method: Method, tensors: Mapping[str, Tensor]) -> None:
-        self.method, self.tensors = method, tensors
-        self.before = [tensor._version for tensor in tensors.values()]
-
-    def check(self, where: str, *hooks: str, by: Any = None) -> None:
-        """None of `hooks`, which were called, has written to them. by: the server rule, if that was called."""
-        for (name, tensor), version in zip(self.tensors.items(), self.before, strict=True):
-            if tensor._version != version:
-                method = type(self.method).__name__
-                own = [hook for hook in hooks if overrides(self.method, hook)]
-                who = f"a hook of method {method} wrote" if hooks else "the server rule wrote"
-                raise told(
-                    f"{where}: {who} to {name}, which hooks may only read (an operation that ends in _, or an "
-                    f"assignment to [...]); make a copy, and return it as new state"
-                    + (f". It was {' or '.join(own)}" if own else ""),
-                    *(getattr(self.method, hook) for hook in own[:1]),
-                    by,
-                )
 
 
 def check_declarations(method: Method) -> None:

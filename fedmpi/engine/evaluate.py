@@ -40,9 +40,10 @@ from fedmpi.engine.checks import not_passed, wrong
 from fedmpi.engine.client_states import ClientStates
 from fedmpi.engine.local.context import ClientContext
 from fedmpi.engine.plan import SERVERS
+from fedmpi.engine.readonly import ReadOnlyCheck
 from fedmpi.engine.worker import Worker
 from fedmpi.tasks import contract
-from fedmpi.tasks.over_clients import Figures, pooled, spread
+from fedmpi.tasks.measures import Figures, pooled, spread
 
 MOST_CLASSES = 100  # whose figures are kept; a line a round shall stay short
 
@@ -68,20 +69,20 @@ def evaluate(
     if not len(shard):
         return Evaluation(dict.fromkeys(("loss", *task.names), nan), torch.empty(0), torch.empty(0))
     module = worker.model.module.eval()
-    untouched = shard.x._version
+    samples = ReadOnlyCheck({"x": shard.x})
     loss, outputs, targets = torch.zeros((), dtype=torch.float64, device=worker.model.w.device), [], []
     weight: int | Tensor = 0
     with torch.inference_mode(), worker.precision() if worker.bf16 else nullcontext():
         for x, y in batches(shard, batch_size, None, views=predict is None):
             f = _outputs(worker, x, predict)
-            of_batch = contract.batch_weight(task, y)
+            of_batch = task.batch_weight(y)
             loss, weight = loss + contract.mean_loss(task, f, x, y).double() * of_batch, weight + of_batch
-            if shard.x._version != untouched:
+            if samples.written():
                 who = f"model {type(module).__name__} or task {type(task).__name__}"
                 raise told(f"{who} wrote to the test samples, x: make a copy", module, task)
             outputs.append(contract.hold(task, f, y))
             targets.append(y)
-        worker.still.check()
+        worker.frozen_guard.check()
         f, y = torch.cat(outputs), torch.cat(targets)
         whole = contract.whole_loss(task, f, y)
         if f.is_floating_point() and bool(f.isnan().any()):  # no answer, though argmax would name one
@@ -225,7 +226,7 @@ class Evaluator:
 
     def _weighed(self, of: Evaluation) -> tuple[Figures, float]:
         """Figures, and what they weigh in a mean over shards: their samples, or the part that counts."""
-        weight = float(contract.split_weight(self.worker.task, of.targets)) if len(of.targets) else 0.0
+        weight = float(self.worker.task.split_weight(of.targets)) if len(of.targets) else 0.0
         return of.figures if weight else {**of.figures, "loss": nan}, weight
 
     def _over_all(self, t: int, protocol: str, rows: Mapping[Any, Figures], weights: Mapping[Any, float]) -> Figures:
@@ -290,7 +291,7 @@ class Evaluator:
     def _judge(self, protocol: str, client: ClientContext) -> tuple[Figures, float]:
         """One client's figures under one protocol, and their weight."""
         worker, where = self.worker, client.where
-        untouched = client.untouched()
+        inputs = client.read_only_check()
         predict = None
         if protocol == "global" or (protocol == "validation" and not self.own):
             worker.model.load(*(self.exact or (client.received, client.b0)))
@@ -300,5 +301,5 @@ class Evaluator:
         shard = self.data.global_test if protocol == "personal_on_global" else own[client.id]
         assert shard is not None
         found = self._weighed(evaluate(worker, shard, self.batch_size, predict))
-        untouched.check(where, "weights", "buffers", "tune", "predict")
+        inputs.check_hooks(worker.method, where, "weights", "buffers", "tune", "predict")
         return found

@@ -73,7 +73,7 @@ class Sink:
         """Ranks were lost (engine/faults/losses.py)."""
 
     def updates(self, row: dict[str, Any]) -> None:
-        """Statistics of a round's updates (aggregation/agreement.py)."""
+        """Statistics of a round's updates (aggregation/update_stats.py)."""
 
     def placement(self, row: dict[str, Any]) -> None:
         """By what clients are placed from a round on (engine/pace.py)."""

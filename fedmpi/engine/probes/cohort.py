@@ -12,7 +12,7 @@ from fedmpi.comm import Communicator
 from fedmpi.data.batches import Shard
 from fedmpi.engine.evaluate import evaluate
 from fedmpi.engine.worker import Worker
-from fedmpi.tasks.over_clients import Figures
+from fedmpi.tasks.measures import Figures
 
 
 @dataclass(frozen=True)

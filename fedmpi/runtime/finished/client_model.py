@@ -31,14 +31,13 @@ from fedmpi.engine.reporting import OWN
 from fedmpi.flat.model import FlatModel
 from fedmpi.method.base import Method, overrides
 from fedmpi.models.net import Net
-from fedmpi.runtime import build, build_data, consistency, trust
+from fedmpi.runtime import build, build_data, rank_agreement, trust
 from fedmpi.runtime.build import Experiment
 from fedmpi.runtime.device import set_numerics
-from fedmpi.runtime.record import preprocessing
+from fedmpi.runtime.record.data_files import PREPROCESSING, by_client, read_preprocessing
 from fedmpi.runtime.record.durable import Damaged, read_tensors
-from fedmpi.runtime.record.model_facts import facts_of, input_of
 from fedmpi.runtime.record.run_dir import BEST, MODEL, RunDirectory
-from fedmpi.runtime.record.saved_model import rebuilt
+from fedmpi.runtime.record.saved_model import facts_of, input_of, rebuilt
 from fedmpi.runtime.resuming import initial, resume
 from fedmpi.runtime.resuming.checkpoints import Rows
 
@@ -91,7 +90,7 @@ def client_model(
         number = _number(_site_names(run_dir, settings), client, _sizes(run_dir))
         made = _experiment(run_dir, settings, facts, number)
         fed = build.federation(made, Solo(torch.device("cpu")), lambda: False)
-        t = int(facts["round"]) if best else int(RunDirectory(run_dir).metrics()[-1]["round"])
+        t = int(facts["round"]) if best else int(RunDirectory(run_dir).rows("metrics.jsonl")[-1]["round"])
         _restore(fed, made, run_dir, module, t)
         return _evaluated(fed, made, run_dir, module, number, t)
 
@@ -106,9 +105,9 @@ def _settings(run_dir: Path, trusted: bool, overrides: Sequence[str]) -> Setting
 
 def _site_names(run_dir: Path, settings: Settings) -> list[str]:
     """The sites of the clients, in their order; [] where clients are no sites."""
-    if settings.data.silos or not (run_dir / preprocessing.NAME).is_file():
+    if settings.data.silos or not (run_dir / PREPROCESSING).is_file():
         return list(settings.data.silos or ())
-    return list(preprocessing.read(run_dir / preprocessing.NAME).client_sites)
+    return list(read_preprocessing(run_dir / PREPROCESSING).client_sites)
 
 
 def _number(sites: Sequence[str], client: int | str, sizes: np.ndarray) -> int:
@@ -126,10 +125,8 @@ def _number(sites: Sequence[str], client: int | str, sizes: np.ndarray) -> int:
 def _sizes(run_dir: Path) -> np.ndarray:
     """(N,) training samples by client, as the run has written them down."""
     try:
-        if (run_dir / "partition.npz").is_file():
-            with np.load(run_dir / "partition.npz", allow_pickle=False) as file:
-                return np.diff(file["offsets"])
-        return np.array(json.loads((run_dir / "partition.json").read_text(encoding="utf-8"))["sizes"], dtype=np.int64)
+        facts = json.loads((run_dir / "partition.json").read_text(encoding="utf-8"))
+        return np.array(by_client(run_dir, facts)[0], dtype=np.int64)
     except (OSError, ValueError, KeyError, TypeError) as error:
         raise UserError(
             f"{run_dir / 'partition.json'} is damaged or missing ({error}): which clients are there?"
@@ -154,7 +151,7 @@ def _data(run_dir: Path, settings: Settings, client: int) -> Federated:
         return build_data.of_one_site(settings, client)
     data = build_data.partitioned(settings)
     was = json.loads((run_dir / "identity.json").read_text(encoding="utf-8"))
-    bad = [key[1:-1] for key, digest in consistency.data(data).items() if was.get(key, digest) != digest]
+    bad = [key[1:-1] for key, digest in rank_agreement.data_digests(data).items() if was.get(key, digest) != digest]
     if bad:
         raise UserError(
             f"{' and '.join(bad)} below {settings.data.root} are not those of the run, and method "
@@ -185,11 +182,12 @@ def _without_data(settings: Settings, method: Method, facts: dict[str, Any], siz
         counts_shared=False,
     )
     module = build.prepared_module(settings, method, shape, classes, dtype)
-    initial.fill(module, settings.init.source, settings.init.strict)
+    if settings.init.source is not None:
+        initial.fill(module, settings.init.source, settings.init.strict)
     net = Net(module, shape, dtype)
     model = FlatModel(module, net.head_names(), channels_last=settings.compute.channels_last)
     messages = build.make_messages(settings, method, model, net, data)
-    return Experiment(settings, data, method, _NoTask(), net, model, messages, None)
+    return Experiment(settings, data, method, _NoTask(), net, model, messages, build.make_recipe(settings), None)
 
 
 # ---- its state ----
@@ -215,7 +213,7 @@ def _restore(fed: Federation, made: Experiment, run_dir: Path, module: nn.Module
         raise UserError(f"{error}: {_without_checkpoint(made.settings, t)}") from error
     if messages.client_state.size:
         fed.states.shelf, fed.states.room = Rows(run_dir / "state", made.settings.data.silos), made.data.clients
-    lost = resume.losses_of(made.settings, RunDirectory(run_dir))
+    lost = resume.earlier_records(made.settings, RunDirectory(run_dir))["losses"]
     fed.scheduler.losses = Losses(lost).until(t + 1).known(t + 1)
     fed.go_on(t, {**kept["memory"], "pace": None}, tensors)
     fed.transport.announce(0.0, fed.server, t + 1)

@@ -10,17 +10,21 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from fedmpi.common.errors import UserError
 from fedmpi.common.jsonl import read_jsonl
 from fedmpi.common.metrics_row import VARIES_WITH_RANKS
+from fedmpi.common.text import brief, count
 from fedmpi.config.later import comparable
 from fedmpi.runtime.reading import files
 
+MISSING = object()
 HASH, MODEL = "sha256", "model.safetensors"
 NAMES = ("name", "output_mode", "timeline", "report")  # settings that change nothing of a run
 DATA = ("partition", "training data", "test data", "layout", "initial weights")  # as digests are called
+GROUPS = ("settings", "data", "code", "versions", "machine")
+MOST, LONG = 20, 400  # differences of a group that are shown; letters of a value
 Facts = dict[str, Any]
 Pair = list[Any]  # what A has, what B has; None: nothing
 
@@ -123,12 +127,45 @@ def _hash(a: Facts, b: Facts) -> Facts | None:
 
 
 def _figure(a: Facts, b: Facts) -> Facts | None:
-    names = [name for name in dict.fromkeys([*a, *b]) if name not in (*VARIES_WITH_RANKS, HASH)]
-    differing = [name for name in names if a.get(name) != b.get(name)]
-    if not differing:
+    found = [each for each in differences(a, b) if each.key != HASH]
+    if not found:
         return None
-    name = differing[0]
-    return {"name": name, "values": [a.get(name), b.get(name)], "others": differing[1:]}
+    values = [None if value is MISSING else value for value in found[0][1:]]
+    return {"name": found[0].key, "values": values, "others": [each.key for each in found[1:]]}
+
+
+class Difference(NamedTuple):
+    """A key of a row of which two runs have different values, or one has none (MISSING)."""
+
+    key: str
+    a: Any
+    b: Any
+
+
+def differences(a: Facts, b: Facts, tolerance: float | None = None, *, partial: bool = False) -> list[Difference]:
+    """Return in what two rows of metrics.jsonl, or of a file like it, differ, but for what depends on the ranks.
+
+    Args:
+        tolerance: how far apart numbers may be, relative to the larger one where that is above 1; then hashes are not
+            compared. None: not at all.
+        partial: b was written before its round was evaluated; what it lacks does not count.
+    """
+    left_out = {*VARIES_WITH_RANKS, *((HASH,) if tolerance is not None else ())}
+    keys = [key for key in dict.fromkeys([*a, *b]) if key not in left_out and not (partial and key not in b)]
+    pairs = [Difference(key, a.get(key, MISSING), b.get(key, MISSING)) for key in keys]
+    return [each for each in pairs if not _same(each.a, each.b, tolerance)]
+
+
+def _same(a: Any, b: Any, tolerance: float | None) -> bool:
+    if tolerance is None or type(a) is bool or type(b) is bool:
+        return bool(a == b)
+    if isinstance(a, int | float) and isinstance(b, int | float):
+        return abs(a - b) <= tolerance * max(1.0, abs(a), abs(b))
+    if isinstance(a, list) and isinstance(b, list):
+        return len(a) == len(b) and all(_same(x, y, tolerance) for x, y in zip(a, b, strict=True))
+    if isinstance(a, dict) and isinstance(b, dict):
+        return a.keys() == b.keys() and all(_same(a[key], b[key], tolerance) for key in a)
+    return bool(a == b)
 
 
 def _clients(a: Mapping[tuple[Any, ...], Facts], b: Mapping[tuple[Any, ...], Facts], shared: set[int]) -> Facts | None:
@@ -158,3 +195,76 @@ def sweeps(a: Path, b: Path) -> Facts:
     only = [sorted(names[0] - names[1]), sorted(names[1] - names[0])]
     same = not any(only) and all(run["same"] for run in runs.values())
     return {"a": str(a), "b": str(b), "runs": runs, "only": only, "same": same}
+
+
+# ---- what is shown ----
+def lines(found: Facts, width: int) -> list[str]:
+    """What `fedmpi compare` shows: the result first, then what the runs were made with; values side by side where they
+    fit, else one below the other."""
+    return (
+        _sweep_lines(found, width)
+        if "runs" in found
+        else [f"A  {found['a']}", f"B  {found['b']}", *_run_lines(found, width)]
+    )
+
+
+def verdict(found: Facts) -> str:
+    """One line on the results."""
+    many = found["rounds"]
+    if found["same"]:
+        return f"the same results in all {count(many[0], 'round')}"
+    if found["hash"]:
+        return f"the models part in round {found['hash']['round']}"
+    if found["figure"]:
+        return f"{found['figure']['name']} differs from round {found['figure']['round']} on"
+    if found["client"]:
+        return f"client {found['client']['client']} differs from round {found['client']['round']} on"
+    if found["model"]:
+        return "the final models differ, and no round does"
+    return f"the same results as far as both go: A has {count(many[0], 'round')}, B {many[1]}"
+
+
+def _run_lines(found: Facts, width: int) -> list[str]:
+    said = [verdict(found)]
+    if found["rounds"][0] != found["rounds"][1] and not said[0].startswith("the same"):
+        said.insert(0, f"rounds: A has {found['rounds'][0]}, B {found['rounds'][1]}")
+    if found["models_same"] and not found["same"]:
+        said += [f"  the models have the same SHA-256 in all {count(found['models_same'], 'round')} that both have"]
+    if found["hash"]:
+        said += _values("  sha256", [value[:12] for value in found["hash"]["values"]], width)
+    if found["figure"]:
+        one = found["figure"]
+        said += _values(f"  {one['name']}, round {one['round']}", one["values"], width)
+        said += [brief(f"  and in that round {', '.join(one['others'])}", width)] if one["others"] else []
+    if found["client"] and "name" in found["client"]:
+        one = found["client"]
+        said += _values(f"  client {one['client']}, {one['name']}, round {one['round']}", one["values"], width)
+    if found["model"] and not found["hash"]:
+        said += _values("  model.safetensors", [value[:12] for value in found["model"]], width)
+    alike = [group for group in GROUPS if not found[group]]
+    for group in GROUPS:
+        rows = list(found[group].items())
+        said += [f"{group}: {count(len(rows), 'difference')}"] if rows else []
+        for name, values in rows[:MOST]:
+            said += _values(f"  {name}", values, width)
+        said += [f"  and {len(rows) - MOST} more (--json shows all)"] if len(rows) > MOST else []
+    return [*said, *([f"the same: {', '.join(alike)}"] if alike else [])]
+
+
+def _values(name: str, values: list[Any], width: int) -> list[str]:
+    a, b = ("-" if value is None else brief(str(value), LONG) for value in values)
+    line = f"{name}: {a} | {b}"
+    return [line] if len(line) <= width else [f"{name}:", f"    A  {a}", f"    B  {b}"]
+
+
+def _sweep_lines(found: Facts, width: int) -> list[str]:
+    said = [f"A  {found['a']}", f"B  {found['b']}"]
+    parted = {name: run for name, run in found["runs"].items() if not run["same"]}
+    for name, run in parted.items():
+        said += [f"{name}: {verdict(run)}"]
+        changed = [key for group in GROUPS[:3] for key in run[group]]
+        said += [brief(f"  differ: {', '.join(changed)}", width)] if changed else []
+    for side, names in zip("AB", found["only"], strict=True):
+        said += [f"only in {side}: {', '.join(names)}"] if names else []
+    alike = len(found["runs"]) - len(parted)
+    return [*said, f"{alike} of {count(len(found['runs']), 'run')} that both have with the same results"]

@@ -215,7 +215,7 @@ class Still(Method):
         self.modes.append(all(part.training for part in module.modules()))
         first = k.fit(1)
         w, loss = k.fit(1)
-        self.fitted.append((first.loss, loss, k.meter.losses, w is k.w))
+        self.fitted.append((first.loss, loss, k.losses, w is k.w))
         next(part for part in module.modules() if isinstance(part, nn.BatchNorm2d)).eval()
         return State()
 
