@@ -1,7 +1,7 @@
-"""Rank 0's side of the ranks' store: a process that serves them all, waits for nobody, and ends with rank 0.
+"""The process that holds the ranks' store: it serves the connections of all ranks, and ends with rank 0.
 
-A process, since in rank 0's own no thread of Python runs while MPI_Finalize waits for the others; without torch, so it
-is there at once.
+It is a process of its own because in rank 0's no thread of Python runs while MPI_Finalize waits for the other ranks. It
+does not import torch, so that it starts at once.
 
     frame     4 bytes: how many follow; fields, each with 4 bytes of its length before it
     request   name of the operation, its arguments      reply   "yes" or "no", its result
@@ -9,19 +9,17 @@ is there at once.
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
-import errno
 import hmac
-import math
 import os
-import selectors
 import signal
 import socket
 import struct
 import subprocess
 import sys
 import threading
-import time
+from asyncio import StreamReader, StreamWriter
 from pathlib import Path
 from typing import final
 
@@ -30,9 +28,8 @@ from fedmpi.comm.meeting import door
 LENGTH = struct.Struct("<I")
 YES, NO = b"yes", b"no"
 LONGEST = 2**24  # bytes of a frame
-PROVES_S = 5.0  # allowed for a guest to prove that it is one
-STRANGERS = 128  # guests that have not yet; the oldest goes where another comes
-PAUSE_S = 0.01  # where no file can be opened any more
+AUTHENTICATION_S = 5.0  # allowed for a connection to prove that it knows the key
+UNAUTHENTICATED = 128  # connections that have not yet; the oldest is closed when there are more
 
 
 def packed(*fields: bytes) -> bytes:
@@ -53,207 +50,145 @@ def unpacked(body: bytes) -> list[bytes]:
     return fields
 
 
-class Guest:
-    """One connection, as rank 0 sees it."""
-
-    def __init__(self, connection: socket.socket) -> None:
-        self.connection = connection
-        self.proof: bytes | None = None  # what it must send to be let in; None: it has not said hello
-        self.admitted = False
-        self.deadline = time.monotonic() + PROVES_S  # to prove itself, or for what it waits for
-        self.missing: set[bytes] = set()  # keys that it waits for
-        self.at_end: tuple[bytes, bytes] | None = None  # key and value to set once this connection has ended
-        self.inbox, self.outbox = bytearray(), bytearray()
-
-
 @final
 class StoreServer:
-    """`run` serves. A guest can do nothing before it has proved itself, and then harm nobody but itself."""
+    """Serves named values. A connection can do nothing before it is authenticated, and then harm nobody but itself."""
 
     def __init__(self, listener: socket.socket, key: bytes) -> None:
         self.listener, self.key = listener, key
         self.port: int = listener.getsockname()[1]
         self.values: dict[bytes, bytes] = {}
-        self.waiting: dict[bytes, set[Guest]] = {}  # key -> who waits for it
-        self.guests: dict[Guest, None] = {}  # in the order in which they came
-        self.selector = selectors.DefaultSelector()
-        self.listener.setblocking(False)
-        self.selector.register(self.listener, selectors.EVENT_READ)
+        # name of a value -> who waits for it: the names that are still missing, and what is set once none is
+        self.waiting: dict[bytes, list[tuple[set[bytes], asyncio.Future[None]]]] = {}
+        self.connections: dict[asyncio.Task[None], None] = {}
+        self.unauthenticated: dict[asyncio.Task[None], None] = {}  # the oldest first
+        self.loop, self.closing = asyncio.new_event_loop(), asyncio.Event()
+
+    def run(self) -> None:
+        """Serve until `close` is called."""
+        self.loop.set_exception_handler(lambda loop, context: None)  # too many open files: it is tried again
+        self.loop.run_until_complete(self._run())
+        self.loop.close()
+
+    async def _run(self) -> None:
+        server = await asyncio.start_server(self._accept, sock=self.listener)
+        await self.closing.wait()
+        server.close()
+        for task in self.connections:
+            task.cancel()
+        await asyncio.gather(*self.connections, return_exceptions=True)
 
     def close(self) -> None:
-        """Stop the server: it takes no more connections, and `run` closes those that there are."""
-        with contextlib.suppress(OSError):  # it is closed
-            self.listener.shutdown(socket.SHUT_RDWR)  # wakes `run`
+        """Let `run`, in another thread, close all connections and return."""
+        with contextlib.suppress(RuntimeError):  # it has returned
+            self.loop.call_soon_threadsafe(self.closing.set)
 
-    # ---- the loop ----
-    def run(self) -> None:
-        while self.listener.fileno() >= 0:
-            first = min((guest.deadline for guest in self.guests), default=math.inf)
-            for found, events in self.selector.select(None if first == math.inf else max(0, first - time.monotonic())):
-                if found.data is None:
-                    self._welcome()
-                elif found.data in self.guests:  # one before it in the list may have sent it away
-                    self._attend(found.data, events)
-            self._past_deadlines()
+    def _accept(self, reader: StreamReader, writer: StreamWriter) -> None:
+        task = self.loop.create_task(self._serve(reader, writer))
+        self.connections[task] = self.unauthenticated[task] = None
+        task.add_done_callback(self.connections.pop)
+        if len(self.unauthenticated) > UNAUTHENTICATED:
+            oldest = next(iter(self.unauthenticated))
+            del self.unauthenticated[oldest]
+            oldest.cancel()
 
-    def _welcome(self) -> None:
+    async def _serve(self, reader: StreamReader, writer: StreamWriter) -> None:
+        """Serve one connection until it ends or breaks the protocol."""
+        task, at_end = asyncio.current_task(), list[bytes]()
+        assert task is not None
+        limit = self.loop.call_later(AUTHENTICATION_S, task.cancel)
         try:
-            connection, _ = self.listener.accept()
-        except BlockingIOError:
-            return
-        except OSError as error:
-            if error.errno == errno.EINVAL:  # shut down
-                self._dismiss(*self.guests)
-                self.selector.unregister(self.listener)
-                self.listener.close()
-            else:  # too many open files, or a guest that has gone again
-                self._dismiss(*self._strangers()[:1])
-                time.sleep(PAUSE_S)
-            return
-        connection.setblocking(False)
-        connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-        connection.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
-        guest = Guest(connection)
-        self.guests[guest] = None
-        self.selector.register(connection, selectors.EVENT_READ, guest)
-        self._dismiss(*self._strangers()[:-STRANGERS])
-
-    def _strangers(self) -> list[Guest]:
-        return [guest for guest in self.guests if not guest.admitted]
-
-    def _attend(self, guest: Guest, events: int) -> None:
-        try:
-            if events & selectors.EVENT_WRITE:
-                self._send(guest)
-            if events & selectors.EVENT_READ:
-                part = guest.connection.recv(2**16 if guest.admitted else door.HELLO)
-                if not part:
-                    raise OSError("it has left")
-                guest.inbox += part
-            self._understand(guest)
-        except BlockingIOError:
+            writer.get_extra_info("socket").setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
+            await self._authenticate(reader, writer)
+            limit.cancel()
+            self.unauthenticated.pop(task, None)
+            while True:
+                (length,) = LENGTH.unpack(await reader.readexactly(LENGTH.size))
+                if length > LONGEST:
+                    raise ValueError("too long")
+                match unpacked(await reader.readexactly(length)):
+                    case [b"at_end", name, value]:
+                        at_end, reply = [name, value], [YES]
+                    case [b"wait", seconds, *names]:
+                        reply = [YES if await self._wait(reader, set(names), float(seconds)) else NO]
+                    case [operation, *arguments]:
+                        reply = self._answer(operation, arguments)
+                    case _:
+                        raise ValueError("no request")
+                writer.write(packed(*reply))
+                await writer.drain()
+        except (OSError, EOFError, ValueError):
             pass
-        except (OSError, ValueError):
-            self._dismiss(guest)
+        finally:
+            limit.cancel()
+            self.unauthenticated.pop(task, None)
+            writer.close()
+            if at_end and at_end[0] not in self.values:
+                self._set(*at_end)
 
-    def _past_deadlines(self) -> None:
-        now = time.monotonic()
-        for guest in [guest for guest in self.guests if guest.deadline <= now]:
-            if guest.admitted:
-                self._reply(guest, NO)
-            else:
-                self._dismiss(guest)
+    async def _authenticate(self, reader: StreamReader, writer: StreamWriter) -> None:
+        """Raise ValueError if the other side does not know the key."""
+        reply, proof = door.answer(self.key, await reader.readexactly(door.HELLO))
+        writer.write(reply)
+        if not hmac.compare_digest(await reader.readexactly(door.DIGEST), proof):
+            raise ValueError("it does not know the key")
 
-    def _dismiss(self, *guests: Guest) -> None:
-        for guest in guests:
-            if guest in self.guests:
-                del self.guests[guest]
-                self._forget(guest)
-                self.selector.unregister(guest.connection)
-                guest.connection.close()
-                if guest.at_end and guest.at_end[0] not in self.values:
-                    self._set(*guest.at_end)
+    async def _wait(self, reader: StreamReader, names: set[bytes], seconds: float) -> bool:
+        """Return whether all values are there within so many seconds. Raises EOFError if the connection ends before."""
+        missing, arrival = names - self.values.keys(), self.loop.create_future()
+        if not missing:
+            return True
+        for name in missing:
+            self.waiting.setdefault(name, []).append((missing, arrival))
+        end = self.loop.create_task(reader.read(1))  # who waits sends nothing
+        try:
+            await asyncio.wait({arrival, end}, timeout=seconds, return_when=asyncio.FIRST_COMPLETED)
+            if end.done():
+                raise EOFError
+        finally:
+            for name in missing:
+                self.waiting[name].remove((missing, arrival))
+                if not self.waiting[name]:
+                    del self.waiting[name]
+            end.cancel()
+            await asyncio.wait({end})
+        return arrival.done()
 
-    # ---- a guest ----
-    def _understand(self, guest: Guest) -> None:
-        """Act on what has come, one thing after another; what is not whole, or must wait its turn, stays."""
-        while guest.inbox and not guest.outbox and not guest.missing:
-            if not guest.admitted:
-                wanted = door.HELLO if guest.proof is None else door.DIGEST
-                if len(guest.inbox) < wanted:
-                    return
-                said = self._take(guest, wanted)
-                if guest.proof is None:
-                    reply, guest.proof = door.answer(self.key, said)
-                    guest.outbox += reply
-                    self._send(guest)
-                elif hmac.compare_digest(said, guest.proof):
-                    guest.admitted, guest.deadline = True, math.inf
-                else:
-                    raise ValueError("it does not know the key")
-                continue
-            if len(guest.inbox) < LENGTH.size:
-                return
-            (length,) = LENGTH.unpack_from(guest.inbox)
-            if length > LONGEST:
-                raise ValueError("too long")
-            if len(guest.inbox) < LENGTH.size + length:
-                return
-            operation, *arguments = unpacked(self._take(guest, LENGTH.size + length)[LENGTH.size :])
-            self._act(guest, operation.decode(), arguments)
-
-    def _take(self, guest: Guest, count: int) -> bytes:
-        said = bytes(guest.inbox[:count])
-        del guest.inbox[:count]
-        return said
-
-    def _act(self, guest: Guest, operation: str, arguments: list[bytes]) -> None:
-        """One request. Raises ValueError if there is none of this name with so many arguments."""
+    def _answer(self, operation: bytes, arguments: list[bytes]) -> list[bytes]:
+        """Return the reply to a request. Raises ValueError if there is none of this name with so many arguments."""
         values = self.values
         match operation, arguments:
-            case "set", [name, value]:
+            case b"set", [name, value]:
                 self._set(name, value)
-                self._reply(guest, YES)
-            case "at_end", [name, value]:
-                guest.at_end = name, value
-                self._reply(guest, YES)
-            case "swap", [name, expected, value]:
+                return [YES]
+            case b"swap", [name, expected, value]:
                 if values.get(name, b"") == expected:
                     self._set(name, value)
-                self._reply(guest, YES, values.get(name, expected))
-            case "add", [name, number]:
+                return [YES, values.get(name, expected)]
+            case b"add", [name, number]:
                 self._set(name, b"%d" % (int(values.get(name, b"0")) + int(number)))
-                self._reply(guest, YES, values[name])
-            case "delete", [name]:
-                self._reply(guest, NO if values.pop(name, None) is None else YES)
-            case "check", names:
-                self._reply(guest, YES if all(name in values for name in names) else NO)
-            case "count", []:
-                self._reply(guest, YES, b"%d" % len(values))
-            case "read", names:
-                self._reply(guest, *([YES, *(values[name] for name in names)] if set(names) <= set(values) else [NO]))
-            case "wait", [seconds, *names]:
-                guest.missing = {name for name in names if name not in values}
-                for name in guest.missing:
-                    self.waiting.setdefault(name, set()).add(guest)
-                if guest.missing:
-                    guest.deadline = time.monotonic() + float(seconds)
-                else:
-                    self._reply(guest, YES)
-            case _:
-                raise ValueError("no such request")
+                return [YES, values[name]]
+            case b"delete", [name]:
+                return [NO if values.pop(name, None) is None else YES]
+            case b"check", names:
+                return [YES if all(name in values for name in names) else NO]
+            case b"count", []:
+                return [YES, b"%d" % len(values)]
+            case b"read", names:
+                return [YES, *(values[name] for name in names)] if values.keys() >= set(names) else [NO]
+        raise ValueError("no such request")
 
     def _set(self, name: bytes, value: bytes) -> None:
         self.values[name] = value
-        for guest in self.waiting.pop(name, ()):
-            guest.missing.discard(name)
-            if not guest.missing:
-                with contextlib.suppress(OSError):  # it has left, which its own turn finds
-                    self._reply(guest, YES)
-
-    def _forget(self, guest: Guest) -> None:
-        """It waits for nothing any more."""
-        for name in guest.missing:
-            self.waiting[name].discard(guest)
-            if not self.waiting[name]:
-                del self.waiting[name]
-        guest.missing = set()
-
-    def _reply(self, guest: Guest, *fields: bytes) -> None:
-        self._forget(guest)
-        guest.deadline = math.inf
-        guest.outbox += packed(*fields)
-        self._send(guest)
-
-    def _send(self, guest: Guest) -> None:
-        with contextlib.suppress(BlockingIOError):
-            del guest.outbox[: guest.connection.send(guest.outbox)]
-        events = selectors.EVENT_READ | (selectors.EVENT_WRITE if guest.outbox else 0)
-        self.selector.modify(guest.connection, events, guest)
+        for missing, arrival in self.waiting.pop(name, ()):
+            missing.discard(name)
+            if not missing and not arrival.done():
+                arrival.set_result(None)
 
 
 def start(listener: socket.socket, key: bytes) -> subprocess.Popen[bytes]:
-    """The process; it takes the listening socket over, and the key through a pipe whose end tells it that we have."""
+    """Start the process, which takes over the listening socket. It gets the key through a pipe, and ends when the other
+    end of that closes, as with the process that has started it."""
     package = str(Path(__file__).parents[3])
     path = os.pathsep.join(filter(None, (package, os.environ.get("PYTHONPATH"))))
     process = subprocess.Popen(

@@ -100,14 +100,14 @@ def test_the_first_connection_that_ends_leaves_a_value(server):
     for guest in (first, second):
         guest.connection.close()
         assert comes_true(lambda: other.check(["ended"]))
-    assert comes_true(lambda: len(server.guests) == 1)
+    assert comes_true(lambda: len(server.connections) == 1)
     assert other.get("ended") == b"1"
 
 
 def test_a_server_that_is_gone_is_said(server):
     store = join(server)
     server.close()
-    assert comes_true(lambda: server.listener.fileno() < 0)
+    assert comes_true(lambda: not server.connections)
     with pytest.raises(DistNetworkError, match=r"rank 0's store at 127\.0\.0\.1"):
         store.set("a", "1")
 
@@ -156,12 +156,12 @@ def test_a_recorded_guest_is_refused_when_it_is_played_again(server):
 
 @pytest.mark.parametrize("garbage", GARBAGE[1:], ids=range(1, len(GARBAGE)))
 def test_garbage_is_shown_the_door(server, monkeypatch, garbage):
-    monkeypatch.setattr(store_server, "PROVES_S", 0.2)
+    monkeypatch.setattr(store_server, "AUTHENTICATION_S", 0.2)
     guest = connected(server)
     with contextlib.suppress(OSError):
         guest.sendall(garbage)
     assert ended(guest)
-    assert comes_true(lambda: not server.guests)
+    assert comes_true(lambda: not server.connections)
 
 
 def test_a_rank_that_claims_a_length_that_cannot_be_is_dismissed_alone(server):
@@ -177,14 +177,14 @@ def test_a_rank_that_claims_a_length_that_cannot_be_is_dismissed_alone(server):
 
 def test_half_open_connections_are_few_and_do_not_stay(server, monkeypatch):
     """More than may stand at the door: ranks come in meanwhile, and are answered at once."""
-    monkeypatch.setattr(store_server, "STRANGERS", 20)
-    monkeypatch.setattr(store_server, "PROVES_S", 2.0)
+    monkeypatch.setattr(store_server, "UNAUTHENTICATED", 20)
+    monkeypatch.setattr(store_server, "AUTHENTICATION_S", 2.0)
     first = join(server)
     held = [connected(server) for _ in range(60)]
     second = join(server)
     first.set("a", "1")
     assert second.get("a") == b"1"
-    assert comes_true(lambda: len(server.guests) == 2)
+    assert comes_true(lambda: len(server.connections) == 2)
     assert first.get("a") == b"1"
     for guest in held:
         guest.close()
