@@ -23,7 +23,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from fedmpi.comm.backends.solo import Solo
+from fedmpi.comm.base import Solo
 from fedmpi.common.registry import load
 from fedmpi.common.signals import SIGNALS
 from fedmpi.config.schema import Settings

@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from fedmpi.analysis import figures, report
+from fedmpi.common import formatting
 from fedmpi.common.errors import UserError
 from fedmpi.common.text import figure, nearest
 from fedmpi.runtime.record.report_text import figures_in
@@ -67,7 +68,7 @@ def table(curves: Sequence[dict[str, Any]], metric: str) -> list[str]:
         )
     return [
         "parameters transmitted in an average round, over all its clients, and ratios to the first run",
-        *report.table(rows),
+        *formatting.table(rows),
     ]
 
 

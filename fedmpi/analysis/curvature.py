@@ -19,7 +19,7 @@ from torch import Tensor
 from fedmpi.analysis import figures, report
 from fedmpi.analysis.lanczos import largest
 from fedmpi.analysis.local_models import experiment
-from fedmpi.common import seeds
+from fedmpi.common import formatting, seeds
 from fedmpi.common.errors import UserError
 from fedmpi.common.inputs import call
 from fedmpi.config.schema import Settings
@@ -48,9 +48,9 @@ def analyse(run: Path, settings: Settings, asked: Asked, to: Path, say: Callable
     made = experiment(settings)
     made.model.module.load_state_dict(module.state_dict())
     facts = measure(made, asked, say)
-    say(f"eigenvalues: {'  '.join(report.cell(value) for value in facts['eigenvalues'])}")
+    say(f"eigenvalues: {'  '.join(formatting.number(value) for value in facts['eigenvalues'])}")
     if facts["ratio"] is not None:
-        say(f"the first over the last of them: {report.cell(facts['ratio'])}")
+        say(f"the first over the last of them: {formatting.number(facts['ratio'])}")
     if facts["residual"] > 0.01:
         say(f"not settled after {facts['steps']} products: they are good to {facts['residual']:.2g} of the first")
     figures.save(figures.landscape(facts["axis"], facts["loss"]), to / "landscape.png")
@@ -92,7 +92,7 @@ class Loss:
         pool = pooled_rows(train)
         order = torch.randperm(len(pool), generator=seeds.generator(made.settings.seed, "curvature"))
         self.shard = Shard(pool.x, pool.y, pool.index[order[:samples]].sort().values)
-        self.weight = contract.batch_weight(made.task, self.shard.y[self.shard.index])
+        self.weight = made.task.batch_weight(self.shard.y[self.shard.index])
 
     def __call__(self, w: Tensor) -> float:
         self.made.model.load(w)
@@ -125,4 +125,4 @@ class Loss:
     def _part(self, x: Any, y: Tensor) -> Tensor:
         """This batch's part of the mean."""
         f = call(self.made.model.module, x)
-        return contract.mean_loss(self.made.task, f, x, y) * (contract.batch_weight(self.made.task, y) / self.weight)
+        return contract.mean_loss(self.made.task, f, x, y) * (self.made.task.batch_weight(y) / self.weight)

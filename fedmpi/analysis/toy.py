@@ -18,6 +18,7 @@ import torch
 from torch import Tensor
 
 from fedmpi.analysis import figures, report
+from fedmpi.common import formatting
 from fedmpi.methods._terms import perturbation
 
 DELTA, MU, RHO, LR, STEPS = 0.1, 1.0, 0.5, 0.01, 4000
@@ -39,7 +40,7 @@ def analyse(to: Path, say: Callable[[str], None]) -> None:
         )
     head = ("method", "u", "v", "equilibrium u", "v", "cosine to the minimum", "local loss")
     rows = [(f["method"], *f["end"].tolist(), *f["equilibrium"].tolist(), f["cosine"], f["local_loss"]) for f in found]
-    for line in report.table([head, *rows]):
+    for line in formatting.table([head, *rows]):
         say(line)
     facts = {"delta": DELTA, "mu": MU, "rho": RHO, "lr": LR, "steps": STEPS, "minimum": MINIMUM, "methods": found}
     drawn = {name: taken[:: STEPS // 100] for name, taken in paths.items()}

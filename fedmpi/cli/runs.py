@@ -13,7 +13,7 @@ from fedmpi.comm.loss.leaving import leave
 from fedmpi.common.errors import UserError
 from fedmpi.common.signals import CommandProcess
 from fedmpi.common.version import __version__
-from fedmpi.config import Settings, sweep
+from fedmpi.config import Settings
 
 app = typer.Typer(
     add_completion=False,
@@ -109,13 +109,15 @@ def replay(
 def validate(config: Config, overrides: Overrides = None) -> None:
     """Check CONFIG, its data and its partition, and show what would be run, without training. Of a sweep: all runs'
     settings, and data, models and methods of so many that each of its values occurs."""
-    if sweep.is_one(config):
-        asked = sweep.load(config, overrides or ())
+    from fedmpi.sweeps import expand
+
+    if expand.is_one(config):
+        asked = expand.load(config, overrides or ())
         fit(asked.settings(asked.labels[0]))
         with importing():
-            from fedmpi.runtime.sweeping import check
+            from fedmpi.sweeps import run as runs
 
-        return check.validate(asked, typer.echo)
+        return runs.validate(asked, typer.echo)
     settings = configs.load(config, overrides or ())
     fit(settings)
     with importing():

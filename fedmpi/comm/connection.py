@@ -10,8 +10,7 @@ import torch
 
 from fedmpi.comm import network
 from fedmpi.comm.backends.interfaces import set_interface
-from fedmpi.comm.backends.solo import Solo
-from fedmpi.comm.base import Communicator, Lost
+from fedmpi.comm.base import Communicator, Lost, Solo
 from fedmpi.comm.launchers.job import Job
 from fedmpi.comm.loss import silence
 from fedmpi.comm.loss.alarm import Alarm

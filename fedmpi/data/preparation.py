@@ -21,7 +21,7 @@ from torch import Tensor
 
 from fedmpi.common.errors import UserError
 from fedmpi.common.inputs import Inputs, Shape, Type, from_text, look, sample_shape, to_text
-from fedmpi.common.spelling import other_spelling
+from fedmpi.common.text import other_spelling
 
 KINDS = {
     "arrays": "fedmpi.data.sources.npz:ArrayPreparation",

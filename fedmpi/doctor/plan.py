@@ -25,7 +25,7 @@ import torch
 from torch import Tensor
 
 from fedmpi.comm import Job, detect
-from fedmpi.comm.backends.solo import Solo
+from fedmpi.comm.base import Solo
 from fedmpi.common.errors import UserError
 from fedmpi.common.host_memory import size_text
 from fedmpi.common.text import count

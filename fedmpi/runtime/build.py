@@ -20,11 +20,11 @@ from fedmpi.common.blame import blaming
 from fedmpi.common.errors import UserError
 from fedmpi.common.inputs import Shape, Type, call, zeros
 from fedmpi.config import Settings, machine
-from fedmpi.config.wire import FRACTION
+from fedmpi.config.schema import FRACTION
 from fedmpi.data.federated import Federated
-from fedmpi.engine import sampling
+from fedmpi.engine import scheduler
 from fedmpi.engine.best import Choice
-from fedmpi.engine.checks import is_finite
+from fedmpi.engine.checks import are_finite
 from fedmpi.engine.federation import Federation
 from fedmpi.engine.local.optimizers import state_shapes
 from fedmpi.engine.local.recipe import Recipe, learning_rate
@@ -74,7 +74,7 @@ class Experiment:
     def cohort_size(self) -> int:
         """m, the clients of a round."""
         cohort = self.settings.cohort
-        return sampling.size(self.data.clients, cohort.fraction, cohort.size)
+        return scheduler.cohort_size(self.data.clients, cohort.fraction, cohort.size)
 
     @property
     def max_states_in_memory(self) -> int | None:
@@ -200,7 +200,7 @@ def experiment(settings: Settings, data: Federated, device: torch.device) -> Exp
     with blaming(f"model {name}"):
         model = FlatModel(module, net.head_names(), channels_last=settings.compute.channels_last)
     floats = [p for p in model.frozen.values() if p.is_floating_point()]
-    if not all(map(is_finite, (model.w, model.b, *floats))):
+    if not all(are_finite([model.w, model.b, *floats])):
         raise UserError(f"model {name}: its initial weights hold values that are not finite")
     compatibility.check_method(settings, method, task, net, recipe)
     warn_of_untracked(name, module)

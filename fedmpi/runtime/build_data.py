@@ -33,7 +33,7 @@ from fedmpi.data.sources.common import ignoring
 from fedmpi.data.streaming import choosing
 from fedmpi.data.streaming.stream import Stream
 from fedmpi.data.validation import hold_out
-from fedmpi.engine import sampling
+from fedmpi.engine import scheduler
 from fedmpi.runtime import target_scaling
 from fedmpi.tasks.base import ignored_value, is_counted
 
@@ -186,7 +186,7 @@ def site_ranks(settings: Settings, size: int) -> dict[int, int]:
     """
     names, ranks = settings.data.silos, training_ranks(settings, size)
     assert names is not None
-    owner = sampling.pinned(range(len(names)), ranks)
+    owner = scheduler.pinned(range(len(names)), ranks)
     if len(names) > len(ranks) and size > 1 and not settings.data.share_ranks:
         both = ", ".join(names[k] for k in owner if owner[k] == ranks[0])
         needed = f"{len(names)} ranks" if settings.server.trains else f"{len(names) + 1} ranks (rank 0 is the server)"

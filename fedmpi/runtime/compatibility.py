@@ -14,7 +14,7 @@ from fedmpi.common.text import brief, lower_is_better, nearest
 from fedmpi.config.schema import Settings
 from fedmpi.data.batches import samples_of
 from fedmpi.data.federated import Federated
-from fedmpi.engine import sampling
+from fedmpi.engine import scheduler
 from fedmpi.engine.best import Choice
 from fedmpi.engine.local.recipe import Recipe
 from fedmpi.engine.messages import Messages, is_change
@@ -63,7 +63,7 @@ def check_method(settings: Settings, method: Method, task: Any, net: Net, recipe
     cannot = f"model {model} does not end in a linear layer that can be split off"
     rows = f"model {model} gives more than one row of features, or of outputs, a sample"
     lacking = {
-        FEATURES: not net.has_features and (cannot if net.head is None else rows),
+        FEATURES: net.feature_dim is None and (cannot if net.head is None else rows),
         LAST_LAYER: net.head is None and cannot,
         CLASSES: not getattr(task, "classification", False)
         and f"task {settings.task.name} does not say that it is one (classification = True in the class)",
@@ -242,7 +242,7 @@ def check_uploads(settings: Settings, data: Federated, messages: Messages) -> No
     if rule.name in ROBUST:
         size, train = settings.train.batch_size, settings.train
         idle = np.flatnonzero(data.train_sizes < size).tolist() if train.drop_last and size != "full" else []
-        members = sampling.size(data.clients, settings.cohort.fraction, settings.cohort.size)
+        members = scheduler.cohort_size(data.clients, settings.cohort.fraction, settings.cohort.size)
         check_robust_rule(rule.name, rule.options, members, idle, messages.upload(0).b.size)
     sent = (messages.upload(t) for t in range(max(settings.rounds, 1)))
     if settings.record.updates == "gram" and not any("dw" in up.packing.shapes and up.w.size for up in sent):
@@ -354,7 +354,7 @@ def _check_analysis(settings: Settings, task: Any, net: Net, data: Federated, me
     for name in settings.analysis:
         if name in ("knowledge", "features", "similarity") and data.global_test is None:
             raise UserError(f"analysis: {name} needs a global test set, which silos do not have; remove it")
-        if name in ("features", "similarity") and not net.has_features:
+        if name in ("features", "similarity") and net.feature_dim is None:
             raise UserError(
                 f"analysis: {name} looks at what the last linear layer is given, a row of features a sample, and model "
                 f"{settings.model.name} has no such layer; remove it, or choose a model that ends in one"

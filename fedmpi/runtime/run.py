@@ -54,7 +54,6 @@ class RunContext:
     stop: StopRequest
     timeouts: Timeouts
     recorder: RankRecorder  # a Recorder at rank 0
-    alarm: Alarm
     until_end: ExitStack = field(default_factory=ExitStack)  # what stays open until all ranks are at their end
     code_digests: dict[str, str] = field(default_factory=dict)
     data_digests: dict[str, str] = field(default_factory=dict)
@@ -94,8 +93,8 @@ def execute(
     job, stop = replace(detect(os.environ), parent_pid=process.parent_pid), process.stop
     timeouts = Timeouts(settings.comm.start_timeout_s, settings.comm.round_timeout_s)
     recorder = RankRecorder() if job.rank else Recorder(stop)
-    alarm = Alarm(job, timeouts, stop=stop, close_run=recorder.close_failed)
-    run = RunContext(settings, job, stop, timeouts, recorder, alarm)
+    alarm = Alarm(job, timeouts, stop=stop, close_run=recorder.close_failed) if job.size > 1 else None
+    run = RunContext(settings, job, stop, timeouts, recorder)
     try:
         run.settings = settings.begun_in(os.getcwd())
         run.until_end.enter_context(recorder.warnings.collect())
@@ -124,7 +123,7 @@ def execute(
             time.sleep(timeouts.launcher)  # the others leave first: a launcher that sees rank 0's exit code ends them
         return summary, code
     except Exception as error:
-        if job.size > 1:  # still listening: the launcher, which sees a dead rank, too, must not end rank 0 unheard
+        if alarm is not None:  # still listening: the launcher, which sees a dead rank, too, must not end rank 0 unheard
             error = silence.at_fault(alarm, error)
             alarm.fail(*_explained(error), reacts=isinstance(error, Gone))
         with suppress(Exception):  # the cause is said, whatever becomes of the run directory
@@ -173,7 +172,7 @@ def _agree(run: RunContext) -> None:
     run.ranks, made = exchange_facts(run), run.experiment
     run.no_regroup = next((each["no_regroup"] for each in run.ranks if each["no_regroup"]), "")
     run.plugins = plugins.files(settings, made.method, made.task, made.net.module)
-    layout = {"(layout)": rank_agreement.digest(made.model.layout.describe())}
+    layout = {"(layout)": rank_agreement.digest(repr(made.model.layout))}
     layout |= {} if made.initial is None else {"(initial weights)": made.initial.digest}
     layout |= rank_agreement.frozen_digest(made.model.frozen) if made.model.frozen else {}
     digests = {**run.code_digests, **plugins.digests(run.plugins), **run.data_digests, **layout}
@@ -190,7 +189,7 @@ def exchange_facts(run: RunContext) -> list[dict[str, Any]]:
     """
     comm, made, device, host = run.comm, run.experiment, run.device, run.job.host
     on_cpu, auto = device.type == "cpu", made.settings.compute.device == "auto"
-    facts = {"host": host, "device": report_text.device_name(device), "gpu": gpu_uuid(device)}
+    facts = {"host": host, "device": report_text.device_name(device), "gpu": "" if on_cpu else gpu_uuid(device)}
     facts |= {"no_regroup": comm.can_regroup, **environment.describe_gpu(device)}
     gathers_on_gpu, free = comm.device.type == "cuda", memory.free(device)
     needs = memory.memory_needs(made, comm.size, gathers_on_gpu, made.model.w.is_cuda)

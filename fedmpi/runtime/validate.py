@@ -20,7 +20,7 @@ def validate_settings(settings: Settings, job: Job | None = None) -> list[tuple[
 
     job: whose ranks need memory; None: a single process.
     """
-    from fedmpi.comm.backends.solo import Solo
+    from fedmpi.comm.base import Solo
 
     set_numerics(settings)
     comm, cpu = Solo(torch.device("cpu")), torch.device("cpu")

@@ -21,7 +21,7 @@ from torch import Tensor
 
 from fedmpi.analysis import figures, report
 from fedmpi.analysis.filter_decomposition.products import replicate_variance
-from fedmpi.common import seeds
+from fedmpi.common import formatting, seeds
 
 MU = torch.tensor([2.0, 2.0], dtype=torch.float64)
 A = torch.eye(2, dtype=torch.float64) + torch.outer(MU, MU)
@@ -39,7 +39,7 @@ def analyse(seed: int, to: Path, say: Callable[[str], None]) -> None:
     facts = {"seed": seed, "mean": MU, "covariance": "identity", "start": START, "optimum": OPTIMUM}
     facts |= {"samples": SAMPLES, "steps": STEPS, "lr": LR, "repetitions": REPETITIONS, "averages": found}
     say(f"averages of linear models, {REPETITIONS} repetitions")
-    for line in report.table([tuple(found[0]), *(tuple(row.values()) for row in found)]):
+    for line in formatting.table([tuple(found[0]), *(tuple(row.values()) for row in found)]):
         say(line)
     say(f"ratio of the variances: {found[0]['variance'] / found[1]['variance']:.3g}")
     say(f"written: {report.write(to / 'gaussians.json', facts)}")

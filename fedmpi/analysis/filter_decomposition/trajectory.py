@@ -24,13 +24,14 @@ from fedmpi.analysis import figures, local_models, report
 from fedmpi.analysis.curvature import Loss
 from fedmpi.analysis.filter_decomposition.kernels import atom_layers, dense
 from fedmpi.analysis.filter_decomposition.virtual import product
-from fedmpi.comm.backends.solo import Solo
+from fedmpi.comm.base import Solo
+from fedmpi.common import formatting
 from fedmpi.common.errors import UserError
 from fedmpi.common.inputs import call
 from fedmpi.common.redaction import redacted
 from fedmpi.config.schema import Settings
 from fedmpi.data.batches import batches
-from fedmpi.engine import sampling
+from fedmpi.engine import scheduler
 from fedmpi.engine.federation import Federation
 from fedmpi.engine.plan import Sink
 from fedmpi.flat import linear
@@ -124,7 +125,7 @@ def walk(made: Experiment, asked: Asked) -> tuple[Tensor, dict[int, list[tuple[i
 
 def products(made: Experiment, fed: Federation, t: int) -> list[tuple[int, int, Tensor, float]]:
     """(i, j, theta of alpha_i x D_j, its distance from the aggregate) of round t's clients."""
-    members = sampling.cohort(
+    members = scheduler.draw_cohort(
         fed.plan.seed, t, fed.worker.data.clients, fed.plan.fraction, fed.plan.draw, fed.plan.members
     )
     found = local_models.local_models(fed, build.make_worker(made, lambda: False), members, t)
@@ -166,7 +167,7 @@ class Points:
                 place.copy_(values.view(place.shape))
             parts = (
                 contract.mean_loss(self.made.task, call(self.module, x), x, y).item()
-                * float(contract.batch_weight(self.made.task, y))
+                * float(self.made.task.batch_weight(y))
                 for x, y in batches(self.loss.shard, Loss.BATCH, None)
             )
             return sum(parts) / float(self.loss.weight)
@@ -213,7 +214,7 @@ def lines(facts: dict[str, Any]) -> list[str]:
         own, virtual = ([m for m in each["models"] if (m["alpha"] == m["atoms"]) == same] for same in (True, False))
         table.append((str(each["round"]), *(_mean(of, key) for of in (own, virtual) for key in ("loss", "apart"))))
     said = f"the plane holds {100 * facts['explained']:.0f} % of how the models of both ways vary"
-    return [*report.table(rows), *report.table(table), LOCAL, said]
+    return [*formatting.table(rows), *formatting.table(table), LOCAL, said]
 
 
 def _mean(models: Sequence[dict[str, Any]], key: str) -> float:

@@ -20,12 +20,12 @@ import torch
 from fedmpi.analysis import figures, local_models, report
 from fedmpi.analysis.filter_decomposition.kernels import AtomLayer, atom_layers
 from fedmpi.analysis.filter_decomposition.products import client_variance, kernel_mean, product_mean, replicate_variance
-from fedmpi.comm.backends.solo import Solo
-from fedmpi.common import seeds
+from fedmpi.comm.base import Solo
+from fedmpi.common import formatting, seeds
 from fedmpi.common.errors import UserError
 from fedmpi.common.redaction import redacted
 from fedmpi.config.schema import Settings
-from fedmpi.engine import sampling
+from fedmpi.engine import scheduler
 from fedmpi.engine.federation import Federation
 from fedmpi.engine.plan import Sink
 from fedmpi.flat.layout import COEF
@@ -33,7 +33,12 @@ from fedmpi.runtime import build
 from fedmpi.runtime.build import Experiment
 
 Row = dict[str, Any]
-COLUMNS, WIDTHS = ("round", "kernels averaged", "product of averages", "ratio", "clients"), (5, 16, 19, 8, 10)
+NAMES = {
+    "kernel_mean": "kernels averaged",
+    "product_mean": "product of averages",
+    "ratio": "ratio",
+    "clients": "clients",
+}
 
 
 def analyse(settings: Settings, replicates: int, to: Path, say: Callable[[str], None]) -> None:
@@ -43,9 +48,9 @@ def analyse(settings: Settings, replicates: int, to: Path, say: Callable[[str], 
     def each(row: Row) -> None:
         if row["round"] == 0:
             say("variance of the aggregated kernels, and of the clients' own")
-            say(report.table([COLUMNS], WIDTHS)[0])
-        rests = "" if COEF in made.messages.groups(row["round"]) else "  (coefficients rest)"
-        say(report.table([[str(row["round"]), *list(row.values())[1:]]], WIDTHS)[0] + rests)
+        figures_of = ", ".join(f"{name} {formatting.number(row[key])}" for key, name in NAMES.items())
+        rests = "" if COEF in made.messages.groups(row["round"]) else " (coefficients rest)"
+        say(f"round {row['round']}: {figures_of}{rests}")
 
     facts = measure(made, replicates, each)
     say(f"written: {report.write(to / 'variance.json', facts)}")
@@ -79,7 +84,9 @@ def one_round(made: Experiment, fed: Federation, layers: list[AtomLayer], t: int
     by_kernels, by_product, clients = [], [], 0.0
     for number in range(replicates):
         seed = seeds.derive(fed.plan.seed, "replicate", number)
-        members = sampling.cohort(seed, t, fed.worker.data.clients, fed.plan.fraction, fed.plan.draw, fed.plan.members)
+        members = scheduler.draw_cohort(
+            seed, t, fed.worker.data.clients, fed.plan.fraction, fed.plan.draw, fed.plan.members
+        )
         found = local_models.local_models(fed, local_models.worker_with_seed(made, seed), members, t)
         factors, p = [layer.factors(found.w) for layer in layers], found.p.to(found.w.device)
         by_kernels.append(torch.cat([kernel_mean(p, alpha, D).flatten() for alpha, D in factors]))

@@ -23,19 +23,20 @@ from fedmpi.analysis import report
 from fedmpi.analysis.filter_decomposition.kernels import atom_layers, dense
 from fedmpi.analysis.filter_decomposition.products import kernel_mean
 from fedmpi.analysis.local_models import LocalModels, experiment, local_models
-from fedmpi.comm.backends.solo import Solo
+from fedmpi.comm.base import Solo
+from fedmpi.common import formatting
 from fedmpi.common.errors import UserError
 from fedmpi.common.redaction import flow, redacted
 from fedmpi.common.text import figure
 from fedmpi.config.schema import Settings
-from fedmpi.engine import sampling
-from fedmpi.engine.evaluate import figures
+from fedmpi.engine import scheduler
+from fedmpi.engine.evaluate import evaluate
 from fedmpi.flat import linear
 from fedmpi.flat.layout import ATOM, COEF
 from fedmpi.runtime import build
 from fedmpi.runtime.build import Experiment
 from fedmpi.runtime.record import saved_model
-from fedmpi.tasks.over_clients import Figures
+from fedmpi.tasks.measures import Figures
 
 
 def analyse(run: Path, settings: Settings, to: Path, say: Callable[[str], None]) -> None:
@@ -59,7 +60,7 @@ def measure(made: Experiment, say: Callable[[str], None] = lambda text: None) ->
     s, worker = made.settings, build.make_worker(made, lambda: False)
     fed = build.federation(made, Solo(made.model.w.device), lambda: False)
     t = next((t for t in range(s.rounds, 2 * s.rounds + 1) if COEF in made.messages.groups(t)), s.rounds)
-    members = sampling.cohort(s.seed, t, made.data.clients, s.cohort.fraction, s.cohort.draw, s.cohort.size)
+    members = scheduler.draw_cohort(s.seed, t, made.data.clients, s.cohort.fraction, s.cohort.draw, s.cohort.size)
     say(f"round {t}: {len(members)} clients train, then {len(members) ** 2 + 2} models are evaluated")
     found = local_models(fed, worker, members, t)
     w, b = linear.combine(found.w, found.p), linear.combine(found.b, found.p)
@@ -67,7 +68,7 @@ def measure(made: Experiment, say: Callable[[str], None] = lambda text: None) ->
     def judge(at: Tensor, predict: Callable[[Tensor], Tensor] | None = None) -> Figures:
         worker.model.load(at, b)
         assert made.data.global_test is not None
-        return figures(worker, made.data.global_test, s.evaluate.batch_size, predict)
+        return evaluate(worker, made.data.global_test, s.evaluate.batch_size, predict).figures
 
     models = [
         {"alpha": i, "atoms": j, **judge(product(made, w, alpha, D))}
@@ -123,6 +124,6 @@ def lines(facts: dict[str, Any]) -> list[str]:
     ]
     return [
         f"{name} on the global test set of alpha_i x D_j",
-        *report.table([["", *(f"D {j}" for j in clients)], *matrix]),
-        *report.table([["", name, "loss"], *rows]),
+        *formatting.table([["", *(f"D {j}" for j in clients)], *matrix]),
+        *formatting.table([["", name, "loss"], *rows]),
     ]

@@ -13,9 +13,8 @@ from fedmpi.common.errors import UserError
 from fedmpi.common.jsonl import read_jsonl
 from fedmpi.common.metrics_row import NOT_METRICS
 from fedmpi.common.text import count, lower_is_better
-from fedmpi.config import references, yaml_source
-from fedmpi.config.text_file import text_of
-from fedmpi.config.values import flat
+from fedmpi.config import yaml_source
+from fedmpi.config.field_types import flat
 from fedmpi.runtime.reading import digests
 from fedmpi.runtime.record import partition_file, timeline
 
@@ -155,7 +154,7 @@ class Run:
         if not path.exists():
             return self._missing(name)
         try:
-            if references.OPEN in text_of(path):
+            if yaml_source.OPEN in yaml_source.read_text(path):
                 self.notes.append(f"{name} refers to environment variables, and is not read")
                 return {}
             return yaml_source.read(path).data

@@ -82,7 +82,7 @@ class Mpi(Communicator):
         self.membership = Membership(store, self.rank, self.size, alarm)
         self.can_regroup = ""
 
-    def _regroup(self, payload: bytes, deadline_s: float) -> dict[int, bytes]:
+    def regroup(self, payload: bytes, deadline_s: float) -> dict[int, bytes]:
         if self.membership is None:
             raise Lost(f"the job cannot go on without a rank: {self.can_regroup}")
         until = self.clock.now() + deadline_s

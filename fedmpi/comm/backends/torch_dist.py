@@ -176,7 +176,7 @@ class Gloo(Communicator):
     def _allgather_bytes(self, payload: bytes, deadline_s: float) -> list[bytes]:
         return self.allgather(payload, deadline_s)
 
-    def _regroup(self, payload: bytes, deadline_s: float) -> dict[int, bytes]:
+    def regroup(self, payload: bytes, deadline_s: float) -> dict[int, bytes]:
         self.group = self.broken = None
         self.group, payloads = self.membership.settle(payload, self.ended, deadline_s, self._connect)
         self.ended.clear()

@@ -14,8 +14,8 @@ from fedmpi.common.errors import UserError
 from fedmpi.common.jsonl import read_jsonl
 from fedmpi.common.redaction import MARK
 from fedmpi.common.text import count
+from fedmpi.config.field_types import flat
 from fedmpi.config.schema import Settings
-from fedmpi.config.values import flat
 from fedmpi.config.yaml_source import read
 from fedmpi.flat.layout import Layout
 from fedmpi.flat.model import FlatModel

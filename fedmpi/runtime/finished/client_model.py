@@ -16,15 +16,15 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from fedmpi.comm.backends.solo import Solo
+from fedmpi.comm.base import Solo
 from fedmpi.common import seeds
 from fedmpi.common.blame import blaming
 from fedmpi.common.errors import UserError
 from fedmpi.common.text import nearest
-from fedmpi.config.evaluate import BestSettings
 from fedmpi.config.schema import Settings
+from fedmpi.config.sections import BestSettings
 from fedmpi.data.federated import Federated
-from fedmpi.engine.evaluate import own_model, own_predict
+from fedmpi.engine.evaluate import load_own_model
 from fedmpi.engine.faults.losses import Losses
 from fedmpi.engine.federation import Federation
 from fedmpi.engine.reporting import OWN
@@ -247,12 +247,10 @@ def _evaluated(fed: Federation, made: Experiment, run_dir: Path, module: nn.Modu
     except Damaged as error:
         raise UserError(_not_here(made, run_dir, client, error)) from error
     with seeds.scoped(made.settings.seed, "evaluate", "personal", t, client), blaming(f"client {client}"):
-        w, b = own_model(view)
-        worker.model.load(w, b)
-        predict = own_predict(view)
+        predict = load_own_model(view)
     if predict is not None:
         return ClientPredictor(worker.model.module, predict).eval()
-    module.load_state_dict(made.model.state_dict(w, b))
+    module.load_state_dict(made.model.state_dict(worker.model.w, worker.model.b))
     return module.eval()
 
 

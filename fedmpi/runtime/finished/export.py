@@ -22,7 +22,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from fedmpi.comm.backends.solo import Solo
+from fedmpi.comm.base import Solo
 from fedmpi.common.errors import UserError
 from fedmpi.common.inputs import Inputs, Samples, call
 from fedmpi.common.target_scale import TargetScale

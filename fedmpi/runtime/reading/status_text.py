@@ -5,10 +5,10 @@ from __future__ import annotations
 import time
 from typing import Any
 
+from fedmpi.common.formatting import duration
 from fedmpi.common.host_memory import size_text
 from fedmpi.common.text import count, figure
 from fedmpi.runtime.reading.status import FINISHED, NEVER, RUNNING
-from fedmpi.runtime.record.progress import duration
 
 SHOWN = 4  # figures
 Facts = dict[str, Any]

@@ -32,7 +32,7 @@ from fedmpi.data.reading_options import ALL, with_options
 from fedmpi.data.sources.common import ignoring
 from fedmpi.runtime.record import preprocessing
 from fedmpi.runtime.record.model_facts import facts_of, input_of
-from fedmpi.tasks import base, contract
+from fedmpi.tasks import contract
 
 
 class Predictions(dict[str, Any]):
@@ -97,7 +97,7 @@ class Predictor:
         held: list[Tensor] = []
         parts: list[Mapping[str, Any]] = []
         module = self.module.eval()
-        predict = getattr(task, "predictions", None) or base.plain_predictions
+        predict = task.predictions
         reason, done = "" if rows.known is not None else rows.no_targets, 0
         with torch.inference_mode():
             for x, y in batches(shard, self.settings.evaluate.batch_size, None, views=True):
@@ -105,7 +105,7 @@ class Predictor:
                 if scales is not None:
                     own, done = scales[done : done + len(f)], done + len(f)
                     f = torch.cat([scale.original(row[None]) for scale, row in zip(own, f, strict=True)])
-                if not len(parts) and rows.y is not None and callable(getattr(task, "check", None)):
+                if not len(parts) and rows.y is not None:
                     reason = _with_place(task.check(y, tuple(f.shape[1:])), rows)
                 if rows.y is not None and not reason:
                     held.append(contract.hold(task, f, y))
@@ -123,7 +123,9 @@ class Predictor:
     def _task(self) -> Any:
         made = registry.make(tasks.KIND, self.settings.task, self.settings.origins("task"))
         with seeds.scoped(self.settings.seed, "task"):
-            return made(self.classes)
+            task = made(self.classes)
+        contract.check_task(task)
+        return task
 
     def _outputs(self, module: nn.Module, x: Any) -> Tensor:
         """(B, ...) of the model on the CPU, as an evaluation of the run has them."""

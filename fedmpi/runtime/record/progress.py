@@ -1,11 +1,11 @@
 """What a run shows while it runs: a live line on a terminal, else (a Slurm log) one plain line per round."""
 
-import math
 import sys
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, TextIO
 
 from fedmpi.comm.loss.leaving import say
+from fedmpi.common.formatting import duration
 from fedmpi.common.text import figure
 
 if TYPE_CHECKING:
@@ -77,14 +77,3 @@ class Console:
         """Ends the live line, so that what follows starts on a line of its own."""
         if self.progress is not None:
             self.progress.stop()
-
-
-def duration(seconds: float) -> str:
-    """A duration for people, to about two digits.
-
-    >>> duration(45), duration(75), duration(3600), duration(9000)
-    ('45 s', '1 min', '60 min', '2.5 h')
-    """
-    if seconds < 60:
-        return f"{math.ceil(seconds)} s"
-    return f"{seconds / 60:.0f} min" if seconds < 2 * 3600 else f"{seconds / 3600:.1f} h"

@@ -20,8 +20,8 @@ from fedmpi.common.metrics_row import NOT_METRICS
 from fedmpi.common.redaction import flow
 from fedmpi.common.text import count, figure
 from fedmpi.config.schema import Settings
-from fedmpi.config.train import OPTIONS, TrainSettings
-from fedmpi.engine import sampling
+from fedmpi.config.sections import OPTIONS, TrainSettings
+from fedmpi.engine import scheduler
 from fedmpi.engine.federation import Federation
 from fedmpi.engine.local.recipe import learning_rate
 from fedmpi.engine.messages import ENGINE_DOWN, ENGINE_UP, Messages
@@ -74,7 +74,7 @@ def sites(s: Settings, ranks: Sequence[Mapping[str, Any]]) -> list[str]:
 
 def schedule(s: Settings, clients: int, own_length: bool = False) -> str:
     """Who trains in a round, how much (unless the method's own options say it), and at which learning rate."""
-    train, members = s.train, sampling.size(clients, s.cohort.fraction, s.cohort.size)
+    train, members = s.train, scheduler.cohort_size(clients, s.cohort.fraction, s.cohort.size)
     batches = "full batches" if train.batch_size == "full" else f"batches of {train.batch_size}"
     last = learning_rate(train.lr, train.schedule, max(s.rounds - 1, 0), max(s.rounds, 1), train.decay)
     lr = f"lr {train.lr:g}, {train.schedule}" + ("" if train.schedule == "constant" else f", {last:.3g} at last")

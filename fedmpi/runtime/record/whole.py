@@ -96,7 +96,7 @@ def defaults(
 ) -> dict[str, Any]:
     """Option -> default, of those that are not given."""
     out: dict[str, Any] = {}
-    typed = options._hints(found)
+    typed = options.declared_options(found, given, supplied)[0]
     for name, default in _declared(found):
         if name in given or name in supplied or name in beside or smells(name, default):
             continue

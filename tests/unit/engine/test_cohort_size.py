@@ -6,10 +6,10 @@ from helpers import ROOT, federated, fedmpi, play, prepare, settings
 
 from fedmpi import config
 from fedmpi.common.errors import UserError
-from fedmpi.config import sweep
-from fedmpi.engine import sampling
+from fedmpi.engine import scheduler
 from fedmpi.runtime import memory
 from fedmpi.runtime.record import report_text
+from fedmpi.sweeps import expand
 
 
 def loaded(tmp_path, cohort, *overrides):
@@ -46,8 +46,8 @@ def test_what_is_written_down_gives_the_same_settings(tmp_path):
 def test_a_size_draws_what_the_fraction_of_that_size_draws(draw):
     for clients, members in ((20, 8), (7, 1), (9, 9)):
         for t in range(2 * clients):
-            one = sampling.cohort(3, t, clients, members / clients, draw)
-            assert sampling.cohort(3, t, clients, None, draw, members) == one
+            one = scheduler.draw_cohort(3, t, clients, members / clients, draw)
+            assert scheduler.draw_cohort(3, t, clients, None, draw, members) == one
             assert draw == "cycles" or len(one) == members
 
 
@@ -78,7 +78,7 @@ def test_a_sweep_over_sizes(tmp_path):
     base = "{data: {source: digits, partition: {scheme: iid, clients: 20}}, model: {name: mlp}, method: {name: fedavg}}"
     path.write_text("name: s\nbase: [one.yaml]\nover: {cohort.size: [2, 5]}\n")
     (tmp_path / "one.yaml").write_text(base)
-    assert [each.cohort.size for _, each in sweep.load(path).runs()] == [2, 5]
+    assert [each.cohort.size for _, each in expand.load(path).runs()] == [2, 5]
 
 
 def test_other_programs_name_for_it():
@@ -88,10 +88,10 @@ def test_other_programs_name_for_it():
 
 def test_the_order_of_a_cycle_is_drawn_once(monkeypatch):
     """A round of many clients costs its cohort, not a permutation of all of them."""
-    drawn, numpy_rng = [], sampling.seeds.numpy_rng
-    monkeypatch.setattr(sampling.seeds, "numpy_rng", lambda *purpose: drawn.append(purpose) or numpy_rng(*purpose))
+    drawn, numpy_rng = [], scheduler.seeds.numpy_rng
+    monkeypatch.setattr(scheduler.seeds, "numpy_rng", lambda *purpose: drawn.append(purpose) or numpy_rng(*purpose))
     seed = 987_654_321  # of no other test
-    rounds = [sampling.cohort(seed, t, 40, None, "cycles", 4) for t in range(20)]
+    rounds = [scheduler.draw_cohort(seed, t, 40, None, "cycles", 4) for t in range(20)]
     assert drawn == [(seed, "cycle", 0), (seed, "cycle", 1)]
     naive = [numpy_rng(seed, "cycle", cycle).permutation(40).reshape(10, 4) for cycle in range(2)]
     assert rounds == [sorted(row) for row in np.concatenate(naive).tolist()]

@@ -14,8 +14,9 @@ import torch
 import yaml
 
 from fedmpi.common.errors import UserError
+from fedmpi.common.formatting import duration
 from fedmpi.runtime.record import durable, run_dir
-from fedmpi.runtime.record.progress import Console, duration
+from fedmpi.runtime.record.progress import Console
 from fedmpi.runtime.record.run_dir import RunDirectory
 from fedmpi.runtime.record.summary import summary
 

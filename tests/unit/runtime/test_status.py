@@ -6,8 +6,9 @@ import time
 import pytest
 from helpers import fedmpi
 
-from fedmpi.runtime.reading import many, many_text, status, status_text
+from fedmpi.runtime.reading import files, status, status_text
 from fedmpi.runtime.record import lock
+from fedmpi.sweeps import status as sweep_status
 
 
 def row(t, **more):
@@ -166,21 +167,21 @@ def test_a_sweep_by_its_directory(tmp_path):
     made(place / "a", [row(t) for t in range(10)], "finished")
     made(place / "b", FEW, "failed: no such weights")
     (place / "c.log").write_text("fedmpi: error: data.root: no such directory\n")
-    (place / many.LIST).write_text(json.dumps({"runs": ["a", "b", "c", "d", "e"]}))
-    found = many.of_folder(place)
+    (place / files.SWEEP_LIST).write_text(json.dumps({"runs": ["a", "b", "c", "d", "e"]}))
+    found = sweep_status.of_folder(place)
     assert {run["name"]: run["state"] for run in found["runs"]} == {
         "a": "finished", "b": "failed", "c": "failed", "d": "waiting", "e": "waiting",
     }  # fmt: skip
-    assert many_text.lines(found) == [
+    assert sweep_status.lines(found) == [
         "b: failed, 4 of 10 rounds: no such weights",
         "c: failed: data.root: no such directory",
         "d: waiting",
         "e: waiting",
         "1 of 5 runs done; 2 failed, 2 waiting",
     ]
-    assert many.code(found) == 1
+    assert sweep_status.code(found) == 1
     with lock.held(made(place / "d", FEW)):
-        found = many.of_folder(place)
+        found = sweep_status.of_folder(place)
         # d has 6 rounds of 2 s left, e all of its own: as long as a run of 10 rounds
         assert found["eta_s"] == 12.0 + 20.0
     done = fedmpi("status", place, "--json")

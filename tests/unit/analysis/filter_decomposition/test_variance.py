@@ -9,7 +9,7 @@ from helpers import CPU, federated, play, settings
 from fedmpi.analysis.filter_decomposition import variance
 from fedmpi.analysis.filter_decomposition.kernels import atom_layers
 from fedmpi.analysis.filter_decomposition.products import replicate_variance
-from fedmpi.comm.backends.solo import Solo
+from fedmpi.comm.base import Solo
 from fedmpi.common import seeds
 from fedmpi.common.errors import UserError
 from fedmpi.runtime import build

@@ -7,7 +7,7 @@ from helpers import CPU, federated, settings
 from fedmpi.analysis.filter_decomposition import virtual
 from fedmpi.analysis.filter_decomposition.kernels import atom_layers
 from fedmpi.analysis.local_models import local_models
-from fedmpi.comm.backends.solo import Solo
+from fedmpi.comm.base import Solo
 from fedmpi.flat import linear
 from fedmpi.flat.layout import ATOM, COEF
 from fedmpi.models.atoms import AtomConv2d
