@@ -19,8 +19,8 @@ def plan(
     hosts: Annotated[int, typer.Option(min=1, help="How many hosts they are spread over.")] = 1,
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
 ) -> None:
-    """Show the memory, bytes and seconds that CONFIG would need on so many ranks, and the sbatch line that fits. Only a
-    few clients are trained, for a moment, to measure this machine."""
+    """Show the memory and bytes that CONFIG would need on so many ranks, and the sbatch line that fits. Data and model
+    are made, nothing is trained."""
     from fedmpi.sweeps import expand
 
     if expand.is_one(config):
@@ -31,13 +31,12 @@ def plan(
     alone("plan")
     fit(settings)
     with importing():
-        from fedmpi.doctor.planning import plan as planning
-        from fedmpi.doctor.planning import plan_text
+        from fedmpi.doctor import plan as planning
 
     facts = planning.plan(settings, ranks, hosts)
     words = [str(config), *(overrides or ())]
     if as_json:
-        typer.echo(json.dumps({**facts, "sbatch": plan_text.sbatch(facts, words)}, indent=2))
+        typer.echo(json.dumps({**facts, "sbatch": planning.sbatch(facts, words)}, indent=2))
     else:
-        for line in plan_text.lines(facts, words):
+        for line in planning.lines(facts, words):
             typer.echo(line)
