@@ -29,8 +29,7 @@ from fedmpi.engine.local.recipe import learning_rate
 from fedmpi.engine.messages import Messages
 from fedmpi.engine.plan import SERVERS, Plan, Sink
 from fedmpi.engine.server import Rule
-from fedmpi.engine.travel.cuts import Cuts
-from fedmpi.engine.travel.gathering import pinned, rows_held
+from fedmpi.engine.travel.gathering import Cuts, pinned, rows_held
 from fedmpi.engine.worker import Worker
 from fedmpi.flat import linear
 from fedmpi.flat.model import FlatModel

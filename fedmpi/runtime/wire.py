@@ -7,7 +7,7 @@ import torch
 from fedmpi.common.errors import UserError
 from fedmpi.config.schema import FRACTION, Down, Settings
 from fedmpi.engine.messages import Messages, is_change
-from fedmpi.engine.travel.cuts import Cuts
+from fedmpi.engine.travel.gathering import Cuts
 from fedmpi.flat.coding import Wire
 from fedmpi.flat.formats import Format, Half, Int8, TopK
 from fedmpi.method.base import means_of

@@ -85,7 +85,7 @@ def _round(fed: Federation, clients: Sequence[int], x: int) -> float:
         row = worker.model.w.new_zeros(worker.messages.upload(0).packing.size)
 
         def trained() -> None:
-            write = together.rounds([fed.client(k, 0, fed.transport.no_download()) for k in clients], lambda _: None)
+            write = together.rounds([fed.client(k, 0, fed.transport.no_download) for k in clients], lambda _: None)
             for k in clients:
                 write[k](row)
 

@@ -119,7 +119,7 @@ def _made(fed: Federation, t: int, members: Sequence[int]) -> list[Tensor]:
         kept = fed.states.rows.get(k)
         kept = None if kept is None else kept.clone()
         with seeds.restored():
-            fed.client(k, t, fed.transport.no_download()).run_round(row)
+            fed.client(k, t, fed.transport.no_download).run_round(row)
         fed.states.rows.pop(k, None)
         if kept is not None:
             fed.states.rows[k] = kept

@@ -12,7 +12,7 @@ from thread_ranks import play_in_threads
 from fedmpi.comm import Job
 from fedmpi.doctor.planning import importing, measuring, plan, plan_text, rehearsal
 from fedmpi.engine.scheduler import ClientScheduler
-from fedmpi.engine.travel import cuts
+from fedmpi.engine.travel import gathering
 from fedmpi.flat import linear
 from fedmpi.methods import registry
 from fedmpi.runtime.memory import size_text
@@ -26,7 +26,7 @@ def small_blocks(monkeypatch):
     """Slots of a tiny model are large, and travel in many pieces."""
     monkeypatch.setattr(linear, "CHUNK", 64)
     monkeypatch.setattr(linear, "BLOCK", 2)
-    monkeypatch.setattr(cuts, "PIECE", 64)
+    monkeypatch.setattr(gathering, "PIECE", 64)
 
 
 def told(config, size):
