@@ -17,11 +17,11 @@ import torch
 from measure import line, turns
 
 from fedmpi.aggregation import rules
-from fedmpi.common import heap
 from fedmpi.common.registry import load
 from fedmpi.flat.layout import Segment
 from fedmpi.flat.packing import Views
 from fedmpi.method.context import Uploads
+from fedmpi.runtime.device import keep_freed_memory
 
 TENSORS = 20
 SLOW = {"median", "trimmed_mean"}  # they sort every column: one turn, and not beyond
@@ -61,7 +61,7 @@ def main():
     parser.add_argument("--seconds", type=float, default=12, help="for one pair of m and d, the first turn apart")
     asked = parser.parse_args()
     torch.set_num_threads(1)
-    heap.keep()  # as every run does
+    keep_freed_memory()  # as every run does
     torch.manual_seed(0)
     for d in asked.d:
         for m in asked.m:

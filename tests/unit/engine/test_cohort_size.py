@@ -7,7 +7,7 @@ from helpers import ROOT, federated, fedmpi, play, prepare, settings
 from fedmpi import config
 from fedmpi.common.errors import UserError
 from fedmpi.engine import scheduler
-from fedmpi.runtime import build
+from fedmpi.runtime import memory
 from fedmpi.runtime.record import report_text
 from fedmpi.sweeps import expand
 
@@ -55,7 +55,7 @@ def test_a_run_is_that_of_the_fraction():
     by_size, by_fraction = play(settings(cohort={"fraction": None, "size": 4})), play(settings())  # 0.6 of 7 is 4.2
     assert by_size.hashes == by_fraction.hashes
     assert all(len(row["cohort"]) == 4 for row in by_size.rows)
-    assert build.cohort_size(by_size.made) == 4
+    assert by_size.made.cohort_size == 4
 
 
 def test_more_clients_than_there_are_are_refused(tmp_path):
@@ -104,5 +104,5 @@ def test_memory_is_needed_for_clients_that_can_be_drawn():
     for protocol, clients in ((["global"], 4), (["global", "personal"], 7)):
         made = prepare(settings("scaffold", evaluate={"protocol": protocol}, **few), federated()).made
         row = made.itemsize * made.messages.client_state.size
-        assert build.memory_needs(made, 1, False)["of which client state"] == clients * row
-        assert build.memory_needs(made, 3, False)["of which client state"] == -(-clients // 2) * row
+        assert memory.memory_needs(made, 1, False)["of which client state"] == clients * row
+        assert memory.memory_needs(made, 3, False)["of which client state"] == -(-clients // 2) * row
