@@ -20,7 +20,7 @@ from fedmpi.engine.local.recipe import Recipe
 from fedmpi.engine.messages import Messages, is_change
 from fedmpi.engine.plan import SERVERS
 from fedmpi.engine.reporting import own_parts
-from fedmpi.engine.travel.cuts import Cuts
+from fedmpi.engine.travel.gathering import Cuts
 from fedmpi.method.base import (
     CLASSES,
     FEATURES,

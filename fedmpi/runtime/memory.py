@@ -12,8 +12,7 @@ from fedmpi.common.errors import UserError
 from fedmpi.common.host_memory import available_bytes, size_text
 from fedmpi.common.text import count
 from fedmpi.engine.plan import SERVERS
-from fedmpi.engine.travel.cuts import Cuts
-from fedmpi.engine.travel.gathering import pinned, rows_held
+from fedmpi.engine.travel.gathering import Cuts, pinned, rows_held
 from fedmpi.flat import linear
 from fedmpi.method.base import means_of
 from fedmpi.runtime.build_data import training_ranks
