@@ -83,7 +83,7 @@ def test_bytes_in_formats(wire):
 def test_bytes_of_rounds_that_differ(method, size, server, monkeypatch):
     """Of rounds in which parts of the model travel, downloads for single clients, and states that follow theirs; these
     where clients are placed by their samples, as they are before anything was measured."""
-    monkeypatch.setattr(ClientScheduler, "consider_rebalancing", lambda self, t: None)
+    monkeypatch.setattr(ClientScheduler, "consider_rebalancing", lambda self, t, evaluated_s: None)
     agree(small_settings(method, "mlp", rounds=6, server=server, cohort={"fraction": 0.6}), size)
     agree(small_settings(method, "mlp", rounds=6, server=server, cohort={"fraction": 0.6, "draw": "cycles"}), size)
 
