@@ -25,7 +25,7 @@ import numpy as np
 import torch
 from safetensors.torch import save_file
 
-from fedmpi.comm.backends.solo import Solo
+from fedmpi.comm.base import Solo
 from fedmpi.engine.plan import Sink
 from fedmpi.runtime import build, build_data
 from fedmpi.sweeps import expand

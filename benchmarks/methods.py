@@ -19,14 +19,14 @@ from statistics import median
 import torch
 
 from fedmpi import config, methods
-from fedmpi.comm.backends.solo import Solo
+from fedmpi.comm.base import Solo
+from fedmpi.common.host_memory import size_text
 from fedmpi.common.registry import load
 from fedmpi.data.dataset import Dataset
 from fedmpi.engine.plan import Sink
 from fedmpi.method import PLAIN_SGD, VALIDATION
 from fedmpi.runtime import build, build_data
 from fedmpi.runtime.device import keep_freed_memory
-from fedmpi.runtime.memory import size_text
 
 SETTINGS = [
     "data.partition.clients=10",

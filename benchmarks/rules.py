@@ -19,7 +19,7 @@ import torch
 from measure import line, turns
 
 from fedmpi.aggregation import rules
-from fedmpi.aggregation.principal import principal_coefficients
+from fedmpi.aggregation.rules import principal_coefficients
 from fedmpi.common.registry import load
 from fedmpi.engine.travel.cuts import Cuts
 from fedmpi.flat import linear

@@ -22,7 +22,7 @@ import torch.distributed as dist
 from measure import line, turns
 from torch import nn
 
-from fedmpi.aggregation import principal
+from fedmpi.aggregation import rules
 from fedmpi.comm import connect, detect
 from fedmpi.config import Settings
 from fedmpi.data.dataset import Dataset
@@ -166,7 +166,10 @@ def server(d, device, m=12, repeats=5):
     rows, p = torch.randn(m, d, device=device), torch.full((m,), 1 / m, dtype=torch.float64)
     sides = {
         "mean": lambda: (linear.combine(rows, p), finished(device))[1],
-        "principal": lambda: (principal.principal_mean(rows, p), finished(device))[1],
+        "principal": lambda: (
+            linear.combine(rows, rules.principal_coefficients(linear.gram(rows), p)),
+            finished(device),
+        )[1],
     }
     seconds = turns(sides, repeats)
     what = f"server, m={m}, d={d:,}"

@@ -25,7 +25,7 @@ from torch.utils.module_tracker import ModuleTracker
 
 from fedmpi.analysis import report
 from fedmpi.analysis.local_models import data_of, local_models
-from fedmpi.comm.backends.solo import Solo
+from fedmpi.comm.base import Solo
 from fedmpi.common import formatting
 from fedmpi.common.errors import UserError
 from fedmpi.common.redaction import redacted

@@ -17,7 +17,7 @@ from fedmpi.cli.shared import alone as in_one_process
 from fedmpi.cli.sweeps import train_child
 from fedmpi.common.errors import UserError
 from fedmpi.runtime.reading import compare as comparing
-from fedmpi.runtime.reading import compare_text, files, status_text
+from fedmpi.runtime.reading import files
 from fedmpi.runtime.reading import status as reading
 
 EVERY_S, CLEAR = 2.0, "\x1b[H\x1b[2J\x1b[3J"
@@ -67,7 +67,7 @@ def _look(where: Path) -> tuple[dict[str, Any], bool, int, list[str]]:
         if not files.is_run(where) and not (where / "lock").exists() and any(where.iterdir()):
             raise files.no_run(where, f"{' or '.join(files.OF_A_RUN)}, and no directory that does")
         facts = reading.status(where)
-        return facts, facts["state"] == reading.RUNNING, reading.code(facts), status_text.lines(facts)
+        return facts, facts["state"] == reading.RUNNING, reading.code(facts), reading.lines(facts)
     else:
         facts = sweep_status.of_folder(where)
     return facts, facts["counts"][reading.RUNNING] > 0, sweep_status.code(facts), sweep_status.lines(facts)
@@ -95,7 +95,7 @@ def compare(
     if as_json:
         typer.echo(json.dumps(found, indent=2))
     else:
-        for line in compare_text.lines(found, shutil.get_terminal_size().columns):
+        for line in comparing.lines(found, shutil.get_terminal_size().columns):
             typer.echo(line)
     raise typer.Exit(0 if found["same"] else 1)
 

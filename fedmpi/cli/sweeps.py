@@ -44,6 +44,7 @@ def sweep(
     """Train every run that SWEEP asks for and that is not done yet, side by side on this machine or in Slurm. A run
     lies in output/NAME/RUN, has the bits of `fedmpi run`, and goes on where it was stopped."""
     from fedmpi.sweeps import expand, slurm
+    from fedmpi.sweeps import status as sweep_status
 
     asked = expand.load(file, overrides or ())
     place = asked.settings(asked.first()[0]).output
@@ -61,18 +62,18 @@ def sweep(
         raise UserError(
             "--dry-run, --max-running, --partition, --account, --time, --gpus, --ranks, --option go with --sbatch"
         )
+    if status and not check:
+        sweep_status.show(asked, typer.echo)
+        return
     fit(asked.settings(asked.first()[0]))
     with importing():
         from fedmpi.sweeps import run as runs
 
-        if not status and not check:
+        if not check:
             import fedmpi.runtime.run  # noqa: F401
             from fedmpi.analysis.pages import report  # noqa: F401  once for all runs
     if check:
         return runs.check(asked, typer.echo)
-    if status:
-        runs.status(asked, typer.echo)
-        return
     alone()
     code = runs.run(asked, jobs, train_child, typer.echo)
     if not code:

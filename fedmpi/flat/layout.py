@@ -77,10 +77,6 @@ class Layout:
         """name -> view of `flat` in the tensor's own shape."""
         return {s.name: s.view(flat) for s in self.segments}
 
-    def describe(self) -> str:
-        """Canonical text, for the digest that ranks compare at the start."""
-        return "\n".join(f"{s.name} {s.shape} {s.start} {s.group} {s.channels_last}" for s in self.segments)
-
     def sha256(self, flat: Tensor) -> str:
         """SHA-256 of the values as little-endian bytes, tensor after tensor in state_dict order and row-major."""
         digest, flat = hashlib.sha256(), flat.detach().cpu()  # one copy, not one for each tensor
@@ -112,16 +108,6 @@ class Selection:
         at = 0
         for a, b in self.ranges:
             flat[..., a:b] = selected[..., at : at + b - a]
-            at += b - a
-
-    def subtract(self, x: Tensor, y: Tensor, out: Tensor) -> None:
-        """out (size,) <- take(x) - take(y) without a copy in between."""
-        if self.whole:
-            torch.sub(x, y, out=out)
-            return
-        at = 0
-        for a, b in self.ranges:
-            torch.sub(x[a:b], y[a:b], out=out[at : at + b - a])
             at += b - a
 
 

@@ -5,7 +5,7 @@ Loading a client and sending an update are one operation each, and a server rule
 weights may lie in the vector as O,H,W,I blocks, which channels-last kernels read in place; names, order and row-major
 shapes of the state_dict are what the outside world sees.
 A frozen parameter (requires_grad False in the module given) is no part of it, and stays what it is on every rank; so
-does a buffer that is not persistent (engine/local/still.py sees to it).
+does a buffer that is not persistent (engine/readonly.py sees to it).
 Float buffers (batch-norm statistics) are a second vector `b`. Integer buffers (counters of batches) do not travel: they
 start every client's round as they started the experiment.
 """
@@ -26,14 +26,6 @@ NORM_LAYERS = (nn.modules.batchnorm._BatchNorm, nn.LayerNorm, nn.GroupNorm, nn.m
 # Of cuDNN, which would have the weights of recurrent layers at the start of a storage, in an order of its own. They lie
 # in that of the flat model: it copies them at each call, and its advice, `flatten_parameters`, would take them out.
 ORDER = "RNN module weights are not part of single contiguous chunk of memory"
-
-
-def _group(name: str, module: nn.Module, head: Collection[str], declared: dict[str, str]) -> str:
-    if name in declared:
-        return declared[name]
-    if name in head:
-        return HEAD
-    return NORM if isinstance(module, NORM_LAYERS) else BODY
 
 
 class FlatModel:
@@ -57,7 +49,11 @@ class FlatModel:
             warnings.filterwarnings("ignore", ORDER)
         groups = getattr(module, "parameter_groups", None)
         declared: dict[str, str] = groups() if callable(groups) else {}
-        owners = {f"{path}.{leaf}" if path else leaf: (owner, leaf) for path, owner, leaf in _leaves(module)}
+        owners = {  # of each parameter and buffer
+            f"{path}.{leaf}" if path else leaf: (owner, leaf)
+            for path, owner in module.named_modules()
+            for leaf in (*owner._parameters, *owner._buffers)
+        }
         whole = dict(module.named_parameters())
         named = {n: p for n, p in whole.items() if (p.requires_grad if names is None else n in names)}
         self.frozen = {n: p for n, p in whole.items() if n not in named}
@@ -71,7 +67,7 @@ class FlatModel:
         first = next(iter(named.values()))
         self.w = torch.empty(self.layout.size, dtype=first.dtype, device=first.device)
         self.b = torch.empty(self.buffer_layout.size, dtype=first.dtype, device=first.device)
-        # What the engine writes does not count as written to `w` or `b` (engine/checks.py: Untouched).
+        # What the engine writes does not count as written to `w` or `b` (engine/readonly.py).
         self.live, self.live_b = self.w.data, self.b.data
         states = module.state_dict()
         self.counters = [b for n, b in module.named_buffers() if not b.is_floating_point() and n in states]
@@ -180,12 +176,6 @@ class FlatModel:
         return {**values, **{n: tensors[first] for n, first in self.names.items()}, **self.buffer_layout.tensors(b)}
 
 
-def _leaves(module: nn.Module) -> Iterator[tuple[str, nn.Module, str]]:
-    for path, owner in module.named_modules():
-        for leaf in (*owner._parameters, *owner._buffers):
-            yield path, owner, leaf
-
-
 def _lay_out(
     tensors: dict[str, Tensor] | dict[str, nn.Parameter],
     owners: dict[str, tuple[nn.Module, str]],
@@ -195,7 +185,8 @@ def _lay_out(
 ) -> Layout:
     segments, at = [], 0
     for name, t in tensors.items():
-        group = _group(name, owners[name][0], head, declared)
+        group = HEAD if name in head else NORM if isinstance(owners[name][0], NORM_LAYERS) else BODY
+        group = declared.get(name, group)
         segments.append(Segment(name, tuple(t.shape), at, group, channels_last and t.dim() == 4))
         at = segments[-1].stop
     return Layout(tuple(segments))

@@ -4,7 +4,7 @@ https://arxiv.org/abs/2408.12300
 Client, margin control:         L = CE(f(x), y) + lambda mean_b log(1 + ||f(x_b)||^2)                    (3)
 Server, principal gradients:    w <- w + sum_i p_i g_i',   g_i = w_i - w,                                (4)
     u_i = sum_{l <= L} lam_l <g_i, v_l> v_l,     g_i' = ||g_i|| u_i / ||u_i||                            (5)
-with v_l, lam_l the leading directions of the updates (aggregation/principal.py). Each half has its switch: margin: 0,
+with v_l, lam_l the leading directions of the updates (aggregation/rules.py). Each half has its switch: margin: 0,
 with which the task may be any, and principal: false. Three readings of (5), variant:
     text     the sentence before it, as above: the weighted sum of the projections gets the update's length
     printed  g_i' = ||g_i|| sum_l omega_l sgn<g_i, v_l> v_l with omega_l = lam_l / ||(lam_1 .. lam_L)||, which keeps it

@@ -9,7 +9,7 @@ from torch import Tensor, nn
 
 from fedmpi.common.blame import in_user_code, place_of, told
 from fedmpi.common.errors import UserError
-from fedmpi.common.inputs import Samples, Shape, Type, call, each, look, zeros
+from fedmpi.common.inputs import Samples, Shape, Type, arguments, call, each, look, zeros
 
 
 class Net:
@@ -17,8 +17,8 @@ class Net:
 
     The head is the part whose output the module returns: `module.head` where there is one, else an `nn.Linear`; z is
     the input of that part. Where no part is the last one (a softmax behind it, say), `head` is None; there, and where
-    features or logits of a sample are more than one row (text, a map), `has_features` is False, `feature_dim` None,
-    and `forward` gives (None, logits). The logits are the module's own output in any case.
+    features or logits of a sample are more than one row (text, a map), `feature_dim` is None, and `forward` gives
+    (None, logits). The logits are the module's own output in any case.
 
     The head is found in one dry run, in evaluation mode on two samples of zeros of shape `input_shape` and type `dtype`
     (default: that of the parameters); the modes and
@@ -62,19 +62,16 @@ class Net:
             call(self.module, self._samples)
         return int(counter.get_total_flops()) // len(self._samples)
 
-    @property
-    def has_features(self) -> bool:
-        return self.feature_dim is not None
-
     def forward(self, x: Samples) -> tuple[Tensor | None, Tensor]:
-        """(z, logits) in one pass; z is None where `has_features` is False."""
+        """(z, logits) in one pass; z is None where `feature_dim` is None."""
         if self.head is None or self.feature_dim is None:
             return None, call(self.module, x)
         # The hook (5 us) lives for this call only: one that stayed would keep z, and the graph behind it, alive.
         seen: list[Tensor] = []
         hook = self.head.register_forward_pre_hook(lambda _, inputs: seen.append(inputs[0]))
         try:
-            logits = call(self.module, x, self.module._call_impl)
+            positional, named = arguments(self.module, x)
+            logits = self.module._call_impl(*positional, **named)
         finally:
             hook.remove()
         return seen[-1], logits

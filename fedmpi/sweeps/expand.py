@@ -136,6 +136,11 @@ class Sweep:
             for labels, candidate in zip(self.labels, candidates, strict=True)
         ]
 
+    def known_runs(self) -> Iterable[Settings]:
+        """Return the runs that are known by now: those to choose by, and those with what was chosen."""
+        runs = [settings for _, settings in (*self.runs(), *(self.final_runs() if self.best else ()))]
+        return {settings.name: settings for settings in runs if settings is not None}.values()
+
     def is_over(self, state: progress.State) -> bool:
         """Whether a run need not be trained: it is done, or a candidate that has diverged."""
         return state.what == progress.DONE or (self.best is not None and state.diverged)

@@ -24,9 +24,9 @@ from typing import NoReturn
 
 import torch
 
+from fedmpi.common import host_memory
 from fedmpi.common.errors import COME_AGAIN, UserError
 from fedmpi.config import Settings, machine
-from fedmpi.runtime import memory
 from fedmpi.sweeps import progress
 
 PR_SET_PDEATHSIG = 1
@@ -114,7 +114,7 @@ class Pool:
         self.largest_is_known |= any(
             progress.rounds_done(each.settings) > each.rounds or each.seconds > PATIENCE_S for each in self.running
         )
-        free = memory.available_bytes() if self.resources.check_memory and self.running else None
+        free = host_memory.available_bytes() if self.resources.check_memory and self.running else None
         if len(self.running) >= self.resources.jobs or free is None:
             return len(self.running) < self.resources.jobs
         growth = sum(max(self.largest - now, 0) for now, _ in held)
@@ -203,4 +203,4 @@ def _memory_of(pid: int | None) -> tuple[int, int]:
 def _total_memory() -> int:
     """Memory of this host, or of the control groups that this process is in, whichever is less."""
     whole = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
-    return min([whole, *(limit for limit, _ in memory.groups())])
+    return min([whole, *(limit for limit, _ in host_memory.control_groups())])

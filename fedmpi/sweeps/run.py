@@ -13,15 +13,15 @@ from fedmpi import models, tasks
 from fedmpi.common import registry
 from fedmpi.common.errors import COME_AGAIN, MissingDataError, UserError
 from fedmpi.common.formatting import duration
+from fedmpi.common.jsonl import to_jsonable
 from fedmpi.common.text import count, figure, headline
 from fedmpi.config import Settings
 from fedmpi.runtime import build
 from fedmpi.runtime.reading import files
 from fedmpi.runtime.record import durable, lock
-from fedmpi.runtime.record.lines import plain
-from fedmpi.runtime.record.report_text import figures_in
+from fedmpi.runtime.record.summary import metric_names
 from fedmpi.runtime.validate import validate_settings
-from fedmpi.sweeps import pool, progress, slurm, tuning
+from fedmpi.sweeps import pool, progress, status, tuning
 from fedmpi.sweeps.expand import Sweep
 
 if TYPE_CHECKING:
@@ -58,7 +58,7 @@ def choose(sweep: Sweep) -> list[str]:
     """What was chosen, written to best.json. Raises UserError where a cell has no choice."""
     assert sweep.best is not None
     choices, place = sweep.choices(), next(sweep.runs())[1].output
-    content = json.dumps(plain(tuning.facts(sweep.best, choices)), indent=2) + "\n"
+    content = json.dumps(to_jsonable(tuning.facts(sweep.best, choices)), indent=2) + "\n"
     durable.write(place / tuning.FILE, content.encode())
     if without := [str(each) for each in choices.values() if each.chosen is None]:
         raise UserError(f"best: {'; '.join(without)}; the candidates are in {place / tuning.FILE}")
@@ -114,39 +114,13 @@ def _train(
     return 0
 
 
-def status(sweep: Sweep, say: Say) -> int:
-    """A line a run that is not done, and how many are. Returns how many are missing."""
-    for choice in sweep.choices().values():
-        assert sweep.best is not None
-        say(f"chosen by {sweep.best.figure}: {choice}")
-    rows = [(settings, progress.check_state(settings)) for settings in known_runs(sweep)]
-    waiting = slurm.queued(rows[0][0].output)
-    for settings, state in rows:
-        if job := waiting.get(settings.name):
-            say(f"{settings.name}: {state.rounds} of {settings.rounds} rounds, job {job}")
-        elif state.what == progress.BEGUN and not sweep.is_over(state):
-            why = f", {state.reason}" if state.reason else ""
-            say(f"{settings.name}: {state.rounds} of {settings.rounds} rounds{why}")
-        elif state.what == progress.MISSING:
-            say(f"{settings.name}: not begun")
-    done = sum(sweep.is_over(state) for _, state in rows)
-    say(f"{done} of {count(len(rows), 'run')} done")
-    return len(rows) - done + sum(settings is None for _, settings in sweep.final_runs())
-
-
 def check(sweep: Sweep, say: Say) -> None:
     """Raises UserError unless all runs are done."""
-    if missing := status(sweep, say):
+    if missing := status.show(sweep, say):
         raise UserError(f"{count(missing, 'run')} missing; go on with: {sweep.command}")
     if sweep.best is not None:
         choose(sweep)
-        _write_list(sweep, known_runs(sweep))
-
-
-def known_runs(sweep: Sweep) -> list[Settings]:
-    """All runs that are known by now: those to choose by, and those with what was chosen."""
-    runs = [settings for _, settings in (*sweep.runs(), *(sweep.final_runs() if sweep.best else ()))]
-    return list({settings.name: settings for settings in runs if settings is not None}.values())
+        _write_list(sweep, sweep.known_runs())
 
 
 def _write_list(sweep: Sweep, runs: Iterable[Settings]) -> None:
@@ -271,5 +245,5 @@ class View:
 
 def _headline(row: dict[str, Any]) -> str:
     """The first figure of an evaluation, with its name; "" where there is none."""
-    name = headline(figures_in([row]))
+    name = headline(metric_names([row]))
     return f"{name.replace('_', ' ')} {figure(name, row[name], 4)}" if name and row.get(name) is not None else ""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import time
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from pathlib import Path
 from statistics import fmean
 from typing import Any
@@ -28,8 +28,8 @@ from fedmpi.runtime.reading.status import (
     STOPPED,
 )
 from fedmpi.runtime.reading.status import brief as run_facts
-from fedmpi.runtime.record.kept_copies import moved_along
-from fedmpi.sweeps import progress
+from fedmpi.runtime.record.plugins import moved_along
+from fedmpi.sweeps import progress, slurm
 from fedmpi.sweeps.expand import Sweep
 
 WAITING = "waiting"
@@ -71,17 +71,34 @@ def of_folder(place: Path) -> Facts:
 
 
 def of_file(sweep: Sweep) -> Facts:
-    """The runs that the file asks for, and those that the sweep has added since with what it chose. Raises UserError
+    """The runs that are known by now: those that the file asks for, and those with what was chosen. Raises UserError
     where a directory holds a run with other settings."""
-    runs, place = [], Path()
-    for _, settings in sweep.runs():
-        place, done = settings.output, progress.check_state(settings)
-        facts = _one(place, settings.name)
-        if facts["state"] == FINISHED and done.what != progress.DONE:
+    every = list(sweep.known_runs())
+    place = every[0].output
+    jobs, runs = slurm.queued(place), []
+    for settings in every:
+        state, facts = progress.check_state(settings), _one(place, settings.name)
+        if sweep.is_over(state):
+            facts["state"] = FINISHED
+        elif facts["state"] == FINISHED:
             facts |= {"state": STOPPED, "why": f"the sweep asks for {settings.rounds} rounds"}
-        runs.append({**facts, "rounds": settings.rounds})
-    names = {run["name"] for run in runs}
-    return _facts(place, [*runs, *(_one(place, name) for name in recorded(place) if name not in names and sweep.best)])
+        runs.append({**facts, "rounds": settings.rounds, "job": jobs.get(settings.name)})
+    return _facts(place, runs)
+
+
+def show(sweep: Sweep, say: Callable[[str], None]) -> int:
+    """`fedmpi sweep --status`: what was chosen, a line for each run that is not done, and how many are in which state.
+
+    Returns how many are missing.
+    """
+    for choice in sweep.choices().values():
+        assert sweep.best is not None
+        say(f"chosen by {sweep.best.figure}: {choice}")
+    facts = of_file(sweep)
+    for line in lines(facts):
+        say(line)
+    unknown = sum(settings is None for _, settings in sweep.final_runs())
+    return len(facts["runs"]) - facts["counts"][FINISHED] + unknown
 
 
 def code(facts: Facts) -> int:
@@ -146,10 +163,11 @@ def lines(facts: dict[str, Any]) -> list[str]:
 
 
 def _line(run: dict[str, Any]) -> str:
-    if run["state"] == WAITING:
+    if run["state"] == WAITING and not run.get("job"):
         return f"{run['name']}: {WAITING}"
     of = f" of {run['rounds']}" if run["rounds"] is not None else ""
     made = f", {run['rounds_done']}{of} rounds" if run["rounds_done"] or of else ""
+    made += f", job {run['job']}" if run.get("job") else ""
     left = f", {duration(run['eta_s'])} left" if run["eta_s"] else ""
     why = f": {brief(' '.join(run['why'].split()), MOST_LETTERS)}" if run["why"] else ""
     return f"{run['name']}: {run['state']}{made}{left}{why}"

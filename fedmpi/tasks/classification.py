@@ -25,42 +25,6 @@ def balanced(counts: Tensor) -> Tensor:
     return torch.where(n > 0, n.sum() / (len(n) * n.clamp(min=1)), 1.0)
 
 
-class WeightedCrossEntropy:
-    """The loss of logits f (B, C) and classes y (B,) with class weights and label smoothing, as
-    torch.nn.CrossEntropyLoss has them.
-
-    L = sum_i [ (1 - e) w_{y_i} l_{i y_i} + e/C sum_c w_c l_ic ] / sum_i w_{y_i}       l_ic = -log softmax(f_i)_c
-    Until `weigh` is called, balanced weights are 1.
-    """
-
-    def __init__(self, classes: int, weights: str | Sequence[float] | None, smoothing: float) -> None:
-        if weights is not None and weights != "balanced" and len(weights) != classes:
-            raise UserError(f"task.weights: {len(weights)} weights, but the data have {classes} classes; one a class")
-        self.balances, self.smoothing = weights == "balanced", smoothing
-        given = None if weights is None else [1.0] * classes if weights == "balanced" else weights
-        self.weights = None if given is None else torch.tensor(given, dtype=torch.float64)
-
-    @property
-    def plain(self) -> bool:
-        return self.weights is None and not self.smoothing
-
-    def weigh(self, counts: Tensor) -> None:
-        """Training samples (C,) of each class."""
-        if self.balances:
-            self.weights = balanced(counts)
-
-    def __call__(self, f: Tensor, y: Tensor) -> Tensor:
-        if self.weights is not None and (self.weights.dtype, self.weights.device) != (f.dtype, f.device):
-            self.weights = self.weights.to(f)  # once, not once a batch
-        if self.plain:
-            return functional.cross_entropy(f, y)
-        loss = -f.log_softmax(1)  # not torch's: clients that train at once cannot call it (torch.vmap)
-        w = torch.ones_like(f[0]) if self.weights is None else self.weights
-        true = torch.zeros_like(f).scatter(1, y[:, None], 1.0)
-        share = (1 - self.smoothing) * true + self.smoothing / f.shape[1]
-        return (share * w * loss).sum() / (true * w).sum()
-
-
 class Classification(Task):
     """Cross-entropy; accuracy in percent, and for two classes the area under the ROC curve, 0 to 1.
 
@@ -69,6 +33,8 @@ class Classification(Task):
     weights: of the classes in the loss that clients descend, one a class; balanced: n / (C n_c), by the training
     samples of all clients, or where sites do not share their label counts, by the client's own.
     label_smoothing: share of a target that is spread over all classes. Evaluations report the loss without either.
+        L = sum_i [ (1 - e) w_{y_i} l_{i y_i} + e/C sum_c w_c l_ic ] / sum_i w_{y_i}       l_ic = -log softmax(f_i)_c
+    as torch.nn.CrossEntropyLoss has it.
     """
 
     classification = True
@@ -91,18 +57,28 @@ class Classification(Task):
         usual = ("accuracy", "auroc") if classes == 2 else ("accuracy",)
         known = (*KNOWN, *(name for name in metrics or () if TOP.fullmatch(name) and name not in KNOWN))
         self.names = choose("classification", known, metrics, usual)
-        self._loss = WeightedCrossEntropy(classes, weights, label_smoothing)
-
-    @property
-    def plain(self) -> bool:
-        """Whether its loss is the mean cross-entropy."""
-        return self._loss.plain
+        if weights is not None and weights != "balanced" and len(weights) != classes:
+            raise UserError(f"task.weights: {len(weights)} weights, but the data have {classes} classes; one a class")
+        self._balances, self._smoothing = weights == "balanced", label_smoothing
+        given = (1.0,) * classes if weights == "balanced" else weights  # until `weigh` is called
+        self._weights = None if given is None else torch.tensor(given, dtype=torch.float64)  # (C,)
+        self.plain = given is None and not label_smoothing  # whether its loss is the mean cross-entropy
 
     def weigh(self, counts: Tensor) -> None:
-        self._loss.weigh(counts)
+        if self._balances:
+            self._weights = balanced(counts)
 
     def loss(self, model: Callable[[Tensor], Tensor], x: Tensor, y: Tensor) -> Tensor:
-        return self._loss(model(x), y)
+        f = model(x)
+        if self.plain:
+            return functional.cross_entropy(f, y)
+        if self._weights is not None and (self._weights.dtype, self._weights.device) != (f.dtype, f.device):
+            self._weights = self._weights.to(f)  # once, not once a batch
+        loss = -f.log_softmax(1)  # not torch's: clients that train at once cannot call it (torch.vmap)
+        w = torch.ones_like(f[0]) if self._weights is None else self._weights
+        true = torch.zeros_like(f).scatter(1, y[:, None], 1.0)
+        share = (1 - self._smoothing) * true + self._smoothing / f.shape[1]
+        return (share * w * loss).sum() / (true * w).sum()
 
     def judged(self, model: Callable[[Tensor], Tensor], x: Tensor, y: Tensor) -> Tensor:
         if type(self).loss is not Classification.loss:  # of a user's own
@@ -110,22 +86,22 @@ class Classification(Task):
         return functional.cross_entropy(model(x), y)
 
     def metrics(self, outputs: Tensor, y: Tensor) -> dict[str, float]:
-        return {name: self._figure(name, outputs, y) for name in self.names}
-
-    def _figure(self, name: str, f: Tensor, y: Tensor) -> float:
-        if name == "auroc":
-            return measures.class_auroc(f, y)
-        if name == "ece":
-            return measures.calibration_error(f, y)
-        k = TOP.fullmatch(name)
-        if k:
-            return measures.top(f, y, int(k[1]))
-        guess = f.argmax(1)  # of equal logits the lowest class
-        if name == "accuracy":
-            return measures.percent(guess == y)
-        if name == "balanced_accuracy":
-            return measures.balanced_accuracy(guess, y, self.classes)
-        return measures.overlap(guess, y, self.classes)[0]
+        guess = outputs.argmax(1)  # of equal logits the lowest class
+        found = {}
+        for name in self.names:
+            if name == "accuracy":
+                found[name] = measures.percent(guess == y)
+            elif name == "balanced_accuracy":
+                found[name] = measures.balanced_accuracy(guess, y, self.classes)
+            elif name == "auroc":
+                found[name] = measures.class_auroc(outputs, y)
+            elif name == "ece":
+                found[name] = measures.calibration_error(outputs, y)
+            elif name == "f1":
+                found[name] = measures.overlap(guess, y, self.classes)[0]
+            else:
+                found[name] = measures.top(outputs, y, int(name.removeprefix("top")))
+        return found
 
     def check(self, y: Tensor, outputs: tuple[int, ...]) -> str:
         if y.dtype == torch.int64 and y.ndim == 1:

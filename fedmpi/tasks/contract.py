@@ -3,6 +3,7 @@
 import inspect
 import math
 from collections.abc import Mapping
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -12,23 +13,29 @@ from torch import Tensor
 from fedmpi.common.blame import in_user_code, told
 from fedmpi.common.errors import UserError
 from fedmpi.common.metrics_row import RESERVED
+from fedmpi.tasks.base import Task
 
 
 def check_task(task: Any) -> None:
-    """A user's task need not derive from `Task`, but it has what a task has."""
+    """Check that a user's task, which need not derive from `Task`, has a loss and metrics, and give it the defaults of
+    `Task` for all else that it lacks."""
     for needed in ("loss", "metrics"):
         if not callable(getattr(task, needed, None)):
             have = f"task.name stands for {type(task).__name__}, which has no function {needed}"
             raise told(f"{have}; a task has loss and metrics (fedmpi.Task)", task)
+    for name, default in vars(Task).items():
+        if not name.startswith("_") and not hasattr(task, name):
+            setattr(task, name, partial(default, task) if callable(default) else default)
 
 
 def check_targets(name: str, task: Any, y: Tensor, outputs: tuple[int, ...], part: str) -> None:
     """UserError if the targets of a part of the data, (n, ...), are not what the task is for."""
     nan = y.isnan().flatten(1).any(1) if y.ndim > 1 else y.isnan()
-    if not ignores_nan(task) and bool(nan.any()):
+    ignores_nan = isinstance(task.ignore, float) and math.isnan(task.ignore)
+    if not ignores_nan and bool(nan.any()):
         option = ", or say task.ignore: nan" if "ignore" in inspect.signature(type(task)).parameters else ""
         raise UserError(f"task {name}: {part}: row {int(nan.nonzero()[0])} holds NaN; fill it or leave it out{option}")
-    wrong = task.check(y, outputs) if callable(getattr(task, "check", None)) else ""
+    wrong = task.check(y, outputs)
     if wrong:
         raise told(f"task {name}: {part}: {wrong}", type(task))
 
@@ -67,8 +74,6 @@ def metric_names(task: Any, outputs: tuple[int, ...], y: Tensor) -> tuple[str, .
 
 def hold(task: Any, outputs: Tensor, y: Tensor) -> Tensor:
     """What of a batch's outputs is kept until `figures`."""
-    if not callable(getattr(task, "hold", None)):
-        return outputs
     held = task.hold(outputs, y)
     if not isinstance(held, Tensor) or held.shape[:1] != y.shape[:1]:
         found = f"shape {tuple(held.shape)}" if isinstance(held, Tensor) else type(held).__name__
@@ -77,30 +82,14 @@ def hold(task: Any, outputs: Tensor, y: Tensor) -> Tensor:
     return held
 
 
-def ignores_nan(task: Any) -> bool:
-    """Whether targets may be NaN, which then do not count."""
-    ignored = getattr(task, "ignore", None)
-    return isinstance(ignored, float) and math.isnan(ignored)
-
-
-def batch_weight(task: Any, y: Tensor) -> int | Tensor:
-    """The weight of a batch with targets y (B, ...) in a mean over batches or clients; B for a task that has none."""
-    return task.batch_weight(y) if callable(getattr(task, "batch_weight", None)) else len(y)
-
-
-def split_weight(task: Any, y: Tensor) -> int | Tensor:
-    """The weight of a split with targets y (n, ...) in a mean over clients; that of a batch for a task without it."""
-    return task.split_weight(y) if callable(getattr(task, "split_weight", None)) else batch_weight(task, y)
-
-
 def mean_loss(task: Any, f: Tensor, x: Any, y: Tensor) -> Tensor:
     """The loss () that evaluations report, of outputs f that there are already."""
-    return _scalar(getattr(task, "judged", task.loss)(lambda _: f, x, y), "loss", task)
+    return _scalar(task.judged(lambda _: f, x, y), "loss", task)
 
 
 def whole_loss(task: Any, held: Tensor, y: Tensor) -> Tensor | None:
     """The loss () of a split, of what was held of it; None: the mean over its samples."""
-    loss = task.whole_loss(held, y) if callable(getattr(task, "whole_loss", None)) else None
+    loss = task.whole_loss(held, y)
     return None if loss is None else _scalar(loss, "whole_loss", task)
 
 

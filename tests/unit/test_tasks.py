@@ -124,9 +124,12 @@ def test_targets_that_do_not_fit_the_task_are_named(task, y, outputs, words):
         check_targets("mine", task, y, outputs, "training data")
 
 
-class Nameless:
+class Nameless(Task):
     def __init__(self, figures):
         self.figures = figures
+
+    def loss(self, model, x, y):
+        return model(x).sum()
 
     def metrics(self, outputs, y):
         return self.figures(outputs, y)

@@ -26,7 +26,7 @@ from torch import Tensor
 
 from fedmpi.common.errors import UserError
 from fedmpi.engine.travel.gathering import Received
-from fedmpi.flat import lengths
+from fedmpi.flat import linear
 
 TIMES = 1000.0
 ENOUGH = 3  # norms of which one is the middle
@@ -122,7 +122,7 @@ class Guard:
         middle = median_low(known)
         bound = TIMES * middle
         if any(norm > bound for norm in norms):  # else its own length does not matter
-            bound = max(bound, float(lengths.of_rows(lengths.of_blocks(w[None]))))
+            bound = max(bound, float(linear.row_norms(linear.block_norms(w[None]))))
         return bound, f"faults.max_norm: auto; the median norm is {middle:.3g}"
 
 

@@ -83,10 +83,6 @@ class Stack:
     def __len__(self) -> int:
         return len(self.raw[0])
 
-    def versions(self) -> list[int]:
-        """How often the weights have been written to."""
-        return [raw._version for raw in self.raw]
-
     # ---- shapes ----
     def leaves(self, trained: Sequence[bool]) -> list[Tensor]:
         """The weights in the tensors' own shapes, (n, *shape); those that are trained ask for gradients."""
@@ -116,7 +112,7 @@ class Stack:
     def subtract(self, i: int, part: Selection, w0: Tensor, out: Tensor) -> None:
         """out <- the part of w_i - w0."""
         if self.flat is not None or not part.whole:
-            part.subtract(self.row(i), w0, out)
+            torch.sub(part.take(self.row(i)), part.take(w0), out=out)
             return
         for j, (s, raw) in enumerate(zip(self.layout.segments, self.raw, strict=True)):
             if j in self.thin:

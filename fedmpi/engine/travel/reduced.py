@@ -20,7 +20,7 @@ from fedmpi.comm.base import Posted, tree
 from fedmpi.common.errors import UserError
 from fedmpi.engine.travel.gathering import Gathering, Received, Trip
 from fedmpi.engine.travel.streamed import AHEAD, Means, Sums
-from fedmpi.flat import lengths, linear
+from fedmpi.flat import linear
 
 UNIT = 2.0**-50  # of the sums: 9e-16
 LARGEST = 2.0**12  # of an entry. Weights sum to one, so a sum is at most as large: half of what 64 bits hold
@@ -66,7 +66,7 @@ class Totals(Sums):
             place.copy_(source)
         for j, (name, (a, n)) in enumerate(self.cuts.large.items()):
             x = row[a : a + n]
-            self.long[i, j] = norm = lengths.of_rows(lengths.of_blocks(x[None]))[0]
+            self.long[i, j] = norm = linear.row_norms(linear.block_norms(x[None]))[0]
             if norm > LARGEST and (largest := float(x.abs().max())) > LARGEST:
                 raise UserError(
                     f"server.reduce: local takes entries of at most {LARGEST:g}, and client {self.trip.members[i]} has "

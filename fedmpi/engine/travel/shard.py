@@ -14,7 +14,7 @@ from torch import Tensor
 
 from fedmpi.engine.travel.early import Early, Rows
 from fedmpi.engine.travel.gathering import Trip, close_up, scale
-from fedmpi.flat import lengths, linear
+from fedmpi.flat import linear
 from fedmpi.flat.coding import Coding
 from fedmpi.method.context import Span
 
@@ -44,7 +44,7 @@ QUESTIONS = {
     GRAM: Question(lambda part, _: part.gram(), by_block=2),
     PRODUCTS: Question(lambda part, v: linear.product_parts(part.rows, v, part.a), by_block=1, entries=True),
     TRIMMED: Question(lambda part, trim: linear.trimmed_mean(part.rows, float(trim))),
-    NORMS: Question(lambda part, _: lengths.of_blocks(part.rows), by_block=1),
+    NORMS: Question(lambda part, _: linear.block_norms(part.rows), by_block=1),
     FETCH: Question(lambda part, i: part.rows[int(i)]),
 }
 

@@ -18,7 +18,7 @@ from torch import Tensor
 from fedmpi.comm.base import Lost, Message
 from fedmpi.engine.travel.gathering import UNSENT, Gathering, Received, Ring, Trip, close_up, scale
 from fedmpi.engine.travel.shard import COMBINE, END, FETCH, GRAM, NORMS, ONLY, PRODUCTS, SCALE, TRIMMED, Shard
-from fedmpi.flat import lengths, linear
+from fedmpi.flat import linear
 from fedmpi.flat.packing import Views
 from fedmpi.method.context import Span, Uploads
 
@@ -141,13 +141,13 @@ class Spread(Received):
     def norms(self) -> Tensor:
         if "dw" in self.shard.names:
             return self._norms("dw")
-        return lengths.of_rows(lengths.of_blocks(self.small.dw if "dw" in self.small else self.heads[:, :0]))
+        return linear.row_norms(linear.block_norms(self.small.dw if "dw" in self.small else self.heads[:, :0]))
 
     def _norms(self, name: str) -> Tensor:
-        return lengths.of_rows(torch.cat(self.ask(NORMS, name, _nothing)).cpu())
+        return linear.row_norms(torch.cat(self.ask(NORMS, name, _nothing)).cpu())
 
     def finite(self) -> list[bool]:
-        found = lengths.of_blocks(self.heads).sum(0) + sum(self._norms(name) for name in self.shard.names)
+        found = linear.block_norms(self.heads).sum(0) + sum(self._norms(name) for name in self.shard.names)
         return [bool(each) for each in found.isfinite()]
 
     def scale(self, place: int, factor: float) -> None:

@@ -19,7 +19,7 @@ from fedmpi.comm.base import Message, Posted
 from fedmpi.common.errors import UserError
 from fedmpi.engine.travel.early import aside
 from fedmpi.engine.travel.gathering import Gathering, Received, Ring, Trip, packed
-from fedmpi.flat import lengths, linear
+from fedmpi.flat import linear
 from fedmpi.flat.packing import Views
 from fedmpi.method.context import Span, Uploads
 
@@ -54,7 +54,7 @@ class Sums(Received):
         for (slot, _), (sum_, weights) in self.means.items():
             if slot == name:
                 sum_.add(x, weights[i], i == 0, a)
-        self.parts[name][i].append(lengths.of_blocks(x[None])[:, 0])
+        self.parts[name][i].append(linear.block_norms(x[None])[:, 0])
 
     def add_row(self, i: int, row: Tensor) -> None:
         """All of row i, whose turn it is."""
@@ -67,13 +67,13 @@ class Sums(Received):
         if "dw" in self.parts:
             return self._norms("dw")
         dw = self.small.dw if "dw" in self.small else self.heads[:, :0]
-        return lengths.of_rows(lengths.of_blocks(dw))
+        return linear.row_norms(linear.block_norms(dw))
 
     def _norms(self, name: str) -> Tensor:
-        return lengths.of_rows(torch.stack([torch.cat(parts) for parts in self.parts[name]], 1))
+        return linear.row_norms(torch.stack([torch.cat(parts) for parts in self.parts[name]], 1))
 
     def finite(self) -> list[bool]:
-        found = lengths.of_blocks(self.heads).sum(0) + sum(self._norms(name) for name in self.parts)
+        found = linear.block_norms(self.heads).sum(0) + sum(self._norms(name) for name in self.parts)
         return [bool(each) for each in found.isfinite()]
 
     def scale(self, place: int, factor: float) -> None:

@@ -11,7 +11,7 @@ from fedmpi.comm.base import Message
 from fedmpi.engine.travel.cuts import Cuts
 from fedmpi.engine.travel.early import Asked, Early, Rows
 from fedmpi.engine.travel.gathering import Gathering, Received, Ring, Trip, close_up, neighbours, packed, scale
-from fedmpi.flat import lengths, linear
+from fedmpi.flat import linear
 from fedmpi.method.context import Span, Uploads
 
 
@@ -29,10 +29,10 @@ class Held(Received):
         return {name: (self.rows[:, a : a + n], 0, n) for name, (a, n) in self.cuts.large.items()}
 
     def norms(self) -> Tensor:
-        return lengths.of_rows(lengths.of_blocks(self.rows[:, slice(*self.dw)]))
+        return linear.row_norms(linear.block_norms(self.rows[:, slice(*self.dw)]))
 
     def finite(self) -> list[bool]:
-        return [found.isfinite().item() for found in lengths.of_blocks(self.rows).sum(0)]
+        return [found.isfinite().item() for found in linear.block_norms(self.rows).sum(0)]
 
     def scale(self, place: int, factor: float) -> None:
         self.early.forget(self._large())

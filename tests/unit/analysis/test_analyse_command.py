@@ -97,15 +97,6 @@ def test_communication(monkeypatch, capsys, place):
     assert (place / "new" / "communication.png").stat().st_size > 10_000
 
 
-def test_gaussians_repeat(monkeypatch, capsys, tmp_path):
-    for name in ("a", "b"):
-        assert main(monkeypatch, "analyse", "gaussians", "--to", tmp_path / name) == 0
-    out = capsys.readouterr().out
-    assert "ratio of the variances: " in out
-    for file in ("gaussians.json", "gaussians.png"):
-        assert (tmp_path / "a" / file).read_bytes() == (tmp_path / "b" / file).read_bytes()
-
-
 def test_flops(monkeypatch, capsys, place):
     options = "method={name: fedsol, layers: all}"
     assert main(monkeypatch, "analyse", "flops", place / "atoms.yaml", options, "--to", place / "new") == 0
@@ -132,8 +123,7 @@ def test_flops(monkeypatch, capsys, place):
             ["flops", "{place}/atoms.yaml", "train.epochs=0"],
             "method fedavg: client 0 makes 0 step(s) of the model that travels",
         ),
-        (["toy", "--to", "{place}/atoms.yaml"], "--to: cannot create {place}/atoms.yaml: "),
-        (["gaussians", "--to", "{place}/atoms.yaml"], "--to: cannot create {place}/atoms.yaml: "),
+        (["communication", "{place}/atoms", "--to", "{place}/atoms.yaml"], "--to: cannot create {place}/atoms.yaml: "),
         (["gaussian"], "No such command 'gaussian'"),
     ],
 )
@@ -155,7 +145,7 @@ def test_one_process_only(monkeypatch, capsys):
         raise SystemExit(code)
 
     monkeypatch.setattr(os, "_exit", leave)
-    assert main(monkeypatch, "analyse", "gaussians") == 2
+    assert main(monkeypatch, "analyse", "communication", "runs") == 2
     expected = "fedmpi: error: analyse works in one process, and the launcher (mpi) started 3; leave it out\n"
     assert capsys.readouterr().err == expected
 
@@ -163,7 +153,7 @@ def test_one_process_only(monkeypatch, capsys):
 def test_help(monkeypatch, capsys):
     assert main(monkeypatch, "analyse") == 0
     out = capsys.readouterr().out
-    assert [word for word in ("variance", "virtual", "communication", "gaussians") if word not in out] == []
+    assert [word for word in ("variance", "virtual", "communication", "curvature") if word not in out] == []
 
 
 def test_a_reader_that_goes_away_loses_no_file(place):

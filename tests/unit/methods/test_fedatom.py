@@ -8,9 +8,10 @@ import torch
 from helpers import conv_net, federated, norm_net, play, prepare, settings, small_settings
 from torch.nn.functional import cross_entropy
 
-from fedmpi.aggregation import principal
+from fedmpi.aggregation import rules
 from fedmpi.common import seeds
 from fedmpi.common.errors import UserError
+from fedmpi.flat import linear
 from fedmpi.flat.layout import ATOM, BODY, COEF, HEAD
 from fedmpi.method import Travel
 from fedmpi.method.base import means_of
@@ -320,7 +321,9 @@ def test_principal_directions_of_the_coefficients_alone():
     moved = coefficients.take(first.w - first.w0)
     rows = coefficients.take(one.uploads.dw)
     n = torch.tensor([float(one.made.data.train_sizes[k]) for k in one.rows[0]["cohort"]], dtype=torch.float64)
-    torch.testing.assert_close(moved, principal.principal_mean(rows, n / n.sum()), rtol=1e-4, atol=1e-7)
+    torch.testing.assert_close(
+        moved, linear.combine(rows, rules.principal_coefficients(linear.gram(rows), n / n.sum())), rtol=1e-4, atol=1e-7
+    )
     assert it.hashes[0] != mean.hashes[0]
 
 

@@ -79,7 +79,7 @@ def test_a_u_net_has_logits_at_each_pixel_whatever_the_size(shape, norm):
     module = build("unet", shape, 4, width=8, levels=3, norm=norm)
     net = Net(module, shape)
     assert net.output_shape == (4, *shape[1:])
-    assert (net.has_features, net.head_names()) == (False, HEAD)
+    assert (net.feature_dim, net.head_names()) == (None, HEAD)
 
 
 def test_a_u_net_needs_pictures_or_volumes():
@@ -106,7 +106,7 @@ def test_pooling_before_relu_equals_pooling_after_it(name):
     torch.manual_seed(0)
     module = build(name, (3, 32, 32), 10).to(memory_format=torch.channels_last)
     papers = copy.deepcopy(module)
-    layers = next(part for part in papers.modules() if isinstance(part, nn.Sequential))
+    layers = getattr(papers, "body", papers)
     swapped = 0
     for i, layer in enumerate(list(layers)):
         if isinstance(layer, nn.MaxPool2d):

@@ -90,7 +90,7 @@ def test_what_is_done_is_not_done_by_another_code(file, tmp_path):
     said = rf"fedprox_seed-0 holds a run .* content of {code}, which is in .*plugins/mine.py; undo .*changes=accept"
     for look in (
         lambda: runs.check(asked, print),
-        lambda: runs.status(asked, print),
+        lambda: status.show(asked, print),
         lambda: runs.run(asked, "1", print, print),
         lambda: status.of_file(asked),
         lambda: slurm.submit(asked, slurm.Asked(), True, print),

@@ -1,4 +1,4 @@
-"""Drift and conflict of updates over the rounds: updates.jsonl (aggregation/agreement.py)."""
+"""Drift and conflict of updates over the rounds: updates.jsonl (aggregation/update_stats.py)."""
 
 from __future__ import annotations
 

@@ -1,0 +1,102 @@
+"""Statistics of a round's updates: how long they are, and how far they agree.
+
+    K_ij = <u_i, u_j>          cos_ij = K_ij / (||u_i|| ||u_j||)          K = E diag(lambda) E'
+u_i is the update of client i, as much of it as travels in the round; D the direction of the server's step. Norms are
+known in any round, K where the server's rule forms it (or where it is asked for, at the price of forming it), and with
+K the cosines, the share of pairs in conflict (cos < 0) and the spectrum: lambda_1 / sum lambda near 1 says that all go
+along one line, all lambda alike that no two have anything in common.
+"""
+
+from __future__ import annotations
+
+import weakref
+from collections.abc import Mapping, Sequence
+from math import isfinite
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from fedmpi.flat import linear
+from fedmpi.method.context import Span, Uploads
+
+
+class RecordingUploads(Uploads):
+    """The same uploads, which remember the Gram matrix and the sums that a rule has asked for."""
+
+    def __init__(self, up: Uploads) -> None:
+        super().__init__(up.clients, up.n, up.p, up._views)
+        self.up = up
+        self.known: Tensor | None = None  # (m, m) the Gram matrix of dw
+        self.sums: list[tuple[weakref.ref[Tensor], Tensor]] = []  # of dw, with their coefficients
+
+    def combine(self, coefficients: Tensor, slot: str = "dw", span: Span | None = None) -> Tensor:
+        made = self.up.combine(coefficients, slot, span)
+        if slot == "dw" and span is None:
+            self.sums.append((weakref.ref(made), coefficients.detach().to("cpu", torch.float64, copy=True)))
+        return made
+
+    def gram(self, slot: str = "dw", span: Span | None = None) -> Tensor:
+        if slot != "dw" or span is not None:
+            return self.up.gram(slot, span)
+        if self.known is None:
+            self.known = self.up.gram()
+        return self.known.clone()
+
+    def products(self, v: Tensor, slot: str = "dw", span: Span | None = None) -> Tensor:
+        return self.up.products(v, slot, span)
+
+    def trimmed(self, trim: float, slot: str = "dw") -> Tensor:
+        return self.up.trimmed(trim, slot)
+
+
+def update_stats(up: RecordingUploads, norms: Mapping[int, float], direction: Tensor, form: bool) -> dict[str, Any]:
+    """Statistics of one round, rounded to six digits.
+
+    Args:
+        norms: ||u_i|| by client, of all who sent something.
+        direction: (s,) D, the very tensor that the rule has returned.
+        form: whether to form the Gram matrix, and <u_i, D>, if the rule has not.
+
+    Returns:
+        clients, norms (m,)    whose updates counted, ascending, and how long they are
+        direction              ||D||
+        and where K is known
+        cosine_mean, cosine_min, negative_pairs    over pairs of updates that are not zero; the share with cos < 0
+        eigenvalues (m,)       lambda, the largest first
+        to_direction (m,)      cos(u_i, D), where <u_i, D> is known
+        A cosine with a zero vector, or a mean over no pairs, is None.
+    """
+    length = float(linear.row_norms(linear.block_norms(direction.detach()[None])))
+    found: dict[str, Any] = {
+        "clients": list(up.clients),
+        "norms": _rounded([norms[k] for k in up.clients]),
+        "direction": _rounded([length])[0],
+    }
+    if form:
+        up.gram()
+    K = up.known
+    if K is None:
+        return found
+    lengths = K.diagonal().clamp(min=0).sqrt()
+    lengths = lengths.where(lengths > 0, torch.nan)  # (m,) nan for a zero update
+    cos = (K / (lengths[:, None] * lengths)).clamp(-1, 1)[torch.ones_like(K).triu(1).bool()]
+    cos = cos[~cos.isnan()]
+    spectrum = torch.linalg.eigvalsh(K).flip(0)
+    noise = len(K) * torch.finfo(K.dtype).eps * spectrum[:1].clamp(min=0)  # below it the signs are chance
+    least = float(cos.min()) if len(cos) else torch.nan
+    pairs = _rounded([float(cos.mean()), least, float((cos < 0).double().mean())])
+    found |= dict(zip(("cosine_mean", "cosine_min", "negative_pairs"), pairs, strict=True))
+    found["eigenvalues"] = _rounded(spectrum.where(spectrum > noise, 0.0).tolist())
+    # <u_i, D> is K c where D was made as the sum with coefficients c; else it is formed, or unknown.
+    along = next((K @ c for made, c in up.sums if made() is direction), None)
+    if along is None and form:
+        along = up.up.products(direction.detach())
+    if along is not None:
+        found["to_direction"] = _rounded((along / (lengths * length)).clamp(-1, 1).tolist())
+    return found
+
+
+def _rounded(values: Sequence[float]) -> list[float | None]:
+    """Six digits: what is read off a plot, in half the bytes; None for what is not finite."""
+    return [float(f"{x:.6g}") if isfinite(x) else None for x in values]

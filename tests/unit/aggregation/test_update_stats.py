@@ -1,0 +1,125 @@
+"""Statistics of a round's updates, against loops over them."""
+
+import math
+
+import pytest
+import torch
+from helpers import play, settings, small_settings
+
+from fedmpi.aggregation.update_stats import RecordingUploads, update_stats
+from fedmpi.common.errors import UserError
+from fedmpi.flat.packing import Views
+from fedmpi.method.context import Uploads
+
+EVERYTHING = {"record": {"updates": "gram"}}
+KNOWN = {"cosine_mean", "cosine_min", "negative_pairs", "eigenvalues", "to_direction"}
+
+
+def naive(rows, direction):
+    """Pair by pair, entry by entry."""
+    dot = lambda x, y: math.fsum(a * b for a, b in zip(x, y, strict=True))  # noqa: E731
+    rows, direction = [x.tolist() for x in rows], direction.tolist()
+    lengths = [math.sqrt(dot(x, x)) for x in rows]
+    pairs = [(i, j) for i in range(len(rows)) for j in range(i)]
+    cosines = [dot(rows[i], rows[j]) / lengths[i] / lengths[j] for i, j in pairs]
+    length = math.sqrt(dot(direction, direction))
+    return {
+        "norms": lengths,
+        "direction": length,
+        "cosine_mean": sum(cosines) / len(cosines),
+        "cosine_min": min(cosines),
+        "negative_pairs": sum(c < 0 for c in cosines) / len(cosines),
+        # Those of K are the squares of the rows' singular values.
+        "eigenvalues": (torch.linalg.svdvals(torch.tensor(rows, dtype=torch.float64)) ** 2).tolist(),
+        "to_direction": [dot(x, direction) / n / length for x, n in zip(rows, lengths, strict=True)],
+    }
+
+
+def check(found, expected, tolerance=2e-5):
+    assert found.keys() == expected.keys()
+    for name, value in expected.items():
+        assert found[name] == pytest.approx(value, rel=tolerance, abs=tolerance), name
+
+
+def gathered(rows):
+    m = len(rows)
+    n = torch.arange(1, m + 1, dtype=torch.float64)
+    return Uploads(range(3, 3 + m), n, n / n.sum(), Views({"dw": rows}))
+
+
+ROWS = torch.tensor([[1.0, 2, 0, -1], [0, -3, 1, 0.5], [2, 2, 2, 2]], dtype=torch.float64)
+
+
+@pytest.mark.parametrize("form", [False, True])
+@pytest.mark.parametrize("linear", [False, True])
+def test_figures_of_a_rule_that_forms_the_matrix(form, linear):
+    """Of a sum whose coefficients are known everything is; of another direction, the products where they are asked
+    for."""
+    up = RecordingUploads(gathered(ROWS))
+    up.gram()
+    direction = up.combine(torch.tensor([0.5, -1, 0.25])) if linear else torch.tensor([1.0, 0, 0, 3])
+    norms = dict(zip(range(3, 6), ROWS.norm(dim=1).tolist(), strict=True)) | {9: 1e9}  # refused
+    found, expected = update_stats(up, norms, direction, form), naive(ROWS, direction)
+    assert found.pop("clients") == [3, 4, 5]
+    if not (form or linear):
+        del expected["to_direction"]
+    check(found, expected)
+
+
+def test_updates_of_length_zero_and_single_ones():
+    """They have no direction, and are no part of a pair; copies have rank 1, and no noise below it."""
+    rows = torch.tensor([[0.0, 0, 0], [1, 2, 3], [1, 2, 3], [1, 2, 3]]) / 7
+    up = RecordingUploads(gathered(rows.double()))
+    found = update_stats(up, dict.fromkeys(range(3, 7), 1.0), up.mean(), True)
+    assert (found["cosine_mean"], found["cosine_min"], found["negative_pairs"]) == (1, 1, 0)
+    assert found["to_direction"][0] is None
+    assert found["to_direction"][1:] == [1, 1, 1]
+    assert found["eigenvalues"][0] == pytest.approx(3 * 14 / 49, rel=1e-5)
+    assert found["eigenvalues"][1:] == [0, 0, 0]
+    one = RecordingUploads(gathered(rows[1:2].double()))
+    found = update_stats(one, {3: 1.0}, one.mean(), True)
+    assert all(found[name] is None for name in ("cosine_mean", "cosine_min", "negative_pairs"))
+
+
+@pytest.mark.parametrize("method", ["fedavg", "fedld", "fedexp", "scaffold", "fedper"])
+def test_figures_of_a_round(method):
+    """Of what the clients of the last round sent, and of the step that the model made."""
+    it = play(small_settings(method, "mlp", rounds=2, **EVERYTHING))
+    before = play(small_settings(method, "mlp", rounds=1, **EVERYTHING))
+    upload = it.made.messages.upload(1)
+    step = upload.w.take(it.w.double() - before.w.double())
+    assert [row["round"] for row in it.updates] == [0, 1]
+    found = {name: value for name, value in it.updates[-1].items() if name != "round"}
+    assert found.pop("clients") == it.rows[-1]["cohort"]
+    check(found, naive(it.uploads.dw, step), 1e-3)  # the step is a difference of weights in float32
+
+
+def test_what_is_recorded_by_default():
+    """Norms, and where the rule forms the Gram matrix what it says, of a sum that it makes of the rows also the angle
+    to it; nothing where no updates travel, or none are wanted."""
+    assert KNOWN.isdisjoint(play(settings("fedavg", rounds=1)).updates[0])
+    assert play(settings("fedld", rounds=1)).updates[0].keys() >= KNOWN
+    assert play(settings("fedavg", rounds=1, server={"rule": "krum"})).updates[0].keys() >= KNOWN
+    assert play(settings("local", rounds=1)).updates == []
+    assert play(settings("fedld", rounds=1, record={"updates": False})).updates == []
+
+
+def test_who_is_refused_or_clipped():
+    """Whose upload does not count has no update; who is taken at the bound has one of that length."""
+    bound = sorted(play(settings("fedavg", rounds=1)).updates[0]["norms"])[-2] * 0.999
+    for how, kept in (("drop", 2), ("clip", 4)):
+        it = play(settings("fedavg", rounds=1, faults={"on_bad_update": how, "max_norm": bound}, **EVERYTHING))
+        row = it.updates[0]
+        bad = [each["client"] for each in it.rows[0]["refused" if how == "drop" else "clipped"]]
+        assert len(bad) == 2
+        assert len(row["clients"]) == len(row["norms"]) == len(row["to_direction"]) == kept
+        if how == "drop":
+            assert not set(bad) & set(row["clients"])
+        else:
+            assert [row["norms"][row["clients"].index(k)] for k in bad] == pytest.approx([bound] * 2, rel=1e-5)
+            assert sum(row["eigenvalues"]) == pytest.approx(sum(n * n for n in row["norms"]), rel=1e-4)  # trace K
+
+
+def test_where_there_is_nothing_to_record_it_is_said():
+    with pytest.raises(UserError, match=r"record.updates: gram: method local sends no updates .* use norms"):
+        play(settings("local", rounds=1, **EVERYTHING))
