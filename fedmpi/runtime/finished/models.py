@@ -15,8 +15,6 @@ from typing import Any
 
 import numpy as np
 import torch
-from safetensors import SafetensorError, safe_open
-from safetensors.torch import load_file
 from torch import Tensor, nn
 
 from fedmpi.comm.base import Solo
@@ -40,7 +38,7 @@ from fedmpi.runtime.device import set_numerics
 from fedmpi.runtime.record.data_files import PREPROCESSING, by_client, read_preprocessing
 from fedmpi.runtime.record.durable import Damaged, read_tensors
 from fedmpi.runtime.record.run_dir import BEST, MODEL, RunDirectory
-from fedmpi.runtime.record.saved_model import facts_of, input_of
+from fedmpi.runtime.record.saved_model import facts_of, input_of, read_model
 from fedmpi.runtime.resuming import initial, resume
 from fedmpi.runtime.resuming.checkpoints import Rows
 
@@ -86,13 +84,7 @@ def rebuilt(run_dir: Path, settings: Settings, name: str = MODEL) -> nn.Module:
         )
     if not weights.exists():
         raise UserError(f"{run_dir} holds no model.safetensors: the run has not ended yet, or did not end well")
-    try:
-        with safe_open(weights, framework="pt") as file:
-            facts = json.loads((file.metadata() or {})["fedmpi"])
-        shape, dtype = input_of(facts)
-        tensors, classes = load_file(weights), int(facts["classes"])
-    except (SafetensorError, OSError, KeyError, TypeError, ValueError) as error:
-        raise UserError(f"{weights} is damaged, or no model of fedmpi: {type(error).__name__}: {error}") from error
+    tensors, (shape, dtype), classes = read_model(weights)
     module = build.prepared_module(settings, build.make_method(settings), shape, classes, dtype)
     try:
         module.load_state_dict(tensors)
