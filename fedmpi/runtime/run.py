@@ -293,7 +293,7 @@ def _resume_records(run: RunContext, recorder: Recorder, fed: Federation, after:
     recorder.describe(run.identity, run.environment, run.plugins)
     best = fed.server.best if fed.server else None
     over = after + 1 >= settings.rounds or (best is not None and best.ends())
-    known = directory.begin_after(after, over or (after + 1) % settings.evaluate.every == 0, whole)
+    known = directory.truncate_after(after, over or (after + 1) % settings.evaluate.every == 0, whole)
     if best and best.round is not None:
         recorder.best(best)
     if fed.scheduler.losses.rows or (directory.path / "faults.jsonl").exists():
