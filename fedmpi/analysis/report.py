@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from fedmpi.common.errors import UserError
-from fedmpi.runtime.record.lines import plain
+from fedmpi.common.jsonl import to_jsonable
 
 
 def folder(to: Path, option: str = "--to") -> Path:
@@ -25,5 +25,5 @@ def folder(to: Path, option: str = "--to") -> Path:
 
 def write(path: Path, facts: Mapping[str, Any]) -> Path:
     """The facts as JSON; numbers that are not finite are null."""
-    path.write_text(json.dumps(plain(facts), indent=2, allow_nan=False) + "\n", encoding="utf-8")
+    path.write_text(json.dumps(to_jsonable(facts), indent=2, allow_nan=False) + "\n", encoding="utf-8")
     return path

@@ -97,12 +97,15 @@ def replay(
 ) -> None:
     """Train as in RUN_DIR once more, on any number of ranks, without its faults but with the clients that they cost in
     each round, and compare the model of every round bit by bit. Written beside it, as NAME-replay."""
-    from fedmpi.runtime.resuming import replay as again
+    from fedmpi.runtime.trust import replay_settings
 
     _stays(directory, overrides or ())
-    settings = again.settings(directory.resolve(), trust, overrides or ())
+    settings = replay_settings(directory.resolve(), trust, overrides or ())
     fit(settings)
-    raise typer.Exit(again.run(directory, settings, trust, typer.echo, context.obj))
+    with importing():
+        from fedmpi.runtime.finished.replay import replay as replay_run
+
+    raise typer.Exit(replay_run(directory, settings, trust, typer.echo, context.obj))
 
 
 @app.command(short_help="Check a config and its data.")

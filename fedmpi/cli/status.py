@@ -11,7 +11,7 @@ import typer
 
 from fedmpi.cli.runs import app
 from fedmpi.common.errors import UserError
-from fedmpi.runtime.reading import files, status_text
+from fedmpi.runtime.reading import files
 from fedmpi.runtime.reading import status as reading
 
 EVERY_S, CLEAR = 2.0, "\x1b[H\x1b[2J\x1b[3J"
@@ -61,7 +61,7 @@ def _look(where: Path) -> tuple[dict[str, Any], bool, int, list[str]]:
         if not files.is_run(where) and not (where / "lock").exists() and any(where.iterdir()):
             raise files.no_run(where, f"{' or '.join(files.OF_A_RUN)}, and no directory that does")
         facts = reading.status(where)
-        return facts, facts["state"] == reading.RUNNING, reading.code(facts), status_text.lines(facts)
+        return facts, facts["state"] == reading.RUNNING, reading.code(facts), reading.lines(facts)
     else:
         facts = sweep_status.of_folder(where)
     return facts, facts["counts"][reading.RUNNING] > 0, sweep_status.code(facts), sweep_status.lines(facts)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
 
 
@@ -20,11 +19,11 @@ def number(value: object) -> str:
 def duration(seconds: float) -> str:
     """A duration for people, to about two digits.
 
-    >>> duration(45), duration(75), duration(3600), duration(9000)
-    ('45 s', '1 min', '60 min', '2.5 h')
+    >>> duration(0.0321), duration(12.34), duration(75), duration(3600), duration(9000)
+    ('32 ms', '12 s', '1 min', '60 min', '2.5 h')
     """
-    if seconds < 60:
-        return f"{math.ceil(seconds)} s"
+    if seconds < 59.5:
+        return f"{1e3 * seconds:.2g} ms" if seconds < 0.1 else f"{seconds:.2g} s"
     return f"{seconds / 60:.0f} min" if seconds < 2 * 3600 else f"{seconds / 3600:.1f} h"
 
 

@@ -192,8 +192,9 @@ def experiment(settings: Settings, data: Federated, device: torch.device) -> Exp
             task = StandardisedRegression(data.classes, *make_task.args, **make_task.keywords)
         contract.check_task(task)
     module = prepared_module(settings, method, data.input_shape, data.classes, data.x_dtype).to(device)
-    source = settings.init.source
-    given = initial.fill(module, source and settings.working_dir / source, settings.init.strict)
+    given = None
+    if settings.init.source is not None:
+        given = initial.fill(module, settings.working_dir / settings.init.source, settings.init.strict)
     with blaming(f"model {name}"):
         net = Net(module, data.input_shape, data.x_dtype)
     task.names = contract.metric_names(task, net.output_shape, data.two_targets())

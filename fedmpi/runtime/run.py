@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import platform
 import signal
 import socket
 import time
@@ -32,12 +33,15 @@ from fedmpi.config import Settings
 from fedmpi.config.later import comparable
 from fedmpi.engine.faults.losses import Losses
 from fedmpi.engine.federation import Federation
-from fedmpi.runtime import build, build_data, memory, rank_agreement
+from fedmpi.runtime import build, build_data, memory, rank_agreement, trust
 from fedmpi.runtime.device import pick_device, set_numerics, why_no_gpu
-from fedmpi.runtime.record import durable, environment, plugins, preprocessing, report_text, whole
+from fedmpi.runtime.record import durable, plugins, report_text
+from fedmpi.runtime.record.data_files import write_own_preprocessing
+from fedmpi.runtime.record.metadata import describe_environment, describe_gpu, resolve
+from fedmpi.runtime.record.plugins import PluginFile
 from fedmpi.runtime.record.recorder import RankRecorder, Recorder
 from fedmpi.runtime.record.timeline import TimelineFile
-from fedmpi.runtime.record.tracking.hearing import hearing
+from fedmpi.runtime.record.tracking.dispatch import make_loggers
 from fedmpi.runtime.resuming import resume
 from fedmpi.runtime.resuming.checkpoints import Checkpoints, Rows
 
@@ -62,7 +66,7 @@ class RunContext:
     comm: Communicator = field(init=False)
     ranks: list[dict[str, Any]] = field(init=False)  # host, device, ... of each
     no_regroup: str = ""  # why the job cannot go on without one of its ranks
-    plugins: dict[Path, bytes] = field(init=False)  # files of the user's own code
+    plugins: list[PluginFile] = field(init=False)  # files of the user's own code
     identity: dict[str, str] = field(init=False)  # rank 0's: settings and digests, which a resumed run must share
     environment: dict[str, Any] = field(init=False)  # rank 0's: versions, hosts, devices, ...
     is_resumed: bool = False  # rank 0's: whether the run directory holds a run to go on with
@@ -97,7 +101,7 @@ def execute(
     run = RunContext(settings, job, stop, timeouts, recorder)
     try:
         run.settings = settings.begun_in(os.getcwd())
-        run.until_end.enter_context(recorder.warnings.collect())
+        run.until_end.enter_context(recorder.collect_warnings())
         if command is not None:
             stop.listen(signal.SIGINT)
         stop.alone(_stopped_code(stop, settings.checkpoint.every > 0))
@@ -134,7 +138,7 @@ def execute(
         raise UserError(known) from error
     finally:
         run.until_end.close()
-        recorder.release()
+        vars(recorder).clear()  # model and data: who watches the launcher keeps the object itself alive
         stop.alone(None)
         stop.deaf(command is not None)
 
@@ -162,7 +166,7 @@ def _agree(run: RunContext) -> None:
     settings, comm, timeout_s = run.settings, run.comm, run.settings.comm.start_timeout_s
     if settings.data.silos and settings.data.audit and comm.rank:
         comm.audit = Audit()
-    written = whole.written(settings)
+    written = resolve(settings)
     # What one config leaves out equals the default that another one names: rank 0 may go on from the config.yaml of the
     # run, the others from the user's own.
     compared = comparable(written.digest_items())
@@ -171,11 +175,13 @@ def _agree(run: RunContext) -> None:
         run.experiment = build.experiment(settings, build_data.siloed(settings, comm), run.device)
     run.ranks, made = exchange_facts(run), run.experiment
     run.no_regroup = next((each["no_regroup"] for each in run.ranks if each["no_regroup"]), "")
-    run.plugins = plugins.files(settings, made.method, made.task, made.net.module)
+    names = trust.foreign(settings.resolved()).values()
+    run.plugins = plugins.find_plugins(names, made.method, made.task, made.net.module)
     layout = {"(layout)": rank_agreement.digest(repr(made.model.layout))}
     layout |= {} if made.initial is None else {"(initial weights)": made.initial.digest}
     layout |= rank_agreement.frozen_digest(made.model.frozen) if made.model.frozen else {}
-    digests = {**run.code_digests, **plugins.digests(run.plugins), **run.data_digests, **layout}
+    own = plugins.digests(run.plugins) if run.plugins else {}
+    digests = {**run.code_digests, **own, **run.data_digests, **layout}
     rank_agreement.agree(comm, digests, timeout_s)
     if comm.rank == 0:
         run.identity = {**written.identity(), **digests}
@@ -189,8 +195,10 @@ def exchange_facts(run: RunContext) -> list[dict[str, Any]]:
     """
     comm, made, device, host = run.comm, run.experiment, run.device, run.job.host
     on_cpu, auto = device.type == "cpu", made.settings.compute.device == "auto"
-    facts = {"host": host, "device": report_text.device_name(device), "gpu": "" if on_cpu else gpu_uuid(device)}
-    facts |= {"no_regroup": comm.can_regroup, **environment.describe_gpu(device)}
+    facts = {"host": host, "device": f"cpu ({platform.machine()})", "gpu": "", "no_regroup": comm.can_regroup}
+    if not on_cpu:
+        name, gpu = torch.cuda.get_device_name(device), gpu_uuid(device)
+        facts |= {"device": name, "gpu": gpu, **describe_gpu(device)}
     gathers_on_gpu, free = comm.device.type == "cuda", memory.free(device)
     needs = memory.memory_needs(made, comm.size, gathers_on_gpu, made.model.w.is_cuda)
     more = {"needs": needs, "free": free, "no_gpu": why_no_gpu(host) if on_cpu and auto else ""}
@@ -199,8 +207,8 @@ def exchange_facts(run: RunContext) -> list[dict[str, Any]]:
     comm.hosts = dict(enumerate(each["host"] for each in answers))
     trains = build_data.training_ranks(made.settings, comm.size)
     memory.check(dict(enumerate(answers)), trains, gathers_on_gpu)
-    slow = report_text.without_gpu(answers, trains)
-    if slow and comm.rank == 0:
+    has_gpus = any(each["gpu"] for each in answers)
+    if comm.rank == 0 and has_gpus and (slow := report_text.without_gpu(answers, trains)):
         warnings.warn(slow, stacklevel=2)
     return [{key: value for key, value in each.items() if key not in more} for each in answers]
 
@@ -208,15 +216,14 @@ def exchange_facts(run: RunContext) -> list[dict[str, Any]]:
 def _open(run: RunContext, recorder: Recorder) -> None:
     """Open the run directory and the console (rank 0)."""
     settings, job, made = run.settings, run.job, run.experiment
-    loggers = hearing(settings)
+    loggers = make_loggers(settings) if settings.track or settings.callbacks else None
     directory, run.is_resumed, run.accepted = resume.directory(settings, run.identity, run.until_end)
     backend = type(run.comm).__name__.lower()
-    run.environment = environment.describe(job.launcher, backend, run.ranks, settings.compute.threads)
-    recorder.open(directory, made, loggers)
+    run.environment = describe_environment(job.launcher, backend, run.ranks, settings.compute.threads)
+    live = job.launcher in ("single", "torchrun") and "SLURM_JOB_ID" not in os.environ
+    recorder.open(directory, made, loggers, report_text.headlines(made, job, backend, run.ranks), live)
     if not run.is_resumed:  # else when it is known that it can be
         recorder.describe(run.identity, run.environment, run.plugins)
-    live = job.launcher in ("single", "torchrun") and "SLURM_JOB_ID" not in os.environ
-    recorder.show(report_text.headlines(made, job, backend, run.ranks), live)
     if settings.faults.on_lost_rank != "abort" and job.size > 1 and run.no_regroup:
         warnings.warn(f"faults.on_lost_rank: a rank that is lost ends this run: {run.no_regroup}", stacklevel=2)
     if backend == "nccl" and (unused := unused_gpu(settings, job.size)):
@@ -234,15 +241,17 @@ def _restore(run: RunContext, fed: Federation) -> int:
     told: dict[str, Any] = {}
     if directory is not None:
         told = {"job": round(time.time(), 3), "name": directory.path.name, "going_on": run.is_resumed}
-        told |= {"placement": resume.placement_of(settings), "losses": resume.losses_of(settings, directory)}
+        told |= resume.earlier_records(settings, directory)
     heard = comm.broadcast_json(told)
     fed.scheduler.losses = Losses(heard["losses"])
-    fed.scheduler.given = resume.of_same_ranks(heard["placement"], fed, made)
+    if heard["placement"]:
+        fed.scheduler.given = resume.of_same_ranks(heard["placement"], fed, made)
     there = settings.working_dir / settings.output / heard["name"]
     path = there.absolute() if directory is None else directory.path
     if comm.audit is not None:  # here, if this host does not see rank 0's directory
         comm.audit.open(path / "audit" / f"rank-{comm.rank}.jsonl", private)
-    preprocessing.write_own(path, settings, made.data)
+    if settings.data.silos:
+        write_own_preprocessing(path, settings, made.data)
     if settings.timeline and path.is_dir():
         head = {"job": heard["job"], "rank": comm.rank, "of": comm.size, "host": socket.gethostname()}
         file = TimelineFile(path, head, private)
@@ -279,7 +288,7 @@ def _resume_records(run: RunContext, recorder: Recorder, fed: Federation, after:
     for change in run.accepted:  # first of all: what is written next is made with it
         recorder.say(f"accepted: {change}; from round {after + 1} on")
     if run.accepted:
-        directory.add_accepted(after + 1, run.accepted)
+        directory.append("accepted.jsonl", {"round": after + 1, "changes": run.accepted})
     whole = (directory.path / "config.yaml").exists()  # else it is where a replay begins
     recorder.describe(run.identity, run.environment, run.plugins)
     best = fed.server.best if fed.server else None
@@ -288,8 +297,9 @@ def _resume_records(run: RunContext, recorder: Recorder, fed: Federation, after:
     if best and best.round is not None:
         recorder.best(best)
     if fed.scheduler.losses.rows or (directory.path / "faults.jsonl").exists():
-        directory.write_losses(fed.scheduler.losses.rows)
-    fed.scheduler.recorded = {k: v for row in directory.placement()[-1:] for k, v in row.items() if k != "round"}
+        directory.write_rows("faults.jsonl", fed.scheduler.losses.rows)
+    placed = directory.rows("placement.jsonl")[-1:]
+    fed.scheduler.recorded = {k: v for row in placed for k, v in row.items() if k != "round"}
     recorder.say(report_text.goes_on(after, settings.rounds, known))
 
 
@@ -309,7 +319,7 @@ def _finish(
     codes = {"finished": 0, "enough": 0, "apart": 1}
     code = codes[reason] if reason in codes else _stopped_code(run.stop, recorder.checkpoints is not None)
     if os.environ.get(OUTCOME):
-        fresh = len(recorder.directory.metrics()) - (first if run.is_resumed else 0)
+        fresh = len(recorder.directory.rows("metrics.jsonl")) - (first if run.is_resumed else 0)
         with suppress(OSError):  # its reader has the launcher's exit code, too
             durable.write(Path(os.environ[OUTCOME]), f"{code} {fresh}\n".encode())
             code = 0 if run.job.launcher == "torchrun" else code  # which would make it 1, and print a traceback

@@ -9,6 +9,7 @@ This imports no torch: the number of threads stands in the settings.
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterator, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
@@ -21,7 +22,7 @@ from fedmpi.config import loading
 from fedmpi.config.yaml_source import Document, read
 from fedmpi.runtime import introspection
 from fedmpi.runtime.reading.files import no_run
-from fedmpi.runtime.record import kept_copies
+from fedmpi.runtime.record import plugins
 
 DEAF = ("track=[]", "callbacks=[]")  # who looks at a run tells nobody of it
 NAMED = {  # where a config names code, and what
@@ -47,7 +48,7 @@ def run_settings(run_dir: Path, trust: bool, overrides: Sequence[str] = ()) -> c
         raise no_run(run_dir)
     if trust:
         given = ["init.from=null", *DEAF, *overrides]  # the run has a model of its own
-        return config.load(path, given, kept_copies.moved(run_dir, plugins_of(path, given)))
+        return config.load(path, given, plugins.moved(run_dir, plugins_of(path, given)))
     tree = read(path).data
     how = "if it is yours, or you trust who made it: trust=True in Python, --trust on the command line"
     if "base" in tree:
@@ -65,7 +66,25 @@ def resumed_settings(run_dir: Path, overrides: Sequence[str]) -> config.Settings
     """The settings with which the user's own run goes on: where own code is no longer where it was, they name the place
     where it is now, else its copy in the run directory."""
     path = run_dir / "config.yaml"
-    return config.load(path, overrides, kept_copies.moved(run_dir, plugins_of(path, overrides), changed=False))
+    return config.load(path, overrides, plugins.moved(run_dir, plugins_of(path, overrides), changed=False))
+
+
+def replay_settings(
+    run_dir: Path, trust: bool, overrides: Sequence[str] = (), place: Sequence[str] | None = None
+) -> config.Settings:
+    """Those of the run in `run_dir`, to be run with its faults.jsonl and placement.jsonl, from the weights that it
+    started from. place: settings that say where; without them beside it, as NAME-replay.
+
+    Raises UserError as `run_settings` does.
+    """
+    given = ["faults.on_lost_rank=abort", "checkpoint.resume=never"]
+    files = {"faults.replay": "faults.jsonl", "cohort.replay": "placement.jsonl", "init.from": "initial.safetensors"}
+    for key, file in files.items():
+        path = run_dir / file
+        given.append(f"{key}={json.dumps(str(path)) if path.exists() else 'null'}")
+    beside = [f"output={json.dumps(str(run_dir.parent))}", f"name={json.dumps(f'{run_dir.name}-replay')}"]
+    place = beside if place is None else place
+    return run_settings(run_dir, trust, [*overrides, *given, *place])
 
 
 def plugins_of(path: Path, overrides: Sequence[str]) -> list[str]:

@@ -15,7 +15,7 @@ from fedmpi.config.later import comparable, free_later
 from fedmpi.config.schema import Analysis
 from fedmpi.runtime import trust
 from fedmpi.runtime.reading.files import json_of, tail
-from fedmpi.runtime.record import kept_copies
+from fedmpi.runtime.record import plugins
 from fedmpi.runtime.record.summary import summary
 
 DONE, BEGUN, MISSING = "done", "begun", "missing"
@@ -91,7 +91,7 @@ def check_state(settings: Settings) -> State:
     if accepts or not any(key.startswith("(plug-in ") for key in identity(settings) or ()):
         return found
     place = directory(settings)
-    for file, copy in kept_copies.changed(place, trust.foreign(settings.resolved()).values()):
+    for file, copy in plugins.changed(place, trust.foreign(settings.resolved()).values()):
         raise UserError(
             f"{place} holds a run that was made with another content of {file}, which is in {copy}; undo the change, "
             f"{REMEDY}; to keep it all the same: checkpoint.changes=accept"
@@ -156,9 +156,9 @@ def _check(settings: Settings, made: dict[str, Any], place: Path) -> None:
     own, made = comparable(settings.identity()), comparable(made)
     changed = _changed(own, made, settings)
     if changed:  # it may be in words alone: a run writes every option down
-        from fedmpi.runtime.record import whole  # imports torch
+        from fedmpi.runtime.record.metadata import resolve  # imports torch
 
-        own = comparable(whole.of(settings).identity())
+        own = comparable(resolve(settings).identity())
         changed = _changed(own, made, settings)
     if changed:
         key = changed[0]

@@ -25,7 +25,7 @@ from fedmpi.config import Settings
 from fedmpi.config.loading import shown
 from fedmpi.data.fetching import getting
 from fedmpi.data.fetching.progress import progress
-from fedmpi.runtime.record.environment import installed
+from fedmpi.runtime.record.metadata import installed_version
 from fedmpi.sweeps import expand, table, table_formats
 from fedmpi.sweeps import progress as run_state
 from fedmpi.sweeps.expand import Sweep
@@ -188,7 +188,7 @@ def verdicts(tables: Sequence[Cells]) -> dict[str, Any]:
         "overrides": [shown(text) for text in sweep.overrides],
         "published": sweep.published[0].source if sweep.published else None,
         "fedmpi": __version__,
-        "torch": installed("torch"),
+        "torch": installed_version("torch"),
         "verdict": told,
         "sha256_of_models": dict(_models(sweep)),
         "cells": rows,

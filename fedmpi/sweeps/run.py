@@ -12,13 +12,13 @@ from fedmpi import models, tasks
 from fedmpi.common import registry
 from fedmpi.common.errors import COME_AGAIN, MissingDataError, UserError
 from fedmpi.common.formatting import duration
+from fedmpi.common.jsonl import to_jsonable
 from fedmpi.common.text import count, figure, headline
 from fedmpi.config import Settings
 from fedmpi.runtime import build
 from fedmpi.runtime.reading import files
 from fedmpi.runtime.record import durable, lock
-from fedmpi.runtime.record.lines import plain
-from fedmpi.runtime.record.report_text import figures_in
+from fedmpi.runtime.record.summary import metric_names
 from fedmpi.runtime.validate import validate_settings
 from fedmpi.sweeps import pool, progress, status, tuning
 from fedmpi.sweeps.expand import Sweep
@@ -56,7 +56,7 @@ def choose(sweep: Sweep) -> list[str]:
     """What was chosen, written to best.json. Raises UserError where a cell has no choice."""
     assert sweep.best is not None
     choices, place = sweep.choices(), next(sweep.runs())[1].output
-    content = json.dumps(plain(tuning.facts(sweep.best, choices)), indent=2) + "\n"
+    content = json.dumps(to_jsonable(tuning.facts(sweep.best, choices)), indent=2) + "\n"
     durable.write(place / tuning.FILE, content.encode())
     if without := [str(each) for each in choices.values() if each.chosen is None]:
         raise UserError(f"best: {'; '.join(without)}; the candidates are in {place / tuning.FILE}")
@@ -232,5 +232,5 @@ class View:
 
 def _headline(row: dict[str, Any]) -> str:
     """The first figure of an evaluation, with its name; "" where there is none."""
-    name = headline(figures_in([row]))
+    name = headline(metric_names([row]))
     return f"{name.replace('_', ' ')} {figure(name, row[name], 4)}" if name and row.get(name) is not None else ""

@@ -28,7 +28,7 @@ from fedmpi.runtime.reading.status import (
     STOPPED,
 )
 from fedmpi.runtime.reading.status import brief as run_facts
-from fedmpi.runtime.record.kept_copies import moved_along
+from fedmpi.runtime.record.plugins import moved_along
 from fedmpi.sweeps import progress, slurm
 from fedmpi.sweeps.expand import Sweep
 

@@ -16,7 +16,8 @@ from fedmpi.common.text import count, lower_is_better
 from fedmpi.config import yaml_source
 from fedmpi.config.field_types import flat
 from fedmpi.runtime.reading import digests
-from fedmpi.runtime.record import partition_file, timeline
+from fedmpi.runtime.record import timeline
+from fedmpi.runtime.record.data_files import by_client
 
 Row = dict[str, Any]
 
@@ -41,7 +42,7 @@ class Run:
     def by_client(self) -> tuple[Any, Any]:
         """Training samples of each client, and of each class at each client; None where that is not known."""
         try:
-            return partition_file.by_client(self.path, self.partition)
+            return by_client(self.path, self.partition)
         except ValueError as error:
             self.notes.append(str(error))
             return None, None

@@ -142,12 +142,12 @@ def test_dropped_is_not_having_taken_part(monkeypatch, method, slot):
     said = [str(w.message) for w in caught if "sent" in str(w.message)]
     assert len(said) == 1
     assert said[0].startswith(f"round 1: client 2 sent {'an update of norm' if slot == 'dw' else 'values that are'}")
-    whole = scheduler.cohort
+    whole = scheduler.draw_cohort
 
     def without(seed, t, *how):
         return [k for k in whole(seed, t, *how) if (t, k) != (1, BAD)]
 
-    monkeypatch.setattr(scheduler, "cohort", without)
+    monkeypatch.setattr(scheduler, "draw_cohort", without)
     clean = play(config, federated())
     assert spoiled.hashes == clean.hashes
     assert digest(spoiled.fed.server.state_row) == digest(clean.fed.server.state_row)

@@ -70,13 +70,13 @@ def test_a_refused_state_does_not_come_back_from_the_shelf(tmp_path, monkeypatch
 
 
 def slow_disk(monkeypatch, seconds):
-    plain = Rows.put_waiting
+    plain = Rows.put
 
-    def slowly(self):
+    def slowly(*arguments):
         time.sleep(seconds)
-        plain(self)
+        plain(*arguments)
 
-    monkeypatch.setattr(Rows, "put_waiting", slowly)
+    monkeypatch.setattr(Rows, "put", slowly)
 
 
 def test_a_row_is_not_read_before_its_sender_has_written_it(tmp_path, monkeypatch):

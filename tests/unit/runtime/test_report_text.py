@@ -45,7 +45,7 @@ def test_of_nothing_there_is_no_share():
     """Local training sends nothing; a format may fill up to a whole word all the same."""
     it = play(small_settings("local", rounds=1))
     row = {"cohort": [0], "up_parameters": 2, "down_parameters": 2}
-    assert report_text.sums([row], it.made.messages) == "clients sent 2 and received 2 parameters"
+    assert report_text.total_traffic([row], it.made.messages) == "clients sent 2 and received 2 parameters"
 
 
 def test_formats_and_what_they_cost():

@@ -13,7 +13,7 @@ from fedmpi.common.errors import UserError
 from fedmpi.config.later import comparable
 from fedmpi.methods import registry as every_method
 from fedmpi.runtime import introspection
-from fedmpi.runtime.record import whole
+from fedmpi.runtime.record import metadata
 from fedmpi.runtime.run import execute
 
 SUPPLIED = {
@@ -37,7 +37,7 @@ def test_every_option_with_a_default_is_written(kind):
         needs = {
             o.name: o.type.split(", ")[0] if name == "medmnist" else "x" for o in options if o.default == "required"
         }
-        given = whole.defaults(found, needs, SUPPLIED.get(kind, ()), inner)
+        given = metadata.defaults(found, needs, SUPPLIED.get(kind, ()), inner)
         assert set(given) == declared - inner - REFUSED.get(name, set()), name
 
 
@@ -45,11 +45,11 @@ def test_every_option_with_a_default_is_written(kind):
 def test_the_written_config_gives_the_same_run(tmp_path, name):
     method, net, changes = VARIANTS.get(name, (name, "norm", {}))
     asked = small_settings(method, net, **{**changes, "rounds": 2})
-    full = whole.of(asked)
+    full = metadata.resolve(asked)
     (tmp_path / "config.yaml").write_text(yaml.safe_dump(full.resolved(), sort_keys=False))
     again = config.load(tmp_path / "config.yaml")
     assert again.resolved() == full.resolved()
-    assert whole.of(again).identity() == full.identity()
+    assert metadata.resolve(again).identity() == full.identity()
     assert comparable(again.digest_items()) == comparable(full.digest_items())
     assert set(asked.resolved()["method"]) <= set(full.resolved()["method"])
     one, two = play(asked), play(again)

@@ -1,7 +1,8 @@
-"""The model with which a client of a finished run was evaluated by protocol `personal`, out of the run directory.
+"""The models of a run directory as modules: the global one, and those with which clients were evaluated.
 
-It is made of the global model, the server's state in the last checkpoint and what the client has kept (state/), by the
-same hooks of the method that the evaluation calls. Data are read only where these hooks may ask for them.
+The model of a client, that of protocol `personal`, is made of the global model, the server's state in the last
+checkpoint and what the client has kept (state/), by the same hooks of the method that the evaluation calls. Data are
+read only where these hooks may ask for them.
 """
 
 from __future__ import annotations
@@ -14,6 +15,8 @@ from typing import Any
 
 import numpy as np
 import torch
+from safetensors import SafetensorError, safe_open
+from safetensors.torch import load_file
 from torch import Tensor, nn
 
 from fedmpi.comm.base import Solo
@@ -34,11 +37,10 @@ from fedmpi.models.net import Net
 from fedmpi.runtime import build, build_data, rank_agreement, trust
 from fedmpi.runtime.build import Experiment
 from fedmpi.runtime.device import set_numerics
-from fedmpi.runtime.record import preprocessing
+from fedmpi.runtime.record.data_files import PREPROCESSING, by_client, read_preprocessing
 from fedmpi.runtime.record.durable import Damaged, read_tensors
-from fedmpi.runtime.record.model_facts import facts_of, input_of
 from fedmpi.runtime.record.run_dir import BEST, MODEL, RunDirectory
-from fedmpi.runtime.record.saved_model import rebuilt
+from fedmpi.runtime.record.saved_model import facts_of, input_of
 from fedmpi.runtime.resuming import initial, resume
 from fedmpi.runtime.resuming.checkpoints import Rows
 
@@ -67,6 +69,38 @@ class ClientPredictor(nn.Module):
             return self._predict(x)
 
 
+def rebuilt(run_dir: Path, settings: Settings, name: str = MODEL) -> nn.Module:
+    """Return the global model of a run directory, in evaluation mode.
+
+    Args:
+        settings: those of the run, by `trust.run_settings`; call this within `trust.guard`.
+        name: the file of the final model, or of the best one.
+
+    Raises:
+        UserError: the run has not ended yet, or the file is damaged or of another model.
+    """
+    weights = run_dir / name
+    if name == BEST and not weights.exists():
+        raise UserError(
+            f"{run_dir} holds no {BEST}: set evaluate.best and data.validation, and a run chooses its best model"
+        )
+    if not weights.exists():
+        raise UserError(f"{run_dir} holds no model.safetensors: the run has not ended yet, or did not end well")
+    try:
+        with safe_open(weights, framework="pt") as file:
+            facts = json.loads((file.metadata() or {})["fedmpi"])
+        shape, dtype = input_of(facts)
+        tensors, classes = load_file(weights), int(facts["classes"])
+    except (SafetensorError, OSError, KeyError, TypeError, ValueError) as error:
+        raise UserError(f"{weights} is damaged, or no model of fedmpi: {type(error).__name__}: {error}") from error
+    module = build.prepared_module(settings, build.make_method(settings), shape, classes, dtype)
+    try:
+        module.load_state_dict(tensors)
+    except RuntimeError as error:  # names and shapes that differ
+        raise UserError(f"{weights} does not fit the model of config.yaml beside it: {error}") from error
+    return module.eval()
+
+
 def client_model(
     run_dir: str | Path, client: int | str, trusted: bool = False, best: bool = False, overrides: Sequence[str] = ()
 ) -> nn.Module:
@@ -91,7 +125,7 @@ def client_model(
         number = _number(_site_names(run_dir, settings), client, _sizes(run_dir))
         made = _experiment(run_dir, settings, facts, number)
         fed = build.federation(made, Solo(torch.device("cpu")), lambda: False)
-        t = int(facts["round"]) if best else int(RunDirectory(run_dir).metrics()[-1]["round"])
+        t = int(facts["round"]) if best else int(RunDirectory(run_dir).rows("metrics.jsonl")[-1]["round"])
         _restore(fed, made, run_dir, module, t)
         return _evaluated(fed, made, run_dir, module, number, t)
 
@@ -106,9 +140,9 @@ def _settings(run_dir: Path, trusted: bool, overrides: Sequence[str]) -> Setting
 
 def _site_names(run_dir: Path, settings: Settings) -> list[str]:
     """The sites of the clients, in their order; [] where clients are no sites."""
-    if settings.data.silos or not (run_dir / preprocessing.NAME).is_file():
+    if settings.data.silos or not (run_dir / PREPROCESSING).is_file():
         return list(settings.data.silos or ())
-    return list(preprocessing.read(run_dir / preprocessing.NAME).client_sites)
+    return list(read_preprocessing(run_dir / PREPROCESSING).client_sites)
 
 
 def _number(sites: Sequence[str], client: int | str, sizes: np.ndarray) -> int:
@@ -126,10 +160,8 @@ def _number(sites: Sequence[str], client: int | str, sizes: np.ndarray) -> int:
 def _sizes(run_dir: Path) -> np.ndarray:
     """(N,) training samples by client, as the run has written them down."""
     try:
-        if (run_dir / "partition.npz").is_file():
-            with np.load(run_dir / "partition.npz", allow_pickle=False) as file:
-                return np.diff(file["offsets"])
-        return np.array(json.loads((run_dir / "partition.json").read_text(encoding="utf-8"))["sizes"], dtype=np.int64)
+        facts = json.loads((run_dir / "partition.json").read_text(encoding="utf-8"))
+        return np.array(by_client(run_dir, facts)[0], dtype=np.int64)
     except (OSError, ValueError, KeyError, TypeError) as error:
         raise UserError(
             f"{run_dir / 'partition.json'} is damaged or missing ({error}): which clients are there?"
@@ -185,7 +217,8 @@ def _without_data(settings: Settings, method: Method, facts: dict[str, Any], siz
         counts_shared=False,
     )
     module = build.prepared_module(settings, method, shape, classes, dtype)
-    initial.fill(module, settings.init.source, settings.init.strict)
+    if settings.init.source is not None:
+        initial.fill(module, settings.init.source, settings.init.strict)
     net = Net(module, shape, dtype)
     model = FlatModel(module, net.head_names(), channels_last=settings.compute.channels_last)
     messages = build.make_messages(settings, method, model, net, data)
@@ -215,7 +248,7 @@ def _restore(fed: Federation, made: Experiment, run_dir: Path, module: nn.Module
         raise UserError(f"{error}: {_without_checkpoint(made.settings, t)}") from error
     if messages.client_state.size:
         fed.states.shelf, fed.states.room = Rows(run_dir / "state", made.settings.data.silos), made.data.clients
-    lost = resume.losses_of(made.settings, RunDirectory(run_dir))
+    lost = resume.earlier_records(made.settings, RunDirectory(run_dir))["losses"]
     fed.scheduler.losses = Losses(lost).until(t + 1).known(t + 1)
     fed.go_on(t, {**kept["memory"], "pace": None}, tensors)
     fed.transport.announce(0.0, fed.server, t + 1)

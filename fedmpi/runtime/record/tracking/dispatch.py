@@ -26,19 +26,20 @@ import torch
 
 from fedmpi.common import registry, seeds
 from fedmpi.common.errors import UserError
+from fedmpi.common.jsonl import to_jsonable
 from fedmpi.common.redaction import redacted
 from fedmpi.config import Settings
 from fedmpi.runtime.reading.files import json_of
 from fedmpi.runtime.record import tracking
-from fedmpi.runtime.record.run_dir import RunDirectory, plain
+from fedmpi.runtime.record.run_dir import RunDirectory
 
 FILE = "heard.json"
 HOOKS = ("begin", "round", "end")
 
 
 @dataclass
-class Hearing:
-    """each: where it stands in the config -> the object."""
+class LoggerCollection:
+    """The trackers and callbacks of a run. each: where it stands in the config -> the object."""
 
     each: dict[str, Any]
     directory: RunDirectory | None = None
@@ -46,8 +47,6 @@ class Hearing:
     id: str = ""
 
     def begin(self, settings: Settings, directory: RunDirectory, first: int, going_on: bool) -> None:
-        if not self.each:
-            return
         self.directory = directory
         known = (json_of(directory.path / FILE) or {}) if going_on else {}
         self.id, told = known.get("id") or uuid.uuid4().hex[:16], known.get("told", {})
@@ -78,8 +77,8 @@ class Hearing:
         if call is None:
             return
         try:
-            with _untouched():
-                call(plain(what))
+            with _preserve_process_state():
+                call(to_jsonable(what))
         except (Exception, SystemExit) as error:
             del self.each[name]
             at = traceback.extract_tb(error.__traceback__)[-1]
@@ -89,10 +88,10 @@ class Hearing:
 
     def _write(self) -> None:
         assert self.directory is not None
-        self.directory.write_heard({"id": self.id, "told": self.told})
+        self.directory.write_json(FILE, {"id": self.id, "told": self.told})
 
 
-def hearing(settings: Settings) -> Hearing:
+def make_loggers(settings: Settings) -> LoggerCollection:
     """Those whom the config names. Raises UserError: an unknown name or option, a package that is not installed, a
     class that has none of the hooks, an error in its __init__."""
     found: dict[str, Any] = {}
@@ -100,7 +99,7 @@ def hearing(settings: Settings) -> Hearing:
         for i, item in enumerate(items):
             name, options = (item, None) if isinstance(item, str) else next(iter(item.items()))
             found[_unique(f"{key}: {name}", found)] = _made(settings, key, f"{key}.{i}", name, options)
-    return Hearing(found)
+    return LoggerCollection(found)
 
 
 def _made(settings: Settings, key: str, where: str, name: str, options: Any) -> Any:
@@ -129,7 +128,7 @@ def _unique(name: str, known: Mapping[str, Any]) -> str:
 
 
 @contextmanager
-def _untouched() -> Iterator[None]:
+def _preserve_process_state() -> Iterator[None]:
     """What others' code may change of this process is as it was before it."""
     where, grad, threads = os.getcwd(), torch.is_grad_enabled(), torch.get_num_threads()
     dtype, drawn = torch.get_default_dtype(), seeds.state()

@@ -4,14 +4,15 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 from fedmpi import tasks
 from fedmpi.common import registry
 from fedmpi.common.errors import UserError
-from fedmpi.common.jsonl import read_jsonl
+from fedmpi.common.jsonl import read_jsonl, to_jsonable
 from fedmpi.common.redaction import MARK
 from fedmpi.common.text import count
 from fedmpi.config.field_types import flat
@@ -19,42 +20,68 @@ from fedmpi.config.schema import Settings
 from fedmpi.config.yaml_source import read
 from fedmpi.flat.layout import Layout
 from fedmpi.flat.model import FlatModel
-from fedmpi.runtime.finished.findings import Findings
-from fedmpi.runtime.record import seal
+from fedmpi.runtime.finished.models import rebuilt
 from fedmpi.runtime.record.durable import Damaged, packed, read_tensors
-from fedmpi.runtime.record.lines import plain
-from fedmpi.runtime.record.model_facts import facts_of
-from fedmpi.runtime.record.report_text import figures_in
-from fedmpi.runtime.record.run_dir import BEST, MODEL
-from fedmpi.runtime.record.saved_model import rebuilt
-from fedmpi.runtime.record.summary import summary
+from fedmpi.runtime.record.run_dir import BEST, MODEL, SEAL, seal, stamp
+from fedmpi.runtime.record.saved_model import best_model, facts_of
+from fedmpi.runtime.record.summary import metric_names, summary
 
 Rows = Sequence[Mapping[str, Any]]
+VERIFIED, ALTERED, CANNOT = 0, 1, 2  # exit codes
+
+
+@dataclass
+class Findings:
+    """altered: what and where, a line each; unsure: why it cannot be told; suspects: rounds whose lines have changed
+    since the seal."""
+
+    say: Callable[[str], None]
+    altered: list[str] = field(default_factory=list)
+    unsure: list[str] = field(default_factory=list)
+    suspects: set[int] = field(default_factory=set)
+
+    def found(self, text: str) -> None:
+        if text not in self.altered:
+            self.altered.append(text)
+            self.say(f"  ALTERED {text}")
+
+    def cannot(self, text: str) -> None:
+        if text not in self.unsure:
+            self.unsure.append(text)
+            self.say(f"  cannot tell: {text}")
+
+    def fine(self, text: str) -> None:
+        self.say(f"  ok {text}")
+
+    @property
+    def code(self) -> int:
+        return ALTERED if self.altered else CANNOT if self.unsure else VERIFIED
 
 
 def check_seal(run: Path, asked: str | None, to: Findings) -> bool:
     """Whether there is a seal; files and rounds that are not as it says. asked: the seal that somebody has noted."""
-    path = run / seal.NAME
+    path = run / SEAL
     if not path.is_file():
         if asked is not None:
-            to.cannot(f"{seal.NAME} is missing, which should have the seal {asked}")
+            to.cannot(f"{SEAL} is missing, which should have the seal {asked}")
         return False
     before = len(to.altered)
     facts = json_of(path, to)
     files, rounds = facts.get("files"), facts.get("rounds")
     if not isinstance(files, dict) or not isinstance(rounds, dict):
         if len(to.altered) == before:
-            to.found(f"{seal.NAME}: it lacks files or rounds")
+            to.found(f"{SEAL}: it lacks files or rounds")
         return True
-    if facts.get("seal") != seal.stamp(facts):
-        to.found(f"{seal.NAME}: its content is not that of the SHA-256 in it")
+    if facts.get("seal") != stamp(facts):
+        to.found(f"{SEAL}: its content is not that of the SHA-256 in it")
     if asked is not None and not (len(asked) >= 8 and str(facts.get("seal", "")).startswith(asked.lower())):
-        to.found(f"{seal.NAME}: the seal is {str(facts.get('seal'))[: max(len(asked), 12)]}, not {asked}")
-    now = seal.files(run)
+        to.found(f"{SEAL}: the seal is {str(facts.get('seal'))[: max(len(asked), 12)]}, not {asked}")
+    sealed = seal(run)
+    now = sealed["files"]
     for name in {**files, **now}:
         if files.get(name) == now.get(name):
             continue
-        where = _rounds(run, name, rounds.get(name), to)
+        where = _rounds(sealed["rounds"].get(name), rounds.get(name), to)
         how = "is missing" if name not in now else "was added" if name not in files else "has changed"
         to.found(f"{name}{where} {how} since the run ended")
     if len(to.altered) == before:
@@ -62,11 +89,10 @@ def check_seal(run: Path, asked: str | None, to: Findings) -> bool:
     return True
 
 
-def _rounds(run: Path, name: str, sealed: Any, to: Findings) -> str:
+def _rounds(now: dict[str, str] | None, sealed: Any, to: Findings) -> str:
     """Of which rounds lines have changed, in words; they are suspects."""
-    if not isinstance(sealed, dict) or not (run / name).is_file():
+    if not isinstance(sealed, dict) or now is None:
         return ""
-    now = seal.rounds(run / name)
     bad = [t for t in {**sealed, **now} if sealed.get(t) != now.get(t)]
     to.suspects |= {int(t) for t in bad if t.lstrip("-").isdigit()}
     return f", round {', '.join(bad[:8])}{' ...' if len(bad) > 8 else ''}," if bad else ""
@@ -132,21 +158,16 @@ def check_summary(run: Path, rows: Rows, settings: Settings, lost: Rows, to: Fin
             to.found(f"metrics.jsonl: it has no round, and summary.json tells of {said['rounds']}")
         return
     try:
-        now = summary(rows, figures_in(list(map(dict, rows))), "", lost, _best(run), _falling(run, settings))
+        now = summary(rows, metric_names(rows), "", lost, best_model(run), _falling(run, settings))
     except (TypeError, KeyError, ValueError, AttributeError) as error:
         to.found(f"metrics.jsonl or faults.jsonl: its rows make no summary ({type(error).__name__}: {error})")
         return
-    flat_said, flat_now = (flat(plain({**each, "exit_reason": ""}), "") for each in (said, now))
+    flat_said, flat_now = (flat(to_jsonable({**each, "exit_reason": ""}), "") for each in (said, now))
     bad = [key for key in {**flat_now, **flat_said} if flat_said.get(key) != flat_now.get(key)]
     for key in bad:
         to.found(f"summary.json: {key} is {flat_said.get(key)}, metrics.jsonl makes {flat_now.get(key)}")
     if not bad:
         to.fine("summary.json follows from metrics.jsonl")
-
-
-def _best(run: Path) -> dict[str, Any] | None:
-    facts = facts_of(run / BEST)
-    return {"file": BEST, **{key: facts.get(key) for key in ("figure", "round", "value")}} if facts else None
 
 
 def _falling(run: Path, settings: Settings) -> Sequence[str]:
