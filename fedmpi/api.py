@@ -12,10 +12,10 @@ from torch import nn
 from fedmpi import config
 from fedmpi.common.errors import UserError
 from fedmpi.reports import after_run
-from fedmpi.runtime.finished.client_model import client_model
+from fedmpi.runtime.finished.models import client_model, rebuild_model
 from fedmpi.runtime.finished.predict import of_training, with_predict
 from fedmpi.runtime.record.run_dir import BEST, MODEL
-from fedmpi.runtime.record.saved_model import facts_of, personal_notice, rebuilt
+from fedmpi.runtime.record.saved_model import facts_of, personal_notice
 from fedmpi.runtime.run import execute
 from fedmpi.runtime.trust import guard, run_settings
 
@@ -83,7 +83,7 @@ def load(
         module = client_model(path, client, trust, best, of_training(overrides))
         return with_predict(module, run_dir, settings, name, client, overrides)
     with guard(trust):
-        module = rebuilt(run_dir, settings, name)
+        module = rebuild_model(run_dir, settings, name)
     if said := personal_notice(facts_of(run_dir / name)):
         warnings.warn(said, stacklevel=2)
     if settings.data.standardise_target:

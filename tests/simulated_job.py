@@ -25,7 +25,7 @@ from fedmpi.comm.launchers.job import Job
 from fedmpi.comm.loss import silence
 from fedmpi.comm.loss.alarm import Alarm
 from fedmpi.comm.loss.membership import Membership
-from fedmpi.comm.meeting.store_allgather import StoreAllgather
+from fedmpi.comm.rendezvous.store_allgather import StoreAllgather
 from fedmpi.comm.timeouts import Clock, Timeouts
 
 LIMIT_S = 120.0  # of real time, for a whole job: a deadlock of threads that do not wait through the clock
@@ -126,7 +126,7 @@ class SimulatedStore:
     def __init__(self, rank: SimulatedRank) -> None:
         self.rank, self.values = rank, rank.job.values
 
-    def another(self) -> SimulatedStore:
+    def new_connection(self) -> SimulatedStore:
         return SimulatedStore(self.rank)
 
     def set(self, key: str, value: str | bytes) -> None:
@@ -362,7 +362,7 @@ class SimulatedRank:
         job, timeouts = Job("slurm", self.number, self.job.size, self.number, self.job.size, "node"), self.timeouts
         self.alarm = Alarm(job, timeouts, SimulatedProcess(self), lambda pid, parent: self.job.launcher_alive)
         store = SimulatedStore(self)
-        self.alarm.listen(store.another)
+        self.alarm.listen(store.new_connection)
         allgather = StoreAllgather(store, self.number, range(self.job.size), timeouts=timeouts)
         group = self.make_group(store, "group", self.number, self.job.size, timeouts.start)
         membership = Membership(store, self.number, self.job.size, self.alarm)

@@ -6,9 +6,8 @@ from typing import TYPE_CHECKING, Annotated, NoReturn
 
 import typer
 
-from fedmpi.cli.ending import run_command
 from fedmpi.cli.runs import app, train
-from fedmpi.cli.shared import Overrides, alone, fit, importing
+from fedmpi.cli.shared import Overrides, alone, fit, importing, run_command
 from fedmpi.common.errors import UserError
 from fedmpi.common.signals import CommandProcess
 from fedmpi.config import Settings

@@ -47,13 +47,13 @@ def connect(
     alarm = alarm or Alarm(job, timeouts)
     if backend == "mpi":
         from fedmpi.comm.backends import mpi_comm
-        from fedmpi.comm.meeting import rendezvous
+        from fedmpi.comm.rendezvous import lookup
 
         mine = mpi_comm.connect(job, timeouts)
         with contextlib.suppress(Lost):  # MPI needs no TCP between the hosts; without it each rank speaks for itself
             deadline = timeouts.clock.now() + min(timeouts.start, timeouts.store)
-            store = rendezvous.under_mpi(job, deadline, timeouts, address)
-            alarm.listen(lambda: rendezvous.another(store))
+            store = lookup.under_mpi(job, deadline, timeouts, address)
+            alarm.listen(lambda: lookup.new_connection(store))
             mine.outlive(store, alarm)
         comm: Communicator = mine
     else:

@@ -180,7 +180,8 @@ def _agree(run: RunContext) -> None:
     layout = {"(layout)": rank_agreement.digest(repr(made.model.layout))}
     layout |= {} if made.initial is None else {"(initial weights)": made.initial.digest}
     layout |= rank_agreement.frozen_digest(made.model.frozen) if made.model.frozen else {}
-    digests = {**run.code_digests, **plugins.digests(run.plugins), **run.data_digests, **layout}
+    own = plugins.digests(run.plugins) if run.plugins else {}
+    digests = {**run.code_digests, **own, **run.data_digests, **layout}
     rank_agreement.agree(comm, digests, timeout_s)
     if comm.rank == 0:
         run.identity = {**written.identity(), **digests}
@@ -200,7 +201,7 @@ def exchange_facts(run: RunContext) -> list[dict[str, Any]]:
         facts |= {"device": name, "gpu": gpu, **describe_gpu(device)}
     gathers_on_gpu, free = comm.device.type == "cuda", memory.free(device)
     needs = memory.memory_needs(made, comm.size, gathers_on_gpu, made.model.w.is_cuda)
-    more = {"needs": needs, "free": free, "no_gpu": why_no_gpu(host) if on_cpu and auto else ""}
+    more = {"needs": needs, "free": free, "no_gpu": why_no_gpu(host) if on_cpu and auto and comm.size > 1 else ""}
     payload = json.dumps({**facts, **more}).encode()
     answers = [json.loads(text) for text in comm.allgather_bytes(payload, made.settings.comm.start_timeout_s)]
     comm.hosts = dict(enumerate(each["host"] for each in answers))
@@ -292,7 +293,7 @@ def _resume_records(run: RunContext, recorder: Recorder, fed: Federation, after:
     recorder.describe(run.identity, run.environment, run.plugins)
     best = fed.server.best if fed.server else None
     over = after + 1 >= settings.rounds or (best is not None and best.ends())
-    known = directory.begin_after(after, over or (after + 1) % settings.evaluate.every == 0, whole)
+    known = directory.truncate_after(after, over or (after + 1) % settings.evaluate.every == 0, whole)
     if best and best.round is not None:
         recorder.best(best)
     if fed.scheduler.losses.rows or (directory.path / "faults.jsonl").exists():

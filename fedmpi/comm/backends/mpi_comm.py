@@ -34,7 +34,7 @@ from fedmpi.comm.launchers import launcher_env
 from fedmpi.comm.launchers.job import Job
 from fedmpi.comm.loss.alarm import Alarm
 from fedmpi.comm.loss.membership import Membership
-from fedmpi.comm.meeting.store_allgather import StoreAllgather
+from fedmpi.comm.rendezvous.store_allgather import StoreAllgather
 from fedmpi.comm.timeouts import Timeouts
 
 DATA, CONTROL = 0, 1  # tags

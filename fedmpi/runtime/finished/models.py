@@ -1,7 +1,8 @@
-"""The model with which a client of a finished run was evaluated by protocol `personal`, out of the run directory.
+"""The models of a run directory as modules: the global one, and those with which clients were evaluated.
 
-It is made of the global model, the server's state in the last checkpoint and what the client has kept (state/), by the
-same hooks of the method that the evaluation calls. Data are read only where these hooks may ask for them.
+The model of a client, that of protocol `personal`, is made of the global model, the server's state in the last
+checkpoint and what the client has kept (state/), by the same hooks of the method that the evaluation calls. Data are
+read only where these hooks may ask for them.
 """
 
 from __future__ import annotations
@@ -35,9 +36,9 @@ from fedmpi.runtime import build, build_data, rank_agreement, trust
 from fedmpi.runtime.build import Experiment
 from fedmpi.runtime.device import set_numerics
 from fedmpi.runtime.record.data_files import PREPROCESSING, by_client, read_preprocessing
-from fedmpi.runtime.record.durable import Damaged, read_tensors
+from fedmpi.runtime.record.durable import CorruptFileError, read_tensors
 from fedmpi.runtime.record.run_dir import BEST, MODEL, RunDirectory
-from fedmpi.runtime.record.saved_model import facts_of, input_of, rebuilt
+from fedmpi.runtime.record.saved_model import facts_of, input_of, read_model
 from fedmpi.runtime.resuming import initial, resume
 from fedmpi.runtime.resuming.checkpoints import Rows
 
@@ -66,6 +67,32 @@ class ClientPredictor(nn.Module):
             return self._predict(x)
 
 
+def rebuild_model(run_dir: Path, settings: Settings, name: str = MODEL) -> nn.Module:
+    """Return the global model of a run directory, in evaluation mode.
+
+    Args:
+        settings: those of the run, by `trust.run_settings`; call this within `trust.guard`.
+        name: the file of the final model, or of the best one.
+
+    Raises:
+        UserError: the run has not ended yet, or the file is damaged or of another model.
+    """
+    weights = run_dir / name
+    if name == BEST and not weights.exists():
+        raise UserError(
+            f"{run_dir} holds no {BEST}: set evaluate.best and data.validation, and a run chooses its best model"
+        )
+    if not weights.exists():
+        raise UserError(f"{run_dir} holds no model.safetensors: the run has not ended yet, or did not end well")
+    tensors, (shape, dtype), classes = read_model(weights)
+    module = build.prepared_module(settings, build.make_method(settings), shape, classes, dtype)
+    try:
+        module.load_state_dict(tensors)
+    except RuntimeError as error:  # names and shapes that differ
+        raise UserError(f"{weights} does not fit the model of config.yaml beside it: {error}") from error
+    return module.eval()
+
+
 def client_model(
     run_dir: str | Path, client: int | str, trusted: bool = False, best: bool = False, overrides: Sequence[str] = ()
 ) -> nn.Module:
@@ -86,7 +113,7 @@ def client_model(
         warnings.simplefilter("ignore")  # of the run, which has told them
         set_numerics(settings)
         name = BEST if best else MODEL
-        module, facts = rebuilt(run_dir, settings, name), facts_of(run_dir / name)
+        module, facts = rebuild_model(run_dir, settings, name), facts_of(run_dir / name)
         number = _number(_site_names(run_dir, settings), client, _sizes(run_dir))
         made = _experiment(run_dir, settings, facts, number)
         fed = build.federation(made, Solo(torch.device("cpu")), lambda: False)
@@ -209,7 +236,7 @@ def _restore(fed: Federation, made: Experiment, run_dir: Path, module: nn.Module
         return
     try:
         tensors, kept = read_tensors(path)
-    except Damaged as error:
+    except CorruptFileError as error:
         raise UserError(f"{error}: {_without_checkpoint(made.settings, t)}") from error
     if messages.client_state.size:
         fed.states.shelf, fed.states.room = Rows(run_dir / "state", made.settings.data.silos), made.data.clients
@@ -238,11 +265,11 @@ def _evaluated(fed: Federation, made: Experiment, run_dir: Path, module: nn.Modu
     """The client's model by the hooks of the method, as protocol `personal` evaluates it."""
     t, method, worker = max(t, 0), made.method, fed.worker
     try:
-        downloads = {client: fed.transport.no_download()}
+        downloads = {client: fed.transport.no_download}
         if any(overrides(method, hook) for hook in ("weights", "predict", "tune")):
             downloads = fed.transport.send_downloads(t, [client], fed.states.owner, fed.server)
         view = fed.states.view(client, t, fed.plan.learning_rate(t), fed.transport.inbox, downloads[client])
-    except Damaged as error:
+    except CorruptFileError as error:
         raise UserError(_not_here(made, run_dir, client, error)) from error
     with seeds.scoped(made.settings.seed, "evaluate", "personal", t, client), blaming(f"client {client}"):
         predict = load_own_model(view)
@@ -252,7 +279,7 @@ def _evaluated(fed: Federation, made: Experiment, run_dir: Path, module: nn.Modu
     return module.eval()
 
 
-def _not_here(made: Experiment, run_dir: Path, client: int, error: Damaged) -> str:
+def _not_here(made: Experiment, run_dir: Path, client: int, error: CorruptFileError) -> str:
     """Say that the state of this client is missing, and with silos where it lies."""
     sites = made.settings.data.silos
     if not sites:

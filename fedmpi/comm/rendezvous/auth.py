@@ -30,41 +30,46 @@ SHORTEST = 32  # characters of a FEDMPI_SECRET
 BACKLOG = 1024
 
 
-class Stranger(OSError):  # noqa: N818  (reads as it is meant)
+class AuthenticationError(OSError):
     """What answers speaks as rank 0 does, and does not know the key."""
 
 
-def proof(key: bytes, who: bytes, asked: bytes, answered: bytes) -> bytes:
+def hmac_proof(key: bytes, who: bytes, asked: bytes, answered: bytes) -> bytes:
     return hmac.digest(key, who + asked + answered, "sha256")
 
 
-def answer(key: bytes, hello: bytes) -> tuple[bytes, bytes]:
+def server_handshake(key: bytes, hello: bytes) -> tuple[bytes, bytes]:
     """Rank 0's reply to a hello, and the proof that it waits for. Raises ValueError if it is no hello."""
     if len(hello) != HELLO or not hello.startswith(MAGIC):
         raise ValueError("no hello")
     asked, nonce = hello[len(MAGIC) :], secrets.token_bytes(NONCE)
-    return MAGIC + nonce + proof(key, b"rank 0", asked, nonce), proof(key, b"guest", asked, nonce)
+    return MAGIC + nonce + hmac_proof(key, b"rank 0", asked, nonce), hmac_proof(key, b"guest", asked, nonce)
 
 
-def enter(address: tuple[str, int], key: bytes, patience_s: float) -> socket.socket:
-    """A connection to rank 0, each step within patience_s. Raises Stranger; OSError where nothing of ours answers."""
-    door = socket.create_connection(address, timeout=patience_s)
+def connect_authenticated(address: tuple[str, int], key: bytes, patience_s: float) -> socket.socket:
+    """Connect to rank 0's store, each step within patience_s.
+
+    Raises:
+        AuthenticationError: what answers does not know the key.
+        OSError: no store answers.
+    """
+    connection = socket.create_connection(address, timeout=patience_s)
     try:
-        door.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-        door.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
+        connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        connection.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
         asked = secrets.token_bytes(NONCE)
-        door.sendall(MAGIC + asked)
-        reply = receive(door, REPLY)
+        connection.sendall(MAGIC + asked)
+        reply = receive(connection, REPLY)
         nonce = reply[len(MAGIC) : len(MAGIC) + NONCE]
         if not reply.startswith(MAGIC):
             raise OSError("another service")
-        if not hmac.compare_digest(reply[-DIGEST:], proof(key, b"rank 0", asked, nonce)):
-            raise Stranger("another key")
-        door.sendall(proof(key, b"guest", asked, nonce))
+        if not hmac.compare_digest(reply[-DIGEST:], hmac_proof(key, b"rank 0", asked, nonce)):
+            raise AuthenticationError("another key")
+        connection.sendall(hmac_proof(key, b"guest", asked, nonce))
     except BaseException:
-        door.close()
+        connection.close()
         raise
-    return door
+    return connection
 
 
 def receive(connection: socket.socket, count: int) -> bytes:

@@ -1,4 +1,4 @@
-"""A few named values that all ranks of a job see. Rank 0 holds them, behind comm/meeting/door.py.
+"""A few named values that all ranks of a job see. Rank 0 holds them, behind comm/rendezvous/auth.py.
 
 torch's own TCPStore lets everybody in who can reach its port, and listens on all of the host's addresses. This one is
 a torch Store, too, so gloo and NCCL find their peers through it.
@@ -14,8 +14,8 @@ from typing import final
 
 from torch.distributed import DistNetworkError, DistStoreError, Store
 
-from fedmpi.comm.meeting import door
-from fedmpi.comm.meeting.store_server import LENGTH, YES, packed, unpacked
+from fedmpi.comm.rendezvous import auth
+from fedmpi.comm.rendezvous.store_server import LENGTH, YES, packed, unpacked
 from fedmpi.comm.timeouts import Timeouts
 
 WAIT = timedelta(seconds=300)
@@ -36,9 +36,9 @@ class RankStore(Store):
         self.clones: list[RankStore] = []
         self.server: subprocess.Popen[bytes] | None = None  # rank 0's: it ends with the pipe to this process
 
-    def another(self, patience_s: float | None = None) -> RankStore:
+    def new_connection(self, patience_s: float | None = None) -> RankStore:
         """One more connection, for a call that waits long."""
-        connection = door.enter(self.address, self.key, patience_s or self.timeouts.reply)
+        connection = auth.connect_authenticated(self.address, self.key, patience_s or self.timeouts.reply)
         return RankStore(self.address, self.key, connection, self.timeouts)
 
     def connection_addresses(self) -> tuple[str, str]:
@@ -47,7 +47,7 @@ class RankStore(Store):
 
     def clone(self) -> RankStore:
         """The same for torch, which holds no reference that Python counts."""
-        self.clones.append(self.another(WAIT.total_seconds()))
+        self.clones.append(self.new_connection(WAIT.total_seconds()))
         return self.clones[-1]
 
     def set(self, key: str, value: str | bytes) -> None:
@@ -96,8 +96,8 @@ class RankStore(Store):
             try:
                 self.connection.settimeout(seconds + self.timeouts.reply)
                 self.connection.sendall(packed(*(f.encode() if isinstance(f, str) else bytes(f) for f in fields)))
-                (length,) = LENGTH.unpack(door.receive(self.connection, LENGTH.size))
-                return unpacked(door.receive(self.connection, length))
+                (length,) = LENGTH.unpack(auth.receive(self.connection, LENGTH.size))
+                return unpacked(auth.receive(self.connection, length))
             except OSError as error:
                 self.connection.close()
                 raise DistNetworkError(f"rank 0's store at {self.address[0]}:{self.address[1]}: {error}") from error

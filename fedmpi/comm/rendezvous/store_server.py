@@ -23,7 +23,7 @@ from asyncio import StreamReader, StreamWriter
 from pathlib import Path
 from typing import final
 
-from fedmpi.comm.meeting import door
+from fedmpi.comm.rendezvous import auth
 
 LENGTH = struct.Struct("<I")
 YES, NO = b"yes", b"no"
@@ -128,9 +128,9 @@ class StoreServer:
 
     async def _authenticate(self, reader: StreamReader, writer: StreamWriter) -> None:
         """Raise ValueError if the other side does not know the key."""
-        reply, proof = door.answer(self.key, await reader.readexactly(door.HELLO))
+        reply, proof = auth.server_handshake(self.key, await reader.readexactly(auth.HELLO))
         writer.write(reply)
-        if not hmac.compare_digest(await reader.readexactly(door.DIGEST), proof):
+        if not hmac.compare_digest(await reader.readexactly(auth.DIGEST), proof):
             raise ValueError("it does not know the key")
 
     async def _wait(self, reader: StreamReader, names: set[bytes], seconds: float) -> bool:
@@ -208,7 +208,7 @@ def start(listener: socket.socket, key: bytes) -> subprocess.Popen[bytes]:
 def main() -> None:
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGUSR1, signal.SIGUSR2):
         signal.signal(number, signal.SIG_IGN)
-    key = sys.stdin.buffer.read(door.DIGEST)
+    key = sys.stdin.buffer.read(auth.DIGEST)
 
     def end_with_rank_0() -> None:
         os.read(0, 1)

@@ -23,8 +23,8 @@ from fedmpi.comm import network
 from fedmpi.comm.base import Lost, within
 from fedmpi.comm.launchers import launcher_env, slurm_hosts
 from fedmpi.comm.launchers.job import Job
-from fedmpi.comm.meeting import door, store_server
-from fedmpi.comm.meeting.store import RankStore
+from fedmpi.comm.rendezvous import auth, store_server
+from fedmpi.comm.rendezvous.store import RankStore
 from fedmpi.comm.timeouts import Timeouts
 from fedmpi.common.errors import UserError
 
@@ -70,15 +70,15 @@ def find_store(
     return by_variables(job, env, deadline, timeouts)
 
 
-def another(store: Store) -> Store:
+def new_connection(store: Store) -> Store:
     """One more connection to a store: a call that waits keeps its own for itself."""
-    return store.another()  # type: ignore[attr-defined]
+    return store.new_connection()  # type: ignore[attr-defined]
 
 
 def under_torchrun(job: Job, env: Mapping[str, str], deadline: float, timeouts: Timeouts, address: str = "") -> Store:
     host, port = launcher_env.master_address(env)
     attempt = f"attempt {env.get('TORCHELASTIC_RESTART_COUNT', '0')}"  # the agent's store keeps what earlier ones said
-    key = door.job_key(f"torchrun {host} {port} {env.get('TORCHELASTIC_RUN_ID', '')} {attempt}", env)
+    key = auth.job_key(f"torchrun {host} {port} {env.get('TORCHELASTIC_RUN_ID', '')} {attempt}", env)
     if env.get("TORCHELASTIC_USE_AGENT_STORE") != "True":
         remedy = "Give torchrun another one, e.g. --master-port 0 or --rdzv-endpoint HOST:PORT."
         return at_master(job, (host, port), key, deadline, timeouts, remedy)
@@ -90,14 +90,14 @@ def under_torchrun(job: Job, env: Mapping[str, str], deadline: float, timeouts: 
 
     if job.rank == 0:
         own, names = offer(job, address, host)
-        store = hold(door.listen(own, 0), key, deadline, timeouts)
-        agent.set(key_of_meeting(), told(store, names))
+        store = start_store(auth.listen(own, 0), key, deadline, timeouts)
+        agent.set(key_of_meeting(), encode_addresses(store, names))
         return store
     silent = "rank 0 is silent: it has not told the address of its store"
     left_s, clock = seconds(deadline, timeouts), timeouts.clock
     try:
-        where = addresses(within(left_s, lambda: agent.get(key_of_meeting()).decode(), silent, clock))
-        return arrive(where, key, deadline, timeouts)
+        where = decode_addresses(within(left_s, lambda: agent.get(key_of_meeting()).decode(), silent, clock))
+        return connect_store(where, key, deadline, timeouts)
     except DistError as error:
         raise Lost(f"{silent} ({line(error)})") from error
 
@@ -109,7 +109,7 @@ def under_env(job: Job, env: Mapping[str, str], deadline: float, timeouts: Timeo
     Kubeflow's PyTorchJob gives "localhost" to rank 0.
     """
     host, port = launcher_env.master_address(env)
-    key = door.job_key(f"env:// {port} {job.size}", env)
+    key = auth.job_key(f"env:// {port} {job.size}", env)
     remedy = "Give all ranks another MASTER_PORT."
     store = at_master(job, (host, port), key, deadline, timeouts, remedy)
     mine = f"{TOKEN} {os.getpid()} {job.host}"
@@ -125,13 +125,13 @@ def under_env(job: Job, env: Mapping[str, str], deadline: float, timeouts: Timeo
 def at_master(job: Job, master: Address, key: bytes, deadline: float, timeouts: Timeouts, remedy: str) -> RankStore:
     """The store at MASTER_ADDR and MASTER_PORT; remedy: what to do if rank 0's port is taken."""
     if job.rank:
-        return arrive([master], key, deadline, timeouts)
+        return connect_store([master], key, deadline, timeouts)
     host, port = master
     try:
-        listener = door.listen(own_address(job, host), port)
+        listener = auth.listen(own_address(job, host), port)
     except OSError as error:
         raise UserError(f"rank 0 cannot listen on port {port} of {host}: {error.strerror}\n{remedy}") from error
-    return hold(listener, key, deadline, timeouts)
+    return start_store(listener, key, deadline, timeouts)
 
 
 def agent_store(host: str, port: int, deadline: float, timeouts: Timeouts) -> TCPStore:
@@ -152,14 +152,14 @@ def agent_store(host: str, port: int, deadline: float, timeouts: Timeouts) -> TC
 def under_mpi(job: Job, deadline: float, timeouts: Timeouts, address: str = "") -> Store:
     from fedmpi.comm.backends import mpi
 
-    key = secrets.token_bytes(door.DIGEST)
+    key = secrets.token_bytes(auth.DIGEST)
     own, names = offer(job, address) if job.rank == 0 else ("", [])
-    server = serve(door.listen(own, 0), key) if job.rank == 0 else None  # it starts while MPI does
+    server = start_server(auth.listen(own, 0), key) if job.rank == 0 else None  # it starts while MPI does
     world = mpi.world(job, deadline - timeouts.clock.now())
     words = torch.zeros(TOLD_BYTES, dtype=torch.uint8)  # "key port host host ...", padded with zeros
     if server is not None:
-        store = arrive_at(server, key, deadline, timeouts)
-        text = f"{key.hex()} {told(store, names)}".encode()
+        store = connect_own_store(server, key, deadline, timeouts)
+        text = f"{key.hex()} {encode_addresses(store, names)}".encode()
         words[: len(text)] = torch.frombuffer(bytearray(text), dtype=torch.uint8)
     sent = world.Ibcast(words.numpy(), root=0)
     while not sent.Test():  # Bcast has no time-out
@@ -169,24 +169,24 @@ def under_mpi(job: Job, deadline: float, timeouts: Timeouts, address: str = "") 
     if server is not None:
         return store
     said, where = bytes(words.tolist()).rstrip(b"\0").decode().split(" ", 1)
-    return arrive(addresses(where), bytes.fromhex(said), deadline, timeouts)
+    return connect_store(decode_addresses(where), bytes.fromhex(said), deadline, timeouts)
 
 
 def under_slurm(job: Job, env: Mapping[str, str], deadline: float, timeouts: Timeouts) -> Store:
     """Slurm tells every rank which host rank 0 is on, but not which port is free there."""
     source = "SLURM_STEP_NODELIST" if "SLURM_STEP_NODELIST" in env else "SLURM_NODELIST"
     step = slurm_step(env)
-    key = door.job_key(f"slurm {step}", env)
+    key = auth.job_key(f"slurm {step}", env)
     if job.rank:
         first = slurm_hosts.expand(env[source])[0]
         host = LOOPBACK if job.local_size == job.size else slurm_hosts.address(first, source, env)
-        return arrive([(host, port) for port in ports(step)], key, deadline, timeouts)
+        return connect_store([(host, port) for port in ports(step)], key, deadline, timeouts)
     for port in ports(step):
         try:
-            listener = door.listen(own_address(job, slurm_hosts.expand(env[source])[0]), port)
+            listener = auth.listen(own_address(job, slurm_hosts.expand(env[source])[0]), port)
         except OSError:
             continue
-        return hold(listener, key, deadline, timeouts)
+        return start_store(listener, key, deadline, timeouts)
     raise UserError(
         f"{job.host}: none of the ports {ports(step)} is free, so other ranks could not find rank 0.\n"
         f"Start the job again (another job id means other ports) or with torchrun."
@@ -205,22 +205,22 @@ def ports(step: str) -> list[int]:
 
 
 # ---- rank 0's side ----
-def hold(listener: socket.socket, key: bytes, deadline: float, timeouts: Timeouts) -> RankStore:
+def start_store(listener: socket.socket, key: bytes, deadline: float, timeouts: Timeouts) -> RankStore:
     """The store at rank 0, which does not wait for the other ranks: the first allgather can name the missing ones."""
-    return arrive_at(serve(listener, key), key, deadline, timeouts)
+    return connect_own_store(start_server(listener, key), key, deadline, timeouts)
 
 
-def serve(listener: socket.socket, key: bytes) -> Server:
+def start_server(listener: socket.socket, key: bytes) -> Server:
     """Start the process of rank 0's store; it listens in a moment."""
     host, port = listener.getsockname()[:2]
     process = store_server.start(listener, key)
     return (host if host not in ("::", "0.0.0.0") else LOOPBACK, port), process
 
 
-def arrive_at(server: Server, key: bytes, deadline: float, timeouts: Timeouts) -> RankStore:
+def connect_own_store(server: Server, key: bytes, deadline: float, timeouts: Timeouts) -> RankStore:
     """Connect rank 0 to its own store, whose process lives as long as this connection is held."""
     address, process = server
-    store = arrive([address], key, deadline, timeouts)
+    store = connect_store([address], key, deadline, timeouts)
     store.server = process
     return store
 
@@ -257,29 +257,29 @@ def offer(job: Job, address: str, launcher: str = "") -> tuple[str, list[str]]:
     return "", list(dict.fromkeys(name for name in names if not network.is_loopback(name)))
 
 
-def told(store: RankStore, names: list[str]) -> str:
+def encode_addresses(store: RankStore, names: list[str]) -> str:
     """Return "port name name ...", the names that fit into an MPI broadcast beside the key."""
     text = f"{store.address[1]} {' '.join(names)}"
-    room = TOLD_BYTES - 2 * door.DIGEST - 1
+    room = TOLD_BYTES - 2 * auth.DIGEST - 1
     return text if len(text) <= room else text[:room].rpartition(" ")[0]
 
 
 # ---- the others' side ----
-def addresses(text: str) -> list[Address]:
+def decode_addresses(text: str) -> list[Address]:
     port, *names = text.split()
     return [(name, int(port)) for name in names]
 
 
-def arrive(where: list[Address], key: bytes, deadline: float, timeouts: Timeouts) -> RankStore:
+def connect_store(where: list[Address], key: bytes, deadline: float, timeouts: Timeouts) -> RankStore:
     """Connect to rank 0's store, which is at one of these addresses, or will be. Raises Lost past the deadline."""
     patience_s, most_s = PATIENCE_S
     strange = False
     while True:
         for address in where:
             try:
-                connection = door.enter(address, key, min(patience_s, seconds(deadline, timeouts)))
+                connection = auth.connect_authenticated(address, key, min(patience_s, seconds(deadline, timeouts)))
                 return RankStore(address, key, connection, timeouts)
-            except door.Stranger:
+            except auth.AuthenticationError:
                 strange = True
             except (OSError, UnicodeError):  # no service there, or another one; or no name that could be looked up
                 continue
@@ -293,10 +293,10 @@ def arrive(where: list[Address], key: bytes, deadline: float, timeouts: Timeouts
             "what answers there is of another job, or has another secret: all ranks need the same file "
             "~/.fedmpi/secret, or the same FEDMPI_SECRET in their environment"
         )
-    raise Lost(f"rank 0 is silent: no store of this job answers at {shown(where)}; {why}")
+    raise Lost(f"rank 0 is silent: no store of this job answers at {format_addresses(where)}; {why}")
 
 
-def shown(where: Iterable[Address]) -> str:
+def format_addresses(where: Iterable[Address]) -> str:
     """host:port or host:port; of one host with many ports, each host once."""
     hosts: dict[str, list[int]] = {}
     for host, port in where:
