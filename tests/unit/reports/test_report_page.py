@@ -14,7 +14,7 @@ from xml.etree import ElementTree
 import pytest
 from helpers import ROOT, clean_env, fedmpi
 
-from fedmpi.reports import charts, report
+from fedmpi.reports import charts, report, timeline
 from fedmpi.reports.groups import read
 from fedmpi.reports.page import Figure
 
@@ -282,6 +282,17 @@ def test_what_cannot_be_read_is_said_on_the_console_too(tmp_path):
     (run / "environment.json").unlink()
     with pytest.warns(UserWarning, match=r"run: there is no metrics.jsonl, and 1 more note in the page's Faults$"):
         report.analyse([run], None, None, lambda text: None)
+
+
+def test_the_timeline_is_a_table_and_a_drawing(tmp_path):
+    run, said = large(tmp_path / "run", rounds=4, clients=4, ranks=2), []
+    timeline.analyse(run, 3, tmp_path / "to", said.append)
+    assert said[-3].startswith("Rank 0 is the busiest: it waits 6.0 % of the time")  # 15 of 250 ms
+    facts = json.loads((tmp_path / "to" / "timeline.json").read_text())
+    assert facts["ranks"][0]["laps"] == pytest.approx({"train": 0.24, "word": 0.04, "uploads": 0.02})
+    tips = re.findall("<title>(.*?)</title>", (tmp_path / "to" / "timeline.svg").read_text())
+    assert len(tips) == 3 * 2 * 5  # rounds, ranks, laps
+    assert "rank 1, round 3: train, client 2, 20.0 ms" in tips
 
 
 def test_groups_of_runs_have_bands_and_a_table(tmp_path):
