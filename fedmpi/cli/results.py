@@ -136,14 +136,14 @@ def report(
                 f"{option} goes {'without' if sites else 'with'} --sites; {'leave it out' if sites else 'add that'}"
             )
     if not sites:
-        from fedmpi.analysis.pages import report as pages
+        from fedmpi.reports import report as pages
 
         return pages.analyse(directories, to, figures, typer.echo)
     if len(directories) > 1:
         raise UserError(f"--sites tells of one run, and there are {len(directories)}; name one of them")
-    from fedmpi.analysis.pages.consortium import write
+    from fedmpi.reports import site_pages
 
-    write.analyse(directories[0], alone, about, typer.echo)
+    site_pages.analyse(directories[0], alone, about, typer.echo)
 
 
 @app.command(short_help="Check that a run's results are its own.")

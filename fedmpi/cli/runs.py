@@ -14,6 +14,7 @@ from fedmpi.common.errors import UserError
 from fedmpi.common.signals import CommandProcess
 from fedmpi.common.version import __version__
 from fedmpi.config import Settings
+from fedmpi.reports import after_run
 
 app = typer.Typer(
     add_completion=False,
@@ -52,9 +53,7 @@ def train(settings: Settings, process: CommandProcess) -> int:
     from fedmpi.runtime.run import execute
 
     def after(settings: Settings, result: dict[str, Any]) -> None:
-        from fedmpi.analysis.pages import report
-
-        written = report.after_run(settings, result)
+        written = after_run(settings, result)
         if written is not None:
             typer.echo(f"report: {written}")
 

@@ -70,8 +70,8 @@ def sweep(
         from fedmpi.sweeps import run as runs
 
         if not check:
+            import fedmpi.reports.report
             import fedmpi.runtime.run  # noqa: F401
-            from fedmpi.analysis.pages import report  # noqa: F401  once for all runs
     if check:
         return runs.check(asked, typer.echo)
     alone()
