@@ -101,27 +101,19 @@ class Grid:
     written: bool = False  # the numbers stand in the cells, if there is room
 
 
-@dataclass(frozen=True)
-class Span:
-    row: int
-    start: float
-    end: float
-    kind: str
-    tip: str
+Box = tuple[float, float, float, str]  # row, from, to, what it says under the pointer
 
 
 @dataclass(frozen=True)
 class Spans:
-    """What happened from when to when, in rows. kinds: all there are, in the order of the colours."""
+    """What happened from when to when, in rows. boxes: kind -> the spans of one colour."""
 
     rows: Sequence[str]
-    spans: Sequence[Span]
-    kinds: Sequence[str]
+    boxes: Mapping[str, Sequence[Box]]
     x_label: str
 
 
 Chart = Lines | Bars | Grid | Spans
-Box = tuple[float, float, float, str]  # row, from, to, what it says under the pointer
 
 
 def svg(chart: Chart, name: str, title: str, *, alone: bool = False) -> str:
@@ -266,25 +258,26 @@ def _boxes(axes: Axes, tips: list[list[str]], boxes: Sequence[Box], colours: Any
 
 
 def _bars(chart: Bars, tips: list[list[str]]) -> Axes:
-    spans = list[Span]()
+    boxes = {name: list[Box]() for name in chart.parts}
     reach = {-1: [0.0] * len(chart.labels), 1: [0.0] * len(chart.labels)}  # parts below 0 are put end to end there
     for name, lengths in chart.parts.items():
         for k, length in enumerate(lengths):
             ends = reach[-1 if length < 0 else 1]
             start, end = sorted((ends[k], ends[k] + length))
-            spans.append(Span(k, start, end, name, f"{chart.labels[k]}: {name} {length:.4g}"))
+            boxes[name].append((k, start, end, f"{chart.labels[k]}: {name} {length:.4g}"))
             ends[k] += length
-    return _spans(Spans(chart.labels, spans, list(chart.parts), chart.x_label), tips)
+    return _spans(Spans(chart.labels, boxes, chart.x_label), tips)
 
 
 def _spans(chart: Spans, tips: list[list[str]]) -> Axes:
-    legend = [(Patch(color=KINDS[i % len(KINDS)]), kind) for i, kind in enumerate(chart.kinds)]
+    legend = [(Patch(color=KINDS[i % len(KINDS)]), kind) for i, kind in enumerate(chart.boxes)]
     axes = _rows(chart.rows, 0.5, legend if len(legend) > 1 else ())
-    low, high = min((s.start for s in chart.spans), default=0), max((s.end for s in chart.spans), default=0)
+    low = min((start for boxes in chart.boxes.values() for _, start, _, _ in boxes), default=0)
+    high = max((end for boxes in chart.boxes.values() for _, _, end, _ in boxes), default=0)
     axes.set_xlim(low, high if high > low else low + 1)
-    for i, kind in enumerate(chart.kinds):
-        thick_enough = [s for s in chart.spans if s.kind == kind and s.end - s.start > (high - low) / 3000]
-        _boxes(axes, tips, [(s.row, s.start, s.end, s.tip) for s in thick_enough], KINDS[i % len(KINDS)])
+    for i, boxes in enumerate(chart.boxes.values()):
+        thick_enough = [box for box in boxes if box[2] - box[1] > (high - low) / 3000]
+        _boxes(axes, tips, thick_enough, KINDS[i % len(KINDS)])
     _numbers(axes.xaxis, 6)
     axes.set_xlabel(_cut(chart.x_label, 60))
     return axes
@@ -293,12 +286,9 @@ def _spans(chart: Spans, tips: list[list[str]]) -> Axes:
 def _grid(chart: Grid, tips: list[list[str]]) -> Axes:
     values = np.array([[math.nan if v is None else v for v in row] for row in chart.values], float)
     most = float(np.nanmax(np.abs(values))) if np.isfinite(values).any() else 0.0
-    colours = np.empty((*values.shape, 4))
-    colours[:] = to_rgba(SOFT, 0.45)
-    for negative in (False, True):
-        here = (values < 0) == negative
-        colours[here & ~np.isnan(values)] = to_rgba(COLOURS[int(negative)])
-    colours[..., 3] = np.where(np.isnan(values), 0.45, np.abs(values) / (most or 1.0))
+    colours = np.where((values < 0)[..., None], to_rgba(COLOURS[1]), to_rgba(COLOURS[0]))
+    colours[..., 3] = np.abs(values) / (most or 1.0)
+    colours[np.isnan(values)] = to_rgba(SOFT, 0.45)
     columns = [_cut(name, 16) for name in chart.columns]
     longest, many = LETTER * max(map(len, columns), default=1), len(columns)
     slanted = longest / LETTER > 3 and many <= 24 and longest * many > WIDE - 1

@@ -18,7 +18,7 @@ from fedmpi.common.text import count, lower_is_better
 from fedmpi.config import yaml_source
 from fedmpi.config.field_types import flat
 from fedmpi.runtime.reading import digests
-from fedmpi.runtime.record import data_files, timeline
+from fedmpi.runtime.record import data_files
 
 Row = dict[str, Any]
 Curve = dict[int, float]  # round -> value
@@ -73,15 +73,6 @@ class Run:
         except ValueError as error:
             self.notes.append(str(error))
             return None, None
-
-    @cached_property
-    def timeline(self) -> list[dict[str, Any]]:
-        """The jobs, the oldest first (runtime/record/timeline.py)."""
-        try:
-            return timeline.read(self.path)
-        except (UserError, ValueError, KeyError, TypeError, AttributeError) as error:
-            self.notes.append(f"{timeline.FOLDER} cannot be read ({error!r})")
-            return []
 
     @cached_property
     def client_names(self) -> dict[int, str]:

@@ -7,6 +7,7 @@ from typing import Any
 
 from pydantic_core import PydanticUndefined
 
+from fedmpi.common.errors import UserError
 from fedmpi.common.metrics_row import SECONDS
 from fedmpi.common.redaction import flow, redacted
 from fedmpi.common.text import metric_title
@@ -18,6 +19,7 @@ from fedmpi.reports.page import Figure, Part, Table, Text, Value
 from fedmpi.reports.run_data import Curve, Run, curve
 from fedmpi.reports.timeline import figures
 from fedmpi.runtime.introspection import description, registry
+from fedmpi.runtime.record import timeline
 
 SECONDS_OF = ("round", "busiest rank trains", "rank 0 waits", "server step", "evaluation")
 ROUNDS, SPANS = 3, 2000  # of the timeline that are drawn, at most
@@ -84,7 +86,12 @@ def time(runs: Runs) -> list[Part | None]:
     parts: list[Part | None] = [by_name("seconds", "seconds a round", "seconds", curves, SECONDS, note, from_zero=True)]
     if runs.alone is None:
         return parts
-    jobs = [job for job in runs.alone.timeline if any(each["rounds"] for each in job["ranks"].values())]
+    try:
+        found = timeline.read(runs.alone.path)  # the jobs, the oldest first
+    except (UserError, ValueError, KeyError, TypeError, AttributeError) as error:
+        runs.alone.notes.append(f"{timeline.FOLDER} cannot be read ({error!r})")
+        found = []
+    jobs = [job for job in found if any(each["rounds"] for each in job["ranks"].values())]
     if not jobs:
         return [*parts, Text("What each rank did when is not recorded (timeline: false), or not yet.")]
     return [*parts, *figures(jobs[-1], ROUNDS, SPANS)]

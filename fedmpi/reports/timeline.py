@@ -16,7 +16,7 @@ from fedmpi.common import formatting
 from fedmpi.common.errors import UserError
 from fedmpi.engine.timeline import WAITS
 from fedmpi.reports import charts
-from fedmpi.reports.charts import Bars, Span, Spans
+from fedmpi.reports.charts import Bars, Box, Spans
 from fedmpi.reports.page import Figure, Value
 from fedmpi.runtime.record import timeline
 
@@ -124,16 +124,16 @@ def figures(job: Job, rounds: int, most_spans: float = float("inf")) -> tuple[Fi
         rounds -= 1
         lines = [(i, line) for i, line in lines if line["round"] > last - rounds]
     begin = min(line["at"] for _, line in lines)
-    spans, rows = list[Span](), list[list[Value]]()
+    boxes, rows = {kind: list[Box]() for kind in parts}, list[list[Value]]()
     for i, line in lines:
         for what, start, ms, *client in line["spans"]:
             at = line["at"] - begin + start / 1e3
             who = f", client {client[0]}" if client else ""
             tip = f"rank {ranks[i]}, round {line['round']}: {what}{who}, {ms} ms"
-            spans.append(Span(i, at, at + ms / 1e3, what if what in kinds else "other", tip))
+            boxes[what if what in kinds else "other"].append((i, at, at + ms / 1e3, tip))
             rows.append([ranks[i], line["round"], what, at, ms / 1e3, str(client[0]) if client else ""])
     title = f"the last {rounds} rounds, rank by rank" if rounds > 1 else "the last round, rank by rank"
-    chart_of_spans = Spans([f"rank {rank}" for rank in ranks], spans, list(parts), "seconds")
+    chart_of_spans = Spans([f"rank {rank}" for rank in ranks], boxes, "seconds")
     head = ("rank", "round", "lap", "from_s", "seconds", "client")
     return bars, Figure("timeline", title, chart_of_spans, head, rows)
 

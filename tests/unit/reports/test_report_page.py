@@ -172,9 +172,7 @@ CHARTS = {
     "wide": charts.Grid(
         [str(r) for r in range(30)], list("abcdefghijklmnopqrstuvwxyz"), [range(26)] * 30, "r", "c", "u"
     ),
-    "spans": charts.Spans(
-        ["rank 0"], [charts.Span(0, 0.0, 1.0, "train", "3 ms"), charts.Span(0, 1.0, 2.0, "b", "")], ["train", "b"], "s"
-    ),
+    "spans": charts.Spans(["rank 0"], {"train": [(0, 0.0, 1.0, "3 ms")], "b": [(0, 1.0, 2.0, "")]}, "s"),
 }
 
 
