@@ -75,7 +75,7 @@ class Reporter:
             first = {"round": before, **{n: figures[n] for n in ("loss", *self.worker.task.names) if n in figures}}
             row = {**first, **line, **figures, "evaluate_s": time.perf_counter() - began}
             if updates := row.pop("updates", None):  # sorted, as they come out of a checkpoint
-                self.sink.updates({"round": before, **dict(sorted(updates.items()))})
+                self.sink.append("updates.jsonl", {"round": before, **dict(sorted(updates.items()))})
             if due and self.evaluator.by_class:
                 row["class_accuracy"] = [round(v, 3) if v == v else None for v in self.evaluator.by_class]
             since = self.watch.see(row, last, self.evaluator.only if due else None)
@@ -99,7 +99,7 @@ class Reporter:
         lr, inbox = self.plan.learning_rate(t_seen), self.exchange.inbox
         with seeds.scoped(self.plan.seed, "evaluate", t):
             figures, lines = evaluator(t_seen, lr, model, exact, inbox, downloads, last=last)
-        self.sink.clients([{**each, "round": t} for each in lines])
+        self.sink.append("clients.jsonl", *({**each, "round": t} for each in lines))
         if server is not None and server.best is not None:
             best = server.best
             if best.see(t, figures[best.choice.figure], server.w, server.b):

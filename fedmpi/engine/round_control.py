@@ -129,7 +129,7 @@ class RoundControl:
             return RoundCommand.EARLY_STOPPED + undoes
         placed = self.scheduler.commit(t)
         if placed is not None:
-            self.reporter.sink.placement(placed)
+            self.reporter.sink.append("placement.jsonl", placed)
         return TRAIN + undoes + (REBALANCES if self.scheduler.pace != self.scheduler.announced else 0)
 
     def _broadcast_refused(self, t: int) -> list[int]:

@@ -180,7 +180,8 @@ def _agree(run: RunContext) -> None:
     layout = {"(layout)": rank_agreement.digest(repr(made.model.layout))}
     layout |= {} if made.initial is None else {"(initial weights)": made.initial.digest}
     layout |= rank_agreement.frozen_digest(made.model.frozen) if made.model.frozen else {}
-    digests = {**run.code_digests, **plugins.digests(run.plugins), **run.data_digests, **layout}
+    own = plugins.digests(run.plugins) if run.plugins else {}
+    digests = {**run.code_digests, **own, **run.data_digests, **layout}
     rank_agreement.agree(comm, digests, timeout_s)
     if comm.rank == 0:
         run.identity = {**written.identity(), **digests}

@@ -95,7 +95,7 @@ class Probes:
             said = {name: PROBES[name](cohort) for name in self.names}
         self._before, self._mine, self._moved, self._steps = None, {}, {}, {}
         if self.server is not None:
-            self.sink.analysis({"round": t, "clients": list(members), **said})
+            self.sink.append("analysis.jsonl", {"round": t, "clients": list(members), **said})
 
     def _shared(self, model: Model | None) -> Model:
         """Rank 0's, on every rank."""

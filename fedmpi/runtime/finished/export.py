@@ -31,12 +31,12 @@ from fedmpi.data.batches import batches
 from fedmpi.runtime import build, build_data, trust
 from fedmpi.runtime.build import Experiment
 from fedmpi.runtime.device import set_numerics
-from fedmpi.runtime.finished.client_model import ClientPredictor, client_model
+from fedmpi.runtime.finished.models import ClientPredictor, client_model, rebuilt
 from fedmpi.runtime.finished.predict import site_of
 from fedmpi.runtime.record.data_files import PREPROCESSING, site_file
 from fedmpi.runtime.record.durable import weights
 from fedmpi.runtime.record.run_dir import BEST, MODEL, RunDirectory
-from fedmpi.runtime.record.saved_model import facts_of, personal_facts, personal_notice, rebuilt
+from fedmpi.runtime.record.saved_model import facts_of, personal_facts, personal_notice
 
 SUFFIX = {"torchscript": ".pt", "onnx": ".onnx", "safetensors": ".safetensors"}
 NEEDS = ("onnx", "onnxscript", "onnxruntime")  # beside torch, for onnx

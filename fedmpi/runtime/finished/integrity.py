@@ -20,9 +20,10 @@ from fedmpi.config.schema import Settings
 from fedmpi.config.yaml_source import read
 from fedmpi.flat.layout import Layout
 from fedmpi.flat.model import FlatModel
+from fedmpi.runtime.finished.models import rebuilt
 from fedmpi.runtime.record.durable import Damaged, packed, read_tensors
 from fedmpi.runtime.record.run_dir import BEST, MODEL, SEAL, seal, stamp
-from fedmpi.runtime.record.saved_model import best_model, facts_of, rebuilt
+from fedmpi.runtime.record.saved_model import best_model, facts_of
 from fedmpi.runtime.record.summary import metric_names, summary
 
 Rows = Sequence[Mapping[str, Any]]

@@ -38,11 +38,11 @@ from fedmpi.data.reading_options import ALL, with_options
 from fedmpi.data.sources.common import ignoring
 from fedmpi.runtime import trust
 from fedmpi.runtime.device import pick_device, set_numerics
-from fedmpi.runtime.finished.client_model import client_model
+from fedmpi.runtime.finished.models import client_model, rebuilt
 from fedmpi.runtime.record import durable
 from fedmpi.runtime.record.data_files import PREPROCESSING, find_own_preprocessing, read_preprocessing
 from fedmpi.runtime.record.run_dir import BEST, MODEL
-from fedmpi.runtime.record.saved_model import facts_of, input_of, personal_notice, rebuilt
+from fedmpi.runtime.record.saved_model import facts_of, input_of, personal_notice
 from fedmpi.tasks import contract
 
 FOLDER = "predictions"  # of a run directory

@@ -23,7 +23,7 @@ from fedmpi.engine.faults import losses
 from fedmpi.runtime import rank_agreement, trust
 from fedmpi.runtime.finished import integrity, replay
 from fedmpi.runtime.finished.integrity import Findings
-from fedmpi.runtime.reading.compare import MISSING, Difference, differences
+from fedmpi.runtime.reading.compare import MISSING, Difference, keyed_rows, row_differences
 from fedmpi.runtime.reading.files import json_of, no_run
 from fedmpi.runtime.record.data_files import PREPROCESSING
 from fedmpi.runtime.record.metadata import installed_version
@@ -153,16 +153,18 @@ def _compare(
         t = row["round"]
         if t not in now:
             continue
-        bad = differences(row, now[t], tolerance, partial=t == ends)
+        bad = row_differences(row, now[t], tolerance, partial=t == ends)
         _tell(f"metrics.jsonl, round {t}", bad, other, tolerance, to)
         if not bad and t in to.suspects:
             to.say(f"     round {t}: what can be recomputed is right, so times, bytes or the writing were changed")
     for name in ("clients.jsonl", "updates.jsonl", "analysis.jsonl"):
-        lines, again_lines = (_keyed(path / name) for path in (run, again.path))
+        lines, again_lines = (keyed_rows(_rows(path / name)) for path in (run, again.path))
         for key in {**lines, **again_lines}:
             if key[0] in now and key[0] != ends and not (name == "analysis.jsonl" and key[0] == start):
-                bad = differences(lines.get(key, {}), again_lines.get(key, {}), tolerance)
-                _tell(f"{name}, round {', '.join(map(str, key))}", bad, other, tolerance, to)
+                bad = row_differences(lines.get(key, {}), again_lines.get(key, {}), tolerance)
+                client = "" if key[1] is None else f", client {key[1]}"
+                protocol = ", ".join(str(part) for part in ("", *key[2:]) if part is not None)
+                _tell(f"{name}, round {key[0]}{client}{protocol}", bad, other, tolerance, to)
     return set(now)
 
 
@@ -248,18 +250,6 @@ def others(run: Path, settings: Settings) -> list[str]:
 def _rows(path: Path) -> list[dict[str, Any]]:
     """Rows, without lines that are none: these have been told."""
     return integrity.rows_of(path, Findings(lambda text: None))
-
-
-def _keyed(path: Path) -> dict[tuple[Any, ...], dict[str, Any]]:
-    """(round, and what else tells a line of it from the others) -> row."""
-    found: dict[tuple[Any, ...], dict[str, Any]] = {}
-    for row in _rows(path):
-        told = [f"client {row['client']}"] if isinstance(row.get("client"), int) else []
-        key = (row["round"], *told, *([row["protocol"]] if isinstance(row.get("protocol"), str) else []))
-        while key in found:
-            key = (*key, "again")
-        found[key] = row
-    return found
 
 
 def _named(done: Sequence[int]) -> str:

@@ -8,7 +8,7 @@ were made with (settings, code, data, versions, machine) is told, and decides no
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -41,11 +41,13 @@ def compare(a: Path, b: Path) -> Facts:
     shared = sorted(left.rounds.keys() & right.rounds.keys())
     found: Facts = {"a": str(a), "b": str(b), **_made_with(left, right)}
     found["rounds"] = [len(left.rounds), len(right.rounds)]
-    found["hash"] = _first(shared, lambda t: _hash(left.rounds[t], right.rounds[t]))
-    found["figure"] = _first(shared, lambda t: _figure(left.rounds[t], right.rounds[t]))
+    pairs = [(t, left.rounds[t], right.rounds[t]) for t in shared]
+    hashes = {t: [x[HASH], y[HASH]] for t, x, y in pairs if None not in (x.get(HASH), y.get(HASH))}
+    parted = [t for t, (x, y) in hashes.items() if x != y]
+    found["hash"] = {"round": parted[0], "values": hashes[parted[0]]} if parted else None
+    found["figure"] = next(({"round": t, **differs} for t, x, y in pairs if (differs := _figure(x, y))), None)
     found["client"] = _clients(left.clients, right.clients, set(shared))
-    compared = [t for t in shared if None not in (left.rounds[t].get(HASH), right.rounds[t].get(HASH))]
-    found["models_same"] = len(shared) if compared == shared and not found["hash"] else 0
+    found["models_same"] = len(shared) if len(hashes) == len(shared) and not found["hash"] else 0
     models = [side.model() for side in sides]
     both = None not in models
     found["model"] = models if both and models[0] != models[1] else None
@@ -64,8 +66,7 @@ class _Side:
         self.identity = comparable(files.json_of(run / "identity.json") or {})
         self.environment = files.json_of(run / "environment.json") or {}
         self.rounds = {row["round"]: row for row in _rows(run / "metrics.jsonl")}
-        rows = _rows(run / "clients.jsonl")
-        self.clients = {(row["round"], row.get("client"), row.get("protocol")): row for row in rows}
+        self.clients = keyed_rows(_rows(run / "clients.jsonl"))
 
     def model(self) -> str | None:
         digest = hashlib.sha256()
@@ -85,14 +86,14 @@ def _rows(path: Path) -> list[Facts]:
 
 def _made_with(a: _Side, b: _Side) -> Facts:
     """settings, code, data: of identity.json; versions, machine: of environment.json."""
-    told = _differences(a.identity, b.identity)
+    told = _changed(a.identity, b.identity)
     found: Facts = {"settings": {k: v for k, v in told.items() if not k.startswith("(") and k not in NAMES}}
     digests = {k.strip("()"): v for k, v in told.items() if k.startswith("(")}
     is_data = {name: any(name.endswith(each) for each in DATA) for name in digests}
     found["code"] = {k: v for k, v in digests.items() if not is_data[k]}
     found["data"] = {k: v for k, v in digests.items() if is_data[k]}
-    found["versions"] = _differences(*(_versions(side.environment) for side in (a, b)))
-    found["machine"] = _differences(*(_machine(side.environment) for side in (a, b)))
+    found["versions"] = _changed(*(_versions(side.environment) for side in (a, b)))
+    found["machine"] = _changed(*(_machine(side.environment) for side in (a, b)))
     return found
 
 
@@ -111,23 +112,24 @@ def _machine(about: Mapping[str, Any]) -> Facts:
     return {**named, "ranks": len(ranks), "devices": ", ".join(devices), "hosts": ", ".join(hosts)}
 
 
-def _differences(a: Mapping[str, Any], b: Mapping[str, Any]) -> dict[str, Pair]:
+def _changed(a: Mapping[str, Any], b: Mapping[str, Any]) -> dict[str, Pair]:
     return {k: [a.get(k), b.get(k)] for k in dict.fromkeys([*a, *b]) if a.get(k) != b.get(k)}
 
 
-def _first(rounds: Iterable[int], differ: Callable[[int], Facts | None]) -> Facts | None:
-    """The first round in which there is a difference, with it."""
-    return next(({"round": t, **found} for t in rounds if (found := differ(t)) is not None), None)
-
-
-def _hash(a: Facts, b: Facts) -> Facts | None:
-    """Of the model after a round; a round whose line was written before its hash was known has none."""
-    values = [row.get(HASH) for row in (a, b)]
-    return {"values": values} if None not in values and values[0] != values[1] else None
+def keyed_rows(rows: Iterable[Facts]) -> dict[tuple[Any, ...], Facts]:
+    """(round, client, protocol) -> row; client and protocol are None in rows without them, and a key is longer where
+    one like it was there before."""
+    found: dict[tuple[Any, ...], Facts] = {}
+    for row in rows:
+        key: tuple[Any, ...] = (row["round"], row.get("client"), row.get("protocol"))
+        while key in found:
+            key = (*key, "again")
+        found[key] = row
+    return found
 
 
 def _figure(a: Facts, b: Facts) -> Facts | None:
-    found = [each for each in differences(a, b) if each.key != HASH]
+    found = [each for each in row_differences(a, b) if each.key != HASH]
     if not found:
         return None
     values = [None if value is MISSING else value for value in found[0][1:]]
@@ -142,7 +144,7 @@ class Difference(NamedTuple):
     b: Any
 
 
-def differences(a: Facts, b: Facts, tolerance: float | None = None, *, partial: bool = False) -> list[Difference]:
+def row_differences(a: Facts, b: Facts, tolerance: float | None = None, *, partial: bool = False) -> list[Difference]:
     """Return in what two rows of metrics.jsonl, or of a file like it, differ, but for what depends on the ranks.
 
     Args:

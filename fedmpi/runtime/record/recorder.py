@@ -13,6 +13,7 @@ from fedmpi.comm.loss.leaving import say
 from fedmpi.common.errors import UserError
 from fedmpi.common.formatting import duration
 from fedmpi.common.inputs import to_text
+from fedmpi.common.jsonl import read_jsonl
 from fedmpi.common.redaction import redacted
 from fedmpi.common.signals import StopRequest
 from fedmpi.common.text import figure
@@ -34,6 +35,8 @@ from fedmpi.runtime.resuming.checkpoints import Checkpoints
 
 if TYPE_CHECKING:
     from rich.progress import Progress
+
+CLIENTS_TAIL = 1 << 16  # bytes of clients.jsonl, which hold the rows of more clients than are shown
 
 
 class RankRecorder(Sink):
@@ -104,7 +107,6 @@ class Recorder(RankRecorder):
         self.falling = tuple(getattr(task, "falling", ()))
         self.model_facts = {"input": to_text(data.input_shape, data.x_dtype), "classes": str(data.classes)}
         self.model_facts |= personal_facts(settings.method.name, experiment.messages)
-        self.last_clients: list[dict[str, Any]] = []
         shown = self.metrics[: 1 + len(task.names)]
         self.headline = shown[1]
         shown += [f"validation_{settings.evaluate.best.metric}"] if settings.evaluate.best.metric else []
@@ -159,10 +161,9 @@ class Recorder(RankRecorder):
         if self.loggers is not None:
             self.loggers.round(row)
 
-    def clients(self, rows: list[dict[str, Any]]) -> None:
+    def append(self, file: str, *rows: dict[str, Any]) -> None:
         if rows:
-            self.last_clients = rows
-            self.directory.append("clients.jsonl", *rows)
+            self.directory.append(file, *rows)
 
     def best(self, best: Best) -> None:
         about = {**self.model_facts, "figure": best.choice.figure, "round": best.round, "value": best.value}
@@ -171,15 +172,6 @@ class Recorder(RankRecorder):
     def loss(self, row: dict[str, Any]) -> None:
         self.directory.append("faults.jsonl", row)
         self.console.say(report_text.loss(row, self.experiment.data.site_names))
-
-    def updates(self, row: dict[str, Any]) -> None:
-        self.directory.append("updates.jsonl", row)
-
-    def placement(self, row: dict[str, Any]) -> None:
-        self.directory.append("placement.jsonl", row)
-
-    def analysis(self, row: dict[str, Any]) -> None:
-        self.directory.append("analysis.jsonl", row)
 
     # ---- the end ----
     def close(self, fed: Federation, reason: str) -> dict[str, Any]:
@@ -195,7 +187,9 @@ class Recorder(RankRecorder):
         if self.loggers is not None:
             self.loggers.end(result)
         rows, made = self.directory.rows("metrics.jsonl"), self.experiment
-        for line in report_text.results(rows, result, self.headline, self.last_clients, made):
+        evaluated = read_jsonl(self.directory.path / "clients.jsonl", rounds=True, tail=CLIENTS_TAIL).rows
+        clients = [row for row in evaluated if row["round"] == evaluated[-1]["round"]]
+        for line in report_text.results(rows, result, self.headline, clients, made):
             self.console.say(line)
         self.console.say(f"run directory: {self.directory.shown}")
         if reason == "stopped" and self.checkpoints is not None and not self.stop.enough:

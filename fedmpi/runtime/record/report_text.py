@@ -166,7 +166,7 @@ def results(
     if clients and len(clients) <= 20:
         names, cells = ("loss", *made.task.names), [("client", "protocol", "samples", "loss", *made.task.names)]
         for row in clients:
-            figures = ("-" if row[n] != row[n] else figure(n, row[n], 4) for n in names)
+            figures = ("-" if row[n] is None else figure(n, row[n], 4) for n in names)
             cells.append((str(row.get("site", row["client"])), row["protocol"], str(row["samples"]), *figures))
         lines += table(cells)
     if headline in result["last"]:

@@ -1,4 +1,4 @@
-"""The models of a run directory: what their files say of themselves, and the global model as a module."""
+"""What the files of models in a run directory say of themselves: what a model takes, and whether clients use it."""
 
 from __future__ import annotations
 
@@ -9,16 +9,12 @@ from typing import Any
 
 import torch
 from safetensors import SafetensorError, safe_open
-from safetensors.torch import load_file
-from torch import nn
 
-from fedmpi.common.errors import UserError
 from fedmpi.common.inputs import Shape, Type, from_text
-from fedmpi.config.schema import Settings
 from fedmpi.engine.messages import Messages
 from fedmpi.engine.reporting import OWN, own_parts
 from fedmpi.method.base import overrides
-from fedmpi.runtime.record.run_dir import BEST, MODEL
+from fedmpi.runtime.record.run_dir import BEST
 
 
 def personal_facts(name: str, messages: Messages) -> dict[str, str]:
@@ -69,37 +65,3 @@ def input_of(facts: Mapping[str, Any]) -> tuple[Shape, Type]:
         return from_text(facts["input"])
     sizes = str(facts["input_shape"])  # what runs wrote until samples could be of other types: `1,8,8`
     return tuple(int(size) for size in sizes.split(",") if size), torch.float32
-
-
-def rebuilt(run_dir: Path, settings: Settings, name: str = MODEL) -> nn.Module:
-    """Return the global model of a run directory, in evaluation mode.
-
-    Args:
-        settings: those of the run, by `trust.run_settings`; call this within `trust.guard`.
-        name: the file of the final model, or of the best one.
-
-    Raises:
-        UserError: the run has not ended yet, or the file is damaged or of another model.
-    """
-    from fedmpi.runtime import build  # which reads the facts of initial weights, and so imports this module
-
-    weights = run_dir / name
-    if name == BEST and not weights.exists():
-        raise UserError(
-            f"{run_dir} holds no {BEST}: set evaluate.best and data.validation, and a run chooses its best model"
-        )
-    if not weights.exists():
-        raise UserError(f"{run_dir} holds no model.safetensors: the run has not ended yet, or did not end well")
-    try:
-        with safe_open(weights, framework="pt") as file:
-            facts = json.loads((file.metadata() or {})["fedmpi"])
-        shape, dtype = input_of(facts)
-        tensors, classes = load_file(weights), int(facts["classes"])
-    except (SafetensorError, OSError, KeyError, TypeError, ValueError) as error:
-        raise UserError(f"{weights} is damaged, or no model of fedmpi: {type(error).__name__}: {error}") from error
-    module = build.prepared_module(settings, build.make_method(settings), shape, classes, dtype)
-    try:
-        module.load_state_dict(tensors)
-    except RuntimeError as error:  # names and shapes that differ
-        raise UserError(f"{weights} does not fit the model of config.yaml beside it: {error}") from error
-    return module.eval()

@@ -22,8 +22,7 @@ KEEP_PARTS = ("fedper", "fedrep", "fedbn", "ditto")
 
 def ready(config, data=None, comm=None):
     it = prepare(config, data, comm)
-    it.analysis = []
-    it.fed.reporter.sink.analysis = it.analysis.append
+    it.analysis = it.files["analysis.jsonl"]
     return it
 
 

@@ -45,8 +45,7 @@ def make(config, folder=None, room=10**6):
     def on(seat: Seat) -> FinishedRun:
         it = prepare(config, sites(seat) if "global" not in config.evaluate.protocol else None, comm=seat)
         it.told, it.fed.reporter.sink.loss = [], lambda row: it.told.append(row)
-        it.placements = []
-        it.fed.reporter.sink.placement = it.placements.append
+        it.placements = it.files["placement.jsonl"]
         if folder is not None:
             it.kept = checkpoints(folder, room)
             it.fed.reporter.sink.keep = it.kept.save

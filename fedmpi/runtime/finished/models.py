@@ -1,7 +1,8 @@
-"""The model with which a client of a finished run was evaluated by protocol `personal`, out of the run directory.
+"""The models of a run directory as modules: the global one, and those with which clients were evaluated.
 
-It is made of the global model, the server's state in the last checkpoint and what the client has kept (state/), by the
-same hooks of the method that the evaluation calls. Data are read only where these hooks may ask for them.
+The model of a client, that of protocol `personal`, is made of the global model, the server's state in the last
+checkpoint and what the client has kept (state/), by the same hooks of the method that the evaluation calls. Data are
+read only where these hooks may ask for them.
 """
 
 from __future__ import annotations
@@ -14,6 +15,8 @@ from typing import Any
 
 import numpy as np
 import torch
+from safetensors import SafetensorError, safe_open
+from safetensors.torch import load_file
 from torch import Tensor, nn
 
 from fedmpi.comm.base import Solo
@@ -37,7 +40,7 @@ from fedmpi.runtime.device import set_numerics
 from fedmpi.runtime.record.data_files import PREPROCESSING, by_client, read_preprocessing
 from fedmpi.runtime.record.durable import Damaged, read_tensors
 from fedmpi.runtime.record.run_dir import BEST, MODEL, RunDirectory
-from fedmpi.runtime.record.saved_model import facts_of, input_of, rebuilt
+from fedmpi.runtime.record.saved_model import facts_of, input_of
 from fedmpi.runtime.resuming import initial, resume
 from fedmpi.runtime.resuming.checkpoints import Rows
 
@@ -64,6 +67,38 @@ class ClientPredictor(nn.Module):
     def forward(self, x: Tensor) -> Tensor:
         with torch.inference_mode():
             return self._predict(x)
+
+
+def rebuilt(run_dir: Path, settings: Settings, name: str = MODEL) -> nn.Module:
+    """Return the global model of a run directory, in evaluation mode.
+
+    Args:
+        settings: those of the run, by `trust.run_settings`; call this within `trust.guard`.
+        name: the file of the final model, or of the best one.
+
+    Raises:
+        UserError: the run has not ended yet, or the file is damaged or of another model.
+    """
+    weights = run_dir / name
+    if name == BEST and not weights.exists():
+        raise UserError(
+            f"{run_dir} holds no {BEST}: set evaluate.best and data.validation, and a run chooses its best model"
+        )
+    if not weights.exists():
+        raise UserError(f"{run_dir} holds no model.safetensors: the run has not ended yet, or did not end well")
+    try:
+        with safe_open(weights, framework="pt") as file:
+            facts = json.loads((file.metadata() or {})["fedmpi"])
+        shape, dtype = input_of(facts)
+        tensors, classes = load_file(weights), int(facts["classes"])
+    except (SafetensorError, OSError, KeyError, TypeError, ValueError) as error:
+        raise UserError(f"{weights} is damaged, or no model of fedmpi: {type(error).__name__}: {error}") from error
+    module = build.prepared_module(settings, build.make_method(settings), shape, classes, dtype)
+    try:
+        module.load_state_dict(tensors)
+    except RuntimeError as error:  # names and shapes that differ
+        raise UserError(f"{weights} does not fit the model of config.yaml beside it: {error}") from error
+    return module.eval()
 
 
 def client_model(
