@@ -9,7 +9,7 @@ from contextlib import contextmanager, suppress
 from functools import partial
 from typing import TYPE_CHECKING, Any, TextIO
 
-from fedmpi.comm.loss.leaving import say
+from fedmpi.comm.failures.process_exit import say
 from fedmpi.common.errors import UserError
 from fedmpi.common.formatting import duration
 from fedmpi.common.inputs import to_text
