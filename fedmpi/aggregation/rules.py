@@ -1,8 +1,8 @@
 """Server rules that a config may choose in place of the method's own:  server.rule: principal | {name: principal,
 keep: 0.5}.
 
-A rule is `f(up, s, **options) -> (s,)`: the gathered updates and the server's view in, the direction out. With
-server.rule.groups (coef, say) it is for those groups of the layout alone.
+A rule is `f(updates, server, **options) -> (s,)`: the gathered updates and the server's view in, the direction out.
+With server.rule.groups (coef, say) it is for those groups of the layout alone.
 """
 
 from __future__ import annotations

@@ -250,7 +250,7 @@ return up.mean('dw').to_sparse()
 return up.mean('dw').to('meta')
     returned a tensor on meta
 return up.dw.mul_(2).mean(0)
-    the server rule wrote to up, which hooks may only read
+    the server rule wrote to updates, which hooks may only read
 raise SystemExit(0)
     round 0: plugin at .*SystemExit
 """
@@ -307,7 +307,7 @@ client_sate = Slots(c=FLAT)
 def aggregates(self, s, up): return up.mean(), State()
     did you mean 'aggregate'\?
 def loss(self, x, y): return 0
-    hook loss takes \(self, k, x, y\)
+    hook loss takes \(self, client, x, y\)
 gradient = 3
     'gradient' is a hook: a function, not 3
 sends: Slots = Slots(dw=SHARED, c=FLAT)
@@ -391,7 +391,7 @@ client_state = Slots(c=FLAT) | def train(self, k): |     k.state.c[0] = 1 |     
 def aggregate(self, s, up): return s.w.mul_(0), State()
     round 0: a hook of method plugin wrote to server\.w, which
 def aggregate(self, s, up): return up.dw.mul_(2).mean(0), State()
-    round 0: a hook of method plugin wrote to up, which
+    round 0: a hook of method plugin wrote to updates, which
 client_state = Slots(c=Slot(('d',), start='drawn')) | def drawn(self, *_): return 0
     not an option that is a
 server_state = Slots(c=Slot(('d',), start='drawm'))
