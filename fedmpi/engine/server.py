@@ -57,7 +57,7 @@ class ServerView(Server):
     def label_counts(self) -> Tensor:  # type: ignore[override]
         if not self.counts_shared:
             raise UserError(
-                "s.label_counts: the sites do not tell how many samples they have of each class "
+                "server.label_counts: the sites do not tell how many samples they have of each class "
                 "(data.share_label_counts is false); a method that asks for it declares needs = {LABEL_COUNTS}"
             )
         return self.counts
@@ -102,7 +102,7 @@ class FederationServer:
         views = messages.server_state.views(self.state_row)
         self.state = State({name: getattr(views, name) for name in views})
         view.state, view.w, self.held = self.state, self.w, held
-        self._inputs = {"s.w": self.w, "s.state": self.state_row, "s.label_counts": view.counts}  # hooks only read them
+        self._inputs = {"server.w": self.w, "server.state": self.state_row, "server.label_counts": view.counts}
         self.best = Best(choice, self.w, self.b) if choice else None
         self.records, self.updates = records, dict[str, Any]()  # of the last step (aggregation/update_stats.py)
         self.update_filter, self.refused = (
@@ -162,7 +162,7 @@ class FederationServer:
         view, where = self.view, f"round {t}"
         view.round, view.train_lr, view.noted = t, train_lr, {}
         view.segments, view.shared = upload.columns.segments, upload.w.take(self.w)
-        inputs = ReadOnlyCheck({**self._inputs, **came.tensors(), "up.p": up.p, "up.n": up.n})
+        inputs = ReadOnlyCheck({**self._inputs, **came.tensors(), "updates.p": up.p, "updates.n": up.n})
         size, ruled = (upload.columns.size,), None
         own = self.rule is not None or overrides(self.method, "aggregate")  # which may draw from global generators
         chance = seeds.scoped(view.seed, "aggregate", t) if own else nullcontext()
