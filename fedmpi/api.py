@@ -10,8 +10,8 @@ from typing import Any
 from torch import nn
 
 from fedmpi import config
-from fedmpi.analysis.pages import report
 from fedmpi.common.errors import UserError
+from fedmpi.reports import after_run
 from fedmpi.runtime.finished.models import client_model, rebuild_model
 from fedmpi.runtime.finished.predict import of_training, with_predict
 from fedmpi.runtime.record.run_dir import BEST, MODEL
@@ -46,7 +46,7 @@ def run(settings: str | Path | config.Settings, overrides: Sequence[str] = ()) -
     else:
         made = type(settings).__name__
         raise UserError(f"fedmpi.run: settings is {made}; a YAML file, or what fedmpi.config.load makes, is needed")
-    return Summary(execute(settings, after=report.after_run)[0])
+    return Summary(execute(settings, after=after_run)[0])
 
 
 def load(

@@ -265,7 +265,7 @@ def _evaluated(fed: Federation, made: Experiment, run_dir: Path, module: nn.Modu
     """The client's model by the hooks of the method, as protocol `personal` evaluates it."""
     t, method, worker = max(t, 0), made.method, fed.worker
     try:
-        downloads = {client: fed.transport.no_download()}
+        downloads = {client: fed.transport.no_download}
         if any(overrides(method, hook) for hook in ("weights", "predict", "tune")):
             downloads = fed.transport.send_downloads(t, [client], fed.states.owner, fed.server)
         view = fed.states.view(client, t, fed.plan.learning_rate(t), fed.transport.inbox, downloads[client])

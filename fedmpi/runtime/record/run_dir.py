@@ -19,7 +19,7 @@
     model.safetensors   final global model, state_dict names    summary.json       last, mean of last 10, best, ...
     seal.json           SHA-256 of these, see `seal`
     model-best.safetensors   the best one by evaluate.best, if that is asked for; written whenever there is a better one
-    report.html         all this to be looked at, written when the run is over (analysis/pages)
+    report.html         all this to be looked at, written when the run is over (reports)
 
 summary.json says in `exit_reason` how the run ended: "finished", "enough: ..." (evaluate.best.patience), "stopped" or
 "signal 15" on request, "diverged: ...", or "failed: ..." and of what. A run that was killed has no summary.json; all
