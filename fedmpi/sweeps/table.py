@@ -17,6 +17,7 @@ import shlex
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from statistics import fmean, stdev
+from typing import NamedTuple
 
 from scipy.special import stdtrit
 
@@ -41,6 +42,15 @@ WHAT = {
 OF = tuple(WHAT)
 MOST_TOLD = 8  # cells with something missing
 Key = tuple[str, ...]  # a label of each axis but seed
+
+
+class Statistics(NamedTuple):
+    """Over the seeds of a cell: nan where there are too few for it."""
+
+    mean: float
+    std: float  # sample standard deviation
+    seeds: int  # that have a figure
+    asked: int  # that the cell is to have
 
 
 @dataclass(frozen=True)
@@ -71,6 +81,11 @@ class Cells:
     def asked(self, key: Key) -> list[str]:
         """The seeds that a cell is to have."""
         return [labels.get(SEED, "") for labels in self.sweep.labels if self.key(labels) == key]
+
+    def statistics(self, key: Key) -> Statistics:
+        values = list(self.found.get(key, {}).values())
+        mean, std = fmean(values) if values else math.nan, stdev(values) if len(values) > 1 else math.nan
+        return Statistics(mean, std, len(values), len(self.asked(key)))
 
 
 def collect(sweep: Sweep, metric: str | None, of: str | None, rows: str | None = None) -> Cells:
@@ -286,13 +301,11 @@ def head(cells: Cells, column: Key) -> str:
 
 
 def _cell(cells: Cells, key: Key, sign: str) -> str:
-    values = list(cells.found.get(key, {}).values())
-    if not values:
+    mean, std, seeds, asked = cells.statistics(key)
+    if not seeds:
         return "nan" if key in cells.bad else "-" if key in cells.keys else ""
-    asked = len(cells.asked(key))
-    few = f" ({len(values)} of {asked})" if len(values) < asked else f" ({count(asked, 'seed')})"
-    few = "" if len(values) == cells.seeds else few
-    return _pair((fmean(values), stdev(values) if len(values) > 1 else math.nan), sign, cells) + few
+    few = f" ({seeds} of {asked})" if seeds < asked else f" ({count(asked, 'seed')})"
+    return _pair((mean, std), sign, cells) + ("" if seeds == cells.seeds else few)
 
 
 def _digits(cells: Cells) -> int:
@@ -316,15 +329,15 @@ def published_of(cells: Cells, key: Key) -> tuple[float, float] | None:
 
 def verdict(cells: Cells, key: Key, theirs: tuple[float, float]) -> str:
     """How far ours is from theirs, in their standard deviations; in ours where they give none, or 0."""
-    values = list(cells.found.get(key, {}).values())
-    if not values:
+    mean, std, seeds, _ = cells.statistics(key)
+    if not seeds:
         return ""
-    if not theirs[1] > 0 and abs(fmean(values) - theirs[0]) < 0.5 * 10 ** -_digits(cells):  # they read the same
+    if not theirs[1] > 0 and abs(mean - theirs[0]) < 0.5 * 10 ** -_digits(cells):  # they read the same
         return "="
-    spread = theirs[1] if theirs[1] > 0 else stdev(values) if len(values) > 1 else math.nan
+    spread = theirs[1] if theirs[1] > 0 else std
     if math.isnan(spread) or not spread:
         return "?" if math.isnan(theirs[1]) else "!"
-    apart = abs(fmean(values) - theirs[0]) / spread
+    apart = abs(mean - theirs[0]) / spread
     return "=" if apart <= 1 else "~" if apart <= 2 else "!"
 
 
