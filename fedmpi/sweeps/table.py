@@ -97,20 +97,8 @@ def collect(sweep: Sweep, metric: str | None, of: str | None, rows: str | None =
     metric, or they were made with different plug-ins or data.
     """
     options = [*(["--metric", metric] if metric else []), *(["--of", of] if of else [])]
-    said = [each for each in sweep.published if metric in (None, each.figure[1])]
-    silent = [each for each in said if each.metric == each.figure[1]]
-    published = next((each for each in said if of in (None, each.figure[0])), next(iter(silent), None))
-    if said:
-        first = published or said[0]
-        of, metric = of or first.figure[0], first.figure[1]
-    of = of or "last"
-    if of not in OF:
-        raise UserError(f"--of: {of}; allowed: {', '.join(OF)}")
+    metric, of, published = _which_figure(sweep, metric, of)
     probed = metric is not None and progress.is_diagnostic(metric)
-    if probed and of not in progress.DIAGNOSTICS_OF:
-        raise UserError(
-            f"--of: {of}: nothing that `analysis` measures is best; allowed: {', '.join(progress.DIAGNOSTICS_OF)}"
-        )
     axes = tuple(axis for axis in sweep.axes if axis.name != SEED)
     names = [axis.name for axis in axes]
     if rows is not None:
@@ -164,6 +152,25 @@ def collect(sweep: Sweep, metric: str | None, of: str | None, rows: str | None =
     metric = " or ".join(having)
     chosen = [str(each) for each in sweep.choices().values()]
     return Cells(sweep, metric, of, axes, found, bad, len(seeds), chosen, tuple(options), published, less, notes)
+
+
+def _which_figure(sweep: Sweep, metric: str | None, of: str | None) -> tuple[str | None, str, Published | None]:
+    """Return the figure of a table, None for that by which runs are compared, of which round, and what is published of
+    it."""
+    said = [each for each in sweep.published if metric in (None, each.figure[1])]
+    silent = [each for each in said if each.metric == each.figure[1]]
+    published = next((each for each in said if of in (None, each.figure[0])), next(iter(silent), None))
+    if said:
+        first = published or said[0]
+        of, metric = of or first.figure[0], first.figure[1]
+    of = of or "last"
+    if of not in OF:
+        raise UserError(f"--of: {of}; allowed: {', '.join(OF)}")
+    if metric is not None and progress.is_diagnostic(metric) and of not in progress.DIAGNOSTICS_OF:
+        raise UserError(
+            f"--of: {of}: nothing that `analysis` measures is best; allowed: {', '.join(progress.DIAGNOSTICS_OF)}"
+        )
+    return metric, of, published
 
 
 def _comparability_notes(sweep: Sweep, shown: Iterable[Settings]) -> list[str]:
