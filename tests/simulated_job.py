@@ -362,7 +362,7 @@ class SimulatedRank:
         job, timeouts = Job("slurm", self.number, self.job.size, self.number, self.job.size, "node"), self.timeouts
         self.alarm = Alarm(job, timeouts, SimulatedProcess(self), lambda pid, parent: self.job.launcher_alive)
         store = SimulatedStore(self)
-        self.alarm.listen(store.another)
+        self.alarm.listen(store.new_connection)
         allgather = StoreAllgather(store, self.number, range(self.job.size), timeouts=timeouts)
         group = self.make_group(store, "group", self.number, self.job.size, timeouts.start)
         membership = Membership(store, self.number, self.job.size, self.alarm)

@@ -270,7 +270,7 @@ class ClientStates:
         if row is None and self.shelf is not None and client in self.trained:
             row = self.shelf.get(client, self.trained[client]).to(self.w0.device)
         elif row is None:
-            row = self.messages.initial_client_state(self.w0, self.b0)
+            row = self.messages.initial_state("client_state", self.w0, self.b0)
         self.rows[client] = row
         return row
 

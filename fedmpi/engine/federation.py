@@ -67,7 +67,7 @@ class Federation:
         self.server: FederationServer | None = None
         if comm.rank == 0:
             storage, view = self.transport.model_storage(), ServerView(data, optimizer.lr, plan.rounds, plan.seed)
-            made = (messages, storage, (model.w, model.b), optimizer, view, rule, self.transport.held())
+            made = (messages, storage, (model.w, model.b), optimizer, view, rule, self.transport.held)
             guard, undoes = Guard(plan.max_norm, plan.drop, plan.clip), tolerant and bool(plan.probes)
             self.server = FederationServer(*made, plan.best, plan.updates, guard, undoes)
             if comm.rank not in training_ranks and self.server.w.device == model.w.device:

@@ -91,7 +91,7 @@ class Reporter:
         downloads: dict[int, Tensor] = {}
         if evaluator.asks_clients:
             asked = [k for k in range(self.worker.data.clients) if k not in self.states.gone]
-            downloads = dict.fromkeys(asked, self.exchange.no_download())
+            downloads = dict.fromkeys(asked, self.exchange.no_download)
             if any(overrides(self.worker.method, hook) for hook in ("weights", "predict", "tune")):  # may look at it
                 downloads = self.exchange.send_downloads(t_seen, asked, self.states.owner, server)
         model = None if server is None else (server.w, server.b)

@@ -95,7 +95,7 @@ class FederationServer:
         self.messages, self.method = messages, messages.method
         self.optimizer, self.view, self.rule = optimizer, view, rule
         self.w, self.b = (place.copy_(values) for place, values in zip(storage, initial, strict=True))
-        self.state_row = messages.initial_server_state(self.w, self.b, self.w.device)
+        self.state_row = messages.initial_state("server_state", self.w, self.b)
         for name, slot in self.method.server_state.items():
             if isinstance(slot.start, str) and slot.start not in messages.options:
                 self._start(name, slot.start)

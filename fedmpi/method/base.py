@@ -61,7 +61,32 @@ class Method:
     neutral: ClassVar[Mapping[str, Any] | None] = None  # hyperparameters at which it is FedAvg, bit for bit
 
     def __init_subclass__(cls) -> None:
-        _check_class(cls)
+        """Raise TypeError for a class that would quietly be another method than its author thinks."""
+        known, written = (*HOOKS, *DECLARATIONS), vars(cls)
+        options = written.get("__annotations__", {})
+        for name in options:
+            if name in known and "ClassVar" not in str(options[name]):
+                raise TypeError(f"method {cls.__name__}: {name!r} is a declaration, not an option; write {name} = ...")
+        for name, value in written.items():
+            if name.startswith("_") or name in options:
+                continue
+            if name not in known:
+                close = difflib.get_close_matches(name, known, n=1, cutoff=0.75)
+                if close:
+                    raise TypeError(
+                        f"method {cls.__name__}: {name!r} is no hook; did you mean {close[0]!r}? "
+                        f"(call a helper of your own _{name})"
+                    )
+            elif name in HOOKS and not isinstance(value, property):
+                if not inspect.isfunction(value):
+                    raise TypeError(f"method {cls.__name__}: {name!r} is a hook: a function, not {value!r}")
+                wanted = [*inspect.signature(getattr(Method, name)).parameters]
+                if len(inspect.signature(value).parameters) != len(wanted):
+                    raise TypeError(f"method {cls.__name__}: hook {name} takes ({', '.join(wanted)})")
+        if written.get("neutral"):
+            odd = set(written["neutral"]) - set(options)
+            if odd:
+                raise TypeError(f"method {cls.__name__}: neutral names {sorted(odd)[0]!r}, which is no option")
 
     def __new__(cls, *_: Any, **__: Any) -> Method:
         parameters = cls.__dict__.get("__dataclass_params__")
@@ -237,32 +262,3 @@ def borrows(option: str, step: bool = False) -> Callable[[type], type]:
         return cls
 
     return decorate
-
-
-def _check_class(cls: type) -> None:
-    """TypeError for a class that would quietly be another method than its author thinks."""
-    known, written = (*HOOKS, *DECLARATIONS), vars(cls)
-    options = written.get("__annotations__", {})
-    for name in options:
-        if name in known and "ClassVar" not in str(options[name]):
-            raise TypeError(f"method {cls.__name__}: {name!r} is a declaration, not an option; write {name} = ...")
-    for name, value in written.items():
-        if name.startswith("_") or name in options:
-            continue
-        if name not in known:
-            close = difflib.get_close_matches(name, known, n=1, cutoff=0.75)
-            if close:
-                raise TypeError(
-                    f"method {cls.__name__}: {name!r} is no hook; did you mean {close[0]!r}? "
-                    f"(call a helper of your own _{name})"
-                )
-        elif name in HOOKS and not isinstance(value, property):
-            if not inspect.isfunction(value):
-                raise TypeError(f"method {cls.__name__}: {name!r} is a hook: a function, not {value!r}")
-            wanted = [*inspect.signature(getattr(Method, name)).parameters]
-            if len(inspect.signature(value).parameters) != len(wanted):
-                raise TypeError(f"method {cls.__name__}: hook {name} takes ({', '.join(wanted)})")
-    if written.get("neutral"):
-        odd = set(written["neutral"]) - set(options)
-        if odd:
-            raise TypeError(f"method {cls.__name__}: neutral names {sorted(odd)[0]!r}, which is no option")

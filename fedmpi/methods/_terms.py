@@ -7,13 +7,6 @@ from torch import Tensor
 from torch.nn.functional import kl_div
 
 
-def margin(f: Tensor, norm: str = "sample") -> Tensor:
-    """mean_b log(1 + ||f_b||^2), by which FedLD holds logits down.   (B, c) -> ();  norm="batch": one log for all."""
-    if norm == "batch":
-        return f.square().sum().log1p()
-    return f.square().sum(1).log1p().mean()
-
-
 def distillation(f: Tensor, teacher: Tensor, tau: float) -> Tensor:
     """KL(softmax(teacher / tau) || softmax(f / tau)), batch mean, without the factor tau^2.   (B, c), (B, c) -> ()
 

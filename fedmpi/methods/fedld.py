@@ -22,7 +22,6 @@ from torch import Tensor
 
 from fedmpi.aggregation import rules
 from fedmpi.method import CLASSES, Client, Method, Server, State, Uploads, declared, option
-from fedmpi.methods import _terms
 
 # of (5): options of the rule `principal`
 READINGS: dict[str, dict[str, Any]] = {
@@ -31,6 +30,13 @@ READINGS: dict[str, dict[str, Any]] = {
     "code": {"correction": "axis", "share": "sum", "scope": "tensor"},
 }
 NOW = "is part of `variant` now: text, printed (correction: axis) or code (published: true)"
+
+
+def margin(f: Tensor, norm: str = "sample") -> Tensor:
+    """mean_b log(1 + ||f_b||^2), by which logits are held down.   (B, c) -> ();  norm="batch": one log for all."""
+    if norm == "batch":
+        return f.square().sum().log1p()
+    return f.square().sum(1).log1p().mean()
 
 
 @final
@@ -55,7 +61,7 @@ class FedLD(Method):
         f = k.logits(x)
         if not self.margin:
             return k.task_loss(f, x, y)
-        term = _terms.margin(f.softmax(1), "batch") if self.variant == "code" else _terms.margin(f)
+        term = margin(f.softmax(1), "batch") if self.variant == "code" else margin(f)
         return k.task_loss(f, x, y) + self.margin * term  # (3)
 
     def aggregate(self, s: Server, up: Uploads) -> tuple[Tensor, State]:

@@ -201,7 +201,7 @@ def exchange_facts(run: RunContext) -> list[dict[str, Any]]:
         facts |= {"device": name, "gpu": gpu, **describe_gpu(device)}
     gathers_on_gpu, free = comm.device.type == "cuda", memory.free(device)
     needs = memory.memory_needs(made, comm.size, gathers_on_gpu, made.model.w.is_cuda)
-    more = {"needs": needs, "free": free, "no_gpu": why_no_gpu(host) if on_cpu and auto else ""}
+    more = {"needs": needs, "free": free, "no_gpu": why_no_gpu(host) if on_cpu and auto and comm.size > 1 else ""}
     payload = json.dumps({**facts, **more}).encode()
     answers = [json.loads(text) for text in comm.allgather_bytes(payload, made.settings.comm.start_timeout_s)]
     comm.hosts = dict(enumerate(each["host"] for each in answers))
@@ -293,7 +293,7 @@ def _resume_records(run: RunContext, recorder: Recorder, fed: Federation, after:
     recorder.describe(run.identity, run.environment, run.plugins)
     best = fed.server.best if fed.server else None
     over = after + 1 >= settings.rounds or (best is not None and best.ends())
-    known = directory.begin_after(after, over or (after + 1) % settings.evaluate.every == 0, whole)
+    known = directory.truncate_after(after, over or (after + 1) % settings.evaluate.every == 0, whole)
     if best and best.round is not None:
         recorder.best(best)
     if fed.scheduler.losses.rows or (directory.path / "faults.jsonl").exists():

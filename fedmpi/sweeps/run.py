@@ -77,7 +77,7 @@ def _train(
     def tell(one: pool.Running) -> None:
         settings, code = one.settings, one.process.exitcode
         state, name, took = progress.read_state(settings), settings.name, f"({one.seconds:.0f} s)"
-        held, who = lock.look(progress.directory(settings))
+        held, who = lock.inspect(progress.directory(settings))
         others = code != 0 and who.get("pid", one.process.pid) != one.process.pid
         if state.what == progress.DONE and (code == 0 or others):
             pool.log(settings).unlink(missing_ok=True)  # the run's own log.txt has it

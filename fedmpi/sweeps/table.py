@@ -196,7 +196,7 @@ def _comparability_notes(sweep: Sweep, shown: Iterable[Settings]) -> list[str]:
             )
         said.append(f"mixed: {told}")
     for name, settings in runs.items():
-        changes = RunDirectory(progress.directory(settings)).accepted()
+        changes = RunDirectory(progress.directory(settings)).accepted_changes()
         said += [f"mixed: {name}: {'; '.join(changes)}"] if changes else []
     return said
 

@@ -12,8 +12,8 @@ from collections.abc import Callable, Iterable, Sequence
 from itertools import product
 from pathlib import Path
 
-from fedmpi.analysis.pages.grouping import spoken
 from fedmpi.common.errors import UserError
+from fedmpi.common.text import metric_title
 from fedmpi.sweeps.expand import Sweep
 from fedmpi.sweeps.table import (
     Cells,
@@ -90,7 +90,7 @@ def picture(cells: Cells, to: Path) -> Path:
         said = f"left out of the picture, as seeds are missing: {', '.join(lacks[:5])}"
         warnings.warn(f"{said}{', ...' if len(lacks) > 5 else ''}", stacklevel=2)
     x_label = cells.axes[0].name.rpartition(".")[2]
-    return figures.save(figures.sweep(lines, x_label, spoken(cells.metric)), to)
+    return figures.save(figures.sweep(lines, x_label, metric_title(cells.metric)), to)
 
 
 def markdown(cells: Cells) -> str:

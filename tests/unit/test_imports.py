@@ -28,7 +28,8 @@ OUTSIDE = {  # the modules, or packages of them, that alone may import a library
     "pyarrow": {"data.sources.tables.arrow"},
     "scipy": {"methods._prototypes", "data.sources.pictures.svhn", "sweeps.table", "analysis.curvature"},
     "safetensors": {"runtime.record", "runtime.resuming"},
-    "matplotlib": {"analysis.figures", "analysis.pages.drawing.raster"},
+    "matplotlib": {"analysis.figures", "reports.charts"},
+    "jinja2": {"reports.page"},
     "PIL": {"data.sources.pictures.decode", "data.sources.pictures.image_mask"},
 }
 METHOD_FILES_MAY = {"torch", "scipy"}  # besides the standard library; scipy in _prototypes alone

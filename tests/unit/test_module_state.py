@@ -8,7 +8,7 @@ PACKAGE = ROOT / "fedmpi"
 CHANGES = {"append", "appendleft", "add", "update", "pop", "popitem", "clear", "setdefault", "extend", "discard"}
 CHANGES |= {"remove", "insert"}
 ALLOWED = {
-    "cli/ending.py warnings.showwarning",  # the command prints warnings in a way of its own
+    "cli/shared.py warnings.showwarning",  # the command prints warnings in a way of its own
     "runtime/record/recorder.py warnings.showwarning",  # restored when the run ends
     "comm/loss/leaving.py sys.stdout",  # which the shell may have closed
     "comm/loss/leaving.py sys.stderr",

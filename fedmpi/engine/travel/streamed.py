@@ -9,15 +9,14 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from concurrent.futures import Future, wait
-from functools import partial
+from concurrent.futures import Future, ThreadPoolExecutor, wait
+from functools import cache, partial
 
 import torch
 from torch import Tensor
 
 from fedmpi.comm.base import Message, Posted
 from fedmpi.common.errors import UserError
-from fedmpi.engine.travel.early import aside
 from fedmpi.engine.travel.gathering import Gathering, Received, Ring, Trip, packed
 from fedmpi.flat import linear
 from fedmpi.flat.packing import Views
@@ -117,6 +116,12 @@ class StreamedUploads(Uploads):
         )
 
 
+@cache
+def _adder() -> ThreadPoolExecutor:
+    """The thread that adds what has come, while the rank waits for messages."""
+    return ThreadPoolExecutor(1, thread_name_prefix="fedmpi-adder")
+
+
 class Streamed(Gathering):
     """Rank 0 does not train, unless it is alone."""
 
@@ -157,7 +162,7 @@ class Streamed(Gathering):
             posted, add = under_way.popleft()
             self.comm.finish(posted)
             if add is not None:
-                adding.append(aside().submit(add))
+                adding.append(_adder().submit(add))
             if len(adding) > 1:
                 adding[0].result()
                 adding.popleft()

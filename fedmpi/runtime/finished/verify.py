@@ -239,7 +239,7 @@ def others(run: Path, settings: Settings) -> list[str]:
     capability = torch.backends.cpu.get_cpu_capability()
     if then.get("cpu") not in (None, capability):
         found.append(f"its CPU had {then['cpu']}, this one has {capability}")
-    found += RunDirectory(run).accepted()
+    found += RunDirectory(run).accepted_changes()
     placed = _rows(run / "placement.jsonl")  # of earlier starts, too
     most = max([len(ranks), *(len(row.get("pace") or ()) for row in placed)])
     if settings.compute.pack != 1 and most > 1:

@@ -25,7 +25,7 @@ from fedmpi.engine.federation import Federation
 from fedmpi.engine.pace import Pace, Row
 from fedmpi.runtime.build import Experiment
 from fedmpi.runtime.record import lock
-from fedmpi.runtime.record.durable import Damaged, read_tensors
+from fedmpi.runtime.record.durable import CorruptFileError, read_tensors
 from fedmpi.runtime.record.run_dir import RunDirectory
 from fedmpi.runtime.resuming.checkpoints import Checkpoints
 
@@ -45,7 +45,7 @@ def directory(
     path, how = Path(settings.output) / settings.name, settings.checkpoint.resume
     private, place = settings.output_mode == "private", settings.working_dir / path
     if how != "never" and ((place / IDENTITY).is_file() or (place / lock.NAME).is_file()):
-        until_end.enter_context(lock.held(place, private))
+        until_end.enter_context(lock.hold(place, private))
         if (place / IDENTITY).is_file():
             if settings.checkpoint.every == 0:
                 raise UserError(
@@ -58,7 +58,7 @@ def directory(
     if how == "must":
         raise UserError(f"checkpoint.resume is must, but {path} holds no run to go on with (no {IDENTITY})")
     made = RunDirectory.create(settings.output, settings.name, private, settings.working_dir)
-    until_end.enter_context(lock.held(made.path, private))
+    until_end.enter_context(lock.hold(made.path, private))
     return made, False, []
 
 
@@ -191,7 +191,7 @@ def _proposals(
     for path in sorted(kept.folder.glob("[0-9]*.safetensors"), reverse=True):
         try:
             tensors, facts = read_tensors(path)
-        except Damaged as error:
+        except CorruptFileError as error:
             say(f"{error}; trying the checkpoint before")
             continue
         yield facts["round"], tensors, facts["memory"]
@@ -206,7 +206,7 @@ def _harm(fed: Federation, kept: Checkpoints, t: int) -> str:
         if fed.states.owner[client] == fed.comm.rank and client not in gone:
             try:
                 kept.rows.get(client, last[client])
-            except Damaged as error:
+            except CorruptFileError as error:
                 return str(error)
     return ""
 

@@ -255,7 +255,7 @@ def test_the_error_for_an_absent_rank_says_what_to_check_at_the_start(monkeypatc
             )
         said[rank.number] = str(lost.value)
 
-    monkeypatch.setattr(torch_dist.rendezvous, "find_store", lambda job, *_, **__: stores[job.rank])
+    monkeypatch.setattr(torch_dist.lookup, "find_store", lambda job, *_, **__: stores[job.rank])
     job.run(program, (2,))
     assert set(said) == {0, 1}
     for text in said.values():

@@ -13,7 +13,6 @@ from fedmpi.engine import scheduler
 from fedmpi.engine.faults.uploads import Guard
 from fedmpi.engine.local import training_loop
 from fedmpi.engine.local.context import ClientContext
-from fedmpi.engine.travel.cuts import Cuts
 from fedmpi.engine.travel.whole import Held
 from fedmpi.flat import linear
 from fedmpi.flat.packing import Packing
@@ -23,7 +22,7 @@ def judged(guard, norms, t=0, w=0.0):
     """Who is refused, for updates of these norms and a model of norm w."""
     rows = torch.zeros(len(norms), 3)
     rows[:, 2] = torch.tensor(norms)
-    held = Held(rows, Cuts(Packing({"_loss": (), "dw": (2,)})), set())
+    held = Held(rows, Packing({"_loss": (), "dw": (2,)}))
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         found = guard.refused(t, range(len(norms)), held, torch.tensor([w, 0.0]))
@@ -219,9 +218,9 @@ def test_clipped_is_taken_at_the_bound(monkeypatch, factor):
     refused = Guard.refused
 
     def look(self, t, members, came, w, failed=()):
-        before = came.cuts.packing.views(came.rows[BAD].clone())
+        before = came.packing.views(came.rows[BAD].clone())
         found = refused(self, t, members, came, w, failed)
-        seen[t] = before, came.cuts.packing.views(came.rows[BAD].clone())
+        seen[t] = before, came.packing.views(came.rows[BAD].clone())
         return found
 
     monkeypatch.setattr(Guard, "refused", look)
