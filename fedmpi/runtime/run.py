@@ -115,6 +115,8 @@ def execute(
         fed = build.federation(run.experiment, run.comm, stop, recorder, not run.no_regroup)
         first = _restore(run, fed) + 1
         if isinstance(recorder, Recorder):
+            if run.is_resumed:
+                _resume_records(run, recorder, fed, first - 1)
             recorder.begin(fed, max(first - 1, 0), run.is_resumed)
         why_ended = fed.run()
         summary, code = dict[str, Any](), 0
@@ -277,10 +279,7 @@ def _restore(run: RunContext, fed: Federation) -> int:
         fed.states.shelf, fed.states.room = rows, made.max_states_in_memory or made.data.clients
     if not heard["going_on"]:
         return -1
-    after = resume.go_on(fed, recorder.checkpoints, timeout_s, recorder.say)
-    if isinstance(recorder, Recorder):
-        _resume_records(run, recorder, fed, after)
-    return after
+    return resume.go_on(fed, recorder.checkpoints, timeout_s, recorder.say)
 
 
 def _resume_records(run: RunContext, recorder: Recorder, fed: Federation, after: int) -> None:
