@@ -97,8 +97,8 @@ class Recorder(RankRecorder):
         directory.write_environment({**environment, "plugins": copies})
         held = data.validation.rows if isinstance(data.validation, Shards) else None
         assert held is None or isinstance(held, Partition)
-        scheme = cut.scheme if cut else "silos"
-        directory.write_partition(scheme, settings.seed, data.train_sizes, data.shared_counts(), data.parts, held)
+        scheme, counts = cut.scheme if cut else "silos", data.label_counts if data.counts_shared else None
+        directory.write_partition(scheme, settings.seed, data.train_sizes, counts, data.parts, held)
 
     def show(self, lines: Sequence[str], live: bool) -> None:
         """Show these lines and what follows on the console. live: with a live line, if it is a terminal."""
