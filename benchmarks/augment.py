@@ -20,11 +20,11 @@ from measure import line, turns
 from PIL import Image
 from torch.utils.data import DataLoader, Dataset
 
-from fedmpi.common import heap
 from fedmpi.common.torchvision_compat import torchvision
 from fedmpi.data.augment.cuts import Crop, Cutout, Flip
 from fedmpi.data.batches import Shard, batches
 from fedmpi.data.pictures import of_bytes
+from fedmpi.runtime.device import keep_freed_memory
 
 MEAN, STD, BATCH, SIZE = (0.4914, 0.4822, 0.4465), (0.2470, 0.2435, 0.2616), 50, 16
 
@@ -106,7 +106,7 @@ def main():
     parser.add_argument("--threads", type=int, default=1, help="ours")
     parser.add_argument("--repeats", type=int, default=4)
     given = parser.parse_args()
-    heap.keep()  # as every rank of fedmpi does
+    keep_freed_memory()  # as every rank of fedmpi does
     allowed = os.sched_getaffinity(0)
     cores = sorted(allowed)[: max(given.workers, 1)]
     os.sched_setaffinity(0, cores)

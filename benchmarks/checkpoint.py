@@ -16,7 +16,7 @@ from statistics import median
 import torch
 from engine import images, settings
 
-from fedmpi.comm.backends.solo import Solo
+from fedmpi.comm.base import Solo
 from fedmpi.data.federated import split
 from fedmpi.runtime import build
 from fedmpi.runtime.resuming.checkpoints import Checkpoints, Rows

@@ -9,7 +9,7 @@ in a second vector, the mean is one call a client; evaluation reads views of the
     python benchmarks/cnn.py --threads 2 --apart 2               what ranks could reach: that many hand-written loops of
                                                                  a thread each share clients and images, and no word
 By hand it is fp32, and memory is what the C library makes of it; --hand-precision and --hand-keeps (fedmpi's setting,
-common/heap.py) show what is left beside these. Blocks of --rounds rounds in turn; medians of a round's seconds, of
+runtime/device.py) show what is left beside these. Blocks of --rounds rounds in turn; medians of a round's seconds, of
 processor seconds a second (of rank 0), and their ratios. Over ranks also how much of a round they wait (the timeline's
 laps `word` and `uploads`; rounds but the first of a block): the one that waits least in it, then each on average.
 The evaluation after a block's last round is rank 0's alone, on one core; those before run beside the training of the
@@ -29,12 +29,12 @@ import torch
 from torch.nn.functional import cross_entropy
 
 from fedmpi.comm import connect, detect
-from fedmpi.common import heap
 from fedmpi.config import Settings
 from fedmpi.data.dataset import Dataset
 from fedmpi.data.federated import split
 from fedmpi.engine.timeline import WAITS
 from fedmpi.runtime import build
+from fedmpi.runtime.device import keep_freed_memory
 
 CLIENTS, COHORT, SAMPLES, TEST, BATCH, LR, MOMENTUM = 100, 10, 600, 10_000, 50, 0.01, 0.9
 
@@ -138,7 +138,7 @@ def alone(a):
     if hasattr(os, "sched_setaffinity"):
         os.sched_setaffinity(0, range(os.cpu_count()))  # a launcher may have bound rank 0 to one core
     if a.hand_keeps:
-        heap.keep()
+        keep_freed_memory()
     torch.set_num_threads(a.hand or a.threads)
     data = split(images(a.samples, a.test), "iid", CLIENTS, 0, "global").to("cpu", channels_last=True)
     module = build.make_module(settings(1, "fp32"), data.input_shape, data.classes)
@@ -183,7 +183,7 @@ def bound(a):
 def compare(a):
     job = detect(os.environ)
     comm = connect(job, "gloo" if job.size > 1 else "auto")
-    heap.keep()
+    keep_freed_memory()
     torch.set_num_threads(a.threads)
     s = settings(a.rounds, a.precision)
     data = split(images(a.samples, a.test), "iid", CLIENTS, 0, "global")

@@ -16,7 +16,7 @@ from pathlib import Path
 import torch
 
 from fedmpi import config
-from fedmpi.comm.backends.solo import Solo
+from fedmpi.comm.base import Solo
 from fedmpi.engine.plan import Sink
 from fedmpi.runtime import build, build_data
 from fedmpi.runtime.record.summary import summary

@@ -25,10 +25,10 @@ import numpy as np
 import torch
 from safetensors.torch import save_file
 
-from fedmpi.comm.backends.solo import Solo
-from fedmpi.config import sweep
+from fedmpi.comm.base import Solo
 from fedmpi.engine.plan import Sink
 from fedmpi.runtime import build, build_data
+from fedmpi.sweeps import expand
 from fedmpi.tasks.survival import Survival
 
 CONFIGS = Path(__file__).parent.parent / "configs" / "benchmarks"
@@ -73,10 +73,10 @@ def run(name, method, start, seed, root):
         if start == "coded" and name == "brca":
             words += [f"task.name={Path(__file__).resolve()}:TheirCox"]
         if start == "coded" and method == "Cyclic":
-            settings = sweep.load(path, words).settings({"method": method, "seed": str(seed)})
+            settings = expand.load(path, words).settings({"method": method, "seed": str(seed)})
             rounds = turns(SITES[name], settings.rounds, seed)
             words += [f"rounds={rounds}", f"data.partition.only=[{FIRST[name]}]", "cohort={fraction: 1, draw: uniform}"]
-        asked = sweep.load(path, words)
+        asked = expand.load(path, words)
         settings = asked.settings({"method": method, "seed": str(seed)})
         made = build.experiment(settings, build_data.partitioned(settings), torch.device("cpu"))
     rows = []
@@ -86,7 +86,7 @@ def run(name, method, start, seed, root):
 
 def outside(name, found):
     """Lines: each cell that is not within two of the published deviations of one of the starts."""
-    for at, each in enumerate(sweep.load(CONFIGS / f"flamby_{name}.yaml").published):
+    for at, each in enumerate(expand.load(CONFIGS / f"flamby_{name}.yaml").published):
         for (method,), (mean, std) in each.values.items():
             ours = {}
             for (where, what, start, _), figures in found.items():
@@ -119,7 +119,7 @@ def main():
         if not there:
             writer.writerow(COLUMNS)
         for name in arguments.sets or LAYER:
-            methods = [key for (key,) in sweep.load(CONFIGS / f"flamby_{name}.yaml").published[0].values]
+            methods = [key for (key,) in expand.load(CONFIGS / f"flamby_{name}.yaml").published[0].values]
             methods = [method for method in methods if method in (arguments.methods or methods)]
             cases = [(name, m, s, seed) for m in methods for s in ("ours", "theirs") for seed in arguments.seeds]
             coded = [method for method in methods if name == "brca" or method == "Cyclic"]

@@ -19,14 +19,14 @@ from statistics import median
 import torch
 
 from fedmpi import config, methods
-from fedmpi.comm.backends.solo import Solo
-from fedmpi.common import heap
+from fedmpi.comm.base import Solo
+from fedmpi.common.host_memory import size_text
 from fedmpi.common.registry import load
 from fedmpi.data.dataset import Dataset
 from fedmpi.engine.plan import Sink
 from fedmpi.method import PLAIN_SGD, VALIDATION
 from fedmpi.runtime import build, build_data
-from fedmpi.runtime.memory import size_text
+from fedmpi.runtime.device import keep_freed_memory
 
 SETTINGS = [
     "data.partition.clients=10",
@@ -114,7 +114,7 @@ def processor_seconds(name, samples):
 
 
 def passes(names, samples):
-    heap.keep()
+    keep_freed_memory()
     print(f"{'method':10}  {'passes':>6}  {'measured':>8}  {'of passes':>9}", flush=True)
     for name in names:
         seconds = [(processor_seconds("fedavg", samples), processor_seconds(name, samples)) for _ in range(2)]

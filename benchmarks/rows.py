@@ -12,26 +12,25 @@ import sys
 from dataclasses import replace
 from pathlib import Path
 
-from fedmpi.config import sweep as files
-from fedmpi.runtime.sweeping import measured, progress
+from fedmpi.sweeps import expand, progress
 
 
 def row(labels, settings, figures, of):
     """[label, ..., figure, ..., hash]; None of a run that is not done."""
-    state = progress.state(settings)
+    state = progress.read_state(settings)
     if state.what != progress.DONE:
         return None
-    other = replace(state, summary=measured.figures(settings))
+    other = replace(state, summary=progress.diagnostics(settings))
     looks = ["", *(f"{protocol}_" for protocol in settings.evaluate.protocol)]  # accuracy: of what the run evaluates
 
     def value(name):
-        if measured.named(name):
+        if progress.is_diagnostic(name):
             return other.figure(of, name)
         found = (state.figure(of, look + name) for look in looks)
         return next((each for each in found if each == each), float("nan"))
 
     values = map(value, figures)
-    return [*labels.values(), *(f"{value:.6g}" for value in values), progress.last(settings)["sha256"][:16]]
+    return [*labels.values(), *(f"{value:.6g}" for value in values), progress.last_row(settings)["sha256"][:16]]
 
 
 def main():
@@ -41,7 +40,7 @@ def main():
     parser.add_argument("--figures", nargs="+", default=["accuracy"])
     parser.add_argument("--of", choices=["last", "mean_last_10"], default="last")
     given = parser.parse_intermixed_args()
-    asked = files.load(given.sweep, given.settings)
+    asked = expand.load(given.sweep, given.settings)
     writer = csv.writer(sys.stdout, lineterminator="\n")
     writer.writerow([*(axis.name for axis in asked.axes), *given.figures, "sha256"])
     writer.writerows(filter(None, (row(*each, given.figures, given.of) for each in asked.runs())))

@@ -20,13 +20,13 @@ from measure import line, turns
 
 from fedmpi.aggregation import rules
 from fedmpi.aggregation.rules import principal_coefficients
-from fedmpi.common import heap
 from fedmpi.common.registry import load
 from fedmpi.engine.travel.cuts import Cuts
 from fedmpi.flat import linear
 from fedmpi.flat.layout import Segment
 from fedmpi.flat.packing import Packing, Views
 from fedmpi.method.context import Uploads
+from fedmpi.runtime.device import keep_freed_memory
 
 TENSORS = 20
 LAST = {"principal, from the last row": False, "principal, from the last piece": True}
@@ -79,7 +79,7 @@ def main():
     parser.add_argument("--seconds", type=float, default=12, help="for one pair of m and d, the first turn apart")
     asked = parser.parse_args()
     torch.set_num_threads(1)
-    heap.keep()  # as every run does
+    keep_freed_memory()  # as every run does
     torch.manual_seed(0)
     for d in asked.d:
         for m in asked.m:

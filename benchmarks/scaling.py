@@ -30,7 +30,7 @@ from measure import line, on_ranks
 from scipy.optimize import nnls
 
 from fedmpi.comm import connect, detect
-from fedmpi.comm.backends.solo import Solo
+from fedmpi.comm.base import Solo
 
 STRONG, WEAK, D = 48, 3, (10_000, 1_000_000)
 TERMS = (

@@ -16,12 +16,12 @@ from statistics import median
 import torch
 from torch.nn.functional import cross_entropy
 
-from fedmpi.comm.backends.solo import Solo
-from fedmpi.common import heap
+from fedmpi.comm.base import Solo
 from fedmpi.config import Settings
 from fedmpi.data.dataset import Dataset
 from fedmpi.data.federated import split
 from fedmpi.runtime import build
+from fedmpi.runtime.device import keep_freed_memory
 
 CLIENTS, COHORT, SAMPLES, BATCH, LR = 1000, 100, 30, 10, 0.05
 
@@ -111,6 +111,6 @@ if __name__ == "__main__":
     parser.add_argument("--rounds", type=int, default=20)
     arguments = parser.parse_args()
     torch.set_num_threads(1)
-    heap.keep()  # as every run does
+    keep_freed_memory()  # as every run does
     for model in ({"name": "logistic"}, {"name": "mlp"}):
         compare(model, arguments.rounds)

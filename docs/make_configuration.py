@@ -6,8 +6,7 @@
 import sys
 
 from fedmpi.config.reference import keys
-from fedmpi.runtime import catalog
-from fedmpi.runtime.catalog_options import description
+from fedmpi.runtime.introspection import KINDS, description, entries
 
 HEAD = """# Every key of a config
 
@@ -57,7 +56,7 @@ def config():
 def things(kind):
     lines = ["", f"## Options of {kind}", "", SECTIONS[kind], ""]
     lines += ["| name | option | type, bounds | default | meaning |", "| --- | --- | --- | --- | --- |"]
-    for entry in catalog.entries(kind):
+    for entry in entries(kind):
         first = (f"**{entry.name}**", entry.summary)
         lines.append(row(first[0], "", "", "", first[1]))
         options = description(kind, entry.name).options
@@ -66,7 +65,7 @@ def things(kind):
 
 
 def main():
-    lines = [HEAD, *config(), *(line for kind in catalog.KINDS for line in things(kind))]
+    lines = [HEAD, *config(), *(line for kind in KINDS for line in things(kind))]
     sys.stdout.write("\n".join(lines) + "\n")
 
 

@@ -14,7 +14,7 @@ from statistics import mean
 import torch
 
 from fedmpi import config, methods
-from fedmpi.comm.backends.solo import Solo
+from fedmpi.comm.base import Solo
 from fedmpi.common.registry import load
 from fedmpi.engine.round_control import TRAIN
 from fedmpi.method import VALIDATION

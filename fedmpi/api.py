@@ -12,11 +12,10 @@ from torch import nn
 from fedmpi import config
 from fedmpi.analysis.pages import report
 from fedmpi.common.errors import UserError
-from fedmpi.runtime.finished.client_model import client_model
-from fedmpi.runtime.record.model_facts import facts_of, personal_notice
-from fedmpi.runtime.record.predictor import of_training, with_predict
+from fedmpi.runtime.finished.models import client_model, rebuilt
+from fedmpi.runtime.finished.predict import of_training, with_predict
 from fedmpi.runtime.record.run_dir import BEST, MODEL
-from fedmpi.runtime.record.saved_model import rebuilt
+from fedmpi.runtime.record.saved_model import facts_of, personal_notice
 from fedmpi.runtime.run import execute
 from fedmpi.runtime.trust import guard, run_settings
 

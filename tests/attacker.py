@@ -10,7 +10,7 @@ import struct
 import threading
 from pathlib import Path
 
-from fedmpi.comm.meeting import door
+from fedmpi.comm.rendezvous import auth
 
 CLAIMS = [struct.pack(form, size) for form in ("<I", ">I", "<Q", ">Q") for size in (2**31, 2**31 - 1, 0)]
 GARBAGE = [
@@ -18,10 +18,10 @@ GARBAGE = [
     b"\0" * 4096,
     b"\xff" * 100_000,
     b"GET / HTTP/1.1\r\nHost: x\r\n\r\n",
-    door.MAGIC,
-    door.MAGIC + b"\0" * door.NONCE,
-    door.MAGIC + b"\0" * (door.NONCE + door.DIGEST),
-    door.MAGIC + b"\0" * (door.NONCE + door.DIGEST) + b"\x7f\xff\xff\xff" * 100,
+    auth.MAGIC,
+    auth.MAGIC + b"\0" * auth.NONCE,
+    auth.MAGIC + b"\0" * (auth.NONCE + auth.DIGEST),
+    auth.MAGIC + b"\0" * (auth.NONCE + auth.DIGEST) + b"\x7f\xff\xff\xff" * 100,
     *CLAIMS,
     *(claim + b"\x01" * 50 for claim in CLAIMS),
 ]

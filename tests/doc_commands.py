@@ -82,8 +82,8 @@ def shortened(line, rounds="rounds=1"):
         return [*command, rounds, "model={name: logistic}", "only={seed: [0, 1]}"]
     if command[:3] == ["fedmpi", "analyse", "variance"]:
         return [*command, rounds]
-    if command[:3] == ["fedmpi", "analyse", "trajectory"]:
-        return [*command, rounds, *["--first", "0", "--last", "1", "--grid", "3", "--samples", "50"]]
+    if any(word.endswith("/trajectory.py") for word in command):
+        return [*command, rounds, *["--first", "0", "--last", "1", "--grid", "3"]]
     if not trains or "checkpoint.resume=auto" in command:  # it resumes a run of two rounds
         return command
     if set(command) & {f"name={Path(run).name}" for run in COMPARED}:

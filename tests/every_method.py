@@ -17,7 +17,7 @@ import torch
 from helpers import ROOT, digest, prepare, record, small_settings
 
 from fedmpi.comm import Timeouts, connect, detect
-from fedmpi.comm.backends.solo import Solo
+from fedmpi.comm.base import Solo
 from fedmpi.engine.scheduler import ClientScheduler
 from fedmpi.flat import linear
 from fedmpi.methods import registry

@@ -16,6 +16,7 @@ import sys
 import tempfile
 import time
 import warnings
+from collections import defaultdict
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -23,7 +24,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from fedmpi.comm.backends.solo import Solo
+from fedmpi.comm.base import Solo
 from fedmpi.common.registry import load
 from fedmpi.common.signals import SIGNALS
 from fedmpi.config.schema import Settings
@@ -139,16 +140,23 @@ def small_settings(method: str, net: str = "mlp", **changes: Any) -> Settings:
 
 @dataclass
 class FinishedRun:
-    """One experiment that was run: `rows`, `lines` and `updates` as in metrics, clients and updates.jsonl."""
+    """One experiment that was run: `rows` as in metrics.jsonl, and the rows of the other files by their names."""
 
     fed: Federation
     made: build.Experiment
     rows: list[dict[str, Any]]
-    lines: list[dict[str, Any]]
+    files: dict[str, list[dict[str, Any]]]
     reason: str
     w0: torch.Tensor  # where the run began, and b0
     b0: torch.Tensor
-    updates: list[dict[str, Any]]
+
+    @property
+    def lines(self) -> list[dict[str, Any]]:
+        return self.files["clients.jsonl"]
+
+    @property
+    def updates(self) -> list[dict[str, Any]]:
+        return self.files["updates.jsonl"]
 
     @property
     def w(self) -> torch.Tensor:
@@ -188,12 +196,11 @@ def prepare(
     made = build.experiment(config, data, device)
     w0, b0 = made.model.w.detach().clone(), made.model.b.clone()
     rows: list[dict[str, Any]] = []
-    lines: list[dict[str, Any]] = []
-    updates: list[dict[str, Any]] = []
+    files: dict[str, list[dict[str, Any]]] = defaultdict(list)
     sink = Sink()
-    sink.round, sink.clients, sink.updates = rows.append, lines.extend, updates.append
+    sink.round, sink.append = rows.append, lambda file, *more: files[file].extend(more)
     fed = build.federation(made, comm or Solo(device), stop, sink)
-    return FinishedRun(fed, made, rows, lines, "", w0, b0, updates)
+    return FinishedRun(fed, made, rows, files, "", w0, b0)
 
 
 def play(config: Settings, data: Federated | None = None, comm: Any = None) -> FinishedRun:

@@ -14,6 +14,7 @@ import torch
 import torch._dynamo  # which torch.optim imports at its first step, as in the last round of ccvr's server
 from helpers import small_settings
 
+from fedmpi.runtime.record.recorder import Recorder
 from fedmpi.runtime.record.run_dir import RunDirectory
 from fedmpi.runtime.run import execute
 
@@ -33,14 +34,14 @@ def main(folder: Path, names: list[str]) -> dict[str, list[dict[str, int]]]:
     g = np.random.default_rng(0)
     y = np.arange(60) % 4
     np.savez(folder / "a.npz", x=g.normal(size=(60, 1, 8, 8)), y=y, test_x=g.normal(size=(8, 1, 8, 8)), test_y=y[:8])
-    add, found = RunDirectory.add_metrics, dict[str, list[dict[str, int]]]()
+    add, found = Recorder.round, dict[str, list[dict[str, int]]]()
 
     def added(self, row):
         add(self, row)
         if row["round"] + 1 in (EARLY, LATE):
-            found.setdefault(name, []).append(now(self))
+            found.setdefault(name, []).append(now(self.directory))
 
-    RunDirectory.add_metrics = added
+    Recorder.round = added
     for name in names:
         data = {"source": "npz", "path": "a.npz", "root": str(folder), "client_test": "global"}
         partition = {"scheme": "iid", "clients": 3}

@@ -25,7 +25,7 @@ from fedmpi.comm.launchers.job import Job
 from fedmpi.comm.loss import silence
 from fedmpi.comm.loss.alarm import Alarm
 from fedmpi.comm.loss.membership import Membership
-from fedmpi.comm.meeting.store_allgather import StoreAllgather
+from fedmpi.comm.rendezvous.store_allgather import StoreAllgather
 from fedmpi.comm.timeouts import Clock, Timeouts
 
 LIMIT_S = 120.0  # of real time, for a whole job: a deadlock of threads that do not wait through the clock
@@ -126,7 +126,7 @@ class SimulatedStore:
     def __init__(self, rank: SimulatedRank) -> None:
         self.rank, self.values = rank, rank.job.values
 
-    def another(self) -> SimulatedStore:
+    def new_connection(self) -> SimulatedStore:
         return SimulatedStore(self.rank)
 
     def set(self, key: str, value: str | bytes) -> None:

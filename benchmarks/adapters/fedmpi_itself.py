@@ -7,7 +7,7 @@ from itertools import pairwise
 import torch
 from task import TASKS, asked, images, report
 
-from fedmpi.comm.backends.solo import Solo
+from fedmpi.comm.base import Solo
 from fedmpi.config import Settings
 from fedmpi.data.dataset import Dataset
 from fedmpi.data.federated import split

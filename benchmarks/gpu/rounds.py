@@ -32,7 +32,7 @@ from engine import images, settings
 from measure import line, turns
 from vectors import one_round
 
-from fedmpi.comm.backends.solo import Solo
+from fedmpi.comm.base import Solo
 from fedmpi.config import Settings
 from fedmpi.data.dataset import Dataset
 from fedmpi.data.federated import split

@@ -10,7 +10,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from fedmpi.comm.backends.solo import Solo
+from fedmpi.comm.base import Solo
 from fedmpi.config import Settings
 from fedmpi.data import batches
 from fedmpi.data.dataset import Dataset

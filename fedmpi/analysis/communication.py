@@ -13,10 +13,11 @@ from pathlib import Path
 from typing import Any
 
 from fedmpi.analysis import figures, report
+from fedmpi.common import formatting
 from fedmpi.common.errors import UserError
 from fedmpi.common.text import figure, nearest
-from fedmpi.runtime.record.report_text import figures_in
 from fedmpi.runtime.record.run_dir import RunDirectory
+from fedmpi.runtime.record.summary import metric_names
 
 COLUMNS = ("run", "rounds", "up", "down", "up + down", "ratio up", "ratio down", "ratio")
 
@@ -38,7 +39,7 @@ def curve(run: Path, metric: str) -> dict[str, Any]:
         UserError: no run directory, no such metric, a metric of fewer than two rounds, or no counts of parameters.
     """
     rows = _rows(run)
-    names = figures_in(rows)
+    names = metric_names(rows)
     if metric not in names:
         raise UserError(f"--metric: {run} has no '{metric}'; {nearest(metric, names)}")
     if any("up_parameters" not in row for row in rows):
@@ -67,14 +68,14 @@ def table(curves: Sequence[dict[str, Any]], metric: str) -> list[str]:
         )
     return [
         "parameters transmitted in an average round, over all its clients, and ratios to the first run",
-        *report.table(rows),
+        *formatting.table(rows),
     ]
 
 
 def _rows(run: Path) -> list[dict[str, Any]]:
     if not (run / "metrics.jsonl").is_file():
         raise UserError(f"{run} is no run directory: it holds no metrics.jsonl")
-    rows = RunDirectory(run).metrics()
+    rows = RunDirectory(run).rows("metrics.jsonl")
     if not rows:
         raise UserError(f"{run}: metrics.jsonl is empty: no round is complete")
     return rows

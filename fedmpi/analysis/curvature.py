@@ -13,23 +13,26 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor
 
 from fedmpi.analysis import figures, report
-from fedmpi.analysis.lanczos import largest
 from fedmpi.analysis.local_models import experiment
-from fedmpi.common import seeds
+from fedmpi.common import formatting, seeds
 from fedmpi.common.errors import UserError
 from fedmpi.common.inputs import call
 from fedmpi.config.schema import Settings
 from fedmpi.data.batches import Shard, batches, pooled_rows, samples_of
 from fedmpi.models.recurrent import differentiable
 from fedmpi.runtime.build import Experiment
-from fedmpi.runtime.record import saved_model
-from fedmpi.runtime.record.model_facts import facts_of, personal_notice
+from fedmpi.runtime.finished.models import rebuilt
 from fedmpi.runtime.record.run_dir import MODEL
+from fedmpi.runtime.record.saved_model import facts_of, personal_notice
 from fedmpi.tasks import contract
+
+TOLERANCE = 1e-3  # of an eigenvalue, relative
+MOST_RESTARTS = 20  # of Lanczos with 2 k + 1 vectors
 
 
 @dataclass(frozen=True)
@@ -42,17 +45,17 @@ class Asked:
 
 def analyse(run: Path, settings: Settings, asked: Asked, to: Path, say: Callable[[str], None]) -> None:
     """`fedmpi analyse curvature`; settings: those of the run."""
-    to, module = report.folder(to), saved_model.rebuilt(run, settings)
+    to, module = report.folder(to), rebuilt(run, settings)
     if said := personal_notice(facts_of(run / MODEL)):
         say(said)
     made = experiment(settings)
     made.model.module.load_state_dict(module.state_dict())
     facts = measure(made, asked, say)
-    say(f"eigenvalues: {'  '.join(report.cell(value) for value in facts['eigenvalues'])}")
+    say(f"eigenvalues: {'  '.join(formatting.number(value) for value in facts['eigenvalues'])}")
     if facts["ratio"] is not None:
-        say(f"the first over the last of them: {report.cell(facts['ratio'])}")
-    if facts["residual"] > 0.01:
-        say(f"not settled after {facts['steps']} products: they are good to {facts['residual']:.2g} of the first")
+        say(f"the first over the last of them: {formatting.number(facts['ratio'])}")
+    if len(facts["eigenvalues"]) < facts["asked"]:
+        say(f"only these of {facts['asked']} have settled after {facts['steps']} products")
     figures.save(figures.landscape(facts["axis"], facts["loss"]), to / "landscape.png")
     say(f"written: {report.write(to / 'curvature.json', {'run': str(run), **facts})}, {to / 'landscape.png'}")
 
@@ -62,21 +65,75 @@ def measure(made: Experiment, asked: Asked, say: Callable[[str], None] = lambda 
     of = f"{len(made.data.train)} clients, {made.model.w.numel()} weights"
     say(f"loss over {len(loss.shard)} training samples of {of}")
     w = made.model.w.detach().clone()
-    found = largest(lambda v: loss.hessian(w, v), w, asked.top, seeds.generator(made.settings.seed, "lanczos"))
+    found = largest_eigenpairs(
+        lambda v: loss.hessian(w, v), w, asked.top, seeds.generator(made.settings.seed, "lanczos")
+    )
     axis = torch.linspace(-asked.span, asked.span, asked.grid)
     first, second = found.vectors[0], found.vectors[min(1, len(found.vectors) - 1)]
     height = [[loss(w + float(x) * first + float(y) * second) for x in axis] for y in axis]
     made.model.load(w)
-    values = found.values.tolist()
+    values, top = found.values.tolist(), min(asked.top, w.numel())
     return {
         "samples": len(loss.shard),
         "eigenvalues": values,
-        "ratio": values[0] / values[-1] if values[-1] else None,
+        "asked": top,
+        "ratio": values[0] / values[-1] if values[-1] and len(values) == top else None,
         "steps": found.steps,
-        "residual": found.residual,
         "axis": axis,
         "loss": height,
     }
+
+
+@dataclass(frozen=True)
+class Eigenpairs:
+    values: Tensor  # (k,) float64, falling
+    vectors: Tensor  # (k, d), of unit length; the sign is arbitrary
+    steps: int  # products
+
+
+def largest_eigenpairs(
+    product: Callable[[Tensor], Tensor], like: Tensor, k: int, generator: torch.Generator
+) -> Eigenpairs:
+    """The k algebraically largest eigenvalues of a symmetric A (d, d) with their vectors, by Lanczos (ARPACK).
+
+    They are fewer where not all have settled after MOST_RESTARTS.
+
+    Args:
+        product: v (d,) -> A v.
+        like: a tensor (d,) of the type and device to work with.
+        generator: draws the vector to start from.
+
+    A repeated eigenvalue may be counted once.
+
+    >>> A = torch.diag(torch.tensor([3.0, -5.0, 1.0, 2.0]))
+    >>> g = torch.Generator().manual_seed(0)
+    >>> largest_eigenpairs(lambda v: A @ v, torch.zeros(4), 2, g).values.round(decimals=4).tolist()
+    [3.0, 2.0]
+    """
+    from scipy.sparse.linalg import ArpackNoConvergence, LinearOperator, eigsh
+
+    d, steps = like.numel(), 0
+
+    def multiply(v: Any) -> Any:
+        nonlocal steps
+        steps += 1
+        return product(torch.from_numpy(v.ravel()).to(like)).double().cpu().numpy()
+
+    start = torch.randn(d, generator=generator, dtype=torch.float64).numpy()
+    if k >= d:  # ARPACK finds fewer than all
+        columns = [torch.from_numpy(multiply(row)) for row in torch.eye(d, dtype=torch.float64).numpy()]
+        values, vectors = torch.linalg.eigh(torch.stack(columns))
+    else:
+        operator = LinearOperator((d, d), matvec=multiply, dtype=np.float64)
+        try:
+            values, vectors = eigsh(operator, k, which="LA", v0=start, tol=TOLERANCE, maxiter=MOST_RESTARTS)
+        except ArpackNoConvergence as error:
+            values, vectors = error.eigenvalues, error.eigenvectors
+        values, vectors = torch.from_numpy(values), torch.from_numpy(vectors)
+    if not len(values):
+        raise UserError(f"curvature: no eigenvalue has settled after {steps} products; use more --samples")
+    order = values.argsort(descending=True)[:k]
+    return Eigenpairs(values[order], vectors.T[order].to(like), steps)
 
 
 class Loss:

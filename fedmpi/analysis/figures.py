@@ -6,12 +6,9 @@ which colour-blind readers tell apart too; lines also differ in marker or dash.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
-
-import torch
-from torch import Tensor
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -22,7 +19,6 @@ BLUE, ORANGE, GREEN, PURPLE, SKY, RED, BLACK = (
 )
 COLOURS, DASHES, MARKERS = (BLUE, RED, GREEN, PURPLE, ORANGE, SKY, BLACK), ("-", "--", "-.", ":"), "os^Dv"
 DPI = 150
-SHOWN = 400  # dots shown of a cloud; more would hide its shape
 UNITS = {"accuracy": "%"}  # of metrics; others have none
 
 
@@ -112,35 +108,6 @@ def partition(counts: Any, sizes: Any, edges: Any, means: Any) -> Figure:
     return figure
 
 
-def landscapes(
-    models: Mapping[int, Tensor], loss: Callable[[Tensor], Tensor], start: Tensor, optimum: Tensor
-) -> Figure:
-    """Side by side, for each number of clients: averaged models (R, 2) over the contours of the mean squared error."""
-    figure = _new(9, 4.5)
-    panels = figure.subplots(1, len(models), sharex=True, sharey=True, squeeze=False)[0]
-    seen = torch.cat([*models.values(), start[None], optimum[None]])
-    low, high = seen.amin(0), seen.amax(0)
-    margin = 0.15 * (high - low)
-    x, y = (torch.linspace(*ends, 121, dtype=torch.float64) for ends in zip(low - margin, high + margin, strict=True))
-    height = loss(torch.stack(torch.meshgrid(x, y, indexing="xy"), -1))
-    least = loss(optimum)
-    levels = least + (height.max() - least) * torch.linspace(0, 1, 9, dtype=torch.float64)[1:] ** 2  # closer lower down
-    for axes, (clients, w) in zip(panels, models.items(), strict=True):
-        lines = axes.contour(
-            x.numpy(), y.numpy(), height.numpy(), levels=levels.tolist(), colors="0.55", linewidths=0.8
-        )
-        axes.clabel(lines, fontsize="x-small", fmt="%.2f")
-        dots: dict[str, Any] = {"s": 9, "color": BLUE, "alpha": 0.5, "linewidth": 0}
-        axes.scatter(w[:SHOWN, 0].numpy(), w[:SHOWN, 1].numpy(), label=f"averages of {clients} clients", **dots)
-        axes.plot(*start.tolist(), "s", color=ORANGE, markeredgecolor=BLACK, label="start of every client")
-        axes.plot(*optimum.tolist(), "*", color=RED, markeredgecolor=BLACK, markersize=13, label="least loss")
-        axes.set_xlabel("weight $w_1$")
-        axes.plot([], [], color="0.55", linewidth=0.8, label="mean squared error")
-        axes.legend(loc="lower left", fontsize="small", framealpha=1)
-    panels[0].set_ylabel("weight $w_2$")
-    return _plain(figure)
-
-
 def landscape(axis: Sequence[float], height: Sequence[Sequence[float]]) -> Figure:
     """Contours of the loss around a model, which lies at (0, 0)."""
     figure = _new(5.2, 4.4)
@@ -154,65 +121,6 @@ def landscape(axis: Sequence[float], height: Sequence[Sequence[float]]) -> Figur
     axes.set_aspect("equal")
     axes.legend(loc="lower left", fontsize="small", framealpha=1)
     figure.colorbar(filled, label="training loss")
-    return _plain(figure)
-
-
-def toy(
-    paths: Mapping[str, Tensor], rests: Mapping[str, Tensor], loss: Callable[[Tensor], Tensor], minimum: Tensor
-) -> Figure:
-    """Paths (n, 2) from the global model, and where their methods come to rest, over the contours of the local loss."""
-    figure = _new(5.6, 5.2)
-    axes = figure.subplots()
-    axis = torch.linspace(-0.1, 1.2, 131, dtype=torch.float64)
-    height = loss(torch.stack(torch.meshgrid(axis, axis, indexing="xy"), -1))
-    axes.contour(axis.numpy(), axis.numpy(), height.numpy(), levels=12, colors="0.8", linewidths=0.8)
-    axes.plot([], [], color="0.8", linewidth=0.8, label="local loss")
-    axes.plot([0, minimum[0].item()], [0, minimum[1].item()], ":", color=GREEN, label="line to the local minimum")
-    for (name, taken), colour, dash in zip(paths.items(), COLOURS, DASHES, strict=False):
-        axes.plot(taken[:, 0].numpy(), taken[:, 1].numpy(), dash, color=colour, label=f"path of {name}")
-        style: dict[str, Any] = {"color": colour, "markeredgecolor": BLACK, "linestyle": "", "markersize": 8}
-        axes.plot(*rests[name].tolist(), "o", label=f"equilibrium of {name}", **style)
-    axes.plot(0, 0, "s", color=ORANGE, markeredgecolor=BLACK, label="global model, the start")
-    axes.plot(*minimum.tolist(), "*", color=GREEN, markeredgecolor=BLACK, markersize=13, label="local minimum")
-    axes.set_xlabel("weight $u$")
-    axes.set_ylabel("weight $v$")
-    axes.set_aspect("equal")
-    axes.legend(loc="upper left", fontsize="small", framealpha=1)
-    return _plain(figure)
-
-
-def trajectory(facts: Mapping[str, Any]) -> Figure:
-    """Of filter decomposition. Left: training loss by round. Middle: both ways over the loss of the plane. Right: some
-    rounds of the first way, with their local and virtual clients."""
-    figure = _new(12.6, 4.2)
-    left, middle, right = figure.subplots(1, 3)
-    looks = ((RED, "-", "o"), (BLUE, "--", "s"))
-    for (name, way), (colour, dash, marker) in zip(facts["ways"].items(), looks, strict=True):
-        left.plot(range(len(way["loss"])), way["loss"], dash, color=colour, marker=marker, markersize=3, label=name)
-        x, y = zip(*way["at"], strict=True)
-        middle.plot(x, y, dash, color=colour, marker=marker, markersize=4, label=name)
-    middle.plot(*next(iter(facts["ways"].values()))["at"][0], "*", color=ORANGE, markersize=13, label="start of both")
-    left.set_xlabel("communication round")
-    left.set_ylabel("training loss")
-    own = next(iter(facts["ways"].values()))["at"][facts["first"] : facts["last"] + 1]
-    kinds: tuple[tuple[bool, str, str, str], ...] = (
-        (True, "v", BLUE, "local atoms and coefficients"),
-        (False, "x", GREEN, "virtual clients"),
-    )
-    for same, marker, colour, label in kinds:
-        at = [m["at"] for each in facts["rounds"] for m in each["models"] if (m["alpha"] == m["atoms"]) == same]
-        if at:
-            right.scatter(*zip(*at, strict=True), marker=marker, color=colour, s=26, linewidth=1.1, label=label)
-    label = f"global model, rounds {facts['first']} to {facts['last']}"
-    right.plot(*zip(*own, strict=True), color=RED, marker="o", markersize=5, label=label)
-    for axes, key in ((middle, "landscape"), (right, "near")):
-        ground = facts[key]
-        contours = axes.contour(ground["x"], ground["y"], ground["loss"], levels=10, colors="0.6", linewidths=0.8)
-        axes.clabel(contours, fontsize="x-small", fmt="%.3g")
-        axes.set_xlabel("along the first principal direction")
-        axes.set_ylabel("along the second")
-    for axes in (left, middle, right):
-        axes.legend(fontsize="small", framealpha=0.9)
     return _plain(figure)
 
 

@@ -25,7 +25,8 @@ from torch.utils.module_tracker import ModuleTracker
 
 from fedmpi.analysis import report
 from fedmpi.analysis.local_models import data_of, local_models
-from fedmpi.comm.backends.solo import Solo
+from fedmpi.comm.base import Solo
+from fedmpi.common import formatting
 from fedmpi.common.errors import UserError
 from fedmpi.common.redaction import redacted
 from fedmpi.config.schema import MethodSettings, Settings
@@ -74,7 +75,7 @@ def analyse(settings: Settings, to: Path, say: Callable[[str], None]) -> None:
     say(f"client {client}: {data.train_sizes[client]:,} samples, {found[1]['steps']:,} steps; operations a sample")
     head = ("method", *KINDS, "step / FedAvg's", "frozen / FedAvg's", "round / FedAvg's")
     keys = ("method", *KINDS, "ratio", "delta", "round_ratio")
-    for line in report.table([head, *(tuple(each[key] for key in keys) for each in found)]):
+    for line in formatting.table([head, *(tuple(each[key] for key in keys) for each in found)]):
         say(line)
     facts = {"client": client, "samples": int(data.train_sizes[client]), "methods": found}
     config = redacted(settings.resolved())

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from fedmpi.comm import detect
-from fedmpi.comm.backends.solo import Solo
+from fedmpi.comm.base import Solo
 from fedmpi.common import seeds
 from fedmpi.config.schema import Settings
 from fedmpi.data.federated import Federated

@@ -20,6 +20,7 @@ import numpy as np
 import torch
 
 from fedmpi.analysis import figures, report
+from fedmpi.common import formatting
 from fedmpi.common.errors import UserError
 from fedmpi.config import Settings
 from fedmpi.data.batches import Shard, batches
@@ -96,7 +97,7 @@ def lines(data: Federated) -> list[str]:
         names = data.site_names or tuple(map(str, range(data.clients)))
         rows = [("client", "samples", *(f"class {c}" for c in range(data.classes)))]
         rows += [(name, str(n), *map(str, row)) for name, n, row in zip(names, sizes, counts.tolist(), strict=True)]
-        found += ["", *report.table(rows)]
+        found += ["", *formatting.table(rows)]
     return found
 
 

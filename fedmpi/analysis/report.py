@@ -1,15 +1,15 @@
-"""The output of an analysis: a table on the console, and its numbers in a file."""
+"""The files that an analysis writes."""
 
 from __future__ import annotations
 
 import json
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 from fedmpi.common.errors import UserError
-from fedmpi.runtime.record.lines import plain
+from fedmpi.common.jsonl import to_jsonable
 
 
 def folder(to: Path, option: str = "--to") -> Path:
@@ -25,30 +25,5 @@ def folder(to: Path, option: str = "--to") -> Path:
 
 def write(path: Path, facts: Mapping[str, Any]) -> Path:
     """The facts as JSON; numbers that are not finite are null."""
-    path.write_text(json.dumps(plain(facts), indent=2, allow_nan=False) + "\n", encoding="utf-8")
+    path.write_text(json.dumps(to_jsonable(facts), indent=2, allow_nan=False) + "\n", encoding="utf-8")
     return path
-
-
-def cell(value: object) -> str:
-    """A number for people: whole ones with commas, others to four digits.
-
-    >>> cell(12345678), cell(0.123456), cell(float("nan")), cell("runs/a")
-    ('12,345,678', '0.1235', '-', 'runs/a')
-    """
-    if isinstance(value, float):
-        return "-" if value != value else f"{value:.4g}"
-    return f"{value:,}" if isinstance(value, int) else str(value)
-
-
-def table(rows: Sequence[Sequence[object]], widths: Sequence[int] | None = None) -> list[str]:
-    """Lines of a table, the first column aligned left, the others right; `widths` of columns default to what they need.
-
-    >>> table([("run", "up"), ("a", 1000)])
-    ['run     up', 'a    1,000']
-    """
-    cells = [[cell(value) for value in row] for row in rows]
-    first, *others = widths or [max(map(len, column)) for column in zip(*cells, strict=True)]
-    return [
-        "  ".join([row[0].ljust(first), *(text.rjust(w) for text, w in zip(row[1:], others, strict=True))]).rstrip()
-        for row in cells
-    ]

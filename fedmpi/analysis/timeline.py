@@ -13,6 +13,7 @@ from typing import Any
 from xml.sax.saxutils import escape
 
 from fedmpi.analysis import report
+from fedmpi.common import formatting
 from fedmpi.common.errors import UserError
 from fedmpi.engine.timeline import WAITS
 from fedmpi.runtime.record import timeline
@@ -100,7 +101,7 @@ def table(found: Sequence[dict[str, Any]]) -> list[str]:
         rows.append([str(each["rank"]), each["host"], each["rounds"], seconds, *percent])
     least = busiest(found)
     said = f"rank {least['rank']} is the busiest: it waits {100 * least['waiting']:.1f} % of the time"
-    return [*report.table(rows), f"{said} (waiting: {', '.join(WAITS)})"]
+    return [*formatting.table(rows), f"{said} (waiting: {', '.join(WAITS)})"]
 
 
 def drawing(job: Job, rounds: int) -> str:

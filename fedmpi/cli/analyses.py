@@ -33,9 +33,9 @@ def variance(
     settings = configs.load(config, overrides or ())
     fit(settings)
     alone()
-    from fedmpi.analysis.filter_decomposition import variance
+    from fedmpi.analysis import filter_decomposition
 
-    variance.analyse(settings, replicates, to, typer.echo)
+    filter_decomposition.analyse_variance(settings, replicates, to, typer.echo)
 
 
 @analyse.command(short_help="The models behind an aggregate.")
@@ -52,31 +52,10 @@ def virtual(
     settings = run_settings(run, trust, overrides or ())
     fix_threads(min(settings.compute.threads, machine.cores()))  # the run may be of a larger machine
     alone()
-    from fedmpi.analysis.filter_decomposition import virtual
+    from fedmpi.analysis import filter_decomposition
 
     with guard(trust):
-        virtual.analyse(run, settings, to, typer.echo)
-
-
-@analyse.command(short_help="Ways over one loss landscape.")
-def trajectory(
-    config: Config,
-    overrides: Overrides = None,
-    first: Annotated[int, typer.Option(min=0, help="The first round whose clients are shown.")] = 4,
-    last: Annotated[int, typer.Option(min=1, help="The round before which that ends.")] = 8,
-    samples: Annotated[int, typer.Option(min=1, help="Training samples that the loss is over.")] = 1024,
-    grid: Annotated[int, typer.Option(min=3, max=201, help="Points a side of a landscape.")] = 21,
-    to: To = Path("analysis"),
-) -> None:
-    """Train as CONFIG says, by method fedatom, and FedAvg from the same kernels: their losses, their ways over one
-    landscape, and the local and virtual clients of some rounds."""
-    settings = configs.load(config, overrides or ())
-    plain = configs.load(config, [*(overrides or ()), "method={name: fedavg}"])
-    fit(settings)
-    alone()
-    from fedmpi.analysis.filter_decomposition import trajectory as ways
-
-    ways.analyse(settings, plain, ways.Asked(first, last, samples, grid), to, typer.echo)
+        filter_decomposition.analyse_virtual(run, settings, to, typer.echo)
 
 
 @analyse.command(short_help="A metric against parameters transmitted.")
@@ -93,28 +72,6 @@ def communication(
     from fedmpi.analysis import communication
 
     communication.analyse(runs, metric, to, typer.echo)
-
-
-@analyse.command(short_help="Averages of 5 and 25 linear models.")
-def gaussians(
-    seed: Annotated[int, typer.Option(min=0, help="Seed of all random numbers.")] = 0, to: To = Path("analysis")
-) -> None:
-    """Show averages of 5 and of 25 linear models of two weights on their loss landscape."""
-    fix_threads(1)
-    alone()
-    from fedmpi.analysis.filter_decomposition import gaussians
-
-    gaussians.analyse(seed, to, typer.echo)
-
-
-@analyse.command(short_help="FedSOL and FedProx with two weights.")
-def toy(to: To = Path("analysis")) -> None:
-    """Show the paths of FedSOL and FedProx from the global model of two weights, and where they come to rest."""
-    fix_threads(1)
-    alone()
-    from fedmpi.analysis import toy as two_weights
-
-    two_weights.analyse(to, typer.echo)
 
 
 @analyse.command(short_help="What a local step costs beside FedAvg's.")

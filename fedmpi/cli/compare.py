@@ -9,7 +9,7 @@ import typer
 
 from fedmpi.cli.runs import app
 from fedmpi.runtime.reading import compare as comparing
-from fedmpi.runtime.reading import compare_text, files
+from fedmpi.runtime.reading import files
 
 One = Annotated[Path, typer.Argument(metavar="A", help="A run's directory, or that of a sweep.")]
 Other = Annotated[Path, typer.Argument(metavar="B", help="Another one of the same kind.")]
@@ -28,6 +28,6 @@ def compare(
     if as_json:
         typer.echo(json.dumps(found, indent=2))
     else:
-        for line in compare_text.lines(found, shutil.get_terminal_size().columns):
+        for line in comparing.lines(found, shutil.get_terminal_size().columns):
             typer.echo(line)
     raise typer.Exit(0 if found["same"] else 1)

@@ -9,7 +9,6 @@ from fedmpi import config as configs
 from fedmpi.cli.runs import app
 from fedmpi.cli.shared import Config, Overrides, alone, fit, importing
 from fedmpi.common.errors import UserError
-from fedmpi.config import sweep
 
 
 @app.command(short_help="Show what a run would need.")
@@ -22,7 +21,9 @@ def plan(
 ) -> None:
     """Show the memory, bytes and seconds that CONFIG would need on so many ranks, and the sbatch line that fits. Only a
     few clients are trained, for a moment, to measure this machine."""
-    if sweep.is_one(config):
+    from fedmpi.sweeps import expand
+
+    if expand.is_one(config):
         raise UserError(f"{config} asks for many runs; plan one of them: a config without `over`")
     if hosts > ranks:
         raise UserError(f"--hosts: {hosts} hosts for {ranks} rank(s); at most one host a rank")

@@ -9,8 +9,7 @@ from fedmpi.cli.runs import app
 from fedmpi.cli.shared import table
 from fedmpi.common.errors import UserError
 from fedmpi.config.reference import Key, keys
-from fedmpi.runtime import catalog
-from fedmpi.runtime.catalog_options import Description, described, description
+from fedmpi.runtime.introspection import KINDS, Description, described, description, entries, registry
 
 OPEN = {  # section that takes the options of what it names: the kind of that
     "method": "methods",
@@ -26,21 +25,21 @@ OPEN = {  # section that takes the options of what it names: the kind of that
 def list_(
     name: Annotated[
         str | None,
-        typer.Argument(metavar="[KIND | NAME]", help=f"One of {', '.join(catalog.KINDS)}; or what one of them shows."),
+        typer.Argument(metavar="[KIND | NAME]", help=f"One of {', '.join(KINDS)}; or what one of them shows."),
     ] = None,
 ) -> None:
     """Show the methods, models, datasets, partitions, augmentations, tasks and rules that a config may name; of one of
     them what it does, and its options."""
-    if name is None or name in catalog.KINDS:
-        for kind in [name] if name else catalog.KINDS:
+    if name is None or name in KINDS:
+        for kind in [name] if name else KINDS:
             typer.echo(f"{kind}:")
-            table([(f"  {entry.name}", entry.line) for entry in catalog.entries(kind)])
+            table([(f"  {entry.name}", entry.line) for entry in entries(kind)])
         return
     found = described(name)
     if not found:
-        known = [*catalog.KINDS, *(each for kind in catalog.KINDS for each in catalog.registry(kind))]
+        known = [*KINDS, *(each for kind in KINDS for each in registry(kind))]
         raise UserError(
-            f"list: unknown kind or name '{name}'; {_close(name, known)}allowed: {', '.join(catalog.KINDS)}, or a name "
+            f"list: unknown kind or name '{name}'; {_close(name, known)}allowed: {', '.join(KINDS)}, or a name "
             "that one of these shows"
         )
     for position, each in enumerate(found):
@@ -60,7 +59,7 @@ def show_(
     having = (
         [
             (each, one)
-            for each in (description(OPEN[section], name) for name in catalog.registry(OPEN[section]))
+            for each in (description(OPEN[section], name) for name in registry(OPEN[section]))
             for one in each.options
             if one.name == option
         ]

@@ -10,7 +10,6 @@ from fedmpi.cli.runs import app
 from fedmpi.cli.shared import Overrides, RunDir, Trust, alone, fit, fix_threads, importing, table
 from fedmpi.cli.sweeps import train_child
 from fedmpi.common.errors import UserError
-from fedmpi.config import sweep
 
 
 @app.command(short_help="Check that a run's results are its own.")
@@ -126,18 +125,18 @@ def reproduce(
     a cell is missing or lies outside."""
     alone("reproduce")
     fix_threads(1)
-    from fedmpi.analysis import reproduction
+    from fedmpi.sweeps import expand, reproduce
 
     if name is None or "=" in name:
-        return table(list(reproduction.overview([*([name] if name else []), *(overrides or ())])))
-    path = reproduction.find(name)
-    asked = sweep.load(path, overrides or ())
+        return table(list(reproduce.overview([*([name] if name else []), *(overrides or ())])))
+    path = reproduce.find_table(name)
+    asked = expand.load(path, overrides or ())
     fit(asked.settings(asked.first()[0]))
     with importing():
         import fedmpi.runtime.run  # noqa: F401  once for all runs
-        from fedmpi.runtime.sweeping import sweep as runs
+        from fedmpi.sweeps import run as runs
 
-    reproduction.bring(asked, typer.echo)
+    reproduce.fetch_data(asked, typer.echo)
     if code := runs.run(asked, jobs, train_child, typer.echo):
         raise typer.Exit(code)
-    raise typer.Exit(reproduction.write(asked, to or Path("reproduction") / path.stem, typer.echo))
+    raise typer.Exit(reproduce.write(asked, to or Path("reproduction") / path.stem, typer.echo))

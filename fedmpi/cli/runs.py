@@ -13,7 +13,7 @@ from fedmpi.comm.loss.leaving import leave
 from fedmpi.common.errors import UserError
 from fedmpi.common.signals import CommandProcess
 from fedmpi.common.version import __version__
-from fedmpi.config import Settings, sweep
+from fedmpi.config import Settings
 
 app = typer.Typer(
     add_completion=False,
@@ -97,25 +97,30 @@ def replay(
 ) -> None:
     """Train as in RUN_DIR once more, on any number of ranks, without its faults but with the clients that they cost in
     each round, and compare the model of every round bit by bit. Written beside it, as NAME-replay."""
-    from fedmpi.runtime.resuming import replay as again
+    from fedmpi.runtime.trust import replay_settings
 
     _stays(directory, overrides or ())
-    settings = again.settings(directory.resolve(), trust, overrides or ())
+    settings = replay_settings(directory.resolve(), trust, overrides or ())
     fit(settings)
-    raise typer.Exit(again.run(directory, settings, trust, typer.echo, context.obj))
+    with importing():
+        from fedmpi.runtime.finished.replay import replay as replay_run
+
+    raise typer.Exit(replay_run(directory, settings, trust, typer.echo, context.obj))
 
 
 @app.command(short_help="Check a config and its data.")
 def validate(config: Config, overrides: Overrides = None) -> None:
     """Check CONFIG, its data and its partition, and show what would be run, without training. Of a sweep: all runs'
     settings, and data, models and methods of so many that each of its values occurs."""
-    if sweep.is_one(config):
-        asked = sweep.load(config, overrides or ())
+    from fedmpi.sweeps import expand
+
+    if expand.is_one(config):
+        asked = expand.load(config, overrides or ())
         fit(asked.settings(asked.labels[0]))
         with importing():
-            from fedmpi.runtime.sweeping import check
+            from fedmpi.sweeps import run as runs
 
-        return check.validate(asked, typer.echo)
+        return runs.validate(asked, typer.echo)
     settings = configs.load(config, overrides or ())
     fit(settings)
     with importing():

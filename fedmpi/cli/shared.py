@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from fedmpi import config as configs
+from fedmpi.common import formatting
 from fedmpi.common.errors import UserError
 from fedmpi.config import machine
 from fedmpi.config.loading import shown
@@ -94,6 +95,5 @@ def importing() -> Iterator[None]:
 
 
 def table(rows: list[tuple[str, str]]) -> None:
-    width = max((len(left) for left, _ in rows), default=0)
-    for left, right in rows:
-        typer.echo(f"{left:<{width}}  {right}".rstrip())
+    for line in formatting.table(rows, "left"):
+        typer.echo(line)

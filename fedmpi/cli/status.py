@@ -11,8 +11,7 @@ import typer
 
 from fedmpi.cli.runs import app
 from fedmpi.common.errors import UserError
-from fedmpi.config import sweep as sweep_files
-from fedmpi.runtime.reading import files, many, many_text, status_text
+from fedmpi.runtime.reading import files
 from fedmpi.runtime.reading import status as reading
 
 EVERY_S, CLEAR = 2.0, "\x1b[H\x1b[2J\x1b[3J"
@@ -51,18 +50,21 @@ def status(
 
 def _look(where: Path) -> tuple[dict[str, Any], bool, int, list[str]]:
     """(facts, whether something runs, exit code, what is shown)"""
+    from fedmpi.sweeps import expand
+    from fedmpi.sweeps import status as sweep_status
+
     if where.is_file() and where.suffix in (".yaml", ".yml"):
-        if not sweep_files.is_one(where):
+        if not expand.is_one(where):
             raise UserError(f"{where} asks for one run, which lies in a directory: fedmpi status runs/NAME")
-        facts = many.of_file(sweep_files.load(where))
-    elif files.is_run(files.folder(where)) or not (many.recorded(where) or files.runs_in(where)):
+        facts = sweep_status.of_file(expand.load(where))
+    elif files.is_run(files.folder(where)) or not (sweep_status.recorded(where) or files.runs_in(where)):
         if not files.is_run(where) and not (where / "lock").exists() and any(where.iterdir()):
             raise files.no_run(where, f"{' or '.join(files.OF_A_RUN)}, and no directory that does")
         facts = reading.status(where)
-        return facts, facts["state"] == reading.RUNNING, reading.code(facts), status_text.lines(facts)
+        return facts, facts["state"] == reading.RUNNING, reading.code(facts), reading.lines(facts)
     else:
-        facts = many.of_folder(where)
-    return facts, facts["counts"][reading.RUNNING] > 0, many.code(facts), many_text.lines(facts)
+        facts = sweep_status.of_folder(where)
+    return facts, facts["counts"][reading.RUNNING] > 0, sweep_status.code(facts), sweep_status.lines(facts)
 
 
 def _leave() -> None:

@@ -2,7 +2,7 @@
 
 import shlex
 from pathlib import Path
-from typing import Annotated, NoReturn
+from typing import TYPE_CHECKING, Annotated, NoReturn
 
 import typer
 
@@ -12,8 +12,10 @@ from fedmpi.cli.shared import Overrides, alone, fit, importing
 from fedmpi.common.errors import UserError
 from fedmpi.common.signals import CommandProcess
 from fedmpi.config import Settings
-from fedmpi.config import sweep as files
 from fedmpi.runtime.reading.files import is_run
+
+if TYPE_CHECKING:
+    from fedmpi.sweeps.expand import Sweep
 
 SweepFile = Annotated[Path, typer.Argument(metavar="SWEEP", help="A YAML file with `over`.")]
 
@@ -42,15 +44,16 @@ def sweep(
 ) -> None:
     """Train every run that SWEEP asks for and that is not done yet, side by side on this machine or in Slurm. A run
     lies in output/NAME/RUN, has the bits of `fedmpi run`, and goes on where it was stopped."""
-    asked = files.load(file, overrides or ())
+    from fedmpi.sweeps import expand, slurm
+    from fedmpi.sweeps import status as sweep_status
+
+    asked = expand.load(file, overrides or ())
     place = asked.settings(asked.first()[0]).output
     if is_run(place):
         said = f"{place} is the directory of a run, in which no runs of a sweep can lie"
         raise UserError(f"{file}: name: {said}; choose another name")
     if run is not None:
         raise typer.Exit(_one(asked, run, context.obj))
-    from fedmpi.runtime.sweeping import slurm
-
     if resume and not place.is_dir():
         raise UserError(f"--resume: there is no {place}: nothing of {file} was begun here; leave --resume out")
     given = slurm.Asked(max_running, partition, time, gpus, account, ranks, tuple(option or ()))
@@ -60,18 +63,18 @@ def sweep(
         raise UserError(
             "--dry-run, --max-running, --partition, --account, --time, --gpus, --ranks, --option go with --sbatch"
         )
+    if status and not check:
+        sweep_status.show(asked, typer.echo)
+        return
     fit(asked.settings(asked.first()[0]))
     with importing():
-        from fedmpi.runtime.sweeping import sweep as runs
+        from fedmpi.sweeps import run as runs
 
-        if not status and not check:
+        if not check:
             import fedmpi.runtime.run  # noqa: F401
             from fedmpi.analysis.pages import report  # noqa: F401  once for all runs
     if check:
         return runs.check(asked, typer.echo)
-    if status:
-        runs.status(asked, typer.echo)
-        return
     alone()
     code = runs.run(asked, jobs, train_child, typer.echo)
     if not code:
@@ -80,12 +83,12 @@ def sweep(
     raise typer.Exit(code)
 
 
-def _one(asked: files.Sweep, name: str, process: CommandProcess) -> int:
+def _one(asked: "Sweep", name: str, process: CommandProcess) -> int:
     """A run of a sweep, on this rank of any launcher's; where it is done, nothing."""
-    from fedmpi.runtime.sweeping import progress, slurm
+    from fedmpi.sweeps import progress, slurm
 
-    settings = progress.again(slurm.named(asked, name))
-    if progress.now(settings).what == progress.DONE:
+    settings = progress.resuming(slurm.named(asked, name))
+    if progress.check_state(settings).what == progress.DONE:
         return 0
     fit(settings)
     with importing():
@@ -114,16 +117,14 @@ def table(
 ) -> None:
     """Show mean and standard deviation over seeds for every cell of SWEEP, paired differences, and published figures
     beside ours."""
+    from fedmpi.sweeps import expand, status, table_formats
+
     given = list(overrides or ())
     if file.is_dir():
-        from fedmpi.runtime.reading import many
-
-        file, before = many.asked(file)
+        file, before = status.asked(file)
         given = [*before, *given]
-    asked = files.load(file, given)
-    from fedmpi.analysis import sweep_forms
-
-    sweep_forms.analyse(asked, metric, of, rows, to, typer.echo)
+    asked = expand.load(file, given)
+    table_formats.analyse(asked, metric, of, rows, to, typer.echo)
 
 
 def train_child(settings: Settings) -> NoReturn:

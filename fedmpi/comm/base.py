@@ -19,10 +19,9 @@ from __future__ import annotations
 import json
 import math
 import threading
-from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from typing import Any, TypeVar
+from typing import Any, TypeVar, final
 
 import torch
 from torch import Tensor
@@ -80,8 +79,11 @@ class Gone(Lost):
     """The connection to a rank has ended. That rank knows why, if it still could say so."""
 
 
-class Communicator(ABC):
-    """The ranks of one job as seen by one of them. Subclasses move bytes; this class checks, cuts and counts them."""
+class Communicator:
+    """The ranks of one job as seen by one of them. Subclasses move bytes; this class checks, cuts and counts them.
+
+    Subclasses override the methods below whose names begin with an underscore. A job of one rank calls none of them.
+    """
 
     begins = True  # whether what is posted is under way before `finish`
     piece = 2**30 - 1  # elements sent at once: below the limits of the 32-bit counts of MPI, gloo and NCCL
@@ -108,8 +110,9 @@ class Communicator(ABC):
         Rank 0 counts the bytes of x as sent once per receiver (once if it is alone), every other rank as received.
         """
         self._check(x)
-        for piece in self._pieces(x):
-            self._broadcast(piece)
+        if self.size > 1:
+            for piece in self._pieces(x):
+                self._broadcast(piece)
         if self.rank == 0:
             self.sent_bytes += x.nbytes * max(1, len(self.alive) - 1)
         else:
@@ -141,11 +144,12 @@ class Communicator(ABC):
             target.copy_(source)
         self.sent_bytes += sum(x.nbytes for _, x in outgoing)
         self.received_bytes += sum(x.nbytes for _, x in incoming)
-        return self._post(self._cut(outgoing), self._cut(incoming))
+        return self._post(self._cut(outgoing), self._cut(incoming)) if self.size > 1 else []
 
     def finish(self, posted: Posted) -> None:
         """Wait for what one `post` has begun. Raises Lost patience_s after this call, naming the peer."""
-        self._finish(posted)
+        if self.size > 1:
+            self._finish(posted)
 
     def broadcast_json(self, value: Any) -> Any:
         """Return rank 0's value, which JSON can hold, on every rank. value: any on the other ranks."""
@@ -180,7 +184,10 @@ class Communicator(ABC):
 
         Raises Lost past the deadline, naming the silent ranks.
         """
-        self._check_payload(payload)
+        if len(payload) > ALLGATHER_BYTES:
+            raise ValueError(f"a payload has at most {ALLGATHER_BYTES} bytes a rank, not {len(payload)}")
+        if self.size == 1:
+            return [payload]
         if self.audit is not None and payload:
             self.audit.said((None, ("text",)), "all", payload)
         return self._allgather_bytes(payload, deadline_s)
@@ -192,44 +199,39 @@ class Communicator(ABC):
         Ranks that are busy are waited for until the deadline, ranks that are dead or frozen are not; one of these that
         wakes up later ends by itself. Raises Lost where that cannot be, as when rank 0 is dead.
         """
-        self._check_payload(payload)
-        return self._regroup(payload, deadline_s)
+        raise Lost(f"the job cannot go on without a rank: {self.can_regroup}")
 
     def close(self) -> None:
         """Leave the job in good order; every rank calls this once, after its last message. Raises Lost as others do."""
-        self._meet()
+        if self.size > 1:
+            self._meet()
         self.at_end()
-        self._part()
+        if self.size > 1:
+            self._part()
 
-    def _regroup(self, payload: bytes, deadline_s: float) -> dict[int, bytes]:
-        raise Lost(f"the job cannot go on without a rank: {self.can_regroup}")
-
-    @abstractmethod
     def _meet(self) -> None:
         """Wait until all ranks are here."""
+        raise NotImplementedError
 
-    @abstractmethod
     def _part(self) -> None:
         """Close what connects this rank to the others."""
+        raise NotImplementedError
 
-    @abstractmethod
-    def _broadcast(self, x: Tensor) -> None: ...
+    def _broadcast(self, x: Tensor) -> None:
+        """The same as `broadcast` for x of at most `piece` entries, and so on."""
+        raise NotImplementedError
+
+    def _post(self, outgoing: Sequence[Message], incoming: Sequence[Message]) -> Posted:
+        raise NotImplementedError
+
+    def _finish(self, posted: Posted) -> None:
+        raise NotImplementedError
+
+    def _allgather_bytes(self, payload: bytes, deadline_s: float) -> list[bytes]:
+        raise NotImplementedError
 
     def _exchange(self, outgoing: Sequence[Message], incoming: Sequence[Message]) -> None:
         self._finish(self._post(outgoing, incoming))
-
-    @abstractmethod
-    def _post(self, outgoing: Sequence[Message], incoming: Sequence[Message]) -> Posted: ...
-
-    @abstractmethod
-    def _finish(self, posted: Posted) -> None: ...
-
-    @abstractmethod
-    def _allgather_bytes(self, payload: bytes, deadline_s: float) -> list[bytes]: ...
-
-    def _check_payload(self, payload: bytes) -> None:
-        if len(payload) > ALLGATHER_BYTES:
-            raise ValueError(f"a payload has at most {ALLGATHER_BYTES} bytes a rank, not {len(payload)}")
 
     def _check(self, x: Tensor, peer: int = 0) -> None:
         if x.dim() != 1 or not x.is_contiguous() or x.device != self.device:
@@ -245,6 +247,15 @@ class Communicator(ABC):
 
     def _cut(self, messages: Sequence[Message]) -> list[Message]:
         return [(peer, piece) for peer, x in messages if peer != self.rank for piece in self._pieces(x)]
+
+
+@final
+class Solo(Communicator):
+    """One process that is server and clients at once: nothing travels, but everything is counted as if it did."""
+
+    def __init__(self, device: torch.device) -> None:
+        Communicator.__init__(self, rank=0, size=1, device=device)
+        self.can_regroup = "there is a single process"
 
 
 def relay(x: Tensor, me: int, ranks: Sequence[int], exchange: Callable[[list[Message], list[Message]], None]) -> None:

@@ -10,8 +10,7 @@ import torch
 
 from fedmpi.comm import network
 from fedmpi.comm.backends.interfaces import set_interface
-from fedmpi.comm.backends.solo import Solo
-from fedmpi.comm.base import Communicator, Lost
+from fedmpi.comm.base import Communicator, Lost, Solo
 from fedmpi.comm.launchers.job import Job
 from fedmpi.comm.loss import silence
 from fedmpi.comm.loss.alarm import Alarm
@@ -48,13 +47,13 @@ def connect(
     alarm = alarm or Alarm(job, timeouts)
     if backend == "mpi":
         from fedmpi.comm.backends import mpi_comm
-        from fedmpi.comm.meeting import rendezvous
+        from fedmpi.comm.rendezvous import lookup
 
         mine = mpi_comm.connect(job, timeouts)
         with contextlib.suppress(Lost):  # MPI needs no TCP between the hosts; without it each rank speaks for itself
             deadline = timeouts.clock.now() + min(timeouts.start, timeouts.store)
-            store = rendezvous.under_mpi(job, deadline, timeouts, address)
-            alarm.listen(lambda: rendezvous.another(store))
+            store = lookup.under_mpi(job, deadline, timeouts, address)
+            alarm.listen(lambda: lookup.new_connection(store))
             mine.outlive(store, alarm)
         comm: Communicator = mine
     else:

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import inspect
 import json
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from functools import lru_cache
 from typing import Any, TypeAlias, final
 
@@ -116,14 +116,23 @@ def zeros(n: int, shape: Shape, dtype: Type, device: torch.device | str = "cpu")
     return torch.zeros(n, *shape, dtype=dtype, device=device)
 
 
-def call(module: nn.Module, x: Any, function: Callable[..., Any] | None = None) -> Any:
-    """module(x). Of several tensors each is a keyword argument, if `forward` has parameters of all these names (or
-    **kwargs); else they are one argument, a dictionary. function: called in place of the module."""
-    function = function or module
+def arguments(module: nn.Module, x: Any) -> tuple[tuple[Any, ...], dict[str, Any]]:
+    """Return the positional and the keyword arguments with which a module is called for samples x.
+
+    Of several tensors each is a keyword argument, if `forward` has parameters of all these names (or **kwargs); else
+    they are one argument, a dictionary.
+    """
     if isinstance(x, Tensor):
-        return function(x)
+        return (x,), {}
     kind: Any = type(module)
-    return function(**x) if _by_keyword(kind, tuple(x.keys())) else function(dict(x.items()))
+    tensors = dict(x.items())
+    return ((), tensors) if _by_keyword(kind, tuple(tensors)) else ((tensors,), {})
+
+
+def call(module: nn.Module, x: Any) -> Any:
+    """Return the outputs of a module for samples x."""
+    positional, named = arguments(module, x)
+    return module(*positional, **named)
 
 
 @lru_cache

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import math
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -70,3 +72,21 @@ def read_jsonl(path: Path, *, rounds: bool = False, strict: bool = False, tail: 
     if strict and found.damaged:
         raise UserError(f"{path}:{found.damaged[0]} is no row of a run; it was changed, or the disk is bad")
     return found
+
+
+def to_jsonable(value: Any) -> Any:
+    """Return a value that JSON can hold: arrays and tensors as lists, paths as text, NaN and infinities as None.
+
+    >>> from pathlib import Path
+    >>> to_jsonable({"loss": float("nan"), "sizes": (1, 2), "file": Path("a.csv")})
+    {'loss': None, 'sizes': [1, 2], 'file': 'a.csv'}
+    """
+    if isinstance(value, Mapping):
+        return {str(key): to_jsonable(each) for key, each in value.items()}
+    if isinstance(value, (list, tuple)):
+        return [to_jsonable(each) for each in value]
+    if isinstance(value, float):
+        return value if math.isfinite(value) else None
+    if value is None or isinstance(value, (bool, int, str)):
+        return value
+    return to_jsonable(value.tolist()) if hasattr(value, "tolist") else str(value)

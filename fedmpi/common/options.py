@@ -13,11 +13,12 @@ from typing import Annotated, Any, Literal, get_type_hints
 from pydantic import ConfigDict, Field, TypeAdapter, ValidationError
 
 from fedmpi.common.errors import UserError
-from fedmpi.common.redaction import MARK, is_marked, smells
+from fedmpi.common.redaction import MARK, smells
 from fedmpi.common.synonyms import advice
 from fedmpi.common.text import allowed, show
 
 _BOUNDS = ("ge", "gt", "le", "lt")
+_STRICT = ConfigDict(arbitrary_types_allowed=True, allow_inf_nan=False, strict=True)
 
 
 def option(
@@ -69,7 +70,7 @@ def check(
     Raises:
         UserError: one line for each key that is unknown, missing, of a wrong type or out of bounds.
     """
-    declared, required, open_ended = _declared(target, given, supplied)
+    declared, required, open_ended = declared_options(target, given, supplied)
     origins = origins or {}
     checked: dict[str, Any] = {}
     problems = []
@@ -81,11 +82,13 @@ def check(
         problems.append(f"{prefix}{where}.{key}: {text}")
 
     for key, value in given.items():
-        if is_marked(value):
+        if MARK in repr(value):
             complain(key, f"was left out of the run directory, for it may be a secret; give it: {where}.{key}=VALUE")
         elif key in declared:
             try:
-                checked[key] = _convert(declared[key], value)
+                # Through JSON: a list may become a tuple and text a path, but "1" is no number.
+                adapter: TypeAdapter[Any] = TypeAdapter(declared[key], config=_STRICT)
+                checked[key] = adapter.validate_json(json.dumps(value))
             except ValidationError as error:
                 said = MARK if smells(key, value) else show(value)
                 default = ", or left out for its default" if value is None and key not in required else ""
@@ -95,16 +98,13 @@ def check(
         elif key in moved:
             complain(key, moved[key])
         else:
-            complain(key, f"unknown key; {_untyped(target, key)}{_none(named, declared)}{advice(key, where, keys)}")
+            none = "" if declared else f"{named} has no options; "
+            complain(key, f"unknown key; {_untyped(target, key)}{none}{advice(key, where, keys)}")
     for key in required - set(given):
         complain(key, f"missing; it must be given for {named}")
     if problems:
         raise UserError("\n".join(problems))
     return checked
-
-
-def _none(named: str, declared: Collection[str]) -> str:
-    return "" if declared else f"{named} has no options; "
 
 
 def _untyped(target: Callable[..., Any], key: str) -> str:
@@ -114,19 +114,32 @@ def _untyped(target: Callable[..., Any], key: str) -> str:
     return ""
 
 
-def _declared(
+def declared_options(
     target: Callable[..., Any], given: Mapping[str, Any], supplied: Sequence[str]
 ) -> tuple[dict[str, Any], set[str], bool]:
     """The options of `target`: name -> annotation with bounds; which are required; whether other keys are accepted."""
-    hints = _hints(target)
-    if dataclasses.is_dataclass(target):
-        fields = [field for field in dataclasses.fields(target) if field.init and field.name not in supplied]
-        missing = dataclasses.MISSING
-        required = {f.name for f in fields if f.default is missing and f.default_factory is missing}
-        return {f.name: _bounded(hints.get(f.name, Any), f.metadata) for f in fields}, required, False
+    is_dataclass = dataclasses.is_dataclass(target)
+    try:
+        plain_class = inspect.isclass(target) and not is_dataclass
+        hints = get_type_hints(target.__init__ if plain_class else target, include_extras=True)
+    except NameError:  # annotations that exist for a type checker only: the values go unchecked, the names do not
+        hints = {}
+    declared, required = dict[str, Any](), set[str]()
+    if is_dataclass:
+        for field in dataclasses.fields(target):  # type: ignore[arg-type]
+            if not field.init or field.name in supplied:
+                continue
+            hint, said = hints.get(field.name, Any), field.metadata
+            if said.get("choices") is not None:
+                hint = Literal[tuple(said["choices"])]
+            elif bounds := {name: said[name] for name in _BOUNDS if said.get(name) is not None}:
+                hint = Annotated[hint, Field(**bounds)]
+            declared[field.name] = hint
+            if field.default is dataclasses.MISSING and field.default_factory is dataclasses.MISSING:
+                required.add(field.name)
+        return declared, required, False
     parameters = list(inspect.signature(target).parameters.values())
     names = {parameter.name for parameter in parameters}
-    declared, required = {}, set()
     for position, parameter in enumerate(parameters):
         if parameter.name in supplied or parameter.kind in (parameter.VAR_POSITIONAL, parameter.VAR_KEYWORD):
             continue
@@ -137,25 +150,3 @@ def _declared(
         if needed:
             required.add(parameter.name)
     return declared, required, any(parameter.kind is parameter.VAR_KEYWORD for parameter in parameters)
-
-
-def _hints(target: Callable[..., Any]) -> dict[str, Any]:
-    plain_class = inspect.isclass(target) and not dataclasses.is_dataclass(target)
-    try:
-        return get_type_hints(target.__init__ if plain_class else target, include_extras=True)
-    except NameError:  # annotations that exist for a type checker only: the values go unchecked, the names do not
-        return {}
-
-
-def _bounded(hint: Any, metadata: Mapping[str, Any]) -> Any:
-    if metadata.get("choices") is not None:
-        return Literal[tuple(metadata["choices"])]
-    bounds = {name: metadata[name] for name in _BOUNDS if metadata.get(name) is not None}
-    return Annotated[hint, Field(**bounds)] if bounds else hint
-
-
-def _convert(hint: Any, value: Any) -> Any:
-    """`value` as a `hint`, strictly, through JSON: a list may become a tuple and text a path, but "1" is no number."""
-    config = ConfigDict(arbitrary_types_allowed=True, allow_inf_nan=False)
-    adapter: TypeAdapter[Any] = TypeAdapter(hint, config=config)
-    return adapter.validate_json(json.dumps(value), strict=True)

@@ -35,13 +35,6 @@ def redacted(tree: Any) -> Any:
     return [redacted(each) for each in tree] if isinstance(tree, (list, tuple)) else tree
 
 
-def is_marked(tree: Any) -> bool:
-    """Whether the mark stands anywhere in a value."""
-    if isinstance(tree, (dict, list, tuple)):
-        return any(map(is_marked, tree.values() if isinstance(tree, dict) else tree))
-    return bool(tree == MARK)
-
-
 def flow(value: Any) -> str:
     """A value on one line, near enough to YAML to be read.
 

@@ -48,17 +48,13 @@ def reseed(seed: int, *purpose: str | int) -> None:
     """Seed the global generators (parameter initialisation, dropout, np.random) for one purpose; within `restored`."""
     number = derive(seed, *purpose)
     with _one:
-        _reseed(number)
+        # torch.manual_seed would do it, and note a stack trace for each kind of device that is not there.
+        torch.default_generator.manual_seed(number)
+        if torch.cuda.is_initialized():
+            torch.cuda.manual_seed_all(number)
     # torch seeds the same algorithm by the lower 32 bits, as numpy does: of one number they would draw the same.
     np.random.seed(number >> 32)
     random.seed(number)
-
-
-def _reseed(number: int) -> None:
-    # torch.manual_seed would do it, and note a stack trace for each kind of device that is not there.
-    torch.default_generator.manual_seed(number)
-    if torch.cuda.is_initialized():
-        torch.cuda.manual_seed_all(number)
 
 
 def state() -> State:

@@ -19,15 +19,22 @@ START_S = 20.0  # below the 30 s that Slurm, by default, leaves between SIGTERM 
 SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGUSR1, signal.SIGUSR2, signal.SIGHUP)
 
 
+@dataclass
 class StopRequest:
-    """Callable: whether somebody asked this process to stop. `signal` is the number, 0 before. `after`: the rounds that
-    are asked for, where they are fewer than those of the config; `enough`: these are done."""
+    """Callable: whether somebody asked this process to stop.
 
-    def __init__(self) -> None:
-        self.signal, self.heard = 0, 0.0
-        self.after, self.enough = 0, False
-        self._before: dict[int, Any] = {}  # signal -> its handler before `listen`
-        self._alone: int | None = None  # exit code of a rank that has not met the others
+    Attributes:
+        signal: its number; 0 before.
+        after: the rounds that are asked for, where they are fewer than those of the config; 0: all.
+        enough: whether these are done.
+    """
+
+    signal: int = 0
+    after: int = 0
+    enough: bool = False
+    _heard_at: float = 0.0
+    _before: dict[int, Any] = field(default_factory=dict)  # signal -> its handler before `listen`
+    _alone: int | None = None  # exit code of a rank that has not met the others
 
     def __call__(self) -> bool:
         return self.enough or self.signal != 0
@@ -69,10 +76,10 @@ class StopRequest:
 
     def _hear(self, number: int, frame: FrameType | None) -> None:
         if not self.signal:
-            self.signal, self.heard = number, time.monotonic()
+            self.signal, self._heard_at = number, time.monotonic()
             if self._alone is not None:
                 self._bound()
-        elif time.monotonic() - self.heard > (HAND_S if number == self.signal == signal.SIGINT else REPEAT_S):
+        elif time.monotonic() - self._heard_at > (HAND_S if number == self.signal == signal.SIGINT else REPEAT_S):
             os._exit(128 + number)
 
 

@@ -12,7 +12,7 @@ from fedmpi.config.yaml_source import Document
 
 Key = tuple[str | int, ...]
 
-SWEEP = ("over", "only", "leave_out", "published", "best")  # keys of a file that asks for many runs (config/sweep)
+SWEEP = ("over", "only", "leave_out", "published", "best")  # keys of a file that asks for many runs (sweeps/expand.py)
 
 
 def complaints(error: ValidationError, document: Document, source: str) -> list[str]:

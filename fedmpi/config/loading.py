@@ -11,7 +11,7 @@ Loading does not import torch, so that every rank reports a mistake at once.
 import json
 import os
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 from functools import reduce
 from pathlib import Path
 from typing import Any
@@ -23,8 +23,8 @@ from fedmpi.common.errors import UserError
 from fedmpi.common.registry import is_file
 from fedmpi.common.text import brief, control, show
 from fedmpi.config.error_text import SWEEP, complaints
+from fedmpi.config.field_types import OpenSection, ShortSection
 from fedmpi.config.schema import Settings, section
-from fedmpi.config.sections import OpenSection, ShortSection
 from fedmpi.config.yaml_source import MAX_DEPTH, Document, read, read_value
 
 __all__ = ["Settings", "load"]
@@ -39,7 +39,6 @@ PLUGINS = (
     "server.rule.name",
     "server.rule",
 )
-MAX_FILES = 100  # a config and all that it is based on
 MAX_SHOWN = 20  # mistakes in one message
 
 
@@ -82,48 +81,27 @@ def settings(layers: Sequence[Document], path: Path) -> Settings:
     return made
 
 
-def files(path: Path, moved: Mapping[str, str] | None = None) -> Document:
-    """A file over its bases."""
-    return _Files(moved or {}).merged(path, ())
-
-
-@dataclass
-class _Files:
-    """The files of one config, each read once, however many others start from it."""
-
-    moved: Mapping[str, str] = field(default_factory=dict)
-    done: dict[str, Document] = field(default_factory=dict)
-
-    def merged(self, path: Path, around: tuple[str, ...]) -> Document:
-        """A file merged over its bases. `around`: the files whose base it is, the outermost first."""
-        place = os.path.realpath(path)  # not resolve(): a link to itself is an error of its own there
-        if place in around:
-            raise UserError(f"base files form a circle: {' -> '.join([*around[around.index(place) :], place])}")
-        if place not in self.done:
-            if len(self.done) + len(around) >= MAX_FILES:
-                raise UserError(f"more than {MAX_FILES} base files; a config starts from a few")
-            self.done[place] = self.read(path, (*around, place))
-        return self.done[place]
-
-    def read(self, path: Path, around: tuple[str, ...]) -> Document:
-        own = read(path)
-        bases = own.data.pop("base", [])
-        origin = own.origins.pop("base", "")
-        own.data = _with(own.data, self.moved) if self.moved else own.data
-        _anchor_plugins(own, path.parent)
-        _anchor_axes(own, path.parent)
-        below = Document()
-        if not isinstance(bases, list) or not all(isinstance(base, str) and base for base in bases):
-            own.problems.append(f"{origin}: base: {show(bases)} is not allowed; must be a list of files")
-            bases = []
-        for base in bases:
-            try:
-                below = merge(below, self.merged(path.parent / base, around))
-            except UserError as error:
-                own.problems.append(f"{origin}: base: {error}")
-        if "over" in own.data and "over" not in below.data:  # a run's name is not that of a sweep over it
-            below = replace(below, data={key: value for key, value in below.data.items() if key != "name"})
-        return merge(below, own)
+def files(path: Path, moved: Mapping[str, str] | None = None, around: tuple[str, ...] = ()) -> Document:
+    """A file over its bases. around: the files whose base it is, the outermost first."""
+    place = os.path.realpath(path)  # not resolve(): a link to itself is an error of its own there
+    if place in around:
+        raise UserError(f"base files form a circle: {' -> '.join([*around[around.index(place) :], place])}")
+    own = read(path)
+    bases, origin = own.data.pop("base", []), own.origins.pop("base", "")
+    own.data = _with(own.data, moved) if moved else own.data
+    _anchor_document(own, path.parent)
+    below = Document()
+    if not isinstance(bases, list) or not all(isinstance(base, str) and base for base in bases):
+        own.problems.append(f"{origin}: base: {show(bases)} is not allowed; must be a list of files")
+        bases = []
+    for base in bases:
+        try:
+            below = merge(below, files(path.parent / base, moved, (*around, place)))
+        except UserError as error:
+            own.problems.append(f"{origin}: base: {error}")
+    if "over" in own.data and "over" not in below.data:  # a run's name is not that of a sweep over it
+        below = replace(below, data={key: value for key, value in below.data.items() if key != "name"})
+    return merge(below, own)
 
 
 def _with(tree: Any, names: Mapping[str, str]) -> Any:
@@ -168,32 +146,28 @@ def command_line(overrides: Sequence[str]) -> Document:
     for text in overrides:
         origin = f"command line: {brief(repr(shown(text)) if control(text) else shown(text), 200)}"
         key, equals, value = text.partition("=")
-        parts = key.split(".")
-        if not equals or not all(parts):
-            document.problems.append(f"{origin}: must be KEY=VALUE, such as train.lr=0.1")
+        problem = ""
+        if not equals or not all(key.split(".")):
+            problem = "must be KEY=VALUE, such as train.lr=0.1"
+        elif key.partition(".")[0] == "base":
+            problem = "base can stand in a file only; write one that names its bases, and run it"
+        elif key.count(".") >= MAX_DEPTH:
+            problem = f"nested deeper than {MAX_DEPTH} levels"
+        if problem:
+            document.problems.append(f"{origin}: {problem}")
             continue
-        if parts[0] == "base":
-            document.problems.append(
-                f"{origin}: base can stand in a file only; write one that names its bases, and run it"
-            )
-            continue
-        if len(parts) > MAX_DEPTH:
-            document.problems.append(f"{origin}: nested deeper than {MAX_DEPTH} levels")
-            continue
-        one = Document(origins={".".join(parts[: depth + 1]): origin for depth in range(len(parts))})
+        one = Document()
         try:
             # YAML has a meaning of its own for most marks, but as a whole value one is a text, such as a delimiter.
             is_mark = len(value) == 1 and value in ",;:|-#&*!%@`?>'\"\t"
-            tree: Any = value if is_mark else read_value(value, origin, key, one)
+            read_as = value if is_mark else read_value(value, origin, key, one)
         except UserError as error:
             quoted = f"; a text can be put in quotes: '{key}={json.dumps(value)}'" if value[:1] not in "[{" else ""
             document.problems.append(f"{error}{quoted}")
             continue
-        for part in reversed(parts):
-            tree = {part: tree}
-        one.data = tree
-        document = merge(document, one)
-    _anchor_plugins(document, Path())
+        above = nested(key, read_as, origin)
+        document = merge(document, replace(one, data=above.data, origins=above.origins | one.origins))
+    _anchor_document(document, Path())
     return document
 
 
@@ -224,66 +198,52 @@ def _merge_trees(low: dict[str, Any], high: dict[str, Any], path: tuple[str, ...
         low = {}  # a method within a method is another one now
     merged = dict(low)
     for key, value in high.items():
-        below = _named(low.get(key), (*path, key))
+        below: Any = low.get(key)
+        if isinstance(value, dict) and isinstance(below, str):
+            # `server.rule: krum` is {name: krum}, to which `server.rule.select=2` adds; `comm.wire: int8` is {up: int8}
+            kind = section((*path, key))
+            if kind is not None and issubclass(kind, OpenSection | ShortSection):
+                below = {kind.selector if issubclass(kind, OpenSection) else kind.short: below}
         both = isinstance(below, dict) and isinstance(value, dict)
         merged[key] = _merge_trees(below, value, (*path, key)) if both else value
     return merged
 
 
-def _named(value: Any, path: tuple[str, ...]) -> Any:
-    """`server.rule: krum` as {name: krum}, to which `server.rule.select=2` adds; `comm.wire: int8` as {up: int8}."""
-    kind = section(path)
-    if isinstance(value, str) and kind is not None and issubclass(kind, OpenSection | ShortSection):
-        return {kind.selector if issubclass(kind, OpenSection) else kind.short: value}
-    return value
+def _anchor_document(document: Document, directory: Path) -> None:
+    """Make the relative paths of plug-ins, and of files of settings that a sweep's axes name, absolute."""
+    for key, value in document.data.items():
+        if key not in SWEEP:
+            document.data[key] = _anchor(value, key, document, directory)
+    best = document.data.get("best")
+    of_best = best.get("over") if isinstance(best, dict) else None
+    axes: dict[str, Any] = {"over": document.data.get("over"), "best.over": of_best}
+    for dotted, over in axes.items():
+        for name, axis in over.items() if isinstance(over, dict) else ():
+            if isinstance(axis, list):
+                over[name] = [os.path.abspath(directory / item) if is_config(item) else item for item in axis]
+            elif isinstance(axis, dict):
+                below = f"{dotted}.{name}"
+                over[name] = {k: _anchor(tree, f"{below}.{k}", document, directory) for k, tree in axis.items()}
 
 
-def _anchor_plugins(document: Document, directory: Path) -> None:
-    """Make relative `file.py:Name` absolute: beside the config that names it, else in the working directory."""
-    for dotted in PLUGINS:
-        *parts, last = dotted.split(".")
-        tree: Any = document.data
-        for part in parts:
-            tree = tree.get(part) if isinstance(tree, dict) else None
-        name = tree.get(last) if isinstance(tree, dict) else None
-        if not isinstance(name, str) or not is_file(name):
-            continue
-        tree[last] = _anchored(document, directory, dotted, name)
-    if isinstance(method := document.data.get("method"), dict):
-        _anchor_within(document, directory, "method", method)
-    heard = document.data.get("callbacks")
-    heard = heard if isinstance(heard, list) else []
-    for i, item in enumerate(heard):
-        if not isinstance(item, (dict, str)):
-            continue  # a mistake, which the schema names
-        names = item if isinstance(item, dict) else {item: None}
-        made = {
-            _anchored(document, directory, "callbacks", name)
-            if isinstance(name, str) and is_file(name)
-            else name: options
-            for name, options in names.items()
-        }
-        heard[i] = made if isinstance(item, dict) else next(iter(made))
-
-
-def _anchor_within(document: Document, directory: Path, dotted: str, tree: dict[str, Any]) -> None:
-    """Of a method's options: a method that it is made of may be a plug-in, too."""
-    for key, value in tree.items():
-        if isinstance(value, dict):
-            _anchor_within(document, directory, f"{dotted}.{key}", value)
-        elif isinstance(value, str) and is_file(value) and not Path(value).is_absolute():
-            tree[key] = _anchored(document, directory, f"{dotted}.{key}", value)
-
-
-def _anchored(document: Document, directory: Path, dotted: str, name: str) -> str:
-    place, _, attribute = name.rpartition(":")
+def _anchor(tree: Any, dotted: str, document: Document, directory: Path) -> Any:
+    """A value with each `file.py:Name` in it made absolute: beside the config that names it, else in the working
+    directory."""
+    if isinstance(tree, dict):
+        within = {key: _anchor(value, f"{dotted}.{key}", document, directory) for key, value in tree.items()}
+        return {_anchor(key, dotted, document, directory): value for key, value in within.items()}
+    if isinstance(tree, list):
+        return [_anchor(item, dotted, document, directory) for item in tree]
+    if not isinstance(tree, str) or not is_file(tree):
+        return tree
+    place, _, attribute = tree.rpartition(":")
     tried = [(directory / place).absolute(), Path(place).absolute()]
     found = next((path for path in tried if os.path.isfile(path)), None)
     if found is not None:
         return f"{found}:{attribute}"
     where = " nor ".join(dict.fromkeys(map(str, tried)))
-    document.missing[name] = f"{document.origins.get(dotted, directory)}: {dotted}: there is no file {where}"
-    return name
+    document.missing[tree] = f"{document.origins.get(dotted, directory)}: {dotted}: there is no file {where}"
+    return tree
 
 
 def is_config(value: Any) -> bool:
@@ -298,23 +258,3 @@ def nested(dotted: str, value: Any, origin: str) -> Document:
     for part in reversed(parts):
         tree = {part: tree}
     return Document(tree, {".".join(parts[: depth + 1]): origin for depth in range(len(parts))})
-
-
-def _anchor_axes(document: Document, directory: Path) -> None:
-    """Make the files that a sweep's axes name absolute: settings as `base` has them, plug-ins as elsewhere."""
-    _anchor_each(document, directory, "over", document.data.get("over"))
-    if isinstance(best := document.data.get("best"), dict):
-        _anchor_each(document, directory, "best.over", best.get("over"))
-
-
-def _anchor_each(document: Document, directory: Path, below: str, over: Any) -> None:
-    for name, axis in over.items() if isinstance(over, dict) else ():
-        if isinstance(axis, list):
-            over[name] = [os.path.abspath(directory / item) if is_config(item) else item for item in axis]
-        for label, tree in axis.items() if isinstance(axis, dict) else ():
-            if isinstance(tree, dict):
-                start = f"{below}.{name}.{label}."
-                named = {k.removeprefix(start): v for k, v in document.origins.items() if k.startswith(start)}
-                part = Document(tree, named)
-                _anchor_plugins(part, directory)
-                document.missing |= part.missing

@@ -13,8 +13,8 @@ from pydantic import BaseModel
 from pydantic.fields import FieldInfo
 
 from fedmpi.common.typewords import value_words, words
+from fedmpi.config.field_types import OpenSection, ShortSection
 from fedmpi.config.schema import section
-from fedmpi.config.sections import OpenSection, ShortSection
 
 
 @dataclass(frozen=True)

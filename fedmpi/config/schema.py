@@ -1,36 +1,38 @@
-"""The sections of a config: every key with its type, unit, bounds and default.
+"""The settings of a run: the sections on communication, devices, faults and files, and the class of them all."""
 
-Sections are frozen. An open section has one key that names something (`selector`) and, beside the keys declared here,
-takes that thing's own options; they are checked against its signature when it is built (see common/options.py).
-"""
+from __future__ import annotations
 
 import hashlib
-import inspect
 import os
 from pathlib import Path
-from typing import Annotated, Any, Literal, get_args, get_origin
+from typing import Annotated, Any, Literal, get_args
 
 from pydantic import BaseModel, Field, PrivateAttr, model_validator
 
 from fedmpi.common.redaction import redacted
 from fedmpi.common.text import LARGEST
-from fedmpi.config.data import DataSettings
-from fedmpi.config.evaluate import EvaluateSettings
-from fedmpi.config.sections import InitSettings, OpenSection, Section
-from fedmpi.config.train import TrainSettings
-from fedmpi.config.values import (
+from fedmpi.config.field_types import (
     Count,
     DirectoryName,
-    Fading,
     Hearer,
-    Name,
-    NonNegative,
     Place,
     Rounds,
     Seconds,
+    Section,
+    ShortSection,
     flat,
 )
-from fedmpi.config.wire import WireSettings
+from fedmpi.config.sections import (
+    CohortSettings,
+    DataSettings,
+    EvaluateSettings,
+    InitSettings,
+    MethodSettings,
+    ModelSettings,
+    ServerSettings,
+    TaskSettings,
+    TrainSettings,
+)
 
 # Places, of which what lies there is compared; and what hosts may have of their own.
 NOT_COMPARED = ("data.root", "output", "init.from", "comm.interface")
@@ -41,114 +43,43 @@ Analysis = Literal[
 ]  # engine/probes
 
 
-class ModelSettings(OpenSection):
-    name: Name  # `fedmpi list models`, or file.py:function; the other keys are its own options
+FormatName = Literal["fp32", "bf16", "fp16", "int8", "topk"]
+FRACTION = 0.01  # of topk, where none is given
 
 
-class TaskSettings(OpenSection):
-    name: Name = "classification"  # `fedmpi list tasks`, or file.py:Class; the other keys are its own options
+class Down(ShortSection):
+    """What the server sends. int8, topk: of the difference to what was sent before."""
 
-    @model_validator(mode="before")
-    @classmethod
-    def _nan_as_a_word(cls, value: Any) -> Any:
-        """YAML's .nan as "nan", which equals itself when a run is resumed, and is JSON."""
-        given = value.get("ignore") if isinstance(value, dict) else None
-        nan = isinstance(given, (float, str)) and str(given).lower() == "nan"
-        return {**value, "ignore": "nan"} if nan else value
-
-
-class MethodSettings(OpenSection):
-    name: Name  # `fedmpi list methods`, or file.py:Class; the other keys are its own options
-
-
-class CohortSettings(Section):
-    # of the clients, drawn each round: rounded down, at least one; null where `size` says how many
-    fraction: Annotated[float, Field(gt=0, le=1)] | None = 1.0
-    size: Count | None = None  # in place of fraction: clients that are drawn each round
-    # cycles: every client once before one comes again; with fraction 1 / N the model goes from client to client
-    draw: Literal["uniform", "cycles"] = "uniform"
-    placement: Literal["balanced", "pinned"] = "balanced"  # which rank trains whom; balanced: by what they took
-    replay: Place | None = None  # the placement.jsonl of a run, by which this one places on the same ranks
-    # p_k in the aggregate: by training samples, or all clients of the cohort alike
-    weighting: Literal["samples", "uniform"] = "samples"
-
-    @model_validator(mode="before")
-    @classmethod
-    def _size_in_place_of_fraction(cls, value: Any) -> Any:
-        sized = isinstance(value, dict) and value.get("size") is not None
-        return {"fraction": None} | value if sized else value
+    short = "name"
+    name: FormatName = "fp32"  # the format (docs/wire.md)
+    # of topk: the share of the entries that travels, by default 0.01; they take 8 bytes each, so that 1/2 saves nothing
+    fraction: Annotated[float, Field(gt=0, lt=0.5)] | None = None
 
     @model_validator(mode="after")
-    def _fraction_or_size(self) -> "CohortSettings":
-        if self.size is not None and self.fraction is not None:
-            raise ValueError(
-                f"size: {self.size} does not go with fraction: {self.fraction:g}; a round has a number of clients, "
-                "or a share of them: set one of them to null"
-            )
-        if self.size is None and self.fraction is None:
-            raise ValueError("fraction: null leaves nobody to train; give fraction or size")
-        return self
-
-    @model_validator(mode="after")
-    def _replay_of_what(self) -> "CohortSettings":
-        if self.replay is not None and self.placement == "pinned":
-            raise ValueError(f"replay: {self.replay} has no effect with placement: pinned; leave one of them out")
+    def _fraction_of_what(self) -> Down:
+        if self.fraction is not None and self.name != "topk":
+            raise ValueError(f"fraction: {self.fraction:g} has no effect with {self.name}; it is topk's; leave it out")
         return self
 
 
-class RuleSettings(OpenSection):
-    # `fedmpi list rules`, or file.py:function; auto: the method's own. A bare text in place of the section is this name
-    name: Name = "auto"
-    # layout groups to which the rule applies, the others take the mean; null: all groups
-    groups: Annotated[list[Name], Field(min_length=1)] | None = None
+class Up(Down):
+    """What clients send. With error feedback a client keeps what the format left out, and adds it the next time."""
 
-    @model_validator(mode="before")
-    @classmethod
-    def _bare_name(cls, value: Any) -> Any:
-        return {"name": value} if isinstance(value, str) else value
+    feedback: bool = True  # whether a client adds what the format left out the next time
 
     @model_validator(mode="after")
-    def _options_of_what(self) -> "RuleSettings":
-        if self.name == "auto" and self.options:
-            key = next(iter(self.options))
-            raise ValueError(f"{key}: is an option of no rule: server.rule.name is auto; name the rule")
+    def _feedback_of_what(self) -> Up:
+        if self.name == "fp32" and not self.feedback:
+            raise ValueError("feedback: false has no effect with fp32, which leaves nothing out; leave it out")
         return self
 
 
-ADAPTIVE = ("adam", "yogi", "adagrad")  # adagrad has no use for beta2; sweeps over the three give it all the same
-SERVER_OPTIONS = {"momentum": ("momentum",), **dict.fromkeys(("beta1", "beta2", "eps"), ADAPTIVE)}
+class WireSettings(ShortSection):
+    """`wire: bf16` is short for `wire: {up: bf16}`: what clients send."""
 
-
-class ServerSettings(Section):
-    rule: RuleSettings = RuleSettings()  # how the cohort's updates become one
-    optim: Literal["sgd", "momentum", "adam", "yogi", "adagrad"] = "sgd"  # turns the direction into a step
-    lr: NonNegative = 1.0  # of the server's step; 1 with sgd: the aggregate itself
-    momentum: Fading = 0.9  # of optim: momentum
-    nesterov: bool = False  # of optim: momentum: the step looks ahead, along direction + momentum x velocity
-    beta1: Fading = 0.9  # of adam, yogi, adagrad: weight of the past in the mean
-    beta2: Fading = 0.99  # of adam, yogi: weight of the past in the mean of squares
-    eps: Annotated[float, Field(gt=0, le=1)] = (
-        1e-3  # of adam, yogi, adagrad: added to the root (tau in Reddi et al. 2021)
-    )
-    trains: bool = False  # rank 0 trains clients too
-    placement: Literal["root", "sharded"] = "root"  # who holds the uploads: rank 0, or every rank some columns of them
-    # who adds up where a method reads means: rank 0, or first each rank its clients' (the same bits on any ranks)
-    reduce: Literal["root", "local"] = "root"
-
-    @model_validator(mode="after")
-    def _goes_together(self) -> "ServerSettings":
-        if self.reduce == "local" and self.placement == "sharded":
-            raise ValueError("reduce: local sends sums, and placement: sharded shares out rows; leave one of them out")
-        if self.nesterov and (self.optim != "momentum" or not self.momentum):
-            have = f"optim: {self.optim}, momentum: {self.momentum:g}"
-            raise ValueError(f"nesterov: true needs optim: momentum with momentum > 0, not {have}; or set it to false")
-        for key, whose in SERVER_OPTIONS.items():
-            if self.optim not in whose and getattr(self, key) != type(self).model_fields[key].default:
-                raise ValueError(
-                    f"{key}: {getattr(self, key):g} is an option of {', '.join(whose)}, and optim is {self.optim}; "
-                    "leave it out, or take another optim"
-                )
-        return self
+    short = "up"
+    up: Up = Up()
+    down: Down = Down()
 
 
 class CommSettings(Section):
@@ -179,7 +110,7 @@ class FaultSettings(Section):
     replay: Place | None = None  # the faults.jsonl of a run, whose losses this one is given
 
     @model_validator(mode="after")
-    def _loses_or_is_told(self) -> "FaultSettings":
+    def _check(self) -> FaultSettings:
         if self.replay is not None and self.on_lost_rank != "abort":
             raise ValueError(f"replay needs on_lost_rank: abort, not {self.on_lost_rank}: it is told who was lost")
         return self
@@ -204,15 +135,11 @@ class ComputeSettings(Section):
     threads: Count = 1  # per rank; they change the last bits of sums; at most the cores (machine.py)
 
     @model_validator(mode="after")
-    def _one_way_to_launch(self) -> "ComputeSettings":
+    def _check(self) -> ComputeSettings:
         if self.graphs and self.compile:
             raise ValueError(
                 "graphs: true and compile: true both decide how passes are launched; leave one of them out"
             )
-        return self
-
-    @model_validator(mode="after")
-    def _same_kernels(self) -> "ComputeSettings":
         if self.cudnn_benchmark and self.deterministic:
             raise ValueError(
                 "cudnn_benchmark: true chooses kernels by how long they take, which differs from run to run, and "
@@ -276,25 +203,17 @@ class Settings(Section):
     _began_in: str = PrivateAttr("")  # the working directory in which the run began
 
     @model_validator(mode="after")
-    def _some_round_trains(self) -> "Settings":
+    def _check(self) -> Settings:
         if self.train.warmup_rounds >= self.rounds > 0:
             raise ValueError(
                 f"train.warmup_rounds: {self.train.warmup_rounds} are not fewer than rounds: {self.rounds}, so lr "
                 "would never be reached; lower one or raise the other"
             )
-        return self
-
-    @model_validator(mode="after")
-    def _best_on_what(self) -> "Settings":
         if self.evaluate.best.metric is not None and not self.data.validation:
             raise ValueError(
                 f"evaluate.best.metric: {self.evaluate.best.metric} is measured on validation rows; there are none: "
                 "set data.validation: 0.1, say"
             )
-        return self
-
-    @model_validator(mode="after")
-    def _sites_stay_alone(self) -> "Settings":
         if self.data.silos and self.faults.on_lost_rank == "redo":
             raise ValueError(
                 "faults.on_lost_rank: redo has other ranks train the clients of a lost one, and with data.silos nobody "
@@ -302,7 +221,7 @@ class Settings(Section):
             )
         return self
 
-    def begun_in(self, directory: str | Path) -> "Settings":
+    def begun_in(self, directory: str | Path) -> Settings:
         """Return a copy of these settings whose relative paths refer to `directory`, where the run is started."""
         copy = self.model_copy()
         copy._began_in = str(directory)
@@ -359,14 +278,8 @@ def section(path: tuple[str | int, ...]) -> type[BaseModel] | None:
     """The class of the section at a path of keys, () for all; None where there is no section."""
     known: Any = Settings
     for part in path:
-        fields = getattr(known, "model_fields", {})
-        if part not in fields:
+        if known is None or part not in known.model_fields:
             return None
-        kind = fields[part].annotation
-        known = next((each for each in (kind, *get_args(kind)) if _is_class(each)), None)
-    return known if _is_class(known) and issubclass(known, BaseModel) else None
-
-
-def _is_class(hint: Any) -> bool:
-    """inspect.isclass, to which Python 3.10's `tuple[int, ...]` is one, too."""
-    return inspect.isclass(hint) and get_origin(hint) is None
+        hint = known.model_fields[part].annotation
+        known = next((each for each in (hint, *get_args(hint)) if isinstance(each, type(BaseModel))), None)
+    return known

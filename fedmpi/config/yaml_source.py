@@ -1,13 +1,16 @@
-"""A YAML reader for configs: it records file and line of every key, refuses duplicate keys, and reads 1e-3 as a number.
+"""Read YAML for configs: with file and line of every key, without duplicate keys, and with 1e-3 as a number.
 
 Differences from plain YAML 1.1: `1e-3` is a number (1.1 asks for `1.0e-3`); dates stay text, so that `name: 2024-05-01`
 is a name, and so do 010 and 1:30, which 1.1 reads as 8 and as 90; only the types of JSON are read, so no tag can build
-an object; values may refer to environment variables (references.py). What a text may cost is bounded: its size, its
-depth, and what its aliases unfold to.
+an object. A value may refer to environment variables:
+
+    seed=${env:SLURM_ARRAY_TASK_ID}        name: digits-${env:USER}        root: ${env:DATA:-data}
 """
 
-import math
+import difflib
+import os
 import re
+import stat
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -15,65 +18,27 @@ from typing import Any
 import yaml
 
 from fedmpi.common.errors import UserError
-from fedmpi.common.text import LARGEST, control, show
-from fedmpi.config import references
-from fedmpi.config.text_file import text_of
+from fedmpi.common.text import brief, control, show
+
+MAX_BYTES = 1_000_000
+MAX_DEPTH = 100  # mappings and lists within each other
+MAX_VALUES = 50_000  # in one text, with its aliases written out: eight lines of aliases can stand for 10^8 values
+
+# YAML takes braces within {...} and [...] for its own, so as many other characters stand there while it reads.
+OPEN, CLOSE, BEGIN, END = "${env:", "}", "\ue000" * 6, "\ue001"
+_REFERENCE = re.compile(r"\$\{env:([^{}\n]*)\}")
+_HIDDEN = re.compile(f"{BEGIN}([^{END}]*){END}")
+_OTHER_REFERENCE = re.compile(r"\$\{(?!env:)[\w.:-]*\}")
+_VARIABLE = re.compile(r"([A-Za-z_]\w*)(?::-(.*))?", re.ASCII)
 
 _TAG = "tag:yaml.org,2002:"
 _SCALARS = {_TAG + kind for kind in ("null", "bool", "int", "float", "str")}
-
 _KEYS = (_TAG + "str", _TAG + "int")
-MAX_DEPTH = 100  # mappings and lists within each other
-MAX_WRITTEN = 20_000  # keys, values, mappings and lists in one text; reading so many takes a second or two
-MAX_UNFOLDED = 10_000  # values and keys that aliases and `<<` add to those written
-
-
-class _Loader(yaml.SafeLoader):
-    """The resolvers of YAML 1.1 but for dates, base 60 and octal numbers, and with exponents that need no point."""
-
-    yaml_implicit_resolvers = {
-        first: [(tag, pattern) for tag, pattern in resolvers if tag[len(_TAG) :] not in ("timestamp", "int", "float")]
-        for first, resolvers in yaml.SafeLoader.yaml_implicit_resolvers.items()
-    }
-    written = 0  # nodes
-    depth = 0
-
-    def compose_node(self, parent: yaml.Node | None, index: Any) -> yaml.Node | None:
-        if self.depth > MAX_DEPTH:
-            raise yaml.MarkedYAMLError(problem=f"nested deeper than {MAX_DEPTH} levels", problem_mark=self.peek_mark())
-        if self.written >= MAX_WRITTEN:
-            raise yaml.MarkedYAMLError(problem=f"more than {MAX_WRITTEN} values", problem_mark=self.peek_mark())
-        self.written += 1
-        self.depth += 1
-        node = super().compose_node(parent, index)
-        self.depth -= 1
-        return node
-
-    def peek_mark(self) -> yaml.Mark:
-        return self.peek_event().start_mark
-
-
 _NUMBERS = {
     "int": r"[-+]?(?:0|[1-9][0-9_]*|0x[0-9a-fA-F_]+|0b[01_]+)",
     "float": r"[-+]?(?:[0-9][0-9_]*\.[0-9_]*|\.[0-9][0-9_]*|\.(?:inf|Inf|INF))|\.(?:nan|NaN|NAN)"
     r"|[-+]?(?:[0-9][0-9_]*\.?[0-9_]*|\.[0-9]+)[eE][-+]?[0-9]+",
 }
-for _kind, _pattern in _NUMBERS.items():
-    _Loader.add_implicit_resolver(_TAG + _kind, re.compile(f"^(?:{_pattern})$"), list("-+.0123456789"))
-
-
-class _Dumper(yaml.SafeDumper):
-    """Puts text in quotes that yaml itself would not, but that `_Loader` reads as a number: 1e-3."""
-
-
-_Dumper.yaml_implicit_resolvers = {key: list(each) for key, each in yaml.SafeDumper.yaml_implicit_resolvers.items()}
-for _kind, _pattern in _NUMBERS.items():
-    _Dumper.add_implicit_resolver(_TAG + _kind, re.compile(f"^(?:{_pattern})$"), list("-+.0123456789"))
-
-
-def text_for(tree: dict[str, Any]) -> str:
-    """The YAML text of plain values, in which `read` finds the same values."""
-    return yaml.dump(tree, Dumper=_Dumper, sort_keys=False, allow_unicode=True)
 
 
 @dataclass
@@ -88,14 +53,16 @@ class Document:
 
 
 def read(path: Path, needs: str = "a config needs at least data, model and method") -> Document:
-    """The mapping in a file. A file that cannot be read at all raises; duplicate or odd keys are listed as problems.
-    needs: what is said of an empty one.
+    """Return the mapping in a file. Duplicate and odd keys become `problems` of the document.
+
+    Args:
+        needs: what the message on an empty file says.
 
     Raises:
-        UserError: no readable file of text (text_file.py), not YAML (line, column), empty, or not a mapping.
+        UserError: no readable file of text, not YAML (line, column), empty, or not a mapping.
     """
     document = Document()
-    value = _Builder(document, str(path), has_lines=True).parse(text_of(path), "")
+    value = _Reader(read_text(path), document, str(path), has_lines=True).read("")
     if value is None:
         raise UserError(f"{path}: is empty; {needs}")
     if not isinstance(value, dict):
@@ -105,131 +72,178 @@ def read(path: Path, needs: str = "a config needs at least data, model and metho
 
 
 def read_value(text: str, origin: str, key: str, document: Document) -> Any:
-    """The value of a `key=value` override; all keys inside it are entered into `document` with the same origin."""
-    return _Builder(document, origin, has_lines=False).parse(text, key)
+    """Return the value of a `key=value` override; all keys inside it are entered into `document` with one origin."""
+    return _Reader(text, document, origin, has_lines=False).read(key)
 
 
-@dataclass
-class _Builder:
-    """Walks the nodes of one YAML text; `yaml` itself would lose the lines and keep the last of two equal keys."""
+def read_text(path: Path) -> str:
+    """Return the text of a config file.
 
-    document: Document
-    source: str
-    has_lines: bool
-    flattened: set[int] = field(default_factory=set)
-    unfolded: int = 0  # nodes built and pairs merged so far; those written come once in this count, aliases add to it
+    Raises:
+        UserError: no such file (with the nearest name), a directory or a device, unreadable, too large, not UTF-8.
+    """
+    try:
+        kind = os.stat(path).st_mode
+        if stat.S_ISDIR(kind):
+            raise UserError(f"{path}: is a directory; name a YAML file in it")
+        if not stat.S_ISREG(kind):  # opening a pipe would wait for its writer, and a device never ends
+            raise UserError(f"{path}: is a device, pipe or socket; a config is a regular file")
+        with path.open("rb") as file:
+            content = file.read(MAX_BYTES + 1)
+    except (FileNotFoundError, NotADirectoryError) as error:
+        others = {str(other): other.stem for other in path.parent.glob("*.y*ml")}
+        close = difflib.get_close_matches(path.stem, others.values(), n=1)
+        meant = next((f"; did you mean {other}?" for other, stem in others.items() if stem in close), "")
+        raise UserError(f"{path}: there is no such config file{meant}") from error
+    except (OSError, ValueError) as error:  # ValueError: a NUL in the name
+        raise UserError(f"{path}: cannot be read: {getattr(error, 'strerror', None) or error}") from error
+    if len(content) > MAX_BYTES:
+        raise UserError(f"{path}: is larger than {MAX_BYTES // 10**6} MB; a config is a short YAML file")
+    try:
+        return content.decode("utf-8-sig")
+    except UnicodeDecodeError as error:
+        line = content[: error.start].count(b"\n") + 1
+        raise UserError(f"{path}:{line}: cannot be read as text: {error}; save it as UTF-8") from error
 
-    def parse(self, text: str, path: str) -> Any:
+
+class _Reader(yaml.SafeLoader):
+    """Turns one YAML text into values. PyYAML's own constructor loses the lines, and keeps the last of equal keys."""
+
+    # The resolvers of YAML 1.1 but for dates, base 60 and octal numbers; the numbers are added below.
+    yaml_implicit_resolvers = {
+        first: [(tag, pattern) for tag, pattern in resolvers if tag[len(_TAG) :] not in ("timestamp", "int", "float")]
+        for first, resolvers in yaml.SafeLoader.yaml_implicit_resolvers.items()
+    }
+
+    def __init__(self, text: str, document: Document, source: str, has_lines: bool) -> None:
+        self.document, self.origin, self.has_lines, self.values = document, source, has_lines, 0
+        self.text = _REFERENCE.sub(f"{BEGIN}\\1{END}", text)  # lines and columns stay as they are
+
+    def read(self, path: str) -> Any:
+        """Return the value of the text, which stands under the dotted key `path`; None of an empty text."""
         try:
-            self.loader = _Loader(references.hide(text))
-            node = self.loader.get_single_node()
-            return None if node is None else self.build(node, path, ())
+            super().__init__(self.text)
+            node = self.get_single_node()
+            return None if node is None else self.build(node, path, 0)
         except yaml.MarkedYAMLError as error:
             mark = error.problem_mark or error.context_mark
             said = ", ".join(part for part in (error.context, error.problem) if part)
-            place = f"{self.source}:{mark.line + 1}:{mark.column + 1}" if mark and self.has_lines else self.source
+            place = f"{self.origin}:{mark.line + 1}:{mark.column + 1}" if mark and self.has_lines else self.origin
             raise UserError(f"{place}: not valid YAML: {said}") from error
         except yaml.YAMLError as error:  # characters that YAML does not know
-            raise UserError(f"{self.source}: not valid YAML: {' '.join(str(error).split())}") from error
+            raise UserError(f"{self.origin}: not valid YAML: {' '.join(str(error).split())}") from error
+        except RecursionError as error:
+            raise UserError(f"{self.origin}: nested deeper than {MAX_DEPTH} levels") from error
 
     def where(self, node: yaml.Node) -> str:
-        return f"{self.source}:{node.start_mark.line + 1}" if self.has_lines else self.source
+        return f"{self.origin}:{node.start_mark.line + 1}" if self.has_lines else self.origin
 
-    def build(self, node: yaml.Node, path: str, around: tuple[yaml.Node, ...]) -> Any:
-        if any(node is outer for outer in around):
-            raise UserError(f"{self.where(node)}: {path}: contains itself (an alias within its own anchor)")
-        self.count(1, node, path, len(around))
+    def build(self, node: yaml.Node, path: str, depth: int) -> Any:
+        self.values += 1
+        where = f"{self.where(node)}: {path}"
+        if depth > MAX_DEPTH:
+            where = f"{self.where(node)}: {brief(path)}"
+            raise UserError(f"{where}: nested deeper than {MAX_DEPTH} levels, or an alias (*) within its own anchor")
+        if self.values > MAX_VALUES:
+            raise UserError(f"{where}: more than {MAX_VALUES} values, with the aliases (*) written out; write fewer")
         if isinstance(node, yaml.MappingNode) and node.tag == _TAG + "map":
-            return self.mapping(node, path, (*around, node))
+            return self.mapping(node, path, depth + 1)
         if isinstance(node, yaml.SequenceNode) and node.tag == _TAG + "seq":
-            return [self.build(item, f"{path}.{index}", (*around, node)) for index, item in enumerate(node.value)]
+            return [self.build(item, f"{path}.{index}", depth + 1) for index, item in enumerate(node.value)]
         if node.tag not in _SCALARS:
             tag = node.tag.replace(_TAG, "!!")
-            raise UserError(f"{self.where(node)}: {path}: the YAML tag {tag} is not read here; write plain values")
-        return self.scalar(node, path)
-
-    def count(self, nodes: int, node: yaml.Node, path: str, depth: int) -> None:
-        """A text of eight lines can unfold to 10^8 values."""
-        self.unfolded += nodes
-        if self.unfolded > self.loader.written + MAX_UNFOLDED or depth > MAX_DEPTH:
-            raise UserError(
-                f"{self.where(node)}: {path}: the aliases (*) unfold to more than {MAX_UNFOLDED} values or "
-                f"{MAX_DEPTH} levels; write fewer"
-            )
-
-    def scalar(self, node: yaml.Node, path: str) -> Any:
-        said = references.resolved(node.value, f"{self.where(node)}: {path}")
-        if said != node.value:
-            quoted = isinstance(node, yaml.ScalarNode) and node.style is not None  # then it stays text
-            plain = not quoted and node.tag == _TAG + "str"
-            tag = self.loader.resolve(yaml.ScalarNode, said, (True, False)) if plain else node.tag
-            node = yaml.ScalarNode(tag if tag in _SCALARS else _TAG + "str", said, node.start_mark)
+            raise UserError(f"{where}: the YAML tag {tag} is not read here; write plain values")
+        if "$" in node.value or BEGIN in node.value:
+            node = self.resolve_references(node, where)
         try:
-            value = self.loader.construct_object(node)
+            value = self.construct_object(node)
         except (ValueError, KeyError, yaml.YAMLError) as error:  # `!!int x`, `!!bool x`, 5,000 digits
             kind = node.tag.replace(_TAG, "!!")
-            raise UserError(f"{self.where(node)}: {path}: {show(node.value)} cannot be read as {kind}") from error
-        problem = ""
+            raise UserError(f"{where}: {show(node.value)} cannot be read as {kind}") from error
         if isinstance(value, str) and control(value):
-            problem = f"{show(value)} holds {control(value)}; write text without it"
-        elif isinstance(value, int) and abs(value) > LARGEST:
-            problem = f"{show(node.value)} is not allowed; whole numbers reach to 2^53 = {LARGEST}"
-        elif isinstance(value, float) and math.isinf(value) and any(c.isdigit() for c in node.value):
-            problem = f"{show(node.value)} is not allowed; numbers reach to 1.8e308"
-        if problem:
-            raise UserError(f"{self.where(node)}: {path}: {problem}")
+            raise UserError(f"{where}: {show(value)} holds {control(value)}; write text without it")
         return value
 
-    def mapping(self, node: yaml.MappingNode, path: str, around: tuple[yaml.Node, ...]) -> dict[str, Any]:
-        self.flatten(node, path, len(around))
-        values = {}
-        for key, value in node.value:
-            if key.tag in _KEYS:
-                dotted = _join(path, key.value)
-                self.document.origins[dotted] = self.where(key)
-                values[key.value] = self.build(value, dotted, around)
+    def mapping(self, node: yaml.MappingNode, path: str, depth: int) -> dict[str, Any]:
+        values: dict[str, Any] = {}
+        lines: dict[str, str] = {}  # key -> where it stands
+        # The mappings behind `<<` come first, so that the mapping's own keys win.
+        for key, value in sorted(node.value, key=lambda pair: pair[0].tag != _TAG + "merge"):
+            text, where = str(key.value), self.where(key)
+            inside = f"{path}.{text}" if path else text
+            problem = ""
+            if key.tag not in (*_KEYS, _TAG + "merge"):
+                said = show(text) if isinstance(key, yaml.ScalarNode) else "here"
+                problem = f"{path + ': ' if path else ''}the key {said} is not text; put it in quotes"
+            elif text in lines:
+                problem = f"{inside}: duplicate key; it already stands at {lines[text]}"
+            elif BEGIN in text:
+                written = _HIDDEN.sub(rf"{OPEN}\1{CLOSE}", text)
+                raise UserError(f"{where}: the key {show(written)} holds a reference; they stand in values only")
+            elif control(text):
+                problem = f"{path + ': ' if path else ''}the key {show(text)} holds {control(text)}"
+            if problem:
+                self.document.problems.append(f"{where}: {problem}")
+                continue
+            lines[text] = where
+            if key.tag == _TAG + "merge":
+                others = value.value if isinstance(value, yaml.SequenceNode) else [value]
+                for other in reversed(others):  # of several the first wins
+                    if not isinstance(other, yaml.MappingNode):
+                        raise UserError(f"{where}: {inside}: takes a mapping, or a list of mappings")
+                    values |= self.build(other, path, depth)
+            else:
+                self.document.origins[inside] = where
+                values[text] = self.build(value, inside, depth)
         return values
 
-    def flatten(self, node: yaml.MappingNode, path: str, depth: int) -> None:
-        """`<<: *other`, once for each node: the pairs of the others are put first, so that the mapping's own win."""
-        if id(node) in self.flattened:  # an alias brings the same node again
-            return
-        self.flattened.add(id(node))
-        self.check_keys(node, path)
-        inherited: list[tuple[yaml.Node, yaml.Node]] = []
-        own = [pair for pair in node.value if pair[0].tag != _TAG + "merge"]
-        for key, value in node.value:
-            if key.tag != _TAG + "merge":
-                continue
-            others = value.value if isinstance(value, yaml.SequenceNode) else [value]
-            for other in reversed(others):  # of several the first wins
-                if not isinstance(other, yaml.MappingNode):
-                    raise UserError(f"{self.where(key)}: {_join(path, '<<')}: takes a mapping, or a list of mappings")
-                self.flatten(other, path, depth + 1)
-                self.count(len(other.value), key, path, depth)
-                inherited += other.value
-        node.value = inherited + own
+    def resolve_references(self, node: yaml.Node, where: str) -> yaml.Node:
+        """Replace what refers to environment variables by their texts; a plain scalar is then a number if it reads so.
 
-    def check_keys(self, node: yaml.MappingNode, path: str) -> None:
-        first: dict[str, yaml.Node] = {}
-        for key, _ in node.value:
-            if key.tag not in (*_KEYS, _TAG + "merge"):
-                text = show(key.value) if isinstance(key, yaml.ScalarNode) else "here"
-                self.complain(key, path, f"the key {text} is not text; put it in quotes")
-            elif key.value in first:
-                earlier = self.where(first[key.value])
-                self.complain(key, _join(path, key.value), f"duplicate key; it already stands at {earlier}")
-            elif references.BEGIN in key.value:
-                name = show(references.written(key.value))
-                raise UserError(f"{self.where(key)}: the key {name} holds a reference; they stand in values only")
-            elif control(key.value):
-                self.complain(key, path, f"the key {show(key.value)} holds {control(key.value)}")
-            else:
-                first[key.value] = key
-
-    def complain(self, node: yaml.Node, path: str, text: str) -> None:
-        self.document.problems.append(f"{self.where(node)}: {path + ': ' if path else ''}{text}")
+        Raises:
+            UserError: an unset variable, what is no name of one, a variable that refers to others.
+        """
+        if other := _OTHER_REFERENCE.search(node.value):
+            raise UserError(f"{where}: {show(other[0])} is no reference here; write ${{env:NAME}} for a variable")
+        text, _, rest = node.value.partition(BEGIN)
+        while rest:
+            reference, _, rest = rest.partition(END)
+            parts = _VARIABLE.fullmatch(reference)
+            if parts is None:
+                said = show(f"{OPEN}{reference}{CLOSE}")
+                raise UserError(f"{where}: {said}: write ${{env:NAME}} or ${{env:NAME:-text}}")
+            found = os.environ.get(parts[1], parts[2])
+            if found is None:
+                raise UserError(
+                    f"{where}: the environment variable {parts[1]} is not set; set it, or write "
+                    f"${{env:{parts[1]}:-text}} with what is to stand in its place"
+                )
+            if OPEN in found:
+                raise UserError(
+                    f"{where}: the environment variable {parts[1]} holds a reference itself; write out its value"
+                )
+            between, _, rest = rest.partition(BEGIN)
+            text += found + between
+        if OPEN in text:
+            raise UserError(f"{where}: {show(text)}: '{OPEN}' without its '{CLOSE}'")
+        if text == node.value:
+            return node
+        plain = isinstance(node, yaml.ScalarNode) and node.style is None and node.tag == _TAG + "str"
+        tag = self.resolve(yaml.ScalarNode, text, (True, False)) if plain else node.tag
+        return yaml.ScalarNode(tag if tag in _SCALARS else _TAG + "str", text, node.start_mark)
 
 
-def _join(path: str, key: str) -> str:
-    return f"{path}.{key}" if path else key
+class _Dumper(yaml.SafeDumper):
+    """Puts text in quotes that yaml itself would not, but that `_Reader` reads as a number: 1e-3."""
+
+    yaml_implicit_resolvers = {key: list(each) for key, each in yaml.SafeDumper.yaml_implicit_resolvers.items()}
+
+
+for _kind, _pattern in _NUMBERS.items():
+    for _class in (_Reader, _Dumper):
+        _class.add_implicit_resolver(_TAG + _kind, re.compile(f"^(?:{_pattern})$"), list("-+.0123456789"))
+
+
+def text_for(tree: dict[str, Any]) -> str:
+    """Return the YAML text of plain values, in which `read` finds the same values."""
+    return yaml.dump(tree, Dumper=_Dumper, sort_keys=False, allow_unicode=True)

@@ -1,7 +1,7 @@
 """How new files become a model's inputs: what a data source has fitted on training rows, or decided for them.
 
 A source attaches a `Preparation` to its `Dataset` and prepares its own rows with it, so that training and prediction
-share one code path. A run writes it beside its model (runtime/record/preprocessing.py).
+share one code path. A run writes it beside its model (runtime/record/data_files.py).
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from torch import Tensor
 
 from fedmpi.common.errors import UserError
 from fedmpi.common.inputs import Inputs, Shape, Type, from_text, look, sample_shape, to_text
-from fedmpi.common.spelling import other_spelling
+from fedmpi.common.text import other_spelling
 
 KINDS = {
     "arrays": "fedmpi.data.sources.arrays:ArrayPreparation",

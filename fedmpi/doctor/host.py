@@ -36,10 +36,10 @@ def cpu() -> list[Line]:
 
 
 def memory() -> list[Line]:
-    from fedmpi.runtime.memory import available_bytes, groups, size_text
+    from fedmpi.common.host_memory import available_bytes, control_groups, size_text
 
     total = re.search(r"^MemTotal:\s+(\d+) kB", _text("/proc/meminfo"), re.MULTILINE)
-    free, limit = available_bytes(), min((limit for limit, _ in groups()), default=None)
+    free, limit = available_bytes(), min((limit for limit, _ in control_groups()), default=None)
     text = [size_text(free) + " free" if free is not None else "free memory unknown"]
     text += [size_text(1024 * int(total[1])) + " in all"] if total else []
     text += [size_text(limit) + " is the control group's limit" if limit else "no limit of a control group"]
@@ -132,7 +132,7 @@ def _amount(limit: int) -> str:
 
 
 def _bytes(limit: int) -> str:
-    from fedmpi.runtime.memory import size_text
+    from fedmpi.common.host_memory import size_text
 
     return "unlimited" if limit == resource.RLIM_INFINITY else size_text(limit)
 

@@ -51,7 +51,7 @@ def gpus() -> Iterator[Line]:
     """Each one's name, memory, and whether it has bf16 units."""
     import torch
 
-    from fedmpi.runtime.memory import size_text
+    from fedmpi.common.host_memory import size_text
 
     if not torch.cuda.is_available():
         device = os.path.exists("/dev/nvidiactl") or os.path.exists("/dev/kfd")

@@ -130,15 +130,15 @@ def _started(job: Job | None, trouble: str) -> Line:
 
 
 def _python() -> list[Line]:
-    from fedmpi.runtime.record import environment
+    from fedmpi.runtime.record.metadata import git_commit
 
-    at = environment.git(Path(__file__).parent)
+    at = git_commit(Path(__file__).parent)
     commit = f"commit {at['commit'][:12]}{' with changes' * at['modified']}" if at else ""
     python = joined([platform.python_version(), platform.python_implementation(), platform.platform()])
     return [Line("fedmpi", joined([__version__, commit])), Line("python", python)]
 
 
 def _packages() -> list[Line]:
-    from fedmpi.runtime.record.environment import installed
+    from fedmpi.runtime.record.metadata import installed_version
 
-    return [Line(name, installed(name) or "not installed") for name in PACKAGES]
+    return [Line(name, installed_version(name) or "not installed") for name in PACKAGES]

@@ -81,11 +81,12 @@ def ranks(settings: configs.Settings, job: Job) -> Line:
 
 
 def device(settings: configs.Settings, job: Job) -> Line:
+    import torch
+
     from fedmpi.runtime.device import pick_device
-    from fedmpi.runtime.record import report_text
 
     picked = pick_device(settings, trainer(job))
-    return Line("device", f"{picked}, {report_text.device_name(picked)}" if picked.type == "cuda" else "cpu")
+    return Line("device", f"{picked}, {torch.cuda.get_device_name(picked)}" if picked.type == "cuda" else "cpu")
 
 
 def precision(settings: configs.Settings, job: Job) -> Line:
@@ -207,7 +208,7 @@ def experiment(settings: configs.Settings, job: Job) -> Line:
 
 def output(settings: configs.Settings, job: Job) -> Line:
     """Where the run directory goes, and the space there."""
-    from fedmpi.runtime.memory import size_text
+    from fedmpi.common.host_memory import size_text
 
     if job.rank == 0:
         machine.check(one_thread(settings))

@@ -16,7 +16,7 @@ from fedmpi.common.inputs import Samples, look
 from fedmpi.common.metrics_row import RESERVED
 from fedmpi.common.text import nearest
 from fedmpi.flat.packing import Packing
-from fedmpi.method.base import Method, overrides
+from fedmpi.method.base import Method
 from fedmpi.method.slots import Slots
 from fedmpi.method.values import Row, State
 
@@ -28,10 +28,26 @@ def wrong(method: Method, hook: str, where: str, text: str, by: Any = None) -> U
     return told(f"{where}: method {type(method).__name__}, hook {hook} {text}", by or own, type(method))
 
 
-def check_names(
-    method: Method, hook: str, given: Any, declared: Collection[str], where: str, due: Collection[str] | None = None
+def check_slots(
+    method: Method,
+    hook: str,
+    given: Any,
+    declared: Collection[str],
+    packing: Packing,
+    where: str,
+    like: Tensor,
+    due: Collection[str] | None = None,
 ) -> None:
-    """No slot that is not declared, and all that are `due` (default: all declared). `where`: round and client."""
+    """Raise UserError if a hook did not return the slots that the method declares.
+
+    Args:
+        given: what it returned: of each slot that the packing has a place for a dense tensor of real numbers, of the
+            declared shape; of shape () a number will do.
+        declared: the slots that it may return.
+        where: round and client.
+        like: any tensor of the device.
+        due: the slots that it must return, default all declared.
+    """
     if not isinstance(given, Mapping):
         raise wrong(method, hook, where, f"returned {_name(given)}; it must return Row(...) or State(...)")
     for name in given:
@@ -41,24 +57,18 @@ def check_names(
     missing = [name for name in (declared if due is None else due) if name not in given]
     if missing:
         raise wrong(method, hook, where, f"left out the declared slot {missing[0]!r}{_remedy(hook)}")
-
-
-def _remedy(hook: str) -> str:
-    if hook == "aggregate":
-        return "; return s.state for state that stays as it was"
-    return "; return k.state for state that stays as it was" if hook == "train, upload" else ""
-
-
-def check_values(
-    method: Method, hook: str, given: Mapping[str, Any], packing: Packing, where: str, like: Tensor
-) -> None:
-    """Dense tensors of real numbers and of the declared shapes (of (): numbers), where the packing has a place."""
     for name, value in given.items():
         if name not in packing.shapes or (packing.shapes[name] == () and isinstance(value, (int, float))):
             continue
         found = _odd(value, packing.shapes[name], ("cpu", like.device.type), floats=False)
         if found:
             raise wrong(method, f"{hook}:", where, f"slot {name!r} is {packing.shapes[name]}, but it returned {found}")
+
+
+def _remedy(hook: str) -> str:
+    if hook == "aggregate":
+        return "; return s.state for state that stays as it was"
+    return "; return k.state for state that stays as it was" if hook == "train, upload" else ""
 
 
 def check_hook_returns(
@@ -77,18 +87,17 @@ def check_hook_returns(
     due = [name for name in upload.shapes if name in method.sends and name != "dw"]
     if type(sent) is Row and not (sent or due or declared) and all(type(s) is State and not s for s in states.values()):
         return  # as of many methods: nothing is returned, nothing is due
-    check_names(method, "upload", sent, method.sends, where, due)
-    check_values(method, "upload", sent, upload, where, like)
-    by: dict[str, str] = {}
+    check_slots(method, "upload", sent, method.sends, upload, where, like, due)
+    by, returned = dict[str, str](), dict[str, Any]()
     for hook, new in states.items():
-        check_names(method, hook, new, declared, where, ())
-        check_values(method, hook, new, kept, where, like)
+        check_slots(method, hook, new, declared, kept, where, like, ())
         for name in new:
             if name in by:
                 text = f"both returned the slot {name!r}; one of them returns it"
                 raise wrong(method, f"{by[name]}, {hook}", where, text)
             by[name] = hook
-    check_names(method, "train, upload", by, declared, where)
+        returned |= new
+    check_slots(method, "train, upload", returned, declared, kept, where, like)
 
 
 def are_finite(rows: Sequence[Tensor], sums: Sequence[Tensor] | None = None) -> list[bool]:
@@ -98,7 +107,7 @@ def are_finite(rows: Sequence[Tensor], sums: Sequence[Tensor] | None = None) -> 
     infinite, so a row with such a sum is looked at entry by entry.
 
     Args:
-        rows: tensors of one type.
+        rows: tensors of floats, of any shapes.
         sums: their sums, if they were formed before.
     """
     sums = [row.sum() for row in rows] if sums is None else sums
@@ -110,14 +119,9 @@ def are_finite(rows: Sequence[Tensor], sums: Sequence[Tensor] | None = None) -> 
     return [math.isfinite(value) or bool(row.isfinite().all()) for row, value in zip(rows, values, strict=True)]
 
 
-def is_finite(row: Tensor) -> bool:
-    """Return whether a tensor holds neither nan nor inf."""
-    return not row.numel() or are_finite([row])[0]
-
-
 def check_finite(method: Method, hook: str, packing: Packing, row: Tensor, where: str) -> None:
     """No nan or inf in a row that stays or is sent on: what is written there is read for the rest of the run."""
-    if is_finite(row):
+    if are_finite([row])[0]:
         return
     views = packing.views(row)
     slot = next(name for name in views if not bool(getattr(views, name).isfinite().all()))
@@ -211,32 +215,6 @@ def check_figures(method: Method, figures: Collection[str], metrics: Collection[
             raise wrong(method, "aggregate:", where, text)
 
 
-class Untouched:
-    """Tensors that hooks may read, and nothing more: another client, or the next round, would see what they write.
-
-    How often each has been written to is counted by torch; a write to a view of it counts.
-    """
-
-    def __init__(self, method: Method, tensors: Mapping[str, Tensor]) -> None:
-        self.method, self.tensors = method, tensors
-        self.before = [tensor._version for tensor in tensors.values()]
-
-    def check(self, where: str, *hooks: str, by: Any = None) -> None:
-        """None of `hooks`, which were called, has written to them. by: the server rule, if that was called."""
-        for (name, tensor), version in zip(self.tensors.items(), self.before, strict=True):
-            if tensor._version != version:
-                method = type(self.method).__name__
-                own = [hook for hook in hooks if overrides(self.method, hook)]
-                who = f"a hook of method {method} wrote" if hooks else "the server rule wrote"
-                raise told(
-                    f"{where}: {who} to {name}, which hooks may only read (an operation that ends in _, or an "
-                    f"assignment to [...]); make a copy, and return it as new state"
-                    + (f". It was {' or '.join(own)}" if own else ""),
-                    *(getattr(self.method, hook) for hook in own[:1]),
-                    by,
-                )
-
-
 def check_declarations(method: Method) -> None:
     """Declarations of the right kind; those that name others name what there is."""
     said = f"method {type(method).__name__}"
@@ -249,14 +227,15 @@ def check_declarations(method: Method) -> None:
         if not isinstance(getattr(method, name), Slots):
             raise UserError(f"{said}: {name} is {type(getattr(method, name)).__name__}; it must be Slots(...)")
         for slot, what in getattr(method, name).items():
-            _check_start(method, name, slot, what.start)
+            if isinstance(what.start, str):
+                _check_start(method, name, slot, what.start)
     for name in method.receives:
         if name not in method.server_state:
             raise UserError(f"{said}: receives names {name!r}, which server_state does not declare")
 
 
-def _check_start(method: Method, declaration: str, slot: str, start: float | str) -> None:
-    if not isinstance(start, str) or start in numbers(method):
+def _check_start(method: Method, declaration: str, slot: str, start: str) -> None:
+    if start in numbers(method):
         return
     hook = declaration == "server_state"
     if not hook or not callable(getattr(method, start, None)):

@@ -13,7 +13,7 @@ from torch import Tensor
 from fedmpi.comm import Communicator
 from fedmpi.comm.base import Message
 from fedmpi.common.errors import UserError
-from fedmpi.engine import sampling
+from fedmpi.engine import scheduler
 from fedmpi.engine.faults.losses import START, Losses
 from fedmpi.engine.local.context import ClientContext
 from fedmpi.engine.worker import Worker
@@ -42,7 +42,7 @@ class Owners(dict[int, int]):
         self.ranks = ranks
 
     def __missing__(self, client: int) -> int:
-        return sampling.pinned([client], self.ranks)[client]
+        return scheduler.pinned([client], self.ranks)[client]
 
 
 @dataclass
@@ -66,7 +66,7 @@ class ClientStates:
         a client trains      _before    settle: undone where its upload does not count;  restore: undone
         its row moves        moved      restore: undone, unless every rank has moved what it had to
         its rank is dead     orphans    reassign: undone, to be done anew where one more fails in this round
-    `settle` and `close` end that: the next round has begun, and rank 0 has said whose uploads count.
+    `begin_round` and `settle` end that: the next round has begun, and rank 0 has said whose uploads count.
     """
 
     def __init__(self, comm: Communicator, worker: Worker, ranks: Sequence[int]) -> None:
@@ -95,7 +95,8 @@ class ClientStates:
     def view(self, client: int, t: int, lr: float, announcement: Tensor, download: Tensor) -> ClientContext:
         """A client with the rows that it received (on any device) and what it kept."""
         row = self._row(client)
-        self._make_room()
+        if self.shelf is not None and len(self.rows) > max(self.room, 1):
+            self._make_room(self.shelf)
         download = download.to(self.w0.device, non_blocking=True)  # nobody writes to it any more
         return ClientContext(self.worker, client, t, lr, announcement, download, row)
 
@@ -103,9 +104,11 @@ class ClientStates:
         """How many of so many clients' rows stay in memory together, at least one."""
         return clients if self.shelf is None else min(clients, max(self.room, 1))
 
-    def took_part(self, t: int, clients: Iterable[int]) -> None:
-        """Their rows are those that round t made."""
-        self.trained |= dict.fromkeys(clients, t)
+    def begin_round(self, t: int, took_part: Iterable[int]) -> None:
+        """Round t begins: the rows of those who took part in the one before are what that made, and what has moved
+        stays where it is."""
+        self.trained |= dict.fromkeys(took_part, self.round)
+        self.moved, self.orphans, self.round = Moved(), {}, t
 
     def news(self) -> dict[int, Tensor]:
         """CPU copies of this rank's rows that are not on the shelf yet; from now on they count as if they were."""
@@ -135,7 +138,9 @@ class ClientStates:
         if not size:
             return
         # A client that never trained has nothing yet; its old rank says so by sending the initial row all the same.
-        left = {k: self._pop(k).to(device) for k, source, _ in moves if source == rank}
+        left = {k: self._row(k).to(device) for k, source, _ in moves if source == rank}
+        for k in left:
+            del self.rows[k]
         self.moved.left = left if self.keeps_moves else {}
         coming = {k: self._empty() for k, _, to in moves if to == rank}
         leaving = [(to, left[k]) for k, source, to in moves if source == rank]
@@ -144,10 +149,6 @@ class ClientStates:
         self.rows |= {k: row.to(self.w0.device) for k, row in coming.items()}
         self.came |= coming.keys()
         self.moved.done = True
-
-    def close(self) -> None:
-        """The round is over: what has moved stays where it is."""
-        self.moved, self.orphans = Moved(), {}
 
     def restore(self, t: int, stay: bool) -> None:
         """Undo what this rank has done in round t, as far as it came. stay: leave rows where they have moved."""
@@ -176,7 +177,7 @@ class ClientStates:
         clients = range(self.worker.data.clients)
         self.orphans = {k: self.owner[k] for k in clients if self.owner[k] not in alive}
         if move:
-            self.owner |= sampling.pinned(list(self.orphans), ranks)
+            self.owner |= scheduler.pinned(list(self.orphans), ranks)
         return self.orphans.keys()
 
     # ---- states of another round than the last ----
@@ -263,25 +264,20 @@ class ClientStates:
         else:
             self.trained[client] = t
 
-    def _pop(self, client: int) -> Tensor:
-        if client in self.rows:
-            return self.rows.pop(client)
-        if self.shelf is not None and client in self.trained:
-            return self.shelf.get(client, self.trained[client]).to(self.w0.device)
-        return self.messages.initial_client_state(self.w0, self.b0)
-
     def _row(self, client: int) -> Tensor:
         """The client's row, from now on the one used last."""
-        self.rows[client] = row = self._pop(client)
+        row = self.rows.pop(client, None)
+        if row is None and self.shelf is not None and client in self.trained:
+            row = self.shelf.get(client, self.trained[client]).to(self.w0.device)
+        elif row is None:
+            row = self.messages.initial_client_state(self.w0, self.b0)
+        self.rows[client] = row
         return row
 
-    def _make_room(self) -> None:
+    def _make_room(self, shelf: Shelf) -> None:
         """Let go of the rows used longest ago; what only memory holds goes to the shelf first."""
-        beyond = len(self.rows) - max(self.room, 1)
-        if self.shelf is None or beyond <= 0:
-            return
         gone = list[int]()
-        for client in islice(self.rows, beyond):
+        for client in islice(self.rows, len(self.rows) - max(self.room, 1)):
             if client in self._before:  # it may have to be undone, and the shelf must not have it; so all behind it
                 break
             if client not in self.came or not self.written_to < self.trained.get(client, START) <= self.shelved_to:
@@ -289,4 +285,4 @@ class ClientStates:
         for client in gone:
             row, last = self.rows.pop(client), self.trained.get(client, START)
             if last > self.shelved_to:
-                self.shelf.put(client, last, row.cpu())
+                shelf.put(client, last, row.cpu())

@@ -25,7 +25,7 @@ import warnings
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import nullcontext
 from math import isnan, nan
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -40,6 +40,7 @@ from fedmpi.engine.checks import not_passed, wrong
 from fedmpi.engine.client_states import ClientStates
 from fedmpi.engine.local.context import ClientContext
 from fedmpi.engine.plan import SERVERS
+from fedmpi.engine.readonly import ReadOnlyCheck
 from fedmpi.engine.worker import Worker
 from fedmpi.tasks import contract
 from fedmpi.tasks.measures import Figures, pooled, spread
@@ -47,24 +48,28 @@ from fedmpi.tasks.measures import Figures, pooled, spread
 MOST_CLASSES = 100  # whose figures are kept; a line a round shall stay short
 
 
-def figures(
-    worker: Worker,
-    shard: Shard,
-    batch_size: int,
-    predict: Callable[[Tensor], Tensor] | None = None,
-    see: Callable[[Tensor, Tensor], None] = lambda outputs, targets: None,
-) -> Figures:
-    """{loss, and the task's metrics} of the worker's model over a shard, evaluation mode.
+class Evaluation(NamedTuple):
+    """What one model gives for the samples of one shard."""
+
+    figures: Figures  # loss, and the task's metrics
+    outputs: Tensor  # (n, ...) what the task holds of them
+    targets: Tensor  # (n, ...)
+
+
+def evaluate(
+    worker: Worker, shard: Shard, batch_size: int, predict: Callable[[Tensor], Tensor] | None = None
+) -> Evaluation:
+    """Evaluate the worker's model on a shard, in evaluation mode.
 
     Loss is the mean over samples, over targets that count, or what the task takes for that of a whole split; predict
     (x -> outputs) stands in for the model's own forward pass where it is given; nan for every figure where the shard is
-    empty. see: is shown all outputs that the task holds, and targets.
+    empty.
     """
     task = worker.task
     if not len(shard):
-        return {"loss": float("nan"), **dict.fromkeys(task.names, float("nan"))}
+        return Evaluation(dict.fromkeys(("loss", *task.names), nan), torch.empty(0), torch.empty(0))
     module = worker.model.module.eval()
-    untouched = shard.x._version
+    samples = ReadOnlyCheck({"x": shard.x})
     loss, outputs, targets = torch.zeros((), dtype=torch.float64, device=worker.model.w.device), [], []
     weight: int | Tensor = 0
     with torch.inference_mode(), worker.precision() if worker.bf16 else nullcontext():
@@ -72,20 +77,19 @@ def figures(
             f = _outputs(worker, x, predict)
             of_batch = task.batch_weight(y)
             loss, weight = loss + contract.mean_loss(task, f, x, y).double() * of_batch, weight + of_batch
-            if shard.x._version != untouched:
+            if samples.written():
                 who = f"model {type(module).__name__} or task {type(task).__name__}"
                 raise told(f"{who} wrote to the test samples, x: make a copy", module, task)
             outputs.append(contract.hold(task, f, y))
             targets.append(y)
-        worker.still.check()
+        worker.frozen_guard.check()
         f, y = torch.cat(outputs), torch.cat(targets)
-        see(f, y)
         whole = contract.whole_loss(task, f, y)
         if f.is_floating_point() and bool(f.isnan().any()):  # no answer, though argmax would name one
-            found = dict.fromkeys(task.names, float("nan"))
+            found = dict.fromkeys(task.names, nan)
         else:
             found = contract.figures(task, f, y)
-        return {"loss": (loss / weight if whole is None else whole).item(), **found}
+        return Evaluation({"loss": (loss / weight if whole is None else whole).item(), **found}, f, y)
 
 
 def _outputs(worker: Worker, x: Tensor, predict: Callable[[Tensor], Tensor] | None) -> Tensor:
@@ -103,17 +107,19 @@ def _outputs(worker: Worker, x: Tensor, predict: Callable[[Tensor], Tensor] | No
     return f.to(worker.model.w.dtype)
 
 
-def own_model(client: ClientContext) -> tuple[Tensor, Tensor]:
-    """Return the weights (d,) and the batch statistics (b,) that are evaluated as this client's model."""
+def load_own_model(client: ClientContext, fine_tuned: int = 0) -> Callable[[Tensor], Tensor] | None:
+    """Load into the worker's model what is evaluated as this client's: its weights (d,) and batch statistics (b,).
+
+    fine_tuned: epochs of fine-tuning that follow.
+
+    Returns:
+        The client's outputs as a function of samples where they are more than those of the model; else None.
+    """
     method = client.worker.method
     w = client.check("weights", method.weights(client))
-    return w, client.check("buffers", method.buffers(client), tuple(client.b0.shape))
-
-
-def own_predict(client: ClientContext) -> Callable[[Tensor], Tensor] | None:
-    """Return the client's outputs as a function of samples where they are more than those of its model, which must be
-    loaded; else None."""
-    method = client.worker.method
+    client.worker.model.load(w, client.check("buffers", method.buffers(client), tuple(client.b0.shape)))
+    if fine_tuned:
+        client.fine_tune(fine_tuned)
     predict = method.predict(client)
     if predict is not None and not callable(predict):
         text = f"returned {type(predict).__name__}; it must return None or a function x (B, ...) -> (B, outputs)"
@@ -137,6 +143,9 @@ class Evaluator:
         self.told = set[str]()  # protocols of whose models that give no numbers was told
         self.silo = self.data.global_test is None
         self.validates, self.own = validates is not None, validates == "own"
+        # Whether clients evaluate (else rank 0 alone), and whether they do so with the global model.
+        self.asks_clients = self.silo or bool({*self.protocol} - SERVERS) or self.own
+        self.asks_for_global = self.silo and ("global" in self.protocol or validates == "global")
         if self.silo and "personal_on_global" in self.protocol:
             raise UserError("evaluate.protocol: personal_on_global needs a global test set, which silos do not have")
         if "sites" in self.protocol and not self.data.test_by_site:
@@ -145,7 +154,8 @@ class Evaluator:
                 "this one does not; in silo mode personal has the figures of each site"
             )
 
-    def _see(self, f: Tensor, y: Tensor) -> None:
+    def _look_at_classes(self, f: Tensor, y: Tensor) -> None:
+        """Set `only` and `by_class` by the outputs (n, ...) of the global model and the targets (n, ...)."""
         self.only, self.by_class = None, []
         logits = getattr(self.worker.task, "classification", False) and f.ndim == 2
         if logits and bool(f.isfinite().all()) and bool((y != y[0]).any()):
@@ -155,20 +165,6 @@ class Evaluator:
             if known and f.shape[1] <= MOST_CLASSES:
                 right, every = (torch.bincount(c, minlength=f.shape[1]).double() for c in (y[given == y], y))
                 self.by_class = (100 * right / every).cpu().tolist()
-
-    @property
-    def asks_clients(self) -> bool:
-        """Whether clients evaluate (rank 0 alone does not do)."""
-        return self.silo or bool({*self.protocol} - SERVERS) or (self.validates and self.own)
-
-    @property
-    def asks_for_global(self) -> bool:
-        """Whether clients evaluate the global model."""
-        return self.silo and ("global" in self.protocol or (self.validates and not self.own))
-
-    def asked(self) -> list[int]:
-        """The clients that can evaluate."""
-        return [k for k in range(self.data.clients) if k not in self.states.gone]
 
     def __call__(
         self,
@@ -184,7 +180,7 @@ class Evaluator:
         """Round t's figures and a line a client.
 
         model: w, b of the global model (rank 0); exact: the same on all ranks, where what clients received is not it;
-        inbox, downloads: what clients received; last: no round follows.
+        inbox, downloads: what clients received, at rank 0 of all that can evaluate; last: no round follows.
         """
         self.exact = exact
         found: Figures = {}
@@ -197,7 +193,9 @@ class Evaluator:
                     self.worker.model.load(*model)
                     assert self.data.global_test is not None
                     with blaming(f"evaluation after round {t}"):
-                        found |= figures(self.worker, self.data.global_test, self.batch_size, see=self._see)
+                        figures, f, y = evaluate(self.worker, self.data.global_test, self.batch_size)
+                    self._look_at_classes(f, y)
+                    found |= figures
                 continue
             if protocol == "sites":
                 found |= {} if model is None else self._by_site(t, *model)
@@ -205,12 +203,12 @@ class Evaluator:
             rows, weights = self._ask(protocol, t, lr, inbox, downloads)
             if model is None:
                 continue
-            new = [self._line(t, k, protocol, rows[k]) for k in sorted(rows)]
-            if protocol == "global":
-                found |= self._pooled(t, protocol, rows, weights)
-            else:
-                found |= self._spread(t, protocol, rows, weights)
-            lines += new
+            found |= self._over_all(t, protocol, rows, weights)
+            names, shared = self.data.site_names, self.data.global_test if protocol == "personal_on_global" else None
+            for k in sorted(rows):
+                site = {"site": names[k]} if names else {}
+                samples = int(self.data.test_sizes[k]) if shared is None else len(shared)
+                lines.append({"round": t, "client": k, **site, "protocol": protocol, "samples": samples, **rows[k]})
         if self.validates:
             validated = self._validated(t, lr, model, inbox, downloads)
             found |= {f"validation_{name}": value for name, value in validated.items()}
@@ -219,40 +217,24 @@ class Evaluator:
     def _by_site(self, t: int, w: Tensor, b: Tensor) -> Figures:
         """Rank 0's figures of each site's test rows, and how they spread."""
         self.worker.model.load(w, b)
-        with blaming(f"evaluation after round {t}"):
-            found_and_weights = {site: self._weighed(shard) for site, shard in self.data.test_by_site.items()}
-        rows = {site: row for site, (row, _) in found_and_weights.items()}
-        found = self._spread(t, "sites", rows, {site: weight for site, (_, weight) in found_and_weights.items()})
+        rows, weights = dict[str, Figures](), dict[str, float]()
+        for site, shard in self.data.test_by_site.items():
+            with blaming(f"evaluation after round {t}"):
+                rows[site], weights[site] = self._weighed(evaluate(self.worker, shard, self.batch_size))
+        found = self._over_all(t, "sites", rows, weights)
         return found | {f"{name}@{site}": row[name] for site, row in rows.items() for name in self.names}
 
-    def _weighed(self, shard: Shard, predict: Callable[[Tensor], Tensor] | None = None) -> tuple[Figures, float]:
-        """`figures` of a shard, and what they weigh in a mean over shards: its samples, or the part that counts."""
-        weight = 0.0
+    def _weighed(self, of: Evaluation) -> tuple[Figures, float]:
+        """Figures, and what they weigh in a mean over shards: their samples, or the part that counts."""
+        weight = float(self.worker.task.split_weight(of.targets)) if len(of.targets) else 0.0
+        return of.figures if weight else {**of.figures, "loss": nan}, weight
 
-        def weigh(_: Tensor, y: Tensor) -> None:
-            nonlocal weight
-            weight = float(self.worker.task.split_weight(y))
+    def _over_all(self, t: int, protocol: str, rows: Mapping[Any, Figures], weights: Mapping[Any, float]) -> Figures:
+        """Figures of all clients, or sites, from those of each: of one model pooled by samples, else how they spread.
 
-        found = figures(self.worker, shard, self.batch_size, predict, see=weigh)
-        return found if weight else {**found, "loss": nan}, weight
-
-    def _spread(self, t: int, protocol: str, rows: Mapping[Any, Figures], weights: Mapping[Any, float]) -> Figures:
-        """Figures of all clients, or sites."""
-        found: Figures = {}
-        none = self._no_numbers(t, protocol, rows, weights)
-        for name in self.names:
-            falling = lower_is_better(name, getattr(self.worker.task, "falling", ()))
-            found |= spread(f"{protocol}_{name}", [nan] if none else [rows[k][name] for k in sorted(rows)], falling)
-        return found
-
-    def _pooled(self, t: int, protocol: str, rows: Mapping[int, Figures], weights: Mapping[int, float]) -> Figures:
-        if self._no_numbers(t, protocol, rows, weights):
-            return dict.fromkeys(self.names, nan)
-        return pooled(rows, weights)
-
-    def _no_numbers(self, t: int, protocol: str, rows: Mapping[Any, Figures], weights: Mapping[Any, float]) -> bool:
-        """Whether a model has samples that count and gives no numbers for them, which is told. Means over the others
-        would be the better the more of them do."""
+        None is a number where a model has samples that count and gives no numbers for them, which is told: means over
+        the others would be the better the more models do.
+        """
         bad = [k for k in sorted(rows) if weights[k] and isnan(rows[k]["loss"])]
         if bad and protocol not in self.told:
             self.told.add(protocol)
@@ -260,7 +242,13 @@ class Evaluator:
             who = f"{'site' if protocol == 'sites' else 'client'} {', '.join(names)} (of {len(rows)})"
             text = f"round {t}, {protocol}: the loss of {who} is no number, and so no figure of all of them is one"
             warnings.warn(RankWarning(text), stacklevel=2)
-        return bool(bad)
+        if protocol in ("global", "validation"):
+            return dict.fromkeys(self.names, nan) if bad else pooled(rows, weights)
+        found: Figures = {}
+        for name in self.names:
+            falling = lower_is_better(name, getattr(self.worker.task, "falling", ()))
+            found |= spread(f"{protocol}_{name}", [nan] if bad else [rows[k][name] for k in sorted(rows)], falling)
+        return found
 
     def _validated(
         self, t: int, lr: float, model: tuple[Tensor, Tensor] | None, inbox: Tensor, downloads: Mapping[int, Tensor]
@@ -268,12 +256,12 @@ class Evaluator:
         """Figures on the validation rows; rank 0's."""
         if self.silo or self.own:
             rows, weights = self._ask("validation", t, lr, inbox, downloads)
-            return {} if model is None else self._pooled(t, "validation", rows, weights)
+            return {} if model is None else self._over_all(t, "validation", rows, weights)
         if model is None:
             return {}
         self.worker.model.load(*model)
         with blaming(f"evaluation after round {t}"):
-            return figures(self.worker, pooled_rows(self.data.validation), self.batch_size)
+            return evaluate(self.worker, pooled_rows(self.data.validation), self.batch_size).figures
 
     def _ask(
         self, protocol: str, t: int, lr: float, inbox: Tensor, downloads: Mapping[int, Tensor]
@@ -282,7 +270,7 @@ class Evaluator:
         `seeds.restored`."""
         comm, owner = self.comm, self.states.owner
         rows: dict[int, Tensor] = {}
-        for client in self.asked():
+        for client in downloads:
             if owner[client] == comm.rank:
                 seeds.reseed(self.worker.seed, "evaluate", protocol, t, client)
                 with blaming(f"evaluation after round {t}, client {client}"):
@@ -303,25 +291,15 @@ class Evaluator:
     def _judge(self, protocol: str, client: ClientContext) -> tuple[Figures, float]:
         """One client's figures under one protocol, and their weight."""
         worker, where = self.worker, client.where
-        untouched = client.untouched()
-        shared = protocol == "global" or (protocol == "validation" and not self.own)
-        if shared:
-            w, b = self.exact or (client.received, client.b0)
+        inputs = client.read_only_check()
+        predict = None
+        if protocol == "global" or (protocol == "validation" and not self.own):
+            worker.model.load(*(self.exact or (client.received, client.b0)))
         else:
-            w, b = own_model(client)
-        worker.model.load(w, b)
-        if protocol.startswith("ft("):
-            client.fine_tune(int(protocol[3:-1]))
+            predict = load_own_model(client, int(protocol[3:-1]) if protocol.startswith("ft(") else 0)
         own = self.data.validation if protocol == "validation" else self.data.test
         shard = self.data.global_test if protocol == "personal_on_global" else own[client.id]
         assert shard is not None
-        predict = None if shared else own_predict(client)
-        found = self._weighed(shard, predict)
-        untouched.check(where, "weights", "buffers", "tune", "predict")
+        found = self._weighed(evaluate(worker, shard, self.batch_size, predict))
+        inputs.check_hooks(worker.method, where, "weights", "buffers", "tune", "predict")
         return found
-
-    def _line(self, t: int, k: int, protocol: str, row: Figures) -> dict[str, Any]:
-        names, shared = self.data.site_names, self.data.global_test
-        samples = len(shared) if shared is not None and protocol == "personal_on_global" else self.data.test_sizes[k]
-        site = {"site": names[k]} if names else {}
-        return {"round": t, "client": k, **site, "protocol": protocol, "samples": int(samples), **row}

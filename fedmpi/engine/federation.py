@@ -15,14 +15,14 @@ rank fails is decided outside of it (faults/policy.py): the states are restored,
 from __future__ import annotations
 
 import time
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from typing import Any
 
 from torch import Tensor
 
 from fedmpi.aggregation.optimizers import ServerOptimizer
-from fedmpi.comm import Communicator
-from fedmpi.engine import sampling
+from fedmpi.comm import Communicator, Lost
 from fedmpi.engine.checks import check_figures
 from fedmpi.engine.client_states import ClientStates
 from fedmpi.engine.faults.policy import FailurePolicy
@@ -73,19 +73,29 @@ class Federation:
             if comm.rank not in training_ranks and self.server.w.device == model.w.device:
                 model.move_into(self.server.w)  # which it evaluates; no client will be loaded into it
         self.reporter = Reporter(plan, self.states, self.transport, self.server, sink)
-        self.probes = Probes(plan, self.states, self.transport, self.scheduler, self.server, sink)
-        parts = (self.scheduler, self.states, self.transport, self.reporter, self.server)
-        self.control = RoundControl(plan, comm, *parts, worker.stop)
-        self.failures = FailurePolicy(plan, self.control, movable=data.global_test is not None)
-        self.timeline = Timeline()
+        parts = (self.scheduler, self.server, sink)
+        self.probes = Probes(plan, self.states, self.transport, *parts) if plan.probes else None
+        done_by = (self.scheduler, self.states, self.transport, self.reporter, self.server)
+        self.control, self.timeline = RoundControl(plan, comm, *done_by, worker.stop), Timeline()
+        self.failures: FailurePolicy | None = None
+        if tolerant:
+            self.failures = FailurePolicy(plan, self.control, self.timeline, movable=data.global_test is not None)
 
     # ---- the loop ----
     def run(self) -> str:
         """Train all rounds; return why the run ended: "finished", "stopped", "apart" or "enough"."""
         t, reason = self.control.first_round, None
         try:
-            while reason is None:  # t: the next round, or once more the one in which a rank has failed
-                t, reason = self.failures.attempt(t, self.run_round)
+            while reason is None:
+                failure = None
+                try:
+                    reason = self.run_round(t)
+                except Lost as error:
+                    if self.failures is None:
+                        raise
+                    failure = str(error)
+                # Not within the handler: with the last reference to the error the sockets of the broken group close.
+                t = t + 1 if self.failures is None else self.failures.next_round(t, failure)  # t again after a failure
             return reason
         finally:
             self.timeline.end()
@@ -106,8 +116,9 @@ class Federation:
         lap("move")
         downloads = self.transport.send_downloads(t, cohort, placement, self.server)
         lap("download")
-        self.probes.train(t, cohort, placement, downloads)
-        lap("analyse")
+        if self.probes is not None:
+            self.probes.train(t, cohort, placement, downloads)
+            lap("analyse")
 
         gather = self.transport.gather_uploads(t, cohort, placement, self.scheduler.weights(cohort)[1])
         mine, at_once = [k for k in cohort if placement[k] == self.comm.rank], self.states.at_once(self.worker.pack)
@@ -119,8 +130,9 @@ class Federation:
         if uploads is not None:  # at rank 0: w <- server_optim(w, direction(uploads))
             self.reporter.line = self.step_server(t, cohort, placement, uploads, trained, arrived, counted)
             lap("step")
-        self.probes.measure(t, cohort, placement)
-        lap("analyse")
+        if self.probes is not None:
+            self.probes.measure(t, cohort, placement)
+            lap("analyse")
         return None
 
     # ---- the steps of a round ----
@@ -143,13 +155,14 @@ class Federation:
         self.timeline.lap("checkpoint")
         last = command in (RoundCommand.FINISHED, RoundCommand.EARLY_STOPPED)
         with self.comm.uncounted():
-            if self.reporter.report(t, made=command is TRAIN, last=last, began=self.control.opened_at):
-                self.scheduler.record_evaluation(time.perf_counter() - began)
+            evaluated = self.reporter.report(t, made=command is TRAIN, last=last, began=self.control.opened_at)
+        evaluated_s = time.perf_counter() - began if evaluated else None
         self.timeline.lap("evaluate")
         if command is TRAIN:
             if self.plan.replay:
                 self.states.replay_failures(t, self.scheduler.losses, evaluated=True)
-            self.scheduler.consider_rebalancing(t + 1)
+            if self.scheduler.measure is not None:
+                self.scheduler.consider_rebalancing(t + 1, evaluated_s)
 
     def train_clients(self, clients: Sequence[int], t: int, downloads: Mapping[int, Tensor], gather: Gathering) -> None:
         """Train clients of this rank, together where compute.pack says so, and send their uploads."""
@@ -166,7 +179,7 @@ class Federation:
             write[client](row)
             if alone:
                 lap("train", client)
-            self.states.took_part(t, [client])  # before another client needs the memory of its row
+            self.states.trained[client] = t  # before another client needs the memory of its row
             gather.done(client)
         lap("send")
 
@@ -201,8 +214,9 @@ class Federation:
             return None
         seconds, flags = sent._seconds.tolist(), sent._flag.tolist()
         failed = [k for k, flag in zip(cohort, flags, strict=True) if flag == FAILED]
-        timings = [0.0 if flag else s for s, flag in zip(seconds, flags, strict=True)]
-        self.scheduler.record_timings(t, cohort, placement, timings)
+        if self.scheduler.measure is not None:
+            timings = [0.0 if flag else s for s, flag in zip(seconds, flags, strict=True)]
+            self.scheduler.record_timings(t, cohort, placement, timings)
         upload = self.worker.messages.upload(t)
         refused = server.guard.refused(t, cohort, received, upload.w.take(server.w), failed)
         server.refused = [each["client"] for each in refused]
@@ -214,6 +228,9 @@ class Federation:
             lr = self.plan.learning_rate(t)
             figures = server.step(t, lr, updates, upload, received, server.guard.norms)
             said = {**received.train_loss(updates.p), **server.updates}
+        busy = Counter[int]()  # rank -> seconds in which it has trained
+        for k, s in zip(cohort, seconds, strict=True):
+            busy[placement[k]] += s
         absent = [k for k in self.scheduler.sample(t) if k not in cohort]
         line = {
             "round": t,
@@ -224,11 +241,12 @@ class Federation:
             **({"clipped": server.guard.clipped} if self.plan.clip else {}),
             **self.transport.versions.count(t, cohort),
             "wall_s": time.perf_counter() - self.control.opened_at,
-            "train_s": sampling.busiest(placement, cohort, seconds),
+            "train_s": max(busy.values(), default=0.0),
             "wait_s": arrived - trained,
             "server_s": time.perf_counter() - arrived,
         }
-        check_figures(self.worker.method, figures, self.worker.task.names, f"round {t}")
+        if figures:
+            check_figures(self.worker.method, figures, self.worker.task.names, f"round {t}")
         received.release()
         sent_bytes, received_bytes = self.comm.sent_bytes - counted[0], self.comm.received_bytes - counted[1]
         return line | figures | {"sent_bytes": sent_bytes, "received_bytes": received_bytes}
@@ -237,7 +255,9 @@ class Federation:
     def memory(self) -> dict[str, Any]:
         """What rank 0 needs, beside the server's tensors, to go on after the round of the latest metrics."""
         guard = self.server.guard.memory() if self.server else None
-        return {"line": self.reporter.line, "guard": guard, "pace": self.scheduler.memory(), **self.reporter.memory()}
+        reporter, best = self.reporter, self.plan.best and self.plan.best.figure
+        memory = {"line": reporter.line, "guard": guard, "pace": self.scheduler.memory()}
+        return {**memory, "watch": reporter.watch.memory(), "best": best}
 
     def go_on(self, t: int, memory: Mapping[str, Any] | None, server: Mapping[str, Tensor] | None) -> None:
         """Begin after round t. memory, server (its snapshot): rank 0's; client states are on the shelf."""
@@ -251,4 +271,7 @@ class Federation:
             self.server.guard.recall(memory["guard"])
             self.scheduler.recall(memory.get("pace"))  # which earlier versions did not keep
             self.server.restore(server)
-            self.reporter.recall(memory)
+            self.reporter.watch.recall(memory["watch"])
+            best = self.server.best
+            if best and memory.get("best") != best.choice.figure:
+                best.forget()  # it was chosen by another figure

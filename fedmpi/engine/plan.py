@@ -46,21 +46,22 @@ class Plan:
     acknowledge: bool = False  # ranks without clients in a round tell rank 0 that they have heard of it
 
 
+@dataclass
 class Sink:
     """Receives the results at rank 0 and, on every rank, the state after each round.
 
     This one discards all but the rows of metrics.jsonl, with which it calls `on_round`.
     """
 
-    def __init__(self, on_round: Callable[[dict[str, Any]], object] = lambda row: None) -> None:
-        self._on_round = on_round
+    on_round: Callable[[dict[str, Any]], object] | None = None
 
     def round(self, row: dict[str, Any]) -> None:
         """A row of metrics.jsonl: a round is complete, and evaluated if it was to be."""
-        self._on_round(row)
+        if self.on_round is not None:
+            self.on_round(row)
 
-    def clients(self, rows: list[dict[str, Any]]) -> None:
-        """The clients' rows of one evaluation."""
+    def append(self, file: str, *rows: dict[str, Any]) -> None:
+        """Rows of another file of the run directory: clients.jsonl, updates.jsonl, placement.jsonl, analysis.jsonl."""
 
     def keep(self, fed: Any, t: int, memory: dict[str, Any], last: bool) -> None:
         """Round t is complete. memory: what rank 0 remembers; last: the run ends."""
@@ -70,12 +71,3 @@ class Sink:
 
     def loss(self, row: dict[str, Any]) -> None:
         """Ranks were lost (engine/faults/losses.py)."""
-
-    def updates(self, row: dict[str, Any]) -> None:
-        """Statistics of a round's updates (aggregation/update_stats.py)."""
-
-    def placement(self, row: dict[str, Any]) -> None:
-        """By what clients are placed from a round on (engine/pace.py)."""
-
-    def analysis(self, row: dict[str, Any]) -> None:
-        """What engine/probes has measured of a round."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 import warnings
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 from torch import Tensor
@@ -33,100 +33,84 @@ class Reporter:
         self, plan: Plan, states: ClientStates, exchange: Exchange, server: FederationServer | None, sink: Sink
     ) -> None:
         self.plan, self.exchange, self.server, self.sink, self.worker = plan, exchange, server, sink, states.worker
-        protocol = in_force(states.worker, plan.protocol, states.comm.rank == 0)
-        validates = None if plan.best is None else "own" if validates_own(states.worker, protocol) else "global"
+        worker, protocol = states.worker, in_force(states.worker, plan.protocol, states.comm.rank == 0)
+        validates = None if plan.best is None else "own" if validates_own(worker, protocol) else "global"
         self.states, self.evaluator = states, Evaluator(states, protocol, plan.eval_batch, validates)
-        self.watch = self._watch()
+        # A global model of which parts stay with the clients is nobody's: there the personal ones are looked at.
+        whole = worker.messages.shared.whole
+        looked = [p for p in plan.protocol if not p.startswith("ft(") and (whole or p == "personal")]
+        names = [f"{p}_loss" if p != "global" else "loss" for p in looked] if worker.data.test_sizes.any() else []
+        classes = worker.data.classes if getattr(worker.task, "classification", False) else None
+        self.watch = Watch(classes, next(iter(names), None), plan.stop_apart)
         self.line: dict[str, Any] | None = None  # rank 0's: the metrics of the latest round, None where it was aborted
         self.saved: dict[str, Any] = {}  # rank 0's memory after the latest round that counts
         self.reported_in = -1  # the round in whose beginning the one before was reported
 
     def report(self, t: int, *, made: bool, last: bool, began: float) -> bool:
-        """Report the round before t at the beginning of round t, once; return whether it was evaluated here and now.
+        """Evaluate the round before t at the beginning of round t, and hand its line on, once.
+
+        Every rank takes part where clients evaluate. Before round 0 there is something to report only if there are no
+        rounds: the model as it starts, as round -1.
 
         Args:
             t: the round that begins.
             made: whether round t is made; who was asked to stop has moments, and does not evaluate.
             last: whether all rounds are made.
             began: when round t began (time.perf_counter).
+
+        Returns:
+            Whether the round was evaluated here and now.
         """
         if self.reported_in == t:
             return False
-        due = last or (made and t % self.plan.every == 0)
-        if t > 0:
-            self(t - 1, self.line, due=due, last=last)
-        elif last:  # rounds: 0
-            self.initial(began)
+        due, before, line = last or (made and t % self.plan.every == 0), t - 1, self.line
+        if t == 0:
+            if not last:
+                self.reported_in = t
+                return False
+            line = None if self.server is None else self._initial_line(self.server, began)
+        began = time.perf_counter()
+        figures = self._evaluate(before, last) if due else {}
+        if line is not None:
+            first = {"round": before, **{n: figures[n] for n in ("loss", *self.worker.task.names) if n in figures}}
+            row = {**first, **line, **figures, "evaluate_s": time.perf_counter() - began}
+            if updates := row.pop("updates", None):  # sorted, as they come out of a checkpoint
+                self.sink.append("updates.jsonl", {"round": before, **dict(sorted(updates.items()))})
+            if due and self.evaluator.by_class:
+                row["class_accuracy"] = [round(v, 3) if v == v else None for v in self.evaluator.by_class]
+            since = self.watch.see(row, last, self.evaluator.only if due else None)
+            self.sink.round(row if since is None else {**row, "diverged": since})
         self.reported_in = t
         return due and t > 0
 
-    def __call__(self, t: int, line: dict[str, Any] | None, *, due: bool, last: bool) -> None:
-        """Evaluate round t and hand its line on. Every rank takes part where clients evaluate."""
-        began = time.perf_counter()
-        figures: dict[str, float] = {}
-        if due and (self.server is not None or self.evaluator.asks_clients):
-            downloads = self._downloads(max(t, 0)) if self.evaluator.asks_clients else {}
-            model = None if self.server is None else (self.server.w, self.server.b)
-            lr = self.plan.learning_rate(max(t, 0))
-            exact = self.exchange.exact(self.server) if self.evaluator.asks_for_global else None
-            with seeds.scoped(self.plan.seed, "evaluate", t):
-                figures, lines = self.evaluator(max(t, 0), lr, model, exact, self.exchange.inbox, downloads, last=last)
-            self.sink.clients([{**each, "round": t} for each in lines])
-            self._choose(t, figures)
-        if line is None:
-            return
-        first = {"round": t, **{n: figures[n] for n in ("loss", *self.worker.task.names) if n in figures}}
-        row = {**first, **line, **figures, "evaluate_s": time.perf_counter() - began}
-        if updates := row.pop("updates", None):
-            self.sink.updates({"round": t, **dict(sorted(updates.items()))})  # as they come out of a checkpoint
-        if due and self.evaluator.by_class:
-            row["class_accuracy"] = [round(v, 3) if v == v else None for v in self.evaluator.by_class]
-        since = self.watch.see(row, last, self.evaluator.only if due else None)
-        self.sink.round(row if since is None else {**row, "diverged": since})
+    def _evaluate(self, t: int, last: bool) -> dict[str, float]:
+        """Return rank 0's figures of round t; hand on those of clients, and the model if it is the best one so far."""
+        server, evaluator, t_seen = self.server, self.evaluator, max(t, 0)
+        if server is None and not evaluator.asks_clients:
+            return {}
+        downloads: dict[int, Tensor] = {}
+        if evaluator.asks_clients:
+            asked = [k for k in range(self.worker.data.clients) if k not in self.states.gone]
+            downloads = dict.fromkeys(asked, self.exchange.no_download())
+            if any(overrides(self.worker.method, hook) for hook in ("weights", "predict", "tune")):  # may look at it
+                downloads = self.exchange.send_downloads(t_seen, asked, self.states.owner, server)
+        model = None if server is None else (server.w, server.b)
+        exact = self.exchange.exact(server) if evaluator.asks_for_global else None
+        lr, inbox = self.plan.learning_rate(t_seen), self.exchange.inbox
+        with seeds.scoped(self.plan.seed, "evaluate", t):
+            figures, lines = evaluator(t_seen, lr, model, exact, inbox, downloads, last=last)
+        self.sink.append("clients.jsonl", *({**each, "round": t} for each in lines))
+        if server is not None and server.best is not None:
+            best = server.best
+            if best.see(t, figures[best.choice.figure], server.w, server.b):
+                self.sink.best(best)
+        return figures
 
-    def memory(self) -> dict[str, Any]:
-        """What earlier rounds have left, for `recall` when a run goes on."""
-        return {"watch": self.watch.memory(), "best": self.plan.best and self.plan.best.figure}
-
-    def recall(self, memory: Mapping[str, Any]) -> None:
-        """The server's tensors are back already."""
-        self.watch.recall(memory["watch"])
-        best = self.server.best if self.server else None
-        if best and memory.get("best") != best.choice.figure:
-            best.forget()  # it was chosen by another one
-
-    def _choose(self, t: int, figures: dict[str, float]) -> None:
-        """Keep the model that was evaluated, if it is the best one so far."""
-        if self.server is None or self.server.best is None:
-            return
-        best = self.server.best
-        if best.see(t, figures[best.choice.figure], self.server.w, self.server.b):
-            self.sink.best(best)
-
-    def initial(self, began: float) -> None:
-        """The same of the model as it starts, as round -1."""
-        line, server = None, self.server
-        if server is not None:
-            nothing = dict.fromkeys(("up_parameters", "down_parameters", "sent_bytes", "received_bytes"), 0)
-            wall_s, digest = time.perf_counter() - began, self.worker.model.layout.sha256(server.w)
-            line = {"cohort": [], "refused": [], **nothing, "wall_s": wall_s, "sha256": digest}
-        self(-1, line, due=True, last=True)
-
-    def _watch(self) -> Watch:
-        """A global model of which parts stay with the clients is nobody's: there the personal ones are looked at."""
-        plan, data, task = self.plan, self.worker.data, self.worker.task
-        whole = self.worker.messages.shared.whole
-        looked = [p for p in plan.protocol if not p.startswith("ft(") and (whole or p == "personal")]
-        names = [f"{p}_loss" if p != "global" else "loss" for p in looked] if data.test_sizes.any() else []
-        classes = data.classes if getattr(task, "classification", False) else None
-        return Watch(classes, next(iter(names), None), plan.stop_apart)
-
-    def _downloads(self, t: int) -> dict[int, Tensor]:
-        """What differs from client to client goes to all of them where the method's evaluation may look at it."""
-        asked = self.evaluator.asked()
-        if any(overrides(self.worker.method, hook) for hook in ("weights", "predict", "tune")):
-            return self.exchange.send_downloads(t, asked, self.states.owner, self.server)
-        return dict.fromkeys(asked, self.exchange.no_download())
+    def _initial_line(self, server: FederationServer, began: float) -> dict[str, Any]:
+        """Return the line of a model that is not trained."""
+        nothing = dict.fromkeys(("up_parameters", "down_parameters", "sent_bytes", "received_bytes"), 0)
+        wall_s, digest = time.perf_counter() - began, self.worker.model.layout.sha256(server.w)
+        return {"cohort": [], "refused": [], **nothing, "wall_s": wall_s, "sha256": digest}
 
 
 def own_parts(messages: Messages) -> frozenset[str]:

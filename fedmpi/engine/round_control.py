@@ -10,7 +10,6 @@ from __future__ import annotations
 import time
 from collections.abc import Callable
 from enum import IntEnum
-from typing import NamedTuple
 
 import torch
 
@@ -36,23 +35,9 @@ class RoundCommand(IntEnum):
 
 
 TRAIN = RoundCommand.TRAIN
-
-
-class RoundHeader(NamedTuple):
-    """Rank 0's decision about a round, and which messages follow it."""
-
-    command: RoundCommand
-    undoes: bool = False  # the clients whose uploads of the round before were refused follow
-    rebalances: bool = False  # new speeds, by which clients are assigned to ranks, follow
-
-    def encode(self) -> float:
-        """Return the number that is broadcast."""
-        return float(self.command + 8 * self.undoes + 16 * self.rebalances)
-
-    @classmethod
-    def decode(cls, number: float) -> RoundHeader:
-        bits = int(number)
-        return cls(RoundCommand(bits % 8), bool(bits & 8), bool(bits & 16))
+# Added to the command in the number that is broadcast: which messages follow it.
+UNDOES = 8  # the clients whose uploads of the round before were refused
+REBALANCES = 16  # new speeds, by which clients are assigned to ranks
 
 
 class RoundControl:
@@ -73,7 +58,10 @@ class RoundControl:
         self.transport, self.reporter, self.server, self.stop_requested = transport, reporter, server, stop_requested
         self.first_round = 0  # of this job; later than 0 where a run is resumed
         self.opened_at = 0.0  # when rank 0 decided about the latest round, by time.perf_counter
-        self._header: tuple[int, RoundHeader] | None = None  # rank 0's latest decision and its round
+        self._decided = (
+            -1,
+            0,
+        )  # rank 0's: the latest round about which it has decided, and what
 
     def open_round(self, t: int) -> RoundCommand:
         """Broadcast, at rank 0, or receive what becomes of round t, with the model and the declared server state.
@@ -81,40 +69,40 @@ class RoundControl:
         Every rank then undoes what refused clients did in the round before. A round that is repeated after a rank
         failure is opened with the same decision.
         """
-        header = RoundHeader(TRAIN)
+        number = int(TRAIN)
         if self.server is not None:
             self.begin_round(t)
-            header = self._decide_once(t)
+            if self._decided[0] != t:
+                self.opened_at = time.perf_counter()
+                self._decided = t, self._decide(t)
+            number = self._decided[1]
         if t > self.first_round:
             self.transport.close_round(t - 1)
-        moved = header.command is not RoundCommand.ABORTED
-        header = RoundHeader.decode(self.transport.announce(header.encode(), self.server, t, moved))
+        number = int(self.transport.announce(float(number), self.server, t, number != RoundCommand.ABORTED))
+        command = RoundCommand(number % UNDOES)
         self.begin_round(t)
-        undone = self._broadcast_refused(t - 1) if header.undoes else []
-        if header.rebalances:
+        undone = self._broadcast_refused(t - 1) if number & UNDOES else []
+        if number & REBALANCES:
             speeds = self.comm.broadcast_json(self.scheduler.pace.row())
             self.scheduler.pace = self.scheduler.announced = Pace.of(speeds)
-        if header.command is RoundCommand.ABORTED and self.states.undoes:
+        if command is RoundCommand.ABORTED and self.states.undoes:
             undone, self.states.trained = self.scheduler.cohort(t - 1), self.scheduler.last_rounds(t - 2)
         self.states.settle(undone)
-        self.states.gone = self.scheduler.losses.gone(t)
+        if self.scheduler.losses.rows:
+            self.states.gone = self.scheduler.losses.gone(t)
         if self.plan.replay:
             self.states.replay_failures(t, self.scheduler.losses, evaluated=False)
-        return header.command
+        return command
 
     def begin_round(self, t: int) -> None:
         """Note that this rank is in round t. The one before is over: all of its uploads have reached rank 0."""
-        states = self.states
-        if states.round == t:
-            return
-        if states.round >= self.first_round:
-            states.took_part(states.round, self.scheduler.cohort(states.round))
-            states.close()
-        states.round = t
+        before = self.states.round
+        if before != t:
+            self.states.begin_round(t, self.scheduler.cohort(before) if before >= self.first_round else ())
 
     def trains(self, t: int) -> bool:
         """Whether rank 0 has decided that round t is made."""
-        return self._header is not None and self._header[0] == t and self._header[1].command is TRAIN
+        return self._decided[0] == t and self._decided[1] % UNDOES == TRAIN
 
     def leave(self, command: RoundCommand) -> str:
         """End the run; return why: "finished", "stopped", "apart" or "enough"."""
@@ -125,30 +113,24 @@ class RoundControl:
             return "apart"
         return {RoundCommand.FINISHED: "finished", RoundCommand.EARLY_STOPPED: "enough"}.get(command, "stopped")
 
-    def _decide_once(self, t: int) -> RoundHeader:
-        if self._header is None or self._header[0] != t:
-            self.opened_at = time.perf_counter()
-            self._header = t, self._decide(t)
-        return self._header[1]
-
-    def _decide(self, t: int) -> RoundHeader:
-        """Decide at rank 0 about round t."""
+    def _decide(self, t: int) -> int:
+        """Decide at rank 0 about round t: the command, and which messages follow it."""
         assert self.server is not None
         if t > self.first_round and self.reporter.line is None:
-            return RoundHeader(RoundCommand.ABORTED)
-        undoes, best = self.states.undoes and bool(self.server.refused), self.server.best
+            return RoundCommand.ABORTED
+        undoes = UNDOES if self.states.undoes and self.server.refused else 0
         if t == self.plan.rounds:
-            return RoundHeader(RoundCommand.FINISHED, undoes)
+            return RoundCommand.FINISHED + undoes
         if self.stop_requested():
-            return RoundHeader(RoundCommand.STOPPED, undoes)
+            return RoundCommand.STOPPED + undoes
         if self.reporter.watch.ends:
-            return RoundHeader(RoundCommand.DIVERGED, undoes)
-        if best and best.ends():
-            return RoundHeader(RoundCommand.EARLY_STOPPED, undoes)
+            return RoundCommand.DIVERGED + undoes
+        if self.server.best and self.server.best.ends():
+            return RoundCommand.EARLY_STOPPED + undoes
         placed = self.scheduler.commit(t)
         if placed is not None:
-            self.reporter.sink.placement(placed)
-        return RoundHeader(TRAIN, undoes, self.scheduler.pace != self.scheduler.announced)
+            self.reporter.sink.append("placement.jsonl", placed)
+        return TRAIN + undoes + (REBALANCES if self.scheduler.pace != self.scheduler.announced else 0)
 
     def _broadcast_refused(self, t: int) -> list[int]:
         """Return the clients whose uploads of round t were refused, as rank 0 tells them."""

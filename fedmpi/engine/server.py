@@ -6,7 +6,7 @@ w <- server_optim(w, direction),  float buffers by weighted mean,  state <- what
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import AbstractContextManager, nullcontext
+from contextlib import nullcontext
 from typing import Any
 
 import torch
@@ -21,17 +21,16 @@ from fedmpi.common.errors import UserError
 from fedmpi.data.federated import Federated
 from fedmpi.engine.best import Best, Choice
 from fedmpi.engine.checks import (
-    Untouched,
     are_finite,
     check_finite,
-    check_names,
     check_pair,
     check_rule,
+    check_slots,
     check_tensor,
-    check_values,
 )
 from fedmpi.engine.faults.uploads import NOT_FINITE, REMEDY, Guard
 from fedmpi.engine.messages import Messages, Upload
+from fedmpi.engine.readonly import ReadOnlyCheck
 from fedmpi.engine.travel.gathering import Received
 from fedmpi.flat.layout import Segment
 from fedmpi.method.base import overrides
@@ -52,7 +51,7 @@ class ServerView(Server):
         self.w = self.shared = torch.empty(0)  # set by FederationServer, like the state
         self.state = State()
         self.noted: dict[str, float] = {}
-        self._seed = seed
+        self.seed = seed
 
     @property
     def label_counts(self) -> Tensor:  # type: ignore[override]
@@ -67,11 +66,7 @@ class ServerView(Server):
         self.noted |= {name: float(value) for name, value in values.items()}
 
     def generator(self, *purpose: str | int) -> torch.Generator:
-        return seeds.generator(self._seed, "server", *purpose)
-
-    def chance(self, hook: str, *more: int) -> AbstractContextManager[None]:
-        """Around a hook: the global generators, from which it may draw, are seeded for this round of it."""
-        return seeds.scoped(self._seed, hook, self.round, *more)
+        return seeds.generator(self.seed, "server", *purpose)
 
 
 class FederationServer:
@@ -107,6 +102,7 @@ class FederationServer:
         views = messages.server_state.views(self.state_row)
         self.state = State({name: getattr(views, name) for name in views})
         view.state, view.w, self.held = self.state, self.w, held
+        self._inputs = {"s.w": self.w, "s.state": self.state_row, "s.label_counts": view.counts}  # hooks only read them
         self.best = Best(choice, self.w, self.b) if choice else None
         self.records, self.updates = records, dict[str, Any]()  # of the last step (aggregation/update_stats.py)
         self.guard, self.refused = guard or Guard(), list[int]()  # refused: clients, in the last step
@@ -118,9 +114,9 @@ class FederationServer:
     def _start(self, name: str, hook: str) -> None:
         """A slot of the server's state begins with what a hook of the method draws."""
         packing, where = self.messages.server_state, "at the start"
-        with blaming(where), self.view.chance(hook):
+        with blaming(where), seeds.scoped(self.view.seed, hook, self.view.round):
             given = {name: getattr(self.method, hook)(packing.shapes[name], self.view.generator("start", name))}
-        check_values(self.method, hook, given, packing, where, self.w)
+        check_slots(self.method, hook, given, self.method.server_state, packing, where, self.w, due=())
         check_finite(self.method, hook, packing, given[name].flatten(), where)
         packing.write(self.state_row, given)
 
@@ -147,18 +143,13 @@ class FederationServer:
     def download(self, t: int, client: int) -> Mapping[str, Tensor]:
         """What the method's hook `download` has for one client in round t, checked."""
         self.view.round, where = t, f"round {t}, client {client}"
-        untouched = self._untouched()
-        with blaming(where), self.view.chance("download", client):
+        inputs = ReadOnlyCheck(self._inputs)
+        with blaming(where), seeds.scoped(self.view.seed, "download", t, client):
             row = self.method.download(self.view, client)
-        untouched.check(where, "download")
-        check_names(self.method, "download", row, self.method.per_client_download, where)
-        check_values(self.method, "download", row, self.messages.per_client, where, self.w)
+        inputs.check_hooks(self.method, where, "download")
+        declared, packing = self.method.per_client_download, self.messages.per_client
+        check_slots(self.method, "download", row, declared, packing, where, self.w)
         return row
-
-    def _untouched(self, **more: Tensor) -> Untouched:
-        """What the server's hooks only read, as it is now."""
-        view = self.view
-        return Untouched(self.method, {"s.w": self.w, "s.state": self.state_row, "s.label_counts": view.counts, **more})
 
     def step(
         self, t: int, train_lr: float, up: Uploads, upload: Upload, came: Received, norms: Mapping[int, float]
@@ -168,25 +159,29 @@ class FederationServer:
         view, where = self.view, f"round {t}"
         view.round, view.train_lr, view.noted = t, train_lr, {}
         view.segments, view.shared = upload.columns.segments, upload.w.take(self.w)
-        untouched = self._untouched(**came.tensors(), **{"up.p": up.p, "up.n": up.n})
+        inputs = ReadOnlyCheck({**self._inputs, **came.tensors(), "up.p": up.p, "up.n": up.n})
         size, ruled = (upload.columns.size,), None
-        own = self.rule is not None or overrides(self.method, "aggregate")
-        with blaming(where, Lost), view.chance("aggregate") if own else nullcontext():  # it may ask other ranks
+        own = self.rule is not None or overrides(self.method, "aggregate")  # which may draw from global generators
+        chance = seeds.scoped(view.seed, "aggregate", t) if own else nullcontext()
+        with blaming(where, Lost), chance:  # Lost: it may ask other ranks
             direction, state = check_pair(self.method, "aggregate", self.method.aggregate(view, up), where)
-            untouched.check(where, "aggregate")
+            inputs.check_hooks(self.method, where, "aggregate")
             if self.rule is not None:
                 ruled = self.rule(up, view)
-                untouched.check(where, by=self.rule)
+                inputs.check_hooks(self.method, where, by=self.rule)
         check_tensor(self.method, "aggregate", direction, size, where, self.w)
-        check_names(self.method, "aggregate", state, self.method.server_state, where)
-        check_values(self.method, "aggregate", state, self.messages.server_state, where, self.w)
+        declared, packing = self.method.server_state, self.messages.server_state
+        check_slots(self.method, "aggregate", state, declared, packing, where, self.w)
         if self.rule is not None:
             check_rule(ruled, size, where, self.w, self.rule)
             direction = ruled
         given, direction = direction, direction.detach().to(self.w.dtype)
         tensors = (value.to(self.w.dtype) for value in state.values() if isinstance(value, Tensor))
         b = up.mean("_b") if upload.b.size else None
-        _check_finite(t, up, came, direction, *tensors, *([] if b is None else [b]))
+        if not (came.whole and all(are_finite([direction, *tensors, *([] if b is None else [b])]))):
+            bad = [str(k) for k, whole in zip(up.clients, came.finite(), strict=True) if not whole]
+            who = f"client {', '.join(bad)} sent" if bad else "the server's direction, state or buffers have"
+            raise UserError(f"{where}: {who} {NOT_FINITE}; the round was dropped. {REMEDY}")
         self.updates = {}
         if isinstance(seen, RecordingUploads):
             self.updates = {"updates": update_stats(seen, norms, given, self.records == "gram")}
@@ -209,12 +204,3 @@ class FederationServer:
             self.optimizer.step(w, direction, state)
             upload.w.put(w, self.w)
             upload.w.put(state, self.optimizer.state)
-
-
-def _check_finite(t: int, up: Uploads, came: Received, *made: Tensor) -> None:
-    """A number that is not finite ends the run, and its client is named. Looked for in one vector, not in m."""
-    if came.whole and all(are_finite(made)):
-        return
-    bad = [str(k) for k, whole in zip(up.clients, came.finite(), strict=True) if not whole]
-    who = f"client {', '.join(bad)} sent" if bad else "the server's direction, state or buffers have"
-    raise UserError(f"round {t}: {who} {NOT_FINITE}; the round was dropped. {REMEDY}")

@@ -53,12 +53,17 @@ class Timeline:
         self.mark = now
 
     def begin(self, t: int) -> None:
-        """Round t begins, where it does not go on."""
-        if self.to is None or t == self.round:
+        """Round t begins, unless it is made once more."""
+        if t == self.round:
             return
         if self.spans:
             self.tell()
-            self.done = self._line()
+            ms = [(what, round(1e3 * (a - self.began), 2), round(1e3 * (b - a), 2), k) for what, a, b, k in self.spans]
+            spans = [each[:3] if each[3] is None else each for each in ms]
+            at = time.time() - (time.perf_counter() - self.began)
+            line = {"round": self.round, "at": round(at, 4), "s": round(self.mark - self.began, 6), "spans": spans}
+            rest = {"rest": {what: round(1e3 * s, 2) for what, s in self.rest.items()}} if self.rest else {}
+            self.done = line | rest
         if self.early:
             self.tell()
         self.round, self.began = t, self.mark if self.spans else time.perf_counter()
@@ -76,10 +81,3 @@ class Timeline:
         self.begin(self.round + 1)
         self.tell()
         self.ended()
-
-    def _line(self) -> Line:
-        ms = [(what, round(1e3 * (a - self.began), 2), round(1e3 * (b - a), 2), k) for what, a, b, k in self.spans]
-        spans = [each[:3] if each[3] is None else each for each in ms]
-        at = time.time() - (time.perf_counter() - self.began)
-        line = {"round": self.round, "at": round(at, 4), "s": round(self.mark - self.began, 6), "spans": spans}
-        return line | ({"rest": {what: round(1e3 * s, 2) for what, s in self.rest.items()}} if self.rest else {})

@@ -15,8 +15,8 @@ from fedmpi.data.federated import Federated
 from fedmpi.engine.local.by_hand import ByHand
 from fedmpi.engine.local.graphs import PassGraphs
 from fedmpi.engine.local.recipe import Recipe
-from fedmpi.engine.local.still import Still
 from fedmpi.engine.messages import Messages
+from fedmpi.engine.readonly import FrozenTensorGuard
 from fedmpi.flat.model import FlatModel
 from fedmpi.flat.packing import Views
 from fedmpi.method.base import Method, overrides
@@ -62,20 +62,20 @@ class Worker:
         self._twins: list[tuple[FlatModel, Net]] = []
         self.nothing = model.w.new_empty(0)
         self.a0 = nan if recipe.beyond_sgd() else 0.0  # what a client's `a` begins with
-        self._told: tuple[Tensor | None, Views] = (None, Views({}))
-        self._parts = tuple(model.module.modules())
-        self.still = Still(model)
-        self._own_train = any(type(part).train is not nn.Module.train for part in self._parts)
-        self.hooked = any(overrides(method, hook) for hook in HOOKS)  # whether training calls hooks of the method
+        self._broadcast: tuple[Tensor | None, Views] = (None, Views({}))  # the latest
+        self.frozen_guard = FrozenTensorGuard(model)
         self.direct = None if overrides(method, "loss") or bf16 else _direct(model.module, task)
-        self.draws = self.hooked or self.direct is None  # whether code may draw from the global generators
+        # Whether code may draw from the global generators.
+        self.draws = self.direct is None or any(overrides(method, hook) for hook in HOOKS)
         vectors = not isinstance(data.input_shape, dict) and len(data.input_shape) == 1
         self.by_hand = ByHand.of(model.module, task, vectors) if self.direct else None
         self.sizes = data.train_sizes  # of each client, training samples
         self.label_counts = torch.from_numpy(data.label_counts).to(model.w.device)  # (N, classes)
-        self._weigh: Callable[[Tensor], object] = getattr(task, "weigh", lambda counts: None)
+        # Tells a task that weighs classes the label counts: once all of them, or where they are the sites' own each
+        # client's, when its turn comes.
+        self.weigh: Callable[[Tensor], object] = getattr(task, "weigh", lambda counts: None)
         if data.counts_shared:
-            self._weigh(self.label_counts.sum(0))
+            self.weigh(self.label_counts.sum(0))
 
     def generators(self, t: int, client: int, fit: int) -> tuple[torch.Generator, torch.Generator | None]:
         """Of a client's `fit` number `fit` of round t: what draws the order of its samples; and their augmentation, if
@@ -97,21 +97,11 @@ class Worker:
         """bf16 autocast where asked for; weights, gradients and messages stay in the model's type."""
         return torch.autocast(self.model.w.device.type, torch.bfloat16) if self.bf16 else nullcontext()
 
-    def told(self, announcement: Tensor) -> Views:
-        """The fields of an announcement, which is the same tensor for all clients of a rank."""
-        if self._told[0] is not announcement:
-            self._told = announcement, self.messages.announcement().packing.views(announcement)
-        return self._told[1]
-
-    def meet(self, client: int) -> None:
-        """The task, too, is told whose turn it is, where label counts are a site's own."""
-        if not self.data.counts_shared:
-            self._weigh(self.label_counts[client])
-
-    def training(self) -> None:
-        """Training mode. nn.Module.train() writes to every submodule, in Python; mostly all are in it."""
-        if self._own_train or not all(part.training for part in self._parts):
-            self.model.module.train()
+    def unpack_broadcast(self, announcement: Tensor) -> Views:
+        """Return the fields of an announcement: the same tensors for all clients, by which packed ones know it."""
+        if self._broadcast[0] is not announcement:
+            self._broadcast = announcement, self.messages.announcement().packing.views(announcement)
+        return self._broadcast[1]
 
     def twin(self, number: int) -> tuple[FlatModel, Net]:
         """One of the frozen models of the same layout; made on first use."""

@@ -9,7 +9,7 @@ from torch import Tensor, nn
 
 from fedmpi.common.blame import in_user_code, place_of, told
 from fedmpi.common.errors import UserError
-from fedmpi.common.inputs import Samples, Shape, Type, call, each, look, zeros
+from fedmpi.common.inputs import Samples, Shape, Type, arguments, call, each, look, zeros
 
 
 class Net:
@@ -70,7 +70,8 @@ class Net:
         seen: list[Tensor] = []
         hook = self.head.register_forward_pre_hook(lambda _, inputs: seen.append(inputs[0]))
         try:
-            logits = call(self.module, x, self.module._call_impl)
+            positional, named = arguments(self.module, x)
+            logits = self.module._call_impl(*positional, **named)
         finally:
             hook.remove()
         return seen[-1], logits

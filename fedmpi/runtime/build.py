@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import warnings
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, fields, is_dataclass
 from typing import Any
 
@@ -14,35 +14,37 @@ from torch.nn.parameter import is_lazy
 from fedmpi import methods, models, tasks
 from fedmpi.aggregation import rules
 from fedmpi.aggregation.optimizers import ServerOptimizer
-from fedmpi.comm import Communicator, Job
+from fedmpi.comm import Communicator
 from fedmpi.common import registry, seeds
 from fedmpi.common.blame import blaming
 from fedmpi.common.errors import UserError
 from fedmpi.common.inputs import Shape, Type, call, zeros
 from fedmpi.config import Settings, machine
+from fedmpi.config.schema import FRACTION
 from fedmpi.data.federated import Federated
-from fedmpi.engine import sampling
-from fedmpi.engine.checks import is_finite
+from fedmpi.engine import scheduler
+from fedmpi.engine.best import Choice
+from fedmpi.engine.checks import are_finite
 from fedmpi.engine.federation import Federation
 from fedmpi.engine.local.optimizers import state_shapes
-from fedmpi.engine.local.recipe import learning_rate
+from fedmpi.engine.local.recipe import Recipe, learning_rate
 from fedmpi.engine.messages import Messages
-from fedmpi.engine.plan import SERVERS, Plan, Sink
+from fedmpi.engine.packed import together
+from fedmpi.engine.plan import Plan, Sink
 from fedmpi.engine.server import Rule
-from fedmpi.engine.travel.cuts import Cuts
-from fedmpi.engine.travel.gathering import pinned, rows_held
 from fedmpi.engine.worker import Worker
-from fedmpi.flat import linear
+from fedmpi.flat.coding import Wire
+from fedmpi.flat.formats import Format, Half, Int8, TopK
 from fedmpi.flat.model import FlatModel
-from fedmpi.method.base import Method, means_of, overrides
-from fedmpi.method.slots import Travel
+from fedmpi.method.base import Method, overrides
 from fedmpi.models.net import Net
-from fedmpi.runtime import fitting, measuring, memory, wire
-from fedmpi.runtime.build_data import training_ranks
-from fedmpi.runtime.recipe import clients_at_once, recipe
+from fedmpi.runtime import compatibility
+from fedmpi.runtime.model_checks import check_batch_norm, check_module, warn_of_untracked
 from fedmpi.runtime.resuming import initial
 from fedmpi.runtime.resuming.initial import Initial
 from fedmpi.tasks import contract
+from fedmpi.tasks.base import Task
+from fedmpi.tasks.classification import Classification
 from fedmpi.tasks.regression import StandardisedRegression
 
 
@@ -57,29 +59,66 @@ class Experiment:
     net: Net
     model: FlatModel
     messages: Messages
+    recipe: Recipe
     rule: Rule | None  # a server rule that replaces the method's own
     initial: Initial | None = None  # what the model starts from, where it is given
+    best: Choice | None = None  # by which metric the best model is chosen, if by any
     pack: int = 1  # clients that a rank trains at once
 
     @property
-    def room(self) -> int | None:
-        """The most client rows that a rank holds in memory, at least one (state.memory); None: all of its clients'."""
+    def itemsize(self) -> int:
+        """Bytes of one entry of the model."""
+        return self.model.w.element_size()
+
+    @property
+    def cohort_size(self) -> int:
+        """m, the clients of a round."""
+        cohort = self.settings.cohort
+        return scheduler.cohort_size(self.data.clients, cohort.fraction, cohort.size)
+
+    @property
+    def max_states_in_memory(self) -> int | None:
+        """The most clients whose state a rank holds in memory, at least one (state.memory); None: no limit."""
         limit, row = self.settings.state.memory, self.itemsize * self.messages.client_state.size
         return None if limit is None or not row else max(int(limit * 2**30) // row, 1)
 
     @property
-    def itemsize(self) -> int:
-        return self.model.w.element_size()
+    def needs_undo(self) -> bool:
+        """Whether the state of those who train is kept twice, as their round may have to be undone.
+
+        With a checkpoint a round, the last one is all that an abandoned round needs.
+        """
+        faults = self.settings.faults
+        drops = faults.on_bad_update != "abort" or faults.on_client_error == "drop" or faults.on_lost_rank != "abort"
+        return drops or self.settings.checkpoint.every > 1
+
+    def can_stream_sums(self, ranks: int) -> bool:
+        """Whether rank 0 may add uploads up as they come, where the method reads means of them alone.
+
+        It holds rows where some may be left out, clipped or sent once more; where the config has a rule of its own, or
+        has their products recorded; and where it trains beside others, for whose turn it would have to wait.
+        """
+        faults, server = self.settings.faults, self.settings.server
+        drops = faults.on_bad_update != "abort" or faults.on_client_error == "drop" or faults.on_lost_rank != "abort"
+        reads = self.rule is not None or self.settings.record.updates == "gram"
+        return not drops and not reads and (ranks == 1 or not server.trains)
 
 
-def make_method(settings: Settings) -> Method:
-    """The method with its checked hyperparameters."""
-    with seeds.scoped(settings.seed, "method"):
-        return _method(settings.method, settings.origins("method"), "method")
+def make_method(
+    settings: Settings,
+    choice: registry.Choice | None = None,
+    origins: Mapping[str, str] | None = None,
+    where: str = "method",
+) -> Method:
+    """Make a method with checked hyperparameters, and the methods that are options of it.
 
-
-def _method(choice: registry.Choice, origins: Mapping[str, str], where: str) -> Method:
-    """A method by name. An option that is itself a method is written like one: a name, or {name, ...options}."""
+    Args:
+        settings: of the run.
+        choice: name and options of the method; default those of the settings.
+        origins: option -> where it was written, for messages.
+        where: the key of the config that names the method.
+    """
+    choice, origins = choice or settings.method, settings.origins("method") if origins is None else origins
     kind = registry.Kind(methods.KIND.label, methods.registry, where)
     found = registry.load(choice.chosen, kind.registry, kind.label, origins.get("", ""))
     if not (isinstance(found, type) and issubclass(found, Method)):
@@ -87,24 +126,24 @@ def _method(choice: registry.Choice, origins: Mapping[str, str], where: str) -> 
     inner: set[str] = {f.name for f in fields(found) if f.metadata.get("method")} if is_dataclass(found) else set()
     plain = {key: value for key, value in choice.options.items() if key not in inner}
     made = registry.make(kind, registry.Chosen(choice.chosen, plain, ("name", *inner)), origins)
-    held = {key: _inner_method(key, choice.options[key], origins, where) for key in inner & set(choice.options)}
+    held = {key: _inner_method(settings, key, choice.options[key], origins, where) for key in inner & {*choice.options}}
     try:
-        with blaming(f"{where}: {choice.chosen}"):
+        with seeds.scoped(settings.seed, "method"), blaming(f"{where}: {choice.chosen}"):
             method: Method = made(**{key: value for key, value in held.items() if value is not None})
     except RuntimeError as error:  # the class itself is wrong (Method.__new__)
         raise UserError(str(error)) from error
     return method
 
 
-def _inner_method(key: str, given: Any, origins: Mapping[str, str], where: str) -> Method | None:
-    """The method given as option `key` of another method; None where it is null."""
+def _inner_method(settings: Settings, key: str, given: Any, origins: Mapping[str, str], where: str) -> Method | None:
+    """Make the method given as option `key` of another one: a name, {name, ...options}, or null for none."""
     said = given if isinstance(given, dict) else {"name": given}
     options = {k: v for k, v in said.items() if k != "name"}
     own = {k.removeprefix(f"{key}."): v for k, v in origins.items() if k.startswith(f"{key}.")}
     at = origins.get(key, "")
     if said.get("name") is not None:
         chosen = registry.Chosen(str(said["name"]), options)
-        return _method(chosen, own | {"": own.get("name", at)}, f"{where}.{key}")
+        return make_method(settings, chosen, own | {"": own.get("name", at)}, f"{where}.{key}")
     if options:
         prefix = f"{at}: " if at else ""
         raise UserError(f"{prefix}{where}.{key}: name is missing: of the method whose {', '.join(options)} this is")
@@ -122,7 +161,7 @@ def make_module(settings: Settings, input_shape: Shape, classes: int, dtype: Typ
         )
     with blaming(f"model {settings.model.name}"), seeds.scoped(settings.seed, "init"):
         module = made(input_shape, classes)
-        fitting.check_module(f"model.name: {settings.model.name}", module, made)
+        check_module(f"model.name: {settings.model.name}", module, made)
         if any(is_lazy(p) for p in (*module.parameters(), *module.buffers())):  # made by the first pass: here, seeded
             training = module.training
             with torch.no_grad():
@@ -134,18 +173,18 @@ def make_module(settings: Settings, input_shape: Shape, classes: int, dtype: Typ
 def prepared_module(
     settings: Settings, method: Method, input_shape: Shape, classes: int, dtype: Type = torch.float32
 ) -> nn.Module:
-    """The architecture as the method needs it, with its initial weights."""
+    """Make the architecture as the method needs it, with its initial weights."""
     module = make_module(settings, input_shape, classes, dtype)
     where = f"method {settings.method.name}, hook prepare"
     with blaming(where), seeds.scoped(settings.seed, "prepare"):
         module = method.prepare(module, classes)
-        fitting.check_module(where, module, method.prepare)
+        check_module(where, module, method.prepare)
     return module
 
 
 def experiment(settings: Settings, data: Federated, device: torch.device) -> Experiment:
-    """Model, task and method for the data at hand; what they need of each other is checked."""
-    method = make_method(settings)
+    """Make model, task and method for the data at hand, and check that they fit together."""
+    method, recipe, name = make_method(settings), make_recipe(settings), settings.model.name
     make_task = registry.make(tasks.KIND, settings.task, settings.origins("task"))
     with blaming(f"task {settings.task.name}"), seeds.scoped(settings.seed, "task"):
         task = make_task(data.classes)
@@ -153,44 +192,107 @@ def experiment(settings: Settings, data: Federated, device: torch.device) -> Exp
             task = StandardisedRegression(data.classes, *make_task.args, **make_task.keywords)
         contract.check_task(task)
     module = prepared_module(settings, method, data.input_shape, data.classes, data.x_dtype).to(device)
-    source = settings.init.source
-    given = initial.fill(module, source and settings.working_dir / source, settings.init.strict)
-    with blaming(f"model {settings.model.name}"):
+    given = None
+    if settings.init.source is not None:
+        given = initial.fill(module, settings.working_dir / settings.init.source, settings.init.strict)
+    with blaming(f"model {name}"):
         net = Net(module, data.input_shape, data.x_dtype)
     task.names = contract.metric_names(task, net.output_shape, data.two_targets())
-    fitting.check_buffers(settings, module)
-    with blaming(f"model {settings.model.name}"):
+    with blaming(f"model {name}"):
         model = FlatModel(module, net.head_names(), channels_last=settings.compute.channels_last)
     floats = [p for p in model.frozen.values() if p.is_floating_point()]
-    if not all(map(is_finite, (model.w, model.b, *floats))):
-        raise UserError(f"model {settings.model.name}: its initial weights hold values that are not finite")
-    fitting.check_needs(settings, method, task, net, module)
-    fitting.check_sense(settings, method, data, task, net)
+    if not all(are_finite([model.w, model.b, *floats])):
+        raise UserError(f"model {name}: its initial weights hold values that are not finite")
+    compatibility.check_method(settings, method, task, net, recipe)
+    warn_of_untracked(name, module)
+    compatibility.check_cohort(settings, data)
+    best = compatibility.best_model_choice(settings, task, data)
+    compatibility.check_data(settings, data, task, net)
+    check_batch_norm(settings, data, net, trains_batches=method.batches_a_step == 1)
     messages = make_messages(settings, method, model, net, data)
-    wire.check(settings, messages)
-    fitting.check_rule(settings, data, messages)
-    measuring.check(settings, method, task, net, data, messages)
-    first = messages.travel(0)
-    if (first.groups, first.but) != (Travel().groups, ()) and messages.shared.whole:
-        travels = f"all of model {settings.model.name} travels"
-        warnings.warn(f"method {settings.method.name} keeps parts with the client, but {travels}", stacklevel=2)
-    if settings.method.name != "local" and not messages.shared.size and {*method.sends} <= {"dw"}:
-        fitting.warn_of_nothing_shared(settings, messages)
+    compatibility.check_uploads(settings, data, messages)
+    compatibility.check_evaluation(settings, method, task, net, data, messages)
     moved = data.to(device, channels_last=settings.compute.channels_last)
     rule = make_rule(settings, method, messages.shared_groups)
-    pack = clients_at_once(settings, method, task, model, net, recipe(settings), data)
+    pack = 1 if settings.compute.pack == 1 else clients_at_once(settings, method, task, model, net, recipe, data)
     if settings.compute.compile:  # last: settings that contradict each other are to be reported on every machine
         machine.compiler(gpu=device.type == "cuda")
         module.compile()  # one compilation for all clients of a rank
-    return Experiment(settings, moved, method, task, net, model, messages, rule, given, pack)
+    return Experiment(settings, moved, method, task, net, model, messages, recipe, rule, given, best, pack)
 
 
 def make_messages(settings: Settings, method: Method, model: FlatModel, net: Net, data: Federated) -> Messages:
-    """The layouts of all messages between server and clients, and of what clients keep."""
+    """Make the layouts of all messages between server and clients, and of what clients keep."""
+    sizes = (data.classes, net.feature_dim or 0, data.clients, settings.rounds)
+    formats, states = make_formats(settings, model.w.dtype), state_shapes(make_recipe(settings), model.layout)
     with blaming(f"method {settings.method.name}"):
-        formats = wire.formats(settings, model.w.dtype)
-        sizes = (data.classes, net.feature_dim or 0, data.clients, settings.rounds)
-        return Messages(method, model, *sizes, formats, state_shapes(recipe(settings), model.layout))
+        return Messages(method, model, *sizes, formats, states)
+
+
+def make_formats(settings: Settings, dtype: torch.dtype) -> Wire:
+    """Make the formats of uploads and downloads (comm.wire) of a model of this type.
+
+    Raises:
+        UserError: a model of half-precision numbers, or topk beside a rule that looks at single entries.
+    """
+    up, down = settings.comm.wire.up, settings.comm.wire.down
+    if (up.name, down.name) != ("fp32", "fp32") and dtype not in (torch.float32, torch.float64):
+        raise UserError(
+            f"comm.wire: up {up.name}, down {down.name}: the parameters of model {settings.model.name} are "
+            f"{str(dtype).removeprefix('torch.')}, and only float32 and float64 travel in another format than their "
+            "own; leave comm.wire out"
+        )
+    if up.name == "topk" and settings.server.rule.name in ("median", "trimmed_mean"):
+        raise UserError(
+            f"comm.wire.up: topk does not go with server.rule: {settings.server.rule.name}, which compares clients "
+            "entry by entry: what most of them leave out would be 0 for ever; use bf16, fp16 or int8, or another rule"
+        )
+    plain: dict[str, Format | None] = {"fp32": None, "int8": Int8(), "bf16": Half("bf16"), "fp16": Half("fp16")}
+    sent, received = (TopK(e.fraction or FRACTION) if e.name == "topk" else plain[e.name] for e in (up, down))
+    return Wire(sent, received, up.feedback)
+
+
+def make_recipe(settings: Settings) -> Recipe:
+    """Make what the engine is told of local training (the section `train`)."""
+    train = settings.train
+    own: dict[str, Any] = {"betas": tuple(train.betas) if train.betas else None, "eps": train.eps, "alpha": train.alpha}
+    return Recipe(
+        epochs=train.epochs,
+        steps=train.steps,
+        batch_size=None if train.batch_size == "full" else train.batch_size,
+        drop_last=train.drop_last,
+        optim=train.optim,
+        momentum=train.momentum,
+        dampening=train.dampening,
+        nesterov=train.nesterov,
+        weight_decay=train.weight_decay,
+        clip_norm=train.clip_norm,
+        clip_value=train.clip_value,
+        keep=train.keep_optim,
+        **{key: value for key, value in own.items() if value is not None},
+    )
+
+
+def clients_at_once(
+    settings: Settings, method: Method, task: Any, model: FlatModel, net: Net, recipe: Recipe, data: Federated
+) -> int:
+    """Return how many clients a rank trains at once (compute.pack), 1 with a warning where they cannot be."""
+    compute, pack = settings.compute, settings.compute.pack
+    reason = together.why_not(method, model, recipe, bf16=compute.precision == "bf16", compiled=compute.compile)
+    reason = "a sample is several tensors" if isinstance(data.input_shape, dict) else reason
+    weigh, balanced = getattr(type(task), "weigh", Task.weigh), settings.task.options.get("weights") == "balanced"
+    uses_counts = balanced if weigh is Classification.weigh else weigh is not Task.weigh
+    if not settings.data.share_label_counts and uses_counts:
+        reason = reason or "what the task weighs by are each client's own counts (data.share_label_counts: false)"
+    if not reason:
+        full = recipe.momentum or recipe.weight_decay or any(overrides(method, hook) for hook in ("loss", "gradient"))
+        most = int(data.train_sizes.max(initial=0))
+        samples = 0 if full else int(recipe.epochs or 0) * most
+        return together.many(pack, model, net, min(recipe.batch_size or most, most), samples)
+    if pack != "auto":
+        raise UserError(f"compute.pack: {pack}: clients cannot be trained together: {reason}; {together.REMEDY}")
+    warnings.warn(f"compute.pack: auto: {reason}; clients are trained one by one", stacklevel=3)
+    return 1
 
 
 def make_rule(settings: Settings, method: Method, groups: Collection[str]) -> Rule | None:
@@ -212,13 +314,18 @@ def make_rule(settings: Settings, method: Method, groups: Collection[str]) -> Ru
 
 
 def make_worker(made: Experiment, stop: Callable[[], bool]) -> Worker:
-    """The worker that trains clients on this rank; stop() is true once the run was asked to stop."""
+    """Make the worker that trains clients on this rank; stop() is true once the run was asked to stop."""
     s = made.settings
-    what = (made.model, made.net, made.task, made.method, made.data, made.messages, recipe(s), s.seed)
-    drop, spares = s.faults.on_bad_update != "abort", s.faults.on_client_error == "drop"
-    packing: dict[str, Any] = {"pack": made.pack, "strict": s.compute.pack != "auto"}
-    packing["graphs"] = s.compute.graphs and made.model.w.is_cuda
-    return Worker(*what, bf16=s.compute.precision == "bf16", drop=drop, spares=spares, **packing, stop=stop)
+    return Worker(
+        *(made.model, made.net, made.task, made.method, made.data, made.messages, made.recipe, s.seed),
+        bf16=s.compute.precision == "bf16",
+        drop=s.faults.on_bad_update != "abort",
+        spares=s.faults.on_client_error == "drop",
+        pack=made.pack,
+        strict=s.compute.pack != "auto",
+        graphs=s.compute.graphs and made.model.w.is_cuda,
+        stop=stop,
+    )
 
 
 def federation(
@@ -240,7 +347,7 @@ def federation(
         weighting=s.cohort.weighting,
         server_trains=s.server.trains,
         sharded=s.server.placement == "sharded",
-        adds_up=adds_up(made, comm.size),
+        adds_up=made.can_stream_sums(comm.size),
         reduce=s.server.reduce == "local",
         every=s.evaluate.every,
         protocol=s.evaluate.protocol,
@@ -252,10 +359,10 @@ def federation(
         stop_apart=s.faults.on_divergence == "stop",
         on_lost=s.faults.on_lost_rank if regroups else "abort",
         replay=s.faults.replay is not None,
-        best=fitting.choice(s, made.task, made.data),
+        best=made.best,
         timeout_s=s.comm.round_timeout_s,
         updates=s.record.updates,
-        undo=undoes(s),
+        undo=made.needs_undo,
         acknowledge=bool(s.checkpoint.every and made.messages.client_state.size),
     )
     beta1 = s.server.momentum if s.server.optim == "momentum" else s.server.beta1
@@ -263,113 +370,3 @@ def federation(
     constants = (s.server.lr, beta1, s.server.beta2, s.server.eps, s.server.nesterov)
     optimizer = ServerOptimizer(s.server.optim, like, *constants)
     return Federation(plan, comm, make_worker(made, stop), optimizer, made.rule, sink)
-
-
-def adds_up(made: Experiment, ranks: int) -> bool:
-    """Whether rank 0 may add uploads up as they come, where the method reads means of them alone.
-
-    It holds rows where some may be left out, clipped or sent once more; where the config has a rule of its own, or has
-    their products recorded; and where it trains beside others, for whose turn it would have to wait.
-    """
-    faults, server = made.settings.faults, made.settings.server
-    all_count = faults.on_bad_update == "abort" and faults.on_client_error != "drop" and faults.on_lost_rank == "abort"
-    reads = made.rule is not None or made.settings.record.updates == "gram"
-    return all_count and not reads and (ranks == 1 or not server.trains)
-
-
-def undoes(s: Settings) -> bool:
-    """Whether the state of those who train is kept twice: their round may have to be undone.
-
-    With a checkpoint a round, the last one is all that an abandoned round needs.
-    """
-    faults = s.faults
-    drops = faults.on_bad_update != "abort" or faults.on_client_error == "drop" or faults.on_lost_rank != "abort"
-    return drops or s.checkpoint.every > 1
-
-
-def memory_needs(made: Experiment, size: int, gathers_on_gpu: bool, trains_on_gpu: bool = False) -> dict[str, int]:
-    """What each of so many ranks needs, in bytes, as `memory.need` says; and what of a training rank's part is on the
-    host.
-
-    gathers_on_gpu: whether rank 0 holds the uploads on its GPU, as with NCCL and in a single process; trains_on_gpu:
-    whether clients train on one. If only they do, their uploads go from there to the host.
-    """
-    s, held, messages = made.settings, rows(made, size), made.messages
-    apart, on_gpu = trains_on_gpu and not gathers_on_gpu, max(made.pack, 1)  # rows, before they are copied
-    needs = memory.need(
-        messages,
-        made.itemsize,
-        cohort=cohort_size(made),
-        clients=_stateful_clients(made),
-        trainers=len(training_ranks(s, size)),
-        undoes=undoes(s),
-        room=made.room if s.checkpoint.every else None,
-        packed=made.pack if made.pack > 1 else 0,
-        chooses=s.evaluate.best.metric is not None,
-        held=(held[0], on_gpu) if apart else held,
-        scratch=linear.scratch_bytes(round(held[0]), messages.largest_upload(), gathers_on_gpu),
-    )
-    on_host = 0
-    if apart:
-        row, news = (made.itemsize * n for n in (messages.largest_upload(), messages.announcement().packing.size))
-        coded = made.itemsize * max(messages.upload(t).size for t in range(max(s.rounds, 1))) if messages.wire.up else 0
-        root, mine = (int(row * many) for many in held)
-        on_host = pinned(mine) + int(coded * held[1]) + pinned(news)
-        needs["a training rank"] += on_host
-        needs["rank 0"] += pinned(news) - news + (pinned(root) - root if s.server.trains else 0)
-    return {**needs, "of which on the host": on_host}
-
-
-def _stateful_clients(made: Experiment) -> int:
-    """The most clients of which a rank may ever hold state: those that can be drawn, or all where all are judged."""
-    s, clients = made.settings, made.data.clients
-    judged = {*s.evaluate.protocol} - SERVERS or s.evaluate.best.metric is not None or made.data.global_test is None
-    return clients if judged else min(clients, max(s.rounds, 1) * cohort_size(made))
-
-
-def check_memory(made: Experiment, job: Job, devices: Sequence[torch.device] = ()) -> dict[str, int]:
-    """Check that this host has the memory that its ranks need, by what one of them knows. Returns `memory_needs`.
-
-    Args:
-        job: how many ranks there are, and how many of them here.
-        devices: where each of those here computes; default where this one's model lies.
-
-    Raises:
-        UserError: the host, or a GPU of it, has less.
-    """
-    first, places = max(job.rank - job.local_rank, 0), devices or [made.model.w.device] * job.local_size
-    gpus = {device for device in places if device.type == "cuda"}
-    nccl = made.settings.comm.backend in ("auto", "nccl") and len(gpus) == len(places)
-    gathers_on_gpu = nccl if job.size > 1 else bool(gpus)
-    here = {
-        rank: {
-            "host": job.host,
-            "gpu": str(device) if device.type == "cuda" else "",
-            "needs": memory_needs(made, job.size, gathers_on_gpu, device.type == "cuda"),
-            "free": memory.free(device),
-        }
-        for rank, device in enumerate(places, first)
-    }
-    memory.check(here, training_ranks(made.settings, job.size), gathers_on_gpu)
-    return memory_needs(made, job.size, gathers_on_gpu)
-
-
-def cohort_size(made: Experiment) -> int:
-    """m, the clients of a round."""
-    cohort = made.settings.cohort
-    return sampling.size(made.data.clients, cohort.fraction, cohort.size)
-
-
-def rows(made: Experiment, size: int) -> tuple[float, float]:
-    """How many rows of uploads rank 0 of so many ranks holds, and a rank that trains."""
-    s, members = made.settings, cohort_size(made)
-    row = made.itemsize * made.messages.largest_upload()
-    means, local = means_of(made.method), s.server.reduce == "local"
-    # Slots of one block or less are neither added up nor shared out.
-    packings = {made.messages.upload(t).packing for t in range(max(s.rounds, 1))}
-    large = any(Cuts(packing).large for packing in packings)
-    sums = (adds_up(made, size) or local) and means is not None and large
-    mine = -(-members // len(training_ranks(s, size)))
-    if sums and local:
-        return (1 + 2 * max(sum(map(len, (means or {}).values())), 1),) * 2  # one row, sums in 64 bits
-    return rows_held(row, members, mine, size, large and s.server.placement == "sharded", sums)

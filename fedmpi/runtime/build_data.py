@@ -12,6 +12,7 @@ from typing import Any
 
 import numpy as np
 import torch
+from torch import Tensor
 
 from fedmpi.comm import Communicator
 from fedmpi.common import registry, seeds
@@ -31,9 +32,13 @@ from fedmpi.data.silos import COLUMNS, WIDTH, describe, label_table, open_silos,
 from fedmpi.data.sources.common import ignoring
 from fedmpi.data.streaming import Stream, choosing
 from fedmpi.data.validation import hold_out
-from fedmpi.engine import sampling
+from fedmpi.engine import scheduler
 from fedmpi.runtime import target_scaling
+from fedmpi.tasks.base import ignored_value, is_counted
 
+# Warned of: the root mean square of targets; that of inputs, and their maximum (pixels in 0..255 have more than both).
+LARGE_TARGET, LARGE_INPUT, PEAK = 100, 20, 200
+GLANCE = 5000  # rows of inputs that are looked at for that
 LABELS = ("label counts",)
 HELD = ("validation samples",)
 TARGETS = ("number, sum and sum of squares of targets",)
@@ -73,9 +78,7 @@ def partitioned(settings: Settings) -> Federated:
     source, cut, augment = open_source(settings), settings.data.partition, operations(settings)
     assert cut is not None
     registry.make(partitions.KIND, cut, settings.origins("data.partition"))  # before data are read, and with the line
-    _check_pooled(settings)
-    _check_survival(settings)
-    target_scaling.check(settings)
+    check_settings(settings)
     waiting = one_at_a_time(settings.data.root) if settings.data.download else nullcontext()
     with waiting, blaming("data"):
         with (
@@ -84,46 +87,82 @@ def partitioned(settings: Settings) -> Federated:
             seeds.scoped(settings.seed, "source"),
         ):
             dataset = checked(source((settings.working_dir / settings.data.root).absolute()), source.func)
-        warn_of_leaks(dataset, settings.task.name == "survival")
-        target_scaling.warn_of_scales(settings, dataset)
-        _check_stream(settings, dataset)
+        check_dataset(settings, dataset)
     with blaming("data.partition"), seeds.scoped(settings.seed, "scheme"):
         whole = split(dataset, cut.scheme, cut.clients, settings.seed, settings.data.client_test, **cut.options)
-    whole = target_scaling.scaled(settings, whole, dataset)
+    if settings.data.standardise_target:
+        whole = target_scaling.scaled(settings, whole, dataset)
     return augmented(hold_out(whole, settings.data.validation, settings.seed), augment)
 
 
-def _check_pooled(settings: Settings) -> None:
-    cut, ours = settings.data.partition, settings.data.source in sources.registry
-    if cut is not None and cut.options.get("only") and ours and settings.data.options.get("standardise") == "pooled":
+def check_settings(settings: Settings) -> None:
+    """Raise UserError where sections of the settings contradict each other, before data are read."""
+    data, task, cut = settings.data, settings.task.name, settings.data.partition
+    label, how, only = (
+        data.options.get("label_column", "label"),
+        data.standardise_target,
+        cut and cut.options.get("only"),
+    )
+    if only and data.source in sources.registry and data.options.get("standardise") == "pooled":
         raise UserError(
             "data.partition.only leaves sites out of training, but with data.standardise: pooled all sites' training "
             "rows say how numbers are standardised; say data.standardise: site"
         )
-
-
-def _check_survival(settings: Settings) -> None:
-    """What a table says of one label column alone, such as of its classes, is beside the point."""
-    label = settings.data.options.get("label_column", "label")
-    if (
-        settings.task.name == "survival"
-        and settings.data.source == "table"
-        and (isinstance(label, str) or len(label) != 2)
-    ):
+    if only and how == "pooled":
+        raise UserError(
+            "data.partition.only leaves sites out of training, but with data.standardise_target: pooled all sites' "
+            "training rows say how targets are standardised; say data.standardise_target: site"
+        )
+    if how and task != "regression":
+        raise UserError(
+            f"data.standardise_target: {how} goes with task.name: regression, and it is {task}; leave it out"
+        )
+    if task == "survival" and data.source == "table" and (isinstance(label, str) or len(label) != 2):
         raise UserError(
             f"task survival needs two label columns, and data.label_column is {label}: say the event (1: seen, 0: "
             "censored) and the time, data.label_column: [EVENT, TIME]"
         )
 
 
-def _check_stream(settings: Settings, dataset: Dataset) -> None:
-    x = dataset.train_x
+def check_dataset(settings: Settings, dataset: Dataset, whose: str = "") -> None:
+    """Check that samples are streamed if they are to be; warn of leaks, and of numbers that training may diverge on.
+
+    Args:
+        settings: of the run.
+        dataset: all rows, or those of one site.
+        whose: " of SITE", for messages.
+    """
+    x, y = dataset.train_x, dataset.train_y
     if settings.data.stream is True and not (isinstance(x, Pictures) and isinstance(x.stored, Stream)):
         raise UserError(
             f"data.stream: true, but source {settings.data.source} gives these samples as a whole: what can stay on "
             "disk are uint8 pictures in HDF5 or in a .npz that is not compressed (numpy.savez), and picture files; "
             "leave it out"
         )
+    warn_of_leaks(dataset, settings.task.name == "survival", whose)
+    if isinstance(x, Tensor) and x.is_floating_point() and x.ndim > 1 and len(x):
+        some = x[:: max(len(x) // GLANCE, 1)].double()
+        size = some.square().mean([0, *range(2, some.ndim)]).sqrt().max().item()
+        if size > LARGE_INPUT and some.abs().max().item() >= PEAK:
+            span = f"{some.min().item():g}..{some.max().item():g}"
+            kind = "raw pixels" if x.ndim > 2 else "columns that are not standardised"
+            how = "pixel_range, or mean and std" if x.ndim > 2 else "standardise"
+            warnings.warn(
+                f"data{whose}: inputs are in {span}, as {kind} are; training expects numbers about 1, and may diverge: "
+                f"scale them (options of data sources: {how}; 8-bit pixels that are stored as uint8 become 0..1)",
+                stacklevel=2,
+            )
+    scaled = settings.task.name != "regression" or settings.data.standardise_target
+    if not scaled and y.is_floating_point() and len(y):
+        counted = is_counted(y, ignored_value(settings.task.options.get("ignore")))
+        size = y.double()[counted].square().mean().sqrt().item()
+        if size > LARGE_TARGET:
+            warnings.warn(
+                f"data{whose}: the targets have a root mean square of {size:.3g}, and a model's first outputs are near "
+                "0: training may diverge at any learning rate; say data.standardise_target: pooled (metrics and "
+                "predictions stay in the unit of the targets)",
+                stacklevel=2,
+            )
 
 
 def checked(dataset: Any, source: Any) -> Dataset:
@@ -146,7 +185,7 @@ def site_ranks(settings: Settings, size: int) -> dict[int, int]:
     """
     names, ranks = settings.data.silos, training_ranks(settings, size)
     assert names is not None
-    owner = sampling.pinned(range(len(names)), ranks)
+    owner = scheduler.pinned(range(len(names)), ranks)
     if len(names) > len(ranks) and size > 1 and not settings.data.share_ranks:
         both = ", ".join(names[k] for k in owner if owner[k] == ranks[0])
         needed = f"{len(names)} ranks" if settings.server.trains else f"{len(names) + 1} ranks (rank 0 is the server)"
@@ -162,8 +201,7 @@ def siloed(settings: Settings, comm: Communicator) -> Federated:
     data.share_label_counts is true, label counts."""
     source, names, augment = open_source(settings), settings.data.silos, operations(settings)
     assert names is not None
-    target_scaling.check(settings)
-    _check_survival(settings)
+    check_settings(settings)
     owner = site_ranks(settings, comm.size)
     mine = [k for k in owner if owner[k] == comm.rank]
     with blaming("data"), _told_by_any_rank():
@@ -172,9 +210,7 @@ def siloed(settings: Settings, comm: Communicator) -> Federated:
             opened = open_silos(source.func, root, names, mine, settings.seed, **source.keywords)
         datasets = {k: checked(dataset, source.func) for k, dataset in opened.items()}
         for k, dataset in datasets.items():
-            _check_stream(settings, dataset)
-            warn_of_leaks(dataset, settings.task.name == "survival", f" of {names[k]}")
-            target_scaling.warn_of_scales(settings, dataset, f" of {names[k]}")
+            check_dataset(settings, dataset, f" of {names[k]}")
     table = np.zeros((len(names), WIDTH), dtype=np.int64)
     table[mine] = describe(datasets)
     table = from_owners(comm, table, owner, COLUMNS)
@@ -184,7 +220,8 @@ def siloed(settings: Settings, comm: Communicator) -> Federated:
     def exchange(rows: np.ndarray) -> np.ndarray:
         return from_owners(comm, rows.view(np.int64), owner, TARGETS).view(np.float64)
 
-    found = target_scaling.scaled_silos(settings, found, datasets, exchange)
+    if settings.data.standardise_target:
+        found = target_scaling.scaled_silos(settings, found, datasets, exchange)
     whole = augmented(hold_out(found, settings.data.validation, settings.seed), augment)
     whole = replace(whole, counts_shared=shared)
     if not settings.data.validation:
@@ -207,7 +244,8 @@ def of_one_site(settings: Settings, client: int) -> Federated:
     table[:, 0] = np.arange(len(names))
     found = silo_federation(datasets, table, label_table(datasets, table, names), names)
     # With `pooled` the sums of the other sites are not at hand: its own stand in for them.
-    found = target_scaling.scaled_silos(settings, found, datasets, lambda rows: rows)
+    if settings.data.standardise_target:
+        found = target_scaling.scaled_silos(settings, found, datasets, lambda rows: rows)
     whole = augmented(hold_out(found, settings.data.validation, settings.seed), operations(settings))
     return replace(whole, counts_shared=False)
 

@@ -2,96 +2,123 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping
-from pathlib import Path
+from collections.abc import Collection, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
+import torch
+
+from fedmpi.comm import Job
 from fedmpi.common.errors import UserError
+from fedmpi.common.host_memory import available_bytes, size_text
 from fedmpi.common.text import count
+from fedmpi.engine.plan import SERVERS
+from fedmpi.engine.travel.cuts import Cuts
+from fedmpi.engine.travel.gathering import pinned, rows_held
+from fedmpi.flat import linear
+from fedmpi.method.base import means_of
+from fedmpi.runtime.build_data import training_ranks
 
-if TYPE_CHECKING:  # messages need torch, the sizes of memory do not
-    import torch
-
-    from fedmpi.engine.messages import Messages
-
-
-def available_bytes(root: Path = Path("/")) -> int | None:
-    """Free memory of this host, or what its control groups leave to this process, whichever is less; None if nothing is
-    known."""
-    found = [int(line.split()[1]) * 1024 for line in _lines(root / "proc/meminfo") if line.startswith("MemAvailable:")]
-    return min([*found, *(left for _, left in groups(root))], default=None)
+if TYPE_CHECKING:
+    from fedmpi.runtime.build import Experiment
 
 
-def groups(root: Path = Path("/")) -> list[tuple[int, int]]:
-    """(limit, what is left of it) of the control groups above this process that have one, version 1 or 2: Slurm and
-    containers set such limits."""
-    found = []
-    for line in _lines(root / "proc/self/cgroup"):
-        _, kinds, path = [*line.split(":", 2), "", ""][:3]
-        if kinds and "memory" not in kinds.split(","):
-            continue
-        top = root / "sys/fs/cgroup" / ("memory" if kinds else "")
-        names = ("memory.limit_in_bytes", "memory.usage_in_bytes") if kinds else ("memory.max", "memory.current")
-        here = Path(path.strip("/"))
-        for place in (here, *here.parents):  # of a container's path, the host's, maybe only the top is there
-            limit, used = (_number(top / place / name) for name in names)
-            if limit is not None and used is not None and limit < 1 << 60:  # version 1 says 2^63 for none
-                found.append((limit, limit - used + _cached(top / place)))
-    return found
+def memory_needs(made: Experiment, size: int, gathers_on_gpu: bool, trains_on_gpu: bool = False) -> dict[str, int]:
+    """Return the bytes that each of so many ranks needs, by part.
 
+    Args:
+        made: the experiment.
+        size: number of ranks.
+        gathers_on_gpu: whether rank 0 holds the uploads on its GPU, as with NCCL and in a single process.
+        trains_on_gpu: whether clients train on one. If only they do, their uploads go from there to the host.
 
-def _number(path: Path) -> int | None:
-    said = "".join(_lines(path))
-    return int(said) if said.isdigit() else None
+    Returns:
+        "rank 0": gathered uploads, model and server state; "a training rank": uploads, models and client states; of
+        this "of which client state", and "of which on the host".
+    """
+    s, messages, itemsize = made.settings, made.messages, made.itemsize
+    rounds, cohort, trainers = range(max(s.rounds, 1)), made.cohort_size, len(training_ranks(s, size))
+    model, upload = messages.sizes["d"] + messages.sizes["b"], messages.largest_upload()
+    announcement = messages.announcement().packing.size
+    # Where messages travel in another format, its bytes lie beside the numbers.
+    coded = max(messages.upload(t).size for t in rounds) if messages.wire.up else 0
+    download = announcement + (messages.announcement().size + model if messages.wire.down else 0)
 
+    # State: of clients that can be drawn, or of all where all are evaluated. Some may lie in files (state.memory).
+    evaluated = {*s.evaluate.protocol} - SERVERS or s.evaluate.best.metric is not None or made.data.global_test is None
+    clients = made.data.clients if evaluated else min(made.data.clients, len(rounds) * cohort)
+    own, twice = -(-clients // trainers), -(-cohort // trainers) * made.needs_undo
+    limit = made.max_states_in_memory if s.checkpoint.every else None
+    states = ((own if limit is None else min(own, max(limit, twice))) + twice) * messages.client_state.size
 
-def _cached(group: Path) -> int:
-    """Bytes of files that count as used and are given up when memory is short."""
-    words = dict(line.split()[:2] for line in _lines(group / "memory.stat"))
-    return int(words.get("total_inactive_file", words.get("inactive_file", 0)))
-
-
-def need(
-    messages: Messages,
-    itemsize: int,
-    *,
-    cohort: int,
-    clients: int,
-    trainers: int,
-    undoes: bool = False,
-    room: int | None = None,
-    held: tuple[float, float] | None = None,
-    packed: int = 0,
-    chooses: bool = False,
-    scratch: int = 0,
-) -> dict[str, int]:
-    """Bytes that rank 0 needs (gathered uploads, model, server state), that a training rank needs (uploads, models,
-    client states), and how many of the latter are client state. `itemsize`: bytes of one entry; `undoes`: the states
-    of those who train are kept twice; `room`: the most client rows that a rank holds, the others lying in files;
-    `held`: rows of uploads that rank 0, and a training rank, holds, if not all and its clients'; `packed`: the clients
-    that it trains at once, each with weights, velocities and gradients; `chooses`: the best model is kept, too;
-    `scratch`: bytes that sums over the rows of rank 0 take for themselves."""
-    model = messages.sizes["d"] + messages.sizes["b"]
-    upload, announcement = messages.largest_upload(), messages.announcement().packing.size
-    mine, own = -(-cohort // trainers), -(-clients // trainers)
-    rows = own if room is None else min(own, max(room, mine * undoes))
-    kept = (rows + mine * undoes) * messages.client_state.size
-    root, uploads = held or (cohort, mine)
-    wire = messages.wire  # where it is another format, rows and announcement have their bytes beside them
-    upload += max(messages.upload(t).size for t in range(max(messages.rounds, 1))) if wire.up else 0
-    announcement += messages.announcement().size + model if wire.down else 0
-    return {
-        "rank 0": int(itemsize * (root * upload + announcement + (3 + chooses) * model + messages.server_state.size))
-        + scratch,
-        "a training rank": int(itemsize * (uploads * upload + announcement + (6 + 3 * packed) * model + kept)),
-        "of which client state": itemsize * kept,
+    root_rows, rows = upload_rows(made, size)
+    through_host = trains_on_gpu and not gathers_on_gpu
+    trained_rows, packed = made.pack if through_host else rows, made.pack if made.pack > 1 else 0
+    kept_models = 3 + (s.evaluate.best.metric is not None)
+    server = itemsize * (root_rows * (upload + coded) + download + kept_models * model + messages.server_state.size)
+    trainer = itemsize * (trained_rows * (upload + coded) + download + (6 + 3 * packed) * model + states)
+    needs = {
+        "rank 0": int(server) + linear.scratch_bytes(round(root_rows), upload, gathers_on_gpu),
+        "a training rank": int(trainer),
+        "of which client state": itemsize * states,
+        "of which on the host": 0,
     }
+    if through_host:
+        root, mine, model_bytes = (
+            int(itemsize * upload * root_rows),
+            int(itemsize * upload * rows),
+            itemsize * announcement,
+        )
+        on_host = pinned(mine) + int(itemsize * coded * rows) + pinned(model_bytes)
+        needs["of which on the host"] = on_host
+        needs["a training rank"] += on_host
+        needs["rank 0"] += pinned(model_bytes) - model_bytes + (pinned(root) - root if s.server.trains else 0)
+    return needs
+
+
+def upload_rows(made: Experiment, size: int) -> tuple[float, float]:
+    """Return how many rows of uploads rank 0 of so many ranks holds, and a rank that trains."""
+    s, cohort = made.settings, made.cohort_size
+    means, is_local = means_of(made.method), s.server.reduce == "local"
+    # Slots of one block or less are neither added up nor shared out.
+    packings = {made.messages.upload(t).packing for t in range(max(s.rounds, 1))}
+    large = any(Cuts(packing).large for packing in packings)
+    sums = (made.can_stream_sums(size) or is_local) and means is not None and large
+    if sums and is_local:
+        return (1 + 2 * max(sum(map(len, (means or {}).values())), 1),) * 2  # one row, sums in 64 bits
+    mine, row = -(-cohort // len(training_ranks(s, size))), made.itemsize * made.messages.largest_upload()
+    return rows_held(row, cohort, mine, size, large and s.server.placement == "sharded", sums)
+
+
+def check_job(made: Experiment, job: Job, devices: Sequence[torch.device] = ()) -> dict[str, int]:
+    """Check that this host has the memory that its ranks need, by what one of them knows. Returns `memory_needs`.
+
+    Args:
+        made: the experiment.
+        job: how many ranks there are, and how many of them here.
+        devices: where each of those here computes; default where this one's model lies.
+
+    Raises:
+        UserError: the host, or a GPU of it, has less.
+    """
+    first, places = max(job.rank - job.local_rank, 0), devices or [made.model.w.device] * job.local_size
+    gpus = {device for device in places if device.type == "cuda"}
+    nccl = made.settings.comm.backend in ("auto", "nccl") and len(gpus) == len(places)
+    gathers_on_gpu = nccl if job.size > 1 else bool(gpus)
+    here = {
+        rank: {
+            "host": job.host,
+            "gpu": str(device) if device.type == "cuda" else "",
+            "needs": memory_needs(made, job.size, gathers_on_gpu, device.type == "cuda"),
+            "free": free(device),
+        }
+        for rank, device in enumerate(places, first)
+    }
+    check(here, training_ranks(made.settings, job.size), gathers_on_gpu)
+    return memory_needs(made, job.size, gathers_on_gpu)
 
 
 def free(device: torch.device) -> dict[str, int | None]:
-    """Bytes that are free on this host and, if the device is a GPU, on it; None where nothing is known."""
-    import torch
-
+    """Return the bytes that are free on this host and, if the device is a GPU, on it; None where nothing is known."""
     return {"host": available_bytes(), "gpu": torch.cuda.mem_get_info(device)[0] if device.type == "cuda" else None}
 
 
@@ -99,7 +126,7 @@ def check(ranks: Mapping[int, Mapping[str, Any]], trains: Collection[int], gathe
     """Check that each host and each GPU has what the ranks there need. The outcome is the same for the same facts.
 
     Args:
-        ranks: rank -> its `host`, its `gpu` (the UUID, if it has one), what it `needs` (as `build.memory_needs` says),
+        ranks: rank -> its `host`, its `gpu` (the UUID, if it has one), what it `needs` (`memory_needs`),
             and what is `free` where it is.
         trains: the ranks that train. Models and states of clients lie where such a rank computes.
         gathers_on_gpu: whether rank 0 holds the uploads on its GPU, as with NCCL and in a single process.
@@ -140,22 +167,3 @@ def check(ranks: Mapping[int, Mapping[str, Any]], trains: Collection[int], gathe
                 "most clients on disk"
                 f"{elsewhere if gpu and gathers else ''}"
             )
-
-
-def size_text(count: float) -> str:
-    """Bytes for people.
-
-    >>> size_text(800), size_text(3 << 29)
-    ('800 B', '1.5 GiB')
-    """
-    if count < 1024:
-        return f"{count:.0f} B"
-    power = 1 if count < 2**20 else 2 if count < 2**30 else 3
-    return f"{count / 1024**power:.1f} {'KMG'[power - 1]}iB"
-
-
-def _lines(path: Path) -> list[str]:
-    try:
-        return path.read_text().splitlines()
-    except OSError:
-        return []

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import platform
 import signal
 import socket
 import time
@@ -32,12 +33,15 @@ from fedmpi.config import Settings
 from fedmpi.config.later import comparable
 from fedmpi.engine.faults.losses import Losses
 from fedmpi.engine.federation import Federation
-from fedmpi.runtime import build, build_data, consistency, memory
+from fedmpi.runtime import build, build_data, memory, rank_agreement, trust
 from fedmpi.runtime.device import pick_device, set_numerics, why_no_gpu
-from fedmpi.runtime.record import durable, environment, plugins, preprocessing, report_text, whole
+from fedmpi.runtime.record import durable, plugins, report_text
+from fedmpi.runtime.record.data_files import write_own_preprocessing
+from fedmpi.runtime.record.metadata import describe_environment, describe_gpu, resolve
+from fedmpi.runtime.record.plugins import PluginFile
 from fedmpi.runtime.record.recorder import RankRecorder, Recorder
 from fedmpi.runtime.record.timeline import TimelineFile
-from fedmpi.runtime.record.tracking.hearing import hearing
+from fedmpi.runtime.record.tracking.dispatch import make_loggers
 from fedmpi.runtime.resuming import resume
 from fedmpi.runtime.resuming.checkpoints import Checkpoints, Rows
 
@@ -54,7 +58,6 @@ class RunContext:
     stop: StopRequest
     timeouts: Timeouts
     recorder: RankRecorder  # a Recorder at rank 0
-    alarm: Alarm
     until_end: ExitStack = field(default_factory=ExitStack)  # what stays open until all ranks are at their end
     code_digests: dict[str, str] = field(default_factory=dict)
     data_digests: dict[str, str] = field(default_factory=dict)
@@ -62,7 +65,8 @@ class RunContext:
     experiment: build.Experiment = field(init=False)
     comm: Communicator = field(init=False)
     ranks: list[dict[str, Any]] = field(init=False)  # host, device, ... of each
-    plugins: dict[Path, bytes] = field(init=False)  # files of the user's own code
+    no_regroup: str = ""  # why the job cannot go on without one of its ranks
+    plugins: list[PluginFile] = field(init=False)  # files of the user's own code
     identity: dict[str, str] = field(init=False)  # rank 0's: settings and digests, which a resumed run must share
     environment: dict[str, Any] = field(init=False)  # rank 0's: versions, hosts, devices, ...
     is_resumed: bool = False  # rank 0's: whether the run directory holds a run to go on with
@@ -93,11 +97,11 @@ def execute(
     job, stop = replace(detect(os.environ), parent_pid=process.parent_pid), process.stop
     timeouts = Timeouts(settings.comm.start_timeout_s, settings.comm.round_timeout_s)
     recorder = RankRecorder() if job.rank else Recorder(stop)
-    alarm = Alarm(job, timeouts, stop=stop, close_run=recorder.close_failed)
-    run = RunContext(settings, job, stop, timeouts, recorder, alarm)
+    alarm = Alarm(job, timeouts, stop=stop, close_run=recorder.close_failed) if job.size > 1 else None
+    run = RunContext(settings, job, stop, timeouts, recorder)
     try:
         run.settings = settings.begun_in(os.getcwd())
-        run.until_end.enter_context(recorder.warnings.collect())
+        run.until_end.enter_context(recorder.collect_warnings())
         if command is not None:
             stop.listen(signal.SIGINT)
         stop.alone(_stopped_code(stop, settings.checkpoint.every > 0))
@@ -106,16 +110,24 @@ def execute(
         stop.listen()
         stop.alone(None)
         _agree(run)
-        result = _train(run)
-        if run.comm.rank == 0:
-            after(run.settings, result[0])
+        if isinstance(recorder, Recorder):
+            _open(run, recorder)
+        fed = build.federation(run.experiment, run.comm, stop, recorder, not run.no_regroup)
+        first = _restore(run, fed) + 1
+        if isinstance(recorder, Recorder):
+            recorder.begin(fed, max(first - 1, 0), run.is_resumed)
+        why_ended = fed.run()
+        summary, code = dict[str, Any](), 0
+        if isinstance(recorder, Recorder):
+            summary, code = _finish(run, recorder, fed, why_ended, first)
+            after(run.settings, summary)
         with suppress(*([Lost] if settings.faults.on_lost_rank != "abort" else [])):  # all of the run is on disk
             run.comm.close()
-        if result[1] and job.size > 1:
+        if code and job.size > 1:
             time.sleep(timeouts.launcher)  # the others leave first: a launcher that sees rank 0's exit code ends them
-        return result
+        return summary, code
     except Exception as error:
-        if job.size > 1:  # still listening: the launcher, which sees a dead rank, too, must not end rank 0 unheard
+        if alarm is not None:  # still listening: the launcher, which sees a dead rank, too, must not end rank 0 unheard
             error = silence.at_fault(alarm, error)
             alarm.fail(*_explained(error), reacts=isinstance(error, Gone))
         with suppress(Exception):  # the cause is said, whatever becomes of the run directory
@@ -126,7 +138,7 @@ def execute(
         raise UserError(known) from error
     finally:
         run.until_end.close()
-        recorder.release()
+        vars(recorder).clear()  # model and data: who watches the launcher keeps the object itself alive
         stop.alone(None)
         stop.deaf(command is not None)
 
@@ -139,13 +151,14 @@ def _build(run: RunContext) -> None:
     settings, job = run.settings, run.job
     set_numerics(settings)
     run.device = pick_device(settings, job)
-    if not settings.data.silos:
+    if settings.data.silos:
+        build.make_method(settings)
+    else:
         data = build_data.partitioned(settings)
         if job.size > 1 or settings.checkpoint.every:  # else nobody compares them
-            run.data_digests = consistency.data(data)
+            run.data_digests = rank_agreement.data_digests(data)
         run.experiment = build.experiment(settings, data, run.device)
-    build.make_method(settings)
-    run.code_digests = consistency.code()  # once all have met, they would do it at the same time, on few cores
+    run.code_digests = rank_agreement.code_digests()  # once all have met, they would do it together, on few cores
 
 
 def _agree(run: RunContext) -> None:
@@ -153,28 +166,25 @@ def _agree(run: RunContext) -> None:
     settings, comm, timeout_s = run.settings, run.comm, run.settings.comm.start_timeout_s
     if settings.data.silos and settings.data.audit and comm.rank:
         comm.audit = Audit()
-    consistency.agree(comm, {key: consistency.of(text) for key, text in compared(settings).items()}, timeout_s)
+    written = resolve(settings)
+    # What one config leaves out equals the default that another one names: rank 0 may go on from the config.yaml of the
+    # run, the others from the user's own.
+    compared = comparable(written.digest_items())
+    rank_agreement.agree(comm, {key: rank_agreement.digest(text) for key, text in compared.items()}, timeout_s)
     if settings.data.silos:
         run.experiment = build.experiment(settings, build_data.siloed(settings, comm), run.device)
-    run.ranks = exchange_facts(run)
-    made = run.experiment
-    run.plugins = plugins.files(settings, made.method, made.task, made.net.module)
-    layout = {"(layout)": consistency.of(repr(made.model.layout))}
+    run.ranks, made = exchange_facts(run), run.experiment
+    run.no_regroup = next((each["no_regroup"] for each in run.ranks if each["no_regroup"]), "")
+    names = trust.foreign(settings.resolved()).values()
+    run.plugins = plugins.find_plugins(names, made.method, made.task, made.net.module)
+    layout = {"(layout)": rank_agreement.digest(repr(made.model.layout))}
     layout |= {} if made.initial is None else {"(initial weights)": made.initial.digest}
-    layout |= consistency.frozen(made.model.frozen)
-    digests = {**run.code_digests, **plugins.digests(run.plugins), **run.data_digests, **layout}
-    consistency.agree(comm, digests, timeout_s)
+    layout |= rank_agreement.frozen_digest(made.model.frozen) if made.model.frozen else {}
+    own = plugins.digests(run.plugins) if run.plugins else {}
+    digests = {**run.code_digests, **own, **run.data_digests, **layout}
+    rank_agreement.agree(comm, digests, timeout_s)
     if comm.rank == 0:
-        run.identity = {**whole.written(settings).identity(), **digests}
-
-
-def compared(settings: Settings) -> dict[str, str]:
-    """Return the settings that all ranks must have in common, by dotted key.
-
-    What one config leaves out equals the default that another one names: rank 0 may go on from the config.yaml of the
-    run, the others from the user's own.
-    """
-    return comparable(whole.written(settings).digest_items())
+        run.identity = {**written.identity(), **digests}
 
 
 def exchange_facts(run: RunContext) -> list[dict[str, Any]]:
@@ -185,62 +195,38 @@ def exchange_facts(run: RunContext) -> list[dict[str, Any]]:
     """
     comm, made, device, host = run.comm, run.experiment, run.device, run.job.host
     on_cpu, auto = device.type == "cpu", made.settings.compute.device == "auto"
-    facts = {"host": host, "device": report_text.device_name(device), "gpu": gpu_uuid(device)}
-    facts |= {"no_regroup": comm.can_regroup, **environment.describe_gpu(device)}
+    facts = {"host": host, "device": f"cpu ({platform.machine()})", "gpu": "", "no_regroup": comm.can_regroup}
+    if not on_cpu:
+        name, gpu = torch.cuda.get_device_name(device), gpu_uuid(device)
+        facts |= {"device": name, "gpu": gpu, **describe_gpu(device)}
     gathers_on_gpu, free = comm.device.type == "cuda", memory.free(device)
-    needs = build.memory_needs(made, comm.size, gathers_on_gpu, made.model.w.is_cuda)
+    needs = memory.memory_needs(made, comm.size, gathers_on_gpu, made.model.w.is_cuda)
     more = {"needs": needs, "free": free, "no_gpu": why_no_gpu(host) if on_cpu and auto else ""}
     payload = json.dumps({**facts, **more}).encode()
     answers = [json.loads(text) for text in comm.allgather_bytes(payload, made.settings.comm.start_timeout_s)]
     comm.hosts = dict(enumerate(each["host"] for each in answers))
     trains = build_data.training_ranks(made.settings, comm.size)
     memory.check(dict(enumerate(answers)), trains, gathers_on_gpu)
-    slow = report_text.without_gpu(answers, trains)
-    if slow and comm.rank == 0:
+    has_gpus = any(each["gpu"] for each in answers)
+    if comm.rank == 0 and has_gpus and (slow := report_text.without_gpu(answers, trains)):
         warnings.warn(slow, stacklevel=2)
     return [{key: value for key, value in each.items() if key not in more} for each in answers]
-
-
-def _train(run: RunContext) -> tuple[dict[str, Any], int]:
-    """Open the run directory, restore what is in it, train all rounds, and close it: (summary, exit code)."""
-    recorder = run.recorder
-    if isinstance(recorder, Recorder):
-        _open(run, recorder)
-    fed = build.federation(run.experiment, run.comm, run.stop, recorder, not _cannot_regroup(run))
-    after = _restore(run, fed)
-    if not isinstance(recorder, Recorder):
-        fed.run()
-        return {}, 0
-    if run.is_resumed:
-        _resume_records(run, recorder, fed, after)
-    recorder.begin(fed, max(after, 0), run.is_resumed)
-    reason = fed.run()
-    result = recorder.close(fed, reason)
-    codes = {"finished": 0, "enough": 0, "apart": 1}
-    code = codes[reason] if reason in codes else _stopped_code(run.stop, recorder.checkpoints is not None)
-    if os.environ.get(OUTCOME):
-        fresh = len(recorder.directory.metrics()) - (after + 1 if run.is_resumed else 0)
-        with suppress(OSError):  # its reader has the launcher's exit code, too
-            durable.write(Path(os.environ[OUTCOME]), f"{code} {fresh}\n".encode())
-            code = 0 if run.job.launcher == "torchrun" else code  # which would make it 1, and print a traceback
-    return {**result, "directory": str(recorder.directory.shown)}, code
 
 
 def _open(run: RunContext, recorder: Recorder) -> None:
     """Open the run directory and the console (rank 0)."""
     settings, job, made = run.settings, run.job, run.experiment
-    loggers = hearing(settings)
+    loggers = make_loggers(settings) if settings.track or settings.callbacks else None
     directory, run.is_resumed, run.accepted = resume.directory(settings, run.identity, run.until_end)
     backend = type(run.comm).__name__.lower()
-    run.environment = environment.describe(job.launcher, backend, run.ranks, settings.compute.threads)
-    recorder.open(directory, made, loggers)
+    run.environment = describe_environment(job.launcher, backend, run.ranks, settings.compute.threads)
+    live = job.launcher in ("single", "torchrun") and "SLURM_JOB_ID" not in os.environ
+    recorder.open(directory, made, loggers, report_text.headlines(made, job, backend, run.ranks), live)
     if not run.is_resumed:  # else when it is known that it can be
         recorder.describe(run.identity, run.environment, run.plugins)
-    live = job.launcher in ("single", "torchrun") and "SLURM_JOB_ID" not in os.environ
-    recorder.show(report_text.headlines(made, job, backend, run.ranks), live)
-    if settings.faults.on_lost_rank != "abort" and job.size > 1 and (why := _cannot_regroup(run)):
-        warnings.warn(f"faults.on_lost_rank: a rank that is lost ends this run: {why}", stacklevel=2)
-    if unused := unused_gpu(settings, job.size, backend):
+    if settings.faults.on_lost_rank != "abort" and job.size > 1 and run.no_regroup:
+        warnings.warn(f"faults.on_lost_rank: a rank that is lost ends this run: {run.no_regroup}", stacklevel=2)
+    if backend == "nccl" and (unused := unused_gpu(settings, job.size)):
         warnings.warn(unused, stacklevel=2)
 
 
@@ -255,15 +241,17 @@ def _restore(run: RunContext, fed: Federation) -> int:
     told: dict[str, Any] = {}
     if directory is not None:
         told = {"job": round(time.time(), 3), "name": directory.path.name, "going_on": run.is_resumed}
-        told |= {"placement": resume.placement_of(settings), "losses": resume.losses_of(settings, directory)}
+        told |= resume.earlier_records(settings, directory)
     heard = comm.broadcast_json(told)
     fed.scheduler.losses = Losses(heard["losses"])
-    fed.scheduler.given = resume.of_same_ranks(heard["placement"], fed, made)
+    if heard["placement"]:
+        fed.scheduler.given = resume.of_same_ranks(heard["placement"], fed, made)
     there = settings.working_dir / settings.output / heard["name"]
     path = there.absolute() if directory is None else directory.path
     if comm.audit is not None:  # here, if this host does not see rank 0's directory
         comm.audit.open(path / "audit" / f"rank-{comm.rank}.jsonl", private)
-    preprocessing.write_own(path, settings, made.data)
+    if settings.data.silos:
+        write_own_preprocessing(path, settings, made.data)
     if settings.timeline and path.is_dir():
         head = {"job": heard["job"], "rank": comm.rank, "of": comm.size, "host": socket.gethostname()}
         file = TimelineFile(path, head, private)
@@ -285,10 +273,13 @@ def _restore(run: RunContext, fed: Federation) -> int:
         (path / "checkpoints").mkdir(0o700 if private else 0o777, exist_ok=True)
     recorder.checkpoints = Checkpoints(path / "checkpoints", rows, asked.every, asked.keep)
     if stateful:
-        fed.states.shelf, fed.states.room = rows, made.room or made.data.clients
+        fed.states.shelf, fed.states.room = rows, made.max_states_in_memory or made.data.clients
     if not heard["going_on"]:
         return -1
-    return resume.go_on(fed, recorder.checkpoints, timeout_s, recorder.say)
+    after = resume.go_on(fed, recorder.checkpoints, timeout_s, recorder.say)
+    if isinstance(recorder, Recorder):
+        _resume_records(run, recorder, fed, after)
+    return after
 
 
 def _resume_records(run: RunContext, recorder: Recorder, fed: Federation, after: int) -> None:
@@ -297,7 +288,7 @@ def _resume_records(run: RunContext, recorder: Recorder, fed: Federation, after:
     for change in run.accepted:  # first of all: what is written next is made with it
         recorder.say(f"accepted: {change}; from round {after + 1} on")
     if run.accepted:
-        directory.add_accepted(after + 1, run.accepted)
+        directory.append("accepted.jsonl", {"round": after + 1, "changes": run.accepted})
     whole = (directory.path / "config.yaml").exists()  # else it is where a replay begins
     recorder.describe(run.identity, run.environment, run.plugins)
     best = fed.server.best if fed.server else None
@@ -306,27 +297,46 @@ def _resume_records(run: RunContext, recorder: Recorder, fed: Federation, after:
     if best and best.round is not None:
         recorder.best(best)
     if fed.scheduler.losses.rows or (directory.path / "faults.jsonl").exists():
-        directory.write_losses(fed.scheduler.losses.rows)
-    fed.scheduler.recorded = {k: v for row in directory.placement()[-1:] for k, v in row.items() if k != "round"}
+        directory.write_rows("faults.jsonl", fed.scheduler.losses.rows)
+    placed = directory.rows("placement.jsonl")[-1:]
+    fed.scheduler.recorded = {k: v for row in placed for k, v in row.items() if k != "round"}
     recorder.say(report_text.goes_on(after, settings.rounds, known))
 
 
-def unused_gpu(settings: Settings, size: int, backend: str) -> str:
-    """A warning that one of few GPUs is rank 0's, which trains nobody; "" where that is not so.
+def _finish(
+    run: RunContext, recorder: Recorder, fed: Federation, reason: str, first: int
+) -> tuple[dict[str, Any], int]:
+    """Close the run directory (rank 0). Returns the summary, and the exit code.
 
-    With NCCL every rank has a GPU. Where clients are sites, `server.trains` would change which rank opens whose files.
+    Args:
+        run: the run.
+        recorder: rank 0's.
+        fed: the federation, at its end.
+        reason: why it has ended (`Federation.run`).
+        first: the first round that was to be trained.
     """
-    if backend != "nccl" or size > FEW_GPUS or settings.data.silos or 0 in build_data.training_ranks(settings, size):
+    result = recorder.close(fed, reason)
+    codes = {"finished": 0, "enough": 0, "apart": 1}
+    code = codes[reason] if reason in codes else _stopped_code(run.stop, recorder.checkpoints is not None)
+    if os.environ.get(OUTCOME):
+        fresh = len(recorder.directory.rows("metrics.jsonl")) - (first if run.is_resumed else 0)
+        with suppress(OSError):  # its reader has the launcher's exit code, too
+            durable.write(Path(os.environ[OUTCOME]), f"{code} {fresh}\n".encode())
+            code = 0 if run.job.launcher == "torchrun" else code  # which would make it 1, and print a traceback
+    return {**result, "directory": str(recorder.directory.shown)}, code
+
+
+def unused_gpu(settings: Settings, size: int) -> str:
+    """Return a warning that one of few GPUs is rank 0's, which trains nobody; "" where that is not so.
+
+    Where clients are sites, `server.trains` would change which rank opens whose files.
+    """
+    if size > FEW_GPUS or settings.data.silos or 0 in build_data.training_ranks(settings, size):
         return ""
     return (
         f"rank 0 occupies one of {size} GPUs, and trains nobody on it (server.trains: false); with server.trains=true "
         "it trains clients, too"
     )
-
-
-def _cannot_regroup(run: RunContext) -> str:
-    """Why the job cannot go on without one of its ranks; "" where it can."""
-    return next((each["no_regroup"] for each in run.ranks if each["no_regroup"]), "")
 
 
 def _stopped_code(stop: StopRequest, can_resume: bool) -> int:

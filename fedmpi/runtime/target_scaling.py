@@ -1,8 +1,7 @@
-"""Regression targets standardised by their training rows (data.standardise_target); hints where numbers are large."""
+"""Regression targets standardised by their training rows (data.standardise_target)."""
 
 from __future__ import annotations
 
-import warnings
 from collections.abc import Callable, Mapping
 from dataclasses import replace
 
@@ -17,31 +16,10 @@ from fedmpi.data.dataset import Dataset
 from fedmpi.data.federated import Federated
 from fedmpi.tasks.base import ignored_value, is_counted
 
-LARGE_TARGET = 100  # root mean square of targets beyond which there is a hint
-LARGE_INPUT, PEAK = 20, 200  # root mean square and maximum of the inputs; pixels in 0..255 have more than both
-GLANCE = 5000  # rows that are looked at for a hint
-
-
-def check(settings: Settings) -> None:
-    """Raise UserError where the settings cannot standardise targets."""
-    how, cut = settings.data.standardise_target, settings.data.partition
-    if how and settings.task.name != "regression":
-        raise UserError(
-            f"data.standardise_target: {how} goes with task.name: regression, and it is {settings.task.name}; leave it "
-            "out"
-        )
-    if how == "pooled" and cut is not None and cut.options.get("only"):
-        raise UserError(
-            "data.partition.only leaves sites out of training, but with data.standardise_target: pooled all sites' "
-            "training rows say how targets are standardised; say data.standardise_target: site"
-        )
-
 
 def scaled(settings: Settings, data: Federated, dataset: Dataset) -> Federated:
-    """The federation of one data set with its targets standardised, as the settings say."""
+    """Return the federation of one data set with its targets standardised, as the settings say."""
     how = settings.data.standardise_target
-    if not how:
-        return data
     _check_targets(dataset)
     if how == "pooled":
         scale = TargetScale.of_sums([sums(settings, dataset.train_y)])
@@ -78,8 +56,6 @@ def scaled_silos(
             targets are standardised by all sites; else what is known of a site stays with its rank.
     """
     how = settings.data.standardise_target
-    if not how:
-        return data
     for dataset in datasets.values():
         _check_targets(dataset)
     own = {k: sums(settings, dataset.train_y) for k, dataset in datasets.items()}
@@ -113,31 +89,3 @@ def _with_scales(data: Federated, scales: Mapping[str, TargetScale], new: Mappin
     """new: by the id of a tensor of targets what stands in its place."""
     found = data.with_samples(lambda x: x, lambda y: new[id(y)])
     return replace(found, target_scales=scales, target_shape=(3, *data.target_shape))
-
-
-def warn_of_scales(settings: Settings, dataset: Dataset, whose: str = "") -> None:
-    """Warn once of inputs as large as raw pixels are, and of large targets of a regression. whose: ` of SITE`."""
-    x, y, ours = dataset.train_x, dataset.train_y, settings.data
-    if isinstance(x, Tensor) and x.is_floating_point() and x.ndim > 1 and len(x):
-        some = x[:: max(len(x) // GLANCE, 1)].double()
-        size = some.square().mean([0, *range(2, some.ndim)]).sqrt().max().item()
-        peak = some.abs().max().item()
-        if size > LARGE_INPUT and peak >= PEAK:
-            span = f"{some.min().item():g}..{some.max().item():g}"
-            kind = "raw pixels" if x.ndim > 2 else "columns that are not standardised"
-            how = "pixel_range, or mean and std" if x.ndim > 2 else "standardise"
-            warnings.warn(
-                f"data{whose}: inputs are in {span}, as {kind} are; training expects numbers about 1, and may diverge: "
-                f"scale them (options of data sources: {how}; 8-bit pixels that are stored as uint8 become 0..1)",
-                stacklevel=2,
-            )
-    if settings.task.name == "regression" and not ours.standardise_target and y.is_floating_point() and len(y):
-        counted = is_counted(y, ignored_value(settings.task.options.get("ignore")))
-        size = y.double()[counted].square().mean().sqrt().item()
-        if size > LARGE_TARGET:
-            warnings.warn(
-                f"data{whose}: the targets have a root mean square of {size:.3g}, and a model's first outputs are near "
-                "0: training may diverge at any learning rate; say data.standardise_target: pooled (metrics and "
-                "predictions stay in the unit of the targets)",
-                stacklevel=2,
-            )

@@ -9,6 +9,7 @@ This imports no torch: the number of threads stands in the settings.
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterator, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
@@ -19,9 +20,9 @@ from fedmpi.common import registry
 from fedmpi.common.errors import UserError
 from fedmpi.config import loading
 from fedmpi.config.yaml_source import Document, read
-from fedmpi.runtime import catalog
+from fedmpi.runtime import introspection
 from fedmpi.runtime.reading.files import no_run
-from fedmpi.runtime.record import kept_copies
+from fedmpi.runtime.record import plugins
 
 DEAF = ("track=[]", "callbacks=[]")  # who looks at a run tells nobody of it
 NAMED = {  # where a config names code, and what
@@ -29,7 +30,7 @@ NAMED = {  # where a config names code, and what
     ("data", "partition", "scheme"): "partitions",
     ("model", "name"): "models",
     ("task", "name"): "tasks",
-    ("method", "name"): "methods",
+    ("method", "name"): "methods",  # any text in the section may name one, as methods are options of others
     ("server", "rule"): "rules",
     ("server", "rule", "name"): "rules",
 }
@@ -47,7 +48,7 @@ def run_settings(run_dir: Path, trust: bool, overrides: Sequence[str] = ()) -> c
         raise no_run(run_dir)
     if trust:
         given = ["init.from=null", *DEAF, *overrides]  # the run has a model of its own
-        return config.load(path, given, kept_copies.moved(run_dir, plugins_of(path, given)))
+        return config.load(path, given, plugins.moved(run_dir, plugins_of(path, given)))
     tree = read(path).data
     how = "if it is yours, or you trust who made it: trust=True in Python, --trust on the command line"
     if "base" in tree:
@@ -65,7 +66,25 @@ def resumed_settings(run_dir: Path, overrides: Sequence[str]) -> config.Settings
     """The settings with which the user's own run goes on: where own code is no longer where it was, they name the place
     where it is now, else its copy in the run directory."""
     path = run_dir / "config.yaml"
-    return config.load(path, overrides, kept_copies.moved(run_dir, plugins_of(path, overrides), changed=False))
+    return config.load(path, overrides, plugins.moved(run_dir, plugins_of(path, overrides), changed=False))
+
+
+def replay_settings(
+    run_dir: Path, trust: bool, overrides: Sequence[str] = (), place: Sequence[str] | None = None
+) -> config.Settings:
+    """Those of the run in `run_dir`, to be run with its faults.jsonl and placement.jsonl, from the weights that it
+    started from. place: settings that say where; without them beside it, as NAME-replay.
+
+    Raises UserError as `run_settings` does.
+    """
+    given = ["faults.on_lost_rank=abort", "checkpoint.resume=never"]
+    files = {"faults.replay": "faults.jsonl", "cohort.replay": "placement.jsonl", "init.from": "initial.safetensors"}
+    for key, file in files.items():
+        path = run_dir / file
+        given.append(f"{key}={json.dumps(str(path)) if path.exists() else 'null'}")
+    beside = [f"output={json.dumps(str(run_dir.parent))}", f"name={json.dumps(f'{run_dir.name}-replay')}"]
+    place = beside if place is None else place
+    return run_settings(run_dir, trust, [*overrides, *given, *place])
 
 
 def plugins_of(path: Path, overrides: Sequence[str]) -> list[str]:
@@ -80,22 +99,14 @@ def guard(trust: bool) -> AbstractContextManager[None]:
 
 
 def foreign(tree: Any) -> dict[str, str]:
-    """Where a config names code that is not fedmpi's own -> that name; `tree` is the config as it was read."""
-    places = [(keys, _at(tree, keys), kind) for keys, kind in NAMED.items()]
-    places += [(("method", *keys), text, "methods") for keys, text in _texts(_at(tree, ("method",)))]  # methods within
-    known = {kind: catalog.registry(kind) for kind in catalog.KINDS}
-    named = [(keys, text, kind) for keys, text, kind in places if isinstance(text, str)]
-    return {".".join(keys): text for keys, text, kind in named if registry.is_foreign(text, known[kind])}
-
-
-def _at(tree: Any, keys: Sequence[str]) -> Any:
-    for key in keys:
-        tree = tree.get(key) if isinstance(tree, dict) else None
-    return tree
+    """Return where a config names code that is not fedmpi's own -> that name; `tree` is the config as it was read."""
+    kinds = ((keys, text, NAMED.get(keys, "methods" if keys[:1] == ("method",) else "")) for keys, text in _texts(tree))
+    known = {kind: introspection.registry(kind) for kind in NAMED.values()}
+    return {".".join(keys): text for keys, text, kind in kinds if kind and registry.is_foreign(text, known[kind])}
 
 
 def _texts(tree: Any, keys: tuple[str, ...] = ()) -> Iterator[tuple[tuple[str, ...], str]]:
-    """Every text inside a tree, with its keys."""
+    """Yield every text inside a tree, with its keys."""
     if isinstance(tree, str):
         yield keys, tree
     elif isinstance(tree, (dict, list)):

@@ -2,17 +2,32 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
+import numpy as np
 import torch
+from torch import Tensor
 
 from fedmpi.comm import Job, detect
 from fedmpi.common.errors import UserError
+from fedmpi.common.host_memory import size_text
+from fedmpi.common.inputs import Shape, describe_axes
+from fedmpi.common.text import brief, count
 from fedmpi.config import Settings
-from fedmpi.runtime import build, build_data
+from fedmpi.data.batches import Shard
+from fedmpi.data.dataset import is_labels
+from fedmpi.data.federated import Federated
+from fedmpi.engine.federation import Federation
+from fedmpi.runtime import build, build_data, memory
+from fedmpi.runtime.build import Experiment
 from fedmpi.runtime.device import pick_device, set_numerics
 from fedmpi.runtime.record import report_text
-from fedmpi.runtime.record.tracking.hearing import hearing
+from fedmpi.runtime.record.tracking.dispatch import make_loggers
+from fedmpi.tasks.base import Task
+from fedmpi.tasks.survival import Survival
+
+SHOWN = 20  # sites that have a line each
 
 
 def validate_settings(settings: Settings, job: Job | None = None) -> list[tuple[str, str]]:
@@ -20,16 +35,16 @@ def validate_settings(settings: Settings, job: Job | None = None) -> list[tuple[
 
     job: whose ranks need memory; None: a single process.
     """
-    from fedmpi.comm.backends.solo import Solo
+    from fedmpi.comm.base import Solo
 
     set_numerics(settings)
     comm, cpu = Solo(torch.device("cpu")), torch.device("cpu")
     data = build_data.siloed(settings, comm) if settings.data.silos else build_data.partitioned(settings)
     made = build.experiment(settings, data, cpu)
     fed = build.federation(made, comm, lambda: False)
-    hearing(settings)
+    make_loggers(settings)
     job = job or detect({})
-    return report_text.check_list(made, fed, build.check_memory(made, job, _devices_here(settings, job)))
+    return _check_list(made, fed, memory.check_job(made, job, _devices_here(settings, job)))
 
 
 def _devices_here(settings: Settings, job: Job) -> list[torch.device]:
@@ -41,3 +56,72 @@ def _devices_here(settings: Settings, job: Job) -> list[torch.device]:
         except UserError:
             devices.append(torch.device("cpu"))
     return devices
+
+
+def _check_list(made: Experiment, fed: Federation, needed: Mapping[str, int]) -> list[tuple[str, str]]:
+    """What `fedmpi validate` shows."""
+    s, data, messages, entry = made.settings, made.data, made.messages, made.itemsize
+    sizes, tests = data.train_sizes, data.test_sizes
+    held = data.validation_sizes
+    shared = "none that a rank sees" if data.global_test is None else count(len(data.global_test), "sample")
+    state = size_text(messages.client_state.size * entry)
+    root, trainer = size_text(needed["rank 0"]), size_text(needed["a training rank"])
+    training = f"{sizes.min()} to {sizes.max()} training samples (median {np.median(sizes):.0f})"
+    held_out = f", {held.min()} to {held.max()} more for validation" if len(held) else ""
+    return [
+        (s.name, report_text.what(made)),
+        ("clients", f"{data.clients}, {training}{held_out}"),
+        ("rounds", f"{s.rounds}, with {report_text.schedule(s, data.clients, made.messages.method.own_length)}"),
+        ("test", f"{shared}; {tests.min()} to {tests.max()} samples a client"),
+        *_site_rows(data, made.task),
+        ("sample", _sample(data.input_shape)),
+        ("message", report_text.traffic(messages, s.rounds, entry)),
+        *(("wire", said.removeprefix("wire: ")) for said in report_text.wire(made, 1)),
+        ("state", f"{state} a client, {size_text(messages.server_state.size * entry)} on the server"),
+        *(("initial", said) for said in (made.initial.lines if made.initial is not None else ())),
+        (
+            "memory",
+            f"{root} on rank 0 and {trainer} on a training rank for models and messages; with all else: fedmpi plan",
+        ),
+        *((f"from {file}", said) for file, said in report_text.brought(s)),
+        ("result", "ok"),
+    ]
+
+
+def _sample(shape: Shape) -> str:
+    """What a model gets of one sample: of images and volumes with the meaning of each axis."""
+    if isinstance(shape, dict):
+        return ", ".join(f"{name} {part}" for name, part in shape.items())
+    axes = {3: "CHW", 4: "CDHW"}.get(len(shape))
+    return f"{shape}: {describe_axes(shape, axes)} ({', '.join(axes)})" if axes else f"{shape}"
+
+
+def _site_rows(data: Federated, task: Task) -> list[tuple[str, str]]:
+    """Rows (label, text): how many samples each site has for training and tests, and of which classes or events.
+
+    A data set without sites has no rows, and of many sites the first ones are shown.
+    """
+    rows = []
+    for client, name in list(enumerate(data.site_names))[:SHOWN]:
+        preparation = data.own_preparation.get(client, data.preparation)
+        names = preparation.class_names if preparation else ()
+        parts = [
+            f"{count(len(shards[client]), f'{part} sample')}{_targets(shards[client], names, task)}"
+            for part, shards in (("training", data.train), ("validation", data.validation), ("test", data.test))
+            if client in shards
+        ]
+        rows.append((f"site {name}", ", ".join(parts) or f"{data.train_sizes[client]} training samples"))
+    more = len(data.site_names) - len(rows)
+    return [*rows, ("sites", f"{more} more; fedmpi partition shows all")] if more > 0 else rows
+
+
+def _targets(shard: Shard, names: Sequence[str], task: Task) -> str:
+    """The number of events of a survival task, or of samples of each class, in brackets; "" for other targets."""
+    y: Tensor = shard.y[shard.index]
+    if isinstance(task, Survival):
+        return f" ({count(int((y[:, 0] == 1).sum()), 'event')})"
+    if y.ndim != 1 or not is_labels(y) or not task.classification:
+        return ""
+    values, amounts = torch.unique(y[y >= 0], return_counts=True)
+    each = (f"{names[k] if k < len(names) else k}: {n}" for k, n in zip(values.tolist(), amounts.tolist(), strict=True))
+    return f" ({brief(', '.join(each), 100)})" if len(values) else ""

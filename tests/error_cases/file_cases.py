@@ -14,24 +14,17 @@ def _merge_bomb(levels: int = 8) -> str:
     return "\n".join(["m0: &m0 {a: 1, b: 2}", *lines, ""])
 
 
-def _chain(folder):
-    (folder / "b0.yaml").write_text("seed: 1\n")
-    for i in range(1, 200):
-        (folder / f"b{i}.yaml").write_text(f"base: [b{i - 1}.yaml]\n")
-
-
 def _put(name, text):
     return lambda folder: (folder / name).write_bytes(text.encode() if isinstance(text, str) else text)
 
 
 FILES = {
-    "anchor bomb": (_bomb(), None, r"aliases \(\*\) unfold to more than 10000 values"),
-    "merge bomb": (_merge_bomb(), None, r"aliases \(\*\) unfold to more than 10000 values"),
-    "alias in itself": ("x: &a [*a]\n", None, r"run\.yaml:11: x\.0: contains itself"),
+    "anchor bomb": (_bomb(), None, r"more than 50000 values, with the aliases \(\*\)"),
+    "merge bomb": (_merge_bomb(), None, r"more than 50000 values, with the aliases \(\*\)"),
+    "alias in itself": ("x: &a [*a]\n", None, r"run\.yaml:11: x\.0.*: .* alias \(\*\) within its own"),
     "no such anchor": ("x: *a\n", None, r"not valid YAML: found undefined alias 'a'"),
-    "deep": (f"x: {'[' * 5000}\n", None, r"run\.yaml:11:\d+: .*nested deeper than 100 levels"),
+    "deep": (f"x: {'[' * 5000}\n", None, r"run\.yaml: nested deeper than 100 levels"),
     "large": ("#" * 1_000_001, None, r"run\.yaml: is larger than 1 MB"),
-    "long": (f"x: [{'1,' * 30_000}]\n", None, r"run\.yaml:11:\d+: .*more than 20000 values"),
     "merge of a scalar": ("x: {<<: 3}\n", None, r"x\.<<: takes a mapping, or a list of mappings"),
     "duplicate key": ("rounds: 2\n", None, r"run\.yaml:11: rounds: duplicate key; it already stands at .*run\.yaml:1"),
     "not YAML": ("x: [1\n", None, r"run\.yaml:\d+:\d+: not valid YAML"),
@@ -56,13 +49,12 @@ FILES = {
         r"cannot be read: Too many",
     ),
     "base is the file": ("base: [run.yaml]\n", None, r"base files form a circle: .*run\.yaml -> .*run\.yaml"),
-    "a long chain of bases": ("base: [b199.yaml]\n", _chain, r"more than 100 base files"),
     "base is Latin-1": (
         "base: [l.yaml]\n",
         _put("l.yaml", b"name: \xe9\n"),
         r"l\.yaml:1: cannot be read as text: .*UTF-8",
     ),
-    "a bomb in a base": ("base: [b.yaml]\n", _put("b.yaml", _bomb()), r"b\.yaml:\d+: .*unfold to more than 10000"),
+    "a bomb in a base": ("base: [b.yaml]\n", _put("b.yaml", _bomb()), r"b\.yaml:\d+: .*more than 50000"),
     "a mistake in a base": (
         "base: [b.yaml]\n",
         _put("b.yaml", "train: {epochs: x}\n"),

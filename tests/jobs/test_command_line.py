@@ -7,7 +7,7 @@ import sys
 import pytest
 from helpers import BIN, ROOT, clean_env
 
-from fedmpi.runtime import catalog
+from fedmpi.runtime import introspection
 
 
 @pytest.mark.parametrize("train", ["train.optim=sgd", "train={optim: adamw, momentum: null, keep_optim: true}"])
@@ -72,8 +72,8 @@ for words, expected in json.loads(sys.argv[1]):
 def test_what_needs_no_torch_imports_none(path, tmp_path):
     """Importing them takes every rank a second or more. Commands that show something, and mistakes of all kinds."""
     commands = ["run", "resume", "replay", "validate", "doctor", "list"]
-    analyses = ["variance", "virtual", "trajectory", "communication", "gaussians"]
-    fine = [[], ["--help"], ["--version"], ["analyse"], ["list"], *(["list", kind] for kind in catalog.KINDS)]
+    analyses = ["variance", "virtual", "communication", "curvature"]
+    fine = [[], ["--help"], ["--version"], ["analyse"], ["list"], *(["list", kind] for kind in introspection.KINDS)]
     fine += [["show", "train.schedule"], ["show", "data"], ["show", "method.mu"], ["list", "fedsol"], ["list", "mlp"]]
     (tmp_path / "done").mkdir()
     for name, text in (
@@ -97,7 +97,6 @@ def test_what_needs_no_torch_imports_none(path, tmp_path):
     wrong += [["validate", config, "sede=1"], ["validate", config, "compute.threads=1000000"]]
     wrong += [["resume", str(tmp_path)], ["replay", str(tmp_path)], ["analyse", "virtual", str(tmp_path)]]
     wrong += [["analyse", "variance", config, "train.lr=x"], ["analyse", "communication"]]
-    wrong += [["analyse", "trajectory", config, "train.lr=x"]]
     words = json.dumps([(each, 0) for each in fine] + [(each, 2) for each in wrong])
     done = subprocess.run([sys.executable, "-c", LIGHT, words], capture_output=True, text=True, timeout=240)
     assert done.returncode == 0, done.stderr.splitlines()[-1:]

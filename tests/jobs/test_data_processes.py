@@ -12,7 +12,6 @@ EPOCH = """
 import sys
 from pathlib import Path
 import numpy as np, torch
-from fedmpi.common import heap
 from fedmpi.data.batches import Shard, batches
 from fedmpi.data.pictures import of_bytes
 from fedmpi.data.streaming import Mapped, in_archive

@@ -20,9 +20,10 @@ import yaml
 from real_job import CONFIG, Job
 
 from fedmpi import config
+from fedmpi.runtime.finished import replay
 from fedmpi.runtime.record.durable import read_tensors
-from fedmpi.runtime.resuming import replay
 from fedmpi.runtime.run import execute
+from fedmpi.runtime.trust import replay_settings
 
 STARTS = (  # launcher, back end, faults.on_lost_rank
     ("mpirun", "gloo", "abort"),
@@ -121,7 +122,7 @@ def gone_on(job, undisturbed, label):
     else:
         run = in_this_process(job.folder / "run.yaml", rounds=2, checkpoint__resume="auto")
     if (run / "faults.jsonl").exists():
-        settings = replay.settings(run, trusted=False)
+        settings = replay_settings(run, False)
         said, same = replay.compare(run, Path(execute(settings)[0]["directory"]))
         assert same, f"{label}: {said}: {(run / 'faults.jsonl').read_text()}"
     else:

@@ -126,7 +126,7 @@ def test_the_script_of_a_launcher_is_told(start, kind):
 MOMENTS = {  # of the start of a job under mpirun -> the words of a process that is there from then on
     "launcher": ("mpirun\0-n\0",),
     "ranks": ("OMPI_COMM_WORLD_RANK=",),
-    "store": ("fedmpi.comm.meeting.store_server", "OMPI_COMM_WORLD_RANK=0"),
+    "store": ("fedmpi.comm.rendezvous.store_server", "OMPI_COMM_WORLD_RANK=0"),
 }
 
 

@@ -7,9 +7,8 @@ import subprocess
 import pytest
 from helpers import ROOT, fedmpi
 
-from fedmpi.config import sweep
 from fedmpi.doctor.planning import plan_text
-from fedmpi.runtime.sweeping import slurm
+from fedmpi.sweeps import expand, slurm
 
 pytestmark = [pytest.mark.xdist_group("slurm"), pytest.mark.smoke]
 SEES = 'echo "${CUDA_VISIBLE_DEVICES-all}"'
@@ -68,7 +67,7 @@ def test_of_fedmpi_plan(say):
 
 def test_of_a_sweep(say, tmp_path):
     (tmp_path / "sweep.yaml").write_text(f"base: [{ROOT}/configs/quickstart.yaml]\nover: {{seed: [0, 1]}}\n")
-    found = sweep.load(tmp_path / "sweep.yaml")
+    found = expand.load(tmp_path / "sweep.yaml")
     text = slurm.script(found, slurm.Asked(ranks=2, gpus=2), ["a"], tmp_path, 1)
     say("sbatch", "--test-only", input=text)
     options = [option for option in re.findall(r"#SBATCH (.*)", text) if re.match("--(nodes|ntasks|gpus)", option)]

@@ -1,5 +1,6 @@
 """A sweep whose runs are processes: failures, signals, and what is resumed."""
 
+import multiprocessing
 import os
 import signal
 import subprocess
@@ -8,9 +9,7 @@ import pytest
 from helpers import BIN, clean_env, fedmpi, gone, warm
 from real_job import LIMIT_S, rows, wait_until
 
-from fedmpi.config import sweep
-from fedmpi.runtime.sweeping import pool
-from fedmpi.runtime.sweeping.room import Held, Room
+from fedmpi.sweeps import expand, pool
 
 SWEEP = """\
 name: few
@@ -43,7 +42,9 @@ def test_a_run_that_fails_is_loud(file, tmp_path):
     assert "bad_seed-1.log" in done.stderr
     assert "fedprox_seed-1: accuracy" in done.stdout  # the others were trained all the same
     status = fedmpi("sweep", file, "--status", cwd=tmp_path)
-    assert status.stdout.splitlines() == ["bad_seed-0: not begun", "bad_seed-1: not begun", "2 of 4 runs done"]
+    *failed, last = status.stdout.splitlines()
+    assert [line.partition(": ")[2][:7] for line in failed] == ["failed:"] * 2
+    assert last == "2 of 4 runs done; 2 failed"
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGKILL])
@@ -71,13 +72,14 @@ def test_stopped_and_gone_on_with(file, tmp_path, number):
 def test_no_run_begins_after_a_signal(file):
     """One that comes between the look for it and the start of the next run; nor does a child that has just ended
     make its handler fail."""
-    (_, settings), *_ = sweep.load(file).runs()
-    begun = pool.Pool(lambda settings: os._exit(3), Room(1), lambda ended: None)
-    begun.asked = 1
-    begun._start("", settings)
+    (_, settings), *_ = expand.load(file).runs()
+    begun = pool.Pool(lambda settings: os._exit(3), pool.Resources(1), lambda ended: None)
+    begun.stop_signals = 1
+    begun._start(settings)
     assert not begun.running
-    child = subprocess.Popen(["true"])
-    child.wait()
-    begun.running[child.pid] = Held(settings, "", 0.0, 0, 0)
+    child = multiprocessing.get_context("fork").Process()
+    child.start()
+    os.waitpid(child.pid, 0)
+    begun.running.append(pool.Running(settings, child, 0, 0, 0.0))
     begun._stop(signal.SIGTERM, None)
-    assert begun.asked == 2
+    assert begun.stop_signals == 2

@@ -7,7 +7,7 @@ import sys
 import pytest
 from helpers import ROOT
 
-from fedmpi.config import sweep
+from fedmpi.sweeps import expand
 
 
 @pytest.fixture(autouse=True)
@@ -28,8 +28,8 @@ def test_the_reproduced_cells_are_those_that_were_published():
     assert f"{every} published cells" in (ROOT / "docs/reproduction.md").read_text(encoding="utf-8")
     for path in (ROOT / "benchmarks" / "results" / "reproduction").glob("*.json"):
         found = json.loads(path.read_text())
-        made = sweep.load(ROOT / "configs" / "benchmarks" / f"{path.stem}.yaml")
-        asked = sweep.load(made.path, [text for text in found["overrides"] if text.startswith("only=")])
+        made = expand.load(ROOT / "configs" / "benchmarks" / f"{path.stem}.yaml")
+        asked = expand.load(made.path, [text for text in found["overrides"] if text.startswith("only=")])
         names = {asked.name(labels) for labels in asked.labels}
         published = [figures[0] for each in made.published for figures in each.values.values()]
         if path.stem in PARTS_OF:  # a table that is being trained

@@ -14,12 +14,12 @@ from helpers import ROOT
 
 from fedmpi import config
 from fedmpi.common.errors import MissingDataError, UserError
-from fedmpi.config import sweep
 from fedmpi.data.augment.look import Look
 from fedmpi.methods import registry
 from fedmpi.runtime import build_data
-from fedmpi.runtime.sweeping import check
 from fedmpi.runtime.validate import validate_settings
+from fedmpi.sweeps import expand
+from fedmpi.sweeps import run as runs
 
 CONFIGS = ROOT / "configs"
 MADE = str(CONFIGS / "benchmarks/cut/made.py")
@@ -61,8 +61,8 @@ def test_config(name):
 def test_the_table_of_the_readme():
     """Five methods with three seeds each; whatever has to do with chance is the same for all."""
     told = []
-    asked = sweep.load(CONFIGS / "five_methods.yaml")
-    check.validate(asked, told.append)
+    asked = expand.load(CONFIGS / "five_methods.yaml")
+    runs.validate(asked, told.append)
     assert told[0].startswith("15 runs")
     assert told[-1] == "ok"
     for settings in (asked.settings(labels) for labels in asked.labels):
@@ -103,7 +103,7 @@ def test_data(tmp_path, name):
 @pytest.mark.parametrize("name", ["flamby_brca", "flamby_heart"])
 def test_benchmark(name):
     """Each method of a table, with one of its seeds."""
-    asked = sweep.load(CONFIGS / "benchmarks" / f"{name}.yaml", [f"data.root={DATA}"])
+    asked = expand.load(CONFIGS / "benchmarks" / f"{name}.yaml", [f"data.root={DATA}"])
     assert asked.published
     for labels in asked.covering():
         if labels["seed"] == "42":
@@ -113,10 +113,10 @@ def test_benchmark(name):
 @pytest.mark.parametrize("name", names("campaigns"))
 def test_campaign(tmp_path, name):
     """Nothing is wrong with any label of any axis but, for most of them, that data are missing."""
-    asked = sweep.load(CONFIGS / "campaigns" / f"{name}.yaml", [f"data.root={tmp_path}"])
+    asked = expand.load(CONFIGS / "campaigns" / f"{name}.yaml", [f"data.root={tmp_path}"])
     said: list[str] = []
     with contextlib.suppress(MissingDataError):  # in which all that is wrong would be said before
-        check.validate(asked, said.append)
+        runs.validate(asked, said.append)
     assert said
 
 
@@ -127,9 +127,9 @@ PAPERS = [f"papers/{name}" for name in names("papers")] + [f"benchmarks/{name}" 
 def test_published(tmp_path, name):
     """Nothing is wrong with any label of any axis but that data are missing; and there is a file in small."""
     path = CONFIGS / f"{name}.yaml"
-    asked = sweep.load(path, [f"data.root={tmp_path}"])
+    asked = expand.load(path, [f"data.root={tmp_path}"])
     with pytest.raises(MissingDataError, match="nothing is wrong but"):
-        check.validate(asked, lambda _: None)
+        runs.validate(asked, lambda _: None)
     for settings in map(asked.settings, asked.covering()):
         look = Look(bytes=True, channels=3, operations=tuple(build_data.operations(settings)))
         assert look.steps is not None
@@ -141,7 +141,7 @@ def test_published(tmp_path, name):
 @pytest.mark.parametrize("name", [name for name in PAPERS if name.endswith("_small")])
 def test_published_small(name):
     """A part of the file's runs, whose names and options the test above has seen, on data that are always there."""
-    small = sweep.load(CONFIGS / f"{name}.yaml")
+    small = expand.load(CONFIGS / f"{name}.yaml")
     every = [settings for _, settings in small.runs()]
     made = name.startswith("benchmarks/flamby")
     assert {each.data.source.partition(":")[0] for each in every} == {MADE if made else "digits"}

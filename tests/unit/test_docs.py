@@ -12,7 +12,7 @@ from helpers import ROOT
 from fedmpi import config, method
 from fedmpi.cli.commands import load_app
 from fedmpi.common.metrics_row import CLIENTS_KEYS, METRICS_KEYS
-from fedmpi.config.values import flat
+from fedmpi.config.field_types import flat
 from fedmpi.data.fetching.getting import SETS
 from fedmpi.data.fetching.medmnist import TABLE
 from fedmpi.data.sources import registry

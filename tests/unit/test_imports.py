@@ -22,11 +22,11 @@ OUTSIDE = {  # the modules, or packages of them, that alone may import a library
     "mpi4py": {"comm.backends.mpi"},
     "typer": {"cli"},
     **{library: {"runtime.record.tracking.adapters"} for library in ("mlflow", "trackio", "wandb")},
-    "rich": {"runtime.record.progress", "runtime.sweeping.view"},
+    "rich": {"runtime.record.recorder", "sweeps.run"},
     "yaml": {"config.yaml_source"},
     "sklearn": {"data.sources.tables.flamby_heart"},  # besides, the digits are read from its file
     "pyarrow": {"data.sources.tables.arrow"},
-    "scipy": {"methods._prototypes", "data.sources.pictures.svhn", "analysis.sweep_table"},
+    "scipy": {"methods._prototypes", "data.sources.pictures.svhn", "sweeps.table", "analysis.curvature"},
     "safetensors": {"runtime.record", "runtime.resuming"},
     "matplotlib": {"analysis.figures", "analysis.pages.drawing.raster"},
     "PIL": {"data.sources.pictures.decode", "data.sources.pictures.image_mask"},

@@ -13,11 +13,11 @@ from fedmpi.common.errors import UserError
 from fedmpi.common.jsonl import read_jsonl
 from fedmpi.common.metrics_row import NOT_METRICS
 from fedmpi.common.text import count, lower_is_better
-from fedmpi.config import references, yaml_source
-from fedmpi.config.text_file import text_of
-from fedmpi.config.values import flat
+from fedmpi.config import yaml_source
+from fedmpi.config.field_types import flat
 from fedmpi.runtime.reading import digests
-from fedmpi.runtime.record import partition_file, timeline
+from fedmpi.runtime.record import timeline
+from fedmpi.runtime.record.data_files import by_client
 
 Row = dict[str, Any]
 
@@ -42,7 +42,7 @@ class Run:
     def by_client(self) -> tuple[Any, Any]:
         """Training samples of each client, and of each class at each client; None where that is not known."""
         try:
-            return partition_file.by_client(self.path, self.partition)
+            return by_client(self.path, self.partition)
         except ValueError as error:
             self.notes.append(str(error))
             return None, None
@@ -155,7 +155,7 @@ class Run:
         if not path.exists():
             return self._missing(name)
         try:
-            if references.OPEN in text_of(path):
+            if yaml_source.OPEN in yaml_source.read_text(path):
                 self.notes.append(f"{name} refers to environment variables, and is not read")
                 return {}
             return yaml_source.read(path).data

@@ -10,8 +10,7 @@ from pathlib import Path
 from fedmpi.analysis.pages.run import Run, named
 from fedmpi.common.errors import UserError
 from fedmpi.runtime.reading import digests
-from fedmpi.runtime.reading.files import json_of, no_run
-from fedmpi.runtime.reading.many import LIST
+from fedmpi.runtime.reading.files import SWEEP_LIST, json_of, no_run
 
 MARKS = ("config.yaml", "metrics.jsonl", "summary.json")  # a directory that holds one of them is a run's
 UNLIKE = ("seed", "name", "output")  # settings in which runs of one group may differ
@@ -158,7 +157,7 @@ def is_run(path: Path) -> bool:
 
 def _in_order(place: Path, found: Sequence[Path]) -> list[Path]:
     """Run directories as the sweep's file lists them; what it does not list comes behind."""
-    names = (json_of(place / LIST) or {}).get("runs")
+    names = (json_of(place / SWEEP_LIST) or {}).get("runs")
     at = {name: i for i, name in enumerate(names) if isinstance(name, str)} if isinstance(names, list) else {}
     return sorted(found, key=lambda path: (at.get(path.name, len(at)), path))
 
@@ -166,7 +165,9 @@ def _in_order(place: Path, found: Sequence[Path]) -> list[Path]:
 def _sweep_labels(runs: Iterable[Path]) -> dict[Path, Labels]:
     """Each run's, by axis; {} of one that is of no sweep."""
     places = {run: run.resolve() for run in runs}
-    told = {folder: (json_of(folder / LIST) or {}).get("labels") for folder in {p.parent for p in places.values()}}
+    told = {
+        folder: (json_of(folder / SWEEP_LIST) or {}).get("labels") for folder in {p.parent for p in places.values()}
+    }
     return {run: _labels(told[place.parent], place.name) for run, place in places.items()}
 
 

@@ -10,7 +10,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
-from fedmpi.comm.meeting.rendezvous import line
+from fedmpi.comm.rendezvous.lookup import line
 from fedmpi.common.errors import UserError
 
 SHARING = "NCCL_MULTI_RANK_GPU_ENABLE"  # NCCL's own variable: 1 lets several ranks share a GPU, from 2.30 on

@@ -34,7 +34,7 @@ from fedmpi.comm.launchers import launcher_env
 from fedmpi.comm.launchers.job import Job
 from fedmpi.comm.loss.alarm import Alarm
 from fedmpi.comm.loss.membership import Membership
-from fedmpi.comm.meeting.store_allgather import StoreAllgather
+from fedmpi.comm.rendezvous.store_allgather import StoreAllgather
 from fedmpi.comm.timeouts import Timeouts
 
 DATA, CONTROL = 0, 1  # tags
@@ -82,7 +82,7 @@ class Mpi(Communicator):
         self.membership = Membership(store, self.rank, self.size, alarm)
         self.can_regroup = ""
 
-    def _regroup(self, payload: bytes, deadline_s: float) -> dict[int, bytes]:
+    def regroup(self, payload: bytes, deadline_s: float) -> dict[int, bytes]:
         if self.membership is None:
             raise Lost(f"the job cannot go on without a rank: {self.can_regroup}")
         until = self.clock.now() + deadline_s

@@ -21,8 +21,8 @@ from fedmpi.comm.launchers import launcher_env
 from fedmpi.comm.launchers.job import Job
 from fedmpi.comm.loss.alarm import Alarm
 from fedmpi.comm.loss.membership import Membership
-from fedmpi.comm.meeting import rendezvous
-from fedmpi.comm.meeting.store_allgather import StoreAllgather
+from fedmpi.comm.rendezvous import lookup
+from fedmpi.comm.rendezvous.store_allgather import StoreAllgather
 from fedmpi.comm.timeouts import Timeouts
 
 Group = Any  # dist.ProcessGroupGloo, whose stub lacks what it has
@@ -42,8 +42,8 @@ def connect(
     address: that of comm.interface, "" without one.
     """
     deadline = timeouts.clock.now() + timeouts.start
-    store = rendezvous.find_store(job, timeouts.start, timeouts=timeouts, address=address)
-    alarm.listen(lambda: rendezvous.another(store))
+    store = lookup.find_store(job, timeouts.start, timeouts=timeouts, address=address)
+    alarm.listen(lambda: lookup.new_connection(store))
     allgather = StoreAllgather(store, job.rank, range(job.size), timeouts=timeouts)
     mine, rank_0 = store.connection_addresses()  # type: ignore[attr-defined]
     card = describe(backend, job.host, device) | {"network": network.identity(), "address": mine}
@@ -176,7 +176,7 @@ class Gloo(Communicator):
     def _allgather_bytes(self, payload: bytes, deadline_s: float) -> list[bytes]:
         return self.allgather(payload, deadline_s)
 
-    def _regroup(self, payload: bytes, deadline_s: float) -> dict[int, bytes]:
+    def regroup(self, payload: bytes, deadline_s: float) -> dict[int, bytes]:
         self.group = self.broken = None
         self.group, payloads = self.membership.settle(payload, self.ended, deadline_s, self._connect)
         self.ended.clear()

@@ -81,10 +81,10 @@ def detect(env: Mapping[str, str]) -> Job:
 
 def from_launcher(env: Mapping[str, str]) -> Job | None:
     """Return the job of torchrun, of an MPI launcher or of a Slurm step of several tasks; None if none is present."""
-    if "TORCHELASTIC_RUN_ID" in env and present(env, TORCHRUN):
+    if env.keys() >= {"TORCHELASTIC_RUN_ID", *TORCHRUN}:
         return job("torchrun", env, TORCHRUN)
     for row in MPI.values():
-        if present(env, row):
+        if env.keys() >= {*row}:
             return job("mpi", env, row)
     if "PMIX_RANK" in env and ("PRTE_LAUNCHED" in env or "SLURM_STEP_ID" not in env):
         answer = ask_mpi()
@@ -97,7 +97,7 @@ def from_launcher(env: Mapping[str, str]) -> Job | None:
                     f"process on purpose unset PMIX_RANK."
                 )
         return answer
-    if "SLURM_STEP_ID" in env and present(env, SLURM) and number(env, "SLURM_STEP_NUM_TASKS") > 1:
+    if env.keys() >= {"SLURM_STEP_ID", *SLURM} and number(env, "SLURM_STEP_NUM_TASKS") > 1:
         return slurm_step(env)
     return None
 
@@ -213,10 +213,6 @@ def _remedy(cause: str, rank: str, size: str, name: str) -> str:
 
 
 # ---- reading variables ----
-def present(env: Mapping[str, str], row: tuple[str, ...]) -> bool:
-    return all(name in env for name in row)
-
-
 def job(launcher: str, env: Mapping[str, str], row: tuple[str, ...]) -> Job:
     numbers = {field: number(env, name) for field, name in zip(FIELDS, row, strict=True)}
     return checked(Job(launcher, **numbers, host=socket.gethostname()), row)

@@ -120,11 +120,11 @@ class Alarm:
         """The ranks' store, for one that failed before it met the others. Under MPI that would take all of them."""
         if self.job.launcher == "mpi":
             return
-        from fedmpi.comm.meeting import rendezvous
+        from fedmpi.comm.rendezvous import lookup
 
         with contextlib.suppress(Exception):
-            store = rendezvous.find_store(self.job, self.timeouts.reply, timeouts=self.timeouts)
-            self._open = lambda: rendezvous.another(store)
+            store = lookup.find_store(self.job, self.timeouts.reply, timeouts=self.timeouts)
+            self._open = lambda: lookup.new_connection(store)
 
     def _tell(self, line: str) -> tuple[str | None, bool]:
         """Add a cause to the news; (the first one, whether rank 0 has said it). None: the store does not answer."""

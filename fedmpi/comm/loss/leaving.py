@@ -9,6 +9,7 @@ import os
 import signal
 import socket
 import sys
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, NoReturn, TextIO
 
 from fedmpi.comm import network
@@ -20,11 +21,11 @@ if TYPE_CHECKING:
 ABORT_S = 3.0  # allowed for MPI_Abort
 
 
+@dataclass
 class Process:
     """What a rank does to its own process when the job fails. Tests of ranks as threads replace it."""
 
-    def __init__(self, job: Job) -> None:
-        self.job = job
+    job: Job
 
     def say(self, text: str) -> None:
         """Print a message on stderr."""

@@ -25,7 +25,7 @@ from torch.distributed import DistError, Store
 from fedmpi.comm.base import Gone, Lost, T, within
 from fedmpi.comm.loss.alarm import MEMBERS, WHOM, Alarm, who
 from fedmpi.comm.loss.news import News
-from fedmpi.comm.meeting import rendezvous
+from fedmpi.comm.rendezvous import lookup
 
 CALL, ASK, GO, AGAIN = "regroup", "ask", "go", "again"  # lines of the news
 POLL_S = 0.01
@@ -132,7 +132,7 @@ class Membership:
     def _build(self, here: int, build: Callable[[Store, int, list[int]], T]) -> list[T]:
         """Connect, in a thread that is left behind if a member dies meanwhile; what it makes comes into the list."""
         made: list[T] = []
-        store, alive = rendezvous.another(self.store), list(self.alive)
+        store, alive = lookup.new_connection(self.store), list(self.alive)
 
         def work() -> None:
             try:

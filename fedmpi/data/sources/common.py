@@ -17,7 +17,7 @@ from torch import Tensor
 
 from fedmpi.common import seeds
 from fedmpi.common.errors import MissingDataError, UserError
-from fedmpi.common.spelling import other_spelling
+from fedmpi.common.text import other_spelling
 from fedmpi.data.dataset import Dataset
 from fedmpi.data.pictures import Pictures, of_bytes, stacked
 from fedmpi.data.preparation import shared

@@ -16,8 +16,7 @@ from torch import Tensor
 from torch.nn.functional import interpolate, pad
 
 from fedmpi.common.errors import UserError
-from fedmpi.common.spelling import other_spelling
-from fedmpi.common.text import count
+from fedmpi.common.text import count, other_spelling
 from fedmpi.data.dataset import Dataset
 from fedmpi.data.preparation import NewRows, Preparation, Request, file_of, files_of
 from fedmpi.data.sources.pairs import Columns, MaskValues, Naming, Pair, Pairs, check_shapes, dataset

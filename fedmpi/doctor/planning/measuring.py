@@ -19,7 +19,7 @@ import torch
 
 from fedmpi.common import seeds
 from fedmpi.data.batches import PerClient, Shard
-from fedmpi.engine.evaluate import figures
+from fedmpi.engine.evaluate import evaluate
 from fedmpi.engine.federation import Federation
 from fedmpi.engine.packed import together
 from fedmpi.engine.worker import Worker
@@ -102,7 +102,7 @@ def evaluation(worker: Worker, batch_size: int, shard: Shard | None) -> float:
     if shard is None or not len(shard):
         return 0.0
     few = Shard(shard.x, shard.y, shard.index[: BATCHES * batch_size])
-    found = [_timed(lambda: figures(worker, few, batch_size), worker) for _ in range(1 + REPEATS)]
+    found = [_timed(lambda: evaluate(worker, few, batch_size), worker) for _ in range(1 + REPEATS)]
     return median(found[1:]) / len(few)
 
 

@@ -30,14 +30,14 @@ from typing import Any
 import torch
 
 from fedmpi.comm import Job, detect
-from fedmpi.comm.backends.solo import Solo
+from fedmpi.comm.base import Solo
 from fedmpi.common.errors import UserError
 from fedmpi.config import Settings, machine
 from fedmpi.data.batches import samples_of
 from fedmpi.data.federated import Federated
 from fedmpi.doctor.planning import importing, measuring, rehearsal
 from fedmpi.engine.federation import Federation
-from fedmpi.runtime import build, build_data
+from fedmpi.runtime import build, build_data, memory
 from fedmpi.runtime.device import pick_device, set_numerics
 
 NETWORK = 1.25e9  # bytes a second between hosts, where there are several: 10 Gbit/s
@@ -64,9 +64,9 @@ def plan(settings: Settings, ranks: int, hosts: int) -> Facts:
     here = 0 if made.model.w.is_cuda else _size(made.data) + made.model.w.nbytes
     libraries = max(_held() - here + ended - imported, ended)
     job = Job("single" if ranks == 1 else "mpi", 0, ranks, 0, -(-ranks // hosts), "here")
-    build.check_memory(made, replace(job, local_size=min(job.local_size, 2)))
+    memory.check_job(made, replace(job, local_size=min(job.local_size, 2)))
     gathers_on_gpu = made.model.w.is_cuda and (ranks == 1 or settings.comm.backend in ("auto", "nccl"))
-    needed = build.memory_needs(made, ranks, gathers_on_gpu, made.model.w.is_cuda)
+    needed = memory.memory_needs(made, ranks, gathers_on_gpu, made.model.w.is_cuda)
     fed = build.federation(made, rehearsal.Nobody(ranks, device), lambda: False)
     before, on_gpu = _held(), _on_gpu(device)
     each = measuring.client(fed)
@@ -134,7 +134,7 @@ def _memory(
     place = GPU if made.model.w.is_cuda else HOST  # of what a rank computes with
     on_host = needed["of which on the host"]
     carried = HOST if on_host else place  # of what travels
-    trainers, held = len(build_data.training_ranks(s, job.size)), build.rows(made, job.size)
+    trainers, held = len(build_data.training_ranks(s, job.size)), memory.upload_rows(made, job.size)
     optimiser = {"sgd": 0, "momentum": 1}.get(s.server.optim, 2) * made.itemsize * made.model.layout.size
     whole, state = _size(made.data), needed["of which client state"]
     both: Parts = {(HOST, "libraries"): libraries, (place, "data"): whole // trainers if s.data.silos else whole}
@@ -244,7 +244,7 @@ def _seconds(
     speed = measuring.bandwidth() if job.size > 1 else 0.0
     network = min(NETWORK, speed) if job.local_size < job.size else speed
     up, down = (sum(getattr(r, way) * r.count for r in rounds) / count for way in ("received", "sent"))
-    last_rows = up / build.cohort_size(made) * min(len(fed.scheduler.ranks), build.cohort_size(made))
+    last_rows = up / made.cohort_size * min(len(fed.scheduler.ranks), made.cohort_size)
     transfer = (down + last_rows) / network if network else 0.0
     every = s.evaluate.every
     both = max(training + shared / every, alone / every) if beside else training + evaluating

@@ -7,9 +7,9 @@ import shlex
 from collections.abc import Sequence
 from typing import Any
 
+from fedmpi.common.formatting import duration
+from fedmpi.common.host_memory import size_text
 from fedmpi.common.text import count
-from fedmpi.runtime.memory import size_text
-from fedmpi.runtime.record.progress import duration
 
 START_S, MARGIN, LEAVE_S, STEP_S = 30.0, 1.5, 180, 300  # of the time limit: start, factor, the warning, rounded to
 MEMORY, MEMORY_STEP = 1.25, 64 << 20
@@ -47,11 +47,13 @@ def _both(ways: Facts) -> str:
 def _seconds(facts: Facts) -> list[tuple[str, str]]:
     s = facts["seconds"]
     least, most = (s["round"] * (1 + sign * s["error"]) for sign in (-1, 1))
-    parts = ", ".join(f"{name} {_s(s[name])}" for name in ("training", "evaluation", "server", "transfer") if s[name])
+    parts = ", ".join(
+        f"{name} {duration(s[name])}" for name in ("training", "evaluation", "server", "transfer") if s[name]
+    )
     x = "step" if s["in_steps"] else "sample"
     found = [
-        ("seconds", f"{_s(s['round'])} a round ({_s(least)} to {_s(most)}): {parts}"),
-        ("", f"a client takes {_s(s['client_fixed'])} and {_s(s['client_more'])} a {x}, measured here"),
+        ("seconds", f"{duration(s['round'])} a round ({duration(least)} to {duration(most)}): {parts}"),
+        ("", f"a client takes {duration(s['client_fixed'])} and {duration(s['client_more'])} a {x}, measured here"),
         ("run", f"{duration(s['run'])} for {count(facts['rounds'], 'round')}"),
     ]
     if s["crowded"] > 1:
@@ -63,10 +65,6 @@ def _seconds(facts: Facts) -> list[tuple[str, str]]:
             1, ("", "measured on a CPU: ask on a node with a GPU for seconds and memory with compute.device: cuda")
         )
     return found
-
-
-def _s(seconds: float) -> str:
-    return f"{1e3 * seconds:.2g} ms" if seconds < 0.1 else f"{seconds:.2g} s" if seconds < 100 else duration(seconds)
 
 
 def sbatch(facts: Facts, words: Sequence[str]) -> str:

@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Mapping
+from dataclasses import dataclass, field
 from math import inf, isfinite, isnan, log
 from typing import Any
 
@@ -19,14 +20,16 @@ TIMES, IN_A_ROW = 10.0, 3
 REMEDY = "lower train.lr (or server.lr, the weights of the method's own terms), or let it fall with train.schedule"
 
 
+@dataclass
 class Loss:
-    """One loss over the rounds. chance: ln c, or None where there is no such thing."""
+    """One loss over the rounds."""
 
-    def __init__(self, name: str, chance: float | None, from_chance: bool = False) -> None:
-        self.name, self.floor = name, chance
-        self.best, self.best_round = inf if chance is None or not from_chance else chance, -1
-        self.bad: list[int] = []  # rounds in a row, up to now
-        self.value = inf
+    name: str
+    floor: float | None  # v_0; None: not known yet
+    best: float = inf
+    best_round: int = -1
+    bad: list[int] = field(default_factory=list)  # rounds in a row, up to now
+    value: float = inf
 
     def see(self, t: int, value: float) -> None:
         self.value, self.floor = value, value if self.floor is None else self.floor
@@ -48,7 +51,7 @@ class Watch:
         self.only: list[int] = []  # the one class of the last evaluations, once for each
         chance = log(classes) if classes else None
         self.losses = [Loss("train_loss", chance)]
-        self.losses += [Loss(evaluation, chance, from_chance=True)] if evaluation else []
+        self.losses += [Loss(evaluation, chance, best=inf if chance is None else chance)] if evaluation else []
         self.told = False
 
     def memory(self) -> dict[str, Any]:

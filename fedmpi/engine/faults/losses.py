@@ -14,6 +14,7 @@ These rows, which faults.jsonl holds, define the bits of a run with faults: a ru
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
 from typing import Any
 
 Row = dict[str, Any]
@@ -57,26 +58,26 @@ def late(row: Row) -> bool:
     return bool(row.get("reported", False))
 
 
+@dataclass
 class Losses:
     """The losses of one run, in the order in which they came."""
 
-    def __init__(self, rows: Iterable[Row] = ()) -> None:
-        self.rows: list[Row] = list(rows)
+    rows: list[Row] = field(default_factory=list)
 
     def of(self, t: int) -> list[Row]:
         return [each for each in self.rows if each["round"] == t]
 
     def until(self, t: int) -> Losses:
         """Those of rounds 0..t."""
-        return Losses(each for each in self.rows if each["round"] <= t)
+        return Losses([each for each in self.rows if each["round"] <= t])
 
     def before(self, t: int) -> Losses:
         """Those of which the evaluation of round t - 1 knew."""
-        return Losses(each for each in self.rows if each["round"] < t or (each["round"] == t and not late(each)))
+        return Losses([each for each in self.rows if each["round"] < t or (each["round"] == t and not late(each))])
 
     def known(self, t: int) -> Losses:
         """The same, for a run that goes on with round t: it evaluates round t - 1 again, and knows of all of them."""
-        return Losses({**each, "reported": False} if each["round"] == t else each for each in self.rows)
+        return Losses([{**each, "reported": False} if each["round"] == t else each for each in self.rows])
 
     def replace(self, t: int, rows: Sequence[Row]) -> None:
         """What round t is known to have lost is these rows, and no later round is known."""
@@ -92,8 +93,6 @@ class Losses:
 
     def present(self, t: int, cohort: Sequence[int]) -> list[int]:
         """Those of round t's cohort who take part."""
-        if not self.rows:
-            return list(cohort)
         out = self.gone(t).union(*(each["clients"] for each in self.of(t)))
         return [k for k in cohort if k not in out]
 

@@ -14,7 +14,7 @@ from __future__ import annotations
 import json
 import time
 import warnings
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import torch
@@ -26,54 +26,34 @@ from fedmpi.engine.faults.losses import START, Row
 from fedmpi.engine.plan import Plan
 from fedmpi.engine.round_control import RoundControl
 from fedmpi.engine.scheduler import ClientScheduler
+from fedmpi.engine.timeline import Timeline
 
 PATIENCE_S, TIMES = 10.0, 5.0  # the least silence to ask after, in seconds; and the usual one, in rounds
 
 
 class FailurePolicy:
-    """Makes rounds, and repeats those in which a rank fails (faults.on_lost_rank)."""
+    """Decides which round follows one in which a rank has failed, and restores its start (faults.on_lost_rank)."""
 
-    def __init__(self, plan: Plan, control: RoundControl, *, movable: bool) -> None:
+    def __init__(self, plan: Plan, control: RoundControl, timeline: Timeline, *, movable: bool) -> None:
         """movable: whether other ranks can train a dead rank's clients, as they have the data."""
-        self.plan, self.control, self.movable = plan, control, movable
+        self.plan, self.control, self.timeline, self.movable = plan, control, timeline, movable
         self.comm, self.states = control.comm, control.states
         self.scheduler, self.reporter = control.scheduler, control.reporter
-        self.tolerant = plan.on_lost != "abort"
         self.alive = list(self.comm.alive)  # rank 0's: the ranks that were alive when it last looked
-        self.attempted, self.began, self.longest_s = -1, 0.0, 0.0  # the latest round, its start here; of all rounds
+        self.longest_s = 0.0  # what a round has taken at most
 
-    def attempt(self, t: int, run_round: Callable[[int], str | None]) -> tuple[int, str | None]:
-        """Make round t, or go back to the start of the round in which a rank has failed.
+    def next_round(self, t: int, why: str | None) -> int:
+        """Return the round to make after round t: if a rank has failed in it, the one that the others make again.
 
-        Returns:
-            The round to make next, and why the run ends before round t (None if it goes on).
-
-        Raises:
-            Lost: the run cannot go on without the rank, or faults.on_lost_rank is abort.
-        """
-        if t != self.attempted:
-            self.attempted, self.began = t, time.perf_counter()
-        try:
-            reason = run_round(t)
-        except Lost as error:
-            if not self.tolerant:
-                raise
-            why = str(error)
-        else:
-            if self.tolerant:
-                self._record_duration(time.perf_counter() - self.began)
-            return t + 1, reason
-        # Not within the handler: with the last reference to the error the sockets of the broken group close.
-        t = self._recover(why)
-        self.control.transport.fresh = True
-        return t, None
-
-    def _recover(self, why: str) -> int:
-        """Return the round to make again, with the ranks that are left.
+        Args:
+            why: what this rank knows of the failure; None if round t is complete.
 
         Raises:
             Lost: rank 0 or all ranks that train are gone, or this rank was left out.
         """
+        if why is None:
+            self._record_duration(time.perf_counter() - self.timeline.began)
+            return t + 1
         while True:
             before = list(self.comm.alive)
             facts = {
@@ -81,7 +61,7 @@ class FailurePolicy:
                 "moved": self.states.moved.done,
                 "reported": self.reporter.reported_in == self.states.round,
                 "why": why[:500],
-                "waited": time.perf_counter() - self.began,
+                "waited": time.perf_counter() - self.timeline.began,
                 "spent": self.comm.patience_s >= self.plan.timeout_s,
             }
             answers = self.comm.regroup(json.dumps(facts).encode(), self.plan.timeout_s)
@@ -96,7 +76,7 @@ class FailurePolicy:
             except Lost as error:  # one more rank has failed
                 why = str(error)
                 continue
-            self.attempted, self.began = t, time.perf_counter() if t != self.attempted else self.began
+            self.control.transport.fresh = True
             return t
 
     def _record_duration(self, seconds: float) -> None:

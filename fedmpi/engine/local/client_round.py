@@ -4,16 +4,16 @@ from __future__ import annotations
 
 import time
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import torch
 from torch import Tensor
 
+from fedmpi.common import seeds
 from fedmpi.common.blame import blaming, once
 from fedmpi.common.errors import RankWarning
 from fedmpi.engine.checks import (
-    Untouched,
     are_finite,
     check_finite,
     check_hook_returns,
@@ -21,14 +21,12 @@ from fedmpi.engine.checks import (
     own_slots,
     slot_not_finite,
 )
-from fedmpi.engine.messages import FAILED, STOP, Upload
+from fedmpi.engine.local.training_loop import mean_loss
+from fedmpi.engine.messages import FAILED, STOP
 from fedmpi.flat.layout import Selection
 
 ClientContext = Any  # that of context.py, which imports this
 LEFT_OUT = "left out of the round (faults.on_client_error: drop)"
-# Writes an upload, but for the engine's own numbers, into a row; returns the client's new state, and its loss: mean
-# over the steps, None without any.
-Trained = Callable[[Tensor], tuple[dict[str, Tensor], Tensor | float | None]]
 
 
 def run_round(client: ClientContext, row: Tensor) -> bool:
@@ -41,95 +39,94 @@ def run_round(client: ClientContext, row: Tensor) -> bool:
         Whether the client came to no error.
     """
     began, worker, model = time.perf_counter(), client.worker, client.worker.model
-
-    def trained(row: Tensor) -> tuple[dict[str, Tensor], Tensor | float | None]:
-        model.load(client.received, client.b0)
-        worker.training()
-        untouched = client.untouched() if worker.hooked else Untouched(worker.method, {})
-        if worker.draws:
-            client.reseed()
-        with blaming(client.where):
-            client.set_start_weights()
-            client.load_optimizer()
-            untouched.check(client.where, "receive")
-            new = worker.method.train(client)
-            untouched.check(client.where, "train", "loss", "regularizer", "gradient", "step")
-            sent, more = check_pair(worker.method, "upload", worker.method.upload(client), client.where)
-            untouched.check(client.where, "upload")
-        state = write_upload(
-            client, row, (new, sent, more), lambda p, w0, out: torch.sub(p.take(model.w), p.take(w0), out=out)
-        )
-        return state, client.meter.number()
-
-    fine = store_result(client, row, trained, began)
-    # Not within `store_result`, which may leave the client out: frozen tensors are those of all clients.
-    worker.still.check(client.where)
-    return fine
-
-
-def store_result(client: ClientContext, row: Tensor, trained: Trained, began: float) -> bool:
-    """Store what the client's round leaves; return whether it came to no error.
-
-    Args:
-        row: where the client's upload is needed; where it is trained on another device, all of it is copied there
-            at once.
-        trained: writes the upload, but for the engine's own numbers, into the row that it is given; makes the
-            client's new state, and its loss: mean over the steps, None without any.
-        began: `time.perf_counter` when the client's round began.
-    """
-    worker, messages = client.worker, client.worker.messages
-    upload = messages.upload(client.round)
-    here = row if row.device == client.w.device else client.w.new_empty(len(row))
+    method, here = worker.method, row if row.device == client.w.device else client.w.new_empty(len(row))
     try:
-        state, loss = trained(here)
+        model.load(client.received, client.b0)
+        model.module.train()
+        inputs = client.read_only_check()
+        if worker.draws:
+            seeds.reseed(worker.seed, "torch", client.round, client.id)
+        with blaming(client.where):
+            client.start()
+            inputs.check_hooks(method, client.where, "receive")
+            new = method.train(client)
+            inputs.check_hooks(method, client.where, "train", "loss", "regularizer", "gradient", "step")
+            sent, more = check_pair(method, "upload", method.upload(client), client.where)
+            inputs.check_hooks(method, client.where, "upload")
+        state = write_upload(
+            client, here, (new, sent, more), lambda part, w0, out: torch.sub(part.take(model.w), part.take(w0), out=out)
+        )
     except Exception as error:
         if not worker.spares:
             raise
-        # Its state row, too, is undone by the server's word.
-        warnings.warn(RankWarning(f"{once(error, client.where)}; {LEFT_OUT}"), stacklevel=2)
-        flag = STOP if worker.stop() else FAILED
-        upload.tell(row.zero_(), 0.0, time.perf_counter() - began, flag)
-        return False
+        leave_out(client, row, error, began)
+        fine = False
+    else:
+        store_result(client, here, row, state, mean_loss(client.losses), began)
+        fine = True
+    worker.frozen_guard.check(client.where)  # no error that leaves a client out: these tensors are those of all
+    return fine
+
+
+def leave_out(client: ClientContext, row: Tensor, error: Exception, began: float) -> None:
+    """Mark the row of a client that came to an error; its state row is undone by the server's command.
+
+    began: `time.perf_counter` when its round began.
+    """
+    worker = client.worker
+    warnings.warn(RankWarning(f"{once(error, client.where)}; {LEFT_OUT}"), stacklevel=3)
+    flag = STOP if worker.stop() else FAILED
+    worker.messages.upload(client.round).tell(row.zero_(), 0.0, time.perf_counter() - began, flag)
+
+
+def store_result(
+    client: ClientContext,
+    here: Tensor,
+    row: Tensor,
+    state: Mapping[str, Tensor],
+    loss: Tensor | float | None,
+    began: float,
+) -> None:
+    """Store what a client's round leaves: its upload in `row`, with the engine's own numbers, and its new state.
+
+    All questions to a GPU are one, which it answers when it has done the client's work: only then it is known how long
+    that has taken, and the copy, which was asked for before, is complete.
+
+    Args:
+        here: the upload, but for the engine's own numbers; it is given the formats of comm.wire, and copied to `row`.
+        loss: mean over the steps, None without any.
+        began: `time.perf_counter` when the client's round began.
+
+    Raises:
+        UserError: a slot of the upload is not finite.
+    """
+    worker, messages = client.worker, client.worker.messages
+    upload = messages.upload(client.round)
     if len(client.state_row):
         messages.client_state.write(client.state_row, state)
     if isinstance(loss, Tensor):
         upload.packing.write(here, {"_loss": loss})
-    if not _check_result(client, upload, here, row):
-        loss = torch.nan  # the server refuses the upload, which undoes the round
-    upload.tell(row, loss, time.perf_counter() - began, STOP if worker.stop() else 0.0)
-    return True
-
-
-def _check_result(client: ClientContext, upload: Upload, here: Tensor, row: Tensor) -> bool:
-    """Give an upload its format, and copy it from `here` to `row` if it is needed there. Return whether all numbers
-    of the client's state are finite; raise UserError if some of its upload are not.
-
-    All of it is one question to a GPU, which answers when it has done the client's work: only then it is known how
-    long that has taken, and the copy, which was asked for before, is complete.
-    """
-    worker, messages = client.worker, client.worker.messages
     slots = {} if worker.drop else own_slots(upload.packing, here)
     sums = [x.sum() for x in slots.values()]
-    halves = messages.settle(upload, here, client.state_row)
+    halves = messages.settle(upload, here, client.state_row) if upload.coding else {}
     if here is not row:
         row.copy_(here, non_blocking=True)
     rows = [*halves.values(), *([client.state_row] if len(client.state_row) else ())]
-    if not sums and not rows:
-        worker.wait()
-        return True
     finite = iter(are_finite([*slots.values(), *rows], [*sums, *(x.sum() for x in rows)]))
+    if not slots and not rows:
+        worker.wait()
     for name in slots:
         if not next(finite):
             raise slot_not_finite(worker.method, name, client.where)
     for name in halves:
         if not next(finite):
-            beyond = f"{client.where}: slot {name!r} is beyond fp16, which ends at 65,504, or not finite itclient"
+            beyond = f"{client.where}: slot {name!r} is beyond fp16, which ends at 65,504, or not finite itself"
             warnings.warn(RankWarning(f"{beyond}; comm.wire.up: bf16 has the range of fp32"), stacklevel=2)
-    if next(finite, True):
-        return True
-    if not worker.drop:
-        check_finite(worker.method, "train, upload", messages.client_state, client.state_row, client.where)
-    return False
+    if not next(finite, True):
+        if not worker.drop:
+            check_finite(worker.method, "train, upload", messages.client_state, client.state_row, client.where)
+        loss = torch.nan  # the server refuses the upload, which undoes the round
+    upload.tell(row, loss, time.perf_counter() - began, STOP if worker.stop() else 0.0)
 
 
 def write_upload(

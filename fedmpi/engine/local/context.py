@@ -14,13 +14,13 @@ import torch
 from torch import Tensor
 
 from fedmpi.common import seeds
-from fedmpi.common.inputs import call
+from fedmpi.common.inputs import arguments
 from fedmpi.data.batches import Shard, batches
-from fedmpi.engine.checks import Untouched, check_tensor, not_passed
+from fedmpi.engine.checks import check_tensor, not_passed
 from fedmpi.engine.local import client_round, training_loop
-from fedmpi.engine.local.losses import add_regularizer, backward, checked, loss_of
+from fedmpi.engine.local.losses import add_regularizer, backward, checked, run_pass, weights_as_leaf
 from fedmpi.engine.local.optimizers import OptimizerState
-from fedmpi.engine.local.training_loop import LossMeter
+from fedmpi.engine.readonly import ReadOnlyCheck
 from fedmpi.engine.worker import Worker
 from fedmpi.flat.layout import Segment
 from fedmpi.flat.packing import Views, share_memory
@@ -51,12 +51,13 @@ class ClientContext(Client):
         messages, data, recipe = worker.messages, worker.data, worker.recipe
         self.n, self.classes, self.rounds = int(worker.sizes[client]), data.classes, messages.rounds
         self.clients = data.clients
-        worker.meet(client)
+        if not data.counts_shared:
+            worker.weigh(worker.label_counts[client])
         self.batch_size, self.epoch, self.last_epoch = recipe.batch_size, 0, False
         self.steps, self.a, self.fits = 0, worker.a0, 0
         self.w, self.b = worker.model.w, worker.model.b
 
-        told, kept = worker.told(announcement), messages.client_state.views(state_row)
+        told, kept = worker.unpack_broadcast(announcement), messages.client_state.views(state_row)
         self.state = State({name: getattr(kept, name) for name in worker.method.client_state})
         self.new = State()  # client state that `receive` has returned
         self.down = told.beside(messages.per_client.views(download)) if messages.per_client.shapes else told
@@ -69,7 +70,7 @@ class ClientContext(Client):
         # None where w is not w0.
         self.version_at_w0: int | None = None
 
-        self.meter = LossMeter(state_row.device)
+        self.losses: list[Tensor] = []  # of the steps of the client's own model
         self.step_loss: Tensor | None = None  # of the step at hand, at the live weights
         self.passed = True  # whether the step at hand has made the pass that moves batch statistics
         self.cut_short = True  # by a request to stop, of which the upload tells
@@ -93,10 +94,9 @@ class ClientContext(Client):
     fit = training_loop.fit
 
     # ---- the round ----
-    def untouched(self) -> Untouched:
-        """What the client's hooks only read, as it is now."""
-        return Untouched(
-            self.worker.method,
+    def read_only_check(self) -> ReadOnlyCheck:
+        """Return a check of the tensors that the client's hooks only read."""
+        return ReadOnlyCheck(
             {
                 "k.w0 (k.received) or k.down": self.announcement,
                 "k.down": self.download,
@@ -108,12 +108,11 @@ class ClientContext(Client):
             },
         )
 
-    def reseed(self) -> None:
-        """Dropout, and whatever else draws from global generators, is seeded; within `Worker.chance`."""
-        seeds.reseed(self.worker.seed, "torch", self.round, self.id)
+    def start(self) -> None:
+        """Set what training starts from: the weights of the hook `receive`, and the optimiser that the client keeps.
 
-    def set_start_weights(self) -> None:
-        """The weights that training starts from; looking for them moves neither buffers nor counters."""
+        The hook moves neither buffers nor counters.
+        """
         model = self.worker.model
         if overrides(self.worker.method, "receive"):
             given = self.worker.method.receive(self)
@@ -124,12 +123,8 @@ class ClientContext(Client):
             if self.w0 is not self.received:
                 model.load(self.w0, self.b0)
         self.version_at_w0 = model.w._version
-
-    def load_optimizer(self) -> None:
-        """What the client has kept of its optimiser, which `fit` goes on with."""
-        messages = self.worker.messages
         if self.worker.recipe.keep:
-            self.optim = OptimizerState(messages.client_state.views(self.state_row), self.worker.model.layout)
+            self.optim = OptimizerState(self.worker.messages.client_state.views(self.state_row), model.layout)
 
     def fine_tune(self, epochs: int) -> None:
         """The method's fine-tuning from the weights at hand; nothing of it is kept.   FT(e)"""
@@ -141,16 +136,17 @@ class ClientContext(Client):
 
     # ---- forward passes ----
     def logits(self, x: Tensor) -> Tensor:
-        worker = self.worker
+        worker, module = self.worker, self.worker.model.module
+        positional, named = arguments(module, x)
         try:
             if worker.bf16:
                 with worker.precision():
-                    f: Tensor = call(worker.model.module, x)
+                    f: Tensor = module(*positional, **named)
             else:
-                f = call(worker.model.module, x)
+                f = module(*positional, **named)
             return f if f.dtype is self.w.dtype else f.to(self.w.dtype)
         except Exception as error:
-            raise not_passed(worker.model.module, x, error) from error
+            raise not_passed(module, x, error) from error
 
     def forward(self, x: Tensor) -> tuple[Tensor, Tensor]:
         try:
@@ -202,11 +198,7 @@ class ClientContext(Client):
     ) -> Tensor:
         model = self.worker.model
         with self._one_pass(at, buffers):
-            model.attach_gradient().zero_()
-            value, leaf = loss_of(self, loss, x, y)
-            if leaf is not None:
-                leaf.grad = model.attach_gradient()
-            backward(value)
+            value = run_pass(self, loss or self.worker.direct or self.worker.method.loss, True, x, y)
         if loss is None:
             self.note(value)
         g = model.attach_gradient()
@@ -222,15 +214,18 @@ class ClientContext(Client):
         members = [(s, p) for s, p in self.worker.model.members() if p.requires_grad]
         weights: list[Tensor] = [p for _, p in members]
         vs = [s.view(v) for s, _ in members]
-        with self._one_pass(None, None), differentiable(self.worker.model.module):
-            loss, leaf = loss_of(self, None, x, y)
-        if leaf is not None:
-            weights, vs = [*weights, leaf], [*vs, v]
+        with (
+            self._one_pass(None, None),
+            differentiable(self.worker.model.module),
+            weights_as_leaf(self, self.w) as leaf,
+        ):
+            loss = checked(self, self.worker.method.loss(self, x, y), "loss")
+        weights, vs = [*weights, leaf], [*vs, v]
         grad = partial(torch.autograd.grad, allow_unused=True, materialize_grads=True)  # zero of what is not used
         g = grad(loss, weights, create_graph=True)
         along = torch.stack([(piece * each).sum() for piece, each in zip(g, vs, strict=True)]).sum()
         pieces = grad(along, weights)
-        out = torch.zeros_like(self.w) if leaf is None else pieces[-1].clone()
+        out = pieces[-1].clone()
         for (s, _), piece in zip(members, pieces, strict=False):
             s.view(out).add_(piece)
         return out
@@ -265,21 +260,17 @@ class ClientContext(Client):
 
     # ---- the flat vector's parts, the client's data ----
     def take(self, group: str, flat: Tensor) -> Tensor:
-        self._check_groups((group,), "take")
+        self.worker.messages.check_groups((group,), "k.take")
         return self.worker.model.layout.select({group}).take(flat)
 
     def lift(self, group: str, part: Tensor, into: Tensor) -> Tensor:
-        self._check_groups((group,), "lift")
+        self.worker.messages.check_groups((group,), "k.lift")
         out = into.clone()
         self.worker.model.layout.select({group}).put(part, out)
         return out
 
-    def _check_groups(self, groups: Sequence[str], where: str) -> None:
-        """A name that no model has would be an empty part without a word."""
-        self.worker.messages.check_groups(groups, f"k.{where}")
-
     def segments(self, groups: Sequence[str] | None = None) -> Sequence[Segment]:
-        self._check_groups(groups or (), "segments")
+        self.worker.messages.check_groups(groups or (), "k.segments")
         return [s for s in self.worker.model.layout.segments if groups is None or s.group in groups]
 
     def _rows(self, part: Part) -> Shard:

@@ -41,14 +41,14 @@ class PassGraphs:
         self._captured: dict[Hashable, _Captured] = {}
         self._pool: Any = None  # they run one after another, so one memory pool serves all
 
-    def run(self, kind: Hashable, passes: Passes, x: Tensor, y: Tensor, parameters: Sequence[nn.Parameter]) -> Tensor:
+    def run(self, kind: Hashable, passes: Passes, parameters: Sequence[nn.Parameter], x: Tensor, y: Tensor) -> Tensor:
         """Make a forward and a backward pass, as a graph if there were enough of them.
 
         Args:
             kind: what tells passes apart that compute different things.
             passes: makes them; nothing in it may depend on the client or the step but through x, y and the model.
-            x, y: the batch.
             parameters: what is trained; their gradients are afterwards those of this batch.
+            x, y: the batch; one of several named tensors makes its passes as they come.
 
         Returns:
             () the loss.
@@ -56,6 +56,8 @@ class PassGraphs:
         Raises:
             UserError: the passes cannot be captured.
         """
+        if not isinstance(x, Tensor):
+            return passes(x, y)
         key = kind, x.shape, x.dtype, x.stride(), y.shape, y.dtype
         captured = self._captured.get(key)
         if captured is None:

@@ -20,20 +20,32 @@ ClientContext = Any  # that of context.py, which imports this
 _run_backward = Variable._execution_engine.run_backward
 
 
-def loss_of(client: ClientContext, loss: Loss | None, x: Tensor, y: Tensor) -> tuple[Tensor, Tensor | None]:
-    """Compute the loss of a batch at the live weights.
+def run_pass(client: ClientContext, loss: Loss, flat: bool, x: Tensor, y: Tensor) -> Tensor:
+    """Make a forward and a backward pass over a batch, at the live weights.
 
     Args:
-        loss: in place of the method's.
+        flat: whether the gradient goes to `model.attach_gradient()`; else to tensors that autograd allocates.
 
     Returns:
-        The loss () with its graph; k.w as a leaf of that graph (None where no hook was called that could use it).
+        The loss ().
     """
-    called = loss or client.worker.direct or client.worker.method.loss
-    if called is client.worker.direct or getattr(called, "__code__", None) is Method.loss.__code__:
-        return checked(client, called(client, x, y), "loss", loss), None
-    with weights_as_leaf(client, client.w) as leaf:
-        return checked(client, called(client, x, y), "loss", loss), leaf
+    worker, model = client.worker, client.worker.model
+    if flat:
+        model.attach_gradient().zero_()
+    else:
+        for p in model.parameters:
+            p.grad = None
+    if loss is worker.direct or getattr(loss, "__code__", None) is Method.loss.__code__:
+        value, leaf = checked(client, loss(client, x, y), "loss", loss), None
+    else:
+        with weights_as_leaf(client, client.w) as leaf:
+            value = checked(client, loss(client, x, y), "loss", loss)
+        if flat:
+            leaf.grad = model.attach_gradient()
+    backward(value)
+    if leaf is not None and leaf.grad is not None and not flat:
+        model.add_gradient(leaf.grad)
+    return value
 
 
 def add_regularizer(client: ClientContext, regularizer: Regularizer, at: Tensor, g: Tensor) -> Tensor:

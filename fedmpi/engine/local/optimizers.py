@@ -1,5 +1,5 @@
-"""Optimisers of the clients: the formulas of torch.optim without its classes, whose first step takes more than a second
-on every rank, as it imports torch's compiler. t counts the steps of a parameter; moments begin at 0.
+"""Optimisers of the clients: the kernels and functions of torch.optim without its classes, whose first step imports
+torch's compiler, which takes more than a second on every rank. t counts the steps of a parameter; moments begin at 0.
 
     sgd       g += weight_decay w;  v = momentum v + (1 - dampening) g, at first v = g;  w -= lr v
               with nesterov  w -= lr (g + momentum v)
@@ -22,14 +22,20 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.optim.adagrad import adagrad
+from torch.optim.adam import adam
+from torch.optim.adamw import adamw
+from torch.optim.rmsprop import rmsprop
+from torch.optim.sgd import sgd
 
 from fedmpi.engine.local.recipe import Recipe
 from fedmpi.flat.layout import Layout, Segment
 from fedmpi.flat.packing import Views
 
 ROWS, STEPS = "_optim", "_optim_steps"
-Tensors = list[Tensor]
-Moments = tuple[Sequence[Tensors], Sequence[Tensor]]  # slot by slot the parameters' tensors; their steps, () float32
+Moments = tuple[
+    Sequence[list[Tensor]], Sequence[Tensor]
+]  # slot by slot the parameters' tensors; their steps, () float32
 
 
 class SGD:
@@ -39,83 +45,42 @@ class SGD:
     parameters: of one device and type. One without a gradient stays as it is, and so does its v.
     """
 
-    def __init__(
-        self,
-        parameters: Sequence[nn.Parameter],
-        lr: float,
-        momentum: float,
-        weight_decay: float,
-        dampening: float = 0.0,
-        nesterov: bool = False,
-        kept: tuple[Sequence[Tensor], Sequence[Tensor]] | None = None,
-    ) -> None:
+    def __init__(self, how: Recipe, parameters: Sequence[nn.Parameter], lr: float, kept: Moments | None = None) -> None:
         """kept: velocities and steps () of earlier rounds, which go on in place."""
-        self.parameters = parameters
-        self.lr, self.momentum, self.weight_decay = lr, momentum, weight_decay
-        self.dampening, self.nesterov, self.kept = dampening, nesterov, kept
+        self.parameters, self.kept = parameters, kept
+        self.rates: dict[str, Any] = {"lr": lr, "momentum": how.momentum, "weight_decay": how.weight_decay}
+        self.rates |= {"dampening": how.dampening, "nesterov": how.nesterov, "maximize": False}
         self.w = [p.detach() for p in parameters]  # the same memory, which may be written to without no_grad
-        self.v: list[Any] = [None] * len(parameters)  # made when a gradient first comes
-        if kept is not None and dampening:  # the first gradient is not dampened: one question to the device
-            begun = torch.stack([*kept[1]]).tolist()
-            self.v = [v if steps else None for v, steps in zip(kept[0], begun, strict=True)]
-        elif kept is not None:  # else a velocity of 0 becomes the first gradient by the rule for all
-            self.v = [*kept[0]]
-            for steps in kept[1]:
-                steps.fill_(1)
-
-    def zero_grad(self) -> None:
-        """The gradients of the step before; autograd allocates those of the next one."""
-        for p in self.parameters:
-            p.grad = None
+        # torch 2.13's fused kernel leaves most weights in half precision as they are on a CPU.
+        self.fused = self.w[0].element_size() >= 4 or not self.w[0].is_cpu
+        self.v: Sequence[Tensor] = kept[0][0] if kept and how.momentum else []
+        if how.momentum and kept is None:
+            self.v = [torch.zeros_like(w) for w in self.w]
+        # The first gradient is not dampened; without dampening a velocity of 0 becomes it by the rule for all.
+        self.begun = [not how.dampening] * len(self.w)
+        if kept is not None and how.dampening:
+            self.begun = torch.stack([*kept[1]]).bool().tolist()  # one question to the device
+        for steps in () if kept is None or how.dampening else kept[1]:
+            steps.fill_(1)
 
     def step(self) -> None:
-        g = [p.grad for p in self.parameters]
-        moved = [i for i, each in enumerate(g) if each is not None]
-        new = [i for i in moved if self.v[i] is None] if self.momentum else []
-        if not new:
-            self._move(moved, g, begins=False)
-            return
-        old = [i for i in moved if self.v[i] is not None]
-        for i in new:
-            if self.kept is None:
-                self.v[i] = torch.empty_like(self.w[i])
+        gradients: list[Any] = [p.grad for p in self.parameters]
+        for begins in (False, True):
+            at = [i for i, g in enumerate(gradients) if g is not None and self.begun[i] != begins]
+            if not at:
+                continue
+            w, v, g = ([each[i] for i in at] if each else [] for each in (self.w, self.v, gradients))
+            if self.fused:
+                torch._fused_sgd_(w, g, v, **self.rates, is_first_step=begins)
             else:
-                self.v[i] = self.kept[0][i]
-                self.kept[1][i].fill_(1)
-        self._move(new, g, begins=True)
-        self._move(old, g, begins=False)
-
-    def _move(self, moved: list[int], g: list[Any], begins: bool) -> None:
-        w, v = self.w, self.v
-        if len(moved) < len(g):
-            w, g, v = ([each[i] for i in moved] for each in (w, g, v))
-        if moved and w[0].is_cpu and w[0].element_size() < 4:
-            self._in_turn(w, g, v, begins)
-        elif moved:
-            torch._fused_sgd_(
-                w,
-                g,
-                v if self.momentum else [],
-                lr=self.lr,
-                momentum=self.momentum,
-                weight_decay=self.weight_decay,
-                dampening=self.dampening,
-                nesterov=self.nesterov,
-                maximize=False,
-                is_first_step=begins,
-            )
-
-    def _in_turn(self, w: Any, g: Any, v: Any, begins: bool) -> None:
-        """The same in half precision on a CPU, where the fused kernel of torch 2.13 leaves most weights as they are."""
-        if self.weight_decay:
-            g = torch._foreach_add(g, w, alpha=self.weight_decay)
-        if self.momentum and begins:
-            torch._foreach_copy_(v, g)
-        elif self.momentum:
-            torch._foreach_mul_(v, self.momentum)
-            torch._foreach_add_(v, g, alpha=1 - self.dampening)
-        along = torch._foreach_add(g, v, alpha=self.momentum) if self.nesterov else v if self.momentum else g
-        torch._foreach_add_(w, along, alpha=-self.lr)
+                velocities: list[Any] = [None] * len(at) if begins or not v else v
+                sgd(w, g, velocities, foreach=True, **self.rates)
+                if v and begins:
+                    torch._foreach_copy_(v, velocities)
+            for i in at if begins else ():
+                self.begun[i] = True
+                if self.kept is not None:
+                    self.kept[1][i].fill_(1)
 
 
 class Adaptive:
@@ -123,68 +88,36 @@ class Adaptive:
 
     def __init__(self, how: Recipe, parameters: Sequence[nn.Parameter], lr: float, kept: Moments | None = None) -> None:
         """kept: moments and steps of earlier rounds, which go on in place."""
-        self.how, self.parameters, self.lr = how, parameters, lr
+        self.how, self.parameters = how, parameters
+        self.rates: dict[str, Any] = {"lr": lr, "weight_decay": how.weight_decay, "eps": how.eps}
         self.w = [p.detach() for p in parameters]
         slots = 2 if how.optim in ("adam", "adamw") or (how.optim == "rmsprop" and how.momentum) else 1
         fresh = [[torch.zeros_like(w) for w in self.w] for _ in range(slots if kept is None else 0)]
         steps = torch.zeros(len(self.w), device=self.w[0].device).unbind() if kept is None else ()
         self.moments, self.steps = (fresh, steps) if kept is None else kept
-        self._move = {"adam": self._adam, "adamw": self._adam, "rmsprop": self._rmsprop, "adagrad": self._adagrad}[
-            how.optim
-        ]
-
-    def zero_grad(self) -> None:
-        """The gradients of the step before; autograd allocates those of the next one."""
-        for p in self.parameters:
-            p.grad = None
 
     def step(self) -> None:
-        g = [p.grad for p in self.parameters]
-        at = [i for i, each in enumerate(g) if each is not None]
-        if at:
-            steps = [self.steps[i] for i in at]
-            torch._foreach_add_(steps, 1)
-            moments = [[slot[i] for i in at] for slot in self.moments]
-            self._move([self.w[i] for i in at], [g[i] for i in at], moments, steps)  # type: ignore[misc]
-
-    def _adam(self, w: Tensors, g: Tensors, moments: Sequence[Tensors], steps: Tensors) -> None:
-        m, v = moments
-        (beta1, beta2), how = self.how.betas, self.how
-        kernel: Any = torch._fused_adamw_ if how.optim == "adamw" else torch._fused_adam_
-        rates = {"lr": self.lr, "beta1": beta1, "beta2": beta2, "weight_decay": how.weight_decay, "eps": how.eps}
-        kernel(w, g, m, v, [], steps, **rates, amsgrad=False, maximize=False)
-
-    def _rmsprop(self, w: Tensors, g: Tensors, moments: Sequence[Tensors], steps: Tensors) -> None:
-        v, how, g = moments[0], self.how, self._decayed(w, g)
-        torch._foreach_mul_(v, how.alpha)
-        torch._foreach_addcmul_(v, g, g, value=1 - how.alpha)
-        root = torch._foreach_sqrt(v)
-        torch._foreach_add_(root, how.eps)
-        if not how.momentum:
-            torch._foreach_addcdiv_(w, g, root, value=-self.lr)
+        gradients: list[Any] = [p.grad for p in self.parameters]
+        at, how = [i for i, g in enumerate(gradients) if g is not None], self.how
+        if not at:
             return
-        torch._foreach_mul_(moments[1], how.momentum)
-        torch._foreach_addcdiv_(moments[1], g, root)
-        torch._foreach_add_(w, moments[1], alpha=-self.lr)
-
-    def _adagrad(self, w: Tensors, g: Tensors, moments: Sequence[Tensors], steps: Tensors) -> None:
-        v, g = moments[0], self._decayed(w, g)
-        torch._foreach_addcmul_(v, g, g, value=1)
-        root = torch._foreach_sqrt(v)
-        torch._foreach_add_(root, self.how.eps)
-        torch._foreach_addcdiv_(w, g, root, value=-self.lr)
-
-    def _decayed(self, w: Tensors, g: Tensors) -> Tensors:
-        decay = self.how.weight_decay
-        return list(torch._foreach_add(g, w, alpha=decay)) if decay else g
+        w, steps, *moments = ([each[i] for i in at] for each in (self.w, self.steps, *self.moments))
+        g = [gradients[i] for i in at]
+        if how.optim in ("adam", "adamw"):
+            adam_ = adamw if how.optim == "adamw" else adam
+            rates = {**self.rates, "beta1": how.betas[0], "beta2": how.betas[1]}
+            adam_(w, g, moments[0], moments[1], [], steps, fused=True, **rates, amsgrad=False, maximize=False)
+        elif how.optim == "rmsprop":
+            velocities = moments[1] if how.momentum else []
+            rates = {**self.rates, "alpha": how.alpha, "momentum": how.momentum}
+            rmsprop(w, g, moments[0], [], velocities, steps, foreach=True, **rates, centered=False)
+        else:
+            adagrad(w, g, moments[0], steps, foreach=True, **self.rates, lr_decay=0.0, maximize=False)
 
 
 def make(how: Recipe, parameters: Sequence[nn.Parameter], lr: float, kept: Moments | None = None) -> SGD | Adaptive:
-    """The optimiser of one fit."""
-    if how.optim != "sgd":
-        return Adaptive(how, parameters, lr, kept)
-    velocities = None if kept is None else (kept[0][0], kept[1])
-    return SGD(parameters, lr, how.momentum, how.weight_decay, how.dampening, how.nesterov, velocities)
+    """Return the optimiser of one fit."""
+    return (SGD if how.optim == "sgd" else Adaptive)(how, parameters, lr, kept)
 
 
 def state_shapes(how: Recipe, layout: Layout) -> dict[str, tuple[int, ...]]:

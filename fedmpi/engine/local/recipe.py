@@ -8,7 +8,7 @@ from math import ceil, cos, floor, pi
 
 @dataclass(frozen=True)
 class Recipe:
-    """The section `train` of a config (config/train.py), but for the learning rate, which is a matter of the round."""
+    """The section `train` of a config (config/sections.py), without the learning rate, which depends on the round."""
 
     epochs: float | None = 1  # None: steps counts
     steps: int | None = None

@@ -22,6 +22,7 @@ from fedmpi.engine.packed.chain import Chain
 from fedmpi.engine.packed.stack import Descent, Stack
 from fedmpi.engine.packed.thin import Thin, pays
 from fedmpi.engine.packed.view import CannotPackError, Together
+from fedmpi.engine.readonly import ReadOnlyCheck
 from fedmpi.engine.worker import Worker
 from fedmpi.flat.layout import EVERYTHING
 from fedmpi.method.base import overrides
@@ -147,13 +148,13 @@ class PackedFit:
         self.at = self.stack if whole else self.stack.part(members)
         each = self.each if whole else {name: value[members] for name, value in self.each.items()}
         x, y = self._read(rows, u)
-        read = [x, y, *self.alike.values(), *(value for name, value in each.items() if name != "scratch")]
-        before = [tensor._version for tensor in read], self.at.versions()
+        read = {name: value for name, value in (self.alike | each).items() if name != "scratch"}
+        check = ReadOnlyCheck(read | {"x": x, "y": y} | {f"w[{i}]": raw for i, raw in enumerate(self.at.raw)})
         leaves = self.at.leaves(self.trained)
         losses = self._losses(leaves, x, y, each)
         if not isinstance(losses, Tensor) or losses.shape != rows.shape[:1] or not losses.requires_grad:
             raise CannotPackError("hook loss returned something else than a loss")
-        if ([tensor._version for tensor in read], self.at.versions()) != before:
+        if check.written() is not None:
             raise CannotPackError("a hook or the model wrote to what it may only read")
         if each and each["scratch"].requires_grad:
             raise CannotPackError("hook loss added k.w to k.scratch, which outlives its graph; write k.w.detach()")
@@ -270,15 +271,15 @@ class PackedFit:
 
     def _call(self, hook: str, function: Callable[[dict[str, Tensor]], Tensor], given: dict[str, Tensor]) -> Any:
         """Call a hook under vmap, with what each client is given; only g and accumulators may be written to."""
-        read = [*self.alike.values(), *(value for name, value in given.items() if name not in ("g", "scratch"))]
-        before = [tensor._version for tensor in read]
+        read = self.alike | {name: value for name, value in given.items() if name not in ("g", "scratch")}
+        check = ReadOnlyCheck(read)
 
         def call(given: dict[str, Tensor]) -> Tensor:
             self.view.given = self.alike | given
             return function(given)
 
         result = torch.vmap(call)(given)
-        if [tensor._version for tensor in read] != before:
+        if check.written() is not None:
             raise CannotPackError(f"hook {hook} wrote to what it may only read")
         return result
 

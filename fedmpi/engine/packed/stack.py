@@ -83,10 +83,6 @@ class Stack:
     def __len__(self) -> int:
         return len(self.raw[0])
 
-    def versions(self) -> list[int]:
-        """How often the weights have been written to."""
-        return [raw._version for raw in self.raw]
-
     # ---- shapes ----
     def leaves(self, trained: Sequence[bool]) -> list[Tensor]:
         """The weights in the tensors' own shapes, (n, *shape); those that are trained ask for gradients."""

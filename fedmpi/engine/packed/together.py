@@ -13,14 +13,15 @@ from torch import Tensor, nn
 from fedmpi.common import seeds
 from fedmpi.common.blame import blaming
 from fedmpi.common.errors import RankWarning, UserError
-from fedmpi.engine.checks import Untouched, check_pair
-from fedmpi.engine.local.client_round import store_result, write_upload
+from fedmpi.engine.checks import check_pair
+from fedmpi.engine.local.client_round import leave_out, store_result, write_upload
 from fedmpi.engine.local.context import ClientContext
 from fedmpi.engine.local.recipe import Recipe
 from fedmpi.engine.messages import STILL, STOP
 from fedmpi.engine.packed.chain import Chain
 from fedmpi.engine.packed.fit import PackedFit, cut
 from fedmpi.engine.packed.thin import pays
+from fedmpi.engine.readonly import ReadOnlyCheck
 from fedmpi.engine.worker import Worker
 from fedmpi.flat.model import FlatModel
 from fedmpi.method.base import Method, overrides
@@ -114,17 +115,19 @@ def rounds(
     worker, began = clients[0].worker, time.perf_counter()
     ordered = sorted(clients, key=lambda k: cut(worker, k), reverse=True)
     try:
-        worker.training()
+        worker.model.module.train()
         arrived = [_arrive(client) for client in ordered]
         fit = PackedFit(worker, ordered)
         if worker.draws:
-            ordered[0].reseed()  # numpy and random; under vmap torch refuses to draw
+            seeds.reseed(
+                worker.seed, "torch", ordered[0].round, ordered[0].id
+            )  # numpy and random; under vmap torch refuses to draw
         fit()
         worker.wait()
     except Exception as error:
         # Nothing is written yet. One by one a client's own error is told as ever; else it is the packing's.
         return _alone(clients, error)
-    worker.still.check(f"round {ordered[0].round}")
+    worker.frozen_guard.check(f"round {ordered[0].round}")
     sizes = {client.id: max(len(worker.data.train[client.id]), 1) for client in clients}
     sample = (time.perf_counter() - began) / sum(sizes.values())  # seconds
     seconds = {client: sample * size for client, size in sizes.items()}
@@ -184,46 +187,45 @@ def _written(row: Tensor) -> None:
     """There is nothing left to write."""
 
 
-def _arrive(client: ClientContext) -> tuple[Untouched, Drawn]:
+def _arrive(client: ClientContext) -> tuple[ReadOnlyCheck, Drawn]:
     """The client's round up to its training; where the generators then are, if one hook may go on from another."""
-    worker, untouched, drawn = client.worker, client.untouched(), None
+    worker, inputs, drawn = client.worker, client.read_only_check(), None
     if overrides(worker.method, "receive"):
-        client.reseed()
+        seeds.reseed(worker.seed, "torch", client.round, client.id)
         with blaming(client.where):
             worker.model.load(client.received, client.b0)
-            client.set_start_weights()
+            client.start()
             drawn = seeds.state() if overrides(worker.method, "upload") else None
-        untouched.check(client.where, "receive")
-    return untouched, drawn
+        inputs.check_hooks(worker.method, client.where, "receive")
+    return inputs, drawn
 
 
 def _finish(
-    client: ClientContext, fit: PackedFit, i: int, seconds: float, untouched: Untouched, drawn: Drawn, row: Tensor
+    client: ClientContext, fit: PackedFit, i: int, seconds: float, inputs: ReadOnlyCheck, drawn: Drawn, row: Tensor
 ) -> None:
     """The rest of the round, with the weights that are number i of the stack."""
+    worker, method, began = client.worker, client.worker.method, time.perf_counter() - seconds
+    here = row if row.device == client.w.device else client.w.new_empty(len(row))
+    sent, more, asked = Row(), State(), overrides(method, "upload")
     if len(fit.scratch):
-        client.scratch = client.worker.messages.scratch.views(fit.scratch[i])
-    store_result(client, row, partial(_leave, client, fit, i, untouched, drawn), time.perf_counter() - seconds)
-
-
-def _leave(
-    client: ClientContext, fit: PackedFit, i: int, untouched: Untouched, drawn: Drawn, row: Tensor
-) -> tuple[dict[str, Tensor], Tensor | None]:
-    """Write the upload; return the client's new state and its loss."""
-    worker, method = client.worker, client.worker.method
-    sent, more = Row(), State()
-    asked = overrides(method, "upload")
-    if asked or len(client.state_row):  # else nobody looks at k.w
-        worker.model.load(fit.stack.row(i), client.b0)
-    if asked:
-        client.reseed()
-        with blaming(client.where):
-            if drawn is not None:
-                seeds.go_on(drawn)
-            sent, more = check_pair(method, "upload", method.upload(client), client.where)
-        untouched.check(client.where, "upload")
-    state = write_upload(client, row, (State(), sent, more), partial(fit.stack.subtract, i))
-    return state, fit.loss[i] if client.steps else None
+        client.scratch = worker.messages.scratch.views(fit.scratch[i])
+    try:
+        if asked or len(client.state_row):  # else nobody looks at k.w
+            worker.model.load(fit.stack.row(i), client.b0)
+        if asked:
+            seeds.reseed(worker.seed, "torch", client.round, client.id)
+            with blaming(client.where):
+                if drawn is not None:
+                    seeds.go_on(drawn)
+                sent, more = check_pair(method, "upload", method.upload(client), client.where)
+            inputs.check_hooks(method, client.where, "upload")
+        state = write_upload(client, here, (State(), sent, more), partial(fit.stack.subtract, i))
+    except Exception as error:
+        if not worker.spares:
+            raise
+        leave_out(client, row, error, began)
+    else:
+        store_result(client, here, row, state, fit.loss[i] if client.steps else None, began)
 
 
 def _cannot(worker: Worker, error: Exception) -> None:

@@ -89,7 +89,7 @@ class Together:
 
     @property
     def down(self) -> Views:
-        told, per_client = self.worker.told(self.announcement), self.worker.messages.per_client
+        told, per_client = self.worker.unpack_broadcast(self.announcement), self.worker.messages.per_client
         return told.beside(per_client.views(self.given["download"])) if per_client.size else told
 
     @property

@@ -1,1 +1,1 @@
-"""What is measured of a round beside its metrics (`analysis:`), spread over the ranks; one file a question."""
+"""What is measured of a round beside its metrics (`analysis:`), spread over the ranks."""

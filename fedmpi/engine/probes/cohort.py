@@ -10,7 +10,7 @@ from torch import Tensor
 
 from fedmpi.comm import Communicator
 from fedmpi.data.batches import Shard
-from fedmpi.engine.evaluate import figures
+from fedmpi.engine.evaluate import evaluate
 from fedmpi.engine.worker import Worker
 from fedmpi.tasks.measures import Figures
 
@@ -88,7 +88,7 @@ class Cohort:
     def figures(self, model: Model, shard: Shard) -> Figures:
         """{loss, the task's metrics} of a model on samples, in evaluation mode, without augmentation."""
         self.worker.model.load(model.w, model.b)
-        return figures(self.worker, shard, self.batch)
+        return evaluate(self.worker, shard, self.batch).figures
 
     def train_loss(self, model: Model, client: int) -> float:
         """L_k: mean loss of a model on the training samples of one of this rank's clients."""

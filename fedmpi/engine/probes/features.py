@@ -1,4 +1,4 @@
-"""What features and head make of common samples (FedUV, whose terms are about both).
+"""What features and head make of common samples (FedUV, whose terms are about both), and how alike models see them.
 
 Of SAMPLES rows of the global test set, evenly spaced: features z, what the head is given, and probabilities P; for the
 global model after the round, and as the mean over the local models (..._local).
@@ -29,6 +29,7 @@ from fedmpi.engine.worker import Worker
 SAMPLES, VALUES, CLASSES = 512, 32, 30  # rows looked at; singular values, and classes, of which is told
 ONE = ("rank", "energy", "uniformity", "deviation")  # numbers; the others are lists
 LOCAL = (*ONE, "spectrum", "classifier", "deviations")
+ROWS = 32  # of the kernels K (n, n) that are gathered at once: rank 0 holds m of them
 
 
 def rows(c: Cohort) -> Shard:
@@ -98,7 +99,7 @@ def told(z: Tensor, f: Tensor, y: Tensor, head: Tensor | None, classes: int) -> 
     return {name: value.reshape(-1) for name, value in found.items()}
 
 
-def measure(c: Cohort) -> dict[str, Any]:
+def measure_features(c: Cohort) -> dict[str, Any]:
     """The global model is the task of the rank with the first client."""
     worker, first = c.worker, c.members[0]
     head = worker.net.head
@@ -152,3 +153,59 @@ def _sizes(n: int, dim: int, weights: Tensor | None, classes: int) -> dict[str, 
     if 0 < classes <= CLASSES:
         sizes |= {"deviations": classes, "predicted": classes, "by_class": classes**2}
     return sizes
+
+
+def unit(z: Tensor) -> Tensor:
+    """Centred features, scaled such that |Z Z'|_F = 1.   (n, z) -> (n, z) float64"""
+    z = z.double() - z.double().mean(0)
+    return z / (z.T @ z).norm().sqrt()
+
+
+def cka(z: Tensor, other: Tensor) -> Tensor:
+    """CKA () of two models' features (n, z), (n, z').
+
+    >>> z = torch.eye(3)[:, :2]
+    >>> round(cka(z, 2 * z.flip(1)).item(), 6), round(cka(z, z[:, :1]).item(), 6)
+    (1.0, 0.790569)
+    """
+    return (unit(other).T @ unit(z)).square().sum()
+
+
+def measure_similarity(c: Cohort) -> dict[str, Any]:
+    """How alike what models make of the same samples is: linear CKA (Kornblith, Norouzi, Lee, Hinton, ICML 2019).
+
+    Of features Z_i (n, z_i), what the head is given, less their mean over the n samples:
+        CKA(i, k) = |Z_k' Z_i|_F^2 / (|Z_i' Z_i|_F |Z_k' Z_k|_F)      = <K_i, K_k>,  K_i = Z_i Z_i' / |Z_i Z_i'|_F
+    1 for features that differ by a rotation and a scale, nan where a model's do not vary. On the samples of `rows`.
+    The smaller n against z, the nearer even unlike ones are to 1: to compare with others of the same n and z.
+
+    Of each local model with the global ones, where it was trained; between all of them at rank 0, which is sent some
+    rows of their kernels at a time.
+    """
+
+    def of(model: Model) -> Tensor:
+        return unit(outputs(c, model)[0])
+
+    mine = {k: of(model) for k, model in c.mine.items()}
+    both = [of(model) for model in (c.before, c.after)] if mine else []
+    with_global = c.gather({k: torch.stack([cka(z, other) for other in both]) for k, z in mine.items()}, 2)
+    m, n = len(c.members), len(rows(c))
+    between = torch.zeros(m, m, dtype=torch.float64)
+    for start in range(0, n, ROWS):
+        stop = min(start + ROWS, n)
+        kernels = c.gather({k: (z[start:stop] @ z.T).flatten() for k, z in mine.items()}, (stop - start) * n)
+        if not c.comm.rank:
+            between += kernels @ kernels.T
+    if c.comm.rank:
+        return {}
+    i, k = torch.triu_indices(m, m, offset=1)
+    pairs, (before, after) = between[i, k], with_global.T
+    return {
+        "samples": n,
+        "pairs_mean": pairs.nanmean().item() if m > 1 else None,
+        "before": before.tolist(),
+        "before_mean": before.nanmean().item(),
+        "after": after.tolist(),
+        "after_mean": after.nanmean().item(),
+        "matrix": between.tolist(),
+    }

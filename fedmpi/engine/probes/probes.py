@@ -16,7 +16,7 @@ from fedmpi.common import seeds
 from fedmpi.engine.client_states import ClientStates
 from fedmpi.engine.local.context import ClientContext
 from fedmpi.engine.plan import Plan, Sink
-from fedmpi.engine.probes import contribution, drift, features, knowledge, layers, losses, orthogonality, similarity
+from fedmpi.engine.probes import features, models, orthogonality, updates
 from fedmpi.engine.probes.cohort import Cohort, Model
 from fedmpi.engine.scheduler import ClientScheduler
 from fedmpi.engine.server import FederationServer
@@ -24,14 +24,14 @@ from fedmpi.engine.travel.exchange import Exchange
 
 Probe = Callable[[Cohort], dict[str, Any]]  # every rank calls it; what it returns is rank 0's
 PROBES: dict[str, Probe] = {
-    "losses": losses.measure,
-    "drift": drift.measure,
-    "knowledge": knowledge.measure,
-    "contribution": contribution.measure,
-    "features": features.measure,
-    "similarity": similarity.measure,
+    "losses": models.measure_losses,
+    "drift": updates.measure_drift,
+    "knowledge": models.measure_knowledge,
+    "contribution": models.measure_contribution,
+    "features": features.measure_features,
+    "similarity": features.measure_similarity,
     "orthogonality": orthogonality.measure,
-    "layers": layers.measure,
+    "layers": updates.measure_layers,
 }
 
 MOVED = {"drift", "layers"}  # they look at w_k - w0
@@ -59,7 +59,7 @@ class Probes:
     def due(self, t: int) -> bool:
         """Whether round t is measured: every evaluate.every rounds, and the last one."""
         plan = self.plan
-        return bool(self.names) and ((t + 1) % plan.every == 0 or t + 1 == plan.rounds)
+        return (t + 1) % plan.every == 0 or t + 1 == plan.rounds
 
     def train(self, t: int, members: Sequence[int], where: Mapping[int, int], downloads: Mapping[int, Tensor]) -> None:
         """The local models of this rank's clients, before the round itself."""
@@ -95,7 +95,7 @@ class Probes:
             said = {name: PROBES[name](cohort) for name in self.names}
         self._before, self._mine, self._moved, self._steps = None, {}, {}, {}
         if self.server is not None:
-            self.sink.analysis({"round": t, "clients": list(members), **said})
+            self.sink.append("analysis.jsonl", {"round": t, "clients": list(members), **said})
 
     def _shared(self, model: Model | None) -> Model:
         """Rank 0's, on every rank."""

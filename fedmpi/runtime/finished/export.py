@@ -1,7 +1,7 @@
 """`fedmpi export`: a run's model as a file that needs no fedmpi: TorchScript, ONNX, or weights alone (safetensors).
 
 The file takes a batch of any size, of samples as the data source gives them; of several tensors one argument each, in
-their order; beside it lies how these samples are made (runtime/record/preprocessing.py). It is read back and compared
+their order; beside it lies how these samples are made (runtime/record/data_files.py). It is read back and compared
 with the model on samples of the test set, one by one and together; where the outputs differ, or it cannot be made,
 there is an error and no file.
 """
@@ -22,7 +22,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from fedmpi.comm.backends.solo import Solo
+from fedmpi.comm.base import Solo
 from fedmpi.common.errors import UserError
 from fedmpi.common.inputs import Inputs, Samples, call
 from fedmpi.common.target_scale import TargetScale
@@ -31,13 +31,12 @@ from fedmpi.data.batches import batches
 from fedmpi.runtime import build, build_data, trust
 from fedmpi.runtime.build import Experiment
 from fedmpi.runtime.device import set_numerics
-from fedmpi.runtime.finished.client_model import ClientPredictor, client_model
-from fedmpi.runtime.record import preprocessing
+from fedmpi.runtime.finished.models import ClientPredictor, client_model, rebuilt
+from fedmpi.runtime.finished.predict import site_of
+from fedmpi.runtime.record.data_files import PREPROCESSING, site_file
 from fedmpi.runtime.record.durable import weights
-from fedmpi.runtime.record.model_facts import facts_of, personal_facts, personal_notice
-from fedmpi.runtime.record.predictor import site_of
 from fedmpi.runtime.record.run_dir import BEST, MODEL, RunDirectory
-from fedmpi.runtime.record.saved_model import rebuilt
+from fedmpi.runtime.record.saved_model import facts_of, personal_facts, personal_notice
 
 SUFFIX = {"torchscript": ".pt", "onnx": ".onnx", "safetensors": ".safetensors"}
 NEEDS = ("onnx", "onnxscript", "onnxruntime")  # beside torch, for onnx
@@ -116,9 +115,9 @@ def _preprocessing(run: Path, settings: Settings, client: str | None) -> Path | 
     """The file that says how the model's rows were prepared; of a site only with the site's own model, or where all
     sites prepare their rows alike. None where there is none."""
     silos = settings.data.silos
-    files = [run / preprocessing.NAME] if silos is None else [preprocessing.site_file(run, name) for name in silos]
+    files = [run / PREPROCESSING] if silos is None else [site_file(run, name) for name in silos]
     if silos is not None and client is not None:
-        files = [preprocessing.site_file(run, site_of(silos, client))]
+        files = [site_file(run, site_of(silos, client))]
     alike = all(file.is_file() for file in files) and len({file.read_bytes() for file in files}) == 1
     return files[0] if alike else None
 

@@ -1,12 +1,13 @@
 """`fedmpi verify`: whether a run's figures and models are what its config, data and code give.
 
-First what can be seen at rest (at_rest.py); then some rounds are trained once more and compared: hash of the model,
-figures, each client's own. Where code, torch or machine are others than the run's, last bits may differ without
-anybody's doing: that is told, and not called altered.
+First what can be seen without training (integrity.py); then some rounds are trained once more and compared: hash of
+the model, figures, each client's own. Where code, torch or machine are others than the run's, last bits may differ
+without anybody's doing: that is told, and not called altered.
 """
 
 from __future__ import annotations
 
+import filecmp
 import json
 import platform
 from collections.abc import Callable, Sequence
@@ -19,13 +20,14 @@ from fedmpi.common.errors import UserError
 from fedmpi.common.text import count
 from fedmpi.config.schema import Settings
 from fedmpi.engine.faults import losses
-from fedmpi.runtime import consistency, trust
-from fedmpi.runtime.finished import at_rest, rounds
-from fedmpi.runtime.finished.findings import Difference, Findings, differences
+from fedmpi.runtime import rank_agreement, trust
+from fedmpi.runtime.finished import integrity, replay
+from fedmpi.runtime.finished.integrity import Findings
+from fedmpi.runtime.reading.compare import MISSING, Difference, keyed_rows, row_differences
 from fedmpi.runtime.reading.files import json_of, no_run
-from fedmpi.runtime.record import preprocessing, seal
-from fedmpi.runtime.record.environment import installed
-from fedmpi.runtime.record.run_dir import RunDirectory
+from fedmpi.runtime.record.data_files import PREPROCESSING
+from fedmpi.runtime.record.metadata import installed_version
+from fedmpi.runtime.record.run_dir import SEAL, RunDirectory
 
 Say = Callable[[str], None]
 SHOWN = 6  # differences of a round
@@ -52,7 +54,7 @@ def verify(
     say(f"{run}")
     working_dir, to = working_dir or Path.cwd(), Findings(say)
     run = working_dir / run
-    sealed = at_rest.check_seal(run, asked, to)
+    sealed = integrity.check_seal(run, asked, to)
     try:
         settings = trust.run_settings(run, trusted, overrides).begun_in(working_dir)
     except UserError as error:
@@ -60,15 +62,15 @@ def verify(
             raise
         to.cannot(str(error))
         return _verdict(to, 0)
-    rows = at_rest.rows_of(run / "metrics.jsonl", to)
+    rows = integrity.rows_of(run / "metrics.jsonl", to)
     reason = _reason(run, to)
-    at_rest.check_rounds(rows, settings, reason, to)
-    at_rest.check_config(run, to)
-    lost = at_rest.rows_of(run / "faults.jsonl", to)
+    integrity.check_rounds(rows, settings, reason, to)
+    integrity.check_config(run, to)
+    lost = integrity.rows_of(run / "faults.jsonl", to)
     with trust.guard(trusted):
         if reason:
-            at_rest.check_summary(run, rows, settings, lost, to)
-        at_rest.check_models(run, settings, rows, to)
+            integrity.check_summary(run, rows, settings, lost, to)
+        integrity.check_models(run, settings, rows, to)
     before = len(to.altered)
     done = _replayed(run, settings, rows, number, (trusted, overrides, tolerance, reason), to)
     own = [key[1:-1] for key in json_of(run / "identity.json") or {} if key.startswith("(plug-in ")]
@@ -79,7 +81,7 @@ def verify(
         to.cannot("no round of this run was written")
     elif not sealed and not whole:
         to.cannot(
-            f"there is no {seal.NAME} (the run was killed, has not ended, or is of an earlier version), so rounds that "
+            f"there is no {SEAL} (the run was killed, has not ended, or is of an earlier version), so rounds that "
             "were not replayed may say anything; --rounds all replays all of them"
         )
     return _verdict(to, len(rows) - len(done))
@@ -100,11 +102,11 @@ def _verdict(to: Findings, rest: int) -> int:
 def _reason(run: Path, to: Findings) -> str:
     if not (run / "summary.json").exists():
         return ""
-    return str(at_rest.json_of(run / "summary.json", to).get("exit_reason", ""))
+    return str(integrity.json_of(run / "summary.json", to).get("exit_reason", ""))
 
 
 def _replayed(
-    run: Path, settings: Settings, rows: at_rest.Rows, number: int | None, how: tuple[Any, ...], to: Findings
+    run: Path, settings: Settings, rows: integrity.Rows, number: int | None, how: tuple[Any, ...], to: Findings
 ) -> set[int]:
     """Replay rounds and compare; returns those that were."""
     every = sorted({row["round"] for row in rows})
@@ -113,14 +115,14 @@ def _replayed(
     trusted, overrides, tolerance, reason = how
     # A run that goes on evaluates the round of its checkpoint once more, and knows then of ranks lost after it was.
     late = {row.get("round") for row in _rows(run / "faults.jsonl") if losses.late(row)}
-    kept = [t for t in rounds.checkpoints(run) if t in every and t + 1 not in late]
-    wanted = rounds.chosen(every, number, to.suspects, kept)
+    kept = [t for t in replay.checkpoints(run) if t in every and t + 1 not in late]
+    wanted = replay.chosen(every, number, to.suspects, kept)
     other = others(run, settings)
     done: set[int] = set()
-    for start, last in rounds.segments(wanted, kept):
+    for start, last in replay.segments(wanted, kept):
         begin = f"after checkpoint {start}" if start >= 0 else "from the start"
         to.say(f"  replaying to round {last}, {begin}")
-        with rounds.again(run, trusted, overrides, start, last, len(every)) as again:
+        with replay.again(run, trusted, overrides, start, last, len(every)) as again:
             if bad := _other_data(run, again.path):
                 to.cannot(
                     f"{' and '.join(bad)} below {settings.data.root} are not those of the run; data.root=DIR says where"
@@ -140,7 +142,7 @@ def _replayed(
 
 
 def _compare(
-    run: Path, again: rounds.Again, start: int, last: int, tolerance: float | None, other: list[str], to: Findings
+    run: Path, again: replay.Again, start: int, last: int, tolerance: float | None, other: list[str], to: Findings
 ) -> set[int]:
     """Rows of metrics.jsonl and clients.jsonl with those of the replay, to round `last`; which rounds these are. Round
     `start`, whose checkpoint it began after, is evaluated once more, but not analysed."""
@@ -151,23 +153,26 @@ def _compare(
         t = row["round"]
         if t not in now:
             continue
-        bad = differences(row, now[t], tolerance, partial=t == ends)
+        bad = row_differences(row, now[t], tolerance, partial=t == ends)
         _tell(f"metrics.jsonl, round {t}", bad, other, tolerance, to)
         if not bad and t in to.suspects:
             to.say(f"     round {t}: what can be recomputed is right, so times, bytes or the writing were changed")
     for name in ("clients.jsonl", "updates.jsonl", "analysis.jsonl"):
-        lines, again_lines = (_keyed(path / name) for path in (run, again.path))
+        lines, again_lines = (keyed_rows(_rows(path / name)) for path in (run, again.path))
         for key in {**lines, **again_lines}:
             if key[0] in now and key[0] != ends and not (name == "analysis.jsonl" and key[0] == start):
-                bad = differences(lines.get(key, {}), again_lines.get(key, {}), tolerance)
-                _tell(f"{name}, round {', '.join(map(str, key))}", bad, other, tolerance, to)
+                bad = row_differences(lines.get(key, {}), again_lines.get(key, {}), tolerance)
+                client = "" if key[1] is None else f", client {key[1]}"
+                protocol = ", ".join(str(part) for part in ("", *key[2:]) if part is not None)
+                _tell(f"{name}, round {key[0]}{client}{protocol}", bad, other, tolerance, to)
     return set(now)
 
 
 def _tell(where: str, bad: list[Difference], other: list[str], tolerance: float | None, to: Findings) -> None:
     if not bad:
         return
-    said = f"{where}: {'; '.join(map(str, bad[:SHOWN]))}{' ...' if len(bad) > SHOWN else ''}"
+    each = [f"{key} is {_short(was)}, replaying gives {_short(now)}" for key, was, now in bad[:SHOWN]]
+    said = f"{where}: {'; '.join(each)}{' ...' if len(bad) > SHOWN else ''}"
     if other and tolerance is None:
         to.cannot(
             f"{said}. This may come of where it was replayed: {'; '.join(other)}. --tolerance 1e-3 compares figures"
@@ -176,11 +181,16 @@ def _tell(where: str, bad: list[Difference], other: list[str], tolerance: float 
         to.found(said)
 
 
+def _short(value: Any) -> str:
+    text = "missing" if value is MISSING else str(value)
+    return text if len(text) <= 24 else f"{text[:12]}..."
+
+
 def _compare_models(run: Path, again: Path, other: list[str], to: Findings) -> None:
     """Byte by byte: what the rows' hashes leave out, too, such as statistics of batch normalisation."""
-    for name in ("model.safetensors", "model-best.safetensors", "partition.npz", "partition.json", preprocessing.NAME):
+    for name in ("model.safetensors", "model-best.safetensors", "partition.npz", "partition.json", PREPROCESSING):
         both = run / name, again / name
-        if all(path.exists() for path in both) and seal.digest(both[0]) != seal.digest(both[1]):
+        if all(path.exists() for path in both) and not filecmp.cmp(*both, shallow=False):
             if name == "partition.json" and len({_plain(path) for path in both}) == 1:
                 continue
             said = f"{name}: replaying gives other bytes"
@@ -209,10 +219,10 @@ def _other_modules(run: Path, again: Path) -> list[str]:
 def others(run: Path, settings: Settings) -> list[str]:
     """What is not as it was where the run was made, in words: reasons for which last bits may differ."""
     was, then = (json_of(run / "identity.json") or {}), (json_of(run / "environment.json") or {})
-    code, packages = consistency.code(), then.get("packages") or {}
+    code, packages = rank_agreement.code_digests(), then.get("packages") or {}
     found = []
     pairs = [
-        ("fedmpi", packages.get("fedmpi"), installed("fedmpi"), "(code of fedmpi)"),
+        ("fedmpi", packages.get("fedmpi"), installed_version("fedmpi"), "(code of fedmpi)"),
         ("torch", packages.get("torch"), torch.__version__, "(torch version)"),
     ]
     for name, before, now, key in pairs:
@@ -239,19 +249,7 @@ def others(run: Path, settings: Settings) -> list[str]:
 
 def _rows(path: Path) -> list[dict[str, Any]]:
     """Rows, without lines that are none: these have been told."""
-    return at_rest.rows_of(path, Findings(lambda text: None))
-
-
-def _keyed(path: Path) -> dict[tuple[Any, ...], dict[str, Any]]:
-    """(round, and what else tells a line of it from the others) -> row."""
-    found: dict[tuple[Any, ...], dict[str, Any]] = {}
-    for row in _rows(path):
-        told = [f"client {row['client']}"] if isinstance(row.get("client"), int) else []
-        key = (row["round"], *told, *([row["protocol"]] if isinstance(row.get("protocol"), str) else []))
-        while key in found:
-            key = (*key, "again")
-        found[key] = row
-    return found
+    return integrity.rows_of(path, Findings(lambda text: None))
 
 
 def _named(done: Sequence[int]) -> str:

@@ -8,19 +8,23 @@ were made with (settings, code, data, versions, machine) is told, and decides no
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Iterable, Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from fedmpi.common.errors import UserError
 from fedmpi.common.jsonl import read_jsonl
 from fedmpi.common.metrics_row import VARIES_WITH_RANKS
+from fedmpi.common.text import brief, count
 from fedmpi.config.later import comparable
 from fedmpi.runtime.reading import files
 
+MISSING = object()
 HASH, MODEL = "sha256", "model.safetensors"
 NAMES = ("name", "output_mode", "timeline", "report")  # settings that change nothing of a run
 DATA = ("partition", "training data", "test data", "layout", "initial weights")  # as digests are called
+GROUPS = ("settings", "data", "code", "versions", "machine")
+MOST, LONG = 20, 400  # differences of a group that are shown; letters of a value
 Facts = dict[str, Any]
 Pair = list[Any]  # what A has, what B has; None: nothing
 
@@ -37,11 +41,13 @@ def compare(a: Path, b: Path) -> Facts:
     shared = sorted(left.rounds.keys() & right.rounds.keys())
     found: Facts = {"a": str(a), "b": str(b), **_made_with(left, right)}
     found["rounds"] = [len(left.rounds), len(right.rounds)]
-    found["hash"] = _first(shared, lambda t: _hash(left.rounds[t], right.rounds[t]))
-    found["figure"] = _first(shared, lambda t: _figure(left.rounds[t], right.rounds[t]))
+    pairs = [(t, left.rounds[t], right.rounds[t]) for t in shared]
+    hashes = {t: [x[HASH], y[HASH]] for t, x, y in pairs if None not in (x.get(HASH), y.get(HASH))}
+    parted = [t for t, (x, y) in hashes.items() if x != y]
+    found["hash"] = {"round": parted[0], "values": hashes[parted[0]]} if parted else None
+    found["figure"] = next(({"round": t, **differs} for t, x, y in pairs if (differs := _figure(x, y))), None)
     found["client"] = _clients(left.clients, right.clients, set(shared))
-    compared = [t for t in shared if None not in (left.rounds[t].get(HASH), right.rounds[t].get(HASH))]
-    found["models_same"] = len(shared) if compared == shared and not found["hash"] else 0
+    found["models_same"] = len(shared) if len(hashes) == len(shared) and not found["hash"] else 0
     models = [side.model() for side in sides]
     both = None not in models
     found["model"] = models if both and models[0] != models[1] else None
@@ -60,8 +66,7 @@ class _Side:
         self.identity = comparable(files.json_of(run / "identity.json") or {})
         self.environment = files.json_of(run / "environment.json") or {}
         self.rounds = {row["round"]: row for row in _rows(run / "metrics.jsonl")}
-        rows = _rows(run / "clients.jsonl")
-        self.clients = {(row["round"], row.get("client"), row.get("protocol")): row for row in rows}
+        self.clients = keyed_rows(_rows(run / "clients.jsonl"))
 
     def model(self) -> str | None:
         digest = hashlib.sha256()
@@ -81,14 +86,14 @@ def _rows(path: Path) -> list[Facts]:
 
 def _made_with(a: _Side, b: _Side) -> Facts:
     """settings, code, data: of identity.json; versions, machine: of environment.json."""
-    told = _differences(a.identity, b.identity)
+    told = _changed(a.identity, b.identity)
     found: Facts = {"settings": {k: v for k, v in told.items() if not k.startswith("(") and k not in NAMES}}
     digests = {k.strip("()"): v for k, v in told.items() if k.startswith("(")}
     is_data = {name: any(name.endswith(each) for each in DATA) for name in digests}
     found["code"] = {k: v for k, v in digests.items() if not is_data[k]}
     found["data"] = {k: v for k, v in digests.items() if is_data[k]}
-    found["versions"] = _differences(*(_versions(side.environment) for side in (a, b)))
-    found["machine"] = _differences(*(_machine(side.environment) for side in (a, b)))
+    found["versions"] = _changed(*(_versions(side.environment) for side in (a, b)))
+    found["machine"] = _changed(*(_machine(side.environment) for side in (a, b)))
     return found
 
 
@@ -107,28 +112,62 @@ def _machine(about: Mapping[str, Any]) -> Facts:
     return {**named, "ranks": len(ranks), "devices": ", ".join(devices), "hosts": ", ".join(hosts)}
 
 
-def _differences(a: Mapping[str, Any], b: Mapping[str, Any]) -> dict[str, Pair]:
+def _changed(a: Mapping[str, Any], b: Mapping[str, Any]) -> dict[str, Pair]:
     return {k: [a.get(k), b.get(k)] for k in dict.fromkeys([*a, *b]) if a.get(k) != b.get(k)}
 
 
-def _first(rounds: Iterable[int], differ: Callable[[int], Facts | None]) -> Facts | None:
-    """The first round in which there is a difference, with it."""
-    return next(({"round": t, **found} for t in rounds if (found := differ(t)) is not None), None)
-
-
-def _hash(a: Facts, b: Facts) -> Facts | None:
-    """Of the model after a round; a round whose line was written before its hash was known has none."""
-    values = [row.get(HASH) for row in (a, b)]
-    return {"values": values} if None not in values and values[0] != values[1] else None
+def keyed_rows(rows: Iterable[Facts]) -> dict[tuple[Any, ...], Facts]:
+    """(round, client, protocol) -> row; client and protocol are None in rows without them, and a key is longer where
+    one like it was there before."""
+    found: dict[tuple[Any, ...], Facts] = {}
+    for row in rows:
+        key: tuple[Any, ...] = (row["round"], row.get("client"), row.get("protocol"))
+        while key in found:
+            key = (*key, "again")
+        found[key] = row
+    return found
 
 
 def _figure(a: Facts, b: Facts) -> Facts | None:
-    names = [name for name in dict.fromkeys([*a, *b]) if name not in (*VARIES_WITH_RANKS, HASH)]
-    differing = [name for name in names if a.get(name) != b.get(name)]
-    if not differing:
+    found = [each for each in row_differences(a, b) if each.key != HASH]
+    if not found:
         return None
-    name = differing[0]
-    return {"name": name, "values": [a.get(name), b.get(name)], "others": differing[1:]}
+    values = [None if value is MISSING else value for value in found[0][1:]]
+    return {"name": found[0].key, "values": values, "others": [each.key for each in found[1:]]}
+
+
+class Difference(NamedTuple):
+    """A key of a row of which two runs have different values, or one has none (MISSING)."""
+
+    key: str
+    a: Any
+    b: Any
+
+
+def row_differences(a: Facts, b: Facts, tolerance: float | None = None, *, partial: bool = False) -> list[Difference]:
+    """Return in what two rows of metrics.jsonl, or of a file like it, differ, but for what depends on the ranks.
+
+    Args:
+        tolerance: how far apart numbers may be, relative to the larger one where that is above 1; then hashes are not
+            compared. None: not at all.
+        partial: b was written before its round was evaluated; what it lacks does not count.
+    """
+    left_out = {*VARIES_WITH_RANKS, *((HASH,) if tolerance is not None else ())}
+    keys = [key for key in dict.fromkeys([*a, *b]) if key not in left_out and not (partial and key not in b)]
+    pairs = [Difference(key, a.get(key, MISSING), b.get(key, MISSING)) for key in keys]
+    return [each for each in pairs if not _same(each.a, each.b, tolerance)]
+
+
+def _same(a: Any, b: Any, tolerance: float | None) -> bool:
+    if tolerance is None or type(a) is bool or type(b) is bool:
+        return bool(a == b)
+    if isinstance(a, int | float) and isinstance(b, int | float):
+        return abs(a - b) <= tolerance * max(1.0, abs(a), abs(b))
+    if isinstance(a, list) and isinstance(b, list):
+        return len(a) == len(b) and all(_same(x, y, tolerance) for x, y in zip(a, b, strict=True))
+    if isinstance(a, dict) and isinstance(b, dict):
+        return a.keys() == b.keys() and all(_same(a[key], b[key], tolerance) for key in a)
+    return bool(a == b)
 
 
 def _clients(a: Mapping[tuple[Any, ...], Facts], b: Mapping[tuple[Any, ...], Facts], shared: set[int]) -> Facts | None:
@@ -158,3 +197,76 @@ def sweeps(a: Path, b: Path) -> Facts:
     only = [sorted(names[0] - names[1]), sorted(names[1] - names[0])]
     same = not any(only) and all(run["same"] for run in runs.values())
     return {"a": str(a), "b": str(b), "runs": runs, "only": only, "same": same}
+
+
+# ---- what is shown ----
+def lines(found: Facts, width: int) -> list[str]:
+    """What `fedmpi compare` shows: the result first, then what the runs were made with; values side by side where they
+    fit, else one below the other."""
+    return (
+        _sweep_lines(found, width)
+        if "runs" in found
+        else [f"A  {found['a']}", f"B  {found['b']}", *_run_lines(found, width)]
+    )
+
+
+def verdict(found: Facts) -> str:
+    """One line on the results."""
+    many = found["rounds"]
+    if found["same"]:
+        return f"the same results in all {count(many[0], 'round')}"
+    if found["hash"]:
+        return f"the models part in round {found['hash']['round']}"
+    if found["figure"]:
+        return f"{found['figure']['name']} differs from round {found['figure']['round']} on"
+    if found["client"]:
+        return f"client {found['client']['client']} differs from round {found['client']['round']} on"
+    if found["model"]:
+        return "the final models differ, and no round does"
+    return f"the same results as far as both go: A has {count(many[0], 'round')}, B {many[1]}"
+
+
+def _run_lines(found: Facts, width: int) -> list[str]:
+    said = [verdict(found)]
+    if found["rounds"][0] != found["rounds"][1] and not said[0].startswith("the same"):
+        said.insert(0, f"rounds: A has {found['rounds'][0]}, B {found['rounds'][1]}")
+    if found["models_same"] and not found["same"]:
+        said += [f"  the models have the same SHA-256 in all {count(found['models_same'], 'round')} that both have"]
+    if found["hash"]:
+        said += _values("  sha256", [value[:12] for value in found["hash"]["values"]], width)
+    if found["figure"]:
+        one = found["figure"]
+        said += _values(f"  {one['name']}, round {one['round']}", one["values"], width)
+        said += [brief(f"  and in that round {', '.join(one['others'])}", width)] if one["others"] else []
+    if found["client"] and "name" in found["client"]:
+        one = found["client"]
+        said += _values(f"  client {one['client']}, {one['name']}, round {one['round']}", one["values"], width)
+    if found["model"] and not found["hash"]:
+        said += _values("  model.safetensors", [value[:12] for value in found["model"]], width)
+    alike = [group for group in GROUPS if not found[group]]
+    for group in GROUPS:
+        rows = list(found[group].items())
+        said += [f"{group}: {count(len(rows), 'difference')}"] if rows else []
+        for name, values in rows[:MOST]:
+            said += _values(f"  {name}", values, width)
+        said += [f"  and {len(rows) - MOST} more (--json shows all)"] if len(rows) > MOST else []
+    return [*said, *([f"the same: {', '.join(alike)}"] if alike else [])]
+
+
+def _values(name: str, values: list[Any], width: int) -> list[str]:
+    a, b = ("-" if value is None else brief(str(value), LONG) for value in values)
+    line = f"{name}: {a} | {b}"
+    return [line] if len(line) <= width else [f"{name}:", f"    A  {a}", f"    B  {b}"]
+
+
+def _sweep_lines(found: Facts, width: int) -> list[str]:
+    said = [f"A  {found['a']}", f"B  {found['b']}"]
+    parted = {name: run for name, run in found["runs"].items() if not run["same"]}
+    for name, run in parted.items():
+        said += [f"{name}: {verdict(run)}"]
+        changed = [key for group in GROUPS[:3] for key in run[group]]
+        said += [brief(f"  differ: {', '.join(changed)}", width)] if changed else []
+    for side, names in zip("AB", found["only"], strict=True):
+        said += [f"only in {side}: {', '.join(names)}"] if names else []
+    alike = len(found["runs"]) - len(parted)
+    return [*said, f"{alike} of {count(len(found['runs']), 'run')} that both have with the same results"]

@@ -16,21 +16,30 @@ from __future__ import annotations
 import ast
 import math
 import time
+from collections.abc import Mapping
 from pathlib import Path
-from statistics import fmean
+from statistics import fmean, median
 from typing import Any
 
+from fedmpi.common.formatting import duration
+from fedmpi.common.host_memory import size_text
 from fedmpi.common.jsonl import JsonLines, parse_jsonl, read_jsonl
 from fedmpi.common.metrics_row import NOT_METRICS
-from fedmpi.runtime.reading import files, slowest
+from fedmpi.common.text import count, figure
+from fedmpi.runtime.reading import files
 from fedmpi.runtime.record import lock
 
 RUNNING, FINISHED, STOPPED, FAILED, DIED, NEVER = "running", "finished", "stopped", "failed", "died", "never started"
 WINDOW, LATELY_S, TIMES = 20, 60.0, 5.0
 FINE, GOES_ON, BAD = 0, 75, 1  # exit codes
+TIMELINE, WAITS = "timeline", ("word", "uploads")  # as engine/timeline.py, which is not imported from here, has them
+TIMELINE_ROUNDS = 10  # the last ones
+TIMELINE_BYTES, RANK_BYTES = 1 << 22, 1 << 16  # at the ends of the files of all ranks together, and of one at most
+FIGURES = 4  # that are shown
+Facts = dict[str, Any]
 
 
-def status(run: Path, now: float | None = None) -> dict[str, Any]:
+def status(run: Path, now: float | None = None) -> Facts:
     """The facts of one run: JSON's types alone. What the directory does not tell is None.
 
     Beside those of `brief`: ranks, alive, lost (rank -> round), hosts, launcher, job, started; slowest; figures and
@@ -43,7 +52,7 @@ def status(run: Path, now: float | None = None) -> dict[str, Any]:
         **brief(run, text, now),
         "holder": lock.look(run)[1] or None,
         **_ranks(run),
-        "slowest": slowest.slowest(run),
+        "slowest": slowest(run),
         "figures": figures,
         "figures_round": at,
         "sent_bytes": files.total(text, "sent_bytes"),
@@ -52,7 +61,7 @@ def status(run: Path, now: float | None = None) -> dict[str, Any]:
     }
 
 
-def brief(run: Path, text: bytes | None = None, now: float | None = None) -> dict[str, Any]:
+def brief(run: Path, text: bytes | None = None, now: float | None = None) -> Facts:
     """directory, name; state, why, resume (whether `fedmpi resume` would go on); rounds_done, rounds, round_s, eta_s,
     since_s (what was written last, until now); checkpoint (round, age_s); unreadable (lines of metrics.jsonl).
 
@@ -64,7 +73,7 @@ def brief(run: Path, text: bytes | None = None, now: float | None = None) -> dic
     done = seen.rows[-1]["round"] + 1 if seen.rows else max(whole - len(seen.damaged), 0)
     identity, summary = files.json_of(run / "identity.json") or {}, files.json_of(run / "summary.json")
     held, who = lock.look(run)
-    written = files.changed([run / "metrics.jsonl", run / "log.txt", *(run / slowest.FOLDER).glob("rank-*.jsonl")])
+    written = files.changed([run / "metrics.jsonl", run / "log.txt", *(run / TIMELINE).glob("rank-*.jsonl")])
     round_s, rounds = _round_s(seen.rows), _rounds(identity)
     lately = written is not None and now - written < LATELY_S + TIMES * (round_s or 0.0)
     state, why = _state(held, lately, summary, whole, (done, rounds), bool(identity) or "host" in who)
@@ -86,7 +95,7 @@ def brief(run: Path, text: bytes | None = None, now: float | None = None) -> dic
     }
 
 
-def code(facts: dict[str, Any]) -> int:
+def code(facts: Facts) -> int:
     """The exit code: 0 running or finished, 75 it would go on, 1 failed, or nothing to go on from."""
     if facts["state"] in (RUNNING, FINISHED):
         return FINE
@@ -104,7 +113,7 @@ def _rows(text: bytes) -> JsonLines:
 def _state(
     held: bool | None,
     lately: bool,
-    summary: dict[str, Any] | None,
+    summary: Facts | None,
     lines: int,
     rounds: tuple[int, int | None],
     begun: bool,
@@ -132,7 +141,7 @@ def _ended(reason: str) -> tuple[str, str]:
     return FAILED, reason.removeprefix("failed: ")
 
 
-def _rounds(identity: dict[str, Any]) -> int | None:
+def _rounds(identity: Facts) -> int | None:
     try:
         found = ast.literal_eval(identity["rounds"])
     except (KeyError, ValueError, SyntaxError, TypeError):
@@ -140,14 +149,14 @@ def _rounds(identity: dict[str, Any]) -> int | None:
     return found if isinstance(found, int) else None
 
 
-def _round_s(rows: list[dict[str, Any]]) -> float | None:
+def _round_s(rows: list[Facts]) -> float | None:
     """Mean seconds of the last rounds; the first one made stands only for itself."""
     walls = [row["wall_s"] for row in rows if _is_number(row.get("wall_s")) and row["round"] >= 0]
     later = walls[1:] if rows and rows[0]["round"] <= 0 else walls
     return fmean(later[-WINDOW:]) if later else walls[0] if walls else None
 
 
-def _ranks(run: Path) -> dict[str, Any]:
+def _ranks(run: Path) -> Facts:
     about = files.json_of(run / "environment.json") or {}
     ranks = [each for each in about.get("ranks") or () if isinstance(each, dict)]
     lost: dict[str, int] = {}
@@ -163,12 +172,12 @@ def _ranks(run: Path) -> dict[str, Any]:
 
 def _job_began(run: Path) -> int:
     """The first round of the last job, with which all ranks are there again."""
-    text = files.content(run / slowest.FOLDER / "rank-0000.jsonl")
+    text = files.content(run / TIMELINE / "rank-0000.jsonl")
     rows = parse_jsonl(text[max(text.rfind(b'{"job"'), 0) :], rounds=True).rows
     return next((row["round"] for row in rows), 0)
 
 
-def _figures(rows: list[dict[str, Any]]) -> tuple[dict[str, float], int | None]:
+def _figures(rows: list[Facts]) -> tuple[dict[str, float], int | None]:
     """The figures of the last round that was evaluated, else of the last one; and which that is."""
     found = [{k: v for k, v in row.items() if k not in NOT_METRICS and _is_number(v)} for row in rows]
     names = {name for row in found for name in row if name != "train_loss"}
@@ -178,14 +187,14 @@ def _figures(rows: list[dict[str, Any]]) -> tuple[dict[str, float], int | None]:
     return {}, None
 
 
-def _faults(run: Path, text: bytes, rows: list[dict[str, Any]]) -> dict[str, Any]:
+def _faults(run: Path, text: bytes, rows: list[Facts]) -> Facts:
     refused, clipped = (text.count(b'"%s": [{' % what) for what in (b"refused", b"clipped"))
     apart = next((row["diverged"] for row in rows if "diverged" in row), None)
     losses = len(read_jsonl(run / "faults.jsonl", rounds=True).rows)
     return {"losses": losses, "rounds_with_refused": refused, "rounds_with_clipped": clipped, "diverged": apart}
 
 
-def _checkpoint(run: Path, now: float) -> dict[str, Any] | None:
+def _checkpoint(run: Path, now: float) -> Facts | None:
     kept = [path for path in (run / "checkpoints").glob("[0-9]*.safetensors") if path.stem.isdigit()]
     if not kept:
         return None
@@ -196,3 +205,167 @@ def _checkpoint(run: Path, now: float) -> dict[str, Any] | None:
 
 def _is_number(value: Any) -> bool:
     return isinstance(value, (int, float)) and not isinstance(value, bool) and math.isfinite(value)
+
+
+# ---- who holds it up ----
+def slowest(run: Path) -> Facts:
+    """Who holds a run up, by the timelines of its last rounds, else by what clients were placed.
+
+    {"client": {client, rank, seconds}, "rank": {rank, host, busy or pace}}, as far as it is known.
+
+    A client's seconds are the median of its trainings; who trained with others at once is not known alone. The slowest
+    rank is the one that waits least: `busy` is the share of its time in which it did not. pace: what a sample costs
+    there, over what it costs on the fastest rank.
+    """
+    paths = sorted((run / TIMELINE).glob("rank-*.jsonl"))
+    size = min(max(TIMELINE_BYTES // max(len(paths), 1), 1 << 12), RANK_BYTES)
+    clients: dict[tuple[int, int], list[float]] = {}
+    ranks: list[Facts] = []
+    for path in paths:
+        rank = path.stem.removeprefix("rank-")
+        rows = [row for row in files.tail(path, size) if "spans" in row][-TIMELINE_ROUNDS:]
+        if not rank.isdigit() or not rows:
+            continue
+        try:
+            busy = _busy(rows, clients, int(rank))
+        except (KeyError, TypeError, ValueError):  # not as fedmpi writes them
+            continue
+        if busy is not None:
+            ranks.append({"rank": int(rank), "busy": busy})
+    found: Facts = {}
+    if clients:
+        (client, rank_), seconds = max(clients.items(), key=lambda item: median(item[1]))
+        found["client"] = {"client": client, "rank": rank_, "seconds": median(seconds)}
+    if len(ranks) > 1:
+        found["rank"] = max(ranks, key=lambda each: each["busy"])
+    return found if "rank" in found else found | _by_pace(run)
+
+
+def _busy(rows: list[Facts], clients: dict[tuple[int, int], list[float]], rank: int) -> float | None:
+    waited = whole = 0.0
+    for row in rows:
+        whole += row["s"]
+        for what, _, ms, *who in row["spans"]:
+            waited += ms / 1e3 if what in WAITS else 0.0
+            if what == "train" and who and isinstance(who[0], int):
+                clients.setdefault((who[0], rank), []).append(ms / 1e3)
+        rest: Mapping[str, float] = row.get("rest", {})
+        waited += sum(ms for what, ms in rest.items() if what in WAITS) / 1e3
+    return max(1 - waited / whole, 0.0) if whole > 0 else None
+
+
+def _by_pace(run: Path) -> Facts:
+    for row in reversed(files.tail(run / "placement.jsonl")):
+        pace = row.get("pace")
+        if isinstance(pace, dict) and len(pace) > 1 and all(isinstance(each, int) for each in pace.values()):
+            rank = max(pace, key=lambda each: pace[each])
+            return {"rank": {"rank": int(rank), "pace": pace[rank] / 100}} if rank.isdigit() else {}
+    return {}
+
+
+# ---- what is shown ----
+def lines(facts: Facts) -> list[str]:
+    """What `fedmpi status` shows of a run: a line a thing, none longer than a narrow terminal needs."""
+    rows = [
+        ("run", facts["directory"]),
+        ("state", _state_text(facts)),
+        ("round", _rounds_text(facts)),
+        ("left", _left_text(facts)),
+        ("ranks", _ranks_text(facts)),
+        ("slowest", _slowest_text(facts["slowest"])),
+        ("figures", _figures_text(facts)),
+        ("bytes", _traffic_text(facts)),
+        ("faults", _faults_text(facts)),
+        ("checkpoint", _checkpoint_text(facts)),
+        ("next", _next_text(facts)),
+    ]
+    return [f"{name:<10}  {text}" for name, text in rows if text]
+
+
+def _state_text(facts: Facts) -> str:
+    why = f": {facts['why']}" if facts["why"] else ""
+    who, since = facts["holder"], facts["since_s"]
+    if facts["state"] == RUNNING and who and "host" in who:
+        why += f" (process {who.get('pid')} on {who['host']})"
+    ago = f", last written {duration(since)} ago" if since is not None and facts["state"] != FINISHED else ""
+    return f"{facts['state']}{why}{ago}"
+
+
+def _rounds_text(facts: Facts) -> str:
+    if facts["state"] == NEVER:
+        return ""
+    of = f" of {facts['rounds']:,}" if facts["rounds"] is not None else ""
+    pace = f", {duration(facts['round_s'])} a round" if facts["round_s"] is not None else ""
+    return f"{facts['rounds_done']:,}{of}{pace}"
+
+
+def _left_text(facts: Facts) -> str:
+    if facts["eta_s"] is None:
+        return ""
+    end = time.localtime(time.time() + facts["eta_s"])
+    day = "" if facts["eta_s"] < 12 * 3600 else "%Y-%m-%d "
+    rough = " (by one round)" if facts["rounds_done"] == 1 else ""
+    return f"{duration(facts['eta_s'])}{rough}, until {time.strftime(f'{day}%H:%M', end)}"
+
+
+def _ranks_text(facts: Facts) -> str:
+    if facts["ranks"] is None:
+        return ""
+    lost = ", ".join(f"rank {rank} lost in round {t}" for rank, t in facts["lost"].items())
+    alive = f"{facts['alive']} of {facts['ranks']} alive" if facts["state"] == RUNNING else f"{facts['ranks']}"
+    where = f" on {count(len(facts['hosts']), 'host')}" if facts["hosts"] else ""
+    job = f", Slurm job {facts['job']}" if facts["job"] else ""
+    return f"{alive}{where}{job}{f'; {lost}' if lost else ''}"
+
+
+def _slowest_text(found: Facts) -> str:
+    said = []
+    if "client" in found:
+        one = found["client"]
+        said.append(f"client {one['client']}, {duration(one['seconds'])} on rank {one['rank']}")
+    if "rank" in found:
+        one = found["rank"]
+        how = f"busy {100 * one['busy']:.0f} % of the time" if "busy" in one else f"{one['pace']:.2f} x the fastest"
+        said.append(f"rank {one['rank']}, {how}")
+    return "; ".join(said)
+
+
+def _figures_text(facts: Facts) -> str:
+    found = facts["figures"]
+    if not found:
+        return ""
+    first = [name for name in found if name.endswith(("accuracy", "loss")) or name == "train_loss"]
+    names = list(dict.fromkeys([*(n for n in ("loss", "accuracy", "train_loss") if n in found), *first, *found]))
+    said = ", ".join(f"{name} {figure(name, found[name], 4)}" for name in names[:FIGURES])
+    return f"{said} (round {facts['figures_round'] + 1})"
+
+
+def _traffic_text(facts: Facts) -> str:
+    up, down = facts["received_bytes"], facts["sent_bytes"]
+    return f"{size_text(up)} up, {size_text(down)} down (rank 0's connection)" if up or down else ""
+
+
+def _faults_text(facts: Facts) -> str:
+    found, said = facts["faults"], []
+    if found["losses"]:
+        said.append(f"{found['losses']} x ranks lost (faults.jsonl)")
+    for key, what in (("rounds_with_refused", "refused"), ("rounds_with_clipped", "clipped")):
+        if found[key]:
+            said.append(f"uploads {what} in {count(found[key], 'round')}")
+    if found["diverged"] is not None:
+        said.append(f"training came apart from round {found['diverged']} on")
+    if facts["unreadable"]:
+        said.append(f"{count(facts['unreadable'], 'line')} of metrics.jsonl cannot be read")
+    return "; ".join(said) or "none"
+
+
+def _checkpoint_text(facts: Facts) -> str:
+    kept = facts["checkpoint"]
+    if kept is None:
+        return "none"
+    age = f", {duration(kept['age_s'])} old" if kept["age_s"] is not None else ""
+    return f"after round {kept['round'] + 1}{age}"
+
+
+def _next_text(facts: Facts) -> str:
+    return f"fedmpi resume {facts['directory']}" if facts["resume"] else ""

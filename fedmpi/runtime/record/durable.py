@@ -39,15 +39,11 @@ def write(path: Path, content: bytes, private: bool = False) -> None:
     except BaseException:
         temporary.unlink(missing_ok=True)
         raise
-    folder = os.open(path.parent, os.O_RDONLY)
-    try:
-        os.fsync(folder)
-    finally:
-        os.close(folder)
+    sync(path.parent)
 
 
 def sync(path: Path) -> None:
-    """What was written to a file is on disk."""
+    """Wait until what was written to a file, or the entries of a folder, are on disk."""
     file = os.open(path, os.O_RDONLY)
     try:
         os.fsync(file)

@@ -6,7 +6,7 @@ with -o localflock sees one host alone, and where there are no locks at all a wa
 starts the jobs.
 
 Who only wants to know whether there is a job (`look`) shares the lock for a moment; a job that begins in that moment
-tries once more.
+tries once more. The package filelock knows no shared locks, and not who holds one.
 """
 
 from __future__ import annotations
@@ -34,22 +34,37 @@ NONE_HERE = (errno.ENOSYS, errno.ENOLCK, errno.EOPNOTSUPP, errno.EINVAL)
 @contextmanager
 def held(directory: Path, private: bool = False) -> Iterator[None]:
     """Hold the directory's lock. Raises UserError, having touched nothing, where another process has it."""
-    path = directory / NAME
+    path, until = directory / NAME, time.monotonic() + MOMENT_S
     try:
         file = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600 if private else 0o666)
     except OSError as error:
         raise UserError(f"run directory: cannot open {path}: {error.strerror}") from error
     try:
-        _take(file, path)
-        who = {"host": socket.gethostname(), "pid": os.getpid()}
-        said = json.dumps({**who, "since": f"{datetime.now(timezone.utc):%Y-%m-%d %H:%M:%S} UTC"})
+        while True:
+            try:
+                fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                break
+            except OSError as error:
+                if error.errno in NONE_HERE:
+                    said = f"{path}: this file system has no locks ({error.strerror}); see that no second job goes on"
+                    warnings.warn(f"{said} with this run while this one lives", stacklevel=2)
+                    break
+                if error.errno not in HELD:
+                    raise UserError(f"run directory: cannot lock {path}: {error.strerror}") from error
+                if time.monotonic() > until:  # who only looks was gone before
+                    who, by = _who(file), "by a process that has only just started"
+                    if {"pid", "host", "since"} <= who.keys():
+                        by = f"process {who['pid']} on host {who['host']} has had it since {who['since']}"
+                    said = f"{path.parent} is in use: {by}; nothing was touched. Wait until it has ended, or end it"
+                    raise UserError(said) from error
+                time.sleep(0.01)
+        since = f"{datetime.now(timezone.utc):%Y-%m-%d %H:%M:%S} UTC"
         try:
             os.ftruncate(file, 0)
-            os.pwrite(file, said.encode(), 0)
+            os.pwrite(file, json.dumps({"host": socket.gethostname(), "pid": os.getpid(), "since": since}).encode(), 0)
         except OSError as error:
-            raise UserError(
-                f"run directory: cannot write {path}: {error.strerror}; free some space, or choose another output"
-            ) from error
+            said = f"run directory: cannot write {path}: {error.strerror}; free some space, or choose another output"
+            raise UserError(said) from error
         yield
     finally:
         os.close(file)
@@ -93,43 +108,3 @@ def _who(file: int) -> dict[str, Any]:
     except ValueError:
         return {}
     return who if isinstance(who, dict) else {}
-
-
-def _take(file: int, path: Path) -> None:
-    try:
-        _now_or_in_a_moment(file)
-    except OSError as error:
-        if error.errno in NONE_HERE:
-            warnings.warn(
-                f"{path}: this file system has no locks ({error.strerror}); see that no second job goes on with this "
-                "run while this one lives",
-                stacklevel=2,
-            )
-            return
-        if error.errno not in HELD:
-            raise UserError(f"run directory: cannot lock {path}: {error.strerror}") from error
-        raise UserError(
-            f"{path.parent} is in use: {_holder(file)}; nothing was touched. Wait until it has ended, or end it"
-        ) from error
-
-
-def _now_or_in_a_moment(file: int) -> None:
-    """Take it; who only looks is gone in a moment."""
-    until = time.monotonic() + MOMENT_S
-    while True:
-        try:
-            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except OSError as error:
-            if error.errno not in HELD or time.monotonic() > until:
-                raise
-            time.sleep(0.01)
-        else:
-            return
-
-
-def _holder(file: int) -> str:
-    who = _who(file)
-    try:
-        return f"process {who['pid']} on host {who['host']} has had it since {who['since']}"
-    except KeyError:  # it has only just taken it
-        return "by a process that has only just started"

@@ -1,60 +1,198 @@
-"""The files of the user's own code that a run is made with: compared by all ranks, copied into the run directory.
+"""The files of the user's own code that a run is made with: compared by all ranks, and copied into the run directory.
 
 They are those that the config names, and those that define its method, task and module. Copies are for people to read,
-and for who loads the run when the files themselves are gone (kept_copies.py). Modules that they import from beside them
+and for who loads the run when the files themselves are changed or gone. Modules that they import from beside them
 (common/beside.py) are compared, but not copied.
+
+This imports no torch and none of the code.
 """
 
 from __future__ import annotations
 
+import hashlib
+import importlib.util
+import json
+import os
 import sys
-from collections.abc import Iterator, Mapping
+import warnings
+from collections import Counter
+from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
-from fedmpi.common import beside, registry
+from fedmpi.common import beside
 from fedmpi.common.blame import PACKAGE, is_users_file
-from fedmpi.config import Settings
-from fedmpi.runtime import consistency, trust
+from fedmpi.common.errors import UserError
+from fedmpi.common.registry import is_file
+
+if TYPE_CHECKING:
+    from fedmpi.runtime.record.run_dir import RunDirectory
 
 
-def files(settings: Settings, *made: Any) -> dict[Path, bytes]:
-    """Path -> content of each, in the order of the config; `made`: objects whose classes are looked at, too."""
-    named = (_file(name) for name in trust.foreign(settings.resolved()).values())
-    found = dict.fromkeys(path.resolve() for path in (*named, *_behind(*made)) if path is not None)
-    return {path: path.read_bytes() for path in found if path.is_file()}
+class PluginFile(NamedTuple):
+    """A file of the user's own code. name: that of its copy, which is NAME-2.py for the second file called NAME.py."""
+
+    name: str
+    path: Path
+    content: bytes
 
 
-def digests(found: Mapping[Path, bytes]) -> dict[str, str]:
-    """What ranks compare, and a resumed run. Where the files lie may differ."""
-    known = copies(found)
-    own = {f"(plug-in {name})": consistency.of(content) for name, content in known.items()}
-    for name, path in zip(known, found, strict=True):
-        for module, file in beside.imported(path).items():
-            if file not in found:
-                own[f"(module {module} of plug-in {name})"] = consistency.of(file.read_bytes())
-    return own
-
-
-def copies(found: Mapping[Path, bytes]) -> dict[str, bytes]:
-    """File name -> content; of files of one name the second is NAME-2.py."""
-    out: dict[str, bytes] = {}
-    for path, content in found.items():
-        twins = sum(path.name == other.name for other in list(found)[: list(found).index(path)])
-        out[f"{path.stem}-{twins + 1}{path.suffix}" if twins else path.name] = content
-    return out
-
-
-def _file(name: str) -> Path | None:
-    place = name.rpartition(":")[0]
-    if registry.is_file(name):
-        return Path(place)
-    found = getattr(sys.modules.get(place), "__file__", None)
-    return Path(found) if found and not found.startswith(f"{PACKAGE}/") else None
-
-
-def _behind(*made: Any) -> Iterator[Path]:
+def find_plugins(names: Iterable[str], *made: Any) -> list[PluginFile]:
+    """Return the files that define these plug-ins (`file.py:Name` or `package.module:Name`), and the classes of the
+    objects `made` as far as they are the user's own."""
+    paths = []
+    for name in names:
+        place = name.rpartition(":")[0]
+        file = place if is_file(name) else getattr(sys.modules.get(place), "__file__", None)
+        if file and (is_file(name) or not file.startswith(f"{PACKAGE}/")):
+            paths.append(Path(file))
     for each in made:
-        found = getattr(sys.modules.get(type(each).__module__), "__file__", None)
-        if found and is_users_file(found):
-            yield Path(found)
+        file = getattr(sys.modules.get(type(each).__module__), "__file__", None)
+        if file and is_users_file(file):
+            paths.append(Path(file))
+    found, twins = list[PluginFile](), Counter[str]()
+    for path in dict.fromkeys(path.resolve() for path in paths):
+        if path.is_file():
+            twins[path.name] += 1
+            name = path.name if twins[path.name] == 1 else f"{path.stem}-{twins[path.name]}{path.suffix}"
+            found.append(PluginFile(name, path, path.read_bytes()))
+    return found
+
+
+def digests(plugins: Sequence[PluginFile]) -> dict[str, str]:
+    """What ranks compare, and a resumed run, of plug-ins and of what they import. Where the files lie may differ."""
+    known = {each.path for each in plugins}
+    contents = {f"(plug-in {each.name})": each.content for each in plugins}
+    for each in plugins:
+        for module, file in beside.imported(each.path).items():
+            if file not in known:
+                contents[f"(module {module} of plug-in {each.name})"] = file.read_bytes()
+    return {key: hashlib.sha256(content).hexdigest()[:12] for key, content in contents.items()}
+
+
+def write_copies(directory: RunDirectory, plugins: Sequence[PluginFile]) -> list[dict[str, str]]:
+    """Copy plug-ins into plugins/ of a run directory. Returns what environment.json says of each.
+
+    A copy of another content, which the run had before checkpoint.changes=accept, stays there under another name.
+    """
+    rows = []
+    for name, path, content in plugins:
+        copy = f"plugins/{name}"
+        before = directory.path / copy
+        if before.exists() and before.read_bytes() != content:
+            before.rename(before.with_name(f"{before.stem}.{digest(before)[:8]}{before.suffix}"))
+        directory.write(copy, content)
+        rows.append({"copy": copy, "file": str(path), "sha256": hashlib.sha256(content).hexdigest()})
+    return rows
+
+
+# ---- code of a run that may have moved since: at a new place, or only the copy in the run directory ----
+def moved(run_dir: Path, names: Iterable[str], changed: bool = True) -> dict[str, str]:
+    """Name of a plug-in -> its name at the place where its content of then is now, if that is another one.
+
+    A file is looked for where it would be if it had been moved together with the run directory; then there is its copy.
+
+    Args:
+        names: `file.py:Name` or `package.module:Name`.
+        changed: whether copies also stand for files that are there, with another content than then.
+
+    Raises:
+        UserError: the copy was changed itself.
+    """
+    known = _known(run_dir)
+    found: dict[str, str] = {}
+    for name in dict.fromkeys(names):
+        place, _, attribute = name.rpartition(":")
+        row, file = _row(known, name), _origin(place, is_file(name))
+        if row is None or (file is not None and (not changed or digest(file) == row["sha256"])):
+            continue
+        elsewhere = moved_along(run_dir, place) if file is None and is_file(name) else iter(())
+        new = next((path for path in elsewhere if digest(path) == row["sha256"]), None)
+        found[name] = f"{new or _copy(run_dir, row, file)}:{attribute}"
+    return found
+
+
+def _copy(run_dir: Path, row: dict[str, str], file: Path | None) -> Path:
+    copy = run_dir.absolute() / row["copy"]
+    if not copy.is_file() or digest(copy) != row["sha256"]:
+        what = "has changed" if copy.is_file() else "is missing"
+        raise UserError(
+            f"{copy} {what}: it is the copy of {row['file']} that this run was made with (SHA-256 "
+            f"{row['sha256'][:12]}...), and that file is not there either; put one of them back"
+        )
+    if file is not None:
+        warnings.warn(f"{file} has changed since this run was made; its copy {copy} is used", stacklevel=3)
+    return copy
+
+
+def moved_along(run_dir: Path, place: str) -> Iterator[Path]:
+    """Files at the end of whose paths stands what stands at the end of `place`, in the folders above a run directory.
+
+    The more of the path the earlier: of /old/project/code/own.py first project/code/own.py, then code/own.py, own.py.
+    """
+    parts, here = Path(place).parts[1:], run_dir.absolute()
+    for start in range(len(parts)):
+        for folder in (here, *here.parents):
+            if (path := folder.joinpath(*parts[start:])).is_file():
+                yield path
+
+
+def changed(run_dir: Path, names: Iterable[str]) -> list[tuple[Path, Path]]:
+    """(file, its copy of then) of those whose content is not what it was when the run was made; one that is gone has
+    none.
+
+    names: plug-ins, as above; files that these import are known by their places alone.
+    """
+    known, named = _known(run_dir), {}
+    for name in names:
+        if (row := _row(known, name)) is not None:
+            named[row["copy"]] = name
+    found = []
+    for row in known:
+        name = named.get(row["copy"], f"{row['file']}:")
+        file = _origin(name.rpartition(":")[0], is_file(name))
+        if file is not None and digest(file) != row["sha256"]:
+            found.append((file, run_dir / row["copy"]))
+    return found
+
+
+def _row(known: list[dict[str, str]], name: str) -> dict[str, str] | None:
+    """What is known of a plug-in: by its place, else by its file's name where only one has that."""
+    place, plain = name.rpartition(":")[0], is_file(name)
+    exact = [row for row in known if _is(place, row["file"], plain)]
+    alike = [row for row in known if plain and Path(row["file"]).name == Path(place).name]
+    return exact[0] if exact else alike[0] if len(alike) == 1 else None
+
+
+def _known(run_dir: Path) -> list[dict[str, str]]:
+    """What environment.json says of the copies; nothing where it cannot be read, or is of an earlier version."""
+    try:
+        rows = json.loads((run_dir / "environment.json").read_text(encoding="utf-8")).get("plugins") or []
+        kept = [{key: str(row[key]) for key in ("copy", "file", "sha256")} for row in rows]
+    except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError):
+        return []
+    return [row for row in kept if Path(row["copy"]).parts[0] == "plugins" and ".." not in Path(row["copy"]).parts]
+
+
+def _is(place: str, file: str, plain: bool) -> bool:
+    """Whether a plug-in's name is that of a file which was at `file`."""
+    if plain:
+        return os.path.realpath(place) == file or os.path.abspath(place) == file
+    path = Path(*place.split("."))
+    return file.endswith((f"{os.sep}{path}.py", f"{os.sep}{path / '__init__.py'}"))
+
+
+def _origin(place: str, plain: bool) -> Path | None:
+    """The file that a plug-in's name means now; None where there is none."""
+    if plain:
+        return Path(place) if os.path.isfile(place) else None
+    try:
+        spec = importlib.util.find_spec(place)
+    except (ImportError, ValueError, AttributeError):
+        return None
+    return Path(spec.origin) if spec is not None and spec.origin and os.path.isfile(spec.origin) else None
+
+
+def digest(path: Path) -> str:
+    """SHA-256 of a file's content."""
+    return hashlib.sha256(path.read_bytes()).hexdigest()

@@ -2,28 +2,41 @@
 
 from __future__ import annotations
 
+import sys
 import warnings
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
-from pathlib import Path
-from typing import Any
+from functools import partial
+from typing import TYPE_CHECKING, Any, TextIO
 
+from fedmpi.comm.loss.leaving import say
 from fedmpi.common.errors import UserError
+from fedmpi.common.formatting import duration
 from fedmpi.common.inputs import to_text
+from fedmpi.common.jsonl import read_jsonl
+from fedmpi.common.redaction import redacted
 from fedmpi.common.signals import StopRequest
+from fedmpi.common.text import figure
+from fedmpi.config.yaml_source import text_for
 from fedmpi.data.batches import Shards
 from fedmpi.data.partitions.parts import Partition
 from fedmpi.engine.best import Best
 from fedmpi.engine.federation import Federation
 from fedmpi.engine.plan import Sink
 from fedmpi.runtime.build import Experiment
-from fedmpi.runtime.record import plugins, preprocessing, report_text, whole
-from fedmpi.runtime.record.model_facts import personal_facts
-from fedmpi.runtime.record.progress import Console
+from fedmpi.runtime.record import plugins, report_text
+from fedmpi.runtime.record.data_files import PREPROCESSING, preprocessing_of, write_partition
+from fedmpi.runtime.record.metadata import resolve
 from fedmpi.runtime.record.run_dir import BEST, RunDirectory
-from fedmpi.runtime.record.summary import judged_first, summary
-from fedmpi.runtime.record.tracking.hearing import Hearing
+from fedmpi.runtime.record.saved_model import best_model, personal_facts
+from fedmpi.runtime.record.summary import metric_names, summary
+from fedmpi.runtime.record.tracking.dispatch import LoggerCollection
 from fedmpi.runtime.resuming.checkpoints import Checkpoints
+
+if TYPE_CHECKING:
+    from rich.progress import Progress
+
+CLIENTS_TAIL = 1 << 16  # bytes of clients.jsonl, which hold the rows of more clients than are shown
 
 
 class RankRecorder(Sink):
@@ -33,7 +46,23 @@ class RankRecorder(Sink):
 
     def __init__(self) -> None:
         super().__init__()
-        self.warnings = WarningLog()
+        self.early_lines: list[str] = []  # of the log, before there is one
+        self.log: Callable[[str], object] = self.early_lines.append
+
+    @contextmanager
+    def collect_warnings(self) -> Iterator[None]:
+        """Copy each warning, which is shown as ever, into log.txt, for readers who no longer have the console. At the
+        end the filters are as they were."""
+        show = warnings.showwarning
+
+        def show_and_log(message: Warning | str, *where: Any, **more: Any) -> None:
+            show(message, *where, **more)
+            with suppress(UserError, ValueError):  # a full disk, of which the round's own line will tell
+                self.log(f"warning: {message}")
+
+        with warnings.catch_warnings():
+            warnings.showwarning = show_and_log
+            yield
 
     def keep(self, fed: Any, t: int, memory: dict[str, Any], last: bool) -> None:
         if self.checkpoints is not None:
@@ -45,11 +74,6 @@ class RankRecorder(Sink):
     def close_failed(self, reason: str) -> str:
         """Close a run that fails. Returns how to go on, if rank 0 can."""
         return ""
-
-    def release(self) -> None:
-        """Drop model and data after the run: the thread that watches the launcher keeps this object as long as the
-        process lives."""
-        vars(self).clear()
 
 
 class Recorder(RankRecorder):
@@ -65,8 +89,16 @@ class Recorder(RankRecorder):
         super().__init__()
         self.stop = stop
 
-    def open(self, directory: RunDirectory, experiment: Experiment, loggers: Hearing) -> None:
-        """Write to this directory, and tell these loggers, from now on."""
+    def open(
+        self,
+        directory: RunDirectory,
+        experiment: Experiment,
+        loggers: LoggerCollection | None,
+        lines: Sequence[str],
+        live: bool,
+    ) -> None:
+        """Write to this directory, and tell these loggers, from now on; show these lines, and what follows, on the
+        console. live: with a live line, if it is a terminal."""
         settings, task, data = experiment.settings, experiment.task, experiment.data
         self.directory, self.experiment, self.loggers = directory, experiment, loggers
         protocols = sorted(settings.evaluate.protocol, key="global".__ne__)
@@ -75,10 +107,21 @@ class Recorder(RankRecorder):
         self.falling = tuple(getattr(task, "falling", ()))
         self.model_facts = {"input": to_text(data.input_shape, data.x_dtype), "classes": str(data.classes)}
         self.model_facts |= personal_facts(settings.method.name, experiment.messages)
-        self.last_clients: list[dict[str, Any]] = []
+        shown = self.metrics[: 1 + len(task.names)]
+        self.headline = shown[1]
+        shown += [f"validation_{settings.evaluate.best.metric}"] if settings.evaluate.best.metric else []
+        self.log = partial(directory.append, "log.txt")
+        self.console = Console(settings.rounds, shown, self.log, live=live)
+        for line in lines:
+            self.console.say(line)
+        for line in self.early_lines:
+            self.log(line)
 
     def describe(
-        self, identity: Mapping[str, str], environment: Mapping[str, Any], own_code: Mapping[Path, bytes]
+        self,
+        identity: Mapping[str, str],
+        environment: Mapping[str, Any],
+        own_code: Sequence[plugins.PluginFile],
     ) -> None:
         """Write which run the directory holds: settings, environment, the user's own code, who holds which samples.
 
@@ -87,70 +130,52 @@ class Recorder(RankRecorder):
         self.is_described = True
         directory, experiment = self.directory, self.experiment
         settings, data, cut = experiment.settings, experiment.data, experiment.settings.data.partition
-        directory.write_identity(identity)
-        directory.write_config(whole.written(settings).resolved())
+        directory.write_json("identity.json", identity)
+        directory.write("config.yaml", text_for(redacted(resolve(settings).resolved())).encode())
         if experiment.initial is not None:
-            directory.write_initial(experiment.initial.content)
-        if (prepared := preprocessing.of_run(settings, data)) is not None:
-            directory.write_preprocessing(prepared.content())
-        copies = directory.write_plugins(plugins.copies(own_code), list(own_code))
-        directory.write_environment({**environment, "plugins": copies})
+            directory.write("initial.safetensors", experiment.initial.content)
+        if (prepared := preprocessing_of(settings, data)) is not None:
+            directory.write_json(PREPROCESSING, prepared.facts())
+        copies = plugins.write_copies(directory, own_code) if own_code else []
+        directory.write_json("environment.json", {**environment, "plugins": copies})
         held = data.validation.rows if isinstance(data.validation, Shards) else None
         assert held is None or isinstance(held, Partition)
         scheme, counts = cut.scheme if cut else "silos", data.label_counts if data.counts_shared else None
-        directory.write_partition(scheme, settings.seed, data.train_sizes, counts, data.parts, held)
-
-    def show(self, lines: Sequence[str], live: bool) -> None:
-        """Show these lines and what follows on the console. live: with a live line, if it is a terminal."""
-        settings = self.experiment.settings
-        shown = self.metrics[: 1 + len(self.experiment.task.names)]
-        self.headline = shown[1]
-        shown += [f"validation_{settings.evaluate.best.metric}"] if settings.evaluate.best.metric else []
-        self.console = Console(settings.rounds, shown, self.directory.log, live=live)
-        for line in lines:
-            self.console.say(line)
-        self.warnings.write_to(self.directory.log)
+        write_partition(directory, scheme, settings.seed, data.train_sizes, counts, data.parts, held)
 
     def begin(self, fed: Federation, first: int, resumed: bool) -> None:
         """The rounds begin. first: the first round of which loggers hear; resumed: whether there were some."""
         assert fed.server is not None
         self.server = fed.server
-        self.loggers.begin(self.experiment.settings, self.directory, first, resumed)
+        if self.loggers is not None:
+            self.loggers.begin(self.experiment.settings, self.directory, first, resumed)
 
     def say(self, text: str) -> None:
         self.console.say(text)
 
     # ---- what the engine calls ----
     def round(self, row: dict[str, Any]) -> None:
-        self.directory.add_metrics(row)
+        self.directory.append("metrics.jsonl", row)
         self.console.round(row, self.server.view.noted)
         self.stop.done(row["round"] + 1)
-        self.loggers.round(row)
+        if self.loggers is not None:
+            self.loggers.round(row)
 
-    def clients(self, rows: list[dict[str, Any]]) -> None:
-        self.last_clients = rows or self.last_clients
-        self.directory.add_clients(rows)
+    def append(self, file: str, *rows: dict[str, Any]) -> None:
+        if rows:
+            self.directory.append(file, *rows)
 
     def best(self, best: Best) -> None:
         about = {**self.model_facts, "figure": best.choice.figure, "round": best.round, "value": best.value}
         self.directory.write_model(self.experiment.model.state_dict(best.w, best.b), about, BEST)
 
     def loss(self, row: dict[str, Any]) -> None:
-        self.directory.add_loss(row)
+        self.directory.append("faults.jsonl", row)
         self.console.say(report_text.loss(row, self.experiment.data.site_names))
-
-    def updates(self, row: dict[str, Any]) -> None:
-        self.directory.add_updates(row)
-
-    def placement(self, row: dict[str, Any]) -> None:
-        self.directory.add_placement(row)
-
-    def analysis(self, row: dict[str, Any]) -> None:
-        self.directory.add_analysis(row)
 
     # ---- the end ----
     def close(self, fed: Federation, reason: str) -> dict[str, Any]:
-        """Write the final model and the summary, and say farewell. Returns the summary."""
+        """Write the final model and the summary, and show the results. Returns the summary."""
         assert fed.server is not None
         self.console.close()
         model, best = self.experiment.model, fed.server.best
@@ -159,8 +184,14 @@ class Recorder(RankRecorder):
         ended = f"diverged: {fed.reporter.watch.said}" if reason == "apart" else ended
         ended = f"enough: {best.why}" if reason == "enough" and best else ended
         result = self._write_summary(ended)
-        self.loggers.end(result)
-        report_text.farewell(self.console, self.directory, result, self.headline, self.last_clients, self.experiment)
+        if self.loggers is not None:
+            self.loggers.end(result)
+        rows, made = self.directory.rows("metrics.jsonl"), self.experiment
+        evaluated = read_jsonl(self.directory.path / "clients.jsonl", rounds=True, tail=CLIENTS_TAIL).rows
+        clients = [row for row in evaluated if row["round"] == evaluated[-1]["round"]]
+        for line in report_text.results(rows, result, self.headline, clients, made):
+            self.console.say(line)
+        self.console.say(f"run directory: {self.directory.shown}")
         if reason == "stopped" and self.checkpoints is not None and not self.stop.enough:
             self.console.say(f"go on with: fedmpi resume {self.directory.shown}")
         return result
@@ -175,36 +206,76 @@ class Recorder(RankRecorder):
         return ""
 
     def _write_summary(self, ended: str) -> dict[str, Any]:
-        rows, directory = self.directory.metrics(), self.directory
-        names = judged_first(report_text.figures_in(rows), self.metrics)
-        result = summary(rows, names, ended, directory.losses(), directory.best_model(), self.falling)
-        directory.write_summary(result)
+        directory = self.directory
+        rows, lost = directory.rows("metrics.jsonl"), directory.rows("faults.jsonl")
+        best = best_model(directory.path) if self.experiment.settings.evaluate.best.metric else None
+        result = summary(rows, metric_names(rows, self.metrics), ended, lost, best, self.falling)
+        directory.finish(result)
         return result
 
 
-class WarningLog:
-    """Copies the warnings of a run into its log.txt, for readers who no longer have the console."""
+class Console:
+    """Shows rounds as they end; every line goes to `log` too.
 
-    def __init__(self) -> None:
-        self._before: list[str] = []  # warnings before there was a log
-        self._log: Callable[[str], object] = self._before.append
+    Args:
+        rounds: number of rounds of the whole run.
+        names: the metrics to show, such as ("loss", "accuracy").
+        log: called with each line.
+        stream: where to show the lines; default: standard output.
+        live: show a live line if the stream is a terminal. False under mpirun and srun --unbuffered, which give their
+            ranks a terminal even if their own output goes to a file.
+    """
 
-    @contextmanager
-    def collect(self) -> Iterator[None]:
-        """Copy each warning, which is shown as ever; at the end the filters are as they were."""
-        show = warnings.showwarning
+    def __init__(
+        self,
+        rounds: int,
+        names: Sequence[str],
+        log: Callable[[str], None],
+        stream: TextIO | None = None,
+        live: bool = True,
+    ) -> None:
+        self.rounds, self.names, self.log = rounds, tuple(names), log
+        self.stream = stream or sys.stdout
+        self.told, self.wall_s = 0, 0.0  # rounds, and the seconds that they took
+        self.progress: Progress | None = None
+        if live and self.stream is not None and self.stream.isatty():
+            from rich import progress
+            from rich.console import Console as Terminal
 
-        def both(message: Warning | str, *where: Any, **more: Any) -> None:
-            show(message, *where, **more)
-            with suppress(UserError, ValueError):  # a full disk, of which the round's own line will tell
-                self._log(f"warning: {message}")
+            columns = (progress.BarColumn(), progress.TextColumn("{task.description}", markup=False))
+            self.progress = progress.Progress(*columns, console=Terminal(file=self.stream))
+            self.task = self.progress.add_task("starting", total=max(rounds, 1))
+            self.progress.start()
 
-        with warnings.catch_warnings():
-            warnings.showwarning = both
-            yield
+    def say(self, text: str) -> None:
+        """A line of its own, above the live one."""
+        self.log(text)
+        if self.progress is not None:
+            self.progress.console.print(text, markup=False, highlight=False, soft_wrap=True)
+        elif self.stream is not None:  # None: closed when Python started
+            say(text, self.stream)
 
-    def write_to(self, log: Callable[[str], object]) -> None:
-        """Log the warnings so far, and from now on each one as it comes."""
-        for line in self._before:
-            log(line)
-        self._log = log
+    def round(self, row: Mapping[str, Any], more: Iterable[str] = ()) -> None:
+        """One finished round: `row` as in metrics.jsonl (round, wall_s, metrics where it was evaluated).
+
+        more: names of further figures of `row` to show, such as a method's own.
+        """
+        self.told, self.wall_s = self.told + 1, self.wall_s + float(row["wall_s"])
+        done = int(row["round"]) + 1
+        parts = [f"round {done}/{self.rounds}"]
+        parts += [f"{name} {figure(name, row[name])}" for name in (*self.names, *more) if row.get(name) is not None]
+        parts.append(f"{row['wall_s']:.1f} s")
+        left_s = max(self.rounds - done, 0) * self.wall_s / self.told
+        if left_s > 0:
+            parts.append(f"eta {duration(left_s)}")
+        line = "  ".join(parts)
+        if self.progress is None:
+            self.say(line)
+        else:
+            self.log(line)
+            self.progress.update(self.task, completed=done, description=line)
+
+    def close(self) -> None:
+        """Ends the live line, so that what follows starts on a line of its own."""
+        if self.progress is not None:
+            self.progress.stop()

@@ -1,49 +1,45 @@
-"""What fedmpi says before and after training, and what `fedmpi validate` says instead of it."""
+"""What a run says before and after training."""
 
 from __future__ import annotations
 
-import platform
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from math import prod
 from pathlib import Path
 from typing import Any
 
-import numpy as np
-import torch
-
 from fedmpi.comm import Job
 from fedmpi.comm.base import ranks as numbers
-from fedmpi.common.inputs import Shape, describe_axes
-from fedmpi.common.metrics_row import NOT_METRICS
+from fedmpi.common.formatting import table
+from fedmpi.common.host_memory import size_text
 from fedmpi.common.redaction import flow
 from fedmpi.common.text import count, figure
 from fedmpi.config.schema import Settings
-from fedmpi.config.train import OPTIONS, TrainSettings
-from fedmpi.engine import sampling
-from fedmpi.engine.federation import Federation
+from fedmpi.config.sections import OPTIONS
+from fedmpi.engine import scheduler
 from fedmpi.engine.local.recipe import learning_rate
 from fedmpi.engine.messages import ENGINE_DOWN, ENGINE_UP, Messages
 from fedmpi.runtime import build_data
 from fedmpi.runtime.build import Experiment
-from fedmpi.runtime.memory import size_text
-from fedmpi.runtime.record.progress import Console
-from fedmpi.runtime.record.run_dir import RunDirectory
-from fedmpi.runtime.record.site_rows import site_rows
 
 
 def headlines(made: Experiment, job: Job, backend: str, ranks: Sequence[Mapping[str, Any]]) -> list[str]:
     """What is about to run, in a few lines. ranks: facts about each, with its host and device."""
     s, data, messages = made.settings, made.data, made.messages
-    sizes = data.train_sizes
+    sizes, silos = data.train_sizes, s.data.silos or ()
     where = "one process" if job.size == 1 else f"{job.size} ranks ({job.launcher}, {backend})"
     classes = f", {data.classes} classes" if getattr(made.task, "classification", False) else ""
+    sites = [f"this process opens the files of all {len(silos)} sites: {', '.join(silos)}"] if silos else []
+    if silos and len(ranks) > 1:
+        owner, width = build_data.site_ranks(s, len(ranks)), max(map(len, silos))
+        where_opened = (f"rank {owner[k]} on {ranks[owner[k]]['host']}" for k in range(len(silos)))
+        sites = [f"site {name:<{width}}  {rank}" for name, rank in zip(silos, where_opened, strict=True)]
     return [
         f"{s.name}: {what(made)}",
         f"{count(data.clients, 'client')} with {sizes.min()} to {sizes.max()} samples{classes}; {where}, "
         f"{devices(ranks)}, {count(s.compute.threads, 'thread')} a rank",
-        *sites(s, ranks),
-        f"{count(s.rounds, 'round')} with {schedule(s, data.clients, made.messages.method.own_length)}",
+        *sites,
+        f"{count(s.rounds, 'round')} with {schedule(s, data.clients, messages.method.own_length)}",
         *(f"from {file}: {said}" for file, said in brought(s, ("rounds", "train.", "cohort."))),
         traffic(messages, s.rounds, made.itemsize),
         *wire(made, job.size),
@@ -60,46 +56,25 @@ def what(made: Experiment) -> str:
     return f"{method} on {source}, {model} with {made.model.layout.size:,} parameters{frozen}"
 
 
-def sites(s: Settings, ranks: Sequence[Mapping[str, Any]]) -> list[str]:
-    """In silo mode which rank opens whose files, side by side."""
-    if not s.data.silos:
-        return []
-    if len(ranks) == 1:
-        return [f"this process opens the files of all {len(s.data.silos)} sites: {', '.join(s.data.silos)}"]
-    owner = build_data.site_ranks(s, len(ranks))
-    width = max(map(len, s.data.silos))
-    where = [f"rank {owner[k]} on {ranks[owner[k]]['host']}" for k in range(len(s.data.silos))]
-    return [f"site {name:<{width}}  {rank}" for name, rank in zip(s.data.silos, where, strict=True)]
-
-
 def schedule(s: Settings, clients: int, own_length: bool = False) -> str:
-    """Who trains in a round, how much (unless the method's own options say it), and at which learning rate."""
-    train, members = s.train, sampling.size(clients, s.cohort.fraction, s.cohort.size)
+    """Who trains in a round, how much (unless the method's own options say it), and by which rule and learning rate."""
+    train, members = s.train, scheduler.cohort_size(clients, s.cohort.fraction, s.cohort.size)
+    who = f"{members} of {count(clients, 'client')}"
+    who += " in turn" if s.cohort.draw == "cycles" else " each" if s.rounds > 1 else ""
+    amount = count(train.steps, "step") if train.steps is not None else f"{train.epochs:g} epoch"
+    amount += "s" if train.steps is None and train.epochs != 1 else ""
     batches = "full batches" if train.batch_size == "full" else f"batches of {train.batch_size}"
     last = learning_rate(train.lr, train.schedule, max(s.rounds - 1, 0), max(s.rounds, 1), train.decay)
     lr = f"lr {train.lr:g}, {train.schedule}" + ("" if train.schedule == "constant" else f", {last:.3g} at last")
     lr += f", after a warm-up of {count(train.warmup_rounds, 'round')}" if train.warmup_rounds else ""
-    turn = " in turn" if s.cohort.draw == "cycles" else " each" if s.rounds > 1 else ""
-    who = f"{members} of {count(clients, 'client')}{turn}"
-    return f"{who}, {'' if own_length else f'{work(train)} '}in {batches}; {lr}; {optimiser(train)}"
-
-
-def work(train: TrainSettings) -> str:
-    """How much a client trains in a round."""
-    if train.steps is not None:
-        return count(train.steps, "step")
-    return f"{train.epochs:g} epoch{'' if train.epochs == 1 else 's'}"
-
-
-def optimiser(train: TrainSettings) -> str:
-    """By which rule a client's steps are made, but for the learning rate."""
-    said: list[str] = [] if train.optim == "sgd" else [train.optim]
+    rule: list[str] = [] if train.optim == "sgd" else [train.optim]
     if "momentum" in OPTIONS[train.optim]:
-        said += [f"{'nesterov ' if train.nesterov else ''}momentum {train.momentum:g}"]
-    said += [f"dampening {train.dampening:g}"] if train.dampening else []
-    said += [f"gradients' norm at most {train.clip_norm:g}"] if train.clip_norm is not None else []
-    said += [f"their entries at most {train.clip_value:g}"] if train.clip_value is not None else []
-    return ", ".join([*said, *(["kept from round to round"] if train.keep_optim else [])])
+        rule += [f"{'nesterov ' if train.nesterov else ''}momentum {train.momentum:g}"]
+    rule += [f"dampening {train.dampening:g}"] if train.dampening else []
+    rule += [f"gradients' norm at most {train.clip_norm:g}"] if train.clip_norm is not None else []
+    rule += [f"their entries at most {train.clip_value:g}"] if train.clip_value is not None else []
+    rule += ["kept from round to round"] if train.keep_optim else []
+    return f"{who}, {'' if own_length else f'{amount} '}in {batches}; {lr}; {', '.join(rule)}"
 
 
 def brought(s: Settings, starts: tuple[str, ...] = ("",)) -> list[tuple[str, str]]:
@@ -157,14 +132,14 @@ def devices(facts: Sequence[Mapping[str, Any]]) -> str:
 
 
 def without_gpu(facts: Sequence[Mapping[str, Any]], trains: Sequence[int]) -> str:
-    """A warning of ranks that train on their CPUs though others found GPUs (compute.device: auto); "" without such.
+    """A warning of ranks that train on their CPUs while others have GPUs (compute.device: auto); "" without such.
 
     Args:
         facts: about each rank; `no_gpu` says why it has none, "" if it was to have none.
         trains: the ranks that train.
     """
     slow = [rank for rank in trains if facts[rank]["no_gpu"]]
-    if not slow or not any(each.get("gpu") for each in facts):
+    if not slow:
         return ""
     return (
         f"compute.device: auto: {numbers(slow)} train{'s' * (len(slow) == 1)} on the CPU while others have GPUs, and "
@@ -173,66 +148,63 @@ def without_gpu(facts: Sequence[Mapping[str, Any]], trains: Sequence[int]) -> st
     )
 
 
-def device_name(device: torch.device) -> str:
-    return torch.cuda.get_device_name(device) if device.type == "cuda" else f"cpu ({platform.machine()})"
-
-
-def figures_in(rows: list[dict[str, Any]]) -> list[str]:
-    """Return the names of the metrics in these rows: all numbers that are neither counts nor times."""
-    seen = dict.fromkeys(name for row in rows for name, value in row.items() if isinstance(value, (int, float)))
-    return [name for name in seen if name not in NOT_METRICS]
-
-
-def farewell(
-    console: Console,
-    directory: RunDirectory,
-    result: dict[str, Any],
+def results(
+    rows: list[dict[str, Any]],
+    result: Mapping[str, Any],
     headline: str,
     clients: list[dict[str, Any]],
     made: Experiment,
-) -> None:
-    """Show the last figures of up to 20 clients, the headline metric, the traffic, and where the results are."""
+) -> list[str]:
+    """What a run has come to: the last metrics of up to 20 clients, the headline metric, faults, the traffic.
+
+    Args:
+        rows: those of metrics.jsonl.
+        result: the content of summary.json.
+        clients: rows of clients.jsonl of the last evaluation.
+    """
+    lines = []
     if clients and len(clients) <= 20:
-        names = ("loss", *made.task.names)
-        console.say("  ".join(["client".ljust(14), "protocol".ljust(10), *(n.rjust(9) for n in ("samples", *names))]))
+        names, cells = ("loss", *made.task.names), [("client", "protocol", "samples", "loss", *made.task.names)]
         for row in clients:
-            who = str(row.get("site", row["client"])).ljust(14)
-            figures = (("-" if row[n] != row[n] else figure(n, row[n], 4)).rjust(9) for n in names)
-            console.say("  ".join([who, row["protocol"].ljust(10), str(row["samples"]).rjust(9), *figures]))
-    rows = directory.metrics()
+            figures = ("-" if row[n] is None else figure(n, row[n], 4) for n in names)
+            cells.append((str(row.get("site", row["client"])), row["protocol"], str(row["samples"]), *figures))
+        lines += table(cells)
     if headline in result["last"]:
         at, mean = result["last_round"][headline] + 1, result["mean_last_10"].get(headline)
         values = min(sum(row.get(headline) is not None for row in rows), 10)
-        text = f"{headline} {figure(headline, result['last'][headline], 4)} after "
-        text += "the last round" if at == result["rounds"] else f"round {at}"
-        text = text if at else text.replace("after the last round", "of the initial model")
-        if values > 1 and mean is not None:
-            text += f", {figure(headline, mean, 4)} on average over the last {values}"
-        console.say(text)
+        when = (
+            "of the initial model"
+            if not at
+            else f"after {'the last round' if at == result['rounds'] else f'round {at}'}"
+        )
+        average = (
+            f", {figure(headline, mean, 4)} on average over the last {values}"
+            if values > 1 and mean is not None
+            else ""
+        )
+        lines.append(f"{headline} {figure(headline, result['last'][headline], 4)} {when}{average}")
     if result["diverged"] is not None:
-        console.say(f"training came apart from round {result['diverged']} on (see the warning)")
+        lines.append(f"training came apart from round {result['diverged']} on (see the warning)")
     if result["refused_uploads"]:
-        console.say(f"{result['refused_uploads']} uploads were refused (`refused` in metrics.jsonl)")
+        lines.append(f"{result['refused_uploads']} uploads were refused (`refused` in metrics.jsonl)")
     if result["client_errors"]:
-        console.say(f"{result['client_errors']} of them came of errors while a client trained")
+        lines.append(f"{result['client_errors']} of them came of errors while a client trained")
     if result["lost_ranks"]:
         gone = ", ".join(f"{rank} (round {t})" for rank, t in result["lost_ranks"].items())
-        console.say(f"ranks lost on the way: {gone}; faults.jsonl says what that means, `fedmpi replay` checks it")
+        lines.append(f"ranks lost on the way: {gone}; faults.jsonl says what that means, `fedmpi replay` checks it")
     if result["clipped_uploads"]:
-        console.say(f"{result['clipped_uploads']} uploads were taken at the bound (`clipped` in metrics.jsonl)")
-    if result["best_model"]:
-        best = result["best_model"]
+        lines.append(f"{result['clipped_uploads']} uploads were taken at the bound (`clipped` in metrics.jsonl)")
+    if best := result["best_model"]:
         value = figure(best["figure"], best["value"], 4)
-        console.say(f"best model: {value} {best['figure']} in round {best['round']} ({best['file']})")
-    console.say(sums(rows, made.messages))
+        lines.append(f"best model: {value} {best['figure']} in round {best['round']} ({best['file']})")
+    lines.append(total_traffic(rows, made.messages))
     if result["exit_reason"] != "finished":
-        console.say(
-            f"stopped early ({result['exit_reason']}): {result['rounds']} of {made.settings.rounds} rounds are complete"
-        )
-    console.say(f"run directory: {directory.shown}")
+        done = f"{result['rounds']} of {made.settings.rounds} rounds are complete"
+        lines.append(f"stopped early ({result['exit_reason']}): {done}")
+    return lines
 
 
-def sums(rows: list[dict[str, Any]], messages: Messages) -> str:
+def total_traffic(rows: list[dict[str, Any]], messages: Messages) -> str:
     """What all clients sent and received in all rounds, and its share of what sending all in every round would take."""
     visits = sum(len(row["cohort"]) for row in rows)
     up, down = (sum(row[key] for row in rows) for key in ("up_parameters", "down_parameters"))
@@ -243,44 +215,6 @@ def sums(rows: list[dict[str, Any]], messages: Messages) -> str:
     if (up, down) == full or not all(full):  # of nothing there is no share
         return text
     return f"{text}, {up / full[0]:.3f} and {down / full[1]:.3f} of sending all in every round"
-
-
-def check_list(made: Experiment, fed: Federation, needed: Mapping[str, int]) -> list[tuple[str, str]]:
-    """What `fedmpi validate` shows."""
-    s, data, messages, entry = made.settings, made.data, made.messages, made.itemsize
-    sizes, tests = data.train_sizes, data.test_sizes
-    held = data.validation_sizes
-    shared = "none that a rank sees" if data.global_test is None else count(len(data.global_test), "sample")
-    state = size_text(messages.client_state.size * entry)
-    root, trainer = size_text(needed["rank 0"]), size_text(needed["a training rank"])
-    training = f"{sizes.min()} to {sizes.max()} training samples (median {np.median(sizes):.0f})"
-    held_out = f", {held.min()} to {held.max()} more for validation" if len(held) else ""
-    return [
-        (s.name, what(made)),
-        ("clients", f"{data.clients}, {training}{held_out}"),
-        ("rounds", f"{s.rounds}, with {schedule(s, data.clients, made.messages.method.own_length)}"),
-        ("test", f"{shared}; {tests.min()} to {tests.max()} samples a client"),
-        *site_rows(data, made.task),
-        ("sample", _sample(data.input_shape)),
-        ("message", traffic(messages, s.rounds, entry)),
-        *(("wire", said.removeprefix("wire: ")) for said in wire(made, 1)),
-        ("state", f"{state} a client, {size_text(messages.server_state.size * entry)} on the server"),
-        *(("initial", said) for said in (made.initial.lines if made.initial is not None else ())),
-        (
-            "memory",
-            f"{root} on rank 0 and {trainer} on a training rank for models and messages; with all else: fedmpi plan",
-        ),
-        *((f"from {file}", said) for file, said in brought(s)),
-        ("result", "ok"),
-    ]
-
-
-def _sample(shape: Shape) -> str:
-    """What a model gets of one sample: of images and volumes with the meaning of each axis."""
-    if isinstance(shape, dict):
-        return ", ".join(f"{name} {part}" for name, part in shape.items())
-    axes = {3: "CHW", 4: "CDHW"}.get(len(shape))
-    return f"{shape}: {describe_axes(shape, axes)} ({', '.join(axes)})" if axes else f"{shape}"
 
 
 def goes_on(after: int, rounds: int, known: int) -> str:

@@ -1,48 +1,67 @@
-"""The global model of a run directory, the final or the best one, as a module."""
+"""What the files of models in a run directory say of themselves: what a model takes, and whether clients use it."""
 
 from __future__ import annotations
 
 import json
+from collections.abc import Mapping
 from pathlib import Path
+from typing import Any
 
+import torch
 from safetensors import SafetensorError, safe_open
-from safetensors.torch import load_file
-from torch import nn
 
-from fedmpi.common.errors import UserError
-from fedmpi.config.schema import Settings
-from fedmpi.runtime import build
-from fedmpi.runtime.record.model_facts import input_of
-from fedmpi.runtime.record.run_dir import BEST, MODEL
+from fedmpi.common.inputs import Shape, Type, from_text
+from fedmpi.engine.messages import Messages
+from fedmpi.engine.reporting import OWN, own_parts
+from fedmpi.method.base import overrides
+from fedmpi.runtime.record.run_dir import BEST
 
 
-def rebuilt(run_dir: Path, settings: Settings, name: str = MODEL) -> nn.Module:
-    """Return the global model of a run directory, in evaluation mode.
+def personal_facts(name: str, messages: Messages) -> dict[str, str]:
+    """What a file of the global model is to say of itself where clients use other models than that; else {}. name: that
+    of the method."""
+    kept = ", ".join(sorted(own_parts(messages)))
+    hooks = ", ".join(hook for hook in (*OWN, "tune") if overrides(messages.method, hook))
+    return {"method": name, "kept": kept, "hooks": hooks} if kept or hooks else {}
 
-    Args:
-        settings: those of the run, by `trust.run_settings`; call this within `trust.guard`.
-        name: the file of the final model, or of the best one.
 
-    Raises:
-        UserError: the run has not ended yet, or the file is damaged or of another model.
-    """
-    weights = run_dir / name
-    if name == BEST and not weights.exists():
-        raise UserError(
-            f"{run_dir} holds no {BEST}: set evaluate.best and data.validation, and a run chooses its best model"
+def personal_notice(facts: Mapping[str, Any]) -> str:
+    """Say, of a file with these facts, that clients use other models; "" where they do not."""
+    name, kept, hooks = (str(facts.get(key, "")) for key in ("method", "kept", "hooks"))
+    if not kept and hooks == "tune":
+        return (
+            f"method {name} tunes the global model with each client's data before the client uses it "
+            "(evaluate.protocol: ft(e)); this is the global model"
         )
-    if not weights.exists():
-        raise UserError(f"{run_dir} holds no model.safetensors: the run has not ended yet, or did not end well")
+    if kept:
+        said = f"method {name} keeps parts of the model with each client ({kept}), and the global model has their "
+        said += "initial values there"
+    elif hooks:
+        said = f"method {name} gives each client a model of its own, and this is the global one"
+    else:
+        return ""
+    return f"{said}. A client's own model: fedmpi.load(RUN_DIR, client=k), or fedmpi export RUN_DIR --client k"
+
+
+def best_model(run_dir: Path) -> dict[str, Any] | None:
+    """What the best model of a run says of itself: its figure, round and value; None where there is none."""
+    facts = facts_of(run_dir / BEST)
+    return {"file": BEST, **{key: facts.get(key) for key in ("figure", "round", "value")}} if facts else None
+
+
+def facts_of(path: Path) -> dict[str, Any]:
+    """What a file of weights says of itself; {} where there is none, or it is damaged."""
     try:
-        with safe_open(weights, framework="pt") as file:
-            facts = json.loads((file.metadata() or {})["fedmpi"])
-        shape, dtype = input_of(facts)
-        tensors, classes = load_file(weights), int(facts["classes"])
-    except (SafetensorError, OSError, KeyError, TypeError, ValueError) as error:
-        raise UserError(f"{weights} is damaged, or no model of fedmpi: {type(error).__name__}: {error}") from error
-    module = build.prepared_module(settings, build.make_method(settings), shape, classes, dtype)
-    try:
-        module.load_state_dict(tensors)
-    except RuntimeError as error:  # names and shapes that differ
-        raise UserError(f"{weights} does not fit the model of config.yaml beside it: {error}") from error
-    return module.eval()
+        with safe_open(path, framework="pt") as file:
+            found = json.loads((file.metadata() or {})["fedmpi"])
+    except (SafetensorError, OSError, ValueError, KeyError):
+        return {}
+    return found if isinstance(found, dict) else {}
+
+
+def input_of(facts: Mapping[str, Any]) -> tuple[Shape, Type]:
+    """Shape and type of one sample that the model takes."""
+    if "input" in facts:
+        return from_text(facts["input"])
+    sizes = str(facts["input_shape"])  # what runs wrote until samples could be of other types: `1,8,8`
+    return tuple(int(size) for size in sizes.split(",") if size), torch.float32

@@ -6,7 +6,7 @@ from collections.abc import Collection, Mapping, Sequence
 from statistics import fmean
 from typing import Any
 
-from fedmpi.common.metrics_row import SUMMED
+from fedmpi.common.metrics_row import NOT_METRICS, SUMMED
 from fedmpi.common.text import lower_is_better
 
 
@@ -47,19 +47,20 @@ def summary(
     for part in ("last", "last_round", "mean_last_10", "best", "best_round"):
         facts[part] = {}
     for name in names:
-        values = [(row[name], row["round"]) for row in rows if _is_number(row.get(name))]
+        evaluated = [(row[name], row["round"]) for row in rows if name in row]
+        values = [pair for pair in evaluated if isinstance(pair[0], (int, float)) and pair[0] == pair[0]]  # not NaN
         if not values:
             continue
         facts["last"][name], facts["last_round"][name] = values[-1]
-        ten = [row[name] for row in rows if name in row][-10:]
-        if numbers := [value for value in ten if _is_number(value)]:
+        if numbers := [value for value, t in values if t >= evaluated[-10:][0][1]]:
             facts["mean_last_10"][name] = fmean(numbers)
         sign = 1 if lower_is_better(name, falling) else -1
         facts["best"][name], facts["best_round"][name] = min(values, key=lambda pair: sign * pair[0])
     facts["best_model"] = dict(best_model) if best_model else None
     if best_model:
         row = next((row for row in rows if row["round"] == best_model["round"]), {})
-        facts["selected"] = {name: row[name] for name in names if _is_number(row.get(name))}
+        chosen = {name: row[name] for name in names if isinstance(row.get(name), (int, float))}
+        facts["selected"] = {name: value for name, value in chosen.items() if value == value}
     if own := sorted(name for name in falling if not lower_is_better(name)):
         facts["falling"] = own
     facts["diverged"] = next((row["diverged"] for row in rows if "diverged" in row), None)
@@ -72,15 +73,16 @@ def summary(
     return facts
 
 
-def judged_first(found: Sequence[str], judged: Sequence[str]) -> list[str]:
-    """Figures in the order in which runs are compared by them: what rounds are judged by, of which the first rounds may
-    have nothing, stands before what the method says of its own steps.
+def metric_names(rows: Sequence[Mapping[str, Any]], judged: Sequence[str] = ()) -> list[str]:
+    """Return the names of the metrics in these rows, all numbers that are neither counts nor times, in the order in
+    which runs are compared by them.
 
-    >>> judged_first(["server_step", "loss", "accuracy"], ["loss", "accuracy", "personal_loss"])
+    judged: what rounds are judged by, of which the first rounds may have nothing; it stands before what the method says
+    of its own steps.
+
+    >>> metric_names([{"round": 0, "server_step": 0.1}, {"accuracy": 9.0, "loss": 2.3}], ["loss", "accuracy"])
     ['loss', 'accuracy', 'server_step']
     """
+    numbers = dict.fromkeys(name for row in rows for name, value in row.items() if isinstance(value, (int, float)))
+    found = [name for name in numbers if name not in NOT_METRICS]
     return [*(name for name in judged if name in found), *(name for name in found if name not in judged)]
-
-
-def _is_number(value: Any) -> bool:
-    return isinstance(value, (int, float)) and value == value  # not NaN

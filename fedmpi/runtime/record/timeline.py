@@ -26,14 +26,9 @@ class TimelineFile:
 
     def __init__(self, run: Path, head: Mapping[str, Any], private: bool) -> None:
         self.path, self.private = run / FOLDER / f"rank-{head['rank']:04}.jsonl", private
-        self.waiting: list[str] = []
-        self.written, self.whole = time.monotonic(), True
-        try:
-            self.path.parent.mkdir(0o700 if private else 0o777, exist_ok=True)
-            cut = self.path.exists() and not self.path.read_bytes().endswith(b"\n")
-        except OSError as error:
-            return self._gives_up(error)
-        self._write([*([""] if cut else []), json.dumps(head)])
+        begun = [""] if os.path.exists(self.path) else []  # here ends a line that a kill has cut
+        self.waiting, self.whole = [*begun, json.dumps(head)], True
+        self.flush()
 
     def add(self, line: Mapping[str, Any]) -> None:
         self.waiting.append(json.dumps(line))
@@ -41,24 +36,20 @@ class TimelineFile:
             self.flush()
 
     def flush(self) -> None:
-        waiting, self.waiting, self.written = self.waiting, [], time.monotonic()
-        self._write(waiting)
-
-    def _write(self, lines: list[str]) -> None:
+        """Write the lines that wait. Where that fails this rank keeps no timeline; training does not end for it."""
+        lines, self.waiting, self.written = self.waiting, [], time.monotonic()
         if not self.whole or not lines:
             return
         try:
+            if not self.path.parent.exists():
+                self.path.parent.mkdir(0o700 if self.private else 0o777, exist_ok=True)
             mode = 0o600 if self.private else 0o666
             with open(os.open(self.path, os.O_WRONLY | os.O_APPEND | os.O_CREAT, mode), "w") as file:
                 file.write("".join(f"{line}\n" for line in lines))
         except OSError as error:
-            self._gives_up(error)
-
-    def _gives_up(self, error: OSError) -> None:
-        """Training does not end for it."""
-        self.whole = False
-        said = f"timeline: cannot write {self.path}: {error.strerror or error}; this rank keeps none (timeline: false)"
-        warnings.warn(RankWarning(said), stacklevel=2)
+            self.whole = False
+            said = f"timeline: cannot write {self.path}: {error.strerror or error}; this rank keeps none"
+            warnings.warn(RankWarning(f"{said} (timeline: false)"), stacklevel=2)
 
 
 def read(run: Path) -> list[dict[str, Any]]:

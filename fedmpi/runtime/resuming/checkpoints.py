@@ -70,11 +70,6 @@ class Rows:
         """Another rank, which is gone, wrote these rows; from now on this one removes them."""
         self.written.update(keys)
 
-    def put_waiting(self) -> None:
-        for client, t in list(self.waiting):
-            self.put(client, t, self.waiting[client, t])
-            del self.waiting[client, t]
-
     def remove(self, client: int, t: int) -> None:
         self.path(client, t).unlink(missing_ok=True)
         self.written.discard((client, t))
@@ -149,8 +144,21 @@ class Checkpoints:
                 ) from error
 
     def _write(self, t: int, server: tuple[Mapping[str, Tensor], str] | None, trained: Mapping[int, int]) -> None:
-        self._prune(t, trained, server is not None)
-        self.rows.put_waiting()
+        """Write what is new of the checkpoint of round t (in the writer's thread). server: rank 0's tensors and memory;
+        trained: client -> the round that made its row."""
+        # What no checkpoint needs goes first, so that the disk never holds more than keep + 1 of them.
+        gone, self.kept = self.kept[: -self.keep], self.kept[-self.keep :]
+        for old in gone:
+            del self.needed[old]
+            if server is not None:
+                self.path(old).unlink(missing_ok=True)
+        wanted = [*self.needed.values(), trained]
+        for client, label in list(self.rows.written):  # to which the engine's thread adds those of round t + 1
+            if label <= t and not any(each.get(client) == label for each in wanted):
+                self.rows.remove(client, label)
+        for key, row in list(self.rows.waiting.items()):
+            self.rows.put(*key, row)
+            del self.rows.waiting[key]
         if server is not None:
             tensors, memory = server
             for path in self.folder.parent.glob("*.jsonl"):  # rounds before t, which no resume tells again
@@ -158,15 +166,3 @@ class Checkpoints:
             write_tensors(self.path(t), tensors, {"round": t, "memory": json.loads(memory)}, self.rows.private)
         self.kept.append(t)
         self.needed[t] = dict(trained)
-
-    def _prune(self, t: int, trained: Mapping[int, int], root: bool) -> None:
-        """Before that of round t is written: leave the last `keep` checkpoints, and of the rows what they need."""
-        gone, self.kept = self.kept[: -self.keep], self.kept[-self.keep :]
-        for old in gone:
-            del self.needed[old]
-            if root:
-                self.path(old).unlink(missing_ok=True)
-        wanted = [*self.needed.values(), trained]
-        for client, label in list(self.rows.written):  # to which the engine's thread adds those of round t + 1
-            if label <= t and not any(each.get(client) == label for each in wanted):
-                self.rows.remove(client, label)

@@ -12,8 +12,8 @@ from safetensors.torch import load
 from torch import Tensor, nn
 
 from fedmpi.common.errors import UserError
-from fedmpi.runtime import consistency
-from fedmpi.runtime.record.model_facts import facts_of, personal_notice
+from fedmpi.runtime import rank_agreement
+from fedmpi.runtime.record.saved_model import facts_of, personal_notice
 
 MODEL, COPY = "model.safetensors", "initial.safetensors"  # in a run directory
 SHOWN = 6  # names in a line
@@ -28,18 +28,15 @@ class Initial:
 
     @property
     def digest(self) -> str:
-        return consistency.of(self.content)
+        return rank_agreement.digest(self.content)
 
 
-def fill(module: nn.Module, source: Path | None, strict: bool) -> Initial | None:
-    """Copy the tensors of `source`, a file or a run directory, that have name and shape of one of the module's; None
-    where there is none.
+def fill(module: nn.Module, source: Path, strict: bool) -> Initial:
+    """Copy the tensors of `source`, a file or a run directory, that have name and shape of one of the module's.
 
     Raises:
         UserError: no such file, or none of safetensors; nothing matches; with `strict`, anything does not.
     """
-    if source is None:
-        return None
     path = source / MODEL if source.is_dir() else source
     content, given = _read(path, source)
     own = module.state_dict()

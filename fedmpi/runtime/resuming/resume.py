@@ -211,16 +211,21 @@ def _harm(fed: Federation, kept: Checkpoints, t: int) -> str:
     return ""
 
 
-def losses_of(settings: Settings, directory: RunDirectory) -> list[dict[str, Any]]:
-    """Rows of lost ranks: those of the run directory, or of the run that is replayed."""
-    lost = settings.faults.replay
-    return directory.losses() if lost is None else _rows(settings, lost, "faults.replay", "faults.jsonl", check)
+def earlier_records(settings: Settings, directory: RunDirectory) -> dict[str, list[Row]]:
+    """Return rows of rank failures ("losses") and of the placement of clients ("placement") with which a run begins.
 
-
-def placement_of(settings: Settings) -> list[Row]:
-    """The placement of the run that is replayed; [] where none is."""
-    file = settings.cohort.replay
-    return [] if file is None else _rows(settings, file, "cohort.replay", "placement.jsonl", _check_placement)
+    They are those of the run that is replayed, as far as the config names files of one; else the failures in the run
+    directory.
+    """
+    found, faults, placement = dict[str, list[Row]](), settings.faults.replay, settings.cohort.replay
+    if faults is None:
+        found["losses"] = directory.rows("faults.jsonl")
+    else:
+        found["losses"] = _rows(settings, faults, "faults.replay", "faults.jsonl", check)
+    found["placement"] = []
+    if placement is not None:
+        found["placement"] = _rows(settings, placement, "cohort.replay", "placement.jsonl", _check_placement)
+    return found
 
 
 def _rows(settings: Settings, path: Path, key: str, kind: str, check: Callable[[Row], object]) -> list[Row]:

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from fedmpi.comm.meeting import rendezvous
+from fedmpi.comm.rendezvous import lookup
 
 SIZE = 3  # no power of two: the broadcast's tree is uneven
 STARTS = {  # name -> (class, number of ranks, how they are started)
@@ -55,7 +55,7 @@ def numbers(rank):
 
 
 def ports(job_id):
-    return rendezvous.ports(f"{job_id}.0.0")
+    return lookup.ports(f"{job_id}.0.0")
 
 
 def is_free(port):

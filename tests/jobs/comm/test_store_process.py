@@ -24,9 +24,9 @@ def test_the_process_is_no_burden_and_ends_with_rank_0(tmp_path):
     """Rank 0 is killed: its store ends, as the others expect. Signals to the job do not end it before."""
     program = """
 import os, signal, sys, time
-from fedmpi.comm.meeting import rendezvous
+from fedmpi.comm.rendezvous import lookup
 from fedmpi.comm.launchers.job import Job
-store = rendezvous.find_store(Job("slurm", 0, 2, 0, 2, "here"), 30)
+store = lookup.find_store(Job("slurm", 0, 2, 0, 2, "here"), 30)
 child = store.server
 assert "torch" not in open(f"/proc/{child.pid}/maps").read()
 for number in (signal.SIGINT, signal.SIGTERM, signal.SIGUSR1):
@@ -98,7 +98,9 @@ def below(pid):
     while new:
         found |= new
         new = {child for child, parent in parents.items() if parent in found} - found
-    return [each for each in found if {str(BIN / "fedmpi"), "fedmpi.comm.meeting.store_server"} & set(words(each)[:3])]
+    return [
+        each for each in found if {str(BIN / "fedmpi"), "fedmpi.comm.rendezvous.store_server"} & set(words(each)[:3])
+    ]
 
 
 def words(pid):

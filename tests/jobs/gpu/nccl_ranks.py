@@ -25,8 +25,8 @@ from fedmpi.comm.backends import torch_dist  # noqa: E402
 from fedmpi.comm.backends.interfaces import choose_interface  # noqa: E402
 from fedmpi.comm.loss import silence  # noqa: E402
 from fedmpi.comm.loss.alarm import Alarm  # noqa: E402
-from fedmpi.comm.meeting import rendezvous  # noqa: E402
-from fedmpi.comm.meeting.store_allgather import StoreAllgather  # noqa: E402
+from fedmpi.comm.rendezvous import lookup  # noqa: E402
+from fedmpi.comm.rendezvous.store_allgather import StoreAllgather  # noqa: E402
 
 
 class Polled:
@@ -54,7 +54,7 @@ class Polled:
 def connect(kind):
     job = detect(os.environ)
     device = torch.device("cuda", 0) if kind == "nccl" else torch.device("cpu")
-    store = rendezvous.find_store(job, 30) if job.size > 1 else dist.HashStore()
+    store = lookup.find_store(job, 30) if job.size > 1 else dist.HashStore()
     if kind == "nccl":
         torch.cuda.set_device(device)
         torch_dist.build("nccl", job, device, store, 60)
@@ -68,7 +68,7 @@ def connect(kind):
     allgather = StoreAllgather(store, job.rank, range(job.size))
     comm, alarm = torch_dist.Nccl(job, device, allgather, Timeouts(round=20)), Alarm(job)
     if job.size > 1:
-        alarm.listen(lambda: rendezvous.another(store))
+        alarm.listen(lambda: lookup.new_connection(store))
         alarm.subscribe(lambda line, store: silence.answer(line, job.rank, comm.awaits, store))
     return comm, alarm
 

@@ -14,7 +14,7 @@ import simulated_cuda
 import torch
 from helpers import federated, images, prepare, settings, small_settings
 
-from fedmpi.comm.backends.solo import Solo
+from fedmpi.comm.base import Solo
 from fedmpi.common.errors import UserError
 from fedmpi.data.batches import Shard, batches
 from fedmpi.data.federated import split

@@ -16,7 +16,7 @@ import torch
 from every_method import VARIANTS
 from helpers import prepare, small_settings
 
-from fedmpi.comm.backends.solo import Solo
+from fedmpi.comm.base import Solo
 from fedmpi.engine.client_states import ClientStates
 from fedmpi.engine.local.context import ClientContext
 from fedmpi.methods import registry

@@ -1,12 +1,13 @@
 """Eigenvalues of the Hessian and the landscape, where both are known."""
 
+import doctest
+
 import pytest
 import torch
 from helpers import CPU, federated, settings
 from torch.nn import functional as F
 
 from fedmpi.analysis import curvature, figures
-from fedmpi.analysis.lanczos import largest
 from fedmpi.runtime import build
 
 
@@ -14,10 +15,17 @@ def random():
     return torch.Generator().manual_seed(0)
 
 
-def test_a_space_that_closes_early_begins_anew():
-    A = torch.diag(torch.tensor([4.0, 4.0, 4.0, 1.0], dtype=torch.float64))
-    found = largest(lambda v: A @ v, A[0], 3, random())
-    assert found.values.tolist() == pytest.approx([4, 4, 4]) or found.values.tolist() == pytest.approx([4, 4, 1])
+def test_eigenpairs_of_a_matrix():
+    assert doctest.testmod(curvature).failed == 0
+    A = torch.randn(40, 40, generator=random(), dtype=torch.float64)
+    A = A + A.T
+    found = curvature.largest_eigenpairs(lambda v: A @ v, A[0], 3, random())
+    values, vectors = torch.linalg.eigh(A)
+    torch.testing.assert_close(found.values, values.flip(0)[:3], rtol=1e-3, atol=0)
+    assert (found.vectors[0] @ vectors[:, -1]).abs() == pytest.approx(1, abs=1e-3)
+    assert 3 < found.steps < 200
+    every = curvature.largest_eigenpairs(lambda v: A[:2, :2] @ v, A[0, :2], 5, random())
+    torch.testing.assert_close(every.values, torch.linalg.eigvalsh(A[:2, :2]).flip(0))
 
 
 @pytest.fixture

@@ -7,7 +7,7 @@ from torch.utils.flop_counter import FlopCounterMode
 
 from fedmpi.analysis import flops
 from fedmpi.analysis.local_models import local_models
-from fedmpi.comm.backends.solo import Solo
+from fedmpi.comm.base import Solo
 from fedmpi.common.errors import UserError
 from fedmpi.runtime import build
 

@@ -1,26 +1,11 @@
-"""Tables and files."""
+"""The files that an analysis writes."""
 
-import doctest
 import json
 
 import pytest
 
 from fedmpi.analysis import report
-from fedmpi.analysis.filter_decomposition import products
 from fedmpi.common.errors import UserError
-
-
-@pytest.mark.parametrize("module", [products, report])
-def test_examples_in_docstrings_hold(module):
-    found = doctest.testmod(module)
-    assert found.attempted > 0
-    assert found.failed == 0
-
-
-def test_columns_are_as_wide_as_need_be_or_as_told():
-    rows = [("round", "ratio"), ("10", 0.5)]
-    assert report.table(rows) == ["round  ratio", "10       0.5"]
-    assert report.table(rows, (6, 8)) == ["round      ratio", "10           0.5"]
 
 
 def test_numbers_that_are_not_finite_are_null(tmp_path):

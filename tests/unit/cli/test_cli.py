@@ -1,9 +1,6 @@
 """The command line: exit codes, who reports what, and how soon."""
 
-import dataclasses
 import gc
-import importlib
-import inspect
 import os
 import signal
 import sys
@@ -16,13 +13,11 @@ from helpers import ROOT
 from fedmpi import cli, runtime
 from fedmpi.cli import shared
 from fedmpi.comm import Timeouts
-from fedmpi.common import options, registry
 from fedmpi.common.errors import UserError
 from fedmpi.common.signals import SIGNALS
-from fedmpi.common.typewords import value_words
-from fedmpi.runtime import catalog
+from fedmpi.runtime import introspection
 from fedmpi.runtime import run as run_module
-from fedmpi.runtime.catalog_options import description
+from fedmpi.runtime.introspection import description
 
 GOOD = """\
 data: {source: digits, partition: {scheme: iid, clients: 4}}
@@ -198,7 +193,7 @@ def test_list_reads_registries_and_docstrings_without_importing(monkeypatch, tmp
         'registry = {"plain": "fedmpi.tasks:f", "bare": "fedmpi.tasks:g"}\n'
         'import nothing\ndef f():\n    """Does f."""\ng = f\n'
     )
-    monkeypatch.setattr(catalog, "_ROOT", tmp_path)
+    monkeypatch.setattr(introspection, "_ROOT", tmp_path)
     assert main(monkeypatch, "list", "methods") == 0
     expected = "methods:\n  prox  Li, 2020; changes gradient; keeps h (client); sends dw (body)\n"
     assert capsys.readouterr().out == expected
@@ -241,34 +236,15 @@ def test_list_shows_the_options_of_one_thing(monkeypatch, capsys):
     assert capsys.readouterr().out.endswith("\n\nno options\n")
 
 
-@pytest.mark.parametrize("kind", catalog.KINDS)
-def test_what_is_read_of_options_is_what_is_checked(kind):
-    """The names and defaults that the sources show, against those of the imported thing."""
-    module = importlib.import_module(catalog.KINDS[kind])
-    for name in catalog.registry(kind):
-        target = registry.load(name, module.registry, kind)
-        said = {each.name: each.default for each in description(kind, name).options}
-        declared, required, _ = options._declared(target, said, (*module.KIND.supplied, "download"))
-        assert set(said) == set(declared), name
-        assert {option for option, default in said.items() if default == "required"} == required, name
-        if dataclasses.is_dataclass(target):
-            given = {each.name: value_words(each.default) for each in dataclasses.fields(target) if each.init}
-            plain = {each.name for each in dataclasses.fields(target) if each.default is not dataclasses.MISSING}
-        else:
-            given = {p.name: value_words(p.default) for p in inspect.signature(target).parameters.values()}
-            plain = set(declared) - required
-        assert {key: said[key] for key in plain & set(said)} == {key: given[key] for key in plain & set(said)}, name
-
-
-@pytest.mark.parametrize("kind", catalog.KINDS)
+@pytest.mark.parametrize("kind", introspection.KINDS)
 def test_every_option_has_a_meaning_and_a_type(kind):
-    told = [(name, each) for name in catalog.registry(kind) for each in description(kind, name).options]
+    told = [(name, each) for name in introspection.registry(kind) for each in description(kind, name).options]
     assert [(name, each.name) for name, each in told if not each.meaning or not each.type or not each.default] == []
 
 
-@pytest.mark.parametrize("kind", catalog.KINDS)
+@pytest.mark.parametrize("kind", introspection.KINDS)
 def test_every_entry_of_ours_says_what_it_is(kind):
-    entries = catalog.entries(kind)
+    entries = introspection.entries(kind)
     assert entries
     assert [entry.name for entry in entries if not entry.summary] == []
 

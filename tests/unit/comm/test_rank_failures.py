@@ -10,7 +10,7 @@ from fedmpi.comm.backends import mpi_comm, torch_dist
 from fedmpi.comm.base import START_REMEDY, Lost, Silent, within
 from fedmpi.comm.launchers.job import Job
 from fedmpi.comm.loss import silence
-from fedmpi.comm.meeting.store_allgather import StoreAllgather
+from fedmpi.comm.rendezvous.store_allgather import StoreAllgather
 from fedmpi.comm.timeouts import Timeouts
 
 DEADLINE_S = 20

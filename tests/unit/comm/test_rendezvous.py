@@ -12,8 +12,8 @@ from simulated_job import SkippingClock
 from fedmpi.comm.base import Lost
 from fedmpi.comm.launchers import launcher_env
 from fedmpi.comm.launchers.job import Job
-from fedmpi.comm.meeting import door, rendezvous
-from fedmpi.comm.meeting.store_server import StoreServer
+from fedmpi.comm.rendezvous import auth, lookup
+from fedmpi.comm.rendezvous.store_server import StoreServer
 from fedmpi.comm.timeouts import Timeouts
 from fedmpi.common.errors import UserError
 
@@ -35,7 +35,7 @@ def step_env(rank, size, job_id, **more):
 @pytest.fixture
 def job_id():
     """A job whose first ports are free here and now."""
-    jobs = ((job_id, rendezvous.ports(f"{job_id}.0.0")[:4]) for job_id in range(10**6, 2 * 10**6))
+    jobs = ((job_id, lookup.ports(f"{job_id}.0.0")[:4]) for job_id in range(10**6, 2 * 10**6))
     return next(job_id for job_id, ports in jobs if free(*ports))
 
 
@@ -57,7 +57,7 @@ def servers(monkeypatch):
         started.append(StoreServer(listener, key))
         threading.Thread(target=started[-1].run, daemon=True).start()
 
-    monkeypatch.setattr(rendezvous.store_server, "start", start)
+    monkeypatch.setattr(lookup.store_server, "start", start)
     yield
     for server in started:
         server.close()
@@ -66,20 +66,20 @@ def servers(monkeypatch):
 def test_a_rank_with_another_secret_is_told_so_and_another_job_is_not_ours(job_id):
     here = Job("slurm", 0, 2, 0, 2, "here")
     envs = [step_env(rank, 2, job_id, FEDMPI_SECRET=text * 32) for rank, text in enumerate("ab")]
-    rendezvous.find_store(here, 60, envs[0])
+    lookup.find_store(here, 60, envs[0])
     there = Job("slurm", 1, 2, 1, 2, "here")
     with pytest.raises(Lost, match=r"rank 0 is silent.*another secret.*~/\.fedmpi/secret, or the same FEDMPI_SECRET"):
-        rendezvous.find_store(there, 60, envs[1], Timeouts(clock=SkippingClock()))
-    ours = rendezvous.find_store(there, 60, envs[0] | {"SLURM_PROCID": "1"})
+        lookup.find_store(there, 60, envs[1], Timeouts(clock=SkippingClock()))
+    ours = lookup.find_store(there, 60, envs[0] | {"SLURM_PROCID": "1"})
     ours.set("a", "1")
-    key = door.job_key("slurm 4711.0.0", envs[0])
+    key = auth.job_key("slurm 4711.0.0", envs[0])
     with pytest.raises(Lost):  # the same user's step of another name, on a port of ours
-        rendezvous.arrive([ours.address], key, 60, Timeouts(clock=SkippingClock()))
+        lookup.connect_store([ours.address], key, 60, Timeouts(clock=SkippingClock()))
 
 
 def test_foreign_services_are_passed_over_and_who_comes_early_waits(job_id, monkeypatch):
     """One never answers, one speaks HTTP, one sends what is no text; rank 0 comes after all have been tried."""
-    monkeypatch.setattr(rendezvous, "PATIENCE_S", (0.1, 10.0))
+    monkeypatch.setattr(lookup, "PATIENCE_S", (0.1, 10.0))
     env = step_env(1, 2, job_id, FEDMPI_SECRET="s" * 32)
     sockets, tried = [], threading.Event()
 
@@ -99,14 +99,14 @@ def test_foreign_services_are_passed_over_and_who_comes_early_waits(job_id, monk
 
     def start_rank_0():
         tried.wait()
-        rendezvous.find_store(Job("slurm", 0, 2, 0, 2, "here"), 60, env)
+        lookup.find_store(Job("slurm", 0, 2, 0, 2, "here"), 60, env)
 
-    first = rendezvous.ports(rendezvous.slurm_step(env))
+    first = lookup.ports(lookup.slurm_step(env))
     foreign(first[0], b"", lambda: None)
     foreign(first[1], b"HTTP/1.1 400 Bad Request\r\n\r\n" * 9, lambda: None)
     foreign(first[2], b"\xff\xfe\x00 fedmpi\n" * 9, tried.set)
     threading.Thread(target=start_rank_0, daemon=True).start()
-    store = rendezvous.find_store(Job("slurm", 1, 2, 1, 2, "here"), 60, env)
+    store = lookup.find_store(Job("slurm", 1, 2, 1, 2, "here"), 60, env)
     assert store.address[1] == first[3]
     for each in sockets:
         each.close()
@@ -114,17 +114,17 @@ def test_foreign_services_are_passed_over_and_who_comes_early_waits(job_id, monk
 
 def test_no_free_port_is_said(monkeypatch, job_id):
     with socket.create_server(("", 0)) as taken:
-        monkeypatch.setattr(rendezvous, "ports", lambda step: [taken.getsockname()[1]])
+        monkeypatch.setattr(lookup, "ports", lambda step: [taken.getsockname()[1]])
         with pytest.raises(UserError, match="none of the ports"):
-            rendezvous.find_store(Job("slurm", 0, 2, 0, 2, "here"), 5, step_env(0, 2, 1, FEDMPI_SECRET="s" * 32))
+            lookup.find_store(Job("slurm", 0, 2, 0, 2, "here"), 5, step_env(0, 2, 1, FEDMPI_SECRET="s" * 32))
 
 
 def test_ports_are_few_below_the_ephemeral_range_and_differ_between_jobs_and_requeues():
     env = step_env(0, 2, 4711)
-    assert rendezvous.slurm_step(env) == "4711.0.0"
-    assert rendezvous.slurm_step(env | {"SLURM_RESTART_COUNT": "1"}) == "4711.0.1"
-    here, there = rendezvous.ports("4711.0.0"), rendezvous.ports("4711.0.1")
-    assert here == rendezvous.ports("4711.0.0")
+    assert lookup.slurm_step(env) == "4711.0.0"
+    assert lookup.slurm_step(env | {"SLURM_RESTART_COUNT": "1"}) == "4711.0.1"
+    here, there = lookup.ports("4711.0.0"), lookup.ports("4711.0.1")
+    assert here == lookup.ports("4711.0.0")
     assert len(here) == 16
     assert all(10_000 <= port < 30_000 for port in here + there)
     assert set(here) != set(there)
@@ -133,12 +133,12 @@ def test_ports_are_few_below_the_ephemeral_range_and_differ_between_jobs_and_req
 def test_rank_0_listens_where_it_must_and_nowhere_else(monkeypatch):
     alone, spread = Job("slurm", 0, 2, 0, 2, "here"), Job("slurm", 0, 2, 0, 1, "here")
     monkeypatch.setattr(socket, "gethostbyname", {"far": "192.0.2.7", "near": "127.0.1.1"}.__getitem__)
-    assert rendezvous.own_address(alone, "far") == "127.0.0.1"
-    assert rendezvous.own_address(spread, "far") == "192.0.2.7"
-    assert rendezvous.own_address(spread, "near") == ""
-    with door.listen("127.0.0.1", 0) as listener:
+    assert lookup.own_address(alone, "far") == "127.0.0.1"
+    assert lookup.own_address(spread, "far") == "192.0.2.7"
+    assert lookup.own_address(spread, "near") == ""
+    with auth.listen("127.0.0.1", 0) as listener:
         assert listener.getsockname()[0] == "127.0.0.1"
-    with door.listen("192.0.2.7", 0) as listener:  # not of this host: other hosts' name for it
+    with auth.listen("192.0.2.7", 0) as listener:  # not of this host: other hosts' name for it
         assert listener.getsockname()[0] in ("::", "0.0.0.0")
 
 
@@ -149,11 +149,11 @@ HERE = "127.0.0.2"  # every address of 127/8 is this host's; the tests below tak
 def network(monkeypatch):
     """This host has HERE on net0 and 10.0.0.9, which leads to the launcher at 10.0.0.1, on net1; it is called node."""
     names = {HERE: HERE, "launcher": HERE, "127.0.0.1": "127.0.0.1", "10.0.0.1": "10.0.0.1"}
-    monkeypatch.setattr(rendezvous.network, "resolve", lambda name: names.get(name, ""))
-    monkeypatch.setattr(rendezvous.network, "is_own", {HERE, "10.0.0.9"}.__contains__)
-    monkeypatch.setattr(rendezvous.network, "is_loopback", lambda text: text in ("", "127.0.0.1", "127.0.1.1"))
-    monkeypatch.setattr(rendezvous.network, "outward_addresses", lambda: [HERE, "10.0.0.9"])
-    monkeypatch.setattr(rendezvous.network, "address_towards", lambda host: "10.0.0.9" * (host == "10.0.0.1"))
+    monkeypatch.setattr(lookup.network, "resolve", lambda name: names.get(name, ""))
+    monkeypatch.setattr(lookup.network, "is_own", {HERE, "10.0.0.9"}.__contains__)
+    monkeypatch.setattr(lookup.network, "is_loopback", lambda text: text in ("", "127.0.0.1", "127.0.1.1"))
+    monkeypatch.setattr(lookup.network, "outward_addresses", lambda: [HERE, "10.0.0.9"])
+    monkeypatch.setattr(lookup.network, "address_towards", lambda host: "10.0.0.9" * (host == "10.0.0.1"))
     return names
 
 
@@ -174,25 +174,25 @@ def test_the_launchers_address_is_offered_first_then_those_of_the_interfaces(
     network, own_name_is, address, launcher, expected
 ):
     network["node"] = own_name_is
-    assert rendezvous.offer(Job("torchrun", 0, 2, 0, 1, "node"), address, launcher) == expected
+    assert lookup.offer(Job("torchrun", 0, 2, 0, 1, "node"), address, launcher) == expected
 
 
 def test_a_name_that_no_host_can_have_is_passed_over():
     """Python's encoding of host names raises UnicodeError for a label without letters, or of more than 63."""
     with pytest.raises(Lost, match="does the name resolve here"):
-        rendezvous.arrive([("a..b", 1), ("a" * 64, 1)], b"k" * 32, 0, Timeouts(clock=SkippingClock()))
+        lookup.connect_store([("a..b", 1), ("a" * 64, 1)], b"k" * 32, 0, Timeouts(clock=SkippingClock()))
 
 
 def test_a_job_of_one_host_offers_loopback_whatever_is_configured(network):
-    assert rendezvous.offer(Job("mpi", 0, 2, 0, 2, "node"), HERE, "launcher") == ("127.0.0.1", ["127.0.0.1"])
+    assert lookup.offer(Job("mpi", 0, 2, 0, 2, "node"), HERE, "launcher") == ("127.0.0.1", ["127.0.0.1"])
 
 
 def test_as_many_names_are_told_as_fit_into_a_broadcast():
     names = [f"10.0.{i}.100" for i in range(200)]
     store = SimpleNamespace(address=("127.0.0.1", 40_000))
-    text = rendezvous.told(store, names)
+    text = lookup.encode_addresses(store, names)
     assert 1024 - 65 - len(" 10.0.100.100") < len(text) <= 1024 - 65  # the key takes 64 characters and a space
-    told = rendezvous.addresses(text)
+    told = lookup.decode_addresses(text)
     assert told == [(name, 40_000) for name in names[: len(told)]]
 
 
@@ -205,34 +205,34 @@ def test_ranks_find_each_other_by_torchs_variables_and_two_of_one_rank_are_told(
     with socket.create_server(("127.0.0.1", 0)) as probe:
         port = probe.getsockname()[1]
     jobs = [launcher_env.detect(env_of(rank, 2, port)) for rank in range(2)]
-    stores = [rendezvous.find_store(job, 60, env_of(job.rank, 2, port)) for job in jobs]
+    stores = [lookup.find_store(job, 60, env_of(job.rank, 2, port)) for job in jobs]
     stores[0].set("a", "1")
     assert stores[1].get("a") == b"1"
-    rendezvous.find_store(jobs[1], 60, env_of(1, 2, port))  # the same process once more
-    monkeypatch.setattr(rendezvous, "TOKEN", "another process")
+    lookup.find_store(jobs[1], 60, env_of(1, 2, port))  # the same process once more
+    monkeypatch.setattr(lookup, "TOKEN", "another process")
     with pytest.raises(UserError, match=rf"RANK=1 is also that of process {os.getpid()} on host .*MASTER_PORT"):
-        rendezvous.find_store(jobs[1], 60, env_of(1, 2, port))
+        lookup.find_store(jobs[1], 60, env_of(1, 2, port))
     with pytest.raises(
         UserError, match=rf"rank 0 cannot listen on port {port} of 127.0.0.1: .*\n.*another MASTER_PORT"
     ):
-        rendezvous.find_store(jobs[0], 60, env_of(0, 2, port))
+        lookup.find_store(jobs[0], 60, env_of(0, 2, port))
 
 
 def test_a_first_host_that_does_not_resolve_is_said_at_once():
     env = {"SLURM_JOB_ID": "1", "SLURM_STEP_ID": "0", "SLURM_STEP_NODELIST": "no-such-host-[1-2].invalid"}
     with pytest.raises(UserError, match="'no-such-host-1"):
-        rendezvous.find_store(Job("slurm", 1, 2, 0, 1, "here"), 30, env | {"FEDMPI_SECRET": "s" * 32})
+        lookup.find_store(Job("slurm", 1, 2, 0, 1, "here"), 30, env | {"FEDMPI_SECRET": "s" * 32})
 
 
 def test_torchrun_without_an_address_is_said():
     with pytest.raises(UserError, match="MASTER_ADDR is not set"):
-        rendezvous.find_store(Job("torchrun", 1, 2, 0, 1, "here"), 30, {})
+        lookup.find_store(Job("torchrun", 1, 2, 0, 1, "here"), 30, {})
 
 
 # ---- the user's secret ----
 def test_the_secret_is_made_once_however_many_ranks_start(tmp_path):
     env, found = {"HOME": str(tmp_path)}, set()
-    threads = [threading.Thread(target=lambda: found.add(door.user_secret(env))) for _ in range(16)]
+    threads = [threading.Thread(target=lambda: found.add(auth.user_secret(env))) for _ in range(16)]
     for thread in threads:
         thread.start()
     for thread in threads:
@@ -243,7 +243,7 @@ def test_the_secret_is_made_once_however_many_ranks_start(tmp_path):
 
 def test_a_variable_comes_before_the_file_and_keys_differ_by_job(tmp_path):
     env = {"HOME": str(tmp_path), "FEDMPI_SECRET": "x" * 32}
-    assert door.job_key("a", env) != door.job_key("b", env) != door.job_key("b", env | {"FEDMPI_SECRET": "y" * 32})
+    assert auth.job_key("a", env) != auth.job_key("b", env) != auth.job_key("b", env | {"FEDMPI_SECRET": "y" * 32})
     assert not list(tmp_path.iterdir())
 
 
@@ -258,12 +258,12 @@ def test_a_variable_comes_before_the_file_and_keys_differ_by_job(tmp_path):
 )
 def test_a_secret_that_is_none_is_refused(tmp_path, spoil, message):
     env = {"HOME": str(tmp_path)}
-    door.user_secret(env)
+    auth.user_secret(env)
     spoil(tmp_path / ".fedmpi" / "secret")
     with pytest.raises(UserError, match=rf"\.fedmpi/secret: ({message}).*export FEDMPI_SECRET"):
-        door.user_secret(env)
+        auth.user_secret(env)
 
 
 def test_a_short_variable_is_refused():
     with pytest.raises(UserError, match="FEDMPI_SECRET has 5 characters; at least 32"):
-        door.user_secret(dict(os.environ) | {"FEDMPI_SECRET": "guess"})
+        auth.user_secret(dict(os.environ) | {"FEDMPI_SECRET": "guess"})

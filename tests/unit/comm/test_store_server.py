@@ -10,16 +10,16 @@ import pytest
 from attacker import GARBAGE, Attacker
 from torch.distributed import DistError, DistNetworkError, TCPStore
 
-from fedmpi.comm.meeting import door, store_server
-from fedmpi.comm.meeting.store import RankStore
-from fedmpi.comm.meeting.store_server import LENGTH, StoreServer, packed, unpacked
+from fedmpi.comm.rendezvous import auth, store_server
+from fedmpi.comm.rendezvous.store import RankStore
+from fedmpi.comm.rendezvous.store_server import LENGTH, StoreServer, packed, unpacked
 
 KEY = bytes(range(32))
 
 
 @pytest.fixture
 def server():
-    server = StoreServer(door.listen("127.0.0.1", 0), KEY)
+    server = StoreServer(auth.listen("127.0.0.1", 0), KEY)
     threading.Thread(target=server.run, daemon=True).start()
     yield server
     server.close()
@@ -27,7 +27,7 @@ def server():
 
 def join(server, key=KEY):
     address = ("127.0.0.1", server.port)
-    return RankStore(address, key, door.enter(address, key, 5))
+    return RankStore(address, key, auth.connect_authenticated(address, key, 5))
 
 
 def connected(server):
@@ -84,7 +84,7 @@ def test_who_waits_goes_on_when_the_last_value_comes_and_not_before(server):
     waits.start()
     assert comes_true(lambda: server.waiting)
     store.set("x", "1")
-    assert another.another().get("x") == b"1"
+    assert another.new_connection().get("x") == b"1"
     assert not heard
     store.set("y", "2")
     waits.join(60)
@@ -100,27 +100,27 @@ def test_the_first_connection_that_ends_leaves_a_value(server):
     for guest in (first, second):
         guest.connection.close()
         assert comes_true(lambda: other.check(["ended"]))
-    assert comes_true(lambda: len(server.guests) == 1)
+    assert comes_true(lambda: len(server.connections) == 1)
     assert other.get("ended") == b"1"
 
 
 def test_a_server_that_is_gone_is_said(server):
     store = join(server)
     server.close()
-    assert comes_true(lambda: server.listener.fileno() < 0)
+    assert comes_true(lambda: not server.connections)
     with pytest.raises(DistNetworkError, match=r"rank 0's store at 127\.0\.0\.1"):
         store.set("a", "1")
 
 
 # ---- who is let in ----
 def test_another_key_is_refused_by_both_sides(server):
-    with pytest.raises(door.Stranger):
+    with pytest.raises(auth.AuthenticationError):
         join(server, bytes(32))
     # One that trusts whoever answers, and answers without the key.
     guest = connected(server)
-    guest.sendall(door.MAGIC + bytes(door.NONCE))
-    door.receive(guest, door.REPLY)
-    guest.sendall(bytes(door.DIGEST) + packed(b"set", b"a", b"1"))
+    guest.sendall(auth.MAGIC + bytes(auth.NONCE))
+    auth.receive(guest, auth.REPLY)
+    guest.sendall(bytes(auth.DIGEST) + packed(b"set", b"a", b"1"))
     assert ended(guest)
     assert not server.values
 
@@ -133,21 +133,21 @@ def test_a_recorded_guest_is_refused_when_it_is_played_again(server):
     def between():
         guest, _ = listener.accept()
         inside = connected(server)
-        for count in (door.HELLO, door.DIGEST, len(packed(b"set", b"a", b"1"))):
-            sent.append(door.receive(guest, count))
+        for count in (auth.HELLO, auth.DIGEST, len(packed(b"set", b"a", b"1"))):
+            sent.append(auth.receive(guest, count))
             inside.sendall(sent[-1])
-            if count == door.HELLO:
-                guest.sendall(door.receive(inside, door.REPLY))
+            if count == auth.HELLO:
+                guest.sendall(auth.receive(inside, auth.REPLY))
         guest.sendall(inside.recv(100))
 
     threading.Thread(target=between, daemon=True).start()
     address = listener.getsockname()
-    RankStore(address, KEY, door.enter(address, KEY, 5)).set("a", "1")
+    RankStore(address, KEY, auth.connect_authenticated(address, KEY, 5)).set("a", "1")
     assert server.values == {b"a": b"1"}
     del server.values[b"a"]
     again = connected(server)
     again.sendall(sent[0])
-    door.receive(again, door.REPLY)
+    auth.receive(again, auth.REPLY)
     again.sendall(sent[1] + sent[2])
     assert ended(again)
     assert not server.values
@@ -155,13 +155,13 @@ def test_a_recorded_guest_is_refused_when_it_is_played_again(server):
 
 
 @pytest.mark.parametrize("garbage", GARBAGE[1:], ids=range(1, len(GARBAGE)))
-def test_garbage_is_shown_the_door(server, monkeypatch, garbage):
-    monkeypatch.setattr(store_server, "PROVES_S", 0.2)
+def test_who_sends_garbage_is_disconnected(server, monkeypatch, garbage):
+    monkeypatch.setattr(store_server, "AUTHENTICATION_S", 0.2)
     guest = connected(server)
     with contextlib.suppress(OSError):
         guest.sendall(garbage)
     assert ended(guest)
-    assert comes_true(lambda: not server.guests)
+    assert comes_true(lambda: not server.connections)
 
 
 def test_a_rank_that_claims_a_length_that_cannot_be_is_dismissed_alone(server):
@@ -176,15 +176,15 @@ def test_a_rank_that_claims_a_length_that_cannot_be_is_dismissed_alone(server):
 
 
 def test_half_open_connections_are_few_and_do_not_stay(server, monkeypatch):
-    """More than may stand at the door: ranks come in meanwhile, and are answered at once."""
-    monkeypatch.setattr(store_server, "STRANGERS", 20)
-    monkeypatch.setattr(store_server, "PROVES_S", 2.0)
+    """More than may be unauthenticated: ranks come in meanwhile, and are answered at once."""
+    monkeypatch.setattr(store_server, "UNAUTHENTICATED", 20)
+    monkeypatch.setattr(store_server, "AUTHENTICATION_S", 2.0)
     first = join(server)
     held = [connected(server) for _ in range(60)]
     second = join(server)
     first.set("a", "1")
     assert second.get("a") == b"1"
-    assert comes_true(lambda: len(server.guests) == 2)
+    assert comes_true(lambda: len(server.connections) == 2)
     assert first.get("a") == b"1"
     for guest in held:
         guest.close()

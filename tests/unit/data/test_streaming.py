@@ -19,7 +19,7 @@ from fedmpi.data.sources.npz import npz
 from fedmpi.data.sources.pictures.image_folder import image_folder
 from fedmpi.data.sources.pictures.reading import DecodedFiles
 from fedmpi.data.streaming import AHEAD, Stream, in_turn
-from fedmpi.runtime import build_data, consistency
+from fedmpi.runtime import build_data, rank_agreement
 
 N = 60
 RNG = np.random.default_rng(0)
@@ -164,7 +164,7 @@ def test_folders_of_sites_are_streamed(sites):
         with streaming.choosing(stream):
             data = image_folder(sites, sites=True, size=6)
         assert isinstance(data.train_x.stored, Stream) == stream
-        found.append((data, consistency.data(split(data, "site", None, 0))))
+        found.append((data, rank_agreement.data_digests(split(data, "site", None, 0))))
     (held, _), (read, digest) = found
     assert torch.equal(held.train_x.floats(), read.train_x.floats())
     assert torch.equal(held.test_x.floats(), read.test_x.floats())
@@ -172,4 +172,4 @@ def test_folders_of_sites_are_streamed(sites):
     (sites / "north/cat/0.png").write_bytes((sites / "north/cat/6.png").read_bytes() + b"x")
     with streaming.choosing(True):
         other = image_folder(sites, sites=True, size=6)
-    assert consistency.data(split(other, "site", None, 0)) != digest
+    assert rank_agreement.data_digests(split(other, "site", None, 0)) != digest

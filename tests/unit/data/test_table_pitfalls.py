@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from fedmpi import config
-from fedmpi.comm.backends.solo import Solo
+from fedmpi.comm.base import Solo
 from fedmpi.common.errors import RankWarning, UserError
 from fedmpi.data.dataset import Dataset
 from fedmpi.data.leaks import warn_of_leaks

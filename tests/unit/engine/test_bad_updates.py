@@ -142,12 +142,12 @@ def test_dropped_is_not_having_taken_part(monkeypatch, method, slot):
     said = [str(w.message) for w in caught if "sent" in str(w.message)]
     assert len(said) == 1
     assert said[0].startswith(f"round 1: client 2 sent {'an update of norm' if slot == 'dw' else 'values that are'}")
-    whole = scheduler.cohort
+    whole = scheduler.draw_cohort
 
     def without(seed, t, *how):
         return [k for k in whole(seed, t, *how) if (t, k) != (1, BAD)]
 
-    monkeypatch.setattr(scheduler, "cohort", without)
+    monkeypatch.setattr(scheduler, "draw_cohort", without)
     clean = play(config, federated())
     assert spoiled.hashes == clean.hashes
     assert digest(spoiled.fed.server.state_row) == digest(clean.fed.server.state_row)
@@ -247,17 +247,18 @@ def test_what_is_not_finite_cannot_be_clipped():
 # ---- a client that comes to an error ----
 def fail(monkeypatch, error, rounds=(1,), after=2):
     """Client BAD's training in these rounds ends in an error after some batches."""
-    honest, steps = training_loop._form_gradient, []
+    honest, steps = training_loop.batches_of, []
 
-    def failing(self, *of_a_batch):
-        if self.id == BAD and self.round in rounds:
-            steps.append(self.round)
-            if steps.count(self.round) == after:
-                steps[:] = [t for t in steps if t != self.round]
-                raise error
-        honest(self, *of_a_batch)
+    def failing(self, *of_a_fit):
+        for batch in honest(self, *of_a_fit):
+            if self.id == BAD and self.round in rounds:
+                steps.append(self.round)
+                if steps.count(self.round) == after:
+                    steps[:] = [t for t in steps if t != self.round]
+                    raise error
+            yield batch
 
-    monkeypatch.setattr(training_loop, "_form_gradient", failing)
+    monkeypatch.setattr(training_loop, "batches_of", failing)
 
 
 ERRORS = [
@@ -317,7 +318,7 @@ def test_errors_alone_are_forgiven_where_bad_uploads_are_not(monkeypatch):
 
 def test_errors_everywhere_end_the_run(monkeypatch):
     it = prepare(everyone(rounds=9, faults={"on_client_error": "drop"}))
-    monkeypatch.setattr(training_loop, "_form_gradient", None)
+    monkeypatch.setattr(training_loop, "batches_of", None)
     said = r"round 2: client 0, 1, .* came to an error; for 3 rounds"
     with pytest.warns(UserWarning, match="which are all of it"), pytest.raises(UserError, match=said):
         it.fed.run()

@@ -6,10 +6,10 @@ from helpers import ROOT, federated, fedmpi, play, prepare, settings
 
 from fedmpi import config
 from fedmpi.common.errors import UserError
-from fedmpi.config import sweep
-from fedmpi.engine import sampling
-from fedmpi.runtime import build
+from fedmpi.engine import scheduler
+from fedmpi.runtime import memory
 from fedmpi.runtime.record import report_text
+from fedmpi.sweeps import expand
 
 
 def loaded(tmp_path, cohort, *overrides):
@@ -46,8 +46,8 @@ def test_what_is_written_down_gives_the_same_settings(tmp_path):
 def test_a_size_draws_what_the_fraction_of_that_size_draws(draw):
     for clients, members in ((20, 8), (7, 1), (9, 9)):
         for t in range(2 * clients):
-            one = sampling.cohort(3, t, clients, members / clients, draw)
-            assert sampling.cohort(3, t, clients, None, draw, members) == one
+            one = scheduler.draw_cohort(3, t, clients, members / clients, draw)
+            assert scheduler.draw_cohort(3, t, clients, None, draw, members) == one
             assert draw == "cycles" or len(one) == members
 
 
@@ -55,7 +55,7 @@ def test_a_run_is_that_of_the_fraction():
     by_size, by_fraction = play(settings(cohort={"fraction": None, "size": 4})), play(settings())  # 0.6 of 7 is 4.2
     assert by_size.hashes == by_fraction.hashes
     assert all(len(row["cohort"]) == 4 for row in by_size.rows)
-    assert build.cohort_size(by_size.made) == 4
+    assert by_size.made.cohort_size == 4
 
 
 def test_more_clients_than_there_are_are_refused(tmp_path):
@@ -78,7 +78,7 @@ def test_a_sweep_over_sizes(tmp_path):
     base = "{data: {source: digits, partition: {scheme: iid, clients: 20}}, model: {name: mlp}, method: {name: fedavg}}"
     path.write_text("name: s\nbase: [one.yaml]\nover: {cohort.size: [2, 5]}\n")
     (tmp_path / "one.yaml").write_text(base)
-    assert [each.cohort.size for _, each in sweep.load(path).runs()] == [2, 5]
+    assert [each.cohort.size for _, each in expand.load(path).runs()] == [2, 5]
 
 
 def test_other_programs_name_for_it():
@@ -88,10 +88,10 @@ def test_other_programs_name_for_it():
 
 def test_the_order_of_a_cycle_is_drawn_once(monkeypatch):
     """A round of many clients costs its cohort, not a permutation of all of them."""
-    drawn, numpy_rng = [], sampling.seeds.numpy_rng
-    monkeypatch.setattr(sampling.seeds, "numpy_rng", lambda *purpose: drawn.append(purpose) or numpy_rng(*purpose))
+    drawn, numpy_rng = [], scheduler.seeds.numpy_rng
+    monkeypatch.setattr(scheduler.seeds, "numpy_rng", lambda *purpose: drawn.append(purpose) or numpy_rng(*purpose))
     seed = 987_654_321  # of no other test
-    rounds = [sampling.cohort(seed, t, 40, None, "cycles", 4) for t in range(20)]
+    rounds = [scheduler.draw_cohort(seed, t, 40, None, "cycles", 4) for t in range(20)]
     assert drawn == [(seed, "cycle", 0), (seed, "cycle", 1)]
     naive = [numpy_rng(seed, "cycle", cycle).permutation(40).reshape(10, 4) for cycle in range(2)]
     assert rounds == [sorted(row) for row in np.concatenate(naive).tolist()]
@@ -104,5 +104,5 @@ def test_memory_is_needed_for_clients_that_can_be_drawn():
     for protocol, clients in ((["global"], 4), (["global", "personal"], 7)):
         made = prepare(settings("scaffold", evaluate={"protocol": protocol}, **few), federated()).made
         row = made.itemsize * made.messages.client_state.size
-        assert build.memory_needs(made, 1, False)["of which client state"] == clients * row
-        assert build.memory_needs(made, 3, False)["of which client state"] == -(-clients // 2) * row
+        assert memory.memory_needs(made, 1, False)["of which client state"] == clients * row
+        assert memory.memory_needs(made, 3, False)["of which client state"] == -(-clients // 2) * row

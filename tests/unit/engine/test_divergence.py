@@ -12,7 +12,7 @@ from fedmpi.engine.faults.divergence import Loss, Watch
 
 def rounds(losses, chance=None, from_chance=False):
     """The rounds in which a loss with these values is bad, at the end."""
-    loss = Loss("loss", chance, from_chance)
+    loss = Loss("loss", chance, best=chance if from_chance else math.inf)
     for t, value in enumerate(losses):
         loss.see(t, value)
     return loss.bad

@@ -14,7 +14,7 @@ from torch.nn.functional import cross_entropy
 
 from fedmpi.common import seeds
 from fedmpi.common.errors import UserError
-from fedmpi.engine import sampling
+from fedmpi.engine import scheduler
 from fedmpi.method import Method, State
 from fedmpi.runtime import build
 
@@ -27,7 +27,7 @@ def naive(config, data):
     state = {name: value.clone() for name, value in module.state_dict().items()}
     states, losses = [], []
     for t in range(config.rounds):
-        members = sampling.cohort(config.seed, t, data.clients, config.cohort.fraction, config.cohort.draw)
+        members = scheduler.draw_cohort(config.seed, t, data.clients, config.cohort.fraction, config.cohort.draw)
         ends, means = [], []
         for k in members:
             module.load_state_dict(state)
@@ -120,9 +120,9 @@ def test_the_seed_is_all_there_is():
 
 # ---- who takes part, and where ----
 def test_a_cohort_is_a_function_of_seed_and_round():
-    drawn = [sampling.cohort(3, t, 10, 0.35) for t in range(400)]
-    assert drawn == [sampling.cohort(3, t, 10, 0.35) for t in range(400)]
-    assert drawn != [sampling.cohort(4, t, 10, 0.35) for t in range(400)]
+    drawn = [scheduler.draw_cohort(3, t, 10, 0.35) for t in range(400)]
+    assert drawn == [scheduler.draw_cohort(3, t, 10, 0.35) for t in range(400)]
+    assert drawn != [scheduler.draw_cohort(4, t, 10, 0.35) for t in range(400)]
     for members in drawn:
         assert len(set(members)) == len(members) == 3  # floor(3.5)
         assert members == sorted(members)
@@ -133,19 +133,19 @@ def test_a_cohort_is_a_function_of_seed_and_round():
 @pytest.mark.parametrize(("clients", "fraction", "rounds"), [(4, 0.25, 4), (7, 0.3, 4), (6, 1.0, 1), (5, 0.4, 3)])
 def test_cycles_have_each_client_once(clients, fraction, rounds):
     """In an order of its own each cycle; the last round of a cycle takes the rest."""
-    drawn = [sampling.cohort(3, t, clients, fraction, "cycles") for t in range(40 * rounds)]
+    drawn = [scheduler.draw_cohort(3, t, clients, fraction, "cycles") for t in range(40 * rounds)]
     cycles = [drawn[at : at + rounds] for at in range(0, len(drawn), rounds)]
     for cycle in cycles:
         assert sorted(k for members in cycle for k in members) == list(range(clients))
-        assert {len(members) for members in cycle[:-1]} <= {sampling.size(clients, fraction)}
+        assert {len(members) for members in cycle[:-1]} <= {scheduler.cohort_size(clients, fraction)}
     assert rounds == 1 or len({str(cycle) for cycle in cycles}) > 10
     assert rounds == 1 or len({tuple(cycle[0]) for cycle in cycles}) > 1
 
 
-@pytest.mark.parametrize(("clients", "fraction", "m"), [(7, 0.01, 1), (10, 0.3, 3), (10, 1.0, 10), (3, 0.99, 2)])
+@pytest.mark.parametrize(("clients", "fraction", "m"), [(7, 0.01, 1), (10, 0.3, 3), (10, 1.0, 10), (100, 0.29, 29)])
 def test_size_of_a_cohort(clients, fraction, m):
-    """max(floor(fraction N), 1); 0.3 * 10 is 3 and not 2 in floating point."""
-    assert len(sampling.cohort(0, 0, clients, fraction)) == m
+    """max(floor(fraction N), 1); 0.29 * 100 is 29 and not 28 in floating point."""
+    assert len(scheduler.draw_cohort(0, 0, clients, fraction)) == m
 
 
 # ---- how it ends ----
@@ -215,7 +215,7 @@ class Still(Method):
         self.modes.append(all(part.training for part in module.modules()))
         first = k.fit(1)
         w, loss = k.fit(1)
-        self.fitted.append((first.loss, loss, k.meter.losses, w is k.w))
+        self.fitted.append((first.loss, loss, k.losses, w is k.w))
         next(part for part in module.modules() if isinstance(part, nn.BatchNorm2d)).eval()
         return State()
 

@@ -9,7 +9,7 @@ from fedmpi.common import registry
 from fedmpi.common.errors import UserError
 from fedmpi.methods import registry as methods
 from fedmpi.models import KIND
-from fedmpi.runtime import consistency
+from fedmpi.runtime import rank_agreement
 
 HERE = __file__
 
@@ -127,10 +127,10 @@ def test_something_must_be_trained():
 
 def test_the_digest_tells_names_shapes_types_and_values():
     x = {"a": torch.arange(6.0).view(2, 3), "b": torch.tensor(1.0)}
-    same = consistency.frozen(x)
+    same = rank_agreement.frozen_digest(x)
     assert set(same) == {"(frozen parameters)"}
-    assert consistency.frozen({k: v.clone() for k, v in x.items()}) == same
-    assert consistency.frozen({}) == {}
+    assert rank_agreement.frozen_digest({k: v.clone() for k, v in x.items()}) == same
+    assert rank_agreement.frozen_digest({}) == {}
     others = [
         {**x, "b": torch.tensor(1.0).nextafter(torch.tensor(2.0))},
         {**x, "a": x["a"].view(3, 2)},
@@ -138,4 +138,4 @@ def test_the_digest_tells_names_shapes_types_and_values():
         {**x, "b": torch.tensor(1.0, dtype=torch.bfloat16)},
         {"b": x["b"]},
     ]
-    assert len({*same.values(), *(v for other in others for v in consistency.frozen(other).values())}) == 6
+    assert len({*same.values(), *(v for other in others for v in rank_agreement.frozen_digest(other).values())}) == 6

@@ -7,14 +7,14 @@ from test_travel import on_ranks
 from torch import nn
 
 from fedmpi.common.errors import UserError
-from fedmpi.engine.local import still
+from fedmpi.engine import readonly
 
 
 def refused(config, size):
     """On ranks that are threads, where Python 3.11 cannot look for the lines of two classes at once."""
     with pytest.MonkeyPatch.context() as patch:
         if size > 1:
-            patch.setattr(still, "told", lambda text, *_: UserError(text))
+            patch.setattr(readonly, "told", lambda text, *_: UserError(text))
         on_ranks(config, size)
 
 
@@ -164,7 +164,7 @@ def test_tensors_that_cannot_be_read_are_left_alone():
     module.register_buffer("turn", torch.ones(2, dtype=torch.complex64), persistent=False)
     module.register_buffer("wide", torch.arange(3).expand(4, 3), persistent=False)
     module.register_buffer("nothing", torch.ones(0), persistent=False)
-    watched = still.Still(still.FlatModel(module))
+    watched = readonly.FrozenTensorGuard(readonly.FlatModel(module))
     watched.check()
     module.turn.add_(1)
     with pytest.raises(UserError, match=r"^'turn'"):

@@ -18,7 +18,7 @@ from fedmpi.config.loading import load
 from fedmpi.data.dataset import Dataset
 from fedmpi.data.federated import split
 from fedmpi.data.silos import describe, label_table, silo_federation
-from fedmpi.engine.evaluate import figures
+from fedmpi.engine.evaluate import evaluate
 from fedmpi.method import Method
 from fedmpi.runtime import build_data
 from fedmpi.tasks.contract import check_targets
@@ -235,7 +235,9 @@ def test_the_loss_of_a_split_does_not_depend_on_its_batches(size):
     data, task = labelled(), it.made.task
     f = it.made.net.module(data.test_x).detach().double()
     expected = torch.stack(naive_losses(task, f, data.test_y)).mean().item()
-    assert figures(it.fed.worker, it.fed.worker.data.global_test, size)["loss"] == pytest.approx(expected, rel=1e-5)
+    assert evaluate(it.fed.worker, it.fed.worker.data.global_test, size).figures["loss"] == pytest.approx(
+        expected, rel=1e-5
+    )
 
 
 def siloed(sites, names):

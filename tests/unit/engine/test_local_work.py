@@ -11,7 +11,7 @@ from torch.nn.functional import cross_entropy
 from fedmpi.common import seeds
 from fedmpi.common.errors import UserError
 from fedmpi.data.federated import split
-from fedmpi.engine import sampling
+from fedmpi.engine import scheduler
 from fedmpi.engine.local.recipe import Recipe
 from fedmpi.runtime import build
 
@@ -76,7 +76,7 @@ def naive(config, data):
     state = {name: value.clone() for name, value in module.state_dict().items()}
     kept = {}
     for t in range(config.rounds):
-        members = sampling.cohort(config.seed, t, data.clients, config.cohort.fraction)
+        members = scheduler.draw_cohort(config.seed, t, data.clients, config.cohort.fraction)
         ends = []
         for k in members:
             module.load_state_dict(state)

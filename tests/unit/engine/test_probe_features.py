@@ -12,7 +12,7 @@ from torch import nn
 
 from fedmpi.analysis.local_models import local_models
 from fedmpi.common.errors import UserError
-from fedmpi.engine.probes import features, similarity
+from fedmpi.engine.probes import features
 from fedmpi.engine.probes.probes import PROBES
 from fedmpi.methods import feduv
 from fedmpi.runtime import build
@@ -64,7 +64,7 @@ def naive_cka(x, y):
 
 
 def test_a_round_against_numpy(monkeypatch):
-    monkeypatch.setattr(similarity, "ROWS", 7)  # so that kernels come in several pieces, the last one smaller
+    monkeypatch.setattr(features, "ROWS", 7)  # so that kernels come in several pieces, the last one smaller
     config = settings("fedavg", rounds=1, analysis=["features", "similarity"], cohort={"fraction": 0.6})
     [row] = watched(config).analysis
     it = prepare(config)

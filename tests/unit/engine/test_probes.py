@@ -10,8 +10,8 @@ from torch.nn import functional as F
 
 from fedmpi.analysis.local_models import local_models
 from fedmpi.common.errors import UserError
-from fedmpi.engine.evaluate import figures
-from fedmpi.engine.probes import drift, knowledge
+from fedmpi.engine.evaluate import evaluate
+from fedmpi.engine.probes import models, updates
 from fedmpi.engine.probes.probes import PROBES
 from fedmpi.methods import registry
 from fedmpi.runtime import build
@@ -22,8 +22,7 @@ KEEP_PARTS = ("fedper", "fedrep", "fedbn", "ditto")
 
 def ready(config, data=None, comm=None):
     it = prepare(config, data, comm)
-    it.analysis = []
-    it.fed.reporter.sink.analysis = it.analysis.append
+    it.analysis = it.files["analysis.jsonl"]
     return it
 
 
@@ -80,18 +79,18 @@ def test_a_round_against_plain_loops():
     test = data.global_test
     for k, (w, b) in enumerate(zip(made.w, made.b, strict=True)):
         worker.model.load(w, b)
-        assert row["knowledge"]["local"][k] == pytest.approx(figures(worker, test, 100)["accuracy"])
+        assert row["knowledge"]["local"][k] == pytest.approx(evaluate(worker, test, 100).figures["accuracy"])
         rest = [i for i in range(len(members)) if i != k]
         q = (p[rest] / p[rest].sum()).float()
         gain = loss(q @ made.w[rest], q @ made.b[rest], test) - loss(*mean, test)
         assert row["contribution"]["gain"][k] == pytest.approx(gain, abs=1e-5)
     worker.model.load(*mean)
-    assert row["knowledge"]["after"] == pytest.approx(figures(worker, test, 100)["accuracy"])
+    assert row["knowledge"]["after"] == pytest.approx(evaluate(worker, test, 100).figures["accuracy"])
 
 
 def test_class_by_class():
     outputs, targets = torch.eye(3)[[0, 1, 1, 0, 0]], torch.tensor([0, 1, 0, 0, 1])
-    found = knowledge.class_accuracy(outputs, targets, 3)
+    found = models.class_accuracy(outputs, targets, 3)
     assert found[:2].tolist() == pytest.approx([200 / 3, 50])
     assert found[2].isnan()
 
@@ -161,7 +160,7 @@ def test_updates_are_counted_from_where_a_client_begins(method, changes):
 
 
 def test_who_has_not_moved_is_in_no_pair():
-    still = drift.of_gram(torch.tensor([[1.0, -0.5, 0.0], [-0.5, 1.0, 0.0], [0.0, 0.0, 0.0]]))
+    still = updates.of_gram(torch.tensor([[1.0, -0.5, 0.0], [-0.5, 1.0, 0.0], [0.0, 0.0, 0.0]]))
     assert (still["cosine"], still["conflicts"]) == (-0.5, 1.0)
-    nobody = drift.of_gram(torch.zeros(3, 3))
+    nobody = updates.of_gram(torch.zeros(3, 3))
     assert (nobody["divergence"], nobody["cosine"], nobody["conflicts"]) == (0.0, None, None)

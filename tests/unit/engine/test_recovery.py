@@ -11,7 +11,7 @@ from torch import nn
 
 from fedmpi.engine.faults import losses
 from fedmpi.engine.faults.losses import Losses
-from fedmpi.engine.sampling import pinned
+from fedmpi.engine.scheduler import pinned
 from fedmpi.flat import linear
 from fedmpi.methods import registry
 from fedmpi.runtime.resuming import resume
@@ -45,8 +45,7 @@ def make(config, folder=None, room=10**6):
     def on(seat: Seat) -> FinishedRun:
         it = prepare(config, sites(seat) if "global" not in config.evaluate.protocol else None, comm=seat)
         it.told, it.fed.reporter.sink.loss = [], lambda row: it.told.append(row)
-        it.placements = []
-        it.fed.reporter.sink.placement = it.placements.append
+        it.placements = it.files["placement.jsonl"]
         if folder is not None:
             it.kept = checkpoints(folder, room)
             it.fed.reporter.sink.keep = it.kept.save
@@ -76,7 +75,7 @@ def with_deaths(config, dies, folder=None, room=10**6):
 def replay(fed, rows):
     """Give a federation the rank failures of another run."""
     fed.scheduler.losses = Losses(rows)
-    for part in (fed, fed.control, fed.failures):
+    for part in (fed, fed.control):
         part.plan = replace(part.plan, replay=True)
 
 

@@ -10,7 +10,7 @@ from thread_ranks import Dead, Seat, play_in_threads
 
 from fedmpi.comm.base import Gone
 from fedmpi.common.errors import UserError
-from fedmpi.engine import sampling
+from fedmpi.engine import scheduler
 from fedmpi.engine.faults import losses
 from fedmpi.engine.local.context import ClientContext
 from fedmpi.runtime.resuming import resume
@@ -70,13 +70,13 @@ def test_a_refused_state_does_not_come_back_from_the_shelf(tmp_path, monkeypatch
 
 
 def slow_disk(monkeypatch, seconds):
-    plain = Rows.put_waiting
+    plain = Rows.put
 
-    def slowly(self):
+    def slowly(*arguments):
         time.sleep(seconds)
-        plain(self)
+        plain(*arguments)
 
-    monkeypatch.setattr(Rows, "put_waiting", slowly)
+    monkeypatch.setattr(Rows, "put", slowly)
 
 
 def test_a_row_is_not_read_before_its_sender_has_written_it(tmp_path, monkeypatch):
@@ -89,7 +89,7 @@ def test_a_row_is_not_read_before_its_sender_has_written_it(tmp_path, monkeypatc
 def unlucky(rounds):
     """(seed, t, idle, dead): one client a round; `idle` trains nobody in rounds t and t + 1 but does in t + 2."""
     for seed in range(200):
-        who = [1 + sampling.cohort(seed, t, 7, 0.15)[0] % 3 for t in range(rounds)]
+        who = [1 + scheduler.draw_cohort(seed, t, 7, 0.15)[0] % 3 for t in range(rounds)]
         for t in range(2, rounds - 3, 2):
             idle, at = who[t + 2], who[t + 1]
             if idle not in who[t : t + 2]:

@@ -5,36 +5,14 @@ from itertools import product
 import numpy as np
 import pytest
 
-from fedmpi.engine.sampling import balanced, cohort, pinned
-
-
-@pytest.mark.parametrize(
-    ("clients", "fraction", "m"),
-    [(10, 1.0, 10), (10, 0.35, 3), (10, 0.01, 1), (1, 0.1, 1), (100, 0.29, 29)],  # .29 * 100 is 28.999999999999996
-)
-def test_size(clients, fraction, m):
-    assert len(cohort(0, 0, clients, fraction)) == m
-
-
-def test_ascending_and_without_replacement():
-    for t in range(50):
-        drawn = cohort(3, t, 20, 0.4)
-        assert drawn == sorted(set(drawn))
-        assert set(drawn) <= set(range(20))
+from fedmpi.engine.scheduler import balanced, draw_cohort, pinned
 
 
 def test_a_function_of_seed_and_round():
-    table = {(seed, t): tuple(cohort(seed, t, 30, 0.3)) for seed in range(6) for t in range(6)}
+    table = {(seed, t): tuple(draw_cohort(seed, t, 30, 0.3)) for seed in range(6) for t in range(6)}
     assert len(set(table.values())) == 36  # among 14 million subsets of 9
     np.random.seed(1)
-    assert {key: tuple(cohort(*key, 30, 0.3)) for key in reversed(table)} == table
-
-
-def test_everybody_is_drawn_equally_often():
-    """400 draws of 5 of 20: each client about 100 times, standard deviation sqrt(400 .25 .75) = 8.7; five of them."""
-    times = np.bincount([k for t in range(400) for k in cohort(0, t, 20, 0.25)], minlength=20)
-    assert abs(times - 100).max() < 44
-    assert times.std() > 1  # not a rota
+    assert {key: tuple(draw_cohort(*key, 30, 0.3)) for key in reversed(table)} == table
 
 
 @pytest.mark.parametrize("seed", range(12))

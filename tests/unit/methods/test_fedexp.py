@@ -7,7 +7,7 @@ import torch
 from helpers import play, prepare, settings
 from naive import NET
 
-from fedmpi.engine import sampling
+from fedmpi.engine import scheduler
 from fedmpi.flat.packing import Views
 from fedmpi.method import State, Uploads
 from fedmpi.methods.fedexp import FedExP
@@ -58,7 +58,7 @@ def by_hand(rounds, eps, uniform, seed, fraction, eta=0.05, steps=10):
     a, b, n = (torch.tensor(v, dtype=torch.float64) for v in BOWLS)
     w, out = torch.zeros(2, dtype=torch.float64), []
     for t in range(rounds):
-        S = sampling.cohort(seed, t, 4, fraction)
+        S = scheduler.draw_cohort(seed, t, 4, fraction)
         p = torch.full_like(n[S], 1 / len(S)) if uniform else n[S] / n[S].sum()
         y = w.expand(len(S), 2)
         for _ in range(steps):

@@ -7,7 +7,7 @@ from helpers import CPU, play, prepare, settings
 from naive_fedld import principal_mean as literal
 from torch.nn.functional import cross_entropy
 
-from fedmpi.comm.backends.solo import Solo
+from fedmpi.comm.base import Solo
 from fedmpi.common.errors import UserError
 from fedmpi.methods._terms import margin
 from fedmpi.runtime import build_data

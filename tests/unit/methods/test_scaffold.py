@@ -2,7 +2,7 @@
 
 import pytest
 
-from fedmpi.engine import sampling
+from fedmpi.engine import scheduler
 
 
 def controls(it):
@@ -15,7 +15,7 @@ def by_hand(bowls, seed, rounds, fraction=1.0, eta=0.05, steps=10, x=1.0):
     """The algorithm as its paper prints it, plain numbers, uniform weights."""
     N, c, c_k = len(bowls), 0.0, [0.0] * len(bowls)
     for t in range(rounds):
-        members = sampling.cohort(seed, t, N, fraction)
+        members = scheduler.draw_cohort(seed, t, N, fraction)
         ends, changes = [], []
         for k in members:
             a, b = bowls[k]

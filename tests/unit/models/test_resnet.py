@@ -2,11 +2,10 @@
 
 import pytest
 import torch
-from helpers import settings
+from helpers import prepare, settings
 
 from fedmpi.common.torchvision_compat import torchvision
 from fedmpi.models.resnet import resnet8, resnet18, resnet50
-from fedmpi.runtime import fitting
 
 
 @pytest.mark.parametrize("ours", [resnet18, resnet50])
@@ -53,6 +52,6 @@ def test_a_projection_is_normalised_as_the_rest(norm):
 
 
 def test_metrics_that_depend_on_the_batch_are_warned_of():
-    config = settings(model={"name": "resnet8", "norm": "bn_nostats"})
+    config = settings("fedavg", model={"name": "resnet8", "norm": "bn_nostats"})
     with pytest.warns(UserWarning, match=r"bn_nostats.*: figures depend on evaluate\.batch_size and on the order"):
-        fitting.check_buffers(config, resnet8((1, 8, 8), 10, "bn_nostats"))
+        prepare(config)

@@ -12,9 +12,9 @@ from plugin_play import GOOD, TaskBase, changed, play, sections_of, table
 from torch import nn
 
 import fedmpi
+from fedmpi.common.jsonl import to_jsonable
 from fedmpi.common.metrics_row import CLIENTS_KEYS, METRICS_KEYS
 from fedmpi.method import FLAT, SHARED, Row, Slots, State
-from fedmpi.runtime.record.lines import plain
 
 
 class Tied(nn.Module):
@@ -103,7 +103,7 @@ def test_works(kind, thing):
     assert one.reason == "finished"
     assert one.w.isfinite().all()
     assert one.hashes == two.hashes  # whatever a model makes later is seeded, too
-    json.dumps([plain(row) for row in one.rows], allow_nan=False)
+    json.dumps([to_jsonable(row) for row in one.rows], allow_nan=False)
 
 
 def test_no_graph_is_kept_alive():

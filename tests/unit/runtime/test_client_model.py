@@ -19,7 +19,7 @@ from fedmpi.engine.reporting import OWN, own_parts
 from fedmpi.method.base import overrides
 from fedmpi.methods import registry
 from fedmpi.runtime import build_data
-from fedmpi.runtime.finished.client_model import ClientPredictor
+from fedmpi.runtime.finished.models import ClientPredictor
 from fedmpi.runtime.record.durable import write_tensors
 from fedmpi.runtime.resuming.initial import fill
 from fedmpi.runtime.run import execute

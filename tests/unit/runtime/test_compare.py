@@ -8,7 +8,6 @@ import yaml
 from helpers import fedmpi
 
 from fedmpi.runtime.reading import compare as comparing
-from fedmpi.runtime.reading import compare_text
 
 CONFIG = {
     "rounds": 4,
@@ -77,23 +76,23 @@ def test_another_setting(runs):
 def test_one_digit_of_one_round(runs, copy, new, key, said):
     changed(copy / "metrics.jsonl", 2, **new)
     found = comparing.compare(runs / "a", copy)
-    assert (found["same"], found[key]["round"], compare_text.verdict(found)) == (False, 2, said)
+    assert (found["same"], found[key]["round"], comparing.verdict(found)) == (False, 2, said)
     assert comparing.compare(copy, runs / "a")[key]["round"] == 2
 
 
 def test_evaluation_alone_differs_and_so_do_the_rounds(runs, copy):
     changed(copy / "metrics.jsonl", 2, loss=0.5)
-    said = compare_text.lines(comparing.compare(runs / "a", copy), 200)
+    said = comparing.lines(comparing.compare(runs / "a", copy), 200)
     assert said[2:4] == [
         "loss differs from round 2 on",
         "  the models have the same SHA-256 in all 4 rounds that both have",
     ]
     lines = (copy / "metrics.jsonl").read_text().splitlines(keepends=True)
     (copy / "metrics.jsonl").write_text("".join(lines[:3]))
-    said = compare_text.lines(comparing.compare(runs / "a", copy), 200)
+    said = comparing.lines(comparing.compare(runs / "a", copy), 200)
     assert said[2:4] == ["rounds: A has 4, B 3", "loss differs from round 2 on"]
     changed(copy / "metrics.jsonl", 1, sha256="0" * 64)
-    assert not any("same SHA-256" in line for line in compare_text.lines(comparing.compare(runs / "a", copy), 200))
+    assert not any("same SHA-256" in line for line in comparing.lines(comparing.compare(runs / "a", copy), 200))
 
 
 def test_seconds_and_bytes_are_no_results(runs, copy):
@@ -105,14 +104,14 @@ def test_a_client_and_the_final_model(runs, copy):
     changed(copy / "clients.jsonl", 1, accuracy=12.0)
     found = comparing.compare(runs / "a", copy)
     assert (found["same"], found["client"]["round"], found["client"]["client"]) == (False, 1, 0)
-    assert compare_text.verdict(found) == "client 0 differs from round 1 on"
+    assert comparing.verdict(found) == "client 0 differs from round 1 on"
     shutil.copy(runs / "a" / "clients.jsonl", copy)
     content = bytearray((copy / "model.safetensors").read_bytes())
     content[-1] ^= 1
     (copy / "model.safetensors").write_bytes(content)
     found = comparing.compare(runs / "a", copy)
     assert not found["same"]
-    assert compare_text.verdict(found) == "the final models differ, and no round does"
+    assert comparing.verdict(found) == "the final models differ, and no round does"
 
 
 def test_a_line_that_one_side_lacks(runs, copy):
@@ -134,7 +133,7 @@ def test_sweeps_run_by_run(runs, tmp_path):
     changed(tmp_path / "other" / "lr" / "metrics.jsonl", 3, sha256="0" * 64)
     found = comparing.sweeps(runs, tmp_path / "other")
     assert (found["same"], found["only"]) == (False, [["again"], []])
-    assert compare_text.lines(found, 80)[2:] == [
+    assert comparing.lines(found, 80)[2:] == [
         "lr: the models part in round 3",
         "only in A: again",
         "1 of 2 runs that both have with the same results",

@@ -6,11 +6,10 @@ from types import SimpleNamespace
 
 import pytest
 import torch
-import yaml
-from helpers import fedmpi, settings
+from helpers import settings, small_settings
 
-from fedmpi.runtime.record import environment
-from fedmpi.runtime.run import set_numerics
+from fedmpi.runtime.record import metadata
+from fedmpi.runtime.run import execute, set_numerics
 
 CLOSED = (
     "NVRM version: NVIDIA UNIX x86_64 Kernel Module  535.104.05  Sat Aug 19 01:15:15 UTC 2023\nGCC version:  gcc 11.4.0"
@@ -47,7 +46,7 @@ def test_tf32_is_that_of_the_config(card, switches, tf32):
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         set_numerics(settings(compute={"tf32": tf32}))
-    found = environment.describe_gpu(torch.device("cuda", 0))["tf32"]
+    found = metadata.describe_gpu(torch.device("cuda", 0))["tf32"]
     assert found == {"matmul": tf32, "conv": tf32, "rnn": tf32}
 
 
@@ -71,37 +70,22 @@ def test_a_cpu_knows_no_tf32(switches):
 
 @pytest.mark.parametrize(("text", "driver"), [(CLOSED, "535.104.05"), (OPEN, "550.54.15")])
 def test_of_a_gpu(card, switches, monkeypatch, tmp_path, text, driver):
-    monkeypatch.setattr(environment, "DRIVER", tmp_path / "version")
+    monkeypatch.setattr(metadata, "DRIVER", tmp_path / "version")
     (tmp_path / "version").write_text(text)
     versions = {"gpu": "4d2c-11", "driver": driver, "cudnn": "91002", "nccl": "2.27.5"}
     set_numerics(settings())
     tf32 = {"matmul": False, "conv": False, "rnn": False}
-    assert environment.describe_gpu(torch.device("cuda", 0)) == {**versions, "tf32": tf32}
+    assert metadata.describe_gpu(torch.device("cuda", 0)) == {**versions, "tf32": tf32}
 
 
 def test_what_is_not_known_is_left_out(card, monkeypatch, tmp_path):
-    monkeypatch.setattr(environment, "DRIVER", tmp_path / "none")
+    monkeypatch.setattr(metadata, "DRIVER", tmp_path / "none")
     monkeypatch.setattr(torch.distributed, "is_nccl_available", lambda: False)
     monkeypatch.setattr(torch.backends.cudnn, "version", lambda: None)
-    assert set(environment.describe_gpu(torch.device("cuda", 0))) == {"gpu", "tf32"}
+    assert set(metadata.describe_gpu(torch.device("cuda", 0))) == {"gpu", "tf32"}
 
 
-def test_each_rank_has_its_own(monkeypatch, tmp_path):
-    """A rank on a CPU has no such entries, not even empty ones."""
-    config = {"name": "run", "rounds": 0, "output": str(tmp_path), "report": False}
-    config |= {
-        "data": {"source": "digits", "partition": {"scheme": "iid", "clients": 2}},
-        "model": {"name": "logistic"},
-    }
-    (tmp_path / "run.yaml").write_text(yaml.safe_dump({**config, "method": {"name": "fedavg"}}))
-
-    def ranks(name):
-        done = fedmpi("run", tmp_path / "run.yaml", f"name={name}")
-        assert done.returncode == 0, done.stderr
-        return json.loads((tmp_path / name / "environment.json").read_text())["ranks"]
-
-    plain = ranks("plain")
-    assert not {"driver", "cudnn", "nccl", "tf32"} & set(plain[0])
-    found = {"gpu": "4d2c-11", "tf32": {"matmul": False}}
-    monkeypatch.setattr(environment, "describe_gpu", lambda device: found)
-    assert ranks("gpu") == [{**plain[0], **found}]
+def test_a_rank_on_a_cpu_has_no_facts_of_a_gpu(tmp_path):
+    execute(small_settings("fedavg", "mlp", rounds=0, output=str(tmp_path), report=False))
+    (rank,) = json.loads((tmp_path / "run" / "environment.json").read_text())["ranks"]
+    assert not {"driver", "cudnn", "nccl", "tf32"} & set(rank)

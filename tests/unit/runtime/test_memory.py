@@ -9,10 +9,10 @@ from helpers import prepare, settings
 
 from fedmpi.comm.launchers.job import Job
 from fedmpi.common.errors import UserError
+from fedmpi.common.host_memory import available_bytes, control_groups
 from fedmpi.engine.travel.gathering import pinned
 from fedmpi.flat import linear
-from fedmpi.runtime import build, memory
-from fedmpi.runtime.memory import available_bytes, groups
+from fedmpi.runtime import memory
 from fedmpi.runtime.run import exchange_facts
 
 
@@ -47,7 +47,7 @@ def test_of_control_groups(tmp_path, row, top, limit, used, unbounded, cached):
     for place, bound, uses in ((task, unbounded, 50), (task.parent, 4096, 1000), (task.parent.parent, 5000, 4000)):
         (place / limit).write_text(f"{bound}\n")
         (place / used).write_text(f"{uses}\n")
-    assert groups(tmp_path) == [(4096, 3096), (5000, 1000)]
+    assert control_groups(tmp_path) == [(4096, 3096), (5000, 1000)]
     assert available_bytes(tmp_path) == 1000
     (task.parent.parent / "memory.stat").write_text(f"anon 3\n{cached}\n")
     assert available_bytes(tmp_path) == 1100
@@ -118,9 +118,9 @@ def test_uploads_that_gloo_carries_are_on_the_host_of_a_gpu():
 def test_pinned_memory_is_counted_in_powers_of_two(trains, pack):
     """Clients train on a GPU, where their uploads lie one or a pack at a time, and gloo carries these."""
     made = prepare(settings("fedavg", compute={"pack": pack}, server={"trains": trains})).made
-    whole, apart = (build.memory_needs(made, 3, False, trains_on_gpu) for trains_on_gpu in (False, True))
+    whole, apart = (memory.memory_needs(made, 3, False, trains_on_gpu) for trains_on_gpu in (False, True))
     row, news = (4 * n for n in (made.messages.largest_upload(), made.messages.announcement().packing.size))
-    root, mine = (int(row * many) for many in build.rows(made, 3))
+    root, mine = (int(row * many) for many in memory.upload_rows(made, 3))
     assert whole["of which on the host"] == 0
     assert apart["of which on the host"] == pinned(mine) + pinned(news)
     assert apart["a training rank"] - apart["of which on the host"] == whole["a training rank"] - mine + pack * row
@@ -157,19 +157,19 @@ def test_before_ranks_meet_a_host_is_asked_for_its_own(monkeypatch, rank, local_
     """As `fedmpi validate`, `doctor` and `plan` ask, in one process."""
     made = prepare(settings(server={"trains": trains})).made
     job = Job("mpi", rank, 5, local_rank, here, "here")
-    total = sum(build.memory_needs(made, 5, False)[part] for part in asked)
+    total = sum(memory.memory_needs(made, 5, False)[part] for part in asked)
     monkeypatch.setattr(memory, "available_bytes", lambda: total)
-    assert build.check_memory(made, job) == build.memory_needs(made, 5, False)
+    assert memory.check_job(made, job) == memory.memory_needs(made, 5, False)
     monkeypatch.setattr(memory, "available_bytes", lambda: total - 1)
     with pytest.raises(UserError, match=r"on host here needs? about"):
-        build.check_memory(made, job)
+        memory.check_job(made, job)
 
 
 @pytest.mark.parametrize("on_gpu", [False, True])
 def test_every_rank_finds_the_same(monkeypatch, on_gpu):
     """Two ranks share a GPU with memory for one of them; rank 0's uploads are there, too, if NCCL carries them."""
     made = prepare(settings(compute={"device": "cpu"})).made
-    needs = build.memory_needs(made, 3, on_gpu)
+    needs = memory.memory_needs(made, 3, on_gpu)
     left = needs["rank 0"] * on_gpu + 2 * needs["a training rank"]
     device = SimpleNamespace(type="cuda" if on_gpu else "cpu")
 
@@ -196,11 +196,13 @@ def test_copies_in_float64_are_counted(monkeypatch):
     """Sums over the rows that rank 0 holds, by chunks of columns: of bounded size where it holds them on a GPU."""
     made = prepare(settings("fedavg", cohort={"fraction": 1.0}, server={"rule": "median"})).made
     rows, width = 7, made.messages.largest_upload()
-    without = memory.need(made.messages, made.itemsize, cohort=7, clients=7, trainers=1, held=build.rows(made, 1))
-    assert build.memory_needs(made, 1, False)["rank 0"] - without["rank 0"] == linear.scratch_bytes(rows, width, False)
     assert linear.scratch_bytes(rows, width, False) >= 8 * rows * width
     monkeypatch.setattr(linear, "SCRATCH_GPU", 64 * rows)
-    assert build.memory_needs(made, 1, True)["rank 0"] - without["rank 0"] == 8 * rows * 64
+    needs = [memory.memory_needs(made, 1, on_gpu)["rank 0"] for on_gpu in (False, True)]
+    assert needs[1] - 8 * rows * 64 == needs[0] - linear.scratch_bytes(rows, width, False)
+    rest = made.itemsize * (rows * width + made.messages.announcement().packing.size + made.messages.server_state.size)
+    model = made.itemsize * (made.messages.sizes["d"] + made.messages.sizes["b"])
+    assert needs[1] == rest + 3 * model + 8 * rows * 64
 
 
 def test_copies_are_as_many_as_chunks_that_are_worked_on(monkeypatch):

@@ -9,9 +9,8 @@ from helpers import fedmpi as command
 import fedmpi
 from fedmpi import config
 from fedmpi.common.errors import UserError
-from fedmpi.config import sweep
-from fedmpi.runtime.reading import compare, many
-from fedmpi.runtime.sweeping import progress
+from fedmpi.runtime.reading import compare
+from fedmpi.sweeps import expand, progress, status
 
 OWN = """\
 from torch import nn
@@ -128,14 +127,14 @@ def test_a_sweep_that_was_moved(project):
     done = command("sweep", "s.yaml", cwd=old)
     assert done.returncode == 0, done.stderr
     project = old.rename(project.parent / "after")
-    asked = sweep.load(project / "s.yaml", [f"output={project}/runs"])
-    assert [progress.now(settings).what for _, settings in asked.runs()] == [progress.DONE] * 2
-    file, given = many.asked(project / "runs" / "s")
+    asked = expand.load(project / "s.yaml", [f"output={project}/runs"])
+    assert [progress.check_state(settings).what for _, settings in asked.runs()] == [progress.DONE] * 2
+    file, given = status.asked(project / "runs" / "s")
     assert file == project / "s.yaml"
-    assert len(list(sweep.load(file, given).runs())) == 2
+    assert len(list(expand.load(file, given).runs())) == 2
     (project / "code" / "own.py").write_text(OWN + "# another content\n")
     with pytest.raises(UserError, match=r"made with another content of .*/after/code/own\.py"):
-        progress.now(next(asked.runs())[1])
+        progress.check_state(next(asked.runs())[1])
 
 
 def test_runs_of_one_code_at_two_places_have_the_same_settings(project, tmp_path):

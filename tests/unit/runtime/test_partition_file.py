@@ -16,7 +16,7 @@ from fedmpi.data.dataset import Dataset
 from fedmpi.data.federated import split
 from fedmpi.data.partitions.given import file
 from fedmpi.data.validation import hold_out
-from fedmpi.runtime.record.partition_file import MANY, by_client
+from fedmpi.runtime.record.data_files import MANY, by_client, write_partition
 from fedmpi.runtime.record.run_dir import RunDirectory
 
 CLASSES = 3
@@ -34,7 +34,7 @@ def written(folder, fed):
     folder.mkdir()
     (folder / "config.yaml").write_text("name: run\nseed: 0\nmethod: {name: fedavg}\nrounds: 1\n")
     held_out = fed.validation.rows if fed.validation else None
-    RunDirectory(folder).write_partition("iid", 0, fed.train_sizes, fed.label_counts, fed.parts, held_out)
+    write_partition(RunDirectory(folder), "iid", 0, fed.train_sizes, fed.label_counts, fed.parts, held_out)
     return folder, json.loads((folder / "partition.json").read_text())
 
 
@@ -88,7 +88,7 @@ def test_targets_that_are_no_classes(tmp_path):
 def test_sites_without_common_rows_are_all_written(tmp_path):
     """In silo mode there is no partition.npz that could have the rest."""
     sizes = np.arange(1, MANY + 2)
-    RunDirectory(tmp_path).write_partition("silos", 0, sizes, None)
+    write_partition(RunDirectory(tmp_path), "silos", 0, sizes, None)
     facts = json.loads((tmp_path / "partition.json").read_text())
     assert facts["sizes"] == sizes.tolist()
     assert facts["label_counts"] is None

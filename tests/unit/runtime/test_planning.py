@@ -10,12 +10,12 @@ from helpers import CPU, fedmpi, play, prepare, small_settings
 from thread_ranks import play_in_threads
 
 from fedmpi.comm import Job
+from fedmpi.common.host_memory import size_text
 from fedmpi.doctor.planning import importing, measuring, plan, plan_text, rehearsal
 from fedmpi.engine.scheduler import ClientScheduler
 from fedmpi.engine.travel import cuts
 from fedmpi.flat import linear
 from fedmpi.methods import registry
-from fedmpi.runtime.memory import size_text
 
 THREADED = sorted(set(registry) - {"fedsr"})  # it draws from torch's generator, which ranks as threads share
 RULES = ("geometric_median", "harmonize", "krum", "median", "principal", "trimmed_mean")

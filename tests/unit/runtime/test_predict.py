@@ -18,12 +18,13 @@ from PIL import Image
 import fedmpi as package
 from fedmpi import config
 from fedmpi.common.errors import UserError
+from fedmpi.common.jsonl import to_jsonable
 from fedmpi.data.sources.common import holdout
 from fedmpi.data.sources.digits import digits
 from fedmpi.data.sources.heart_disease import FEATURES, HOSPITALS
 from fedmpi.runtime.finished import predict as command
 from fedmpi.runtime.finished.export import export
-from fedmpi.runtime.record import preprocessing
+from fedmpi.runtime.record.data_files import read_preprocessing
 from fedmpi.runtime.run import execute
 
 WORDS = ("red", "green", "blue")
@@ -641,7 +642,7 @@ def test_what_a_users_source_does_to_prepared_rows_is_not_forgotten(tmp_path):
     x = (np.random.default_rng(0).normal(0, 1, (30, 3)) + y[:, None]).astype(np.float32)
     np.savez(tmp_path / "a.npz", x=x, y=y)
     run, _ = train(tmp_path, {"source": f"{tmp_path}/own.py:changed"})
-    assert preprocessing.read(run / "preprocessing.json").preparation.kind == "ready"
+    assert read_preprocessing(run / "preprocessing.json").preparation.kind == "ready"
 
 
 def test_samples_of_several_tensors_come_under_their_names(tmp_path):
@@ -764,8 +765,8 @@ def test_the_preparation_is_sealed_and_a_damaged_one_is_named(tmp_path):
 def test_what_is_read_from_the_file_is_what_was_written(tmp_path):
     patients(tmp_path, gaps=True)
     run, _ = train(tmp_path, table("sick", missing="impute", global_test="pooled"))
-    content = (run / "preprocessing.json").read_bytes()
-    assert preprocessing.read(run / "preprocessing.json").content() == content
+    facts = read_preprocessing(run / "preprocessing.json").facts()
+    assert to_jsonable(facts) == json.loads((run / "preprocessing.json").read_text())
 
 
 def test_a_place_that_cannot_be_written_and_a_file_that_is_not_there_are_named(tmp_path):

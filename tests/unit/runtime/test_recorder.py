@@ -1,6 +1,7 @@
 """What records a run, on any rank and before and after the run."""
 
 import gc
+import warnings
 import weakref
 
 from helpers import small_settings
@@ -13,7 +14,7 @@ from fedmpi.runtime.record.recorder import RankRecorder, Recorder
 def test_ranks_other_than_0_record_no_results():
     """The engine tells every rank what it finds out."""
     recorder = RankRecorder()
-    for name in ("round", "clients", "best", "loss", "updates", "placement", "analysis", "say"):
+    for name in ("round", "append", "best", "loss", "say"):
         getattr(recorder, name)([])
     recorder.keep(None, 0, {}, True)
     assert isinstance(recorder, Sink)
@@ -45,3 +46,22 @@ def test_a_run_that_is_over_keeps_no_model_alive(tmp_path, monkeypatch):
     gc.collect()
     assert models[0]() is None
     assert alarms[0].close_run("the launcher has died") == ""
+
+
+def test_warnings_are_logged_also_those_before_there_was_a_log():
+    recorder = RankRecorder()
+    with warnings.catch_warnings(record=True):
+        warnings.simplefilter("always")
+        with recorder.collect_warnings():
+            warnings.warn("early", stacklevel=1)
+            lines = list(recorder.early_lines)
+            recorder.log = lines.append
+            warnings.warn("late", stacklevel=1)
+    assert lines == ["warning: early", "warning: late"]
+
+
+def test_the_filters_of_warnings_are_as_they_were():
+    before = list(warnings.filters)
+    with RankRecorder().collect_warnings():
+        pass
+    assert list(warnings.filters) == before

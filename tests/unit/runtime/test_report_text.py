@@ -11,9 +11,9 @@ from helpers import ROOT, fedmpi, images, play, prepare, settings, small_setting
 
 from fedmpi.comm import Job, detect
 from fedmpi.common.errors import UserError
+from fedmpi.common.host_memory import size_text
 from fedmpi.data.dataset import Dataset
 from fedmpi.data.federated import split
-from fedmpi.runtime import memory
 from fedmpi.runtime.device import pick_device, why_no_gpu
 from fedmpi.runtime.record import report_text
 from fedmpi.runtime.run import exchange_facts
@@ -45,7 +45,7 @@ def test_of_nothing_there_is_no_share():
     """Local training sends nothing; a format may fill up to a whole word all the same."""
     it = play(small_settings("local", rounds=1))
     row = {"cohort": [0], "up_parameters": 2, "down_parameters": 2}
-    assert report_text.sums([row], it.made.messages) == "clients sent 2 and received 2 parameters"
+    assert report_text.total_traffic([row], it.made.messages) == "clients sent 2 and received 2 parameters"
 
 
 def test_formats_and_what_they_cost():
@@ -55,7 +55,7 @@ def test_formats_and_what_they_cost():
         made = prepare(settings(method, "norm", comm={"wire": wire}, cohort={"placement": placement})).made
         return report_text.wire(made, ranks), report_text.traffic(made.messages, 1, made.itemsize), made
 
-    text = memory.size_text
+    text = size_text
     nothing, before, made = said("fedavg")
     d = made.model.layout.size
     assert (nothing, before) == ([], f"a client sends {text(4 * (d + 15))} and receives {text(4 * (d + 13))} a round")

@@ -55,7 +55,7 @@ def begin(folder, config, *, cut=None, room=0, every=1, keep=2, stop=lambda: Fal
 
 
 def whole(it):
-    kept = {k: digest(it.fed.states._pop(k)) for k in range(it.fed.worker.data.clients)}  # from memory or shelf
+    kept = {k: digest(it.fed.states._row(k)) for k in range(it.fed.worker.data.clients)}  # from memory or shelf
     return record(it) | {"kept": kept, "reason": it.reason}
 
 
@@ -85,8 +85,8 @@ def killed_twice(tmp_path, method, config):
         rows |= {row["round"]: row for row in it.rows}
         lines |= {(line["round"], line["client"], line["protocol"]): line for line in it.lines}
         updates |= {row["round"]: row for row in it.updates}
-    it.updates = [updates[t] for t in sorted(updates)]
-    it.rows, it.lines = [rows[t] for t in sorted(rows)], list(lines.values())
+    it.rows = [rows[t] for t in sorted(rows)]
+    it.files |= {"updates.jsonl": [updates[t] for t in sorted(updates)], "clients.jsonl": list(lines.values())}
     found = whole(it)
     assert {name: found[name] for name in found if name != "lines"} == {
         name: undisturbed[name] for name in undisturbed if name != "lines"

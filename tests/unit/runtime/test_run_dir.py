@@ -11,11 +11,11 @@ import numpy as np
 import pytest
 import safetensors.torch
 import torch
-import yaml
 
 from fedmpi.common.errors import UserError
+from fedmpi.common.formatting import duration
 from fedmpi.runtime.record import durable, run_dir
-from fedmpi.runtime.record.progress import Console, duration
+from fedmpi.runtime.record.recorder import Console
 from fedmpi.runtime.record.run_dir import RunDirectory
 from fedmpi.runtime.record.summary import summary
 
@@ -35,9 +35,9 @@ def test_half_a_line_is_gone_when_a_run_goes_on(record):
     for name in ("placement.jsonl", "metrics.jsonl"):
         (record.path / name).write_text('{"round": 0, "pa')
     record.begin_after(0)
-    record.add_placement({"round": 1, "pace": [1.0]})
-    assert record.placement() == [{"round": 1, "pace": [1.0]}]
-    assert record.metrics() == []
+    record.append("placement.jsonl", {"round": 1, "pace": [1.0]})
+    assert record.rows("placement.jsonl") == [{"round": 1, "pace": [1.0]}]
+    assert record.rows("metrics.jsonl") == []
 
 
 def test_an_output_that_cannot_be_written_to(tmp_path):
@@ -68,26 +68,26 @@ def fill(monkeypatch):
 
 
 def test_a_line_that_does_not_fit_is_cut_off_again(record, monkeypatch):
-    record.add_metrics({"round": 0})
+    record.append("metrics.jsonl", {"round": 0})
     with monkeypatch.context() as patch:
         fill(patch)
         with pytest.raises(UserError, match=r"run directory: cannot write .*metrics\.jsonl: No space left on device"):
-            record.add_metrics({"round": 1})
-    assert record.metrics() == [{"round": 0}]
-    record.add_metrics({"round": 1})
-    assert record.metrics() == [{"round": 0}, {"round": 1}]
+            record.append("metrics.jsonl", {"round": 1})
+    assert record.rows("metrics.jsonl") == [{"round": 0}]
+    record.append("metrics.jsonl", {"round": 1})
+    assert record.rows("metrics.jsonl") == [{"round": 0}, {"round": 1}]
 
 
 def test_a_file_that_does_not_fit_leaves_none_behind(record, monkeypatch):
-    record.write_summary({"rounds": 1})
+    record.finish({"rounds": 1})
     monkeypatch.setattr(os, "fsync", lambda number: os.write(os.open("/dev/full", os.O_WRONLY), b"x"))
     with pytest.raises(UserError, match=r"cannot write .*summary\.json: No space left on device"):
-        record.write_summary({"rounds": 2})
+        record.finish({"rounds": 2})
     assert json.loads((record.path / "summary.json").read_text()) == {"rounds": 1}
     assert sorted(path.name for path in record.path.iterdir()) == ["seal.json", "summary.json"]
 
 
-@pytest.mark.parametrize("write", [lambda d: d.add_metrics({"round": 0}), lambda d: d.write_summary({})])
+@pytest.mark.parametrize("write", [lambda d: d.append("metrics.jsonl", {"round": 0}), lambda d: d.finish({})])
 def test_a_directory_that_was_deleted_under_way(record, write):
     record.path.rmdir()
     with pytest.raises(UserError, match=r"cannot write .*/a/\w+\.json.*: No such file or directory"):
@@ -98,20 +98,13 @@ def test_who_ends_a_run_has_the_last_word(record):
     """Half a line is cut off; a thread that would still write waits for the end of the process."""
     (record.path / "metrics.jsonl").write_text('{"round": 0}\n{"rou')
     assert record.end()
-    late = threading.Thread(target=record.add_metrics, args=({"round": 9},), daemon=True)
+    late = threading.Thread(target=record.append, args=("metrics.jsonl", {"round": 9}), daemon=True)
     late.start()
     late.join(0.2)
     assert late.is_alive()
-    assert record.metrics() == [{"round": 0}]
-    record.write_summary({"rounds": 1})
+    assert record.rows("metrics.jsonl") == [{"round": 0}]
+    record.finish({"rounds": 1})
     assert not record.end()  # what is finished stays as it is
-
-
-def test_config_is_yaml_in_its_own_order(record):
-    record.write_config({"name": "ü", "data": {"source": "digits", "alpha": 0.3}})
-    text = (record.path / "config.yaml").read_text(encoding="utf-8")
-    assert list(yaml.safe_load(text)) == ["name", "data"]
-    assert "name: ü" in text
 
 
 def test_lines_are_valid_json_whatever_the_numbers(record):
@@ -122,8 +115,8 @@ def test_lines_are_valid_json_whatever_the_numbers(record):
         "n": np.int64(3),
         "ok": True,
     }
-    record.add_metrics(row)
-    record.add_metrics({"round": 1, "loss": 0.5})
+    record.append("metrics.jsonl", row)
+    record.append("metrics.jsonl", {"round": 1, "loss": 0.5})
     text = (record.path / "metrics.jsonl").read_text()
 
     def refuse(name):  # Python's own reader takes NaN and Infinity, which are no JSON
@@ -131,21 +124,10 @@ def test_lines_are_valid_json_whatever_the_numbers(record):
 
     first, second = (json.loads(line, parse_constant=refuse) for line in text.splitlines())
     assert first == {"round": 0, "loss": None, "x": [None, None], "n": 3, "ok": True}
-    assert record.metrics() == [first, second]
+    assert record.rows("metrics.jsonl") == [first, second]
     rows = [{"round": 0, "client": k, "accuracy": 50.0} for k in (2, 5)]
-    record.add_clients(rows)
-    record.add_clients([])
+    record.append("clients.jsonl", *rows)
     assert [json.loads(line) for line in (record.path / "clients.jsonl").read_text().splitlines()] == rows
-
-
-def test_a_run_without_rounds_has_no_rows(record):
-    assert record.metrics() == []
-
-
-def test_partition_of_silos_has_no_indices(record):
-    record.write_partition("silos", 0, np.array([5]), np.array([[2, 3]]))
-    assert not (record.path / "partition.npz").exists()
-    assert json.loads((record.path / "partition.json").read_text())["sizes"] == [5]
 
 
 def test_the_model_of_views_of_one_vector_is_stored(record):
@@ -217,7 +199,7 @@ LINES = [
 
 def test_plain_lines_go_to_the_stream_and_to_the_log(record):
     stream = io.StringIO()
-    console = Console(3, ("loss", "accuracy"), record.log, stream=stream)
+    console = Console(3, ("loss", "accuracy"), lambda line: record.append("log.txt", line), stream=stream)
     for row in ROWS:
         console.round(row)
     console.say("done [bold]")
@@ -232,7 +214,7 @@ def test_a_terminal_gets_a_live_line_and_the_log_the_same_lines(record):
             return True
 
     stream = Terminal()
-    console = Console(3, ("loss", "accuracy"), record.log, stream=stream)
+    console = Console(3, ("loss", "accuracy"), lambda line: record.append("log.txt", line), stream=stream)
     for row in ROWS:
         console.round(row)
     console.say("done [bold]")
@@ -244,10 +226,10 @@ def test_a_terminal_gets_a_live_line_and_the_log_the_same_lines(record):
 
 def test_a_continued_run_estimates_from_its_own_rounds(record):
     stream = io.StringIO()
-    console = Console(10, ("loss",), record.log, stream=stream)
+    console = Console(10, ("loss",), lambda line: record.append("log.txt", line), stream=stream)
     console.round({"round": 5, "wall_s": 30.0, "loss": math.nan})
     assert stream.getvalue() == "round 6/10  loss nan  30.0 s  eta 2 min\n"
 
 
 def test_durations():
-    assert [duration(s) for s in (0.2, 59, 90, 7199, 7200)] == ["1 s", "59 s", "2 min", "120 min", "2.0 h"]
+    assert [duration(s) for s in (0.2, 59, 90, 7199, 7200)] == ["0.2 s", "59 s", "2 min", "120 min", "2.0 h"]

@@ -11,7 +11,7 @@ from helpers import fedmpi
 
 import fedmpi as package
 from fedmpi import config
-from fedmpi.comm.backends.solo import Solo
+from fedmpi.comm.base import Solo
 from fedmpi.common.errors import UserError
 from fedmpi.common.target_scale import TargetScale, target_sums
 from fedmpi.data.dataset import Dataset

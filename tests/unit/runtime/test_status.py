@@ -6,8 +6,9 @@ import time
 import pytest
 from helpers import fedmpi
 
-from fedmpi.runtime.reading import many, many_text, status, status_text
+from fedmpi.runtime.reading import files, status
 from fedmpi.runtime.record import lock
+from fedmpi.sweeps import status as sweep_status
 
 
 def row(t, **more):
@@ -53,7 +54,7 @@ def test_states_and_exit_codes(tmp_path, summary, rows, checkpoint, state, why, 
     assert why in found["why"]
     assert found["rounds_done"] == len(rows)
     assert found["resume"] == (checkpoint is not None and state != status.FINISHED)
-    assert ("fedmpi resume" in "\n".join(status_text.lines(found))) == found["resume"]
+    assert ("fedmpi resume" in "\n".join(status.lines(found))) == found["resume"]
 
 
 def test_a_job_at_work_is_seen_by_its_lock_and_disturbed_by_nobody(tmp_path):
@@ -122,7 +123,7 @@ def test_figures_bytes_faults_and_ranks(tmp_path):
     assert (found["figures"], found["figures_round"]) == ({"train_loss": 1.9, "loss": 1.5, "accuracy": 50.0}, 1)
     assert (found["sent_bytes"], found["received_bytes"]) == (400, 200)
     assert (found["ranks"], found["alive"], found["lost"]) == (3, 2, {"2": 2})
-    text = "\n".join(status_text.lines(found))
+    text = "\n".join(status.lines(found))
     for said in ("loss 1.5, accuracy 50.00, train_loss 1.9 (round 2)", "2 of 3 alive on 3 hosts, Slurm job 77",
                  "rank 2 lost in round 2", "uploads refused in 1 round", "400 B down"):  # fmt: skip
         assert said in text, text
@@ -141,7 +142,7 @@ def test_half_lines_and_lines_that_are_none(tmp_path):
     (run / "environment.json").write_text("[]")
     found = status.status(run)
     assert (found["rounds_done"], found["rounds"], found["unreadable"], found["ranks"]) == (4, None, 1, None)
-    assert "1 line of metrics.jsonl cannot be read" in "\n".join(status_text.lines(found))
+    assert "1 line of metrics.jsonl cannot be read" in "\n".join(status.lines(found))
     assert json.dumps(found, allow_nan=False)
 
 
@@ -166,21 +167,21 @@ def test_a_sweep_by_its_directory(tmp_path):
     made(place / "a", [row(t) for t in range(10)], "finished")
     made(place / "b", FEW, "failed: no such weights")
     (place / "c.log").write_text("fedmpi: error: data.root: no such directory\n")
-    (place / many.LIST).write_text(json.dumps({"runs": ["a", "b", "c", "d", "e"]}))
-    found = many.of_folder(place)
+    (place / files.SWEEP_LIST).write_text(json.dumps({"runs": ["a", "b", "c", "d", "e"]}))
+    found = sweep_status.of_folder(place)
     assert {run["name"]: run["state"] for run in found["runs"]} == {
         "a": "finished", "b": "failed", "c": "failed", "d": "waiting", "e": "waiting",
     }  # fmt: skip
-    assert many_text.lines(found) == [
+    assert sweep_status.lines(found) == [
         "b: failed, 4 of 10 rounds: no such weights",
         "c: failed: data.root: no such directory",
         "d: waiting",
         "e: waiting",
         "1 of 5 runs done; 2 failed, 2 waiting",
     ]
-    assert many.code(found) == 1
+    assert sweep_status.code(found) == 1
     with lock.held(made(place / "d", FEW)):
-        found = many.of_folder(place)
+        found = sweep_status.of_folder(place)
         # d has 6 rounds of 2 s left, e all of its own: as long as a run of 10 rounds
         assert found["eta_s"] == 12.0 + 20.0
     done = fedmpi("status", place, "--json")

@@ -12,8 +12,8 @@ from helpers import fedmpi
 from fedmpi import config
 from fedmpi.common.errors import UserError
 from fedmpi.common.metrics_row import VARIES_WITH_RANKS
-from fedmpi.runtime.finished import rounds, verify
-from fedmpi.runtime.record import seal
+from fedmpi.runtime.finished import replay, verify
+from fedmpi.runtime.record.run_dir import SEAL, seal
 from fedmpi.runtime.run import execute
 
 CONFIG = """\
@@ -60,7 +60,7 @@ def replayed():
 @pytest.fixture
 def once(run, replayed, tmp_path_factory, monkeypatch):
     """A replay of the run as it was stands for that of copies of which only results are altered."""
-    real, kept = rounds.again, replayed
+    real, kept = replay.again, replayed
 
     @contextmanager
     def again(path, trusted, overrides, *which):
@@ -69,7 +69,7 @@ def once(run, replayed, tmp_path_factory, monkeypatch):
                 kept[which] = replace(found, path=shutil.copytree(found.path, tmp_path_factory.mktemp("again") / "x"))
         yield kept[which]
 
-    monkeypatch.setattr(rounds, "again", again)
+    monkeypatch.setattr(replay, "again", again)
 
 
 def check(path, **options):
@@ -81,7 +81,7 @@ def check(path, **options):
 
 def seal_anew(path):
     """What somebody does who knows how it is made."""
-    (path / seal.NAME).write_text(json.dumps(seal.of(path)))
+    (path / SEAL).write_text(json.dumps(seal(path)))
 
 
 def change(path, line, key, value):
@@ -128,7 +128,7 @@ def test_without_trust_nothing_is_run(copy):
 def test_one_byte_of_any_file(copy, monkeypatch):
     """Wherever it stands; what rounds would say is left out."""
     monkeypatch.setattr(verify, "_replayed", lambda *_: set())
-    files = [copy / name for name in (*seal.files(copy), seal.NAME)]
+    files = [copy / name for name in (*seal(copy)["files"], SEAL)]
     files += [*copy.glob("checkpoints/*"), *copy.glob("state/**/*.safetensors")]
     assert len(files) > 15
     draw = random.Random(0)
@@ -171,14 +171,13 @@ def test_every_figure_of_a_round_is_recomputed(run, tmp_path, once):
         seal_anew(altered)
         code, said = check(altered, number=1)
         assert code == 1, (key, said)
-        assert f"metrics.jsonl, round {LAST}: {key} is {verify.Difference(key, nudged(row[key]), row[key])}"[:60] in (
-            said.replace(f"{key} is ", f"{key} is {key} is ")
-        ), said
+        was, now = verify._short(nudged(row[key])), verify._short(row[key])
+        assert f"metrics.jsonl, round {LAST}: {key} is {was}, replaying gives {now}" in said
 
 
 def test_a_round_that_was_altered_is_replayed_whatever_is_drawn(copy, monkeypatch, once):
     """Of a row whose digits differ from the seal the replay says which figure is wrong, and what it should be."""
-    monkeypatch.setattr(rounds.SystemRandom, "sample", lambda self, items, n: items[:n])
+    monkeypatch.setattr(replay.SystemRandom, "sample", lambda self, items, n: items[:n])
     right = json.loads((copy / "metrics.jsonl").read_text().splitlines()[3])["accuracy"]
     change(copy / "metrics.jsonl", 3, "accuracy", 99.5)
     code, said = check(copy, number=1)
@@ -249,7 +248,7 @@ def test_a_setting_that_was_changed_is_found(copy):
 
 # ---- what cannot be told ----
 def test_without_a_seal_only_all_rounds_prove_something(copy, once):
-    (copy / seal.NAME).unlink()
+    (copy / SEAL).unlink()
     code, said = check(copy, number=1)
     assert code == 2
     assert "there is no seal.json" in said
@@ -258,7 +257,7 @@ def test_without_a_seal_only_all_rounds_prove_something(copy, once):
 
 # ---- the seal itself ----
 def test_a_seal_that_was_noted(copy, once):
-    noted = json.loads((copy / seal.NAME).read_text())["seal"]
+    noted = json.loads((copy / SEAL).read_text())["seal"]
     assert check(copy, number=1, asked=noted[:16].upper())[0] == 0
     change(copy / "metrics.jsonl", 2, "wall_s", 0.001)
     seal_anew(copy)
@@ -269,12 +268,12 @@ def test_a_seal_that_was_noted(copy, once):
 
 
 def test_going_on_breaks_the_seal_and_makes_it_anew(copy):
-    noted = json.loads((copy / seal.NAME).read_text())["seal"]
+    noted = json.loads((copy / SEAL).read_text())["seal"]
     more = config.load(
         copy / "config.yaml", [f"output={copy.parent}", "name=copy", "checkpoint.resume=must", "rounds=8"]
     )
     execute(more)
-    assert json.loads((copy / seal.NAME).read_text())["seal"] != noted
+    assert json.loads((copy / SEAL).read_text())["seal"] != noted
     assert check(copy, number=2)[0] == 0
 
 

@@ -10,10 +10,11 @@ import fedmpi
 from fedmpi import config
 from fedmpi.common import registry
 from fedmpi.common.errors import UserError
+from fedmpi.config.later import comparable
 from fedmpi.methods import registry as every_method
-from fedmpi.runtime import catalog, catalog_options
-from fedmpi.runtime.record import whole
-from fedmpi.runtime.run import compared, execute
+from fedmpi.runtime import introspection
+from fedmpi.runtime.record import metadata
+from fedmpi.runtime.run import execute
 
 SUPPLIED = {
     "models": ("input_shape", "classes"),
@@ -26,17 +27,17 @@ REFUSED = {"normalise": {"of"}}  # its null stands for "mean and std are given",
 WITH_OPTIONS = [name for name in VARIANTS if "fedsol" in name or "alpha kept" in name or "median" in name]
 
 
-@pytest.mark.parametrize("kind", catalog.KINDS)
+@pytest.mark.parametrize("kind", introspection.KINDS)
 def test_every_option_with_a_default_is_written(kind):
-    for name, target in catalog.registry(kind).items():
+    for name, target in introspection.registry(kind).items():
         found = registry.load(name, {name: target}, kind)
-        options = catalog_options.description(kind, name).options
+        options = introspection.description(kind, name).options
         declared = {o.name for o in options if o.default != "required"}
         inner = {key for key in declared if kind == "methods" and key in ("prox", "client")}
         needs = {
             o.name: o.type.split(", ")[0] if name == "medmnist" else "x" for o in options if o.default == "required"
         }
-        given = whole.defaults(found, needs, SUPPLIED.get(kind, ()), inner)
+        given = metadata.defaults(found, needs, SUPPLIED.get(kind, ()), inner)
         assert set(given) == declared - inner - REFUSED.get(name, set()), name
 
 
@@ -44,12 +45,12 @@ def test_every_option_with_a_default_is_written(kind):
 def test_the_written_config_gives_the_same_run(tmp_path, name):
     method, net, changes = VARIANTS.get(name, (name, "norm", {}))
     asked = small_settings(method, net, **{**changes, "rounds": 2})
-    full = whole.of(asked)
+    full = metadata.resolve(asked)
     (tmp_path / "config.yaml").write_text(yaml.safe_dump(full.resolved(), sort_keys=False))
     again = config.load(tmp_path / "config.yaml")
     assert again.resolved() == full.resolved()
-    assert whole.of(again).identity() == full.identity()
-    assert compared(again) == compared(asked)
+    assert metadata.resolve(again).identity() == full.identity()
+    assert comparable(again.digest_items()) == comparable(full.digest_items())
     assert set(asked.resolved()["method"]) <= set(full.resolved()["method"])
     one, two = play(asked), play(again)
     assert one.hashes == two.hashes

@@ -20,9 +20,9 @@ from fedmpi.analysis.pages.grouping import spoken
 from fedmpi.analysis.pages.html import cell
 from fedmpi.analysis.pages.run import Run
 from fedmpi.analysis.pages.section import Bars, Figure, Section, Table, Text, Value
+from fedmpi.common.host_memory import size_text
 from fedmpi.common.text import count
-from fedmpi.runtime import catalog
-from fedmpi.runtime.memory import size_text
+from fedmpi.runtime import introspection
 from fedmpi.runtime.record.run_dir import MODEL
 
 WRITTEN = 12  # classes that have a bar each
@@ -114,7 +114,7 @@ def data(run: Run, sites: Sequence[Site]) -> Section:
 
 def method(run: Run) -> Section:
     c, name = run.config, str(run.config.get("method.name"))
-    known = {entry.name: entry.summary for entry in catalog.entries("methods")}
+    known = {entry.name: entry.summary for entry in introspection.entries("methods")}
     options = [f"{key[7:]} {value}" for key, value in c.items() if key.startswith("method.") and key != "method.name"]
     wire = left.FORMATS.get(str(c.get("comm.wire.up.name")), "in the model's type")
     rows: list[list[Value]] = [

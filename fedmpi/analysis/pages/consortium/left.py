@@ -11,7 +11,7 @@ from typing import Any
 from fedmpi.analysis.pages.consortium.sites import Site
 from fedmpi.analysis.pages.run import Row, Run
 from fedmpi.analysis.pages.section import Section, Table, Text, Value
-from fedmpi.runtime.memory import size_text
+from fedmpi.common.host_memory import size_text
 
 COUNTS = "label counts"
 NO_CLASSES = f"zeros in place of {COUNTS}: its targets are no classes"

@@ -8,7 +8,7 @@ from collections.abc import Callable
 from fedmpi.analysis.pages.run import Run
 from fedmpi.analysis.pages.runs import Runs
 from fedmpi.analysis.pages.section import Bars, Figure, Grid, Lines, Section, Series, Text, Value
-from fedmpi.runtime.record.partition_file import MANY
+from fedmpi.runtime.record.data_files import MANY
 
 NAMED, CLASSES, SHOWN = 40, 60, 150  # clients with a bar each; classes and clients of a map
 MAPS = 3  # of several partitions

@@ -12,8 +12,7 @@ from fedmpi.analysis.pages.section import Section, Table
 from fedmpi.common.redaction import flow, redacted
 from fedmpi.common.typewords import value_words
 from fedmpi.config.schema import Settings, section
-from fedmpi.runtime import catalog
-from fedmpi.runtime.catalog_options import description
+from fedmpi.runtime.introspection import description, registry
 
 NONE = "-"
 SELECTORS = (
@@ -80,6 +79,6 @@ def option_defaults(run: Run) -> dict[str, str]:
     found: dict[str, str] = {}
     for where, selector, kind in SELECTORS:
         name = run.config.get(f"{where}.{selector}")
-        if isinstance(name, str) and name in catalog.registry(kind):
+        if isinstance(name, str) and name in registry(kind):
             found |= {f"{where}.{each.name}": each.default for each in description(kind, name).options}
     return found

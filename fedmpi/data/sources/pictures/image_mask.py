@@ -14,7 +14,7 @@ from pydantic import Field
 from torch import Tensor
 
 from fedmpi.common.errors import UserError
-from fedmpi.common.spelling import other_spelling
+from fedmpi.common.text import other_spelling
 from fedmpi.data.dataset import Dataset
 from fedmpi.data.sources.pairs import Columns, MaskValues, Naming, Pair, Pairs, check_shapes, dataset
 from fedmpi.data.sources.pictures import reading

@@ -15,8 +15,7 @@ from typing import Any, Literal, final
 import numpy as np
 
 from fedmpi.common.errors import UserError
-from fedmpi.common.spelling import other_spelling
-from fedmpi.common.text import count
+from fedmpi.common.text import count, other_spelling
 from fedmpi.data.sources.pictures.decode import (
     DecodeOptions,
     OptionNeededError,

@@ -9,7 +9,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from fedmpi.config.values import flat
+from fedmpi.config.field_types import flat
 
 MOST = 100  # values at a time, which MLflow takes
 OTHERS = re.compile(r"[^\w.\- ]")  # in names MLflow refuses the @ of accuracy@SITE, and some paths, which / makes

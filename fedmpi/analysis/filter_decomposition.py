@@ -1,0 +1,301 @@
+"""Measurements behind the paper on filter decomposition: `fedmpi analyse variance` and `virtual`.
+
+Chen, Qiu. Extra Clients at No Extra Cost: Overcome Data Heterogeneity in Federated Learning with Filter Decomposition.
+2025. https://arxiv.org/abs/2503.08652. Two averages of client kernels W_k = alpha_k D_k:
+    kernel_mean     sum_k p_k alpha_k D_k                      FedAvg on the kernels themselves                  (1)
+    product_mean    (sum_i p_i alpha_i)(sum_j p_j D_j)         filter decomposition                              (2)
+                    = sum_i sum_j p_i p_j alpha_i D_j          so the m (m - 1) products i != j take part
+                    = (1) - sum_{i<j} p_i p_j (alpha_i - alpha_j)(D_i - D_j)
+Scalars alpha_k = a + e_k, D_k = d + h_k with independent noise and p_k = 1/m have
+    Var (1) = (d^2 Var e + a^2 Var h + Var e Var h) / m
+    Var (2) = (d^2 Var e + a^2 Var h) / m + Var e Var h / m^2
+so that decomposition makes only the cross term smaller. (Prop. 4.1 of the paper assumes that the products of one round
+are independent and arrives at a larger gain.)
+
+variance, Fig. 3(b): from the same w^t a round is made R times, each time with another cohort and other batches. The
+local models of replicate r give two aggregates W_r by (1) and (2), over the kernels of all layers with atoms, of which
+1/(R-1) sum_r ||W_r - mean W||^2 is told, and the variance of the clients' own kernels, sum_k p_k ||W_k - W_bar||^2, as
+a mean over replicates. The paper does not say how it measured; this is an unbiased estimate, in squared units of the
+weights. The server's optimiser plays no part in it. Rounds in which the server keeps its coefficients are marked. The
+rounds measured are 0, e, 2e, ... for e = `evaluate.every`.
+
+virtual, Eq. 10, Sec. 4.1 and 6.7: from the final model of a run, one more round of local training is made, the next in
+which coefficients travel. alpha_bar x D_bar is the weighted mean of alpha_i x D_j over all i, j: on the diagonal the m
+clients, off it m (m - 1) virtual clients (the paper counts unordered pairs, 6 of 4 clients). Client i gives its group
+COEF, the coefficients with the biases and 1x1 convolutions that go with them; client j gives its atoms. The paper says
+nothing about the rest (theta_h, normalisation layers, batch statistics): all models here have the aggregate's, so they
+differ in their convolutions alone, and the diagonal is not quite what the clients had. They are compared with the
+aggregate, and with the aggregate whose kernels are (1). A run directory holds the global model only: other state of
+server and clients has the values of the start of a run.
+"""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from fedmpi.analysis import figures, report
+from fedmpi.analysis.local_models import LocalModels, experiment, local_models, worker_with_seed
+from fedmpi.comm.base import Solo
+from fedmpi.common import formatting, seeds
+from fedmpi.common.errors import UserError
+from fedmpi.common.redaction import flow, redacted
+from fedmpi.common.text import figure
+from fedmpi.config.schema import Settings
+from fedmpi.engine import scheduler
+from fedmpi.engine.evaluate import evaluate
+from fedmpi.engine.federation import Federation
+from fedmpi.engine.plan import Sink
+from fedmpi.flat import linear
+from fedmpi.flat.layout import ATOM, COEF, Segment
+from fedmpi.models.atoms import GEOMETRY, AtomConv2d
+from fedmpi.runtime import build
+from fedmpi.runtime.build import Experiment
+from fedmpi.runtime.finished.models import rebuilt
+from fedmpi.tasks.measures import Figures
+
+Row = dict[str, Any]
+NAMES = {
+    "kernel_mean": "kernels averaged",
+    "product_mean": "product of averages",
+    "ratio": "ratio",
+    "clients": "clients",
+}
+
+
+# ---- two averages of kernels ----
+def kernel_mean(p: Tensor, alpha: Tensor, D: Tensor) -> Tensor:
+    """(1).   (m,), (..., m, n, a), (..., m, a, q) -> (..., n, q)"""
+    return torch.einsum("k,...kna,...kaq->...nq", p, alpha, D)
+
+
+def product_mean(p: Tensor, alpha: Tensor, D: Tensor) -> Tensor:
+    """(2).   (m,), (..., m, n, a), (..., m, a, q) -> (..., n, q)"""
+    return torch.einsum("k,...kna->...na", p, alpha) @ torch.einsum("k,...kaq->...aq", p, D)
+
+
+def replicate_variance(W: Tensor) -> float:
+    """1/(R-1) sum_r ||W_r - mean W||^2, unbiased for E||W - EW||^2.   (R, n), R > 1, float64
+
+    >>> replicate_variance(torch.tensor([[0.0, 1.0], [2.0, 1.0]], dtype=torch.float64))
+    2.0
+    """
+    return ((W - W.mean(0)).square().sum() / (len(W) - 1)).item()
+
+
+def client_variance(p: Tensor, alpha: Tensor, D: Tensor) -> float:
+    """sum_k p_k ||W_k - W_bar||^2 with W_k = alpha_k D_k and W_bar = (1).   (m,), (m, n, a), (m, a, q)"""
+    mean = kernel_mean(p, alpha, D)
+    squares = torch.stack([(one @ atoms - mean).square().sum() for one, atoms in zip(alpha, D, strict=True)])
+    return (p @ squares).item()
+
+
+# ---- layers with atoms ----
+@dataclass(frozen=True)
+class AtomLayer:
+    """One AtomConv2d of the model: its kernels are alpha (o i, m_a) times D (m_a, u v)."""
+
+    path: str  # as in module.named_modules()
+    coef: Segment
+    atoms: Segment
+
+    def factors(self, w: Tensor) -> tuple[Tensor, Tensor]:
+        """alpha, D of models w in float64.   (m, d) -> (m, o i, m_a), (m, m_a, u v)"""
+        m_a = self.atoms.shape[0]
+        alpha = torch.stack([self.coef.view(row).reshape(-1, m_a) for row in w])
+        return alpha.double(), torch.stack([self.atoms.view(row).reshape(m_a, -1) for row in w]).double()
+
+
+def atom_layers(made: Experiment) -> list[AtomLayer]:
+    """All AtomConv2d layers of the model. Raises UserError if it has none."""
+    segments = {segment.name: segment for segment in made.model.layout.segments}
+    found = [
+        AtomLayer(path, segments[f"{path}.coef"], segments[f"{path}.atoms"])
+        for path, layer in made.model.module.named_modules()
+        if isinstance(layer, AtomConv2d)
+    ]
+    if not found:
+        s = made.settings
+        raise UserError(
+            f"method.name: {s.method.name} on model {s.model.name} has no filter atoms to look at; "
+            "use method fedatom and a model with convolutions of more than one pixel"
+        )
+    return found
+
+
+def dense(module: nn.Module, kernels: Mapping[str, Tensor]) -> nn.Module:
+    """A copy of `module` in evaluation mode with plain convolutions in place of AtomConv2d.
+
+    kernels: path of the layer -> W, any shape with as many entries, in place of alpha D. Plain convolutions are needed
+    because an average of the clients' kernels is in general no combination of m_a atoms.
+    """
+    module = copy.deepcopy(module)
+    made: dict[nn.Module, nn.Module] = {}  # a layer that stands in two places stays one layer
+    for path, layer in list(module.named_modules(remove_duplicate=False)):
+        if not isinstance(layer, AtomConv2d):
+            continue
+        if layer not in made:
+            plain = nn.Conv2d(**{name: getattr(layer, name) for name in GEOMETRY}, bias=False, device="meta")
+            shape, like = (*layer.coef.shape[:2], *layer.atoms.shape[1:]), layer.atoms
+            plain.weight = nn.Parameter(kernels[path].to(like).reshape(shape))
+            plain.bias = layer.bias
+            made[layer] = plain
+        parent, _, name = path.rpartition(".")
+        setattr(module.get_submodule(parent), name, made[layer])
+    return module.eval()
+
+
+# ---- variance ----
+def analyse_variance(settings: Settings, replicates: int, to: Path, say: Callable[[str], None]) -> None:
+    """`fedmpi analyse variance`."""
+    to, made = report.folder(to), experiment(settings)
+
+    def each(row: Row) -> None:
+        if row["round"] == 0:
+            say("variance of the aggregated kernels, and of the clients' own")
+        figures_of = ", ".join(f"{name} {formatting.number(row[key])}" for key, name in NAMES.items())
+        rests = "" if COEF in made.messages.groups(row["round"]) else " (coefficients rest)"
+        say(f"round {row['round']}: {figures_of}{rests}")
+
+    facts = measure_variance(made, replicates, each)
+    say(f"written: {report.write(to / 'variance.json', facts)}")
+    say(f"written: {figures.save(figures.variance(facts['rounds']), to / 'variance.png')}")
+
+
+def measure_variance(
+    made: Experiment, replicates: int, each: Callable[[Row], None] = lambda row: None
+) -> dict[str, Any]:
+    """Train as the settings say, with results equal to the bit, and measure; `each` is called with each new row."""
+    layers, s, rows = atom_layers(made), made.settings, []
+    if s.rounds == 0:
+        raise UserError("rounds: 0 leaves no round to measure; at least 1 is needed")
+    final: list[str] = []
+
+    def at(t: int) -> None:
+        if t % s.evaluate.every == 0 and t < s.rounds:
+            rows.append(one_round(made, fed, layers, t, replicates))
+            each(rows[-1])
+
+    def on_round(line: dict[str, Any]) -> None:
+        final[:] = [line["sha256"]]
+        at(line["round"] + 1)  # called when the global model is the one that the next round starts from
+
+    fed = build.federation(made, Solo(made.model.w.device), lambda: False, Sink(on_round))
+    at(0)
+    fed.run()
+    return {"config": redacted(s.resolved()), "replicates": replicates, "sha256": final[0], "rounds": rows}
+
+
+def one_round(made: Experiment, fed: Federation, layers: list[AtomLayer], t: int, replicates: int) -> Row:
+    """Round t, made `replicates` times from the global model of `fed`."""
+    by_kernels, by_product, clients = [], [], 0.0
+    for number in range(replicates):
+        seed = seeds.derive(fed.plan.seed, "replicate", number)
+        members = scheduler.draw_cohort(
+            seed, t, fed.worker.data.clients, fed.plan.fraction, fed.plan.draw, fed.plan.members
+        )
+        found = local_models(fed, worker_with_seed(made, seed), members, t)
+        factors, p = [layer.factors(found.w) for layer in layers], found.p.to(found.w.device)
+        by_kernels.append(torch.cat([kernel_mean(p, alpha, D).flatten() for alpha, D in factors]))
+        by_product.append(torch.cat([product_mean(p, alpha, D).flatten() for alpha, D in factors]))
+        clients += sum(client_variance(p, alpha, D) for alpha, D in factors) / replicates
+    kernels, product = (replicate_variance(torch.stack(W)) for W in (by_kernels, by_product))
+    ratio = product / kernels if kernels else float("nan")  # all replicates are alike with full batches of all clients
+    return {"round": t, "kernel_mean": kernels, "product_mean": product, "ratio": ratio, "clients": clients}
+
+
+# ---- virtual clients ----
+def analyse_virtual(run: Path, settings: Settings, to: Path, say: Callable[[str], None]) -> None:
+    """`fedmpi analyse virtual`; settings: those of the run."""
+    to, module = report.folder(to), rebuilt(run, settings)
+    options = f" {flow(redacted(settings.data.options))}" if settings.data.options else ""
+    say(f"data: {settings.data.source}{options}, files below {settings.data.root}")
+    made = experiment(settings)
+    made.model.module.load_state_dict(module.state_dict())
+    facts = measure_virtual(made, say)
+    for line in virtual_lines(facts):
+        say(line)
+    say(f"written: {report.write(to / 'virtual.json', {'run': str(run), **facts})}")
+
+
+def measure_virtual(made: Experiment, say: Callable[[str], None] = lambda text: None) -> dict[str, Any]:
+    """Make one more round from the model of `made` and evaluate the resulting models on the global test set."""
+    atom_layers(made)
+    if made.data.global_test is None:
+        raise UserError("data.silos: there is no global test set to judge the models by; `virtual` needs one")
+    s, worker = made.settings, build.make_worker(made, lambda: False)
+    fed = build.federation(made, Solo(made.model.w.device), lambda: False)
+    t = next((t for t in range(s.rounds, 2 * s.rounds + 1) if COEF in made.messages.groups(t)), s.rounds)
+    members = scheduler.draw_cohort(s.seed, t, made.data.clients, s.cohort.fraction, s.cohort.draw, s.cohort.size)
+    say(f"round {t}: {len(members)} clients train, then {len(members) ** 2 + 2} models are evaluated")
+    found = local_models(fed, worker, members, t)
+    w, b = linear.combine(found.w, found.p), linear.combine(found.b, found.p)
+
+    def judge(at: Tensor, predict: Callable[[Tensor], Tensor] | None = None) -> Figures:
+        worker.model.load(at, b)
+        assert made.data.global_test is not None
+        return evaluate(worker, made.data.global_test, s.evaluate.batch_size, predict).figures
+
+    models = [
+        {"alpha": i, "atoms": j, **judge(product(made, w, alpha, D))}
+        for i, alpha in zip(members, found.w, strict=True)
+        for j, D in zip(members, found.w, strict=True)
+    ]
+    return {
+        "round": t,
+        "clients": members,
+        "weights": found.p,
+        "headline": made.task.names[0],
+        "models": models,
+        "aggregate": judge(w),
+        "kernel_mean": judge(w, kernel_averaged(made, found, w, b)),
+    }
+
+
+def product(made: Experiment, w: Tensor, alpha: Tensor, D: Tensor) -> Tensor:
+    """The model w with the coefficients of one model and the atoms of another.   (d,), (d,), (d,) -> (d,)"""
+    out = w.clone()
+    for group, source in ((COEF, alpha), (ATOM, D)):
+        part = made.model.layout.select({group})
+        part.put(part.take(source), out)
+    return out
+
+
+def kernel_averaged(made: Experiment, found: LocalModels, w: Tensor, b: Tensor) -> Callable[[Tensor], Tensor]:
+    """x -> outputs of the model w, b with the clients' kernels averaged: FedAvg on kernels."""
+    made.model.load(w, b)
+    p = found.p.to(w.device)
+    return dense(made.model.module, {each.path: kernel_mean(p, *each.factors(found.w)) for each in atom_layers(made)})
+
+
+def virtual_lines(facts: dict[str, Any]) -> list[str]:
+    """Lines of text: the matrix of the headline metric, and the means and aggregates to compare it with."""
+    name, clients = facts["headline"], facts["clients"]
+
+    def shown(name: str, value: float) -> str:
+        return "-" if value != value else figure(name, value, 4)
+
+    at = {(row["alpha"], row["atoms"]): row[name] for row in facts["models"]}
+    matrix = [[f"alpha {i}", *(shown(name, at[i, j]) for j in clients)] for i in clients]
+    groups: dict[str, list[Figures]] = {
+        "clients (diagonal), mean of {}": [row for row in facts["models"] if row["alpha"] == row["atoms"]],
+        "virtual clients, mean of {}": [row for row in facts["models"] if row["alpha"] != row["atoms"]],
+        "alpha_bar x D_bar": [facts["aggregate"]],
+        "kernels averaged": [facts["kernel_mean"]],
+    }
+    rows = [
+        [label.format(len(found)), *(shown(key, sum(row[key] for row in found) / len(found)) for key in (name, "loss"))]
+        for label, found in groups.items()
+        if found
+    ]
+    return [
+        f"{name} on the global test set of alpha_i x D_j",
+        *formatting.table([["", *(f"D {j}" for j in clients)], *matrix]),
+        *formatting.table([["", name, "loss"], *rows]),
+    ]

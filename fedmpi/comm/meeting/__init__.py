@@ -1,1 +1,0 @@
-"""Where the ranks of a job find each other: a store behind a door."""

@@ -1,0 +1,39 @@
+"""How numbers, durations and tables are written for people: one way for all commands."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+
+def number(value: object) -> str:
+    """A number for people: whole ones with commas, others to four digits.
+
+    >>> number(12345678), number(0.123456), number(float("nan")), number("runs/a")
+    ('12,345,678', '0.1235', '-', 'runs/a')
+    """
+    if isinstance(value, float):
+        return "-" if value != value else f"{value:.4g}"
+    return f"{value:,}" if isinstance(value, int) else str(value)
+
+
+def duration(seconds: float) -> str:
+    """A duration for people, to about two digits.
+
+    >>> duration(0.0321), duration(12.34), duration(75), duration(3600), duration(9000)
+    ('32 ms', '12 s', '1 min', '60 min', '2.5 h')
+    """
+    if seconds < 59.5:
+        return f"{1e3 * seconds:.2g} ms" if seconds < 0.1 else f"{seconds:.2g} s"
+    return f"{seconds / 60:.0f} min" if seconds < 2 * 3600 else f"{seconds / 3600:.1f} h"
+
+
+def table(rows: Sequence[Sequence[object]], align: str = "right") -> list[str]:
+    """Lines of a table: the first column aligned left, the others as `align` says.
+
+    >>> table([("run", "up"), ("a", 1000)])
+    ['run     up', 'a    1,000']
+    """
+    cells = [[number(value) for value in row] for row in rows]
+    widths = [max(map(len, column)) for column in zip(*cells, strict=True)]
+    signs = "<" + (">" if align == "right" else "<") * (len(widths) - 1)
+    return ["  ".join(f"{x:{s}{w}}" for x, s, w in zip(row, signs, widths, strict=True)).rstrip() for row in cells]

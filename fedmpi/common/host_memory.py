@@ -1,0 +1,56 @@
+"""The memory of this host: what is free of it, what control groups leave of it, and sizes in words."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+
+def available_bytes(root: Path = Path("/")) -> int | None:
+    """Return the free memory of this host, or what its control groups leave to this process, if that is less.
+
+    None if nothing is known.
+    """
+    found = [int(line.split()[1]) * 1024 for line in _lines(root / "proc/meminfo") if line.startswith("MemAvailable:")]
+    return min([*found, *(left for _, left in control_groups(root))], default=None)
+
+
+def control_groups(root: Path = Path("/")) -> list[tuple[int, int]]:
+    """Return (limit, what is left of it) for each control group above this process that limits memory.
+
+    Slurm and containers set such limits, with version 1 or 2 of control groups.
+    """
+    found = []
+    for line in _lines(root / "proc/self/cgroup"):
+        _, kinds, path = [*line.split(":", 2), "", ""][:3]
+        if kinds and "memory" not in kinds.split(","):
+            continue
+        top = root / "sys/fs/cgroup" / ("memory" if kinds else "")
+        names = ("memory.limit_in_bytes", "memory.usage_in_bytes") if kinds else ("memory.max", "memory.current")
+        here = Path(path.strip("/"))
+        for group in (top / place for place in (here, *here.parents)):  # in a container, maybe only the top is there
+            limit, used = ("".join(_lines(group / name)) for name in names)
+            if limit.isdigit() and used.isdigit() and int(limit) < 1 << 60:  # version 1 says 2^63 for none
+                # Cached files count as used, and are given up when memory is short.
+                cached = dict(line.split()[:2] for line in _lines(group / "memory.stat"))
+                reclaimable = cached.get("total_inactive_file", cached.get("inactive_file", 0))
+                found.append((int(limit), int(limit) - int(used) + int(reclaimable)))
+    return found
+
+
+def size_text(count: float) -> str:
+    """Return a number of bytes in words.
+
+    >>> size_text(800), size_text(3 << 29)
+    ('800 B', '1.5 GiB')
+    """
+    if count < 1024:
+        return f"{count:.0f} B"
+    power = 1 if count < 2**20 else 2 if count < 2**30 else 3
+    return f"{count / 1024**power:.1f} {'KMG'[power - 1]}iB"
+
+
+def _lines(path: Path) -> list[str]:
+    try:
+        return path.read_text().splitlines()
+    except OSError:
+        return []

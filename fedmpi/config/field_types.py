@@ -1,0 +1,134 @@
+"""What the sections of a config are made of: the types of their values, and their base classes."""
+
+from __future__ import annotations
+
+import os
+import re
+from pathlib import Path
+from typing import Annotated, Any, ClassVar
+
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field, model_validator
+
+from fedmpi.common.text import control, show
+
+# Upper bounds are far beyond what anybody trains, and below what would end in an endless loop or an overflow.
+Count = Annotated[int, Field(ge=1, le=1_000_000_000)]
+Rounds = Annotated[int, Field(ge=0, le=1_000_000)]
+Seconds = Annotated[float, Field(ge=0.01, le=30 * 86400)]
+NonNegative = Annotated[float, Field(ge=0)]
+Fading = Annotated[float, Field(ge=0, lt=1)]  # a coefficient of the past in a running mean
+
+
+def _plain(text: str) -> str:
+    odd = next((c for c in "\n\t" if c in text), "")
+    if odd or control(text):
+        raise ValueError(f"{show(text)} is not allowed; a name or path without {control(text) or repr(odd)}")
+    return text
+
+
+def _protocol(name: str) -> str:
+    if not re.fullmatch(r"global|sites|personal|personal_on_global|ft\([1-9][0-9]{0,4}\)", name):
+        raise ValueError(
+            f"{show(name)} is not allowed; must be 'global', 'sites', 'personal', 'personal_on_global' or "
+            "'ft(EPOCHS)', EPOCHS from 1 to 99999"
+        )
+    return name
+
+
+def each_once(items: tuple[str, ...]) -> tuple[str, ...]:
+    twice = next((name for position, name in enumerate(items) if name in items[:position]), None)
+    if twice is not None:
+        raise ValueError(f"each name once; {show(twice)} stands twice")
+    return items
+
+
+def _at_home(path: Path) -> Path:
+    _plain(str(path))
+    try:
+        return path.expanduser()
+    except RuntimeError as error:  # ~nobody/data
+        raise ValueError(
+            f"{str(path)!r} is not allowed; there is no such user's home directory; write it out"
+        ) from error
+
+
+def _directory_name(name: str) -> str:
+    if control(name) or len(os.fsencode(name)) > 200 or not re.fullmatch(r"[^/\\\s.][^/\\\s]*", name):
+        raise ValueError(
+            f"{show(name)} cannot name a directory; no spaces or slashes, no dot in front, at most 200 bytes"
+        )
+    return name
+
+
+def _augmentation(item: Any) -> Any:
+    return _named(item, "an operation", "flip, {crop: 4}, {crop: {padding: 4, mode: reflect}}")
+
+
+def _hearer(item: Any) -> Any:
+    return _named(item, "one", "tensorboard, {wandb: {project: mine}}, {mine.py:Watch: {every: 5}}")
+
+
+def _named(item: Any, what: str, such: str) -> Any:
+    name = item if isinstance(item, str) else next(iter(item)) if isinstance(item, dict) and len(item) == 1 else ""
+    if not name:
+        raise ValueError(f"{show(item)} is not allowed; {what} is a name, or one name with its options: {such}")
+    _plain(name)
+    return item
+
+
+Name = Annotated[str, Field(min_length=1), AfterValidator(_plain)]
+Augmentation = Annotated[Any, AfterValidator(_augmentation)]
+Hearer = Annotated[Any, AfterValidator(_hearer)]
+Protocol = Annotated[str, AfterValidator(_protocol)]
+Place = Annotated[Path, AfterValidator(_at_home)]
+DirectoryName = Annotated[str, AfterValidator(_directory_name)]
+
+
+def flat(tree: dict[str, Any], path: str) -> dict[str, Any]:
+    """A tree of settings as one dict with dotted keys."""
+    found: dict[str, Any] = {}
+    for key, value in tree.items():
+        if isinstance(value, dict) and value:
+            found.update(flat(value, f"{path}{key}."))
+        else:
+            found[f"{path}{key}"] = value
+    return found
+
+
+class Section(BaseModel):
+    """Closed: any key that is not declared is an error."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False, ser_json_inf_nan="constants")
+
+
+class ShortSection(Section):
+    """A bare text in place of the section is the value of its key `short`."""
+
+    short: ClassVar[str]
+
+    @model_validator(mode="before")
+    @classmethod
+    def _in_full(cls, value: Any) -> Any:
+        return {cls.short: value} if isinstance(value, str) else value
+
+
+class OpenSection(BaseModel):
+    """Keys that are not declared are the options of the thing that `selector` names."""
+
+    model_config = ConfigDict(frozen=True, extra="allow", allow_inf_nan=False, ser_json_inf_nan="constants")
+    selector: ClassVar[str] = "name"
+
+    @property
+    def chosen(self) -> str:
+        """The name of the thing."""
+        return str(getattr(self, self.selector))
+
+    @property
+    def options(self) -> dict[str, Any]:
+        """The thing's own options."""
+        return dict(self.model_extra or {})
+
+    @property
+    def beside(self) -> tuple[str, ...]:
+        """The section's other keys."""
+        return tuple(type(self).model_fields)

@@ -1,0 +1,364 @@
+"""Whether data, model, task, method and server fit together. Each check raises UserError, or warns."""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Mapping, Sequence
+from math import floor
+from typing import Any
+
+import numpy as np
+
+from fedmpi.common.errors import RankWarning, UserError
+from fedmpi.common.text import brief, lower_is_better, nearest
+from fedmpi.config.schema import Settings
+from fedmpi.data.batches import samples_of
+from fedmpi.data.federated import Federated
+from fedmpi.engine import scheduler
+from fedmpi.engine.best import Choice
+from fedmpi.engine.local.recipe import Recipe
+from fedmpi.engine.messages import Messages, is_change
+from fedmpi.engine.plan import SERVERS
+from fedmpi.engine.reporting import own_parts
+from fedmpi.engine.travel.cuts import Cuts
+from fedmpi.method.base import (
+    CLASSES,
+    FEATURES,
+    LABEL_COUNTS,
+    LAST_LAYER,
+    ONE_CLASS,
+    PLAIN_SERVER,
+    PLAIN_SGD,
+    SGD_STEPS,
+    VALIDATION,
+    Method,
+    means_of,
+    overrides,
+)
+from fedmpi.method.slots import Travel
+from fedmpi.models.net import Net
+from fedmpi.tasks import contract
+from fedmpi.tasks.next_symbol import NextSymbol
+from fedmpi.tasks.survival import Survival
+
+SHOWN = 5  # sites in a line
+MANY = 1000  # clients, of more of which no rows are read for a warning
+ROBUST = ("krum", "geometric_median", "median", "trimmed_mean")  # server rules that limit what one client can do
+REMEDIES = {  # what to set where a method needs something else
+    "train.optim": "sgd",
+    "train.clip_norm": "null",
+    "train.clip_value": "null",
+    "train.keep_optim": "false",
+    "train.momentum": "0",
+    "data.share_label_counts": "true",
+    "data.validation": "0.1, say",
+    "task.label_smoothing": "0",
+}
+
+
+def check_method(settings: Settings, method: Method, task: Any, net: Net, recipe: Recipe) -> None:
+    """Check that model, task and settings are what the method needs, and warn of settings that it does not use."""
+    name, beyond, train = settings.method.name, recipe.beyond_sgd(), settings.train
+    model, server = settings.model.name, settings.server
+    cannot = f"model {model} does not end in a linear layer that can be split off"
+    rows = f"model {model} gives more than one row of features, or of outputs, a sample"
+    lacking = {
+        FEATURES: net.feature_dim is None and (cannot if net.head is None else rows),
+        LAST_LAYER: net.head is None and cannot,
+        CLASSES: not getattr(task, "classification", False)
+        and f"task {settings.task.name} does not say that it is one (classification = True in the class)",
+        SGD_STEPS: beyond,
+        PLAIN_SGD: beyond or (train.momentum and f"train.momentum is {train.momentum}"),
+        PLAIN_SERVER: (server.optim, server.lr, server.rule.name) != ("sgd", 1.0, "auto")
+        and f"server is {{optim: {server.optim}, lr: {server.lr:g}, rule: {server.rule.name}}}",
+        LABEL_COUNTS: not settings.data.share_label_counts and "data.share_label_counts is false",
+        ONE_CLASS: settings.task.options.get("label_smoothing")
+        and f"task.label_smoothing is {settings.task.options['label_smoothing']:g}",
+        VALIDATION: not settings.data.validation and "data.validation is 0",
+    }
+    for needed in sorted(method.needs):
+        if needed not in lacking:
+            known = (
+                "PLAIN_SGD, SGD_STEPS, PLAIN_SERVER, FEATURES, LAST_LAYER, CLASSES, ONE_CLASS, LABEL_COUNTS, "
+                "VALIDATION of fedmpi.method"
+            )
+            raise UserError(f"method {name}: needs holds {needed!r}; it takes {known}")
+        if reason := lacking[needed]:
+            key = str(reason).partition(" ")[0]
+            at = settings.origin(key) if key in REMEDIES else ""
+            remedy = f"; set {key}={REMEDIES[key]}" if key in REMEDIES else ""
+            raise UserError(
+                f"method {name} needs {needed}, but {reason}{f' ({at})' if at and '=' not in at else ''}{remedy}"
+            )
+    given = [key for key in ("epochs", "steps") if getattr(train, key) not in (None, 1)]
+    if method.own_length and given:
+        warnings.warn(f"train.{given[0]} plays no part in method {name}, whose options say how long", stacklevel=2)
+    kind = next(net.module.parameters()).dtype
+    if train.keep_optim and kind.itemsize < 4:
+        raise UserError(f"train.keep_optim: model {model} is of {kind}, which cannot count an optimiser's steps")
+    if train.drop_last and train.batch_size == "full":
+        warnings.warn("train.drop_last has no effect with batch_size: full", stacklevel=2)
+    if server.rule.name != "auto" and overrides(method, "aggregate"):
+        warnings.warn(
+            f"server.rule: {server.rule.name} takes the place of the direction that method {name} makes of the "
+            "uploads, without which it is another method",
+            stacklevel=3,
+        )
+
+
+def check_data(settings: Settings, data: Federated, task: Any, net: Net) -> None:
+    """Check the data against task and model, and warn of sites and test sets that are often mistakes in a file."""
+    is_classification = getattr(task, "classification", False)
+    if is_classification and net.output_shape != (data.classes,):
+        has = net.outputs if len(net.output_shape) == 1 else net.output_shape
+        texts = len(net.output_shape) == 2 and data.classes in net.output_shape
+        raise UserError(
+            f"model {settings.model.name} has {has} outputs, but the data have {data.classes} classes; "
+            f"a classification needs one output a class{' (of texts: task.name=next_symbol)' if texts else ''}"
+        )
+    # Of clients whose rows this rank sees; where all are parts of one data set, each tensor once.
+    whole = {} if data.global_test is None else {"test data": data.global_test.y}
+    parts = whole | {
+        f"{part} of {data.site_names[k] if data.site_names else f'client {k}'}" if data.parts is None else part: y
+        for part, shards in (("training data", data.train), ("test data", data.test))
+        for k, _, y in samples_of(shards)
+    }
+    for part, y in parts.items():
+        contract.check_targets(settings.task.name, task, y, net.output_shape, part)
+    square = len(net.output_shape) == 2 and len({*net.output_shape}) == 1
+    if square and isinstance(task, NextSymbol) and ":" in settings.model.name:
+        shown = f"({net.output_shape[0]}, {net.output_shape[0]})"
+        warnings.warn(
+            f"model {settings.model.name} gives {shown} for a sample, with as many symbols as targets; that is taken "
+            "as (targets, symbols)",
+            stacklevel=3,
+        )
+    if data.site_names:
+        _warn_of_sites(data, is_classification)
+    if isinstance(task, Survival):
+        _check_risk_sets(settings, data)
+    if data.global_test is not None and not len(data.global_test):
+        split = settings.data.options.get("split_column")
+        remedy = (
+            f"; no row is {split}: test: mark some (validation rows are no test rows), or leave data.split_column out, "
+            "so that data.test_fraction of the rows are the test part"
+        )
+        said = "data: the test set is empty; the global model will have no loss and no metrics"
+        warnings.warn(f"{said}{remedy if split else ''}", stacklevel=3)
+
+
+def _warn_of_sites(data: Federated, is_classification: bool) -> None:
+    """Warn of sites with one sample, or with samples of one class: often a mistake in a file, and sometimes not."""
+    if len(data.site_names) == 1 and {*data.test_by_site} <= {*data.site_names}:  # else partition.only names it
+        warnings.warn(f"data: all samples are of one site, {data.site_names[0]}", stacklevel=4)
+    single, alone = [data.site_names[k] for k in np.flatnonzero(data.train_sizes == 1)], []
+    if is_classification:
+        classes = (data.label_counts > 0).sum(1)
+        alone = [f"{data.site_names[k]} ({data.label_counts[k].argmax()})" for k in np.flatnonzero(classes == 1)]
+    for names, what in ((single, "one training sample"), (alone, "training samples of one class alone")):
+        if names:
+            more = f" and {len(names) - SHOWN} more" if len(names) > SHOWN else ""
+            warnings.warn(f"data: {what} at {', '.join(names[:SHOWN])}{more}", stacklevel=4)
+
+
+def _check_risk_sets(settings: Settings, data: Federated) -> None:
+    """A batch without an event, or of one row, has the loss 0, and what trains on no other one learns nothing."""
+    if settings.train.batch_size == 1:
+        raise UserError(
+            "train.batch_size: 1: task survival compares the rows of a batch with each other, and a row alone has the "
+            "loss 0, so that nothing is learned; use 32, say, or full"
+        )
+    names = [
+        data.site_names[k] if data.site_names else f"client {k}"
+        for k, shard in (data.train.items() if data.clients <= MANY else ())
+        if len(shard) and not bool((shard.y[shard.index, 0] == 1).any())
+    ]
+    if names:
+        more = f" and {len(names) - SHOWN} more" if len(names) > SHOWN else ""
+        text = (
+            f"data: no event in the training rows of {', '.join(names[:SHOWN])}{more}: the loss is 0 there and nothing "
+            "is learned, but updates of 0 count in the mean, and as much as others in rules such as median and krum"
+        )
+        warnings.warn(RankWarning(text), stacklevel=4)
+
+
+def check_cohort(settings: Settings, data: Federated) -> None:
+    """Check that there are as many clients as a round is to have, and that some of them have a whole batch."""
+    size, at, train = settings.cohort.size, settings.origin("cohort.size"), settings.train
+    if size is not None and size > data.clients:
+        raise UserError(
+            f"{f'{at}: ' if at else ''}cohort.size: {size} clients a round, but there are {data.clients}; set it to at "
+            f"most {data.clients}, or have more clients"
+        )
+    without = int((data.train_sizes < train.batch_size).sum()) if train.drop_last and train.batch_size != "full" else 0
+    if without == data.clients:
+        raise UserError(
+            f"train.drop_last: true leaves out every batch: train.batch_size is {train.batch_size}, and the largest "
+            f"client has {data.train_sizes.max()} samples; lower train.batch_size, or set drop_last: false"
+        )
+    if without:
+        warnings.warn(
+            f"train.drop_last: {without} of {data.clients} clients have fewer than train.batch_size = "
+            f"{train.batch_size} samples and will not train",
+            stacklevel=3,
+        )
+
+
+def best_model_choice(settings: Settings, task: Any, data: Federated) -> Choice | None:
+    """Return the metric by which the best model is chosen, and its direction (evaluate.best); None where none is."""
+    best, names = settings.evaluate.best, ("loss", *task.names)
+    if best.metric is None:
+        return None
+    if best.metric not in names:
+        at = settings.origin("evaluate.best.metric")
+        raise UserError(
+            f"{f'{at}: ' if at else ''}evaluate.best.metric: task {settings.task.name} has no {best.metric!r}; "
+            f"{nearest(best.metric, names)}"
+        )
+    if not data.validation_sizes.any():
+        raise UserError(
+            f"evaluate.best.metric: {best.metric} is measured on validation rows, and no client has two samples (or "
+            "groups of them), to hold one out"
+        )
+    lowest = best.goal == "lowest" or (
+        best.goal == "auto" and lower_is_better(best.metric, getattr(task, "falling", ()))
+    )
+    return Choice(f"validation_{best.metric}", lowest, best.patience, best.min_delta)
+
+
+def check_uploads(settings: Settings, data: Federated, messages: Messages) -> None:
+    """Check that server rule, format, sums and statistics find in the uploads what they are for."""
+    rule, name, sends = settings.server.rule, settings.method.name, messages.method.sends
+    if settings.server.reduce == "local":
+        _check_sums(settings, messages)
+    form, large = messages.wire.up, [key for key, slot in sends.items() if messages.large(slot)]
+    if form is not None and form.changes_only and large and not any(is_change(key, sends[key]) for key in large):
+        raise UserError(
+            f"comm.wire.up: {form.name} is for changes, of which a client may send the rest later; method {name} sends "
+            f"none, but {', '.join(large)}, which must arrive whole; use bf16 or fp16 (Slot(..., change=True) in a "
+            "method says that what a slot holds is added to what the server has)"
+        )
+    if rule.name != "auto" and "dw" not in sends:
+        raise UserError(f"server.rule: method {name} sends no updates of the model to act on; leave {rule.name} out")
+    if rule.name in ROBUST:
+        size, train = settings.train.batch_size, settings.train
+        idle = np.flatnonzero(data.train_sizes < size).tolist() if train.drop_last and size != "full" else []
+        members = scheduler.cohort_size(data.clients, settings.cohort.fraction, settings.cohort.size)
+        check_robust_rule(rule.name, rule.options, members, idle, messages.upload(0).b.size)
+    sent = (messages.upload(t) for t in range(max(settings.rounds, 1)))
+    if settings.record.updates == "gram" and not any("dw" in up.packing.shapes and up.w.size for up in sent):
+        at = settings.origin("record.updates")
+        raise UserError(
+            f"{f'{at}: ' if at else ''}record.updates: gram: method {name} sends no updates of the model; use norms "
+            "(nothing is recorded then) or false"
+        )
+    first = messages.travel(0)
+    if (first.groups != Travel().groups or first.but) and messages.shared.whole:
+        travels = f"all of model {settings.model.name} travels"
+        warnings.warn(f"method {name} keeps parts with the client, but {travels}", stacklevel=2)
+    if name != "local" and not messages.shared.size and {*sends} <= {"dw"}:
+        warnings.warn(
+            f"method {name} shares no weights of model {settings.model.name}: all of it "
+            f"({', '.join(sorted(messages.every))}) stays with the clients, each of which trains alone, as with method "
+            "local; choose a model with other parts, or another method",
+            stacklevel=3,
+        )
+
+
+def _check_sums(settings: Settings, messages: Messages) -> None:
+    """Check that with server.reduce: local nobody needs the uploads of single clients."""
+    faults, method, means = settings.faults, settings.method.name, means_of(messages.method) or {}
+    uploads = {messages.upload(t).packing for t in range(max(settings.rounds, 1))}
+    sent = {name for packing in uploads for name in Cuts(packing).large} - {*means, "_b"}
+    reasons = {
+        f"method {method} looks at single uploads (one of your own whose aggregate reads up.mean alone says so: "
+        'means = {"dw": ("p",)})': not means,
+        f"method {method} looks at single {', '.join(sorted(sent))}": bool(sent),
+        f"server.rule {settings.server.rule.name} looks at single uploads": settings.server.rule.name != "auto",
+        f"faults.on_bad_update: {faults.on_bad_update} may leave one out": faults.on_bad_update != "abort",
+        f"faults.on_client_error: {faults.on_client_error} may leave one out": faults.on_client_error != "abort",
+        f"faults.on_lost_rank: {faults.on_lost_rank} may leave some out": faults.on_lost_rank != "abort",
+        "data.silos are for rank 0 alone, and sums come up through other ranks": bool(settings.data.silos),
+        "faults.replay may leave some out": faults.replay is not None,
+        "record.updates: gram compares them": settings.record.updates == "gram",
+        f"comm.wire.up: {settings.comm.wire.up.name} is for single uploads": messages.wire.up is not None,
+    }
+    if reason := next((text for text, bad in reasons.items() if bad), None):
+        raise UserError(f"server.reduce: local sends each rank's sum alone, but {reason}; use server.reduce: root")
+
+
+def check_robust_rule(rule: str, options: Mapping[str, Any], members: int, idle: Sequence[int], buffers: int) -> None:
+    """Check that a robust server rule can do here what it is chosen for.
+
+    Args:
+        rule: its name.
+        options: its options.
+        members: clients of a cohort.
+        idle: clients that make no step: their updates, zeros, would be taken for the others' middle.
+        buffers: float buffers that travel.
+    """
+    if idle:
+        whose = f"client{'s' if len(idle) > 1 else ''} {brief(', '.join(map(str, idle)))}"
+        raise UserError(
+            f"server.rule: {rule} would count the updates of {whose}, who make no step (train.drop_last), and are "
+            "zero; lower train.batch_size, or set drop_last: false"
+        )
+    trim, f, select = options.get("trim", 0.1), options.get("byzantine", 1), options.get("select", 1)
+    notices = {
+        f"{rule} is for weights alone: the model's {buffers:,} batch statistics travel, too, and their mean is taken, "
+        "which one client can move; a model without them (norm: gn, say) has none": buffers > 0,
+        f"trimmed_mean with trim {trim:g} leaves out nobody of {members} clients a round: it is their plain mean; from "
+        f"{1 / members:.3g} on it leaves out one at each end": rule == "trimmed_mean"
+        and trim
+        and not floor(trim * members + 1e-9),
+        f"krum with byzantine {f} has its guarantee from {2 * f + 3} clients a round on; here are {members}": rule
+        == "krum"
+        and members < 2 * f + 3,
+        f"krum with select {select} of {members} clients is their plain mean": rule == "krum" and select >= members,
+    }
+    for text, holds in notices.items():
+        if holds:
+            warnings.warn(f"server.rule: {text}", stacklevel=3)
+
+
+def check_evaluation(
+    settings: Settings, method: Method, task: Any, net: Net, data: Federated, messages: Messages
+) -> None:
+    """Check that what is to be analysed can be, and warn of clients' own models that nobody evaluates."""
+    if settings.analysis:
+        _check_analysis(settings, task, net, data, messages)
+    if {*settings.evaluate.protocol} - SERVERS:
+        return
+    own = own_parts(messages)
+    mixed = overrides(method, "weights") and method.client_state
+    if own or mixed or overrides(method, "predict"):
+        what = "parts of the model" if own and own != messages.every else "models"
+        warnings.warn(
+            f"method {settings.method.name}: clients have {what} of their own, and evaluate.protocol never looks "
+            "at them; set evaluate.protocol=[personal], or [global,personal]",
+            stacklevel=2,
+        )
+
+
+def _check_analysis(settings: Settings, task: Any, net: Net, data: Federated, messages: Messages) -> None:
+    """Check that there is a global model, and that a round is the same when it is made twice, as `analysis` needs."""
+    named = f"analysis: {', '.join(settings.analysis)}"
+    if not messages.shared.whole:
+        name = settings.method.name
+        raise UserError(
+            f"{named} compares global and local models, and with method {name} clients keep parts; remove it"
+        )
+    for key in ("on_lost_rank", "on_client_error", "on_bad_update"):
+        value = getattr(settings.faults, key)
+        if value != "abort":
+            raise UserError(f"{named} needs all clients of a round: set faults.{key}: abort, not {value}")
+    for name in settings.analysis:
+        if name in ("knowledge", "features", "similarity") and data.global_test is None:
+            raise UserError(f"analysis: {name} needs a global test set, which silos do not have; remove it")
+        if name in ("features", "similarity") and net.feature_dim is None:
+            raise UserError(
+                f"analysis: {name} looks at what the last linear layer is given, a row of features a sample, and model "
+                f"{settings.model.name} has no such layer; remove it, or choose a model that ends in one"
+            )
+        if name in ("knowledge", "orthogonality") and not getattr(task, "classification", False):
+            raise UserError(f"analysis: {name} is about classes, and task {settings.task.name} has none; remove it")

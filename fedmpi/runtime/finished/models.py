@@ -1,0 +1,309 @@
+"""The models of a run directory as modules: the global one, and those with which clients were evaluated.
+
+The model of a client, that of protocol `personal`, is made of the global model, the server's state in the last
+checkpoint and what the client has kept (state/), by the same hooks of the method that the evaluation calls. Data are
+read only where these hooks may ask for them.
+"""
+
+from __future__ import annotations
+
+import json
+import warnings
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from safetensors import SafetensorError, safe_open
+from safetensors.torch import load_file
+from torch import Tensor, nn
+
+from fedmpi.comm.base import Solo
+from fedmpi.common import seeds
+from fedmpi.common.blame import blaming
+from fedmpi.common.errors import UserError
+from fedmpi.common.text import nearest
+from fedmpi.config.schema import Settings
+from fedmpi.config.sections import BestSettings
+from fedmpi.data.federated import Federated
+from fedmpi.engine.evaluate import load_own_model
+from fedmpi.engine.faults.losses import Losses
+from fedmpi.engine.federation import Federation
+from fedmpi.engine.reporting import OWN
+from fedmpi.flat.model import FlatModel
+from fedmpi.method.base import Method, overrides
+from fedmpi.models.net import Net
+from fedmpi.runtime import build, build_data, rank_agreement, trust
+from fedmpi.runtime.build import Experiment
+from fedmpi.runtime.device import set_numerics
+from fedmpi.runtime.record.data_files import PREPROCESSING, by_client, read_preprocessing
+from fedmpi.runtime.record.durable import Damaged, read_tensors
+from fedmpi.runtime.record.run_dir import BEST, MODEL, RunDirectory
+from fedmpi.runtime.record.saved_model import facts_of, input_of
+from fedmpi.runtime.resuming import initial, resume
+from fedmpi.runtime.resuming.checkpoints import Rows
+
+# What a single process needs that trains nobody, whatever the run was told.
+RESTORED = ("compute.compile=false", "compute.device=cpu", "compute.pack=1", "analysis=[]", "checkpoint.resume=never")
+
+
+class _NoTask:
+    """Stands in for the task where no loss and no metric is asked for."""
+
+    names, loss = (), None
+
+
+class ClientPredictor(nn.Module):
+    """A client's model whose outputs are more than those of a network: kNN-Per's, which look into the client's data.
+
+    `network` is the network beneath. The outputs have no gradient.
+    """
+
+    def __init__(self, network: nn.Module, predict: Callable[[Tensor], Tensor]) -> None:
+        super().__init__()
+        self.network, self._predict = network.eval(), predict
+
+    def forward(self, x: Tensor) -> Tensor:
+        with torch.inference_mode():
+            return self._predict(x)
+
+
+def rebuilt(run_dir: Path, settings: Settings, name: str = MODEL) -> nn.Module:
+    """Return the global model of a run directory, in evaluation mode.
+
+    Args:
+        settings: those of the run, by `trust.run_settings`; call this within `trust.guard`.
+        name: the file of the final model, or of the best one.
+
+    Raises:
+        UserError: the run has not ended yet, or the file is damaged or of another model.
+    """
+    weights = run_dir / name
+    if name == BEST and not weights.exists():
+        raise UserError(
+            f"{run_dir} holds no {BEST}: set evaluate.best and data.validation, and a run chooses its best model"
+        )
+    if not weights.exists():
+        raise UserError(f"{run_dir} holds no model.safetensors: the run has not ended yet, or did not end well")
+    try:
+        with safe_open(weights, framework="pt") as file:
+            facts = json.loads((file.metadata() or {})["fedmpi"])
+        shape, dtype = input_of(facts)
+        tensors, classes = load_file(weights), int(facts["classes"])
+    except (SafetensorError, OSError, KeyError, TypeError, ValueError) as error:
+        raise UserError(f"{weights} is damaged, or no model of fedmpi: {type(error).__name__}: {error}") from error
+    module = build.prepared_module(settings, build.make_method(settings), shape, classes, dtype)
+    try:
+        module.load_state_dict(tensors)
+    except RuntimeError as error:  # names and shapes that differ
+        raise UserError(f"{weights} does not fit the model of config.yaml beside it: {error}") from error
+    return module.eval()
+
+
+def client_model(
+    run_dir: str | Path, client: int | str, trusted: bool = False, best: bool = False, overrides: Sequence[str] = ()
+) -> nn.Module:
+    """Return the model with which a client was evaluated after the last round, in evaluation mode.
+
+    Args:
+        client: its number, or where clients are sites the name of its site.
+        trusted: whether code of others that the config names may run.
+        best: the client's model after the round of the best model (evaluate.best), not after the last one.
+        overrides: of the run's settings, such as `data.root=DIR`.
+
+    Raises:
+        UserError: there is no such client, its run has not ended, or the run directory does not have what it kept.
+    """
+    run_dir = Path(run_dir)
+    settings = _settings(run_dir, trusted, overrides)
+    with trust.guard(trusted), warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # of the run, which has told them
+        set_numerics(settings)
+        name = BEST if best else MODEL
+        module, facts = rebuilt(run_dir, settings, name), facts_of(run_dir / name)
+        number = _number(_site_names(run_dir, settings), client, _sizes(run_dir))
+        made = _experiment(run_dir, settings, facts, number)
+        fed = build.federation(made, Solo(torch.device("cpu")), lambda: False)
+        t = int(facts["round"]) if best else int(RunDirectory(run_dir).rows("metrics.jsonl")[-1]["round"])
+        _restore(fed, made, run_dir, module, t)
+        return _evaluated(fed, made, run_dir, module, number, t)
+
+
+def _settings(run_dir: Path, trusted: bool, overrides: Sequence[str]) -> Settings:
+    start = run_dir / initial.COPY
+    given = [f"init.from={json.dumps(str(start.absolute()))}"] if start.is_file() else []
+    settings = trust.run_settings(run_dir, trusted, [*overrides, *given, *RESTORED])
+    asked = settings.evaluate.model_copy(update={"protocol": ["personal"], "best": BestSettings()})
+    return settings.model_copy(update={"evaluate": asked})
+
+
+def _site_names(run_dir: Path, settings: Settings) -> list[str]:
+    """The sites of the clients, in their order; [] where clients are no sites."""
+    if settings.data.silos or not (run_dir / PREPROCESSING).is_file():
+        return list(settings.data.silos or ())
+    return list(read_preprocessing(run_dir / PREPROCESSING).client_sites)
+
+
+def _number(sites: Sequence[str], client: int | str, sizes: np.ndarray) -> int:
+    """The client's number, if there is such a client."""
+    if isinstance(client, str) and client in sites:
+        return sites.index(client)
+    if isinstance(client, bool) or not str(client).isdecimal() or int(client) >= len(sizes):
+        said = f"the run has clients 0 to {len(sizes) - 1}"
+        said += f", at sites {', '.join(sites[:6])}{', ...' if len(sites) > 6 else ''}" if sites else ""
+        close = f"; {nearest(str(client), sites)}" if sites and isinstance(client, str) else ""
+        raise UserError(f"client: there is no client {client!r}; {said}{close}")
+    return int(client)
+
+
+def _sizes(run_dir: Path) -> np.ndarray:
+    """(N,) training samples by client, as the run has written them down."""
+    try:
+        facts = json.loads((run_dir / "partition.json").read_text(encoding="utf-8"))
+        return np.array(by_client(run_dir, facts)[0], dtype=np.int64)
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        raise UserError(
+            f"{run_dir / 'partition.json'} is damaged or missing ({error}): which clients are there?"
+        ) from error
+
+
+# ---- the experiment ----
+def _experiment(run_dir: Path, settings: Settings, facts: dict[str, Any], client: int) -> Experiment:
+    """What the run was made of, with its data only where the method's evaluation may look at them."""
+    method = build.make_method(settings)
+    users = any(where.startswith("method") for where in trust.foreign(settings.resolved()))
+    hooked = [hook for hook in OWN if overrides(method, hook)]
+    if "predict" in hooked or (users and hooked):
+        data = _data(run_dir, settings, client)
+        return build.experiment(settings, data, torch.device("cpu"))
+    return _without_data(settings, method, facts, _sizes(run_dir))
+
+
+def _data(run_dir: Path, settings: Settings, client: int) -> Federated:
+    """The run's data; with silos those of the client's site alone, as only they may be here."""
+    if settings.data.silos:
+        return build_data.of_one_site(settings, client)
+    data = build_data.partitioned(settings)
+    was = json.loads((run_dir / "identity.json").read_text(encoding="utf-8"))
+    bad = [key[1:-1] for key, digest in rank_agreement.data_digests(data).items() if was.get(key, digest) != digest]
+    if bad:
+        raise UserError(
+            f"{' and '.join(bad)} below {settings.data.root} are not those of the run, and method "
+            f"{settings.method.name} looks at the client's data when it predicts; data.root=DIR says where they are"
+        )
+    return data
+
+
+def _without_data(settings: Settings, method: Method, facts: dict[str, Any], sizes: np.ndarray) -> Experiment:
+    """The experiment as a server sees it that has no data: with the weights that it began with."""
+    (shape, dtype), classes = input_of(facts), int(facts["classes"])
+    nobody = np.zeros(len(sizes), dtype=np.int64)
+    data = Federated(
+        classes=classes,
+        input_shape=shape,
+        x_dtype=dtype,
+        target_shape=(),
+        target_dtype=torch.int64,
+        clients=len(sizes),
+        train_sizes=sizes,
+        test_sizes=nobody,
+        label_counts=np.zeros((len(sizes), classes), dtype=np.int64),
+        train={},
+        test={},
+        global_test=None,
+        parts=None,
+        site_names=tuple(settings.data.silos or ()),
+        counts_shared=False,
+    )
+    module = build.prepared_module(settings, method, shape, classes, dtype)
+    if settings.init.source is not None:
+        initial.fill(module, settings.init.source, settings.init.strict)
+    net = Net(module, shape, dtype)
+    model = FlatModel(module, net.head_names(), channels_last=settings.compute.channels_last)
+    messages = build.make_messages(settings, method, model, net, data)
+    return Experiment(settings, data, method, _NoTask(), net, model, messages, build.make_recipe(settings), None)
+
+
+# ---- its state ----
+def _restore(fed: Federation, made: Experiment, run_dir: Path, module: nn.Module, t: int) -> None:
+    """Bring server and clients to the end of round t, after which `module` is the global model.
+
+    Raises UserError where the run directory does not hold what that takes.
+    """
+    assert fed.server is not None
+    path, messages = run_dir / "checkpoints" / f"{t:06}.safetensors", made.messages
+    stateless = not (messages.client_state.size or messages.per_client.size or messages.method.receives)
+    if t < 0:  # a run of 0 rounds: all are as they began
+        fed.transport.announce(0.0, fed.server, 0)
+        return
+    if not path.is_file() and stateless and messages.wire.down is None:
+        flat = FlatModel(module, made.net.head_names(), channels_last=made.settings.compute.channels_last)
+        fed.server.w.copy_(flat.w), fed.server.b.copy_(flat.b)
+        fed.transport.announce(0.0, fed.server, t + 1)
+        return
+    try:
+        tensors, kept = read_tensors(path)
+    except Damaged as error:
+        raise UserError(f"{error}: {_without_checkpoint(made.settings, t)}") from error
+    if messages.client_state.size:
+        fed.states.shelf, fed.states.room = Rows(run_dir / "state", made.settings.data.silos), made.data.clients
+    lost = resume.earlier_records(made.settings, RunDirectory(run_dir))["losses"]
+    fed.scheduler.losses = Losses(lost).until(t + 1).known(t + 1)
+    fed.go_on(t, {**kept["memory"], "pace": None}, tensors)
+    fed.transport.announce(0.0, fed.server, t + 1)
+    own = made.model.state_dict(fed.server.w, fed.server.b)
+    if not all(
+        torch.equal(own[name], value) for name, value in module.state_dict().items() if value.is_floating_point()
+    ):
+        raise UserError(f"{path} is not of the model beside it: one of the two was changed, or is another run's")
+
+
+def _without_checkpoint(settings: Settings, t: int) -> str:
+    """Say why there may be none of round t, and how to have one."""
+    how = "run it again with checkpoint.every=1: `fedmpi replay` gives the same bits"
+    if not settings.checkpoint.every:
+        return f"the run kept nothing of its clients (checkpoint.every: 0); {how}"
+    if t < settings.rounds - 1:
+        return f"what clients had after round {t} is no longer there (checkpoint.keep: {settings.checkpoint.keep})"
+    return f"without the last checkpoint nothing is known of what the clients kept; {how}"
+
+
+def _evaluated(fed: Federation, made: Experiment, run_dir: Path, module: nn.Module, client: int, t: int) -> nn.Module:
+    """The client's model by the hooks of the method, as protocol `personal` evaluates it."""
+    t, method, worker = max(t, 0), made.method, fed.worker
+    try:
+        downloads = {client: fed.transport.no_download()}
+        if any(overrides(method, hook) for hook in ("weights", "predict", "tune")):
+            downloads = fed.transport.send_downloads(t, [client], fed.states.owner, fed.server)
+        view = fed.states.view(client, t, fed.plan.learning_rate(t), fed.transport.inbox, downloads[client])
+    except Damaged as error:
+        raise UserError(_not_here(made, run_dir, client, error)) from error
+    with seeds.scoped(made.settings.seed, "evaluate", "personal", t, client), blaming(f"client {client}"):
+        predict = load_own_model(view)
+    if predict is not None:
+        return ClientPredictor(worker.model.module, predict).eval()
+    module.load_state_dict(made.model.state_dict(worker.model.w, worker.model.b))
+    return module.eval()
+
+
+def _not_here(made: Experiment, run_dir: Path, client: int, error: Damaged) -> str:
+    """Say that the state of this client is missing, and with silos where it lies."""
+    sites = made.settings.data.silos
+    if not sites:
+        return f"{error}: it holds what client {client} kept, without which its model is not known"
+    folder = run_dir / "state" / sites[client]
+    return (
+        f"the model of site {sites[client]} (client {client}) stays at the site: its part is in {folder} on the host "
+        f"that trained it{_host(made.settings, run_dir, client)}, and not here. There, copy the other files of this "
+        f"run directory beside state, and ask again ({error})"
+    )
+
+
+def _host(settings: Settings, run_dir: Path, client: int) -> str:
+    """`, node5` where the run directory says whose it was."""
+    try:
+        ranks = json.loads((run_dir / "environment.json").read_text(encoding="utf-8"))["ranks"]
+        return f", {ranks[build_data.site_ranks(settings, len(ranks))[client]]['host']}"
+    except (OSError, ValueError, KeyError, TypeError, IndexError, UserError):
+        return ""

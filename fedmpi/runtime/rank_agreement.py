@@ -1,0 +1,124 @@
+"""What all ranks must have in common before round 0, as short digests that name what differs.
+
+A rank that runs other code, another config or other data would not fail: it would quietly train something else.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import fields, is_dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from fedmpi.comm import Communicator
+from fedmpi.common.errors import UserError
+from fedmpi.common.inputs import Samples, each
+from fedmpi.data.augment.operation import Operation
+from fedmpi.data.batches import samples_of
+from fedmpi.data.federated import Federated
+from fedmpi.data.pictures import Pictures
+from fedmpi.data.streaming import Stream
+
+CHUNK = 4096  # rows hashed at a time
+SHORT = 6  # bytes of SHA-256 for one item: 60 of them, with their names, fit one allgather_bytes
+
+
+def digest(*parts: str | bytes | Iterable[bytes]) -> str:
+    """Return the first SHORT bytes of the SHA-256 over all parts, in hexadecimal.
+
+    A part may come in pieces, which need not be in memory together.
+    """
+    found = hashlib.sha256()
+    for part in parts:
+        for piece in [part.encode()] if isinstance(part, str) else [part] if isinstance(part, bytes) else part:
+            found.update(piece)
+    return found.hexdigest()[: 2 * SHORT]
+
+
+def code_digests() -> dict[str, str]:
+    """Return digests of fedmpi's own source files, and of the version of torch."""
+    package = Path(__file__).parents[1]
+    own = [
+        part for path in sorted(package.rglob("*.py")) for part in (str(path.relative_to(package)), path.read_bytes())
+    ]
+    return {"(code of fedmpi)": digest(*own), "(torch version)": digest(torch.__version__)}
+
+
+def data_digests(federated: Federated) -> dict[str, str]:
+    """Return digests of the partition, the training data and the test data, by name; {} in silo mode, where each rank
+    has other data.
+
+    For pictures the stored bytes are hashed, and the names and options of their transforms: the floats that a model
+    sees are made on its device, and devices round differently. `Federated.to` turns test pictures into such floats, so
+    it must not have been called on `federated`.
+    """
+    if federated.parts is None or federated.global_test is None:
+        return {}
+    (_, x, y), test = next(samples_of(federated.train)), federated.global_test
+    return {
+        "(partition)": digest(federated.parts.order.tobytes()),
+        "(training data)": digest(_rows(x), _rows(y)),
+        "(test data)": digest(_rows(test.x), _rows(test.y)),
+    }
+
+
+def frozen_digest(parameters: Mapping[str, Tensor]) -> dict[str, str]:
+    """Return the digest of the parameters that no message holds, by name; {} where all are trained."""
+    pieces = [
+        part
+        for name, p in parameters.items()
+        for part in (f"{name}{tuple(p.shape)} {p.dtype}".encode(), _bytes(p.detach()))
+    ]
+    return {"(frozen parameters)": digest(*pieces)} if pieces else {}
+
+
+def _bytes(x: Tensor) -> Iterator[bytes]:
+    """Yield the bytes of a tensor of any type, row-major, some megabytes at a time."""
+    for piece in x.cpu().flatten().view(torch.uint8).split(1 << 24):
+        yield piece.numpy().tobytes()
+
+
+def _rows(x: Samples | Pictures) -> Iterator[bytes]:
+    """Yield a tensor's values, a few thousand rows at a time: name and shape first, then row-major bytes."""
+    if isinstance(x, Pictures):
+        yield f"{x.look.normal} {x.look.channels} {[options(operation) for operation in x.look.operations]}".encode()
+        if isinstance(x.stored, Stream):
+            yield from x.stored.look()
+            return
+        x = x.stored
+    for name, part in each(x, ""):
+        yield f"{name}{tuple(part.shape)} {part.dtype}".encode()
+        for start in range(0, len(part), CHUNK):
+            yield part[start : start + CHUNK].cpu().contiguous().numpy().tobytes()
+
+
+def options(operation: Operation) -> tuple[str, dict[str, Any]]:
+    """Return the name of an operation's class, and its options."""
+    names: list[str] = [field.name for field in fields(operation)] if is_dataclass(operation) else []
+    return type(operation).__name__, {name: getattr(operation, name) for name in names}
+
+
+def agree(comm: Communicator, items: Mapping[str, str], timeout_s: float) -> None:
+    """Check that all ranks have the same items.
+
+    Otherwise every rank raises the same UserError, which says which ranks differ from rank 0, and in what.
+    """
+    mine = "\n".join(f"{name}={value}" for name, value in items.items())
+    if len(mine.encode()) > 4000:  # too many items for one message: compare them as one
+        mine = f"(config)={digest(mine)}"
+    texts = [payload.decode() for payload in comm.allgather_bytes(mine.encode(), timeout_s)]
+    said = [dict(line.rsplit("=", 1) for line in text.split("\n")) for text in texts]
+    problems = []
+    for rank, theirs in enumerate(said):
+        keys = [key for key in {**said[0], **theirs} if said[0].get(key) != theirs.get(key)]
+        if keys:
+            problems.append(f"rank {rank} differs from rank 0 in {', '.join(keys)}")
+    if problems:
+        raise UserError(
+            "the ranks do not run the same experiment: " + "; ".join(problems) + ". "
+            "Start all of them with one config, one version of fedmpi and the same data files"
+        )

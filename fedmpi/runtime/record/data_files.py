@@ -1,0 +1,221 @@
+"""What a run directory says of the data: which client holds which samples, and how rows were prepared.
+
+partition.json has `sizes` and `label_counts` by client. Of more than MANY clients it has a `summary` in their place,
+and partition.npz the rest: `offsets`, whose differences are the sizes, and `label_counts`.
+
+preprocessing.json is that by which new rows are prepared for the model:
+
+    {"format": 1, "kind": "table", ..., "augment": [...], "client_sites": [...], "targets": {...}}
+
+The fields of the kind are those of its class (`fedmpi.data.preparation`). augment: the config's `data.augment`, of
+which new rows go through what draws nothing, as test rows do. client_sites: the site of each client, where clients are
+sites; `--client` takes these names. Of more than MANY clients they are there only where sites prepare their rows by
+their own. targets: mean and deviation of the training targets by the name of each
+site, or under "" for all, where the config standardises them: then the outputs of the model are standardised. The file
+lies beside the model; with data.silos in state/SITE, where the site's rank writes it: what a site's rows say of their
+columns stays there.
+"""
+
+from __future__ import annotations
+
+import io
+import json
+import zipfile
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from fedmpi.common.errors import UserError
+from fedmpi.common.target_scale import TargetScale
+from fedmpi.common.text import brief
+from fedmpi.config.schema import Settings
+from fedmpi.data.augment.chosen import operation
+from fedmpi.data.augment.operation import Operation
+from fedmpi.data.federated import Federated
+from fedmpi.data.partitions.parts import Partition
+from fedmpi.data.preparation import Preparation, from_facts
+from fedmpi.runtime.record.run_dir import RunDirectory
+
+MANY = 1_000
+PREPROCESSING, FORMAT = "preprocessing.json", 1
+
+
+# ---- partition.json and partition.npz ----
+def write_partition(
+    directory: RunDirectory,
+    scheme: str,
+    seed: int,
+    sizes: np.ndarray,
+    label_counts: np.ndarray | None,
+    parts: Partition | None = None,
+    validation: Partition | None = None,
+) -> None:
+    """Write both files; no arrays in silo mode, which has no common numbering of samples.
+
+    Args:
+        sizes: (N,) training samples by client.
+        label_counts: (N, classes); None where sites keep theirs to themselves.
+        parts: training samples by client; None in silo mode.
+        validation: the samples that data.validation has held out, if any.
+    """
+    facts: dict[str, Any] = {"scheme": scheme, "seed": seed, "clients": len(sizes)}
+    if parts is None:
+        return directory.write_json("partition.json", {**facts, "sizes": sizes, "label_counts": label_counts})
+    arrays = {"indices": parts.order, "offsets": parts.offsets}
+    if validation is not None:
+        arrays |= {"validation_indices": validation.order, "validation_offsets": validation.offsets}
+    if len(sizes) <= MANY:
+        facts |= {"sizes": sizes, "label_counts": label_counts}
+    else:
+        facts["summary"] = {"samples": int(sizes.sum()), "sizes": _spread(sizes)}
+        if label_counts is not None and label_counts.any():
+            classes = _spread((label_counts > 0).sum(1))
+            facts["summary"] |= {"label_counts": label_counts.sum(0), "classes_a_client": classes}
+            arrays["label_counts"] = label_counts.astype(np.min_scalar_type(label_counts.max()))
+    directory.write_json("partition.json", facts)
+    buffer = io.BytesIO()
+    np.savez(buffer, **arrays)  # type: ignore[arg-type]  # numpy's stub takes allow_pickle for the first one
+    directory.write("partition.npz", buffer.getvalue())
+
+
+def by_client(run_dir: Path, facts: dict[str, Any]) -> tuple[Any, Any]:
+    """Sizes and label counts of a run's clients, None where there are none; arrays where there are many clients.
+
+    Args:
+        facts: what partition.json holds.
+
+    Raises:
+        ValueError: partition.npz is needed for it, and cannot be read.
+    """
+    if "summary" not in facts:
+        return facts.get("sizes"), facts.get("label_counts")
+    try:
+        with np.load(run_dir / "partition.npz", allow_pickle=False) as found:
+            return np.diff(found["offsets"]), found.get("label_counts")
+    except (OSError, ValueError, KeyError, zipfile.BadZipFile) as error:
+        raise ValueError(f"partition.npz cannot be read ({error})") from error
+
+
+def _spread(values: np.ndarray) -> dict[str, float]:
+    return {
+        "least": int(values.min()),
+        "median": float(np.median(values)),
+        "mean": float(values.mean()),
+        "most": int(values.max()),
+    }
+
+
+# ---- preprocessing.json ----
+@dataclass(frozen=True)
+class Preprocessing:
+    """How a run's rows were prepared."""
+
+    preparation: Preparation
+    augment: Sequence[Any] = ()
+    client_sites: tuple[str, ...] = ()
+    targets: Mapping[str, TargetScale] = field(default_factory=dict)
+
+    @property
+    def target_sites(self) -> tuple[str, ...]:
+        """The sites that standardise targets by their own; () where none does, or all do alike."""
+        return tuple(name for name in self.targets if name)
+
+    def scales(self, sites: Sequence[str], rows: int) -> list[TargetScale] | None:
+        """The scale of the targets of each of so many rows; None where targets are not standardised.
+
+        sites: the site of each row, or of all of them; () where that is not known.
+        """
+        if not self.targets:
+            return None
+        if not self.target_sites:
+            return [self.targets[""]] * rows
+        allowed = f"sites: {brief(', '.join(self.target_sites), 200)}"
+        if not len(sites):
+            raise UserError(
+                "targets are standardised by each site's own training rows (data.standardise_target: site): say whose "
+                f"rows these are: --site NAME, in Python site=; {allowed}"
+            )
+        odd = next((name for name in sites if name not in self.targets), None)
+        if odd is not None:
+            raise UserError(f"there is no site {odd!r} in this run; {allowed}")
+        found = [self.targets[name] for name in sites]
+        return found * rows if len(found) == 1 else found
+
+    @property
+    def operations(self) -> tuple[Operation, ...]:
+        """The operations of data.augment."""
+        pairs = [(item, None) if isinstance(item, str) else next(iter(item.items())) for item in self.augment]
+        return tuple(operation(name, given, f"data.augment.{i}", {}) for i, (name, given) in enumerate(pairs))
+
+    def facts(self) -> dict[str, Any]:
+        """What the file holds."""
+        facts = {"format": FORMAT, **self.preparation.facts(), "augment": self.augment}
+        facts |= {"client_sites": self.client_sites} if self.client_sites else {}
+        facts |= {"targets": {name: asdict(scale) for name, scale in self.targets.items()}} if self.targets else {}
+        return facts
+
+
+def read_preprocessing(path: Path) -> Preprocessing:
+    """Raises UserError for a file that is missing or damaged."""
+    try:
+        facts = json.loads(path.read_text(encoding="utf-8"))
+        form, augment, sites = facts.pop("format"), facts.pop("augment"), facts.pop("client_sites", [])
+        if form != FORMAT:
+            raise ValueError(f"its format is {form}, and this version of fedmpi reads {FORMAT}")
+        targets = {name: TargetScale.from_facts(each) for name, each in facts.pop("targets", {}).items()}
+        return Preprocessing(from_facts(facts), tuple(augment), tuple(sites), targets)
+    except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
+        raise UserError(f"{path} cannot be read as the preprocessing of a run: {error}") from error
+
+
+def preprocessing_of(settings: Settings, data: Federated) -> Preprocessing | None:
+    """What rank 0 writes; None with data.silos, where each site writes its own."""
+    if data.preparation is None:
+        return None
+    needed = data.preparation.site_names or any(data.target_scales)
+    sites = data.site_names if needed or data.clients <= MANY else ()
+    return Preprocessing(data.preparation, settings.data.augment, sites, data.target_scales)
+
+
+def write_own_preprocessing(folder: Path, settings: Settings, data: Federated) -> None:
+    """Write what the sites that this rank opens have fitted, each into its folder of state/.
+
+    Raises UserError where it cannot be written.
+    """
+    directory = RunDirectory(folder, settings.output_mode == "private")
+    for client, preparation in data.own_preparation.items():
+        site = data.site_names[client]
+        scale = data.target_scales.get("", data.target_scales.get(site))
+        targets = {} if scale is None else {"": scale}
+        own = Preprocessing(preparation, settings.data.augment, targets=targets)
+        directory.write_json(str(site_file(Path(), site)), own.facts())
+
+
+def site_file(run: Path, site: str) -> Path:
+    """Where a site's rank writes how the site's rows were prepared."""
+    return run / "state" / site / PREPROCESSING
+
+
+def find_own_preprocessing(run: Path, silos: Sequence[str], site: str | None) -> Path:
+    """The file by which a site's rows are prepared; without a name that of any, where all sites prepare theirs alike.
+
+    Raises UserError where there is none, or sites differ and none is named.
+    """
+    if site is not None and site not in silos:
+        raise UserError(f"there is no site {site!r} in this run; sites: {', '.join(silos)}")
+    paths = [site_file(run, name) for name in silos if site in (None, name)]
+    found = [path for path in paths if path.is_file()]
+    if not found:
+        raise UserError(
+            f"{paths[0]} is not here: how a site prepares its rows stays with the site, on the host that trained it; "
+            "predict there, or copy the file from there"
+        )
+    if len({path.read_bytes() for path in found}) > 1:
+        raise UserError(
+            f"each site of this run prepares its rows by its own training rows; say whose these are: --client K or "
+            f"--site NAME, in Python client= or site=; sites: {', '.join(silos)}"
+        )
+    return found[0]

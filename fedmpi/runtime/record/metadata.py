@@ -1,0 +1,226 @@
+"""What a run directory says of how its run was made: config.yaml with every default, and environment.json."""
+
+from __future__ import annotations
+
+import dataclasses
+import inspect
+import json
+import os
+import platform
+import re
+import shlex
+import subprocess
+import sys
+from collections.abc import Collection, Mapping, Sequence
+from datetime import datetime, timezone
+from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path, PurePath
+from typing import TYPE_CHECKING, Any
+
+from pydantic import BaseModel
+
+from fedmpi import methods, models, tasks
+from fedmpi.common import options, registry
+from fedmpi.common.errors import UserError
+from fedmpi.common.redaction import MARK, smells
+from fedmpi.common.version import __version__
+from fedmpi.config import Settings
+from fedmpi.config.loading import shown
+from fedmpi.data import augment, partitions, sources
+
+if TYPE_CHECKING:
+    import torch
+
+PACKAGES = ("torch", "torchvision", "numpy", "scipy", "scikit-learn", "pydantic", "safetensors", "mpi4py")
+DRIVER = Path("/proc/driver/nvidia/version")
+
+
+# ---- environment.json ----
+def describe_environment(
+    launcher: str, backend: str, ranks: Sequence[Mapping[str, Any]], threads: int
+) -> dict[str, Any]:
+    """The contents of environment.json: versions, machine, command.
+
+    Args:
+        launcher: torchrun | mpi | slurm | single.
+        backend: the communication back end in use.
+        ranks: facts about each rank, in order, such as {"host": ..., "device": ...}, with those of `describe_gpu`.
+        threads: per rank.
+    """
+    import torch
+
+    mpi = sys.modules.get("mpi4py.MPI")  # only if it is in use: to import it would start MPI
+    return {
+        "started": datetime.now(timezone.utc).isoformat(timespec="seconds"),
+        "command": redacted_command(sys.argv),
+        "directory": os.getcwd(),
+        "launcher": launcher,
+        "backend": backend,
+        "threads": threads,
+        "ranks": [{"rank": rank, **facts} for rank, facts in enumerate(ranks)],
+        "slurm_job_id": os.environ.get("SLURM_JOB_ID"),
+        "git": git_commit(Path(__file__).parent),
+        "python": platform.python_version(),
+        "platform": platform.platform(),
+        "packages": {"fedmpi": __version__, **{name: installed_version(name) for name in PACKAGES}},
+        "cpu": torch.backends.cpu.get_cpu_capability(),
+        "cuda": torch.version.cuda,
+        "mpi": None if mpi is None else mpi.Get_library_version().split("\n", 1)[0].rstrip("\0").strip(),
+    }
+
+
+def describe_gpu(device: torch.device) -> dict[str, Any]:
+    """What decides the numbers of a rank that computes on a GPU, as far as it is known: UUID, versions, use of TF32."""
+    import torch
+
+    try:  # of the driver in the kernel, also of a container's host
+        driver = re.search(r"Kernel Module.*?\s(\d+\.[\d.]+)", DRIVER.read_text())
+    except OSError:
+        driver = None
+    matmul, cudnn = torch.backends.cuda.matmul, torch.backends.cudnn
+    if hasattr(cudnn, "conv"):  # there `allow_tf32` raises where the old and the new switches were mixed
+        kinds = {"matmul": matmul, "conv": cudnn.conv, "rnn": cudnn.rnn}
+        tf32 = {name: kind.fp32_precision == "tf32" for name, kind in kinds.items()}
+    else:  # before PyTorch 2.9
+        tf32 = {"matmul": matmul.allow_tf32, "conv": cudnn.allow_tf32, "rnn": cudnn.allow_tf32}
+    facts = {
+        "gpu": str(torch.cuda.get_device_properties(device).uuid),
+        "driver": driver and driver[1],
+        "cudnn": None if cudnn.version() is None else str(cudnn.version()),
+        "nccl": ".".join(map(str, torch.cuda.nccl.version())) if torch.distributed.is_nccl_available() else None,
+        "tf32": tf32,
+    }
+    return {name: value for name, value in facts.items() if value is not None}
+
+
+def redacted_command(words: Sequence[str]) -> str:
+    """The command line without secrets, in any of its forms: `data.token=abc`, `--token=abc`, `--token abc`.
+
+    >>> redacted_command(["fedmpi", "run", "a b.yaml", "data.token=abc", "--token", "abc"])
+    "fedmpi run 'a b.yaml' 'data.token=<redacted>' --token '<redacted>'"
+    """
+    flags = ["", *words]
+    hidden = [flag.startswith("-") and "=" not in flag and smells(flag) for flag in flags[:-1]]
+    return shlex.join(MARK if hide else shown(word) for word, hide in zip(words, hidden, strict=True))
+
+
+def git_commit(directory: Path) -> dict[str, Any] | None:
+    """The commit of the code in `directory`, and whether tracked files differ from it; None without git, outside of a
+    repository, or in one that does not know these files: a project's around its .venv."""
+    answers = []
+    for arguments in ("rev-parse HEAD HEAD:./", "status --porcelain --untracked-files=no"):
+        command = ["git", "-C", str(directory), *arguments.split()]
+        try:
+            done = subprocess.run(command, capture_output=True, errors="replace", timeout=5)
+        except (OSError, subprocess.TimeoutExpired):
+            return None
+        if done.returncode:
+            return None
+        answers.append(done.stdout.split())
+    return {"commit": answers[0][0], "modified": bool(answers[1])}
+
+
+def installed_version(package: str) -> str | None:
+    """The version of an installed package; None if it is not installed."""
+    try:
+        return version(package)
+    except PackageNotFoundError:
+        return None
+
+
+# ---- config.yaml ----
+def resolve(settings: Settings) -> Settings:
+    """Return the settings as they are written down: every option of method, model, task, data source, partition,
+    augmentation and server rule has its value, of those that are not given the default that its code has today.
+
+    A default may be another one in a later version, and in a file of one's own after the next edit. Left out are
+    defaults that YAML cannot hold, or that the option's own type refuses, and what may be a secret. `checkpoint.resume:
+    must` and `checkpoint.changes: accept` are said of a start, not of the run, whose config may be run again.
+    """
+    from fedmpi.aggregation import rules  # imports torch
+
+    data, server, checkpoint = settings.data, settings.server, settings.checkpoint
+    operations = []
+    for item in data.augment:  # {crop: {size: 32}} with all options, or as it was where it has none
+        name, given = (item, None) if isinstance(item, str) else next(iter(item.items()))
+        found = registry.load(name, augment.registry, "augmentation")
+        given = {} if given is None else given if isinstance(given, Mapping) else {found.short: given}
+        full = {**given, **defaults(found, given)}
+        operations.append({name: full} if full else item)
+    parts: dict[str, Any] = {"augment": tuple(operations)}
+    if data.partition is not None:
+        parts["partition"] = _resolve_section(data.partition, partitions.KIND)
+    once = {"changes": "refuse"} | ({"resume": "never"} if checkpoint.resume == "must" else {})
+    new: dict[str, Any] = {
+        "method": settings.method.model_copy(update=_resolve_method(settings.method.chosen, settings.method.options)),
+        "model": _resolve_section(settings.model, models.KIND),
+        "task": _resolve_section(settings.task, tasks.KIND),
+        "data": _resolve_section(data, sources.KIND).model_copy(update=parts),
+        "checkpoint": checkpoint.model_copy(update=once),
+    }
+    if server.rule.name != "auto":
+        new["server"] = server.model_copy(update={"rule": _resolve_section(server.rule, rules.KIND)})
+    return settings.model_copy(update=new)
+
+
+def _resolve_section(section: Any, kind: registry.Kind) -> BaseModel:
+    """A section that names something of a kind, with that thing's options."""
+    found = registry.load(section.chosen, kind.registry, kind.label)
+    copy: BaseModel = section.model_copy(update=defaults(found, section.options, kind.supplied, section.beside))
+    return copy
+
+
+def _resolve_method(name: str, given: Mapping[str, Any]) -> dict[str, Any]:
+    """The options of a method; those that are methods themselves with theirs."""
+    found = registry.load(name, methods.registry, methods.KIND.label)
+    fields = dataclasses.fields(found) if dataclasses.is_dataclass(found) else ()
+    inner = {f.name: f.default for f in fields if f.metadata.get("method")}
+    plain = {key: value for key, value in given.items() if key not in inner}
+    out = {**given, **defaults(found, plain, ("name", *inner))}
+    for key, default in inner.items():
+        chosen = given.get(key, default if default is None else dataclasses.MISSING)
+        if chosen is None:
+            out[key] = None
+        elif chosen is not dataclasses.MISSING:
+            own = dict(chosen) if isinstance(chosen, Mapping) else {"name": chosen}
+            if (method := own.pop("name", None)) is not None:
+                out[key] = {"name": method, **_resolve_method(str(method), own)}
+    return out
+
+
+def defaults(
+    found: Any, given: Mapping[str, Any], supplied: Sequence[str] = (), beside: Collection[str] = ()
+) -> dict[str, Any]:
+    """Option -> default, of those that are not given."""
+    declared: dict[str, Any] = {}
+    if dataclasses.is_dataclass(found):
+        for f in dataclasses.fields(found):
+            if f.init and f.default is not dataclasses.MISSING:
+                declared[f.name] = f.default
+            elif f.init and f.default_factory is not dataclasses.MISSING:
+                declared[f.name] = f.default_factory()
+    else:
+        parameters = inspect.signature(found).parameters.values()
+        declared = {each.name: each.default for each in parameters if each.default is not each.empty}
+    out: dict[str, Any] = {}
+    typed = options.declared_options(found, given, supplied)[0]
+    for name, default in declared.items():
+        if name in given or name in supplied or name in beside or smells(name, default):
+            continue
+        try:
+            value = json.loads(json.dumps(default, default=_path_text))  # as YAML gives it back: tuples as lists
+            taken = options.check(found, {**given, name: value}, "", supplied)[name]
+            # (3, 3) comes back as a list where no type says otherwise: a user's own code may mind.
+            if taken == default or (
+                typed.get(name, Any) is not Any and json.loads(json.dumps(taken, default=_path_text)) == value
+            ):
+                out[name] = value
+        except (UserError, ValueError, TypeError):  # what no file can hold; None that stands for "not given"; arrays
+            continue
+    return out
+
+
+def _path_text(value: Any) -> str:
+    if isinstance(value, PurePath):
+        return str(value)
+    raise TypeError(f"{type(value).__name__} cannot be written down")

@@ -1,0 +1,130 @@
+"""The axes of a sweep: what is varied, and which settings each of its labels stands for."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from fedmpi.common.errors import UserError
+from fedmpi.common.text import nearest, show
+from fedmpi.config import loading
+from fedmpi.config.yaml_source import Document
+
+SEED = "seed"
+
+
+@dataclass(frozen=True)
+class Axis:
+    """A thing that is varied: label -> the settings that it stands for."""
+
+    name: str
+    choices: dict[str, Document]
+    is_key: bool  # its name is the key that it sets
+
+    def slug(self, label: str) -> str:
+        """The label in the name of a run's directory.
+
+        >>> Axis("data.partition.alpha", {}, True).slug("0.1"), Axis("method", {}, False).slug("FedAvg (FT)")
+        ('alpha-0.1', 'fedavg-ft')
+        """
+        label = label.replace("e+", "e") if self.is_key else label  # 1e+30 is not 1e-30
+        plain = re.sub(r"[^A-Za-z0-9.]+", "-", label).strip("-.").lower() or "x"
+        return f"{self.name.rpartition('.')[2]}-{plain}" if self.is_key else plain
+
+
+def axis(path: Path, document: Document, name: str, given: Any, below: str = "over") -> Axis:
+    """One of `over`, or of another key `below` which axes stand. Raises UserError."""
+    where = f"{document.origins.get(f'{below}.{name}', path)}: {below}.{name}"
+    if name in ("name", "output", "base"):
+        raise UserError(f"{where}: {name} is no axis: runs get their names and places from the labels of the others")
+    if isinstance(given, dict) and given:
+        return Axis(
+            name, {label: _layer(document, f"{below}.{name}.{label}", tree) for label, tree in given.items()}, False
+        )
+    if not isinstance(given, list) or not given:
+        raise UserError(f"{where}: {show(given)}; a list of values or files, or names with settings, is needed")
+    if all(loading.is_config(item) for item in given):
+        layers = {Path(item).stem: loading.files(Path(item)) for item in given}
+        is_key = False
+    else:
+        if any(isinstance(item, dict | list) for item in given):
+            raise UserError(f"{where}: a list holds plain values or files; give settings a name: {{mine: {{...}}}}")
+        if name in ("method", "model", "task") and all(isinstance(item, str) for item in given):
+            said = f"over: {{{name}.name: [{', '.join(given)}]}}"
+            raise UserError(f"{where}: {name} is a section; to vary its name alone write {said}")
+        layers = {_label(item): loading.nested(name, item, where) for item in given}
+        is_key = True
+    if len(layers) < len(given):
+        raise UserError(f"{where}: a value stands twice, or two files have one name; each once")
+    return Axis(name, layers, is_key)
+
+
+def _label(value: Any) -> str:
+    """A value as YAML writes it.
+
+    >>> [_label(x) for x in (0.1, 1, True, None, "iid")]
+    ['0.1', '1', 'true', 'null', 'iid']
+    """
+    if isinstance(value, bool) or value is None:
+        return str(value).lower().replace("none", "null")
+    return f"{value:g}" if isinstance(value, float) else str(value)
+
+
+def _layer(document: Document, dotted: str, tree: Any) -> Document:
+    """The settings under a label, with the lines in which they stand."""
+    if not isinstance(tree, dict):
+        where = document.origins.get(dotted, "")
+        raise UserError(f"{where}: {dotted}: {show(tree)}; settings are needed: {{train: {{lr: 0.1}}}}")
+    start = f"{dotted}."
+    origins = {key[len(start) :]: where for key, where in document.origins.items() if key.startswith(start)}
+    return Document(tree, origins)
+
+
+def check_consistent(axes: Sequence[Axis], labels: Mapping[str, str], whole: Document, alone: Collection[str]) -> None:
+    """Whether a run is what its labels say. Raises UserError where another layer has set a key that is an axis itself,
+    or where the command line has put another method (model, data source, ...) in the place of that which a label names.
+
+    alone: axes with one label, of which a layer in a file may make something else: there is nothing to mix it up with.
+    """
+    for axis in axes:
+        given = axis.choices[labels[axis.name]].data
+        for key in (axis.name,) if axis.is_key else loading.PLUGINS:
+            wanted, found = _at(given, key), _at(whole.data, key)
+            by = whole.origins.get(key, "")
+            by_hand = by.startswith("command line")
+            if wanted == found or (not by_hand and (not axis.is_key or axis.name in alone)):
+                continue
+            if not axis.is_key and wanted is None:
+                continue
+            if isinstance(found, dict) and wanted in found.values():  # server.rule: krum, with options from elsewhere
+                continue
+            raise UserError(
+                f"{by}: {key} is {show(found)}, and the sweep's axis {axis.name} says {labels[axis.name]}: the table "
+                f"would call it that; choose runs by only={{{axis.name}: ...}}, or others by over={{{axis.name}: ...}}"
+            )
+
+
+def _at(tree: Any, key: str) -> Any:
+    for part in key.split("."):
+        tree = tree.get(part) if isinstance(tree, dict) else None
+    return tree
+
+
+def by_axis(path: Path, axes: Sequence[Axis], key: str, given: Any) -> dict[str, list[str]]:
+    """What names labels of axes: {axis: label or labels}, as lists. Raises UserError."""
+    if not isinstance(given, dict):
+        raise UserError(f"{path}: {key}: {show(given)}; axis: labels is needed")
+    known = {axis.name: axis for axis in axes}
+    found = {}
+    for name, labels in given.items():
+        if name not in known:
+            raise UserError(f"{path}: {key}: unknown axis '{name}'; {nearest(name, known)}")
+        wanted = [_label(label) for label in (labels if isinstance(labels, list) else [labels])]
+        for label in wanted:
+            if label not in known[name].choices:
+                raise UserError(f"{path}: {key}.{name}: unknown label '{label}'; {nearest(label, known[name].choices)}")
+        found[name] = wanted
+    return found

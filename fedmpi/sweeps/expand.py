@@ -1,0 +1,230 @@
+"""A file that asks for many runs: a config with an `over`, whose axes each name values of one thing.
+
+    over:
+      method: [methods/fedavg.yaml, methods/fedprox.yaml]      files, as under `base`; or
+      data.partition.alpha: [0.1, 0.5]                          values of a key; or
+      set: {MNIST: {data: {source: mnist}}, digits: {...}}      names for any settings
+      seed: [0, 1, 2]
+    only: {set: [MNIST]}                 axis -> the labels that are run; a smaller file can name a larger one as base
+    leave_out: [{set: digits, method: fedprox}]
+    best: {over: {train.lr: [0.01, 0.1]}, by: accuracy, per: [method], using: {seed: 0}}    see tuning.py
+    published:                           what others report, by labels of the axes but `seed`, in their order
+      source: who
+      metric: accuracy
+      values: {fedavg: {"0.1": 42.3, "0.5": [73.9, 0.4]}}       a mean, or mean and standard deviation; of several
+                                       metrics ([accuracy, loss]) a list with one of each, null where it is not known
+
+Each axis is a layer over the file, in the order in which they stand; a run is one label of each. Without `name` the
+sweep is called as its file: the name of a run that it is based on is left to that run.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import re
+import shlex
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass, field
+from functools import cached_property, reduce
+from itertools import product
+from pathlib import Path
+from typing import Any
+
+from fedmpi.common.errors import UserError
+from fedmpi.common.synonyms import advice
+from fedmpi.common.text import show
+from fedmpi.config import loading
+from fedmpi.config.error_text import SWEEP
+from fedmpi.config.schema import Settings
+from fedmpi.config.yaml_source import Document
+from fedmpi.sweeps import progress, reference_results, tuning
+from fedmpi.sweeps.axes import Axis, axis, by_axis, check_consistent
+from fedmpi.sweeps.reference_results import Published
+from fedmpi.sweeps.tuning import Best, Choice
+
+MOST = 100_000  # runs
+
+
+@dataclass(frozen=True)
+class Sweep:
+    """The runs that a file asks for. labels: of each run, by axis; with `best`, a candidate's come to them."""
+
+    path: Path
+    axes: tuple[Axis, ...]
+    labels: tuple[dict[str, str], ...]
+    published: tuple[Published, ...]  # one for each metric
+    base: Document = field(repr=False)
+    overrides: tuple[str, ...] = ()
+    best: Best | None = None
+    given: tuple[str, ...] = ()  # overrides, those of the sweep's own keys, too
+
+    @property
+    def command(self) -> str:
+        """What trains it, without secrets."""
+        return shlex.join(["fedmpi", "sweep", str(self.path), *map(loading.shown, self.given)])
+
+    def name(self, labels: dict[str, str]) -> str:
+        """The name of a run: a piece for each axis."""
+        return "_".join(axis.slug(labels[axis.name]) for axis in self._having(labels))
+
+    def _having(self, labels: dict[str, str]) -> list[Axis]:
+        every = (*self.axes, *(self.best.axes if self.best else ()))
+        return [axis for axis in every if axis.name in labels]
+
+    @cached_property
+    def _alone(self) -> set[str]:
+        """Axes of which one label is run."""
+        return {axis.name for axis in self.axes if len({labels[axis.name] for labels in self.labels}) == 1}
+
+    def settings(self, labels: dict[str, str]) -> Settings:
+        """One run's settings; it is written to output/NAME OF THE SWEEP/name of the run.
+
+        Raises UserError for each mistake in them, and says for which run.
+        """
+        layers = [self.base, *(axis.choices[labels[axis.name]] for axis in self._having(labels))]
+        if self.best is not None:
+            layers = [self.best.measured, *layers]
+        layers.append(loading.command_line(self.overrides))
+        said = ", ".join(f"{name}: {label}" for name, label in labels.items())
+        try:
+            check_consistent(self._having(labels), labels, reduce(loading.merge, layers), self._alone)
+            whole = loading.settings(layers, self.path)
+            place = whole.output / whole.name
+            given = [f"output={json.dumps(str(place))}", f"name={json.dumps(self.name(labels))}"]
+            return loading.settings([*layers, loading.command_line(given)], self.path)
+        except UserError as error:
+            raise UserError(f"{error}\n  in the run {said}") from error
+
+    def first(self) -> list[dict[str, str]]:
+        """The labels of all runs; with `best`, of those by which candidates are chosen."""
+        if self.best is None:
+            return list(self.labels)
+        on = [each for each in self.labels if self.best.tunes(each)]
+        return [labels | candidate for labels in on for candidate in self.best.candidates]
+
+    def covering(self) -> Iterator[dict[str, str]]:
+        """Runs in which every label of every axis occurs."""
+        seen: set[tuple[str, str]] = set()
+        for labels in self.first():
+            if not seen.issuperset(labels.items()):
+                seen |= labels.items()
+                yield labels
+
+    def runs(self) -> Iterator[tuple[dict[str, str], Settings]]:
+        """All of them; with `best`, those by which candidates are chosen."""
+        seen: dict[str, dict[str, str]] = {}
+        for labels in self.first():
+            settings = self.settings(labels)
+            same = seen.setdefault(settings.model_dump_json(exclude={"name", "output"}), labels)
+            if same is not labels:
+                raise UserError(f"{self.path}: over: {same} and {labels} are one run: their settings do not differ")
+            yield labels, settings
+
+    def choices(self) -> dict[tuple[str, ...], Choice]:
+        """Return what `best` has chosen so far, by cell; {} without `best`."""
+        return tuning.choose(self.best, self.runs()) if self.best else {}
+
+    def final_runs(self) -> list[tuple[dict[str, str], Settings | None]]:
+        """Return the runs that a table shows, by the labels of the axes; None where nothing is chosen yet."""
+        if self.best is None:
+            return list(self.runs())
+        chosen = self.choices()
+        candidates = [chosen[self.best.cell(labels)].chosen for labels in self.labels]
+        return [
+            (labels, None if candidate is None else self.settings(labels | candidate))
+            for labels, candidate in zip(self.labels, candidates, strict=True)
+        ]
+
+    def known_runs(self) -> Iterable[Settings]:
+        """Return the runs that are known by now: those to choose by, and those with what was chosen."""
+        runs = [settings for _, settings in (*self.runs(), *(self.final_runs() if self.best else ()))]
+        return {settings.name: settings for settings in runs if settings is not None}.values()
+
+    def is_over(self, state: progress.State) -> bool:
+        """Whether a run need not be trained: it is done, or a candidate that has diverged."""
+        return state.what == progress.DONE or (self.best is not None and state.diverged)
+
+    def listing(self, names: Iterable[str]) -> bytes:
+        """Return the content of sweep.json beside the runs, by which `fedmpi status` and `report` know them."""
+        known = {self.name(labels): labels for labels in self.first()}
+        runs = list(names)
+        found = {
+            "file": str(self.path.resolve()),
+            "overrides": [loading.shown(text) for text in self.given],
+            "runs": runs,
+            "labels": {name: known[name] for name in runs if name in known},
+        }
+        return (json.dumps(found, indent=2) + "\n").encode()
+
+
+def is_one(path: str | Path) -> bool:
+    """Whether a file, or one that it is based on, asks for many runs."""
+    return any(key in loading.files(Path(path)).data for key in SWEEP)
+
+
+def load(path: str | Path, overrides: Sequence[str] = ()) -> Sweep:
+    """The sweep in a file. Raises UserError: no `over`, an empty or unknown axis or label, two runs of one name."""
+    path = Path(path)
+    asked = [text for text in overrides if re.split(r"[.=]", text)[0] in SWEEP]  # only={seed: 0}
+    document = loading.merge(loading.files(path), loading.command_line(asked))
+    over, only, without, published, best = (document.data.pop(key, None) for key in SWEEP)
+    if document.problems:
+        loading.settings([document], path)  # which says them all
+    unknown = next((key for key in document.data if key not in Settings.model_fields), None)
+    if over is None and unknown is not None:
+        where = document.origins.get(unknown, path)
+        raise UserError(f"{where}: {unknown}: unknown key; {advice(unknown, '', SWEEP)}; axes stand under `over`")
+    if not isinstance(over, dict) or not over:
+        raise UserError(
+            f"{path}: over: {'missing' if over is None else show(over)}; a sweep needs axes: over: {{seed: [0, 1, 2]}}"
+        )
+    axes = tuple(axis(path, document, name, given) for name, given in over.items())
+    kept = _only(path, axes, only)
+    every = math.prod(len(labels) for labels in kept)
+    if every > MOST:
+        raise UserError(f"{path}: over: {every:,} runs; at most {MOST:,}")
+    labels = [dict(zip(over, chosen, strict=True)) for chosen in product(*kept)]
+    dropped = _leave_out(path, axes, without)
+    labels = [each for each in labels if not any(drop.items() <= each.items() for drop in dropped)]
+    if not labels:
+        raise UserError(f"{path}: leave_out leaves no run")
+    rest = tuple(text for text in overrides if text not in asked)
+    chosen = tuning.read(path, document, axes, labels, best)
+    sweep = Sweep(
+        path,
+        axes,
+        tuple(labels),
+        reference_results.read(path, axes, published),
+        document,
+        rest,
+        chosen,
+        tuple(overrides),
+    )
+    names: dict[str, dict[str, str]] = {}
+    for each in sweep.first():
+        if (first := names.setdefault(sweep.name(each), each)) is not each:
+            raise UserError(f"{path}: over: {first} and {each} have one name, {sweep.name(each)}; rename one")
+    return sweep
+
+
+def _only(path: Path, axes: Sequence[Axis], given: Any) -> list[list[str]]:
+    """The labels of each axis that are run, in the axis's order."""
+    chosen = by_axis(path, axes, "only", given or {})
+    for name, labels in chosen.items():
+        if not labels:
+            raise UserError(f"{path}: only.{name}: no label; leave it out for all of them")
+    return [[label for label in axis.choices if label in chosen.get(axis.name, axis.choices)] for axis in axes]
+
+
+def _leave_out(path: Path, axes: Sequence[Axis], given: Any) -> list[dict[str, str]]:
+    """Each entry of leave_out as {axis: label}; a list of labels is as many entries."""
+    if not isinstance(given or [], list):
+        raise UserError(f"{path}: leave_out: {show(given)}; a list is needed: [{{method: fedavg, seed: 1}}]")
+    found = []
+    for i, entry in enumerate(given or []):
+        chosen = by_axis(path, axes, f"leave_out[{i}]", entry)
+        if not chosen:
+            raise UserError(f"{path}: leave_out[{i}]: names no axis")
+        found += [dict(zip(chosen, labels, strict=True)) for labels in product(*chosen.values())]
+    return found

@@ -1,0 +1,83 @@
+"""What others report of the cells of a sweep."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from fedmpi.common.errors import UserError
+from fedmpi.common.text import nearest, show
+from fedmpi.sweeps.axes import SEED, Axis
+
+OF = ("last", "mean_last_10", "best", "selected")  # parts of summary.json
+
+
+@dataclass(frozen=True)
+class Published:
+    """What others report of one figure: (label of each axis in `axes`) -> (mean, standard deviation or nan)."""
+
+    source: str
+    metric: str  # accuracy; "best accuracy": that of the best round
+    axes: tuple[str, ...]
+    values: dict[tuple[str, ...], tuple[float, float]]
+
+    @property
+    def figure(self) -> tuple[str, str]:
+        """(one of OF; the figure's name)"""
+        first, _, rest = self.metric.partition(" ")
+        return (first, rest) if first in OF and rest else ("last", self.metric)
+
+
+def read(path: Path, axes: Sequence[Axis], given: Any) -> tuple[Published, ...]:
+    """The section `published`, a Published for each metric. Raises UserError."""
+    if given is None:
+        return ()
+    if not isinstance(given, dict) or not isinstance(given.get("values"), dict):
+        raise UserError(f"{path}: published: {show(given)}; source, metric and values are needed")
+    unknown = given.keys() - {"source", "metric", "axes", "values"}
+    if unknown:
+        raise UserError(f"{path}: published: unknown key '{min(unknown)}'; allowed: source, metric, axes, values")
+    names = given.get("axes", [axis.name for axis in axes if axis.name != SEED])
+    known = {axis.name: axis for axis in axes}
+    if not isinstance(names, list) or any(name not in known for name in names):
+        raise UserError(f"{path}: published.axes: {show(names)}; a list of {', '.join(known)} is needed")
+    metrics = given.get("metric", "accuracy")
+    several = isinstance(metrics, list)
+    metrics = metrics if several else [metrics]
+    if not metrics or any(not isinstance(metric, str) for metric in metrics) or len(set(metrics)) < len(metrics):
+        raise UserError(f"{path}: published.metric: {show(metrics)}; a name, or a list of different ones, is needed")
+    found: list[dict[tuple[str, ...], tuple[float, float]]] = [{} for _ in metrics]
+
+    def walk(tree: Any, so_far: tuple[str, ...]) -> None:
+        where = f"{path}: published.values" + "".join(f".{label}" for label in so_far)
+        if len(so_far) == len(names):
+            figures = tree if several else [tree]
+            if not isinstance(figures, list) or len(figures) != len(metrics):
+                raise UserError(f"{where}: {show(tree)}; a list with a figure of each metric is needed: {metrics}")
+            for values, each in zip(found, figures, strict=True):
+                if each is not None:
+                    values[so_far] = _figure(where, each)
+            return
+        axis = known[names[len(so_far)]]
+        if not isinstance(tree, dict):
+            raise UserError(f"{where}: {show(tree)}; labels of {axis.name} are needed")
+        for label, below in tree.items():
+            if label not in axis.choices:
+                raise UserError(f"{where}: unknown label '{label}' of {axis.name}; {nearest(label, axis.choices)}")
+            walk(below, (*so_far, label))
+
+    walk(given["values"], ())
+    source = str(given.get("source", ""))
+    return tuple(Published(source, *each) for each in zip(metrics, [tuple(names)] * len(metrics), found, strict=True))
+
+
+def _figure(where: str, given: Any) -> tuple[float, float]:
+    pair = given if isinstance(given, list) else [given, math.nan]
+    if len(pair) != 2 or not all(type(x) in (int, float) for x in pair):
+        raise UserError(f"{where}: {show(given)}; a mean, or [mean, standard deviation], is needed")
+    if not math.isfinite(pair[0]) or (isinstance(given, list) and not 0 <= pair[1] < math.inf):
+        raise UserError(f"{where}: {show(given)}; a finite mean, and a standard deviation of 0 or more, are needed")
+    return float(pair[0]), float(pair[1])

@@ -1,0 +1,195 @@
+"""`fedmpi reproduce`: a published table from nothing: data, sweep, table, and a verdict for each of its cells as data.
+
+The tables are the files of configs/papers and configs/benchmarks. A verdict: `=` ours is within the published standard
+deviation, `~` within two, `!` beyond; `?`: there is no deviation to judge by; "" where runs are missing.
+"""
+
+from __future__ import annotations
+
+import csv
+import hashlib
+import io
+import json
+import math
+import site
+import sys
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+from statistics import fmean, stdev
+from typing import Any
+
+from fedmpi.common.errors import MissingDataError, UserError
+from fedmpi.common.text import count, nearest
+from fedmpi.common.version import __version__
+from fedmpi.config import Settings
+from fedmpi.config.loading import shown
+from fedmpi.data.fetching import getting
+from fedmpi.data.fetching.progress import progress
+from fedmpi.runtime.record.metadata import installed_version
+from fedmpi.sweeps import expand, table, table_formats
+from fedmpi.sweeps import progress as run_state
+from fedmpi.sweeps.expand import Sweep
+from fedmpi.sweeps.table import Cells
+
+Say = Callable[[str], None]
+FOLDERS = ("papers", "benchmarks")
+WORDS = {"=": "within the published spread", "~": "within two", "!": "outside", "?": "without a spread", "": "missing"}
+
+
+def places() -> list[Path]:
+    """Where configs may lie: beside the sources; where a wheel puts them; in the working directory."""
+    package = Path(__file__).parents[2]
+    shared = [package, Path(sys.prefix), Path(site.getuserbase())]
+    found = [package / "configs", *(place / "share" / "fedmpi" / "configs" for place in shared), Path("configs")]
+    return list(dict.fromkeys(path.absolute() for path in found))
+
+
+def files() -> dict[str, Path]:
+    """Name -> file, of the first place that has any. Raises UserError where none has."""
+    for place in places():
+        found = {path.stem: path for folder in FOLDERS for path in sorted((place / folder).glob("*.yaml"))}
+        named = {name: path for name, path in found.items() if not name.removesuffix("_small").endswith("_common")}
+        if named:
+            return named
+    looked = ", ".join(map(str, places()))
+    raise UserError(f"reproduce: there are no configs/papers and configs/benchmarks in {looked}; get fedmpi's sources")
+
+
+def find_table(name: str) -> Path:
+    known = files()
+    stem = name.removesuffix(".yaml").rpartition("/")[2]
+    if stem not in known:
+        raise UserError(f"reproduce: unknown table '{name}'; {nearest(stem, known)}")
+    return known[stem]
+
+
+# ---- data ----
+def needs(sweep: Sweep) -> dict[str, Settings]:
+    """Data set -> settings of a run that reads it; medmnist's sets by their own names."""
+    found: dict[str, Settings] = {}
+    for labels in sweep.covering():
+        settings = sweep.settings(labels)
+        data = settings.data
+        found.setdefault(
+            str(data.options.get("set", data.source)) if data.source == "medmnist" else data.source, settings
+        )
+    return found
+
+
+def here(name: str, settings: Settings) -> bool:
+    """Whether the files of a data set are there; what is in them is looked at when it is read."""
+    if name in getting.SETS:
+        root = settings.data.root
+        return all(any((root / path).exists() for path in part.paths) for part in getting.SETS[name].parts)
+    from fedmpi.runtime import build_data
+
+    try:
+        build_data.open_source(settings)(settings.data.root)
+    except MissingDataError:
+        return False
+    return True
+
+
+def overview(overrides: Sequence[str]) -> Iterator[tuple[str, str]]:
+    """(name, data that it needs and whether they are here, number of runs) of each table."""
+    known: dict[tuple[str, str], bool] = {}
+    for name, path in files().items():
+        sweep = expand.load(path, overrides)
+        parts = []
+        for data, settings in needs(sweep).items():
+            key = data, str(settings.data.root)
+            known[key] = known[key] if key in known else here(data, settings)
+            can = data in getting.SETS and bool(getting.SETS[data].downloads)
+            parts.append(data if known[key] else f"{data} ({'to be fetched' if can else 'missing, by hand'})")
+        published = f", published by {sweep.published[0].source}" if sweep.published else ""
+        yield name, f"{count(len(sweep.labels), 'run')} on {', '.join(parts)}{published}"
+
+
+def fetch_data(sweep: Sweep, say: Say) -> None:
+    """Fetch what is missing. Raises UserError where it cannot be had by a program, and says how else."""
+    for name, settings in needs(sweep).items():
+        if here(name, settings):
+            continue
+        root = settings.data.root
+        if name not in getting.SETS:
+            raise UserError(
+                f"reproduce: {sweep.path.stem} needs {name}, which is not below {root}; docs/data.md says how to "
+                "come by it, data.root=DIR where it is"
+            )
+        say(f"fetching {name} to {root}")
+        with getting.one_at_a_time(root), progress() as shown:
+            getting.fetch(name, root, shown)
+
+
+# ---- verdict ----
+def write(sweep: Sweep, to: Path, say: Say) -> int:
+    """The table on the console and in `to`; 0 if no cell is missing or outside what is published, else 1."""
+    tables = [table.collect(sweep, metric, of) for of, metric in (each.figure for each in sweep.published)]
+    tables = tables or [table.collect(sweep, None, None)]
+    for line in (line for cells in tables for line in (*table.text(cells), "")):
+        say(line)
+    facts = verdicts(tables)
+    try:
+        to.mkdir(parents=True, exist_ok=True)
+        (to / "table.md").write_text("\n".join(map(table_formats.markdown, tables)), encoding="utf-8")
+        (to / "table.csv").write_text(_csv(facts["cells"]), encoding="utf-8")
+        (to / "verdict.json").write_text(json.dumps(facts, indent=2, allow_nan=False) + "\n", encoding="utf-8")
+    except OSError as error:
+        raise UserError(f"--to: cannot write {to}: {error.strerror}; choose another directory") from error
+    said = ", ".join(f"{number} {word}" for word, number in facts["verdict"].items())
+    say(f"verdict: {said or 'nothing is published of this table'}; written: {to}/verdict.json, table.csv, table.md")
+    return 1 if facts["verdict"].keys() & {WORDS["!"], WORDS[""]} else 0
+
+
+def _csv(cells: Sequence[dict[str, Any]]) -> str:
+    """A line a cell, a column for each label."""
+    out = io.StringIO()
+    flat_ = [{**cell["labels"], **{k: v for k, v in cell.items() if k != "labels"}} for cell in cells]
+    writer = csv.DictWriter(out, flat_[0], lineterminator="\n")
+    writer.writeheader()
+    writer.writerows(flat_)
+    return out.getvalue()
+
+
+def _models(sweep: Sweep) -> Iterator[tuple[str, str]]:
+    """(name, SHA-256 of the global model after the last round) of each run that is done."""
+    for _, settings in sweep.final_runs():
+        if settings is not None and run_state.read_state(settings).what == run_state.DONE:
+            yield settings.name, run_state.last_row(settings)["sha256"]
+
+
+def verdicts(tables: Sequence[Cells]) -> dict[str, Any]:
+    """What docs are made of: each cell of the tables of one sweep, ours and theirs, and how many have which verdict."""
+    sweep, rows = tables[0].sweep, []
+    told: dict[str, int] = {}
+    for cells, key in ((each, key) for each in tables for key in each.keys):
+        values = list(cells.found.get(key, {}).values())
+        theirs = table.published_of(cells, key)
+        sign = table.verdict(cells, key, theirs) if theirs else None
+        if sign is not None:
+            told[WORDS[sign]] = told.get(WORDS[sign], 0) + 1
+        rows.append(
+            {
+                "metric": cells.metric,
+                "of": cells.of,
+                "labels": {axis.name: label for axis, label in zip(cells.axes, key, strict=True)},
+                "mean": fmean(values) if values else None,
+                "std": stdev(values) if len(values) > 1 else None,
+                "seeds": len(values),
+                "seeds_asked": len(cells.asked(key)),
+                "published": theirs[0] if theirs else None,
+                "published_std": theirs[1] if theirs and not math.isnan(theirs[1]) else None,
+                "verdict": WORDS[sign] if sign is not None else None,
+            }
+        )
+    return {
+        "table": sweep.path.stem,
+        "sha256": hashlib.sha256(sweep.path.read_bytes()).hexdigest(),
+        "overrides": [shown(text) for text in sweep.overrides],
+        "published": sweep.published[0].source if sweep.published else None,
+        "fedmpi": __version__,
+        "torch": installed_version("torch"),
+        "verdict": told,
+        "sha256_of_models": dict(_models(sweep)),
+        "cells": rows,
+    }

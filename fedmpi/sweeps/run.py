@@ -1,0 +1,249 @@
+"""`fedmpi sweep`: train the runs of a file that are not done yet, tell how far they are, or validate all of them."""
+
+from __future__ import annotations
+
+import json
+import sys
+import time
+from collections.abc import Callable, Iterable, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from fedmpi import models, tasks
+from fedmpi.common import registry
+from fedmpi.common.errors import COME_AGAIN, MissingDataError, UserError
+from fedmpi.common.formatting import duration
+from fedmpi.common.jsonl import to_jsonable
+from fedmpi.common.text import count, figure, headline
+from fedmpi.config import Settings
+from fedmpi.runtime import build
+from fedmpi.runtime.reading import files
+from fedmpi.runtime.record import durable, lock
+from fedmpi.runtime.record.summary import metric_names
+from fedmpi.runtime.validate import validate_settings
+from fedmpi.sweeps import pool, progress, status, tuning
+from fedmpi.sweeps.expand import Sweep
+
+if TYPE_CHECKING:
+    from rich.live import Live
+
+MOST_SHOWN = 20  # runs at once
+Say = Callable[[str], None]
+
+
+def run(sweep: Sweep, jobs: str, job: pool.Job, say: Say) -> int:
+    """Train what is missing. Returns 0 if all runs are done, 75 if a signal came first or another process is at some of
+    them; raises UserError at the end if some have failed."""
+    every = [settings for _, settings in sweep.runs()]
+    todo = _missing(sweep, every)  # who is refused has written nothing
+    make_folder(every[0].output)
+    _write_list(sweep, every)
+    code = _train(sweep, every, todo, jobs, job, say, " to choose by" if sweep.best else "")
+    if code or sweep.best is None:
+        return code
+    for line in choose(sweep):
+        say(line)
+    known = {settings.name for settings in every}
+    more = [settings for _, settings in sweep.final_runs() if settings is not None and settings.name not in known]
+    todo = _missing(sweep, more)
+    _write_list(sweep, [*every, *more])
+    return _train(sweep, more, todo, jobs, job, say, " with what was chosen") if more else 0
+
+
+def _missing(sweep: Sweep, runs: Sequence[Settings]) -> list[Settings]:
+    return [settings for settings in runs if not sweep.is_over(progress.check_state(settings))]
+
+
+def choose(sweep: Sweep) -> list[str]:
+    """What was chosen, written to best.json. Raises UserError where a cell has no choice."""
+    assert sweep.best is not None
+    choices, place = sweep.choices(), next(sweep.runs())[1].output
+    content = json.dumps(to_jsonable(tuning.facts(sweep.best, choices)), indent=2) + "\n"
+    durable.write(place / tuning.FILE, content.encode())
+    if without := [str(each) for each in choices.values() if each.chosen is None]:
+        raise UserError(f"best: {'; '.join(without)}; the candidates are in {place / tuning.FILE}")
+    return [f"chosen by {sweep.best.figure}: {each}" for each in choices.values()]
+
+
+def _train(
+    sweep: Sweep, every: Sequence[Settings], todo: Sequence[Settings], jobs: str, job: pool.Job, say: Say, what: str
+) -> int:
+    """todo: those of `every` that are not done; what: said of them."""
+    done = len(every) - len(todo)
+    say(f"{count(len(every), 'run')}{what} in {every[0].output}" + (f", {done} of them done" if done else ""))
+    if not todo:
+        return 0
+    failed, elsewhere = list[Settings](), list[Settings]()
+    view = View(len(todo), len(every), say)
+
+    def tell(one: pool.Running) -> None:
+        settings, code = one.settings, one.process.exitcode
+        state, name, took = progress.read_state(settings), settings.name, f"({one.seconds:.0f} s)"
+        held, who = lock.look(progress.directory(settings))
+        others = code != 0 and who.get("pid", one.process.pid) != one.process.pid
+        if state.what == progress.DONE and (code == 0 or others):
+            pool.log(settings).unlink(missing_ok=True)  # the run's own log.txt has it
+            shown = _headline(state.summary.get("last", {})) or "done"
+            view.end(name, f"{shown}, by another process" if others else f"{shown} {took}")
+        elif others and held:
+            elsewhere.append(settings)
+            view.end(name, f"in use by process {who['pid']} on host {who.get('host')}, and left to it")
+        elif code == COME_AGAIN:
+            view.end(name, f"stopped after {count(state.rounds, 'round')} {took}")
+        elif sweep.is_over(state):
+            view.end(name, f"has diverged, and is not chosen {took}")
+        else:
+            failed.append(settings)
+            said = files.last_line(pool.log(settings)) or "nothing said"
+            view.end(name, f"FAILED (exit code {code}): {said} {took}", failed=True)
+
+    try:
+        workers = pool.Pool(job, pool.resources(jobs, todo), tell, view.look)
+        whole = workers.run([progress.resuming(settings) for settings in todo])
+    finally:
+        view.close()
+    if failed:
+        logs = "\n  ".join(str(pool.log(each)) for each in failed)
+        raise UserError(f"{len(failed)} of {count(len(every), 'run')} failed; what they said:\n  {logs}")
+    if busy := [each for each in elsewhere if not sweep.is_over(progress.read_state(each))]:
+        say(f"{count(len(busy), 'run')} in use by another process; when that has ended: {sweep.command}")
+        return COME_AGAIN
+    if not whole:
+        say(f"stopped; go on with: {sweep.command}")
+        return COME_AGAIN
+    return 0
+
+
+def check(sweep: Sweep, say: Say) -> None:
+    """Raises UserError unless all runs are done."""
+    if missing := status.show(sweep, say):
+        raise UserError(f"{count(missing, 'run')} missing; go on with: {sweep.command}")
+    if sweep.best is not None:
+        choose(sweep)
+        _write_list(sweep, sweep.known_runs())
+
+
+def _write_list(sweep: Sweep, runs: Iterable[Settings]) -> None:
+    names = {settings.name: settings for settings in runs}
+    durable.write(next(iter(names.values())).output / files.SWEEP_LIST, sweep.listing(names))
+
+
+def validate(sweep: Sweep, say: Say) -> None:
+    """`fedmpi validate`: check every run's settings, and all else of so many runs that each label occurs.
+
+    Raises UserError for a mistake, naming the run; at the end MissingDataError, where only data are missing.
+    """
+    every = [settings for _, settings in sweep.runs()]
+    say(f"{count(len(every), 'run')}, to be written to {every[0].output}")
+    for axis in sweep.axes:
+        used = [label for label in axis.choices if any(each[axis.name] == label for each in sweep.labels)]
+        say(f"  {axis.name}: {', '.join(used)}")
+    if sweep.published:
+        figures = sum(len(each.values) for each in sweep.published)
+        say(f"  published: {count(figures, 'figure')} of {sweep.published[0].source}")
+    missing: dict[str, list[str]] = {}
+    for labels in sweep.covering():
+        settings = sweep.settings(labels)
+        try:
+            validate_settings(settings)
+        except UserError as error:
+            if not _is_missing(error):
+                raise UserError(f"{error}\n  in the run {settings.name}") from error
+            missing.setdefault(str(error), []).append(settings.name)
+            build.make_method(settings)  # what can be checked without data: names and options
+            for kind, chosen, key in ((models.KIND, settings.model, "model"), (tasks.KIND, settings.task, "task")):
+                registry.make(kind, chosen, settings.origins(key))
+    if missing:
+        told = "".join(
+            f"\n  {text} (for {count(len(runs), 'run')} such as {runs[0]})" for text, runs in missing.items()
+        )
+        raise MissingDataError(f"{sweep.path}: nothing is wrong but that data are missing:{told}")
+    say("ok")
+
+
+def _is_missing(error: BaseException | None) -> bool:
+    return error is not None and (isinstance(error, MissingDataError) or _is_missing(error.__cause__))
+
+
+def make_folder(place: Path) -> None:
+    try:
+        place.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise UserError(f"output: cannot create {place}: {error.strerror}; choose another output") from error
+
+
+class View:
+    """What a sweep shows while it runs: on a terminal a live table below the lines, else (a log) a line for each run
+    that ends.
+
+    todo: runs that are to be trained, of `every`; say: shows a line where nothing is live.
+    """
+
+    def __init__(self, todo: int, every: int, say: Say, live: bool | None = None) -> None:
+        self.todo, self.every, self.plain = todo, every, say
+        self.ended, self.failed, self.began = 0, 0, time.monotonic()
+        self.running: Sequence[pool.Running] = ()
+        self.live: Live | None = None
+        if sys.stdout.isatty() if live is None else live:
+            from rich.console import Console
+            from rich.live import Live
+
+            # No thread of its own: children are forked from this process.
+            self.live = Live("", console=Console(), auto_refresh=False, transient=True)
+            self.live.start()
+
+    def say(self, text: str) -> None:
+        if self.live is None:
+            self.plain(text)
+        else:
+            self.live.console.print(text, markup=False, highlight=False, soft_wrap=True)
+
+    def end(self, name: str, text: str, failed: bool = False) -> None:
+        """A run has ended; said at once."""
+        self.ended, self.failed = self.ended + 1, self.failed + failed
+        self.look([each for each in self.running if each.settings.name != name])
+        self.say(f"[{self.every - self.todo + self.ended}/{self.every}] {name}: {text}{self._left()}")
+
+    def look(self, running: Sequence[pool.Running]) -> None:
+        self.running = tuple(running)
+        if self.live is not None:
+            from rich.text import Text
+
+            self.live.update(Text("\n".join(self.lines())), refresh=True)
+
+    def close(self) -> None:
+        self.running = ()
+        if self.live is not None:
+            self.live.stop()
+
+    def lines(self) -> list[str]:
+        """A line for each run that is under way, and one for all."""
+        shown = []
+        for each in self.running[:MOST_SHOWN]:
+            row = progress.last_row(each.settings)
+            at = f"round {int(row.get('round', -1)) + 1}/{each.settings.rounds}"
+            words = [f"  {each.settings.name}", at, _headline(row), f"{each.seconds:.0f} s"]
+            shown.append("  ".join(filter(None, words)))
+        if more := len(self.running) - len(shown):
+            shown.append(f"  ... and {more} more")
+        waiting = self.todo - self.ended - len(self.running)
+        parts = [f"{self.every - self.todo + self.ended - self.failed} of {count(self.every, 'run')} done"]
+        parts += [f"{self.failed} FAILED"] if self.failed else []
+        parts += [f"{len(self.running)} running, {waiting} waiting"]
+        return [*shown, ", ".join(parts) + self._left()]
+
+    def _left(self) -> str:
+        """Seconds until all are done, if what is left goes as what was done."""
+        share = float(self.ended)
+        for each in self.running:  # how much of what was left of a run has been done since it began here
+            made = progress.rounds_done(each.settings) - each.rounds
+            share += min(max(made, 0) / max(each.settings.rounds - each.rounds, 1), 1.0)
+        if not share or self.ended >= self.todo:
+            return ""
+        return f"; about {duration((time.monotonic() - self.began) / share * (self.todo - share))} left"
+
+
+def _headline(row: dict[str, Any]) -> str:
+    """The first figure of an evaluation, with its name; "" where there is none."""
+    name = headline(metric_names([row]))
+    return f"{name.replace('_', ' ')} {figure(name, row[name], 4)}" if name and row.get(name) is not None else ""

@@ -1,0 +1,267 @@
+"""`fedmpi sweep --sbatch`: the runs that are missing as tasks of an array, and a job that fails unless all are done.
+
+A task starts `fedmpi sweep SWEEP --run NAME` by srun, has the run's own directory however often it is started, and asks
+Slurm to start it again where its time was up. slurm/submitted.jsonl beside the runs says which job has which of them.
+"""
+
+from __future__ import annotations
+
+import json
+import shlex
+import subprocess
+import sys
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from fedmpi.common.errors import UserError
+from fedmpi.common.text import count
+from fedmpi.config import Settings
+from fedmpi.config.loading import shown
+from fedmpi.runtime.reading.files import SWEEP_LIST, tail
+from fedmpi.runtime.record import durable
+from fedmpi.sweeps import progress
+from fedmpi.sweeps.expand import Sweep
+
+FOLDER, SUBMITTED = "slurm", "submitted.jsonl"
+WARN_S = 120  # before the time limit
+LARGEST = 1001  # tasks of an array, where Slurm does not say
+ASK_S = 30.0
+
+TASK = r"""set -uo pipefail
+cd {here}
+names=(
+{names}
+)
+name=${{names[$SLURM_ARRAY_TASK_ID]}}
+me=${{SLURM_ARRAY_JOB_ID}}_$SLURM_ARRAY_TASK_ID
+export FEDMPI_OUTCOME={folder}/outcome-$me SLURM_KILL_BAD_EXIT=${{SLURM_KILL_BAD_EXIT:-1}}
+rm -f "$FEDMPI_OUTCOME"
+code=0
+srun --cpus-per-task={threads} --unbuffered {command} --run "$name" || code=$?
+told='' fresh=1
+read -r told fresh 2>/dev/null <"$FEDMPI_OUTCOME" || true
+rm -f "$FEDMPI_OUTCOME"
+code=${{told:-$code}}
+[[ $code -ne 138 ]] || code=75  # the warning came before it was listened to
+[[ $code -eq 75 ]] || exit "$code"
+shown=$(scontrol show job "$me" 2>/dev/null) || true
+if [[ $shown != *JobState=RUNNING* && $shown != *Reason=TimeLimit* ]]; then
+    echo "$name: this job was ended by Slurm or a user; submit the sweep again to go on" >&2
+elif [[ ${{SLURM_RESTART_COUNT:-0}} -gt 0 && $fresh -eq 0 ]]; then
+    echo "$name: not requeued: no round was completed since it was started again; give it more --time" >&2
+elif scontrol requeue "$me"; then
+    echo "$name: job $me is requeued, and will go on" >&2
+fi
+exit 75
+"""
+
+
+@dataclass(frozen=True)
+class Asked:
+    """What an array is to be like. ranks, gpus: of a run, of a rank; options: further ones of sbatch."""
+
+    max_running: int | None = None
+    partition: str | None = None
+    time: str | None = None
+    gpus: int | None = None
+    account: str | None = None
+    ranks: int = 1
+    options: tuple[str, ...] = ()
+
+    def check(self) -> None:
+        for name in ("max_running", "gpus", "ranks"):
+            value = getattr(self, name)
+            if value is not None and value < 1:
+                raise UserError(f"--{name.replace('_', '-')}: {value}; at least 1 is needed")
+        for option in self.options:
+            if not option.startswith("-") or "\n" in option:
+                raise UserError(f"--option: {option!r}; an option of sbatch is needed: --option=--mem=8G")
+        for name in ("partition", "account", "time"):
+            value = getattr(self, name)
+            if value is not None and (not value or any(c.isspace() for c in value)):
+                raise UserError(f"--{name}: {value!r}; a word is needed")
+
+    def shared(self) -> list[str]:
+        """Options of each job."""
+        given = {"partition": self.partition, "account": self.account}
+        return [f"--{name}={value}" for name, value in given.items() if value is not None]
+
+
+def submit(sweep: Sweep, asked: Asked, dry: bool, say: Callable[[str], None]) -> int:
+    """Submit what is missing and not in the queue. dry: show what would be. Raises UserError where Slurm refuses."""
+    asked.check()
+    every = list(sweep.runs())
+    place = every[0][1].output.absolute()
+    waiting = queued(place)
+    first = [
+        settings.name
+        for _, settings in every
+        if not sweep.is_over(progress.check_state(settings)) and settings.name not in waiting
+    ]
+    later = [name for name in _later(sweep) if name not in waiting]
+    if not first and not later:
+        say(f"nothing to submit: {count(len(waiting), 'run')} in the queue, the others are done")
+        return 0
+    if not dry:
+        _ready(sweep, place, [settings.name for _, settings in every])
+    jobs: list[str] = []
+    threads = max(settings.compute.threads for _, settings in every)
+    for names, after in ((first, False), (later, True)):
+        earlier = list(jobs) if after else []
+        jobs += _arrays(sweep, asked, names, earlier, place, threads, dry, say)
+    others = {entry["job"] for entry in _submitted(place) if set(entry["names"]) & set(waiting)} if waiting else set()
+    check = [*_fedmpi(sweep), "--check"]
+    words = ["--parsable", f"--job-name={every[0][1].output.name}-end", "--ntasks=1", *asked.shared()]
+    words += [f"--dependency=afterany:{':'.join([*jobs, *sorted(others)])}", f"--output={place / FOLDER}/end-%j.log"]
+    words += [f"--wrap=cd {shlex.quote(str(Path.cwd()))} && exec {shlex.join(check)}"]
+    end = _sbatch(words, None, dry, say)
+    if dry:
+        return 0
+    runs = count(len(first) + len(later), "run")
+    say(f"{runs} in job {', '.join(jobs)}; job {end} fails if one is missing at the end")
+    return 0
+
+
+def _later(sweep: Sweep) -> list[str]:
+    """Runs whose settings are not known before others have chosen them, by name without what will be chosen."""
+    if sweep.best is None:
+        return []
+    known = {sweep.name(labels): settings for labels, settings in sweep.final_runs()}
+    rest = [sweep.name(labels) for labels in sweep.labels if not sweep.best.tunes(labels)]
+    return [name for name in rest if (found := known[name]) is None or not sweep.is_over(progress.check_state(found))]
+
+
+def _arrays(
+    sweep: Sweep,
+    asked: Asked,
+    names: Sequence[str],
+    after: Sequence[str],
+    place: Path,
+    threads: int,
+    dry: bool,
+    say: Callable[[str], None],
+) -> list[str]:
+    """Submit names as arrays as large as Slurm takes; with max_running one after the other. Returns their jobs."""
+    jobs: list[str] = []
+    most = _largest() if names else LARGEST
+    for at in range(0, len(names), most):
+        part = names[at : at + most]
+        text = script(sweep, asked, part, place, threads)
+        before = [*after, *(jobs[-1:] if asked.max_running else [])]
+        words = ["--parsable", *([f"--dependency=afterany:{':'.join(before)}"] if before else [])]
+        jobs.append(_sbatch(words, text, dry, say))
+        if not dry:
+            with (place / FOLDER / SUBMITTED).open("a", encoding="utf-8") as file:
+                file.write(json.dumps({"job": jobs[-1], "names": list(part)}) + "\n")
+            kept = script(sweep, asked, part, place, threads, kept=True)
+            (place / FOLDER / f"{jobs[-1]}.sbatch").write_text(kept, encoding="utf-8")
+    return jobs
+
+
+def script(sweep: Sweep, asked: Asked, names: Sequence[str], place: Path, threads: int, kept: bool = False) -> str:
+    """Return the batch script of a Slurm job array that runs these runs of a sweep, one a task.
+
+    kept: for the copy in the sweep's directory, which must not hold secrets that the command line names.
+    """
+    folder = place / FOLDER
+    limit = f"%{asked.max_running}" if asked.max_running else ""
+    options = [f"--job-name={place.name}", f"--array=0-{len(names) - 1}{limit}", f"--output={folder}/%A_%a.log"]
+    options += ["--open-mode=append", "--requeue", f"--signal=USR1@{WARN_S}"]
+    options += [f"--ntasks={asked.ranks}", f"--cpus-per-task={threads}"]
+    options += [f"--time={asked.time}"] if asked.time else []
+    # Not --gpus-per-task, which hides the GPU of each task from the others.
+    options += ["--nodes=1", f"--gpus-per-node={asked.ranks * asked.gpus}"] if asked.gpus else []
+    options += [*asked.shared(), *asked.options]
+    told, command = (shlex.join(words) for words in (_fedmpi(sweep, kept=True), _fedmpi(sweep, kept)))
+    said = f"# {count(len(names), 'run')} of {sweep.path}; a task goes on where its run was stopped, also by hand:"
+    head = ["#!/usr/bin/env bash", said, f"#   {told} --run NAME", *(f"#SBATCH {option}" for option in options)]
+    body = TASK.format(
+        here=shlex.quote(str(Path.cwd())),
+        names="\n".join(map(shlex.quote, names)),
+        folder=shlex.quote(str(folder)),
+        threads=threads,
+        command=command,
+    )
+    return "\n".join(head) + "\n" + body
+
+
+def named(sweep: Sweep, name: str) -> Settings:
+    """The run of a name; with `best`, also that of a name without what was chosen. Raises UserError."""
+    if sweep.best is not None:
+        for labels, settings in sweep.final_runs():
+            if settings is None and sweep.name(labels) == name:
+                choice = sweep.choices()[sweep.best.cell(labels)]
+                raise UserError(f"--run: {name} waits for a choice: best: {choice}")
+            if settings is not None and name in (sweep.name(labels), settings.name):
+                return settings
+    for labels in sweep.first():
+        if sweep.name(labels) == name:
+            return sweep.settings(labels)
+    raise UserError(f"--run: no run of {sweep.path} is named {name}; fedmpi sweep {sweep.path} --status names them")
+
+
+def queued(place: Path) -> dict[str, str]:
+    """Runs that wait or run in Slurm: name -> `12_3 RUNNING`."""
+    names = {(entry["job"], str(at)): name for entry in _submitted(place) for at, name in enumerate(entry["names"])}
+    if not names:
+        return {}
+    try:
+        said = _ask("squeue", "--noheader", "--array", "--me", "--format=%F %K %T")
+    except UserError:
+        return {}
+    cells = [line.split() for line in said.splitlines()]
+    return {names[job, at]: f"{job}_{at} {what}" for job, at, what in cells if (job, at) in names}
+
+
+def _submitted(place: Path) -> list[dict]:
+    rows = tail(place / FOLDER / SUBMITTED)
+    return [row for row in rows if "job" in row and isinstance(row.get("names"), list)]
+
+
+def _fedmpi(sweep: Sweep, kept: bool = False) -> list[str]:
+    given = map(shown, sweep.given) if kept else sweep.given
+    return [sys.executable, "-m", "fedmpi", "sweep", str(sweep.path.absolute()), *given]
+
+
+def _ready(sweep: Sweep, place: Path, names: Sequence[str]) -> None:
+    """The folder, and the list of runs that `fedmpi status` reads."""
+    try:
+        (place / FOLDER).mkdir(parents=True, exist_ok=True)
+        durable.write(place / SWEEP_LIST, sweep.listing(names))
+    except OSError as error:
+        raise UserError(f"output: cannot write to {place / FOLDER}: {error.strerror}; choose another output") from error
+
+
+def _sbatch(words: Sequence[str], text: str | None, dry: bool, say: Callable[[str], None]) -> str:
+    """The number of the job. What is dry has none."""
+    if dry:
+        say(f"sbatch {shlex.join(words)}" + (f" <<'END'\n{text}END" if text else ""))
+        return "JOB"
+    return _ask("sbatch", *words, given=text).strip().partition(";")[0]
+
+
+def _largest() -> int:
+    try:
+        said = _ask("scontrol", "show", "config")
+    except UserError:
+        return LARGEST
+    lines = [line.split("=")[1].strip() for line in said.splitlines() if line.startswith("MaxArraySize")]
+    return max(int(lines[0]), 1) if lines and lines[0].isdigit() else LARGEST
+
+
+def _ask(*words: str, given: str | None = None) -> str:
+    """What a command of Slurm says. Raises UserError where there is none, or it refuses."""
+    try:
+        done = subprocess.run(
+            words, input=given, capture_output=True, encoding="utf-8", errors="replace", timeout=ASK_S
+        )
+    except FileNotFoundError as error:
+        raise UserError(
+            f"--sbatch: there is no {words[0]} on PATH; submit on a login node of a Slurm cluster"
+        ) from error
+    except subprocess.TimeoutExpired as error:
+        raise UserError(f"--sbatch: {words[0]} does not answer within {ASK_S:.0f} s; try again later") from error
+    if done.returncode:
+        raise UserError(f"--sbatch: {words[0]} refuses: {done.stderr.strip() or f'exit code {done.returncode}'}")
+    return done.stdout

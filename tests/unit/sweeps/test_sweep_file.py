@@ -1,0 +1,219 @@
+"""A file that asks for many runs: the runs it names, their settings, what others report of them, mistakes."""
+
+import math
+
+import pytest
+
+from fedmpi import config
+from fedmpi.common.errors import UserError
+from fedmpi.runtime import build_data
+from fedmpi.sweeps import expand
+
+BASE = """\
+name: table
+data: {source: digits, partition: {scheme: dirichlet, clients: 4, alpha: 0.3}}
+model: {name: mlp}
+method: {name: fedavg}
+train: {lr: 0.1}
+"""
+TUNED = "over: {m: {A: {}, B: {}}, seed: [0]}\nbest: {over: {train.lr: [1, 2]}, %s}\n"
+
+
+def write(tmp_path, text, name="sweep.yaml", base=BASE):
+    (tmp_path / "base.yaml").write_text(base)
+    (tmp_path / name).write_text("base: [base.yaml]\n" + text)
+    return tmp_path / name
+
+
+def test_runs_are_every_choice_of_labels(tmp_path):
+    (tmp_path / "fedprox.yaml").write_text("method: {name: fedprox, mu: 0.5}\n")
+    (tmp_path / "fedavg.yaml").write_text("method: {name: fedavg}\n")
+    text = """\
+over:
+  method: [fedavg.yaml, fedprox.yaml]
+  data.partition.alpha: [0.1, 1]
+  lr: {slow: {train: {lr: 0.01}}, fast: {train: {lr: 0.5, epochs: 3}}}
+  seed: [0, 1, 2]
+"""
+    found = expand.load(write(tmp_path, text), ["rounds=7"])
+    runs = list(found.runs())
+    assert len(runs) == 2 * 2 * 2 * 3
+    labels, settings = runs[-1]
+    assert labels == {"method": "fedprox", "data.partition.alpha": "1", "lr": "fast", "seed": "2"}
+    assert (settings.method.name, settings.method.options) == ("fedprox", {"mu": 0.5})
+    assert settings.data.partition.options == {"alpha": 1}
+    assert (settings.train.lr, settings.train.epochs, settings.seed, settings.rounds) == (0.5, 3, 2, 7)
+    assert (str(settings.output), settings.name) == ("runs/sweep", "fedprox_alpha-1_fast_seed-2")
+    assert settings.data.partition.clients == 4  # what no axis names is the file's
+    assert len({each.name for _, each in runs}) == len(runs)
+    covering = list(found.covering())
+    assert {pair for each in covering for pair in each.items()} == {p for each, _ in runs for p in each.items()}
+    assert len(covering) < len(runs) / 3
+
+
+METHODS = "over: {method: {A: {method: {name: fedavg}}, B: {method: {name: fedprox}}}, seed: [0, 1, 2]}\n"
+
+
+@pytest.mark.parametrize(
+    ("text", "given", "said"),
+    [
+        (METHODS, ["seed=42"], "command line: seed=42: seed is 42, and the sweep's axis seed says 0"),
+        (METHODS, ["seed=42", "only={seed: 0}"], "seed is 42, and the sweep's axis seed says 0.*only={seed: ...}"),
+        (METHODS, ["method.name=fednova"], r"method\.name is 'fednova', and the sweep's axis method says A"),
+        ("over: {train.lr: [0.1, 0.2], m: {a: {}, b: {train: {lr: 0.05}}}}\n", [], "train.lr is 0.05, .* says 0.1"),
+        ("over: {seed: [0, 1], m: {a: {seed: 5}, b: {}}}\n", [], "seed is 5, and the sweep's axis seed says 0"),
+        ("over: {m: {a: {seed: 5}, b: {seed: 5, train: {lr: 0.1}}}}\n", [], "are one run: their settings"),
+        ("over: {name: [a, b]}\n", [], "name is no axis"),
+        ("over: {output: [a, b]}\n", [], "output is no axis"),
+    ],
+)
+def test_a_label_is_what_its_run_is(tmp_path, text, given, said):
+    """Else a table would show one number under several names, and call equal runs seeds."""
+    with pytest.raises(UserError, match=said):
+        list(expand.load(write(tmp_path, text), given).runs())
+
+
+def test_what_no_axis_names_can_be_set_for_all(tmp_path):
+    runs = list(expand.load(write(tmp_path, METHODS), ["rounds=3", "train.lr=0.5"]).runs())
+    assert {(settings.rounds, settings.train.lr) for _, settings in runs} == {(3, 0.5)}
+    one = "over: {train.lr: [0.1], cut: {small: {train: {lr: 0.05}}}}\n"  # one label: nothing to mix it up with
+    assert [settings.train.lr for _, settings in expand.load(write(tmp_path, one)).runs()] == [0.05]
+
+
+def test_the_name_of_a_run_that_it_is_based_on_is_not_a_sweeps(tmp_path):
+    """It would write into its directory. A sweep's own name holds, and that of a larger sweep that it is a part of."""
+
+    def place(file, *given):
+        found = expand.load(file, given)
+        return found.settings(found.first()[0]).output.name
+
+    file = write(tmp_path, "over: {seed: [0, 1]}\n", name="seeds.yaml")
+    assert place(file) == "seeds"
+    assert place(file, "name=other") == "other"
+    assert config.load(tmp_path / "base.yaml").name == "table"
+    write(tmp_path, "name: mine\nover: {seed: [0, 1]}\n", name="seeds.yaml")
+    assert place(file) == "mine"
+    (tmp_path / "part.yaml").write_text("base: [seeds.yaml]\nonly: {seed: 0}\n")
+    assert place(tmp_path / "part.yaml") == "mine"
+
+
+def test_published_figures(tmp_path):
+    text = """\
+over: {method: {A: {}, B: {method: {name: fedprox}}}, data.partition.alpha: [0.1, 0.5], seed: [0, 1]}
+published:
+  source: Somebody, table 1
+  metric: accuracy
+  values: {A: {"0.1": 42.3, "0.5": [73.9, 0.4]}}
+"""
+    (found,) = expand.load(write(tmp_path, text)).published
+    assert found.axes == ("method", "data.partition.alpha")
+    assert found.values["A", "0.5"] == (73.9, 0.4)
+    assert math.isnan(found.values["A", "0.1"][1])
+    assert found.source == "Somebody, table 1"
+
+
+def test_a_sweep_is_no_run(tmp_path):
+    with pytest.raises(UserError, match=r"sweep\.yaml:2: over: .* asks for many runs; `fedmpi sweep"):
+        config.load(write(tmp_path, "over: {seed: [0, 1]}\n"))
+
+
+@pytest.mark.parametrize(
+    ("text", "words"),
+    [
+        ("sweep: {seed: [0, 1]}\n", r"sweep: unknown key; did you mean 'over'\?"),
+        ("skip: [{seed: 0}]\n", r"skip: unknown key; did you mean 'leave_out'\?"),
+        ("seed: [0, 1]\n", r"must be a whole number; .* write over: \{seed: \[0, 1\]\}, for fedmpi sweep"),
+        ("train: {lr: [0.1, 0.2]}\n", r"must be a number; .* write over: \{train\.lr: \[0\.1, 0\.2\]\}"),
+        ("data: {source: digits, axes: NHW}\n", r"data.axes: unknown key"),
+    ],
+)
+def test_a_run_is_told_the_keys_of_a_sweep(tmp_path, text, words):
+    with pytest.raises(UserError, match=words) as told:
+        build_data.open_source(config.load(write(tmp_path, text)))
+    assert "axes" not in text or "over" not in str(told.value)
+
+
+@pytest.mark.parametrize(
+    ("text", "words"),
+    [
+        ("rounds: 3\n", r"over: .*; a sweep needs axes"),
+        ("sweep: {seed: [0, 1]}\n", r"sweep\.yaml:2: sweep: unknown key; did you mean 'over'\?"),
+        ("Grid-Search: {seed: [0, 1]}\n", "Grid-Search: unknown key; did you mean 'over'"),
+        ("ovre: {seed: [0, 1]}\n", "ovre: unknown key; did you mean 'over'"),
+        ("train: {lr: [0.1, 0.2]}\n", "over: missing; a sweep needs axes"),
+        ("over: {}\n", "a sweep needs axes"),
+        ("over: {seed: []}\n", r"sweep\.yaml:2: over\.seed: .*a list of values or files"),
+        ("over: {seed: 3}\n", r"over\.seed: 3; a list of values"),
+        ("over: {seed: [1, 1]}\n", r"over\.seed: a value stands twice"),
+        ("over: {seed: [{a: 1}]}\n", r"over\.seed: a list holds plain values or files"),
+        ("over: {method: [none.yaml]}\n", r"none\.yaml"),
+        ("over: {method: [fedavg, ditto]}\n", r"write over: \{method\.name: \[fedavg, ditto\]\}"),
+        ("over: {method: {A: 3}}\n", r"sweep\.yaml:2: over\.method\.A: 3; settings are needed"),
+        ("over: {m: {A b: {}, A-b: {}}}\n", r"have one name, a-b; rename one"),
+        ("over: {seed: [0]}\nonly: {sed: 0}\n", r"only: unknown axis 'sed'; did you mean 'seed'"),
+        ("over: {seed: [0]}\nonly: {seed: 1}\n", r"only\.seed: unknown label '1'"),
+        ("over: {seed: [0]}\nonly: {seed: []}\n", r"only\.seed: no label"),
+        ("over: {seed: [0]}\nleave_out: [{seed: 0}]\n", "leave_out leaves no run"),
+        ("over: {seed: [0]}\nleave_out: {seed: 0}\n", "leave_out: .*a list is needed"),
+        ("over: {seed: [0]}\nleave_out: [{}]\n", r"leave_out\[0\]: names no axis"),
+        ("over: {seed: [0]}\npublished: 3\n", "published: 3; source, metric and values"),
+        ("over: {seed: [0]}\npublished: {values: {}, sauce: x}\n", "published: unknown key 'sauce'"),
+        ("over: {m: {A: {}}}\npublished: {values: {B: 1}}\n", r"published\.values: unknown label 'B' of m"),
+        ("over: {m: {A: {}}}\npublished: {values: {A: x}}\n", r"published\.values\.A: 'x'; a mean"),
+        ("over: {m: {A: {}}}\npublished: {values: {A: [1, -2]}}\n", r"values\.A: \[1, -2\]; a finite mean, and"),
+        ("over: {m: {A: {}}}\npublished: {values: {A: .inf}}\n", r"values\.A: inf; a finite mean"),
+        ("over: {m: {A: {}}}\npublished: {metric: [a, b], values: {A: 1}}\n", r"values\.A: 1; a list with a figure"),
+        ("over: {m: {A: {}}}\npublished: {metric: [a, a], values: {}}\n", r"metric: .* a list of different ones"),
+        ("over: {m: {A: {}}}\npublished: {axes: [n], values: {A: 1}}\n", r"published\.axes: .*a list of m is needed"),
+        ("over: {m: {A: {}}}\nbest: {}\n", r"best: {}; candidates are needed"),
+        (TUNED % "by: 3", r"best\.by: 3; loss or a metric of the task"),
+        (TUNED % "by: validation_loss", r"best\.by: validation_loss; the metric alone"),
+        (TUNED % "by: loss, of: first", r"best\.of: 'first'; allowed: last, mean_last_10, best"),
+        (TUNED % "by: loss, to: 3", r"best: unknown key 'to'; did you mean 'of'"),
+        (TUNED % "by: loss, per: [seed]", r"best\.per: \['seed'\]; a list of m is needed"),
+        (TUNED % "by: loss, using: {seed: 3}", r"best\.using\.seed: unknown label '3'"),
+        (TUNED % "by: loss, using: {m: A}", r"best\.using: leaves no run by which to choose for m: B"),
+        (TUNED.replace("train.lr", "m") % "by: loss", r"best\.over\.m: is an axis of over"),
+        (TUNED.replace("train.lr", "seed") % "by: loss", r"best\.over\.seed: is an axis of over, or the seed"),
+        (TUNED.replace("[1, 2]", "3") % "by: loss", r"best\.over\.train\.lr: 3; a list of values"),
+    ],
+)
+def test_mistakes(tmp_path, text, words):
+    with pytest.raises(UserError, match=words):
+        expand.load(write(tmp_path, text))
+
+
+def test_a_mistake_in_a_run_says_which(tmp_path):
+    found = expand.load(write(tmp_path, "over: {train.lr: [0.1, -1], seed: [0]}\n"))
+    words = r"sweep\.yaml:2: over\.train\.lr: train\.lr: -1 .*\n  in the run train\.lr: -1, seed: 0"
+    with pytest.raises(UserError, match=words):
+        list(found.runs())
+
+
+def test_a_plugin_lies_beside_the_sweep(tmp_path):
+    (tmp_path / "mine.py").write_text("")
+    found = expand.load(write(tmp_path, "over: {m: {A: {model: {name: mine.py:Net}}}}\n"))
+    assert next(iter(found.runs()))[1].model.name == f"{tmp_path / 'mine.py'}:Net"
+
+
+def test_candidates(tmp_path):
+    """Of more than one key, from a smaller file's base; they need validation rows."""
+    text = """\
+over: {method: {A: {}, B: {method: {name: fedprox}}}, data.partition.alpha: [0.1, 1], seed: [0, 1]}
+best: {over: {train.lr: [0.1, 0.2], mu: {a: {train: {epochs: 2}}, b: {}}}, by: accuracy, per: method, using: {seed: 1}}
+"""
+    write(tmp_path, text)
+    small = tmp_path / "small.yaml"
+    small.write_text("base: [sweep.yaml]\nonly: {method: B}\ndata: {validation: 0.1}\n")
+    found = expand.load(small)
+    runs = list(found.runs())
+    assert len(runs) == 2 * 1 * 4
+    assert runs[0][1].name == "b_alpha-0.1_seed-1_lr-0.1_a"
+    assert (runs[0][1].train.lr, runs[0][1].train.epochs, runs[0][1].evaluate.best.metric) == (0.1, 2, "accuracy")
+    assert found.best.cell(runs[0][0]) == ("B",)
+    with pytest.raises(
+        UserError, match=r"evaluate\.best\.metric: accuracy is measured on validation rows; there are none"
+    ):
+        list(expand.load(small, ["data.validation=0"]).runs())
+    assert expand.load(small, ["evaluate.best.metric=loss"]).settings(runs[0][0]).evaluate.best.metric == "loss"
+    assert len(list(expand.load(small, ["best=null"]).runs())) == 4

@@ -1,0 +1,369 @@
+"""`fedmpi table`: means, deviations, paired differences by hand; verdicts; what is missing; each form of the table."""
+
+import csv
+import json
+import math
+import re
+import shutil
+import subprocess
+from pathlib import Path
+from statistics import stdev
+
+import pytest
+
+from fedmpi.analysis import figures
+from fedmpi.common.errors import UserError
+from fedmpi.sweeps import expand, status, table, table_formats
+
+SWEEP = """\
+name: t
+output: {output}
+rounds: 1
+data: {{source: digits, partition: {{scheme: iid, clients: 3}}}}
+model: {{name: logistic}}
+method: {{name: fedavg}}
+over:
+  method: {{A: {{}}, B_2: {{method: {{name: fedprox}}}}}}
+  train.lr: [0.1, 0.5]
+  seed: [0, 1, 2]
+published:
+  source: Somebody
+  values: {{A: {{"0.1": [52, 1], "0.5": 40}}, B_2: {{"0.1": [60, 20]}}}}
+"""
+FIGURES = {
+    ("A", "0.1"): (50.0, 52.0, 54.0),
+    ("A", "0.5"): (40.0, 50.0, 60.0),
+    ("B_2", "0.1"): (53.0, 54.0, 58.0),
+    ("B_2", "0.5"): (10.0, 61.0),
+}
+
+
+@pytest.fixture
+def asked(tmp_path):
+    file = tmp_path / "t.yaml"
+    file.write_text(SWEEP.format(output=tmp_path))
+    found = expand.load(file)
+    for labels, settings in found.runs():
+        values = FIGURES[labels["method"], labels["train.lr"]]
+        run = settings.output / settings.name
+        if int(labels["seed"]) >= len(values):
+            continue
+        run.mkdir(parents=True)
+        (run / "identity.json").write_text(json.dumps(settings.identity()))
+        (run / "metrics.jsonl").write_text("{}\n")
+        last = {"accuracy": values[int(labels["seed"])], "loss": 1.0}
+        (run / "summary.json").write_text(json.dumps({"exit_reason": "finished", "last": last, "best": last}))
+    return found
+
+
+def test_a_sweeps_directory_tells_what_was_asked_for(tmp_path, asked, monkeypatch):
+    """Wherever it lies by now, and with the command line of then; but for secrets, which are not written down."""
+    words = ["train.batch_size=7", "output=elsewhere"]
+    (tmp_path / "t" / "sweep.json").write_text(expand.load(asked.path, words).listing(["a"]).decode())
+    (tmp_path / "moved").mkdir()
+    (tmp_path / "t").rename(tmp_path / "moved" / "t")
+    monkeypatch.chdir(tmp_path)
+    file, given = status.asked(Path("moved/t"))
+    again = expand.load(file, given)
+    assert again.path == asked.path
+    (_, settings), *_ = again.runs()
+    assert (settings.train.batch_size, settings.output) == (7, tmp_path / "moved" / "t")
+    secret = expand.load(asked.path, ["model.token=abc"]).listing(["a"]).decode()
+    assert "abc" not in secret
+    (tmp_path / "moved" / "t" / "sweep.json").write_text(secret)
+    with pytest.raises(UserError, match="a secret is left out"):
+        status.asked(tmp_path / "moved" / "t")
+    asked.path.unlink()
+    (tmp_path / "moved" / "t" / "sweep.json").write_text(asked.listing(["a"]).decode())
+    with pytest.raises(UserError, match="is not there any more"):
+        status.asked(tmp_path / "moved" / "t")
+    with pytest.raises(UserError, match=r"holds no sweep.json that names a sweep; give the sweep's YAML file"):
+        status.asked(tmp_path)
+
+
+@pytest.mark.parametrize("without", [{"B_2"}, {"A", "B_2"}])
+def test_a_figure_goes_by_the_name_of_what_is_shown(asked, without):
+    """FedPer has no accuracy of a global model: both rows show personal accuracies, and all forms of the table say so.
+    Where only some protocols give a figure of the same kind, cells differ, and a line says how."""
+    base = expand.load(asked.path, ["evaluate.protocol=[global, personal]"])
+    for labels, settings in base.runs():
+        run = settings.output / settings.name
+        if run.exists():
+            (run / "identity.json").write_text(json.dumps(settings.identity()))
+            last = {"personal_accuracy": 70.0 + int(labels["seed"])}
+            last |= {} if labels["method"] in without else {"accuracy": 50.0}
+            (run / "summary.json").write_text(json.dumps({"exit_reason": "finished", "last": last, "best": last}))
+    for given in (None, "accuracy"):
+        cells = table.collect(base, given, None)
+        assert table.caption(cells).startswith("personal accuracy, after the last round")
+        assert cells.found["A", "0.1"] == {"0": 70.0, "1": 71.0, "2": 72.0}
+        assert table_formats.as_csv(cells).startswith("method,train.lr,personal_accuracy,std,")
+        said = "B_2: no accuracy of a global model; personal_accuracy, which all runs have, is compared"
+        assert (said in table.gaps(cells)) == (without == {"B_2"})
+    assert table.caption(table.collect(base, "personal_accuracy", None)).startswith("personal accuracy, ")
+    alone = expand.load(asked.path, ["evaluate.protocol=[global, personal]", "only={method: A}"])
+    assert table.collect(alone, None, None).metric == ("personal_accuracy" if "A" in without else "accuracy")
+
+
+def test_cells_with_figures_of_unlike_protocols_are_named(asked):
+    asked.path.write_text(
+        asked.path.read_text().replace("{name: fedprox}}", "{name: fedprox}, evaluate: {protocol: [personal]}}")
+    )
+    base = expand.load(asked.path)
+    for labels, settings in base.runs():
+        run = settings.output / settings.name
+        if run.exists():
+            (run / "identity.json").write_text(json.dumps(settings.identity()))
+            last = {"accuracy": 50.0} if labels["method"] == "A" else {"personal_accuracy": 70.0}
+            (run / "summary.json").write_text(json.dumps({"exit_reason": "finished", "last": last, "best": last}))
+    cells = table.collect(base, None, None)
+    assert cells.metric == "accuracy or personal_accuracy"
+    assert "not all figures are of one kind: accuracy of A, personal_accuracy of B_2" in table.gaps(cells)
+
+
+def digests(asked, say):
+    """Put what `say` tells of a run's labels into its identity.json."""
+    for labels, settings in asked.runs():
+        path = settings.output / settings.name / "identity.json"
+        if path.exists():
+            path.write_text(json.dumps(settings.identity() | say(labels)))
+
+
+def test_no_mean_is_over_two_codes_or_data(asked):
+    def drawn(labels):  # what is to be expected: a partition by seed, all else the same
+        return {"(training data)": "d", "(test data)": "e", "(partition)": labels["seed"], "(code of fedmpi)": "f"}
+
+    digests(asked, drawn)
+    assert table.collect(asked, None, "last").notes == ()
+    one = {"method": "A", "train.lr": "0.5", "seed": "1"}
+    for item in ("(training data)", "(test data)", "(partition)"):
+        digests(asked, lambda labels, item=item: drawn(labels) | ({item: "x"} if labels == one else {}))
+        with pytest.raises(UserError, match=f"{re.escape(item[1:-1])}, and a mean would be over both. Move .*=accept"):
+            table.collect(asked, None, "last")
+        rest = expand.load(asked.path, ["leave_out=[{method: A, train.lr: 0.5, seed: 1}]"])
+        assert table.collect(rest, None, "last").notes == ()
+        accepted = expand.load(asked.path, ["checkpoint.changes=accept"])
+        cells = table.collect(accepted, None, "last")
+        assert re.match(f"mixed: a_lr-0.1_seed-. and .* differ in {re.escape(item[1:-1])}", cells.notes[0])
+    digests(asked, lambda labels: drawn(labels) | ({"(training data)": "x"} if labels["seed"] == "2" else {}))
+    with pytest.raises(UserError, match="differ in training data"):
+        table.collect(asked, None, "last")
+
+
+def test_by_hand(asked):
+    cells = table.collect(asked, None, "last")
+    lines = table.text(cells)
+    assert lines[0].startswith(
+        "accuracy, after the last round, mean and sample standard deviation (n - 1) over 3 seeds; in brackets: Somebody"
+    )
+    assert lines[2].split() == ["method", "lr", "0.1", "lr", "0.5"]
+    assert "52.00 +- 2.00 [52.00 +- 1.00 =]" in lines[3]
+    assert "50.00 +- 10.00 [40.00 =]" in lines[3]
+    assert f"55.00 +- {stdev([53, 54, 58]):.2f} [60.00 +- 20.00 =]" in lines[4]
+    assert "(2 of 3)" in lines[4]
+    # 3, 2, 4: mean 3, standard error 1 / sqrt 3; -30, 11: mean -9.5, standard error 20.5
+    assert "+3 +- 0.58 * better" in lines[-4]
+    assert "-9.5 +- 20" in lines[-4]
+    assert "worse" not in lines[-4]
+    assert lines[-2:] == ["missing: B_2 0.5 (seed 2)", f"to train what is missing: fedmpi sweep {asked.path}"]
+    turned = table.text(table.collect(asked, None, "last", "train.lr"))
+    assert turned[2].split()[0] == "train.lr"
+    assert "50.00 +- 10.00 [40.00 =]" in turned[4]
+    assert turned[0].endswith(f"fedmpi table {asked.path} --of last --rows train.lr")
+
+
+@pytest.mark.parametrize(
+    ("theirs", "said"),
+    [((51.0, 1.0), "="), ((54.0, 1.0), "~"), ((55.0, 1.0), "!"), ((55.0, 0.0), "~"), ((52.0, 0.0), "=")],
+)
+def test_verdicts(asked, theirs, said):
+    cells = table.collect(asked, None, "last")  # ours: 52, with deviation 2
+    assert table.verdict(cells, ("A", "0.1"), theirs) == said
+    assert table.verdict(cells, ("A", "0.1"), (55.0, float("nan"))) == "~"
+    assert table.verdict(cells, ("A", "0.1"), (57.0, float("nan"))) == "!"
+
+
+def test_forms(asked, tmp_path):
+    said = []
+    for ending in ("md", "tex", "csv", "txt"):
+        table_formats.analyse(asked, None, "best", None, tmp_path / f"t.{ending}", said.append)
+    latex = (tmp_path / "t.tex").read_text()
+    assert r"B\_2 & 55.00 $\pm$ 2.65 [60.00 $\pm$ 20.00 =]" in latex
+    assert latex.count(r"\\") == 3 + 2
+    assert r"B\_2 & +3 $\pm$ 0.58 * better & -9.5 $\pm$ 20 \\" in latex
+    assert "| A | 52.00 ± 2.00 [52.00 ± 1.00 =] |" in (tmp_path / "t.md").read_text()
+    lines = (tmp_path / "t.csv").read_text().splitlines()
+    head = "accuracy,std,seeds,seeds_asked,difference,standard_error,stands_out,published,published_std,verdict"
+    assert lines[0] == f"method,train.lr,{head}"
+    assert lines[1] == "A,0.1,52.0,2.0,3,3,,,,52.0,1.0,="
+    assert lines[4].startswith("B_2,0.5,35.5,")
+    assert lines[3].split(",")[6:9] == ["3.0", str(stdev([3, 2, 4]) / 3**0.5), "better"]
+    assert lines[4].split(",")[4:6] == ["2", "3"]
+    assert lines[4].endswith(",,,")
+
+
+def test_mistakes(asked, tmp_path):
+    for words, given in (
+        ("--of: first; allowed: last", (None, "first", None)),
+        ("ends in .md, .tex", (None, "last", tmp_path / "a.doc")),
+        ("no run has a figure 'acuracy'; did you mean 'accuracy'", ("acuracy", "last", None)),
+    ):
+        with pytest.raises(UserError, match=words):
+            table_formats.analyse(asked, *given[:2], None, given[2], print)
+    other = expand.load(asked.path, ["name=other"])
+    with pytest.raises(UserError, match="none of 12 runs is done; fedmpi sweep"):
+        table_formats.analyse(other, None, "last", None, None, print)
+
+
+ODD = """\
+name: odd
+output: {output}
+rounds: 2
+data: {{source: digits, partition: {{scheme: iid, clients: 3}}}}
+model: {{name: logistic}}
+method: {{name: fedavg}}
+over:
+  "m & 100% of_{{it}} #1 $x$ ~ ^ \\\\ <a|b>":
+    "A_b & \\\\c": {{}}
+    "β-50% *": {{train: {{lr: 0.2}}}}
+    "[x] 中": {{train: {{lr: 0.3}}}}
+"""
+
+
+def made(file, text, give):
+    """The sweep, with runs that give(labels) says the summary of; None: it is not done."""
+    file.write_text(text.format(output=file.parent))
+    found = expand.load(file)
+    for labels, settings in found.runs():
+        facts, run = give(labels), settings.output / settings.name
+        run.mkdir(parents=True)
+        (run / "identity.json").write_text(json.dumps(settings.identity()))
+        (run / "metrics.jsonl").write_text("{}\n" * settings.rounds)
+        if facts is not None:
+            (run / "summary.json").write_text(json.dumps({"exit_reason": "finished", "rounds": 2, **facts}))
+    return found
+
+
+def of(value, at=1):
+    return {"last": {"accuracy": value}, "last_round": {"accuracy": at}}
+
+
+def test_odd_names_and_one_seed(tmp_path):
+    """No seed at all: no deviation, no difference. Each form holds whatever labels hold; LaTeX compiles."""
+    asked = made(tmp_path / "o%d_d.yaml", ODD, lambda labels: of(0.5))
+    for ending in ("md", "tex", "csv", "txt"):
+        table_formats.analyse(asked, None, None, None, tmp_path / f"t.{ending}", lambda line: None)
+    assert "+-" not in table.text(table.collect(asked, None, None))[3]
+    latex = (tmp_path / "t.tex").read_text()
+    assert r"A\_b \& \textbackslash{}c & 0.500 \\" in latex
+    assert r"$\beta$-50\% *" in latex
+    assert "U+4E2D" in latex
+    assert r"\n{}[x]".replace("\\n", "\n") in latex
+    assert r"| A\_b & \\c | 0.500 |" in (tmp_path / "t.md").read_text()
+    rows = list(csv.reader((tmp_path / "t.csv").open()))
+    assert rows[1][:5] == ["A_b & \\c", "0.5", "", "1", "1"]
+    compiles(latex, tmp_path)
+
+
+def compiles(latex, folder):
+    if not shutil.which("pdflatex"):
+        return
+    begin, end = (
+        "\\documentclass{article}\\usepackage{booktabs}\\usepackage[T1]{fontenc}\\begin{document}\n",
+        "\\end{document}\n",
+    )
+    (folder / "paper.tex").write_text(begin + latex + end, encoding="utf-8")
+    done = subprocess.run(
+        ["pdflatex", "-interaction=nonstopmode", "-halt-on-error", "paper.tex"],
+        cwd=folder,
+        capture_output=True,
+        text=True,
+    )
+    assert done.returncode == 0, done.stdout[-2000:]
+    assert (folder / "paper.pdf").exists()
+
+
+def test_what_is_no_number_counts_for_nothing_and_is_told(tmp_path):
+    """An accuracy of an earlier round does not stand for that of the last one."""
+    text = (
+        ODD[: ODD.index("over:")]
+        + "over: {{m: {{A: {{}}, B: {{train: {{lr: 1}}}}, C: {{train: {{lr: 2}}}}}}, seed: [0, 1, 2]}}\n"
+    )
+    figures = {
+        "A": [of(50.0), of(99.0, at=0), None],
+        "B": [of(60.0), of(70.0), of(80.0)],
+        "C": [of(99.0, at=0), {"last": {"accuracy": None}}, {"last": {}}],
+    }
+    asked = made(tmp_path / "t.yaml", text, lambda labels: figures[labels["m"]][int(labels["seed"])])
+    cells = table.collect(asked, None, None)
+    assert cells.found == {("A",): {"0": 50.0}, ("B",): {"0": 60.0, "1": 70.0, "2": 80.0}}
+    lines = table.text(cells)
+    assert lines[3].split() == ["A", "50.00", "(1", "of", "3)"]
+    assert lines[5].split() == ["C", "nan"]
+    assert "paired" not in " ".join(lines)  # one seed in common says nothing of a spread
+    assert "missing: A (seed 2)" in lines
+    assert "not a number: A (seed 1); C (seed 0, 1, 2)" in lines
+    assert "not a number: A (seed 1)" in table_formats.latex(cells)
+
+
+MEASURED = [
+    {"round": 0, "clients": [0, 1], "losses": {"shift": 9.0, "aggregation": None, "matrix": [[1.0]]}},
+    {"round": 1, "clients": [0, 1], "losses": {"shift": 0.5, "aggregation": -0.25}},
+]
+
+
+def measured(asked, change=lambda labels, row: row):
+    for labels, settings in asked.runs():
+        run = settings.output / settings.name
+        if run.exists():
+            rows = [json.dumps(change(labels, row)) + "\n" for row in MEASURED]
+            (run / "analysis.jsonl").write_text("".join(rows))
+
+
+def test_what_analysis_has_measured(asked):
+    """By hand: of seed s and method B_2 the shift is s higher."""
+
+    def change(labels, row):
+        up = int(labels["seed"]) * (labels["method"] == "B_2")
+        return {**row, "losses": {**row["losses"], "shift": row["losses"]["shift"] + up}}
+
+    measured(asked, change)
+    cells = table.collect(asked, "losses.shift", None)
+    assert cells.found["A", "0.1"] == {"0": 0.5, "1": 0.5, "2": 0.5}
+    assert cells.found["B_2", "0.1"] == {"0": 0.5, "1": 1.5, "2": 2.5}
+    lines = table.text(cells)
+    assert lines[0].startswith("losses.shift, after the last round")
+    assert table.collect(asked, "losses.shift", "mean_last_10").found["A", "0.5"]["0"] == 4.75
+    for scatter, told in ((0.1, "higher"), (1.0, ""), (0.0, "")):  # whether higher is better, nobody has said
+
+        def higher(labels, row, scatter=scatter):
+            more = (1.0 + scatter * int(labels["seed"])) * (labels["method"] == "B_2")
+            return {**row, "losses": {"shift": 1.0 + more}}
+
+        measured(asked, higher)
+        found = table.difference(table.collect(asked, "losses.shift", None), ("B_2",), ("0.1",))
+        # By hand: 4.303 standard errors for three seeds; differences that are all equal say nothing of chance.
+        assert found == (pytest.approx(1.0 + scatter), pytest.approx(scatter / 3**0.5), told)
+
+
+def test_pictures(asked, tmp_path, monkeypatch):
+    """Means and deviations of the cells, over the rows' labels."""
+    drawn = []
+    draw = figures.sweep
+    monkeypatch.setattr(figures, "sweep", lambda *given: drawn.append(given) or draw(*given))
+    said = []
+    with pytest.warns(UserWarning, match="left out of the picture, as seeds are missing: 0.5 B_2$"):
+        table_formats.analyse(asked, None, "last", "train.lr", tmp_path / "t.png", said.append)
+    lines, x, y = drawn[0]
+    assert (x, y, list(lines)) == ("lr", "accuracy (%)", ["A", "B_2"])
+    assert lines["A"] == [("0.1", 52.0, 2.0), ("0.5", 50.0, 10.0)]
+    label, mean, spread = lines["B_2"][1]
+    assert label == "0.5"
+    assert math.isnan(mean)
+    assert math.isnan(spread)
+    assert (tmp_path / "t.png").read_bytes().startswith(b"\x89PNG")
+    for ending in ("svg", "pdf"):
+        with pytest.warns(UserWarning, match="left out of the picture"):
+            table_formats.analyse(asked, None, "last", None, tmp_path / f"t.{ending}", said.append)
+        assert (tmp_path / f"t.{ending}").stat().st_size > 1000
+    assert list(drawn[-1][0]) == ["lr 0.1", "lr 0.5"]  # rows that are words have places of their own
