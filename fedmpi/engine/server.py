@@ -28,7 +28,7 @@ from fedmpi.engine.checks import (
     check_slots,
     check_tensor,
 )
-from fedmpi.engine.faults.uploads import NOT_FINITE, REMEDY, Guard
+from fedmpi.engine.faults.uploads import NOT_FINITE, REMEDY, UpdateFilter
 from fedmpi.engine.messages import Messages, Upload
 from fedmpi.engine.readonly import ReadOnlyCheck
 from fedmpi.engine.travel.gathering import Received
@@ -83,14 +83,14 @@ class FederationServer:
         held: Tensor | None = None,
         choice: Choice | None = None,
         records: str | bool = False,
-        guard: Guard | None = None,
+        update_filter: UpdateFilter | None = None,
         keeps_undo: bool = False,
     ) -> None:
         """storage: where w and b live; initial: what they start as; rule: in place of the method's direction.
 
         held: what the other ranks have of the model, where that is not the same; choice: of a best model; records: how
-        much of the updates (record.updates); guard: decides which uploads count; keeps_undo: whether a step may have to
-        be undone.
+        much of the updates (record.updates); update_filter: decides which uploads count; keeps_undo: whether a step may
+        have to be undone.
         """
         self.messages, self.method = messages, messages.method
         self.optimizer, self.view, self.rule = optimizer, view, rule
@@ -105,7 +105,10 @@ class FederationServer:
         self._inputs = {"server.w": self.w, "server.state": self.state_row, "server.label_counts": view.counts}
         self.best = Best(choice, self.w, self.b) if choice else None
         self.records, self.updates = records, dict[str, Any]()  # of the last step (aggregation/update_stats.py)
-        self.guard, self.refused = guard or Guard(), list[int]()  # refused: clients, in the last step
+        self.update_filter, self.refused = (
+            update_filter or UpdateFilter(),
+            list[int](),
+        )  # refused: clients, in the last step
         self.keeps_undo = keeps_undo
         self._before_step: tuple[int, dict[str, Tensor]] | None = (
             None  # the round of the last step, and what it changed
