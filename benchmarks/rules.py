@@ -4,13 +4,11 @@
 
 The rows (m, d) are random float32 and already at the server. Every rule of `server.rule` with its defaults, then that
 of FedLD tensor by tensor, as on a model of 20 tensors. mean: fedmpi's own, sums in float64; product: `p @ rows` in
-float32 by torch in one thread, without fedmpi's exactness. from the last row, from the last piece: FedLD's rule from
-the arrival of the last client's row, or of that row's last piece, where all that came before has been formed by then.
-In turn; medians. A pair of m and d whose rows take more than --gib is left out, and said.
+float32 by torch in one thread, without fedmpi's exactness. In turn; medians. A pair of m and d
+whose rows take more than --gib is left out, and said.
 """
 
 import argparse
-import time
 from functools import partial
 from itertools import pairwise
 from types import SimpleNamespace
@@ -19,17 +17,13 @@ import torch
 from measure import line, turns
 
 from fedmpi.aggregation import rules
-from fedmpi.aggregation.rules import principal_coefficients
 from fedmpi.common.registry import load
-from fedmpi.engine.travel.cuts import Cuts
-from fedmpi.flat import linear
 from fedmpi.flat.layout import Segment
-from fedmpi.flat.packing import Packing, Views
+from fedmpi.flat.packing import Views
 from fedmpi.method.context import Uploads
 from fedmpi.runtime.device import keep_freed_memory
 
 TENSORS = 20
-LAST = {"principal, from the last row": False, "principal, from the last piece": True}
 SLOW = {"median", "trimmed_mean"}  # they sort every column: one turn, and not beyond
 SORTED = 1e8  # numbers
 
@@ -53,19 +47,7 @@ def sides(names, m, d):
         function = load(rule, rules.registry, "server rule")
         options = {"scope": "tensor"} if scope else {}
         found[name] = partial(lambda f, o: (f(up, server, **o), None)[1], function, options)
-    last = [0, *(a for _, a, _ in Cuts(Packing({"dw": (d,)})).pieces())][-1]
-    for name, to in LAST.items() if "principal" in names else ():
-        found[name] = partial(from_last, rows, last if to else 0, p)
     return found
-
-
-def from_last(rows, to, p):
-    """Seconds from when the last row's columns from `to` on have come."""
-    gram = linear.Gram(rows)
-    gram.come(len(rows) - 1, to)
-    began = time.perf_counter()
-    linear.combine(rows, principal_coefficients(linear.total(gram.value()), p))
-    return time.perf_counter() - began
 
 
 def main():

@@ -10,9 +10,9 @@ from typing import Any
 from torch import nn
 
 from fedmpi import config
-from fedmpi.analysis.pages import report
 from fedmpi.common.errors import UserError
-from fedmpi.runtime.finished.models import client_model, rebuilt
+from fedmpi.reports import after_run
+from fedmpi.runtime.finished.models import client_model, rebuild_model
 from fedmpi.runtime.finished.predict import of_training, with_predict
 from fedmpi.runtime.record.run_dir import BEST, MODEL
 from fedmpi.runtime.record.saved_model import facts_of, personal_notice
@@ -46,7 +46,7 @@ def run(settings: str | Path | config.Settings, overrides: Sequence[str] = ()) -
     else:
         made = type(settings).__name__
         raise UserError(f"fedmpi.run: settings is {made}; a YAML file, or what fedmpi.config.load makes, is needed")
-    return Summary(execute(settings, after=report.after_run)[0])
+    return Summary(execute(settings, after=after_run)[0])
 
 
 def load(
@@ -83,7 +83,7 @@ def load(
         module = client_model(path, client, trust, best, of_training(overrides))
         return with_predict(module, run_dir, settings, name, client, overrides)
     with guard(trust):
-        module = rebuilt(run_dir, settings, name)
+        module = rebuild_model(run_dir, settings, name)
     if said := personal_notice(facts_of(run_dir / name)):
         warnings.warn(said, stacklevel=2)
     if settings.data.standardise_target:

@@ -133,9 +133,8 @@ def main() -> None:
     device = pick_device(*sys.argv[3:] or ["cpu"], job)
     if device.type == "cuda":
         set_numerics(small_settings("fedavg", compute={"deterministic": True}))  # before the first kernel
-    ClientScheduler.consider_rebalancing = lambda self, t: (
-        None
-    )  # what ranks took would decide who sends what, and how many bytes that is
+    # What ranks took would decide who sends what, and how many bytes that is.
+    ClientScheduler.consider_rebalancing = lambda self, t, evaluated_s: None
     comm = connect(job, backend, device, Timeouts(start=300, round=600))
     if job.size == 1 and backend == "gloo":
         comm = Solo(torch.device("cpu"))

@@ -123,6 +123,7 @@ def _serve(name: str) -> NoReturn:
     del sys.path[0]  # this folder, where the command would not look
     import fedmpi.common.torchvision_compat
     import fedmpi.data.sources.pictures.image_folder
+    import fedmpi.reports.report
     import fedmpi.runtime.run  # noqa: F401
 
     listener = socket.socket(socket.AF_UNIX)

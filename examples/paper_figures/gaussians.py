@@ -65,7 +65,7 @@ def draw(models: dict[int, Tensor], path: Path) -> None:
         lines = axes.contour(x, y, height, levels=levels.tolist(), colors="0.55", linewidths=0.8)
         axes.clabel(lines, fontsize="x-small", fmt="%.2f")
         axes.scatter(*w[:SHOWN].T, s=9, alpha=0.5, linewidth=0, label=f"averages of {clients} clients")
-        axes.plot(*START, "s", label="start of every client")
+        axes.plot(*START, "s", color="C2", label="start of every client")
         axes.plot(*OPTIMUM, "*", markersize=13, label="least loss")
         axes.set(xlabel="weight $w_1$", ylabel="weight $w_2$")
         axes.legend(loc="lower left", fontsize="small", framealpha=1)

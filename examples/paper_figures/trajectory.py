@@ -117,7 +117,7 @@ def draw(facts: dict, path: Path) -> None:
         right.scatter(*zip(*at, strict=True), marker=marker, s=26, label=label)
     own = facts["ways"]["fedatom"]["at"][facts["first"] : facts["last"] + 1]
     label = f"global model, rounds {facts['first']} to {facts['last']}"
-    right.plot(*zip(*own, strict=True), "o-", markersize=5, label=label)
+    right.plot(*zip(*own, strict=True), "o-", color="C3", markersize=5, label=label)
     for axes, key in ((middle, "landscape"), (right, "near")):
         ground = facts[key]
         lines = axes.contour(ground["x"], ground["y"], ground["loss"], levels=10, colors="0.6", linewidths=0.8)

@@ -26,7 +26,7 @@ from fedmpi.config.schema import Settings
 from fedmpi.data.batches import Shard, batches, pooled_rows, samples_of
 from fedmpi.models.recurrent import differentiable
 from fedmpi.runtime.build import Experiment
-from fedmpi.runtime.finished.models import rebuilt
+from fedmpi.runtime.finished.models import rebuild_model
 from fedmpi.runtime.record.run_dir import MODEL
 from fedmpi.runtime.record.saved_model import facts_of, personal_notice
 from fedmpi.tasks import contract
@@ -45,7 +45,7 @@ class Asked:
 
 def analyse(run: Path, settings: Settings, asked: Asked, to: Path, say: Callable[[str], None]) -> None:
     """`fedmpi analyse curvature`; settings: those of the run."""
-    to, module = report.folder(to), rebuilt(run, settings)
+    to, module = report.folder(to), rebuild_model(run, settings)
     if said := personal_notice(facts_of(run / MODEL)):
         say(said)
     made = experiment(settings)

@@ -22,10 +22,10 @@ DPI = 150
 UNITS = {"accuracy": "%"}  # of metrics; others have none
 
 
-def save(figure: Figure, path: Path) -> Path:
+def save(figure: Figure, path: Path, **options: Any) -> Path:
     """As its ending says, PNG mostly; equal figures give equal files."""
     nameless = {".png": {"Software": None}, ".svg": {"Date": None}, ".pdf": {"CreationDate": None}}
-    figure.savefig(path, dpi=DPI, metadata=nameless[path.suffix])
+    figure.savefig(path, dpi=DPI, metadata=nameless[path.suffix], **options)
     return path
 
 

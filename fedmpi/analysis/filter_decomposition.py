@@ -57,7 +57,7 @@ from fedmpi.flat.layout import ATOM, COEF, Segment
 from fedmpi.models.atoms import GEOMETRY, AtomConv2d
 from fedmpi.runtime import build
 from fedmpi.runtime.build import Experiment
-from fedmpi.runtime.finished.models import rebuilt
+from fedmpi.runtime.finished.models import rebuild_model
 from fedmpi.tasks.measures import Figures
 
 Row = dict[str, Any]
@@ -213,7 +213,7 @@ def one_round(made: Experiment, fed: Federation, layers: list[AtomLayer], t: int
 # ---- virtual clients ----
 def analyse_virtual(run: Path, settings: Settings, to: Path, say: Callable[[str], None]) -> None:
     """`fedmpi analyse virtual`; settings: those of the run."""
-    to, module = report.folder(to), rebuilt(run, settings)
+    to, module = report.folder(to), rebuild_model(run, settings)
     options = f" {flow(redacted(settings.data.options))}" if settings.data.options else ""
     say(f"data: {settings.data.source}{options}, files below {settings.data.root}")
     made = experiment(settings)

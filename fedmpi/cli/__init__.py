@@ -22,6 +22,6 @@ def main() -> NoReturn:
         gc.disable()  # until all is imported (cli/shared.py: importing)
         process.stop.listen(signal.SIGINT)
     from fedmpi.cli.commands import invoke
-    from fedmpi.cli.ending import run_command
+    from fedmpi.cli.shared import run_command
 
     run_command(lambda: invoke(sys.argv[1:], process), process)

@@ -95,7 +95,7 @@ def timeline(
     """Show how busy each rank of the run in RUN_DIR was and for what it waited, and draw its last rounds."""
     fix_threads(1)
     alone()
-    from fedmpi.analysis import timeline
+    from fedmpi.reports import timeline
 
     timeline.analyse(run, rounds, to, typer.echo)
 

@@ -1,7 +1,7 @@
 """The commands of `fedmpi`; `fedmpi --help` shows them.
 
-A mistake that the user can correct ends in one message and exit code 2; under a launcher `fedmpi/comm/loss/alarm.py`
-sees to that, since ranks may find the same one or a single rank one of its own.
+A mistake that the user can correct ends in one message and exit code 2; under a launcher
+`fedmpi/comm/failures/error_reporter.py` sees to that, since ranks may find the same one or one rank one of its own.
 """
 
 from collections.abc import Sequence
@@ -18,9 +18,9 @@ def load_app(words: Sequence[str] = ()) -> typer.Typer:
     words: the command line, without the name of the program.
     """
     if list(words[:1]) not in (["run"], ["resume"]):
-        from fedmpi.cli import compare, plan, reference, report, results, status, sweeps  # noqa: F401  register theirs
+        from fedmpi.cli import reference, results, sweeps  # noqa: F401  register theirs
         from fedmpi.cli.analyses import analyse
-        from fedmpi.cli.data import data
+        from fedmpi.cli.reference import data
 
         if not app.registered_groups:
             app.add_typer(data, name="data", short_help="List, check and fetch data sets.")

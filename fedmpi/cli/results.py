@@ -1,15 +1,149 @@
-"""The commands that deal with runs that have ended: verify, export, predict, reproduce."""
+"""The commands that look at runs: their state, how they differ, pages, and what is done with one that has ended."""
 
+import json
+import shutil
+import signal
+import sys
+import time
 from pathlib import Path
 from string import hexdigits
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 
 from fedmpi.cli.runs import app
 from fedmpi.cli.shared import Overrides, RunDir, Trust, alone, fit, fix_threads, importing, table
+from fedmpi.cli.shared import alone as in_one_process
 from fedmpi.cli.sweeps import train_child
 from fedmpi.common.errors import UserError
+from fedmpi.runtime.reading import compare as comparing
+from fedmpi.runtime.reading import files
+from fedmpi.runtime.reading import status as reading
+
+EVERY_S, CLEAR = 2.0, "\x1b[H\x1b[2J\x1b[3J"
+Where = Annotated[
+    Path, typer.Argument(metavar="RUN_DIR | SWEEP_DIR | SWEEP", help="A run's directory; a sweep's, or its file.")
+]
+
+
+@app.command(short_help="Show how far a run or a sweep is.")
+def status(
+    where: Where,
+    watch: Annotated[bool, typer.Option("--watch", help="Show it again and again, until the run has ended.")] = False,
+    as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object (with --watch: one a line).")] = False,
+) -> None:
+    """Show how far a run is, by its files alone: round, time left, ranks, the slowest client, figures, bytes, faults,
+    checkpoint; of a sweep which runs are done, failed and why. Exit code: 0 running or finished, 75 stopped or killed
+    and `fedmpi resume` would go on, 1 failed, or nothing to go on from; of a sweep the worst of its runs'."""
+    facts, alive, code, said = _look(where)
+    if watch:
+        signal.signal(signal.SIGINT, lambda *_: _leave())
+    last = ""
+    while True:
+        text = json.dumps(facts, allow_nan=False, indent=None if watch else 2) if as_json else "\n".join(said)
+        if watch and sys.stdout.isatty() and not as_json:
+            sys.stdout.write(CLEAR)
+            typer.echo(text)
+        elif text != last:
+            typer.echo(text)
+        last = text
+        sys.stdout.flush()
+        if not (watch and alive):
+            raise typer.Exit(code)
+        time.sleep(EVERY_S)
+        facts, alive, code, said = _look(where)
+
+
+def _look(where: Path) -> tuple[dict[str, Any], bool, int, list[str]]:
+    """(facts, whether something runs, exit code, what is shown)"""
+    from fedmpi.sweeps import expand
+    from fedmpi.sweeps import status as sweep_status
+
+    if where.is_file() and where.suffix in (".yaml", ".yml"):
+        if not expand.is_one(where):
+            raise UserError(f"{where} asks for one run, which lies in a directory: fedmpi status runs/NAME")
+        facts = sweep_status.of_file(expand.load(where))
+    elif files.is_run(files.folder(where)) or not (sweep_status.recorded(where) or files.runs_in(where)):
+        if not files.is_run(where) and not (where / "lock").exists() and any(where.iterdir()):
+            raise files.no_run(where, f"{' or '.join(files.OF_A_RUN)}, and no directory that does")
+        facts = reading.status(where)
+        return facts, facts["state"] == reading.RUNNING, reading.code(facts), reading.lines(facts)
+    else:
+        facts = sweep_status.of_folder(where)
+    return facts, facts["counts"][reading.RUNNING] > 0, sweep_status.code(facts), sweep_status.lines(facts)
+
+
+def _leave() -> None:
+    """Ctrl-C ends the watching."""
+    raise typer.Exit(130)
+
+
+One = Annotated[Path, typer.Argument(metavar="A", help="A run's directory, or that of a sweep.")]
+Other = Annotated[Path, typer.Argument(metavar="B", help="Another one of the same kind.")]
+
+
+@app.command(short_help="Show how two runs differ.")
+def compare(
+    a: One,
+    b: Other,
+    as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
+) -> None:
+    """Show which settings, data, code, versions and machines of two runs differ, and from which round on their results
+    do; of two sweeps run by run. Exit code: 0 the same results, 1 they differ, or one has more rounds."""
+    many = [not files.is_run(files.folder(each)) and bool(files.runs_in(each)) for each in (a, b)]
+    found = comparing.sweeps(a, b) if all(many) else comparing.compare(a, b)
+    if as_json:
+        typer.echo(json.dumps(found, indent=2))
+    else:
+        for line in comparing.lines(found, shutil.get_terminal_size().columns):
+            typer.echo(line)
+    raise typer.Exit(0 if found["same"] else 1)
+
+
+Directories = Annotated[
+    list[Path], typer.Argument(metavar="RUN_DIR... | SWEEP_DIR", help="Written by `fedmpi run` or `fedmpi sweep`.")
+]
+
+
+@app.command(short_help="Show runs as a page.")
+def report(
+    directories: Directories,
+    to: Annotated[
+        Path | None, typer.Option(metavar="FILE", help="Default: report.html in the directory, of several here.")
+    ] = None,
+    figures: Annotated[
+        Path | None, typer.Option(metavar="DIR", help="Write each figure, too: .svg, .png, and its numbers as .csv.")
+    ] = None,
+    sites: Annotated[
+        bool, typer.Option("--sites", help="Instead: a page for each site and a model card, in RUN_DIR/sites.")
+    ] = False,
+    alone: Annotated[
+        Path | None,
+        typer.Option(metavar="RUN_DIR", help="With --sites: a run of method local; default: one beside RUN_DIR."),
+    ] = None,
+    about: Annotated[
+        Path | None, typer.Option(metavar="FILE", help="With --sites: YAML, `Intended use: text` and the like.")
+    ] = None,
+) -> None:
+    """Write all that is recorded of one run, of several, or of all in a sweep's directory as one file of HTML, which
+    needs nothing else: learning, clients, updates, classes, partition, traffic, time, faults, settings, hashes."""
+    fix_threads(1)
+    in_one_process()
+    given = {"--alone": alone, "--about": about} if not sites else {"--to": to, "--figures": figures}
+    for option, value in given.items():
+        if value is not None:
+            raise UserError(
+                f"{option} goes {'without' if sites else 'with'} --sites; {'leave it out' if sites else 'add that'}"
+            )
+    if not sites:
+        from fedmpi.reports import report as pages
+
+        return pages.analyse(directories, to, figures, typer.echo)
+    if len(directories) > 1:
+        raise UserError(f"--sites tells of one run, and there are {len(directories)}; name one of them")
+    from fedmpi.reports import site_pages
+
+    site_pages.analyse(directories[0], alone, about, typer.echo)
 
 
 @app.command(short_help="Check that a run's results are its own.")

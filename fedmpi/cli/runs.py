@@ -8,12 +8,13 @@ from typing import Annotated, Any, NoReturn
 import typer
 
 from fedmpi import config as configs
-from fedmpi.cli.shared import Config, MaybeConfig, Overrides, RunDir, Trust, fit, importing, table
-from fedmpi.comm.loss.leaving import leave
+from fedmpi.cli.shared import Config, MaybeConfig, Overrides, RunDir, Trust, alone, fit, importing, table
+from fedmpi.comm.failures.process_exit import leave
 from fedmpi.common.errors import UserError
 from fedmpi.common.signals import CommandProcess
 from fedmpi.common.version import __version__
 from fedmpi.config import Settings
+from fedmpi.reports import after_run
 
 app = typer.Typer(
     add_completion=False,
@@ -52,9 +53,7 @@ def train(settings: Settings, process: CommandProcess) -> int:
     from fedmpi.runtime.run import execute
 
     def after(settings: Settings, result: dict[str, Any]) -> None:
-        from fedmpi.analysis.pages import report
-
-        written = report.after_run(settings, result)
+        written = after_run(settings, result)
         if written is not None:
             typer.echo(f"report: {written}")
 
@@ -127,6 +126,37 @@ def validate(config: Config, overrides: Overrides = None) -> None:
         from fedmpi.runtime.validate import validate_settings
 
     table(validate_settings(settings))
+
+
+@app.command(short_help="Show what a run would need.")
+def plan(
+    config: Config,
+    overrides: Overrides = None,
+    ranks: Annotated[int, typer.Option("-n", "--ranks", min=1, help="How many ranks, rank 0 among them.")] = 1,
+    hosts: Annotated[int, typer.Option(min=1, help="How many hosts they are spread over.")] = 1,
+    as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
+) -> None:
+    """Show the memory and bytes that CONFIG would need on so many ranks, and the sbatch line that fits. Data and model
+    are made, nothing is trained."""
+    from fedmpi.sweeps import expand
+
+    if expand.is_one(config):
+        raise UserError(f"{config} asks for many runs; plan one of them: a config without `over`")
+    if hosts > ranks:
+        raise UserError(f"--hosts: {hosts} hosts for {ranks} rank(s); at most one host a rank")
+    settings = configs.load(config, overrides or ())
+    alone("plan")
+    fit(settings)
+    with importing():
+        from fedmpi.doctor import plan as planning
+
+    facts = planning.plan(settings, ranks, hosts)
+    words = [str(config), *(overrides or ())]
+    if as_json:
+        typer.echo(json.dumps({**facts, "sbatch": planning.sbatch(facts, words)}, indent=2))
+    else:
+        for line in planning.lines(facts, words):
+            typer.echo(line)
 
 
 @app.command(short_help="Show who holds which samples.")

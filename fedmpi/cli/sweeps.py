@@ -6,9 +6,8 @@ from typing import TYPE_CHECKING, Annotated, NoReturn
 
 import typer
 
-from fedmpi.cli.ending import run_command
 from fedmpi.cli.runs import app, train
-from fedmpi.cli.shared import Overrides, alone, fit, importing
+from fedmpi.cli.shared import Overrides, alone, fit, importing, run_command
 from fedmpi.common.errors import UserError
 from fedmpi.common.signals import CommandProcess
 from fedmpi.config import Settings
@@ -71,8 +70,8 @@ def sweep(
         from fedmpi.sweeps import run as runs
 
         if not check:
+            import fedmpi.reports.report
             import fedmpi.runtime.run  # noqa: F401
-            from fedmpi.analysis.pages import report  # noqa: F401  once for all runs
     if check:
         return runs.check(asked, typer.echo)
     alone()

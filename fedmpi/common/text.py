@@ -165,6 +165,27 @@ def brief(text: str, length: int = 60) -> str:
     return text if len(text) <= length else f"{text[: length - 3]}..."
 
 
+def printable(value: object) -> str:
+    """Text of others for a page or a drawing: characters that XML does not know are shown as their escapes.
+
+    >>> printable("a\\x00b"), printable(3)
+    ('a\\\\x00b', '3')
+    """
+    text = str(value)
+    if text.isprintable():
+        return text
+    return "".join(c if c.isprintable() or c in "\n\t" else c.encode("unicode_escape").decode() for c in text)
+
+
+def metric_title(name: str) -> str:
+    """A metric's name in words, with its unit.
+
+    >>> metric_title("personal_accuracy"), metric_title("loss")
+    ('personal accuracy (%)', 'loss')
+    """
+    return name.replace("_", " ") + (" (%)" if "accuracy" in name else "")
+
+
 def control(text: str) -> str:
     """What `text` holds that no name or path should: `the control character '\\x00'`; "" if there is nothing.
 

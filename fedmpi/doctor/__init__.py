@@ -1,5 +1,5 @@
 """`fedmpi doctor`: what this machine has, what a config would get here, and what is wrong; fit for a bug report.
+`fedmpi plan`: what a run of a config would need.
 
-The command itself imports no library that could hang or crash: torch, MPI and the config are asked about in child
-processes, each with a deadline.
+Programs are asked within a time limit, and MPI in a process of its own, which it may end.
 """

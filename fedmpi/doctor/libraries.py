@@ -1,8 +1,9 @@
-"""What torch, torchvision and MPI say of themselves. Run in a child process: importing them may hang or crash."""
+"""What torch, torchvision and MPI say of themselves."""
 
 from __future__ import annotations
 
 import ctypes
+import json
 import os
 import re
 from collections.abc import Iterator
@@ -27,20 +28,9 @@ def torch() -> Iterator[Line]:
     there = torch.distributed.is_available()
     gloo = there and torch.distributed.is_gloo_available()
     yield Line("gloo", "yes" if gloo else "not in this torch", " " if gloo else ODD)
-    yield Line("nccl", _nccl() if there and torch.distributed.is_nccl_available() else "not in this torch")
-
-
-def _nccl() -> str:
-    import torch
-
-    found = torch.cuda.nccl.version()
-    return ".".join(map(str, found)) if isinstance(found, tuple) else str(found)
-
-
-def bytecode() -> Iterator[Line]:
-    """Some installers write none. Where Python cannot either, each process compiles torch anew, at every start."""
-    import torch
-
+    nccl = there and torch.distributed.is_nccl_available()
+    yield Line("nccl", ".".join(map(str, torch.cuda.nccl.version())) if nccl else "not in this torch")
+    # Some installers write no bytecode. Where Python cannot either, each process compiles torch anew, at every start.
     if not os.path.exists(cache_from_source(torch.__file__)):
         place = os.path.dirname(torch.__path__[0])
         text = f"torch's is not in {place}: each rank compiles it at every start, for many seconds; have who may write "
@@ -73,8 +63,14 @@ def torchvision() -> Iterator[Line]:
     yield Line("torchvision", joined([torchvision_compat.torchvision.__version__, text or "with its own operators"]))
 
 
-def mpi() -> Iterator[Line]:
-    """The library that mpi4py loads."""
+def print_mpi() -> None:
+    """Print the lines about the MPI that mpi4py loads, as JSON, one by one: it may end the process."""
+    for line in _mpi():
+        print(f"\n{json.dumps(line)}", flush=True)  # on a line of its own, whatever a library has printed
+
+
+def _mpi() -> Iterator[Line]:
+    """The library that mpi4py loads; whether it initialises in one process, and what it can do then."""
     from fedmpi.comm.backends import mpi
 
     try:
@@ -85,16 +81,6 @@ def mpi() -> Iterator[Line]:
     text = " ".join(str(MPI.Get_library_version()).rstrip("\0").split())
     yield Line("mpi", f"{text.split(', ')[0][:100].rstrip(',')}, which mpi4py loads")
     yield Line("mpi and gpus", _gpu_aware())
-
-
-def mpi_init() -> Iterator[Line]:
-    """Whether MPI initialises, in one process, and what it can do then."""
-    from fedmpi.comm.backends import mpi
-
-    try:
-        MPI = mpi.load()
-    except UserError:  # said above
-        return
     MPI.Init_thread(MPI.THREAD_SERIALIZED)
     level = "" if MPI.Query_thread() >= MPI.THREAD_SERIALIZED else "; with fewer threads than fedmpi asks for"
     yield Line("mpi_init", f"works in one process{level}", ODD if level else " ")

@@ -1,4 +1,4 @@
-"""What a config would get on this machine. Run in a child process: it builds data and model, plug-ins included."""
+"""What a config would get on this machine: data and model are built, plug-ins included."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import os
 import shutil
 import time
 import warnings
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -25,11 +25,14 @@ from fedmpi.doctor.lines import BAD, ODD, Line, joined
 LITTLE_BYTES = 1 << 30  # free for a run directory
 
 
-def config(path: str, *overrides: str) -> Iterator[Line]:
-    """One line for each thing that would be picked, or for what keeps the config from running."""
+def config(path: str, *overrides: str, env: Mapping[str, str]) -> Iterator[Line]:
+    """Yield one line for each thing that would be picked, or for what keeps the config from running.
+
+    env: the variables from which the job is read.
+    """
     try:
         settings = configs.load(path, overrides)
-        job = detect(os.environ)
+        job = detect(env)
     except UserError as error:
         yield Line("config", str(error), BAD)
         return

@@ -47,13 +47,9 @@ class Upload:
     w: Selection  # of (d,)
     b: Selection  # of the float buffers
     columns: Layout  # of dw
-    coding: Coding | None  # None: the row travels as it is
     of_shared: Selection  # `w` among what travels in any round
-
-    @property
-    def size(self) -> int:
-        """What the row takes on its way, in entries of the model's type."""
-        return self.coding.entries if self.coding else self.packing.size
+    coding: Coding | None  # None: the row travels as it is
+    size: int  # what the row takes on its way, in entries of the model's type
 
     def tell(self, row: Tensor, loss: Tensor | float | None, seconds: float, flag: float) -> None:
         """Write the engine's own numbers, with which a row begins.
@@ -77,11 +73,7 @@ class Announcement:
     w: Selection  # of the shared vector (s,)
     b: Selection  # of the shared buffers
     coding: Coding | None
-
-    @property
-    def size(self) -> int:
-        """What the row takes on its way, in entries of the model's type."""
-        return self.coding.entries if self.coding else self.packing.size
+    size: int  # what the row takes on its way, in entries of the model's type
 
 
 class Messages:
@@ -104,8 +96,9 @@ class Messages:
         self.every: Groups = frozenset(model.layout.groups() | model.buffer_layout.groups())
         self.check_groups(method.trains, "trains")
         self.shared_groups: Groups = frozenset[str]().union(*(self.groups(t) for t in range(max(rounds, 1))))
-        self.shared, self.shared_b = self._select(self.shared_groups)
-        self.personal, self.personal_b = self._select(self.every - self.shared_groups)
+        layouts = model.layout, model.buffer_layout
+        self.shared, self.shared_b = (layout.select(self.shared_groups) for layout in layouts)
+        self.personal, self.personal_b = (layout.select(self.every - self.shared_groups) for layout in layouts)
         self._shared_layouts = (model.layout.part(self.shared_groups), model.buffer_layout.part(self.shared_groups))
         self._uploads: dict[tuple[Groups, tuple[str, ...]], Upload] = {}
         self._last: tuple[int, Upload | None] = (-1, None)  # the round that was asked for last
@@ -117,15 +110,24 @@ class Messages:
         letters = {"d": model.layout.size, "s": self.shared.size, "h": self.head.size, "b": model.buffer_layout.size}
         self.sizes = {**whole, **named, **letters, "c": classes, "z": features, "N": clients}
 
-        self.server_state = self._bind("server_state")
-        self.per_client = self._bind("per_client_download")
-        self.scratch = self._bind("scratch")
-        values = None if wire.down is None or wire.down.changes_only else wire.down  # nobody has what was sent before
-        self.personal_coding = self._coding(self.per_client, method.per_client_download, values)
+        bound: dict[str, Packing] = {}
+        for declaration in ("server_state", "per_client_download", "scratch", "client_state"):
+            try:
+                bound[declaration] = getattr(method, declaration).bind(self.sizes)
+            except TypeError as error:
+                raise UserError(f"method {type(method).__name__}, {declaration}: {error}") from error
+        self.server_state, self.per_client, self.scratch, kept = bound.values()
+        self.personal_coding = None
+        if wire.down is not None and not wire.down.changes_only:  # else nobody has what was sent before
+            self.personal_coding = self._coding(self.per_client, method.per_client_download, wire.down)
+        self.unsent: dict[str, tuple[int, ...]] = {}  # slots of which a format leaves out what a later upload brings
+        if wire.up is not None and wire.feedback:
+            changes = {n: slot for n, slot in method.sends.items() if is_change(n, slot) and self.large(slot)}
+            shapes = Slots(**changes).bind(self.sizes).shapes
+            self.unsent = {name: shape for name, shape in shapes.items() if prod(shape)}
         own = {"_w": (self.personal.size,), "_b": (self.personal_b.size,)}
-        self.unsent = self._unsent()
         unsent = {UNSENT + name: shape for name, shape in self.unsent.items()}
-        self.client_state = Packing(own | self._bind("client_state").shapes | unsent | dict(optim))
+        self.client_state = Packing(own | kept.shapes | unsent | dict(optim))
 
     def check_groups(self, groups: Collection[str], where: str) -> None:
         """Groups that there are, or that there may be in other models."""
@@ -164,8 +166,18 @@ class Messages:
         last, upload = self._last
         if upload is None or t != last:
             slots = self.travel(t).slots
-            key = self.groups(t), tuple(self.method.sends) if slots is None else slots
-            upload = self._uploads[key] = self._uploads.get(key) or self._make_upload(*key)
+            groups, slots = self.groups(t), tuple(self.method.sends) if slots is None else slots
+            upload = self._uploads.get((groups, slots))
+            if upload is None:
+                w, b = self.model.layout.select(groups), self.model.buffer_layout.select(groups)
+                sent = Slots(**{name: self.method.sends[name] for name in slots})
+                declared = sent.bind(self.sizes | {"s": w.size})
+                packing = Packing({"_loss": (), "_seconds": (), "_flag": (), "_b": (b.size,), **declared.shapes})
+                columns, of_shared = self.model.layout.part(groups), self._shared_layouts[0].select(groups)
+                coding = None if self.wire.up is None else self._coding(packing, sent, self.wire.up)
+                size = packing.size if coding is None else coding.entries
+                upload = Upload(packing, groups, w, b, columns, of_shared, coding, size)
+                self._uploads[groups, slots] = upload
             self._last = t, upload
         return upload
 
@@ -179,8 +191,7 @@ class Messages:
 
         Returns the slots in fp16, in which what is beyond it has become infinite.
         """
-        if upload.coding is None:
-            return {}
+        assert upload.coding is not None
         kept, sends = self.client_state.views(state_row), self.method.sends
         memory = {
             name: (getattr(kept, UNSENT + name), upload.of_shared if sends[name].dims[-1] == "s" else None)
@@ -189,17 +200,8 @@ class Messages:
         }
         return upload.coding.settle(row, memory)
 
-    def _unsent(self) -> dict[str, tuple[int, ...]]:
-        """Slots of uploads whose format may leave out what a later one brings, with the shape of what that is."""
-        if self.wire.up is None or not self.wire.feedback:
-            return {}
-        kept = {n: slot for n, slot in self.method.sends.items() if is_change(n, slot) and self.large(slot)}
-        return {name: shape for name, shape in Slots(**kept).bind(self.sizes).shapes.items() if prod(shape)}
-
-    def _coding(self, packing: Packing, slots: Slots, form: Format | None) -> Coding | None:
+    def _coding(self, packing: Packing, slots: Slots, form: Format) -> Coding | None:
         """How the rows of a packing travel where large slots do so in a format; None: as they are."""
-        if form is None:
-            return None
         takes = [n for n, slot in slots.items() if self.large(slot) and (is_change(n, slot) or not form.changes_only)]
         coding = Coding(packing, dict.fromkeys(takes, form), self.model.w.dtype)
         return coding if coding.formats else None
@@ -215,54 +217,35 @@ class Messages:
             w, b = (layout.select(groups) for layout in self._shared_layouts)
             state = {name: self.server_state.shapes[name] for name in self.method.receives}
             packing = Packing({WORD: (), **state, "_b": (b.size,), "_w": (w.size,)})
-            told = [name for name in self.method.receives if self.large(self.method.server_state[name])]
-            form = self.wire.down
-            coding = None if form is None else Coding(packing, dict.fromkeys((*told, "_w"), form), self.model.w.dtype)
-            self._announcements[groups] = Announcement(packing, w, b, coding)
+            form, coding = self.wire.down, None
+            if form is not None:
+                told = [name for name in self.method.receives if self.large(self.method.server_state[name])]
+                coding = Coding(packing, dict.fromkeys((*told, "_w"), form), self.model.w.dtype)
+            size = packing.size if coding is None else coding.entries
+            self._announcements[groups] = Announcement(packing, w, b, coding, size)
         return self._announcements[groups]
 
-    def _make_upload(self, groups: Groups, slots: Collection[str]) -> Upload:
-        w, b = self._select(groups)
-        sent = Slots(**{name: self.method.sends[name] for name in slots})
-        declared = sent.bind(self.sizes | {"s": w.size})
-        packing = Packing({"_loss": (), "_seconds": (), "_flag": (), "_b": (b.size,), **declared.shapes})
-        coding, of_shared = self._coding(packing, sent, self.wire.up), self._shared_layouts[0].select(groups)
-        return Upload(packing, groups, w, b, self.model.layout.part(groups), coding, of_shared)
-
-    def _bind(self, declaration: str) -> Packing:
-        slots: Slots = getattr(self.method, declaration)
-        try:
-            return slots.bind(self.sizes)
-        except TypeError as error:
-            raise UserError(f"method {type(self.method).__name__}, {declaration}: {error}") from error
-
-    def _select(self, groups: Groups) -> tuple[Selection, Selection]:
-        return self.model.layout.select(groups), self.model.buffer_layout.select(groups)
-
     # ---- state ----
-    def initial_server_state(self, w: Tensor, b: Tensor, device: torch.device) -> Tensor:
-        """The server's declared state at the start, one flat row."""
-        row = torch.zeros(self.server_state.size, dtype=w.dtype, device=device)
-        self._fill(self.server_state, self.method.server_state, row, w, b)
-        return row
+    def initial_state(self, of: str, w: Tensor, b: Tensor) -> Tensor:
+        """Return the row of the server's or a client's state at the start, made of the initial model w (d,) and b.
 
-    def initial_client_state(self, w: Tensor, b: Tensor) -> Tensor:
-        """A client's row at the start: the initial model's own parts, declared slots at their start values."""
-        row = torch.zeros(self.client_state.size, dtype=w.dtype, device=w.device)
-        if not self.client_state.size:
+        It holds the initial model's own parts, and declared slots at their start values.
+        of: "server_state" or "client_state".
+        """
+        packing: Packing = getattr(self, of)
+        row = w.new_zeros(packing.size)
+        if not packing.size:
             return row
-        self.client_state.write(row, {"_w": self.personal.take(w), "_b": self.personal_b.take(b)})
-        self._fill(self.client_state, self.method.client_state, row, w, b)
-        return row
-
-    def _fill(self, packing: Packing, slots: Slots, row: Tensor, w: Tensor, b: Tensor) -> None:
+        if packing is self.client_state:
+            packing.write(row, {"_w": self.personal.take(w), "_b": self.personal_b.take(b)})
         source = {"d": w, "s": self.shared.take(w), "h": self.head.take(w), "b": b}
-        for name, slot in slots.items():
+        for name, slot in getattr(self.method, of).items():
             # What is no option is a hook, which the server asks.
             start: Tensor | float = self.options.get(slot.start, 0.0) if isinstance(slot.start, str) else slot.start
             if slot.initial:  # a leading dimension (N, h) repeats the initial value
-                start = source[str(slot.dims[-1])].to(row.device).expand(packing.shapes[name])
+                start = source[str(slot.dims[-1])].expand(packing.shapes[name])
             packing.write(row, {name: start})
+        return row
 
     def client_model(self, received: Views, own: Views) -> tuple[Tensor, Tensor]:
         """w (d,) and b of a client: what was received, and its own parts. No copy where everything travels."""

@@ -13,7 +13,7 @@ import threading
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from functools import cache
-from itertools import chain, groupby, pairwise
+from itertools import chain, pairwise
 from math import floor
 from typing import TypeVar
 
@@ -149,58 +149,34 @@ def combine(rows: Tensor, coefficients: Tensor, start: int = 0, width: int | Non
     return out
 
 
-class Gram:
-    """K_ij = <x_i, x_j> of rows that come one after another, whole or in pieces.
+def gram_blocks(rows: Tensor, start: int = 0, width: int | None = None) -> Tensor:
+    """K_ij = <rows_i, rows_j>, block by block of columns.   (m, n) -> (blocks, m, m) float64 on the CPU.
 
-    Wide rows are taken in groups, of which the second has half of what the first leaves, and so on: products of a group
-    with all rows up to it are formed together, and few are left to form when the last row has come.
+    Of wide rows little more than one triangle is formed: rows are taken in groups, of which the second has half of what
+    the first leaves, and so on, and each group is multiplied with all rows up to it.
+    start, width: as of `combine`.
     """
+    (m, n), size = rows.shape, block_size()
+    groups = _halves(m) if (n if width is None else width) > size else [(0, m)]
+    first, blocks = start // size, -(-(start + n) // size) - start // size if n else 0
+    parts = torch.zeros(blocks, m, m, dtype=torch.float64, device=rows.device)
+    spans = chunks(rows, start, start + n)
 
-    def __init__(self, rows: Tensor, start: int = 0, width: int | None = None) -> None:
-        """rows: (m, n), where they are or will be; start, width: as of `combine`."""
-        (m, n), size = rows.shape, block_size()
-        self.rows, self.start = rows, start
-        self.groups = _halves(m) if (n if width is None else width) > size else [(0, m)]
-        self.to = [start] * len(self.groups)  # columns that are done
-        self.first, blocks = start // size, -(-(start + n) // size) - start // size if n else 0
-        self.parts = torch.zeros(blocks, m, m, dtype=torch.float64, device=rows.device)
+    def one(span: tuple[int, int]) -> list[Tensor]:
+        wide = _wide(rows[:, span[0] - start : span[1] - start])
+        return [wide[a:b] @ wide[:b].T for a, b in groups]
 
-    def come(self, whole: int, to: int = 0) -> None:
-        """So many rows are there, and the next one up to the column `to`, the end of a block: forms what can be."""
-        stop = self.start + self.rows.shape[1]
-        ends = [stop if b <= whole else min(to, stop) if b == whole + 1 else 0 for _, b in self.groups]
-        for (here, end), some in groupby(range(len(ends)), lambda g: (self.to[g], ends[g])):
-            if here < end:
-                self._form(list(some), here, end)
-
-    def _form(self, some: Sequence[int], here: int, end: int) -> None:
-        """The products of these groups in the columns from here to end."""
-        several, size = [self.groups[g] for g in some], block_size()
-        rows, spans = self.rows[: several[-1][1]], chunks(self.rows, here, end)
-
-        def one(span: tuple[int, int]) -> list[Tensor]:
-            wide = _wide(rows[:, span[0] - self.start : span[1] - self.start])
-            return [wide[a:b] @ wide[:b].T for a, b in several]
-
-        # On a GPU chunks of many rows are narrow, and all of their (m, m) products would outgrow the rows.
-        formed = map(one, spans) if rows.is_cuda else spread(one, spans, rows)
-        for (column, _), found in zip(spans, formed, strict=True):
-            part = self.parts[column // size - self.first]
-            for (a, b), products in zip(several, found, strict=True):
-                part[a:b, :b] += products
-        for g in some:
-            self.to[g] = end
-
-    def value(self) -> Tensor:
-        """(blocks, m, m) float64 on the CPU, block by block of columns, of all rows, which are there."""
-        self.come(len(self.rows))
-        parts = self.parts.cpu()
-        return parts if len(self.groups) < 2 else parts.tril() + parts.tril(-1).mT
+    # On a GPU chunks of many rows are narrow, and all of their (m, m) products would outgrow the rows.
+    for (column, _), found in zip(spans, map(one, spans) if rows.is_cuda else spread(one, spans, rows), strict=True):
+        for (a, b), products_ in zip(groups, found, strict=True):
+            parts[column // size - first, a:b, :b] += products_
+    parts = parts.cpu()
+    return parts if len(groups) < 2 else parts.tril() + parts.tril(-1).mT
 
 
 def gram(rows: Tensor, start: int = 0, width: int | None = None) -> Tensor:
     """K_ij = <rows_i, rows_j>.   (m, n) -> (m, m) float64 on the CPU."""
-    return total(Gram(rows, start, width).value())
+    return total(gram_blocks(rows, start, width))
 
 
 def products(rows: Tensor, v: Tensor, start: int = 0) -> Tensor:

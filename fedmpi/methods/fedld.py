@@ -22,7 +22,6 @@ from torch import Tensor
 
 from fedmpi.aggregation import rules
 from fedmpi.method import CLASSES, Client, Method, Server, State, Uploads, declared, option
-from fedmpi.methods import _terms
 
 # of (5): options of the rule `principal`
 READINGS: dict[str, dict[str, Any]] = {
@@ -31,6 +30,13 @@ READINGS: dict[str, dict[str, Any]] = {
     "code": {"correction": "axis", "share": "sum", "scope": "tensor"},
 }
 NOW = "is part of `variant` now: text, printed (correction: axis) or code (published: true)"
+
+
+def margin(f: Tensor, norm: str = "sample") -> Tensor:
+    """mean_b log(1 + ||f_b||^2), by which logits are held down.   (B, c) -> ();  norm="batch": one log for all."""
+    if norm == "batch":
+        return f.square().sum().log1p()
+    return f.square().sum(1).log1p().mean()
 
 
 @final
@@ -51,14 +57,14 @@ class FedLD(Method):
     def needs(self) -> frozenset[str]:
         return frozenset({CLASSES} if self.margin else ())  # without the margin term clients descend the task's loss
 
-    def loss(self, k: Client, x: Tensor, y: Tensor) -> Tensor:
-        f = k.logits(x)
+    def loss(self, client: Client, x: Tensor, y: Tensor) -> Tensor:
+        f = client.logits(x)
         if not self.margin:
-            return k.task_loss(f, x, y)
-        term = _terms.margin(f.softmax(1), "batch") if self.variant == "code" else _terms.margin(f)
-        return k.task_loss(f, x, y) + self.margin * term  # (3)
+            return client.task_loss(f, x, y)
+        term = margin(f.softmax(1), "batch") if self.variant == "code" else margin(f)
+        return client.task_loss(f, x, y) + self.margin * term  # (3)
 
-    def aggregate(self, s: Server, up: Uploads) -> tuple[Tensor, State]:
-        if not self.principal or (self.variant == "code" and s.round == 0):
-            return up.mean("dw"), State()
-        return rules.principal(up, s, self.keep, **READINGS[self.variant]), State()  # (4), (5)
+    def aggregate(self, server: Server, updates: Uploads) -> tuple[Tensor, State]:
+        if not self.principal or (self.variant == "code" and server.round == 0):
+            return updates.mean("dw"), State()
+        return rules.principal(updates, server, self.keep, **READINGS[self.variant]), State()  # (4), (5)

@@ -62,6 +62,21 @@ class Net:
             call(self.module, self._samples)
         return int(counter.get_total_flops()) // len(self._samples)
 
+    def activation_bytes(self) -> int:
+        """Count the bytes that a forward pass in training keeps of one sample for the backward pass."""
+        kept, weights = dict[int, int](), {p.untyped_storage().data_ptr() for p in self.module.parameters()}
+
+        def keep(x: Tensor) -> Tensor:
+            kept[x.untyped_storage().data_ptr()] = x.untyped_storage().nbytes()
+            return x
+
+        hooks = torch.autograd.graph.saved_tensors_hooks(keep, lambda x: x)
+        with _undisturbed(self.module), torch.enable_grad(), hooks:
+            self.module.train()
+            logits = call(self.module, self._samples)
+        del logits  # until here it holds the tensors, so that no two have one address
+        return sum(size for at, size in kept.items() if at not in weights) // len(self._samples)
+
     def forward(self, x: Samples) -> tuple[Tensor | None, Tensor]:
         """(z, logits) in one pass; z is None where `feature_dim` is None."""
         if self.head is None or self.feature_dim is None:

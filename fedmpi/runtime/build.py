@@ -206,7 +206,8 @@ def experiment(settings: Settings, data: Federated, device: torch.device) -> Exp
     compatibility.check_method(settings, method, task, net, recipe)
     warn_of_untracked(name, module)
     compatibility.check_cohort(settings, data)
-    best = compatibility.best_model_choice(settings, task, data)
+    chooses = settings.evaluate.best.metric is not None
+    best = compatibility.best_model_choice(settings, task, data) if chooses else None
     compatibility.check_data(settings, data, task, net)
     check_batch_norm(settings, data, net, trains_batches=method.batches_a_step == 1)
     messages = make_messages(settings, method, model, net, data)

@@ -20,7 +20,7 @@ from fedmpi.engine.local.recipe import Recipe
 from fedmpi.engine.messages import Messages, is_change
 from fedmpi.engine.plan import SERVERS
 from fedmpi.engine.reporting import own_parts
-from fedmpi.engine.travel.cuts import Cuts
+from fedmpi.engine.travel.gathering import Cuts
 from fedmpi.method.base import (
     CLASSES,
     FEATURES,
@@ -204,11 +204,10 @@ def check_cohort(settings: Settings, data: Federated) -> None:
         )
 
 
-def best_model_choice(settings: Settings, task: Any, data: Federated) -> Choice | None:
-    """Return the metric by which the best model is chosen, and its direction (evaluate.best); None where none is."""
+def best_model_choice(settings: Settings, task: Any, data: Federated) -> Choice:
+    """Return the metric by which the best model is chosen, and its direction (evaluate.best)."""
     best, names = settings.evaluate.best, ("loss", *task.names)
-    if best.metric is None:
-        return None
+    assert best.metric is not None
     if best.metric not in names:
         at = settings.origin("evaluate.best.metric")
         raise UserError(
@@ -271,7 +270,7 @@ def _check_sums(settings: Settings, messages: Messages) -> None:
     uploads = {messages.upload(t).packing for t in range(max(settings.rounds, 1))}
     sent = {name for packing in uploads for name in Cuts(packing).large} - {*means, "_b"}
     reasons = {
-        f"method {method} looks at single uploads (one of your own whose aggregate reads up.mean alone says so: "
+        f"method {method} looks at single uploads (one of your own whose aggregate reads updates.mean alone says so: "
         'means = {"dw": ("p",)})': not means,
         f"method {method} looks at single {', '.join(sorted(sent))}": bool(sent),
         f"server.rule {settings.server.rule.name} looks at single uploads": settings.server.rule.name != "auto",

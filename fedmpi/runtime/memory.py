@@ -12,8 +12,7 @@ from fedmpi.common.errors import UserError
 from fedmpi.common.host_memory import available_bytes, size_text
 from fedmpi.common.text import count
 from fedmpi.engine.plan import SERVERS
-from fedmpi.engine.travel.cuts import Cuts
-from fedmpi.engine.travel.gathering import pinned, rows_held
+from fedmpi.engine.travel.gathering import Cuts, pinned, rows_held
 from fedmpi.flat import linear
 from fedmpi.method.base import means_of
 from fedmpi.runtime.build_data import training_ranks
@@ -77,16 +76,26 @@ def memory_needs(made: Experiment, size: int, gathers_on_gpu: bool, trains_on_gp
 
 def upload_rows(made: Experiment, size: int) -> tuple[float, float]:
     """Return how many rows of uploads rank 0 of so many ranks holds, and a rank that trains."""
-    s, cohort = made.settings, made.cohort_size
-    means, is_local = means_of(made.method), s.server.reduce == "local"
-    # Slots of one block or less are neither added up nor shared out.
-    packings = {made.messages.upload(t).packing for t in range(max(s.rounds, 1))}
-    large = any(Cuts(packing).large for packing in packings)
-    sums = (made.can_stream_sums(size) or is_local) and means is not None and large
-    if sums and is_local:
-        return (1 + 2 * max(sum(map(len, (means or {}).values())), 1),) * 2  # one row, sums in 64 bits
-    mine, row = -(-cohort // len(training_ranks(s, size))), made.itemsize * made.messages.largest_upload()
-    return rows_held(row, cohort, mine, size, large and s.server.placement == "sharded", sums)
+    way, cohort = upload_way(made, size), made.cohort_size
+    if way == "reduced":
+        return (1 + 2 * max(sum(map(len, (means_of(made.method) or {}).values())), 1),) * 2  # one row, sums in 64 bits
+    mine, row = -(-cohort // len(training_ranks(made.settings, size))), made.itemsize * made.messages.largest_upload()
+    return rows_held(row, cohort, mine, size, way == "sharded", way == "streamed")
+
+
+def upload_way(made: Experiment, size: int) -> str:
+    """Return how uploads travel between so many ranks (engine/travel): whole, streamed, sharded or reduced.
+
+    Slots of one block or less are neither added up nor shared out.
+    """
+    server, means = made.settings.server, means_of(made.method)
+    packings = {made.messages.upload(t).packing for t in range(max(made.settings.rounds, 1))}
+    large = {name for packing in packings for name in Cuts(packing).large}
+    if large and server.placement == "sharded" and size > 1:
+        return "sharded"
+    if large and means is not None and large <= {*means, "_b"}:
+        return "reduced" if server.reduce == "local" else "streamed" if made.can_stream_sums(size) else "whole"
+    return "whole"
 
 
 def check_job(made: Experiment, job: Job, devices: Sequence[torch.device] = ()) -> dict[str, int]:

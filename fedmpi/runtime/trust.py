@@ -48,7 +48,7 @@ def run_settings(run_dir: Path, trust: bool, overrides: Sequence[str] = ()) -> c
         raise no_run(run_dir)
     if trust:
         given = ["init.from=null", *DEAF, *overrides]  # the run has a model of its own
-        return config.load(path, given, plugins.moved(run_dir, plugins_of(path, given)))
+        return config.load(path, given, plugins.relocate(run_dir, plugins_of(path, given)))
     tree = read(path).data
     how = "if it is yours, or you trust who made it: trust=True in Python, --trust on the command line"
     if "base" in tree:
@@ -66,7 +66,7 @@ def resumed_settings(run_dir: Path, overrides: Sequence[str]) -> config.Settings
     """The settings with which the user's own run goes on: where own code is no longer where it was, they name the place
     where it is now, else its copy in the run directory."""
     path = run_dir / "config.yaml"
-    return config.load(path, overrides, plugins.moved(run_dir, plugins_of(path, overrides), changed=False))
+    return config.load(path, overrides, plugins.relocate(run_dir, plugins_of(path, overrides), changed=False))
 
 
 def replay_settings(

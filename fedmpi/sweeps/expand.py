@@ -35,9 +35,11 @@ from fedmpi.common.errors import UserError
 from fedmpi.common.synonyms import advice
 from fedmpi.common.text import show
 from fedmpi.config import loading
-from fedmpi.config.error_text import SWEEP
 from fedmpi.config.schema import Settings
+from fedmpi.config.validation_errors import SWEEP
 from fedmpi.config.yaml_source import Document
+from fedmpi.runtime.reading.files import SWEEP_LIST
+from fedmpi.runtime.record import durable
 from fedmpi.sweeps import progress, reference_results, tuning
 from fedmpi.sweeps.axes import Axis, axis, by_axis, check_consistent
 from fedmpi.sweeps.reference_results import Published
@@ -145,8 +147,8 @@ class Sweep:
         """Whether a run need not be trained: it is done, or a candidate that has diverged."""
         return state.what == progress.DONE or (self.best is not None and state.diverged)
 
-    def listing(self, names: Iterable[str]) -> bytes:
-        """Return the content of sweep.json beside the runs, by which `fedmpi status` and `report` know them."""
+    def write_list(self, place: Path, names: Iterable[str]) -> None:
+        """Leave sweep.json in the directory of the runs, by which `fedmpi status` and `report` know them."""
         known = {self.name(labels): labels for labels in self.first()}
         runs = list(names)
         found = {
@@ -155,7 +157,11 @@ class Sweep:
             "runs": runs,
             "labels": {name: known[name] for name in runs if name in known},
         }
-        return (json.dumps(found, indent=2) + "\n").encode()
+        try:
+            place.mkdir(parents=True, exist_ok=True)
+            durable.write(place / SWEEP_LIST, (json.dumps(found, indent=2) + "\n").encode())
+        except OSError as error:
+            raise UserError(f"output: cannot write to {place}: {error.strerror}; choose another output") from error
 
 
 def is_one(path: str | Path) -> bool:

@@ -5,8 +5,7 @@ from __future__ import annotations
 import json
 import sys
 import time
-from collections.abc import Callable, Iterable, Sequence
-from pathlib import Path
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
 from fedmpi import models, tasks
@@ -36,17 +35,16 @@ def run(sweep: Sweep, jobs: str, job: pool.Job, say: Say) -> int:
     them; raises UserError at the end if some have failed."""
     every = [settings for _, settings in sweep.runs()]
     todo = _missing(sweep, every)  # who is refused has written nothing
-    make_folder(every[0].output)
-    _write_list(sweep, every)
+    names = [settings.name for settings in every]
+    sweep.write_list(every[0].output, names)
     code = _train(sweep, every, todo, jobs, job, say, " to choose by" if sweep.best else "")
     if code or sweep.best is None:
         return code
     for line in choose(sweep):
         say(line)
-    known = {settings.name for settings in every}
-    more = [settings for _, settings in sweep.final_runs() if settings is not None and settings.name not in known]
+    more = [settings for settings in sweep.known_runs() if settings.name not in names]
     todo = _missing(sweep, more)
-    _write_list(sweep, [*every, *more])
+    sweep.write_list(every[0].output, [*names, *(settings.name for settings in more)])
     return _train(sweep, more, todo, jobs, job, say, " with what was chosen") if more else 0
 
 
@@ -79,7 +77,7 @@ def _train(
     def tell(one: pool.Running) -> None:
         settings, code = one.settings, one.process.exitcode
         state, name, took = progress.read_state(settings), settings.name, f"({one.seconds:.0f} s)"
-        held, who = lock.look(progress.directory(settings))
+        held, who = lock.inspect(progress.directory(settings))
         others = code != 0 and who.get("pid", one.process.pid) != one.process.pid
         if state.what == progress.DONE and (code == 0 or others):
             pool.log(settings).unlink(missing_ok=True)  # the run's own log.txt has it
@@ -120,12 +118,8 @@ def check(sweep: Sweep, say: Say) -> None:
         raise UserError(f"{count(missing, 'run')} missing; go on with: {sweep.command}")
     if sweep.best is not None:
         choose(sweep)
-        _write_list(sweep, sweep.known_runs())
-
-
-def _write_list(sweep: Sweep, runs: Iterable[Settings]) -> None:
-    names = {settings.name: settings for settings in runs}
-    durable.write(next(iter(names.values())).output / files.SWEEP_LIST, sweep.listing(names))
+        runs = {settings.name: settings.output for settings in sweep.known_runs()}
+        sweep.write_list(next(iter(runs.values())), runs)
 
 
 def validate(sweep: Sweep, say: Say) -> None:
@@ -163,13 +157,6 @@ def validate(sweep: Sweep, say: Say) -> None:
 
 def _is_missing(error: BaseException | None) -> bool:
     return error is not None and (isinstance(error, MissingDataError) or _is_missing(error.__cause__))
-
-
-def make_folder(place: Path) -> None:
-    try:
-        place.mkdir(parents=True, exist_ok=True)
-    except OSError as error:
-        raise UserError(f"output: cannot create {place}: {error.strerror}; choose another output") from error
 
 
 class View:

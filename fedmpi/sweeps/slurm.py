@@ -18,8 +18,7 @@ from fedmpi.common.errors import UserError
 from fedmpi.common.text import count
 from fedmpi.config import Settings
 from fedmpi.config.loading import shown
-from fedmpi.runtime.reading.files import SWEEP_LIST, tail
-from fedmpi.runtime.record import durable
+from fedmpi.runtime.reading.files import tail
 from fedmpi.sweeps import progress
 from fedmpi.sweeps.expand import Sweep
 
@@ -103,17 +102,26 @@ def submit(sweep: Sweep, asked: Asked, dry: bool, say: Callable[[str], None]) ->
     if not first and not later:
         say(f"nothing to submit: {count(len(waiting), 'run')} in the queue, the others are done")
         return 0
+    folder, jobs = place / FOLDER, list[str]()
     if not dry:
-        _ready(sweep, place, [settings.name for _, settings in every])
-    jobs: list[str] = []
-    threads = max(settings.compute.threads for _, settings in every)
-    for names, after in ((first, False), (later, True)):
-        earlier = list(jobs) if after else []
-        jobs += _arrays(sweep, asked, names, earlier, place, threads, dry, say)
+        sweep.write_list(place, [settings.name for _, settings in every])
+        folder.mkdir(exist_ok=True)
+    threads, most = max(settings.compute.threads for _, settings in every), _largest()
+    for names, earlier in ((first, 0), (later, len(range(0, len(first), most)))):
+        for at in range(0, len(names), most):  # arrays as large as Slurm takes; with max_running one after the other
+            part, own = names[at : at + most], jobs[earlier:]
+            before = [*jobs[:earlier], *(own[-1:] if asked.max_running else [])]
+            words = ["--parsable", *([f"--dependency=afterany:{':'.join(before)}"] if before else [])]
+            jobs.append(_sbatch(words, script(sweep, asked, part, place, threads), dry, say))
+            if not dry:
+                with (folder / SUBMITTED).open("a", encoding="utf-8") as file:
+                    file.write(json.dumps({"job": jobs[-1], "names": part}) + "\n")
+                kept = script(sweep, asked, part, place, threads, kept=True)
+                (folder / f"{jobs[-1]}.sbatch").write_text(kept, encoding="utf-8")
     others = {entry["job"] for entry in _submitted(place) if set(entry["names"]) & set(waiting)} if waiting else set()
     check = [*_fedmpi(sweep), "--check"]
     words = ["--parsable", f"--job-name={every[0][1].output.name}-end", "--ntasks=1", *asked.shared()]
-    words += [f"--dependency=afterany:{':'.join([*jobs, *sorted(others)])}", f"--output={place / FOLDER}/end-%j.log"]
+    words += [f"--dependency=afterany:{':'.join([*jobs, *sorted(others)])}", f"--output={folder}/end-%j.log"]
     words += [f"--wrap=cd {shlex.quote(str(Path.cwd()))} && exec {shlex.join(check)}"]
     end = _sbatch(words, None, dry, say)
     if dry:
@@ -130,33 +138,6 @@ def _later(sweep: Sweep) -> list[str]:
     known = {sweep.name(labels): settings for labels, settings in sweep.final_runs()}
     rest = [sweep.name(labels) for labels in sweep.labels if not sweep.best.tunes(labels)]
     return [name for name in rest if (found := known[name]) is None or not sweep.is_over(progress.check_state(found))]
-
-
-def _arrays(
-    sweep: Sweep,
-    asked: Asked,
-    names: Sequence[str],
-    after: Sequence[str],
-    place: Path,
-    threads: int,
-    dry: bool,
-    say: Callable[[str], None],
-) -> list[str]:
-    """Submit names as arrays as large as Slurm takes; with max_running one after the other. Returns their jobs."""
-    jobs: list[str] = []
-    most = _largest() if names else LARGEST
-    for at in range(0, len(names), most):
-        part = names[at : at + most]
-        text = script(sweep, asked, part, place, threads)
-        before = [*after, *(jobs[-1:] if asked.max_running else [])]
-        words = ["--parsable", *([f"--dependency=afterany:{':'.join(before)}"] if before else [])]
-        jobs.append(_sbatch(words, text, dry, say))
-        if not dry:
-            with (place / FOLDER / SUBMITTED).open("a", encoding="utf-8") as file:
-                file.write(json.dumps({"job": jobs[-1], "names": list(part)}) + "\n")
-            kept = script(sweep, asked, part, place, threads, kept=True)
-            (place / FOLDER / f"{jobs[-1]}.sbatch").write_text(kept, encoding="utf-8")
-    return jobs
 
 
 def script(sweep: Sweep, asked: Asked, names: Sequence[str], place: Path, threads: int, kept: bool = False) -> str:
@@ -222,15 +203,6 @@ def _submitted(place: Path) -> list[dict]:
 def _fedmpi(sweep: Sweep, kept: bool = False) -> list[str]:
     given = map(shown, sweep.given) if kept else sweep.given
     return [sys.executable, "-m", "fedmpi", "sweep", str(sweep.path.absolute()), *given]
-
-
-def _ready(sweep: Sweep, place: Path, names: Sequence[str]) -> None:
-    """The folder, and the list of runs that `fedmpi status` reads."""
-    try:
-        (place / FOLDER).mkdir(parents=True, exist_ok=True)
-        durable.write(place / SWEEP_LIST, sweep.listing(names))
-    except OSError as error:
-        raise UserError(f"output: cannot write to {place / FOLDER}: {error.strerror}; choose another output") from error
 
 
 def _sbatch(words: Sequence[str], text: str | None, dry: bool, say: Callable[[str], None]) -> str:

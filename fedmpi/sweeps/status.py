@@ -28,7 +28,7 @@ from fedmpi.runtime.reading.status import (
     STOPPED,
 )
 from fedmpi.runtime.reading.status import brief as run_facts
-from fedmpi.runtime.record.plugins import moved_along
+from fedmpi.runtime.record.plugins import moved_with
 from fedmpi.sweeps import progress, slurm
 from fedmpi.sweeps.expand import Sweep
 
@@ -51,7 +51,7 @@ def asked(place: Path) -> tuple[Path, list[str]]:
         )
     here, path = place.resolve(), Path(file)
     if not path.is_file():  # it may have been moved together with the runs, whose settings are compared with its own
-        moved = next(moved_along(here, file), None)
+        moved = next(moved_with(here, file), None)
         if moved is None:
             said = f"{file}, of which these runs are, is not there any more"
             raise UserError(f"{place / SWEEP_LIST}: {said}; give the file itself")

@@ -3,15 +3,11 @@
 import os
 import signal
 import subprocess
-import sys
 
 import pytest
 import torch
 from helpers import BIN, ROOT, clean_env, fedmpi, gone, left_over
 from real_job import wait_until
-
-from fedmpi.doctor import report
-from fedmpi.doctor.lines import ODD, Line
 
 QUICK = str(ROOT / "configs" / "quickstart.yaml")
 
@@ -32,17 +28,6 @@ def program(path, text):
     return path
 
 
-def test_an_mpirun_of_another_mpi_is_told():
-    ours = Line("mpi", "Open MPI v5.0.7, which mpi4py loads")
-    assert report.mismatch([ours, Line("mpirun", "mpirun (Open MPI) 5.0.7 (/bin/mpirun)")]) == []
-    assert report.mismatch([ours, Line("mpirun", "gave no answer within 5 s", ODD)]) == []
-    assert report.mismatch([Line("mpi", "MPICH Version: 4.2.0"), Line("mpirun", "Version:   4.2.0 (/bin/m)")]) == []
-    for other in ("mpirun (Open MPI) 4.1.4 (/bin/mpirun)", "Version:   4.2.0 (/bin/mpirun)"):
-        [line] = report.mismatch([ours, Line("mpirun", other)])
-        assert line.mark == ODD
-        assert "MPI4PY_LIBMPI" in line.text
-
-
 def test_ctrl_c_ends_the_programs_that_are_asked(tmp_path):
     program(tmp_path / "mpirun", "exec sleep 987.75")
     env = clean_env()
@@ -53,14 +38,6 @@ def test_ctrl_c_ends_the_programs_that_are_asked(tmp_path):
     doctor.send_signal(signal.SIGINT)
     assert doctor.wait(240) == 130
     assert gone("987.75")
-
-
-def test_the_command_itself_loads_no_library_that_could_hang():
-    program = "import sys, fedmpi.cli, fedmpi.doctor.report as r\n"
-    program += "print([found for found in (r.host.memory(), r._python(), r._packages()) if not found])\n"
-    program += "print([name for name in ('torch', 'mpi4py', 'torchvision') if name in sys.modules])"
-    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, env=clean_env())
-    assert done.stdout == "[]\n[]\n", done.stderr
 
 
 @NEEDS_CPU_TORCH

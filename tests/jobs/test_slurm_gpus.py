@@ -7,7 +7,7 @@ import subprocess
 import pytest
 from helpers import ROOT, fedmpi
 
-from fedmpi.doctor.planning import plan_text
+from fedmpi.doctor import plan
 from fedmpi.sweeps import expand, slurm
 
 pytestmark = [pytest.mark.xdist_group("slurm"), pytest.mark.smoke]
@@ -57,9 +57,8 @@ def test_every_file_has_one():
 
 
 def test_of_fedmpi_plan(say):
-    seconds = {"start": 1.0, "run": 1.0, "error": 0.1}
     facts = {"ranks": 3, "hosts": 1, "cuda": True, "threads": 1, "memory": {"rank 0": {"all": 1 << 20}}}
-    line = shlex.split(plan_text.sbatch({**facts, "seconds": seconds}, ["configs/quickstart.yaml"]))
+    line = shlex.split(plan.sbatch(facts, ["configs/quickstart.yaml"]))
     say(line[0], "--test-only", *line[1:])
     options = line[1 : line.index("slurm/srun.sbatch")]
     assert seen(say("srun", "--immediate=60", *options, "sh", "-c", SEES)) == ["0,1,2"] * 3

@@ -30,10 +30,6 @@ class Recipe:
         """The same batches, and steps w <- w - lr g."""
         return Recipe(self.epochs, self.steps, self.batch_size, self.drop_last)
 
-    @property
-    def clips(self) -> bool:
-        return self.clip_norm is not None or self.clip_value is not None
-
     def beyond_sgd(self) -> str:
         """Which setting makes w - w0 other than lr times a sum of gradients with weights known beforehand; or ""."""
         reasons = {
@@ -43,12 +39,6 @@ class Recipe:
             "train.keep_optim is true": self.keep,
         }
         return next((reason for reason, holds in reasons.items() if holds), "")
-
-    def uneven(self) -> str:
-        """Which setting ends a round within a pass over the data; or ""."""
-        if self.steps is not None:
-            return f"train.steps is {self.steps}"
-        return f"train.epochs is {self.epochs:g}" if self.epochs != floor(self.epochs or 0) else ""
 
     def amount(self, n: int, many: int = 1, epochs: float | None = None) -> tuple[int, int]:
         """Passes that a client with n samples begins, and its steps in all of them; of a pass begun in part the first

@@ -59,7 +59,8 @@ def why_not(method: Method, model: FlatModel, recipe: Recipe, *, bf16: bool, com
         recipe.beyond_sgd(): bool(recipe.beyond_sgd()),
         "train.nesterov is true": recipe.nesterov,
         f"train.dampening is {recipe.dampening:g}": bool(recipe.dampening),
-        recipe.uneven(): bool(recipe.uneven()),
+        f"train.steps is {recipe.steps}": recipe.steps is not None,  # a round may end within a pass over the data
+        f"train.epochs is {recipe.epochs}": recipe.steps is None and recipe.epochs != int(recipe.epochs or 0),
         "compute.precision is bf16": bf16,
         "compute.compile is true": compiled,
     }
@@ -210,7 +211,7 @@ def _finish(
     if len(fit.scratch):
         client.scratch = worker.messages.scratch.views(fit.scratch[i])
     try:
-        if asked or len(client.state_row):  # else nobody looks at k.w
+        if asked or len(client.state_row):  # else nobody looks at client.w
             worker.model.load(fit.stack.row(i), client.b0)
         if asked:
             seeds.reseed(worker.seed, "torch", client.round, client.id)

@@ -17,18 +17,14 @@ from torch import Tensor
 from fedmpi.comm import Communicator
 from fedmpi.common.errors import UserError
 from fedmpi.engine.checks import check_finite
-from fedmpi.engine.messages import WORD, Announcement, Messages, Upload
+from fedmpi.engine.messages import ENGINE_DOWN, ENGINE_UP, WORD, Announcement, Messages, Upload
 from fedmpi.engine.server import FederationServer
-from fedmpi.engine.travel.cuts import Cuts
-from fedmpi.engine.travel.early import Asked
-from fedmpi.engine.travel.gathering import Gathering, Memory, Trip
+from fedmpi.engine.travel.gathering import Cuts, Gathering, Memory, Trip
 from fedmpi.engine.travel.reduced import Reduced
 from fedmpi.engine.travel.sharded import Sharded
 from fedmpi.engine.travel.streamed import Streamed
-from fedmpi.engine.travel.versions import Versions
 from fedmpi.engine.travel.whole import Whole
 from fedmpi.flat.coding import Coding
-from fedmpi.flat.packing import Packing
 from fedmpi.method.base import means_of
 
 Placement = Mapping[int, int]  # client -> rank
@@ -65,14 +61,23 @@ class Exchange:
         self.sharded, self.sums, self.reduce, self.acknowledge = sharded, sums, reduce, acknowledge
         self.full = messages.announcement()
         pins = model.is_cuda and comm.device.type == "cpu"
-        self.message = _row(self.full.packing, model.dtype, comm.device, pins)
+        # Rank 0 evaluates the model in its message. Kernels round differently for weights that begin within a cache
+        # line, and the weights of an ordinary tensor begin at one: so do those of the message.
+        most, (before, _) = ALIGNED // model.dtype.itemsize, self.full.packing.spans["_w"]
+        place = torch.zeros(self.full.packing.size + most, dtype=model.dtype, device=comm.device, pin_memory=pins)
+        first = -(before + place.data_ptr() // model.dtype.itemsize) % most
+        self.message = place[first:][: self.full.packing.size]
         self.inbox = self.message.to(model.device, copy=self.message.device != model.device)
+        form = messages.wire.down
+        # What the root keeps of what it has sent, where the next message is the difference to it.
+        self.held = self.message if form is not None and form.changes_only else None
+        self.no_download = self.message.new_zeros(messages.per_client.size)  # the row of a client that is sent nothing
         self.changed = messages.shared_groups
         self.fresh = True  # whether the ranks do not all have what rank 0 keeps
         self.told: int | None = None  # rank 0's: the round for which it was brought nearer to the model
         self.versions = Versions(messages)
         self.memory = Memory(self.message, pins)
-        self._cuts: dict[Upload, tuple[Cuts, set[Asked]]] = {}
+        self._cuts: dict[Upload, Cuts] = {}
 
     def model_storage(self) -> tuple[Tensor, Tensor]:
         """Where the global w and b live at the root: in the next message, if it holds all of them; else beside it."""
@@ -82,20 +87,21 @@ class Exchange:
         b = held._b if messages.shared_b.whole else self.message.new_empty(messages.sizes["b"])
         return w, b
 
-    def held(self) -> Tensor | None:
-        """What the root keeps of what it has sent, where the next message is the difference to it."""
-        form = self.messages.wire.down
-        return self.message if form is not None and form.changes_only else None
-
     # ---- down ----
     def announce(self, word: float, server: FederationServer | None, t: int = 0, moves: bool = True) -> float:
         """Rank 0's word and news to all ranks, before round t; returns the word. `server` is rank 0's, None elsewhere.
 
         moves: whether the model has; else what was sent before stands.
         """
-        news = self.messages.announcement(self.changed)
-        if server is not None:
-            self._write(word, server)
+        messages, news = self.messages, self.messages.announcement(self.changed)
+        if server is not None:  # the root's full message, apart from the model where that lies in it (`model_storage`)
+            coded = () if self.full.coding is None else self.full.coding.formats
+            values = {n: getattr(server.state, n) for n in messages.method.receives if n not in coded}
+            if not messages.shared.whole and "_w" not in coded:
+                values["_w"] = messages.shared.take(server.w)
+            if not messages.shared_b.whole:
+                values["_b"] = messages.shared_b.take(server.b)
+            self.full.packing.write(self.message, {**values, WORD: word})
         if self.full.coding is not None:
             begins, moves, self.told = self.told is None, moves and t != self.told, t  # before a loss can cut it
             self._announce_coded(news, server, begins, moves)
@@ -120,16 +126,6 @@ class Exchange:
         self.comm.broadcast(both)
         w, b = both.split(sizes)
         return w, b
-
-    def _write(self, word: float, server: FederationServer) -> None:
-        """The root's full message, apart from the model where that lies in it (`model_storage`)."""
-        messages, coded = self.messages, self.full.coding.formats if self.full.coding else ()
-        values = {n: getattr(server.state, n) for n in messages.method.receives if n not in coded}
-        if not messages.shared.whole and "_w" not in coded:
-            values["_w"] = messages.shared.take(server.w)
-        if not messages.shared_b.whole:
-            values["_b"] = messages.shared_b.take(server.b)
-        self.full.packing.write(self.message, {**values, WORD: word})
 
     def _announce_coded(self, news: Announcement, server: FederationServer | None, begins: bool, moves: bool) -> None:
         """The same in a format. moves: whether rank 0 is to bring what it keeps nearer to the model; begins: to it."""
@@ -187,8 +183,8 @@ class Exchange:
         packing, rank, coding = self.messages.per_client, self.comm.rank, self.messages.personal_coding
         mine = [k for k in clients if server is not None or where[k] == rank]
         if not packing.size:
-            return dict.fromkeys(mine, self.no_download())
-        rows = {k: self.no_download() for k in mine}
+            return dict.fromkeys(mine, self.no_download)
+        rows = {k: self.no_download.clone() for k in mine}
         if server is None:
             came = {k: coming(row, coding) for k, row in rows.items()}
             self.comm.exchange([], [(0, message) for message in came.values()])
@@ -206,18 +202,15 @@ class Exchange:
         self.comm.exchange([(where[k], message) for k, message in sent.items()], own)
         return rows
 
-    def no_download(self) -> Tensor:
-        """The row of a client that is sent nothing."""
-        return self.message.new_zeros(self.messages.per_client.size)
-
     # ---- up ----
     def gather_uploads(self, t: int, members: Sequence[int], where: Placement, p: Tensor) -> Gathering:
         """This rank's part in round t's uploads. p: (m,) the cohort's weights."""
         upload, comm = self.messages.upload(t), self.comm
         if upload not in self._cuts:
-            self._cuts[upload] = Cuts(upload.packing), set()
-        cuts, asked = self._cuts[upload]
-        trip = Trip(comm, t, upload, cuts, members, where, self.memory, asked)
+            self._cuts[upload] = Cuts(upload.packing)
+        cuts = self._cuts[upload]
+        here = [k for k in members if where[k] == comm.rank]
+        trip = Trip(comm, t, upload, cuts, members, where, here, self.memory)
         adds = (self.sums or self.reduce) and cuts.large and members  # of nobody there is no sum
         means = means_of(self.messages.method) if adds else None
         gathering: Gathering
@@ -252,13 +245,44 @@ def arrived(message: Tensor, row: Tensor, coding: Coding | None) -> None:
         coding.unpack(message, row)
 
 
-def _row(packing: Packing, kind: torch.dtype, device: torch.device, pin: bool) -> Tensor:
-    """Return a row of zeros, (size,), whose slot `_w` begins at a cache line.
+class Versions:
+    """Which version of the model each client has, and from that how many numbers clients send and are sent.
 
-    Rank 0 evaluates the model in this memory. Kernels round differently for weights that begin within a cache line,
-    and the weights of an ordinary tensor begin at one. pin: whether the row is in pinned memory.
+    Counted client by client, as papers do, whichever rank trains whom: a client is not sent again what it has already.
+    The engine's own numbers are left out. Where the format of a message takes fewer bytes (comm.wire) so many numbers
+    count as would take these bytes. Of a format for differences only who has the version before can make use.
+    A group's version is the number of rounds that have changed it; a client knows those that it was sent.
     """
-    most = ALIGNED // kind.itemsize
-    place = torch.zeros(packing.size + most, dtype=kind, device=device, pin_memory=pin)
-    before = packing.spans["_w"][0] + place.data_ptr() // kind.itemsize
-    return place[-before % most :][: packing.size]
+
+    def __init__(self, messages: Messages) -> None:
+        self.messages = messages
+        self.current = dict.fromkeys(messages.shared_groups, 0)  # group -> rounds in which it was stepped, so far
+        self._latest: tuple[int, dict[str, int]] = -1, {}  # the round counted last, and its numbers
+        self.known: dict[int, dict[str, int]] = {}  # client -> the versions that it has; none where it never took part
+
+    def count(self, t: int, members: Sequence[int]) -> dict[str, int]:
+        """Round t's up_parameters and down_parameters over its cohort, which from now on has the current versions.
+
+        A round that is made again after a rank failure is counted once.
+        """
+        if self._latest[0] == t:
+            return self._latest[1]
+        messages, form = self.messages, self.messages.wire.down
+        personal = messages.personal_coding.entries if messages.personal_coding else messages.per_client.size
+        down, sizes = len(members) * (personal - ENGINE_DOWN), dict[int, int]()
+        for k in members:
+            known = self.known.get(k, {})
+            key = id(self.known.get(k))  # clients of an earlier round share their versions
+            if key not in sizes:
+                missing = frozenset(group for group, version in self.current.items() if known.get(group) != version)
+                news = messages.announcement(missing)
+                whole = form is not None and form.changes_only
+                whole = whole and any(known.get(group) != self.current[group] - 1 for group in missing)
+                sizes[key] = news.packing.size if whole else news.size
+            down += sizes[key]
+        now = dict(self.current)
+        self.known |= dict.fromkeys(members, now)
+        self.current |= {group: self.current[group] + 1 for group in messages.groups(t)}
+        up = len(members) * (messages.upload(t).size - ENGINE_UP)
+        self._latest = t, {"up_parameters": up, "down_parameters": down}
+        return self._latest[1]

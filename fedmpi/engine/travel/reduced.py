@@ -77,7 +77,7 @@ class Totals(Sums):
                     total.add(x, weights[i], False)
 
     @property
-    def whole(self) -> bool:
+    def whole(self) -> bool:  # type: ignore[override]
         return bool(self.long.isfinite().all())
 
     def _norms(self, name: str) -> Tensor:

@@ -12,7 +12,6 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from fedmpi.engine.travel.early import Early, Rows
 from fedmpi.engine.travel.gathering import Trip, close_up, scale
 from fedmpi.flat import linear
 from fedmpi.flat.coding import Coding
@@ -28,7 +27,6 @@ class Part(NamedTuple):
     rows: Tensor  # (m, b - a)
     a: int
     width: int  # columns of the whole slot
-    gram: Callable[[], Tensor]  # of these rows, block by block
 
 
 class Question(NamedTuple):
@@ -41,7 +39,7 @@ class Question(NamedTuple):
 
 QUESTIONS = {
     COMBINE: Question(lambda part, c: linear.combine(part.rows, c, part.a, part.width)),
-    GRAM: Question(lambda part, _: part.gram(), by_block=2),
+    GRAM: Question(lambda part, _: linear.gram_blocks(part.rows, part.a, part.width), by_block=2),
     PRODUCTS: Question(lambda part, v: linear.product_parts(part.rows, v, part.a), by_block=1, entries=True),
     TRIMMED: Question(lambda part, trim: linear.trimmed_mean(part.rows, float(trim))),
     NORMS: Question(lambda part, _: linear.block_norms(part.rows), by_block=1),
@@ -60,7 +58,6 @@ class Shard:
         for name in self.names:
             a, b = self.cuts.share(name, self.me, len(self.holders))
             self.rows[name] = trip.memory.rows(f"shard {name}", self.m, b - a)
-        self.early = Early(self._placed(), trip.asked)
         coding, memory = trip.upload.coding, trip.memory
         formats = coding.formats if coding else {}
         self.forms = {name: formats[name] for name in self.names if name in formats}
@@ -80,10 +77,6 @@ class Shard:
         n, span = self.cuts.large[name][1], self.cuts.share(name, holder, len(self.holders))
         a, b = self.forms[name].needed(n, span)
         return self.forms[name].size(b - a, self.trip.memory.like.element_size()) if span[0] < span[1] else 0
-
-    def _placed(self) -> Rows:
-        first = {name: self.cuts.share(name, self.me, len(self.holders))[0] for name in self.names}
-        return {name: (rows, first[name], self.cuts.large[name][1]) for name, rows in self.rows.items()}
 
     # ---- how rows come ----
     def small_parts(self, row: Tensor) -> list[Tensor]:
@@ -136,7 +129,7 @@ class Shard:
         a, b = self.within(self.me, name, span)
         first = self.cuts.share(name, self.me, len(self.holders))[0]
         rows, width = self.rows[name][:, a - first : b - first], self.cuts.large[name][1]
-        return QUESTIONS[what].answer(Part(rows, a, width, lambda: self.early.take(name, span)), numbers)
+        return QUESTIONS[what].answer(Part(rows, a, width), numbers)
 
     def place(self, what: int, holder: int, name: str, span: Span) -> Tensor:
         """Where that holder's part of the answer comes, on the communicator's device."""
@@ -156,13 +149,9 @@ class Shard:
     # ---- what becomes of them ----
     def scale(self, place: int, factor: float) -> None:
         """dw <- factor dw, for one row."""
-        self.early.rest()
         scale(self.rows["dw"][place], factor)
-        self.early.forget(self._placed())
 
     def only(self, places: Sequence[int]) -> None:
         """From now on these rows are all there are."""
-        self.early.rest()
         self.m = len(places)
         self.rows = {name: close_up(rows, places) for name, rows in self.rows.items()}
-        self.early.forget(self._placed())

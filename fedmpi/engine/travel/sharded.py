@@ -10,7 +10,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from contextlib import suppress
-from itertools import pairwise
 
 import torch
 from torch import Tensor
@@ -65,13 +64,11 @@ class Sharded(Gathering):
         self.ring.send(client, messages)
 
     def _finish(self) -> Received | None:
-        for i, whole in pairwise([*self.coming, len(self.trip.members)]):
-            self.comm.finish(self.coming[i])
+        for i, posted in self.coming.items():
+            self.comm.finish(posted)
             self.shard.arrived(i)
             if self.comm.rank == 0:
                 self.shard.small_arrived(self.heads, i)
-            for name in self.shard.names if self.comm.begins else ():  # else all come at once
-                self.shard.early.came(name, whole)
         self.ring.wait()
         if self.comm.rank == 0:
             return Spread(self.trip, self.shard, self.heads)
@@ -167,7 +164,7 @@ class Spread(Received):
         return ShardedUploads(clients, n, p, self)
 
     def tensors(self) -> dict[str, Tensor]:
-        return {"up": self.heads}
+        return {"updates": self.heads}
 
     def release(self) -> None:
         with suppress(Lost):  # the round is over all the same; the next message meets the loss

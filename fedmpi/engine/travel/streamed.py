@@ -1,7 +1,7 @@
 """Uploads that rank 0 adds up as they come, in the order of the clients: it holds sums, whatever the cohort's size.
 
 Rows come in pieces, or whole where they travel in formats (comm.wire), the next ones while one is added. For rules that
-read large slots through `up.mean` alone, which their method declares (`means`); nothing may have to be left out or
+read large slots through `updates.mean` alone, which their method declares (`means`); nothing may have to be left out or
 clipped, as that is known only at the end.
 """
 
@@ -9,15 +9,14 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from concurrent.futures import Future, wait
-from functools import partial
+from concurrent.futures import Future, ThreadPoolExecutor, wait
+from functools import cache, partial
 
 import torch
 from torch import Tensor
 
 from fedmpi.comm.base import Message, Posted
 from fedmpi.common.errors import UserError
-from fedmpi.engine.travel.early import aside
 from fedmpi.engine.travel.gathering import Gathering, Received, Ring, Trip, packed
 from fedmpi.flat import linear
 from fedmpi.flat.packing import Views
@@ -86,7 +85,7 @@ class Sums(Received):
         return StreamedUploads(clients, n, p, self)
 
     def tensors(self) -> dict[str, Tensor]:
-        return {"up": self.heads}
+        return {"updates": self.heads}
 
 
 class StreamedUploads(Uploads):
@@ -98,7 +97,7 @@ class StreamedUploads(Uploads):
 
     def _slot(self, name: str) -> Tensor:
         if name in self.sums.cuts.large:
-            raise self._undeclared(name, f"reads up.{name}")
+            raise self._undeclared(name, f"reads updates.{name}")
         return getattr(self.sums.small, name)
 
     def combine(self, coefficients: Tensor, slot: str = "dw", span: Span | None = None) -> Tensor:
@@ -112,9 +111,15 @@ class StreamedUploads(Uploads):
 
     def _undeclared(self, slot: str, does: str) -> UserError:
         return UserError(
-            f"means says that aggregate reads the slot {slot!r} through up.mean alone, with the weights declared "
+            f"means says that aggregate reads the slot {slot!r} through updates.mean alone, with the weights declared "
             f"there, but it {does}; leave out {slot!r} in means, and the server holds all rows"
         )
+
+
+@cache
+def _adder() -> ThreadPoolExecutor:
+    """The thread that adds what has come, while the rank waits for messages."""
+    return ThreadPoolExecutor(1, thread_name_prefix="fedmpi-adder")
 
 
 class Streamed(Gathering):
@@ -157,7 +162,7 @@ class Streamed(Gathering):
             posted, add = under_way.popleft()
             self.comm.finish(posted)
             if add is not None:
-                adding.append(aside().submit(add))
+                adding.append(_adder().submit(add))
             if len(adding) > 1:
                 adding[0].result()
                 adding.popleft()

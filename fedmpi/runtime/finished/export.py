@@ -31,7 +31,7 @@ from fedmpi.data.batches import batches
 from fedmpi.runtime import build, build_data, trust
 from fedmpi.runtime.build import Experiment
 from fedmpi.runtime.device import set_numerics
-from fedmpi.runtime.finished.models import ClientPredictor, client_model, rebuilt
+from fedmpi.runtime.finished.models import ClientPredictor, client_model, rebuild_model
 from fedmpi.runtime.finished.predict import site_of
 from fedmpi.runtime.record.data_files import PREPROCESSING, site_file
 from fedmpi.runtime.record.durable import weights
@@ -73,7 +73,7 @@ def export(
     name = BEST if best else MODEL
     with trust.guard(trusted):
         set_numerics(settings)
-        module, facts = rebuilt(run, settings, name), facts_of(run / name)
+        module, facts = rebuild_model(run, settings, name), facts_of(run / name)
         if client is not None:
             module = client_model(run, client, trusted, best, given)
             facts = {"input": facts["input"], "classes": facts["classes"], "client": client}
@@ -97,7 +97,7 @@ def export(
         stem = Path(name).stem if client is None else f"{Path(name).stem}-client-{client}"
         path = out or run / "export" / f"{stem}{SUFFIX[to]}"
         with _written(path) as temporary, torch.inference_mode():
-            run_file = WRITERS[to](module, x, temporary, lambda: rebuilt(run, settings, name), facts)
+            run_file = WRITERS[to](module, x, temporary, lambda: rebuild_model(run, settings, name), facts)
             apart, largest = _compare(module, run_file, x, to)
     prepared, beside = _preprocessing(run, settings, client), path.with_suffix(".preprocessing.json")
     if prepared is not None:

@@ -20,8 +20,8 @@ from fedmpi.config.schema import Settings
 from fedmpi.config.yaml_source import read
 from fedmpi.flat.layout import Layout
 from fedmpi.flat.model import FlatModel
-from fedmpi.runtime.finished.models import rebuilt
-from fedmpi.runtime.record.durable import Damaged, packed, read_tensors
+from fedmpi.runtime.finished.models import rebuild_model
+from fedmpi.runtime.record.durable import CorruptFileError, packed, read_tensors
 from fedmpi.runtime.record.run_dir import BEST, MODEL, SEAL, seal, stamp
 from fedmpi.runtime.record.saved_model import best_model, facts_of
 from fedmpi.runtime.record.summary import metric_names, summary
@@ -187,7 +187,7 @@ def check_models(run: Path, settings: Settings, rows: Rows, to: Findings) -> Non
             continue
         t = rows[-1]["round"] if name == MODEL else facts_of(run / name).get("round")
         try:
-            model = FlatModel(rebuilt(run, settings, name))
+            model = FlatModel(rebuild_model(run, settings, name))
         except UserError as error:
             to.found(str(error))
             continue
@@ -224,7 +224,7 @@ def _check_kept(run: Path, layout: Layout | None, hashes: Mapping[int, Any], to:
         name = path.relative_to(run)
         try:
             tensors, facts = read_tensors(path)
-        except Damaged as error:
+        except CorruptFileError as error:
             to.found(f"{name}: {str(error).removeprefix(str(path)).lstrip(': ')}")
             continue
         if packed(tensors, facts) != path.read_bytes():

@@ -15,8 +15,6 @@ from typing import Any
 
 import numpy as np
 import torch
-from safetensors import SafetensorError, safe_open
-from safetensors.torch import load_file
 from torch import Tensor, nn
 
 from fedmpi.comm.base import Solo
@@ -28,7 +26,7 @@ from fedmpi.config.schema import Settings
 from fedmpi.config.sections import BestSettings
 from fedmpi.data.federated import Federated
 from fedmpi.engine.evaluate import load_own_model
-from fedmpi.engine.faults.losses import Losses
+from fedmpi.engine.faults.lost_ranks import LostRanks
 from fedmpi.engine.federation import Federation
 from fedmpi.engine.reporting import OWN
 from fedmpi.flat.model import FlatModel
@@ -38,9 +36,9 @@ from fedmpi.runtime import build, build_data, rank_agreement, trust
 from fedmpi.runtime.build import Experiment
 from fedmpi.runtime.device import set_numerics
 from fedmpi.runtime.record.data_files import PREPROCESSING, by_client, read_preprocessing
-from fedmpi.runtime.record.durable import Damaged, read_tensors
+from fedmpi.runtime.record.durable import CorruptFileError, read_tensors
 from fedmpi.runtime.record.run_dir import BEST, MODEL, RunDirectory
-from fedmpi.runtime.record.saved_model import facts_of, input_of
+from fedmpi.runtime.record.saved_model import facts_of, input_of, read_model
 from fedmpi.runtime.resuming import initial, resume
 from fedmpi.runtime.resuming.checkpoints import Rows
 
@@ -69,7 +67,7 @@ class ClientPredictor(nn.Module):
             return self._predict(x)
 
 
-def rebuilt(run_dir: Path, settings: Settings, name: str = MODEL) -> nn.Module:
+def rebuild_model(run_dir: Path, settings: Settings, name: str = MODEL) -> nn.Module:
     """Return the global model of a run directory, in evaluation mode.
 
     Args:
@@ -86,13 +84,7 @@ def rebuilt(run_dir: Path, settings: Settings, name: str = MODEL) -> nn.Module:
         )
     if not weights.exists():
         raise UserError(f"{run_dir} holds no model.safetensors: the run has not ended yet, or did not end well")
-    try:
-        with safe_open(weights, framework="pt") as file:
-            facts = json.loads((file.metadata() or {})["fedmpi"])
-        shape, dtype = input_of(facts)
-        tensors, classes = load_file(weights), int(facts["classes"])
-    except (SafetensorError, OSError, KeyError, TypeError, ValueError) as error:
-        raise UserError(f"{weights} is damaged, or no model of fedmpi: {type(error).__name__}: {error}") from error
+    tensors, (shape, dtype), classes = read_model(weights)
     module = build.prepared_module(settings, build.make_method(settings), shape, classes, dtype)
     try:
         module.load_state_dict(tensors)
@@ -121,7 +113,7 @@ def client_model(
         warnings.simplefilter("ignore")  # of the run, which has told them
         set_numerics(settings)
         name = BEST if best else MODEL
-        module, facts = rebuilt(run_dir, settings, name), facts_of(run_dir / name)
+        module, facts = rebuild_model(run_dir, settings, name), facts_of(run_dir / name)
         number = _number(_site_names(run_dir, settings), client, _sizes(run_dir))
         made = _experiment(run_dir, settings, facts, number)
         fed = build.federation(made, Solo(torch.device("cpu")), lambda: False)
@@ -244,12 +236,12 @@ def _restore(fed: Federation, made: Experiment, run_dir: Path, module: nn.Module
         return
     try:
         tensors, kept = read_tensors(path)
-    except Damaged as error:
+    except CorruptFileError as error:
         raise UserError(f"{error}: {_without_checkpoint(made.settings, t)}") from error
     if messages.client_state.size:
         fed.states.shelf, fed.states.room = Rows(run_dir / "state", made.settings.data.silos), made.data.clients
     lost = resume.earlier_records(made.settings, RunDirectory(run_dir))["losses"]
-    fed.scheduler.losses = Losses(lost).until(t + 1).known(t + 1)
+    fed.scheduler.lost_ranks = LostRanks(lost).until(t + 1).known(t + 1)
     fed.go_on(t, {**kept["memory"], "pace": None}, tensors)
     fed.transport.announce(0.0, fed.server, t + 1)
     own = made.model.state_dict(fed.server.w, fed.server.b)
@@ -273,11 +265,11 @@ def _evaluated(fed: Federation, made: Experiment, run_dir: Path, module: nn.Modu
     """The client's model by the hooks of the method, as protocol `personal` evaluates it."""
     t, method, worker = max(t, 0), made.method, fed.worker
     try:
-        downloads = {client: fed.transport.no_download()}
+        downloads = {client: fed.transport.no_download}
         if any(overrides(method, hook) for hook in ("weights", "predict", "tune")):
             downloads = fed.transport.send_downloads(t, [client], fed.states.owner, fed.server)
         view = fed.states.view(client, t, fed.plan.learning_rate(t), fed.transport.inbox, downloads[client])
-    except Damaged as error:
+    except CorruptFileError as error:
         raise UserError(_not_here(made, run_dir, client, error)) from error
     with seeds.scoped(made.settings.seed, "evaluate", "personal", t, client), blaming(f"client {client}"):
         predict = load_own_model(view)
@@ -287,7 +279,7 @@ def _evaluated(fed: Federation, made: Experiment, run_dir: Path, module: nn.Modu
     return module.eval()
 
 
-def _not_here(made: Experiment, run_dir: Path, client: int, error: Damaged) -> str:
+def _not_here(made: Experiment, run_dir: Path, client: int, error: CorruptFileError) -> str:
     """Say that the state of this client is missing, and with silos where it lies."""
     sites = made.settings.data.silos
     if not sites:

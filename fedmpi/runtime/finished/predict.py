@@ -38,7 +38,7 @@ from fedmpi.data.reading_options import ALL, with_options
 from fedmpi.data.sources.common import ignoring
 from fedmpi.runtime import trust
 from fedmpi.runtime.device import pick_device, set_numerics
-from fedmpi.runtime.finished.models import client_model, rebuilt
+from fedmpi.runtime.finished.models import client_model, rebuild_model
 from fedmpi.runtime.record import durable
 from fedmpi.runtime.record.data_files import PREPROCESSING, find_own_preprocessing, read_preprocessing
 from fedmpi.runtime.record.run_dir import BEST, MODEL
@@ -73,7 +73,7 @@ def predict(
         if client is not None:
             module = client_model(run, client, trusted, best, of_training(given))
         else:
-            module = rebuilt(run, settings, name).to(pick_device(settings, detect({})))
+            module = rebuild_model(run, settings, name).to(pick_device(settings, detect({})))
             if said := personal_notice(facts_of(run / name)):
                 warnings.warn(said, stacklevel=2)
         found = predictor(module, run, settings, name, client, given)(file, site=site, ids=ids)

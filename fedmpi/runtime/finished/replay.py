@@ -20,7 +20,7 @@ from fedmpi.common.signals import CommandProcess
 from fedmpi.common.text import count
 from fedmpi.config.schema import Settings
 from fedmpi.runtime import trust
-from fedmpi.runtime.record.durable import Damaged, read_tensors
+from fedmpi.runtime.record.durable import CorruptFileError, read_tensors
 from fedmpi.runtime.resuming import resume
 from fedmpi.runtime.run import execute
 
@@ -91,7 +91,7 @@ def checkpoints(run: Path) -> list[int]:
     for path in sorted(run.glob("checkpoints/[0-9]*.safetensors")):
         try:
             found.append(int(read_tensors(path)[1]["round"]))
-        except (Damaged, KeyError, TypeError):
+        except (CorruptFileError, KeyError, TypeError):
             continue
     return found
 

@@ -19,7 +19,7 @@ import torch
 from fedmpi.common.errors import UserError
 from fedmpi.common.text import count
 from fedmpi.config.schema import Settings
-from fedmpi.engine.faults import losses
+from fedmpi.engine.faults import lost_ranks
 from fedmpi.runtime import rank_agreement, trust
 from fedmpi.runtime.finished import integrity, replay
 from fedmpi.runtime.finished.integrity import Findings
@@ -114,7 +114,7 @@ def _replayed(
         return set()
     trusted, overrides, tolerance, reason = how
     # A run that goes on evaluates the round of its checkpoint once more, and knows then of ranks lost after it was.
-    late = {row.get("round") for row in _rows(run / "faults.jsonl") if losses.late(row)}
+    late = {row.get("round") for row in _rows(run / "faults.jsonl") if lost_ranks.late(row)}
     kept = [t for t in replay.checkpoints(run) if t in every and t + 1 not in late]
     wanted = replay.chosen(every, number, to.suspects, kept)
     other = others(run, settings)
@@ -239,7 +239,7 @@ def others(run: Path, settings: Settings) -> list[str]:
     capability = torch.backends.cpu.get_cpu_capability()
     if then.get("cpu") not in (None, capability):
         found.append(f"its CPU had {then['cpu']}, this one has {capability}")
-    found += RunDirectory(run).accepted()
+    found += RunDirectory(run).accepted_changes()
     placed = _rows(run / "placement.jsonl")  # of earlier starts, too
     most = max([len(ranks), *(len(row.get("pace") or ()) for row in placed)])
     if settings.compute.pack != 1 and most > 1:

@@ -50,7 +50,7 @@ def status(run: Path, now: float | None = None) -> Facts:
     figures, at = _figures(rows)
     return {
         **brief(run, text, now),
-        "holder": lock.look(run)[1] or None,
+        "holder": lock.inspect(run)[1] or None,
         **_ranks(run),
         "slowest": slowest(run),
         "figures": figures,
@@ -72,7 +72,7 @@ def brief(run: Path, text: bytes | None = None, now: float | None = None) -> Fac
     seen, whole = _rows(text), text.count(b"\n")
     done = seen.rows[-1]["round"] + 1 if seen.rows else max(whole - len(seen.damaged), 0)
     identity, summary = files.json_of(run / "identity.json") or {}, files.json_of(run / "summary.json")
-    held, who = lock.look(run)
+    held, who = lock.inspect(run)
     written = files.changed([run / "metrics.jsonl", run / "log.txt", *(run / TIMELINE).glob("rank-*.jsonl")])
     round_s, rounds = _round_s(seen.rows), _rounds(identity)
     lately = written is not None and now - written < LATELY_S + TIMES * (round_s or 0.0)

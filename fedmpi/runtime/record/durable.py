@@ -19,7 +19,7 @@ from safetensors import SafetensorError
 from torch import Tensor
 
 
-class Damaged(Exception):  # noqa: N818  (reads as it is meant: `except Damaged`)
+class CorruptFileError(Exception):
     """A file is missing, cut short or changed; the message says which and how."""
 
 
@@ -64,7 +64,7 @@ def packed(tensors: Mapping[str, Tensor], facts: Any) -> bytes:
 
 
 def read_tensors(path: Path) -> tuple[dict[str, Tensor], Any]:
-    """(tensors, facts) of `write_tensors`. Raises Damaged."""
+    """(tensors, facts) of `write_tensors`. Raises CorruptFileError."""
     try:
         content = path.read_bytes()
         tensors = safetensors.torch.load(content)
@@ -72,11 +72,11 @@ def read_tensors(path: Path) -> tuple[dict[str, Tensor], Any]:
         manifest = json.loads(header["__metadata__"]["fedmpi"])
         facts, recorded = manifest["facts"], manifest["sha256"]
     except OSError as error:
-        raise Damaged(f"{path}: {error.strerror}") from error
+        raise CorruptFileError(f"{path}: {error.strerror}") from error
     except (SafetensorError, ValueError, KeyError, TypeError) as error:
-        raise Damaged(f"{path} is damaged: no whole file of tensors ({error})") from error
+        raise CorruptFileError(f"{path} is damaged: no whole file of tensors ({error})") from error
     if _digest(tensors, facts) != recorded:
-        raise Damaged(f"{path} is damaged: its content is not that of the SHA-256 recorded in it")
+        raise CorruptFileError(f"{path} is damaged: its content is not that of the SHA-256 recorded in it")
     return tensors, json.loads(facts)
 
 

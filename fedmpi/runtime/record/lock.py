@@ -5,7 +5,7 @@ hosts it holds on local disks, NFS since Linux 2.6.12, GPFS, BeeGFS and Lustre m
 with -o localflock sees one host alone, and where there are no locks at all a warning says so: there it is up to who
 starts the jobs.
 
-Who only wants to know whether there is a job (`look`) shares the lock for a moment; a job that begins in that moment
+Who only wants to know whether there is a job (`inspect`) shares the lock for a moment; a job that begins in that moment
 tries once more. The package filelock knows no shared locks, and not who holds one.
 """
 
@@ -32,7 +32,7 @@ NONE_HERE = (errno.ENOSYS, errno.ENOLCK, errno.EOPNOTSUPP, errno.EINVAL)
 
 
 @contextmanager
-def held(directory: Path, private: bool = False) -> Iterator[None]:
+def hold(directory: Path, private: bool = False) -> Iterator[None]:
     """Hold the directory's lock. Raises UserError, having touched nothing, where another process has it."""
     path, until = directory / NAME, time.monotonic() + MOMENT_S
     try:
@@ -70,7 +70,7 @@ def held(directory: Path, private: bool = False) -> Iterator[None]:
         os.close(file)
 
 
-def look(directory: Path, mounts: Path = Path("/proc/self/mounts")) -> tuple[bool | None, dict[str, Any]]:
+def inspect(directory: Path, mounts: Path = Path("/proc/self/mounts")) -> tuple[bool | None, dict[str, Any]]:
     """Whether a job works in this directory, and who that is, or was the last one: host, pid, since.
 
     None: nobody can tell here: there is no such file, or the file system does not show other hosts' locks.

@@ -20,7 +20,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from fedmpi.common import beside
+from fedmpi.common import plugin_imports
 from fedmpi.common.blame import PACKAGE, is_users_file
 from fedmpi.common.errors import UserError
 from fedmpi.common.registry import is_file
@@ -64,7 +64,7 @@ def digests(plugins: Sequence[PluginFile]) -> dict[str, str]:
     known = {each.path for each in plugins}
     contents = {f"(plug-in {each.name})": each.content for each in plugins}
     for each in plugins:
-        for module, file in beside.imported(each.path).items():
+        for module, file in plugin_imports.find_imports(each.path).items():
             if file not in known:
                 contents[f"(module {module} of plug-in {each.name})"] = file.read_bytes()
     return {key: hashlib.sha256(content).hexdigest()[:12] for key, content in contents.items()}
@@ -87,7 +87,7 @@ def write_copies(directory: RunDirectory, plugins: Sequence[PluginFile]) -> list
 
 
 # ---- code of a run that may have moved since: at a new place, or only the copy in the run directory ----
-def moved(run_dir: Path, names: Iterable[str], changed: bool = True) -> dict[str, str]:
+def relocate(run_dir: Path, names: Iterable[str], changed: bool = True) -> dict[str, str]:
     """Name of a plug-in -> its name at the place where its content of then is now, if that is another one.
 
     A file is looked for where it would be if it had been moved together with the run directory; then there is its copy.
@@ -106,7 +106,7 @@ def moved(run_dir: Path, names: Iterable[str], changed: bool = True) -> dict[str
         row, file = _row(known, name), _origin(place, is_file(name))
         if row is None or (file is not None and (not changed or digest(file) == row["sha256"])):
             continue
-        elsewhere = moved_along(run_dir, place) if file is None and is_file(name) else iter(())
+        elsewhere = moved_with(run_dir, place) if file is None and is_file(name) else iter(())
         new = next((path for path in elsewhere if digest(path) == row["sha256"]), None)
         found[name] = f"{new or _copy(run_dir, row, file)}:{attribute}"
     return found
@@ -125,7 +125,7 @@ def _copy(run_dir: Path, row: dict[str, str], file: Path | None) -> Path:
     return copy
 
 
-def moved_along(run_dir: Path, place: str) -> Iterator[Path]:
+def moved_with(run_dir: Path, place: str) -> Iterator[Path]:
     """Files at the end of whose paths stands what stands at the end of `place`, in the folders above a run directory.
 
     The more of the path the earlier: of /old/project/code/own.py first project/code/own.py, then code/own.py, own.py.
@@ -137,7 +137,7 @@ def moved_along(run_dir: Path, place: str) -> Iterator[Path]:
                 yield path
 
 
-def changed(run_dir: Path, names: Iterable[str]) -> list[tuple[Path, Path]]:
+def changed_files(run_dir: Path, names: Iterable[str]) -> list[tuple[Path, Path]]:
     """(file, its copy of then) of those whose content is not what it was when the run was made; one that is gone has
     none.
 

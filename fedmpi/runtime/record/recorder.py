@@ -9,7 +9,7 @@ from contextlib import contextmanager, suppress
 from functools import partial
 from typing import TYPE_CHECKING, Any, TextIO
 
-from fedmpi.comm.loss.leaving import say
+from fedmpi.comm.failures.process_exit import say
 from fedmpi.common.errors import UserError
 from fedmpi.common.formatting import duration
 from fedmpi.common.inputs import to_text
@@ -199,7 +199,7 @@ class Recorder(RankRecorder):
     def close_failed(self, reason: str) -> str:
         """Leave whole lines, and a summary of the rounds that are done, of a run that fails. Returns how to go on, if
         the run can."""
-        if self.is_described and self.directory.end():
+        if self.is_described and self.directory.close_failed():
             self._write_summary(f"failed: {reason}")
             if any(self.directory.path.glob("checkpoints/[0-9]*")):
                 return f"go on with: fedmpi resume {self.directory.shown}"

@@ -10,7 +10,7 @@
     checkpoints, state  see checkpoints.py                      plugins   copies of the user's own code, see plugins.py
     clients.jsonl       one object per client and evaluation    log.txt            what the console said, and warnings
     updates.jsonl       one object per round: how long the updates are, how far they agree (aggregation/update_stats.py)
-    faults.jsonl        ranks that were lost, if any: who, in which round, what it means for the numbers (losses.py)
+    faults.jsonl        ranks that were lost, if any: who, in which round, what it means (faults/lost_ranks.py)
     placement.jsonl     by what clients are placed from a round on, pace 0: the rank is lost (engine/pace.py)
     analysis.jsonl      what `analysis` has measured of a round (engine/probes)
     timeline            what each rank did when, see timeline.py
@@ -19,7 +19,7 @@
     model.safetensors   final global model, state_dict names    summary.json       last, mean of last 10, best, ...
     seal.json           SHA-256 of these, see `seal`
     model-best.safetensors   the best one by evaluate.best, if that is asked for; written whenever there is a better one
-    report.html         all this to be looked at, written when the run is over (analysis/pages)
+    report.html         all this to be looked at, written when the run is over (reports)
 
 summary.json says in `exit_reason` how the run ended: "finished", "enough: ..." (evaluate.best.patience), "stopped" or
 "signal 15" on request, "diverged: ...", or "failed: ..." and of what. A run that was killed has no summary.json; all
@@ -150,12 +150,12 @@ class RunDirectory:
             ) from error
 
     # ---- a run that goes on, or ends ----
-    def accepted(self) -> list[str]:
+    def accepted_changes(self) -> list[str]:
         """What was changed under way (checkpoint.changes=accept), in words."""
         rows = self.rows("accepted.jsonl")
         return [f"from round {row['round']} on {change}" for row in rows for change in row.get("changes", ())]
 
-    def begin_after(self, t: int, analysed: bool = True, whole: bool = True) -> int:
+    def truncate_after(self, t: int, analysed: bool = True, whole: bool = True) -> int:
         """Going on after round t, whose line is told again: leave the lines of the rounds before it. Returns how many
         lines metrics.jsonl had. analysed: whether round t stays so: one that was because no round followed may not.
         whole: whether the rounds before are to be there."""
@@ -181,7 +181,7 @@ class RunDirectory:
         self.write_json("summary.json", summary)
         self.write_json(SEAL, seal(self.path))
 
-    def end(self) -> bool:
+    def close_failed(self) -> bool:
         """Close the directory of a run that has failed: from now on only the calling thread can write to it.
 
         A line that is only half written is cut off.

@@ -9,7 +9,10 @@ from typing import Any
 
 import torch
 from safetensors import SafetensorError, safe_open
+from safetensors.torch import load_file
+from torch import Tensor
 
+from fedmpi.common.errors import UserError
 from fedmpi.common.inputs import Shape, Type, from_text
 from fedmpi.engine.messages import Messages
 from fedmpi.engine.reporting import OWN, own_parts
@@ -57,6 +60,17 @@ def facts_of(path: Path) -> dict[str, Any]:
     except (SafetensorError, OSError, ValueError, KeyError):
         return {}
     return found if isinstance(found, dict) else {}
+
+
+def read_model(path: Path) -> tuple[dict[str, Tensor], tuple[Shape, Type], int]:
+    """Return the tensors of a file of weights, shape and type of one sample that the model takes, and the number of
+    classes. Raises UserError for a file that is damaged, or that fedmpi has not written."""
+    try:
+        with safe_open(path, framework="pt") as file:
+            facts = json.loads((file.metadata() or {})["fedmpi"])
+        return load_file(path), input_of(facts), int(facts["classes"])
+    except (SafetensorError, OSError, KeyError, TypeError, ValueError) as error:
+        raise UserError(f"{path} is damaged, or no model of fedmpi: {type(error).__name__}: {error}") from error
 
 
 def input_of(facts: Mapping[str, Any]) -> tuple[Shape, Type]:

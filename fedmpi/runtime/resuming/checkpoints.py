@@ -25,7 +25,7 @@ from torch import Tensor
 
 from fedmpi.common.errors import UserError
 from fedmpi.engine.federation import Federation
-from fedmpi.runtime.record.durable import Damaged, read_tensors, sync, write_tensors
+from fedmpi.runtime.record.durable import CorruptFileError, read_tensors, sync, write_tensors
 
 Key = tuple[int, int]  # client, the round that made its row
 
@@ -50,19 +50,21 @@ class Rows:
         self.written.add((client, t))
 
     def get(self, client: int, t: int) -> Tensor:
-        """Raises Damaged."""
+        """Raises CorruptFileError."""
         held = self.waiting.get((client, t))
         if held is not None:
             return held.clone()
         tensors, facts = read_tensors(self.path(client, t))
         if facts != {"client": client, "round": t}:
-            raise Damaged(f"{self.path(client, t)} holds client {facts['client']} after round {facts['round']}")
+            raise CorruptFileError(
+                f"{self.path(client, t)} holds client {facts['client']} after round {facts['round']}"
+            )
         return tensors["row"]
 
     def whole(self, client: int, t: int) -> bool:
         try:
             self.get(client, t)
-        except Damaged:
+        except CorruptFileError:
             return False
         return True
 

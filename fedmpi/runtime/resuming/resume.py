@@ -19,13 +19,13 @@ from fedmpi.common.errors import UserError
 from fedmpi.common.jsonl import read_jsonl
 from fedmpi.config import Settings
 from fedmpi.config.later import by_rounds, comparable, free_later
-from fedmpi.engine.faults.losses import check
+from fedmpi.engine.faults.lost_ranks import check
 from fedmpi.engine.faults.policy import rejoin_sites
 from fedmpi.engine.federation import Federation
 from fedmpi.engine.pace import Pace, Row
 from fedmpi.runtime.build import Experiment
 from fedmpi.runtime.record import lock
-from fedmpi.runtime.record.durable import Damaged, read_tensors
+from fedmpi.runtime.record.durable import CorruptFileError, read_tensors
 from fedmpi.runtime.record.run_dir import RunDirectory
 from fedmpi.runtime.resuming.checkpoints import Checkpoints
 
@@ -45,7 +45,7 @@ def directory(
     path, how = Path(settings.output) / settings.name, settings.checkpoint.resume
     private, place = settings.output_mode == "private", settings.working_dir / path
     if how != "never" and ((place / IDENTITY).is_file() or (place / lock.NAME).is_file()):
-        until_end.enter_context(lock.held(place, private))
+        until_end.enter_context(lock.hold(place, private))
         if (place / IDENTITY).is_file():
             if settings.checkpoint.every == 0:
                 raise UserError(
@@ -58,7 +58,7 @@ def directory(
     if how == "must":
         raise UserError(f"checkpoint.resume is must, but {path} holds no run to go on with (no {IDENTITY})")
     made = RunDirectory.create(settings.output, settings.name, private, settings.working_dir)
-    until_end.enter_context(lock.held(made.path, private))
+    until_end.enter_context(lock.hold(made.path, private))
     return made, False, []
 
 
@@ -145,7 +145,7 @@ def go_on(fed: Federation, kept: Checkpoints, timeout_s: float, say: Callable[[s
     rounds are done than are asked for.
     """
     comm, found = fed.comm, _proposals(kept, say) if fed.comm.rank == 0 else iter(())
-    losses = fed.scheduler.losses
+    losses = fed.scheduler.lost_ranks
     while True:
         t, server, memory = next(found, (LOST if _ended(kept.folder.parent) else -1, {}, {}))
         t = int(comm.allgather_bytes(str(t).encode(), timeout_s)[0])
@@ -155,7 +155,7 @@ def go_on(fed: Federation, kept: Checkpoints, timeout_s: float, say: Callable[[s
                 "would begin at round 0 and write over its results. A new run (another name) can begin with its model, "
                 f"init.from={kept.folder.parent}, or from the start"
             )
-        fed.scheduler.losses = (losses if fed.plan.replay else losses.until(t + 1)).known(t + 1)
+        fed.scheduler.lost_ranks = (losses if fed.plan.replay else losses.until(t + 1)).known(t + 1)
         if t < 0:
             rejoin_sites(0, fed.control)
             kept.begin_after(t, fed)
@@ -191,7 +191,7 @@ def _proposals(
     for path in sorted(kept.folder.glob("[0-9]*.safetensors"), reverse=True):
         try:
             tensors, facts = read_tensors(path)
-        except Damaged as error:
+        except CorruptFileError as error:
             say(f"{error}; trying the checkpoint before")
             continue
         yield facts["round"], tensors, facts["memory"]
@@ -201,12 +201,12 @@ def _harm(fed: Federation, kept: Checkpoints, t: int) -> str:
     """What is wrong with the rows that this rank answers for; "" where nothing is."""
     if not fed.worker.messages.client_state.size:
         return ""
-    last, gone = fed.scheduler.last_rounds(t), fed.scheduler.losses.gone(t + 1)
+    last, gone = fed.scheduler.last_rounds(t), fed.scheduler.lost_ranks.gone(t + 1)
     for client in sorted(last):
         if fed.states.owner[client] == fed.comm.rank and client not in gone:
             try:
                 kept.rows.get(client, last[client])
-            except Damaged as error:
+            except CorruptFileError as error:
                 return str(error)
     return ""
 

@@ -128,7 +128,7 @@ class Store(dist.HashStore):
 @pytest.fixture
 def connecting(monkeypatch):
     """connect(build) as a single rank that NCCL suits; returns the seconds that the building may take."""
-    monkeypatch.setattr(torch_dist.rendezvous, "find_store", lambda *_, **__: Store())
+    monkeypatch.setattr(torch_dist.lookup, "find_store", lambda *_, **__: Store())
     monkeypatch.setattr(torch_dist, "choose", lambda backend, cards: "nccl")
     monkeypatch.setenv("GLOO_SOCKET_IFNAME", "lo")
     bounds = []
@@ -139,8 +139,8 @@ def connecting(monkeypatch):
 
     def connect(build):
         monkeypatch.setattr(torch_dist, "build", build)
-        job, alarm = Job("torchrun", 0, 1, 0, 1, "a"), SimpleNamespace(listen=lambda call: None)
-        torch_dist.connect(job, "nccl", CPU, Timeouts(start=300, round=1800, reply=5), alarm)
+        job, error_reporter = Job("torchrun", 0, 1, 0, 1, "a"), SimpleNamespace(listen=lambda call: None)
+        torch_dist.connect(job, "nccl", CPU, Timeouts(start=300, round=1800, reply=5), error_reporter)
         return bounds
 
     monkeypatch.setattr(torch_dist, "within", within)
@@ -250,6 +250,6 @@ def test_a_process_that_ends_is_noticed_at_once(ended, said, after):
 
 def test_every_rank_leaves_word_of_its_end(connecting, monkeypatch):
     stores = [Store()]
-    monkeypatch.setattr(torch_dist.rendezvous, "find_store", lambda *_, **__: stores[0])
+    monkeypatch.setattr(torch_dist.lookup, "find_store", lambda *_, **__: stores[0])
     connecting(lambda *_: None)
     assert stores[0].get(f"{torch_dist.ENDED} at end") == b"0"

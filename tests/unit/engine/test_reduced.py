@@ -14,7 +14,7 @@ from torch import nn
 import fedmpi
 from fedmpi.common.errors import UserError
 from fedmpi.engine.travel import reduced
-from fedmpi.engine.travel.cuts import Cuts
+from fedmpi.engine.travel.gathering import Cuts
 from fedmpi.method.base import means_of
 from fedmpi.method.values import State
 

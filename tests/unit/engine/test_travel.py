@@ -1,6 +1,5 @@
 """Uploads travel in three ways, and the numbers do not tell in which."""
 
-import threading
 from dataclasses import dataclass
 
 import pytest
@@ -10,8 +9,8 @@ from thread_ranks import play_in_threads
 
 import fedmpi
 from fedmpi.common.errors import UserError
-from fedmpi.engine.travel import cuts, early, sharded, streamed
-from fedmpi.engine.travel.cuts import Cuts
+from fedmpi.engine.travel import gathering, sharded, streamed
+from fedmpi.engine.travel.gathering import Cuts
 from fedmpi.flat import formats, linear
 from fedmpi.flat.packing import Packing
 from fedmpi.method.values import State
@@ -26,7 +25,7 @@ def small_blocks(monkeypatch):
     """Slots of a tiny model are large, and travel in many pieces."""
     monkeypatch.setattr(linear, "CHUNK", 64)
     monkeypatch.setattr(linear, "BLOCK", 2)
-    monkeypatch.setattr(cuts, "PIECE", 64)
+    monkeypatch.setattr(gathering, "PIECE", 64)
 
 
 @pytest.fixture
@@ -150,23 +149,12 @@ GRAMS = [
 
 @pytest.mark.parametrize("placement", ["root", "sharded"])
 @pytest.mark.parametrize(("method", "changes"), GRAMS, ids=str)
-def test_gram_matrices_are_formed_while_rows_come(method, changes, placement, monkeypatch):
-    """Those of the round before, from the second one on; what was formed of rows that change is not used."""
+def test_gram_matrices_have_their_bits_wherever_rows_are(method, changes, placement, monkeypatch):
+    """At rank 0 or in blocks of columns on all ranks; of rows as they came, decoded, left out and clipped."""
     monkeypatch.setattr(formats, "BLOCK", 16)
     config = small_settings(method, "mlp", rounds=4, cohort={"fraction": 1.0}, **changes)
-    expected, formed, forgot = whole(config, monkeypatch), [], []
-    plain, forget = linear.Gram._form, early.Early.forget
-
-    def form(self, some, here, end):
-        formed.append((threading.current_thread().name.startswith("fedmpi-aside"), some, end))
-        plain(self, some, here, end)
-
-    monkeypatch.setattr(linear.Gram, "_form", form)
-    monkeypatch.setattr(early.Early, "forget", lambda self, rows: (forgot.append(bool(self.grams)), forget(self, rows)))
-    found = on_ranks(at(placement, config), 3)
-    assert record(found[0]) == expected
-    assert {before for before, *_ in formed} == {True, False}  # the first round's are formed at the end
-    assert any(forgot) == ("max_norm" in str(changes))
+    expected = whole(config, monkeypatch)
+    assert record(on_ranks(at(placement, config), 3)[0]) == expected
 
 
 @pytest.mark.parametrize("updates", ["norms", "gram"])
@@ -229,7 +217,7 @@ def test_a_rule_that_reads_rows_gets_them_wherever_they_lie(ways):
     assert streamed.Streamed not in ways
 
 
-@pytest.mark.parametrize(("cls", "said"), [(Wrong, "reads up.dw"), (Another, "another sum")])
+@pytest.mark.parametrize(("cls", "said"), [(Wrong, "reads updates.dw"), (Another, "another sum")])
 def test_what_means_does_not_say_is_told(cls, said):
     with pytest.raises(UserError, match=f"means says .*'dw'.*{said}.*leave out 'dw'"):
         play(named(cls))

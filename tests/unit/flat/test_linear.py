@@ -39,33 +39,16 @@ def test_gram_is_a_float64_matrix(n):
 
 
 @pytest.mark.parametrize(("m", "span"), [(1, (0, 1000)), (2, (100, 900)), (12, (130, 140)), (17, (100, 900))])
-def test_a_gram_matrix_has_its_bits_however_rows_come(m, span, monkeypatch):
-    """In pieces or whole, one or more at a time; at once; and over ranks that have blocks of columns."""
+def test_a_gram_matrix_has_its_bits_over_ranks_that_have_blocks_of_columns(m, span, monkeypatch):
     monkeypatch.setattr(linear, "CHUNK", 16)
     monkeypatch.setattr(linear, "BLOCK", 2)
     (a, b), x = span, rows(m, 1000)
-    expected = linear.Gram(x[:, a:b], a, 1000).value()
-    steps = [(i, to) for i in range(m) for to in range(0, 1000, 96)]
-    for chosen in (steps, steps[::7], [(i, 0) for i in range(m)], [(m // 2, 320)]):
-        shown, gram = torch.full_like(x, torch.nan), None
-        for i, to in chosen:
-            shown[:i], shown[i, :to] = x[:i], x[i, :to]
-            gram = gram or linear.Gram(shown[:, a:b], a, 1000)
-            gram.come(i, to)
-        shown.copy_(x)
-        assert torch.equal(gram.value(), expected)
+    expected = linear.gram(x[:, a:b], a, 1000)
     at = max(a, min(b, 512))
-    parts = [linear.Gram(x[:, a:at], a, 1000).value(), linear.Gram(x[:, at:b], at, 1000).value()]
-    assert torch.equal(linear.total(torch.cat(parts)), linear.total(expected))
+    parts = [linear.gram_blocks(x[:, a:at], a, 1000), linear.gram_blocks(x[:, at:b], at, 1000)]
+    assert torch.equal(linear.total(torch.cat(parts)), expected)
     wide = x[:, a:b].double().numpy()
-    np.testing.assert_allclose(linear.total(expected).numpy(), wide @ wide.T, rtol=1e-12, atol=1e-9)
-
-
-def test_few_products_are_left_when_the_last_row_comes():
-    gram, formed = linear.Gram(rows(12, 9 * linear.CHUNK)), []
-    gram._form = lambda some, here, end: formed.append((some, here, end))
-    gram.come(11)
-    assert formed == [([0, 1, 2], 0, 9 * linear.CHUNK)]
+    np.testing.assert_allclose(expected.numpy(), wide @ wide.T, rtol=1e-12, atol=1e-9)
 
 
 def test_rows_may_be_a_slice_of_longer_ones():

@@ -178,7 +178,7 @@ def test_clients_are_evaluated_with_the_servers_alpha():
         lines = [line for line in it.lines if line["round"] == row["round"]]
         assert len(lines) == 7
     used = [
-        it.made.method.weights(it.fed.states.view(k, 6, 0.1, it.fed.transport.inbox, it.fed.transport.no_download()))
+        it.made.method.weights(it.fed.states.view(k, 6, 0.1, it.fed.transport.inbox, it.fed.transport.no_download))
         for k in range(7)
     ]
     assert all(torch.equal(w, it.w) for w in used)

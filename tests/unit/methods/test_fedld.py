@@ -9,7 +9,7 @@ from torch.nn.functional import cross_entropy
 
 from fedmpi.comm.base import Solo
 from fedmpi.common.errors import UserError
-from fedmpi.methods._terms import margin
+from fedmpi.methods.fedld import margin
 from fedmpi.runtime import build_data
 
 LOGITS = torch.tensor([[1.0, 2, 2], [0, 0, 0]], dtype=torch.float64)

@@ -35,7 +35,7 @@ def test_the_last_model_is_what_was_sent():
     messages, start = it.made.messages, it.fed.states
     assert 0 < len(members) < 7
     for k in range(7):
-        row = start.rows[k] if k in start.rows else messages.initial_client_state(start.w0, start.b0)
+        row = start.rows[k] if k in start.rows else messages.initial_state("client_state", start.w0, start.b0)
         kept = messages.client_state.views(row)
         if k in members:
             i = members.index(k)

@@ -7,15 +7,15 @@ import pytest
 import torch
 from helpers import fedmpi
 
-from fedmpi.analysis.pages.consortium.sites import sites
-from fedmpi.analysis.pages.run import Run
-from fedmpi.analysis.pages.runs import read
-from fedmpi.analysis.pages.sections.partition import SHOWN, held
 from fedmpi.common.errors import UserError
 from fedmpi.data.dataset import Dataset
 from fedmpi.data.federated import split
 from fedmpi.data.partitions.given import file
 from fedmpi.data.validation import hold_out
+from fedmpi.reports.groups import read
+from fedmpi.reports.results import CLIENTS, partition
+from fedmpi.reports.run_data import Run
+from fedmpi.reports.sites import sites
 from fedmpi.runtime.record.data_files import MANY, by_client, write_partition
 from fedmpi.runtime.record.run_dir import RunDirectory
 
@@ -99,14 +99,14 @@ def test_sites_without_common_rows_are_all_written(tmp_path):
 def test_the_report_draws_some_of_many_clients(tmp_path):
     fed = federation(MANY + 500)
     written(tmp_path / "run", fed)
-    grid, curve = held(read([tmp_path / "run"])).parts
-    every = (MANY + 500) // SHOWN
+    grid, curve = partition(read([tmp_path / "run"]))
+    every = (MANY + 500) // CLIENTS
     assert grid.chart.values == fed.label_counts[::every].tolist()
     assert f"One client in {every} is drawn." in grid.note
     assert "partition.npz has all." in grid.note
     assert {row[0] for row in grid.data} == {str(k) for k in range(0, MANY + 500, every)}
     (series,) = curve.chart.series
-    assert (series.x[1], series.y) == (1 + every, [3.0] * SHOWN)
+    assert (series.x[1], series.y) == (1 + every, [3.0] * CLIENTS)
 
 
 def test_a_summary_without_its_arrays_is_told(tmp_path):
@@ -117,7 +117,7 @@ def test_a_summary_without_its_arrays_is_told(tmp_path):
         run = Run(folder)
         assert run.by_client == (None, None)
         assert "partition.npz cannot be read" in run.notes[-1]
-        assert held(read([folder])) is None
+        assert partition(read([folder])) == []
     done = fedmpi("report", folder)
     assert done.returncode == 0, done.stderr
 

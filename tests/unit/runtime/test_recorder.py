@@ -25,13 +25,13 @@ def test_a_run_that_fails_before_it_has_a_directory_leaves_nothing():
 
 
 def test_a_run_that_is_over_keeps_no_model_alive(tmp_path, monkeypatch):
-    """Its error reporter lives on where a thread watches the launcher."""
-    alarms, models = [], []
+    """A recorder lives on where the error reporter of a job may still call its `close_failed`."""
+    recorders, models = [], []
 
-    class Watched(run.Alarm):
-        def __init__(self, *arguments, **more):
-            super().__init__(*arguments, **more)
-            alarms.append(self)
+    class Watched(Recorder):
+        def __init__(self, *arguments):
+            super().__init__(*arguments)
+            recorders.append(self)
 
     build = run.build.experiment
 
@@ -40,12 +40,12 @@ def test_a_run_that_is_over_keeps_no_model_alive(tmp_path, monkeypatch):
         models.append(weakref.ref(made.model))
         return made
 
-    monkeypatch.setattr(run, "Alarm", Watched)
+    monkeypatch.setattr(run, "Recorder", Watched)
     monkeypatch.setattr(run.build, "experiment", experiment)
     run.execute(small_settings("fedavg", "mlp", rounds=1, output=str(tmp_path)))
     gc.collect()
     assert models[0]() is None
-    assert alarms[0].close_run("the launcher has died") == ""
+    assert recorders[0].close_failed("the launcher has died") == ""
 
 
 def test_warnings_are_logged_also_those_before_there_was_a_log():

@@ -14,7 +14,7 @@ from thread_ranks import play_in_threads
 from fedmpi.common.errors import UserError
 from fedmpi.data.augment.warps import Resize
 from fedmpi.methods import registry
-from fedmpi.runtime.record.durable import Damaged
+from fedmpi.runtime.record.durable import CorruptFileError
 from fedmpi.runtime.resuming import checkpoints, resume
 from fedmpi.runtime.resuming.checkpoints import Checkpoints, Rows
 
@@ -203,7 +203,7 @@ def test_every_byte_counts(tmp_path):
     assert torch.equal(rows.get(3, 7), torch.arange(5.0))
     for at in range(len(good)):
         path.write_bytes(good[:at] + bytes([good[at] ^ 4]) + good[at + 1 :])
-        with pytest.raises(Damaged, match=re.escape(str(path))):
+        with pytest.raises(CorruptFileError, match=re.escape(str(path))):
             rows.get(3, 7)
         assert not rows.whole(3, 7)
 

@@ -34,7 +34,7 @@ def test_half_a_line_is_gone_when_a_run_goes_on(record):
     """The next line would stand behind it."""
     for name in ("placement.jsonl", "metrics.jsonl"):
         (record.path / name).write_text('{"round": 0, "pa')
-    record.begin_after(0)
+    record.truncate_after(0)
     record.append("placement.jsonl", {"round": 1, "pace": [1.0]})
     assert record.rows("placement.jsonl") == [{"round": 1, "pace": [1.0]}]
     assert record.rows("metrics.jsonl") == []
@@ -97,14 +97,14 @@ def test_a_directory_that_was_deleted_under_way(record, write):
 def test_who_ends_a_run_has_the_last_word(record):
     """Half a line is cut off; a thread that would still write waits for the end of the process."""
     (record.path / "metrics.jsonl").write_text('{"round": 0}\n{"rou')
-    assert record.end()
+    assert record.close_failed()
     late = threading.Thread(target=record.append, args=("metrics.jsonl", {"round": 9}), daemon=True)
     late.start()
     late.join(0.2)
     assert late.is_alive()
     assert record.rows("metrics.jsonl") == [{"round": 0}]
     record.finish({"rounds": 1})
-    assert not record.end()  # what is finished stays as it is
+    assert not record.close_failed()  # what is finished stays as it is
 
 
 def test_lines_are_valid_json_whatever_the_numbers(record):

@@ -15,7 +15,7 @@ from fedmpi.comm.base import Solo
 from fedmpi.common.errors import UserError
 from fedmpi.common.target_scale import TargetScale, target_sums
 from fedmpi.data.dataset import Dataset
-from fedmpi.runtime import build, build_data, target_scaling
+from fedmpi.runtime import build, build_data
 from fedmpi.tasks.regression import Regression, StandardisedRegression
 
 PRICES = """\
@@ -219,7 +219,7 @@ def test_settings_that_cannot_standardise_targets_are_refused(folder, how, where
 def told(settings, x, y):
     with warnings.catch_warnings(record=True) as said:
         warnings.simplefilter("always")
-        target_scaling.warn_of_scales(settings, Dataset(x, y, x[:0], y[:0], 1))
+        build_data.check_dataset(settings, Dataset(x, y, x[:0], y[:0], 1))
     return [str(each.message) for each in said]
 
 

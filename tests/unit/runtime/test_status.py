@@ -59,12 +59,12 @@ def test_states_and_exit_codes(tmp_path, summary, rows, checkpoint, state, why, 
 
 def test_a_job_at_work_is_seen_by_its_lock_and_disturbed_by_nobody(tmp_path):
     run = made(tmp_path / "run", FEW, "failed: before it was gone on with")
-    with lock.held(run):
+    with lock.hold(run):
         found = status.status(run)
         assert found["state"] == status.RUNNING
-        assert lock.look(run)[0] is True
-    assert lock.look(run)[0] is False
-    with lock.held(run):  # who looked has left nothing
+        assert lock.inspect(run)[0] is True
+    assert lock.inspect(run)[0] is False
+    with lock.hold(run):  # who looked has left nothing
         pass
 
 
@@ -77,8 +77,8 @@ def test_who_looks_does_not_keep_a_job_from_beginning(tmp_path, monkeypatch):
     file = os.open(tmp_path / "lock", os.O_RDONLY)
     fcntl.flock(file, fcntl.LOCK_SH)
     monkeypatch.setattr(lock.time, "sleep", lambda _: os.close(file))
-    with lock.held(tmp_path):
-        assert lock.look(tmp_path)[0] is True
+    with lock.hold(tmp_path):
+        assert lock.inspect(tmp_path)[0] is True
 
 
 @pytest.mark.parametrize(
@@ -90,19 +90,19 @@ def test_file_systems_that_hide_other_hosts_locks(tmp_path, kind, options, seen)
     run = made(tmp_path / "run", FEW)
     mounts = tmp_path / "mounts"
     mounts.write_text(f"proc / ext4 rw 0 0\nserver:/x {tmp_path} {kind} {options} 0 0\n")
-    assert lock.look(run, mounts)[0] is (False if seen else None)
+    assert lock.inspect(run, mounts)[0] is (False if seen else None)
 
 
 def test_written_lately_where_locks_tell_nothing(tmp_path, monkeypatch):
     run = made(tmp_path / "run", FEW, checkpoint=3)
-    monkeypatch.setattr(lock, "look", lambda _: (None, {"host": "far"}))
+    monkeypatch.setattr(lock, "inspect", lambda _: (None, {"host": "far"}))
     assert status.status(run)["state"] == status.RUNNING
     assert status.status(run, time.time() + 3600)["state"] == status.DIED
 
 
 def test_what_is_left_goes_by_measured_rounds_and_not_the_first(tmp_path):
     run = made(tmp_path / "run", FEW)
-    with lock.held(run):
+    with lock.hold(run):
         found = status.status(run)
         assert found["round_s"] == 2.0
         assert found["eta_s"] == 6 * 2.0
@@ -118,7 +118,7 @@ def test_figures_bytes_faults_and_ranks(tmp_path):
     ranks = {"ranks": [{"rank": r, "host": f"node{r}"} for r in range(3)], "launcher": "slurm", "slurm_job_id": "77"}
     named = {"faults.jsonl": json.dumps(loss) + "\n", "environment.json": json.dumps(ranks)}
     run = made(tmp_path / "run", rows, **named)
-    with lock.held(run):
+    with lock.hold(run):
         found = status.status(run)
     assert (found["figures"], found["figures_round"]) == ({"train_loss": 1.9, "loss": 1.5, "accuracy": 50.0}, 1)
     assert (found["sent_bytes"], found["received_bytes"]) == (400, 200)
@@ -180,7 +180,7 @@ def test_a_sweep_by_its_directory(tmp_path):
         "1 of 5 runs done; 2 failed, 2 waiting",
     ]
     assert sweep_status.code(found) == 1
-    with lock.held(made(place / "d", FEW)):
+    with lock.hold(made(place / "d", FEW)):
         found = sweep_status.of_folder(place)
         # d has 6 rounds of 2 s left, e all of its own: as long as a run of 10 rounds
         assert found["eta_s"] == 12.0 + 20.0

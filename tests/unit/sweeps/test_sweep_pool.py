@@ -89,7 +89,7 @@ def test_no_run_begins_that_does_not_fit_beside_the_others(tmp_path, monkeypatch
     free = {"all": 1000, "left": 900}
     monkeypatch.setattr(pool, "_memory_of", lambda pid: (200, 300))  # now, at its most
     monkeypatch.setattr(pool, "_total_memory", lambda: free["all"])
-    monkeypatch.setattr(pool.memory, "available_bytes", lambda: free["left"])
+    monkeypatch.setattr(pool.host_memory, "available_bytes", lambda: free["left"])
     assert not workers._has_room()
     monkeypatch.setattr(pool.progress, "rounds_done", lambda settings: 1)
     assert workers._has_room()

@@ -59,7 +59,7 @@ def asked(tmp_path):
 def test_a_sweeps_directory_tells_what_was_asked_for(tmp_path, asked, monkeypatch):
     """Wherever it lies by now, and with the command line of then; but for secrets, which are not written down."""
     words = ["train.batch_size=7", "output=elsewhere"]
-    (tmp_path / "t" / "sweep.json").write_text(expand.load(asked.path, words).listing(["a"]).decode())
+    expand.load(asked.path, words).write_list(tmp_path / "t", ["a"])
     (tmp_path / "moved").mkdir()
     (tmp_path / "t").rename(tmp_path / "moved" / "t")
     monkeypatch.chdir(tmp_path)
@@ -68,13 +68,14 @@ def test_a_sweeps_directory_tells_what_was_asked_for(tmp_path, asked, monkeypatc
     assert again.path == asked.path
     (_, settings), *_ = again.runs()
     assert (settings.train.batch_size, settings.output) == (7, tmp_path / "moved" / "t")
-    secret = expand.load(asked.path, ["model.token=abc"]).listing(["a"]).decode()
+    expand.load(asked.path, ["model.token=abc"]).write_list(tmp_path / "secret", ["a"])
+    secret = (tmp_path / "secret" / "sweep.json").read_text()
     assert "abc" not in secret
     (tmp_path / "moved" / "t" / "sweep.json").write_text(secret)
     with pytest.raises(UserError, match="a secret is left out"):
         status.asked(tmp_path / "moved" / "t")
     asked.path.unlink()
-    (tmp_path / "moved" / "t" / "sweep.json").write_text(asked.listing(["a"]).decode())
+    asked.write_list(tmp_path / "moved" / "t", ["a"])
     with pytest.raises(UserError, match="is not there any more"):
         status.asked(tmp_path / "moved" / "t")
     with pytest.raises(UserError, match=r"holds no sweep.json that names a sweep; give the sweep's YAML file"):

@@ -106,7 +106,7 @@ def test_a_run_that_is_in_use_has_not_failed(file, tmp_path):
     """By another sweep, say, that is at it."""
     run = tmp_path / "runs" / "few" / "fedavg_seed-0"
     run.mkdir(parents=True)
-    with lock.held(run):
+    with lock.hold(run):
         done = fedmpi("sweep", file, "rounds=1", "only={seed: 0}", cwd=tmp_path)
     assert done.returncode == 75, done.stderr
     assert f"fedavg_seed-0: in use by process {os.getpid()} on host" in done.stdout

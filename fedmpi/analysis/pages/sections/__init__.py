@@ -1,1 +1,0 @@
-"""What a report tells, a file for each family: functions (Runs) -> Section, or None where no run has such a record."""

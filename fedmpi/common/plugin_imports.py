@@ -1,0 +1,118 @@
+"""The modules that a plug-in file imports from its own directory, or its package: they are its code, too.
+
+They are read off its text, not off what this process has imported: another run may have imported them, and a hook may
+import when it is called. Modules that are imported by a name made up at run time are not seen.
+"""
+
+import ast
+import importlib.util
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from importlib.machinery import ModuleSpec, PathFinder
+from pathlib import Path
+from typing import Any
+
+from fedmpi.common.blame import is_users_file
+from fedmpi.common.errors import UserError
+
+
+def find_imports(plugin: Path) -> dict[str, Path]:
+    """Return the file of each module that a plug-in imports, and that these import: {name as it imports it: file}."""
+    roots = _roots(plugin)
+    found: dict[str, Path] = {}
+    waiting = [(plugin, "")]
+    while waiting:
+        file, package = waiting.pop()
+        for name in _asked(file, package or _package(plugin, roots[-1])):
+            at = _file(name, roots)
+            if at is not None and at != plugin and at not in found.values() and is_users_file(str(at)):
+                found[name] = at
+                waiting.append((at, name if at.name == "__init__.py" else name.rpartition(".")[0]))
+    return dict(sorted(found.items()))
+
+
+@dataclass(frozen=True)
+class _Finder:
+    """Finds modules in one directory, as an entry of sys.meta_path."""
+
+    place: str
+
+    def find_spec(self, name: str, path: object = None, target: object = None) -> ModuleSpec | None:
+        return PathFinder.find_spec(name, [self.place]) if path is None else None
+
+
+@contextmanager
+def plugin_import_path(plugin: Path) -> Iterator[None]:
+    """Have Python look for modules in the directory of a plug-in last, while the plug-in is loaded.
+
+    Raises UserError where one of another plug-in's would be taken for one that lies there.
+    """
+    finder: Any = _Finder(str(plugin.parent))
+    for name in {name.partition(".")[0] for name in _asked(plugin, "")}:
+        _refuse_namesake(name, plugin.parent, finder)
+    sys.meta_path.append(finder)
+    try:
+        yield
+    finally:
+        sys.meta_path.remove(finder)
+
+
+def _refuse_namesake(name: str, place: Path, finder: _Finder) -> None:
+    """Python keeps one module a name."""
+    known = getattr(sys.modules.get(name), "__file__", None)
+    if known is None or Path(known).is_relative_to(place) or PathFinder.find_spec(name) is not None:
+        return
+    meant = finder.find_spec(name)
+    if meant is not None and meant.origin is not None:
+        raise UserError(
+            f"import {name} means {meant.origin} here, but another plug-in has imported {known} by that name, and "
+            "there is one module a name; give one of the two files another name"
+        )
+
+
+def _roots(plugin: Path) -> list[Path]:
+    """Where absolute imports are looked for: beside the plug-in, and beside the package that it is in."""
+    top = plugin.parent
+    while (top / "__init__.py").is_file() and top != top.parent:
+        top = top.parent
+    return list(dict.fromkeys((plugin.parent, top)))
+
+
+def _package(plugin: Path, top: Path) -> str:
+    return ".".join(plugin.parent.relative_to(top).parts)
+
+
+def _asked(file: Path, package: str) -> Iterator[str]:
+    """The names that a file imports, parents first; of `from a import b` also a.b, which may be a module."""
+    try:
+        tree = ast.parse(file.read_bytes())
+    except (OSError, SyntaxError, ValueError):  # who loads it says so
+        return
+    for node in ast.walk(tree):
+        names: list[str] = []
+        if isinstance(node, ast.Import):
+            names = [alias.name for alias in node.names]
+        elif isinstance(node, ast.ImportFrom):
+            start = _absolute(node, package)
+            names = [f"{start}.{alias.name}".strip(".") for alias in node.names] if start is not None else []
+        for name in names:
+            parts = name.split(".")
+            yield from (".".join(parts[:n]) for n in range(1, len(parts) + 1))
+
+
+def _absolute(node: ast.ImportFrom, package: str) -> str | None:
+    """What `from` names, without leading dots; None where they lead out of the package."""
+    try:
+        return importlib.util.resolve_name("." * node.level + (node.module or ""), package or None)
+    except ImportError:
+        return None
+
+
+def _file(name: str, roots: list[Path]) -> Path | None:
+    if name.partition(".")[0] == "fedmpi":  # a clone of it may lie there, too
+        return None
+    parts = Path(*name.split("."))
+    places = (place for root in roots for place in (root / parts / "__init__.py", (root / parts).with_suffix(".py")))
+    return next((place for place in places if place.is_file()), None)

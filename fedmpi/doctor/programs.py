@@ -1,0 +1,99 @@
+"""What the doctor asks of programs, each within a time limit: launchers, and an MPI that may end its process."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import re
+import shutil
+import signal
+import subprocess
+import sys
+import tempfile
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+
+from fedmpi.doctor.lines import FINE, ODD, Line
+
+LAUNCHER_S, MPI_S = 5.0, 30.0
+# `python -c` looks for modules in the working directory first; a run does so last.
+MPI = "import sys; sys.path.append(sys.path.pop(0)); from fedmpi.doctor.libraries import print_mpi; print_mpi()"
+
+
+def run_program(words: Sequence[str], limit_s: float, env: Mapping[str, str] | None = None) -> tuple[str, str]:
+    """Run a program; return what it prints, errors included, and what went wrong ("" if it ends with exit code 0).
+
+    The output goes to a file: whoever has the other end of a pipe may keep it open for ever.
+    """
+    with tempfile.TemporaryFile() as out:
+        try:
+            # A session of its own: its children end with it.
+            started = subprocess.Popen(
+                words, stdin=subprocess.DEVNULL, stdout=out, stderr=out, env=env, start_new_session=True
+            )
+        except OSError as error:
+            return "", f"does not start: {error.strerror or error}"
+        try:
+            code = started.wait(limit_s)
+            if code < 0:
+                name = signal.Signals(-code).name if -code in [*signal.Signals] else f"signal {-code}"
+                trouble = f"was ended by {name}"
+            else:
+                trouble = f"ends with exit code {code}" if code else ""
+        except subprocess.TimeoutExpired:
+            trouble = f"gave no answer within {limit_s:g} s"
+        finally:  # of Ctrl-C, too, which does not reach it
+            with contextlib.suppress(OSError):
+                os.killpg(started.pid, signal.SIGKILL)
+        out.seek(0)
+        text = out.read(1 << 20).decode(errors="replace")
+    last = (text.strip().splitlines() or [""])[-1][:200]
+    return text, f"{trouble}{': ' + last if last and 'ends with' in trouble else ''}"
+
+
+def launcher(name: str) -> Line:
+    """Find mpirun or srun, and the first line of what it prints that has a version in it."""
+    path = shutil.which(name)
+    if path is None:
+        return Line(name, "not on PATH")
+    text, trouble = run_program([path, "--version"], LAUNCHER_S)
+    said = [line.strip() for line in text.splitlines() if re.search(r"\d+\.\d+", line)]
+    if trouble:
+        return Line(name, trouble, ODD)
+    return Line(name, f"{said[0]} ({path})" if said else f"{path}, which does not say its version")
+
+
+def torchrun() -> Iterator[Line]:
+    """Find torchrun, which has no version of its own: it is torch's, of the Python that its first line names."""
+    path = shutil.which("torchrun")
+    if path is None:
+        yield Line("torchrun", "not on PATH")
+    elif Path(path).resolve().parent == Path(sys.executable).parent.resolve():
+        yield Line("torchrun", f"of this Python ({path})")
+    else:
+        text = f"of another Python ({path}); its ranks may have other packages: use this one's"
+        yield Line("torchrun", text, ODD)
+
+
+def mpi(env: Mapping[str, str]) -> Iterator[Line]:
+    """Ask the MPI that mpi4py loads, in a process of its own, and compare the mpirun on PATH with it.
+
+    env: without variables of a rank, which that process is not.
+    """
+    text, trouble = run_program([sys.executable, "-c", MPI], MPI_S, env)
+    found = []
+    for row in text.splitlines():
+        with contextlib.suppress(ValueError, TypeError):  # of a library, not of ours
+            found.append(Line(*json.loads(row)))
+    if trouble:
+        found.append(Line("mpi", f"the process that looked at it {trouble}", ODD))
+    found.append(launcher("mpirun"))
+    yield from found
+    texts = {line.name: line.text for line in found if line.mark == FINE}
+    ours, theirs = texts.get("mpi", ""), texts.get("mpirun", "")
+    version = re.search(r"\d+\.\d+(\.\d+)?", theirs)
+    kind = "Open MPI"
+    if ours and version and ((kind in ours) != (kind in theirs) or version[0] not in ours):  # each rank would be alone
+        advice = "set MPI4PY_LIBMPI to its libmpi.so, or put the mpirun of that MPI first on PATH"
+        yield Line("mpirun", f"is not of the MPI that mpi4py loads: {advice}", ODD)

@@ -1,0 +1,105 @@
+"""Which ranks were lost, in which round, and what that means for a run's numbers.
+
+    S_t   is the cohort as drawn, without the clients that were lost in round t and without those gone since
+    c_k   the state of a client in `reverted` of round t is at the start of that round the one that round r made,
+          -1: the one of the start; what lay in a dead rank's memory alone is lost
+    reported: round t - 1 had been evaluated by then, with all clients and the states that they had before the loss
+These rows, which faults.jsonl holds, define the bits of a run with faults: a run without any that is given them
+(`fedmpi replay`) has the same ones.
+
+    {"round": 7, "ranks": {"2": "node5"}, "clients": [3], "gone": [], "back": [], "reverted": {"3": 6},
+     "reported": true, "why": "..."}
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+Row = dict[str, Any]
+START = -1  # in place of a round: the state before any
+
+
+def row(
+    t: int,
+    ranks: dict[int, str],
+    clients: Iterable[int] = (),
+    gone: Iterable[int] = (),
+    back: Iterable[int] = (),
+    reverted: dict[int, int] | None = None,
+    reported: bool = False,
+    why: str = "",
+) -> Row:
+    """ranks: number -> host; clients: not in round t; gone: nor in a later one; back: again from round t on; reported:
+    the round before was evaluated first."""
+    return {
+        "round": t,
+        "ranks": {str(rank): host for rank, host in sorted(ranks.items())},
+        "clients": sorted(clients),
+        "gone": sorted(gone),
+        "back": sorted(back),
+        "reverted": {str(k): r for k, r in sorted((reverted or {}).items())},
+        "reported": reported,
+        "why": why,
+    }
+
+
+def check(row: Row) -> None:
+    """That it is one. Raises KeyError, TypeError, ValueError or AttributeError."""
+    for number in (row["round"], *row["ranks"].keys(), *row["clients"], *row["gone"], *row["back"]):
+        int(number)
+    for client, r in row["reverted"].items():
+        int(client), int(r)
+
+
+def late(row: Row) -> bool:
+    """Whether the round before was evaluated first; rows of earlier versions do not say."""
+    return bool(row.get("reported", False))
+
+
+@dataclass
+class LostRanks:
+    """The losses of one run, in the order in which they came."""
+
+    rows: list[Row] = field(default_factory=list)
+
+    def of(self, t: int) -> list[Row]:
+        return [each for each in self.rows if each["round"] == t]
+
+    def until(self, t: int) -> LostRanks:
+        """Those of rounds 0..t."""
+        return LostRanks([each for each in self.rows if each["round"] <= t])
+
+    def before(self, t: int) -> LostRanks:
+        """Those of which the evaluation of round t - 1 knew."""
+        return LostRanks([each for each in self.rows if each["round"] < t or (each["round"] == t and not late(each))])
+
+    def known(self, t: int) -> LostRanks:
+        """The same, for a run that goes on with round t: it evaluates round t - 1 again, and knows of all of them."""
+        return LostRanks([{**each, "reported": False} if each["round"] == t else each for each in self.rows])
+
+    def replace(self, t: int, rows: Sequence[Row]) -> None:
+        """What round t is known to have lost is these rows, and no later round is known."""
+        self.rows = [each for each in self.rows if each["round"] < t] + list(rows)
+
+    def gone(self, t: int) -> set[int]:
+        """The clients that are not there in round t."""
+        found: set[int] = set()
+        for each in self.rows:
+            if each["round"] <= t:
+                found = (found | set(each["gone"])) - set(each["back"])
+        return found
+
+    def present(self, t: int, cohort: Sequence[int]) -> list[int]:
+        """Those of round t's cohort who take part."""
+        out = self.gone(t).union(*(each["clients"] for each in self.of(t)))
+        return [k for k in cohort if k not in out]
+
+    def reverted(self, t: int) -> dict[int, int]:
+        """client -> the round whose state it starts round t with; who reverts twice was first where it now is."""
+        return {int(k): r for each in self.of(t) for k, r in each["reverted"].items()}
+
+    def needed(self) -> set[tuple[int, int]]:
+        """(client, round) of all states to which somebody reverts."""
+        return {(int(k), r) for each in self.rows for k, r in each["reverted"].items() if r != START}

@@ -1,0 +1,30 @@
+"""Reports: a page for a run, for several or for a sweep; pages for the sites of a consortium, and a model card."""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from fedmpi.config import Settings
+
+
+def after_run(settings: Settings, result: Mapping[str, Any]) -> Path | None:
+    """Write report.html at the end of a run, unless `report: false`; return its path. An error is a warning, since the
+    run is complete without it.
+
+    Args:
+        result: of runtime/run.py; {} on ranks other than 0, which import nothing of what draws.
+    """
+    if not settings.report or "directory" not in result:
+        return None
+    directory = Path(result["directory"])
+    try:
+        from fedmpi.reports.report import write
+
+        return write([directory], settings.working_dir, private=settings.output_mode == "private")
+    except Exception as error:
+        said = f"report: {directory}/report.html was not written ({error!r}); the run is complete without it"
+        warnings.warn(f"{said}. Once more: fedmpi report {directory}", stacklevel=2)
+        return None

@@ -1,0 +1,312 @@
+"""Sections of a report on what was measured inside the rounds: updates.jsonl and analysis.jsonl (engine/probes)."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from statistics import fmean
+from typing import NamedTuple
+
+from fedmpi.reports.charts import Bars, Grid, Lines, Series
+from fedmpi.reports.groups import Runs, by_group, by_name
+from fedmpi.reports.page import Figure, Part, Text, Value
+from fedmpi.reports.run_data import Curve, Row, Run, curve, number, numbers
+
+NAMED, DIRECTIONS, STEPS = 7, 5, 4  # clients, eigenvalues, and rounds of local steps with a line each
+SIDE = 60  # of a map, at most
+GLOBAL, LOCAL = "global model", "local models, mean"
+
+
+class OverRounds(NamedTuple):
+    """One figure over the rounds: of one run a line for each of `keys`, of several a figure for each, a line a group.
+
+    Attributes:
+        keys: label -> where the number stands in a row, `probe.number` or `list.place`.
+        runs: "one" or "several" if it is drawn for these only.
+    """
+
+    name: str
+    title: str
+    y_label: str
+    keys: Mapping[str, str]
+    note: str = ""
+    from_zero: bool = False
+    runs: str = ""
+
+
+BELOW = "Below 0 a step raises the proximal loss; 0: orthogonal."
+UPDATES = (
+    OverRounds("norms", "length of the updates", "mean norm", {"": "norms"}, "Mean over the clients of a round.",
+               runs="several"),
+    OverRounds("kept", "what is left of them in the aggregate", "norm / mean norm", {"": "kept"},
+               "The norm of the server's direction over the updates' mean norm: 1 where all clients agree, 1/sqrt(m) "
+               "where m updates of one length have nothing in common, 0 where they cancel."),
+    OverRounds("cosine", "cosine of two clients' updates", "cosine",
+               {"mean over pairs": "cosine_mean", "least of all pairs": "cosine_min"},
+               "1: both go the same way; 0: nothing in common; below 0: one undoes what the other does."),
+    OverRounds("negative-pairs", "pairs of clients in conflict", "share of pairs", {"": "negative_pairs"},
+               "Pairs whose updates have a cosine below 0."),
+    OverRounds("spectrum", "spectrum of the updates", "share of the sum",
+               {f"direction {j + 1}": f"shares.{j}" for j in range(DIRECTIONS)},
+               "Eigenvalues of the updates' Gram matrix over their sum. One near 1: all updates lie along one line.",
+               from_zero=True, runs="one"),
+    OverRounds("spectrum", "share of the leading direction", "largest eigenvalue / sum", {"": "shares.0"},
+               runs="several"),
+)  # fmt: skip
+ANALYSIS = (
+    OverRounds("losses", "what the loss is made of", "loss",
+               {"the global model": "losses.total", "of clients at home": "losses.local",
+                "of other clients' data": "losses.shift", "of averaging": "losses.aggregation"},
+               "On the clients' training samples. The parts, L_j(w_i) - L_i(w_i) of other clients' data among them, "
+               "add up to the loss of the global model."),
+    OverRounds("drift", "how far local models move", "norm",
+               {"from the global model": "drift.divergence", "from each other": "drift.consistency"},
+               "Mean distance of the local models after their training.", from_zero=True),
+    OverRounds("knowledge", "accuracy on the global test set", "accuracy (%)",
+               {"global model after the round": "knowledge.after", "before it": "knowledge.before",
+                "local models, mean": "knowledge.local_mean"},
+               "What the local models are below the global model of before, local training has forgotten."),
+)  # fmt: skip
+FEATURES = (
+    *(
+        OverRounds(key, title, label, {GLOBAL: f"features.{key}", LOCAL: f"features.{key}_local"}, note)
+        for key, title, label, note in (
+            ("deviation", "classifier variance", "standard deviation of a probability",
+             "Standard deviation of a class's probability over the samples, mean over classes (FedUV)."),
+            ("classifier", "mean singular value of the classifier", "singular value",
+             "Of the weights of the last layer; of the 32 largest, where there are more."),
+            ("energy", "hyperspherical energy of features", "energy",
+             "Mean of exp(-2 |u_i - u_j|²) over pairs of unit features: 1 where all of them have one direction."),
+            ("uniformity", "FedUV's U of features", "U",
+             "Mean of exp(-d / median d) over pairs of features, d squared distances."),
+            ("rank", "effective rank of features", "directions",
+             "Entropy of the singular values, as a number of directions."),
+        )
+    ),
+    OverRounds("similarity", "similarity of local models' features", "linear CKA",
+               {"with the new global model": "similarity.after_mean", "with the old one": "similarity.before_mean",
+                "with each other": "similarity.pairs_mean"},
+               "1 for features that differ by a rotation and a scale. Means over a round's clients, or over pairs."),
+)  # fmt: skip
+LOCAL_STEPS = (
+    OverRounds("loss", "proximal loss of local models", "KL", {"": "orthogonality.loss"},
+               "KL(global || local) at temperature 3, mean over the local models after their training."),
+    OverRounds("cosine", "cosine of the step and the proximal gradient", "cosine",
+               {"all weights": "orthogonality.cosine", "the head's weights": "orthogonality.head"},
+               f"Mean over local steps and clients. {BELOW}"),
+)  # fmt: skip
+
+
+def updates(runs: Runs) -> list[Part | None]:
+    """How long updates are, how far they agree with each other and with what the server makes of them."""
+    rows = {run.path: _with_shares(run.updates) for run in runs.all}
+    parts = list[Part | None]()
+    if runs.alone is not None:
+        parts.append(_norms(runs.alone))
+    parts += _over_rounds(runs, "updates", UPDATES, rows)
+    if runs.alone is not None:
+        of, note = _of_clients(runs.alone, runs.alone.updates, "to_direction"), (
+            "Below 0: the step of that round went against what the client had learned."
+        )  # fmt: skip
+        title = "cosine of each update with the server's direction"
+        parts.append(_client_map("updates-direction", title, of, "cosine", note))
+    if not any("eigenvalues" in row for run in runs.all for row in run.updates):
+        more = "Cosines and the spectrum are recorded where the server's rule forms the updates' Gram matrix, and with "
+        parts.append(Text(f"{more}record.updates: gram for any rule."))
+    return parts
+
+
+def analysis(runs: Runs) -> list[Part | None]:
+    """What the loss is made of, what local training forgets; of one run also what each client contributes."""
+    parts = _over_rounds(runs, "analysis", ANALYSIS, {run.path: run.analysis for run in runs.all})
+    if runs.alone is not None:
+        of = _of_clients(runs.alone, runs.alone.analysis, "contribution", "gain")
+        note = "How much higher the loss is of the average of all the others; below 0: they do better without it."
+        parts.append(_client_map("analysis-gain", "what each client gives", of, "loss", note))
+    return parts
+
+
+def features(runs: Runs) -> list[Part | None]:
+    """Features, heads and outputs of the models: of one run global and local models beside each other, and maps."""
+    parts = _over_rounds(runs, "features", FEATURES, {run.path: run.analysis for run in runs.all})
+    for key, title, note in (
+        ("spectrum", "singular values of features", "Standard deviations along the principal directions of the "
+         "head's input."),
+        ("classifier", "singular values of the classifier", "Of the weights of the last layer."),
+    ):  # fmt: skip
+        profiles = dict[str, Sequence[float | None]]()
+        for group in runs.groups:
+            ends = [[row for row in run.analysis if isinstance(row.get("features"), dict)] for run in group.runs]
+            if runs.alone is None:
+                last = [values for rows in ends if rows and (values := numbers(rows[-1]["features"].get(key)))]
+                profiles[group.name] = [fmean(column) for column in zip(*last, strict=False)]
+                continue
+            for row in (*ends[0][:1], *ends[0][-1:]):
+                profiles[f"{GLOBAL}, round {row['round']}"] = numbers(row["features"].get(key))
+            for row in ends[0][-1:]:
+                profiles[f"{LOCAL}, round {row['round']}"] = numbers(row["features"].get(f"{key}_local"))
+        note += "" if runs.alone else " Of the global model in the last round measured, mean over the runs."
+        what = ("number of the singular value", "singular value")
+        parts.append(_profiles(f"features-{key}-values", title, profiles, what, note, from_zero=True))
+    if runs.alone is not None:
+        parts += _maps(runs.alone)
+    return parts
+
+
+def local_steps(runs: Runs) -> list[Part | None]:
+    """FedSOL's Figures 3 and 5b: what local steps do to the proximal loss, and which layers they move."""
+    parts = _over_rounds(runs, "steps", LOCAL_STEPS, {run.path: run.analysis for run in runs.all})
+    if runs.alone is None:
+        return parts
+    found = dict[int, list[float | None]]()
+    for row in runs.alone.analysis:
+        of = row.get("orthogonality")
+        values = [number(v) for v in of.get("step_cosines") or ()] if isinstance(of, dict) else []
+        if any(v is not None for v in values):
+            found[row["round"]] = values
+    kept = list(found)[:: -max(1, -(-len(found) // STEPS))][::-1]
+    note = f"Mean over the clients that make the step; in the first one nothing has moved yet. {BELOW}"
+    title = "cosine of the step and the proximal gradient, step by step"
+    lines = {f"round {t}": found[t] for t in kept}
+    return [*parts, _profiles("steps-first", title, lines, ("local step", "cosine"), note), _layers(runs.alone)]
+
+
+def _over_rounds(
+    runs: Runs, section: str, figures: Sequence[OverRounds], rows: Mapping[Path, list[Row]]
+) -> list[Part | None]:
+    parts = list[Part | None]()
+    for each in figures:
+        name = f"{section}-{each.name}"
+        if runs.alone is not None and each.runs != "several":
+            own = rows[runs.alone.path]
+            lines = {label or "value": curve(own, *key.split(".")) for label, key in each.keys.items()}
+            head = [label if key[-1].isdigit() else key.rpartition(".")[2] for label, key in each.keys.items()]
+            parts.append(by_name(name, each.title, each.y_label, lines, head, each.note, each.from_zero))
+        elif runs.alone is None and each.runs != "one":
+            for label, key in each.keys.items():
+                curves, column = {path: curve(own, *key.split(".")) for path, own in rows.items()}, key.split(".")[-1]
+                title, file = (f"{each.title}: {label}", f"{name}-{column}") if label else (each.title, name)
+                parts.append(by_group(runs, file, title, each.y_label, curves, column, each.note))
+    return parts
+
+
+def _with_shares(rows: Sequence[Row]) -> list[Row]:
+    """Rows of updates.jsonl with two more numbers: `kept`, the norm of the server's direction over the mean norm, and
+    `shares` of the eigenvalues."""
+    found = list[Row]()
+    for row in rows:
+        values = [number(v) or 0.0 for v in row.get("eigenvalues") or ()]
+        norms, length = numbers(row.get("norms")), number(row.get("direction"))
+        shares = [v / sum(values) for v in values] if sum(values) > 0 else []
+        kept = length / fmean(norms) if length is not None and norms and fmean(norms) else None
+        found.append({**row, "shares": shares, "kept": kept})
+    return found
+
+
+def _of_clients(run: Run, rows: Sequence[Row], *keys: str) -> dict[str, Curve]:
+    """Client's name -> its numbers in the lists at `keys`, which go along with each row's `clients`."""
+    found: dict[int, Curve] = {}
+    for row in rows:
+        values = row
+        for key in keys:
+            values = values.get(key) or {} if isinstance(values, dict) else {}
+        for k, value in zip(row.get("clients") or (), values or (), strict=False):
+            if (v := number(value)) is not None:
+                found.setdefault(int(k), {})[row["round"]] = v
+    return {run.client_name(k): found[k] for k in sorted(found)}
+
+
+def _norms(run: Run) -> Figure | None:
+    """Lengths of updates: a line for each of a few clients; of many the mean, and a band from least to most."""
+    of = _of_clients(run, run.updates, "norms")
+    if not of:
+        return None
+    note = "The norm of each client's change of the weights, as much of it as travels."
+    series = [Series(name, list(each), list(each.values())) for name, each in of.items()]
+    if len(of) > NAMED:
+        rounds = sorted({t for each in of.values() for t in each})
+        at = [[each[t] for each in of.values() if t in each] for t in rounds]
+        series = [Series("mean", rounds, [fmean(v) for v in at], [min(v) for v in at], [max(v) for v in at])]
+        note = "Mean over the clients of a round; the band is from the shortest to the longest."
+    data: list[list[Value]] = [[t, name, value] for name, each in of.items() for t, value in each.items()]
+    chart = Lines(series, "round", "norm", from_zero=True)
+    return Figure("updates-norms", "length of the updates", chart, ("round", "client", "norm"), data, note)
+
+
+def _client_map(name: str, title: str, of: Mapping[str, Curve], unit: str, note: str) -> Figure | None:
+    """A map of clients by rounds."""
+    if not of:
+        return None
+    rounds = sorted({t for each in of.values() for t in each})
+    rows, columns = list(of)[:: -(-len(of) // SIDE)], rounds[:: -(-len(rounds) // SIDE)]
+    chart = Grid(rows, [str(t) for t in columns], [[of[k].get(t) for t in columns] for k in rows], "client", "round",
+                 unit, signed=True)  # fmt: skip
+    if len(rows) < len(of) or len(columns) < len(rounds):
+        note += f" Of {len(of)} clients and {len(rounds)} rounds {len(rows)} and {len(columns)} are drawn."
+    data: list[list[Value]] = [[t, client, value] for client, each in of.items() for t, value in each.items()]
+    return Figure(name, title, chart, ("round", "client", unit), data, note)
+
+
+def _profiles(
+    name: str, title: str, lines: Mapping[str, Sequence[float | None]], what: tuple[str, str], note: str,
+    from_zero: bool = False,
+) -> Figure | None:  # fmt: skip
+    """A line for each list of numbers, over their places."""
+    lines = {label: values for label, values in lines.items() if values}
+    series = [Series(label, range(1, len(values) + 1), values) for label, values in lines.items()]
+    data: list[list[Value]] = [[label, i, v] for label, values in lines.items() for i, v in enumerate(values, 1)]
+    chart = Lines(series, *what, from_zero=from_zero)
+    return Figure(name, title, chart, ("of", "number", what[1]), data, note) if lines else None
+
+
+def _maps(run: Run) -> list[Figure]:
+    """What models predict, and how alike they are, in the last round that has it."""
+    found = list[Figure]()
+    for source, key, title, sides, unit, note in (
+        ("features", "predicted", "what local models predict", ("client", "class"), "probability",
+         "Mean probability that a local model gives to each class, on the same samples of the global test set."),
+        ("features", "by_class", "what the global model predicts", ("class", "predicted class"), "probability",
+         "Mean probability that the global model gives to each class, by the class that samples are of."),
+        ("similarity", "matrix", "similarity of local models' features", ("client", "other client"), "CKA",
+         "Linear CKA of two local models' features on the same samples of the global test set."),
+    ):  # fmt: skip
+        rows = [row for row in run.analysis if isinstance(row.get(source), dict) and row[source].get(key)]
+        if not rows or not all(isinstance(each, list) for each in rows[-1][source][key]):
+            continue
+        values = [[number(v) for v in each] for each in rows[-1][source][key]]
+        clients = [run.client_name(int(k)) for k in rows[-1].get("clients") or ()]
+        names, columns = (
+            clients if side.endswith("client") else [str(c) for c in range(size)]
+            for side, size in zip(sides, (len(values), len(values[0])), strict=True)
+        )  # fmt: skip
+        data: list[list[Value]] = [
+            [a, b, v] for a, row in zip(names, values, strict=False) for b, v in zip(columns, row, strict=False)
+        ]
+        every, across = -(-len(names) // SIDE), -(-len(columns) // SIDE)
+        cells = [row[::across] for row in values[::every]]
+        chart = Grid(names[::every], columns[::across], cells, *sides, unit, written=len(cells) <= 24)
+        title = f"{title}, round {rows[-1]['round']}"
+        found.append(Figure(f"{source}-{key.replace('_', '-')}", title, chart, (*sides, unit), data, note))
+    return found
+
+
+def _layers(run: Run) -> Figure | None:
+    keys = ("strength", "evenness", "columns", "norm", "entries")
+    data: list[list[Value]] = []
+    for row in run.analysis:
+        of = row.get("layers")
+        if isinstance(of, dict) and isinstance(of.get("layers"), list):
+            columns = [[number(v) for v in of.get(key) or ()] for key in keys]
+            rows = zip(of["layers"], *columns, strict=False)
+            data += [[row["round"], str(layer), *values] for layer, *values in rows]
+    if not data:
+        return None
+    t = data[-1][0]
+    last = {str(row[1]): float(row[2] or 0.0) for row in data if row[0] == t}
+    note = (
+        f"Mean of |w - w0| / ||w - w0|| over a layer's weights and the local models, round {t}. Of n weights it is at "
+        "most 1/sqrt(n): small layers have larger ones. Among the numbers: evenness, that times sqrt(n); columns, with "
+        "norms along the first dimension of each tensor, as in the authors' code."
+    )
+    chart = Bars(list(last), {"strength": list(last.values())}, "mean of Lambda")
+    return Figure("steps-layers", "Lambda, mean over a layer's weights", chart, ("round", "layer", *keys), data, note)

@@ -1,0 +1,213 @@
+"""The runs of a report, grouped by settings: those of one group differ in their seeds alone, and give means."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from math import inf
+from pathlib import Path
+from statistics import fmean, stdev
+
+from fedmpi.common.errors import UserError
+from fedmpi.reports.charts import Lines, Series
+from fedmpi.reports.page import Figure, Value
+from fedmpi.reports.run_data import Curve, Run, base_name
+from fedmpi.runtime.reading import digests
+from fedmpi.runtime.reading.files import SWEEP_LIST, json_of, no_run
+
+MARKS = ("config.yaml", "metrics.jsonl", "summary.json")  # a directory that holds one of them is a run's
+UNLIKE = ("seed", "name", "output")  # settings in which runs of one group may differ
+BAND = "A line with a band is the mean of runs that differ in their seeds alone, and one sample standard deviation."
+
+
+@dataclass(frozen=True)
+class Group:
+    """Runs that differ in their seeds alone.
+
+    Attributes:
+        name: how the settings differ from those of the other groups.
+        duplicates: runs with a seed that one of `runs` has, as of a sweep under two names; they are in no mean.
+    """
+
+    name: str
+    runs: tuple[Run, ...]
+    duplicates: tuple[Run, ...] = ()
+
+
+class Runs:
+    """What a report is about.
+
+    Attributes:
+        all: the runs.
+        alone: the run, if there is but one.
+        differing: keys of settings that are not the same in all runs.
+        labels: what each run is called among the others, by its path.
+        metrics: those of any run, the ones of which more is better first.
+    """
+
+    def __init__(self, every: Sequence[Run]) -> None:
+        self.all = tuple(every)
+        self.alone = self.all[0] if len(self.all) == 1 else None
+        self.differing = [] if self.alone else differing(self.all)
+        self.groups = [Group(self.alone.name, self.all)] if self.alone else grouped(self.all, self.differing)
+        unique = len({run.name for run in self.all}) == len(self.all)
+        self.labels = {run.path: run.name if unique else str(run.path) for run in self.all}
+        falls = {name: run.falls(name) for run in self.all for name in run.metrics}
+        self.metrics = sorted(falls, key=lambda name: falls[name])
+
+
+def read(paths: Sequence[Path]) -> Runs:
+    """Read the runs in directories: of a run itself, or of all that lie in a sweep's.
+
+    Raises:
+        UserError: no such directory, or no run in it.
+    """
+    found: dict[Path, Run] = {}
+    for path in paths:
+        if not path.is_dir():
+            raise UserError(
+                f"{path}: {'is a file' if path.exists() else 'there is no such directory'}; name one that "
+                "`fedmpi run` or `fedmpi sweep` has written"
+            )
+        inside = [path]
+        if not is_run(path):  # a sweep's: in the order of its list; runs that it does not list come last
+            names = (json_of(path / SWEEP_LIST) or {}).get("runs")
+            at = {name: i for i, name in enumerate(names) if isinstance(name, str)} if isinstance(names, list) else {}
+            inside = [each for each in path.iterdir() if each.is_dir() and is_run(each)]
+            inside.sort(key=lambda each: (at.get(each.name, len(at)), each))
+        if not inside:
+            raise no_run(path, f"{', '.join(MARKS)}, and no directory that does")
+        found |= {each.resolve(): Run(each) for each in inside}
+    return Runs(list(found.values()))
+
+
+def is_run(path: Path) -> bool:
+    return any((path / name).is_file() for name in MARKS)
+
+
+def differing(runs: Sequence[Run]) -> list[str]:
+    """Keys of settings that are not the same in all runs, but `UNLIKE`; behind them digests of code and data that
+    differ although the settings are the same."""
+    keys = dict.fromkeys(key for run in runs for key in run.config if key not in UNLIKE)
+    found = [key for key in keys if len({shown(run, key) for run in runs}) > 1]
+    for name in dict.fromkeys(name for run in runs for name in run.digests):
+        decide = [key for key in found if name.startswith("(plug-in ") or key.startswith(("data.", "init."))]
+        if any(len({run.digests.get(name) for run in each} - {None}) > 1 for each in alike(runs, decide).values()):
+            found.append(name)
+    return found
+
+
+def shown(run: Run, key: str) -> str:
+    value = run.config.get(key, run.digests.get(key, "-"))
+    return value if isinstance(value, str) else json.dumps(value, default=str)
+
+
+def alike(runs: Sequence[Run], keys: Sequence[str]) -> dict[tuple[str, ...], list[Run]]:
+    """Values of these settings -> the runs that have them."""
+    found: dict[tuple[str, ...], list[Run]] = {}
+    for run in runs:
+        found.setdefault(tuple(shown(run, key) for key in keys), []).append(run)
+    return found
+
+
+def grouped(runs: Sequence[Run], keys: Sequence[str]) -> list[Group]:
+    """Runs of the same settings, in the order in which they come. The name has as few settings as tell groups apart,
+    the method first; all that differ are in the table of settings. Groups of a sweep have its labels."""
+    found = alike(runs, keys)
+    needed = list[int]()
+    for i in sorted(range(len(keys)), key=lambda i: (keys[i] != "method.name", keys[i].startswith("method."), i)):
+        before, after = ({tuple(each[j] for j in told) for each in found} for told in (needed, [*needed, i]))
+        if len(after) > len(before):
+            needed.append(i)
+    once = [without_duplicates(members) for members in found.values()]
+    names = sweep_names([kept for kept, _ in once])
+    if names is None:
+        told = [keys[i] for i in needed]
+        plain = [key.strip("()").removesuffix(".name") for key in told]
+        last = [whole if key[0] == "(" else whole.rpartition(".")[2] for key, whole in zip(told, plain, strict=True)]
+        words = [short if last.count(short) == 1 else whole for short, whole in zip(last, plain, strict=True)]
+        pairs = [list(zip(words, (each[i] for i in needed), strict=True)) for each in found]
+        names = [", ".join(base_name(v) if word == "method" else f"{word} {v}" for word, v in each) for each in pairs]
+    means = [kept[0].name if len(kept) == 1 else f"mean of {len(kept)} runs" for kept, _ in once]
+    return [Group(name or mean, *members) for name, mean, members in zip(names, means, once, strict=True)]
+
+
+def without_duplicates(runs: Sequence[Run]) -> tuple[tuple[Run, ...], tuple[Run, ...]]:
+    """(one run a seed, the others): the first of those that went furthest. Data that a user's source draws may differ
+    though settings and seed are the same; then so do the runs."""
+    first: dict[tuple[object, ...], Run] = {}
+    for run in sorted(runs, key=lambda run: (not run.complete, -len(run.rows))):
+        drawn = [run.identity.get(key) for key in (digests.PARTITION, digests.DATA, digests.TEST)]
+        first.setdefault((run.seed or run.path, *map(str, drawn)), run)
+    kept = set(map(id, first.values()))
+    return tuple(run for run in runs if id(run) in kept), tuple(run for run in runs if id(run) not in kept)
+
+
+def sweep_names(groups: Sequence[Sequence[Run]]) -> list[str] | None:
+    """Names of groups by the labels that a sweep has given its runs; None where these do not tell groups apart."""
+    labels = list[dict[str, str]]()
+    for members in groups:
+        distinct = set[tuple[tuple[str, str], ...]]()
+        for place in (run.path.resolve() for run in members):
+            known = (json_of(place.parent / SWEEP_LIST) or {}).get("labels")
+            own = known.get(place.name) if isinstance(known, dict) else None
+            pairs = own.items() if isinstance(own, dict) else ()
+            distinct.add(tuple((str(axis), str(label)) for axis, label in pairs if axis != "seed"))
+        labels.append(dict(next(iter(distinct))))
+        if len(distinct) > 1 or labels[-1].keys() != labels[0].keys():
+            return None
+    axes = [axis for axis in labels[0] if len({each[axis] for each in labels}) > 1]
+    names = [", ".join(axis_name(axis, each[axis]) for axis in axes) for each in labels]
+    return names if axes and len(set(names)) == len(names) else None
+
+
+def axis_name(axis: str, label: str) -> str:
+    """
+    >>> axis_name("method", "fedavg"), axis_name("train.lr", "0.1"), axis_name("width", "8")
+    ('fedavg', 'lr 0.1', 'width 8')
+    """
+    plain = "." not in axis and not label.replace(".", "").isdigit()
+    return label if plain else f"{axis.rpartition('.')[2]} {label}"
+
+
+def means(curves: Iterable[Curve]) -> dict[int, tuple[float, float | None, int]]:
+    """round -> mean, sample standard deviation (None of one run), runs that have the round."""
+    found: dict[int, list[float]] = {}
+    for curve in curves:
+        for t, value in curve.items():
+            found.setdefault(t, []).append(value)
+    return {t: (fmean(v), stdev(v) if len(v) > 1 else None, len(v)) for t, v in sorted(found.items())}
+
+
+def by_group(
+    runs: Runs, name: str, title: str, y_label: str, curves: Mapping[Path, Curve], column: str = "", note: str = ""
+) -> Figure | None:
+    """A line for each group, of several runs their mean with a band; None where no run has a value.
+
+    Args:
+        curves: of each run, by its path.
+    """
+    series, data = list[Series](), list[list[Value]]()
+    least, most = (0.0, 100.0) if y_label.endswith("(%)") else (-inf, inf)  # a band ends where no value can be
+    for group in runs.groups:
+        found = means(curves[run.path] for run in group.runs)
+        if found:
+            band = [(max(m - (s or 0.0), least), min(m + (s or 0.0), most)) for m, s, _ in found.values()]
+            low, high = zip(*band, strict=True) if len(group.runs) > 1 else ((), ())
+            series.append(Series(group.name, list(found), [m for m, _, _ in found.values()], low, high))
+            data += [[group.name, t, *facts] for t, facts in found.items()]
+    head = ("settings", "round", column or name, "std", "runs")
+    return Figure(name, title, Lines(series, "round", y_label), head, data, note) if series else None
+
+
+def by_name(
+    name: str, title: str, y_label: str, curves: Mapping[str, Curve], head: Sequence[str] = (), note: str = "",
+    from_zero: bool = False,
+) -> Figure | None:  # fmt: skip
+    """A line for each curve, over the rounds that any has; None without any. head: of the table's columns."""
+    rounds = sorted({t for each in curves.values() for t in each})
+    series = [Series(label, rounds, [each.get(t) for t in rounds]) for label, each in curves.items() if each]
+    data: list[list[Value]] = [[t, *(each.get(t) for each in curves.values())] for t in rounds]
+    chart = Lines(series, "round", y_label, from_zero=from_zero)
+    return Figure(name, title, chart, ("round", *(head or curves)), data, note) if series else None

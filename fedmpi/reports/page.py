@@ -1,0 +1,144 @@
+"""What a page is made of, and the page: one file of HTML that needs nothing else.
+
+All text is plain text: the template escapes it, wherever it comes from.
+"""
+
+from __future__ import annotations
+
+import base64
+import csv
+import hashlib
+import io
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+from jinja2 import Environment, PackageLoader
+from markupsafe import Markup
+
+from fedmpi.common.text import printable
+from fedmpi.reports import charts
+
+BROKEN = (ArithmeticError, AttributeError, LookupError, TypeError, ValueError)  # what odd contents of files lead to
+MOST_BYTES = 2_900_000  # of a page
+SHORT = 24  # letters of a cell that is never broken
+Value = float | int | str | None  # of a cell; None and nan: empty
+
+
+@dataclass(frozen=True)
+class Figure:
+    """A chart with its numbers. name: of its files, unlike any other in the report; head, data: the CSV."""
+
+    name: str
+    title: str
+    chart: charts.Chart
+    head: Sequence[str]
+    data: Sequence[Sequence[Value]]
+    note: str = ""
+
+
+@dataclass(frozen=True)
+class Table:
+    """Rows of cells; long tables are folded away if `folded` gives them a heading to be opened by."""
+
+    head: Sequence[str]
+    rows: Sequence[Sequence[Value]]
+    title: str = ""
+    note: str = ""
+    folded: str = ""
+
+
+@dataclass(frozen=True)
+class Text:
+    """A paragraph: a remark, or with `main` what the page is about."""
+
+    text: str
+    warning: bool = False
+    main: bool = False
+
+
+Part = Figure | Table | Text
+
+
+@dataclass(frozen=True)
+class Section:
+    """name: the anchor in the page, unlike any other."""
+
+    name: str
+    title: str
+    parts: Sequence[Part]
+
+
+def render(title: str, lead: Sequence[str], sections: Sequence[Section]) -> str:
+    """Return the whole page. A section that cannot be drawn says so; a page that would be too large leaves out the
+    numbers behind its largest figures.
+
+    Args:
+        lead: lines below the title.
+    """
+    drawn, shown = dict[str, Markup](), list[Section]()
+    for section in sections:
+        try:
+            figures = [part for part in section.parts if isinstance(part, Figure)]
+            drawn |= {each.name: Markup(charts.svg(each.chart, each.name, each.title)) for each in figures}
+            shown.append(section)
+        except BROKEN as error:  # what is no number is only noticed when it is drawn
+            shown.append(replace(section, parts=[damaged(error)]))
+    loader = PackageLoader("fedmpi.reports")
+    environment = Environment(loader=loader, autoescape=True, trim_blocks=True, lstrip_blocks=True, finalize=cell)
+    environment.filters |= {"csv": as_csv, "base64": base64.b64encode, "columns": column_classes}
+    script, style = (loader.get_source(environment, name)[0] for name in ("page.js", "page.css"))
+    known = base64.b64encode(hashlib.sha256(script.encode()).digest()).decode()  # no other script may run in the page
+    about = {"title": title, "lead": lead, "drawn": drawn, "digest": known}
+    about |= {"script": Markup(script), "style": Markup(style)}
+    template = environment.get_template("page.html.j2")
+    page = template.render(sections=shown, **about)
+    figures = [part for section in shown for part in section.parts if isinstance(part, Figure)]
+    for figure in sorted(figures, key=lambda each: -len(each.data)):
+        if len(page) <= MOST_BYTES:
+            break
+        note = f"{figure.note} Too many numbers for this page: fedmpi report --figures."
+        slim = replace(figure, data=(), note=note)
+        shown = [replace(s, parts=[slim if part is figure else part for part in s.parts]) for s in shown]
+        page = template.render(sections=shown, **about)
+    return page
+
+
+def damaged(error: Exception) -> Text:
+    """What stands in place of a part that cannot be made."""
+    why = f"This part cannot be made: a file of the run directory is not as fedmpi writes it ({error!r})."
+    return Text(why, warning=True)
+
+
+def cell(value: Any) -> str:
+    """A value for people; the template passes all that it writes through this.
+
+    >>> cell(1234567), cell(0.123456), cell(float("nan")), cell(None), cell(96.1002785)
+    ('1,234,567', '0.1235', '-', '-', '96.1')
+    """
+    if isinstance(value, Markup):
+        return value
+    if value is None or value != value:
+        return "-"
+    if isinstance(value, float):
+        return f"{value:,.4g}" if abs(value) < 1e4 else f"{value:,.0f}" if abs(value) < 1e15 else f"{value:.4g}"
+    return f"{value:,}" if isinstance(value, int) and not isinstance(value, bool) else printable(value)
+
+
+def as_csv(figure: Figure) -> str:
+    """The numbers behind a figure, in full."""
+    out = io.StringIO()
+    writer = csv.writer(out, lineterminator="\n")
+    writer.writerow(figure.head)
+    writer.writerows([["" if v is None or v != v else v for v in row] for row in figure.data])
+    return out.getvalue()
+
+
+def column_classes(table: Table) -> list[str]:
+    """Of each column: "n" if it has numbers, which are aligned right."""
+    found = []
+    for column in zip(*table.rows, strict=True):
+        values = [value for value in column if value is not None]
+        numbers = [isinstance(v, (int, float)) or (v[:1].isdigit() and len(v) < 20) for v in values]
+        found.append("n" if numbers and all(numbers) else "")
+    return found

@@ -1,0 +1,114 @@
+"""`fedmpi report`: all that is recorded of runs, as one page."""
+
+from __future__ import annotations
+
+import itertools
+import re
+import warnings
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from pathlib import Path
+
+from fedmpi.common.errors import UserError
+from fedmpi.common.text import count
+from fedmpi.reports import charts, diagnostics, groups, results, run_facts
+from fedmpi.reports.groups import Runs
+from fedmpi.reports.page import BROKEN, Figure, Part, Section, as_csv, damaged, render
+from fedmpi.reports.run_data import base_name
+from fedmpi.runtime.record import durable
+from fedmpi.runtime.record.run_dir import REPORT
+
+SECTIONS: tuple[tuple[str, str, str, Callable[[Runs], list[Part | None]]], ...] = (
+    # name, title, attribute of Run without which there is none, what makes its parts
+    ("summary", "Summary", "path", results.summary),
+    ("learning", "Learning", "rows", results.learning),
+    ("method", "The methods' own figures", "own_metrics", results.own_metrics),
+    ("clients", "Clients", "clients", results.clients),
+    ("updates", "Updates: drift and conflict", "updates", diagnostics.updates),
+    ("analysis", "What lies behind", "analysis", diagnostics.analysis),
+    ("features", "Features and outputs", "analysis", diagnostics.features),
+    ("steps", "Local steps", "analysis", diagnostics.local_steps),
+    ("classes", "Classes", "rows", results.classes),
+    ("partition", "Partition", "partition", results.partition),
+    ("traffic", "Traffic", "rows", run_facts.traffic),
+    ("time", "Time", "path", run_facts.time),
+    ("faults", "Faults", "path", results.faults),
+    ("settings", "Settings", "config", run_facts.settings),
+    ("environment", "Environment", "environment", run_facts.environment),
+    ("hashes", "Hashes", "rows", run_facts.hashes),
+)
+
+
+def sections(runs: Runs) -> list[Section]:
+    """Return the sections for which there are records. One that cannot be made of damaged files says so.
+
+    Names of figures are those of files and of places in the page: plain, and no two alike, whatever a task calls its
+    metrics.
+    """
+    found, taken = list[Section](), set[str]()
+    for name, title, needs, make in SECTIONS:
+        try:
+            parts = [p for p in make(runs) if p is not None] if any(getattr(r, needs) for r in runs.all) else []
+        except BROKEN as error:
+            parts = [damaged(error)]
+        for i, part in enumerate(parts):
+            if isinstance(part, Figure):
+                plain = re.sub(r"[^A-Za-z0-9_-]+", "-", part.name).strip("-")[:80] or "figure"
+                names = (plain, *(f"{plain}-{j}" for j in range(2, len(taken) + 3)))
+                free = next(each for each in names if each not in taken)
+                taken.add(free)
+                parts[i] = replace(part, name=free)
+        if parts:
+            found.append(Section(name, title, parts))
+    return found
+
+
+def html(runs: Runs) -> str:
+    """The page."""
+    places = list(dict.fromkeys(run.path.resolve().parent.name for run in runs.all))
+    where = ", ".join(places[:3]) + (", ..." if len(places) > 3 else "")
+    title = runs.alone.name if runs.alone else f"{count(len(runs.all), 'run')} in {where}"
+    config = runs.all[0].config
+    shared = [base_name(config[k]) for k in ("data.source", "model.name") if k in config and k not in runs.differing]
+    methods = ", ".join(dict.fromkeys(base_name(run.config.get("method.name", "?")) for run in runs.all))
+    return render(title, [f"{methods} on {', '.join(shared) or 'several data sets or models'}"], sections(runs))
+
+
+def write(directories: Sequence[Path], working_dir: Path = Path(), *, private: bool = False) -> Path:
+    """Write report.html of a run in its directory; return its path, as `directories` has it."""
+    to = directories[0] / REPORT
+    durable.write(working_dir / to, html(groups.read([working_dir / directories[0]])).encode(), private)
+    return to
+
+
+def analyse(paths: Sequence[Path], to: Path | None, figures: Path | None, say: Callable[[str], None]) -> None:
+    """`fedmpi report`.
+
+    Args:
+        to: the file; None: report.html in the directory, of several here.
+        figures: a directory for each figure as .svg, .png and .csv.
+    """
+    runs = groups.read(paths)
+    to = to or (paths[0] / REPORT if len(paths) == 1 else Path(REPORT))
+    if to.suffix not in (".html", ".htm") or to.is_dir():
+        raise UserError(f"--to: {to}: a file whose name ends in .html is needed")
+    try:
+        if figures is not None:
+            figures.mkdir(parents=True, exist_ok=True)
+            for part in itertools.chain.from_iterable(section.parts for section in sections(runs)):
+                if isinstance(part, Figure):
+                    try:
+                        charts.write(part.chart, part.name, part.title, figures)
+                        (figures / f"{part.name}.csv").write_text(as_csv(part), encoding="utf-8")
+                    except BROKEN as error:
+                        say(f"not written: {part.name}: {damaged(error).text}")
+        private = any(run.config.get("output_mode") == "private" for run in runs.all)
+        durable.write(to, html(runs).encode(), private)
+    except OSError as error:
+        raise UserError(f"{error.filename or to}: {error.strerror}; choose another place (--to, --figures)") from error
+    if figures is not None:
+        say(f"written: {figures}/*.svg, .png, .csv")
+    say(f"written: {to}")
+    if notes := [f"{run.path}: {note}" for run in runs.all for note in run.notes]:
+        more = f", and {count(len(notes) - 1, 'more note')} in the page's Faults" if len(notes) > 1 else ""
+        warnings.warn(f"not all could be read: {notes[0]}{more}", stacklevel=2)

@@ -1,0 +1,187 @@
+"""One run directory as it is read for a report: whole, cut short, still growing, or damaged."""
+
+from __future__ import annotations
+
+import json
+import math
+from collections import Counter
+from collections.abc import Iterable
+from functools import cached_property
+from pathlib import Path
+from statistics import fmean
+from typing import Any
+
+from fedmpi.common.errors import UserError
+from fedmpi.common.jsonl import read_jsonl
+from fedmpi.common.metrics_row import NOT_METRICS
+from fedmpi.common.text import count, lower_is_better
+from fedmpi.config import yaml_source
+from fedmpi.config.field_types import flat
+from fedmpi.runtime.reading import digests
+from fedmpi.runtime.record import data_files, timeline
+
+Row = dict[str, Any]
+Curve = dict[int, float]  # round -> value
+NEEDED = ("config.yaml", "metrics.jsonl", "environment.json", "partition.json")
+
+
+class Run:
+    """One run directory. A file that cannot be read is empty, with a line in `notes`.
+
+    Attributes:
+        config: dotted key -> value.
+        rows, clients, faults, updates, analysis: of the files NAME.jsonl.
+        summary, environment, identity, partition: of the files NAME.json.
+        complete: whether it ended as it was meant to.
+        last: name -> number in the last round that has it; None if it was none there: an earlier round's does not
+            stand for it.
+        metrics: names of those of training and evaluation, the ones of which more is better first.
+        own_metrics: names of those that the method has reported.
+    """
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self.notes = [f"there is no {name}" for name in NEEDED if not (path / name).exists()]
+        self.config = self._settings()
+        self.rows, self.clients, self.faults, self.updates, self.analysis = (
+            self.lines(f"{name}.jsonl") for name in ("metrics", "clients", "faults", "updates", "analysis")
+        )
+        self.summary, self.environment, self.identity, self.partition = (
+            self._object(f"{name}.json") for name in ("summary", "environment", "identity", "partition")
+        )
+        self.digests = digests.fixed(self.identity)
+        self.name, self.seed = str(self.config.get("name", path.name)), str(self.config.get("seed", ""))
+        self.state = str(self.summary.get("exit_reason", "")) or "not ended: going on, or killed"
+        self.complete = self.state == "finished" or self.state.startswith("enough")
+        self.rounds = [row["round"] for row in self.rows if row["round"] >= 0]
+        self.last = {name: number(value) for row in self.rows for name, value in row.items()}  # None if it is none
+        numbers, own = dict[str, None](), set[str]()
+        for row in self.rows:
+            names = list(row)
+            numbers |= dict.fromkeys(name for name in names if number(row[name]) is not None)
+            if "server_s" in names and "sent_bytes" in names:  # between them is what the method has reported
+                own.update(names[names.index("server_s") + 1 : names.index("sent_bytes")])
+        self.own_metrics = [name for name in numbers if name in own]
+        self.metrics = [name for name in numbers if name not in own and name not in NOT_METRICS]
+        self.metrics.sort(key=self.falls)
+
+    @cached_property
+    def by_client(self) -> tuple[Any, Any]:
+        """Training samples of each client, and of each class at each client; None where that is not known."""
+        try:
+            return data_files.by_client(self.path, self.partition)
+        except ValueError as error:
+            self.notes.append(str(error))
+            return None, None
+
+    @cached_property
+    def timeline(self) -> list[dict[str, Any]]:
+        """The jobs, the oldest first (runtime/record/timeline.py)."""
+        try:
+            return timeline.read(self.path)
+        except (UserError, ValueError, KeyError, TypeError, AttributeError) as error:
+            self.notes.append(f"{timeline.FOLDER} cannot be read ({error!r})")
+            return []
+
+    @cached_property
+    def client_names(self) -> dict[int, str]:
+        """Of clients that are sites: their names, from the config or their evaluation. Where several clients share a
+        site, with their numbers."""
+        silos = self.config.get("data.silos")
+        names = dict(enumerate(map(str, silos))) if isinstance(silos, list) else {}
+        for row in self.clients:
+            if "site" in row and isinstance(row.get("client"), int):
+                names[row["client"]] = str(row["site"])
+        many = Counter(names.values())
+        return {k: name if many[name] < 2 else f"{name} ({k})" for k, name in names.items()}
+
+    def client_name(self, client: int) -> str:
+        """Its site's name, or its number."""
+        return self.client_names.get(client, str(client))
+
+    def falls(self, name: str) -> bool:
+        """Whether less of a metric is better."""
+        own = self.summary.get("falling")
+        return lower_is_better(name, map(str, own) if isinstance(own, list) else ())
+
+    def lines(self, name: str, *, rounds: bool = True) -> list[Row]:
+        """The rows of a .jsonl file (rounds: of those with a `round`); other lines are counted in `notes`."""
+        try:
+            found = read_jsonl(self.path / name, rounds=rounds)
+        except UserError as error:
+            self.notes.append(str(error))
+            return []
+        if bad := len(found.damaged) + found.cut:
+            self.notes.append(f"{name}: {count(bad, 'line')} cut or damaged, and left out")
+        return found.rows
+
+    def _object(self, name: str) -> Row:
+        """The object in a .json file; {} where there is none."""
+        try:
+            value = json.loads((self.path / name).read_text(encoding="utf-8", errors="replace"))
+        except FileNotFoundError:
+            return {}
+        except OSError as error:
+            self.notes.append(f"{name} cannot be read: {error.strerror}")
+            return {}
+        except (ValueError, RecursionError):
+            value = None
+        if not isinstance(value, dict):
+            self.notes.append(f"{name} is damaged: no JSON object")
+            return {}
+        return value
+
+    def _settings(self) -> Row:
+        """config.yaml. One with references to the environment is not read: fedmpi writes none, and others shall not
+        read what is in ours."""
+        path = self.path / "config.yaml"
+        try:
+            if path.exists() and yaml_source.OPEN in yaml_source.read_text(path):
+                self.notes.append("config.yaml refers to environment variables, and is not read")
+            elif path.exists():
+                return flat(yaml_source.read(path).data, "")
+        except UserError as error:
+            self.notes.append(str(error))
+        return {}
+
+
+def number(value: Any) -> float | None:
+    """A finite number, or None."""
+    if isinstance(value, bool) or not isinstance(value, (int, float)):
+        return None
+    return float(value) if math.isfinite(value) else None
+
+
+def numbers(values: Any) -> list[float]:
+    """The finite numbers of a list; [] of what is none."""
+    return [v for each in values if (v := number(each)) is not None] if isinstance(values, list) else []
+
+
+def curve(rows: Iterable[Row], *keys: str) -> Curve:
+    """Return round -> the number at `keys` of each row, one within the other; of a list of numbers their mean.
+
+    >>> curve([{"round": 3, "drift": {"norms": [1.0, 2.0]}}, {"round": 4}], "drift", "norms")
+    {3: 1.5}
+    """
+    found = {}
+    for row in rows:
+        value: Any = row
+        for key in keys:
+            if isinstance(value, list) and key.isdigit():
+                value = value[int(key)] if int(key) < len(value) else None
+            else:
+                value = value.get(key) if isinstance(value, dict) else None
+        if isinstance(value, list):
+            value = fmean(known) if (known := numbers(value)) else None
+        if (v := number(value)) is not None:
+            found[row["round"]] = v
+    return found
+
+
+def base_name(value: Any) -> str:
+    """The name in a setting; of a plug-in without the folders of its file.
+
+    >>> base_name("/home/me/mine.py:Mine"), base_name("fedavg")
+    ('mine.py:Mine', 'fedavg')
+    """
+    return "" if value is None else str(value).rpartition("/")[2]

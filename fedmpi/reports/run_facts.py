@@ -1,0 +1,189 @@
+"""Sections of a report on what a run has cost, what was asked for, and by what it can be repeated."""
+
+from __future__ import annotations
+
+from itertools import accumulate
+from typing import Any
+
+from pydantic_core import PydanticUndefined
+
+from fedmpi.common.metrics_row import SECONDS
+from fedmpi.common.redaction import flow, redacted
+from fedmpi.common.text import metric_title
+from fedmpi.common.typewords import value_words
+from fedmpi.config.schema import Settings, section
+from fedmpi.reports.charts import Lines, Series
+from fedmpi.reports.groups import UNLIKE, Runs, by_group, by_name, means
+from fedmpi.reports.page import Figure, Part, Table, Text, Value
+from fedmpi.reports.run_data import Curve, Run, curve
+from fedmpi.reports.timeline import figures
+from fedmpi.runtime.introspection import description, registry
+
+SECONDS_OF = ("round", "busiest rank trains", "rank 0 waits", "server step", "evaluation")
+ROUNDS, SPANS = 3, 2000  # of the timeline that are drawn, at most
+SELECTORS = {  # what settings name, of which kind
+    **{"data.source": "datasets", "data.partition.scheme": "partitions", "model.name": "models"},
+    **{"task.name": "tasks", "method.name": "methods"},
+}
+PLACES = ("name", "output", "data.root")  # which say nothing of the experiment
+FACTS = (
+    *("started", "command", "directory", "launcher", "backend", "threads"),
+    *("slurm_job_id", "python", "platform", "cuda", "mpi"),
+)
+
+
+# ---- traffic and time ----
+
+
+def traffic(runs: Runs) -> list[Part | None]:
+    """Bytes up to each round, and the first metric of the evaluation over the parameters that have travelled."""
+    if not any(curve(run.rows, "sent_bytes") for run in runs.all):
+        return []
+    note = "Sums up to a round, of all that rank 0 has sent to and received from all ranks, itself among them."
+    megabytes = {run.path: _sums(run, 1e-6, "received_bytes", "sent_bytes") for run in runs.all}
+    both = by_group(runs, "bytes", "bytes", "megabytes, both ways", megabytes, "megabytes", note)
+    if len(runs.groups) == 1:
+        curves = {
+            name: {t: m for t, (m, _, _) in means(_sums(run, 1e-6, key) for run in runs.groups[0].runs).items()}
+            for name, key in (("received", "received_bytes"), ("sent", "sent_bytes"))
+        }
+        both = by_name("bytes", "bytes", "megabytes", curves, ("received_mb", "sent_mb"), note, from_zero=True)
+    name = next((each for each in runs.metrics if not each.startswith("train_")), None)
+    series, data = list[Series](), list[list[Value]]()
+    for group in runs.groups if name else ():
+        x = means(_sums(run, 1.0, "up_parameters", "down_parameters") for run in group.runs)
+        y = means(curve(run.rows, str(name)) for run in group.runs)
+        rounds = [t for t in y if t in x]
+        series.append(Series(group.name, [x[t][0] for t in rounds], [y[t][0] for t in rounds]))
+        data += [[group.name, t, x[t][0], y[t][0]] for t in rounds]
+    if name is None or not any(len(each.x) > 1 for each in series):
+        return [both]
+    chart = Lines(series, "parameters sent and received, all clients", metric_title(name), whole_x=False)
+    title = f"{name.replace('_', ' ')} by what travelled"
+    return [both, Figure("cost", title, chart, ("settings", "round", "parameters", name), data)]
+
+
+def _sums(run: Run, unit: float, *keys: str) -> Curve:
+    """Sums up to each round of all these numbers together, times unit."""
+    found = [curve(run.rows, key) for key in keys]
+    rounds = [t for t in found[0] if all(t in each for each in found)]
+    return dict(zip(rounds, accumulate(unit * sum(each[t] for each in found) for t in rounds), strict=True))
+
+
+def time(runs: Runs) -> list[Part | None]:
+    """Of one group the parts of a round, of several the whole round; of one run also each rank's laps."""
+    measures = any(run.config.get("analysis") for run in runs.all)
+    note = "Rounds in which `analysis` measures train their clients twice, which counts." if measures else ""
+    if len(runs.groups) > 1:
+        whole = {run.path: curve(run.rows, "wall_s") for run in runs.all}
+        return [by_group(runs, "seconds", "seconds a round", "seconds", whole, "wall_s", note)]
+    curves = {
+        said: {t: m for t, (m, _, _) in means(curve(run.rows, key) for run in runs.groups[0].runs).items()}
+        for said, key in zip(SECONDS_OF, SECONDS, strict=True)
+    }
+    parts: list[Part | None] = [by_name("seconds", "seconds a round", "seconds", curves, SECONDS, note, from_zero=True)]
+    if runs.alone is None:
+        return parts
+    jobs = [job for job in runs.alone.timeline if any(each["rounds"] for each in job["ranks"].values())]
+    if not jobs:
+        return [*parts, Text("What each rank did when is not recorded (timeline: false), or not yet.")]
+    return [*parts, *figures(jobs[-1], ROUNDS, SPANS)]
+
+
+# ---- settings ----
+
+
+def settings(runs: Runs) -> list[Part | None]:
+    """A table of what differs between groups; of what all share and is no default; all of it, folded."""
+    first = next((run for run in runs.all if run.config), None)
+    if first is None:
+        return []
+    parts = list[Part | None]()
+    if len(runs.groups) > 1:
+        rows: list[list[Value]] = [
+            [g.name, ", ".join(run.seed for run in g.runs), *(_shown(g.runs[0], key) for key in runs.differing)]
+            for g in runs.groups
+        ]
+        parts.append(Table(("settings", "seeds", *runs.differing), rows, "What differs between the runs"))
+    defaults = _defaults()
+    for selector, kind in SELECTORS.items():  # options have theirs in the source that the setting names
+        name, where = first.config.get(selector), selector.rpartition(".")[0]
+        if isinstance(name, str) and name in registry(kind):
+            defaults |= {f"{where}.{each.name}": each.default for each in description(kind, name).options}
+    own = [key for key in first.config if key not in runs.differing and (key not in UNLIKE or runs.alone)]
+    changed = [
+        [key, _shown(first, key), value_words(defaults[key]) if key in defaults else "-"]
+        for key in own
+        if key not in PLACES and (key not in defaults or value_words(first.config[key]) != value_words(defaults[key]))
+    ]
+    title = "What is not as by default" if runs.alone else "What all runs share and is not as by default"
+    parts.append(Table(("key", "value", "default"), changed, title))
+    rest: list[list[Value]] = [[key, _shown(first, key)] for key in own]
+    return [*parts, Table(("key", "value"), rest, folded=f"All {len(rest)} settings")]
+
+
+def _shown(run: Run, key: str) -> str:
+    return flow(redacted({key: run.config[key]})[key]) if key in run.config else run.digests.get(key, "-")
+
+
+def _defaults(path: tuple[str, ...] = ()) -> dict[str, Any]:
+    """Dotted key -> default of all settings of the schema."""
+    found: dict[str, Any] = {}
+    holder: Any = section(path) or Settings
+    for name, declared in holder.model_fields.items():
+        if section((*path, name)) is not None:
+            found |= _defaults((*path, name))
+        elif declared.default is not PydanticUndefined:
+            found[".".join((*path, declared.alias or name))] = declared.default
+    return found
+
+
+# ---- environment and hashes ----
+
+
+def environment(runs: Runs) -> list[Part | None]:
+    """environment.json: what is the same in all runs, and beside it what differs."""
+    found = list[tuple[Run, dict[str, str]]]()
+    for run in (run for run in runs.all if run.environment):
+        of = run.environment
+        facts = {key.replace("_", " "): str(of[key]) for key in FACTS if of.get(key) is not None}
+        if git := of.get("git") or {}:
+            facts["code"] = f"{git.get('commit')}{', modified' if git.get('modified') else ''}"
+        for each in of.get("ranks") or ():
+            where = f"{each.get('device')} on {each.get('host')}"
+            facts[where] = ", ".join(filter(None, (facts.get(where), f"rank {each.get('rank')}")))
+        versions = (of.get("packages") or {}).items()
+        found.append((run, facts | {name: str(version) for name, version in versions if version}))
+    keys = dict.fromkeys(key for _, facts in found for key in facts)
+    other = [key for key in keys if len({facts.get(key) for _, facts in found}) > 1]
+    parts: list[Part | None] = [Table(("what", "value"), [[k, found[0][1][k]] for k in keys if k not in other])]
+    if other:
+        rows: list[list[Value]] = [
+            [runs.labels[run.path], *(facts.get(key, "-") for key in other)] for run, facts in found
+        ]
+        parts.append(Table(("run", *other), rows, folded=f"What differs: {', '.join(other)}"))
+    return parts
+
+
+def hashes(runs: Runs) -> list[Part | None]:
+    """SHA-256 of the global model after the last round, and of code, data and plug-ins."""
+    rows = list[list[Value]]()
+    for run in runs.all:
+        last = next((str(row["sha256"]) for row in reversed(run.rows) if row.get("sha256")), "")
+        rows.append([runs.labels[run.path], run.seed, len(run.rounds), last])
+    if not any(row[-1] for row in rows):
+        return []
+    head = ("run", "seed", "rounds", "model after the last round")
+    parts: list[Part | None] = [
+        Table(head, rows, note="SHA-256. `fedmpi replay RUN_DIR` trains again and compares every round's.")
+    ]
+    run = runs.all[0]
+    digests = {
+        name: value for name, value in run.identity.items()
+        if name not in run.config and isinstance(value, str) and len(value) >= 32 and not value.startswith(("'", "["))
+    }  # fmt: skip
+    plugins = [(str(each.get("file")), str(each.get("sha256"))) for each in run.environment.get("plugins") or ()]
+    if own := [*digests.items(), *plugins]:
+        of = "" if runs.alone else f" of {runs.labels[run.path]}"
+        parts.append(Table(("what", "SHA-256"), own, folded=f"{len(own)} digests of code and data{of}"))
+    return parts

@@ -1,0 +1,174 @@
+"""`fedmpi report RUN_DIR --sites`: a page for each site, and the model card.
+
+A site's page says what it gave, what it gained, what left it. It names no other site's metrics.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from statistics import fmean
+
+from fedmpi.common.errors import UserError
+from fedmpi.common.text import count, metric_title
+from fedmpi.reports import audits, card, groups
+from fedmpi.reports.charts import Bars, Lines, Series
+from fedmpi.reports.groups import by_name
+from fedmpi.reports.page import Figure, Part, Section, Table, Text, Value, cell, render
+from fedmpi.reports.run_data import Run, number
+from fedmpi.reports.sites import (
+    NOTE,
+    PROTOCOLS,
+    Baseline,
+    Evaluated,
+    Site,
+    find_baseline,
+    how_to,
+    read_baseline,
+    sites,
+    verdict,
+)
+from fedmpi.runtime.record import durable
+
+FOLDER, CARD = "sites", "model-card"
+NO_BASELINE = (
+    "There is no run in which the sites train alone, so what this one gained cannot be told. To make one: {how}. It is "
+    "found where it lies beside this run, or named by --alone RUN_DIR."
+)
+
+
+def analyse(directory: Path, alone: Path | None, about: Path | None, say: Callable[[str], None]) -> None:
+    """Write DIRECTORY/sites/*.html.
+
+    Raises:
+        UserError: no run, several runs, no sites; a baseline or statements that are none; no place to write to.
+    """
+    runs = groups.read([directory])
+    run = runs.alone
+    if run is None:
+        names = ", ".join(run.path.name for run in runs.all[:5])
+        raise UserError(f"--sites tells of one run, and there are {len(runs.all)} ({names}); name one of them")
+    everybody = sites(run)
+    baseline = read_baseline(run, alone) if alone is not None else find_baseline(run)
+    statements = card.read_statements(about) if about is not None else {}
+    folder, private = run.path / FOLDER, run.config.get("output_mode") == "private"
+    of = f"{run.name}: {run.config.get('method.name')} on {run.config.get('data.source')}"
+    told = card.sections(run, everybody, baseline, statements)
+    pages = {f"{CARD}.html": render(f"Model card: {run.name}", [of], told)}
+    for site in everybody:  # names of files that any system can have, no two alike
+        plain = re.sub(r"[^a-z0-9_-]+", "-", site.name.lower()).strip("-")[:60] or f"site-{site.client}"
+        plain = f"{plain}-{site.client}" if f"{plain}.html" in pages else plain
+        lead = [of, "For this site; it names no other."]
+        pages[f"{plain}.html"] = render(f"{site.name} in {run.name}", lead, sections(run, site, everybody, baseline))
+    try:
+        folder.mkdir(mode=0o700 if private else 0o777, exist_ok=True)
+        for name, content in pages.items():
+            durable.write(folder / name, content.encode(), private)
+    except OSError as error:
+        raise UserError(f"{error.filename or folder}: {error.strerror}; the pages were not written") from error
+    if baseline is None:
+        say(f"no run in which the sites train alone was found beside this one. To make one: {how_to(run)}")
+    else:
+        say(f"compared with sites that train alone: {baseline.run.path}")
+    say(f"written: {folder}/{CARD}.html, and a page for each of {len(everybody)} sites")
+
+
+def sections(run: Run, site: Site, everybody: Sequence[Site], baseline: Baseline | None) -> list[Section]:
+    total, audit = sum(each.train for each in everybody), audits.read_audit(run, site, everybody)
+    return [
+        Section("short", "In short", in_short(site, total, baseline)),
+        Section("gave", "What the site gave", gave(run, site, total)),
+        Section("gained", "What the site gained", gained(run, site, baseline)),
+        audits.section(run, site, audit),
+    ]
+
+
+def in_short(site: Site, total: int, baseline: Baseline | None) -> list[Part]:
+    """A sentence for each of the other sections. total: training samples of all sites."""
+    share = "" if site.share is None else f", with {site.share:.1%} of the weight in the common model"
+    lines = [
+        f"{site.name} gave {site.train:,} of {total:,} training samples ({site.train / max(total, 1):.1%}) and took "
+        f"part in {count(len(site.took_part), 'round')}{share}."
+    ]
+    if baseline is None:
+        lines.append("What it gained against training alone is not known: nobody has trained alone for comparison.")
+    elif (alone := baseline.evaluated.get(site.client)) is not None and site.metrics:
+        name = site.metrics[0]
+        both = (site.last(name), alone.last(name))
+        if None not in both:
+            said = f"{metric_title(name).capitalize()}: {cell(both[0])} together, {cell(both[1])} alone"
+            lines.append(f"{said}: {verdict(site, alone, name)}.")
+    return [Text(line, main=True) for line in lines]
+
+
+def gave(run: Run, site: Site, total: int) -> list[Part]:
+    """Samples, rounds, weight; how long its updates were, beside the others' mean."""
+    rows: list[list[Value]] = [
+        ["training samples", f"{site.train:,} of {total:,} ({site.train / max(total, 1):.1%})"],
+        ["test samples", "not told" if site.samples is None else f"{site.samples:,}"],
+        ["rounds in which it took part", f"{len(site.took_part)} of {len(run.rounds)}"],
+        ["uploads that did not count", f"{len(site.refused)}"],
+        ["uploads taken at the bound", f"{len(site.clipped)}"],
+        ["share of weight, mean over rounds", "-" if site.share is None else f"{site.share:.1%}"],
+    ]
+    rule = run.config.get("server.rule.name", "auto")
+    weights = "alike for all" if run.config.get("cohort.weighting") == "uniform" else "by training samples"
+    who = f"the server's rule ({rule})" if rule != "auto" else f"the method ({run.config.get('method.name')})"
+    parts: list[Part] = [Table(("", ""), rows, note=f"Weights are {weights}; what {who} makes of them may differ.")]
+    if site.counts is not None and any(site.counts):
+        names = [f"class {c}" for c in range(len(site.counts))]
+        chart = Bars(names, {"samples": [float(n) for n in site.counts]}, "training samples")
+        data: list[list[Value]] = [list(pair) for pair in enumerate(site.counts)]
+        parts.append(Figure("classes", "its samples by class", chart, ("class", "samples"), data))
+    own, others = dict[int, float](), dict[int, float]()
+    for row in run.updates:
+        pairs = zip(row.get("clients") or (), row.get("norms") or (), strict=False)
+        norms = {k: v for k, value in pairs if (v := number(value)) is not None}
+        if site.client in norms:
+            own[row["round"]] = norms.pop(site.client)
+            if len(norms) > 1:  # the mean of one other site's would be its own
+                others[row["round"]] = fmean(norms.values())
+    note = "How far training on its samples moved the model away from the common one (norm)."
+    lines, head = {site.name: own, "mean of the others": others}, ("its own", "mean of the others")
+    made = by_name("lengths", "length of its updates", "norm", lines, head, note, from_zero=True) if own else None
+    return [*parts, *([made] if made else [])]
+
+
+def gained(run: Run, site: Site, baseline: Baseline | None) -> list[Part]:
+    """The joint model on the site's own test samples, beside what the site reaches by itself."""
+    if site.own is None:
+        why = "Nobody has measured the model on this site's own samples; evaluate.protocol: [global, personal] does."
+        return [Text(why, warning=True)]
+    alone = baseline.evaluated.get(site.client) if baseline else None
+    parts = list[Part]()
+    if baseline is None or alone is None:
+        parts.append(Text(NO_BASELINE.format(how=how_to(run)), warning=True))
+    else:
+        parts.append(Text(f"Alone: the run {baseline.run.path.name}, in which each site trains by itself."))
+        if baseline.differs:
+            parts.append(Text(f"It is not the same but for that: {', '.join(baseline.differs)} differ.", warning=True))
+    parts.append(_comparison(site, site.own, alone))
+    for name in site.metrics if alone else ():
+        curves = {"together": site.own.curves.get(name, {}), "alone": alone.curves.get(name, {})} if alone else {}
+        if curves["alone"]:
+            series = [Series(label, list(curve), list(curve.values())) for label, curve in curves.items()]
+            data: list[list[Value]] = [[label, t, v] for label, curve in curves.items() for t, v in curve.items()]
+            chart, title = Lines(series, "round", metric_title(name)), f"{metric_title(name)} on its own test samples"
+            parts.append(Figure(f"gained-{name}", title, chart, ("run", "round", name), data))
+    return parts
+
+
+def _comparison(site: Site, own: Evaluated, alone: Evaluated | None) -> Table:
+    """After the last evaluated round, by each protocol; of what the site would use, against alone."""
+    kept = {p: each for p, each in site.evaluated.items() if each is own or each.curves != own.curves}
+    rows = list[list[Value]]()
+    for name in site.metrics:
+        for protocol, each in kept.items():
+            beside = [alone.last(name), verdict(site, alone, name)] if each is own and alone else [None, ""]
+            rows.append([metric_title(name), PROTOCOLS.get(protocol, protocol), each.last(name), *beside])
+    head, note = ["figure", "of", "together", "alone", "verdict"], f"Of {own.samples:,} test samples. "
+    if len(kept) == 1 and rows:
+        note = f"Of {rows[0][1]}, {own.samples:,} of them. "
+        head, rows = [head[0], *head[2:]], [[row[0], *row[2:]] for row in rows]
+    return Table(head, rows, note=note + NOTE)

@@ -1,0 +1,241 @@
+"""Who took part in a run: a `Site` for each of them, and the run in which each trained alone as their baseline."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from math import sqrt
+from pathlib import Path
+from shlex import quote
+from typing import Any
+
+import numpy as np
+
+from fedmpi.common.errors import UserError
+from fedmpi.common.metrics_row import CLIENT_NAMES
+from fedmpi.config import yaml_source
+from fedmpi.reports.groups import is_run
+from fedmpi.reports.run_data import Run, number
+
+PROTOCOLS = {  # how a site's model was evaluated
+    "personal": "the model that the site would use, on its own test samples",
+    "global": "the common model, on the site's own test samples",
+    "personal_on_global": "the site's model, on the common test set",
+}
+METHOD = "local"  # in which each site trains alone
+SAME = (  # settings that a fair baseline shares
+    *("data.", "model.", "task.", "train.", "init.", "seed", "rounds"),
+    *("cohort.fraction", "cohort.size", "cohort.draw"),
+)
+PLACES = ("data.root", "data.download", "data.audit", "data.stream", "data.share_ranks")  # which change no metric
+CLEAR = 2.0  # standard errors beyond which a difference is called one
+FEWEST = 20  # test samples that a verdict needs
+NOTE = (
+    "After the last evaluated round, not the best one. A difference of accuracies below two standard errors is too "
+    "close to tell; of other figures the error is not known, and small differences may be chance. With fewer than "
+    f"{FEWEST} test samples there is no verdict."
+)
+
+
+@dataclass(frozen=True)
+class Evaluated:
+    """A site's metrics by one protocol. curves: metric -> round -> value; end: the last round that was evaluated."""
+
+    samples: int
+    curves: Mapping[str, Mapping[int, float]]
+    end: int
+
+    def last(self, name: str) -> float | None:
+        """None where it was no number: an earlier round's does not stand for it."""
+        return self.curves.get(name, {}).get(self.end)
+
+
+@dataclass(frozen=True)
+class Site:
+    """One site's part in a run.
+
+    Attributes:
+        train: number of training samples.
+        counts: of each class, if targets are classes and sites tell.
+        took_part, refused, clipped: rounds; refused: its upload did not count.
+        share: of the weight of all updates, mean over the rounds.
+        evaluated: by protocol.
+        own: of the model that the site would use, if that was evaluated; else of the common model; None without either.
+        falls: whether less of a metric is better.
+    """
+
+    client: int
+    name: str
+    train: int
+    counts: list[int] | None
+    took_part: tuple[int, ...]
+    refused: tuple[int, ...]
+    clipped: tuple[int, ...]
+    share: float | None
+    evaluated: Mapping[str, Evaluated]
+    own: Evaluated | None
+    falls: Callable[[str], bool]
+
+    def last(self, name: str) -> float | None:
+        return self.own.last(name) if self.own else None
+
+    @property
+    def samples(self) -> int | None:
+        """Test samples."""
+        return self.own.samples if self.own else None
+
+    @property
+    def metrics(self) -> list[str]:
+        """Its metrics, the loss last."""
+        names = dict.fromkeys(name for each in self.evaluated.values() for name in each.curves)
+        return sorted(names, key=lambda name: (name == "loss", self.falls(name)))
+
+
+def sites(run: Run) -> list[Site]:
+    """All sites, in the order of the clients.
+
+    Raises:
+        UserError: the clients of the run are no sites.
+    """
+    names, (sizes, counts) = run.client_names, run.by_client
+    if not names or not isinstance(sizes, (list, np.ndarray)):
+        raise UserError(
+            f"{run.path}: its clients have no names, so there are no sites to write pages for; sites are the entries "
+            "of data.silos, or the owners of rows (data.partition.scheme: site), and they have names where they are "
+            "evaluated: evaluate.protocol: [global, personal]"
+        )
+    # Targets that are no classes have counts of zeros.
+    known = isinstance(counts, (list, np.ndarray)) and len(counts) == len(sizes) and bool(np.any(counts))
+    shares, found = _shares(run, sizes), list[Site]()
+    for k, n in enumerate(sizes):
+        evaluated = _evaluated(run, k)
+        took_part = tuple(row["round"] for row in run.rows if k in (row.get("cohort") or ()))
+        refused, clipped = (
+            tuple(row["round"] for row in run.rows if k in _clients(row, key)) for key in ("refused", "clipped")
+        )
+        own = evaluated.get("personal") or evaluated.get("global")
+        by_class = [int(c) for c in counts[k]] if known else None
+        part = (took_part, refused, clipped, shares.get(k))
+        found.append(Site(k, run.client_name(k), int(n), by_class, *part, evaluated, own, run.falls))
+    return found
+
+
+def _clients(row: Mapping[str, Any], key: str) -> set[int]:
+    return {each["client"] for each in row.get(key) or () if isinstance(each, dict) and "client" in each}
+
+
+def _shares(run: Run, sizes: Sequence[int] | np.ndarray) -> dict[int, float]:
+    """p_k, by samples or alike among those whose uploads count; a round without a client gives it none."""
+    alike, total, rounds = run.config.get("cohort.weighting") == "uniform", dict[int, float](), 0
+    for row in run.rows:
+        members = [k for k in row.get("cohort") or () if k not in _clients(row, "refused") and k < len(sizes)]
+        weight = {k: 1.0 if alike else float(sizes[k]) for k in members}
+        if sum(weight.values()) > 0:
+            rounds += 1
+            for k, p in weight.items():
+                total[k] = total.get(k, 0.0) + p / sum(weight.values())
+    return {k: total.get(k, 0.0) / rounds for k in range(len(sizes))} if rounds else {}
+
+
+def _evaluated(run: Run, client: int) -> dict[str, Evaluated]:
+    lines: dict[str, list[dict[str, Any]]] = {}
+    for line in run.clients:
+        if line.get("client") == client:
+            lines.setdefault(str(line.get("protocol")), []).append(line)
+    found = dict[str, Evaluated]()
+    for protocol, own in lines.items():
+        curves = dict[str, dict[int, float]]()
+        for line in own:
+            for name in (name for name in line if name not in CLIENT_NAMES):
+                if (value := number(line[name])) is not None:
+                    curves.setdefault(name, {})[line["round"]] = value
+                elif line[name] is None:  # not defined there, such as the loss of a site without events
+                    curves.setdefault(name, {})
+        found[protocol] = Evaluated(int(own[0].get("samples") or 0), curves, max(line["round"] for line in own))
+    return found
+
+
+@dataclass(frozen=True)
+class Baseline:
+    """A run in which every site trained alone.
+
+    Attributes:
+        evaluated: by client.
+        differs: settings that are not those of the joint run.
+    """
+
+    run: Run
+    evaluated: Mapping[int, Evaluated]
+    differs: tuple[str, ...]
+
+
+def read_baseline(run: Run, path: Path) -> Baseline:
+    """Read the run in `path` as the baseline of `run`. Raises UserError if it cannot be that."""
+    if not (path.is_dir() and is_run(path)):
+        raise UserError(f"--alone: {path} is no run directory; name one that `fedmpi run` has written")
+    other = Run(path)
+    method = other.config.get("method.name")
+    if method != METHOD:
+        raise UserError(
+            f"--alone: the method of {path} is {method}; a run of sites that train alone has method.name=local"
+        )
+    names, theirs = run.client_names, other.client_names
+    if names != theirs:
+        raise UserError(
+            f"--alone: {path} has other sites ({', '.join(theirs.values()) or 'none with a name'}) than {run.path} "
+            f"({', '.join(names.values())})"
+        )
+    personal = {site.client: site.evaluated["personal"] for site in sites(other) if "personal" in site.evaluated}
+    if not personal:
+        raise UserError(
+            f"--alone: {path} does not say how good each site's model is; run it with evaluate.protocol=[personal]"
+        )
+    keys = [key for key in dict.fromkeys([*run.config, *other.config]) if key.startswith(SAME) and key not in PLACES]
+    differs = [key for key in keys if run.config.get(key) != other.config.get(key)]
+    differs += [f"how they ended ({run.state}; {other.state})"] if run.state != other.state else []
+    return Baseline(other, personal, tuple(differs))
+
+
+def find_baseline(run: Run) -> Baseline | None:
+    """The newest run beside this one, of the same folder or sweep, that is its baseline without a difference."""
+    beside = run.path.resolve().parent.iterdir()
+    for path in sorted(beside, key=lambda each: (-each.stat().st_mtime, each)):
+        try:  # of the many beside it no more than the config is read
+            method = yaml_source.read(path / "config.yaml").data.get("method") if is_run(path) else None
+            if isinstance(method, dict) and method.get("name") == METHOD:
+                found = read_baseline(run, path)
+                if not found.differs:
+                    return found
+        except (UserError, OSError):
+            continue
+    return None
+
+
+def how_to(run: Run) -> str:
+    """A command that makes a baseline. What has no meaning where nothing travels goes back to its default."""
+    words = [quote(f"name={run.name}_alone"), "'method={name: local}'", "evaluate.protocol=[personal]"]
+    words += ["server.rule=auto"] if run.config.get("server.rule.name", "auto") != "auto" else []
+    words += ["record.updates=norms"] if run.config.get("record.updates") == "gram" else []
+    command = f"fedmpi run {quote(str(run.path))}/config.yaml {' '.join(words)}"
+    return f"{command} (started as the joint run was, so that each site opens its own files)"
+
+
+def verdict(site: Site, alone: Evaluated, name: str) -> str:
+    """Whether a metric is "better together" or "better alone", or that this cannot be told.
+
+    The standard error of a difference of two shares a, b of n samples is sqrt(a (1 - a) / n + b (1 - b) / n), too much
+    where both models err on the same samples; of other metrics than accuracy none is known.
+    """
+    joint, before = site.last(name), alone.last(name)
+    if joint is None or before is None:
+        return "-"
+    n = min(site.samples or 0, alone.samples)
+    if 0 < n < FEWEST:
+        return f"too few test samples ({n}) for a verdict"
+    if joint == before:
+        return "the same"
+    if name == "accuracy" and n:
+        error = sqrt(sum(a * (100 - a) / n for a in (joint, before)))
+        if abs(joint - before) < CLEAR * error:
+            return "too close to tell"
+    return "better together" if (joint < before) == site.falls(name) else "better alone"

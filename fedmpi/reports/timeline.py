@@ -1,0 +1,143 @@
+"""Which rank did what when: shares of time by rank, and drawings, for the report and for `fedmpi analyse timeline`.
+
+What a lap's name means stands in engine/timeline.py. A rank's share of a lap is its seconds in all rounds of a job over
+the seconds of those rounds on that rank; waiting is the sum of WAITS. The busiest rank is the one that waits least.
+Only the last job of a run that was gone on with is looked at. Clocks are those of the hosts.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+from fedmpi.analysis import report
+from fedmpi.common import formatting
+from fedmpi.common.errors import UserError
+from fedmpi.engine.timeline import WAITS
+from fedmpi.reports import charts
+from fedmpi.reports.charts import Bars, Span, Spans
+from fedmpi.reports.page import Figure, Value
+from fedmpi.runtime.record import timeline
+
+LAPS, RANKS = 6, 24  # laps with a colour of their own; ranks that are drawn
+CLOSING = {"announce", "word", "settle", "hash", "checkpoint", "evaluate", "end"}  # all that is behind the last round
+Job = dict[str, Any]
+
+
+def analyse(run: Path, rounds: int, to: Path, say: Callable[[str], None]) -> None:
+    """`fedmpi analyse timeline`: a table, timeline.json (shares), timeline.svg and .png (the last `rounds` rounds)."""
+    to = report.folder(to)
+    job = last_job(run)
+    try:
+        found = shares(job)
+        _, figure = figures(job, rounds)
+    except (KeyError, TypeError, ValueError, IndexError) as error:
+        raise UserError(f"{run / timeline.FOLDER} is damaged: a line is not as fedmpi writes it ({error})") from error
+    for text in table(found):
+        say(text)
+    say(f"written: {report.write(to / 'timeline.json', {'run': str(run), 'ranks': found})}")
+    charts.write(figure.chart, figure.name, figure.title, to)
+    say(f"written: {to / 'timeline.svg'}, {to / 'timeline.png'}")
+
+
+def last_job(run: Path) -> Job:
+    """Raises UserError where there is none."""
+    jobs: list[Job] = [job for job in timeline.read(run) if any(r["rounds"] for r in job["ranks"].values())]
+    if not jobs:
+        why = "written by `fedmpi run` unless the config has timeline: false"
+        raise UserError(f"{run} holds no {timeline.FOLDER}/rank-*.jsonl with a round in it: {why}")
+    return jobs[-1]
+
+
+def real_rounds(job: Job) -> set[int]:
+    """The numbers of rounds; what is done behind the last one, its evaluation say, is a line of its own, and none."""
+    lines = [line for each in job["ranks"].values() for line in each["rounds"]]
+    found = {line["round"] for line in lines if {*(span[0] for span in line["spans"]), *line.get("rest", ())} - CLOSING}
+    return found or {line["round"] for line in lines}
+
+
+def shares(job: Job) -> list[dict[str, Any]]:
+    """For each rank: seconds of its rounds, and the share of each lap, of waiting, and of all else (busy)."""
+    found, real = [], real_rounds(job)
+    for rank, each in sorted(job["ranks"].items()):
+        laps: dict[str, float] = {}
+        total = sum(line["s"] for line in each["rounds"])
+        for line in each["rounds"]:
+            for what, _, ms, *_ in line["spans"]:
+                laps[what] = laps.get(what, 0.0) + ms / 1e3
+            for what, ms in line.get("rest", {}).items():
+                laps[what] = laps.get(what, 0.0) + ms / 1e3
+        if total <= 0:
+            continue
+        share = {what: s / total for what, s in sorted(laps.items(), key=lambda item: -item[1])}
+        waiting = sum(share.get(what, 0.0) for what in WAITS)
+        rounds = len({line["round"] for line in each["rounds"]} & real)
+        facts = {"rank": rank, "host": each["host"], "rounds": rounds, "seconds": total}
+        found.append({**facts, "busy": 1 - waiting, "waiting": waiting, "laps": share})
+    return found
+
+
+def table(found: Sequence[dict[str, Any]]) -> list[str]:
+    total: dict[str, float] = {}
+    for each in found:
+        for what, share in each["laps"].items():
+            total[what] = total.get(what, 0.0) + share
+    laps = sorted(total, key=lambda what: -total[what])
+    rows: list[list[object]] = [["rank", "host", "rounds", "s a round", "busy", "waiting", *laps]]
+    for each in found:
+        seconds = f"{each['seconds'] / max(each['rounds'], 1):.3f}"
+        parts = [each["busy"], each["waiting"], *(each["laps"].get(what, 0.0) for what in laps)]
+        percent = [f"{100 * part:.1f} %" for part in parts]
+        rows.append([str(each["rank"]), each["host"], each["rounds"], seconds, *percent])
+    return [*formatting.table(rows), f"{_busiest(found)} (waiting: {', '.join(WAITS)})"]
+
+
+def figures(job: Job, rounds: int, most_spans: float = float("inf")) -> tuple[Figure, Figure]:
+    """Seconds of each rank by lap in all rounds, and the last rounds as they were.
+
+    Args:
+        rounds: how many of the last ones are drawn; fewer if they hold more than `most_spans` spans.
+    """
+    found = shares(job)
+    seconds = [{lap: share * each["seconds"] for lap, share in each["laps"].items()} for each in found]
+    total: dict[str, float] = {}
+    for laps in seconds:
+        for lap, s in laps.items():
+            total[lap] = total.get(lap, 0.0) + s
+    kinds = sorted(total, key=lambda lap: -total[lap])[:LAPS]
+    every = -(-len(found) // RANKS)
+    parts = {kind: [laps.get(kind, 0.0) for laps in seconds[::every]] for kind in kinds}
+    if len(total) > LAPS:
+        parts["other"] = [sum(s for lap, s in laps.items() if lap not in kinds) for laps in seconds[::every]]
+    chart = Bars([f"rank {each['rank']}" for each in found[::every]], parts, "seconds in all rounds of the last job")
+    data = list[list[Value]]()
+    for each, laps in zip(found, seconds, strict=True):
+        data += [[each["rank"], each["host"], lap, s] for lap, s in laps.items()]
+    note = f"{_busiest(found)} ({', '.join(WAITS)}). What the laps are: docs/analysis.md, What ranks do when."
+    bars = Figure("laps", "seconds by rank and lap", chart, ("rank", "host", "lap", "seconds"), data, note)
+
+    ranks, last = [each["rank"] for each in found[::every]], max(real_rounds(job))
+    lines = [(i, line) for i, rank in enumerate(ranks) for line in job["ranks"][rank]["rounds"]]
+    lines = [(i, line) for i, line in lines if line["round"] > last - rounds]
+    while rounds > 1 and sum(len(line["spans"]) for _, line in lines) > most_spans:
+        rounds -= 1
+        lines = [(i, line) for i, line in lines if line["round"] > last - rounds]
+    begin = min(line["at"] for _, line in lines)
+    spans, rows = list[Span](), list[list[Value]]()
+    for i, line in lines:
+        for what, start, ms, *client in line["spans"]:
+            at = line["at"] - begin + start / 1e3
+            who = f", client {client[0]}" if client else ""
+            tip = f"rank {ranks[i]}, round {line['round']}: {what}{who}, {ms} ms"
+            spans.append(Span(i, at, at + ms / 1e3, what if what in kinds else "other", tip))
+            rows.append([ranks[i], line["round"], what, at, ms / 1e3, str(client[0]) if client else ""])
+    title = f"the last {rounds} rounds, rank by rank" if rounds > 1 else "the last round, rank by rank"
+    chart_of_spans = Spans([f"rank {rank}" for rank in ranks], spans, list(parts), "seconds")
+    head = ("rank", "round", "lap", "from_s", "seconds", "client")
+    return bars, Figure("timeline", title, chart_of_spans, head, rows)
+
+
+def _busiest(found: Sequence[dict[str, Any]]) -> str:
+    least = min(found, key=lambda each: (each["waiting"], each["rank"]))
+    return f"Rank {least['rank']} is the busiest: it waits {100 * least['waiting']:.1f} % of the time"

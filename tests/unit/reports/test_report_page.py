@@ -1,0 +1,320 @@
+"""The page of a run: whole HTML that needs nothing else, with the numbers of the run's files, whatever these hold."""
+
+import base64
+import csv
+import hashlib
+import io
+import json
+import re
+import subprocess
+import sys
+from html.parser import HTMLParser
+from xml.etree import ElementTree
+
+import pytest
+from helpers import ROOT, clean_env, fedmpi
+
+from fedmpi.reports import charts, report, timeline
+from fedmpi.reports.groups import read
+from fedmpi.reports.page import Figure
+
+ROUNDS, CLIENTS, RANKS = 200, 100, 12
+NASTY = "<script>alert(1)</script>\"'&<img src=x onerror=alert(2)>"
+EMPTY = {"meta", "br", "link"}
+
+
+class Page(HTMLParser):
+    """What is open, what links where, which ids there are, what text says."""
+
+    def __init__(self, content):
+        super().__init__()
+        self.open, self.ids, self.links, self.tags, self.said = [], [], [], [], []
+        self.feed(content)
+        self.close()
+        assert self.open == []
+
+    def handle_starttag(self, tag, attrs):
+        self.tags.append((tag, dict(attrs)))
+        self.ids += [value for name, value in attrs if name == "id"]
+        self.links += [value for name, value in attrs if name in ("href", "src", "xlink:href", "action", "data")]
+        if tag not in EMPTY:
+            self.open.append(tag)
+
+    def handle_startendtag(self, tag, attrs):
+        self.handle_starttag(tag, attrs)
+        if tag not in EMPTY:
+            self.open.pop()
+
+    def handle_endtag(self, tag):
+        if tag not in EMPTY:
+            assert self.open.pop() == tag
+
+    def handle_data(self, data):
+        self.said.append(data)
+
+    def csv(self, name):
+        """The rows that the figure's link holds."""
+        (href,) = [a["href"] for tag, a in self.tags if tag == "a" and a.get("download") == f"{name}.csv"]
+        text = base64.b64decode(href.removeprefix("data:text/csv;base64,")).decode()
+        return list(csv.DictReader(io.StringIO(text)))
+
+
+def offline(content):
+    page = Page(content)
+    assert len(set(page.ids)) == len(page.ids)
+    assert all(link.startswith(("#", "data:text/csv;base64,")) for link in page.links)
+    assert {link[1:] for link in page.links if link[0] == "#"} <= set(page.ids)
+    elsewhere = set(re.findall(r"(?:https?:)?//[\w.]+", re.sub(r"base64,[\w+/=]*|sha256-[\w+/=]*", "", content)))
+    assert elsewhere <= {"http://www.w3.org"}  # the name of SVG
+    assert "url(" not in content
+    assert "@import" not in content
+    assert len(content) < 3_000_000
+    return page
+
+
+def lines(path, rows):
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text("".join(json.dumps(row) + "\n" for row in rows))
+
+
+def row(t, **more):
+    figures = {"loss": 2 / (t + 1), "accuracy": 90 - 80 / (t + 1), "class_accuracy": [90 - t % 7, None, 50.5]}
+    time = {"wall_s": 0.5, "train_s": 0.3, "wait_s": 0.1, "server_s": 0.05}
+    sent = {"up_parameters": 1000, "down_parameters": 1000, "sent_bytes": 4000, "received_bytes": 5000}
+    own = {"sharpness": 0.1 * t}  # of the method
+    last = {"sha256": f"{t:064x}", "personal_accuracy": 80.25, "evaluate_s": 0.01}
+    return {"round": t, **figures, "cohort": [0], "refused": [], **time, **own, **sent, **last, **more}
+
+
+def large(path, rounds=ROUNDS, clients=CLIENTS, ranks=RANKS):
+    """A run directory as fedmpi writes it."""
+    path.mkdir(parents=True)
+    (path / "config.yaml").write_text(f"name: {path.name}\nseed: 0\nrounds: {rounds}\nmethod: {{name: fedavg}}\n")
+    lines(path / "metrics.jsonl", map(row, range(rounds)))
+    said = [
+        {"round": t, "client": k, "protocol": "personal", "samples": 9, "loss": 1.0, "accuracy": 50 + k % 40 + t / 100}
+        for t in range(rounds)
+        for k in range(clients)
+    ]
+    lines(path / "clients.jsonl", said)
+    counts = [[k + c for c in range(10)] for k in range(clients)]
+    facts = {"scheme": "dirichlet", "seed": 0, "clients": clients, "sizes": list(map(sum, counts))}
+    (path / "partition.json").write_text(json.dumps({**facts, "label_counts": counts}))
+    (path / "summary.json").write_text(json.dumps({"exit_reason": "finished", "rounds": rounds}))
+    (path / "environment.json").write_text(json.dumps({"command": "fedmpi run", "ranks": [{"rank": 0, "host": "h"}]}))
+    for rank in range(ranks):
+        each = [["word", 0.0, 10.0], *(["train", 10.0 + 20 * i, 20.0, i] for i in range(clients // ranks + 1))]
+        each += [["uploads", 200.0, 5.0]]
+        spans = [{"round": t, "at": 1e9 + t * 0.3, "s": 0.25, "spans": each} for t in range(rounds)]
+        head = {"job": 1.0, "rank": rank, "of": ranks, "host": "h"}
+        lines(path / "timeline" / f"rank-{rank:04}.jsonl", [head, *spans])
+    return path
+
+
+def made(*paths):
+    runs = read(paths)
+    return report.html(runs)
+
+
+@pytest.fixture(scope="module")
+def trained(tmp_path_factory):
+    """A run of one process, as a user makes it. Without a report nothing that draws is imported."""
+    place = tmp_path_factory.mktemp("report")
+    (place / "run.yaml").write_text(
+        "name: tiny\nrounds: 2\ndata: {source: digits, partition: {scheme: dirichlet, clients: 3, alpha: 0.5}}\n"
+        "model: {name: logistic}\nmethod: {name: fedavg}\ntrain: {batch_size: 100, lr: 0.1}\n"
+        f"evaluate: {{protocol: [global, personal]}}\noutput: {place}\n"
+    )
+    program = "import sys, fedmpi; fedmpi.run('run.yaml', sys.argv[1:]); print('matplotlib' in sys.modules)"
+    for words, drawn in ((["name=bare", "report=false"], "False"), ([], "True")):  # drawing costs who asks for it
+        command = [sys.executable, "-c", program, *words]
+        done = subprocess.run(command, cwd=place, env=clean_env(), capture_output=True, text=True)
+        assert done.returncode == 0, done.stderr
+        assert done.stdout.splitlines()[-1] == drawn
+    return place / "tiny"
+
+
+def test_a_run_ends_with_its_page_and_its_numbers_are_those_of_the_files(trained):
+    page = offline((trained / "report.html").read_text())
+    rows = [json.loads(line) for line in (trained / "metrics.jsonl").read_text().splitlines()]
+    for name in ("accuracy", "loss", "train_loss", "personal_accuracy"):
+        said = page.csv(f"learning-{name}")
+        assert [(int(r["round"]), float(r[name])) for r in said] == [(r["round"], r[name]) for r in rows]
+    each = page.csv("classes")
+    assert [float(r["accuracy"]) for r in each] == [v for r in rows for v in r["class_accuracy"]]
+    told = [json.loads(line) for line in (trained / "clients.jsonl").read_text().splitlines()]
+    worst = [min(line["accuracy"] for line in told if line["round"] == t) for t in (0, 1)]
+    assert [float(r["worst"]) for r in page.csv("clients-personal-accuracy")] == worst
+    held = json.loads((trained / "partition.json").read_text())
+    assert sum(int(r["samples"]) for r in page.csv("partition")) == sum(held["sizes"])
+    sections = [a["id"] for tag, a in page.tags if tag == "section"]
+    asked = [
+        "summary",
+        "learning",
+        "clients",
+        "updates",
+        "classes",
+        "partition",
+        "traffic",
+        "time",
+        "settings",
+        "environment",
+    ]
+    assert sections == [*asked, "hashes"]
+    assert rows[-1]["sha256"] in page.said
+
+
+CHARTS = {
+    "lines": charts.Lines([charts.Series("a", [0, 1, 2], [0.5, None, 1.0]), charts.Series("b", [0], [1e9])], "x", "y"),
+    "band": charts.Lines([charts.Series("a", [0, 1], [1 - 2**-53, 1.0], [0.9, 0.9], [1.0, 1.1])], "x", "y"),
+    "bars": charts.Bars(["one", NASTY], {"p": [1.0, -2.0], "q": [0.0, 3.0]}, "x"),
+    "grid": charts.Grid(["r"], ["c", "d"], [[-0.5, None]], "row", "column", "u", signed=True, written=True),
+    "wide": charts.Grid(
+        [str(r) for r in range(30)], list("abcdefghijklmnopqrstuvwxyz"), [range(26)] * 30, "r", "c", "u"
+    ),
+    "spans": charts.Spans(
+        ["rank 0"], [charts.Span(0, 0.0, 1.0, "train", "3 ms"), charts.Span(0, 1.0, 2.0, "b", "")], ["train", "b"], "s"
+    ),
+}
+
+
+@pytest.mark.parametrize("kind", CHARTS)
+def test_a_chart_is_light_or_dark_by_the_page_and_equal_for_equal_numbers(kind):
+    drawn = charts.svg(CHARTS[kind], "n", NASTY)
+    assert drawn == charts.svg(CHARTS[kind], "n", NASTY)
+    plain = charts.svg(CHARTS[kind], "n", NASTY, alone=True)
+    root = ElementTree.fromstring(plain)
+    assert "var(" not in plain
+    assert set(re.findall(r"(?<=: )#\w+", drawn)) == set()  # each colour is one of the page's
+    assert set(re.findall(r"var\(--\w+,(#\w+)\)", drawn)) <= set(re.findall(r"(?<=: )#\w+", plain))
+    texts = ["".join(each.itertext()) for each in root.iter("{http://www.w3.org/2000/svg}title")]
+    told = {"bars": ["one: p 1", f"{NASTY}: p -2", f"{NASTY}: q 3"], "spans": ["3 ms", ""]}
+    assert texts == told.get(kind, texts)
+    if kind == "grid":
+        assert texts[:2] == ["r, c: -0.5", "r, d: none"]
+
+
+def test_the_only_script_that_may_run_is_the_page_s_own(trained):
+    content = (trained / "report.html").read_text()
+    (policy,) = [a["content"] for tag, a in Page(content).tags if a.get("http-equiv") == "Content-Security-Policy"]
+    script = content.split("<script>")[1].split("</script>")[0]
+    digest = base64.b64encode(hashlib.sha256(script.encode()).digest()).decode()
+    assert f"script-src 'sha256-{digest}'" in policy
+    assert "default-src 'none'" in policy
+
+
+def test_figures_are_files_too(trained, tmp_path):
+    done = fedmpi("report", trained, "--to", tmp_path / "page.html", "--figures", tmp_path / "figures")
+    assert done.returncode == 0, done.stderr
+    names = {path.stem for path in (tmp_path / "figures").iterdir()}
+    parts = [part for section in report.sections(read([trained])) for part in section.parts]
+    assert names == {part.name for part in parts if isinstance(part, Figure)}
+    for name in names:
+        root = ElementTree.parse(tmp_path / "figures" / f"{name}.svg").getroot()
+        assert root.tag == "{http://www.w3.org/2000/svg}svg"
+        assert "var(" not in ElementTree.tostring(root, "unicode")  # it has colours of its own
+        assert (tmp_path / "figures" / f"{name}.png").read_bytes().startswith(b"\x89PNG")
+        assert (tmp_path / "figures" / f"{name}.csv").read_text().count("\n") > 1
+    assert offline((tmp_path / "page.html").read_text())
+
+
+def test_names_and_texts_of_others_stay_text(tmp_path, monkeypatch):
+    monkeypatch.setattr(charts, "save", lambda figure, path, **options: path.touch())  # only where it lies matters
+    place = tmp_path / "<b>run" / "r&r"
+    run = large(place, rounds=2, clients=2, ranks=1)
+    (run / "config.yaml").write_text(f"name: {json.dumps(NASTY)}\nmethod: {{name: {json.dumps(NASTY)}}}\nseed: 0\n")
+    lines(run / "metrics.jsonl", [row(0, **{NASTY: 1.0, "../../x": 2.0}), row(1, **{NASTY: 2.0, "../../x": 2.0})])
+    said = {"round": 0, "client": 0, "site": NASTY, "protocol": NASTY, "samples": 1, NASTY: 1.0}
+    lines(run / "clients.jsonl", [said])
+    lost = {"round": 1, "ranks": {"1": NASTY}, "clients": [NASTY], "gone": [], "why": NASTY}
+    lines(run / "faults.jsonl", [lost])
+    (run / "environment.json").write_text(json.dumps({"command": NASTY, "packages": {NASTY: NASTY}, "git": None}))
+    head = {"job": 1.0, "rank": 0, "of": 1, "host": NASTY}
+    spans = {"round": 0, "at": 1.0, "s": 1.0, "spans": [[NASTY, 0.0, 900.0]]}
+    lines(run / "timeline" / "rank-0000.jsonl", [head, spans])
+    content = made(run)
+    page = offline(content)
+    assert [tag for tag, _ in page.tags].count("script") == 1
+    assert not [tag for tag, attrs in page.tags if tag == "img" or any(name.startswith("on") for name in attrs)]
+    assert "cannot be made" not in content
+    report.analyse([run], tmp_path / "p.html", tmp_path / "figures", print)  # no figure's file lies elsewhere
+    assert {path.parent for kind in ("svg", "png", "csv") for path in tmp_path.rglob(f"*.{kind}")} == {
+        tmp_path / "figures"
+    }
+    for path in (tmp_path / "figures").glob("*.svg"):
+        ElementTree.parse(path)
+
+
+@pytest.mark.parametrize(
+    ("damage", "said"),
+    [
+        ({"summary.json": None}, "not ended: going on, or killed"),
+        ({"metrics.jsonl": ""}, None),
+        ({"metrics.jsonl": None, "clients.jsonl": None}, "there is no metrics.jsonl"),
+        ({"metrics.jsonl": '{"round": 0, "accuracy": null}\n'}, "No figure of any round is a number"),
+        ({"metrics.jsonl": '{"round": 0, "accuracy": 50.0, "loss": NaN}\n{"rou'}, "1 line cut or damaged"),
+        ({"partition.json": '{"sizes": 3, "label_counts": [1]}'}, "This part cannot be made"),
+        ({"partition.json": '{"sizes": ["a", 1, 2], "label_counts": null}'}, "This part cannot be made"),  # when drawn
+        ({"partition.json": "[]"}, "partition.json is damaged: no JSON object"),
+        ({"config.yaml": "a: [1"}, "not valid YAML"),
+        ({"config.yaml": "name: ${env:PATH}"}, "refers to environment variables"),
+        ({"config.yaml": None, "environment.json": None}, "there is no config.yaml"),
+        ({"timeline/rank-0000.jsonl": '{"job": 1}\n'}, "timeline cannot be read"),
+        ({"clients.jsonl": '{"round": "x", "accuracy": []}\n'}, None),
+        ({"identity.json": "\0\0", "environment.json": '{"ranks": 7, "packages": 1}'}, "This part cannot be made"),
+        ({"summary.json": '{"exit_reason": "failed: rank 2 is dead", "diverged": 1}'}, "failed: rank 2 is dead"),
+    ],
+)
+def test_what_is_missing_or_damaged_is_said_and_the_rest_stands(tmp_path, damage, said):
+    run = large(tmp_path / "run", rounds=1, clients=3, ranks=1)
+    for name, content in damage.items():
+        (run / name).unlink(missing_ok=True)
+        if content is not None:
+            (run / name).write_text(content)
+    page = offline(made(run))
+    assert said is None or any(said in text for text in page.said)
+    assert "partition" in page.ids or "partition.json" in damage
+
+
+def test_what_cannot_be_read_is_said_on_the_console_too(tmp_path):
+    run = large(tmp_path / "run", rounds=1, clients=3, ranks=1)
+    (run / "metrics.jsonl").unlink()
+    (run / "environment.json").unlink()
+    with pytest.warns(UserWarning, match=r"run: there is no metrics.jsonl, and 1 more note in the page's Faults$"):
+        report.analyse([run], None, None, lambda text: None)
+
+
+def test_the_timeline_is_a_table_and_a_drawing(tmp_path):
+    run, said = large(tmp_path / "run", rounds=4, clients=4, ranks=2), []
+    timeline.analyse(run, 3, tmp_path / "to", said.append)
+    assert said[-3].startswith("Rank 0 is the busiest: it waits 6.0 % of the time")  # 15 of 250 ms
+    facts = json.loads((tmp_path / "to" / "timeline.json").read_text())
+    assert facts["ranks"][0]["laps"] == pytest.approx({"train": 0.24, "word": 0.04, "uploads": 0.02})
+    tips = re.findall("<title>(.*?)</title>", (tmp_path / "to" / "timeline.svg").read_text())
+    assert len(tips) == 3 * 2 * 5  # rounds, ranks, laps
+    assert "rank 1, round 3: train, client 2, 20.0 ms" in tips
+
+
+def test_groups_of_runs_have_bands_and_a_table(tmp_path):
+    for method in ("fedavg", "fedprox"):
+        for seed in (0, 1):
+            run = large(tmp_path / f"{method}-{seed}", rounds=3, clients=4, ranks=1)
+            (run / "config.yaml").write_text(f"name: {run.name}\nseed: {seed}\nmethod: {{name: {method}}}\n")
+            lines(run / "metrics.jsonl", [row(t, accuracy=10.0 * t + seed) for t in range(3)])
+    page = offline(made(tmp_path))
+    found = page.csv("learning-accuracy")
+    # of x and x + 1: mean x + 1/2, sample standard deviation 1 / sqrt 2
+    assert [(r["settings"], float(r["accuracy"])) for r in found[:3]] == [
+        ("fedavg", 0.5),
+        ("fedavg", 10.5),
+        ("fedavg", 20.5),
+    ]
+    assert {round(float(r["std"]), 12) for r in found} == {round(0.5**0.5, 12)}
+    assert {r["runs"] for r in found} == {"2"}
+    assert "20.50 ± 0.71" in page.said
+
+
+def test_the_docs_name_every_section():
+    said = (ROOT / "docs" / "report.md").read_text()
+    for _, title, _, _ in report.SECTIONS:
+        assert f"**{title.partition(':')[0]}**" in said

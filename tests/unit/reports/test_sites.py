@@ -1,0 +1,244 @@
+"""A page for each site, and the model card: what they say, against the files by hand; and what they refuse."""
+
+import hashlib
+import json
+import os
+import re
+
+import numpy as np
+import pytest
+import yaml
+from safetensors.numpy import save_file
+
+from fedmpi import config
+from fedmpi.reports import audits, card, site_pages
+from fedmpi.reports.page import Figure, Table, Text
+from fedmpi.reports.run_data import Run
+from fedmpi.reports.sites import find_baseline, read_baseline, sites, verdict
+
+SITES = ["north", "<img src=x onerror=alert(1)>", "south"]
+SIZES = [60, 30, 10]
+COHORTS = [[0, 1, 2], [0, 1], [0, 2]]
+CONFIG = {
+    "rounds": 3,
+    "data": {"source": "heart_disease", "silos": SITES, "root": "x"},
+    "model": {"name": "logistic"},
+    "train": {"lr": 0.1},
+    "evaluate": {"protocol": ["global", "personal"]},
+}
+
+
+def made(path, method="fedavg", accuracy=(80.0, 70.0, 60.0), **changes):
+    """A run of three sites, three rounds; in the last one the upload of site 2 did not count."""
+    path.mkdir(parents=True)
+    tree = {**CONFIG, "name": path.name, "output": str(path.parent), "method": {"name": method}, **changes}
+    settings = config.schema.Settings.model_validate(tree)
+    (path / "config.yaml").write_text(yaml.safe_dump(settings.resolved()))
+    rows = [{"round": t, "cohort": members, "refused": [], "sha256": f"{t:064}"} for t, members in enumerate(COHORTS)]
+    rows[2]["refused"] = [{"client": 2, "norm": None, "bound": 1.0}]
+    write_lines(path / "metrics.jsonl", rows)
+    lines = [
+        {"round": t, "client": k, "site": SITES[k], "protocol": p, "samples": 40, "accuracy": a - 2 + t, "loss": 1 / a}
+        for t in range(3)
+        for k, a in enumerate(accuracy)
+        for p in ("global", "personal")
+    ]
+    write_lines(path / "clients.jsonl", lines)
+    updates = [{"round": t, "clients": m, "norms": [k + 1.0 for k in m], "direction": 1} for t, m in enumerate(COHORTS)]
+    write_lines(path / "updates.jsonl", updates)
+    (path / "partition.json").write_text(json.dumps({"sizes": SIZES, "label_counts": [[30, 30], [30, 0], [3, 7]]}))
+    ranks = [{"rank": rank} for rank in range(4)]
+    (path / "environment.json").write_text(json.dumps({"ranks": ranks, "packages": {"fedmpi": "1"}}))
+    (path / "summary.json").write_text(json.dumps({"exit_reason": "finished"}))
+    save_file({"w": np.zeros((2, 13), np.float32), "b": np.zeros(2, np.float32)}, path / "model.safetensors")
+    (path / "audit").mkdir()
+    for k in (0, 1):  # that of site 2 lies elsewhere
+        said = [{"time": "T", "round": None, "what": ["label counts"], "to": 0, "bytes": 16, "sha256": "00"}]
+        for t in (t for t, members in enumerate(COHORTS) if k in members):
+            what = ["_loss", "_seconds", "_flag", "_b", "dw"]
+            said.append({"time": "T", "round": t, "what": what, "to": 0, "bytes": 100 + k, "sha256": f"{k}{t}" * 32})
+        write_lines(path / "audit" / f"rank-{k + 1}.jsonl", said)
+    return path
+
+
+def write_lines(path, rows):
+    path.write_text("".join(json.dumps(row) + "\n" for row in rows))
+
+
+def text_of(sections):
+    return text_of_parts([part for section in sections for part in section.parts])
+
+
+def text_of_parts(parts):
+    said = [part.text for part in parts if isinstance(part, Text)]
+    said += [str(cell) for part in parts if isinstance(part, Table) for row in part.rows for cell in row]
+    return "\n".join(said + [part.note for part in parts if isinstance(part, Table)])
+
+
+# ---- what a site gave ----
+
+
+def test_a_sites_page_names_no_other(tmp_path):
+    run = Run(made(tmp_path / "r"))
+    everybody = sites(run)
+    said = text_of(site_pages.sections(run, everybody[0], everybody, None))
+    assert "60 of 100" in said
+    assert "3 of 3" in said
+    assert not any(name in said for name in SITES[1:])
+    (lengths,) = (p for p in site_pages.gave(run, everybody[0], 100) if isinstance(p, Figure) and p.name == "lengths")
+    assert lengths.data == [
+        [0, 1.0, 2.5],
+        [1, 1.0, None],
+        [2, 1.0, None],
+    ]  # of one other site none: it would be its own
+
+
+# ---- what it gained ----
+@pytest.mark.parametrize(
+    ("together", "alone", "said"),
+    [
+        (80.0, 80.0, "the same"),
+        (80.0, 70.0, "too close to tell"),  # error sqrt(.8 .2 / 40 + .7 .3 / 40) = 0.0962; twice that is 19.2 points
+        (80.0, 61.0, "too close to tell"),  # 19 of 19.95
+        (80.0, 59.0, "better together"),
+        (50.0, 80.0, "better alone"),
+    ],
+)
+def test_verdicts(tmp_path, together, alone, said):
+    run, other = Run(made(tmp_path / "r", accuracy=[together] * 3)), made(tmp_path / "a", "local", [alone] * 3)
+    found = read_baseline(run, other)
+    site = sites(run)[0]
+    assert verdict(site, found.evaluated[0], "accuracy") == said
+    lower = "the same" if together == alone else "better together" if 1 / together < 1 / alone else "better alone"
+    assert verdict(site, found.evaluated[0], "loss") == lower
+
+
+def test_a_baseline_is_found_beside_the_run_if_it_is_a_fair_one(tmp_path):
+    run = Run(made(tmp_path / "runs" / "r"))
+    assert find_baseline(run) is None
+    made(tmp_path / "runs" / "faster", "local", train={"lr": 0.5})
+    made(tmp_path / "runs" / "seed", "local", seed=3)
+    (tmp_path / "runs" / "notes").mkdir()
+    (cut := made(tmp_path / "runs" / "cut", "local")).joinpath("summary.json").unlink()
+    (tmp_path / "runs" / "damaged").mkdir()
+    (tmp_path / "runs" / "damaged" / "config.yaml").write_text("a: [")
+    assert find_baseline(run) is None
+    fair = made(tmp_path / "runs" / "fair", "local", data={**CONFIG["data"], "root": "elsewhere"})
+    assert find_baseline(run).run.path.resolve() == fair.resolve()
+    assert read_baseline(run, tmp_path / "runs" / "faster").differs == ("train.lr",)
+    in_turn = made(tmp_path / "runs" / "in_turn", "local", cohort={"draw": "cycles"})
+    assert read_baseline(run, in_turn).differs == ("cohort.draw",)
+    assert "how they ended" in read_baseline(run, cut).differs[0]
+    page = text_of(site_pages.sections(run, sites(run)[0], sites(run), read_baseline(run, cut.parent / "faster")))
+    assert "train.lr differ" in page
+
+
+# ---- what left it ----
+def test_what_left_a_site_is_that_of_its_record(tmp_path):
+    run = Run(made(tmp_path / "r"))
+    everybody = sites(run)
+    found = audits.read_audit(run, everybody[1], everybody)
+    content = (run.path / "audit" / "rank-2.jsonl").read_bytes()
+    assert found.sha256 == hashlib.sha256(content).hexdigest()
+    assert found.total == 16 + 2 * 101
+    assert [line["sha256"] for line in found.uploads] == ["10" * 32, "11" * 32]
+    said = text_of([audits.section(run, everybody[1], found)])
+    assert "10" * 32 in said
+    assert found.sha256 in said
+    assert "change of the model's weights" in said
+    assert "not whole" not in said
+    lines = content.decode().splitlines()
+    (run.path / "audit" / "rank-2.jsonl").write_text("".join(f"{line}\n" for line in lines[:-1]))
+    assert "lacks 1 of the 2 rounds" in text_of(
+        [audits.section(run, everybody[1], audits.read_audit(run, everybody[1], everybody))]
+    )
+    assert audits.read_audit(run, everybody[2], everybody) is None
+    assert "audit/rank-3.jsonl" in text_of([audits.section(run, everybody[2], None)])
+
+
+# ---- the card ----
+def test_the_card_says_what_a_board_asks(tmp_path):
+    run = Run(made(tmp_path / "r"))
+    other = read_baseline(run, made(tmp_path / "a", "local", (80.0, 99.0, 60.0)))
+    sections = card.sections(run, sites(run), other, {"intended use": "a second opinion"})
+    said = text_of(sections)
+    assert "logistic, 28 weights" in said
+    assert "serves south worst, with accuracy (%) 60" in said
+    assert "a second opinion" in said
+    missing = next(
+        part.text for s in sections for part in s.parts if isinstance(part, Text) and "Not stated" in part.text
+    )
+    assert "Approval and consent" in missing
+    assert "Intended use" not in missing
+    assert hashlib.sha256((run.path / "model.safetensors").read_bytes()).hexdigest() in said
+
+
+def test_few_test_samples_are_shown_without_a_verdict(tmp_path):
+    run = Run(with_samples(made(tmp_path / "r"), {2: 19}))
+    alone = read_baseline(run, made(tmp_path / "a", "local", (80.0, 99.0, 10.0)))
+    everybody = sites(run)
+    assert verdict(everybody[2], alone.evaluated[2], "accuracy") == "too few test samples (19) for a verdict"
+    said = text_of(site_pages.sections(run, everybody[2], everybody, alone))
+    assert "60 together, 10 alone: too few test samples (19) for a verdict" in said
+    said = text_of_parts(card.how_good(run, everybody, alone))
+    assert f"serves {SITES[1]} worst, with accuracy (%) 70" in said
+    assert "Too few test samples, below 20, to compare with other sites: south (19)" in said
+    run = Run(with_samples(run.path, {1: 19, 2: 19}))
+    assert " worst" not in text_of_parts(card.how_good(run, sites(run), alone))
+
+
+def with_samples(path, samples):
+    """The run with these numbers of test samples, by client."""
+    rows = [json.loads(line) for line in (path / "clients.jsonl").read_text().splitlines()]
+    write_lines(
+        path / "clients.jsonl", [{**row, "samples": samples.get(row["client"], row["samples"])} for row in rows]
+    )
+    return path
+
+
+def test_targets_that_are_no_classes_have_no_counts(tmp_path):
+    path = made(tmp_path / "r", task={"name": "survival"})
+    (path / "partition.json").write_text(json.dumps({"sizes": SIZES, "label_counts": [[0]] * 3}))
+    run = Run(path)
+    everybody = sites(run)
+    parts = card.data(run, everybody)
+    assert [part.head for part in parts if isinstance(part, Table)] == [("site", "training samples", "test samples")]
+    assert "which class" not in text_of_parts(parts)
+    said = text_of([audits.section(run, everybody[1], audits.read_audit(run, everybody[1], everybody))])
+    assert "zeros in place of label counts" in said
+    assert "how many samples it has" not in said
+
+
+def test_a_loss_that_a_site_does_not_have_is_a_dash(tmp_path):
+    path = made(tmp_path / "r")
+    rows = [json.loads(line) for line in (path / "clients.jsonl").read_text().splitlines()]
+    write_lines(path / "clients.jsonl", [{**row, "loss": None} if row["client"] == 1 else row for row in rows])
+    run = Run(path)
+    alone = read_baseline(run, made(tmp_path / "a", "local"))
+    parts = site_pages.gained(run, sites(run)[1], alone)
+    (table,) = [part for part in parts if isinstance(part, Table)]
+    assert [row for row in table.rows if row[0] == "loss"] == [["loss", None, 1 / 70, "-"]]
+    site_pages.analyse(path, None, None, print)  # curves without a point, too
+
+
+# ---- the files ----
+def test_pages_are_whole_escaped_and_need_nothing_else(tmp_path):
+    path, said = made(tmp_path / "runs" / "r", output_mode="private"), []
+    made(tmp_path / "runs" / "alone", "local")
+    (tmp_path / "about.yaml").write_text("Contact: <script>alert(1)</script>\n")
+    site_pages.analyse(path, None, tmp_path / "about.yaml", said.append)
+    assert sorted(os.listdir(path / "sites")) == [
+        "img-src-x-onerror-alert-1.html",
+        "model-card.html",
+        "north.html",
+        "south.html",
+    ]
+    for page in (path / "sites").iterdir():
+        content = page.read_text()
+        assert "<img" not in content
+        assert "<script>alert" not in content
+        assert not re.search(r"""(src|href)=["'](?!#|data:)""", content)
+        assert content.count("<h1>") == 1
+        assert page.stat().st_mode & 0o777 == 0o600
+    assert "alone" in said[0]
+    assert str(tmp_path) not in (path / "sites" / "north.html").read_text()  # nobody's folders
