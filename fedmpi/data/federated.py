@@ -28,7 +28,7 @@ from fedmpi.data.dataset import Dataset, is_labels
 from fedmpi.data.layout import laid_out
 from fedmpi.data.partitions import KIND
 from fedmpi.data.partitions.given import file
-from fedmpi.data.partitions.noise import feature_noise, noisy
+from fedmpi.data.partitions.iid import feature_noise, noisy
 from fedmpi.data.partitions.parts import Partition
 from fedmpi.data.partitions.shards import label_matrix, shards
 from fedmpi.data.partitions.sites import domain, site

@@ -7,9 +7,9 @@ sample in place of its label.
 from fedmpi.common.registry import Kind
 
 registry: dict[str, str] = {
-    "iid": "fedmpi.data.partitions.even:iid",
-    "quantity": "fedmpi.data.partitions.even:quantity",
-    "feature_noise": "fedmpi.data.partitions.noise:feature_noise",
+    "iid": "fedmpi.data.partitions.iid:iid",
+    "quantity": "fedmpi.data.partitions.iid:quantity",
+    "feature_noise": "fedmpi.data.partitions.iid:feature_noise",
     "dirichlet": "fedmpi.data.partitions.dirichlet:dirichlet",
     "shards": "fedmpi.data.partitions.shards:shards",
     "classes": "fedmpi.data.partitions.classes:classes",

@@ -7,13 +7,12 @@ import torch
 from fedmpi.common.errors import UserError
 from fedmpi.common.registry import load
 from fedmpi.data.partitions import dirichlet as dirichlet_module
-from fedmpi.data.partitions import even as even_module
+from fedmpi.data.partitions import iid as iid_module
 from fedmpi.data.partitions import registry
 from fedmpi.data.partitions.classes import classes
 from fedmpi.data.partitions.dirichlet import dirichlet
-from fedmpi.data.partitions.even import iid, quantity
 from fedmpi.data.partitions.given import file
-from fedmpi.data.partitions.noise import noisy
+from fedmpi.data.partitions.iid import iid, noisy, quantity
 from fedmpi.data.partitions.shards import shards
 from fedmpi.data.partitions.sites import domain, site
 
@@ -210,7 +209,7 @@ def test_how_likely_a_draw_is_accepted(monkeypatch):
 
 def test_quantity_judges_many_draws_at_once(monkeypatch):
     """Two clients had 5,000,000 draws, which took 100 s one after another."""
-    monkeypatch.setattr(even_module, "MAX_ENTRIES", 1_000_000)
+    monkeypatch.setattr(iid_module, "MAX_ENTRIES", 1_000_000)
     generator, calls = rng(), []
 
     class Counting:
