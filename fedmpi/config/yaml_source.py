@@ -11,6 +11,7 @@ import difflib
 import os
 import re
 import stat
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -132,7 +133,13 @@ class _Reader(yaml.SafeLoader):
         if self.values > MAX_VALUES:
             raise UserError(f"{where}: more than {MAX_VALUES} values, with the aliases (*) written out; write fewer")
         if isinstance(node, yaml.MappingNode) and node.tag == _TAG + "map":
-            return self.mapping(node, path, depth + 1)
+            values: dict[str, Any] = {}
+            for key, inside, value in self.entries(node, path):
+                if key is None:
+                    values |= self.build(value, path, depth + 1)
+                else:
+                    values[key] = self.build(value, inside, depth + 1)
+            return values
         if isinstance(node, yaml.SequenceNode) and node.tag == _TAG + "seq":
             return [self.build(item, f"{path}.{index}", depth + 1) for index, item in enumerate(node.value)]
         if node.tag not in _SCALARS:
@@ -149,8 +156,11 @@ class _Reader(yaml.SafeLoader):
             raise UserError(f"{where}: {show(value)} holds {control(value)}; write text without it")
         return value
 
-    def mapping(self, node: yaml.MappingNode, path: str, depth: int) -> dict[str, Any]:
-        values: dict[str, Any] = {}
+    def entries(self, node: yaml.MappingNode, path: str) -> Iterator[tuple[str | None, str, yaml.Node]]:
+        """Yield (key, dotted key, value) of a mapping; the key is None for a mapping behind `<<`.
+
+        Keys that cannot be read are left out, and noted in the document.
+        """
         lines: dict[str, str] = {}  # key -> where it stands
         # The mappings behind `<<` come first, so that the mapping's own keys win.
         for key, value in sorted(node.value, key=lambda pair: pair[0].tag != _TAG + "merge"):
@@ -176,11 +186,10 @@ class _Reader(yaml.SafeLoader):
                 for other in reversed(others):  # of several the first wins
                     if not isinstance(other, yaml.MappingNode):
                         raise UserError(f"{where}: {inside}: takes a mapping, or a list of mappings")
-                    values |= self.build(other, path, depth)
+                    yield None, path, other
             else:
                 self.document.origins[inside] = where
-                values[text] = self.build(value, inside, depth)
-        return values
+                yield text, inside, value
 
     def resolve_references(self, node: yaml.Node, where: str) -> yaml.Node:
         """Replace what refers to environment variables by their texts; a plain scalar is then a number if it reads so.

@@ -15,7 +15,6 @@ import site
 import sys
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
-from statistics import fmean, stdev
 from typing import Any
 
 from fedmpi.common.errors import MissingDataError, UserError
@@ -163,7 +162,7 @@ def verdicts(tables: Sequence[Cells]) -> dict[str, Any]:
     sweep, rows = tables[0].sweep, []
     told: dict[str, int] = {}
     for cells, key in ((each, key) for each in tables for key in each.keys):
-        values = list(cells.found.get(key, {}).values())
+        mean, std, seeds, asked = cells.statistics(key)
         theirs = table.published_of(cells, key)
         sign = table.verdict(cells, key, theirs) if theirs else None
         if sign is not None:
@@ -173,10 +172,10 @@ def verdicts(tables: Sequence[Cells]) -> dict[str, Any]:
                 "metric": cells.metric,
                 "of": cells.of,
                 "labels": {axis.name: label for axis, label in zip(cells.axes, key, strict=True)},
-                "mean": fmean(values) if values else None,
-                "std": stdev(values) if len(values) > 1 else None,
-                "seeds": len(values),
-                "seeds_asked": len(cells.asked(key)),
+                "mean": mean if seeds else None,
+                "std": std if seeds > 1 else None,
+                "seeds": seeds,
+                "seeds_asked": asked,
                 "published": theirs[0] if theirs else None,
                 "published_std": theirs[1] if theirs and not math.isnan(theirs[1]) else None,
                 "verdict": WORDS[sign] if sign is not None else None,

@@ -17,6 +17,7 @@ import shlex
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from statistics import fmean, stdev
+from typing import NamedTuple
 
 from scipy.special import stdtrit
 
@@ -41,6 +42,15 @@ WHAT = {
 OF = tuple(WHAT)
 MOST_TOLD = 8  # cells with something missing
 Key = tuple[str, ...]  # a label of each axis but seed
+
+
+class Statistics(NamedTuple):
+    """Over the seeds of a cell: nan where there are too few for it."""
+
+    mean: float
+    std: float  # sample standard deviation
+    seeds: int  # that have a figure
+    asked: int  # that the cell is to have
 
 
 @dataclass(frozen=True)
@@ -72,6 +82,11 @@ class Cells:
         """The seeds that a cell is to have."""
         return [labels.get(SEED, "") for labels in self.sweep.labels if self.key(labels) == key]
 
+    def statistics(self, key: Key) -> Statistics:
+        values = list(self.found.get(key, {}).values())
+        mean, std = fmean(values) if values else math.nan, stdev(values) if len(values) > 1 else math.nan
+        return Statistics(mean, std, len(values), len(self.asked(key)))
+
 
 def collect(sweep: Sweep, metric: str | None, of: str | None, rows: str | None = None) -> Cells:
     """The figures of the runs that are done.
@@ -82,20 +97,8 @@ def collect(sweep: Sweep, metric: str | None, of: str | None, rows: str | None =
     metric, or they were made with different plug-ins or data.
     """
     options = [*(["--metric", metric] if metric else []), *(["--of", of] if of else [])]
-    said = [each for each in sweep.published if metric in (None, each.figure[1])]
-    silent = [each for each in said if each.metric == each.figure[1]]
-    published = next((each for each in said if of in (None, each.figure[0])), next(iter(silent), None))
-    if said:
-        first = published or said[0]
-        of, metric = of or first.figure[0], first.figure[1]
-    of = of or "last"
-    if of not in OF:
-        raise UserError(f"--of: {of}; allowed: {', '.join(OF)}")
+    metric, of, published = _which_figure(sweep, metric, of)
     probed = metric is not None and progress.is_diagnostic(metric)
-    if probed and of not in progress.DIAGNOSTICS_OF:
-        raise UserError(
-            f"--of: {of}: nothing that `analysis` measures is best; allowed: {', '.join(progress.DIAGNOSTICS_OF)}"
-        )
     axes = tuple(axis for axis in sweep.axes if axis.name != SEED)
     names = [axis.name for axis in axes]
     if rows is not None:
@@ -149,6 +152,25 @@ def collect(sweep: Sweep, metric: str | None, of: str | None, rows: str | None =
     metric = " or ".join(having)
     chosen = [str(each) for each in sweep.choices().values()]
     return Cells(sweep, metric, of, axes, found, bad, len(seeds), chosen, tuple(options), published, less, notes)
+
+
+def _which_figure(sweep: Sweep, metric: str | None, of: str | None) -> tuple[str | None, str, Published | None]:
+    """Return the figure of a table, None for that by which runs are compared, of which round, and what is published of
+    it."""
+    said = [each for each in sweep.published if metric in (None, each.figure[1])]
+    silent = [each for each in said if each.metric == each.figure[1]]
+    published = next((each for each in said if of in (None, each.figure[0])), next(iter(silent), None))
+    if said:
+        first = published or said[0]
+        of, metric = of or first.figure[0], first.figure[1]
+    of = of or "last"
+    if of not in OF:
+        raise UserError(f"--of: {of}; allowed: {', '.join(OF)}")
+    if metric is not None and progress.is_diagnostic(metric) and of not in progress.DIAGNOSTICS_OF:
+        raise UserError(
+            f"--of: {of}: nothing that `analysis` measures is best; allowed: {', '.join(progress.DIAGNOSTICS_OF)}"
+        )
+    return metric, of, published
 
 
 def _comparability_notes(sweep: Sweep, shown: Iterable[Settings]) -> list[str]:
@@ -286,13 +308,11 @@ def head(cells: Cells, column: Key) -> str:
 
 
 def _cell(cells: Cells, key: Key, sign: str) -> str:
-    values = list(cells.found.get(key, {}).values())
-    if not values:
+    mean, std, seeds, asked = cells.statistics(key)
+    if not seeds:
         return "nan" if key in cells.bad else "-" if key in cells.keys else ""
-    asked = len(cells.asked(key))
-    few = f" ({len(values)} of {asked})" if len(values) < asked else f" ({count(asked, 'seed')})"
-    few = "" if len(values) == cells.seeds else few
-    return _pair((fmean(values), stdev(values) if len(values) > 1 else math.nan), sign, cells) + few
+    few = f" ({seeds} of {asked})" if seeds < asked else f" ({count(asked, 'seed')})"
+    return _pair((mean, std), sign, cells) + ("" if seeds == cells.seeds else few)
 
 
 def _digits(cells: Cells) -> int:
@@ -316,15 +336,15 @@ def published_of(cells: Cells, key: Key) -> tuple[float, float] | None:
 
 def verdict(cells: Cells, key: Key, theirs: tuple[float, float]) -> str:
     """How far ours is from theirs, in their standard deviations; in ours where they give none, or 0."""
-    values = list(cells.found.get(key, {}).values())
-    if not values:
+    mean, std, seeds, _ = cells.statistics(key)
+    if not seeds:
         return ""
-    if not theirs[1] > 0 and abs(fmean(values) - theirs[0]) < 0.5 * 10 ** -_digits(cells):  # they read the same
+    if not theirs[1] > 0 and abs(mean - theirs[0]) < 0.5 * 10 ** -_digits(cells):  # they read the same
         return "="
-    spread = theirs[1] if theirs[1] > 0 else stdev(values) if len(values) > 1 else math.nan
+    spread = theirs[1] if theirs[1] > 0 else std
     if math.isnan(spread) or not spread:
         return "?" if math.isnan(theirs[1]) else "!"
-    apart = abs(fmean(values) - theirs[0]) / spread
+    apart = abs(mean - theirs[0]) / spread
     return "=" if apart <= 1 else "~" if apart <= 2 else "!"
 
 

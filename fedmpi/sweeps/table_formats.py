@@ -11,7 +11,6 @@ import warnings
 from collections.abc import Callable, Iterable, Sequence
 from itertools import product
 from pathlib import Path
-from statistics import fmean, stdev
 
 from fedmpi.common.errors import UserError
 from fedmpi.common.text import metric_title
@@ -81,11 +80,10 @@ def picture(cells: Cells, to: Path) -> Path:
     for column in columns:
         points = []
         for row in rows:
-            values = list(cells.found.get((*row, *column), {}).values())
-            whole = len(values) == len(cells.asked((*row, *column))) > 0
-            spread = stdev(values) if whole and len(values) > 1 else math.nan
-            points.append((row[0], fmean(values) if whole else math.nan, spread))
-            lacks += [" ".join((*row, *column))] if values and not whole else []
+            mean, std, seeds, asked = cells.statistics((*row, *column))
+            whole = seeds == asked
+            points.append((row[0], mean, std) if whole else (row[0], math.nan, math.nan))
+            lacks += [" ".join((*row, *column))] if seeds and not whole else []
         if any(not math.isnan(mean) for _, mean, _ in points):
             lines[head(cells, column) if column else ""] = points
     if lacks:
@@ -168,11 +166,9 @@ def as_csv(cells: Cells) -> str:
         key = (*rows[at], *column)
         if key not in cells.keys:
             continue
-        values = list(cells.found.get(key, {}).values())
         theirs = published_of(cells, key)
-        ours = [fmean(values), stdev(values) if len(values) > 1 else ""] if values else ["", ""]
         apart = difference(cells, rows[at], column) if at else None
         said = [*theirs, verdict(cells, key, theirs)] if theirs else ["", "", ""]
-        seeds = [len(values), len(cells.asked(key))]
-        writer.writerow([*key, *ours, *seeds, *(apart or ["", "", ""]), *("" if x != x else x for x in said)])
+        row = [*cells.statistics(key), *(apart or ["", "", ""]), *said]
+        writer.writerow([*key, *("" if x != x else x for x in row)])
     return out.getvalue()

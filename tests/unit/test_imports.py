@@ -166,7 +166,7 @@ def test_no_pickles():
 
 
 def test_scripts_import_what_there_is():
-    for path in (*ROOT.glob("benchmarks/**/*.py"), *ROOT.glob("docs/**/*.py")):
+    for path in (*ROOT.glob("benchmarks/**/*.py"), *ROOT.glob("docs/**/*.py"), *ROOT.glob("examples/**/*.py")):
         for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
             if isinstance(node, ast.ImportFrom) and (node.module or "").split(".")[0] == "fedmpi":
                 home = importlib.import_module(node.module)

@@ -25,7 +25,7 @@ def test_a_run_that_fails_before_it_has_a_directory_leaves_nothing():
 
 
 def test_a_run_that_is_over_keeps_no_model_alive(tmp_path, monkeypatch):
-    """Its recorder lives on where a thread watches the launcher."""
+    """A recorder lives on where the error reporter of a job may still call its `close_failed`."""
     recorders, models = [], []
 
     class Watched(Recorder):
