@@ -9,7 +9,6 @@ import traceback
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from types import FrameType
 from typing import Any
 
 from fedmpi.common.errors import UserError
@@ -187,22 +186,15 @@ def place_of(what: Any) -> str:
 
 def in_user_code(error: BaseException) -> str | None:
     """`Bounded.loss at mine.py:12`, the innermost line outside of fedmpi, Python and installed packages; else None."""
-    frames = [(frame, line) for frame, line in traceback.walk_tb(error.__traceback__) if _is_users(frame)]
+    frames = [each for each in traceback.walk_tb(error.__traceback__) if is_users_file(each[0].f_code.co_filename)]
     if not frames:
         return None
     frame, line = frames[-1]
-    named = next((_name(frame) for frame, _ in reversed(frames) if "self" in frame.f_locals), _name(frame))
-    return f"{named} at {frame.f_code.co_filename}:{line}"
-
-
-def _is_users(frame: FrameType) -> bool:
-    return is_users_file(frame.f_code.co_filename)
+    # The innermost method, where there is one, says more than a function that it calls.
+    method = next((each for each, _ in reversed(frames) if "self" in each.f_locals), None)
+    name = f"{type(method.f_locals['self']).__name__}.{method.f_code.co_name}" if method else frame.f_code.co_name
+    return f"{name} at {frame.f_code.co_filename}:{line}"
 
 
 def is_users_file(file: str) -> bool:
     return not file.startswith(("<", f"{PACKAGE}/", *(f"{path}/" for path in _INSTALLED if path)))
-
-
-def _name(frame: FrameType) -> str:
-    name = frame.f_code.co_name
-    return f"{type(frame.f_locals['self']).__name__}.{name}" if "self" in frame.f_locals else name

@@ -36,20 +36,17 @@ def words(hint: Any, metadata: Sequence[Any] = ()) -> str:
         said = f"list of: {', '.join(items)}" if len(items) == 1 or ... in inside else f"list: {', '.join(items)}"
     else:
         said = _PLAIN.get(origin or hint) or str(getattr(hint, "__name__", hint))
-    bounds = [text for each in metadata for text in _bounds(each)]
+    bounds = []
+    # A pydantic Field holds what it is made of (Ge(0), MinLen(1)) as its own metadata.
+    for part in (part for each in metadata for part in getattr(each, "metadata", [each])):
+        bounds += [
+            f"{sign} {getattr(part, key):,}" for key, sign in _SIGNS.items() if getattr(part, key, None) is not None
+        ]
+        lengths = {"at least": getattr(part, "min_length", None), "at most": getattr(part, "max_length", None)}
+        bounds += [f"({word} {length} long)" for word, length in lengths.items() if length is not None]
     if said == "text":  # nearly every text is not to be empty
         bounds = [text for text in bounds if text != "(at least 1 long)"]
     return said + (" " if bounds else "") + ", ".join(bounds)
-
-
-def _bounds(item: Any) -> list[str]:
-    """Of a pydantic Field, or of what it is made of (Ge(0), MinLen(1))."""
-    parts = getattr(item, "metadata", None)
-    if parts is not None:
-        return [text for part in parts for text in _bounds(part)]
-    found = [f"{sign} {getattr(item, key):,}" for key, sign in _SIGNS.items() if getattr(item, key, None) is not None]
-    lengths = {"at least": getattr(item, "min_length", None), "at most": getattr(item, "max_length", None)}
-    return found + [f"({word} {length} long)" for word, length in lengths.items() if length is not None]
 
 
 def value_words(value: Any) -> str:
