@@ -20,12 +20,12 @@ HEAD = """Made by `python docs/make_hooks.py > docs/hooks.md` from the sources; 
 
 A method is a frozen dataclass with declarations and hooks, the defaults of which are FedAvg:
 [write_a_method.md](write_a_method.md) shows three. All names are in `fedmpi.method`. This page has what a class may
-declare, its hooks in the order in which a round calls them, what these see (`k`, `s`, `up`), slots, what a method
-cannot say, and how to read a checkpoint.
+declare, its hooks in the order in which a round calls them, what these see (`client`, `server`, `updates`), slots, what
+a method cannot say, and how to read a checkpoint.
 
 Letters of shapes are those of [slots](#slots): (d,) is a vector like the parameters. What hooks are handed is the
 engine's: they read it, and return new tensors; a hook that writes to it ends the run with its name. Only `gradient` may
-write to its g, and any hook of a client to `k.scratch`."""
+write to its g, and any hook of a client to `client.scratch`."""
 ROUND = (
     ("when", "where", "hooks, in this order", "round", "state that they see"),
     ("the run begins", "every rank", "`prepare`, `travels`", "", ""),
@@ -33,39 +33,39 @@ ROUND = (
         "round t goes out",
         "rank 0",
         "`download`, for each client of the cohort",
-        "`s.round` = t",
-        "`s.state`, `s.w` before round t",
+        "`server.round` = t",
+        "`server.state`, `server.w` before round t",
     ),
     (
         "a client trains",
         "its rank",
-        "`receive`; `train`, and in each step of `k.fit` `loss` (or `step`), `regularizer`, `gradient`; `upload`",
-        "`k.round` = t",
-        "`k.down` before round t, `k.state` of its last round",
+        "`receive`; `train`, and in each step of `client.fit` `loss` (or `step`), `regularizer`, `gradient`; `upload`",
+        "`client.round` = t",
+        "`client.down` before round t, `client.state` of its last round",
     ),
-    ("uploads are there", "rank 0", "`aggregate`", "`s.round` = t", "`s.state`, `s.w` before round t"),
+    ("uploads are there", "rank 0", "`aggregate`", "`server.round` = t", "`server.state`, `server.w` before round t"),
     (
         "evaluation after round t",
         "rank 0",
         "`download`, for every client",
-        "`s.round` = t",
-        "`s.state`, `s.w` AFTER round t",
+        "`server.round` = t",
+        "`server.state`, `server.w` AFTER round t",
     ),
     (
         "",
         "the client's rank",
         "`weights`, `buffers`, `tune`, `predict`",
-        "`k.round` = t",
-        "`k.down`, `k.received`, `k.state` AFTER round t",
+        "`client.round` = t",
+        "`client.down`, `client.received`, `client.state` AFTER round t",
     ),
 )
-AROUND = """With `rounds: 0` evaluation has t = 0 and the state of the start. `k.state` of a client that was not in the
-cohort of round t is that of the last round in which it was.
+AROUND = """With `rounds: 0` evaluation has t = 0 and the state of the start. `client.state` of a client that was not in
+the cohort of round t is that of the last round in which it was.
 
 Autograd is on in every hook, on the server, too. What a hook is handed requires no gradient: a server that learns takes
-`x = s.state.x.clone().requires_grad_()`, and `torch.autograd.grad` of its loss. What a hook returns is detached. There
-is no gradient in `k.frozen`, `k.mean_loss`, `k.passes`, and in the function that `predict` gives. In `loss` and
-`regularizer` k.w is a leaf that requires one: a step descends along terms of it, too.
+`x = server.state.x.clone().requires_grad_()`, and `torch.autograd.grad` of its loss. What a hook returns is detached.
+There is no gradient in `client.frozen`, `client.mean_loss`, `client.passes`, and in the function that `predict` gives.
+In `loss` and `regularizer` client.w is a leaf that requires one: a step descends along terms of it, too.
 
 Hooks of clients may be called under `torch.vmap` for several clients at once (`compute.pack`):
 [packing.md](packing.md)."""
@@ -284,9 +284,9 @@ def main():
         ["# Hook reference", "", *reflowed(HEAD), "## A round", "", *table(ROUND), *reflowed(AROUND)],
         declarations(),
         hooks(),
-        members("What a client's hook sees: k", context.Client, "k", text_block(shapes)[:-1]),
-        members("What the server sees: s", context.Server, "s"),
-        members("What came up: up", context.Uploads, "up", uploads),
+        members("What a client's hook sees: client", context.Client, "client", text_block(shapes)[:-1]),
+        members("What the server sees: server", context.Server, "server"),
+        members("What came up: updates", context.Uploads, "updates", uploads),
         slot_section(),
         ["## What a method cannot say", "", cannot, ""],
         ["## Reading a checkpoint", "", *table(FILES), *reflowed(CHECKPOINT), CODE],

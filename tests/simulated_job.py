@@ -2,8 +2,8 @@
 
 Time stands still while any thread of any rank runs. Once all of them wait, it jumps to the earliest deadline. A rank
 can be killed or frozen at any point; what it holds (its connections, and the store of rank 0) ends with it. The classes
-under test are the product's own: `Alarm`, `Membership`, `StoreAllgather` and `Gloo`; simulated are the clock, the
-store, the process group and the process of a rank.
+under test are the product's own: `ErrorReporter`, `GroupMembership`, `StoreAllgather` and `Gloo`; simulated are the
+clock, the store, the process group and the process of a rank.
 """
 
 from __future__ import annotations
@@ -21,10 +21,10 @@ from torch.distributed import DistNetworkError, DistStoreError
 
 from fedmpi.comm.backends.torch_dist import Gloo
 from fedmpi.comm.base import Gone
+from fedmpi.comm.failures import timeout_tracing
+from fedmpi.comm.failures.error_reporter import ErrorReporter
+from fedmpi.comm.failures.group_membership import GroupMembership
 from fedmpi.comm.launchers.job import Job
-from fedmpi.comm.loss import silence
-from fedmpi.comm.loss.alarm import Alarm
-from fedmpi.comm.loss.membership import Membership
 from fedmpi.comm.rendezvous.store_allgather import StoreAllgather
 from fedmpi.comm.timeouts import Clock, Timeouts
 
@@ -331,7 +331,7 @@ class SimulatedRank:
     code: int | None = None  # how its process has ended; -9: killed
     died_at: float = 0.0
     comm: Gloo = field(init=False, repr=False)
-    alarm: Alarm = field(init=False, repr=False)
+    error_reporter: ErrorReporter = field(init=False, repr=False)
 
     def __post_init__(self) -> None:
         self.clock = RankClock(self)
@@ -360,15 +360,19 @@ class SimulatedRank:
     def connect(self) -> Gloo:
         """What `fedmpi.comm.connect` builds, with simulated parts."""
         job, timeouts = Job("slurm", self.number, self.job.size, self.number, self.job.size, "node"), self.timeouts
-        self.alarm = Alarm(job, timeouts, SimulatedProcess(self), lambda pid, parent: self.job.launcher_alive)
+        self.error_reporter = ErrorReporter(
+            job, timeouts, SimulatedProcess(self), lambda pid, parent: self.job.launcher_alive
+        )
         store = SimulatedStore(self)
-        self.alarm.listen(store.new_connection)
+        self.error_reporter.listen(store.new_connection)
         allgather = StoreAllgather(store, self.number, range(self.job.size), timeouts=timeouts)
         group = self.make_group(store, "group", self.number, self.job.size, timeouts.start)
-        membership = Membership(store, self.number, self.job.size, self.alarm)
+        membership = GroupMembership(store, self.number, self.job.size, self.error_reporter)
         self.comm = Gloo(job, group, allgather, membership, timeouts, self.make_group)
-        self.comm.at_end = self.alarm.hush
-        self.alarm.subscribe(lambda line, opened: silence.answer(line, self.number, self.comm.awaits, opened))
+        self.comm.at_end = self.error_reporter.hush
+        self.error_reporter.subscribe(
+            lambda line, opened: timeout_tracing.answer(line, self.number, self.comm.awaits, opened)
+        )
         return self.comm
 
     @property
@@ -383,8 +387,8 @@ class SimulatedRank:
 
     def fail(self, error: Exception, code: int = 1) -> NoReturn:
         """End the job for an error, as the command does."""
-        error = silence.at_fault(self.alarm, error)
-        self.alarm.fail(f"error: {error}", code, reacts=isinstance(error, Gone))
+        error = timeout_tracing.root_cause(self.error_reporter, error)
+        self.error_reporter.fail(f"error: {error}", code, reacts=isinstance(error, Gone))
 
 
 class SimulatedJob:

@@ -51,15 +51,18 @@ class AdaptiveServer(Method):
 
     server_state = Slots(m=FLAT, v=FLAT)
 
-    def aggregate(self, s: Server, up: Uploads) -> tuple[Tensor, State]:
-        D, old = self.scale * up.mean("dw"), s.state.v if s.round else torch.full_like(s.state.v, self.v)
-        m = self.beta1 * s.state.m + (1 - self.beta1) * D
+    def aggregate(self, server: Server, updates: Uploads) -> tuple[Tensor, State]:
+        D, old = (
+            self.scale * updates.mean("dw"),
+            server.state.v if server.round else torch.full_like(server.state.v, self.v),
+        )
+        m = self.beta1 * server.state.m + (1 - self.beta1) * D
         v = {
             "adam": self.beta2 * old + (1 - self.beta2) * D**2,
             "yogi": old - (1 - self.beta2) * D**2 * (old - D**2).sign(),
             "adagrad": old + D**2,
         }[self.rule]
-        n = s.round + self.correct
+        n = server.round + self.correct
         root = (1 - self.beta2**n) ** 0.5 if self.correct else 1.0
         rate = self.lr * root / (1 - self.beta1**n) if self.correct else self.lr
         return rate * m / (v.sqrt() + self.eps * (root if self.eps_too else 1)), State(m=m, v=v)
@@ -87,25 +90,25 @@ class OtherFedProto(Method):
     def travels(self, t: int, rounds: int) -> Travel:
         return Travel(groups=())
 
-    def loss(self, k: Client, x: Tensor, y: Tensor) -> Tensor:
-        z, f = k.forward(x)
-        k.scratch.sums.index_add_(0, y, z.detach())
-        k.scratch.counts.index_add_(0, y, z.new_ones(len(y)))
-        if self.to_zero and not k.state.seen:
-            return k.task_loss(f, x, y)
-        counts = torch.ones_like(y) if self.to_zero else k.down.known[y]
-        return k.task_loss(f, x, y) + self.lam * ((z - k.down.protos[y]).square() * counts[:, None]).mean()
+    def loss(self, client: Client, x: Tensor, y: Tensor) -> Tensor:
+        z, f = client.forward(x)
+        client.scratch.sums.index_add_(0, y, z.detach())
+        client.scratch.counts.index_add_(0, y, z.new_ones(len(y)))
+        if self.to_zero and not client.state.seen:
+            return client.task_loss(f, x, y)
+        counts = torch.ones_like(y) if self.to_zero else client.down.known[y]
+        return client.task_loss(f, x, y) + self.lam * ((z - client.down.protos[y]).square() * counts[:, None]).mean()
 
-    def upload(self, k: Client) -> tuple[Row, State]:
-        protos, held = class_means(k.scratch.sums, k.scratch.counts)
-        return Row(protos=protos, held=held), State(seen=torch.ones_like(k.state.seen))
+    def upload(self, client: Client) -> tuple[Row, State]:
+        protos, held = class_means(client.scratch.sums, client.scratch.counts)
+        return Row(protos=protos, held=held), State(seen=torch.ones_like(client.state.seen))
 
-    def aggregate(self, s: Server, up: Uploads) -> tuple[Tensor, State]:
-        protos, known = class_means(up.protos.sum(0), up.held.sum(0))
+    def aggregate(self, server: Server, updates: Uploads) -> tuple[Tensor, State]:
+        protos, known = class_means(updates.protos.sum(0), updates.held.sum(0))
         if self.forgets:
-            return up.mean("dw"), State(protos=protos, known=known)
-        protos = protos + (1 - known)[:, None] * s.state.protos
-        return up.mean("dw"), State(protos=protos, known=known.maximum(s.state.known))
+            return updates.mean("dw"), State(protos=protos, known=known)
+        protos = protos + (1 - known)[:, None] * server.state.protos
+        return updates.mean("dw"), State(protos=protos, known=known.maximum(server.state.known))
 
 
 @final
@@ -119,15 +122,17 @@ class PflScaffold(Method):
     receives = ("c",)
     sends = Slots(**Method.sends, dc=FLAT)
 
-    def gradient(self, k: Client, g: Tensor) -> Tensor:
-        return g - k.state.c_i + k.down.c
+    def gradient(self, client: Client, g: Tensor) -> Tensor:
+        return g - client.state.c_i + client.down.c
 
-    def upload(self, k: Client) -> tuple[Row, State]:
-        dc = (k.w - k.w0) / (k.a * k.lr) - k.down.c
-        return Row(dc=dc), State(c_i=k.state.c_i + dc)
+    def upload(self, client: Client) -> tuple[Row, State]:
+        dc = (client.w - client.w0) / (client.a * client.lr) - client.down.c
+        return Row(dc=dc), State(c_i=client.state.c_i + dc)
 
-    def aggregate(self, s: Server, up: Uploads) -> tuple[Tensor, State]:
-        return up.mean("dw"), State(c=s.state.c + len(up) / s.clients * up.mean("dc", up.uniform))
+    def aggregate(self, server: Server, updates: Uploads) -> tuple[Tensor, State]:
+        return updates.mean("dw"), State(
+            c=server.state.c + len(updates) / server.clients * updates.mean("dc", updates.uniform)
+        )
 
 
 @final
@@ -142,9 +147,9 @@ class FedLabFedDyn(Method):
 
     server_state = Slots(h=FLAT)
 
-    def aggregate(self, s: Server, up: Uploads) -> tuple[Tensor, State]:
-        D, m = up.mean("dw"), len(up)
-        h = s.state.h - self.alpha / s.clients * (m * D + (m - 1) * s.w)
+    def aggregate(self, server: Server, updates: Uploads) -> tuple[Tensor, State]:
+        D, m = updates.mean("dw"), len(updates)
+        h = server.state.h - self.alpha / server.clients * (m * D + (m - 1) * server.w)
         return D - h / self.alpha, State(h=h)
 
 
@@ -158,16 +163,16 @@ class PfllibFedDyn(Method):
     client_state = Slots(g_k=FLAT)
     server_state = Slots(h=FLAT)
 
-    def gradient(self, k: Client, g: Tensor) -> Tensor:
-        away = k.w - k.w0
-        return g - k.state.g_k + self.alpha / 2 * away / away.norm().clamp(min=1e-300)
+    def gradient(self, client: Client, g: Tensor) -> Tensor:
+        away = client.w - client.w0
+        return g - client.state.g_k + self.alpha / 2 * away / away.norm().clamp(min=1e-300)
 
-    def upload(self, k: Client) -> tuple[Row, State]:
-        return Row(), State(g_k=k.state.g_k - self.alpha * (k.w - k.w0))
+    def upload(self, client: Client) -> tuple[Row, State]:
+        return Row(), State(g_k=client.state.g_k - self.alpha * (client.w - client.w0))
 
-    def aggregate(self, s: Server, up: Uploads) -> tuple[Tensor, State]:
-        h = s.state.h - self.alpha * len(up) / s.clients * up.mean("dw")
-        return up.mean("dw") - h / self.alpha, State(h=h)
+    def aggregate(self, server: Server, updates: Uploads) -> tuple[Tensor, State]:
+        h = server.state.h - self.alpha * len(updates) / server.clients * updates.mean("dw")
+        return updates.mean("dw") - h / self.alpha, State(h=h)
 
 
 @final
@@ -184,17 +189,17 @@ class PfllibAPFL(Method):
     client_state = Slots(v=INITIAL, alpha=Slot(start="alpha"))
     scratch = Slots(v=FLAT, alpha=SCALAR)
 
-    def step(self, k: Client, x: Tensor, y: Tensor) -> Tensor:
-        v, a = k.scratch.v, k.scratch.alpha
-        if not k.steps:
-            v.copy_(k.state.v)
-            a.copy_(k.state.alpha)
-        g, at_v = k.grad(x, y), k.grad(x, y, at=v)
-        v.sub_(k.lr * at_v)
-        slope = (v - (k.w - k.lr * g)) @ (a * at_v + (1 - a) * g) + 0.02 * a
-        a.sub_(k.lr * slope).clamp_(0, 1)
+    def step(self, client: Client, x: Tensor, y: Tensor) -> Tensor:
+        v, a = client.scratch.v, client.scratch.alpha
+        if not client.steps:
+            v.copy_(client.state.v)
+            a.copy_(client.state.alpha)
+        g, at_v = client.grad(x, y), client.grad(x, y, at=v)
+        v.sub_(client.lr * at_v)
+        slope = (v - (client.w - client.lr * g)) @ (a * at_v + (1 - a) * g) + 0.02 * a
+        a.sub_(client.lr * slope).clamp_(0, 1)
         return g
 
-    def upload(self, k: Client) -> tuple[Row, State]:
-        v, a = k.scratch.v, k.scratch.alpha
-        return Row(), State(v=(1 - a) * k.w + a * v, alpha=a)
+    def upload(self, client: Client) -> tuple[Row, State]:
+        v, a = client.scratch.v, client.scratch.alpha
+        return Row(), State(v=(1 - a) * client.w + a * v, alpha=a)

@@ -31,12 +31,12 @@ class FlukeFedNova(Method):
 
     sends = Slots(**Method.sends, a=SCALAR)
 
-    def upload(self, k: Client) -> tuple[Row, State]:
-        return Row(a=k.w.new_tensor(k.a)), k.state
+    def upload(self, client: Client) -> tuple[Row, State]:
+        return Row(a=client.w.new_tensor(client.a)), client.state
 
-    def aggregate(self, s: Server, up: Uploads) -> tuple[Tensor, State]:
-        c = up.p * (up.p @ up.a) / up.a
-        return up.combine(c) + (c.sum() - 1) * s.w, State()
+    def aggregate(self, server: Server, updates: Uploads) -> tuple[Tensor, State]:
+        c = updates.p * (updates.p @ updates.a) / updates.a
+        return updates.combine(c) + (c.sum() - 1) * server.w, State()
 
 
 @final
@@ -58,21 +58,21 @@ class FlukeFedDyn(Method):
     receives = ("L_mean",)
     sends = Slots(**Method.sends, L=FLAT)
 
-    def receive(self, k: Client) -> Tensor:
-        return k.received + k.down.L_mean if k.state.seen else k.received
+    def receive(self, client: Client) -> Tensor:
+        return client.received + client.down.L_mean if client.state.seen else client.received
 
-    def share(self, k: Client) -> float:
-        return self.alpha * self.mean_n / k.n
+    def share(self, client: Client) -> float:
+        return self.alpha * self.mean_n / client.n
 
-    def gradient(self, k: Client, g: Tensor) -> Tensor:
-        return g + self.share(k) * (k.w - k.w0 + k.state.L)
+    def gradient(self, client: Client, g: Tensor) -> Tensor:
+        return g + self.share(client) * (client.w - client.w0 + client.state.L)
 
-    def upload(self, k: Client) -> tuple[Row, State]:
-        L = k.state.L + self.share(k) * (k.w0 - k.w)
-        return Row(dw=k.w - k.received, L=L), State(L=L, seen=torch.ones_like(k.state.seen))
+    def upload(self, client: Client) -> tuple[Row, State]:
+        L = client.state.L + self.share(client) * (client.w0 - client.w)
+        return Row(dw=client.w - client.received, L=L), State(L=L, seen=torch.ones_like(client.state.seen))
 
-    def aggregate(self, s: Server, up: Uploads) -> tuple[Tensor, State]:
-        return up.mean("dw"), State(L_mean=up.mean("L", up.uniform))
+    def aggregate(self, server: Server, updates: Uploads) -> tuple[Tensor, State]:
+        return updates.mean("dw"), State(L_mean=updates.mean("L", updates.uniform))
 
 
 @final
@@ -89,15 +89,15 @@ class FlukeSAM(Method):
     client_state = Slots(h=FLAT)
     scratch = Slots(h=FLAT)
 
-    def step(self, k: Client, x: Tensor, y: Tensor) -> Tensor:
-        h = k.scratch.h
-        if not k.steps:
-            h.copy_(k.state.h)
-        g, T = k.grad(x, y) + h, k.w.abs() if self.adaptive else torch.ones_like(k.w)
-        return h.copy_(k.grad(x, y, at=k.w + self.rho * T**2 * g / (T * g).norm())).clone()
+    def step(self, client: Client, x: Tensor, y: Tensor) -> Tensor:
+        h = client.scratch.h
+        if not client.steps:
+            h.copy_(client.state.h)
+        g, T = client.grad(x, y) + h, client.w.abs() if self.adaptive else torch.ones_like(client.w)
+        return h.copy_(client.grad(x, y, at=client.w + self.rho * T**2 * g / (T * g).norm())).clone()
 
-    def upload(self, k: Client) -> tuple[Row, State]:
-        return Row(), State(h=k.scratch.h)
+    def upload(self, client: Client) -> tuple[Row, State]:
+        return Row(), State(h=client.scratch.h)
 
 
 @final
@@ -110,14 +110,14 @@ class FlukeMOON(Method):
 
     client_state = Slots(last=INITIAL, seen=SCALAR)
 
-    def loss(self, k: Client, x: Tensor, y: Tensor) -> Tensor:
-        (z, f), near = k.forward(x), k.frozen(x)[0]
-        far = k.frozen(x, at=k.state.last)[0] if k.state.seen else near
+    def loss(self, client: Client, x: Tensor, y: Tensor) -> Tensor:
+        (z, f), near = client.forward(x), client.frozen(x)[0]
+        far = client.frozen(x, at=client.state.last)[0] if client.state.seen else near
         to_near, to_far = (torch.cosine_similarity(z, other) / self.tau for other in (near, far))
-        return k.task_loss(f, x, y) + self.mu * (1 + (to_far - to_near).exp()).log().mean()
+        return client.task_loss(f, x, y) + self.mu * (1 + (to_far - to_near).exp()).log().mean()
 
-    def upload(self, k: Client) -> tuple[Row, State]:
-        return Row(), State(last=k.w, seen=torch.ones_like(k.state.seen))
+    def upload(self, client: Client) -> tuple[Row, State]:
+        return Row(), State(last=client.w, seen=torch.ones_like(client.state.seen))
 
 
 @final
@@ -129,8 +129,8 @@ class FlukeFedAvgM(Method):
 
     server_state = Slots(m=FLAT)
 
-    def aggregate(self, s: Server, up: Uploads) -> tuple[Tensor, State]:
-        m = self.beta * s.state.m + up.mean("dw") if s.round else s.state.m
+    def aggregate(self, server: Server, updates: Uploads) -> tuple[Tensor, State]:
+        m = self.beta * server.state.m + updates.mean("dw") if server.round else server.state.m
         return m, State(m=m)
 
 
@@ -141,11 +141,11 @@ class FlukePFedMe(Method):
 
     steps: int = option(3, "")
 
-    def step(self, k: Client, x: Tensor, y: Tensor) -> Tensor:
-        theta = k.w.clone()
+    def step(self, client: Client, x: Tensor, y: Tensor) -> Tensor:
+        theta = client.w.clone()
         for _ in range(self.steps):
-            theta -= k.lr * k.grad(x, y, at=theta)
-        return (k.w - theta) / k.lr
+            theta -= client.lr * client.grad(x, y, at=theta)
+        return (client.w - theta) / client.lr
 
 
 @final
@@ -157,10 +157,10 @@ class FlukePerFedAvg(Method):
 
     batches_a_step = 2
 
-    def step(self, k: Client, x: Tensor, y: Tensor) -> Tensor:
+    def step(self, client: Client, x: Tensor, y: Tensor) -> Tensor:
         (x1, x2), (y1, y2) = x.chunk(2), y.chunk(2)
-        g = k.grad(x1, y1)
-        return self.alpha / k.lr * g + k.grad(x2, y2, at=k.w - self.alpha * g)
+        g = client.grad(x1, y1)
+        return self.alpha / client.lr * g + client.grad(x2, y2, at=client.w - self.alpha * g)
 
 
 @final
@@ -172,5 +172,5 @@ class FlukeAPFL(Method):
 
     client_state = Slots(v=INITIAL)
 
-    def upload(self, k: Client) -> tuple[Row, State]:
-        return Row(), State(v=(1 - self.alpha) * k.w + self.alpha * k.state.v)
+    def upload(self, client: Client) -> tuple[Row, State]:
+        return Row(), State(v=(1 - self.alpha) * client.w + self.alpha * client.state.v)

@@ -30,16 +30,16 @@ class Objective(Method):
     def needs(self) -> frozenset[str]:
         return self.fedsol.needs
 
-    def step(self, k: Client, x: Tensor, y: Tensor) -> Tensor:
-        sol, least = self.fedsol, k.at_w0  # where L_p is least
+    def step(self, client: Client, x: Tensor, y: Tensor) -> Tensor:
+        sol, least = self.fedsol, client.at_w0  # where L_p is least
         assert isinstance(sol, FedSOL)
         if self.objective in ("A0", "A1"):
-            return k.grad(x, y) if self.objective == "A0" else sol.step(k, x, y)
-        g_p = sol.distil(k, x, y)
+            return client.grad(x, y) if self.objective == "A0" else sol.step(client, x, y)
+        g_p = sol.distil(client, x, y)
         if self.objective == "A4":
-            eps = sol.perturbation(k, g_p + k.grad(x, y), adaptive=False)
+            eps = sol.perturbation(client, g_p + client.grad(x, y), adaptive=False)
         else:
-            eps = sol.perturbation(k, torch.zeros_like(g_p) if least else g_p)
-        at: dict[str, Tensor | None] = {"w": None, "e": k.w + eps}
+            eps = sol.perturbation(client, torch.zeros_like(g_p) if least else g_p)
+        at: dict[str, Tensor | None] = {"w": None, "e": client.w + eps}
         ce, aux = PLACES[self.objective]
-        return k.grad(x, y, at=at[ce]).add_(sol.distil(k, x, y, at[aux]), alpha=self.beta)
+        return client.grad(x, y, at=at[ce]).add_(sol.distil(client, x, y, at[aux]), alpha=self.beta)

@@ -23,8 +23,8 @@ from fedmpi.methods.moon import MOON
 from fedmpi.methods.scaffold import Scaffold
 
 
-def mean_gradient(k: Client) -> Tensor:
-    return (k.w0 - k.w) / (k.a * k.lr)
+def mean_gradient(client: Client) -> Tensor:
+    return (client.w0 - client.w) / (client.a * client.lr)
 
 
 @borrows("scaffold")
@@ -35,14 +35,14 @@ class ScaffoldTerm(Method):
     scaffold = Scaffold()
     needs = frozenset({SGD_STEPS})
 
-    def regularizer(self, k: Client) -> Tensor:
-        return (k.down.c - k.state.c_i) @ k.w
+    def regularizer(self, client: Client) -> Tensor:
+        return (client.down.c - client.state.c_i) @ client.w
 
-    def upload(self, k: Client) -> tuple[Row, State]:
-        if not k.steps or not k.lr:
-            return Row(dc=k.state.c_i * 0), k.state
-        c_i = mean_gradient(k)
-        return Row(dc=c_i - k.state.c_i), State(c_i=c_i)
+    def upload(self, client: Client) -> tuple[Row, State]:
+        if not client.steps or not client.lr:
+            return Row(dc=client.state.c_i * 0), client.state
+        c_i = mean_gradient(client)
+        return Row(dc=c_i - client.state.c_i), State(c_i=c_i)
 
 
 @borrows("fednova")
@@ -53,8 +53,8 @@ class FedNovaTerm(Method):
     fednova = FedNova(ccvr=True)
     needs = frozenset({SGD_STEPS})
 
-    def regularizer(self, k: Client) -> Tensor:
-        return (k.down.d - k.state.d_k) @ k.w
+    def regularizer(self, client: Client) -> Tensor:
+        return (client.down.d - client.state.d_k) @ client.w
 
 
 @borrows("feddyn")
@@ -70,11 +70,11 @@ class FedDynTerm(Method):
     def feddyn(self) -> FedDyn:
         return FedDyn(self.alpha)
 
-    def regularizer(self, k: Client) -> Quadratic:
-        return self.feddyn.regularizer(k)
+    def regularizer(self, client: Client) -> Quadratic:
+        return self.feddyn.regularizer(client)
 
-    def upload(self, k: Client) -> tuple[Row, State]:
-        return Row(), State(g_k=mean_gradient(k)) if k.steps and k.lr else k.state
+    def upload(self, client: Client) -> tuple[Row, State]:
+        return Row(), State(g_k=mean_gradient(client)) if client.steps and client.lr else client.state
 
 
 @borrows("moon")
@@ -93,6 +93,6 @@ class AlongMOON(Method):
     def moon(self) -> MOON:
         return MOON(self.mu, self.tau)
 
-    def step(self, k: Client, x: Tensor, y: Tensor) -> Tensor:
-        g_p = k.grad(x, y, loss=lambda k, x, _: self.mu * self.moon.contrast(k, x, k.forward(x)[0]))
-        return k.grad(x, y, at=k.w + FedSOL(self.rho, layers=self.layers).perturbation(k, g_p))
+    def step(self, client: Client, x: Tensor, y: Tensor) -> Tensor:
+        g_p = client.grad(x, y, loss=lambda client, x, _: self.mu * self.moon.contrast(client, x, client.forward(x)[0]))
+        return client.grad(x, y, at=client.w + FedSOL(self.rho, layers=self.layers).perturbation(client, g_p))

@@ -1,8 +1,8 @@
 """Server rules that a config may choose in place of the method's own:  server.rule: principal | {name: principal,
 keep: 0.5}.
 
-A rule is `f(up, s, **options) -> (s,)`: the gathered updates and the server's view in, the direction out. With
-server.rule.groups (coef, say) it is for those groups of the layout alone.
+A rule is `f(updates, server, **options) -> (s,)`: the gathered updates and the server's view in, the direction out.
+With server.rule.groups (coef, say) it is for those groups of the layout alone.
 """
 
 from __future__ import annotations
@@ -33,22 +33,22 @@ registry: dict[str, str] = {
     "principal": "fedmpi.aggregation.rules:principal",
     "trimmed_mean": "fedmpi.aggregation.rules:trimmed_mean",
 }
-KIND = Kind("server rule", registry, "server.rule", ("up", "s"))
+KIND = Kind("server rule", registry, "server.rule", ("updates", "server"))
 
 
 def over(groups: Collection[str], rule: Callable[[Uploads, Server], Tensor]) -> Callable[[Uploads, Server], Tensor]:
     """`rule` for the columns of these layout groups, the weighted mean for the others."""
 
-    def direction(up: Uploads, s: Server) -> Tensor:
-        out = up.dw.new_empty(up.dw.shape[1])
-        columns = Layout(tuple(s.segments))
+    def direction(updates: Uploads, server: Server) -> Tensor:
+        out = updates.dw.new_empty(updates.dw.shape[1])
+        columns = Layout(tuple(server.segments))
         present = columns.groups()
         for chosen, each in ((present & set(groups), rule), (present - set(groups), mean)):
             if chosen:  # else they rest in this round
-                part, here = copy(s), columns.select(chosen)
-                part.segments, part.shared = columns.part(chosen).segments, here.take(s.shared)
-                rows = Views({"dw": here.take(up.dw)})
-                made = each(Uploads(up.clients, up.n, up.p, rows), part)
+                part, here = copy(server), columns.select(chosen)
+                part.segments, part.shared = columns.part(chosen).segments, here.take(server.shared)
+                rows = Views({"dw": here.take(updates.dw)})
+                made = each(Uploads(updates.clients, updates.n, updates.p, rows), part)
                 if not isinstance(made, Tensor) or made.shape != (here.size,):
                     found = tuple(made.shape) if isinstance(made, Tensor) else type(made).__name__
                     what = f"server.rule for the groups {', '.join(sorted(chosen))} returned {found}"
@@ -59,14 +59,14 @@ def over(groups: Collection[str], rule: Callable[[Uploads, Server], Tensor]) -> 
     return direction
 
 
-def mean(up: Uploads, s: Server) -> Tensor:
+def mean(updates: Uploads, server: Server) -> Tensor:
     """Weighted mean of the updates (FedAvg)."""
-    return up.mean("dw")
+    return updates.mean("dw")
 
 
 def principal(
-    up: Uploads,
-    s: Server,
+    updates: Uploads,
+    server: Server,
     keep: Annotated[float, Field(gt=0, le=1)] = 0.8,
     share: Literal["sum", "l2"] = "l2",
     scope: Literal["model", "tensor"] = "model",
@@ -81,45 +81,50 @@ def principal(
     if share == "sum" and correction == "text":
         raise UserError("server.rule.share: sum is a weight of correction: axis; text has none: add correction: axis")
     if scope == "model":
-        return up.combine(principal_coefficients(up.gram("dw"), up.p, keep, share, correction))
+        return updates.combine(principal_coefficients(updates.gram("dw"), updates.p, keep, share, correction))
     parts = [
-        up.combine(principal_coefficients(up.gram("dw", span), up.p, keep, share, correction), "dw", span)
-        for span in ((segment.start, segment.stop) for segment in s.segments)
+        updates.combine(
+            principal_coefficients(updates.gram("dw", span), updates.p, keep, share, correction), "dw", span
+        )
+        for span in ((segment.start, segment.stop) for segment in server.segments)
     ]
-    return torch.cat(parts) if parts else mean(up, s)  # of a method that shares nothing
+    return torch.cat(parts) if parts else mean(updates, server)  # of a method that shares nothing
 
 
-def harmonize(up: Uploads, s: Server) -> Tensor:
+def harmonize(updates: Uploads, server: Server) -> Tensor:
     """Weighted mean of the updates after each pair that conflicts was made orthogonal (FedGH)."""
-    return up.combine(conflicts.pairwise(up.gram("dw"), up.p))
+    return updates.combine(conflicts.pairwise(updates.gram("dw"), updates.p))
 
 
-def median(up: Uploads, s: Server) -> Tensor:
+def median(updates: Uploads, server: Server) -> Tensor:
     """Median of every coordinate, all clients alike (Yin 2018)."""
-    return up.trimmed(0.5)
+    return updates.trimmed(0.5)
 
 
-def trimmed_mean(up: Uploads, s: Server, trim: Annotated[float, Field(ge=0, lt=0.5)] = 0.1) -> Tensor:
+def trimmed_mean(updates: Uploads, server: Server, trim: Annotated[float, Field(ge=0, lt=0.5)] = 0.1) -> Tensor:
     """Mean of every coordinate without its floor(trim m) smallest and largest values, all clients alike (Yin 2018).
 
     trim: share of the m values that is left out at each end.
     """
-    return up.trimmed(trim)
+    return updates.trimmed(trim)
 
 
 def krum(
-    up: Uploads, s: Server, byzantine: Annotated[int, Field(ge=0)] = 1, select: Annotated[int, Field(ge=1)] = 1
+    updates: Uploads,
+    server: Server,
+    byzantine: Annotated[int, Field(ge=0)] = 1,
+    select: Annotated[int, Field(ge=1)] = 1,
 ) -> Tensor:
     """The update that lies closest to the others, or the mean of the `select` closest (Multi-Krum; Blanchard 2017).
 
     byzantine: how many of them may be anything. select: how many updates the mean is of; 1: Krum.
     """
-    return up.combine(krum_coefficients(up.gram("dw"), byzantine, select))
+    return updates.combine(krum_coefficients(updates.gram("dw"), byzantine, select))
 
 
 def geometric_median(
-    up: Uploads,
-    s: Server,
+    updates: Uploads,
+    server: Server,
     iterations: Annotated[int, Field(ge=1)] = 100,
     smooth: Annotated[float, Field(gt=0)] = 1e-6,
 ) -> Tensor:
@@ -128,7 +133,7 @@ def geometric_median(
     iterations: of Weiszfeld's algorithm, at most. smooth: the least distance that it
     divides by, in mean distances from the mean.
     """
-    return up.combine(median_coefficients(up.gram("dw"), up.p, iterations, smooth))
+    return updates.combine(median_coefficients(updates.gram("dw"), updates.p, iterations, smooth))
 
 
 def principal_coefficients(

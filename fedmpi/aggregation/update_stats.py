@@ -24,9 +24,9 @@ from fedmpi.method.context import Span, Uploads
 class RecordingUploads(Uploads):
     """The same uploads, which remember the Gram matrix and the sums that a rule has asked for."""
 
-    def __init__(self, up: Uploads) -> None:
-        super().__init__(up.clients, up.n, up.p, up._views)
-        self.up = up
+    def __init__(self, updates: Uploads) -> None:
+        super().__init__(updates.clients, updates.n, updates.p, updates._views)
+        self.up = updates
         self.known: Tensor | None = None  # (m, m) the Gram matrix of dw
         self.sums: list[tuple[weakref.ref[Tensor], Tensor]] = []  # of dw, with their coefficients
 
@@ -50,7 +50,9 @@ class RecordingUploads(Uploads):
         return self.up.trimmed(trim, slot)
 
 
-def update_stats(up: RecordingUploads, norms: Mapping[int, float], direction: Tensor, form: bool) -> dict[str, Any]:
+def update_stats(
+    updates: RecordingUploads, norms: Mapping[int, float], direction: Tensor, form: bool
+) -> dict[str, Any]:
     """Statistics of one round, rounded to six digits.
 
     Args:
@@ -69,13 +71,13 @@ def update_stats(up: RecordingUploads, norms: Mapping[int, float], direction: Te
     """
     length = float(linear.row_norms(linear.block_norms(direction.detach()[None])))
     found: dict[str, Any] = {
-        "clients": list(up.clients),
-        "norms": _rounded([norms[k] for k in up.clients]),
+        "clients": list(updates.clients),
+        "norms": _rounded([norms[k] for k in updates.clients]),
         "direction": _rounded([length])[0],
     }
     if form:
-        up.gram()
-    K = up.known
+        updates.gram()
+    K = updates.known
     if K is None:
         return found
     lengths = K.diagonal().clamp(min=0).sqrt()
@@ -89,9 +91,9 @@ def update_stats(up: RecordingUploads, norms: Mapping[int, float], direction: Te
     found |= dict(zip(("cosine_mean", "cosine_min", "negative_pairs"), pairs, strict=True))
     found["eigenvalues"] = _rounded(spectrum.where(spectrum > noise, 0.0).tolist())
     # <u_i, D> is K c where D was made as the sum with coefficients c; else it is formed, or unknown.
-    along = next((K @ c for made, c in up.sums if made() is direction), None)
+    along = next((K @ c for made, c in updates.sums if made() is direction), None)
     if along is None and form:
-        along = up.up.products(direction.detach())
+        along = updates.up.products(direction.detach())
     if along is not None:
         found["to_direction"] = _rounded((along / (lengths * length)).clamp(-1, 1).tolist())
     return found

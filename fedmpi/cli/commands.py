@@ -1,7 +1,7 @@
 """The commands of `fedmpi`; `fedmpi --help` shows them.
 
-A mistake that the user can correct ends in one message and exit code 2; under a launcher `fedmpi/comm/loss/alarm.py`
-sees to that, since ranks may find the same one or a single rank one of its own.
+A mistake that the user can correct ends in one message and exit code 2; under a launcher
+`fedmpi/comm/failures/error_reporter.py` sees to that, since ranks may find the same one or one rank one of its own.
 """
 
 from collections.abc import Sequence

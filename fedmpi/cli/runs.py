@@ -9,7 +9,7 @@ import typer
 
 from fedmpi import config as configs
 from fedmpi.cli.shared import Config, MaybeConfig, Overrides, RunDir, Trust, alone, fit, importing, table
-from fedmpi.comm.loss.leaving import leave
+from fedmpi.comm.failures.process_exit import leave
 from fedmpi.common.errors import UserError
 from fedmpi.common.signals import CommandProcess
 from fedmpi.common.version import __version__

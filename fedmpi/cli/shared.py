@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Annotated, Any, NoReturn
 import typer
 
 from fedmpi import config as configs
-from fedmpi.comm.loss.leaving import leave, say, setup_stdio
+from fedmpi.comm.failures.process_exit import leave, say, setup_stdio
 from fedmpi.common import formatting
 from fedmpi.common.errors import RankWarning, UserError
 from fedmpi.common.signals import CommandProcess
@@ -144,9 +144,9 @@ def _report(process: CommandProcess, message: str, code: int) -> int:
     """Print the message and return the code; one of several ranks ends the job with it."""
     job = current_job()
     if job is not None and job.size > 1:
-        from fedmpi.comm.loss.alarm import Alarm
+        from fedmpi.comm.failures.error_reporter import ErrorReporter
 
-        Alarm(replace(job, parent_pid=process.parent_pid), stop=process.stop).fail(message, code)
+        ErrorReporter(replace(job, parent_pid=process.parent_pid), stop=process.stop).fail(message, code)
     say(f"fedmpi: {message}")
     return code
 

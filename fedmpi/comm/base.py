@@ -62,7 +62,7 @@ def absent_error(
 
 
 class Silent(Lost):
-    """No message from or to `peers` for so long. They may themselves wait for others (comm/loss/silence.py)."""
+    """No message from or to `peers` for so long. They may wait for others themselves (failures/timeout_tracing.py)."""
 
     def __init__(
         self, peers: Iterable[int], seconds: float, setting: str = "", hosts: Mapping[int, str] | None = None

@@ -11,9 +11,9 @@ import torch
 from fedmpi.comm import network
 from fedmpi.comm.backends.interfaces import set_interface
 from fedmpi.comm.base import Communicator, Lost, Solo
+from fedmpi.comm.failures import timeout_tracing
+from fedmpi.comm.failures.error_reporter import ErrorReporter
 from fedmpi.comm.launchers.job import Job
-from fedmpi.comm.loss import silence
-from fedmpi.comm.loss.alarm import Alarm
 from fedmpi.comm.timeouts import Timeouts
 
 
@@ -22,7 +22,7 @@ def connect(
     backend: str = "auto",
     device: torch.device | None = None,
     timeouts: Timeouts | None = None,
-    alarm: Alarm | None = None,
+    error_reporter: ErrorReporter | None = None,
     interface: str | Sequence[str] | None = None,
 ) -> Communicator:
     """The communicator of `job`, once all its ranks are there.
@@ -30,7 +30,7 @@ def connect(
     backend           auto | nccl | gloo | mpi; auto is NCCL when every rank has a GPU of its own, else gloo
     device            where this rank computes (default: CPU)
     timeouts          past `start` Lost names the ranks that have not arrived, past `round` the peer of a message
-    alarm             told of the ranks' store as soon as it is found, hushed when the communicator is closed
+    error_reporter             told of the ranks' store as soon as it is found, hushed when the communicator is closed
     interface         network interface for the ranks' store, gloo, NCCL and the TCP messages of Open MPI: a name, a
                       pattern, or several to try
 
@@ -44,7 +44,7 @@ def connect(
         name, address = network.choose(interface)
         set_interface(name, os.environ)
     timeouts = timeouts or Timeouts()
-    alarm = alarm or Alarm(job, timeouts)
+    error_reporter = error_reporter or ErrorReporter(job, timeouts)
     if backend == "mpi":
         from fedmpi.comm.backends import mpi_comm
         from fedmpi.comm.rendezvous import lookup
@@ -53,13 +53,13 @@ def connect(
         with contextlib.suppress(Lost):  # MPI needs no TCP between the hosts; without it each rank speaks for itself
             deadline = timeouts.clock.now() + min(timeouts.start, timeouts.store)
             store = lookup.under_mpi(job, deadline, timeouts, address)
-            alarm.listen(lambda: lookup.new_connection(store))
-            mine.outlive(store, alarm)
+            error_reporter.listen(lambda: lookup.new_connection(store))
+            mine.outlive(store, error_reporter)
         comm: Communicator = mine
     else:
         from fedmpi.comm.backends import torch_dist
 
-        comm = torch_dist.connect(job, backend, device, timeouts, alarm, address)
-    comm.at_end = alarm.hush
-    alarm.subscribe(lambda line, store: silence.answer(line, job.rank, comm.awaits, store))
+        comm = torch_dist.connect(job, backend, device, timeouts, error_reporter, address)
+    comm.at_end = error_reporter.hush
+    error_reporter.subscribe(lambda line, store: timeout_tracing.answer(line, job.rank, comm.awaits, store))
     return comm

@@ -36,7 +36,7 @@ METRICS_KEYS = (
     Key("train_s", "number", "s", "training on the busiest rank"),
     Key("wait_s", "number", "s", "how long rank 0 waited for uploads when it had no client to train"),
     Key("server_s", "number", "s", "checking the uploads, and the server's step"),
-    # Here: what the method reports with `s.figures(...)`.
+    # Here: what the method reports with `server.figures(...)`.
     Key("sent_bytes", "integer", "bytes", "sent by rank 0"),
     Key("received_bytes", "integer", "bytes", "received by rank 0"),
     Key("sha256", "text", "", "of the global model after the round"),

@@ -26,7 +26,7 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any, Protocol
 
-from fedmpi.common import beside, options
+from fedmpi.common import options, plugin_imports
 from fedmpi.common.errors import UserError
 from fedmpi.common.text import brief, nearest, show
 
@@ -179,7 +179,7 @@ def _from_file(path: Path) -> ModuleType:
     module = importlib.util.module_from_spec(spec)
     sys.modules[unique] = module  # dataclasses look their module up here while the file is running
     try:
-        with beside.importable(path.resolve()):
+        with plugin_imports.plugin_import_path(path.resolve()):
             spec.loader.exec_module(module)
     except BaseException:
         del sys.modules[unique]

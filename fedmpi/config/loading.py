@@ -22,9 +22,9 @@ from fedmpi.common import redaction
 from fedmpi.common.errors import UserError
 from fedmpi.common.registry import is_file
 from fedmpi.common.text import brief, control, show
-from fedmpi.config.error_text import SWEEP, complaints
 from fedmpi.config.field_types import OpenSection, ShortSection
 from fedmpi.config.schema import Settings, section
+from fedmpi.config.validation_errors import SWEEP, complaints
 from fedmpi.config.yaml_source import MAX_DEPTH, Document, read, read_value
 
 __all__ = ["Settings", "load"]
@@ -130,12 +130,12 @@ def shown(text: str) -> str:
     ('data.token=<redacted>', 'data={source: web, token: <redacted>}', 'rounds=3')
     """
     key, equals, value = text.partition("=")
-    if not equals:
+    if not equals or not redaction.smells(text):  # then no key in it does
         return text
     try:
         tree = read_value(value, "", key, Document())
-    except UserError:  # not YAML: all of it is left out if any of it smells
-        return f"{key}={redaction.MARK}" if redaction.smells(text) else text
+    except UserError:  # not YAML: all of it is left out
+        return f"{key}={redaction.MARK}"
     clean = redaction.MARK if redaction.smells(key, tree) else redaction.redacted(tree)
     return text if clean == tree else f"{key}={redaction.flow(clean)}"
 

@@ -11,6 +11,7 @@ import difflib
 import os
 import re
 import stat
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -62,7 +63,7 @@ def read(path: Path, needs: str = "a config needs at least data, model and metho
         UserError: no readable file of text, not YAML (line, column), empty, or not a mapping.
     """
     document = Document()
-    value = _Reader(read_text(path), document, str(path), has_lines=True).read("")
+    value = _parse(read_text(path), document, str(path), "", has_lines=True)
     if value is None:
         raise UserError(f"{path}: is empty; {needs}")
     if not isinstance(value, dict):
@@ -73,7 +74,7 @@ def read(path: Path, needs: str = "a config needs at least data, model and metho
 
 def read_value(text: str, origin: str, key: str, document: Document) -> Any:
     """Return the value of a `key=value` override; all keys inside it are entered into `document` with one origin."""
-    return _Reader(text, document, origin, has_lines=False).read(key)
+    return _parse(text, document, origin, key, has_lines=False)
 
 
 def read_text(path: Path) -> str:
@@ -115,28 +116,13 @@ class _Reader(yaml.SafeLoader):
         for first, resolvers in yaml.SafeLoader.yaml_implicit_resolvers.items()
     }
 
-    def __init__(self, text: str, document: Document, source: str, has_lines: bool) -> None:
-        self.document, self.origin, self.has_lines, self.values = document, source, has_lines, 0
-        self.text = _REFERENCE.sub(f"{BEGIN}\\1{END}", text)  # lines and columns stay as they are
-
-    def read(self, path: str) -> Any:
-        """Return the value of the text, which stands under the dotted key `path`; None of an empty text."""
-        try:
-            super().__init__(self.text)
-            node = self.get_single_node()
-            return None if node is None else self.build(node, path, 0)
-        except yaml.MarkedYAMLError as error:
-            mark = error.problem_mark or error.context_mark
-            said = ", ".join(part for part in (error.context, error.problem) if part)
-            place = f"{self.origin}:{mark.line + 1}:{mark.column + 1}" if mark and self.has_lines else self.origin
-            raise UserError(f"{place}: not valid YAML: {said}") from error
-        except yaml.YAMLError as error:  # characters that YAML does not know
-            raise UserError(f"{self.origin}: not valid YAML: {' '.join(str(error).split())}") from error
-        except RecursionError as error:
-            raise UserError(f"{self.origin}: nested deeper than {MAX_DEPTH} levels") from error
+    document: Document
+    source: str
+    has_lines: bool
+    values = 0  # built so far
 
     def where(self, node: yaml.Node) -> str:
-        return f"{self.origin}:{node.start_mark.line + 1}" if self.has_lines else self.origin
+        return f"{self.source}:{node.start_mark.line + 1}" if self.has_lines else self.source
 
     def build(self, node: yaml.Node, path: str, depth: int) -> Any:
         self.values += 1
@@ -147,7 +133,13 @@ class _Reader(yaml.SafeLoader):
         if self.values > MAX_VALUES:
             raise UserError(f"{where}: more than {MAX_VALUES} values, with the aliases (*) written out; write fewer")
         if isinstance(node, yaml.MappingNode) and node.tag == _TAG + "map":
-            return self.mapping(node, path, depth + 1)
+            values: dict[str, Any] = {}
+            for key, inside, value in self.entries(node, path):
+                if key is None:
+                    values |= self.build(value, path, depth + 1)
+                else:
+                    values[key] = self.build(value, inside, depth + 1)
+            return values
         if isinstance(node, yaml.SequenceNode) and node.tag == _TAG + "seq":
             return [self.build(item, f"{path}.{index}", depth + 1) for index, item in enumerate(node.value)]
         if node.tag not in _SCALARS:
@@ -164,8 +156,11 @@ class _Reader(yaml.SafeLoader):
             raise UserError(f"{where}: {show(value)} holds {control(value)}; write text without it")
         return value
 
-    def mapping(self, node: yaml.MappingNode, path: str, depth: int) -> dict[str, Any]:
-        values: dict[str, Any] = {}
+    def entries(self, node: yaml.MappingNode, path: str) -> Iterator[tuple[str | None, str, yaml.Node]]:
+        """Yield (key, dotted key, value) of a mapping; the key is None for a mapping behind `<<`.
+
+        Keys that cannot be read are left out, and noted in the document.
+        """
         lines: dict[str, str] = {}  # key -> where it stands
         # The mappings behind `<<` come first, so that the mapping's own keys win.
         for key, value in sorted(node.value, key=lambda pair: pair[0].tag != _TAG + "merge"):
@@ -191,11 +186,10 @@ class _Reader(yaml.SafeLoader):
                 for other in reversed(others):  # of several the first wins
                     if not isinstance(other, yaml.MappingNode):
                         raise UserError(f"{where}: {inside}: takes a mapping, or a list of mappings")
-                    values |= self.build(other, path, depth)
+                    yield None, path, other
             else:
                 self.document.origins[inside] = where
-                values[text] = self.build(value, inside, depth)
-        return values
+                yield text, inside, value
 
     def resolve_references(self, node: yaml.Node, where: str) -> yaml.Node:
         """Replace what refers to environment variables by their texts; a plain scalar is then a number if it reads so.
@@ -231,6 +225,30 @@ class _Reader(yaml.SafeLoader):
         plain = isinstance(node, yaml.ScalarNode) and node.style is None and node.tag == _TAG + "str"
         tag = self.resolve(yaml.ScalarNode, text, (True, False)) if plain else node.tag
         return yaml.ScalarNode(tag if tag in _SCALARS else _TAG + "str", text, node.start_mark)
+
+
+def _parse(text: str, document: Document, source: str, path: str, has_lines: bool) -> Any:
+    """Return the value of a text, which stands under the dotted key `path`; None of an empty text.
+
+    Args:
+        document: takes the place of each key, and problems.
+        source: the file, or the override.
+        has_lines: whether places are named by their line.
+    """
+    try:
+        reader = _Reader(_REFERENCE.sub(f"{BEGIN}\\1{END}", text))  # lines and columns stay as they are
+        reader.document, reader.source, reader.has_lines = document, source, has_lines
+        node = reader.get_single_node()
+        return None if node is None else reader.build(node, path, 0)
+    except yaml.MarkedYAMLError as error:
+        mark = error.problem_mark or error.context_mark
+        said = ", ".join(part for part in (error.context, error.problem) if part)
+        place = f"{source}:{mark.line + 1}:{mark.column + 1}" if mark and has_lines else source
+        raise UserError(f"{place}: not valid YAML: {said}") from error
+    except yaml.YAMLError as error:  # characters that YAML does not know
+        raise UserError(f"{source}: not valid YAML: {' '.join(str(error).split())}") from error
+    except RecursionError as error:
+        raise UserError(f"{source}: nested deeper than {MAX_DEPTH} levels") from error
 
 
 class _Dumper(yaml.SafeDumper):

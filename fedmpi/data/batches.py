@@ -6,7 +6,7 @@ The permutation is drawn on the CPU, so that every device sees the same order.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from contextlib import AbstractContextManager, closing, nullcontext
+from contextlib import closing, nullcontext
 from dataclasses import dataclass
 from math import prod
 from typing import Any, Protocol, TypeVar
@@ -19,7 +19,7 @@ from fedmpi.common.inputs import Inputs, join
 from fedmpi.data.layout import stored_channels_last
 from fedmpi.data.partitions.parts import Partition
 from fedmpi.data.pictures import Pictures
-from fedmpi.data.streaming.stream import Stream, in_turn
+from fedmpi.data.streaming import Stream, in_turn
 
 # Bytes of samples that are read at once from memory. On a CPU they stay in its cache; a GPU, whose cache is larger, has
 # one kernel for all batches of a piece.
@@ -65,7 +65,7 @@ class PerClient(Mapping[int, T]):
 
 
 class RowsByClient(Protocol):
-    """The rows (n_k,) int64 of each client, as an array or a tensor: a Partition, ClientTestRows."""
+    """The rows (n_k,) int64 of each client, as an array or a tensor: a Partition, say."""
 
     def __len__(self) -> int: ...
 
@@ -123,14 +123,15 @@ def batches(
     index = order(shard, size, generator)
     step = size or max(n, 1)
     stop = n - n % step if drop_last else n
-    first = _first(index) if views and isinstance(shard.x, Tensor) else None  # on the CPU: nobody waits for a GPU
     there = index.to(shard.x.device, non_blocking=True)  # once an epoch, not once a batch
-    if first is not None:
-        assert isinstance(shard.x, Tensor)
-        yield from _in_place(shard.x, shard.y, there[:stop], first, step)
+    # Compared on the CPU, where the index lies: nobody waits for a GPU.
+    if views and isinstance(shard.x, Tensor) and n and torch.equal(index, torch.arange(n) + index[0]):
+        yield from _in_place(shard.x, shard.y, there[:stop], int(index[0]), step)
         return
-    u, ahead = drawn(shard, augment), _ahead(shard.x, step)
-    with _reading(shard.x, index[:stop], ahead) as read:
+    on_disk = isinstance(shard.x, Pictures) and isinstance(shard.x.stored, Stream)
+    u, ahead = drawn(shard, augment), _ahead(shard.x, step, on_disk)
+    # The index that a thread reads by is on the CPU: of a GPU it would get it behind all the training on what it has.
+    with closing(in_turn(shard.x.raw, index[:stop].split(ahead))) if on_disk else nullcontext() as read:
         for begin in range(0, stop, ahead):
             rows = there[begin : min(begin + ahead, stop)]
             many = rows.shape[0]
@@ -142,14 +143,6 @@ def batches(
                 continue
             for start in range(0, many, step):
                 yield found[start : start + step], y[start : start + step]
-
-
-def _reading(x: Any, index: Tensor, many: int) -> AbstractContextManager[Iterator[Tensor] | None]:
-    """What lies on disk, `many` rows at a time, read ahead; None of what is in memory. index: on the CPU; a thread that
-    asked a GPU for it would read only when that has trained on all that it has."""
-    if _on_disk(x):
-        return closing(in_turn(x.raw, index.split(many)))
-    return nullcontext()
 
 
 def grouped(drawn: Iterable[tuple[Tensor, Tensor]], many: int) -> Iterator[tuple[Tensor, Tensor]]:
@@ -180,18 +173,14 @@ def drawn(shard: Shard, augment: torch.Generator | None) -> Tensor | None:
     return torch.rand(len(shard), shard.draws, generator=augment).to(shard.x.device, non_blocking=True)
 
 
-def _ahead(x: Any, step: int) -> int:
+def _ahead(x: Any, step: int, on_disk: bool) -> int:
     """How many rows are read at once: small batches come in one piece of memory, each of them aligned like its own."""
     if isinstance(x, Inputs):
         return step
     size = step * prod(x.shape[1:]) * x.dtype.itemsize
     # What lies on disk is read while the piece before is trained on: the smaller it is, the sooner training begins.
-    most = AHEAD_ON_GPU if x.device.type == "cuda" and not _on_disk(x) else AHEAD
+    most = AHEAD_ON_GPU if x.device.type == "cuda" and not on_disk else AHEAD
     return step * max(most // size, 1) if size and size % ALIGNED == 0 else step
-
-
-def _on_disk(x: Any) -> bool:
-    return isinstance(x, Pictures) and isinstance(x.stored, Stream)
 
 
 def _in_place(x: Tensor, y: Tensor, index: Tensor, first: int, step: int) -> Iterator[tuple[Tensor, Tensor]]:
@@ -203,14 +192,6 @@ def _in_place(x: Tensor, y: Tensor, index: Tensor, first: int, step: int) -> Ite
         if found.data_ptr() % ALIGNED:
             found = gather(x, rows)
         yield found, y.index_select(0, rows)
-
-
-def _first(index: Tensor) -> int | None:
-    """Where the rows begin, if each follows the one before."""
-    if not len(index):
-        return None
-    first = int(index[0])
-    return first if bool((index == torch.arange(first, first + len(index), device=index.device)).all()) else None
 
 
 def gather(x: Any, rows: Tensor, u: Tensor | None = None) -> Tensor:

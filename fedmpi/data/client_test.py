@@ -17,8 +17,8 @@ auto         site if clients are sites and the data set knows the sites of the t
 from __future__ import annotations
 
 import warnings
-from collections.abc import Callable
-from typing import Literal, get_args
+from functools import cache
+from typing import Any, Literal, get_args
 
 import numpy as np
 import torch
@@ -26,6 +26,7 @@ from torch import Tensor
 
 from fedmpi.common import seeds
 from fedmpi.common.errors import UserError
+from fedmpi.data.batches import PerClient
 from fedmpi.data.dataset import Dataset
 from fedmpi.data.partitions.parts import Partition
 from fedmpi.data.partitions.shards import deal
@@ -35,27 +36,6 @@ ALIGNED_SIZE = 1000  # FedSOL's choice; a class of share n_kc / n_k gets that sh
 BLOCK = 1 << 16  # clients whose sizes are computed at once
 
 
-class ClientTestRows:
-    """The test rows of each client, found when they are first asked for, and kept.
-
-    Args:
-        sizes: (N,) how many rows each client has.
-        find: client -> its rows, (t_k,) int64.
-    """
-
-    def __init__(self, sizes: np.ndarray, find: Callable[[int], Tensor]) -> None:
-        self.sizes, self._find = sizes, find
-        self._found: dict[int, Tensor] = {}
-
-    def __len__(self) -> int:
-        return len(self.sizes)
-
-    def __getitem__(self, client: int) -> Tensor:
-        if client not in self._found:
-            self._found[client] = self._find(client)
-        return self._found[client]
-
-
 def client_tests(
     dataset: Dataset,
     counts: np.ndarray,
@@ -63,8 +43,8 @@ def client_tests(
     at: np.ndarray | None,
     seed: int,
     names: np.ndarray | None = None,
-) -> ClientTestRows:
-    """The test rows of every client.
+) -> tuple[np.ndarray, PerClient[Any]]:
+    """How many test rows every client has, (N,), and its rows, found when they are first asked for, and kept.
 
     counts: (N, classes) training labels; at: (N,) its site, if it has one; names: (N, s) the class of each training
     shard, where clients hold shards. Raises UserError if the data do not allow `client_test`.
@@ -77,7 +57,7 @@ def client_tests(
         client_test = "site" if known else "global" if regression else "aligned"
     if client_test == "global":
         every = torch.arange(len(dataset.test_y))
-        return ClientTestRows(np.full(len(counts), len(every)), lambda k: every)
+        return np.full(len(counts), len(every)), PerClient(len(counts), lambda k: every)
     if client_test == "site":
         if at is None or dataset.test_site is None:
             raise UserError(
@@ -108,26 +88,25 @@ def client_tests(
         client_test = "class_match"
     of_class = Partition.from_owners(dataset.test_y.numpy(), counts.shape[1])
     there = of_class.sizes
+    # In blocks of clients, so that what is computed on the way stays small.
+    blocks = [counts[first : first + BLOCK] for first in range(0, len(counts), BLOCK)]
     if client_test == "class_match":
-        sizes = _in_blocks(counts, lambda block: (block > 0) @ there)
-        return ClientTestRows(sizes, lambda k: torch.from_numpy(counts[k] > 0)[dataset.test_y].nonzero().flatten())
+        sizes = np.concatenate([(block > 0) @ there for block in blocks])
+        seen = cache(lambda k: torch.from_numpy(counts[k] > 0)[dataset.test_y].nonzero().flatten())
+        return sizes, PerClient(len(counts), seen)
 
+    @cache
     def aligned(k: int) -> Tensor:
         rng, quota = seeds.numpy_rng(seed, "client_test", k), _quotas(counts[k : k + 1], there)[0]
         rows = [rng.permutation(of_class[c])[: quota[c]] for c in np.flatnonzero(quota).tolist()]
         return torch.from_numpy(np.sort(np.concatenate(rows))) if rows else torch.zeros(0, dtype=torch.int64)
 
-    return ClientTestRows(_in_blocks(counts, lambda block: _quotas(block, there).sum(1)), aligned)
+    return np.concatenate([_quotas(block, there).sum(1) for block in blocks]), PerClient(len(counts), aligned)
 
 
-def _by_client(parts: Partition, at: np.ndarray) -> ClientTestRows:
+def _by_client(parts: Partition, at: np.ndarray) -> tuple[np.ndarray, PerClient[Any]]:
     """Client k has part at[k]."""
-    return ClientTestRows(parts.sizes[at], lambda k: torch.from_numpy(parts[at[k]]))
-
-
-def _in_blocks(counts: np.ndarray, sizes: Callable[[np.ndarray], np.ndarray]) -> np.ndarray:
-    """(N,) sizes of counts (N, classes), for a block of clients at a time: what it takes on the way stays small."""
-    return np.concatenate([sizes(counts[first : first + BLOCK]) for first in range(0, len(counts), BLOCK)])
+    return parts.sizes[at], PerClient(len(at), lambda k: torch.from_numpy(parts[at[k]]))
 
 
 def _quotas(counts: np.ndarray, there: np.ndarray) -> np.ndarray:

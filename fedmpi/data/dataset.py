@@ -63,8 +63,11 @@ class Dataset:
             ("test_x", self.test_x, "test_y", self.test_y),
         ):
             for said, part in each(x, name):
-                _check_rows(said, part, y_name, y)
-                _check_values(said, part, single=said == name)
+                if len(part) != len(y):
+                    has = f"{said} has {len(part)} rows, {y_name} the shape {tuple(y.shape)}"
+                    raise UserError(f"data set: {has}; both need one row a sample")
+                if not isinstance(part, Pictures):  # those are of bytes, all of which are numbers
+                    _check_values(said, part, single=said == name)
             _check_targets(y_name, y, self.classes)
         if (sample_shape(self.train_x), self.train_x.dtype) != (sample_shape(self.test_x), self.test_x.dtype):
             raise UserError(
@@ -137,16 +140,7 @@ def _look(x: Samples) -> str:
     )
 
 
-def _check_rows(x_name: str, x: Tensor, y_name: str, y: Tensor) -> None:
-    if len(x) != len(y):
-        raise UserError(
-            f"data set: {x_name} has {len(x)} rows, {y_name} the shape {tuple(y.shape)}; both need one row a sample"
-        )
-
-
 def _check_values(name: str, x: Tensor, single: bool) -> None:
-    if isinstance(x, Pictures):  # of bytes, all of which are numbers
-        return
     if x.dtype not in (torch.float32, torch.int64) and (single or x.dtype != torch.bool):
         whole = not (x.is_floating_point() or x.dtype == torch.bool)
         how = f"{name}.long() for symbols, {name}.float() for numbers" if whole else f"{name}.float()"

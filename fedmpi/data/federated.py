@@ -65,14 +65,6 @@ class Federated:
     target_scales: Mapping[str, TargetScale] = field(default_factory=dict)  # by site, "" for all, if standardised
     own_preparation: Mapping[int, Preparation] = field(default_factory=dict)  # of the silos that this rank opens
 
-    def __post_init__(self) -> None:
-        if self.parts is not None and not isinstance(self.parts, Partition):  # one array per client
-            object.__setattr__(self, "parts", Partition.from_parts(self.parts))
-
-    def shared_counts(self) -> np.ndarray | None:
-        """label_counts, where all ranks know all of it."""
-        return self.label_counts if self.counts_shared else None
-
     def two_targets(self) -> Tensor:
         """(2, ...) targets as the data have them: zeros; the first two classes."""
         y = torch.zeros(2, *self.target_shape, dtype=self.target_dtype)
@@ -141,14 +133,16 @@ def split(
     if cut is feature_noise:
         dataset = replace(dataset, train_x=noisy(dataset.train_x, parts, seed, **made.keywords))
 
-    _warn_of_absent_classes(dataset)
-    _warn_of_parted_groups(dataset, parts, scheme)
+    if dataset.labelled:
+        _warn_of_absent_classes(dataset)
+    if dataset.group is not None:
+        _warn_of_parted_groups(dataset.group, parts, scheme)
     counts = label_counts(dataset.train_y, dataset.classes, parts)
     at = keys[parts.order[parts.offsets[:-1]]] if cut in (site, domain) else None  # the site of each client
     dealt = client_test == "shards" and cut is shards and not made.keywords.get("sorted")
     names = _label_matrix(labels, clients, seed, **made.keywords) if dealt else None
-    tests = client_tests(dataset, counts, client_test, at, seed, names)
-    global_x = dataset.test_x if dataset.global_x is None else dataset.global_x
+    test_sizes, test_rows = client_tests(dataset, counts, client_test, at, seed, names)
+    global_x, group = dataset.test_x if dataset.global_x is None else dataset.global_x, dataset.group
     return Federated(
         classes=dataset.classes,
         input_shape=dataset.input_shape,
@@ -157,34 +151,24 @@ def split(
         target_dtype=dataset.train_y.dtype,
         clients=clients,
         train_sizes=parts.sizes,
-        test_sizes=tests.sizes,
+        test_sizes=test_sizes,
         label_counts=counts,
         train=Shards(dataset.train_x, dataset.train_y, parts),
-        test=Shards(dataset.test_x, dataset.test_y, tests),
+        test=Shards(dataset.test_x, dataset.test_y, test_rows),
         global_test=Shard(global_x, dataset.test_y, torch.arange(len(global_x))),
         parts=parts,
         site_names=tuple(dataset.site_names[k] for k in at) if at is not None and dataset.site_names else (),
-        test_by_site=_test_by_site(dataset),
+        test_by_site={} if dataset.test_site is None else _test_by_site(dataset, dataset.test_site),
         preparation=dataset.prepared_by,
-        group=_groups(dataset, parts),
+        group={} if group is None else PerClient(clients, lambda k: group[torch.from_numpy(parts[k])]),
     )
 
 
-def _groups(dataset: Dataset, parts: Partition) -> Mapping[int, Tensor]:
-    """The groups of each client's training rows, if the data set has groups."""
-    if dataset.group is None:
-        return {}
-    group = dataset.group
-    return PerClient(len(parts), lambda k: group[torch.from_numpy(parts[k])])
-
-
-def _test_by_site(dataset: Dataset) -> dict[str, Shard]:
+def _test_by_site(dataset: Dataset, test_site: Tensor) -> dict[str, Shard]:
     """The test rows of each site that has some, by its name or number."""
-    if dataset.test_site is None:
-        return {}
-    present = torch.unique(dataset.test_site[dataset.test_site >= 0]).tolist()
+    present = torch.unique(test_site[test_site >= 0]).tolist()
     names = dataset.site_names or tuple(map(str, range(max(present, default=-1) + 1)))
-    rows = {names[k]: torch.nonzero(dataset.test_site == k).flatten() for k in present}
+    rows = {names[k]: torch.nonzero(test_site == k).flatten() for k in present}
     return {name: Shard(dataset.test_x, dataset.test_y, index) for name, index in rows.items()}
 
 
@@ -229,8 +213,8 @@ def label_counts(y: Tensor, classes: int, parts: Partition) -> np.ndarray:
 
 def _warn_of_absent_classes(dataset: Dataset) -> None:
     """A gap in the labels, or an empty class folder, makes an output that nothing is learned for."""
-    absent = np.flatnonzero(count_labels(dataset.train_y, dataset.classes) == 0)
-    if len(absent) and dataset.labelled:
+    absent = np.flatnonzero(np.bincount(dataset.train_y.numpy(), minlength=dataset.classes) == 0)
+    if len(absent):
         names = dataset.preparation.class_names if dataset.preparation is not None else ()
         named = [names[k] if names else str(k) for k in absent[:5].tolist()]
         shown = ", ".join(named) + (", ..." if len(absent) > 5 else "")
@@ -243,11 +227,9 @@ def _warn_of_absent_classes(dataset: Dataset) -> None:
         )
 
 
-def _warn_of_parted_groups(dataset: Dataset, parts: Partition, scheme: str) -> None:
+def _warn_of_parted_groups(groups: Tensor, parts: Partition, scheme: str) -> None:
     """Who says which rows are one patient's may take it that a patient is one client's."""
-    if dataset.group is None:
-        return
-    group = dataset.group.numpy()[parts.order]
+    group = groups.numpy()[parts.order]
     pairs = np.unique(np.stack([group, parts.owner]), axis=1)
     many = int((np.unique(pairs[0], return_counts=True)[1] > 1).sum())
     if many:

@@ -12,7 +12,7 @@ from torch import Tensor
 from fedmpi.data.augment.colour import Normalise
 from fedmpi.data.augment.look import Look
 from fedmpi.data.layout import laid_out, stored_channels_last
-from fedmpi.data.streaming.stream import Stream, chained
+from fedmpi.data.streaming import Stream, chained
 
 FLOATS = 1 << 28  # bytes: test pictures that take no more as floats are kept as such
 CHUNK = 1024  # pictures

@@ -24,7 +24,7 @@ from fedmpi.common.inputs import Inputs, Shape, Type, from_text, look, sample_sh
 from fedmpi.common.text import other_spelling
 
 KINDS = {
-    "arrays": "fedmpi.data.sources.npz:ArrayPreparation",
+    "arrays": "fedmpi.data.sources.arrays:ArrayPreparation",
     "images": "fedmpi.data.sources.pictures.preparation:ImagePreparation",
     "ready": "fedmpi.data.preparation:ReadyInputs",
     "saved_dataset": "fedmpi.data.sources.tables.saved_dataset:SavedPreparation",

@@ -67,8 +67,8 @@ def check_slots(
 
 def _remedy(hook: str) -> str:
     if hook == "aggregate":
-        return "; return s.state for state that stays as it was"
-    return "; return k.state for state that stays as it was" if hook == "train, upload" else ""
+        return "; return server.state for state that stays as it was"
+    return "; return client.state for state that stays as it was" if hook == "train, upload" else ""
 
 
 def check_hook_returns(

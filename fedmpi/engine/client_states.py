@@ -14,12 +14,12 @@ from fedmpi.comm import Communicator
 from fedmpi.comm.base import Message
 from fedmpi.common.errors import UserError
 from fedmpi.engine import scheduler
-from fedmpi.engine.faults.losses import START, Losses
+from fedmpi.engine.faults.lost_ranks import START, LostRanks
 from fedmpi.engine.local.context import ClientContext
 from fedmpi.engine.worker import Worker
 
 
-class Shelf(Protocol):
+class StateStore(Protocol):
     """Where state rows lie beyond a rank's memory, by client and by the round that made them."""
 
     def put(self, client: int, t: int, row: Tensor) -> None: ...
@@ -46,7 +46,7 @@ class Owners(dict[int, int]):
 
 
 @dataclass
-class Moved:
+class MoveLog:
     """What a round has moved so far, as long as a loss may cut it."""
 
     moves: list[tuple[int, int, int]] = field(default_factory=list)  # client, from which rank, to which
@@ -77,7 +77,7 @@ class ClientStates:
         n = None if worker.messages.client_state.size else 0
         self.w0, self.b0 = worker.model.w[:n].clone(), worker.model.b[:n].clone()
         self.trained: dict[int, int] = {}
-        self.shelf: Shelf | None = None
+        self.shelf: StateStore | None = None
         self.room, self.shelved_to = 0, -1
         self.saved, self.written_to = -1, -1  # shelved_to one save ago, and two: so far all ranks' files are there
         self.gone: set[int] = set()  # clients whose site is lost
@@ -86,7 +86,7 @@ class ClientStates:
         self.keeps_moves = False  # whether moves may have to be, as a rank may fail
         self._before: dict[int, tuple[Tensor, int]] = {}  # client -> its row before `_trained_in`, and who made that
         self._trained_in = -1  # the round of these
-        self.moved = Moved()
+        self.moved = MoveLog()
         self.came: set[int] = set()  # clients whose rows other ranks have sent, and may still be writing themselves
         self.orphans: dict[int, int] = {}  # client -> the dead rank that had its state
         # (client, round) -> the rank that holds that state, and there a copy: in a run that is given its losses
@@ -108,7 +108,7 @@ class ClientStates:
         """Round t begins: the rows of those who took part in the one before are what that made, and what has moved
         stays where it is."""
         self.trained |= dict.fromkeys(took_part, self.round)
-        self.moved, self.orphans, self.round = Moved(), {}, t
+        self.moved, self.orphans, self.round = MoveLog(), {}, t
 
     def news(self) -> dict[int, Tensor]:
         """CPU copies of this rank's rows that are not on the shelf yet; from now on they count as if they were."""
@@ -134,7 +134,7 @@ class ClientStates:
         rank, device, size = self.comm.rank, self.comm.device, self.messages.client_state.size
         moves = [(client, self.owner[client], to) for client, to in where.items() if self.owner[client] != to]
         self.owner |= where
-        self.moved = Moved(moves, done=not size)
+        self.moved = MoveLog(moves, done=not size)
         if not size:
             return
         # A client that never trained has nothing yet; its old rank says so by sending the initial row all the same.
@@ -157,7 +157,7 @@ class ClientStates:
                 self.rows[k] = row
                 self._label(k, made_by)
             self._before.clear()
-        moved, self.moved = self.moved, Moved()
+        moved, self.moved = self.moved, MoveLog()
         if stay:
             return
         for k, source, to in moved.moves:
@@ -229,23 +229,23 @@ class ClientStates:
             if self.shelf is not None:
                 self.shelf.put(k, self.trained[k], row.cpu())
 
-    def replay_failures(self, t: int, losses: Losses, *, evaluated: bool) -> None:
+    def replay_failures(self, t: int, lost_ranks: LostRanks, *, evaluated: bool) -> None:
         """Bring the states to where recorded rank failures of round t have left them (faults.replay).
 
         Args:
             t: the round that begins.
-            losses: all recorded rank failures.
+            lost_ranks: all recorded rank failures.
             evaluated: whether round t - 1 has been evaluated. Before that only those failures count that came before
                 its evaluation in the recorded run.
         """
-        known = losses if evaluated else losses.before(t)
+        known = lost_ranks if evaluated else lost_ranks.before(t)
         self.gone = known.gone(t)
         if not self.messages.client_state.size:
             return
-        for client, r in sorted(losses.needed() - self.held.keys()):
+        for client, r in sorted(lost_ranks.needed() - self.held.keys()):
             if self.trained.get(client) == r:
                 self.hold(client, r)
-        before = losses.before(t).reverted(t) if evaluated else {}
+        before = lost_ranks.before(t).reverted(t) if evaluated else {}
         self.revert_to_held({k: r for k, r in known.reverted(t).items() if before.get(k) != r})
 
     def put(self, client: int, row: Tensor) -> None:
@@ -274,7 +274,7 @@ class ClientStates:
         self.rows[client] = row
         return row
 
-    def _make_room(self, shelf: Shelf) -> None:
+    def _make_room(self, shelf: StateStore) -> None:
         """Let go of the rows used longest ago; what only memory holds goes to the shelf first."""
         gone = list[int]()
         for client in islice(self.rows, len(self.rows) - max(self.room, 1)):

@@ -26,7 +26,7 @@ from fedmpi.comm import Communicator, Lost
 from fedmpi.engine.checks import check_figures
 from fedmpi.engine.client_states import ClientStates
 from fedmpi.engine.faults.policy import FailurePolicy
-from fedmpi.engine.faults.uploads import Guard
+from fedmpi.engine.faults.uploads import UpdateFilter
 from fedmpi.engine.local.context import ClientContext
 from fedmpi.engine.messages import FAILED, STOP
 from fedmpi.engine.packed import together
@@ -68,8 +68,8 @@ class Federation:
         if comm.rank == 0:
             storage, view = self.transport.model_storage(), ServerView(data, optimizer.lr, plan.rounds, plan.seed)
             made = (messages, storage, (model.w, model.b), optimizer, view, rule, self.transport.held)
-            guard, undoes = Guard(plan.max_norm, plan.drop, plan.clip), tolerant and bool(plan.probes)
-            self.server = FederationServer(*made, plan.best, plan.updates, guard, undoes)
+            update_filter, undoes = UpdateFilter(plan.max_norm, plan.drop, plan.clip), tolerant and bool(plan.probes)
+            self.server = FederationServer(*made, plan.best, plan.updates, update_filter, undoes)
             if comm.rank not in training_ranks and self.server.w.device == model.w.device:
                 model.move_into(self.server.w)  # which it evaluates; no client will be loaded into it
         self.reporter = Reporter(plan, self.states, self.transport, self.server, sink)
@@ -160,7 +160,7 @@ class Federation:
         self.timeline.lap("evaluate")
         if command is TRAIN:
             if self.plan.replay:
-                self.states.replay_failures(t, self.scheduler.losses, evaluated=True)
+                self.states.replay_failures(t, self.scheduler.lost_ranks, evaluated=True)
             if self.scheduler.measure is not None:
                 self.scheduler.consider_rebalancing(t + 1, evaluated_s)
 
@@ -218,7 +218,7 @@ class Federation:
             timings = [0.0 if flag else s for s, flag in zip(seconds, flags, strict=True)]
             self.scheduler.record_timings(t, cohort, placement, timings)
         upload = self.worker.messages.upload(t)
-        refused = server.guard.refused(t, cohort, received, upload.w.take(server.w), failed)
+        refused = server.update_filter.refused(t, cohort, received, upload.w.take(server.w), failed)
         server.refused = [each["client"] for each in refused]
         good, said, figures = [k for k in cohort if k not in server.refused], {"train_loss": float("nan")}, {}
         if good:
@@ -226,7 +226,7 @@ class Federation:
                 received.only([cohort.index(k) for k in good])
             updates = received.uploads(good, *self.scheduler.weights(good))
             lr = self.plan.learning_rate(t)
-            figures = server.step(t, lr, updates, upload, received, server.guard.norms)
+            figures = server.step(t, lr, updates, upload, received, server.update_filter.norms)
             said = {**received.train_loss(updates.p), **server.updates}
         busy = Counter[int]()  # rank -> seconds in which it has trained
         for k, s in zip(cohort, seconds, strict=True):
@@ -238,7 +238,7 @@ class Federation:
             "cohort": list(cohort),
             "refused": refused,
             **({"lost": absent} if absent else {}),
-            **({"clipped": server.guard.clipped} if self.plan.clip else {}),
+            **({"clipped": server.update_filter.clipped} if self.plan.clip else {}),
             **self.transport.versions.count(t, cohort),
             "wall_s": time.perf_counter() - self.control.opened_at,
             "train_s": max(busy.values(), default=0.0),
@@ -254,9 +254,9 @@ class Federation:
     # ---- checkpoints ----
     def memory(self) -> dict[str, Any]:
         """What rank 0 needs, beside the server's tensors, to go on after the round of the latest metrics."""
-        guard = self.server.guard.memory() if self.server else None
+        update_filter = self.server.update_filter.memory() if self.server else None
         reporter, best = self.reporter, self.plan.best and self.plan.best.figure
-        memory = {"line": reporter.line, "guard": guard, "pace": self.scheduler.memory()}
+        memory = {"line": reporter.line, "guard": update_filter, "pace": self.scheduler.memory()}
         return {**memory, "watch": reporter.watch.memory(), "best": best}
 
     def go_on(self, t: int, memory: Mapping[str, Any] | None, server: Mapping[str, Tensor] | None) -> None:
@@ -268,7 +268,7 @@ class Federation:
         self.states.trained, self.states.shelved_to = self.scheduler.last_rounds(t), t
         if self.server is not None and memory and server:
             self.reporter.line = memory["line"]
-            self.server.guard.recall(memory["guard"])
+            self.server.update_filter.recall(memory["guard"])
             self.scheduler.recall(memory.get("pace"))  # which earlier versions did not keep
             self.server.restore(server)
             self.reporter.watch.recall(memory["watch"])

@@ -70,4 +70,4 @@ class Sink:
         """There is a new best model."""
 
     def loss(self, row: dict[str, Any]) -> None:
-        """Ranks were lost (engine/faults/losses.py)."""
+        """Ranks were lost (engine/faults/lost_ranks.py)."""

@@ -13,7 +13,7 @@ from fedmpi.common import seeds
 from fedmpi.common.errors import RankWarning
 from fedmpi.engine.client_states import ClientStates
 from fedmpi.engine.evaluate import Evaluator
-from fedmpi.engine.faults.divergence import Watch
+from fedmpi.engine.faults.divergence import DivergenceMonitor
 from fedmpi.engine.messages import Messages
 from fedmpi.engine.plan import SERVERS, Plan, Sink
 from fedmpi.engine.server import FederationServer
@@ -41,7 +41,7 @@ class Reporter:
         looked = [p for p in plan.protocol if not p.startswith("ft(") and (whole or p == "personal")]
         names = [f"{p}_loss" if p != "global" else "loss" for p in looked] if worker.data.test_sizes.any() else []
         classes = worker.data.classes if getattr(worker.task, "classification", False) else None
-        self.watch = Watch(classes, next(iter(names), None), plan.stop_apart)
+        self.watch = DivergenceMonitor(classes, next(iter(names), None), plan.stop_apart)
         self.line: dict[str, Any] | None = None  # rank 0's: the metrics of the latest round, None where it was aborted
         self.saved: dict[str, Any] = {}  # rank 0's memory after the latest round that counts
         self.reported_in = -1  # the round in whose beginning the one before was reported

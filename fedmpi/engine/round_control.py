@@ -88,10 +88,10 @@ class RoundControl:
         if command is RoundCommand.ABORTED and self.states.undoes:
             undone, self.states.trained = self.scheduler.cohort(t - 1), self.scheduler.last_rounds(t - 2)
         self.states.settle(undone)
-        if self.scheduler.losses.rows:
-            self.states.gone = self.scheduler.losses.gone(t)
+        if self.scheduler.lost_ranks.rows:
+            self.states.gone = self.scheduler.lost_ranks.gone(t)
         if self.plan.replay:
-            self.states.replay_failures(t, self.scheduler.losses, evaluated=False)
+            self.states.replay_failures(t, self.scheduler.lost_ranks, evaluated=False)
         return command
 
     def begin_round(self, t: int) -> None:

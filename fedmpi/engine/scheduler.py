@@ -18,7 +18,7 @@ from torch import Tensor
 from fedmpi.comm import Communicator
 from fedmpi.common import seeds
 from fedmpi.data.federated import Federated
-from fedmpi.engine.faults.losses import START, Losses
+from fedmpi.engine.faults.lost_ranks import START, LostRanks
 from fedmpi.engine.pace import FEW, GAIN, LEAST_S, SAME, Measure, Pace, Row
 from fedmpi.engine.plan import SERVERS, Plan
 
@@ -29,7 +29,7 @@ class ClientScheduler:
     def __init__(self, plan: Plan, data: Federated, comm: Communicator, ranks: Sequence[int]) -> None:
         """ranks: those that train clients."""
         self.plan, self.data, self.comm, self.ranks = plan, data, comm, ranks
-        self.losses = Losses()
+        self.lost_ranks = LostRanks()
         self.pace = self.announced = Pace()  # the costs by which clients are assigned; those that all ranks know
         self.given: list[Row] = []  # the assignment of another run, to be repeated: rows of its placement.jsonl
         # Rank 0's: what it has measured, the costs that it plans for, and the round of their last change.
@@ -45,13 +45,13 @@ class ClientScheduler:
     def cohort(self, t: int) -> list[int]:
         """Return the clients that take part in round t, ascending."""
         drawn = self.sample(t)
-        return self.losses.present(t, drawn) if self.losses.rows else drawn
+        return self.lost_ranks.present(t, drawn) if self.lost_ranks.rows else drawn
 
     def last_rounds(self, t: int) -> dict[int, int]:
         """Return client -> the round, of 0..t, in which the state was made that it has at the start of round t + 1."""
         found: dict[int, int] = {}
         for earlier in range(t + 2):
-            back = self.losses.reverted(earlier)
+            back = self.lost_ranks.reverted(earlier)
             found = {k: r for k, r in (found | back).items() if r != START} if back else found
             if earlier <= t:
                 found |= dict.fromkeys(self.cohort(earlier), earlier)
@@ -92,7 +92,7 @@ class ClientScheduler:
             costs = [self.pace.cost(k, float(self.data.train_sizes[k])) for k in moved]
             ranks = [rank for rank in self.ranks if rank in alive]
             where |= balanced(moved, costs, ranks, self.pace.of_ranks(ranks))
-        return {k: where[k] for k in self.cohort(t)} if self.losses.rows else where
+        return {k: where[k] for k in self.cohort(t)} if self.lost_ranks.rows else where
 
     def _began(self) -> list[int]:
         """Return the training ranks that were alive when the round began; a pace of 0 marks one lost before."""
@@ -109,7 +109,7 @@ class ClientScheduler:
         self, t: int, members: Sequence[int], where: Mapping[int, int], seconds: Sequence[float]
     ) -> None:
         """Record what the clients of round t took, in seconds, as their uploads say."""
-        if self.measure is not None and not self.losses.of(t):
+        if self.measure is not None and not self.lost_ranks.of(t):
             sizes = [float(self.data.train_sizes[k]) for k in members]
             self.measure.saw(t, members, where, list(zip(sizes, seconds, strict=True)))
 

@@ -28,7 +28,7 @@ from fedmpi.engine.checks import (
     check_slots,
     check_tensor,
 )
-from fedmpi.engine.faults.uploads import NOT_FINITE, REMEDY, Guard
+from fedmpi.engine.faults.uploads import NOT_FINITE, REMEDY, UpdateFilter
 from fedmpi.engine.messages import Messages, Upload
 from fedmpi.engine.readonly import ReadOnlyCheck
 from fedmpi.engine.travel.gathering import Received
@@ -57,7 +57,7 @@ class ServerView(Server):
     def label_counts(self) -> Tensor:  # type: ignore[override]
         if not self.counts_shared:
             raise UserError(
-                "s.label_counts: the sites do not tell how many samples they have of each class "
+                "server.label_counts: the sites do not tell how many samples they have of each class "
                 "(data.share_label_counts is false); a method that asks for it declares needs = {LABEL_COUNTS}"
             )
         return self.counts
@@ -83,14 +83,14 @@ class FederationServer:
         held: Tensor | None = None,
         choice: Choice | None = None,
         records: str | bool = False,
-        guard: Guard | None = None,
+        update_filter: UpdateFilter | None = None,
         keeps_undo: bool = False,
     ) -> None:
         """storage: where w and b live; initial: what they start as; rule: in place of the method's direction.
 
         held: what the other ranks have of the model, where that is not the same; choice: of a best model; records: how
-        much of the updates (record.updates); guard: decides which uploads count; keeps_undo: whether a step may have to
-        be undone.
+        much of the updates (record.updates); update_filter: decides which uploads count; keeps_undo: whether a step may
+        have to be undone.
         """
         self.messages, self.method = messages, messages.method
         self.optimizer, self.view, self.rule = optimizer, view, rule
@@ -102,10 +102,13 @@ class FederationServer:
         views = messages.server_state.views(self.state_row)
         self.state = State({name: getattr(views, name) for name in views})
         view.state, view.w, self.held = self.state, self.w, held
-        self._inputs = {"s.w": self.w, "s.state": self.state_row, "s.label_counts": view.counts}  # hooks only read them
+        self._inputs = {"server.w": self.w, "server.state": self.state_row, "server.label_counts": view.counts}
         self.best = Best(choice, self.w, self.b) if choice else None
         self.records, self.updates = records, dict[str, Any]()  # of the last step (aggregation/update_stats.py)
-        self.guard, self.refused = guard or Guard(), list[int]()  # refused: clients, in the last step
+        self.update_filter, self.refused = (
+            update_filter or UpdateFilter(),
+            list[int](),
+        )  # refused: clients, in the last step
         self.keeps_undo = keeps_undo
         self._before_step: tuple[int, dict[str, Tensor]] | None = (
             None  # the round of the last step, and what it changed
@@ -159,7 +162,7 @@ class FederationServer:
         view, where = self.view, f"round {t}"
         view.round, view.train_lr, view.noted = t, train_lr, {}
         view.segments, view.shared = upload.columns.segments, upload.w.take(self.w)
-        inputs = ReadOnlyCheck({**self._inputs, **came.tensors(), "up.p": up.p, "up.n": up.n})
+        inputs = ReadOnlyCheck({**self._inputs, **came.tensors(), "updates.p": up.p, "updates.n": up.n})
         size, ruled = (upload.columns.size,), None
         own = self.rule is not None or overrides(self.method, "aggregate")  # which may draw from global generators
         chance = seeds.scoped(view.seed, "aggregate", t) if own else nullcontext()

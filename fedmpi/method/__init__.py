@@ -9,10 +9,10 @@ What a method cannot say:
 - That something else than w is announced. All of w that travels in any round goes to every rank, and server state that
   `receives` names beside it; `download` adds to that and takes nothing away. Travel(groups=()) in all rounds: no w.
 - Who takes part, and who is in the cohort before uploads are there: `cohort` of the config draws it; `download` and the
-  client's hooks are not told. `aggregate` has up.clients.
-- The buffers that local training starts from: `receive` gives weights alone. k.fit(start=..., buffers=...) trains
+  client's hooks are not told. `aggregate` has updates.clients.
+- The buffers that local training starts from: `receive` gives weights alone. client.fit(start=..., buffers=...) trains
   another model beside the live one.
-- How float buffers are aggregated: by up.p, whatever `aggregate` does.
+- How float buffers are aggregated: by updates.p, whatever `aggregate` does.
 - State whose shape changes, or that is no tensor: a slot has one shape for the whole run.
 """
 

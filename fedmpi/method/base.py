@@ -39,18 +39,19 @@ class Method:
     """FedAvg, and the base of every method. Its public functions are the hooks, its annotations the declarations."""
 
     paper: ClassVar[str] = ""  # where the method was published; nothing reads it
-    # Kept with the client, wherever it trains; `receive`, `train` and `upload` return it, k.state has it.
+    # Kept with the client, wherever it trains; `receive`, `train` and `upload` return it, client.state has it.
     client_state: ClassVar[Slots] = Slots()
-    server_state: ClassVar[Slots] = Slots()  # kept by rank 0; `aggregate` returns it, s.state has it
-    # Names of server_state that travel with the weights, the same for all: k.down.NAME.
+    server_state: ClassVar[Slots] = Slots()  # kept by rank 0; `aggregate` returns it, server.state has it
+    # Names of server_state that travel with the weights, the same for all: client.down.NAME.
     receives: ClassVar[tuple[str, ...]] = ()
-    # A download of its own for each client, which the hook `download` fills: k.down.NAME. Clients that are evaluated
-    # are sent it where the method has `weights`, `predict` or `tune` of its own; else k.down.NAME is zero there.
+    # A download of its own for each client, which the hook `download` fills: client.down.NAME. Clients that are
+    # evaluated are sent it where the method has `weights`, `predict` or `tune` of its own; else client.down.NAME is
+    # zero there.
     per_client_download: ClassVar[Slots] = Slots()
-    # What an upload holds: up.NAME in `aggregate`. The engine forms dw = w - w0 where it is declared.
+    # What an upload holds: updates.NAME in `aggregate`. The engine forms dw = w - w0 where it is declared.
     sends: ClassVar[Slots] = Slots(dw=SHARED)
-    # Large slots that `aggregate` reads through up.mean alone, and with which weights; None: it reads rows. It goes
-    # with the `aggregate` beside it: one that a class writes without it reads rows.
+    # Large slots that `aggregate` reads through updates.mean alone, and with which weights; None: it reads rows. It
+    # goes with the `aggregate` beside it: one that a class writes without it reads rows.
     means: ClassVar[Mapping[str, tuple[str, ...]] | None] = {"dw": ("p",)}  # weights: "p", "uniform"
     scratch: ClassVar[Slots] = Slots()  # what hooks of one client and round may write to: sums over its batches
     trains: ClassVar[tuple[str, ...]] = (EVERYTHING,)  # layout groups that local training changes; "*": all
@@ -109,84 +110,85 @@ class Method:
         return Travel()
 
     # ---- client ----
-    def loss(self, k: Client, x: Tensor, y: Tensor) -> Tensor:
+    def loss(self, client: Client, x: Tensor, y: Tensor) -> Tensor:
         """What a step descends on.   x (B, ...), y (B,) -> ()
 
-        Called for each batch, at the live weights; from `step`, wherever that asks k.grad for a gradient. k.w has a
-        gradient here, too. A term of the weights alone belongs into `regularizer`, which is no part of the recorded
-        loss, and which FedSOL can perturb along.
+        Called for each batch, at the live weights; from `step`, wherever that asks client.grad for a gradient. client.w
+        has a gradient here, too. A term of the weights alone belongs into `regularizer`, which is no part of the
+        recorded loss, and which FedSOL can perturb along.
         """
-        return k.task_loss(k.logits(x), x, y)
+        return client.task_loss(client.logits(x), x, y)
 
-    def regularizer(self, k: Client) -> Tensor | Quadratic | None:
-        """A penalty on the weights k.w, such as mu / 2 ||w - w0||^2; None: there is none.   -> ()
+    def regularizer(self, client: Client) -> Tensor | Quadratic | None:
+        """A penalty on the weights client.w, such as mu / 2 ||w - w0||^2; None: there is none.   -> ()
 
-        Called in each step at the live weights. Its gradient with respect to k.w is added to that of `loss`, or to what
-        `step` returned, before `gradient`: by autograd, or of a `Quadratic`, in one kernel. It is no part of the
+        Called in each step at the live weights. Its gradient with respect to client.w is added to that of `loss`, or to
+        what `step` returned, before `gradient`: by autograd, or of a `Quadratic`, in one kernel. It is no part of the
         recorded loss.
         """
         return None
 
-    def gradient(self, k: Client, g: Tensor) -> Tensor:
+    def gradient(self, client: Client, g: Tensor) -> Tensor:
         """Correction of a batch's flat gradient; may write to g.   (d,) -> (d,)
 
         Called after `loss` (or `step`) and `regularizer` with the sum of their gradients, and before clipping.
         """
         return g
 
-    def step(self, k: Client, x: Tensor, y: Tensor) -> Tensor:
+    def step(self, client: Client, x: Tensor, y: Tensor) -> Tensor:
         """The direction that the optimiser descends along, for rules that need more than one gradient.   -> (d,)
 
         Called in place of `loss`, once a step.
         """
-        return k.grad(x, y)
+        return client.grad(x, y)
 
-    def receive(self, k: Client) -> Tensor | tuple[Tensor, State]:
+    def receive(self, client: Client) -> Tensor | tuple[Tensor, State]:
         """Weights that local training starts from, or these and new client state.   -> (d,), or (d,) and State
 
-        Called when the client receives, with k.w = k.received. It gives weights, not buffers: these start as received.
-        Not called in evaluation.
+        Called when the client receives, with client.w = client.received. It gives weights, not buffers: these start as
+        received. Not called in evaluation.
         """
-        return k.received
+        return client.received
 
-    def train(self, k: Client) -> State:
+    def train(self, client: Client) -> State:
         """The client's round, in phases; returns new client state.
 
-        Called with k.w = k.w0. k.state is what the client's last round returned, k.down what round t told: server state
-        as it was before this round's `aggregate`.
+        Called with client.w = client.w0. client.state is what the client's last round returned, client.down what round
+        t told: server state as it was before this round's `aggregate`.
         """
-        k.fit()
+        client.fit()
         return State()
 
-    def upload(self, k: Client) -> tuple[Row, State]:
+    def upload(self, client: Client) -> tuple[Row, State]:
         """What the client sends besides dw = w - w0 (formed by the engine where declared), and new client state.
 
-        `receive`, `train` and `upload` together return all of client_state, each slot one of them; `k.state` stands for
-        what stays as it was.
+        `receive`, `train` and `upload` together return all of client_state, each slot one of them; `client.state`
+        stands for what stays as it was.
         """
         return Row(), State()
 
-    def weights(self, k: Client) -> Tensor:
+    def weights(self, client: Client) -> Tensor:
         """What is evaluated as this client's model.   -> (d,)
 
-        Called for every client, also those that did not take part, in the evaluation after round t, where k.round is t
-        and k.received, k.down and k.state are those AFTER round t. k.w0 is k.received; k.w and k.b are of whoever was
-        there before, k.scratch is zero, k.steps 0. The protocols personal, personal_on_global and ft(e) ask for it.
+        Called for every client, also those that did not take part, in the evaluation after round t, where client.round
+        is t and client.received, client.down and client.state are those AFTER round t. client.w0 is client.received;
+        client.w and client.b are of whoever was there before, client.scratch is zero, client.steps 0. The protocols
+        personal, personal_on_global and ft(e) ask for it.
         """
-        return k.received
+        return client.received
 
-    def buffers(self, k: Client) -> Tensor:
+    def buffers(self, client: Client) -> Tensor:
         """The batch statistics that are evaluated with them; called after `weights`, and sees the same.   -> (b,)"""
-        return k.b0
+        return client.b0
 
-    def tune(self, k: Client, epochs: int) -> None:
+    def tune(self, client: Client, epochs: int) -> None:
         """Fine-tuning before evaluation, ft(epochs), from the weights evaluated; nothing of it is kept.
 
-        Called after the last round, at what `weights` and `buffers` gave; k.w0 is k.received, not that.
+        Called after the last round, at what `weights` and `buffers` gave; client.w0 is client.received, not that.
         """
-        k.fit(epochs, plain=True)
+        client.fit(epochs, plain=True)
 
-    def predict(self, k: Client) -> Callable[[Tensor], Tensor] | None:
+    def predict(self, client: Client) -> Callable[[Tensor], Tensor] | None:
         """x (B, ...) -> (B, c), the client's outputs where they are more than its model's own (kNN-Per's neighbours).
 
         Called at the weights evaluated, after `tune` where there is one; what it gives is called batch after batch, in
@@ -195,25 +197,26 @@ class Method:
         return None
 
     # ---- server ----
-    def download(self, s: Server, client: int) -> Row:
+    def download(self, server: Server, client: int) -> Row:
         """Values of `per_client_download` for one client.
 
         Called on rank 0: before round t for each client of the cohort, in ascending order, and in the evaluation after
-        round t for every client. s.round is t both times; s.w and s.state are those before round t, and after it. It is
-        told nothing of the cohort; s.shared, s.segments, s.train_lr and s.figures are for `aggregate` alone.
+        round t for every client. server.round is t both times; server.w and server.state are those before round t, and
+        after it. It is told nothing of the cohort; server.shared, server.segments, server.train_lr and server.figures
+        are for `aggregate` alone.
         """
         return Row()
 
-    def aggregate(self, s: Server, up: Uploads) -> tuple[Tensor, State]:
-        """The server's step,  w <- server_optim(w, direction),  and all of server_state (s.state: as it was).
+    def aggregate(self, server: Server, updates: Uploads) -> tuple[Tensor, State]:
+        """The server's step,  w <- server_optim(w, direction),  and all of server_state (server.state: as it was).
 
-        Called on rank 0 once a round, when the uploads are there; not in a round of which no upload counts. s.w and
-        s.state are those before the step. Float buffers are averaged beside it, by up.p.
+        Called on rank 0 once a round, when the uploads are there; not in a round of which no upload counts. server.w
+        and server.state are those before the step. Float buffers are averaged beside it, by updates.p.
 
         Returns:
-            (s,) direction, as wide as up.dw; new server state.
+            (s,) direction, as wide as updates.dw; new server state.
         """
-        return up.mean("dw"), s.state
+        return updates.mean("dw"), server.state
 
 
 HOOKS = tuple(name for name, value in vars(Method).items() if inspect.isfunction(value) and not name.startswith("_"))

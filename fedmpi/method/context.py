@@ -48,7 +48,7 @@ class Client(Protocol):
     epochs: int
     epoch: int  # pass of the running `fit`, from 0
     last_epoch: bool  # whether the step at hand is one of the last ones of `fit`, as many as make a pass
-    steps: int  # K, optimiser steps made by `fit` on k.w
+    steps: int  # K, optimiser steps made by `fit` on client.w
     # sum of the weights with which a constant gradient enters w: K without momentum (FedNova's a_k); nan where steps
     # are not such sums. Declare needs = {SGD_STEPS}
     a: float
@@ -58,10 +58,10 @@ class Client(Protocol):
     b0: Tensor  # (b,) float buffers received
     w0: Tensor  # (d,) weights at the start of local training: `received`, or what the hook `receive` made of it
     at_w0: bool  # whether w is still w0: no step has been made. Known without asking the device
-    state: State  # client_state, k.state.NAME: read it, and return what is new
-    down: Views  # k.down.NAME: what came down, of `receives` and of per_client_download
-    # k.scratch.NAME: accumulators of this client and round, zero at its start and not kept. The one thing that hooks
-    # may write to, in place: k.scratch.NAME.add_(...)
+    state: State  # client_state, client.state.NAME: read it, and return what is new
+    down: Views  # client.down.NAME: what came down, of `receives` and of per_client_download
+    # client.scratch.NAME: accumulators of this client and round, zero at its start and not kept. The one thing that
+    # hooks may write to, in place: client.scratch.NAME.add_(...)
     scratch: Views
 
     def logits(self, x: Tensor) -> Tensor:
@@ -119,8 +119,10 @@ class Client(Protocol):
             x, y: (B, ...) samples, (B,) targets.
             at: (d,) weights; default the live ones.
             loss: (k, x, y) -> (); default the method's.
-            regularizer: (k) -> (), whose gradient is added, where k.w is `at`; default none, also not the method's.
-            buffers: (b,) float buffers of `at`, such as k.scratch's, which the pass writes to; default the live ones.
+            regularizer: (client) -> (), whose gradient is added, where client.w is `at`; default none, also not the
+            method's.
+            buffers: (b,) float buffers of `at`, such as client.scratch's, which the pass writes to; default the live
+            ones.
 
         Returns:
             (d,) gradient. Of a step's passes the first moves the live batch-norm statistics, the others leave them
@@ -132,10 +134,10 @@ class Client(Protocol):
 
         Args:
             regularizer: k -> (), or None where there is no term.
-            at: (d,) weights that k.w is meanwhile; default the live ones.
+            at: (d,) weights that client.w is meanwhile; default the live ones.
 
         Returns:
-            (d,) gradient with respect to k.w.
+            (d,) gradient with respect to client.w.
         """
 
     def hessian_vector(self, x: Tensor, y: Tensor, v: Tensor) -> Tensor:
@@ -201,8 +203,8 @@ class Client(Protocol):
             epochs: passes, of a part of one the first batches; default train.epochs, or as many as make train.steps.
             groups: layout groups to train; default the method's `trains`.
             lr: default eta_t.
-            start: (d,) weights of another model to train from there; k.w, its buffers, counters and recorded loss stay
-                what they were. The optimiser is fresh.
+            start: (d,) weights of another model to train from there; client.w, its buffers, counters and recorded loss
+                stay what they were. The optimiser is fresh.
             buffers: (b,) float buffers of that model; default the live ones.
             loss: in place of the hooks `loss` and `step`.
             regularizer: in place of the hook of that name.
@@ -218,7 +220,7 @@ Span = tuple[int, int]
 
 
 class Uploads:
-    """The cohort's gathered rows, ascending client id.   up.dw -> (m, s), one attribute a declared slot."""
+    """The cohort's gathered rows, ascending client id.   updates.dw -> (m, s), one attribute a declared slot."""
 
     clients: tuple[int, ...]  # ids of those whose uploads count, ascending
     n: Tensor  # (m,) float64 training samples
@@ -286,10 +288,10 @@ class Server(Protocol):
     # (s,) those of its entries that travel in this round, column for column with dw. For `aggregate`; in `download` of
     # an earlier round, or empty, as after the run went on from a checkpoint
     shared: Tensor
-    # this round's tensors as columns of dw: .name, .group, .start, .stop, .shape, segment.view(up.dw[i]). For
+    # this round's tensors as columns of dw: .name, .group, .start, .stop, .shape, segment.view(updates.dw[i]). For
     # `aggregate`, likewise
     segments: Sequence[Segment]
-    state: State  # server_state, s.state.NAME: read it, and return what is new
+    state: State  # server_state, server.state.NAME: read it, and return what is new
 
     def figures(self, **values: float | Tensor) -> None:
         """Numbers of the method's own for this round's line of metrics.jsonl and the console: figures(step=1.5).

@@ -28,7 +28,7 @@ from fedmpi.flat.packing import Packing
 from fedmpi.method.context import Uploads
 from fedmpi.method.values import State
 
-# Names that `up.name` and `k.state.name` have for other things.
+# Names that `updates.name` and `client.state.name` have for other things.
 RESERVED = {name for name in (*dir(Uploads), *Uploads.__annotations__, *dir(State)) if not name.startswith("_")}
 
 
@@ -75,7 +75,8 @@ INITIAL_BUFFERS = Slot(("b",), initial=True)  # starts as the initial float buff
 
 
 class Slots(dict[str, Slot]):
-    """Slots(name=SLOT, ...): names and shapes, in order. TypeError for a name that `up.name` has for something else.
+    """Slots(name=SLOT, ...): names and shapes, in order. TypeError for a name that `updates.name` has for something
+    else.
 
     Such names are refused in every declaration, be it sent or not.
     """

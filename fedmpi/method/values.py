@@ -13,9 +13,9 @@ class Row(dict[str, Tensor]):
 
 
 class State(dict[str, Tensor]):
-    """Values of declared state: k.state.c_i, s.state.c to read; State(c_i=...) with all of it to return.
+    """Values of declared state: client.state.c_i, server.state.c to read; State(c_i=...) with all of it to return.
 
-    What stays as it was is returned as it was: `k.state`, `s.state`, or State(**k.state, more=...).
+    What stays as it was is returned as it was: `client.state`, `server.state`, or State(**client.state, more=...).
     """
 
     def __getattr__(self, name: str) -> Tensor:
@@ -60,7 +60,7 @@ class Fitted:
 
     def __getattr__(self, name: str) -> Tensor:
         if name != "loss":
-            raise AttributeError(f"k.fit() gives w, b and loss, not {name!r}")
+            raise AttributeError(f"client.fit() gives w, b and loss, not {name!r}")
         self.loss = self._mean()
         return self.loss
 

@@ -22,8 +22,8 @@ def retention(f: Tensor, teacher: Tensor, tau: float) -> Tensor:
 
     Near w0 the gradient is what rounding leaves of it, some 1e-8 long. A rule that asks for its direction alone
     (FedSOL, GradProj) would take that noise for one. "The same" is up to rounding: kernels may round differently with
-    autograd. For w = w0 itself there is `k.at_w0`: with dropout or batch normalisation logits cannot tell, because the
-    student trains and the teacher does not.
+    autograd. For w = w0 itself there is `client.at_w0`: with dropout or batch normalisation logits cannot tell, because
+    the student trains and the teacher does not.
     """
     loss = distillation(f, teacher, tau)
     return torch.where(differ(f.detach(), teacher), loss, torch.zeros_like(loss))

@@ -51,32 +51,36 @@ class APFL(Method):
     needs = frozenset({PLAIN_SGD})
     neutral = {"alpha": 0.0, "adapt": "never"}
 
-    def step(self, k: Client, x: Tensor, y: Tensor) -> Tensor:
-        v, alpha = k.scratch.v, k.scratch.alpha
-        if not k.steps:
-            v.copy_(k.state.v)
-            k.scratch.v_b.copy_(k.state.v_b)
-            alpha.copy_(k.state.alpha)
-        g = k.grad(x, y)  # (2)
+    def step(self, client: Client, x: Tensor, y: Tensor) -> Tensor:
+        v, alpha = client.scratch.v, client.scratch.alpha
+        if not client.steps:
+            v.copy_(client.state.v)
+            client.scratch.v_b.copy_(client.state.v_b)
+            alpha.copy_(client.state.alpha)
+        g = client.grad(x, y)  # (2)
         if self.adapt == "never" and not self.alpha:
             return g
-        at_u = k.grad(x, y, at=alpha * v + (1 - alpha) * k.w, buffers=k.scratch.v_b)
-        slope = (v - k.w) @ at_u
-        v.sub_(k.lr * alpha * at_u)  # (3)
-        if self.adapt == "step" or (self.adapt == "round" and not k.steps):
-            alpha.sub_(k.lr * slope).clamp_(0, 1)  # (4)
+        at_u = client.grad(x, y, at=alpha * v + (1 - alpha) * client.w, buffers=client.scratch.v_b)
+        slope = (v - client.w) @ at_u
+        v.sub_(client.lr * alpha * at_u)  # (3)
+        if self.adapt == "step" or (self.adapt == "round" and not client.steps):
+            alpha.sub_(client.lr * slope).clamp_(0, 1)  # (4)
         return g
 
-    def upload(self, k: Client) -> tuple[Row, State]:
-        state = State(v=k.scratch.v, v_b=k.scratch.v_b, alpha=k.scratch.alpha) if k.steps else k.state
+    def upload(self, client: Client) -> tuple[Row, State]:
+        state = (
+            State(v=client.scratch.v, v_b=client.scratch.v_b, alpha=client.scratch.alpha)
+            if client.steps
+            else client.state
+        )
         return Row(alpha=state.alpha), state
 
-    def weights(self, k: Client) -> Tensor:
-        return k.state.alpha * k.state.v + (1 - k.state.alpha) * k.received  # (1)
+    def weights(self, client: Client) -> Tensor:
+        return client.state.alpha * client.state.v + (1 - client.state.alpha) * client.received  # (1)
 
-    def buffers(self, k: Client) -> Tensor:
-        return k.state.alpha * k.state.v_b + (1 - k.state.alpha) * k.b0
+    def buffers(self, client: Client) -> Tensor:
+        return client.state.alpha * client.state.v_b + (1 - client.state.alpha) * client.b0
 
-    def aggregate(self, s: Server, up: Uploads) -> tuple[Tensor, State]:
-        s.figures(alpha=up.alpha.mean())
-        return up.mean("dw"), State()
+    def aggregate(self, server: Server, updates: Uploads) -> tuple[Tensor, State]:
+        server.figures(alpha=updates.alpha.mean())
+        return updates.mean("dw"), State()

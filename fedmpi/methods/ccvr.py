@@ -67,36 +67,38 @@ class CCVR(Method):
             raise UserError(f"it trains a head that is one linear layer; this model's is {type(head).__name__}")
         return module
 
-    def train(self, k: Client) -> State:
-        if k.round < k.rounds - 1:
-            k.fit()
+    def train(self, client: Client) -> State:
+        if client.round < client.rounds - 1:
+            client.fit()
         return State()
 
-    def upload(self, k: Client) -> tuple[Row, State]:
-        if k.round < k.rounds - 1:
+    def upload(self, client: Client) -> tuple[Row, State]:
+        if client.round < client.rounds - 1:
             return Row(), State()
-        z, y = (torch.cat(parts) for parts in zip(*((z, y) for z, _, y in k.passes()), strict=True))
-        each = map(statistics, z[y.argsort(stable=True)].split(k.label_counts.tolist()))  # class by class
+        z, y = (torch.cat(parts) for parts in zip(*((z, y) for z, _, y in client.passes()), strict=True))
+        each = map(statistics, z[y.argsort(stable=True)].split(client.label_counts.tolist()))  # class by class
         means, covariances = (torch.stack(parts) for parts in zip(*each, strict=True))
-        return Row(counts=k.label_counts, means=means, covariances=covariances), State()
+        return Row(counts=client.label_counts, means=means, covariances=covariances), State()
 
-    def aggregate(self, s: Server, up: Uploads) -> tuple[Tensor, State]:
-        if s.round < s.rounds - 1:
-            return up.mean("dw"), State()
-        g, drawn = s.generator("virtual features"), []
-        for c in range(s.classes):
-            N, mu, sigma = pooled(up.counts[:, c], up.means[:, c], up.covariances[:, c])
+    def aggregate(self, server: Server, updates: Uploads) -> tuple[Tensor, State]:
+        if server.round < server.rounds - 1:
+            return updates.mean("dw"), State()
+        g, drawn = server.generator("virtual features"), []
+        for c in range(server.classes):
+            N, mu, sigma = pooled(updates.counts[:, c], updates.means[:, c], updates.covariances[:, c])
             if N > 1 and self.samples:
                 drawn.append((draws(mu, sigma, self.samples, g), torch.full((self.samples,), c)))
         if not drawn:
-            return torch.zeros_like(s.shared), State()
+            return torch.zeros_like(server.shared), State()
         z, y = (torch.cat(parts) for parts in zip(*drawn, strict=True))
-        return self.calibrated(s, z.to(s.shared), y.to(s.shared.device), g) - s.shared, State()
+        return self.calibrated(server, z.to(server.shared), y.to(server.shared.device), g) - server.shared, State()
 
-    def calibrated(self, s: Server, z: Tensor, y: Tensor, g: torch.Generator) -> Tensor:
+    def calibrated(self, server: Server, z: Tensor, y: Tensor, g: torch.Generator) -> Tensor:
         """The head of (3), (h,), trained on features z (n, z) of classes y (n,) from the global one."""
-        out = s.shared.clone()
-        head = [segment.view(out).requires_grad_() for segment in s.segments]  # weight (c, z), and bias (c,) if any
+        out = server.shared.clone()
+        head = [
+            segment.view(out).requires_grad_() for segment in server.segments
+        ]  # weight (c, z), and bias (c,) if any
         sgd = torch.optim.SGD(head, self.lr, self.momentum)
         for _ in range(self.epochs):
             for rows in torch.randperm(len(y), generator=g).to(y.device).split(self.batch_size):

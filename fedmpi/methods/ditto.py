@@ -23,16 +23,16 @@ class Ditto(Method):
     client_state = Slots(v=INITIAL, v_b=INITIAL_BUFFERS)
     neutral = {}  # its global model is FedAvg's for every lam
 
-    def train(self, k: Client) -> State:
-        k.fit()
-        own = k.fit(start=k.state.v, buffers=k.state.v_b, regularizer=self.pull)
+    def train(self, client: Client) -> State:
+        client.fit()
+        own = client.fit(start=client.state.v, buffers=client.state.v_b, regularizer=self.pull)
         return State(v=own.w, v_b=own.b)
 
-    def pull(self, k: Client) -> Quadratic:
-        return Quadratic(self.lam, k.w0)  # of (2)
+    def pull(self, client: Client) -> Quadratic:
+        return Quadratic(self.lam, client.w0)  # of (2)
 
-    def weights(self, k: Client) -> Tensor:
-        return k.state.v
+    def weights(self, client: Client) -> Tensor:
+        return client.state.v
 
-    def buffers(self, k: Client) -> Tensor:
-        return k.state.v_b
+    def buffers(self, client: Client) -> Tensor:
+        return client.state.v_b

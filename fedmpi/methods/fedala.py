@@ -44,51 +44,53 @@ class FedALA(Method):
     def client_state(self) -> Slots:
         return Slots(last=INITIAL, W=Slot(("h" if self.layers == "head" else "d",), start=1.0), learned=SCALAR)
 
-    def receive(self, k: Client) -> tuple[Tensor, State]:
-        learned, moved = torch.stack([k.state.learned > 0, differ(k.received, k.state.last)]).tolist()
+    def receive(self, client: Client) -> tuple[Tensor, State]:
+        learned, moved = torch.stack([client.state.learned > 0, differ(client.received, client.state.last)]).tolist()
         if not self.rate or not moved:
-            return k.received, State(W=k.state.W, learned=k.state.learned)
-        W = k.state.W.clone()
+            return client.received, State(W=client.state.W, learned=client.state.learned)
+        W = client.state.W.clone()
         losses: list[Tensor] = []
         while len(losses) < (1 if learned else MOST):
-            losses.append(self.learn(k, W))
+            losses.append(self.learn(client, W))
             # Whether to go on is asked of the device where it may end, and nowhere else.
             if len(losses) >= FEWEST and pstdev(torch.stack(losses[-WINDOW:]).tolist()) < self.threshold:
                 break
-        return self.mixed(k, W), State(W=W, learned=k.state.learned.new_ones(()))
+        return self.mixed(client, W), State(W=W, learned=client.state.learned.new_ones(()))
 
-    def learn(self, k: Client, W: Tensor) -> Tensor:
+    def learn(self, client: Client, W: Tensor) -> Tensor:
         """One pass of (2) over this round's share of the rows, W in place; returns the last batch's loss."""
-        seen = [k.w.new_zeros(())]
-        left, size = max(int(self.share * k.n + 1e-9), min(2, k.n)), k.batch_size or k.n
+        seen = [client.w.new_zeros(())]
+        left, size = max(int(self.share * client.n + 1e-9), min(2, client.n)), client.batch_size or client.n
         if left > 1 and left % size == 1:
             left -= 1
 
-        def loss(k: Client, x: Tensor, y: Tensor) -> Tensor:
-            value = self.loss(k, x, y)
+        def loss(client: Client, x: Tensor, y: Tensor) -> Tensor:
+            value = self.loss(client, x, y)
             seen.append(value.detach())
             return value
 
-        for x, y in k.batches(generator=k.generator("share", k.round)):
-            g = k.grad(x[:left], y[:left], at=self.mixed(k, W), loss=loss)
-            move = k.received - k.state.last
-            W.sub_(self.part(k, g) * self.part(k, move), alpha=self.rate).clamp_(0, 1)  # (2)
+        for x, y in client.batches(generator=client.generator("share", client.round)):
+            g = client.grad(x[:left], y[:left], at=self.mixed(client, W), loss=loss)
+            move = client.received - client.state.last
+            W.sub_(self.part(client, g) * self.part(client, move), alpha=self.rate).clamp_(0, 1)  # (2)
             left -= len(y)
             if left <= 0:
                 break
         return seen[-1]
 
-    def part(self, k: Client, flat: Tensor) -> Tensor:
+    def part(self, client: Client, flat: Tensor) -> Tensor:
         """The entries of a (d,) vector where W is learned."""
-        return k.take(HEAD, flat) if self.layers == "head" else flat
+        return client.take(HEAD, flat) if self.layers == "head" else flat
 
-    def mixed(self, k: Client, W: Tensor) -> Tensor:
+    def mixed(self, client: Client, W: Tensor) -> Tensor:
         """u of (1), (d,)."""
-        here = self.part(k, k.state.last) + W * self.part(k, k.received - k.state.last)
-        return k.lift(HEAD, here, into=k.received) if self.layers == "head" else here
+        here = self.part(client, client.state.last) + W * self.part(client, client.received - client.state.last)
+        return client.lift(HEAD, here, into=client.received) if self.layers == "head" else here
 
-    def upload(self, k: Client) -> tuple[Row, State]:
-        return Row(dw=k.w - k.received), State(last=k.w)  # averaged are the trained models, wherever they started
+    def upload(self, client: Client) -> tuple[Row, State]:
+        return Row(dw=client.w - client.received), State(
+            last=client.w
+        )  # averaged are the trained models, wherever they started
 
-    def weights(self, k: Client) -> Tensor:
-        return self.mixed(k, k.state.W) if self.rate else k.received
+    def weights(self, client: Client) -> Tensor:
+        return self.mixed(client, client.state.W) if self.rate else client.received

@@ -27,13 +27,13 @@ class FedASAM(Method):
     needs = frozenset({SGD_STEPS})
     neutral = {"rho": 0.0}
 
-    def step(self, k: Client, x: Tensor, y: Tensor) -> Tensor:
-        g = k.grad(x, y)
-        return k.grad(x, y, at=k.w + self.perturbation(k, g)) if self.rho else g  # (3)
+    def step(self, client: Client, x: Tensor, y: Tensor) -> Tensor:
+        g = client.grad(x, y)
+        return client.grad(x, y, at=client.w + self.perturbation(client, g)) if self.rho else g  # (3)
 
-    def perturbation(self, k: Client, g: Tensor) -> Tensor:
+    def perturbation(self, client: Client, g: Tensor) -> Tensor:
         T = torch.ones_like(g)
-        for s in k.segments():
+        for s in client.segments():
             if self.scaled == "all" or "weight" in s.name:
-                s.view(T).copy_(s.view(k.w).abs() + self.eta)  # (2)
+                s.view(T).copy_(s.view(client.w).abs() + self.eta)  # (2)
         return T**2 * g * (self.rho / ((T * g).norm() + 1e-12))  # (1)

@@ -91,24 +91,28 @@ class FedAtom(Method):
     def prepare(self, module: nn.Module, classes: int) -> nn.Module:
         return decompose(module, self.atoms, self.init)  # type: ignore[arg-type]
 
-    def receive(self, k: Client) -> Tensor | tuple[Tensor, State]:
+    def receive(self, client: Client) -> Tensor | tuple[Tensor, State]:
         if self.alpha_fast != "keep":
-            return self.inner.receive(k)
-        slow = max(k.round - 1, 0) // self.period * self.period  # the last one before this round
-        keeps = k.state.trained > slow + 1  # rounds are counted from 1 here
-        return k.lift(COEF, torch.where(keeps, k.state.alpha, k.take(COEF, k.received)), into=k.received)
+            return self.inner.receive(client)
+        slow = max(client.round - 1, 0) // self.period * self.period  # the last one before this round
+        keeps = client.state.trained > slow + 1  # rounds are counted from 1 here
+        return client.lift(
+            COEF, torch.where(keeps, client.state.alpha, client.take(COEF, client.received)), into=client.received
+        )
 
-    def train(self, k: Client) -> State:
-        if self.alpha_fast == "freeze" and k.round % self.period:
-            k.fit(groups=sorted({s.group for s in k.segments()} - {COEF}))
+    def train(self, client: Client) -> State:
+        if self.alpha_fast == "freeze" and client.round % self.period:
+            client.fit(groups=sorted({s.group for s in client.segments()} - {COEF}))
             return State()
-        return self.inner.train(k)  # (1)
+        return self.inner.train(client)  # (1)
 
-    def upload(self, k: Client) -> tuple[Row, State]:
+    def upload(self, client: Client) -> tuple[Row, State]:
         if self.alpha_fast != "keep":
-            return self.inner.upload(k)
-        row = Row() if k.round % self.period else Row(dw=k.w - k.received)  # from the server's alpha, not from the own
-        return row, State(alpha=k.take(COEF, k.w), trained=k.w.new_full((), k.round + 1))
+            return self.inner.upload(client)
+        row = (
+            Row() if client.round % self.period else Row(dw=client.w - client.received)
+        )  # from the server's alpha, not from the own
+        return row, State(alpha=client.take(COEF, client.w), trained=client.w.new_full((), client.round + 1))
 
 
 @final
@@ -149,18 +153,18 @@ class FedAtomPersonal(Method):
         head = Slots(own_body=Slot((BODY,)), own_head=Slot((HEAD,))) if HEAD in self.own else Slots()
         return Slots(**self.fedatom.client_state, **own, **head)
 
-    def train(self, k: Client) -> State:
-        state = self.fedatom.train(k)
-        own = k.fit(start=self.weights(k), groups=self.own, plain=True)  # (4)
-        parts = {f"own_{group}": k.take(group, own.w) for group in self.own}
-        return State(**state, began=k.w.new_ones(()), own_b=own.b, **parts)
+    def train(self, client: Client) -> State:
+        state = self.fedatom.train(client)
+        own = client.fit(start=self.weights(client), groups=self.own, plain=True)  # (4)
+        parts = {f"own_{group}": client.take(group, own.w) for group in self.own}
+        return State(**state, began=client.w.new_ones(()), own_b=own.b, **parts)
 
-    def weights(self, k: Client) -> Tensor:
-        w = k.received
+    def weights(self, client: Client) -> Tensor:
+        w = client.received
         for group in self.own:
-            own = torch.where(k.state.began > 0, getattr(k.state, f"own_{group}"), k.take(group, w))
-            w = k.lift(group, own, into=w)
+            own = torch.where(client.state.began > 0, getattr(client.state, f"own_{group}"), client.take(group, w))
+            w = client.lift(group, own, into=w)
         return w
 
-    def buffers(self, k: Client) -> Tensor:
-        return torch.where(k.state.began > 0, k.state.own_b, k.b0)
+    def buffers(self, client: Client) -> Tensor:
+        return torch.where(client.state.began > 0, client.state.own_b, client.b0)

@@ -26,5 +26,5 @@ class FedBABU(Method):
     def travels(self, t: int, rounds: int) -> Travel:
         return Travel(but=(HEAD,))  # (1)
 
-    def tune(self, k: Client, epochs: int) -> None:
-        k.fit(epochs, groups=TUNED[self.tuned], plain=True)  # (2)
+    def tune(self, client: Client, epochs: int) -> None:
+        client.fit(epochs, groups=TUNED[self.tuned], plain=True)  # (2)

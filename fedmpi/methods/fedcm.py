@@ -28,15 +28,15 @@ class FedCM(Method):
     sends = Slots(dw=SHARED, a=SCALAR)
     neutral = {"alpha": 1.0}
 
-    def gradient(self, k: Client, g: Tensor) -> Tensor:
-        return g if self.alpha == 1 else g.mul_(self.alpha).add_(k.down.delta, alpha=1 - self.alpha)  # (1)
+    def gradient(self, client: Client, g: Tensor) -> Tensor:
+        return g if self.alpha == 1 else g.mul_(self.alpha).add_(client.down.delta, alpha=1 - self.alpha)  # (1)
 
-    def upload(self, k: Client) -> tuple[Row, State]:
-        return Row(a=k.w.new_full((), k.a)), State()
+    def upload(self, client: Client) -> tuple[Row, State]:
+        return Row(a=client.w.new_full((), client.a)), State()
 
-    def aggregate(self, s: Server, up: Uploads) -> tuple[Tensor, State]:
-        if not s.train_lr:
-            return up.mean("dw"), s.state
+    def aggregate(self, server: Server, updates: Uploads) -> tuple[Tensor, State]:
+        if not server.train_lr:
+            return updates.mean("dw"), server.state
         # A client without steps has dw = 0, whatever it is divided by.
-        delta = up.combine(-up.p / (up.a.double().cpu().clamp(min=1) * s.train_lr))  # (2)
-        return up.mean("dw"), State(delta=delta)  # (3)
+        delta = updates.combine(-updates.p / (updates.a.double().cpu().clamp(min=1) * server.train_lr))  # (2)
+        return updates.mean("dw"), State(delta=delta)  # (3)

@@ -26,11 +26,11 @@ class FedDecorr(Method):
     needs = frozenset({FEATURES})
     neutral = {"beta": 0.0}
 
-    def loss(self, k: Client, x: Tensor, y: Tensor) -> Tensor:
-        z, f = k.forward(x)
+    def loss(self, client: Client, x: Tensor, y: Tensor) -> Tensor:
+        z, f = client.forward(x)
         if not self.beta:
-            return k.task_loss(f, x, y)
-        return k.task_loss(f, x, y) + self.beta * correlations(z, self.scale)
+            return client.task_loss(f, x, y)
+        return client.task_loss(f, x, y) + self.beta * correlations(z, self.scale)
 
 
 def correlations(z: Tensor, scale: str = "code") -> Tensor:

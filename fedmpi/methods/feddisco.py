@@ -28,11 +28,11 @@ class FedDisco(Method):
     needs = frozenset({CLASSES, LABEL_COUNTS})
     neutral = {"a": 0.0, "b": 0.0}
 
-    def aggregate(self, s: Server, up: Uploads) -> tuple[Tensor, State]:
-        d = discrepancy(s.label_counts[list(up.clients)], self.metric)
+    def aggregate(self, server: Server, updates: Uploads) -> tuple[Tensor, State]:
+        d = discrepancy(server.label_counts[list(updates.clients)], self.metric)
         if self.normalise and d.any():
             d = d / d.sum()
-        return up.combine(weights(up.p, d, self.a, self.b)), State()
+        return updates.combine(weights(updates.p, d, self.a, self.b)), State()
 
 
 def discrepancy(counts: Tensor, metric: str = "kl") -> Tensor:

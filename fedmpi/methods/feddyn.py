@@ -51,16 +51,16 @@ class FedDyn(Method):
     def receives(self) -> tuple[str, ...]:
         return ("h",) if self.report == "avg" else ()
 
-    def receive(self, k: Client) -> Tensor:
-        return k.received - k.down.h / self.alpha if self.report == "avg" else k.received
+    def receive(self, client: Client) -> Tensor:
+        return client.received - client.down.h / self.alpha if self.report == "avg" else client.received
 
-    def regularizer(self, k: Client) -> Quadratic:
-        return Quadratic(self.alpha, k.w0, slope=k.state.g_k)  # of (1)
+    def regularizer(self, client: Client) -> Quadratic:
+        return Quadratic(self.alpha, client.w0, slope=client.state.g_k)  # of (1)
 
-    def upload(self, k: Client) -> tuple[Row, State]:
-        return Row(), State(g_k=k.state.g_k - self.alpha * (k.w - k.w0))  # (2)
+    def upload(self, client: Client) -> tuple[Row, State]:
+        return Row(), State(g_k=client.state.g_k - self.alpha * (client.w - client.w0))  # (2)
 
-    def aggregate(self, s: Server, up: Uploads) -> tuple[Tensor, State]:
-        h = s.state.h - self.alpha * len(up) / s.clients * up.mean("dw", up.uniform)  # (3)
-        off = s.state.h if self.report == "avg" else h  # from m, the h that led to the w of this round comes off
-        return up.mean("dw") - off / self.alpha, State(h=h)  # (4)
+    def aggregate(self, server: Server, updates: Uploads) -> tuple[Tensor, State]:
+        h = server.state.h - self.alpha * len(updates) / server.clients * updates.mean("dw", updates.uniform)  # (3)
+        off = server.state.h if self.report == "avg" else h  # from m, the h that led to the w of this round comes off
+        return updates.mean("dw") - off / self.alpha, State(h=h)  # (4)

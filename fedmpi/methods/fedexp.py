@@ -37,14 +37,14 @@ class FedExP(Method):
     def receives(self) -> tuple[str, ...]:
         return tuple(self.server_state)
 
-    def receive(self, k: Client) -> Tensor:
-        return k.received + k.down.ahead if self.report == "average" else k.received
+    def receive(self, client: Client) -> Tensor:
+        return client.received + client.down.ahead if self.report == "average" else client.received
 
-    def aggregate(self, s: Server, up: Uploads) -> tuple[Tensor, State]:
-        K, p = up.gram("dw"), up.p
+    def aggregate(self, server: Server, updates: Uploads) -> tuple[Tensor, State]:
+        K, p = updates.gram("dw"), updates.p
         eta_g = (p @ K.diagonal() / (2 * (p @ K @ p + self.eps))).clamp(min=1)  # (1)
-        s.figures(server_step=eta_g)
-        step = up.combine(eta_g * p)  # (2)
-        if self.report == "last" or s.round == 0:
-            return step, s.state
-        return s.state.ahead + step / 2, State(ahead=step / 2)  # (3)
+        server.figures(server_step=eta_g)
+        step = updates.combine(eta_g * p)  # (2)
+        if self.report == "last" or server.round == 0:
+            return step, server.state
+        return server.state.ahead + step / 2, State(ahead=step / 2)  # (3)

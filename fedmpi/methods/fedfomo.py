@@ -55,34 +55,39 @@ class FedFomo(Method):
     def travels(self, t: int, rounds: int) -> Travel:
         return Travel(groups=())
 
-    def download(self, s: Server, client: int) -> Row:
-        gains = s.state.P[client].tolist()
-        others = sorted((n for n in range(s.clients) if n != client), key=lambda n: -gains[n])
-        chosen, g = [-1] * self.models, s.generator("pick", s.round, client)
+    def download(self, server: Server, client: int) -> Row:
+        gains = server.state.P[client].tolist()
+        others = sorted((n for n in range(server.clients) if n != client), key=lambda n: -gains[n])
+        chosen, g = [-1] * self.models, server.generator("pick", server.round, client)
         for i in range(min(self.models, len(others))):  # (3)
-            by_chance = torch.rand((), generator=g) < self.explore - self.decay * s.round
+            by_chance = torch.rand((), generator=g) < self.explore - self.decay * server.round
             chosen[i] = others.pop(int(torch.randint(len(others), (), generator=g)) if by_chance else 0)
-        return Row(thetas=s.state.last[chosen], who=torch.tensor(chosen))  # -1: there are not so many
+        return Row(thetas=server.state.last[chosen], who=torch.tensor(chosen))  # -1: there are not so many
 
-    def receive(self, k: Client) -> Tensor:
-        b, others = k.received if self.base == "trained" else k.state.base, min(self.models, k.clients - 1)
-        thetas = torch.cat([k.received[None], k.down.thetas[:others]])
+    def receive(self, client: Client) -> Tensor:
+        b, others = (
+            client.received if self.base == "trained" else client.state.base,
+            min(self.models, client.clients - 1),
+        )
+        thetas = torch.cat([client.received[None], client.down.thetas[:others]])
         moves = thetas - b
-        u = usefulness(k.mean_loss(b), torch.stack([k.mean_loss(theta) for theta in thetas]), moves)
+        u = usefulness(client.mean_loss(b), torch.stack([client.mean_loss(theta) for theta in thetas]), moves)
         known = ~u.isnan().any()  # else there are no validation rows
-        k.scratch.u[:others] = torch.where(known, u[1:], 0.0)
+        client.scratch.u[:others] = torch.where(known, u[1:], 0.0)
         share = u.clamp(min=0) / u.clamp(min=0).sum().clamp(min=1e-300)
-        return torch.where(known, b + share.to(b.dtype) @ moves, k.received)  # (2)
+        return torch.where(known, b + share.to(b.dtype) @ moves, client.received)  # (2)
 
-    def upload(self, k: Client) -> tuple[Row, State]:
-        return Row(theta=k.w, who=k.down.who, u=k.scratch.u), State(base=k.w0)
+    def upload(self, client: Client) -> tuple[Row, State]:
+        return Row(theta=client.w, who=client.down.who, u=client.scratch.u), State(base=client.w0)
 
-    def aggregate(self, s: Server, up: Uploads) -> tuple[Tensor, State]:
-        last, P = s.state.last.clone(), s.state.P.clone()
-        for i, client in enumerate(up.clients):
-            last[client] = up.theta[i]
-            P[client].index_add_(0, up.who[i].long().clamp(min=0), up.u[i])  # (3); u is 0 where there is no model
-        return s.w[:0], State(last=last, P=P)
+    def aggregate(self, server: Server, updates: Uploads) -> tuple[Tensor, State]:
+        last, P = server.state.last.clone(), server.state.P.clone()
+        for i, client in enumerate(updates.clients):
+            last[client] = updates.theta[i]
+            P[client].index_add_(
+                0, updates.who[i].long().clamp(min=0), updates.u[i]
+            )  # (3); u is 0 where there is no model
+        return server.w[:0], State(last=last, P=P)
 
 
 def usefulness(at_base: Tensor, losses: Tensor, moves: Tensor) -> Tensor:

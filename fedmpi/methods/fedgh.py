@@ -32,16 +32,16 @@ class FedGH(Method):
     def server_state(self) -> Slots:
         return Slots(history=SHARED) if self.variant == "hierarchical" else Slots()
 
-    def aggregate(self, s: Server, up: Uploads) -> tuple[Tensor, State]:
+    def aggregate(self, server: Server, updates: Uploads) -> tuple[Tensor, State]:
         if self.variant == "pairwise":
-            return rules.harmonize(up, s), State()  # (1), (2)
-        if s.round == 0:
-            direction = up.mean("dw", up.uniform)
+            return rules.harmonize(updates, server), State()  # (1), (2)
+        if server.round == 0:
+            direction = updates.mean("dw", updates.uniform)
             return direction, State(history=direction)  # (4)
         parts = []
-        for segment in s.segments:
+        for segment in server.segments:
             span = segment.start, segment.stop
-            along = up.products(s.state.history[slice(*span)], "dw", span)
-            parts.append(up.combine(conflicts.hierarchical(up.gram("dw", span), along), "dw", span))  # (3)
+            along = updates.products(server.state.history[slice(*span)], "dw", span)
+            parts.append(updates.combine(conflicts.hierarchical(updates.gram("dw", span), along), "dw", span))  # (3)
         direction = torch.cat(parts)
-        return direction, State(history=KEPT * s.state.history + (1 - KEPT) * direction)  # (4)
+        return direction, State(history=KEPT * server.state.history + (1 - KEPT) * direction)  # (4)

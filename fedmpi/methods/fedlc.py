@@ -29,8 +29,8 @@ class FedLC(Method):
     needs = frozenset({CLASSES, ONE_CLASS})
     neutral = {"tau": 0.0}
 
-    def loss(self, k: Client, x: Tensor, y: Tensor) -> Tensor:
-        f = k.logits(x)
-        return k.task_loss(
-            f - self.tau * k.label_counts.to(f.dtype).clamp(min=ABSENT) ** -0.25 if self.tau else f, x, y
+    def loss(self, client: Client, x: Tensor, y: Tensor) -> Tensor:
+        f = client.logits(x)
+        return client.task_loss(
+            f - self.tau * client.label_counts.to(f.dtype).clamp(min=ABSENT) ** -0.25 if self.tau else f, x, y
         )  # (1)

@@ -57,14 +57,14 @@ class FedLD(Method):
     def needs(self) -> frozenset[str]:
         return frozenset({CLASSES} if self.margin else ())  # without the margin term clients descend the task's loss
 
-    def loss(self, k: Client, x: Tensor, y: Tensor) -> Tensor:
-        f = k.logits(x)
+    def loss(self, client: Client, x: Tensor, y: Tensor) -> Tensor:
+        f = client.logits(x)
         if not self.margin:
-            return k.task_loss(f, x, y)
+            return client.task_loss(f, x, y)
         term = margin(f.softmax(1), "batch") if self.variant == "code" else margin(f)
-        return k.task_loss(f, x, y) + self.margin * term  # (3)
+        return client.task_loss(f, x, y) + self.margin * term  # (3)
 
-    def aggregate(self, s: Server, up: Uploads) -> tuple[Tensor, State]:
-        if not self.principal or (self.variant == "code" and s.round == 0):
-            return up.mean("dw"), State()
-        return rules.principal(up, s, self.keep, **READINGS[self.variant]), State()  # (4), (5)
+    def aggregate(self, server: Server, updates: Uploads) -> tuple[Tensor, State]:
+        if not self.principal or (self.variant == "code" and server.round == 0):
+            return updates.mean("dw"), State()
+        return rules.principal(updates, server, self.keep, **READINGS[self.variant]), State()  # (4), (5)

@@ -50,20 +50,20 @@ class FedNova(Method):
     def receives(self) -> tuple[str, ...]:
         return tuple(self.server_state)
 
-    def gradient(self, k: Client, g: Tensor) -> Tensor:
-        return g.sub_(k.state.d_k).add_(k.down.d) if self.ccvr else g  # (3)
+    def gradient(self, client: Client, g: Tensor) -> Tensor:
+        return g.sub_(client.state.d_k).add_(client.down.d) if self.ccvr else g  # (3)
 
-    def upload(self, k: Client) -> tuple[Row, State]:
-        sent = Row(a=k.w.new_full((), k.a))
-        if not self.ccvr or not k.steps or not k.lr:
-            return sent, k.state
-        return sent, State(d_k=(k.w0 - k.w) / (k.a * k.lr))  # (1)
+    def upload(self, client: Client) -> tuple[Row, State]:
+        sent = Row(a=client.w.new_full((), client.a))
+        if not self.ccvr or not client.steps or not client.lr:
+            return sent, client.state
+        return sent, State(d_k=(client.w0 - client.w) / (client.a * client.lr))  # (1)
 
-    def aggregate(self, s: Server, up: Uploads) -> tuple[Tensor, State]:
-        a = up.a.double().cpu()
+    def aggregate(self, server: Server, updates: Uploads) -> tuple[Tensor, State]:
+        a = updates.a.double().cpu()
         # tau / a_k, written so that equal a give exactly 1 and FedAvg's bits; a client without steps has dw = 0.
-        ratio = 1 + ((a / a.clamp(min=1)[:, None] - 1) @ up.p)
-        direction = up.combine(up.p * ratio)  # (2)
-        if not self.ccvr or not s.train_lr:
-            return direction, s.state
-        return direction, State(d=up.combine(-up.p / (a.clamp(min=1) * s.train_lr)))  # (3)
+        ratio = 1 + ((a / a.clamp(min=1)[:, None] - 1) @ updates.p)
+        direction = updates.combine(updates.p * ratio)  # (2)
+        if not self.ccvr or not server.train_lr:
+            return direction, server.state
+        return direction, State(d=updates.combine(-updates.p / (a.clamp(min=1) * server.train_lr)))  # (3)

@@ -25,13 +25,13 @@ class FedNTD(Method):
     needs = frozenset({CLASSES})
     neutral = {"beta": 0.0}
 
-    def loss(self, k: Client, x: Tensor, y: Tensor) -> Tensor:
-        f = k.logits(x)
+    def loss(self, client: Client, x: Tensor, y: Tensor) -> Tensor:
+        f = client.logits(x)
         if not self.beta:
-            return k.task_loss(f, x, y)
-        _, f0 = k.frozen(x)
+            return client.task_loss(f, x, y)
+        _, f0 = client.frozen(x)
         kept = distillation(not_true(f, y), not_true(f0, y), self.tau)
-        return k.task_loss(f, x, y) + self.beta * self.tau**2 * kept  # (1)
+        return client.task_loss(f, x, y) + self.beta * self.tau**2 * kept  # (1)
 
 
 def not_true(f: Tensor, y: Tensor) -> Tensor:

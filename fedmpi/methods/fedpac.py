@@ -59,42 +59,50 @@ class FedPAC(Method):
     def travels(self, t: int, rounds: int) -> Travel:
         return Travel(but=(HEAD,))
 
-    def download(self, s: Server, client: int) -> Row:
-        return Row(head=s.state.heads[client])
+    def download(self, server: Server, client: int) -> Row:
+        return Row(head=server.state.heads[client])
 
-    def receive(self, k: Client) -> Tensor:
-        return k.lift(HEAD, k.down.head, into=k.received)
+    def receive(self, client: Client) -> Tensor:
+        return client.lift(HEAD, client.down.head, into=client.received)
 
-    def weights(self, k: Client) -> Tensor:
-        return self.receive(k)
+    def weights(self, client: Client) -> Tensor:
+        return self.receive(client)
 
-    def loss(self, k: Client, x: Tensor, y: Tensor) -> Tensor:
-        z, f = k.forward(x)
-        if not self.lam or k.round == 0:
-            return k.task_loss(f, x, y)
-        return k.task_loss(f, x, y) + self.lam * prototype_loss(z, y, k.scratch.targets, k.scratch.known)  # (2)
+    def loss(self, client: Client, x: Tensor, y: Tensor) -> Tensor:
+        z, f = client.forward(x)
+        if not self.lam or client.round == 0:
+            return client.task_loss(f, x, y)
+        return client.task_loss(f, x, y) + self.lam * prototype_loss(
+            z, y, client.scratch.targets, client.scratch.known
+        )  # (2)
 
-    def train(self, k: Client) -> State:
-        sums, counts, squares = class_sums(k.passes(), k.classes)
+    def train(self, client: Client) -> State:
+        sums, counts, squares = class_sums(client.passes(), client.classes)
         mu, held = class_means(sums, counts)
         pi = counts / counts.sum()
-        k.scratch.h.copy_(pi[:, None] * mu)  # (1)
-        k.scratch.V.copy_((pi * squares / counts.clamp(min=1) - pi**2 * mu.square().sum(1)).sum() / k.n)  # (1)
-        k.scratch.targets.copy_(k.down.protos + (1 - k.down.known)[:, None] * mu)
-        k.scratch.known.copy_(k.down.known.maximum(held))
-        k.fit(self.head_epochs, groups=(HEAD,), lr=self.head_lr)
-        k.fit(groups=(BODY, NORM))
+        client.scratch.h.copy_(pi[:, None] * mu)  # (1)
+        client.scratch.V.copy_(
+            (pi * squares / counts.clamp(min=1) - pi**2 * mu.square().sum(1)).sum() / client.n
+        )  # (1)
+        client.scratch.targets.copy_(client.down.protos + (1 - client.down.known)[:, None] * mu)
+        client.scratch.known.copy_(client.down.known.maximum(held))
+        client.fit(self.head_epochs, groups=(HEAD,), lr=self.head_lr)
+        client.fit(groups=(BODY, NORM))
         return State()
 
-    def upload(self, k: Client) -> tuple[Row, State]:
-        sums, counts, _ = class_sums(k.passes(), k.classes)
+    def upload(self, client: Client) -> tuple[Row, State]:
+        sums, counts, _ = class_sums(client.passes(), client.classes)
         protos, _ = class_means(sums, counts)
-        return Row(head=k.take(HEAD, k.w), h=k.scratch.h, V=k.scratch.V, protos=protos, counts=counts), State()
+        return Row(
+            head=client.take(HEAD, client.w), h=client.scratch.h, V=client.scratch.V, protos=protos, counts=counts
+        ), State()
 
-    def aggregate(self, s: Server, up: Uploads) -> tuple[Tensor, State]:
-        protos, seen = class_means((up.counts[:, :, None] * up.protos).sum(0), up.counts.sum(0))  # (3)
-        protos += (1 - seen)[:, None] * s.state.protos  # a class that nobody held keeps its prototype
-        heads = s.state.heads.clone()
-        for i, client in enumerate(up.clients):
-            heads[client] = up.combine(head_mixture(up.h, up.V, i), "head") if self.mix_heads else up.head[i]  # (4)
-        return up.mean("dw"), State(heads=heads, protos=protos, known=seen.maximum(s.state.known))
+    def aggregate(self, server: Server, updates: Uploads) -> tuple[Tensor, State]:
+        protos, seen = class_means((updates.counts[:, :, None] * updates.protos).sum(0), updates.counts.sum(0))  # (3)
+        protos += (1 - seen)[:, None] * server.state.protos  # a class that nobody held keeps its prototype
+        heads = server.state.heads.clone()
+        for i, client in enumerate(updates.clients):
+            heads[client] = (
+                updates.combine(head_mixture(updates.h, updates.V, i), "head") if self.mix_heads else updates.head[i]
+            )  # (4)
+        return updates.mean("dw"), State(heads=heads, protos=protos, known=seen.maximum(server.state.known))

@@ -49,21 +49,23 @@ class FedProto(Method):
     def travels(self, t: int, rounds: int) -> Travel:
         return Travel() if self.share_weights else Travel(groups=())
 
-    def loss(self, k: Client, x: Tensor, y: Tensor) -> Tensor:
-        z, f = k.forward(x)
-        if k.last_epoch:
-            k.scratch.sums.index_add_(0, y, z.detach())
-            k.scratch.counts.index_add_(0, y, z.new_ones(len(y)))
-        loss = k.task_loss(f, x, y)
+    def loss(self, client: Client, x: Tensor, y: Tensor) -> Tensor:
+        z, f = client.forward(x)
+        if client.last_epoch:
+            client.scratch.sums.index_add_(0, y, z.detach())
+            client.scratch.counts.index_add_(0, y, z.new_ones(len(y)))
+        loss = client.task_loss(f, x, y)
         if not self.lam:
             return loss
-        return loss + self.lam * prototype_loss(z, y, k.down.protos, k.down.known)  # (3)
+        return loss + self.lam * prototype_loss(z, y, client.down.protos, client.down.known)  # (3)
 
-    def upload(self, k: Client) -> tuple[Row, State]:
-        protos, held = class_means(k.scratch.sums, k.scratch.counts)  # (1)
+    def upload(self, client: Client) -> tuple[Row, State]:
+        protos, held = class_means(client.scratch.sums, client.scratch.counts)  # (1)
         return Row(protos=protos, held=held), State()
 
-    def aggregate(self, s: Server, up: Uploads) -> tuple[Tensor, State]:
-        protos, seen = class_means(up.protos.sum(0), up.held.sum(0))  # (2): absent classes are zero rows
+    def aggregate(self, server: Server, updates: Uploads) -> tuple[Tensor, State]:
+        protos, seen = class_means(updates.protos.sum(0), updates.held.sum(0))  # (2): absent classes are zero rows
         stay = (1 - seen)[:, None]
-        return up.mean("dw"), State(protos=protos + stay * s.state.protos, known=seen.maximum(s.state.known))
+        return updates.mean("dw"), State(
+            protos=protos + stay * server.state.protos, known=seen.maximum(server.state.known)
+        )

@@ -18,5 +18,5 @@ class FedProx(Method):
     paper = "Li et al., MLSys 2020"
     neutral = {"mu": 0.0}
 
-    def regularizer(self, k: Client) -> Quadratic | None:
-        return Quadratic(self.mu, k.w0) if self.mu else None  # of (2)
+    def regularizer(self, client: Client) -> Quadratic | None:
+        return Quadratic(self.mu, client.w0) if self.mu else None  # of (2)

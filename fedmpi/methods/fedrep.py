@@ -26,7 +26,7 @@ class FedRep(Method):
     def travels(self, t: int, rounds: int) -> Travel:
         return Travel(but=(HEAD,))
 
-    def train(self, k: Client) -> State:
-        k.fit(self.head_epochs, groups=(HEAD,))  # (1)
-        k.fit(self.body_epochs, groups=(BODY, NORM))  # (2)
+    def train(self, client: Client) -> State:
+        client.fit(self.head_epochs, groups=(HEAD,))  # (1)
+        client.fit(self.body_epochs, groups=(BODY, NORM))  # (2)
         return State()

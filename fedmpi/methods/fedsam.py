@@ -23,6 +23,6 @@ class FedSAM(Method):
     needs = frozenset({SGD_STEPS})
     neutral = {"rho": 0.0}
 
-    def step(self, k: Client, x: Tensor, y: Tensor) -> Tensor:
-        g = k.grad(x, y)
-        return k.grad(x, y, at=k.w + perturbation(g, self.rho)) if self.rho else g  # (1), (2)
+    def step(self, client: Client, x: Tensor, y: Tensor) -> Tensor:
+        g = client.grad(x, y)
+        return client.grad(x, y, at=client.w + perturbation(g, self.rho)) if self.rho else g  # (1), (2)

@@ -59,25 +59,27 @@ class FedSOL(Method):
         term = {SGD_STEPS} | (self.prox.needs if self.prox else frozenset({CLASSES}))
         return frozenset(term if self.layers == "all" else term | {FEATURES})
 
-    def step(self, k: Client, x: Tensor, y: Tensor) -> Tensor:
-        if not self.rho or (k.at_w0 and not self.prox):  # at w0 L_p is least: g_p = 0
-            return k.grad(x, y)
+    def step(self, client: Client, x: Tensor, y: Tensor) -> Tensor:
+        if not self.rho or (client.at_w0 and not self.prox):  # at w0 L_p is least: g_p = 0
+            return client.grad(x, y)
         if self.layers == "head" and not self.prox:
-            (_, teacher), (z, _) = k.frozen(x), k.forward(x)
-            g_p = k.head_grad(z.detach(), lambda f: retention(f, teacher, self.tau))  # (5)
-            return k.head_grad(z, lambda f: k.task_loss(f, x, y), at=k.w + self.perturbation(k, g_p))  # (4)
-        g_p = k.regularizer_grad(self.prox.regularizer) if self.prox else self.distil(k, x, y)
-        return k.grad(x, y, at=k.w + self.perturbation(k, g_p))  # (4)
+            (_, teacher), (z, _) = client.frozen(x), client.forward(x)
+            g_p = client.head_grad(z.detach(), lambda f: retention(f, teacher, self.tau))  # (5)
+            return client.head_grad(
+                z, lambda f: client.task_loss(f, x, y), at=client.w + self.perturbation(client, g_p)
+            )  # (4)
+        g_p = client.regularizer_grad(self.prox.regularizer) if self.prox else self.distil(client, x, y)
+        return client.grad(x, y, at=client.w + self.perturbation(client, g_p))  # (4)
 
-    def distil(self, k: Client, x: Tensor, y: Tensor, at: Tensor | None = None) -> Tensor:
-        _, teacher = k.frozen(x)
-        return k.grad(x, y, at=at, loss=lambda k, x, _: retention(k.logits(x), teacher, self.tau))  # (5)
+    def distil(self, client: Client, x: Tensor, y: Tensor, at: Tensor | None = None) -> Tensor:
+        _, teacher = client.frozen(x)
+        return client.grad(x, y, at=at, loss=lambda client, x, _: retention(client.logits(x), teacher, self.tau))  # (5)
 
-    def perturbation(self, k: Client, g_p: Tensor, adaptive: bool = True) -> Tensor:
+    def perturbation(self, client: Client, g_p: Tensor, adaptive: bool = True) -> Tensor:
         """eps of (6), (d,), zero outside the perturbed tensors."""
         g, strength = torch.zeros_like(g_p), torch.zeros_like(g_p)
-        for tensors in self.perturbed(k):
-            moved = [s.view(k.w) - s.view(k.w0) for s in tensors]
+        for tensors in self.perturbed(client):
+            moved = [s.view(client.w) - s.view(client.w0) for s in tensors]
             whole = torch.stack([m.norm() for m in moved]).norm().clamp(min=1e-12)  # of the layer
             for s, m in zip(tensors, moved, strict=True):
                 s.view(g).copy_(s.view(g_p))
@@ -85,7 +87,7 @@ class FedSOL(Method):
                 s.view(strength).copy_(share if self.adaptive and adaptive else torch.ones_like(m))  # (7)
         return perturbation(g, self.rho, strength)  # (6)
 
-    def perturbed(self, k: Client) -> list[list[Segment]]:
+    def perturbed(self, client: Client) -> list[list[Segment]]:
         """The perturbed tensors, layer by layer: those that share all of their name but its last word."""
-        chosen = [s for s in k.segments() if self.layers == "all" or (s.group == HEAD) == (self.layers == "head")]
+        chosen = [s for s in client.segments() if self.layers == "all" or (s.group == HEAD) == (self.layers == "head")]
         return [list(tensors) for _, tensors in groupby(chosen, key=lambda s: s.name.rpartition(".")[0])]

@@ -47,12 +47,12 @@ class FedSR(Method):
             raise UserError("method fedsr needs a model with a last linear layer")
         return Gaussian(module, classes)
 
-    def loss(self, k: Client, x: Tensor, y: Tensor) -> Tensor:
+    def loss(self, client: Client, x: Tensor, y: Tensor) -> Tensor:
         if not self.l2r and not self.cmi:
-            return k.task_loss(k.logits(x), x, y)
-        z, f = k.forward(x)
-        loss = k.task_loss(f, x, y)
+            return client.task_loss(client.logits(x), x, y)
+        z, f = client.forward(x)
+        loss = client.task_loss(f, x, y)
         if self.probabilistic:
-            z, divergences = z.split([z.shape[1] - k.classes, k.classes], 1)
+            z, divergences = z.split([z.shape[1] - client.classes, client.classes], 1)
             loss = loss + self.cmi * divergences.gather(1, y[:, None]).mean()
         return loss + self.l2r * z.norm(dim=1).mean()  # (1)

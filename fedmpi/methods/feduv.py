@@ -30,10 +30,10 @@ class FedUV(Method):
     needs = frozenset({FEATURES, CLASSES})
     neutral = {"mu": 0.0, "lam": 0.0}
 
-    def loss(self, k: Client, x: Tensor, y: Tensor) -> Tensor:
-        z, f = k.forward(x)
-        loss = k.task_loss(f, x, y)
-        lam = k.classes / 4 if self.lam is None else self.lam
+    def loss(self, client: Client, x: Tensor, y: Tensor) -> Tensor:
+        z, f = client.forward(x)
+        loss = client.task_loss(f, x, y)
+        lam = client.classes / 4 if self.lam is None else self.lam
         if self.mu:
             loss = loss + self.mu * uniformity(z, self.detach_sigma)
         return loss + lam * variance(f.softmax(1), self.hinge) if lam else loss  # (1)

@@ -29,14 +29,14 @@ class GradProj(Method):
     def needs(self) -> frozenset[str]:
         return frozenset({CLASSES} if self.distance == "kl" else ())
 
-    def step(self, k: Client, x: Tensor, y: Tensor) -> Tensor:
-        g_l = k.grad(x, y)
-        if k.at_w0:
+    def step(self, client: Client, x: Tensor, y: Tensor) -> Tensor:
+        g_l = client.grad(x, y)
+        if client.at_w0:
             return g_l
         if self.distance == "l2":
-            return without_conflict(g_l, k.w - k.w0)
-        _, teacher = k.frozen(x)
-        g_p = k.grad(x, y, loss=lambda k, x, _: retention(k.logits(x), teacher, self.tau))
+            return without_conflict(g_l, client.w - client.w0)
+        _, teacher = client.frozen(x)
+        g_p = client.grad(x, y, loss=lambda client, x, _: retention(client.logits(x), teacher, self.tau))
         return without_conflict(g_l, g_p)
 
 

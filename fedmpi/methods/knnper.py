@@ -35,16 +35,16 @@ class KNNPer(Method):
     needs = frozenset({FEATURES, CLASSES})
     neutral = {"lam": 0.0}
 
-    def predict(self, k: Client) -> Callable[[Tensor], Tensor] | None:
+    def predict(self, client: Client) -> Callable[[Tensor], Tensor] | None:
         if not self.lam:
             return None
-        z_k, y_k = (torch.cat(parts) for parts in zip(*((z, y) for z, _, y in k.passes()), strict=True))
+        z_k, y_k = (torch.cat(parts) for parts in zip(*((z, y) for z, _, y in client.passes()), strict=True))
         if len(y_k) > self.capacity:
-            chosen = torch.randperm(len(y_k), generator=k.generator("memory"))[: self.capacity].to(y_k.device)
+            chosen = torch.randperm(len(y_k), generator=client.generator("memory"))[: self.capacity].to(y_k.device)
             z_k, y_k = z_k[chosen], y_k[chosen]
 
         def outputs(x: Tensor) -> Tensor:
-            z, f = k.forward(x)
+            z, f = client.forward(x)
             d2 = torch.cdist(z, z_k, compute_mode="donot_use_mm_for_euclid_dist").square()  # (B, n)
             far, width = d2, z.shape[1] * self.scale
             if self.similarity == "paper":

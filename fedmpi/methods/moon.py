@@ -28,17 +28,19 @@ class MOON(Method):
     needs = frozenset({FEATURES})
     neutral = {"mu": 0.0}
 
-    def loss(self, k: Client, x: Tensor, y: Tensor) -> Tensor:
-        z, f = k.forward(x)
-        return k.task_loss(f, x, y) + self.mu * self.contrast(k, x, z) if self.mu else k.task_loss(f, x, y)  # (2)
+    def loss(self, client: Client, x: Tensor, y: Tensor) -> Tensor:
+        z, f = client.forward(x)
+        return (
+            client.task_loss(f, x, y) + self.mu * self.contrast(client, x, z) if self.mu else client.task_loss(f, x, y)
+        )  # (2)
 
-    def contrast(self, k: Client, x: Tensor, z: Tensor) -> Tensor:
-        z0, _ = k.frozen(x)
-        last, _ = k.frozen(x, at=k.state.last, buffers=k.state.last_b)
+    def contrast(self, client: Client, x: Tensor, z: Tensor) -> Tensor:
+        z0, _ = client.frozen(x)
+        last, _ = client.frozen(x, at=client.state.last, buffers=client.state.last_b)
         return contrastive(z, z0, last, self.tau)
 
-    def upload(self, k: Client) -> tuple[Row, State]:
-        return Row(), State(last=k.w, last_b=k.b)
+    def upload(self, client: Client) -> tuple[Row, State]:
+        return Row(), State(last=client.w, last_b=client.b)
 
 
 def contrastive(z: Tensor, near: Tensor, far: Tensor, tau: float) -> Tensor:

@@ -40,23 +40,23 @@ class PerFedAvg(Method):
     def batches_a_step(self) -> int:
         return 1 if not self.alpha else 2 if self.variant == "first_order" else 3
 
-    def step(self, k: Client, x: Tensor, y: Tensor) -> Tensor:
+    def step(self, client: Client, x: Tensor, y: Tensor) -> Tensor:
         if not self.alpha:
-            return k.grad(x, y)
+            return client.grad(x, y)
         n, many = len(y), self.batches_a_step
-        size = k.batch_size or n
+        size = client.batch_size or n
         size = size if n > (many - 1) * size else -(-n // many)  # too few for so many batches: cut up evenly
         cut = [(x[at : at + size], y[at : at + size]) for at in range(0, n, size)]
         b1, b2, b3 = cut[0], cut[1 % len(cut)], cut[-1]  # a single sample is all of them
-        inner = k.w - self.alpha * k.grad(*b1)  # (1)
-        v = k.grad(*b2, at=inner)  # (2)
+        inner = client.w - self.alpha * client.grad(*b1)  # (1)
+        v = client.grad(*b2, at=inner)  # (2)
         if self.variant == "hessian_free":
-            ahead, behind = (k.grad(*b3, at=k.w + sign * self.delta * v) for sign in (1, -1))
+            ahead, behind = (client.grad(*b3, at=client.w + sign * self.delta * v) for sign in (1, -1))
             return v - (ahead - behind) * (self.alpha / (2 * self.delta))  # (3)
-        return v - self.alpha * k.hessian_vector(*b3, v) if self.variant == "exact" else v  # (4)
+        return v - self.alpha * client.hessian_vector(*b3, v) if self.variant == "exact" else v  # (4)
 
-    def tune(self, k: Client, epochs: int) -> None:
+    def tune(self, client: Client, epochs: int) -> None:
         if self.tuning == "meta":
-            k.fit(epochs)
+            client.fit(epochs)
         else:
-            k.fit(epochs, lr=self.alpha, bare=True)
+            client.fit(epochs, lr=self.alpha, bare=True)

@@ -45,20 +45,20 @@ class PFedMe(Method):
     scratch = Slots(theta=FLAT)
     needs = frozenset({PLAIN_SGD})  # (3) is one step of it
 
-    def step(self, k: Client, x: Tensor, y: Tensor) -> Tensor:
-        theta, pull = k.scratch.theta, Quadratic(self.lam, k.w)  # of (1)
-        if self.start == "w" or not k.steps:
-            theta.copy_(k.w)
+    def step(self, client: Client, x: Tensor, y: Tensor) -> Tensor:
+        theta, pull = client.scratch.theta, Quadratic(self.lam, client.w)  # of (1)
+        if self.start == "w" or not client.steps:
+            theta.copy_(client.w)
         for _ in range(self.steps):
-            g = k.grad(x, y, at=theta, regularizer=lambda _: pull).add_(theta, alpha=self.decay)
+            g = client.grad(x, y, at=theta, regularizer=lambda _: pull).add_(theta, alpha=self.decay)
             theta.sub_(g, alpha=self.personal_lr)  # (2)
-        return self.lam * (k.w - theta)  # (3)
+        return self.lam * (client.w - theta)  # (3)
 
-    def upload(self, k: Client) -> tuple[Row, State]:
-        return Row(), State(theta=k.scratch.theta, theta_b=k.b) if k.steps else k.state
+    def upload(self, client: Client) -> tuple[Row, State]:
+        return Row(), State(theta=client.scratch.theta, theta_b=client.b) if client.steps else client.state
 
-    def weights(self, k: Client) -> Tensor:
-        return k.state.theta
+    def weights(self, client: Client) -> Tensor:
+        return client.state.theta
 
-    def buffers(self, k: Client) -> Tensor:
-        return k.state.theta_b
+    def buffers(self, client: Client) -> Tensor:
+        return client.state.theta_b

@@ -5,8 +5,8 @@
     x'   = x + sum_i p_i (y_i - x)                                                     (3)
     c'   = c + (m/N) mean_i (c_i' - c_i)                     N all clients, m cohort   (4)
 `mean_c: weighted` takes p_i in (4), too, as FLamby's program does: with all clients corrections then cancel in (3).
-Symbols: x = k.w0, y = k.w. The paper has plain SGD, where a = K, the steps made; with momentum a is the total weight of
-a constant gradient (else c is over-estimated by about 1/(1 - momentum)). The paper's (3) is uniform, here
+Symbols: x = client.w0, y = client.w. The paper has plain SGD, where a = K, the steps made; with momentum a is the total
+weight of a constant gradient (else c is over-estimated by about 1/(1 - momentum)). The paper's (3) is uniform, here
 cohort.weighting: uniform. Weight decay is part of the steps, and so of (x - y).
 """
 
@@ -48,15 +48,15 @@ class Scaffold(Method):
     def means(self) -> dict[str, tuple[str, ...]]:
         return {"dw": ("p",), "dc": ("uniform" if self.mean_c == "uniform" else "p",)}
 
-    def gradient(self, k: Client, g: Tensor) -> Tensor:
-        return g.sub_(k.state.c_i).add_(k.down.c)  # (1)
+    def gradient(self, client: Client, g: Tensor) -> Tensor:
+        return g.sub_(client.state.c_i).add_(client.down.c)  # (1)
 
-    def upload(self, k: Client) -> tuple[Row, State]:
-        if not k.steps or not k.lr:
-            return Row(dc=k.state.c_i * 0), k.state
-        dc = (k.w0 - k.w) / (k.a * k.lr) - k.down.c  # (2)
-        return Row(dc=dc), State(c_i=k.state.c_i + dc)
+    def upload(self, client: Client) -> tuple[Row, State]:
+        if not client.steps or not client.lr:
+            return Row(dc=client.state.c_i * 0), client.state
+        dc = (client.w0 - client.w) / (client.a * client.lr) - client.down.c  # (2)
+        return Row(dc=dc), State(c_i=client.state.c_i + dc)
 
-    def aggregate(self, s: Server, up: Uploads) -> tuple[Tensor, State]:
-        dc = up.mean("dc", up.uniform if self.mean_c == "uniform" else up.p)
-        return up.mean("dw"), State(c=s.state.c + len(up) / s.clients * dc)  # (3), (4)
+    def aggregate(self, server: Server, updates: Uploads) -> tuple[Tensor, State]:
+        dc = updates.mean("dc", updates.uniform if self.mean_c == "uniform" else updates.p)
+        return updates.mean("dw"), State(c=server.state.c + len(updates) / server.clients * dc)  # (3), (4)

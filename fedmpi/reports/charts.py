@@ -315,7 +315,7 @@ def _grid(chart: Grid, tips: list[list[str]]) -> Axes:
         axes.imshow(colours, aspect="auto", interpolation="nearest", extent=extent)
     if chart.written and cell >= 0.25:
         for (r, c), v in np.ndenumerate(values):
-            said = "" if math.isnan(v) else short(round(v, 3)) if abs(v) < 10 else short(round(v, 1))
+            said = "" if math.isnan(v) else short(round(v, 3 if most < 10 else 1))
             if said and 0.8 * LETTER * len(said) < cell:
                 axes.text(c, r, said, ha="center", va="center", fontsize=9, color=WHITE if abs(v) > 0.6 * most else INK)
     axes.set_xlim(-0.5, len(columns) - 0.5)

@@ -159,8 +159,8 @@ def clients(runs: Runs) -> list[Part | None]:
         if len(runs.groups) == 1:
             same = {part: means(statistics[run.path][part] for run in runs.groups[0].runs) for part in SPREAD}
             lines = {part: {t: mean for t, (mean, _, _) in each.items()} for part, each in same.items()}
-            note = "Over all clients that were evaluated."
-            note += f" Means over {len(runs.all)} runs." if len(runs.all) > 1 else ""
+            many, note = len(runs.groups[0].runs), "Over all clients that were evaluated."
+            note += f" Means over {many} runs." if many > 1 else ""
             parts.append(by_name(slug, f"{title} over clients", metric_title(name), lines, note=note))
         for part, ending, whose in COMPARED if len(runs.groups) > 1 else ():
             label = part if ending == "jain" else metric_title(name)

@@ -44,7 +44,7 @@ def traffic(runs: Runs) -> list[Part | None]:
     both = by_group(runs, "bytes", "bytes", "megabytes, both ways", megabytes, "megabytes", note)
     if len(runs.groups) == 1:
         curves = {
-            name: {t: m for t, (m, _, _) in means(_sums(run, 1e-6, key) for run in runs.all).items()}
+            name: {t: m for t, (m, _, _) in means(_sums(run, 1e-6, key) for run in runs.groups[0].runs).items()}
             for name, key in (("received", "received_bytes"), ("sent", "sent_bytes"))
         }
         both = by_name("bytes", "bytes", "megabytes", curves, ("received_mb", "sent_mb"), note, from_zero=True)

@@ -30,8 +30,7 @@ from fedmpi.data.leaks import warn_of_leaks
 from fedmpi.data.pictures import Pictures
 from fedmpi.data.silos import COLUMNS, WIDTH, describe, label_table, open_silos, silo_federation
 from fedmpi.data.sources.common import ignoring
-from fedmpi.data.streaming import choosing
-from fedmpi.data.streaming.stream import Stream
+from fedmpi.data.streaming import Stream, choosing
 from fedmpi.data.validation import hold_out
 from fedmpi.engine import scheduler
 from fedmpi.runtime import target_scaling

@@ -270,7 +270,7 @@ def _check_sums(settings: Settings, messages: Messages) -> None:
     uploads = {messages.upload(t).packing for t in range(max(settings.rounds, 1))}
     sent = {name for packing in uploads for name in Cuts(packing).large} - {*means, "_b"}
     reasons = {
-        f"method {method} looks at single uploads (one of your own whose aggregate reads up.mean alone says so: "
+        f"method {method} looks at single uploads (one of your own whose aggregate reads updates.mean alone says so: "
         'means = {"dw": ("p",)})': not means,
         f"method {method} looks at single {', '.join(sorted(sent))}": bool(sent),
         f"server.rule {settings.server.rule.name} looks at single uploads": settings.server.rule.name != "auto",

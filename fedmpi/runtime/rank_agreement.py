@@ -21,7 +21,7 @@ from fedmpi.data.augment.operation import Operation
 from fedmpi.data.batches import samples_of
 from fedmpi.data.federated import Federated
 from fedmpi.data.pictures import Pictures
-from fedmpi.data.streaming.stream import Stream
+from fedmpi.data.streaming import Stream
 
 CHUNK = 4096  # rows hashed at a time
 SHORT = 6  # bytes of SHA-256 for one item: 60 of them, with their names, fit one allgather_bytes

@@ -22,16 +22,16 @@ from fedmpi.comm import Communicator, Job, Lost, connect, detect
 from fedmpi.comm.audit import Audit
 from fedmpi.comm.backends.choice import gpu_uuid
 from fedmpi.comm.base import Gone
-from fedmpi.comm.loss import silence
-from fedmpi.comm.loss.alarm import Alarm, reason
-from fedmpi.comm.loss.leaving import tell_fatal_signals
+from fedmpi.comm.failures import timeout_tracing
+from fedmpi.comm.failures.error_reporter import ErrorReporter, reason
+from fedmpi.comm.failures.process_exit import tell_fatal_signals
 from fedmpi.comm.timeouts import Timeouts
 from fedmpi.common.blame import remedy
 from fedmpi.common.errors import COME_AGAIN, UserError
 from fedmpi.common.signals import CommandProcess, StopRequest
 from fedmpi.config import Settings
 from fedmpi.config.later import comparable
-from fedmpi.engine.faults.losses import Losses
+from fedmpi.engine.faults.lost_ranks import LostRanks
 from fedmpi.engine.federation import Federation
 from fedmpi.runtime import build, build_data, memory, rank_agreement, trust
 from fedmpi.runtime.device import pick_device, set_numerics, why_no_gpu
@@ -97,7 +97,7 @@ def execute(
     job, stop = replace(detect(os.environ), parent_pid=process.parent_pid), process.stop
     timeouts = Timeouts(settings.comm.start_timeout_s, settings.comm.round_timeout_s)
     recorder = RankRecorder() if job.rank else Recorder(stop)
-    alarm = Alarm(job, timeouts, stop=stop, close_run=recorder.close_failed) if job.size > 1 else None
+    error_reporter = ErrorReporter(job, timeouts, stop=stop, close_run=recorder.close_failed) if job.size > 1 else None
     run = RunContext(settings, job, stop, timeouts, recorder)
     try:
         run.settings = settings.begun_in(os.getcwd())
@@ -106,7 +106,7 @@ def execute(
             stop.listen(signal.SIGINT)
         stop.alone(_stopped_code(stop, settings.checkpoint.every > 0))
         _build(run)
-        run.comm = connect(job, settings.comm.backend, run.device, timeouts, alarm, settings.comm.interface)
+        run.comm = connect(job, settings.comm.backend, run.device, timeouts, error_reporter, settings.comm.interface)
         stop.listen()
         stop.alone(None)
         _agree(run)
@@ -115,6 +115,8 @@ def execute(
         fed = build.federation(run.experiment, run.comm, stop, recorder, not run.no_regroup)
         first = _restore(run, fed) + 1
         if isinstance(recorder, Recorder):
+            if run.is_resumed:
+                _resume_records(run, recorder, fed, first - 1)
             recorder.begin(fed, max(first - 1, 0), run.is_resumed)
         why_ended = fed.run()
         summary, code = dict[str, Any](), 0
@@ -127,9 +129,10 @@ def execute(
             time.sleep(timeouts.launcher)  # the others leave first: a launcher that sees rank 0's exit code ends them
         return summary, code
     except Exception as error:
-        if alarm is not None:  # still listening: the launcher, which sees a dead rank, too, must not end rank 0 unheard
-            error = silence.at_fault(alarm, error)
-            alarm.fail(*_explained(error), reacts=isinstance(error, Gone))
+        if error_reporter is not None:
+            # Still listening: the launcher, which sees a dead rank, too, must not end rank 0 unheard.
+            error = timeout_tracing.root_cause(error_reporter, error)
+            error_reporter.fail(*_explained(error), reacts=isinstance(error, Gone))
         with suppress(Exception):  # the cause is said, whatever becomes of the run directory
             recorder.close_failed(reason(_explained(error)[0]))
         known = remedy(error)
@@ -243,7 +246,7 @@ def _restore(run: RunContext, fed: Federation) -> int:
         told = {"job": round(time.time(), 3), "name": directory.path.name, "going_on": run.is_resumed}
         told |= resume.earlier_records(settings, directory)
     heard = comm.broadcast_json(told)
-    fed.scheduler.losses = Losses(heard["losses"])
+    fed.scheduler.lost_ranks = LostRanks(heard["losses"])
     if heard["placement"]:
         fed.scheduler.given = resume.of_same_ranks(heard["placement"], fed, made)
     there = settings.working_dir / settings.output / heard["name"]
@@ -276,10 +279,7 @@ def _restore(run: RunContext, fed: Federation) -> int:
         fed.states.shelf, fed.states.room = rows, made.max_states_in_memory or made.data.clients
     if not heard["going_on"]:
         return -1
-    after = resume.go_on(fed, recorder.checkpoints, timeout_s, recorder.say)
-    if isinstance(recorder, Recorder):
-        _resume_records(run, recorder, fed, after)
-    return after
+    return resume.go_on(fed, recorder.checkpoints, timeout_s, recorder.say)
 
 
 def _resume_records(run: RunContext, recorder: Recorder, fed: Federation, after: int) -> None:
@@ -296,8 +296,8 @@ def _resume_records(run: RunContext, recorder: Recorder, fed: Federation, after:
     known = directory.truncate_after(after, over or (after + 1) % settings.evaluate.every == 0, whole)
     if best and best.round is not None:
         recorder.best(best)
-    if fed.scheduler.losses.rows or (directory.path / "faults.jsonl").exists():
-        directory.write_rows("faults.jsonl", fed.scheduler.losses.rows)
+    if fed.scheduler.lost_ranks.rows or (directory.path / "faults.jsonl").exists():
+        directory.write_rows("faults.jsonl", fed.scheduler.lost_ranks.rows)
     placed = directory.rows("placement.jsonl")[-1:]
     fed.scheduler.recorded = {k: v for row in placed for k, v in row.items() if k != "round"}
     recorder.say(report_text.goes_on(after, settings.rounds, known))

@@ -35,8 +35,8 @@ from fedmpi.common.errors import UserError
 from fedmpi.common.synonyms import advice
 from fedmpi.common.text import show
 from fedmpi.config import loading
-from fedmpi.config.error_text import SWEEP
 from fedmpi.config.schema import Settings
+from fedmpi.config.validation_errors import SWEEP
 from fedmpi.config.yaml_source import Document
 from fedmpi.runtime.reading.files import SWEEP_LIST
 from fedmpi.runtime.record import durable

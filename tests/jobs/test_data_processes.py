@@ -14,8 +14,8 @@ from pathlib import Path
 import numpy as np, torch
 from fedmpi.data.batches import Shard, batches
 from fedmpi.data.pictures import of_bytes
-from fedmpi.data.streaming.mapped import Mapped, in_archive
-from fedmpi.data.streaming.stream import Stream
+from fedmpi.data.streaming import Mapped, in_archive
+from fedmpi.data.streaming import Stream
 
 def held():
     return {w[0]: int(w[1]) // 1024 for w in map(str.split, open("/proc/self/status")) if w[0] in ("VmRSS:", "VmHWM:")}

@@ -5,12 +5,12 @@ import json
 import pytest
 from helpers import fedmpi
 
-from fedmpi.engine.faults.divergence import Loss
+from fedmpi.engine.faults.divergence import LossTracker
 
 
 def rounds(losses, chance=None, from_chance=False):
     """The rounds in which a loss with these values is bad, at the end."""
-    loss = Loss("loss", chance, from_chance)
+    loss = LossTracker("loss", chance, from_chance)
     for t, value in enumerate(losses):
         loss.see(t, value)
     return loss.bad

@@ -190,7 +190,7 @@ def test_a_site_may_keep_its_label_counts_to_itself(tmp_path):
         assert f"error: method {method} needs the label counts of all clients" in done.stderr
     done = fedmpi(*words, keeps, f"method={{name: '{tmp_path}/nosy.py:Nosy'}}")
     assert done.returncode == 2, done.stderr
-    assert "s.label_counts: the sites do not tell how many samples they have of each class" in done.stderr
+    assert "server.label_counts: the sites do not tell how many samples they have of each class" in done.stderr
     assert "Traceback" not in done.stderr
 
 

@@ -138,7 +138,7 @@ def test_the_hooks_page_leaves_nothing_out():
     named |= {name for line in page.splitlines() for name in re.findall(r"^(?:\*\*|- )`(\w+)", line)}
     beside = {"Client", "Server", "Uploads", "Method", "Loss"}  # sections, the page itself, a type
     assert {*method.__all__, *DECLARATIONS, *HOOKS} - beside <= named
-    members = {"k": Client, "s": Server, "up": Uploads}
+    members = {"client": Client, "server": Server, "updates": Uploads}
     for letter, owner in members.items():
         names = {name for name in (*vars(owner), *owner.__annotations__) if name[0] != "_"}
         assert names <= set(re.findall(rf"^(?:\| |- )`{letter}\.(\w+)", page, re.MULTILINE)), letter

@@ -13,6 +13,7 @@ from fedmpi.common import seeds
 from fedmpi.common.registry import load
 from fedmpi.data.dataset import Dataset
 from fedmpi.data.federated import Shard, split
+from fedmpi.data.partitions.parts import Partition
 from fedmpi.data.validation import hold_out
 from fedmpi.methods import registry
 
@@ -104,7 +105,7 @@ def test_client_ids_do_not_matter(method):
         train={k: data.train[j] for k, j in enumerate(new)},
         test={k: data.test[j] for k, j in enumerate(new)},
         validation={k: data.validation[j] for k, j in enumerate(new) if data.validation},
-        parts=[data.parts[j] for j in new],
+        parts=Partition.from_parts(data.parts[j] for j in new),
     )
     one, other = play(config, data), play(config, renamed)
     moved = (one.w - one.w0).abs().max()
@@ -243,7 +244,7 @@ def clients_of(*parts, data=None):
         train_sizes=np.array([len(part) for part in cut]),
         label_counts=np.stack([np.bincount(y[part], minlength=data.classes) for part in cut]),
         train={k: Shard(data.train_x, data.train_y, torch.from_numpy(part)) for k, part in enumerate(cut)},
-        parts=cut,
+        parts=Partition.from_parts(cut),
     )
 
 

@@ -257,6 +257,6 @@ def test_a_slot_that_receive_and_upload_return_is_refused(method):
 def test_a_method_that_reads_means_is_told_how_to_say_so(method):
     body = "def aggregate(self, s, up): return up.mean(), State()"
     with pytest.raises(
-        UserError, match=r'of your own whose aggregate reads up\.mean alone says so: means = \{"dw": \("p",\)\}'
+        UserError, match=r'of your own whose aggregate reads updates\.mean alone says so: means = \{"dw": \("p",\)\}'
     ):
         run(method(body, server={"reduce": "local"}))

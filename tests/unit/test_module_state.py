@@ -10,8 +10,8 @@ CHANGES |= {"remove", "insert"}
 ALLOWED = {
     "cli/shared.py warnings.showwarning",  # the command prints warnings in a way of its own
     "runtime/record/recorder.py warnings.showwarning",  # restored when the run ends
-    "comm/loss/leaving.py sys.stdout",  # which the shell may have closed
-    "comm/loss/leaving.py sys.stderr",
+    "comm/failures/process_exit.py sys.stdout",  # which the shell may have closed
+    "comm/failures/process_exit.py sys.stderr",
     "common/torchvision_compat.py _declared",  # torch forgets a declaration whose Library is collected
     "flat/linear.py _buffers",  # memory of each thread that the next sum uses again
 }

@@ -10,7 +10,7 @@ import yaml
 
 import fedmpi
 from fedmpi import config
-from fedmpi.common import beside
+from fedmpi.common import plugin_imports
 
 OWN = """
 import os, random
@@ -146,6 +146,6 @@ def test_imports_are_followed(tmp_path):
     }.items():
         (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
         (tmp_path / name).write_text(text)
-    found = beside.imported(tmp_path / "own.py")
+    found = plugin_imports.find_imports(tmp_path / "own.py")
     assert list(found) == ["late.one", "pack", "pack.deep.down", "pack.part", "pack.twin"]
     assert found["pack.deep.down"] == tmp_path / "pack" / "deep" / "down.py"

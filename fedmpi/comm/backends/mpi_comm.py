@@ -30,10 +30,10 @@ from fedmpi.comm.base import (
     ranks,
     relay,
 )
+from fedmpi.comm.failures.error_reporter import ErrorReporter
+from fedmpi.comm.failures.group_membership import GroupMembership
 from fedmpi.comm.launchers import launcher_env
 from fedmpi.comm.launchers.job import Job
-from fedmpi.comm.loss.alarm import Alarm
-from fedmpi.comm.loss.membership import Membership
 from fedmpi.comm.rendezvous.store_allgather import StoreAllgather
 from fedmpi.comm.timeouts import Timeouts
 
@@ -70,16 +70,16 @@ class Mpi(Communicator):
         self.job = job
         self.comm = comm
         self.can_regroup = "MPI goes on without a rank only where it has ULFM: Open MPI 5 and `mpirun --with-ft ulfm`"
-        self.membership: Membership | None = None
+        self.membership: GroupMembership | None = None
         self.under_way: dict[int, list[Posted]] = {}  # that somebody will wait for
         self.past: list[Posted] = []  # messages that came to nothing
 
-    def outlive(self, store: Store, alarm: Alarm) -> None:
+    def outlive(self, store: Store, error_reporter: ErrorReporter) -> None:
         """Have the ranks settle who goes on after a loss, if MPI and its launcher outlive one."""
         if self.job.launcher != "mpi" or launcher_env.survivors(self.job, os.environ):
             return
         self.comm.Set_errhandler(load().ERRORS_RETURN)
-        self.membership = Membership(store, self.rank, self.size, alarm)
+        self.membership = GroupMembership(store, self.rank, self.size, error_reporter)
         self.can_regroup = ""
 
     def regroup(self, payload: bytes, deadline_s: float) -> dict[int, bytes]:

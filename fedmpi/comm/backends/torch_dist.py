@@ -17,10 +17,10 @@ from fedmpi.comm import network
 from fedmpi.comm.backends.choice import choose, describe, in_brief, nccl_remedy
 from fedmpi.comm.backends.interfaces import check_interface, choose_interface
 from fedmpi.comm.base import START_REMEDY, Communicator, Gone, Lost, Message, Posted, ranks, relay, within
+from fedmpi.comm.failures.error_reporter import ErrorReporter
+from fedmpi.comm.failures.group_membership import GroupMembership
 from fedmpi.comm.launchers import launcher_env
 from fedmpi.comm.launchers.job import Job
-from fedmpi.comm.loss.alarm import Alarm
-from fedmpi.comm.loss.membership import Membership
 from fedmpi.comm.rendezvous import lookup
 from fedmpi.comm.rendezvous.store_allgather import StoreAllgather
 from fedmpi.comm.timeouts import Timeouts
@@ -35,7 +35,7 @@ GLOO_REMEDY = (
 
 
 def connect(
-    job: Job, backend: str, device: torch.device, timeouts: Timeouts, alarm: Alarm, address: str = ""
+    job: Job, backend: str, device: torch.device, timeouts: Timeouts, error_reporter: ErrorReporter, address: str = ""
 ) -> Communicator:
     """Find the other ranks, agree with them on a back end that suits their devices, and build its process group.
 
@@ -43,7 +43,7 @@ def connect(
     """
     deadline = timeouts.clock.now() + timeouts.start
     store = lookup.find_store(job, timeouts.start, timeouts=timeouts, address=address)
-    alarm.listen(lambda: lookup.new_connection(store))
+    error_reporter.listen(lambda: lookup.new_connection(store))
     allgather = StoreAllgather(store, job.rank, range(job.size), timeouts=timeouts)
     mine, rank_0 = store.connection_addresses()  # type: ignore[attr-defined]
     card = describe(backend, job.host, device) | {"network": network.identity(), "address": mine}
@@ -71,7 +71,7 @@ def connect(
     if chosen == "nccl":
         store.set_at_end(ENDED, str(job.rank))  # type: ignore[attr-defined]
         return Nccl(job, device, allgather, timeouts)
-    return Gloo(job, group, allgather, Membership(store, job.rank, job.size, alarm), timeouts)
+    return Gloo(job, group, allgather, GroupMembership(store, job.rank, job.size, error_reporter), timeouts)
 
 
 def build(chosen: str, job: Job, device: torch.device, store: dist.Store, timeout_s: float) -> Group | None:
@@ -101,7 +101,7 @@ class Gloo(Communicator):
         job: Job,
         group: Group | None,
         allgather: StoreAllgather,
-        membership: Membership,
+        membership: GroupMembership,
         timeouts: Timeouts,
         make_group: Callable[[dist.Store, str, int, int, float], Group] = make_gloo_group,
     ) -> None:

@@ -8,8 +8,7 @@ import numpy as np
 from pydantic import Field
 
 from fedmpi.common.errors import UserError
-from fedmpi.data.partitions.checks import check_classes, check_enough, check_least
-from fedmpi.data.partitions.parts import Partition, ascending
+from fedmpi.data.partitions.parts import Partition, ascending, check_classes, check_enough
 
 # Shares drawn before giving up: 100,000 draws for 100 clients and 10 classes, of which FedSOL's alpha .05 took 2,000 to
 # 90,000; some five seconds.
@@ -43,8 +42,7 @@ def dirichlet(
                   from q_k, an exhausted class is dropped and q_k renormalised (Hsu 2019).
     """
     check_classes(labels, "dirichlet")
-    check_enough(len(labels), clients, "dirichlet")
-    check_least(len(labels), clients, min_size)
+    check_enough(len(labels), clients, "dirichlet", min_size)
     if convention == "client":
         return _by_client(labels, clients, rng, alpha)
     stock = [np.flatnonzero(labels == label) for label in np.unique(labels)]

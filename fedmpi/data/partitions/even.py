@@ -8,8 +8,7 @@ import numpy as np
 from pydantic import Field
 
 from fedmpi.common.errors import UserError
-from fedmpi.data.partitions.checks import check_enough, check_least
-from fedmpi.data.partitions.parts import Partition, equal_sizes
+from fedmpi.data.partitions.parts import Partition, check_enough, equal_sizes
 
 MAX_ENTRIES = 10_000_000  # shares drawn before giving up: a second or two
 BLOCK = 100_000  # shares judged at once
@@ -36,8 +35,7 @@ def quantity(
     floor(cumsum(q) n).
     """
     n = len(labels)
-    check_enough(n, clients, "quantity")
-    check_least(n, clients, min_size)
+    check_enough(n, clients, "quantity", min_size)
     left, many = -(-MAX_ENTRIES // clients), 1
     while left > 0:  # many draws are judged at once; the generator is then set back to behind the accepted one
         many, before = min(many, left, max(BLOCK // clients, 1)), rng.bit_generator.state

@@ -12,8 +12,7 @@ import numpy as np
 
 from fedmpi.common.errors import UserError
 from fedmpi.data.csv_file import csv_table
-from fedmpi.data.partitions.checks import LEAVE_OUT
-from fedmpi.data.partitions.parts import Partition, ascending
+from fedmpi.data.partitions.parts import LEAVE_OUT, Partition, ascending
 
 NOBODY = -1
 

@@ -1,4 +1,4 @@
-"""Partition: which rows each client holds, as two arrays."""
+"""Partition: which rows each client holds, as two arrays; and what several schemes ask of the samples."""
 
 from __future__ import annotations
 
@@ -6,6 +6,10 @@ from collections.abc import Iterable, Iterator, Sequence
 from typing import final
 
 import numpy as np
+
+from fedmpi.common.errors import UserError
+
+LEAVE_OUT = "leave `clients` out (data.partition.clients=null, where a base sets it)"
 
 
 @final
@@ -86,3 +90,23 @@ def equal_sizes(rows: int, parts: int) -> np.ndarray:
 def ascending(parts: Sequence[np.ndarray] | Partition) -> Partition:
     """One array of rows per client as a partition, each part in ascending order."""
     return (parts if isinstance(parts, Partition) else Partition.from_parts(parts)).ascending()
+
+
+def check_enough(samples: int, parts: int, scheme: str, min_size: int = 1, unit: str = "") -> None:
+    """Raise UserError where there are too few samples for parts of `min_size`. unit: what the parts are."""
+    if samples < parts:
+        what = unit or f"clients={parts} parts"
+        raise UserError(f"data.partition: {scheme} cannot cut {samples} samples into {what}; lower `clients`")
+    if samples < min_size * parts:
+        raise UserError(
+            f"data.partition: min_size={min_size} cannot hold: {samples} samples for clients={parts} are "
+            f"{samples / parts:.1f} each; lower `clients`, or set min_size to at most {samples // parts}"
+        )
+
+
+def check_classes(labels: np.ndarray, scheme: str) -> None:
+    if labels.dtype.kind not in "iu" or labels.ndim != 1:
+        found = f"{labels.dtype} (regression)" if labels.ndim == 1 else f"arrays {labels.shape[1:]}"
+        raise UserError(
+            f"data.partition: {scheme} divides by class, but the labels are {found}; take iid, quantity or site"
+        )

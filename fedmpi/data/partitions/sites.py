@@ -5,8 +5,7 @@ from __future__ import annotations
 import numpy as np
 
 from fedmpi.common.errors import UserError
-from fedmpi.data.partitions.checks import LEAVE_OUT
-from fedmpi.data.partitions.parts import Partition, equal_sizes
+from fedmpi.data.partitions.parts import LEAVE_OUT, Partition, equal_sizes
 
 
 def site(labels: np.ndarray, clients: int, rng: np.random.Generator, only: tuple[int | str, ...] = ()) -> Partition:

@@ -7,13 +7,13 @@ Only sources whose files are stored by site have the former parameter, only thos
 from fedmpi.common.registry import Kind
 
 registry: dict[str, str] = {
-    "cifar10": "fedmpi.data.sources.cifar10:cifar10",
-    "cifar100": "fedmpi.data.sources.pictures.cifar100:cifar100",
+    "cifar10": "fedmpi.data.sources.cifar:cifar10",
+    "cifar100": "fedmpi.data.sources.cifar:cifar100",
     "cinic10": "fedmpi.data.sources.pictures.cinic10:cinic10",
     "covid_fl": "fedmpi.data.sources.pictures.ssl_fl:covid_fl",
     "csv_images": "fedmpi.data.sources.pictures.csv_images:csv_images",
     "digits": "fedmpi.data.sources.digits:digits",
-    "emnist": "fedmpi.data.sources.pictures.emnist:emnist",
+    "emnist": "fedmpi.data.sources.mnist:emnist",
     "fashion_mnist": "fedmpi.data.sources.mnist:fashion_mnist",
     "ham10000": "fedmpi.data.sources.pictures.ham10000:ham10000",
     "hdf5": "fedmpi.data.sources.federated.hdf5:hdf5",

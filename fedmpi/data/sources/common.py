@@ -22,7 +22,7 @@ from fedmpi.data.dataset import Dataset
 from fedmpi.data.pictures import Pictures, of_bytes, stacked
 from fedmpi.data.preparation import shared
 from fedmpi.data.sources.pictures.preparation import of_arrays
-from fedmpi.data.streaming.stream import Stream
+from fedmpi.data.streaming import Stream
 
 PARTS = {  # names of parts, as people write them: in a column, of folders, of splits
     **dict.fromkeys(("train", "training"), "train"),

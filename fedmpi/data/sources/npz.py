@@ -5,10 +5,9 @@ from __future__ import annotations
 import re
 import warnings
 import zipfile
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Sequence
 from pathlib import Path
-from typing import Annotated, Any, ClassVar, Literal
+from typing import Annotated, Any, Literal
 
 import numpy as np
 import torch
@@ -18,65 +17,17 @@ from torch import Tensor
 from fedmpi.common.errors import UserError
 from fedmpi.data.dataset import Dataset
 from fedmpi.data.pictures import Pictures, stacked
-from fedmpi.data.preparation import NewRows, Preparation, Request, array_rows
-from fedmpi.data.sources.arrays import ArrayOptions, samples, with_axes
-from fedmpi.data.sources.common import checked_fraction, find, finite, gaps_allowed, holdout
+from fedmpi.data.sources.arrays import KEYS, ArrayOptions, ArrayPreparation, samples, targets_of, with_axes
+from fedmpi.data.sources.common import checked_fraction, find, holdout
 from fedmpi.data.sources.pictures.decode import PixelRange
-from fedmpi.data.streaming import wanted
-from fedmpi.data.streaming.mapped import in_archive
+from fedmpi.data.streaming import in_archive, wanted
 
-KEYS = {  # our name of an array: the names that Keras and MedMNIST give to it
-    "x": ("x_train", "train_images"),
-    "y": ("y_train", "train_labels"),
-    "site": (),
-    "val_x": ("x_val", "val_images"),
-    "val_y": ("y_val", "val_labels"),
-    "val_site": (),
-    "test_x": ("x_test", "test_images"),
-    "test_y": ("y_test", "test_labels"),
-    "test_site": (),
-}
 PICTURES = ("x", "val_x", "test_x")
 NEEDS = (  # an array, and the one that it cannot be without
     *(("x", "y"), ("y", "x"), ("val_x", "val_y"), ("val_y", "val_x"), ("val_site", "val_x"), ("val_site", "site")),
     *(("test_x", "test_y"), ("test_y", "test_x"), ("test_site", "test_x")),
 )
 ACCEPTED = "; ".join(" or ".join((key, *others)) for key, others in KEYS.items())
-
-
-@dataclass(frozen=True)
-class ArrayPreparation(Preparation):
-    """The array of an .npz file whose rows are samples.
-
-    row: the shape of one in the array; uint8: whether it held bytes, which other numbers are not to stand in for.
-    """
-
-    row: tuple[int, ...]
-    uint8: bool
-    options: ArrayOptions
-
-    kind: ClassVar[str] = "arrays"
-
-    def read(self, request: Request) -> NewRows:
-        named, where = array_rows(request, "an .npz file")
-        arrays = own_names(named)
-        part = "" if "x" in arrays else "test_"
-        if f"{part}x" not in arrays:
-            raise UserError(f"{where} has no array 'x'; it holds {', '.join(named) or 'none'}")
-        array = arrays[f"{part}x"]
-        if (array.dtype == np.uint8) != self.uint8:
-            wanted = "uint8" if self.uint8 else "of other numbers"
-            raise UserError(f"{where}: {part}x is {array.dtype}; that of the training was {wanted}")
-        if array.shape[1:] != self.row or not len(array):
-            said = f"{part}x has the shape {array.shape}"
-            raise UserError(f"{where}: {said}; rows of the shape {self.row} are needed, as in training")
-        x = samples(array, self.options, f"{part}x", Path(where))
-        ids, y = {"row": np.arange(len(x))}, arrays.get(f"{part}y")
-        if y is None:
-            return NewRows(ids, x)
-        if len(y) != len(x):
-            return NewRows(ids, x, no_targets=f"{where}: {part}y has {len(y)} rows, {part}x {len(x)}")
-        return NewRows(ids, x, targets_of(y, f"{part}y", Path(where)))
 
 
 def npz(
@@ -203,12 +154,6 @@ def _part(arrays: dict[str, np.ndarray], prefix: str, at: Path, options: ArrayOp
     )
 
 
-def own_names(arrays: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
-    """The known arrays under our names."""
-    names = {other: key for key, others in KEYS.items() for other in (key, *others)}
-    return {names[key]: array for key, array in arrays.items() if key in names}
-
-
 def _alike(arrays: dict[str, np.ndarray], at: Path) -> None:
     """Bytes are pictures, scaled to 0..1; other numbers stay what they are: not one part so and the other so."""
     kinds = {name: arrays[name].dtype for name in ("x", "val_x", "test_x") if name in arrays}
@@ -299,17 +244,6 @@ def _joined(part: Part, more: Part, at: Path) -> Part:
     (x, y, site), (val_x, val_y, val_site) = part, more
     both = None if site is None or val_site is None else torch.cat([site, val_site])
     return stacked([x, val_x]), torch.cat([y, val_y]), both
-
-
-def targets_of(array: np.ndarray, name: str, at: Path) -> Tensor:
-    """(n, ...) int64 class numbers, or float32 numbers."""
-    array = array[:, 0] if array.ndim == 2 and array.shape[1] == 1 else array
-    if array.dtype.kind in "iub":
-        if int(array.min()) < 0 and array.ndim == 1:
-            row = int((array < 0).argmax())
-            raise UserError(f"{at}: {name} holds the label {array[row]} in row {row}; 0, 1, 2, ... are allowed")
-        return torch.from_numpy(array.astype(np.int64))
-    return finite(torch.from_numpy(array.astype(np.float32)), name, at, nan=gaps_allowed())
 
 
 def _owner(array: np.ndarray | None, name: str, at: Path) -> Tensor | None:

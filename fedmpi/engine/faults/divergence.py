@@ -21,7 +21,7 @@ REMEDY = "lower train.lr (or server.lr, the weights of the method's own terms), 
 
 
 @dataclass
-class Loss:
+class LossTracker:
     """One loss over the rounds."""
 
     name: str
@@ -39,7 +39,7 @@ class Loss:
             self.best, self.best_round = value, t
 
 
-class Watch:
+class DivergenceMonitor:
     """The losses of one run at rank 0.
 
     classes: of a classification, else None; evaluation: the name of the loss to look at, None: of none. stop: a run
@@ -50,8 +50,8 @@ class Watch:
         self.stop, self.said, self.ends = stop, "", False
         self.only: list[int] = []  # the one class of the last evaluations, once for each
         chance = log(classes) if classes else None
-        self.losses = [Loss("train_loss", chance)]
-        self.losses += [Loss(evaluation, chance, best=inf if chance is None else chance)] if evaluation else []
+        self.losses = [LossTracker("train_loss", chance)]
+        self.losses += [LossTracker(evaluation, chance, best=inf if chance is None else chance)] if evaluation else []
         self.told = False
 
     def memory(self) -> dict[str, Any]:
@@ -99,7 +99,7 @@ class Watch:
             )
 
 
-def _told(loss: Loss) -> str:
+def _told(loss: LossTracker) -> str:
     since = f"since round {loss.bad[0]}" if len(loss.bad) > 1 else f"in round {loss.bad[0]}"
     now = "no number" if isnan(loss.value) else f"{loss.value:.4g}"
     best = f"{loss.best:.3g}" + (f" in round {loss.best_round}" if loss.best_round >= 0 else " of a mere guess")

@@ -3,7 +3,7 @@
     restore      clients and server are as they were when the round began
     regroup      the living ranks connect anew; rank 0's round is the one that is repeated
     reassign     clients of dead ranks go to living ones (a site's data do not), with their newest state on disk
-    record       rank 0 writes down what the failure means for the numbers (faults/losses.py), and all ranks apply it
+    record       rank 0 writes down what the failure means for the numbers (lost_ranks.py), and all ranks apply it
 With faults.on_lost_rank: drop the clients that the dead rank had to train sit the round out; with redo living ranks
 train them, and the bits are those of a run without the failure. Where all ranks live and one only took longer than any
 round so far, the ranks wait longer from then on, or a round that has to take long would be cut again and again.
@@ -21,8 +21,8 @@ import torch
 
 from fedmpi.comm import Communicator, Lost
 from fedmpi.engine.client_states import ClientStates
-from fedmpi.engine.faults import losses
-from fedmpi.engine.faults.losses import START, Row
+from fedmpi.engine.faults import lost_ranks
+from fedmpi.engine.faults.lost_ranks import START, Row
 from fedmpi.engine.plan import Plan
 from fedmpi.engine.round_control import RoundControl
 from fedmpi.engine.scheduler import ClientScheduler
@@ -132,7 +132,7 @@ class FailurePolicy:
                 where = (
                     scheduler.assign(t, self.alive) if self.plan.on_lost == "drop" and self.control.trains(t) else {}
                 )
-                row = losses.row(
+                row = lost_ranks.row(
                     t,
                     {rank: comm.hosts.get(rank, "") for rank in lost},
                     clients=[k for k, rank in where.items() if rank in lost],
@@ -143,17 +143,17 @@ class FailurePolicy:
                         (text for text in why if any(f"rank {rank} " in text for rank in lost)), next(iter(why), "")
                     ),
                 )
-                scheduler.losses.replace(t, [*scheduler.losses.of(t), row])
+                scheduler.lost_ranks.replace(t, [*scheduler.lost_ranks.of(t), row])
                 self.reporter.sink.loss(row)
                 self.alive = list(comm.alive)
-        apply(t, scheduler, states, comm.broadcast_json(scheduler.losses.of(t)))
+        apply(t, scheduler, states, comm.broadcast_json(scheduler.lost_ranks.of(t)))
 
 
 def apply(t: int, scheduler: ClientScheduler, states: ClientStates, rows: list[Row]) -> None:
     """Take these rows for the rank failures of round t."""
-    scheduler.losses.replace(t, rows)
-    states.gone = scheduler.losses.gone(t)
-    states.revert(scheduler.losses.reverted(t))
+    scheduler.lost_ranks.replace(t, rows)
+    states.gone = scheduler.lost_ranks.gone(t)
+    states.revert(scheduler.lost_ranks.reverted(t))
 
 
 def newest_saved_rounds(
@@ -179,12 +179,12 @@ def rejoin_sites(t: int, control: RoundControl) -> None:
     In a replay they come back when they did in the recorded run.
     """
     scheduler, states, comm = control.scheduler, control.states, control.comm
-    away = sorted(scheduler.losses.gone(t))
+    away = sorted(scheduler.lost_ranks.gone(t))
     if not away or control.plan.replay:
         return
     found = newest_saved_rounds(comm, scheduler, states, away)
-    rows = scheduler.losses.of(t)
+    rows = scheduler.lost_ranks.of(t)
     if comm.rank == 0:
         back = {k: r for k, r in found.items() if r != states.trained.get(k, START)}
-        rows = [*rows, losses.row(t, {}, back=away, reverted=back)]
+        rows = [*rows, lost_ranks.row(t, {}, back=away, reverted=back)]
     apply(t, scheduler, states, comm.broadcast_json(rows))

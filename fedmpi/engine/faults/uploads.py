@@ -39,7 +39,7 @@ REMEDY = "The usual cause is divergence: lower train.lr, or the weights of the m
 Refused = list[dict[str, Any]]
 
 
-class Guard:
+class UpdateFilter:
     """max_norm: "auto", a number or None (no bound). drop: do without bad uploads, rather than end the run; clip: take
     those that are too long at the bound. `clipped`: which ones, in the round that was judged last."""
 

@@ -98,13 +98,13 @@ class ClientContext(Client):
         """Return a check of the tensors that the client's hooks only read."""
         return ReadOnlyCheck(
             {
-                "k.w0 (k.received) or k.down": self.announcement,
-                "k.down": self.download,
-                "k.state": self.state_row,
-                "k.w0 (k.received)": self.received,  # its own vector where parts stay with the client
-                "k.w": self.w,
-                "k.b": self.b,
-                "k.label_counts": self.worker.label_counts,
+                "client.w0 (client.received) or client.down": self.announcement,
+                "client.down": self.download,
+                "client.state": self.state_row,
+                "client.w0 (client.received)": self.received,  # its own vector where parts stay with the client
+                "client.w": self.w,
+                "client.b": self.b,
+                "client.label_counts": self.worker.label_counts,
             },
         )
 
@@ -118,7 +118,7 @@ class ClientContext(Client):
             given = self.worker.method.receive(self)
             w0, self.new = given if isinstance(given, tuple) and len(given) == 2 else (given, self.new)
             w0 = self.check("receive", w0)
-            self.w0 = w0.clone() if share_memory(w0, model.w) else w0  # k.w is about to move
+            self.w0 = w0.clone() if share_memory(w0, model.w) else w0  # client.w is about to move
             self._frozen.clear()  # of the w0 from before
             if self.w0 is not self.received:
                 model.load(self.w0, self.b0)
@@ -260,17 +260,17 @@ class ClientContext(Client):
 
     # ---- the flat vector's parts, the client's data ----
     def take(self, group: str, flat: Tensor) -> Tensor:
-        self.worker.messages.check_groups((group,), "k.take")
+        self.worker.messages.check_groups((group,), "client.take")
         return self.worker.model.layout.select({group}).take(flat)
 
     def lift(self, group: str, part: Tensor, into: Tensor) -> Tensor:
-        self.worker.messages.check_groups((group,), "k.lift")
+        self.worker.messages.check_groups((group,), "client.lift")
         out = into.clone()
         self.worker.model.layout.select({group}).put(part, out)
         return out
 
     def segments(self, groups: Sequence[str] | None = None) -> Sequence[Segment]:
-        self.worker.messages.check_groups(groups or (), "k.segments")
+        self.worker.messages.check_groups(groups or (), "client.segments")
         return [s for s in self.worker.model.layout.segments if groups is None or s.group in groups]
 
     def _rows(self, part: Part) -> Shard:

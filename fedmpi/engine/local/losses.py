@@ -66,13 +66,13 @@ def add_regularizer(client: ClientContext, regularizer: Regularizer, at: Tensor,
 
 @contextmanager
 def weights_as_leaf(client: ClientContext, w: Tensor) -> Iterator[Tensor]:
-    """Within, k.w is `w` (d,) as a leaf that requires a gradient."""
+    """Within, client.w is `w` (d,) as a leaf that requires a gradient."""
     live, client.w = client.w, w.detach().requires_grad_()
     try:
         yield client.w
     finally:
         client.w = live
-        if client.scratch_row.requires_grad:  # a hook has added k.w to an accumulator, which outlives the graph
+        if client.scratch_row.requires_grad:  # a hook has added client.w to an accumulator, which outlives the graph
             client.scratch_row = client.scratch_row.detach()
             client.scratch = client.worker.messages.scratch.views(client.scratch_row)
 
@@ -87,8 +87,8 @@ def checked(client: ClientContext, value: Any, hook: str, by: Any = None) -> Ten
         why = {
             "loss": "returned a loss that depends on no weight that is being trained, so that there is no gradient: it "
             "was made under no_grad, with .detach() or .item(), or of outputs that are not the model's",
-            "regularizer": "returned a number that does not depend on k.w, so that there is no gradient: it was made "
-            "under no_grad, with .detach() or .item(), or of other weights; return None where there is no term",
+            "regularizer": "returned a number that does not depend on client.w, so that there is no gradient: it was "
+            "made under no_grad, with .detach() or .item(), or of other weights; return None where there is no term",
         }
         raise wrong(client.worker.method, hook, client.where, why[hook], by)
     return value

@@ -61,9 +61,9 @@ def fit(
     recipe, plain = worker.recipe.bare() if bare else worker.recipe, plain or bare
     method = PLAIN if plain else worker.method
     if groups is not None:
-        worker.messages.check_groups(groups, "k.fit, groups")
+        worker.messages.check_groups(groups, "client.fit, groups")
     if epochs is not None and not (isinstance(epochs, int | float) and 0 <= epochs < inf):
-        raise UserError(f"k.fit: epochs is {epochs!r}; a number >= 0 is needed")
+        raise UserError(f"client.fit: epochs is {epochs!r}; a number >= 0 is needed")
     batches = batches_of(client, epochs, method.batches_a_step, worker.generators(client.round, client.id, client.fits))
     client.fits += 1
     momentum, later, nesterov, carry = recipe.momentum, 1 - recipe.dampening, recipe.nesterov, 0.0

@@ -157,7 +157,9 @@ class PackedFit:
         if check.written() is not None:
             raise CannotPackError("a hook or the model wrote to what it may only read")
         if each and each["scratch"].requires_grad:
-            raise CannotPackError("hook loss added k.w to k.scratch, which outlives its graph; write k.w.detach()")
+            raise CannotPackError(
+                "hook loss added client.w to client.scratch, which outlives its graph; write client.w.detach()"
+            )
         self.direct = not self.flat and not (self.chain and view.uses_leaves)
         if not self.direct:
             self._collect()
@@ -253,7 +255,7 @@ class PackedFit:
         if added:
             return
         if not isinstance(values, Tensor) or values.shape != g.shape[:1] or not values.requires_grad:
-            raise CannotPackError("hook regularizer returned something else than a number that depends on k.w")
+            raise CannotPackError("hook regularizer returned something else than a number that depends on client.w")
         leaf.grad = g
         backward(values)
 

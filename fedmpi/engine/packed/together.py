@@ -211,7 +211,7 @@ def _finish(
     if len(fit.scratch):
         client.scratch = worker.messages.scratch.views(fit.scratch[i])
     try:
-        if asked or len(client.state_row):  # else nobody looks at k.w
+        if asked or len(client.state_row):  # else nobody looks at client.w
             worker.model.load(fit.stack.row(i), client.b0)
         if asked:
             seeds.reseed(worker.seed, "torch", client.round, client.id)

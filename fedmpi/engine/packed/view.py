@@ -59,8 +59,8 @@ class Together:
             found = {getattr(self.views[i], name) for i in self.members}
             if len(found) == 1:
                 return found.pop()
-            raise CannotPackError(f"a hook asks for k.{name}, which differs from client to client")
-        raise CannotPackError(f"a hook asks for k.{name}, which there is for one client at a time")
+            raise CannotPackError(f"a hook asks for client.{name}, which differs from client to client")
+        raise CannotPackError(f"a hook asks for client.{name}, which there is for one client at a time")
 
     # ---- tensors ----
     @property

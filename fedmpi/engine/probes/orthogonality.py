@@ -38,8 +38,8 @@ def proximal(f: Tensor, teacher: Tensor) -> Tensor:
 class Steps:
     """What one client's local training does, step by step; what it looks at stays as it is."""
 
-    def __init__(self, k: ClientContext) -> None:
-        self.k = k
+    def __init__(self, client: ClientContext) -> None:
+        self.k = client
         self.seen: list[Tensor] = []  # (3,) a step: L_p, cosine, that of the head
 
     def __call__(self, x: Tensor, y: Tensor) -> None:

@@ -164,7 +164,7 @@ class Spread(Received):
         return ShardedUploads(clients, n, p, self)
 
     def tensors(self) -> dict[str, Tensor]:
-        return {"up": self.heads}
+        return {"updates": self.heads}
 
     def release(self) -> None:
         with suppress(Lost):  # the round is over all the same; the next message meets the loss

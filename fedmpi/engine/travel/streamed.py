@@ -1,7 +1,7 @@
 """Uploads that rank 0 adds up as they come, in the order of the clients: it holds sums, whatever the cohort's size.
 
 Rows come in pieces, or whole where they travel in formats (comm.wire), the next ones while one is added. For rules that
-read large slots through `up.mean` alone, which their method declares (`means`); nothing may have to be left out or
+read large slots through `updates.mean` alone, which their method declares (`means`); nothing may have to be left out or
 clipped, as that is known only at the end.
 """
 
@@ -85,7 +85,7 @@ class Sums(Received):
         return StreamedUploads(clients, n, p, self)
 
     def tensors(self) -> dict[str, Tensor]:
-        return {"up": self.heads}
+        return {"updates": self.heads}
 
 
 class StreamedUploads(Uploads):
@@ -97,7 +97,7 @@ class StreamedUploads(Uploads):
 
     def _slot(self, name: str) -> Tensor:
         if name in self.sums.cuts.large:
-            raise self._undeclared(name, f"reads up.{name}")
+            raise self._undeclared(name, f"reads updates.{name}")
         return getattr(self.sums.small, name)
 
     def combine(self, coefficients: Tensor, slot: str = "dw", span: Span | None = None) -> Tensor:
@@ -111,7 +111,7 @@ class StreamedUploads(Uploads):
 
     def _undeclared(self, slot: str, does: str) -> UserError:
         return UserError(
-            f"means says that aggregate reads the slot {slot!r} through up.mean alone, with the weights declared "
+            f"means says that aggregate reads the slot {slot!r} through updates.mean alone, with the weights declared "
             f"there, but it {does}; leave out {slot!r} in means, and the server holds all rows"
         )
 

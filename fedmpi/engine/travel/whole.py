@@ -37,7 +37,7 @@ class Held(Received):
         return Uploads(clients, n, p, self.small)
 
     def tensors(self) -> dict[str, Tensor]:
-        return {"up": self.rows}
+        return {"updates": self.rows}
 
 
 class Whole(Gathering):

@@ -26,7 +26,7 @@ from fedmpi.config.schema import Settings
 from fedmpi.config.sections import BestSettings
 from fedmpi.data.federated import Federated
 from fedmpi.engine.evaluate import load_own_model
-from fedmpi.engine.faults.losses import Losses
+from fedmpi.engine.faults.lost_ranks import LostRanks
 from fedmpi.engine.federation import Federation
 from fedmpi.engine.reporting import OWN
 from fedmpi.flat.model import FlatModel
@@ -241,7 +241,7 @@ def _restore(fed: Federation, made: Experiment, run_dir: Path, module: nn.Module
     if messages.client_state.size:
         fed.states.shelf, fed.states.room = Rows(run_dir / "state", made.settings.data.silos), made.data.clients
     lost = resume.earlier_records(made.settings, RunDirectory(run_dir))["losses"]
-    fed.scheduler.losses = Losses(lost).until(t + 1).known(t + 1)
+    fed.scheduler.lost_ranks = LostRanks(lost).until(t + 1).known(t + 1)
     fed.go_on(t, {**kept["memory"], "pace": None}, tensors)
     fed.transport.announce(0.0, fed.server, t + 1)
     own = made.model.state_dict(fed.server.w, fed.server.b)

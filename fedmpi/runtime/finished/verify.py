@@ -19,7 +19,7 @@ import torch
 from fedmpi.common.errors import UserError
 from fedmpi.common.text import count
 from fedmpi.config.schema import Settings
-from fedmpi.engine.faults import losses
+from fedmpi.engine.faults import lost_ranks
 from fedmpi.runtime import rank_agreement, trust
 from fedmpi.runtime.finished import integrity, replay
 from fedmpi.runtime.finished.integrity import Findings
@@ -114,7 +114,7 @@ def _replayed(
         return set()
     trusted, overrides, tolerance, reason = how
     # A run that goes on evaluates the round of its checkpoint once more, and knows then of ranks lost after it was.
-    late = {row.get("round") for row in _rows(run / "faults.jsonl") if losses.late(row)}
+    late = {row.get("round") for row in _rows(run / "faults.jsonl") if lost_ranks.late(row)}
     kept = [t for t in replay.checkpoints(run) if t in every and t + 1 not in late]
     wanted = replay.chosen(every, number, to.suspects, kept)
     other = others(run, settings)

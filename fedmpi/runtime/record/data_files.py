@@ -10,10 +10,9 @@ preprocessing.json is that by which new rows are prepared for the model:
 The fields of the kind are those of its class (`fedmpi.data.preparation`). augment: the config's `data.augment`, of
 which new rows go through what draws nothing, as test rows do. client_sites: the site of each client, where clients are
 sites; `--client` takes these names. Of more than MANY clients they are there only where sites prepare their rows by
-their own. targets: mean and deviation of the training targets by the name of each
-site, or under "" for all, where the config standardises them: then the outputs of the model are standardised. The file
-lies beside the model; with data.silos in state/SITE, where the site's rank writes it: what a site's rows say of their
-columns stays there.
+their own. targets: mean and deviation of the training targets by the name of each site, or under "" for all, where the
+config standardises them: then the outputs of the model are standardised. The file lies beside the model; with
+data.silos in state/SITE, where the site's rank writes it: what a site's rows say of their columns stays there.
 """
 
 from __future__ import annotations

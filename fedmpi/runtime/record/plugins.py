@@ -20,7 +20,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from fedmpi.common import beside
+from fedmpi.common import plugin_imports
 from fedmpi.common.blame import PACKAGE, is_users_file
 from fedmpi.common.errors import UserError
 from fedmpi.common.registry import is_file
@@ -64,7 +64,7 @@ def digests(plugins: Sequence[PluginFile]) -> dict[str, str]:
     known = {each.path for each in plugins}
     contents = {f"(plug-in {each.name})": each.content for each in plugins}
     for each in plugins:
-        for module, file in beside.imported(each.path).items():
+        for module, file in plugin_imports.find_imports(each.path).items():
             if file not in known:
                 contents[f"(module {module} of plug-in {each.name})"] = file.read_bytes()
     return {key: hashlib.sha256(content).hexdigest()[:12] for key, content in contents.items()}

@@ -9,7 +9,7 @@ from contextlib import contextmanager, suppress
 from functools import partial
 from typing import TYPE_CHECKING, Any, TextIO
 
-from fedmpi.comm.loss.leaving import say
+from fedmpi.comm.failures.process_exit import say
 from fedmpi.common.errors import UserError
 from fedmpi.common.formatting import duration
 from fedmpi.common.inputs import to_text
@@ -140,7 +140,7 @@ class Recorder(RankRecorder):
         directory.write_json("environment.json", {**environment, "plugins": copies})
         held = data.validation.rows if isinstance(data.validation, Shards) else None
         assert held is None or isinstance(held, Partition)
-        scheme, counts = cut.scheme if cut else "silos", data.shared_counts()
+        scheme, counts = cut.scheme if cut else "silos", data.label_counts if data.counts_shared else None
         write_partition(directory, scheme, settings.seed, data.train_sizes, counts, data.parts, held)
 
     def begin(self, fed: Federation, first: int, resumed: bool) -> None:

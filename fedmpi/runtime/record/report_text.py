@@ -226,7 +226,7 @@ def goes_on(after: int, rounds: int, known: int) -> str:
 
 
 def loss(row: Mapping[str, Any], sites: Sequence[str] | None) -> str:
-    """A line about lost ranks (engine/faults/losses.py)."""
+    """A line about lost ranks (engine/faults/lost_ranks.py)."""
     ranks = ", ".join(f"rank {rank} on {host}" if host else f"rank {rank}" for rank, host in row["ranks"].items())
     said = f"round {row['round']}: {ranks} is lost ({row['why']}); going on without"
     for key, what in (("clients", "sits this round out"), ("gone", "is gone")):

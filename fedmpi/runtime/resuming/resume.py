@@ -19,7 +19,7 @@ from fedmpi.common.errors import UserError
 from fedmpi.common.jsonl import read_jsonl
 from fedmpi.config import Settings
 from fedmpi.config.later import by_rounds, comparable, free_later
-from fedmpi.engine.faults.losses import check
+from fedmpi.engine.faults.lost_ranks import check
 from fedmpi.engine.faults.policy import rejoin_sites
 from fedmpi.engine.federation import Federation
 from fedmpi.engine.pace import Pace, Row
@@ -145,7 +145,7 @@ def go_on(fed: Federation, kept: Checkpoints, timeout_s: float, say: Callable[[s
     rounds are done than are asked for.
     """
     comm, found = fed.comm, _proposals(kept, say) if fed.comm.rank == 0 else iter(())
-    losses = fed.scheduler.losses
+    losses = fed.scheduler.lost_ranks
     while True:
         t, server, memory = next(found, (LOST if _ended(kept.folder.parent) else -1, {}, {}))
         t = int(comm.allgather_bytes(str(t).encode(), timeout_s)[0])
@@ -155,7 +155,7 @@ def go_on(fed: Federation, kept: Checkpoints, timeout_s: float, say: Callable[[s
                 "would begin at round 0 and write over its results. A new run (another name) can begin with its model, "
                 f"init.from={kept.folder.parent}, or from the start"
             )
-        fed.scheduler.losses = (losses if fed.plan.replay else losses.until(t + 1)).known(t + 1)
+        fed.scheduler.lost_ranks = (losses if fed.plan.replay else losses.until(t + 1)).known(t + 1)
         if t < 0:
             rejoin_sites(0, fed.control)
             kept.begin_after(t, fed)
@@ -201,7 +201,7 @@ def _harm(fed: Federation, kept: Checkpoints, t: int) -> str:
     """What is wrong with the rows that this rank answers for; "" where nothing is."""
     if not fed.worker.messages.client_state.size:
         return ""
-    last, gone = fed.scheduler.last_rounds(t), fed.scheduler.losses.gone(t + 1)
+    last, gone = fed.scheduler.last_rounds(t), fed.scheduler.lost_ranks.gone(t + 1)
     for client in sorted(last):
         if fed.states.owner[client] == fed.comm.rank and client not in gone:
             try:

@@ -25,9 +25,9 @@ import torch
 import fedmpi.comm.backends.torch_dist  # noqa: F401  (before any fork)
 from fedmpi.comm import Lost, Timeouts, connect, detect
 from fedmpi.comm.base import Gone
-from fedmpi.comm.loss import silence
-from fedmpi.comm.loss.alarm import Alarm
-from fedmpi.comm.loss.leaving import leave
+from fedmpi.comm.failures import timeout_tracing
+from fedmpi.comm.failures.error_reporter import ErrorReporter
+from fedmpi.comm.failures.process_exit import leave
 
 N = 300_000  # 1.2 MB: more than sockets buffer
 DEADLINE_S = 20
@@ -43,8 +43,8 @@ def main() -> None:
     os.environ["TORCH_CPP_LOG_LEVEL"] = "ERROR"  # as the command does
     mine = [step for step in plan if step["rank"] == job.rank]
     timeouts = Timeouts(start=30, round=30)
-    alarm = Alarm(job, timeouts)
-    comm = connect(job, backend, timeouts=timeouts, alarm=alarm)
+    error_reporter = ErrorReporter(job, timeouts)
+    comm = connect(job, backend, timeouts=timeouts, error_reporter=error_reporter)
     comm.patience_s = next((step["patience"] for step in plan if "patience" in step), 30)
     (folder / f"{job.rank}.pid").write_text(str(os.getpid()))
     woken = []  # process numbers
@@ -60,7 +60,7 @@ def main() -> None:
             do = step["do"]
             report(do)
             if do == "raise":
-                alarm.fail("error: the ninth wave", 2)
+                error_reporter.fail("error: the ninth wave", 2)
             elif do == "wake":
                 woken.append(int((folder / f"{step['of']}.pid").read_text()))
                 os.kill(woken[0], signal.SIGCONT)
@@ -91,7 +91,7 @@ def main() -> None:
                 t += 1
             except Lost as error:
                 if comm.can_regroup and len(sys.argv) <= 5:  # a reason why not; the ranks of `launch` always can
-                    raise silence.at_fault(alarm, error) from None
+                    raise timeout_tracing.root_cause(error_reporter, error) from None
                 payloads = comm.regroup(f"{comm.rank} at {t}".encode(), DEADLINE_S)
                 report("regrouped", lost=str(error), payloads={r: p.decode() for r, p in payloads.items()})
                 t = max(int(payload.split()[2]) for payload in payloads.values())
@@ -100,7 +100,7 @@ def main() -> None:
         leave(0)  # as the command does: a thread that a regroup has left behind may be within torch
     except Lost as error:
         report("lost", lost=str(error))
-        alarm.fail(f"error: {error}", 1, reacts=isinstance(error, Gone))
+        error_reporter.fail(f"error: {error}", 1, reacts=isinstance(error, Gone))
 
 
 def is_running(pid):

@@ -23,8 +23,8 @@ import battery  # noqa: E402
 from fedmpi.comm import Lost, Timeouts, detect  # noqa: E402
 from fedmpi.comm.backends import torch_dist  # noqa: E402
 from fedmpi.comm.backends.interfaces import choose_interface  # noqa: E402
-from fedmpi.comm.loss import silence  # noqa: E402
-from fedmpi.comm.loss.alarm import Alarm  # noqa: E402
+from fedmpi.comm.failures import timeout_tracing  # noqa: E402
+from fedmpi.comm.failures.error_reporter import ErrorReporter  # noqa: E402
 from fedmpi.comm.rendezvous import lookup  # noqa: E402
 from fedmpi.comm.rendezvous.store_allgather import StoreAllgather  # noqa: E402
 
@@ -66,11 +66,11 @@ def connect(kind):
         post = dist.batch_isend_irecv
         dist.batch_isend_irecv = lambda operations: [Polled(work) for work in post(operations)]
     allgather = StoreAllgather(store, job.rank, range(job.size))
-    comm, alarm = torch_dist.Nccl(job, device, allgather, Timeouts(round=20)), Alarm(job)
+    comm, error_reporter = torch_dist.Nccl(job, device, allgather, Timeouts(round=20)), ErrorReporter(job)
     if job.size > 1:
-        alarm.listen(lambda: lookup.new_connection(store))
-        alarm.subscribe(lambda line, store: silence.answer(line, job.rank, comm.awaits, store))
-    return comm, alarm
+        error_reporter.listen(lambda: lookup.new_connection(store))
+        error_reporter.subscribe(lambda line, store: timeout_tracing.answer(line, job.rank, comm.awaits, store))
+    return comm, error_reporter
 
 
 def check_nccl_to_oneself(comm):
@@ -104,7 +104,7 @@ def wait_for_files(folder, ranks):
         time.sleep(0.05)
 
 
-def silent(comm, alarm, folder):
+def silent(comm, error_reporter, folder):
     """What the others say of the last rank, which does not come before they have said it."""
     comm.patience_s = 1.0 if comm.rank else 2.0  # rank 1 waits for rank 0, and is the first to lose its patience
     try:
@@ -114,14 +114,14 @@ def silent(comm, alarm, folder):
         x, last = torch.zeros(4, device=comm.device), comm.size - 1
         comm.exchange(*(([], [(last, x)]) if comm.rank == 0 else ([], [(0, x)])))
     except Lost as error:
-        return str(silence.at_fault(alarm, error))
+        return str(timeout_tracing.root_cause(error_reporter, error))
     return "nothing"
 
 
 def main():
     folder, kind = sys.argv[1:]
     torch.set_num_threads(1)
-    comm, alarm = connect(kind)
+    comm, error_reporter = connect(kind)
     if kind == "nccl" and comm.size == 1:
         battery.CHECKS["check_nccl_to_oneself"] = check_nccl_to_oneself
     battery.run(comm, folder)
@@ -130,7 +130,7 @@ def main():
         found = runs(comm, Path(folder))
         if comm.rank == 0:
             Path(folder, "hashes").write_text(json.dumps(found))
-        said = silent(comm, alarm, Path(folder))
+        said = silent(comm, error_reporter, Path(folder))
         Path(folder, f"{comm.rank}.silence").write_text(json.dumps(said))
         wait_for_files(Path(folder), range(comm.size))  # rank 0 holds the store
         os._exit(0)

@@ -7,10 +7,10 @@ import sys
 
 import pytest
 
+from fedmpi.comm.failures import process_exit
 from fedmpi.comm.launchers.job import Job
-from fedmpi.comm.loss import leaving
 
-PROGRAM = "import sys; from fedmpi.comm.loss import leaving; leaving.setup_stdio(); "
+PROGRAM = "import sys; from fedmpi.comm.failures import process_exit; process_exit.setup_stdio(); "
 
 
 @pytest.mark.parametrize("to", [">&-", "> /dev/full", "| true"])
@@ -40,7 +40,7 @@ def test_streams_keep_their_options_and_escape_characters_that_they_do_not_have(
 
 def test_a_message_escapes_characters_that_a_stream_does_not_have():
     out = io.TextIOWrapper(io.BytesIO(), encoding="iso-8859-1")
-    leaving.say("Ω é", out)
+    process_exit.say("Ω é", out)
     assert out.buffer.getvalue() == b"\\u03a9 \xe9\n"
 
 
@@ -64,7 +64,7 @@ def test_ranks_away_from_the_console_of_rank_0(monkeypatch, launcher, rank, loca
     for name, value in env.items():
         monkeypatch.setenv(name, value)
     job = Job(launcher, rank, 4, local_rank, 2, "node")
-    assert leaving.Process(job).has_own_console() is expected
+    assert process_exit.Process(job).has_own_console() is expected
 
 
 @pytest.mark.parametrize("closes", [True, False])
@@ -74,7 +74,7 @@ def test_a_message_that_its_stream_does_not_take_is_dropped(closes):
     out = open(write, "w")  # noqa: SIM115
     if closes:
         out.close()
-    leaving.say("a line", out)
+    process_exit.say("a line", out)
     if not closes:
         with pytest.raises(BrokenPipeError):
             out.close()

@@ -139,8 +139,8 @@ def connecting(monkeypatch):
 
     def connect(build):
         monkeypatch.setattr(torch_dist, "build", build)
-        job, alarm = Job("torchrun", 0, 1, 0, 1, "a"), SimpleNamespace(listen=lambda call: None)
-        torch_dist.connect(job, "nccl", CPU, Timeouts(start=300, round=1800, reply=5), alarm)
+        job, error_reporter = Job("torchrun", 0, 1, 0, 1, "a"), SimpleNamespace(listen=lambda call: None)
+        torch_dist.connect(job, "nccl", CPU, Timeouts(start=300, round=1800, reply=5), error_reporter)
         return bounds
 
     monkeypatch.setattr(torch_dist, "within", within)

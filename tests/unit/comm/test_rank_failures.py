@@ -8,8 +8,8 @@ from simulated_job import SimulatedJob, SimulatedStore
 
 from fedmpi.comm.backends import mpi_comm, torch_dist
 from fedmpi.comm.base import START_REMEDY, Lost, Silent, within
+from fedmpi.comm.failures import timeout_tracing
 from fedmpi.comm.launchers.job import Job
-from fedmpi.comm.loss import silence
 from fedmpi.comm.rendezvous.store_allgather import StoreAllgather
 from fedmpi.comm.timeouts import Timeouts
 
@@ -248,10 +248,10 @@ def test_the_error_for_an_absent_rank_says_what_to_check_at_the_start(monkeypatc
     def program(rank):
         store = stores[rank.number] = SimulatedStore(rank)
         store.connection_addresses = lambda: ("10.0.0.2", "10.0.0.1")
-        alarm = SimpleNamespace(listen=lambda open_store: None)
+        error_reporter = SimpleNamespace(listen=lambda open_store: None)
         with pytest.raises(Lost) as lost:
             torch_dist.connect(
-                Job("env://", rank.number, 3, 0, 1, "node"), "gloo", torch.device("cpu"), rank.timeouts, alarm
+                Job("env://", rank.number, 3, 0, 1, "node"), "gloo", torch.device("cpu"), rank.timeouts, error_reporter
             )
         said[rank.number] = str(lost.value)
 
@@ -320,7 +320,7 @@ def test_the_cause_of_a_silence_is_found_through_the_ranks_that_wait(waits_for, 
             rank.freeze()
         if rank.number == asker:
             rank.clock.sleep(1)
-            found.append(silence.at_fault(rank.alarm, Silent(peers, 60)).peers)
+            found.append(timeout_tracing.root_cause(rank.error_reporter, Silent(peers, 60)).peers)
         rank.clock.sleep(60)
 
     job.run(program)

@@ -81,7 +81,7 @@ def test_an_option_does_not_stand_where_something_else_is_passed(tmp_path):
     """It would be taken for an option, and be given the server's view."""
     file = tmp_path / "rule.py"
     file.write_text("def wrong(up, factor: float = 0.5): ...\ndef right(updates, server, factor: float = 0.5): ...\n")
-    with pytest.raises(UserError, match=r"cannot be called with \(up, s, .*\): factor, an option"):
+    with pytest.raises(UserError, match=r"cannot be called with \(updates, server, .*\): factor, an option"):
         registry.make(RULE, registry.Chosen(f"{file}:wrong"))
     assert registry.make(RULE, registry.Chosen(f"{file}:right", {"factor": 2.0})).keywords == {"factor": 2.0}
 

@@ -11,7 +11,7 @@ from fedmpi.config.schema import Settings
 from fedmpi.data import streaming
 from fedmpi.data.pictures import Pictures
 from fedmpi.data.sources.npz import npz
-from fedmpi.data.streaming.stream import Stream
+from fedmpi.data.streaming import Stream
 from fedmpi.runtime.validate import validate_settings
 
 N = 10

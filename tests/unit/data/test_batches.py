@@ -6,7 +6,7 @@ import torch
 
 from fedmpi.data.batches import Shard, batches
 from fedmpi.data.pictures import of_bytes
-from fedmpi.data.streaming.stream import Source, Stream
+from fedmpi.data.streaming import Source, Stream
 
 
 def shard(n=10):

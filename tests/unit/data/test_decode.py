@@ -17,7 +17,7 @@ from fedmpi.data.sources.pictures.decode import DecodeOptions, decode
 from fedmpi.data.sources.pictures.image_folder import image_folder
 from fedmpi.data.sources.pictures.image_mask import image_mask
 from fedmpi.data.sources.pictures.reading import read
-from fedmpi.data.streaming.stream import Stream
+from fedmpi.data.streaming import Stream
 
 RNG = np.random.default_rng(0)
 

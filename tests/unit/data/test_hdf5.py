@@ -13,8 +13,7 @@ from fedmpi.data.silos import open_silos
 from fedmpi.data.sources.federated.hdf5 import hdf5
 from fedmpi.data.sources.npz import npz
 from fedmpi.data.sources.texts.text import text
-from fedmpi.data.streaming.hdf5_rows import StoredArrays
-from fedmpi.data.streaming.stream import Stream
+from fedmpi.data.streaming import StoredArrays, Stream
 
 h5py = pytest.importorskip("h5py")
 RNG = np.random.default_rng(0)

@@ -142,11 +142,9 @@ def test_the_digest_of_a_partition_is_that_of_its_arrays():
     )
 
 
-def test_parts_may_be_given_as_a_list():
-    """By whoever makes a federation by hand."""
+def test_a_validation_part_is_the_same_of_shards_with_one_x_and_with_several():
     fed = split(rows_of_numbers(30), "iid", 3, 0)
-    by_hand = type(fed)(**{**vars(fed), "parts": list(fed.parts), "train": dict(fed.train)})
-    assert isinstance(by_hand.parts, Partition)
+    by_hand = type(fed)(**{**vars(fed), "train": dict(fed.train)})
     one, other = (hold_out(each, 0.3, 0) for each in (fed, by_hand))
     for k in range(3):
         assert torch.equal(one.train[k].index, other.train[k].index)

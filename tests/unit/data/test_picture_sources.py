@@ -14,12 +14,12 @@ from fedmpi.data.federated import split
 from fedmpi.data.fetching.getting import SETS
 from fedmpi.data.fetching.medmnist import TABLE
 from fedmpi.data.silos import open_silos
+from fedmpi.data.sources.mnist import EMNIST_CLASSES as EMNIST
+from fedmpi.data.sources.mnist import emnist
 from fedmpi.data.sources.pictures import domains
 from fedmpi.data.sources.pictures.cinic10 import CLASSES as CINIC
 from fedmpi.data.sources.pictures.cinic10 import cinic10
 from fedmpi.data.sources.pictures.domains import office_home, pacs
-from fedmpi.data.sources.pictures.emnist import CLASSES as EMNIST
-from fedmpi.data.sources.pictures.emnist import emnist
 from fedmpi.data.sources.pictures.ham10000 import SOURCES, ham10000
 from fedmpi.data.sources.pictures.image_folder import image_folder
 from fedmpi.data.sources.pictures.medmnist import medmnist

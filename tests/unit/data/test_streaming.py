@@ -18,7 +18,7 @@ from fedmpi.data.pictures import of_bytes, stacked
 from fedmpi.data.sources.npz import npz
 from fedmpi.data.sources.pictures.image_folder import image_folder
 from fedmpi.data.sources.pictures.reading import DecodedFiles
-from fedmpi.data.streaming.stream import AHEAD, Stream, in_turn
+from fedmpi.data.streaming import AHEAD, Stream, in_turn
 from fedmpi.runtime import build_data, rank_agreement
 
 N = 60

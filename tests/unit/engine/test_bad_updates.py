@@ -10,7 +10,7 @@ from torch import nn
 
 from fedmpi.common.errors import RankWarning, UserError
 from fedmpi.engine import scheduler
-from fedmpi.engine.faults.uploads import Guard
+from fedmpi.engine.faults.uploads import UpdateFilter
 from fedmpi.engine.local import training_loop
 from fedmpi.engine.local.context import ClientContext
 from fedmpi.engine.travel.whole import Held
@@ -48,11 +48,11 @@ def judged(guard, norms, t=0, w=0.0):
     ],
 )
 def test_a_thousand_medians(norms, bad):
-    assert judged(Guard("auto", drop=True), norms) == bad
+    assert judged(UpdateFilter("auto", drop=True), norms) == bad
 
 
 def test_small_cohorts_are_compared_with_the_rounds_before():
-    guard = Guard("auto", drop=True)
+    guard = UpdateFilter("auto", drop=True)
     assert judged(guard, [1, 2], 0) == []
     assert judged(guard, [1e7, 2], 1) == [0]
     assert judged(guard, [1e7], 2) == [0]
@@ -62,14 +62,14 @@ def test_small_cohorts_are_compared_with_the_rounds_before():
 
 def test_an_update_no_longer_than_the_model_is_never_refused():
     """Where the others have nothing left to learn a client with something new is far from their median."""
-    assert judged(Guard("auto", drop=True), [1e-6, 1e-6, 1e-6, 5.0], w=6.0) == []
-    assert judged(Guard("auto", drop=True), [1e-6, 1e-6, 1e-6, 7.0], w=6.0) == [3]
+    assert judged(UpdateFilter("auto", drop=True), [1e-6, 1e-6, 1e-6, 5.0], w=6.0) == []
+    assert judged(UpdateFilter("auto", drop=True), [1e-6, 1e-6, 1e-6, 7.0], w=6.0) == [3]
 
 
 def test_an_absolute_bound_and_none():
-    assert judged(Guard(2.0, drop=True), [1, 2, 2.5], w=100.0) == [2]
-    assert judged(Guard(None, drop=True), [1, 1, 1, 1e30]) == []
-    assert judged(Guard(None, drop=True), [1, 1, 1, math.nan]) == [3]
+    assert judged(UpdateFilter(2.0, drop=True), [1, 2, 2.5], w=100.0) == [2]
+    assert judged(UpdateFilter(None, drop=True), [1, 1, 1, 1e30]) == []
+    assert judged(UpdateFilter(None, drop=True), [1, 1, 1, math.nan]) == [3]
 
 
 @pytest.mark.parametrize("kind", [torch.float32, torch.float64, torch.bfloat16])
@@ -215,7 +215,7 @@ def test_what_no_client_did_still_ends_the_run(monkeypatch):
 def test_clipped_is_taken_at_the_bound(monkeypatch, factor):
     """Beside the update of which nothing was changed: dw * bound / ||dw||, and all else that the client sent."""
     seen = {}
-    refused = Guard.refused
+    refused = UpdateFilter.refused
 
     def look(self, t, members, came, w, failed=()):
         before = came.packing.views(came.rows[BAD].clone())
@@ -223,7 +223,7 @@ def test_clipped_is_taken_at_the_bound(monkeypatch, factor):
         seen[t] = before, came.packing.views(came.rows[BAD].clone())
         return found
 
-    monkeypatch.setattr(Guard, "refused", look)
+    monkeypatch.setattr(UpdateFilter, "refused", look)
     spoil(monkeypatch, factor)
     with pytest.warns(UserWarning, match=r"round 1: client 2 sent an update of norm .*; taken at the bound"):
         it = play(everyone("scaffold", net="norm", rounds=3, faults={"on_bad_update": "clip", "max_norm": 5.0}))
@@ -238,7 +238,7 @@ def test_clipped_is_taken_at_the_bound(monkeypatch, factor):
 
 
 def test_what_is_not_finite_cannot_be_clipped():
-    guard = Guard(2.0, drop=True, clip=True)
+    guard = UpdateFilter(2.0, drop=True, clip=True)
     assert judged(guard, [1, math.nan, 9]) == [1]
     assert [each["client"] for each in guard.clipped] == [2]
 

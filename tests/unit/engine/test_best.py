@@ -13,6 +13,7 @@ from torch.nn.functional import cross_entropy
 import fedmpi as api
 from fedmpi.common.errors import UserError
 from fedmpi.data.federated import Shard
+from fedmpi.data.partitions.parts import Partition
 from fedmpi.data.validation import hold_out
 from fedmpi.engine.best import Best, Choice
 
@@ -107,7 +108,7 @@ def test_fine_tuning_follows_the_last_round_of_a_run_that_ends_early():
 def test_nothing_to_measure_on():
     data = federated()
     one = {k: Shard(s.x, s.y, s.index[:1]) for k, s in data.train.items()}
-    parts = [shard.index.numpy() for shard in one.values()]
+    parts = Partition.from_parts(shard.index.numpy() for shard in one.values())
     alone = replace(data, train=one, train_sizes=data.train_sizes * 0 + 1, parts=parts)
     config = best("loss")
     with pytest.raises(UserError, match="no client has two samples"):

@@ -7,12 +7,12 @@ import warnings
 import pytest
 from helpers import play, settings
 
-from fedmpi.engine.faults.divergence import Loss, Watch
+from fedmpi.engine.faults.divergence import DivergenceMonitor, LossTracker
 
 
 def rounds(losses, chance=None, from_chance=False):
     """The rounds in which a loss with these values is bad, at the end."""
-    loss = Loss("loss", chance, best=chance if from_chance else math.inf)
+    loss = LossTracker("loss", chance, best=chance if from_chance else math.inf)
     for t, value in enumerate(losses):
         loss.see(t, value)
     return loss.bad
@@ -51,21 +51,21 @@ def line(t, loss, **more):
 
 
 def test_told_once_after_three_or_at_the_end():
-    watch = Watch(10, "loss")
+    watch = DivergenceMonitor(10, "loss")
     assert [watch.see(line(t, 99.0), last=False) for t in range(2)] == [None, None]
     with pytest.warns(UserWarning, match=r"come apart since round 0: loss is 99, against 2\.3 of a mere guess; lower"):
         assert watch.see(line(2, 99.0), last=False) == 0
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         assert watch.see(line(3, 99.0), last=True) is None
-    watch = Watch(10, "loss")
+    watch = DivergenceMonitor(10, "loss")
     assert watch.see(line(0, 0.01), last=False) is None
     with pytest.warns(UserWarning, match=r"come apart in round 1: loss is no number, against 0\.01 in round 0"):
         assert watch.see(line(1, math.nan), last=True) == 1
 
 
 def test_rounds_without_an_evaluation_or_a_good_upload_do_not_count():
-    watch = Watch(10, "loss")
+    watch = DivergenceMonitor(10, "loss")
     rows = [line(0, 99.0), {"round": 1, "cohort": [0], "refused": []}, line(2, 99.0)]
     rows += [line(3, 99.0, refused=[{"client": 0}]), {"round": 4, "cohort": [0], "refused": []}]
     assert [watch.see(row, last=False) for row in rows] == [None] * 5
@@ -103,11 +103,11 @@ def test_stop_ends_the_run_with_the_round_under_way():
 
 
 def test_who_goes_on_after_a_stop_is_looked_at_anew():
-    watch = Watch(10, "loss", stop=True)
+    watch = DivergenceMonitor(10, "loss", stop=True)
     with pytest.warns(UserWarning, match="come apart"):
         assert [watch.see(line(t, 99.0), last=False) for t in range(3)][-1] == 0
     assert watch.ends
-    again = Watch(10, "loss", stop=True)
+    again = DivergenceMonitor(10, "loss", stop=True)
     again.recall(json.loads(json.dumps(watch.memory())))
     assert not again.ends
     with pytest.warns(UserWarning, match="come apart since round 2"):
@@ -116,7 +116,7 @@ def test_who_goes_on_after_a_stop_is_looked_at_anew():
 
 
 def test_one_class_for_all_is_told_after_three_evaluations():
-    watch = Watch(10, "loss")
+    watch = DivergenceMonitor(10, "loss")
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         for t, only in enumerate([4, 4, None, 3, 3, 4, 4]):

@@ -9,8 +9,8 @@ from helpers import FinishedRun, digest, federated, prepare, small_settings
 from thread_ranks import Seat, play_in_threads
 from torch import nn
 
-from fedmpi.engine.faults import losses
-from fedmpi.engine.faults.losses import Losses
+from fedmpi.engine.faults import lost_ranks
+from fedmpi.engine.faults.lost_ranks import LostRanks
 from fedmpi.engine.scheduler import pinned
 from fedmpi.flat import linear
 from fedmpi.methods import registry
@@ -68,13 +68,13 @@ def with_deaths(config, dies, folder=None, room=10**6):
     assert not wrong, wrong
     assert set(done) >= set(range(SIZE)) - set(dies)
     assert (done[0].reason, len(done[0].rows)) == ("finished", config.rounds)
-    assert done[0].told == done[0].fed.scheduler.losses.rows
+    assert done[0].told == done[0].fed.scheduler.lost_ranks.rows
     return done[0]
 
 
 def replay(fed, rows):
     """Give a federation the rank failures of another run."""
-    fed.scheduler.losses = Losses(rows)
+    fed.scheduler.lost_ranks = LostRanks(rows)
     for part in (fed, fed.control):
         part.plan = replace(part.plan, replay=True)
 
@@ -121,7 +121,7 @@ def test_one_or_two_die(tmp_path, method, policy, placement):
         dies = deaths(config, rng, rng.sample([1, 2, 3], 1 + number % 2))
         folder = tmp_path / str(number) if number % 2 else None
         it = with_deaths(config, dies, folder, room=2)
-        same(it, replayed(config, it.fed.scheduler.losses.rows))
+        same(it, replayed(config, it.fed.scheduler.lost_ranks.rows))
         if policy == "redo" and not any(row["reverted"] for row in it.told):
             same(it, undisturbed(config)[0])
 
@@ -134,7 +134,7 @@ def test_what_formats_have_left_out_outlives_a_loss(tmp_path, wire, policy):
         config, rng = lossy(method, policy, comm={"wire": wire}), random.Random(f"{method} {policy} {number}")
         dies = deaths(config, rng, rng.sample([1, 2, 3], 1 + number % 2))
         it = with_deaths(config, dies, tmp_path / str(number), room=2)
-        same(it, replayed(config, it.fed.scheduler.losses.rows))
+        same(it, replayed(config, it.fed.scheduler.lost_ranks.rows))
         if policy == "redo" and not any(row["reverted"] for row in it.told):
             same(it, undisturbed(config)[0])
 
@@ -164,9 +164,9 @@ def test_one_dies_at_any_message_while_all_ranks_hold_columns(monkeypatch, net, 
     counts = undisturbed(config)[1]
     for number in range(1, counts[2] + 1):
         it = with_deaths(config, {2: [number]})
-        again = replayed(config, it.fed.scheduler.losses.rows)
+        again = replayed(config, it.fed.scheduler.lost_ranks.rows)
         same(it, again)
-        assert str(it.fed.server.guard.memory()) == str(again.fed.server.guard.memory())
+        assert str(it.fed.server.update_filter.memory()) == str(again.fed.server.update_filter.memory())
         assert [row["down_parameters"] for row in it.rows] == [row["down_parameters"] for row in again.rows]
 
 
@@ -181,7 +181,7 @@ def test_every_method_at_many_messages(tmp_path, method):
         config = lossy(method, rng.choice(["drop", "redo"]), rng.choice(["balanced", "pinned"]))
         dies = deaths(config, rng, rng.sample([1, 2, 3], rng.choice([1, 1, 2])))
         it = with_deaths(config, dies, tmp_path / str(number) if number % 2 else None, room=2)
-        same(it, replayed(config, it.fed.scheduler.losses.rows))
+        same(it, replayed(config, it.fed.scheduler.lost_ranks.rows))
         if config.faults.on_lost_rank == "redo" and not any(row["reverted"] for row in it.told):
             same(it, undisturbed(config)[0])
 
@@ -194,18 +194,18 @@ def test_it_goes_on_from_a_checkpoint_after_losses(tmp_path, method):
     for number in range(4):
         folder = tmp_path / str(number)
         first = with_deaths(short, deaths(short, rng, [2]), folder, room=2)
-        rows = first.fed.scheduler.losses.rows
+        rows = first.fed.scheduler.lost_ranks.rows
         it = prepare(config.model_copy(update={"faults": config.faults.model_copy(update={"on_lost_rank": "abort"})}))
         kept = checkpoints(folder, 10**6)
         it.fed.reporter.sink.keep, it.fed.states.shelf, it.fed.states.room = kept.save, kept.rows, 10**6
-        it.fed.scheduler.losses = Losses(rows)
+        it.fed.scheduler.lost_ranks = LostRanks(rows)
         t = resume.go_on(it.fed, kept, 10, lambda text: None)
         assert t == 2
         run(it)
-        again = replayed(config, it.fed.scheduler.losses.rows)
+        again = replayed(config, it.fed.scheduler.lost_ranks.rows)
         assert it.hashes == again.hashes[t:]
         assert str([*map(figures, it.rows)]) == str([*map(figures, again.rows)][t:])
-        assert not any(row["reported"] for row in it.fed.scheduler.losses.rows if row["round"] == t + 1)
+        assert not any(row["reported"] for row in it.fed.scheduler.lost_ranks.rows if row["round"] == t + 1)
 
 
 @pytest.mark.parametrize("method", ["fedavg", "scaffold", "fedper"])
@@ -217,22 +217,22 @@ def test_a_site_is_gone_until_the_run_goes_on_with_it(tmp_path, method):
         folder = tmp_path / str(number)
         dead = rng.sample([1, 2, 3], 1 + number % 2)
         first = with_deaths(short, deaths(short, rng, dead), folder, room=2)
-        rows = first.fed.scheduler.losses.rows
+        rows = first.fed.scheduler.lost_ranks.rows
         same(first, replayed(short, rows))
         mine = {k for k, rank in pinned(range(7), range(1, SIZE)).items() if rank in dead}
-        assert first.fed.scheduler.losses.gone(3) == mine
+        assert first.fed.scheduler.lost_ranks.gone(3) == mine
         assert all(not mine & set(row["cohort"]) for row in first.rows if row["round"] > rows[-1]["round"])
 
         it = prepare(config, sites())
         kept = checkpoints(folder, 10**6)
         it.fed.reporter.sink.keep, it.fed.states.room = kept.save, 10**6
         it.fed.states.shelf = kept.rows if it.made.messages.client_state.size else None
-        it.fed.scheduler.losses = Losses([row for row in rows if row["round"] <= 2])
+        it.fed.scheduler.lost_ranks = LostRanks([row for row in rows if row["round"] <= 2])
         t = resume.go_on(it.fed, kept, 10, lambda text: None)
         run(it)
-        assert not it.fed.scheduler.losses.gone(3)
+        assert not it.fed.scheduler.lost_ranks.gone(3)
         assert any(mine & set(row["cohort"]) for row in it.rows if row["round"] > 2)
-        again = replayed(config, it.fed.scheduler.losses.rows)
+        again = replayed(config, it.fed.scheduler.lost_ranks.rows)
         assert it.hashes == again.hashes[t:]
         assert str([*map(figures, it.rows)]) == str([*map(figures, again.rows)][t:])
 
@@ -251,11 +251,11 @@ def test_without_the_policy_a_lost_rank_ends_the_run():
 
 def test_what_losses_mean():
     rows = [
-        losses.row(1, {2: "a"}, clients=[3], reverted={5: 0}),
-        losses.row(2, {1: "b"}, clients=[0], gone=[4]),
-        losses.row(4, {}, back=[4], reverted={4: 1}),
+        lost_ranks.row(1, {2: "a"}, clients=[3], reverted={5: 0}),
+        lost_ranks.row(2, {1: "b"}, clients=[0], gone=[4]),
+        lost_ranks.row(4, {}, back=[4], reverted={4: 1}),
     ]
-    found = Losses(rows)
+    found = LostRanks(rows)
     assert [found.present(t, range(6)) for t in range(5)] == [
         [0, 1, 2, 3, 4, 5], [0, 1, 2, 4, 5], [1, 2, 3, 5], [0, 1, 2, 3, 5], [0, 1, 2, 3, 4, 5],
     ]  # fmt: skip
@@ -264,9 +264,9 @@ def test_what_losses_mean():
     assert found.until(2).rows == rows[:2]
     found.replace(2, [])
     assert found.rows == rows[:1]
-    late = losses.row(2, {}, gone=[1], reverted={0: 1}, reported=True)
-    told = Losses([losses.row(2, {}, gone=[4]), late])
+    late = lost_ranks.row(2, {}, gone=[1], reverted={0: 1}, reported=True)
+    told = LostRanks([lost_ranks.row(2, {}, gone=[4]), late])
     assert (told.before(2).gone(2), told.gone(2)) == ({4}, {1, 4})
     assert (told.before(2).reverted(2), told.before(3).rows) == ({}, told.rows)
     assert (told.known(2).before(2).gone(2), told.known(3).rows) == ({1, 4}, told.rows)
-    assert not losses.late({"round": 2})  # of an earlier version
+    assert not lost_ranks.late({"round": 2})  # of an earlier version

@@ -11,7 +11,7 @@ from thread_ranks import Dead, Seat, play_in_threads
 from fedmpi.comm.base import Gone
 from fedmpi.common.errors import UserError
 from fedmpi.engine import scheduler
-from fedmpi.engine.faults import losses
+from fedmpi.engine.faults import lost_ranks
 from fedmpi.engine.local.context import ClientContext
 from fedmpi.runtime.resuming import resume
 from fedmpi.runtime.resuming.checkpoints import Rows
@@ -66,7 +66,7 @@ def test_a_refused_state_does_not_come_back_from_the_shelf(tmp_path, monkeypatch
     monkeypatch.setattr(Seat, "step", step)
     assert [each["client"] for each in it.rows[2]["refused"]] == [0]
     assert it.told
-    same(it, replayed(config, it.fed.scheduler.losses.rows))
+    same(it, replayed(config, it.fed.scheduler.lost_ranks.rows))
 
 
 def slow_disk(monkeypatch, seconds):
@@ -132,13 +132,13 @@ def test_nobody_misses_a_round(monkeypatch):
     monkeypatch.setattr(Seat, "_broadcast", broadcast)
     it = ran(config, {dead: ()}, seats=feds)
     assert it.told
-    same(it, replayed(config, it.fed.scheduler.losses.rows))
+    same(it, replayed(config, it.fed.scheduler.lost_ranks.rows))
 
 
 @pytest.mark.parametrize("after", [1, 2, 3])
 def test_a_replay_goes_on_from_a_checkpoint(tmp_path, after):
     """Client 0 reverts in round 4 to its state of round 1: it has that, or lacks it, or is given it."""
-    known = [losses.row(4, {2: ""}, clients=[1], gone=(), reverted={0: 1}, why="")]
+    known = [lost_ranks.row(4, {2: ""}, clients=[1], gone=(), reverted={0: 1}, why="")]
     cohorts = {"fraction": 1.0}
 
     def played(rounds, folder=None):

@@ -217,7 +217,7 @@ def test_a_rule_that_reads_rows_gets_them_wherever_they_lie(ways):
     assert streamed.Streamed not in ways
 
 
-@pytest.mark.parametrize(("cls", "said"), [(Wrong, "reads up.dw"), (Another, "another sum")])
+@pytest.mark.parametrize(("cls", "said"), [(Wrong, "reads updates.dw"), (Another, "another sum")])
 def test_what_means_does_not_say_is_told(cls, said):
     with pytest.raises(UserError, match=f"means says .*'dw'.*{said}.*leave out 'dw'"):
         play(named(cls))

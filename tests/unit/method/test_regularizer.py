@@ -193,7 +193,7 @@ def test_hessian_of_a_loss_with_such_a_term(monkeypatch):
 BAD = {
     "vector": (lambda k: k.w, r"hook regularizer returned shape \(\d+,\)"),
     "number": (lambda k: 3.0, "hook regularizer returned float"),
-    "constant": (lambda k: k.w.detach().sum(), "hook regularizer returned a number that does not depend on k.w"),
+    "constant": (lambda k: k.w.detach().sum(), "hook regularizer returned a number that does not depend on client.w"),
     "anchor": (lambda k: Quadratic(1.0, k.w0[:3]), r"hook regularizer: Quadratic returned shape \(3,\)"),
 }
 

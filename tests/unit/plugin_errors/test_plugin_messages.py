@@ -40,19 +40,19 @@ def later():
 """
 METHOD = r"""
 def upload(self, k): k.w.zero_(); return Row(), State()
-    client 0: a hook of method plugin wrote to k.w, which.* It was upload
+    client 0: a hook of method plugin wrote to client.w, which.* It was upload
 def gradient(self, k, g): k.w.mul_(0.9); return g
-    wrote to k.w, which.* It was gradient
+    wrote to client.w, which.* It was gradient
 def receive(self, k): k.w[0] = 1; return k.received
-    wrote to k.w, which.* It was receive
+    wrote to client.w, which.* It was receive
 def loss(self, k, x, y): k.label_counts.add_(1); return k.task_loss(k.logits(x), x, y)
-    wrote to k.label_counts, which.* It was loss
+    wrote to client.label_counts, which.* It was loss
 def loss(self, k, x, y): return k.task_loss(k.logits(x.mul_(2)), x, y)
     wrote to its batch, x or y
 def weights(self, k): return k.received.mul_(2)
-    wrote to k.w0 \(k.received\) or k.down, which.* It was weights
+    wrote to client.w0 \(client.received\) or client.down, which.* It was weights
 def aggregate(self, s, up): up.p.fill_(1); return up.mean('dw'), State()
-    round 0: a hook of method plugin wrote to up.p, which.* It was aggregate
+    round 0: a hook of method plugin wrote to updates.p, which.* It was aggregate
 def loss(self, k, x, y): return k.task_loss(k.logits(x).detach(), x, y)
     round 0, client 0: method plugin, hook loss returned a loss that
 def train(self, k): k.fit(loss=lambda k, x, y: k.logits(x).sum().detach()); return State()
@@ -84,11 +84,11 @@ def travels(self, t, rounds): return ('head',)
 def prepare(self, module, classes): module.head = None
     hook prepare must return a torch.nn.Module.*it returned NoneType
 def train(self, k): k.fit(groups='hea'); return State()
-    k.fit, groups: 'hea' is text
+    client.fit, groups: 'hea' is text
 def train(self, k): k.fit(groups=('haed',)); return State()
     there is no layout group 'haed'; this model has body, head
 def train(self, k): k.fit(epochs=-1); return State()
-    k.fit: epochs is -1; a number >= 0
+    client.fit: epochs is -1; a number >= 0
 def train(self, k): k.fit(start=k.w[:1]); return State()
     ValueError: weights of shape \(1,\) for a model of \(26,\)
 def step(self, k, x, y): return k.grad(x, y, at=k.w[:1])
@@ -250,7 +250,7 @@ return up.mean('dw').to_sparse()
 return up.mean('dw').to('meta')
     returned a tensor on meta
 return up.dw.mul_(2).mean(0)
-    the server rule wrote to up, which hooks may only read
+    the server rule wrote to updates, which hooks may only read
 raise SystemExit(0)
     round 0: plugin at .*SystemExit
 """
@@ -307,7 +307,7 @@ client_sate = Slots(c=FLAT)
 def aggregates(self, s, up): return up.mean(), State()
     did you mean 'aggregate'\?
 def loss(self, x, y): return 0
-    hook loss takes \(self, k, x, y\)
+    hook loss takes \(self, client, x, y\)
 gradient = 3
     'gradient' is a hook: a function, not 3
 sends: Slots = Slots(dw=SHARED, c=FLAT)
@@ -333,11 +333,11 @@ sends = Slots(dw=SHARED, c=SCALAR) | def upload(self, k): return Row(c=torch.one
 client_state = Slots(c=FLAT) | def train(self, k): return State(c=1.0)
     hook train: slot 'c' is \(26,\), but it returned float
 client_state = Slots(c=FLAT)
-    hook train, upload left out the declared slot 'c'; return k\.state
+    hook train, upload left out the declared slot 'c'; return client\.state
 def train(self, k): return State(c=k.w)
     hook train returned slot 'c', which is not declared; allowed: none
 server_state = Slots(c=FLAT) | def aggregate(self, s, up): return up.mean('dw'), State()
-    round 0: method plugin, hook aggregate left out the declared slot 'c'; return s\.state
+    round 0: method plugin, hook aggregate left out the declared slot 'c'; return server\.state
 def aggregate(self, s, up): return up.mean('dw'), State(c=s.w)
     round 0: method plugin, hook aggregate returned slot 'c', which is not declared
 per_client_download = Slots(c=SCALAR)
@@ -385,13 +385,13 @@ def aggregate(self, s, up): |     s.figures(lost=1.0) |     return up.mean('dw')
 def aggregate(self, s, up): |     s.figures(updates=1.0) |     return up.mean('dw'), State()
     hook aggregate: figures\(updates=\.\.\.\) has the name of another key of a row of metrics\.jsonl
 def train(self, k): |     k.w0.add_(1) |     return State()
-    client 0: a hook of method plugin wrote to k\.w0 \(k\.received\) or k\.down, which
+    client 0: a hook of method plugin wrote to client\.w0 \(client\.received\) or client\.down, which
 client_state = Slots(c=FLAT) | def train(self, k): |     k.state.c[0] = 1 |     return k.state
-    client 0: a hook of method plugin wrote to k\.state, which
+    client 0: a hook of method plugin wrote to client\.state, which
 def aggregate(self, s, up): return s.w.mul_(0), State()
-    round 0: a hook of method plugin wrote to s\.w, which
+    round 0: a hook of method plugin wrote to server\.w, which
 def aggregate(self, s, up): return up.dw.mul_(2).mean(0), State()
-    round 0: a hook of method plugin wrote to up, which
+    round 0: a hook of method plugin wrote to updates, which
 client_state = Slots(c=Slot(('d',), start='drawn')) | def drawn(self, *_): return 0
     not an option that is a
 server_state = Slots(c=Slot(('d',), start='drawm'))

@@ -14,7 +14,7 @@ from xml.etree import ElementTree
 import pytest
 from helpers import ROOT, clean_env, fedmpi
 
-from fedmpi.reports import charts, report
+from fedmpi.reports import charts, report, timeline
 from fedmpi.reports.groups import read
 from fedmpi.reports.page import Figure
 
@@ -137,8 +137,6 @@ def trained(tmp_path_factory):
 def test_a_run_ends_with_its_page_and_its_numbers_are_those_of_the_files(trained):
     page = offline((trained / "report.html").read_text())
     rows = [json.loads(line) for line in (trained / "metrics.jsonl").read_text().splitlines()]
-    again = charts.svg(charts.Lines([charts.Series("a", [0, 1], [0.5, None])], "x", "y"), "n", "t")
-    assert again == charts.svg(charts.Lines([charts.Series("a", [0, 1], [0.5, None])], "x", "y"), "n", "t")
     for name in ("accuracy", "loss", "train_loss", "personal_accuracy"):
         said = page.csv(f"learning-{name}")
         assert [(int(r["round"]), float(r[name])) for r in said] == [(r["round"], r[name]) for r in rows]
@@ -164,6 +162,36 @@ def test_a_run_ends_with_its_page_and_its_numbers_are_those_of_the_files(trained
     ]
     assert sections == [*asked, "hashes"]
     assert rows[-1]["sha256"] in page.said
+
+
+CHARTS = {
+    "lines": charts.Lines([charts.Series("a", [0, 1, 2], [0.5, None, 1.0]), charts.Series("b", [0], [1e9])], "x", "y"),
+    "band": charts.Lines([charts.Series("a", [0, 1], [1 - 2**-53, 1.0], [0.9, 0.9], [1.0, 1.1])], "x", "y"),
+    "bars": charts.Bars(["one", NASTY], {"p": [1.0, -2.0], "q": [0.0, 3.0]}, "x"),
+    "grid": charts.Grid(["r"], ["c", "d"], [[-0.5, None]], "row", "column", "u", signed=True, written=True),
+    "wide": charts.Grid(
+        [str(r) for r in range(30)], list("abcdefghijklmnopqrstuvwxyz"), [range(26)] * 30, "r", "c", "u"
+    ),
+    "spans": charts.Spans(
+        ["rank 0"], [charts.Span(0, 0.0, 1.0, "train", "3 ms"), charts.Span(0, 1.0, 2.0, "b", "")], ["train", "b"], "s"
+    ),
+}
+
+
+@pytest.mark.parametrize("kind", CHARTS)
+def test_a_chart_is_light_or_dark_by_the_page_and_equal_for_equal_numbers(kind):
+    drawn = charts.svg(CHARTS[kind], "n", NASTY)
+    assert drawn == charts.svg(CHARTS[kind], "n", NASTY)
+    plain = charts.svg(CHARTS[kind], "n", NASTY, alone=True)
+    root = ElementTree.fromstring(plain)
+    assert "var(" not in plain
+    assert set(re.findall(r"(?<=: )#\w+", drawn)) == set()  # each colour is one of the page's
+    assert set(re.findall(r"var\(--\w+,(#\w+)\)", drawn)) <= set(re.findall(r"(?<=: )#\w+", plain))
+    texts = ["".join(each.itertext()) for each in root.iter("{http://www.w3.org/2000/svg}title")]
+    told = {"bars": ["one: p 1", f"{NASTY}: p -2", f"{NASTY}: q 3"], "spans": ["3 ms", ""]}
+    assert texts == told.get(kind, texts)
+    if kind == "grid":
+        assert texts[:2] == ["r, c: -0.5", "r, d: none"]
 
 
 def test_the_only_script_that_may_run_is_the_page_s_own(trained):
@@ -254,6 +282,17 @@ def test_what_cannot_be_read_is_said_on_the_console_too(tmp_path):
     (run / "environment.json").unlink()
     with pytest.warns(UserWarning, match=r"run: there is no metrics.jsonl, and 1 more note in the page's Faults$"):
         report.analyse([run], None, None, lambda text: None)
+
+
+def test_the_timeline_is_a_table_and_a_drawing(tmp_path):
+    run, said = large(tmp_path / "run", rounds=4, clients=4, ranks=2), []
+    timeline.analyse(run, 3, tmp_path / "to", said.append)
+    assert said[-3].startswith("Rank 0 is the busiest: it waits 6.0 % of the time")  # 15 of 250 ms
+    facts = json.loads((tmp_path / "to" / "timeline.json").read_text())
+    assert facts["ranks"][0]["laps"] == pytest.approx({"train": 0.24, "word": 0.04, "uploads": 0.02})
+    tips = re.findall("<title>(.*?)</title>", (tmp_path / "to" / "timeline.svg").read_text())
+    assert len(tips) == 3 * 2 * 5  # rounds, ranks, laps
+    assert "rank 1, round 3: train, client 2, 20.0 ms" in tips
 
 
 def test_groups_of_runs_have_bands_and_a_table(tmp_path):

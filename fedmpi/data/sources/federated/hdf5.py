@@ -13,14 +13,13 @@ from pydantic import Field
 from fedmpi.common.errors import UserError
 from fedmpi.common.text import brief, natural_order
 from fedmpi.data.dataset import Dataset
-from fedmpi.data.sources.arrays import ArrayOptions
+from fedmpi.data.sources.arrays import ArrayOptions, ArrayPreparation
 from fedmpi.data.sources.common import find
 from fedmpi.data.sources.federated.by_client import as_floats, image_bytes, with_sites
 from fedmpi.data.sources.federated.hdf5_layout import USUAL, Found, find_arrays, open_file
-from fedmpi.data.sources.npz import ArrayPreparation, from_arrays
+from fedmpi.data.sources.npz import from_arrays
 from fedmpi.data.sources.pictures.decode import PixelRange
-from fedmpi.data.streaming import wanted
-from fedmpi.data.streaming.hdf5_rows import StoredArrays
+from fedmpi.data.streaming import StoredArrays, wanted
 
 Name = Annotated[str, Field(min_length=1)]
 KNOWN = "known: " + "; ".join(f"{key}: {', '.join(names)}" for key, names in USUAL.items())

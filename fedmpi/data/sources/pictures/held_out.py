@@ -16,7 +16,7 @@ from fedmpi.data.sources import common
 from fedmpi.data.sources.pictures import reading
 from fedmpi.data.sources.pictures.decode import DecodeOptions
 from fedmpi.data.sources.pictures.preparation import ImagePreparation
-from fedmpi.data.streaming.stream import Stream
+from fedmpi.data.streaming import Stream
 
 Part = tuple[np.ndarray | Stream, torch.Tensor]  # images and labels
 

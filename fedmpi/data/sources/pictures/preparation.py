@@ -18,7 +18,7 @@ from fedmpi.data.sources.pictures import reading
 from fedmpi.data.sources.pictures.decode import DecodeOptions, is_picture
 from fedmpi.data.sources.tables.files import Table, plain_cells
 from fedmpi.data.sources.tables.files import read as read_table
-from fedmpi.data.streaming.stream import Stream
+from fedmpi.data.streaming import Stream
 
 TABLES = (".csv", ".tsv", ".tab", ".parquet")
 TAKES = "a picture, a folder of them, a CSV file that names them, or a list of files"

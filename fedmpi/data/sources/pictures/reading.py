@@ -24,8 +24,7 @@ from fedmpi.data.sources.pictures.decode import (
     holds_bytes,
     probe,
 )
-from fedmpi.data.streaming import wanted
-from fedmpi.data.streaming.stream import Source, Stream
+from fedmpi.data.streaming import Source, Stream, wanted
 
 MOST_THREADS = 8
 BLOCK = 256  # pictures that a thread takes at once

@@ -1,6 +1,6 @@
 """Who still takes part in a job, settled anew after a loss: all living ranks, or nobody goes on.
 
-The rank that notices a loss calls the others through the ranks' news (news.py). Whoever is called gives its vote, by
+The rank that notices a loss calls the others through the event log (event_log.py). Whoever is called gives its vote, by
 coming to `settle`. A rank in the middle of its training comes late; that it lives, a thread of it says at once. Rank 0
 asks it again and again, and waits; it does not wait for who no longer answers, be it dead (whose connections have
 ended as well) or frozen. Then
@@ -23,21 +23,21 @@ from typing import Any, final
 from torch.distributed import DistError, Store
 
 from fedmpi.comm.base import Gone, Lost, T, within
-from fedmpi.comm.loss.alarm import MEMBERS, WHOM, Alarm, who
-from fedmpi.comm.loss.news import News
+from fedmpi.comm.failures.error_reporter import MEMBERS, WHOM, ErrorReporter, who
+from fedmpi.comm.failures.event_log import EventLog
 from fedmpi.comm.rendezvous import lookup
 
-CALL, ASK, GO, AGAIN = "regroup", "ask", "go", "again"  # lines of the news
+CALL, ASK, GO, AGAIN = "regroup", "ask", "go", "again"  # lines of the event log
 POLL_S = 0.01
 
 
 @final
-class Membership:
-    """One a rank. `store` holds votes; the news come over the alarm's connection."""
+class GroupMembership:
+    """One a rank. `store` holds votes; lines come over the error reporter's connection."""
 
-    def __init__(self, store: Store, rank: int, size: int, alarm: Alarm) -> None:
-        self.store, self.rank, self.alarm = store, rank, alarm
-        self.timeouts, self.clock, self.process = alarm.timeouts, alarm.clock, alarm.process
+    def __init__(self, store: Store, rank: int, size: int, error_reporter: ErrorReporter) -> None:
+        self.store, self.rank, self.error_reporter = store, rank, error_reporter
+        self.timeouts, self.clock, self.process = error_reporter.timeouts, error_reporter.clock, error_reporter.process
         self.alive = list(range(size))
         self.generation = 0  # attempts to settle so far, with or without success
         self.asked = 0  # questions of this rank so far
@@ -46,13 +46,13 @@ class Membership:
         self._arrived = threading.Event()  # a line has been added
         self._gone = False  # rank 0, with its store
         self.release: Callable[[Store], None] = lambda store: None  # ends a wait of this rank for others' bytes
-        alarm.subscribe(self._on_news)
+        error_reporter.subscribe(self._on_news)
 
     def wanted(self) -> bool:
         """Whether the other ranks wait for this one to `settle`, or have no rank 0 left."""
         return self.called > self.generation or self._gone
 
-    # ---- the thread that reads the news ----
+    # ---- the thread that reads the event log ----
     def _on_news(self, line: str | None, store: Store) -> None:
         if line is None:
             self._gone = True
@@ -66,9 +66,9 @@ class Membership:
         elif kind == ASK:
             store.set(f"answer/{words[0]}/{self.rank}", "1")
             self._add_line(line)
-        elif kind == WHOM:  # for silence.py
+        elif kind == WHOM:  # for timeout_tracing.py
             return
-        elif kind == MEMBERS and self.rank not in self.alarm.members:
+        elif kind == MEMBERS and self.rank not in self.error_reporter.members:
             self._leave(words[1])
         else:
             self._add_line(line)
@@ -80,7 +80,7 @@ class Membership:
     def _leave(self, when: str) -> None:
         at = time.strftime("%H:%M:%S", time.localtime(int(when)))
         text = f"error: this rank was taken for lost at {at}: it was frozen, or came too late"
-        self.process.say(f"{who(self.alarm.job)}: {text}")
+        self.process.say(f"{who(self.error_reporter.job)}: {text}")
         self.process.exit_after_eviction()
 
     # ---- settling ----
@@ -208,7 +208,7 @@ class Membership:
             raise Lost("rank 0 is silent: it is frozen, or its host does not answer")
 
     def _add(self, line: str) -> None:
-        self._ask(lambda: News(self.store, self.alarm.at).add(line))
+        self._ask(lambda: EventLog(self.store, self.error_reporter.at).add(line))
 
     def _ask(self, call: Callable[[], Any]) -> Any:
         limit_s = self.timeouts.store

@@ -18,8 +18,8 @@ from fedmpi.common.blame import is_users_file
 from fedmpi.common.errors import UserError
 
 
-def imported(plugin: Path) -> dict[str, Path]:
-    """Name, as the plug-in would import it -> file; those that it imports, and those that they import."""
+def find_imports(plugin: Path) -> dict[str, Path]:
+    """Return the file of each module that a plug-in imports, and that these import: {name as it imports it: file}."""
     roots = _roots(plugin)
     found: dict[str, Path] = {}
     waiting = [(plugin, "")]
@@ -35,7 +35,7 @@ def imported(plugin: Path) -> dict[str, Path]:
 
 @dataclass(frozen=True)
 class _Finder:
-    """What Python asks for a module that nobody else has found."""
+    """Finds modules in one directory, as an entry of sys.meta_path."""
 
     place: str
 
@@ -44,8 +44,8 @@ class _Finder:
 
 
 @contextmanager
-def importable(plugin: Path) -> Iterator[None]:
-    """While a plug-in is loaded its own directory is where modules are looked for last.
+def plugin_import_path(plugin: Path) -> Iterator[None]:
+    """Have Python look for modules in the directory of a plug-in last, while the plug-in is loaded.
 
     Raises UserError where one of another plug-in's would be taken for one that lies there.
     """

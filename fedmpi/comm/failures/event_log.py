@@ -16,7 +16,7 @@ DAY = timedelta(days=1)
 
 
 @final
-class News:
+class EventLog:
     """What a rank has read of the lines, through a connection of its own. Raises DistError once the store is gone."""
 
     def __init__(self, store: Store, at: int = 0) -> None:
@@ -25,15 +25,15 @@ class News:
 
     def next(self) -> str:
         """The next line; waits for it."""
-        self.store.wait([f"news/{self.at}"], DAY)
-        line = self.store.get(f"news/{self.at}").decode()
+        self.store.wait([f"events/{self.at}"], DAY)
+        line = self.store.get(f"events/{self.at}").decode()
         self.at += 1
         return line
 
     def add(self, line: str, decisive: Callable[[str], bool] = lambda line: False) -> str | None:
         """Add a line and pass all before it; or stop at the first one (this one, too) that is decisive: that one."""
         while True:
-            there: str = self.store.compare_set(f"news/{self.at}", "", line).decode()
+            there: str = self.store.compare_set(f"events/{self.at}", "", line).decode()
             if decisive(there):
                 return there
             self.at += 1

@@ -59,7 +59,7 @@ def late(row: Row) -> bool:
 
 
 @dataclass
-class Losses:
+class LostRanks:
     """The losses of one run, in the order in which they came."""
 
     rows: list[Row] = field(default_factory=list)
@@ -67,17 +67,17 @@ class Losses:
     def of(self, t: int) -> list[Row]:
         return [each for each in self.rows if each["round"] == t]
 
-    def until(self, t: int) -> Losses:
+    def until(self, t: int) -> LostRanks:
         """Those of rounds 0..t."""
-        return Losses([each for each in self.rows if each["round"] <= t])
+        return LostRanks([each for each in self.rows if each["round"] <= t])
 
-    def before(self, t: int) -> Losses:
+    def before(self, t: int) -> LostRanks:
         """Those of which the evaluation of round t - 1 knew."""
-        return Losses([each for each in self.rows if each["round"] < t or (each["round"] == t and not late(each))])
+        return LostRanks([each for each in self.rows if each["round"] < t or (each["round"] == t and not late(each))])
 
-    def known(self, t: int) -> Losses:
+    def known(self, t: int) -> LostRanks:
         """The same, for a run that goes on with round t: it evaluates round t - 1 again, and knows of all of them."""
-        return Losses([{**each, "reported": False} if each["round"] == t else each for each in self.rows])
+        return LostRanks([{**each, "reported": False} if each["round"] == t else each for each in self.rows])
 
     def replace(self, t: int, rows: Sequence[Row]) -> None:
         """What round t is known to have lost is these rows, and no later round is known."""

@@ -1,6 +1,6 @@
 """One cause for the end of a job, said once: by rank 0.
 
-A rank that fails adds the cause to the ranks' news (news.py) before it leaves. The first one counts: who fails only
+A rank that fails adds the cause to the event log of all ranks before it leaves. The first one counts: who fails only
 because another has left comes second and is silent. So is a rank that was taken for lost before. A thread on every rank
 hears the cause:
 
@@ -9,8 +9,8 @@ hears the cause:
                   console of its own, one rank of every other host says the cause there, too
 
 If rank 0 does not take the cause in time, since it is itself what fails, the rank that wrote it speaks. A second thread
-sees that the launcher has died, whose ranks would otherwise train on for good. Other news, such as who is taken for
-lost, go to those who `subscribe` (membership.py, silence.py).
+sees that the launcher has died, whose ranks would otherwise train on for good. Other events, such as who is taken for
+lost, go to those who `subscribe` (group_membership.py, timeout_tracing.py).
 """
 
 from __future__ import annotations
@@ -22,8 +22,8 @@ from collections.abc import Callable
 from datetime import timedelta
 from typing import TYPE_CHECKING, NoReturn
 
+from fedmpi.comm.failures.process_exit import Process
 from fedmpi.comm.launchers.job import Job
-from fedmpi.comm.loss.leaving import Process
 from fedmpi.comm.timeouts import Timeouts
 from fedmpi.common.launcher_process import is_alive
 from fedmpi.common.signals import StopRequest
@@ -31,9 +31,9 @@ from fedmpi.common.signals import StopRequest
 if TYPE_CHECKING:
     from torch.distributed import Store
 
-    from fedmpi.comm.loss.news import News
+    from fedmpi.comm.failures.event_log import EventLog
 
-CAUSE = "cause"  # line of the news: "cause RANK CODE TEXT"
+CAUSE = "cause"  # line of the event log: "cause RANK CODE TEXT"
 MEMBERS = "members"  # "members GENERATION TIME RANK RANK ...": those that take part from here on
 WHOM = "whom"  # "whom ASKER RANK": for whose messages does RANK wait
 WELL = "well"  # every rank is at its end
@@ -43,7 +43,7 @@ LINGER_S = 0.5  # for the other ranks to read a key of a store that ends with ra
 LOST = 1  # exit code of a lost rank, and of a defect
 
 
-class Alarm:
+class ErrorReporter:
     """One a rank."""
 
     def __init__(
@@ -71,7 +71,7 @@ class Alarm:
         self._subscribers: list[Callable[[str | None, Store], None]] = []
         self.stop = stop or StopRequest()
         self.members = set(range(job.size))  # whose causes count
-        self.at = 0  # lines of the news that are read
+        self.at = 0  # lines of the event log that are read
         self._open: Callable[[], Store] | None = None
         self._ear: threading.Event | None = None  # set once the thread that hears causes has ended
         self._expected = 0.0  # until when whoever asks for a silent rank may be expected to tell the cause
@@ -127,19 +127,19 @@ class Alarm:
             self._open = lambda: lookup.new_connection(store)
 
     def _tell(self, line: str) -> tuple[str | None, bool]:
-        """Add a cause to the news; (the first one, whether rank 0 has said it). None: the store does not answer."""
+        """Log a cause; return (the first one, whether rank 0 has said it). None: the store does not answer."""
         found: list[str] = []
 
         def tell() -> None:
             with contextlib.suppress(Exception):
                 assert self._open is not None
-                news = self.news()
-                first = news.add(line, self._decisive(set(self.members)))
+                events = self.event_log()
+                first = events.add(line, self._decisive(set(self.members)))
                 if first is None or not first.startswith(CAUSE):  # nobody listens any more
                     return
                 found.append(first)
                 if self.job.rank:
-                    news.store.wait([SAID], timedelta(seconds=self.timeouts.reply))
+                    events.store.wait([SAID], timedelta(seconds=self.timeouts.reply))
                     found.append("said")
 
         self._call_for(2 * self.timeouts.reply, tell)
@@ -156,12 +156,12 @@ class Alarm:
         self.clock.start_thread(work)
         self.clock.wait(done, seconds)
 
-    def news(self, store: Store | None = None) -> News:
+    def event_log(self, store: Store | None = None) -> EventLog:
         """From where this rank has read them. store: over another connection to it than one of its own."""
-        from fedmpi.comm.loss.news import News
+        from fedmpi.comm.failures.event_log import EventLog
 
         assert store is not None or self._open is not None
-        return News(store or self._open(), self.at)  # type: ignore[misc]
+        return EventLog(store or self._open(), self.at)  # type: ignore[misc]
 
     def _decisive(self, members: set[int]) -> Callable[[str], bool]:
         """Whether a line ends the job, in good order or not, or this rank's part in it. To be asked of each in turn."""
@@ -180,19 +180,19 @@ class Alarm:
         """Hear the causes that other ranks tell. open_store() makes another connection to the ranks' store."""
         store = open_store()
         self._open = open_store
-        ended, news = threading.Event(), self.news(store)
+        ended, events = threading.Event(), self.event_log(store)
         self._ear = ended
 
         def hear() -> None:
             try:
-                self._hear(news)
+                self._hear(events)
             finally:
                 ended.set()
 
         self.clock.start_thread(hear)
 
     def subscribe(self, subscriber: Callable[[str | None, Store], None]) -> None:
-        """Call subscriber(line, store) for news that are no cause, with the connection over which they came, in the
+        """Call subscriber(line, store) for lines that are no cause, with the connection over which they came, in the
         thread that reads them. line is None once rank 0 is gone."""
         self._subscribers.append(subscriber)
 
@@ -202,18 +202,18 @@ class Alarm:
             self._tell(WELL)
             self.clock.wait(self._ear, self.timeouts.reply)
 
-    def _hear(self, news: News) -> None:
+    def _hear(self, events: EventLog) -> None:
         decisive = self._decisive(self.members)
         try:
-            while not decisive(line := news.next()) or line.startswith(MEMBERS):
-                self.at = news.at
+            while not decisive(line := events.next()) or line.startswith(MEMBERS):
+                self.at = events.at
                 if line.startswith(WHOM):
                     self._expected = self.clock.now() + self.timeouts.frozen + self.timeouts.shutdown
                 for subscriber in self._subscribers:
-                    subscriber(line, news.store)
+                    subscriber(line, events.store)
         except Exception:  # whoever held the store is gone; the next message notices it, too
             for subscriber in self._subscribers:
-                subscriber(None, news.store)
+                subscriber(None, events.store)
             return
         if line == WELL:
             return

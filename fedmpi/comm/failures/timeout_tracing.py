@@ -1,7 +1,7 @@
 """Which rank is at fault for a silence.
 
 A rank that waits in vain is often not the first: rank 1 awaits the model of rank 0, which awaits the update of rank 2,
-which is frozen; whose patience ends first is chance. So the silent rank is asked, through the ranks' news, for whom it
+which is frozen; whose patience ends first is chance. So the silent rank is asked, through the event log, for whom it
 waits itself, and so on. At fault is who does not answer; if all do, who waits for nobody.
 """
 
@@ -13,20 +13,20 @@ from contextlib import suppress
 from torch.distributed import Store
 
 from fedmpi.comm.base import Silent, within
-from fedmpi.comm.loss.alarm import WHOM, Alarm
-from fedmpi.comm.loss.news import News
+from fedmpi.comm.failures.error_reporter import WHOM, ErrorReporter
+from fedmpi.comm.failures.event_log import EventLog
 from fedmpi.comm.timeouts import Timeouts
 
 POLL_S = 0.01
 
 
-def at_fault(alarm: Alarm, error: Exception) -> Exception:
+def root_cause(error_reporter: ErrorReporter, error: Exception) -> Exception:
     """The silence that explains this one; any other error as it is."""
     if isinstance(error, Silent):
         peers = error.peers
         with suppress(Exception):  # the store may be on a host that is gone, and never answer
-            limits = alarm.timeouts
-            trace_peers = lambda: trace(alarm.job.rank, peers, alarm.news(), limits)  # noqa: E731
+            limits = error_reporter.timeouts
+            trace_peers = lambda: trace(error_reporter.job.rank, peers, error_reporter.event_log(), limits)  # noqa: E731
             found = within(3 * limits.frozen, trace_peers, "", limits.clock)
             return Silent(found, error.seconds, error.setting, error.hosts)
     return error
@@ -41,15 +41,15 @@ def answer(line: str | None, rank: int, awaits: Iterable[int], store: Store) -> 
         store.set(_key(asker, rank), "=" + " ".join(map(str, awaits)))
 
 
-def trace(rank: int, peers: Iterable[int], news: News, timeouts: Timeouts) -> list[int]:
+def trace(rank: int, peers: Iterable[int], events: EventLog, timeouts: Timeouts) -> list[int]:
     """The ranks at fault where `peers` have been silent to `rank`, ascending."""
     peers = sorted(peers)
     asked, ask, dumb, busy = {rank}, set(peers), set[int](), set[int]()
     while ask:
         asked |= ask
         for peer in sorted(ask):
-            news.add(f"{WHOM} {rank} {peer}")
-        said = _answers(rank, ask, news.store, timeouts)
+            events.add(f"{WHOM} {rank} {peer}")
+        said = _answers(rank, ask, events.store, timeouts)
         dumb |= ask - said.keys()
         busy |= {peer for peer, others in said.items() if not others}
         ask = {other for others in said.values() for other in others} - asked

@@ -1,7 +1,8 @@
-"""CIFAR-10 from torchvision's folder `cifar-10-batches-py`."""
+"""CIFAR-10 and CIFAR-100 from the folders of torchvision."""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
 
 import numpy as np
@@ -12,23 +13,34 @@ from fedmpi.data.dataset import Dataset
 from fedmpi.data.fetching.getting import advice, find, ready
 from fedmpi.data.sources.common import pictures
 
-MEAN, STD = (0.4914, 0.4822, 0.4465), (0.2470, 0.2435, 0.2616)  # of the training images, per channel
-
 
 def cifar10(root: Path, *, download: bool = False) -> Dataset:
     """CIFAR-10 (Krizhevsky 2009): 50,000 + 10,000 colour 32x32 images, 10 classes, in root/cifar-10-batches-py.
 
     The files are pickles; they are opened by torchvision, which compares their checksums first, and by nothing else.
     """
-    train, test = part("cifar10", root, True, download), part("cifar10", root, False, download)
-    return pictures(train, test, 10, MEAN, STD, 3)
+    return _dataset("cifar10", root, download, (0.4914, 0.4822, 0.4465), (0.2470, 0.2435, 0.2616))
 
 
-def part(name: str, root: Path, train: bool, download: bool) -> tuple[np.ndarray, torch.Tensor]:
+def cifar100(root: Path, *, download: bool = False) -> Dataset:
+    """CIFAR-100 (Krizhevsky 2009): 50,000 + 10,000 colour 32x32 images, 100 classes, in root/cifar-100-python.
+
+    The files are pickles; they are opened by torchvision, which compares their checksums first, and by nothing else.
+    """
+    return _dataset("cifar100", root, download, (0.507, 0.487, 0.441), (0.267, 0.256, 0.276))
+
+
+def _dataset(name: str, root: Path, download: bool, mean: Sequence[float], std: Sequence[float]) -> Dataset:
+    """mean, std: of the training images, per channel."""
+    ready(name, root, download)
+    train, test = _part(name, root, True), _part(name, root, False)
+    return pictures(train, test, int(name.removeprefix("cifar")), mean, std, 3)
+
+
+def _part(name: str, root: Path, train: bool) -> tuple[np.ndarray, torch.Tensor]:
     """Images (n, 3, 32, 32) uint8 and labels (n,) of `cifar10` or `cifar100`."""
     from fedmpi.common.torchvision_compat import torchvision
 
-    ready(name, root, download)
     folder = find(name).downloads[0].into
     try:
         read = getattr(torchvision.datasets, name.upper())(root, train=train)
