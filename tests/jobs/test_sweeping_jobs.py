@@ -43,7 +43,7 @@ def test_a_run_that_fails_is_loud(file, tmp_path):
     assert "fedprox_seed-1: accuracy" in done.stdout  # the others were trained all the same
     status = fedmpi("sweep", file, "--status", cwd=tmp_path)
     *failed, last = status.stdout.splitlines()
-    assert [line.partition(": ")[2][:7] for line in failed] == ["failed:"] * 2
+    assert [line.partition(": ")[2][:24] for line in failed] == ["failed, 0 of 2 rounds: m"] * 2
     assert last == "2 of 4 runs done; 2 failed"
 
 
