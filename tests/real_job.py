@@ -20,6 +20,7 @@ CONFIG = {
     "model": {"name": "mlp"},
     "method": {"name": "scaffold"},
     "evaluate": {"protocol": ["global", "personal"]},
+    "report": False,  # a second at the end of each job; tests/docs has runs with one
 }
 
 
