@@ -3,10 +3,13 @@
     for t in 0 .. T-1
         S_t = cohort(seed, t)                               the same on every rank, without a message
         rank 0 broadcasts  command, w, declared server state
-        rank r             trains its clients of S_t one after another, and sends their uploads
+        rank r             trains its clients of S_t (several at once where compute.pack says so), and contributes
+                           their uploads: as rows, or as sums of them (travel/gathering.py)
         rank 0             w <- server_optim(w, direction(uploads))
 
-Rank 0 evaluates round t - 1 while the clients train round t, so every round begins with the report of the one before.
+Round t - 1 is reported at the beginning of round t: rank 0 alone evaluates the global model while the others train. If
+clients evaluate, too (a protocol of theirs, or sites with their own data), all ranks do so before they train. What
+stops a run by its metrics (early stopping, divergence) therefore acts one round later.
 The broadcast after the last round carries the final model and the command that ends the loop.
 A round is a function of the server's state and the clients' states at its start, the cohort and t. What happens when a
 rank fails is decided outside of it (faults/policy.py): the states are restored, and the function is called again.
@@ -94,7 +97,8 @@ class Federation:
                     if self.failures is None:
                         raise
                     failure = str(error)
-                # Not within the handler: with the last reference to the error the sockets of the broken group close.
+                # Outside of the handler: while the error is referenced, the sockets of the broken group stay open, and
+                # ranks that wait for this one do not notice.
                 t = t + 1 if self.failures is None else self.failures.next_round(t, failure)  # t again after a failure
             return reason
         finally:
@@ -106,7 +110,7 @@ class Federation:
         self.timeline.begin(t)
         command = self.control.open_round(t)  # rank 0 broadcasts: command, w, declared server state
         lap("word" if self.server is None else "announce")
-        self.report_previous_round(t, command)  # rank 0 evaluates round t - 1 while the others train round t
+        self.report_previous_round(t, command)  # rank 0 evaluates round t - 1; all ranks do where clients evaluate
         if command is not TRAIN:
             return self.control.leave(command)
 

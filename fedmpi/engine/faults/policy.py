@@ -1,9 +1,10 @@
 """What becomes of a round in which a rank fails: the other ranks go back to its start, and make it once more.
 
-    restore      clients and server are as they were when the round began
-    regroup      the living ranks connect anew; rank 0's round is the one that is repeated
-    reassign     clients of dead ranks go to living ones (a site's data do not), with their newest state on disk
+    regroup      the living ranks connect anew, and tell each other which round they were in
+    restore      clients and server are again as they were when rank 0's round began
+    reassign     clients of dead ranks go to living ones, with their newest state on disk (a site's data cannot move)
     record       rank 0 writes down what the failure means for the numbers (lost_ranks.py), and all ranks apply it
+
 With faults.on_lost_rank: drop the clients that the dead rank had to train sit the round out; with redo living ranks
 train them, and the bits are those of a run without the failure. Where all ranks live and one only took longer than any
 round so far, the ranks wait longer from then on, or a round that has to take long would be cut again and again.
@@ -28,7 +29,8 @@ from fedmpi.engine.round_control import RoundControl
 from fedmpi.engine.scheduler import ClientScheduler
 from fedmpi.engine.timeline import Timeline
 
-PATIENCE_S, TIMES = 10.0, 5.0  # the least silence to ask after, in seconds; and the usual one, in rounds
+# A rank that is silent for this long is asked whether it lives: at least so many seconds, and so many rounds.
+MIN_PATIENCE_S, PATIENCE_ROUNDS = 10.0, 5.0
 
 
 class FailurePolicy:
@@ -82,7 +84,7 @@ class FailurePolicy:
     def _record_duration(self, seconds: float) -> None:
         """A round took so long: a rank that is silent for several times as long is asked whether it lives."""
         self.longest_s = max(self.longest_s, seconds)
-        self.comm.patience_s = min(self.plan.timeout_s, max(PATIENCE_S, TIMES * self.longest_s))
+        self.comm.patience_s = min(self.plan.timeout_s, max(MIN_PATIENCE_S, PATIENCE_ROUNDS * self.longest_s))
 
     def _extend_patience(self, said: Mapping[int, Mapping[str, Any]]) -> None:
         """Wait longer from now on, as all ranks live.
@@ -95,7 +97,7 @@ class FailurePolicy:
             raise Lost(
                 f"round {said[0]['t']}: all ranks live, but not all come within {most:g} s (comm.round_timeout_s)"
             )
-        if min(TIMES * waited, most) <= before:
+        if min(PATIENCE_ROUNDS * waited, most) <= before:
             return
         self._record_duration(waited)
         if self.comm.rank == 0:

@@ -32,8 +32,8 @@ def slow(monkeypatch, what, seconds, patience_s=0.1):
         return plain(self, t, *more)
 
     monkeypatch.setattr(owner, name, slowly)
-    monkeypatch.setattr(policy, "PATIENCE_S", patience_s)
-    monkeypatch.setattr(policy, "TIMES", 1.5)
+    monkeypatch.setattr(policy, "MIN_PATIENCE_S", patience_s)
+    monkeypatch.setattr(policy, "PATIENCE_ROUNDS", 1.5)
     return began
 
 
