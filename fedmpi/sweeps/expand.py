@@ -39,7 +39,6 @@ from fedmpi.config.schema import Settings
 from fedmpi.config.validation_errors import SWEEP
 from fedmpi.config.yaml_source import Document
 from fedmpi.runtime.reading.files import SWEEP_LIST
-from fedmpi.runtime.record import durable
 from fedmpi.sweeps import progress, reference_results, tuning
 from fedmpi.sweeps.axes import Axis, axis, by_axis, check_consistent
 from fedmpi.sweeps.reference_results import Published
@@ -159,6 +158,8 @@ class Sweep:
         }
         try:
             place.mkdir(parents=True, exist_ok=True)
+            from fedmpi.runtime.record import durable  # imports torch, which `fedmpi status` of a sweep does without
+
             durable.write(place / SWEEP_LIST, (json.dumps(found, indent=2) + "\n").encode())
         except OSError as error:
             raise UserError(f"output: cannot write to {place}: {error.strerror}; choose another output") from error
