@@ -90,7 +90,6 @@ def test_what_needs_no_torch_imports_none(path, tmp_path):
         ["lsit"],
         ["list", "all"],
         ["show", "train.x"],
-        ["show", "model.x"],
         ["run"],
         ["run", f"{config}.none"],
         ["run", config, "seed=x"],
